@@ -1,0 +1,194 @@
+//! The unit of KV: 16 token positions, named by a hash of everything that determines its bytes.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Token positions in a block. Part of the layout fingerprint, so it can change only for a whole cluster.
+pub const BLOCK_TOKENS: usize = 16;
+
+/// A token's id in the model's vocabulary.
+pub type Token = u32;
+
+/// How K and V numbers are stored.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KvDtype {
+    F32,
+    F16,
+    Bf16,
+}
+
+impl KvDtype {
+    pub fn bytes(self) -> usize {
+        match self {
+            KvDtype::F32 => 4,
+            KvDtype::F16 | KvDtype::Bf16 => 2,
+        }
+    }
+}
+
+/// Shape of one block: `[layer][K, V][kv head][16 positions][head_dim]`, contiguous, so that a layer's slice can be
+/// shipped when that layer is done.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct KvShape {
+    pub layers: usize,
+    /// KV heads of this tensor-parallel shard.
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub dtype: KvDtype,
+}
+
+impl KvShape {
+    /// Bytes of one layer's slice of a block (K and V).
+    pub fn layer_bytes(&self) -> usize {
+        2 * self.kv_heads * BLOCK_TOKENS * self.head_dim * self.dtype.bytes()
+    }
+
+    /// Bytes of one block.
+    pub fn block_bytes(&self) -> usize {
+        self.layers * self.layer_bytes()
+    }
+}
+
+/// 128 bits of BLAKE3 over all that determines a block's bytes besides its tokens. It is the root of every chain, so
+/// a change of model, dtype, block size or shard can never read old bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct LayoutFingerprint(pub [u8; 16]);
+
+impl LayoutFingerprint {
+    /// `weights` is the digest of the model's weights and of the settings that change its arithmetic;
+    /// `shard` is (index, count) of the tensor-parallel shard.
+    pub fn new(weights: &[u8; 32], shape: &KvShape, shard: (u32, u32)) -> Self {
+        let mut hasher = blake3::Hasher::new_derive_key("tidemill kv layout v1");
+        hasher.update(weights);
+        for n in [BLOCK_TOKENS, shape.layers, shape.kv_heads, shape.head_dim] {
+            hasher.update(&(n as u64).to_le_bytes());
+        }
+        hasher.update(&[match shape.dtype {
+            KvDtype::F32 => 0,
+            KvDtype::F16 => 1,
+            KvDtype::Bf16 => 2,
+        }]);
+        hasher.update(&shard.0.to_le_bytes());
+        hasher.update(&shard.1.to_le_bytes());
+        Self(first_16(&hasher.finalize()))
+    }
+}
+
+/// The name of a full block: BLAKE3 over (parent's key, the 16 token ids), cut to 128 bits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct BlockKey(pub [u8; 16]);
+
+impl BlockKey {
+    /// The parent of a sequence's first block. `salt` separates tenants: without it nobody can probe their prompts.
+    pub fn root(layout: &LayoutFingerprint, salt: &[u8]) -> Self {
+        let mut hasher = blake3::Hasher::new_derive_key("tidemill block chain v1");
+        hasher.update(&layout.0);
+        hasher.update(salt);
+        Self(first_16(&hasher.finalize()))
+    }
+
+    /// The key of the block that follows `self` and holds `tokens`.
+    pub fn child(&self, tokens: &[Token; BLOCK_TOKENS]) -> Self {
+        let mut input = [0u8; 16 + 4 * BLOCK_TOKENS];
+        input[..16].copy_from_slice(&self.0);
+        for (bytes, token) in input[16..].chunks_exact_mut(4).zip(tokens) {
+            bytes.copy_from_slice(&token.to_le_bytes());
+        }
+        Self(first_16(&blake3::hash(&input)))
+    }
+}
+
+/// The keys of all full blocks of one sequence, extended as tokens arrive.
+#[derive(Clone, Debug)]
+pub struct Chain {
+    root: BlockKey,
+    keys: Vec<BlockKey>,
+}
+
+impl Chain {
+    pub fn new(layout: &LayoutFingerprint, salt: &[u8], tokens: &[Token]) -> Self {
+        let mut chain = Self { root: BlockKey::root(layout, salt), keys: Vec::with_capacity(tokens.len() / BLOCK_TOKENS) };
+        chain.extend_to(tokens);
+        chain
+    }
+
+    /// Hashes the full blocks of `tokens` that are not hashed yet. `tokens` is the whole sequence so far.
+    pub fn extend_to(&mut self, tokens: &[Token]) {
+        let (blocks, _) = tokens.as_chunks::<BLOCK_TOKENS>();
+        for block in &blocks[self.keys.len()..] {
+            let parent = self.keys.last().unwrap_or(&self.root);
+            self.keys.push(parent.child(block));
+        }
+    }
+
+    /// One key per full block, in order.
+    pub fn keys(&self) -> &[BlockKey] {
+        &self.keys
+    }
+}
+
+fn first_16(hash: &blake3::Hash) -> [u8; 16] {
+    *hash.as_bytes().first_chunk().expect("a BLAKE3 hash has 32 bytes")
+}
+
+fn hex(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
+    bytes.iter().try_for_each(|b| write!(f, "{b:02x}"))
+}
+
+impl fmt::Debug for BlockKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        hex(f, &self.0)
+    }
+}
+
+impl fmt::Debug for LayoutFingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        hex(f, &self.0)
+    }
+}
+
+impl fmt::Display for LayoutFingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        hex(f, &self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: KvShape = KvShape { layers: 2, kv_heads: 2, head_dim: 8, dtype: KvDtype::F32 };
+
+    #[test]
+    fn a_chain_grows_to_the_same_keys_as_one_made_at_once() {
+        let layout = LayoutFingerprint::new(&[7; 32], &SHAPE, (0, 1));
+        let tokens: Vec<Token> = (0..100).collect();
+        let whole = Chain::new(&layout, b"", &tokens);
+        assert_eq!(whole.keys().len(), 6);
+        let mut grown = Chain::new(&layout, b"", &[]);
+        for n in 0..=tokens.len() {
+            grown.extend_to(&tokens[..n]);
+        }
+        assert_eq!(grown.keys(), whole.keys());
+    }
+
+    #[test]
+    fn a_key_commits_to_layout_salt_position_and_tokens() {
+        let a = LayoutFingerprint::new(&[7; 32], &SHAPE, (0, 1));
+        let b = LayoutFingerprint::new(&[7; 32], &KvShape { dtype: KvDtype::Bf16, ..SHAPE }, (0, 1));
+        let c = LayoutFingerprint::new(&[7; 32], &SHAPE, (1, 2));
+        let tokens = [1; 32];
+        let keys = [(&a, &b""[..]), (&b, b""), (&c, b""), (&a, b"tenant")].map(|(l, s)| Chain::new(l, s, &tokens).keys().to_vec());
+        let mut all: Vec<_> = keys.concat();
+        all.sort();
+        all.dedup();
+        assert_eq!(all.len(), 8, "equal tokens at another position, layout or salt have another key");
+    }
+
+    #[test]
+    fn block_bytes_are_layers_times_layer_bytes() {
+        assert_eq!(SHAPE.layer_bytes(), 2 * 2 * 16 * 8 * 4);
+        assert_eq!(SHAPE.block_bytes(), 2 * SHAPE.layer_bytes());
+    }
+}

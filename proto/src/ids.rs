@@ -1,0 +1,32 @@
+//! Names of things that travel. All are opaque numbers; none is ever reused.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+        pub struct $name(pub u64);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{:x}", self.0)
+            }
+        }
+    };
+}
+
+id! {
+    /// One prompt of one client. Its high 32 bits are drawn by the coordinator process, so two coordinators never collide.
+    RequestId
+}
+id! {
+    /// One choice being generated for a request (`n = 3` makes three sequences of one request).
+    SequenceId
+}
+id! {
+    /// One registration of one worker with one coordinator. A message that carries an old epoch is refused:
+    /// a restarted worker is another worker.
+    Epoch
+}

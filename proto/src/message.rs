@@ -1,0 +1,322 @@
+//! What coordinator and workers tell each other over one ordered stream per worker.
+//!
+//! A worker opens the stream, sends [`Register`], and is given an epoch. From then on both ends send what they have;
+//! nothing is answered in lockstep. Every worker message carries the epoch it was given, and an old one is refused.
+
+use crate::{
+    block::{BlockKey, LayoutFingerprint, Token},
+    ids::{Epoch, RequestId, SequenceId},
+    sampling::{Sampling, StopRule, TokenLogprob},
+};
+use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    Prefill,
+    Decode,
+    Kvpool,
+}
+
+/// A worker introduces itself.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Register {
+    /// For people: `decode-0`. Uniqueness comes from the epoch.
+    pub name: String,
+    /// Operating-system process, for people and for tests that stop one.
+    pub pid: u32,
+    pub role: RoleInfo,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum RoleInfo {
+    Prefill(EngineInfo),
+    Decode(EngineInfo),
+    Kvpool {
+        /// Where clients of the pool connect.
+        addr: SocketAddr,
+    },
+}
+
+impl RoleInfo {
+    pub fn role(&self) -> Role {
+        match self {
+            RoleInfo::Prefill(_) => Role::Prefill,
+            RoleInfo::Decode(_) => Role::Decode,
+            RoleInfo::Kvpool { .. } => Role::Kvpool,
+        }
+    }
+}
+
+/// What a worker that holds a model can do.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EngineInfo {
+    pub layout: LayoutFingerprint,
+    /// Bytes of one KV block.
+    pub block_bytes: u64,
+    /// KV blocks of its device memory: no sequence can be longer.
+    pub device_blocks: u32,
+    /// Longest sequence that the model allows, in tokens.
+    pub context_tokens: u32,
+}
+
+/// Worker to coordinator.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum ToCoordinator {
+    Register(Register),
+    Heartbeat { epoch: Epoch, report: Report },
+    /// What one decode step produced, for all sequences of this coordinator.
+    Tokens { epoch: Epoch, tokens: Vec<SequenceToken> },
+    /// A sequence ended, in good order or not. Its last word; sent after its last token.
+    Finished { epoch: Epoch, sequence: SequenceId, reason: Finish, provenance: Provenance },
+    /// Log-probabilities of the prompt's tokens (first is `None`), before the first token.
+    PromptLogprobs { epoch: Epoch, sequence: SequenceId, logprobs: Vec<Option<TokenLogprob>> },
+    /// A prefill job ended, in good order or not.
+    Prefilled { epoch: Epoch, request: RequestId, outcome: PrefillOutcome },
+    /// Pool node: what came and went, numbered without a gap.
+    PoolEvents { epoch: Epoch, from: u64, events: Vec<PoolEvent> },
+    /// This worker drains: give it nothing new.
+    Leaving { epoch: Epoch },
+}
+
+/// Coordinator to worker.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum ToWorker {
+    Registered { epoch: Epoch },
+    /// Registration refused; the text says what to change.
+    Refused { reason: String },
+    Prefill(PrefillJob),
+    Decode(DecodeJob),
+    /// Forget a sequence at once; no answer is expected.
+    CancelSequence { sequence: SequenceId },
+    /// Forget a prefill job at once; no answer is expected.
+    CancelPrefill { request: RequestId },
+    /// Nobody is computing this sequence's missing blocks any more: compute them locally.
+    StopWaiting { sequence: SequenceId },
+}
+
+/// Which pool node holds or will hold a request's blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct PoolAddr(pub SocketAddr);
+
+/// Compute and publish the first `blocks` full blocks of `tokens`, as far as they do not exist.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PrefillJob {
+    pub request: RequestId,
+    /// At least `blocks * 16` tokens.
+    pub tokens: Vec<Token>,
+    pub blocks: u32,
+    /// Tenant's cache salt.
+    pub salt: Vec<u8>,
+    pub pool: PoolAddr,
+    /// Give up after this long.
+    pub deadline_ms: u64,
+}
+
+/// Generate one sequence.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DecodeJob {
+    pub request: RequestId,
+    pub sequence: SequenceId,
+    /// Prompt, and for a rescued sequence the tokens already generated.
+    pub tokens: Vec<Token>,
+    /// How many of `tokens` are the prompt; the rest were generated before.
+    pub prompt_tokens: u32,
+    pub salt: Vec<u8>,
+    /// `None`: no pool node is left; compute everything here.
+    pub pool: Option<PoolAddr>,
+    /// Leading blocks that are in the pool or on their way into it: fetch them, waiting up to `wait_ms` for each that is
+    /// not there yet. Blocks after these are computed locally (the tail).
+    pub expected_blocks: u32,
+    pub wait_ms: u64,
+    pub sampling: Sampling,
+    pub stop: StopRule,
+    /// `Some(n)`: also report log-probabilities of the prompt's tokens, with the `n` likeliest of each.
+    pub prompt_logprobs: Option<u32>,
+}
+
+/// One generated token.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SequenceToken {
+    pub sequence: SequenceId,
+    /// 0 for the first generated token of the sequence; counts on across rescues.
+    pub index: u32,
+    pub token: Token,
+    pub logprob: Option<TokenLogprob>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Finish {
+    /// Drew this stop token (reported as a token, too).
+    Stop { token: Token },
+    /// Reached `max_tokens`, or the model's context.
+    Length,
+    /// The job can never run here (its blocks exceed the device's memory, say); the text says why.
+    Failed { reason: String },
+    /// The worker drains or could not take the job now; the sequence should go elsewhere.
+    Returned,
+}
+
+/// Where a sequence's prompt came from and where its time went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Provenance {
+    pub tokens: TokensBySource,
+    /// Waiting for room in the batch and in device memory.
+    pub queue_ms: f64,
+    /// From asking the pool to the last block that had existed before.
+    pub fetch_ms: f64,
+    /// From asking the pool to the last block that a prefill worker computed for this request.
+    pub transfer_ms: f64,
+    /// From the last block to the first token: the tail, and whatever was computed locally.
+    pub tail_ms: f64,
+    /// From the first token to the last.
+    pub decode_ms: f64,
+    pub preemptions: u32,
+}
+
+/// Prompt tokens by where their KV came from when the sequence was first admitted. They add up to the prompt.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TokensBySource {
+    /// This worker's device blocks.
+    pub hbm: u64,
+    /// A pool node's DRAM over shared memory, there before this request.
+    pub dram: u64,
+    /// A pool node's NVMe, there before this request.
+    pub nvme: u64,
+    /// A pool node over the network, there before this request.
+    pub remote: u64,
+    /// Computed for this request by a prefill worker and handed over through the pool.
+    pub prefill: u64,
+    /// Computed by the decode worker itself (the tail).
+    pub local: u64,
+}
+
+impl TokensBySource {
+    /// Tokens that nobody had to compute for this request.
+    pub fn cached(&self) -> u64 {
+        self.hbm + self.dram + self.nvme + self.remote
+    }
+
+    pub fn total(&self) -> u64 {
+        self.cached() + self.prefill + self.local
+    }
+
+    pub fn add(&mut self, other: &Self) {
+        self.hbm += other.hbm;
+        self.dram += other.dram;
+        self.nvme += other.nvme;
+        self.remote += other.remote;
+        self.prefill += other.prefill;
+        self.local += other.local;
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum PrefillOutcome {
+    /// All blocks are published.
+    Done {
+        /// Tokens that existed and tokens that were computed.
+        cached_tokens: u32,
+        computed_tokens: u32,
+        queue_ms: f64,
+        compute_ms: f64,
+    },
+    Failed {
+        reason: String,
+    },
+}
+
+/// What changed at a pool node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PoolEvent {
+    Stored(BlockKey),
+    Evicted(BlockKey),
+    /// Everything said before is void (the node's next events describe it from empty).
+    Cleared,
+}
+
+/// What a worker tells once per heartbeat: gauges as they are now, counters since the process started.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// Jobs that wait for room.
+    pub waiting: u32,
+    /// Sequences in the batch, or prefill jobs being computed.
+    pub running: u32,
+    /// Prompt tokens not computed yet.
+    pub tokens_queued: u64,
+    pub blocks: Blocks,
+    pub counters: Counters,
+    /// Recent steps, for the cost model; bounded by [`Report::STEPS_MAX`].
+    pub steps: Vec<StepSample>,
+}
+
+impl Report {
+    pub const STEPS_MAX: usize = 64;
+}
+
+/// Blocks of one tier by state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Blocks {
+    pub total: u64,
+    /// Neither holding bytes that could be found nor promised to anyone.
+    pub free: u64,
+    /// Findable by key and in use by nobody.
+    pub cached: u64,
+    /// In use: by sequences (HBM), leased or being written (pool).
+    pub used: u64,
+    pub bytes_per_block: u64,
+}
+
+/// Monotone since the process started.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Counters {
+    pub tokens: TokensBySource,
+    /// Tokens computed by a prefill worker.
+    pub prefill_computed_tokens: u64,
+    /// Prefix tokens a prefill worker did not need to compute.
+    pub prefill_cached_tokens: u64,
+    pub tokens_generated: u64,
+    pub preemptions: u64,
+    pub steps: u64,
+    pub transfer: Transfer,
+    pub misses: Misses,
+}
+
+/// Block bytes moved by this process, by transport and direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Transfer {
+    pub shm_put_bytes: u64,
+    pub shm_get_bytes: u64,
+    pub quic_put_bytes: u64,
+    pub quic_get_bytes: u64,
+    /// Seconds spent in transfers, all transports.
+    pub seconds: f64,
+}
+
+/// Blocks that were asked for and not usable, by reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Misses {
+    /// Not there, and not there before the wait's deadline.
+    pub absent: u64,
+    /// Slot was reused while it was read.
+    pub stale: u64,
+    /// Bytes differ from what was published.
+    pub corrupt: u64,
+    /// Node could not be reached, or the transfer broke off.
+    pub unreachable: u64,
+}
+
+/// One engine step, as measured.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StepSample {
+    /// Prompt tokens computed.
+    pub prefill_tokens: u32,
+    /// Sum over those tokens of their position: the attention work.
+    pub prefill_context: u64,
+    /// Sequences that decoded one token.
+    pub decode_rows: u32,
+    /// Sum of their context lengths.
+    pub decode_context: u64,
+    pub ms: f32,
+}

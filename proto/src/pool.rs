@@ -1,0 +1,1 @@
+//! What a KV pool node and its clients tell each other.

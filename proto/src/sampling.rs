@@ -1,0 +1,71 @@
+//! How a client wants its tokens drawn. Resolved by the front door (defaults filled in, ranges checked) and carried to
+//! the decode worker unchanged, so that a rescued sequence goes on drawing exactly as it would have.
+
+use crate::block::Token;
+use serde::{Deserialize, Serialize};
+
+/// Everything that decides which token follows a row of logits.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Sampling {
+    /// 0 is greedy.
+    pub temperature: f32,
+    /// Nucleus: smallest set of tokens with at least this probability; 1 turns it off.
+    pub top_p: f32,
+    /// Most likely tokens to draw from; 0 turns it off.
+    pub top_k: u32,
+    /// Least probability, as a fraction of the likeliest token's; 0 turns it off.
+    pub min_p: f32,
+    /// Draw number `i` of a sequence depends on (seed, i) alone. The front door picks one where the client does not.
+    pub seed: u64,
+    pub presence_penalty: f32,
+    pub frequency_penalty: f32,
+    /// 1 turns it off.
+    pub repetition_penalty: f32,
+    /// Added to these tokens' logits.
+    pub logit_bias: Vec<(Token, f32)>,
+    /// `Some(n)`: report the drawn token's log-probability and those of the `n` likeliest.
+    pub logprobs: Option<u32>,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Self {
+            temperature: 1.0,
+            top_p: 1.0,
+            top_k: 0,
+            min_p: 0.0,
+            seed: 0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            repetition_penalty: 1.0,
+            logit_bias: Vec::new(),
+            logprobs: None,
+        }
+    }
+}
+
+impl Sampling {
+    /// Whether a token's past occurrences change its logit.
+    pub fn penalizes(&self) -> bool {
+        self.presence_penalty != 0.0 || self.frequency_penalty != 0.0 || self.repetition_penalty != 1.0
+    }
+}
+
+/// When a sequence ends, as far as token ids can tell (stop strings are the front door's: text never passes it).
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct StopRule {
+    /// Most tokens to generate.
+    pub max_tokens: u32,
+    /// None of `stop_tokens` may be drawn before this many tokens.
+    pub min_tokens: u32,
+    /// Ends the sequence when drawn: the model's end-of-sequence ids (unless ignored) and the client's own.
+    pub stop_tokens: Vec<Token>,
+}
+
+/// One token's log-probability (natural log of softmax over the raw logits, before temperature and penalties).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TokenLogprob {
+    pub logprob: f32,
+    /// The likeliest tokens, most likely first.
+    pub top: Vec<(Token, f32)>,
+}
