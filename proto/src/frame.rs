@@ -91,5 +91,8 @@ impl Preamble {
     }
 }
 
-const CODEC: bincode::config::Configuration<bincode::config::LittleEndian, bincode::config::Varint, bincode::config::Limit<FRAME_BYTES_MAX>> =
-    bincode::config::standard().with_limit::<FRAME_BYTES_MAX>();
+const CODEC: bincode::config::Configuration<
+    bincode::config::LittleEndian,
+    bincode::config::Varint,
+    bincode::config::Limit<FRAME_BYTES_MAX>,
+> = bincode::config::standard().with_limit::<FRAME_BYTES_MAX>();

@@ -15,8 +15,8 @@
 //! - [`link`]: QUIC endpoints with mTLS that carry frames
 //! - [`uplink`]: a worker's registered, heartbeating link to each coordinator
 //! - [`config`]: a TOML file and command-line flags, resolved once
-//! - [`model_dir`]: `--model` (a directory or a hub id) to a directory
 //! - [`process`]: logging and signals, the same for every role
+//! - `model_dir` (feature `hub`): `--model` (a directory or a hub id) to a directory
 
 pub mod block;
 pub mod frame;
@@ -31,7 +31,7 @@ pub mod config;
 pub mod identity;
 #[cfg(feature = "shell")]
 pub mod link;
-#[cfg(feature = "shell")]
+#[cfg(feature = "hub")]
 pub mod model_dir;
 #[cfg(feature = "shell")]
 pub mod process;

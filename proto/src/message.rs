@@ -1,7 +1,7 @@
 //! What coordinator and workers tell each other over one ordered stream per worker.
 //!
 //! A worker opens the stream, sends [`Register`], and is given an epoch. From then on both ends send what they have;
-//! nothing is answered in lockstep. Every worker message carries the epoch it was given, and an old one is refused.
+//! nothing is answered in lockstep. Every event carries the epoch that the worker was given, and an old one is refused.
 
 use crate::{
     block::{BlockKey, LayoutFingerprint, Token},
@@ -65,35 +65,67 @@ pub struct EngineInfo {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ToCoordinator {
     Register(Register),
-    Heartbeat { epoch: Epoch, report: Report },
+    /// Everything after registration. An event with an epoch that is not the link's own is refused.
+    Event {
+        epoch: Epoch,
+        event: WorkerEvent,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum WorkerEvent {
+    Heartbeat(Report),
     /// What one decode step produced, for all sequences of this coordinator.
-    Tokens { epoch: Epoch, tokens: Vec<SequenceToken> },
+    Tokens(Vec<SequenceToken>),
     /// A sequence ended, in good order or not. Its last word; sent after its last token.
-    Finished { epoch: Epoch, sequence: SequenceId, reason: Finish, provenance: Provenance },
+    Finished {
+        sequence: SequenceId,
+        reason: Finish,
+        provenance: Provenance,
+    },
     /// Log-probabilities of the prompt's tokens (first is `None`), before the first token.
-    PromptLogprobs { epoch: Epoch, sequence: SequenceId, logprobs: Vec<Option<TokenLogprob>> },
+    PromptLogprobs {
+        sequence: SequenceId,
+        logprobs: Vec<Option<TokenLogprob>>,
+    },
     /// A prefill job ended, in good order or not.
-    Prefilled { epoch: Epoch, request: RequestId, outcome: PrefillOutcome },
-    /// Pool node: what came and went, numbered without a gap.
-    PoolEvents { epoch: Epoch, from: u64, events: Vec<PoolEvent> },
+    Prefilled {
+        request: RequestId,
+        outcome: PrefillOutcome,
+    },
+    /// Pool node: what came and went. `from` numbers the first event; the stream has no gap.
+    PoolEvents {
+        from: u64,
+        events: Vec<PoolEvent>,
+    },
     /// This worker drains: give it nothing new.
-    Leaving { epoch: Epoch },
+    Leaving,
 }
 
 /// Coordinator to worker.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ToWorker {
-    Registered { epoch: Epoch },
+    Registered {
+        epoch: Epoch,
+    },
     /// Registration refused; the text says what to change.
-    Refused { reason: String },
+    Refused {
+        reason: String,
+    },
     Prefill(PrefillJob),
     Decode(DecodeJob),
     /// Forget a sequence at once; no answer is expected.
-    CancelSequence { sequence: SequenceId },
+    CancelSequence {
+        sequence: SequenceId,
+    },
     /// Forget a prefill job at once; no answer is expected.
-    CancelPrefill { request: RequestId },
+    CancelPrefill {
+        request: RequestId,
+    },
     /// Nobody is computing this sequence's missing blocks any more: compute them locally.
-    StopWaiting { sequence: SequenceId },
+    StopWaiting {
+        sequence: SequenceId,
+    },
 }
 
 /// Which pool node holds or will hold a request's blocks.

@@ -1,0 +1,108 @@
+//! One knob, one statement: a struct of `Option`s is both the schema of a TOML file and a role's command-line flags.
+//!
+//! A role derives `clap::Args`, `Serialize` and `Deserialize` (with `deny_unknown_fields`) on one struct and calls
+//! [`resolve`]: flags overlay the file. The role then turns the result into its validated settings once.
+
+use serde::{Serialize, de::DeserializeOwned};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    #[error("cannot read config file {path}: {source}")]
+    File { path: PathBuf, source: io::Error },
+    #[error("config file {path}: {reason}")]
+    Toml { path: PathBuf, reason: String },
+    #[error("flags cannot be merged: {0}")]
+    Flags(String),
+    #[error("`{key}` is not set: give --{} or put `{key} = …` into the config file", key.replace('_', "-"))]
+    Missing { key: &'static str },
+    #[error("`{key}` = {value}: {reason}")]
+    Invalid { key: &'static str, value: String, reason: String },
+}
+
+/// `flags` over the contents of `file`. Errors name the key and the line.
+pub fn resolve<T: Serialize + DeserializeOwned>(flags: &T, file: Option<&Path>) -> Result<T, ConfigError> {
+    let mut table = match file {
+        None => toml::Table::new(),
+        Some(path) => {
+            let text = fs::read_to_string(path).map_err(|source| ConfigError::File { path: path.to_owned(), source })?;
+            let invalid = |e: toml::de::Error| ConfigError::Toml { path: path.to_owned(), reason: e.to_string() };
+            // Checked on its own first: that error still knows the line.
+            toml::from_str::<T>(&text).map_err(invalid)?;
+            text.parse::<toml::Table>().map_err(invalid)?
+        }
+    };
+    table.extend(toml::Table::try_from(flags).map_err(|e| ConfigError::Flags(e.to_string()))?);
+    table.try_into().map_err(|e| ConfigError::Flags(e.to_string()))
+}
+
+/// The value of a key that has no default.
+pub fn required<T>(key: &'static str, value: Option<T>) -> Result<T, ConfigError> {
+    value.ok_or(ConfigError::Missing { key })
+}
+
+/// An error that names the key and says what would be right.
+pub fn invalid(key: &'static str, value: impl ToString, reason: impl Into<String>) -> ConfigError {
+    ConfigError::Invalid { key, value: value.to_string(), reason: reason.into() }
+}
+
+/// Bytes from `"512MiB"`, `"2GiB"`, `"64KiB"` or a plain number.
+pub fn parse_bytes(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic() || c == ' ');
+    let unit = match text[digits.len()..].trim() {
+        "" | "B" => 1,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
+        other => return Err(format!("unit `{other}` is not one of B, KiB, MiB, GiB")),
+    };
+    let number: u64 = digits.parse().map_err(|_| format!("`{text}` is not a size such as 512MiB"))?;
+    number.checked_mul(unit).ok_or_else(|| format!("`{text}` is too large"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde::Deserialize;
+    use std::io::Write;
+
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Flags {
+        name: Option<String>,
+        threads: Option<usize>,
+    }
+
+    fn file(text: &str) -> tempfile::NamedTempFile {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(text.as_bytes()).unwrap();
+        file
+    }
+
+    #[test]
+    fn flags_overlay_the_file() {
+        let file = file("name = \"a\"\nthreads = 2\n");
+        let flags = Flags { name: None, threads: Some(8) };
+        assert_eq!(resolve(&flags, Some(file.path())).unwrap(), Flags { name: Some("a".into()), threads: Some(8) });
+        assert_eq!(resolve(&flags, None).unwrap(), flags);
+    }
+
+    #[test]
+    fn an_unknown_key_is_named_with_its_line() {
+        let file = file("name = \"a\"\nthread = 2\n");
+        let error = resolve(&Flags { name: None, threads: None }, Some(file.path())).unwrap_err().to_string();
+        assert!(error.contains("thread") && error.contains("line 2"), "{error}");
+    }
+
+    #[test]
+    fn sizes_have_units() {
+        assert_eq!(parse_bytes("2GiB"), Ok(2 << 30));
+        assert_eq!(parse_bytes("17"), Ok(17));
+        for wrong in ["", "GiB", "2GB", "-1", "99999999999GiB"] {
+            assert!(parse_bytes(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! QUIC endpoints with mTLS, and streams that carry frames.
+
+use crate::{
+    frame::{self, FrameError, HEADER_BYTES, Preamble},
+    identity::{Identity, IdentityError, SERVER_NAME},
+};
+use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use serde::{Serialize, de::DeserializeOwned};
+use std::{io, marker::PhantomData, net::SocketAddr, sync::Arc, time::Duration};
+
+/// A peer that is silent for this long is gone. Longer than a heartbeat, shorter than anyone's patience.
+pub const IDLE_MAX: Duration = Duration::from_secs(10);
+/// Connecting, and opening a stream, end within this time.
+pub const CONNECT_MAX: Duration = Duration::from_secs(5);
+
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    #[error("cannot listen on {addr}: {source}")]
+    Bind { addr: SocketAddr, source: io::Error },
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    #[error("cannot connect to {addr}: {reason}")]
+    Connect { addr: SocketAddr, reason: String },
+    #[error("link to {peer} broke: {reason}")]
+    Broken { peer: SocketAddr, reason: String },
+    #[error("peer {peer}: {source}")]
+    Frame { peer: SocketAddr, source: FrameError },
+}
+
+/// A bound UDP socket that both accepts and connects. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Endpoint(quinn::Endpoint);
+
+/// One peer. Clones share the connection.
+#[derive(Clone, Debug)]
+pub struct Connection(quinn::Connection);
+
+/// The sending half of a stream of `M`.
+#[derive(Debug)]
+pub struct Sender<M> {
+    stream: quinn::SendStream,
+    peer: SocketAddr,
+    kind: PhantomData<fn(M)>,
+}
+
+/// The receiving half of a stream of `M`.
+#[derive(Debug)]
+pub struct Receiver<M> {
+    stream: quinn::RecvStream,
+    peer: SocketAddr,
+    payload: Vec<u8>,
+    kind: PhantomData<fn() -> M>,
+}
+
+impl Endpoint {
+    /// Binds `addr` (port 0 picks one). Must be called inside a tokio runtime.
+    pub fn bind(addr: SocketAddr, identity: &Identity) -> Result<Self, LinkError> {
+        let transport = Arc::new(transport());
+        let tls = QuicServerConfig::try_from(identity.server()?).map_err(|e| IdentityError::Mismatch(e.to_string()))?;
+        let mut server = quinn::ServerConfig::with_crypto(Arc::new(tls));
+        server.transport_config(Arc::clone(&transport));
+        let tls = QuicClientConfig::try_from(identity.client()?).map_err(|e| IdentityError::Mismatch(e.to_string()))?;
+        let mut client = quinn::ClientConfig::new(Arc::new(tls));
+        client.transport_config(transport);
+        let mut endpoint = quinn::Endpoint::server(server, addr).map_err(|source| LinkError::Bind { addr, source })?;
+        endpoint.set_default_client_config(client);
+        Ok(Self(endpoint))
+    }
+
+    pub fn local_addr(&self) -> SocketAddr {
+        self.0.local_addr().expect("a bound socket has an address")
+    }
+
+    /// The next peer that completes its handshake; `None` once the endpoint is closed. Peers that fail are skipped.
+    pub async fn accept(&self) -> Option<Connection> {
+        loop {
+            let incoming = self.0.accept().await?;
+            let peer = incoming.remote_address();
+            // A handshake is bounded by the idle timeout, and one at a time is enough: peers are cluster members.
+            match incoming.await {
+                Ok(connection) => return Some(Connection(connection)),
+                Err(error) => tracing::warn!(%peer, %error, "refused a connection"),
+            }
+        }
+    }
+
+    pub async fn connect(&self, addr: SocketAddr) -> Result<Connection, LinkError> {
+        let failed = |reason: String| LinkError::Connect { addr, reason };
+        let connecting = self.0.connect(addr, SERVER_NAME).map_err(|e| failed(e.to_string()))?;
+        match tokio::time::timeout(CONNECT_MAX, connecting).await {
+            Ok(Ok(connection)) => Ok(Connection(connection)),
+            Ok(Err(error)) => Err(failed(error.to_string())),
+            Err(_) => Err(failed(format!("no answer within {CONNECT_MAX:?}"))),
+        }
+    }
+
+    /// Closes all connections and waits until peers have been told (bounded).
+    pub async fn close(&self) {
+        self.0.close(0u32.into(), b"closed");
+        let _ = tokio::time::timeout(Duration::from_secs(1), self.0.wait_idle()).await;
+    }
+}
+
+impl Connection {
+    pub fn peer(&self) -> SocketAddr {
+        self.0.remote_address()
+    }
+
+    /// Opens a stream in both directions. The peer sees it at once: the preamble goes out first.
+    pub async fn open<Out: Serialize, In: DeserializeOwned>(&self, kind: Preamble) -> Result<(Sender<Out>, Receiver<In>), LinkError> {
+        let opened = tokio::time::timeout(CONNECT_MAX, self.0.open_bi()).await;
+        let (mut send, recv) = opened.map_err(|_| self.broken("no stream within the deadline"))?.map_err(|e| self.broken(e))?;
+        send.write_all(&kind.bytes()).await.map_err(|e| self.broken(e))?;
+        Ok((self.sender(send), self.receiver(recv)))
+    }
+
+    /// The next stream that the peer opened in both directions.
+    pub async fn accept<Out: Serialize, In: DeserializeOwned>(&self, kind: Preamble) -> Result<(Sender<Out>, Receiver<In>), LinkError> {
+        let (send, mut recv) = self.0.accept_bi().await.map_err(|e| self.broken(e))?;
+        self.check_preamble(&mut recv, kind).await?;
+        Ok((self.sender(send), self.receiver(recv)))
+    }
+
+    /// Opens a one-way stream for bytes.
+    pub async fn open_uni(&self, kind: Preamble) -> Result<quinn::SendStream, LinkError> {
+        let mut send = self.0.open_uni().await.map_err(|e| self.broken(e))?;
+        send.write_all(&kind.bytes()).await.map_err(|e| self.broken(e))?;
+        Ok(send)
+    }
+
+    /// The next one-way stream that the peer opened.
+    pub async fn accept_uni(&self, kind: Preamble) -> Result<quinn::RecvStream, LinkError> {
+        let mut recv = self.0.accept_uni().await.map_err(|e| self.broken(e))?;
+        self.check_preamble(&mut recv, kind).await?;
+        Ok(recv)
+    }
+
+    /// Ends the connection; the reason is shown to the peer.
+    pub fn close(&self, reason: &str) {
+        self.0.close(1u32.into(), reason.as_bytes());
+    }
+
+    /// Resolves when the connection is gone, with why.
+    pub async fn closed(&self) -> String {
+        self.0.closed().await.to_string()
+    }
+
+    async fn check_preamble(&self, recv: &mut quinn::RecvStream, kind: Preamble) -> Result<(), LinkError> {
+        let mut bytes = [0; 8];
+        let read = tokio::time::timeout(CONNECT_MAX, recv.read_exact(&mut bytes)).await;
+        read.map_err(|_| self.broken("no preamble within the deadline"))?.map_err(|e| self.broken(e))?;
+        kind.check(bytes).map_err(|source| LinkError::Frame { peer: self.peer(), source })
+    }
+
+    fn broken(&self, reason: impl ToString) -> LinkError {
+        LinkError::Broken { peer: self.peer(), reason: reason.to_string() }
+    }
+
+    fn sender<M>(&self, stream: quinn::SendStream) -> Sender<M> {
+        Sender { stream, peer: self.peer(), kind: PhantomData }
+    }
+
+    fn receiver<M>(&self, stream: quinn::RecvStream) -> Receiver<M> {
+        Receiver { stream, peer: self.peer(), payload: Vec::new(), kind: PhantomData }
+    }
+}
+
+impl<M: Serialize> Sender<M> {
+    pub async fn send(&mut self, message: &M) -> Result<(), LinkError> {
+        let bytes = frame::encode(message).map_err(|source| LinkError::Frame { peer: self.peer, source })?;
+        self.stream.write_all(&bytes).await.map_err(|e| LinkError::Broken { peer: self.peer, reason: e.to_string() })
+    }
+
+    /// Says that nothing follows, and waits until the peer has everything (bounded by the idle timeout).
+    pub async fn finish(mut self) {
+        if self.stream.finish().is_ok() {
+            let _ = self.stream.stopped().await;
+        }
+    }
+}
+
+impl<M: DeserializeOwned> Receiver<M> {
+    /// The next message; `None` when the peer finished the stream. Not cancel safe: own the receiver in one task.
+    pub async fn recv(&mut self) -> Result<Option<M>, LinkError> {
+        let broken = |reason: String| LinkError::Broken { peer: self.peer, reason };
+        let mut header = [0; HEADER_BYTES];
+        match self.stream.read_exact(&mut header).await {
+            Ok(()) => {}
+            Err(quinn::ReadExactError::FinishedEarly(0)) => return Ok(None),
+            Err(error) => return Err(broken(error.to_string())),
+        }
+        let malformed = |source| LinkError::Frame { peer: self.peer, source };
+        let bytes = frame::payload_bytes(header).map_err(malformed)?;
+        self.payload.resize(bytes, 0);
+        self.stream.read_exact(&mut self.payload).await.map_err(|e| broken(e.to_string()))?;
+        let message = frame::decode(&self.payload).map_err(malformed)?;
+        Ok(Some(message))
+    }
+}
+
+fn transport() -> quinn::TransportConfig {
+    let mut config = quinn::TransportConfig::default();
+    config.max_idle_timeout(Some(IDLE_MAX.try_into().expect("ten seconds fit a QUIC timeout")));
+    config.keep_alive_interval(Some(IDLE_MAX / 4));
+    config.stream_receive_window((16u32 << 20).into());
+    config.receive_window((64u32 << 20).into());
+    config.send_window(64 << 20);
+    config.max_concurrent_bidi_streams(64u32.into());
+    config.max_concurrent_uni_streams(64u32.into());
+    config
+}

@@ -1,0 +1,1 @@
+//! `--model` to a directory.

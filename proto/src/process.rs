@@ -1,0 +1,31 @@
+//! What every role process does alike: logs to stderr, ends on Ctrl-C or SIGTERM, and ends with its parent's pipe.
+
+use tokio::{
+    io::AsyncReadExt,
+    signal::unix::{SignalKind, signal},
+};
+use tracing_subscriber::EnvFilter;
+
+/// Logs to stderr; stdout is for what a program says to programs. `level` is a tracing filter such as `info`.
+pub fn init_logging(level: &str) {
+    let filter = EnvFilter::try_new(level).unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+}
+
+/// Resolves at Ctrl-C or SIGTERM.
+pub async fn terminated() {
+    let mut interrupt = signal(SignalKind::interrupt()).expect("SIGINT can be handled");
+    let mut terminate = signal(SignalKind::terminate()).expect("SIGTERM can be handled");
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
+}
+
+/// Resolves when stdin is at its end. `tidemill up` keeps a pipe to each child's stdin open, so that a child
+/// notices even a parent that was killed, and no process is left behind.
+pub async fn orphaned() {
+    let mut stdin = tokio::io::stdin();
+    let mut buffer = [0; 64];
+    while stdin.read(&mut buffer).await.is_ok_and(|n| n > 0) {}
+}
