@@ -35,8 +35,20 @@ pub fn resolve<T: Serialize + DeserializeOwned>(flags: &T, file: Option<&Path>) 
             text.parse::<toml::Table>().map_err(invalid)?
         }
     };
-    table.extend(toml::Table::try_from(flags).map_err(|e| ConfigError::Flags(e.to_string()))?);
+    overlay(&mut table, toml::Table::try_from(flags).map_err(|e| ConfigError::Flags(e.to_string()))?);
     table.try_into().map_err(|e| ConfigError::Flags(e.to_string()))
+}
+
+/// Sections merge key by key.
+fn overlay(base: &mut toml::Table, over: toml::Table) {
+    for (key, value) in over {
+        match (base.get_mut(&key), value) {
+            (Some(toml::Value::Table(base)), toml::Value::Table(over)) => overlay(base, over),
+            (_, value) => {
+                base.insert(key, value);
+            }
+        }
+    }
 }
 
 /// The value of a key that has no default.

@@ -25,6 +25,10 @@ id! {
     /// One choice being generated for a request (`n = 3` makes three sequences of one request).
     SequenceId
 }
+/// A worker's link to one coordinator, by its place in the worker's list of coordinators.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct LinkId(pub usize);
+
 id! {
     /// One registration of one worker with one coordinator. A message that carries an old epoch is refused:
     /// a restarted worker is another worker.

@@ -15,6 +15,7 @@
 //! - [`link`]: QUIC endpoints with mTLS that carry frames
 //! - [`uplink`]: a worker's registered, heartbeating link to each coordinator
 //! - [`config`]: a TOML file and command-line flags, resolved once
+//! - [`worker`]: flags that every worker process has
 //! - [`process`]: logging and signals, the same for every role
 //! - `model_dir` (feature `hub`): `--model` (a directory or a hub id) to a directory
 
@@ -37,3 +38,5 @@ pub mod model_dir;
 pub mod process;
 #[cfg(feature = "shell")]
 pub mod uplink;
+#[cfg(feature = "shell")]
+pub mod worker;

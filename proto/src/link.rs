@@ -27,7 +27,7 @@ pub enum LinkError {
     Frame { peer: SocketAddr, source: FrameError },
 }
 
-/// A bound UDP socket that both accepts and connects. Clones share it.
+/// A bound UDP socket that connects and, unless it is a client's, accepts. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Endpoint(quinn::Endpoint);
 
@@ -55,14 +55,23 @@ pub struct Receiver<M> {
 impl Endpoint {
     /// Binds `addr` (port 0 picks one). Must be called inside a tokio runtime.
     pub fn bind(addr: SocketAddr, identity: &Identity) -> Result<Self, LinkError> {
-        let transport = Arc::new(transport());
         let tls = QuicServerConfig::try_from(identity.server()?).map_err(|e| IdentityError::Mismatch(e.to_string()))?;
         let mut server = quinn::ServerConfig::with_crypto(Arc::new(tls));
-        server.transport_config(Arc::clone(&transport));
+        server.transport_config(Arc::new(transport()));
+        let endpoint = quinn::Endpoint::server(server, addr).map_err(|source| LinkError::Bind { addr, source })?;
+        Self::connecting(endpoint, identity)
+    }
+
+    /// Binds `addr` for connecting only: whoever knocks is not answered.
+    pub fn bind_client(addr: SocketAddr, identity: &Identity) -> Result<Self, LinkError> {
+        let endpoint = quinn::Endpoint::client(addr).map_err(|source| LinkError::Bind { addr, source })?;
+        Self::connecting(endpoint, identity)
+    }
+
+    fn connecting(mut endpoint: quinn::Endpoint, identity: &Identity) -> Result<Self, LinkError> {
         let tls = QuicClientConfig::try_from(identity.client()?).map_err(|e| IdentityError::Mismatch(e.to_string()))?;
         let mut client = quinn::ClientConfig::new(Arc::new(tls));
-        client.transport_config(transport);
-        let mut endpoint = quinn::Endpoint::server(server, addr).map_err(|source| LinkError::Bind { addr, source })?;
+        client.transport_config(Arc::new(transport()));
         endpoint.set_default_client_config(client);
         Ok(Self(endpoint))
     }

@@ -10,7 +10,7 @@
 
 use crate::{
     frame::Preamble,
-    ids::Epoch,
+    ids::{Epoch, LinkId},
     link::{CONNECT_MAX, Connection, Endpoint, LinkError, Receiver, Sender},
     message::{Register, Report, ToCoordinator, ToWorker, WorkerEvent},
 };
@@ -29,10 +29,6 @@ const RETRY_REFUSED: Duration = Duration::from_secs(5);
 const OUTGOING_MAX: usize = 4096;
 /// Messages from all coordinators that the worker has not looked at.
 const INCOMING_MAX: usize = 4096;
-
-/// One configured coordinator, by its place in the list.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
-pub struct LinkId(pub usize);
 
 /// What happens on a link.
 #[derive(Debug)]

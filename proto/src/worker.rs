@@ -1,0 +1,82 @@
+//! What every worker process is told alike: its name, its coordinators, its identity.
+
+use crate::{
+    config::{ConfigError, invalid, required},
+    identity::{Identity, IdentityError},
+};
+use serde::{Deserialize, Serialize};
+use std::{net::SocketAddr, path::PathBuf};
+
+/// Section `[worker]` of a worker's config file, and its flags.
+#[derive(Clone, Debug, Default, PartialEq, clap::Args, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WorkerFlags {
+    /// Name shown to people
+    #[arg(long)]
+    pub name: Option<String>,
+    /// QUIC addresses of the coordinators, separated by commas
+    #[arg(long, value_delimiter = ',')]
+    pub coordinators: Option<Vec<SocketAddr>>,
+    /// Directory with ca.pem, node.pem and node.key
+    #[arg(long)]
+    pub pki: Option<PathBuf>,
+    /// Address that the worker's QUIC sockets bind to
+    #[arg(long)]
+    pub bind: Option<SocketAddr>,
+    /// Log filter: error, warn, info, debug, or tracing directives
+    #[arg(long)]
+    pub log: Option<String>,
+    /// End when standard input ends
+    #[arg(long)]
+    pub exit_with_parent: Option<bool>,
+}
+
+/// The same, checked.
+#[derive(Debug)]
+pub struct WorkerSettings {
+    pub name: String,
+    pub coordinators: Vec<SocketAddr>,
+    pub identity: Identity,
+    pub bind: SocketAddr,
+    pub log: String,
+    pub exit_with_parent: bool,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum WorkerError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+}
+
+impl WorkerFlags {
+    /// `role` names the worker where the operator does not.
+    pub fn check(self, role: &str) -> Result<WorkerSettings, WorkerError> {
+        let coordinators = required("coordinators", self.coordinators)?;
+        if coordinators.is_empty() {
+            return Err(invalid("coordinators", "[]", "a worker needs at least one").into());
+        }
+        Ok(WorkerSettings {
+            name: self.name.unwrap_or_else(|| format!("{role}-{}", std::process::id())),
+            coordinators,
+            identity: Identity::load(&required("pki", self.pki)?)?,
+            bind: self.bind.unwrap_or(SocketAddr::from(([0, 0, 0, 0], 0))),
+            log: self.log.unwrap_or_else(|| "info".into()),
+            exit_with_parent: self.exit_with_parent.unwrap_or(false),
+        })
+    }
+}
+
+impl WorkerSettings {
+    /// Resolves when the process should end.
+    pub fn shutdown(&self) -> impl Future<Output = ()> + Send + 'static {
+        let exit_with_parent = self.exit_with_parent;
+        async move {
+            tokio::select! {
+                () = crate::process::terminated() => {}
+                () = crate::process::orphaned(), if exit_with_parent => {}
+            }
+        }
+    }
+}
