@@ -1,1 +1,14 @@
-//! Empty for now.
+//! Measuring Tidemill, and what a measurement needs.
+//!
+//! - [`load`]: `tidemill-bench load`, open-loop load on any OpenAI-compatible endpoint
+//!   - [`load::arrivals`]: when each request is due
+//!   - [`load::workload`]: what each request asks
+//!   - [`load::timeline`]: one answer's events to its latencies
+//!   - [`load::summary`]: all answers to percentiles, rates and goodput
+//! - [`model`]: `tidemill-bench model`, a checkpoint with a published model's shape and random weights
+//!   - [`model::shapes`]: the published shapes, as a table
+//!   - [`model::weights`]: random tensors, streamed into a safetensors file
+//!   - [`model::tokenizer`]: a byte-level BPE tokenizer as large as the model's vocabulary
+
+pub mod load;
+pub mod model;

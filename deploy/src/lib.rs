@@ -1,1 +1,13 @@
-//! Empty for now.
+//! The people's side of a Tidemill cluster: the parts of the `tidemill` binary that other programs of ours use too.
+//!
+//! - [`client`]: a streaming client of any OpenAI-compatible endpoint (`tidemill chat` and `tidemill-bench load`)
+//! - [`chat`]: `tidemill chat`, a conversation in the terminal
+//! - [`up`]: `tidemill up`, a whole cluster on one machine
+//! - [`processes`]: the role processes that `up` starts, watches and ends
+//! - [`demo_model`]: the checkpoint that `up` serves when it is given none
+
+pub mod chat;
+pub mod client;
+pub mod demo_model;
+pub mod processes;
+pub mod up;

@@ -1,1 +1,39 @@
-//! Empty for now.
+//! What computes: operations on CPU. Knows no transformer.
+//!
+//! **Exactness contract.** An output row's bits depend on that row's inputs alone: not on the batch around it, the tiling,
+//! the number of threads, or the instruction set. So the arithmetic is stated once, for a virtual machine with 16 lanes of
+//! f32 ([`simd`](crate::simd)): reductions run lane by lane with fused multiply-add in ascending order, and lanes are added
+//! in one fixed tree. AVX-512 holds the 16 lanes in one register, AVX2 in two, portable code in an array; all give the same
+//! bits, and the tests hold them to it.
+//!
+//! - [`cpu`]: an instruction set that this machine has, and threads to run on
+//! - [`simd`]: the 16-lane machine, and its three implementations
+//! - [`dtype`]: f32, f16 and bf16 in memory, as chunks of 16
+//! - [`matmul`]: activations times weights as they are stored, and row look-up
+//! - [`elementwise`]: norm, rotary embedding, SiLU, sums
+//! - [`kv`]: the paged memory for K and V, and writing into it
+//! - [`attention`]: attention over that memory
+//! - [`vocab`]: what a sampler needs of a long row: largest element, exponentials
+//!
+//! Contract violations (wrong lengths) panic by assertion: callers own the shapes. Nothing here reads a file or a peer.
+
+#[cfg(target_endian = "big")]
+compile_error!("weights and KV are little-endian in memory");
+
+pub mod attention;
+pub mod cpu;
+pub mod dtype;
+pub mod elementwise;
+pub mod kv;
+pub mod matmul;
+mod disjoint;
+mod exp;
+mod simd;
+#[cfg(test)]
+mod testing;
+pub mod vocab;
+
+pub use cpu::{Cpu, Isa, KernelError};
+pub use dtype::Dtype;
+pub use kv::{BLOCK_POSITIONS, KvLayout, KvMemory, Span};
+pub use matmul::Matrix;

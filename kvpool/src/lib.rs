@@ -1,1 +1,4 @@
-//! Empty for now.
+//! The tiered KV pool.
+
+pub mod device;
+pub mod eviction;

@@ -16,6 +16,7 @@
 //! - [`uplink`]: a worker's registered, heartbeating link to each coordinator
 //! - [`config`]: a TOML file and command-line flags, resolved once
 //! - [`worker`]: flags that every worker process has
+//! - [`engine`]: flags that every worker with a model has
 //! - [`process`]: logging and signals, the same for every role
 //! - `model_dir` (feature `hub`): `--model` (a directory or a hub id) to a directory
 
@@ -28,6 +29,8 @@ pub mod sampling;
 
 #[cfg(feature = "shell")]
 pub mod config;
+#[cfg(feature = "shell")]
+pub mod engine;
 #[cfg(feature = "shell")]
 pub mod identity;
 #[cfg(feature = "shell")]

@@ -285,6 +285,13 @@ pub struct Report {
 
 impl Report {
     pub const STEPS_MAX: usize = 64;
+
+    /// Keeps a step for the next heartbeat, unless it has enough of them.
+    pub fn push_step(&mut self, step: StepSample) {
+        if self.steps.len() < Self::STEPS_MAX {
+            self.steps.push(step);
+        }
+    }
 }
 
 /// Blocks of one tier by state.

@@ -28,7 +28,7 @@ pub struct Hub {
     pub cache: PathBuf,
     /// Such as `https://huggingface.co`.
     pub endpoint: Option<String>,
-    /// For private and gated models.
+    /// For private and gated models; sent to the endpoint alone.
     pub token: Option<String>,
     /// Longest wait without a byte.
     pub stall: Duration,
@@ -54,7 +54,8 @@ pub enum ModelDirError {
     #[error("model `{model}` is neither a directory here nor a model (with that revision) at {endpoint}: check the spelling")]
     NotFound { model: String, endpoint: String },
     #[error(
-        "{endpoint} does not give `{model}` to us: accept the model's terms on its page, then set HF_TOKEN to a token that may read it"
+        "{endpoint} does not give `{model}` to us: either it does not exist, or it wants its terms accepted on its page and HF_TOKEN set \
+         to a token that may read it"
     )]
     Denied { model: String, endpoint: String },
     #[error("model `{model}` at {endpoint} has no {missing}: Tidemill loads Hugging Face directories with safetensors weights")]
@@ -63,7 +64,7 @@ pub enum ModelDirError {
     Truncated { model: String, file: String, bytes: u64, bytes_total: u64 },
     #[error("nothing came from {endpoint} for {} s while fetching `{model}`: try again, what has arrived is kept", stall.as_secs())]
     Stalled { model: String, endpoint: String, stall: Duration },
-    #[error("cannot fetch `{model}` from {endpoint}: {reason}. Without a network, give --model a directory")]
+    #[error("there is no directory `{model}`, and it cannot be fetched from {endpoint}: {reason}")]
     Fetch { model: String, endpoint: String, reason: String },
 }
 
@@ -176,8 +177,8 @@ impl Fetch {
             }
             let download = Download { file: file.to_string(), index: index + 1, count: wanted.len(), bytes: 0, bytes_total: 0 };
             arrived.send_replace(download);
-            let path = snapshot.download_with_progress(file, Arriving(arrived)).map_err(|e| self.api_error(e))?;
-            self.check_length(file, &path, arrived.borrow().bytes_total)?;
+            let path = snapshot.download_with_progress(file, Arriving(arrived)).map_err(|e| self.broken_off(e, &arrived.borrow()))?;
+            self.check_length(&path, &arrived.borrow())?;
         }
         complete.create_ref(&info.sha).map_err(|e| self.error(e.to_string()))?;
         let directory = cached.get("config.json").and_then(|config| Some(config.parent()?.to_owned()));
@@ -185,11 +186,8 @@ impl Fetch {
     }
 
     fn api(&self) -> Result<Api, ApiError> {
-        let token_of_login = ApiBuilder::from_cache(Cache::new(self.hub.cache.clone()));
-        let mut builder = token_of_login.with_endpoint(self.hub.endpoint().to_owned()).with_progress(false);
-        if let Some(token) = &self.hub.token {
-            builder = builder.with_token(Some(token.clone()));
-        }
+        let builder = ApiBuilder::from_cache(Cache::new(self.hub.cache.clone()));
+        let builder = builder.with_endpoint(self.hub.endpoint().to_owned()).with_token(self.hub.token.clone());
         builder.build()
     }
 
@@ -207,26 +205,39 @@ impl Fetch {
     }
 
     /// The client takes a body that ends early for the whole file where the server does not say its length.
-    fn check_length(&self, file: &str, path: &Path, bytes_total: u64) -> Result<(), ModelDirError> {
+    fn check_length(&self, path: &Path, expected: &Download) -> Result<(), ModelDirError> {
         let bytes = fs::metadata(path).map_err(|e| self.error(e.to_string()))?.len();
-        if bytes == bytes_total {
+        if bytes == expected.bytes_total {
             return Ok(());
         }
         let blob = fs::canonicalize(path).map_err(|e| self.error(e.to_string()))?;
         for path in [path, &blob] {
             fs::remove_file(path).map_err(|e| self.error(e.to_string()))?;
         }
-        Err(ModelDirError::Truncated { model: self.model.clone(), file: file.to_owned(), bytes, bytes_total })
+        Err(self.truncated(&Download { bytes, ..expected.clone() }))
+    }
+
+    fn broken_off(&self, error: ApiError, download: &Download) -> ModelDirError {
+        match error {
+            ApiError::IoError(_) if download.bytes < download.bytes_total => self.truncated(download),
+            error => self.api_error(error),
+        }
+    }
+
+    fn truncated(&self, download: &Download) -> ModelDirError {
+        let Download { file, bytes, bytes_total, .. } = download.clone();
+        ModelDirError::Truncated { model: self.model.clone(), file, bytes, bytes_total }
     }
 
     fn api_error(&self, error: ApiError) -> ModelDirError {
         let (model, endpoint) = (self.model.clone(), self.hub.endpoint().to_owned());
-        let ApiError::RequestError(request) = &error else {
-            return self.error(error.to_string());
-        };
-        match **request {
-            ureq::Error::StatusCode(401 | 403) => ModelDirError::Denied { model, endpoint },
-            ureq::Error::StatusCode(404) => ModelDirError::NotFound { model, endpoint },
+        match &error {
+            ApiError::RequestError(request) => match **request {
+                ureq::Error::StatusCode(401 | 403) => ModelDirError::Denied { model, endpoint },
+                ureq::Error::StatusCode(404) => ModelDirError::NotFound { model, endpoint },
+                _ => self.error(error.to_string()),
+            },
+            ApiError::LockAcquisition(_) => self.error("another process is fetching it; start again when that one is done".into()),
             _ => self.error(error.to_string()),
         }
     }

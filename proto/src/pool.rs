@@ -1,1 +1,159 @@
 //! What a KV pool node and its clients tell each other.
+//!
+//! A client opens one control stream, says [`ToPool::Hello`] and is welcomed or refused. After that it numbers its
+//! calls; answers come in any order and carry the call's number. Bytes go one of two ways ([`Via`]), never over the
+//! control stream:
+//!
+//! ```text
+//! Via::Slots    the client reads and writes the node's arena itself (shared memory; RDMA where there is hardware)
+//!     put   PutStart ──► PutStarted(slots)   write slots   PutEnd(checksums) ──► PutEnded
+//!     get   Get ──► Found(slots, lease)      read slots    Release
+//!
+//! Via::Streams  bytes follow a header on one-way streams, several at a time (QUIC)
+//!     put   PutStart ──► PutStarted(slots)   (PutData, bytes)…  ──► PutEnded, one per stream
+//!     get   Get ──► (GetData, bytes)…
+//! ```
+//!
+//! Every operation is batched and idempotent by key. What a client reserved or leased is given back when its
+//! connection ends, and in any case at a deadline.
+
+use crate::{
+    block::{BlockKey, LayoutFingerprint},
+    ids::RequestId,
+};
+use serde::{Deserialize, Serialize};
+
+/// Most keys or blocks in one message: a context of a million tokens.
+pub const KEYS_MAX: usize = 1 << 16;
+
+/// Largest block.
+pub const BLOCK_BYTES_MAX: u64 = 256 << 20;
+
+/// One call of one client. The client never uses a number again on the same connection.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub struct CallId(pub u64);
+
+/// Keeps the blocks of one answer where they are until it is released or expires.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub struct LeaseId(pub u64);
+
+/// A slot as it was at one time: the generation changes whenever the slot's content may change.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub struct SlotRef {
+    pub slot: u32,
+    pub generation: u64,
+}
+
+/// How a reader gets its bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Via {
+    Slots,
+    Streams,
+}
+
+/// Where a pool node holds a block.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub enum Tier {
+    Dram,
+}
+
+/// Client to node.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub enum ToPool {
+    /// First message. All clients of a node agree on `block_bytes`.
+    Hello { layout: LayoutFingerprint, block_bytes: u64 },
+    /// Reserve a slot for each key that is neither held nor in flight. `origin` is the request that these blocks are
+    /// computed for. `keys` are in chain order.
+    PutStart { call: CallId, origin: RequestId, keys: Vec<BlockKey> },
+    /// These slots are written (`Via::Slots`).
+    PutEnd { call: CallId, blocks: Vec<Written> },
+    /// These slots will not be written, and nobody is writing them.
+    PutRevoke { blocks: Vec<SlotRef> },
+    /// How many leading `keys` are held? What is found stays for a short while, so that a get can follow.
+    Match { call: CallId, keys: Vec<BlockKey> },
+    /// Hand over these blocks, waiting up to `wait_ms` for those that are not there (reserved or not).
+    Get { call: CallId, keys: Vec<BlockKey>, wait_ms: u64, via: Via },
+    /// Wait no longer; no answer follows.
+    CancelGet { call: CallId },
+    Release { lease: LeaseId },
+    /// The bytes of this slot did not match their checksum: check them, and forget the block if that is so.
+    Suspect { block: SlotRef },
+}
+
+/// Node to client.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub enum FromPool {
+    Welcome { arena: ArenaInfo },
+    /// The text says what to change. The connection ends.
+    Refused { reason: String },
+    /// One answer per key. Reserved slots must be written within `deadline_ms`.
+    PutStarted { call: CallId, deadline_ms: u64, answers: Vec<Reservation> },
+    /// What became of blocks whose bytes were delivered. Their counts add up to the slots reserved.
+    PutEnded { call: CallId, published: u32, refused: u32 },
+    Matched { call: CallId, blocks: u32 },
+    /// Some of the blocks of a get, leased together (`Via::Slots`).
+    Found { call: CallId, lease: LeaseId, blocks: Vec<Found> },
+    /// These blocks of a get will not come.
+    Missed { call: CallId, reason: MissReason, indexes: Vec<u32> },
+}
+
+/// How a process on the same host maps the node's arena: `/proc/<pid>/fd/<fd>`, proven by `nonce` in its first page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ArenaInfo {
+    pub pid: u32,
+    pub fd: i32,
+    pub nonce: [u8; 16],
+    pub slots: u32,
+    pub block_bytes: u64,
+}
+
+/// What becomes of one key of a `PutStart`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Reservation {
+    Write(SlotRef),
+    Held,
+    InFlight,
+    /// No slot is free and none can be freed now.
+    Full,
+}
+
+/// A slot full of bytes, and XXH3-64 of these bytes as their writer had them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Written {
+    pub at: SlotRef,
+    pub checksum: u64,
+}
+
+/// A published block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Found {
+    /// Its place in the get's keys.
+    pub index: u32,
+    pub at: SlotRef,
+    pub checksum: u64,
+    /// The request that the block was computed for.
+    pub origin: RequestId,
+    pub tier: Tier,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub enum MissReason {
+    /// Not there, and not there before the wait's deadline.
+    Absent,
+    /// Reused while the node read it.
+    Stale,
+}
+
+/// In front of a block's bytes on a stream from client to node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct PutData {
+    pub call: CallId,
+    pub block: Written,
+}
+
+/// In front of a block's bytes on a stream from node to client. All blocks of a stream belong to one call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct GetData {
+    pub call: CallId,
+    pub block: Found,
+}

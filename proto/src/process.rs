@@ -12,6 +12,27 @@ pub fn init_logging(level: &str) {
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
 }
 
+/// Logs the progress of something long, each time another tenth is done.
+#[derive(Debug)]
+pub struct Progress {
+    what: &'static str,
+    tenths: u64,
+}
+
+impl Progress {
+    pub fn new(what: &'static str) -> Self {
+        Self { what, tenths: 0 }
+    }
+
+    pub fn update(&mut self, done: u64, total: u64) {
+        let tenths = done * 10 / total.max(1);
+        if tenths > self.tenths {
+            self.tenths = tenths;
+            tracing::info!("{} {} % of {} MiB", self.what, tenths * 10, total >> 20);
+        }
+    }
+}
+
 /// Resolves at Ctrl-C or SIGTERM.
 pub async fn terminated() {
     let mut interrupt = signal(SignalKind::interrupt()).expect("SIGINT can be handled");

@@ -3,9 +3,12 @@
 use crate::{
     config::{ConfigError, invalid, required},
     identity::{Identity, IdentityError},
+    ids::LinkId,
+    uplink::LinkEvent,
 };
 use serde::{Deserialize, Serialize};
 use std::{net::SocketAddr, path::PathBuf};
+use tokio::{sync::mpsc, task::JoinHandle};
 
 /// Section `[worker]` of a worker's config file, and its flags.
 #[derive(Clone, Debug, Default, PartialEq, clap::Args, Serialize, Deserialize)]
@@ -48,6 +51,8 @@ pub enum WorkerError {
     Config(#[from] ConfigError),
     #[error(transparent)]
     Identity(#[from] IdentityError),
+    #[error("the engine ended by itself: {0}")]
+    EngineEnded(String),
 }
 
 impl WorkerFlags {
@@ -65,6 +70,28 @@ impl WorkerFlags {
             log: self.log.unwrap_or_else(|| "info".into()),
             exit_with_parent: self.exit_with_parent.unwrap_or(false),
         })
+    }
+}
+
+/// Forwards what happens on the links to an engine's inbox, until `shutdown`. An engine that ends before that is broken:
+/// the process must not pretend to work.
+pub async fn pump<I>(
+    mut links: mpsc::Receiver<(LinkId, LinkEvent)>,
+    inbox: &mpsc::Sender<I>,
+    wrap: fn(LinkId, LinkEvent) -> I,
+    engine: &mut JoinHandle<()>,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), WorkerError> {
+    tokio::pin!(shutdown);
+    loop {
+        tokio::select! {
+            () = &mut shutdown => return Ok(()),
+            ended = &mut *engine => return Err(WorkerError::EngineEnded(ended.err().map(|e| e.to_string()).unwrap_or_default())),
+            Some((link, event)) = links.recv() => {
+                // A closed inbox is the engine's end, which the next turn sees.
+                let _ = inbox.send(wrap(link, event)).await;
+            }
+        }
     }
 }
 

@@ -1,0 +1,241 @@
+//! `tidemill-bench load`: the thin shell. The schedule and the questions are fixed up front; tasks wait until their
+//! request is due, ask, and hand their answer's latencies to [`summary`].
+
+pub mod arrivals;
+pub mod summary;
+pub mod timeline;
+pub mod workload;
+
+use anyhow::{Context, bail, ensure};
+use arrivals::Rate;
+use futures_util::StreamExt;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::{fs, path::PathBuf, sync::Arc, time::Duration};
+use summary::{Failure, Slo, Summary};
+use tidemill_deploy::client::Client;
+use timeline::{Answer, Timeline};
+use tokio::{
+    sync::Semaphore,
+    task::JoinSet,
+    time::{Instant, sleep_until, timeout_at},
+};
+use workload::{Ask, Length, Prompt, PromptKind, Workload};
+
+/// Send requests at a given rate and measure the answers' latencies.
+///
+/// Arrivals are a Poisson process that does not wait for the server (open loop), and every latency counts from when the
+/// request was due. One short request goes ahead of the measurement, to see that the server takes such requests at all.
+#[derive(Clone, Debug, Serialize, clap::Args)]
+pub struct LoadArgs {
+    /// The server, up to and including /v1.
+    #[arg(long, default_value = "http://127.0.0.1:8000/v1")]
+    pub url: String,
+    /// The model, if the server has several; the first by default.
+    #[arg(long)]
+    pub model: Option<String>,
+    /// Requests per second; 0 or `inf` sends all at once.
+    #[arg(long)]
+    pub rate: Rate,
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub requests: u32,
+    /// At most this many requests at a time; the others wait, and their wait is measured.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub concurrency_max: Option<u32>,
+    /// Prompt length in tokens: `512`, or drawn evenly from `128-1024`.
+    #[arg(long, default_value = "512")]
+    pub input_len: Length,
+    /// Answer length in tokens: `128`, or drawn evenly from `32-256`.
+    #[arg(long, default_value = "128")]
+    pub output_len: Length,
+    /// Leading tokens that all prompts have in common.
+    #[arg(long, default_value_t = 0)]
+    pub prefix_len: u32,
+    /// Token ids, or words for servers that take only text.
+    #[arg(long, value_enum, default_value_t = PromptKind::Tokens)]
+    pub prompt: PromptKind,
+    /// Token ids are drawn below this; every vocabulary has the default's.
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(16..))]
+    pub vocab: u32,
+    /// Ask /v1/chat/completions (prompts are text) instead of /v1/completions.
+    #[arg(long)]
+    pub chat: bool,
+    /// Let answers end where the model ends them: for servers that do not know `ignore_eos`.
+    #[arg(long)]
+    pub allow_eos: bool,
+    /// Repeats a run's prompts and arrivals. By default each run draws its own: a server that caches prefixes has
+    /// already seen the last run's.
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// A request fails this many seconds after it was due.
+    #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub timeout_s: u64,
+    /// Goodput counts requests whose first token came within this time,
+    #[arg(long)]
+    pub slo_ttft_ms: Option<u64>,
+    /// and whose later tokens came, on average, within this time each.
+    #[arg(long)]
+    pub slo_tpot_ms: Option<u64>,
+    /// Write settings and results here too.
+    #[arg(long)]
+    pub json: Option<PathBuf>,
+}
+
+/// Measures, prints a table, writes the JSON file. An error if no request was answered at all.
+pub async fn run(mut args: LoadArgs) -> anyhow::Result<()> {
+    let client = Client::new(&args.url)?;
+    if args.model.is_none() {
+        let models = client.models().await.context("no model is given with --model, and the server does not list any")?;
+        args.model = Some(models.first().context("the server lists no model: give --model")?.clone());
+    }
+    let seed = *args.seed.get_or_insert_with(rand::random);
+    if args.chat {
+        args.prompt = PromptKind::Text;
+    }
+    let target = Arc::new(Target { client, args: args.clone() });
+    target.probe(seed).await?;
+
+    let (outcomes, lags, duration) = measure(&target, seed).await?;
+    let millis = |ms: Option<u64>| ms.map(Duration::from_millis);
+    let slo = Slo { ttft: millis(args.slo_ttft_ms), tpot: millis(args.slo_tpot_ms) };
+    let summary = Summary::new(&outcomes, &lags, duration, slo);
+    println!("{} at {}, seed {seed}\n\n{summary}", target.model(), args.url);
+    if let Some(path) = &args.json {
+        let report = Report { settings: &args, results: &summary };
+        fs::write(path, serde_json::to_string_pretty(&report)? + "\n").with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    ensure!(summary.completed > 0, "no request was answered");
+    Ok(())
+}
+
+/// The JSON file: results at the top level, and beside them the settings that they were measured with.
+#[derive(Serialize)]
+struct Report<'a> {
+    settings: &'a LoadArgs,
+    #[serde(flatten)]
+    results: &'a Summary,
+}
+
+struct Target {
+    client: Client,
+    args: LoadArgs,
+}
+
+impl Target {
+    fn model(&self) -> &str {
+        self.args.model.as_deref().unwrap_or_default()
+    }
+
+    fn workload(&self, seed: u64) -> Workload {
+        let LoadArgs { prompt, input_len, output_len, prefix_len, vocab, .. } = self.args.clone();
+        Workload { kind: prompt, input: input_len, output: output_len, prefix: prefix_len, vocab, seed }
+    }
+
+    /// A refusal that would meet every request is better told before the load than after it.
+    async fn probe(&self, seed: u64) -> anyhow::Result<()> {
+        // Another seed: nothing of the measured prompts is cached by this one.
+        let workload = Workload { output: Length(2..=2), ..self.workload(!seed) };
+        for ask in workload.draw(1) {
+            let due = Instant::now();
+            if let Err(failure) = self.ask(&ask, due).await {
+                bail!("the server does not take such requests ({}): {}", failure.kind, failure.message);
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks, and waits for the end of the answer, at most until the deadline of a request that was `due` then.
+    async fn ask(&self, ask: &Ask, due: Instant) -> Result<Answer, Failure> {
+        let deadline = due + Duration::from_secs(self.args.timeout_s);
+        let answered = timeout_at(deadline, self.stream(ask, due)).await;
+        answered.unwrap_or_else(|_| {
+            let message = format!("not answered within {} s", self.args.timeout_s);
+            Err(Failure { kind: "timeout".into(), message })
+        })
+    }
+
+    async fn stream(&self, ask: &Ask, due: Instant) -> Result<Answer, Failure> {
+        let failure = |e: tidemill_deploy::client::ClientError| Failure { kind: e.kind(), message: e.to_string() };
+        let path = if self.args.chat { "/chat/completions" } else { "/completions" };
+        let mut stream = Box::pin(self.client.stream(path, &self.body(ask)).await.map_err(failure)?);
+        let mut timeline = Timeline::default();
+        let mut usage = None;
+        while let Some(chunk) = stream.next().await {
+            let chunk = chunk.map_err(failure)?;
+            if chunk.is_token {
+                timeline.token(due.elapsed());
+            }
+            usage = chunk.usage.or(usage);
+        }
+        let counts = usage.map(|usage| (usage.prompt_tokens, usage.cached_tokens(), usage.completion_tokens));
+        let nothing = || Failure { kind: "empty".into(), message: "the answer has no token".into() };
+        timeline.finish(counts).ok_or_else(nothing)
+    }
+
+    fn body(&self, ask: &Ask) -> Value {
+        let mut body = json!({
+            "model": self.model(),
+            "max_tokens": ask.output_tokens,
+            "temperature": 0,
+            "stream": true,
+            "stream_options": {"include_usage": true},
+        });
+        match &ask.prompt {
+            Prompt::Text(text) if self.args.chat => body["messages"] = json!([{"role": "user", "content": text}]),
+            prompt => body["prompt"] = json!(prompt),
+        }
+        if !self.args.allow_eos {
+            body["ignore_eos"] = json!(true);
+        }
+        body
+    }
+}
+
+/// One outcome and one lag a request, in no order, and the time from the start to the last outcome.
+async fn measure(target: &Arc<Target>, seed: u64) -> anyhow::Result<(Vec<Result<Answer, Failure>>, Vec<Duration>, Duration)> {
+    let args = &target.args;
+    let requests = args.requests as usize;
+    let permits = args.concurrency_max.map_or(Semaphore::MAX_PERMITS, |max| max as usize);
+    let slots = Arc::new(Semaphore::new(permits.min(Semaphore::MAX_PERMITS)));
+    let asks = target.workload(seed).draw(requests);
+    let arrivals = arrivals::schedule(args.rate, requests, seed);
+    let progress = progress_bar(args.requests);
+
+    let mut tasks = JoinSet::new();
+    let start = Instant::now() + LEAD;
+    for (ask, at) in asks.into_iter().zip(arrivals) {
+        let (target, slots) = (target.clone(), slots.clone());
+        let due = start.checked_add(at).context("the rate is so low that the last request is due in ages: fewer --requests?")?;
+        tasks.spawn(async move {
+            sleep_until(due).await;
+            let lag = due.elapsed();
+            let _slot = slots.acquire().await;
+            (target.ask(&ask, due).await, lag)
+        });
+    }
+    let mut outcomes = Vec::with_capacity(requests);
+    let mut lags = Vec::with_capacity(requests);
+    let mut failed = 0;
+    while let Some(joined) = tasks.join_next().await {
+        let (outcome, lag) = joined.context("a request's task broke")?;
+        if outcome.is_err() {
+            failed += 1;
+            progress.set_message(format!("{failed} failed"));
+        }
+        progress.inc(1);
+        outcomes.push(outcome);
+        lags.push(lag);
+    }
+    progress.finish_and_clear();
+    Ok((outcomes, lags, start.elapsed()))
+}
+
+/// On stderr, and only where that is a terminal.
+fn progress_bar(requests: u32) -> ProgressBar {
+    let style = ProgressStyle::with_template("{elapsed} [{wide_bar}] {pos}/{len} answered {msg}").expect("the template is well-formed");
+    ProgressBar::new(requests.into()).with_style(style)
+}
+
+/// Time to set all tasks up before the first request is due.
+const LEAD: Duration = Duration::from_millis(50);

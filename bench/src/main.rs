@@ -1,0 +1,22 @@
+//! `tidemill-bench`: one subcommand per kind of measurement.
+
+use clap::Parser;
+use tidemill_bench::{
+    load::{self, LoadArgs},
+    model::{self, ModelArgs},
+};
+
+/// Measure a Tidemill cluster, or any server that speaks OpenAI's API.
+#[derive(Parser)]
+#[command(version)]
+enum Command {
+    Load(LoadArgs),
+    Model(ModelArgs),
+}
+
+fn main() -> anyhow::Result<()> {
+    match Command::parse() {
+        Command::Load(args) => tokio::runtime::Runtime::new()?.block_on(load::run(args)),
+        Command::Model(args) => model::make(&args),
+    }
+}

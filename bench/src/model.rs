@@ -1,0 +1,72 @@
+//! `tidemill-bench model`: a Hugging Face directory with a published model's shape, random weights and a tokenizer that
+//! works. Speed depends on shapes, not on what the numbers are, and this needs no download.
+
+pub mod shapes;
+pub mod tokenizer;
+pub mod weights;
+
+use anyhow::{Context, ensure};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Value, json};
+use shapes::Shape;
+use std::{fs, path::PathBuf};
+use weights::Dtype;
+
+/// Make a checkpoint with random weights in the shape of a published model.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ModelArgs {
+    /// The published model whose shape it gets.
+    #[arg(long, value_parser = shapes::by_name, help = format!("The published model whose shape it gets: {}", shapes::names()))]
+    pub like: &'static Shape,
+    /// The directory to make.
+    #[arg(long)]
+    pub out: PathBuf,
+    #[arg(long, value_enum, default_value_t = Dtype::Bf16)]
+    pub dtype: Dtype,
+    /// The same seed makes the same weights.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    /// Fewer (or more) layers than the published model has.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub layers: Option<u32>,
+}
+
+/// Makes the directory. Weights that are there already are not overwritten: they may be real ones.
+pub fn make(args: &ModelArgs) -> anyhow::Result<()> {
+    let mut shape = args.like.clone();
+    shape.layers = args.layers.unwrap_or(shape.layers);
+    let weights = args.out.join("model.safetensors");
+    ensure!(!weights.exists(), "{} exists: remove it, or choose another directory", weights.display());
+    fs::create_dir_all(&args.out).with_context(|| format!("cannot make {}", args.out.display()))?;
+
+    let tokenizer = tokenizer::train(shape.vocab as usize)?;
+    let write = |name: &str, text: String| {
+        let path = args.out.join(name);
+        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+    };
+    write("tokenizer.json", tokenizer)?;
+    write("tokenizer_config.json", pretty(&tokenizer::config(shape.max_positions)))?;
+    write("generation_config.json", pretty(&generation_config()))?;
+    write("config.json", pretty(&shape.config(args.dtype.torch_name())))?;
+
+    let tensors = shape.tensors();
+    let bytes = tensors.iter().map(|(_, tensor)| args.dtype.bytes() * tensor.iter().product::<usize>()).sum::<usize>() as u64;
+    let style = ProgressStyle::with_template("{elapsed} [{wide_bar}] {bytes}/{total_bytes} {bytes_per_sec}")?;
+    let progress = ProgressBar::new(bytes).with_style(style);
+    weights::write(&weights, &tensors, args.dtype, args.seed, &progress)?;
+    progress.finish_and_clear();
+    println!("{}: {} with {} layers, {:.2} GB of random weights", args.out.display(), shape.name, shape.layers, bytes as f64 / 1e9);
+    Ok(())
+}
+
+fn generation_config() -> Value {
+    json!({
+        "bos_token_id": tokenizer::END_OF_TEXT,
+        "eos_token_id": [tokenizer::END_OF_TURN, tokenizer::END_OF_TEXT],
+        "pad_token_id": tokenizer::END_OF_TEXT,
+    })
+}
+
+fn pretty(value: &Value) -> String {
+    format!("{value:#}\n")
+}

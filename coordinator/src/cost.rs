@@ -1,0 +1,197 @@
+//! How long things take: a linear model of one engine step, learnt from the steps that workers report.
+//!
+//! A step's time is close to linear in four sums (weights are read once, each token costs its matrix products, each pair
+//! of positions costs attention): `ms = c · (1, prompt tokens, prompt context, decode rows, decode context)`. Mooncake's
+//! Conductor and vLLM's profiler fit the same shape offline; here recursive least squares with forgetting does it online.
+
+use tidemill_proto::message::{StepSample, Transfer};
+
+const TERMS: usize = 5;
+/// Brings the terms of a typical step near 1, so that one prior variance fits all coefficients.
+const SCALE: [f64; TERMS] = [1.0, 1e-3, 1e-6, 1e-1, 1e-4];
+/// What each scaled term costs before anything was measured, in ms: a mid-size model on a few CPU cores.
+const START: [f64; TERMS] = [5.0, 1000.0, 50.0, 5.0, 5.0];
+/// How sure the start values are (variance in units of their squares).
+const START_VARIANCE: f64 = 1.0;
+/// Weight of a sample after the next one. About the last 200 steps count.
+const FORGET: f64 = 0.995;
+/// One outlier (a page fault, a paused process) moves the model by no more than this multiple of its own prediction.
+const SURPRISE_MAX: f64 = 4.0;
+/// Share of a new rate that enters the moving average of transfer rates.
+const RATE_WEIGHT: f64 = 0.2;
+
+/// Time of one engine's steps. One model per role: prefill and decode workers may be different machines.
+#[derive(Clone, Debug)]
+pub struct StepCost {
+    coefficients: [f64; TERMS],
+    /// Inverse of the forgetting-weighted correlation of the terms.
+    covariance: [[f64; TERMS]; TERMS],
+}
+
+impl Default for StepCost {
+    fn default() -> Self {
+        let mut covariance = [[0.0; TERMS]; TERMS];
+        for (i, row) in covariance.iter_mut().enumerate() {
+            row[i] = START[i] * START[i] * START_VARIANCE;
+        }
+        Self { coefficients: START, covariance }
+    }
+}
+
+impl StepCost {
+    /// Learns from one measured step. Samples that no clock could have produced are ignored.
+    pub fn observe(&mut self, sample: &StepSample) {
+        let ms = f64::from(sample.ms);
+        if !(ms.is_finite() && ms >= 0.0) {
+            return;
+        }
+        let terms = scaled(
+            f64::from(sample.prefill_tokens),
+            sample.prefill_context as f64,
+            f64::from(sample.decode_rows),
+            sample.decode_context as f64,
+        );
+        let predicted = self.predict(&terms);
+        let error = (ms - dot(&self.coefficients, &terms)).clamp(-SURPRISE_MAX * predicted.max(1.0), SURPRISE_MAX * predicted.max(1.0));
+
+        let mut gain = [0.0; TERMS];
+        for (g, row) in gain.iter_mut().zip(&self.covariance) {
+            *g = dot(row, &terms);
+        }
+        // Measurement noise grows with the step: relative errors count, or long prefills would drown short steps.
+        let noise = (0.1 * predicted).max(0.1).powi(2);
+        let denominator = FORGET * noise + dot(&gain, &terms);
+        for (i, coefficient) in self.coefficients.iter_mut().enumerate() {
+            *coefficient += gain[i] * error / denominator;
+        }
+        for (i, row) in self.covariance.iter_mut().enumerate() {
+            for (j, cell) in row.iter_mut().enumerate() {
+                *cell = (*cell - gain[i] * gain[j] / denominator) / FORGET;
+            }
+            // Terms that never vary would be forgotten without end; the start value's doubt is the most there is.
+            row[i] = row[i].min(START[i] * START[i] * START_VARIANCE);
+        }
+    }
+
+    /// Milliseconds to compute `new` prompt tokens after `cached` ones, alone.
+    pub fn prefill_ms(&self, new: u64, cached: u64) -> f64 {
+        let (new, cached) = (new as f64, cached as f64);
+        self.predict(&scaled(new, new * cached + new * new / 2.0, 0.0, 0.0))
+    }
+
+    /// Milliseconds of a decode step over `rows` sequences whose lengths add up to `context`.
+    pub fn step_ms(&self, rows: u64, context: u64) -> f64 {
+        self.predict(&scaled(0.0, 0.0, rows as f64, context as f64))
+    }
+
+    /// No term makes a step shorter, whatever noise taught.
+    fn predict(&self, terms: &[f64; TERMS]) -> f64 {
+        self.coefficients.iter().zip(terms).map(|(c, t)| c.max(0.0) * t).sum()
+    }
+}
+
+/// Everything the scheduler knows about time.
+#[derive(Clone, Debug)]
+pub struct CostModel {
+    pub prefill: StepCost,
+    pub decode: StepCost,
+    /// Moving a block from or to a pool node.
+    pub transfer_bytes_per_ms: f64,
+    /// What a hand-over costs besides its bytes: two control messages and a pool round trip at each end.
+    pub handover_ms: f64,
+}
+
+impl Default for CostModel {
+    fn default() -> Self {
+        Self { prefill: StepCost::default(), decode: StepCost::default(), transfer_bytes_per_ms: 1e6, handover_ms: 4.0 }
+    }
+}
+
+impl CostModel {
+    pub fn transfer_ms(&self, blocks: u64, block_bytes: u64) -> f64 {
+        (blocks * block_bytes) as f64 / self.transfer_bytes_per_ms
+    }
+
+    /// Learns the transfer rate from what one worker's counters gained between two reports.
+    pub fn observe_transfer(&mut self, before: &Transfer, after: &Transfer) {
+        let bytes = total_bytes(after).saturating_sub(total_bytes(before));
+        let ms = (after.seconds - before.seconds) * 1e3;
+        // Less than a megabyte or a tenth of a millisecond says more about the clock than about the link.
+        if bytes >= 1 << 20 && ms > 0.1 {
+            self.transfer_bytes_per_ms += RATE_WEIGHT * (bytes as f64 / ms - self.transfer_bytes_per_ms);
+        }
+    }
+}
+
+fn total_bytes(transfer: &Transfer) -> u64 {
+    transfer.shm_put_bytes.saturating_add(transfer.shm_get_bytes).saturating_add(transfer.quic_put_bytes).saturating_add(transfer.quic_get_bytes)
+}
+
+fn scaled(prefill_tokens: f64, prefill_context: f64, decode_rows: f64, decode_context: f64) -> [f64; TERMS] {
+    [SCALE[0], prefill_tokens * SCALE[1], prefill_context * SCALE[2], decode_rows * SCALE[3], decode_context * SCALE[4]]
+}
+
+fn dot(a: &[f64; TERMS], b: &[f64; TERMS]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A machine whose steps cost exactly this.
+    fn machine(prefill_tokens: u32, cached: u64, decode_rows: u32, decode_context: u64) -> StepSample {
+        let new = u64::from(prefill_tokens);
+        let prefill_context = new * cached + new * new / 2;
+        let ms = 2.0
+            + 0.05 * f64::from(prefill_tokens)
+            + 1e-5 * prefill_context as f64
+            + 0.2 * f64::from(decode_rows)
+            + 1e-4 * decode_context as f64;
+        StepSample { prefill_tokens, prefill_context, decode_rows, decode_context, ms: ms as f32 }
+    }
+
+    #[test]
+    fn learns_a_machine_from_its_steps() {
+        let mut cost = StepCost::default();
+        for i in 0..400u32 {
+            let rows = i % 17;
+            cost.observe(&machine(if i % 3 == 0 { 16 * (i % 32) } else { 0 }, u64::from(i % 5) * 200, rows, u64::from(rows) * u64::from(i % 900)));
+        }
+        for (new, cached) in [(64, 0), (512, 0), (256, 1000)] {
+            let truth = f64::from(machine(new, cached, 0, 0).ms);
+            let guess = cost.prefill_ms(new.into(), cached);
+            assert!((guess / truth - 1.0).abs() < 0.1, "{new} after {cached}: {guess} for {truth}");
+        }
+        let truth = f64::from(machine(0, 0, 12, 6000).ms);
+        assert!((cost.step_ms(12, 6000) / truth - 1.0).abs() < 0.1, "{} for {truth}", cost.step_ms(12, 6000));
+    }
+
+    #[test]
+    fn one_outlier_does_not_spoil_it() {
+        let mut cost = StepCost::default();
+        for i in 0..200u32 {
+            cost.observe(&machine(0, 0, 1 + i % 8, 500));
+        }
+        let before = cost.step_ms(4, 500);
+        cost.observe(&StepSample { ms: 60_000.0, ..machine(0, 0, 4, 500) });
+        for i in 0..50u32 {
+            cost.observe(&machine(0, 0, 1 + i % 8, 500));
+        }
+        assert!((cost.step_ms(4, 500) / before - 1.0).abs() < 0.2, "{before} became {}", cost.step_ms(4, 500));
+    }
+
+    proptest! {
+        #[test]
+        fn predictions_stay_finite_whatever_is_reported(samples in prop::collection::vec((any::<u32>(), any::<u64>(), any::<u32>(), any::<u64>(), any::<f32>()), 0..100)) {
+            let mut cost = StepCost::default();
+            for (prefill_tokens, prefill_context, decode_rows, decode_context, ms) in samples {
+                cost.observe(&StepSample { prefill_tokens, prefill_context, decode_rows, decode_context, ms });
+            }
+            for ms in [cost.prefill_ms(1000, 1000), cost.step_ms(10, 1000)] {
+                prop_assert!(ms.is_finite() && ms >= 0.0, "{ms}");
+            }
+        }
+    }
+}

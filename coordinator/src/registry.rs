@@ -1,0 +1,273 @@
+//! Who is in the cluster: workers by epoch, what they last said, and what this coordinator has given them.
+//!
+//! ```text
+//!   registered ──Leaving──► draining ──┐
+//!       └───── link down, or silent ───┴──► gone (its epoch is never used again)
+//! ```
+
+use crate::schedule::{DecodeCandidate, PrefillCandidate};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::{Duration, Instant},
+};
+use tidemill_proto::{
+    block::{BLOCK_TOKENS, LayoutFingerprint},
+    ids::{Epoch, RequestId},
+    message::{EngineInfo, PoolAddr, Register, Report, Role, RoleInfo},
+};
+
+/// Workers at a time. A bound on what misbehaving members can make this process remember.
+const WORKERS_MAX: usize = 4096;
+/// Bytes of a worker's name that are kept.
+const NAME_BYTES_MAX: usize = 256;
+
+#[derive(Debug)]
+pub struct Registry {
+    workers: BTreeMap<Epoch, Worker>,
+    next_epoch: u64,
+}
+
+#[derive(Debug)]
+pub struct Worker {
+    pub name: String,
+    pub pid: u32,
+    pub role: RoleInfo,
+    pub heard: Instant,
+    pub report: Report,
+    /// Gets nothing new.
+    pub draining: bool,
+    pub decode: DecodeLoad,
+    pub prefill: PrefillLoad,
+}
+
+/// Sequences that a decode worker was given and that have not ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DecodeLoad {
+    pub sequences: u32,
+    /// Their lengths, added up.
+    pub tokens: u64,
+    /// Tokens that the worker computes itself before those sequences' first tokens.
+    pub tail_tokens: u64,
+}
+
+/// Jobs that a prefill worker was given and that have not ended, in the order given.
+#[derive(Clone, Debug, Default)]
+pub struct PrefillLoad {
+    jobs: VecDeque<(RequestId, f64)>,
+    /// Since when the first of them is being computed.
+    head_since: Option<Instant>,
+}
+
+/// Why a registration is refused; the text is for the operator of that worker.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    #[error(
+        "its model, KV dtype or block layout (fingerprint {theirs}) is not the one that `{other}` serves ({ours}): \
+         all engines of a cluster run the same model with the same settings"
+    )]
+    Layout { theirs: LayoutFingerprint, ours: LayoutFingerprint, other: String },
+    #[error("it has no KV blocks or no context: give it more device memory")]
+    Empty,
+    #[error("the cluster has {WORKERS_MAX} workers already")]
+    Full,
+}
+
+impl Registry {
+    /// `first_epoch` differs between coordinator processes, so that epochs do too.
+    pub fn new(first_epoch: u64) -> Self {
+        Self { workers: BTreeMap::new(), next_epoch: first_epoch }
+    }
+
+    pub fn register(&mut self, now: Instant, register: Register) -> Result<Epoch, Refusal> {
+        if self.workers.len() >= WORKERS_MAX {
+            return Err(Refusal::Full);
+        }
+        if let Some(engine) = engine_info(&register.role) {
+            if engine.device_blocks == 0 || engine.context_tokens == 0 {
+                return Err(Refusal::Empty);
+            }
+            if let Some((other, info)) = self.first_engine().filter(|(_, info)| info.layout != engine.layout) {
+                return Err(Refusal::Layout { theirs: engine.layout, ours: info.layout, other: other.name.clone() });
+            }
+        }
+        let epoch = Epoch(self.next_epoch);
+        self.next_epoch += 1;
+        let worker = Worker {
+            name: bounded(register.name),
+            pid: register.pid,
+            role: register.role,
+            heard: now,
+            report: Report::default(),
+            draining: false,
+            decode: DecodeLoad::default(),
+            prefill: PrefillLoad::default(),
+        };
+        self.workers.insert(epoch, worker);
+        Ok(epoch)
+    }
+
+    pub fn remove(&mut self, epoch: Epoch) -> Option<Worker> {
+        self.workers.remove(&epoch)
+    }
+
+    pub fn get(&self, epoch: Epoch) -> Option<&Worker> {
+        self.workers.get(&epoch)
+    }
+
+    pub fn get_mut(&mut self, epoch: Epoch) -> Option<&mut Worker> {
+        self.workers.get_mut(&epoch)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (Epoch, &Worker)> {
+        self.workers.iter().map(|(epoch, worker)| (*epoch, worker))
+    }
+
+    /// Workers that said nothing for `silence`.
+    pub fn silent(&self, now: Instant, silence: Duration) -> Vec<Epoch> {
+        self.iter().filter(|(_, worker)| now.saturating_duration_since(worker.heard) >= silence).map(|(epoch, _)| epoch).collect()
+    }
+
+    /// What every engine of the cluster agrees on; the first that registered decides.
+    pub fn layout(&self) -> Option<(LayoutFingerprint, u64)> {
+        self.first_engine().map(|(_, info)| (info.layout, info.block_bytes))
+    }
+
+    /// Longest sequence that some decode worker can hold.
+    pub fn context_tokens(&self) -> Option<u32> {
+        self.taking_work().filter_map(|(_, worker)| worker.decode_info()).map(sequence_tokens_max).max()
+    }
+
+    pub fn prefill_candidates(&self, now: Instant) -> Vec<PrefillCandidate> {
+        let prefill = self.taking_work().filter(|(_, worker)| worker.role.role() == Role::Prefill);
+        prefill.map(|(epoch, worker)| PrefillCandidate { worker: epoch, queue_ms: worker.prefill.queue_ms(now) }).collect()
+    }
+
+    pub fn decode_candidates(&self) -> Vec<DecodeCandidate> {
+        let candidate = |(epoch, worker): (Epoch, &Worker)| {
+            let DecodeLoad { sequences, tokens, tail_tokens } = worker.decode;
+            let device_blocks = worker.decode_info()?.device_blocks;
+            Some(DecodeCandidate { worker: epoch, sequences, tokens, tail_tokens, device_blocks })
+        };
+        self.taking_work().filter_map(candidate).collect()
+    }
+
+    /// Pool nodes that take new blocks, with where clients reach them.
+    pub fn pools(&self) -> impl Iterator<Item = (Epoch, PoolAddr, &Worker)> {
+        self.taking_work().filter_map(|(epoch, worker)| Some((epoch, worker.pool_addr()?, worker)))
+    }
+
+    fn taking_work(&self) -> impl Iterator<Item = (Epoch, &Worker)> {
+        self.iter().filter(|(_, worker)| !worker.draining)
+    }
+
+    fn first_engine(&self) -> Option<(&Worker, &EngineInfo)> {
+        self.workers.values().find_map(|worker| Some((worker, engine_info(&worker.role)?)))
+    }
+}
+
+impl Worker {
+    pub fn pool_addr(&self) -> Option<PoolAddr> {
+        match &self.role {
+            RoleInfo::Kvpool { addr } => Some(PoolAddr(*addr)),
+            RoleInfo::Prefill(_) | RoleInfo::Decode(_) => None,
+        }
+    }
+
+    fn decode_info(&self) -> Option<&EngineInfo> {
+        match &self.role {
+            RoleInfo::Decode(info) => Some(info),
+            RoleInfo::Prefill(_) | RoleInfo::Kvpool { .. } => None,
+        }
+    }
+}
+
+impl PrefillLoad {
+    pub fn push(&mut self, now: Instant, request: RequestId, ms: f64) {
+        if self.jobs.is_empty() {
+            self.head_since = Some(now);
+        }
+        self.jobs.push_back((request, ms));
+    }
+
+    pub fn remove(&mut self, now: Instant, request: RequestId) {
+        if self.jobs.front().is_some_and(|(head, _)| *head == request) {
+            self.head_since = Some(now);
+        }
+        self.jobs.retain(|(job, _)| *job != request);
+    }
+
+    pub fn requests(&self) -> impl Iterator<Item = RequestId> {
+        self.jobs.iter().map(|(request, _)| *request)
+    }
+
+    /// Predicted time until another job could begin. A head that takes longer than predicted counts as almost done.
+    fn queue_ms(&self, now: Instant) -> f64 {
+        let total: f64 = self.jobs.iter().map(|(_, ms)| ms).sum();
+        let head_ms = self.jobs.front().map_or(0.0, |(_, ms)| *ms);
+        let elapsed_ms = self.head_since.map_or(0.0, |since| now.saturating_duration_since(since).as_secs_f64() * 1e3);
+        total - head_ms.min(elapsed_ms)
+    }
+}
+
+fn engine_info(role: &RoleInfo) -> Option<&EngineInfo> {
+    match role {
+        RoleInfo::Prefill(info) | RoleInfo::Decode(info) => Some(info),
+        RoleInfo::Kvpool { .. } => None,
+    }
+}
+
+fn sequence_tokens_max(info: &EngineInfo) -> u32 {
+    info.context_tokens.min(info.device_blocks.saturating_mul(BLOCK_TOKENS as u32))
+}
+
+fn bounded(mut name: String) -> String {
+    name.truncate(name.floor_char_boundary(NAME_BYTES_MAX));
+    name
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) fn engine(layout: u8) -> EngineInfo {
+        EngineInfo { layout: LayoutFingerprint([layout; 16]), block_bytes: 4096, device_blocks: 64, context_tokens: 2048 }
+    }
+
+    pub(crate) fn register(name: &str, role: RoleInfo) -> Register {
+        Register { name: name.into(), pid: 1, role }
+    }
+
+    #[test]
+    fn the_first_engine_sets_the_layout_until_it_is_gone() {
+        let (mut registry, now) = (Registry::new(7), Instant::now());
+        let first = registry.register(now, register("decode-0", RoleInfo::Decode(engine(1)))).unwrap();
+        let other = || register("prefill-0", RoleInfo::Prefill(engine(2)));
+        let refusal = registry.register(now, other()).unwrap_err();
+        assert!(refusal.to_string().contains("decode-0"), "{refusal}");
+        registry.remove(first);
+        let second = registry.register(now, other()).unwrap();
+        assert_ne!(first, second, "an epoch is never used again");
+    }
+
+    #[test]
+    fn context_is_bounded_by_device_blocks() {
+        let (mut registry, now) = (Registry::new(0), Instant::now());
+        assert_eq!(registry.context_tokens(), None);
+        let epoch = registry.register(now, register("decode-0", RoleInfo::Decode(engine(1)))).unwrap();
+        assert_eq!(registry.context_tokens(), Some(64 * 16));
+        registry.get_mut(epoch).unwrap().draining = true;
+        assert_eq!(registry.context_tokens(), None, "a draining worker takes nothing new");
+    }
+
+    #[test]
+    fn a_prefill_queue_shrinks_as_its_head_is_computed() {
+        let (mut load, start) = (PrefillLoad::default(), Instant::now());
+        load.push(start, RequestId(1), 100.0);
+        load.push(start, RequestId(2), 50.0);
+        assert_eq!(load.queue_ms(start), 150.0);
+        assert_eq!(load.queue_ms(start + Duration::from_millis(40)), 110.0);
+        assert_eq!(load.queue_ms(start + Duration::from_secs(9)), 50.0);
+        load.remove(start + Duration::from_millis(90), RequestId(1));
+        assert_eq!(load.queue_ms(start + Duration::from_millis(100)), 40.0);
+    }
+}

@@ -1,0 +1,367 @@
+//! Where a sequence goes: one pure decision over a snapshot. No clock, no state, so a simulator runs this very code.
+//!
+//! Least predicted TTFT, after Mooncake's Conductor: `queue + fetch + prefill + first step`, prefix-aware. Two things are
+//! decided apart from each other because they share nothing but the clock:
+//!
+//! - *Who computes the prompt's missing blocks*: the pool node with the longest leading run; then a prefill worker, unless
+//!   the decode worker would be done with the missing suffix before a prefill worker could even begin (conditional
+//!   disaggregation). Short suffixes, idle pools and clusters without prefill workers thus all become "tail".
+//! - *Who decodes*: the worker with the least work in front of the new sequence's first token, among those with room.
+
+use crate::cost::CostModel;
+use tidemill_proto::{block::BLOCK_TOKENS, ids::Epoch};
+
+/// How much more than its device blocks a decode worker is given. What does not fit waits there, fetching nothing but
+/// ready to start within a step; more would only wait in the wrong place.
+const OVERCOMMIT: u64 = 2;
+
+/// What the operator decides.
+#[derive(Clone, Debug)]
+pub struct Policy {
+    /// The decode worker computes a missing suffix of at most this many tokens itself. `None`: by predicted time.
+    pub local_tail_tokens: Option<u32>,
+    /// Sequences waiting for a place; one more is rejected.
+    pub queue_max: usize,
+    /// Sequences given to one decode worker at a time.
+    pub decode_sequences_max: u32,
+}
+
+/// The cluster as it is now.
+#[derive(Clone, Debug)]
+pub struct Snapshot<'a> {
+    pub prefill: Vec<PrefillCandidate>,
+    pub decode: Vec<DecodeCandidate>,
+    pub pools: Vec<PoolCandidate>,
+    pub block_bytes: u64,
+    /// Sequences that wait for a place already, and go first.
+    pub waiting: usize,
+    pub cost: &'a CostModel,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct PrefillCandidate {
+    pub worker: Epoch,
+    /// Until it could begin another job.
+    pub queue_ms: f64,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct DecodeCandidate {
+    pub worker: Epoch,
+    pub sequences: u32,
+    /// Lengths of those sequences, added up.
+    pub tokens: u64,
+    /// Prompt tokens it computes itself before those sequences' first tokens.
+    pub tail_tokens: u64,
+    pub device_blocks: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct PoolCandidate {
+    pub node: Epoch,
+    /// The sequence's leading blocks that it holds.
+    pub leading_blocks: u32,
+    /// Blocks it could store without evicting.
+    pub free_blocks: u64,
+}
+
+/// The sequence to place.
+#[derive(Clone, Copy, Debug)]
+pub struct Ask {
+    /// Prompt, and what was generated before.
+    pub tokens: u32,
+    /// All of it must be computed by the decode worker (it needs every position's logits).
+    pub local_only: bool,
+    /// Another sequence of the same request already has a prefill job: (pool node, leading blocks in common).
+    pub joins: Option<(Epoch, u32)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Decision {
+    Place(Placement),
+    /// No room now: wait for some.
+    Queue,
+    /// No room, and the queue is full.
+    Reject {
+        retry_after_ms: u64,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Placement {
+    pub decode: Epoch,
+    pub pool: Option<Epoch>,
+    /// Who computes blocks `found_blocks..expected_blocks`; `None`: nobody has to, or somebody does already.
+    pub prefill: Option<Epoch>,
+    /// Leading blocks that the pool node holds.
+    pub found_blocks: u32,
+    /// Leading blocks that are in the pool or on their way into it. The rest is the tail.
+    pub expected_blocks: u32,
+    /// Prefill worker's own time for this job.
+    pub prefill_ms: f64,
+    pub ttft_ms: f64,
+}
+
+/// Blocks of a sequence that can come from a pool: full ones, and never the last token, whose logits somebody must compute.
+pub fn blocks_fetchable(tokens: u32) -> u32 {
+    tokens.saturating_sub(1) / BLOCK_TOKENS as u32
+}
+
+pub fn schedule(policy: &Policy, snapshot: &Snapshot, ask: &Ask) -> Decision {
+    let decode = (snapshot.waiting == 0).then(|| choose_decode(policy, snapshot, ask)).flatten();
+    let Some((decode, first_step_ms)) = decode else {
+        return match snapshot.waiting < policy.queue_max {
+            true => Decision::Queue,
+            false => Decision::Reject { retry_after_ms: retry_after_ms(snapshot) },
+        };
+    };
+    let prompt = choose_prompt(policy, snapshot, ask);
+    Decision::Place(Placement {
+        decode,
+        pool: prompt.pool,
+        prefill: prompt.prefill,
+        found_blocks: prompt.found_blocks,
+        expected_blocks: prompt.expected_blocks,
+        prefill_ms: prompt.prefill_ms,
+        ttft_ms: prompt.ms + first_step_ms,
+    })
+}
+
+/// The prefill worker that could begin first.
+pub fn choose_prefill(candidates: &[PrefillCandidate]) -> Option<PrefillCandidate> {
+    candidates.iter().copied().min_by(|a, b| a.queue_ms.total_cmp(&b.queue_ms).then(a.worker.cmp(&b.worker)))
+}
+
+/// How the prompt's KV comes about, and how long that takes before the decode worker's first step.
+struct Prompt {
+    pool: Option<Epoch>,
+    prefill: Option<Epoch>,
+    found_blocks: u32,
+    expected_blocks: u32,
+    prefill_ms: f64,
+    ms: f64,
+}
+
+fn choose_prompt(policy: &Policy, snapshot: &Snapshot, ask: &Ask) -> Prompt {
+    let cost = snapshot.cost;
+    let fetchable = if ask.local_only { 0 } else { blocks_fetchable(ask.tokens) };
+    let pool = match ask.joins {
+        Some((node, _)) => snapshot.pools.iter().find(|pool| pool.node == node),
+        None => snapshot.pools.iter().max_by(|a, b| {
+            (a.leading_blocks, a.free_blocks).cmp(&(b.leading_blocks, b.free_blocks)).then(b.node.cmp(&a.node))
+        }),
+    };
+    let found = pool.map_or(0, |pool| pool.leading_blocks.min(fetchable));
+    let joined = ask.joins.map_or(0, |(_, blocks)| blocks.min(fetchable));
+    let fetch_ms = cost.transfer_ms(found.into(), snapshot.block_bytes);
+    let local = |expected: u32| {
+        let cached = u64::from(expected) * BLOCK_TOKENS as u64;
+        fetch_ms + cost.decode.prefill_ms(u64::from(ask.tokens) - cached, cached)
+    };
+    let stay_local = |expected| Prompt {
+        pool: pool.map(|pool| pool.node),
+        prefill: None,
+        found_blocks: found,
+        expected_blocks: expected,
+        prefill_ms: 0.0,
+        ms: local(expected),
+    };
+    if ask.joins.is_some() {
+        return stay_local(found.max(joined));
+    }
+    let missing_tokens = (fetchable - found) * BLOCK_TOKENS as u32;
+    let (Some(pool), Some(prefill), true) = (pool, choose_prefill(&snapshot.prefill), missing_tokens > 0) else {
+        return stay_local(found);
+    };
+    let short = match policy.local_tail_tokens {
+        Some(tokens) => missing_tokens <= tokens,
+        None => local(found) <= fetch_ms + prefill.queue_ms + cost.handover_ms,
+    };
+    if short {
+        return stay_local(found);
+    }
+    let prefill_ms = fetch_ms + cost.prefill.prefill_ms(missing_tokens.into(), u64::from(found) * BLOCK_TOKENS as u64);
+    Prompt {
+        pool: Some(pool.node),
+        prefill: Some(prefill.worker),
+        found_blocks: found,
+        expected_blocks: fetchable,
+        prefill_ms,
+        ms: prefill.queue_ms + prefill_ms + cost.handover_ms + local(fetchable) - fetch_ms,
+    }
+}
+
+/// The decode worker with room whose next new sequence waits least, and for how long.
+fn choose_decode(policy: &Policy, snapshot: &Snapshot, ask: &Ask) -> Option<(Epoch, f64)> {
+    let first_step_ms = |worker: &DecodeCandidate| {
+        let cost = &snapshot.cost.decode;
+        let tails_ms = if worker.tail_tokens == 0 { 0.0 } else { cost.prefill_ms(worker.tail_tokens, 0) };
+        tails_ms + cost.step_ms(u64::from(worker.sequences) + 1, worker.tokens + u64::from(ask.tokens))
+    };
+    let roomy = snapshot.decode.iter().filter(|worker| has_room(policy, worker, ask));
+    let timed = roomy.map(|worker| (worker, first_step_ms(worker)));
+    let least = timed.min_by(|(a, a_ms), (b, b_ms)| a_ms.total_cmp(b_ms).then((a.sequences, a.worker).cmp(&(b.sequences, b.worker))));
+    least.map(|(worker, ms)| (worker.worker, ms))
+}
+
+fn has_room(policy: &Policy, worker: &DecodeCandidate, ask: &Ask) -> bool {
+    let blocks = |sequences: u64, tokens: u64| tokens / BLOCK_TOKENS as u64 + sequences;
+    let alone = blocks(1, ask.tokens.into()) <= worker.device_blocks.into();
+    let together = blocks(u64::from(worker.sequences) + 1, worker.tokens + u64::from(ask.tokens));
+    alone && worker.sequences < policy.decode_sequences_max && (worker.sequences == 0 || together <= OVERCOMMIT * u64::from(worker.device_blocks))
+}
+
+/// When a rejected client may try again: the queue, drained one sequence per decode step of a full worker.
+fn retry_after_ms(snapshot: &Snapshot) -> u64 {
+    let workers = snapshot.decode.len().max(1) as f64;
+    let step_ms = snapshot.decode.iter().map(|w| snapshot.cost.decode.step_ms(w.sequences.into(), w.tokens)).fold(1.0, f64::max);
+    ((snapshot.waiting as f64 * step_ms / workers) as u64).clamp(1_000, 30_000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fmt::Write;
+
+    /// Rows of `prompt tokens | prefill queues, ms | decode sequences×tokens+tail | pool leading blocks | waiting | decision`.
+    /// Workers are named by kind and column: p0, d1, k0.
+    fn check(policy: &Policy, table: &str) {
+        let mut wrong = String::new();
+        for row in table.lines().map(str::trim).filter(|row| !row.is_empty()) {
+            let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+            let [tokens, prefill, decode, pools, waiting, expected] = cells[..] else { panic!("row `{row}`") };
+            let cost = CostModel::default();
+            let items = |cell: &str| cell.split_whitespace().filter(|item| *item != "-").map(str::to_owned).enumerate().collect::<Vec<_>>();
+            let snapshot = Snapshot {
+                prefill: items(prefill)
+                    .iter()
+                    .map(|(i, ms)| PrefillCandidate { worker: Epoch(100 + *i as u64), queue_ms: ms.parse().unwrap() })
+                    .collect(),
+                decode: items(decode)
+                    .iter()
+                    .map(|(i, item)| {
+                        let (sequences, rest) = item.split_once('×').unwrap();
+                        let (tokens, tail) = rest.split_once('+').unwrap();
+                        DecodeCandidate {
+                            worker: Epoch(200 + *i as u64),
+                            sequences: sequences.parse().unwrap(),
+                            tokens: tokens.parse().unwrap(),
+                            tail_tokens: tail.parse().unwrap(),
+                            device_blocks: 256,
+                        }
+                    })
+                    .collect(),
+                pools: items(pools)
+                    .iter()
+                    .map(|(i, blocks)| PoolCandidate {
+                        node: Epoch(300 + *i as u64),
+                        leading_blocks: blocks.parse().unwrap(),
+                        free_blocks: 100 - *i as u64,
+                    })
+                    .collect(),
+                block_bytes: 1 << 16,
+                waiting: waiting.parse().unwrap(),
+                cost: &cost,
+            };
+            let got = describe(schedule(policy, &snapshot, &Ask { tokens: tokens.parse().unwrap(), local_only: false, joins: None }));
+            if got != expected {
+                writeln!(wrong, "{row}\n    got {got}").unwrap();
+            }
+        }
+        assert!(wrong.is_empty(), "\n{wrong}");
+    }
+
+    fn describe(decision: Decision) -> String {
+        match decision {
+            Decision::Queue => "queue".into(),
+            Decision::Reject { .. } => "reject".into(),
+            Decision::Place(p) => {
+                let name = |kind, epoch: Option<Epoch>| epoch.map_or("-".into(), |e| format!("{kind}{}", e.0 % 100));
+                format!("{} {} {} {}/{}", name("p", p.prefill), name("d", Some(p.decode)), name("k", p.pool), p.found_blocks, p.expected_blocks)
+            }
+        }
+    }
+
+    fn policy(local_tail_tokens: Option<u32>) -> Policy {
+        Policy { local_tail_tokens, queue_max: 4, decode_sequences_max: 8 }
+    }
+
+    #[test]
+    fn always_disaggregated() {
+        check(
+            &policy(Some(0)),
+            "
+            100    | 0       | 0×0+0             | 0     | 0 | p0 d0 k0 0/6
+            96     | 0       | 0×0+0             | 0     | 0 | p0 d0 k0 0/5
+            97     | 0       | 0×0+0             | 0     | 0 | p0 d0 k0 0/6
+            16     | 0       | 0×0+0             | 0     | 0 | - d0 k0 0/0
+            17     | 0       | 0×0+0             | 0     | 0 | p0 d0 k0 0/1
+            100    | 0       | 0×0+0             | 2     | 0 | p0 d0 k0 2/6
+            100    | 0       | 0×0+0             | 6     | 0 | - d0 k0 6/6
+            96     | 0       | 0×0+0             | 6     | 0 | - d0 k0 5/5
+            100    | -       | 0×0+0             | 2     | 0 | - d0 k0 2/2
+            100    | 0       | 0×0+0             | -     | 0 | - d0 - 0/0
+            100    | 50 20   | 0×0+0             | 0     | 0 | p1 d0 k0 0/6
+            100    | 0       | 0×0+0             | 1 3   | 0 | p0 d0 k1 3/6
+            100    | 0       | 3×900+0 1×100+0   | 0     | 0 | p0 d1 k0 0/6
+            100    | 0       | 1×100+900 1×100+0 | 0     | 0 | p0 d1 k0 0/6
+            ",
+        );
+    }
+
+    #[test]
+    fn room_decides_between_placing_queueing_and_rejecting() {
+        check(
+            &policy(Some(0)),
+            "
+            100    | 0       | -                 | 0     | 0 | queue
+            100    | 0       | 8×100+0           | 0     | 0 | queue
+            100    | 0       | 8×100+0 7×4000+0  | 0     | 0 | p0 d1 k0 0/6
+            5000   | 0       | 0×0+0             | 0     | 0 | queue
+            4000   | 0       | 2×6000+0          | 0     | 0 | queue
+            100    | 0       | 0×0+0             | 0     | 1 | queue
+            100    | 0       | 0×0+0             | 0     | 4 | reject
+            ",
+        );
+    }
+
+    #[test]
+    fn a_suffix_stays_local_when_a_prefill_worker_could_not_even_begin_in_that_time() {
+        // The start values make a prompt token cost 1 ms, a step 5 ms and a hand-over 4 ms.
+        check(
+            &policy(None),
+            "
+            100    | 0       | 0×0+0             | 0     | 0 | p0 d0 k0 0/6
+            100    | 200     | 0×0+0             | 0     | 0 | - d0 k0 0/0
+            1000   | 200     | 0×0+0             | 0     | 0 | p0 d0 k0 0/62
+            1000   | 200     | 0×0+0             | 60    | 0 | - d0 k0 60/60
+            ",
+        );
+        check(
+            &policy(Some(64)),
+            "
+            65     | 0       | 0×0+0             | 0     | 0 | - d0 k0 0/0
+            81     | 0       | 0×0+0             | 0     | 0 | p0 d0 k0 0/5
+            ",
+        );
+    }
+
+    #[test]
+    fn a_sibling_joins_the_prefill_job_of_its_request() {
+        let cost = CostModel::default();
+        let snapshot = Snapshot {
+            prefill: vec![PrefillCandidate { worker: Epoch(1), queue_ms: 0.0 }],
+            decode: vec![DecodeCandidate { worker: Epoch(2), sequences: 1, tokens: 100, tail_tokens: 0, device_blocks: 256 }],
+            pools: [3, 4].map(|n| PoolCandidate { node: Epoch(n), leading_blocks: 0, free_blocks: n }).to_vec(),
+            block_bytes: 1,
+            waiting: 0,
+            cost: &cost,
+        };
+        let ask = Ask { tokens: 100, local_only: false, joins: Some((Epoch(3), 6)) };
+        let Decision::Place(placed) = schedule(&policy(Some(0)), &snapshot, &ask) else { panic!() };
+        assert_eq!((placed.prefill, placed.pool, placed.expected_blocks), (None, Some(Epoch(3)), 6));
+        let ask = Ask { local_only: true, joins: None, ..ask };
+        let Decision::Place(placed) = schedule(&policy(Some(0)), &snapshot, &ask) else { panic!() };
+        assert_eq!((placed.prefill, placed.expected_blocks), (None, 0), "scoring needs every position's logits");
+    }
+}

@@ -1,0 +1,230 @@
+//! The thread that owns model and device memory: it applies what arrives, runs a step, acts, and starts over.
+//!
+//! ```text
+//!   links, fetches ──► bounded inbox ──► [ scheduler ⇄ model + KV memory ] ──► uplink, fetch tasks, publisher
+//! ```
+
+use crate::{
+    scheduler::{Action, Plan, Row, RowLogits, RowResult, Scheduler},
+    sequence::Draw,
+};
+use parking_lot::Mutex;
+use std::{
+    collections::HashMap,
+    ops::ControlFlow,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tidemill_kvpool::{
+    admission::FetchId,
+    client::{Block, Miss,},
+    clients::PoolClients,
+};
+use tidemill_model::{
+    Chunk, KvMemory, LogitRows, Logits, Model,
+    sampler::{self, SamplerScratch},
+};
+use tidemill_proto::{
+    block::BlockKey,
+    ids::{LinkId, RequestId},
+    message::{PoolAddr, Report, StepSample, ToWorker},
+    uplink::{LinkEvent, Uplink},
+};
+use tokio::{
+    runtime::Handle,
+    sync::mpsc,
+    task::AbortHandle,
+};
+
+/// What arrives at the engine.
+#[derive(Debug)]
+pub enum Input {
+    Link(LinkId, LinkEvent),
+    Fetched { fetch: FetchId, index: usize, result: Result<Block, Miss> },
+    /// Return all sequences to their coordinators and end.
+    Drain,
+}
+
+/// A block on its way into the pool.
+#[derive(Debug)]
+pub struct Publication {
+    pub pool: PoolAddr,
+    pub origin: RequestId,
+    pub key: BlockKey,
+    pub bytes: Vec<u8>,
+}
+
+/// Everything that the engine thread owns or reaches.
+pub struct Engine {
+    pub model: Model,
+    pub kv: KvMemory,
+    pub scheduler: Scheduler,
+    pub uplink: Arc<Uplink>,
+    pub pools: PoolClients,
+    pub publisher: mpsc::Sender<Publication>,
+    /// A sender of the engine's own inbox, for fetch tasks.
+    pub inbox: mpsc::Sender<Input>,
+    pub report: Arc<Mutex<Report>>,
+    pub runtime: Handle,
+    pub fetches: HashMap<FetchId, AbortHandle>,
+    pub scratch: SamplerScratch,
+    pub started: Instant,
+}
+
+impl Engine {
+    /// Runs until told to drain.
+    pub fn run(mut self, mut inbox: mpsc::Receiver<Input>) {
+        loop {
+            // Between steps, everything that has arrived is applied; the bound keeps a flood from delaying the next step.
+            for _ in 0..INPUTS_PER_STEP {
+                let Ok(input) = inbox.try_recv() else { break };
+                if self.apply(input).is_break() {
+                    return;
+                }
+            }
+            let plan = self.scheduler.plan(self.now());
+            self.act();
+            self.publish_report();
+            if !plan.rows.is_empty() {
+                self.step(&plan);
+                self.act();
+            } else if inbox.blocking_recv().is_none_or(|input| self.apply(input).is_break()) {
+                return;
+            }
+        }
+    }
+
+    fn apply(&mut self, input: Input) -> ControlFlow<()> {
+        let now = self.now();
+        match input {
+            Input::Link(_, LinkEvent::Up) => {}
+            Input::Link(link, LinkEvent::Down) => self.scheduler.cancel_link(link),
+            Input::Link(link, LinkEvent::Message(message)) => match message {
+                ToWorker::Decode(job) => self.scheduler.admit(link, job, self.model.config().vocab(), now),
+                ToWorker::CancelSequence { sequence } => self.scheduler.cancel(sequence),
+                ToWorker::StopWaiting { sequence } => self.scheduler.stop_waiting(sequence, now),
+                other => tracing::warn!(?other, "a decode worker has no use for this message"),
+            },
+            Input::Fetched { fetch, index, result } => self.fetched(fetch, index, result, now),
+            Input::Drain => {
+                self.scheduler.return_all();
+                self.act();
+                return ControlFlow::Break(());
+            }
+        }
+        self.act();
+        ControlFlow::Continue(())
+    }
+
+    fn fetched(&mut self, fetch: FetchId, index: usize, result: Result<Block, Miss>, now: Duration) {
+        let arrival = result.as_ref().ok().map(Block::arrival);
+        if let Some(device_block) = self.scheduler.fetched(fetch, index, arrival, now)
+            && let Ok(block) = result
+        {
+            self.kv.block_mut(device_block).copy_from_slice(&block.bytes);
+        }
+    }
+
+    fn step(&mut self, plan: &Plan) {
+        let started = Instant::now();
+        let chunks: Vec<Chunk<'_>> = plan.rows.iter().map(|row| chunk(&self.scheduler, row)).collect();
+        let mut logits = self.model.forward(&chunks, &mut self.kv);
+        let mut next = 0;
+        let results = plan
+            .rows
+            .iter()
+            .map(|row| {
+                let (result, used) = draw(&self.scheduler, row, &mut logits, next, &mut self.scratch);
+                next += used;
+                result
+            })
+            .collect();
+        self.scheduler.stepped(plan, results, self.started.elapsed());
+        self.record_step(plan, started.elapsed());
+    }
+
+    fn act(&mut self) {
+        for action in self.scheduler.take_actions() {
+            match action {
+                Action::Fetch { fetch, pool, keys, wait } => {
+                    let inbox = self.inbox.clone();
+                    let task = self.pools.clone().fetch(pool.0, keys, wait, inbox, move |index, result| Input::Fetched { fetch, index, result });
+                    self.fetches.insert(fetch, self.runtime.spawn(task).abort_handle());
+                }
+                Action::CancelFetch { fetch } => {
+                    if let Some(task) = self.fetches.remove(&fetch) {
+                        task.abort();
+                    }
+                }
+                Action::Publish { pool, origin, key, block } => {
+                    // Publishing serves later requests: when the pool does not keep up, this one's speed comes first.
+                    let publication = Publication { pool, origin, key, bytes: self.kv.block(block).to_vec() };
+                    let _ = self.publisher.try_send(publication);
+                }
+                Action::Send { link, event } => {
+                    self.uplink.send(link, event);
+                }
+            }
+        }
+        self.fetches.retain(|_, task| !task.is_finished());
+    }
+
+    fn record_step(&mut self, plan: &Plan, took: Duration) {
+        let mut sample = StepSample { prefill_tokens: 0, prefill_context: 0, decode_rows: 0, decode_context: 0, ms: took.as_secs_f32() * 1e3 };
+        for row in &plan.rows {
+            if row.len == 1 {
+                sample.decode_rows += 1;
+                sample.decode_context += row.start as u64;
+            } else {
+                sample.prefill_tokens += row.len as u32;
+                sample.prefill_context += (row.start * row.len + row.len * row.len / 2) as u64;
+            }
+        }
+        self.report.lock().push_step(sample);
+    }
+
+    fn publish_report(&self) {
+        let mut report = self.report.lock();
+        report.waiting = self.scheduler.waiting() as u32;
+        report.running = self.scheduler.running() as u32;
+        report.tokens_queued = self.scheduler.tokens_queued();
+        report.blocks = self.scheduler.blocks(self.model.kv_shape().block_bytes() as u64);
+        report.counters = self.scheduler.counters().clone();
+    }
+
+    fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+}
+
+fn chunk<'a>(scheduler: &'a Scheduler, row: &Row) -> Chunk<'a> {
+    let (tokens, blocks) = scheduler.row(row);
+    let logits = match row.logits {
+        RowLogits::None => LogitRows::None,
+        RowLogits::Draw => LogitRows::Last,
+        RowLogits::Score { .. } => LogitRows::All,
+    };
+    Chunk { tokens, start: row.start, blocks, logits }
+}
+
+/// A row's scores and draw from the logits rows from `first` on, and how many of them are its own.
+fn draw(scheduler: &Scheduler, row: &Row, logits: &mut Logits<'_>, first: usize, scratch: &mut SamplerScratch) -> (RowResult, usize) {
+    let mut result = RowResult::default();
+    let (used, draws) = match row.logits {
+        RowLogits::None => return (result, 0),
+        RowLogits::Draw => (1, true),
+        RowLogits::Score { top, draw } => {
+            let targets = scheduler.row_targets(row).iter().enumerate();
+            result.scores = targets.map(|(i, &token)| sampler::token_logprob(logits.row(first + i), token, top)).collect();
+            (row.len, draw)
+        }
+    };
+    if draws {
+        let Draw { sampling, history, index, banned } = scheduler.draw(row);
+        result.drawn = Some(sampler::sample(logits.row_mut(first + used - 1), sampling, history, index, banned, scratch));
+    }
+    (result, used)
+}
+
+/// Inputs applied between two steps.
+const INPUTS_PER_STEP: usize = 256;

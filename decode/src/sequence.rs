@@ -1,0 +1,145 @@
+//! One sequence on its way through a decode worker.
+//!
+//! ```text
+//!             admit                 all blocks here
+//!   Waiting ────────► Fetching ──────────────────────► Running ──► finished
+//!      ▲  └──────────────────(nothing to fetch)──────────▲ │
+//!      └───────────── preempted: blocks forgotten ─────────┘
+//! ```
+//!
+//! A resumed sequence is a new one whose prompt happens to be longer: it takes the same path.
+
+use std::time::Duration;
+use tidemill_kvpool::admission::{Arrival, Fetching, Source};
+use tidemill_model::sampler::History;
+use tidemill_proto::{
+    block::{BLOCK_TOKENS, BlockKey, Chain, LayoutFingerprint, Token},
+    ids::LinkId,
+    message::{DecodeJob, Provenance, TokensBySource},
+    sampling::{Sampling, TokenLogprob},
+};
+
+#[derive(Debug)]
+pub(crate) enum Phase {
+    Waiting,
+    Fetching(Fetching),
+    Running,
+}
+
+#[derive(Debug)]
+pub(crate) struct Sequence {
+    pub(crate) home: LinkId,
+    /// `job.tokens` grows with every token drawn.
+    pub(crate) job: DecodeJob,
+    pub(crate) chain: Chain,
+    pub(crate) history: History,
+    pub(crate) phase: Phase,
+    /// Device blocks that cover `job.tokens`; empty while waiting.
+    pub(crate) blocks: Vec<u32>,
+    /// Tokens whose KV is in `blocks`.
+    pub(crate) computed: usize,
+    /// Leading blocks that need not be put into the pool: they came from it, or have been put.
+    pub(crate) published: usize,
+    /// Log-probabilities of the prompt so far, if asked for.
+    pub(crate) prompt_logprobs: Vec<Option<TokenLogprob>>,
+    pub(crate) times: Times,
+    pub(crate) provenance: Provenance,
+}
+
+/// Moments of a sequence's life, as durations since the worker started.
+#[derive(Debug)]
+pub(crate) struct Times {
+    pub(crate) arrived: Duration,
+    /// All blocks that were worth fetching are here.
+    pub(crate) ready: Option<Duration>,
+    pub(crate) first_token: Option<Duration>,
+}
+
+impl Sequence {
+    pub(crate) fn new(home: LinkId, job: DecodeJob, layout: &LayoutFingerprint, now: Duration) -> Self {
+        let mut history = History::new(&job.tokens[..job.prompt_tokens as usize]);
+        for &token in &job.tokens[job.prompt_tokens as usize..] {
+            history.push(token);
+        }
+        Self {
+            home,
+            chain: Chain::new(layout, &job.salt, &job.tokens),
+            history,
+            phase: Phase::Waiting,
+            blocks: Vec::new(),
+            computed: 0,
+            published: 0,
+            prompt_logprobs: Vec::new(),
+            times: Times { arrived: now, ready: None, first_token: None },
+            provenance: Provenance::default(),
+            job,
+        }
+    }
+
+    /// Tokens without KV. One means that the next step draws the next token.
+    pub(crate) fn remaining(&self) -> usize {
+        self.job.tokens.len() - self.computed
+    }
+
+    /// Leading blocks that may come from a cache: the last token is always computed, its logits are needed.
+    pub(crate) fn reusable_blocks(&self) -> usize {
+        if self.is_scoring() { 0 } else { (self.job.tokens.len() - 1) / BLOCK_TOKENS }
+    }
+
+    pub(crate) fn blocks_needed(&self) -> usize {
+        self.job.tokens.len().div_ceil(BLOCK_TOKENS)
+    }
+
+    /// Number of the next token to be drawn.
+    pub(crate) fn generated(&self) -> u32 {
+        self.job.tokens.len() as u32 - self.job.prompt_tokens
+    }
+
+    /// Whether log-probabilities of the prompt are still owed: they need the logits of all its positions.
+    pub(crate) fn is_scoring(&self) -> bool {
+        self.job.prompt_logprobs.is_some()
+    }
+
+    pub(crate) fn draw(&self) -> Draw<'_> {
+        let index = self.generated();
+        let banned = if index < self.job.stop.min_tokens { &self.job.stop.stop_tokens[..] } else { &[] };
+        Draw { sampling: &self.job.sampling, history: &self.history, index: u64::from(index), banned }
+    }
+
+    /// Takes `hbm` matched device blocks, and `None` or the results of a fetch, into account as where the prompt came from.
+    pub(crate) fn settle_provenance(&mut self, hbm: usize, fetched: &[Arrival]) {
+        let tokens = |blocks: usize| (blocks * BLOCK_TOKENS) as u64;
+        let mut by_source = TokensBySource { hbm: tokens(hbm), ..Default::default() };
+        for arrival in fetched {
+            let counter = match arrival.source {
+                _ if arrival.origin == self.job.request => &mut by_source.prefill,
+                Source::Dram => &mut by_source.dram,
+                Source::Nvme => &mut by_source.nvme,
+                Source::Remote => &mut by_source.remote,
+            };
+            *counter += tokens(1);
+        }
+        by_source.local = self.job.tokens.len() as u64 - by_source.total();
+        self.provenance.tokens = by_source;
+    }
+
+    /// Keys of `blocks[range]`.
+    pub(crate) fn keys(&self, range: std::ops::Range<usize>) -> &[BlockKey] {
+        &self.chain.keys()[range]
+    }
+
+    pub(crate) fn push(&mut self, token: Token) {
+        self.job.tokens.push(token);
+        self.history.push(token);
+        self.chain.extend_to(&self.job.tokens);
+    }
+}
+
+/// What the sampler needs to draw a sequence's next token.
+#[derive(Debug)]
+pub struct Draw<'a> {
+    pub sampling: &'a Sampling,
+    pub history: &'a History,
+    pub index: u64,
+    pub banned: &'a [Token],
+}

@@ -1,0 +1,18 @@
+//! The model that a cluster serves when it is given none: a tiny random checkpoint, carried in the binary.
+
+use std::{fs, io, path::Path};
+
+macro_rules! files {
+    ($($name:literal),* $(,)?) => {
+        [$(($name, include_bytes!(concat!("../../model/tests/fixtures/llama3/", $name)).as_slice())),*]
+    };
+}
+
+/// Writes the checkpoint into `dir` as a Hugging Face model directory.
+pub fn unpack(dir: &Path) -> io::Result<()> {
+    fs::create_dir_all(dir)?;
+    for (name, bytes) in files!["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
+        fs::write(dir.join(name), bytes)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,35 @@
+//! `tidemill`: a whole cluster on one machine, and what people do with it.
+
+use clap::{Parser, Subcommand};
+use std::path::PathBuf;
+use tidemill_deploy::{chat, up};
+
+/// Disaggregated prefill/decode serving for large language models
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run a whole cluster on this machine, one process per role instance, until Ctrl-C
+    Up(up::UpArgs),
+    /// Chat with a running cluster in the terminal
+    Chat(chat::ChatArgs),
+    /// Make a cluster CA and a certificate that its processes share
+    Certs {
+        /// Directory to write ca.pem, ca.key, node.pem and node.key into
+        dir: PathBuf,
+    },
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    match Cli::parse().command {
+        Command::Up(args) => up::up(args).await,
+        Command::Chat(args) => chat::chat(args).await,
+        Command::Certs { dir } => Ok(tidemill_proto::identity::create(&dir)?),
+    }
+}

@@ -1,0 +1,77 @@
+//! Child processes of `tidemill up`: started beside this binary, ended by pid, never left behind.
+
+use anyhow::{Context, bail};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use std::{path::PathBuf, process::Stdio, time::Duration};
+use tokio::{
+    io::{AsyncBufReadExt, BufReader, Lines},
+    process::{Child, ChildStdout, Command},
+    time::timeout,
+};
+
+/// One running role process.
+#[derive(Debug)]
+pub struct Process {
+    pub name: String,
+    child: Child,
+    stdout: Lines<BufReader<ChildStdout>>,
+}
+
+impl Process {
+    /// Starts `program` from this binary's own directory, in a process group of its own, so that a Ctrl-C reaches only us
+    /// and we decide who drains when. Its stdin is a pipe that closes with us, however we end.
+    pub fn start(program: &str, name: &str, args: &[String]) -> anyhow::Result<Self> {
+        let path = beside_this_binary(program)?;
+        let mut command = Command::new(&path);
+        command.args(args).args(["--name", name, "--exit-with-parent", "true"]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0).kill_on_drop(true);
+        let mut child = command.spawn().with_context(|| format!("cannot start {}", path.display()))?;
+        let stdout = child.stdout.take().expect("stdout is piped");
+        Ok(Self { name: name.to_owned(), child, stdout: BufReader::new(stdout).lines() })
+    }
+
+    /// The next line that the process prints on stdout.
+    pub async fn line(&mut self, within: Duration) -> anyhow::Result<String> {
+        let line = timeout(within, self.stdout.next_line()).await;
+        match line.with_context(|| format!("{} printed nothing within {within:?}", self.name))?? {
+            Some(line) => Ok(line),
+            None => bail!("{} ended before it was ready", self.name),
+        }
+    }
+
+    /// How the process ended, if it has.
+    pub fn ended(&mut self) -> Option<String> {
+        self.child.try_wait().ok().flatten().map(|status| status.to_string())
+    }
+
+    /// Asks the process to drain and end.
+    pub fn terminate(&self) {
+        if let Some(pid) = self.child.id() {
+            let _ = kill(Pid::from_raw(pid as i32), Signal::SIGTERM);
+        }
+    }
+
+    /// Waits for the process to end; kills it after `within`. Whether it ended well.
+    pub async fn wait(mut self, within: Duration) -> bool {
+        match timeout(within, self.child.wait()).await {
+            Ok(status) => status.is_ok_and(|s| s.success()),
+            Err(_) => {
+                eprintln!("tidemill: {} did not end within {within:?}: killed", self.name);
+                let _ = self.child.kill().await;
+                false
+            }
+        }
+    }
+}
+
+fn beside_this_binary(program: &str) -> anyhow::Result<PathBuf> {
+    let me = std::env::current_exe().context("cannot tell where this binary is")?;
+    let path = me.with_file_name(program);
+    if !path.is_file() {
+        bail!("{} is missing: build the whole workspace (`cargo build --release`)", path.display());
+    }
+    Ok(path)
+}

@@ -1,0 +1,275 @@
+//! `tidemill up`: a whole cluster on one machine. Real processes, one per role instance, wired up over loopback.
+
+use crate::{demo_model, processes::Process};
+use anyhow::{Context, bail};
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+use tidemill_proto::{
+    identity,
+    model_dir::{self, Download, Hub},
+    process,
+};
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct UpArgs {
+    /// Model directory, or a hub id such as org/name; a tiny built-in checkpoint if not given
+    #[arg(long)]
+    model: Option<String>,
+    /// Name that clients know the model by (default: the directory's or the hub's)
+    #[arg(long)]
+    served_model_name: Option<String>,
+    /// Prefill workers; with 0, decode workers compute prompts themselves
+    #[arg(long, default_value_t = 1)]
+    prefill: usize,
+    /// Decode workers
+    #[arg(long, default_value_t = 1)]
+    decode: usize,
+    /// KV pool nodes
+    #[arg(long, default_value_t = 1)]
+    kvpool: usize,
+    /// Coordinators; the second one's front door is on the next port, and so on
+    #[arg(long, default_value_t = 1)]
+    coordinator: usize,
+    /// Address of the front door
+    #[arg(long, default_value = "127.0.0.1:8000")]
+    http: SocketAddr,
+    /// Where certificates and models are kept (default: a directory that is removed at the end)
+    #[arg(long)]
+    data: Option<PathBuf>,
+    /// Where models compute
+    #[arg(long, default_value = "auto", value_parser = ["auto", "cpu", "cuda"])]
+    device: String,
+    /// Threads of each prefill and decode worker (default: the cores, shared out)
+    #[arg(long)]
+    threads: Option<usize>,
+    /// Device memory of each prefill and decode worker for KV blocks
+    #[arg(long, default_value = "1GiB")]
+    kv_memory: String,
+    /// How K and V are stored: auto (as the weights), f32, f16 or bf16
+    #[arg(long, default_value = "auto")]
+    kv_dtype: String,
+    /// DRAM of each KV pool node
+    #[arg(long, default_value = "2GiB")]
+    pool_memory: String,
+    /// How blocks travel: auto (shared memory on this machine) or quic
+    #[arg(long, default_value = "auto")]
+    transport: String,
+    /// Most tokens that a worker computes in one step
+    #[arg(long, default_value_t = 256)]
+    step_tokens: usize,
+    /// Sequences that a decode worker runs at once
+    #[arg(long, default_value_t = 64)]
+    sequences_max: usize,
+    /// Log filter of all processes
+    #[arg(long, default_value = "info")]
+    log: String,
+    /// Seconds to wait for all processes to be ready
+    #[arg(long, default_value_t = 600)]
+    ready_s: u64,
+}
+
+/// Runs until Ctrl-C or SIGTERM, then drains.
+pub async fn up(args: UpArgs) -> anyhow::Result<()> {
+    if args.device == "cuda" {
+        bail!("this build computes on the CPU only: use --device auto or --device cpu");
+    }
+    if args.coordinator == 0 || args.decode == 0 {
+        bail!("a cluster needs at least one coordinator and one decode worker");
+    }
+    let scratch = tempfile::tempdir().context("cannot make a temporary directory")?;
+    let data = args.data.clone().unwrap_or_else(|| scratch.path().to_owned());
+    let mut cluster = Cluster::default();
+    let signalled = process::terminated();
+    tokio::pin!(signalled);
+    let outcome = tokio::select! {
+        started = cluster.start(&args, &data) => match started {
+            Ok(()) => {
+                tokio::select! {
+                    () = &mut signalled => Ok(()),
+                    reason = cluster.broken() => Err(anyhow::anyhow!(reason)),
+                }
+            }
+            Err(error) => Err(error),
+        },
+        () = &mut signalled => Ok(()),
+    };
+    eprintln!("tidemill: draining");
+    let clean = cluster.stop().await;
+    outcome?;
+    if !clean {
+        bail!("not every process ended well");
+    }
+    Ok(())
+}
+
+#[derive(Debug, Default)]
+struct Cluster {
+    coordinators: Vec<Process>,
+    workers: Vec<Process>,
+}
+
+impl Cluster {
+    /// Starts every process and waits until requests will succeed.
+    async fn start(&mut self, args: &UpArgs, data: &Path) -> anyhow::Result<()> {
+        let pki = data.join("pki");
+        if !pki.join("node.pem").is_file() {
+            identity::create(&pki)?;
+        }
+        let (model, name) = resolve_model(args, data).await?;
+        let common = |extra: &[(&str, String)]| -> Vec<String> {
+            let shared = [("--pki", pki.display().to_string()), ("--log", args.log.clone())];
+            shared.iter().chain(extra).flat_map(|(flag, value)| [(*flag).to_owned(), value.clone()]).collect()
+        };
+
+        let mut front_doors = Vec::new();
+        let mut quic = Vec::new();
+        for n in 0..args.coordinator {
+            let mut http = args.http;
+            if http.port() != 0 {
+                http.set_port(http.port() + n as u16);
+            }
+            let flags =
+                common(&[("--http", http.to_string()), ("--model", model.display().to_string()), ("--served-model-name", name.clone())]);
+            let mut process = Process::start("tidemill-coordinator", &format!("coordinator-{n}"), &flags)?;
+            let line = process.line(Duration::from_secs(30)).await;
+            self.coordinators.push(process);
+            let line = line?;
+            let (http, links) = line
+                .strip_prefix("listening http://")
+                .and_then(|rest| rest.split_once(" quic://"))
+                .with_context(|| format!("coordinator-{n} printed `{line}`"))?;
+            front_doors.push(http.to_owned());
+            quic.push(links.to_owned());
+        }
+
+        let coordinators = ("--coordinators", quic.join(","));
+        for n in 0..args.kvpool {
+            let flags = common(&[coordinators.clone(), ("--dram", args.pool_memory.clone())]);
+            self.workers.push(Process::start("tidemill-kvpool", &format!("kvpool-{n}"), &flags)?);
+        }
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = args.threads.unwrap_or((cores / (args.prefill + args.decode)).max(1));
+        let engine = common(&[
+            coordinators,
+            ("--model", model.display().to_string()),
+            ("--threads", threads.to_string()),
+            ("--kv-memory", args.kv_memory.clone()),
+            ("--kv-dtype", args.kv_dtype.clone()),
+            ("--transport", args.transport.clone()),
+            ("--step-tokens", args.step_tokens.to_string()),
+        ]);
+        for n in 0..args.prefill {
+            self.workers.push(Process::start("tidemill-prefill", &format!("prefill-{n}"), &engine)?);
+        }
+        let decode = [engine, vec!["--sequences-max".to_owned(), args.sequences_max.to_string()]].concat();
+        for n in 0..args.decode {
+            self.workers.push(Process::start("tidemill-decode", &format!("decode-{n}"), &decode)?);
+        }
+        for http in &front_doors {
+            self.wait_ready(http, Duration::from_secs(args.ready_s)).await?;
+            println!("ready http://{http}/v1");
+        }
+        Ok(())
+    }
+
+    /// Waits until the coordinator at `http` knows every worker.
+    async fn wait_ready(&mut self, http: &str, within: Duration) -> anyhow::Result<()> {
+        let url = format!("http://{http}/cluster");
+        let deadline = Instant::now() + within;
+        loop {
+            if let Some(reason) = self.ended_process() {
+                bail!(reason);
+            }
+            if members(&url).await.is_some_and(|members| members >= self.workers.len()) {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                bail!("not every process was ready within {within:?} (see the log above; --ready-s waits longer)");
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Resolves, with why, when the cluster cannot serve any more. A lost worker is reported and lived with.
+    async fn broken(&mut self) -> String {
+        loop {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            if let Some(ended) = first_ended(&mut self.coordinators) {
+                return ended;
+            }
+            if let Some(ended) = first_ended(&mut self.workers) {
+                eprintln!("tidemill: {ended}; the cluster goes on without it");
+                self.workers.retain_mut(|process| process.ended().is_none());
+            }
+            if self.workers.is_empty() {
+                return "no worker is left".into();
+            }
+        }
+    }
+
+    fn ended_process(&mut self) -> Option<String> {
+        first_ended(&mut self.coordinators).or_else(|| first_ended(&mut self.workers))
+    }
+
+    /// Front doors drain first, while there are workers to finish what runs. Whether every process ended well.
+    async fn stop(self) -> bool {
+        let mut clean = true;
+        for (processes, within) in [(self.coordinators, Duration::from_secs(30)), (self.workers, Duration::from_secs(10))] {
+            processes.iter().for_each(Process::terminate);
+            for process in processes {
+                clean &= process.wait(within).await;
+            }
+        }
+        clean
+    }
+}
+
+/// How many workers are registered, as far as the coordinator answers.
+async fn members(url: &str) -> Option<usize> {
+    #[derive(serde::Deserialize)]
+    struct Answer {
+        members: Vec<serde::de::IgnoredAny>,
+    }
+    let answer: Answer = reqwest::get(url).await.ok()?.json().await.ok()?;
+    Some(answer.members.len())
+}
+
+fn first_ended(processes: &mut [Process]) -> Option<String> {
+    processes.iter_mut().find_map(|p| p.ended().map(|status| format!("{} ended: {status}", p.name)))
+}
+
+/// The model's directory and the name that clients know it by.
+async fn resolve_model(args: &UpArgs, data: &Path) -> anyhow::Result<(PathBuf, String)> {
+    let (dir, name) = match &args.model {
+        None => {
+            let dir = data.join("demo-model");
+            demo_model::unpack(&dir).with_context(|| format!("cannot write {}", dir.display()))?;
+            (dir, "tidemill-demo".to_owned())
+        }
+        Some(model) => {
+            let hub = Hub::from_env(data.join("models"));
+            let progress = |d: &Download| {
+                eprint!(
+                    "\rtidemill: fetching {} ({} of {}), {} of {} MiB  ",
+                    d.file,
+                    d.index + 1,
+                    d.count,
+                    d.bytes >> 20,
+                    d.bytes_total >> 20
+                );
+            };
+            let dir = model_dir::resolve(model, &hub, progress).await?;
+            let name = if Path::new(model).is_dir() { directory_name(&dir) } else { model.clone() };
+            (dir, name)
+        }
+    };
+    Ok((dir, args.served_model_name.clone().unwrap_or(name)))
+}
+
+fn directory_name(dir: &Path) -> String {
+    let absolute = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
+    absolute.file_name().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
+}

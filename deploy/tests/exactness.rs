@@ -1,0 +1,117 @@
+//! The exactness contract (docs/ARCHITECTURE.md, §5), end to end over real processes: whichever way a request goes, its
+//! tokens are the same. And the proof in numbers that it really went that way.
+
+mod support;
+
+use support::{Answer, Case, Cluster, Numbers, complete_all};
+
+/// Lengths around block borders and chunk borders, and up to 1,500; every second case is seeded instead of greedy.
+fn cases() -> Vec<Case> {
+    let lengths = [
+        1, 2, 5, 15, 16, 17, 18, 31, 32, 33, 34, 47, 48, 49, 63, 64, 65, 80, 96, 100, 127, 128, 129, 150, 200, 255, 256, 257, 300, 320,
+        400, 511, 512, 513, 600, 750, 1000, 1023, 1024, 1025, 1300, 1500,
+    ];
+    let mut numbers = Numbers(42);
+    lengths
+        .into_iter()
+        .enumerate()
+        .map(|(i, length)| Case {
+            prompt: (0..length).map(|_| 3 + (numbers.next() % 500) as u32).collect(),
+            seed: (i % 2 == 1).then(|| numbers.next() >> 12),
+            max_tokens: 24,
+        })
+        .collect()
+}
+
+fn assert_same(reference: &[Answer], answers: &[Answer], cases: &[Case], how: &str) {
+    for ((expected, got), case) in reference.iter().zip(answers).zip(cases) {
+        assert_eq!(expected.tokens, got.tokens, "{how}: prompt of {} tokens, seed {:?}, {}", case.prompt.len(), case.seed, got.usage);
+    }
+}
+
+/// Prompt tokens of the full blocks before the last token: what a prefill worker computes, and what a cache can have.
+fn reusable(case: &Case) -> u64 {
+    ((case.prompt.len() - 1) / 16 * 16) as u64
+}
+
+/// (a) A decode worker alone: no prefill worker, no pool.
+async fn reference(cases: &[Case]) -> Vec<Answer> {
+    let cluster = Cluster::start(&["--prefill", "0", "--kvpool", "0"]);
+    let answers = complete_all(&cluster, cases, 1).await;
+    for (answer, case) in answers.iter().zip(cases) {
+        assert_eq!(answer.tokens.len(), case.max_tokens as usize);
+        assert_eq!(answer.source("local"), case.prompt.len() as u64, "nothing but this worker computed: {}", answer.usage);
+    }
+    cluster.stop();
+    answers
+}
+
+/// (b), (c): prefill → pool → decode; (d): again, from the pool, since the device is too small to keep much.
+async fn through_the_pool(reference: &[Answer], cases: &[Case], transport: &str, cached_source: &str, transport_label: &str) {
+    // 1 MiB holds one long sequence of this model (170 blocks of 6 KiB) and little else.
+    let cluster = Cluster::start(&["--transport", transport, "--kv-memory", "1MiB"]);
+    let cold = complete_all(&cluster, cases, 1).await;
+    assert_same(reference, &cold, cases, &format!("{transport}, cold"));
+    for (answer, case) in cold.iter().zip(cases) {
+        assert_eq!(answer.source("prefill"), reusable(case), "a prefill worker computed all full blocks: {}", answer.usage);
+        assert_eq!(answer.cached(), 0, "{}", answer.usage);
+    }
+    let expected_bytes: u64 = cases.iter().map(|c| reusable(c) / 16 * BLOCK_BYTES).sum();
+    let moved = |direction: &str| format!("direction=\"{direction}\"");
+    let label = format!("transport=\"{transport_label}\"");
+    let got = cluster.settled_metric("tidemill_kv_transfer_bytes_total", &[&label, &moved("get")]).await;
+    let put = cluster.metric("tidemill_kv_transfer_bytes_total", &[&label, &moved("put")]).await;
+    let all = cluster.metric("tidemill_kv_transfer_bytes_total", &[]).await;
+    assert_eq!(got as u64, expected_bytes, "decode read every prefilled block from the pool");
+    assert!(put as u64 >= expected_bytes, "prefill wrote every block into the pool: {put} of {expected_bytes}");
+    assert_eq!(all, got + put, "nothing went by another transport");
+
+    let warm = complete_all(&cluster, cases, 1).await;
+    assert_same(reference, &warm, cases, &format!("{transport}, cached"));
+    for (answer, case) in warm.iter().zip(cases) {
+        assert_eq!(answer.cached(), reusable(case), "nothing is computed twice: {}", answer.usage);
+        assert_eq!(answer.source("prefill"), 0, "{}", answer.usage);
+    }
+    let from_pool: u64 = warm.iter().map(|a| a.source(cached_source)).sum();
+    let total: u64 = cases.iter().map(reusable).sum();
+    assert!(from_pool * 10 >= total * 9, "the pool served {from_pool} of {total} tokens");
+    let again = cluster.settled_metric("tidemill_kv_transfer_bytes_total", &[&label, &moved("get")]).await;
+    assert_eq!((again - got) as u64, from_pool / 16 * BLOCK_BYTES, "every cached token's bytes came from the pool");
+    cluster.stop();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn outputs_do_not_depend_on_the_way() {
+    let cases = cases();
+    let reference = reference(&cases).await;
+
+    through_the_pool(&reference, &cases, "auto", "dram", "shm").await;
+    through_the_pool(&reference, &cases, "quic", "remote", "quic").await;
+
+    // (e) 16 at a time, over two workers of each kind.
+    let cluster = Cluster::start(&["--prefill", "2", "--decode", "2", "--threads", "1"]);
+    assert_same(&reference, &complete_all(&cluster, &cases, 16).await, &cases, "16 at a time");
+    assert_same(&reference, &complete_all(&cluster, &cases, 16).await, &cases, "16 at a time, cached");
+    cluster.stop();
+
+    // (f) Device memory for little more than the longest sequence, 16 at a time: sequences are preempted.
+    let cluster = Cluster::start(&["--kv-memory", "640KiB"]);
+    assert_same(&reference, &complete_all(&cluster, &cases, 16).await, &cases, "preempted");
+    let preemptions = cluster.settled_metric("tidemill_preemptions_total", &[]).await;
+    assert!(preemptions > 0.0, "the device was meant to be too small");
+    cluster.stop();
+
+    // (g) Other chunk sizes.
+    for step_tokens in ["32", "512"] {
+        let flags = ["--step-tokens", step_tokens, "--sequences-max", "16"];
+        let cluster = Cluster::start(&flags);
+        assert_same(&reference, &complete_all(&cluster, &cases, 4).await, &cases, &format!("chunks of {step_tokens}"));
+        cluster.stop();
+        let alone = Cluster::start(&[&flags[..], &["--prefill", "0", "--kvpool", "0"]].concat());
+        assert_same(&reference, &complete_all(&alone, &cases, 4).await, &cases, &format!("alone, chunks of {step_tokens}"));
+        alone.stop();
+    }
+}
+
+/// Bytes of a block of the demo model: 3 layers, K and V, 2 heads, 16 positions, 16 dimensions, bf16.
+const BLOCK_BYTES: u64 = 3 * 2 * 2 * 16 * 16 * 2;

@@ -1,0 +1,148 @@
+//! A real cluster for a test: `tidemill up` as a user starts it, spoken to over HTTP.
+
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use serde_json::{Value, json};
+use std::{
+    io::{BufRead, BufReader},
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+pub struct Cluster {
+    child: Option<Child>,
+    pub url: String,
+    http: reqwest::Client,
+}
+
+impl Cluster {
+    /// Starts a cluster and waits for its ready line.
+    pub fn start(flags: &[&str]) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_tidemill"))
+            .args(["up", "--http", "127.0.0.1:0", "--log", "warn"])
+            .args(flags)
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("tidemill starts");
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().expect("piped")).read_line(&mut line).expect("stdout is text");
+        let url = line.trim().strip_prefix("ready ").unwrap_or_else(|| panic!("`tidemill up {flags:?}` printed `{line}`")).to_owned();
+        let http = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(120)).build().expect("a client");
+        Self { child: Some(child), url, http }
+    }
+
+    /// Ends the cluster as an operator does, and checks that it ended well.
+    pub fn stop(mut self) {
+        let mut child = self.child.take().expect("running");
+        let pid = nix::unistd::Pid::from_raw(child.id() as i32);
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).expect("our own child");
+        let status = child.wait().expect("our own child");
+        assert!(status.success(), "tidemill up ended with {status}");
+    }
+
+    pub async fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+        let response = self.http.post(format!("{}{path}", self.url)).json(body).send().await.expect("the front door answers");
+        let status = response.status().as_u16();
+        (status, response.json().await.expect("a JSON body"))
+    }
+
+    /// GET of a path beside `/v1`.
+    pub async fn get(&self, path: &str) -> String {
+        let url = self.url.replace("/v1", path);
+        self.http.get(url).send().await.expect("the front door answers").text().await.expect("text")
+    }
+
+    pub async fn cluster(&self) -> Value {
+        serde_json::from_str(&self.get("/cluster").await).expect("JSON")
+    }
+
+    /// Sum of a metric over its labels, of lines that contain all of `labels`.
+    pub async fn metric(&self, name: &str, labels: &[&str]) -> f64 {
+        let text = self.get("/metrics").await;
+        let lines = text.lines().filter(|l| l.starts_with(name) && labels.iter().all(|label| l.contains(label)));
+        lines.filter_map(|l| l.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+    }
+
+    /// The same, once two heartbeats have brought what workers counted.
+    pub async fn settled_metric(&self, name: &str, labels: &[&str]) -> f64 {
+        tokio::time::sleep(Duration::from_millis(2500)).await;
+        self.metric(name, labels).await
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// One request whose answer must not depend on how it was served.
+#[derive(Clone, Debug)]
+pub struct Case {
+    pub prompt: Vec<u32>,
+    pub seed: Option<u64>,
+    pub max_tokens: u32,
+}
+
+impl Case {
+    /// Greedy without a seed, else drawn with a mix of sampling settings.
+    pub fn body(&self) -> Value {
+        let mut body = json!({
+            "model": "tidemill-demo", "prompt": self.prompt, "max_tokens": self.max_tokens,
+            "ignore_eos": true, "return_token_ids": true, "temperature": 0.0,
+        });
+        if let Some(seed) = self.seed {
+            let sampling = json!({ "seed": seed, "temperature": 1.0, "top_p": 0.95, "top_k": 50, "frequency_penalty": 0.3, "repetition_penalty": 1.1 });
+            body.as_object_mut().expect("an object").extend(sampling.as_object().expect("an object").clone());
+        }
+        body
+    }
+}
+
+/// What one request brought.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    pub tokens: Vec<u32>,
+    pub usage: Value,
+}
+
+impl Answer {
+    /// Prompt tokens from one source of `usage.tidemill`.
+    pub fn source(&self, name: &str) -> u64 {
+        self.usage["tidemill"]["tokens"][name].as_u64().unwrap_or_else(|| panic!("no source {name} in {}", self.usage))
+    }
+
+    pub fn cached(&self) -> u64 {
+        self.usage["prompt_tokens_details"]["cached_tokens"].as_u64().expect("cached_tokens")
+    }
+}
+
+pub async fn complete(cluster: &Cluster, case: &Case) -> Answer {
+    let (status, body) = cluster.post("/completions", &case.body()).await;
+    assert_eq!(status, 200, "{body}");
+    let ids = body["choices"][0]["token_ids"].as_array().unwrap_or_else(|| panic!("no token_ids in {body}"));
+    let tokens = ids.iter().map(|t| t.as_u64().expect("an id") as u32).collect();
+    Answer { tokens, usage: body["usage"].clone() }
+}
+
+/// Runs all cases, `at_once` at a time; answers in order.
+pub async fn complete_all(cluster: &Cluster, cases: &[Case], at_once: usize) -> Vec<Answer> {
+    use futures_util::StreamExt;
+    futures_util::stream::iter(cases).map(|case| complete(cluster, case)).buffered(at_once).collect().await
+}
+
+/// Pseudo-random numbers that are the same in every run (SplitMix64, Steele et al. 2014).
+pub struct Numbers(pub u64);
+
+impl Numbers {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+}

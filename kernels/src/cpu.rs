@@ -1,0 +1,158 @@
+//! An instruction set that this machine has, and threads to run on.
+
+use rayon::prelude::*;
+use std::{fmt, str::FromStr};
+
+/// Instruction sets that kernels are compiled for. All give the same bits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Isa {
+    /// AVX-512 F, BW, VL, DQ.
+    Avx512,
+    /// AVX2, FMA, F16C.
+    Avx2,
+    /// Whatever the compiler's base target has.
+    Portable,
+}
+
+impl Isa {
+    /// Best first.
+    pub const ALL: [Isa; 3] = [Isa::Avx512, Isa::Avx2, Isa::Portable];
+
+    #[cfg(target_arch = "x86_64")]
+    pub fn is_available(self) -> bool {
+        let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+        match self {
+            Isa::Avx512 => {
+                avx2 && is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512dq")
+            }
+            Isa::Avx2 => avx2,
+            Isa::Portable => true,
+        }
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    pub fn is_available(self) -> bool {
+        self == Isa::Portable
+    }
+
+    /// The best that this machine has.
+    pub fn best() -> Isa {
+        Isa::ALL.into_iter().find(|isa| isa.is_available()).expect("portable code is always available")
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Isa::Avx512 => "avx512",
+            Isa::Avx2 => "avx2",
+            Isa::Portable => "portable",
+        })
+    }
+}
+
+impl FromStr for Isa {
+    type Err = KernelError;
+
+    fn from_str(name: &str) -> Result<Isa, KernelError> {
+        Isa::ALL.into_iter().find(|isa| isa.to_string() == name).ok_or_else(|| KernelError::UnknownIsa(name.to_owned()))
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum KernelError {
+    #[error("unknown instruction set {0:?}: use avx512, avx2 or portable")]
+    UnknownIsa(String),
+    #[error("this machine has no {0}: leave the instruction set unset to use the best it has ({best})", best = Isa::best())]
+    IsaUnavailable(Isa),
+    #[error("cannot start {threads} compute threads: {source}")]
+    Threads { threads: usize, source: rayon::ThreadPoolBuildError },
+}
+
+/// What kernels run on.
+pub struct Cpu {
+    isa: Isa,
+    /// `None`: the calling thread alone.
+    pool: Option<rayon::ThreadPool>,
+}
+
+impl Cpu {
+    /// `isa`: `None` picks the best. `threads`: at least 1.
+    pub fn new(isa: Option<Isa>, threads: usize) -> Result<Cpu, KernelError> {
+        let isa = isa.unwrap_or_else(Isa::best);
+        if !isa.is_available() {
+            return Err(KernelError::IsaUnavailable(isa));
+        }
+        let pool = match threads {
+            0 | 1 => None,
+            _ => {
+                let builder = rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("compute-{i}"));
+                Some(builder.build().map_err(|source| KernelError::Threads { threads, source })?)
+            }
+        };
+        Ok(Cpu { isa, pool })
+    }
+
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    pub fn threads(&self) -> usize {
+        self.pool.as_ref().map_or(1, rayon::ThreadPool::current_num_threads)
+    }
+
+    /// Runs `work` on one of the threads. Kernels called inside share its threads without being handed over one by one,
+    /// and so does any other rayon code.
+    pub fn install<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        match &self.pool {
+            Some(pool) => pool.install(work),
+            None => work(),
+        }
+    }
+
+    /// Runs `task(0..tasks)`, in any order and in parallel.
+    pub(crate) fn for_each(&self, tasks: usize, task: impl Fn(usize) + Sync + Send) {
+        match &self.pool {
+            Some(pool) if tasks > 1 => pool.install(|| (0..tasks).into_par_iter().with_max_len(1).for_each(task)),
+            _ => (0..tasks).for_each(task),
+        }
+    }
+
+    /// Rows of `width` numbers that make a task worth another thread, for kernels that do little with each number.
+    pub(crate) fn rows_per_task(&self, width: usize) -> usize {
+        if self.pool.is_none() { usize::MAX } else { (NUMBERS_PER_TASK / width.max(1)).max(1) }
+    }
+}
+
+/// Numbers of light work in a task: some 10 µs, several times what handing it to another thread costs.
+const NUMBERS_PER_TASK: usize = 1 << 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_parse_back() {
+        for isa in Isa::ALL {
+            assert_eq!(isa.to_string().parse::<Isa>().unwrap(), isa);
+        }
+        assert!("sse9".parse::<Isa>().unwrap_err().to_string().contains("avx512, avx2 or portable"));
+    }
+
+    #[test]
+    fn every_task_runs_once() {
+        use std::sync::atomic::{AtomicU32, Ordering};
+        for threads in [1, 3] {
+            let cpu = Cpu::new(None, threads).unwrap();
+            assert_eq!(cpu.threads(), threads);
+            let runs: Vec<AtomicU32> = (0..100).map(|_| AtomicU32::new(0)).collect();
+            cpu.for_each(100, |i| {
+                runs[i].fetch_add(1, Ordering::Relaxed);
+            });
+            assert!(runs.iter().all(|n| n.load(Ordering::Relaxed) == 1));
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! f32, f16 and bf16 in memory: little-endian bytes, read and written as chunks of 16 numbers.
+
+use crate::simd::{LANES, Simd};
+
+/// How numbers are stored. Arithmetic is always f32.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Dtype {
+    F32,
+    F16,
+    Bf16,
+}
+
+impl Dtype {
+    pub fn bytes(self) -> usize {
+        match self {
+            Dtype::F32 => 4,
+            Dtype::F16 | Dtype::Bf16 => 2,
+        }
+    }
+}
+
+/// A [`Dtype`] as a type.
+pub(crate) trait Element: Copy + Send + Sync {
+    const BYTES: usize;
+    /// The bytes of 16 numbers.
+    type Chunk: AsRef<[u8]> + AsMut<[u8]> + Copy + Send + Sync;
+    const ZEROS: Self::Chunk;
+    /// Whole chunks, and the bytes of the numbers after them.
+    fn chunks(bytes: &[u8]) -> (&[Self::Chunk], &[u8]);
+    fn chunks_mut(bytes: &mut [u8]) -> (&mut [Self::Chunk], &mut [u8]);
+    fn load<S: Simd>(simd: S, chunk: &Self::Chunk) -> S::V;
+    fn store<S: Simd>(simd: S, v: S::V, to: &mut Self::Chunk);
+
+    /// Fewer than 16 numbers, and zeros after them.
+    #[inline(always)]
+    fn load_part<S: Simd>(simd: S, bytes: &[u8]) -> S::V {
+        let mut chunk = Self::ZEROS;
+        chunk.as_mut()[..bytes.len()].copy_from_slice(bytes);
+        Self::load(simd, &chunk)
+    }
+
+    /// As many of `v`'s first numbers as `to` has room for.
+    #[inline(always)]
+    fn store_part<S: Simd>(simd: S, v: S::V, to: &mut [u8]) {
+        let mut chunk = Self::ZEROS;
+        Self::store(simd, v, &mut chunk);
+        to.copy_from_slice(&chunk.as_ref()[..to.len()]);
+    }
+}
+
+macro_rules! element {
+    ($name:ident, $bytes:literal, $load:ident, $store:ident) => {
+        #[derive(Clone, Copy)]
+        pub(crate) struct $name;
+
+        impl Element for $name {
+            const BYTES: usize = $bytes;
+            type Chunk = [u8; $bytes * LANES];
+            const ZEROS: Self::Chunk = [0; $bytes * LANES];
+
+            #[inline(always)]
+            fn chunks(bytes: &[u8]) -> (&[Self::Chunk], &[u8]) {
+                bytes.as_chunks()
+            }
+
+            #[inline(always)]
+            fn chunks_mut(bytes: &mut [u8]) -> (&mut [Self::Chunk], &mut [u8]) {
+                bytes.as_chunks_mut()
+            }
+
+            #[inline(always)]
+            fn load<S: Simd>(simd: S, chunk: &Self::Chunk) -> S::V {
+                simd.$load(chunk)
+            }
+
+            #[inline(always)]
+            fn store<S: Simd>(simd: S, v: S::V, to: &mut Self::Chunk) {
+                simd.$store(v, to);
+            }
+        }
+    };
+}
+
+element!(F32, 4, load_f32_bytes, store_f32_bytes);
+element!(F16, 2, load_f16_bytes, store_f16_bytes);
+element!(Bf16, 2, load_bf16_bytes, store_bf16_bytes);
+
+/// `$body` with `$element` bound to the type of `$dtype`.
+macro_rules! with_element {
+    ($dtype:expr, $element:ident => $body:expr) => {
+        match $dtype {
+            $crate::dtype::Dtype::F32 => {
+                type $element = $crate::dtype::F32;
+                $body
+            }
+            $crate::dtype::Dtype::F16 => {
+                type $element = $crate::dtype::F16;
+                $body
+            }
+            $crate::dtype::Dtype::Bf16 => {
+                type $element = $crate::dtype::Bf16;
+                $body
+            }
+        }
+    };
+}
+pub(crate) use with_element;
+
+/// Fewer than 16 f32, and zeros after them.
+#[inline(always)]
+pub(crate) fn load_part<S: Simd>(simd: S, x: &[f32]) -> S::V {
+    let mut lanes = [0.0; LANES];
+    lanes[..x.len()].copy_from_slice(x);
+    simd.load(&lanes)
+}
+
+/// As many of `v`'s first lanes as `to` has room for.
+#[inline(always)]
+pub(crate) fn store_part<S: Simd>(simd: S, v: S::V, to: &mut [f32]) {
+    let lanes = simd.to_array(v);
+    to.copy_from_slice(&lanes[..to.len()]);
+}
+
+/// `numbers` as stored in `dtype`, rounded to nearest.
+pub fn encode(dtype: Dtype, numbers: &[f32]) -> Vec<u8> {
+    match dtype {
+        Dtype::F32 => numbers.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        Dtype::F16 => numbers.iter().flat_map(|&x| half::f16::from_f32(x).to_le_bytes()).collect(),
+        Dtype::Bf16 => numbers.iter().flat_map(|&x| half::bf16::from_f32(x).to_le_bytes()).collect(),
+    }
+}
+
+/// The numbers stored in `bytes`.
+pub fn decode(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
+    match dtype {
+        Dtype::F32 => bytes.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)).collect(),
+        Dtype::F16 => bytes.as_chunks().0.iter().map(|&b| half::f16::from_le_bytes(b).to_f32()).collect(),
+        Dtype::Bf16 => bytes.as_chunks().0.iter().map(|&b| half::bf16::from_le_bytes(b).to_f32()).collect(),
+    }
+}

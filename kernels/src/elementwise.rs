@@ -1,0 +1,272 @@
+//! Operations with little work per number: norm, rotary embedding, SiLU, sums. Rows are shared out over threads when there
+//! are enough of them.
+
+use crate::{
+    cpu::Cpu,
+    disjoint::Disjoint,
+    dtype::{load_part, store_part},
+    exp::exp,
+    simd::{Kernel, LANES, Simd},
+};
+use std::ops::Range;
+
+/// `x = weight * x / sqrt(mean(x²) + epsilon)` for every row of `weight.len()` numbers (Zhang & Sennrich, 2019).
+pub fn rms_norm(cpu: &Cpu, x: &mut [f32], weight: &[f32], epsilon: f32) {
+    share_rows(cpu, x, weight.len(), |_, x| cpu.isa().dispatch(RmsNorm { x, weight, epsilon }));
+}
+
+/// Rotates pairs of each head's numbers: `(x[i], x[i + d/2])` by the angle whose cosine and sine are `cos[i]` and `sin[i]` of
+/// that row (Su et al., 2021, in the half-split order of Hugging Face checkpoints).
+/// `x` is `[rows, heads, head_dim]`; `cos` and `sin` are `[rows, head_dim / 2]`.
+pub fn rotate(cpu: &Cpu, x: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32]) {
+    let half = head_dim / 2;
+    assert!(half > 0 && head_dim.is_multiple_of(2), "head_dim is even");
+    assert!(cos.len() == sin.len() && cos.len().is_multiple_of(half), "cos and sin are [rows, head_dim / 2]");
+    let rows = cos.len() / half;
+    if rows == 0 {
+        return;
+    }
+    assert!(x.len().is_multiple_of(rows * head_dim), "x is [rows, heads, head_dim]");
+    share_rows(cpu, x, x.len() / rows, |rows, x| {
+        let angles = rows.start * half..rows.end * half;
+        cpu.isa().dispatch(Rotate { x, rows: rows.len(), cos: &cos[angles.clone()], sin: &sin[angles] });
+    });
+}
+
+/// `gate = gate * sigmoid(gate) * up`.
+pub fn silu_mul(cpu: &Cpu, gate: &mut [f32], up: &[f32]) {
+    assert_eq!(gate.len(), up.len(), "gate and up have one shape");
+    share_rows(cpu, gate, 1, |rows, gate| cpu.isa().dispatch(SiluMul { gate, up: &up[rows] }));
+}
+
+/// `x += y`.
+pub fn add(cpu: &Cpu, x: &mut [f32], y: &[f32]) {
+    assert_eq!(x.len(), y.len(), "x and y have one shape");
+    share_rows(cpu, x, 1, |rows, x| cpu.isa().dispatch(Add { x, y: &y[rows] }));
+}
+
+/// `x += bias` for every row of `bias.len()` numbers.
+pub fn add_bias(cpu: &Cpu, x: &mut [f32], bias: &[f32]) {
+    share_rows(cpu, x, bias.len(), |_, x| {
+        for x in x.chunks_exact_mut(bias.len()) {
+            cpu.isa().dispatch(Add { x, y: bias });
+        }
+    });
+}
+
+/// Calls `task(rows, numbers of those rows)` for all rows of `x`, in parallel if that is worth it.
+fn share_rows(cpu: &Cpu, x: &mut [f32], width: usize, task: impl Fn(Range<usize>, &mut [f32]) + Sync + Send) {
+    assert!(width > 0 && x.len().is_multiple_of(width), "whole rows of {width}");
+    let rows = x.len() / width;
+    let per_task = cpu.rows_per_task(width);
+    if rows <= per_task {
+        return task(0..rows, x);
+    }
+    let x = Disjoint::new(x);
+    cpu.for_each(rows.div_ceil(per_task), |i| {
+        let rows = i * per_task..((i + 1) * per_task).min(rows);
+        // SAFETY: tasks have disjoint rows.
+        let part = unsafe { x.part(rows.start * width..rows.end * width) };
+        task(rows, part);
+    });
+}
+
+struct RmsNorm<'a> {
+    x: &'a mut [f32],
+    weight: &'a [f32],
+    epsilon: f32,
+}
+
+impl Kernel for RmsNorm<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let width = self.weight.len();
+        let (weights, weights_rest) = self.weight.as_chunks::<LANES>();
+        for row in self.x.chunks_exact_mut(width) {
+            let (chunks, rest) = row.as_chunks_mut::<LANES>();
+            let mut squares = simd.zero();
+            for x in chunks.iter() {
+                let x = simd.load(x);
+                squares = simd.fma(x, x, squares);
+            }
+            let x_rest = load_part(simd, rest);
+            squares = simd.fma(x_rest, x_rest, squares);
+            let scale = simd.splat(1.0 / (simd.sum(squares) / width as f32 + self.epsilon).sqrt());
+            for (x, weight) in chunks.iter_mut().zip(weights) {
+                simd.store(simd.mul(simd.load(weight), simd.mul(simd.load(x), scale)), x);
+            }
+            if !rest.is_empty() {
+                store_part(simd, simd.mul(load_part(simd, weights_rest), simd.mul(x_rest, scale)), rest);
+            }
+        }
+    }
+}
+
+struct Rotate<'a> {
+    x: &'a mut [f32],
+    rows: usize,
+    cos: &'a [f32],
+    sin: &'a [f32],
+}
+
+impl Kernel for Rotate<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let half = self.cos.len() / self.rows;
+        let turn = |a, b, cos, sin| (simd.sub(simd.mul(a, cos), simd.mul(b, sin)), simd.fma(b, cos, simd.mul(a, sin)));
+        let angles = self.cos.chunks_exact(half).zip(self.sin.chunks_exact(half));
+        for (row, (cos, sin)) in self.x.chunks_exact_mut(self.x.len() / self.rows).zip(angles) {
+            let (cos, cos_rest) = cos.as_chunks::<LANES>();
+            let (sin, sin_rest) = sin.as_chunks::<LANES>();
+            for head in row.chunks_exact_mut(2 * half) {
+                let (a, b) = head.split_at_mut(half);
+                let (a, a_rest) = a.as_chunks_mut::<LANES>();
+                let (b, b_rest) = b.as_chunks_mut::<LANES>();
+                for i in 0..cos.len() {
+                    let (new_a, new_b) = turn(simd.load(&a[i]), simd.load(&b[i]), simd.load(&cos[i]), simd.load(&sin[i]));
+                    simd.store(new_a, &mut a[i]);
+                    simd.store(new_b, &mut b[i]);
+                }
+                if !a_rest.is_empty() {
+                    let [a, b, cos, sin] = [&*a_rest, &*b_rest, cos_rest, sin_rest].map(|x| load_part(simd, x));
+                    let (new_a, new_b) = turn(a, b, cos, sin);
+                    store_part(simd, new_a, a_rest);
+                    store_part(simd, new_b, b_rest);
+                }
+            }
+        }
+    }
+}
+
+struct SiluMul<'a> {
+    gate: &'a mut [f32],
+    up: &'a [f32],
+}
+
+impl Kernel for SiluMul<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let one = simd.splat(1.0);
+        let activate = |gate, up| {
+            let sigmoid = simd.div(one, simd.add(one, exp(simd, simd.sub(simd.zero(), gate))));
+            simd.mul(simd.mul(gate, sigmoid), up)
+        };
+        let (gates, gates_rest) = self.gate.as_chunks_mut::<LANES>();
+        let (ups, ups_rest) = self.up.as_chunks::<LANES>();
+        for (gate, up) in gates.iter_mut().zip(ups) {
+            simd.store(activate(simd.load(gate), simd.load(up)), gate);
+        }
+        if !gates_rest.is_empty() {
+            store_part(simd, activate(load_part(simd, gates_rest), load_part(simd, ups_rest)), gates_rest);
+        }
+    }
+}
+
+struct Add<'a> {
+    x: &'a mut [f32],
+    y: &'a [f32],
+}
+
+impl Kernel for Add<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let (xs, xs_rest) = self.x.as_chunks_mut::<LANES>();
+        let (ys, ys_rest) = self.y.as_chunks::<LANES>();
+        for (x, y) in xs.iter_mut().zip(ys) {
+            simd.store(simd.add(simd.load(x), simd.load(y)), x);
+        }
+        if !xs_rest.is_empty() {
+            store_part(simd, simd.add(load_part(simd, xs_rest), load_part(simd, ys_rest)), xs_rest);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{close, cpus, numbers};
+
+    const WIDTHS: [usize; 5] = [1, 15, 16, 24, 2050];
+
+    /// Runs `op` on a copy of `x` everywhere: the same bits each time. Returns them.
+    fn everywhere(x: &[f32], op: impl Fn(&Cpu, &mut [f32])) -> Vec<f32> {
+        let results: Vec<Vec<f32>> = cpus()
+            .iter()
+            .map(|cpu| {
+                let mut y = x.to_vec();
+                op(cpu, &mut y);
+                y
+            })
+            .collect();
+        assert!(results.iter().all(|y| *y == results[0]));
+        results[0].clone()
+    }
+
+    #[test]
+    fn rms_norm_matches_the_reference() {
+        for width in WIDTHS {
+            let (x, weight) = (numbers(width * 67, 1), numbers(width, 2));
+            let y = everywhere(&x, |cpu, x| rms_norm(cpu, x, &weight, 1e-5));
+            for (x, y) in x.chunks(width).zip(y.chunks(width)) {
+                let mean = x.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>() / width as f64;
+                let expected = x.iter().zip(&weight).map(|(&x, &w)| f64::from(w) * f64::from(x) / (mean + 1e-5).sqrt());
+                close(y, expected, 1e-6);
+            }
+        }
+    }
+
+    #[test]
+    fn rotate_matches_the_reference() {
+        for (rows, heads, head_dim) in [(1, 1, 2), (3, 2, 24), (5, 3, 64), (700, 2, 80)] {
+            let x = numbers(rows * heads * head_dim, 3);
+            let half = head_dim / 2;
+            let angles = numbers(rows * half, 4);
+            let cos: Vec<f32> = angles.iter().map(|a| a.cos()).collect();
+            let sin: Vec<f32> = angles.iter().map(|a| a.sin()).collect();
+            let y = everywhere(&x, |cpu, x| rotate(cpu, x, head_dim, &cos, &sin));
+            let expected = (0..x.len()).map(|i| {
+                let (row, d) = (i / (heads * head_dim), i % head_dim);
+                let angle = row * half + d % half;
+                let (cos, sin) = (f64::from(cos[angle]), f64::from(sin[angle]));
+                if d < half {
+                    f64::from(x[i]) * cos - f64::from(x[i + half]) * sin
+                } else {
+                    f64::from(x[i]) * cos + f64::from(x[i - half]) * sin
+                }
+            });
+            close(&y, expected, 1e-6);
+        }
+    }
+
+    #[test]
+    fn silu_mul_matches_the_reference() {
+        for width in [1, 15, 16, 100, 200_001] {
+            let gate: Vec<f32> = numbers(width, 5).iter().map(|x| x * 30.0).collect();
+            let up = numbers(width, 6);
+            let y = everywhere(&gate, |cpu, gate| silu_mul(cpu, gate, &up));
+            let expected = gate.iter().zip(&up).map(|(&g, &u)| f64::from(g) / (1.0 + (-f64::from(g)).exp()) * f64::from(u));
+            close(&y, expected, 1e-5);
+        }
+        let extremes = everywhere(&[-1e30, 1e30, -100.0, 100.0], |cpu, gate| silu_mul(cpu, gate, &[1.0; 4]));
+        assert!(extremes[0].abs() < 1e-6 && extremes[1] == 1e30 && extremes[2].abs() < 1e-30 && extremes[3] == 100.0);
+    }
+
+    #[test]
+    fn sums_match_the_reference() {
+        for width in WIDTHS {
+            let (x, y, bias) = (numbers(width * 67, 7), numbers(width * 67, 8), numbers(width, 9));
+            let sums = everywhere(&x, |cpu, x| add(cpu, x, &y));
+            assert!(sums.iter().zip(x.iter().zip(&y)).all(|(sum, (x, y))| *sum == x + y));
+            let sums = everywhere(&x, |cpu, x| add_bias(cpu, x, &bias));
+            assert!(sums.iter().zip(x.iter().zip(bias.iter().cycle())).all(|(sum, (x, y))| *sum == x + y));
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! The 16 lanes as two 256-bit registers: lanes 0 to 7 and 8 to 15.
+
+use super::{Kernel, LANES, Simd};
+use std::arch::x86_64::*;
+
+/// Proof of AVX2, FMA and F16C: made only by [`run`].
+#[derive(Clone, Copy)]
+pub(crate) struct Avx2(());
+
+/// Runs `kernel` with AVX2, FMA and F16C enabled.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn run<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run(Avx2(()))
+}
+
+/// An expression of intrinsics inside a method of [`Avx2`].
+macro_rules! intrinsics {
+    ($($body:tt)*) => {
+        // SAFETY: `self` exists only where AVX2, FMA and F16C are enabled, and pointers come from references to arrays of the
+        // full width.
+        unsafe { $($body)* }
+    };
+}
+
+type V = [__m256; 2];
+
+/// Eight bf16 to f32.
+#[inline(always)]
+fn bf16x8(_: Avx2, x: &[u8; 16]) -> __m256 {
+    intrinsics!(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(x.as_ptr().cast())))))
+}
+
+/// Eight f32, rounded to bf16, as the low halves of 32-bit lanes.
+#[inline(always)]
+fn to_bf16x8(_: Avx2, v: __m256) -> __m256i {
+    intrinsics! {
+        let bits = _mm256_castps_si256(v);
+        let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+        _mm256_srli_epi32::<16>(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))))
+    }
+}
+
+/// Both halves of 32 bytes.
+#[inline(always)]
+fn halves(x: &[u8; 32]) -> (&[u8; 16], &[u8; 16]) {
+    let (halves, _) = x.as_chunks::<16>();
+    (&halves[0], &halves[1])
+}
+
+impl Simd for Avx2 {
+    type V = V;
+
+    const WIDE_TILES: bool = false;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> V {
+        intrinsics!([_mm256_set1_ps(x); 2])
+    }
+
+    #[inline(always)]
+    fn load(self, x: &[f32; LANES]) -> V {
+        intrinsics!([_mm256_loadu_ps(x.as_ptr()), _mm256_loadu_ps(x.as_ptr().add(8))])
+    }
+
+    #[inline(always)]
+    fn store(self, v: V, to: &mut [f32; LANES]) {
+        intrinsics! {
+            _mm256_storeu_ps(to.as_mut_ptr(), v[0]);
+            _mm256_storeu_ps(to.as_mut_ptr().add(8), v[1]);
+        }
+    }
+
+    #[inline(always)]
+    fn load_f32_bytes(self, x: &[u8; 64]) -> V {
+        intrinsics!([_mm256_loadu_ps(x.as_ptr().cast()), _mm256_loadu_ps(x.as_ptr().add(32).cast())])
+    }
+
+    #[inline(always)]
+    fn load_f16_bytes(self, x: &[u8; 32]) -> V {
+        let (lo, hi) = halves(x);
+        intrinsics!([_mm256_cvtph_ps(_mm_loadu_si128(lo.as_ptr().cast())), _mm256_cvtph_ps(_mm_loadu_si128(hi.as_ptr().cast()))])
+    }
+
+    #[inline(always)]
+    fn load_bf16_bytes(self, x: &[u8; 32]) -> V {
+        let (lo, hi) = halves(x);
+        [bf16x8(self, lo), bf16x8(self, hi)]
+    }
+
+    #[inline(always)]
+    fn store_f32_bytes(self, v: V, to: &mut [u8; 64]) {
+        intrinsics! {
+            _mm256_storeu_ps(to.as_mut_ptr().cast(), v[0]);
+            _mm256_storeu_ps(to.as_mut_ptr().add(32).cast(), v[1]);
+        }
+    }
+
+    #[inline(always)]
+    fn store_f16_bytes(self, v: V, to: &mut [u8; 32]) {
+        intrinsics! {
+            _mm_storeu_si128(to.as_mut_ptr().cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v[0]));
+            _mm_storeu_si128(to.as_mut_ptr().add(16).cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v[1]));
+        }
+    }
+
+    #[inline(always)]
+    fn store_bf16_bytes(self, v: V, to: &mut [u8; 32]) {
+        let (lo, hi) = (to_bf16x8(self, v[0]), to_bf16x8(self, v[1]));
+        // The pack works within 128-bit halves, so the middle quarters change places afterwards.
+        intrinsics!(_mm256_storeu_si256(to.as_mut_ptr().cast(), _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(lo, hi))))
+    }
+
+    #[inline(always)]
+    fn add(self, a: V, b: V) -> V {
+        intrinsics!([_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])])
+    }
+
+    #[inline(always)]
+    fn sub(self, a: V, b: V) -> V {
+        intrinsics!([_mm256_sub_ps(a[0], b[0]), _mm256_sub_ps(a[1], b[1])])
+    }
+
+    #[inline(always)]
+    fn mul(self, a: V, b: V) -> V {
+        intrinsics!([_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])])
+    }
+
+    #[inline(always)]
+    fn div(self, a: V, b: V) -> V {
+        intrinsics!([_mm256_div_ps(a[0], b[0]), _mm256_div_ps(a[1], b[1])])
+    }
+
+    #[inline(always)]
+    fn fma(self, a: V, b: V, c: V) -> V {
+        intrinsics!([_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])])
+    }
+
+    #[inline(always)]
+    fn max(self, a: V, b: V) -> V {
+        intrinsics!([_mm256_max_ps(a[0], b[0]), _mm256_max_ps(a[1], b[1])])
+    }
+
+    #[inline(always)]
+    fn min(self, a: V, b: V) -> V {
+        intrinsics!([_mm256_min_ps(a[0], b[0]), _mm256_min_ps(a[1], b[1])])
+    }
+
+    #[inline(always)]
+    fn zero_where_less(self, x: V, limit: V, v: V) -> V {
+        intrinsics! {
+            std::array::from_fn(|i| _mm256_andnot_ps(_mm256_cmp_ps::<_CMP_LT_OQ>(x[i], limit[i]), v[i]))
+        }
+    }
+
+    #[inline(always)]
+    fn exp2_of_shifted(self, v: V) -> V {
+        intrinsics! {
+            v.map(|v| _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32::<23>(_mm256_castps_si256(v)), _mm256_set1_epi32(0x3f80_0000))))
+        }
+    }
+
+    #[inline(always)]
+    fn sum(self, v: V) -> f32 {
+        intrinsics! {
+            let v = _mm256_add_ps(v[0], v[1]);
+            let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+            let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
+            _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! The 16 lanes as one 512-bit register.
+
+use super::{Kernel, LANES, Simd};
+use std::arch::x86_64::*;
+
+/// Proof of AVX-512 F: made only by [`run`].
+#[derive(Clone, Copy)]
+pub(crate) struct Avx512(());
+
+/// Runs `kernel` with AVX-512 enabled.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+pub(super) fn run<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run(Avx512(()))
+}
+
+/// An expression of intrinsics inside a method of [`Avx512`].
+macro_rules! intrinsics {
+    ($($body:tt)*) => {
+        // SAFETY: `self` exists only where AVX-512 is enabled, and pointers come from references to arrays of the full width.
+        unsafe { $($body)* }
+    };
+}
+
+impl Simd for Avx512 {
+    type V = __m512;
+
+    const WIDE_TILES: bool = true;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> __m512 {
+        intrinsics!(_mm512_set1_ps(x))
+    }
+
+    #[inline(always)]
+    fn load(self, x: &[f32; LANES]) -> __m512 {
+        intrinsics!(_mm512_loadu_ps(x.as_ptr()))
+    }
+
+    #[inline(always)]
+    fn store(self, v: __m512, to: &mut [f32; LANES]) {
+        intrinsics!(_mm512_storeu_ps(to.as_mut_ptr(), v))
+    }
+
+    #[inline(always)]
+    fn load_f32_bytes(self, x: &[u8; 64]) -> __m512 {
+        intrinsics!(_mm512_loadu_ps(x.as_ptr().cast()))
+    }
+
+    #[inline(always)]
+    fn load_f16_bytes(self, x: &[u8; 32]) -> __m512 {
+        intrinsics!(_mm512_cvtph_ps(_mm256_loadu_si256(x.as_ptr().cast())))
+    }
+
+    #[inline(always)]
+    fn load_bf16_bytes(self, x: &[u8; 32]) -> __m512 {
+        intrinsics!(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(x.as_ptr().cast())))))
+    }
+
+    #[inline(always)]
+    fn store_f32_bytes(self, v: __m512, to: &mut [u8; 64]) {
+        intrinsics!(_mm512_storeu_ps(to.as_mut_ptr().cast(), v))
+    }
+
+    #[inline(always)]
+    fn store_f16_bytes(self, v: __m512, to: &mut [u8; 32]) {
+        intrinsics!(_mm256_storeu_si256(to.as_mut_ptr().cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v)))
+    }
+
+    #[inline(always)]
+    fn store_bf16_bytes(self, v: __m512, to: &mut [u8; 32]) {
+        intrinsics! {
+            let bits = _mm512_castps_si512(v);
+            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+            let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+            _mm256_storeu_si256(to.as_mut_ptr().cast(), _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(rounded)))
+        }
+    }
+
+    #[inline(always)]
+    fn add(self, a: __m512, b: __m512) -> __m512 {
+        intrinsics!(_mm512_add_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn sub(self, a: __m512, b: __m512) -> __m512 {
+        intrinsics!(_mm512_sub_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn mul(self, a: __m512, b: __m512) -> __m512 {
+        intrinsics!(_mm512_mul_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn div(self, a: __m512, b: __m512) -> __m512 {
+        intrinsics!(_mm512_div_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        intrinsics!(_mm512_fmadd_ps(a, b, c))
+    }
+
+    #[inline(always)]
+    fn max(self, a: __m512, b: __m512) -> __m512 {
+        intrinsics!(_mm512_max_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn min(self, a: __m512, b: __m512) -> __m512 {
+        intrinsics!(_mm512_min_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn zero_where_less(self, x: __m512, limit: __m512, v: __m512) -> __m512 {
+        intrinsics!(_mm512_maskz_mov_ps(!_mm512_cmp_ps_mask::<_CMP_LT_OQ>(x, limit), v))
+    }
+
+    #[inline(always)]
+    fn exp2_of_shifted(self, v: __m512) -> __m512 {
+        intrinsics!(_mm512_castsi512_ps(_mm512_add_epi32(_mm512_slli_epi32::<23>(_mm512_castps_si512(v)), _mm512_set1_epi32(0x3f80_0000))))
+    }
+
+    #[inline(always)]
+    fn sum(self, v: __m512) -> f32 {
+        intrinsics! {
+            let v = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v));
+            let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+            let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
+            _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))
+        }
+    }
+
+    /// The trees of 16 vectors side by side: each step adds halves of two vectors into one, 15 additions instead of 64.
+    #[inline(always)]
+    fn sum16(self, v: &[__m512; LANES]) -> __m512 {
+        intrinsics! {
+            // Lane i + lane i + 8. `a` in the low half, `b` in the high half.
+            let halves = |a, b| _mm512_add_ps(_mm512_shuffle_f32x4::<0b01_00_01_00>(a, b), _mm512_shuffle_f32x4::<0b11_10_11_10>(a, b));
+            // Lane i + lane i + 4, of (a, b) and (c, d): quarters a, b, c, d.
+            let quarters = |ab, cd| _mm512_add_ps(_mm512_shuffle_f32x4::<0b10_00_10_00>(ab, cd), _mm512_shuffle_f32x4::<0b11_01_11_01>(ab, cd));
+            let quads: [__m512; 4] = std::array::from_fn(|i| quarters(halves(v[i], v[i + 4]), halves(v[i + 8], v[i + 12])));
+            // Within each quarter: lane i + lane i + 2, then + 1. Vector q's quarter j holds what is left of v[q + 4 j].
+            let pairs = |a, b| _mm512_add_ps(_mm512_shuffle_ps::<0b01_00_01_00>(a, b), _mm512_shuffle_ps::<0b11_10_11_10>(a, b));
+            let (p, q) = (pairs(quads[0], quads[1]), pairs(quads[2], quads[3]));
+            _mm512_add_ps(_mm512_shuffle_ps::<0b10_00_10_00>(p, q), _mm512_shuffle_ps::<0b11_01_11_01>(p, q))
+        }
+    }
+}

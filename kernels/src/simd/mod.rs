@@ -1,0 +1,104 @@
+//! The virtual machine that all kernels are written for: vectors of 16 f32 lanes.
+//!
+//! [`Simd`] is a set of operations; a value of an implementing type is the proof that this machine has them. A kernel is a
+//! value that can [`run`](Kernel::run) on any of them; [`Isa::dispatch`] compiles it once per instruction set, inside a
+//! function with that instruction set enabled, so that everything marked `inline(always)` below it uses it.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod portable;
+
+use crate::cpu::Isa;
+
+/// Lanes of a vector.
+pub(crate) const LANES: usize = 16;
+
+/// Operations on vectors of 16 f32 lanes. Every implementation gives the same bits.
+pub(crate) trait Simd: Copy + Send + Sync {
+    type V: Copy;
+
+    /// Whether there are registers for a 4 × 4 tile of accumulators (else 2 × 2).
+    const WIDE_TILES: bool;
+
+    fn splat(self, x: f32) -> Self::V;
+    fn load(self, x: &[f32; LANES]) -> Self::V;
+    fn store(self, v: Self::V, to: &mut [f32; LANES]);
+
+    fn load_f32_bytes(self, x: &[u8; 64]) -> Self::V;
+    fn load_f16_bytes(self, x: &[u8; 32]) -> Self::V;
+    fn load_bf16_bytes(self, x: &[u8; 32]) -> Self::V;
+    fn store_f32_bytes(self, v: Self::V, to: &mut [u8; 64]);
+    /// Rounds to nearest, ties to even.
+    fn store_f16_bytes(self, v: Self::V, to: &mut [u8; 32]);
+    /// Rounds to nearest, ties to even; NaN is not kept apart from infinity (see the callers: K and V are finite).
+    fn store_bf16_bytes(self, v: Self::V, to: &mut [u8; 32]);
+
+    fn add(self, a: Self::V, b: Self::V) -> Self::V;
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V;
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    fn div(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b + c`, rounded once.
+    fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// `if a > b { a } else { b }`, so `b` where either is NaN.
+    fn max(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `if a < b { a } else { b }`, so `b` where either is NaN.
+    fn min(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `if x < limit { 0 } else { v }`.
+    fn zero_where_less(self, x: Self::V, limit: Self::V, v: Self::V) -> Self::V;
+    /// `2^n` where `v` holds `1.5 * 2^23 + n` and `-126 <= n <= 127`: moves the low mantissa bits into the exponent.
+    fn exp2_of_shifted(self, v: Self::V) -> Self::V;
+
+    /// Sum of the lanes: lane `i` with lane `i + 8`, then `+ 4`, `+ 2`, `+ 1`.
+    fn sum(self, v: Self::V) -> f32;
+
+    /// Lane `i` of the result is the sum of `v[i]`, by the same tree.
+    #[inline(always)]
+    fn sum16(self, v: &[Self::V; LANES]) -> Self::V {
+        self.load(&v.map(|v| self.sum(v)))
+    }
+
+    #[inline(always)]
+    fn zero(self) -> Self::V {
+        self.splat(0.0)
+    }
+
+    #[inline(always)]
+    fn to_array(self, v: Self::V) -> [f32; LANES] {
+        let mut a = [0.0; LANES];
+        self.store(v, &mut a);
+        a
+    }
+
+    /// The largest lane. Lanes must not be NaN.
+    #[inline(always)]
+    fn max_lane(self, v: Self::V) -> f32 {
+        self.to_array(v).into_iter().fold(f32::NEG_INFINITY, f32::max)
+    }
+}
+
+/// A computation that can be compiled for every instruction set.
+pub(crate) trait Kernel {
+    type Output;
+    /// Must be `#[inline(always)]`, as everything below it that uses `simd`.
+    fn run<S: Simd>(self, simd: S) -> Self::Output;
+}
+
+impl Isa {
+    /// Runs `kernel` on this instruction set, which must be available (a [`Cpu`](crate::Cpu) has checked that).
+    pub(crate) fn dispatch<K: Kernel>(self, kernel: K) -> K::Output {
+        debug_assert!(self.is_available());
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: an `Isa` that is dispatched on was found available.
+            Isa::Avx512 => unsafe { avx512::run(kernel) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Isa::Avx2 => unsafe { avx2::run(kernel) },
+            #[cfg(not(target_arch = "x86_64"))]
+            Isa::Avx512 | Isa::Avx2 => unreachable!("not available on this architecture"),
+            Isa::Portable => kernel.run(portable::Portable),
+        }
+    }
+}

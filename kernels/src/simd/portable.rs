@@ -1,0 +1,135 @@
+//! The 16 lanes as an array: the definition that the others are held to. Compilers vectorize it where `mul_add` is an
+//! instruction of the base target (aarch64, say).
+
+use super::{LANES, Simd};
+use half::f16;
+use std::array::from_fn;
+
+#[derive(Clone, Copy)]
+pub(crate) struct Portable;
+
+type V = [f32; LANES];
+
+#[inline(always)]
+fn half_words(x: &[u8; 32], to_f32: impl Fn(u16) -> f32) -> V {
+    let (pairs, _) = x.as_chunks::<2>();
+    from_fn(|i| to_f32(u16::from_le_bytes(pairs[i])))
+}
+
+#[inline(always)]
+fn to_half_words(v: V, to: &mut [u8; 32], from_f32: impl Fn(f32) -> u16) {
+    let (pairs, _) = to.as_chunks_mut::<2>();
+    for (pair, x) in pairs.iter_mut().zip(v) {
+        *pair = from_f32(x).to_le_bytes();
+    }
+}
+
+impl Simd for Portable {
+    type V = V;
+
+    const WIDE_TILES: bool = false;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> V {
+        [x; LANES]
+    }
+
+    #[inline(always)]
+    fn load(self, x: &[f32; LANES]) -> V {
+        *x
+    }
+
+    #[inline(always)]
+    fn store(self, v: V, to: &mut [f32; LANES]) {
+        *to = v;
+    }
+
+    #[inline(always)]
+    fn load_f32_bytes(self, x: &[u8; 64]) -> V {
+        let (words, _) = x.as_chunks::<4>();
+        from_fn(|i| f32::from_le_bytes(words[i]))
+    }
+
+    #[inline(always)]
+    fn load_f16_bytes(self, x: &[u8; 32]) -> V {
+        half_words(x, |bits| f16::from_bits(bits).to_f32())
+    }
+
+    #[inline(always)]
+    fn load_bf16_bytes(self, x: &[u8; 32]) -> V {
+        half_words(x, |bits| f32::from_bits(u32::from(bits) << 16))
+    }
+
+    #[inline(always)]
+    fn store_f32_bytes(self, v: V, to: &mut [u8; 64]) {
+        let (words, _) = to.as_chunks_mut::<4>();
+        for (word, x) in words.iter_mut().zip(v) {
+            *word = x.to_le_bytes();
+        }
+    }
+
+    #[inline(always)]
+    fn store_f16_bytes(self, v: V, to: &mut [u8; 32]) {
+        to_half_words(v, to, |x| f16::from_f32(x).to_bits());
+    }
+
+    #[inline(always)]
+    fn store_bf16_bytes(self, v: V, to: &mut [u8; 32]) {
+        to_half_words(v, to, |x| {
+            let bits = x.to_bits();
+            (bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16
+        });
+    }
+
+    #[inline(always)]
+    fn add(self, a: V, b: V) -> V {
+        from_fn(|i| a[i] + b[i])
+    }
+
+    #[inline(always)]
+    fn sub(self, a: V, b: V) -> V {
+        from_fn(|i| a[i] - b[i])
+    }
+
+    #[inline(always)]
+    fn mul(self, a: V, b: V) -> V {
+        from_fn(|i| a[i] * b[i])
+    }
+
+    #[inline(always)]
+    fn div(self, a: V, b: V) -> V {
+        from_fn(|i| a[i] / b[i])
+    }
+
+    #[inline(always)]
+    fn fma(self, a: V, b: V, c: V) -> V {
+        from_fn(|i| a[i].mul_add(b[i], c[i]))
+    }
+
+    #[inline(always)]
+    fn max(self, a: V, b: V) -> V {
+        from_fn(|i| if a[i] > b[i] { a[i] } else { b[i] })
+    }
+
+    #[inline(always)]
+    fn min(self, a: V, b: V) -> V {
+        from_fn(|i| if a[i] < b[i] { a[i] } else { b[i] })
+    }
+
+    #[inline(always)]
+    fn zero_where_less(self, x: V, limit: V, v: V) -> V {
+        from_fn(|i| if x[i] < limit[i] { 0.0 } else { v[i] })
+    }
+
+    #[inline(always)]
+    fn exp2_of_shifted(self, v: V) -> V {
+        v.map(|x| f32::from_bits((x.to_bits() << 23).wrapping_add(0x3f80_0000)))
+    }
+
+    #[inline(always)]
+    fn sum(self, v: V) -> f32 {
+        let v: [f32; 8] = from_fn(|i| v[i] + v[i + 8]);
+        let v: [f32; 4] = from_fn(|i| v[i] + v[i + 4]);
+        (v[0] + v[2]) + (v[1] + v[3])
+    }
+}

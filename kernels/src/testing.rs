@@ -1,0 +1,31 @@
+//! What the kernels' tests share.
+
+use crate::cpu::{Cpu, Isa};
+
+/// One of each available instruction set, alone and with threads.
+pub(crate) fn cpus() -> Vec<Cpu> {
+    let isas = Isa::ALL.into_iter().filter(|isa| isa.is_available());
+    isas.flat_map(|isa| [1, 3].map(|threads| Cpu::new(Some(isa), threads).unwrap())).collect()
+}
+
+/// Numbers in [-1, 1), the same for the same seed (xorshift).
+pub(crate) fn numbers(count: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+/// Asserts that each number is within `tolerance` of what is expected, relative to that or to 1.
+pub(crate) fn close(got: &[f32], expected: impl Iterator<Item = f64>, tolerance: f64) {
+    let mut count = 0;
+    for (i, (&got, expected)) in got.iter().zip(expected).enumerate() {
+        assert!((f64::from(got) - expected).abs() <= tolerance * expected.abs().max(1.0), "[{i}] {got} is not {expected}");
+        count += 1;
+    }
+    assert_eq!(count, got.len());
+}

@@ -1,0 +1,104 @@
+//! A worker's way to every pool node: one connection per node, made when first needed and again after it broke.
+
+use crate::client::{Block, Miss, PoolClient, PoolError, PutReport, TransferCounters, TransportChoice};
+use parking_lot::Mutex;
+use std::{collections::HashMap, net::SocketAddr, sync::Arc, time::Duration};
+use tidemill_proto::{
+    block::{BlockKey, LayoutFingerprint},
+    ids::RequestId,
+    link::Endpoint,
+    message::Report,
+    uplink::Reporter,
+};
+use tokio::sync::mpsc;
+
+/// Clones share the connections.
+#[derive(Clone, Debug)]
+pub struct PoolClients(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    endpoint: Endpoint,
+    layout: LayoutFingerprint,
+    block_bytes: usize,
+    choice: TransportChoice,
+    counters: Arc<TransferCounters>,
+    /// One lock per node, so that a node that does not answer delays only who wants that node.
+    nodes: Mutex<HashMap<SocketAddr, Arc<tokio::sync::Mutex<Option<PoolClient>>>>>,
+}
+
+impl PoolClients {
+    pub fn new(endpoint: Endpoint, layout: LayoutFingerprint, block_bytes: usize, force_quic: bool) -> Self {
+        let choice = if force_quic { TransportChoice::Quic } else { TransportChoice::Auto };
+        let counters = Arc::new(TransferCounters::default());
+        Self(Arc::new(Inner { endpoint, layout, block_bytes, choice, counters, nodes: Mutex::default() }))
+    }
+
+    /// Fetches `keys` from the node at `addr`, waiting for each at most `wait`, and delivers one result per key as they come.
+    /// A node that cannot be reached is a miss of every key.
+    pub async fn fetch<T: Send>(
+        self,
+        addr: SocketAddr,
+        keys: Vec<BlockKey>,
+        wait: Duration,
+        deliver: mpsc::Sender<T>,
+        wrap: impl Fn(usize, Result<Block, Miss>) -> T + Send,
+    ) {
+        let count = keys.len();
+        match self.client(addr).await {
+            Ok(client) => {
+                let mut fetch = client.get(keys, wait);
+                while let Some((index, result)) = fetch.next().await {
+                    if deliver.send(wrap(index, result)).await.is_err() {
+                        return;
+                    }
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%addr, %error, "pool node is out of reach");
+                self.0.counters.miss(Miss::Unreachable, count as u64);
+                for index in 0..count {
+                    if deliver.send(wrap(index, Err(Miss::Unreachable))).await.is_err() {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Publishes full blocks at the node at `addr`.
+    pub async fn put(&self, addr: SocketAddr, origin: RequestId, blocks: Vec<(BlockKey, Vec<u8>)>) -> Result<PutReport, PoolError> {
+        self.client(addr).await?.put(origin, blocks).await
+    }
+
+    /// Length of the leading run of `keys` that the node at `addr` holds.
+    pub async fn match_prefix(&self, addr: SocketAddr, keys: &[BlockKey]) -> Result<usize, PoolError> {
+        self.client(addr).await?.match_prefix(keys).await
+    }
+
+    /// A heartbeat's report: the engine's `latest`, with what was moved. Steps are reported once.
+    pub fn reporter(&self, latest: Arc<Mutex<Report>>) -> Reporter {
+        let pools = self.clone();
+        Arc::new(move || {
+            let mut latest = latest.lock();
+            let steps = std::mem::take(&mut latest.steps);
+            let mut report = Report { steps, ..latest.clone() };
+            (report.counters.transfer, report.counters.misses) = pools.0.counters.snapshot();
+            report
+        })
+    }
+
+    async fn client(&self, addr: SocketAddr) -> Result<PoolClient, PoolError> {
+        let node = Arc::clone(self.0.nodes.lock().entry(addr).or_default());
+        let mut client = node.lock().await;
+        match &*client {
+            Some(open) if open.is_open() => Ok(open.clone()),
+            _ => {
+                let Inner { endpoint, layout, block_bytes, choice, counters, .. } = &*self.0;
+                let fresh = PoolClient::connect(endpoint, addr, *layout, *block_bytes, *choice, Arc::clone(counters)).await?;
+                tracing::info!(%addr, transport = ?fresh.transport(), "pool node connected");
+                Ok(client.insert(fresh).clone())
+            }
+        }
+    }
+}

@@ -1,0 +1,585 @@
+//! What a pool node holds: keys to slots, and who may touch which slot. No bytes, no clock, no socket: calls come in with
+//! the time, results and [`Action`]s go out.
+//!
+//! A slot's life:
+//!
+//! ```text
+//!        put_start           put_end              evicted by put_start
+//! 1 free ────────► 2 reserved ────────► 3 published ──────────────────► (2 reserved, for another key)
+//!     ▲                │  │                  │
+//!     ├── put_revoke ──┘  │ deadline,        │ forget while leased
+//!     │                   │ client gone      │
+//!     └──── time is up ─── 4 quarantined ◄───┘        (3 published ── forget ──► 1 free, when not leased)
+//! ```
+//!
+//! 1. **free**: nobody's, content meaningless
+//! 2. **reserved**: one writer may write it until a deadline; its key is in flight and found by nobody. The slot got a
+//!    new generation when it was reserved, so who still reads what was there before can tell.
+//! 3. **published**: full, immutable, found by its key; leased by readers or else a candidate for eviction
+//! 4. **quarantined**: found by nobody and given to nobody, because a writer that was cut off may still be writing
+//!
+//! Every wait, lease and reservation has a deadline, so whatever a dead peer held is free again within
+//! [`Limits::reclaim_max`].
+
+mod events;
+mod leases;
+mod timers;
+mod waits;
+
+pub use events::Events;
+
+use crate::eviction::EvictionPolicy;
+use events::EventLog;
+use leases::{Lease, Leases};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
+    time::Duration,
+};
+use tidemill_proto::{
+    block::BlockKey,
+    ids::RequestId,
+    message::PoolEvent,
+    pool::{CallId, Found, LeaseId, MissReason, Reservation, SlotRef, Tier, Via, Written},
+};
+use timers::{TimerId, Timers};
+use waits::{Get, Waits};
+
+/// One client's connection. Never used again.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct ClientId(pub u64);
+
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// From `put_start` to `put_end`.
+    pub put_deadline: Duration,
+    /// From handing out blocks to the end of the reader's claim on them.
+    pub lease: Duration,
+}
+
+impl Limits {
+    /// How long after its deadline a reserved slot is kept from others: a writer that looked at the clock just before
+    /// the deadline has finished its copy by then.
+    pub const QUARANTINE: Duration = Duration::from_millis(500);
+
+    /// How long `match_prefix` keeps what it found: enough for the get that follows at once.
+    pub const MATCH_LEASE: Duration = Duration::from_secs(1);
+
+    /// Nothing that a dead or silent peer held stays longer than this.
+    pub fn reclaim_max(&self) -> Duration {
+        (self.put_deadline + Self::QUARANTINE).max(self.lease).max(Self::MATCH_LEASE)
+    }
+}
+
+/// What the shell is to do, in order.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Hand these published blocks to a reader. They are leased to it.
+    Found { client: ClientId, call: CallId, via: Via, lease: LeaseId, blocks: Vec<Found> },
+    /// Tell a reader that these blocks of its get will not come.
+    Missed { client: ClientId, call: CallId, reason: MissReason, indexes: Vec<u32> },
+}
+
+/// Slots by state; they add up to all slots.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    pub free: usize,
+    pub reserved: usize,
+    /// Published and not leased.
+    pub cached: usize,
+    pub leased: usize,
+    pub quarantined: usize,
+}
+
+/// The directory of one arena.
+pub struct Directory {
+    limits: Limits,
+    slots: Vec<Slot>,
+    /// Reserved and published slots.
+    by_key: HashMap<BlockKey, u32>,
+    free: Vec<u32>,
+    policy: Box<dyn EvictionPolicy>,
+    reserved: HashMap<ClientId, BTreeSet<u32>>,
+    leases: Leases,
+    waits: Waits,
+    timers: Timers<Due>,
+    events: EventLog,
+    actions: VecDeque<Action>,
+    usage: Usage,
+}
+
+#[derive(Debug)]
+struct Slot {
+    generation: u64,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum State {
+    Free,
+    Reserved(Reserved),
+    Published(Published),
+    Quarantined,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Reserved {
+    key: BlockKey,
+    writer: ClientId,
+    origin: RequestId,
+    timer: TimerId,
+    /// The node itself is writing, on the client's behalf.
+    receiving: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Published {
+    key: BlockKey,
+    checksum: u64,
+    origin: RequestId,
+    leases: u32,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Due {
+    Reservation(u32),
+    Quarantine(u32),
+    Lease(ClientId, LeaseId),
+    Get(ClientId, CallId),
+}
+
+impl Directory {
+    /// All of `0..slots` free. `policy` must be for as many slots.
+    pub fn new(slots: u32, limits: Limits, policy: Box<dyn EvictionPolicy>) -> Self {
+        Self {
+            limits,
+            slots: (0..slots).map(|_| Slot { generation: 0, state: State::Free }).collect(),
+            by_key: HashMap::new(),
+            free: (0..slots).rev().collect(),
+            policy,
+            reserved: HashMap::new(),
+            leases: Leases::new(),
+            waits: Waits::default(),
+            timers: Timers::new(),
+            events: EventLog::new(),
+            actions: VecDeque::new(),
+            usage: Usage { free: slots as usize, ..Usage::default() },
+        }
+    }
+
+    /// Blocks of the leading run of `keys` that are published. They stay for [`Limits::MATCH_LEASE`].
+    pub fn match_prefix(&mut self, client: ClientId, keys: &[BlockKey], now: Duration) -> usize {
+        self.tick(now);
+        let run: Vec<SlotRef> = keys.iter().map_while(|key| self.published(key)).collect();
+        if !run.is_empty()
+            && let Some(lease) = self.leases.reserve_id(client)
+        {
+            self.grant(client, lease, run.clone(), now + Limits::MATCH_LEASE);
+        }
+        run.len()
+    }
+
+    /// Reserves a slot for each of `keys`, a part of a chain in order, that is neither held nor in flight. Slots come
+    /// from eviction when none is free; the keys' own blocks count as just used.
+    pub fn put_start(&mut self, client: ClientId, origin: RequestId, keys: &[BlockKey], now: Duration) -> Vec<Reservation> {
+        self.tick(now);
+        let held: Vec<u32> = keys.iter().filter_map(|key| self.published(key)).map(|at| at.slot).collect();
+        held.iter().for_each(|&slot| self.pin(slot));
+        let answers = keys.iter().map(|&key| self.reserve(client, origin, key, now)).collect();
+        held.iter().rev().for_each(|&slot| self.unpin(slot));
+        answers
+    }
+
+    /// Publishes written slots and hands them to whoever waits for them. A slot that is not (or no longer) reserved by
+    /// this client under this generation is refused: its writer is late. Returns how many were published.
+    pub fn put_end(&mut self, client: ClientId, blocks: &[Written], now: Duration) -> usize {
+        self.tick(now);
+        let mut published = 0;
+        let mut found: BTreeMap<(ClientId, CallId), (Via, Vec<Found>)> = BTreeMap::new();
+        for written in blocks.iter().rev() {
+            let Some(reserved) = self.take_reservation(client, written.at) else { continue };
+            published += 1;
+            let Reserved { key, origin, .. } = reserved;
+            let slot = written.at.slot;
+            self.slots[slot as usize].state = State::Published(Published { key, checksum: written.checksum, origin, leases: 0 });
+            self.usage.cached += 1;
+            self.policy.insert(slot, &key);
+            self.events.stored(key);
+            for woken in self.waits.wake(key) {
+                if let Some(timer) = woken.done {
+                    self.timers.cancel(timer);
+                }
+                let (_, blocks) = found.entry((woken.waiter.client, woken.waiter.call)).or_insert((woken.via, Vec::new()));
+                blocks.push(self.found(woken.waiter.index, slot));
+            }
+        }
+        for ((client, call), (via, mut blocks)) in found {
+            blocks.reverse();
+            self.hand_over(client, call, via, blocks, now);
+        }
+        published
+    }
+
+    /// Cancels reservations of slots that nobody is writing.
+    pub fn put_revoke(&mut self, client: ClientId, blocks: &[SlotRef], now: Duration) {
+        self.tick(now);
+        for &at in blocks {
+            let receiving = self.reservation(client, at).is_some_and(|reserved| reserved.receiving);
+            let Some(reserved) = self.take_reservation(client, at) else { continue };
+            self.by_key.remove(&reserved.key);
+            if receiving {
+                self.quarantine(at.slot, reserved.timer.at() + Limits::QUARANTINE);
+            } else {
+                self.set_free(at.slot);
+            }
+        }
+    }
+
+    /// The node starts to write a slot on behalf of the client that reserved it, and stops at the returned deadline at
+    /// the latest. `None`: not reserved by it (any more), or being written already.
+    pub fn receive_start(&mut self, client: ClientId, at: SlotRef, now: Duration) -> Option<Duration> {
+        self.tick(now);
+        let reserved = self.reservation(client, at).filter(|reserved| !reserved.receiving)?;
+        reserved.receiving = true;
+        Some(reserved.timer.at())
+    }
+
+    /// The node stopped writing a slot without success; its reservation ends.
+    pub fn receive_failed(&mut self, client: ClientId, at: SlotRef, now: Duration) {
+        if let Some(reserved) = self.reservation(client, at) {
+            reserved.receiving = false;
+        }
+        self.put_revoke(client, &[at], now);
+    }
+
+    /// Hands over the blocks of `keys` that are published, now, and the others when they are, if that is within `wait`.
+    /// Whether anyone reserved them yet makes no difference. A number that names an unfinished get replaces it.
+    pub fn get(&mut self, client: ClientId, call: CallId, keys: &[BlockKey], wait: Duration, via: Via, now: Duration) {
+        self.tick(now);
+        self.cancel_get(client, call);
+        let (mut found, mut waiting) = (Vec::new(), BTreeMap::new());
+        for (index, &key) in (0u32..).zip(keys) {
+            match self.published(&key) {
+                Some(at) => found.push(self.found(index, at.slot)),
+                None => drop(waiting.insert(index, key)),
+            }
+        }
+        self.hand_over(client, call, via, found, now);
+        if wait.is_zero() || waiting.len() > self.waits.room(client) {
+            self.miss(client, call, waiting.into_keys().collect());
+        } else if !waiting.is_empty() {
+            let timer = self.timers.add(now + wait, Due::Get(client, call));
+            self.waits.add(client, call, Get { via, timer, waiting });
+        }
+    }
+
+    /// Ends a get's waits without an answer.
+    pub fn cancel_get(&mut self, client: ClientId, call: CallId) {
+        if let Some(get) = self.waits.end(client, call) {
+            self.timers.cancel(get.timer);
+        }
+    }
+
+    /// Ends a lease. Ending it twice, or after it expired, changes nothing.
+    pub fn release(&mut self, client: ClientId, lease: LeaseId) {
+        if let Some(lease) = self.leases.end(client, lease) {
+            self.timers.cancel(lease.timer);
+            self.unlease(&lease.blocks);
+        }
+    }
+
+    /// Forgets a block whose bytes turned out to be wrong. Nobody finds it from now on; its slot is given to others when
+    /// no lease on it can be left.
+    pub fn forget(&mut self, at: SlotRef, now: Duration) {
+        self.tick(now);
+        let Some(Published { key, leases, .. }) = self.published_at(at) else { return };
+        self.by_key.remove(&key);
+        self.events.evicted(key);
+        if leases > 0 {
+            self.usage.leased -= 1;
+            self.quarantine(at.slot, now + self.limits.lease.max(Limits::MATCH_LEASE));
+        } else {
+            self.usage.cached -= 1;
+            self.policy.remove(at.slot);
+            self.set_free(at.slot);
+        }
+    }
+
+    /// A client's connection ended: its waits and leases end, and its reservations are out of use until nobody can be
+    /// writing there.
+    pub fn client_gone(&mut self, client: ClientId, now: Duration) {
+        self.tick(now);
+        for get in self.waits.end_client(client) {
+            self.timers.cancel(get.timer);
+        }
+        for lease in self.leases.end_client(client) {
+            self.timers.cancel(lease.timer);
+            self.unlease(&lease.blocks);
+        }
+        for slot in self.reserved.remove(&client).unwrap_or_default() {
+            self.cut_off(slot);
+        }
+    }
+
+    /// Ends what is due at `now`. Every operation does this first, so calling it late changes no answer.
+    pub fn tick(&mut self, now: Duration) {
+        while let Some(due) = self.timers.pop(now) {
+            match due {
+                Due::Reservation(slot) => self.cut_off(slot),
+                Due::Quarantine(slot) => {
+                    self.usage.quarantined -= 1;
+                    self.set_free(slot);
+                }
+                Due::Lease(client, lease) => {
+                    let lease = self.leases.end(client, lease).expect("a lease and its timer end together");
+                    self.unlease(&lease.blocks);
+                }
+                Due::Get(client, call) => {
+                    let get = self.waits.end(client, call).expect("a get and its timer end together");
+                    self.miss(client, call, get.waiting.into_keys().collect());
+                }
+            }
+        }
+    }
+
+    /// The next thing to do for a reader. Take all after each call.
+    pub fn poll_action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// What came and went since the last call.
+    pub fn take_events(&mut self) -> Events {
+        self.events.take()
+    }
+
+    pub fn has_events(&self) -> bool {
+        !self.events.is_empty()
+    }
+
+    /// Everything that is published, as events from empty.
+    pub fn snapshot(&self) -> impl Iterator<Item = PoolEvent> {
+        self.slots.iter().filter_map(|slot| match slot.state {
+            State::Published(Published { key, .. }) => Some(PoolEvent::Stored(key)),
+            _ => None,
+        })
+    }
+
+    /// What a published block's bytes must hash to. `None`: it is no longer there.
+    pub fn checksum(&self, at: SlotRef) -> Option<u64> {
+        self.published_at(at).map(|published| published.checksum)
+    }
+
+    pub fn usage(&self) -> Usage {
+        self.usage
+    }
+
+    fn published(&self, key: &BlockKey) -> Option<SlotRef> {
+        let &slot = self.by_key.get(key)?;
+        let Slot { generation, state } = &self.slots[slot as usize];
+        matches!(state, State::Published(_)).then_some(SlotRef { slot, generation: *generation })
+    }
+
+    fn published_at(&self, at: SlotRef) -> Option<Published> {
+        match self.slots.get(at.slot as usize)? {
+            Slot { generation, state: State::Published(published) } if *generation == at.generation => Some(*published),
+            _ => None,
+        }
+    }
+
+    fn found(&self, index: u32, slot: u32) -> Found {
+        let Slot { generation, state: State::Published(published) } = &self.slots[slot as usize] else {
+            unreachable!("only published slots are found");
+        };
+        let at = SlotRef { slot, generation: *generation };
+        Found { index, at, checksum: published.checksum, origin: published.origin, tier: Tier::Dram }
+    }
+
+    fn reserve(&mut self, client: ClientId, origin: RequestId, key: BlockKey, now: Duration) -> Reservation {
+        if let Some(&slot) = self.by_key.get(&key) {
+            let held = matches!(self.slots[slot as usize].state, State::Published(_));
+            return if held { Reservation::Held } else { Reservation::InFlight };
+        }
+        let Some(slot) = self.free.pop().or_else(|| self.evict()) else { return Reservation::Full };
+        self.usage.free -= 1;
+        self.usage.reserved += 1;
+        let timer = self.timers.add(now + self.limits.put_deadline, Due::Reservation(slot));
+        let entry = &mut self.slots[slot as usize];
+        entry.generation += 1;
+        entry.state = State::Reserved(Reserved { key, writer: client, origin, timer, receiving: false });
+        let generation = entry.generation;
+        self.by_key.insert(key, slot);
+        self.reserved.entry(client).or_default().insert(slot);
+        Reservation::Write(SlotRef { slot, generation })
+    }
+
+    /// A slot that the policy gives up, counted as free.
+    fn evict(&mut self) -> Option<u32> {
+        let slot = self.policy.evict()?;
+        let State::Published(Published { key, .. }) = self.slots[slot as usize].state else {
+            unreachable!("only published slots are candidates");
+        };
+        self.by_key.remove(&key);
+        self.events.evicted(key);
+        self.usage.cached -= 1;
+        self.usage.free += 1;
+        Some(slot)
+    }
+
+    fn reservation(&mut self, client: ClientId, at: SlotRef) -> Option<&mut Reserved> {
+        match self.slots.get_mut(at.slot as usize)? {
+            Slot { generation, state: State::Reserved(reserved) } if *generation == at.generation && reserved.writer == client => {
+                Some(reserved)
+            }
+            _ => None,
+        }
+    }
+
+    /// Ends a reservation of this client; the caller decides what becomes of slot and key.
+    fn take_reservation(&mut self, client: ClientId, at: SlotRef) -> Option<Reserved> {
+        let reserved = *self.reservation(client, at)?;
+        self.timers.cancel(reserved.timer);
+        self.usage.reserved -= 1;
+        let slots = self.reserved.get_mut(&client).expect("a reservation is listed under its writer");
+        slots.remove(&at.slot);
+        if slots.is_empty() {
+            self.reserved.remove(&client);
+        }
+        Some(reserved)
+    }
+
+    /// Ends a reservation whose writer may still be writing.
+    fn cut_off(&mut self, slot: u32) {
+        let State::Reserved(reserved) = self.slots[slot as usize].state else {
+            unreachable!("a reservation and its timer end together");
+        };
+        self.timers.cancel(reserved.timer);
+        if let Some(slots) = self.reserved.get_mut(&reserved.writer) {
+            slots.remove(&slot);
+            if slots.is_empty() {
+                self.reserved.remove(&reserved.writer);
+            }
+        }
+        self.usage.reserved -= 1;
+        self.by_key.remove(&reserved.key);
+        self.quarantine(slot, reserved.timer.at() + Limits::QUARANTINE);
+    }
+
+    fn quarantine(&mut self, slot: u32, until: Duration) {
+        self.slots[slot as usize].state = State::Quarantined;
+        self.usage.quarantined += 1;
+        self.timers.add(until, Due::Quarantine(slot));
+    }
+
+    fn set_free(&mut self, slot: u32) {
+        self.slots[slot as usize].state = State::Free;
+        self.usage.free += 1;
+        self.free.push(slot);
+    }
+
+    fn hand_over(&mut self, client: ClientId, call: CallId, via: Via, blocks: Vec<Found>, now: Duration) {
+        if blocks.is_empty() {
+            return;
+        }
+        let Some(lease) = self.leases.reserve_id(client) else {
+            return self.miss(client, call, blocks.iter().map(|block| block.index).collect());
+        };
+        self.grant(client, lease, blocks.iter().map(|block| block.at).collect(), now + self.limits.lease);
+        self.actions.push_back(Action::Found { client, call, via, lease, blocks });
+    }
+
+    fn miss(&mut self, client: ClientId, call: CallId, indexes: Vec<u32>) {
+        if !indexes.is_empty() {
+            self.actions.push_back(Action::Missed { client, call, reason: MissReason::Absent, indexes });
+        }
+    }
+
+    fn grant(&mut self, client: ClientId, id: LeaseId, blocks: Vec<SlotRef>, until: Duration) {
+        blocks.iter().for_each(|at| self.pin(at.slot));
+        let timer = self.timers.add(until, Due::Lease(client, id));
+        self.leases.add(client, id, Lease { blocks, timer });
+    }
+
+    /// The end of a chain first, so that it counts as the older part.
+    fn unlease(&mut self, blocks: &[SlotRef]) {
+        for &at in blocks.iter().rev() {
+            if self.published_at(at).is_some() {
+                self.unpin(at.slot);
+            }
+        }
+    }
+
+    fn pin(&mut self, slot: u32) {
+        let State::Published(published) = &mut self.slots[slot as usize].state else { unreachable!("only published slots are pinned") };
+        published.leases += 1;
+        if published.leases == 1 {
+            self.usage.cached -= 1;
+            self.usage.leased += 1;
+            self.policy.pin(slot);
+        }
+    }
+
+    fn unpin(&mut self, slot: u32) {
+        let State::Published(published) = &mut self.slots[slot as usize].state else { unreachable!("only published slots are pinned") };
+        published.leases -= 1;
+        if published.leases == 0 {
+            self.usage.leased -= 1;
+            self.usage.cached += 1;
+            self.policy.unpin(slot);
+        }
+    }
+
+    /// Panics where the books do not balance. For tests, after every step; takes time in proportion to the slots.
+    pub fn check_integrity(&self) {
+        let mut usage = Usage::default();
+        let free: HashSet<u32> = self.free.iter().copied().collect();
+        assert_eq!(free.len(), self.free.len(), "a slot is free twice");
+        let mut leases: HashMap<SlotRef, u32> = HashMap::new();
+        for (client, id, lease) in self.leases.iter() {
+            assert_eq!(self.timers.get(lease.timer), Some(&Due::Lease(client, id)), "a lease has no deadline");
+            lease.blocks.iter().for_each(|&at| *leases.entry(at).or_default() += 1);
+        }
+        for (slot, Slot { generation, state }) in (0u32..).zip(&self.slots) {
+            let listed = free.contains(&slot);
+            let candidate = self.policy.is_candidate(slot);
+            match state {
+                State::Free => {
+                    assert!(listed && !candidate, "slot {slot} is free");
+                    usage.free += 1;
+                }
+                State::Reserved(Reserved { key, writer, timer, .. }) => {
+                    assert!(!listed && !candidate, "slot {slot} is reserved");
+                    assert_eq!(self.by_key.get(key), Some(&slot), "the key of reserved slot {slot} leads elsewhere");
+                    assert!(self.reserved[writer].contains(&slot), "slot {slot} is not listed under its writer");
+                    assert_eq!(self.timers.get(*timer), Some(&Due::Reservation(slot)), "the reservation of {slot} has no deadline");
+                    usage.reserved += 1;
+                }
+                State::Published(published) => {
+                    let at = SlotRef { slot, generation: *generation };
+                    assert!(!listed, "slot {slot} is published");
+                    assert_eq!(self.by_key.get(&published.key), Some(&slot), "the key of published slot {slot} leads elsewhere");
+                    assert!(!self.waits.is_awaited(&published.key), "someone waits for what is there");
+                    assert_eq!(published.leases, leases.get(&at).copied().unwrap_or(0), "leases of slot {slot} are miscounted");
+                    assert_eq!(candidate, published.leases == 0, "slot {slot} may leave exactly if nobody leases it");
+                    *(if candidate { &mut usage.cached } else { &mut usage.leased }) += 1;
+                }
+                State::Quarantined => {
+                    assert!(!listed && !candidate, "slot {slot} is quarantined");
+                    usage.quarantined += 1;
+                }
+            }
+        }
+        assert_eq!(usage, self.usage, "slots are miscounted");
+        assert_eq!(self.by_key.len(), usage.reserved + usage.cached + usage.leased, "a key leads nowhere");
+        assert_eq!(usage.reserved, self.reserved.values().map(BTreeSet::len).sum::<usize>(), "a writer lists what it did not reserve");
+        self.waits.check_integrity();
+        for (client, call, get) in self.waits.iter() {
+            assert_eq!(self.timers.get(get.timer), Some(&Due::Get(client, call)), "a get has no deadline");
+        }
+        let timers = usage.reserved + usage.quarantined + self.leases.iter().count() + self.waits.iter().count();
+        assert_eq!(self.timers.iter().count(), timers, "a timer is left over");
+        let quarantined = self.timers.iter().filter(|due| matches!(due, Due::Quarantine(_))).count();
+        assert_eq!(quarantined, usage.quarantined, "a quarantined slot has no deadline");
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,3 @@
+//! `tidemill-kvpool`: one pool node.
+
+fn main() {}

@@ -1,0 +1,28 @@
+//! What can be wrong with a checkpoint, in words that say what to do.
+
+use std::{io, path::PathBuf};
+use tidemill_kernels::KernelError;
+
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    #[error("cannot read {path}: {source}")]
+    Io { path: PathBuf, source: io::Error },
+    #[error("{path} is not what it should be: {source}")]
+    Json { path: PathBuf, source: serde_json::Error },
+    #[error("{path}: {problem}")]
+    Config { path: PathBuf, problem: String },
+    #[error("{path}: architecture {found:?} is not supported; supported are {supported}")]
+    Architecture { path: PathBuf, found: String, supported: String },
+    #[error("{dir} has neither model.safetensors nor model.safetensors.index.json: convert other weight formats to safetensors first")]
+    NoWeights { dir: PathBuf },
+    #[error("{path} is not a valid safetensors file: {problem}; download or convert it again")]
+    Safetensors { path: PathBuf, problem: String },
+    #[error("tensor {tensor} is missing: {path} does not have it; the checkpoint is incomplete or of another architecture")]
+    MissingTensor { tensor: String, path: PathBuf },
+    #[error("tensor {tensor} in {path} has shape {found:?}, but config.json asks for {expected:?}: the two do not belong together")]
+    Shape { tensor: String, path: PathBuf, found: Vec<usize>, expected: Vec<usize> },
+    #[error("tensor {tensor} in {path} is stored as {found}: only F32, F16 and BF16 weights are supported, so use an unquantized checkpoint")]
+    Dtype { tensor: String, path: PathBuf, found: String },
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+}

@@ -1,0 +1,77 @@
+//! What distinguishes the model families: a row each.
+
+/// Where a yes or no comes from.
+#[derive(Clone, Copy)]
+pub(crate) enum Flag {
+    Never,
+    Always,
+    /// `attention_bias` of `config.json`; no if absent.
+    AttentionBias,
+    /// `mlp_bias` of `config.json`; no if absent.
+    MlpBias,
+}
+
+/// Which layers attend to a sliding window.
+#[derive(Clone, Copy)]
+pub(crate) enum WindowRule {
+    Never,
+    /// All, if `sliding_window` is set.
+    Everywhere,
+    /// If `use_sliding_window`: those that `layer_types` names, or without it those from `max_window_layers` on.
+    ByLayer,
+}
+
+pub(crate) struct Family {
+    /// In `config.json`'s `architectures`.
+    pub(crate) architecture: &'static str,
+    /// Of the query, key and value projections.
+    pub(crate) qkv_bias: Flag,
+    /// Of the attention's output projection.
+    pub(crate) output_bias: Flag,
+    /// Of the feed-forward projections.
+    pub(crate) mlp_bias: Flag,
+    /// RMSNorm over each query and key head before the rotation.
+    pub(crate) qk_norm: bool,
+    pub(crate) window: WindowRule,
+    /// Size of a head where `config.json` does not say; `None`: `hidden_size / num_attention_heads`.
+    pub(crate) head_dim: Option<usize>,
+}
+
+pub(crate) const FAMILIES: [Family; 4] = [
+    Family {
+        architecture: "LlamaForCausalLM",
+        qkv_bias: Flag::AttentionBias,
+        output_bias: Flag::AttentionBias,
+        mlp_bias: Flag::MlpBias,
+        qk_norm: false,
+        window: WindowRule::Never,
+        head_dim: None,
+    },
+    Family {
+        architecture: "MistralForCausalLM",
+        qkv_bias: Flag::Never,
+        output_bias: Flag::Never,
+        mlp_bias: Flag::Never,
+        qk_norm: false,
+        window: WindowRule::Everywhere,
+        head_dim: None,
+    },
+    Family {
+        architecture: "Qwen2ForCausalLM",
+        qkv_bias: Flag::Always,
+        output_bias: Flag::Never,
+        mlp_bias: Flag::Never,
+        qk_norm: false,
+        window: WindowRule::ByLayer,
+        head_dim: None,
+    },
+    Family {
+        architecture: "Qwen3ForCausalLM",
+        qkv_bias: Flag::AttentionBias,
+        output_bias: Flag::AttentionBias,
+        mlp_bias: Flag::Never,
+        qk_norm: true,
+        window: WindowRule::ByLayer,
+        head_dim: Some(128),
+    },
+];

@@ -1,0 +1,170 @@
+//! Loading a checkpoint, and what a loaded model tells about itself.
+
+use crate::{
+    config::ModelConfig,
+    error::ModelError,
+    forward::Buffers,
+    rope::Rope,
+    weights::{Checkpoint, WeightMatrix},
+};
+use std::path::Path;
+use tidemill_kernels::{BLOCK_POSITIONS, Cpu, Dtype, Isa, KvLayout, KvMemory, elementwise, matmul};
+use tidemill_proto::block::{BLOCK_TOKENS, KvDtype, KvShape, LayoutFingerprint};
+
+const _: () = assert!(BLOCK_TOKENS == BLOCK_POSITIONS, "the KV kernels and the block keys must agree on a block");
+
+/// Part of the layout fingerprint: changes whenever the same weights and tokens would give other KV bytes than before.
+const ARITHMETIC_VERSION: u32 = 1;
+
+#[derive(Clone, Debug)]
+pub struct LoadOptions {
+    /// How K and V are stored; `None`: as the weights are.
+    pub kv_dtype: Option<KvDtype>,
+    /// Compute threads, at least 1.
+    pub threads: usize,
+    /// `None`: the best that this machine has. All give the same bits.
+    pub isa: Option<Isa>,
+}
+
+/// A model ready to run.
+pub struct Model {
+    pub(crate) config: ModelConfig,
+    pub(crate) cpu: Cpu,
+    pub(crate) rope: Rope,
+    pub(crate) embedding: WeightMatrix,
+    pub(crate) layers: Vec<Layer>,
+    pub(crate) final_norm: Vec<f32>,
+    /// `None`: tied to the embedding.
+    pub(crate) head: Option<WeightMatrix>,
+    pub(crate) buffers: Buffers,
+    kv_shape: KvShape,
+    layout: LayoutFingerprint,
+}
+
+/// One decoder layer's weights.
+pub(crate) struct Layer {
+    pub(crate) attention_norm: Vec<f32>,
+    pub(crate) q: Linear,
+    pub(crate) k: Linear,
+    pub(crate) v: Linear,
+    pub(crate) output: Linear,
+    /// Norms over each head's query and key.
+    pub(crate) qk_norm: Option<(Vec<f32>, Vec<f32>)>,
+    pub(crate) mlp_norm: Vec<f32>,
+    pub(crate) gate: Linear,
+    pub(crate) up: Linear,
+    pub(crate) down: Linear,
+}
+
+/// A projection.
+pub(crate) struct Linear {
+    weight: WeightMatrix,
+    bias: Option<Vec<f32>>,
+}
+
+impl Linear {
+    /// `y = x weightᵀ + bias`.
+    pub(crate) fn apply(&self, cpu: &Cpu, x: &[f32], y: &mut [f32]) {
+        matmul::matmul(cpu, x, self.weight.view(), y);
+        if let Some(bias) = &self.bias {
+            elementwise::add_bias(cpu, y, bias);
+        }
+    }
+}
+
+impl Model {
+    /// Loads a Hugging Face directory. `progress` gets (bytes read, bytes in all) while the weights are read and hashed.
+    pub fn load(dir: &Path, options: &LoadOptions, progress: &mut dyn FnMut(u64, u64)) -> Result<Model, ModelError> {
+        let config = ModelConfig::load(dir)?;
+        let cpu = Cpu::new(options.isa, options.threads)?;
+        let mut checkpoint = Checkpoint::open(dir)?;
+        let embedding = checkpoint.matrix("model.embed_tokens.weight", config.vocab, config.hidden)?;
+        let layers = (0..config.layers).map(|i| Layer::load(&mut checkpoint, &config, i)).collect::<Result<_, _>>()?;
+        let final_norm = checkpoint.vector("model.norm.weight", config.hidden)?;
+        let head = match config.tied {
+            true => None,
+            false => Some(checkpoint.matrix("lm_head.weight", config.vocab, config.hidden)?),
+        };
+        let kv_shape = KvShape {
+            layers: config.layers,
+            kv_heads: config.kv_heads,
+            head_dim: config.head_dim,
+            dtype: options.kv_dtype.unwrap_or(match embedding.dtype() {
+                Dtype::F32 => KvDtype::F32,
+                Dtype::F16 => KvDtype::F16,
+                Dtype::Bf16 => KvDtype::Bf16,
+            }),
+        };
+        let weights = checkpoint.digest(&cpu, progress);
+        let layout = LayoutFingerprint::new(&fingerprint(&weights, &config), &kv_shape, (0, 1));
+        let rope = Rope::new(&config.rope, config.head_dim);
+        Ok(Model { config, cpu, rope, embedding, layers, final_norm, head, buffers: Buffers::default(), kv_shape, layout })
+    }
+
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    pub fn kv_shape(&self) -> KvShape {
+        self.kv_shape
+    }
+
+    /// Commits to everything that decides the bytes of a KV block, besides its tokens.
+    pub fn layout(&self) -> LayoutFingerprint {
+        self.layout
+    }
+
+    /// The instruction set that runs.
+    pub fn isa(&self) -> Isa {
+        self.cpu.isa()
+    }
+
+    /// Memory for `blocks` KV blocks. Pages cost nothing until they are used.
+    pub fn new_kv(&self, blocks: usize) -> KvMemory {
+        KvMemory::new(self.kv_layout(), blocks)
+    }
+
+    pub(crate) fn kv_layout(&self) -> KvLayout {
+        let KvShape { layers, kv_heads, head_dim, dtype } = self.kv_shape;
+        let dtype = match dtype {
+            KvDtype::F32 => Dtype::F32,
+            KvDtype::F16 => Dtype::F16,
+            KvDtype::Bf16 => Dtype::Bf16,
+        };
+        KvLayout { layers, kv_heads, head_dim, dtype }
+    }
+}
+
+/// Digest of weights, settings and arithmetic.
+fn fingerprint(weights: &[u8; 32], config: &ModelConfig) -> [u8; 32] {
+    let mut hasher = blake3::Hasher::new_derive_key("tidemill model v1");
+    hasher.update(&ARITHMETIC_VERSION.to_le_bytes());
+    hasher.update(weights);
+    hasher.update(&serde_json::to_vec(config).expect("names and finite numbers serialize"));
+    *hasher.finalize().as_bytes()
+}
+
+impl Layer {
+    fn load(checkpoint: &mut Checkpoint, config: &ModelConfig, index: usize) -> Result<Layer, ModelError> {
+        let (hidden, inner, d) = (config.hidden, config.intermediate, config.head_dim);
+        let (q_rows, kv_rows) = (config.heads * d, config.kv_heads * d);
+        let name = |part: &str| format!("model.layers.{index}.{part}");
+        let mut linear = |part: &str, rows, cols, bias| {
+            let weight = checkpoint.matrix(&name(&format!("{part}.weight")), rows, cols)?;
+            let bias = if bias { Some(checkpoint.vector(&name(&format!("{part}.bias")), rows)?) } else { None };
+            Ok::<_, ModelError>(Linear { weight, bias })
+        };
+        let q = linear("self_attn.q_proj", q_rows, hidden, config.qkv_bias)?;
+        let k = linear("self_attn.k_proj", kv_rows, hidden, config.qkv_bias)?;
+        let v = linear("self_attn.v_proj", kv_rows, hidden, config.qkv_bias)?;
+        let output = linear("self_attn.o_proj", hidden, q_rows, config.output_bias)?;
+        let gate = linear("mlp.gate_proj", inner, hidden, config.mlp_bias)?;
+        let up = linear("mlp.up_proj", inner, hidden, config.mlp_bias)?;
+        let down = linear("mlp.down_proj", hidden, inner, config.mlp_bias)?;
+        let mut norm = |part: &str, len| checkpoint.vector(&name(&format!("{part}.weight")), len);
+        let attention_norm = norm("input_layernorm", hidden)?;
+        let mlp_norm = norm("post_attention_layernorm", hidden)?;
+        let qk_norm = if config.qk_norm { Some((norm("self_attn.q_norm", d)?, norm("self_attn.k_norm", d)?)) } else { None };
+        Ok(Layer { attention_norm, q, k, v, output, qk_norm, mlp_norm, gate, up, down })
+    }
+}

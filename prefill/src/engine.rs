@@ -1,0 +1,200 @@
+//! The thread that owns model and device memory: it applies what arrives, computes a chunk, acts, and starts over.
+//!
+//! ```text
+//!   links, fetches, puts ──► bounded inbox ──► [ scheduler ⇄ model + KV memory ] ──► uplink, fetch and put tasks
+//! ```
+
+use crate::scheduler::{Action, Row, Scheduler};
+use parking_lot::Mutex;
+use std::{
+    collections::HashMap,
+    ops::ControlFlow,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tidemill_kvpool::{
+    admission::FetchId,
+    client::{Block, Miss},
+    clients::PoolClients,
+};
+use tidemill_model::{Chunk, KvMemory, LogitRows, Model};
+use tidemill_proto::{
+    block::BlockKey,
+    ids::{LinkId, RequestId},
+    message::{PoolAddr, Report, StepSample, ToWorker},
+    uplink::{LinkEvent, Uplink},
+};
+use tokio::{
+    runtime::Handle,
+    sync::{Semaphore, mpsc},
+    task::AbortHandle,
+};
+
+/// What arrives at the engine.
+#[derive(Debug)]
+pub enum Input {
+    Link(LinkId, LinkEvent),
+    Matched { request: RequestId, held: Result<usize, String> },
+    Fetched { fetch: FetchId, index: usize, result: Result<Block, Miss> },
+    Put { request: RequestId, blocks: usize, outcome: Result<(), String> },
+    /// Hand all jobs back and end.
+    Drain,
+}
+
+/// Everything that the engine thread owns or reaches.
+pub struct Engine {
+    pub model: Model,
+    pub kv: KvMemory,
+    pub scheduler: Scheduler,
+    pub uplink: Arc<Uplink>,
+    pub pools: PoolClients,
+    /// A sender of the engine's own inbox, for its tasks.
+    pub inbox: mpsc::Sender<Input>,
+    pub report: Arc<Mutex<Report>>,
+    pub runtime: Handle,
+    pub fetches: HashMap<FetchId, AbortHandle>,
+    /// Bounds the chunks whose blocks are on their way into the pool: a slow pool slows prefill, it does not fill memory.
+    pub puts: Arc<Semaphore>,
+    pub started: Instant,
+}
+
+impl Engine {
+    /// Runs until told to drain.
+    pub fn run(mut self, mut inbox: mpsc::Receiver<Input>) {
+        loop {
+            // Between chunks, everything that has arrived is applied; the bound keeps a flood from delaying the next chunk.
+            for _ in 0..INPUTS_PER_STEP {
+                let Ok(input) = inbox.try_recv() else { break };
+                if self.apply(input).is_break() {
+                    return;
+                }
+            }
+            let rows = self.scheduler.plan(self.now());
+            self.act();
+            self.publish_report();
+            if !rows.is_empty() {
+                self.step(&rows);
+                self.act();
+            } else if inbox.blocking_recv().is_none_or(|input| self.apply(input).is_break()) {
+                return;
+            }
+        }
+    }
+
+    fn apply(&mut self, input: Input) -> ControlFlow<()> {
+        let now = self.now();
+        match input {
+            Input::Link(_, LinkEvent::Up) => {}
+            Input::Link(link, LinkEvent::Down) => self.scheduler.cancel_link(link),
+            Input::Link(link, LinkEvent::Message(message)) => match message {
+                ToWorker::Prefill(job) => self.scheduler.admit(link, job, self.model.config().vocab(), now),
+                ToWorker::CancelPrefill { request } => self.scheduler.cancel(request),
+                other => tracing::warn!(?other, "a prefill worker has no use for this message"),
+            },
+            Input::Matched { request, held } => self.scheduler.matched(request, held),
+            Input::Fetched { fetch, index, result } => {
+                let arrival = result.as_ref().ok().map(Block::arrival);
+                if let Some(device_block) = self.scheduler.fetched(fetch, index, arrival)
+                    && let Ok(block) = result
+                {
+                    self.kv.block_mut(device_block).copy_from_slice(&block.bytes);
+                }
+            }
+            Input::Put { request, blocks, outcome } => self.scheduler.put(request, blocks, outcome, now),
+            Input::Drain => {
+                self.scheduler.fail_all("this worker is shutting down");
+                self.act();
+                return ControlFlow::Break(());
+            }
+        }
+        self.act();
+        ControlFlow::Continue(())
+    }
+
+    fn step(&mut self, rows: &[Row]) {
+        let started = Instant::now();
+        let chunks: Vec<Chunk<'_>> = rows
+            .iter()
+            .map(|row| {
+                let (tokens, blocks) = self.scheduler.row(row);
+                Chunk { tokens, start: row.start, blocks, logits: LogitRows::None }
+            })
+            .collect();
+        self.model.forward(&chunks, &mut self.kv);
+        self.scheduler.stepped(rows, self.started.elapsed());
+        self.record_step(rows, started.elapsed());
+    }
+
+    fn act(&mut self) {
+        for action in self.scheduler.take_actions() {
+            match action {
+                Action::Match { request, pool, keys } => {
+                    let (pools, inbox) = (self.pools.clone(), self.inbox.clone());
+                    self.runtime.spawn(async move {
+                        let held = pools.match_prefix(pool.0, &keys).await.map_err(|e| e.to_string());
+                        let _ = inbox.send(Input::Matched { request, held }).await;
+                    });
+                }
+                Action::Fetch { fetch, pool, keys } => {
+                    let wrap = move |index, result| Input::Fetched { fetch, index, result };
+                    let task = self.pools.clone().fetch(pool.0, keys, Duration::ZERO, self.inbox.clone(), wrap);
+                    self.fetches.insert(fetch, self.runtime.spawn(task).abort_handle());
+                }
+                Action::CancelFetch { fetch } => {
+                    if let Some(task) = self.fetches.remove(&fetch) {
+                        task.abort();
+                    }
+                }
+                Action::Put { request, pool, blocks } => self.put(request, pool, &blocks),
+                Action::Send { link, event } => {
+                    self.uplink.send(link, event);
+                }
+            }
+        }
+        self.fetches.retain(|_, task| !task.is_finished());
+    }
+
+    fn put(&mut self, request: RequestId, pool: PoolAddr, blocks: &[(BlockKey, u32)]) {
+        let bytes: Vec<_> = blocks.iter().map(|&(key, block)| (key, self.kv.block(block).to_vec())).collect();
+        let permit = self.runtime.block_on(Arc::clone(&self.puts).acquire_owned()).expect("the semaphore is never closed");
+        let (pools, inbox, blocks) = (self.pools.clone(), self.inbox.clone(), blocks.len());
+        self.runtime.spawn(async move {
+            let outcome = pools.put(pool.0, request, bytes).await;
+            // Given back before the inbox is touched: the engine may be waiting for it, and then does not read its inbox.
+            drop(permit);
+            let outcome = match outcome {
+                Ok(report) if report.refused > 0 => Err(format!("pool node {} has no room for {} blocks", pool.0, report.refused)),
+                Ok(_) => Ok(()),
+                Err(error) => Err(error.to_string()),
+            };
+            let _ = inbox.send(Input::Put { request, blocks, outcome }).await;
+        });
+    }
+
+    fn record_step(&mut self, rows: &[Row], took: Duration) {
+        let sample = StepSample {
+            prefill_tokens: rows.iter().map(|r| r.len as u32).sum(),
+            prefill_context: rows.iter().map(|r| (r.start * r.len + r.len * r.len / 2) as u64).sum(),
+            decode_rows: 0,
+            decode_context: 0,
+            ms: took.as_secs_f32() * 1e3,
+        };
+        self.report.lock().push_step(sample);
+    }
+
+    fn publish_report(&self) {
+        let mut report = self.report.lock();
+        report.waiting = self.scheduler.waiting() as u32;
+        report.running = self.scheduler.running() as u32;
+        report.tokens_queued = self.scheduler.tokens_queued();
+        report.blocks = self.scheduler.blocks(self.model.kv_shape().block_bytes() as u64);
+        report.counters = self.scheduler.counters().clone();
+    }
+
+    fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+}
+
+/// Inputs applied between two chunks.
+const INPUTS_PER_STEP: usize = 256;
