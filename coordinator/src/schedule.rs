@@ -152,7 +152,7 @@ fn choose_prompt(policy: &Policy, snapshot: &Snapshot, ask: &Ask) -> Prompt {
         }),
     };
     let found = pool.map_or(0, |pool| pool.leading_blocks.min(fetchable));
-    let joined = ask.joins.map_or(0, |(_, blocks)| blocks.min(fetchable));
+    let joined = ask.joins.filter(|_| pool.is_some()).map_or(0, |(_, blocks)| blocks.min(fetchable));
     let fetch_ms = cost.transfer_ms(found.into(), snapshot.block_bytes);
     let local = |expected: u32| {
         let cached = u64::from(expected) * BLOCK_TOKENS as u64;

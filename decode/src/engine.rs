@@ -17,30 +17,27 @@ use std::{
 };
 use tidemill_kvpool::{
     admission::FetchId,
-    client::{Block, Miss,},
+    client::{Block, Miss},
     clients::PoolClients,
 };
-use tidemill_model::{
-    Chunk, KvMemory, LogitRows, Logits, Model,
-    sampler::{self, SamplerScratch},
-};
+use tidemill_model::{Chunk, KvMemory, LogitRows, Logits, Model, SamplerScratch, sample, token_logprob};
 use tidemill_proto::{
     block::BlockKey,
     ids::{LinkId, RequestId},
     message::{PoolAddr, Report, StepSample, ToWorker},
     uplink::{LinkEvent, Uplink},
 };
-use tokio::{
-    runtime::Handle,
-    sync::mpsc,
-    task::AbortHandle,
-};
+use tokio::{runtime::Handle, sync::mpsc, task::AbortHandle};
 
 /// What arrives at the engine.
 #[derive(Debug)]
 pub enum Input {
     Link(LinkId, LinkEvent),
-    Fetched { fetch: FetchId, index: usize, result: Result<Block, Miss> },
+    Fetched {
+        fetch: FetchId,
+        index: usize,
+        result: Result<Block, Miss>,
+    },
     /// Return all sequences to their coordinators and end.
     Drain,
 }
@@ -148,7 +145,8 @@ impl Engine {
             match action {
                 Action::Fetch { fetch, pool, keys, wait } => {
                     let inbox = self.inbox.clone();
-                    let task = self.pools.clone().fetch(pool.0, keys, wait, inbox, move |index, result| Input::Fetched { fetch, index, result });
+                    let task =
+                        self.pools.clone().fetch(pool.0, keys, wait, inbox, move |index, result| Input::Fetched { fetch, index, result });
                     self.fetches.insert(fetch, self.runtime.spawn(task).abort_handle());
                 }
                 Action::CancelFetch { fetch } => {
@@ -170,7 +168,8 @@ impl Engine {
     }
 
     fn record_step(&mut self, plan: &Plan, took: Duration) {
-        let mut sample = StepSample { prefill_tokens: 0, prefill_context: 0, decode_rows: 0, decode_context: 0, ms: took.as_secs_f32() * 1e3 };
+        let mut sample =
+            StepSample { prefill_tokens: 0, prefill_context: 0, decode_rows: 0, decode_context: 0, ms: took.as_secs_f32() * 1e3 };
         for row in &plan.rows {
             if row.len == 1 {
                 sample.decode_rows += 1;
@@ -215,13 +214,13 @@ fn draw(scheduler: &Scheduler, row: &Row, logits: &mut Logits<'_>, first: usize,
         RowLogits::Draw => (1, true),
         RowLogits::Score { top, draw } => {
             let targets = scheduler.row_targets(row).iter().enumerate();
-            result.scores = targets.map(|(i, &token)| sampler::token_logprob(logits.row(first + i), token, top)).collect();
+            result.scores = targets.map(|(i, &token)| token_logprob(logits.row(first + i), token, top)).collect();
             (row.len, draw)
         }
     };
     if draws {
         let Draw { sampling, history, index, banned } = scheduler.draw(row);
-        result.drawn = Some(sampler::sample(logits.row_mut(first + used - 1), sampling, history, index, banned, scratch));
+        result.drawn = Some(sample(logits.row_mut(first + used - 1), sampling, history, index, banned, scratch));
     }
     (result, used)
 }

@@ -11,7 +11,7 @@
 
 use std::time::Duration;
 use tidemill_kvpool::admission::{Arrival, Fetching, Source};
-use tidemill_model::sampler::History;
+use tidemill_model::History;
 use tidemill_proto::{
     block::{BLOCK_TOKENS, BlockKey, Chain, LayoutFingerprint, Token},
     ids::LinkId,

@@ -56,7 +56,8 @@ impl Cli {
         let engine = flags.engine.check()?;
         let sequences_max = flags.decode.sequences_max.unwrap_or(64);
         if !(1..=engine.step_tokens).contains(&sequences_max) {
-            let reason = format!("must be from 1 to step_tokens ({}), so that each sequence gets its token in every step", engine.step_tokens);
+            let reason =
+                format!("must be from 1 to step_tokens ({}), so that each sequence gets its token in every step", engine.step_tokens);
             return Err(invalid("sequences_max", sequences_max, reason).into());
         }
         Ok(Settings { worker, engine, sequences_max, waiting_max: flags.decode.waiting_max.unwrap_or(1024) })

@@ -8,7 +8,7 @@ use crate::{
 use parking_lot::Mutex;
 use std::{collections::HashMap, sync::Arc, time::Instant};
 use tidemill_kvpool::clients::PoolClients;
-use tidemill_model::sampler::SamplerScratch;
+use tidemill_model::SamplerScratch;
 use tidemill_proto::{
     link::Endpoint,
     message::{Register, Report, RoleInfo, WorkerEvent},

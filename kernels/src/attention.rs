@@ -176,9 +176,9 @@ impl Run<'_> {
             let mut weights = [[0.0; LANES]; N];
             for i in 0..N {
                 if !slots[i].is_empty() {
-                    let scale = states[i].absorb(simd, scores[i], &slots[i], &mut weights[i]);
+                    let Some(factor) = states[i].absorb(simd, scores[i], &slots[i], &mut weights[i]) else { continue };
                     for sums in &mut sums[i * vectors..(i + 1) * vectors] {
-                        simd.store(simd.mul(simd.load(sums), simd.splat(scale)), sums);
+                        simd.store(simd.mul(simd.load(sums), simd.splat(factor)), sums);
                     }
                 }
             }
@@ -212,22 +212,31 @@ struct State {
 }
 
 impl State {
-    /// Takes in the scores of one block's visible `slots`. `weights` becomes their exponentials, 0 elsewhere; the answer is the
-    /// factor for everything summed before.
+    /// Takes in the scores of one block's visible `slots`. `weights` becomes their exponentials, 0 elsewhere. The answer is the
+    /// factor for everything summed before, if that changes.
     #[inline(always)]
-    fn absorb<S: Simd>(&mut self, simd: S, scores: S::V, slots: &Range<usize>, weights: &mut [f32; LANES]) -> f32 {
-        let scores = simd.to_array(scores);
-        let visible: [f32; LANES] = from_fn(|t| if slots.contains(&t) { scores[t] } else { f32::NEG_INFINITY });
-        let visible = simd.load(&visible);
-        let max = self.max.max(simd.max_lane(visible));
-        let exponentials = exp(simd, simd.sub(visible, simd.splat(max)));
-        let scale = simd.to_array(exp(simd, simd.splat(self.max - max)))[0];
-        self.sum = self.sum.mul_add(scale, simd.sum(exponentials));
-        self.max = max;
+    fn absorb<S: Simd>(&mut self, simd: S, scores: S::V, slots: &Range<usize>, weights: &mut [f32; LANES]) -> Option<f32> {
+        let hidden = simd.splat(f32::NEG_INFINITY);
+        let slot = simd.load(&SLOTS);
+        let below_end = simd.select_less(slot, simd.splat(slots.end as f32), scores, hidden);
+        let visible = simd.select_less(slot, simd.splat(slots.start as f32), hidden, below_end);
+        let largest = simd.max_lane(visible);
+        let mut factor = None;
+        if largest > self.max {
+            let scale = simd.to_array(exp(simd, simd.splat(self.max - largest)))[0];
+            self.max = largest;
+            self.sum *= scale;
+            factor = Some(scale);
+        }
+        let exponentials = exp(simd, simd.sub(visible, simd.splat(self.max)));
+        self.sum += simd.sum(exponentials);
         simd.store(exponentials, weights);
-        scale
+        factor
     }
 }
+
+/// The number of each lane.
+const SLOTS: [f32; LANES] = [0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.];
 
 /// Scores of `N` queries with a block's 16 positions.
 #[inline(always)]
@@ -255,7 +264,11 @@ fn scores<S: Simd, E: Element, const N: usize>(simd: S, q: &[[f32; LANES]], k: &
             dots[i][4 * quad..4 * quad + 4].copy_from_slice(&sums[i]);
         }
     }
-    from_fn(|i| simd.sum16(&dots[i]))
+    let mut scores = [simd.zero(); N];
+    for i in 0..N {
+        scores[i] = simd.sum16(&dots[i]);
+    }
+    scores
 }
 
 /// `sums[i] += weights[i][t] * V[t]` for the block's positions `slots`, in ascending order.

@@ -117,7 +117,6 @@ impl Kernel for Rotate<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let half = self.cos.len() / self.rows;
-        let turn = |a, b, cos, sin| (simd.sub(simd.mul(a, cos), simd.mul(b, sin)), simd.fma(b, cos, simd.mul(a, sin)));
         let angles = self.cos.chunks_exact(half).zip(self.sin.chunks_exact(half));
         for (row, (cos, sin)) in self.x.chunks_exact_mut(self.x.len() / self.rows).zip(angles) {
             let (cos, cos_rest) = cos.as_chunks::<LANES>();
@@ -127,19 +126,25 @@ impl Kernel for Rotate<'_> {
                 let (a, a_rest) = a.as_chunks_mut::<LANES>();
                 let (b, b_rest) = b.as_chunks_mut::<LANES>();
                 for i in 0..cos.len() {
-                    let (new_a, new_b) = turn(simd.load(&a[i]), simd.load(&b[i]), simd.load(&cos[i]), simd.load(&sin[i]));
+                    let (new_a, new_b) = turn(simd, simd.load(&a[i]), simd.load(&b[i]), simd.load(&cos[i]), simd.load(&sin[i]));
                     simd.store(new_a, &mut a[i]);
                     simd.store(new_b, &mut b[i]);
                 }
                 if !a_rest.is_empty() {
-                    let [a, b, cos, sin] = [&*a_rest, &*b_rest, cos_rest, sin_rest].map(|x| load_part(simd, x));
-                    let (new_a, new_b) = turn(a, b, cos, sin);
+                    let (a, b) = (load_part(simd, a_rest), load_part(simd, b_rest));
+                    let (new_a, new_b) = turn(simd, a, b, load_part(simd, cos_rest), load_part(simd, sin_rest));
                     store_part(simd, new_a, a_rest);
                     store_part(simd, new_b, b_rest);
                 }
             }
         }
     }
+}
+
+/// (a, b) turned by the angle.
+#[inline(always)]
+fn turn<S: Simd>(simd: S, a: S::V, b: S::V, cos: S::V, sin: S::V) -> (S::V, S::V) {
+    (simd.sub(simd.mul(a, cos), simd.mul(b, sin)), simd.fma(b, cos, simd.mul(a, sin)))
 }
 
 struct SiluMul<'a> {
@@ -152,20 +157,23 @@ impl Kernel for SiluMul<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let one = simd.splat(1.0);
-        let activate = |gate, up| {
-            let sigmoid = simd.div(one, simd.add(one, exp(simd, simd.sub(simd.zero(), gate))));
-            simd.mul(simd.mul(gate, sigmoid), up)
-        };
         let (gates, gates_rest) = self.gate.as_chunks_mut::<LANES>();
         let (ups, ups_rest) = self.up.as_chunks::<LANES>();
         for (gate, up) in gates.iter_mut().zip(ups) {
-            simd.store(activate(simd.load(gate), simd.load(up)), gate);
+            simd.store(activate(simd, simd.load(gate), simd.load(up)), gate);
         }
         if !gates_rest.is_empty() {
-            store_part(simd, activate(load_part(simd, gates_rest), load_part(simd, ups_rest)), gates_rest);
+            store_part(simd, activate(simd, load_part(simd, gates_rest), load_part(simd, ups_rest)), gates_rest);
         }
     }
+}
+
+/// `gate * sigmoid(gate) * up`.
+#[inline(always)]
+fn activate<S: Simd>(simd: S, gate: S::V, up: S::V) -> S::V {
+    let one = simd.splat(1.0);
+    let sigmoid = simd.div(one, simd.add(one, exp(simd, simd.sub(simd.zero(), gate))));
+    simd.mul(simd.mul(gate, sigmoid), up)
 }
 
 struct Add<'a> {

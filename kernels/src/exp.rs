@@ -17,18 +17,18 @@ const COEFFICIENTS: [f32; 6] = [1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.
 /// `e^x`, within 2 ulp for `MIN <= x <= MAX`. NaN gives NaN.
 #[inline(always)]
 pub(crate) fn exp<S: Simd>(simd: S, x: S::V) -> S::V {
-    let s = |c| simd.splat(c);
-    let clamped = simd.min(s(MAX), simd.max(s(MIN), x));
+    let (min, max, shift) = (simd.splat(MIN), simd.splat(MAX), simd.splat(SHIFT));
+    let clamped = simd.min(max, simd.max(min, x));
     // x = n ln 2 + r.
-    let shifted = simd.fma(clamped, s(std::f32::consts::LOG2_E), s(SHIFT));
-    let n = simd.sub(shifted, s(SHIFT));
-    let r = simd.fma(n, s(-LN2_LOW), simd.fma(n, s(-LN2_HIGH), clamped));
-    let mut p = s(COEFFICIENTS[0]);
+    let shifted = simd.fma(clamped, simd.splat(std::f32::consts::LOG2_E), shift);
+    let n = simd.sub(shifted, shift);
+    let r = simd.fma(n, simd.splat(-LN2_LOW), simd.fma(n, simd.splat(-LN2_HIGH), clamped));
+    let mut p = simd.splat(COEFFICIENTS[0]);
     for c in &COEFFICIENTS[1..] {
-        p = simd.fma(p, r, s(*c));
+        p = simd.fma(p, r, simd.splat(*c));
     }
-    let e_r = simd.add(simd.fma(simd.mul(r, r), p, r), s(1.0));
-    simd.zero_where_less(x, s(MIN), simd.mul(e_r, simd.exp2_of_shifted(shifted)))
+    let e_r = simd.add(simd.fma(simd.mul(r, r), p, r), simd.splat(1.0));
+    simd.select_less(x, min, simd.zero(), simd.mul(e_r, simd.exp2_of_shifted(shifted)))
 }
 
 #[cfg(test)]

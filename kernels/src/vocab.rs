@@ -49,24 +49,28 @@ impl Kernel for ExpShifted<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) -> f32 {
-        let (shift, scale, zero) = (simd.splat(self.shift), simd.splat(self.scale), simd.zero());
-        // Never negative: only NaN gives way to zero.
-        let one = |x| simd.max(exp(simd, simd.mul(simd.sub(x, shift), scale)), zero);
         let (xs, xs_rest) = self.x.as_chunks::<LANES>();
         let (ys, ys_rest) = self.y.as_chunks_mut::<LANES>();
-        let mut sum = zero;
+        let mut sum = simd.zero();
         for (x, y) in xs.iter().zip(ys) {
-            let e = one(simd.load(x));
+            let e = weight(simd, simd.load(x), self.shift, self.scale);
             sum = simd.add(sum, e);
             simd.store(e, y);
         }
         if !ys_rest.is_empty() {
-            store_part(simd, one(load_part(simd, xs_rest)), ys_rest);
+            store_part(simd, weight(simd, load_part(simd, xs_rest), self.shift, self.scale), ys_rest);
         }
         let mut rest = [0.0; LANES];
         rest[..ys_rest.len()].copy_from_slice(ys_rest);
         simd.sum(simd.add(sum, simd.load(&rest)))
     }
+}
+
+/// `e^((x - shift) * scale)`. That is never negative, so only NaN gives way to zero.
+#[inline(always)]
+fn weight<S: Simd>(simd: S, x: S::V, shift: f32, scale: f32) -> S::V {
+    let e = exp(simd, simd.mul(simd.sub(x, simd.splat(shift)), simd.splat(scale)));
+    simd.max(e, simd.zero())
 }
 
 #[cfg(test)]

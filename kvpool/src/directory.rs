@@ -22,6 +22,7 @@
 //! [`Limits::reclaim_max`].
 
 mod events;
+mod integrity;
 mod leases;
 mod timers;
 mod waits;
@@ -32,14 +33,14 @@ use crate::eviction::EvictionPolicy;
 use events::EventLog;
 use leases::{Lease, Leases};
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     time::Duration,
 };
 use tidemill_proto::{
     block::BlockKey,
     ids::RequestId,
     message::PoolEvent,
-    pool::{CallId, Found, LeaseId, MissReason, Reservation, SlotRef, Tier, Via, Written},
+    pool::{CallId, Found, LeaseId, Reservation, SlotRef, Tier, Via, Written},
 };
 use timers::{TimerId, Timers};
 use waits::{Get, Waits};
@@ -76,7 +77,7 @@ pub enum Action {
     /// Hand these published blocks to a reader. They are leased to it.
     Found { client: ClientId, call: CallId, via: Via, lease: LeaseId, blocks: Vec<Found> },
     /// Tell a reader that these blocks of its get will not come.
-    Missed { client: ClientId, call: CallId, reason: MissReason, indexes: Vec<u32> },
+    Missed { client: ClientId, call: CallId, indexes: Vec<u32> },
 }
 
 /// Slots by state; they add up to all slots.
@@ -171,7 +172,7 @@ impl Directory {
         self.tick(now);
         let run: Vec<SlotRef> = keys.iter().map_while(|key| self.published(key)).collect();
         if !run.is_empty()
-            && let Some(lease) = self.leases.reserve_id(client)
+            && let Some(lease) = self.leases.next_id(client, run.len())
         {
             self.grant(client, lease, run.clone(), now + Limits::MATCH_LEASE);
         }
@@ -479,7 +480,7 @@ impl Directory {
         if blocks.is_empty() {
             return;
         }
-        let Some(lease) = self.leases.reserve_id(client) else {
+        let Some(lease) = self.leases.next_id(client, blocks.len()) else {
             return self.miss(client, call, blocks.iter().map(|block| block.index).collect());
         };
         self.grant(client, lease, blocks.iter().map(|block| block.at).collect(), now + self.limits.lease);
@@ -488,7 +489,7 @@ impl Directory {
 
     fn miss(&mut self, client: ClientId, call: CallId, indexes: Vec<u32>) {
         if !indexes.is_empty() {
-            self.actions.push_back(Action::Missed { client, call, reason: MissReason::Absent, indexes });
+            self.actions.push_back(Action::Missed { client, call, indexes });
         }
     }
 
@@ -525,59 +526,6 @@ impl Directory {
             self.usage.cached += 1;
             self.policy.unpin(slot);
         }
-    }
-
-    /// Panics where the books do not balance. For tests, after every step; takes time in proportion to the slots.
-    pub fn check_integrity(&self) {
-        let mut usage = Usage::default();
-        let free: HashSet<u32> = self.free.iter().copied().collect();
-        assert_eq!(free.len(), self.free.len(), "a slot is free twice");
-        let mut leases: HashMap<SlotRef, u32> = HashMap::new();
-        for (client, id, lease) in self.leases.iter() {
-            assert_eq!(self.timers.get(lease.timer), Some(&Due::Lease(client, id)), "a lease has no deadline");
-            lease.blocks.iter().for_each(|&at| *leases.entry(at).or_default() += 1);
-        }
-        for (slot, Slot { generation, state }) in (0u32..).zip(&self.slots) {
-            let listed = free.contains(&slot);
-            let candidate = self.policy.is_candidate(slot);
-            match state {
-                State::Free => {
-                    assert!(listed && !candidate, "slot {slot} is free");
-                    usage.free += 1;
-                }
-                State::Reserved(Reserved { key, writer, timer, .. }) => {
-                    assert!(!listed && !candidate, "slot {slot} is reserved");
-                    assert_eq!(self.by_key.get(key), Some(&slot), "the key of reserved slot {slot} leads elsewhere");
-                    assert!(self.reserved[writer].contains(&slot), "slot {slot} is not listed under its writer");
-                    assert_eq!(self.timers.get(*timer), Some(&Due::Reservation(slot)), "the reservation of {slot} has no deadline");
-                    usage.reserved += 1;
-                }
-                State::Published(published) => {
-                    let at = SlotRef { slot, generation: *generation };
-                    assert!(!listed, "slot {slot} is published");
-                    assert_eq!(self.by_key.get(&published.key), Some(&slot), "the key of published slot {slot} leads elsewhere");
-                    assert!(!self.waits.is_awaited(&published.key), "someone waits for what is there");
-                    assert_eq!(published.leases, leases.get(&at).copied().unwrap_or(0), "leases of slot {slot} are miscounted");
-                    assert_eq!(candidate, published.leases == 0, "slot {slot} may leave exactly if nobody leases it");
-                    *(if candidate { &mut usage.cached } else { &mut usage.leased }) += 1;
-                }
-                State::Quarantined => {
-                    assert!(!listed && !candidate, "slot {slot} is quarantined");
-                    usage.quarantined += 1;
-                }
-            }
-        }
-        assert_eq!(usage, self.usage, "slots are miscounted");
-        assert_eq!(self.by_key.len(), usage.reserved + usage.cached + usage.leased, "a key leads nowhere");
-        assert_eq!(usage.reserved, self.reserved.values().map(BTreeSet::len).sum::<usize>(), "a writer lists what it did not reserve");
-        self.waits.check_integrity();
-        for (client, call, get) in self.waits.iter() {
-            assert_eq!(self.timers.get(get.timer), Some(&Due::Get(client, call)), "a get has no deadline");
-        }
-        let timers = usage.reserved + usage.quarantined + self.leases.iter().count() + self.waits.iter().count();
-        assert_eq!(self.timers.iter().count(), timers, "a timer is left over");
-        let quarantined = self.timers.iter().filter(|due| matches!(due, Due::Quarantine(_))).count();
-        assert_eq!(quarantined, usage.quarantined, "a quarantined slot has no deadline");
     }
 }
 

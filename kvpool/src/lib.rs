@@ -1,4 +1,6 @@
 //! The tiered KV pool.
 
+pub mod admission;
 pub mod device;
+pub mod directory;
 pub mod eviction;

@@ -43,8 +43,6 @@ pub struct ModelConfig {
 /// As in the file.
 #[derive(Deserialize)]
 struct RawConfig {
-    #[serde(default)]
-    architectures: Option<Vec<String>>,
     vocab_size: usize,
     hidden_size: usize,
     intermediate_size: usize,

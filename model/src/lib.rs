@@ -17,6 +17,8 @@ mod error;
 mod family;
 pub mod forward;
 mod generation;
+#[cfg(feature = "shell")]
+mod load_engine;
 pub mod model;
 mod penalties;
 mod rng;
@@ -26,6 +28,8 @@ mod weights;
 
 pub use config::ModelConfig;
 pub use error::ModelError;
+#[cfg(feature = "shell")]
+pub use load_engine::{EngineError, load_engine};
 pub use forward::{Chunk, LogitRows, Logits};
 pub use model::{LoadOptions, Model};
 pub use penalties::History;

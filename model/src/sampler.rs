@@ -68,13 +68,16 @@ pub fn sample(
 }
 
 /// Log-probability of `token` under the softmax of raw `logits`, and the `top` likeliest tokens with theirs. Meant for a `top`
-/// of some tens.
+/// of some tens. Minus infinity for what is impossible or not a number.
 pub fn token_logprob(logits: &[f32], token: Token, top: u32) -> TokenLogprob {
     let isa = Isa::best();
     let max = vocab::argmax(isa, logits).map_or(0.0, |(_, max)| max);
     let mut weights = [0.0; SEGMENT];
     let sum: f64 = logits.chunks(SEGMENT).map(|x| f64::from(vocab::exp_shifted(isa, x, max, 1.0, &mut weights[..x.len()]))).sum();
-    let logprob = |token: Token| (f64::from(logits[token as usize]) - f64::from(max) - sum.ln()) as f32;
+    let logprob = |token: Token| {
+        let logprob = (f64::from(logits[token as usize]) - f64::from(max) - sum.ln()) as f32;
+        if logprob.is_nan() { f32::NEG_INFINITY } else { logprob }
+    };
 
     let mut likeliest: Vec<Token> = Vec::new();
     let room = (top as usize).min(logits.len());

@@ -34,9 +34,20 @@ use tokio::{
 #[derive(Debug)]
 pub enum Input {
     Link(LinkId, LinkEvent),
-    Matched { request: RequestId, held: Result<usize, String> },
-    Fetched { fetch: FetchId, index: usize, result: Result<Block, Miss> },
-    Put { request: RequestId, blocks: usize, outcome: Result<(), String> },
+    Matched {
+        request: RequestId,
+        held: Result<usize, String>,
+    },
+    Fetched {
+        fetch: FetchId,
+        index: usize,
+        result: Result<Block, Miss>,
+    },
+    Put {
+        request: RequestId,
+        blocks: usize,
+        outcome: Result<(), String>,
+    },
     /// Hand all jobs back and end.
     Drain,
 }

@@ -15,7 +15,10 @@ use tidemill_proto::{
     uplink::Uplink,
     worker,
 };
-use tokio::{runtime::Handle, sync::{Semaphore, mpsc}};
+use tokio::{
+    runtime::Handle,
+    sync::{Semaphore, mpsc},
+};
 
 /// Results of fetches and puts, and messages of coordinators that the engine has not taken yet. Blocks wait here, so it is short.
 const INBOX_MAX: usize = 256;
@@ -35,11 +38,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let uplink = Arc::new(uplink);
 
     let (inbox, inputs) = mpsc::channel(INBOX_MAX);
-    let limits = Limits {
-        admitted_max: settings.admitted_max,
-        jobs_max: settings.jobs_max,
-        step_tokens: settings.engine.step_tokens,
-    };
+    let limits = Limits { admitted_max: settings.admitted_max, jobs_max: settings.jobs_max, step_tokens: settings.engine.step_tokens };
     let engine = Engine {
         scheduler: Scheduler::new(info.layout, info.device_blocks, limits),
         model,

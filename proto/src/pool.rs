@@ -10,8 +10,8 @@
 //!     get   Get ──► Found(slots, lease)      read slots    Release
 //!
 //! Via::Streams  bytes follow a header on one-way streams, several at a time (QUIC)
-//!     put   PutStart ──► PutStarted(slots)   (PutData, bytes)…  ──► PutEnded, one per stream
-//!     get   Get ──► (GetData, bytes)…
+//!     put   PutStart ──► PutStarted(slots)   (PutData, bytes)… ──► PutEnded, one per stream
+//!     get   Get ──► (GetData, bytes, generation)…
 //! ```
 //!
 //! Every operation is batched and idempotent by key. What a client reserved or leased is given back when its
@@ -93,8 +93,8 @@ pub enum FromPool {
     Matched { call: CallId, blocks: u32 },
     /// Some of the blocks of a get, leased together (`Via::Slots`).
     Found { call: CallId, lease: LeaseId, blocks: Vec<Found> },
-    /// These blocks of a get will not come.
-    Missed { call: CallId, reason: MissReason, indexes: Vec<u32> },
+    /// These blocks of a get are not there, and were not before its deadline.
+    Missed { call: CallId, indexes: Vec<u32> },
 }
 
 /// How a process on the same host maps the node's arena: `/proc/<pid>/fd/<fd>`, proven by `nonce` in its first page.
@@ -136,22 +136,15 @@ pub struct Found {
     pub tier: Tier,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-pub enum MissReason {
-    /// Not there, and not there before the wait's deadline.
-    Absent,
-    /// Reused while the node read it.
-    Stale,
-}
-
-/// In front of a block's bytes on a stream from client to node.
+/// In front of a block's bytes on a stream from client to node. All blocks of a stream belong to one call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct PutData {
     pub call: CallId,
     pub block: Written,
 }
 
-/// In front of a block's bytes on a stream from node to client. All blocks of a stream belong to one call.
+/// In front of a block's bytes on a stream from node to client. After the bytes comes the slot's generation once more
+/// (little-endian `u64`), as it was when the node had read them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct GetData {
     pub call: CallId,

@@ -45,7 +45,7 @@ pub fn train(vocab: usize) -> anyhow::Result<String> {
         .vocab_size(vocab.min(LEARNT_MAX))
         .min_frequency(2)
         .show_progress(false)
-        .initial_alphabet(ByteLevel::alphabet())
+        .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
         .special_tokens(SPECIAL.map(|token| AddedToken::from(token, true)).to_vec())
         .build();
     let mut trainer = TrainerWrapper::from(trainer);

@@ -26,7 +26,7 @@ pub use view::{ClusterView, MemberView};
 use crate::{
     cost::CostModel,
     prefix_index::PrefixIndex,
-    registry::Registry,
+    registry::{Registry, Worker},
     schedule::{self, Ask, Decision, Placement, Policy, PoolCandidate, Snapshot},
 };
 use request::{Job, Place, Request, Running, Sequence, common_prefix};
@@ -35,16 +35,17 @@ use std::{
     time::{Duration, Instant},
 };
 use tidemill_proto::{
-    block::{BLOCK_TOKENS, Chain},
+    block::{BLOCK_TOKENS, BlockKey, Chain},
     ids::{Epoch, RequestId, SequenceId},
-    message::{DecodeJob, PoolAddr, PrefillJob, TokensBySource, ToWorker},
+    message::{DecodeJob, PoolAddr, PrefillJob, ToWorker},
     sampling::Sampling,
 };
 
 /// Times a sequence is given to a worker before its client hears of it.
-const ATTEMPTS_MAX: u32 = 8;
-/// How long a returned sequence rests per attempt before it is offered again.
-const RETURN_BACKOFF: Duration = Duration::from_millis(25);
+const ATTEMPTS_MAX: u32 = 12;
+/// How long a returned sequence rests before it is offered again: doubled per attempt, up to the maximum.
+const RETURN_REST: Duration = Duration::from_millis(25);
+const RETURN_REST_MAX: Duration = Duration::from_secs(2);
 /// A job gets this many times its predicted duration, and the grace below, before its waiters give up on it.
 const PREFILL_PATIENCE: f64 = 8.0;
 const PREFILL_GRACE_MS: f64 = 30_000.0;
@@ -169,7 +170,7 @@ impl Cluster {
             None => 0..state.sequences.len(),
         };
         for choice in choices {
-            self.withdraw(now, request, choice);
+            self.withdraw(request, choice);
         }
         self.forget_if_done(now, request);
         self.admit(now);
@@ -240,8 +241,8 @@ impl Cluster {
         schedule::schedule(&self.settings.policy, &self.snapshot(now, keys, 0), &ask)
     }
 
-    fn snapshot(&self, now: Instant, keys: &[tidemill_proto::block::BlockKey], waiting: usize) -> Snapshot<'_> {
-        let pool = |(node, _, worker): (Epoch, PoolAddr, &crate::registry::Worker)| PoolCandidate {
+    fn snapshot(&self, now: Instant, keys: &[BlockKey], waiting: usize) -> Snapshot<'_> {
+        let pool = |(node, _, worker): (Epoch, PoolAddr, &Worker)| PoolCandidate {
             node,
             leading_blocks: self.index.leading(node, keys) as u32,
             free_blocks: worker.report.blocks.free,
@@ -342,7 +343,7 @@ impl Cluster {
     }
 
     /// Takes a sequence from its place without a word to the client.
-    fn withdraw(&mut self, now: Instant, id: RequestId, choice: usize) {
+    fn withdraw(&mut self, id: RequestId, choice: usize) {
         let sequence = &self.requests[&id].sequences[choice];
         match sequence.place {
             Place::Done => return,
@@ -356,7 +357,7 @@ impl Cluster {
                 self.release(id, choice);
             }
         }
-        self.end(now, id, choice);
+        self.end(id, choice);
     }
 
     /// Ends a choice and tells its client why. The request is forgotten with its last choice.
@@ -372,7 +373,7 @@ impl Cluster {
             }
             Place::Running(_) => self.release(id, choice),
         }
-        self.end(now, id, choice);
+        self.end(id, choice);
         self.actions.push_back(Action::Client { request: id, event: RequestEvent::Finished { choice: choice as u32, outcome, usage } });
         self.forget_if_done(now, id);
     }
@@ -413,7 +414,7 @@ impl Cluster {
         }
     }
 
-    fn end(&mut self, _now: Instant, id: RequestId, choice: usize) {
+    fn end(&mut self, id: RequestId, choice: usize) {
         let sequence = &mut self.requests.get_mut(&id).expect("an ending sequence has a request").sequences[choice];
         sequence.place = Place::Done;
         self.sequences.remove(&sequence.id);

@@ -1,11 +1,7 @@
 //! What workers tell the cluster, and what follows when one is gone.
 
-use super::{Action, Cluster, Job, Outcome, Place, RETURN_BACKOFF, RequestEvent, Running};
-use crate::{
-    cluster::Failure,
-    registry::Refusal,
-    schedule,
-};
+use super::{Action, Cluster, Job, Outcome, Place, RETURN_REST, RETURN_REST_MAX, RequestEvent, Running};
+use crate::{cluster::Failure, registry::Refusal, schedule};
 use std::time::{Duration, Instant};
 use tidemill_proto::{
     ids::{Epoch, RequestId, SequenceId},
@@ -139,7 +135,7 @@ impl Cluster {
         let state = &mut self.requests.get_mut(&request).expect("a running sequence has a request").sequences[choice];
         let outcome = match reason {
             Finish::Returned => {
-                let rest = RETURN_BACKOFF * state.attempts;
+                let rest = RETURN_REST.saturating_mul(1 << state.attempts.min(16)).min(RETURN_REST_MAX);
                 return self.requeue(now, request, choice, rest);
             }
             Finish::Stop { token } => Outcome::Stop(token),

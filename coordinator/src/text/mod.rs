@@ -1,1 +1,58 @@
+//! Everything that knows text. The cluster behind it sees token ids only.
+//!
+//! - [`config`]: what a model directory says about itself
+//! - [`tokenizer`]: text to ids; one id to its bytes
+//! - [`detokenizer`]: ids to text, one at a time, never broken UTF-8
+//! - [`stop`]: stop strings in a stream of text
+//! - [`template`]: chat messages to text, as Hugging Face renders them
 
+pub mod config;
+pub mod detokenizer;
+pub mod stop;
+pub mod template;
+pub mod tokenizer;
+
+use config::ModelConfig;
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+use template::ChatTemplate;
+use tokenizer::Tokenizer;
+
+/// A model directory cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    #[error("cannot read {path}: {source} (a model directory has config.json, tokenizer.json and *.safetensors)")]
+    File { path: PathBuf, source: std::io::Error },
+    #[error("{path}: {reason}")]
+    Invalid { path: PathBuf, reason: String },
+}
+
+/// A model as far as text goes.
+#[derive(Debug)]
+pub struct TextModel {
+    pub config: ModelConfig,
+    pub tokenizer: Arc<Tokenizer>,
+    /// A base model has none.
+    pub template: Option<ChatTemplate>,
+}
+
+impl TextModel {
+    pub fn load(dir: &Path) -> Result<Self, ModelError> {
+        let config = ModelConfig::load(dir)?;
+        let tokenizer = Arc::new(Tokenizer::load(&dir.join("tokenizer.json"))?);
+        let template = config.chat_template.clone().map(|source| ChatTemplate::new(source, &config)).transpose();
+        let template = template.map_err(|e| ModelError::Invalid { path: dir.join("chat_template"), reason: e.to_string() })?;
+        Ok(Self { config, tokenizer, template })
+    }
+
+    /// Ids that end a sequence unless the client says otherwise.
+    pub fn eos_tokens(&self) -> Vec<u32> {
+        let mut ids = self.config.eos_ids.clone();
+        ids.extend(self.config.eos_token.as_deref().and_then(|token| self.tokenizer.id_of(token)));
+        ids.sort_unstable();
+        ids.dedup();
+        ids
+    }
+}

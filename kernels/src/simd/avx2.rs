@@ -40,6 +40,12 @@ fn to_bf16x8(_: Avx2, v: __m256) -> __m256i {
     }
 }
 
+/// [`Simd::exp2_of_shifted`] of eight lanes.
+#[inline(always)]
+fn exp2_of_shifted_x8(_: Avx2, v: __m256) -> __m256 {
+    intrinsics!(_mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32::<23>(_mm256_castps_si256(v)), _mm256_set1_epi32(0x3f80_0000))))
+}
+
 /// Both halves of 32 bytes.
 #[inline(always)]
 fn halves(x: &[u8; 32]) -> (&[u8; 16], &[u8; 16]) {
@@ -146,16 +152,25 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn zero_where_less(self, x: V, limit: V, v: V) -> V {
+    fn select_less(self, x: V, limit: V, a: V, b: V) -> V {
         intrinsics! {
-            std::array::from_fn(|i| _mm256_andnot_ps(_mm256_cmp_ps::<_CMP_LT_OQ>(x[i], limit[i]), v[i]))
+            let less = [_mm256_cmp_ps::<_CMP_LT_OQ>(x[0], limit[0]), _mm256_cmp_ps::<_CMP_LT_OQ>(x[1], limit[1])];
+            [_mm256_blendv_ps(b[0], a[0], less[0]), _mm256_blendv_ps(b[1], a[1], less[1])]
         }
     }
 
     #[inline(always)]
     fn exp2_of_shifted(self, v: V) -> V {
+        [exp2_of_shifted_x8(self, v[0]), exp2_of_shifted_x8(self, v[1])]
+    }
+
+    #[inline(always)]
+    fn max_lane(self, v: V) -> f32 {
         intrinsics! {
-            v.map(|v| _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32::<23>(_mm256_castps_si256(v)), _mm256_set1_epi32(0x3f80_0000))))
+            let v = _mm256_max_ps(v[0], v[1]);
+            let v = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+            let v = _mm_max_ps(v, _mm_movehl_ps(v, v));
+            _mm_cvtss_f32(_mm_max_ss(v, _mm_movehdup_ps(v)))
         }
     }
 

@@ -112,13 +112,18 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn zero_where_less(self, x: __m512, limit: __m512, v: __m512) -> __m512 {
-        intrinsics!(_mm512_maskz_mov_ps(!_mm512_cmp_ps_mask::<_CMP_LT_OQ>(x, limit), v))
+    fn select_less(self, x: __m512, limit: __m512, a: __m512, b: __m512) -> __m512 {
+        intrinsics!(_mm512_mask_mov_ps(b, _mm512_cmp_ps_mask::<_CMP_LT_OQ>(x, limit), a))
     }
 
     #[inline(always)]
     fn exp2_of_shifted(self, v: __m512) -> __m512 {
         intrinsics!(_mm512_castsi512_ps(_mm512_add_epi32(_mm512_slli_epi32::<23>(_mm512_castps_si512(v)), _mm512_set1_epi32(0x3f80_0000))))
+    }
+
+    #[inline(always)]
+    fn max_lane(self, v: __m512) -> f32 {
+        intrinsics!(_mm512_reduce_max_ps(v))
     }
 
     #[inline(always)]
@@ -134,16 +139,38 @@ impl Simd for Avx512 {
     /// The trees of 16 vectors side by side: each step adds halves of two vectors into one, 15 additions instead of 64.
     #[inline(always)]
     fn sum16(self, v: &[__m512; LANES]) -> __m512 {
-        intrinsics! {
-            // Lane i + lane i + 8. `a` in the low half, `b` in the high half.
-            let halves = |a, b| _mm512_add_ps(_mm512_shuffle_f32x4::<0b01_00_01_00>(a, b), _mm512_shuffle_f32x4::<0b11_10_11_10>(a, b));
-            // Lane i + lane i + 4, of (a, b) and (c, d): quarters a, b, c, d.
-            let quarters = |ab, cd| _mm512_add_ps(_mm512_shuffle_f32x4::<0b10_00_10_00>(ab, cd), _mm512_shuffle_f32x4::<0b11_01_11_01>(ab, cd));
-            let quads: [__m512; 4] = std::array::from_fn(|i| quarters(halves(v[i], v[i + 4]), halves(v[i + 8], v[i + 12])));
-            // Within each quarter: lane i + lane i + 2, then + 1. Vector q's quarter j holds what is left of v[q + 4 j].
-            let pairs = |a, b| _mm512_add_ps(_mm512_shuffle_ps::<0b01_00_01_00>(a, b), _mm512_shuffle_ps::<0b11_10_11_10>(a, b));
-            let (p, q) = (pairs(quads[0], quads[1]), pairs(quads[2], quads[3]));
-            _mm512_add_ps(_mm512_shuffle_ps::<0b10_00_10_00>(p, q), _mm512_shuffle_ps::<0b11_01_11_01>(p, q))
+        let mut quads = [self.zero(); 4];
+        for (i, quad) in quads.iter_mut().enumerate() {
+            *quad = self.add_quarters(self.add_halves(v[i], v[i + 4]), self.add_halves(v[i + 8], v[i + 12]));
         }
+        // Vector i's quarter j holds what is left of v[i + 4 j].
+        self.add_singles(self.add_pairs(quads[0], quads[1]), self.add_pairs(quads[2], quads[3]))
+    }
+}
+
+/// The steps of [`Simd::sum16`].
+impl Avx512 {
+    /// Lane i + lane i + 8: of `a` in the lower half, of `b` in the upper.
+    #[inline(always)]
+    fn add_halves(self, a: __m512, b: __m512) -> __m512 {
+        intrinsics!(_mm512_add_ps(_mm512_shuffle_f32x4::<0b01_00_01_00>(a, b), _mm512_shuffle_f32x4::<0b11_10_11_10>(a, b)))
+    }
+
+    /// Lane i + lane i + 4 of each half: of `ab` in quarters 0 and 1, of `cd` in quarters 2 and 3.
+    #[inline(always)]
+    fn add_quarters(self, ab: __m512, cd: __m512) -> __m512 {
+        intrinsics!(_mm512_add_ps(_mm512_shuffle_f32x4::<0b10_00_10_00>(ab, cd), _mm512_shuffle_f32x4::<0b11_01_11_01>(ab, cd)))
+    }
+
+    /// Within each quarter lane i + lane i + 2: of `a` in lanes 0 and 1, of `b` in lanes 2 and 3.
+    #[inline(always)]
+    fn add_pairs(self, a: __m512, b: __m512) -> __m512 {
+        intrinsics!(_mm512_add_ps(_mm512_shuffle_ps::<0b01_00_01_00>(a, b), _mm512_shuffle_ps::<0b11_10_11_10>(a, b)))
+    }
+
+    /// Within each quarter lane i + lane i + 1: of `ab` in lanes 0 and 1, of `cd` in lanes 2 and 3.
+    #[inline(always)]
+    fn add_singles(self, ab: __m512, cd: __m512) -> __m512 {
+        intrinsics!(_mm512_add_ps(_mm512_shuffle_ps::<0b10_00_10_00>(ab, cd), _mm512_shuffle_ps::<0b11_01_11_01>(ab, cd)))
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! [`Simd`] is a set of operations; a value of an implementing type is the proof that this machine has them. A kernel is a
 //! value that can [`run`](Kernel::run) on any of them; [`Isa::dispatch`] compiles it once per instruction set, inside a
-//! function with that instruction set enabled, so that everything marked `inline(always)` below it uses it.
+//! function with that instruction set enabled, so that everything marked `inline(always)` below it uses it. Closures cannot
+//! be so marked, and one that is not inlined loses the instruction set: kernels keep them away from vectors.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -45,10 +46,13 @@ pub(crate) trait Simd: Copy + Send + Sync {
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
     /// `if a < b { a } else { b }`, so `b` where either is NaN.
     fn min(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `if x < limit { 0 } else { v }`.
-    fn zero_where_less(self, x: Self::V, limit: Self::V, v: Self::V) -> Self::V;
+    /// `if x < limit { a } else { b }`.
+    fn select_less(self, x: Self::V, limit: Self::V, a: Self::V, b: Self::V) -> Self::V;
     /// `2^n` where `v` holds `1.5 * 2^23 + n` and `-126 <= n <= 127`: moves the low mantissa bits into the exponent.
     fn exp2_of_shifted(self, v: Self::V) -> Self::V;
+
+    /// The largest lane. Any if one is NaN.
+    fn max_lane(self, v: Self::V) -> f32;
 
     /// Sum of the lanes: lane `i` with lane `i + 8`, then `+ 4`, `+ 2`, `+ 1`.
     fn sum(self, v: Self::V) -> f32;
@@ -56,7 +60,11 @@ pub(crate) trait Simd: Copy + Send + Sync {
     /// Lane `i` of the result is the sum of `v[i]`, by the same tree.
     #[inline(always)]
     fn sum16(self, v: &[Self::V; LANES]) -> Self::V {
-        self.load(&v.map(|v| self.sum(v)))
+        let mut sums = [0.0; LANES];
+        for (sum, v) in sums.iter_mut().zip(v) {
+            *sum = self.sum(*v);
+        }
+        self.load(&sums)
     }
 
     #[inline(always)]
@@ -69,12 +77,6 @@ pub(crate) trait Simd: Copy + Send + Sync {
         let mut a = [0.0; LANES];
         self.store(v, &mut a);
         a
-    }
-
-    /// The largest lane. Lanes must not be NaN.
-    #[inline(always)]
-    fn max_lane(self, v: Self::V) -> f32 {
-        self.to_array(v).into_iter().fold(f32::NEG_INFINITY, f32::max)
     }
 }
 

@@ -117,13 +117,18 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn zero_where_less(self, x: V, limit: V, v: V) -> V {
-        from_fn(|i| if x[i] < limit[i] { 0.0 } else { v[i] })
+    fn select_less(self, x: V, limit: V, a: V, b: V) -> V {
+        from_fn(|i| if x[i] < limit[i] { a[i] } else { b[i] })
     }
 
     #[inline(always)]
     fn exp2_of_shifted(self, v: V) -> V {
         v.map(|x| f32::from_bits((x.to_bits() << 23).wrapping_add(0x3f80_0000)))
+    }
+
+    #[inline(always)]
+    fn max_lane(self, v: V) -> f32 {
+        v.into_iter().fold(f32::NEG_INFINITY, f32::max)
     }
 
     #[inline(always)]

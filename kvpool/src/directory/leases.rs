@@ -8,8 +8,15 @@ use tidemill_proto::pool::{LeaseId, SlotRef};
 /// changes nothing there.
 #[derive(Debug)]
 pub(super) struct Leases {
-    clients: HashMap<ClientId, BTreeMap<LeaseId, Lease>>,
+    clients: HashMap<ClientId, ClientLeases>,
     next: u64,
+}
+
+#[derive(Debug, Default)]
+struct ClientLeases {
+    leases: BTreeMap<LeaseId, Lease>,
+    /// Blocks leased, over all leases.
+    blocks: usize,
 }
 
 #[derive(Debug)]
@@ -18,41 +25,55 @@ pub(super) struct Lease {
     pub(super) timer: TimerId,
 }
 
-/// Leases that one client may have: more than it can have calls under way.
-const LEASES_MAX: usize = 1 << 16;
+/// Blocks that one client may lease: what it is handed and does not give back must not grow without bound.
+pub(super) const LEASED_MAX: usize = 1 << 18;
 
 impl Leases {
     pub(super) fn new() -> Self {
         Self { clients: HashMap::new(), next: 0 }
     }
 
-    /// The id of a new lease; `None` when the client has too many.
-    pub(super) fn reserve_id(&mut self, client: ClientId) -> Option<LeaseId> {
-        let full = self.clients.get(&client).is_some_and(|leases| leases.len() >= LEASES_MAX);
-        self.next += u64::from(!full);
-        (!full).then_some(LeaseId(self.next))
+    /// The id of a new lease on so many blocks; `None` when the client has too many.
+    pub(super) fn next_id(&mut self, client: ClientId, blocks: usize) -> Option<LeaseId> {
+        let leased = self.clients.get(&client).map_or(0, |client| client.blocks);
+        if leased + blocks > LEASED_MAX {
+            return None;
+        }
+        self.next += 1;
+        Some(LeaseId(self.next))
     }
 
     pub(super) fn add(&mut self, client: ClientId, id: LeaseId, lease: Lease) {
-        self.clients.entry(client).or_default().insert(id, lease);
+        let client = self.clients.entry(client).or_default();
+        client.blocks += lease.blocks.len();
+        client.leases.insert(id, lease);
     }
 
     /// `None`: it ended before, or it is another client's.
     pub(super) fn end(&mut self, client: ClientId, id: LeaseId) -> Option<Lease> {
         let leases = self.clients.get_mut(&client)?;
-        let lease = leases.remove(&id);
-        if leases.is_empty() {
+        let lease = leases.leases.remove(&id)?;
+        leases.blocks -= lease.blocks.len();
+        if leases.leases.is_empty() {
             self.clients.remove(&client);
         }
-        lease
+        Some(lease)
     }
 
     /// Ends all leases of a client.
     pub(super) fn end_client(&mut self, client: ClientId) -> impl Iterator<Item = Lease> + use<> {
-        self.clients.remove(&client).unwrap_or_default().into_values()
+        self.clients.remove(&client).unwrap_or_default().leases.into_values()
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (ClientId, LeaseId, &Lease)> {
-        self.clients.iter().flat_map(|(&client, leases)| leases.iter().map(move |(&id, lease)| (client, id, lease)))
+        self.clients.iter().flat_map(|(&client, leases)| leases.leases.iter().map(move |(&id, lease)| (client, id, lease)))
+    }
+
+    pub(super) fn check_integrity(&self) {
+        for client in self.clients.values() {
+            assert!(!client.leases.is_empty(), "a client without leases is listed");
+            assert_eq!(client.blocks, client.leases.values().map(|lease| lease.blocks.len()).sum::<usize>(), "leased blocks are miscounted");
+            assert!(client.blocks <= LEASED_MAX, "a client leases too many blocks");
+        }
     }
 }

@@ -1,0 +1,179 @@
+//! What a Hugging Face model directory says about itself: `config.json`, `generation_config.json`,
+//! `tokenizer_config.json`, `chat_template.jinja`. Weights are not read.
+
+use super::ModelError;
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::Value;
+use std::{fs, io::ErrorKind, path::Path};
+
+#[derive(Clone, Debug, Default)]
+pub struct ModelConfig {
+    pub vocab_size: u32,
+    /// Longest sequence that the model was made for.
+    pub context_tokens: u32,
+    pub eos_ids: Vec<u32>,
+    pub bos_token: Option<String>,
+    pub eos_token: Option<String>,
+    pub unk_token: Option<String>,
+    pub pad_token: Option<String>,
+    pub chat_template: Option<String>,
+    pub sampling: SamplingDefaults,
+}
+
+/// The model author's sampling settings, which hold where a request says nothing (as in vLLM).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+pub struct SamplingDefaults {
+    pub temperature: Option<f32>,
+    pub top_p: Option<f32>,
+    pub top_k: Option<i64>,
+    pub min_p: Option<f32>,
+    pub repetition_penalty: Option<f32>,
+}
+
+#[derive(Deserialize)]
+struct ConfigJson {
+    vocab_size: u32,
+    max_position_embeddings: u32,
+    eos_token_id: Option<OneOrMany>,
+}
+
+#[derive(Default, Deserialize)]
+struct GenerationJson {
+    eos_token_id: Option<OneOrMany>,
+    #[serde(flatten)]
+    sampling: SamplingDefaults,
+}
+
+#[derive(Default, Deserialize)]
+struct TokenizerJson {
+    bos_token: Option<Value>,
+    eos_token: Option<Value>,
+    unk_token: Option<Value>,
+    pad_token: Option<Value>,
+    chat_template: Option<TemplateJson>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum OneOrMany {
+    One(u32),
+    Many(Vec<u32>),
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum TemplateJson {
+    One(String),
+    Named(Vec<NamedTemplate>),
+}
+
+#[derive(Deserialize)]
+struct NamedTemplate {
+    name: String,
+    template: String,
+}
+
+impl ModelConfig {
+    pub fn load(dir: &Path) -> Result<Self, ModelError> {
+        let config: ConfigJson = required(&dir.join("config.json"))?;
+        let generation: GenerationJson = optional(&dir.join("generation_config.json"))?.unwrap_or_default();
+        let tokenizer: TokenizerJson = optional(&dir.join("tokenizer_config.json"))?.unwrap_or_default();
+        let file = read_optional(&dir.join("chat_template.jinja"))?;
+        let chat_template = file.or_else(|| match tokenizer.chat_template {
+            Some(TemplateJson::One(template)) => Some(template),
+            Some(TemplateJson::Named(list)) => list.into_iter().find(|named| named.name == "default").map(|named| named.template),
+            None => None,
+        });
+        let eos_ids = match generation.eos_token_id.or(config.eos_token_id) {
+            Some(OneOrMany::One(id)) => vec![id],
+            Some(OneOrMany::Many(ids)) => ids,
+            None => Vec::new(),
+        };
+        Ok(Self {
+            vocab_size: config.vocab_size,
+            context_tokens: config.max_position_embeddings,
+            eos_ids,
+            bos_token: content(tokenizer.bos_token),
+            eos_token: content(tokenizer.eos_token),
+            unk_token: content(tokenizer.unk_token),
+            pad_token: content(tokenizer.pad_token),
+            chat_template,
+            sampling: generation.sampling,
+        })
+    }
+}
+
+/// A special token is given as its text, or as an object with `content` (a serialized `AddedToken`).
+fn content(token: Option<Value>) -> Option<String> {
+    match token? {
+        Value::String(text) => Some(text),
+        Value::Object(fields) => fields.get("content")?.as_str().map(str::to_owned),
+        _ => None,
+    }
+}
+
+fn required<T: DeserializeOwned>(path: &Path) -> Result<T, ModelError> {
+    let text = fs::read_to_string(path).map_err(|source| ModelError::File { path: path.to_owned(), source })?;
+    parse(path, &text)
+}
+
+fn optional<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, ModelError> {
+    read_optional(path)?.map(|text| parse(path, &text)).transpose()
+}
+
+fn read_optional(path: &Path) -> Result<Option<String>, ModelError> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(ModelError::File { path: path.to_owned(), source }),
+    }
+}
+
+fn parse<T: DeserializeOwned>(path: &Path, text: &str) -> Result<T, ModelError> {
+    serde_json::from_str(text).map_err(|e| ModelError::Invalid { path: path.to_owned(), reason: e.to_string() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(files: &[(&str, &str)]) -> Result<ModelConfig, ModelError> {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            fs::write(dir.path().join(name), text).unwrap();
+        }
+        ModelConfig::load(dir.path())
+    }
+
+    const CONFIG: (&str, &str) = ("config.json", r#"{"vocab_size": 10, "max_position_embeddings": 64, "eos_token_id": 3}"#);
+
+    #[test]
+    fn special_tokens_may_be_objects_and_templates_may_be_named() {
+        let tokenizer = r#"{"bos_token": {"content": "<s>", "lstrip": false}, "eos_token": "</s>", "pad_token": null,
+            "chat_template": [{"name": "tool_use", "template": "b"}, {"name": "default", "template": "a"}]}"#;
+        let config = load(&[CONFIG, ("tokenizer_config.json", tokenizer)]).unwrap();
+        assert_eq!((config.bos_token.as_deref(), config.eos_token.as_deref(), config.pad_token), (Some("<s>"), Some("</s>"), None));
+        assert_eq!(config.chat_template.as_deref(), Some("a"));
+        assert_eq!(config.eos_ids, [3]);
+    }
+
+    #[test]
+    fn a_template_file_and_the_generation_config_win() {
+        let config = load(&[
+            CONFIG,
+            ("tokenizer_config.json", r#"{"chat_template": "old"}"#),
+            ("chat_template.jinja", "new"),
+            ("generation_config.json", r#"{"eos_token_id": [4, 5], "temperature": 0.6, "do_sample": true}"#),
+        ]);
+        let config = config.unwrap();
+        assert_eq!((config.chat_template.as_deref(), &config.eos_ids[..]), (Some("new"), &[4, 5][..]));
+        assert_eq!(config.sampling, SamplingDefaults { temperature: Some(0.6), ..SamplingDefaults::default() });
+    }
+
+    #[test]
+    fn an_unusable_directory_is_named() {
+        assert!(load(&[]).unwrap_err().to_string().contains("config.json"));
+        let error = load(&[("config.json", r#"{"vocab_size": 10}"#)]).unwrap_err().to_string();
+        assert!(error.contains("max_position_embeddings"), "{error}");
+    }
+}

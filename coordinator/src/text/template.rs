@@ -1,0 +1,193 @@
+//! Chat messages to text, as `apply_chat_template` of Hugging Face's transformers renders them (`chat_template_utils.py`
+//! there): the same Jinja settings, the same extra functions, Python's way to print values.
+
+use super::config::ModelConfig;
+use minijinja::{
+    Environment, Error, ErrorKind, Output, State, Value, context,
+    syntax::SyntaxConfig,
+    value::{Kwargs, ValueKind},
+};
+use serde::Serialize;
+use serde_json::ser::{Formatter, PrettyFormatter};
+use std::{io, time::SystemTime};
+use time::{OffsetDateTime, format_description::parse_strftime_borrowed};
+
+/// Instructions that one rendering may execute: some hundred per message of the longest chat that fits a request.
+const FUEL: u64 = 20_000_000;
+
+#[derive(Debug)]
+pub struct ChatTemplate {
+    env: Environment<'static>,
+    specials: Vec<(&'static str, String)>,
+}
+
+/// The template does not compile, or refuses these messages.
+#[derive(Debug, thiserror::Error)]
+#[error("chat template: {0}")]
+pub struct TemplateError(String);
+
+impl ChatTemplate {
+    pub fn new(source: String, config: &ModelConfig) -> Result<Self, TemplateError> {
+        let mut env = Environment::new();
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+        env.set_syntax(syntax.map_err(|e| TemplateError(e.to_string()))?);
+        env.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+        env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        env.set_formatter(print_as_python);
+        env.set_fuel(Some(FUEL));
+        env.add_filter("tojson", to_json);
+        env.add_function("raise_exception", |message: String| -> Result<Value, Error> { Err(Error::new(ErrorKind::InvalidOperation, message)) });
+        env.add_template_owned("chat", without_generation_tags(&source)).map_err(|e| TemplateError(describe(&e)))?;
+        let specials = [
+            ("bos_token", &config.bos_token),
+            ("eos_token", &config.eos_token),
+            ("unk_token", &config.unk_token),
+            ("pad_token", &config.pad_token),
+        ];
+        Ok(Self { env, specials: specials.into_iter().filter_map(|(name, token)| Some((name, token.clone()?))).collect() })
+    }
+
+    /// `messages` and `extra` (the request's `chat_template_kwargs`) are passed to the template as they are.
+    pub fn render(&self, messages: &[Value], add_generation_prompt: bool, extra: Option<Value>, now: SystemTime) -> Result<String, TemplateError> {
+        let strftime_now = Value::from_function(move |format: String| strftime(now, &format));
+        let specials = Value::from_pairs(self.specials.iter().map(|(name, token)| (*name, Value::from(token.as_str()))));
+        let base = context! {
+            messages => messages.to_vec(), add_generation_prompt, strftime_now,
+            tools => Value::from(()), documents => Value::from(()),
+            ..specials
+        };
+        let all = match extra {
+            Some(extra) => context! { ..extra, ..base },
+            None => base,
+        };
+        let template = self.env.get_template("chat").map_err(|e| TemplateError(describe(&e)))?;
+        template.render(all).map_err(|e| TemplateError(describe(&e)))
+    }
+}
+
+fn describe(error: &Error) -> String {
+    match (error.kind(), error.detail()) {
+        (ErrorKind::OutOfFuel, _) => "rendering these messages takes too long".into(),
+        (ErrorKind::InvalidOperation, Some(detail)) => detail.to_owned(),
+        _ => error.to_string(),
+    }
+}
+
+/// Jinja2 prints Python's names of the constants.
+fn print_as_python(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Error> {
+    match value.kind() {
+        ValueKind::Bool => Ok(out.write_str(if value.is_true() { "True" } else { "False" })?),
+        ValueKind::None => Ok(out.write_str("None")?),
+        _ => minijinja::escape_formatter(out, state, value),
+    }
+}
+
+/// `json.dumps(value, ensure_ascii=False, indent=…)`: unlike Jinja's own filter, nothing is escaped for HTML.
+fn to_json(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
+    let indent: Option<usize> = kwargs.get("indent")?;
+    // Accepted because transformers accepts it; its effect is Python's default anyway.
+    let _ensure_ascii: Option<bool> = kwargs.get("ensure_ascii")?;
+    kwargs.assert_all_used()?;
+    let mut json = Vec::new();
+    let written = match indent {
+        Some(width) => {
+            let indent = " ".repeat(width.min(16));
+            value.serialize(&mut serde_json::Serializer::with_formatter(&mut json, PrettyFormatter::with_indent(indent.as_bytes())))
+        }
+        None => value.serialize(&mut serde_json::Serializer::with_formatter(&mut json, PythonFormatter)),
+    };
+    written.map_err(|e| Error::new(ErrorKind::InvalidOperation, e.to_string()))?;
+    Ok(Value::from(String::from_utf8(json).expect("JSON is UTF-8")))
+}
+
+/// Python puts a space after each comma and colon.
+struct PythonFormatter;
+
+impl Formatter for PythonFormatter {
+    fn begin_array_value<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+        if first { Ok(()) } else { writer.write_all(b", ") }
+    }
+
+    fn begin_object_key<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+        if first { Ok(()) } else { writer.write_all(b", ") }
+    }
+
+    fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        writer.write_all(b": ")
+    }
+}
+
+/// Dates in UTC.
+fn strftime(now: SystemTime, format: &str) -> Result<String, Error> {
+    let invalid = |reason: String| Error::new(ErrorKind::InvalidOperation, format!("strftime_now({format:?}): {reason}"));
+    let description = parse_strftime_borrowed(format).map_err(|e| invalid(e.to_string()))?;
+    OffsetDateTime::from(now).format(&description).map_err(|e| invalid(e.to_string()))
+}
+
+/// `{% generation %}` marks the assistant's part for training. It prints nothing, so a condition that always holds
+/// takes its place, white-space marks and all.
+fn without_generation_tags(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(at) = rest.find("{%") {
+        out.push_str(&rest[..at]);
+        rest = &rest[at..];
+        let Some(end) = rest.find("%}") else { break };
+        let inner = rest[2..end].trim_matches(['-', '+']);
+        let replacement = match inner.trim() {
+            "generation" => "if true",
+            "endgeneration" => "endif",
+            _ => inner.trim(),
+        };
+        out.push_str(&rest[..end + 2].replacen(inner.trim(), replacement, 1));
+        rest = &rest[end + 2..];
+    }
+    out + rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn render(source: &str, message: serde_json::Value) -> Result<String, TemplateError> {
+        let config = ModelConfig { bos_token: Some("<s>".into()), ..ModelConfig::default() };
+        let message: Value = serde_json::from_value(message).unwrap();
+        ChatTemplate::new(source.into(), &config)?.render(&[message], true, None, SystemTime::UNIX_EPOCH + Duration::from_secs(86400 * 45))
+    }
+
+    #[test]
+    fn prints_as_python_does() {
+        let text = render("{{ true }} {{ none }} {{ missing }}{{ 1.0 }} {{ messages[0]|tojson }}", serde_json::json!({"b": "<é>", "a": [1, null]}));
+        assert_eq!(text.unwrap(), r#"True None 1.0 {"a": [1, null], "b": "<é>"}"#);
+        let text = render("{{ messages[0]|tojson(indent=2) }}", serde_json::json!({"a": 1}));
+        assert_eq!(text.unwrap(), "{\n  \"a\": 1\n}");
+    }
+
+    #[test]
+    fn blocks_are_trimmed_as_hugging_face_does() {
+        let source = "{% for m in messages %}\n    {% if m.role == 'user' %}\nU:{{ m.content.strip() }}\n    {% endif %}\n{% endfor %}\n";
+        assert_eq!(render(source, serde_json::json!({"role": "user", "content": " x "})).unwrap(), "U:x\n");
+    }
+
+    #[test]
+    fn generation_tags_print_nothing() {
+        let source = "{% for m in messages %}{%- generation -%} {{ m.content }} {%- endgeneration %}{% break %}{% endfor %}.";
+        assert_eq!(render(source, serde_json::json!({"content": "x"})).unwrap(), "x.");
+    }
+
+    #[test]
+    fn knows_special_tokens_and_dates() {
+        let text = render("{{ bos_token }}{{ strftime_now('%d %b %Y') }}{% if eos_token is defined %}!{% endif %}", serde_json::json!({}));
+        assert_eq!(text.unwrap(), "<s>15 Feb 1970");
+    }
+
+    #[test]
+    fn errors_are_the_templates_own_words() {
+        let error = render("{{ raise_exception('Roles must alternate') }}", serde_json::json!({})).unwrap_err();
+        assert_eq!(error.to_string(), "chat template: Roles must alternate");
+        let endless = "{% for a in range(9999) %}{% for b in range(9999) %}{{ a }}{% endfor %}{% endfor %}";
+        assert!(render(endless, serde_json::json!({})).unwrap_err().to_string().contains("too long"));
+        assert!(render("{% if %}", serde_json::json!({})).is_err());
+    }
+}

@@ -1,0 +1,147 @@
+//! The model's own tokenizer (`tokenizer.json`, through Hugging Face's library), and what the library does not offer:
+//! the bytes of a single token.
+
+use super::ModelError;
+use std::{collections::HashMap, path::Path};
+use tidemill_proto::block::Token;
+use tokenizers::{Decoder, DecoderWrapper};
+
+/// A normalizer can shrink text by at most this factor (canonical composition of three two-byte code points into one).
+const NORMALIZER_SHRINK_MAX: usize = 4;
+
+#[derive(Debug)]
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    /// Bytes of the alphabet's characters, for byte-level vocabularies.
+    byte_of: Option<HashMap<char, u8>>,
+    /// Longest token, in bytes.
+    token_bytes_max: usize,
+}
+
+/// The text cannot be tokenized.
+#[derive(Debug, thiserror::Error)]
+#[error("the tokenizer refuses this text: {0}")]
+pub struct EncodeError(String);
+
+impl Tokenizer {
+    pub fn load(path: &Path) -> Result<Self, ModelError> {
+        if let Err(source) = std::fs::metadata(path) {
+            return Err(ModelError::File { path: path.to_owned(), source });
+        }
+        let inner = tokenizers::Tokenizer::from_file(path);
+        Ok(Self::new(inner.map_err(|e| ModelError::Invalid { path: path.to_owned(), reason: e.to_string() })?))
+    }
+
+    pub fn new(mut inner: tokenizers::Tokenizer) -> Self {
+        // Files often carry the truncation and padding of somebody's training run.
+        inner.with_padding(None);
+        inner.with_truncation(None).expect("turning truncation off is always valid");
+        let byte_of = inner.get_decoder().is_some_and(is_byte_level).then(byte_level_alphabet);
+        let token_bytes_max = inner.get_vocab(true).keys().map(String::len).max().unwrap_or(1);
+        Self { inner, byte_of, token_bytes_max }
+    }
+
+    /// `special`: add the tokens that the model expects around every text (BOS). A rendered chat has them already.
+    pub fn encode(&self, text: &str, special: bool) -> Result<Vec<Token>, EncodeError> {
+        let encoding = self.inner.encode_fast(text, special).map_err(|e| EncodeError(e.to_string()))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// Text of more bytes than this has certainly more than `tokens` tokens, so it need not be tokenized to be refused.
+    pub fn text_bytes_max(&self, tokens: usize) -> usize {
+        tokens.saturating_mul(self.token_bytes_max).saturating_mul(NORMALIZER_SHRINK_MAX)
+    }
+
+    /// Ids without a token in the vocabulary decode to nothing.
+    pub fn decode(&self, ids: &[Token], skip_special: bool) -> String {
+        // A decoder fails on nothing that its own vocabulary contains.
+        self.inner.decode(ids, skip_special).unwrap_or_default()
+    }
+
+    pub fn id_of(&self, token: &str) -> Option<Token> {
+        self.inner.token_to_id(token)
+    }
+
+    /// The bytes that one token stands for, as far as a token alone says: a part of a character in a byte-level
+    /// vocabulary; with its leading space in a SentencePiece one.
+    pub fn token_bytes(&self, id: Token) -> Vec<u8> {
+        let Some(piece) = self.inner.id_to_token(id) else { return Vec::new() };
+        if self.inner.get_added_vocabulary().get_added_tokens_decoder().contains_key(&id) {
+            return piece.into_bytes();
+        }
+        match &self.byte_of {
+            Some(byte_of) => piece.chars().map(|c| byte_of.get(&c).copied()).collect::<Option<_>>().unwrap_or_else(|| piece.into_bytes()),
+            None => match byte_fallback(&piece) {
+                Some(byte) => vec![byte],
+                None => piece.replace('▁', " ").into_bytes(),
+            },
+        }
+    }
+}
+
+/// How OpenAI writes a token in text: itself, or `bytes:\xe6\xbd` if it is not whole characters.
+pub fn printable(bytes: &[u8]) -> String {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => text.to_owned(),
+        Err(_) => bytes.iter().fold("bytes:".to_owned(), |text, byte| text + &format!("\\x{byte:02x}")),
+    }
+}
+
+/// `<0xE6>` is that byte.
+fn byte_fallback(piece: &str) -> Option<u8> {
+    let hex = piece.strip_prefix("<0x")?.strip_suffix('>')?;
+    (hex.len() == 2).then(|| u8::from_str_radix(hex, 16).ok()).flatten()
+}
+
+/// Byte-level decoders come alone or in a sequence; asking one is surer than looking inside.
+fn is_byte_level(decoder: &DecoderWrapper) -> bool {
+    decoder.decode(vec!["Ġ".into()]).is_ok_and(|text| text == " ")
+}
+
+/// GPT-2's mapping of bytes to printable characters (`bytes_to_unicode` in its encoder.py), inverted.
+fn byte_level_alphabet() -> HashMap<char, u8> {
+    let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
+    let others = (0..=255u8).filter(|&byte| !printable(byte)).zip(256u32..);
+    let others = others.map(|(byte, code)| (char::from_u32(code).expect("codes from 256 to 323 are characters"), byte));
+    (0..=255u8).filter(|&byte| printable(byte)).map(|byte| (char::from(byte), byte)).chain(others).collect()
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A SentencePiece-style tokenizer as Llama 2 has it: `▁` for spaces, byte fallback, a stripped leading space.
+    pub(crate) fn sentencepiece() -> Tokenizer {
+        let mut vocab = vec![("<unk>".to_owned(), 0.0), ("<s>".to_owned(), 0.0)];
+        vocab.extend((0..256).map(|byte| (format!("<0x{byte:02X}>"), 0.0)));
+        vocab.extend(["▁Hello", "▁world", "▁", "!"].map(|piece| (piece.to_owned(), -1.0)));
+        let json = serde_json::json!({
+            "version": "1.0",
+            "added_tokens": [{"id": 1, "content": "<s>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true}],
+            "normalizer": {"type": "Sequence", "normalizers": [
+                {"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]},
+            "pre_tokenizer": null, "post_processor": null,
+            "decoder": {"type": "Sequence", "decoders": [
+                {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
+                {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+            "model": {"type": "Unigram", "unk_id": 0, "vocab": vocab, "byte_fallback": true},
+        });
+        Tokenizer::new(json.to_string().parse().unwrap())
+    }
+
+    #[test]
+    fn tokens_of_a_sentencepiece_vocabulary_keep_their_space_and_bytes() {
+        let tokenizer = sentencepiece();
+        let hello = tokenizer.id_of("▁Hello").unwrap();
+        assert_eq!(tokenizer.token_bytes(hello), b" Hello");
+        assert_eq!(tokenizer.token_bytes(tokenizer.id_of("<0xE6>").unwrap()), [0xE6]);
+        assert_eq!(tokenizer.token_bytes(1), b"<s>");
+        assert_eq!(tokenizer.token_bytes(1_000_000), b"");
+    }
+
+    #[test]
+    fn half_a_character_is_printed_as_bytes() {
+        assert_eq!(printable("é".as_bytes()), "é");
+        assert_eq!(printable(&[0xE6, 0xBD]), r"bytes:\xe6\xbd");
+    }
+}

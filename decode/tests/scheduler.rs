@@ -1,0 +1,221 @@
+//! The decode scheduler under random jobs, fetch results, preemption, cancels and drains: every sequence ends exactly once,
+//! in order, and no block is lost. No clock, no thread: a failing seed replays.
+
+use proptest::prelude::*;
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    time::Duration,
+};
+use tidemill_decode::scheduler::{Action, Limits, RowLogits, RowResult, Scheduler};
+use tidemill_kvpool::admission::{Arrival, FetchId, Source};
+use tidemill_proto::{
+    block::{BLOCK_TOKENS, LayoutFingerprint},
+    ids::{LinkId, RequestId, SequenceId},
+    message::{DecodeJob, Finish, PoolAddr, WorkerEvent},
+    sampling::{Sampling, StopRule, TokenLogprob},
+};
+
+const VOCAB: usize = 100;
+const DEVICE_BLOCKS: u32 = 12;
+const LIMITS: Limits = Limits { sequences_max: 4, waiting_max: 6, step_tokens: 20, context_tokens: 150 };
+
+#[derive(Clone, Debug)]
+enum Event {
+    Admit { prompt: usize, expected: u32, max_tokens: u32, pool: bool, scored: bool },
+    /// Answer the oldest open fetch's next block: there or not.
+    Answer { there: bool },
+    Step,
+    Cancel(usize),
+    StopWaiting(usize),
+    LinkDown,
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        3 => (1usize..120, 0u32..10, 1u32..40, any::<bool>(), prop::bool::weighted(0.2))
+            .prop_map(|(prompt, expected, max_tokens, pool, scored)| Event::Admit { prompt, expected, max_tokens, pool, scored }),
+        6 => prop::bool::weighted(0.85).prop_map(|there| Event::Answer { there }),
+        8 => Just(Event::Step),
+        1 => (0usize..20).prop_map(Event::Cancel),
+        1 => (0usize..20).prop_map(Event::StopWaiting),
+        1 => Just(Event::LinkDown),
+    ]
+}
+
+/// The world around a scheduler: what a shell, a pool and a coordinator would know.
+struct World {
+    scheduler: Scheduler,
+    now: Duration,
+    /// Open fetches with the blocks that are not answered yet.
+    fetches: VecDeque<(FetchId, VecDeque<usize>)>,
+    jobs: Vec<DecodeJob>,
+    live: BTreeSet<SequenceId>,
+    tokens: BTreeMap<SequenceId, u32>,
+    scores: BTreeMap<SequenceId, usize>,
+}
+
+impl World {
+    fn new() -> Self {
+        Self {
+            scheduler: Scheduler::new(LayoutFingerprint([1; 16]), DEVICE_BLOCKS, LIMITS),
+            now: Duration::ZERO,
+            fetches: VecDeque::new(),
+            jobs: Vec::new(),
+            live: BTreeSet::new(),
+            tokens: BTreeMap::new(),
+            scores: BTreeMap::new(),
+        }
+    }
+
+    fn apply(&mut self, event: &Event) {
+        self.now += Duration::from_millis(1);
+        match *event {
+            Event::Admit { prompt, expected, max_tokens, pool, scored } => {
+                let id = SequenceId(self.jobs.len() as u64);
+                let job = DecodeJob {
+                    request: RequestId(id.0),
+                    sequence: id,
+                    // Few distinct prompts, so that prefixes are shared.
+                    tokens: (0..prompt as u32).map(|i| (i / 7 * 3) % VOCAB as u32).collect(),
+                    prompt_tokens: prompt as u32,
+                    salt: vec![(id.0 % 2) as u8],
+                    pool: pool.then(|| PoolAddr("127.0.0.1:1".parse().unwrap())),
+                    expected_blocks: expected,
+                    wait_ms: 100,
+                    sampling: Sampling::default(),
+                    stop: StopRule { max_tokens, min_tokens: 0, stop_tokens: vec![7] },
+                    prompt_logprobs: scored.then_some(2),
+                };
+                self.live.insert(id);
+                self.jobs.push(job.clone());
+                self.scheduler.admit(LinkId(0), job, VOCAB, self.now);
+            }
+            Event::Answer { there } => {
+                if let Some((fetch, mut open)) = self.fetches.pop_front()
+                    && let Some(index) = open.pop_back()
+                {
+                    self.fetches.push_back((fetch, open));
+                    let arrival = there.then_some(Arrival { origin: RequestId(999), source: Source::Dram });
+                    self.scheduler.fetched(fetch, index, arrival, self.now);
+                }
+            }
+            Event::Step => self.step(),
+            Event::Cancel(which) => {
+                let id = SequenceId(which as u64);
+                self.scheduler.cancel(id);
+                self.live.remove(&id);
+            }
+            Event::StopWaiting(which) => self.scheduler.stop_waiting(SequenceId(which as u64), self.now),
+            Event::LinkDown => {
+                self.scheduler.cancel_link(LinkId(0));
+                self.live.clear();
+            }
+        }
+        self.observe();
+        self.scheduler.check_integrity();
+    }
+
+    fn step(&mut self) {
+        let plan = self.scheduler.plan(self.now);
+        self.observe();
+        let total: usize = plan.rows.iter().map(|r| r.len).sum();
+        assert!(total <= LIMITS.step_tokens, "a step of {total} tokens");
+        let results = plan
+            .rows
+            .iter()
+            .map(|row| {
+                let (tokens, blocks) = self.scheduler.row(row);
+                assert!(blocks.len() * BLOCK_TOKENS >= row.start + tokens.len(), "the block table covers the row");
+                let scores = match row.logits {
+                    RowLogits::Score { .. } => {
+                        self.scheduler.row_targets(row).iter().map(|_| TokenLogprob { logprob: -1.0, top: vec![] }).collect()
+                    }
+                    _ => vec![],
+                };
+                let draws = matches!(row.logits, RowLogits::Draw | RowLogits::Score { draw: true, .. });
+                let drawn = draws.then(|| ((row.start as u32 * 31) % VOCAB as u32, None));
+                RowResult { scores, drawn }
+            })
+            .collect();
+        self.scheduler.stepped(&plan, results, self.now);
+    }
+
+    fn observe(&mut self) {
+        for action in self.scheduler.take_actions() {
+            match action {
+                Action::Fetch { fetch, keys, .. } => self.fetches.push_back((fetch, (0..keys.len()).collect())),
+                Action::CancelFetch { fetch } => self.fetches.retain(|(f, _)| *f != fetch),
+                Action::Publish { .. } => {}
+                Action::Send { event: WorkerEvent::Tokens(tokens), .. } => {
+                    for token in tokens {
+                        assert!(self.live.contains(&token.sequence), "a token of a sequence that ended");
+                        let next = self.tokens.entry(token.sequence).or_default();
+                        assert_eq!(token.index, *next, "tokens come in order, none twice");
+                        *next += 1;
+                    }
+                }
+                Action::Send { event: WorkerEvent::PromptLogprobs { sequence, logprobs }, .. } => {
+                    self.scores.insert(sequence, logprobs.len());
+                }
+                Action::Send { event: WorkerEvent::Finished { sequence, reason, provenance }, .. } => {
+                    assert!(self.live.remove(&sequence), "a sequence ends once");
+                    let job = &self.jobs[sequence.0 as usize];
+                    let tokens = self.tokens.get(&sequence).copied().unwrap_or(0);
+                    match reason {
+                        Finish::Stop { token } => assert_eq!(token, 7),
+                        Finish::Length => {
+                            let total = (job.prompt_tokens + tokens) as usize;
+                            assert!(tokens == job.stop.max_tokens || total == LIMITS.context_tokens, "{total} tokens");
+                        }
+                        Finish::Failed { .. } | Finish::Returned => continue,
+                    }
+                    assert_eq!(provenance.tokens.total(), u64::from(job.prompt_tokens), "every prompt token came from somewhere");
+                    if job.prompt_logprobs.is_some() {
+                        assert_eq!(self.scores.get(&sequence), Some(&(job.prompt_tokens as usize)), "every prompt token was scored");
+                    }
+                }
+                Action::Send { event, .. } => panic!("unexpected {event:?}"),
+            }
+        }
+    }
+
+    /// Lets everything run out: whatever is asked for comes, and steps go on.
+    fn drain(&mut self) {
+        for _ in 0..10_000 {
+            if self.live.is_empty() {
+                break;
+            }
+            self.apply(&Event::Answer { there: true });
+            self.apply(&Event::Step);
+        }
+        assert!(self.live.is_empty(), "sequences that never end: {:?}", self.live);
+        let blocks = self.scheduler.blocks(1);
+        assert_eq!(blocks.used, 0, "blocks leak");
+        assert_eq!(blocks.free + blocks.cached, u64::from(DEVICE_BLOCKS));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_sequence_ends_once_and_no_block_is_lost(events in prop::collection::vec(event(), 1..120)) {
+        let mut world = World::new();
+        for event in &events {
+            world.apply(event);
+        }
+        world.drain();
+    }
+
+    #[test]
+    fn draining_returns_everything(events in prop::collection::vec(event(), 1..60)) {
+        let mut world = World::new();
+        for event in &events {
+            world.apply(event);
+        }
+        world.scheduler.return_all();
+        world.observe();
+        prop_assert!(world.live.is_empty());
+        prop_assert_eq!(world.scheduler.blocks(1).used, 0);
+    }
+}

@@ -1,0 +1,272 @@
+//! The DRAM tier's memory: equal slots in one memory file that processes of the same host map.
+//!
+//! ```text
+//!   0           magic, nonce                     one page: proves that this is the arena which was announced
+//!   4096        generation of each slot (u64)    to whole pages
+//!   slots_at    slot 0 │ slot 1 │ …              each on a cache line
+//! ```
+//!
+//! The file has no name, so nothing is left behind however its owner ends; it lives as long as someone maps it. A client
+//! opens it through `/proc/<pid>/fd/<fd>`, which the kernel allows to the same user in the same PID namespace. Its size
+//! is sealed: no peer can shrink it under another's feet.
+//!
+//! This is the only module that touches shared bytes. It does so through raw pointers: nobody holds a reference into a
+//! slot, because another process may be writing it. Whether what was copied is what should have been there is for
+//! [`validate`](crate::validate::validate) to say.
+
+use memmap2::{MmapOptions, MmapRaw};
+use nix::{
+    fcntl::{FcntlArg, SealFlag, fcntl},
+    sys::memfd::{MFdFlags, memfd_create},
+};
+use std::{
+    fs::{self, File, OpenOptions},
+    io,
+    os::fd::AsRawFd,
+    path::PathBuf,
+    sync::atomic::{AtomicU64, Ordering, fence},
+};
+use tidemill_proto::pool::ArenaInfo;
+use xxhash_rust::xxh3::Xxh3;
+
+#[derive(Debug, thiserror::Error)]
+pub enum ArenaError {
+    #[error("a block of {block_bytes} bytes does not fit {capacity_bytes} bytes of DRAM: give the pool node a larger --dram")]
+    TooSmall { block_bytes: u64, capacity_bytes: u64 },
+    #[error("cannot make a shared memory file of {bytes} bytes: {source}")]
+    Create { bytes: u64, source: io::Error },
+    #[error("{path} is not a pool node's arena that this process may map: {reason}")]
+    NotShared { path: PathBuf, reason: String },
+}
+
+/// A mapped arena. The process that created it and those that opened it see the same bytes.
+#[derive(Debug)]
+pub struct Arena {
+    map: MmapRaw,
+    layout: Layout,
+    info: ArenaInfo,
+    /// Open for as long as others may want to map it.
+    _file: File,
+}
+
+/// Where things are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Layout {
+    slots: u32,
+    block_bytes: usize,
+    stride: usize,
+    slots_at: usize,
+    file_bytes: usize,
+}
+
+const NAME: &str = "tidemill-kvpool";
+const MAGIC: [u8; 8] = *b"TIDEPOOL";
+const PAGE: usize = 4096;
+/// A cache line; also what the widest vector stores like.
+const SLOT_ALIGN: usize = 64;
+/// Copied and hashed at a time, so that hashing reads what the copy left in the L1 cache.
+const CHUNK: usize = 16 << 10;
+
+impl Layout {
+    /// `None`: the sizes overflow.
+    fn new(slots: u32, block_bytes: u64) -> Option<Self> {
+        let block_bytes = usize::try_from(block_bytes).ok()?;
+        let stride = block_bytes.checked_next_multiple_of(SLOT_ALIGN)?;
+        let slots_at = PAGE + (slots as usize * size_of::<AtomicU64>()).next_multiple_of(PAGE);
+        let file_bytes = stride.checked_mul(slots as usize)?.checked_add(slots_at)?;
+        isize::try_from(file_bytes).ok()?;
+        Some(Self { slots, block_bytes, stride, slots_at, file_bytes })
+    }
+}
+
+impl Arena {
+    /// As many slots of `block_bytes` as `capacity_bytes` hold. Memory is taken from the system as slots are first written.
+    pub fn create(capacity_bytes: u64, block_bytes: u64, nonce: [u8; 16]) -> Result<Self, ArenaError> {
+        let too_small = ArenaError::TooSmall { block_bytes, capacity_bytes };
+        let stride = block_bytes.max(1).checked_next_multiple_of(SLOT_ALIGN as u64);
+        let slots = stride.map_or(0, |stride| capacity_bytes / stride).min(u64::from(u32::MAX - 1)) as u32;
+        let Some(layout) = Layout::new(slots, block_bytes).filter(|_| slots > 0 && block_bytes > 0) else { return Err(too_small) };
+
+        let create = || -> io::Result<(File, MmapRaw)> {
+            let file = File::from(memfd_create(NAME, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?);
+            file.set_len(layout.file_bytes as u64)?;
+            fcntl(&file, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL))?;
+            let map = MmapOptions::new().len(layout.file_bytes).map_raw(&file)?;
+            Ok((file, map))
+        };
+        let (file, map) = create().map_err(|source| ArenaError::Create { bytes: layout.file_bytes as u64, source })?;
+        let info = ArenaInfo { pid: std::process::id(), fd: file.as_raw_fd(), nonce, slots, block_bytes };
+        let arena = Self { map, layout, info, _file: file };
+        arena.copy_to(0, &MAGIC);
+        arena.copy_to(MAGIC.len(), &nonce);
+        Ok(arena)
+    }
+
+    /// Maps the arena of another process on this host.
+    pub fn open(info: &ArenaInfo) -> Result<Self, ArenaError> {
+        let path = PathBuf::from(format!("/proc/{}/fd/{}", info.pid, info.fd));
+        let not_shared = |reason: String| ArenaError::NotShared { path: path.clone(), reason };
+        let failed = |error: io::Error| not_shared(error.to_string());
+        let layout = Layout::new(info.slots, info.block_bytes).ok_or_else(|| not_shared("its announced size is absurd".into()))?;
+        // On another host the path may name anything. Opening a device can have effects, reading a link has none.
+        let target = fs::read_link(&path).map_err(failed)?;
+        if !target.to_string_lossy().starts_with(&format!("/memfd:{NAME}")) {
+            return Err(not_shared(format!("it is {}", target.display())));
+        }
+        let file = OpenOptions::new().read(true).write(true).open(&path).map_err(failed)?;
+        let file_bytes = file.metadata().map_err(failed)?.len();
+        if file_bytes != layout.file_bytes as u64 {
+            return Err(not_shared(format!("it has {file_bytes} bytes, announced were {}", layout.file_bytes)));
+        }
+        let map = MmapOptions::new().len(layout.file_bytes).map_raw(&file).map_err(failed)?;
+        let arena = Self { map, layout, info: *info, _file: file };
+        let mut header = [0; MAGIC.len() + 16];
+        arena.copy_from(0, &mut header);
+        if header[..MAGIC.len()] != MAGIC || header[MAGIC.len()..] != info.nonce {
+            return Err(not_shared("it belongs to another pool node".into()));
+        }
+        Ok(arena)
+    }
+
+    /// What another process needs to open it.
+    pub fn info(&self) -> ArenaInfo {
+        self.info
+    }
+
+    pub fn slots(&self) -> u32 {
+        self.layout.slots
+    }
+
+    pub fn block_bytes(&self) -> usize {
+        self.layout.block_bytes
+    }
+
+    /// Announces that the slot's content is about to change. Must come before anyone is told to write.
+    pub fn set_generation(&self, slot: u32, generation: u64) {
+        self.generation_cell(slot).store(generation, Ordering::Release);
+    }
+
+    /// Copies `bytes` to `offset` in the slot. Panics if they do not fit: sizes from a peer are checked before.
+    pub fn write(&self, slot: u32, offset: usize, bytes: &[u8]) {
+        assert!(offset.checked_add(bytes.len()).is_some_and(|end| end <= self.layout.block_bytes), "write beyond the slot");
+        self.copy_to(self.slot_at(slot) + offset, bytes);
+    }
+
+    /// Copies a whole block in and returns the checksum of what was copied from.
+    pub fn write_block(&self, slot: u32, bytes: &[u8]) -> u64 {
+        assert_eq!(bytes.len(), self.layout.block_bytes, "a slot holds one block");
+        let mut hasher = Xxh3::new();
+        for (chunk, offset) in bytes.chunks(CHUNK).zip((0..).step_by(CHUNK)) {
+            self.write(slot, offset, chunk);
+            hasher.update(chunk);
+        }
+        hasher.digest()
+    }
+
+    /// Copies a whole block out, and reads the slot's generation after that.
+    pub fn read_block(&self, slot: u32) -> (Vec<u8>, u64) {
+        let at = self.slot_at(slot);
+        let mut bytes = Vec::with_capacity(self.layout.block_bytes);
+        // SAFETY: slot_at() keeps the source inside the mapping, the destination has this capacity and is our own, and all
+        // of it is initialized by the copy. The source may be written by another process meanwhile; any bytes are valid
+        // bytes, and whoever uses them validates them first.
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.map.as_ptr().add(at), bytes.as_mut_ptr(), self.layout.block_bytes);
+            bytes.set_len(self.layout.block_bytes);
+        }
+        // If the copy saw a byte of a later writer, this load sees the generation that was stored before it wrote.
+        fence(Ordering::Acquire);
+        (bytes, self.generation_cell(slot).load(Ordering::Relaxed))
+    }
+
+    fn generation_cell(&self, slot: u32) -> &AtomicU64 {
+        assert!(slot < self.layout.slots, "slot {slot} is outside the arena");
+        // SAFETY: generations are 8 bytes each from PAGE on and end before slots_at, inside the mapping, which is page
+        // aligned; every process accesses them as atomics only.
+        unsafe { &*self.map.as_ptr().add(PAGE + slot as usize * size_of::<AtomicU64>()).cast::<AtomicU64>() }
+    }
+
+    fn slot_at(&self, slot: u32) -> usize {
+        assert!(slot < self.layout.slots, "slot {slot} is outside the arena");
+        self.layout.slots_at + slot as usize * self.layout.stride
+    }
+
+    fn copy_to(&self, at: usize, bytes: &[u8]) {
+        assert!(at + bytes.len() <= self.layout.file_bytes, "write beyond the arena");
+        // SAFETY: the range lies inside the mapping; `bytes` is memory of this process only, so the two do not overlap.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.map.as_mut_ptr().add(at), bytes.len()) }
+    }
+
+    fn copy_from(&self, at: usize, bytes: &mut [u8]) {
+        assert!(at + bytes.len() <= self.layout.file_bytes, "read beyond the arena");
+        // SAFETY: as in copy_to, the other way round.
+        unsafe { std::ptr::copy_nonoverlapping(self.map.as_ptr().add(at), bytes.as_mut_ptr(), bytes.len()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::validate::checksum;
+
+    const NONCE: [u8; 16] = [9; 16];
+
+    fn block(n: u8, bytes: usize) -> Vec<u8> {
+        (0..bytes).map(|i| (i as u8).wrapping_mul(31).wrapping_add(n)).collect()
+    }
+
+    #[test]
+    fn two_mappings_see_the_same_slots() {
+        let bytes = 3 * CHUNK + 100;
+        let node = Arena::create(10 * bytes as u64, bytes as u64, NONCE).unwrap();
+        let client = Arena::open(&node.info()).unwrap();
+        assert_eq!((client.slots(), client.block_bytes()), (node.slots(), bytes));
+        for slot in 0..node.slots() {
+            node.set_generation(slot, u64::from(slot) + 7);
+            assert_eq!(client.write_block(slot, &block(slot as u8, bytes)), checksum(&block(slot as u8, bytes)));
+        }
+        for slot in 0..node.slots() {
+            assert_eq!(node.read_block(slot), (block(slot as u8, bytes), u64::from(slot) + 7));
+        }
+    }
+
+    #[test]
+    fn capacity_is_whole_slots_on_cache_lines() {
+        let arena = Arena::create(1000, 100, NONCE).unwrap();
+        assert_eq!(arena.slots(), 7);
+        assert!((0..7).all(|slot| arena.slot_at(slot) % SLOT_ALIGN == 0));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        for (capacity, block) in [(100, 101), (0, 1), (100, 0), (u64::MAX, u64::MAX), (u64::MAX, u64::MAX / 2)] {
+            assert!(matches!(Arena::create(capacity, block, NONCE), Err(ArenaError::TooSmall { .. })), "{capacity} {block}");
+        }
+        assert!(matches!(Arena::create(1 << 62, 1 << 20, NONCE), Err(ArenaError::Create { .. })));
+    }
+
+    #[test]
+    fn another_file_is_not_taken_for_the_arena() {
+        let node = Arena::create(1 << 20, 1000, NONCE).unwrap();
+        let other = File::open("/dev/null").unwrap();
+        let info = node.info();
+        for wrong in [
+            ArenaInfo { nonce: [8; 16], ..info },
+            ArenaInfo { slots: info.slots - 1, ..info },
+            ArenaInfo { fd: other.as_raw_fd(), ..info },
+            ArenaInfo { fd: i32::MAX, ..info },
+            ArenaInfo { pid: u32::MAX, ..info },
+            ArenaInfo { block_bytes: u64::MAX, ..info },
+        ] {
+            assert!(matches!(Arena::open(&wrong), Err(ArenaError::NotShared { .. })), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn its_size_is_sealed() {
+        let node = Arena::create(1 << 20, 1000, NONCE).unwrap();
+        let path = format!("/proc/{}/fd/{}", node.info().pid, node.info().fd);
+        let file = OpenOptions::new().write(true).open(path).unwrap();
+        assert!(file.set_len(0).is_err());
+    }
+}

@@ -1,0 +1,312 @@
+//! A worker's connection to one pool node.
+//!
+//! ```text
+//!   PoolClient ──calls──► control stream ──► node           one round trip per batch
+//!       │   ▲                                  │
+//!       │   └── replies, by call number ◄──────┘
+//!       └── block bytes, by the cheapest way both ends have ([`transport`](crate::transport))
+//! ```
+//!
+//! The connection is made once. When it breaks, every call under way and after answers `Unreachable` at once, and the
+//! owner makes a new one. Every call ends: the node answers by a deadline, and the client waits little longer.
+
+mod calls;
+mod fetch;
+
+pub use crate::{counters::TransferCounters, transport::Transport};
+pub use fetch::Fetch;
+
+use crate::{
+    admission::{Arrival, Source},
+    transport::{DataPath, Delivery, shm::SharedArena},
+};
+use calls::{Call, Calls, Shape};
+use std::{
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tidemill_proto::{
+    block::{BlockKey, LayoutFingerprint},
+    frame::Preamble,
+    ids::RequestId,
+    link::{CONNECT_MAX, Connection, Endpoint, LinkError},
+    pool::{FromPool, KEYS_MAX, Reservation, SlotRef, Tier, ToPool},
+};
+use tokio::{sync::mpsc, time::timeout};
+
+/// Which transport a client may use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TransportChoice {
+    /// Shared memory where the node's arena can be mapped, else QUIC.
+    Auto,
+    Quic,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum PoolError {
+    #[error("pool node {addr} is out of reach: {reason}")]
+    Unreachable { addr: SocketAddr, reason: String },
+    #[error("pool node {addr} refuses this worker: {reason}")]
+    Refused { addr: SocketAddr, reason: String },
+    #[error("a block of {bytes} bytes was to be put, where blocks have {expected}")]
+    BlockSize { bytes: usize, expected: usize },
+    #[error("{blocks} blocks were to be put at once, at most {KEYS_MAX} can be")]
+    TooMany { blocks: usize },
+}
+
+/// What became of the blocks of a put; adds up to all of them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct PutReport {
+    pub written: usize,
+    /// Held already, or being written by another.
+    pub held: usize,
+    /// No room, or written too late.
+    pub refused: usize,
+}
+
+/// A block that was fetched.
+#[derive(Debug)]
+pub struct Block {
+    /// A private copy, validated.
+    pub bytes: Vec<u8>,
+    /// The request that it was computed for.
+    pub origin: RequestId,
+    pub tier: Tier,
+    pub transport: Transport,
+}
+
+impl Block {
+    /// What admission keeps of it.
+    pub fn arrival(&self) -> Arrival {
+        let source = match (self.transport, self.tier) {
+            (Transport::Shm, Tier::Dram) => Source::Dram,
+            (Transport::Quic, _) => Source::Remote,
+        };
+        Arrival { origin: self.origin, source }
+    }
+}
+
+/// Why a block could not be fetched. All have one answer: compute it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Miss {
+    /// Not there, and not there before the deadline.
+    Absent,
+    /// Its slot was reused while it was read.
+    Stale,
+    /// Its bytes differ from what was published.
+    Corrupt,
+    /// The node could not be reached, or the transfer broke off.
+    Unreachable,
+}
+
+/// Clones share the connection, which ends with the last of them and of their fetches.
+#[derive(Clone, Debug)]
+pub struct PoolClient(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    addr: SocketAddr,
+    block_bytes: usize,
+    slots: u32,
+    connection: Connection,
+    path: DataPath,
+    calls: Arc<Calls>,
+    outgoing: mpsc::Sender<ToPool>,
+    counters: Arc<TransferCounters>,
+}
+
+/// Calls on their way to the node.
+const OUTGOING_MAX: usize = 1024;
+/// A node that does not answer what it could answer at once is gone.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+
+impl PoolClient {
+    /// Connects, and maps the node's arena if that is possible and allowed. `block_bytes` must be what all other clients of
+    /// the node use.
+    pub async fn connect(
+        endpoint: &Endpoint,
+        addr: SocketAddr,
+        layout: LayoutFingerprint,
+        block_bytes: usize,
+        choice: TransportChoice,
+        counters: Arc<TransferCounters>,
+    ) -> Result<Self, PoolError> {
+        let unreachable = |error: LinkError| PoolError::Unreachable { addr, reason: error.to_string() };
+        let connection = endpoint.connect(addr).await.map_err(unreachable)?;
+        let (mut sender, mut receiver) = connection.open::<ToPool, FromPool>(Preamble::Pool).await.map_err(unreachable)?;
+        sender.send(&ToPool::Hello { layout, block_bytes: block_bytes as u64 }).await.map_err(unreachable)?;
+        let silent = |_| PoolError::Unreachable { addr, reason: "no answer to hello".into() };
+        let arena = match timeout(CONNECT_MAX, receiver.recv()).await.map_err(silent)?.map_err(unreachable)? {
+            Some(FromPool::Welcome { arena }) => arena,
+            Some(FromPool::Refused { reason }) => return Err(PoolError::Refused { addr, reason }),
+            _ => return Err(PoolError::Unreachable { addr, reason: "no answer to hello".into() }),
+        };
+        let path = match choice {
+            TransportChoice::Quic => DataPath::Quic,
+            TransportChoice::Auto => SharedArena::open(&arena).map(DataPath::Shm).unwrap_or_else(|error| {
+                tracing::info!(%addr, %error, "blocks go over QUIC");
+                DataPath::Quic
+            }),
+        };
+        let (outgoing, queue) = mpsc::channel(OUTGOING_MAX);
+        let calls = Arc::new(Calls::new(outgoing.downgrade()));
+        tokio::spawn(calls::pump(connection.clone(), sender, receiver, queue, Arc::clone(&calls), block_bytes));
+        Ok(Self(Arc::new(Inner { addr, block_bytes, slots: arena.slots, connection, path, calls, outgoing, counters })))
+    }
+
+    /// Whether calls have a chance.
+    pub fn is_open(&self) -> bool {
+        self.0.calls.is_open()
+    }
+
+    pub fn transport(&self) -> Transport {
+        self.0.path.transport()
+    }
+
+    /// Publishes full blocks, parts of one chain in order. Blocks already held or in flight are not written twice.
+    pub async fn put(&self, origin: RequestId, blocks: Vec<(BlockKey, Vec<u8>)>) -> Result<PutReport, PoolError> {
+        let inner = &self.0;
+        if let Some((_, wrong)) = blocks.iter().find(|(_, bytes)| bytes.len() != inner.block_bytes) {
+            return Err(PoolError::BlockSize { bytes: wrong.len(), expected: inner.block_bytes });
+        }
+        if blocks.len() > KEYS_MAX {
+            return Err(PoolError::TooMany { blocks: blocks.len() });
+        }
+        if blocks.is_empty() {
+            return Ok(PutReport::default());
+        }
+        let mut call = inner.begin(Shape::Put)?;
+        let asked = Instant::now();
+        let keys = blocks.iter().map(|(key, _)| *key).collect();
+        inner.send(ToPool::PutStart { call: call.id(), origin, keys }).await?;
+        let FromPool::PutStarted { deadline_ms, answers, .. } = inner.answer(&mut call).await? else { return Err(inner.nonsense()) };
+        if answers.len() != blocks.len() {
+            return Err(inner.nonsense());
+        }
+
+        let mut report = PutReport::default();
+        let mut reserved = Reserved { inner, slots: Vec::new() };
+        let mut to_write = Vec::new();
+        for (answer, (_, bytes)) in answers.into_iter().zip(blocks) {
+            match answer {
+                Reservation::Write(at) if at.slot < inner.slots => {
+                    reserved.slots.push(at);
+                    to_write.push((at, bytes));
+                }
+                Reservation::Write(_) => return Err(inner.nonsense()),
+                Reservation::Held | Reservation::InFlight => report.held += 1,
+                Reservation::Full => report.refused += 1,
+            }
+        }
+        let count = to_write.len();
+        let (written, refused) = inner.deliver(&mut call, to_write, asked + Duration::from_millis(deadline_ms), &mut reserved).await?;
+        inner.counters.put(inner.path.transport(), written * inner.block_bytes, asked.elapsed());
+        report.written = written;
+        report.refused += refused + (count - written - refused);
+        Ok(report)
+    }
+
+    /// Blocks of the leading run of `keys` that the node holds right now. They stay for about a second, so that a get finds them.
+    pub async fn match_prefix(&self, keys: &[BlockKey]) -> Result<usize, PoolError> {
+        let keys = &keys[..keys.len().min(KEYS_MAX)];
+        if keys.is_empty() {
+            return Ok(0);
+        }
+        let mut call = self.0.begin(Shape::Match)?;
+        self.0.send(ToPool::Match { call: call.id(), keys: keys.to_vec() }).await?;
+        match self.0.answer(&mut call).await? {
+            FromPool::Matched { blocks, .. } if blocks as usize <= keys.len() => Ok(blocks as usize),
+            _ => Err(self.0.nonsense()),
+        }
+    }
+
+    /// Asks for blocks, waiting for each at most `wait`. Results come as blocks do, in any order, one per key. Dropping the
+    /// [`Fetch`] cancels it. Must be called inside a tokio runtime.
+    pub fn get(&self, keys: Vec<BlockKey>, wait: Duration) -> Fetch {
+        Fetch::start(Arc::clone(&self.0), keys, wait)
+    }
+}
+
+impl Inner {
+    fn begin(&self, shape: Shape) -> Result<Call, PoolError> {
+        self.calls.begin(shape).ok_or_else(|| self.unreachable("the connection is closed"))
+    }
+
+    async fn send(&self, message: ToPool) -> Result<(), PoolError> {
+        match timeout(ANSWER_MAX, self.outgoing.send(message)).await {
+            Ok(Ok(())) => Ok(()),
+            _ => Err(self.unreachable("it does not take any more calls")),
+        }
+    }
+
+    async fn answer(&self, call: &mut Call) -> Result<FromPool, PoolError> {
+        match timeout(ANSWER_MAX, call.reply()).await {
+            Ok(Some(reply)) => Ok(reply),
+            Ok(None) => Err(self.unreachable("the connection broke")),
+            Err(_) => Err(self.unreachable("no answer within the deadline")),
+        }
+    }
+
+    /// Writes blocks and has them published; returns how many were, and how many came too late.
+    async fn deliver(
+        &self,
+        call: &mut Call,
+        blocks: Vec<(SlotRef, Vec<u8>)>,
+        until: Instant,
+        reserved: &mut Reserved<'_>,
+    ) -> Result<(usize, usize), PoolError> {
+        let mut expected = blocks.len();
+        if expected == 0 {
+            return Ok((0, 0));
+        }
+        let delivery = self.path.write(&self.connection, call.id(), blocks, until).await;
+        match delivery.map_err(|error| self.unreachable(&error.to_string()))? {
+            Delivery::InSlots(blocks) => {
+                expected = blocks.len();
+                reserved.slots.drain(..expected);
+                self.send(ToPool::PutEnd { call: call.id(), blocks }).await?;
+            }
+            Delivery::Sent => {}
+        }
+        let (mut written, mut refused) = (0, 0);
+        while written + refused < expected {
+            let FromPool::PutEnded { published, refused: late, .. } = self.answer(call).await? else { return Err(self.nonsense()) };
+            written += published as usize;
+            refused += late as usize;
+        }
+        if written + refused > expected {
+            return Err(self.nonsense());
+        }
+        // Slots in use by streams answer for themselves; what is left here was never begun.
+        if matches!(self.path, DataPath::Quic) {
+            reserved.slots.clear();
+        }
+        Ok((written, refused))
+    }
+
+    fn unreachable(&self, reason: &str) -> PoolError {
+        PoolError::Unreachable { addr: self.addr, reason: reason.to_owned() }
+    }
+
+    /// The node said what no node says: neither it nor this connection can be used.
+    fn nonsense(&self) -> PoolError {
+        self.connection.close("answer makes no sense");
+        self.unreachable("its answer makes no sense")
+    }
+}
+
+/// Slots reserved and not ended: given up when the put does not come to its end.
+struct Reserved<'a> {
+    inner: &'a Inner,
+    slots: Vec<SlotRef>,
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        if !self.slots.is_empty() {
+            // Where the queue is full, the node's deadline does the same, later.
+            let _ = self.inner.outgoing.try_send(ToPool::PutRevoke { blocks: std::mem::take(&mut self.slots) });
+        }
+    }
+}

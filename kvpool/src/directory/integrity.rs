@@ -1,0 +1,61 @@
+//! Whether a directory's books balance.
+
+use super::{Directory, Due, Reserved, Slot, State, Usage};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use tidemill_proto::pool::SlotRef;
+
+impl Directory {
+    /// Panics where the books do not balance. For tests, after every step; takes time in proportion to the slots.
+    pub fn check_integrity(&self) {
+        let mut usage = Usage::default();
+        let free: HashSet<u32> = self.free.iter().copied().collect();
+        assert_eq!(free.len(), self.free.len(), "a slot is free twice");
+        let mut leases: HashMap<SlotRef, u32> = HashMap::new();
+        for (client, id, lease) in self.leases.iter() {
+            assert_eq!(self.timers.get(lease.timer), Some(&Due::Lease(client, id)), "a lease has no deadline");
+            lease.blocks.iter().for_each(|&at| *leases.entry(at).or_default() += 1);
+        }
+        for (slot, Slot { generation, state }) in (0u32..).zip(&self.slots) {
+            let listed = free.contains(&slot);
+            let candidate = self.policy.is_candidate(slot);
+            match state {
+                State::Free => {
+                    assert!(listed && !candidate, "slot {slot} is free");
+                    usage.free += 1;
+                }
+                State::Reserved(Reserved { key, writer, timer, .. }) => {
+                    assert!(!listed && !candidate, "slot {slot} is reserved");
+                    assert_eq!(self.by_key.get(key), Some(&slot), "the key of reserved slot {slot} leads elsewhere");
+                    assert!(self.reserved[writer].contains(&slot), "slot {slot} is not listed under its writer");
+                    assert_eq!(self.timers.get(*timer), Some(&Due::Reservation(slot)), "the reservation of {slot} has no deadline");
+                    usage.reserved += 1;
+                }
+                State::Published(published) => {
+                    let at = SlotRef { slot, generation: *generation };
+                    assert!(!listed, "slot {slot} is published");
+                    assert_eq!(self.by_key.get(&published.key), Some(&slot), "the key of published slot {slot} leads elsewhere");
+                    assert!(!self.waits.is_awaited(&published.key), "someone waits for what is there");
+                    assert_eq!(published.leases, leases.get(&at).copied().unwrap_or(0), "leases of slot {slot} are miscounted");
+                    assert_eq!(candidate, published.leases == 0, "slot {slot} may leave exactly if nobody leases it");
+                    *(if candidate { &mut usage.cached } else { &mut usage.leased }) += 1;
+                }
+                State::Quarantined => {
+                    assert!(!listed && !candidate, "slot {slot} is quarantined");
+                    usage.quarantined += 1;
+                }
+            }
+        }
+        assert_eq!(usage, self.usage, "slots are miscounted");
+        assert_eq!(self.by_key.len(), usage.reserved + usage.cached + usage.leased, "a key leads nowhere");
+        assert_eq!(usage.reserved, self.reserved.values().map(BTreeSet::len).sum::<usize>(), "a writer lists what it did not reserve");
+        self.leases.check_integrity();
+        self.waits.check_integrity();
+        for (client, call, get) in self.waits.iter() {
+            assert_eq!(self.timers.get(get.timer), Some(&Due::Get(client, call)), "a get has no deadline");
+        }
+        let timers = usage.reserved + usage.quarantined + self.leases.iter().count() + self.waits.iter().count();
+        assert_eq!(self.timers.iter().count(), timers, "a timer is left over");
+        let quarantined = self.timers.iter().filter(|due| matches!(due, Due::Quarantine(_))).count();
+        assert_eq!(quarantined, usage.quarantined, "a quarantined slot has no deadline");
+    }
+}

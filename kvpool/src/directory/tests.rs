@@ -1,0 +1,258 @@
+use super::*;
+use crate::eviction::lru::Lru;
+
+const LIMITS: Limits = Limits { put_deadline: Duration::from_secs(5), lease: Duration::from_secs(10) };
+const WRITER: ClientId = ClientId(1);
+const READER: ClientId = ClientId(2);
+const ORIGIN: RequestId = RequestId(7);
+const NOW: Duration = Duration::from_secs(100);
+
+fn directory(slots: u32) -> Directory {
+    Directory::new(slots, LIMITS, Box::new(Lru::new(slots)))
+}
+
+fn key(n: u8) -> BlockKey {
+    BlockKey([n; 16])
+}
+
+fn keys(range: std::ops::Range<u8>) -> Vec<BlockKey> {
+    range.map(key).collect()
+}
+
+fn written(at: SlotRef) -> Written {
+    Written { at, checksum: u64::from(at.slot) + 1000 }
+}
+
+fn reserve(directory: &mut Directory, range: std::ops::Range<u8>) -> Vec<Written> {
+    let answers = directory.put_start(WRITER, ORIGIN, &keys(range), NOW);
+    let slots = answers.iter().map(|answer| match answer {
+        Reservation::Write(at) => written(*at),
+        other => panic!("{other:?}"),
+    });
+    slots.collect()
+}
+
+fn store(directory: &mut Directory, range: std::ops::Range<u8>) -> Vec<Written> {
+    let blocks = reserve(directory, range);
+    assert_eq!(directory.put_end(WRITER, &blocks, NOW), blocks.len());
+    directory.check_integrity();
+    blocks
+}
+
+fn get(directory: &mut Directory, call: u64, keys: &[BlockKey], wait: Duration) {
+    directory.get(READER, CallId(call), keys, wait, Via::Slots, NOW);
+    directory.check_integrity();
+}
+
+fn actions(directory: &mut Directory) -> Vec<Action> {
+    std::iter::from_fn(|| directory.poll_action()).collect()
+}
+
+fn found(directory: &mut Directory) -> (LeaseId, Vec<Found>) {
+    match actions(directory).as_slice() {
+        [Action::Found { lease, blocks, .. }] => (*lease, blocks.clone()),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn what_was_put_is_got_with_its_checksum_and_origin() {
+    let mut directory = directory(4);
+    let blocks = store(&mut directory, 0..3);
+    get(&mut directory, 1, &keys(0..3), Duration::ZERO);
+    let (lease, found) = found(&mut directory);
+    let expected = (0u32..).zip(&blocks).map(|(index, block)| Found {
+        index,
+        at: block.at,
+        checksum: block.checksum,
+        origin: ORIGIN,
+        tier: Tier::Dram,
+    });
+    assert_eq!(found, expected.collect::<Vec<_>>());
+    assert_eq!(directory.usage(), Usage { free: 1, leased: 3, ..Usage::default() });
+    directory.release(READER, lease);
+    assert_eq!(directory.usage(), Usage { free: 1, cached: 3, ..Usage::default() });
+    directory.check_integrity();
+}
+
+#[test]
+fn a_key_is_found_only_after_put_end() {
+    let mut directory = directory(4);
+    let blocks = reserve(&mut directory, 0..2);
+    assert_eq!(directory.match_prefix(READER, &keys(0..2), NOW), 0);
+    get(&mut directory, 1, &keys(0..2), Duration::ZERO);
+    assert_eq!(
+        actions(&mut directory),
+        [Action::Missed { client: READER, call: CallId(1), indexes: vec![0, 1] }]
+    );
+    directory.put_end(WRITER, &blocks[..1], NOW);
+    assert_eq!(directory.match_prefix(READER, &keys(0..2), NOW), 1);
+}
+
+#[test]
+fn a_reader_may_ask_before_the_writer_reserves() {
+    let mut directory = directory(4);
+    get(&mut directory, 1, &keys(0..3), Duration::from_secs(1));
+    assert_eq!(actions(&mut directory), []);
+    let blocks = store(&mut directory, 1..3);
+    let (_, first) = found(&mut directory);
+    assert_eq!(first.iter().map(|block| (block.index, block.at)).collect::<Vec<_>>(), [(1, blocks[0].at), (2, blocks[1].at)]);
+    store(&mut directory, 0..1);
+    assert_eq!(found(&mut directory).1[0].index, 0);
+    directory.tick(NOW + Duration::from_secs(2));
+    assert_eq!(actions(&mut directory), [], "a satisfied get has nothing left to miss");
+}
+
+#[test]
+fn a_wait_ends_at_its_deadline() {
+    let mut directory = directory(4);
+    get(&mut directory, 1, &keys(0..2), Duration::from_secs(1));
+    store(&mut directory, 1..2);
+    found(&mut directory);
+    directory.tick(NOW + Duration::from_millis(999));
+    assert_eq!(actions(&mut directory), []);
+    directory.tick(NOW + Duration::from_secs(1));
+    let [Action::Missed { indexes, .. }] = &actions(&mut directory)[..] else { panic!() };
+    assert_eq!(indexes, &[0]);
+    directory.check_integrity();
+}
+
+#[test]
+fn nothing_is_written_twice() {
+    let mut directory = directory(4);
+    store(&mut directory, 0..1);
+    reserve(&mut directory, 1..2);
+    let answers = directory.put_start(READER, ORIGIN, &[key(0), key(1), key(2), key(2)], NOW);
+    assert!(matches!(answers[..], [Reservation::Held, Reservation::InFlight, Reservation::Write(_), Reservation::InFlight]));
+    directory.check_integrity();
+}
+
+#[test]
+fn a_full_node_evicts_the_end_of_the_oldest_chain_and_never_what_is_leased() {
+    let mut directory = directory(4);
+    store(&mut directory, 0..4);
+    get(&mut directory, 1, &keys(0..1), Duration::ZERO);
+    let (lease, _) = found(&mut directory);
+    let answers = directory.put_start(WRITER, ORIGIN, &keys(10..14), NOW);
+    assert_eq!(answers[3], Reservation::Full);
+    assert_eq!(directory.take_events().events[4..], [3, 2, 1].map(|n| PoolEvent::Evicted(key(n))));
+    directory.release(READER, lease);
+    assert!(matches!(directory.put_start(WRITER, ORIGIN, &keys(13..14), NOW)[..], [Reservation::Write(_)]));
+    directory.check_integrity();
+}
+
+#[test]
+fn a_put_does_not_evict_its_own_prefix() {
+    let mut directory = directory(3);
+    store(&mut directory, 0..2);
+    store(&mut directory, 10..11);
+    let answers = directory.put_start(WRITER, ORIGIN, &keys(0..3), NOW);
+    assert!(matches!(answers[..], [Reservation::Held, Reservation::Held, Reservation::Write(_)]));
+    assert_eq!(directory.match_prefix(READER, &[key(10)], NOW), 0, "the other chain made room");
+}
+
+#[test]
+fn a_late_writer_is_fenced() {
+    let mut directory = directory(1);
+    let late = reserve(&mut directory, 0..1);
+    let after = NOW + LIMITS.put_deadline;
+    assert_eq!(directory.put_end(WRITER, &late, after), 0, "the deadline has passed");
+    assert_eq!(directory.put_start(WRITER, ORIGIN, &keys(0..1), after), [Reservation::Full], "it may still be writing");
+    let after = after + Limits::QUARANTINE;
+    let answers = directory.put_start(READER, ORIGIN, &keys(0..1), after);
+    let [Reservation::Write(at)] = answers[..] else { panic!("{answers:?}") };
+    assert_eq!((at.slot, at.generation), (late[0].at.slot, late[0].at.generation + 1));
+    assert_eq!(directory.put_end(WRITER, &late, after), 0);
+    assert_eq!(directory.put_end(WRITER, &[written(at)], after), 0, "reserved by another client");
+    assert_eq!(directory.put_end(READER, &[written(at)], after), 1);
+    assert_eq!(directory.put_end(READER, &[written(at)], after), 0, "published already");
+    directory.check_integrity();
+}
+
+#[test]
+fn what_a_vanished_client_held_comes_back() {
+    let mut directory = directory(4);
+    store(&mut directory, 0..2);
+    directory.put_start(READER, ORIGIN, &keys(10..12), NOW);
+    get(&mut directory, 1, &keys(0..3), Duration::from_secs(60));
+    directory.client_gone(READER, NOW);
+    directory.check_integrity();
+    assert_eq!(directory.usage(), Usage { cached: 2, quarantined: 2, ..Usage::default() });
+    reserve(&mut directory, 10..11);
+    directory.check_integrity();
+    directory.tick(NOW + LIMITS.reclaim_max());
+    assert_eq!(directory.usage(), Usage { free: 3, cached: 1, ..Usage::default() });
+    directory.check_integrity();
+}
+
+#[test]
+fn a_revoked_slot_is_reused_at_once_unless_the_node_is_writing_it() {
+    let mut directory = directory(2);
+    let blocks = reserve(&mut directory, 0..2);
+    assert_eq!(directory.receive_start(WRITER, blocks[1].at, NOW), Some(NOW + LIMITS.put_deadline));
+    assert_eq!(directory.receive_start(WRITER, blocks[1].at, NOW), None, "one at a time");
+    directory.put_revoke(WRITER, &[blocks[0].at, blocks[1].at, blocks[0].at], NOW);
+    assert_eq!(directory.usage(), Usage { free: 1, quarantined: 1, ..Usage::default() });
+    directory.receive_failed(WRITER, blocks[1].at, NOW);
+    directory.check_integrity();
+}
+
+#[test]
+fn a_failed_receive_frees_the_slot() {
+    let mut directory = directory(1);
+    let blocks = reserve(&mut directory, 0..1);
+    directory.receive_start(WRITER, blocks[0].at, NOW);
+    directory.receive_failed(WRITER, blocks[0].at, NOW);
+    assert_eq!(directory.usage().free, 1);
+    directory.check_integrity();
+}
+
+#[test]
+fn leases_expire_and_ending_them_late_is_harmless() {
+    let mut directory = directory(1);
+    store(&mut directory, 0..1);
+    get(&mut directory, 1, &keys(0..1), Duration::ZERO);
+    let (lease, _) = found(&mut directory);
+    directory.tick(NOW + LIMITS.lease);
+    assert_eq!(directory.usage().cached, 1);
+    directory.release(READER, lease);
+    directory.check_integrity();
+}
+
+#[test]
+fn a_corrupt_block_is_forgotten_and_can_be_put_again() {
+    let mut directory = directory(2);
+    let blocks = store(&mut directory, 0..1);
+    get(&mut directory, 1, &keys(0..1), Duration::ZERO);
+    let (lease, _) = found(&mut directory);
+    directory.forget(blocks[0].at, NOW);
+    assert_eq!(directory.match_prefix(READER, &keys(0..1), NOW), 0);
+    assert_eq!(directory.usage(), Usage { free: 1, quarantined: 1, ..Usage::default() });
+    directory.release(READER, lease);
+    directory.check_integrity();
+    store(&mut directory, 0..1);
+    directory.tick(NOW + LIMITS.reclaim_max());
+    assert_eq!(directory.usage(), Usage { free: 1, cached: 1, ..Usage::default() });
+}
+
+#[test]
+fn a_client_cannot_wait_for_everything() {
+    let mut directory = directory(1);
+    let many: Vec<BlockKey> = (0..=waits::WAITS_MAX as u128).map(|n| BlockKey(n.to_le_bytes())).collect();
+    directory.get(READER, CallId(1), &many, Duration::from_secs(1), Via::Slots, NOW);
+    let [Action::Missed { indexes, .. }] = &actions(&mut directory)[..] else { panic!() };
+    assert_eq!(indexes.len(), many.len());
+    directory.check_integrity();
+}
+
+#[test]
+fn what_comes_and_goes_is_told() {
+    let mut directory = directory(1);
+    store(&mut directory, 0..1);
+    store(&mut directory, 1..2);
+    assert!(directory.has_events());
+    let told = directory.take_events();
+    assert_eq!(told.from, 0);
+    assert_eq!(told.events, [PoolEvent::Stored(key(0)), PoolEvent::Evicted(key(0)), PoolEvent::Stored(key(1))]);
+    assert_eq!(directory.snapshot().collect::<Vec<_>>(), [PoolEvent::Stored(key(1))]);
+}

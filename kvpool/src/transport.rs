@@ -1,0 +1,72 @@
+//! How block bytes move. A transport is one file; which one a client uses is decided once, when it connects.
+//!
+//! - [`shm`]: the client copies to and from the mapped arena of a node on the same host
+//! - [`quic`]: bytes follow headers on one-way streams; works everywhere
+//!
+//! RDMA would be `rdma.rs`: like [`shm`] it works on slots ([`Via::Slots`]), with RDMA WRITE and READ in place of the copies,
+//! and is one more variant of [`DataPath`]. The node sees only how a client wants its bytes ([`Via`]).
+
+pub(crate) mod quic;
+pub(crate) mod shm;
+
+use std::time::{Duration, Instant};
+use tidemill_proto::{
+    link::{Connection, LinkError},
+    pool::{CallId, SlotRef, Via, Written},
+};
+
+/// A peer that lets a transfer stand still for this long has broken it off.
+pub(crate) const STALL_MAX: Duration = Duration::from_secs(10);
+
+/// What carried a block's bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Transport {
+    Shm,
+    Quic,
+}
+
+/// A client's way to a node's bytes.
+#[derive(Debug)]
+pub(crate) enum DataPath {
+    Shm(shm::SharedArena),
+    Quic,
+}
+
+/// What a path did with the blocks of a put.
+#[derive(Debug)]
+pub(crate) enum Delivery {
+    /// They are in their slots: the node must be told.
+    InSlots(Vec<Written>),
+    /// They were sent on streams: the node answers each stream.
+    Sent,
+}
+
+impl DataPath {
+    pub(crate) fn transport(&self) -> Transport {
+        match self {
+            DataPath::Shm(_) => Transport::Shm,
+            DataPath::Quic => Transport::Quic,
+        }
+    }
+
+    pub(crate) fn via(&self) -> Via {
+        match self {
+            DataPath::Shm(_) => Via::Slots,
+            DataPath::Quic => Via::Streams,
+        }
+    }
+
+    /// Moves blocks into slots reserved for `call`, as many as it can before `until`: after that the slots may be others'.
+    pub(crate) async fn write(
+        &self,
+        connection: &Connection,
+        call: CallId,
+        blocks: Vec<(SlotRef, Vec<u8>)>,
+        until: Instant,
+    ) -> Result<Delivery, LinkError> {
+        match self {
+            DataPath::Shm(arena) => Ok(Delivery::InSlots(arena.write(&blocks, until).await)),
+            DataPath::Quic => quic::send_put(connection, call, blocks, until).await.map(|()| Delivery::Sent),
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! QUIC: both ends of the one-way streams that carry block bytes.
+//!
+//! ```text
+//!   client ──►  (PutData frame, block bytes)…                     the node writes into the slot as bytes arrive
+//!   node   ──►  (GetData frame, block bytes, generation u64)…     from a private copy of the slot
+//! ```
+//!
+//! A batch is spread over up to [`STREAMS_PER_BATCH`] streams. A stream that ends inside a block was given up by its
+//! sender, which is nobody's fault; a frame that does not decode is a broken peer.
+
+use crate::{arena::Arena, transport::STALL_MAX, validate::checksum};
+use bytes::Bytes;
+use quinn::{RecvStream, SendStream};
+use std::time::Instant;
+use tidemill_proto::{
+    frame::{self, FrameError, HEADER_BYTES, Preamble},
+    link::{Connection, LinkError},
+    pool::{CallId, Found, GetData, PutData, SlotRef, Written},
+};
+use tokio::{
+    task::JoinSet,
+    time::{timeout, timeout_at},
+};
+use xxhash_rust::xxh3::Xxh3;
+
+/// Enough that one stream's flow control never holds the others up.
+pub(crate) const STREAMS_PER_BATCH: usize = 4;
+
+/// Why a stream of blocks ended early.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StreamError {
+    /// The other end finished, reset or stopped it, or the connection is gone.
+    #[error("the peer gave it up")]
+    GivenUp,
+    #[error("no byte moved within the deadline")]
+    Stalled,
+    #[error(transparent)]
+    Malformed(#[from] FrameError),
+}
+
+/// Client: sends the blocks of a put. Returns when all of it is handed to QUIC.
+pub(crate) async fn send_put(
+    connection: &Connection,
+    call: CallId,
+    blocks: Vec<(SlotRef, Vec<u8>)>,
+    until: Instant,
+) -> Result<(), LinkError> {
+    let mut streams = JoinSet::new();
+    for share in shares(blocks) {
+        let connection = connection.clone();
+        streams.spawn(async move {
+            let mut stream = connection.open_uni(Preamble::PoolData).await?;
+            for (at, bytes) in share {
+                let header = PutData { call, block: Written { at, checksum: checksum(&bytes) } };
+                let sent = async {
+                    stream.write_all(&frame::encode(&header).expect("a header fits a frame")).await?;
+                    stream.write_chunk(Bytes::from(bytes)).await
+                };
+                if timeout_at(until.into(), sent).await.is_ok_and(|sent| sent.is_ok()) {
+                    continue;
+                }
+                // The node sees the block end early and gives its slot up; the caller sees that an answer is missing.
+                let _ = stream.reset(0u32.into());
+                return Ok(());
+            }
+            // Fails only on a stream that the peer stopped.
+            let _ = stream.finish();
+            Ok(())
+        });
+    }
+    while let Some(sent) = streams.join_next().await {
+        sent.expect("sending does not panic and is not aborted")?;
+    }
+    Ok(())
+}
+
+/// Node: the next block's header; `None` at the end of the stream.
+pub(crate) async fn receive_put_header(stream: &mut RecvStream) -> Result<Option<PutData>, StreamError> {
+    timeout(STALL_MAX, read_frame(stream)).await.map_err(|_| StreamError::Stalled)?
+}
+
+/// Node: writes a block's bytes into its slot as they come; returns the checksum of what came. Stops at `until`, since the
+/// slot may be another's after that.
+pub(crate) async fn receive_into(stream: &mut RecvStream, arena: &Arena, slot: u32, until: Instant) -> Result<u64, StreamError> {
+    let mut hasher = Xxh3::new();
+    let mut offset = 0;
+    while offset < arena.block_bytes() {
+        let chunk = timeout_at(until.into(), stream.read_chunk(arena.block_bytes() - offset, true)).await;
+        let chunk = chunk.map_err(|_| StreamError::Stalled)?.ok().flatten().ok_or(StreamError::GivenUp)?;
+        arena.write(slot, offset, &chunk.bytes);
+        hasher.update(&chunk.bytes);
+        offset += chunk.bytes.len();
+    }
+    Ok(hasher.digest())
+}
+
+/// Node: drops a block's bytes that nobody wants.
+pub(crate) async fn skip_block(stream: &mut RecvStream, block_bytes: usize) -> Result<(), StreamError> {
+    read_block(stream, block_bytes, |_| {}).await
+}
+
+/// Node: sends one block of a get.
+pub(crate) async fn send_block(stream: &mut SendStream, call: CallId, block: Found, arena: &Arena) -> Result<(), StreamError> {
+    let (bytes, generation_after) = arena.read_block(block.at.slot);
+    let header = frame::encode(&GetData { call, block }).expect("a header fits a frame");
+    let sent = async {
+        stream.write_all(&header).await?;
+        stream.write_chunk(Bytes::from(bytes)).await?;
+        stream.write_all(&generation_after.to_le_bytes()).await
+    };
+    timeout(STALL_MAX, sent).await.map_err(|_| StreamError::Stalled)?.map_err(|_| StreamError::GivenUp)
+}
+
+/// Client: the next block of a stream, its bytes not validated, and the slot's generation after the node had read it;
+/// `None` at the end of the stream.
+pub(crate) async fn receive_get(stream: &mut RecvStream, block_bytes: usize) -> Result<Option<(GetData, Vec<u8>, u64)>, StreamError> {
+    let header = timeout(STALL_MAX, read_frame::<GetData>(stream)).await.map_err(|_| StreamError::Stalled)??;
+    let Some(header) = header else { return Ok(None) };
+    let mut bytes = Vec::with_capacity(block_bytes);
+    read_block(stream, block_bytes, |chunk| bytes.extend_from_slice(chunk)).await?;
+    let mut generation_after = [0; size_of::<u64>()];
+    let read = timeout(STALL_MAX, stream.read_exact(&mut generation_after)).await;
+    read.map_err(|_| StreamError::Stalled)?.map_err(|_| StreamError::GivenUp)?;
+    Ok(Some((header, bytes, u64::from_le_bytes(generation_after))))
+}
+
+async fn read_block(stream: &mut RecvStream, block_bytes: usize, mut take: impl FnMut(&[u8])) -> Result<(), StreamError> {
+    let mut left = block_bytes;
+    while left > 0 {
+        let chunk = timeout(STALL_MAX, stream.read_chunk(left, true)).await;
+        let chunk = chunk.map_err(|_| StreamError::Stalled)?.ok().flatten().ok_or(StreamError::GivenUp)?;
+        take(&chunk.bytes);
+        left -= chunk.bytes.len();
+    }
+    Ok(())
+}
+
+async fn read_frame<M: serde::de::DeserializeOwned>(stream: &mut RecvStream) -> Result<Option<M>, StreamError> {
+    let mut header = [0; HEADER_BYTES];
+    match stream.read_exact(&mut header).await {
+        Ok(()) => {}
+        Err(quinn::ReadExactError::FinishedEarly(0)) => return Ok(None),
+        Err(_) => return Err(StreamError::GivenUp),
+    }
+    let bytes = frame::payload_bytes(header)?;
+    if bytes > HEADER_FRAME_MAX {
+        return Err(FrameError::TooLarge { bytes }.into());
+    }
+    let mut payload = vec![0; bytes];
+    stream.read_exact(&mut payload).await.map_err(|_| StreamError::GivenUp)?;
+    Ok(Some(frame::decode(&payload)?))
+}
+
+/// Splits a batch into neighbouring parts of about equal size, one per stream.
+pub(crate) fn shares<T>(batch: Vec<T>) -> Vec<Vec<T>> {
+    let share = batch.len().div_ceil(STREAMS_PER_BATCH);
+    let mut batch = batch.into_iter();
+    std::iter::from_fn(|| Some(batch.by_ref().take(share).collect::<Vec<_>>()).filter(|share| !share.is_empty())).collect()
+}
+
+/// Headers in front of blocks are this small, so a stream of garbage costs next to nothing.
+const HEADER_FRAME_MAX: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_cover_the_batch_in_order() {
+        for n in 0..20 {
+            let shares = shares((0..n).collect::<Vec<_>>());
+            assert!(shares.len() <= STREAMS_PER_BATCH && shares.iter().all(|share| !share.is_empty()));
+            assert_eq!(shares.concat(), (0..n).collect::<Vec<_>>());
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Checkpoints that are wrong: an error that names what is wrong, never a panic.
+
+use crate::fixtures::fixture;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use std::{fs, path::Path};
+use tidemill_model::{LoadOptions, Model};
+
+/// A copy of a fixture's model files.
+fn copy(family: &str) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for entry in fs::read_dir(fixture(family)).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        if name.ends_with("config.json") || name.starts_with("model") {
+            fs::copy(fixture(family).join(&name), dir.path().join(&name)).unwrap();
+        }
+    }
+    dir
+}
+
+fn load(dir: &Path) -> Result<(), String> {
+    let options = LoadOptions { kv_dtype: None, threads: 1, isa: None };
+    Model::load(dir, &options, &mut |_, _| {}).map(|_| ()).map_err(|e| e.to_string())
+}
+
+/// The error must hold all of `words`.
+#[track_caller]
+fn fails(dir: &Path, words: &[&str]) {
+    let error = load(dir).expect_err("the checkpoint is broken");
+    assert!(words.iter().all(|word| error.contains(word)), "{error:?} does not name {words:?}");
+}
+
+fn edit_config(dir: &Path, edit: impl FnOnce(&mut Value)) {
+    let path = dir.join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    edit(&mut config);
+    fs::write(path, config.to_string()).unwrap();
+}
+
+/// Rewrites the header of a safetensors file.
+fn edit_header(path: &Path, edit: impl FnOnce(&mut Value)) {
+    let file = fs::read(path).unwrap();
+    let length = u64::from_le_bytes(*file.first_chunk().unwrap()) as usize;
+    let mut header: Value = serde_json::from_slice(&file[8..8 + length]).unwrap();
+    edit(&mut header);
+    let header = header.to_string().into_bytes();
+    fs::write(path, [&(header.len() as u64).to_le_bytes()[..], &header, &file[8 + length..]].concat()).unwrap();
+}
+
+fn rename(header: &mut Value, from: &str, to: &str) {
+    let tensor = header.as_object_mut().unwrap().remove(from).unwrap();
+    header[to] = tensor;
+}
+
+#[test]
+fn the_copies_are_sound_until_they_are_broken() {
+    for family in crate::fixtures::FAMILIES {
+        let dir = copy(family);
+        load(dir.path()).unwrap();
+        // Headers may be padded to any length: tensors need not be aligned.
+        let single = dir.path().join("model.safetensors");
+        if single.exists() {
+            edit_header(&single, |header| header["__metadata__"] = json!({"odd": "length"}));
+            load(dir.path()).unwrap();
+        }
+    }
+}
+
+#[test]
+fn wrong_settings_are_named() {
+    type Edit = fn(&mut Value);
+    let cases: [(Edit, &[&str]); 17] = [
+        (|c| c["architectures"] = json!(["GPT2LMHeadModel"]), &["GPT2LMHeadModel", "LlamaForCausalLM", "Qwen3ForCausalLM"]),
+        (|c| c["architectures"] = json!(null), &["architecture", "MistralForCausalLM"]),
+        (|c| _ = c.as_object_mut().unwrap().remove("hidden_size"), &["config.json", "hidden_size"]),
+        (|c| c["hidden_size"] = json!("64"), &["config.json", "string"]),
+        (|c| c["hidden_size"] = json!(-64), &["config.json", "-64"]),
+        (|c| c["hidden_size"] = json!(u64::MAX), &["config.json", "hidden_size"]),
+        (|c| c["num_hidden_layers"] = json!(0), &["num_hidden_layers"]),
+        (|c| c["num_attention_heads"] = json!(0), &["num_attention_heads"]),
+        (|c| c["num_key_value_heads"] = json!(3), &["num_key_value_heads", "multiple"]),
+        (|c| c["head_dim"] = json!(15), &["head_dim", "odd"]),
+        (|c| c["hidden_act"] = json!("gelu"), &["hidden_act", "gelu", "silu"]),
+        (|c| c["rms_norm_eps"] = json!(-1), &["rms_norm_eps"]),
+        (|c| c["quantization_config"] = json!({"quant_method": "awq"}), &["quantized"]),
+        (|c| c["rope_scaling"] = json!({"rope_type": "yarn", "factor": 4.0}), &["unsupported rope type", "yarn"]),
+        (|c| c["attention_bias"] = json!(true), &["model.layers.0.self_attn.q_proj.bias", "missing"]),
+        (|c| c["intermediate_size"] = json!(128), &["mlp.gate_proj.weight", "[172, 64]", "[128, 64]", "model.safetensors"]),
+        (|c| c["num_hidden_layers"] = json!(4), &["model.layers.3.self_attn.q_proj.weight", "missing"]),
+    ];
+    for (edit, words) in cases {
+        let dir = copy("llama");
+        edit_config(dir.path(), edit);
+        fails(dir.path(), words);
+    }
+    let dir = copy("mistral");
+    edit_config(dir.path(), |c| c["sliding_window"] = json!(0));
+    fails(dir.path(), &["sliding_window"]);
+    let dir = copy("qwen3");
+    edit_config(dir.path(), |c| {
+        c["use_sliding_window"] = json!(true);
+        c["sliding_window"] = json!(24);
+        c["layer_types"] = json!(["full_attention", "chunked_attention", "full_attention"]);
+    });
+    fails(dir.path(), &["layer_types", "chunked_attention"]);
+}
+
+#[test]
+fn wrong_tensors_are_named() {
+    type Edit = fn(&mut Value);
+    let cases: [(Edit, &[&str]); 4] = [
+        (|h| rename(h, "model.layers.1.mlp.up_proj.weight", "x"), &["model.layers.1.mlp.up_proj.weight", "missing", "model.safetensors"]),
+        (|h| rename(h, "lm_head.weight", "x"), &["lm_head.weight", "missing"]),
+        (|h| h["model.norm.weight"]["shape"] = json!([32, 2]), &["model.norm.weight", "[32, 2]", "[64]"]),
+        (
+            |h| {
+                h["model.layers.0.self_attn.o_proj.weight"]["dtype"] = json!("F8_E4M3");
+                h["model.layers.0.self_attn.o_proj.weight"]["shape"] = json!([256, 64]);
+            },
+            &["model.layers.0.self_attn.o_proj.weight"],
+        ),
+    ];
+    for (edit, words) in cases {
+        let dir = copy("llama");
+        edit_header(&dir.path().join("model.safetensors"), edit);
+        fails(dir.path(), words);
+    }
+    let dir = copy("llama");
+    edit_header(&dir.path().join("model.safetensors"), |h| h["model.norm.weight"]["dtype"] = json!("I32"));
+    fails(dir.path(), &["model.norm.weight", "I32", "BF16"]);
+}
+
+#[test]
+fn wrong_files_are_named() {
+    let dir = copy("llama");
+    let single = dir.path().join("model.safetensors");
+    let file = fs::read(&single).unwrap();
+    fs::write(&single, &file[..file.len() - 1]).unwrap();
+    fails(dir.path(), &["model.safetensors", "cut off within tensor"]);
+    fs::write(&single, [&file[..], b"x"].concat()).unwrap();
+    fails(dir.path(), &["model.safetensors", "after its last tensor"]);
+    fs::write(&single, [&u64::MAX.to_le_bytes()[..], b"{}"].concat()).unwrap();
+    fails(dir.path(), &["model.safetensors", "header"]);
+    fs::write(&single, b"").unwrap();
+    fails(dir.path(), &["model.safetensors"]);
+    fs::remove_file(&single).unwrap();
+    fails(dir.path(), &["model.safetensors.index.json", "convert"]);
+    fs::remove_file(dir.path().join("config.json")).unwrap();
+    fails(dir.path(), &["cannot read", "config.json"]);
+    fails(Path::new("/nonexistent"), &["cannot read", "/nonexistent"]);
+
+    let dir = copy("qwen3");
+    fs::remove_file(dir.path().join("model-00003-of-00004.safetensors")).unwrap();
+    fails(dir.path(), &["cannot read", "model-00003-of-00004.safetensors"]);
+    let index = dir.path().join("model.safetensors.index.json");
+    for (text, word) in [
+        (r#"{"weight_map": {"lm_head.weight": "../../etc/passwd"}}"#, "not the name of a file beside it"),
+        (r#"{"weight_map": {"lm_head.weight": ".."}}"#, "not the name of a file beside it"),
+        (r#"{"weight_map": {}}"#, "model.embed_tokens.weight"),
+        (r#"{"weight_map": []}"#, "index.json"),
+        ("{}", "weight_map"),
+        ("\0\u{1f}", "index.json"),
+    ] {
+        fs::write(&index, text).unwrap();
+        fails(dir.path(), &[word]);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// Random damage to the header: an error or, where the damage is beside the point, a model. Never a panic.
+    #[test]
+    fn a_damaged_header_never_panics(damage in proptest::collection::vec((0usize..4000, any::<u8>()), 1..8)) {
+        let dir = copy("llama3");
+        let path = dir.path().join("model.safetensors");
+        let mut file = fs::read(&path).unwrap();
+        for (at, byte) in damage {
+            file[at] = byte;
+        }
+        fs::write(&path, file).unwrap();
+        _ = load(dir.path());
+    }
+
+    #[test]
+    fn garbage_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..200), header in any::<bool>()) {
+        let dir = copy("llama3");
+        let name = if header { "model.safetensors" } else { "config.json" };
+        let length = (bytes.len() as u64).to_le_bytes();
+        fs::write(dir.path().join(name), if header { [&length[..], &bytes].concat() } else { bytes }).unwrap();
+        prop_assert!(load(dir.path()).is_err());
+    }
+
+    /// One setting replaced by any number.
+    #[test]
+    fn any_setting_may_be_any_number(key in 0usize..30, number in prop_oneof![any::<i64>().prop_map(Value::from), any::<f64>().prop_map(Value::from)]) {
+        let dir = copy("llama3");
+        edit_config(dir.path(), |config| {
+            let keys: Vec<String> = config.as_object().unwrap().keys().cloned().collect();
+            config[&keys[key % keys.len()]] = number;
+        });
+        _ = load(dir.path());
+    }
+}

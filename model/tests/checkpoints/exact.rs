@@ -1,0 +1,139 @@
+//! The exactness contract at the model's level: a row's logits and a block's bytes are the same bits however the tokens were
+//! cut, batched and computed.
+
+use crate::fixtures::{FAMILIES, Sequence, all_logits, fixture, load, load_on, reference};
+use std::path::Path;
+use tidemill_model::{Chunk, Isa, LoadOptions, LogitRows, Model};
+use tidemill_proto::block::{BLOCK_TOKENS, KvDtype};
+
+/// A prompt that crosses several blocks and, where there is one, the sliding window.
+fn prompt(family: &str) -> Vec<u32> {
+    reference(family).0.prompts.swap_remove(5).ids
+}
+
+#[test]
+fn chunks_threads_and_instruction_sets_do_not_change_a_bit() {
+    for family in FAMILIES {
+        let tokens = prompt(family);
+        assert_eq!(tokens.len(), 100);
+        let expected = all_logits(&mut load(family, None), &tokens, tokens.len());
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+            for threads in [1, 3] {
+                let mut model = load_on(family, None, threads, Some(isa));
+                for chunk in [1, 7, 16, 32, 100] {
+                    let logits = all_logits(&mut model, &tokens, chunk);
+                    assert!(logits == expected, "{family} on {isa} with {threads} threads in chunks of {chunk}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_batch_around_a_row_does_not_change_a_bit() {
+    for family in FAMILIES {
+        let (reference, _) = reference(family);
+        let mut model = load(family, None);
+        let prompts: Vec<_> = reference.prompts.iter().map(|p| &p.ids[..p.ids.len().min(300)]).collect();
+        let mut free = (0..128).collect();
+        let sequences: Vec<_> = prompts.iter().map(|p| Sequence::new(p, 0, &mut free)).collect();
+        let mut kv = model.new_kv(128);
+        let chunks: Vec<_> = sequences.iter().map(|s| s.next_chunk(usize::MAX / 2, LogitRows::All)).collect();
+        let together = model.forward(&chunks, &mut kv);
+        let together: Vec<Vec<f32>> = (0..together.rows()).map(|i| together.row(i).to_vec()).collect();
+        let alone: Vec<f32> = prompts.iter().flat_map(|tokens| all_logits(&mut model, tokens, 64)).collect();
+        assert!(together.concat() == alone, "{family}: prompts together");
+
+        // Only the last rows, with others that want none between them.
+        let rows = |i: usize| if i.is_multiple_of(2) { LogitRows::Last } else { LogitRows::None };
+        let chunks: Vec<_> = sequences.iter().enumerate().map(|(i, s)| s.next_chunk(usize::MAX / 2, rows(i))).collect();
+        let last = model.forward(&chunks, &mut kv);
+        let ends = prompts.iter().scan(0, |end, p| {
+            *end += p.len();
+            Some(*end)
+        });
+        let wanted: Vec<usize> = ends.enumerate().filter(|(i, _)| i.is_multiple_of(2)).map(|(_, end)| end - 1).collect();
+        assert_eq!(last.rows(), wanted.len());
+        for (i, row) in wanted.into_iter().enumerate() {
+            assert!(last.row(i) == together[row], "{family}: last rows only");
+        }
+    }
+}
+
+#[test]
+fn blocks_are_the_same_bytes_whoever_computes_them_and_serve_another_sequence() {
+    for family in FAMILIES {
+        let tokens = prompt(family);
+        let blocks: Vec<u32> = (0..7).collect();
+        for kv_dtype in [KvDtype::F32, KvDtype::F16, KvDtype::Bf16] {
+            // One worker computes the prompt whole and without logits, another in small chunks on other hardware.
+            let mut prefill = load(family, Some(kv_dtype));
+            let mut theirs = prefill.new_kv(7);
+            let whole = Chunk { tokens: &tokens, start: 0, blocks: &blocks, logits: LogitRows::None };
+            assert_eq!(prefill.forward(&[whole], &mut theirs).rows(), 0);
+
+            let mut decode = load_on(family, Some(kv_dtype), 1, Some(Isa::Portable));
+            assert_eq!(decode.layout(), prefill.layout());
+            assert_eq!(decode.kv_shape().block_bytes(), theirs.block(0).len());
+            let mut ours = decode.new_kv(7);
+            let mut expected = Vec::new();
+            for (i, chunk) in tokens.chunks(11).enumerate() {
+                let chunk = Chunk { tokens: chunk, start: 11 * i, blocks: &blocks, logits: LogitRows::Last };
+                expected = decode.forward(&[chunk], &mut ours).row(0).to_vec();
+            }
+            for id in 0..(tokens.len() / BLOCK_TOKENS) as u32 {
+                assert!(ours.block(id) == theirs.block(id), "{family}, {kv_dtype:?}: block {id}");
+            }
+
+            // Copied into other places, the blocks stand for the computation.
+            let mut moved = decode.new_kv(7);
+            let table: Vec<u32> = (0..7).rev().collect();
+            for id in 0..6 {
+                moved.block_mut(table[id as usize]).copy_from_slice(theirs.block(id));
+            }
+            let tail = Chunk { tokens: &tokens[96..], start: 96, blocks: &table, logits: LogitRows::Last };
+            assert!(decode.forward(&[tail], &mut moved).row(0) == expected, "{family}, {kv_dtype:?}: tail after fetched blocks");
+        }
+    }
+}
+
+#[test]
+fn the_layout_commits_to_weights_settings_and_dtype() {
+    let options = LoadOptions { kv_dtype: None, threads: 1, isa: None };
+    let load = |dir: &Path, options: &LoadOptions| Model::load(dir, options, &mut |_, _| {}).unwrap().layout();
+    let mut layouts: Vec<_> = FAMILIES.map(|family| load(&fixture(family), &options)).into();
+
+    let dir = tempfile::tempdir().unwrap();
+    let llama = fixture("llama");
+    for file in ["config.json", "model.safetensors"] {
+        std::fs::copy(llama.join(file), dir.path().join(file)).unwrap();
+    }
+    assert_eq!(load(dir.path(), &options), layouts[0], "the directory's name and other files do not matter");
+    let config = std::fs::read_to_string(llama.join("config.json")).unwrap();
+    let write = |config: String| std::fs::write(dir.path().join("config.json"), config).unwrap();
+    write(config.replace("\"max_position_embeddings\": 2048", "\"max_position_embeddings\": 1024"));
+    assert_eq!(load(dir.path(), &options), layouts[0], "a shorter context is the same arithmetic");
+    write(config.replace("10000.0", "10001.0"));
+    layouts.push(load(dir.path(), &options));
+    write(config);
+    layouts.push(load(dir.path(), &LoadOptions { kv_dtype: Some(KvDtype::Bf16), ..options.clone() }));
+    let mut weights = std::fs::read(llama.join("model.safetensors")).unwrap();
+    *weights.last_mut().unwrap() ^= 1;
+    std::fs::write(dir.path().join("model.safetensors"), weights).unwrap();
+    layouts.push(load(dir.path(), &options));
+
+    let count = layouts.len();
+    let mut distinct: Vec<String> = layouts.iter().map(ToString::to_string).collect();
+    distinct.sort();
+    distinct.dedup();
+    assert_eq!(distinct.len(), count);
+}
+
+#[test]
+fn progress_grows_to_the_size_of_the_weights() {
+    let mut seen = Vec::new();
+    let options = LoadOptions { kv_dtype: None, threads: 2, isa: None };
+    Model::load(&fixture("qwen3"), &options, &mut |done, total| seen.push((done, total))).unwrap();
+    assert!(seen.is_sorted() && seen.iter().all(|(_, total)| *total == 427_168), "total_size of the fixture's index");
+    assert_eq!(seen.last(), Some(&(427_168, 427_168)));
+}

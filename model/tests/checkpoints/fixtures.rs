@@ -1,0 +1,115 @@
+//! The fixtures (see `fixtures/make.py`), and running them chunk by chunk as an engine does.
+
+use serde::Deserialize;
+use std::path::PathBuf;
+use tidemill_model::{Chunk, Isa, KvMemory, LoadOptions, LogitRows, Model};
+use tidemill_proto::block::{BLOCK_TOKENS, KvDtype, Token};
+
+pub(crate) const FAMILIES: [&str; 5] = ["llama", "llama3", "mistral", "qwen2", "qwen3"];
+
+/// What transformers computed.
+#[derive(Deserialize)]
+pub(crate) struct Reference {
+    pub(crate) prompts: Vec<Prompt>,
+}
+
+#[derive(Deserialize)]
+pub(crate) struct Prompt {
+    pub(crate) ids: Vec<Token>,
+    pub(crate) greedy: Vec<Token>,
+    /// Positions whose logits are kept.
+    pub(crate) logit_rows: Vec<usize>,
+}
+
+pub(crate) fn fixture(family: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(family)
+}
+
+/// The reference, and for each prompt the logits kept.
+pub(crate) fn reference(family: &str) -> (Reference, Vec<Vec<f32>>) {
+    let dir = fixture(family);
+    let reference: Reference = serde_json::from_slice(&std::fs::read(dir.join("reference.json")).unwrap()).unwrap();
+    let bytes = std::fs::read(dir.join("reference.safetensors")).unwrap();
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let logits = (0..reference.prompts.len()).map(|i| {
+        let tensor = tensors.tensor(&format!("logits.{i}")).unwrap();
+        tensor.data().as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+    });
+    let logits = logits.collect();
+    (reference, logits)
+}
+
+pub(crate) fn load(family: &str, kv_dtype: Option<KvDtype>) -> Model {
+    load_on(family, kv_dtype, 2, None)
+}
+
+pub(crate) fn load_on(family: &str, kv_dtype: Option<KvDtype>, threads: usize, isa: Option<Isa>) -> Model {
+    Model::load(&fixture(family), &LoadOptions { kv_dtype, threads, isa }, &mut |_, _| {}).unwrap()
+}
+
+/// A sequence with its own blocks, taken from the top of the memory downwards so that a block's id is not its place.
+pub(crate) struct Sequence {
+    pub(crate) tokens: Vec<Token>,
+    pub(crate) blocks: Vec<u32>,
+    pub(crate) computed: usize,
+}
+
+impl Sequence {
+    pub(crate) fn new(tokens: &[Token], room: usize, free: &mut Vec<u32>) -> Self {
+        let blocks = (0..(tokens.len() + room).div_ceil(BLOCK_TOKENS)).map(|_| free.pop().expect("enough blocks")).collect();
+        Self { tokens: tokens.to_vec(), blocks, computed: 0 }
+    }
+
+    /// The next `size` tokens that are not computed yet.
+    pub(crate) fn next_chunk(&self, size: usize, logits: LogitRows) -> Chunk<'_> {
+        let end = self.tokens.len().min(self.computed + size);
+        Chunk { tokens: &self.tokens[self.computed..end], start: self.computed, blocks: &self.blocks, logits }
+    }
+}
+
+/// Logits of all rows of `tokens`, computed in chunks.
+pub(crate) fn all_logits(model: &mut Model, tokens: &[Token], chunk: usize) -> Vec<f32> {
+    let blocks = tokens.len().div_ceil(BLOCK_TOKENS);
+    let mut kv = model.new_kv(blocks);
+    let mut sequence = Sequence::new(tokens, 0, &mut (0..blocks as u32).collect());
+    let mut logits = Vec::new();
+    while sequence.computed < tokens.len() {
+        let rows = model.forward(&[sequence.next_chunk(chunk, LogitRows::All)], &mut kv);
+        (0..rows.rows()).for_each(|i| logits.extend_from_slice(rows.row(i)));
+        sequence.computed = tokens.len().min(sequence.computed + chunk);
+    }
+    logits
+}
+
+/// Greedy continuations of all prompts together: in each step every sequence computes up to `chunk` tokens.
+pub(crate) fn greedy_together(model: &mut Model, prompts: &[&[Token]], count: usize, chunk: usize) -> Vec<Vec<Token>> {
+    let blocks: usize = prompts.iter().map(|p| (p.len() + count).div_ceil(BLOCK_TOKENS)).sum();
+    let mut free = (0..blocks as u32).collect();
+    let mut kv: KvMemory = model.new_kv(blocks);
+    let mut sequences: Vec<Sequence> = prompts.iter().map(|p| Sequence::new(p, count, &mut free)).collect();
+    loop {
+        let running: Vec<usize> = (0..sequences.len()).filter(|&i| sequences[i].tokens.len() < prompts[i].len() + count).collect();
+        if running.is_empty() {
+            return sequences.into_iter().zip(prompts).map(|(s, p)| s.tokens[p.len()..].to_vec()).collect();
+        }
+        let last = |i: &usize| sequences[*i].computed + chunk >= sequences[*i].tokens.len();
+        let rows = |i| if last(i) { LogitRows::Last } else { LogitRows::None };
+        let chunks: Vec<Chunk<'_>> = running.iter().map(|i| sequences[*i].next_chunk(chunk, rows(i))).collect();
+        let logits = model.forward(&chunks, &mut kv);
+        let mut row = 0;
+        for i in running {
+            let sequence = &mut sequences[i];
+            let done = sequence.computed + chunk >= sequence.tokens.len();
+            sequence.computed = sequence.tokens.len().min(sequence.computed + chunk);
+            if done {
+                sequence.tokens.push(argmax(logits.row(row)));
+                row += 1;
+            }
+        }
+    }
+}
+
+pub(crate) fn argmax(logits: &[f32]) -> Token {
+    let best = (0..logits.len()).reduce(|best, i| if logits[i] > logits[best] { i } else { best });
+    best.expect("a row of logits") as Token
+}

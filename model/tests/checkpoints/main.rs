@@ -1,0 +1,6 @@
+//! Whole checkpoints, as made by `../fixtures/make.py`.
+
+mod corrupt;
+mod exact;
+mod fixtures;
+mod reference;

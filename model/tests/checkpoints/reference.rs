@@ -1,0 +1,66 @@
+//! Against Hugging Face transformers: logits and greedy tokens of every family.
+
+use crate::fixtures::{FAMILIES, all_logits, greedy_together, load, reference};
+use tidemill_proto::block::KvDtype;
+
+/// Largest difference between the logits kept in the reference and ours, computed in chunks.
+fn largest_difference(family: &str, kv_dtype: KvDtype, chunk: usize) -> f32 {
+    let (reference, expected) = reference(family);
+    let mut model = load(family, Some(kv_dtype));
+    let vocab = model.config().vocab;
+    let mut largest = 0.0f32;
+    for (prompt, expected) in reference.prompts.iter().zip(expected) {
+        let logits = all_logits(&mut model, &prompt.ids, chunk);
+        for (expected, position) in expected.chunks(vocab).zip(&prompt.logit_rows) {
+            for (ours, theirs) in logits[position * vocab..].iter().zip(expected) {
+                largest = largest.max((ours - theirs).abs());
+            }
+        }
+    }
+    largest
+}
+
+#[test]
+fn logits_are_those_of_the_reference() {
+    for family in FAMILIES {
+        for chunk in [usize::MAX / 2, 16, 7] {
+            let difference = largest_difference(family, KvDtype::F32, chunk);
+            println!("{family}, chunks of {chunk}: {difference:e}");
+            assert!(difference < 1e-4, "{family} in chunks of {chunk}: logits differ by {difference}");
+        }
+    }
+}
+
+#[test]
+fn logits_with_rounded_keys_and_values_differ_by_no_more_than_the_rounding() {
+    // Logits are within ±8 and sums of some hundred rounded products: a few units in bf16's (2^-9) and f16's (2^-12) last place.
+    for (dtype, tolerance) in [(KvDtype::Bf16, 0.25), (KvDtype::F16, 0.03)] {
+        for family in FAMILIES {
+            let difference = largest_difference(family, dtype, 32);
+            println!("{family}, {dtype:?}: {difference:e}");
+            assert!(difference < tolerance, "{family} with {dtype:?} K and V: logits differ by {difference}");
+            assert!(difference > 1e-4, "{family}: K and V were not rounded to {dtype:?}");
+        }
+    }
+}
+
+#[test]
+fn greedy_tokens_are_those_of_the_reference_whatever_the_chunks() {
+    for family in FAMILIES {
+        let (reference, _) = reference(family);
+        let prompts: Vec<_> = reference.prompts.iter().filter(|p| !p.greedy.is_empty()).collect();
+        assert!(prompts.len() >= 7 && prompts.iter().all(|p| p.greedy.len() == 64));
+        let mut model = load(family, Some(KvDtype::F32));
+        for chunk in [1, 7, 16, 32, 512] {
+            let ids: Vec<_> = prompts.iter().map(|p| &p.ids[..]).collect();
+            let together = greedy_together(&mut model, &ids, 64, chunk);
+            for (prompt, tokens) in prompts.iter().zip(together) {
+                assert_eq!(tokens, prompt.greedy, "{family}, prompt of {} in chunks of {chunk}", prompt.ids.len());
+            }
+        }
+        for prompt in prompts {
+            let alone = greedy_together(&mut model, &[&prompt.ids], 64, 512);
+            assert_eq!(alone[0], prompt.greedy, "{family}, prompt of {} alone", prompt.ids.len());
+        }
+    }
+}

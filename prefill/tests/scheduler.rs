@@ -1,0 +1,184 @@
+//! The prefill scheduler under random jobs, matches, fetch results, puts and cancels: every job ends exactly once, having put
+//! every block that the pool did not hold, and no device block is lost.
+
+use proptest::prelude::*;
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    time::Duration,
+};
+use tidemill_kvpool::admission::{Arrival, FetchId, Source};
+use tidemill_prefill::scheduler::{Action, Limits, Scheduler};
+use tidemill_proto::{
+    block::{BLOCK_TOKENS, BlockKey, Chain, LayoutFingerprint},
+    ids::{LinkId, RequestId},
+    message::{PoolAddr, PrefillJob, PrefillOutcome, WorkerEvent},
+};
+
+const LAYOUT: LayoutFingerprint = LayoutFingerprint([1; 16]);
+const DEVICE_BLOCKS: u32 = 12;
+const LIMITS: Limits = Limits { admitted_max: 3, jobs_max: 8, step_tokens: 40 };
+
+#[derive(Clone, Debug)]
+enum Event {
+    Admit { blocks: u32, salt: u8 },
+    /// Answer the oldest open question: match, fetched block or put. `well` says how.
+    Answer { well: bool },
+    Step,
+    Cancel(usize),
+    /// The pool loses its newest block.
+    Lose,
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        3 => (1u32..14, 0u8..3).prop_map(|(blocks, salt)| Event::Admit { blocks, salt }),
+        8 => prop::bool::weighted(0.9).prop_map(|well| Event::Answer { well }),
+        5 => Just(Event::Step),
+        1 => (0usize..20).prop_map(Event::Cancel),
+        1 => Just(Event::Lose),
+    ]
+}
+
+#[derive(Debug)]
+enum Question {
+    Match { request: RequestId, keys: Vec<BlockKey> },
+    Fetch { fetch: FetchId, keys: Vec<BlockKey>, next: usize },
+    Put { request: RequestId, keys: Vec<BlockKey> },
+}
+
+struct World {
+    scheduler: Scheduler,
+    now: Duration,
+    questions: VecDeque<Question>,
+    /// What the pool holds.
+    pool: BTreeSet<BlockKey>,
+    lost: bool,
+    jobs: BTreeMap<RequestId, PrefillJob>,
+    live: BTreeSet<RequestId>,
+    admitted: u64,
+}
+
+impl World {
+    fn new() -> Self {
+        Self {
+            scheduler: Scheduler::new(LAYOUT, DEVICE_BLOCKS, LIMITS),
+            now: Duration::ZERO,
+            questions: VecDeque::new(),
+            pool: BTreeSet::new(),
+            lost: false,
+            jobs: BTreeMap::new(),
+            live: BTreeSet::new(),
+            admitted: 0,
+        }
+    }
+
+    fn apply(&mut self, event: &Event) {
+        self.now += Duration::from_millis(1);
+        match *event {
+            Event::Admit { blocks, salt } => {
+                let request = RequestId(self.admitted);
+                self.admitted += 1;
+                let tokens = (0..blocks * BLOCK_TOKENS as u32 + 5).map(|i| i % 90).collect();
+                let pool = PoolAddr("127.0.0.1:1".parse().unwrap());
+                let job = PrefillJob { request, tokens, blocks, salt: vec![salt], pool, deadline_ms: 1_000_000 };
+                self.live.insert(request);
+                self.jobs.insert(request, job.clone());
+                self.scheduler.admit(LinkId(0), job, 100, self.now);
+            }
+            Event::Answer { well } => self.answer(well),
+            Event::Step => {
+                let rows = self.scheduler.plan(self.now);
+                self.observe();
+                assert!(rows.iter().map(|r| r.len).sum::<usize>() <= LIMITS.step_tokens);
+                for row in &rows {
+                    let (tokens, blocks) = self.scheduler.row(row);
+                    assert!(blocks.len() * BLOCK_TOKENS >= row.start + tokens.len(), "the block table covers the row");
+                }
+                self.scheduler.stepped(&rows, self.now);
+            }
+            Event::Cancel(which) => {
+                let request = RequestId(which as u64);
+                self.scheduler.cancel(request);
+                self.live.remove(&request);
+            }
+            Event::Lose => {
+                self.pool.pop_last();
+                self.lost = true;
+            }
+        }
+        self.observe();
+        self.scheduler.check_integrity();
+    }
+
+    fn answer(&mut self, well: bool) {
+        match self.questions.pop_front() {
+            None => {}
+            Some(Question::Match { request, keys }) => {
+                let held = keys.iter().take_while(|k| self.pool.contains(k)).count();
+                self.scheduler.matched(request, if well { Ok(held) } else { Err("out of reach".into()) });
+            }
+            Some(Question::Fetch { fetch, keys, next }) => {
+                let there = well && self.pool.contains(&keys[next]);
+                if next + 1 < keys.len() {
+                    self.questions.push_back(Question::Fetch { fetch, keys, next: next + 1 });
+                }
+                let arrival = there.then_some(Arrival { origin: RequestId(999), source: Source::Dram });
+                self.scheduler.fetched(fetch, next, arrival);
+            }
+            Some(Question::Put { request, keys }) => {
+                let blocks = keys.len();
+                if well {
+                    self.pool.extend(keys);
+                }
+                self.scheduler.put(request, blocks, if well { Ok(()) } else { Err("full".into()) }, self.now);
+            }
+        }
+    }
+
+    fn observe(&mut self) {
+        for action in self.scheduler.take_actions() {
+            match action {
+                Action::Match { request, keys, .. } => self.questions.push_back(Question::Match { request, keys }),
+                Action::Fetch { fetch, keys, .. } => self.questions.push_back(Question::Fetch { fetch, keys, next: 0 }),
+                Action::CancelFetch { fetch } => {
+                    self.questions.retain(|q| !matches!(q, Question::Fetch { fetch: f, .. } if *f == fetch));
+                }
+                Action::Put { request, blocks, .. } => {
+                    let keys = blocks.into_iter().map(|(key, _)| key).collect();
+                    self.questions.push_back(Question::Put { request, keys });
+                }
+                Action::Send { event: WorkerEvent::Prefilled { request, outcome }, .. } => {
+                    assert!(self.live.remove(&request), "a job ends once");
+                    let PrefillOutcome::Done { cached_tokens, computed_tokens, .. } = outcome else { continue };
+                    let job = &self.jobs[&request];
+                    assert_eq!(cached_tokens + computed_tokens, job.blocks * BLOCK_TOKENS as u32);
+                    let chain = Chain::new(&LAYOUT, &job.salt, &job.tokens);
+                    let all_there = chain.keys()[..job.blocks as usize].iter().all(|k| self.pool.contains(k));
+                    assert!(self.lost || all_there, "a job is done when all its blocks are in the pool");
+                }
+                Action::Send { event, .. } => panic!("unexpected {event:?}"),
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_job_ends_once_and_no_block_is_lost(events in prop::collection::vec(event(), 1..120)) {
+        let mut world = World::new();
+        for event in &events {
+            world.apply(event);
+        }
+        for _ in 0..10_000 {
+            if world.live.is_empty() {
+                break;
+            }
+            world.apply(&Event::Answer { well: true });
+            world.apply(&Event::Step);
+        }
+        prop_assert!(world.live.is_empty(), "jobs that never end: {:?}", world.live);
+        prop_assert_eq!(world.scheduler.blocks(1).used, 0, "blocks leak");
+    }
+}

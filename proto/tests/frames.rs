@@ -1,0 +1,114 @@
+//! Frames from a hostile or broken peer: whatever the bytes, the answer is a message or an error, and no allocation beyond the frame.
+
+use proptest::prelude::*;
+use tidemill_proto::{
+    block::LayoutFingerprint,
+    frame::{self, FRAME_BYTES_MAX, FrameError, HEADER_BYTES, Preamble},
+    ids::{Epoch, RequestId, SequenceId},
+    message::*,
+    sampling::{Sampling, StopRule, TokenLogprob},
+};
+
+fn job() -> impl Strategy<Value = DecodeJob> {
+    (prop::collection::vec(any::<u32>(), 0..200), any::<u64>(), prop::collection::vec(any::<u8>(), 0..20), any::<Option<u32>>()).prop_map(
+        |(tokens, id, salt, prompt_logprobs)| DecodeJob {
+            request: RequestId(id),
+            sequence: SequenceId(!id),
+            prompt_tokens: tokens.len() as u32,
+            tokens,
+            salt,
+            pool: Some(PoolAddr("[::1]:7".parse().unwrap())),
+            expected_blocks: 3,
+            wait_ms: id,
+            sampling: Sampling { logit_bias: vec![(1, 2.0)], logprobs: prompt_logprobs, ..Sampling::default() },
+            stop: StopRule { max_tokens: 1, min_tokens: 0, stop_tokens: vec![2] },
+            prompt_logprobs,
+        },
+    )
+}
+
+fn events() -> Vec<WorkerEvent> {
+    vec![
+        WorkerEvent::Heartbeat(Report::default()),
+        WorkerEvent::Tokens(vec![SequenceToken {
+            sequence: SequenceId(1),
+            index: 2,
+            token: 3,
+            logprob: Some(TokenLogprob { logprob: -0.5, top: vec![(1, -0.5)] }),
+        }]),
+        WorkerEvent::Finished { sequence: SequenceId(1), reason: Finish::Returned, provenance: Provenance::default() },
+        WorkerEvent::Prefilled { request: RequestId(1), outcome: PrefillOutcome::Failed { reason: "no".into() } },
+        WorkerEvent::PoolEvents { from: 7, events: vec![PoolEvent::Cleared] },
+        WorkerEvent::Leaving,
+    ]
+}
+
+proptest! {
+    #[test]
+    fn what_goes_in_comes_out(job in job()) {
+        let message = ToWorker::Decode(job);
+        let bytes = frame::encode(&message).unwrap();
+        prop_assert_eq!(frame::payload_bytes(*bytes.first_chunk().unwrap()).unwrap(), bytes.len() - HEADER_BYTES);
+        prop_assert_eq!(frame::decode::<ToWorker>(&bytes[HEADER_BYTES..]).unwrap(), message);
+    }
+
+    #[test]
+    fn random_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+        let _ = frame::decode::<ToWorker>(&bytes);
+        let _ = frame::decode::<ToCoordinator>(&bytes);
+    }
+
+    #[test]
+    fn a_damaged_frame_never_panics(job in job(), at in any::<prop::sample::Index>(), value in any::<u8>(), cut in any::<prop::sample::Index>()) {
+        let mut bytes = frame::encode(&ToWorker::Decode(job)).unwrap().split_off(HEADER_BYTES);
+        let at = at.index(bytes.len());
+        bytes[at] = value;
+        let _ = frame::decode::<ToWorker>(&bytes);
+        let cut = cut.index(bytes.len());
+        prop_assert!(frame::decode::<ToWorker>(&bytes[..cut]).is_err() || cut == bytes.len());
+    }
+
+    #[test]
+    fn a_preamble_of_another_kind_or_version_is_refused(bytes in any::<[u8; 8]>()) {
+        prop_assert!(Preamble::Control.check(bytes).is_err() || bytes == Preamble::Control.bytes());
+    }
+}
+
+#[test]
+fn every_event_survives_the_trip() {
+    for event in events() {
+        let message = ToCoordinator::Event { epoch: Epoch(9), event };
+        let bytes = frame::encode(&message).unwrap();
+        assert_eq!(frame::decode::<ToCoordinator>(&bytes[HEADER_BYTES..]), Ok(message));
+    }
+}
+
+#[test]
+fn a_length_that_lies_allocates_nothing() {
+    assert_eq!(frame::payload_bytes(u32::MAX.to_le_bytes()), Err(FrameError::TooLarge { bytes: u32::MAX as usize }));
+    // A vector that claims 2^60 elements inside a small frame.
+    let mut bytes = vec![253];
+    bytes.extend((1u64 << 60).to_le_bytes());
+    assert!(matches!(frame::decode::<Vec<u64>>(&bytes), Err(FrameError::Malformed(_))));
+}
+
+#[test]
+fn a_message_over_the_limit_is_refused_by_its_sender() {
+    let tokens = vec![u32::MAX; FRAME_BYTES_MAX / 4];
+    assert!(matches!(frame::encode(&tokens), Err(FrameError::TooLarge { .. } | FrameError::Malformed(_))));
+}
+
+#[test]
+fn trailing_bytes_and_other_versions_are_named() {
+    let mut bytes = frame::encode(&7u8).unwrap().split_off(HEADER_BYTES);
+    bytes.push(0);
+    assert_eq!(frame::decode::<u8>(&bytes), Err(FrameError::TrailingBytes(1)));
+    let mut preamble = Preamble::Control.bytes();
+    preamble[4] = 99;
+    assert_eq!(Preamble::Control.check(preamble), Err(FrameError::Version { theirs: 99 }));
+}
+
+#[test]
+fn a_layout_prints_as_hex() {
+    assert_eq!(LayoutFingerprint([0xab; 16]).to_string(), "ab".repeat(16));
+}

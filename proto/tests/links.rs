@@ -1,0 +1,88 @@
+//! Links between real endpoints: only members of the cluster get in, and a worker registers again after its coordinator is gone.
+
+#![cfg(feature = "shell")]
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+use tidemill_proto::{
+    frame::Preamble,
+    identity::{self, Identity},
+    ids::{Epoch, LinkId},
+    link::{Endpoint, Receiver, Sender},
+    message::{Register, Report, RoleInfo, ToCoordinator, ToWorker, WorkerEvent},
+    uplink::{LinkEvent, Uplink},
+};
+use tokio::time::timeout;
+
+const ANY_PORT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn member() -> (tempfile::TempDir, Identity) {
+    let dir = tempfile::tempdir().unwrap();
+    identity::create(dir.path()).unwrap();
+    let identity = Identity::load(dir.path()).unwrap();
+    (dir, identity)
+}
+
+fn register() -> Register {
+    Register { name: "kvpool-0".into(), pid: 1, role: RoleInfo::Kvpool { addr: ANY_PORT } }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stranger_gets_no_stream() {
+    let (_home, ours) = member();
+    let (_elsewhere, theirs) = member();
+    let server = Endpoint::bind(ANY_PORT, &ours).unwrap();
+    let addr = server.local_addr();
+    let accepting = tokio::spawn(async move { server.accept().await.is_some() });
+    let stranger = Endpoint::bind_client(ANY_PORT, &theirs).unwrap();
+    let connected = timeout(PATIENCE, stranger.connect(addr)).await.unwrap();
+    assert!(connected.is_err(), "a certificate of another CA is refused");
+    assert!(!accepting.is_finished(), "the server never saw a member");
+    accepting.abort();
+}
+
+/// Accepts a worker and gives it `epoch`.
+async fn accept(server: &Endpoint, epoch: u64) -> (Sender<ToWorker>, Receiver<ToCoordinator>) {
+    let connection = timeout(PATIENCE, server.accept()).await.unwrap().unwrap();
+    let (mut sender, mut receiver) = connection.accept::<ToWorker, ToCoordinator>(Preamble::Control).await.unwrap();
+    assert_eq!(receiver.recv().await.unwrap(), Some(ToCoordinator::Register(register())));
+    sender.send(&ToWorker::Registered { epoch: Epoch(epoch) }).await.unwrap();
+    (sender, receiver)
+}
+
+async fn next_event(receiver: &mut Receiver<ToCoordinator>) -> (Epoch, WorkerEvent) {
+    match timeout(PATIENCE, receiver.recv()).await.unwrap().unwrap().unwrap() {
+        ToCoordinator::Event { epoch, event } => (epoch, event),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_registers_heartbeats_and_registers_again() {
+    let (_home, identity) = member();
+    let server = Endpoint::bind(ANY_PORT, &identity).unwrap();
+    let endpoint = Endpoint::bind_client(ANY_PORT, &identity).unwrap();
+    let (uplink, mut events) = Uplink::start(&endpoint, &[server.local_addr()], register(), Arc::new(Report::default));
+
+    let (mut sender, mut receiver) = accept(&server, 1).await;
+    assert!(matches!(events.recv().await, Some((LinkId(0), LinkEvent::Up))));
+    assert_eq!(next_event(&mut receiver).await, (Epoch(1), WorkerEvent::Heartbeat(Report::default())));
+    sender.send(&ToWorker::CancelPrefill { request: tidemill_proto::ids::RequestId(5) }).await.unwrap();
+    assert!(matches!(events.recv().await, Some((_, LinkEvent::Message(ToWorker::CancelPrefill { .. })))));
+
+    drop((sender, receiver));
+    assert!(matches!(timeout(PATIENCE, events.recv()).await.unwrap(), Some((LinkId(0), LinkEvent::Down))));
+    let (_sender, mut receiver) = accept(&server, 2).await;
+    assert!(matches!(timeout(PATIENCE, events.recv()).await.unwrap(), Some((_, LinkEvent::Up))));
+    assert_eq!(next_event(&mut receiver).await.0, Epoch(2), "a new registration is a new epoch");
+
+    assert!(uplink.send(LinkId(0), WorkerEvent::Leaving));
+    let closing = tokio::spawn(uplink.close());
+    loop {
+        if next_event(&mut receiver).await.1 == WorkerEvent::Leaving {
+            break;
+        }
+    }
+    assert_eq!(timeout(PATIENCE, receiver.recv()).await.unwrap().unwrap(), None, "what was queued is sent, then the stream ends");
+    closing.await.unwrap();
+}
