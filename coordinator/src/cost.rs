@@ -15,8 +15,8 @@ const START: [f64; TERMS] = [5.0, 1000.0, 50.0, 5.0, 5.0];
 const START_VARIANCE: f64 = 1.0;
 /// Weight of a sample after the next one. About the last 200 steps count.
 const FORGET: f64 = 0.995;
-/// One outlier (a page fault, a paused process) moves the model by no more than this multiple of its own prediction.
-const SURPRISE_MAX: f64 = 4.0;
+/// One outlier (a page fault, a paused process) counts as an error of no more than this share of the prediction.
+const SURPRISE_MAX: f64 = 0.5;
 /// Share of a new rate that enters the moving average of transfer rates.
 const RATE_WEIGHT: f64 = 0.2;
 
@@ -52,7 +52,8 @@ impl StepCost {
             sample.decode_context as f64,
         );
         let predicted = self.predict(&terms);
-        let error = (ms - dot(&self.coefficients, &terms)).clamp(-SURPRISE_MAX * predicted.max(1.0), SURPRISE_MAX * predicted.max(1.0));
+        let surprise_max = (SURPRISE_MAX * predicted).max(0.1);
+        let error = (ms - dot(&self.coefficients, &terms)).clamp(-surprise_max, surprise_max);
 
         let mut gain = [0.0; TERMS];
         for (g, row) in gain.iter_mut().zip(&self.covariance) {

@@ -60,6 +60,10 @@ pub struct UpArgs {
     /// Most tokens that a worker computes in one step
     #[arg(long, default_value_t = 256)]
     step_tokens: usize,
+    /// Uncached prompt suffixes of at most this many tokens are computed by the decode worker itself; 0 sends all full
+    /// blocks to a prefill worker (default: by predicted time)
+    #[arg(long)]
+    local_tail_tokens: Option<u32>,
     /// Sequences that a decode worker runs at once
     #[arg(long, default_value_t = 64)]
     sequences_max: usize,

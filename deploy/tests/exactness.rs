@@ -49,7 +49,8 @@ async fn reference(cases: &[Case]) -> Vec<Answer> {
 /// (b), (c): prefill → pool → decode; (d): again, from the pool, since the device is too small to keep much.
 async fn through_the_pool(reference: &[Answer], cases: &[Case], transport: &str, cached_source: &str, transport_label: &str) {
     // 1 MiB holds one long sequence of this model (170 blocks of 6 KiB) and little else.
-    let cluster = Cluster::start(&["--transport", transport, "--kv-memory", "1MiB"]);
+    let flags = [DISAGGREGATED, &["--transport", transport, "--kv-memory", "1MiB"]].concat();
+    let cluster = Cluster::start(&flags);
     let cold = complete_all(&cluster, cases, 1).await;
     assert_same(reference, &cold, cases, &format!("{transport}, cold"));
     for (answer, case) in cold.iter().zip(cases) {
@@ -89,13 +90,16 @@ async fn outputs_do_not_depend_on_the_way() {
     through_the_pool(&reference, &cases, "quic", "remote", "quic").await;
 
     // (e) 16 at a time, over two workers of each kind.
-    let cluster = Cluster::start(&["--prefill", "2", "--decode", "2", "--threads", "1"]);
-    assert_same(&reference, &complete_all(&cluster, &cases, 16).await, &cases, "16 at a time");
-    assert_same(&reference, &complete_all(&cluster, &cases, 16).await, &cases, "16 at a time, cached");
-    cluster.stop();
+    for disaggregation in [DISAGGREGATED, &[]] {
+        let flags = [disaggregation, &["--prefill", "2", "--decode", "2", "--threads", "1"]].concat();
+        let cluster = Cluster::start(&flags);
+        assert_same(&reference, &complete_all(&cluster, &cases, 16).await, &cases, "16 at a time");
+        assert_same(&reference, &complete_all(&cluster, &cases, 16).await, &cases, "16 at a time, cached");
+        cluster.stop();
+    }
 
     // (f) Device memory for little more than the longest sequence, 16 at a time: sequences are preempted.
-    let cluster = Cluster::start(&["--kv-memory", "640KiB"]);
+    let cluster = Cluster::start(&[DISAGGREGATED, &["--kv-memory", "640KiB"]].concat());
     assert_same(&reference, &complete_all(&cluster, &cases, 16).await, &cases, "preempted");
     let preemptions = cluster.settled_metric("tidemill_preemptions_total", &[]).await;
     assert!(preemptions > 0.0, "the device was meant to be too small");
@@ -104,7 +108,7 @@ async fn outputs_do_not_depend_on_the_way() {
     // (g) Other chunk sizes.
     for step_tokens in ["32", "512"] {
         let flags = ["--step-tokens", step_tokens, "--sequences-max", "16"];
-        let cluster = Cluster::start(&flags);
+        let cluster = Cluster::start(&[DISAGGREGATED, &flags].concat());
         assert_same(&reference, &complete_all(&cluster, &cases, 4).await, &cases, &format!("chunks of {step_tokens}"));
         cluster.stop();
         let alone = Cluster::start(&[&flags[..], &["--prefill", "0", "--kvpool", "0"]].concat());
@@ -112,6 +116,9 @@ async fn outputs_do_not_depend_on_the_way() {
         alone.stop();
     }
 }
+
+/// Every full block of a prompt goes to a prefill worker, however short: the scheduler would keep short ones local.
+const DISAGGREGATED: &[&str] = &["--local-tail-tokens", "0"];
 
 /// Bytes of a block of the demo model: 3 layers, K and V, 2 heads, 16 positions, 16 dimensions, bf16.
 const BLOCK_BYTES: u64 = 3 * 2 * 2 * 16 * 16 * 2;

@@ -7,6 +7,8 @@
 //! Queries that read the same K and V (neighbouring rows, and the heads of one group) go together, four at a time, so that
 //! each block is loaded and widened once for the four of them.
 
+#![allow(clippy::needless_range_loop, reason = "tiles are indexed by numbers known at compile time")]
+
 use crate::{
     cpu::Cpu,
     disjoint::Disjoint,
@@ -17,10 +19,20 @@ use crate::{
 };
 use std::{array::from_fn, ops::Range};
 
+/// Which attention.
+#[derive(Clone, Copy, Debug)]
+pub struct Attention {
+    pub layer: usize,
+    /// Query heads; they share the KV heads in equal groups.
+    pub heads: usize,
+    /// A row at position `p` attends to positions `0..=p`, or to the last `window` of them.
+    pub window: Option<usize>,
+}
+
 /// `out = softmax(q Kᵀ / sqrt(head_dim)) V` for each query head of each row of the spans, whose K and V (and those of all
-/// positions before) are already in `kv`. `q` and `out` are `[rows of all spans, heads, head_dim]`; query heads share the KV
-/// heads in equal groups. A row at position `p` attends to positions `0..=p`, or to the last `window` of them.
-pub fn attention(cpu: &Cpu, kv: &KvMemory, layer: usize, spans: &[Span<'_>], q: &[f32], heads: usize, window: Option<usize>, out: &mut [f32]) {
+/// positions before) are already in `kv`. `q` and `out` are `[rows of all spans, heads, head_dim]`.
+pub fn attention(cpu: &Cpu, kv: &KvMemory, what: Attention, spans: &[Span<'_>], q: &[f32], out: &mut [f32]) {
+    let Attention { layer, heads, window } = what;
     let layout = kv.layout();
     let width = heads * layout.head_dim;
     assert!(heads > 0 && heads.is_multiple_of(layout.kv_heads), "query heads in equal groups");
@@ -341,7 +353,7 @@ mod tests {
             let mut out = vec![f32::NAN; rows.len() * width];
             let span = Span { blocks: &self.table, start: rows.start, rows: rows.len() };
             let q = &self.q[rows.start * width..rows.end * width];
-            attention(cpu, &self.kv, 1, &[span], q, self.heads, window, &mut out);
+            attention(cpu, &self.kv, Attention { layer: 1, heads: self.heads, window }, &[span], q, &mut out);
             out
         }
 
@@ -358,7 +370,9 @@ mod tests {
                     let q = &self.q[(row * self.heads + head) * d..][..d];
                     let first = window.map_or(0, |w| (row + 1).saturating_sub(w));
                     let scores: Vec<f64> = (first..=row)
-                        .map(|p| stored(Part::K, head / group, p).iter().zip(q).map(|(k, &q)| k * f64::from(q)).sum::<f64>() / (d as f64).sqrt())
+                        .map(|p| {
+                            stored(Part::K, head / group, p).iter().zip(q).map(|(k, &q)| k * f64::from(q)).sum::<f64>() / (d as f64).sqrt()
+                        })
                         .collect();
                     let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                     let total: f64 = scores.iter().map(|s| (s - max).exp()).sum();
@@ -412,7 +426,8 @@ mod tests {
                 let width = fixture.heads * 24;
                 let rows = |x: &[f32]| [&x[40 * width..], &x[3 * width..4 * width], &x[..40 * width]].concat();
                 let mut out = vec![0.0; rows(&whole).len()];
-                attention(&cpu, &fixture.kv, 1, &spans, &rows(&fixture.q), fixture.heads, window, &mut out);
+                let what = Attention { layer: 1, heads: fixture.heads, window };
+                attention(&cpu, &fixture.kv, what, &spans, &rows(&fixture.q), &mut out);
                 assert_eq!(out, rows(&whole), "several spans at once");
             }
         }

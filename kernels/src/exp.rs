@@ -9,7 +9,7 @@ const MAX: f32 = 88.02;
 /// `1.5 * 2^23`: adding it rounds to an integer and leaves that integer in the low mantissa bits.
 const SHIFT: f32 = 12_582_912.0;
 /// ln 2 in two parts, the first with so few bits that `n * LN2_HIGH` is exact.
-const LN2_HIGH: f32 = 0.693_359_375;
+const LN2_HIGH: f32 = 355.0 / 512.0;
 const LN2_LOW: f32 = -2.121_944_4e-4;
 /// `(e^r - 1 - r) / r²` on `|r| <= ln 2 / 2`, highest power first (Cephes, `expf`).
 const COEFFICIENTS: [f32; 6] = [1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5];

@@ -2,12 +2,12 @@
 //!
 //! **Exactness contract.** An output row's bits depend on that row's inputs alone: not on the batch around it, the tiling,
 //! the number of threads, or the instruction set. So the arithmetic is stated once, for a virtual machine with 16 lanes of
-//! f32 ([`simd`](crate::simd)): reductions run lane by lane with fused multiply-add in ascending order, and lanes are added
+//! f32 (`simd`): reductions run lane by lane with fused multiply-add in ascending order, and lanes are added
 //! in one fixed tree. AVX-512 holds the 16 lanes in one register, AVX2 in two, portable code in an array; all give the same
 //! bits, and the tests hold them to it.
 //!
 //! - [`cpu`]: an instruction set that this machine has, and threads to run on
-//! - [`simd`]: the 16-lane machine, and its three implementations
+//! - `simd`: the 16-lane machine, and its three implementations
 //! - [`dtype`]: f32, f16 and bf16 in memory, as chunks of 16
 //! - [`matmul`]: activations times weights as they are stored, and row look-up
 //! - [`elementwise`]: norm, rotary embedding, SiLU, sums
@@ -22,12 +22,12 @@ compile_error!("weights and KV are little-endian in memory");
 
 pub mod attention;
 pub mod cpu;
+mod disjoint;
 pub mod dtype;
 pub mod elementwise;
+mod exp;
 pub mod kv;
 pub mod matmul;
-mod disjoint;
-mod exp;
 mod simd;
 #[cfg(test)]
 mod testing;

@@ -1,5 +1,7 @@
 //! Activations times weights, and row look-up, from weights as they are stored.
 
+#![allow(clippy::needless_range_loop, reason = "tiles are indexed by numbers known at compile time")]
+
 use crate::{
     cpu::Cpu,
     disjoint::Disjoint,
@@ -276,7 +278,7 @@ mod tests {
     fn tasks_cover_all_columns_and_are_worth_a_thread() {
         for (m, n, row_bytes, threads) in [(1, 64, 128, 8), (512, 2048, 4096, 2), (1, 128256, 4096, 64), (16, 10, 65536, 4), (1, 1, 4, 1)] {
             let columns = columns_per_task(m, n, row_bytes, threads);
-            assert!(columns >= 1 && columns % TILE == 0);
+            assert!(columns >= 1 && columns.is_multiple_of(TILE));
         }
         assert!(columns_per_task(1, 64, 128, 8) >= 64, "tiny work stays on one thread");
         assert!(columns_per_task(1, 128256, 4096, 64) * 4096 <= CACHE_BYTES, "large work fits the cache");

@@ -1,4 +1,5 @@
-//! What a sampler needs of one long row of logits. Any instruction set gives the same bits, so the best is taken.
+//! What a sampler needs of one long row of logits. On the calling thread, and on the best instruction set there is: all give
+//! the same bits.
 
 use crate::{
     cpu::Isa,
@@ -8,14 +9,22 @@ use crate::{
 };
 
 /// Index and value of the largest number, the first of equals; NaN is passed over. `None` if there is no number.
-pub fn argmax(isa: Isa, x: &[f32]) -> Option<(usize, f32)> {
+pub fn argmax(x: &[f32]) -> Option<(usize, f32)> {
+    argmax_on(Isa::best(), x)
+}
+
+fn argmax_on(isa: Isa, x: &[f32]) -> Option<(usize, f32)> {
     let largest = isa.dispatch(Max(x));
     let index = x.iter().position(|&x| x == largest)?;
     Some((index, largest))
 }
 
 /// `y[i] = e^((x[i] - shift) * scale)`; returns their sum. NaN counts as zero.
-pub fn exp_shifted(isa: Isa, x: &[f32], shift: f32, scale: f32, y: &mut [f32]) -> f32 {
+pub fn exp_shifted(x: &[f32], shift: f32, scale: f32, y: &mut [f32]) -> f32 {
+    exp_shifted_on(Isa::best(), x, shift, scale, y)
+}
+
+fn exp_shifted_on(isa: Isa, x: &[f32], shift: f32, scale: f32, y: &mut [f32]) -> f32 {
     assert_eq!(x.len(), y.len(), "x and y have one shape");
     isa.dispatch(ExpShifted { x, shift, scale, y })
 }
@@ -87,12 +96,12 @@ mod tests {
         for isa in isas() {
             let mut x = numbers(1003, 1);
             (x[3], x[500], x[700], x[1002]) = (f32::NAN, 5.0, 5.0, 5.0);
-            assert_eq!(argmax(isa, &x), Some((500, 5.0)));
+            assert_eq!(argmax_on(isa, &x), Some((500, 5.0)));
             x[1001] = 6.0;
-            assert_eq!(argmax(isa, &x), Some((1001, 6.0)));
-            assert_eq!(argmax(isa, &[f32::NAN; 40]), None);
-            assert_eq!(argmax(isa, &[f32::NEG_INFINITY; 40]), Some((0, f32::NEG_INFINITY)));
-            assert_eq!(argmax(isa, &[]), None);
+            assert_eq!(argmax_on(isa, &x), Some((1001, 6.0)));
+            assert_eq!(argmax_on(isa, &[f32::NAN; 40]), None);
+            assert_eq!(argmax_on(isa, &[f32::NEG_INFINITY; 40]), Some((0, f32::NEG_INFINITY)));
+            assert_eq!(argmax_on(isa, &[]), None);
         }
     }
 
@@ -103,7 +112,7 @@ mod tests {
             let mut results = Vec::new();
             for isa in isas() {
                 let mut y = vec![0.0; n];
-                let sum = exp_shifted(isa, &x, 10.0, 0.5, &mut y);
+                let sum = exp_shifted_on(isa, &x, 10.0, 0.5, &mut y);
                 close(&y, x.iter().map(|&x| ((f64::from(x) - 10.0) * 0.5).exp()), 1e-6);
                 close(&[sum], std::iter::once(y.iter().map(|&y| f64::from(y)).sum()), 1e-5);
                 results.push((y, sum));
@@ -111,7 +120,7 @@ mod tests {
             assert!(results.iter().all(|r| *r == results[0]));
         }
         let mut y = [1.0; 3];
-        assert_eq!(exp_shifted(Isa::best(), &[f32::NAN, 0.0, f32::NEG_INFINITY], 0.0, 1.0, &mut y), 1.0);
+        assert_eq!(exp_shifted(&[f32::NAN, 0.0, f32::NEG_INFINITY], 0.0, 1.0, &mut y), 1.0);
         assert_eq!(y, [0.0, 1.0, 0.0]);
     }
 }

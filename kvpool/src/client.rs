@@ -18,9 +18,9 @@ pub use fetch::Fetch;
 
 use crate::{
     admission::{Arrival, Source},
-    transport::{DataPath, Delivery, shm::SharedArena},
+    transport::{DataPath, Delivery, quic::STREAMS_PER_BATCH, shm::SharedArena},
 };
-use calls::{Call, Calls, Shape};
+use calls::{Call, Calls};
 use std::{
     net::SocketAddr,
     sync::Arc,
@@ -176,7 +176,7 @@ impl PoolClient {
         if blocks.is_empty() {
             return Ok(PutReport::default());
         }
-        let mut call = inner.begin(Shape::Put)?;
+        let mut call = inner.begin(1 + STREAMS_PER_BATCH)?;
         let asked = Instant::now();
         let keys = blocks.iter().map(|(key, _)| *key).collect();
         inner.send(ToPool::PutStart { call: call.id(), origin, keys }).await?;
@@ -200,10 +200,12 @@ impl PoolClient {
             }
         }
         let count = to_write.len();
-        let (written, refused) = inner.deliver(&mut call, to_write, asked + Duration::from_millis(deadline_ms), &mut reserved).await?;
-        inner.counters.put(inner.path.transport(), written * inner.block_bytes, asked.elapsed());
-        report.written = written;
-        report.refused += refused + (count - written - refused);
+        if count > 0 {
+            let until = asked.checked_add(Duration::from_millis(deadline_ms)).ok_or_else(|| inner.nonsense())?;
+            report.written = inner.deliver(&mut call, to_write, until, &mut reserved).await?;
+            report.refused += count - report.written;
+            inner.counters.put(inner.path.transport(), report.written * inner.block_bytes, asked.elapsed());
+        }
         Ok(report)
     }
 
@@ -213,7 +215,7 @@ impl PoolClient {
         if keys.is_empty() {
             return Ok(0);
         }
-        let mut call = self.0.begin(Shape::Match)?;
+        let mut call = self.0.begin(1)?;
         self.0.send(ToPool::Match { call: call.id(), keys: keys.to_vec() }).await?;
         match self.0.answer(&mut call).await? {
             FromPool::Matched { blocks, .. } if blocks as usize <= keys.len() => Ok(blocks as usize),
@@ -229,8 +231,8 @@ impl PoolClient {
 }
 
 impl Inner {
-    fn begin(&self, shape: Shape) -> Result<Call, PoolError> {
-        self.calls.begin(shape).ok_or_else(|| self.unreachable("the connection is closed"))
+    fn begin(&self, replies: usize) -> Result<Call, PoolError> {
+        self.calls.begin(replies).ok_or_else(|| self.unreachable("the connection is closed"))
     }
 
     async fn send(&self, message: ToPool) -> Result<(), PoolError> {
@@ -241,48 +243,38 @@ impl Inner {
     }
 
     async fn answer(&self, call: &mut Call) -> Result<FromPool, PoolError> {
-        match timeout(ANSWER_MAX, call.reply()).await {
+        match timeout(ANSWER_MAX, call.replies.recv()).await {
             Ok(Some(reply)) => Ok(reply),
             Ok(None) => Err(self.unreachable("the connection broke")),
             Err(_) => Err(self.unreachable("no answer within the deadline")),
         }
     }
 
-    /// Writes blocks and has them published; returns how many were, and how many came too late.
+    /// Writes blocks and has them published; returns how many were.
     async fn deliver(
         &self,
         call: &mut Call,
         blocks: Vec<(SlotRef, Vec<u8>)>,
         until: Instant,
         reserved: &mut Reserved<'_>,
-    ) -> Result<(usize, usize), PoolError> {
-        let mut expected = blocks.len();
-        if expected == 0 {
-            return Ok((0, 0));
-        }
+    ) -> Result<usize, PoolError> {
+        let mut delivered = blocks.len();
         let delivery = self.path.write(&self.connection, call.id(), blocks, until).await;
-        match delivery.map_err(|error| self.unreachable(&error.to_string()))? {
-            Delivery::InSlots(blocks) => {
-                expected = blocks.len();
-                reserved.slots.drain(..expected);
-                self.send(ToPool::PutEnd { call: call.id(), blocks }).await?;
-            }
-            Delivery::Sent => {}
+        if let Delivery::InSlots(blocks) = delivery.map_err(|error| self.unreachable(&error.to_string()))? {
+            delivered = blocks.len();
+            self.send(ToPool::PutEnd { call: call.id(), blocks }).await?;
         }
-        let (mut written, mut refused) = (0, 0);
-        while written + refused < expected {
-            let FromPool::PutEnded { published, refused: late, .. } = self.answer(call).await? else { return Err(self.nonsense()) };
+        let (mut written, mut answered) = (0, 0);
+        while answered < delivered {
+            let FromPool::PutEnded { published, refused, .. } = self.answer(call).await? else { return Err(self.nonsense()) };
             written += published as usize;
-            refused += late as usize;
+            answered += published as usize + refused as usize;
         }
-        if written + refused > expected {
+        if answered > delivered {
             return Err(self.nonsense());
         }
-        // Slots in use by streams answer for themselves; what is left here was never begun.
-        if matches!(self.path, DataPath::Quic) {
-            reserved.slots.clear();
-        }
-        Ok((written, refused))
+        reserved.slots.drain(..delivered);
+        Ok(written)
     }
 
     fn unreachable(&self, reason: &str) -> PoolError {

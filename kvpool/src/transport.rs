@@ -56,7 +56,7 @@ impl DataPath {
         }
     }
 
-    /// Moves blocks into slots reserved for `call`, as many as it can before `until`: after that the slots may be others'.
+    /// Moves blocks into slots reserved for `call`. Touches no slot after `until`: it may be another's then.
     pub(crate) async fn write(
         &self,
         connection: &Connection,

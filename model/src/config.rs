@@ -15,29 +15,29 @@ use tidemill_proto::block::Token;
 /// A model's dimensions and settings. What is serialized is what changes the arithmetic, besides the weights.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct ModelConfig {
-    pub architecture: &'static str,
-    pub vocab: usize,
-    pub hidden: usize,
-    pub intermediate: usize,
-    pub layers: usize,
-    pub heads: usize,
-    pub kv_heads: usize,
-    pub head_dim: usize,
-    pub norm_epsilon: f32,
-    pub rope: RopeConfig,
+    pub(crate) architecture: &'static str,
+    pub(crate) vocab: usize,
+    pub(crate) hidden: usize,
+    pub(crate) intermediate: usize,
+    pub(crate) layers: usize,
+    pub(crate) heads: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) norm_epsilon: f32,
+    pub(crate) rope: RopeConfig,
     /// Tokens that each layer attends to; `None`: all.
-    pub windows: Vec<Option<usize>>,
+    pub(crate) windows: Vec<Option<usize>>,
     /// The head is the embedding.
-    pub tied: bool,
-    pub qkv_bias: bool,
-    pub output_bias: bool,
-    pub mlp_bias: bool,
-    pub qk_norm: bool,
+    pub(crate) tied: bool,
+    pub(crate) qkv_bias: bool,
+    pub(crate) output_bias: bool,
+    pub(crate) mlp_bias: bool,
+    pub(crate) qk_norm: bool,
     #[serde(skip)]
-    context_tokens: usize,
+    pub(crate) context_tokens: usize,
     /// Tokens that end a sequence, ascending.
     #[serde(skip)]
-    pub eos: Vec<Token>,
+    pub(crate) eos: Vec<Token>,
 }
 
 /// As in the file.
@@ -143,6 +143,16 @@ impl ModelConfig {
         })
     }
 
+    /// Tokens in the vocabulary: ids are below this.
+    pub fn vocab(&self) -> usize {
+        self.vocab
+    }
+
+    /// Tokens that end a sequence, ascending.
+    pub fn eos(&self) -> &[Token] {
+        &self.eos
+    }
+
     /// The longest sequence, prompt and answer together.
     pub fn context_tokens(&self) -> usize {
         self.context_tokens
@@ -200,4 +210,67 @@ pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, ModelErro
         return Err(ModelError::Config { path: path.to_owned(), problem });
     }
     serde_json::from_slice(&fs::read(path).map_err(io)?).map_err(|source| ModelError::Json { path: path.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn parse(edit: impl FnOnce(&mut Value)) -> Result<ModelConfig, String> {
+        let mut config = json!({
+            "architectures": ["Qwen2ForCausalLM"], "vocab_size": 100, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4,
+            "num_attention_heads": 4, "num_key_value_heads": null, "max_position_embeddings": 2048, "rope_scaling": null,
+        });
+        edit(&mut config);
+        let family = family(Path::new("config.json"), &config).map_err(|e| e.to_string())?;
+        ModelConfig::new(family, serde_json::from_value(config).map_err(|e| e.to_string())?, Vec::new())
+    }
+
+    #[test]
+    fn what_is_absent_has_the_familys_default() {
+        let qwen2 = parse(|_| ()).unwrap();
+        assert_eq!((qwen2.kv_heads, qwen2.head_dim, qwen2.norm_epsilon, qwen2.tied), (4, 16, 1e-6, false));
+        assert_eq!((qwen2.qkv_bias, qwen2.output_bias, qwen2.mlp_bias, qwen2.qk_norm), (true, false, false, false));
+        let qwen3 = parse(|c| c["architectures"] = json!(["Qwen3ForCausalLM"])).unwrap();
+        assert_eq!((qwen3.head_dim, qwen3.qkv_bias, qwen3.qk_norm), (128, false, true));
+    }
+
+    #[test]
+    fn biases_follow_their_flags_where_the_family_has_them() {
+        for (architecture, attention, mlp) in
+            [("LlamaForCausalLM", true, true), ("MistralForCausalLM", false, false), ("Qwen3ForCausalLM", true, false)]
+        {
+            let config = parse(|c| {
+                c["architectures"] = json!([architecture]);
+                c["attention_bias"] = json!(true);
+                c["mlp_bias"] = json!(true);
+            });
+            let config = config.unwrap();
+            assert_eq!((config.qkv_bias, config.output_bias, config.mlp_bias), (attention, attention, mlp), "{architecture}");
+        }
+    }
+
+    #[test]
+    fn windows_follow_the_familys_rule() {
+        let windows = |edit: fn(&mut Value)| parse(edit).map(|config| config.windows);
+        assert_eq!(windows(|c| c["sliding_window"] = json!(8)).unwrap(), [None; 4], "use_sliding_window is off");
+        let by_layer = windows(|c| {
+            (c["sliding_window"], c["use_sliding_window"], c["max_window_layers"]) = (json!(8), json!(true), json!(3));
+        });
+        assert_eq!(by_layer.unwrap(), [None, None, None, Some(8)]);
+        let by_type = windows(|c| {
+            (c["sliding_window"], c["use_sliding_window"], c["max_window_layers"]) = (json!(8), json!(true), json!(0));
+            c["layer_types"] = json!(["sliding_attention", "full_attention", "sliding_attention", "full_attention"]);
+        });
+        assert_eq!(by_type.unwrap(), [Some(8), None, Some(8), None]);
+        assert!(
+            windows(|c| (c["sliding_window"], c["use_sliding_window"]) = (json!(8), json!(true)))
+                .unwrap_err()
+                .contains("max_window_layers")
+        );
+        let mistral = |window: Value| parse(|c| (c["architectures"], c["sliding_window"]) = (json!(["MistralForCausalLM"]), window));
+        assert_eq!(mistral(json!(8)).unwrap().windows, [Some(8); 4]);
+        assert_eq!(mistral(json!(null)).unwrap().windows, [None; 4]);
+    }
 }

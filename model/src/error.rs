@@ -21,7 +21,9 @@ pub enum ModelError {
     MissingTensor { tensor: String, path: PathBuf },
     #[error("tensor {tensor} in {path} has shape {found:?}, but config.json asks for {expected:?}: the two do not belong together")]
     Shape { tensor: String, path: PathBuf, found: Vec<usize>, expected: Vec<usize> },
-    #[error("tensor {tensor} in {path} is stored as {found}: only F32, F16 and BF16 weights are supported, so use an unquantized checkpoint")]
+    #[error(
+        "tensor {tensor} in {path} is stored as {found}: only F32, F16 and BF16 weights are supported, so use an unquantized checkpoint"
+    )]
     Dtype { tensor: String, path: PathBuf, found: String },
     #[error(transparent)]
     Kernel(#[from] KernelError),

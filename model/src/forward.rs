@@ -1,7 +1,11 @@
 //! A batch of chunks through the layers: K and V of every row into paged memory, logits of the rows that are asked for.
 
 use crate::model::{Layer, Model};
-use tidemill_kernels::{Cpu, KvMemory, Span, attention, elementwise, kv, matmul};
+use tidemill_kernels::{
+    Cpu, KvMemory, Span,
+    attention::{Attention, attention},
+    elementwise, kv, matmul,
+};
 use tidemill_proto::block::{BLOCK_TOKENS, Token};
 
 /// Consecutive tokens of one sequence. All positions before them are in `blocks` already.
@@ -85,8 +89,7 @@ impl Model {
 
     fn run(&self, chunks: &[Chunk<'_>], kv: &mut KvMemory, b: &mut Buffers) {
         let cpu = &self.cpu;
-        let spans: Vec<Span<'_>> =
-            chunks.iter().map(|c| Span { blocks: c.blocks, start: c.start, rows: c.tokens.len() }).collect();
+        let spans: Vec<Span<'_>> = chunks.iter().map(|c| Span { blocks: c.blocks, start: c.start, rows: c.tokens.len() }).collect();
         let tail = Tail::new(chunks);
 
         let tokens: Vec<Token> = chunks.iter().flat_map(|chunk| chunk.tokens).copied().collect();
@@ -104,8 +107,8 @@ impl Model {
                 self.rest_of_layer(layer, index, &spans, kv, b);
             } else if !tail.rows.is_empty() {
                 // From here on only rows with logits matter.
-                for (rows, width) in [(&mut b.x, self.config.hidden), (&mut b.normed, self.config.hidden)] {
-                    keep_rows(rows, width, &tail.rows);
+                for rows in [&mut b.x, &mut b.normed] {
+                    keep_rows(rows, self.config.hidden, &tail.rows);
                 }
                 for angles in [&mut b.cos, &mut b.sin] {
                     keep_rows(angles, self.config.head_dim / 2, &tail.rows);
@@ -153,7 +156,8 @@ impl Model {
             elementwise::rms_norm(cpu, &mut b.q, norm, config.norm_epsilon);
         }
         elementwise::rotate(cpu, &mut b.q, config.head_dim, &b.cos, &b.sin);
-        attention::attention(cpu, kv, index, spans, &b.q, config.heads, config.windows[index], &mut b.attended);
+        let what = Attention { layer: index, heads: config.heads, window: config.windows[index] };
+        attention(cpu, kv, what, spans, &b.q, &mut b.attended);
         layer.output.apply(cpu, &b.attended, &mut b.delta);
         elementwise::add(cpu, &mut b.x, &b.delta);
 

@@ -7,19 +7,26 @@ use std::f32::consts::PI;
 
 /// How the frequencies of a head are stretched for long contexts.
 #[derive(Clone, PartialEq, Debug, Serialize)]
-pub enum RopeScaling {
+pub(crate) enum RopeScaling {
     None,
     /// Positions divided by a factor (Chen et al., 2023).
-    Linear { factor: f32 },
+    Linear {
+        factor: f32,
+    },
     /// Llama 3.1: low frequencies divided by a factor, high ones kept, a ramp between.
-    Llama3 { factor: f32, low_freq_factor: f32, high_freq_factor: f32, original_positions: f32 },
+    Llama3 {
+        factor: f32,
+        low_freq_factor: f32,
+        high_freq_factor: f32,
+        original_positions: f32,
+    },
 }
 
 /// What `config.json` says about the rotation.
 #[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct RopeConfig {
-    pub theta: f32,
-    pub scaling: RopeScaling,
+pub(crate) struct RopeConfig {
+    pub(crate) theta: f32,
+    pub(crate) scaling: RopeScaling,
 }
 
 /// Where neither the configuration nor its rotary section names a base.

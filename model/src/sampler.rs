@@ -5,7 +5,7 @@
 
 use crate::{penalties::History, rng};
 use std::cmp::Ordering;
-use tidemill_kernels::{Isa, vocab};
+use tidemill_kernels::vocab;
 use tidemill_proto::{
     block::Token,
     sampling::{Sampling, TokenLogprob},
@@ -59,7 +59,7 @@ pub fn sample(
             *logit = f32::NEG_INFINITY;
         }
     }
-    let token = match vocab::argmax(Isa::best(), logits) {
+    let token = match vocab::argmax(logits) {
         None => 0,
         Some((best, max)) if sampling.temperature < TEMPERATURE_MIN || !max.is_finite() => best as Token,
         Some((_, max)) => draw(logits, max, sampling, rng::uniform(sampling.seed, index), scratch),
@@ -70,10 +70,9 @@ pub fn sample(
 /// Log-probability of `token` under the softmax of raw `logits`, and the `top` likeliest tokens with theirs. Meant for a `top`
 /// of some tens. Minus infinity for what is impossible or not a number.
 pub fn token_logprob(logits: &[f32], token: Token, top: u32) -> TokenLogprob {
-    let isa = Isa::best();
-    let max = vocab::argmax(isa, logits).map_or(0.0, |(_, max)| max);
+    let max = vocab::argmax(logits).map_or(0.0, |(_, max)| max);
     let mut weights = [0.0; SEGMENT];
-    let sum: f64 = logits.chunks(SEGMENT).map(|x| f64::from(vocab::exp_shifted(isa, x, max, 1.0, &mut weights[..x.len()]))).sum();
+    let sum: f64 = logits.chunks(SEGMENT).map(|x| f64::from(vocab::exp_shifted(x, max, 1.0, &mut weights[..x.len()]))).sum();
     let logprob = |token: Token| {
         let logprob = (f64::from(logits[token as usize]) - f64::from(max) - sum.ln()) as f32;
         if logprob.is_nan() { f32::NEG_INFINITY } else { logprob }
@@ -99,7 +98,7 @@ fn draw(logits: &[f32], max: f32, sampling: &Sampling, uniform: f64, scratch: &m
     weights.resize(logits.len(), 0.0);
     segments.clear();
     for (x, y) in logits.chunks(SEGMENT).zip(weights.chunks_mut(SEGMENT)) {
-        segments.push(vocab::exp_shifted(Isa::best(), x, max, 1.0 / sampling.temperature, y));
+        segments.push(vocab::exp_shifted(x, max, 1.0 / sampling.temperature, y));
     }
     let top_k = sampling.top_k as usize;
     let cut_by_rank = top_k > 0 && top_k < logits.len();
@@ -184,5 +183,145 @@ fn keep_nucleus(candidates: &mut Vec<Token>, top_p: f32, logits: &[f32], weights
             return;
         }
         sorted *= 8;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GREEDY: f32 = 0.0;
+
+    fn draws(logits: &[f32], sampling: &Sampling, count: u64) -> Vec<Token> {
+        let mut scratch = SamplerScratch::new();
+        let draw = |index| sample(&mut logits.to_vec(), sampling, &History::default(), index, &[], &mut scratch).0;
+        (0..count).map(draw).collect()
+    }
+
+    /// Which tokens come out at all.
+    fn support(logits: &[f32], sampling: &Sampling) -> Vec<Token> {
+        let mut tokens = draws(logits, sampling, 2000);
+        tokens.sort_unstable();
+        tokens.dedup();
+        tokens
+    }
+
+    /// Logits of these probabilities.
+    fn ln(probabilities: &[f32]) -> Vec<f32> {
+        probabilities.iter().map(|p| p.ln()).collect()
+    }
+
+    #[test]
+    fn greedy_takes_the_lowest_id_of_the_largest() {
+        let sampling = Sampling { temperature: GREEDY, ..Sampling::default() };
+        assert_eq!(draws(&[1.0, 3.0, 3.0, 2.0], &sampling, 2), [1, 1]);
+        assert_eq!(draws(&[f32::NAN, -1.0, f32::NAN], &sampling, 1), [1]);
+        assert_eq!(draws(&[f32::NAN; 3], &sampling, 1), [0]);
+        assert_eq!(draws(&[0.0, f32::INFINITY], &Sampling::default(), 1), [1]);
+    }
+
+    #[test]
+    fn draws_follow_the_distribution() {
+        // Chi-squared with 4 degrees of freedom: 23.5 is exceeded once in 10,000 seeds. Tokens lie in different segments.
+        let probabilities = [0.4, 0.3, 0.15, 0.1, 0.05];
+        let ids = [3, 511, 512, 1300, 1999];
+        let mut logits = vec![f32::NEG_INFINITY; 2000];
+        ids.iter().zip(ln(&probabilities)).for_each(|(id, logit)| logits[*id] = logit + 7.0);
+        let count = 20_000u64;
+        for (sampling, expected) in [
+            (Sampling::default(), probabilities),
+            (Sampling { top_p: 0.9999, ..Sampling::default() }, probabilities),
+            (Sampling { temperature: 0.5, ..Sampling::default() }, probabilities.map(|p| p * p / 0.285)),
+        ] {
+            for seed in [1, 2] {
+                let tokens = draws(&logits, &Sampling { seed, ..sampling.clone() }, count);
+                let chi_squared: f32 = ids
+                    .iter()
+                    .zip(expected)
+                    .map(|(id, p)| {
+                        let seen = tokens.iter().filter(|token| **token as usize == *id).count() as f32;
+                        (seen - p * count as f32).powi(2) / (p * count as f32)
+                    })
+                    .sum();
+                assert!(chi_squared < 23.5, "{sampling:?}, seed {seed}: {chi_squared}");
+            }
+        }
+    }
+
+    #[test]
+    fn filters_cut_where_they_say() {
+        let logits = ln(&[0.1, 0.4, 0.1, 0.25, 0.15]);
+        let neutral = Sampling::default();
+        assert_eq!(support(&logits, &neutral), [0, 1, 2, 3, 4]);
+        assert_eq!(support(&logits, &Sampling { top_k: 2, ..neutral.clone() }), [1, 3]);
+        assert_eq!(support(&logits, &Sampling { top_k: 4, ..neutral.clone() }), [0, 1, 3, 4], "the lower id of equals stays");
+        assert_eq!(support(&logits, &Sampling { top_k: 9, ..neutral.clone() }), [0, 1, 2, 3, 4]);
+        assert_eq!(support(&logits, &Sampling { top_p: 0.39, ..neutral.clone() }), [1]);
+        assert_eq!(support(&logits, &Sampling { top_p: 0.41, ..neutral.clone() }), [1, 3]);
+        assert_eq!(support(&logits, &Sampling { top_p: 0.0, ..neutral.clone() }), [1]);
+        assert_eq!(support(&logits, &Sampling { min_p: 0.3, ..neutral.clone() }), [1, 3, 4]);
+        assert_eq!(support(&logits, &Sampling { min_p: 1.0, ..neutral.clone() }), [1]);
+        // 0.4 and 0.25 are all that top_k leaves, and 0.4 is more than half of it.
+        assert_eq!(support(&logits, &Sampling { top_k: 2, top_p: 0.5, ..neutral.clone() }), [1]);
+        assert_eq!(support(&logits, &Sampling { temperature: 1e-6, ..neutral }), [1]);
+    }
+
+    #[test]
+    fn a_flat_nucleus_needs_more_than_one_round_of_sorting() {
+        let tokens = support(&[0.0; 1000], &Sampling { top_p: 0.1, ..Sampling::default() });
+        assert!(tokens.iter().all(|token| *token < 101), "equal logits count in order of id");
+        assert!(tokens.len() > 95);
+    }
+
+    #[test]
+    fn a_draw_depends_on_seed_and_index_alone() {
+        let logits: Vec<f32> = (0..700).map(|i| (i as f32 * 0.7).sin()).collect();
+        for sampling in [Sampling { seed: 9, ..Sampling::default() }, Sampling { seed: 9, top_p: 0.8, top_k: 300, ..Sampling::default() }] {
+            let once = draws(&logits, &sampling, 50);
+            assert_eq!(once, draws(&logits, &sampling, 50));
+            assert_ne!(once, draws(&logits, &Sampling { seed: 10, ..sampling.clone() }, 50));
+            let mut scratch = SamplerScratch::new();
+            let later = sample(&mut logits.clone(), &sampling, &History::default(), 37, &[], &mut scratch).0;
+            assert_eq!(later, once[37]);
+        }
+    }
+
+    #[test]
+    fn bias_and_bans_apply_and_log_probabilities_are_those_of_the_raw_row() {
+        let logits = ln(&[0.5, 0.25, 0.125, 0.125]);
+        let sampling = Sampling { temperature: GREEDY, logit_bias: vec![(2, 5.0), (900, 1.0)], logprobs: Some(3), ..Sampling::default() };
+        let mut scratch = SamplerScratch::new();
+        let (token, logprob) = sample(&mut logits.clone(), &sampling, &History::default(), 0, &[0, 900], &mut scratch);
+        let logprob = logprob.unwrap();
+        assert_eq!(token, 2);
+        assert!((logprob.logprob - 0.125f32.ln()).abs() < 1e-6);
+        assert_eq!(logprob.top.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [0, 1, 2]);
+        assert!(logprob.top.iter().zip([0.5f32, 0.25, 0.125]).all(|((_, l), p)| (l - p.ln()).abs() < 1e-6));
+        let (token, _) = sample(&mut logits.clone(), &sampling, &History::default(), 0, &[2], &mut scratch);
+        assert_eq!(token, 0, "a ban is stronger than a bias");
+        let (token, _) = sample(&mut logits.clone(), &sampling, &History::default(), 0, &[0, 1, 2, 3], &mut scratch);
+        assert_eq!(token, 0, "something is drawn even if everything is banned");
+    }
+
+    #[test]
+    fn penalties_change_what_is_drawn() {
+        let mut history = History::new(&[0]);
+        history.push(1);
+        let greedy = Sampling { temperature: GREEDY, ..Sampling::default() };
+        let mut scratch = SamplerScratch::new();
+        let mut token = |sampling: Sampling| sample(&mut [3.0, 2.9, 2.0], &sampling, &history, 1, &[], &mut scratch).0;
+        assert_eq!(token(greedy.clone()), 0);
+        assert_eq!(token(Sampling { repetition_penalty: 2.0, ..greedy.clone() }), 2);
+        assert_eq!(token(Sampling { presence_penalty: -0.2, ..greedy }), 1);
+    }
+
+    #[test]
+    fn the_likeliest_are_in_order_and_nan_is_left_out() {
+        let logprob = token_logprob(&[1.0, f32::NAN, 2.0, 2.0, 0.0], 1, 10);
+        assert_eq!(logprob.logprob, f32::NEG_INFINITY);
+        assert_eq!(logprob.top.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [2, 3, 0, 4]);
+        let total: f32 = logprob.top.iter().map(|(_, l)| l.exp()).sum();
+        assert!((total - 1.0).abs() < 1e-5);
+        assert!(token_logprob(&[1.0, 2.0], 0, 0).top.is_empty());
     }
 }

@@ -183,7 +183,8 @@ fn problem(file: &[u8], error: SafeTensorError) -> String {
         let metadata: Metadata = serde_json::from_slice(file.get(LENGTH_BYTES..end)?).ok()?;
         let present = file.len() - end;
         let needed = metadata.data_len();
-        let tensor = metadata.offset_keys().into_iter().find(|name| metadata.info(name).is_some_and(|info| info.data_offsets.1 > present))?;
+        let tensor =
+            metadata.offset_keys().into_iter().find(|name| metadata.info(name).is_some_and(|info| info.data_offsets.1 > present))?;
         Some(format!("it is cut off within tensor {tensor} ({present} bytes of tensors where its header speaks of {needed})"))
     };
     match error {

@@ -121,11 +121,6 @@ impl Cluster {
         self.registry.context_tokens()
     }
 
-    /// Times a sequence went on at another worker since the start.
-    pub fn rescues(&self) -> u64 {
-        self.rescues
-    }
-
     /// Takes a request. Its events follow as [`Action::Client`], one `Finished` per choice, unless it is cancelled.
     pub fn submit(&mut self, now: Instant, new: NewRequest) -> Result<RequestId, Rejection> {
         debug_assert!(!new.prompt.is_empty() && new.choices > 0 && new.stop.max_tokens > 0, "the front door checks");
@@ -174,6 +169,11 @@ impl Cluster {
         }
         self.forget_if_done(now, request);
         self.admit(now);
+    }
+
+    /// Whether some choice of the request has not ended.
+    pub fn is_active(&self, request: RequestId) -> bool {
+        self.requests.contains_key(&request)
     }
 
     /// What is known of a choice's cost so far, for one that the front door is about to end.

@@ -1,6 +1,6 @@
 //! A real cluster for a test: `tidemill up` as a user starts it, spoken to over HTTP.
 
-#![allow(dead_code, reason = "each test file uses its part")]
+#![allow(dead_code, unreachable_pub, reason = "each test file includes this module and uses its part")]
 
 use serde_json::{Value, json};
 use std::{
@@ -50,6 +50,23 @@ impl Cluster {
     pub async fn get(&self, path: &str) -> String {
         let url = self.url.replace("/v1", path);
         self.http.get(url).send().await.expect("the front door answers").text().await.expect("text")
+    }
+
+    /// Process ids of the members with this role.
+    pub async fn pids(&self, role: &str) -> Vec<u32> {
+        let members = self.cluster().await["members"].as_array().expect("members").clone();
+        members.iter().filter(|m| m["role"] == role).map(|m| m["pid"].as_u64().expect("a pid") as u32).collect()
+    }
+
+    /// Waits until `/cluster` satisfies `wanted`, or fails with what it shows.
+    pub async fn until(&self, what: &str, wanted: impl Fn(&Value) -> bool) {
+        for _ in 0..300 {
+            if wanted(&self.cluster().await) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        panic!("{what} did not come about: {:#}", self.cluster().await);
     }
 
     pub async fn cluster(&self) -> Value {
@@ -118,6 +135,12 @@ impl Answer {
     pub fn cached(&self) -> u64 {
         self.usage["prompt_tokens_details"]["cached_tokens"].as_u64().expect("cached_tokens")
     }
+}
+
+/// Ends one process of a cluster at once, as a crash does.
+pub fn crash(pid: u32) {
+    let pid = nix::unistd::Pid::from_raw(pid as i32);
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).expect("a process of our own cluster");
 }
 
 pub async fn complete(cluster: &Cluster, case: &Case) -> Answer {

@@ -88,12 +88,13 @@ pub(crate) trait Kernel {
 }
 
 impl Isa {
-    /// Runs `kernel` on this instruction set, which must be available (a [`Cpu`](crate::Cpu) has checked that).
+    /// Runs `kernel` on this instruction set, which must be available: that of a [`Cpu`](crate::Cpu), which has checked it,
+    /// or [`Isa::best`]. No public function passes one on unchecked.
     pub(crate) fn dispatch<K: Kernel>(self, kernel: K) -> K::Output {
         debug_assert!(self.is_available());
         match self {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: an `Isa` that is dispatched on was found available.
+            // SAFETY: callers dispatch only on what was found available.
             Isa::Avx512 => unsafe { avx512::run(kernel) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.

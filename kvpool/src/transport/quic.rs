@@ -38,7 +38,8 @@ pub(crate) enum StreamError {
     Malformed(#[from] FrameError),
 }
 
-/// Client: sends the blocks of a put. Returns when all of it is handed to QUIC.
+/// Client: sends the blocks of a put. Returns when all of it is handed to QUIC; the node answers each stream when it has
+/// all of it. Not done by `until`, or cancelled: the node sees streams that end inside a block, and gives these slots up.
 pub(crate) async fn send_put(
     connection: &Connection,
     call: CallId,
@@ -48,28 +49,23 @@ pub(crate) async fn send_put(
     let mut streams = JoinSet::new();
     for share in shares(blocks) {
         let connection = connection.clone();
-        streams.spawn(async move {
+        streams.spawn(timeout_at(until.into(), async move {
+            let broken = |error: quinn::WriteError| LinkError::Broken { peer: connection.peer(), reason: error.to_string() };
             let mut stream = connection.open_uni(Preamble::PoolData).await?;
             for (at, bytes) in share {
                 let header = PutData { call, block: Written { at, checksum: checksum(&bytes) } };
-                let sent = async {
-                    stream.write_all(&frame::encode(&header).expect("a header fits a frame")).await?;
-                    stream.write_chunk(Bytes::from(bytes)).await
-                };
-                if timeout_at(until.into(), sent).await.is_ok_and(|sent| sent.is_ok()) {
-                    continue;
-                }
-                // The node sees the block end early and gives its slot up; the caller sees that an answer is missing.
-                let _ = stream.reset(0u32.into());
-                return Ok(());
+                let header = frame::encode(&header).expect("a header fits a frame");
+                stream.write_all(&header).await.map_err(broken)?;
+                stream.write_chunk(Bytes::from(bytes)).await.map_err(broken)?;
             }
-            // Fails only on a stream that the peer stopped.
+            // Fails only on a stream that the peer stopped, which its answer tells.
             let _ = stream.finish();
-            Ok(())
-        });
+            Ok::<(), LinkError>(())
+        }));
     }
+    let late = || LinkError::Broken { peer: connection.peer(), reason: "blocks did not go out before their deadline".into() };
     while let Some(sent) = streams.join_next().await {
-        sent.expect("sending does not panic and is not aborted")?;
+        sent.expect("sending does not panic and is not aborted").map_err(|_| late())??;
     }
     Ok(())
 }

@@ -38,7 +38,7 @@ fn the_batch_around_a_row_does_not_change_a_bit() {
         let mut free = (0..128).collect();
         let sequences: Vec<_> = prompts.iter().map(|p| Sequence::new(p, 0, &mut free)).collect();
         let mut kv = model.new_kv(128);
-        let chunks: Vec<_> = sequences.iter().map(|s| s.next_chunk(usize::MAX / 2, LogitRows::All)).collect();
+        let chunks: Vec<_> = sequences.iter().map(|s| s.next_chunk(300, LogitRows::All)).collect();
         let together = model.forward(&chunks, &mut kv);
         let together: Vec<Vec<f32>> = (0..together.rows()).map(|i| together.row(i).to_vec()).collect();
         let alone: Vec<f32> = prompts.iter().flat_map(|tokens| all_logits(&mut model, tokens, 64)).collect();
@@ -46,7 +46,7 @@ fn the_batch_around_a_row_does_not_change_a_bit() {
 
         // Only the last rows, with others that want none between them.
         let rows = |i: usize| if i.is_multiple_of(2) { LogitRows::Last } else { LogitRows::None };
-        let chunks: Vec<_> = sequences.iter().enumerate().map(|(i, s)| s.next_chunk(usize::MAX / 2, rows(i))).collect();
+        let chunks: Vec<_> = sequences.iter().enumerate().map(|(i, s)| s.next_chunk(300, rows(i))).collect();
         let last = model.forward(&chunks, &mut kv);
         let ends = prompts.iter().scan(0, |end, p| {
             *end += p.len();
@@ -127,6 +127,15 @@ fn the_layout_commits_to_weights_settings_and_dtype() {
     distinct.sort();
     distinct.dedup();
     assert_eq!(distinct.len(), count);
+}
+
+#[test]
+fn an_empty_batch_is_no_work() {
+    for family in FAMILIES {
+        let mut model = load(family, None);
+        let mut kv = model.new_kv(0);
+        assert_eq!(model.forward(&[], &mut kv).rows(), 0);
+    }
 }
 
 #[test]

@@ -1,0 +1,176 @@
+//! The cluster behind a lock, and its actions carried out: messages to workers' links, events to waiting clients.
+//!
+//! Every call locks, asks the core, and performs what the core wants before it unlocks; nothing inside waits. Queues to
+//! links and clients are bounded: a link that does not keep up is dropped like a dead worker, a client like one that left.
+
+use crate::{
+    cluster::{Action, Cluster, ClusterSettings, ClusterView, NewRequest, Rejection, RequestEvent, Usage},
+    registry::Refusal,
+};
+use parking_lot::Mutex;
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tidemill_proto::{
+    ids::{Epoch, RequestId},
+    message::{Register, ToWorker, WorkerEvent},
+};
+use tokio::sync::mpsc;
+
+/// Messages on their way to one worker.
+pub const LINK_QUEUE_MAX: usize = 4096;
+/// Events that a client has not looked at: minutes of one sequence, or seconds of many.
+const CLIENT_QUEUE_MAX: usize = 4096;
+/// How often time passes for the core: the resolution of its deadlines.
+const TICK: Duration = Duration::from_millis(50);
+
+#[derive(Debug)]
+pub struct Driver(Mutex<State>);
+
+#[derive(Debug)]
+struct State {
+    cluster: Cluster,
+    /// Dropping a sender ends that worker's link.
+    links: HashMap<Epoch, mpsc::Sender<ToWorker>>,
+    clients: HashMap<RequestId, mpsc::Sender<(RequestId, RequestEvent)>>,
+}
+
+impl Driver {
+    pub fn new(settings: ClusterSettings) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(State { cluster: Cluster::new(settings), links: HashMap::new(), clients: HashMap::new() })))
+    }
+
+    /// Takes a worker in. Its messages go to `link`, in order, after the answer to its registration.
+    pub fn register(&self, register: Register, link: mpsc::Sender<ToWorker>) -> Result<Epoch, Refusal> {
+        self.with(|state, now| {
+            let epoch = state.cluster.register(now, register)?;
+            state.links.insert(epoch, link);
+            Ok(epoch)
+        })
+    }
+
+    pub fn worker_event(&self, epoch: Epoch, event: WorkerEvent) {
+        self.with(|state, now| state.cluster.worker_event(now, epoch, event));
+    }
+
+    pub fn worker_down(&self, epoch: Epoch) {
+        self.with(|state, now| {
+            state.links.remove(&epoch);
+            state.cluster.worker_down(now, epoch);
+        });
+    }
+
+    /// Takes all requests or none. Dropping the answer cancels what has not ended.
+    pub fn submit(self: &Arc<Self>, requests: Vec<NewRequest>) -> Result<Generation, Rejection> {
+        let (sender, events) = mpsc::channel(CLIENT_QUEUE_MAX);
+        // Made first, so that a rejected request takes those before it along.
+        let mut generation = Generation { driver: Arc::clone(self), requests: Vec::with_capacity(requests.len()), events };
+        self.with(|state, now| {
+            for request in requests {
+                let id = state.cluster.submit(now, request)?;
+                state.clients.insert(id, sender.clone());
+                generation.requests.push(id);
+            }
+            Ok(())
+        })?;
+        Ok(generation)
+    }
+
+    pub fn context_tokens(&self) -> Option<u32> {
+        self.0.lock().cluster.context_tokens()
+    }
+
+    pub fn view(&self) -> ClusterView {
+        self.0.lock().cluster.view(Instant::now())
+    }
+
+    /// Lets time pass in the core, forever.
+    pub async fn tick(&self) {
+        let mut interval = tokio::time::interval(TICK);
+        loop {
+            interval.tick().await;
+            self.with(|state, now| state.cluster.tick(now));
+        }
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut State, Instant) -> T) -> T {
+        let mut state = self.0.lock();
+        let now = Instant::now();
+        let result = act(&mut state, now);
+        state.perform(now);
+        result
+    }
+}
+
+impl State {
+    fn perform(&mut self, now: Instant) {
+        while let Some(action) = self.cluster.poll_action() {
+            match action {
+                Action::Send { worker, message } => {
+                    if self.links.get(&worker).is_some_and(|link| link.try_send(message).is_err()) {
+                        tracing::warn!(%worker, "worker does not keep up with its messages: link dropped");
+                        self.links.remove(&worker);
+                        self.cluster.worker_down(now, worker);
+                    }
+                }
+                Action::Close { worker, reason } => {
+                    tracing::warn!(%worker, reason, "link dropped");
+                    self.links.remove(&worker);
+                }
+                Action::Client { request, event } => {
+                    if self.clients.get(&request).is_some_and(|client| client.try_send((request, event)).is_err()) {
+                        tracing::warn!(%request, "client does not keep up with its tokens: cancelled");
+                        self.clients.remove(&request);
+                        self.cluster.cancel(now, request, None);
+                    } else if !self.cluster.is_active(request) {
+                        self.clients.remove(&request);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A client's running requests (one per prompt). Dropping it frees everything they hold.
+#[derive(Debug)]
+pub struct Generation {
+    driver: Arc<Driver>,
+    requests: Vec<RequestId>,
+    events: mpsc::Receiver<(RequestId, RequestEvent)>,
+}
+
+impl Generation {
+    /// The next event, with the place of its request among those submitted. `None` when nothing more can come: all has
+    /// ended, or the reader was too slow.
+    pub async fn next(&mut self) -> Option<(usize, RequestEvent)> {
+        let (request, event) = self.events.recv().await?;
+        let prompt = self.requests.iter().position(|id| *id == request).expect("events come for submitted requests only");
+        Some((prompt, event))
+    }
+
+    /// Ends one choice now, for a reason of the front door's own. What is known of its cost is returned.
+    pub fn end_choice(&self, prompt: usize, choice: u32) -> Usage {
+        let request = self.requests[prompt];
+        self.driver.with(|state, now| {
+            let usage = state.cluster.usage(request, choice).unwrap_or_default();
+            state.cluster.cancel(now, request, Some(choice));
+            if !state.cluster.is_active(request) {
+                state.clients.remove(&request);
+            }
+            usage
+        })
+    }
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        self.driver.with(|state, now| {
+            for &request in &self.requests {
+                state.clients.remove(&request);
+                state.cluster.cancel(now, request, None);
+            }
+        });
+    }
+}

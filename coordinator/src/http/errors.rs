@@ -1,0 +1,136 @@
+//! Every failure as OpenAI's error object: `{"error": {"message", "type", "param", "code"}}`.
+
+use crate::{
+    cluster::{Failure, Rejection},
+    metrics::RequestOutcome,
+};
+use axum::{
+    Json,
+    http::{HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use serde_json::{Value, json};
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ApiError {
+    status: StatusCode,
+    message: String,
+    /// The request's field at fault.
+    param: Option<String>,
+    code: Option<&'static str>,
+    retry_after_s: Option<u64>,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, message: impl Into<String>) -> Self {
+        Self { status, message: message.into(), param: None, code: None, retry_after_s: None }
+    }
+
+    /// A field of the request is wrong.
+    pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { param: Some(param.into()), ..Self::new(StatusCode::BAD_REQUEST, message) }
+    }
+
+    /// A field of the request asks for something that Tidemill does not have.
+    pub fn unsupported(param: &str) -> Self {
+        Self { code: Some("unsupported_parameter"), ..Self::invalid(param, format!("`{param}` is not supported yet")) }
+    }
+
+    /// The body as a whole is wrong.
+    pub fn malformed(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, message)
+    }
+
+    pub fn model_not_found(model: &str, served: &str) -> Self {
+        let message = format!("The model `{model}` does not exist; this cluster serves `{served}`.");
+        Self { param: Some("model".into()), code: Some("model_not_found"), ..Self::new(StatusCode::NOT_FOUND, message) }
+    }
+
+    pub fn context_length(param: &str, context: u32, prompt: u64, completion: u64) -> Self {
+        let message = format!(
+            "This model's maximum context length is {context} tokens. However, you requested {} tokens ({prompt} in the prompt, \
+             {completion} in the completion). Please reduce the length of the prompt or of the completion.",
+            prompt.saturating_add(completion)
+        );
+        Self { code: Some("context_length_exceeded"), ..Self::invalid(param, message) }
+    }
+
+    pub fn too_large(limit: usize) -> Self {
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, format!("The request body is larger than the limit of {limit} bytes."))
+    }
+
+    pub fn no_route(method: &str, path: &str) -> Self {
+        Self::new(StatusCode::NOT_FOUND, format!("Unknown request URL: {method} {path}."))
+    }
+
+    pub fn method_not_allowed(method: &str, path: &str) -> Self {
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, format!("Method {method} is not allowed for {path}."))
+    }
+
+    pub fn draining() -> Self {
+        Self { retry_after_s: Some(5), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, "This coordinator is shutting down.") }
+    }
+
+    pub fn internal(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, message)
+    }
+
+    pub fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    pub fn outcome(&self) -> RequestOutcome {
+        match self.status {
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => RequestOutcome::Rejected,
+            status if status.is_client_error() => RequestOutcome::Invalid,
+            _ => RequestOutcome::Failed,
+        }
+    }
+
+    /// The object, for a body or for an event in the middle of a stream.
+    pub fn body(&self) -> Value {
+        let kind = match self.status {
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            status if status.is_client_error() => "invalid_request_error",
+            _ => "server_error",
+        };
+        json!({"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}})
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(self.body())).into_response();
+        if let Some(seconds) = self.retry_after_s {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response
+    }
+}
+
+impl From<Rejection> for ApiError {
+    fn from(rejection: Rejection) -> Self {
+        let message = rejection.to_string();
+        match rejection {
+            Rejection::NoWorker => Self { retry_after_s: Some(1), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) },
+            Rejection::Full { retry_after_ms } => Self {
+                retry_after_s: Some(retry_after_ms.div_ceil(1000)),
+                code: Some("rate_limit_exceeded"),
+                ..Self::new(StatusCode::TOO_MANY_REQUESTS, message)
+            },
+            Rejection::TooLong { .. } => Self { code: Some("context_length_exceeded"), ..Self::malformed(message) },
+        }
+    }
+}
+
+impl From<Failure> for ApiError {
+    fn from(failure: Failure) -> Self {
+        let message = failure.to_string();
+        match failure {
+            Failure::QueueTimeout(_) => Self { retry_after_s: Some(5), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) },
+            Failure::Attempts(_) => Self { retry_after_s: Some(1), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) },
+            Failure::Timeout(_) => Self::new(StatusCode::GATEWAY_TIMEOUT, message),
+            Failure::Worker(_) => Self::internal(message),
+        }
+    }
+}

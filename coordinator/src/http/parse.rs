@@ -1,0 +1,213 @@
+//! A request body, checked: sizes, types and ranges, each error naming the field.
+
+use super::{
+    errors::ApiError,
+    openai::{GenerateRequest, StopField},
+};
+use crate::text::{TextModel, config::SamplingDefaults};
+use axum::body::{Body, to_bytes};
+use serde::de::DeserializeOwned;
+use std::{
+    error::Error,
+    ops::{Bound, RangeBounds},
+};
+use tidemill_proto::{block::Token, sampling::Sampling};
+
+/// Choices per prompt.
+const CHOICES_MAX: u32 = 128;
+const STOPS_MAX: usize = 16;
+/// Bytes of a stop string. The text held back is at most this long.
+const STOP_BYTES_MAX: usize = 1024;
+const STOP_TOKENS_MAX: usize = 256;
+const LOGIT_BIASES_MAX: usize = 1024;
+const SALT_BYTES_MAX: usize = 256;
+/// Likeliest tokens reported per position.
+pub const TOP_LOGPROBS_MAX: u32 = 20;
+
+/// Reads a body of at most `limit` bytes.
+pub async fn read(body: Body, limit: usize) -> Result<Vec<u8>, ApiError> {
+    match to_bytes(body, limit).await {
+        Ok(bytes) => Ok(bytes.into()),
+        Err(error) if error.source().is_some_and(|source| source.to_string().contains("length limit")) => Err(ApiError::too_large(limit)),
+        Err(error) => Err(ApiError::malformed(format!("the request body broke off: {error}"))),
+    }
+}
+
+/// Reads a body as `T`, ignoring what `T` does not know.
+pub fn json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+    let mut json = serde_json::Deserializer::from_slice(bytes);
+    let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+        let path = error.path().to_string();
+        let inner = error.into_inner();
+        let missing = inner.to_string().strip_prefix("missing field `").and_then(|rest| Some(rest.split_once('`')?.0.to_owned()));
+        match missing {
+            _ if inner.is_syntax() || inner.is_eof() => ApiError::malformed(format!("the request body is not valid JSON: {inner}")),
+            Some(field) if path == "." => ApiError::invalid(field, inner.to_string()),
+            _ if path == "." => ApiError::malformed(inner.to_string()),
+            _ => ApiError::invalid(path.clone(), format!("`{path}`: {inner}")),
+        }
+    })?;
+    json.end().map_err(|error| ApiError::malformed(format!("the request body is not valid JSON: {error}")))?;
+    Ok(value)
+}
+
+/// What a client asked for besides its prompt.
+#[derive(Debug)]
+pub struct Options {
+    pub choices: u32,
+    pub stream: bool,
+    pub include_usage: bool,
+    pub continuous_usage: bool,
+    /// As asked for; the endpoint has its own default.
+    pub max_tokens: Option<u32>,
+    pub min_tokens: u32,
+    pub stops: Vec<String>,
+    pub stop_tokens: Vec<Token>,
+    /// Ids in `stop_tokens` because they are the model's end of sequence, not the client's wish.
+    pub eos_tokens: Vec<Token>,
+    pub include_stop: bool,
+    pub skip_special: bool,
+    pub return_token_ids: bool,
+    pub salt: Vec<u8>,
+    /// Without log-probabilities; the endpoints spell those differently.
+    pub sampling: Sampling,
+}
+
+impl Options {
+    /// Fills in the model author's defaults, then the API's.
+    pub fn check(request: GenerateRequest, model: &TextModel) -> Result<Self, ApiError> {
+        let vocab_size = model.config.vocab_size;
+        let choices = in_range("n", request.n.unwrap_or(1), 1..=CHOICES_MAX)?;
+        if request.best_of.is_some_and(|best_of| best_of > choices) {
+            return Err(ApiError::unsupported("best_of"));
+        }
+        if request.max_tokens.is_some() && request.max_completion_tokens.is_some_and(|max| Some(max) != request.max_tokens) {
+            return Err(ApiError::invalid("max_tokens", "`max_tokens` and `max_completion_tokens` differ: give one of them"));
+        }
+        let stops = match request.stop {
+            None => Vec::new(),
+            Some(StopField::One(stop)) => vec![stop],
+            Some(StopField::Many(stops)) => stops,
+        };
+        at_most("stop", stops.len(), STOPS_MAX)?;
+        for stop in &stops {
+            at_most("stop", stop.len(), STOP_BYTES_MAX)?;
+        }
+        let mut stop_tokens = request.stop_token_ids.unwrap_or_default();
+        at_most("stop_token_ids", stop_tokens.len(), STOP_TOKENS_MAX)?;
+        let eos_tokens = if request.ignore_eos.unwrap_or(false) { Vec::new() } else { model.eos_tokens() };
+        stop_tokens.extend(&eos_tokens);
+        stop_tokens.sort_unstable();
+        stop_tokens.dedup();
+        let stream_options = request.stream_options.unwrap_or_default();
+        let salt = request.cache_salt.unwrap_or_default().into_bytes();
+        at_most("cache_salt", salt.len(), SALT_BYTES_MAX)?;
+
+        let SamplingDefaults { temperature, top_p, top_k, min_p, repetition_penalty } = model.config.sampling;
+        let top_k = request.top_k.or(top_k).unwrap_or(0);
+        let sampling = Sampling {
+            temperature: in_range("temperature", request.temperature.or(temperature).unwrap_or(1.0), 0.0..=2.0)?,
+            top_p: in_range("top_p", request.top_p.or(top_p).unwrap_or(1.0), (Bound::Excluded(0.0), Bound::Included(1.0)))?,
+            // -1 is vLLM's way to turn it off.
+            top_k: in_range("top_k", top_k, -1..=i64::from(u32::MAX))?.max(0) as u32,
+            min_p: in_range("min_p", request.min_p.or(min_p).unwrap_or(0.0), 0.0..=1.0)?,
+            seed: request.seed.map_or_else(rand::random, |seed| seed as u64),
+            presence_penalty: in_range("presence_penalty", request.presence_penalty.unwrap_or(0.0), -2.0..=2.0)?,
+            frequency_penalty: in_range("frequency_penalty", request.frequency_penalty.unwrap_or(0.0), -2.0..=2.0)?,
+            repetition_penalty: in_range(
+                "repetition_penalty",
+                request.repetition_penalty.or(repetition_penalty).unwrap_or(1.0),
+                (Bound::Excluded(0.0), Bound::Included(2.0)),
+            )?,
+            logit_bias: logit_bias(request.logit_bias.unwrap_or_default(), vocab_size)?,
+            logprobs: None,
+        };
+        Ok(Self {
+            choices,
+            stream: request.stream.unwrap_or(false),
+            include_usage: stream_options.include_usage.unwrap_or(false),
+            continuous_usage: stream_options.continuous_usage_stats.unwrap_or(false),
+            max_tokens: request.max_completion_tokens.or(request.max_tokens),
+            min_tokens: request.min_tokens.unwrap_or(0),
+            stops,
+            stop_tokens,
+            eos_tokens,
+            include_stop: request.include_stop_str_in_output.unwrap_or(false),
+            skip_special: request.skip_special_tokens.unwrap_or(true),
+            return_token_ids: request.return_token_ids.unwrap_or(false),
+            salt,
+            sampling,
+        })
+    }
+}
+
+fn logit_bias(biases: impl IntoIterator<Item = (String, f32), IntoIter: ExactSizeIterator>, vocab_size: u32) -> Result<Vec<(Token, f32)>, ApiError> {
+    let biases = biases.into_iter();
+    at_most("logit_bias", biases.len(), LOGIT_BIASES_MAX)?;
+    let check = |(key, bias): (String, f32)| {
+        let token = key.parse().ok().filter(|&token| token < vocab_size);
+        let token = token.ok_or_else(|| ApiError::invalid("logit_bias", format!("`logit_bias`: `{key}` is not a token id of this model")))?;
+        Ok((token, in_range("logit_bias", bias, -100.0..=100.0)?))
+    };
+    biases.map(check).collect()
+}
+
+/// NaN is in no range.
+pub fn in_range<T: PartialOrd + std::fmt::Display>(param: &str, value: T, range: impl RangeBounds<T>) -> Result<T, ApiError> {
+    if range.contains(&value) {
+        return Ok(value);
+    }
+    let bound = |bound: Bound<&T>, inclusive: &str, exclusive: &str| match bound {
+        Bound::Included(bound) => format!("{inclusive} {bound}"),
+        Bound::Excluded(bound) => format!("{exclusive} {bound}"),
+        Bound::Unbounded => "unbounded".to_owned(),
+    };
+    let (low, high) = (bound(range.start_bound(), "at least", "more than"), bound(range.end_bound(), "at most", "less than"));
+    Err(ApiError::invalid(param, format!("`{param}` is {value}: it must be {low} and {high}")))
+}
+
+fn at_most(param: &str, length: usize, max: usize) -> Result<(), ApiError> {
+    if length <= max { Ok(()) } else { Err(ApiError::invalid(param, format!("`{param}` has a length of {length}, at most {max} is allowed"))) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::openai::{ChatRequest, CompletionRequest, Prompt},
+        *,
+    };
+
+    fn error<T: DeserializeOwned + std::fmt::Debug>(body: &str) -> serde_json::Value {
+        json::<T>(body.as_bytes()).unwrap_err().body()["error"].clone()
+    }
+
+    #[test]
+    fn a_wrong_type_names_its_field() {
+        assert_eq!(error::<GenerateRequest>(r#"{"temperature": "hot"}"#)["param"], "temperature");
+        assert_eq!(error::<GenerateRequest>(r#"{"stream_options": {"include_usage": 3}}"#)["param"], "stream_options.include_usage");
+        assert_eq!(error::<GenerateRequest>(r#"{"n": -1}"#)["param"], "n");
+        assert_eq!(error::<ChatRequest>("{}")["param"], "messages");
+        assert_eq!(error::<ChatRequest>(r#"{"messages": [{"role": "user", "content": 3}]}"#)["param"], "messages[0]");
+        assert_eq!(error::<CompletionRequest>(r#"{"prompt": {"a": 1}}"#)["param"], "prompt");
+        for syntax in ["", "{", "[]x", "{\"n\": 1} {}", "\u{1}"] {
+            assert!(error::<GenerateRequest>(syntax)["message"].as_str().unwrap().contains("not valid JSON"), "{syntax}");
+        }
+    }
+
+    #[test]
+    fn prompts_come_in_four_shapes() {
+        let prompt = |body: &str| json::<CompletionRequest>(format!("{{\"prompt\": {body}}}").as_bytes()).unwrap().prompt;
+        assert!(matches!(prompt("\"a\""), Prompt::Text(_)));
+        assert!(matches!(prompt("[1, 2]"), Prompt::Tokens(t) if t == [1, 2]));
+        assert!(matches!(prompt("[\"a\", \"b\"]"), Prompt::Texts(_)));
+        assert!(matches!(prompt("[[1], [2]]"), Prompt::TokenLists(_)));
+    }
+
+    #[test]
+    fn ranges_say_what_is_allowed() {
+        assert_eq!(in_range("top_p", 1.0, (Bound::Excluded(0.0), Bound::Included(1.0))), Ok(1.0));
+        let error = in_range("top_p", 0.0, (Bound::Excluded(0.0), Bound::Included(1.0))).unwrap_err();
+        assert_eq!(error.body()["error"]["message"], "`top_p` is 0: it must be more than 0 and at most 1");
+        assert!(in_range("temperature", f32::NAN, 0.0..=2.0).is_err());
+    }
+}

@@ -1,0 +1,223 @@
+//! What `/metrics` shows, under the names of ARCHITECTURE §10: what the front door measures goes through the `metrics`
+//! crate; what workers report is written out as they last said it, so that it vanishes with them.
+
+use crate::cluster::{ClusterView, MemberView};
+use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use std::{
+    fmt::Write,
+    sync::{
+        OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+use tidemill_proto::message::{Role, StepSample};
+
+/// Upper bounds of the latency histograms, in seconds.
+const SECONDS: &[f64] =
+    &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0];
+const ROWS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0];
+
+/// The process's recorder: one, however many coordinators a test runs in it.
+static RECORDER: OnceLock<PrometheusHandle> = OnceLock::new();
+
+/// Starts to record.
+pub fn install() {
+    RECORDER.get_or_init(|| {
+        let recorder = PrometheusBuilder::new()
+            .set_buckets_for_metric(Matcher::Suffix("_seconds".into()), SECONDS)
+            .and_then(|builder| builder.set_buckets_for_metric(Matcher::Full("tidemill_batch_size".into()), ROWS))
+            .expect("the bounds are not empty")
+            .build_recorder();
+        let handle = recorder.handle();
+        if metrics::set_global_recorder(recorder).is_err() {
+            tracing::warn!("another metrics recorder is installed: /metrics shows what workers report only");
+        }
+        describe();
+        handle
+    });
+}
+
+fn describe() {
+    describe_histogram!("tidemill_ttft_seconds", "From a request's arrival to its first token, per choice");
+    describe_histogram!("tidemill_tpot_seconds", "Mean time per token after the first, per choice");
+    describe_histogram!("tidemill_itl_seconds", "Between two tokens of a choice");
+    describe_histogram!("tidemill_e2e_seconds", "From a request's arrival to its last token");
+    describe_histogram!("tidemill_step_seconds", "One step of an engine");
+    describe_histogram!("tidemill_batch_size", "Sequences that decoded a token in one step");
+    describe_counter!("tidemill_requests_total", "Requests that ended, by outcome");
+    describe_gauge!("tidemill_goodput_ratio", "Share of finished choices that met the TTFT and TPOT objectives");
+}
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug)]
+pub enum RequestOutcome {
+    Ok,
+    /// The client's fault: a 4xx answer.
+    Invalid,
+    /// Not taken: 429 or 503.
+    Rejected,
+    Failed,
+    /// The client left.
+    Cancelled,
+}
+
+pub fn count_request(outcome: RequestOutcome) {
+    let outcome = match outcome {
+        RequestOutcome::Ok => "ok",
+        RequestOutcome::Invalid => "invalid",
+        RequestOutcome::Rejected => "rejected",
+        RequestOutcome::Failed => "failed",
+        RequestOutcome::Cancelled => "cancelled",
+    };
+    counter!("tidemill_requests_total", "outcome" => outcome).increment(1);
+}
+
+pub fn observe_ttft(time: Duration) {
+    histogram!("tidemill_ttft_seconds").record(time);
+}
+
+pub fn observe_itl(time: Duration) {
+    histogram!("tidemill_itl_seconds").record(time);
+}
+
+pub fn observe_e2e(time: Duration) {
+    histogram!("tidemill_e2e_seconds").record(time);
+}
+
+/// What a served request should feel like.
+#[derive(Debug)]
+pub struct Objectives {
+    pub ttft: Duration,
+    pub tpot: Duration,
+    met: AtomicU64,
+    finished: AtomicU64,
+}
+
+impl Objectives {
+    pub fn new(ttft: Duration, tpot: Duration) -> Self {
+        Self { ttft, tpot, met: AtomicU64::new(0), finished: AtomicU64::new(0) }
+    }
+
+    /// A choice ended in good order. `tpot`: where there was more than one token.
+    pub fn observe(&self, ttft: Duration, tpot: Option<Duration>) {
+        if let Some(tpot) = tpot {
+            histogram!("tidemill_tpot_seconds").record(tpot);
+        }
+        let met = ttft <= self.ttft && tpot.is_none_or(|tpot| tpot <= self.tpot);
+        let met = self.met.fetch_add(met.into(), Ordering::Relaxed) + u64::from(met);
+        let finished = self.finished.fetch_add(1, Ordering::Relaxed) + 1;
+        gauge!("tidemill_goodput_ratio").set(met as f64 / finished as f64);
+    }
+}
+
+pub struct WorkerLabels {
+    pub name: String,
+    pub role: Role,
+}
+
+pub fn observe_steps(worker: &WorkerLabels, steps: &[StepSample]) {
+    let labels = || [("worker", worker.name.clone()), ("role", role_name(worker.role).into())];
+    for step in steps {
+        histogram!("tidemill_step_seconds", &labels()).record(f64::from(step.ms) / 1e3);
+        if worker.role == Role::Decode {
+            histogram!("tidemill_batch_size", &labels()).record(f64::from(step.decode_rows));
+        }
+    }
+}
+
+/// Everything, in Prometheus' text format.
+pub fn render(cluster: &ClusterView) -> String {
+    let mut text = RECORDER.get().map(PrometheusHandle::render).unwrap_or_default();
+    let mut family = |name: &str, kind: &str, help: &str, samples: &[(String, f64)]| {
+        let _ = writeln!(text, "# HELP tidemill_{name} {help}\n# TYPE tidemill_{name} {kind}");
+        for (labels, value) in samples {
+            let _ = writeln!(text, "tidemill_{name}{labels} {value}");
+        }
+    };
+    let one = |value: f64| vec![(String::new(), value)];
+    family("requests_running", "gauge", "Sequences at a decode worker", &one(cluster.sequences_running as f64));
+    family("requests_waiting", "gauge", "Sequences that wait for a place", &one(cluster.sequences_waiting as f64));
+    family("rescues_total", "counter", "Sequences that went on at another worker", &one(cluster.rescues as f64));
+    for (name, kind, help, samples) in WORKER_FAMILIES {
+        let all: Vec<_> = cluster
+            .members
+            .iter()
+            .flat_map(|member| samples(member).into_iter().map(|(labels, value)| (label_set(member, &labels), value)))
+            .collect();
+        family(name, kind, help, &all);
+    }
+    text
+}
+
+type Samples = Vec<(Vec<(&'static str, &'static str)>, f64)>;
+
+/// Name, kind, help, and how to read a member's samples.
+const WORKER_FAMILIES: &[(&str, &str, &str, fn(&MemberView) -> Samples)] = &[
+    ("worker_up", "gauge", "1 for every registered worker", |_| vec![(vec![], 1.0)]),
+    ("worker_waiting", "gauge", "Jobs that wait for room at a worker", |m| vec![(vec![], f64::from(m.report.waiting))]),
+    ("worker_running", "gauge", "Sequences or prefill jobs that a worker computes", |m| vec![(vec![], f64::from(m.report.running))]),
+    ("kv_blocks", "gauge", "KV blocks by state", |m| {
+        let blocks = &m.report.blocks;
+        let states = [("free", blocks.free), ("cached", blocks.cached), ("used", blocks.used)];
+        states.map(|(state, n)| (vec![("tier", tier(m)), ("state", state)], n as f64)).to_vec()
+    }),
+    ("kv_bytes", "gauge", "Bytes of KV held (cached or in use)", |m| {
+        let blocks = &m.report.blocks;
+        vec![(vec![("tier", tier(m))], blocks.cached.saturating_add(blocks.used) as f64 * blocks.bytes_per_block as f64)]
+    }),
+    ("kv_transfer_bytes_total", "counter", "Block bytes moved", |m| {
+        let t = &m.report.counters.transfer;
+        [("shm", "put", t.shm_put_bytes), ("shm", "get", t.shm_get_bytes), ("quic", "put", t.quic_put_bytes), ("quic", "get", t.quic_get_bytes)]
+            .map(|(transport, direction, bytes)| (vec![("transport", transport), ("direction", direction)], bytes as f64))
+            .to_vec()
+    }),
+    ("kv_transfer_seconds", "counter", "Seconds spent moving blocks", |m| vec![(vec![], m.report.counters.transfer.seconds)]),
+    ("prefix_tokens_total", "counter", "Prompt tokens by where their KV came from", |m| {
+        let t = &m.report.counters.tokens;
+        [("hbm", t.hbm), ("dram", t.dram), ("nvme", t.nvme), ("remote", t.remote), ("prefill", t.prefill), ("computed", t.local)]
+            .map(|(source, tokens)| (vec![("source", source)], tokens as f64))
+            .to_vec()
+    }),
+    ("prefill_tokens_total", "counter", "Prompt tokens of prefill jobs", |m| {
+        let c = &m.report.counters;
+        [("computed", c.prefill_computed_tokens), ("cached", c.prefill_cached_tokens)]
+            .map(|(source, tokens)| (vec![("source", source)], tokens as f64))
+            .to_vec()
+    }),
+    ("kv_misses_total", "counter", "Blocks that were asked for and not usable", |m| {
+        let misses = &m.report.counters.misses;
+        [("absent", misses.absent), ("stale", misses.stale), ("corrupt", misses.corrupt), ("unreachable", misses.unreachable)]
+            .map(|(reason, n)| (vec![("reason", reason)], n as f64))
+            .to_vec()
+    }),
+    ("preemptions_total", "counter", "Sequences that lost their device blocks", |m| vec![(vec![], m.report.counters.preemptions as f64)]),
+    ("tokens_generated_total", "counter", "Tokens drawn", |m| vec![(vec![], m.report.counters.tokens_generated as f64)]),
+    ("steps_total", "counter", "Engine steps", |m| vec![(vec![], m.report.counters.steps as f64)]),
+];
+
+fn tier(member: &MemberView) -> &'static str {
+    match member.role {
+        Role::Prefill | Role::Decode => "hbm",
+        Role::Kvpool => "dram",
+    }
+}
+
+fn label_set(member: &MemberView, more: &[(&str, &str)]) -> String {
+    // A worker chooses its name; a quote or a line break in it must not end the label.
+    let name = member.name.replace('\\', r"\\").replace('"', "\\\"").replace('\n', "\\n");
+    let mut labels = format!("{{worker=\"{name}\",role=\"{}\"", role_name(member.role));
+    for (key, value) in more {
+        let _ = write!(labels, ",{key}=\"{value}\"");
+    }
+    labels + "}"
+}
+
+fn role_name(role: Role) -> &'static str {
+    match role {
+        Role::Prefill => "prefill",
+        Role::Decode => "decode",
+        Role::Kvpool => "kvpool",
+    }
+}

@@ -1,0 +1,130 @@
+//! The coordinator's knobs, each stated once: flags and TOML keys are one struct, checked into [`Settings`].
+
+use crate::{cluster::ClusterSettings, metrics::Objectives, schedule::Policy};
+use serde::{Deserialize, Serialize};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use tidemill_proto::{
+    config::{ConfigError, invalid, parse_bytes, required},
+    uplink::HEARTBEAT_DEAD,
+};
+
+/// The cluster's front door and scheduler.
+#[derive(Clone, Debug, Default, clap::Args, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Flags {
+    /// Name in logs [default: coordinator-0]
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Address of the OpenAI API; port 0 picks one [default: 127.0.0.1:8000]
+    #[arg(long, value_name = "ADDR")]
+    pub http: Option<SocketAddr>,
+    /// Address (UDP) that workers connect to; port 0 picks one [default: 127.0.0.1:0]
+    #[arg(long, value_name = "ADDR")]
+    pub listen: Option<SocketAddr>,
+    /// Directory with ca.pem, node.pem and node.key
+    #[arg(long, value_name = "DIR")]
+    pub pki: Option<PathBuf>,
+    /// Model directory; only configuration, tokenizer and chat template are read
+    #[arg(long, value_name = "DIR")]
+    pub model: Option<PathBuf>,
+    /// The model's name in the API [default: the directory's]
+    #[arg(long, value_name = "NAME")]
+    pub served_model_name: Option<String>,
+    /// Prompt suffixes of at most this many uncached tokens are computed by the decode worker itself; 0 sends all full
+    /// blocks to a prefill worker [default: by predicted time]
+    #[arg(long, value_name = "TOKENS")]
+    pub local_tail_tokens: Option<u32>,
+    /// Sequences that may wait for a place; more are answered with 429 [default: 1024]
+    #[arg(long, value_name = "N")]
+    pub queue_max: Option<usize>,
+    /// Longest wait for a place, in seconds [default: 60]
+    #[arg(long, value_name = "S")]
+    pub queue_wait_s: Option<u64>,
+    /// Sequences given to one decode worker at a time [default: 256]
+    #[arg(long, value_name = "N")]
+    pub decode_sequences_max: Option<u32>,
+    /// Longest life of a request, in seconds [default: 600]
+    #[arg(long, value_name = "S")]
+    pub request_timeout_s: Option<u64>,
+    /// Largest request body, such as 8MiB [default: 8MiB]
+    #[arg(long, value_name = "SIZE")]
+    pub body_bytes_max: Option<String>,
+    /// Connections of clients at a time; more wait to be accepted [default: 4096]
+    #[arg(long, value_name = "N")]
+    pub connections_max: Option<usize>,
+    /// Time to first token that counts as good, in milliseconds [default: 2000]
+    #[arg(long, value_name = "MS")]
+    pub slo_ttft_ms: Option<u64>,
+    /// Time per further token that counts as good, in milliseconds [default: 100]
+    #[arg(long, value_name = "MS")]
+    pub slo_tpot_ms: Option<u64>,
+    /// At the end, running requests get this many seconds to finish [default: 30]
+    #[arg(long, value_name = "S")]
+    pub drain_s: Option<u64>,
+    /// Log filter such as info or tidemill_coordinator=debug [default: info]
+    #[arg(long, value_name = "FILTER")]
+    pub log: Option<String>,
+    /// End when stdin does: whoever started this process is gone
+    #[arg(long, num_args = 0..=1, default_missing_value = "true")]
+    pub exit_with_parent: Option<bool>,
+}
+
+/// Everything checked, defaults filled in.
+#[derive(Debug)]
+pub struct Settings {
+    pub name: String,
+    pub http: SocketAddr,
+    pub listen: SocketAddr,
+    pub pki: PathBuf,
+    pub model: PathBuf,
+    pub served_model_name: String,
+    pub cluster: ClusterSettings,
+    pub request_timeout: Duration,
+    pub body_bytes_max: usize,
+    pub connections_max: usize,
+    pub objectives: Objectives,
+    pub drain: Duration,
+    pub log: String,
+    pub exit_with_parent: bool,
+}
+
+impl Flags {
+    pub fn check(self) -> Result<Settings, ConfigError> {
+        let model = required("model", self.model)?;
+        let dir_name = || model.canonicalize().ok()?.file_name()?.to_str().map(str::to_owned);
+        let served_model_name = self.served_model_name.or_else(dir_name).ok_or(ConfigError::Missing { key: "served_model_name" })?;
+        let body = self.body_bytes_max.unwrap_or_else(|| "8MiB".into());
+        let body_bytes_max = parse_bytes(&body).map_err(|reason| invalid("body_bytes_max", &body, reason))?;
+        let positive = |key, value: u64| if value == 0 { Err(invalid(key, value, "must be at least 1")) } else { Ok(value) };
+        let seconds = |key, value: Option<u64>, default| positive(key, value.unwrap_or(default)).map(Duration::from_secs);
+        let policy = Policy {
+            local_tail_tokens: self.local_tail_tokens,
+            queue_max: positive("queue_max", self.queue_max.unwrap_or(1024) as u64)? as usize,
+            decode_sequences_max: positive("decode_sequences_max", self.decode_sequences_max.unwrap_or(256).into())? as u32,
+        };
+        Ok(Settings {
+            name: self.name.unwrap_or_else(|| "coordinator-0".into()),
+            http: self.http.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8000))),
+            listen: self.listen.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 0))),
+            pki: required("pki", self.pki)?,
+            served_model_name,
+            cluster: ClusterSettings {
+                id_base: u64::from(rand::random::<u32>()) << 32,
+                policy,
+                queue_wait_max: seconds("queue_wait_s", self.queue_wait_s, 60)?,
+                heartbeat_dead: HEARTBEAT_DEAD,
+            },
+            request_timeout: seconds("request_timeout_s", self.request_timeout_s, 600)?,
+            body_bytes_max: positive("body_bytes_max", body_bytes_max)? as usize,
+            connections_max: positive("connections_max", self.connections_max.unwrap_or(4096) as u64)? as usize,
+            objectives: Objectives::new(
+                Duration::from_millis(self.slo_ttft_ms.unwrap_or(2000)),
+                Duration::from_millis(self.slo_tpot_ms.unwrap_or(100)),
+            ),
+            drain: Duration::from_secs(self.drain_s.unwrap_or(30)),
+            log: self.log.unwrap_or_else(|| "info".into()),
+            exit_with_parent: self.exit_with_parent.unwrap_or(false),
+            model,
+        })
+    }
+}

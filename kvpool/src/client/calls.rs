@@ -1,0 +1,217 @@
+//! Calls under way on one connection, and the tasks that carry their messages.
+
+use crate::transport::quic::{self, StreamError};
+use parking_lot::Mutex;
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tidemill_proto::{
+    frame::Preamble,
+    link::{Connection, Receiver, Sender},
+    pool::{CallId, Found, FromPool, ToPool},
+};
+use tokio::{
+    sync::mpsc::{self, error::TrySendError},
+    task::JoinSet,
+};
+
+/// Where replies go, by call number.
+#[derive(Debug)]
+pub(super) struct Calls {
+    /// `None` once the connection is gone.
+    open: Mutex<Option<Open>>,
+    /// For leases that arrive after their call has ended. Weak: this must not keep the connection open.
+    outgoing: mpsc::WeakSender<ToPool>,
+}
+
+#[derive(Debug, Default)]
+struct Open {
+    calls: HashMap<CallId, Inbox>,
+    next: u64,
+}
+
+#[derive(Debug)]
+struct Inbox {
+    replies: mpsc::Sender<FromPool>,
+    blocks: mpsc::Sender<StreamedBlock>,
+}
+
+/// One call; dropping it ends it, and gives back what arrives for it after that. Its channels end with the connection.
+#[derive(Debug)]
+pub(super) struct Call {
+    id: CallId,
+    calls: Arc<Calls>,
+    pub(super) replies: mpsc::Receiver<FromPool>,
+    pub(super) blocks: mpsc::Receiver<StreamedBlock>,
+}
+
+/// A block that came on a stream, not validated.
+#[derive(Debug)]
+pub(super) struct StreamedBlock {
+    pub(super) found: Found,
+    pub(super) bytes: Vec<u8>,
+    pub(super) generation_after: u64,
+    pub(super) took: Duration,
+}
+
+/// Blocks of one call that came on streams and were not looked at: the streams wait, and the node with them.
+const STREAMED_MAX: usize = 4;
+
+impl Calls {
+    pub(super) fn new(outgoing: mpsc::WeakSender<ToPool>) -> Self {
+        Self { open: Mutex::new(Some(Open::default())), outgoing }
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.open.lock().is_some()
+    }
+
+    /// A new call that gets at most `replies` messages in answer. `None`: the connection is gone.
+    pub(super) fn begin(self: &Arc<Self>, replies: usize) -> Option<Call> {
+        let mut open = self.open.lock();
+        let open = open.as_mut()?;
+        let id = CallId(open.next);
+        open.next += 1;
+        let (replies_in, replies) = mpsc::channel(replies);
+        let (blocks_in, blocks) = mpsc::channel(STREAMED_MAX);
+        open.calls.insert(id, Inbox { replies: replies_in, blocks: blocks_in });
+        Some(Call { id, calls: Arc::clone(self), replies, blocks })
+    }
+
+    /// Ends all calls.
+    fn close(&self) {
+        self.open.lock().take();
+    }
+
+    /// Passes a reply on. `Err`: a reply that no call can have.
+    fn deliver(&self, reply: FromPool) -> Result<(), &'static str> {
+        let call = match &reply {
+            FromPool::PutStarted { call, .. }
+            | FromPool::PutEnded { call, .. }
+            | FromPool::Matched { call, .. }
+            | FromPool::Found { call, .. }
+            | FromPool::Missed { call, .. } => *call,
+            FromPool::Welcome { .. } | FromPool::Refused { .. } => return Err("it welcomes twice"),
+        };
+        let open = self.open.lock();
+        let Some(inbox) = open.as_ref().and_then(|open| open.calls.get(&call)) else {
+            self.give_back(reply);
+            return Ok(());
+        };
+        match inbox.replies.try_send(reply) {
+            Ok(()) => Ok(()),
+            Err(TrySendError::Full(_)) => Err("it answers more than was asked"),
+            Err(TrySendError::Closed(late)) => {
+                self.give_back(late);
+                Ok(())
+            }
+        }
+    }
+
+    /// Releases what a reply leased to a call that has ended. Where the queue is full, the lease expires by itself.
+    fn give_back(&self, reply: FromPool) {
+        if let (FromPool::Found { lease, .. }, Some(outgoing)) = (reply, self.outgoing.upgrade()) {
+            let _ = outgoing.try_send(ToPool::Release { lease });
+        }
+    }
+
+    fn blocks_of(&self, call: CallId) -> Option<mpsc::Sender<StreamedBlock>> {
+        self.open.lock().as_ref()?.calls.get(&call).map(|inbox| inbox.blocks.clone())
+    }
+}
+
+impl Call {
+    pub(super) fn id(&self) -> CallId {
+        self.id
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        if let Some(open) = &mut *self.calls.open.lock() {
+            open.calls.remove(&self.id);
+        }
+        while let Ok(late) = self.replies.try_recv() {
+            self.calls.give_back(late);
+        }
+    }
+}
+
+/// Carries messages both ways until the client is dropped or the connection breaks; then ends all calls.
+pub(super) async fn pump(
+    connection: Connection,
+    sender: Sender<ToPool>,
+    receiver: Receiver<FromPool>,
+    outgoing: mpsc::Receiver<ToPool>,
+    calls: Arc<Calls>,
+    block_bytes: usize,
+) {
+    let reason = tokio::select! {
+        reason = write(sender, outgoing) => reason,
+        reason = read(receiver, &calls) => reason,
+        reason = take_streams(&connection, &calls, block_bytes) => reason,
+    };
+    tracing::debug!(node = %connection.peer(), reason, "pool connection ended");
+    calls.close();
+    connection.close(&reason);
+}
+
+async fn write(mut sender: Sender<ToPool>, mut outgoing: mpsc::Receiver<ToPool>) -> String {
+    while let Some(message) = outgoing.recv().await {
+        if let Err(error) = sender.send(&message).await {
+            return error.to_string();
+        }
+    }
+    "client ends".into()
+}
+
+async fn read(mut receiver: Receiver<FromPool>, calls: &Calls) -> String {
+    loop {
+        match receiver.recv().await {
+            Ok(Some(reply)) => {
+                if let Err(reason) = calls.deliver(reply) {
+                    return reason.into();
+                }
+            }
+            Ok(None) => return "node ends".into(),
+            Err(error) => return error.to_string(),
+        }
+    }
+}
+
+/// Takes the streams that the node opens; QUIC's own limit bounds how many there are.
+async fn take_streams(connection: &Connection, calls: &Arc<Calls>, block_bytes: usize) -> String {
+    let mut streams = JoinSet::new();
+    loop {
+        match connection.accept_uni(Preamble::PoolData).await {
+            Ok(stream) => drop(streams.spawn(take_blocks(stream, connection.clone(), Arc::clone(calls), block_bytes))),
+            Err(error) => return error.to_string(),
+        }
+        while streams.try_join_next().is_some() {}
+    }
+}
+
+async fn take_blocks(mut stream: quinn::RecvStream, connection: Connection, calls: Arc<Calls>, block_bytes: usize) {
+    loop {
+        let started = Instant::now();
+        match quic::receive_get(&mut stream, block_bytes).await {
+            Ok(Some((header, bytes, generation_after))) => {
+                let block = StreamedBlock { found: header.block, bytes, generation_after, took: started.elapsed() };
+                let delivered = match calls.blocks_of(header.call) {
+                    Some(blocks) => blocks.send(block).await.is_ok(),
+                    None => false,
+                };
+                if !delivered {
+                    // The call was cancelled: the node need not send the rest. Fails only on a stream that has ended.
+                    let _ = stream.stop(0u32.into());
+                    return;
+                }
+            }
+            // Blocks that do not come are noticed by their call.
+            Ok(None) | Err(StreamError::GivenUp | StreamError::Stalled) => return,
+            Err(StreamError::Malformed(error)) => return connection.close(&error.to_string()),
+        }
+    }
+}

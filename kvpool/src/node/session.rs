@@ -1,0 +1,191 @@
+//! One client of the node, from hello to its end.
+
+use super::{
+    Node,
+    store::{Outbox, Store},
+    streams::Streams,
+};
+use crate::{directory::ClientId, validate};
+use std::{sync::Arc, time::Duration};
+use tidemill_proto::{
+    block::BlockKey,
+    frame::Preamble,
+    link::{CONNECT_MAX, Connection, LinkError, Receiver, Sender},
+    pool::{FromPool, KEYS_MAX, Reservation, SlotRef, ToPool},
+};
+use tokio::{sync::mpsc, time::timeout};
+
+pub(super) struct Session {
+    node: Arc<Node>,
+    connection: Connection,
+    client: ClientId,
+}
+
+/// Messages that wait to be sent to a client.
+const QUEUE: usize = 4096;
+/// Nothing new is taken from a client while so many answers wait for it: answers can be large.
+const BACKLOG: usize = 64;
+
+impl Session {
+    pub(super) fn new(node: Arc<Node>, connection: Connection, number: u64) -> Self {
+        Self { node, connection, client: ClientId(number) }
+    }
+
+    /// Serves the client until its connection ends or it breaks the protocol, which ends only this connection.
+    pub(super) async fn run(self) {
+        let peer = self.connection.peer();
+        let reason = match timeout(CONNECT_MAX, self.hello()).await {
+            Ok(Ok((store, sender, receiver))) => {
+                tracing::info!(%peer, client = self.client.0, "client connected");
+                let served = Guard { store: Arc::clone(&store), client: self.client };
+                let reason = self.serve(store, sender, receiver).await;
+                drop(served);
+                reason
+            }
+            Ok(Err(reason)) => reason,
+            Err(_) => "no hello within the deadline".into(),
+        };
+        tracing::info!(%peer, client = self.client.0, reason, "client ended");
+        self.connection.close(&reason);
+    }
+
+    async fn hello(&self) -> Result<(Arc<Store>, Sender<FromPool>, Receiver<ToPool>), String> {
+        let broken = |error: LinkError| error.to_string();
+        let (mut sender, mut receiver) = self.connection.accept::<FromPool, ToPool>(Preamble::Pool).await.map_err(broken)?;
+        let Some(ToPool::Hello { layout, block_bytes }) = receiver.recv().await.map_err(broken)? else {
+            return Err("the first message was not a hello".into());
+        };
+        match self.node.store_for(block_bytes) {
+            Ok(store) => {
+                tracing::debug!(client = self.client.0, %layout, "hello");
+                sender.send(&FromPool::Welcome { arena: store.arena().info() }).await.map_err(broken)?;
+                Ok((store, sender, receiver))
+            }
+            Err(unwelcome) => {
+                let reason = unwelcome.to_string();
+                sender.send(&FromPool::Refused { reason: reason.clone() }).await.map_err(broken)?;
+                sender.finish().await;
+                Err(reason)
+            }
+        }
+    }
+
+    async fn serve(&self, store: Arc<Store>, sender: Sender<FromPool>, receiver: Receiver<ToPool>) -> String {
+        let (messages, queue) = mpsc::channel(QUEUE);
+        let (jobs_in, jobs) = mpsc::channel(QUEUE);
+        store.join(self.client, Outbox { connection: self.connection.clone(), messages: messages.clone(), streams: jobs_in });
+        let streams = Streams {
+            node: Arc::clone(&self.node),
+            store: Arc::clone(&store),
+            client: self.client,
+            connection: self.connection.clone(),
+            messages: messages.clone(),
+        };
+        tokio::select! {
+            reason = write(sender, queue) => reason,
+            reason = self.read(&store, receiver, messages) => reason,
+            reason = streams.receive_all() => reason,
+            reason = streams.send_all(jobs) => reason,
+        }
+    }
+
+    async fn read(&self, store: &Store, mut receiver: Receiver<ToPool>, messages: mpsc::Sender<FromPool>) -> String {
+        loop {
+            match messages.reserve_many(QUEUE - BACKLOG).await {
+                Ok(room) => drop(room),
+                Err(_) => return "node ends".into(),
+            }
+            let message = match receiver.recv().await {
+                Ok(Some(message)) => message,
+                Ok(None) => return "client ends".into(),
+                Err(error) => return error.to_string(),
+            };
+            match self.handle(store, message) {
+                Ok(None) => {}
+                Ok(Some(answer)) => {
+                    if messages.send(answer).await.is_err() {
+                        return "node ends".into();
+                    }
+                }
+                Err(reason) => return reason.into(),
+            }
+        }
+    }
+
+    /// Carries a message out; `Err` breaks with a client that no Tidemill client is.
+    fn handle(&self, store: &Store, message: ToPool) -> Result<Option<FromPool>, &'static str> {
+        let client = self.client;
+        match message {
+            ToPool::Hello { .. } => return Err("a second hello"),
+            ToPool::PutStart { call, origin, keys } => {
+                check_keys(&keys)?;
+                let answers = store.apply(|directory, now| directory.put_start(client, origin, &keys, now));
+                for answer in &answers {
+                    if let Reservation::Write(at) = answer {
+                        // Before the writer hears of its slot, so that whoever still reads it can tell.
+                        store.arena().set_generation(at.slot, at.generation);
+                    }
+                }
+                let deadline_ms = self.node.limits.put_deadline.as_millis() as u64;
+                return Ok(Some(FromPool::PutStarted { call, deadline_ms, answers }));
+            }
+            ToPool::PutEnd { call, blocks } => {
+                let published = store.apply(|directory, now| directory.put_end(client, &blocks, now)) as u32;
+                return Ok(Some(FromPool::PutEnded { call, published, refused: blocks.len() as u32 - published }));
+            }
+            ToPool::PutRevoke { blocks } => store.apply(|directory, now| directory.put_revoke(client, &blocks, now)),
+            ToPool::Match { call, keys } => {
+                check_keys(&keys)?;
+                let blocks = store.apply(|directory, now| directory.match_prefix(client, &keys, now)) as u32;
+                return Ok(Some(FromPool::Matched { call, blocks }));
+            }
+            ToPool::Get { call, keys, wait_ms, via } => {
+                check_keys(&keys)?;
+                let wait = Duration::from_millis(wait_ms).min(WAIT_MAX);
+                store.apply(|directory, now| directory.get(client, call, &keys, wait, via, now));
+            }
+            ToPool::CancelGet { call } => store.apply(|directory, _| directory.cancel_get(client, call)),
+            ToPool::Release { lease } => store.apply(|directory, _| directory.release(client, lease)),
+            ToPool::Suspect { block } => examine(store, block),
+        }
+        Ok(None)
+    }
+}
+
+/// No wait is longer, whatever a client asks for.
+const WAIT_MAX: Duration = Duration::from_secs(3600);
+
+fn check_keys(keys: &[BlockKey]) -> Result<(), &'static str> {
+    if keys.len() > KEYS_MAX { Err("too many keys in one message") } else { Ok(()) }
+}
+
+/// A reader found wrong bytes. Its word is not enough to throw a block away: the node looks itself.
+fn examine(store: &Store, block: SlotRef) {
+    let Some(expected) = store.apply(|directory, _| directory.checksum(block)) else { return };
+    let (bytes, generation_after) = store.arena().read_block(block.slot);
+    if generation_after == block.generation && validate::checksum(&bytes) != expected {
+        tracing::error!(slot = block.slot, "a block's bytes have changed since it was published: forgotten");
+        store.apply(|directory, now| directory.forget(block, now));
+    }
+}
+
+async fn write(mut sender: Sender<FromPool>, mut queue: mpsc::Receiver<FromPool>) -> String {
+    while let Some(message) = queue.recv().await {
+        if let Err(error) = sender.send(&message).await {
+            return error.to_string();
+        }
+    }
+    "node ends".into()
+}
+
+/// Ends what the client held, however the session ends.
+struct Guard {
+    store: Arc<Store>,
+    client: ClientId,
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.store.leave(self.client);
+    }
+}

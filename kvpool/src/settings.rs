@@ -1,0 +1,121 @@
+//! Flags and config file of `tidemill-kvpool`.
+
+use crate::directory::Limits;
+use serde::{Deserialize, Serialize};
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::PathBuf,
+    time::Duration,
+};
+use tidemill_proto::{
+    config::{self, ConfigError, invalid, parse_bytes},
+    worker::{WorkerError, WorkerFlags, WorkerSettings},
+};
+
+/// Keeps KV blocks for the workers of a cluster: one node per host
+#[derive(Debug, clap::Parser)]
+#[command(name = "tidemill-kvpool", version)]
+pub struct Cli {
+    /// TOML file with the same keys as the flags, in sections [worker] and [kvpool]
+    #[arg(long)]
+    pub config: Option<PathBuf>,
+    #[command(flatten)]
+    pub flags: Flags,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, clap::Args, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Flags {
+    #[command(flatten)]
+    pub worker: WorkerFlags,
+    #[command(flatten)]
+    pub kvpool: PoolFlags,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, clap::Args, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PoolFlags {
+    /// Address that workers reach this node at (default: the one it binds to)
+    #[arg(long)]
+    pub advertise: Option<SocketAddr>,
+    /// Memory for blocks, such as 4GiB; taken from the system as blocks arrive
+    #[arg(long)]
+    pub dram: Option<String>,
+    /// Time from reserving slots to publishing them, in milliseconds
+    #[arg(long)]
+    pub put_deadline_ms: Option<u64>,
+    /// Time for which a reader may claim the blocks it was handed, in milliseconds
+    #[arg(long)]
+    pub lease_ms: Option<u64>,
+}
+
+#[derive(Debug)]
+pub struct Settings {
+    pub worker: WorkerSettings,
+    /// `None`: the bound address.
+    pub advertise: Option<SocketAddr>,
+    pub dram_bytes: u64,
+    pub limits: Limits,
+}
+
+/// Shorter than this, deadlines would pass while a batch is copied; longer, a dead peer would hold too much for too long.
+const DEADLINE_MS: std::ops::RangeInclusive<u64> = 100..=600_000;
+
+impl Cli {
+    pub fn resolve(self) -> Result<Settings, WorkerError> {
+        let mut flags = config::resolve(&self.flags, self.config.as_deref())?;
+        let bind = *flags.worker.bind.get_or_insert(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
+        let Flags { worker, kvpool } = flags;
+        if kvpool.advertise.is_none() && is_wildcard(bind.ip()) {
+            return Err(invalid("bind", bind, "listens on every address: say with `advertise` which one workers should use").into());
+        }
+        let dram = kvpool.dram.unwrap_or_else(|| "1GiB".into());
+        let dram_bytes = parse_bytes(&dram).map_err(|reason| invalid("dram", &dram, reason))?;
+        let limits = Limits {
+            put_deadline: deadline("put_deadline_ms", kvpool.put_deadline_ms.unwrap_or(10_000))?,
+            lease: deadline("lease_ms", kvpool.lease_ms.unwrap_or(10_000))?,
+        };
+        Ok(Settings { worker: worker.check("kvpool")?, advertise: kvpool.advertise, dram_bytes, limits })
+    }
+}
+
+fn is_wildcard(ip: IpAddr) -> bool {
+    ip.is_unspecified()
+}
+
+fn deadline(key: &'static str, ms: u64) -> Result<Duration, ConfigError> {
+    if DEADLINE_MS.contains(&ms) {
+        Ok(Duration::from_millis(ms))
+    } else {
+        Err(invalid(key, ms, format!("must be from {} to {}", DEADLINE_MS.start(), DEADLINE_MS.end())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    fn resolve(pki: &std::path::Path, flags: &[&str]) -> Result<Settings, String> {
+        let fixed = ["tidemill-kvpool", "--coordinators", "127.0.0.1:1", "--pki", pki.to_str().unwrap()];
+        Cli::try_parse_from(fixed.iter().chain(flags)).map_err(|e| e.to_string())?.resolve().map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn flags_become_settings_and_errors_name_the_key() {
+        let pki = tempfile::tempdir().unwrap();
+        tidemill_proto::identity::create(pki.path()).unwrap();
+        let settings = resolve(pki.path(), &["--dram", "2GiB", "--lease-ms", "500"]).unwrap();
+        assert_eq!((settings.dram_bytes, settings.limits.lease), (2 << 30, Duration::from_millis(500)));
+        assert!(settings.worker.bind.ip().is_loopback());
+        for (flags, key) in [
+            (["--dram", "2GB"], "dram"),
+            (["--lease-ms", "1"], "lease_ms"),
+            (["--put-deadline-ms", "99999999"], "put_deadline_ms"),
+            (["--bind", "0.0.0.0:0"], "advertise"),
+        ] {
+            let error = resolve(pki.path(), &flags).unwrap_err();
+            assert!(error.contains(key), "{error}");
+        }
+    }
+}

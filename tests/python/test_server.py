@@ -1,0 +1,54 @@
+"""What operators ask: is it live, is it ready, what does it serve, how does it fare."""
+
+import httpx
+import pytest
+
+
+def test_it_is_live_and_ready(root):
+    assert httpx.get(f"{root}/health").status_code == 200
+    assert httpx.get(f"{root}/ready").status_code == 200
+
+
+def test_models_are_listed(client, model):
+    (listed,) = client.models.list().data
+    assert (listed.id, listed.object) == (model, "model")
+    assert isinstance(listed.created, int)
+
+
+def test_every_role_is_a_member_of_its_own_process(cluster):
+    members = cluster()["members"]
+    assert {"decode", "kvpool", "prefill"} <= {member["role"] for member in members}
+    assert len({member["pid"] for member in members}) == len(members)
+    assert len({member["epoch"] for member in members}) == len(members)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ttft_seconds",
+        "tpot_seconds",
+        "itl_seconds",
+        "e2e_seconds",
+        "requests_running",
+        "requests_waiting",
+        "requests_total",
+        "kv_blocks",
+        "prefix_tokens_total",
+    ],
+)
+def test_metrics_have_their_names(root, complete, name):
+    complete("The tide fills the pool.", max_tokens=4)
+    metrics = httpx.get(f"{root}/metrics")
+    assert metrics.status_code == 200
+    samples = [line for line in metrics.text.splitlines() if line.startswith(f"tidemill_{name}")]
+    assert samples, metrics.text
+
+
+def test_requests_are_counted(root, complete):
+    def counted():
+        lines = httpx.get(f"{root}/metrics").text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith("tidemill_requests_total"))
+
+    before = counted()
+    complete("The wheel turns.", max_tokens=2)
+    assert counted() == before + 1
