@@ -89,7 +89,8 @@ pub async fn run(mut args: LoadArgs) -> anyhow::Result<()> {
         let models = client.models().await.context("no model is given with --model, and the server does not list any")?;
         args.model = Some(models.first().context("the server lists no model: give --model")?.clone());
     }
-    let seed = *args.seed.get_or_insert_with(rand::random);
+    // Short enough to be typed again.
+    let seed = *args.seed.get_or_insert_with(|| rand::random::<u32>().into());
     if args.chat {
         args.prompt = PromptKind::Text;
     }

@@ -128,11 +128,10 @@ async fn a_good_server_is_measured() {
     assert_eq!((&report["completed"], &report["errors"]), (&json!(12), &json!(0)));
     assert_eq!((&report["output_tokens"], &report["cached_tokens"]), (&json!(60), &json!(192)));
     assert_eq!(report["goodput"]["ratio"], json!(1.0));
-    // The server sleeps 10 ms before each token: nothing can be faster.
-    for name in ["ttft_ms", "tpot_ms", "itl_ms"] {
-        assert!(report[name]["p50"].as_f64().unwrap() >= 9.0, "{name}: {report}");
-    }
-    assert!(report["e2e_ms"]["p50"].as_f64().unwrap() >= 49.0);
+    // The server sleeps 10 ms before each token: no token comes earlier, whatever the machine is busy with.
+    let p50 = |name: &str| report[name]["p50"].as_f64().unwrap();
+    assert!(p50("ttft_ms") >= 10.0 && p50("e2e_ms") >= 50.0, "{report}");
+    assert!(p50("tpot_ms") > 0.0 && p50("itl_ms") > 0.0, "{report}");
     assert_eq!((&report["settings"]["seed"], &report["settings"]["model"]), (&json!(9), &json!("tiny")));
 
     let asked = server.asked.lock().unwrap();
@@ -149,9 +148,9 @@ async fn waiting_for_a_slot_counts() {
     let flags = ["--rate", "inf", "--requests", "6", "--output-len", "2", "--concurrency-max", "2", "--chat", "--input-len", "8"];
     let (report, done) = load(&url, &flags).await;
     assert!(done && server.running_max.load(Relaxed) <= 2);
-    // Three rounds of two; each takes the role, two tokens and the end, 20 ms each. The last waited for two rounds.
-    assert!(report["ttft_ms"]["max"].as_f64().unwrap() >= 150.0, "{report}");
-    assert!(report["ttft_ms"]["p50"].as_f64().unwrap() > report["itl_ms"]["p50"].as_f64().unwrap());
+    // Three rounds of two. A round is five events, 20 ms each (role, two tokens, usage, end), and the last one's first
+    // token is its second event.
+    assert!(report["ttft_ms"]["max"].as_f64().unwrap() >= 240.0, "{report}");
     let asked = server.asked.lock().unwrap();
     assert!(asked.iter().all(|ask| ask["messages"][0]["content"].as_str().unwrap().split(' ').count() == 8));
 }

@@ -125,7 +125,11 @@ impl CostModel {
 }
 
 fn total_bytes(transfer: &Transfer) -> u64 {
-    transfer.shm_put_bytes.saturating_add(transfer.shm_get_bytes).saturating_add(transfer.quic_put_bytes).saturating_add(transfer.quic_get_bytes)
+    transfer
+        .shm_put_bytes
+        .saturating_add(transfer.shm_get_bytes)
+        .saturating_add(transfer.quic_put_bytes)
+        .saturating_add(transfer.quic_get_bytes)
 }
 
 fn scaled(prefill_tokens: f64, prefill_context: f64, decode_rows: f64, decode_context: f64) -> [f64; TERMS] {
@@ -158,7 +162,12 @@ mod tests {
         let mut cost = StepCost::default();
         for i in 0..400u32 {
             let rows = i % 17;
-            cost.observe(&machine(if i % 3 == 0 { 16 * (i % 32) } else { 0 }, u64::from(i % 5) * 200, rows, u64::from(rows) * u64::from(i % 900)));
+            cost.observe(&machine(
+                if i % 3 == 0 { 16 * (i % 32) } else { 0 },
+                u64::from(i % 5) * 200,
+                rows,
+                u64::from(rows) * u64::from(i % 900),
+            ));
         }
         for (new, cached) in [(64, 0), (512, 0), (256, 1000)] {
             let truth = f64::from(machine(new, cached, 0, 0).ms);

@@ -21,3 +21,16 @@ pub mod prefix_index;
 pub mod registry;
 pub mod schedule;
 pub mod text;
+
+#[cfg(feature = "shell")]
+pub mod driver;
+#[cfg(feature = "shell")]
+pub mod http;
+#[cfg(feature = "shell")]
+pub mod metrics;
+#[cfg(feature = "shell")]
+pub mod run;
+#[cfg(feature = "shell")]
+pub mod settings;
+#[cfg(feature = "shell")]
+pub mod workers;

@@ -169,9 +169,14 @@ const WORKER_FAMILIES: &[(&str, &str, &str, fn(&MemberView) -> Samples)] = &[
     }),
     ("kv_transfer_bytes_total", "counter", "Block bytes moved", |m| {
         let t = &m.report.counters.transfer;
-        [("shm", "put", t.shm_put_bytes), ("shm", "get", t.shm_get_bytes), ("quic", "put", t.quic_put_bytes), ("quic", "get", t.quic_get_bytes)]
-            .map(|(transport, direction, bytes)| (vec![("transport", transport), ("direction", direction)], bytes as f64))
-            .to_vec()
+        [
+            ("shm", "put", t.shm_put_bytes),
+            ("shm", "get", t.shm_get_bytes),
+            ("quic", "put", t.quic_put_bytes),
+            ("quic", "get", t.quic_get_bytes),
+        ]
+        .map(|(transport, direction, bytes)| (vec![("transport", transport), ("direction", direction)], bytes as f64))
+        .to_vec()
     }),
     ("kv_transfer_seconds", "counter", "Seconds spent moving blocks", |m| vec![(vec![], m.report.counters.transfer.seconds)]),
     ("prefix_tokens_total", "counter", "Prompt tokens by where their KV came from", |m| {

@@ -147,9 +147,10 @@ fn choose_prompt(policy: &Policy, snapshot: &Snapshot, ask: &Ask) -> Prompt {
     let fetchable = if ask.local_only { 0 } else { blocks_fetchable(ask.tokens) };
     let pool = match ask.joins {
         Some((node, _)) => snapshot.pools.iter().find(|pool| pool.node == node),
-        None => snapshot.pools.iter().max_by(|a, b| {
-            (a.leading_blocks, a.free_blocks).cmp(&(b.leading_blocks, b.free_blocks)).then(b.node.cmp(&a.node))
-        }),
+        None => snapshot
+            .pools
+            .iter()
+            .max_by(|a, b| (a.leading_blocks, a.free_blocks).cmp(&(b.leading_blocks, b.free_blocks)).then(b.node.cmp(&a.node))),
     };
     let found = pool.map_or(0, |pool| pool.leading_blocks.min(fetchable));
     let joined = ask.joins.filter(|_| pool.is_some()).map_or(0, |(_, blocks)| blocks.min(fetchable));
@@ -208,7 +209,9 @@ fn has_room(policy: &Policy, worker: &DecodeCandidate, ask: &Ask) -> bool {
     let blocks = |sequences: u64, tokens: u64| tokens / BLOCK_TOKENS as u64 + sequences;
     let alone = blocks(1, ask.tokens.into()) <= worker.device_blocks.into();
     let together = blocks(u64::from(worker.sequences) + 1, worker.tokens + u64::from(ask.tokens));
-    alone && worker.sequences < policy.decode_sequences_max && (worker.sequences == 0 || together <= OVERCOMMIT * u64::from(worker.device_blocks))
+    alone
+        && worker.sequences < policy.decode_sequences_max
+        && (worker.sequences == 0 || together <= OVERCOMMIT * u64::from(worker.device_blocks))
 }
 
 /// When a rejected client may try again: the queue, drained one sequence per decode step of a full worker.
@@ -277,7 +280,14 @@ mod tests {
             Decision::Reject { .. } => "reject".into(),
             Decision::Place(p) => {
                 let name = |kind, epoch: Option<Epoch>| epoch.map_or("-".into(), |e| format!("{kind}{}", e.0 % 100));
-                format!("{} {} {} {}/{}", name("p", p.prefill), name("d", Some(p.decode)), name("k", p.pool), p.found_blocks, p.expected_blocks)
+                format!(
+                    "{} {} {} {}/{}",
+                    name("p", p.prefill),
+                    name("d", Some(p.decode)),
+                    name("k", p.pool),
+                    p.found_blocks,
+                    p.expected_blocks
+                )
             }
         }
     }

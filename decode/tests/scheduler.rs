@@ -21,9 +21,17 @@ const LIMITS: Limits = Limits { sequences_max: 4, waiting_max: 6, step_tokens: 2
 
 #[derive(Clone, Debug)]
 enum Event {
-    Admit { prompt: usize, expected: u32, max_tokens: u32, pool: bool, scored: bool },
+    Admit {
+        prompt: usize,
+        expected: u32,
+        max_tokens: u32,
+        pool: bool,
+        scored: bool,
+    },
     /// Answer the oldest open fetch's next block: there or not.
-    Answer { there: bool },
+    Answer {
+        there: bool,
+    },
     Step,
     Cancel(usize),
     StopWaiting(usize),

@@ -15,7 +15,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run a whole cluster on this machine, one process per role instance, until Ctrl-C
-    Up(up::UpArgs),
+    Up(Box<up::UpArgs>),
     /// Chat with a running cluster in the terminal
     Chat(chat::ChatArgs),
     /// Make a cluster CA and a certificate that its processes share
@@ -28,7 +28,7 @@ enum Command {
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     match Cli::parse().command {
-        Command::Up(args) => up::up(args).await,
+        Command::Up(args) => up::up(*args).await,
         Command::Chat(args) => chat::chat(args).await,
         Command::Certs { dir } => Ok(tidemill_proto::identity::create(&dir)?),
     }

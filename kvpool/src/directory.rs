@@ -220,16 +220,15 @@ impl Directory {
         published
     }
 
-    /// Cancels reservations of slots that nobody is writing.
+    /// Cancels reservations of slots that their client is not writing. Where the node itself is writing, the end of that
+    /// ends the reservation.
     pub fn put_revoke(&mut self, client: ClientId, blocks: &[SlotRef], now: Duration) {
         self.tick(now);
         for &at in blocks {
-            let receiving = self.reservation(client, at).is_some_and(|reserved| reserved.receiving);
-            let Some(reserved) = self.take_reservation(client, at) else { continue };
-            self.by_key.remove(&reserved.key);
-            if receiving {
-                self.quarantine(at.slot, reserved.timer.at() + Limits::QUARANTINE);
-            } else {
+            if self.reservation(client, at).is_some_and(|reserved| !reserved.receiving)
+                && let Some(reserved) = self.take_reservation(client, at)
+            {
+                self.by_key.remove(&reserved.key);
                 self.set_free(at.slot);
             }
         }

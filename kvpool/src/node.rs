@@ -21,7 +21,6 @@ use announce::Announcer;
 use parking_lot::Mutex;
 use session::Session;
 use std::{
-    net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},

@@ -20,9 +20,14 @@ const LIMITS: Limits = Limits { admitted_max: 3, jobs_max: 8, step_tokens: 40 };
 
 #[derive(Clone, Debug)]
 enum Event {
-    Admit { blocks: u32, salt: u8 },
+    Admit {
+        blocks: u32,
+        salt: u8,
+    },
     /// Answer the oldest open question: match, fetched block or put. `well` says how.
-    Answer { well: bool },
+    Answer {
+        well: bool,
+    },
     Step,
     Cancel(usize),
     /// The pool loses its newest block.

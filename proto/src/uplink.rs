@@ -32,6 +32,7 @@ const INCOMING_MAX: usize = 4096;
 
 /// What happens on a link.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "nearly every event is a message, and the queue of them is short")]
 pub enum LinkEvent {
     Up,
     Message(ToWorker),

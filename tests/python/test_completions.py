@@ -1,6 +1,5 @@
 """/v1/completions, where prompts and answers can be token ids, so that equality is exact whatever the model says."""
 
-import math
 import re
 import time
 
@@ -101,8 +100,9 @@ def test_logprobs_describe_every_token(complete):
     lengths = [len(part) for part in (logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, logprobs.text_offset)]
     assert lengths == [8, 8, 8, 8]
     for logprob, top in zip(logprobs.token_logprobs, logprobs.top_logprobs):
-        assert logprob <= 0 and top
-        assert math.isclose(logprob, max(top.values()), abs_tol=1e-6), "greedy takes the likeliest"
+        # By text: different halves of a character can share one entry, so there may be fewer than two.
+        assert logprob <= 0 and 1 <= len(top) <= 2
+        assert max(top.values()) <= logprob + 1e-6, "greedy takes the likeliest"
     assert logprobs.text_offset == sorted(logprobs.text_offset)
 
 

@@ -22,14 +22,13 @@ pub const END_OF_TURN: u32 = 2;
 
 const SPECIAL: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
 
-/// What merges are learnt from: English prose and Rust.
-const CORPUS: [&str; 6] = [
+/// What merges are learnt from: English prose, and some Rust.
+const CORPUS: [&str; 5] = [
     include_str!("../../../LICENSE"),
-    include_str!("../../../proto/src/message.rs"),
-    include_str!("../../../proto/src/block.rs"),
-    include_str!("../load.rs"),
-    include_str!("../load/summary.rs"),
-    include_str!("../load/workload.rs"),
+    include_str!("../../../README.md"),
+    include_str!("../../../docs/ARCHITECTURE.md"),
+    include_str!("../../../model/tests/fixtures/corpus.txt"),
+    include_str!("tokenizer.rs"),
 ];
 
 /// Learnt at most; a text this short has no more to teach.
@@ -114,8 +113,12 @@ fn special(token: &str) -> Value {
     json!({"content": token, "lstrip": false, "normalized": false, "rstrip": false, "single_word": false, "special": true})
 }
 
-const CHAT_TEMPLATE: &str = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}{% endfor %}\
-    {% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
+const CHAT_TEMPLATE: &str = concat!(
+    "{% for message in messages %}",
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}",
+    "{% endfor %}",
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}",
+);
 
 const WORD_BYTES_MAX: usize = 16;
 

@@ -151,8 +151,7 @@ impl Cluster {
             self.sequences.insert(sequence.id, (id, choice));
             self.queue.push_back(sequence.id);
         }
-        self.requests
-            .insert(id, Request { new, submitted: now, sequences, job: None, prefill_worker: None, prefill_ms: 0.0 });
+        self.requests.insert(id, Request { new, submitted: now, sequences, job: None, prefill_worker: None, prefill_ms: 0.0 });
         self.admit(now);
         Ok(id)
     }

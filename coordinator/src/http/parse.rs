@@ -141,12 +141,16 @@ impl Options {
     }
 }
 
-fn logit_bias(biases: impl IntoIterator<Item = (String, f32), IntoIter: ExactSizeIterator>, vocab_size: u32) -> Result<Vec<(Token, f32)>, ApiError> {
+fn logit_bias(
+    biases: impl IntoIterator<Item = (String, f32), IntoIter: ExactSizeIterator>,
+    vocab_size: u32,
+) -> Result<Vec<(Token, f32)>, ApiError> {
     let biases = biases.into_iter();
     at_most("logit_bias", biases.len(), LOGIT_BIASES_MAX)?;
     let check = |(key, bias): (String, f32)| {
         let token = key.parse().ok().filter(|&token| token < vocab_size);
-        let token = token.ok_or_else(|| ApiError::invalid("logit_bias", format!("`logit_bias`: `{key}` is not a token id of this model")))?;
+        let token =
+            token.ok_or_else(|| ApiError::invalid("logit_bias", format!("`logit_bias`: `{key}` is not a token id of this model")))?;
         Ok((token, in_range("logit_bias", bias, -100.0..=100.0)?))
     };
     biases.map(check).collect()
@@ -167,7 +171,11 @@ pub fn in_range<T: PartialOrd + std::fmt::Display>(param: &str, value: T, range:
 }
 
 fn at_most(param: &str, length: usize, max: usize) -> Result<(), ApiError> {
-    if length <= max { Ok(()) } else { Err(ApiError::invalid(param, format!("`{param}` has a length of {length}, at most {max} is allowed"))) }
+    if length <= max {
+        Ok(())
+    } else {
+        Err(ApiError::invalid(param, format!("`{param}` has a length of {length}, at most {max} is allowed")))
+    }
 }
 
 #[cfg(test)]

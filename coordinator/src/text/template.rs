@@ -36,7 +36,9 @@ impl ChatTemplate {
         env.set_formatter(print_as_python);
         env.set_fuel(Some(FUEL));
         env.add_filter("tojson", to_json);
-        env.add_function("raise_exception", |message: String| -> Result<Value, Error> { Err(Error::new(ErrorKind::InvalidOperation, message)) });
+        env.add_function("raise_exception", |message: String| -> Result<Value, Error> {
+            Err(Error::new(ErrorKind::InvalidOperation, message))
+        });
         env.add_template_owned("chat", without_generation_tags(&source)).map_err(|e| TemplateError(describe(&e)))?;
         let specials = [
             ("bos_token", &config.bos_token),
@@ -48,7 +50,13 @@ impl ChatTemplate {
     }
 
     /// `messages` and `extra` (the request's `chat_template_kwargs`) are passed to the template as they are.
-    pub fn render(&self, messages: &[Value], add_generation_prompt: bool, extra: Option<Value>, now: SystemTime) -> Result<String, TemplateError> {
+    pub fn render(
+        &self,
+        messages: &[Value],
+        add_generation_prompt: bool,
+        extra: Option<Value>,
+        now: SystemTime,
+    ) -> Result<String, TemplateError> {
         let strftime_now = Value::from_function(move |format: String| strftime(now, &format));
         let specials = Value::from_pairs(self.specials.iter().map(|(name, token)| (*name, Value::from(token.as_str()))));
         let base = context! {
@@ -158,7 +166,10 @@ mod tests {
 
     #[test]
     fn prints_as_python_does() {
-        let text = render("{{ true }} {{ none }} {{ missing }}{{ 1.0 }} {{ messages[0]|tojson }}", serde_json::json!({"b": "<é>", "a": [1, null]}));
+        let text = render(
+            "{{ true }} {{ none }} {{ missing }}{{ 1.0 }} {{ messages[0]|tojson }}",
+            serde_json::json!({"b": "<é>", "a": [1, null]}),
+        );
         assert_eq!(text.unwrap(), r#"True None 1.0 {"a": [1, null], "b": "<é>"}"#);
         let text = render("{{ messages[0]|tojson(indent=2) }}", serde_json::json!({"a": 1}));
         assert_eq!(text.unwrap(), "{\n  \"a\": 1\n}");

@@ -10,7 +10,7 @@ use std::{
 use tidemill_proto::{
     frame::Preamble,
     link::{Connection, Receiver, Sender},
-    pool::{CallId, Found, FromPool, ToPool},
+    pool::{CallId, Found, FromPool, Reservation, ToPool},
 };
 use tokio::{
     sync::mpsc::{self, error::TrySendError},
@@ -22,7 +22,7 @@ use tokio::{
 pub(super) struct Calls {
     /// `None` once the connection is gone.
     open: Mutex<Option<Open>>,
-    /// For leases that arrive after their call has ended. Weak: this must not keep the connection open.
+    /// For what arrives after its call has ended. Weak: this must not keep the connection open.
     outgoing: mpsc::WeakSender<ToPool>,
 }
 
@@ -110,10 +110,18 @@ impl Calls {
         }
     }
 
-    /// Releases what a reply leased to a call that has ended. Where the queue is full, the lease expires by itself.
+    /// Gives up what a reply leased to, or reserved for, a call that has ended. Where the queue is full, deadlines do.
     fn give_back(&self, reply: FromPool) {
-        if let (FromPool::Found { lease, .. }, Some(outgoing)) = (reply, self.outgoing.upgrade()) {
-            let _ = outgoing.try_send(ToPool::Release { lease });
+        let message = match reply {
+            FromPool::Found { lease, .. } => ToPool::Release { lease },
+            FromPool::PutStarted { answers, .. } => {
+                let slot = |answer| if let Reservation::Write(at) = answer { Some(at) } else { None };
+                ToPool::PutRevoke { blocks: answers.into_iter().filter_map(slot).collect() }
+            }
+            _ => return,
+        };
+        if let Some(outgoing) = self.outgoing.upgrade() {
+            let _ = outgoing.try_send(message);
         }
     }
 

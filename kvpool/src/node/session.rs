@@ -13,7 +13,10 @@ use tidemill_proto::{
     link::{CONNECT_MAX, Connection, LinkError, Receiver, Sender},
     pool::{FromPool, KEYS_MAX, Reservation, SlotRef, ToPool},
 };
-use tokio::{sync::mpsc, time::timeout};
+use tokio::{
+    sync::mpsc,
+    time::{sleep, timeout},
+};
 
 pub(super) struct Session {
     node: Arc<Node>,
@@ -25,6 +28,7 @@ pub(super) struct Session {
 const QUEUE: usize = 4096;
 /// Nothing new is taken from a client while so many answers wait for it: answers can be large.
 const BACKLOG: usize = 64;
+const BACKLOG_PAUSE: Duration = Duration::from_millis(1);
 
 impl Session {
     pub(super) fn new(node: Arc<Node>, connection: Connection, number: u64) -> Self {
@@ -91,9 +95,9 @@ impl Session {
 
     async fn read(&self, store: &Store, mut receiver: Receiver<ToPool>, messages: mpsc::Sender<FromPool>) -> String {
         loop {
-            match messages.reserve_many(QUEUE - BACKLOG).await {
-                Ok(room) => drop(room),
-                Err(_) => return "node ends".into(),
+            // Waiting for permits of the queue would take them from those who must send without waiting.
+            while QUEUE - messages.capacity() > BACKLOG {
+                sleep(BACKLOG_PAUSE).await;
             }
             let message = match receiver.recv().await {
                 Ok(Some(message)) => message,

@@ -1,0 +1,120 @@
+//! A coordinator from start to end.
+
+use crate::{
+    driver::Driver,
+    http::{FrontDoor, server::BoundedListener},
+    metrics,
+    settings::Settings,
+    text::{ModelError, TextModel},
+    workers,
+};
+use std::{future::IntoFuture, io, net::SocketAddr, sync::Arc, time::Duration};
+use tidemill_proto::{
+    identity::{Identity, IdentityError},
+    link::{Endpoint, LinkError},
+};
+use tokio::{net::TcpListener, sync::watch, time};
+
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    #[error("cannot listen for HTTP on {addr}: {source} (another process may have this port: choose one with --http)")]
+    Bind { addr: SocketAddr, source: io::Error },
+    #[error("HTTP server: {0}")]
+    Serve(io::Error),
+}
+
+/// Bound to its addresses, not serving yet.
+#[derive(Debug)]
+pub struct Coordinator {
+    front: Arc<FrontDoor>,
+    driver: Arc<Driver>,
+    listener: TcpListener,
+    endpoint: Endpoint,
+    connections_max: usize,
+    drain: Duration,
+    pub http: SocketAddr,
+    /// Where workers connect.
+    pub quic: SocketAddr,
+}
+
+impl Coordinator {
+    /// Reads the model directory and binds both addresses.
+    pub async fn bind(settings: Settings) -> Result<Self, RunError> {
+        metrics::install();
+        let text = TextModel::load(&settings.model)?;
+        let endpoint = Endpoint::bind(settings.listen, &Identity::load(&settings.pki)?)?;
+        let bind_error = |source| RunError::Bind { addr: settings.http, source };
+        let listener = TcpListener::bind(settings.http).await.map_err(bind_error)?;
+        let http = listener.local_addr().map_err(bind_error)?;
+        let driver = Driver::new(settings.cluster);
+        let front = FrontDoor::new(
+            Arc::clone(&driver),
+            text,
+            settings.served_model_name,
+            settings.objectives,
+            settings.request_timeout,
+            settings.body_bytes_max,
+        );
+        Ok(Self {
+            front: Arc::new(front),
+            driver,
+            listener,
+            quic: endpoint.local_addr(),
+            endpoint,
+            connections_max: settings.connections_max,
+            drain: settings.drain,
+            http,
+        })
+    }
+
+    /// Serves until `shutdown`; then takes nothing new, lets running requests finish within the drain time, and closes.
+    pub async fn serve(self, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
+        let accepting = tokio::spawn(workers::accept(self.endpoint.clone(), Arc::clone(&self.driver)));
+        let driver = Arc::clone(&self.driver);
+        let ticking = tokio::spawn(async move { driver.tick().await });
+
+        let (stop, mut stopped) = watch::channel(false);
+        let listener = BoundedListener::new(self.listener, self.connections_max);
+        let server = axum::serve(listener, Arc::clone(&self.front).router()).with_graceful_shutdown(async move {
+            let _ = stopped.wait_for(|stop| *stop).await;
+        });
+        let mut server = tokio::spawn(server.into_future());
+
+        let ended = tokio::select! {
+            ended = &mut server => Some(ended),
+            () = shutdown => None,
+        };
+        let result = match ended {
+            Some(ended) => ended,
+            None => {
+                self.front.drain();
+                let _ = stop.send(true);
+                match time::timeout(self.drain, &mut server).await {
+                    Ok(ended) => ended,
+                    Err(_) => {
+                        tracing::warn!("requests still run after {:?}: they are cut", self.drain);
+                        server.abort();
+                        Ok(Ok(()))
+                    }
+                }
+            }
+        };
+        self.endpoint.close().await;
+        ticking.abort();
+        accepting.abort();
+        result.unwrap_or_else(|panic| Err(io::Error::other(panic))).map_err(RunError::Serve)
+    }
+}
+
+/// Binds, says on stdout where it listens, and serves until `shutdown`.
+pub async fn run(settings: Settings, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
+    let coordinator = Coordinator::bind(settings).await?;
+    println!("listening http://{} quic://{}", coordinator.http, coordinator.quic);
+    coordinator.serve(shutdown).await
+}

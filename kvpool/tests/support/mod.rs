@@ -1,0 +1,180 @@
+//! A pool node as a real process, and a coordinator that only listens.
+
+use std::{
+    collections::BTreeSet,
+    net::{Ipv4Addr, SocketAddr},
+    process::{Child, Command, Stdio},
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+use tidemill_kvpool::client::{Block, Miss, PoolClient, PoolError, TransferCounters, TransportChoice};
+use tidemill_proto::{
+    block::{BlockKey, LayoutFingerprint},
+    frame::Preamble,
+    identity::{self, Identity},
+    ids::{Epoch, RequestId},
+    link::Endpoint,
+    message::{PoolEvent, Register, Report, RoleInfo, ToCoordinator, ToWorker, WorkerEvent},
+};
+use tokio::sync::mpsc;
+
+pub const LAYOUT: LayoutFingerprint = LayoutFingerprint([5; 16]);
+/// Not a multiple of anything convenient.
+pub const BLOCK_BYTES: usize = 100_008;
+pub const ORIGIN: RequestId = RequestId(77);
+pub const BOTH: [TransportChoice; 2] = [TransportChoice::Auto, TransportChoice::Quic];
+
+pub struct Node {
+    pub child: Child,
+    pub addr: SocketAddr,
+    pub endpoint: Endpoint,
+    pub told: Arc<Mutex<Told>>,
+    pki: tempfile::TempDir,
+}
+
+/// What the coordinator has been told over its present link.
+#[derive(Debug, Default)]
+pub struct Told {
+    pub links: usize,
+    pub keys: BTreeSet<BlockKey>,
+    pub report: Option<Report>,
+    pub leaving: bool,
+    next: u64,
+}
+
+impl Node {
+    /// A node with memory for `slots` blocks.
+    pub async fn start(slots: usize, flags: &[&str]) -> Self {
+        let pki = tempfile::tempdir().unwrap();
+        identity::create(pki.path()).unwrap();
+        let identity = Identity::load(pki.path()).unwrap();
+        let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let coordinator = Endpoint::bind(loopback, &identity).unwrap();
+        let child = Command::new(env!("CARGO_BIN_EXE_tidemill-kvpool"))
+            .args(["--pki", pki.path().to_str().unwrap(), "--log", "warn", "--put-deadline-ms", "1000"])
+            .args(["--coordinators", &coordinator.local_addr().to_string()])
+            .args(["--dram", &(slots * BLOCK_BYTES.next_multiple_of(64)).to_string()])
+            .args(flags)
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        let told = Arc::new(Mutex::new(Told::default()));
+        let (registered, mut addrs) = mpsc::channel(16);
+        tokio::spawn(coordinate(coordinator, Arc::clone(&told), registered));
+        let addr = tokio::time::timeout(Duration::from_secs(20), addrs.recv()).await.expect("the node registers").unwrap();
+        Self { child, addr, endpoint: Endpoint::bind_client(loopback, &identity).unwrap(), told, pki }
+    }
+
+    pub async fn try_client(&self, block_bytes: usize, choice: TransportChoice) -> Result<PoolClient, PoolError> {
+        PoolClient::connect(&self.endpoint, self.addr, LAYOUT, block_bytes, choice, Arc::new(TransferCounters::default())).await
+    }
+
+    pub async fn client(&self, choice: TransportChoice) -> PoolClient {
+        self.try_client(BLOCK_BYTES, choice).await.unwrap()
+    }
+
+    pub fn pki(&self) -> &std::path::Path {
+        self.pki.path()
+    }
+
+    pub fn signal(&self, signal: nix::sys::signal::Signal) {
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(self.child.id() as i32), signal).unwrap();
+    }
+
+    /// Waits until what the coordinator was told satisfies `what`.
+    pub async fn told(&self, what: impl Fn(&Told) -> bool) {
+        eventually(|| what(&self.told.lock().unwrap())).await;
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Fails if `condition` does not come true within a time that only a broken program needs.
+pub async fn eventually(mut condition: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !condition() {
+        assert!(started.elapsed() < Duration::from_secs(30), "this never happens");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Registers whoever comes, keeps the books, and drops every link whose worker is gone.
+async fn coordinate(endpoint: Endpoint, told: Arc<Mutex<Told>>, registered: mpsc::Sender<SocketAddr>) {
+    while let Some(connection) = endpoint.accept().await {
+        let (mut sender, mut receiver) = connection.accept::<ToWorker, ToCoordinator>(Preamble::Control).await.unwrap();
+        let Some(ToCoordinator::Register(Register { role: RoleInfo::Kvpool { addr }, .. })) = receiver.recv().await.unwrap() else {
+            panic!("a pool node registers first");
+        };
+        sender.send(&ToWorker::Registered { epoch: Epoch(1) }).await.unwrap();
+        let links = told.lock().unwrap().links + 1;
+        *told.lock().unwrap() = Told { links, ..Told::default() };
+        // Only the first one is waited for.
+        let _ = registered.send(addr).await;
+        while let Ok(Some(ToCoordinator::Event { event, .. })) = receiver.recv().await {
+            let mut told = told.lock().unwrap();
+            match event {
+                WorkerEvent::Heartbeat(report) => told.report = Some(report),
+                WorkerEvent::Leaving => told.leaving = true,
+                WorkerEvent::PoolEvents { from, events } => {
+                    assert_eq!(from, told.next, "the stream of events has a gap");
+                    told.next += events.len() as u64;
+                    for event in events {
+                        match event {
+                            PoolEvent::Stored(key) => assert!(told.keys.insert(key), "stored twice"),
+                            PoolEvent::Evicted(key) => assert!(told.keys.remove(&key), "evicted what was not there"),
+                            PoolEvent::Cleared => told.keys.clear(),
+                        }
+                    }
+                }
+                other => panic!("a pool node said {other:?}"),
+            }
+            // The test asks for a new link by forgetting this one.
+            if told.links == 0 {
+                break;
+            }
+        }
+        connection.close("coordinator ends");
+    }
+}
+
+pub fn key(n: u16) -> BlockKey {
+    let mut key = [0; 16];
+    key[..2].copy_from_slice(&n.to_le_bytes());
+    BlockKey(key)
+}
+
+pub fn keys(range: std::ops::Range<u16>) -> Vec<BlockKey> {
+    range.map(key).collect()
+}
+
+pub fn bytes(n: u16) -> Vec<u8> {
+    (0..BLOCK_BYTES).map(|i| (i as u16).wrapping_mul(n + 3) as u8 ^ (i >> 8) as u8).collect()
+}
+
+pub fn blocks(range: std::ops::Range<u16>) -> Vec<(BlockKey, Vec<u8>)> {
+    range.map(|n| (key(n), bytes(n))).collect()
+}
+
+/// All results of a get, in the order of its keys.
+pub async fn fetch(client: &PoolClient, keys: Vec<BlockKey>, wait: Duration) -> Vec<Result<Block, Miss>> {
+    let mut results: Vec<_> = keys.iter().map(|_| None).collect();
+    let mut fetch = client.get(keys, wait);
+    while let Some((index, result)) = fetch.next().await {
+        assert!(results[index].replace(result).is_none(), "answered twice");
+    }
+    results.into_iter().map(|result| result.expect("every key is answered")).collect()
+}
+
+/// Asserts that the blocks of `range` are there, with the right bytes.
+pub async fn assert_held(client: &PoolClient, range: std::ops::Range<u16>) {
+    for (n, result) in range.clone().zip(fetch(client, keys(range), Duration::ZERO).await) {
+        let block = result.unwrap_or_else(|miss| panic!("block {n}: {miss:?}"));
+        assert!(block.bytes == bytes(n), "block {n} has other bytes");
+        assert_eq!((block.origin, block.transport), (ORIGIN, client.transport()));
+    }
+}
