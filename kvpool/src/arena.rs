@@ -234,7 +234,7 @@ mod tests {
     fn capacity_is_whole_slots_on_cache_lines() {
         let arena = Arena::create(1000, 100, NONCE).unwrap();
         assert_eq!(arena.slots(), 7);
-        assert!((0..7).all(|slot| arena.slot_at(slot) % SLOT_ALIGN == 0));
+        assert!((0..7).all(|slot| arena.slot_at(slot).is_multiple_of(SLOT_ALIGN)));
     }
 
     #[test]

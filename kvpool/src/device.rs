@@ -14,7 +14,7 @@
 //! 3. **shared**: referenced, full and immutable, found by its key
 //! 4. **cached**: found by its key, referenced by nobody, evictable
 
-use crate::eviction::{EvictionPolicy, lru::Lru};
+use crate::eviction::{EvictionPolicy, Use, lru::Lru};
 use std::collections::HashMap;
 use tidemill_proto::{block::BlockKey, message::Blocks};
 
@@ -27,6 +27,8 @@ pub struct DeviceBlocks {
     free: Vec<u32>,
     cached: Lru,
     cached_count: usize,
+    /// Number of the next release.
+    releases: u64,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -46,6 +48,7 @@ impl DeviceBlocks {
             free: (0..n).rev().collect(),
             cached: Lru::new(n),
             cached_count: 0,
+            releases: 0,
         }
     }
 
@@ -96,13 +99,14 @@ impl DeviceBlocks {
 
     /// Gives back one reference to each of `blocks`, a sequence's blocks in order: the last ones are evicted first.
     pub fn release(&mut self, blocks: &[u32]) {
-        for &block in blocks.iter().rev() {
+        self.releases += 1;
+        for (place, &block) in (0u32..).zip(blocks) {
             let entry = &mut self.blocks[block as usize];
             entry.refs = entry.refs.checked_sub(1).unwrap_or_else(|| panic!("block {block} is released more often than referenced"));
             match entry.key {
                 _ if entry.refs > 0 => {}
                 Some(key) => {
-                    self.cached.insert(block, &key);
+                    self.cached.insert(block, &key, Use { at: self.releases, place });
                     self.cached_count += 1;
                 }
                 None => self.free.push(block),

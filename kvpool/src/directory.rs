@@ -29,7 +29,7 @@ mod waits;
 
 pub use events::Events;
 
-use crate::eviction::EvictionPolicy;
+use crate::eviction::{EvictionPolicy, Use};
 use events::EventLog;
 use leases::{Lease, Leases};
 use std::{
@@ -43,7 +43,7 @@ use tidemill_proto::{
     pool::{CallId, Found, LeaseId, Reservation, SlotRef, Tier, Via, Written},
 };
 use timers::{TimerId, Timers};
-use waits::{Get, Waits};
+use waits::{Get, Waits, Woken};
 
 /// One client's connection. Never used again.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -106,6 +106,8 @@ pub struct Directory {
     events: EventLog,
     actions: VecDeque<Action>,
     usage: Usage,
+    /// Number of the last operation that used blocks.
+    operation: u64,
 }
 
 #[derive(Debug)]
@@ -127,6 +129,7 @@ struct Reserved {
     key: BlockKey,
     writer: ClientId,
     origin: RequestId,
+    used: Use,
     timer: TimerId,
     /// The node itself is writing, on the client's behalf.
     receiving: bool,
@@ -137,6 +140,7 @@ struct Published {
     key: BlockKey,
     checksum: u64,
     origin: RequestId,
+    used: Use,
     leases: u32,
 }
 
@@ -164,17 +168,20 @@ impl Directory {
             events: EventLog::new(),
             actions: VecDeque::new(),
             usage: Usage { free: slots as usize, ..Usage::default() },
+            operation: 0,
         }
     }
 
     /// Blocks of the leading run of `keys` that are published. They stay for [`Limits::MATCH_LEASE`].
     pub fn match_prefix(&mut self, client: ClientId, keys: &[BlockKey], now: Duration) -> usize {
         self.tick(now);
+        self.operation += 1;
         let run: Vec<SlotRef> = keys.iter().map_while(|key| self.published(key)).collect();
         if !run.is_empty()
             && let Some(lease) = self.leases.next_id(client, run.len())
         {
-            self.grant(client, lease, run.clone(), now + Limits::MATCH_LEASE);
+            let used = (0..).map(|place| Use { at: self.operation, place });
+            self.grant(client, lease, run.iter().copied().zip(used).collect(), now + Limits::MATCH_LEASE);
         }
         run.len()
     }
@@ -183,10 +190,13 @@ impl Directory {
     /// from eviction when none is free; the keys' own blocks count as just used.
     pub fn put_start(&mut self, client: ClientId, origin: RequestId, keys: &[BlockKey], now: Duration) -> Vec<Reservation> {
         self.tick(now);
-        let held: Vec<u32> = keys.iter().filter_map(|key| self.published(key)).map(|at| at.slot).collect();
-        held.iter().for_each(|&slot| self.pin(slot));
-        let answers = keys.iter().map(|&key| self.reserve(client, origin, key, now)).collect();
-        held.iter().rev().for_each(|&slot| self.unpin(slot));
+        self.operation += 1;
+        let uses = (0..).map(|place| Use { at: self.operation, place });
+        let chain: Vec<(BlockKey, Use)> = keys.iter().copied().zip(uses).collect();
+        let held: Vec<(u32, Use)> = chain.iter().filter_map(|(key, used)| Some((self.published(key)?.slot, *used))).collect();
+        held.iter().for_each(|&(slot, _)| self.pin(slot));
+        let answers = chain.iter().map(|&(key, used)| self.reserve(client, origin, key, used, now)).collect();
+        held.iter().for_each(|&(slot, used)| self.unpin(slot, used));
         answers
     }
 
@@ -195,26 +205,27 @@ impl Directory {
     pub fn put_end(&mut self, client: ClientId, blocks: &[Written], now: Duration) -> usize {
         self.tick(now);
         let mut published = 0;
-        let mut found: BTreeMap<(ClientId, CallId), (Via, Vec<Found>)> = BTreeMap::new();
-        for written in blocks.iter().rev() {
+        let mut found: BTreeMap<_, (Via, Vec<(Found, Use)>)> = BTreeMap::new();
+        for written in blocks {
             let Some(reserved) = self.take_reservation(client, written.at) else { continue };
             published += 1;
-            let Reserved { key, origin, .. } = reserved;
-            let slot = written.at.slot;
-            self.slots[slot as usize].state = State::Published(Published { key, checksum: written.checksum, origin, leases: 0 });
+            let (slot, Reserved { key, origin, .. }) = (written.at.slot, reserved);
+            let woken = self.waits.wake(key);
+            // Who waits for a chain asked for all of it at once, however many puts it takes.
+            let used = woken.last().map_or(reserved.used, |woken| woken.used);
+            self.slots[slot as usize].state = State::Published(Published { key, checksum: written.checksum, origin, used, leases: 0 });
             self.usage.cached += 1;
-            self.policy.insert(slot, &key);
+            self.policy.insert(slot, &key, used);
             self.events.stored(key);
-            for woken in self.waits.wake(key) {
-                if let Some(timer) = woken.done {
+            for Woken { waiter, via, used, done } in woken {
+                if let Some(timer) = done {
                     self.timers.cancel(timer);
                 }
-                let (_, blocks) = found.entry((woken.waiter.client, woken.waiter.call)).or_insert((woken.via, Vec::new()));
-                blocks.push(self.found(woken.waiter.index, slot));
+                let (_, blocks) = found.entry((waiter.client, waiter.call)).or_insert((via, Vec::new()));
+                blocks.push((self.found(waiter.index, slot), used));
             }
         }
-        for ((client, call), (via, mut blocks)) in found {
-            blocks.reverse();
+        for ((client, call), (via, blocks)) in found {
             self.hand_over(client, call, via, blocks, now);
         }
         published
@@ -256,10 +267,12 @@ impl Directory {
     pub fn get(&mut self, client: ClientId, call: CallId, keys: &[BlockKey], wait: Duration, via: Via, now: Duration) {
         self.tick(now);
         self.cancel_get(client, call);
+        self.operation += 1;
+        let operation = self.operation;
         let (mut found, mut waiting) = (Vec::new(), BTreeMap::new());
         for (index, &key) in (0u32..).zip(keys) {
             match self.published(&key) {
-                Some(at) => found.push(self.found(index, at.slot)),
+                Some(at) => found.push((self.found(index, at.slot), Use { at: operation, place: index })),
                 None => drop(waiting.insert(index, key)),
             }
         }
@@ -268,7 +281,7 @@ impl Directory {
             self.miss(client, call, waiting.into_keys().collect());
         } else if !waiting.is_empty() {
             let timer = self.timers.add(now + wait, Due::Get(client, call));
-            self.waits.add(client, call, Get { via, timer, waiting });
+            self.waits.add(client, call, Get { via, operation, timer, waiting });
         }
     }
 
@@ -393,7 +406,7 @@ impl Directory {
         Found { index, at, checksum: published.checksum, origin: published.origin, tier: Tier::Dram }
     }
 
-    fn reserve(&mut self, client: ClientId, origin: RequestId, key: BlockKey, now: Duration) -> Reservation {
+    fn reserve(&mut self, client: ClientId, origin: RequestId, key: BlockKey, used: Use, now: Duration) -> Reservation {
         if let Some(&slot) = self.by_key.get(&key) {
             let held = matches!(self.slots[slot as usize].state, State::Published(_));
             return if held { Reservation::Held } else { Reservation::InFlight };
@@ -404,7 +417,7 @@ impl Directory {
         let timer = self.timers.add(now + self.limits.put_deadline, Due::Reservation(slot));
         let entry = &mut self.slots[slot as usize];
         entry.generation += 1;
-        entry.state = State::Reserved(Reserved { key, writer: client, origin, timer, receiving: false });
+        entry.state = State::Reserved(Reserved { key, writer: client, origin, used, timer, receiving: false });
         let generation = entry.generation;
         self.by_key.insert(key, slot);
         self.reserved.entry(client).or_default().insert(slot);
@@ -475,14 +488,15 @@ impl Directory {
         self.free.push(slot);
     }
 
-    fn hand_over(&mut self, client: ClientId, call: CallId, via: Via, blocks: Vec<Found>, now: Duration) {
+    fn hand_over(&mut self, client: ClientId, call: CallId, via: Via, blocks: Vec<(Found, Use)>, now: Duration) {
         if blocks.is_empty() {
             return;
         }
         let Some(lease) = self.leases.next_id(client, blocks.len()) else {
-            return self.miss(client, call, blocks.iter().map(|block| block.index).collect());
+            return self.miss(client, call, blocks.iter().map(|(block, _)| block.index).collect());
         };
-        self.grant(client, lease, blocks.iter().map(|block| block.at).collect(), now + self.limits.lease);
+        self.grant(client, lease, blocks.iter().map(|&(block, used)| (block.at, used)).collect(), now + self.limits.lease);
+        let blocks = blocks.into_iter().map(|(block, _)| block).collect();
         self.actions.push_back(Action::Found { client, call, via, lease, blocks });
     }
 
@@ -492,17 +506,16 @@ impl Directory {
         }
     }
 
-    fn grant(&mut self, client: ClientId, id: LeaseId, blocks: Vec<SlotRef>, until: Duration) {
-        blocks.iter().for_each(|at| self.pin(at.slot));
+    fn grant(&mut self, client: ClientId, id: LeaseId, blocks: Vec<(SlotRef, Use)>, until: Duration) {
+        blocks.iter().for_each(|(at, _)| self.pin(at.slot));
         let timer = self.timers.add(until, Due::Lease(client, id));
         self.leases.add(client, id, Lease { blocks, timer });
     }
 
-    /// The end of a chain first, so that it counts as the older part.
-    fn unlease(&mut self, blocks: &[SlotRef]) {
-        for &at in blocks.iter().rev() {
+    fn unlease(&mut self, blocks: &[(SlotRef, Use)]) {
+        for &(at, used) in blocks {
             if self.published_at(at).is_some() {
-                self.unpin(at.slot);
+                self.unpin(at.slot, used);
             }
         }
     }
@@ -517,13 +530,16 @@ impl Directory {
         }
     }
 
-    fn unpin(&mut self, slot: u32) {
+    fn unpin(&mut self, slot: u32, used: Use) {
         let State::Published(published) = &mut self.slots[slot as usize].state else { unreachable!("only published slots are pinned") };
         published.leases -= 1;
+        if used.at > published.used.at {
+            published.used = used;
+        }
         if published.leases == 0 {
             self.usage.leased -= 1;
             self.usage.cached += 1;
-            self.policy.unpin(slot);
+            self.policy.unpin(slot, published.used);
         }
     }
 }

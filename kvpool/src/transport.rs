@@ -1,10 +1,10 @@
 //! How block bytes move. A transport is one file; which one a client uses is decided once, when it connects.
 //!
-//! - [`shm`]: the client copies to and from the mapped arena of a node on the same host
-//! - [`quic`]: bytes follow headers on one-way streams; works everywhere
+//! - `shm`: the client copies to and from the mapped arena of a node on the same host
+//! - `quic`: bytes follow headers on one-way streams; works everywhere
 //!
-//! RDMA would be `rdma.rs`: like [`shm`] it works on slots ([`Via::Slots`]), with RDMA WRITE and READ in place of the copies,
-//! and is one more variant of [`DataPath`]. The node sees only how a client wants its bytes ([`Via`]).
+//! RDMA would be `rdma.rs`: like `shm` it works on slots ([`Via::Slots`]), with RDMA WRITE and READ in place of the copies,
+//! and is one more variant of `DataPath`. The node sees only how a client wants its bytes ([`Via`]).
 
 pub(crate) mod quic;
 pub(crate) mod shm;

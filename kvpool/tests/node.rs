@@ -57,8 +57,7 @@ async fn the_cheapest_transport_is_used_and_quic_can_be_forced() {
     }
     let counters = Arc::new(TransferCounters::default());
     let connect = tidemill_kvpool::client::PoolClient::connect;
-    let client =
-        connect(&node.endpoint, node.addr, LAYOUT, BLOCK_BYTES, TransportChoice::Quic, Arc::clone(&counters)).await.unwrap();
+    let client = connect(&node.endpoint, node.addr, LAYOUT, BLOCK_BYTES, TransportChoice::Quic, Arc::clone(&counters)).await.unwrap();
     client.put(ORIGIN, blocks(0..3)).await.unwrap();
     assert_held(&client, 0..2).await;
     fetch(&client, keys(7..8), Duration::ZERO).await;
@@ -241,7 +240,7 @@ async fn dying_writer() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_writer_killed_between_start_and_end_holds_nothing_up() {
     for choice in BOTH {
-        let node = Node::start(8, &[]).await;
+        let node = Node::start(8, &["--put-deadline-ms", "1000"]).await;
         let client = node.client(choice).await;
         let mut waiting = client.get(keys(0..8), LONG);
         let mut writer = Command::new(std::env::current_exe().unwrap())
@@ -342,14 +341,13 @@ async fn coordinators_know_what_a_node_holds_also_after_their_link_broke() {
     node.told(|told| told.keys == BTreeSet::from_iter(keys(0..6))).await;
     node.told(|told| {
         told.report.as_ref().is_some_and(|report| {
-            (report.blocks.total, report.blocks.cached, report.blocks.free, report.blocks.bytes_per_block)
-                == (8, 6, 2, BLOCK_BYTES as u64)
+            (report.blocks.total, report.blocks.cached, report.blocks.free, report.blocks.bytes_per_block) == (8, 6, 2, BLOCK_BYTES as u64)
         })
     })
     .await;
-    node.told.lock().unwrap().links = 0;
+    node.told.lock().unwrap().hang_up = true;
     client.put(ORIGIN, blocks(6..8)).await.unwrap();
-    node.told(|told| told.links == 1 && told.keys == BTreeSet::from_iter(keys(0..8))).await;
+    node.told(|told| told.links == 2 && told.keys == BTreeSet::from_iter(keys(0..8))).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -61,40 +61,88 @@ pub enum Tier {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum ToPool {
     /// First message. All clients of a node agree on `block_bytes`.
-    Hello { layout: LayoutFingerprint, block_bytes: u64 },
+    Hello {
+        layout: LayoutFingerprint,
+        block_bytes: u64,
+    },
     /// Reserve a slot for each key that is neither held nor in flight. `origin` is the request that these blocks are
     /// computed for. `keys` are in chain order.
-    PutStart { call: CallId, origin: RequestId, keys: Vec<BlockKey> },
+    PutStart {
+        call: CallId,
+        origin: RequestId,
+        keys: Vec<BlockKey>,
+    },
     /// These slots are written (`Via::Slots`).
-    PutEnd { call: CallId, blocks: Vec<Written> },
+    PutEnd {
+        call: CallId,
+        blocks: Vec<Written>,
+    },
     /// These slots will not be written, and nobody is writing them.
-    PutRevoke { blocks: Vec<SlotRef> },
+    PutRevoke {
+        blocks: Vec<SlotRef>,
+    },
     /// How many leading `keys` are held? What is found stays for a short while, so that a get can follow.
-    Match { call: CallId, keys: Vec<BlockKey> },
+    Match {
+        call: CallId,
+        keys: Vec<BlockKey>,
+    },
     /// Hand over these blocks, waiting up to `wait_ms` for those that are not there (reserved or not).
-    Get { call: CallId, keys: Vec<BlockKey>, wait_ms: u64, via: Via },
+    Get {
+        call: CallId,
+        keys: Vec<BlockKey>,
+        wait_ms: u64,
+        via: Via,
+    },
     /// Wait no longer; no answer follows.
-    CancelGet { call: CallId },
-    Release { lease: LeaseId },
+    CancelGet {
+        call: CallId,
+    },
+    Release {
+        lease: LeaseId,
+    },
     /// The bytes of this slot did not match their checksum: check them, and forget the block if that is so.
-    Suspect { block: SlotRef },
+    Suspect {
+        block: SlotRef,
+    },
 }
 
 /// Node to client.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum FromPool {
-    Welcome { arena: ArenaInfo },
+    Welcome {
+        arena: ArenaInfo,
+    },
     /// The text says what to change. The connection ends.
-    Refused { reason: String },
+    Refused {
+        reason: String,
+    },
     /// One answer per key. Reserved slots must be written within `deadline_ms`.
-    PutStarted { call: CallId, deadline_ms: u64, answers: Vec<Reservation> },
+    PutStarted {
+        call: CallId,
+        deadline_ms: u64,
+        answers: Vec<Reservation>,
+    },
     /// What became of blocks whose bytes were delivered. Their counts add up to the slots reserved.
-    PutEnded { call: CallId, published: u32, refused: u32 },
-    Matched { call: CallId, blocks: u32 },
+    PutEnded {
+        call: CallId,
+        published: u32,
+        refused: u32,
+    },
+    Matched {
+        call: CallId,
+        blocks: u32,
+    },
     /// Some of the blocks of a get, leased together (`Via::Slots`).
-    Found { call: CallId, lease: LeaseId, blocks: Vec<Found> },
+    Found {
+        call: CallId,
+        lease: LeaseId,
+        blocks: Vec<Found>,
+    },
     /// These blocks of a get are not there, and were not before its deadline.
-    Missed { call: CallId, indexes: Vec<u32> },
+    Missed {
+        call: CallId,
+        indexes: Vec<u32>,
+    },
 }
 
 /// How a process on the same host maps the node's arena: `/proc/<pid>/fd/<fd>`, proven by `nonce` in its first page.
@@ -149,4 +197,55 @@ pub struct PutData {
 pub struct GetData {
     pub call: CallId,
     pub block: Found,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frame::{decode, encode};
+    use proptest::prelude::*;
+
+    const AT: SlotRef = SlotRef { slot: 3, generation: 1 << 40 };
+
+    #[test]
+    fn messages_survive_the_wire() {
+        let call = CallId(9);
+        let found = Found { index: 2, at: AT, checksum: u64::MAX, origin: RequestId(5), tier: Tier::Dram };
+        for message in [
+            ToPool::Hello { layout: LayoutFingerprint([1; 16]), block_bytes: 2 << 20 },
+            ToPool::PutStart { call, origin: RequestId(1), keys: vec![BlockKey([7; 16]); 3] },
+            ToPool::PutEnd { call, blocks: vec![Written { at: AT, checksum: 8 }] },
+            ToPool::Get { call, keys: vec![BlockKey([0xff; 16])], wait_ms: u64::MAX, via: Via::Streams },
+        ] {
+            assert_eq!(decode::<ToPool>(&encode(&message).unwrap()[4..]), Ok(message));
+        }
+        for message in [
+            FromPool::PutStarted { call, deadline_ms: 1, answers: vec![Reservation::Write(AT), Reservation::Full] },
+            FromPool::Found { call, lease: LeaseId(4), blocks: vec![found; 2] },
+            FromPool::Missed { call, indexes: vec![0, 70_000] },
+        ] {
+            assert_eq!(decode::<FromPool>(&encode(&message).unwrap()[4..]), Ok(message));
+        }
+    }
+
+    #[test]
+    fn the_largest_messages_fit_a_frame() {
+        let found = Found {
+            index: u32::MAX,
+            at: SlotRef { slot: u32::MAX, generation: u64::MAX },
+            checksum: u64::MAX,
+            origin: RequestId(u64::MAX),
+            tier: Tier::Dram,
+        };
+        let call = CallId(u64::MAX);
+        assert!(encode(&FromPool::Found { call, lease: LeaseId(u64::MAX), blocks: vec![found; KEYS_MAX] }).is_ok());
+        assert!(encode(&ToPool::PutStart { call, origin: RequestId(u64::MAX), keys: vec![BlockKey([0xff; 16]); KEYS_MAX] }).is_ok());
+    }
+
+    proptest! {
+        #[test]
+        fn garbage_is_refused_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = (decode::<ToPool>(&bytes), decode::<FromPool>(&bytes), decode::<PutData>(&bytes), decode::<GetData>(&bytes));
+        }
+    }
 }

@@ -17,6 +17,8 @@
 //! ```
 
 mod request;
+#[cfg(test)]
+mod tests;
 mod view;
 mod worker;
 

@@ -35,6 +35,10 @@ pub async fn read(body: Body, limit: usize) -> Result<Vec<u8>, ApiError> {
 
 /// Reads a body as `T`, ignoring what `T` does not know.
 pub fn json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+    // Serde would also read a struct from a list of its fields.
+    if bytes.trim_ascii_start().first() == Some(&b'[') {
+        return Err(ApiError::malformed("the request body must be a JSON object"));
+    }
     let mut json = serde_json::Deserializer::from_slice(bytes);
     let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let path = error.path().to_string();
@@ -195,9 +199,9 @@ mod tests {
         assert_eq!(error::<GenerateRequest>(r#"{"stream_options": {"include_usage": 3}}"#)["param"], "stream_options.include_usage");
         assert_eq!(error::<GenerateRequest>(r#"{"n": -1}"#)["param"], "n");
         assert_eq!(error::<ChatRequest>("{}")["param"], "messages");
-        assert_eq!(error::<ChatRequest>(r#"{"messages": [{"role": "user", "content": 3}]}"#)["param"], "messages[0]");
+        assert_eq!(error::<ChatRequest>(r#"{"messages": [{"role": "user", "content": 3}]}"#)["param"], "messages[0].content");
         assert_eq!(error::<CompletionRequest>(r#"{"prompt": {"a": 1}}"#)["param"], "prompt");
-        for syntax in ["", "{", "[]x", "{\"n\": 1} {}", "\u{1}"] {
+        for syntax in ["", "{", "{}x", "{\"n\": 1} {}", "\u{1}"] {
             assert!(error::<GenerateRequest>(syntax)["message"].as_str().unwrap().contains("not valid JSON"), "{syntax}");
         }
     }

@@ -13,7 +13,7 @@ impl Directory {
         let mut leases: HashMap<SlotRef, u32> = HashMap::new();
         for (client, id, lease) in self.leases.iter() {
             assert_eq!(self.timers.get(lease.timer), Some(&Due::Lease(client, id)), "a lease has no deadline");
-            lease.blocks.iter().for_each(|&at| *leases.entry(at).or_default() += 1);
+            lease.blocks.iter().for_each(|&(at, _)| *leases.entry(at).or_default() += 1);
         }
         for (slot, Slot { generation, state }) in (0u32..).zip(&self.slots) {
             let listed = free.contains(&slot);

@@ -1,6 +1,7 @@
 //! Who may be reading which slots, and until when.
 
 use super::{ClientId, timers::TimerId};
+use crate::eviction::Use;
 use std::collections::{BTreeMap, HashMap};
 use tidemill_proto::pool::{LeaseId, SlotRef};
 
@@ -21,7 +22,7 @@ struct ClientLeases {
 
 #[derive(Debug)]
 pub(super) struct Lease {
-    pub(super) blocks: Vec<SlotRef>,
+    pub(super) blocks: Vec<(SlotRef, Use)>,
     pub(super) timer: TimerId,
 }
 
@@ -72,7 +73,11 @@ impl Leases {
     pub(super) fn check_integrity(&self) {
         for client in self.clients.values() {
             assert!(!client.leases.is_empty(), "a client without leases is listed");
-            assert_eq!(client.blocks, client.leases.values().map(|lease| lease.blocks.len()).sum::<usize>(), "leased blocks are miscounted");
+            assert_eq!(
+                client.blocks,
+                client.leases.values().map(|lease| lease.blocks.len()).sum::<usize>(),
+                "leased blocks are miscounted"
+            );
             assert!(client.blocks <= LEASED_MAX, "a client leases too many blocks");
         }
     }

@@ -81,10 +81,7 @@ fn a_key_is_found_only_after_put_end() {
     let blocks = reserve(&mut directory, 0..2);
     assert_eq!(directory.match_prefix(READER, &keys(0..2), NOW), 0);
     get(&mut directory, 1, &keys(0..2), Duration::ZERO);
-    assert_eq!(
-        actions(&mut directory),
-        [Action::Missed { client: READER, call: CallId(1), indexes: vec![0, 1] }]
-    );
+    assert_eq!(actions(&mut directory), [Action::Missed { client: READER, call: CallId(1), indexes: vec![0, 1] }]);
     directory.put_end(WRITER, &blocks[..1], NOW);
     assert_eq!(directory.match_prefix(READER, &keys(0..2), NOW), 1);
 }

@@ -1,6 +1,7 @@
 //! Readers that wait for blocks that are not there yet.
 
 use super::{ClientId, timers::TimerId};
+use crate::eviction::Use;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use tidemill_proto::{
     block::BlockKey,
@@ -25,6 +26,8 @@ struct ClientWaits {
 #[derive(Debug)]
 pub(super) struct Get {
     pub(super) via: Via,
+    /// Number of the operation that asked.
+    pub(super) operation: u64,
     pub(super) timer: TimerId,
     /// By place in the get's keys.
     pub(super) waiting: BTreeMap<u32, BlockKey>,
@@ -43,6 +46,7 @@ pub(super) struct Waiter {
 pub(super) struct Woken {
     pub(super) waiter: Waiter,
     pub(super) via: Via,
+    pub(super) used: Use,
     pub(super) done: Option<TimerId>,
 }
 
@@ -77,13 +81,14 @@ impl Waits {
         get.waiting.remove(&waiter.index);
         waits.keys -= 1;
         let (via, done) = (get.via, get.waiting.is_empty().then_some(get.timer));
+        let used = Use { at: get.operation, place: waiter.index };
         if done.is_some() {
             waits.gets.remove(&waiter.call);
             if waits.gets.is_empty() {
                 self.clients.remove(&waiter.client);
             }
         }
-        Woken { waiter, via, done }
+        Woken { waiter, via, used, done }
     }
 
     /// Ends one get; `None` where there is none.

@@ -1,83 +1,60 @@
-//! Least recently used, as a doubly linked list threaded through an array: every operation is O(1).
+//! Least recently used; of equally old blocks, the later one of a chain first.
 
-use super::EvictionPolicy;
+use super::{EvictionPolicy, Use};
+use std::{cmp::Reverse, collections::BTreeSet};
 use tidemill_proto::block::BlockKey;
 
-/// The candidates from oldest to newest use.
+/// The candidates in the order in which they leave. Every operation is O(log n).
 #[derive(Debug)]
 pub struct Lru {
-    /// One per slot, and the list's sentinel at the end: `next` of the sentinel is the oldest.
-    nodes: Vec<Node>,
+    queue: BTreeSet<Rank>,
+    /// By slot; `None` for those that are no candidates.
+    ranks: Vec<Option<Rank>>,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Node {
-    prev: u32,
-    next: u32,
-}
-
-/// `next` of a slot that is not in the list.
-const OUTSIDE: u32 = u32::MAX;
+/// (operation, place in its chain, slot)
+type Rank = (u64, Reverse<u32>, u32);
 
 impl Lru {
     /// For slots `0..slots`, none of them a candidate.
     pub fn new(slots: u32) -> Self {
-        assert!(slots < OUTSIDE, "slot numbers need one value to spare");
-        let mut nodes = vec![Node { prev: OUTSIDE, next: OUTSIDE }; slots as usize + 1];
-        nodes[slots as usize] = Node { prev: slots, next: slots };
-        Self { nodes }
+        Self { queue: BTreeSet::new(), ranks: vec![None; slots as usize] }
     }
 
-    fn sentinel(&self) -> u32 {
-        self.nodes.len() as u32 - 1
-    }
-
-    fn push_newest(&mut self, slot: u32) {
-        assert!(!self.is_candidate(slot), "slot {slot} is a candidate already");
-        let sentinel = self.sentinel();
-        let newest = self.nodes[sentinel as usize].prev;
-        self.nodes[slot as usize] = Node { prev: newest, next: sentinel };
-        self.nodes[newest as usize].next = slot;
-        self.nodes[sentinel as usize].prev = slot;
-    }
-
-    fn unlink(&mut self, slot: u32) {
-        assert!(self.is_candidate(slot), "slot {slot} is no candidate");
-        let Node { prev, next } = self.nodes[slot as usize];
-        self.nodes[prev as usize].next = next;
-        self.nodes[next as usize].prev = prev;
-        self.nodes[slot as usize] = Node { prev: OUTSIDE, next: OUTSIDE };
+    fn add(&mut self, slot: u32, Use { at, place }: Use) {
+        let rank = (at, Reverse(place), slot);
+        let earlier = self.ranks[slot as usize].replace(rank);
+        assert!(earlier.is_none(), "slot {slot} is a candidate already");
+        self.queue.insert(rank);
     }
 }
 
 impl EvictionPolicy for Lru {
-    fn insert(&mut self, slot: u32, _key: &BlockKey) {
-        self.push_newest(slot);
+    fn insert(&mut self, slot: u32, _key: &BlockKey, used: Use) {
+        self.add(slot, used);
     }
 
     fn pin(&mut self, slot: u32) {
-        self.unlink(slot);
+        self.remove(slot);
     }
 
-    fn unpin(&mut self, slot: u32) {
-        self.push_newest(slot);
+    fn unpin(&mut self, slot: u32, used: Use) {
+        self.add(slot, used);
     }
 
     fn evict(&mut self) -> Option<u32> {
-        let oldest = self.nodes[self.sentinel() as usize].next;
-        if oldest == self.sentinel() {
-            return None;
-        }
-        self.unlink(oldest);
-        Some(oldest)
+        let (.., slot) = self.queue.pop_first()?;
+        self.ranks[slot as usize] = None;
+        Some(slot)
     }
 
     fn remove(&mut self, slot: u32) {
-        self.unlink(slot);
+        let rank = self.ranks[slot as usize].take();
+        self.queue.remove(&rank.unwrap_or_else(|| panic!("slot {slot} is no candidate")));
     }
 
     fn is_candidate(&self, slot: u32) -> bool {
-        slot < self.sentinel() && self.nodes[slot as usize].next != OUTSIDE
+        self.ranks[slot as usize].is_some()
     }
 }
 
@@ -91,28 +68,42 @@ mod tests {
         std::iter::from_fn(|| lru.evict()).collect()
     }
 
+    fn at(at: u64) -> Use {
+        Use { at, place: 0 }
+    }
+
     #[test]
     fn the_oldest_use_leaves_first() {
         let mut lru = Lru::new(4);
-        for slot in [2, 0, 3, 1] {
-            lru.insert(slot, &KEY);
+        for (time, slot) in (0..).zip([2, 0, 3, 1]) {
+            lru.insert(slot, &KEY, at(time));
         }
         lru.pin(0);
-        lru.unpin(0);
+        lru.unpin(0, at(9));
         assert_eq!(drain(&mut lru), [2, 3, 1, 0]);
         assert_eq!(lru.evict(), None);
+    }
+
+    #[test]
+    fn an_equally_old_chain_leaves_from_its_end_in_whatever_order_it_came() {
+        let mut lru = Lru::new(5);
+        lru.insert(4, &KEY, at(1));
+        for place in [2, 0, 3, 1] {
+            lru.insert(place, &KEY, Use { at: 0, place });
+        }
+        assert_eq!(drain(&mut lru), [3, 2, 1, 0, 4]);
     }
 
     #[test]
     fn what_is_pinned_or_removed_never_leaves() {
         let mut lru = Lru::new(3);
         for slot in 0..3 {
-            lru.insert(slot, &KEY);
+            lru.insert(slot, &KEY, at(0));
         }
         lru.pin(1);
         lru.remove(0);
         assert_eq!(drain(&mut lru), [2]);
-        lru.unpin(1);
+        lru.unpin(1, at(1));
         assert_eq!(drain(&mut lru), [1]);
     }
 
@@ -120,7 +111,7 @@ mod tests {
     #[should_panic(expected = "candidate already")]
     fn inserting_twice_is_a_bug() {
         let mut lru = Lru::new(1);
-        lru.insert(0, &KEY);
-        lru.insert(0, &KEY);
+        lru.insert(0, &KEY, at(0));
+        lru.insert(0, &KEY, at(0));
     }
 }

@@ -24,8 +24,8 @@ pub(super) struct Session {
     client: ClientId,
 }
 
-/// Messages that wait to be sent to a client.
-const QUEUE: usize = 4096;
+/// Messages, and blocks to be streamed, that wait to be sent to a client. More than a client that reads ever lets pile up.
+const QUEUE: usize = 1 << 16;
 /// Nothing new is taken from a client while so many answers wait for it: answers can be large.
 const BACKLOG: usize = 64;
 const BACKLOG_PAUSE: Duration = Duration::from_millis(1);

@@ -18,40 +18,42 @@ use tidemill_proto::{
 };
 use tokio::sync::mpsc;
 
-pub const LAYOUT: LayoutFingerprint = LayoutFingerprint([5; 16]);
+pub(crate) const LAYOUT: LayoutFingerprint = LayoutFingerprint([5; 16]);
 /// Not a multiple of anything convenient.
-pub const BLOCK_BYTES: usize = 100_008;
-pub const ORIGIN: RequestId = RequestId(77);
-pub const BOTH: [TransportChoice; 2] = [TransportChoice::Auto, TransportChoice::Quic];
+pub(crate) const BLOCK_BYTES: usize = 100_008;
+pub(crate) const ORIGIN: RequestId = RequestId(77);
+pub(crate) const BOTH: [TransportChoice; 2] = [TransportChoice::Auto, TransportChoice::Quic];
 
-pub struct Node {
-    pub child: Child,
-    pub addr: SocketAddr,
-    pub endpoint: Endpoint,
-    pub told: Arc<Mutex<Told>>,
+pub(crate) struct Node {
+    pub(crate) child: Child,
+    pub(crate) addr: SocketAddr,
+    pub(crate) endpoint: Endpoint,
+    pub(crate) told: Arc<Mutex<Told>>,
     pki: tempfile::TempDir,
 }
 
 /// What the coordinator has been told over its present link.
 #[derive(Debug, Default)]
-pub struct Told {
-    pub links: usize,
-    pub keys: BTreeSet<BlockKey>,
-    pub report: Option<Report>,
-    pub leaving: bool,
+pub(crate) struct Told {
+    pub(crate) links: usize,
+    /// The test wants the link to break.
+    pub(crate) hang_up: bool,
+    pub(crate) keys: BTreeSet<BlockKey>,
+    pub(crate) report: Option<Report>,
+    pub(crate) leaving: bool,
     next: u64,
 }
 
 impl Node {
     /// A node with memory for `slots` blocks.
-    pub async fn start(slots: usize, flags: &[&str]) -> Self {
+    pub(crate) async fn start(slots: usize, flags: &[&str]) -> Self {
         let pki = tempfile::tempdir().unwrap();
         identity::create(pki.path()).unwrap();
         let identity = Identity::load(pki.path()).unwrap();
         let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let coordinator = Endpoint::bind(loopback, &identity).unwrap();
         let child = Command::new(env!("CARGO_BIN_EXE_tidemill-kvpool"))
-            .args(["--pki", pki.path().to_str().unwrap(), "--log", "warn", "--put-deadline-ms", "1000"])
+            .args(["--pki", pki.path().to_str().unwrap(), "--log", "warn"])
             .args(["--coordinators", &coordinator.local_addr().to_string()])
             .args(["--dram", &(slots * BLOCK_BYTES.next_multiple_of(64)).to_string()])
             .args(flags)
@@ -65,24 +67,24 @@ impl Node {
         Self { child, addr, endpoint: Endpoint::bind_client(loopback, &identity).unwrap(), told, pki }
     }
 
-    pub async fn try_client(&self, block_bytes: usize, choice: TransportChoice) -> Result<PoolClient, PoolError> {
+    pub(crate) async fn try_client(&self, block_bytes: usize, choice: TransportChoice) -> Result<PoolClient, PoolError> {
         PoolClient::connect(&self.endpoint, self.addr, LAYOUT, block_bytes, choice, Arc::new(TransferCounters::default())).await
     }
 
-    pub async fn client(&self, choice: TransportChoice) -> PoolClient {
+    pub(crate) async fn client(&self, choice: TransportChoice) -> PoolClient {
         self.try_client(BLOCK_BYTES, choice).await.unwrap()
     }
 
-    pub fn pki(&self) -> &std::path::Path {
+    pub(crate) fn pki(&self) -> &std::path::Path {
         self.pki.path()
     }
 
-    pub fn signal(&self, signal: nix::sys::signal::Signal) {
+    pub(crate) fn signal(&self, signal: nix::sys::signal::Signal) {
         nix::sys::signal::kill(nix::unistd::Pid::from_raw(self.child.id() as i32), signal).unwrap();
     }
 
     /// Waits until what the coordinator was told satisfies `what`.
-    pub async fn told(&self, what: impl Fn(&Told) -> bool) {
+    pub(crate) async fn told(&self, what: impl Fn(&Told) -> bool) {
         eventually(|| what(&self.told.lock().unwrap())).await;
     }
 }
@@ -95,7 +97,7 @@ impl Drop for Node {
 }
 
 /// Fails if `condition` does not come true within a time that only a broken program needs.
-pub async fn eventually(mut condition: impl FnMut() -> bool) {
+pub(crate) async fn eventually(mut condition: impl FnMut() -> bool) {
     let started = Instant::now();
     while !condition() {
         assert!(started.elapsed() < Duration::from_secs(30), "this never happens");
@@ -103,7 +105,7 @@ pub async fn eventually(mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Registers whoever comes, keeps the books, and drops every link whose worker is gone.
+/// Registers the node whenever it comes, and keeps the books of what it tells.
 async fn coordinate(endpoint: Endpoint, told: Arc<Mutex<Told>>, registered: mpsc::Sender<SocketAddr>) {
     while let Some(connection) = endpoint.accept().await {
         let (mut sender, mut receiver) = connection.accept::<ToWorker, ToCoordinator>(Preamble::Control).await.unwrap();
@@ -133,8 +135,7 @@ async fn coordinate(endpoint: Endpoint, told: Arc<Mutex<Told>>, registered: mpsc
                 }
                 other => panic!("a pool node said {other:?}"),
             }
-            // The test asks for a new link by forgetting this one.
-            if told.links == 0 {
+            if told.hang_up {
                 break;
             }
         }
@@ -142,26 +143,26 @@ async fn coordinate(endpoint: Endpoint, told: Arc<Mutex<Told>>, registered: mpsc
     }
 }
 
-pub fn key(n: u16) -> BlockKey {
+pub(crate) fn key(n: u16) -> BlockKey {
     let mut key = [0; 16];
     key[..2].copy_from_slice(&n.to_le_bytes());
     BlockKey(key)
 }
 
-pub fn keys(range: std::ops::Range<u16>) -> Vec<BlockKey> {
+pub(crate) fn keys(range: std::ops::Range<u16>) -> Vec<BlockKey> {
     range.map(key).collect()
 }
 
-pub fn bytes(n: u16) -> Vec<u8> {
+pub(crate) fn bytes(n: u16) -> Vec<u8> {
     (0..BLOCK_BYTES).map(|i| (i as u16).wrapping_mul(n + 3) as u8 ^ (i >> 8) as u8).collect()
 }
 
-pub fn blocks(range: std::ops::Range<u16>) -> Vec<(BlockKey, Vec<u8>)> {
+pub(crate) fn blocks(range: std::ops::Range<u16>) -> Vec<(BlockKey, Vec<u8>)> {
     range.map(|n| (key(n), bytes(n))).collect()
 }
 
 /// All results of a get, in the order of its keys.
-pub async fn fetch(client: &PoolClient, keys: Vec<BlockKey>, wait: Duration) -> Vec<Result<Block, Miss>> {
+pub(crate) async fn fetch(client: &PoolClient, keys: Vec<BlockKey>, wait: Duration) -> Vec<Result<Block, Miss>> {
     let mut results: Vec<_> = keys.iter().map(|_| None).collect();
     let mut fetch = client.get(keys, wait);
     while let Some((index, result)) = fetch.next().await {
@@ -171,7 +172,7 @@ pub async fn fetch(client: &PoolClient, keys: Vec<BlockKey>, wait: Duration) -> 
 }
 
 /// Asserts that the blocks of `range` are there, with the right bytes.
-pub async fn assert_held(client: &PoolClient, range: std::ops::Range<u16>) {
+pub(crate) async fn assert_held(client: &PoolClient, range: std::ops::Range<u16>) {
     for (n, result) in range.clone().zip(fetch(client, keys(range), Duration::ZERO).await) {
         let block = result.unwrap_or_else(|miss| panic!("block {n}: {miss:?}"));
         assert!(block.bytes == bytes(n), "block {n} has other bytes");

@@ -1,0 +1,358 @@
+//! The core under events in any order: every request ends exactly once, nothing leaks, the books balance after each step.
+
+use super::*;
+use crate::registry::tests::{engine, register};
+use proptest::prelude::*;
+use std::collections::HashMap;
+use tidemill_proto::{
+    block::Token,
+    message::{Finish, PoolEvent, PrefillOutcome, Provenance, Report, RoleInfo, SequenceToken, WorkerEvent},
+    sampling::StopRule,
+};
+
+const TIMEOUT: Duration = Duration::from_secs(60);
+const STOP: Token = 7;
+
+fn settings() -> ClusterSettings {
+    ClusterSettings {
+        id_base: 1 << 40,
+        policy: Policy { local_tail_tokens: Some(0), queue_max: 6, decode_sequences_max: 3 },
+        queue_wait_max: Duration::from_secs(20),
+        heartbeat_dead: Duration::from_secs(5),
+    }
+}
+
+fn request(tokens: usize, choices: u32) -> NewRequest {
+    NewRequest {
+        prompt: (0..tokens as u32).collect(),
+        salt: Vec::new(),
+        sampling: Sampling::default(),
+        stop: StopRule { max_tokens: 4, min_tokens: 0, stop_tokens: vec![STOP] },
+        choices,
+        prompt_logprobs: None,
+        timeout: TIMEOUT,
+    }
+}
+
+fn drain(cluster: &mut Cluster) -> Vec<Action> {
+    cluster.check_integrity();
+    std::iter::from_fn(|| cluster.poll_action()).collect()
+}
+
+fn decode_jobs(actions: &[Action]) -> Vec<(Epoch, DecodeJob)> {
+    let job = |action: &Action| match action {
+        Action::Send { worker, message: ToWorker::Decode(job) } => Some((*worker, job.clone())),
+        _ => None,
+    };
+    actions.iter().filter_map(job).collect()
+}
+
+fn token(sequence: SequenceId, index: u32, token: Token) -> WorkerEvent {
+    WorkerEvent::Tokens(vec![SequenceToken { sequence, index, token, logprob: None }])
+}
+
+#[test]
+fn a_lost_pool_node_ends_the_waiting_and_the_prefill() {
+    let (mut cluster, now) = (Cluster::new(settings()), Instant::now());
+    let pool = cluster.register(now, register("k", RoleInfo::Kvpool { addr: ([127, 0, 0, 1], 1).into() })).unwrap();
+    let prefill = cluster.register(now, register("p", RoleInfo::Prefill(engine(1)))).unwrap();
+    let decode = cluster.register(now, register("d", RoleInfo::Decode(engine(1)))).unwrap();
+    let id = cluster.submit(now, request(40, 2)).unwrap();
+    let jobs = decode_jobs(&drain(&mut cluster));
+    assert_eq!(jobs.iter().map(|(worker, job)| (*worker, job.expected_blocks)).collect::<Vec<_>>(), [(decode, 2), (decode, 2)]);
+    cluster.worker_event(now, decode, token(jobs[0].1.sequence, 0, 1));
+    drain(&mut cluster);
+    cluster.worker_down(now, pool);
+    let stop = ToWorker::StopWaiting { sequence: jobs[1].1.sequence };
+    let expected = [
+        Action::Send { worker: prefill, message: ToWorker::CancelPrefill { request: id } },
+        Action::Send { worker: decode, message: stop },
+    ];
+    assert_eq!(drain(&mut cluster), expected, "the sequence that has a token waits for nothing");
+}
+
+#[test]
+fn a_worker_that_dies_after_the_last_token_costs_nothing() {
+    let (mut cluster, now) = (Cluster::new(settings()), Instant::now());
+    let decode = cluster.register(now, register("d", RoleInfo::Decode(engine(1)))).unwrap();
+    let other = cluster.register(now, register("e", RoleInfo::Decode(engine(1)))).unwrap();
+    for (tokens, outcome) in [(vec![1, 2, 3, 4], Outcome::Length), (vec![1, STOP], Outcome::Stop(STOP))] {
+        let id = cluster.submit(now, request(5, 1)).unwrap();
+        let (worker, job) = decode_jobs(&drain(&mut cluster)).remove(0);
+        for (index, &drawn) in tokens.iter().enumerate() {
+            cluster.worker_event(now, worker, token(job.sequence, index as u32, drawn));
+        }
+        drain(&mut cluster);
+        cluster.worker_down(now, worker);
+        let actions = drain(&mut cluster);
+        let [Action::Client { request, event: RequestEvent::Finished { outcome: got, .. } }] = &actions[..] else { panic!("{actions:?}") };
+        assert_eq!((*request, got), (id, &outcome));
+    }
+    assert!([decode, other].iter().all(|epoch| cluster.registry.get(*epoch).is_none()));
+}
+
+#[test]
+fn a_returned_sequence_rests_and_lets_others_pass() {
+    let (mut cluster, now) = (Cluster::new(settings()), Instant::now());
+    let decode = cluster.register(now, register("d", RoleInfo::Decode(engine(1)))).unwrap();
+    cluster.submit(now, request(5, 1)).unwrap();
+    let first = decode_jobs(&drain(&mut cluster)).remove(0).1.sequence;
+    let returned = WorkerEvent::Finished { sequence: first, reason: Finish::Returned, provenance: Provenance::default() };
+    cluster.worker_event(now, decode, returned);
+    assert_eq!(decode_jobs(&drain(&mut cluster)), []);
+    cluster.submit(now, request(5, 1)).unwrap();
+    assert_eq!(decode_jobs(&drain(&mut cluster)).len(), 1, "it is not in the way");
+    cluster.tick(now + Duration::from_millis(200));
+    assert_eq!(decode_jobs(&drain(&mut cluster))[0].1.sequence, first);
+}
+
+#[test]
+fn a_gap_in_a_pool_nodes_events_closes_its_link() {
+    let (mut cluster, now) = (Cluster::new(settings()), Instant::now());
+    let pool = cluster.register(now, register("k", RoleInfo::Kvpool { addr: ([127, 0, 0, 1], 1).into() })).unwrap();
+    cluster.worker_event(now, pool, WorkerEvent::PoolEvents { from: 3, events: vec![PoolEvent::Cleared] });
+    assert_eq!(drain(&mut cluster), []);
+    cluster.worker_event(now, pool, WorkerEvent::PoolEvents { from: 5, events: vec![] });
+    assert!(matches!(&drain(&mut cluster)[..], [Action::Close { worker, .. }] if *worker == pool));
+}
+
+/// One thing that may happen. Numbers pick from what there is, modulo its count.
+#[derive(Clone, Debug)]
+enum Step {
+    Join(u8),
+    Leave(u8),
+    Drain(u8),
+    Submit { tokens: u16, choices: u8 },
+    Cancel { request: u8, choice: Option<u8> },
+    Token { sequence: u8, stop: bool, skip: bool },
+    Finish { sequence: u8, how: u8 },
+    Prefilled { job: u8, ok: bool },
+    Store { pool: u8, key: u8, gap: bool },
+    Heartbeat,
+    Pass(u16),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        2 => any::<u8>().prop_map(Step::Join),
+        1 => any::<u8>().prop_map(Step::Leave),
+        1 => any::<u8>().prop_map(Step::Drain),
+        4 => (1u16..200, 1u8..4).prop_map(|(tokens, choices)| Step::Submit { tokens, choices }),
+        1 => (any::<u8>(), any::<Option<u8>>()).prop_map(|(request, choice)| Step::Cancel { request, choice }),
+        8 => (any::<u8>(), prop::bool::weighted(0.1), prop::bool::weighted(0.05)).prop_map(|(sequence, stop, skip)| Step::Token { sequence, stop, skip }),
+        3 => (any::<u8>(), any::<u8>()).prop_map(|(sequence, how)| Step::Finish { sequence, how }),
+        2 => (any::<u8>(), any::<bool>()).prop_map(|(job, ok)| Step::Prefilled { job, ok }),
+        2 => (any::<u8>(), any::<u8>(), prop::bool::weighted(0.1)).prop_map(|(pool, key, gap)| Step::Store { pool, key, gap }),
+        2 => Just(Step::Heartbeat),
+        2 => (0u16..3000).prop_map(Step::Pass),
+    ];
+    prop::collection::vec(step, 0..120)
+}
+
+/// The world around the cluster: what its messages have led workers and clients to believe.
+struct World {
+    cluster: Cluster,
+    now: Instant,
+    workers: Vec<(Epoch, u8)>,
+    /// What decode workers run, late cancellations included.
+    running: Vec<(Epoch, DecodeJob)>,
+    jobs: Vec<(Epoch, RequestId)>,
+    events: HashMap<Epoch, u64>,
+    /// Per request: tokens and end of each choice. Cancelled choices are removed.
+    clients: BTreeMap<RequestId, Vec<Option<(Vec<Token>, bool)>>>,
+}
+
+impl World {
+    fn new() -> Self {
+        Self {
+            cluster: Cluster::new(settings()),
+            now: Instant::now(),
+            workers: Vec::new(),
+            running: Vec::new(),
+            jobs: Vec::new(),
+            events: HashMap::new(),
+            clients: BTreeMap::new(),
+        }
+    }
+
+    fn step(&mut self, step: &Step) {
+        let now = self.now;
+        match *step {
+            Step::Join(kind) => {
+                let role = match kind % 3 {
+                    0 => RoleInfo::Decode(engine(1)),
+                    1 => RoleInfo::Prefill(engine(1)),
+                    _ => RoleInfo::Kvpool { addr: ([127, 0, 0, 1], kind.into()).into() },
+                };
+                let epoch = self.cluster.register(now, register("w", role)).unwrap();
+                self.workers.push((epoch, kind % 3));
+            }
+            Step::Leave(n) => {
+                if let Some((epoch, _)) = pick(&self.workers, n) {
+                    self.cluster.worker_down(now, epoch);
+                    self.forget(epoch);
+                }
+            }
+            Step::Drain(n) => {
+                if let Some((epoch, _)) = pick(&self.workers, n) {
+                    self.cluster.worker_event(now, epoch, WorkerEvent::Leaving);
+                }
+            }
+            Step::Submit { tokens, choices } => {
+                if let Ok(id) = self.cluster.submit(now, request(tokens.into(), choices.into())) {
+                    self.clients.insert(id, vec![Some((Vec::new(), false)); choices.into()]);
+                }
+            }
+            Step::Cancel { request, choice } => {
+                let ids: Vec<_> = self.clients.keys().copied().collect();
+                if let Some(id) = pick(&ids, request) {
+                    let choices = self.clients.get_mut(&id).unwrap();
+                    let choice = choice.map(|choice| u32::from(choice) % choices.len() as u32);
+                    for (index, state) in choices.iter_mut().enumerate() {
+                        if choice.is_none_or(|choice| choice as usize == index) {
+                            state.take_if(|(_, ended)| !*ended);
+                        }
+                    }
+                    self.cluster.cancel(now, id, choice);
+                }
+            }
+            Step::Token { sequence, stop, skip } => {
+                if let Some(at) = pick(&(0..self.running.len()).collect::<Vec<_>>(), sequence) {
+                    let (epoch, job) = &mut self.running[at];
+                    let index = job.tokens.len() as u32 - job.prompt_tokens + u32::from(skip);
+                    let drawn = if stop { STOP } else { 100 + index };
+                    job.tokens.push(drawn);
+                    let event = token(job.sequence, index, drawn);
+                    self.cluster.worker_event(now, *epoch, event);
+                }
+            }
+            Step::Finish { sequence, how } => {
+                if let Some((epoch, job)) = pick(&self.running, sequence) {
+                    self.running.retain(|(_, other)| other.sequence != job.sequence);
+                    let reason = match how % 4 {
+                        0 => Finish::Length,
+                        1 => Finish::Stop { token: STOP },
+                        2 => Finish::Failed { reason: "test".into() },
+                        _ => Finish::Returned,
+                    };
+                    let event = WorkerEvent::Finished { sequence: job.sequence, reason, provenance: Provenance::default() };
+                    self.cluster.worker_event(now, epoch, event);
+                }
+            }
+            Step::Prefilled { job, ok } => {
+                if let Some((epoch, request)) = pick(&self.jobs, job) {
+                    self.jobs.retain(|other| *other != (epoch, request));
+                    let outcome = match ok {
+                        true => PrefillOutcome::Done { cached_tokens: 0, computed_tokens: 16, queue_ms: 1.0, compute_ms: 1.0 },
+                        false => PrefillOutcome::Failed { reason: "test".into() },
+                    };
+                    self.cluster.worker_event(now, epoch, WorkerEvent::Prefilled { request, outcome });
+                }
+            }
+            Step::Store { pool, key, gap } => {
+                let pools: Vec<_> = self.workers.iter().filter(|(_, kind)| *kind == 2).map(|(epoch, _)| *epoch).collect();
+                if let Some(epoch) = pick(&pools, pool) {
+                    let from = self.events.entry(epoch).or_default();
+                    *from += u64::from(gap);
+                    let (layout, all) = ([1; 16], (0..200).collect::<Vec<_>>());
+                    let chain = Chain::new(&tidemill_proto::block::LayoutFingerprint(layout), b"", &all);
+                    let events = chain.keys()[..usize::from(key) % 4].iter().copied().map(PoolEvent::Stored).collect::<Vec<_>>();
+                    let event = WorkerEvent::PoolEvents { from: *from, events: events.clone() };
+                    *from += events.len() as u64;
+                    self.cluster.worker_event(now, epoch, event);
+                }
+            }
+            Step::Heartbeat => {
+                for (epoch, _) in self.workers.clone() {
+                    self.cluster.worker_event(now, epoch, WorkerEvent::Heartbeat(Report::default()));
+                }
+            }
+            Step::Pass(ms) => {
+                self.now += Duration::from_millis(ms.into());
+                self.cluster.tick(self.now);
+            }
+        }
+        self.perform();
+    }
+
+    fn perform(&mut self) {
+        for action in drain(&mut self.cluster) {
+            match action {
+                Action::Send { worker, message } => {
+                    assert!(self.workers.iter().any(|(epoch, _)| *epoch == worker), "{message:?} for a worker that is gone");
+                    self.message(worker, message);
+                }
+                Action::Close { worker, .. } => self.forget(worker),
+                Action::Client { request, event } => self.client(request, event),
+            }
+        }
+    }
+
+    fn message(&mut self, worker: Epoch, message: ToWorker) {
+        match message {
+            ToWorker::Decode(job) => {
+                assert!(self.running.iter().all(|(_, other)| other.sequence != job.sequence), "a sequence runs at one worker");
+                assert!(job.expected_blocks as usize * BLOCK_TOKENS < job.tokens.len(), "at least one token is left to compute");
+                assert!(job.expected_blocks == 0 || job.pool.is_some(), "expected blocks come from somewhere");
+                self.running.push((worker, job));
+            }
+            ToWorker::CancelSequence { sequence } => self.running.retain(|(_, job)| job.sequence != sequence),
+            ToWorker::Prefill(job) => {
+                assert_eq!(job.tokens.len(), job.blocks as usize * BLOCK_TOKENS);
+                self.jobs.push((worker, job.request));
+            }
+            ToWorker::CancelPrefill { request } => self.jobs.retain(|job| *job != (worker, request)),
+            ToWorker::StopWaiting { .. } | ToWorker::Registered { .. } | ToWorker::Refused { .. } => {}
+        }
+    }
+
+    fn client(&mut self, request: RequestId, event: RequestEvent) {
+        let choices = self.clients.get_mut(&request).expect("a submitted request");
+        match event {
+            RequestEvent::Token { choice, token, .. } => {
+                let (tokens, ended) = choices[choice as usize].as_mut().expect("no word after a cancellation");
+                assert!(!*ended, "no token after the end");
+                assert!(token == STOP || token as usize == 100 + tokens.len(), "tokens come in order, none twice: {tokens:?} {token}");
+                tokens.push(token);
+            }
+            RequestEvent::Finished { choice, .. } => {
+                let (_, ended) = choices[choice as usize].as_mut().expect("no word after a cancellation");
+                assert!(!std::mem::replace(ended, true), "ends once");
+            }
+            RequestEvent::PromptLogprobs(_) => panic!("nobody asked"),
+        }
+    }
+
+    fn forget(&mut self, epoch: Epoch) {
+        self.workers.retain(|(worker, _)| *worker != epoch);
+        self.running.retain(|(worker, _)| *worker != epoch);
+        self.jobs.retain(|(worker, _)| *worker != epoch);
+        self.events.remove(&epoch);
+    }
+}
+
+fn pick<T: Clone>(items: &[T], n: u8) -> Option<T> {
+    items.get(usize::from(n) % items.len().max(1)).cloned()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_request_ends_exactly_once(steps in steps()) {
+        let mut world = World::new();
+        world.step(&Step::Join(0));
+        for step in &steps {
+            world.step(step);
+        }
+        for _ in 0..100 {
+            world.step(&Step::Pass(1000));
+        }
+        for (request, choices) in &world.clients {
+            for choice in choices.iter().flatten() {
+                prop_assert!(choice.1, "a choice of {} never ended", request);
+            }
+        }
+        prop_assert!(world.cluster.requests.is_empty() && world.cluster.sequences.is_empty() && world.cluster.queue.is_empty());
+    }
+}

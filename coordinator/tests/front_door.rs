@@ -1,0 +1,282 @@
+//! The front door as a client sees it, with a scripted decode worker behind it.
+
+mod support;
+
+use serde_json::{Value, json};
+use support::{Cluster, Script, decode, engine, fixture, pool, prefill};
+use tidemill_coordinator::text::TextModel;
+use tidemill_proto::{
+    block::LayoutFingerprint,
+    message::{RoleInfo, ToWorker},
+};
+
+/// Ids of a text in the fixture's vocabulary.
+fn ids(text: &str) -> Vec<u32> {
+    TextModel::load(&fixture("llama3")).unwrap().tokenizer.encode(text, false).unwrap()
+}
+
+fn user(text: &str) -> Value {
+    json!([{"role": "user", "content": text}])
+}
+
+const EOT: u32 = 1;
+
+/// The `data:` lines of a stream.
+async fn stream(cluster: &Cluster, path: &str, body: Value) -> Vec<String> {
+    let text = cluster.post(path, body).await.text().await.unwrap();
+    text.lines().filter_map(|line| line.strip_prefix("data: ")).map(str::to_owned).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chat_streamed_is_the_chat_at_once() {
+    let cluster = Cluster::start(|_| ()).await;
+    let reply = [ids("潮が満ちると水車が回る。 🌊 Done."), vec![EOT]].concat();
+    let mut worker = cluster.join("decode-0", decode(), Script::reply(&reply)).await;
+    let body = json!({"model": "tiny", "messages": user("Hello"), "seed": 5, "temperature": 0.5, "return_token_ids": true});
+    let (status, whole) = cluster.ask("/v1/chat/completions", body.clone()).await;
+    assert_eq!(status, 200, "{whole}");
+    let choice = &whole["choices"][0];
+    assert_eq!(choice["message"]["content"], "潮が満ちると水車が回る。 🌊 Done.");
+    assert_eq!((&choice["finish_reason"], &choice["stop_reason"]), (&json!("stop"), &Value::Null));
+    assert_eq!(choice["token_ids"], json!(reply));
+    assert_eq!(whole["usage"]["completion_tokens"], reply.len());
+    assert_eq!(whole["usage"]["prompt_tokens_details"]["cached_tokens"], 16);
+    assert_eq!(whole["usage"]["tidemill"]["decode_worker"], "decode-0");
+    assert_eq!(whole["usage"]["tidemill"]["tail_ms"], 3.0);
+    let job = worker.decode_job().await;
+    assert_eq!((job.sampling.seed, job.sampling.temperature, job.sampling.top_p), (5, 0.5, 0.95), "top_p is the model author's");
+    assert_eq!((job.expected_blocks, job.pool), (0, None));
+    assert_eq!(json!(job.tokens), whole["prompt_token_ids"]);
+
+    let mut streamed = body;
+    streamed["stream"] = json!(true);
+    streamed["stream_options"] = json!({"include_usage": true});
+    let mut events = stream(&cluster, "/v1/chat/completions", streamed).await;
+    assert_eq!(events.pop().as_deref(), Some("[DONE]"));
+    let chunks: Vec<Value> = events.iter().map(|event| serde_json::from_str(event).unwrap()).collect();
+    assert_eq!(chunks[0]["choices"][0]["delta"], json!({"role": "assistant", "content": ""}));
+    let text: String = chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str()).collect();
+    assert_eq!(text, choice["message"]["content"].as_str().unwrap());
+    let [.., last, usage] = &chunks[..] else { panic!() };
+    assert_eq!((&last["choices"][0]["finish_reason"], &last["usage"]), (&json!("stop"), &Value::Null));
+    assert_eq!((&usage["choices"], &usage["usage"]["prompt_tokens"]), (&json!([]), &whole["usage"]["prompt_tokens"]));
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn choices_share_one_prefill_job_and_differ_in_seed() {
+    let cluster = Cluster::start(|_| ()).await;
+    let _pool = cluster.join("kvpool-0", pool(), Script::reply(&[])).await;
+    let mut prefill = cluster.join("prefill-0", prefill(), Script::reply(&[])).await;
+    let mut decode = cluster.join("decode-0", decode(), Script::reply(&ids("yes"))).await;
+    let prompt: Vec<u32> = (0..40).collect();
+    let body = json!({"prompt": prompt, "n": 3, "seed": 10, "max_tokens": 2});
+    let (status, answer) = cluster.ask("/v1/completions", body).await;
+    assert_eq!((status, answer["choices"].as_array().unwrap().len()), (200, 3), "{answer}");
+    assert_eq!(answer["usage"]["tidemill"]["prefill_worker"], "prefill-0");
+    let mut seeds = Vec::new();
+    for _ in 0..3 {
+        let job = decode.decode_job().await;
+        assert_eq!(job.expected_blocks, 2);
+        seeds.push(job.sampling.seed);
+    }
+    assert_eq!(seeds, [10, 11, 12]);
+    let job = prefill.expect(|message| if let ToWorker::Prefill(job) = message { Some(job) } else { None }).await;
+    assert_eq!((job.blocks, job.tokens), (2, prompt[..32].to_vec()));
+    assert!(prefill.messages.try_recv().is_err(), "one job serves all choices");
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stop_string_ends_the_choice_and_frees_the_worker() {
+    let cluster = Cluster::start(|_| ()).await;
+    let mut worker =
+        cluster.join("decode-0", decode(), Script { stall_after: 12, ..Script::reply(&ids(&"one two END three ".repeat(9))) }).await;
+    let body = json!({"messages": user("x"), "stop": ["END", "\n"], "max_tokens": 200});
+    let (status, answer) = cluster.ask("/v1/chat/completions", body.clone()).await;
+    assert_eq!(status, 200, "{answer}");
+    let choice = &answer["choices"][0];
+    assert_eq!(choice["message"]["content"], "one two ");
+    assert_eq!((&choice["finish_reason"], &choice["stop_reason"]), (&json!("stop"), &json!("END")));
+    assert_eq!(
+        answer["usage"]["tidemill"]["tokens"]["local"], answer["usage"]["prompt_tokens"],
+        "planned where the worker had no last word"
+    );
+    let job = worker.decode_job().await;
+    let cancelled = worker.expect(|message| if let ToWorker::CancelSequence { sequence } = message { Some(sequence) } else { None }).await;
+    assert_eq!(cancelled, job.sequence);
+    let mut body = body;
+    body["include_stop_str_in_output"] = json!(true);
+    let (_, answer) = cluster.ask("/v1/chat/completions", body).await;
+    assert_eq!(answer["choices"][0]["message"]["content"], "one two END");
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn scoring_as_evaluation_harnesses_do_it() {
+    let cluster = Cluster::start(|_| ()).await;
+    let mut worker = cluster.join("decode-0", decode(), Script::reply(&[40, 41])).await;
+    for max_tokens in [0, 1] {
+        let body = json!({"prompt": [[50, 51, 52], [60, 61]], "echo": true, "max_tokens": max_tokens, "logprobs": 1, "temperature": 0.0});
+        let (status, answer) = cluster.ask("/v1/completions", body).await;
+        assert_eq!(status, 200, "{answer}");
+        assert_eq!(answer["usage"]["completion_tokens"], 2 * max_tokens);
+        for (choice, prompt_tokens) in answer["choices"].as_array().unwrap().iter().zip([3, 2]) {
+            let logprobs = &choice["logprobs"];
+            for list in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
+                assert_eq!(logprobs[list].as_array().unwrap().len(), prompt_tokens + max_tokens, "{list}: {logprobs}");
+            }
+            assert_eq!((&logprobs["token_logprobs"][0], &logprobs["top_logprobs"][0]), (&Value::Null, &Value::Null));
+            assert_eq!(logprobs["token_logprobs"][1], -0.5);
+            assert_eq!(logprobs["top_logprobs"][1][logprobs["tokens"][1].as_str().unwrap()], -0.5);
+            let text = choice["text"].as_str().unwrap();
+            let last = logprobs["text_offset"].as_array().unwrap().last().unwrap().as_u64().unwrap() as usize;
+            assert!(text.chars().skip(last).count() == 1, "{text:?} {last}");
+            assert_eq!(choice["finish_reason"], "length");
+        }
+    }
+    assert_eq!(worker.decode_job().await.prompt_logprobs, Some(1));
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn chat_logprobs_say_bytes() {
+    let cluster = Cluster::start(|_| ()).await;
+    let _worker = cluster.join("decode-0", decode(), Script::reply(&ids("né"))).await;
+    let body = json!({"messages": user("x"), "logprobs": true, "top_logprobs": 2});
+    let (status, answer) = cluster.ask("/v1/chat/completions", body).await;
+    assert_eq!(status, 200, "{answer}");
+    let content = answer["choices"][0]["logprobs"]["content"].as_array().unwrap().clone();
+    let bytes: Vec<u8> =
+        content.iter().flat_map(|token| token["bytes"].as_array().unwrap().clone()).map(|b| b.as_u64().unwrap() as u8).collect();
+    assert_eq!(String::from_utf8(bytes).unwrap(), "né");
+    assert!(content.iter().all(|token| token["top_logprobs"].as_array().unwrap().len() == 2 && token["logprob"] == -0.5));
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_failure_is_openais_error_object() {
+    let cluster = Cluster::start(|flags| flags.body_bytes_max = Some("64KiB".into())).await;
+    let (chat, completions) = ("/v1/chat/completions", "/v1/completions");
+    let response = cluster.post(chat, json!({"messages": user("x")})).await;
+    assert_eq!((response.status().as_u16(), response.headers()["retry-after"].to_str().unwrap()), (503, "1"), "no worker yet");
+    assert_eq!(cluster.get("/ready").await.status(), 503);
+    let _worker = cluster.join("decode-0", decode(), Script::reply(&[40])).await;
+    assert_eq!(cluster.get("/ready").await.status(), 200);
+
+    let hi = user("x");
+    let long: Vec<u32> = vec![9; 2048];
+    for (path, body, status, param, code) in [
+        (chat, json!({"model": "gpt-4o", "messages": hi}), 404, json!("model"), json!("model_not_found")),
+        (chat, json!({"messages": hi, "temperature": "hot"}), 400, json!("temperature"), Value::Null),
+        (chat, json!({"messages": hi, "temperature": 3}), 400, json!("temperature"), Value::Null),
+        (chat, json!({"messages": hi, "top_p": 0}), 400, json!("top_p"), Value::Null),
+        (chat, json!({"messages": hi, "n": 0}), 400, json!("n"), Value::Null),
+        (chat, json!({"messages": hi, "logit_bias": {"99999": 1}}), 400, json!("logit_bias"), Value::Null),
+        (chat, json!({"messages": hi, "top_logprobs": 21, "logprobs": true}), 400, json!("top_logprobs"), Value::Null),
+        (chat, json!({"messages": hi, "max_tokens": 5000}), 400, json!("messages"), json!("context_length_exceeded")),
+        (
+            chat,
+            json!({"messages": hi, "response_format": {"type": "json_object"}}),
+            400,
+            json!("response_format"),
+            json!("unsupported_parameter"),
+        ),
+        (chat, json!({"messages": hi, "tools": [{"type": "function"}]}), 400, json!("tools"), json!("unsupported_parameter")),
+        (chat, json!({"messages": []}), 400, json!("messages"), Value::Null),
+        (chat, json!({}), 400, json!("messages"), Value::Null),
+        (chat, json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}), 400, json!("messages[0].content"), Value::Null),
+        (chat, json!([1]), 400, Value::Null, Value::Null),
+        (completions, json!({"prompt": long}), 400, json!("prompt"), json!("context_length_exceeded")),
+        (completions, json!({"prompt": [1, 100_000]}), 400, json!("prompt"), Value::Null),
+        (completions, json!({"prompt": []}), 400, json!("prompt"), Value::Null),
+        (completions, json!({"prompt": "x", "suffix": "y"}), 400, json!("suffix"), json!("unsupported_parameter")),
+        (completions, json!({"prompt": "x", "best_of": 3}), 400, json!("best_of"), json!("unsupported_parameter")),
+        (completions, json!({"prompt": "x".repeat(100_000)}), 413, Value::Null, Value::Null),
+        ("/v1/embeddings", json!({}), 404, Value::Null, Value::Null),
+    ] {
+        let (got, answer) = cluster.ask(path, body.clone()).await;
+        let error = &answer["error"];
+        assert_eq!((got, &error["param"], &error["code"]), (status, &param, &code), "{path} {body}: {answer}");
+        assert!(error["message"].as_str().is_some_and(|message| !message.is_empty()), "{answer}");
+        assert_eq!(error["type"], "invalid_request_error");
+    }
+    let response = cluster.get(chat).await;
+    assert_eq!((response.status().as_u16(), response.headers()["allow"].to_str().unwrap()), (405, "POST"));
+    assert!(response.json::<Value>().await.unwrap()["error"]["message"].is_string());
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn failures_in_the_cluster_reach_the_client() {
+    let cluster = Cluster::start(|flags| flags.request_timeout_s = Some(1)).await;
+    let _worker = cluster.join("decode-0", decode(), Script { stall_after: 1, ..Script::reply(&[40, 41]) }).await;
+    let (status, answer) = cluster.ask("/v1/completions", json!({"prompt": "x"})).await;
+    assert_eq!((status, &answer["error"]["type"]), (504, &json!("server_error")), "{answer}");
+    let events = stream(&cluster, "/v1/completions", json!({"prompt": "x", "stream": true})).await;
+    let [.., error, done] = &events[..] else { panic!("{events:?}") };
+    assert_eq!((serde_json::from_str::<Value>(error).unwrap()["error"]["type"].clone(), done.as_str()), (json!("server_error"), "[DONE]"));
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_leaves_frees_its_sequences() {
+    let cluster = Cluster::start(|_| ()).await;
+    let mut worker = cluster.join("decode-0", decode(), Script { stall_after: 2, ..Script::reply(&[40; 100]) }).await;
+    for stream in [true, false] {
+        let request = cluster.post("/v1/completions", json!({"prompt": "x", "stream": stream, "max_tokens": 50}));
+        if stream {
+            let mut response = request.await;
+            assert!(response.chunk().await.unwrap().is_some());
+        } else {
+            assert!(tokio::time::timeout(std::time::Duration::from_millis(200), request).await.is_err(), "it has no answer yet");
+        }
+        let job = worker.decode_job().await;
+        let cancelled =
+            worker.expect(|message| if let ToWorker::CancelSequence { sequence } = message { Some(sequence) } else { None }).await;
+        assert_eq!(cancelled, job.sequence);
+    }
+    let view: Value = cluster.get("/cluster").await.json().await.unwrap();
+    assert_eq!((&view["requests"], &view["sequences_running"]), (&json!(0), &json!(0)));
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn operators_see_members_and_metrics() {
+    let cluster = Cluster::start(|_| ()).await;
+    let _decode = cluster.join("decode-0", decode(), Script::reply(&[40])).await;
+    let _pool = cluster.join("kvpool-0", pool(), Script::reply(&[])).await;
+    assert_eq!(cluster.ask("/v1/completions", json!({"prompt": "x"})).await.0, 200);
+    let view: Value = cluster.get("/cluster").await.json().await.unwrap();
+    let names: Vec<_> =
+        view["members"].as_array().unwrap().iter().map(|m| (m["name"].as_str().unwrap(), m["role"].as_str().unwrap())).collect();
+    assert_eq!(names, [("decode-0", "decode"), ("kvpool-0", "kvpool")]);
+    let metrics = cluster.get("/metrics").await.text().await.unwrap();
+    for wanted in [
+        "tidemill_ttft_seconds_bucket",
+        "tidemill_requests_total{outcome=\"ok\"}",
+        "tidemill_requests_running 0",
+        "tidemill_kv_blocks{worker=\"decode-0\",role=\"decode\",tier=\"hbm\",state=\"free\"} 0",
+        "tidemill_prefix_tokens_total{",
+    ] {
+        assert!(metrics.contains(wanted), "{wanted} in\n{metrics}");
+    }
+    let models: Value = cluster.get("/v1/models").await.json().await.unwrap();
+    assert_eq!((&models["data"][0]["id"], &models["data"][0]["max_model_len"]), (&json!("tiny"), &json!(2048)));
+    assert_eq!(cluster.get("/v1/models/tiny").await.status(), 200);
+    assert_eq!(cluster.get("/v1/models/other").await.status(), 404);
+    assert_eq!(cluster.get("/health").await.status(), 200);
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_with_another_model_is_refused() {
+    let cluster = Cluster::start(|_| ()).await;
+    let _first = cluster.join("decode-0", decode(), Script::reply(&[40])).await;
+    let other = RoleInfo::Decode(tidemill_proto::message::EngineInfo { layout: LayoutFingerprint([8; 16]), ..engine() });
+    let refused = cluster.join("decode-1", other, Script::reply(&[]));
+    assert!(tokio::time::timeout(std::time::Duration::from_secs(1), refused).await.is_err(), "it never comes up");
+    let view: Value = cluster.get("/cluster").await.json().await.unwrap();
+    assert_eq!(view["members"].as_array().unwrap().len(), 1);
+    cluster.stop().await;
+}

@@ -1,0 +1,248 @@
+//! A real coordinator in this process (HTTP and QUIC on port 0) and scripted workers: peers that speak the real protocol
+//! and say what a test tells them to.
+
+use std::{
+    collections::HashMap,
+    net::SocketAddr,
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tidemill_coordinator::{run::Coordinator, settings::Flags};
+use tidemill_proto::{
+    block::{LayoutFingerprint, Token},
+    identity::{self, Identity},
+    ids::{LinkId, SequenceId},
+    link::Endpoint,
+    message::{
+        DecodeJob, EngineInfo, Finish, PrefillOutcome, Provenance, Register, Report, RoleInfo, SequenceToken, ToWorker, TokensBySource,
+        WorkerEvent,
+    },
+    sampling::TokenLogprob,
+    uplink::{LinkEvent, Uplink},
+};
+use tokio::sync::{mpsc, oneshot};
+
+pub(crate) struct Cluster {
+    pub(crate) url: String,
+    pub(crate) quic: SocketAddr,
+    pki: tempfile::TempDir,
+    stop: Option<oneshot::Sender<()>>,
+    served: tokio::task::JoinHandle<()>,
+}
+
+pub(crate) fn fixture(family: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures").join(family)
+}
+
+impl Cluster {
+    pub(crate) async fn start(change: impl FnOnce(&mut Flags)) -> Self {
+        let pki = tempfile::tempdir().unwrap();
+        identity::create(pki.path()).unwrap();
+        let any = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
+        let mut flags = Flags {
+            http: any,
+            listen: any,
+            pki: Some(pki.path().to_owned()),
+            model: Some(fixture("llama3")),
+            served_model_name: Some("tiny".into()),
+            local_tail_tokens: Some(0),
+            drain_s: Some(2),
+            ..Flags::default()
+        };
+        change(&mut flags);
+        let coordinator = Coordinator::bind(flags.check().unwrap()).await.unwrap();
+        let (stop, stopped) = oneshot::channel();
+        let (url, quic) = (format!("http://{}", coordinator.http), coordinator.quic);
+        let served = tokio::spawn(async move {
+            let shutdown = async move {
+                let _ = stopped.await;
+            };
+            coordinator.serve(shutdown).await.unwrap();
+        });
+        Self { url, quic, pki, stop: Some(stop), served }
+    }
+
+    /// Joins the cluster and waits until the coordinator knows.
+    pub(crate) async fn join(&self, name: &str, role: RoleInfo, script: Script) -> Worker {
+        let endpoint = Endpoint::bind(([127, 0, 0, 1], 0).into(), &Identity::load(self.pki.path()).unwrap()).unwrap();
+        let register = Register { name: name.into(), pid: std::process::id(), role };
+        let report = Arc::new(Report::default);
+        let (uplink, mut events) = Uplink::start(&endpoint, &[self.quic], register, report);
+        let (seen, messages) = mpsc::unbounded_channel();
+        let (say, mut said) = mpsc::unbounded_channel();
+        let mut peer = Peer { uplink, script, running: HashMap::new(), seen };
+        assert!(matches!(events.recv().await, Some((_, LinkEvent::Up))), "the coordinator takes {name} in");
+        let task = tokio::spawn(async move {
+            let mut step = tokio::time::interval(Duration::from_millis(1));
+            loop {
+                tokio::select! {
+                    event = events.recv() => match event {
+                        Some((_, LinkEvent::Message(message))) => peer.take(message),
+                        Some(_) => {}
+                        None => return,
+                    },
+                    Some(event) = said.recv() => assert!(peer.uplink.send(LINK, event)),
+                    _ = step.tick() => peer.step(),
+                }
+            }
+        });
+        Worker { messages, say, task, endpoint }
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> reqwest::Response {
+        reqwest::get(format!("{}{path}", self.url)).await.unwrap()
+    }
+
+    pub(crate) async fn post(&self, path: &str, body: serde_json::Value) -> reqwest::Response {
+        reqwest::Client::new().post(format!("{}{path}", self.url)).json(&body).send().await.unwrap()
+    }
+
+    /// Status and JSON.
+    pub(crate) async fn ask(&self, path: &str, body: serde_json::Value) -> (u16, serde_json::Value) {
+        let response = self.post(path, body).await;
+        (response.status().as_u16(), response.json().await.unwrap())
+    }
+
+    pub(crate) async fn stop(mut self) {
+        let _ = self.stop.take().unwrap().send(());
+        tokio::time::timeout(Duration::from_secs(10), self.served).await.expect("ends within the drain time").unwrap();
+    }
+}
+
+/// What a scripted worker does with its jobs.
+#[derive(Clone)]
+pub(crate) struct Script {
+    /// What it generates, whatever the prompt.
+    pub(crate) reply: Vec<Token>,
+    /// Tokens after which a decode worker falls silent (but stays connected).
+    pub(crate) stall_after: usize,
+    pub(crate) prefill: PrefillOutcome,
+}
+
+impl Script {
+    pub(crate) fn reply(reply: &[Token]) -> Self {
+        let prefill = PrefillOutcome::Done { cached_tokens: 0, computed_tokens: 16, queue_ms: 1.0, compute_ms: 2.0 };
+        Self { reply: reply.to_vec(), stall_after: usize::MAX, prefill }
+    }
+}
+
+/// A handle on a scripted worker.
+pub(crate) struct Worker {
+    /// Everything the coordinator told it.
+    pub(crate) messages: mpsc::UnboundedReceiver<ToWorker>,
+    /// What it says besides its script.
+    pub(crate) say: mpsc::UnboundedSender<WorkerEvent>,
+    task: tokio::task::JoinHandle<()>,
+    endpoint: Endpoint,
+}
+
+impl Worker {
+    /// Dies as a killed process does: its link breaks without a word.
+    pub(crate) async fn kill(self) {
+        self.task.abort();
+        self.endpoint.close().await;
+    }
+
+    /// The next message that `pick` wants; others are passed over.
+    pub(crate) async fn expect<T>(&mut self, pick: impl Fn(ToWorker) -> Option<T>) -> T {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        loop {
+            let message = tokio::time::timeout_at(deadline.into(), self.messages.recv()).await;
+            let message = message.expect("the message comes").expect("the worker lives");
+            if let Some(found) = pick(message) {
+                return found;
+            }
+        }
+    }
+
+    pub(crate) async fn decode_job(&mut self) -> DecodeJob {
+        self.expect(|message| if let ToWorker::Decode(job) = message { Some(job) } else { None }).await
+    }
+}
+
+const LINK: LinkId = LinkId(0);
+
+struct Peer {
+    uplink: Uplink,
+    script: Script,
+    running: HashMap<SequenceId, DecodeJob>,
+    seen: mpsc::UnboundedSender<ToWorker>,
+}
+
+impl Peer {
+    fn take(&mut self, message: ToWorker) {
+        match &message {
+            ToWorker::Decode(job) => {
+                if let Some(n) = job.prompt_logprobs {
+                    let logprob = |&token: &Token| Some(logprob(token, n));
+                    let logprobs = std::iter::once(None).chain(job.tokens[1..].iter().map(logprob)).collect();
+                    self.uplink.send(LINK, WorkerEvent::PromptLogprobs { sequence: job.sequence, logprobs });
+                }
+                self.running.insert(job.sequence, job.clone());
+            }
+            ToWorker::Prefill(job) => {
+                self.uplink.send(LINK, WorkerEvent::Prefilled { request: job.request, outcome: self.script.prefill.clone() });
+            }
+            ToWorker::CancelSequence { sequence } => {
+                self.running.remove(sequence);
+            }
+            _ => {}
+        }
+        let _ = self.seen.send(message);
+    }
+
+    /// One token for every sequence.
+    fn step(&mut self) {
+        let mut ended = Vec::new();
+        let mut tokens = Vec::new();
+        for (&sequence, job) in &mut self.running {
+            let index = job.tokens.len() - job.prompt_tokens as usize;
+            let Some(&token) = self.script.reply.get(index) else {
+                ended.push((sequence, Finish::Length, job.prompt_tokens));
+                continue;
+            };
+            if index >= self.script.stall_after {
+                continue;
+            }
+            let logprob = job.sampling.logprobs.map(|n| logprob(token, n));
+            tokens.push(SequenceToken { sequence, index: index as u32, token, logprob });
+            job.tokens.push(token);
+            if job.stop.stop_tokens.contains(&token) {
+                ended.push((sequence, Finish::Stop { token }, job.prompt_tokens));
+            } else if index + 1 == job.stop.max_tokens as usize {
+                ended.push((sequence, Finish::Length, job.prompt_tokens));
+            }
+        }
+        if !tokens.is_empty() {
+            self.uplink.send(LINK, WorkerEvent::Tokens(tokens));
+        }
+        for (sequence, reason, prompt_tokens) in ended {
+            self.running.remove(&sequence);
+            let tokens =
+                TokensBySource { hbm: 16, local: u64::from(prompt_tokens) - 16.min(u64::from(prompt_tokens)), ..TokensBySource::default() };
+            let provenance = Provenance { tokens, tail_ms: 3.0, ..Provenance::default() };
+            self.uplink.send(LINK, WorkerEvent::Finished { sequence, reason, provenance });
+        }
+    }
+}
+
+fn logprob(token: Token, n: u32) -> TokenLogprob {
+    TokenLogprob { logprob: -0.5, top: (0..n).map(|i| (token + i, -0.5 - i as f32)).collect() }
+}
+
+pub(crate) fn engine() -> EngineInfo {
+    EngineInfo { layout: LayoutFingerprint([7; 16]), block_bytes: 4096, device_blocks: 256, context_tokens: 2048 }
+}
+
+pub(crate) fn decode() -> RoleInfo {
+    RoleInfo::Decode(engine())
+}
+
+pub(crate) fn prefill() -> RoleInfo {
+    RoleInfo::Prefill(engine())
+}
+
+pub(crate) fn pool() -> RoleInfo {
+    RoleInfo::Kvpool { addr: ([127, 0, 0, 1], 9).into() }
+}
