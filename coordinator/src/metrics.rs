@@ -140,7 +140,7 @@ pub fn render(cluster: &ClusterView) -> String {
     family("requests_running", "gauge", "Sequences at a decode worker", &one(cluster.sequences_running as f64));
     family("requests_waiting", "gauge", "Sequences that wait for a place", &one(cluster.sequences_waiting as f64));
     family("rescues_total", "counter", "Sequences that went on at another worker", &one(cluster.rescues as f64));
-    for (name, kind, help, samples) in WORKER_FAMILIES {
+    for Family { name, kind, help, samples } in WORKER_FAMILIES {
         let all: Vec<_> = cluster
             .members
             .iter()
@@ -153,53 +153,116 @@ pub fn render(cluster: &ClusterView) -> String {
 
 type Samples = Vec<(Vec<(&'static str, &'static str)>, f64)>;
 
-/// Name, kind, help, and how to read a member's samples.
-const WORKER_FAMILIES: &[(&str, &str, &str, fn(&MemberView) -> Samples)] = &[
-    ("worker_up", "gauge", "1 for every registered worker", |_| vec![(vec![], 1.0)]),
-    ("worker_waiting", "gauge", "Jobs that wait for room at a worker", |m| vec![(vec![], f64::from(m.report.waiting))]),
-    ("worker_running", "gauge", "Sequences or prefill jobs that a worker computes", |m| vec![(vec![], f64::from(m.report.running))]),
-    ("kv_blocks", "gauge", "KV blocks by state", |m| {
-        let blocks = &m.report.blocks;
-        let states = [("free", blocks.free), ("cached", blocks.cached), ("used", blocks.used)];
-        states.map(|(state, n)| (vec![("tier", tier(m)), ("state", state)], n as f64)).to_vec()
-    }),
-    ("kv_bytes", "gauge", "Bytes of KV held (cached or in use)", |m| {
-        let blocks = &m.report.blocks;
-        vec![(vec![("tier", tier(m))], blocks.cached.saturating_add(blocks.used) as f64 * blocks.bytes_per_block as f64)]
-    }),
-    ("kv_transfer_bytes_total", "counter", "Block bytes moved", |m| {
-        let t = &m.report.counters.transfer;
-        [
-            ("shm", "put", t.shm_put_bytes),
-            ("shm", "get", t.shm_get_bytes),
-            ("quic", "put", t.quic_put_bytes),
-            ("quic", "get", t.quic_get_bytes),
-        ]
-        .map(|(transport, direction, bytes)| (vec![("transport", transport), ("direction", direction)], bytes as f64))
-        .to_vec()
-    }),
-    ("kv_transfer_seconds", "counter", "Seconds spent moving blocks", |m| vec![(vec![], m.report.counters.transfer.seconds)]),
-    ("prefix_tokens_total", "counter", "Prompt tokens by where their KV came from", |m| {
-        let t = &m.report.counters.tokens;
-        [("hbm", t.hbm), ("dram", t.dram), ("nvme", t.nvme), ("remote", t.remote), ("prefill", t.prefill), ("computed", t.local)]
-            .map(|(source, tokens)| (vec![("source", source)], tokens as f64))
+/// One metric that every worker has.
+struct Family {
+    name: &'static str,
+    kind: &'static str,
+    help: &'static str,
+    /// Labels and values, besides the worker's own labels.
+    samples: fn(&MemberView) -> Samples,
+}
+
+const WORKER_FAMILIES: &[Family] = &[
+    Family { name: "worker_up", kind: "gauge", help: "1 for every registered worker", samples: |_| vec![(vec![], 1.0)] },
+    Family {
+        name: "worker_waiting",
+        kind: "gauge",
+        help: "Jobs that wait for room at a worker",
+        samples: |m| vec![(vec![], f64::from(m.report.waiting))],
+    },
+    Family {
+        name: "worker_running",
+        kind: "gauge",
+        help: "Sequences or prefill jobs that a worker computes",
+        samples: |m| vec![(vec![], f64::from(m.report.running))],
+    },
+    Family {
+        name: "kv_blocks",
+        kind: "gauge",
+        help: "KV blocks by state",
+        samples: |m| {
+            let blocks = &m.report.blocks;
+            let states = [("free", blocks.free), ("cached", blocks.cached), ("used", blocks.used)];
+            states.map(|(state, n)| (vec![("tier", tier(m)), ("state", state)], n as f64)).to_vec()
+        },
+    },
+    Family {
+        name: "kv_bytes",
+        kind: "gauge",
+        help: "Bytes of KV held (cached or in use)",
+        samples: |m| {
+            let blocks = &m.report.blocks;
+            vec![(vec![("tier", tier(m))], blocks.cached.saturating_add(blocks.used) as f64 * blocks.bytes_per_block as f64)]
+        },
+    },
+    Family {
+        name: "kv_transfer_bytes_total",
+        kind: "counter",
+        help: "Block bytes moved",
+        samples: |m| {
+            let t = &m.report.counters.transfer;
+            [
+                ("shm", "put", t.shm_put_bytes),
+                ("shm", "get", t.shm_get_bytes),
+                ("quic", "put", t.quic_put_bytes),
+                ("quic", "get", t.quic_get_bytes),
+            ]
+            .map(|(transport, direction, bytes)| (vec![("transport", transport), ("direction", direction)], bytes as f64))
             .to_vec()
-    }),
-    ("prefill_tokens_total", "counter", "Prompt tokens of prefill jobs", |m| {
-        let c = &m.report.counters;
-        [("computed", c.prefill_computed_tokens), ("cached", c.prefill_cached_tokens)]
-            .map(|(source, tokens)| (vec![("source", source)], tokens as f64))
-            .to_vec()
-    }),
-    ("kv_misses_total", "counter", "Blocks that were asked for and not usable", |m| {
-        let misses = &m.report.counters.misses;
-        [("absent", misses.absent), ("stale", misses.stale), ("corrupt", misses.corrupt), ("unreachable", misses.unreachable)]
-            .map(|(reason, n)| (vec![("reason", reason)], n as f64))
-            .to_vec()
-    }),
-    ("preemptions_total", "counter", "Sequences that lost their device blocks", |m| vec![(vec![], m.report.counters.preemptions as f64)]),
-    ("tokens_generated_total", "counter", "Tokens drawn", |m| vec![(vec![], m.report.counters.tokens_generated as f64)]),
-    ("steps_total", "counter", "Engine steps", |m| vec![(vec![], m.report.counters.steps as f64)]),
+        },
+    },
+    Family {
+        name: "kv_transfer_seconds",
+        kind: "counter",
+        help: "Seconds spent moving blocks",
+        samples: |m| vec![(vec![], m.report.counters.transfer.seconds)],
+    },
+    Family {
+        name: "prefix_tokens_total",
+        kind: "counter",
+        help: "Prompt tokens by where their KV came from",
+        samples: |m| {
+            let t = &m.report.counters.tokens;
+            [("hbm", t.hbm), ("dram", t.dram), ("nvme", t.nvme), ("remote", t.remote), ("prefill", t.prefill), ("computed", t.local)]
+                .map(|(source, tokens)| (vec![("source", source)], tokens as f64))
+                .to_vec()
+        },
+    },
+    Family {
+        name: "prefill_tokens_total",
+        kind: "counter",
+        help: "Prompt tokens of prefill jobs",
+        samples: |m| {
+            let c = &m.report.counters;
+            [("computed", c.prefill_computed_tokens), ("cached", c.prefill_cached_tokens)]
+                .map(|(source, tokens)| (vec![("source", source)], tokens as f64))
+                .to_vec()
+        },
+    },
+    Family {
+        name: "kv_misses_total",
+        kind: "counter",
+        help: "Blocks that were asked for and not usable",
+        samples: |m| {
+            let misses = &m.report.counters.misses;
+            [("absent", misses.absent), ("stale", misses.stale), ("corrupt", misses.corrupt), ("unreachable", misses.unreachable)]
+                .map(|(reason, n)| (vec![("reason", reason)], n as f64))
+                .to_vec()
+        },
+    },
+    Family {
+        name: "preemptions_total",
+        kind: "counter",
+        help: "Sequences that lost their device blocks",
+        samples: |m| vec![(vec![], m.report.counters.preemptions as f64)],
+    },
+    Family {
+        name: "tokens_generated_total",
+        kind: "counter",
+        help: "Tokens drawn",
+        samples: |m| vec![(vec![], m.report.counters.tokens_generated as f64)],
+    },
+    Family { name: "steps_total", kind: "counter", help: "Engine steps", samples: |m| vec![(vec![], m.report.counters.steps as f64)] },
 ];
 
 fn tier(member: &MemberView) -> &'static str {

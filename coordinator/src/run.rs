@@ -2,18 +2,18 @@
 
 use crate::{
     driver::Driver,
-    http::{FrontDoor, server::BoundedListener},
+    http::{FrontDoor, server},
     metrics,
     settings::Settings,
     text::{ModelError, TextModel},
     workers,
 };
-use std::{future::IntoFuture, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 use tidemill_proto::{
     identity::{Identity, IdentityError},
     link::{Endpoint, LinkError},
 };
-use tokio::{net::TcpListener, sync::watch, time};
+use tokio::net::TcpListener;
 
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
@@ -25,8 +25,6 @@ pub enum RunError {
     Link(#[from] LinkError),
     #[error("cannot listen for HTTP on {addr}: {source} (another process may have this port: choose one with --http)")]
     Bind { addr: SocketAddr, source: io::Error },
-    #[error("HTTP server: {0}")]
-    Serve(io::Error),
 }
 
 /// Bound to its addresses, not serving yet.
@@ -74,41 +72,22 @@ impl Coordinator {
     }
 
     /// Serves until `shutdown`; then takes nothing new, lets running requests finish within the drain time, and closes.
-    pub async fn serve(self, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
+    pub async fn serve(self, shutdown: impl Future<Output = ()>) {
         let accepting = tokio::spawn(workers::accept(self.endpoint.clone(), Arc::clone(&self.driver)));
         let driver = Arc::clone(&self.driver);
         let ticking = tokio::spawn(async move { driver.tick().await });
 
-        let (stop, mut stopped) = watch::channel(false);
-        let listener = BoundedListener::new(self.listener, self.connections_max);
-        let server = axum::serve(listener, Arc::clone(&self.front).router()).with_graceful_shutdown(async move {
-            let _ = stopped.wait_for(|stop| *stop).await;
-        });
-        let mut server = tokio::spawn(server.into_future());
-
-        let ended = tokio::select! {
-            ended = &mut server => Some(ended),
-            () = shutdown => None,
+        let front = Arc::clone(&self.front);
+        let stop = async move {
+            shutdown.await;
+            front.drain();
         };
-        let result = match ended {
-            Some(ended) => ended,
-            None => {
-                self.front.drain();
-                let _ = stop.send(true);
-                match time::timeout(self.drain, &mut server).await {
-                    Ok(ended) => ended,
-                    Err(_) => {
-                        tracing::warn!("requests still run after {:?}: they are cut", self.drain);
-                        server.abort();
-                        Ok(Ok(()))
-                    }
-                }
-            }
-        };
+        if !server::serve(self.listener, self.front.router(), self.connections_max, stop, self.drain).await {
+            tracing::warn!("requests still ran after {:?}: they are cut", self.drain);
+        }
         self.endpoint.close().await;
         ticking.abort();
         accepting.abort();
-        result.unwrap_or_else(|panic| Err(io::Error::other(panic))).map_err(RunError::Serve)
     }
 }
 
@@ -116,5 +95,6 @@ impl Coordinator {
 pub async fn run(settings: Settings, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
     let coordinator = Coordinator::bind(settings).await?;
     println!("listening http://{} quic://{}", coordinator.http, coordinator.quic);
-    coordinator.serve(shutdown).await
+    coordinator.serve(shutdown).await;
+    Ok(())
 }

@@ -24,6 +24,7 @@
 mod events;
 mod integrity;
 mod leases;
+mod slots;
 mod timers;
 mod waits;
 
@@ -31,7 +32,7 @@ pub use events::Events;
 
 use crate::eviction::{EvictionPolicy, Use};
 use events::EventLog;
-use leases::{Lease, Leases};
+use leases::Leases;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     time::Duration,
@@ -40,7 +41,7 @@ use tidemill_proto::{
     block::BlockKey,
     ids::RequestId,
     message::PoolEvent,
-    pool::{CallId, Found, LeaseId, Reservation, SlotRef, Tier, Via, Written},
+    pool::{CallId, Found, LeaseId, Reservation, SlotRef, Via, Written},
 };
 use timers::{TimerId, Timers};
 use waits::{Get, Waits, Woken};
@@ -383,164 +384,6 @@ impl Directory {
 
     pub fn usage(&self) -> Usage {
         self.usage
-    }
-
-    fn published(&self, key: &BlockKey) -> Option<SlotRef> {
-        let &slot = self.by_key.get(key)?;
-        let Slot { generation, state } = &self.slots[slot as usize];
-        matches!(state, State::Published(_)).then_some(SlotRef { slot, generation: *generation })
-    }
-
-    fn published_at(&self, at: SlotRef) -> Option<Published> {
-        match self.slots.get(at.slot as usize)? {
-            Slot { generation, state: State::Published(published) } if *generation == at.generation => Some(*published),
-            _ => None,
-        }
-    }
-
-    fn found(&self, index: u32, slot: u32) -> Found {
-        let Slot { generation, state: State::Published(published) } = &self.slots[slot as usize] else {
-            unreachable!("only published slots are found");
-        };
-        let at = SlotRef { slot, generation: *generation };
-        Found { index, at, checksum: published.checksum, origin: published.origin, tier: Tier::Dram }
-    }
-
-    fn reserve(&mut self, client: ClientId, origin: RequestId, key: BlockKey, used: Use, now: Duration) -> Reservation {
-        if let Some(&slot) = self.by_key.get(&key) {
-            let held = matches!(self.slots[slot as usize].state, State::Published(_));
-            return if held { Reservation::Held } else { Reservation::InFlight };
-        }
-        let Some(slot) = self.free.pop().or_else(|| self.evict()) else { return Reservation::Full };
-        self.usage.free -= 1;
-        self.usage.reserved += 1;
-        let timer = self.timers.add(now + self.limits.put_deadline, Due::Reservation(slot));
-        let entry = &mut self.slots[slot as usize];
-        entry.generation += 1;
-        entry.state = State::Reserved(Reserved { key, writer: client, origin, used, timer, receiving: false });
-        let generation = entry.generation;
-        self.by_key.insert(key, slot);
-        self.reserved.entry(client).or_default().insert(slot);
-        Reservation::Write(SlotRef { slot, generation })
-    }
-
-    /// A slot that the policy gives up, counted as free.
-    fn evict(&mut self) -> Option<u32> {
-        let slot = self.policy.evict()?;
-        let State::Published(Published { key, .. }) = self.slots[slot as usize].state else {
-            unreachable!("only published slots are candidates");
-        };
-        self.by_key.remove(&key);
-        self.events.evicted(key);
-        self.usage.cached -= 1;
-        self.usage.free += 1;
-        Some(slot)
-    }
-
-    fn reservation(&mut self, client: ClientId, at: SlotRef) -> Option<&mut Reserved> {
-        match self.slots.get_mut(at.slot as usize)? {
-            Slot { generation, state: State::Reserved(reserved) } if *generation == at.generation && reserved.writer == client => {
-                Some(reserved)
-            }
-            _ => None,
-        }
-    }
-
-    /// Ends a reservation of this client; the caller decides what becomes of slot and key.
-    fn take_reservation(&mut self, client: ClientId, at: SlotRef) -> Option<Reserved> {
-        let reserved = *self.reservation(client, at)?;
-        self.timers.cancel(reserved.timer);
-        self.usage.reserved -= 1;
-        let slots = self.reserved.get_mut(&client).expect("a reservation is listed under its writer");
-        slots.remove(&at.slot);
-        if slots.is_empty() {
-            self.reserved.remove(&client);
-        }
-        Some(reserved)
-    }
-
-    /// Ends a reservation whose writer may still be writing.
-    fn cut_off(&mut self, slot: u32) {
-        let State::Reserved(reserved) = self.slots[slot as usize].state else {
-            unreachable!("a reservation and its timer end together");
-        };
-        self.timers.cancel(reserved.timer);
-        if let Some(slots) = self.reserved.get_mut(&reserved.writer) {
-            slots.remove(&slot);
-            if slots.is_empty() {
-                self.reserved.remove(&reserved.writer);
-            }
-        }
-        self.usage.reserved -= 1;
-        self.by_key.remove(&reserved.key);
-        self.quarantine(slot, reserved.timer.at() + Limits::QUARANTINE);
-    }
-
-    fn quarantine(&mut self, slot: u32, until: Duration) {
-        self.slots[slot as usize].state = State::Quarantined;
-        self.usage.quarantined += 1;
-        self.timers.add(until, Due::Quarantine(slot));
-    }
-
-    fn set_free(&mut self, slot: u32) {
-        self.slots[slot as usize].state = State::Free;
-        self.usage.free += 1;
-        self.free.push(slot);
-    }
-
-    fn hand_over(&mut self, client: ClientId, call: CallId, via: Via, blocks: Vec<(Found, Use)>, now: Duration) {
-        if blocks.is_empty() {
-            return;
-        }
-        let Some(lease) = self.leases.next_id(client, blocks.len()) else {
-            return self.miss(client, call, blocks.iter().map(|(block, _)| block.index).collect());
-        };
-        self.grant(client, lease, blocks.iter().map(|&(block, used)| (block.at, used)).collect(), now + self.limits.lease);
-        let blocks = blocks.into_iter().map(|(block, _)| block).collect();
-        self.actions.push_back(Action::Found { client, call, via, lease, blocks });
-    }
-
-    fn miss(&mut self, client: ClientId, call: CallId, indexes: Vec<u32>) {
-        if !indexes.is_empty() {
-            self.actions.push_back(Action::Missed { client, call, indexes });
-        }
-    }
-
-    fn grant(&mut self, client: ClientId, id: LeaseId, blocks: Vec<(SlotRef, Use)>, until: Duration) {
-        blocks.iter().for_each(|(at, _)| self.pin(at.slot));
-        let timer = self.timers.add(until, Due::Lease(client, id));
-        self.leases.add(client, id, Lease { blocks, timer });
-    }
-
-    fn unlease(&mut self, blocks: &[(SlotRef, Use)]) {
-        for &(at, used) in blocks {
-            if self.published_at(at).is_some() {
-                self.unpin(at.slot, used);
-            }
-        }
-    }
-
-    fn pin(&mut self, slot: u32) {
-        let State::Published(published) = &mut self.slots[slot as usize].state else { unreachable!("only published slots are pinned") };
-        published.leases += 1;
-        if published.leases == 1 {
-            self.usage.cached -= 1;
-            self.usage.leased += 1;
-            self.policy.pin(slot);
-        }
-    }
-
-    fn unpin(&mut self, slot: u32, used: Use) {
-        let State::Published(published) = &mut self.slots[slot as usize].state else { unreachable!("only published slots are pinned") };
-        published.leases -= 1;
-        if used.at > published.used.at {
-            published.used = used;
-        }
-        if published.leases == 0 {
-            self.usage.leased -= 1;
-            self.usage.cached += 1;
-            self.policy.unpin(slot, published.used);
-        }
     }
 }
 

@@ -16,7 +16,7 @@ use tidemill_proto::{
 #[derive(Debug, clap::Parser)]
 #[command(name = "tidemill-kvpool", version)]
 pub struct Cli {
-    /// TOML file with the same keys as the flags, in sections \[worker\] and \[kvpool\]
+    /// TOML file with the same keys as the flags, in sections `[worker]` and `[kvpool]`
     #[arg(long)]
     pub config: Option<PathBuf>,
     #[command(flatten)]

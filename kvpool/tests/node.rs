@@ -353,6 +353,6 @@ async fn coordinators_know_what_a_node_holds_also_after_their_link_broke() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_ends_with_its_parent() {
     let mut node = Node::start(8, &["--exit-with-parent", "true"]).await;
-    // Its standard input is at its end already.
+    drop(node.child.stdin.take());
     assert!(node.child.wait().unwrap().success());
 }

@@ -279,6 +279,8 @@ impl Cluster {
         let remaining_ms = request.new.timeout.saturating_sub(age).as_millis() as u64;
         let patience_ms = (PREFILL_GRACE_MS + PREFILL_PATIENCE * placement.ttft_ms).min(remaining_ms as f64) as u64;
 
+        // Somebody is computing them; without a job, a block that is not there any more is a miss at once.
+        let awaited = placement.prefill.is_some() || request.job.is_some();
         let sequence = &mut request.sequences[choice];
         let tail_tokens = tokens.len() as u64 - u64::from(placement.expected_blocks) * BLOCK_TOKENS as u64;
         if let Place::Queued { since, .. } = sequence.place {
@@ -291,7 +293,7 @@ impl Cluster {
             found_blocks: placement.found_blocks,
             expected_blocks: placement.expected_blocks,
             tail_tokens,
-            waits: placement.expected_blocks > 0,
+            waits: awaited && placement.expected_blocks > 0,
         });
         let worker = self.registry.get_mut(placement.decode).expect("the scheduler places at live workers");
         worker.decode.sequences += 1;
@@ -306,7 +308,7 @@ impl Cluster {
             salt: request.new.salt.clone(),
             pool,
             expected_blocks: placement.expected_blocks,
-            wait_ms: patience_ms,
+            wait_ms: if awaited { patience_ms } else { 0 },
             sampling: Sampling { seed: request.new.sampling.seed.wrapping_add(choice as u64), ..request.new.sampling.clone() },
             stop: request.new.stop.clone(),
             prompt_logprobs: request.new.prompt_logprobs.filter(|_| choice == 0 && !sequence.prompt_logprobs_seen),

@@ -149,6 +149,13 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 0..120)
 }
 
+/// What a client has heard of a choice.
+#[derive(Clone, Default)]
+struct Heard {
+    tokens: Vec<Token>,
+    ended: bool,
+}
+
 /// The world around the cluster: what its messages have led workers and clients to believe.
 struct World {
     cluster: Cluster,
@@ -158,8 +165,8 @@ struct World {
     running: Vec<(Epoch, DecodeJob)>,
     jobs: Vec<(Epoch, RequestId)>,
     events: HashMap<Epoch, u64>,
-    /// Per request: tokens and end of each choice. Cancelled choices are removed.
-    clients: BTreeMap<RequestId, Vec<Option<(Vec<Token>, bool)>>>,
+    /// Per request and choice; a cancelled choice is `None`.
+    clients: BTreeMap<RequestId, Vec<Option<Heard>>>,
 }
 
 impl World {
@@ -200,7 +207,7 @@ impl World {
             }
             Step::Submit { tokens, choices } => {
                 if let Ok(id) = self.cluster.submit(now, request(tokens.into(), choices.into())) {
-                    self.clients.insert(id, vec![Some((Vec::new(), false)); choices.into()]);
+                    self.clients.insert(id, vec![Some(Heard::default()); choices.into()]);
                 }
             }
             Step::Cancel { request, choice } => {
@@ -210,7 +217,7 @@ impl World {
                     let choice = choice.map(|choice| u32::from(choice) % choices.len() as u32);
                     for (index, state) in choices.iter_mut().enumerate() {
                         if choice.is_none_or(|choice| choice as usize == index) {
-                            state.take_if(|(_, ended)| !*ended);
+                            state.take_if(|heard| !heard.ended);
                         }
                     }
                     self.cluster.cancel(now, id, choice);
@@ -310,13 +317,13 @@ impl World {
         let choices = self.clients.get_mut(&request).expect("a submitted request");
         match event {
             RequestEvent::Token { choice, token, .. } => {
-                let (tokens, ended) = choices[choice as usize].as_mut().expect("no word after a cancellation");
+                let Heard { tokens, ended } = choices[choice as usize].as_mut().expect("no word after a cancellation");
                 assert!(!*ended, "no token after the end");
                 assert!(token == STOP || token as usize == 100 + tokens.len(), "tokens come in order, none twice: {tokens:?} {token}");
                 tokens.push(token);
             }
             RequestEvent::Finished { choice, .. } => {
-                let (_, ended) = choices[choice as usize].as_mut().expect("no word after a cancellation");
+                let Heard { ended, .. } = choices[choice as usize].as_mut().expect("no word after a cancellation");
                 assert!(!std::mem::replace(ended, true), "ends once");
             }
             RequestEvent::PromptLogprobs(_) => panic!("nobody asked"),
@@ -350,7 +357,7 @@ proptest! {
         }
         for (request, choices) in &world.clients {
             for choice in choices.iter().flatten() {
-                prop_assert!(choice.1, "a choice of {} never ended", request);
+                prop_assert!(choice.ended, "a choice of {} never ended", request);
             }
         }
         prop_assert!(world.cluster.requests.is_empty() && world.cluster.sequences.is_empty() && world.cluster.queue.is_empty());

@@ -1,4 +1,4 @@
-//! From the cluster's token ids back to text: one [`Answer`] per HTTP request, one [`Choice`] per sequence.
+//! From the cluster's token ids back to text: one [`Answer`] per HTTP request, one `Choice` per sequence.
 //!
 //! Streaming and whole answers read the same deltas, so a client gets the same text either way. Dropping the answer (the
 //! client left, or an error ended it) frees everything the request holds in the cluster.
@@ -107,8 +107,8 @@ impl Answer {
         }
     }
 
-    /// Choices in all, over all prompts.
-    pub fn len(&self) -> usize {
+    /// How many, over all prompts.
+    pub fn choices(&self) -> usize {
         self.choices.len()
     }
 

@@ -119,7 +119,7 @@ impl Call {
             let continuous_usage = self.options.continuous_usage;
             return Ok(sse::respond(answer, self, continuous_usage));
         }
-        let mut choices: Vec<_> = (0..answer.len() as u32).map(|index| self.empty_choice(index)).collect();
+        let mut choices: Vec<_> = (0..answer.choices() as u32).map(|index| self.empty_choice(index)).collect();
         while let Some(delta) = answer.next().await? {
             let choice = &mut choices[delta.index as usize];
             choice.message.content += &delta.text;

@@ -57,7 +57,7 @@ async fn start(front: &Arc<FrontDoor>, body: Body) -> Result<(Answer, Call), Api
     let prompt_logprobs = options.sampling.logprobs.filter(|_| echo);
     let answer = front.start("prompt", prompts.clone(), &mut options, max_tokens, prompt_logprobs)?;
     let (id, model, tokenizer) = (front.draw_id("cmpl"), front.model_name().to_owned(), Arc::clone(&front.text().tokenizer));
-    let echoed = vec![0; answer.len()];
+    let echoed = vec![0; answer.choices()];
     Ok((answer, Call { id, created: super::unix_seconds(), model, options, prompts, echo, tokenizer, echoed }))
 }
 
@@ -82,9 +82,6 @@ fn understand(front: &FrontDoor, body: &[u8]) -> Result<(Options, Vec<Vec<Token>
     }
     let vocab_size = front.text().config.vocab_size;
     for tokens in &prompts {
-        if tokens.is_empty() {
-            return Err(ApiError::invalid("prompt", "`prompt` is empty: at least one token is needed"));
-        }
         if let Some(token) = tokens.iter().find(|&&token| token >= vocab_size) {
             return Err(ApiError::invalid("prompt", format!("`prompt`: {token} is not a token id of this model ({vocab_size} tokens)")));
         }
@@ -113,7 +110,7 @@ impl Call {
             let continuous_usage = self.options.continuous_usage;
             return Ok(sse::respond(answer, self, continuous_usage));
         }
-        let mut choices: Vec<_> = (0..answer.len() as u32).map(|index| self.first_choice(index)).collect();
+        let mut choices: Vec<_> = (0..answer.choices() as u32).map(|index| self.first_choice(index)).collect();
         while let Some(delta) = answer.next().await? {
             let choice = &mut choices[delta.index as usize];
             self.extend_logprobs(choice.logprobs.as_mut(), &delta);

@@ -10,6 +10,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
+use std::time::Duration;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiError {
@@ -57,6 +58,10 @@ impl ApiError {
 
     pub fn too_large(limit: usize) -> Self {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, format!("The request body is larger than the limit of {limit} bytes."))
+    }
+
+    pub fn too_slow(limit: Duration) -> Self {
+        Self::new(StatusCode::REQUEST_TIMEOUT, format!("The request body did not arrive within {} s.", limit.as_secs()))
     }
 
     pub fn no_route(method: &str, path: &str) -> Self {

@@ -45,6 +45,8 @@ use tidemill_proto::{
 };
 use tokio::sync::Semaphore;
 
+/// A client has this long to send a request's body.
+const BODY_READ_MAX: Duration = Duration::from_secs(60);
 /// What JSON says instead of minus infinity, as in vLLM.
 const LOGPROB_MIN: f32 = -9999.0;
 
@@ -120,7 +122,8 @@ impl FrontDoor {
         if self.draining.load(Ordering::Relaxed) {
             return Err(ApiError::draining());
         }
-        parse::read(body, self.body_bytes_max).await
+        let read = tokio::time::timeout(BODY_READ_MAX, parse::read(body, self.body_bytes_max)).await;
+        read.unwrap_or_else(|_| Err(ApiError::too_slow(BODY_READ_MAX)))
     }
 
     /// Runs what takes longer than a moment beside the event loop.
@@ -166,6 +169,9 @@ impl FrontDoor {
         prompt_logprobs: Option<u32>,
     ) -> Result<Answer, ApiError> {
         let context = self.context_tokens()?;
+        if prompts.iter().any(Vec::is_empty) {
+            return Err(ApiError::invalid(param, format!("`{param}` is empty: at least one token is needed")));
+        }
         let hidden = max_tokens == 0;
         let generated = max_tokens.max(1);
         if options.min_tokens > generated {

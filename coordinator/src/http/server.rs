@@ -1,82 +1,69 @@
-//! Client connections: a bounded number, each without Nagle's delay.
+//! Client connections: a bounded number, without Nagle's delay, none idle for ever.
 
-use axum::serve::Listener;
-use std::{
-    io,
-    net::SocketAddr,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    server::graceful::GracefulShutdown,
+    service::TowerToHyperService,
 };
+use std::{sync::Arc, time::Duration};
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, Semaphore},
+    sync::Semaphore,
+    task::JoinSet,
+    time,
 };
 
-/// Accepts while there is a permit; further clients wait in the kernel's backlog.
-#[derive(Debug)]
-pub struct BoundedListener {
-    listener: TcpListener,
-    permits: Arc<Semaphore>,
-}
+/// The next request's head must be there within this time; so it is also how long a connection may rest between two.
+const HEAD_READ_MAX: Duration = Duration::from_secs(75);
+/// Rest after an accept that failed: for want of file descriptors, most likely.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
-impl BoundedListener {
-    pub fn new(listener: TcpListener, connections_max: usize) -> Self {
-        Self { listener, permits: Arc::new(Semaphore::new(connections_max)) }
-    }
-}
-
-impl Listener for BoundedListener {
-    type Io = BoundedStream;
-    type Addr = SocketAddr;
-
-    async fn accept(&mut self) -> (BoundedStream, SocketAddr) {
-        let permit = Arc::clone(&self.permits).acquire_owned().await.expect("the semaphore is never closed");
-        // axum's own accept rests after errors such as too many open files.
-        let (stream, peer) = Listener::accept(&mut self.listener).await;
-        if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%peer, %error, "cannot turn Nagle's delay off");
+/// Serves until `stop`, then lets running requests finish within `drain`. `false`: some were cut.
+pub async fn serve(listener: TcpListener, router: Router, connections_max: usize, stop: impl Future<Output = ()>, drain: Duration) -> bool {
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(HEAD_READ_MAX);
+    let service = TowerToHyperService::new(router);
+    let connections = GracefulShutdown::new();
+    let permits = Arc::new(Semaphore::new(connections_max));
+    let mut tasks = JoinSet::new();
+    let accept = async {
+        loop {
+            // Without a permit, clients wait in the kernel's backlog.
+            let permit = Arc::clone(&permits).acquire_owned().await.expect("the semaphore is never closed");
+            let stream = accept(&listener).await;
+            let connection = connections.watch(http.serve_connection(TokioIo::new(stream), service.clone()));
+            while tasks.try_join_next().is_some() {}
+            tasks.spawn(async move {
+                if let Err(error) = connection.await {
+                    tracing::debug!(%error, "client connection ended");
+                }
+                drop(permit);
+            });
         }
-        (BoundedStream { stream, _permit: permit }, peer)
+    };
+    tokio::select! {
+        () = accept => {}
+        () = stop => {}
     }
-
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
-    }
+    drop(listener);
+    time::timeout(drain, connections.shutdown()).await.is_ok()
 }
 
-/// A connection that gives its permit back when it is dropped.
-#[derive(Debug)]
-pub struct BoundedStream {
-    stream: TcpStream,
-    _permit: OwnedSemaphorePermit,
-}
-
-impl AsyncRead for BoundedStream {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf)
-    }
-}
-
-impl AsyncWrite for BoundedStream {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
-
-    fn poll_write_vectored(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bufs: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
+async fn accept(listener: &TcpListener) -> TcpStream {
+    loop {
+        match listener.accept().await {
+            Ok((stream, peer)) => {
+                if let Err(error) = stream.set_nodelay(true) {
+                    tracing::debug!(%peer, %error, "cannot turn Nagle's delay off");
+                }
+                return stream;
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a client");
+                time::sleep(ACCEPT_RETRY).await;
+            }
+        }
     }
 }

@@ -34,7 +34,7 @@ struct Streaming<F> {
 }
 
 pub fn respond<F: Format>(answer: Answer, mut format: F, continuous_usage: bool) -> Response {
-    let ready = format.opening(answer.len()).iter().map(event).collect();
+    let ready = format.opening(answer.choices()).iter().map(event).collect();
     let state = Streaming { answer, format, continuous_usage, ready, done: false };
     let events = stream::unfold(state, |mut state| async move {
         let event = state.next().await?;

@@ -74,14 +74,14 @@ impl Cluster {
     }
 
     /// Sum of a metric over its labels, of lines that contain all of `labels`.
-    pub async fn metric(&self, name: &str, labels: &[&str]) -> f64 {
+    pub async fn metric(&self, name: &str, labels: &[String]) -> f64 {
         let text = self.get("/metrics").await;
-        let lines = text.lines().filter(|l| l.starts_with(name) && labels.iter().all(|label| l.contains(label)));
+        let lines = text.lines().filter(|l| l.starts_with(name) && labels.iter().all(|label| l.contains(label.as_str())));
         lines.filter_map(|l| l.rsplit(' ').next()?.parse::<f64>().ok()).sum()
     }
 
     /// The same, once two heartbeats have brought what workers counted.
-    pub async fn settled_metric(&self, name: &str, labels: &[&str]) -> f64 {
+    pub async fn settled_metric(&self, name: &str, labels: &[String]) -> f64 {
         tokio::time::sleep(Duration::from_millis(2500)).await;
         self.metric(name, labels).await
     }

@@ -1,5 +1,6 @@
 use super::*;
 use crate::eviction::lru::Lru;
+use tidemill_proto::pool::Tier;
 
 const LIMITS: Limits = Limits { put_deadline: Duration::from_secs(5), lease: Duration::from_secs(10) };
 const WRITER: ClientId = ClientId(1);

@@ -57,7 +57,7 @@ impl Node {
             .args(["--coordinators", &coordinator.local_addr().to_string()])
             .args(["--dram", &(slots * BLOCK_BYTES.next_multiple_of(64)).to_string()])
             .args(flags)
-            .stdin(Stdio::null())
+            .stdin(Stdio::piped())
             .spawn()
             .unwrap();
         let told = Arc::new(Mutex::new(Told::default()));

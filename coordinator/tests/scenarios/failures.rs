@@ -1,9 +1,7 @@
 //! Workers that die in the middle: the client must not notice, and nothing may leak.
 
-mod support;
-
+use crate::support::{Cluster, Script, decode, pool, prefill};
 use serde_json::{Value, json};
-use support::{Cluster, Script, decode, pool, prefill};
 use tidemill_proto::{
     block::{BlockKey, Chain, LayoutFingerprint},
     message::{PoolEvent, PrefillOutcome, ToWorker, WorkerEvent},

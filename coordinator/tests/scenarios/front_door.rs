@@ -1,9 +1,7 @@
 //! The front door as a client sees it, with a scripted decode worker behind it.
 
-mod support;
-
+use crate::support::{Cluster, Script, decode, engine, fixture, pool, prefill};
 use serde_json::{Value, json};
-use support::{Cluster, Script, decode, engine, fixture, pool, prefill};
 use tidemill_coordinator::text::TextModel;
 use tidemill_proto::{
     block::LayoutFingerprint,
