@@ -174,3 +174,97 @@ impl Drop for Generation {
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        cluster::Outcome,
+        registry::tests::{engine, register},
+        schedule::Policy,
+    };
+    use tidemill_proto::{
+        ids::SequenceId,
+        message::{Finish, Provenance, RoleInfo, SequenceToken},
+        sampling::{Sampling, StopRule},
+    };
+
+    fn driver() -> Arc<Driver> {
+        Driver::new(ClusterSettings {
+            id_base: 0,
+            policy: Policy { local_tail_tokens: None, queue_max: 64, decode_sequences_max: 64 },
+            queue_wait_max: Duration::from_secs(60),
+            heartbeat_dead: Duration::from_secs(60),
+        })
+    }
+
+    fn request(choices: u32) -> NewRequest {
+        NewRequest {
+            prompt: vec![1, 2, 3],
+            salt: Vec::new(),
+            sampling: Sampling::default(),
+            stop: StopRule { max_tokens: 1000, ..StopRule::default() },
+            choices,
+            prompt_logprobs: None,
+            timeout: Duration::from_secs(60),
+        }
+    }
+
+    fn decode_worker(driver: &Driver) -> (Epoch, mpsc::Receiver<ToWorker>) {
+        let (link, messages) = mpsc::channel(LINK_QUEUE_MAX);
+        (driver.register(register("decode-0", RoleInfo::Decode(engine(1))), link).unwrap(), messages)
+    }
+
+    fn sequences(messages: &mut mpsc::Receiver<ToWorker>) -> Vec<SequenceId> {
+        let job = |message| if let ToWorker::Decode(job) = message { Some(job.sequence) } else { None };
+        std::iter::from_fn(|| messages.try_recv().ok()).filter_map(job).collect()
+    }
+
+    #[tokio::test]
+    async fn a_client_that_does_not_read_is_cut_and_frees_everything() {
+        let driver = driver();
+        let (epoch, mut messages) = decode_worker(&driver);
+        let mut generation = driver.submit(vec![request(8)]).unwrap();
+        let sequences = sequences(&mut messages);
+        for index in 0..1000 {
+            let step = sequences.iter().map(|&sequence| SequenceToken { sequence, index, token: 5, logprob: None });
+            driver.worker_event(epoch, WorkerEvent::Tokens(step.collect()));
+        }
+        assert_eq!(driver.view().requests, 0);
+        let cancelled = std::iter::from_fn(|| messages.try_recv().ok()).filter(|m| matches!(m, ToWorker::CancelSequence { .. }));
+        assert_eq!(cancelled.count(), 8);
+        let mut events = 0;
+        while generation.next().await.is_some() {
+            events += 1;
+        }
+        assert_eq!(events, CLIENT_QUEUE_MAX, "what was queued is still read, then nothing");
+    }
+
+    #[tokio::test]
+    async fn all_prompts_are_taken_or_none() {
+        let driver = driver();
+        let (epoch, mut messages) = decode_worker(&driver);
+        let too_long = NewRequest { prompt: vec![1; 5000], ..request(1) };
+        assert!(driver.submit(vec![request(1), too_long]).is_err());
+        assert_eq!(driver.view().requests, 0, "the first prompt went with the second");
+
+        sequences(&mut messages);
+        let mut generation = driver.submit(vec![request(1), request(1)]).unwrap();
+        let second = sequences(&mut messages)[1];
+        let finished = WorkerEvent::Finished { sequence: second, reason: Finish::Length, provenance: Provenance::default() };
+        driver.worker_event(epoch, finished);
+        let Some((1, RequestEvent::Finished { choice: 0, outcome: Outcome::Length, .. })) = generation.next().await else { panic!() };
+        drop(generation);
+        assert_eq!(driver.view().requests, 0);
+    }
+
+    #[tokio::test]
+    async fn a_worker_that_does_not_read_is_dropped() {
+        let driver = driver();
+        let (link, messages) = mpsc::channel(1);
+        driver.register(register("decode-0", RoleInfo::Decode(engine(1))), link).unwrap();
+        let _generation = driver.submit(vec![request(3)]).unwrap();
+        assert!(driver.view().members.is_empty());
+        assert!(messages.is_closed(), "its link ends");
+    }
+}

@@ -128,3 +128,33 @@ impl Flags {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flags() -> Flags {
+        Flags { model: Some("/models/tiny".into()), pki: Some("/pki".into()), served_model_name: Some("tiny".into()), ..Flags::default() }
+    }
+
+    #[test]
+    fn defaults_are_filled_in() {
+        let settings = flags().check().unwrap();
+        assert_eq!((settings.http.port(), settings.body_bytes_max), (8000, 8 << 20));
+        assert_eq!(settings.cluster.id_base & 0xffff_ffff, 0);
+    }
+
+    #[test]
+    fn an_error_names_its_key() {
+        for (flags, key) in [
+            (Flags { model: None, ..flags() }, "--model"),
+            (Flags { pki: None, ..flags() }, "--pki"),
+            (Flags { body_bytes_max: Some("8MB".into()), ..flags() }, "body_bytes_max"),
+            (Flags { queue_max: Some(0), ..flags() }, "queue_max"),
+            (Flags { request_timeout_s: Some(0), ..flags() }, "request_timeout_s"),
+        ] {
+            let error = flags.check().unwrap_err().to_string();
+            assert!(error.contains(key), "{error}");
+        }
+    }
+}

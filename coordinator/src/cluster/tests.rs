@@ -5,9 +5,9 @@ use crate::registry::tests::{engine, register};
 use proptest::prelude::*;
 use std::collections::HashMap;
 use tidemill_proto::{
-    block::Token,
-    message::{Finish, PoolEvent, PrefillOutcome, Provenance, Report, RoleInfo, SequenceToken, WorkerEvent},
-    sampling::StopRule,
+    block::{BLOCK_TOKENS, Chain, Token},
+    message::{DecodeJob, Finish, PoolEvent, PrefillOutcome, Provenance, Report, RoleInfo, SequenceToken, WorkerEvent},
+    sampling::{Sampling, StopRule},
 };
 
 const TIMEOUT: Duration = Duration::from_secs(60);

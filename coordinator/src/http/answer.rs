@@ -56,7 +56,8 @@ pub struct Finish {
 pub struct Answer {
     generation: Generation,
     objectives: Arc<Objectives>,
-    started: Instant,
+    /// When the request came in.
+    arrived: Instant,
     /// Choice `j` of prompt `i` is at `i * choices_per_prompt + j`.
     choices: Vec<Choice>,
     choices_per_prompt: usize,
@@ -97,7 +98,7 @@ impl Answer {
         Self {
             generation,
             objectives,
-            started: Instant::now(),
+            arrived: options.arrived,
             open: choices.len(),
             choices,
             choices_per_prompt,
@@ -173,7 +174,7 @@ impl Answer {
             Some(last) => metrics::observe_itl(now - last),
             None => {
                 state.first = Some(now);
-                metrics::observe_ttft(now - self.started);
+                metrics::observe_ttft(now - self.arrived);
             }
         }
         if state.hidden {
@@ -203,10 +204,10 @@ impl Answer {
         self.open -= 1;
         if let (Some(first), Some(last)) = (choice.first, choice.last) {
             let tpot = (choice.tokens > 1).then(|| (last - first) / (choice.tokens - 1));
-            self.objectives.observe(first - self.started, tpot);
+            self.objectives.observe(first - self.arrived, tpot);
         }
         if self.open == 0 {
-            metrics::observe_e2e(self.started.elapsed());
+            metrics::observe_e2e(self.arrived.elapsed());
         }
         let first_of_prompt = index.is_multiple_of(self.choices_per_prompt);
         let tidemill = self.usage.tidemill.get_or_insert_default();

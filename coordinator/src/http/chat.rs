@@ -22,7 +22,10 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use minijinja::Value;
-use std::{sync::Arc, time::SystemTime};
+use std::{
+    sync::Arc,
+    time::{Instant, SystemTime},
+};
 use tidemill_proto::block::Token;
 
 pub async fn chat(State(front): State<Arc<FrontDoor>>, body: Body) -> Result<Response, ApiError> {
@@ -41,9 +44,10 @@ struct Call {
 }
 
 async fn start(front: &Arc<FrontDoor>, body: Body) -> Result<(Answer, Call), ApiError> {
+    let arrived = Instant::now();
     let body = front.read(body).await?;
     let worker = Arc::clone(front);
-    let (mut options, prompt) = front.compute(move || understand(&worker, &body)).await?;
+    let (mut options, prompt) = front.compute(move || understand(&worker, arrived, &body)).await?;
     let context = front.context_tokens()?;
     let room = context.saturating_sub(prompt.len() as u32);
     let max_tokens = options.max_tokens.unwrap_or(room.max(1));
@@ -53,11 +57,11 @@ async fn start(front: &Arc<FrontDoor>, body: Body) -> Result<(Answer, Call), Api
 }
 
 /// Parses, renders and tokenizes.
-fn understand(front: &FrontDoor, body: &[u8]) -> Result<(Options, Vec<Token>), ApiError> {
+fn understand(front: &FrontDoor, arrived: Instant, body: &[u8]) -> Result<(Options, Vec<Token>), ApiError> {
     let request: GenerateRequest = parse::json(body)?;
     front.check_model(request.model.as_deref())?;
     let chat: ChatRequest = parse::json(body)?;
-    let mut options = Options::check(request, front.text())?;
+    let mut options = Options::check(arrived, request, front.text())?;
     if chat.tools.is_some_and(|tools| !tools.is_empty()) {
         return Err(ApiError::unsupported("tools"));
     }

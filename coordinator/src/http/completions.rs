@@ -18,7 +18,7 @@ use axum::{
     extract::State,
     response::{IntoResponse, Response},
 };
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Instant};
 use tidemill_proto::{block::Token, sampling::TokenLogprob};
 
 /// OpenAI's default.
@@ -47,9 +47,10 @@ struct Call {
 }
 
 async fn start(front: &Arc<FrontDoor>, body: Body) -> Result<(Answer, Call), ApiError> {
+    let arrived = Instant::now();
     let body = front.read(body).await?;
     let worker = Arc::clone(front);
-    let (mut options, prompts, echo) = front.compute(move || understand(&worker, &body)).await?;
+    let (mut options, prompts, echo) = front.compute(move || understand(&worker, arrived, &body)).await?;
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(0) as u32;
     // The default shrinks to what fits; a number that the client gave must fit.
     let room = front.context_tokens()?.saturating_sub(longest).max(1);
@@ -62,11 +63,11 @@ async fn start(front: &Arc<FrontDoor>, body: Body) -> Result<(Answer, Call), Api
 }
 
 /// Parses and tokenizes.
-fn understand(front: &FrontDoor, body: &[u8]) -> Result<(Options, Vec<Vec<Token>>, bool), ApiError> {
+fn understand(front: &FrontDoor, arrived: Instant, body: &[u8]) -> Result<(Options, Vec<Vec<Token>>, bool), ApiError> {
     let request: GenerateRequest = parse::json(body)?;
     front.check_model(request.model.as_deref())?;
     let completion: CompletionRequest = parse::json(body)?;
-    let mut options = Options::check(request, front.text())?;
+    let mut options = Options::check(arrived, request, front.text())?;
     if completion.suffix.is_some_and(|suffix| !suffix.is_empty()) {
         return Err(ApiError::unsupported("suffix"));
     }

@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 use std::{
     error::Error,
     ops::{Bound, RangeBounds},
+    time::Instant,
 };
 use tidemill_proto::{block::Token, sampling::Sampling};
 
@@ -58,6 +59,8 @@ pub fn json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
 /// What a client asked for besides its prompt.
 #[derive(Debug)]
 pub struct Options {
+    /// When the request came in.
+    pub arrived: Instant,
     pub choices: u32,
     pub stream: bool,
     pub include_usage: bool,
@@ -79,7 +82,7 @@ pub struct Options {
 
 impl Options {
     /// Fills in the model author's defaults, then the API's.
-    pub fn check(request: GenerateRequest, model: &TextModel) -> Result<Self, ApiError> {
+    pub fn check(arrived: Instant, request: GenerateRequest, model: &TextModel) -> Result<Self, ApiError> {
         let vocab_size = model.config.vocab_size;
         let choices = in_range("n", request.n.unwrap_or(1), 1..=CHOICES_MAX)?;
         if request.best_of.is_some_and(|best_of| best_of > choices) {
@@ -127,6 +130,7 @@ impl Options {
             logprobs: None,
         };
         Ok(Self {
+            arrived,
             choices,
             stream: request.stream.unwrap_or(false),
             include_usage: stream_options.include_usage.unwrap_or(false),

@@ -278,3 +278,16 @@ async fn an_engine_with_another_model_is_refused() {
     assert_eq!(view["members"].as_array().unwrap().len(), 1);
     cluster.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn running_requests_finish_before_the_end() {
+    let cluster = Cluster::start(|flags| flags.drain_s = Some(5)).await;
+    let _worker = cluster.join("decode-0", decode(), Script::reply(&[40; 300])).await;
+    let mut response = cluster.post("/v1/completions", json!({"prompt": "x", "stream": true, "max_tokens": 300})).await;
+    let mut text = String::from_utf8(response.chunk().await.unwrap().unwrap().to_vec()).unwrap();
+    let (url, stopped) = (cluster.url.clone(), tokio::spawn(cluster.stop()));
+    while reqwest::get(format!("{url}/health")).await.is_ok() {}
+    text += &response.text().await.unwrap();
+    assert!(text.contains("\"finish_reason\":\"length\"") && text.ends_with("data: [DONE]\n\n"), "the answer is whole");
+    stopped.await.unwrap();
+}

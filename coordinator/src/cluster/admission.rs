@@ -1,0 +1,158 @@
+//! Admission, the one mechanism: match what exists, have the rest computed, give the sequence to a decode worker.
+//! New, returned and rescued sequences all come through here.
+
+use super::{
+    Action, Cluster,
+    request::{Job, Place, Running, common_prefix},
+};
+use crate::{
+    registry::Worker,
+    schedule::{self, Ask, Decision, Placement, PoolCandidate, Snapshot},
+};
+use std::time::Instant;
+use tidemill_proto::{
+    block::{BLOCK_TOKENS, BlockKey, Chain},
+    ids::{Epoch, RequestId},
+    message::{DecodeJob, PoolAddr, PrefillJob, ToWorker},
+    sampling::Sampling,
+};
+
+/// A job gets this many times its predicted duration, and the grace below, before its waiters give up on it.
+const PREFILL_PATIENCE: f64 = 8.0;
+const PREFILL_GRACE_MS: f64 = 30_000.0;
+
+impl Cluster {
+    /// Places whoever waits, first come first served. A resting sequence lets others pass.
+    pub(super) fn admit(&mut self, now: Instant) {
+        let mut next = 0;
+        while let Some(&id) = self.queue.get(next) {
+            let (request, choice) = self.sequences[&id];
+            match self.requests[&request].sequences[choice].place {
+                Place::Queued { not_before, .. } if not_before > now => next += 1,
+                _ => match self.decide(now, request, choice) {
+                    Decision::Place(placement) => {
+                        self.queue.remove(next);
+                        self.place(now, request, choice, &placement);
+                    }
+                    Decision::Queue | Decision::Reject { .. } => return,
+                },
+            }
+        }
+    }
+
+    fn decide(&mut self, now: Instant, id: RequestId, choice: usize) -> Decision {
+        self.hash(id, choice);
+        let request = &self.requests[&id];
+        let sequence = &request.sequences[choice];
+        let keys = sequence.chain.as_ref().map_or(&[][..], |(_, chain)| chain.keys());
+        let ask = Ask {
+            tokens: request.len_of(choice),
+            local_only: request.new.prompt_logprobs.is_some() && choice == 0 && !sequence.prompt_logprobs_seen,
+            joins: request.job.as_ref().map(|job| (job.pool, common_prefix(&job.keys, keys) as u32)),
+        };
+        schedule::schedule(&self.settings.policy, &self.snapshot(now, keys, 0), &ask)
+    }
+
+    pub(super) fn snapshot(&self, now: Instant, keys: &[BlockKey], waiting: usize) -> Snapshot<'_> {
+        let pool = |(node, _, worker): (Epoch, PoolAddr, &Worker)| PoolCandidate {
+            node,
+            leading_blocks: self.index.leading(node, keys) as u32,
+            free_blocks: worker.report.blocks.free,
+        };
+        Snapshot {
+            prefill: self.registry.prefill_candidates(now),
+            decode: self.registry.decode_candidates(),
+            pools: self.registry.pools().map(pool).collect(),
+            block_bytes: self.registry.layout().map_or(0, |(_, bytes)| bytes),
+            waiting,
+            cost: &self.cost,
+        }
+    }
+
+    /// Brings the sequence's block keys up to its tokens, under the layout the cluster has now.
+    fn hash(&mut self, id: RequestId, choice: usize) {
+        let Some((layout, _)) = self.registry.layout() else { return };
+        let request = self.requests.get_mut(&id).expect("a queued sequence has a request");
+        let tokens = request.tokens_of(choice);
+        let salt = &request.new.salt;
+        match &mut request.sequences[choice].chain {
+            Some((known, chain)) if *known == layout => chain.extend_to(&tokens),
+            chain => *chain = Some((layout, Chain::new(&layout, salt, &tokens))),
+        }
+    }
+
+    /// Gives a sequence to its decode worker, and its missing blocks to a prefill worker.
+    fn place(&mut self, now: Instant, id: RequestId, choice: usize, placement: &Placement) {
+        let request = self.requests.get_mut(&id).expect("a queued sequence has a request");
+        let tokens = request.tokens_of(choice);
+        let pool = placement.pool.and_then(|node| self.registry.get(node)?.pool_addr());
+        let age = now.saturating_duration_since(request.submitted);
+        let remaining_ms = request.new.timeout.saturating_sub(age).as_millis() as u64;
+        let patience_ms = (PREFILL_GRACE_MS + PREFILL_PATIENCE * placement.ttft_ms).min(remaining_ms as f64) as u64;
+
+        // Somebody is computing them; without a job, a block that is not there any more is a miss at once.
+        let awaited = placement.prefill.is_some() || request.job.is_some();
+        let sequence = &mut request.sequences[choice];
+        let tail_tokens = tokens.len() as u64 - u64::from(placement.expected_blocks) * BLOCK_TOKENS as u64;
+        if let Place::Queued { since, .. } = sequence.place {
+            sequence.usage.queue_ms += now.saturating_duration_since(since).as_secs_f64() * 1e3;
+        }
+        sequence.attempts += 1;
+        sequence.place = Place::Running(Running {
+            worker: placement.decode,
+            pool: placement.pool,
+            found_blocks: placement.found_blocks,
+            expected_blocks: placement.expected_blocks,
+            tail_tokens,
+            waits: awaited && placement.expected_blocks > 0,
+        });
+        let worker = self.registry.get_mut(placement.decode).expect("the scheduler places at live workers");
+        worker.decode.sequences += 1;
+        worker.decode.tokens += tokens.len() as u64;
+        worker.decode.tail_tokens += tail_tokens;
+        sequence.usage.decode_worker = worker.name.clone();
+
+        let job = DecodeJob {
+            request: id,
+            sequence: sequence.id,
+            prompt_tokens: request.new.prompt.len() as u32,
+            salt: request.new.salt.clone(),
+            pool,
+            expected_blocks: placement.expected_blocks,
+            wait_ms: if awaited { patience_ms } else { 0 },
+            sampling: Sampling { seed: request.new.sampling.seed.wrapping_add(choice as u64), ..request.new.sampling.clone() },
+            stop: request.new.stop.clone(),
+            prompt_logprobs: request.new.prompt_logprobs.filter(|_| choice == 0 && !sequence.prompt_logprobs_seen),
+            tokens: tokens.clone(),
+        };
+        self.actions.push_back(Action::Send { worker: placement.decode, message: ToWorker::Decode(job) });
+
+        if let (Some(worker), Some(pool)) = (placement.prefill, placement.pool) {
+            let (_, chain) = sequence.chain.as_ref().expect("a sequence is hashed before blocks of it are expected");
+            let blocks = placement.expected_blocks as usize;
+            let keys = chain.keys()[..blocks].to_vec();
+            let mut tokens = tokens;
+            tokens.truncate(blocks * BLOCK_TOKENS);
+            let job = Job { worker, pool, tokens, keys, predicted_ms: placement.prefill_ms, tried: Vec::new() };
+            self.send_prefill(now, id, job, patience_ms);
+        }
+    }
+
+    pub(super) fn send_prefill(&mut self, now: Instant, id: RequestId, job: Job, deadline_ms: u64) {
+        let request = self.requests.get_mut(&id).expect("jobs belong to requests");
+        let worker = self.registry.get_mut(job.worker).expect("the scheduler chooses live workers");
+        worker.prefill.push(now, id, job.predicted_ms);
+        request.prefill_worker = Some(worker.name.clone());
+        let pool = self.registry.get(job.pool).and_then(|node| node.pool_addr()).expect("the scheduler chooses live pool nodes");
+        let message = ToWorker::Prefill(PrefillJob {
+            request: id,
+            tokens: job.tokens.clone(),
+            blocks: job.keys.len() as u32,
+            salt: request.new.salt.clone(),
+            pool,
+            deadline_ms,
+        });
+        self.actions.push_back(Action::Send { worker: job.worker, message });
+        request.job = Some(job);
+    }
+}
