@@ -16,7 +16,8 @@ use tokio::{sync::mpsc, task::JoinSet, time};
 /// Serves every worker that connects, until the endpoint is closed.
 pub async fn accept(endpoint: Endpoint, driver: Arc<Driver>) {
     let mut links = JoinSet::new();
-    while let Some(connection) = endpoint.accept().await {
+    let mut listener = endpoint.listen();
+    while let Some(connection) = listener.accept().await {
         links.spawn(serve(connection, Arc::clone(&driver)));
         while links.try_join_next().is_some() {}
     }

@@ -121,7 +121,8 @@ struct Sessions {
 
 impl Sessions {
     async fn accept(&mut self, endpoint: &Endpoint, node: &Arc<Node>) {
-        while let Some(connection) = endpoint.accept().await {
+        let mut listener = endpoint.listen();
+        while let Some(connection) = listener.accept().await {
             while self.tasks.try_join_next().is_some() {}
             let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() else {
                 tracing::warn!(client = %connection.peer(), "refused: {CLIENTS_MAX} clients are connected");

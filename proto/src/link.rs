@@ -7,9 +7,12 @@ use crate::{
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use serde::{Serialize, de::DeserializeOwned};
 use std::{io, marker::PhantomData, net::SocketAddr, sync::Arc, time::Duration};
+use tokio::task::JoinSet;
 
 /// A peer that is silent for this long is gone. Longer than a heartbeat, shorter than anyone's patience.
 pub const IDLE_MAX: Duration = Duration::from_secs(10);
+/// Peers in the middle of their handshakes; more wait to begin.
+const HANDSHAKES_MAX: usize = 64;
 /// Connecting, and opening a stream, end within this time.
 pub const CONNECT_MAX: Duration = Duration::from_secs(5);
 
@@ -30,6 +33,41 @@ pub enum LinkError {
 /// A bound UDP socket that connects and, unless it is a client's, accepts. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Endpoint(quinn::Endpoint);
+
+/// Accepts peers at an endpoint. Handshakes run side by side: a peer that dies in the middle of its own holds up nobody.
+#[derive(Debug)]
+pub struct Listener {
+    endpoint: quinn::Endpoint,
+    handshakes: JoinSet<Option<Connection>>,
+}
+
+impl Listener {
+    /// The next peer that completes its handshake; `None` once the endpoint is closed. Peers that fail are skipped.
+    pub async fn accept(&mut self) -> Option<Connection> {
+        loop {
+            tokio::select! {
+                incoming = self.endpoint.accept(), if self.handshakes.len() < HANDSHAKES_MAX => {
+                    self.handshakes.spawn(handshake(incoming?));
+                }
+                Some(done) = self.handshakes.join_next() => {
+                    if let Ok(Some(connection)) = done {
+                        return Some(connection);
+                    }
+                }
+            }
+        }
+    }
+}
+
+async fn handshake(incoming: quinn::Incoming) -> Option<Connection> {
+    let peer = incoming.remote_address();
+    match tokio::time::timeout(CONNECT_MAX, incoming).await {
+        Ok(Ok(connection)) => return Some(Connection(connection)),
+        Ok(Err(error)) => tracing::warn!(%peer, %error, "refused a connection"),
+        Err(_) => tracing::warn!(%peer, "a handshake took longer than {CONNECT_MAX:?}"),
+    }
+    None
+}
 
 /// One peer. Clones share the connection.
 #[derive(Clone, Debug)]
@@ -80,17 +118,9 @@ impl Endpoint {
         self.0.local_addr().expect("a bound socket has an address")
     }
 
-    /// The next peer that completes its handshake; `None` once the endpoint is closed. Peers that fail are skipped.
-    pub async fn accept(&self) -> Option<Connection> {
-        loop {
-            let incoming = self.0.accept().await?;
-            let peer = incoming.remote_address();
-            // A handshake is bounded by the idle timeout, and one at a time is enough: peers are cluster members.
-            match incoming.await {
-                Ok(connection) => return Some(Connection(connection)),
-                Err(error) => tracing::warn!(%peer, %error, "refused a connection"),
-            }
-        }
+    /// Starts to accept peers.
+    pub fn listen(&self) -> Listener {
+        Listener { endpoint: self.0.clone(), handshakes: JoinSet::new() }
     }
 
     pub async fn connect(&self, addr: SocketAddr) -> Result<Connection, LinkError> {

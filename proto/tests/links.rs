@@ -33,7 +33,7 @@ async fn a_stranger_gets_no_stream() {
     let (_elsewhere, theirs) = member();
     let server = Endpoint::bind(ANY_PORT, &ours).unwrap();
     let addr = server.local_addr();
-    let accepting = tokio::spawn(async move { server.accept().await.is_some() });
+    let accepting = tokio::spawn(async move { server.listen().accept().await.is_some() });
     let stranger = Endpoint::bind_client(ANY_PORT, &theirs).unwrap();
     let connected = timeout(PATIENCE, stranger.connect(addr)).await.unwrap();
     assert!(connected.is_err(), "a certificate of another CA is refused");
@@ -41,9 +41,32 @@ async fn a_stranger_gets_no_stream() {
     accepting.abort();
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_peer_that_dies_in_its_handshake_holds_up_nobody() {
+    let (_home, identity) = member();
+    let server = Endpoint::bind(ANY_PORT, &identity).unwrap();
+    let addr = server.local_addr();
+    let mut listener = server.listen();
+    let accepting = tokio::spawn(async move { listener.accept().await.is_some() });
+    // Only its first datagram arrives; nothing more is heard of it.
+    let path = tokio::net::UdpSocket::bind(ANY_PORT).await.unwrap();
+    let silent = Endpoint::bind_client(ANY_PORT, &identity).unwrap();
+    let path_addr = path.local_addr().unwrap();
+    let connecting = tokio::spawn(async move { silent.connect(path_addr).await.is_ok() });
+    let mut datagram = [0; 2000];
+    let (bytes, _) = path.recv_from(&mut datagram).await.unwrap();
+    path.send_to(&datagram[..bytes], addr).await.unwrap();
+
+    let member = Endpoint::bind_client(ANY_PORT, &identity).unwrap();
+    let connected = timeout(Duration::from_secs(3), member.connect(addr)).await;
+    assert!(connected.is_ok_and(|c| c.is_ok()), "the next one is not held up");
+    assert!(accepting.await.unwrap());
+    connecting.abort();
+}
+
 /// Accepts a worker and gives it `epoch`.
 async fn accept(server: &Endpoint, epoch: u64) -> (Sender<ToWorker>, Receiver<ToCoordinator>) {
-    let connection = timeout(PATIENCE, server.accept()).await.unwrap().unwrap();
+    let connection = timeout(PATIENCE, server.listen().accept()).await.unwrap().unwrap();
     let (mut sender, mut receiver) = connection.accept::<ToWorker, ToCoordinator>(Preamble::Control).await.unwrap();
     assert_eq!(receiver.recv().await.unwrap(), Some(ToCoordinator::Register(register())));
     sender.send(&ToWorker::Registered { epoch: Epoch(epoch) }).await.unwrap();

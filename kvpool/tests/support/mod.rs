@@ -107,7 +107,8 @@ pub(crate) async fn eventually(mut condition: impl FnMut() -> bool) {
 
 /// Registers the node whenever it comes, and keeps the books of what it tells.
 async fn coordinate(endpoint: Endpoint, told: Arc<Mutex<Told>>, registered: mpsc::Sender<SocketAddr>) {
-    while let Some(connection) = endpoint.accept().await {
+    let mut listener = endpoint.listen();
+    while let Some(connection) = listener.accept().await {
         let (mut sender, mut receiver) = connection.accept::<ToWorker, ToCoordinator>(Preamble::Control).await.unwrap();
         let Some(ToCoordinator::Register(Register { role: RoleInfo::Kvpool { addr }, .. })) = receiver.recv().await.unwrap() else {
             panic!("a pool node registers first");
