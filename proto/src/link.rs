@@ -135,7 +135,7 @@ impl Endpoint {
 
     /// Closes all connections and waits until peers have been told (bounded).
     pub async fn close(&self) {
-        self.0.close(0u32.into(), b"closed");
+        self.0.close(ORDERLY.into(), b"closed");
         let _ = tokio::time::timeout(Duration::from_secs(1), self.0.wait_idle()).await;
     }
 }
@@ -219,13 +219,16 @@ impl<M: Serialize> Sender<M> {
 }
 
 impl<M: DeserializeOwned> Receiver<M> {
-    /// The next message; `None` when the peer finished the stream. Not cancel safe: own the receiver in one task.
+    /// The next message; `None` when the peer finished the stream or closed its endpoint. Not cancel safe: own the receiver in one task.
     pub async fn recv(&mut self) -> Result<Option<M>, LinkError> {
         let broken = |reason: String| LinkError::Broken { peer: self.peer, reason };
         let mut header = [0; HEADER_BYTES];
         match self.stream.read_exact(&mut header).await {
             Ok(()) => {}
             Err(quinn::ReadExactError::FinishedEarly(0)) => return Ok(None),
+            Err(quinn::ReadExactError::ReadError(quinn::ReadError::ConnectionLost(lost))) => {
+                return if is_orderly(&lost) { Ok(None) } else { Err(broken(lost.to_string())) };
+            }
             Err(error) => return Err(broken(error.to_string())),
         }
         let malformed = |source| LinkError::Frame { peer: self.peer, source };
@@ -235,6 +238,13 @@ impl<M: DeserializeOwned> Receiver<M> {
         let message = frame::decode(&self.payload).map_err(malformed)?;
         Ok(Some(message))
     }
+}
+
+/// Close code of an endpoint that ends as planned.
+const ORDERLY: u32 = 0;
+
+fn is_orderly(lost: &quinn::ConnectionError) -> bool {
+    matches!(lost, quinn::ConnectionError::ApplicationClosed(close) if close.error_code == ORDERLY.into())
 }
 
 fn transport() -> quinn::TransportConfig {

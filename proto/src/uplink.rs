@@ -116,8 +116,10 @@ impl Link {
                     if incoming.send((self.id, LinkEvent::Up)).await.is_err() {
                         return;
                     }
-                    let reason = self.serve(streams, epoch, &mut outgoing, &incoming).await;
-                    tracing::warn!(coordinator = %self.addr, reason, "link ended");
+                    match self.serve(streams, epoch, &mut outgoing, &incoming).await {
+                        Ok(reason) => tracing::info!(coordinator = %self.addr, reason, "link ended"),
+                        Err(error) => tracing::warn!(coordinator = %self.addr, %error, "link lost"),
+                    }
                     if incoming.send((self.id, LinkEvent::Down)).await.is_err() {
                         return;
                     }
@@ -151,23 +153,28 @@ impl Link {
         }
     }
 
-    /// Pumps both directions until one ends; says why.
+    /// Pumps both directions until one ends in good order, and says which, or breaks.
     async fn serve(
         &self,
         (connection, sender, receiver): Streams,
         epoch: Epoch,
         outgoing: &mut mpsc::Receiver<WorkerEvent>,
         incoming: &mpsc::Sender<(LinkId, LinkEvent)>,
-    ) -> String {
-        let reason = tokio::select! {
-            reason = self.write(sender, epoch, outgoing) => reason,
-            reason = self.read(receiver, incoming) => reason,
+    ) -> Result<&'static str, LinkError> {
+        let ended = tokio::select! {
+            ended = self.write(sender, epoch, outgoing) => ended,
+            ended = self.read(receiver, incoming) => ended,
         };
-        connection.close(&reason);
-        reason
+        connection.close(ended.as_ref().copied().unwrap_or("broken"));
+        ended
     }
 
-    async fn write(&self, mut sender: Sender<ToCoordinator>, epoch: Epoch, outgoing: &mut mpsc::Receiver<WorkerEvent>) -> String {
+    async fn write(
+        &self,
+        mut sender: Sender<ToCoordinator>,
+        epoch: Epoch,
+        outgoing: &mut mpsc::Receiver<WorkerEvent>,
+    ) -> Result<&'static str, LinkError> {
         let mut heartbeat = time::interval(HEARTBEAT);
         loop {
             let event = tokio::select! {
@@ -175,32 +182,29 @@ impl Link {
                     Some(event) => event,
                     None => {
                         sender.finish().await;
-                        return "worker ends".into();
+                        return Ok("worker ends");
                     }
                 },
                 _ = heartbeat.tick() => WorkerEvent::Heartbeat((self.report)()),
             };
-            if let Err(error) = sender.send(&ToCoordinator::Event { epoch, event }).await {
-                return error.to_string();
-            }
+            sender.send(&ToCoordinator::Event { epoch, event }).await?;
             if outgoing.len() >= OUTGOING_MAX - 1 {
-                return "coordinator does not keep up".into();
+                return Err(LinkError::Broken { peer: self.addr, reason: "coordinator does not keep up".into() });
             }
         }
     }
 
-    async fn read(&self, mut receiver: Receiver<ToWorker>, incoming: &mpsc::Sender<(LinkId, LinkEvent)>) -> String {
-        loop {
-            match receiver.recv().await {
-                Ok(Some(message)) => {
-                    if incoming.send((self.id, LinkEvent::Message(message))).await.is_err() {
-                        return "worker ends".into();
-                    }
-                }
-                Ok(None) => return "coordinator ends".into(),
-                Err(error) => return error.to_string(),
+    async fn read(
+        &self,
+        mut receiver: Receiver<ToWorker>,
+        incoming: &mpsc::Sender<(LinkId, LinkEvent)>,
+    ) -> Result<&'static str, LinkError> {
+        while let Some(message) = receiver.recv().await? {
+            if incoming.send((self.id, LinkEvent::Message(message))).await.is_err() {
+                return Ok("worker ends");
             }
         }
+        Ok("coordinator ends")
     }
 }
 

@@ -99,7 +99,9 @@ fn render(model: &TextModel, messages: Vec<Message>, add_generation_prompt: bool
 fn template_value(index: usize, message: Message) -> Result<Value, ApiError> {
     let param = || format!("messages[{index}].content");
     let content = match message.content {
-        None => Value::from(()),
+        // An assistant's turn may be empty; anybody else said something.
+        None if message.role == "assistant" => Value::from(()),
+        None => return Err(ApiError::invalid(param(), format!("a message of role `{}` needs `content`", message.role))),
         Some(Content::Text(text)) => Value::from(text),
         Some(Content::Parts(parts)) => {
             let text = |part: super::openai::ContentPart| match (part.r#type.as_str(), part.text) {

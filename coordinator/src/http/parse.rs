@@ -124,7 +124,7 @@ impl Options {
             repetition_penalty: in_range(
                 "repetition_penalty",
                 request.repetition_penalty.or(repetition_penalty).unwrap_or(1.0),
-                (Bound::Excluded(0.0), Bound::Included(2.0)),
+                (Bound::Excluded(0.0), Bound::Included(100.0)),
             )?,
             logit_bias: logit_bias(request.logit_bias.unwrap_or_default(), vocab_size)?,
             logprobs: None,
