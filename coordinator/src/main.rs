@@ -1,32 +1,13 @@
-//! `tidemill-coordinator`: see [`tidemill_coordinator`].
+//! `tidemill-coordinator`: the coordinator as a process.
 
-use clap::Parser;
-use std::{future::pending, path::PathBuf};
 use tidemill_coordinator::{run, settings::Flags};
-use tidemill_proto::{config, process};
-
-#[derive(Parser)]
-#[command(name = "tidemill-coordinator", version, about)]
-struct Cli {
-    /// TOML file with the same keys as the flags, which win
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
-    #[command(flatten)]
-    flags: Flags,
-}
+use tidemill_proto::{config::Cli, process};
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
-    let cli = Cli::parse();
-    let settings = config::resolve(&cli.flags, cli.config.as_deref())?.check()?;
+    let cli = Cli::<Flags>::of_process("tidemill-coordinator", "The cluster's front door and scheduler");
+    let settings = cli.resolve()?.check()?;
     process::init_logging(&settings.log);
-    let exit_with_parent = settings.exit_with_parent;
-    let orphaned = async move { if exit_with_parent { process::orphaned().await } else { pending().await } };
-    let shutdown = async {
-        tokio::select! {
-            () = process::terminated() => {}
-            () = orphaned => {}
-        }
-    };
+    let shutdown = process::shutdown(settings.exit_with_parent);
     Ok(run::run(settings, shutdown).await?)
 }

@@ -26,6 +26,7 @@ use tidemill_proto::{
     ids::{LinkId, RequestId},
     message::{PoolAddr, Report, StepSample, ToWorker},
     uplink::{LinkEvent, Uplink},
+    worker,
 };
 use tokio::{runtime::Handle, sync::mpsc, task::AbortHandle};
 
@@ -68,28 +69,8 @@ pub struct Engine {
     pub started: Instant,
 }
 
-impl Engine {
-    /// Runs until told to drain.
-    pub fn run(mut self, mut inbox: mpsc::Receiver<Input>) {
-        loop {
-            // Between steps, everything that has arrived is applied; the bound keeps a flood from delaying the next step.
-            for _ in 0..INPUTS_PER_STEP {
-                let Ok(input) = inbox.try_recv() else { break };
-                if self.apply(input).is_break() {
-                    return;
-                }
-            }
-            let plan = self.scheduler.plan(self.now());
-            self.act();
-            self.publish_report();
-            if !plan.rows.is_empty() {
-                self.step(&plan);
-                self.act();
-            } else if inbox.blocking_recv().is_none_or(|input| self.apply(input).is_break()) {
-                return;
-            }
-        }
-    }
+impl worker::Engine for Engine {
+    type Input = Input;
 
     fn apply(&mut self, input: Input) -> ControlFlow<()> {
         let now = self.now();
@@ -113,6 +94,20 @@ impl Engine {
         ControlFlow::Continue(())
     }
 
+    fn step(&mut self) -> bool {
+        let plan = self.scheduler.plan(self.now());
+        self.act();
+        self.publish_report();
+        if plan.rows.is_empty() {
+            return false;
+        }
+        self.compute(&plan);
+        self.act();
+        true
+    }
+}
+
+impl Engine {
     fn fetched(&mut self, fetch: FetchId, index: usize, result: Result<Block, Miss>, now: Duration) {
         let arrival = result.as_ref().ok().map(Block::arrival);
         if let Some(device_block) = self.scheduler.fetched(fetch, index, arrival, now)
@@ -122,7 +117,7 @@ impl Engine {
         }
     }
 
-    fn step(&mut self, plan: &Plan) {
+    fn compute(&mut self, plan: &Plan) {
         let started = Instant::now();
         let chunks: Vec<Chunk<'_>> = plan.rows.iter().map(|row| chunk(&self.scheduler, row)).collect();
         let mut logits = self.model.forward(&chunks, &mut self.kv);
@@ -224,6 +219,3 @@ fn draw(scheduler: &Scheduler, row: &Row, logits: &mut Logits<'_>, first: usize,
     }
     (result, used)
 }
-
-/// Inputs applied between two steps.
-const INPUTS_PER_STEP: usize = 256;

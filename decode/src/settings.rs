@@ -1,24 +1,13 @@
 //! Flags and config file of `tidemill-decode`.
 
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
 use tidemill_proto::{
-    config::{self, invalid},
+    config::invalid,
     engine::{EngineFlags, EngineSettings},
     worker::{WorkerError, WorkerFlags, WorkerSettings},
 };
 
-/// Generates tokens: continuous batching over KV blocks that it fetches, computes and publishes
-#[derive(Debug, clap::Parser)]
-#[command(name = "tidemill-decode", version)]
-pub struct Cli {
-    /// TOML file with the same keys as the flags, in sections [worker], [engine] and [decode]
-    #[arg(long)]
-    pub config: Option<PathBuf>,
-    #[command(flatten)]
-    pub flags: Flags,
-}
-
+/// Sections `[worker]`, `[engine]` and `[decode]` of the config file.
 #[derive(Clone, Debug, Default, PartialEq, clap::Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Flags {
@@ -49,17 +38,16 @@ pub struct Settings {
     pub waiting_max: usize,
 }
 
-impl Cli {
-    pub fn resolve(self) -> Result<Settings, WorkerError> {
-        let flags = config::resolve(&self.flags, self.config.as_deref())?;
-        let worker = flags.worker.check("decode")?;
-        let engine = flags.engine.check()?;
-        let sequences_max = flags.decode.sequences_max.unwrap_or(64);
+impl Flags {
+    pub fn check(self) -> Result<Settings, WorkerError> {
+        let worker = self.worker.check("decode")?;
+        let engine = self.engine.check()?;
+        let sequences_max = self.decode.sequences_max.unwrap_or(64);
         if !(1..=engine.step_tokens).contains(&sequences_max) {
             let reason =
                 format!("must be from 1 to step_tokens ({}), so that each sequence gets its token in every step", engine.step_tokens);
             return Err(invalid("sequences_max", sequences_max, reason).into());
         }
-        Ok(Settings { worker, engine, sequences_max, waiting_max: flags.decode.waiting_max.unwrap_or(1024) })
+        Ok(Settings { worker, engine, sequences_max, waiting_max: self.decode.waiting_max.unwrap_or(1024) })
     }
 }

@@ -59,7 +59,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         scratch: SamplerScratch::default(),
         started: Instant::now(),
     };
-    let mut thread = tokio::task::spawn_blocking(move || engine.run(inputs));
+    let mut thread = tokio::task::spawn_blocking(move || worker::drive(engine, inputs));
     let publishing = tokio::spawn(publish(pools, publications));
 
     worker::pump(links, &inbox, Input::Link, &mut thread, shutdown).await?;

@@ -1,12 +1,12 @@
 //! `tidemill-kvpool`: the pool node as a process.
 
-use clap::Parser;
-use tidemill_kvpool::{node, settings::Cli};
-use tidemill_proto::process;
+use tidemill_kvpool::{node, settings::Flags};
+use tidemill_proto::{config::Cli, process};
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
-    let settings = Cli::parse().resolve()?;
+    let cli = Cli::<Flags>::of_process("tidemill-kvpool", "Keeps KV blocks for the workers of a cluster: one node per host");
+    let settings = cli.resolve()?.check()?;
     process::init_logging(&settings.worker.log);
     let shutdown = settings.worker.shutdown();
     Ok(node::run(settings, shutdown).await?)

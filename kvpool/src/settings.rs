@@ -4,25 +4,14 @@ use crate::directory::Limits;
 use serde::{Deserialize, Serialize};
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
-    path::PathBuf,
     time::Duration,
 };
 use tidemill_proto::{
-    config::{self, ConfigError, invalid, parse_bytes},
+    config::{ConfigError, invalid, parse_bytes},
     worker::{WorkerError, WorkerFlags, WorkerSettings},
 };
 
-/// Keeps KV blocks for the workers of a cluster: one node per host
-#[derive(Debug, clap::Parser)]
-#[command(name = "tidemill-kvpool", version)]
-pub struct Cli {
-    /// TOML file with the same keys as the flags, in sections `[worker]` and `[kvpool]`
-    #[arg(long)]
-    pub config: Option<PathBuf>,
-    #[command(flatten)]
-    pub flags: Flags,
-}
-
+/// Sections `[worker]` and `[kvpool]` of the config file.
 #[derive(Clone, Debug, Default, PartialEq, clap::Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Flags {
@@ -61,11 +50,10 @@ pub struct Settings {
 /// Shorter than this, deadlines would pass while a batch is copied; longer, a dead peer would hold too much for too long.
 const DEADLINE_MS: std::ops::RangeInclusive<u64> = 100..=600_000;
 
-impl Cli {
-    pub fn resolve(self) -> Result<Settings, WorkerError> {
-        let mut flags = config::resolve(&self.flags, self.config.as_deref())?;
-        let bind = *flags.worker.bind.get_or_insert(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
-        let Flags { worker, kvpool } = flags;
+impl Flags {
+    pub fn check(self) -> Result<Settings, WorkerError> {
+        let Flags { mut worker, kvpool } = self;
+        let bind = *worker.bind.get_or_insert(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
         if kvpool.advertise.is_none() && is_wildcard(bind.ip()) {
             return Err(invalid("bind", bind, "listens on every address: say with `advertise` which one workers should use").into());
         }
@@ -95,10 +83,12 @@ fn deadline(key: &'static str, ms: u64) -> Result<Duration, ConfigError> {
 mod tests {
     use super::*;
     use clap::Parser;
+    use tidemill_proto::config::Cli;
 
     fn resolve(pki: &std::path::Path, flags: &[&str]) -> Result<Settings, String> {
         let fixed = ["tidemill-kvpool", "--coordinators", "127.0.0.1:1", "--pki", pki.to_str().unwrap()];
-        Cli::try_parse_from(fixed.iter().chain(flags)).map_err(|e| e.to_string())?.resolve().map_err(|e| e.to_string())
+        let cli = Cli::<Flags>::try_parse_from(fixed.iter().chain(flags)).map_err(|e| e.to_string())?;
+        cli.resolve().map_err(|e| e.to_string())?.check().map_err(|e| e.to_string())
     }
 
     #[test]

@@ -23,6 +23,7 @@ use tidemill_proto::{
     ids::{LinkId, RequestId},
     message::{PoolAddr, Report, StepSample, ToWorker},
     uplink::{LinkEvent, Uplink},
+    worker,
 };
 use tokio::{
     runtime::Handle,
@@ -69,28 +70,8 @@ pub struct Engine {
     pub started: Instant,
 }
 
-impl Engine {
-    /// Runs until told to drain.
-    pub fn run(mut self, mut inbox: mpsc::Receiver<Input>) {
-        loop {
-            // Between chunks, everything that has arrived is applied; the bound keeps a flood from delaying the next chunk.
-            for _ in 0..INPUTS_PER_STEP {
-                let Ok(input) = inbox.try_recv() else { break };
-                if self.apply(input).is_break() {
-                    return;
-                }
-            }
-            let rows = self.scheduler.plan(self.now());
-            self.act();
-            self.publish_report();
-            if !rows.is_empty() {
-                self.step(&rows);
-                self.act();
-            } else if inbox.blocking_recv().is_none_or(|input| self.apply(input).is_break()) {
-                return;
-            }
-        }
-    }
+impl worker::Engine for Engine {
+    type Input = Input;
 
     fn apply(&mut self, input: Input) -> ControlFlow<()> {
         let now = self.now();
@@ -122,7 +103,21 @@ impl Engine {
         ControlFlow::Continue(())
     }
 
-    fn step(&mut self, rows: &[Row]) {
+    fn step(&mut self) -> bool {
+        let rows = self.scheduler.plan(self.now());
+        self.act();
+        self.publish_report();
+        if rows.is_empty() {
+            return false;
+        }
+        self.compute(&rows);
+        self.act();
+        true
+    }
+}
+
+impl Engine {
+    fn compute(&mut self, rows: &[Row]) {
         let started = Instant::now();
         let chunks: Vec<Chunk<'_>> = rows
             .iter()
@@ -206,6 +201,3 @@ impl Engine {
         self.started.elapsed()
     }
 }
-
-/// Inputs applied between two chunks.
-const INPUTS_PER_STEP: usize = 256;

@@ -1,9 +1,10 @@
 //! `tidemill-prefill`: the prefill role as a process.
 
-use clap::Parser;
-use tidemill_prefill::{settings::Cli, worker};
+use tidemill_prefill::{settings::Flags, worker};
+use tidemill_proto::config::Cli;
 
 #[tokio::main(worker_threads = 2)]
 async fn main() -> anyhow::Result<()> {
-    worker::run(Cli::parse().resolve()?).await
+    let cli = Cli::<Flags>::of_process("tidemill-prefill", "Computes prompts in chunks and puts their KV blocks into the pool");
+    worker::run(cli.resolve()?.check()?).await
 }

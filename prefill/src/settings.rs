@@ -1,24 +1,13 @@
 //! Flags and config file of `tidemill-prefill`.
 
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
 use tidemill_proto::{
-    config::{self, invalid},
+    config::invalid,
     engine::{EngineFlags, EngineSettings},
     worker::{WorkerError, WorkerFlags, WorkerSettings},
 };
 
-/// Computes prompts in chunks and puts their KV blocks into the pool
-#[derive(Debug, clap::Parser)]
-#[command(name = "tidemill-prefill", version)]
-pub struct Cli {
-    /// TOML file with the same keys as the flags, in sections [worker], [engine] and [prefill]
-    #[arg(long)]
-    pub config: Option<PathBuf>,
-    #[command(flatten)]
-    pub flags: Flags,
-}
-
+/// Sections `[worker]`, `[engine]` and `[prefill]` of the config file.
 #[derive(Clone, Debug, Default, PartialEq, clap::Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Flags {
@@ -49,15 +38,14 @@ pub struct Settings {
     pub jobs_max: usize,
 }
 
-impl Cli {
-    pub fn resolve(self) -> Result<Settings, WorkerError> {
-        let flags = config::resolve(&self.flags, self.config.as_deref())?;
-        let worker = flags.worker.check("prefill")?;
-        let engine = flags.engine.check()?;
-        let admitted_max = flags.prefill.admitted_max.unwrap_or(8);
+impl Flags {
+    pub fn check(self) -> Result<Settings, WorkerError> {
+        let worker = self.worker.check("prefill")?;
+        let engine = self.engine.check()?;
+        let admitted_max = self.prefill.admitted_max.unwrap_or(8);
         if admitted_max == 0 {
             return Err(invalid("admitted_max", 0, "must be at least 1").into());
         }
-        Ok(Settings { worker, engine, admitted_max, jobs_max: flags.prefill.jobs_max.unwrap_or(1024) })
+        Ok(Settings { worker, engine, admitted_max, jobs_max: self.prefill.jobs_max.unwrap_or(1024) })
     }
 }

@@ -52,7 +52,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         puts: Arc::new(Semaphore::new(PUTS_MAX)),
         started: Instant::now(),
     };
-    let mut thread = tokio::task::spawn_blocking(move || engine.run(inputs));
+    let mut thread = tokio::task::spawn_blocking(move || worker::drive(engine, inputs));
 
     worker::pump(links, &inbox, Input::Link, &mut thread, shutdown).await?;
     tracing::info!("draining: jobs go back to their coordinators");

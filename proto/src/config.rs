@@ -1,8 +1,9 @@
 //! One knob, one statement: a struct of `Option`s is both the schema of a TOML file and a role's command-line flags.
 //!
-//! A role derives `clap::Args`, `Serialize` and `Deserialize` (with `deny_unknown_fields`) on one struct and calls
-//! [`resolve`]: flags overlay the file. The role then turns the result into its validated settings once.
+//! A role derives `clap::Args`, `Serialize` and `Deserialize` (with `deny_unknown_fields`) on one struct and makes it its [`Cli`]:
+//! flags overlay the file. The role then turns the result into its validated settings once.
 
+use clap::{CommandFactory, FromArgMatches};
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
     fs, io,
@@ -21,6 +22,29 @@ pub enum ConfigError {
     Missing { key: &'static str },
     #[error("`{key}` = {value}: {reason}")]
     Invalid { key: &'static str, value: String, reason: String },
+}
+
+/// The command line of a role: a config file and flags `F`, which win.
+#[derive(Debug, clap::Parser)]
+#[command(version)]
+pub struct Cli<F: clap::Args> {
+    /// TOML file with the same keys as the flags
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    #[command(flatten)]
+    flags: F,
+}
+
+impl<F: clap::Args + Serialize + DeserializeOwned> Cli<F> {
+    /// This process's command line, as `name`, which is there to do what `about` says. Ends the process for `--help` and wrong flags.
+    pub fn of_process(name: &'static str, about: &'static str) -> Self {
+        let matches = Self::command().name(name).about(about).get_matches();
+        Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+    }
+
+    pub fn resolve(self) -> Result<F, ConfigError> {
+        resolve(&self.flags, self.config.as_deref())
+    }
 }
 
 /// `flags` over the contents of `file`. Errors name the key and the line.

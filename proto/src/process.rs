@@ -46,6 +46,14 @@ pub async fn terminated() {
     }
 }
 
+/// Resolves when the process should end: at Ctrl-C, SIGTERM, or, if it is to end with its parent, the end of stdin.
+pub async fn shutdown(exit_with_parent: bool) {
+    tokio::select! {
+        () = terminated() => {}
+        () = orphaned(), if exit_with_parent => {}
+    }
+}
+
 /// Resolves when stdin is at its end. `tidemill up` keeps a pipe to each child's stdin open, so that a child
 /// notices even a parent that was killed, and no process is left behind.
 pub async fn orphaned() {

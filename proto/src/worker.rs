@@ -1,4 +1,4 @@
-//! What every worker process is told alike: its name, its coordinators, its identity.
+//! What every worker process has alike: its name, coordinators and identity, and the loop that drives an engine.
 
 use crate::{
     config::{ConfigError, invalid, required},
@@ -7,7 +7,7 @@ use crate::{
     uplink::LinkEvent,
 };
 use serde::{Deserialize, Serialize};
-use std::{net::SocketAddr, path::PathBuf};
+use std::{net::SocketAddr, ops::ControlFlow, path::PathBuf};
 use tokio::{sync::mpsc, task::JoinHandle};
 
 /// Section `[worker]` of a worker's config file, and its flags.
@@ -73,6 +73,36 @@ impl WorkerFlags {
     }
 }
 
+/// What computes: it owns a model and its device memory, and is driven by one thread.
+pub trait Engine {
+    type Input;
+
+    /// Takes in something that arrived. `Break` ends the engine.
+    fn apply(&mut self, input: Self::Input) -> ControlFlow<()>;
+
+    /// Plans and computes one step; `false` if there was nothing to compute.
+    fn step(&mut self) -> bool;
+}
+
+/// Drives an engine until it ends or its inbox is closed: between steps, everything that has arrived is applied.
+pub fn drive<E: Engine>(mut engine: E, mut inbox: mpsc::Receiver<E::Input>) {
+    loop {
+        // The bound keeps a flood from delaying the next step.
+        for _ in 0..INPUTS_PER_STEP {
+            let Ok(input) = inbox.try_recv() else { break };
+            if engine.apply(input).is_break() {
+                return;
+            }
+        }
+        if !engine.step() && inbox.blocking_recv().is_none_or(|input| engine.apply(input).is_break()) {
+            return;
+        }
+    }
+}
+
+/// Inputs applied between two steps.
+const INPUTS_PER_STEP: usize = 256;
+
 /// Forwards what happens on the links to an engine's inbox, until `shutdown`. An engine that ends before that is broken:
 /// the process must not pretend to work.
 pub async fn pump<I>(
@@ -98,12 +128,6 @@ pub async fn pump<I>(
 impl WorkerSettings {
     /// Resolves when the process should end.
     pub fn shutdown(&self) -> impl Future<Output = ()> + Send + 'static {
-        let exit_with_parent = self.exit_with_parent;
-        async move {
-            tokio::select! {
-                () = crate::process::terminated() => {}
-                () = crate::process::orphaned(), if exit_with_parent => {}
-            }
-        }
+        crate::process::shutdown(self.exit_with_parent)
     }
 }
