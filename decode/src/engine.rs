@@ -80,7 +80,7 @@ impl worker::Engine for Engine {
             Input::Link(link, LinkEvent::Message(message)) => match message {
                 ToWorker::Decode(job) => self.scheduler.admit(link, job, self.model.config().vocab(), now),
                 ToWorker::CancelSequence { sequence } => self.scheduler.cancel(sequence),
-                ToWorker::StopWaiting { sequence } => self.scheduler.stop_waiting(sequence, now),
+                ToWorker::StopWaiting { sequence } => self.scheduler.stop_waiting(sequence),
                 other => tracing::warn!(?other, "a decode worker has no use for this message"),
             },
             Input::Fetched { fetch, index, result } => self.fetched(fetch, index, result, now),

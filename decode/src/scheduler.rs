@@ -19,6 +19,7 @@ use tidemill_kvpool::{
 };
 use tidemill_proto::{
     block::{BLOCK_TOKENS, BlockKey, LayoutFingerprint, Token},
+    frame::FRAME_BYTES_MAX,
     ids::{LinkId, RequestId, SequenceId},
     message::{Blocks, Counters, DecodeJob, Finish, PoolAddr, SequenceToken, WorkerEvent},
     sampling::TokenLogprob,
@@ -165,12 +166,19 @@ impl Scheduler {
     }
 
     /// Nobody computes this sequence's missing blocks any more: take what is in the pool now, compute the rest.
-    pub fn stop_waiting(&mut self, sequence: SequenceId, now: Duration) {
+    pub fn stop_waiting(&mut self, sequence: SequenceId) {
         let Some(state) = self.sequences.get_mut(&sequence) else { return };
         state.job.wait_ms = 0;
-        if let Phase::Fetching(fetching) = &mut state.phase {
-            fetching.settle();
-            self.finish_fetch_if_done(sequence, now);
+        if let Phase::Fetching(fetching) = &mut state.phase
+            && let Some(pool) = state.job.pool
+        {
+            self.fetches.remove(&fetching.id);
+            self.actions.push(Action::CancelFetch { fetch: fetching.id });
+            let fetch = FetchId(self.fetches_started);
+            self.fetches_started += 1;
+            self.fetches.insert(fetch, sequence);
+            let keys = fetching.restart(fetch).map(|block| state.chain.keys()[block]).collect();
+            self.actions.push(Action::Fetch { fetch, pool, keys, wait: Duration::ZERO });
         }
     }
 
@@ -351,6 +359,16 @@ impl Scheduler {
         }
         if let Some(token) = job.tokens.iter().find(|&&t| t as usize >= vocab) {
             return Some(format!("token {token} is not in the model's vocabulary of {vocab}"));
+        }
+        // A sequence's scores are one message; a token's logprob takes 5 bytes at most, one of the likeliest 10.
+        let scores_bytes = job.prompt_logprobs.map_or(0, |top| prompt.saturating_mul(16 + 10 * top as usize));
+        if scores_bytes > FRAME_BYTES_MAX {
+            return Some(format!(
+                "log-probabilities of {prompt} prompt tokens take about {scores_bytes} bytes, {FRAME_BYTES_MAX} is the most"
+            ));
+        }
+        if let Some(fault) = job.sampling.fault() {
+            return Some(fault);
         }
         (len >= self.longest()).then(|| {
             format!(

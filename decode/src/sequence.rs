@@ -106,20 +106,23 @@ impl Sequence {
         Draw { sampling: &self.job.sampling, history: &self.history, index: u64::from(index), banned }
     }
 
-    /// Takes `hbm` matched device blocks, and `None` or the results of a fetch, into account as where the prompt came from.
+    /// Accounts for the prompt's tokens: the first `hbm` blocks were on this device, the next ones were `fetched`, the rest is computed.
     pub(crate) fn settle_provenance(&mut self, hbm: usize, fetched: &[Arrival]) {
+        let prompt = u64::from(self.job.prompt_tokens);
         let tokens = |blocks: usize| (blocks * BLOCK_TOKENS) as u64;
-        let mut by_source = TokensBySource { hbm: tokens(hbm), ..Default::default() };
+        let mut by_source = TokensBySource { hbm: tokens(hbm).min(prompt), ..Default::default() };
         for arrival in fetched {
+            // A rescued sequence's blocks go on beyond its prompt.
+            let share = tokens(1).min(prompt - by_source.total());
             let counter = match arrival.source {
                 _ if arrival.origin == self.job.request => &mut by_source.prefill,
                 Source::Dram => &mut by_source.dram,
                 Source::Nvme => &mut by_source.nvme,
                 Source::Remote => &mut by_source.remote,
             };
-            *counter += tokens(1);
+            *counter += share;
         }
-        by_source.local = self.job.tokens.len() as u64 - by_source.total();
+        by_source.local = prompt - by_source.total();
         self.provenance.tokens = by_source;
     }
 

@@ -6,7 +6,11 @@ use crate::{
     settings::Settings,
 };
 use parking_lot::Mutex;
-use std::{collections::HashMap, sync::Arc, time::Instant};
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 use tidemill_kvpool::clients::PoolClients;
 use tidemill_model::SamplerScratch;
 use tidemill_proto::{
@@ -16,12 +20,14 @@ use tidemill_proto::{
     uplink::Uplink,
     worker,
 };
-use tokio::{runtime::Handle, sync::mpsc};
+use tokio::{runtime::Handle, sync::mpsc, time::timeout};
 
 /// Results of fetches and messages of coordinators that the engine has not taken yet. Blocks wait here, so it is short.
 const INBOX_MAX: usize = 256;
 /// Blocks on their way into the pool.
 const PUBLISHING_MAX: usize = 256;
+/// At the end, blocks on their way into the pool get this long.
+const PUBLISHING_LAST: Duration = Duration::from_secs(2);
 /// Blocks put in one call.
 const PUBLISH_BATCH: usize = 32;
 
@@ -34,7 +40,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let pools = PoolClients::new(endpoint.clone(), info.layout, info.block_bytes as usize, settings.engine.force_quic);
     let report = Arc::new(Mutex::new(Report::default()));
     let register = Register { name: settings.worker.name.clone(), pid: std::process::id(), role: RoleInfo::Decode(info.clone()) };
-    let (uplink, links) = Uplink::start(&endpoint, &settings.worker.coordinators, register, pools.reporter(Arc::clone(&report)));
+    let (uplink, mut links) = Uplink::start(&endpoint, &settings.worker.coordinators, register, pools.reporter(Arc::clone(&report)));
     let uplink = Arc::new(uplink);
 
     let (inbox, inputs) = mpsc::channel(INBOX_MAX);
@@ -62,14 +68,16 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let mut thread = tokio::task::spawn_blocking(move || worker::drive(engine, inputs));
     let publishing = tokio::spawn(publish(pools, publications));
 
-    worker::pump(links, &inbox, Input::Link, &mut thread, shutdown).await?;
+    worker::pump(&mut links, &inbox, Input::Link, &mut thread, shutdown).await?;
     tracing::info!("draining: sequences go back to their coordinators");
     uplink.broadcast(&WorkerEvent::Leaving);
     let _ = inbox.send(Input::Drain).await;
     thread.await?;
-    publishing.await?;
+    // Best effort, here too: what is not in the pool by now is computed again by whoever needs it.
+    let _ = timeout(PUBLISHING_LAST, publishing).await;
     if let Some(uplink) = Arc::into_inner(uplink) {
-        uplink.close().await;
+        // Messages that cross the good-bye are dropped, but taken.
+        tokio::join!(uplink.close(), async { while links.recv().await.is_some() {} });
     }
     endpoint.close().await;
     Ok(())

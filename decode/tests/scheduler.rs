@@ -113,7 +113,7 @@ impl World {
                 self.scheduler.cancel(id);
                 self.live.remove(&id);
             }
-            Event::StopWaiting(which) => self.scheduler.stop_waiting(SequenceId(which as u64), self.now),
+            Event::StopWaiting(which) => self.scheduler.stop_waiting(SequenceId(which as u64)),
             Event::LinkDown => {
                 self.scheduler.cancel_link(LinkId(0));
                 self.live.clear();

@@ -5,7 +5,7 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use std::{path::PathBuf, process::Stdio, time::Duration};
+use std::{os::unix::process::ExitStatusExt, path::PathBuf, process::Stdio, time::Duration};
 use tokio::{
     io::{AsyncBufReadExt, BufReader, Lines},
     process::{Child, ChildStdout, Command},
@@ -57,7 +57,8 @@ impl Process {
     /// Waits for the process to end; kills it after `within`. Whether it ended well.
     pub async fn wait(mut self, within: Duration) -> bool {
         match timeout(within, self.child.wait()).await {
-            Ok(status) => status.is_ok_and(|s| s.success()),
+            // SIGTERM may come before a process handles it: then it just ends, as asked.
+            Ok(status) => status.is_ok_and(|s| s.success() || s.signal() == Some(Signal::SIGTERM as i32)),
             Err(_) => {
                 eprintln!("tidemill: {} did not end within {within:?}: killed", self.name);
                 let _ = self.child.kill().await;

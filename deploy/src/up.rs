@@ -2,6 +2,7 @@
 
 use crate::{demo_model, processes::Process};
 use anyhow::{Context, bail};
+use futures_util::future::join_all;
 use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
@@ -182,12 +183,14 @@ impl Cluster {
     /// Waits until the coordinator at `http` knows every worker.
     async fn wait_ready(&mut self, http: &str, within: Duration) -> anyhow::Result<()> {
         let url = format!("http://{http}/cluster");
+        // No proxy: the front door is on this machine.
+        let client = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(5)).build()?;
         let deadline = Instant::now() + within;
         loop {
             if let Some(reason) = self.ended_process() {
                 bail!(reason);
             }
-            if members(&url).await.is_some_and(|members| members >= self.workers.len()) {
+            if members(&client, &url).await.is_some_and(|members| members >= self.workers.len()) {
                 return Ok(());
             }
             if Instant::now() > deadline {
@@ -221,25 +224,29 @@ impl Cluster {
     /// Front doors drain first, while there are workers to finish what runs. Whether every process ended well.
     async fn stop(self) -> bool {
         let mut clean = true;
-        for (processes, within) in [(self.coordinators, Duration::from_secs(30)), (self.workers, Duration::from_secs(10))] {
+        for (processes, within) in [(self.coordinators, COORDINATOR_END), (self.workers, WORKER_END)] {
             processes.iter().for_each(Process::terminate);
-            for process in processes {
-                clean &= process.wait(within).await;
-            }
+            let ends = join_all(processes.into_iter().map(|process| process.wait(within))).await;
+            clean &= ends.into_iter().all(|well| well);
         }
         clean
     }
 }
 
 /// How many workers are registered, as far as the coordinator answers.
-async fn members(url: &str) -> Option<usize> {
+async fn members(client: &reqwest::Client, url: &str) -> Option<usize> {
     #[derive(serde::Deserialize)]
     struct Answer {
         members: Vec<serde::de::IgnoredAny>,
     }
-    let answer: Answer = reqwest::get(url).await.ok()?.json().await.ok()?;
+    let answer: Answer = client.get(url).send().await.ok()?.json().await.ok()?;
     Some(answer.members.len())
 }
+
+/// A coordinator gives running requests 30 s to finish, and then needs a moment.
+const COORDINATOR_END: Duration = Duration::from_secs(40);
+/// A worker has nothing to finish when its coordinators have ended.
+const WORKER_END: Duration = Duration::from_secs(10);
 
 fn first_ended(processes: &mut [Process]) -> Option<String> {
     processes.iter_mut().find_map(|p| p.ended().map(|status| format!("{} ended: {status}", p.name)))

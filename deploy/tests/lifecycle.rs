@@ -4,7 +4,7 @@ mod support;
 
 use serde_json::{Value, json};
 use std::time::Duration;
-use support::{Answer, Case, Cluster, complete, crash};
+use support::{Answer, Case, Cluster, complete, crash, terminate};
 
 /// Long enough to be running when something happens to it: a prompt of `prompt` tokens, different for each `salt`, and an
 /// answer of `answer` tokens.
@@ -91,6 +91,37 @@ async fn a_client_that_leaves_frees_everything() {
         members.iter().all(|m| m["report"]["blocks"]["used"] == 0 && m["report"]["running"] == 0)
     };
     cluster.until("all blocks given back", device_free).await;
+    cluster.stop();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_is_told_to_end_hands_over_and_ends() {
+    let case = long_case(0, 400, 3000);
+    let alone = Cluster::start(&["--prefill", "0", "--kvpool", "0"]);
+    let reference = complete(&alone, &case).await;
+    alone.stop();
+    let cluster = Cluster::start(&["--decode", "2"]);
+    let ending = async {
+        let mut pid = None;
+        while pid.is_none() {
+            pid = busy(&cluster.cluster().await, "decode");
+        }
+        let pid = pid.expect("found");
+        terminate(pid);
+        let gone = |c: &Value| c["members"].as_array().is_some_and(|members| members.iter().all(|m| m["pid"] != pid));
+        cluster.until("the worker's leave", gone).await;
+        pid
+    };
+    let (answer, pid) = tokio::join!(complete(&cluster, &case), ending);
+    assert_eq!(answer.tokens, reference.tokens);
+    // `tidemill up` reaps it; a process that hangs would stay.
+    for _ in 0..100 {
+        if !std::path::Path::new(&format!("/proc/{pid}")).exists() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists(), "process {pid} hangs");
     cluster.stop();
 }
 

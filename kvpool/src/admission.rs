@@ -34,32 +34,37 @@ pub struct Fetching {
     pub first: usize,
     pub started: Duration,
     arrived: Vec<Option<Arrival>>,
+    /// The run's blocks that were asked for, in the order of the fetch's keys.
+    asked: Vec<usize>,
     /// Blocks from here on are not worth waiting for: one before them is missing.
     cutoff: usize,
 }
 
 impl Fetching {
     pub fn new(id: FetchId, first: usize, blocks: usize, now: Duration) -> Self {
-        Self { id, first, started: now, arrived: vec![None; blocks], cutoff: blocks }
+        Self { id, first, started: now, arrived: vec![None; blocks], asked: (0..blocks).collect(), cutoff: blocks }
     }
 
-    /// Block `index` of the run is here. Its place in the sequence, if it is wanted (not beyond the cutoff, not seen before).
+    /// The fetch's key `index` is here. Its block's place in the sequence, if it is wanted (not beyond the cutoff, not seen before).
     pub fn arrive(&mut self, index: usize, arrival: Arrival) -> Option<usize> {
-        if index >= self.cutoff || self.arrived[index].is_some() {
+        let place = self.asked[index];
+        if place >= self.cutoff || self.arrived[place].is_some() {
             return None;
         }
-        self.arrived[index] = Some(arrival);
-        Some(self.first + index)
+        self.arrived[place] = Some(arrival);
+        Some(self.first + place)
     }
 
-    /// Block `index` of the run will not come.
+    /// The fetch's key `index` will not come.
     pub fn miss(&mut self, index: usize) {
-        self.cutoff = self.cutoff.min(index);
+        self.cutoff = self.cutoff.min(self.asked[index]);
     }
 
-    /// Settles for the leading run that is here by now.
-    pub fn settle(&mut self) {
-        self.cutoff = self.arrived[..self.cutoff].iter().take_while(|a| a.is_some()).count();
+    /// Goes on as another fetch, for what is missing. The blocks to ask for, by their places in the sequence.
+    pub fn restart(&mut self, id: FetchId) -> impl Iterator<Item = usize> {
+        self.id = id;
+        self.asked = (0..self.cutoff).filter(|&place| self.arrived[place].is_none()).collect();
+        self.asked.iter().map(|place| self.first + place)
     }
 
     /// Every block that still matters is here.
@@ -109,12 +114,14 @@ mod tests {
     }
 
     #[test]
-    fn settling_keeps_what_leads() {
-        let mut fetching = Fetching::new(FetchId(0), 0, 4, Duration::ZERO);
+    fn a_restart_asks_for_what_is_missing() {
+        let mut fetching = Fetching::new(FetchId(0), 5, 4, Duration::ZERO);
         fetching.arrive(0, HERE);
         fetching.arrive(2, HERE);
-        fetching.settle();
+        assert_eq!(fetching.restart(FetchId(1)).collect::<Vec<_>>(), [6, 8]);
+        assert_eq!(fetching.arrive(0, HERE), Some(6), "keys are counted anew");
+        fetching.miss(1);
         assert!(fetching.is_done());
-        assert_eq!(fetching.arrivals().len(), 1);
+        assert_eq!(fetching.arrivals().len(), 3);
     }
 }

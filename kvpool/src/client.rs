@@ -142,6 +142,10 @@ impl PoolClient {
             Some(FromPool::Refused { reason }) => return Err(PoolError::Refused { addr, reason }),
             _ => return Err(PoolError::Unreachable { addr, reason: "no answer to hello".into() }),
         };
+        if arena.block_bytes != block_bytes as u64 {
+            let reason = format!("its slots hold {} bytes, our blocks have {block_bytes}", arena.block_bytes);
+            return Err(PoolError::Refused { addr, reason });
+        }
         let path = match choice {
             TransportChoice::Quic => DataPath::Quic,
             TransportChoice::Auto => SharedArena::open(&arena).map(DataPath::Shm).unwrap_or_else(|error| {

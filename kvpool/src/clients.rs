@@ -2,7 +2,12 @@
 
 use crate::client::{Block, Miss, PoolClient, PoolError, PutReport, TransferCounters, TransportChoice};
 use parking_lot::Mutex;
-use std::{collections::HashMap, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 use tidemill_proto::{
     block::{BlockKey, LayoutFingerprint},
     ids::RequestId,
@@ -10,7 +15,7 @@ use tidemill_proto::{
     message::Report,
     uplink::Reporter,
 };
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::timeout};
 
 /// Clones share the connections.
 #[derive(Clone, Debug)]
@@ -24,8 +29,25 @@ struct Inner {
     choice: TransportChoice,
     counters: Arc<TransferCounters>,
     /// One lock per node, so that a node that does not answer delays only who wants that node.
-    nodes: Mutex<HashMap<SocketAddr, Arc<tokio::sync::Mutex<Option<PoolClient>>>>>,
+    nodes: Mutex<HashMap<SocketAddr, Arc<tokio::sync::Mutex<Node>>>>,
 }
+
+#[derive(Debug, Default)]
+enum Node {
+    #[default]
+    Unknown,
+    Connected(PoolClient),
+    /// All who waited for the attempt that failed share its result; soon after, there may be another.
+    Failed {
+        at: Instant,
+        reason: String,
+    },
+}
+
+/// Connecting to a node ends within this time,
+const CONNECT_MAX: Duration = Duration::from_secs(5);
+/// and is not tried again sooner than this.
+const RETRY: Duration = Duration::from_secs(1);
 
 impl PoolClients {
     pub fn new(endpoint: Endpoint, layout: LayoutFingerprint, block_bytes: usize, force_quic: bool) -> Self {
@@ -54,8 +76,7 @@ impl PoolClients {
                     }
                 }
             }
-            Err(error) => {
-                tracing::warn!(%addr, %error, "pool node is out of reach");
+            Err(_) => {
                 self.0.counters.miss(Miss::Unreachable, count as u64);
                 for index in 0..count {
                     if deliver.send(wrap(index, Err(Miss::Unreachable))).await.is_err() {
@@ -90,14 +111,27 @@ impl PoolClients {
 
     async fn client(&self, addr: SocketAddr) -> Result<PoolClient, PoolError> {
         let node = Arc::clone(self.0.nodes.lock().entry(addr).or_default());
-        let mut client = node.lock().await;
-        match &*client {
-            Some(open) if open.is_open() => Ok(open.clone()),
-            _ => {
-                let Inner { endpoint, layout, block_bytes, choice, counters, .. } = &*self.0;
-                let fresh = PoolClient::connect(endpoint, addr, *layout, *block_bytes, *choice, Arc::clone(counters)).await?;
-                tracing::info!(%addr, transport = ?fresh.transport(), "pool node connected");
-                Ok(client.insert(fresh).clone())
+        let mut node = node.lock().await;
+        match &*node {
+            Node::Connected(client) if client.is_open() => return Ok(client.clone()),
+            Node::Failed { at, reason } if at.elapsed() < RETRY => {
+                return Err(PoolError::Unreachable { addr, reason: reason.clone() });
+            }
+            _ => {}
+        }
+        let Inner { endpoint, layout, block_bytes, choice, counters, .. } = &*self.0;
+        let connecting = PoolClient::connect(endpoint, addr, *layout, *block_bytes, *choice, Arc::clone(counters));
+        let late = || PoolError::Unreachable { addr, reason: format!("no connection within {CONNECT_MAX:?}") };
+        match timeout(CONNECT_MAX, connecting).await.unwrap_or_else(|_| Err(late())) {
+            Ok(client) => {
+                tracing::info!(%addr, transport = ?client.transport(), "pool node connected");
+                *node = Node::Connected(client.clone());
+                Ok(client)
+            }
+            Err(error) => {
+                tracing::warn!(%addr, %error, "pool node is out of reach");
+                *node = Node::Failed { at: Instant::now(), reason: error.to_string() };
+                Err(error)
             }
         }
     }

@@ -4,7 +4,7 @@
 //!   links, fetches, puts ──► bounded inbox ──► [ scheduler ⇄ model + KV memory ] ──► uplink, fetch and put tasks
 //! ```
 
-use crate::scheduler::{Action, Row, Scheduler};
+use crate::scheduler::{Action, JobId, Row, Scheduler};
 use parking_lot::Mutex;
 use std::{
     collections::HashMap,
@@ -25,18 +25,14 @@ use tidemill_proto::{
     uplink::{LinkEvent, Uplink},
     worker,
 };
-use tokio::{
-    runtime::Handle,
-    sync::{Semaphore, mpsc},
-    task::AbortHandle,
-};
+use tokio::{runtime::Handle, sync::mpsc, task::AbortHandle};
 
 /// What arrives at the engine.
 #[derive(Debug)]
 pub enum Input {
     Link(LinkId, LinkEvent),
     Matched {
-        request: RequestId,
+        job: JobId,
         held: Result<usize, String>,
     },
     Fetched {
@@ -45,7 +41,7 @@ pub enum Input {
         result: Result<Block, Miss>,
     },
     Put {
-        request: RequestId,
+        job: JobId,
         blocks: usize,
         outcome: Result<(), String>,
     },
@@ -65,8 +61,6 @@ pub struct Engine {
     pub report: Arc<Mutex<Report>>,
     pub runtime: Handle,
     pub fetches: HashMap<FetchId, AbortHandle>,
-    /// Bounds the chunks whose blocks are on their way into the pool: a slow pool slows prefill, it does not fill memory.
-    pub puts: Arc<Semaphore>,
     pub started: Instant,
 }
 
@@ -83,7 +77,7 @@ impl worker::Engine for Engine {
                 ToWorker::CancelPrefill { request } => self.scheduler.cancel(request),
                 other => tracing::warn!(?other, "a prefill worker has no use for this message"),
             },
-            Input::Matched { request, held } => self.scheduler.matched(request, held),
+            Input::Matched { job, held } => self.scheduler.matched(job, held),
             Input::Fetched { fetch, index, result } => {
                 let arrival = result.as_ref().ok().map(Block::arrival);
                 if let Some(device_block) = self.scheduler.fetched(fetch, index, arrival)
@@ -92,7 +86,7 @@ impl worker::Engine for Engine {
                     self.kv.block_mut(device_block).copy_from_slice(&block.bytes);
                 }
             }
-            Input::Put { request, blocks, outcome } => self.scheduler.put(request, blocks, outcome, now),
+            Input::Put { job, blocks, outcome } => self.scheduler.put(job, blocks, outcome, now),
             Input::Drain => {
                 self.scheduler.fail_all("this worker is shutting down");
                 self.act();
@@ -134,11 +128,11 @@ impl Engine {
     fn act(&mut self) {
         for action in self.scheduler.take_actions() {
             match action {
-                Action::Match { request, pool, keys } => {
+                Action::Match { job, pool, keys } => {
                     let (pools, inbox) = (self.pools.clone(), self.inbox.clone());
                     self.runtime.spawn(async move {
                         let held = pools.match_prefix(pool.0, &keys).await.map_err(|e| e.to_string());
-                        let _ = inbox.send(Input::Matched { request, held }).await;
+                        let _ = inbox.send(Input::Matched { job, held }).await;
                     });
                 }
                 Action::Fetch { fetch, pool, keys } => {
@@ -151,7 +145,7 @@ impl Engine {
                         task.abort();
                     }
                 }
-                Action::Put { request, pool, blocks } => self.put(request, pool, &blocks),
+                Action::Put { job, pool, origin, blocks } => self.put(job, pool, origin, &blocks),
                 Action::Send { link, event } => {
                     self.uplink.send(link, event);
                 }
@@ -160,20 +154,17 @@ impl Engine {
         self.fetches.retain(|_, task| !task.is_finished());
     }
 
-    fn put(&mut self, request: RequestId, pool: PoolAddr, blocks: &[(BlockKey, u32)]) {
+    fn put(&mut self, job: JobId, pool: PoolAddr, origin: RequestId, blocks: &[(BlockKey, u32)]) {
         let bytes: Vec<_> = blocks.iter().map(|&(key, block)| (key, self.kv.block(block).to_vec())).collect();
-        let permit = self.runtime.block_on(Arc::clone(&self.puts).acquire_owned()).expect("the semaphore is never closed");
         let (pools, inbox, blocks) = (self.pools.clone(), self.inbox.clone(), blocks.len());
         self.runtime.spawn(async move {
-            let outcome = pools.put(pool.0, request, bytes).await;
-            // Given back before the inbox is touched: the engine may be waiting for it, and then does not read its inbox.
-            drop(permit);
+            let outcome = pools.put(pool.0, origin, bytes).await;
             let outcome = match outcome {
                 Ok(report) if report.refused > 0 => Err(format!("pool node {} has no room for {} blocks", pool.0, report.refused)),
                 Ok(_) => Ok(()),
                 Err(error) => Err(error.to_string()),
             };
-            let _ = inbox.send(Input::Put { request, blocks, outcome }).await;
+            let _ = inbox.send(Input::Put { job, blocks, outcome }).await;
         });
     }
 

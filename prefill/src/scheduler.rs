@@ -7,6 +7,8 @@
 //!
 //! Jobs are computed in the order in which they came; a chunk is filled up with the next job's tokens. Each block is put as
 //! soon as it is final, while the next chunk computes. Blocks stay on the device as its prefix cache.
+//!
+//! A slow pool slows prefill down instead of filling memory: while [`PUTTING_MAX`] blocks are on their way, nothing is computed.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -22,6 +24,11 @@ use tidemill_proto::{
     message::{Blocks, Counters, PoolAddr, PrefillJob, PrefillOutcome, WorkerEvent},
 };
 
+/// Blocks of one put.
+const PUT_BLOCKS: usize = 32;
+/// Blocks on their way into pools.
+const PUTTING_MAX: usize = 256;
+
 /// Bounds of one worker.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -33,17 +40,21 @@ pub struct Limits {
     pub step_tokens: usize,
 }
 
+/// One job at one worker, in order of arrival. A request may come back; its old job's late answers are not the new one's.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct JobId(u64);
+
 /// What the shell has to do.
 #[derive(Debug, PartialEq)]
 pub enum Action {
     /// Ask the pool how many leading blocks it holds; answer with [`Scheduler::matched`].
-    Match { request: RequestId, pool: PoolAddr, keys: Vec<BlockKey> },
+    Match { job: JobId, pool: PoolAddr, keys: Vec<BlockKey> },
     /// Get `keys` from the pool as far as they are there; answer each with [`Scheduler::fetched`].
     Fetch { fetch: FetchId, pool: PoolAddr, keys: Vec<BlockKey> },
     /// Nobody wants the rest of this fetch.
     CancelFetch { fetch: FetchId },
-    /// Put device blocks' bytes, as they are now, into the pool; answer with [`Scheduler::put`].
-    Put { request: RequestId, pool: PoolAddr, blocks: Vec<(BlockKey, u32)> },
+    /// Put device blocks' bytes, as they are now, into the pool; answer with [`Scheduler::put`], in every case.
+    Put { job: JobId, pool: PoolAddr, origin: RequestId, blocks: Vec<(BlockKey, u32)> },
     /// Tell a coordinator.
     Send { link: LinkId, event: WorkerEvent },
 }
@@ -51,7 +62,7 @@ pub enum Action {
 /// A run of one job's tokens: `len` tokens from position `start`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Row {
-    pub request: RequestId,
+    pub job: JobId,
     pub start: usize,
     pub len: usize,
 }
@@ -68,11 +79,11 @@ enum Phase {
 #[derive(Debug)]
 struct Job {
     home: LinkId,
-    job: PrefillJob,
+    order: PrefillJob,
     keys: Vec<BlockKey>,
     phase: Phase,
-    /// Leading blocks that the pool holds.
-    held: usize,
+    /// Leading blocks that the pool holds or that are on their way into it.
+    handed_over: usize,
     /// Device blocks of all `keys`; empty until admitted.
     blocks: Vec<u32>,
     /// Tokens whose KV is on the device.
@@ -85,17 +96,24 @@ struct Job {
     admitted: Duration,
 }
 
+impl Job {
+    fn tokens(&self) -> usize {
+        self.keys.len() * BLOCK_TOKENS
+    }
+}
+
 #[derive(Debug)]
 pub struct Scheduler {
     layout: LayoutFingerprint,
     limits: Limits,
     device: DeviceBlocks,
-    jobs: HashMap<RequestId, Job>,
-    /// Order of arrival.
-    order: BTreeMap<u64, RequestId>,
+    /// In order of arrival.
+    jobs: BTreeMap<JobId, Job>,
     jobs_seen: u64,
-    fetches: HashMap<FetchId, RequestId>,
+    fetches: HashMap<FetchId, JobId>,
     fetches_started: u64,
+    /// Blocks on their way into pools, of jobs that are gone, too.
+    putting: usize,
     actions: Vec<Action>,
     counters: Counters,
 }
@@ -106,11 +124,11 @@ impl Scheduler {
             layout,
             limits,
             device: DeviceBlocks::new(device_blocks),
-            jobs: HashMap::new(),
-            order: BTreeMap::new(),
+            jobs: BTreeMap::new(),
             jobs_seen: 0,
             fetches: HashMap::new(),
             fetches_started: 0,
+            putting: 0,
             actions: Vec::new(),
             counters: Counters::default(),
         }
@@ -122,22 +140,21 @@ impl Scheduler {
     }
 
     /// A coordinator hands over a job. One that cannot run is answered at once.
-    pub fn admit(&mut self, home: LinkId, job: PrefillJob, vocab: usize, now: Duration) {
-        let request = job.request;
-        if let Some(reason) = self.unfit(&job, vocab) {
-            return self.send_outcome(home, request, PrefillOutcome::Failed { reason });
+    pub fn admit(&mut self, home: LinkId, order: PrefillJob, vocab: usize, now: Duration) {
+        if let Some(reason) = self.unfit(&order, vocab) {
+            return self.send_outcome(home, order.request, PrefillOutcome::Failed { reason });
         }
-        let covered = &job.tokens[..job.blocks as usize * BLOCK_TOKENS];
-        let keys = Chain::new(&self.layout, &job.salt, covered).keys().to_vec();
-        self.actions.push(Action::Match { request, pool: job.pool, keys: keys.clone() });
-        self.order.insert(self.jobs_seen, request);
+        let covered = &order.tokens[..order.blocks as usize * BLOCK_TOKENS];
+        let keys = Chain::new(&self.layout, &order.salt, covered).keys().to_vec();
+        let job = JobId(self.jobs_seen);
         self.jobs_seen += 1;
+        self.actions.push(Action::Match { job, pool: order.pool, keys: keys.clone() });
         let state = Job {
             home,
-            job,
+            order,
             keys,
             phase: Phase::Matching,
-            held: 0,
+            handed_over: 0,
             blocks: Vec::new(),
             computed: 0,
             cached: 0,
@@ -145,25 +162,25 @@ impl Scheduler {
             arrived: now,
             admitted: now,
         };
-        self.jobs.insert(request, state);
+        self.jobs.insert(job, state);
     }
 
     /// The pool holds this many leading blocks of a job; an error ends the job.
-    pub fn matched(&mut self, request: RequestId, held: Result<usize, String>) {
-        let Some(state) = self.jobs.get_mut(&request) else { return };
+    pub fn matched(&mut self, job: JobId, held: Result<usize, String>) {
+        let Some(state) = self.jobs.get_mut(&job) else { return };
         match held {
             Ok(held) => {
-                state.held = held.min(state.keys.len());
+                state.handed_over = held.min(state.keys.len());
                 state.phase = Phase::Waiting;
             }
-            Err(reason) => self.fail(request, reason),
+            Err(reason) => self.fail(job, reason),
         }
     }
 
     /// One result of a fetch. The answer is the device block that the bytes belong into; `None` if nobody wants them.
     pub fn fetched(&mut self, fetch: FetchId, index: usize, arrival: Option<Arrival>) -> Option<u32> {
-        let &request = self.fetches.get(&fetch)?;
-        let state = self.jobs.get_mut(&request).expect("a fetch belongs to a live job");
+        let &job = self.fetches.get(&fetch)?;
+        let state = self.jobs.get_mut(&job).expect("a fetch belongs to a live job");
         let Phase::Fetching(fetching) = &mut state.phase else { unreachable!("a listed fetch is under way") };
         let block = match arrival {
             None => {
@@ -183,56 +200,57 @@ impl Scheduler {
                 self.device.publish(state.blocks[number], state.keys[number]);
             }
             // What the pool lost meanwhile is put again when it has been computed again.
-            state.held = ready;
-            self.compute_from(request, ready);
+            state.handed_over = ready;
+            self.compute_from(job, ready);
         }
         block
     }
 
     /// Blocks of a job were put, or could not be.
-    pub fn put(&mut self, request: RequestId, blocks: usize, outcome: Result<(), String>, now: Duration) {
-        let Some(state) = self.jobs.get_mut(&request) else { return };
-        state.putting = state.putting.saturating_sub(blocks);
-        match outcome {
-            Err(reason) => self.fail(request, reason),
-            Ok(()) => self.finish_if_done(request, now),
+    pub fn put(&mut self, job: JobId, blocks: usize, outcome: Result<(), String>, now: Duration) {
+        self.putting -= blocks;
+        if let Some(state) = self.jobs.get_mut(&job) {
+            state.putting -= blocks;
+            match outcome {
+                Err(reason) => self.fail(job, reason),
+                Ok(()) => self.finish_if_done(job, now),
+            }
         }
+        self.put_what_is_ready();
     }
 
-    /// Nobody wants this job any more.
+    /// Nobody wants this request's job any more.
     pub fn cancel(&mut self, request: RequestId) {
-        let Some(state) = self.jobs.remove(&request) else { return };
-        if let Phase::Fetching(fetching) = &state.phase {
-            self.fetches.remove(&fetching.id);
-            self.actions.push(Action::CancelFetch { fetch: fetching.id });
-        }
-        self.device.release(&state.blocks);
-        self.order.retain(|_, r| *r != request);
+        self.forget_where(|j| j.order.request == request);
     }
 
     /// A coordinator is gone, and all it asked for with it.
     pub fn cancel_link(&mut self, home: LinkId) {
-        let gone: Vec<_> = self.jobs.iter().filter(|(_, j)| j.home == home).map(|(&r, _)| r).collect();
-        gone.into_iter().for_each(|request| self.cancel(request));
+        self.forget_where(|j| j.home == home);
     }
 
     /// This worker drains: its jobs go to others.
     pub fn fail_all(&mut self, reason: &str) {
-        let all: Vec<_> = self.order.values().copied().collect();
-        all.into_iter().for_each(|request| self.fail(request, reason.to_owned()));
+        for job in self.jobs_where(|_| true) {
+            self.fail(job, reason.to_owned());
+        }
     }
 
-    /// Admits what fits and says what to compute next; empty if there is nothing to compute.
+    /// Admits what fits and says what to compute next; empty if there is nothing to compute, or no room to put it.
     pub fn plan(&mut self, now: Duration) -> Vec<Row> {
-        self.expire(now);
+        for job in self.jobs_where(|j| now > j.arrived + Duration::from_millis(j.order.deadline_ms)) {
+            self.fail(job, "deadline passed".into());
+        }
         self.admit_waiting(now);
-        let mut budget = self.limits.step_tokens;
         let mut rows = Vec::new();
-        for &request in self.order.values() {
-            let state = &self.jobs[&request];
+        if self.putting >= PUTTING_MAX {
+            return rows;
+        }
+        let mut budget = self.limits.step_tokens;
+        for (&job, state) in &self.jobs {
             if matches!(state.phase, Phase::Computing) && budget > 0 {
-                let len = (state.keys.len() * BLOCK_TOKENS - state.computed).min(budget);
-                rows.push(Row { request, start: state.computed, len });
+                let len = (state.tokens() - state.computed).min(budget);
+                rows.push(Row { job, start: state.computed, len });
                 budget -= len;
             }
         }
@@ -241,26 +259,25 @@ impl Scheduler {
 
     /// A row's tokens and the block table that covers them.
     pub fn row(&self, row: &Row) -> (&[Token], &[u32]) {
-        let state = &self.jobs[&row.request];
-        (&state.job.tokens[row.start..row.start + row.len], &state.blocks)
+        let state = &self.jobs[&row.job];
+        (&state.order.tokens[row.start..row.start + row.len], &state.blocks)
     }
 
     /// The step that computed `rows` is done.
     pub fn stepped(&mut self, rows: &[Row], now: Duration) {
         self.counters.steps += 1;
         for row in rows {
-            let state = self.jobs.get_mut(&row.request).expect("a planned job lives until its step is done");
+            let state = self.jobs.get_mut(&row.job).expect("a planned job lives until its step is done");
             assert_eq!(state.computed, row.start, "a job's rows are computed in order");
             let first = state.computed / BLOCK_TOKENS;
             state.computed += row.len;
             self.counters.prefill_computed_tokens += row.len as u64;
-            let full = first..state.computed / BLOCK_TOKENS;
-            for number in full.clone() {
+            for number in first..state.computed / BLOCK_TOKENS {
                 self.device.publish(state.blocks[number], state.keys[number]);
             }
-            self.put_blocks(row.request, full);
-            self.finish_if_done(row.request, now);
+            self.finish_if_done(row.job, now);
         }
+        self.put_what_is_ready();
     }
 
     pub fn waiting(&self) -> usize {
@@ -273,7 +290,7 @@ impl Scheduler {
 
     /// Tokens that are not computed yet.
     pub fn tokens_queued(&self) -> u64 {
-        self.jobs.values().map(|j| (j.keys.len() * BLOCK_TOKENS - j.computed.max(j.held * BLOCK_TOKENS)) as u64).sum()
+        self.jobs.values().map(|j| j.tokens().saturating_sub(j.computed.max(j.handed_over * BLOCK_TOKENS)) as u64).sum()
     }
 
     pub fn counters(&self) -> &Counters {
@@ -289,29 +306,31 @@ impl Scheduler {
     pub fn check_integrity(&self) {
         self.device.check_integrity();
         let mut held = 0;
-        for (request, state) in &self.jobs {
+        for (job, state) in &self.jobs {
             let admitted = !matches!(state.phase, Phase::Matching | Phase::Waiting);
             assert_eq!(state.blocks.len(), if admitted { state.keys.len() } else { 0 });
             if let Phase::Fetching(fetching) = &state.phase {
-                assert_eq!(self.fetches.get(&fetching.id), Some(request));
+                assert_eq!(self.fetches.get(&fetching.id), Some(job));
             }
             if matches!(state.phase, Phase::Putting) {
-                assert!(state.putting > 0 && state.computed == state.keys.len() * BLOCK_TOKENS);
+                let all_handed_over = state.putting == 0 && state.handed_over == state.keys.len();
+                assert!(state.computed == state.tokens() && !all_handed_over, "a done job is forgotten at once");
             }
             held += state.blocks.len();
         }
-        assert_eq!(self.order.len(), self.jobs.len());
+        assert!(self.putting < PUTTING_MAX + PUT_BLOCKS);
+        assert!(self.jobs.values().map(|j| j.putting).sum::<usize>() <= self.putting);
         assert_eq!(self.fetches.len(), self.jobs.values().filter(|j| matches!(j.phase, Phase::Fetching(_))).count());
         assert!(self.device.used() <= held && (held > 0 || self.device.used() == 0), "no block is in use without a job that holds it");
     }
 
     /// Why a job cannot run here.
-    fn unfit(&self, job: &PrefillJob, vocab: usize) -> Option<String> {
-        let (blocks, tokens) = (job.blocks as usize, job.tokens.len());
+    fn unfit(&self, order: &PrefillJob, vocab: usize) -> Option<String> {
+        let (blocks, tokens) = (order.blocks as usize, order.tokens.len());
         if blocks == 0 || blocks.saturating_mul(BLOCK_TOKENS) > tokens {
             return Some(format!("job asks for {blocks} blocks of {tokens} tokens"));
         }
-        if let Some(token) = job.tokens.iter().find(|&&t| t as usize >= vocab) {
+        if let Some(token) = order.tokens.iter().find(|&&t| t as usize >= vocab) {
             return Some(format!("token {token} is not in the model's vocabulary of {vocab}"));
         }
         if blocks > self.device.total() {
@@ -320,73 +339,71 @@ impl Scheduler {
         if self.jobs.len() >= self.limits.jobs_max {
             return Some(format!("{} jobs are queued here already", self.jobs.len()));
         }
-        self.jobs.contains_key(&job.request).then(|| "this request's job is here already".into())
-    }
-
-    fn expire(&mut self, now: Duration) {
-        let late = |j: &Job| now > j.arrived + Duration::from_millis(j.job.deadline_ms);
-        let expired: Vec<_> = self.jobs.iter().filter(|(_, j)| late(j)).map(|(&r, _)| r).collect();
-        expired.into_iter().for_each(|request| self.fail(request, "deadline passed".into()));
+        let twice = self.jobs.values().any(|j| j.order.request == order.request);
+        twice.then(|| "this request's job is here already".into())
     }
 
     fn admit_waiting(&mut self, now: Duration) {
-        let waiting = |j: &Job| matches!(j.phase, Phase::Waiting);
-        let candidates: Vec<_> = self.order.values().copied().filter(|r| waiting(&self.jobs[r])).collect();
-        for request in candidates {
+        for job in self.jobs_where(|j| matches!(j.phase, Phase::Waiting)) {
             if self.running() >= self.limits.admitted_max {
-                return;
+                break;
             }
-            let state = self.jobs.get_mut(&request).expect("listed jobs live");
+            let state = self.jobs.get_mut(&job).expect("listed jobs live");
             let mut blocks = self.device.match_prefix(&state.keys);
             let hbm = blocks.len();
             let Some(fresh) = self.device.allocate(state.keys.len() - hbm) else {
                 self.device.release(&blocks);
-                return;
+                break;
             };
             blocks.extend(fresh);
             state.blocks = blocks;
             state.admitted = now;
-            if state.held > hbm {
+            if state.handed_over > hbm {
                 let fetch = FetchId(self.fetches_started);
                 self.fetches_started += 1;
-                self.fetches.insert(fetch, request);
-                state.phase = Phase::Fetching(Fetching::new(fetch, hbm, state.held - hbm, now));
-                self.actions.push(Action::Fetch { fetch, pool: state.job.pool, keys: state.keys[hbm..state.held].to_vec() });
+                self.fetches.insert(fetch, job);
+                let keys = state.keys[hbm..state.handed_over].to_vec();
+                state.phase = Phase::Fetching(Fetching::new(fetch, hbm, keys.len(), now));
+                self.actions.push(Action::Fetch { fetch, pool: state.order.pool, keys });
             } else {
-                let missing_in_pool = state.held..hbm;
-                self.put_blocks(request, missing_in_pool);
-                self.compute_from(request, hbm);
-                self.finish_if_done(request, now);
+                self.compute_from(job, hbm);
+                self.finish_if_done(job, now);
             }
         }
+        self.put_what_is_ready();
     }
 
     /// All that could be had is on the device: blocks from number `ready` on are computed.
-    fn compute_from(&mut self, request: RequestId, ready: usize) {
-        let state = self.jobs.get_mut(&request).expect("caller knows it");
+    fn compute_from(&mut self, job: JobId, ready: usize) {
+        let state = self.jobs.get_mut(&job).expect("caller knows it");
         state.computed = ready * BLOCK_TOKENS;
         state.cached = state.computed;
         self.counters.prefill_cached_tokens += state.cached as u64;
         state.phase = Phase::Computing;
     }
 
-    fn put_blocks(&mut self, request: RequestId, numbers: std::ops::Range<usize>) {
-        if numbers.is_empty() {
-            return;
+    /// Sends final blocks on their way into the pool, oldest job first, as far as there may be more on the way.
+    fn put_what_is_ready(&mut self) {
+        for (&job, state) in &mut self.jobs {
+            let ready = state.computed / BLOCK_TOKENS;
+            while matches!(state.phase, Phase::Computing | Phase::Putting) && state.handed_over < ready && self.putting < PUTTING_MAX {
+                let numbers = state.handed_over..ready.min(state.handed_over + PUT_BLOCKS);
+                state.handed_over = numbers.end;
+                state.putting += numbers.len();
+                self.putting += numbers.len();
+                let blocks = numbers.map(|n| (state.keys[n], state.blocks[n])).collect();
+                self.actions.push(Action::Put { job, pool: state.order.pool, origin: state.order.request, blocks });
+            }
         }
-        let state = self.jobs.get_mut(&request).expect("caller knows it");
-        state.putting += numbers.len();
-        let blocks = numbers.map(|n| (state.keys[n], state.blocks[n])).collect();
-        self.actions.push(Action::Put { request, pool: state.job.pool, blocks });
     }
 
-    fn finish_if_done(&mut self, request: RequestId, now: Duration) {
-        let state = self.jobs.get_mut(&request).expect("caller knows it");
-        if !matches!(state.phase, Phase::Computing | Phase::Putting) || state.computed < state.keys.len() * BLOCK_TOKENS {
+    fn finish_if_done(&mut self, job: JobId, now: Duration) {
+        let state = self.jobs.get_mut(&job).expect("caller knows it");
+        if !matches!(state.phase, Phase::Computing | Phase::Putting) || state.computed < state.tokens() {
             return;
         }
         state.phase = Phase::Putting;
-        if state.putting > 0 {
+        if state.putting > 0 || state.handed_over < state.keys.len() {
             return;
         }
         let outcome = PrefillOutcome::Done {
@@ -395,17 +412,37 @@ impl Scheduler {
             queue_ms: (state.admitted - state.arrived).as_secs_f64() * 1e3,
             compute_ms: (now - state.admitted).as_secs_f64() * 1e3,
         };
-        let home = state.home;
-        self.cancel(request);
-        self.send_outcome(home, request, outcome);
+        self.end(job, outcome);
     }
 
-    fn fail(&mut self, request: RequestId, reason: String) {
-        if let Some(state) = self.jobs.get(&request) {
-            let home = state.home;
-            self.cancel(request);
-            self.send_outcome(home, request, PrefillOutcome::Failed { reason });
+    fn fail(&mut self, job: JobId, reason: String) {
+        self.end(job, PrefillOutcome::Failed { reason });
+    }
+
+    fn end(&mut self, job: JobId, outcome: PrefillOutcome) {
+        if let Some(state) = self.forget(job) {
+            self.send_outcome(state.home, state.order.request, outcome);
         }
+    }
+
+    fn forget(&mut self, job: JobId) -> Option<Job> {
+        let state = self.jobs.remove(&job)?;
+        if let Phase::Fetching(fetching) = &state.phase {
+            self.fetches.remove(&fetching.id);
+            self.actions.push(Action::CancelFetch { fetch: fetching.id });
+        }
+        self.device.release(&state.blocks);
+        Some(state)
+    }
+
+    fn forget_where(&mut self, gone: impl Fn(&Job) -> bool) {
+        for job in self.jobs_where(gone) {
+            self.forget(job);
+        }
+    }
+
+    fn jobs_where(&self, wanted: impl Fn(&Job) -> bool) -> Vec<JobId> {
+        self.jobs.iter().filter(|(_, j)| wanted(j)).map(|(&id, _)| id).collect()
     }
 
     fn send_outcome(&mut self, link: LinkId, request: RequestId, outcome: PrefillOutcome) {

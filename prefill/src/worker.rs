@@ -15,15 +15,10 @@ use tidemill_proto::{
     uplink::Uplink,
     worker,
 };
-use tokio::{
-    runtime::Handle,
-    sync::{Semaphore, mpsc},
-};
+use tokio::{runtime::Handle, sync::mpsc};
 
 /// Results of fetches and puts, and messages of coordinators that the engine has not taken yet. Blocks wait here, so it is short.
 const INBOX_MAX: usize = 256;
-/// Chunks whose blocks are on their way into the pool.
-const PUTS_MAX: usize = 8;
 
 /// Runs a prefill worker until it is told to end.
 pub async fn run(settings: Settings) -> anyhow::Result<()> {
@@ -34,7 +29,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let pools = PoolClients::new(endpoint.clone(), info.layout, info.block_bytes as usize, settings.engine.force_quic);
     let report = Arc::new(Mutex::new(Report::default()));
     let register = Register { name: settings.worker.name.clone(), pid: std::process::id(), role: RoleInfo::Prefill(info.clone()) };
-    let (uplink, links) = Uplink::start(&endpoint, &settings.worker.coordinators, register, pools.reporter(Arc::clone(&report)));
+    let (uplink, mut links) = Uplink::start(&endpoint, &settings.worker.coordinators, register, pools.reporter(Arc::clone(&report)));
     let uplink = Arc::new(uplink);
 
     let (inbox, inputs) = mpsc::channel(INBOX_MAX);
@@ -49,18 +44,18 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         report,
         runtime: Handle::current(),
         fetches: HashMap::new(),
-        puts: Arc::new(Semaphore::new(PUTS_MAX)),
         started: Instant::now(),
     };
     let mut thread = tokio::task::spawn_blocking(move || worker::drive(engine, inputs));
 
-    worker::pump(links, &inbox, Input::Link, &mut thread, shutdown).await?;
+    worker::pump(&mut links, &inbox, Input::Link, &mut thread, shutdown).await?;
     tracing::info!("draining: jobs go back to their coordinators");
     uplink.broadcast(&WorkerEvent::Leaving);
     let _ = inbox.send(Input::Drain).await;
     thread.await?;
     if let Some(uplink) = Arc::into_inner(uplink) {
-        uplink.close().await;
+        // Messages that cross the good-bye are dropped, but taken.
+        tokio::join!(uplink.close(), async { while links.recv().await.is_some() {} });
     }
     endpoint.close().await;
     Ok(())

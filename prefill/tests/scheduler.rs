@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 use tidemill_kvpool::admission::{Arrival, FetchId, Source};
-use tidemill_prefill::scheduler::{Action, Limits, Scheduler};
+use tidemill_prefill::scheduler::{Action, JobId, Limits, Scheduler};
 use tidemill_proto::{
     block::{BLOCK_TOKENS, BlockKey, Chain, LayoutFingerprint},
     ids::{LinkId, RequestId},
@@ -46,9 +46,9 @@ fn event() -> impl Strategy<Value = Event> {
 
 #[derive(Debug)]
 enum Question {
-    Match { request: RequestId, keys: Vec<BlockKey> },
+    Match { job: JobId, keys: Vec<BlockKey> },
     Fetch { fetch: FetchId, keys: Vec<BlockKey>, next: usize },
-    Put { request: RequestId, keys: Vec<BlockKey> },
+    Put { job: JobId, keys: Vec<BlockKey> },
 }
 
 struct World {
@@ -81,8 +81,12 @@ impl World {
         self.now += Duration::from_millis(1);
         match *event {
             Event::Admit { blocks, salt } => {
-                let request = RequestId(self.admitted);
+                // Request ids come back, while their old jobs' questions may still be open.
+                let request = RequestId(self.admitted % 5);
                 self.admitted += 1;
+                if self.live.contains(&request) {
+                    return;
+                }
                 let tokens = (0..blocks * BLOCK_TOKENS as u32 + 5).map(|i| i % 90).collect();
                 let pool = PoolAddr("127.0.0.1:1".parse().unwrap());
                 let job = PrefillJob { request, tokens, blocks, salt: vec![salt], pool, deadline_ms: 1_000_000 };
@@ -102,7 +106,7 @@ impl World {
                 self.scheduler.stepped(&rows, self.now);
             }
             Event::Cancel(which) => {
-                let request = RequestId(which as u64);
+                let request = RequestId(which as u64 % 5);
                 self.scheduler.cancel(request);
                 self.live.remove(&request);
             }
@@ -118,9 +122,9 @@ impl World {
     fn answer(&mut self, well: bool) {
         match self.questions.pop_front() {
             None => {}
-            Some(Question::Match { request, keys }) => {
+            Some(Question::Match { job, keys }) => {
                 let held = keys.iter().take_while(|k| self.pool.contains(k)).count();
-                self.scheduler.matched(request, if well { Ok(held) } else { Err("out of reach".into()) });
+                self.scheduler.matched(job, if well { Ok(held) } else { Err("out of reach".into()) });
             }
             Some(Question::Fetch { fetch, keys, next }) => {
                 let there = well && self.pool.contains(&keys[next]);
@@ -130,12 +134,12 @@ impl World {
                 let arrival = there.then_some(Arrival { origin: RequestId(999), source: Source::Dram });
                 self.scheduler.fetched(fetch, next, arrival);
             }
-            Some(Question::Put { request, keys }) => {
+            Some(Question::Put { job, keys }) => {
                 let blocks = keys.len();
                 if well {
                     self.pool.extend(keys);
                 }
-                self.scheduler.put(request, blocks, if well { Ok(()) } else { Err("full".into()) }, self.now);
+                self.scheduler.put(job, blocks, if well { Ok(()) } else { Err("full".into()) }, self.now);
             }
         }
     }
@@ -143,14 +147,14 @@ impl World {
     fn observe(&mut self) {
         for action in self.scheduler.take_actions() {
             match action {
-                Action::Match { request, keys, .. } => self.questions.push_back(Question::Match { request, keys }),
+                Action::Match { job, keys, .. } => self.questions.push_back(Question::Match { job, keys }),
                 Action::Fetch { fetch, keys, .. } => self.questions.push_back(Question::Fetch { fetch, keys, next: 0 }),
                 Action::CancelFetch { fetch } => {
                     self.questions.retain(|q| !matches!(q, Question::Fetch { fetch: f, .. } if *f == fetch));
                 }
-                Action::Put { request, blocks, .. } => {
+                Action::Put { job, blocks, .. } => {
                     let keys = blocks.into_iter().map(|(key, _)| key).collect();
-                    self.questions.push_back(Question::Put { request, keys });
+                    self.questions.push_back(Question::Put { job, keys });
                 }
                 Action::Send { event: WorkerEvent::Prefilled { request, outcome }, .. } => {
                     assert!(self.live.remove(&request), "a job ends once");

@@ -86,7 +86,8 @@ impl Identity {
     }
 }
 
-/// Makes a CA and one certificate that all processes of a one-machine cluster share. Keys are readable by their owner only.
+/// Makes a CA and one certificate that all processes of a one-machine cluster share. Keys are readable by their owner only. Nothing
+/// that is there is replaced: a new CA would cut a running cluster apart.
 pub fn create(dir: &Path) -> Result<(), IdentityError> {
     let file_error = |path: &Path| {
         let path = path.to_owned();
@@ -114,7 +115,7 @@ pub fn create(dir: &Path) -> Result<(), IdentityError> {
         ("node.pem", node.pem(), 0o644),
     ] {
         let path = dir.join(name);
-        let written = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(&path);
+        let written = fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(&path);
         written.and_then(|mut file| file.write_all(pem.as_bytes())).map_err(file_error(&path))?;
     }
     Ok(())

@@ -1,9 +1,9 @@
 //! What every role process does alike: logs to stderr, ends on Ctrl-C or SIGTERM, and ends with its parent's pipe.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Read};
 use tokio::{
-    io::AsyncReadExt,
     signal::unix::{SignalKind, signal},
+    sync::oneshot,
 };
 use tracing_subscriber::EnvFilter;
 
@@ -57,7 +57,12 @@ pub async fn shutdown(exit_with_parent: bool) {
 /// Resolves when stdin is at its end. `tidemill up` keeps a pipe to each child's stdin open, so that a child
 /// notices even a parent that was killed, and no process is left behind.
 pub async fn orphaned() {
-    let mut stdin = tokio::io::stdin();
-    let mut buffer = [0; 64];
-    while stdin.read(&mut buffer).await.is_ok_and(|n| n > 0) {}
+    let (ended, end) = oneshot::channel();
+    // A thread of its own, not the runtime's: the runtime would wait for this read when the process ends for another reason.
+    std::thread::spawn(move || {
+        let mut buffer = [0; 64];
+        while std::io::stdin().read(&mut buffer).is_ok_and(|n| n > 0) {}
+        let _ = ended.send(());
+    });
+    let _ = end.await;
 }

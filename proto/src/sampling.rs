@@ -45,6 +45,21 @@ impl Default for Sampling {
 }
 
 impl Sampling {
+    /// What is wrong with settings that came from a peer, if anything: those under which no token could be drawn.
+    pub fn fault(&self) -> Option<String> {
+        let outside = |name: &str, value: f32, low: f32, high: f32| {
+            let inside = value >= low && value <= high;
+            (!inside).then(|| format!("`{name}` is {value}, not from {low} to {high}"))
+        };
+        outside("temperature", self.temperature, 0.0, f32::MAX)
+            .or_else(|| outside("top_p", self.top_p, f32::MIN_POSITIVE, 1.0))
+            .or_else(|| outside("min_p", self.min_p, 0.0, 1.0))
+            .or_else(|| outside("presence_penalty", self.presence_penalty, f32::MIN, f32::MAX))
+            .or_else(|| outside("frequency_penalty", self.frequency_penalty, f32::MIN, f32::MAX))
+            .or_else(|| outside("repetition_penalty", self.repetition_penalty, f32::MIN_POSITIVE, f32::MAX))
+            .or_else(|| self.logit_bias.iter().find_map(|&(_, bias)| outside("logit_bias", bias, f32::MIN, f32::MAX)))
+    }
+
     /// Whether a token's past occurrences change its logit.
     pub fn penalizes(&self) -> bool {
         self.presence_penalty != 0.0 || self.frequency_penalty != 0.0 || self.repetition_penalty != 1.0
@@ -68,4 +83,23 @@ pub struct TokenLogprob {
     pub logprob: f32,
     /// The likeliest tokens, most likely first.
     pub top: Vec<(Token, f32)>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_that_draw_nothing_are_named() {
+        assert_eq!(Sampling::default().fault(), None);
+        for (wrong, name) in [
+            (Sampling { temperature: f32::NAN, ..Default::default() }, "temperature"),
+            (Sampling { top_p: 0.0, ..Default::default() }, "top_p"),
+            (Sampling { min_p: 1.5, ..Default::default() }, "min_p"),
+            (Sampling { repetition_penalty: 0.0, ..Default::default() }, "repetition_penalty"),
+            (Sampling { logit_bias: vec![(1, f32::INFINITY)], ..Default::default() }, "logit_bias"),
+        ] {
+            assert!(wrong.fault().is_some_and(|fault| fault.contains(name)), "{wrong:?}");
+        }
+    }
 }

@@ -103,10 +103,11 @@ pub fn drive<E: Engine>(mut engine: E, mut inbox: mpsc::Receiver<E::Input>) {
 /// Inputs applied between two steps.
 const INPUTS_PER_STEP: usize = 256;
 
-/// Forwards what happens on the links to an engine's inbox, until `shutdown`. An engine that ends before that is broken:
+/// Forwards what happens on the links to an engine's inbox, until `shutdown`. The caller keeps `links` until they are closed: a link
+/// whose messages nobody takes ends at once, with what it still had to send. An engine that ends before that is broken:
 /// the process must not pretend to work.
 pub async fn pump<I>(
-    mut links: mpsc::Receiver<(LinkId, LinkEvent)>,
+    links: &mut mpsc::Receiver<(LinkId, LinkEvent)>,
     inbox: &mpsc::Sender<I>,
     wrap: fn(LinkId, LinkEvent) -> I,
     engine: &mut JoinHandle<()>,

@@ -139,8 +139,16 @@ impl Answer {
 
 /// Ends one process of a cluster at once, as a crash does.
 pub fn crash(pid: u32) {
-    let pid = nix::unistd::Pid::from_raw(pid as i32);
-    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).expect("a process of our own cluster");
+    signal(pid, nix::sys::signal::Signal::SIGKILL);
+}
+
+/// Asks one process of a cluster to end.
+pub fn terminate(pid: u32) {
+    signal(pid, nix::sys::signal::Signal::SIGTERM);
+}
+
+fn signal(pid: u32, signal: nix::sys::signal::Signal) {
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid as i32), signal).expect("a process of our own cluster");
 }
 
 pub async fn complete(cluster: &Cluster, case: &Case) -> Answer {
