@@ -67,7 +67,9 @@ impl Driver {
         let (sender, events) = mpsc::channel(CLIENT_QUEUE_MAX);
         // Made first, so that a rejected request takes those before it along.
         let mut generation = Generation { driver: Arc::clone(self), requests: Vec::with_capacity(requests.len()), events };
+        let choices = requests.iter().map(|request| request.choices as usize).sum();
         self.with(|state, now| {
+            state.cluster.check_choices(choices)?;
             for request in requests {
                 let id = state.cluster.submit(now, request)?;
                 state.clients.insert(id, sender.clone());
@@ -106,6 +108,7 @@ impl Driver {
 
 impl State {
     fn perform(&mut self, now: Instant) {
+        let mut ended = Vec::new();
         while let Some(action) = self.cluster.poll_action() {
             match action {
                 Action::Send { worker, message } => {
@@ -125,10 +128,14 @@ impl State {
                         self.clients.remove(&request);
                         self.cluster.cancel(now, request, None);
                     } else if !self.cluster.is_active(request) {
-                        self.clients.remove(&request);
+                        ended.push(request);
                     }
                 }
             }
+        }
+        // Only now: the core forgets a request before its last events are delivered.
+        for request in ended {
+            self.clients.remove(&request);
         }
     }
 }
@@ -238,6 +245,39 @@ mod tests {
             events += 1;
         }
         assert_eq!(events, CLIENT_QUEUE_MAX, "what was queued is still read, then nothing");
+    }
+
+    #[tokio::test]
+    async fn choices_that_end_in_one_moment_are_all_heard_of() {
+        let driver = driver();
+        let (epoch, mut messages) = decode_worker(&driver);
+        let mut request = request(2);
+        request.stop.max_tokens = 1;
+        let mut generation = driver.submit(vec![request]).unwrap();
+        let token = |sequence| SequenceToken { sequence, index: 0, token: 5, logprob: None };
+        driver.worker_event(epoch, WorkerEvent::Tokens(sequences(&mut messages).into_iter().map(token).collect()));
+        driver.worker_down(epoch);
+        let mut finished = Vec::new();
+        while let Some((_, event)) = generation.next().await {
+            if let RequestEvent::Finished { choice, outcome: Outcome::Length, .. } = event {
+                finished.push(choice);
+            }
+        }
+        finished.sort_unstable();
+        assert_eq!(finished, [0, 1]);
+        assert!(driver.0.lock().clients.is_empty());
+    }
+
+    #[tokio::test]
+    async fn more_choices_than_may_ever_wait_are_refused_for_good() {
+        let driver = driver();
+        let _worker = decode_worker(&driver);
+        for requests in [vec![request(65)], vec![request(1); 65]] {
+            let rejection = driver.submit(requests).map(|_| ()).unwrap_err();
+            assert_eq!(rejection, Rejection::TooManyChoices { choices: 65, limit: 64 });
+        }
+        assert_eq!(driver.view().requests, 0);
+        assert!(driver.submit(vec![request(64)]).is_ok());
     }
 
     #[tokio::test]

@@ -145,8 +145,9 @@ impl Registry {
     pub fn decode_candidates(&self) -> Vec<DecodeCandidate> {
         let candidate = |(epoch, worker): (Epoch, &Worker)| {
             let DecodeLoad { sequences, tokens, tail_tokens } = worker.decode;
-            let device_blocks = worker.decode_info()?.device_blocks;
-            Some(DecodeCandidate { worker: epoch, sequences, tokens, tail_tokens, device_blocks })
+            let info = worker.decode_info()?;
+            let (device_blocks, context_tokens) = (info.device_blocks, sequence_tokens_max(info));
+            Some(DecodeCandidate { worker: epoch, sequences, tokens, tail_tokens, device_blocks, context_tokens })
         };
         self.taking_work().filter_map(candidate).collect()
     }

@@ -25,6 +25,8 @@ pub enum RunError {
     Link(#[from] LinkError),
     #[error("cannot listen for HTTP on {addr}: {source} (another process may have this port: choose one with --http)")]
     Bind { addr: SocketAddr, source: io::Error },
+    #[error("the task that {0} has ended, without which no request is served rightly: please report this as a bug, with the log")]
+    Broken(&'static str),
 }
 
 /// Bound to its addresses, not serving yet.
@@ -50,6 +52,7 @@ impl Coordinator {
         let bind_error = |source| RunError::Bind { addr: settings.http, source };
         let listener = TcpListener::bind(settings.http).await.map_err(bind_error)?;
         let http = listener.local_addr().map_err(bind_error)?;
+        tracing::info!(name = settings.name, model = settings.served_model_name, %http, quic = %endpoint.local_addr(), "coordinator is up");
         let driver = Driver::new(settings.cluster);
         let front = FrontDoor::new(
             Arc::clone(&driver),
@@ -72,22 +75,32 @@ impl Coordinator {
     }
 
     /// Serves until `shutdown`; then takes nothing new, lets running requests finish within the drain time, and closes.
-    pub async fn serve(self, shutdown: impl Future<Output = ()>) {
-        let accepting = tokio::spawn(workers::accept(self.endpoint.clone(), Arc::clone(&self.driver)));
+    /// An error: a part of this process broke, and the rest must not go on without it (deadlines and dead workers would
+    /// go unnoticed).
+    pub async fn serve(self, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
+        let mut accepting = tokio::spawn(workers::accept(self.endpoint.clone(), Arc::clone(&self.driver)));
         let driver = Arc::clone(&self.driver);
-        let ticking = tokio::spawn(async move { driver.tick().await });
+        let mut ticking = tokio::spawn(async move { driver.tick().await });
 
         let front = Arc::clone(&self.front);
         let stop = async move {
             shutdown.await;
             front.drain();
         };
-        if !server::serve(self.listener, self.front.router(), self.connections_max, stop, self.drain).await {
-            tracing::warn!("requests still ran after {:?}: they are cut", self.drain);
-        }
+        let served = tokio::select! {
+            whole = server::serve(self.listener, self.front.router(), self.connections_max, stop, self.drain) => {
+                if !whole {
+                    tracing::warn!("requests still ran after {:?}: they are cut", self.drain);
+                }
+                Ok(())
+            }
+            _ = &mut ticking => Err(RunError::Broken("lets time pass")),
+            _ = &mut accepting => Err(RunError::Broken("accepts workers")),
+        };
         self.endpoint.close().await;
         ticking.abort();
         accepting.abort();
+        served
     }
 }
 
@@ -95,6 +108,5 @@ impl Coordinator {
 pub async fn run(settings: Settings, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
     let coordinator = Coordinator::bind(settings).await?;
     println!("listening http://{} quic://{}", coordinator.http, coordinator.quic);
-    coordinator.serve(shutdown).await;
-    Ok(())
+    coordinator.serve(shutdown).await
 }

@@ -54,6 +54,8 @@ pub struct DecodeCandidate {
     /// Prompt tokens it computes itself before those sequences' first tokens.
     pub tail_tokens: u64,
     pub device_blocks: u32,
+    /// Longest sequence that the model and those blocks allow.
+    pub context_tokens: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -70,6 +72,8 @@ pub struct PoolCandidate {
 pub struct Ask {
     /// Prompt, and what was generated before.
     pub tokens: u32,
+    /// The longest it can become. A worker that cannot hold that would end it early, where another would not.
+    pub tokens_max: u64,
     /// All of it must be computed by the decode worker (it needs every position's logits).
     pub local_only: bool,
     /// Another sequence of the same request already has a prefill job: (pool node, leading blocks in common).
@@ -81,6 +85,10 @@ pub enum Decision {
     Place(Placement),
     /// No room now: wait for some.
     Queue,
+    /// There are decode workers, and none could hold it even alone: `context`, in tokens, is the most that one holds.
+    TooLong {
+        context: u32,
+    },
     /// No room, and the queue is full.
     Reject {
         retry_after_ms: u64,
@@ -108,6 +116,9 @@ pub fn blocks_fetchable(tokens: u32) -> u32 {
 }
 
 pub fn schedule(policy: &Policy, snapshot: &Snapshot, ask: &Ask) -> Decision {
+    if let Some(context) = snapshot.decode.iter().map(|worker| worker.context_tokens).max().filter(|&c| u64::from(c) < ask.tokens_max) {
+        return Decision::TooLong { context };
+    }
     let decode = (snapshot.waiting == 0).then(|| choose_decode(policy, snapshot, ask)).flatten();
     let Some((decode, first_step_ms)) = decode else {
         return match snapshot.waiting < policy.queue_max {
@@ -207,9 +218,8 @@ fn choose_decode(policy: &Policy, snapshot: &Snapshot, ask: &Ask) -> Option<(Epo
 
 fn has_room(policy: &Policy, worker: &DecodeCandidate, ask: &Ask) -> bool {
     let blocks = |sequences: u64, tokens: u64| tokens / BLOCK_TOKENS as u64 + sequences;
-    let alone = blocks(1, ask.tokens.into()) <= worker.device_blocks.into();
     let together = blocks(u64::from(worker.sequences) + 1, worker.tokens + u64::from(ask.tokens));
-    alone
+    ask.tokens_max <= worker.context_tokens.into()
         && worker.sequences < policy.decode_sequences_max
         && (worker.sequences == 0 || together <= OVERCOMMIT * u64::from(worker.device_blocks))
 }
@@ -226,7 +236,7 @@ mod tests {
     use super::*;
     use std::fmt::Write;
 
-    /// Rows of `prompt tokens | prefill queues, ms | decode sequences×tokens+tail | pool leading blocks | waiting | decision`.
+    /// Rows of `prompt tokens‥most tokens | prefill queues, ms | decode sequences×tokens+tail | pool leading blocks | waiting | decision`.
     /// Workers are named by kind and column: p0, d1, k0.
     fn check(policy: &Policy, table: &str) {
         let mut wrong = String::new();
@@ -251,6 +261,7 @@ mod tests {
                             tokens: tokens.parse().unwrap(),
                             tail_tokens: tail.parse().unwrap(),
                             device_blocks: 256,
+                            context_tokens: 4096,
                         }
                     })
                     .collect(),
@@ -266,7 +277,9 @@ mod tests {
                 waiting: waiting.parse().unwrap(),
                 cost: &cost,
             };
-            let got = describe(schedule(policy, &snapshot, &Ask { tokens: tokens.parse().unwrap(), local_only: false, joins: None }));
+            let (tokens, tokens_max) = tokens.split_once('‥').unwrap_or((tokens, tokens));
+            let (tokens, tokens_max) = (tokens.parse().unwrap(), tokens_max.parse().unwrap());
+            let got = describe(schedule(policy, &snapshot, &Ask { tokens, tokens_max, local_only: false, joins: None }));
             if got != expected {
                 writeln!(wrong, "{row}\n    got {got}").unwrap();
             }
@@ -277,6 +290,7 @@ mod tests {
     fn describe(decision: Decision) -> String {
         match decision {
             Decision::Queue => "queue".into(),
+            Decision::TooLong { context } => format!("too long for {context}"),
             Decision::Reject { .. } => "reject".into(),
             Decision::Place(p) => {
                 let name = |kind, epoch: Option<Epoch>| epoch.map_or("-".into(), |e| format!("{kind}{}", e.0 % 100));
@@ -327,7 +341,10 @@ mod tests {
             100    | 0       | -                 | 0     | 0 | queue
             100    | 0       | 8×100+0           | 0     | 0 | queue
             100    | 0       | 8×100+0 7×4000+0  | 0     | 0 | p0 d1 k0 0/6
-            5000   | 0       | 0×0+0             | 0     | 0 | queue
+            5000   | 0       | 0×0+0             | 0     | 0 | too long for 4096
+            5000   | 0       | -                 | 0     | 0 | queue
+            9‥4096 | 0       | 0×0+0             | 0     | 0 | - d0 k0 0/0
+            9‥4097 | 0       | 0×0+0             | 0     | 0 | too long for 4096
             4000   | 0       | 2×6000+0          | 0     | 0 | queue
             100    | 0       | 0×0+0             | 0     | 1 | queue
             100    | 0       | 0×0+0             | 0     | 4 | reject
@@ -361,13 +378,20 @@ mod tests {
         let cost = CostModel::default();
         let snapshot = Snapshot {
             prefill: vec![PrefillCandidate { worker: Epoch(1), queue_ms: 0.0 }],
-            decode: vec![DecodeCandidate { worker: Epoch(2), sequences: 1, tokens: 100, tail_tokens: 0, device_blocks: 256 }],
+            decode: vec![DecodeCandidate {
+                worker: Epoch(2),
+                sequences: 1,
+                tokens: 100,
+                tail_tokens: 0,
+                device_blocks: 256,
+                context_tokens: 4096,
+            }],
             pools: [3, 4].map(|n| PoolCandidate { node: Epoch(n), leading_blocks: 0, free_blocks: n }).to_vec(),
             block_bytes: 1,
             waiting: 0,
             cost: &cost,
         };
-        let ask = Ask { tokens: 100, local_only: false, joins: Some((Epoch(3), 6)) };
+        let ask = Ask { tokens: 100, tokens_max: 200, local_only: false, joins: Some((Epoch(3), 6)) };
         let Decision::Place(placed) = schedule(&policy(Some(0)), &snapshot, &ask) else { panic!() };
         assert_eq!((placed.prefill, placed.pool, placed.expected_blocks), (None, Some(Epoch(3)), 6));
         let ask = Ask { local_only: true, joins: None, ..ask };

@@ -2,7 +2,7 @@
 //! New, returned and rescued sequences all come through here.
 
 use super::{
-    Action, Cluster,
+    Action, Cluster, Failure, Outcome,
     request::{Job, Place, Running, common_prefix},
 };
 use crate::{
@@ -22,7 +22,8 @@ const PREFILL_PATIENCE: f64 = 8.0;
 const PREFILL_GRACE_MS: f64 = 30_000.0;
 
 impl Cluster {
-    /// Places whoever waits, first come first served. A resting sequence lets others pass.
+    /// Places whoever waits, first come first served. A resting sequence lets others pass; one that fits no worker any
+    /// more ends, since it would be in everybody's way until its deadline.
     pub(super) fn admit(&mut self, now: Instant) {
         let mut next = 0;
         while let Some(&id) = self.queue.get(next) {
@@ -33,6 +34,10 @@ impl Cluster {
                     Decision::Place(placement) => {
                         self.queue.remove(next);
                         self.place(now, request, choice, &placement);
+                    }
+                    Decision::TooLong { context } => {
+                        let tokens = self.requests[&request].tokens_max();
+                        self.finish(now, request, choice, Outcome::Failed(Failure::TooLong { tokens, context }));
                     }
                     Decision::Queue | Decision::Reject { .. } => return,
                 },
@@ -47,10 +52,13 @@ impl Cluster {
         let keys = sequence.chain.as_ref().map_or(&[][..], |(_, chain)| chain.keys());
         let ask = Ask {
             tokens: request.len_of(choice),
+            tokens_max: request.tokens_max(),
             local_only: request.new.prompt_logprobs.is_some() && choice == 0 && !sequence.prompt_logprobs_seen,
             joins: request.job.as_ref().map(|job| (job.pool, common_prefix(&job.keys, keys) as u32)),
         };
-        schedule::schedule(&self.settings.policy, &self.snapshot(now, keys, 0), &ask)
+        let mut snapshot = self.snapshot(now, keys, 0);
+        snapshot.prefill.retain(|candidate| !request.cancelled_at.contains(&candidate.worker));
+        schedule::schedule(&self.settings.policy, &snapshot, &ask)
     }
 
     pub(super) fn snapshot(&self, now: Instant, keys: &[BlockKey], waiting: usize) -> Snapshot<'_> {

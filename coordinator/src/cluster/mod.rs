@@ -39,7 +39,7 @@ use std::{
 };
 use tidemill_proto::{
     ids::{Epoch, RequestId, SequenceId},
-    message::ToWorker,
+    message::{Provenance, ToWorker},
 };
 
 /// Times a sequence is given to a worker before its client hears of it.
@@ -119,6 +119,12 @@ impl Cluster {
         self.registry.context_tokens()
     }
 
+    /// Refuses what no retry would get through: more choices at a time than the queue could take even if it were empty.
+    pub fn check_choices(&self, choices: usize) -> Result<(), Rejection> {
+        let limit = self.settings.policy.queue_max;
+        if choices <= limit { Ok(()) } else { Err(Rejection::TooManyChoices { choices, limit }) }
+    }
+
     /// Takes a request. Its events follow as [`Action::Client`], one `Finished` per choice, unless it is cancelled.
     pub fn submit(&mut self, now: Instant, new: NewRequest) -> Result<RequestId, Rejection> {
         debug_assert!(!new.prompt.is_empty() && new.choices > 0 && new.stop.max_tokens > 0, "the front door checks");
@@ -127,7 +133,7 @@ impl Cluster {
         if tokens > context.into() {
             return Err(Rejection::TooLong { tokens, context });
         }
-        let ask = Ask { tokens: new.prompt.len() as u32, local_only: true, joins: None };
+        let ask = Ask { tokens: new.prompt.len() as u32, tokens_max: tokens, local_only: true, joins: None };
         let waiting = self.queue.len() + new.choices as usize - 1;
         if let Decision::Reject { retry_after_ms } = schedule::schedule(&self.settings.policy, &self.snapshot(now, &[], waiting), &ask) {
             return Err(Rejection::Full { retry_after_ms });
@@ -142,6 +148,7 @@ impl Cluster {
                 chain: None,
                 attempts: 0,
                 prompt_logprobs_seen: false,
+                first_account: None,
                 usage: Usage::default(),
             })
             .collect();
@@ -149,7 +156,9 @@ impl Cluster {
             self.sequences.insert(sequence.id, (id, choice));
             self.queue.push_back(sequence.id);
         }
-        self.requests.insert(id, Request { new, submitted: now, sequences, job: None, prefill_worker: None, prefill_ms: 0.0 });
+        let request =
+            Request { new, submitted: now, sequences, job: None, cancelled_at: Vec::new(), prefill_worker: None, prefill_ms: 0.0 };
+        self.requests.insert(id, request);
         self.admit(now);
         Ok(id)
     }
@@ -179,7 +188,7 @@ impl Cluster {
         let sequence = request.sequences.get(choice as usize)?;
         let mut usage = self.complete_usage(request, sequence);
         if let Place::Running(running) = &sequence.place {
-            usage.provenance.tokens = request.planned(running);
+            usage.provenance.tokens = sequence.first_account.unwrap_or_else(|| request.planned(running));
         }
         Some(usage)
     }
@@ -227,7 +236,8 @@ impl Cluster {
 
     /// Ends a choice and tells its client why. The request is forgotten with its last choice.
     fn finish(&mut self, now: Instant, id: RequestId, choice: usize, outcome: Outcome) {
-        let request = &self.requests[&id];
+        // With its last choice the request went; whoever goes through its choices may still come by.
+        let Some(request) = self.requests.get(&id) else { return };
         let sequence = &request.sequences[choice];
         let usage = self.complete_usage(request, sequence);
         match sequence.place {
@@ -257,6 +267,9 @@ impl Cluster {
     fn requeue(&mut self, now: Instant, id: RequestId, choice: usize, rest: Duration) {
         self.release(id, choice);
         let request = self.requests.get_mut(&id).expect("a running sequence has a request");
+        if let (Some(_), Place::Running(running)) = (request.ended_by_tokens(choice), request.sequences[choice].place) {
+            request.account(choice, Provenance { tokens: request.planned(&running), ..Provenance::default() });
+        }
         request.sequences[choice].place = Place::Queued { since: now, not_before: now + rest };
         let sequence = &request.sequences[choice];
         self.queue.push_front(sequence.id);

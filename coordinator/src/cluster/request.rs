@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 use tidemill_proto::{
-    block::{BlockKey, Chain, LayoutFingerprint, Token},
+    block::{BLOCK_TOKENS, BlockKey, Chain, LayoutFingerprint, Token},
     ids::{Epoch, SequenceId},
     message::{PrefillOutcome, Provenance, TokensBySource},
     sampling::{Sampling, StopRule, TokenLogprob},
@@ -60,6 +60,11 @@ pub enum Failure {
     QueueTimeout(u64),
     #[error("the request was given to {0} workers and none could finish it")]
     Attempts(u32),
+    #[error(
+        "the request may need {tokens} tokens of context, and of the decode workers left the largest holds {context}; \
+         ask for fewer tokens, or try again later"
+    )]
+    TooLong { tokens: u64, context: u32 },
     #[error("{0}")]
     Worker(String),
 }
@@ -73,6 +78,10 @@ pub enum Rejection {
     Full { retry_after_ms: u64 },
     #[error("this request needs {tokens} tokens of context, and the longest sequence this cluster can hold is {context}")]
     TooLong { tokens: u64, context: u32 },
+    #[error(
+        "{choices} choices, over all prompts, are more than the {limit} that may wait in this cluster (`queue_max`): ask for fewer at a time"
+    )]
+    TooManyChoices { choices: usize, limit: usize },
 }
 
 /// Where a choice's prompt came from and where its time went.
@@ -96,6 +105,9 @@ pub(super) struct Request {
     pub(super) submitted: Instant,
     pub(super) sequences: Vec<Sequence>,
     pub(super) job: Option<Job>,
+    /// Prefill workers that may still answer a job of this request that was cancelled. Answers name the request, not the
+    /// job, so these get no other job of it.
+    pub(super) cancelled_at: Vec<Epoch>,
     pub(super) prefill_worker: Option<String>,
     pub(super) prefill_ms: f64,
 }
@@ -123,6 +135,8 @@ pub(super) struct Sequence {
     /// Times it was given to a worker.
     pub(super) attempts: u32,
     pub(super) prompt_logprobs_seen: bool,
+    /// What the first worker that admitted it said of its prompt's origin, and then sent it back.
+    pub(super) first_account: Option<TokensBySource>,
     pub(super) usage: Usage,
 }
 
@@ -159,6 +173,11 @@ impl Request {
         (self.new.prompt.len() + self.sequences[choice].generated.len()) as u32
     }
 
+    /// The longest it can become.
+    pub(super) fn tokens_max(&self) -> u64 {
+        self.new.prompt.len() as u64 + u64::from(self.new.stop.max_tokens)
+    }
+
     /// Whether the tokens so far already end the choice: its worker died between the last token and its last word.
     pub(super) fn ended_by_tokens(&self, choice: usize) -> Option<Outcome> {
         let StopRule { max_tokens, stop_tokens, .. } = &self.new.stop;
@@ -176,12 +195,43 @@ impl Request {
 
     /// Provenance as planned, for a choice that ends before its worker's own account.
     pub(super) fn planned(&self, running: &Running) -> TokensBySource {
-        let block = tidemill_proto::block::BLOCK_TOKENS as u64;
+        let block = BLOCK_TOKENS as u64;
         let found = u64::from(running.found_blocks) * block;
         let expected = u64::from(running.expected_blocks) * block;
         let prefill = expected.saturating_sub(found);
+        self.of_prompt(&TokensBySource { dram: found, prefill, ..TokensBySource::default() })
+    }
+
+    /// Takes a worker's account of a choice. That of the prompt's origin counts from whoever admitted it first.
+    pub(super) fn account(&mut self, choice: usize, provenance: Provenance) {
+        let tokens = self.of_prompt(&provenance.tokens);
+        let sequence = &mut self.sequences[choice];
+        sequence.usage.provenance = Provenance { tokens: sequence.first_account.unwrap_or(tokens), ..provenance };
+    }
+
+    /// Takes the account of a worker that sends a choice back. It has nothing to say if it never admitted it.
+    pub(super) fn account_of_returned(&mut self, choice: usize, tokens: &TokensBySource) {
+        if *tokens != TokensBySource::default() {
+            let tokens = self.of_prompt(tokens);
+            self.sequences[choice].first_account.get_or_insert(tokens);
+        }
+    }
+
+    /// An account over the prompt's tokens alone. To a rescued sequence's worker, tokens generated before look like prompt;
+    /// and what a peer says need not add up. Only full blocks are ever fetched, so the rest was computed by the worker.
+    fn of_prompt(&self, tokens: &TokensBySource) -> TokensBySource {
         let prompt = self.new.prompt.len() as u64;
-        TokensBySource { dram: found, prefill, local: prompt.saturating_sub(found + prefill), ..TokensBySource::default() }
+        let mut fetched = prompt - prompt % BLOCK_TOKENS as u64;
+        let mut local = prompt;
+        let mut take = |tokens: u64| {
+            let taken = tokens.min(fetched);
+            fetched -= taken;
+            local -= taken;
+            taken
+        };
+        let TokensBySource { hbm, dram, nvme, remote, prefill, local: _ } = *tokens;
+        let [hbm, dram, nvme, remote, prefill] = [hbm, dram, nvme, remote, prefill].map(&mut take);
+        TokensBySource { hbm, dram, nvme, remote, prefill, local }
     }
 
     pub(super) fn record_prefill(&mut self, outcome: &PrefillOutcome) {

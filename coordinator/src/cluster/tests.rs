@@ -6,7 +6,9 @@ use proptest::prelude::*;
 use std::collections::HashMap;
 use tidemill_proto::{
     block::{BLOCK_TOKENS, Chain, Token},
-    message::{DecodeJob, Finish, PoolEvent, PrefillOutcome, Provenance, Report, RoleInfo, SequenceToken, WorkerEvent},
+    message::{
+        DecodeJob, EngineInfo, Finish, PoolEvent, PrefillOutcome, Provenance, Report, RoleInfo, SequenceToken, TokensBySource, WorkerEvent,
+    },
     sampling::{Sampling, StopRule},
 };
 
@@ -49,6 +51,23 @@ fn decode_jobs(actions: &[Action]) -> Vec<(Epoch, DecodeJob)> {
 
 fn token(sequence: SequenceId, index: u32, token: Token) -> WorkerEvent {
     WorkerEvent::Tokens(vec![SequenceToken { sequence, index, token, logprob: None }])
+}
+
+fn prefill_jobs(actions: &[Action]) -> Vec<(Epoch, RequestId)> {
+    let job = |action: &Action| match action {
+        Action::Send { worker, message: ToWorker::Prefill(job) } => Some((*worker, job.request)),
+        _ => None,
+    };
+    actions.iter().filter_map(job).collect()
+}
+
+fn finished(sequence: SequenceId, reason: Finish) -> WorkerEvent {
+    WorkerEvent::Finished { sequence, reason, provenance: Provenance::default() }
+}
+
+/// With memory for 128 tokens, an eighth of [`engine`]'s.
+fn small_engine() -> EngineInfo {
+    EngineInfo { device_blocks: 8, ..engine(1) }
 }
 
 #[test]
@@ -97,8 +116,7 @@ fn a_returned_sequence_rests_and_lets_others_pass() {
     let decode = cluster.register(now, register("d", RoleInfo::Decode(engine(1)))).unwrap();
     cluster.submit(now, request(5, 1)).unwrap();
     let first = decode_jobs(&drain(&mut cluster)).remove(0).1.sequence;
-    let returned = WorkerEvent::Finished { sequence: first, reason: Finish::Returned, provenance: Provenance::default() };
-    cluster.worker_event(now, decode, returned);
+    cluster.worker_event(now, decode, finished(first, Finish::Returned));
     assert_eq!(decode_jobs(&drain(&mut cluster)), []);
     cluster.submit(now, request(5, 1)).unwrap();
     assert_eq!(decode_jobs(&drain(&mut cluster)).len(), 1, "it is not in the way");
@@ -116,18 +134,145 @@ fn a_gap_in_a_pool_nodes_events_closes_its_link() {
     assert!(matches!(&drain(&mut cluster)[..], [Action::Close { worker, .. }] if *worker == pool));
 }
 
+#[test]
+fn a_timeout_ends_the_choices_that_still_run() {
+    let (mut cluster, now) = (Cluster::new(settings()), Instant::now());
+    let decode = cluster.register(now, register("d", RoleInfo::Decode(engine(1)))).unwrap();
+    let id = cluster.submit(now, request(5, 2)).unwrap();
+    let jobs = decode_jobs(&drain(&mut cluster));
+    cluster.worker_event(now, decode, finished(jobs[1].1.sequence, Finish::Length));
+    drain(&mut cluster);
+    cluster.worker_event(now + TIMEOUT, decode, WorkerEvent::Heartbeat(Report::default()));
+    cluster.tick(now + TIMEOUT);
+    let actions = drain(&mut cluster);
+    let [Action::Send { message: ToWorker::CancelSequence { sequence }, .. }, Action::Client { request, event }] = &actions[..] else {
+        panic!("{actions:?}")
+    };
+    assert_eq!((*sequence, *request), (jobs[0].1.sequence, id));
+    assert!(matches!(event, RequestEvent::Finished { choice: 0, outcome: Outcome::Failed(Failure::Timeout(60)), .. }), "{event:?}");
+}
+
+#[test]
+fn an_answer_to_a_cancelled_prefill_job_is_never_taken_for_a_newer_ones() {
+    let (mut cluster, now) = (Cluster::new(settings()), Instant::now());
+    let kvpool = |name| register(name, RoleInfo::Kvpool { addr: ([127, 0, 0, 1], 1).into() });
+    let pool = cluster.register(now, kvpool("k")).unwrap();
+    let prefill = cluster.register(now, register("p", RoleInfo::Prefill(engine(1)))).unwrap();
+    let decode = cluster.register(now, register("d", RoleInfo::Decode(engine(1)))).unwrap();
+    let id = cluster.submit(now, request(40, 1)).unwrap();
+    assert_eq!(prefill_jobs(&drain(&mut cluster)), [(prefill, id)]);
+
+    // The job is cancelled, but its answer may be on the wire: the worker gets no other job of this request.
+    cluster.worker_down(now, pool);
+    cluster.register(now, kvpool("l")).unwrap();
+    cluster.register(now, register("e", RoleInfo::Decode(engine(1)))).unwrap();
+    cluster.worker_down(now, decode);
+    assert_eq!(prefill_jobs(&drain(&mut cluster)), []);
+    let other = cluster.submit(now, request(40, 1)).unwrap();
+    assert_eq!(prefill_jobs(&drain(&mut cluster)), [(prefill, other)], "other requests' jobs it still gets");
+}
+
+#[test]
+fn nobody_waits_for_blocks_after_the_prefill_job() {
+    let (mut cluster, now) = (Cluster::new(settings()), Instant::now());
+    cluster.register(now, register("k", RoleInfo::Kvpool { addr: ([127, 0, 0, 1], 1).into() })).unwrap();
+    let prefill = cluster.register(now, register("p", RoleInfo::Prefill(engine(1)))).unwrap();
+    let decode = cluster.register(now, register("d", RoleInfo::Decode(engine(1)))).unwrap();
+    let request = cluster.submit(now, request(40, 2)).unwrap();
+    let jobs = decode_jobs(&drain(&mut cluster));
+    cluster.worker_event(now, decode, token(jobs[0].1.sequence, 0, 1));
+    drain(&mut cluster);
+    let outcome = PrefillOutcome::Done { cached_tokens: 0, computed_tokens: 32, queue_ms: 1.0, compute_ms: 1.0 };
+    cluster.worker_event(now, prefill, WorkerEvent::Prefilled { request, outcome: outcome.clone() });
+    let message = ToWorker::StopWaiting { sequence: jobs[1].1.sequence };
+    assert_eq!(drain(&mut cluster), [Action::Send { worker: decode, message }], "the other one has a token already");
+    cluster.worker_event(now, prefill, WorkerEvent::Prefilled { request, outcome });
+    assert_eq!(drain(&mut cluster), [], "once is enough");
+}
+
+#[test]
+fn a_sequence_runs_only_where_its_longest_answer_fits() {
+    let (mut cluster, now) = (Cluster::new(settings()), Instant::now());
+    cluster.register(now, register("small", RoleInfo::Decode(small_engine()))).unwrap();
+    let large = cluster.register(now, register("large", RoleInfo::Decode(engine(1)))).unwrap();
+    let small_tokens = small_engine().device_blocks as usize * BLOCK_TOKENS;
+    let long = cluster.submit(now, request(small_tokens - 3, 1)).unwrap();
+    assert_eq!(decode_jobs(&drain(&mut cluster))[0].0, large, "the prompt alone would fit the other one");
+
+    // Without the large worker it can end nowhere, and is not in the others' way.
+    cluster.submit(now, request(small_tokens - 4, 3)).unwrap();
+    drain(&mut cluster);
+    cluster.worker_down(now, large);
+    let actions = drain(&mut cluster);
+    let failure = Failure::TooLong { tokens: small_tokens as u64 + 1, context: small_tokens as u32 };
+    let failed = |action: &Action| {
+        matches!(action, Action::Client { request, event: RequestEvent::Finished { outcome: Outcome::Failed(why), .. } }
+            if *request == long && *why == failure)
+    };
+    assert!(actions.iter().any(failed), "{actions:?}");
+}
+
+#[test]
+fn a_rescued_sequence_accounts_for_its_prompt_only() {
+    let account = |hbm, dram, local| TokensBySource { hbm, dram, local, ..TokensBySource::default() };
+    for (first, second, expected) in [
+        (None, account(16, 32, 2), account(16, 16, 8)),
+        (None, account(64, 0, 1), account(32, 0, 8)),
+        (None, account(u64::MAX, u64::MAX, 1), account(32, 0, 8)),
+        (Some(account(0, 16, 24)), account(48, 0, 1), account(0, 16, 24)),
+        (Some(account(0, 0, 0)), account(16, 0, 24), account(16, 0, 24)),
+    ] {
+        let (mut cluster, now) = (Cluster::new(settings()), Instant::now());
+        let decode = cluster.register(now, register("d", RoleInfo::Decode(engine(1)))).unwrap();
+        cluster.submit(now, request(40, 1)).unwrap();
+        let sequence = decode_jobs(&drain(&mut cluster)).remove(0).1.sequence;
+        let word = |reason, tokens| WorkerEvent::Finished { sequence, reason, provenance: Provenance { tokens, ..Provenance::default() } };
+        if let Some(tokens) = first {
+            cluster.worker_event(now, decode, word(Finish::Returned, tokens));
+            cluster.tick(now + Duration::from_millis(200));
+            drain(&mut cluster);
+        }
+        cluster.worker_event(now, decode, word(Finish::Length, second));
+        let actions = drain(&mut cluster);
+        let [Action::Client { event: RequestEvent::Finished { usage, .. }, .. }] = &actions[..] else { panic!("{actions:?}") };
+        assert_eq!(usage.provenance.tokens, expected);
+        assert_eq!(usage.provenance.tokens.total(), 40);
+    }
+}
+
 /// One thing that may happen. Numbers pick from what there is, modulo its count.
 #[derive(Clone, Debug)]
 enum Step {
     Join(u8),
     Leave(u8),
     Drain(u8),
-    Submit { tokens: u16, choices: u8 },
-    Cancel { request: u8, choice: Option<u8> },
-    Token { sequence: u8, stop: bool, skip: bool },
-    Finish { sequence: u8, how: u8 },
-    Prefilled { job: u8, ok: bool },
-    Store { pool: u8, key: u8, gap: bool },
+    Submit {
+        tokens: u16,
+        choices: u8,
+    },
+    Cancel {
+        request: u8,
+        choice: Option<u8>,
+    },
+    Token {
+        sequence: u8,
+        stop: bool,
+        skip: bool,
+    },
+    Finish {
+        sequence: u8,
+        how: u8,
+    },
+    Prefilled {
+        job: u8,
+        ok: bool,
+    },
+    Store {
+        pool: u8,
+        key: u8,
+        gap: bool,
+    },
+    /// Every worker says that it lives.
     Heartbeat,
     Pass(u16),
 }
@@ -143,7 +288,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         3 => (any::<u8>(), any::<u8>()).prop_map(|(sequence, how)| Step::Finish { sequence, how }),
         2 => (any::<u8>(), any::<bool>()).prop_map(|(job, ok)| Step::Prefilled { job, ok }),
         2 => (any::<u8>(), any::<u8>(), prop::bool::weighted(0.1)).prop_map(|(pool, key, gap)| Step::Store { pool, key, gap }),
-        2 => Just(Step::Heartbeat),
+        3 => Just(Step::Heartbeat),
         2 => (0u16..3000).prop_map(Step::Pass),
     ];
     prop::collection::vec(step, 0..120)
@@ -187,7 +332,8 @@ impl World {
         match *step {
             Step::Join(kind) => {
                 let role = match kind % 3 {
-                    0 => RoleInfo::Decode(engine(1)),
+                    0 if kind % 2 == 0 => RoleInfo::Decode(engine(1)),
+                    0 => RoleInfo::Decode(small_engine()),
                     1 => RoleInfo::Prefill(engine(1)),
                     _ => RoleInfo::Kvpool { addr: ([127, 0, 0, 1], kind.into()).into() },
                 };
@@ -242,8 +388,7 @@ impl World {
                         2 => Finish::Failed { reason: "test".into() },
                         _ => Finish::Returned,
                     };
-                    let event = WorkerEvent::Finished { sequence: job.sequence, reason, provenance: Provenance::default() };
-                    self.cluster.worker_event(now, epoch, event);
+                    self.cluster.worker_event(now, epoch, finished(job.sequence, reason));
                 }
             }
             Step::Prefilled { job, ok } => {
@@ -300,6 +445,8 @@ impl World {
             ToWorker::Decode(job) => {
                 assert!(self.running.iter().all(|(_, other)| other.sequence != job.sequence), "a sequence runs at one worker");
                 assert!(job.expected_blocks as usize * BLOCK_TOKENS < job.tokens.len(), "at least one token is left to compute");
+                let tokens_max = job.prompt_tokens + job.stop.max_tokens;
+                assert!(tokens_max <= self.context_tokens(worker), "a sequence could not end at this worker as at any other");
                 assert!(job.expected_blocks == 0 || job.pool.is_some(), "expected blocks come from somewhere");
                 self.running.push((worker, job));
             }
@@ -330,6 +477,13 @@ impl World {
         }
     }
 
+    fn context_tokens(&self, worker: Epoch) -> u32 {
+        match &self.cluster.registry.get(worker).expect("it was given something").role {
+            RoleInfo::Decode(info) => info.device_blocks * BLOCK_TOKENS as u32,
+            other => panic!("a decode job for {other:?}"),
+        }
+    }
+
     fn forget(&mut self, epoch: Epoch) {
         self.workers.retain(|(worker, _)| *worker != epoch);
         self.running.retain(|(worker, _)| *worker != epoch);
@@ -352,7 +506,9 @@ proptest! {
         for step in &steps {
             world.step(step);
         }
+        // Workers that live and get no further: every request is ended by its timeout.
         for _ in 0..100 {
+            world.step(&Step::Heartbeat);
             world.step(&Step::Pass(1000));
         }
         for (request, choices) in &world.clients {

@@ -1,6 +1,6 @@
 //! What workers tell the cluster, and what follows when one is gone.
 
-use super::{Action, Cluster, Job, Outcome, Place, RETURN_REST, RETURN_REST_MAX, RequestEvent, Running};
+use super::{Action, Cluster, Job, Outcome, Place, RETURN_REST, RETURN_REST_MAX, RequestEvent, Running, Sequence};
 use crate::{cluster::Failure, registry::Refusal, schedule};
 use std::time::{Duration, Instant};
 use tidemill_proto::{
@@ -82,9 +82,10 @@ impl Cluster {
         let jobs: Vec<_> =
             self.requests.iter().filter(|(_, r)| r.job.as_ref().is_some_and(|job| job.pool == epoch)).map(|(id, _)| *id).collect();
         for request in jobs {
-            if let Some(job) = self.requests.get_mut(&request).and_then(|r| r.job.take()) {
-                self.cancel_prefill(now, request, &job);
-            }
+            let state = self.requests.get_mut(&request).expect("it was just there");
+            let job = state.job.take().expect("it was just there");
+            state.cancelled_at.push(job.worker);
+            self.cancel_prefill(now, request, &job);
         }
         let waiting: Vec<_> = self.running().filter(|(_, _, running)| running.waits && running.pool == Some(epoch)).collect();
         for (request, choice, _) in waiting {
@@ -132,17 +133,18 @@ impl Cluster {
 
     fn finished(&mut self, now: Instant, epoch: Epoch, sequence: SequenceId, reason: Finish, provenance: Provenance) {
         let Some((request, choice, _)) = self.running_at(epoch, sequence) else { return };
-        let state = &mut self.requests.get_mut(&request).expect("a running sequence has a request").sequences[choice];
+        let state = self.requests.get_mut(&request).expect("a running sequence has a request");
         let outcome = match reason {
             Finish::Returned => {
-                let rest = RETURN_REST.saturating_mul(1 << state.attempts.min(16)).min(RETURN_REST_MAX);
+                state.account_of_returned(choice, &provenance.tokens);
+                let rest = RETURN_REST.saturating_mul(1 << state.sequences[choice].attempts.min(16)).min(RETURN_REST_MAX);
                 return self.requeue(now, request, choice, rest);
             }
             Finish::Stop { token } => Outcome::Stop(token),
             Finish::Length => Outcome::Length,
             Finish::Failed { reason } => Outcome::Failed(Failure::Worker(reason)),
         };
-        state.usage.provenance = provenance;
+        state.account(choice, provenance);
         self.finish(now, request, choice, outcome);
     }
 
@@ -151,8 +153,10 @@ impl Cluster {
         match outcome {
             PrefillOutcome::Done { .. } => {
                 request.record_prefill(outcome);
-                request.job = None;
+                let job = request.job.take().expect("its worker was just compared");
                 self.registry.get_mut(epoch).expect("a job's worker is registered").prefill.remove(now, id);
+                // Everything is in the pool: what is missing there now was evicted already and comes no more.
+                self.stop_waiting_for(id, job.pool);
             }
             PrefillOutcome::Failed { reason } => {
                 tracing::warn!(request = %id, %epoch, reason, "prefill job failed");
@@ -167,7 +171,8 @@ impl Cluster {
         let Some(mut job) = self.requests.get_mut(&id).and_then(|request| request.job.take()) else { return };
         job.tried.push(failed);
         let mut candidates = self.registry.prefill_candidates(now);
-        candidates.retain(|candidate| !job.tried.contains(&candidate.worker));
+        let cancelled_at = &self.requests[&id].cancelled_at;
+        candidates.retain(|candidate| !job.tried.contains(&candidate.worker) && !cancelled_at.contains(&candidate.worker));
         match schedule::choose_prefill(&candidates) {
             Some(next) if job.tried.len() < PREFILL_ATTEMPTS_MAX && self.registry.get(job.pool).is_some() => {
                 let request = &self.requests[&id];
@@ -175,14 +180,18 @@ impl Cluster {
                 let remaining_ms = request.new.timeout.saturating_sub(age).as_millis() as u64;
                 self.send_prefill(now, id, Job { worker: next.worker, ..job }, remaining_ms);
             }
-            _ => {
-                let waiting = |(request, choice, running): (RequestId, usize, Running)| {
-                    (request == id && running.waits && running.pool == Some(job.pool)).then_some(choice)
-                };
-                for choice in self.running().filter_map(waiting).collect::<Vec<_>>() {
-                    self.stop_waiting(id, choice);
-                }
-            }
+            _ => self.stop_waiting_for(id, job.pool),
+        }
+    }
+
+    /// Nobody computes blocks of this request into that pool node any more.
+    fn stop_waiting_for(&mut self, id: RequestId, pool: Epoch) {
+        let waiting = |(choice, sequence): (usize, &Sequence)| {
+            matches!(sequence.place, Place::Running(running) if running.waits && running.pool == Some(pool)).then_some(choice)
+        };
+        let waiting: Vec<_> = self.requests[&id].sequences.iter().enumerate().filter_map(waiting).collect();
+        for choice in waiting {
+            self.stop_waiting(id, choice);
         }
     }
 

@@ -25,8 +25,6 @@ use tidemill_proto::{block::Token, sampling::TokenLogprob};
 const MAX_TOKENS: u32 = 16;
 /// Prompts of one request.
 const PROMPTS_MAX: usize = 1024;
-/// Choices of one request, over all prompts.
-const CHOICES_MAX: usize = 4096;
 
 pub async fn completions(State(front): State<Arc<FrontDoor>>, body: Body) -> Result<Response, ApiError> {
     let (answer, call) = front.counted(start(&front, body)).await?;
@@ -77,15 +75,8 @@ fn understand(front: &FrontDoor, arrived: Instant, body: &[u8]) -> Result<(Optio
         return Err(ApiError::invalid("n", "`echo` with `logprobs` needs `n` = 1"));
     }
     let prompts = tokenize(front, completion.prompt)?;
-    if prompts.is_empty() || prompts.len() > PROMPTS_MAX || prompts.len() * options.choices as usize > CHOICES_MAX {
-        let message = format!("`prompt` must hold 1 to {PROMPTS_MAX} prompts, and with `n` at most {CHOICES_MAX} choices");
-        return Err(ApiError::invalid("prompt", message));
-    }
-    let vocab_size = front.text().config.vocab_size;
-    for tokens in &prompts {
-        if let Some(token) = tokens.iter().find(|&&token| token >= vocab_size) {
-            return Err(ApiError::invalid("prompt", format!("`prompt`: {token} is not a token id of this model ({vocab_size} tokens)")));
-        }
+    if prompts.is_empty() || prompts.len() > PROMPTS_MAX {
+        return Err(ApiError::invalid("prompt", format!("`prompt` must hold 1 to {PROMPTS_MAX} prompts")));
     }
     Ok((options, prompts, echo))
 }

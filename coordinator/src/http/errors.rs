@@ -123,6 +123,7 @@ impl From<Rejection> for ApiError {
                 code: Some("rate_limit_exceeded"),
                 ..Self::new(StatusCode::TOO_MANY_REQUESTS, message)
             },
+            Rejection::TooManyChoices { .. } => Self::invalid("n", message),
             Rejection::TooLong { .. } => Self { code: Some("context_length_exceeded"), ..Self::malformed(message) },
         }
     }
@@ -132,7 +133,9 @@ impl From<Failure> for ApiError {
     fn from(failure: Failure) -> Self {
         let message = failure.to_string();
         match failure {
-            Failure::QueueTimeout(_) => Self { retry_after_s: Some(5), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) },
+            Failure::QueueTimeout(_) | Failure::TooLong { .. } => {
+                Self { retry_after_s: Some(5), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
+            }
             Failure::Attempts(_) => Self { retry_after_s: Some(1), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) },
             Failure::Timeout(_) => Self::new(StatusCode::GATEWAY_TIMEOUT, message),
             Failure::Worker(_) => Self::internal(message),

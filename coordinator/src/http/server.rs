@@ -1,4 +1,5 @@
-//! Client connections: a bounded number, without Nagle's delay, none idle for ever.
+//! Client connections: a bounded number, without Nagle's delay, none idle for ever, be it that the client sends nothing or
+//! that it reads nothing.
 
 use axum::Router;
 use hyper::server::conn::http1;
@@ -7,6 +8,7 @@ use hyper_util::{
     server::graceful::GracefulShutdown,
     service::TowerToHyperService,
 };
+use socket2::SockRef;
 use std::{sync::Arc, time::Duration};
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -17,6 +19,8 @@ use tokio::{
 
 /// The next request's head must be there within this time; so it is also how long a connection may rest between two.
 const HEAD_READ_MAX: Duration = Duration::from_secs(75);
+/// A client that reads nothing for this long is cut off (by the kernel, `TCP_USER_TIMEOUT`: the connection breaks).
+const WRITE_STALL_MAX: Duration = Duration::from_secs(75);
 /// Rest after an accept that failed: for want of file descriptors, most likely.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
@@ -58,6 +62,9 @@ async fn accept(listener: &TcpListener) -> TcpStream {
                 if let Err(error) = stream.set_nodelay(true) {
                     tracing::debug!(%peer, %error, "cannot turn Nagle's delay off");
                 }
+                if let Err(error) = SockRef::from(&stream).set_tcp_user_timeout(Some(WRITE_STALL_MAX)) {
+                    tracing::debug!(%peer, %error, "cannot bound how long this client may read nothing");
+                }
                 return stream;
             }
             Err(error) => {
@@ -65,5 +72,18 @@ async fn accept(listener: &TcpListener) -> TcpStream {
                 time::sleep(ACCEPT_RETRY).await;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_client_that_reads_nothing_cannot_stay() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap());
+        let (_client, stream) = tokio::join!(client, accept(&listener));
+        assert_eq!(SockRef::from(&stream).tcp_user_timeout().unwrap(), Some(WRITE_STALL_MAX));
     }
 }

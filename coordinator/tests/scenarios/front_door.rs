@@ -206,6 +206,44 @@ async fn every_failure_is_openais_error_object() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_token_without_an_embedding_is_refused() {
+    let model = tempfile::tempdir().unwrap();
+    for file in ["generation_config.json", "tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(fixture("llama3").join(file), model.path().join(file)).unwrap();
+    }
+    let mut config: Value = serde_json::from_slice(&std::fs::read(fixture("llama3").join("config.json")).unwrap()).unwrap();
+    config["vocab_size"] = json!(ids("y")[0]);
+    std::fs::write(model.path().join("config.json"), config.to_string()).unwrap();
+    let cluster = Cluster::start(|flags| flags.model = Some(model.path().into())).await;
+    let _worker = cluster.join("decode-0", decode(), Script::reply(&[1])).await;
+    for (path, mut body, param) in [
+        ("/v1/chat/completions", json!({"messages": user("y")}), "messages"),
+        ("/v1/completions", json!({"prompt": "y"}), "prompt"),
+        ("/v1/completions", json!({"prompt": ids("y")}), "prompt"),
+    ] {
+        body["max_tokens"] = json!(1);
+        let (status, answer) = cluster.ask(path, body).await;
+        assert_eq!((status, &answer["error"]["param"]), (400, &json!(param)), "{answer}");
+    }
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn more_choices_than_the_queue_takes_are_an_error_for_good() {
+    let cluster = Cluster::start(|flags| flags.queue_max = Some(4)).await;
+    let _worker = cluster.join("decode-0", decode(), Script::reply(&[40])).await;
+    for (path, mut body) in [("/v1/chat/completions", json!({"messages": user("x")})), ("/v1/completions", json!({"prompt": "x"}))] {
+        for (n, expected) in [(4, 200), (5, 400)] {
+            body["n"] = json!(n);
+            let (status, answer) = cluster.ask(path, body.clone()).await;
+            assert_eq!(status, expected, "{answer}");
+            assert!(status == 200 || answer["error"]["message"].as_str().unwrap().contains("queue_max"), "{answer}");
+        }
+    }
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn failures_in_the_cluster_reach_the_client() {
     let cluster = Cluster::start(|flags| flags.request_timeout_s = Some(1)).await;
     let _worker = cluster.join("decode-0", decode(), Script { stall_after: 1, ..Script::reply(&[40, 41]) }).await;

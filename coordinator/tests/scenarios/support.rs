@@ -58,7 +58,7 @@ impl Cluster {
             let shutdown = async move {
                 let _ = stopped.await;
             };
-            coordinator.serve(shutdown).await;
+            coordinator.serve(shutdown).await.unwrap();
         });
         Self { url, quic, pki, stop: Some(stop), served }
     }
