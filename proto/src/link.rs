@@ -1,10 +1,18 @@
 //! QUIC endpoints with mTLS, and streams that carry frames.
+//!
+//! - `socket`: the UDP socket below, with buffers for bulk data and sends that the kernel can take
+//! - `tuning`: windows, datagram sizes and other settings of every connection
+
+mod socket;
+mod tuning;
 
 use crate::{
     frame::{self, FrameError, HEADER_BYTES, Preamble},
     identity::{Identity, IdentityError, SERVER_NAME},
 };
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use socket::BulkSocket;
+use tuning::DATAGRAM_BYTES_MAX;
 use serde::{Serialize, de::DeserializeOwned};
 use std::{io, marker::PhantomData, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -57,21 +65,30 @@ impl Endpoint {
     pub fn bind(addr: SocketAddr, identity: &Identity) -> Result<Self, LinkError> {
         let tls = QuicServerConfig::try_from(identity.server()?).map_err(|e| IdentityError::Mismatch(e.to_string()))?;
         let mut server = quinn::ServerConfig::with_crypto(Arc::new(tls));
-        server.transport_config(Arc::new(transport()));
-        let endpoint = quinn::Endpoint::server(server, addr).map_err(|source| LinkError::Bind { addr, source })?;
-        Self::connecting(endpoint, identity)
+        server.transport_config(Arc::new(tuning::transport(DATAGRAM_BYTES_MAX)));
+        Self::new(addr, identity, Some(server), DATAGRAM_BYTES_MAX)
     }
 
     /// Binds `addr` for connecting only: whoever knocks is not answered.
     pub fn bind_client(addr: SocketAddr, identity: &Identity) -> Result<Self, LinkError> {
-        let endpoint = quinn::Endpoint::client(addr).map_err(|source| LinkError::Bind { addr, source })?;
-        Self::connecting(endpoint, identity)
+        Self::bind_client_limited(addr, identity, DATAGRAM_BYTES_MAX)
     }
 
-    fn connecting(mut endpoint: quinn::Endpoint, identity: &Identity) -> Result<Self, LinkError> {
+    /// The same, for connections whose datagrams stay within `datagram_bytes_max` of UDP payload in both directions (at least
+    /// 1,200, which QUIC demands): peers are told. Within the limit, the path decides.
+    pub fn bind_client_limited(addr: SocketAddr, identity: &Identity, datagram_bytes_max: u16) -> Result<Self, LinkError> {
+        Self::new(addr, identity, None, datagram_bytes_max.clamp(tuning::DATAGRAM_BYTES_MIN, DATAGRAM_BYTES_MAX))
+    }
+
+    fn new(addr: SocketAddr, identity: &Identity, server: Option<quinn::ServerConfig>, datagram_bytes_max: u16) -> Result<Self, LinkError> {
         let tls = QuicClientConfig::try_from(identity.client()?).map_err(|e| IdentityError::Mismatch(e.to_string()))?;
         let mut client = quinn::ClientConfig::new(Arc::new(tls));
-        client.transport_config(Arc::new(transport()));
+        client.transport_config(Arc::new(tuning::transport(datagram_bytes_max)));
+        let failed = |source| LinkError::Bind { addr, source };
+        let socket = BulkSocket::bind(addr, datagram_bytes_max).map_err(failed)?;
+        let config = tuning::endpoint(datagram_bytes_max);
+        let endpoint = quinn::Endpoint::new_with_abstract_socket(config, server, Arc::new(socket), Arc::new(quinn::TokioRuntime));
+        let mut endpoint = endpoint.map_err(failed)?;
         endpoint.set_default_client_config(client);
         Ok(Self(endpoint))
     }
@@ -113,6 +130,11 @@ impl Endpoint {
 impl Connection {
     pub fn peer(&self) -> SocketAddr {
         self.0.remote_address()
+    }
+
+    /// UDP payload of the datagrams that are sent now: grows as larger ones turn out to arrive, shrinks when they stop to.
+    pub fn datagram_bytes(&self) -> u16 {
+        self.0.stats().path.current_mtu
     }
 
     /// Opens a stream in both directions. The peer sees it at once: the preamble goes out first.
@@ -205,16 +227,4 @@ impl<M: DeserializeOwned> Receiver<M> {
         let message = frame::decode(&self.payload).map_err(malformed)?;
         Ok(Some(message))
     }
-}
-
-fn transport() -> quinn::TransportConfig {
-    let mut config = quinn::TransportConfig::default();
-    config.max_idle_timeout(Some(IDLE_MAX.try_into().expect("ten seconds fit a QUIC timeout")));
-    config.keep_alive_interval(Some(IDLE_MAX / 4));
-    config.stream_receive_window((16u32 << 20).into());
-    config.receive_window((64u32 << 20).into());
-    config.send_window(64 << 20);
-    config.max_concurrent_bidi_streams(64u32.into());
-    config.max_concurrent_uni_streams(64u32.into());
-    config
 }
