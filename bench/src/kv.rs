@@ -47,9 +47,6 @@ const PATHS: [Path; 4] = [
 const LOADS: [(usize, usize, usize); 4] =
     [(2 << 20, 32, 512 << 20), (2 << 20, 1, 128 << 20), (4 << 10, 128, 32 << 20), (4 << 10, 1, 4 << 20)];
 
-/// Each block size has a node of its own, with this much memory.
-const DRAM_BYTES: usize = 512 << 20;
-
 /// A multi-threaded runtime, as the workers have, must be running.
 pub async fn run(args: KvArgs) -> anyhow::Result<()> {
     let (repetitions, shrink) = if args.quick { (2, 8) } else { (5, 1) };
@@ -69,8 +66,8 @@ pub async fn run(args: KvArgs) -> anyhow::Result<()> {
             let blocks = (bytes / shrink / block_bytes).max(batch);
             let plan = Plan { block_bytes, batch, blocks, repetitions };
             progress.set_message(format!("{block_bytes} B × {batch}, {:?}, datagrams up to {}", path.choice, path.datagram_bytes_max));
-            // A fresh node each time: all of its memory is new, so that the first pass shows what page faults cost.
-            let node = PoolNode::start(pki.path(), DRAM_BYTES).await?;
+            // A fresh node each time, with memory for one repetition: the first one touches all of it.
+            let node = PoolNode::start(pki.path(), blocks * block_bytes).await?;
             let client = node.client(block_bytes, path.choice, path.datagram_bytes_max).await?;
             // On a worker thread, as everything is that a worker does.
             rows.extend(tokio::spawn(transfer::measure(client, node.clocks()?, plan)).await??);

@@ -11,10 +11,10 @@ use crate::{
     identity::{Identity, IdentityError, SERVER_NAME},
 };
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
-use socket::BulkSocket;
-use tuning::DATAGRAM_BYTES_MAX;
 use serde::{Serialize, de::DeserializeOwned};
+use socket::BulkSocket;
 use std::{io, marker::PhantomData, net::SocketAddr, sync::Arc, time::Duration};
+use tuning::DATAGRAM_BYTES_MAX;
 
 /// A peer that is silent for this long is gone. Longer than a heartbeat, shorter than anyone's patience.
 pub const IDLE_MAX: Duration = Duration::from_secs(10);
@@ -148,7 +148,8 @@ impl Connection {
     /// The next stream that the peer opened in both directions.
     pub async fn accept<Out: Serialize, In: DeserializeOwned>(&self, kind: Preamble) -> Result<(Sender<Out>, Receiver<In>), LinkError> {
         let (send, mut recv) = self.0.accept_bi().await.map_err(|e| self.broken(e))?;
-        self.check_preamble(&mut recv, kind).await?;
+        let checked = tokio::time::timeout(CONNECT_MAX, self.check_preamble(&mut recv, kind)).await;
+        checked.map_err(|_| self.broken("no preamble within the deadline"))??;
         Ok((self.sender(send), self.receiver(recv)))
     }
 
@@ -159,11 +160,17 @@ impl Connection {
         Ok(send)
     }
 
-    /// The next one-way stream that the peer opened.
-    pub async fn accept_uni(&self, kind: Preamble) -> Result<quinn::RecvStream, LinkError> {
-        let mut recv = self.0.accept_uni().await.map_err(|e| self.broken(e))?;
-        self.check_preamble(&mut recv, kind).await?;
-        Ok(recv)
+    /// The next one-way stream that the peer opened. What it carries is for [`Self::check_preamble`] to say, apart from this:
+    /// a stream's first bytes may have to wait until others, accepted after it, are read and flow control lets more come.
+    pub async fn accept_uni(&self) -> Result<quinn::RecvStream, LinkError> {
+        self.0.accept_uni().await.map_err(|e| self.broken(e))
+    }
+
+    /// Whether a stream carries what is expected. `Frame`: it does not. `Broken`: it ended before one could tell.
+    pub async fn check_preamble(&self, recv: &mut quinn::RecvStream, kind: Preamble) -> Result<(), LinkError> {
+        let mut bytes = [0; 8];
+        recv.read_exact(&mut bytes).await.map_err(|e| self.broken(e))?;
+        kind.check(bytes).map_err(|source| LinkError::Frame { peer: self.peer(), source })
     }
 
     /// Ends the connection; the reason is shown to the peer.
@@ -174,13 +181,6 @@ impl Connection {
     /// Resolves when the connection is gone, with why.
     pub async fn closed(&self) -> String {
         self.0.closed().await.to_string()
-    }
-
-    async fn check_preamble(&self, recv: &mut quinn::RecvStream, kind: Preamble) -> Result<(), LinkError> {
-        let mut bytes = [0; 8];
-        let read = tokio::time::timeout(CONNECT_MAX, recv.read_exact(&mut bytes)).await;
-        read.map_err(|_| self.broken("no preamble within the deadline"))?.map_err(|e| self.broken(e))?;
-        kind.check(bytes).map_err(|source| LinkError::Frame { peer: self.peer(), source })
     }
 
     fn broken(&self, reason: impl ToString) -> LinkError {

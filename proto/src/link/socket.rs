@@ -18,7 +18,7 @@ use std::{
 };
 
 /// Room for what arrives while the reader is busy. The system grants what `net.core.rmem_max` and `wmem_max` allow.
-const BUFFER_BYTES: usize = 4 << 20;
+pub(super) const BUFFER_BYTES: usize = 4 << 20;
 /// The most that one call sends or receives.
 const CALL_BYTES_MAX: usize = DATAGRAM_BYTES_MAX as usize;
 
