@@ -10,7 +10,11 @@ use tracing_subscriber::EnvFilter;
 /// Logs to stderr; stdout is for what a program says to programs. `level` is a tracing filter such as `info`.
 pub fn init_logging(level: &str) {
     let filter = EnvFilter::try_new(level).unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal()).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .init();
 }
 
 /// Logs the progress of something long, each time another tenth is done. What is done in a blink is not worth a line.

@@ -161,7 +161,6 @@ pub(super) async fn pump(
         reason = take_streams(&connection, &calls, block_bytes) => reason,
     };
     tracing::debug!(node = %connection.peer(), reason, "pool connection ended");
-    eprintln!("ENDED {reason}"); // TEMP
     calls.close();
     connection.close(&reason);
 }
