@@ -1,5 +1,11 @@
 //! Measuring Tidemill, and what a measurement needs.
 //!
+//! - [`kv`]: `tidemill-bench kv`, bytes per second of the KV pool
+//!   - [`kv::transfer`]: put and get, timed
+//!   - [`kv::reference`]: what the machine itself does: memcpy, TCP
+//!   - [`kv::node`]: the pool node under test, as a process
+//!   - [`kv::clocks`]: wall and CPU time of both sides
+//!   - [`kv::report`]: rows and their table
 //! - [`load`]: `tidemill-bench load`, open-loop load on any OpenAI-compatible endpoint
 //!   - [`load::arrivals`]: when each request is due
 //!   - [`load::workload`]: what each request asks
@@ -10,5 +16,6 @@
 //!   - [`model::weights`]: random tensors, streamed into a safetensors file
 //!   - [`model::tokenizer`]: a byte-level BPE tokenizer as large as the model's vocabulary
 
+pub mod kv;
 pub mod load;
 pub mod model;

@@ -2,6 +2,7 @@
 
 use clap::Parser;
 use tidemill_bench::{
+    kv::{self, KvArgs},
     load::{self, LoadArgs},
     model::{self, ModelArgs},
 };
@@ -10,12 +11,14 @@ use tidemill_bench::{
 #[derive(Parser)]
 #[command(version)]
 enum Command {
+    Kv(KvArgs),
     Load(LoadArgs),
     Model(ModelArgs),
 }
 
 fn main() -> anyhow::Result<()> {
     match Command::parse() {
+        Command::Kv(args) => tokio::runtime::Runtime::new()?.block_on(kv::run(args)),
         Command::Load(args) => tokio::runtime::Runtime::new()?.block_on(load::run(args)),
         Command::Model(args) => model::make(&args),
     }

@@ -42,6 +42,11 @@ impl Process {
         }
     }
 
+    /// `None` once it has ended and was waited for.
+    pub fn id(&self) -> Option<u32> {
+        self.child.id()
+    }
+
     /// How the process ended, if it has.
     pub fn ended(&mut self) -> Option<String> {
         self.child.try_wait().ok().flatten().map(|status| status.to_string())

@@ -168,6 +168,11 @@ impl PoolClient {
         self.0.path.transport()
     }
 
+    /// UDP payload of the datagrams that go to the node now.
+    pub fn datagram_bytes(&self) -> u16 {
+        self.0.connection.datagram_bytes()
+    }
+
     /// Publishes full blocks, parts of one chain in order. Blocks already held or in flight are not written twice.
     pub async fn put(&self, origin: RequestId, blocks: Vec<(BlockKey, Vec<u8>)>) -> Result<PutReport, PoolError> {
         let inner = &self.0;

@@ -280,7 +280,8 @@ async fn garbage_ends_the_connection_that_sent_it_and_no_other() {
         let (wrong, _sender, _receiver, _) = raw_client(&node).await;
         let mut stream = wrong.open_uni(Preamble::Control).await.unwrap();
         let _ = stream.write_all(bytes).await;
-        assert!(wrong.closed().await.contains("preamble"));
+        let reason = wrong.closed().await;
+        assert!(reason.contains("preamble"), "{reason}");
     }
     let (connection, mut sender, _receiver, _) = raw_client(&node).await;
     sender.send(&ToPool::Hello { layout: LAYOUT, block_bytes: 1 }).await.unwrap();
@@ -290,6 +291,17 @@ async fn garbage_ends_the_connection_that_sent_it_and_no_other() {
     assert!(connection.closed().await.contains("too many keys"));
     assert_held(&client, 0..4).await;
     assert_held(&node.client(TransportChoice::Auto).await, 0..4).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_may_be_larger_than_what_flow_control_lets_through_at_once() {
+    let node = Node::start(512, &[]).await;
+    let client = node.client(TransportChoice::Quic).await;
+    // Several times over, since which of the streams of a batch is held up differs.
+    for n in 0..8 {
+        assert_eq!(client.put(ORIGIN, blocks(n * 128..(n + 1) * 128)).await.unwrap().written, 128);
+        assert_held(&client, n * 128..(n + 1) * 128).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,4 +1,10 @@
 //! QUIC endpoints with mTLS, and streams that carry frames.
+//!
+//! - `socket`: the UDP socket below, with buffers for bulk data and sends that the kernel can take
+//! - `tuning`: windows, datagram sizes and other settings of every connection
+
+mod socket;
+mod tuning;
 
 use crate::{
     frame::{self, FrameError, HEADER_BYTES, Preamble},
@@ -6,8 +12,10 @@ use crate::{
 };
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use serde::{Serialize, de::DeserializeOwned};
+use socket::BulkSocket;
 use std::{io, marker::PhantomData, net::SocketAddr, sync::Arc, time::Duration};
 use tokio::task::JoinSet;
+use tuning::DATAGRAM_BYTES_MAX;
 
 /// A peer that is silent for this long is gone. Longer than a heartbeat, shorter than anyone's patience.
 pub const IDLE_MAX: Duration = Duration::from_secs(10);
@@ -95,21 +103,30 @@ impl Endpoint {
     pub fn bind(addr: SocketAddr, identity: &Identity) -> Result<Self, LinkError> {
         let tls = QuicServerConfig::try_from(identity.server()?).map_err(|e| IdentityError::Mismatch(e.to_string()))?;
         let mut server = quinn::ServerConfig::with_crypto(Arc::new(tls));
-        server.transport_config(Arc::new(transport()));
-        let endpoint = quinn::Endpoint::server(server, addr).map_err(|source| LinkError::Bind { addr, source })?;
-        Self::connecting(endpoint, identity)
+        server.transport_config(Arc::new(tuning::transport(DATAGRAM_BYTES_MAX)));
+        Self::new(addr, identity, Some(server), DATAGRAM_BYTES_MAX)
     }
 
     /// Binds `addr` for connecting only: whoever knocks is not answered.
     pub fn bind_client(addr: SocketAddr, identity: &Identity) -> Result<Self, LinkError> {
-        let endpoint = quinn::Endpoint::client(addr).map_err(|source| LinkError::Bind { addr, source })?;
-        Self::connecting(endpoint, identity)
+        Self::bind_client_limited(addr, identity, DATAGRAM_BYTES_MAX)
     }
 
-    fn connecting(mut endpoint: quinn::Endpoint, identity: &Identity) -> Result<Self, LinkError> {
+    /// The same, for connections whose datagrams stay within `datagram_bytes_max` of UDP payload in both directions (at least
+    /// 1,200, which QUIC demands): peers are told. Within the limit, the path decides.
+    pub fn bind_client_limited(addr: SocketAddr, identity: &Identity, datagram_bytes_max: u16) -> Result<Self, LinkError> {
+        Self::new(addr, identity, None, datagram_bytes_max.clamp(tuning::DATAGRAM_BYTES_MIN, DATAGRAM_BYTES_MAX))
+    }
+
+    fn new(addr: SocketAddr, identity: &Identity, server: Option<quinn::ServerConfig>, datagram_bytes_max: u16) -> Result<Self, LinkError> {
         let tls = QuicClientConfig::try_from(identity.client()?).map_err(|e| IdentityError::Mismatch(e.to_string()))?;
         let mut client = quinn::ClientConfig::new(Arc::new(tls));
-        client.transport_config(Arc::new(transport()));
+        client.transport_config(Arc::new(tuning::transport(datagram_bytes_max)));
+        let failed = |source| LinkError::Bind { addr, source };
+        let socket = BulkSocket::bind(addr, datagram_bytes_max).map_err(failed)?;
+        let config = tuning::endpoint(datagram_bytes_max);
+        let endpoint = quinn::Endpoint::new_with_abstract_socket(config, server, Arc::new(socket), Arc::new(quinn::TokioRuntime));
+        let mut endpoint = endpoint.map_err(failed)?;
         endpoint.set_default_client_config(client);
         Ok(Self(endpoint))
     }
@@ -145,6 +162,11 @@ impl Connection {
         self.0.remote_address()
     }
 
+    /// UDP payload of the datagrams that are sent now: grows as larger ones turn out to arrive, shrinks when they stop to.
+    pub fn datagram_bytes(&self) -> u16 {
+        self.0.stats().path.current_mtu
+    }
+
     /// Opens a stream in both directions. The peer sees it at once: the preamble goes out first.
     pub async fn open<Out: Serialize, In: DeserializeOwned>(&self, kind: Preamble) -> Result<(Sender<Out>, Receiver<In>), LinkError> {
         let opened = tokio::time::timeout(CONNECT_MAX, self.0.open_bi()).await;
@@ -156,7 +178,8 @@ impl Connection {
     /// The next stream that the peer opened in both directions.
     pub async fn accept<Out: Serialize, In: DeserializeOwned>(&self, kind: Preamble) -> Result<(Sender<Out>, Receiver<In>), LinkError> {
         let (send, mut recv) = self.0.accept_bi().await.map_err(|e| self.broken(e))?;
-        self.check_preamble(&mut recv, kind).await?;
+        let checked = tokio::time::timeout(CONNECT_MAX, self.check_preamble(&mut recv, kind)).await;
+        checked.map_err(|_| self.broken("no preamble within the deadline"))??;
         Ok((self.sender(send), self.receiver(recv)))
     }
 
@@ -167,11 +190,17 @@ impl Connection {
         Ok(send)
     }
 
-    /// The next one-way stream that the peer opened.
-    pub async fn accept_uni(&self, kind: Preamble) -> Result<quinn::RecvStream, LinkError> {
-        let mut recv = self.0.accept_uni().await.map_err(|e| self.broken(e))?;
-        self.check_preamble(&mut recv, kind).await?;
-        Ok(recv)
+    /// The next one-way stream that the peer opened. What it carries is for [`Self::check_preamble`] to say, apart from this:
+    /// a stream's first bytes may have to wait until others, accepted after it, are read and flow control lets more come.
+    pub async fn accept_uni(&self) -> Result<quinn::RecvStream, LinkError> {
+        self.0.accept_uni().await.map_err(|e| self.broken(e))
+    }
+
+    /// Whether a stream carries what is expected. `Frame`: it does not. `Broken`: it ended before one could tell.
+    pub async fn check_preamble(&self, recv: &mut quinn::RecvStream, kind: Preamble) -> Result<(), LinkError> {
+        let mut bytes = [0; 8];
+        recv.read_exact(&mut bytes).await.map_err(|e| self.broken(e))?;
+        kind.check(bytes).map_err(|source| LinkError::Frame { peer: self.peer(), source })
     }
 
     /// Ends the connection; the reason is shown to the peer.
@@ -182,13 +211,6 @@ impl Connection {
     /// Resolves when the connection is gone, with why.
     pub async fn closed(&self) -> String {
         self.0.closed().await.to_string()
-    }
-
-    async fn check_preamble(&self, recv: &mut quinn::RecvStream, kind: Preamble) -> Result<(), LinkError> {
-        let mut bytes = [0; 8];
-        let read = tokio::time::timeout(CONNECT_MAX, recv.read_exact(&mut bytes)).await;
-        read.map_err(|_| self.broken("no preamble within the deadline"))?.map_err(|e| self.broken(e))?;
-        kind.check(bytes).map_err(|source| LinkError::Frame { peer: self.peer(), source })
     }
 
     fn broken(&self, reason: impl ToString) -> LinkError {
@@ -245,16 +267,4 @@ const ORDERLY: u32 = 0;
 
 fn is_orderly(lost: &quinn::ConnectionError) -> bool {
     matches!(lost, quinn::ConnectionError::ApplicationClosed(close) if close.error_code == ORDERLY.into())
-}
-
-fn transport() -> quinn::TransportConfig {
-    let mut config = quinn::TransportConfig::default();
-    config.max_idle_timeout(Some(IDLE_MAX.try_into().expect("ten seconds fit a QUIC timeout")));
-    config.keep_alive_interval(Some(IDLE_MAX / 4));
-    config.stream_receive_window((16u32 << 20).into());
-    config.receive_window((64u32 << 20).into());
-    config.send_window(64 << 20);
-    config.max_concurrent_bidi_streams(64u32.into());
-    config.max_concurrent_uni_streams(64u32.into());
-    config
 }

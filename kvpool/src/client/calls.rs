@@ -8,7 +8,6 @@ use std::{
     time::{Duration, Instant},
 };
 use tidemill_proto::{
-    frame::Preamble,
     link::{Connection, Receiver, Sender},
     pool::{CallId, Found, FromPool, Reservation, ToPool},
 };
@@ -193,7 +192,7 @@ async fn read(mut receiver: Receiver<FromPool>, calls: &Calls) -> String {
 async fn take_streams(connection: &Connection, calls: &Arc<Calls>, block_bytes: usize) -> String {
     let mut streams = JoinSet::new();
     loop {
-        match connection.accept_uni(Preamble::PoolData).await {
+        match connection.accept_uni().await {
             Ok(stream) => drop(streams.spawn(take_blocks(stream, connection.clone(), Arc::clone(calls), block_bytes))),
             Err(error) => return error.to_string(),
         }
@@ -202,24 +201,32 @@ async fn take_streams(connection: &Connection, calls: &Arc<Calls>, block_bytes: 
 }
 
 async fn take_blocks(mut stream: quinn::RecvStream, connection: Connection, calls: Arc<Calls>, block_bytes: usize) {
+    match pass_on_blocks(&mut stream, &connection, &calls, block_bytes).await {
+        // Blocks that do not come are noticed by their call.
+        Ok(()) | Err(StreamError::GivenUp | StreamError::Stalled) => {}
+        Err(StreamError::Malformed(error)) => connection.close(&error.to_string()),
+    }
+}
+
+async fn pass_on_blocks(
+    stream: &mut quinn::RecvStream,
+    connection: &Connection,
+    calls: &Calls,
+    block_bytes: usize,
+) -> Result<(), StreamError> {
+    quic::check_preamble(connection, stream).await?;
     loop {
         let started = Instant::now();
-        match quic::receive_get(&mut stream, block_bytes).await {
-            Ok(Some((header, bytes, generation_after))) => {
-                let block = StreamedBlock { found: header.block, bytes, generation_after, took: started.elapsed() };
-                let delivered = match calls.blocks_of(header.call) {
-                    Some(blocks) => blocks.send(block).await.is_ok(),
-                    None => false,
-                };
-                if !delivered {
-                    // The call was cancelled: the node need not send the rest. Fails only on a stream that has ended.
-                    let _ = stream.stop(0u32.into());
-                    return;
-                }
-            }
-            // Blocks that do not come are noticed by their call.
-            Ok(None) | Err(StreamError::GivenUp | StreamError::Stalled) => return,
-            Err(StreamError::Malformed(error)) => return connection.close(&error.to_string()),
+        let Some((header, bytes, generation_after)) = quic::receive_get(stream, block_bytes).await? else { return Ok(()) };
+        let block = StreamedBlock { found: header.block, bytes, generation_after, took: started.elapsed() };
+        let delivered = match calls.blocks_of(header.call) {
+            Some(blocks) => blocks.send(block).await.is_ok(),
+            None => false,
+        };
+        if !delivered {
+            // The call was cancelled: the node need not send the rest. Fails only on a stream that has ended.
+            let _ = stream.stop(0u32.into());
+            return Ok(());
         }
     }
 }

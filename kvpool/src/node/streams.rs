@@ -85,7 +85,7 @@ impl Streams {
         let mut receiving = JoinSet::new();
         loop {
             // How many there are at once is limited by QUIC.
-            match self.connection.accept_uni(Preamble::PoolData).await {
+            match self.connection.accept_uni().await {
                 Ok(stream) => {
                     let streams = self.clone();
                     receiving.spawn(async move {
@@ -102,6 +102,7 @@ impl Streams {
 
     /// Receives the blocks of one stream, and answers for all of them at its end.
     async fn receive(&self, mut stream: RecvStream) -> Result<(), StreamError> {
+        quic::check_preamble(&self.connection, &mut stream).await?;
         let mut answer = None;
         while let Some(header) = quic::receive_put_header(&mut stream).await? {
             let stored = self.receive_block(&mut stream, header.block).await?;

@@ -70,6 +70,15 @@ pub(crate) async fn send_put(
     Ok(())
 }
 
+/// Both: whether a stream that the peer opened carries blocks.
+pub(crate) async fn check_preamble(connection: &Connection, stream: &mut RecvStream) -> Result<(), StreamError> {
+    let checked = timeout(STALL_MAX, connection.check_preamble(stream, Preamble::PoolData)).await;
+    checked.map_err(|_| StreamError::Stalled)?.map_err(|error| match error {
+        LinkError::Frame { source, .. } => StreamError::Malformed(source),
+        _ => StreamError::GivenUp,
+    })
+}
+
 /// Node: the next block's header; `None` at the end of the stream.
 pub(crate) async fn receive_put_header(stream: &mut RecvStream) -> Result<Option<PutData>, StreamError> {
     timeout(STALL_MAX, read_frame(stream)).await.map_err(|_| StreamError::Stalled)?

@@ -1,0 +1,84 @@
+//! What this machine does at best: copying memory, and moving bytes over TCP on loopback.
+
+use super::{
+    clocks::{Clocks, Spent},
+    report::{Rate, Row},
+};
+use anyhow::{Context, ensure};
+use std::{
+    hint::black_box,
+    io::{Read, Write},
+    net::{Ipv4Addr, TcpListener, TcpStream},
+    thread,
+};
+
+/// Copied, or sent, at a time: a block of the other measurements.
+const BLOCK: usize = 2 << 20;
+/// Far beyond any cache.
+const SPAN: usize = 512 << 20;
+
+/// One block over and over (from cache to cache), and spans that no cache holds; with one thread and with two.
+pub fn memcpy(repetitions: u32, shrink: usize) -> anyhow::Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for (span, copied) in [(BLOCK, 16 << 30), (SPAN / shrink, 4 << 30)] {
+        for threads in [1, 2] {
+            let mut spans: Vec<_> = (0..threads).map(|n| (vec![n as u8; span], vec![!n as u8; span])).collect();
+            let bytes = copied / shrink / threads;
+            let rates: Vec<_> = (0..repetitions).map(|_| copy_all(&mut spans, bytes)).collect::<Result<_, _>>()?;
+            rows.push(Row { op: "memcpy", bytes: span, threads: Some(threads), ..Row::new(Rate::best(&rates)) });
+        }
+    }
+    Ok(rows)
+}
+
+/// Each thread copies `bytes` between the spans of its own.
+fn copy_all(spans: &mut [(Vec<u8>, Vec<u8>)], bytes: usize) -> anyhow::Result<Rate> {
+    let total = bytes * spans.len();
+    let clocks = Clocks::new(&[])?;
+    let started = clocks.now()?;
+    thread::scope(|scope| {
+        for (to, from) in spans.iter_mut() {
+            scope.spawn(move || {
+                for at in (0..from.len()).step_by(BLOCK).cycle().take(bytes / BLOCK) {
+                    to[at..at + BLOCK].copy_from_slice(black_box(&from[at..at + BLOCK]));
+                    black_box(&mut to[at..at + BLOCK]);
+                }
+            });
+        }
+    });
+    let spent = clocks.now()? - started;
+    ensure!(spans.iter().all(|(to, from)| to == from), "memory was not copied");
+    Ok(Rate::new(spent, total))
+}
+
+/// Blocks streamed from one thread to another, which says at the end that it has them.
+pub fn tcp(repetitions: u32, shrink: usize) -> anyhow::Result<Row> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("cannot listen on loopback")?;
+    let addr = listener.local_addr()?;
+    let blocks = (4 << 30) / shrink / BLOCK;
+    // As many different buffers as a batch has blocks.
+    let sent: Vec<_> = (0..32u8).map(|n| vec![n; BLOCK]).collect();
+    let mut received = vec![vec![0xff; BLOCK]; sent.len()];
+    let mut rates = Vec::new();
+    for _ in 0..repetitions {
+        let mut sender = TcpStream::connect(addr)?;
+        sender.set_nodelay(true)?;
+        let (mut receiver, _) = listener.accept()?;
+        let clocks = Clocks::new(&[])?;
+        let started = clocks.now()?;
+        let spent = thread::scope(|scope| -> anyhow::Result<Spent> {
+            let receiving = scope.spawn(|| {
+                (0..blocks).try_for_each(|n| receiver.read_exact(&mut received[n % sent.len()]))?;
+                receiver.write_all(&[1])
+            });
+            (0..blocks).try_for_each(|n| sender.write_all(&sent[n % sent.len()]))?;
+            sender.read_exact(&mut [0])?;
+            let spent = clocks.now()? - started;
+            receiving.join().expect("receiving does not panic")?;
+            Ok(spent)
+        })?;
+        ensure!(sent == received, "TCP changed bytes");
+        rates.push(Rate::new(spent, blocks * BLOCK));
+    }
+    Ok(Row { op: "tcp", bytes: BLOCK, transport: Some("tcp"), ..Row::new(Rate::best(&rates)) })
+}
