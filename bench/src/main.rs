@@ -4,6 +4,7 @@ use clap::Parser;
 use tidemill_bench::{
     load::{self, LoadArgs},
     model::{self, ModelArgs},
+    replay::{self, ReplayArgs},
 };
 
 /// Measure a Tidemill cluster, or any server that speaks OpenAI's API.
@@ -12,11 +13,13 @@ use tidemill_bench::{
 enum Command {
     Load(LoadArgs),
     Model(ModelArgs),
+    Replay(ReplayArgs),
 }
 
 fn main() -> anyhow::Result<()> {
     match Command::parse() {
         Command::Load(args) => tokio::runtime::Runtime::new()?.block_on(load::run(args)),
         Command::Model(args) => model::make(&args),
+        Command::Replay(args) => replay::run(&args),
     }
 }
