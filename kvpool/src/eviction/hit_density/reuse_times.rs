@@ -98,12 +98,13 @@ impl ReuseTimes {
     }
 
     fn rank(&mut self) {
-        // With nothing counted, hazards fall with age, and the oldest leave first.
         let sum = |of: fn(&Class) -> &[f64; AGES], age: usize| self.classes.iter().map(|class| of(class)[age]).sum::<f64>();
-        let pooled: [f64; AGES] = std::array::from_fn(|age| {
-            let prior = 1.0 / (age + 1) as f64;
-            (sum(|class| &class.reused, age) + prior) / (sum(|class| &class.exposed, age) + 2.0)
-        });
+        // Where little is counted yet, hazards go on falling with the square of age: the oldest leave first.
+        let (mut pooled, mut expected) = ([0.0; AGES], 0.5);
+        for (age, hazard) in pooled.iter_mut().enumerate() {
+            *hazard = (sum(|class| &class.reused, age) + PRIOR_BLOCKS * expected) / (sum(|class| &class.exposed, age) + PRIOR_BLOCKS);
+            expected = *hazard * ((age + 1) as f64 / (age + 2) as f64).powi(2);
+        }
         let densities = |class: &Class| -> [f64; AGES] {
             let hazard = |age: usize| (class.reused[age] + PRIOR_BLOCKS * pooled[age]) / (class.exposed[age] + PRIOR_BLOCKS);
             let hazards = std::array::from_fn(hazard);
