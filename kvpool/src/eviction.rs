@@ -18,7 +18,7 @@
 //! - [`lfu`]: least often used
 //! - [`s3fifo`]: three FIFO queues that let what is used once pass through quickly
 //! - [`hit_density`]: what, by all that was seen, brings the fewest hits for the room it takes
-//! - [`ghosts`]: what a policy remembers of blocks that left
+//! - `ghosts`: what a policy remembers of blocks that left
 
 mod ghosts;
 pub mod hit_density;

@@ -4,11 +4,11 @@
 //! then. Traffic has patterns in both: few blocks of a first turn are ever used again, most of a fourth turn are; nobody
 //! asks again within seconds of an answer, many after a minute or two, few after ten. So blocks are sorted into classes,
 //! and for each class the policy counts after how long blocks come back, whether they were still here by then or not
-//! (departed ones are remembered as [ghosts](super::ghosts)). From these counts [`ReuseTimes`] tells for each class and age
+//! (departed ones are remembered as ghosts). From these counts `reuse_times` tells for each class and age
 //! the chance of a hit per slot and time, looking as far ahead as is best. With nothing counted yet this is least recently
 //! used.
 //!
-//! A class knows how often a block was used, up to [`USES_MAX`] (a shared prefix, a long conversation: worth keeping), and
+//! A class knows how often a block was used, up to four times (a shared prefix, a long conversation: worth keeping), and
 //! whether the chain ended with it. Within class and age the oldest operation's blocks leave first, from the end of the
 //! chain: a block costs the more to compute the later it stands in its chain, but without those before it, it saves nothing.
 //!
@@ -26,7 +26,7 @@ use reuse_times::{AGES, Cell, ReuseTimes};
 use std::{cmp::Reverse, collections::BTreeSet};
 use tidemill_proto::block::BlockKey;
 
-/// O(log n) for each operation. An eviction looks at up to `CLASSES` × [`AGES`] cells, usually the first few.
+/// O(log n) for each operation. An eviction looks at up to `CLASSES` × `AGES` cells, usually the first few.
 #[derive(Debug)]
 pub struct HitDensity {
     /// By class, the candidates in the order in which they leave.
