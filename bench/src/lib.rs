@@ -15,7 +15,12 @@
 //!   - [`model::shapes`]: the published shapes, as a table
 //!   - [`model::weights`]: random tensors, streamed into a safetensors file
 //!   - [`model::tokenizer`]: a byte-level BPE tokenizer as large as the model's vocabulary
+//! - [`replay`]: `tidemill-bench replay`, hit rates of the KV pool on recorded traffic
+//!   - [`replay::trace`]: trace files
+//!   - [`replay::pool`]: a trace through the pool's directory
+//!   - [`replay::optimum`]: what no policy can beat
 
 pub mod kv;
 pub mod load;
 pub mod model;
+pub mod replay;

@@ -5,6 +5,7 @@ use tidemill_bench::{
     kv::{self, KvArgs},
     load::{self, LoadArgs},
     model::{self, ModelArgs},
+    replay::{self, ReplayArgs},
 };
 
 /// Measure a Tidemill cluster, or any server that speaks OpenAI's API.
@@ -14,6 +15,7 @@ enum Command {
     Kv(KvArgs),
     Load(LoadArgs),
     Model(ModelArgs),
+    Replay(ReplayArgs),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -21,5 +23,6 @@ fn main() -> anyhow::Result<()> {
         Command::Kv(args) => tokio::runtime::Runtime::new()?.block_on(kv::run(args)),
         Command::Load(args) => tokio::runtime::Runtime::new()?.block_on(load::run(args)),
         Command::Model(args) => model::make(&args),
+        Command::Replay(args) => replay::run(&args),
     }
 }

@@ -100,13 +100,13 @@ impl DeviceBlocks {
     /// Gives back one reference to each of `blocks`, a sequence's blocks in order: the last ones are evicted first.
     pub fn release(&mut self, blocks: &[u32]) {
         self.releases += 1;
-        for (place, &block) in (0u32..).zip(blocks) {
+        for (&block, used) in blocks.iter().zip(Use::of_chain(self.releases, blocks.len())) {
             let entry = &mut self.blocks[block as usize];
             entry.refs = entry.refs.checked_sub(1).unwrap_or_else(|| panic!("block {block} is released more often than referenced"));
             match entry.key {
                 _ if entry.refs > 0 => {}
                 Some(key) => {
-                    self.cached.insert(block, &key, Use { at: self.releases, place });
+                    self.cached.insert(block, &key, used);
                     self.cached_count += 1;
                 }
                 None => self.free.push(block),

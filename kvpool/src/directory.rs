@@ -181,7 +181,7 @@ impl Directory {
         if !run.is_empty()
             && let Some(lease) = self.leases.next_id(client, run.len())
         {
-            let used = (0..).map(|place| Use { at: self.operation, place });
+            let used = Use::of_chain(self.operation, keys.len());
             self.grant(client, lease, run.iter().copied().zip(used).collect(), now + Limits::MATCH_LEASE);
         }
         run.len()
@@ -192,8 +192,7 @@ impl Directory {
     pub fn put_start(&mut self, client: ClientId, origin: RequestId, keys: &[BlockKey], now: Duration) -> Vec<Reservation> {
         self.tick(now);
         self.operation += 1;
-        let uses = (0..).map(|place| Use { at: self.operation, place });
-        let chain: Vec<(BlockKey, Use)> = keys.iter().copied().zip(uses).collect();
+        let chain: Vec<(BlockKey, Use)> = keys.iter().copied().zip(Use::of_chain(self.operation, keys.len())).collect();
         let held: Vec<(u32, Use)> = chain.iter().filter_map(|(key, used)| Some((self.published(key)?.slot, *used))).collect();
         held.iter().for_each(|&(slot, _)| self.pin(slot));
         let answers = chain.iter().map(|&(key, used)| self.reserve(client, origin, key, used, now)).collect();
@@ -271,10 +270,10 @@ impl Directory {
         self.operation += 1;
         let operation = self.operation;
         let (mut found, mut waiting) = (Vec::new(), BTreeMap::new());
-        for (index, &key) in (0u32..).zip(keys) {
+        for (&key, used) in keys.iter().zip(Use::of_chain(operation, keys.len())) {
             match self.published(&key) {
-                Some(at) => found.push((self.found(index, at.slot), Use { at: operation, place: index })),
-                None => drop(waiting.insert(index, key)),
+                Some(at) => found.push((self.found(used.place, at.slot), used)),
+                None => drop(waiting.insert(used.place, key)),
             }
         }
         self.hand_over(client, call, via, found, now);
@@ -282,7 +281,7 @@ impl Directory {
             self.miss(client, call, waiting.into_keys().collect());
         } else if !waiting.is_empty() {
             let timer = self.timers.add(now + wait, Due::Get(client, call));
-            self.waits.add(client, call, Get { via, operation, timer, waiting });
+            self.waits.add(client, call, Get { via, operation, blocks: keys.len(), timer, waiting });
         }
     }
 

@@ -13,9 +13,24 @@
 //!
 //! The blocks of one operation are a part of a chain, in order, and equally old. Of these, the one at the end should
 //! leave first: a block without those before it can never be matched, so a chain shrinks from its leaf.
+//!
+//! - [`lru`]: least recently used
+//! - [`lfu`]: least often used
+//! - [`s3fifo`]: three FIFO queues that let what is used once pass through quickly
+//! - [`hit_density`]: what, by all that was seen, brings the fewest hits for the room it takes
+//! - `ghosts`: what a policy remembers of blocks that left
 
+mod ghosts;
+pub mod hit_density;
+pub mod lfu;
 pub mod lru;
+pub mod s3fifo;
 
+use hit_density::HitDensity;
+use lfu::Lfu;
+use lru::Lru;
+use s3fifo::S3Fifo;
+use std::{fmt, str::FromStr};
 use tidemill_proto::block::BlockKey;
 
 /// When a block was used last.
@@ -25,9 +40,23 @@ pub struct Use {
     pub at: u64,
     /// Its place among the blocks of that operation, in chain order.
     pub place: u32,
+    /// Whether that operation named no block after it.
+    pub tail: bool,
 }
 
-/// Ranks the blocks that may leave. Each call costs O(log n) or less.
+impl Use {
+    /// The uses of an operation's `blocks`, in chain order.
+    pub fn of_chain(at: u64, blocks: usize) -> impl Iterator<Item = Use> {
+        (0..blocks as u32).map(move |place| Use::in_chain(at, place, blocks))
+    }
+
+    /// The use of the block at `place` of an operation's `blocks`.
+    pub fn in_chain(at: u64, place: u32, blocks: usize) -> Self {
+        Self { at, place, tail: place as usize + 1 == blocks }
+    }
+}
+
+/// Ranks the blocks that may leave. Each call costs O(log n), some of them only on average.
 pub trait EvictionPolicy: Send {
     /// `slot` holds the block `key` from now on and is a candidate.
     fn insert(&mut self, slot: u32, key: &BlockKey, used: Use);
@@ -35,7 +64,7 @@ pub trait EvictionPolicy: Send {
     /// `slot`, a candidate, is being used: it is none until [`unpin`](Self::unpin).
     fn pin(&mut self, slot: u32);
 
-    /// The last user of `slot` is done.
+    /// The last user of `slot` is done. With the same operation as before, it was not used again in between.
     fn unpin(&mut self, slot: u32, used: Use);
 
     /// Chooses a candidate and forgets it; `None` when there is none.
@@ -47,3 +76,58 @@ pub trait EvictionPolicy: Send {
     /// Whether `slot` is a candidate. For `check_integrity` of whoever owns the slots.
     fn is_candidate(&self, slot: u32) -> bool;
 }
+
+/// The policies by name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Policy {
+    Lru,
+    Lfu,
+    S3Fifo,
+    /// The default, by the hit rates in `docs/benchmarks.md`.
+    #[default]
+    HitDensity,
+}
+
+impl Policy {
+    pub const ALL: [Policy; 4] = [Policy::Lru, Policy::Lfu, Policy::S3Fifo, Policy::HitDensity];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Policy::Lru => "lru",
+            Policy::Lfu => "lfu",
+            Policy::S3Fifo => "s3fifo",
+            Policy::HitDensity => "hit-density",
+        }
+    }
+
+    /// For slots `0..slots`, none of them a candidate.
+    pub fn build(self, slots: u32) -> Box<dyn EvictionPolicy> {
+        match self {
+            Policy::Lru => Box::new(Lru::new(slots)),
+            Policy::Lfu => Box::new(Lfu::new(slots)),
+            Policy::S3Fifo => Box::new(S3Fifo::new(slots)),
+            Policy::HitDensity => Box::new(HitDensity::new(slots)),
+        }
+    }
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("there is no eviction policy {0:?}: choose one of {names}", names = Policy::ALL.map(Policy::name).join(", "))]
+pub struct UnknownPolicy(String);
+
+impl FromStr for Policy {
+    type Err = UnknownPolicy;
+
+    fn from_str(name: &str) -> Result<Self, UnknownPolicy> {
+        Policy::ALL.into_iter().find(|policy| policy.name() == name).ok_or_else(|| UnknownPolicy(name.into()))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -14,7 +14,7 @@ mod streams;
 use crate::{
     arena::{Arena, ArenaError},
     directory::{Directory, Limits},
-    eviction::lru::Lru,
+    eviction::Policy,
     settings::Settings,
 };
 use announce::Announcer;
@@ -50,6 +50,7 @@ const TICK: Duration = Duration::from_millis(20);
 struct Node {
     dram_bytes: u64,
     limits: Limits,
+    policy: Policy,
     /// Made for the first client, who says how large a block is.
     store: Mutex<Option<Arc<Store>>>,
     /// Set when there are events to announce.
@@ -66,11 +67,11 @@ struct Traffic {
 
 /// Runs a pool node until `shutdown`.
 pub async fn run(settings: Settings, shutdown: impl Future<Output = ()>) -> Result<(), LinkError> {
-    let Settings { worker, advertise, dram_bytes, limits } = settings;
+    let Settings { worker, advertise, dram_bytes, policy, limits } = settings;
     let endpoint = Endpoint::bind(worker.bind, &worker.identity)?;
     let addr = advertise.unwrap_or_else(|| endpoint.local_addr());
-    tracing::info!(%addr, dram_bytes, reclaim_ms = limits.reclaim_max().as_millis() as u64, "pool node listens");
-    let node = Arc::new(Node { dram_bytes, limits, store: Mutex::default(), changed: Arc::default(), traffic: Traffic::default() });
+    tracing::info!(%addr, dram_bytes, %policy, reclaim_ms = limits.reclaim_max().as_millis() as u64, "pool node listens");
+    let node = Arc::new(Node { dram_bytes, limits, policy, store: Mutex::default(), changed: Arc::default(), traffic: Traffic::default() });
 
     let register = Register { name: worker.name, pid: std::process::id(), role: RoleInfo::Kvpool { addr } };
     let reporting = Arc::clone(&node);
@@ -168,7 +169,7 @@ impl Node {
                 let arena = Arena::create(self.dram_bytes, block_bytes, rand::random())?;
                 let slots = arena.slots();
                 tracing::info!(slots, block_bytes, "arena carved");
-                let directory = Directory::new(slots, self.limits, Box::new(Lru::new(slots)));
+                let directory = Directory::new(slots, self.limits, self.policy.build(slots));
                 Ok(Arc::clone(store.insert(Arc::new(Store::new(arena, directory, Arc::clone(&self.changed))))))
             }
         }

@@ -1,6 +1,9 @@
 //! Flags and config file of `tidemill-kvpool`.
 
-use crate::directory::Limits;
+use crate::{
+    directory::Limits,
+    eviction::{Policy, UnknownPolicy},
+};
 use serde::{Deserialize, Serialize};
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -30,6 +33,9 @@ pub struct PoolFlags {
     /// Memory for blocks, such as 4GiB; taken from the system as blocks arrive
     #[arg(long)]
     pub dram: Option<String>,
+    /// Which blocks make room for new ones: lru, lfu, s3fifo or hit-density (the default)
+    #[arg(long)]
+    pub policy: Option<String>,
     /// Time from reserving slots to publishing them, in milliseconds
     #[arg(long)]
     pub put_deadline_ms: Option<u64>,
@@ -44,6 +50,7 @@ pub struct Settings {
     /// `None`: the bound address.
     pub advertise: Option<SocketAddr>,
     pub dram_bytes: u64,
+    pub policy: Policy,
     pub limits: Limits,
 }
 
@@ -59,11 +66,15 @@ impl Flags {
         }
         let dram = kvpool.dram.unwrap_or_else(|| "1GiB".into());
         let dram_bytes = parse_bytes(&dram).map_err(|reason| invalid("dram", &dram, reason))?;
+        let policy = match kvpool.policy {
+            Some(name) => name.parse().map_err(|unknown: UnknownPolicy| invalid("policy", &name, unknown.to_string()))?,
+            None => Policy::default(),
+        };
         let limits = Limits {
             put_deadline: deadline("put_deadline_ms", kvpool.put_deadline_ms.unwrap_or(10_000))?,
             lease: deadline("lease_ms", kvpool.lease_ms.unwrap_or(10_000))?,
         };
-        Ok(Settings { worker: worker.check("kvpool")?, advertise: kvpool.advertise, dram_bytes, limits })
+        Ok(Settings { worker: worker.check("kvpool")?, advertise: kvpool.advertise, dram_bytes, policy, limits })
     }
 }
 
@@ -95,11 +106,13 @@ mod tests {
     fn flags_become_settings_and_errors_name_the_key() {
         let pki = tempfile::tempdir().unwrap();
         tidemill_proto::identity::create(pki.path()).unwrap();
-        let settings = resolve(pki.path(), &["--dram", "2GiB", "--lease-ms", "500"]).unwrap();
+        let settings = resolve(pki.path(), &["--dram", "2GiB", "--lease-ms", "500", "--policy", "s3fifo"]).unwrap();
+        assert_eq!(settings.policy, Policy::S3Fifo);
         assert_eq!((settings.dram_bytes, settings.limits.lease), (2 << 30, Duration::from_millis(500)));
         assert!(settings.worker.bind.ip().is_loopback());
         for (flags, key) in [
             (["--dram", "2GB"], "dram"),
+            (["--policy", "fifo"], "policy"),
             (["--lease-ms", "1"], "lease_ms"),
             (["--put-deadline-ms", "99999999"], "put_deadline_ms"),
             (["--bind", "0.0.0.0:0"], "advertise"),

@@ -13,7 +13,7 @@ use std::{
 };
 use tidemill_kvpool::{
     directory::{Action, ClientId, Directory, Limits, Usage},
-    eviction::lru::Lru,
+    eviction::Policy,
 };
 use tidemill_proto::{
     block::BlockKey,
@@ -123,9 +123,9 @@ struct World {
 }
 
 impl World {
-    fn new() -> Self {
+    fn new(policy: Policy) -> Self {
         Self {
-            directory: Directory::new(SLOTS, LIMITS, Box::new(Lru::new(SLOTS))),
+            directory: Directory::new(SLOTS, LIMITS, policy.build(SLOTS)),
             now: Duration::from_secs(1),
             clients: [ClientId(1), ClientId(2), ClientId(3)],
             next: 4,
@@ -330,8 +330,8 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
     #[test]
-    fn no_interleaving_breaks_the_directory(ops in prop::collection::vec(op(), 1..300)) {
-        let mut world = World::new();
+    fn no_interleaving_breaks_the_directory(policy in prop::sample::select(&Policy::ALL[..]), ops in prop::collection::vec(op(), 1..300)) {
+        let mut world = World::new(policy);
         ops.into_iter().for_each(|op| world.step(op));
         world.end();
     }

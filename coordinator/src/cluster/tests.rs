@@ -306,6 +306,8 @@ struct World {
     cluster: Cluster,
     now: Instant,
     workers: Vec<(Epoch, u8)>,
+    /// Of each decode worker that ever was.
+    device_blocks: HashMap<Epoch, u32>,
     /// What decode workers run, late cancellations included.
     running: Vec<(Epoch, DecodeJob)>,
     jobs: Vec<(Epoch, RequestId)>,
@@ -320,6 +322,7 @@ impl World {
             cluster: Cluster::new(settings()),
             now: Instant::now(),
             workers: Vec::new(),
+            device_blocks: HashMap::new(),
             running: Vec::new(),
             jobs: Vec::new(),
             events: HashMap::new(),
@@ -337,7 +340,9 @@ impl World {
                     1 => RoleInfo::Prefill(engine(1)),
                     _ => RoleInfo::Kvpool { addr: ([127, 0, 0, 1], kind.into()).into() },
                 };
+                let device_blocks = if let RoleInfo::Decode(info) = &role { Some(info.device_blocks) } else { None };
                 let epoch = self.cluster.register(now, register("w", role)).unwrap();
+                self.device_blocks.extend(device_blocks.map(|blocks| (epoch, blocks)));
                 self.workers.push((epoch, kind % 3));
             }
             Step::Leave(n) => {
@@ -446,7 +451,10 @@ impl World {
                 assert!(self.running.iter().all(|(_, other)| other.sequence != job.sequence), "a sequence runs at one worker");
                 assert!(job.expected_blocks as usize * BLOCK_TOKENS < job.tokens.len(), "at least one token is left to compute");
                 let tokens_max = job.prompt_tokens + job.stop.max_tokens;
-                assert!(tokens_max <= self.context_tokens(worker), "a sequence could not end at this worker as at any other");
+                assert!(
+                    tokens_max <= self.device_blocks[&worker] * BLOCK_TOKENS as u32,
+                    "a sequence could not end at this worker as at any other"
+                );
                 assert!(job.expected_blocks == 0 || job.pool.is_some(), "expected blocks come from somewhere");
                 self.running.push((worker, job));
             }
@@ -474,13 +482,6 @@ impl World {
                 assert!(!std::mem::replace(ended, true), "ends once");
             }
             RequestEvent::PromptLogprobs(_) => panic!("nobody asked"),
-        }
-    }
-
-    fn context_tokens(&self, worker: Epoch) -> u32 {
-        match &self.cluster.registry.get(worker).expect("it was given something").role {
-            RoleInfo::Decode(info) => info.device_blocks * BLOCK_TOKENS as u32,
-            other => panic!("a decode job for {other:?}"),
         }
     }
 

@@ -28,6 +28,8 @@ pub(super) struct Get {
     pub(super) via: Via,
     /// Number of the operation that asked.
     pub(super) operation: u64,
+    /// Blocks it asked for.
+    pub(super) blocks: usize,
     pub(super) timer: TimerId,
     /// By place in the get's keys.
     pub(super) waiting: BTreeMap<u32, BlockKey>,
@@ -81,7 +83,7 @@ impl Waits {
         get.waiting.remove(&waiter.index);
         waits.keys -= 1;
         let (via, done) = (get.via, get.waiting.is_empty().then_some(get.timer));
-        let used = Use { at: get.operation, place: waiter.index };
+        let used = Use::in_chain(get.operation, waiter.index, get.blocks);
         if done.is_some() {
             waits.gets.remove(&waiter.call);
             if waits.gets.is_empty() {

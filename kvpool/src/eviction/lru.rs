@@ -21,7 +21,7 @@ impl Lru {
         Self { queue: BTreeSet::new(), ranks: vec![None; slots as usize] }
     }
 
-    fn add(&mut self, slot: u32, Use { at, place }: Use) {
+    fn add(&mut self, slot: u32, Use { at, place, .. }: Use) {
         let rank = (at, Reverse(place), slot);
         let earlier = self.ranks[slot as usize].replace(rank);
         assert!(earlier.is_none(), "slot {slot} is a candidate already");
@@ -69,7 +69,7 @@ mod tests {
     }
 
     fn at(at: u64) -> Use {
-        Use { at, place: 0 }
+        Use::in_chain(at, 0, 1)
     }
 
     #[test]
@@ -89,7 +89,7 @@ mod tests {
         let mut lru = Lru::new(5);
         lru.insert(4, &KEY, at(1));
         for place in [2, 0, 3, 1] {
-            lru.insert(place, &KEY, Use { at: 0, place });
+            lru.insert(place, &KEY, Use::in_chain(0, place, 4));
         }
         assert_eq!(drain(&mut lru), [3, 2, 1, 0, 4]);
     }

@@ -1,0 +1,228 @@
+//! `tidemill-bench replay`: recorded traffic through the KV pool's directory, one run per eviction policy.
+
+pub mod optimum;
+pub mod pool;
+pub mod trace;
+
+use anyhow::{Context, bail, ensure};
+use pool::ReplayedPool;
+use serde::{Serialize, Serializer};
+use serde_json::json;
+use std::{fs, path::PathBuf, str::FromStr, time::Instant};
+use tidemill_kvpool::eviction::Policy;
+use trace::{Request, TRACE_BLOCK_TOKENS};
+
+/// Replay a request trace and measure how much of its prompts a KV pool remembers.
+///
+/// Requests come in file order, and the blocks of each are available to the next one at once.
+#[derive(Clone, Debug, Serialize, clap::Args)]
+pub struct ReplayArgs {
+    /// Through the pool's directory and eviction code only, without a cluster.
+    #[arg(long, required = true)]
+    pub cache_only: bool,
+    /// Mooncake's format: one JSON object per line with `input_length` and `hash_ids`, one id per 512-token block.
+    #[arg(long)]
+    pub trace: PathBuf,
+    /// Blocks of 512 tokens that the pool holds, or `unlimited`.
+    #[arg(long)]
+    pub capacity: Capacity,
+    /// lru, lfu, s3fifo, hit-density, `optimum` (knows the future), or `all`.
+    #[arg(long, default_value = Policy::default().name())]
+    pub policy: Choice,
+    /// Write settings and results here too; results of `all` as a list, `runs`.
+    #[arg(long)]
+    pub json: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Capacity {
+    Blocks(u32),
+    Unlimited,
+}
+
+/// What decides which blocks stay.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Decider {
+    Policy(Policy),
+    Optimum,
+}
+
+/// The deciders to compare.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Choice {
+    One(Decider),
+    All,
+}
+
+/// What was found of all prompts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Hits {
+    pub blocks: u64,
+    /// Blocks found with all those before them.
+    pub prefix_blocks: u64,
+    pub tokens: u64,
+    /// Tokens in `prefix_blocks`.
+    pub prefix_tokens: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    policy: &'static str,
+    block_hit_rate: f64,
+    prefix_token_hit_rate: f64,
+    seconds: f64,
+}
+
+impl Hits {
+    /// Counts one prompt, of which so many leading blocks were found.
+    pub fn add(&mut self, request: &Request, leading_blocks: usize) {
+        self.blocks += request.blocks.len() as u64;
+        self.prefix_blocks += leading_blocks as u64;
+        self.tokens += request.input_tokens;
+        // The last block of a prompt is usually not full.
+        self.prefix_tokens += request.input_tokens.min(TRACE_BLOCK_TOKENS * leading_blocks as u64);
+    }
+
+    pub fn block_hit_rate(&self) -> f64 {
+        self.prefix_blocks as f64 / self.blocks as f64
+    }
+
+    pub fn prefix_token_hit_rate(&self) -> f64 {
+        self.prefix_tokens as f64 / self.tokens as f64
+    }
+}
+
+/// What a pool of so many blocks finds of the requests' prompts.
+pub fn replay(requests: &[Request], capacity: Capacity, decider: Decider) -> Hits {
+    // More slots than there are blocks change nothing.
+    let unique = trace::unique_blocks(requests) as u32;
+    let slots = match capacity {
+        Capacity::Blocks(blocks) => blocks.min(unique),
+        Capacity::Unlimited => unique,
+    };
+    match decider {
+        Decider::Optimum => optimum::hits(requests, slots as usize),
+        Decider::Policy(policy) => {
+            let mut pool = ReplayedPool::new(slots, policy);
+            let mut hits = Hits::default();
+            requests.iter().for_each(|request| hits.add(request, pool.serve(request)));
+            hits
+        }
+    }
+}
+
+pub fn run(args: &ReplayArgs) -> anyhow::Result<()> {
+    let requests = trace::read(&args.trace)?;
+    let unique_blocks = trace::unique_blocks(&requests);
+    println!("{}: {} requests, {unique_blocks} different blocks, capacity {}", args.trace.display(), requests.len(), args.capacity);
+    println!("{:<12} {:>15} {:>22} {:>8}", "policy", "block hit rate", "prefix token hit rate", "seconds");
+    let mut rows = Vec::new();
+    for decider in args.policy.deciders() {
+        let start = Instant::now();
+        let hits = replay(&requests, args.capacity, decider);
+        let (block_hit_rate, prefix_token_hit_rate) = (hits.block_hit_rate(), hits.prefix_token_hit_rate());
+        let seconds = start.elapsed().as_secs_f64();
+        let policy = decider.name();
+        println!("{policy:<12} {block_hit_rate:>15.4} {prefix_token_hit_rate:>22.4} {seconds:>8.2}");
+        rows.push(Row { policy, block_hit_rate, prefix_token_hit_rate, seconds });
+    }
+    let Some(path) = &args.json else { return Ok(()) };
+    let mut report = json!({
+        "settings": args,
+        "requests": requests.len(),
+        "unique_blocks": unique_blocks,
+        "block_tokens": TRACE_BLOCK_TOKENS,
+    });
+    match (&args.policy, rows.as_slice()) {
+        (Choice::One(_), [row]) => {
+            report["block_hit_rate"] = row.block_hit_rate.into();
+            report["prefix_token_hit_rate"] = row.prefix_token_hit_rate.into();
+            report["seconds"] = row.seconds.into();
+        }
+        _ => report["runs"] = json!(rows),
+    }
+    fs::write(path, format!("{report:#}\n")).with_context(|| format!("cannot write {}", path.display()))
+}
+
+impl Decider {
+    pub const ALL: [Decider; Policy::ALL.len() + 1] = {
+        let mut all = [Decider::Optimum; Policy::ALL.len() + 1];
+        let mut n = 0;
+        while n < Policy::ALL.len() {
+            all[n] = Decider::Policy(Policy::ALL[n]);
+            n += 1;
+        }
+        all
+    };
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Decider::Policy(policy) => policy.name(),
+            Decider::Optimum => "optimum",
+        }
+    }
+}
+
+impl Choice {
+    fn deciders(&self) -> Vec<Decider> {
+        match self {
+            Choice::One(decider) => vec![*decider],
+            Choice::All => Decider::ALL.to_vec(),
+        }
+    }
+}
+
+impl FromStr for Choice {
+    type Err = anyhow::Error;
+
+    fn from_str(name: &str) -> anyhow::Result<Self> {
+        match (name, Decider::ALL.into_iter().find(|decider| decider.name() == name)) {
+            ("all", _) => Ok(Choice::All),
+            (_, Some(decider)) => Ok(Choice::One(decider)),
+            _ => bail!("choose one of {}, or all", Decider::ALL.map(Decider::name).join(", ")),
+        }
+    }
+}
+
+impl Serialize for Choice {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(match self {
+            Choice::One(decider) => decider.name(),
+            Choice::All => "all",
+        })
+    }
+}
+
+impl FromStr for Capacity {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> anyhow::Result<Self> {
+        if text == "unlimited" {
+            return Ok(Capacity::Unlimited);
+        }
+        let blocks = text.parse().context("not a number of blocks up to 4294967295, nor `unlimited`")?;
+        ensure!(blocks > 0, "must be at least one block");
+        Ok(Capacity::Blocks(blocks))
+    }
+}
+
+impl std::fmt::Display for Capacity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Capacity::Blocks(blocks) => write!(f, "{blocks} blocks"),
+            Capacity::Unlimited => f.write_str("unlimited"),
+        }
+    }
+}
+
+impl Serialize for Capacity {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Capacity::Blocks(blocks) => serializer.serialize_u32(*blocks),
+            Capacity::Unlimited => serializer.serialize_str("unlimited"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,80 @@
+//! A trace through the pool's directory, the way a cluster uses it: decode asks for the whole prompt and waits, prefill
+//! puts what is missing, decode reads and lets go. No time passes and no bytes move.
+
+use super::trace::Request;
+use std::time::Duration;
+use tidemill_kvpool::{
+    directory::{Action, ClientId, Directory, Limits},
+    eviction::Policy,
+};
+use tidemill_proto::{
+    block::BlockKey,
+    ids::RequestId,
+    pool::{CallId, Found, LeaseId, Reservation, Via, Written},
+};
+
+/// A pool node's directory and its only clients.
+pub struct ReplayedPool {
+    directory: Directory,
+    requests: u64,
+}
+
+const PREFILL: ClientId = ClientId(1);
+const DECODE: ClientId = ClientId(2);
+const NOW: Duration = Duration::ZERO;
+/// Any times will do: nothing is ever late.
+const LIMITS: Limits = Limits { put_deadline: Duration::from_secs(1), lease: Duration::from_secs(1) };
+const WAIT: Duration = Duration::from_secs(1);
+
+impl ReplayedPool {
+    pub fn new(slots: u32, policy: Policy) -> Self {
+        Self { directory: Directory::new(slots, LIMITS, policy.build(slots)), requests: 0 }
+    }
+
+    /// How many leading blocks of the prompt are there. Afterwards all are, as far as they fit.
+    pub fn serve(&mut self, request: &Request) -> usize {
+        self.requests += 1;
+        let (call, origin) = (CallId(self.requests), RequestId(self.requests));
+        let keys: Vec<BlockKey> = request.blocks.iter().map(|&id| key(id)).collect();
+        self.directory.get(DECODE, call, &keys, WAIT, Via::Slots, NOW);
+        let (mut leases, mut missing) = (Vec::new(), vec![true; keys.len()]);
+        self.read(&mut leases, |block| missing[block.index as usize] = false);
+        let leading = missing.iter().take_while(|missing| !**missing).count();
+
+        let wanted: Vec<BlockKey> = keys.iter().zip(missing).filter_map(|(key, missing)| missing.then_some(*key)).collect();
+        let answers = self.directory.put_start(PREFILL, origin, &wanted, NOW);
+        let written: Vec<Written> = answers.into_iter().filter_map(reserved).collect();
+        self.directory.put_end(PREFILL, &written, NOW);
+        self.read(&mut leases, |_| ());
+
+        // Where the prompt is larger than the pool, it waits for the rest in vain.
+        self.directory.cancel_get(DECODE, call);
+        leases.into_iter().for_each(|lease| self.directory.release(DECODE, lease));
+        self.directory.take_events();
+        leading
+    }
+
+    /// Takes what was handed over to decode.
+    fn read(&mut self, leases: &mut Vec<LeaseId>, mut each: impl FnMut(&Found)) {
+        while let Some(action) = self.directory.poll_action() {
+            if let Action::Found { lease, blocks, .. } = action {
+                leases.push(lease);
+                blocks.iter().for_each(&mut each);
+            }
+        }
+    }
+}
+
+fn reserved(answer: Reservation) -> Option<Written> {
+    match answer {
+        Reservation::Write(at) => Some(Written { at, checksum: 0 }),
+        Reservation::Held | Reservation::InFlight | Reservation::Full => None,
+    }
+}
+
+/// The trace's ids name a block and all before it, as keys do.
+fn key(id: u64) -> BlockKey {
+    let mut key = [0; 16];
+    key[..8].copy_from_slice(&id.to_le_bytes());
+    BlockKey(key)
+}

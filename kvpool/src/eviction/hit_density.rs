@@ -1,0 +1,293 @@
+//! Whoever, by all that was seen, brings the fewest hits for the room it takes leaves first.
+//!
+//! What a kept block is worth is the computation that it saves when it is used again, and what it costs is its slot until
+//! then. Traffic has patterns in both: few blocks of a first turn are ever used again, most of a fourth turn are; nobody
+//! asks again within seconds of an answer, many after a minute or two, few after ten. So blocks are sorted into classes,
+//! and for each class the policy counts after how long blocks come back, whether they were still here by then or not
+//! (departed ones are remembered as ghosts). From these counts `reuse_times` tells for each class and age
+//! the chance of a hit per slot and time, looking as far ahead as is best. With nothing counted yet this is least recently
+//! used.
+//!
+//! A class knows how often a block was used, up to four times (a shared prefix, a long conversation: worth keeping), and
+//! whether the chain ended with it. Within class and age the oldest operation's blocks leave first, from the end of the
+//! chain: a block costs the more to compute the later it stands in its chain, but without those before it, it saves nothing.
+//!
+//! Time is counted in blocks that came in, so nothing depends on a clock, and ages are measured against the slots there
+//! are. Uses that follow each other at once, as when prefill and decode fetch the same prompt, count as one.
+//!
+//! Sources: hit density and its online estimate are LHD's (Beckmann, Chen, Cidon: *LHD: improving cache hit rate by
+//! maximizing hit density*, NSDI '18, §3); the best horizon makes it a Gittins index (Gittins, *Bandit processes and dynamic
+//! allocation indices*, 1979); uses at once as one are LRU-K's correlated references (O'Neil, O'Neil, Weikum, SIGMOD '93).
+
+mod reuse_times;
+
+use super::{EvictionPolicy, Use, ghosts::Ghosts};
+use reuse_times::{AGES, Cell, ReuseTimes};
+use std::{cmp::Reverse, collections::BTreeSet};
+use tidemill_proto::block::BlockKey;
+
+/// O(log n) for each operation. An eviction looks at up to `CLASSES` × `AGES` cells, usually the first few.
+#[derive(Debug)]
+pub struct HitDensity {
+    /// By class, the candidates in the order in which they leave.
+    queues: [BTreeSet<Rank>; CLASSES],
+    /// By slot; `None` for those that hold nothing.
+    entries: Vec<Option<Entry>>,
+    ghosts: Ghosts<History>,
+    times: ReuseTimes,
+    clock: Clock,
+    /// The latest operation, and the window when it was first heard of: its blocks are equally old.
+    latest: (u64, u64),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    key: BlockKey,
+    history: History,
+    last: Use,
+    /// Blocks that had come in by the last use.
+    last_came: u64,
+    pinned: bool,
+}
+
+/// What is known of a block, here or departed.
+#[derive(Clone, Copy, Debug)]
+struct History {
+    uses: u8,
+    class: usize,
+    /// Of its last use.
+    window: u64,
+}
+
+/// (window and operation of the last use, place in its chain, slot)
+type Rank = (u64, u64, Reverse<u32>, u32);
+
+/// More uses than this make no difference.
+const USES_MAX: u8 = 4;
+
+/// By uses, and by whether the chain ended there: two of each, see [`ReuseTimes`].
+const CLASSES: usize = 2 * USES_MAX as usize;
+
+/// Ages are distinguished to within this part of the slots.
+const WINDOWS_PER_TURNOVER: u64 = 8;
+
+/// Uses with no more than this part of the slots filled in between count as one.
+const AT_ONCE_PER_TURNOVER: u64 = 256;
+
+/// As long as a departed block is remembered, at most, in turnovers of all slots: as far as ages are distinguished.
+const GHOSTS_PER_SLOT: usize = AGES / WINDOWS_PER_TURNOVER as usize;
+
+/// Counts blocks that came in, and windows of a fixed number of them.
+#[derive(Clone, Copy, Debug)]
+struct Clock {
+    slots: u64,
+    came: u64,
+    window: u64,
+}
+
+impl Clock {
+    /// Whether a window ended.
+    fn advance(&mut self) -> bool {
+        self.came += 1;
+        let window = self.came / (self.slots / WINDOWS_PER_TURNOVER).max(1);
+        std::mem::replace(&mut self.window, window) != window
+    }
+}
+
+impl History {
+    fn new(uses: u8, tail: bool, window: u64) -> Self {
+        Self { uses, class: 2 * usize::from(uses - 1) + usize::from(!tail), window }
+    }
+}
+
+impl Entry {
+    fn rank(&self, slot: u32) -> Rank {
+        (self.history.window, self.last.at, Reverse(self.last.place), slot)
+    }
+}
+
+impl HitDensity {
+    /// For slots `0..slots`, none of them a candidate.
+    pub fn new(slots: u32) -> Self {
+        Self {
+            queues: std::array::from_fn(|_| BTreeSet::new()),
+            entries: vec![None; slots as usize],
+            ghosts: Ghosts::new(GHOSTS_PER_SLOT * slots as usize),
+            times: ReuseTimes::new(CLASSES),
+            clock: Clock { slots: u64::from(slots), came: 0, window: 0 },
+            latest: (0, 0),
+        }
+    }
+
+    fn entry(&mut self, slot: u32) -> &mut Entry {
+        self.entries[slot as usize].as_mut().unwrap_or_else(|| panic!("slot {slot} holds nothing"))
+    }
+
+    /// A block with that history is used again.
+    fn reuse(&mut self, history: History, used: Use) -> History {
+        self.times.reused(history.class, history.window);
+        self.start(USES_MAX.min(history.uses + 1), used)
+    }
+
+    fn start(&mut self, uses: u8, used: Use) -> History {
+        if used.at != self.latest.0 {
+            self.latest = (used.at, self.clock.window);
+        }
+        let history = History::new(uses, used.tail, self.latest.1);
+        self.times.used(history.class, history.window);
+        history
+    }
+
+    /// The candidate of `cell` that leaves first.
+    fn first_of(&self, cell: Cell) -> Option<Rank> {
+        let latest = self.clock.window.checked_sub(cell.age as u64)?;
+        // What is older than the ages that are distinguished is of the last age.
+        let earliest = if cell.age + 1 == AGES { 0 } else { latest };
+        let from = (earliest, 0, Reverse(u32::MAX), 0);
+        self.queues[cell.class].range(from..).next().filter(|rank| rank.0 <= latest).copied()
+    }
+}
+
+impl EvictionPolicy for HitDensity {
+    fn insert(&mut self, slot: u32, key: &BlockKey, used: Use) {
+        if self.clock.advance() {
+            self.times.next_window();
+        }
+        let history = match self.ghosts.take(key) {
+            Some(history) if self.times.remembers(history.window) => self.reuse(history, used),
+            _ => self.start(1, used),
+        };
+        let entry = Entry { key: *key, history, last: used, last_came: self.clock.came, pinned: false };
+        let earlier = self.entries[slot as usize].replace(entry);
+        assert!(earlier.is_none(), "slot {slot} holds a block already");
+        self.queues[history.class].insert(entry.rank(slot));
+    }
+
+    fn pin(&mut self, slot: u32) {
+        let entry = self.entry(slot);
+        assert!(!entry.pinned, "slot {slot} is no candidate");
+        entry.pinned = true;
+        let (class, rank) = (entry.history.class, entry.rank(slot));
+        self.queues[class].remove(&rank);
+    }
+
+    fn unpin(&mut self, slot: u32, used: Use) {
+        let mut entry = *self.entry(slot);
+        assert!(entry.pinned, "slot {slot} is a candidate already");
+        let at_once = self.clock.came - entry.last_came <= self.clock.slots / AT_ONCE_PER_TURNOVER;
+        entry.history = if used.at == entry.last.at || at_once {
+            self.times.forget(entry.history.class, entry.history.window);
+            self.start(entry.history.uses, used)
+        } else {
+            self.reuse(entry.history, used)
+        };
+        (entry.last, entry.last_came, entry.pinned) = (used, self.clock.came, false);
+        self.entries[slot as usize] = Some(entry);
+        self.queues[entry.history.class].insert(entry.rank(slot));
+    }
+
+    fn evict(&mut self) -> Option<u32> {
+        let (class, rank) = self.times.cells().find_map(|cell| Some((cell.class, self.first_of(cell)?)))?;
+        self.queues[class].remove(&rank);
+        let (.., slot) = rank;
+        let entry = self.entries[slot as usize].take().expect("queues list slots that hold something");
+        self.ghosts.add(entry.key, entry.history);
+        Some(slot)
+    }
+
+    fn remove(&mut self, slot: u32) {
+        self.pin(slot);
+        let Entry { history, .. } = self.entries[slot as usize].take().expect("a candidate holds something");
+        self.times.forget(history.class, history.window);
+    }
+
+    fn is_candidate(&self, slot: u32) -> bool {
+        self.entries[slot as usize].is_some_and(|entry| !entry.pinned)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(n: u64) -> BlockKey {
+        let mut key = BlockKey([0; 16]);
+        key.0[..8].copy_from_slice(&n.to_le_bytes());
+        key
+    }
+
+    /// A cache of single blocks, with the policy in charge.
+    struct Cache {
+        policy: HitDensity,
+        held: std::collections::HashMap<u64, u32>,
+        free: Vec<u32>,
+        operations: u64,
+    }
+
+    impl Cache {
+        fn new(slots: u32) -> Self {
+            Self { policy: HitDensity::new(slots), held: Default::default(), free: (0..slots).collect(), operations: 0 }
+        }
+
+        /// Whether the block was here.
+        fn ask(&mut self, block: u64) -> bool {
+            self.operations += 1;
+            let used = Use::in_chain(self.operations, 0, 2);
+            if let Some(&slot) = self.held.get(&block) {
+                self.policy.pin(slot);
+                self.policy.unpin(slot, used);
+                return true;
+            }
+            let slot = self.free.pop().unwrap_or_else(|| {
+                let slot = self.policy.evict().expect("all are candidates");
+                self.held.retain(|_, held| *held != slot);
+                slot
+            });
+            self.policy.insert(slot, &key(block), used);
+            self.held.insert(block, slot);
+            false
+        }
+    }
+
+    #[test]
+    fn with_nothing_learnt_the_oldest_leaves_first_from_the_end_of_its_chain() {
+        let mut policy = HitDensity::new(64);
+        for (slot, used) in (0..).zip(Use::of_chain(1, 4)) {
+            policy.insert(slot, &key(slot.into()), Use { tail: false, ..used });
+        }
+        policy.insert(4, &key(4), Use { tail: false, ..Use::in_chain(2, 0, 1) });
+        policy.pin(1);
+        policy.unpin(1, Use { tail: false, ..Use::in_chain(3, 0, 1) });
+        let order: Vec<u32> = std::iter::from_fn(|| policy.evict()).collect();
+        assert_eq!(order, [3, 2, 0, 4, 1]);
+    }
+
+    #[test]
+    fn blocks_that_come_back_are_kept_through_a_flood_of_others() {
+        let (slots, kept) = (100, 50);
+        let mut cache = Cache::new(slots);
+        let mut flood = 1000;
+        let mut hits = 0;
+        for round in 0..60 {
+            let hit = (0..kept).filter(|&block| cache.ask(block)).count();
+            hits += if round >= 30 { hit } else { 0 };
+            // More than fits beside them: least recently used would never hit.
+            for _ in 0..2 * slots {
+                cache.ask(flood);
+                flood += 1;
+            }
+        }
+        assert!(hits as u64 > 30 * kept * 9 / 10, "{hits} hits of {}", 30 * kept);
+    }
+
+    #[test]
+    fn uses_at_once_count_as_one() {
+        let mut policy = HitDensity::new(1024);
+        policy.insert(0, &key(0), Use::in_chain(1, 0, 2));
+        for at in 2..9 {
+            policy.pin(0);
+            policy.unpin(0, Use::in_chain(at, 0, 2));
+        }
+        assert_eq!(policy.entry(0).history.uses, 1);
+    }
+}
