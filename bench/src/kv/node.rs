@@ -69,7 +69,7 @@ impl Drop for PoolNode {
 
 /// Welcomes the node, which says where it listens, and hears what else it has to say.
 async fn register(endpoint: Endpoint) -> anyhow::Result<(SocketAddr, JoinHandle<()>)> {
-    let connection = endpoint.accept().await.context("the coordinator's socket is closed")?;
+    let connection = endpoint.listen().accept().await.context("the coordinator's socket is closed")?;
     let (mut sender, mut receiver) = connection.accept::<ToWorker, ToCoordinator>(Preamble::Control).await?;
     let Some(ToCoordinator::Register(Register { role: RoleInfo::Kvpool { addr }, .. })) = receiver.recv().await? else {
         bail!("the pool node did not say where it listens");

@@ -11,7 +11,7 @@ fn traces() -> impl Strategy<Value = Vec<Request>> {
         let mut requests: Vec<Request> = Vec::new();
         let mut next_id = 0;
         for (index, shared, fresh, unfilled) in steps {
-            let earlier = (!requests.is_empty()).then(|| index.get(&requests).blocks.clone()).unwrap_or_default();
+            let earlier = if requests.is_empty() { Vec::new() } else { index.get(&requests).blocks.clone() };
             let mut blocks = earlier[..shared.min(earlier.len())].to_vec();
             blocks.extend(next_id..next_id + fresh as u64);
             next_id += fresh as u64;
