@@ -58,7 +58,7 @@ impl Use {
 
 /// Ranks the blocks that may leave. Each call costs O(log n), some of them only on average.
 pub trait EvictionPolicy: Send {
-    /// `slot` holds the block `key` from now on and is a candidate.
+    /// `slot` holds the block `key` from now on and is a candidate. Where it was pinned, what it held is forgotten.
     fn insert(&mut self, slot: u32, key: &BlockKey, used: Use);
 
     /// `slot`, a candidate, is being used: it is none until [`unpin`](Self::unpin).

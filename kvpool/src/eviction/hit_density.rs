@@ -159,7 +159,10 @@ impl EvictionPolicy for HitDensity {
         };
         let entry = Entry { key: *key, history, last: used, last_came: self.clock.came, pinned: false };
         let earlier = self.entries[slot as usize].replace(entry);
-        assert!(earlier.is_none(), "slot {slot} holds a block already");
+        assert!(earlier.is_none_or(|earlier| earlier.pinned), "slot {slot} is a candidate already");
+        if let Some(Entry { history, .. }) = earlier {
+            self.times.forget(history.class, history.window);
+        }
         self.queues[history.class].insert(entry.rank(slot));
     }
 

@@ -45,7 +45,7 @@ impl EvictionPolicy for Lfu {
     fn insert(&mut self, slot: u32, _key: &BlockKey, used: Use) {
         let entry = Entry { uses: 1, last: used, pinned: false };
         let earlier = self.entries[slot as usize].replace(entry);
-        assert!(earlier.is_none(), "slot {slot} holds a block already");
+        assert!(earlier.is_none_or(|earlier| earlier.pinned), "slot {slot} is a candidate already");
         self.queue.insert(entry.rank(slot));
     }
 

@@ -104,7 +104,7 @@ impl EvictionPolicy for S3Fifo {
         let queue = if self.ghosts.take(key).is_some() { Queue::Main } else { Queue::Small };
         let entry = Entry { key: *key, queue, entered: (self.latest, Reverse(used.place)), last: used, uses: 0, pinned: false };
         let earlier = self.entries[slot as usize].replace(entry);
-        assert!(earlier.is_none(), "slot {slot} holds a block already");
+        assert!(earlier.is_none_or(|earlier| earlier.pinned), "slot {slot} is a candidate already");
         self.queue(queue).insert(entry.rank(slot));
     }
 
