@@ -47,6 +47,8 @@ const ATTEMPTS_MAX: u32 = 12;
 /// How long a returned sequence rests before it is offered again: doubled per attempt, up to the maximum.
 const RETURN_REST: Duration = Duration::from_millis(25);
 const RETURN_REST_MAX: Duration = Duration::from_secs(2);
+/// Sequences fetch what a prefill worker put within this time, or find it gone.
+const HANDOVER_MAX: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug)]
 pub struct ClusterSettings {
@@ -156,8 +158,16 @@ impl Cluster {
             self.sequences.insert(sequence.id, (id, choice));
             self.queue.push_back(sequence.id);
         }
-        let request =
-            Request { new, submitted: now, sequences, job: None, cancelled_at: Vec::new(), prefill_worker: None, prefill_ms: 0.0 };
+        let request = Request {
+            new,
+            submitted: now,
+            sequences,
+            job: None,
+            handed_over: None,
+            cancelled_at: Vec::new(),
+            prefill_worker: None,
+            prefill_ms: 0.0,
+        };
         self.requests.insert(id, request);
         self.admit(now);
         Ok(id)
@@ -204,6 +214,13 @@ impl Cluster {
         let late: Vec<_> = self.requests.iter().filter(|(_, request)| overdue(request)).map(|(id, r)| (*id, r.new.timeout)).collect();
         for (request, timeout) in late {
             self.fail_request(now, request, &Failure::Timeout(timeout.as_secs()));
+        }
+        let settled = |request: &Request| request.handed_over.filter(|(at, _)| now.saturating_duration_since(*at) >= HANDOVER_MAX);
+        let settled: Vec<_> = self.requests.iter().filter_map(|(id, request)| Some((*id, settled(request)?.1))).collect();
+        for (request, pool) in settled {
+            // Everything was in the pool, long enough to be fetched: what is missing there was evicted, and comes no more.
+            self.requests.get_mut(&request).expect("just listed").handed_over = None;
+            self.stop_waiting_for(request, pool);
         }
         for sequence in self.queue.clone() {
             let (request, choice) = self.sequences[&sequence];

@@ -105,6 +105,8 @@ pub(super) struct Request {
     pub(super) submitted: Instant,
     pub(super) sequences: Vec<Sequence>,
     pub(super) job: Option<Job>,
+    /// When the last prefill job was done, and the pool node it put its blocks into, while sequences may still fetch them.
+    pub(super) handed_over: Option<(Instant, Epoch)>,
     /// Prefill workers that may still answer a job of this request that was cancelled. Answers name the request, not the
     /// job, so these get no other job of it.
     pub(super) cancelled_at: Vec<Epoch>,

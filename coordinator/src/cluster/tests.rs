@@ -183,10 +183,13 @@ fn nobody_waits_for_blocks_after_the_prefill_job() {
     cluster.worker_event(now, decode, token(jobs[0].1.sequence, 0, 1));
     drain(&mut cluster);
     let outcome = PrefillOutcome::Done { cached_tokens: 0, computed_tokens: 32, queue_ms: 1.0, compute_ms: 1.0 };
-    cluster.worker_event(now, prefill, WorkerEvent::Prefilled { request, outcome: outcome.clone() });
+    cluster.worker_event(now, prefill, WorkerEvent::Prefilled { request, outcome });
+    cluster.tick(now);
+    assert_eq!(drain(&mut cluster), [], "it may be fetching them");
+    cluster.tick(now + HANDOVER_MAX);
     let message = ToWorker::StopWaiting { sequence: jobs[1].1.sequence };
     assert_eq!(drain(&mut cluster), [Action::Send { worker: decode, message }], "the other one has a token already");
-    cluster.worker_event(now, prefill, WorkerEvent::Prefilled { request, outcome });
+    cluster.tick(now + HANDOVER_MAX);
     assert_eq!(drain(&mut cluster), [], "once is enough");
 }
 

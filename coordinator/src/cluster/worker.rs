@@ -154,9 +154,8 @@ impl Cluster {
             PrefillOutcome::Done { .. } => {
                 request.record_prefill(outcome);
                 let job = request.job.take().expect("its worker was just compared");
+                request.handed_over = Some((now, job.pool));
                 self.registry.get_mut(epoch).expect("a job's worker is registered").prefill.remove(now, id);
-                // Everything is in the pool: what is missing there now was evicted already and comes no more.
-                self.stop_waiting_for(id, job.pool);
             }
             PrefillOutcome::Failed { reason } => {
                 tracing::warn!(request = %id, %epoch, reason, "prefill job failed");
@@ -185,7 +184,7 @@ impl Cluster {
     }
 
     /// Nobody computes blocks of this request into that pool node any more.
-    fn stop_waiting_for(&mut self, id: RequestId, pool: Epoch) {
+    pub(super) fn stop_waiting_for(&mut self, id: RequestId, pool: Epoch) {
         let waiting = |(choice, sequence): (usize, &Sequence)| {
             matches!(sequence.place, Place::Running(running) if running.waits && running.pool == Some(pool)).then_some(choice)
         };
