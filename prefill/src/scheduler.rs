@@ -8,7 +8,7 @@
 //! Jobs are computed in the order in which they came; a chunk is filled up with the next job's tokens. Each block is put as
 //! soon as it is final, while the next chunk computes. Blocks stay on the device as its prefix cache.
 //!
-//! A slow pool slows prefill down instead of filling memory: while [`PUTTING_MAX`] blocks are on their way, nothing is computed.
+//! A slow pool slows prefill down instead of filling memory: while `PUTTING_MAX` blocks are on their way, nothing is computed.
 
 use std::{
     collections::{BTreeMap, HashMap},
