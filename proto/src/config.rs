@@ -133,6 +133,14 @@ mod tests {
         assert!(error.contains("thread") && error.contains("line 2"), "{error}");
     }
 
+    proptest::proptest! {
+        #[test]
+        fn whatever_a_file_holds_the_answer_is_settings_or_an_error(text in "[ -~\\n]{0,200}", size in ".{0,20}") {
+            let _ = resolve(&Flags { name: None, threads: None }, Some(file(&text).path()));
+            let _ = parse_bytes(&size);
+        }
+    }
+
     #[test]
     fn sizes_have_units() {
         assert_eq!(parse_bytes("2GiB"), Ok(2 << 30));
