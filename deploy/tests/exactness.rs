@@ -23,6 +23,17 @@ fn cases() -> Vec<Case> {
         .collect()
 }
 
+/// Short prompts with long answers: all fit at first, and none of them at their ends.
+fn growing_cases() -> Vec<Case> {
+    let mut numbers = Numbers(43);
+    let case = |i: usize| Case {
+        prompt: (0..20 + i).map(|_| 3 + (numbers.next() % 500) as u32).collect(),
+        seed: (i % 2 == 1).then_some(i as u64),
+        max_tokens: 400,
+    };
+    (0..16).map(case).collect()
+}
+
 fn assert_same(reference: &[Answer], answers: &[Answer], cases: &[Case], how: &str) {
     for ((expected, got), case) in reference.iter().zip(answers).zip(cases) {
         assert_eq!(expected.tokens, got.tokens, "{how}: prompt of {} tokens, seed {:?}, {}", case.prompt.len(), case.seed, got.usage);
@@ -85,6 +96,7 @@ async fn through_the_pool(reference: &[Answer], cases: &[Case], transport: &str,
 #[tokio::test(flavor = "multi_thread")]
 async fn outputs_do_not_depend_on_the_way() {
     let cases = cases();
+    let growing_reference = reference(&growing_cases()).await;
     let reference = reference(&cases).await;
 
     through_the_pool(&reference, &cases, "auto", "dram", "shm").await;
@@ -99,9 +111,12 @@ async fn outputs_do_not_depend_on_the_way() {
         cluster.stop();
     }
 
-    // (f) Device memory for little more than the longest sequence, 16 at a time: sequences are preempted.
+    // (f) Device memory for little more than the longest sequence, 16 at a time: sequences are preempted. The growing ones
+    // need four times that memory together.
+    let growing = growing_cases();
     let cluster = Cluster::start(&[DISAGGREGATED, &["--kv-memory", "660KiB"]].concat());
-    assert_same(&reference, &complete_all(&cluster, &cases, 16).await, &cases, "preempted");
+    assert_same(&reference, &complete_all(&cluster, &cases, 16).await, &cases, "short of memory");
+    assert_same(&growing_reference, &complete_all(&cluster, &growing, 16).await, &growing, "preempted");
     let preemptions = cluster.settled_metric("tidemill_preemptions_total", &[]).await;
     assert!(preemptions > 0.0, "the device was meant to be too small");
     cluster.stop();
