@@ -1,5 +1,11 @@
 //! Measuring Tidemill, and what a measurement needs.
 //!
+//! - [`kernels`]: `tidemill-bench kernels`, the CUDA kernels against references and the device's limits
+//!   - [`kernels::check_rows`], [`kernels::check_products`], [`kernels::check_attention`], [`kernels::check_sampling`],
+//!     [`kernels::check_blocks`]: each operation against f64 on the host
+//!   - [`kernels::limits`]: what the device can do at most
+//!   - [`kernels::speed`], [`kernels::step`]: operations, and whole steps, as fractions of that
+//!   - [`kernels::gpu`], [`kernels::report`]: a device under test; what came out
 //! - [`kv`]: `tidemill-bench kv`, bytes per second of the KV pool
 //!   - [`kv::transfer`]: put and get, timed
 //!   - [`kv::reference`]: what the machine itself does: memcpy, TCP
@@ -20,6 +26,7 @@
 //!   - [`replay::pool`]: a trace through the pool's directory
 //!   - [`replay::optimum`]: what no policy can beat
 
+pub mod kernels;
 pub mod kv;
 pub mod load;
 pub mod model;
