@@ -55,9 +55,14 @@ fn every_kernel_compiles_and_none_spills() {
     for source in SOURCES {
         for arch in ARCHS {
             for &head_dim in if source.by_head_dim { &HEAD_DIMS[..] } else { &HEAD_DIMS[..1] } {
+                if !source.suits(arch, head_dim) {
+                    continue;
+                }
                 let compiled = compile::compile(source, arch, head_dim).unwrap_or_else(|error| panic!("{error}"));
                 assert!(compiled.cubin.starts_with(b"\x7fELF"), "{} for {arch} is machine code", source.file);
-                assert!(!compiled.log.contains("warning"), "{} for {arch}: {}", source.file, compiled.log);
+                for trouble in ["warning", "Performance Loss"] {
+                    assert!(!compiled.log.contains(trouble), "{} for {arch}: {}", source.file, compiled.log);
+                }
                 for Resources { kernel, registers, spill_bytes, stack_bytes } in resources(&compiled.log) {
                     let shown = if source.by_head_dim { head_dim.to_string() } else { String::new() };
                     println!("{kernel:24}{shown:>9}{:>9}{registers:>11}{spill_bytes:>13}{stack_bytes:>13}", arch.to_string());
@@ -73,6 +78,7 @@ fn every_kernel_compiles_and_none_spills() {
         "attention_combine",
         "attention_decode",
         "attention_prefill",
+        "attention_prefill_hopper",
         "ban",
         "begin_history",
         "embedding",
