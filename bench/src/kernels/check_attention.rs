@@ -172,7 +172,7 @@ fn decode(gpu: &mut Gpu, report: &mut Report, d: usize, kv_heads: usize, group: 
         &mut scratch,
     )?;
     let together = gpu.download(&out)?;
-    report.check("attention_decode", case(d, kv_heads, group, window), &widened(&together), &reference, BF16);
+    report.check("attention_decode", case(d, kv_heads, group, window), &widened(&together), &reference, WEIGHTED);
 
     // Each row alone, and with another number of parts at a time.
     let mut alone = Vec::new();
@@ -236,13 +236,13 @@ fn prefill(gpu: &mut Gpu, report: &mut Report, d: usize, kv_heads: usize, group:
         gpu.download(&out)
     };
     let out = run(gpu, &mut paged, &whole)?;
-    report.check("attention_prefill", case(d, kv_heads, group, window), &widened(&out), &reference, PREFILL);
+    report.check("attention_prefill", case(d, kv_heads, group, window), &widened(&out), &reference, WEIGHTED);
     let chunked = run(gpu, &mut paged, &cut)?;
     report.check_same("attention_prefill bits in chunks", case(d, kv_heads, group, window), &chunked, &out, 0.0);
     Ok(())
 }
 
 /// The weights of V are rounded to bf16 too.
-const PREFILL: f64 = 2.0 * BF16;
+const WEIGHTED: f64 = 2.0 * BF16;
 
 const _: () = assert!(size_of::<Bf16>() == size_of::<bf16>());
