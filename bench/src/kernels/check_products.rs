@@ -14,8 +14,11 @@ use tidemill_kernels::cuda::{
     gemm::{Factors, Product, Scales},
 };
 
-/// f32 sums of products that bf16 holds exactly.
-const F32: f64 = 1e-5;
+/// Tensor cores add up in f32, but cut off instead of rounding.
+const F32: f64 = 1e-4;
+
+/// Hopper adds products of FP8 up with 14 bits (DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 3.3.2).
+const FP8: f64 = 2e-2;
 
 pub fn all(gpu: &mut Gpu, report: &mut Report) -> Result<(), CudaError> {
     for (rows, inner, columns) in [(1, 8, 8), (1, 4096, 520), (7, 264, 1032), (133, 1096, 520), (256, 2048, 1024)] {
@@ -91,7 +94,6 @@ fn fp8(gpu: &mut Gpu, report: &mut Report, rows: usize, inner: usize, columns: u
         *y *= f64::from(x_scales[i / columns % x_count]) * f64::from(weight_scales[i % columns % weight_count]);
     }
     let case = format!("{rows} × {inner} × {columns}, scales by {}", if by_row { "row" } else { "tensor" });
-    // Hopper adds FP8 products up with 14 bits.
-    report.check("multiply fp8", case, &widened(&gpu.download(&y)?), &reference, 1e-2);
+    report.check("multiply fp8", case, &widened(&gpu.download(&y)?), &reference, FP8);
     Ok(())
 }
