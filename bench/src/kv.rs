@@ -15,6 +15,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use node::PoolNode;
 use std::{fs, path::PathBuf};
 use tidemill_kvpool::client::TransportChoice;
+use tidemill_proto::process;
 use transfer::Plan;
 
 /// Measure put and get of blocks at a pool node on this machine: bytes and CPU time, per transport.
@@ -49,6 +50,8 @@ const LOADS: [(usize, usize, usize); 4] =
 
 /// A multi-threaded runtime, as the workers have, must be running.
 pub async fn run(args: KvArgs) -> anyhow::Result<()> {
+    // As the workers do.
+    process::keep_freed_memory();
     let (repetitions, shrink) = if args.quick { (2, 8) } else { (5, 1) };
     let progress = ProgressBar::new((PATHS.len() * LOADS.len() + 2) as u64);
     progress.set_style(ProgressStyle::with_template("{elapsed} [{wide_bar}] {msg}")?);

@@ -23,6 +23,7 @@ const INBOX_MAX: usize = 256;
 /// Runs a prefill worker until it is told to end.
 pub async fn run(settings: Settings) -> anyhow::Result<()> {
     process::init_logging(&settings.worker.log);
+    process::keep_freed_memory();
     let shutdown = settings.worker.shutdown();
     let (model, kv, info) = tidemill_model::load_engine(&settings.engine)?;
     let endpoint = Endpoint::bind_client(settings.worker.bind, &settings.worker.identity)?;
