@@ -39,9 +39,8 @@ use std::{
 };
 use tidemill_proto::{
     block::BlockKey,
-    ids::RequestId,
     message::PoolEvent,
-    pool::{CallId, Found, LeaseId, Reservation, SlotRef, Via, Written},
+    pool::{CallId, Found, LeaseId, Lineage, Reservation, SlotRef, Tier, Via, Written},
 };
 use timers::{TimerId, Timers};
 use waits::{Get, Waits, Woken};
@@ -129,7 +128,7 @@ enum State {
 struct Reserved {
     key: BlockKey,
     writer: ClientId,
-    origin: RequestId,
+    lineage: Lineage,
     used: Use,
     timer: TimerId,
     /// The node itself is writing, on the client's behalf.
@@ -140,7 +139,7 @@ struct Reserved {
 struct Published {
     key: BlockKey,
     checksum: u64,
-    origin: RequestId,
+    lineage: Lineage,
     used: Use,
     leases: u32,
 }
@@ -187,15 +186,16 @@ impl Directory {
         run.len()
     }
 
-    /// Reserves a slot for each of `keys`, a part of a chain in order, that is neither held nor in flight. Slots come
-    /// from eviction when none is free; the keys' own blocks count as just used.
-    pub fn put_start(&mut self, client: ClientId, origin: RequestId, keys: &[BlockKey], now: Duration) -> Vec<Reservation> {
+    /// Reserves a slot for each of `keys`, which follow each other in a chain from `lineage` on, that is neither held nor
+    /// in flight. Slots come from eviction when none is free; the keys' own blocks count as just used.
+    pub fn put_start(&mut self, client: ClientId, lineage: Lineage, keys: &[BlockKey], now: Duration) -> Vec<Reservation> {
         self.tick(now);
         self.operation += 1;
         let chain: Vec<(BlockKey, Use)> = keys.iter().copied().zip(Use::of_chain(self.operation, keys.len())).collect();
         let held: Vec<(u32, Use)> = chain.iter().filter_map(|(key, used)| Some((self.published(key)?.slot, *used))).collect();
         held.iter().for_each(|&(slot, _)| self.pin(slot));
-        let answers = chain.iter().map(|&(key, used)| self.reserve(client, origin, key, used, now)).collect();
+        let lineages = lineage.of_each(keys);
+        let answers = chain.iter().zip(lineages).map(|(&(key, used), lineage)| self.reserve(client, lineage, key, used, now)).collect();
         held.iter().for_each(|&(slot, used)| self.unpin(slot, used));
         answers
     }
@@ -209,11 +209,11 @@ impl Directory {
         for written in blocks {
             let Some(reserved) = self.take_reservation(client, written.at) else { continue };
             published += 1;
-            let (slot, Reserved { key, origin, .. }) = (written.at.slot, reserved);
+            let (slot, Reserved { key, lineage, .. }) = (written.at.slot, reserved);
             let woken = self.waits.wake(key);
             // Who waits for a chain asked for all of it at once, however many puts it takes.
             let used = woken.last().map_or(reserved.used, |woken| woken.used);
-            self.slots[slot as usize].state = State::Published(Published { key, checksum: written.checksum, origin, used, leases: 0 });
+            self.slots[slot as usize].state = State::Published(Published { key, checksum: written.checksum, lineage, used, leases: 0 });
             self.usage.cached += 1;
             self.policy.insert(slot, &key, used);
             self.events.stored(key);
@@ -371,7 +371,7 @@ impl Directory {
     /// Everything that is published, as events from empty.
     pub fn snapshot(&self) -> impl Iterator<Item = PoolEvent> {
         self.slots.iter().filter_map(|slot| match slot.state {
-            State::Published(Published { key, .. }) => Some(PoolEvent::Stored(key)),
+            State::Published(Published { key, .. }) => Some(PoolEvent::Stored { key, tier: Tier::Dram }),
             _ => None,
         })
     }

@@ -30,7 +30,7 @@ use std::{
 use store::Store;
 use tidemill_proto::{
     link::{Endpoint, LinkError},
-    message::{Blocks, Counters, Register, Report, RoleInfo, WorkerEvent},
+    message::{Blocks, Counters, Register, Report, RoleInfo, TierBlocks, WorkerEvent},
     pool::BLOCK_BYTES_MAX,
     uplink::{LinkEvent, Uplink},
 };
@@ -179,7 +179,7 @@ impl Node {
         let mut counters = Counters::default();
         counters.transfer.quic_put_bytes = self.traffic.put_bytes.load(Relaxed);
         counters.transfer.quic_get_bytes = self.traffic.get_bytes.load(Relaxed);
-        let blocks = self.store().map_or(Blocks::default(), |store| {
+        let dram = self.store().map_or(Blocks::default(), |store| {
             let usage = store.apply(|directory, _| directory.usage());
             Blocks {
                 total: u64::from(store.arena().slots()),
@@ -189,6 +189,6 @@ impl Node {
                 bytes_per_block: store.arena().block_bytes() as u64,
             }
         });
-        Report { blocks, counters, ..Report::default() }
+        Report { blocks: TierBlocks { dram, ..TierBlocks::default() }, counters, ..Report::default() }
     }
 }

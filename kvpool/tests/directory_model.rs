@@ -16,10 +16,10 @@ use tidemill_kvpool::{
     eviction::Policy,
 };
 use tidemill_proto::{
-    block::BlockKey,
+    block::{BlockKey, Tenant},
     ids::RequestId,
     message::PoolEvent,
-    pool::{CallId, Found, LeaseId, Reservation, SlotRef, Via, Written},
+    pool::{CallId, Found, LeaseId, Lineage, Reservation, SlotRef, Via, Written},
 };
 
 const SLOTS: u32 = 6;
@@ -144,7 +144,7 @@ impl World {
             Op::PutStart { client, chain, first, blocks } => {
                 let client = self.clients[client];
                 let keys = keys(chain, first..first + blocks);
-                let answers = self.directory.put_start(client, RequestId(u64::from(chain)), &keys, self.now);
+                let answers = self.directory.put_start(client, lineage(chain, first), &keys, self.now);
                 assert_eq!(answers.len(), keys.len());
                 for (answer, key) in answers.into_iter().zip(keys) {
                     if let Reservation::Write(at) = answer {
@@ -247,9 +247,9 @@ impl World {
         self.told_next = events.next();
         for event in events.events {
             match event {
-                PoolEvent::Stored(key) => assert!(self.told.insert(key), "stored twice"),
+                PoolEvent::Stored { key, .. } => assert!(self.told.insert(key), "stored twice"),
                 PoolEvent::Evicted(key) => assert!(self.told.remove(&key), "evicted what was not stored"),
-                PoolEvent::Cleared => panic!("a directory never starts over"),
+                other => panic!("a directory with one tier never says {other:?}"),
             }
         }
         while let Some(action) = self.directory.poll_action() {
@@ -308,13 +308,18 @@ fn keys(chain: u8, range: std::ops::Range<u8>) -> Vec<BlockKey> {
     range.map(|n| BlockKey([chain * 16 + n; 16])).collect()
 }
 
+fn lineage(chain: u8, first: u8) -> Lineage {
+    let parent = first.checked_sub(1).map(|before| keys(chain, before..first)[0]);
+    Lineage { origin: RequestId(u64::from(chain)), tenant: Tenant(u64::from(chain)), parent, position: u32::from(first) }
+}
+
 fn checksum(key: BlockKey) -> u64 {
     u64::from(key.0[0]) + 1
 }
 
 fn stored(event: PoolEvent) -> BlockKey {
     match event {
-        PoolEvent::Stored(key) => key,
+        PoolEvent::Stored { key, .. } => key,
         other => panic!("{other:?}"),
     }
 }

@@ -1,7 +1,7 @@
 //! The numbered stream of what came and went, for coordinators.
 
 use std::collections::VecDeque;
-use tidemill_proto::{block::BlockKey, message::PoolEvent};
+use tidemill_proto::{block::BlockKey, message::PoolEvent, pool::Tier};
 
 /// Events that nobody has taken yet. When too many pile up, the oldest are dropped, which whoever takes them sees from
 /// the numbers and answers with a snapshot.
@@ -36,7 +36,7 @@ impl EventLog {
     }
 
     pub(super) fn stored(&mut self, key: BlockKey) {
-        self.push(PoolEvent::Stored(key));
+        self.push(PoolEvent::Stored { key, tier: Tier::Dram });
     }
 
     pub(super) fn evicted(&mut self, key: BlockKey) {

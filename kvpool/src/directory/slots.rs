@@ -5,8 +5,7 @@ use crate::eviction::Use;
 use std::time::Duration;
 use tidemill_proto::{
     block::BlockKey,
-    ids::RequestId,
-    pool::{CallId, Found, LeaseId, Reservation, SlotRef, Tier, Via},
+    pool::{CallId, Found, LeaseId, Lineage, Reservation, SlotRef, Tier, Via},
 };
 
 impl Directory {
@@ -28,10 +27,10 @@ impl Directory {
             unreachable!("only published slots are found");
         };
         let at = SlotRef { slot, generation: *generation };
-        Found { index, at, checksum: published.checksum, origin: published.origin, tier: Tier::Dram }
+        Found { index, at, checksum: published.checksum, origin: published.lineage.origin, tier: Tier::Dram }
     }
 
-    pub(super) fn reserve(&mut self, client: ClientId, origin: RequestId, key: BlockKey, used: Use, now: Duration) -> Reservation {
+    pub(super) fn reserve(&mut self, client: ClientId, lineage: Lineage, key: BlockKey, used: Use, now: Duration) -> Reservation {
         if let Some(&slot) = self.by_key.get(&key) {
             let held = matches!(self.slots[slot as usize].state, State::Published(_));
             return if held { Reservation::Held } else { Reservation::InFlight };
@@ -42,7 +41,7 @@ impl Directory {
         let timer = self.timers.add(now + self.limits.put_deadline, Due::Reservation(slot));
         let entry = &mut self.slots[slot as usize];
         entry.generation += 1;
-        entry.state = State::Reserved(Reserved { key, writer: client, origin, used, timer, receiving: false });
+        entry.state = State::Reserved(Reserved { key, writer: client, lineage, used, timer, receiving: false });
         let generation = entry.generation;
         self.by_key.insert(key, slot);
         self.reserved.entry(client).or_default().insert(slot);
