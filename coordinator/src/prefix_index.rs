@@ -48,10 +48,10 @@ impl PrefixIndex {
         state.next = Some(from.wrapping_add(events.len() as u64));
         for event in events {
             match event {
-                PoolEvent::Stored(key) if state.keys.len() < KEYS_MAX => {
+                PoolEvent::Stored { key, .. } if state.keys.len() < KEYS_MAX => {
                     state.keys.insert(*key);
                 }
-                PoolEvent::Stored(_) => {}
+                PoolEvent::Stored { .. } | PoolEvent::Moved { .. } => {}
                 PoolEvent::Evicted(key) => {
                     state.keys.remove(key);
                 }
@@ -79,11 +79,16 @@ impl PrefixIndex {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tidemill_proto::pool::Tier;
 
     const NODE: Epoch = Epoch(1);
 
     fn key(n: u8) -> BlockKey {
         BlockKey([n; 16])
+    }
+
+    fn stored(n: u8) -> PoolEvent {
+        PoolEvent::Stored { key: key(n), tier: Tier::Dram }
     }
 
     fn index() -> PrefixIndex {
@@ -95,7 +100,7 @@ mod tests {
     #[test]
     fn only_an_unbroken_run_from_the_first_block_counts() {
         let mut index = index();
-        index.apply(NODE, 7, &[PoolEvent::Stored(key(0)), PoolEvent::Stored(key(1)), PoolEvent::Stored(key(3))]).unwrap();
+        index.apply(NODE, 7, &[stored(0), stored(1), stored(3)]).unwrap();
         let keys = [key(0), key(1), key(2), key(3)];
         assert_eq!(index.leading(NODE, &keys), 2);
         assert_eq!(index.leading(NODE, &keys[1..]), 1);
@@ -107,15 +112,15 @@ mod tests {
     #[test]
     fn a_gap_forgets_the_node_until_it_registers_again() {
         let mut index = index();
-        index.apply(NODE, 0, &[PoolEvent::Stored(key(0))]).unwrap();
-        assert_eq!(index.apply(NODE, 2, &[PoolEvent::Stored(key(1))]), Err(Gap { expected: 1, from: 2 }));
+        index.apply(NODE, 0, &[stored(0)]).unwrap();
+        assert_eq!(index.apply(NODE, 2, &[stored(1)]), Err(Gap { expected: 1, from: 2 }));
         assert_eq!(index.len(NODE), 0);
     }
 
     #[test]
     fn cleared_voids_what_was_said() {
         let mut index = index();
-        index.apply(NODE, 0, &[PoolEvent::Stored(key(0)), PoolEvent::Cleared, PoolEvent::Stored(key(1))]).unwrap();
+        index.apply(NODE, 0, &[stored(0), PoolEvent::Cleared, stored(1)]).unwrap();
         assert_eq!((index.leading(NODE, &[key(0)]), index.leading(NODE, &[key(1)])), (0, 1));
     }
 }

@@ -23,8 +23,9 @@ use tidemill_kvpool::{
 use tidemill_model::{Chunk, KvMemory, LogitRows, Logits, Model, SamplerScratch, sample, token_logprob};
 use tidemill_proto::{
     block::BlockKey,
-    ids::{LinkId, RequestId},
+    ids::LinkId,
     message::{PoolAddr, Report, StepSample, ToWorker},
+    pool::Lineage,
     uplink::{LinkEvent, Uplink},
     worker,
 };
@@ -47,7 +48,7 @@ pub enum Input {
 #[derive(Debug)]
 pub struct Publication {
     pub pool: PoolAddr,
-    pub origin: RequestId,
+    pub lineage: Lineage,
     pub key: BlockKey,
     pub bytes: Vec<u8>,
 }
@@ -149,9 +150,9 @@ impl Engine {
                         task.abort();
                     }
                 }
-                Action::Publish { pool, origin, key, block } => {
+                Action::Publish { pool, lineage, key, block } => {
                     // Publishing serves later requests: when the pool does not keep up, this one's speed comes first.
-                    let publication = Publication { pool, origin, key, bytes: self.kv.block(block).to_vec() };
+                    let publication = Publication { pool, lineage, key, bytes: self.kv.block(block).to_vec() };
                     let _ = self.publisher.try_send(publication);
                 }
                 Action::Send { link, event } => {
@@ -182,7 +183,7 @@ impl Engine {
         report.waiting = self.scheduler.waiting() as u32;
         report.running = self.scheduler.running() as u32;
         report.tokens_queued = self.scheduler.tokens_queued();
-        report.blocks = self.scheduler.blocks(self.model.kv_shape().block_bytes() as u64);
+        report.blocks.hbm = self.scheduler.blocks(self.model.kv_shape().block_bytes() as u64);
         report.counters = self.scheduler.counters().clone();
     }
 

@@ -20,8 +20,9 @@ use tidemill_kvpool::{
 use tidemill_proto::{
     block::{BLOCK_TOKENS, BlockKey, LayoutFingerprint, Token},
     frame::FRAME_BYTES_MAX,
-    ids::{LinkId, RequestId, SequenceId},
+    ids::{LinkId, SequenceId},
     message::{Blocks, Counters, DecodeJob, Finish, PoolAddr, SequenceToken, WorkerEvent},
+    pool::Lineage,
     sampling::TokenLogprob,
 };
 
@@ -46,7 +47,7 @@ pub enum Action {
     /// Nobody wants the rest of this fetch.
     CancelFetch { fetch: FetchId },
     /// Put this device block's bytes, as they are now, into the pool. Best effort.
-    Publish { pool: PoolAddr, origin: RequestId, key: BlockKey, block: u32 },
+    Publish { pool: PoolAddr, lineage: Lineage, key: BlockKey, block: u32 },
     /// Tell a coordinator.
     Send { link: LinkId, event: WorkerEvent },
 }
@@ -518,7 +519,7 @@ impl Scheduler {
                 && number >= state.published
             {
                 state.published = number + 1;
-                self.actions.push(Action::Publish { pool, origin: state.job.request, key, block });
+                self.actions.push(Action::Publish { pool, lineage: state.lineage(number), key, block });
             }
         }
     }

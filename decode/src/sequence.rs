@@ -13,9 +13,10 @@ use std::time::Duration;
 use tidemill_kvpool::admission::{Arrival, Fetching, Source};
 use tidemill_model::History;
 use tidemill_proto::{
-    block::{BLOCK_TOKENS, BlockKey, Chain, LayoutFingerprint, Token},
+    block::{BLOCK_TOKENS, BlockKey, Chain, LayoutFingerprint, Tenant, Token},
     ids::LinkId,
     message::{DecodeJob, Provenance, TokensBySource},
+    pool::Lineage,
     sampling::{Sampling, TokenLogprob},
 };
 
@@ -32,6 +33,7 @@ pub(crate) struct Sequence {
     /// `job.tokens` grows with every token drawn.
     pub(crate) job: DecodeJob,
     pub(crate) chain: Chain,
+    pub(crate) tenant: Tenant,
     pub(crate) history: History,
     pub(crate) phase: Phase,
     /// Device blocks that cover `job.tokens`; empty while waiting.
@@ -64,6 +66,7 @@ impl Sequence {
         Self {
             home,
             chain: Chain::new(layout, &job.salt, &job.tokens),
+            tenant: Tenant::of_salt(&job.salt),
             history,
             phase: Phase::Waiting,
             blocks: Vec::new(),
@@ -73,6 +76,16 @@ impl Sequence {
             times: Times { arrived: now, ready: None, first_token: None },
             provenance: Provenance::default(),
             job,
+        }
+    }
+
+    /// Where the sequence's block `number` stands.
+    pub(crate) fn lineage(&self, number: usize) -> Lineage {
+        Lineage {
+            origin: self.job.request,
+            tenant: self.tenant,
+            parent: number.checked_sub(1).map(|before| self.chain.keys()[before]),
+            position: number as u32,
         }
     }
 

@@ -14,8 +14,10 @@ use std::{
 use tidemill_kvpool::clients::PoolClients;
 use tidemill_model::SamplerScratch;
 use tidemill_proto::{
+    block::BlockKey,
     link::Endpoint,
-    message::{Register, Report, RoleInfo, WorkerEvent},
+    message::{PoolAddr, Register, Report, RoleInfo, WorkerEvent},
+    pool::Lineage,
     process,
     uplink::Uplink,
     worker,
@@ -88,14 +90,50 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
 async fn publish(pools: PoolClients, mut publications: mpsc::Receiver<Publication>) {
     let mut batch = Vec::new();
     while publications.recv_many(&mut batch, PUBLISH_BATCH).await > 0 {
-        let mut grouped: HashMap<_, Vec<_>> = HashMap::new();
-        for Publication { pool, origin, key, bytes } in batch.drain(..) {
-            grouped.entry((pool, origin)).or_default().push((key, bytes));
-        }
-        for ((pool, origin), blocks) in grouped {
-            if let Err(error) = pools.put(pool.0, origin, blocks).await {
+        for (pool, lineage, blocks) in runs(batch.drain(..)) {
+            if let Err(error) = pools.put(pool.0, lineage, blocks).await {
                 tracing::debug!(%error, "blocks not published");
             }
         }
+    }
+}
+
+/// Consecutive blocks of one chain.
+type Run = (PoolAddr, Lineage, Vec<(BlockKey, Vec<u8>)>);
+
+/// Sorts blocks into runs that can be put at once: those of several sequences come mixed.
+fn runs(publications: impl Iterator<Item = Publication>) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    for Publication { pool, lineage, key, bytes } in publications {
+        let follows = |(at, first, blocks): &&mut Run| {
+            let last = blocks.last().map(|(key, _)| *key);
+            (*at, first.origin, first.tenant, last) == (pool, lineage.origin, lineage.tenant, lineage.parent)
+        };
+        match runs.iter_mut().find(follows) {
+            Some((.., blocks)) => blocks.push((key, bytes)),
+            None => runs.push((pool, lineage, vec![(key, bytes)])),
+        }
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidemill_proto::{block::Tenant, ids::RequestId};
+
+    #[test]
+    fn blocks_of_several_sequences_become_one_run_each() {
+        let pool = PoolAddr(([127, 0, 0, 1], 1).into());
+        let key = |n: u8| BlockKey([n; 16]);
+        let publication = |parent: Option<u8>, n: u8| {
+            let lineage = Lineage { origin: RequestId(1), tenant: Tenant(0), parent: parent.map(key), position: 0 };
+            Publication { pool, lineage, key: key(n), bytes: vec![n] }
+        };
+        let mixed =
+            [publication(None, 1), publication(Some(9), 10), publication(Some(1), 2), publication(Some(10), 11), publication(Some(3), 4)];
+        let runs = runs(mixed.into_iter());
+        let keys: Vec<Vec<_>> = runs.iter().map(|(_, _, blocks)| blocks.iter().map(|(key, _)| key.0[0]).collect()).collect();
+        assert_eq!(keys, [vec![1, 2], vec![10, 11], vec![4]]);
     }
 }

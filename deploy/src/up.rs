@@ -55,6 +55,9 @@ pub struct UpArgs {
     /// DRAM of each KV pool node
     #[arg(long, default_value = "2GiB")]
     pool_memory: String,
+    /// Disk of each KV pool node, under `--data`, for blocks that leave its DRAM
+    #[arg(long, default_value = "0")]
+    pool_nvme: String,
     /// How blocks travel: auto (shared memory on this machine) or quic
     #[arg(long, default_value = "auto")]
     transport: String,
@@ -152,7 +155,12 @@ impl Cluster {
 
         let coordinators = ("--coordinators", quic.join(","));
         for n in 0..args.kvpool {
-            let flags = common(&[coordinators.clone(), ("--dram", args.pool_memory.clone())]);
+            let flags = common(&[
+                coordinators.clone(),
+                ("--dram", args.pool_memory.clone()),
+                ("--nvme-capacity", args.pool_nvme.clone()),
+                ("--data", data.join(format!("kvpool-{n}")).display().to_string()),
+            ]);
             self.workers.push(Process::start("tidemill-kvpool", &format!("kvpool-{n}"), &flags)?);
         }
         let cores = std::thread::available_parallelism().map_or(1, usize::from);

@@ -179,6 +179,15 @@ impl Arena {
         (bytes, self.generation_cell(slot).load(Ordering::Relaxed))
     }
 
+    /// Copies a whole block to memory of this process's own, and reads the slot's generation after that.
+    pub fn read_into(&self, slot: u32, bytes: &mut [u8]) -> u64 {
+        assert_eq!(bytes.len(), self.layout.block_bytes, "a slot holds one block");
+        self.copy_from(self.slot_at(slot), bytes);
+        // As in read_block().
+        fence(Ordering::Acquire);
+        self.generation_cell(slot).load(Ordering::Relaxed)
+    }
+
     fn generation_cell(&self, slot: u32) -> &AtomicU64 {
         assert!(slot < self.layout.slots, "slot {slot} is outside the arena");
         // SAFETY: generations are 8 bytes each from PAGE on and end before slots_at, inside the mapping, which is page
@@ -227,6 +236,8 @@ mod tests {
         }
         for slot in 0..node.slots() {
             assert_eq!(node.read_block(slot), (block(slot as u8, bytes), u64::from(slot) + 7));
+            let mut copy = vec![0; bytes];
+            assert_eq!((node.read_into(slot, &mut copy), copy), (u64::from(slot) + 7, block(slot as u8, bytes)));
         }
     }
 

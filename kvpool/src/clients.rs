@@ -10,9 +10,9 @@ use std::{
 };
 use tidemill_proto::{
     block::{BlockKey, LayoutFingerprint},
-    ids::RequestId,
     link::Endpoint,
     message::Report,
+    pool::Lineage,
     uplink::Reporter,
 };
 use tokio::{sync::mpsc, time::timeout};
@@ -87,9 +87,9 @@ impl PoolClients {
         }
     }
 
-    /// Publishes full blocks at the node at `addr`.
-    pub async fn put(&self, addr: SocketAddr, origin: RequestId, blocks: Vec<(BlockKey, Vec<u8>)>) -> Result<PutReport, PoolError> {
-        self.client(addr).await?.put(origin, blocks).await
+    /// Publishes full blocks that follow each other in one chain at the node at `addr`.
+    pub async fn put(&self, addr: SocketAddr, lineage: Lineage, blocks: Vec<(BlockKey, Vec<u8>)>) -> Result<PutReport, PoolError> {
+        self.client(addr).await?.put(lineage, blocks).await
     }
 
     /// Length of the leading run of `keys` that the node at `addr` holds.

@@ -20,8 +20,9 @@ use tidemill_kvpool::{
 use tidemill_model::{Chunk, KvMemory, LogitRows, Model};
 use tidemill_proto::{
     block::BlockKey,
-    ids::{LinkId, RequestId},
+    ids::LinkId,
     message::{PoolAddr, Report, StepSample, ToWorker},
+    pool::Lineage,
     uplink::{LinkEvent, Uplink},
     worker,
 };
@@ -145,7 +146,7 @@ impl Engine {
                         task.abort();
                     }
                 }
-                Action::Put { job, pool, origin, blocks } => self.put(job, pool, origin, &blocks),
+                Action::Put { job, pool, lineage, blocks } => self.put(job, pool, lineage, &blocks),
                 Action::Send { link, event } => {
                     self.uplink.send(link, event);
                 }
@@ -154,11 +155,11 @@ impl Engine {
         self.fetches.retain(|_, task| !task.is_finished());
     }
 
-    fn put(&mut self, job: JobId, pool: PoolAddr, origin: RequestId, blocks: &[(BlockKey, u32)]) {
+    fn put(&mut self, job: JobId, pool: PoolAddr, lineage: Lineage, blocks: &[(BlockKey, u32)]) {
         let bytes: Vec<_> = blocks.iter().map(|&(key, block)| (key, self.kv.block(block).to_vec())).collect();
         let (pools, inbox, blocks) = (self.pools.clone(), self.inbox.clone(), blocks.len());
         self.runtime.spawn(async move {
-            let outcome = pools.put(pool.0, origin, bytes).await;
+            let outcome = pools.put(pool.0, lineage, bytes).await;
             let outcome = match outcome {
                 Ok(report) if report.refused > 0 => Err(format!("pool node {} has no room for {} blocks", pool.0, report.refused)),
                 Ok(_) => Ok(()),
@@ -184,7 +185,7 @@ impl Engine {
         report.waiting = self.scheduler.waiting() as u32;
         report.running = self.scheduler.running() as u32;
         report.tokens_queued = self.scheduler.tokens_queued();
-        report.blocks = self.scheduler.blocks(self.model.kv_shape().block_bytes() as u64);
+        report.blocks.hbm = self.scheduler.blocks(self.model.kv_shape().block_bytes() as u64);
         report.counters = self.scheduler.counters().clone();
     }
 

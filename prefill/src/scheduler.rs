@@ -19,9 +19,10 @@ use tidemill_kvpool::{
     device::DeviceBlocks,
 };
 use tidemill_proto::{
-    block::{BLOCK_TOKENS, BlockKey, Chain, LayoutFingerprint, Token},
+    block::{BLOCK_TOKENS, BlockKey, Chain, LayoutFingerprint, Tenant, Token},
     ids::{LinkId, RequestId},
     message::{Blocks, Counters, PoolAddr, PrefillJob, PrefillOutcome, WorkerEvent},
+    pool::Lineage,
 };
 
 /// Blocks of one put.
@@ -54,7 +55,7 @@ pub enum Action {
     /// Nobody wants the rest of this fetch.
     CancelFetch { fetch: FetchId },
     /// Put device blocks' bytes, as they are now, into the pool; answer with [`Scheduler::put`], in every case.
-    Put { job: JobId, pool: PoolAddr, origin: RequestId, blocks: Vec<(BlockKey, u32)> },
+    Put { job: JobId, pool: PoolAddr, lineage: Lineage, blocks: Vec<(BlockKey, u32)> },
     /// Tell a coordinator.
     Send { link: LinkId, event: WorkerEvent },
 }
@@ -99,6 +100,16 @@ struct Job {
 impl Job {
     fn tokens(&self) -> usize {
         self.keys.len() * BLOCK_TOKENS
+    }
+
+    /// Where the job's block `number` stands.
+    fn lineage(&self, number: usize) -> Lineage {
+        Lineage {
+            origin: self.order.request,
+            tenant: Tenant::of_salt(&self.order.salt),
+            parent: number.checked_sub(1).map(|before| self.keys[before]),
+            position: number as u32,
+        }
     }
 }
 
@@ -391,8 +402,9 @@ impl Scheduler {
                 state.handed_over = numbers.end;
                 state.putting += numbers.len();
                 self.putting += numbers.len();
+                let lineage = state.lineage(numbers.start);
                 let blocks = numbers.map(|n| (state.keys[n], state.blocks[n])).collect();
-                self.actions.push(Action::Put { job, pool: state.order.pool, origin: state.order.request, blocks });
+                self.actions.push(Action::Put { job, pool: state.order.pool, lineage, blocks });
             }
         }
     }

@@ -6,6 +6,7 @@
 use crate::{
     block::{BlockKey, LayoutFingerprint, Token},
     ids::{Epoch, RequestId, SequenceId},
+    pool::Tier,
     sampling::{Sampling, StopRule, TokenLogprob},
 };
 use serde::{Deserialize, Serialize};
@@ -262,7 +263,11 @@ pub enum PrefillOutcome {
 /// What changed at a pool node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PoolEvent {
-    Stored(BlockKey),
+    /// The node holds a block that it did not hold before.
+    Stored { key: BlockKey, tier: Tier },
+    /// The node holds it elsewhere than before.
+    Moved { key: BlockKey, tier: Tier },
+    /// The node holds it no longer, in any tier.
     Evicted(BlockKey),
     /// Everything said before is void (the node's next events describe it from empty).
     Cleared,
@@ -277,7 +282,7 @@ pub struct Report {
     pub running: u32,
     /// Prompt tokens not computed yet.
     pub tokens_queued: u64,
-    pub blocks: Blocks,
+    pub blocks: TierBlocks,
     pub counters: Counters,
     /// Recent steps, for the cost model; bounded by [`Report::STEPS_MAX`].
     pub steps: Vec<StepSample>,
@@ -292,6 +297,17 @@ impl Report {
             self.steps.push(step);
         }
     }
+}
+
+/// Blocks of each tier that a worker has; of the others, none. A block that is in two tiers counts in both.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TierBlocks {
+    /// Device blocks of a prefill or decode worker.
+    pub hbm: Blocks,
+    /// A pool node's arena.
+    pub dram: Blocks,
+    /// A pool node's disk.
+    pub nvme: Blocks,
 }
 
 /// Blocks of one tier by state.
@@ -320,6 +336,7 @@ pub struct Counters {
     pub steps: u64,
     pub transfer: Transfer,
     pub misses: Misses,
+    pub disk: Disk,
 }
 
 /// Block bytes moved by this process, by transport and direction.
@@ -331,6 +348,19 @@ pub struct Transfer {
     pub quic_get_bytes: u64,
     /// Seconds spent in transfers, all transports.
     pub seconds: f64,
+}
+
+/// What a pool node did with its disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Disk {
+    pub stored_bytes: u64,
+    pub loaded_bytes: u64,
+    /// Blocks whose bytes on disk were not what had been written.
+    pub corrupt: u64,
+    /// Reads and writes that failed.
+    pub errors: u64,
+    /// Whether the disk was given up because of errors: 0 or 1.
+    pub given_up: u64,
 }
 
 /// Blocks that were asked for and not usable, by reason.

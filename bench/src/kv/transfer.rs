@@ -10,7 +10,14 @@ use super::{
 use anyhow::{Context, anyhow, ensure};
 use std::time::Duration;
 use tidemill_kvpool::client::{PoolClient, Transport};
-use tidemill_proto::{block::BlockKey, ids::RequestId};
+use tidemill_proto::{
+    block::{BlockKey, Tenant},
+    ids::RequestId,
+    pool::Lineage,
+};
+
+/// Blocks are none of one chain; a node takes them as they come.
+const LINEAGE: Lineage = Lineage { origin: RequestId(0), tenant: Tenant(0), parent: None, position: 0 };
 
 /// What is moved.
 #[derive(Clone, Copy, Debug)]
@@ -36,7 +43,7 @@ pub async fn measure(client: PoolClient, clocks: Clocks, plan: Plan) -> anyhow::
             let keys: Vec<_> = blocks.iter().map(|(key, _)| *key).collect();
             let expected = blocks.clone();
             let started = clocks.now()?;
-            let report = client.put(RequestId(0), blocks).await?;
+            let report = client.put(LINEAGE, blocks).await?;
             put += clocks.now()? - started;
             ensure!(report.written == count, "of {count} blocks {} were written", report.written);
             let started = clocks.now()?;

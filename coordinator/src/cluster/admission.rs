@@ -65,7 +65,7 @@ impl Cluster {
         let pool = |(node, _, worker): (Epoch, PoolAddr, &Worker)| PoolCandidate {
             node,
             leading_blocks: self.index.leading(node, keys) as u32,
-            free_blocks: worker.report.blocks.free,
+            free_blocks: worker.report.blocks.dram.free,
         };
         Snapshot {
             prefill: self.registry.prefill_candidates(now),

@@ -9,6 +9,7 @@ use tidemill_proto::{
     message::{
         DecodeJob, EngineInfo, Finish, PoolEvent, PrefillOutcome, Provenance, Report, RoleInfo, SequenceToken, TokensBySource, WorkerEvent,
     },
+    pool::Tier,
     sampling::{Sampling, StopRule},
 };
 
@@ -416,7 +417,11 @@ impl World {
                     *from += u64::from(gap);
                     let (layout, all) = ([1; 16], (0..200).collect::<Vec<_>>());
                     let chain = Chain::new(&tidemill_proto::block::LayoutFingerprint(layout), b"", &all);
-                    let events = chain.keys()[..usize::from(key) % 4].iter().copied().map(PoolEvent::Stored).collect::<Vec<_>>();
+                    let events = chain.keys()[..usize::from(key) % 4]
+                        .iter()
+                        .copied()
+                        .map(|key| PoolEvent::Stored { key, tier: Tier::Dram })
+                        .collect::<Vec<_>>();
                     let event = WorkerEvent::PoolEvents { from: *from, events: events.clone() };
                     *from += events.len() as u64;
                     self.cluster.worker_event(now, epoch, event);

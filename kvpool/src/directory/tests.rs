@@ -1,11 +1,12 @@
 use super::*;
 use crate::eviction::lru::Lru;
-use tidemill_proto::pool::Tier;
+use tidemill_proto::{block::Tenant, ids::RequestId};
 
 const LIMITS: Limits = Limits { put_deadline: Duration::from_secs(5), lease: Duration::from_secs(10) };
 const WRITER: ClientId = ClientId(1);
 const READER: ClientId = ClientId(2);
 const ORIGIN: RequestId = RequestId(7);
+const LINEAGE: Lineage = Lineage { origin: ORIGIN, tenant: Tenant(0), parent: None, position: 0 };
 const NOW: Duration = Duration::from_secs(100);
 
 fn directory(slots: u32) -> Directory {
@@ -20,12 +21,16 @@ fn keys(range: std::ops::Range<u8>) -> Vec<BlockKey> {
     range.map(key).collect()
 }
 
+fn stored(n: u8) -> PoolEvent {
+    PoolEvent::Stored { key: key(n), tier: Tier::Dram }
+}
+
 fn written(at: SlotRef) -> Written {
     Written { at, checksum: u64::from(at.slot) + 1000 }
 }
 
 fn reserve(directory: &mut Directory, range: std::ops::Range<u8>) -> Vec<Written> {
-    let answers = directory.put_start(WRITER, ORIGIN, &keys(range), NOW);
+    let answers = directory.put_start(WRITER, LINEAGE, &keys(range), NOW);
     let slots = answers.iter().map(|answer| match answer {
         Reservation::Write(at) => written(*at),
         other => panic!("{other:?}"),
@@ -120,7 +125,7 @@ fn nothing_is_written_twice() {
     let mut directory = directory(4);
     store(&mut directory, 0..1);
     reserve(&mut directory, 1..2);
-    let answers = directory.put_start(READER, ORIGIN, &[key(0), key(1), key(2), key(2)], NOW);
+    let answers = directory.put_start(READER, LINEAGE, &[key(0), key(1), key(2), key(2)], NOW);
     assert!(matches!(answers[..], [Reservation::Held, Reservation::InFlight, Reservation::Write(_), Reservation::InFlight]));
     directory.check_integrity();
 }
@@ -131,11 +136,11 @@ fn a_full_node_evicts_the_end_of_the_oldest_chain_and_never_what_is_leased() {
     store(&mut directory, 0..4);
     get(&mut directory, 1, &keys(0..1), Duration::ZERO);
     let (lease, _) = found(&mut directory);
-    let answers = directory.put_start(WRITER, ORIGIN, &keys(10..14), NOW);
+    let answers = directory.put_start(WRITER, LINEAGE, &keys(10..14), NOW);
     assert_eq!(answers[3], Reservation::Full);
     assert_eq!(directory.take_events().events[4..], [3, 2, 1].map(|n| PoolEvent::Evicted(key(n))));
     directory.release(READER, lease);
-    assert!(matches!(directory.put_start(WRITER, ORIGIN, &keys(13..14), NOW)[..], [Reservation::Write(_)]));
+    assert!(matches!(directory.put_start(WRITER, LINEAGE, &keys(13..14), NOW)[..], [Reservation::Write(_)]));
     directory.check_integrity();
 }
 
@@ -144,7 +149,7 @@ fn a_put_does_not_evict_its_own_prefix() {
     let mut directory = directory(3);
     store(&mut directory, 0..2);
     store(&mut directory, 10..11);
-    let answers = directory.put_start(WRITER, ORIGIN, &keys(0..3), NOW);
+    let answers = directory.put_start(WRITER, LINEAGE, &keys(0..3), NOW);
     assert!(matches!(answers[..], [Reservation::Held, Reservation::Held, Reservation::Write(_)]));
     assert_eq!(directory.match_prefix(READER, &[key(10)], NOW), 0, "the other chain made room");
 }
@@ -155,9 +160,9 @@ fn a_late_writer_is_fenced() {
     let late = reserve(&mut directory, 0..1);
     let after = NOW + LIMITS.put_deadline;
     assert_eq!(directory.put_end(WRITER, &late, after), 0, "the deadline has passed");
-    assert_eq!(directory.put_start(WRITER, ORIGIN, &keys(0..1), after), [Reservation::Full], "it may still be writing");
+    assert_eq!(directory.put_start(WRITER, LINEAGE, &keys(0..1), after), [Reservation::Full], "it may still be writing");
     let after = after + Limits::QUARANTINE;
-    let answers = directory.put_start(READER, ORIGIN, &keys(0..1), after);
+    let answers = directory.put_start(READER, LINEAGE, &keys(0..1), after);
     let [Reservation::Write(at)] = answers[..] else { panic!("{answers:?}") };
     assert_eq!((at.slot, at.generation), (late[0].at.slot, late[0].at.generation + 1));
     assert_eq!(directory.put_end(WRITER, &late, after), 0);
@@ -171,7 +176,7 @@ fn a_late_writer_is_fenced() {
 fn what_a_vanished_client_held_comes_back() {
     let mut directory = directory(4);
     store(&mut directory, 0..2);
-    directory.put_start(READER, ORIGIN, &keys(10..12), NOW);
+    directory.put_start(READER, LINEAGE, &keys(10..12), NOW);
     get(&mut directory, 1, &keys(0..3), Duration::from_secs(60));
     directory.client_gone(READER, NOW);
     directory.check_integrity();
@@ -242,6 +247,6 @@ fn what_comes_and_goes_is_told() {
     assert!(directory.has_events());
     let told = directory.take_events();
     assert_eq!(told.from, 0);
-    assert_eq!(told.events, [PoolEvent::Stored(key(0)), PoolEvent::Evicted(key(0)), PoolEvent::Stored(key(1))]);
-    assert_eq!(directory.snapshot().collect::<Vec<_>>(), [PoolEvent::Stored(key(1))]);
+    assert_eq!(told.events, [stored(0), PoolEvent::Evicted(key(0)), stored(1)]);
+    assert_eq!(directory.snapshot().collect::<Vec<_>>(), [stored(1)]);
 }
