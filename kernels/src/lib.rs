@@ -6,7 +6,7 @@
 //! in one fixed tree. AVX-512 holds the 16 lanes in one register, AVX2 in two, portable code in an array; all give the same
 //! bits, and the tests hold them to it.
 //!
-//! - [`cpu`]: an instruction set that this machine has, and threads to run on
+//! - [`cpu`]: an instruction set that this machine has, and threads to run on; `pool`: those threads
 //! - `simd`: the 16-lane machine, and its three implementations
 //! - [`dtype`]: f32, f16 and bf16 in memory, as chunks of 16
 //! - [`matmul`]: activations times weights as they are stored, and row look-up
@@ -28,6 +28,7 @@ pub mod elementwise;
 mod exp;
 pub mod kv;
 pub mod matmul;
+mod pool;
 mod simd;
 #[cfg(test)]
 mod testing;

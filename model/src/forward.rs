@@ -81,8 +81,7 @@ impl Model {
             assert!(chunk.blocks.len() * BLOCK_TOKENS >= end, "the block table ends before the chunk");
         }
         let mut buffers = std::mem::take(&mut self.buffers);
-        let model = &*self;
-        model.cpu.install(|| model.run(chunks, kv, &mut buffers));
+        self.run(chunks, kv, &mut buffers);
         self.buffers = buffers;
         Logits { data: &mut self.buffers.logits, vocab: self.config.vocab }
     }

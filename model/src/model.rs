@@ -95,7 +95,7 @@ impl Model {
                 Dtype::Bf16 => KvDtype::Bf16,
             }),
         };
-        let weights = checkpoint.digest(&cpu, progress);
+        let weights = checkpoint.digest(progress);
         let layout = LayoutFingerprint::new(&fingerprint(&weights, &config), &kv_shape, (0, 1));
         let rope = Rope::new(&config.rope, config.head_dim);
         Ok(Model { config, cpu, rope, embedding, layers, final_norm, head, buffers: Buffers::default(), kv_shape, layout })

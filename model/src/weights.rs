@@ -12,7 +12,7 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
 };
-use tidemill_kernels::{Cpu, Dtype, Matrix, dtype::decode};
+use tidemill_kernels::{Dtype, Matrix, dtype::decode};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -138,7 +138,7 @@ impl Checkpoint {
 
     /// BLAKE3 over all tensors taken, in order: names, dtypes, shapes and bytes. Reads every byte once, so it also brings the
     /// files into memory; `progress` gets (bytes done, bytes in all).
-    pub(crate) fn digest(&self, cpu: &Cpu, progress: &mut dyn FnMut(u64, u64)) -> [u8; 32] {
+    pub(crate) fn digest(&self, progress: &mut dyn FnMut(u64, u64)) -> [u8; 32] {
         let total = self.taken.iter().map(|taken| taken.range.len() as u64).sum();
         let mut done = 0;
         let mut hasher = blake3::Hasher::new_derive_key("tidemill weights v1");
@@ -146,7 +146,7 @@ impl Checkpoint {
             let header = (&taken.name, format!("{:?}", taken.dtype), &taken.shape);
             hasher.update(&serde_json::to_vec(&header).expect("strings and numbers serialize"));
             for piece in taken.map[taken.range.clone()].chunks(PIECE_BYTES) {
-                cpu.install(|| hasher.update_rayon(piece));
+                hasher.update(piece);
                 done += piece.len() as u64;
                 progress(done, total);
             }
