@@ -1,5 +1,11 @@
 //! Measuring Tidemill, and what a measurement needs.
 //!
+//! - [`kernels`]: `tidemill-bench kernels`, how close computing comes to what this machine can do
+//!   - [`kernels::ceilings`]: what it can do: multiply-adds and bytes read per second
+//!   - [`kernels::limits`]: work, and the least time for it under the ceilings
+//!   - [`kernels::ops`]: each kernel
+//!   - [`kernels::phases`]: prefill and decode of whole models
+//!   - [`kernels::report`]: rows and their table
 //! - [`kv`]: `tidemill-bench kv`, bytes per second of the KV pool
 //!   - [`kv::transfer`]: put and get, timed
 //!   - [`kv::reference`]: what the machine itself does: memcpy, TCP
@@ -20,6 +26,7 @@
 //!   - [`replay::pool`]: a trace through the pool's directory
 //!   - [`replay::optimum`]: what no policy can beat
 
+pub mod kernels;
 pub mod kv;
 pub mod load;
 pub mod model;

@@ -2,6 +2,7 @@
 
 use clap::Parser;
 use tidemill_bench::{
+    kernels::{self, KernelsArgs},
     kv::{self, KvArgs},
     load::{self, LoadArgs},
     model::{self, ModelArgs},
@@ -12,6 +13,7 @@ use tidemill_bench::{
 #[derive(Parser)]
 #[command(version)]
 enum Command {
+    Kernels(KernelsArgs),
     Kv(KvArgs),
     Load(LoadArgs),
     Model(ModelArgs),
@@ -20,6 +22,7 @@ enum Command {
 
 fn main() -> anyhow::Result<()> {
     match Command::parse() {
+        Command::Kernels(args) => kernels::run(&args),
         Command::Kv(args) => tokio::runtime::Runtime::new()?.block_on(kv::run(args)),
         Command::Load(args) => tokio::runtime::Runtime::new()?.block_on(load::run(args)),
         Command::Model(args) => model::make(&args),
