@@ -14,7 +14,9 @@ up: build
 build: setup-build
 	cargo build --release --locked --workspace
 
+# The CUDA kernels are compiled with NVRTC, which needs no GPU.
 test: setup-build setup-test
+	LD_LIBRARY_PATH=$$(echo $(abspath $(VENV))/lib/python3*/site-packages/nvidia/cu13/lib):$$LD_LIBRARY_PATH \
 	cargo test --release --locked --workspace
 	TIDEMILL_BIN=$(abspath $(TARGET)/release/tidemill) $(VENV)/bin/python -m pytest -q tests/python
 
@@ -31,4 +33,4 @@ setup-build:
 setup-test:
 	@deploy/apt-install python3:python3
 	@test -x $(VENV)/bin/python || python3 -m venv $(VENV) 2>/dev/null || { deploy/apt-install :python3-venv && python3 -m venv --clear $(VENV); }
-	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/python/requirements.txt
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/python/requirements.txt -r kernels/tests/requirements.txt

@@ -1,4 +1,4 @@
-//! What computes: operations on CPU. Knows no transformer.
+//! What computes: operations on CPU, and on CUDA devices. Knows no transformer.
 //!
 //! **Exactness contract.** An output row's bits depend on that row's inputs alone: not on the batch around it, the tiling,
 //! the number of threads, or the instruction set. So the arithmetic is stated once, for a virtual machine with 16 lanes of
@@ -14,6 +14,7 @@
 //! - [`kv`]: the paged memory for K and V, and writing into it
 //! - [`attention`]: attention over that memory
 //! - [`vocab`]: what a sampler needs of a long row: largest element, exponentials
+//! - [`cuda`]: the same and sampling on NVIDIA GPUs, where there is one
 //!
 //! Contract violations (wrong lengths) panic by assertion: callers own the shapes. Nothing here reads a file or a peer.
 
@@ -22,6 +23,7 @@ compile_error!("weights and KV are little-endian in memory");
 
 pub mod attention;
 pub mod cpu;
+pub mod cuda;
 mod disjoint;
 pub mod dtype;
 pub mod elementwise;

@@ -1,0 +1,134 @@
+// What all kernels share: bf16 in registers, the tensor-core and copy instructions, reductions.
+//
+// No header of the CUDA toolkit is included anywhere: a machine that has NVRTC and a driver can compile this.
+#pragma once
+
+typedef unsigned short bf16;  // the bits
+typedef unsigned char u8;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+// Positions in a KV block; `BLOCK_POSITIONS` in kv.rs.
+constexpr u32 BLOCK = 16;
+// The position of a row that only fills up a batch: nothing is read or written for it.
+constexpr u32 NO_POSITION = 0xffffffffu;
+constexpr u32 ALL_LANES = 0xffffffffu;
+
+#define NEG_INFINITY __int_as_float(0xff800000)
+
+// --- bf16: two of them in a register, the first in the low half.
+
+__device__ inline float to_f32(bf16 x) { return __uint_as_float(u32(x) << 16); }
+__device__ inline float low_f32(u32 pair) { return __uint_as_float(pair << 16); }
+__device__ inline float high_f32(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
+
+__device__ inline u32 pack(float low, float high) {
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+__device__ inline void unpack8(uint4 from, float* to) {
+    const u32 pairs[4] = {from.x, from.y, from.z, from.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        to[2 * i] = low_f32(pairs[i]);
+        to[2 * i + 1] = high_f32(pairs[i]);
+    }
+}
+
+__device__ inline uint4 pack8(const float* from) {
+    return make_uint4(pack(from[0], from[1]), pack(from[2], from[3]), pack(from[4], from[5]), pack(from[6], from[7]));
+}
+
+// --- Arithmetic.
+
+// 2^x, within 2 ulp; 0 for minus infinity.
+__device__ inline float exp2_approx(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// c += a b of one warp: a is 16x16, b 16x8, c 16x8. With g = lane / 4 and t = lane % 4, a lane holds
+// a: rows g and g+8 at columns 2t.., then both at columns 2t+8..; b: rows 2t.. then 2t+8.. of column g;
+// c: columns 2t and 2t+1 of row g, then of row g+8.
+__device__ inline void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Transposes an 8x8 matrix of bf16 whose row g a lane holds at columns 2t and 2t+1.
+__device__ inline u32 transpose8x8(u32 pair) {
+    u32 transposed;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));
+    return transposed;
+}
+
+// --- Shared memory.
+
+__device__ inline u32 shared_address(const void* pointer) { return u32(__cvta_generic_to_shared(pointer)); }
+
+// Four 8x8 matrices; lane i names the row i % 8 of matrix i / 8.
+__device__ inline void load_matrices(u32 (&to)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+// The same, each transposed on the way.
+__device__ inline void load_matrices_transposed(u32 (&to)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+// 16 bytes from global to shared memory behind this thread's back; zeros, and nothing read, unless `present`.
+__device__ inline void copy16_async(void* to, const void* from, bool present) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(present ? 16 : 0) : "memory");
+}
+
+__device__ inline void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until no more than `PENDING` groups of this thread's copies are under way.
+template <int PENDING>
+__device__ inline void copies_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+// --- Reductions, each in one fixed order.
+
+__device__ inline float warp_sum(float x) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(ALL_LANES, x, step);
+    return x;
+}
+
+__device__ inline float warp_max(float x) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, step));
+    return x;
+}
+
+// Over all threads of the block, of whole warps; every thread gets the result.
+template <typename Reduce>
+__device__ inline float block_reduce(float x, float neutral, Reduce reduce) {
+    __shared__ float of_warps[32];
+    const u32 lane = threadIdx.x % 32;
+    x = reduce(x);
+    __syncthreads();
+    if (lane == 0) of_warps[threadIdx.x / 32] = x;
+    __syncthreads();
+    return reduce(lane < blockDim.x / 32 ? of_warps[lane] : neutral);
+}
+
+__device__ inline float block_sum(float x) {
+    return block_reduce(x, 0.0f, [](float x) { return warp_sum(x); });
+}
+
+__device__ inline float block_max(float x) {
+    return block_reduce(x, NEG_INFINITY, [](float x) { return warp_max(x); });
+}

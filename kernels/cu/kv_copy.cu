@@ -1,0 +1,41 @@
+// Blocks between the paged memory and contiguous block slots.
+//
+// pool: [layer][block][slice], the paged memory, in which a layer's blocks are side by side: attention then walks through
+// memory that lies together. A slot holds [layer][slice] of one block, as the KV pool and peers know it: device memory, or pinned
+// memory of the host as the device sees it. A slice is K and V of one layer of a block: slice_bytes, a multiple of 16. Layers
+// first_layer.. of grid (layers, blocks) are copied, so that a layer can leave as soon as it is done.
+#include "common.cuh"
+
+// Which blocks, and the address of each one's slot. It travels with the launch: nothing to upload, nothing to wait for.
+struct Batch {
+    u64 slots[64];
+    u32 blocks[64];
+};
+
+__device__ inline void copy_slice(uint4* __restrict__ to, const uint4* __restrict__ from, u64 bytes) {
+#pragma unroll 4
+    for (u64 i = threadIdx.x; i < bytes / 16; i += blockDim.x) to[i] = from[i];
+}
+
+// Where a slice is in the paged memory, and in its slot.
+struct Slice {
+    u64 in_pool, in_slot;
+
+    __device__ Slice(const Batch& batch, u32 pool_blocks, u32 first_layer, u64 slice_bytes) {
+        const u32 layer = first_layer + blockIdx.x;
+        in_pool = (u64(layer) * pool_blocks + batch.blocks[blockIdx.y]) * slice_bytes;
+        in_slot = batch.slots[blockIdx.y] + layer * slice_bytes;
+    }
+};
+
+// Paged memory to slots.
+extern "C" __global__ void kv_gather(const u8* pool, const __grid_constant__ Batch batch, u32 pool_blocks, u32 first_layer, u64 slice_bytes) {
+    const Slice slice(batch, pool_blocks, first_layer, slice_bytes);
+    copy_slice(reinterpret_cast<uint4*>(slice.in_slot), reinterpret_cast<const uint4*>(pool + slice.in_pool), slice_bytes);
+}
+
+// Slots to paged memory.
+extern "C" __global__ void kv_scatter(u8* pool, const __grid_constant__ Batch batch, u32 pool_blocks, u32 first_layer, u64 slice_bytes) {
+    const Slice slice(batch, pool_blocks, first_layer, slice_bytes);
+    copy_slice(reinterpret_cast<uint4*>(pool + slice.in_pool), reinterpret_cast<const uint4*>(slice.in_slot), slice_bytes);
+}

@@ -1,0 +1,94 @@
+// What lies between the QKV product and attention: norms of each head's query and key (where the model has them), rotary embedding,
+// and K and V into their blocks.
+//
+// qkv: bf16 [rows, heads + 2 kv_heads, HEAD_DIM], queries first; queries are changed in place.
+// kv: bf16 [block, K or V, kv_heads, 16, HEAD_DIM], one layer of the paged memory.
+// tables: u32 [sequences, table_stride], the blocks of each sequence from position 0 on.
+// sequences, positions: u32 [rows]; nothing is done for rows at NO_POSITION.
+// cos, sin: f32 [positions, HEAD_DIM / 2], pairs (i, i + HEAD_DIM / 2) as Hugging Face checkpoints have them (Su et al., 2021).
+// q_norm, k_norm: f32 [HEAD_DIM], or null.
+// One warp per row and head; grid (rows, heads + 2 kv_heads over 8), 256 threads. HEAD_DIM is a multiple of 4, up to 256.
+#include "common.cuh"
+
+constexpr u32 HALF = HEAD_DIM / 2;
+constexpr u32 WARPS = 8;
+// Pairs of neighbours that a lane turns.
+constexpr u32 STEPS = (HALF + 63) / 64;
+
+// Turns a head by its position's angles. x[0] and x[1] are the numbers 2 i and 2 i + 1 of the first and second half.
+__device__ inline void turn(float (&x)[STEPS][4], const float* cos, const float* sin, u32 lane) {
+#pragma unroll
+    for (u32 step = 0; step < STEPS; step++) {
+        const u32 i = step * 64 + lane * 2;
+        if (i >= HALF) break;
+        const float2 c = *reinterpret_cast<const float2*>(cos + i);
+        const float2 s = *reinterpret_cast<const float2*>(sin + i);
+        const float a0 = x[step][0], a1 = x[step][1], b0 = x[step][2], b1 = x[step][3];
+        x[step][0] = a0 * c.x - b0 * s.x;
+        x[step][1] = a1 * c.y - b1 * s.y;
+        x[step][2] = b0 * c.x + a0 * s.x;
+        x[step][3] = b1 * c.y + a1 * s.y;
+    }
+}
+
+__device__ inline void norm(float (&x)[STEPS][4], const float* weight, float epsilon, u32 lane) {
+    float squares = 0.0f;
+#pragma unroll
+    for (u32 step = 0; step < STEPS; step++)
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) squares += x[step][i] * x[step][i];
+    const float scale = rsqrtf(warp_sum(squares) / float(HEAD_DIM) + epsilon);
+#pragma unroll
+    for (u32 step = 0; step < STEPS; step++) {
+        const u32 i = step * 64 + lane * 2;
+        if (i >= HALF) break;
+        x[step][0] = weight[i] * (x[step][0] * scale);
+        x[step][1] = weight[i + 1] * (x[step][1] * scale);
+        x[step][2] = weight[HALF + i] * (x[step][2] * scale);
+        x[step][3] = weight[HALF + i + 1] * (x[step][3] * scale);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    rope_kv_write(bf16* __restrict__ qkv, bf16* __restrict__ kv, const u32* __restrict__ tables, const u32* __restrict__ sequences,
+                  const u32* __restrict__ positions, const float* __restrict__ cos, const float* __restrict__ sin,
+                  const float* __restrict__ q_norm, const float* __restrict__ k_norm, float epsilon, u32 heads, u32 kv_heads, u32 table_stride) {
+    const u32 row = blockIdx.x, lane = threadIdx.x % 32;
+    const u32 head = blockIdx.y * WARPS + threadIdx.x / 32;
+    const u32 position = positions[row];
+    if (head >= heads + 2 * kv_heads || position == NO_POSITION) return;
+    const bool is_query = head < heads, is_value = head >= heads + kv_heads;
+
+    bf16* from = qkv + (u64(row) * (heads + 2 * kv_heads) + head) * HEAD_DIM;
+    float x[STEPS][4] = {};
+#pragma unroll
+    for (u32 step = 0; step < STEPS; step++) {
+        const u32 i = step * 64 + lane * 2;
+        if (i >= HALF) break;
+        const u32 a = *reinterpret_cast<const u32*>(from + i), b = *reinterpret_cast<const u32*>(from + HALF + i);
+        x[step][0] = low_f32(a);
+        x[step][1] = high_f32(a);
+        x[step][2] = low_f32(b);
+        x[step][3] = high_f32(b);
+    }
+    if (!is_value) {
+        const float* weight = is_query ? q_norm : k_norm;
+        if (weight) norm(x, weight, epsilon, lane);
+        turn(x, cos + u64(position) * HALF, sin + u64(position) * HALF, lane);
+    }
+
+    bf16* to = from;
+    if (!is_query) {
+        const u64 block = tables[u64(sequences[row]) * table_stride + position / BLOCK];
+        // Of the block's K heads, then V heads.
+        const u32 kv_head = head - heads;
+        to = kv + ((block * 2 * kv_heads + kv_head) * BLOCK + position % BLOCK) * HEAD_DIM;
+    }
+#pragma unroll
+    for (u32 step = 0; step < STEPS; step++) {
+        const u32 i = step * 64 + lane * 2;
+        if (i >= HALF) break;
+        *reinterpret_cast<u32*>(to + i) = pack(x[step][0], x[step][1]);
+        *reinterpret_cast<u32*>(to + HALF + i) = pack(x[step][2], x[step][3]);
+    }
+}

@@ -1,0 +1,252 @@
+//! Attention over paged K and V: many rows of a sequence (prefill), or one row each of many (decode). A row's bits do not depend on
+//! the batch around it, nor on how its prompt was cut; but the two kernels round differently.
+
+use super::{
+    CudaError,
+    device::{Bf16, Device},
+    kernels::Kernels,
+    kv::PagedLayer,
+    launch::{Shape, launch},
+};
+use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceRepr};
+
+/// Queries, and how they look.
+pub struct Queries<'a> {
+    /// Row `r` begins at `r * stride`, `[heads, head_dim]`: rows of queries alone, or of queries, keys and values.
+    pub q: &'a CudaView<'a, Bf16>,
+    pub stride: usize,
+    pub heads: usize,
+    /// A row at position `p` attends to positions `0..=p`, or to the last `window` of them.
+    pub window: Option<usize>,
+}
+
+impl Queries<'_> {
+    /// As the kernels want it.
+    fn window(&self) -> usize {
+        assert!(self.window != Some(0), "a window holds at least the row itself");
+        self.window.map_or(ALL_POSITIONS, |window| window.min(ALL_POSITIONS))
+    }
+
+    fn assert_shape(&self, out: usize, rows: usize, paged: &PagedLayer<'_>) {
+        let width = self.heads * paged.head_dim;
+        assert!(self.heads > 0 && self.heads.is_multiple_of(paged.kv_heads), "query heads in equal groups");
+        assert!(self.stride >= width && self.stride.is_multiple_of(8), "rows of queries begin at multiples of 16 bytes");
+        assert!(rows == 0 || self.q.len() >= (rows - 1) * self.stride + width, "q has {rows} rows");
+        assert!(out >= rows * width, "out is [rows, heads, head_dim]");
+    }
+}
+
+const ALL_POSITIONS: usize = 1 << 31;
+
+/// `log2(e) / sqrt(head_dim)`: exponentials are powers of two.
+fn scale_log2(head_dim: usize) -> f32 {
+    std::f32::consts::LOG2_E / (head_dim as f32).sqrt()
+}
+
+// --- Prefill.
+
+/// Rows at consecutive positions of one sequence that go through [`Kernels::attention_prefill`] together.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Tile {
+    /// Row of the block tables.
+    pub sequence: u32,
+    /// The first row in `q` and `out`.
+    pub row: u32,
+    /// Its position.
+    pub position: u32,
+    pub rows: u32,
+}
+
+// SAFETY: four u32 in C's order, as the kernel declares it; any bits are valid.
+unsafe impl DeviceRepr for Tile {}
+
+/// As in `attention_prefill.cu`.
+fn tile_rows(head_dim: usize) -> usize {
+    if head_dim <= 128 { 128 } else { 64 }
+}
+
+/// As in `attention_prefill.cu`.
+pub(super) fn prefill_shared_bytes(head_dim: usize) -> usize {
+    let positions = if (81..=128).contains(&head_dim) { 32 } else { 64 };
+    (tile_rows(head_dim) + 2 * positions) * (head_dim + 8) * size_of::<Bf16>()
+}
+
+/// Cuts spans of rows, each given as a tile of any size, into tiles that the kernel takes. Those with the most to attend to come
+/// first: the device then ends on small ones.
+pub fn prefill_tiles(head_dim: usize, spans: &[Tile]) -> Vec<Tile> {
+    let size = tile_rows(head_dim) as u32;
+    let mut tiles: Vec<Tile> = spans
+        .iter()
+        .flat_map(|span| {
+            (0..span.rows).step_by(size as usize).map(move |first| Tile {
+                sequence: span.sequence,
+                row: span.row + first,
+                position: span.position + first,
+                rows: size.min(span.rows - first),
+            })
+        })
+        .collect();
+    tiles.sort_by_key(|tile| std::cmp::Reverse(tile.position + tile.rows));
+    tiles
+}
+
+// --- Decode.
+
+/// Positions of one part of a row, as in `attention_decode.cu`: parts of a row that sees up to `LONG_FROM` positions are short.
+const SHORT_PART: usize = 256;
+const LONG_PART: usize = 512;
+const LONG_FROM: usize = 2048;
+
+/// How many parts a row has that sees so many positions, at most.
+fn parts(positions: usize) -> usize {
+    let long = if positions > LONG_FROM { positions.div_ceil(LONG_PART) } else { 0 };
+    // A shorter row may have more, and a window need not begin where a part does.
+    positions.min(LONG_FROM).div_ceil(SHORT_PART).max(long) + 1
+}
+
+/// Where decode attention keeps the parts of rows until they are added up.
+pub struct DecodeScratch {
+    rows_max: usize,
+    heads: usize,
+    parts_max: usize,
+    out: CudaSlice<f32>,
+    state: CudaSlice<f32>,
+}
+
+impl DecodeScratch {
+    /// For up to `rows_max` rows of up to `positions_max` positions.
+    pub fn new(device: &Device, rows_max: usize, heads: usize, head_dim: usize, positions_max: usize) -> Result<Self, CudaError> {
+        let parts_max = parts(positions_max);
+        let states = rows_max * heads * parts_max;
+        Ok(Self { rows_max, heads, parts_max, out: device.alloc(states * head_dim)?, state: device.alloc(2 * states)? })
+    }
+}
+
+impl Kernels {
+    /// `out = softmax(q Kᵀ / sqrt(head_dim)) V` for rows whose K and V, and those of all positions before, are written. `tiles` come
+    /// from [`prefill_tiles`]. q and out have `rows` rows; out: `[rows, heads, head_dim]`.
+    pub fn attention_prefill(
+        &self,
+        stream: &CudaStream,
+        out: &mut CudaViewMut<'_, Bf16>,
+        queries: &Queries<'_>,
+        paged: &PagedLayer<'_>,
+        tiles: &CudaView<'_, Tile>,
+        rows: usize,
+    ) -> Result<(), CudaError> {
+        queries.assert_shape(out.len(), rows, paged);
+        assert_eq!(paged.head_dim, self.head_dim, "kernels and memory are of one head size");
+        let shape =
+            Shape { shared_bytes: prefill_shared_bytes(self.head_dim), ..Shape::new((queries.heads, tiles.len(), 1), PREFILL_THREADS) };
+        let args = [
+            out.into(),
+            queries.q.into(),
+            queries.stride.into(),
+            (&paged.memory.as_view()).into(),
+            paged.tables.into(),
+            paged.table_stride.into(),
+            tiles.into(),
+            queries.heads.into(),
+            paged.kv_heads.into(),
+            queries.window().into(),
+            scale_log2(self.head_dim).into(),
+        ];
+        // SAFETY: shapes asserted; tiles within `rows` and the tables, and tables of blocks that the memory has, are the caller's
+        // contract.
+        unsafe { launch(stream, &self.attention_prefill, shape, &args) }
+    }
+
+    /// The same for one row each of `positions.len()` sequences, row `r` with table `r`. A row at
+    /// [`NO_POSITION`](super::NO_POSITION) gets zeros. `positions_max`: what the longest row sees; more costs a little time, and makes
+    /// no difference otherwise.
+    #[expect(clippy::too_many_arguments, reason = "each is another thing")]
+    pub fn attention_decode(
+        &self,
+        stream: &CudaStream,
+        out: &mut CudaViewMut<'_, Bf16>,
+        queries: &Queries<'_>,
+        paged: &PagedLayer<'_>,
+        positions: &CudaView<'_, u32>,
+        positions_max: usize,
+        scratch: &mut DecodeScratch,
+    ) -> Result<(), CudaError> {
+        let rows = positions.len();
+        queries.assert_shape(out.len(), rows, paged);
+        assert_eq!(paged.head_dim, self.head_dim, "kernels and memory are of one head size");
+        let at_once = parts(positions_max.min(queries.window()));
+        assert!(rows <= scratch.rows_max && queries.heads == scratch.heads && at_once <= scratch.parts_max, "scratch for this batch");
+        let heads_at_once = (queries.heads / paged.kv_heads).div_ceil(DECODE_HEADS) * paged.kv_heads;
+        let args = [
+            (&mut *out).into(),
+            (&mut scratch.out).into(),
+            (&mut scratch.state).into(),
+            queries.q.into(),
+            queries.stride.into(),
+            (&paged.memory.as_view()).into(),
+            paged.tables.into(),
+            paged.table_stride.into(),
+            positions.into(),
+            queries.heads.into(),
+            paged.kv_heads.into(),
+            queries.window().into(),
+            scale_log2(self.head_dim).into(),
+            scratch.parts_max.into(),
+        ];
+        let combine = [
+            out.into(),
+            (&scratch.out).into(),
+            (&scratch.state).into(),
+            positions.into(),
+            queries.heads.into(),
+            queries.window().into(),
+            scratch.parts_max.into(),
+        ];
+        // SAFETY: shapes asserted; positions below `positions_max` with tables that cover them are the caller's contract. The second
+        // kernel comes after the first, on one stream.
+        unsafe {
+            launch(stream, &self.attention_decode, Shape::new((at_once, heads_at_once, rows), DECODE_THREADS), &args)?;
+            launch(stream, &self.attention_combine, Shape::new((queries.heads, rows, 1), self.head_dim), &combine)
+        }
+    }
+}
+
+const PREFILL_THREADS: usize = 128;
+const DECODE_THREADS: usize = 128;
+/// Query heads of one block of threads.
+const DECODE_HEADS: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_cover_their_spans_once_and_begin_with_the_longest() {
+        let spans = [Tile { sequence: 0, row: 0, position: 5, rows: 300 }, Tile { sequence: 3, row: 300, position: 4000, rows: 1 }];
+        let tiles = prefill_tiles(128, &spans);
+        let mut rows: Vec<(u32, u32, u32)> =
+            tiles.iter().flat_map(|t| (0..t.rows).map(move |i| (t.row + i, t.sequence, t.position + i))).collect();
+        rows.sort_unstable();
+        let expected: Vec<_> = (0..300).map(|i| (i, 0, 5 + i)).chain([(300, 3, 4000)]).collect();
+        assert_eq!(rows, expected);
+        assert!(tiles.iter().all(|tile| tile.rows <= 128));
+        assert!(tiles.is_sorted_by_key(|tile| std::cmp::Reverse(tile.position + tile.rows)));
+    }
+
+    #[test]
+    fn there_is_room_for_the_parts_of_every_row() {
+        // What `Row` in attention_decode.cu counts.
+        let of_row = |position: usize, window: usize| {
+            let end = position + 1;
+            let first = end.saturating_sub(window);
+            let part = if end > LONG_FROM { LONG_PART } else { SHORT_PART };
+            end.div_ceil(part) - first / part
+        };
+        for position in 0..10_000 {
+            assert!(of_row(position, usize::MAX) <= parts(position + 1));
+            for window in [1, 100, 2048, 2049, 4096] {
+                assert!(of_row(position, window) <= parts(window.min(10_000)), "{position} {window}");
+            }
+        }
+    }
+}

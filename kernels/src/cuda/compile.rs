@@ -1,0 +1,153 @@
+//! CUDA C++ to machine code, by NVRTC. Needs no device: what a machine without one can check of the kernels is that they compile.
+
+use super::CudaError;
+use cudarc::nvrtc::{result, sys};
+use std::{
+    ffi::{CString, c_char},
+    fmt, ptr,
+};
+
+/// A file of kernels.
+#[derive(Debug)]
+pub struct Source {
+    pub file: &'static str,
+    pub text: &'static str,
+    /// Compiled for one head size at a time.
+    pub by_head_dim: bool,
+}
+
+macro_rules! source {
+    ($file:literal, by_head_dim: $by_head_dim:literal) => {
+        Source { file: $file, text: include_str!(concat!("../../cu/", $file)), by_head_dim: $by_head_dim }
+    };
+}
+
+pub static ATTENTION_DECODE: Source = source!("attention_decode.cu", by_head_dim: true);
+pub static ATTENTION_PREFILL: Source = source!("attention_prefill.cu", by_head_dim: true);
+pub static EMBEDDING: Source = source!("embedding.cu", by_head_dim: false);
+pub static KV_COPY: Source = source!("kv_copy.cu", by_head_dim: false);
+pub static PENALTIES: Source = source!("penalties.cu", by_head_dim: false);
+pub static QUANTIZE_FP8: Source = source!("quantize_fp8.cu", by_head_dim: false);
+pub static RMS_NORM: Source = source!("rms_norm.cu", by_head_dim: false);
+pub static ROPE_KV_WRITE: Source = source!("rope_kv_write.cu", by_head_dim: true);
+pub static SAMPLE: Source = source!("sample.cu", by_head_dim: false);
+pub static SWIGLU: Source = source!("swiglu.cu", by_head_dim: false);
+
+pub static SOURCES: [&Source; 10] =
+    [&ATTENTION_DECODE, &ATTENTION_PREFILL, &EMBEDDING, &KV_COPY, &PENALTIES, &QUANTIZE_FP8, &RMS_NORM, &ROPE_KV_WRITE, &SAMPLE, &SWIGLU];
+
+/// What all sources include.
+pub(crate) const COMMON: &str = include_str!("../../cu/common.cuh");
+
+/// Which device the code is for, by compute capability.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Arch {
+    pub major: u32,
+    pub minor: u32,
+}
+
+impl Arch {
+    pub const SM_80: Arch = Arch { major: 8, minor: 0 };
+    pub const SM_90A: Arch = Arch { major: 9, minor: 0 };
+}
+
+impl fmt::Display for Arch {
+    /// Hopper with the instructions that no other device has.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "sm_{}{}{}", self.major, self.minor, if *self == Arch::SM_90A { "a" } else { "" })
+    }
+}
+
+/// Machine code for one device.
+#[derive(Debug)]
+pub struct Compiled {
+    pub cubin: Vec<u8>,
+    /// The assembler's report on every kernel: registers, shared memory, spills.
+    pub log: String,
+}
+
+/// NVRTC's version, which decides what comes out of it.
+pub fn version() -> Result<(i32, i32), CudaError> {
+    assert_present()?;
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: the library is there, and both pointers are to live numbers.
+    unsafe { sys::nvrtcVersion(&mut major, &mut minor) }.result()?;
+    Ok((major, minor))
+}
+
+fn assert_present() -> Result<(), CudaError> {
+    // SAFETY: looks for the library and loads it; NVRTC has no initializer with requirements of its own.
+    if unsafe { sys::is_culib_present() } { Ok(()) } else { Err(CudaError::NoLibrary { name: "libnvrtc" }) }
+}
+
+/// What the compiler is told. `head_dim` matters to sources that are `by_head_dim` alone.
+pub(crate) fn options(source: &Source, arch: Arch, head_dim: usize) -> Vec<String> {
+    let mut options = vec![
+        format!("--gpu-architecture={arch}"),
+        "--std=c++17".to_owned(),
+        "--device-as-default-execution-space".to_owned(),
+        // The assembler's report goes to the log.
+        "--ptxas-options=-v".to_owned(),
+    ];
+    if source.by_head_dim {
+        options.push(format!("-DHEAD_DIM={head_dim}"));
+    }
+    options
+}
+
+pub fn compile(source: &Source, arch: Arch, head_dim: usize) -> Result<Compiled, CudaError> {
+    assert_present()?;
+    let program = Program::new(source)?;
+    let options = options(source, arch, head_dim);
+    let outcome = unsafe {
+        // SAFETY: the program is alive.
+        result::compile_program(program.0, &options)
+    };
+    let log = program.log()?;
+    match outcome {
+        Ok(()) => Ok(Compiled { cubin: program.cubin()?, log }),
+        Err(error) => Err(CudaError::Compile { file: source.file, arch: arch.to_string(), source: error, log }),
+    }
+}
+
+struct Program(sys::nvrtcProgram);
+
+impl Program {
+    fn new(source: &Source) -> Result<Self, CudaError> {
+        let c_string = |text: &str| CString::new(text).expect("sources and their names have no zero bytes");
+        let (text, name) = (c_string(source.text), c_string(source.file));
+        let (common, common_name) = (c_string(COMMON), c_string("common.cuh"));
+        let mut program = ptr::null_mut();
+        // SAFETY: all strings outlive the call, which copies them; there is one header and one name for it.
+        unsafe {
+            let (headers, names) = ([common.as_ptr()], [common_name.as_ptr()]);
+            sys::nvrtcCreateProgram(&mut program, text.as_ptr(), name.as_ptr(), 1, headers.as_ptr(), names.as_ptr()).result()?;
+        }
+        Ok(Self(program))
+    }
+
+    fn log(&self) -> Result<String, CudaError> {
+        // SAFETY: the program is alive.
+        let log = unsafe { result::get_program_log(self.0) }?;
+        let bytes: Vec<u8> = log.iter().map(|c| *c as u8).take_while(|c| *c != 0).collect();
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    fn cubin(&self) -> Result<Vec<u8>, CudaError> {
+        let mut size = 0;
+        // SAFETY: the program is alive and compiled; the buffer has the size that was asked for.
+        unsafe {
+            sys::nvrtcGetCUBINSize(self.0, &mut size).result()?;
+            let mut cubin = vec![0u8; size];
+            sys::nvrtcGetCUBIN(self.0, cubin.as_mut_ptr().cast::<c_char>()).result()?;
+            Ok(cubin)
+        }
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // SAFETY: created in `new`, and destroyed only here. A failure leaves nothing to be done.
+        let _ = unsafe { result::destroy_program(self.0) };
+    }
+}

@@ -1,0 +1,150 @@
+//! A device, its memory and its streams.
+
+use super::{
+    CudaError,
+    cache::KernelCache,
+    compile::{Arch, Source},
+};
+use cudarc::{
+    driver::{CudaContext, CudaFunction, CudaModule, CudaSlice, CudaStream, DeviceRepr, ValidAsZeroBits, result, sys},
+    nvrtc::Ptx,
+};
+use std::sync::Arc;
+
+/// The bits of a bf16 number.
+pub type Bf16 = u16;
+
+/// One GPU.
+///
+/// Streams are ordered by their owners, with events: `cudarc`'s own tracking, an event or two per buffer and call, is off.
+pub struct Device {
+    context: Arc<CudaContext>,
+    /// What the model computes on.
+    stream: Arc<CudaStream>,
+    cache: KernelCache,
+    properties: Properties,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Properties {
+    pub name: String,
+    pub arch: Arch,
+    pub multiprocessors: usize,
+    /// Second-level cache.
+    pub l2_bytes: usize,
+    /// Of one block of threads, at most.
+    pub shared_bytes_max: usize,
+    pub memory_bytes: usize,
+}
+
+impl Device {
+    /// How many devices there are; none without a driver.
+    pub fn count() -> usize {
+        // SAFETY: looks for the driver's library and loads it.
+        if !unsafe { sys::is_culib_present() } || result::init().is_err() {
+            return 0;
+        }
+        CudaContext::device_count().map_or(0, |count| count.max(0) as usize)
+    }
+
+    /// Compiled kernels are kept in `cache`.
+    pub fn open(ordinal: usize, cache: KernelCache) -> Result<Self, CudaError> {
+        // SAFETY: looks for the driver's library and loads it.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(CudaError::NoDriver);
+        }
+        let found = Self::count();
+        if ordinal >= found {
+            return Err(CudaError::NoDevice { ordinal, found });
+        }
+        let context = CudaContext::new(ordinal)?;
+        // SAFETY: buffers are handed from stream to stream only where an event orders the two (`transfer`), and memory is freed on
+        // the stream that it was allocated on, or after the device has come to rest.
+        unsafe { context.disable_event_tracking() };
+        let properties = Properties::of(&context)?;
+        if properties.arch.major < 8 {
+            let Arch { major, minor } = properties.arch;
+            return Err(CudaError::TooOld { name: properties.name, major, minor });
+        }
+        let stream = context.new_stream()?;
+        Ok(Self { context, stream, cache, properties })
+    }
+
+    pub fn properties(&self) -> &Properties {
+        &self.properties
+    }
+
+    pub fn context(&self) -> &Arc<CudaContext> {
+        &self.context
+    }
+
+    /// What the model computes on.
+    pub fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+
+    /// Another one, beside the model's.
+    pub fn new_stream(&self) -> Result<Arc<CudaStream>, CudaError> {
+        Ok(self.context.new_stream()?)
+    }
+
+    /// Zeroed memory for `len` numbers, ready for every stream. Waits for the device: for set-up, not for steps.
+    pub fn alloc<T: DeviceRepr + ValidAsZeroBits>(&self, len: usize) -> Result<CudaSlice<T>, CudaError> {
+        let bytes = len * size_of::<T>();
+        let memory = self.stream.alloc_zeros(len).map_err(|error| CudaError::of_allocation(error, bytes))?;
+        self.stream.synchronize()?;
+        Ok(memory)
+    }
+
+    /// Memory with these numbers in it, ready for every stream. Waits, as [`Device::alloc`] does.
+    pub fn upload<T: DeviceRepr>(&self, numbers: &[T]) -> Result<CudaSlice<T>, CudaError> {
+        let memory = self.stream.clone_htod(numbers).map_err(|error| CudaError::of_allocation(error, size_of_val(numbers)))?;
+        self.stream.synchronize()?;
+        Ok(memory)
+    }
+
+    /// Bytes that are free, and in all.
+    pub fn memory(&self) -> Result<(usize, usize), CudaError> {
+        Ok(self.context.mem_get_info()?)
+    }
+
+    /// Waits for all streams, and tells what went wrong on any of them.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        self.context.check_err()?;
+        Ok(self.context.synchronize()?)
+    }
+
+    /// The kernels of a source, compiled for this device.
+    pub(crate) fn module(&self, source: &Source, head_dim: usize) -> Result<Arc<CudaModule>, CudaError> {
+        let cubin = self.cache.load(source, self.properties.arch, head_dim)?;
+        Ok(self.context.load_module(Ptx::from_binary(cubin))?)
+    }
+}
+
+impl Properties {
+    fn of(context: &CudaContext) -> Result<Self, CudaError> {
+        use sys::CUdevice_attribute as Attribute;
+        let attribute = |which| Ok::<_, CudaError>(context.attribute(which)?.max(0) as usize);
+        let (major, minor) = context.compute_capability()?;
+        Ok(Self {
+            name: context.name()?,
+            arch: Arch { major: major as u32, minor: minor as u32 },
+            multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+            l2_bytes: attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?,
+            shared_bytes_max: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+            memory_bytes: context.total_mem()?,
+        })
+    }
+}
+
+/// A kernel that may use `bytes` of dynamic shared memory. More than 48 KiB must be asked for.
+pub(crate) fn function(module: &Arc<CudaModule>, name: &str, bytes: usize) -> Result<CudaFunction, CudaError> {
+    let function = module.load_function(name)?;
+    if bytes > SHARED_BYTES_FREE {
+        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        function.set_attribute(attribute, bytes as i32)?;
+    }
+    Ok(function)
+}
+
+const SHARED_BYTES_FREE: usize = 48 << 10;

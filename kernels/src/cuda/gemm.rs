@@ -1,0 +1,249 @@
+//! Matrix products, by cuBLASLt.
+//!
+//! `y = x weightᵀ`, with x `[rows, inner]`, weight `[columns, inner]` as checkpoints store it, and y `[rows, columns]`. cuBLASLt counts
+//! columns first, so to it this is `yᵀ = weight xᵀ` of an `[inner, columns]` and an `[inner, rows]` matrix: transposed times plain, the
+//! one form in which it also multiplies FP8. Which algorithm runs depends on the number of rows, and so do a row's last bits.
+
+use super::{
+    CudaError,
+    device::{Bf16, Device},
+    launch::address,
+};
+use cudarc::{
+    cublaslt::{result, result::CublasError, sys},
+    driver::{CudaSlice, CudaStream, CudaView, CudaViewMut},
+};
+use std::{collections::HashMap, ffi::c_void, ptr};
+
+/// What is multiplied. x is `[rows, inner]`, weight `[columns, inner]`; inner is a multiple of 8, of 16 for FP8.
+#[derive(Clone, Copy)]
+pub enum Factors<'a> {
+    Bf16 {
+        x: &'a CudaView<'a, Bf16>,
+        weight: &'a CudaView<'a, Bf16>,
+    },
+    /// e4m3 numbers (sm_89 and later), and what they are to be multiplied by.
+    Fp8 {
+        x: &'a CudaView<'a, u8>,
+        weight: &'a CudaView<'a, u8>,
+        scales: Scales<'a>,
+    },
+}
+
+/// Scales of FP8 numbers.
+#[derive(Clone, Copy)]
+pub enum Scales<'a> {
+    /// One for all of x, one for all of the weight.
+    Tensor { x: &'a CudaView<'a, f32>, weight: &'a CudaView<'a, f32> },
+    /// One for each row of x, and for each row of the weight (an output channel). sm_90 and later.
+    Rows { x: &'a CudaView<'a, f32>, weight: &'a CudaView<'a, f32> },
+}
+
+/// Where the product goes, `[rows, columns]`; columns is a multiple of 8.
+pub enum Product<'a, 'b> {
+    Bf16(&'a mut CudaViewMut<'b, Bf16>),
+    F32(&'a mut CudaViewMut<'b, f32>),
+}
+
+/// What an algorithm is chosen for.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct Problem {
+    rows: usize,
+    inner: usize,
+    columns: usize,
+    factors: Numbers,
+    product: sys::cudaDataType_t,
+    bias: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+enum Numbers {
+    Bf16,
+    Fp8ByTensor,
+    Fp8ByRow,
+}
+
+/// cuBLASLt, and the algorithms that it chose so far. For one stream: products share a workspace.
+pub struct Gemm {
+    handle: Handle,
+    workspace: CudaSlice<u8>,
+    plans: HashMap<Problem, Plan>,
+}
+
+/// As much as cuBLAS itself takes on Hopper.
+const WORKSPACE_BYTES: usize = 32 << 20;
+
+impl Gemm {
+    pub fn new(device: &Device) -> Result<Self, CudaError> {
+        // SAFETY: looks for the library and loads it.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(CudaError::NoLibrary { name: "libcublasLt" });
+        }
+        device.context().bind_to_thread()?;
+        Ok(Self { handle: Handle(result::create_handle()?), workspace: device.alloc(WORKSPACE_BYTES)?, plans: HashMap::new() })
+    }
+
+    /// `y = x weightᵀ + bias`; a bias, `[columns]`, comes with a product of bf16 alone.
+    pub fn multiply(
+        &mut self,
+        stream: &CudaStream,
+        y: Product<'_, '_>,
+        factors: Factors<'_>,
+        bias: Option<&CudaView<'_, Bf16>>,
+        inner: usize,
+    ) -> Result<(), CudaError> {
+        let (x_len, weight_len, numbers) = match factors {
+            Factors::Bf16 { x, weight } => (x.len(), weight.len(), Numbers::Bf16),
+            Factors::Fp8 { x, weight, scales: Scales::Tensor { .. } } => (x.len(), weight.len(), Numbers::Fp8ByTensor),
+            Factors::Fp8 { x, weight, scales: Scales::Rows { .. } } => (x.len(), weight.len(), Numbers::Fp8ByRow),
+        };
+        assert!(inner > 0 && x_len.is_multiple_of(inner) && weight_len.is_multiple_of(inner), "rows of {inner} numbers");
+        assert!(inner.is_multiple_of(if numbers == Numbers::Bf16 { 8 } else { 16 }), "rows begin at multiples of 16 bytes");
+        let (rows, columns) = (x_len / inner, weight_len / inner);
+        let (y, y_len, product) = match y {
+            Product::Bf16(y) => (address(y), y.len(), sys::cudaDataType_t::CUDA_R_16BF),
+            Product::F32(y) => (address(y), y.len(), sys::cudaDataType_t::CUDA_R_32F),
+        };
+        assert!(y_len == rows * columns && columns.is_multiple_of(8), "y is [rows, columns]");
+        assert!(bias.is_none_or(|bias| bias.len() == columns && product == sys::cudaDataType_t::CUDA_R_16BF), "bias is bf16 [columns]");
+        if rows == 0 {
+            return Ok(());
+        }
+
+        let problem = Problem { rows, inner, columns, factors: numbers, product, bias: bias.is_some() };
+        let failed = |source| CudaError::Multiply { rows, inner, columns, source };
+        if !self.plans.contains_key(&problem) {
+            let plan = Plan::new(&self.handle, &problem, WORKSPACE_BYTES).map_err(failed)?;
+            self.plans.insert(problem, plan);
+        }
+        let plan = &self.plans[&problem];
+        let (x, weight) = match factors {
+            Factors::Bf16 { x, weight } => (address(x), address(weight)),
+            Factors::Fp8 { x, weight, scales } => {
+                let (Scales::Tensor { x: x_scale, weight: weight_scale } | Scales::Rows { x: x_scale, weight: weight_scale }) = scales;
+                let expected = if numbers == Numbers::Fp8ByRow { (rows, columns) } else { (1, 1) };
+                assert_eq!((x_scale.len(), weight_scale.len()), expected, "scales of x, and of the weight");
+                use sys::cublasLtMatmulDescAttributes_t as Attribute;
+                plan.description.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &address(weight_scale)).map_err(failed)?;
+                plan.description.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &address(x_scale)).map_err(failed)?;
+                (address(x), address(weight))
+            }
+        };
+        if let Some(bias) = bias {
+            let attribute = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
+            plan.description.set(attribute, &address(bias)).map_err(failed)?;
+        }
+        stream.context().bind_to_thread()?;
+        // SAFETY: the shapes are those that the plan was made for, asserted above; the workspace is used by this stream alone.
+        unsafe {
+            result::matmul(
+                self.handle.0,
+                plan.description.0,
+                (&raw const ONE).cast(),
+                (&raw const ZERO).cast(),
+                weight as *const c_void,
+                plan.weight.0,
+                x as *const c_void,
+                plan.x.0,
+                y as *const c_void,
+                plan.y.0,
+                y as *mut c_void,
+                plan.y.0,
+                &plan.algorithm,
+                address(&self.workspace) as *mut c_void,
+                WORKSPACE_BYTES,
+                stream.cu_stream().cast(),
+            )
+        }
+        .map_err(failed)
+    }
+}
+
+static ONE: f32 = 1.0;
+static ZERO: f32 = 0.0;
+
+/// Everything about a product but where its numbers are.
+struct Plan {
+    description: Description,
+    weight: Layout,
+    x: Layout,
+    y: Layout,
+    algorithm: sys::cublasLtMatmulAlgo_t,
+}
+
+impl Plan {
+    fn new(handle: &Handle, problem: &Problem, workspace_bytes: usize) -> Result<Self, CublasError> {
+        use sys::{cublasLtMatmulDescAttributes_t as Attribute, cublasLtMatmulMatrixScale_t as Scale, cudaDataType_t as Type};
+        let Problem { rows, inner, columns, factors, product, bias } = *problem;
+        let description =
+            Description(result::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, sys::cudaDataType_t::CUDA_R_32F)?);
+        description.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &TRANSPOSED)?;
+        if bias {
+            description.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS)?;
+        }
+        if factors == Numbers::Fp8ByRow {
+            let scale = Scale::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+            description.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &scale)?;
+            description.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &scale)?;
+        }
+        let factor = if factors == Numbers::Bf16 { Type::CUDA_R_16BF } else { Type::CUDA_R_8F_E4M3 };
+        let weight = Layout::new(factor, inner, columns)?;
+        let x = Layout::new(factor, inner, rows)?;
+        let y = Layout::new(product, columns, rows)?;
+        let preference = Preference::new(workspace_bytes)?;
+        // SAFETY: all of these are alive.
+        let found = unsafe { result::get_matmul_algo_heuristic(handle.0, description.0, weight.0, x.0, y.0, y.0, preference.0) }?;
+        Ok(Self { description, weight, x, y, algorithm: found.algo })
+    }
+}
+
+/// `CUBLAS_OP_T`, which is of another header.
+const TRANSPOSED: i32 = 1;
+
+struct Handle(sys::cublasLtHandle_t);
+struct Description(sys::cublasLtMatmulDesc_t);
+struct Layout(sys::cublasLtMatrixLayout_t);
+struct Preference(sys::cublasLtMatmulPreference_t);
+
+impl Description {
+    fn set<T>(&self, attribute: sys::cublasLtMatmulDescAttributes_t, value: &T) -> Result<(), CublasError> {
+        // SAFETY: the description is alive; the value is of the attribute's type, copied by the call.
+        unsafe { result::set_matmul_desc_attribute(self.0, attribute, ptr::from_ref(value).cast(), size_of::<T>()) }
+    }
+}
+
+impl Layout {
+    /// Columns of `rows` numbers, side by side.
+    fn new(numbers: sys::cudaDataType_t, rows: usize, columns: usize) -> Result<Self, CublasError> {
+        Ok(Self(result::create_matrix_layout(numbers, rows as u64, columns as u64, rows as i64)?))
+    }
+}
+
+impl Preference {
+    fn new(workspace_bytes: usize) -> Result<Self, CublasError> {
+        let preference = Self(result::create_matmul_pref()?);
+        let attribute = sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+        // SAFETY: the preference is alive; the value is of the attribute's type, copied by the call.
+        unsafe { result::set_matmul_pref_attribute(preference.0, attribute, ptr::from_ref(&workspace_bytes).cast(), size_of::<usize>()) }?;
+        Ok(preference)
+    }
+}
+
+macro_rules! destroyed_by {
+    ($type:ty, $destroy:path) => {
+        impl Drop for $type {
+            fn drop(&mut self) {
+                // SAFETY: created with this value, and destroyed only here. A failure leaves nothing to be done.
+                let _ = unsafe { $destroy(self.0) };
+            }
+        }
+    };
+}
+
+destroyed_by!(Handle, result::destroy_handle);
+destroyed_by!(Description, result::destroy_matmul_desc);
+destroyed_by!(Layout, result::destroy_matrix_layout);
+destroyed_by!(Preference, result::destroy_matmul_pref);
+
+// SAFETY: cuBLASLt's objects may be used from any thread, one at a time: `Gemm` is used by exclusive reference.
+unsafe impl Send for Gemm {}

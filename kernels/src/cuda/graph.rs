@@ -1,0 +1,91 @@
+//! A step's launches, recorded once and then replayed with one call: at small batches the device would otherwise wait for the host.
+
+use super::CudaError;
+use cudarc::driver::{CudaGraph, CudaStream, sys};
+use std::{collections::BTreeMap, sync::Arc};
+
+/// Graphs of the same step for batches of different sizes. A batch is filled up to the next size with rows that do nothing.
+pub struct StepGraphs {
+    stream: Arc<CudaStream>,
+    /// By shape: rows, and the power of two that bounds the positions.
+    graphs: BTreeMap<StepShape, CudaGraph>,
+}
+
+/// What a graph is recorded for.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct StepShape {
+    pub rows: usize,
+    /// No row sees more.
+    pub positions: usize,
+}
+
+impl StepShape {
+    /// The least shape that holds such a batch: up to 8 rows powers of two, then multiples of 8, from 64 on of 32.
+    pub fn holding(rows: usize, positions: usize) -> Self {
+        let rows = match rows {
+            0..=8 => rows.next_power_of_two(),
+            9..=64 => rows.next_multiple_of(8),
+            _ => rows.next_multiple_of(32),
+        };
+        Self { rows, positions: positions.max(POSITIONS_MIN).next_power_of_two() }
+    }
+}
+
+/// Below this, attention has few parts anyway.
+const POSITIONS_MIN: usize = 1024;
+
+impl StepGraphs {
+    /// On `stream`, which the recorded work goes to.
+    pub fn new(stream: Arc<CudaStream>) -> Self {
+        Self { stream, graphs: BTreeMap::new() }
+    }
+
+    pub fn is_recorded(&self, shape: StepShape) -> bool {
+        self.graphs.contains_key(&shape)
+    }
+
+    /// Records what `step` puts on the stream; it is not run. All memory that it names must outlive the graphs, and must be allocated
+    /// and every kernel loaded before: a capture allows neither.
+    pub fn record<E: From<CudaError>>(&mut self, shape: StepShape, step: impl FnOnce(&Arc<CudaStream>) -> Result<(), E>) -> Result<(), E> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        self.stream.begin_capture(mode).map_err(CudaError::from)?;
+        let outcome = step(&self.stream);
+        // The capture must end, whatever came of the step.
+        let graph = self.stream.end_capture(sys::CUgraphInstantiate_flags(0)).map_err(CudaError::from);
+        outcome?;
+        let graph = graph?.expect("a stream that captures has a graph");
+        graph.upload().map_err(CudaError::from)?;
+        self.graphs.insert(shape, graph);
+        Ok(())
+    }
+
+    /// Puts the recorded step on the stream.
+    ///
+    /// # Panics
+    /// If none was recorded for this shape.
+    pub fn launch(&self, shape: StepShape) -> Result<(), CudaError> {
+        Ok(self.graphs[&shape].launch()?)
+    }
+}
+
+// SAFETY: graphs may be used from any thread, one at a time; launching one is serialized by the engine's thread, which owns this.
+unsafe impl Send for StepGraphs {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shapes_hold_their_batch_and_waste_little() {
+        let mut shapes = Vec::new();
+        for rows in 1..=256 {
+            let shape = StepShape::holding(rows, 1);
+            assert!(shape.rows >= rows && shape.rows < 2 * rows);
+            assert!(rows <= 8 || shape.rows <= rows + rows.div_ceil(2).max(7));
+            shapes.push(shape);
+        }
+        shapes.dedup();
+        assert_eq!(shapes.len(), 4 + 7 + 6);
+        assert_eq!(StepShape::holding(3, 4097), StepShape { rows: 4, positions: 8192 });
+    }
+}

@@ -1,0 +1,75 @@
+//! The kernels, loaded for one head size.
+
+use super::{
+    CudaError, attention,
+    compile::{self, Source},
+    device::{Device, function},
+};
+use cudarc::driver::CudaFunction;
+
+/// Every kernel that a model of this head size needs. What each does, and to what shapes, is told where its operation is:
+/// [`elementwise`](super::elementwise), [`attention`](super::attention), [`sampling`](super::sampling), [`kv`](super::kv).
+pub struct Kernels {
+    pub(super) head_dim: usize,
+    pub(super) width_max: usize,
+    pub(super) attention_decode: CudaFunction,
+    pub(super) attention_combine: CudaFunction,
+    pub(super) attention_prefill: CudaFunction,
+    pub(super) embedding: CudaFunction,
+    pub(super) rms_norm: CudaFunction,
+    pub(super) rope_kv_write: CudaFunction,
+    pub(super) swiglu: CudaFunction,
+    pub(super) quantize_fp8_rows: CudaFunction,
+    pub(super) quantize_fp8_tensor: CudaFunction,
+    pub(super) kv_gather: CudaFunction,
+    pub(super) kv_scatter: CudaFunction,
+    pub(super) add_to_logits: CudaFunction,
+    pub(super) penalize: CudaFunction,
+    pub(super) ban: CudaFunction,
+    pub(super) begin_history: CudaFunction,
+    pub(super) extend_history: CudaFunction,
+    pub(super) sample: CudaFunction,
+}
+
+impl Kernels {
+    /// `head_dim`: a multiple of 16, up to 256. Compiles what the device's cache does not hold.
+    pub fn load(device: &Device, head_dim: usize) -> Result<Self, CudaError> {
+        assert!(head_dim.is_multiple_of(16) && (16..=256).contains(&head_dim), "heads of a multiple of 16 numbers, up to 256");
+        let module = |source: &Source| device.module(source, head_dim);
+        let decode = module(&compile::ATTENTION_DECODE)?;
+        let kv_copy = module(&compile::KV_COPY)?;
+        let penalties = module(&compile::PENALTIES)?;
+        let quantize = module(&compile::QUANTIZE_FP8)?;
+        // All that a block may have, less what the kernel declares itself.
+        let norm_bytes = device.properties().shared_bytes_max - (1 << 10);
+        Ok(Self {
+            head_dim,
+            width_max: norm_bytes / size_of::<f32>(),
+            attention_decode: function(&decode, "attention_decode", 0)?,
+            attention_combine: function(&decode, "attention_combine", 0)?,
+            attention_prefill: function(
+                &module(&compile::ATTENTION_PREFILL)?,
+                "attention_prefill",
+                attention::prefill_shared_bytes(head_dim),
+            )?,
+            embedding: function(&module(&compile::EMBEDDING)?, "embedding", 0)?,
+            rms_norm: function(&module(&compile::RMS_NORM)?, "rms_norm", norm_bytes)?,
+            rope_kv_write: function(&module(&compile::ROPE_KV_WRITE)?, "rope_kv_write", 0)?,
+            swiglu: function(&module(&compile::SWIGLU)?, "swiglu", 0)?,
+            quantize_fp8_rows: function(&quantize, "quantize_fp8_rows", 0)?,
+            quantize_fp8_tensor: function(&quantize, "quantize_fp8_tensor", 0)?,
+            kv_gather: function(&kv_copy, "kv_gather", 0)?,
+            kv_scatter: function(&kv_copy, "kv_scatter", 0)?,
+            add_to_logits: function(&penalties, "add_to_logits", 0)?,
+            penalize: function(&penalties, "penalize", 0)?,
+            ban: function(&penalties, "ban", 0)?,
+            begin_history: function(&penalties, "begin_history", 0)?,
+            extend_history: function(&penalties, "extend_history", 0)?,
+            sample: function(&module(&compile::SAMPLE)?, "sample", 0)?,
+        })
+    }
+
+    pub fn head_dim(&self) -> usize {
+        self.head_dim
+    }
+}

@@ -1,0 +1,174 @@
+//! The paged memory on the device, and its blocks' way to and from contiguous slots.
+//!
+//! A layer's blocks lie together here, `[layer][block][K, V][kv head][16][head_dim]`, so that attention walks through one stretch of
+//! memory; a slot holds one block, `[layer][K, V][kv head][16][head_dim]`, as everybody else knows it.
+
+use super::{
+    CudaError,
+    device::{Bf16, Device},
+    kernels::Kernels,
+    launch::{Arg, Shape, count, launch},
+};
+use crate::{
+    dtype::Dtype,
+    kv::{BLOCK_POSITIONS, KvLayout},
+};
+use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceRepr};
+use std::ops::Range;
+
+/// A fixed number of blocks in device memory.
+pub struct DeviceKv {
+    layout: KvLayout,
+    blocks: usize,
+    memory: CudaSlice<Bf16>,
+}
+
+/// One layer of it, and where sequences have their blocks.
+pub struct PagedLayer<'a> {
+    pub memory: CudaViewMut<'a, Bf16>,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    /// `[sequences, table_stride]`: the blocks of each sequence from position 0 on.
+    pub tables: &'a CudaView<'a, u32>,
+    pub table_stride: usize,
+}
+
+/// How many blocks fit into `free_bytes` of device memory if `reserve_bytes` of it stay free.
+pub fn blocks_that_fit(layout: &KvLayout, free_bytes: usize, reserve_bytes: usize) -> usize {
+    let blocks = free_bytes.saturating_sub(reserve_bytes) / layout.block_bytes();
+    // Block ids are u32.
+    blocks.min(u32::MAX as usize)
+}
+
+impl DeviceKv {
+    /// `layout` is of bf16.
+    pub fn new(device: &Device, layout: KvLayout, blocks: usize) -> Result<Self, CudaError> {
+        assert_eq!(layout.dtype, Dtype::Bf16, "K and V on the device are bf16");
+        let memory = device.alloc(blocks * layout.block_bytes() / size_of::<Bf16>())?;
+        Ok(Self { layout, blocks, memory })
+    }
+
+    pub fn layout(&self) -> &KvLayout {
+        &self.layout
+    }
+
+    pub fn blocks(&self) -> usize {
+        self.blocks
+    }
+
+    pub fn layer<'a>(&'a mut self, layer: usize, tables: &'a CudaView<'a, u32>, table_stride: usize) -> PagedLayer<'a> {
+        assert!(layer < self.layout.layers && table_stride > 0 && tables.len().is_multiple_of(table_stride), "tables of one length");
+        let (kv_heads, head_dim) = (self.layout.kv_heads, self.layout.head_dim);
+        let numbers = self.memory.len() / self.layout.layers;
+        let memory = self.memory.slice_mut(layer * numbers..(layer + 1) * numbers);
+        PagedLayer { memory, kv_heads, head_dim, tables, table_stride }
+    }
+
+    /// Bytes of K and V of one layer of a block.
+    fn slice_bytes(&self) -> usize {
+        self.layout.block_bytes() / self.layout.layers
+    }
+}
+
+/// Blocks of one launch, as in `kv_copy.cu`.
+pub const BATCH_BLOCKS: usize = 64;
+
+/// A block, and the address of its slot as the device sees it: device memory, or pinned memory of the host.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Placed {
+    pub block: u32,
+    pub slot: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Batch {
+    slots: [u64; BATCH_BLOCKS],
+    blocks: [u32; BATCH_BLOCKS],
+}
+
+// SAFETY: plain numbers in C's order, as kv_copy.cu declares them; any bits are valid.
+unsafe impl DeviceRepr for Batch {}
+
+impl Batch {
+    fn new(placed: &[Placed]) -> Self {
+        let mut batch = Self { slots: [0; BATCH_BLOCKS], blocks: [0; BATCH_BLOCKS] };
+        for (i, Placed { block, slot }) in placed.iter().enumerate() {
+            (batch.slots[i], batch.blocks[i]) = (*slot, *block);
+        }
+        batch
+    }
+}
+
+impl Kernels {
+    /// Copies `layers` of blocks of `kv` to their slots.
+    ///
+    /// # Safety
+    /// Each slot is memory of a block's size that the device may write, aligned to 16 bytes, and stays so, unread and unwritten by
+    /// others, until the stream has come past this.
+    pub unsafe fn kv_gather(&self, stream: &CudaStream, kv: &DeviceKv, placed: &[Placed], layers: Range<usize>) -> Result<(), CudaError> {
+        self.copy(stream, &self.kv_gather, (&kv.memory).into(), kv, placed, layers)
+    }
+
+    /// Copies `layers` of blocks from their slots into `kv`.
+    ///
+    /// # Safety
+    /// Each slot is memory of a block's size that the device may read, aligned to 16 bytes, and stays so, unwritten by others, until
+    /// the stream has come past this.
+    pub unsafe fn kv_scatter(
+        &self,
+        stream: &CudaStream,
+        kv: &mut DeviceKv,
+        placed: &[Placed],
+        layers: Range<usize>,
+    ) -> Result<(), CudaError> {
+        let memory = (&mut kv.memory).into();
+        self.copy(stream, &self.kv_scatter, memory, kv, placed, layers)
+    }
+
+    fn copy(
+        &self,
+        stream: &CudaStream,
+        function: &cudarc::driver::CudaFunction,
+        memory: Arg<'_>,
+        kv: &DeviceKv,
+        placed: &[Placed],
+        layers: Range<usize>,
+    ) -> Result<(), CudaError> {
+        assert!(layers.end <= kv.layout.layers, "layers of the memory");
+        assert!(placed.iter().all(|p| (p.block as usize) < kv.blocks && p.slot.is_multiple_of(16)), "blocks of the memory");
+        let Arg::Pointer(pool) = memory else { unreachable!("memory is a pointer") };
+        let slice_bytes = kv.slice_bytes();
+        for placed in placed.chunks(BATCH_BLOCKS) {
+            let batch = Batch::new(placed);
+            let shape = Shape::new((layers.len(), placed.len(), 1), COPY_THREADS);
+            let args = [
+                Arg::Pointer(pool),
+                Arg::Batch(&batch),
+                Arg::U32(count(kv.blocks)),
+                Arg::U32(count(layers.start)),
+                Arg::U64(slice_bytes as u64),
+            ];
+            // SAFETY: blocks and layers are asserted, slots are the caller's contract. A launch copies its arguments.
+            unsafe { launch(stream, function, shape, &args) }?;
+        }
+        Ok(())
+    }
+}
+
+const COPY_THREADS: usize = 256;
+
+const _: () = assert!(BLOCK_POSITIONS == 16, "`BLOCK` in common.cuh");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_divided_into_whole_blocks_and_a_reserve() {
+        let layout = KvLayout { layers: 32, kv_heads: 8, head_dim: 128, dtype: Dtype::Bf16 };
+        assert_eq!(layout.block_bytes(), 2 << 20);
+        assert_eq!(blocks_that_fit(&layout, 100 << 20, 11 << 20), 44);
+        assert_eq!(blocks_that_fit(&layout, 10 << 20, 11 << 20), 0);
+    }
+}

@@ -1,0 +1,107 @@
+//! Putting a kernel on a stream.
+
+use super::{CudaError, kv::Batch};
+use cudarc::driver::{CudaFunction, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, LaunchConfig, PushKernelArg};
+
+/// What a kernel is given.
+pub(crate) enum Arg<'a> {
+    /// To device memory; 0 is null.
+    Pointer(u64),
+    U32(u32),
+    U64(u64),
+    F32(f32),
+    Batch(&'a Batch),
+}
+
+/// A pointer that may be null.
+pub(crate) fn optional<T>(view: Option<&CudaView<'_, T>>) -> Arg<'static> {
+    view.map_or(Arg::Pointer(0), Arg::from)
+}
+
+impl<T> From<&CudaView<'_, T>> for Arg<'static> {
+    fn from(view: &CudaView<'_, T>) -> Self {
+        Arg::Pointer(address(view))
+    }
+}
+
+impl<T> From<&mut CudaViewMut<'_, T>> for Arg<'static> {
+    fn from(view: &mut CudaViewMut<'_, T>) -> Self {
+        Arg::Pointer(address(view))
+    }
+}
+
+impl<T> From<&CudaSlice<T>> for Arg<'static> {
+    fn from(slice: &CudaSlice<T>) -> Self {
+        Arg::Pointer(address(slice))
+    }
+}
+
+impl<T> From<&mut CudaSlice<T>> for Arg<'static> {
+    fn from(slice: &mut CudaSlice<T>) -> Self {
+        Arg::Pointer(address(slice))
+    }
+}
+
+impl From<usize> for Arg<'static> {
+    /// As u32: the kernels' counts and strides.
+    fn from(x: usize) -> Self {
+        Arg::U32(count(x))
+    }
+}
+
+impl From<f32> for Arg<'static> {
+    fn from(x: f32) -> Self {
+        Arg::F32(x)
+    }
+}
+
+/// Where memory is, as the device sees it. Ordering streams is the caller's business (`Device`).
+pub(crate) fn address<T>(memory: &impl DevicePtr<T>) -> u64 {
+    memory.device_ptr(memory.stream()).0
+}
+
+pub(crate) fn count(x: usize) -> u32 {
+    u32::try_from(x).expect("counts and strides of one launch are below 2^32")
+}
+
+/// Blocks of threads, threads of each, and bytes of dynamic shared memory.
+pub(crate) struct Shape {
+    pub(crate) grid: (usize, usize, usize),
+    pub(crate) threads: usize,
+    pub(crate) shared_bytes: usize,
+}
+
+impl Shape {
+    pub(crate) fn new(grid: (usize, usize, usize), threads: usize) -> Self {
+        Self { grid, threads, shared_bytes: 0 }
+    }
+}
+
+/// Puts a kernel on the stream; nothing for an empty grid.
+///
+/// # Safety
+/// The arguments are the kernel's parameters, in order and type; behind each pointer is as much memory as the kernel, given the
+/// others, touches; that memory lives, and nothing else writes to it, until the kernel is done.
+pub(crate) unsafe fn launch(stream: &CudaStream, function: &CudaFunction, shape: Shape, args: &[Arg<'_>]) -> Result<(), CudaError> {
+    let (x, y, z) = shape.grid;
+    if x == 0 || y == 0 || z == 0 {
+        return Ok(());
+    }
+    let mut builder = stream.launch_builder(function);
+    for arg in args {
+        match arg {
+            Arg::Pointer(x) | Arg::U64(x) => builder.arg(x),
+            Arg::U32(x) => builder.arg(x),
+            Arg::F32(x) => builder.arg(x),
+            Arg::Batch(x) => builder.arg(*x),
+        };
+    }
+    let config = LaunchConfig {
+        grid_dim: (count(x), count(y), count(z)),
+        block_dim: (count(shape.threads), 1, 1),
+        shared_mem_bytes: count(shape.shared_bytes),
+    };
+    // SAFETY: the caller's.
+    unsafe { builder.launch(config) }?;
+    Ok(())
+}

@@ -1,0 +1,58 @@
+//! The host's memory as the device's copy engines want it: pinned, so that bytes move at the rate of the bus, and while the
+//! host does something else.
+
+use super::{CudaError, device::Device};
+use cudarc::driver::{CudaContext, sys};
+use std::{ffi::c_void, ptr::NonNull, sync::Arc};
+
+/// Memory of the host that is registered with the device for as long as this lives: the pool's arena, mapped into a worker.
+pub struct Pinned {
+    context: Arc<CudaContext>,
+    start: NonNull<u8>,
+    bytes: usize,
+    /// Where the device sees it.
+    address: u64,
+}
+
+impl Pinned {
+    /// Registers `bytes` from `start` on. Locks them in memory, which takes a while (some 10 ms for a GiB) and must be within the
+    /// process's limits.
+    ///
+    /// # Safety
+    /// The memory is mapped, for reading and writing, until this is dropped.
+    pub unsafe fn register(device: &Device, start: NonNull<u8>, bytes: usize) -> Result<Self, CudaError> {
+        let context = device.context().clone();
+        context.bind_to_thread()?;
+        let host = start.as_ptr().cast::<c_void>();
+        let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
+        // SAFETY: the memory is mapped, says the caller.
+        unsafe { sys::cuMemHostRegister_v2(host, bytes, flags) }.result().map_err(|error| CudaError::of_allocation(error, bytes))?;
+        let mut pinned = Self { context, start, bytes, address: 0 };
+        // SAFETY: registered with DEVICEMAP just now.
+        unsafe { sys::cuMemHostGetDevicePointer_v2(&mut pinned.address, host, 0) }.result()?;
+        Ok(pinned)
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Where the device sees byte `offset` of it.
+    pub fn address(&self, offset: usize) -> u64 {
+        assert!(offset <= self.bytes);
+        self.address + offset as u64
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        self.context.record_err(self.context.bind_to_thread());
+        // SAFETY: registered in `register`, and unregistered only here.
+        self.context.record_err(unsafe { sys::cuMemHostUnregister(self.start.as_ptr().cast()) }.result());
+    }
+}
+
+// SAFETY: only the address is kept; registering and unregistering may happen on any thread.
+unsafe impl Send for Pinned {}
+// SAFETY: as above; nothing changes through a shared reference.
+unsafe impl Sync for Pinned {}

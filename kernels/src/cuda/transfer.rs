@@ -1,0 +1,95 @@
+//! Blocks between pinned slots in DRAM and the paged memory, on streams of their own: the model computes meanwhile.
+//!
+//! The bus is the bottleneck, and its copy engines are fastest with long contiguous pieces, while a block lies in as many pieces
+//! as there are layers on the device. So a block crosses the bus whole, into or out of a staging buffer on the device, and a kernel
+//! takes it apart or puts it together there, at device memory's rate: a few percent on top.
+//!
+//! ```text
+//!   fetch:    slot ──copy engine──► staging ──kv_scatter──► paged memory
+//!   publish:  paged memory ──kv_gather──► staging ──copy engine──► slot
+//! ```
+
+use super::{
+    CudaError,
+    device::Device,
+    kernels::Kernels,
+    kv::{DeviceKv, Placed},
+    launch::address,
+};
+use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, sys};
+use std::{ops::Range, sync::Arc};
+
+/// One direction's stream and staging buffer. Two of them: a worker that fetches also publishes.
+pub struct Transfer {
+    stream: Arc<CudaStream>,
+    staging: CudaSlice<u8>,
+    block_bytes: usize,
+}
+
+impl Transfer {
+    /// Moves up to `blocks_at_once` blocks per round.
+    pub fn new(device: &Device, kv: &DeviceKv, blocks_at_once: usize) -> Result<Self, CudaError> {
+        let block_bytes = kv.layout().block_bytes();
+        assert!(blocks_at_once > 0 && block_bytes.is_multiple_of(16), "slots are aligned to 16 bytes");
+        Ok(Self { stream: device.new_stream()?, staging: device.alloc(blocks_at_once * block_bytes)?, block_bytes })
+    }
+
+    /// Brings blocks from pinned slots into `kv`. Done when the event is: the model's stream may wait for it, or the host ask.
+    ///
+    /// # Safety
+    /// Each slot is pinned memory of a block's size that nobody writes until the event. Nothing else on the device uses these
+    /// blocks of `kv` until then.
+    pub unsafe fn fetch(&mut self, kernels: &Kernels, kv: &mut DeviceKv, placed: &[Placed]) -> Result<CudaEvent, CudaError> {
+        let layers = 0..kv.layout().layers;
+        for round in placed.chunks(self.staging.len() / self.block_bytes) {
+            let staged = self.staged(round);
+            for (from, to) in round.iter().zip(&staged) {
+                self.copy(to.slot, from.slot, self.block_bytes)?;
+            }
+            // SAFETY: staging belongs to this stream, which comes to the kernel after the copies, and to the next round after it.
+            unsafe { kernels.kv_scatter(&self.stream, kv, &staged, layers.clone()) }?;
+        }
+        Ok(self.stream.record_event(None)?)
+    }
+
+    /// Brings `layers` of blocks of `kv` to pinned slots, after `ready`: what the model's stream recorded when these layers were
+    /// done. Done when the event is.
+    ///
+    /// # Safety
+    /// Each slot is pinned memory of a block's size that nobody reads or writes until the event. Nothing on the device writes these
+    /// blocks of `kv` until then.
+    pub unsafe fn publish(
+        &mut self,
+        kernels: &Kernels,
+        kv: &DeviceKv,
+        placed: &[Placed],
+        layers: Range<usize>,
+        ready: &CudaEvent,
+    ) -> Result<CudaEvent, CudaError> {
+        self.stream.wait(ready)?;
+        let slice_bytes = self.block_bytes / kv.layout().layers;
+        let (skipped, bytes) = ((layers.start * slice_bytes) as u64, layers.len() * slice_bytes);
+        for round in placed.chunks(self.staging.len() / self.block_bytes) {
+            let staged = self.staged(round);
+            // SAFETY: staging belongs to this stream, which comes to the copies after the kernel, and to the next round after them.
+            unsafe { kernels.kv_gather(&self.stream, kv, &staged, layers.clone()) }?;
+            for (to, from) in round.iter().zip(&staged) {
+                self.copy(to.slot + skipped, from.slot + skipped, bytes)?;
+            }
+        }
+        Ok(self.stream.record_event(None)?)
+    }
+
+    /// These blocks, in the staging buffer's slots.
+    fn staged(&self, round: &[Placed]) -> Vec<Placed> {
+        let start = address(&self.staging);
+        round.iter().enumerate().map(|(i, p)| Placed { block: p.block, slot: start + (i * self.block_bytes) as u64 }).collect()
+    }
+
+    /// By the copy engine; pinned memory and device memory share one address space.
+    fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<(), CudaError> {
+        self.stream.context().bind_to_thread()?;
+        // SAFETY: one side is staging, the other a slot: live, says the contract of our callers.
+        Ok(unsafe { sys::cuMemcpyAsync(to, from, bytes, self.stream.cu_stream()) }.result()?)
+    }
+}

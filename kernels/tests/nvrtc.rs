@@ -1,0 +1,102 @@
+//! What can be told of the CUDA kernels without a GPU: each compiles for the oldest and the newest device that they are written for,
+//! and those that every token passes keep their numbers in registers.
+
+use std::collections::BTreeMap;
+use tidemill_kernels::cuda::{
+    CudaError,
+    compile::{self, Arch, SOURCES},
+};
+
+const ARCHS: [Arch; 2] = [Arch::SM_80, Arch::SM_90A];
+/// The smallest, the largest, and what models have.
+const HEAD_DIMS: [usize; 8] = [16, 32, 64, 80, 96, 112, 128, 256];
+
+/// What the assembler says of a kernel.
+#[derive(Debug)]
+struct Resources {
+    kernel: String,
+    registers: u32,
+    spill_bytes: u32,
+    stack_bytes: u32,
+}
+
+/// Reads the assembler's report (`ptxas -v`).
+fn resources(log: &str) -> Vec<Resources> {
+    let number_before =
+        |line: &str, what: &str| -> Option<u32> { line.split(what).next()?.rsplit([' ', ',']).find(|word| !word.is_empty())?.parse().ok() };
+    log.split("Compiling entry function '")
+        .skip(1)
+        .map(|report| {
+            let kernel = report.split('\'').next().unwrap().to_owned();
+            let line = |with: &str| report.lines().find(|line| line.contains(with)).unwrap_or_else(|| panic!("no {with} in {report}"));
+            let stack = line(" bytes stack frame");
+            Resources {
+                kernel,
+                registers: line("Used ").split("Used ").nth(1).and_then(|rest| rest.split(' ').next()?.parse().ok()).expect("registers"),
+                spill_bytes: number_before(stack, " bytes spill stores").unwrap() + number_before(stack, " bytes spill loads").unwrap(),
+                stack_bytes: number_before(stack, " bytes stack frame").unwrap(),
+            }
+        })
+        .collect()
+}
+
+#[test]
+fn every_kernel_compiles_and_none_spills() {
+    match compile::version() {
+        Ok((major, minor)) => println!("NVRTC {major}.{minor}"),
+        Err(CudaError::NoLibrary { .. }) => panic!(
+            "NVRTC is not here. `make test` fetches it; otherwise `pip install -r kernels/tests/requirements.txt`, and name the folder \
+             of libnvrtc.so.13 (site-packages/nvidia/cu13/lib) in LD_LIBRARY_PATH. No GPU is needed."
+        ),
+        Err(error) => panic!("{error}"),
+    }
+    println!("{:24}{:>9}{:>9}{:>11}{:>13}{:>13}", "kernel", "head_dim", "device", "registers", "spill bytes", "stack bytes");
+    let mut kernels: BTreeMap<String, u32> = BTreeMap::new();
+    for source in SOURCES {
+        for arch in ARCHS {
+            for &head_dim in if source.by_head_dim { &HEAD_DIMS[..] } else { &HEAD_DIMS[..1] } {
+                let compiled = compile::compile(source, arch, head_dim).unwrap_or_else(|error| panic!("{error}"));
+                assert!(compiled.cubin.starts_with(b"\x7fELF"), "{} for {arch} is machine code", source.file);
+                assert!(!compiled.log.contains("warning"), "{} for {arch}: {}", source.file, compiled.log);
+                for Resources { kernel, registers, spill_bytes, stack_bytes } in resources(&compiled.log) {
+                    let shown = if source.by_head_dim { head_dim.to_string() } else { String::new() };
+                    println!("{kernel:24}{shown:>9}{:>9}{registers:>11}{spill_bytes:>13}{stack_bytes:>13}", arch.to_string());
+                    *kernels.entry(kernel.clone()).or_default() += spill_bytes + stack_bytes;
+                }
+            }
+        }
+    }
+    let spilling: Vec<_> = kernels.iter().filter(|(_, bytes)| **bytes > 0).collect();
+    assert!(spilling.is_empty(), "kernels whose numbers do not fit into registers: {spilling:?}");
+    let expected = [
+        "add_to_logits",
+        "attention_combine",
+        "attention_decode",
+        "attention_prefill",
+        "ban",
+        "begin_history",
+        "embedding",
+        "extend_history",
+        "kv_gather",
+        "kv_scatter",
+        "penalize",
+        "quantize_fp8_rows",
+        "quantize_fp8_tensor",
+        "rms_norm",
+        "rope_kv_write",
+        "sample",
+        "swiglu",
+    ];
+    assert!(kernels.keys().eq(&expected), "every kernel was compiled: {:?}", kernels.keys());
+}
+
+#[test]
+fn the_report_of_the_assembler_is_read() {
+    let log = "ptxas info    : 0 bytes gmem\n\
+               ptxas info    : Compiling entry function 'a' for 'sm_80'\n\
+               ptxas info    : Function properties for a\n\
+               ptxas         .     8 bytes stack frame, 16 bytes spill stores, 24 bytes spill loads\n\
+               ptxas info    : Used 255 registers, used 1 barriers, 8 bytes cumulative stack size\n";
+    let [a] = &resources(log)[..] else { panic!("one kernel") };
+    assert_eq!((a.kernel.as_str(), a.registers, a.spill_bytes, a.stack_bytes), ("a", 255, 40, 8));
+}
