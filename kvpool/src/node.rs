@@ -58,6 +58,7 @@ struct Node {
     nvme: Option<OpenDisk>,
     limits: Limits,
     policy: Policy,
+    tenant_share: u8,
     store: Mutex<Option<Carved>>,
     /// Set when there are events to announce.
     changed: Arc<Notify>,
@@ -88,7 +89,7 @@ struct Traffic {
 
 /// Runs a pool node until `shutdown`.
 pub async fn run(settings: Settings, shutdown: impl Future<Output = ()>) -> Result<(), LinkError> {
-    let Settings { worker, advertise, dram_bytes, nvme, policy, limits } = settings;
+    let Settings { worker, advertise, dram_bytes, nvme, policy, tenant_share, limits } = settings;
     let endpoint = Endpoint::bind(worker.bind, &worker.identity)?;
     let addr = advertise.unwrap_or_else(|| endpoint.local_addr());
     tracing::info!(%addr, dram_bytes, %policy, reclaim_ms = limits.reclaim_max().as_millis() as u64, "pool node listens");
@@ -98,6 +99,7 @@ pub async fn run(settings: Settings, shutdown: impl Future<Output = ()>) -> Resu
         nvme: nvme.and_then(open_disk),
         limits,
         policy,
+        tenant_share,
         store: Mutex::default(),
         changed: Arc::default(),
         traffic: Traffic::default(),
@@ -229,6 +231,9 @@ impl Node {
         let io = self.nvme.as_ref().and_then(|nvme| nvme.prepare(manifest)).map(Arc::new);
         if let Some(io) = &io {
             directory = directory.with_disk(io.slots(), self.policy.build(io.slots()));
+        }
+        directory = directory.with_tenant_share(self.tenant_share);
+        if let Some(io) = &io {
             io.recover(&mut directory);
         }
         let store = Arc::new(Store::new(arena, directory, io.clone(), Arc::clone(&self.changed)));

@@ -43,6 +43,9 @@ pub struct PoolFlags {
     /// Which blocks make room for new ones: lru, lfu, s3fifo or hit-density (the default)
     #[arg(long)]
     pub policy: Option<String>,
+    /// Slots of memory, and of disk, that one tenant may fill, in percent
+    #[arg(long)]
+    pub tenant_share: Option<u8>,
     /// Time from reserving slots to publishing them, in milliseconds
     #[arg(long)]
     pub put_deadline_ms: Option<u64>,
@@ -60,6 +63,8 @@ pub struct Settings {
     /// `None`: blocks that leave memory are gone.
     pub nvme: Option<Nvme>,
     pub policy: Policy,
+    /// Percent.
+    pub tenant_share: u8,
     pub limits: Limits,
 }
 
@@ -92,11 +97,15 @@ impl Flags {
             Some(name) => name.parse().map_err(|unknown: UnknownPolicy| invalid("policy", &name, unknown.to_string()))?,
             None => Policy::default(),
         };
+        let tenant_share = kvpool.tenant_share.unwrap_or(100);
+        if !(1..=100).contains(&tenant_share) {
+            return Err(invalid("tenant_share", tenant_share, "must be from 1 to 100 percent").into());
+        }
         let limits = Limits {
             put_deadline: deadline("put_deadline_ms", kvpool.put_deadline_ms.unwrap_or(10_000))?,
             lease: deadline("lease_ms", kvpool.lease_ms.unwrap_or(10_000))?,
         };
-        Ok(Settings { worker: worker.check("kvpool")?, advertise: kvpool.advertise, dram_bytes, nvme, policy, limits })
+        Ok(Settings { worker: worker.check("kvpool")?, advertise: kvpool.advertise, dram_bytes, nvme, policy, tenant_share, limits })
     }
 }
 
@@ -142,6 +151,7 @@ mod tests {
             (["--lease-ms", "1"], "lease_ms"),
             (["--put-deadline-ms", "99999999"], "put_deadline_ms"),
             (["--bind", "0.0.0.0:0"], "advertise"),
+            (["--tenant-share", "0"], "tenant_share"),
             (["--nvme-capacity", "1TB"], "nvme_capacity"),
             (["--nvme-capacity", "1GiB"], "data"),
         ] {
