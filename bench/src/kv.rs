@@ -4,6 +4,7 @@
 //! best is kept: what else the machine does can only make it slower. References (copying memory, TCP over loopback) are
 //! measured in the same run, since a rate says little without the machine's own.
 
+pub mod blobdb;
 pub mod clocks;
 pub mod node;
 pub mod nvme;
@@ -35,6 +36,9 @@ pub struct KvArgs {
     /// Directory on the disk to be measured (default: where temporary files go)
     #[arg(long)]
     pub data: Option<PathBuf>,
+    /// Let nodes take their memory before blocks come
+    #[arg(long)]
+    pub prefault: bool,
     /// Fewer bytes and repetitions: to see that it works, not how fast it is.
     #[arg(long)]
     pub quick: bool,
@@ -72,7 +76,7 @@ pub async fn run(args: KvArgs) -> anyhow::Result<()> {
     let wanted = |tier: &str| args.tier.as_ref().is_none_or(|only| only == tier);
     let mut rows = Vec::new();
     if wanted("dram") {
-        rows.extend(dram(pki.path(), repetitions, shrink, &progress).await?);
+        rows.extend(dram(pki.path(), args.prefault, repetitions, shrink, &progress).await?);
     }
     if wanted("nvme") {
         let data = args.data.clone().unwrap_or_else(std::env::temp_dir);
@@ -88,7 +92,7 @@ pub async fn run(args: KvArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn dram(pki: &Path, repetitions: u32, shrink: usize, progress: &ProgressBar) -> anyhow::Result<Vec<Row>> {
+async fn dram(pki: &Path, prefault: bool, repetitions: u32, shrink: usize, progress: &ProgressBar) -> anyhow::Result<Vec<Row>> {
     progress.set_message("memcpy");
     let mut rows = tokio::task::spawn_blocking(move || reference::memcpy(repetitions, shrink)).await??;
     progress.inc(1);
@@ -101,7 +105,7 @@ async fn dram(pki: &Path, repetitions: u32, shrink: usize, progress: &ProgressBa
             let plan = Plan { block_bytes, batch, blocks, repetitions };
             progress.set_message(format!("{block_bytes} B × {batch}, {:?}, datagrams up to {}", way.choice, way.datagram_bytes_max));
             // A fresh node each time, with memory for one repetition: the first one touches all of it.
-            let node = PoolNode::start(pki, blocks * block_bytes, None).await?;
+            let node = PoolNode::start(pki, blocks * block_bytes, prefault, None).await?;
             let client = node.client(block_bytes, way.choice, way.datagram_bytes_max).await?;
             // On a worker thread, as everything is that a worker does.
             rows.extend(tokio::spawn(transfer::measure(client, node.clocks()?, plan)).await??);
@@ -118,13 +122,16 @@ async fn nvme(pki: &Path, data: &Path, repetitions: u32, shrink: usize, progress
         let putting = Duration::from_secs(8) / shrink as u32 + Duration::from_secs(3);
         let plan = nvme::Plan { block_bytes, batch, dram_bytes: dram_bytes / shrink, disk_bytes: disk_bytes / shrink, putting };
         let dir = tempfile::tempdir_in(data).with_context(|| format!("cannot make a directory in {}", data.display()))?;
-        let raw_dir = dir.path().to_owned();
-        let raw = tokio::task::spawn_blocking(move || nvme::raw(&raw_dir, plan, repetitions)).await??;
+        let references_dir = dir.path().to_owned();
+        let references = tokio::task::spawn_blocking(move || -> anyhow::Result<_> {
+            Ok([nvme::raw(&references_dir, plan, repetitions)?, blobdb::measure(&references_dir, plan, repetitions.min(2))?])
+        });
+        let [raw, blobdb] = references.await??;
         let offered = raw[0].rate.gb_per_s * 1e9;
-        rows.extend(raw);
+        rows.extend(raw.into_iter().chain(blobdb));
         for (n, way) in WAYS.into_iter().take(2).enumerate() {
             let dir = dir.path().join(n.to_string());
-            let node = PoolNode::start(pki, plan.dram_bytes, Some((&dir, plan.disk_bytes))).await?;
+            let node = PoolNode::start(pki, plan.dram_bytes, true, Some((&dir, plan.disk_bytes))).await?;
             let client = node.client(block_bytes, way.choice, way.datagram_bytes_max).await?;
             rows.extend(tokio::spawn(async move { nvme::measure(&node, client, plan, offered).await }).await??);
             fs::remove_dir_all(&dir)?;

@@ -28,6 +28,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
+    thread,
     time::Duration,
 };
 use store::Store;
@@ -53,6 +54,7 @@ const TICK: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 struct Node {
     dram_bytes: u64,
+    prefault: bool,
     /// There should be a disk, whether there is one or not.
     wants_nvme: bool,
     nvme: Option<OpenDisk>,
@@ -89,12 +91,13 @@ struct Traffic {
 
 /// Runs a pool node until `shutdown`.
 pub async fn run(settings: Settings, shutdown: impl Future<Output = ()>) -> Result<(), LinkError> {
-    let Settings { worker, advertise, dram_bytes, nvme, policy, tenant_share, limits } = settings;
+    let Settings { worker, advertise, dram_bytes, prefault, nvme, policy, tenant_share, limits } = settings;
     let endpoint = Endpoint::bind(worker.bind, &worker.identity)?;
     let addr = advertise.unwrap_or_else(|| endpoint.local_addr());
     tracing::info!(%addr, dram_bytes, %policy, reclaim_ms = limits.reclaim_max().as_millis() as u64, "pool node listens");
     let node = Arc::new(Node {
         dram_bytes,
+        prefault,
         wants_nvme: nvme.is_some(),
         nvme: nvme.and_then(open_disk),
         limits,
@@ -242,6 +245,13 @@ impl Node {
         {
             tracing::error!(%error, "the disk's threads do not start");
             store.apply(|directory, _| directory.disk_failed());
+        }
+        if self.prefault {
+            let store = Arc::clone(&store);
+            thread::spawn(move || match store.arena().prefault() {
+                Ok(()) => tracing::info!("arena prefaulted"),
+                Err(error) => tracing::warn!(%error, "the arena's memory is taken as blocks arrive"),
+            });
         }
         self.changed.notify_one();
         Ok(store)

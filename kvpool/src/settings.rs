@@ -34,6 +34,9 @@ pub struct PoolFlags {
     /// Memory for blocks, such as 4GiB; taken from the system as blocks arrive
     #[arg(long)]
     pub dram: Option<String>,
+    /// Take all of that memory when the first client comes, in the background, and not as blocks arrive
+    #[arg(long)]
+    pub prefault: Option<bool>,
     /// Disk for blocks that leave memory, such as 64GiB, in `data`; none if not given
     #[arg(long)]
     pub nvme_capacity: Option<String>,
@@ -60,6 +63,7 @@ pub struct Settings {
     /// `None`: the bound address.
     pub advertise: Option<SocketAddr>,
     pub dram_bytes: u64,
+    pub prefault: bool,
     /// `None`: blocks that leave memory are gone.
     pub nvme: Option<Nvme>,
     pub policy: Policy,
@@ -93,6 +97,7 @@ impl Flags {
             0 => None,
             capacity_bytes => Some(Nvme { dir: required("data", kvpool.data)?, capacity_bytes }),
         };
+        let prefault = kvpool.prefault.unwrap_or(false);
         let policy = match kvpool.policy {
             Some(name) => name.parse().map_err(|unknown: UnknownPolicy| invalid("policy", &name, unknown.to_string()))?,
             None => Policy::default(),
@@ -105,7 +110,16 @@ impl Flags {
             put_deadline: deadline("put_deadline_ms", kvpool.put_deadline_ms.unwrap_or(10_000))?,
             lease: deadline("lease_ms", kvpool.lease_ms.unwrap_or(10_000))?,
         };
-        Ok(Settings { worker: worker.check("kvpool")?, advertise: kvpool.advertise, dram_bytes, nvme, policy, tenant_share, limits })
+        Ok(Settings {
+            worker: worker.check("kvpool")?,
+            advertise: kvpool.advertise,
+            dram_bytes,
+            prefault,
+            nvme,
+            policy,
+            tenant_share,
+            limits,
+        })
     }
 }
 

@@ -51,13 +51,14 @@ const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCA
 
 impl PoolNode {
     /// `nvme`: a directory, and the bytes of disk to use there.
-    pub async fn start(pki: &Path, dram_bytes: usize, nvme: Option<(&Path, usize)>) -> anyhow::Result<Self> {
+    pub async fn start(pki: &Path, dram_bytes: usize, prefault: bool, nvme: Option<(&Path, usize)>) -> anyhow::Result<Self> {
         let identity = Identity::load(pki)?;
         let coordinator = Endpoint::bind(LOOPBACK, &identity)?;
         let mut flags = vec![
             ("--pki", pki.display().to_string()),
             ("--coordinators", coordinator.local_addr().to_string()),
             ("--dram", dram_bytes.to_string()),
+            ("--prefault", prefault.to_string()),
             ("--log", "warn".into()),
         ];
         if let Some((dir, bytes)) = nvme {

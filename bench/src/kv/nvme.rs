@@ -37,7 +37,7 @@ pub struct Plan {
 }
 
 /// Reads or writes at once: as many as the pool node has.
-const THREADS: usize = 8;
+pub(super) const THREADS: usize = 8;
 /// Different blocks that are put under different keys.
 const CONTENTS: usize = 64;
 
