@@ -28,6 +28,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
+    thread,
     time::Duration,
 };
 use store::Store;
@@ -53,11 +54,13 @@ const TICK: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 struct Node {
     dram_bytes: u64,
+    prefault: bool,
     /// There should be a disk, whether there is one or not.
     wants_nvme: bool,
     nvme: Option<OpenDisk>,
     limits: Limits,
     policy: Policy,
+    tenant_share: u8,
     store: Mutex<Option<Carved>>,
     /// Set when there are events to announce.
     changed: Arc<Notify>,
@@ -88,16 +91,18 @@ struct Traffic {
 
 /// Runs a pool node until `shutdown`.
 pub async fn run(settings: Settings, shutdown: impl Future<Output = ()>) -> Result<(), LinkError> {
-    let Settings { worker, advertise, dram_bytes, nvme, policy, limits } = settings;
+    let Settings { worker, advertise, dram_bytes, prefault, nvme, policy, tenant_share, limits } = settings;
     let endpoint = Endpoint::bind(worker.bind, &worker.identity)?;
     let addr = advertise.unwrap_or_else(|| endpoint.local_addr());
     tracing::info!(%addr, dram_bytes, %policy, reclaim_ms = limits.reclaim_max().as_millis() as u64, "pool node listens");
     let node = Arc::new(Node {
         dram_bytes,
+        prefault,
         wants_nvme: nvme.is_some(),
         nvme: nvme.and_then(open_disk),
         limits,
         policy,
+        tenant_share,
         store: Mutex::default(),
         changed: Arc::default(),
         traffic: Traffic::default(),
@@ -229,6 +234,9 @@ impl Node {
         let io = self.nvme.as_ref().and_then(|nvme| nvme.prepare(manifest)).map(Arc::new);
         if let Some(io) = &io {
             directory = directory.with_disk(io.slots(), self.policy.build(io.slots()));
+        }
+        directory = directory.with_tenant_share(self.tenant_share);
+        if let Some(io) = &io {
             io.recover(&mut directory);
         }
         let store = Arc::new(Store::new(arena, directory, io.clone(), Arc::clone(&self.changed)));
@@ -237,6 +245,13 @@ impl Node {
         {
             tracing::error!(%error, "the disk's threads do not start");
             store.apply(|directory, _| directory.disk_failed());
+        }
+        if self.prefault {
+            let store = Arc::clone(&store);
+            thread::spawn(move || match store.arena().prefault() {
+                Ok(()) => tracing::info!("arena prefaulted"),
+                Err(error) => tracing::warn!(%error, "the arena's memory is taken as blocks arrive"),
+            });
         }
         self.changed.notify_one();
         Ok(store)

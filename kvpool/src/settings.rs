@@ -34,6 +34,9 @@ pub struct PoolFlags {
     /// Memory for blocks, such as 4GiB; taken from the system as blocks arrive
     #[arg(long)]
     pub dram: Option<String>,
+    /// Take all of that memory when the first client comes, in the background, and not as blocks arrive
+    #[arg(long)]
+    pub prefault: Option<bool>,
     /// Disk for blocks that leave memory, such as 64GiB, in `data`; none if not given
     #[arg(long)]
     pub nvme_capacity: Option<String>,
@@ -43,6 +46,9 @@ pub struct PoolFlags {
     /// Which blocks make room for new ones: lru, lfu, s3fifo or hit-density (the default)
     #[arg(long)]
     pub policy: Option<String>,
+    /// Slots of memory, and of disk, that one tenant may fill, in percent
+    #[arg(long)]
+    pub tenant_share: Option<u8>,
     /// Time from reserving slots to publishing them, in milliseconds
     #[arg(long)]
     pub put_deadline_ms: Option<u64>,
@@ -57,9 +63,12 @@ pub struct Settings {
     /// `None`: the bound address.
     pub advertise: Option<SocketAddr>,
     pub dram_bytes: u64,
+    pub prefault: bool,
     /// `None`: blocks that leave memory are gone.
     pub nvme: Option<Nvme>,
     pub policy: Policy,
+    /// Percent.
+    pub tenant_share: u8,
     pub limits: Limits,
 }
 
@@ -88,15 +97,29 @@ impl Flags {
             0 => None,
             capacity_bytes => Some(Nvme { dir: required("data", kvpool.data)?, capacity_bytes }),
         };
+        let prefault = kvpool.prefault.unwrap_or(false);
         let policy = match kvpool.policy {
             Some(name) => name.parse().map_err(|unknown: UnknownPolicy| invalid("policy", &name, unknown.to_string()))?,
             None => Policy::default(),
         };
+        let tenant_share = kvpool.tenant_share.unwrap_or(100);
+        if !(1..=100).contains(&tenant_share) {
+            return Err(invalid("tenant_share", tenant_share, "must be from 1 to 100 percent").into());
+        }
         let limits = Limits {
             put_deadline: deadline("put_deadline_ms", kvpool.put_deadline_ms.unwrap_or(10_000))?,
             lease: deadline("lease_ms", kvpool.lease_ms.unwrap_or(10_000))?,
         };
-        Ok(Settings { worker: worker.check("kvpool")?, advertise: kvpool.advertise, dram_bytes, nvme, policy, limits })
+        Ok(Settings {
+            worker: worker.check("kvpool")?,
+            advertise: kvpool.advertise,
+            dram_bytes,
+            prefault,
+            nvme,
+            policy,
+            tenant_share,
+            limits,
+        })
     }
 }
 
@@ -142,6 +165,7 @@ mod tests {
             (["--lease-ms", "1"], "lease_ms"),
             (["--put-deadline-ms", "99999999"], "put_deadline_ms"),
             (["--bind", "0.0.0.0:0"], "advertise"),
+            (["--tenant-share", "0"], "tenant_share"),
             (["--nvme-capacity", "1TB"], "nvme_capacity"),
             (["--nvme-capacity", "1GiB"], "data"),
         ] {
