@@ -24,7 +24,7 @@ use tidemill_model::{Chunk, KvMemory, LogitRows, Logits, Model, SamplerScratch, 
 use tidemill_proto::{
     block::BlockKey,
     ids::LinkId,
-    message::{PoolAddr, Report, StepSample, ToWorker},
+    message::{PoolNode, Report, StepSample, ToWorker},
     pool::Lineage,
     uplink::{LinkEvent, Uplink},
     worker,
@@ -47,7 +47,7 @@ pub enum Input {
 /// A block on its way into the pool.
 #[derive(Debug)]
 pub struct Publication {
-    pub pool: PoolAddr,
+    pub node: PoolNode,
     pub lineage: Lineage,
     pub key: BlockKey,
     pub bytes: Vec<u8>,
@@ -139,10 +139,9 @@ impl Engine {
     fn act(&mut self) {
         for action in self.scheduler.take_actions() {
             match action {
-                Action::Fetch { fetch, pool, keys, wait } => {
-                    let inbox = self.inbox.clone();
-                    let task =
-                        self.pools.clone().fetch(pool.0, keys, wait, inbox, move |index, result| Input::Fetched { fetch, index, result });
+                Action::Fetch { fetch, parts } => {
+                    let wrap = move |index, result| Input::Fetched { fetch, index, result };
+                    let task = self.pools.clone().fetch(parts, self.inbox.clone(), wrap);
                     self.fetches.insert(fetch, self.runtime.spawn(task).abort_handle());
                 }
                 Action::CancelFetch { fetch } => {
@@ -150,9 +149,9 @@ impl Engine {
                         task.abort();
                     }
                 }
-                Action::Publish { pool, lineage, key, block } => {
+                Action::Publish { node, lineage, key, block } => {
                     // Publishing serves later requests: when the pool does not keep up, this one's speed comes first.
-                    let publication = Publication { pool, lineage, key, bytes: self.kv.block(block).to_vec() };
+                    let publication = Publication { node, lineage, key, bytes: self.kv.block(block).to_vec() };
                     let _ = self.publisher.try_send(publication);
                 }
                 Action::Send { link, event } => {

@@ -16,7 +16,7 @@ use tidemill_model::SamplerScratch;
 use tidemill_proto::{
     block::BlockKey,
     link::Endpoint,
-    message::{PoolAddr, Register, Report, RoleInfo, WorkerEvent},
+    message::{PoolNode, Report, RoleInfo, WorkerEvent},
     pool::Lineage,
     process,
     uplink::Uplink,
@@ -41,7 +41,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let endpoint = Endpoint::bind_client(settings.worker.bind, &settings.worker.identity)?;
     let pools = PoolClients::new(endpoint.clone(), info.layout, info.block_bytes as usize, settings.engine.force_quic);
     let report = Arc::new(Mutex::new(Report::default()));
-    let register = Register { name: settings.worker.name.clone(), pid: std::process::id(), role: RoleInfo::Decode(info.clone()) };
+    let register = settings.worker.register(RoleInfo::Decode(info.clone()));
     let (uplink, mut links) = Uplink::start(&endpoint, &settings.worker.coordinators, register, pools.reporter(Arc::clone(&report)));
     let uplink = Arc::new(uplink);
 
@@ -89,8 +89,8 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
 async fn publish(pools: PoolClients, mut publications: mpsc::Receiver<Publication>) {
     let mut batch = Vec::new();
     while publications.recv_many(&mut batch, PUBLISH_BATCH).await > 0 {
-        for (pool, lineage, blocks) in runs(batch.drain(..)) {
-            if let Err(error) = pools.put(pool.0, lineage, blocks).await {
+        for (node, lineage, blocks) in runs(batch.drain(..)) {
+            if let Err(error) = pools.put(node, lineage, blocks).await {
                 tracing::debug!(%error, "blocks not published");
             }
         }
@@ -98,19 +98,19 @@ async fn publish(pools: PoolClients, mut publications: mpsc::Receiver<Publicatio
 }
 
 /// Consecutive blocks of one chain.
-type Run = (PoolAddr, Lineage, Vec<(BlockKey, Vec<u8>)>);
+type Run = (PoolNode, Lineage, Vec<(BlockKey, Vec<u8>)>);
 
 /// Sorts blocks into runs that can be put at once: those of several sequences come mixed.
 fn runs(publications: impl Iterator<Item = Publication>) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
-    for Publication { pool, lineage, key, bytes } in publications {
+    for Publication { node, lineage, key, bytes } in publications {
         let follows = |(at, first, blocks): &&mut Run| {
             let last = blocks.last().map(|(key, _)| *key);
-            (*at, first.origin, first.tenant, last) == (pool, lineage.origin, lineage.tenant, lineage.parent)
+            (*at, first.origin, first.tenant, last) == (node, lineage.origin, lineage.tenant, lineage.parent)
         };
         match runs.iter_mut().find(follows) {
             Some((.., blocks)) => blocks.push((key, bytes)),
-            None => runs.push((pool, lineage, vec![(key, bytes)])),
+            None => runs.push((node, lineage, vec![(key, bytes)])),
         }
     }
     runs
@@ -123,11 +123,11 @@ mod tests {
 
     #[test]
     fn blocks_of_several_sequences_become_one_run_each() {
-        let pool = PoolAddr(([127, 0, 0, 1], 1).into());
+        let node = PoolNode { addr: ([127, 0, 0, 1], 1).into(), near: true };
         let key = |n: u8| BlockKey([n; 16]);
         let publication = |parent: Option<u8>, n: u8| {
             let lineage = Lineage { origin: RequestId(1), tenant: Tenant(0), parent: parent.map(key), position: 0 };
-            Publication { pool, lineage, key: key(n), bytes: vec![n] }
+            Publication { node, lineage, key: key(n), bytes: vec![n] }
         };
         let mixed =
             [publication(None, 1), publication(Some(9), 10), publication(Some(1), 2), publication(Some(10), 11), publication(Some(3), 4)];

@@ -55,7 +55,17 @@ pub struct UpArgs {
     /// DRAM of each KV pool node
     #[arg(long, default_value = "2GiB")]
     pool_memory: String,
-    /// How blocks travel: auto (shared memory on this machine) or quic
+    /// Time for which a reader may claim the blocks that a pool node handed it, in milliseconds
+    #[arg(long, default_value_t = 10_000)]
+    pool_lease_ms: u64,
+    /// Time that a writer has from reserving a pool node's slots to publishing them, in milliseconds
+    #[arg(long, default_value_t = 10_000)]
+    pool_put_deadline_ms: u64,
+    /// Make believe that this machine is so many hosts: the first of each role is on the first one, and so on. Blocks go
+    /// through shared memory within a host and over QUIC between hosts
+    #[arg(long, default_value_t = 1)]
+    hosts: usize,
+    /// How blocks travel: auto (shared memory within a host) or quic
     #[arg(long, default_value = "auto")]
     transport: String,
     /// Most tokens that a worker computes in one step
@@ -83,6 +93,9 @@ pub async fn up(args: UpArgs) -> anyhow::Result<()> {
     }
     if args.coordinator == 0 || args.decode == 0 {
         bail!("a cluster needs at least one coordinator and one decode worker");
+    }
+    if args.hosts == 0 {
+        bail!("--hosts must be at least 1");
     }
     let scratch = tempfile::tempdir().context("cannot make a temporary directory")?;
     let data = args.data.clone().unwrap_or_else(|| scratch.path().to_owned());
@@ -151,10 +164,13 @@ impl Cluster {
         }
 
         let coordinators = ("--coordinators", quic.join(","));
-        for n in 0..args.kvpool {
-            let flags = common(&[coordinators.clone(), ("--dram", args.pool_memory.clone())]);
-            self.workers.push(Process::start("tidemill-kvpool", &format!("kvpool-{n}"), &flags)?);
-        }
+        let pool = common(&[
+            coordinators.clone(),
+            ("--dram", args.pool_memory.clone()),
+            ("--lease-ms", args.pool_lease_ms.to_string()),
+            ("--put-deadline-ms", args.pool_put_deadline_ms.to_string()),
+        ]);
+        self.start_workers("kvpool", args.kvpool, args.hosts, &pool)?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = args.threads.unwrap_or((cores / (args.prefill + args.decode)).max(1));
         let engine = common(&[
@@ -166,16 +182,22 @@ impl Cluster {
             ("--transport", args.transport.clone()),
             ("--step-tokens", args.step_tokens.to_string()),
         ]);
-        for n in 0..args.prefill {
-            self.workers.push(Process::start("tidemill-prefill", &format!("prefill-{n}"), &engine)?);
-        }
+        self.start_workers("prefill", args.prefill, args.hosts, &engine)?;
         let decode = [engine, vec!["--sequences-max".to_owned(), args.sequences_max.to_string()]].concat();
-        for n in 0..args.decode {
-            self.workers.push(Process::start("tidemill-decode", &format!("decode-{n}"), &decode)?);
-        }
+        self.start_workers("decode", args.decode, args.hosts, &decode)?;
         for http in &front_doors {
             self.wait_ready(http, Duration::from_secs(args.ready_s)).await?;
             println!("ready http://{http}/v1");
+        }
+        Ok(())
+    }
+
+    /// Starts `count` workers of one role, dealt over `hosts` hosts.
+    fn start_workers(&mut self, role: &str, count: usize, hosts: usize, flags: &[String]) -> anyhow::Result<()> {
+        for n in 0..count {
+            let host = (hosts > 1).then(|| ["--host".to_owned(), format!("host-{}", n % hosts)]);
+            let flags = [flags, host.as_ref().map_or(&[][..], |flag| flag)].concat();
+            self.workers.push(Process::start(&format!("tidemill-{role}"), &format!("{role}-{n}"), &flags)?);
         }
         Ok(())
     }

@@ -22,6 +22,7 @@
 //! [`Limits::reclaim_max`].
 
 mod events;
+mod hottest;
 mod integrity;
 mod leases;
 mod slots;
@@ -29,6 +30,7 @@ mod timers;
 mod waits;
 
 pub use events::Events;
+pub use hottest::Held;
 
 use crate::eviction::{EvictionPolicy, Use};
 use events::EventLog;

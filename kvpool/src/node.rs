@@ -7,6 +7,7 @@
 //! ```
 
 mod announce;
+mod drain;
 mod session;
 mod store;
 mod streams;
@@ -18,19 +19,21 @@ use crate::{
     settings::Settings,
 };
 use announce::Announcer;
+use drain::Drain;
 use parking_lot::Mutex;
 use session::Session;
 use std::{
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
 use store::Store;
 use tidemill_proto::{
+    block::LayoutFingerprint,
     link::{Endpoint, LinkError},
-    message::{Blocks, Counters, Register, Report, RoleInfo, TierBlocks, WorkerEvent},
+    message::{Blocks, Counters, Report, RoleInfo, TierBlocks, ToWorker, WorkerEvent},
     pool::BLOCK_BYTES_MAX,
     uplink::{LinkEvent, Uplink},
 };
@@ -53,6 +56,8 @@ struct Node {
     policy: Policy,
     /// Made for the first client, who says how large a block is.
     store: Mutex<Option<Arc<Store>>>,
+    /// What its clients store; the first one says it.
+    layout: OnceLock<LayoutFingerprint>,
     /// Set when there are events to announce.
     changed: Arc<Notify>,
     traffic: Traffic,
@@ -65,19 +70,28 @@ struct Traffic {
     get_bytes: AtomicU64,
 }
 
-/// Runs a pool node until `shutdown`.
+/// Runs a pool node until `shutdown`, and then until it has handed over what it holds.
 pub async fn run(settings: Settings, shutdown: impl Future<Output = ()>) -> Result<(), LinkError> {
-    let Settings { worker, advertise, dram_bytes, policy, limits } = settings;
+    let Settings { worker, advertise, dram_bytes, policy, limits, drain } = settings;
     let endpoint = Endpoint::bind(worker.bind, &worker.identity)?;
     let addr = advertise.unwrap_or_else(|| endpoint.local_addr());
     tracing::info!(%addr, dram_bytes, %policy, reclaim_ms = limits.reclaim_max().as_millis() as u64, "pool node listens");
-    let node = Arc::new(Node { dram_bytes, limits, policy, store: Mutex::default(), changed: Arc::default(), traffic: Traffic::default() });
+    let node = Arc::new(Node {
+        dram_bytes,
+        limits,
+        policy,
+        store: Mutex::default(),
+        layout: OnceLock::new(),
+        changed: Arc::default(),
+        traffic: Traffic::default(),
+    });
 
-    let register = Register { name: worker.name, pid: std::process::id(), role: RoleInfo::Kvpool { addr } };
+    let register = worker.register(RoleInfo::Kvpool { addr });
     let reporting = Arc::clone(&node);
     let (uplink, mut links) = Uplink::start(&endpoint, &worker.coordinators, register, Arc::new(move || reporting.report()));
     let mut announcer = Announcer::new(worker.coordinators.len());
     let mut sessions = Sessions { tasks: JoinSet::new(), permits: Arc::new(Semaphore::new(CLIENTS_MAX)), next: 0 };
+    let mut drain = Drain::new(Arc::clone(&node), endpoint.clone(), drain);
     let mut tick = interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
 
@@ -88,7 +102,12 @@ pub async fn run(settings: Settings, shutdown: impl Future<Output = ()>) -> Resu
     });
     loop {
         tokio::select! {
-            () = &mut shutdown => break,
+            () = &mut shutdown, if !drain.has_begun() => {
+                tracing::info!("pool node leaves");
+                uplink.broadcast(&WorkerEvent::Leaving);
+                drain.begin();
+            }
+            () = drain.over() => break,
             _ = tick.tick() => {
                 if let Some(store) = node.store() {
                     store.apply(|directory, now| directory.tick(now));
@@ -101,13 +120,13 @@ pub async fn run(settings: Settings, shutdown: impl Future<Output = ()>) -> Resu
                     announcer.announce(node.store().as_deref(), &uplink);
                 }
                 LinkEvent::Down => announcer.down(link),
+                LinkEvent::Message(ToWorker::Peers(peers)) => drain.peers(peers),
                 LinkEvent::Message(message) => tracing::warn!(?message, "a coordinator sent a job to a pool node"),
             },
         }
     }
     tracing::info!("pool node ends");
     accepting.abort();
-    uplink.broadcast(&WorkerEvent::Leaving);
     uplink.close().await;
     endpoint.close().await;
     Ok(())
@@ -177,8 +196,8 @@ impl Node {
 
     fn report(&self) -> Report {
         let mut counters = Counters::default();
-        counters.transfer.quic_put_bytes = self.traffic.put_bytes.load(Relaxed);
-        counters.transfer.quic_get_bytes = self.traffic.get_bytes.load(Relaxed);
+        counters.transfer.quic_put.bytes = self.traffic.put_bytes.load(Relaxed);
+        counters.transfer.quic_get.bytes = self.traffic.get_bytes.load(Relaxed);
         let dram = self.store().map_or(Blocks::default(), |store| {
             let usage = store.apply(|directory, _| directory.usage());
             Blocks {

@@ -21,7 +21,7 @@ use tidemill_model::{Chunk, KvMemory, LogitRows, Model};
 use tidemill_proto::{
     block::BlockKey,
     ids::LinkId,
-    message::{PoolAddr, Report, StepSample, ToWorker},
+    message::{PoolNode, Report, StepSample, ToWorker},
     pool::Lineage,
     uplink::{LinkEvent, Uplink},
     worker,
@@ -129,16 +129,16 @@ impl Engine {
     fn act(&mut self) {
         for action in self.scheduler.take_actions() {
             match action {
-                Action::Match { job, pool, keys } => {
+                Action::Match { job, node, keys } => {
                     let (pools, inbox) = (self.pools.clone(), self.inbox.clone());
                     self.runtime.spawn(async move {
-                        let held = pools.match_prefix(pool.0, &keys).await.map_err(|e| e.to_string());
+                        let held = pools.match_prefix(node, &keys).await.map_err(|e| e.to_string());
                         let _ = inbox.send(Input::Matched { job, held }).await;
                     });
                 }
-                Action::Fetch { fetch, pool, keys } => {
+                Action::Fetch { fetch, parts } => {
                     let wrap = move |index, result| Input::Fetched { fetch, index, result };
-                    let task = self.pools.clone().fetch(pool.0, keys, Duration::ZERO, self.inbox.clone(), wrap);
+                    let task = self.pools.clone().fetch(parts, self.inbox.clone(), wrap);
                     self.fetches.insert(fetch, self.runtime.spawn(task).abort_handle());
                 }
                 Action::CancelFetch { fetch } => {
@@ -146,7 +146,7 @@ impl Engine {
                         task.abort();
                     }
                 }
-                Action::Put { job, pool, lineage, blocks } => self.put(job, pool, lineage, &blocks),
+                Action::Put { job, node, lineage, blocks } => self.put(job, node, lineage, &blocks),
                 Action::Send { link, event } => {
                     self.uplink.send(link, event);
                 }
@@ -155,13 +155,13 @@ impl Engine {
         self.fetches.retain(|_, task| !task.is_finished());
     }
 
-    fn put(&mut self, job: JobId, pool: PoolAddr, lineage: Lineage, blocks: &[(BlockKey, u32)]) {
+    fn put(&mut self, job: JobId, node: PoolNode, lineage: Lineage, blocks: &[(BlockKey, u32)]) {
         let bytes: Vec<_> = blocks.iter().map(|&(key, block)| (key, self.kv.block(block).to_vec())).collect();
         let (pools, inbox, blocks) = (self.pools.clone(), self.inbox.clone(), blocks.len());
         self.runtime.spawn(async move {
-            let outcome = pools.put(pool.0, lineage, bytes).await;
+            let outcome = pools.put(node, lineage, bytes).await;
             let outcome = match outcome {
-                Ok(report) if report.refused > 0 => Err(format!("pool node {} has no room for {} blocks", pool.0, report.refused)),
+                Ok(report) if report.refused > 0 => Err(format!("pool node {} has no room for {} blocks", node.addr, report.refused)),
                 Ok(_) => Ok(()),
                 Err(error) => Err(error.to_string()),
             };

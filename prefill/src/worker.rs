@@ -10,7 +10,7 @@ use std::{collections::HashMap, sync::Arc, time::Instant};
 use tidemill_kvpool::clients::PoolClients;
 use tidemill_proto::{
     link::Endpoint,
-    message::{Register, Report, RoleInfo, WorkerEvent},
+    message::{Report, RoleInfo, WorkerEvent},
     process,
     uplink::Uplink,
     worker,
@@ -28,7 +28,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let endpoint = Endpoint::bind_client(settings.worker.bind, &settings.worker.identity)?;
     let pools = PoolClients::new(endpoint.clone(), info.layout, info.block_bytes as usize, settings.engine.force_quic);
     let report = Arc::new(Mutex::new(Report::default()));
-    let register = Register { name: settings.worker.name.clone(), pid: std::process::id(), role: RoleInfo::Prefill(info.clone()) };
+    let register = settings.worker.register(RoleInfo::Prefill(info.clone()));
     let (uplink, mut links) = Uplink::start(&endpoint, &settings.worker.coordinators, register, pools.reporter(Arc::clone(&report)));
     let uplink = Arc::new(uplink);
 

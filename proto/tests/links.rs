@@ -8,7 +8,7 @@ use tidemill_proto::{
     identity::{self, Identity},
     ids::{Epoch, LinkId},
     link::{Endpoint, Receiver, Sender},
-    message::{Register, Report, RoleInfo, ToCoordinator, ToWorker, WorkerEvent},
+    message::{Host, Register, Report, RoleInfo, ToCoordinator, ToWorker, WorkerEvent},
     uplink::{LinkEvent, Uplink},
 };
 use tokio::time::timeout;
@@ -24,7 +24,7 @@ fn member() -> (tempfile::TempDir, Identity) {
 }
 
 fn register() -> Register {
-    Register { name: "kvpool-0".into(), pid: 1, role: RoleInfo::Kvpool { addr: ANY_PORT } }
+    Register { name: "kvpool-0".into(), host: Host("here".into()), pid: 1, role: RoleInfo::Kvpool { addr: ANY_PORT } }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,11 +1,11 @@
 //! The core under events in any order: every request ends exactly once, nothing leaks, the books balance after each step.
 
 use super::*;
-use crate::registry::tests::{engine, register};
+use crate::registry::tests::{engine, register, register_at};
 use proptest::prelude::*;
 use std::collections::HashMap;
 use tidemill_proto::{
-    block::{BLOCK_TOKENS, Chain, Token},
+    block::{BLOCK_TOKENS, BlockKey, Chain, Token},
     message::{
         DecodeJob, EngineInfo, Finish, PoolEvent, PrefillOutcome, Provenance, Report, RoleInfo, SequenceToken, TokensBySource, WorkerEvent,
     },
@@ -19,7 +19,7 @@ const STOP: Token = 7;
 fn settings() -> ClusterSettings {
     ClusterSettings {
         id_base: 1 << 40,
-        policy: Policy { local_tail_tokens: Some(0), queue_max: 6, decode_sequences_max: 3 },
+        policy: Policy { local_tail_tokens: Some(0), queue_max: 6, decode_sequences_max: 3, replicate_after: Some(2) },
         queue_wait_max: Duration::from_secs(20),
         heartbeat_dead: Duration::from_secs(5),
     }
@@ -345,7 +345,7 @@ impl World {
                     _ => RoleInfo::Kvpool { addr: ([127, 0, 0, 1], kind.into()).into() },
                 };
                 let device_blocks = if let RoleInfo::Decode(info) = &role { Some(info.device_blocks) } else { None };
-                let epoch = self.cluster.register(now, register("w", role)).unwrap();
+                let epoch = self.cluster.register(now, register_at(["a", "b"][usize::from(kind) / 128], "w", role)).unwrap();
                 self.device_blocks.extend(device_blocks.map(|blocks| (epoch, blocks)));
                 self.workers.push((epoch, kind % 3));
             }
@@ -417,11 +417,8 @@ impl World {
                     *from += u64::from(gap);
                     let (layout, all) = ([1; 16], (0..200).collect::<Vec<_>>());
                     let chain = Chain::new(&tidemill_proto::block::LayoutFingerprint(layout), b"", &all);
-                    let events = chain.keys()[..usize::from(key) % 4]
-                        .iter()
-                        .copied()
-                        .map(|key| PoolEvent::Stored { key, tier: Tier::Dram })
-                        .collect::<Vec<_>>();
+                    let stored = |&key: &BlockKey| PoolEvent::Stored { key, tier: Tier::Dram };
+                    let events = chain.keys()[..usize::from(key) % 4].iter().map(stored).collect::<Vec<_>>();
                     let event = WorkerEvent::PoolEvents { from: *from, events: events.clone() };
                     *from += events.len() as u64;
                     self.cluster.worker_event(now, epoch, event);
@@ -463,7 +460,10 @@ impl World {
                     tokens_max <= self.device_blocks[&worker] * BLOCK_TOKENS as u32,
                     "a sequence could not end at this worker as at any other"
                 );
-                assert!(job.expected_blocks == 0 || job.pool.is_some(), "expected blocks come from somewhere");
+                let read: u32 = job.read.iter().map(|run| run.blocks).sum();
+                assert!(read <= job.expected_blocks, "what is read is expected");
+                assert!(job.expected_blocks == read || job.home.is_some(), "expected blocks come from somewhere");
+                assert!(job.hot_blocks <= read && (job.hot_blocks == 0 || job.home.is_some_and(|home| home.near)), "copies are for near nodes");
                 self.running.push((worker, job));
             }
             ToWorker::CancelSequence { sequence } => self.running.retain(|(_, job)| job.sequence != sequence),
@@ -472,7 +472,7 @@ impl World {
                 self.jobs.push((worker, job.request));
             }
             ToWorker::CancelPrefill { request } => self.jobs.retain(|job| *job != (worker, request)),
-            ToWorker::StopWaiting { .. } | ToWorker::Registered { .. } | ToWorker::Refused { .. } => {}
+            ToWorker::StopWaiting { .. } | ToWorker::Peers(_) | ToWorker::Registered { .. } | ToWorker::Refused { .. } => {}
         }
     }
 
