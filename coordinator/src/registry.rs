@@ -158,11 +158,13 @@ impl Registry {
 
     pub fn pool_candidates(&self) -> Vec<PoolCandidate<'_>> {
         let pools = self.workers.iter().filter(|(_, worker)| worker.role.role() == Role::Kvpool);
-        pools.map(|(&node, worker)| {
-            let dram = worker.report.blocks.dram;
-            let room_blocks = dram.free.saturating_add(dram.cached);
-            PoolCandidate { node, host: &worker.host, draining: worker.draining, free_blocks: dram.free, room_blocks }
-        }).collect()
+        pools
+            .map(|(&node, worker)| {
+                let dram = worker.report.blocks.dram;
+                let room_blocks = dram.free.saturating_add(dram.cached);
+                PoolCandidate { node, host: &worker.host, draining: worker.draining, free_blocks: dram.free, room_blocks }
+            })
+            .collect()
     }
 
     /// A pool node as `worker` is to reach it.

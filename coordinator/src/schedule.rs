@@ -182,14 +182,8 @@ fn choose_prompt(policy: &Policy, snapshot: &Snapshot, ask: &Ask, reader: &Host)
     let joined = ask.joins.filter(|(home, _)| snapshot.pools.iter().any(|pool| pool.node == *home));
     let new_blocks = u64::from(ask.tokens / BLOCK_TOKENS as u32 + 1 - found);
     let home = joined.map(|(home, _)| home).or_else(|| sources::choose_home(&snapshot.pools, reader, &read, new_blocks));
-    let stay_local = |expected| Prompt {
-        read: read.clone(),
-        home,
-        prefill: None,
-        expected_blocks: expected,
-        prefill_ms: 0.0,
-        ms: local(expected),
-    };
+    let stay_local =
+        |expected| Prompt { read: read.clone(), home, prefill: None, expected_blocks: expected, prefill_ms: 0.0, ms: local(expected) };
     if ask.joins.is_some() {
         return stay_local(joined.map_or(0, |(_, blocks)| blocks.min(fetchable)).max(found));
     }
@@ -260,7 +254,8 @@ mod tests {
             let leading: Vec<usize> = items(pools).iter().map(|(_, blocks)| blocks.parse().unwrap()).collect();
             let holders = |block| leading.iter().enumerate().filter(move |(_, blocks)| block < **blocks);
             let holder = |(i, _): (usize, _)| Holder { node: Epoch(300 + i as u64), tier: Tier::Dram };
-            let held: Vec<Vec<Holder>> = (0..leading.iter().copied().max().unwrap_or(0)).map(|block| holders(block).map(holder).collect()).collect();
+            let held: Vec<Vec<Holder>> =
+                (0..leading.iter().copied().max().unwrap_or(0)).map(|block| holders(block).map(holder).collect()).collect();
             let snapshot = Snapshot {
                 prefill: items(prefill)
                     .iter()
@@ -408,9 +403,7 @@ mod tests {
                 device_blocks: 256,
                 context_tokens: 4096,
             }],
-            pools: [3, 4]
-                .map(|n| PoolCandidate { node: Epoch(n), host: &here, draining: false, free_blocks: n, room_blocks: n })
-                .to_vec(),
+            pools: [3, 4].map(|n| PoolCandidate { node: Epoch(n), host: &here, draining: false, free_blocks: n, room_blocks: n }).to_vec(),
             blocks: Vec::new(),
             block_bytes: 1,
             waiting: 0,

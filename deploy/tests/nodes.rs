@@ -5,7 +5,9 @@ mod support;
 
 use serde_json::Value;
 use std::time::Duration;
-use support::{Answer, Case, Cluster, DISAGGREGATED, Numbers, assert_same, complete_all, crash, pause, reference, resume, reusable, terminate};
+use support::{
+    Answer, Case, Cluster, DISAGGREGATED, Numbers, assert_same, complete_all, crash, pause, reference, resume, reusable, terminate,
+};
 use tidemill_proto::{
     block::{BlockKey, Chain, LayoutFingerprint, Tenant},
     frame::Preamble,
@@ -97,13 +99,21 @@ async fn a_node_that_leaves_hands_its_blocks_over() {
     let view = cluster.cluster().await;
     let blocks = |name: &str| member(&view, name)["indexed_blocks"].as_u64().expect("a number");
     let leaving = pid(&cluster, ["kvpool-0", "kvpool-1"].into_iter().max_by_key(|name| blocks(name)).expect("two")).await;
-    let leave = async {
-        cluster.until("requests running", |c| c["sequences_running"].as_u64() > Some(0)).await;
-        terminate(leaving);
+    let serve = async {
+        loop {
+            assert_same(&reference, &complete_all(&cluster, &cases, 4).await, &cases, "while a node leaves");
+        }
     };
-    let (answers, ()) = tokio::join!(complete_all(&cluster, &cases, 4), leave);
-    assert_same(&reference, &answers, &cases, "while a node leaves");
-    gone(&cluster, leaving).await;
+    let leave = async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        terminate(leaving);
+        gone(&cluster, leaving).await;
+        tokio::time::sleep(Duration::from_millis(300)).await;
+    };
+    tokio::select! {
+        () = leave => {}
+        () = serve => unreachable!("requests go on"),
+    }
     let after = complete_all(&cluster, &cases, 1).await;
     assert_same(&reference, &after, &cases, "after a node left");
     let (cached, total) = (after.iter().map(Answer::cached).sum::<u64>(), cases.iter().map(reusable).sum::<u64>());
@@ -148,16 +158,19 @@ async fn a_reader_paused_past_its_lease_reads_nothing_wrong() {
     let cluster = Cluster::start(&[DISAGGREGATED, SHORT_OF_MEMORY, &flags].concat());
     let reader = cluster.pids("decode").await[0];
     let pauses = async {
-        for _ in 0..4 {
-            cluster.until("requests running", |c| c["sequences_running"].as_u64() > Some(0)).await;
+        loop {
             pause(reader);
-            tokio::time::sleep(Duration::from_millis(1500)).await;
+            tokio::time::sleep(Duration::from_millis(600)).await;
             resume(reader);
-            tokio::time::sleep(Duration::from_millis(50)).await;
+            tokio::time::sleep(Duration::from_millis(200)).await;
         }
     };
     let twice = [&cases[..], &cases[..]].concat();
-    let (answers, ()) = tokio::join!(complete_all(&cluster, &twice, 4), pauses);
+    let answers = tokio::select! {
+        answers = complete_all(&cluster, &twice, 4) => answers,
+        () = pauses => unreachable!("pauses go on"),
+    };
+    resume(reader);
     assert_same(&[&reference[..], &reference[..]].concat(), &answers, &twice, "with a reader that sleeps");
     at_rest(&cluster).await;
     cluster.stop();

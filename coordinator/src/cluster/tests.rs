@@ -463,7 +463,10 @@ impl World {
                 let read: u32 = job.read.iter().map(|run| run.blocks).sum();
                 assert!(read <= job.expected_blocks, "what is read is expected");
                 assert!(job.expected_blocks == read || job.home.is_some(), "expected blocks come from somewhere");
-                assert!(job.hot_blocks <= read && (job.hot_blocks == 0 || job.home.is_some_and(|home| home.near)), "copies are for near nodes");
+                assert!(
+                    job.hot_blocks <= read && (job.hot_blocks == 0 || job.home.is_some_and(|home| home.near)),
+                    "copies are for near nodes"
+                );
                 self.running.push((worker, job));
             }
             ToWorker::CancelSequence { sequence } => self.running.retain(|(_, job)| job.sequence != sequence),

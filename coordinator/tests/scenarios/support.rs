@@ -15,8 +15,8 @@ use tidemill_proto::{
     ids::{LinkId, SequenceId},
     link::Endpoint,
     message::{
-        DecodeJob, EngineInfo, Finish, Host, PrefillOutcome, Provenance, Register, Report, RoleInfo, SequenceToken, ToWorker, TokensBySource,
-        WorkerEvent,
+        DecodeJob, EngineInfo, Finish, Host, PrefillOutcome, Provenance, Register, Report, RoleInfo, SequenceToken, ToWorker,
+        TokensBySource, WorkerEvent,
     },
     sampling::TokenLogprob,
     uplink::{LinkEvent, Uplink},

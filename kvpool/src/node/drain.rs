@@ -11,11 +11,7 @@
 //! served again when it comes back.
 
 use super::{Node, store::Store};
-use crate::{
-    clients::PoolClients,
-    directory::Held,
-    validate::validate,
-};
+use crate::{clients::PoolClients, directory::Held, validate::validate};
 use std::{future::pending, sync::Arc, time::Duration};
 use tidemill_proto::{block::BlockKey, link::Endpoint, message::Peer, pool::Lineage};
 use tokio::{
