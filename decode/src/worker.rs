@@ -1,31 +1,21 @@
-//! The process around the engine: load the model, link up, pump messages, publish blocks, end cleanly.
+//! The process around the engine: load the model, link up, publish blocks, end cleanly.
 
 use crate::{
     engine::{Engine, Input, Publication},
     scheduler::{Limits, Scheduler},
     settings::Settings,
 };
-use parking_lot::Mutex;
-use std::{
-    collections::HashMap,
-    sync::Arc,
-    time::{Duration, Instant},
-};
-use tidemill_kvpool::clients::PoolClients;
+use std::time::Duration;
+use tidemill_kvpool::{clients::PoolClients, reach};
 use tidemill_model::SamplerScratch;
 use tidemill_proto::{
     block::BlockKey,
-    link::Endpoint,
-    message::{PoolNode, Report, RoleInfo, WorkerEvent},
+    message::{PoolNode, RoleInfo},
     pool::Lineage,
     process,
-    uplink::Uplink,
-    worker,
 };
-use tokio::{runtime::Handle, sync::mpsc, time::timeout};
+use tokio::{sync::mpsc, time::timeout};
 
-/// Results of fetches and messages of coordinators that the engine has not taken yet. Blocks wait here, so it is short.
-const INBOX_MAX: usize = 256;
 /// Blocks on their way into the pool.
 const PUBLISHING_MAX: usize = 256;
 /// At the end, blocks on their way into the pool get this long.
@@ -38,50 +28,21 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     process::init_logging(&settings.worker.log);
     let shutdown = settings.worker.shutdown();
     let (model, kv, info) = tidemill_model::load_engine(&settings.engine)?;
-    let endpoint = Endpoint::bind_client(settings.worker.bind, &settings.worker.identity)?;
-    let pools = PoolClients::new(endpoint.clone(), info.layout, info.block_bytes as usize, settings.engine.force_quic);
-    let report = Arc::new(Mutex::new(Report::default()));
-    let register = settings.worker.register(RoleInfo::Decode(info.clone()));
-    let (uplink, mut links) = Uplink::start(&endpoint, &settings.worker.coordinators, register, pools.reporter(Arc::clone(&report)));
-    let uplink = Arc::new(uplink);
-
-    let (inbox, inputs) = mpsc::channel(INBOX_MAX);
-    let (publisher, publications) = mpsc::channel(PUBLISHING_MAX);
+    let (reach, mut links, inputs) = reach::start(&settings.worker, &settings.engine, &info, RoleInfo::Decode(info.clone()))?;
+    let (publisher, publications) = mpsc::channel(reach::queue_blocks(&info, PUBLISHING_MAX));
+    let publishing = tokio::spawn(publish(reach.pools.clone(), publications));
     let limits = Limits {
         sequences_max: settings.sequences_max,
         waiting_max: settings.waiting_max,
         step_tokens: settings.engine.step_tokens,
         context_tokens: info.context_tokens as usize,
     };
-    let engine = Engine {
-        scheduler: Scheduler::new(info.layout, info.device_blocks, limits),
-        model,
-        kv,
-        uplink: Arc::clone(&uplink),
-        pools: pools.clone(),
-        publisher,
-        inbox: inbox.clone(),
-        report,
-        runtime: Handle::current(),
-        fetches: HashMap::new(),
-        scratch: SamplerScratch::default(),
-        started: Instant::now(),
-    };
-    let mut thread = tokio::task::spawn_blocking(move || worker::drive(engine, inputs));
-    let publishing = tokio::spawn(publish(pools, publications));
-
-    worker::pump(&mut links, &inbox, Input::Link, &mut thread, shutdown).await?;
-    tracing::info!("draining: sequences go back to their coordinators");
-    uplink.broadcast(&WorkerEvent::Leaving);
-    let _ = inbox.send(Input::Drain).await;
-    thread.await?;
+    let scheduler = Scheduler::new(info.layout, info.device_blocks, limits);
+    let engine = Engine { scheduler, model, kv, reach, publisher, scratch: SamplerScratch::default() };
+    links.drive(engine, inputs, Input::Link, Input::Drain, shutdown).await?;
     // Best effort, here too: what is not in the pool by now is computed again by whoever needs it.
     let _ = timeout(PUBLISHING_LAST, publishing).await;
-    if let Some(uplink) = Arc::into_inner(uplink) {
-        // Messages that cross the good-bye are dropped, but taken.
-        tokio::join!(uplink.close(), async { while links.recv().await.is_some() {} });
-    }
-    endpoint.close().await;
+    links.close().await;
     Ok(())
 }
 

@@ -15,6 +15,8 @@ use tidemill_proto::{
     sampling::{Sampling, StopRule, TokenLogprob},
 };
 
+const LINK: LinkId = LinkId { coordinator: 0, session: 0 };
+
 fn node(port: u16) -> PoolNode {
     PoolNode { addr: ([127, 0, 0, 1], port).into(), near: true }
 }
@@ -104,7 +106,7 @@ impl World {
                 };
                 self.live.insert(id);
                 self.jobs.push(job.clone());
-                self.scheduler.admit(LinkId(0), job, VOCAB, self.now);
+                self.scheduler.admit(LINK, job, VOCAB, self.now);
             }
             Event::Answer { there } => {
                 if let Some((fetch, mut open)) = self.fetches.pop_front()
@@ -123,7 +125,7 @@ impl World {
             }
             Event::StopWaiting(which) => self.scheduler.stop_waiting(SequenceId(which as u64)),
             Event::LinkDown => {
-                self.scheduler.cancel_link(LinkId(0));
+                self.scheduler.cancel_link(LINK);
                 self.live.clear();
             }
         }

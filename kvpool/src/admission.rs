@@ -6,6 +6,11 @@
 use std::{collections::HashMap, time::Duration};
 use tidemill_proto::{block::BlockKey, ids::RequestId, message::PoolNode};
 
+/// How many blocks a queue may hold: what fits into `bytes`, at least one and at most `blocks_max`.
+pub fn blocks_within(bytes: usize, block_bytes: usize, blocks_max: usize) -> usize {
+    (bytes / block_bytes.max(1)).clamp(1, blocks_max)
+}
+
 /// Names one fetch; results of a fetch that was given up are recognized and dropped.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct FetchId(pub u64);
@@ -148,6 +153,11 @@ mod tests {
     use super::*;
 
     const HERE: Arrival = Arrival { origin: RequestId(1), source: Source::Dram };
+
+    #[test]
+    fn queues_are_bounded_in_blocks_and_bytes() {
+        assert_eq!([1 << 10, 1 << 20, 1 << 30].map(|block_bytes| blocks_within(64 << 20, block_bytes, 256)), [256, 64, 1]);
+    }
 
     #[test]
     fn blocks_arrive_in_any_order() {

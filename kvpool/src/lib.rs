@@ -15,6 +15,7 @@
 //! - [`client`]: a worker's connection to one pool node
 //! - [`clients`]: its connections to all of them
 //! - [`counters`]: what it moved and missed
+//! - [`reach`]: all that a worker's engine reaches: coordinators, pool nodes, its inbox
 //! - [`node`]: the pool node as a process
 //! - [`settings`]: its flags and config file
 
@@ -34,6 +35,8 @@ pub mod clients;
 pub mod counters;
 #[cfg(feature = "shell")]
 pub mod node;
+#[cfg(feature = "shell")]
+pub mod reach;
 #[cfg(feature = "shell")]
 pub mod settings;
 #[cfg(feature = "shell")]

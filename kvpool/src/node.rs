@@ -120,8 +120,10 @@ pub async fn run(settings: Settings, shutdown: impl Future<Output = ()>) -> Resu
                     announcer.announce(node.store().as_deref(), &uplink);
                 }
                 LinkEvent::Down => announcer.down(link),
-                LinkEvent::Message(ToWorker::Peers(peers)) => drain.peers(peers),
-                LinkEvent::Message(message) => tracing::warn!(?message, "a coordinator sent a job to a pool node"),
+                LinkEvent::Message(message) => match *message {
+                    ToWorker::Peers(peers) => drain.peers(peers),
+                    message => tracing::warn!(?message, "a pool node has no use for this message"),
+                },
             },
         }
     }

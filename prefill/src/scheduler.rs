@@ -10,7 +10,7 @@
 //! Jobs are computed in the order in which they came; a chunk is filled up with the next job's tokens. Each block is put as
 //! soon as it is final, while the next chunk computes. Blocks stay on the device as its prefix cache.
 //!
-//! A slow pool slows prefill down instead of filling memory: while `PUTTING_MAX` blocks are on their way, nothing is computed.
+//! A slow pool slows prefill down instead of filling memory: while `putting_max` blocks are on their way, nothing is computed.
 
 use std::{collections::BTreeMap, time::Duration};
 use tidemill_kvpool::{
@@ -26,8 +26,6 @@ use tidemill_proto::{
 
 /// Blocks of one put.
 const PUT_BLOCKS: usize = 32;
-/// Blocks on their way into pools.
-const PUTTING_MAX: usize = 256;
 
 /// Bounds of one worker.
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +36,8 @@ pub struct Limits {
     pub jobs_max: usize,
     /// Tokens of one chunk.
     pub step_tokens: usize,
+    /// Blocks on their way into pools.
+    pub putting_max: usize,
 }
 
 /// One job at one worker, in order of arrival. A request may come back; its old job's late answers are not the new one's.
@@ -268,7 +268,7 @@ impl Scheduler {
         }
         self.admit_waiting(now);
         let mut rows = Vec::new();
-        if self.putting >= PUTTING_MAX {
+        if self.putting >= self.limits.putting_max {
             return rows;
         }
         let mut budget = self.limits.step_tokens;
@@ -342,7 +342,7 @@ impl Scheduler {
             }
             held += state.blocks.len();
         }
-        assert!(self.putting < PUTTING_MAX + PUT_BLOCKS);
+        assert!(self.putting < self.limits.putting_max + PUT_BLOCKS);
         assert!(self.jobs.values().map(|j| j.putting).sum::<usize>() <= self.putting);
         assert_eq!(self.fetches.len(), self.jobs.values().filter(|j| matches!(j.phase, Phase::Fetching(_))).count());
         assert!(self.device.used() <= held && (held > 0 || self.device.used() == 0), "no block is in use without a job that holds it");
@@ -410,7 +410,10 @@ impl Scheduler {
     fn put_what_is_ready(&mut self) {
         for (&job, state) in &mut self.jobs {
             let ready = state.computed / BLOCK_TOKENS;
-            while matches!(state.phase, Phase::Computing | Phase::Putting) && state.handed_over < ready && self.putting < PUTTING_MAX {
+            while matches!(state.phase, Phase::Computing | Phase::Putting)
+                && state.handed_over < ready
+                && self.putting < self.limits.putting_max
+            {
                 let first = (state.handed_over..ready).find(|&n| state.sources[n].is_none()).unwrap_or(ready);
                 let end = ready.min(first + PUT_BLOCKS);
                 let numbers = first..(first..end).find(|&n| state.sources[n].is_some()).unwrap_or(end);

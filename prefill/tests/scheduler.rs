@@ -14,13 +14,15 @@ use tidemill_proto::{
     message::{PoolNode, PrefillJob, PrefillOutcome, Run, WorkerEvent},
 };
 
+const LINK: LinkId = LinkId { coordinator: 0, session: 0 };
+
 fn node(port: u16) -> PoolNode {
     PoolNode { addr: ([127, 0, 0, 1], port).into(), near: true }
 }
 
 const LAYOUT: LayoutFingerprint = LayoutFingerprint([1; 16]);
 const DEVICE_BLOCKS: u32 = 12;
-const LIMITS: Limits = Limits { admitted_max: 3, jobs_max: 8, step_tokens: 40 };
+const LIMITS: Limits = Limits { admitted_max: 3, jobs_max: 8, step_tokens: 40, putting_max: 20 };
 
 #[derive(Clone, Debug)]
 enum Event {
@@ -98,7 +100,7 @@ impl World {
                 let job = PrefillJob { request, tokens, blocks, salt: vec![salt], read, home: node(1), deadline_ms: 1_000_000 };
                 self.live.insert(request);
                 self.jobs.insert(request, job.clone());
-                self.scheduler.admit(LinkId(0), job, 100, self.now);
+                self.scheduler.admit(LINK, job, 100, self.now);
             }
             Event::Answer { well } => self.answer(well),
             Event::Step => {

@@ -80,7 +80,7 @@ pub enum ToCoordinator {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum WorkerEvent {
-    Heartbeat(Report),
+    Heartbeat(Box<Report>),
     /// What one decode step produced, for all sequences of this coordinator.
     Tokens(Vec<SequenceToken>),
     /// A sequence ended, in good order or not. Its last word; sent after its last token.

@@ -34,7 +34,7 @@ fn job() -> impl Strategy<Value = DecodeJob> {
 
 fn events() -> Vec<WorkerEvent> {
     vec![
-        WorkerEvent::Heartbeat(Report::default()),
+        WorkerEvent::Heartbeat(Box::default()),
         WorkerEvent::Tokens(vec![SequenceToken {
             sequence: SequenceId(1),
             index: 2,

@@ -6,9 +6,7 @@ use proptest::prelude::*;
 use std::collections::HashMap;
 use tidemill_proto::{
     block::{BLOCK_TOKENS, BlockKey, Chain, Token},
-    message::{
-        DecodeJob, EngineInfo, Finish, PoolEvent, PrefillOutcome, Provenance, Report, RoleInfo, SequenceToken, TokensBySource, WorkerEvent,
-    },
+    message::{DecodeJob, EngineInfo, Finish, PoolEvent, PrefillOutcome, Provenance, RoleInfo, SequenceToken, TokensBySource, WorkerEvent},
     pool::Tier,
     sampling::{Sampling, StopRule},
 };
@@ -143,7 +141,7 @@ fn a_timeout_ends_the_choices_that_still_run() {
     let jobs = decode_jobs(&drain(&mut cluster));
     cluster.worker_event(now, decode, finished(jobs[1].1.sequence, Finish::Length));
     drain(&mut cluster);
-    cluster.worker_event(now + TIMEOUT, decode, WorkerEvent::Heartbeat(Report::default()));
+    cluster.worker_event(now + TIMEOUT, decode, WorkerEvent::Heartbeat(Box::default()));
     cluster.tick(now + TIMEOUT);
     let actions = drain(&mut cluster);
     let [Action::Send { message: ToWorker::CancelSequence { sequence }, .. }, Action::Client { request, event }] = &actions[..] else {
@@ -426,7 +424,7 @@ impl World {
             }
             Step::Heartbeat => {
                 for (epoch, _) in self.workers.clone() {
-                    self.cluster.worker_event(now, epoch, WorkerEvent::Heartbeat(Report::default()));
+                    self.cluster.worker_event(now, epoch, WorkerEvent::Heartbeat(Box::default()));
                 }
             }
             Step::Pass(ms) => {

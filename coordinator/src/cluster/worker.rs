@@ -28,7 +28,7 @@ impl Cluster {
         let Some(worker) = self.registry.get_mut(epoch) else { return };
         worker.heard = now;
         match event {
-            WorkerEvent::Heartbeat(report) => self.heartbeat(epoch, report),
+            WorkerEvent::Heartbeat(report) => self.heartbeat(epoch, *report),
             WorkerEvent::Tokens(tokens) => tokens.into_iter().for_each(|token| self.token(now, epoch, token)),
             WorkerEvent::Finished { sequence, reason, provenance } => self.finished(now, epoch, sequence, reason, provenance),
             WorkerEvent::PromptLogprobs { sequence, logprobs } => {

@@ -78,7 +78,7 @@ impl Cluster {
             loop {
                 tokio::select! {
                     event = events.recv() => match event {
-                        Some((_, LinkEvent::Message(message))) => peer.take(message),
+                        Some((_, LinkEvent::Message(message))) => peer.take(*message),
                         Some(_) => {}
                         None => return,
                     },
@@ -161,7 +161,8 @@ impl Worker {
     }
 }
 
-const LINK: LinkId = LinkId(0);
+/// Scripted workers have one coordinator, and link up once.
+const LINK: LinkId = LinkId { coordinator: 0, session: 0 };
 
 struct Peer {
     uplink: Uplink,

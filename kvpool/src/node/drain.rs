@@ -13,7 +13,7 @@
 use super::{Node, store::Store};
 use crate::{clients::PoolClients, directory::Held, validate::validate};
 use std::{future::pending, sync::Arc, time::Duration};
-use tidemill_proto::{block::BlockKey, link::Endpoint, message::Peer, pool::Lineage};
+use tidemill_proto::{block::BlockKey, link::Endpoint, message::Peer};
 use tokio::{
     task::JoinHandle,
     time::{Instant, sleep, sleep_until, timeout_at},
@@ -83,8 +83,8 @@ async fn hand_over(node: Arc<Node>, endpoint: Endpoint, peers: Vec<Peer>) {
         while room > 0 && next < held.len() {
             let run = chain(&held[next..], BATCH.min(room as usize));
             next += run;
-            let Some((lineage, blocks)) = copy(&store, &held[next - run..next]) else { continue };
-            match pools.put(peer.node, lineage, blocks).await {
+            let batch = &held[next - run..next];
+            match pools.put(peer.node, batch[0].lineage, copies(&store, batch)).await {
                 // What it has already takes no room.
                 Ok(report) => {
                     moved += report.written + report.held;
@@ -114,14 +114,13 @@ fn chain(held: &[Held], max: usize) -> usize {
     1 + held.windows(2).take(max - 1).take_while(follows).count()
 }
 
-/// Copies of the blocks, up to the first that is not there any more.
-fn copy(store: &Store, held: &[Held]) -> Option<(Lineage, Vec<(BlockKey, Vec<u8>)>)> {
-    let copies = held.iter().map_while(|held| {
+/// The blocks up to the first that is not there any more.
+fn copies(store: &Store, held: &[Held]) -> Vec<(BlockKey, Vec<u8>)> {
+    let copy = |held: &Held| {
         let (bytes, generation_after) = store.arena().read_block(held.found.at.slot);
         validate(&bytes, &held.found, generation_after).ok().map(|()| (held.key, bytes))
-    });
-    let copies: Vec<_> = copies.collect();
-    (!copies.is_empty()).then(|| (held[0].lineage, copies))
+    };
+    held.iter().map_while(copy).collect()
 }
 
 fn in_use(store: &Store) -> bool {
@@ -135,7 +134,7 @@ mod tests {
     use tidemill_proto::{
         block::Tenant,
         ids::RequestId,
-        pool::{Found, SlotRef, Tier},
+        pool::{Found, Lineage, SlotRef, Tier},
     };
 
     #[test]
