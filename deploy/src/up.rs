@@ -61,6 +61,9 @@ pub struct UpArgs {
     /// Time that a writer has from reserving a pool node's slots to publishing them, in milliseconds
     #[arg(long, default_value_t = 10_000)]
     pool_put_deadline_ms: u64,
+    /// Disk of each KV pool node, under `--data`, for blocks that leave its DRAM
+    #[arg(long, default_value = "0")]
+    pool_nvme: String,
     /// Make believe that this machine is so many hosts: the first of each role is on the first one, and so on. Blocks go
     /// through shared memory within a host and over QUIC between hosts
     #[arg(long, default_value_t = 1)]
@@ -164,13 +167,17 @@ impl Cluster {
         }
 
         let coordinators = ("--coordinators", quic.join(","));
-        let pool = common(&[
-            coordinators.clone(),
-            ("--dram", args.pool_memory.clone()),
-            ("--lease-ms", args.pool_lease_ms.to_string()),
-            ("--put-deadline-ms", args.pool_put_deadline_ms.to_string()),
-        ]);
-        self.start_workers("kvpool", args.kvpool, args.hosts, &pool)?;
+        for n in 0..args.kvpool {
+            let flags = common(&[
+                coordinators.clone(),
+                ("--dram", args.pool_memory.clone()),
+                ("--nvme-capacity", args.pool_nvme.clone()),
+                ("--data", data.join(format!("kvpool-{n}")).display().to_string()),
+                ("--lease-ms", args.pool_lease_ms.to_string()),
+                ("--put-deadline-ms", args.pool_put_deadline_ms.to_string()),
+            ]);
+            self.start_worker("kvpool", n, args.hosts, &flags)?;
+        }
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = args.threads.unwrap_or((cores / (args.prefill + args.decode)).max(1));
         let engine = common(&[
@@ -182,9 +189,13 @@ impl Cluster {
             ("--transport", args.transport.clone()),
             ("--step-tokens", args.step_tokens.to_string()),
         ]);
-        self.start_workers("prefill", args.prefill, args.hosts, &engine)?;
+        for n in 0..args.prefill {
+            self.start_worker("prefill", n, args.hosts, &engine)?;
+        }
         let decode = [engine, vec!["--sequences-max".to_owned(), args.sequences_max.to_string()]].concat();
-        self.start_workers("decode", args.decode, args.hosts, &decode)?;
+        for n in 0..args.decode {
+            self.start_worker("decode", n, args.hosts, &decode)?;
+        }
         for http in &front_doors {
             self.wait_ready(http, Duration::from_secs(args.ready_s)).await?;
             println!("ready http://{http}/v1");
@@ -192,13 +203,10 @@ impl Cluster {
         Ok(())
     }
 
-    /// Starts `count` workers of one role, dealt over `hosts` hosts.
-    fn start_workers(&mut self, role: &str, count: usize, hosts: usize, flags: &[String]) -> anyhow::Result<()> {
-        for n in 0..count {
-            let host = (hosts > 1).then(|| ["--host".to_owned(), format!("host-{}", n % hosts)]);
-            let flags = [flags, host.as_ref().map_or(&[][..], |flag| flag)].concat();
-            self.workers.push(Process::start(&format!("tidemill-{role}"), &format!("{role}-{n}"), &flags)?);
-        }
+    /// Starts the `n`th worker of a role, on the next one of `hosts`.
+    fn start_worker(&mut self, role: &str, n: usize, hosts: usize, flags: &[String]) -> anyhow::Result<()> {
+        let host = if hosts > 1 { vec!["--host".to_owned(), format!("host-{}", n % hosts)] } else { Vec::new() };
+        self.workers.push(Process::start(&format!("tidemill-{role}"), &format!("{role}-{n}"), &[flags, &host].concat())?);
         Ok(())
     }
 

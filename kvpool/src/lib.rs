@@ -10,6 +10,7 @@
 //!
 //! Shell (feature `shell`, on by default):
 //!
+//! - [`disk`]: where blocks go that leave memory, and what is known of them after a restart
 //! - [`arena`]: equal slots in memory that processes of one host share
 //! - [`transport`]: how block bytes move: shared memory, QUIC
 //! - [`client`]: a worker's connection to one pool node
@@ -33,6 +34,8 @@ pub mod client;
 pub mod clients;
 #[cfg(feature = "shell")]
 pub mod counters;
+#[cfg(feature = "shell")]
+pub mod disk;
 #[cfg(feature = "shell")]
 pub mod node;
 #[cfg(feature = "shell")]

@@ -4,7 +4,7 @@ use super::{Directory, Published, State};
 use std::cmp::Reverse;
 use tidemill_proto::{
     block::BlockKey,
-    pool::{Found, Lineage},
+    pool::{Found, Lineage, Tier},
 };
 
 /// A block in DRAM.
@@ -21,7 +21,9 @@ impl Directory {
     /// without those before it.
     pub fn hottest(&self) -> Vec<Held> {
         let held = self.slots.iter().zip(0..).filter_map(|(slot, number)| match slot.state {
-            State::Published(Published { key, lineage, used, .. }) => Some((used, Held { key, lineage, found: self.found(0, number) })),
+            State::Published(Published { key, lineage, used, .. }) => {
+                Some((used, Held { key, lineage, found: self.found(0, number, Tier::Dram) }))
+            }
             _ => None,
         });
         let mut held: Vec<_> = held.collect();

@@ -59,7 +59,7 @@ impl Session {
         let Some(ToPool::Hello { layout, block_bytes }) = receiver.recv().await.map_err(broken)? else {
             return Err("the first message was not a hello".into());
         };
-        match self.node.store_for(block_bytes) {
+        match self.node.store_for(layout, block_bytes) {
             Ok(store) => {
                 tracing::debug!(client = self.client.0, %layout, "hello");
                 self.node.layout.get_or_init(|| layout);

@@ -77,6 +77,12 @@ impl Node {
         self.try_client(BLOCK_BYTES, choice).await.unwrap()
     }
 
+    /// A client for another model.
+    pub(crate) async fn client_of(&self, layout: LayoutFingerprint, choice: TransportChoice) -> PoolClient {
+        let counters = Arc::new(TransferCounters::default());
+        PoolClient::connect(&self.endpoint, self.addr, layout, BLOCK_BYTES, choice, counters).await.unwrap()
+    }
+
     pub(crate) fn pki(&self) -> &std::path::Path {
         self.pki.path()
     }

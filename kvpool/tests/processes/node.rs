@@ -1,7 +1,6 @@
 //! A pool node in its own process, and clients that reach it over shared memory and over QUIC.
 
-mod support;
-
+use crate::support::*;
 use nix::sys::signal::Signal;
 use std::{
     collections::BTreeSet,
@@ -10,7 +9,6 @@ use std::{
     sync::Arc,
     time::Duration,
 };
-use support::*;
 use tidemill_kvpool::{
     arena::Arena,
     client::{Miss, PoolError, PutReport, TransferCounters, Transport, TransportChoice},
@@ -244,7 +242,7 @@ async fn a_writer_killed_between_start_and_end_holds_nothing_up() {
         let client = node.client(choice).await;
         let mut waiting = client.get(keys(0..8), LONG);
         let mut writer = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "dying_writer", "--ignored", "--nocapture"])
+            .args(["--exact", "node::dying_writer", "--ignored", "--nocapture"])
             .env("DYING_PKI", node.pki())
             .env("DYING_POOL", node.addr.to_string())
             .stdout(Stdio::piped())
