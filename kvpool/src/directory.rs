@@ -25,6 +25,7 @@
 
 mod disk;
 mod events;
+mod hottest;
 mod integrity;
 mod leases;
 mod shares;
@@ -35,6 +36,7 @@ mod waits;
 
 pub use disk::{DiskBlock, DiskUsage};
 pub use events::Events;
+pub use hottest::Held;
 pub use tiers::DiskFault;
 
 use crate::eviction::{EvictionPolicy, Use};

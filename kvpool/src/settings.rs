@@ -55,6 +55,9 @@ pub struct PoolFlags {
     /// Time for which a reader may claim the blocks it was handed, in milliseconds
     #[arg(long)]
     pub lease_ms: Option<u64>,
+    /// When told to end, the node takes at most so many seconds to hand over what it holds to other nodes
+    #[arg(long)]
+    pub drain_s: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -70,6 +73,7 @@ pub struct Settings {
     /// Percent.
     pub tenant_share: u8,
     pub limits: Limits,
+    pub drain: Duration,
 }
 
 /// The tier behind DRAM.
@@ -82,6 +86,9 @@ pub struct Nvme {
 
 /// Shorter than this, deadlines would pass while a batch is copied; longer, a dead peer would hold too much for too long.
 const DEADLINE_MS: std::ops::RangeInclusive<u64> = 100..=600_000;
+
+/// More than any node needs.
+const DRAIN_S_MAX: u64 = 24 * 3600;
 
 impl Flags {
     pub fn check(self) -> Result<Settings, WorkerError> {
@@ -110,6 +117,7 @@ impl Flags {
             put_deadline: deadline("put_deadline_ms", kvpool.put_deadline_ms.unwrap_or(10_000))?,
             lease: deadline("lease_ms", kvpool.lease_ms.unwrap_or(10_000))?,
         };
+        let drain = Duration::from_secs(kvpool.drain_s.unwrap_or(20).min(DRAIN_S_MAX));
         Ok(Settings {
             worker: worker.check("kvpool")?,
             advertise: kvpool.advertise,
@@ -119,6 +127,7 @@ impl Flags {
             policy,
             tenant_share,
             limits,
+            drain,
         })
     }
 }
