@@ -26,9 +26,9 @@ check: setup-build
 	cargo clippy --release --locked --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --release --locked --workspace --no-deps --quiet
 
-# C compiler: BLAKE3's and ring's SIMD are C and assembly.
+# C compiler: BLAKE3's and ring's SIMD are C and assembly. C++ and Clang: RocksDB, and the bindings to it.
 setup-build:
-	@deploy/apt-install cc:gcc as:binutils
+	@deploy/apt-install cc:gcc as:binutils c++:g++ clang:clang clang:libclang-dev
 
 setup-test:
 	@deploy/apt-install python3:python3

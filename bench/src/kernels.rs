@@ -1,80 +1,181 @@
-//! `tidemill-bench kernels`: the CUDA kernels against references, and against the limits of the device.
+//! `tidemill-bench kernels`: how close each kernel, and each phase of whole models, comes to what this machine can do.
 //!
-//! Every operation gets fresh random inputs (the seed is printed, `--seed` replays it) and outputs full of NaN, and is compared
-//! with f64 arithmetic on the host. Then the device's own limits are measured, and each operation at the shapes of Llama-3.1-8B
-//! as a fraction of the limit that binds it. `bench/gpu-check` runs all of it on a machine that has nothing but a driver.
+//! On the CPU, or on an NVIDIA GPU ([`cuda`]), where operations are checked against references first: the machine with the GPU may
+//! have nothing but a driver, and so nothing to run the kernels' own tests with.
+//!
+//! The machine's ceilings are measured first, in the same run and with the same threads. Everything is repeated and the best
+//! is kept: what else the machine does can only make it slower. Operands stream from memory as the layers of a model do,
+//! so no cache makes a decode step look better than it is.
 
-pub mod check_attention;
-pub mod check_blocks;
-pub mod check_products;
-pub mod check_rows;
-pub mod check_sampling;
-pub mod gpu;
+pub mod ceilings;
+pub mod cuda;
 pub mod limits;
+pub mod ops;
+pub mod phases;
 pub mod report;
-pub mod speed;
-pub mod step;
 
-use anyhow::Context;
-use gpu::Gpu;
-use report::Report;
-use std::{fs, path::PathBuf};
-use tidemill_kernels::cuda::{CudaError, Device, KernelCache};
+use anyhow::{Context, ensure};
+use cuda::gpu::Gpu;
+use limits::{Ceilings, Work};
+use report::{Report, Row};
+use std::{fs, path::PathBuf, time::Instant};
+use tidemill_kernels::{Cpu, Isa};
 
-/// Check the CUDA kernels against references, and measure them against the device's limits.
+/// Measure kernels and whole models against this machine's ceilings.
 #[derive(Clone, Debug, clap::Args)]
 pub struct KernelsArgs {
-    /// Write everything here too.
+    /// What computes; `auto` is the GPU where there is one that works, else the CPU.
+    #[arg(long, value_enum, default_value_t = DeviceKind::Auto)]
+    pub device: DeviceKind,
+    /// Write what came out here too.
     #[arg(long)]
     pub json: Option<PathBuf>,
-    /// Check only: no measurements.
+    /// Only rows whose "name shape" holds this text; ceilings are always measured.
     #[arg(long)]
-    pub check_only: bool,
-    /// Which device.
-    #[arg(long, default_value_t = 0)]
-    pub device: usize,
-    /// Of the random inputs; a fresh one if not given.
+    pub only: Option<String>,
+    /// Less work, two layers, the smallest model alone: to see that it works, not how fast it is.
+    #[arg(long)]
+    pub quick: bool,
+    /// CPU: threads that compute (default: all cores).
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// CPU: instruction set, avx512, avx2 or portable (default: the best there is).
+    #[arg(long)]
+    pub isa: Option<Isa>,
+    /// CPU: where the models with random weights are kept for the next run (default: made anew, and removed at the end).
+    #[arg(long)]
+    pub models: Option<PathBuf>,
+    /// GPU: of the random inputs of the checks (default: a fresh one, which is printed).
     #[arg(long)]
     pub seed: Option<u64>,
-    /// Where compiled kernels are kept.
+    /// GPU: where compiled kernels are kept.
     #[arg(long, default_value_os_t = std::env::temp_dir().join("tidemill-kernels"))]
     pub cache: PathBuf,
 }
 
-/// What the process ends with where there is no GPU: not a failure of the kernels.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub enum DeviceKind {
+    Auto,
+    Cpu,
+    /// The first one that CUDA_VISIBLE_DEVICES leaves.
+    Cuda,
+}
+
+/// What the process ends with where `--device cuda` finds no GPU: not a failure of the kernels.
 pub const NO_DEVICE: i32 = 3;
 
+/// Prints the tables, and fails if a check did.
 pub fn run(args: &KernelsArgs) -> anyhow::Result<()> {
-    let device = match Device::open(args.device, KernelCache::open(&args.cache)?) {
-        Err(error) if error.is_absence() => {
-            eprintln!("no GPU to check kernels on: {error}");
-            std::process::exit(NO_DEVICE);
-        }
-        other => other?,
+    let report = match open_gpu(args)? {
+        Some(gpu) => cuda::measure(gpu, args)?,
+        None => measure_cpu(args)?,
     };
-    let seed = args.seed.unwrap_or_else(rand::random);
-    let mut gpu = Gpu::new(device, seed)?;
-    let mut report = Report::new(gpu.device.properties(), seed);
-
-    check_rows::all(&mut gpu, &mut report)?;
-    check_products::all(&mut gpu, &mut report)?;
-    check_attention::all(&mut gpu, &mut report)?;
-    check_sampling::all(&mut gpu, &mut report)?;
-    check_blocks::all(&mut gpu, &mut report)?;
-    if !args.check_only {
-        let limits = limits::measure(&mut gpu, &mut report)?;
-        speed::all(&mut gpu, &limits, &mut report)?;
-        step::all(&mut gpu, &limits, &mut report)?;
-    }
-
-    print!("{}", report.table());
+    print!("{}", report.text());
     if let Some(path) = &args.json {
-        fs::write(path, serde_json::to_string_pretty(&report)? + "\n").with_context(|| format!("cannot write {}", path.display()))?;
+        let text = serde_json::to_string_pretty(&report)?;
+        fs::write(path, text + "\n").with_context(|| format!("cannot write {}", path.display()))?;
     }
     report.verdict()
 }
 
-/// Whether a measurement does not fit on this device, which is then told and not fatal.
-fn does_not_fit(error: &anyhow::Error) -> bool {
-    matches!(error.downcast_ref::<CudaError>(), Some(CudaError::OutOfMemory { .. }))
+/// The GPU, if it is the one to measure.
+fn open_gpu(args: &KernelsArgs) -> anyhow::Result<Option<Gpu>> {
+    if args.device == DeviceKind::Cpu {
+        return Ok(None);
+    }
+    match (Gpu::open(&args.cache, args.seed.unwrap_or_else(rand::random), args.quick), args.device) {
+        (Ok(gpu), _) => Ok(Some(gpu)),
+        (Err(error), DeviceKind::Auto) => {
+            eprintln!("measuring the CPU, for there is no GPU to measure: {error}");
+            Ok(None)
+        }
+        (Err(error), _) if error.is_absence() => {
+            eprintln!("no GPU to measure: {error}");
+            std::process::exit(NO_DEVICE);
+        }
+        (Err(error), _) => Err(error.into()),
+    }
 }
+
+fn measure_cpu(args: &KernelsArgs) -> anyhow::Result<Report> {
+    let threads = args.threads.unwrap_or(std::thread::available_parallelism().map_or(1, usize::from));
+    ensure!((1..=1024).contains(&threads), "--threads {threads} must be from 1 to 1024");
+    let mut bench = Bench::new(Cpu::new(args.isa, threads)?, args);
+    ops::measure(&mut bench);
+    phases::measure(&mut bench, args.models.as_deref())?;
+    let device = format!("CPU, {}, {}", bench.machine.isa(), threads_text(threads));
+    Ok(Report { device, rows: bench.rows, left_out: bench.left_out, checks: None })
+}
+
+/// What computes, its ceilings, what is wanted, and what came out so far.
+struct Bench<Machine = Cpu> {
+    machine: Machine,
+    ceilings: Ceilings,
+    only: Option<String>,
+    quick: bool,
+    rows: Vec<Row>,
+    /// Rows that this machine cannot have, and why.
+    left_out: Vec<String>,
+}
+
+impl<Machine> Bench<Machine> {
+    fn wants(&self, name: &str, shape: &str) -> bool {
+        self.only.as_ref().is_none_or(|only| format!("{name} {shape}").contains(only))
+    }
+}
+
+impl Bench {
+    fn new(cpu: Cpu, args: &KernelsArgs) -> Self {
+        let shrink = if args.quick { 1000 } else { 1 };
+        let mut rows = Vec::new();
+        let mut ceilings = ceilings::measure(1, shrink);
+        rows.extend(ceiling_rows(1, &ceilings));
+        if cpu.threads() > 1 {
+            ceilings = ceilings::measure(cpu.threads(), shrink);
+            rows.extend(ceiling_rows(cpu.threads(), &ceilings));
+        }
+        Self { machine: cpu, ceilings, only: args.only.clone(), quick: args.quick, rows, left_out: Vec::new() }
+    }
+
+    /// A row in the unit of whatever bounds `work`, if it is wanted: `prepare` makes what runs and is done `times` over in each run.
+    fn row<R: FnMut(&Cpu)>(&mut self, name: &str, shape: String, work: Work, times: usize, prepare: impl FnOnce(&Cpu) -> R) {
+        if !self.wants(name, &shape) {
+            return;
+        }
+        let mut run = prepare(&self.machine);
+        let seconds = best_seconds(self.quick, || run(&self.machine)) / times as f64;
+        self.rows.push(Row::of_work(name, shape, seconds, &work, &self.ceilings));
+    }
+}
+
+fn threads_text(threads: usize) -> String {
+    format!("{threads} thread{}", if threads == 1 { "" } else { "s" })
+}
+
+fn ceiling_rows(threads: usize, ceilings: &Ceilings) -> [Row; 3] {
+    let shape = || threads_text(threads);
+    [
+        Row::ceiling("ceiling f32 multiply-add", shape(), ceilings.f32_flops / 1e9, "GFLOP/s"),
+        Row::ceiling("ceiling int8 multiply-add", shape(), ceilings.int8_ops / 1e9, "GOP/s"),
+        Row::ceiling("ceiling memory read", shape(), ceilings.bytes / 1e9, "GB/s"),
+    ]
+}
+
+/// The fastest of several runs of `work`.
+fn best_seconds(quick: bool, mut work: impl FnMut()) -> f64 {
+    let (runs_min, seconds) = if quick { (1, 0.0) } else { (RUNS_MIN, SECONDS) };
+    let started = Instant::now();
+    let mut best = f64::INFINITY;
+    let mut runs = 0;
+    while runs < runs_min || started.elapsed().as_secs_f64() < seconds {
+        let run = Instant::now();
+        work();
+        best = best.min(run.elapsed().as_secs_f64());
+        runs += 1;
+    }
+    best
+}
+
+const RUNS_MIN: usize = 3;
+/// Spent on each row, if that is more than the least number of runs takes.
+const SECONDS: f64 = 0.4;

@@ -1,11 +1,13 @@
 //! Measuring Tidemill, and what a measurement needs.
 //!
-//! - [`kernels`]: `tidemill-bench kernels`, the CUDA kernels against references and the device's limits
-//!   - [`kernels::check_rows`], [`kernels::check_products`], [`kernels::check_attention`], [`kernels::check_sampling`],
-//!     [`kernels::check_blocks`]: each operation against f64 on the host
-//!   - [`kernels::limits`]: what the device can do at most
-//!   - [`kernels::speed`], [`kernels::step`]: operations, and whole steps, as fractions of that
-//!   - [`kernels::gpu`], [`kernels::report`]: a device under test; what came out
+//! - [`kernels`]: `tidemill-bench kernels`, how close computing comes to what this machine can do
+//!   - [`kernels::ceilings`]: what it can do: multiply-adds and bytes read per second
+//!   - [`kernels::limits`]: work, and the least time for it under the ceilings
+//!   - [`kernels::ops`]: each kernel
+//!   - [`kernels::phases`]: prefill and decode of whole models
+//!   - [`kernels::cuda`]: the same on a GPU: [`kernels::cuda::gpu`], a device under test; [`kernels::cuda::checks`], its operations against
+//!     references; [`kernels::cuda::ceilings`], [`kernels::cuda::ops`], [`kernels::cuda::phases`]
+//!   - [`kernels::report`]: what came out, and its tables
 //! - [`kv`]: `tidemill-bench kv`, bytes per second of the KV pool
 //!   - [`kv::transfer`]: put and get, timed
 //!   - [`kv::reference`]: what the machine itself does: memcpy, TCP

@@ -9,7 +9,10 @@ use anyhow::{Context, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use shapes::Shape;
-use std::{fs, path::PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 use weights::Dtype;
 
 /// Make a checkpoint with random weights in the shape of a published model.
@@ -35,28 +38,34 @@ pub struct ModelArgs {
 pub fn make(args: &ModelArgs) -> anyhow::Result<()> {
     let mut shape = args.like.clone();
     shape.layers = args.layers.unwrap_or(shape.layers);
-    let weights = args.out.join("model.safetensors");
-    ensure!(!weights.exists(), "{} exists: remove it, or choose another directory", weights.display());
     fs::create_dir_all(&args.out).with_context(|| format!("cannot make {}", args.out.display()))?;
+    let bytes = make_weights(&shape, &args.out, args.dtype, args.seed)?;
 
     let tokenizer = tokenizer::train(shape.vocab as usize)?;
-    let write = |name: &str, text: String| {
-        let path = args.out.join(name);
-        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
-    };
-    write("tokenizer.json", tokenizer)?;
-    write("tokenizer_config.json", pretty(&tokenizer::config(shape.max_positions)))?;
-    write("generation_config.json", pretty(&generation_config()))?;
-    write("config.json", pretty(&shape.config(args.dtype.torch_name())))?;
-
-    let tensors = shape.tensors();
-    let bytes = tensors.iter().map(|(_, tensor)| args.dtype.bytes() * tensor.iter().product::<usize>()).sum::<usize>() as u64;
-    let style = ProgressStyle::with_template("{elapsed} [{wide_bar}] {bytes}/{total_bytes} {bytes_per_sec}")?;
-    let progress = ProgressBar::new(bytes).with_style(style);
-    weights::write(&weights, &tensors, args.dtype, args.seed, &progress)?;
-    progress.finish_and_clear();
+    write(&args.out, "tokenizer.json", &tokenizer)?;
+    write(&args.out, "tokenizer_config.json", &pretty(&tokenizer::config(shape.max_positions)))?;
+    write(&args.out, "generation_config.json", &pretty(&generation_config()))?;
     println!("{}: {} with {} layers, {:.2} GB of random weights", args.out.display(), shape.name, shape.layers, bytes as f64 / 1e9);
     Ok(())
+}
+
+/// What a model is loaded from, without what a front door needs besides: `config.json` and weights. The answer is the weights' bytes.
+pub fn make_weights(shape: &Shape, out: &Path, dtype: Dtype, seed: u64) -> anyhow::Result<u64> {
+    let weights = out.join("model.safetensors");
+    ensure!(!weights.exists(), "{} exists: remove it, or choose another directory", weights.display());
+    write(out, "config.json", &pretty(&shape.config(dtype.torch_name())))?;
+    let tensors = shape.tensors();
+    let bytes = tensors.iter().map(|(_, tensor)| dtype.bytes() * tensor.iter().product::<usize>()).sum::<usize>() as u64;
+    let style = ProgressStyle::with_template("{elapsed} [{wide_bar}] {bytes}/{total_bytes} {bytes_per_sec}")?;
+    let progress = ProgressBar::new(bytes).with_style(style);
+    weights::write(&weights, &tensors, dtype, seed, &progress)?;
+    progress.finish_and_clear();
+    Ok(bytes)
+}
+
+fn write(dir: &Path, name: &str, text: &str) -> anyhow::Result<()> {
+    let path = dir.join(name);
+    fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
 fn generation_config() -> Value {

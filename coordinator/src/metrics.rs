@@ -12,7 +12,7 @@ use std::{
     },
     time::Duration,
 };
-use tidemill_proto::message::{Role, StepSample};
+use tidemill_proto::message::{Blocks, Moved, Role, StepSample, TierBlocks};
 
 /// Upper bounds of the latency histograms, in seconds.
 const SECONDS: &[f64] =
@@ -181,9 +181,11 @@ const WORKER_FAMILIES: &[Family] = &[
         kind: "gauge",
         help: "KV blocks by state",
         samples: |m| {
-            let blocks = &m.report.blocks;
-            let states = [("free", blocks.free), ("cached", blocks.cached), ("used", blocks.used)];
-            states.map(|(state, n)| (vec![("tier", tier(m)), ("state", state)], n as f64)).to_vec()
+            let states = |(tier, blocks): (&'static str, Blocks)| {
+                let states = [("free", blocks.free), ("cached", blocks.cached), ("used", blocks.used)];
+                states.map(|(state, n)| (vec![("tier", tier), ("state", state)], n as f64))
+            };
+            tiers(m).into_iter().flat_map(states).collect()
         },
     },
     Family {
@@ -191,8 +193,8 @@ const WORKER_FAMILIES: &[Family] = &[
         kind: "gauge",
         help: "Bytes of KV held (cached or in use)",
         samples: |m| {
-            let blocks = &m.report.blocks;
-            vec![(vec![("tier", tier(m))], blocks.cached.saturating_add(blocks.used) as f64 * blocks.bytes_per_block as f64)]
+            let bytes = |blocks: Blocks| blocks.cached.saturating_add(blocks.used) as f64 * blocks.bytes_per_block as f64;
+            tiers(m).into_iter().map(|(tier, blocks)| (vec![("tier", tier)], bytes(blocks))).collect()
         },
     },
     Family {
@@ -200,22 +202,23 @@ const WORKER_FAMILIES: &[Family] = &[
         kind: "counter",
         help: "Block bytes moved",
         samples: |m| {
-            let t = &m.report.counters.transfer;
-            [
-                ("shm", "put", t.shm_put_bytes),
-                ("shm", "get", t.shm_get_bytes),
-                ("quic", "put", t.quic_put_bytes),
-                ("quic", "get", t.quic_get_bytes),
-            ]
-            .map(|(transport, direction, bytes)| (vec![("transport", transport), ("direction", direction)], bytes as f64))
-            .to_vec()
+            let disk = &m.report.counters.disk;
+            let disk = [("put", disk.stored_bytes), ("get", disk.loaded_bytes)];
+            let disk = disk.map(|(direction, bytes)| (vec![("transport", "disk"), ("direction", direction)], bytes as f64));
+            lanes(m).map(|(labels, moved)| (labels, moved.bytes as f64)).into_iter().chain(disk).collect()
         },
     },
     Family {
-        name: "kv_transfer_seconds",
+        name: "kv_transfer_seconds_sum",
         kind: "counter",
-        help: "Seconds spent moving blocks",
-        samples: |m| vec![(vec![], m.report.counters.transfer.seconds)],
+        help: "Seconds of moving blocks, added up over transfers",
+        samples: |m| lanes(m).map(|(labels, moved)| (labels, moved.seconds)).to_vec(),
+    },
+    Family {
+        name: "kv_transfer_seconds_count",
+        kind: "counter",
+        help: "Transfers: batches that were put, blocks that were got",
+        samples: |m| lanes(m).map(|(labels, moved)| (labels, moved.transfers as f64)).to_vec(),
     },
     Family {
         name: "prefix_tokens_total",
@@ -245,10 +248,28 @@ const WORKER_FAMILIES: &[Family] = &[
         help: "Blocks that were asked for and not usable",
         samples: |m| {
             let misses = &m.report.counters.misses;
-            [("absent", misses.absent), ("stale", misses.stale), ("corrupt", misses.corrupt), ("unreachable", misses.unreachable)]
-                .map(|(reason, n)| (vec![("reason", reason)], n as f64))
-                .to_vec()
+            [
+                ("absent", misses.absent),
+                ("stale", misses.stale),
+                ("corrupt", misses.corrupt),
+                ("unreachable", misses.unreachable),
+                ("disk_corrupt", m.report.counters.disk.corrupt),
+            ]
+            .map(|(reason, n)| (vec![("reason", reason)], n as f64))
+            .to_vec()
         },
+    },
+    Family {
+        name: "kv_disk_errors_total",
+        kind: "counter",
+        help: "Reads and writes of a pool node's disk that failed",
+        samples: |m| vec![(vec![], m.report.counters.disk.errors as f64)],
+    },
+    Family {
+        name: "kv_disk_given_up",
+        kind: "gauge",
+        help: "Whether a pool node goes on without its disk, because of errors",
+        samples: |m| vec![(vec![], m.report.counters.disk.given_up as f64)],
     },
     Family {
         name: "preemptions_total",
@@ -265,10 +286,20 @@ const WORKER_FAMILIES: &[Family] = &[
     Family { name: "steps_total", kind: "counter", help: "Engine steps", samples: |m| vec![(vec![], m.report.counters.steps as f64)] },
 ];
 
-fn tier(member: &MemberView) -> &'static str {
+/// What a member moved, by transport and direction.
+fn lanes(member: &MemberView) -> [(Vec<(&'static str, &'static str)>, Moved); 4] {
+    let t = &member.report.counters.transfer;
+    [("shm", "put", t.shm_put), ("shm", "get", t.shm_get), ("quic", "put", t.quic_put), ("quic", "get", t.quic_get)]
+        .map(|(transport, direction, moved)| (vec![("transport", transport), ("direction", direction)], moved))
+}
+
+/// The tiers that a member has, by name.
+fn tiers(member: &MemberView) -> Vec<(&'static str, Blocks)> {
+    let TierBlocks { hbm, dram, nvme } = member.report.blocks;
     match member.role {
-        Role::Prefill | Role::Decode => "hbm",
-        Role::Kvpool => "dram",
+        Role::Prefill | Role::Decode => vec![("hbm", hbm)],
+        Role::Kvpool if nvme.total == 0 => vec![("dram", dram)],
+        Role::Kvpool => vec![("dram", dram), ("nvme", nvme)],
     }
 }
 

@@ -13,9 +13,10 @@ use std::time::Duration;
 use tidemill_kvpool::admission::{Arrival, Fetching, Source};
 use tidemill_model::History;
 use tidemill_proto::{
-    block::{BLOCK_TOKENS, BlockKey, Chain, LayoutFingerprint, Token},
+    block::{BLOCK_TOKENS, BlockKey, Chain, LayoutFingerprint, Tenant, Token},
     ids::LinkId,
-    message::{DecodeJob, Provenance, TokensBySource},
+    message::{DecodeJob, PoolNode, Provenance, Run, TokensBySource},
+    pool::Lineage,
     sampling::{Sampling, TokenLogprob},
 };
 
@@ -32,6 +33,7 @@ pub(crate) struct Sequence {
     /// `job.tokens` grows with every token drawn.
     pub(crate) job: DecodeJob,
     pub(crate) chain: Chain,
+    pub(crate) tenant: Tenant,
     pub(crate) history: History,
     pub(crate) phase: Phase,
     /// Device blocks that cover `job.tokens`; empty while waiting.
@@ -64,6 +66,7 @@ impl Sequence {
         Self {
             home,
             chain: Chain::new(layout, &job.salt, &job.tokens),
+            tenant: Tenant::of_salt(&job.salt),
             history,
             phase: Phase::Waiting,
             blocks: Vec::new(),
@@ -76,6 +79,16 @@ impl Sequence {
         }
     }
 
+    /// Where the sequence's block `number` stands.
+    pub(crate) fn lineage(&self, number: usize) -> Lineage {
+        Lineage {
+            origin: self.job.request,
+            tenant: self.tenant,
+            parent: number.checked_sub(1).map(|before| self.chain.keys()[before]),
+            position: number as u32,
+        }
+    }
+
     /// Tokens without KV. One means that the next step draws the next token.
     pub(crate) fn remaining(&self) -> usize {
         self.job.tokens.len() - self.computed
@@ -84,6 +97,16 @@ impl Sequence {
     /// Leading blocks that may come from a cache: the last token is always computed, its logits are needed.
     pub(crate) fn reusable_blocks(&self) -> usize {
         if self.is_scoring() { 0 } else { (self.job.tokens.len() - 1) / BLOCK_TOKENS }
+    }
+
+    /// The leading blocks that are worth asking for, and where: as far as runs go there, then at home.
+    pub(crate) fn fetchable(&self) -> Vec<(PoolNode, BlockKey)> {
+        let expected = self.reusable_blocks().min(self.job.expected_blocks as usize);
+        let mut nodes = Run::nodes(&self.job.read, expected);
+        if let Some(home) = self.job.home {
+            nodes.resize(expected, home);
+        }
+        nodes.into_iter().zip(self.chain.keys().iter().copied()).collect()
     }
 
     pub(crate) fn blocks_needed(&self) -> usize {

@@ -88,7 +88,8 @@ async fn a_client_that_leaves_frees_everything() {
     cluster.until("nothing running", |c| running(c) == 0 && c["requests"] == 0).await;
     let device_free = |c: &Value| {
         let members = c["members"].as_array().expect("members");
-        members.iter().all(|m| m["report"]["blocks"]["used"] == 0 && m["report"]["running"] == 0)
+        let idle = |m: &Value| ["hbm", "dram", "nvme"].iter().all(|tier| m["report"]["blocks"][tier]["used"] == 0);
+        members.iter().all(|m| idle(m) && m["report"]["running"] == 0)
     };
     cluster.until("all blocks given back", device_free).await;
     cluster.stop();

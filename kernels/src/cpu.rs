@@ -1,6 +1,6 @@
 //! An instruction set that this machine has, and threads to run on.
 
-use rayon::prelude::*;
+use crate::pool::Pool;
 use std::{fmt, str::FromStr};
 
 /// Instruction sets that kernels are compiled for. All give the same bits.
@@ -69,18 +69,18 @@ pub enum KernelError {
     #[error("this machine has no {0}: leave the instruction set unset to use the best it has ({best})", best = Isa::best())]
     IsaUnavailable(Isa),
     #[error("cannot start {threads} compute threads: {source}")]
-    Threads { threads: usize, source: rayon::ThreadPoolBuildError },
+    Threads { threads: usize, source: std::io::Error },
 }
 
 /// What kernels run on.
 pub struct Cpu {
     isa: Isa,
     /// `None`: the calling thread alone.
-    pool: Option<rayon::ThreadPool>,
+    pool: Option<Pool>,
 }
 
 impl Cpu {
-    /// `isa`: `None` picks the best. `threads`: at least 1.
+    /// `isa`: `None` picks the best. `threads`: at least 1, the caller's among them.
     pub fn new(isa: Option<Isa>, threads: usize) -> Result<Cpu, KernelError> {
         let isa = isa.unwrap_or_else(Isa::best);
         if !isa.is_available() {
@@ -88,10 +88,7 @@ impl Cpu {
         }
         let pool = match threads {
             0 | 1 => None,
-            _ => {
-                let builder = rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("compute-{i}"));
-                Some(builder.build().map_err(|source| KernelError::Threads { threads, source })?)
-            }
+            _ => Some(Pool::new(threads - 1, |_| ()).map_err(|source| KernelError::Threads { threads, source })?),
         };
         Ok(Cpu { isa, pool })
     }
@@ -101,22 +98,13 @@ impl Cpu {
     }
 
     pub fn threads(&self) -> usize {
-        self.pool.as_ref().map_or(1, rayon::ThreadPool::current_num_threads)
-    }
-
-    /// Runs `work` on one of the threads. Kernels called inside share its threads without being handed over one by one,
-    /// and so does any other rayon code.
-    pub fn install<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
-        match &self.pool {
-            Some(pool) => pool.install(work),
-            None => work(),
-        }
+        self.pool.as_ref().map_or(1, |pool| pool.workers() + 1)
     }
 
     /// Runs `task(0..tasks)`, in any order and in parallel.
-    pub(crate) fn for_each(&self, tasks: usize, task: impl Fn(usize) + Sync + Send) {
+    pub fn for_each(&self, tasks: usize, task: impl Fn(usize) + Sync) {
         match &self.pool {
-            Some(pool) if tasks > 1 => pool.install(|| (0..tasks).into_par_iter().with_max_len(1).for_each(task)),
+            Some(pool) if tasks > 1 => pool.for_each(tasks, &task),
             _ => (0..tasks).for_each(task),
         }
     }

@@ -6,7 +6,7 @@
 //! in one fixed tree. AVX-512 holds the 16 lanes in one register, AVX2 in two, portable code in an array; all give the same
 //! bits, and the tests hold them to it.
 //!
-//! - [`cpu`]: an instruction set that this machine has, and threads to run on
+//! - [`cpu`]: an instruction set that this machine has, and threads to run on; `pool`: those threads
 //! - `simd`: the 16-lane machine, and its three implementations
 //! - [`dtype`]: f32, f16 and bf16 in memory, as chunks of 16
 //! - [`matmul`]: activations times weights as they are stored, and row look-up
@@ -30,12 +30,21 @@ pub mod elementwise;
 mod exp;
 pub mod kv;
 pub mod matmul;
+pub mod matrix;
+mod memory;
+mod pool;
+mod scratch;
 mod simd;
 #[cfg(test)]
 mod testing;
+mod tile;
+mod tiles;
 pub mod vocab;
+mod weights;
 
 pub use cpu::{Cpu, Isa, KernelError};
 pub use dtype::Dtype;
 pub use kv::{BLOCK_POSITIONS, KvLayout, KvMemory, Span};
-pub use matmul::Matrix;
+pub use matrix::Matrix;
+pub use tiles::Tiles;
+pub use weights::Weights;

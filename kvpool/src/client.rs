@@ -31,7 +31,7 @@ use tidemill_proto::{
     frame::Preamble,
     ids::RequestId,
     link::{CONNECT_MAX, Connection, Endpoint, LinkError},
-    pool::{FromPool, KEYS_MAX, Reservation, SlotRef, Tier, ToPool},
+    pool::{FromPool, KEYS_MAX, Lineage, Reservation, SlotRef, Tier, ToPool},
 };
 use tokio::{sync::mpsc, time::timeout};
 
@@ -81,6 +81,7 @@ impl Block {
     pub fn arrival(&self) -> Arrival {
         let source = match (self.transport, self.tier) {
             (Transport::Shm, Tier::Dram) => Source::Dram,
+            (Transport::Shm, Tier::Nvme) => Source::Nvme,
             (Transport::Quic, _) => Source::Remote,
         };
         Arrival { origin: self.origin, source }
@@ -173,8 +174,8 @@ impl PoolClient {
         self.0.connection.datagram_bytes()
     }
 
-    /// Publishes full blocks, parts of one chain in order. Blocks already held or in flight are not written twice.
-    pub async fn put(&self, origin: RequestId, blocks: Vec<(BlockKey, Vec<u8>)>) -> Result<PutReport, PoolError> {
+    /// Publishes full blocks that follow each other in one chain. Blocks already held or in flight are not written twice.
+    pub async fn put(&self, lineage: Lineage, blocks: Vec<(BlockKey, Vec<u8>)>) -> Result<PutReport, PoolError> {
         let inner = &self.0;
         if let Some((_, wrong)) = blocks.iter().find(|(_, bytes)| bytes.len() != inner.block_bytes) {
             return Err(PoolError::BlockSize { bytes: wrong.len(), expected: inner.block_bytes });
@@ -188,7 +189,7 @@ impl PoolClient {
         let mut call = inner.begin(1 + STREAMS_PER_BATCH)?;
         let asked = Instant::now();
         let keys = blocks.iter().map(|(key, _)| *key).collect();
-        inner.send(ToPool::PutStart { call: call.id(), origin, keys }).await?;
+        inner.send(ToPool::PutStart { call: call.id(), lineage, keys }).await?;
         let FromPool::PutStarted { deadline_ms, answers, .. } = inner.answer(&mut call).await? else { return Err(inner.nonsense()) };
         if answers.len() != blocks.len() {
             return Err(inner.nonsense());

@@ -12,6 +12,8 @@
 //!     └──── time is up ─── 4 quarantined ◄───┘        (3 published ── forget ──► 1 free, when not leased)
 //! ```
 //!
+//! (The node itself is the writer of a block that comes from disk: see `tiers`.)
+//!
 //! 1. **free**: nobody's, content meaningless
 //! 2. **reserved**: one writer may write it until a deadline; its key is in flight and found by nobody. The slot got a
 //!    new generation when it was reserved, so who still reads what was there before can tell.
@@ -21,30 +23,38 @@
 //! Every wait, lease and reservation has a deadline, so whatever a dead peer held is free again within
 //! [`Limits::reclaim_max`].
 
+mod disk;
 mod events;
+mod hottest;
 mod integrity;
 mod leases;
+mod shares;
 mod slots;
+mod tiers;
 mod timers;
 mod waits;
 
+pub use disk::{DiskBlock, DiskUsage};
 pub use events::Events;
+pub use hottest::Held;
+pub use tiers::DiskFault;
 
 use crate::eviction::{EvictionPolicy, Use};
+use disk::DiskTier;
 use events::EventLog;
 use leases::Leases;
+use shares::Shares;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     time::Duration,
 };
 use tidemill_proto::{
     block::BlockKey,
-    ids::RequestId,
     message::PoolEvent,
-    pool::{CallId, Found, LeaseId, Reservation, SlotRef, Via, Written},
+    pool::{CallId, Found, LeaseId, Lineage, Reservation, SlotRef, Tier, Via, Written},
 };
 use timers::{TimerId, Timers};
-use waits::{Get, Waits, Woken};
+use waits::{Asked, Waits};
 
 /// One client's connection. Never used again.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -63,12 +73,15 @@ impl Limits {
     /// the deadline has finished its copy by then.
     pub const QUARANTINE: Duration = Duration::from_millis(500);
 
+    /// From asking the disk for a block to having it. A reader that would not wait otherwise waits this long.
+    pub const LOAD: Duration = Duration::from_secs(5);
+
     /// How long `match_prefix` keeps what it found: enough for the get that follows at once.
     pub const MATCH_LEASE: Duration = Duration::from_secs(1);
 
     /// Nothing that a dead or silent peer held stays longer than this.
     pub fn reclaim_max(&self) -> Duration {
-        (self.put_deadline + Self::QUARANTINE).max(self.lease).max(Self::MATCH_LEASE)
+        (self.put_deadline.max(Self::LOAD) + Self::QUARANTINE).max(self.lease).max(Self::MATCH_LEASE)
     }
 }
 
@@ -79,6 +92,15 @@ pub enum Action {
     Found { client: ClientId, call: CallId, via: Via, lease: LeaseId, blocks: Vec<Found> },
     /// Tell a reader that these blocks of its get will not come.
     Missed { client: ClientId, call: CallId, indexes: Vec<u32> },
+    /// Copy a block to disk, if the slot still holds it after the copy, and answer with [`Directory::stored`], in every case.
+    Store { disk: u32, from: SlotRef, block: DiskBlock },
+    /// Fill a slot from disk with what has this checksum, and answer with [`Directory::loaded`], in every case. Not a byte is
+    /// written to the slot before the checksum is verified, nor when it is `until` already.
+    Load { disk: u32, to: SlotRef, checksum: u64, until: Duration },
+    /// What this disk slot holds is of no use, after a restart either.
+    Erase { disk: u32 },
+    /// The disk is not to be used any more, nor answered for.
+    GiveUpDisk,
 }
 
 /// Slots by state; they add up to all slots.
@@ -92,7 +114,7 @@ pub struct Usage {
     pub quarantined: usize,
 }
 
-/// The directory of one arena.
+/// The directory of one arena, and of one disk where there is one.
 pub struct Directory {
     limits: Limits,
     slots: Vec<Slot>,
@@ -100,6 +122,12 @@ pub struct Directory {
     by_key: HashMap<BlockKey, u32>,
     free: Vec<u32>,
     policy: Box<dyn EvictionPolicy>,
+    disk: Option<DiskTier>,
+    shares: Shares,
+    /// Slots whose blocks the policy gave up and the disk has, in the order in which they leave.
+    clean: BTreeMap<u64, u32>,
+    /// Number of the last slot that became clean.
+    cleaned: u64,
     reserved: HashMap<ClientId, BTreeSet<u32>>,
     leases: Leases,
     waits: Waits,
@@ -129,21 +157,38 @@ enum State {
 struct Reserved {
     key: BlockKey,
     writer: ClientId,
-    origin: RequestId,
+    lineage: Lineage,
     used: Use,
     timer: TimerId,
     /// The node itself is writing, on the client's behalf.
     receiving: bool,
+    /// For a block that comes from disk: how many of the disk's reads and writes had ended when it was asked for.
+    disk_ended: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Published {
     key: BlockKey,
     checksum: u64,
-    origin: RequestId,
+    lineage: Lineage,
     used: Use,
     leases: u32,
+    rank: Rank,
 }
+
+/// What says when a published block leaves DRAM.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Rank {
+    /// The policy, to which it is a candidate unless it is leased.
+    Policy,
+    /// The policy gave it up; it is being copied to disk.
+    Leaving,
+    /// It has a copy on disk and leaves in this order, before all others.
+    Clean(u64),
+}
+
+/// What a reader is handed at once.
+type Handovers = BTreeMap<(ClientId, CallId), (Via, Vec<(Found, Use)>)>;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Due {
@@ -162,6 +207,10 @@ impl Directory {
             by_key: HashMap::new(),
             free: (0..slots).rev().collect(),
             policy,
+            disk: None,
+            shares: Shares::new(slots as usize, 100),
+            clean: BTreeMap::new(),
+            cleaned: 0,
             reserved: HashMap::new(),
             leases: Leases::new(),
             waits: Waits::default(),
@@ -173,30 +222,43 @@ impl Directory {
         }
     }
 
-    /// Blocks of the leading run of `keys` that are published. They stay for [`Limits::MATCH_LEASE`].
+    /// Lets no tenant have more than so many percent of the slots of a tier. Before anything else.
+    pub fn with_tenant_share(mut self, percent: u8) -> Self {
+        self.shares = Shares::new(self.slots.len(), percent);
+        if let Some(disk) = &mut self.disk {
+            disk.limit_tenants(percent);
+        }
+        self
+    }
+
+    /// Blocks of the leading run of `keys` that are held. Those in DRAM stay for [`Limits::MATCH_LEASE`].
     pub fn match_prefix(&mut self, client: ClientId, keys: &[BlockKey], now: Duration) -> usize {
         self.tick(now);
         self.operation += 1;
-        let run: Vec<SlotRef> = keys.iter().map_while(|key| self.published(key)).collect();
-        if !run.is_empty()
-            && let Some(lease) = self.leases.next_id(client, run.len())
+        let run = keys.iter().take_while(|key| self.published(key).is_some() || self.on_disk(key).is_some()).count();
+        let used = Use::of_chain(self.operation, keys.len());
+        let in_dram: Vec<_> = keys[..run].iter().zip(used).filter_map(|(key, used)| Some((self.published(key)?, used))).collect();
+        if !in_dram.is_empty()
+            && let Some(lease) = self.leases.next_id(client, in_dram.len())
         {
-            let used = Use::of_chain(self.operation, keys.len());
-            self.grant(client, lease, run.iter().copied().zip(used).collect(), now + Limits::MATCH_LEASE);
+            self.grant(client, lease, in_dram, now + Limits::MATCH_LEASE);
         }
-        run.len()
+        run
     }
 
-    /// Reserves a slot for each of `keys`, a part of a chain in order, that is neither held nor in flight. Slots come
-    /// from eviction when none is free; the keys' own blocks count as just used.
-    pub fn put_start(&mut self, client: ClientId, origin: RequestId, keys: &[BlockKey], now: Duration) -> Vec<Reservation> {
+    /// Reserves a slot for each of `keys`, which follow each other in a chain from `lineage` on, that is neither held nor
+    /// in flight. Slots come from eviction when none is free; the keys' own blocks count as just used.
+    pub fn put_start(&mut self, client: ClientId, lineage: Lineage, keys: &[BlockKey], now: Duration) -> Vec<Reservation> {
         self.tick(now);
         self.operation += 1;
-        let chain: Vec<(BlockKey, Use)> = keys.iter().copied().zip(Use::of_chain(self.operation, keys.len())).collect();
+        let at = self.operation_of(&lineage);
+        let chain: Vec<(BlockKey, Use)> = keys.iter().copied().zip(Use::of_chain(at, keys.len())).collect();
         let held: Vec<(u32, Use)> = chain.iter().filter_map(|(key, used)| Some((self.published(key)?.slot, *used))).collect();
         held.iter().for_each(|&(slot, _)| self.pin(slot));
-        let answers = chain.iter().map(|&(key, used)| self.reserve(client, origin, key, used, now)).collect();
+        let lineages = lineage.of_each(keys);
+        let answers = chain.iter().zip(lineages).map(|(&(key, used), lineage)| self.reserve(client, lineage, key, used, now)).collect();
         held.iter().for_each(|&(slot, used)| self.unpin(slot, used));
+        self.demote();
         answers
     }
 
@@ -205,29 +267,17 @@ impl Directory {
     pub fn put_end(&mut self, client: ClientId, blocks: &[Written], now: Duration) -> usize {
         self.tick(now);
         let mut published = 0;
-        let mut found: BTreeMap<_, (Via, Vec<(Found, Use)>)> = BTreeMap::new();
+        let mut found = Handovers::new();
         for written in blocks {
             let Some(reserved) = self.take_reservation(client, written.at) else { continue };
             published += 1;
-            let (slot, Reserved { key, origin, .. }) = (written.at.slot, reserved);
-            let woken = self.waits.wake(key);
-            // Who waits for a chain asked for all of it at once, however many puts it takes.
-            let used = woken.last().map_or(reserved.used, |woken| woken.used);
-            self.slots[slot as usize].state = State::Published(Published { key, checksum: written.checksum, origin, used, leases: 0 });
-            self.usage.cached += 1;
-            self.policy.insert(slot, &key, used);
-            self.events.stored(key);
-            for Woken { waiter, via, used, done } in woken {
-                if let Some(timer) = done {
-                    self.timers.cancel(timer);
-                }
-                let (_, blocks) = found.entry((waiter.client, waiter.call)).or_insert((via, Vec::new()));
-                blocks.push((self.found(waiter.index, slot), used));
-            }
+            let Reserved { key, lineage, used, .. } = reserved;
+            self.events.stored(key, Tier::Dram);
+            let block = Published { key, checksum: written.checksum, lineage, used, leases: 0, rank: Rank::Policy };
+            self.publish(written.at.slot, block, Tier::Dram, &mut found);
         }
-        for ((client, call), (via, blocks)) in found {
-            self.hand_over(client, call, via, blocks, now);
-        }
+        self.hand_over_all(found, now);
+        self.demote();
         published
     }
 
@@ -240,6 +290,7 @@ impl Directory {
                 && let Some(reserved) = self.take_reservation(client, at)
             {
                 self.by_key.remove(&reserved.key);
+                self.shares.lose(reserved.lineage.tenant);
                 self.set_free(at.slot);
             }
         }
@@ -263,26 +314,40 @@ impl Directory {
     }
 
     /// Hands over the blocks of `keys` that are published, now, and the others when they are, if that is within `wait`.
-    /// Whether anyone reserved them yet makes no difference. A number that names an unfinished get replaces it.
+    /// Whether anyone reserved them yet makes no difference. Blocks on disk are read into DRAM, which may take as long as
+    /// [`Limits::LOAD`] whatever `wait` says. A number that names an unfinished get replaces it.
     pub fn get(&mut self, client: ClientId, call: CallId, keys: &[BlockKey], wait: Duration, via: Via, now: Duration) {
         self.tick(now);
         self.cancel_get(client, call);
         self.operation += 1;
         let operation = self.operation;
-        let (mut found, mut waiting) = (Vec::new(), BTreeMap::new());
+        let (mut found, mut absent) = (Vec::new(), BTreeMap::new());
         for (&key, used) in keys.iter().zip(Use::of_chain(operation, keys.len())) {
             match self.published(&key) {
-                Some(at) => found.push((self.found(used.place, at.slot), used)),
-                None => drop(waiting.insert(used.place, key)),
+                Some(at) => found.push((self.found(used.place, at.slot, Tier::Dram), used)),
+                None => drop(absent.insert(used.place, key)),
             }
         }
+        // Leased first, so that making room for what comes from disk does not push it out.
         self.hand_over(client, call, via, found, now);
-        if wait.is_zero() || waiting.len() > self.waits.room(client) {
-            self.miss(client, call, waiting.into_keys().collect());
-        } else if !waiting.is_empty() {
-            let timer = self.timers.add(now + wait, Due::Get(client, call));
-            self.waits.add(client, call, Get { via, operation, blocks: keys.len(), timer, waiting });
+        if absent.len() > self.waits.room(client) {
+            return self.miss(client, call, absent.into_keys().collect());
         }
+        let (mut waiting, mut missed) = (BTreeMap::new(), Vec::new());
+        for (index, key) in absent {
+            let coming = match self.on_disk(&key) {
+                Some(disk) => self.is_loading(&key) || self.load(disk, Use::in_chain(operation, index, keys.len()), now),
+                None => !wait.is_zero(),
+            };
+            if coming {
+                waiting.insert(index, key);
+            } else {
+                missed.push(index);
+            }
+        }
+        self.miss(client, call, missed);
+        self.await_blocks(client, call, Asked { via, operation, blocks: keys.len(), until: now + wait }, waiting, now);
+        self.demote();
     }
 
     /// Ends a get's waits without an answer.
@@ -304,15 +369,15 @@ impl Directory {
     /// no lease on it can be left.
     pub fn forget(&mut self, at: SlotRef, now: Duration) {
         self.tick(now);
-        let Some(Published { key, leases, .. }) = self.published_at(at) else { return };
-        self.by_key.remove(&key);
-        self.events.evicted(key);
+        let Some(Published { leases, .. }) = self.published_at(at) else { return };
         if leases > 0 {
             self.usage.leased -= 1;
+            self.leave_dram(at.slot);
             self.quarantine(at.slot, now + self.limits.lease.max(Limits::MATCH_LEASE));
         } else {
+            self.unrank(at.slot);
             self.usage.cached -= 1;
-            self.policy.remove(at.slot);
+            self.leave_dram(at.slot);
             self.set_free(at.slot);
         }
     }
@@ -348,10 +413,11 @@ impl Directory {
                 }
                 Due::Get(client, call) => {
                     let get = self.waits.end(client, call).expect("a get and its timer end together");
-                    self.miss(client, call, get.waiting.into_keys().collect());
+                    self.await_blocks(client, call, get.asked, get.waiting, now);
                 }
             }
         }
+        self.demote();
     }
 
     /// The next thing to do for a reader. Take all after each call.
@@ -368,12 +434,14 @@ impl Directory {
         !self.events.is_empty()
     }
 
-    /// Everything that is published, as events from empty.
+    /// Everything that is held, as events from empty.
     pub fn snapshot(&self) -> impl Iterator<Item = PoolEvent> {
-        self.slots.iter().filter_map(|slot| match slot.state {
-            State::Published(Published { key, .. }) => Some(PoolEvent::Stored(key)),
+        let in_dram = self.slots.iter().filter_map(|slot| match slot.state {
+            State::Published(Published { key, .. }) => Some(PoolEvent::Stored { key, tier: Tier::Dram }),
             _ => None,
-        })
+        });
+        let on_disk = self.disk.iter().flat_map(DiskTier::blocks).filter(|block| self.published(&block.key).is_none());
+        in_dram.chain(on_disk.map(|block| PoolEvent::Stored { key: block.key, tier: Tier::Nvme }))
     }
 
     /// What a published block's bytes must hash to. `None`: it is no longer there.
@@ -383,6 +451,11 @@ impl Directory {
 
     pub fn usage(&self) -> Usage {
         self.usage
+    }
+
+    /// `None`: there is no disk (any more).
+    pub fn disk_usage(&self) -> Option<DiskUsage> {
+        self.disk.as_ref().map(DiskTier::usage)
     }
 }
 

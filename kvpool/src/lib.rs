@@ -10,11 +10,13 @@
 //!
 //! Shell (feature `shell`, on by default):
 //!
+//! - [`disk`]: where blocks go that leave memory, and what is known of them after a restart
 //! - [`arena`]: equal slots in memory that processes of one host share
 //! - [`transport`]: how block bytes move: shared memory, QUIC
 //! - [`client`]: a worker's connection to one pool node
 //! - [`clients`]: its connections to all of them
 //! - [`counters`]: what it moved and missed
+//! - [`reach`]: all that a worker's engine reaches: coordinators, pool nodes, its inbox
 //! - [`node`]: the pool node as a process
 //! - [`settings`]: its flags and config file
 
@@ -33,7 +35,11 @@ pub mod clients;
 #[cfg(feature = "shell")]
 pub mod counters;
 #[cfg(feature = "shell")]
+pub mod disk;
+#[cfg(feature = "shell")]
 pub mod node;
+#[cfg(feature = "shell")]
+pub mod reach;
 #[cfg(feature = "shell")]
 pub mod settings;
 #[cfg(feature = "shell")]

@@ -2,35 +2,42 @@
 //!
 //! ```text
 //!   clients ──► [session]s ──► [store]: directory + arena ──► [announce] ──► coordinators
-//!                  ▲                 │
-//!                  └── what to tell ─┘
+//!                  ▲                 │  ▲
+//!                  └── what to tell ─┘  └──► [disk_io]: the disk's threads
 //! ```
 
 mod announce;
+mod disk_io;
+mod drain;
 mod session;
 mod store;
 mod streams;
 
 use crate::{
     arena::{Arena, ArenaError},
-    directory::{Directory, Limits},
+    directory::{Directory, DiskUsage, Limits},
+    disk::{Disk, DiskError, Geometry, Manifest},
     eviction::Policy,
-    settings::Settings,
+    settings::{Nvme, Settings},
 };
 use announce::Announcer;
+use disk_io::DiskIo;
+use drain::Drain;
 use parking_lot::Mutex;
 use session::Session;
 use std::{
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
+    thread,
     time::Duration,
 };
 use store::Store;
 use tidemill_proto::{
+    block::LayoutFingerprint,
     link::{Endpoint, LinkError},
-    message::{Blocks, Counters, Register, Report, RoleInfo, WorkerEvent},
+    message::{self, Blocks, Counters, Report, RoleInfo, TierBlocks, ToWorker, WorkerEvent},
     pool::BLOCK_BYTES_MAX,
     uplink::{LinkEvent, Uplink},
 };
@@ -49,13 +56,34 @@ const TICK: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 struct Node {
     dram_bytes: u64,
+    prefault: bool,
+    /// There should be a disk, whether there is one or not.
+    wants_nvme: bool,
+    nvme: Option<OpenDisk>,
     limits: Limits,
     policy: Policy,
-    /// Made for the first client, who says how large a block is.
-    store: Mutex<Option<Arc<Store>>>,
+    tenant_share: u8,
+    store: Mutex<Option<Carved>>,
+    /// What its clients store; the first one says it.
+    layout: OnceLock<LayoutFingerprint>,
     /// Set when there are events to announce.
     changed: Arc<Notify>,
     traffic: Traffic,
+}
+
+/// A disk that could be opened.
+#[derive(Debug)]
+struct OpenDisk {
+    disk: Arc<Disk>,
+    capacity_bytes: u64,
+}
+
+/// The store, made for the first client, who says how large a block is, or for what was found on disk before there is one.
+#[derive(Debug)]
+struct Carved {
+    store: Arc<Store>,
+    /// What it was carved for, as long as no client wanted the same.
+    recovered: Option<Manifest>,
 }
 
 /// Bytes that the node itself moved, over QUIC.
@@ -65,19 +93,33 @@ struct Traffic {
     get_bytes: AtomicU64,
 }
 
-/// Runs a pool node until `shutdown`.
+/// Runs a pool node until `shutdown`, and then until it has handed over what it holds.
 pub async fn run(settings: Settings, shutdown: impl Future<Output = ()>) -> Result<(), LinkError> {
-    let Settings { worker, advertise, dram_bytes, policy, limits } = settings;
+    let Settings { worker, advertise, dram_bytes, prefault, nvme, policy, tenant_share, limits, drain } = settings;
     let endpoint = Endpoint::bind(worker.bind, &worker.identity)?;
     let addr = advertise.unwrap_or_else(|| endpoint.local_addr());
     tracing::info!(%addr, dram_bytes, %policy, reclaim_ms = limits.reclaim_max().as_millis() as u64, "pool node listens");
-    let node = Arc::new(Node { dram_bytes, limits, policy, store: Mutex::default(), changed: Arc::default(), traffic: Traffic::default() });
+    let node = Arc::new(Node {
+        dram_bytes,
+        prefault,
+        wants_nvme: nvme.is_some(),
+        nvme: nvme.and_then(open_disk),
+        limits,
+        policy,
+        tenant_share,
+        store: Mutex::default(),
+        layout: OnceLock::new(),
+        changed: Arc::default(),
+        traffic: Traffic::default(),
+    });
+    node.recover();
 
-    let register = Register { name: worker.name, pid: std::process::id(), role: RoleInfo::Kvpool { addr } };
+    let register = worker.register(RoleInfo::Kvpool { addr });
     let reporting = Arc::clone(&node);
     let (uplink, mut links) = Uplink::start(&endpoint, &worker.coordinators, register, Arc::new(move || reporting.report()));
     let mut announcer = Announcer::new(worker.coordinators.len());
     let mut sessions = Sessions { tasks: JoinSet::new(), permits: Arc::new(Semaphore::new(CLIENTS_MAX)), next: 0 };
+    let mut drain = Drain::new(Arc::clone(&node), endpoint.clone(), drain);
     let mut tick = interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
 
@@ -88,7 +130,12 @@ pub async fn run(settings: Settings, shutdown: impl Future<Output = ()>) -> Resu
     });
     loop {
         tokio::select! {
-            () = &mut shutdown => break,
+            () = &mut shutdown, if !drain.has_begun() => {
+                tracing::info!("pool node leaves");
+                uplink.broadcast(&WorkerEvent::Leaving);
+                drain.begin();
+            }
+            () = drain.over() => break,
             _ = tick.tick() => {
                 if let Some(store) = node.store() {
                     store.apply(|directory, now| directory.tick(now));
@@ -101,13 +148,15 @@ pub async fn run(settings: Settings, shutdown: impl Future<Output = ()>) -> Resu
                     announcer.announce(node.store().as_deref(), &uplink);
                 }
                 LinkEvent::Down => announcer.down(link),
-                LinkEvent::Message(message) => tracing::warn!(?message, "a coordinator sent a job to a pool node"),
+                LinkEvent::Message(message) => match *message {
+                    ToWorker::Peers(peers) => drain.peers(peers),
+                    message => tracing::warn!(?message, "a pool node has no use for this message"),
+                },
             },
         }
     }
     tracing::info!("pool node ends");
     accepting.abort();
-    uplink.broadcast(&WorkerEvent::Leaving);
     uplink.close().await;
     endpoint.close().await;
     Ok(())
@@ -153,42 +202,125 @@ enum Unwelcome {
 
 impl Node {
     fn store(&self) -> Option<Arc<Store>> {
-        self.store.lock().clone()
+        self.store.lock().as_ref().map(|carved| Arc::clone(&carved.store))
     }
 
-    /// The store, carved into slots for `block_bytes` if this is the first client.
-    fn store_for(&self, block_bytes: u64) -> Result<Arc<Store>, Unwelcome> {
+    /// Offers what is on disk before the first client comes: it was most likely left for the same model.
+    fn recover(&self) {
+        let Some(manifest) = self.nvme.as_ref().and_then(|nvme| nvme.disk.manifest()) else { return };
+        match self.carve(manifest) {
+            Ok(store) => *self.store.lock() = Some(Carved { store, recovered: Some(manifest) }),
+            Err(error) => tracing::warn!(%error, "what is on disk cannot be offered"),
+        }
+    }
+
+    /// The store, carved into slots for `block_bytes` if this is the first client. Other blocks than those that are on disk
+    /// begin with an empty one.
+    fn store_for(&self, layout: LayoutFingerprint, block_bytes: u64) -> Result<Arc<Store>, Unwelcome> {
         if !(1..=BLOCK_BYTES_MAX).contains(&block_bytes) {
             return Err(Unwelcome::Absurd { wants: block_bytes });
         }
-        let mut store = self.store.lock();
-        match &*store {
-            Some(store) if store.arena().block_bytes() as u64 == block_bytes => Ok(Arc::clone(store)),
-            Some(store) => Err(Unwelcome::BlockBytes { has: store.arena().block_bytes(), wants: block_bytes }),
-            None => {
-                let arena = Arena::create(self.dram_bytes, block_bytes, rand::random())?;
-                let slots = arena.slots();
-                tracing::info!(slots, block_bytes, "arena carved");
-                let directory = Directory::new(slots, self.limits, self.policy.build(slots));
-                Ok(Arc::clone(store.insert(Arc::new(Store::new(arena, directory, Arc::clone(&self.changed))))))
-            }
+        let wanted = Manifest::new(block_bytes, layout);
+        let mut carved = self.store.lock();
+        if let Some(Carved { store, .. }) = carved.take_if(|carved| carved.recovered.is_some_and(|manifest| manifest != wanted)) {
+            tracing::warn!("what is on disk was left for another model: the disk is wiped");
+            store.disk().iter().for_each(|disk| disk.close());
         }
+        let carved = match &mut *carved {
+            Some(carved) => carved,
+            None => carved.insert(Carved { store: self.carve(wanted)?, recovered: None }),
+        };
+        let has = carved.store.arena().block_bytes();
+        if has as u64 != block_bytes {
+            return Err(Unwelcome::BlockBytes { has, wants: block_bytes });
+        }
+        carved.recovered = None;
+        Ok(Arc::clone(&carved.store))
+    }
+
+    fn carve(&self, manifest: Manifest) -> Result<Arc<Store>, ArenaError> {
+        let Manifest { block_bytes, .. } = manifest;
+        let arena = Arena::create(self.dram_bytes, block_bytes, rand::random())?;
+        let slots = arena.slots();
+        tracing::info!(slots, block_bytes, "arena carved");
+        let mut directory = Directory::new(slots, self.limits, self.policy.build(slots));
+        let io = self.nvme.as_ref().and_then(|nvme| nvme.prepare(manifest)).map(Arc::new);
+        if let Some(io) = &io {
+            directory = directory.with_disk(io.slots(), self.policy.build(io.slots()));
+        }
+        directory = directory.with_tenant_share(self.tenant_share);
+        if let Some(io) = &io {
+            io.recover(&mut directory);
+        }
+        let store = Arc::new(Store::new(arena, directory, io.clone(), Arc::clone(&self.changed)));
+        if let Some(io) = &io
+            && let Err(error) = DiskIo::start(&store, io)
+        {
+            tracing::error!(%error, "the disk's threads do not start");
+            store.apply(|directory, _| directory.disk_failed());
+        }
+        if self.prefault {
+            let store = Arc::clone(&store);
+            thread::spawn(move || match store.arena().prefault() {
+                Ok(()) => tracing::info!("arena prefaulted"),
+                Err(error) => tracing::warn!(%error, "the arena's memory is taken as blocks arrive"),
+            });
+        }
+        self.changed.notify_one();
+        Ok(store)
     }
 
     fn report(&self) -> Report {
         let mut counters = Counters::default();
-        counters.transfer.quic_put_bytes = self.traffic.put_bytes.load(Relaxed);
-        counters.transfer.quic_get_bytes = self.traffic.get_bytes.load(Relaxed);
-        let blocks = self.store().map_or(Blocks::default(), |store| {
-            let usage = store.apply(|directory, _| directory.usage());
-            Blocks {
+        counters.transfer.quic_put.bytes = self.traffic.put_bytes.load(Relaxed);
+        counters.transfer.quic_get.bytes = self.traffic.get_bytes.load(Relaxed);
+        let mut blocks = TierBlocks::default();
+        if let Some(store) = self.store() {
+            let (usage, disk) = store.apply(|directory, _| (directory.usage(), directory.disk_usage()));
+            let bytes_per_block = store.arena().block_bytes() as u64;
+            blocks.dram = Blocks {
                 total: u64::from(store.arena().slots()),
                 free: usage.free as u64,
                 cached: usage.cached as u64,
                 used: (usage.reserved + usage.leased + usage.quarantined) as u64,
-                bytes_per_block: store.arena().block_bytes() as u64,
+                bytes_per_block,
+            };
+            if let Some(DiskUsage { free, cached, busy }) = disk {
+                let [free, cached, used] = [free, cached, busy].map(|n| n as u64);
+                blocks.nvme = Blocks { total: free + cached + used, free, cached, used, bytes_per_block };
             }
-        });
+            let missing = message::Disk { given_up: u64::from(self.wants_nvme), ..Default::default() };
+            counters.disk = store.disk().map_or(missing, DiskIo::counters);
+        }
         Report { blocks, counters, ..Report::default() }
+    }
+}
+
+/// Opens the disk, if that is possible: a node without one is slower, not broken.
+fn open_disk(Nvme { dir, capacity_bytes }: Nvme) -> Option<OpenDisk> {
+    match Disk::open(&dir) {
+        Ok(disk) => Some(OpenDisk { disk: Arc::new(disk), capacity_bytes }),
+        Err(error) => {
+            tracing::error!(%error, "this node goes on without NVMe");
+            None
+        }
+    }
+}
+
+impl OpenDisk {
+    /// Ready for such blocks. `None`: it cannot be had, and the node goes on without it.
+    fn prepare(&self, manifest: Manifest) -> Option<DiskIo> {
+        let prepared = || -> Result<Geometry, DiskError> {
+            let geometry = Geometry::new(self.capacity_bytes, manifest.block_bytes)?;
+            self.disk.prepare(manifest, geometry)?;
+            Ok(geometry)
+        };
+        match prepared() {
+            Ok(geometry) => Some(DiskIo::new(Arc::clone(&self.disk), geometry)),
+            Err(error) => {
+                tracing::error!(%error, "this node goes on without NVMe");
+                None
+            }
+        }
     }
 }

@@ -1,28 +1,33 @@
 //! The directory under clients that lose, delay and repeat their messages, stop without a word, and sleep for any time,
-//! beside an arena of which only the last writer of each slot is remembered. Checked after every step:
+//! beside an arena and a disk of which only the last writer of each slot is remembered. The disk answers when it likes, or
+//! never, fails, and writes what it should not. Checked after every step:
 //!
 //! - a reader is only ever handed a slot that holds the block it asked for, and as long as its lease runs, the slot stays so
 //! - what the events tell is what the directory holds
 //! - every get is answered in full, once, by its deadline
+//! - after a restart, what the disk holds is found again, and never with another block's bytes
 //! - the books balance; and when all clients are gone and the published bound has passed, nothing is held
 
 use proptest::{prelude::*, sample::Index};
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     time::Duration,
 };
 use tidemill_kvpool::{
-    directory::{Action, ClientId, Directory, Limits, Usage},
+    directory::{Action, ClientId, Directory, DiskBlock, DiskFault, Limits, Usage},
     eviction::Policy,
 };
 use tidemill_proto::{
-    block::BlockKey,
+    block::{BlockKey, Tenant},
     ids::RequestId,
     message::PoolEvent,
-    pool::{CallId, Found, LeaseId, Reservation, SlotRef, Via, Written},
+    pool::{CallId, Found, LeaseId, Lineage, Reservation, SlotRef, Tier, Via, Written},
 };
 
 const SLOTS: u32 = 6;
+const DISK_SLOTS: u32 = 5;
+/// What a write that went wrong leaves behind.
+const TORN: BlockKey = BlockKey([0xff; 16]);
 const LIMITS: Limits = Limits { put_deadline: Duration::from_millis(3000), lease: Duration::from_millis(4000) };
 
 #[derive(Clone, Debug)]
@@ -59,7 +64,20 @@ enum Op {
         generation: u64,
     },
     Gone(usize),
+    /// The disk does one of the things that it was asked to do,
+    Disk(Index, Disk),
+    /// and what it did is heard of.
+    Answer(Index),
+    Restart,
     Sleep(u64),
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Disk {
+    Works,
+    /// It says that it wrote, and wrote something else.
+    Tears,
+    Fails,
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -80,6 +98,10 @@ fn op() -> impl Strategy<Value = Op> {
         4 => index().prop_map(Op::Release),
         2 => (0..SLOTS, 1u64..6).prop_map(|(slot, generation)| Op::Forget { slot, generation }),
         2 => client.prop_map(Op::Gone),
+        10 => (index(), prop_oneof![30 => Just(Disk::Works), 3 => Just(Disk::Tears), 1 => Just(Disk::Fails)])
+            .prop_map(|(index, how)| Op::Disk(index, how)),
+        10 => index().prop_map(Op::Answer),
+        1 => Just(Op::Restart),
         3 => prop_oneof![4 => 0u64..50, 2 => 0u64..2000, 1 => 0u64..20_000].prop_map(Op::Sleep),
     ]
 }
@@ -96,7 +118,12 @@ struct Put {
 
 struct Asked {
     keys: Vec<BlockKey>,
+    /// Those that were on disk only, so that they may fail to come before the deadline.
+    on_disk: BTreeSet<BlockKey>,
     unanswered: BTreeSet<u32>,
+    /// Until when it waits for what nobody has,
+    wait: Duration,
+    /// and until when it has an answer.
     deadline: Duration,
 }
 
@@ -107,7 +134,23 @@ struct Reading {
     blocks: Vec<(BlockKey, SlotRef)>,
 }
 
+/// What the disk was asked to do.
+#[derive(Clone, Copy)]
+enum Io {
+    Store { disk: u32, from: SlotRef, block: DiskBlock },
+    Load { disk: u32, to: SlotRef, checksum: u64, until: Duration },
+}
+
+#[derive(Clone, Copy)]
+struct Setup {
+    policy: Policy,
+    has_disk: bool,
+    /// Percent. A chain is a tenant's.
+    tenant_share: u8,
+}
+
 struct World {
+    setup: Setup,
     directory: Directory,
     now: Duration,
     clients: [ClientId; 3],
@@ -118,14 +161,22 @@ struct World {
     asked: HashMap<(ClientId, CallId), Asked>,
     readings: Vec<Reading>,
     leases: Vec<(ClientId, LeaseId)>,
-    told: BTreeSet<BlockKey>,
+    told: BTreeMap<BlockKey, Tier>,
     told_next: u64,
+    /// As the shell sets them before anyone is told to write.
+    generations: HashMap<u32, u64>,
+    /// What was written to each disk slot last, and what the index says of it.
+    platter: HashMap<u32, BlockKey>,
+    index: BTreeMap<u32, DiskBlock>,
+    asked_of_disk: Vec<Io>,
+    unheard: Vec<(Io, Result<(), DiskFault>)>,
 }
 
 impl World {
-    fn new(policy: Policy) -> Self {
+    fn new(setup: Setup) -> Self {
         Self {
-            directory: Directory::new(SLOTS, LIMITS, policy.build(SLOTS)),
+            setup,
+            directory: directory(setup),
             now: Duration::from_secs(1),
             clients: [ClientId(1), ClientId(2), ClientId(3)],
             next: 4,
@@ -134,8 +185,13 @@ impl World {
             asked: HashMap::new(),
             readings: Vec::new(),
             leases: Vec::new(),
-            told: BTreeSet::new(),
+            told: BTreeMap::new(),
             told_next: 0,
+            generations: HashMap::new(),
+            platter: HashMap::new(),
+            index: BTreeMap::new(),
+            asked_of_disk: Vec::new(),
+            unheard: Vec::new(),
         }
     }
 
@@ -144,10 +200,11 @@ impl World {
             Op::PutStart { client, chain, first, blocks } => {
                 let client = self.clients[client];
                 let keys = keys(chain, first..first + blocks);
-                let answers = self.directory.put_start(client, RequestId(u64::from(chain)), &keys, self.now);
+                let answers = self.directory.put_start(client, lineage(chain, first), &keys, self.now);
                 assert_eq!(answers.len(), keys.len());
                 for (answer, key) in answers.into_iter().zip(keys) {
                     if let Reservation::Write(at) = answer {
+                        self.generations.insert(at.slot, at.generation);
                         let deadline = self.now + LIMITS.put_deadline;
                         self.puts.push(Put { client, key, at, deadline, written: false, receiving: false });
                     }
@@ -194,7 +251,7 @@ impl World {
                 let keys = keys(chain, 0..blocks);
                 let matched = self.directory.match_prefix(self.clients[client], &keys, self.now);
                 self.settle();
-                let held = keys.iter().take_while(|key| self.told.contains(key)).count();
+                let held = keys.iter().take_while(|key| self.told.contains_key(key)).count();
                 assert_eq!(matched, held, "match and events agree");
             }
             Op::Get { client, chain, blocks, wait_ms } => {
@@ -203,7 +260,9 @@ impl World {
                 let keys = keys(chain, 0..blocks);
                 let wait = Duration::from_millis(wait_ms);
                 let unanswered = (0..keys.len() as u32).collect();
-                self.asked.insert((client, call), Asked { keys: keys.clone(), unanswered, deadline: self.now + wait });
+                let on_disk: BTreeSet<BlockKey> = keys.iter().filter(|&key| self.told.get(key) == Some(&Tier::Nvme)).copied().collect();
+                let deadline = self.now + if on_disk.is_empty() { wait } else { wait.max(Limits::LOAD) };
+                self.asked.insert((client, call), Asked { keys: keys.clone(), on_disk, unanswered, wait: self.now + wait, deadline });
                 self.directory.get(client, call, &keys, wait, Via::Slots, self.now);
             }
             Op::Cancel(index) => {
@@ -222,6 +281,20 @@ impl World {
             }
             Op::Forget { slot, generation } => self.directory.forget(SlotRef { slot, generation }, self.now),
             Op::Gone(client) => self.client_gone(client),
+            Op::Disk(index, how) => {
+                if !self.asked_of_disk.is_empty() {
+                    let io = self.asked_of_disk.remove(index.index(self.asked_of_disk.len()));
+                    let outcome = self.disk(io, how);
+                    self.unheard.push((io, outcome));
+                }
+            }
+            Op::Answer(index) => {
+                if !self.unheard.is_empty() {
+                    let (io, outcome) = self.unheard.remove(index.index(self.unheard.len()));
+                    self.answer(io, outcome);
+                }
+            }
+            Op::Restart => self.restart(),
             Op::Sleep(ms) => {
                 self.now += Duration::from_millis(ms);
                 self.directory.tick(self.now);
@@ -229,6 +302,59 @@ impl World {
         }
         self.settle();
         self.check();
+    }
+
+    /// What the shell does with an action, on the disk's own time.
+    fn disk(&mut self, io: Io, how: Disk) -> Result<(), DiskFault> {
+        if matches!(how, Disk::Fails) {
+            return Err(DiskFault::Io);
+        }
+        match io {
+            Io::Store { disk, from, block } => {
+                if self.generations[&from.slot] != from.generation {
+                    return Err(DiskFault::Late);
+                }
+                assert_eq!(self.arena[&from.slot], block.key, "a store copies another block");
+                self.platter.insert(disk, if matches!(how, Disk::Tears) { TORN } else { block.key });
+                self.index.insert(disk, block);
+            }
+            Io::Load { disk, to, checksum: expected, until } => {
+                let read = self.platter[&disk];
+                if self.now >= until {
+                    return Err(DiskFault::Late);
+                }
+                if checksum(read) != expected {
+                    return Err(DiskFault::Corrupt);
+                }
+                self.arena.insert(to.slot, read);
+            }
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, io: Io, outcome: Result<(), DiskFault>) {
+        match io {
+            Io::Store { disk, .. } => self.directory.stored(disk, outcome, self.now),
+            Io::Load { disk, to, .. } => drop(self.directory.loaded(disk, to, outcome, self.now)),
+        }
+    }
+
+    /// The node is killed, whatever it is doing, and started again.
+    fn restart(&mut self) {
+        let ids = self.next..self.next + 3;
+        self.clients = [ClientId(ids.start), ClientId(ids.start + 1), ClientId(ids.start + 2)];
+        self.next = ids.end;
+        self.directory = directory(self.setup);
+        self.asked_of_disk.clear();
+        self.unheard.clear();
+        (self.arena, self.generations) = Default::default();
+        (self.puts, self.asked, self.readings, self.leases) = Default::default();
+        (self.told, self.told_next) = Default::default();
+        for useless in self.directory.recover(self.index.clone()) {
+            self.index.remove(&useless);
+        }
+        self.settle();
+        assert!(self.index.values().all(|block| self.told.contains_key(&block.key)), "what is on disk is found again");
     }
 
     /// A client stops; another one connects in its place. Its writes may go on until their deadline.
@@ -247,17 +373,32 @@ impl World {
         self.told_next = events.next();
         for event in events.events {
             match event {
-                PoolEvent::Stored(key) => assert!(self.told.insert(key), "stored twice"),
-                PoolEvent::Evicted(key) => assert!(self.told.remove(&key), "evicted what was not stored"),
+                PoolEvent::Stored { key, tier } => assert_eq!(self.told.insert(key, tier), None, "stored twice"),
+                PoolEvent::Moved { key, tier } => {
+                    let before = self.told.insert(key, tier);
+                    assert!(before.is_some_and(|before| before != tier), "moved from {before:?} to {tier:?}");
+                }
+                PoolEvent::Evicted(key) => assert!(self.told.remove(&key).is_some(), "evicted what was not stored"),
                 PoolEvent::Cleared => panic!("a directory never starts over"),
             }
         }
         while let Some(action) = self.directory.poll_action() {
             match action {
                 Action::Found { client, call, lease, blocks, .. } => self.found(client, call, lease, &blocks),
+                Action::Store { disk, from, block } => self.asked_of_disk.push(Io::Store { disk, from, block }),
+                Action::Load { disk, to, checksum, until } => {
+                    self.generations.insert(to.slot, to.generation);
+                    self.asked_of_disk.push(Io::Load { disk, to, checksum, until });
+                }
+                Action::Erase { disk } => drop(self.index.remove(&disk)),
+                Action::GiveUpDisk => {
+                    self.asked_of_disk.clear();
+                    self.unheard.clear();
+                }
                 Action::Missed { client, call, indexes, .. } => {
                     let asked = self.asked.get_mut(&(client, call)).expect("answers go to who asked");
-                    assert!(self.now >= asked.deadline, "missed before the deadline");
+                    let failed = |&index: &u32| asked.on_disk.contains(&asked.keys[index as usize]);
+                    assert!(self.now >= asked.wait || indexes.iter().all(failed), "missed before the deadline");
                     assert!(indexes.iter().all(|index| asked.unanswered.remove(index)), "answered twice");
                 }
             }
@@ -288,7 +429,7 @@ impl World {
         for asked in self.asked.values() {
             assert!(now < asked.deadline, "a get outlived its deadline");
         }
-        let held: BTreeSet<BlockKey> = self.directory.snapshot().map(stored).collect();
+        let held: BTreeMap<BlockKey, Tier> = self.directory.snapshot().map(stored).collect();
         assert_eq!(held, self.told, "events and directory disagree");
     }
 
@@ -301,20 +442,45 @@ impl World {
         let Usage { free, cached, reserved, leased, quarantined } = self.directory.usage();
         assert_eq!((reserved, leased, quarantined), (0, 0, 0), "something leaked");
         assert_eq!(free + cached, SLOTS as usize);
+        // A disk that answers again, however late, is not kept busy by what was asked of it in vain.
+        loop {
+            while let Some(io) = self.asked_of_disk.pop() {
+                let outcome = self.disk(io, Disk::Works);
+                self.unheard.push((io, outcome));
+            }
+            let Some((io, outcome)) = self.unheard.pop() else { break };
+            self.answer(io, outcome);
+            self.settle();
+            self.check();
+        }
+        assert!(self.directory.disk_usage().is_none_or(|disk| disk.busy == 0), "the disk is busy with nothing");
     }
+}
+
+fn directory(Setup { policy, has_disk, tenant_share }: Setup) -> Directory {
+    let mut directory = Directory::new(SLOTS, LIMITS, policy.build(SLOTS));
+    if has_disk {
+        directory = directory.with_disk(DISK_SLOTS, policy.build(DISK_SLOTS));
+    }
+    directory.with_tenant_share(tenant_share)
 }
 
 fn keys(chain: u8, range: std::ops::Range<u8>) -> Vec<BlockKey> {
     range.map(|n| BlockKey([chain * 16 + n; 16])).collect()
 }
 
+fn lineage(chain: u8, first: u8) -> Lineage {
+    let parent = first.checked_sub(1).map(|before| keys(chain, before..first)[0]);
+    Lineage { origin: RequestId(u64::from(chain)), tenant: Tenant(u64::from(chain)), parent, position: u32::from(first) }
+}
+
 fn checksum(key: BlockKey) -> u64 {
     u64::from(key.0[0]) + 1
 }
 
-fn stored(event: PoolEvent) -> BlockKey {
+fn stored(event: PoolEvent) -> (BlockKey, Tier) {
     match event {
-        PoolEvent::Stored(key) => key,
+        PoolEvent::Stored { key, tier } => (key, tier),
         other => panic!("{other:?}"),
     }
 }
@@ -330,8 +496,13 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
     #[test]
-    fn no_interleaving_breaks_the_directory(policy in prop::sample::select(&Policy::ALL[..]), ops in prop::collection::vec(op(), 1..300)) {
-        let mut world = World::new(policy);
+    fn no_interleaving_breaks_the_directory(
+        policy in prop::sample::select(&Policy::ALL[..]),
+        has_disk in any::<bool>(),
+        tenant_share in prop_oneof![Just(100u8), Just(50)],
+        ops in prop::collection::vec(op(), 1..300),
+    ) {
+        let mut world = World::new(Setup { policy, has_disk, tenant_share });
         ops.into_iter().for_each(|op| world.step(op));
         world.end();
     }

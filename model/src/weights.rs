@@ -1,8 +1,8 @@
-//! Weights as Hugging Face stores them: one safetensors file, or several with an index. Files are mapped, never copied; what
+//! Weights as Hugging Face stores them: one safetensors file, or several with an index. Files are mapped; what
 //! is taken from them is checked against the configuration and remembered for the digest.
 
 use crate::{config::read_json, error::ModelError};
-use memmap2::Mmap;
+use memmap2::{Mmap, UncheckedAdvice};
 use safetensors::{Dtype as FileDtype, SafeTensorError, SafeTensors, tensor::Metadata};
 use serde::Deserialize;
 use std::{
@@ -12,7 +12,7 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
 };
-use tidemill_kernels::{Cpu, Dtype, Matrix, dtype::decode};
+use tidemill_kernels::{Dtype, Matrix, dtype::decode};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -138,7 +138,7 @@ impl Checkpoint {
 
     /// BLAKE3 over all tensors taken, in order: names, dtypes, shapes and bytes. Reads every byte once, so it also brings the
     /// files into memory; `progress` gets (bytes done, bytes in all).
-    pub(crate) fn digest(&self, cpu: &Cpu, progress: &mut dyn FnMut(u64, u64)) -> [u8; 32] {
+    pub(crate) fn digest(&self, progress: &mut dyn FnMut(u64, u64)) -> [u8; 32] {
         let total = self.taken.iter().map(|taken| taken.range.len() as u64).sum();
         let mut done = 0;
         let mut hasher = blake3::Hasher::new_derive_key("tidemill weights v1");
@@ -146,12 +146,21 @@ impl Checkpoint {
             let header = (&taken.name, format!("{:?}", taken.dtype), &taken.shape);
             hasher.update(&serde_json::to_vec(&header).expect("strings and numbers serialize"));
             for piece in taken.map[taken.range.clone()].chunks(PIECE_BYTES) {
-                cpu.install(|| hasher.update_rayon(piece));
+                hasher.update(piece);
                 done += piece.len() as u64;
                 progress(done, total);
             }
         }
         *hasher.finalize().as_bytes()
+    }
+
+    /// Lets go of the memory that holds the files: weights were copied, and what is looked up later is read again.
+    pub(crate) fn release(&self) {
+        for file in &self.files {
+            // SAFETY: the map is read-only, so its pages hold what the file holds, and come back from there. It is advice:
+            // where it fails, pages stay until the system needs them.
+            let _ = unsafe { file.map.unchecked_advise(UncheckedAdvice::DontNeed) };
+        }
     }
 }
 

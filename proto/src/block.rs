@@ -99,6 +99,17 @@ impl BlockKey {
     }
 }
 
+/// Whose blocks these are, as far as a pool node needs to know: a digest of the salt. All who share a salt are one tenant.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub struct Tenant(pub u64);
+
+impl Tenant {
+    pub fn of_salt(salt: &[u8]) -> Self {
+        let digest = blake3::derive_key("tidemill tenant v1", salt);
+        Self(u64::from_le_bytes(*digest.first_chunk().expect("a BLAKE3 key has 32 bytes")))
+    }
+}
+
 /// The keys of all full blocks of one sequence, extended as tokens arrive.
 #[derive(Clone, Debug)]
 pub struct Chain {

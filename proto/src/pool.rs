@@ -18,7 +18,7 @@
 //! connection ends, and in any case at a deadline.
 
 use crate::{
-    block::{BlockKey, LayoutFingerprint},
+    block::{BlockKey, LayoutFingerprint, Tenant},
     ids::RequestId,
 };
 use serde::{Deserialize, Serialize};
@@ -51,10 +51,31 @@ pub enum Via {
     Streams,
 }
 
-/// Where a pool node holds a block.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+/// Where a pool node holds a block; the faster one where it has it twice.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub enum Tier {
     Dram,
+    Nvme,
+}
+
+/// Where the blocks of a put come from: whom they are computed for, and behind which block of their chain they stand.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Lineage {
+    /// The request that they are computed for.
+    pub origin: RequestId,
+    pub tenant: Tenant,
+    /// The block before the first one; `None` at the beginning of the chain.
+    pub parent: Option<BlockKey>,
+    /// Blocks of the chain before the first one.
+    pub position: u32,
+}
+
+impl Lineage {
+    /// Of each of `keys`, which follow each other from here on.
+    pub fn of_each(self, keys: &[BlockKey]) -> impl Iterator<Item = Self> {
+        let parents = [self.parent].into_iter().chain(keys.iter().copied().map(Some));
+        (self.position..).zip(parents).take(keys.len()).map(move |(position, parent)| Self { parent, position, ..self })
+    }
 }
 
 /// Client to node.
@@ -65,11 +86,10 @@ pub enum ToPool {
         layout: LayoutFingerprint,
         block_bytes: u64,
     },
-    /// Reserve a slot for each key that is neither held nor in flight. `origin` is the request that these blocks are
-    /// computed for. `keys` are in chain order.
+    /// Reserve a slot for each key that is neither held nor in flight. `keys` follow each other in one chain.
     PutStart {
         call: CallId,
-        origin: RequestId,
+        lineage: Lineage,
         keys: Vec<BlockKey>,
     },
     /// These slots are written (`Via::Slots`).
@@ -81,12 +101,13 @@ pub enum ToPool {
     PutRevoke {
         blocks: Vec<SlotRef>,
     },
-    /// How many leading `keys` are held? What is found stays for a short while, so that a get can follow.
+    /// How many leading `keys` are held? What is found in DRAM stays for a short while, so that a get can follow.
     Match {
         call: CallId,
         keys: Vec<BlockKey>,
     },
-    /// Hand over these blocks, waiting up to `wait_ms` for those that are not there (reserved or not).
+    /// Hand over these blocks, waiting up to `wait_ms` for those that are not there (reserved or not). Blocks that have to
+    /// be read from NVMe first may take longer than that, but not long.
     Get {
         call: CallId,
         keys: Vec<BlockKey>,
@@ -181,6 +202,7 @@ pub struct Found {
     pub checksum: u64,
     /// The request that the block was computed for.
     pub origin: RequestId,
+    /// Where the block was when it was asked for. Its bytes are in the slot, whichever it is.
     pub tier: Tier,
 }
 
@@ -205,15 +227,16 @@ mod tests {
     use crate::frame::{decode, encode};
     use proptest::prelude::*;
 
+    const LINEAGE: Lineage = Lineage { origin: RequestId(1), tenant: Tenant(2), parent: Some(BlockKey([6; 16])), position: 3 };
     const AT: SlotRef = SlotRef { slot: 3, generation: 1 << 40 };
 
     #[test]
     fn messages_survive_the_wire() {
         let call = CallId(9);
-        let found = Found { index: 2, at: AT, checksum: u64::MAX, origin: RequestId(5), tier: Tier::Dram };
+        let found = Found { index: 2, at: AT, checksum: u64::MAX, origin: RequestId(5), tier: Tier::Nvme };
         for message in [
             ToPool::Hello { layout: LayoutFingerprint([1; 16]), block_bytes: 2 << 20 },
-            ToPool::PutStart { call, origin: RequestId(1), keys: vec![BlockKey([7; 16]); 3] },
+            ToPool::PutStart { call, lineage: LINEAGE, keys: vec![BlockKey([7; 16]); 3] },
             ToPool::PutEnd { call, blocks: vec![Written { at: AT, checksum: 8 }] },
             ToPool::Get { call, keys: vec![BlockKey([0xff; 16])], wait_ms: u64::MAX, via: Via::Streams },
         ] {
@@ -239,7 +262,7 @@ mod tests {
         };
         let call = CallId(u64::MAX);
         assert!(encode(&FromPool::Found { call, lease: LeaseId(u64::MAX), blocks: vec![found; KEYS_MAX] }).is_ok());
-        assert!(encode(&ToPool::PutStart { call, origin: RequestId(u64::MAX), keys: vec![BlockKey([0xff; 16]); KEYS_MAX] }).is_ok());
+        assert!(encode(&ToPool::PutStart { call, lineage: LINEAGE, keys: vec![BlockKey([0xff; 16]); KEYS_MAX] }).is_ok());
     }
 
     proptest! {

@@ -126,7 +126,7 @@ def wait_until_idle(cluster, seconds=10):
         for member in view["members"]:
             busy += member["assigned"] + member["report"]["running"] + member["report"]["waiting"]
             if member["role"] in ("decode", "prefill"):
-                busy += member["report"]["blocks"]["used"]
+                busy += member["report"]["blocks"]["hbm"]["used"]
         if busy == 0:
             return
         assert time.monotonic() < deadline, f"still busy after {seconds} s: {json.dumps(view, indent=1)}"

@@ -1,87 +1,133 @@
-//! What the device can do at most: every fraction in the report is of these, measured in the same run.
+//! Work, and the least time for it under this machine's ceilings (the roofline model: Williams, Waterman & Patterson, 2009).
 
-use super::{
-    check_blocks::HostMemory,
-    gpu::Gpu,
-    report::{Measured, Report},
-};
-use cudarc::driver::sys::cuMemcpyAsync;
-use tidemill_kernels::cuda::{
-    CudaError,
-    gemm::{Factors, Product},
-};
+use crate::model::shapes::Shape;
 
+/// What the machine can do in a second: a CPU with as many threads as the measurement has, or a GPU.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Of a large copy within the device, bytes read and bytes written.
-    pub memory_bytes_per_s: f64,
-    /// Of a large product of random bf16 numbers.
-    pub multiply_flop_per_s: f64,
-    /// Of a large copy from pinned memory of the host.
-    pub from_host_bytes_per_s: f64,
-    /// And back.
-    pub to_host_bytes_per_s: f64,
+pub struct Ceilings {
+    /// Additions to f32 sums, and the multiplications before them: of f32 numbers on a CPU, of bf16 numbers on a GPU's tensor cores.
+    pub f32_flops: f64,
+    /// Additions and multiplications of 8-bit integers.
+    pub int8_ops: f64,
+    /// Bytes read from memory.
+    pub bytes: f64,
 }
 
-impl Limits {
-    /// Seconds that something takes at least.
-    pub fn bound_s(&self, flop: f64, bytes: f64) -> f64 {
-        (flop / self.multiply_flop_per_s).max(bytes / self.memory_bytes_per_s)
+/// What has to be done, whatever the code that does it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Work {
+    pub f32_flops: f64,
+    pub int8_ops: f64,
+    /// To be brought from memory: weights, K and V, streamed operands. Activations between kernels stay in caches.
+    pub bytes: f64,
+}
+
+impl Ceilings {
+    /// The limit: `max(bytes / bandwidth, FLOPs / peak)`, where integer and f32 arithmetic take turns on the same units.
+    pub fn seconds(&self, work: &Work) -> f64 {
+        (work.bytes / self.bytes).max(self.arithmetic_seconds(work))
+    }
+
+    /// Whether bringing the bytes takes longer than the arithmetic.
+    pub fn is_memory_bound(&self, work: &Work) -> bool {
+        work.bytes / self.bytes > self.arithmetic_seconds(work)
+    }
+
+    fn arithmetic_seconds(&self, work: &Work) -> f64 {
+        work.f32_flops / self.f32_flops + work.int8_ops / self.int8_ops
     }
 }
 
-const REPETITIONS: usize = 20;
+/// Rows of one sequence that go through a model together.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows {
+    /// Position of the first.
+    pub start: usize,
+    pub rows: usize,
+    /// Whether the last one is followed to its logits.
+    pub logits: bool,
+}
 
-pub fn measure(gpu: &mut Gpu, report: &mut Report) -> anyhow::Result<Limits> {
-    let (from_host, to_host) = bus(gpu)?;
-    let limits = Limits {
-        memory_bytes_per_s: copy(gpu)?,
-        multiply_flop_per_s: multiply(gpu)?,
-        from_host_bytes_per_s: from_host,
-        to_host_bytes_per_s: to_host,
+/// What one batch asks of a model of this shape with bf16 weights and KV.
+///
+/// - FLOPs: 2 for each weight and row it applies to, and `4 × heads × head_dim` for each position that a row attends to. The last layer
+///   computes K and V of all rows, but the rest only of those that are followed to logits, and the head only for these.
+/// - Bytes: each weight that is applied once, and K and V of all positions attended to once per sequence. The rows looked up in the embedding
+///   are left out, and so are norms, rotary embedding, activation and sampling: they are below a hundredth.
+pub fn batch(shape: &Shape, batch: &[Rows]) -> Work {
+    let [vocab, hidden, intermediate, layers, heads, kv_heads, head_dim] =
+        [shape.vocab, shape.hidden, shape.intermediate, shape.layers, shape.heads, shape.kv_heads, shape.head_dim].map(f64::from);
+    let kv_weights = 2.0 * hidden * kv_heads * head_dim;
+    let rest_weights = 2.0 * hidden * heads * head_dim + 3.0 * hidden * intermediate;
+    let rows: usize = batch.iter().map(|rows| rows.rows).sum();
+    let logit_rows = batch.iter().filter(|rows| rows.logits).count();
+    let applied = |weights: f64, rows: usize| Work {
+        f32_flops: 2.0 * weights * rows as f64,
+        bytes: if rows == 0 { 0.0 } else { weights * BF16_BYTES },
+        ..Work::default()
     };
-    report.limits = vec![
-        Measured { what: "memory (device copy, read + write)", value: limits.memory_bytes_per_s / 1e9, unit: "GB/s" },
-        Measured { what: "bf16 product (8192³)", value: limits.multiply_flop_per_s / 1e12, unit: "TFLOP/s" },
-        Measured { what: "pinned host to device", value: from_host / 1e9, unit: "GB/s" },
-        Measured { what: "device to pinned host", value: to_host / 1e9, unit: "GB/s" },
-    ];
-    Ok(limits)
+
+    let mut work = applied(kv_weights * layers, rows);
+    work += applied(rest_weights * (layers - 1.0), rows);
+    work += applied(rest_weights + vocab * hidden, logit_rows);
+    for rows in batch {
+        let end = rows.start + rows.rows;
+        let attended = (rows.start + 1..=end).sum::<usize>() as f64;
+        let last_layer = if rows.logits { end as f64 } else { 0.0 };
+        let layers_read = layers - 1.0 + f64::from(u8::from(rows.logits));
+        work += Work {
+            f32_flops: 4.0 * heads * head_dim * ((layers - 1.0) * attended + last_layer),
+            bytes: 2.0 * kv_heads * head_dim * BF16_BYTES * end as f64 * layers_read,
+            ..Work::default()
+        };
+    }
+    work
 }
 
-fn copy(gpu: &mut Gpu) -> Result<f64, CudaError> {
-    let numbers = (4usize << 30).min(gpu.device.memory()?.0 / 4) / 2;
-    let from = gpu.random(numbers, 1.0)?;
-    let mut to = gpu.device.alloc::<u16>(numbers)?;
-    let ms = gpu.time(REPETITIONS, |gpu, _| Ok(gpu.stream.memcpy_dtod(&from, &mut to)?))?;
-    Ok(2.0 * (2 * numbers) as f64 / ms * 1e3)
+const BF16_BYTES: f64 = 2.0;
+
+impl std::ops::AddAssign for Work {
+    fn add_assign(&mut self, more: Work) {
+        self.f32_flops += more.f32_flops;
+        self.int8_ops += more.int8_ops;
+        self.bytes += more.bytes;
+    }
 }
 
-fn multiply(gpu: &mut Gpu) -> Result<f64, CudaError> {
-    const N: usize = 8192;
-    let (x, weight) = (gpu.random(N * N, 1.0)?, gpu.random(N * N, 1.0)?);
-    let mut y = gpu.device.alloc::<u16>(N * N)?;
-    let ms = gpu.time(REPETITIONS, |gpu, _| {
-        let factors = Factors::Bf16 { x: &x.as_view(), weight: &weight.as_view() };
-        let stream = gpu.stream.clone();
-        gpu.gemm.multiply(&stream, Product::Bf16(&mut y.as_view_mut()), factors, None, N)
-    })?;
-    Ok(2.0 * (N as f64).powi(3) / ms * 1e3)
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::shapes::by_name;
 
-fn bus(gpu: &mut Gpu) -> anyhow::Result<(f64, f64)> {
-    const BYTES: usize = 1 << 30;
-    let host = HostMemory::new(gpu, BYTES)?;
-    let device = gpu.device.alloc::<u8>(BYTES)?;
-    let (host_address, device_address) = (host.address(0), gpu.address(&device));
-    let mut rate = |to, from| -> Result<f64, CudaError> {
-        let ms = gpu.time(REPETITIONS, |gpu, _| {
-            // SAFETY: both are live memory of this size, used by this stream alone until the device rests, which `time` waits for.
-            Ok(unsafe { cuMemcpyAsync(to, from, BYTES, gpu.stream.cu_stream()) }.result()?)
-        })?;
-        Ok(BYTES as f64 / ms * 1e3)
-    };
-    let rates = (rate(device_address, host_address)?, rate(host_address, device_address)?);
-    drop((host, device));
-    Ok(rates)
+    #[test]
+    fn the_slower_of_memory_and_arithmetic_is_the_limit() {
+        let ceilings = Ceilings { f32_flops: 100.0, int8_ops: 400.0, bytes: 10.0 };
+        let arithmetic = Work { f32_flops: 50.0, int8_ops: 200.0, bytes: 9.0 };
+        assert_eq!((ceilings.seconds(&arithmetic), ceilings.is_memory_bound(&arithmetic)), (1.0, false));
+        let memory = Work { bytes: 20.0, ..arithmetic };
+        assert_eq!((ceilings.seconds(&memory), ceilings.is_memory_bound(&memory)), (2.0, true));
+    }
+
+    #[test]
+    fn a_decode_step_reads_each_weight_once() {
+        let shape = by_name("llama-3.2-1b").unwrap();
+        let work = batch(shape, &[Rows { start: 0, rows: 1, logits: true }]);
+        let matrices: usize = shape.tensors().iter().filter(|(_, dims)| dims.len() == 2).map(|(_, dims)| dims[0] * dims[1]).sum();
+        let kv = 2.0 * 2.0 * 8.0 * 64.0 * 16.0;
+        assert_eq!(work.bytes, 2.0 * matrices as f64 + kv);
+        assert_eq!(work.f32_flops, 2.0 * matrices as f64 + 4.0 * 32.0 * 64.0 * 16.0);
+    }
+
+    #[test]
+    fn rows_without_logits_end_at_the_last_layers_keys_and_values() {
+        let mut shape = by_name("smollm-135m").unwrap().clone();
+        shape.layers = 1;
+        let work = batch(&shape, &[Rows { start: 16, rows: 2, logits: false }]);
+        assert_eq!(work, Work { f32_flops: 2.0 * 2.0 * 2.0 * 576.0 * 192.0, int8_ops: 0.0, bytes: 2.0 * 2.0 * 576.0 * 192.0 });
+        shape.layers = 2;
+        let more = batch(&shape, &[Rows { start: 16, rows: 2, logits: false }]);
+        let layer = 2.0 * 576.0 * (576.0 + 192.0) + 3.0 * 576.0 * 1536.0;
+        assert_eq!(more.f32_flops - work.f32_flops, 2.0 * 2.0 * layer + 4.0 * 576.0 * (17.0 + 18.0));
+        assert_eq!(more.bytes - work.bytes, 2.0 * layer + 2.0 * 192.0 * 2.0 * 18.0);
+    }
 }

@@ -8,9 +8,9 @@ use tidemill_kvpool::{
     eviction::Policy,
 };
 use tidemill_proto::{
-    block::BlockKey,
+    block::{BlockKey, Tenant},
     ids::RequestId,
-    pool::{CallId, Found, LeaseId, Reservation, Via, Written},
+    pool::{CallId, Found, LeaseId, Lineage, Reservation, Via, Written},
 };
 
 /// A pool node's directory and its only clients.
@@ -34,15 +34,20 @@ impl ReplayedPool {
     /// How many leading blocks of the prompt are there. Afterwards all are, as far as they fit.
     pub fn serve(&mut self, request: &Request) -> usize {
         self.requests += 1;
-        let (call, origin) = (CallId(self.requests), RequestId(self.requests));
+        let call = CallId(self.requests);
         let keys: Vec<BlockKey> = request.blocks.iter().map(|&id| key(id)).collect();
         self.directory.get(DECODE, call, &keys, WAIT, Via::Slots, NOW);
         let (mut leases, mut missing) = (Vec::new(), vec![true; keys.len()]);
         self.read(&mut leases, |block| missing[block.index as usize] = false);
         let leading = missing.iter().take_while(|missing| !**missing).count();
 
-        let wanted: Vec<BlockKey> = keys.iter().zip(missing).filter_map(|(key, missing)| missing.then_some(*key)).collect();
-        let answers = self.directory.put_start(PREFILL, origin, &wanted, NOW);
+        let lineage = Lineage {
+            origin: RequestId(self.requests),
+            tenant: Tenant(0),
+            parent: leading.checked_sub(1).map(|last| keys[last]),
+            position: leading as u32,
+        };
+        let answers = self.directory.put_start(PREFILL, lineage, &keys[leading..], NOW);
         let written: Vec<Written> = answers.into_iter().filter_map(reserved).collect();
         self.directory.put_end(PREFILL, &written, NOW);
         self.read(&mut leases, |_| ());

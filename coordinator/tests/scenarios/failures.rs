@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use tidemill_proto::{
     block::{BlockKey, Chain, LayoutFingerprint},
     message::{PoolEvent, PrefillOutcome, ToWorker, WorkerEvent},
+    pool::Tier,
 };
 
 #[tokio::test(flavor = "multi_thread")]
@@ -64,7 +65,7 @@ async fn what_a_pool_node_holds_is_not_computed_again() {
     let prompt: Vec<u32> = (0..40).collect();
     let keys: Vec<BlockKey> = Chain::new(&LayoutFingerprint([7; 16]), b"", &prompt).keys().to_vec();
     let body = json!({"prompt": prompt, "max_tokens": 1});
-    let stored = keys.into_iter().map(PoolEvent::Stored).collect();
+    let stored = keys.into_iter().map(|key| PoolEvent::Stored { key, tier: Tier::Dram }).collect();
     pool.say.send(WorkerEvent::PoolEvents { from: 5, events: stored }).unwrap();
     while cluster.get("/cluster").await.json::<Value>().await.unwrap()["members"][0]["indexed_blocks"] != 2 {}
     assert_eq!(cluster.ask("/v1/completions", body.clone()).await.0, 200);

@@ -1,7 +1,7 @@
 //! The 16 lanes as an array: the definition that the others are held to. Compilers vectorize it where `mul_add` is an
 //! instruction of the base target (aarch64, say).
 
-use super::{LANES, Simd};
+use super::{Kernel, LANES, Simd};
 use half::f16;
 use std::array::from_fn;
 
@@ -27,7 +27,13 @@ fn to_half_words(v: V, to: &mut [u8; 32], from_f32: impl Fn(f32) -> u16) {
 impl Simd for Portable {
     type V = V;
 
-    const WIDE_TILES: bool = false;
+    const TILE_ROWS: usize = 4;
+    const TILE_VECTORS: usize = 1;
+
+    #[inline(never)]
+    fn call<K: Kernel>(self, kernel: K) -> K::Output {
+        kernel.run(self)
+    }
 
     #[inline(always)]
     fn splat(self, x: f32) -> V {
@@ -58,6 +64,18 @@ impl Simd for Portable {
     #[inline(always)]
     fn load_bf16_bytes(self, x: &[u8; 32]) -> V {
         half_words(x, |bits| f32::from_bits(u32::from(bits) << 16))
+    }
+
+    #[inline(always)]
+    fn load_bf16_even(self, x: &[u8; 64]) -> V {
+        let (words, _) = x.as_chunks::<4>();
+        from_fn(|i| f32::from_bits(u32::from_le_bytes(words[i]) << 16))
+    }
+
+    #[inline(always)]
+    fn load_bf16_odd(self, x: &[u8; 64]) -> V {
+        let (words, _) = x.as_chunks::<4>();
+        from_fn(|i| f32::from_bits(u32::from_le_bytes(words[i]) & 0xffff_0000))
     }
 
     #[inline(always)]

@@ -1,7 +1,7 @@
 //! The numbered stream of what came and went, for coordinators.
 
 use std::collections::VecDeque;
-use tidemill_proto::{block::BlockKey, message::PoolEvent};
+use tidemill_proto::{block::BlockKey, message::PoolEvent, pool::Tier};
 
 /// Events that nobody has taken yet. When too many pile up, the oldest are dropped, which whoever takes them sees from
 /// the numbers and answers with a snapshot.
@@ -35,8 +35,12 @@ impl EventLog {
         Self { events: VecDeque::new(), first: 0 }
     }
 
-    pub(super) fn stored(&mut self, key: BlockKey) {
-        self.push(PoolEvent::Stored(key));
+    pub(super) fn stored(&mut self, key: BlockKey, tier: Tier) {
+        self.push(PoolEvent::Stored { key, tier });
+    }
+
+    pub(super) fn moved(&mut self, key: BlockKey, tier: Tier) {
+        self.push(PoolEvent::Moved { key, tier });
     }
 
     pub(super) fn evicted(&mut self, key: BlockKey) {
@@ -69,12 +73,12 @@ mod tests {
     #[test]
     fn numbers_run_on_and_show_what_was_dropped() {
         let mut log = EventLog::new();
-        log.stored(BlockKey([1; 16]));
+        log.stored(BlockKey([1; 16]), Tier::Dram);
         log.evicted(BlockKey([1; 16]));
         let first = log.take();
         assert_eq!((first.from, first.events.len(), first.next()), (0, 2, 2));
         for _ in 0..PENDING_MAX + 3 {
-            log.stored(BlockKey([2; 16]));
+            log.moved(BlockKey([2; 16]), Tier::Nvme);
         }
         let second = log.take();
         assert_eq!((second.from, second.events.len()), (2 + 3, PENDING_MAX));

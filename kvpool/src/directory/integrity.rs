@@ -1,13 +1,13 @@
 //! Whether a directory's books balance.
 
-use super::{Directory, Due, Reserved, Slot, State, Usage};
+use super::{Directory, Due, Published, Rank, Reserved, Slot, State, Usage, tiers::NODE};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use tidemill_proto::pool::SlotRef;
 
 impl Directory {
     /// Panics where the books do not balance. For tests, after every step; takes time in proportion to the slots.
     pub fn check_integrity(&self) {
-        let mut usage = Usage::default();
+        let (mut usage, mut clean) = (Usage::default(), 0);
         let free: HashSet<u32> = self.free.iter().copied().collect();
         assert_eq!(free.len(), self.free.len(), "a slot is free twice");
         let mut leases: HashMap<SlotRef, u32> = HashMap::new();
@@ -36,8 +36,17 @@ impl Directory {
                     assert_eq!(self.by_key.get(&published.key), Some(&slot), "the key of published slot {slot} leads elsewhere");
                     assert!(!self.waits.is_awaited(&published.key), "someone waits for what is there");
                     assert_eq!(published.leases, leases.get(&at).copied().unwrap_or(0), "leases of slot {slot} are miscounted");
-                    assert_eq!(candidate, published.leases == 0, "slot {slot} may leave exactly if nobody leases it");
-                    *(if candidate { &mut usage.cached } else { &mut usage.leased }) += 1;
+                    match published.rank {
+                        Rank::Policy => assert_eq!(candidate, published.leases == 0, "slot {slot} may leave exactly if nobody leases it"),
+                        Rank::Leaving => assert!(!candidate && published.leases == 0, "slot {slot} is leaving"),
+                        Rank::Clean(number) => {
+                            assert!(!candidate && published.leases == 0, "slot {slot} is clean");
+                            assert_eq!(self.clean.get(&number), Some(&slot), "slot {slot} is not listed as clean");
+                            assert!(self.on_disk(&published.key).is_some(), "slot {slot} is clean, and the disk has no copy");
+                            clean += 1;
+                        }
+                    }
+                    *(if published.leases == 0 { &mut usage.cached } else { &mut usage.leased }) += 1;
                 }
                 State::Quarantined => {
                     assert!(!listed && !candidate, "slot {slot} is quarantined");
@@ -46,6 +55,17 @@ impl Directory {
             }
         }
         assert_eq!(usage, self.usage, "slots are miscounted");
+        self.shares.check_integrity((0..).zip(&self.slots).filter_map(|(slot, Slot { state, .. })| match *state {
+            State::Reserved(Reserved { lineage, used, .. }) => Some((lineage.tenant, slot, used, false)),
+            State::Published(Published { lineage, used, leases, .. }) => Some((lineage.tenant, slot, used, leases == 0)),
+            State::Free | State::Quarantined => None,
+        }));
+        assert_eq!(clean, self.clean.len(), "a slot is listed as clean and is not");
+        if let Some(disk) = &self.disk {
+            disk.check_integrity(|at, key| self.published_at(at).is_some_and(|published| published.key == *key));
+            let loading = self.reserved.get(&NODE).map_or(0, BTreeSet::len);
+            assert_eq!(disk.loading(), loading, "a block that is being read has no slot, or no reader");
+        }
         assert_eq!(self.by_key.len(), usage.reserved + usage.cached + usage.leased, "a key leads nowhere");
         assert_eq!(usage.reserved, self.reserved.values().map(BTreeSet::len).sum::<usize>(), "a writer lists what it did not reserve");
         self.leases.check_integrity();

@@ -1,19 +1,48 @@
 //! The steps of a slot's life, each with all the books that it changes.
 
-use super::{Action, ClientId, Directory, Due, Limits, Published, Reserved, Slot, State, leases::Lease};
-use crate::eviction::Use;
-use std::time::Duration;
-use tidemill_proto::{
-    block::BlockKey,
-    ids::RequestId,
-    pool::{CallId, Found, LeaseId, Reservation, SlotRef, Tier, Via},
+use super::{
+    Action, ClientId, Directory, Due, Handovers, Limits, Published, Rank, Reserved, Slot, State,
+    leases::Lease,
+    tiers::NODE,
+    waits::{Asked, Get, Woken},
 };
+use crate::eviction::Use;
+use std::{collections::BTreeMap, time::Duration};
+use tidemill_proto::{
+    block::{BlockKey, Tenant},
+    pool::{CallId, Found, LeaseId, Lineage, Reservation, SlotRef, Tier, Via},
+};
+
+impl Slot {
+    /// Its generation and block, where there is one: anything else is a bug.
+    pub(super) fn published(&mut self) -> (u64, &mut Published) {
+        match &mut self.state {
+            State::Published(published) => (self.generation, published),
+            other => unreachable!("only published slots are candidates, pinned or copied: {other:?}"),
+        }
+    }
+}
 
 impl Directory {
     pub(super) fn published(&self, key: &BlockKey) -> Option<SlotRef> {
         let &slot = self.by_key.get(key)?;
         let Slot { generation, state } = &self.slots[slot as usize];
         matches!(state, State::Published(_)).then_some(SlotRef { slot, generation: *generation })
+    }
+
+    /// The number of an operation that brings these blocks: the one of the block before them, if that came for the same
+    /// request. A prompt is one use of its chain, however many puts it takes, so it leaves from its end.
+    pub(super) fn operation_of(&mut self, lineage: &Lineage) -> u64 {
+        self.operation += 1;
+        let parent = lineage.parent.and_then(|parent| self.by_key.get(&parent)).map(|&slot| self.slots[slot as usize].state);
+        match parent {
+            Some(State::Reserved(Reserved { lineage: before, used, .. }) | State::Published(Published { lineage: before, used, .. }))
+                if before.origin == lineage.origin && used.at > 0 =>
+            {
+                used.at
+            }
+            _ => self.operation,
+        }
     }
 
     pub(super) fn published_at(&self, at: SlotRef) -> Option<Published> {
@@ -23,43 +52,109 @@ impl Directory {
         }
     }
 
-    pub(super) fn found(&self, index: u32, slot: u32) -> Found {
+    pub(super) fn found(&self, index: u32, slot: u32, tier: Tier) -> Found {
         let Slot { generation, state: State::Published(published) } = &self.slots[slot as usize] else {
             unreachable!("only published slots are found");
         };
         let at = SlotRef { slot, generation: *generation };
-        Found { index, at, checksum: published.checksum, origin: published.origin, tier: Tier::Dram }
+        Found { index, at, checksum: published.checksum, origin: published.lineage.origin, tier }
     }
 
-    pub(super) fn reserve(&mut self, client: ClientId, origin: RequestId, key: BlockKey, used: Use, now: Duration) -> Reservation {
+    pub(super) fn reserve(&mut self, client: ClientId, lineage: Lineage, key: BlockKey, used: Use, now: Duration) -> Reservation {
         if let Some(&slot) = self.by_key.get(&key) {
             let held = matches!(self.slots[slot as usize].state, State::Published(_));
             return if held { Reservation::Held } else { Reservation::InFlight };
         }
-        let Some(slot) = self.free.pop().or_else(|| self.evict()) else { return Reservation::Full };
-        self.usage.free -= 1;
-        self.usage.reserved += 1;
-        let timer = self.timers.add(now + self.limits.put_deadline, Due::Reservation(slot));
-        let entry = &mut self.slots[slot as usize];
-        entry.generation += 1;
-        entry.state = State::Reserved(Reserved { key, writer: client, origin, used, timer, receiving: false });
-        let generation = entry.generation;
-        self.by_key.insert(key, slot);
-        self.reserved.entry(client).or_default().insert(slot);
-        Reservation::Write(SlotRef { slot, generation })
+        if self.on_disk(&key).is_some() {
+            self.touch_disk(&key, used);
+            return Reservation::Held;
+        }
+        let Some(slot) = self.take_slot(lineage.tenant) else { return Reservation::Full };
+        Reservation::Write(self.reserve_slot(slot, client, key, lineage, used, now + self.limits.put_deadline))
     }
 
-    /// A slot that the policy gives up, counted as free.
-    pub(super) fn evict(&mut self) -> Option<u32> {
-        let slot = self.policy.evict()?;
-        let State::Published(Published { key, .. }) = self.slots[slot as usize].state else {
-            unreachable!("only published slots are candidates");
+    /// Reserves a slot that was taken.
+    pub(super) fn reserve_slot(
+        &mut self,
+        slot: u32,
+        writer: ClientId,
+        key: BlockKey,
+        lineage: Lineage,
+        used: Use,
+        until: Duration,
+    ) -> SlotRef {
+        self.usage.reserved += 1;
+        self.shares.gain(lineage.tenant);
+        let timer = self.timers.add(until, Due::Reservation(slot));
+        let disk_ended = self.disk.as_ref().map_or(0, |disk| disk.ended());
+        let entry = &mut self.slots[slot as usize];
+        entry.generation += 1;
+        entry.state = State::Reserved(Reserved { key, writer, lineage, used, timer, receiving: false, disk_ended });
+        let generation = entry.generation;
+        self.by_key.insert(key, slot);
+        self.reserved.entry(writer).or_default().insert(slot);
+        SlotRef { slot, generation }
+    }
+
+    /// A free slot, counted as nobody's: one that is free, else one whose block the disk has, too, else one that the policy
+    /// gives up. A tenant that has its share gets only what it has.
+    pub(super) fn take_slot(&mut self, tenant: Tenant) -> Option<u32> {
+        let slot = if self.shares.is_full(tenant) {
+            let slot = self.shares.oldest(tenant)?;
+            self.unrank(slot);
+            slot
+        } else if let Some(slot) = self.free.pop() {
+            self.usage.free -= 1;
+            return Some(slot);
+        } else {
+            self.clean.pop_first().map(|(_, slot)| slot).or_else(|| self.policy.evict())?
         };
-        self.by_key.remove(&key);
-        self.events.evicted(key);
         self.usage.cached -= 1;
-        self.usage.free += 1;
+        self.leave_dram(slot);
         Some(slot)
+    }
+
+    /// The slot's block is no candidate for leaving any more: it leaves.
+    pub(super) fn unrank(&mut self, slot: u32) {
+        match self.slots[slot as usize].published().1.rank {
+            Rank::Policy => self.policy.remove(slot),
+            Rank::Leaving => {}
+            Rank::Clean(number) => drop(self.clean.remove(&number)),
+        }
+    }
+
+    /// Nobody finds the slot's block in DRAM any more.
+    pub(super) fn leave_dram(&mut self, slot: u32) {
+        let Published { key, lineage, used, .. } = *self.slots[slot as usize].published().1;
+        self.shares.set_idle(lineage.tenant, slot, used, false);
+        self.shares.lose(lineage.tenant);
+        self.by_key.remove(&key);
+        if let Some(disk) = &mut self.disk {
+            disk.abandon(&key);
+        }
+        if self.on_disk(&key).is_some() {
+            self.events.moved(key, Tier::Nvme);
+        } else {
+            self.events.evicted(key);
+        }
+    }
+
+    /// Makes a block that a slot was filled with public. Who waits for it is put on the list.
+    pub(super) fn publish(&mut self, slot: u32, mut block: Published, from: Tier, found: &mut Handovers) {
+        let woken = self.waits.wake(block.key);
+        // Who waits for a chain asked for all of it at once, however many puts it takes.
+        block.used = woken.last().map_or(block.used, |woken| woken.used).at_place(block.lineage.position);
+        self.shares.set_idle(block.lineage.tenant, slot, block.used, true);
+        self.slots[slot as usize].state = State::Published(block);
+        self.usage.cached += 1;
+        self.policy.insert(slot, &block.key, block.used);
+        for Woken { waiter, via, used, done } in woken {
+            if let Some(timer) = done {
+                self.timers.cancel(timer);
+            }
+            let (_, blocks) = found.entry((waiter.client, waiter.call)).or_insert((via, Vec::new()));
+            blocks.push((self.found(waiter.index, slot, from), used));
+        }
     }
 
     pub(super) fn reservation(&mut self, client: ClientId, at: SlotRef) -> Option<&mut Reserved> {
@@ -98,7 +193,11 @@ impl Directory {
         }
         self.usage.reserved -= 1;
         self.by_key.remove(&reserved.key);
+        self.shares.lose(reserved.lineage.tenant);
         self.quarantine(slot, reserved.timer.at() + Limits::QUARANTINE);
+        if reserved.writer == NODE {
+            self.load_cut_off(reserved.key, reserved.disk_ended);
+        }
     }
 
     pub(super) fn quarantine(&mut self, slot: u32, until: Duration) {
@@ -125,6 +224,33 @@ impl Directory {
         self.actions.push_back(Action::Found { client, call, via, lease, blocks });
     }
 
+    pub(super) fn hand_over_all(&mut self, found: Handovers, now: Duration) {
+        for ((client, call), (via, blocks)) in found {
+            self.hand_over(client, call, via, blocks, now);
+        }
+    }
+
+    /// A get waits for what it is willing to wait for, and for what is being read from disk.
+    pub(super) fn await_blocks(
+        &mut self,
+        client: ClientId,
+        call: CallId,
+        asked: Asked,
+        mut waiting: BTreeMap<u32, BlockKey>,
+        now: Duration,
+    ) {
+        let mut until = asked.until;
+        if until <= now {
+            let late: Vec<u32> = waiting.extract_if(.., |_, key| !self.is_loading(key)).map(|(index, _)| index).collect();
+            self.miss(client, call, late);
+            until = now + Limits::LOAD;
+        }
+        if !waiting.is_empty() {
+            let timer = self.timers.add(until, Due::Get(client, call));
+            self.waits.add(client, call, Get { asked, timer, waiting });
+        }
+    }
+
     pub(super) fn miss(&mut self, client: ClientId, call: CallId, indexes: Vec<u32>) {
         if !indexes.is_empty() {
             self.actions.push_back(Action::Missed { client, call, indexes });
@@ -146,25 +272,38 @@ impl Directory {
     }
 
     pub(super) fn pin(&mut self, slot: u32) {
-        let State::Published(published) = &mut self.slots[slot as usize].state else { unreachable!("only published slots are pinned") };
-        published.leases += 1;
-        if published.leases == 1 {
+        let Published { key, lineage, used, leases, rank, .. } = *self.slots[slot as usize].published().1;
+        if leases == 0 {
+            self.shares.set_idle(lineage.tenant, slot, used, false);
+            if rank != Rank::Policy {
+                self.rerank(slot, &key, used);
+            }
             self.usage.cached -= 1;
             self.usage.leased += 1;
             self.policy.pin(slot);
         }
+        self.slots[slot as usize].published().1.leases += 1;
     }
 
     pub(super) fn unpin(&mut self, slot: u32, used: Use) {
-        let State::Published(published) = &mut self.slots[slot as usize].state else { unreachable!("only published slots are pinned") };
+        let published = self.slots[slot as usize].published().1;
         published.leases -= 1;
         if used.at > published.used.at {
-            published.used = used;
+            published.used = used.at_place(published.lineage.position);
         }
-        if published.leases == 0 {
+        let Published { key, lineage, used, leases, .. } = *published;
+        if leases == 0 {
+            self.shares.set_idle(lineage.tenant, slot, used, true);
             self.usage.leased -= 1;
             self.usage.cached += 1;
-            self.policy.unpin(slot, published.used);
+            self.policy.unpin(slot, used);
+            self.touch_disk(&key, used);
+        }
+    }
+
+    pub(super) fn touch_disk(&mut self, key: &BlockKey, used: Use) {
+        if let Some(disk) = &mut self.disk {
+            disk.touch(key, used);
         }
     }
 }

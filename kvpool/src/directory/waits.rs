@@ -2,7 +2,10 @@
 
 use super::{ClientId, timers::TimerId};
 use crate::eviction::Use;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    time::Duration,
+};
 use tidemill_proto::{
     block::BlockKey,
     pool::{CallId, Via},
@@ -22,14 +25,22 @@ struct ClientWaits {
     keys: usize,
 }
 
-/// What one get still waits for.
-#[derive(Debug)]
-pub(super) struct Get {
+/// What one get asked for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asked {
     pub(super) via: Via,
     /// Number of the operation that asked.
     pub(super) operation: u64,
     /// Blocks it asked for.
     pub(super) blocks: usize,
+    /// How long it waits for blocks that nobody has.
+    pub(super) until: Duration,
+}
+
+/// What it still waits for.
+#[derive(Debug)]
+pub(super) struct Get {
+    pub(super) asked: Asked,
     pub(super) timer: TimerId,
     /// By place in the get's keys.
     pub(super) waiting: BTreeMap<u32, BlockKey>,
@@ -82,8 +93,8 @@ impl Waits {
         let get = waits.gets.get_mut(&waiter.call).expect("by_key lists living gets");
         get.waiting.remove(&waiter.index);
         waits.keys -= 1;
-        let (via, done) = (get.via, get.waiting.is_empty().then_some(get.timer));
-        let used = Use::in_chain(get.operation, waiter.index, get.blocks);
+        let (Asked { via, operation, blocks, .. }, done) = (get.asked, get.waiting.is_empty().then_some(get.timer));
+        let used = Use::in_chain(operation, waiter.index, blocks);
         if done.is_some() {
             waits.gets.remove(&waiter.call);
             if waits.gets.is_empty() {

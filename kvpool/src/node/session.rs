@@ -59,9 +59,10 @@ impl Session {
         let Some(ToPool::Hello { layout, block_bytes }) = receiver.recv().await.map_err(broken)? else {
             return Err("the first message was not a hello".into());
         };
-        match self.node.store_for(block_bytes) {
+        match self.node.store_for(layout, block_bytes) {
             Ok(store) => {
                 tracing::debug!(client = self.client.0, %layout, "hello");
+                self.node.layout.get_or_init(|| layout);
                 sender.send(&FromPool::Welcome { arena: store.arena().info() }).await.map_err(broken)?;
                 Ok((store, sender, receiver))
             }
@@ -121,9 +122,9 @@ impl Session {
         let client = self.client;
         match message {
             ToPool::Hello { .. } => return Err("a second hello"),
-            ToPool::PutStart { call, origin, keys } => {
+            ToPool::PutStart { call, lineage, keys } => {
                 check_keys(&keys)?;
-                let answers = store.apply(|directory, now| directory.put_start(client, origin, &keys, now));
+                let answers = store.apply(|directory, now| directory.put_start(client, lineage, &keys, now));
                 for answer in &answers {
                     if let Reservation::Write(at) = answer {
                         // Before the writer hears of its slot, so that whoever still reads it can tell.

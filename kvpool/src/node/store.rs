@@ -1,6 +1,7 @@
 //! Arena and directory of one node, and whom to tell what the directory says. The lock is held for one operation of the
 //! directory: never across a copy, a hash or an await.
 
+use super::disk_io::{DiskIo, Job};
 use crate::{
     arena::Arena,
     directory::{Action, ClientId, Directory, Events},
@@ -23,6 +24,7 @@ pub(super) struct Store {
     arena: Arena,
     started: Instant,
     state: Mutex<State>,
+    disk: Option<Arc<DiskIo>>,
     changed: Arc<Notify>,
 }
 
@@ -49,9 +51,19 @@ pub(super) struct StreamJob {
 }
 
 impl Store {
-    pub(super) fn new(arena: Arena, directory: Directory, changed: Arc<Notify>) -> Self {
+    /// The directory has a disk exactly if there is one.
+    pub(super) fn new(arena: Arena, directory: Directory, disk: Option<Arc<DiskIo>>, changed: Arc<Notify>) -> Self {
         let state = Mutex::new(State { directory, outboxes: HashMap::new() });
-        Self { arena, started: Instant::now(), state, changed }
+        Self { arena, started: Instant::now(), state, disk, changed }
+    }
+
+    pub(super) fn disk(&self) -> Option<&DiskIo> {
+        self.disk.as_deref()
+    }
+
+    /// The present, as a time of the directory.
+    pub(super) fn now(&self) -> Duration {
+        self.started.elapsed()
     }
 
     pub(super) fn arena(&self) -> &Arena {
@@ -66,9 +78,33 @@ impl Store {
     /// One operation of the directory, at the present time, and everything that follows from it.
     pub(super) fn apply<R>(&self, operation: impl FnOnce(&mut Directory, Duration) -> R) -> R {
         let State { directory, outboxes } = &mut *self.state.lock();
-        let result = operation(directory, self.started.elapsed());
+        let result = operation(directory, self.now());
+        let mut jobs = Vec::new();
         while let Some(action) = directory.poll_action() {
-            deliver(outboxes, action);
+            match action {
+                Action::Store { disk, from, block } => jobs.push(Job::Store { disk, from, block }),
+                Action::Load { disk, to, checksum, until } => {
+                    // As for any writer: whoever still reads what was there can tell.
+                    self.arena.set_generation(to.slot, to.generation);
+                    jobs.push(Job::Load { disk, to, checksum, until });
+                }
+                Action::Erase { disk } => jobs.push(Job::Erase { disk }),
+                Action::GiveUpDisk => self.disk.iter().for_each(|disk| disk.give_up()),
+                Action::Found { client, call, via, lease, blocks } => {
+                    send(outboxes, client, |outbox| match via {
+                        Via::Slots => outbox.messages.try_send(FromPool::Found { call, lease, blocks }).is_ok(),
+                        Via::Streams => outbox.streams.try_send(StreamJob { call, lease, blocks }).is_ok(),
+                    });
+                }
+                Action::Missed { client, call, indexes } => {
+                    send(outboxes, client, |outbox| outbox.messages.try_send(FromPool::Missed { call, indexes }).is_ok());
+                }
+            }
+        }
+        if let Some(disk) = &self.disk
+            && !jobs.is_empty()
+        {
+            disk.push(jobs);
         }
         if directory.has_events() {
             self.changed.notify_one();
@@ -95,24 +131,11 @@ impl Store {
 }
 
 /// Without waiting: this happens under the lock.
-fn deliver(outboxes: &HashMap<ClientId, Outbox>, action: Action) {
-    let (client, delivered) = match action {
-        Action::Found { client, call, via, lease, blocks } => {
-            let Some(outbox) = outboxes.get(&client) else { return };
-            let delivered = match via {
-                Via::Slots => outbox.messages.try_send(FromPool::Found { call, lease, blocks }).is_ok(),
-                Via::Streams => outbox.streams.try_send(StreamJob { call, lease, blocks }).is_ok(),
-            };
-            (outbox, delivered)
-        }
-        Action::Missed { client, call, indexes } => {
-            let Some(outbox) = outboxes.get(&client) else { return };
-            (outbox, outbox.messages.try_send(FromPool::Missed { call, indexes }).is_ok())
-        }
-    };
-    if !delivered {
-        tracing::warn!(client = %client.connection.peer(), "does not keep up");
-        client.connection.close("client does not keep up");
+fn send(outboxes: &HashMap<ClientId, Outbox>, client: ClientId, what: impl FnOnce(&Outbox) -> bool) {
+    let Some(outbox) = outboxes.get(&client) else { return };
+    if !what(outbox) {
+        tracing::warn!(client = %outbox.connection.peer(), "does not keep up");
+        outbox.connection.close("client does not keep up");
     }
 }
 

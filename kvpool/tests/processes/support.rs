@@ -9,12 +9,13 @@ use std::{
 };
 use tidemill_kvpool::client::{Block, Miss, PoolClient, PoolError, TransferCounters, TransportChoice};
 use tidemill_proto::{
-    block::{BlockKey, LayoutFingerprint},
+    block::{BlockKey, LayoutFingerprint, Tenant},
     frame::Preamble,
     identity::{self, Identity},
     ids::{Epoch, RequestId},
     link::Endpoint,
     message::{PoolEvent, Register, Report, RoleInfo, ToCoordinator, ToWorker, WorkerEvent},
+    pool::Lineage,
 };
 use tokio::sync::mpsc;
 
@@ -22,6 +23,7 @@ pub(crate) const LAYOUT: LayoutFingerprint = LayoutFingerprint([5; 16]);
 /// Not a multiple of anything convenient.
 pub(crate) const BLOCK_BYTES: usize = 100_008;
 pub(crate) const ORIGIN: RequestId = RequestId(77);
+pub(crate) const LINEAGE: Lineage = Lineage { origin: ORIGIN, tenant: Tenant(1), parent: None, position: 0 };
 pub(crate) const BOTH: [TransportChoice; 2] = [TransportChoice::Auto, TransportChoice::Quic];
 
 pub(crate) struct Node {
@@ -75,6 +77,12 @@ impl Node {
         self.try_client(BLOCK_BYTES, choice).await.unwrap()
     }
 
+    /// A client for another model.
+    pub(crate) async fn client_of(&self, layout: LayoutFingerprint, choice: TransportChoice) -> PoolClient {
+        let counters = Arc::new(TransferCounters::default());
+        PoolClient::connect(&self.endpoint, self.addr, layout, BLOCK_BYTES, choice, counters).await.unwrap()
+    }
+
     pub(crate) fn pki(&self) -> &std::path::Path {
         self.pki.path()
     }
@@ -121,15 +129,16 @@ async fn coordinate(endpoint: Endpoint, told: Arc<Mutex<Told>>, registered: mpsc
         while let Ok(Some(ToCoordinator::Event { event, .. })) = receiver.recv().await {
             let mut told = told.lock().unwrap();
             match event {
-                WorkerEvent::Heartbeat(report) => told.report = Some(report),
+                WorkerEvent::Heartbeat(report) => told.report = Some(*report),
                 WorkerEvent::Leaving => told.leaving = true,
                 WorkerEvent::PoolEvents { from, events } => {
                     assert_eq!(from, told.next, "the stream of events has a gap");
                     told.next += events.len() as u64;
                     for event in events {
                         match event {
-                            PoolEvent::Stored(key) => assert!(told.keys.insert(key), "stored twice"),
+                            PoolEvent::Stored { key, .. } => assert!(told.keys.insert(key), "stored twice"),
                             PoolEvent::Evicted(key) => assert!(told.keys.remove(&key), "evicted what was not there"),
+                            PoolEvent::Moved { key, .. } => assert!(told.keys.contains(&key), "moved what was not there"),
                             PoolEvent::Cleared => told.keys.clear(),
                         }
                     }

@@ -1,16 +1,22 @@
 //! A device under test: random numbers on it, results off it, time.
 
+use crate::kernels::ops::numbers;
 use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, DevicePtr, DeviceRepr, ValidAsZeroBits, sys::CUevent_flags};
 use half::bf16;
 use rand::{Rng, SeedableRng, rngs::SmallRng};
-use std::{collections::HashMap, rc::Rc, sync::Arc};
-use tidemill_kernels::cuda::{Bf16, CudaError, Device, Gemm, Kernels};
+use std::{collections::HashMap, path::Path, rc::Rc, sync::Arc};
+use tidemill_kernels::cuda::{Bf16, CudaError, Device, Gemm, KernelCache, Kernels};
 
 pub struct Gpu {
     pub device: Device,
     pub stream: Arc<CudaStream>,
     pub gemm: Gemm,
+    /// Of the checks' inputs.
     pub rng: SmallRng,
+    /// Replays them.
+    pub seed: u64,
+    /// How often a measurement runs.
+    runs: usize,
     by_head_dim: HashMap<usize, Rc<Kernels>>,
 }
 
@@ -18,9 +24,12 @@ pub struct Gpu {
 const POISON: u8 = 0xff;
 
 impl Gpu {
-    pub fn new(device: Device, seed: u64) -> Result<Self, CudaError> {
+    /// The first device, with compiled kernels kept in `cache`. `quick`: each measurement runs once.
+    pub fn open(cache: &Path, seed: u64, quick: bool) -> Result<Self, CudaError> {
+        let device = Device::open(0, KernelCache::open(cache)?)?;
         let (stream, gemm) = (device.stream().clone(), Gemm::new(&device)?);
-        Ok(Self { device, stream, gemm, rng: SmallRng::seed_from_u64(seed), by_head_dim: HashMap::new() })
+        let runs = if quick { 1 } else { RUNS };
+        Ok(Self { device, stream, gemm, rng: SmallRng::seed_from_u64(seed), seed, runs, by_head_dim: HashMap::new() })
     }
 
     pub fn kernels(&mut self, head_dim: usize) -> Result<Rc<Kernels>, CudaError> {
@@ -32,7 +41,7 @@ impl Gpu {
         Ok(kernels)
     }
 
-    /// Numbers in [-scale, scale).
+    /// Numbers in [-scale, scale), other ones with every seed.
     pub fn f32s(&mut self, count: usize, scale: f32) -> Vec<f32> {
         (0..count).map(|_| scale * self.rng.random_range(-1.0..1.0)).collect()
     }
@@ -59,9 +68,9 @@ impl Gpu {
         Ok(memory)
     }
 
-    /// Random bf16 numbers, more than the host could make in time: one stretch of them, many times over.
-    pub fn random(&mut self, count: usize, scale: f32) -> Result<CudaSlice<Bf16>, CudaError> {
-        let stretch = self.bf16s(count.min(STRETCH), scale);
+    /// Numbers in [-scale, scale) to measure with, more than the host could make in time: one stretch of them, many times over.
+    pub fn random(&self, count: usize, scale: f32) -> Result<CudaSlice<Bf16>, CudaError> {
+        let stretch: Vec<Bf16> = numbers(count.min(STRETCH)).into_iter().map(|x| bf16::from_f32(scale * x).to_bits()).collect();
         let stretch = self.upload(&stretch)?;
         let mut memory = self.device.alloc(count)?;
         for start in (0..count).step_by(STRETCH) {
@@ -83,27 +92,27 @@ impl Gpu {
         memory.device_ptr(&self.stream).0
     }
 
-    /// Median milliseconds of `work(repetition)` on the model's stream, after a few that don't count.
-    pub fn time(&mut self, repetitions: usize, mut work: impl FnMut(&mut Self, usize) -> Result<(), CudaError>) -> Result<f64, CudaError> {
+    /// The fastest of several runs of `work(run)` on the model's stream, after a few that don't count.
+    pub fn best_seconds(&mut self, mut work: impl FnMut(&mut Self, usize) -> Result<(), CudaError>) -> Result<f64, CudaError> {
         for i in 0..WARM_UPS {
             work(self, i)?;
         }
         let mark = |stream: &CudaStream| stream.record_event(Some(CUevent_flags::CU_EVENT_DEFAULT));
         let mut marks: Vec<(CudaEvent, CudaEvent)> = Vec::new();
-        for i in 0..repetitions {
+        for i in 0..self.runs {
             let start = mark(&self.stream)?;
             work(self, WARM_UPS + i)?;
             marks.push((start, mark(&self.stream)?));
         }
         self.device.synchronize()?;
-        let mut times = marks.iter().map(|(start, end)| Ok(f64::from(start.elapsed_ms(end)?))).collect::<Result<Vec<_>, CudaError>>()?;
-        times.sort_by(f64::total_cmp);
-        Ok(times[times.len() / 2])
+        marks.iter().try_fold(f64::INFINITY, |best, (start, end)| Ok(best.min(f64::from(start.elapsed_ms(end)?) / 1e3)))
     }
 }
 
+/// Numbers that are made on the host.
 const STRETCH: usize = 16 << 20;
 const WARM_UPS: usize = 3;
+const RUNS: usize = 20;
 
 /// The numbers that bits stand for.
 pub fn widened(bits: &[Bf16]) -> Vec<f64> {

@@ -1,7 +1,6 @@
 //! A pool node in its own process, and clients that reach it over shared memory and over QUIC.
 
-mod support;
-
+use crate::support::*;
 use nix::sys::signal::Signal;
 use std::{
     collections::BTreeSet,
@@ -10,7 +9,6 @@ use std::{
     sync::Arc,
     time::Duration,
 };
-use support::*;
 use tidemill_kvpool::{
     arena::Arena,
     client::{Miss, PoolError, PutReport, TransferCounters, Transport, TransportChoice},
@@ -40,7 +38,7 @@ async fn what_one_client_puts_another_gets() {
         let node = Node::start(64, &[]).await;
         let (writer, reader) = (node.client(writer).await, node.client(reader).await);
         assert_eq!(reader.match_prefix(&keys(0..30)).await.unwrap(), 0);
-        let report = writer.put(ORIGIN, blocks(0..30)).await.unwrap();
+        let report = writer.put(LINEAGE, blocks(0..30)).await.unwrap();
         assert_eq!(report, PutReport { written: 30, held: 0, refused: 0 });
         assert_eq!(reader.match_prefix(&keys(0..40)).await.unwrap(), 30);
         assert_held(&reader, 0..30).await;
@@ -58,14 +56,14 @@ async fn the_cheapest_transport_is_used_and_quic_can_be_forced() {
     let counters = Arc::new(TransferCounters::default());
     let connect = tidemill_kvpool::client::PoolClient::connect;
     let client = connect(&node.endpoint, node.addr, LAYOUT, BLOCK_BYTES, TransportChoice::Quic, Arc::clone(&counters)).await.unwrap();
-    client.put(ORIGIN, blocks(0..3)).await.unwrap();
+    client.put(LINEAGE, blocks(0..3)).await.unwrap();
     assert_held(&client, 0..2).await;
     fetch(&client, keys(7..8), Duration::ZERO).await;
     let (transfer, misses) = counters.snapshot();
     let block = BLOCK_BYTES as u64;
-    assert_eq!((transfer.quic_put_bytes, transfer.quic_get_bytes, transfer.shm_get_bytes), (3 * block, 2 * block, 0));
+    assert_eq!((transfer.quic_put.bytes, transfer.quic_get.bytes, transfer.shm_get.bytes), (3 * block, 2 * block, 0));
     assert_eq!((misses.absent, misses.corrupt), (1, 0));
-    node.told(|told| told.report.as_ref().is_some_and(|report| report.counters.transfer.quic_get_bytes == 2 * block)).await;
+    node.told(|told| told.report.as_ref().is_some_and(|report| report.counters.transfer.quic_get.bytes == 2 * block)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -75,7 +73,7 @@ async fn a_reader_waits_for_blocks_that_nobody_has_reserved_yet() {
         let (writer, reader) = (node.client(choice).await, node.client(choice).await);
         let mut fetch = reader.get(keys(0..20), LONG);
         for n in [5..10, 0..5, 10..20] {
-            writer.put(ORIGIN, blocks(n.clone())).await.unwrap();
+            writer.put(LINEAGE, blocks(n.clone())).await.unwrap();
             let mut arrived = BTreeSet::new();
             for _ in n.clone() {
                 let (index, result) = fetch.next().await.unwrap();
@@ -93,7 +91,7 @@ async fn a_wait_ends_with_a_miss() {
     for choice in BOTH {
         let node = Node::start(8, &[]).await;
         let client = node.client(choice).await;
-        client.put(ORIGIN, blocks(0..1)).await.unwrap();
+        client.put(LINEAGE, blocks(0..1)).await.unwrap();
         let results = fetch(&client, keys(0..3), Duration::from_millis(200)).await;
         assert!(matches!(results[..], [Ok(_), Err(Miss::Absent), Err(Miss::Absent)]));
     }
@@ -104,9 +102,9 @@ async fn nothing_is_written_twice() {
     for choice in BOTH {
         let node = Node::start(64, &[]).await;
         let (a, b) = (node.client(choice).await, node.client(choice).await);
-        a.put(ORIGIN, blocks(0..10)).await.unwrap();
-        assert_eq!(b.put(ORIGIN, blocks(0..12)).await.unwrap(), PutReport { written: 2, held: 10, refused: 0 });
-        let (a, b) = tokio::join!(a.put(ORIGIN, blocks(20..40)), b.put(ORIGIN, blocks(20..40)));
+        a.put(LINEAGE, blocks(0..10)).await.unwrap();
+        assert_eq!(b.put(LINEAGE, blocks(0..12)).await.unwrap(), PutReport { written: 2, held: 10, refused: 0 });
+        let (a, b) = tokio::join!(a.put(LINEAGE, blocks(20..40)), b.put(LINEAGE, blocks(20..40)));
         let (a, b) = (a.unwrap(), b.unwrap());
         assert_eq!((a.written + b.written, a.held + b.held), (20, 20));
     }
@@ -117,10 +115,10 @@ async fn under_pressure_the_oldest_chain_leaves_from_its_end() {
     for choice in BOTH {
         let node = Node::start(16, &[]).await;
         let client = node.client(choice).await;
-        client.put(ORIGIN, blocks(0..8)).await.unwrap();
-        client.put(ORIGIN, blocks(100..108)).await.unwrap();
+        client.put(LINEAGE, blocks(0..8)).await.unwrap();
+        client.put(LINEAGE, blocks(100..108)).await.unwrap();
         assert_held(&client, 0..8).await;
-        client.put(ORIGIN, blocks(200..204)).await.unwrap();
+        client.put(LINEAGE, blocks(200..204)).await.unwrap();
         assert_eq!(client.match_prefix(&keys(0..8)).await.unwrap(), 8, "used last");
         assert_eq!(client.match_prefix(&keys(100..108)).await.unwrap(), 4, "its end made room");
         let held = BTreeSet::from_iter([keys(0..8), keys(100..104), keys(200..204)].concat());
@@ -133,7 +131,7 @@ async fn more_than_fits_is_refused_in_part_and_what_fits_is_held() {
     for choice in BOTH {
         let node = Node::start(16, &[]).await;
         let client = node.client(choice).await;
-        assert_eq!(client.put(ORIGIN, blocks(0..20)).await.unwrap(), PutReport { written: 16, held: 0, refused: 4 });
+        assert_eq!(client.put(LINEAGE, blocks(0..20)).await.unwrap(), PutReport { written: 16, held: 0, refused: 4 });
         assert_held(&client, 0..16).await;
     }
 }
@@ -143,7 +141,7 @@ async fn a_cancelled_fetch_leaves_nothing_behind() {
     for choice in BOTH {
         let node = Node::start(64, &[]).await;
         let client = node.client(choice).await;
-        client.put(ORIGIN, blocks(0..60)).await.unwrap();
+        client.put(LINEAGE, blocks(0..60)).await.unwrap();
         for _ in 0..20 {
             let mut fetch = client.get(keys(0..70), LONG);
             fetch.next().await.unwrap().1.unwrap();
@@ -151,14 +149,14 @@ async fn a_cancelled_fetch_leaves_nothing_behind() {
         // All leases must end before a chain of this length finds room.
         let mut report = PutReport::default();
         for _ in 0..100 {
-            report = client.put(ORIGIN, blocks(100..164)).await.unwrap();
+            report = client.put(LINEAGE, blocks(100..164)).await.unwrap();
             if report.refused == 0 {
                 break;
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         assert_eq!(report.refused, 0);
-        node.told(|told| told.report.as_ref().is_some_and(|report| report.blocks.used == 0)).await;
+        node.told(|told| told.report.as_ref().is_some_and(|report| report.blocks.dram.used == 0)).await;
     }
 }
 
@@ -169,11 +167,11 @@ async fn a_put_that_is_given_up_blocks_nobody() {
         let (a, b) = (node.client(choice).await, node.client(choice).await);
         for _ in 0..20 {
             // Given up after the first few polls, wherever that is.
-            let _ = tokio::time::timeout(Duration::from_micros(700), a.put(ORIGIN, blocks(0..60))).await;
+            let _ = tokio::time::timeout(Duration::from_micros(700), a.put(LINEAGE, blocks(0..60))).await;
         }
         let mut held = 0;
         for _ in 0..200 {
-            let report = b.put(ORIGIN, blocks(0..60)).await.unwrap();
+            let report = b.put(LINEAGE, blocks(0..60)).await.unwrap();
             held = b.match_prefix(&keys(0..60)).await.unwrap();
             if held == 60 {
                 break;
@@ -191,7 +189,7 @@ async fn flipped_bytes_are_a_miss_and_the_block_can_be_put_again() {
     for choice in BOTH {
         let node = Node::start(8, &[]).await;
         let client = node.client(choice).await;
-        client.put(ORIGIN, blocks(0..4)).await.unwrap();
+        client.put(LINEAGE, blocks(0..4)).await.unwrap();
         let (_connection, _sender, _receiver, info) = raw_client(&node).await;
         let arena = Arena::open(&info).unwrap();
         let slot = (0..arena.slots()).find(|&slot| arena.read_block(slot).0 == bytes(2)).unwrap();
@@ -199,7 +197,7 @@ async fn flipped_bytes_are_a_miss_and_the_block_can_be_put_again() {
         let results = fetch(&client, keys(0..4), Duration::ZERO).await;
         assert!(matches!(results[..], [Ok(_), Ok(_), Err(Miss::Corrupt), Ok(_)]));
         node.told(|told| told.keys == BTreeSet::from_iter([key(0), key(1), key(3)])).await;
-        assert_eq!(client.put(ORIGIN, blocks(0..4)).await.unwrap(), PutReport { written: 1, held: 3, refused: 0 });
+        assert_eq!(client.put(LINEAGE, blocks(0..4)).await.unwrap(), PutReport { written: 1, held: 3, refused: 0 });
         assert_held(&client, 0..4).await;
     }
 }
@@ -208,7 +206,7 @@ async fn flipped_bytes_are_a_miss_and_the_block_can_be_put_again() {
 async fn a_slot_that_moved_on_while_it_was_read_is_a_miss() {
     let node = Node::start(4, &[]).await;
     let client = node.client(TransportChoice::Auto).await;
-    client.put(ORIGIN, blocks(0..1)).await.unwrap();
+    client.put(LINEAGE, blocks(0..1)).await.unwrap();
     let (_connection, _sender, _receiver, info) = raw_client(&node).await;
     let arena = Arena::open(&info).unwrap();
     let slot = (0..arena.slots()).find(|&slot| arena.read_block(slot).0 == bytes(0)).unwrap();
@@ -227,7 +225,7 @@ async fn dying_writer() {
     sender.send(&ToPool::Hello { layout: LAYOUT, block_bytes: BLOCK_BYTES as u64 }).await.unwrap();
     let Some(FromPool::Welcome { arena }) = receiver.recv().await.unwrap() else { panic!("not welcome") };
     let arena = Arena::open(&arena).unwrap();
-    sender.send(&ToPool::PutStart { call: CallId(1), origin: ORIGIN, keys: keys(0..8) }).await.unwrap();
+    sender.send(&ToPool::PutStart { call: CallId(1), lineage: LINEAGE, keys: keys(0..8) }).await.unwrap();
     let Some(FromPool::PutStarted { answers, .. }) = receiver.recv().await.unwrap() else { panic!("no slots") };
     for answer in answers {
         let Reservation::Write(at) = answer else { panic!("{answer:?}") };
@@ -244,7 +242,7 @@ async fn a_writer_killed_between_start_and_end_holds_nothing_up() {
         let client = node.client(choice).await;
         let mut waiting = client.get(keys(0..8), LONG);
         let mut writer = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "dying_writer", "--ignored", "--nocapture"])
+            .args(["--exact", "node::dying_writer", "--ignored", "--nocapture"])
             .env("DYING_PKI", node.pki())
             .env("DYING_POOL", node.addr.to_string())
             .stdout(Stdio::piped())
@@ -252,10 +250,10 @@ async fn a_writer_killed_between_start_and_end_holds_nothing_up() {
             .unwrap();
         let said = BufReader::new(writer.stdout.take().unwrap()).lines().map_while(Result::ok).any(|line| line == "reserved");
         assert!(said, "the writer reserves");
-        assert_eq!(client.put(ORIGIN, blocks(0..8)).await.unwrap().held, 8, "in flight");
+        assert_eq!(client.put(LINEAGE, blocks(0..8)).await.unwrap().held, 8, "in flight");
         writer.kill().unwrap();
         writer.wait().unwrap();
-        while client.put(ORIGIN, blocks(0..8)).await.unwrap().written < 8 {
+        while client.put(LINEAGE, blocks(0..8)).await.unwrap().written < 8 {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         for _ in 0..8 {
@@ -269,7 +267,7 @@ async fn a_writer_killed_between_start_and_end_holds_nothing_up() {
 async fn garbage_ends_the_connection_that_sent_it_and_no_other() {
     let node = Node::start(8, &[]).await;
     let client = node.client(TransportChoice::Quic).await;
-    client.put(ORIGIN, blocks(0..4)).await.unwrap();
+    client.put(LINEAGE, blocks(0..4)).await.unwrap();
     let mut garbage: Vec<Vec<u8>> = vec![vec![0; 64], vec![0xff; 64], b"GET / HTTP/1.1\r\n\r\n".to_vec(), vec![200, 0, 0, 0]];
     garbage.extend((0..40u32).map(|n| (0..n * 7 + 1).map(|i| (i.wrapping_mul(2_654_435_761) ^ (n << 3)).to_be_bytes()[0]).collect()));
     for bytes in &garbage {
@@ -299,7 +297,7 @@ async fn a_batch_may_be_larger_than_what_flow_control_lets_through_at_once() {
     let client = node.client(TransportChoice::Quic).await;
     // Several times over, since which of the streams of a batch is held up differs.
     for n in 0..8 {
-        assert_eq!(client.put(ORIGIN, blocks(n * 128..(n + 1) * 128)).await.unwrap().written, 128);
+        assert_eq!(client.put(LINEAGE, blocks(n * 128..(n + 1) * 128)).await.unwrap().written, 128);
         assert_held(&client, n * 128..(n + 1) * 128).await;
     }
 }
@@ -310,7 +308,7 @@ async fn another_block_size_is_refused_with_a_reason() {
     let client = node.client(TransportChoice::Auto).await;
     let error = node.try_client(BLOCK_BYTES + 8, TransportChoice::Auto).await.unwrap_err();
     assert!(matches!(&error, PoolError::Refused { reason, .. } if reason.contains("own pool nodes")), "{error}");
-    let error = client.put(ORIGIN, vec![(key(0), vec![0; 5])]).await.unwrap_err();
+    let error = client.put(LINEAGE, vec![(key(0), vec![0; 5])]).await.unwrap_err();
     assert!(matches!(error, PoolError::BlockSize { bytes: 5, expected: BLOCK_BYTES }));
     let small = Node::start(0, &[]).await;
     let error = small.try_client(BLOCK_BYTES, TransportChoice::Auto).await.unwrap_err();
@@ -323,7 +321,7 @@ async fn a_node_that_ends_is_unreachable_at_once_and_leaves_nothing() {
     for choice in BOTH {
         let mut node = Node::start(8, &[]).await;
         let client = node.client(choice).await;
-        client.put(ORIGIN, blocks(0..4)).await.unwrap();
+        client.put(LINEAGE, blocks(0..4)).await.unwrap();
         let mut waiting = client.get(keys(10..12), LONG);
         node.signal(Signal::SIGTERM);
         for _ in 0..2 {
@@ -331,7 +329,7 @@ async fn a_node_that_ends_is_unreachable_at_once_and_leaves_nothing() {
         }
         assert!(waiting.next().await.is_none());
         eventually(|| !client.is_open()).await;
-        assert!(matches!(client.put(ORIGIN, blocks(0..1)).await, Err(PoolError::Unreachable { .. })));
+        assert!(matches!(client.put(LINEAGE, blocks(0..1)).await, Err(PoolError::Unreachable { .. })));
         assert!(matches!(client.match_prefix(&keys(0..1)).await, Err(PoolError::Unreachable { .. })));
         assert!(matches!(fetch(&client, keys(0..1), LONG).await[..], [Err(Miss::Unreachable)]));
         assert!(node.child.wait().unwrap().success());
@@ -339,7 +337,7 @@ async fn a_node_that_ends_is_unreachable_at_once_and_leaves_nothing() {
     }
     let mut killed = Node::start(8, &[]).await;
     let client = killed.client(TransportChoice::Auto).await;
-    client.put(ORIGIN, blocks(0..4)).await.unwrap();
+    client.put(LINEAGE, blocks(0..4)).await.unwrap();
     killed.signal(Signal::SIGKILL);
     killed.child.wait().unwrap();
     assert_eq!(shm(), 0);
@@ -349,16 +347,17 @@ async fn a_node_that_ends_is_unreachable_at_once_and_leaves_nothing() {
 async fn coordinators_know_what_a_node_holds_also_after_their_link_broke() {
     let node = Node::start(8, &[]).await;
     let client = node.client(TransportChoice::Auto).await;
-    client.put(ORIGIN, blocks(0..6)).await.unwrap();
+    client.put(LINEAGE, blocks(0..6)).await.unwrap();
     node.told(|told| told.keys == BTreeSet::from_iter(keys(0..6))).await;
     node.told(|told| {
         told.report.as_ref().is_some_and(|report| {
-            (report.blocks.total, report.blocks.cached, report.blocks.free, report.blocks.bytes_per_block) == (8, 6, 2, BLOCK_BYTES as u64)
+            let dram = report.blocks.dram;
+            (dram.total, dram.cached, dram.free, dram.bytes_per_block) == (8, 6, 2, BLOCK_BYTES as u64)
         })
     })
     .await;
     node.told.lock().unwrap().hang_up = true;
-    client.put(ORIGIN, blocks(6..8)).await.unwrap();
+    client.put(LINEAGE, blocks(6..8)).await.unwrap();
     node.told(|told| told.links == 2 && told.keys == BTreeSet::from_iter(keys(0..8))).await;
 }
 

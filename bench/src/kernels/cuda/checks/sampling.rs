@@ -1,9 +1,7 @@
 //! Penalties and sampling, against the CPU's sampler with the same random numbers.
 
-use super::{
-    gpu::{Gpu, doubles},
-    report::Report,
-};
+use super::Checks;
+use crate::kernels::cuda::gpu::{Gpu, doubles};
 use rand::Rng;
 use tidemill_kernels::cuda::{
     CudaError, NO_POSITION,
@@ -15,11 +13,11 @@ use tidemill_proto::sampling::Sampling;
 /// A draw that falls on the border between two tokens may fall to either side: exponentials differ in their last bits.
 const BORDERLINE: f64 = 0.05;
 
-pub fn all(gpu: &mut Gpu, report: &mut Report) -> Result<(), CudaError> {
+pub fn all(gpu: &mut Gpu, checks: &mut Checks) -> Result<(), CudaError> {
     for vocab in [7, 1000, 32_003, 128_256] {
-        draws(gpu, report, vocab)?;
+        draws(gpu, checks, vocab)?;
     }
-    penalties(gpu, report)
+    penalties(gpu, checks)
 }
 
 fn request(sampling: &Sampling, index: u64) -> SampleRequest {
@@ -28,7 +26,7 @@ fn request(sampling: &Sampling, index: u64) -> SampleRequest {
 }
 
 /// One row for each way of sampling and each of several draws.
-fn draws(gpu: &mut Gpu, report: &mut Report, vocab: usize) -> Result<(), CudaError> {
+fn draws(gpu: &mut Gpu, checks: &mut Checks, vocab: usize) -> Result<(), CudaError> {
     let neutral = Sampling::default();
     let ways = [
         ("greedy", Sampling { temperature: 0.0, ..neutral.clone() }),
@@ -56,12 +54,12 @@ fn draws(gpu: &mut Gpu, report: &mut Report, vocab: usize) -> Result<(), CudaErr
             .map(|(i, (row, sampling))| sample(&mut row.to_vec(), sampling, &History::default(), i as u64, &[], &mut scratch).0)
             .collect();
         let limit = if way == "greedy" { 0.0 } else { BORDERLINE };
-        report.check_same("sample", format!("{vocab} tokens, {way}"), &gpu.download(&tokens)?, &expected, limit);
+        checks.same("sample", format!("{vocab} tokens, {way}"), &gpu.download(&tokens)?, &expected, limit);
     }
     Ok(())
 }
 
-fn penalties(gpu: &mut Gpu, report: &mut Report) -> Result<(), CudaError> {
+fn penalties(gpu: &mut Gpu, checks: &mut Checks) -> Result<(), CudaError> {
     const VOCAB: usize = 999;
     const HISTORIES: usize = 3;
     let logits = gpu.f32s(2 * VOCAB, 5.0);
@@ -105,8 +103,8 @@ fn penalties(gpu: &mut Gpu, report: &mut Report) -> Result<(), CudaError> {
         }
     }
     let mut got = doubles(&gpu.download(&on_logits)?);
-    report.check_same("ban", "one token".to_owned(), &[got[44]], &[f64::NEG_INFINITY], 0.0);
+    checks.same("ban", "one token".to_owned(), &[got[44]], &[f64::NEG_INFINITY], 0.0);
     (got[44], expected[44]) = (0.0, 0.0);
-    report.check("penalties", "two rows".to_owned(), &got, &expected, 1e-6);
+    checks.near("penalties", "two rows".to_owned(), &got, &expected, 1e-6);
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! Blocks between paged memory and slots, on the device and across the bus; and steps recorded as graphs.
 
-use super::{gpu::Gpu, report::Report};
+use super::Checks;
+use crate::kernels::cuda::gpu::Gpu;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use rand::seq::SliceRandom;
 use std::{num::NonZeroUsize, ptr::NonNull};
@@ -54,13 +55,13 @@ impl Drop for HostMemory {
     }
 }
 
-pub fn all(gpu: &mut Gpu, report: &mut Report) -> anyhow::Result<()> {
-    across_the_bus(gpu, report)?;
-    Ok(replayed(gpu, report)?)
+pub fn all(gpu: &mut Gpu, checks: &mut Checks) -> anyhow::Result<()> {
+    across_the_bus(gpu, checks)?;
+    Ok(replayed(gpu, checks)?)
 }
 
 /// Random blocks to the device and back, by fetch and publish, through more rounds than one; then layers one by one.
-fn across_the_bus(gpu: &mut Gpu, report: &mut Report) -> anyhow::Result<()> {
+fn across_the_bus(gpu: &mut Gpu, checks: &mut Checks) -> anyhow::Result<()> {
     const BLOCKS: usize = 150;
     let layout = KvLayout { layers: 5, kv_heads: 3, head_dim: 80, dtype: Dtype::Bf16 };
     let size = layout.block_bytes();
@@ -80,7 +81,7 @@ fn across_the_bus(gpu: &mut Gpu, report: &mut Report) -> anyhow::Result<()> {
         transfer.publish(&kernels, &kv, &placed(&to), 0..layout.layers, &fetched)?;
     }
     gpu.device.synchronize()?;
-    report.check_same("fetch and publish", format!("{BLOCKS} blocks"), to.as_slice_mut(), from.as_slice_mut(), 0.0);
+    checks.same("fetch and publish", format!("{BLOCKS} blocks"), to.as_slice_mut(), from.as_slice_mut(), 0.0);
 
     to.as_slice_mut().fill(0);
     for layer in (0..layout.layers).rev() {
@@ -89,19 +90,19 @@ fn across_the_bus(gpu: &mut Gpu, report: &mut Report) -> anyhow::Result<()> {
         unsafe { transfer.publish(&kernels, &kv, &placed(&to), layer..layer + 1, &ready) }?;
     }
     gpu.device.synchronize()?;
-    report.check_same("publish by layer", format!("{BLOCKS} blocks"), to.as_slice_mut(), from.as_slice_mut(), 0.0);
+    checks.same("publish by layer", format!("{BLOCKS} blocks"), to.as_slice_mut(), from.as_slice_mut(), 0.0);
 
     // Straight to the host's memory, without staging.
     to.as_slice_mut().fill(0);
     // SAFETY: as above.
     unsafe { kernels.kv_gather(&gpu.stream, &kv, &placed(&to), 0..layout.layers) }?;
     gpu.device.synchronize()?;
-    report.check_same("gather to the host", format!("{BLOCKS} blocks"), to.as_slice_mut(), from.as_slice_mut(), 0.0);
+    checks.same("gather to the host", format!("{BLOCKS} blocks"), to.as_slice_mut(), from.as_slice_mut(), 0.0);
     Ok(())
 }
 
 /// A recorded step does what its launches did, each time it is launched.
-fn replayed(gpu: &mut Gpu, report: &mut Report) -> Result<(), CudaError> {
+fn replayed(gpu: &mut Gpu, checks: &mut Checks) -> Result<(), CudaError> {
     const WIDTH: usize = 512;
     let shape = StepShape::holding(3, 1);
     let input = gpu.bf16s(shape.rows * 2 * WIDTH, 4.0);
@@ -111,13 +112,13 @@ fn replayed(gpu: &mut Gpu, report: &mut Report) -> Result<(), CudaError> {
     let mut graphs = StepGraphs::new(gpu.stream.clone());
     graphs.record::<CudaError>(shape, |stream| kernels.swiglu(stream, &mut out.as_view_mut(), &on_device.as_view(), WIDTH))?;
     let recorded = gpu.download(&out)?;
-    report.check_same("graph records without running", "swiglu".into(), &recorded, &vec![u16::MAX; recorded.len()], 0.0);
+    checks.same("graph records without running", "swiglu".into(), &recorded, &vec![u16::MAX; recorded.len()], 0.0);
     for _ in 0..2 {
         let input = gpu.bf16s(shape.rows * 2 * WIDTH, 4.0);
         gpu.stream.memcpy_htod(&input, &mut on_device)?;
         kernels.swiglu(&gpu.stream, &mut expected.as_view_mut(), &on_device.as_view(), WIDTH)?;
         graphs.launch(shape)?;
-        report.check_same("graph replays", "swiglu".into(), &gpu.download(&out)?, &gpu.download(&expected)?, 0.0);
+        checks.same("graph replays", "swiglu".into(), &gpu.download(&out)?, &gpu.download(&expected)?, 0.0);
     }
     Ok(())
 }

@@ -1,10 +1,7 @@
 //! Attention over paged K and V: every head ratio, odd lengths, windows; and that a row's bits depend on nothing but the row.
 
-use super::{
-    check_rows::BF16,
-    gpu::{Gpu, widened},
-    report::Report,
-};
+use super::{Checks, rows::BF16};
+use crate::kernels::cuda::gpu::{Gpu, widened};
 use cudarc::driver::CudaSlice;
 use half::bf16;
 use rand::{Rng, seq::SliceRandom};
@@ -21,19 +18,19 @@ use tidemill_kernels::{
 const LAYERS: usize = 2;
 const LAYER: usize = 1;
 
-pub fn all(gpu: &mut Gpu, report: &mut Report) -> Result<(), CudaError> {
+pub fn all(gpu: &mut Gpu, checks: &mut Checks) -> Result<(), CudaError> {
     for group in 1..=8 {
-        both(gpu, report, 128, 1 + group % 3, group, None)?;
-        both(gpu, report, 64, 1 + group % 2, group, Some(100))?;
+        both(gpu, checks, 128, 1 + group % 3, group, None)?;
+        both(gpu, checks, 64, 1 + group % 2, group, Some(100))?;
     }
     for head_dim in [16, 32, 80, 96, 112, 256] {
         for window in [None, Some(1), Some(700)] {
-            both(gpu, report, head_dim, 2, 3, window)?;
+            both(gpu, checks, head_dim, 2, 3, window)?;
         }
     }
     // More heads than one operand holds.
-    both(gpu, report, 128, 1, 16, None)?;
-    both(gpu, report, 64, 2, 12, Some(33))
+    both(gpu, checks, 128, 1, 16, None)?;
+    both(gpu, checks, 64, 2, 12, Some(33))
 }
 
 /// The sharpness of softmax: scores of a few units.
@@ -41,14 +38,14 @@ const SHARP: f32 = 3.0;
 
 fn both(
     gpu: &mut Gpu,
-    report: &mut Report,
+    checks: &mut Checks,
     head_dim: usize,
     kv_heads: usize,
     group: usize,
     window: Option<usize>,
 ) -> Result<(), CudaError> {
-    decode(gpu, report, head_dim, kv_heads, group, window)?;
-    prefill(gpu, report, head_dim, kv_heads, group, window)
+    decode(gpu, checks, head_dim, kv_heads, group, window)?;
+    prefill(gpu, checks, head_dim, kv_heads, group, window)
 }
 
 /// Sequences in paged memory that holds no number anywhere else.
@@ -145,7 +142,7 @@ fn case(head_dim: usize, kv_heads: usize, group: usize, window: Option<usize>) -
     format!("head_dim {head_dim}, {kv_heads} × {group} heads{window}")
 }
 
-fn decode(gpu: &mut Gpu, report: &mut Report, d: usize, kv_heads: usize, group: usize, window: Option<usize>) -> Result<(), CudaError> {
+fn decode(gpu: &mut Gpu, checks: &mut Checks, d: usize, kv_heads: usize, group: usize, window: Option<usize>) -> Result<(), CudaError> {
     let heads = kv_heads * group;
     let lens: Vec<usize> = vec![1, 16, 33, 256, 257, 2048, 2049, gpu.rng.random_range(34..900)];
     let mut paged = Paged::new(gpu, d, kv_heads, &lens)?;
@@ -172,7 +169,7 @@ fn decode(gpu: &mut Gpu, report: &mut Report, d: usize, kv_heads: usize, group: 
         &mut scratch,
     )?;
     let together = gpu.download(&out)?;
-    report.check("attention_decode", case(d, kv_heads, group, window), &widened(&together), &reference, WEIGHTED);
+    checks.near("attention_decode", case(d, kv_heads, group, window), &widened(&together), &reference, WEIGHTED);
 
     // Each row alone, and with another number of parts at a time.
     let mut alone = Vec::new();
@@ -190,11 +187,11 @@ fn decode(gpu: &mut Gpu, report: &mut Report, d: usize, kv_heads: usize, group: 
         )?;
         alone.extend(gpu.download(&out)?);
     }
-    report.check_same("attention_decode bits of a row alone", case(d, kv_heads, group, window), &alone, &together, 0.0);
+    checks.same("attention_decode bits of a row alone", case(d, kv_heads, group, window), &alone, &together, 0.0);
     Ok(())
 }
 
-fn prefill(gpu: &mut Gpu, report: &mut Report, d: usize, kv_heads: usize, group: usize, window: Option<usize>) -> Result<(), CudaError> {
+fn prefill(gpu: &mut Gpu, checks: &mut Checks, d: usize, kv_heads: usize, group: usize, window: Option<usize>) -> Result<(), CudaError> {
     let heads = kv_heads * group;
     // Cold, behind a cached prefix, a single row, less than a block.
     let spans = [(0, 300), (37, 200), (500, 1), (3, 9)];
@@ -236,9 +233,9 @@ fn prefill(gpu: &mut Gpu, report: &mut Report, d: usize, kv_heads: usize, group:
         gpu.download(&out)
     };
     let out = run(gpu, &mut paged, &whole)?;
-    report.check("attention_prefill", case(d, kv_heads, group, window), &widened(&out), &reference, WEIGHTED);
+    checks.near("attention_prefill", case(d, kv_heads, group, window), &widened(&out), &reference, WEIGHTED);
     let chunked = run(gpu, &mut paged, &cut)?;
-    report.check_same("attention_prefill bits in chunks", case(d, kv_heads, group, window), &chunked, &out, 0.0);
+    checks.same("attention_prefill bits in chunks", case(d, kv_heads, group, window), &chunked, &out, 0.0);
     Ok(())
 }
 

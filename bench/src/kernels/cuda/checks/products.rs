@@ -1,10 +1,10 @@
 //! Matrix products in bf16 and FP8.
 
 use super::{
-    check_rows::{BF16, e4m3},
-    gpu::{Gpu, doubles, widened},
-    report::Report,
+    Checks,
+    rows::{BF16, e4m3},
 };
+use crate::kernels::cuda::gpu::{Gpu, doubles, widened};
 use cudarc::driver::CudaSlice;
 use rand::Rng;
 use rayon::prelude::*;
@@ -20,19 +20,19 @@ const F32: f64 = 1e-4;
 /// Hopper adds products of FP8 up with 14 bits (DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 3.3.2).
 const FP8: f64 = 2e-2;
 
-pub fn all(gpu: &mut Gpu, report: &mut Report) -> Result<(), CudaError> {
+pub fn all(gpu: &mut Gpu, checks: &mut Checks) -> Result<(), CudaError> {
     for (rows, inner, columns) in [(1, 8, 8), (1, 4096, 520), (7, 264, 1032), (133, 1096, 520), (256, 2048, 1024)] {
-        bf16(gpu, report, rows, inner, columns)?;
+        bf16(gpu, checks, rows, inner, columns)?;
     }
     let Arch { major, minor } = gpu.device.properties().arch;
     if (major, minor) < (8, 9) {
-        report.skipped.push("FP8 products: the device has none".to_owned());
+        checks.left_out.push("FP8 products: the device has none".to_owned());
         return Ok(());
     }
     for (rows, inner, columns) in [(16, 512, 512), (133, 1040, 528), (256, 4096, 1024)] {
-        fp8(gpu, report, rows, inner, columns, false)?;
+        fp8(gpu, checks, rows, inner, columns, false)?;
         if major >= 9 {
-            fp8(gpu, report, rows, inner, columns, true)?;
+            fp8(gpu, checks, rows, inner, columns, true)?;
         }
     }
     Ok(())
@@ -44,7 +44,7 @@ fn multiplied(x: &[f64], weight: &[f64], inner: usize) -> Vec<f64> {
     x.par_chunks(inner).flat_map_iter(|x| weight.chunks(inner).map(move |w| dot(x, w))).collect()
 }
 
-fn bf16(gpu: &mut Gpu, report: &mut Report, rows: usize, inner: usize, columns: usize) -> Result<(), CudaError> {
+fn bf16(gpu: &mut Gpu, checks: &mut Checks, rows: usize, inner: usize, columns: usize) -> Result<(), CudaError> {
     let (x, weight, bias) = (gpu.bf16s(rows * inner, 1.0), gpu.bf16s(columns * inner, 1.0), gpu.bf16s(columns, 4.0));
     let (on_x, on_weight, on_bias) = (gpu.upload(&x)?, gpu.upload(&weight)?, gpu.upload(&bias)?);
     let (x_view, weight_view, bias_view) = (on_x.as_view(), on_weight.as_view(), on_bias.as_view());
@@ -55,21 +55,21 @@ fn bf16(gpu: &mut Gpu, report: &mut Report, rows: usize, inner: usize, columns: 
 
     let mut y = gpu.poisoned::<u16>(rows * columns)?;
     gpu.gemm.multiply(&stream, Product::Bf16(&mut y.as_view_mut()), factors, None, inner)?;
-    report.check("multiply bf16", case.clone(), &widened(&gpu.download(&y)?), &reference, BF16);
+    checks.near("multiply bf16", case.clone(), &widened(&gpu.download(&y)?), &reference, BF16);
 
     let mut y: CudaSlice<f32> = gpu.poisoned(rows * columns)?;
     gpu.gemm.multiply(&stream, Product::F32(&mut y.as_view_mut()), factors, None, inner)?;
-    report.check("multiply bf16 to f32", case.clone(), &doubles(&gpu.download(&y)?), &reference, F32);
+    checks.near("multiply bf16 to f32", case.clone(), &doubles(&gpu.download(&y)?), &reference, F32);
 
     let mut y = gpu.poisoned::<u16>(rows * columns)?;
     gpu.gemm.multiply(&stream, Product::Bf16(&mut y.as_view_mut()), factors, Some(&bias_view), inner)?;
     let bias = widened(&bias);
     let with_bias: Vec<f64> = reference.iter().enumerate().map(|(i, y)| y + bias[i % columns]).collect();
-    report.check("multiply bf16 with bias", case, &widened(&gpu.download(&y)?), &with_bias, BF16);
+    checks.near("multiply bf16 with bias", case, &widened(&gpu.download(&y)?), &with_bias, BF16);
     Ok(())
 }
 
-fn fp8(gpu: &mut Gpu, report: &mut Report, rows: usize, inner: usize, columns: usize, by_row: bool) -> Result<(), CudaError> {
+fn fp8(gpu: &mut Gpu, checks: &mut Checks, rows: usize, inner: usize, columns: usize, by_row: bool) -> Result<(), CudaError> {
     // Any bytes but the two that are no number.
     let mut bytes =
         |count: usize| -> Vec<u8> { (0..count).map(|_| gpu.rng.random_range(0..=0x76u8) | (gpu.rng.random::<u8>() & 0x80)).collect() };
@@ -94,6 +94,6 @@ fn fp8(gpu: &mut Gpu, report: &mut Report, rows: usize, inner: usize, columns: u
         *y *= f64::from(x_scales[i / columns % x_count]) * f64::from(weight_scales[i % columns % weight_count]);
     }
     let case = format!("{rows} × {inner} × {columns}, scales by {}", if by_row { "row" } else { "tensor" });
-    report.check("multiply fp8", case, &widened(&gpu.download(&y)?), &reference, FP8);
+    checks.near("multiply fp8", case, &widened(&gpu.download(&y)?), &reference, FP8);
     Ok(())
 }

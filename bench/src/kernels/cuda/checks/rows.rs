@@ -1,9 +1,7 @@
 //! Operations on rows: embedding, norm, SwiGLU, FP8; and rotary embedding with the KV write.
 
-use super::{
-    gpu::{Gpu, doubles, widened},
-    report::Report,
-};
+use super::Checks;
+use crate::kernels::cuda::gpu::{Gpu, doubles, widened};
 use rand::Rng;
 use tidemill_kernels::{
     Dtype, KvLayout,
@@ -19,24 +17,24 @@ pub const BF16: f64 = 3e-3;
 const EXACT: f64 = 0.0;
 const F32: f64 = 1e-6;
 
-pub fn all(gpu: &mut Gpu, report: &mut Report) -> Result<(), CudaError> {
+pub fn all(gpu: &mut Gpu, checks: &mut Checks) -> Result<(), CudaError> {
     for (rows, width) in [(1, 8), (3, 520), (67, 2056), (33, 4096), (5, 16384)] {
-        embedding(gpu, report, rows, width)?;
+        embedding(gpu, checks, rows, width)?;
         for (delta, chosen) in [(false, false), (true, false), (true, true)] {
-            rms_norm(gpu, report, rows, width, delta, chosen)?;
+            rms_norm(gpu, checks, rows, width, delta, chosen)?;
         }
-        swiglu(gpu, report, rows, width)?;
-        quantize(gpu, report, rows, width)?;
+        swiglu(gpu, checks, rows, width)?;
+        quantize(gpu, checks, rows, width)?;
     }
     for (head_dim, kv_heads, group, norms) in
         [(16, 1, 1, false), (64, 2, 7, true), (80, 3, 1, false), (96, 2, 3, true), (128, 8, 4, false), (256, 1, 8, true)]
     {
-        rope_kv_write(gpu, report, head_dim, kv_heads, group, norms)?;
+        rope_kv_write(gpu, checks, head_dim, kv_heads, group, norms)?;
     }
     Ok(())
 }
 
-fn embedding(gpu: &mut Gpu, report: &mut Report, rows: usize, width: usize) -> Result<(), CudaError> {
+fn embedding(gpu: &mut Gpu, checks: &mut Checks, rows: usize, width: usize) -> Result<(), CudaError> {
     const VOCAB: usize = 321;
     let table = gpu.bf16s(VOCAB * width, 1.0);
     let tokens: Vec<u32> = (0..rows).map(|_| gpu.rng.random_range(0..VOCAB as u32)).collect();
@@ -44,11 +42,11 @@ fn embedding(gpu: &mut Gpu, report: &mut Report, rows: usize, width: usize) -> R
     gpu.kernels(128)?.embedding(&gpu.stream, &mut out.as_view_mut(), &on_device.as_view(), &ids.as_view(), width)?;
     let table = widened(&table);
     let reference: Vec<f64> = tokens.iter().flat_map(|&t| table[t as usize * width..][..width].to_vec()).collect();
-    report.check("embedding", format!("{rows} × {width}"), &doubles(&gpu.download(&out)?), &reference, EXACT);
+    checks.near("embedding", format!("{rows} × {width}"), &doubles(&gpu.download(&out)?), &reference, EXACT);
     Ok(())
 }
 
-fn rms_norm(gpu: &mut Gpu, report: &mut Report, rows: usize, width: usize, delta: bool, chosen: bool) -> Result<(), CudaError> {
+fn rms_norm(gpu: &mut Gpu, checks: &mut Checks, rows: usize, width: usize, delta: bool, chosen: bool) -> Result<(), CudaError> {
     let (residual, weight) = (gpu.f32s(rows * width, 2.0), gpu.f32s(width, 1.0));
     let deltas = delta.then(|| gpu.bf16s(rows * width, 2.0));
     let picked: Vec<u32> = (0..rows as u32).filter(|row| !chosen || row % 3 == 0).collect();
@@ -78,12 +76,12 @@ fn rms_norm(gpu: &mut Gpu, report: &mut Report, rows: usize, width: usize, delta
         reference.extend(x.iter().zip(&weight).map(|(x, &w)| f64::from(w) * x / scale));
     }
     let case = format!("{rows} × {width}{}{}", if delta { ", delta" } else { "" }, if chosen { ", some rows" } else { "" });
-    report.check("rms_norm", case.clone(), &widened(&gpu.download(&out)?), &reference, BF16);
-    report.check("rms_norm residual", case, &doubles(&gpu.download(&on_device)?), &sums, F32);
+    checks.near("rms_norm", case.clone(), &widened(&gpu.download(&out)?), &reference, BF16);
+    checks.near("rms_norm residual", case, &doubles(&gpu.download(&on_device)?), &sums, F32);
     Ok(())
 }
 
-fn swiglu(gpu: &mut Gpu, report: &mut Report, rows: usize, width: usize) -> Result<(), CudaError> {
+fn swiglu(gpu: &mut Gpu, checks: &mut Checks, rows: usize, width: usize) -> Result<(), CudaError> {
     let gate_up = gpu.bf16s(rows * 2 * width, 8.0);
     let (on_device, mut out) = (gpu.upload(&gate_up)?, gpu.poisoned(rows * width)?);
     gpu.kernels(128)?.swiglu(&gpu.stream, &mut out.as_view_mut(), &on_device.as_view(), width)?;
@@ -91,7 +89,7 @@ fn swiglu(gpu: &mut Gpu, report: &mut Report, rows: usize, width: usize) -> Resu
         .chunks(2 * width)
         .flat_map(|row| (0..width).map(|i| row[i] / (1.0 + (-row[i]).exp()) * row[width + i]).collect::<Vec<_>>())
         .collect();
-    report.check("swiglu", format!("{rows} × {width}"), &widened(&gpu.download(&out)?), &reference, BF16);
+    checks.near("swiglu", format!("{rows} × {width}"), &widened(&gpu.download(&out)?), &reference, BF16);
     Ok(())
 }
 
@@ -113,30 +111,30 @@ fn is_nearest(x: f64, byte: u8) -> bool {
     (got - x).abs() <= 0.5001 * 2f64.powf(exponent - 3.0) || (x.abs() > 448.0 && got.abs() == 448.0)
 }
 
-fn quantize(gpu: &mut Gpu, report: &mut Report, rows: usize, width: usize) -> Result<(), CudaError> {
+fn quantize(gpu: &mut Gpu, checks: &mut Checks, rows: usize, width: usize) -> Result<(), CudaError> {
     let x = gpu.bf16s(rows * width, 3.0);
     let kernels = gpu.kernels(128)?;
     let (on_device, mut out, mut scales) = (gpu.upload(&x)?, gpu.poisoned(rows * width)?, gpu.poisoned::<f32>(rows)?);
     kernels.quantize_fp8_rows(&gpu.stream, &mut out.as_view_mut(), &mut scales.as_view_mut(), &on_device.as_view())?;
     let (x, of_rows) = (widened(&x), doubles(&gpu.download(&scales)?));
     let largest: Vec<f64> = x.chunks(width).map(|row| row.iter().fold(0.0, |max: f64, x| max.max(x.abs())) / 448.0).collect();
-    report.check("quantize_fp8 scales", format!("{rows} × {width}"), &of_rows, &largest, F32);
+    checks.near("quantize_fp8 scales", format!("{rows} × {width}"), &of_rows, &largest, F32);
     let nearest = |bytes: &[u8], scale: &dyn Fn(usize) -> f64| -> Vec<bool> {
         bytes.iter().enumerate().map(|(i, &byte)| is_nearest(x[i] / scale(i / width), byte)).collect()
     };
     let all_nearest = vec![true; x.len()];
     let by_row = nearest(&gpu.download(&out)?, &|row| of_rows[row]);
-    report.check_same("quantize_fp8", format!("{rows} × {width}, by row"), &by_row, &all_nearest, EXACT);
+    checks.same("quantize_fp8", format!("{rows} × {width}, by row"), &by_row, &all_nearest, EXACT);
 
     let scale = 0.004f32;
     let (on_device_scale, mut out) = (gpu.upload(&[scale])?, gpu.poisoned(rows * width)?);
     kernels.quantize_fp8_tensor(&gpu.stream, &mut out.as_view_mut(), &on_device_scale.as_view(), &on_device.as_view(), width)?;
     let by_tensor = nearest(&gpu.download(&out)?, &|_| f64::from(scale));
-    report.check_same("quantize_fp8", format!("{rows} × {width}, by tensor"), &by_tensor, &all_nearest, EXACT);
+    checks.same("quantize_fp8", format!("{rows} × {width}, by tensor"), &by_tensor, &all_nearest, EXACT);
     Ok(())
 }
 
-fn rope_kv_write(gpu: &mut Gpu, report: &mut Report, d: usize, kv_heads: usize, group: usize, norms: bool) -> Result<(), CudaError> {
+fn rope_kv_write(gpu: &mut Gpu, checks: &mut Checks, d: usize, kv_heads: usize, group: usize, norms: bool) -> Result<(), CudaError> {
     const LAYERS: usize = 3;
     const LAYER: usize = 1;
     const POSITIONS: usize = 70;
@@ -209,13 +207,13 @@ fn rope_kv_write(gpu: &mut Gpu, report: &mut Report, d: usize, kv_heads: usize, 
         }
     }
     let case = format!("{heads} heads of {d}, {kv_heads} of keys{}", if norms { ", norms" } else { "" });
-    report.check("rope", case.clone(), &widened(&gpu.download(&on_device)?), &expected_rows, BF16);
+    checks.near("rope", case.clone(), &widened(&gpu.download(&on_device)?), &expected_rows, BF16);
     let written = widened(&gpu.download(&slots)?);
     // Where nothing belongs there is still no number, and the other way round.
     let is_number = |x: &[f64]| x.iter().map(|x| x.is_finite()).collect::<Vec<_>>();
-    report.check_same("kv_write places", case.clone(), &is_number(&written), &is_number(&expected_slots), EXACT);
+    checks.same("kv_write places", case.clone(), &is_number(&written), &is_number(&expected_slots), EXACT);
     let numbers = |x: &[f64]| x.iter().zip(&expected_slots).map(|(x, e)| if e.is_finite() { *x } else { 0.0 }).collect::<Vec<_>>();
-    report.check("kv_write", case, &numbers(&written), &numbers(&expected_slots), BF16);
+    checks.near("kv_write", case, &numbers(&written), &numbers(&expected_slots), BF16);
     Ok(())
 }
 

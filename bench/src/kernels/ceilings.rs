@@ -1,0 +1,267 @@
+//! What this machine can do at best: multiply-adds in registers, and reading memory that no cache holds.
+//!
+//! Each is the best of several short runs, and of the ways tried: whatever else the machine does can only make it slower.
+//! Threads start together and the slowest one's time counts.
+
+use super::limits::Ceilings;
+use std::{
+    hint::black_box,
+    sync::Barrier,
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Measures with `threads` at once. `shrink`: how many times less work than a proper measurement takes.
+pub fn measure(threads: usize, shrink: usize) -> Ceilings {
+    let rounds = 1_000_000 / shrink as u64;
+    let best = |kernels: Vec<Arithmetic>| kernels.into_iter().map(|kernel| arithmetic(threads, kernel, rounds)).fold(0.0, f64::max);
+    Ceilings {
+        f32_flops: best(f32_kernels()),
+        int8_ops: best(int8_kernels()),
+        bytes: read_bandwidth(threads, (SPAN_BYTES / shrink).max(1 << 20)),
+    }
+}
+
+/// Of some milliseconds each: short enough that all threads run undisturbed in one of them.
+const ARITHMETIC_RUNS: usize = 50;
+const READ_RUNS: usize = 15;
+/// Far beyond any cache, for all threads together.
+const SPAN_BYTES: usize = 512 << 20;
+
+/// A loop of independent multiply-adds.
+#[derive(Clone, Copy)]
+struct Arithmetic {
+    /// So many rounds. Safe to call where the instructions are available, and only there is one listed.
+    run: unsafe fn(u64),
+    /// Additions and multiplications of one round.
+    per_round: f64,
+}
+
+/// Additions and multiplications per second of all threads.
+fn arithmetic(threads: usize, kernel: Arithmetic, rounds: u64) -> f64 {
+    // SAFETY: kernels are listed only where this machine has their instructions.
+    let run = || together(threads, |_| unsafe { (kernel.run)(rounds) }).as_secs_f64();
+    let best = (0..ARITHMETIC_RUNS).map(|_| run()).fold(f64::INFINITY, f64::min);
+    threads as f64 * kernel.per_round * rounds as f64 / best
+}
+
+/// Bytes per second, each thread reading its own part of `span_bytes` from one place on, or from several in turn.
+fn read_bandwidth(threads: usize, span_bytes: usize) -> f64 {
+    let lines_each = span_bytes / LINE_BYTES / threads;
+    // Written here, so that every page is there.
+    let span: Vec<Line> = (0..lines_each * threads).map(|i| [i as u64; 8]).collect();
+    let parts: Vec<&[Line]> = span.chunks_exact(lines_each).collect();
+    let mut best = f64::INFINITY;
+    for _ in 0..READ_RUNS {
+        for streams in [1, 4] {
+            let spent = together(threads, |thread| {
+                black_box(read(parts[thread], streams));
+            });
+            best = best.min(spent.as_secs_f64());
+        }
+    }
+    (lines_each * LINE_BYTES * threads) as f64 / best
+}
+
+/// A cache line.
+type Line = [u64; 8];
+const LINE_BYTES: usize = size_of::<Line>();
+
+fn read(lines: &[Line], streams: usize) -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx512f") {
+        // SAFETY: just found available.
+        return unsafe { x86::read_avx512(lines, streams) };
+    } else if is_x86_feature_detected!("avx2") {
+        // SAFETY: just found available.
+        return unsafe { x86::read_avx2(lines, streams) };
+    }
+    read_streams(lines, streams)
+}
+
+/// Folds all lines, going through `streams` equal parts side by side.
+#[inline(always)]
+fn read_streams(lines: &[Line], streams: usize) -> u64 {
+    let part = lines.len() / streams;
+    let mut sums = [0u64; 8];
+    for i in 0..part {
+        for stream in 0..streams {
+            for (sum, word) in sums.iter_mut().zip(&lines[stream * part + i]) {
+                *sum ^= word;
+            }
+        }
+    }
+    sums.into_iter().fold(0, |all, sum| all ^ sum)
+}
+
+/// Runs `work` on every thread at once; the time from when all are ready to when the last is done.
+fn together(threads: usize, work: impl Fn(usize) + Sync) -> Duration {
+    let ready = Barrier::new(threads);
+    thread::scope(|scope| {
+        let running: Vec<_> = (0..threads)
+            .map(|thread| {
+                let (ready, work) = (&ready, &work);
+                scope.spawn(move || {
+                    ready.wait();
+                    let started = Instant::now();
+                    work(thread);
+                    started.elapsed()
+                })
+            })
+            .collect();
+        running.into_iter().map(|thread| thread.join().expect("measuring does not panic")).max().expect("at least one thread")
+    })
+}
+
+/// Those that this machine has.
+fn f32_kernels() -> Vec<Arithmetic> {
+    let mut kernels = vec![Arithmetic { run: fma_portable, per_round: (2 * PORTABLE_LANES) as f64 }];
+    #[cfg(target_arch = "x86_64")]
+    {
+        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            kernels.push(Arithmetic { run: x86::fma_avx2, per_round: (2 * 8 * x86::REGISTERS_AVX2) as f64 });
+        }
+        if is_x86_feature_detected!("avx512f") {
+            kernels.push(Arithmetic { run: x86::fma_avx512, per_round: (2 * 16 * x86::REGISTERS_AVX512) as f64 });
+        }
+    }
+    kernels
+}
+
+/// Those that this machine has.
+fn int8_kernels() -> Vec<Arithmetic> {
+    let mut kernels = vec![Arithmetic { run: int8_portable, per_round: (2 * PORTABLE_LANES) as f64 }];
+    #[cfg(target_arch = "x86_64")]
+    {
+        if is_x86_feature_detected!("avx2") {
+            kernels.push(Arithmetic { run: x86::int8_avx2, per_round: (2 * 16 * x86::REGISTERS_AVX2) as f64 });
+        }
+        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("avxvnni") {
+            kernels.push(Arithmetic { run: x86::int8_avxvnni, per_round: (2 * 32 * x86::REGISTERS_AVX2) as f64 });
+        }
+        if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vnni") {
+            kernels.push(Arithmetic { run: x86::int8_avx512vnni, per_round: (2 * 64 * x86::REGISTERS_AVX512) as f64 });
+        }
+    }
+    kernels
+}
+
+const PORTABLE_LANES: usize = 32;
+
+fn fma_portable(rounds: u64) {
+    let (a, b) = black_box((0.5f32, 1.0f32));
+    let mut sums = [0.0f32; PORTABLE_LANES];
+    for _ in 0..rounds {
+        // Fused only where the base target has an instruction for it: else that is a library call.
+        sums.iter_mut().for_each(|sum| *sum = if cfg!(target_arch = "aarch64") { sum.mul_add(a, b) } else { *sum * a + b });
+    }
+    black_box(sums);
+}
+
+fn int8_portable(rounds: u64) {
+    let a = black_box([3i8; PORTABLE_LANES]);
+    let mut b = black_box([5i8; PORTABLE_LANES]);
+    let mut sums = [0i32; PORTABLE_LANES];
+    for _ in 0..rounds {
+        for i in 0..PORTABLE_LANES {
+            sums[i] = sums[i].wrapping_add(i32::from(a[i]) * i32::from(b[i]));
+            // So that the product is not taken out of the loop.
+            b[i] ^= 1;
+        }
+    }
+    black_box(sums);
+}
+
+/// As many accumulators as registers hold, each a chain of its own: enough to fill the units' pipelines.
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::{Line, read_streams};
+    use std::{arch::x86_64::*, hint::black_box};
+
+    pub(super) const REGISTERS_AVX512: usize = 24;
+    pub(super) const REGISTERS_AVX2: usize = 12;
+
+    #[target_feature(enable = "avx512f")]
+    pub(super) fn read_avx512(lines: &[Line], streams: usize) -> u64 {
+        read_streams(lines, streams)
+    }
+
+    #[target_feature(enable = "avx2")]
+    pub(super) fn read_avx2(lines: &[Line], streams: usize) -> u64 {
+        read_streams(lines, streams)
+    }
+
+    #[target_feature(enable = "avx512f")]
+    pub(super) fn fma_avx512(rounds: u64) {
+        let (a, b) = (_mm512_set1_ps(black_box(0.5)), _mm512_set1_ps(black_box(1.0)));
+        let mut sums = [b; REGISTERS_AVX512];
+        for _ in 0..rounds {
+            sums.iter_mut().for_each(|sum| *sum = _mm512_fmadd_ps(*sum, a, b));
+        }
+        black_box(sums);
+    }
+
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) fn fma_avx2(rounds: u64) {
+        let (a, b) = (_mm256_set1_ps(black_box(0.5)), _mm256_set1_ps(black_box(1.0)));
+        let mut sums = [b; REGISTERS_AVX2];
+        for _ in 0..rounds {
+            sums.iter_mut().for_each(|sum| *sum = _mm256_fmadd_ps(*sum, a, b));
+        }
+        black_box(sums);
+    }
+
+    #[target_feature(enable = "avx512f,avx512vnni")]
+    pub(super) fn int8_avx512vnni(rounds: u64) {
+        let (a, b) = (_mm512_set1_epi8(black_box(3)), _mm512_set1_epi8(black_box(5)));
+        let mut sums = [_mm512_setzero_si512(); REGISTERS_AVX512];
+        for _ in 0..rounds {
+            sums.iter_mut().for_each(|sum| *sum = _mm512_dpbusd_epi32(*sum, a, b));
+        }
+        black_box(sums);
+    }
+
+    #[target_feature(enable = "avx2,avxvnni")]
+    pub(super) fn int8_avxvnni(rounds: u64) {
+        let (a, b) = (_mm256_set1_epi8(black_box(3)), _mm256_set1_epi8(black_box(5)));
+        let mut sums = [_mm256_setzero_si256(); REGISTERS_AVX2];
+        for _ in 0..rounds {
+            sums.iter_mut().for_each(|sum| *sum = _mm256_dpbusd_avx_epi32(*sum, a, b));
+        }
+        black_box(sums);
+    }
+
+    /// Pairs of 16-bit numbers, multiplied and added: without VNNI that is the way that cannot overflow.
+    #[target_feature(enable = "avx2")]
+    pub(super) fn int8_avx2(rounds: u64) {
+        let (a, b) = (_mm256_set1_epi16(black_box(3)), _mm256_set1_epi16(black_box(5)));
+        let mut sums = [a; REGISTERS_AVX2];
+        for _ in 0..rounds {
+            // Each product is one of the chain's own sum, so that none is computed once for all.
+            sums.iter_mut().for_each(|sum| *sum = _mm256_add_epi32(a, _mm256_madd_epi16(*sum, b)));
+        }
+        black_box(sums);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_is_a_ceiling_for_everything() {
+        let Ceilings { f32_flops, int8_ops, bytes } = measure(2, 10_000);
+        assert!(f32_flops.is_finite() && f32_flops > 0.0);
+        assert!(int8_ops.is_finite() && int8_ops > 0.0);
+        assert!(bytes.is_finite() && bytes > 0.0);
+    }
+
+    #[test]
+    fn every_line_is_read_whatever_the_streams() {
+        let lines: Vec<Line> = (0..64u64).map(|i| [1 << i, 0, 0, 0, 0, 0, 0, 0]).collect();
+        for streams in [1, 4] {
+            assert_eq!(read(&lines, streams), u64::MAX);
+            assert_eq!(read_streams(&lines, streams), u64::MAX);
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Each kernel at the shapes of real models.
+
+use super::{Bench, limits::Work};
+use crate::model::shapes::{self, Shape};
+use tidemill_kernels::{
+    BLOCK_POSITIONS, Cpu, Dtype, KvLayout, KvMemory, Matrix, Span,
+    attention::{Attention, attention},
+    dtype, elementwise, matmul, vocab,
+};
+
+/// Operands are spread over this many bytes, so that they come from memory in every run.
+const COLD_BYTES: usize = 256 << 20;
+/// No run takes longer than this at the limit, however many copies that leaves.
+const RUN_SECONDS: f64 = 0.3;
+
+/// Short names of the shapes that are measured.
+pub const MODELS: [(&str, &str); 3] = [("135m", "smollm-135m"), ("500m", "qwen2-0.5b"), ("1b", "llama-3.2-1b")];
+
+pub(super) fn measure(bench: &mut Bench) {
+    let models = if bench.quick { &MODELS[..1] } else { &MODELS[..] };
+    for (label, name) in models {
+        let shape = shapes::by_name(name).expect("the shapes are in the table");
+        matmuls(bench, label, shape);
+        attentions(bench, label, shape);
+        small(bench, label, shape);
+    }
+}
+
+/// Copies of an operand of `bytes`, worked through one after the other in each run.
+fn copies(bench: &Bench, bytes: usize, work: &Work) -> usize {
+    let cold = if bench.quick { 1 } else { COLD_BYTES.div_ceil(bytes) };
+    cold.min((RUN_SECONDS / bench.ceilings.seconds(work)) as usize).max(1)
+}
+
+/// `y = x wᵀ` for each kind of matrix, with as many rows as decode steps and prefill chunks have.
+fn matmuls(bench: &mut Bench, label: &str, shape: &Shape) {
+    let [vocab, hidden, intermediate, heads, kv_heads, head_dim] =
+        [shape.vocab, shape.hidden, shape.intermediate, shape.heads, shape.kv_heads, shape.head_dim].map(|n| n as usize);
+    let matrices = [
+        ("q", heads * head_dim, hidden),
+        ("kv", 2 * kv_heads * head_dim, hidden),
+        ("gate", intermediate, hidden),
+        ("down", hidden, intermediate),
+        ("head", vocab, hidden),
+    ];
+    for (matrix, n, k) in matrices {
+        for m in [1, 8, 16, 32, 512] {
+            // Prefill has no head.
+            if matrix == "head" && m == 512 {
+                continue;
+            }
+            let bytes = n * k * Dtype::Bf16.bytes();
+            let work = Work { f32_flops: 2.0 * (m * n * k) as f64, bytes: bytes as f64, ..Work::default() };
+            let copies = copies(bench, bytes, &work);
+            bench.row("matmul bf16", format!("{label} {matrix} m={m} n={n} k={k}"), work, copies, |_| {
+                let weights = dtype::encode(Dtype::Bf16, &numbers(n * k)).repeat(copies);
+                let (x, mut y) = (numbers(m * k), vec![0.0; m * n]);
+                move |cpu: &Cpu| {
+                    for weights in weights.chunks_exact(bytes) {
+                        matmul::matmul(cpu, &x, Matrix::new(weights, Dtype::Bf16, n, k), &mut y);
+                    }
+                }
+            });
+        }
+    }
+}
+
+/// A chunk of prefill at the end of a context, and a decode step of several sequences. The copies are layers.
+fn attentions(bench: &mut Bench, label: &str, shape: &Shape) {
+    let [heads, kv_heads, head_dim] = [shape.heads, shape.kv_heads, shape.head_dim].map(|n| n as usize);
+    let loads = [("prefill", 1, 512), ("decode", 1, 1), ("decode", 8, 1), ("decode", 32, 1)];
+    for (phase, sequences, rows) in loads {
+        for context in [512usize, 2048, 4096] {
+            let position_bytes = 2 * kv_heads * head_dim * Dtype::Bf16.bytes();
+            let attended: usize = (context - rows + 1..=context).sum();
+            let bytes = sequences * context * position_bytes;
+            let work = Work { f32_flops: (sequences * attended * heads * head_dim * 4) as f64, bytes: bytes as f64, ..Work::default() };
+            let layers = copies(bench, bytes, &work);
+            let name = format!("attention {phase} bf16");
+            bench.row(&name, format!("{label} {sequences} × {rows} of {context}"), work, layers, |_| {
+                let layout = KvLayout { layers, kv_heads, head_dim, dtype: Dtype::Bf16 };
+                let blocks = context.div_ceil(BLOCK_POSITIONS);
+                let mut kv = KvMemory::new(layout, sequences * blocks);
+                (0..(sequences * blocks) as u32).for_each(|id| kv.block_mut(id).fill(SOME_NUMBER));
+                let tables: Vec<Vec<u32>> = (0..sequences).map(|s| (s * blocks..(s + 1) * blocks).map(|id| id as u32).collect()).collect();
+                let (q, mut out) = (numbers(sequences * rows * heads * head_dim), vec![0.0; sequences * rows * heads * head_dim]);
+                move |cpu: &Cpu| {
+                    let spans: Vec<_> = tables.iter().map(|blocks| Span { blocks, start: context - rows, rows }).collect();
+                    for layer in 0..layers {
+                        attention(cpu, &kv, Attention { layer, heads, window: None }, &spans, &q, &mut out);
+                    }
+                }
+            });
+        }
+    }
+}
+
+/// Kernels that do little with each number: the limit is reading their operands.
+fn small(bench: &mut Bench, label: &str, shape: &Shape) {
+    let [vocab, hidden, intermediate, heads, head_dim] =
+        [shape.vocab, shape.hidden, shape.intermediate, shape.heads, shape.head_dim].map(|n| n as usize);
+    let rows = |width: usize| if bench.quick { 1 } else { COLD_BYTES / 4 / width };
+    let read = |numbers: usize| Work { bytes: (4 * numbers) as f64, ..Work::default() };
+    let (norm_rows, rope_rows, silu_rows, vocab_rows) = (rows(hidden), rows(heads * head_dim), rows(2 * intermediate), rows(2 * vocab));
+
+    bench.row("norm", format!("{label} {norm_rows} × {hidden}"), read(norm_rows * hidden), 1, |_| {
+        let (mut x, weight) = (numbers(norm_rows * hidden), vec![1.0; hidden]);
+        move |cpu: &Cpu| elementwise::rms_norm(cpu, &mut x, &weight, 1e-5)
+    });
+    let angles = head_dim / 2;
+    bench.row("rope", format!("{label} {rope_rows} × {heads} × {head_dim}"), read(rope_rows * (heads + 1) * head_dim), 1, |_| {
+        let (mut x, cos, sin) = (numbers(rope_rows * heads * head_dim), numbers(rope_rows * angles), numbers(rope_rows * angles));
+        move |cpu: &Cpu| elementwise::rotate(cpu, &mut x, head_dim, &cos, &sin)
+    });
+    bench.row("silu", format!("{label} {silu_rows} × {intermediate}"), read(2 * silu_rows * intermediate), 1, |_| {
+        let (mut gate, up) = (numbers(silu_rows * intermediate), numbers(silu_rows * intermediate));
+        move |cpu: &Cpu| elementwise::silu_mul(cpu, &mut gate, &up)
+    });
+    // One sampler runs on one thread: several rows so that they come from memory.
+    bench.row("sampling argmax", format!("{label} {vocab_rows} × {vocab}"), read(vocab_rows * vocab), 1, |_| {
+        let logits = numbers(vocab_rows * vocab);
+        move |_: &Cpu| logits.chunks_exact(vocab).for_each(|row| _ = std::hint::black_box(vocab::argmax(row)))
+    });
+    bench.row("sampling exp", format!("{label} {vocab_rows} × {vocab}"), read(2 * vocab_rows * vocab), 1, |_| {
+        let (logits, mut weights) = (numbers(vocab_rows * vocab), vec![0.0; vocab_rows * vocab]);
+        move |_: &Cpu| {
+            for (logits, weights) in logits.chunks_exact(vocab).zip(weights.chunks_exact_mut(vocab)) {
+                std::hint::black_box(vocab::exp_shifted(logits, 1.0, 1.0, weights));
+            }
+        }
+    });
+}
+
+/// As both bytes of a bf16, 0.0115: small, and no special case for the arithmetic.
+pub(super) const SOME_NUMBER: u8 = 0x3c;
+
+/// Numbers in [-1, 1) that repeat only after a long time.
+pub(super) fn numbers(count: usize) -> Vec<f32> {
+    (0..count as u32).map(|i| (i.wrapping_mul(0x9e37_79b9) >> 8) as f32 / (1u32 << 23) as f32 - 1.0).collect()
+}

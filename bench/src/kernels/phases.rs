@@ -1,0 +1,143 @@
+//! Prefill and decode of whole models, with random weights in real shapes.
+
+use super::{
+    Bench, best_seconds,
+    limits::{Rows, batch},
+    ops::{MODELS, SOME_NUMBER},
+    report::Row,
+};
+use crate::model::{make_weights, shapes, weights::Dtype};
+use anyhow::Context;
+use std::{fs, path::Path};
+use tidemill_model::{Chunk, KvMemory, LoadOptions, LogitRows, Model};
+use tidemill_proto::block::{BLOCK_TOKENS, Token};
+
+/// Tokens that are computed.
+#[derive(Clone, Copy)]
+pub(super) enum Phase {
+    /// A prompt of so many, in chunks as a worker cuts it, without logits.
+    Prefill { tokens: usize },
+    /// One for each of `sequences`, after `context` others.
+    Decode { sequences: usize, context: usize },
+}
+
+const PHASES: [Phase; 6] = [
+    Phase::Prefill { tokens: 512 },
+    Phase::Prefill { tokens: 2048 },
+    Phase::Decode { sequences: 1, context: 512 },
+    Phase::Decode { sequences: 8, context: 512 },
+    Phase::Decode { sequences: 16, context: 512 },
+    Phase::Decode { sequences: 32, context: 512 },
+];
+/// Tokens that prefill computes at a time.
+const CHUNK_TOKENS: usize = 512;
+
+/// `models`: a directory that keeps the checkpoints, else they are made in a temporary one.
+pub(super) fn measure(bench: &mut Bench, models: Option<&Path>) -> anyhow::Result<()> {
+    let temporary = tempfile::tempdir().context("cannot make a directory for models")?;
+    let models = models.unwrap_or(temporary.path());
+    for (label, name) in if bench.quick { &MODELS[..1] } else { &MODELS[..] } {
+        let mut shape = shapes::by_name(name).expect("the shapes are in the table").clone();
+        if bench.quick {
+            shape.layers = 2;
+        }
+        let wanted: Vec<Phase> = PHASES.into_iter().filter(|phase| bench.wants(phase.name(), &phase.shape(label))).collect();
+        if wanted.is_empty() {
+            continue;
+        }
+        let dir = models.join(format!("{label}-{}-layers", shape.layers));
+        if !dir.join("model.safetensors").exists() {
+            fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+            make_weights(&shape, &dir, Dtype::Bf16, 0)?;
+        }
+        let options = LoadOptions { kv_dtype: None, threads: bench.machine.threads(), isa: Some(bench.machine.isa()) };
+        let mut model = Model::load(&dir, &options, &mut |_, _| {})?;
+        for phase in wanted {
+            let seconds = phase.seconds(&mut model, bench.quick);
+            let limit = bench.ceilings.seconds(&batch(&shape, &phase.rows()));
+            let tokens = phase.tokens() as f64;
+            bench.rows.push(Row::new(phase.name(), phase.shape(label), tokens / seconds, tokens / limit, "tokens/s"));
+        }
+    }
+    Ok(())
+}
+
+impl Phase {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Phase::Prefill { .. } => "prefill",
+            Phase::Decode { .. } => "decode",
+        }
+    }
+
+    pub(super) fn shape(self, label: &str) -> String {
+        match self {
+            Phase::Prefill { tokens } => format!("{label} bf16, {tokens} tokens"),
+            Phase::Decode { sequences, context } => format!("{label} bf16, batch {sequences} after {context}"),
+        }
+    }
+
+    /// Tokens computed.
+    pub(super) fn tokens(self) -> usize {
+        match self {
+            Phase::Prefill { tokens } => tokens,
+            Phase::Decode { sequences, .. } => sequences,
+        }
+    }
+
+    /// The least that has to be computed: prefill's limit reads the weights once, however it is cut into chunks.
+    pub(super) fn rows(self) -> Vec<Rows> {
+        match self {
+            Phase::Prefill { tokens } => vec![Rows { start: 0, rows: tokens, logits: false }],
+            Phase::Decode { sequences, context } => vec![Rows { start: context, rows: 1, logits: true }; sequences],
+        }
+    }
+
+    fn seconds(self, model: &mut Model, quick: bool) -> f64 {
+        let vocab = model.config().vocab();
+        let token = |i: usize| (i * 7919 % vocab) as Token;
+        match self {
+            Phase::Prefill { tokens } => {
+                let tokens: Vec<Token> = (0..tokens).map(token).collect();
+                let blocks: Vec<u32> = (0..tokens.len().div_ceil(BLOCK_TOKENS) as u32).collect();
+                let mut kv = filled(model, blocks.len());
+                best_seconds(quick, || {
+                    for (i, tokens) in tokens.chunks(CHUNK_TOKENS).enumerate() {
+                        model.forward(&[Chunk { tokens, start: i * CHUNK_TOKENS, blocks: &blocks, logits: LogitRows::None }], &mut kv);
+                    }
+                })
+            }
+            Phase::Decode { sequences, context } => {
+                let tokens: Vec<Token> = (0..sequences).map(token).collect();
+                let each = (context + 1).div_ceil(BLOCK_TOKENS);
+                let blocks: Vec<u32> = (0..(sequences * each) as u32).collect();
+                let mut kv = filled(model, blocks.len());
+                let chunks: Vec<Chunk<'_>> = tokens
+                    .chunks(1)
+                    .zip(blocks.chunks(each))
+                    .map(|(tokens, blocks)| Chunk { tokens, start: context, blocks, logits: LogitRows::Last })
+                    .collect();
+                best_seconds(quick, || _ = model.forward(&chunks, &mut kv))
+            }
+        }
+    }
+}
+
+/// Memory whose pages are all there.
+fn filled(model: &Model, blocks: usize) -> KvMemory {
+    let mut kv = model.new_kv(blocks);
+    (0..blocks as u32).for_each(|id| kv.block_mut(id).fill(SOME_NUMBER));
+    kv
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_phase_computes_its_tokens() {
+        for phase in PHASES {
+            assert_eq!(phase.rows().iter().map(|rows| rows.rows).sum::<usize>(), phase.tokens());
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! What the disk holds: keys to disk slots. Decides nothing about DRAM; [`tiers`](super::tiers) moves blocks between the two.
+//!
+//! ```text
+//!            reserve            stored                evicted by reserve, forgotten
+//!   1 free ──────────► 2 storing ──────► 3 held ─────────────────────────────────────► (1, or 2 for another block)
+//!      ▲                  │                 ▲ │ load_start
+//!      │                  │ abandon         │ └──────► (pinned while it is read) ── load_end ──┐
+//!      └── store ended ── 4 abandoned       └──────────────────────────────────────────────────┘
+//! ```
+//!
+//! A block that is being stored is in DRAM, too, unchanged; where that ends, the store is abandoned.
+
+use super::shares::Shares;
+use crate::eviction::{EvictionPolicy, Use};
+use std::collections::{HashMap, HashSet};
+use tidemill_proto::{
+    block::BlockKey,
+    pool::{Lineage, SlotRef},
+};
+
+/// What is known of a block that is on disk, or on its way there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DiskBlock {
+    pub key: BlockKey,
+    pub checksum: u64,
+    pub lineage: Lineage,
+}
+
+/// Slots of the disk by state; they add up to all of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiskUsage {
+    pub free: usize,
+    /// Held and not being read.
+    pub cached: usize,
+    /// Being written or read.
+    pub busy: usize,
+}
+
+pub(super) struct DiskTier {
+    slots: Vec<State>,
+    /// Blocks that are held or being stored.
+    by_key: HashMap<BlockKey, u32>,
+    free: Vec<u32>,
+    policy: Box<dyn EvictionPolicy>,
+    shares: Shares,
+    /// Slots being written, abandoned ones too.
+    storing: usize,
+    /// Blocks being read.
+    loading: usize,
+    /// Reads and writes that have ended.
+    ended: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum State {
+    Free,
+    Storing { block: DiskBlock, used: Use, from: SlotRef },
+    Abandoned,
+    Held { block: DiskBlock, used: Use, loading: bool },
+}
+
+impl DiskTier {
+    pub(super) fn new(slots: u32, policy: Box<dyn EvictionPolicy>) -> Self {
+        Self {
+            slots: vec![State::Free; slots as usize],
+            by_key: HashMap::new(),
+            free: (0..slots).rev().collect(),
+            policy,
+            shares: Shares::new(slots as usize, 100),
+            storing: 0,
+            loading: 0,
+            ended: 0,
+        }
+    }
+
+    /// Lets no tenant have more than so many percent of the slots. Before anything else.
+    pub(super) fn limit_tenants(&mut self, percent: u8) {
+        self.shares = Shares::new(self.slots.len(), percent);
+    }
+
+    /// A block that was there before this node started. `false`: not taken, since the slot is not free or the key is held already.
+    pub(super) fn recover(&mut self, disk: u32, block: DiskBlock, used: Use) -> bool {
+        let free = matches!(self.slots.get(disk as usize), Some(State::Free));
+        if !free || self.by_key.contains_key(&block.key) || self.shares.is_full(block.lineage.tenant) {
+            return false;
+        }
+        self.shares.gain(block.lineage.tenant);
+        self.hold(disk, block, used);
+        true
+    }
+
+    /// After the last [`recover`](Self::recover).
+    pub(super) fn recovered(&mut self) {
+        let is_free = |disk: &u32| matches!(self.slots[*disk as usize], State::Free);
+        self.free = (0..self.slots.len() as u32).rev().filter(is_free).collect();
+    }
+
+    /// The slot of a block that can be read.
+    pub(super) fn held(&self, key: &BlockKey) -> Option<u32> {
+        let &disk = self.by_key.get(key)?;
+        matches!(self.slots[disk as usize], State::Held { .. }).then_some(disk)
+    }
+
+    pub(super) fn block(&self, disk: u32) -> DiskBlock {
+        match self.slots[disk as usize] {
+            State::Held { block, .. } | State::Storing { block, .. } => block,
+            State::Free | State::Abandoned => unreachable!("disk slot {disk} holds nothing"),
+        }
+    }
+
+    /// Whether the block is held or being stored.
+    pub(super) fn knows(&self, key: &BlockKey) -> bool {
+        self.by_key.contains_key(key)
+    }
+
+    /// A slot for a block that is in DRAM, and the key that had to leave for it. `None`: all slots are being read or written.
+    pub(super) fn reserve(&mut self, block: DiskBlock, used: Use, from: SlotRef) -> Option<(u32, Option<BlockKey>)> {
+        let tenant = block.lineage.tenant;
+        let (disk, evicted) = if self.shares.is_full(tenant) {
+            let disk = self.shares.oldest(tenant)?;
+            self.policy.remove(disk);
+            (disk, Some(self.leave(disk)))
+        } else if let Some(disk) = self.free.pop() {
+            (disk, None)
+        } else {
+            let disk = self.policy.evict()?;
+            (disk, Some(self.leave(disk)))
+        };
+        self.shares.gain(tenant);
+        self.slots[disk as usize] = State::Storing { block, used, from };
+        self.by_key.insert(block.key, disk);
+        self.storing += 1;
+        Some((disk, evicted))
+    }
+
+    /// The DRAM copy of a block that is being stored is gone: what is being written is of no use.
+    pub(super) fn abandon(&mut self, key: &BlockKey) {
+        if let Some(&disk) = self.by_key.get(key)
+            && matches!(self.slots[disk as usize], State::Storing { .. })
+        {
+            self.by_key.remove(key);
+            self.shares.lose(self.block(disk).lineage.tenant);
+            self.slots[disk as usize] = State::Abandoned;
+        }
+    }
+
+    /// A write ended. The DRAM slot that it was copied from, unless the store was abandoned.
+    pub(super) fn store_ended(&mut self, disk: u32, written: bool) -> Option<SlotRef> {
+        self.storing -= 1;
+        self.ended += 1;
+        match self.slots[disk as usize] {
+            State::Storing { block, used, from } => {
+                self.by_key.remove(&block.key);
+                if written {
+                    self.hold(disk, block, used);
+                } else {
+                    self.shares.lose(block.lineage.tenant);
+                    self.set_free(disk);
+                }
+                Some(from)
+            }
+            State::Abandoned => {
+                self.set_free(disk);
+                None
+            }
+            State::Free | State::Held { .. } => unreachable!("disk slot {disk} is not being written"),
+        }
+    }
+
+    /// Keeps the slot's content while it is being read.
+    pub(super) fn load_start(&mut self, disk: u32) {
+        let State::Held { block, used, loading } = &mut self.slots[disk as usize] else { unreachable!("only what is held is read") };
+        assert!(!std::mem::replace(loading, true), "disk slot {disk} is being read already");
+        self.shares.set_idle(block.lineage.tenant, disk, *used, false);
+        self.loading += 1;
+        self.policy.pin(disk);
+    }
+
+    pub(super) fn load_ended(&mut self, disk: u32) {
+        let State::Held { block, used, loading } = &mut self.slots[disk as usize] else { unreachable!("what is read stays") };
+        assert!(std::mem::replace(loading, false), "disk slot {disk} is not being read");
+        self.shares.set_idle(block.lineage.tenant, disk, *used, true);
+        let used = *used;
+        self.loading -= 1;
+        self.policy.unpin(disk, used);
+    }
+
+    /// Reads and writes that have ended: one that does not change shows a disk that hangs.
+    pub(super) fn ended(&self) -> u64 {
+        self.ended
+    }
+
+    /// A read was answered.
+    pub(super) fn answered(&mut self) {
+        self.ended += 1;
+    }
+
+    /// The block was used, from whichever tier.
+    pub(super) fn touch(&mut self, key: &BlockKey, now: Use) {
+        let Some(&disk) = self.by_key.get(key) else { return };
+        let now = now.at_place(self.block(disk).lineage.position);
+        match &mut self.slots[disk as usize] {
+            State::Held { block, used, loading } if now.at > used.at => {
+                let before = std::mem::replace(used, now);
+                if !*loading {
+                    self.shares.set_idle(block.lineage.tenant, disk, before, false);
+                    self.shares.set_idle(block.lineage.tenant, disk, now, true);
+                    self.policy.pin(disk);
+                    self.policy.unpin(disk, now);
+                }
+            }
+            State::Storing { used, .. } if now.at > used.at => *used = now,
+            _ => {}
+        }
+    }
+
+    /// Forgets a block that is held and not being read.
+    pub(super) fn forget(&mut self, disk: u32) {
+        self.policy.remove(disk);
+        self.leave(disk);
+        self.set_free(disk);
+    }
+
+    /// What the slot holds, which is no candidate any more, is found by nobody from now on.
+    fn leave(&mut self, disk: u32) -> BlockKey {
+        let State::Held { block, used, .. } = self.slots[disk as usize] else { unreachable!("only what is held can leave") };
+        self.shares.set_idle(block.lineage.tenant, disk, used, false);
+        self.shares.lose(block.lineage.tenant);
+        self.by_key.remove(&block.key);
+        block.key
+    }
+
+    /// Whether another store may begin: some are enough to keep a disk busy.
+    pub(super) fn takes_stores(&self) -> bool {
+        self.storing < STORES_MAX
+    }
+
+    pub(super) fn storing(&self) -> usize {
+        self.storing
+    }
+
+    pub(super) fn loading(&self) -> usize {
+        self.loading
+    }
+
+    /// Blocks that can be read.
+    pub(super) fn blocks(&self) -> impl Iterator<Item = DiskBlock> {
+        self.slots.iter().filter_map(|slot| if let State::Held { block, .. } = slot { Some(*block) } else { None })
+    }
+
+    pub(super) fn usage(&self) -> DiskUsage {
+        let busy = self.storing + self.loading;
+        DiskUsage { free: self.free.len(), cached: self.slots.len() - self.free.len() - busy, busy }
+    }
+
+    fn hold(&mut self, disk: u32, block: DiskBlock, used: Use) {
+        self.slots[disk as usize] = State::Held { block, used, loading: false };
+        self.by_key.insert(block.key, disk);
+        self.shares.set_idle(block.lineage.tenant, disk, used, true);
+        self.policy.insert(disk, &block.key, used);
+    }
+
+    fn set_free(&mut self, disk: u32) {
+        self.slots[disk as usize] = State::Free;
+        self.free.push(disk);
+    }
+
+    /// Panics where the books do not balance. `in_dram`: whether a DRAM slot holds this block.
+    pub(super) fn check_integrity(&self, in_dram: impl Fn(SlotRef, &BlockKey) -> bool) {
+        let free: HashSet<u32> = self.free.iter().copied().collect();
+        assert_eq!(free.len(), self.free.len(), "a disk slot is free twice");
+        let (mut storing, mut loads, mut keys) = (0, 0, 0);
+        for (disk, state) in (0u32..).zip(&self.slots) {
+            assert_eq!(matches!(state, State::Free), free.contains(&disk), "disk slot {disk} is free and in use");
+            let candidate = matches!(state, State::Held { loading: false, .. });
+            assert_eq!(self.policy.is_candidate(disk), candidate, "disk slot {disk} may leave exactly if it is held and not being read");
+            match state {
+                State::Free => {}
+                State::Abandoned => storing += 1,
+                State::Storing { block, from, .. } => {
+                    assert!(in_dram(*from, &block.key), "disk slot {disk} is stored from a slot that holds something else");
+                    assert_eq!(self.by_key.get(&block.key), Some(&disk), "the key of disk slot {disk} leads elsewhere");
+                    storing += 1;
+                    keys += 1;
+                }
+                State::Held { block, loading, .. } => {
+                    assert_eq!(self.by_key.get(&block.key), Some(&disk), "the key of disk slot {disk} leads elsewhere");
+                    loads += usize::from(*loading);
+                    keys += 1;
+                }
+            }
+        }
+        self.shares.check_integrity((0..).zip(&self.slots).filter_map(|(disk, state)| match *state {
+            State::Held { block, used, loading } => Some((block.lineage.tenant, disk, used, !loading)),
+            State::Storing { block, used, .. } => Some((block.lineage.tenant, disk, used, false)),
+            State::Free | State::Abandoned => None,
+        }));
+        assert_eq!((storing, loads), (self.storing, self.loading), "reads and writes are miscounted");
+        assert_eq!(keys, self.by_key.len(), "a key leads to no disk slot");
+        assert!(self.storing <= STORES_MAX, "too many stores");
+    }
+}
+
+/// Writes under way at once: enough for any disk, and few enough that little is lost when the blocks are wanted again.
+const STORES_MAX: usize = 32;

@@ -1,0 +1,285 @@
+//! Blocks between DRAM and disk. DRAM is where blocks are written and read; the disk keeps what would have to leave.
+//!
+//! - **Demotion** runs in the background, before DRAM is full: while fewer than [`Watermarks::low`] slots are free or
+//!   *clean* (to be had at once, since the disk has a copy), those that the policy gives up are copied, up to
+//!   [`Watermarks::high`]. They stay readable; one that is read meanwhile counts as any other again.
+//! - **Promotion** happens on reading: a slot is reserved for the node itself, filled, and published to all who wait for it.
+//! - **The disk may fail** at any time. From its first failure on, the node goes on without it.
+
+use super::{
+    Action, ClientId, Directory, Handovers, Limits, Published, Rank, State,
+    disk::{DiskBlock, DiskTier},
+};
+use crate::eviction::{EvictionPolicy, Use};
+use std::time::Duration;
+use tidemill_proto::{
+    block::BlockKey,
+    pool::{SlotRef, Tier},
+};
+
+/// Writes slots on behalf of the node itself. No client has this number.
+pub(super) const NODE: ClientId = ClientId(0);
+
+/// How a read or write of the disk failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum DiskFault {
+    /// The source holds other bytes than it should: the disk's at a load, DRAM's at a store.
+    #[error("the bytes differ from what was published")]
+    Corrupt,
+    /// It was over before this began: the slot is another's.
+    #[error("it came too late")]
+    Late,
+    /// The disk does not do what it should.
+    #[error("the disk failed")]
+    Io,
+}
+
+/// Slots that are free or clean.
+struct Watermarks {
+    /// Below this, demotion begins,
+    low: usize,
+    /// and goes on until there are so many.
+    high: usize,
+}
+
+impl Watermarks {
+    fn of(slots: usize) -> Self {
+        Self { low: (slots / 8).max(1), high: (slots / 4).max(1) }
+    }
+}
+
+impl Directory {
+    /// Adds a disk of so many slots, all free. `policy` must be for as many.
+    pub fn with_disk(mut self, slots: u32, policy: Box<dyn EvictionPolicy>) -> Self {
+        self.disk = Some(DiskTier::new(slots, policy));
+        self
+    }
+
+    /// Before anything else: the blocks that an earlier run of this node left in disk slots. The slots of those for which
+    /// there is no use are returned.
+    pub fn recover(&mut self, blocks: impl IntoIterator<Item = (u32, DiskBlock)>) -> Vec<u32> {
+        let mut useless = Vec::new();
+        let Some(tier) = &mut self.disk else { return useless };
+        for (disk, block) in blocks {
+            let used = Use { at: 0, place: block.lineage.position, tail: false };
+            if tier.recover(disk, block, used) {
+                self.events.stored(block.key, Tier::Nvme);
+            } else {
+                useless.push(disk);
+            }
+        }
+        tier.recovered();
+        useless
+    }
+
+    /// A [`Action::Store`] ended.
+    pub fn stored(&mut self, disk: u32, outcome: Result<(), DiskFault>, now: Duration) {
+        self.tick(now);
+        let Some(tier) = &mut self.disk else { return };
+        let from = tier.store_ended(disk, outcome.is_ok());
+        if let Some(at) = from {
+            let State::Published(published) = &mut self.slots[at.slot as usize].state else {
+                unreachable!("what is being stored stays published, or the store is abandoned");
+            };
+            if matches!(published.rank, Rank::Leaving) {
+                let (key, used) = (published.key, published.used);
+                if outcome.is_ok() {
+                    self.set_clean(at.slot);
+                } else {
+                    self.rerank(at.slot, &key, used);
+                }
+            }
+        }
+        match outcome {
+            Ok(()) | Err(DiskFault::Late) => {}
+            Err(DiskFault::Corrupt) => {
+                if let Some(at) = from {
+                    self.forget(at, now);
+                }
+            }
+            Err(DiskFault::Io) => self.disk_failed(),
+        }
+        self.demote();
+    }
+
+    /// A [`Action::Load`] ended; if well, the slot holds the block's bytes, checked. Returns whether they were taken.
+    pub fn loaded(&mut self, disk: u32, to: SlotRef, outcome: Result<(), DiskFault>, now: Duration) -> bool {
+        self.tick(now);
+        let Some(tier) = &mut self.disk else { return false };
+        tier.answered();
+        let Some(reserved) = self.take_reservation(NODE, to) else { return false };
+        tier_of(&mut self.disk).load_ended(disk);
+        match outcome {
+            Ok(()) => {
+                let DiskBlock { key, checksum, lineage } = tier_of(&mut self.disk).block(disk);
+                let published = Published { key, checksum, lineage, used: reserved.used, leases: 0, rank: Rank::Policy };
+                self.events.moved(key, Tier::Dram);
+                let mut found = Handovers::new();
+                self.publish(to.slot, published, Tier::Nvme, &mut found);
+                self.hand_over_all(found, now);
+            }
+            Err(fault) => {
+                if fault == DiskFault::Corrupt {
+                    tier_of(&mut self.disk).forget(disk);
+                    self.events.evicted(reserved.key);
+                    self.actions.push_back(Action::Erase { disk });
+                }
+                self.by_key.remove(&reserved.key);
+                self.shares.lose(reserved.lineage.tenant);
+                self.set_free(to.slot);
+                self.miss_waiters(reserved.key);
+                if fault == DiskFault::Io {
+                    self.disk_failed();
+                }
+            }
+        }
+        outcome.is_ok()
+    }
+
+    /// The disk cannot be used (any more): what only it held is gone.
+    pub fn disk_failed(&mut self) {
+        let Some(tier) = self.disk.take() else { return };
+        let loading: Vec<u32> = self.reserved.get(&NODE).into_iter().flatten().copied().collect();
+        for slot in loading {
+            // The shell may be filling it.
+            self.cut_off(slot);
+        }
+        for DiskBlock { key, .. } in tier.blocks() {
+            if self.published(&key).is_none() {
+                self.events.evicted(key);
+            }
+        }
+        for slot in 0..self.slots.len() as u32 {
+            if let State::Published(Published { key, used, rank: Rank::Leaving | Rank::Clean(_), .. }) = self.slots[slot as usize].state {
+                self.rerank(slot, &key, used);
+            }
+        }
+        self.clean.clear();
+        self.actions.push_back(Action::GiveUpDisk);
+    }
+
+    /// Whether there is a disk (still).
+    pub fn has_disk(&self) -> bool {
+        self.disk.is_some()
+    }
+
+    /// The disk slot of a block that can be read from there.
+    pub(super) fn on_disk(&self, key: &BlockKey) -> Option<u32> {
+        self.disk.as_ref()?.held(key)
+    }
+
+    /// Whether the block's bytes are being read from disk.
+    pub(super) fn is_loading(&self, key: &BlockKey) -> bool {
+        let slot = self.by_key.get(key).map(|&slot| &self.slots[slot as usize].state);
+        matches!(slot, Some(State::Reserved(reserved)) if reserved.writer == NODE)
+    }
+
+    /// Begins to read a block into DRAM. `false`: there is no slot for it.
+    pub(super) fn load(&mut self, disk: u32, used: Use, now: Duration) -> bool {
+        let DiskBlock { key, checksum, lineage } = tier_of(&mut self.disk).block(disk);
+        // First, so that making room does not push out what is wanted.
+        tier_of(&mut self.disk).load_start(disk);
+        let Some(slot) = self.take_slot(lineage.tenant) else {
+            tier_of(&mut self.disk).load_ended(disk);
+            return false;
+        };
+        let until = now + Limits::LOAD;
+        let to = self.reserve_slot(slot, NODE, key, lineage, used, until);
+        self.actions.push_back(Action::Load { disk, to, checksum, until });
+        true
+    }
+
+    /// The time for reading a block is over; its slot is being cut off.
+    pub(super) fn load_cut_off(&mut self, key: BlockKey, ended_then: u64) {
+        self.miss_waiters(key);
+        let Some(tier) = &mut self.disk else { return };
+        let disk = tier.held(&key).expect("what is read stays held");
+        tier.load_ended(disk);
+        if tier.ended() == ended_then {
+            // Nothing at all came back in all that time.
+            self.disk_failed();
+        }
+    }
+
+    /// Starts copies to disk of blocks that are to leave DRAM, where there is too little room.
+    pub(super) fn demote(&mut self) {
+        let Some(tier) = &self.disk else { return };
+        let Watermarks { low, high } = Watermarks::of(self.slots.len());
+        let storing = tier.storing();
+        if self.ready() + storing >= if storing == 0 { low } else { high } {
+            return;
+        }
+        while let Some(tier) = &self.disk
+            && tier.takes_stores()
+            && self.ready() + tier.storing() < high
+            && let Some(slot) = self.policy.evict()
+        {
+            let (generation, published) = self.slots[slot as usize].published();
+            let Published { key, checksum, lineage, used, .. } = *published;
+            published.rank = Rank::Leaving;
+            let tier = tier_of(&mut self.disk);
+            if tier.held(&key).is_some() {
+                self.set_clean(slot);
+                continue;
+            }
+            if tier.knows(&key) {
+                // On its way already.
+                continue;
+            }
+            let from = SlotRef { slot, generation };
+            let block = DiskBlock { key, checksum, lineage };
+            let Some((disk, evicted)) = tier.reserve(block, used, from) else {
+                self.rerank(slot, &key, used);
+                return;
+            };
+            if let Some(evicted) = evicted {
+                self.leave_disk(&evicted);
+            }
+            self.actions.push_back(Action::Store { disk, from, block });
+        }
+    }
+
+    /// The disk does not have the block any more.
+    fn leave_disk(&mut self, key: &BlockKey) {
+        let Some(at) = self.published(key) else { return self.events.evicted(*key) };
+        let Published { used, rank, .. } = *self.slots[at.slot as usize].published().1;
+        if matches!(rank, Rank::Clean(_)) {
+            self.rerank(at.slot, key, used);
+        }
+    }
+
+    /// Slots that can be had without loss.
+    fn ready(&self) -> usize {
+        self.free.len() + self.clean.len()
+    }
+
+    /// The block has a copy on disk and is the next to leave, after those that were before it.
+    fn set_clean(&mut self, slot: u32) {
+        self.cleaned += 1;
+        self.clean.insert(self.cleaned, slot);
+        self.slots[slot as usize].published().1.rank = Rank::Clean(self.cleaned);
+    }
+
+    /// The policy ranks the block again, which it gave up before.
+    pub(super) fn rerank(&mut self, slot: u32, key: &BlockKey, used: Use) {
+        let published = self.slots[slot as usize].published().1;
+        if let Rank::Clean(number) = std::mem::replace(&mut published.rank, Rank::Policy) {
+            self.clean.remove(&number);
+        }
+        self.policy.insert(slot, key, used);
+    }
+
+    /// All who wait for the block miss it: it was held, so nobody else is about to bring it.
+    fn miss_waiters(&mut self, key: BlockKey) {
+        for woken in self.waits.wake(key) {
+            if let Some(timer) = woken.done {
+                self.timers.cancel(timer);
+            }
+            self.miss(woken.waiter.client, woken.waiter.call, vec![woken.waiter.index]);
+        }
+    }
+}
+
+fn tier_of(disk: &mut Option<DiskTier>) -> &mut DiskTier {
+    disk.as_mut().expect("the caller looked")
+}

@@ -1,0 +1,293 @@
+//! The NVMe tier's disk: blocks in the equal slots of one preallocated file, and RocksDB for what each slot holds.
+//!
+//! ```text
+//!   DIR/slab          slot 0 │ slot 1 │ …            whole pages each, read and written past the page cache (O_DIRECT)
+//!   DIR/index/        "manifest" → format, block size, layout fingerprint
+//!                     "s" slot   → key, checksum, lineage
+//! ```
+//!
+//! Values are outside of the LSM tree, so it stays small and no compaction ever moves a block. Nothing is synced: a crash may
+//! leave a record without its bytes, bytes without their record, or half of either. All of these are misses, since a record
+//! is only a claim: who loads a block checks that its bytes hash to what the record says.
+//!
+//! It is a cache: whatever cannot be used is wiped. Which slot is whose is for the [directory](crate::directory) to decide.
+
+use crate::directory::DiskBlock;
+use memmap2::MmapMut;
+use nix::{
+    fcntl::{FallocateFlags, OFlag, fallocate},
+    sys::statvfs::fstatvfs,
+};
+use rocksdb::{DB, DBCompressionType, ErrorKind, IteratorMode, Options, WriteBatch};
+use serde::{Deserialize, Serialize};
+use std::{
+    fs::{self, File, OpenOptions},
+    io,
+    os::unix::fs::{FileExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+};
+use tidemill_proto::{
+    block::{BlockKey, LayoutFingerprint},
+    frame,
+    pool::Lineage,
+};
+
+#[derive(Debug, thiserror::Error)]
+pub enum DiskError {
+    #[error("cannot use {path}: {source}")]
+    File { path: PathBuf, source: io::Error },
+    #[error("the index of blocks on disk: {0}")]
+    Index(#[from] rocksdb::Error),
+    #[error("{path} has room for {free_bytes} bytes, and {wanted_bytes} are to be reserved: give the pool node a smaller --nvme-capacity")]
+    Full { path: PathBuf, free_bytes: u64, wanted_bytes: u64 },
+    #[error("{capacity_bytes} bytes of disk hold no block of {block_bytes} bytes: give the pool node a larger --nvme-capacity")]
+    TooSmall { capacity_bytes: u64, block_bytes: u64 },
+}
+
+/// What the blocks on a disk are. Another disk layout, or other blocks: what is there is wiped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Manifest {
+    format: u32,
+    pub block_bytes: u64,
+    pub layout: LayoutFingerprint,
+}
+
+impl Manifest {
+    pub fn new(block_bytes: u64, layout: LayoutFingerprint) -> Self {
+        Self { format: FORMAT, block_bytes, layout }
+    }
+}
+
+/// Open for one process at a time: RocksDB holds a lock.
+#[derive(Debug)]
+pub struct Disk {
+    index: DB,
+    slab: File,
+    slab_path: PathBuf,
+}
+
+/// Where blocks of one size are on a disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Geometry {
+    pub slots: u32,
+    /// Bytes from one slot to the next.
+    pub stride: usize,
+}
+
+/// Changes with what is in the files.
+const FORMAT: u32 = 1;
+/// What O_DIRECT wants of offsets, lengths and memory, on any disk there is.
+pub const PAGE: usize = 4096;
+const MANIFEST: &[u8] = b"manifest";
+const RECORD: u8 = b's';
+/// The index's log and memory: a record has about 100 bytes.
+const INDEX_BUFFER_BYTES: usize = 4 << 20;
+
+impl Geometry {
+    /// As many slots as the capacity holds.
+    pub fn new(capacity_bytes: u64, block_bytes: u64) -> Result<Self, DiskError> {
+        let too_small = DiskError::TooSmall { capacity_bytes, block_bytes };
+        let Some(stride) = block_bytes.checked_next_multiple_of(PAGE as u64) else { return Err(too_small) };
+        let slots = (capacity_bytes / stride).min(u64::from(u32::MAX - 1)) as u32;
+        if slots == 0 { Err(too_small) } else { Ok(Self { slots, stride: stride as usize }) }
+    }
+
+    pub fn offset(&self, slot: u32) -> u64 {
+        u64::from(slot) * self.stride as u64
+    }
+
+    fn bytes(&self) -> u64 {
+        self.offset(self.slots)
+    }
+}
+
+impl Disk {
+    /// Opens what is in `dir`, or begins anew there. A broken index is wiped.
+    pub fn open(dir: &Path) -> Result<Self, DiskError> {
+        fs::create_dir_all(dir).map_err(|source| DiskError::File { path: dir.to_owned(), source })?;
+        let index_path = dir.join("index");
+        let mut options = Options::default();
+        options.create_if_missing(true);
+        options.set_write_buffer_size(INDEX_BUFFER_BYTES);
+        options.set_max_total_wal_size(4 * INDEX_BUFFER_BYTES as u64);
+        options.set_compression_type(DBCompressionType::Lz4);
+        options.set_keep_log_file_num(2);
+        let index = match DB::open(&options, &index_path) {
+            Err(error) if error.kind() == ErrorKind::Corruption => {
+                tracing::warn!(%error, "the index of blocks on disk is broken: the disk is wiped");
+                DB::destroy(&options, &index_path)?;
+                DB::open(&options, &index_path)?
+            }
+            opened => opened?,
+        };
+        let slab_path = dir.join("slab");
+        let slab = open_direct(&slab_path).map_err(|source| DiskError::File { path: slab_path.clone(), source })?;
+        Ok(Self { index, slab, slab_path })
+    }
+
+    /// `None`: nothing is there, or nothing that this version can read.
+    pub fn manifest(&self) -> Option<Manifest> {
+        let bytes = self.index.get(MANIFEST).ok()??;
+        frame::decode::<Manifest>(&bytes).ok().filter(|manifest| manifest.format == FORMAT)
+    }
+
+    /// Makes this a disk for such blocks, of this many bytes: what is there stays if it is for the same, and its place is
+    /// reserved.
+    pub fn prepare(&self, manifest: Manifest, geometry: Geometry) -> Result<(), DiskError> {
+        let failed = |source| DiskError::File { path: self.slab_path.clone(), source };
+        if self.manifest() != Some(manifest) {
+            self.wipe()?;
+            self.slab.set_len(0).map_err(failed)?;
+            self.index.put(MANIFEST, encode(&manifest))?;
+        }
+        let held = self.slab.metadata().map_err(failed)?.len();
+        if held > geometry.bytes() {
+            self.slab.set_len(geometry.bytes()).map_err(failed)?;
+        } else if held < geometry.bytes() {
+            let disk = fstatvfs(&self.slab).map_err(|error| failed(error.into()))?;
+            let (free_bytes, wanted_bytes) = (disk.blocks_available() * disk.fragment_size(), geometry.bytes() - held);
+            if free_bytes < wanted_bytes {
+                return Err(DiskError::Full { path: self.slab_path.clone(), free_bytes, wanted_bytes });
+            }
+            let length = i64::try_from(geometry.bytes()).map_err(|_| failed(io::ErrorKind::FileTooLarge.into()))?;
+            fallocate(&self.slab, FallocateFlags::empty(), 0, length).map_err(|error| failed(error.into()))?;
+        }
+        Ok(())
+    }
+
+    fn wipe(&self) -> Result<(), DiskError> {
+        let mut batch = WriteBatch::default();
+        for entry in self.index.iterator(IteratorMode::Start) {
+            batch.delete(entry?.0);
+        }
+        Ok(self.index.write(batch)?)
+    }
+
+    /// What the disk claims to hold, by slot. A record that cannot be read ends its slot's claim.
+    pub fn records(&self) -> impl Iterator<Item = (u32, DiskBlock)> {
+        self.index.iterator(IteratorMode::Start).map_while(Result::ok).filter_map(|(name, value)| {
+            let (&RECORD, slot) = name.split_first()? else { return None };
+            let (key, checksum, lineage) = frame::decode::<(BlockKey, u64, Lineage)>(&value).ok()?;
+            Some((u32::from_be_bytes(slot.try_into().ok()?), DiskBlock { key, checksum, lineage }))
+        })
+    }
+
+    /// Says what slots hold from now on.
+    pub fn record(&self, blocks: impl IntoIterator<Item = (u32, DiskBlock)>) -> Result<(), DiskError> {
+        let mut batch = WriteBatch::default();
+        for (slot, DiskBlock { key, checksum, lineage }) in blocks {
+            batch.put(name(slot), encode(&(key, checksum, lineage)));
+        }
+        Ok(self.index.write(batch)?)
+    }
+
+    /// A slot holds nothing of use.
+    pub fn erase(&self, slot: u32) -> Result<(), DiskError> {
+        Ok(self.index.delete(name(slot))?)
+    }
+
+    /// `offset` and the length of `bytes` are whole [`PAGE`]s, and `bytes` begin at one.
+    pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), DiskError> {
+        self.slab.write_all_at(bytes, offset).map_err(|source| DiskError::File { path: self.slab_path.clone(), source })
+    }
+
+    /// As [`write`](Self::write).
+    pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), DiskError> {
+        self.slab.read_exact_at(bytes, offset).map_err(|source| DiskError::File { path: self.slab_path.clone(), source })
+    }
+}
+
+/// Memory that the disk can be read into and written from.
+pub fn buffer(bytes: usize) -> io::Result<MmapMut> {
+    MmapMut::map_anon(bytes)
+}
+
+/// Past the page cache where the file system can do that: blocks would only push other things out of it.
+fn open_direct(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false);
+    options.clone().custom_flags(OFlag::O_DIRECT.bits()).open(path).or_else(|_| options.open(path))
+}
+
+fn name(slot: u32) -> [u8; 5] {
+    let [a, b, c, d] = slot.to_be_bytes();
+    [RECORD, a, b, c, d]
+}
+
+fn encode(value: &impl Serialize) -> Vec<u8> {
+    frame::encode(value).expect("a record fits a frame").split_off(frame::HEADER_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidemill_proto::{block::Tenant, ids::RequestId};
+
+    const LAYOUT: LayoutFingerprint = LayoutFingerprint([3; 16]);
+
+    fn block(n: u8) -> DiskBlock {
+        let lineage = Lineage { origin: RequestId(1), tenant: Tenant(2), parent: Some(BlockKey([n - 1; 16])), position: u32::from(n) };
+        DiskBlock { key: BlockKey([n; 16]), checksum: u64::from(n), lineage }
+    }
+
+    fn prepared(dir: &Path, block_bytes: u64, layout: LayoutFingerprint) -> (Disk, Geometry) {
+        let disk = Disk::open(dir).unwrap();
+        let geometry = Geometry::new(1 << 20, block_bytes).unwrap();
+        disk.prepare(Manifest::new(block_bytes, layout), geometry).unwrap();
+        (disk, geometry)
+    }
+
+    #[test]
+    fn what_was_recorded_and_written_is_there_after_a_restart() {
+        let dir = tempfile::tempdir().unwrap();
+        let (disk, geometry) = prepared(dir.path(), 5000, LAYOUT);
+        assert_eq!(geometry, Geometry { slots: 128, stride: 8192 });
+        let mut page = buffer(8192).unwrap();
+        page.fill(7);
+        disk.write(geometry.offset(44), &page).unwrap();
+        disk.record([(44, block(1)), (3, block(2)), (9, block(3))]).unwrap();
+        disk.record([(9, block(4))]).unwrap();
+        disk.erase(3).unwrap();
+        drop(disk);
+        let (disk, geometry) = prepared(dir.path(), 5000, LAYOUT);
+        assert_eq!(disk.records().collect::<Vec<_>>(), [(9, block(4)), (44, block(1))]);
+        page.fill(0);
+        disk.read(geometry.offset(44), &mut page).unwrap();
+        assert!(page.iter().all(|&byte| byte == 7));
+        assert_eq!(fs::metadata(dir.path().join("slab")).unwrap().len(), 1 << 20, "reserved, and no more");
+    }
+
+    #[test]
+    fn other_blocks_begin_with_an_empty_disk() {
+        let other = LayoutFingerprint([4; 16]);
+        for (block_bytes, layout) in [(5000, other), (5001, LAYOUT)] {
+            let dir = tempfile::tempdir().unwrap();
+            prepared(dir.path(), 5000, LAYOUT).0.record([(1, block(1))]).unwrap();
+            let (disk, _) = prepared(dir.path(), block_bytes, layout);
+            assert_eq!(disk.records().count(), 0);
+            assert_eq!(disk.manifest(), Some(Manifest::new(block_bytes, layout)));
+        }
+    }
+
+    #[test]
+    fn a_disk_that_is_too_small_is_refused_with_a_reason() {
+        assert!(matches!(Geometry::new(4095, 1), Err(DiskError::TooSmall { .. })));
+        assert!(matches!(Geometry::new(u64::MAX, u64::MAX), Err(DiskError::TooSmall { .. })));
+        let dir = tempfile::tempdir().unwrap();
+        let disk = Disk::open(dir.path()).unwrap();
+        let error = disk.prepare(Manifest::new(4096, LAYOUT), Geometry::new(1 << 43, 4096).unwrap()).unwrap_err();
+        assert!(error.to_string().contains("--nvme-capacity"), "{error}");
+    }
+
+    #[test]
+    fn a_broken_index_or_record_is_no_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let (disk, _) = prepared(dir.path(), 5000, LAYOUT);
+        disk.record([(1, block(1)), (2, block(2))]).unwrap();
+        disk.index.put(name(1), b"nonsense").unwrap();
+        assert_eq!(disk.records().collect::<Vec<_>>(), [(2, block(2))]);
+        drop(disk);
+        fs::write(dir.path().join("index/CURRENT"), b"nonsense").unwrap();
+        assert_eq!(Disk::open(dir.path()).unwrap().manifest(), None);
+    }
+}

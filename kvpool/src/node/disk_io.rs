@@ -1,0 +1,277 @@
+//! The threads that read and write the disk, so that nothing else waits for it.
+//!
+//! ```text
+//!   directory ── Store, Load, Erase ──► queues ──► threads: copy, check, read or write ──► directory: stored, loaded
+//! ```
+//!
+//! Loads go first: someone waits for them. Neighbouring slots that are asked for together are read or written together, so
+//! small blocks cost about as much as large ones. The queues are bounded by the directory: a load has a DRAM slot, and stores
+//! are few.
+
+use super::store::Store;
+use crate::{
+    arena::Arena,
+    directory::{Directory, DiskBlock, DiskFault},
+    disk::{self, Disk, DiskError, Geometry},
+    validate::checksum,
+};
+use memmap2::MmapMut;
+use parking_lot::{Condvar, Mutex};
+use std::{
+    collections::VecDeque,
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    thread,
+    time::Duration,
+};
+use tidemill_proto::{message, pool::SlotRef};
+
+/// One thing to do, as the directory says it.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Job {
+    Store { disk: u32, from: SlotRef, block: DiskBlock },
+    Load { disk: u32, to: SlotRef, checksum: u64, until: Duration },
+    Erase { disk: u32 },
+}
+
+/// What waits for the disk, and what it did.
+#[derive(Debug)]
+pub(super) struct DiskIo {
+    disk: Arc<Disk>,
+    geometry: Geometry,
+    queues: Mutex<Queues>,
+    waiting: Condvar,
+    counters: Counters,
+}
+
+#[derive(Debug, Default)]
+struct Queues {
+    loads: VecDeque<Job>,
+    others: VecDeque<Job>,
+    closed: bool,
+}
+
+/// Since the process started.
+#[derive(Debug, Default)]
+struct Counters {
+    stored_bytes: AtomicU64,
+    loaded_bytes: AtomicU64,
+    corrupt: AtomicU64,
+    errors: AtomicU64,
+    given_up: AtomicU64,
+}
+
+/// Reads and writes at once: what keeps an NVMe disk busy.
+const THREADS: usize = 8;
+/// Neighbouring slots are read and written together up to this size.
+const RUN_BYTES: usize = 512 << 10;
+
+impl DiskIo {
+    pub(super) fn new(disk: Arc<Disk>, geometry: Geometry) -> Self {
+        Self { disk, geometry, queues: Mutex::default(), waiting: Condvar::new(), counters: Counters::default() }
+    }
+
+    pub(super) fn slots(&self) -> u32 {
+        self.geometry.slots
+    }
+
+    /// Tells the directory what an earlier run left on the disk.
+    pub(super) fn recover(&self, directory: &mut Directory) {
+        let useless = directory.recover(self.disk.records());
+        self.push(useless.into_iter().map(|disk| Job::Erase { disk }));
+        let blocks = directory.disk_usage().map_or(0, |usage| usage.cached);
+        tracing::info!(blocks, slots = self.slots(), "disk ready");
+    }
+
+    /// Without waiting. After the end, jobs are dropped.
+    pub(super) fn push(&self, jobs: impl IntoIterator<Item = Job>) {
+        let queues = &mut *self.queues.lock();
+        if queues.closed {
+            return;
+        }
+        for job in jobs {
+            match job {
+                Job::Load { .. } => queues.loads.push_back(job),
+                Job::Store { .. } | Job::Erase { .. } => queues.others.push_back(job),
+            }
+        }
+        self.waiting.notify_all();
+    }
+
+    /// The disk is not used any more: the directory waits for no answer.
+    pub(super) fn give_up(&self) {
+        self.close();
+        self.counters.given_up.store(1, Relaxed);
+        tracing::error!("the disk failed: this node goes on without NVMe until it is restarted");
+    }
+
+    /// Ends the threads, after what they are doing.
+    pub(super) fn close(&self) {
+        *self.queues.lock() = Queues { closed: true, ..Queues::default() };
+        self.waiting.notify_all();
+    }
+
+    pub(super) fn counters(&self) -> message::Disk {
+        let Counters { stored_bytes, loaded_bytes, corrupt, errors, given_up } = &self.counters;
+        let [stored_bytes, loaded_bytes, corrupt, errors, given_up] =
+            [stored_bytes, loaded_bytes, corrupt, errors, given_up].map(|counter| counter.load(Relaxed));
+        message::Disk { stored_bytes, loaded_bytes, corrupt, errors, given_up }
+    }
+
+    /// Starts the threads that work for `store`.
+    pub(super) fn start(store: &Arc<Store>, io: &Arc<Self>) -> io::Result<()> {
+        for n in 0..THREADS {
+            let buffer = disk::buffer(io.run_max() * io.geometry.stride)?;
+            let worker = Worker { store: Arc::clone(store), io: Arc::clone(io), buffer };
+            thread::Builder::new().name(format!("disk-{n}")).spawn(move || worker.run())?;
+        }
+        Ok(())
+    }
+
+    /// Slots in a run, at most.
+    fn run_max(&self) -> usize {
+        (RUN_BYTES / self.geometry.stride).max(1)
+    }
+
+    /// The next jobs: of one kind, for neighbouring slots. Waits for one; `None` at the end.
+    fn take(&self) -> Option<Vec<Job>> {
+        let mut queues = self.queues.lock();
+        loop {
+            let Queues { loads, others, closed } = &mut *queues;
+            if *closed {
+                return None;
+            }
+            let queue = if loads.is_empty() { others } else { loads };
+            if let Some(first) = queue.pop_front() {
+                let mut run = vec![first];
+                while run.len() < self.run_max()
+                    && let Some(next) = queue.pop_front_if(|job| job.follows(&run[run.len() - 1]))
+                {
+                    run.push(next);
+                }
+                return Some(run);
+            }
+            self.waiting.wait(&mut queues);
+        }
+    }
+}
+
+impl Job {
+    fn disk(&self) -> u32 {
+        match *self {
+            Job::Store { disk, .. } | Job::Load { disk, .. } | Job::Erase { disk } => disk,
+        }
+    }
+
+    /// Whether it does the same as the other to the next slot.
+    fn follows(&self, other: &Job) -> bool {
+        std::mem::discriminant(self) == std::mem::discriminant(other) && self.disk() == other.disk() + 1
+    }
+}
+
+struct Worker {
+    store: Arc<Store>,
+    io: Arc<DiskIo>,
+    buffer: MmapMut,
+}
+
+impl Worker {
+    fn run(mut self) {
+        while let Some(run) = self.io.take() {
+            match run[0] {
+                Job::Store { .. } => self.save(&run),
+                Job::Load { .. } => self.load(&run),
+                Job::Erase { .. } => {
+                    for job in &run {
+                        if let Err(error) = self.io.disk.erase(job.disk()) {
+                            // After a restart the block will be found, and found to be wrong, again.
+                            tracing::warn!(%error, "a broken block's record stays on disk");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn save(&mut self, run: &[Job]) {
+        let (arena, Geometry { stride, .. }) = (self.store.arena(), self.io.geometry);
+        let mut outcomes: Vec<_> =
+            run.iter().zip(self.buffer.chunks_exact_mut(stride)).map(|(job, bytes)| copy(arena, job, bytes)).collect();
+        // A part of a run that is not to be written is written all the same: nobody will find it.
+        let written = self.io.disk.write(self.io.geometry.offset(run[0].disk()), &self.buffer[..run.len() * stride]);
+        let recorded = written.and_then(|()| {
+            let good = run.iter().zip(&outcomes).filter(|(_, outcome)| outcome.is_ok());
+            self.io
+                .disk
+                .record(good.filter_map(|(job, _)| if let Job::Store { disk, block, .. } = *job { Some((disk, block)) } else { None }))
+        });
+        if let Err(error) = recorded {
+            self.failed(&error);
+            outcomes.fill(Err(DiskFault::Io));
+        }
+        let good = outcomes.iter().filter(|outcome| outcome.is_ok()).count();
+        self.io.counters.stored_bytes.fetch_add((good * arena.block_bytes()) as u64, Relaxed);
+        self.store.apply(|directory, now| {
+            run.iter().zip(outcomes).for_each(|(job, outcome)| directory.stored(job.disk(), outcome, now));
+        });
+    }
+
+    fn load(&mut self, run: &[Job]) {
+        let (arena, Geometry { stride, .. }) = (self.store.arena(), self.io.geometry);
+        let read = self.io.disk.read(self.io.geometry.offset(run[0].disk()), &mut self.buffer[..run.len() * stride]);
+        if let Err(error) = &read {
+            self.failed(error);
+        }
+        let now = self.store.now();
+        let outcomes: Vec<_> = run
+            .iter()
+            .zip(self.buffer.chunks_exact(stride))
+            .map(|(job, bytes)| if read.is_ok() { fill(arena, job, &bytes[..arena.block_bytes()], now) } else { Err(DiskFault::Io) })
+            .collect();
+        let corrupt = outcomes.iter().filter(|outcome| **outcome == Err(DiskFault::Corrupt)).count();
+        if corrupt > 0 {
+            tracing::error!(corrupt, slot = run[0].disk(), "blocks on disk are not what was written: forgotten");
+            self.io.counters.corrupt.fetch_add(corrupt as u64, Relaxed);
+        }
+        let good = outcomes.iter().filter(|outcome| outcome.is_ok()).count();
+        self.io.counters.loaded_bytes.fetch_add((good * arena.block_bytes()) as u64, Relaxed);
+        self.store.apply(|directory, now| {
+            for (job, outcome) in run.iter().zip(outcomes) {
+                if let Job::Load { disk, to, .. } = *job {
+                    directory.loaded(disk, to, outcome, now);
+                }
+            }
+        });
+    }
+
+    fn failed(&self, error: &DiskError) {
+        tracing::error!(%error, "disk");
+        self.io.counters.errors.fetch_add(1, Relaxed);
+    }
+}
+
+/// A block on its way to disk, checked.
+fn copy(arena: &Arena, job: &Job, bytes: &mut [u8]) -> Result<(), DiskFault> {
+    let Job::Store { from, block, .. } = job else { return Err(DiskFault::Late) };
+    let bytes = &mut bytes[..arena.block_bytes()];
+    if arena.read_into(from.slot, bytes) != from.generation {
+        return Err(DiskFault::Late);
+    }
+    if checksum(bytes) == block.checksum { Ok(()) } else { Err(DiskFault::Corrupt) }
+}
+
+/// A block on its way from disk, checked before anyone can see it.
+fn fill(arena: &Arena, job: &Job, bytes: &[u8], now: Duration) -> Result<(), DiskFault> {
+    let &Job::Load { to, checksum: expected, until, .. } = job else { return Err(DiskFault::Late) };
+    if checksum(bytes) != expected {
+        return Err(DiskFault::Corrupt);
+    }
+    if now >= until {
+        return Err(DiskFault::Late);
+    }
+    arena.write(to.slot, 0, bytes);
+    Ok(())
+}

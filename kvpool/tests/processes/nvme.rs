@@ -1,0 +1,176 @@
+//! A pool node with a disk, in its own process: what leaves memory is read back, survives the process, and is never wrong.
+
+use crate::support::*;
+use nix::sys::signal::Signal;
+use std::{
+    collections::BTreeSet,
+    fs::File,
+    ops::Range,
+    os::unix::fs::FileExt,
+    path::Path,
+    time::{Duration, Instant},
+};
+use tidemill_kvpool::client::{Miss, PoolClient, TransportChoice};
+use tidemill_proto::block::LayoutFingerprint;
+
+const DRAM_SLOTS: usize = 16;
+const DISK_SLOTS: usize = 128;
+/// Four times what memory holds.
+const ALL: Range<u16> = 0..64;
+
+async fn start(data: &Path) -> Node {
+    start_with(data, DISK_SLOTS * BLOCK_BYTES.next_multiple_of(4096)).await
+}
+
+async fn start_with(data: &Path, capacity: usize) -> Node {
+    Node::start(DRAM_SLOTS, &["--data", data.to_str().unwrap(), "--nvme-capacity", &capacity.to_string()]).await
+}
+
+/// Puts blocks until all are held: those that leave memory before the disk took them are lost, as they may be.
+async fn fill(node: &Node, client: &PoolClient, range: Range<u16>) {
+    let started = Instant::now();
+    loop {
+        let told: BTreeSet<_> = node.told.lock().unwrap().keys.clone();
+        let missing: Vec<_> = blocks(range.clone()).into_iter().filter(|(key, _)| !told.contains(key)).take(4).collect();
+        if missing.is_empty() {
+            return;
+        }
+        assert!(started.elapsed() < Duration::from_secs(60), "{} blocks never stay", missing.len());
+        client.put(LINEAGE, missing).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Gets blocks one batch at a time, since memory holds only so many; asserts that what comes is right, and counts it.
+async fn count_right(client: &PoolClient, range: Range<u16>) -> usize {
+    let mut right = 0;
+    for n in range.step_by(4) {
+        for (n, result) in (n..).zip(fetch(client, keys(n..n + 4), Duration::ZERO).await) {
+            match result {
+                Ok(block) => {
+                    assert!(block.bytes == bytes(n), "block {n} has other bytes");
+                    right += 1;
+                }
+                Err(miss) => assert_eq!(miss, Miss::Absent, "block {n}"),
+            }
+        }
+    }
+    right
+}
+
+async fn nothing_in_use(node: &Node) {
+    node.told(|told| told.report.as_ref().is_some_and(|report| report.blocks.dram.used == 0 && report.blocks.nvme.used == 0)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_leaves_memory_is_read_back_from_disk() {
+    for choice in BOTH {
+        let data = tempfile::tempdir().unwrap();
+        let node = start(data.path()).await;
+        let client = node.client(choice).await;
+        fill(&node, &client, ALL).await;
+        assert_eq!(client.match_prefix(&keys(ALL)).await.unwrap(), ALL.len(), "both tiers are one chain");
+        for _ in 0..2 {
+            assert_eq!(count_right(&client, ALL).await, ALL.len());
+        }
+        let mut tiers = BTreeSet::new();
+        for block in fetch(&client, keys(0..8), Duration::ZERO).await.into_iter().chain(fetch(&client, keys(0..8), Duration::ZERO).await) {
+            tiers.insert(block.unwrap().tier);
+        }
+        assert_eq!(tiers.len(), 2, "first from disk, then from memory");
+        nothing_in_use(&node).await;
+        node.told(|told| {
+            let report = told.report.as_ref().unwrap();
+            report.blocks.nvme.total == DISK_SLOTS as u64 && report.counters.disk.loaded_bytes > 0 && report.counters.disk.errors == 0
+        })
+        .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_node_comes_back_with_what_its_disk_holds() {
+    let data = tempfile::tempdir().unwrap();
+    let mut node = start(data.path()).await;
+    let client = node.client(TransportChoice::Auto).await;
+    fill(&node, &client, ALL).await;
+    node.signal(Signal::SIGKILL);
+    node.child.wait().unwrap();
+
+    let node = start(data.path()).await;
+    // What the disk has for certain: what did not fit memory.
+    let least = ALL.len() - DRAM_SLOTS;
+    node.told(|told| told.keys.len() >= least && told.keys.is_subset(&keys(ALL).into_iter().collect())).await;
+    let held = node.told.lock().unwrap().keys.len();
+    let client = node.client(TransportChoice::Auto).await;
+    assert_eq!(count_right(&client, ALL).await, held, "found before a client came, and served");
+    fill(&node, &client, ALL).await;
+    assert_eq!(count_right(&client, ALL).await, ALL.len());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_model_begins_with_an_empty_disk() {
+    let data = tempfile::tempdir().unwrap();
+    let mut node = start(data.path()).await;
+    fill(&node, &node.client(TransportChoice::Auto).await, ALL).await;
+    node.signal(Signal::SIGTERM);
+    node.child.wait().unwrap();
+
+    let node = start(data.path()).await;
+    node.told(|told| !told.keys.is_empty()).await;
+    let client = node.client_of(LayoutFingerprint([6; 16]), TransportChoice::Auto).await;
+    node.told(|told| told.keys.is_empty()).await;
+    assert_eq!(count_right(&client, ALL).await, 0);
+    fill(&node, &client, ALL).await;
+    assert_eq!(count_right(&client, ALL).await, ALL.len());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bytes_that_changed_on_disk_are_a_miss() {
+    for choice in BOTH {
+        let data = tempfile::tempdir().unwrap();
+        let node = start(data.path()).await;
+        let client = node.client(choice).await;
+        fill(&node, &client, ALL).await;
+        let slab = File::options().read(true).write(true).open(data.path().join("slab")).unwrap();
+        let stride = BLOCK_BYTES.next_multiple_of(4096) as u64;
+        for slot in 0..DISK_SLOTS as u64 {
+            let (at, mut byte) = (slot * stride + slot * 700, [0]);
+            slab.read_exact_at(&mut byte, at).unwrap();
+            slab.write_all_at(&[byte[0] ^ 0x10], at).unwrap();
+        }
+        slab.sync_all().unwrap();
+        assert!(count_right(&client, ALL).await <= DRAM_SLOTS, "only what was in memory is left");
+        node.told(|told| told.report.as_ref().is_some_and(|report| report.counters.disk.corrupt >= (ALL.len() - DRAM_SLOTS) as u64)).await;
+        nothing_in_use(&node).await;
+        fill(&node, &client, ALL).await;
+        assert_eq!(count_right(&client, ALL).await, ALL.len(), "what was wrong can be put again");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_that_fails_leaves_a_node_without_one() {
+    let data = tempfile::tempdir().unwrap();
+    let node = start(data.path()).await;
+    let client = node.client(TransportChoice::Auto).await;
+    fill(&node, &client, ALL).await;
+    File::options().write(true).open(data.path().join("slab")).unwrap().set_len(0).unwrap();
+    assert!(count_right(&client, ALL).await <= DRAM_SLOTS);
+    node.told(|told| {
+        let report = told.report.as_ref().unwrap();
+        (report.counters.disk.given_up, report.blocks.nvme.total) == (1, 0) && told.keys.len() <= DRAM_SLOTS
+    })
+    .await;
+    client.put(LINEAGE, blocks(100..108)).await.unwrap();
+    assert_held(&client, 100..108).await;
+    nothing_in_use(&node).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_without_room_leaves_a_node_without_one() {
+    let data = tempfile::tempdir().unwrap();
+    let node = start_with(data.path(), 1 << 50).await;
+    let client = node.client(TransportChoice::Auto).await;
+    client.put(LINEAGE, blocks(0..8)).await.unwrap();
+    assert_held(&client, 0..8).await;
+    node.told(|told| told.report.as_ref().is_some_and(|report| (report.counters.disk.given_up, report.blocks.nvme.total) == (1, 0))).await;
+}
