@@ -3,28 +3,38 @@
 use std::{marker::PhantomData, ops::Range};
 
 /// A mutable slice of which tasks on other threads take parts that do not overlap.
-pub(crate) struct Disjoint<'a> {
-    start: *mut f32,
+pub(crate) struct Disjoint<'a, T = f32> {
+    start: *mut T,
     len: usize,
-    slice: PhantomData<&'a mut [f32]>,
+    slice: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: the only access is `part`, whose caller promises that no number is reachable from two threads.
-unsafe impl Sync for Disjoint<'_> {}
+// SAFETY: the only accesses are `part` and `write`, whose callers promise that no element is reachable from two threads.
+unsafe impl<T: Send> Sync for Disjoint<'_, T> {}
 // SAFETY: as above.
-unsafe impl Send for Disjoint<'_> {}
+unsafe impl<T: Send> Send for Disjoint<'_, T> {}
 
-impl<'a> Disjoint<'a> {
-    pub(crate) fn new(slice: &'a mut [f32]) -> Self {
+impl<'a, T> Disjoint<'a, T> {
+    pub(crate) fn new(slice: &'a mut [T]) -> Self {
         Self { start: slice.as_mut_ptr(), len: slice.len(), slice: PhantomData }
     }
 
     /// # Safety
     /// No other part that is alive may overlap `range`.
     #[expect(clippy::mut_from_ref, reason = "the caller promises that parts do not overlap")]
-    pub(crate) unsafe fn part(&self, range: Range<usize>) -> &mut [f32] {
+    #[inline(always)]
+    pub(crate) unsafe fn part(&self, range: Range<usize>) -> &mut [T] {
         assert!(range.start <= range.end && range.end <= self.len);
         // SAFETY: within the slice, which `'a` keeps borrowed; not aliased, as the caller promises.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
+    }
+
+    /// # Safety
+    /// `index` must be within the slice, and nobody else may use that element at the same time.
+    #[inline(always)]
+    pub(crate) unsafe fn write(&self, index: usize, value: T) {
+        debug_assert!(index < self.len);
+        // SAFETY: within the slice and not in use, as the caller promises.
+        unsafe { self.start.add(index).write(value) };
     }
 }

@@ -10,6 +10,7 @@
 //! - `simd`: the 16-lane machine, and its three implementations
 //! - [`dtype`]: f32, f16 and bf16 in memory, as chunks of 16
 //! - [`matmul`]: activations times weights as they are stored, and row look-up
+//! - [`int8`]: the same in 8-bit integers
 //! - [`elementwise`]: norm, rotary embedding, SiLU, sums
 //! - [`kv`]: the paged memory for K and V, and writing into it
 //! - [`attention`]: attention over that memory
@@ -26,6 +27,7 @@ mod disjoint;
 pub mod dtype;
 pub mod elementwise;
 mod exp;
+pub mod int8;
 pub mod kv;
 pub mod matmul;
 mod pool;

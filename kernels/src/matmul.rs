@@ -25,6 +25,10 @@ impl<'a> Matrix<'a> {
         Self { bytes, dtype, rows, cols }
     }
 
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
     pub fn rows(&self) -> usize {
         self.rows
     }
@@ -35,7 +39,7 @@ impl<'a> Matrix<'a> {
 
     /// Bytes of row `i`.
     #[inline(always)]
-    fn row(&self, i: usize) -> &'a [u8] {
+    pub(crate) fn row(&self, i: usize) -> &'a [u8] {
         let width = self.cols * self.dtype.bytes();
         &self.bytes[i * width..(i + 1) * width]
     }
