@@ -80,7 +80,7 @@ struct Call<'a> {
     /// Query heads per KV head.
     group: usize,
     window: Option<usize>,
-    out: &'a Disjoint<'a>,
+    out: &'a Disjoint<'a, f32>,
 }
 
 /// Some rows of a span, and the query heads of one KV head.

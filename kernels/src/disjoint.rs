@@ -3,7 +3,7 @@
 use std::{marker::PhantomData, ops::Range};
 
 /// A mutable slice of which tasks on other threads take parts that do not overlap.
-pub(crate) struct Disjoint<'a, T = f32> {
+pub(crate) struct Disjoint<'a, T> {
     start: *mut T,
     len: usize,
     slice: PhantomData<&'a mut [T]>,

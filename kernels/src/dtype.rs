@@ -31,6 +31,14 @@ pub(crate) trait Element: Copy + Send + Sync {
     fn load<S: Simd>(simd: S, chunk: &Self::Chunk) -> S::V;
     fn store<S: Simd>(simd: S, v: S::V, to: &mut Self::Chunk);
 
+    /// The bytes of 32 numbers that are read as two vectors.
+    type Pair: AsRef<[u8]> + Send + Sync;
+    fn pairs(bytes: &[u8]) -> &[Self::Pair];
+    /// Where in a pair number `i` is: what is cheapest to widen.
+    fn place_in_pair(i: usize) -> usize;
+    /// Numbers 0 to 15 of the pair, or 16 to 31.
+    fn load_half<S: Simd>(simd: S, pair: &Self::Pair, half: usize) -> S::V;
+
     /// Fewer than 16 numbers, and zeros after them.
     #[inline(always)]
     fn load_part<S: Simd>(simd: S, bytes: &[u8]) -> S::V {
@@ -49,7 +57,7 @@ pub(crate) trait Element: Copy + Send + Sync {
 }
 
 macro_rules! element {
-    ($name:ident, $bytes:literal, $load:ident, $store:ident) => {
+    ($name:ident, $bytes:literal, $load:ident, $store:ident, $place:expr, $load_half:expr) => {
         #[derive(Clone, Copy)]
         pub(crate) struct $name;
 
@@ -77,13 +85,48 @@ macro_rules! element {
             fn store<S: Simd>(simd: S, v: S::V, to: &mut Self::Chunk) {
                 simd.$store(v, to);
             }
+
+            type Pair = [u8; 2 * $bytes * LANES];
+
+            #[inline(always)]
+            fn pairs(bytes: &[u8]) -> &[Self::Pair] {
+                bytes.as_chunks().0
+            }
+
+            fn place_in_pair(i: usize) -> usize {
+                $place(i)
+            }
+
+            #[inline(always)]
+            fn load_half<S: Simd>(simd: S, pair: &Self::Pair, half: usize) -> S::V {
+                $load_half(simd, pair, half)
+            }
         }
     };
 }
 
-element!(F32, 4, load_f32_bytes, store_f32_bytes);
-element!(F16, 2, load_f16_bytes, store_f16_bytes);
-element!(Bf16, 2, load_bf16_bytes, store_bf16_bytes);
+element!(F32, 4, load_f32_bytes, store_f32_bytes, in_order, half_of::<S, Self>);
+element!(F16, 2, load_f16_bytes, store_f16_bytes, in_order, half_of::<S, Self>);
+element!(Bf16, 2, load_bf16_bytes, store_bf16_bytes, interleaved, bf16_half::<S>);
+
+fn in_order(i: usize) -> usize {
+    i
+}
+
+#[inline(always)]
+fn half_of<S: Simd, E: Element>(simd: S, pair: &E::Pair, half: usize) -> S::V {
+    E::load(simd, &E::chunks(pair.as_ref()).0[half])
+}
+
+/// Two bf16 share a 32-bit lane, so that a shift widens one of them and a mask the other.
+fn interleaved(i: usize) -> usize {
+    2 * (i % LANES) + i / LANES
+}
+
+#[inline(always)]
+fn bf16_half<S: Simd>(simd: S, pair: &[u8; 64], half: usize) -> S::V {
+    if half == 0 { simd.load_bf16_even(pair) } else { simd.load_bf16_odd(pair) }
+}
 
 /// `$body` with `$element` bound to the type of `$dtype`.
 macro_rules! with_element {

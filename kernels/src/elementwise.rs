@@ -7,12 +7,27 @@ use crate::{
     dtype::{load_part, store_part},
     exp::exp,
     simd::{Kernel, LANES, Simd},
+    tiles::{SharedTiles, Tiles},
 };
 use std::ops::Range;
 
 /// `x = weight * x / sqrt(mean(x²) + epsilon)` for every row of `weight.len()` numbers (Zhang & Sennrich, 2019).
 pub fn rms_norm(cpu: &Cpu, x: &mut [f32], weight: &[f32], epsilon: f32) {
     share_rows(cpu, x, weight.len(), |_, x| cpu.isa().dispatch(RmsNorm { x, weight, epsilon }));
+}
+
+/// `y = weight * x / sqrt(mean(x²) + epsilon)` for every row of `weight.len()` numbers, as activations for a matrix product.
+pub fn rms_norm_into(cpu: &Cpu, x: &[f32], weight: &[f32], epsilon: f32, y: &mut Tiles) {
+    let width = weight.len();
+    assert!(width > 0 && x.len().is_multiple_of(width), "whole rows of {width}");
+    y.resize(cpu, x.len() / width, width);
+    let y = y.shared();
+    let per_task = cpu.rows_per_task(width).div_ceil(cpu.isa().tile_rows());
+    cpu.for_each(y.tiling.tiles.div_ceil(per_task), |task| {
+        for index in task * per_task..((task + 1) * per_task).min(y.tiling.tiles) {
+            cpu.isa().dispatch(RmsNormInto { x, weight, epsilon, y: &y, rows: y.tiling.tile(index) });
+        }
+    });
 }
 
 /// Rotates pairs of each head's numbers: `(x[i], x[i + d/2])` by the angle whose cosine and sine are `cos[i]` and `sin[i]` of
@@ -85,23 +100,58 @@ impl Kernel for RmsNorm<'_> {
         let width = self.weight.len();
         let (weights, weights_rest) = self.weight.as_chunks::<LANES>();
         for row in self.x.chunks_exact_mut(width) {
+            let scale = simd.splat(rms_scale(simd, row, self.epsilon));
             let (chunks, rest) = row.as_chunks_mut::<LANES>();
-            let mut squares = simd.zero();
-            for x in chunks.iter() {
-                let x = simd.load(x);
-                squares = simd.fma(x, x, squares);
-            }
-            let x_rest = load_part(simd, rest);
-            squares = simd.fma(x_rest, x_rest, squares);
-            let scale = simd.splat(1.0 / (simd.sum(squares) / width as f32 + self.epsilon).sqrt());
             for (x, weight) in chunks.iter_mut().zip(weights) {
                 simd.store(simd.mul(simd.load(weight), simd.mul(simd.load(x), scale)), x);
             }
             if !rest.is_empty() {
-                store_part(simd, simd.mul(load_part(simd, weights_rest), simd.mul(x_rest, scale)), rest);
+                let y = simd.mul(load_part(simd, weights_rest), simd.mul(load_part(simd, rest), scale));
+                store_part(simd, y, rest);
             }
         }
     }
+}
+
+/// The rows of one tile.
+struct RmsNormInto<'a> {
+    x: &'a [f32],
+    weight: &'a [f32],
+    epsilon: f32,
+    y: &'a SharedTiles<'a>,
+    rows: Range<usize>,
+}
+
+impl Kernel for RmsNormInto<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let width = self.weight.len();
+        for row in self.rows.clone() {
+            let x = &self.x[row * width..(row + 1) * width];
+            let scale = simd.splat(rms_scale(simd, x, self.epsilon));
+            for (i, (x, weight)) in x.chunks(LANES).zip(self.weight.chunks(LANES)).enumerate() {
+                let y = simd.mul(load_part(simd, weight), simd.mul(load_part(simd, x), scale));
+                // SAFETY: tasks have disjoint rows.
+                unsafe { self.y.put(&self.rows, row, i * LANES, &simd.to_array(y)[..x.len()]) };
+            }
+        }
+    }
+}
+
+/// `1 / sqrt(mean(x²) + epsilon)`.
+#[inline(always)]
+pub(crate) fn rms_scale<S: Simd>(simd: S, x: &[f32], epsilon: f32) -> f32 {
+    let (chunks, rest) = x.as_chunks::<LANES>();
+    let mut squares = simd.zero();
+    for x in chunks {
+        let x = simd.load(x);
+        squares = simd.fma(x, x, squares);
+    }
+    let rest = load_part(simd, rest);
+    squares = simd.fma(rest, rest, squares);
+    1.0 / (simd.sum(squares) / x.len() as f32 + epsilon).sqrt()
 }
 
 struct Rotate<'a> {
@@ -160,17 +210,17 @@ impl Kernel for SiluMul<'_> {
         let (gates, gates_rest) = self.gate.as_chunks_mut::<LANES>();
         let (ups, ups_rest) = self.up.as_chunks::<LANES>();
         for (gate, up) in gates.iter_mut().zip(ups) {
-            simd.store(activate(simd, simd.load(gate), simd.load(up)), gate);
+            simd.store(silu_mul_vector(simd, simd.load(gate), simd.load(up)), gate);
         }
         if !gates_rest.is_empty() {
-            store_part(simd, activate(simd, load_part(simd, gates_rest), load_part(simd, ups_rest)), gates_rest);
+            store_part(simd, silu_mul_vector(simd, load_part(simd, gates_rest), load_part(simd, ups_rest)), gates_rest);
         }
     }
 }
 
 /// `gate * sigmoid(gate) * up`.
 #[inline(always)]
-fn activate<S: Simd>(simd: S, gate: S::V, up: S::V) -> S::V {
+pub(crate) fn silu_mul_vector<S: Simd>(simd: S, gate: S::V, up: S::V) -> S::V {
     let one = simd.splat(1.0);
     let sigmoid = simd.div(one, simd.add(one, exp(simd, simd.sub(simd.zero(), gate))));
     simd.mul(simd.mul(gate, sigmoid), up)
@@ -227,6 +277,11 @@ mod tests {
                 let mean = x.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>() / width as f64;
                 let expected = x.iter().zip(&weight).map(|(&x, &w)| f64::from(w) * f64::from(x) / (mean + 1e-5).sqrt());
                 close(y, expected, 1e-6);
+            }
+            for cpu in cpus() {
+                let mut tiles = Tiles::default();
+                rms_norm_into(&cpu, &x, &weight, 1e-5, &mut tiles);
+                assert_eq!(tiles.to_rows(), y, "the same bits in tiles, on {}", cpu.isa());
             }
         }
     }

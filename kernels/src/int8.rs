@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! scale = max |x| / 127        q = round(x * (127 / max |x|)), ties to even
-//! y     = f32(Σ q_x q_w) * scale_w * scale_x        from left to right
+//! y     = f32(Σ q_x q_w) * scale_w * scale_x + bias        from left to right
 //! ```
 //!
 //! The sum is of integers and exact, so no order of it, tiling or instruction set changes a bit, and a row depends on nothing but itself.
@@ -22,7 +22,13 @@ mod weights;
 pub use rows::Int8Rows;
 pub use weights::Int8Weights;
 
-use crate::{cpu::Cpu, disjoint::Disjoint, simd::LANES};
+use crate::{
+    cpu::Cpu,
+    disjoint::Disjoint,
+    elementwise::silu_mul_vector,
+    simd::{LANES, Simd},
+    tile::with_tile_rows,
+};
 use dot::{Dot, DotKernel};
 use std::{array::from_fn, ops::Range};
 use weights::PANEL_LINES;
@@ -30,34 +36,94 @@ use weights::PANEL_LINES;
 /// The longest sum of products that cannot overflow 32 bits.
 pub const INPUTS_MAX: usize = i32::MAX as usize / (127 * 127);
 
-/// `y = x wᵀ`: `x` is `[m, w.inputs]`, `y` is `[m, w.outputs]`.
-pub fn matmul(cpu: &Cpu, x: &Int8Rows, w: &Int8Weights, y: &mut [f32]) {
-    assert_eq!(x.cols(), w.inputs(), "x is [m, inputs]");
-    assert_eq!(y.len(), x.rows() * w.outputs(), "y is [m, outputs]");
-    let y = Disjoint::new(y);
-    let panels_per_task = panels_per_task(x.rows(), w, cpu.threads());
-    cpu.for_each(w.panels().div_ceil(panels_per_task), |task| {
-        let panels = task * panels_per_task..((task + 1) * panels_per_task).min(w.panels());
-        x.unit().dispatch(Task { x, w, y: &y, panels });
+/// One product of several that share their activations.
+pub struct Int8Product<'a> {
+    pub weights: &'a Int8Weights,
+    pub to: Int8Output<'a>,
+}
+
+/// What becomes of the result `y`, which is `[rows, outputs]`.
+pub enum Int8Output<'a> {
+    Set(&'a mut [f32]),
+    /// Added to what is there.
+    Add(&'a mut [f32]),
+    /// `silu(gate) * up`, of [gated](Int8Weights::gated) weights, as activations for the next product.
+    SiluMul(&'a mut Int8Rows),
+}
+
+/// `y = x wᵀ + bias` for each of the products.
+pub fn matmul<const N: usize>(cpu: &Cpu, x: &Int8Rows, mut products: [Int8Product<'_>; N]) {
+    let jobs = products.each_mut().map(|product| Job::new(x, product));
+    let panels = jobs.iter().map(|job| job.weights.panels()).sum::<usize>();
+    let per_task = panels_per_task(x, panels, cpu.threads());
+    let tasks = |job: &Job<'_>| job.weights.panels().div_ceil(per_task);
+    cpu.for_each(jobs.iter().map(tasks).sum(), |mut index| {
+        let job = jobs.iter().find(|job| {
+            let found = index < tasks(job);
+            index -= if found { 0 } else { tasks(job) };
+            found
+        });
+        let job = job.expect("a task of one of the jobs");
+        let panels = index * per_task..((index + 1) * per_task).min(job.weights.panels());
+        x.unit().dispatch(Task { x, job, panels });
     });
+    for Int8Product { weights, to } in products {
+        if let Int8Output::SiluMul(y) = to {
+            y.copy_from_exact(cpu, weights.outputs());
+        }
+    }
 }
 
 /// Enough for a thread to be worth asking, few enough that threads which are held up leave their share to the others.
-fn panels_per_task(rows: usize, w: &Int8Weights, threads: usize) -> usize {
-    let products = w.inputs() * rows * PANEL_LINES * LANES;
+fn panels_per_task(x: &Int8Rows, panels: usize, threads: usize) -> usize {
+    let products = x.rows() * x.cols() * PANEL_LINES * LANES;
     let worth = PRODUCTS_PER_TASK / products.max(1);
-    w.panels().div_ceil(TASKS_PER_THREAD * threads).max(worth).max(1)
+    panels.div_ceil(TASKS_PER_THREAD * threads).max(worth).max(1)
 }
 
 /// Some microseconds.
 const PRODUCTS_PER_TASK: usize = 1 << 18;
 const TASKS_PER_THREAD: usize = 16;
 
+/// One product, written by several tasks.
+struct Job<'a> {
+    weights: &'a Int8Weights,
+    /// `[rows, outputs]`.
+    y: Disjoint<'a, f32>,
+    store: Store,
+}
+
+/// What is done with a number of the result.
+#[derive(Clone, Copy)]
+enum Store {
+    Set,
+    Add,
+    SiluMul,
+}
+
+impl<'a> Job<'a> {
+    fn new(x: &Int8Rows, product: &'a mut Int8Product<'_>) -> Self {
+        let weights = product.weights;
+        assert_eq!(x.cols(), weights.inputs(), "x is [rows, inputs]");
+        let len = x.rows() * weights.outputs();
+        let (y, store) = match &mut product.to {
+            Int8Output::Set(y) => (&mut **y, Store::Set),
+            Int8Output::Add(y) => (&mut **y, Store::Add),
+            Int8Output::SiluMul(y) => {
+                y.exact.resize(len, 0.0);
+                (&mut y.exact[..], Store::SiluMul)
+            }
+        };
+        assert_eq!(matches!(store, Store::SiluMul), weights.is_gated(), "gated weights, and no others, are for SiluMul");
+        assert_eq!(y.len(), len, "y is [rows, outputs]");
+        Self { weights, y: Disjoint::new(y), store }
+    }
+}
+
 /// All rows of some panels. A panel stays in the second cache while the tiles of rows pass by.
 struct Task<'a> {
     x: &'a Int8Rows,
-    w: &'a Int8Weights,
-    y: &'a Disjoint<'a, f32>,
+    job: &'a Job<'a>,
     panels: Range<usize>,
 }
 
@@ -65,74 +131,90 @@ impl DotKernel for Task<'_> {
     #[inline(always)]
     fn run<D: Dot>(self, dot: D) {
         for panel in self.panels.clone() {
-            for tile in 0..self.x.tiles() {
-                match self.x.tile(tile).len() {
-                    1 => self.rows::<D, 1>(dot, panel, tile),
-                    2 => self.rows::<D, 2>(dot, panel, tile),
-                    3 => self.rows::<D, 3>(dot, panel, tile),
-                    4 => self.rows::<D, 4>(dot, panel, tile),
-                    5 if D::ROWS >= 5 => self.rows::<D, 5>(dot, panel, tile),
-                    6 if D::ROWS >= 6 => self.rows::<D, 6>(dot, panel, tile),
-                    7 if D::ROWS >= 7 => self.rows::<D, 7>(dot, panel, tile),
-                    8 if D::ROWS >= 8 => self.rows::<D, 8>(dot, panel, tile),
-                    9 if D::ROWS >= 9 => self.rows::<D, 9>(dot, panel, tile),
-                    10 if D::ROWS >= 10 => self.rows::<D, 10>(dot, panel, tile),
-                    11 if D::ROWS >= 11 => self.rows::<D, 11>(dot, panel, tile),
-                    12 if D::ROWS >= 12 => self.rows::<D, 12>(dot, panel, tile),
-                    rows => unreachable!("a tile of {rows} rows"),
-                }
+            for index in 0..self.x.tiling().tiles {
+                let rows = self.x.tiling().tile(index).len();
+                with_tile_rows!(rows, D::ROWS, T => self.tile::<D, T>(dot, panel, index));
             }
         }
     }
 }
 
 impl Task<'_> {
-    /// `M` rows of a panel.
+    /// A tile of `T` rows times a panel.
     #[inline(always)]
-    fn rows<D: Dot, const M: usize>(&self, dot: D, panel: usize, tile: usize) {
-        let lines = self.w.panel(panel);
-        if lines.per_input == PANEL_LINES && D::ROWS > 4 {
-            self.tile::<D, M, PANEL_LINES>(dot, panel, 0, tile);
+    fn tile<D: Dot, const T: usize>(&self, dot: D, panel: usize, index: usize) {
+        let simd = dot.simd();
+        let rows = self.x.tiling().tile(index);
+        let mut y = [[simd.zero(); PANEL_LINES]; T];
+        if D::LINES == PANEL_LINES {
+            self.lines::<D, T, PANEL_LINES>(dot, panel, 0, index, &mut y);
         } else {
-            for line in 0..lines.per_input {
-                self.tile::<D, M, 1>(dot, panel, line, tile);
+            for line in 0..PANEL_LINES {
+                self.lines::<D, T, 1>(dot, panel, line, index, &mut y);
+            }
+        }
+        for (row, y) in rows.zip(y) {
+            match self.job.store {
+                Store::SiluMul => self.store(simd, row, self.job.weights.outputs_of(panel, 0), silu_mul_vector(simd, y[0], y[1])),
+                _ => (0..PANEL_LINES).for_each(|line| self.store(simd, row, self.job.weights.outputs_of(panel, line), y[line])),
             }
         }
     }
 
-    /// `M` rows, `N` lines of a panel from `first` on.
+    /// `y[i][first..first + N]`, of `N` lines of the panel.
     #[inline(always)]
-    fn tile<D: Dot, const M: usize, const N: usize>(&self, dot: D, panel: usize, first: usize, tile: usize) {
-        let (rows, lines) = (self.x.tile(tile), self.w.panel(panel));
-        let x: &[[[i8; 4]; M]] = self.x.quads(&rows).as_chunks().0;
-        // Weights are 128 too large, so sums begin with what makes up for it.
-        let mut sums: [[D::Sums; N]; M] = from_fn(|i| [dot.splat(self.x.offset(rows.start + i)); N]);
-        // While the tiles pass by, each fetches its share of the next panel: all of its lines by the time it is needed.
-        let (mut ahead, stride) = lines.next(tile, self.x.tiles());
-        for (x, lines) in x.iter().zip(lines.all.chunks_exact(lines.per_input)) {
+    fn lines<D: Dot, const T: usize, const N: usize>(
+        &self,
+        dot: D,
+        panel: usize,
+        first: usize,
+        index: usize,
+        y: &mut [[<D::Simd as Simd>::V; PANEL_LINES]; T],
+    ) {
+        let simd = dot.simd();
+        let (rows, weights) = (self.x.tiling().tile(index), self.job.weights);
+        let lines = weights.panel(panel);
+        // Each tile fetches its share of the next panel, which follows in memory: all of it by the time it is needed.
+        let stride = size_of_val(&lines[0]).div_ceil(self.x.tiling().tiles);
+        let mut ahead = lines.as_ptr_range().end.cast::<u8>().wrapping_add(index * lines.len() * stride);
+        let quantized: [_; T] = from_fn(|i| self.x.quantized(rows.start + i));
+        // Weights are 128 too large: sums begin with what makes up for it.
+        let mut sums: [[D::Sums; N]; T] = quantized.map(|row| [dot.splat(-128 * row.sum); N]);
+        for (x, lines) in self.x.quads(&rows).as_chunks::<T>().0.iter().zip(lines) {
             dot.prefetch(ahead);
-            ahead = ahead.wrapping_byte_add(stride);
-            let mut weights = [dot.load(&lines[first]); N];
+            ahead = ahead.wrapping_add(stride);
+            let mut line = [dot.load(&lines[first]); N];
             for j in 1..N {
-                weights[j] = dot.load(&lines[first + j]);
+                line[j] = dot.load(&lines[first + j]);
             }
-            for i in 0..M {
+            for i in 0..T {
                 for j in 0..N {
-                    sums[i][j] = dot.add_products(sums[i][j], weights[j], x[i]);
+                    sums[i][j] = dot.add_products(sums[i][j], line[j], x[i]);
                 }
             }
         }
-        for i in 0..M {
-            let row = rows.start + i;
+        for i in 0..T {
             for j in 0..N {
-                let outputs = self.w.outputs_of(panel, first + j);
-                let scaled = dot.scaled(sums[i][j], self.w.scales(panel, first + j), self.x.scale(row));
-                let start = row * self.w.outputs() + outputs.start;
-                // SAFETY: tasks have disjoint outputs, and within a task this is the only part alive.
-                let y = unsafe { self.y.part(start..start + outputs.len()) };
-                match <&mut [f32; LANES]>::try_from(&mut *y) {
-                    Ok(y) => *y = scaled,
-                    Err(_) => y.copy_from_slice(&scaled[..outputs.len()]),
+                let scaled = simd.mul(dot.to_f32(sums[i][j]), simd.load(&weights.scales(panel)[first + j]));
+                let scaled = simd.mul(scaled, simd.splat(quantized[i].scale));
+                y[i][first + j] = simd.add(scaled, simd.load(&weights.bias(panel)[first + j]));
+            }
+        }
+    }
+
+    /// Hands over numbers of one row.
+    #[inline(always)]
+    fn store<S: Simd>(&self, simd: S, row: usize, outputs: Range<usize>, v: S::V) {
+        let start = row * self.job.weights.outputs();
+        // SAFETY: tasks have disjoint outputs, and within a task this is the only part alive.
+        let y = unsafe { self.job.y.part(start + outputs.start..start + outputs.end) };
+        let add = matches!(self.job.store, Store::Add);
+        match <&mut [f32; LANES]>::try_from(&mut *y) {
+            Ok(y) if add => simd.store(simd.add(simd.load(y), v), y),
+            Ok(y) => simd.store(v, y),
+            Err(_) => {
+                for (y, v) in y.iter_mut().zip(simd.to_array(v)) {
+                    *y = if add { *y + v } else { v };
                 }
             }
         }
@@ -145,7 +227,8 @@ mod tests {
     use crate::{
         cpu::Isa,
         dtype::{Dtype, decode, encode},
-        matmul::Matrix,
+        elementwise::{rms_norm, silu_mul},
+        matrix::Matrix,
         testing::{cpus, numbers},
     };
     use dot::DotUnit;
@@ -154,9 +237,9 @@ mod tests {
     /// [`matmul`] on a unit that the machine has, whatever the instruction set of `cpu`.
     fn product(unit: DotUnit, cpu: &Cpu, x: &[f32], w: &Int8Weights) -> Vec<f32> {
         let mut rows = Int8Rows::default();
-        rows.quantize_for(unit, cpu, x, w.inputs());
+        rows.copy_for(unit, cpu, x, w.inputs());
         let mut y = vec![f32::NAN; rows.rows() * w.outputs()];
-        matmul(cpu, &rows, w, &mut y);
+        matmul(cpu, &rows, [Int8Product { weights: w, to: Int8Output::Set(&mut y) }]);
         y
     }
 
@@ -165,7 +248,7 @@ mod tests {
     }
 
     /// The definition, with sums of 64 bits.
-    fn reference(x: &[f32], w: &[f32], (m, n, k): (usize, usize, usize)) -> Vec<f32> {
+    fn reference(x: &[f32], w: &[f32], bias: &[f32], (m, n, k): (usize, usize, usize)) -> Vec<f32> {
         let quantized = |row: &[f32]| {
             let largest = row.iter().fold(0.0f32, |a, x| a.max(x.abs()));
             if largest < 1e-30 {
@@ -178,7 +261,7 @@ mod tests {
         let w: Vec<_> = w.chunks(k).map(quantized).collect();
         let number = |(i, j): (usize, usize)| {
             let sum: i64 = x[i].0.iter().zip(&w[j].0).map(|(a, b)| a * b).sum();
-            i32::try_from(sum).unwrap() as f32 * w[j].1 * x[i].1
+            i32::try_from(sum).unwrap() as f32 * w[j].1 * x[i].1 + bias[j]
         };
         (0..m * n).map(|i| number((i / n, i % n))).collect()
     }
@@ -187,9 +270,10 @@ mod tests {
     fn check(shape @ (m, n, k): (usize, usize, usize), dtype: Dtype, seed: u64) {
         let x: Vec<f32> = numbers(m * k, seed).iter().map(|x| 5.0 * x).collect();
         let bytes = encode(dtype, &numbers(n * k, seed + 1));
-        let expected = reference(&x, &decode(dtype, &bytes), shape);
+        let bias = numbers(n, seed + 2);
+        let expected = reference(&x, &decode(dtype, &bytes), &bias, shape);
         for cpu in cpus() {
-            let w = Int8Weights::quantize(&cpu, Matrix::new(&bytes, dtype, n, k));
+            let w = Int8Weights::new(&cpu, Matrix::new(&bytes, dtype, n, k), Some(&bias));
             for unit in units() {
                 assert_eq!(product(unit, &cpu, &x, &w), expected, "{shape:?} {dtype:?} on {unit:?}");
             }
@@ -215,14 +299,72 @@ mod tests {
     }
 
     #[test]
+    fn several_products_are_added_or_gated() {
+        for (m, n, k) in [(1, 1, 1), (3, 40, 9), (14, 64, 70)] {
+            let x = numbers(m * k, 1);
+            let (a, b) = (encode(Dtype::Bf16, &numbers(n * k, 2)), encode(Dtype::F32, &numbers(n * k, 3)));
+            let bias = numbers(n, 4);
+            let mut first: Option<Vec<f32>> = None;
+            for cpu in cpus() {
+                let (a, b) = (Matrix::new(&a, Dtype::Bf16, n, k), Matrix::new(&b, Dtype::F32, n, k));
+                let gates = Int8Weights::new(&cpu, a, Some(&bias));
+                let ups = Int8Weights::new(&cpu, b, None);
+                let gated = Int8Weights::gated(&cpu, (a, Some(&bias)), (b, None));
+                let mut rows = Int8Rows::default();
+                rows.copy_from(&cpu, &x, k);
+                let (mut gate, mut up, mut added, mut activated) =
+                    (vec![0.0; m * n], vec![0.0; m * n], vec![2.0; m * n], Int8Rows::default());
+                let products = [
+                    Int8Product { weights: &gates, to: Int8Output::Set(&mut gate) },
+                    Int8Product { weights: &ups, to: Int8Output::Set(&mut up) },
+                    Int8Product { weights: &ups, to: Int8Output::Add(&mut added) },
+                    Int8Product { weights: &gated, to: Int8Output::SiluMul(&mut activated) },
+                ];
+                matmul(&cpu, &rows, products);
+                assert!(added.iter().zip(&up).all(|(added, up)| *added == 2.0 + up));
+                silu_mul(&cpu, &mut gate, &up);
+                assert_eq!(activated.exact, gate, "the same bits as one by one");
+                let mut expected = Int8Rows::default();
+                expected.copy_from(&cpu, &gate, n);
+                let all = |rows: &Int8Rows| {
+                    (0..rows.tiling().tiles).flat_map(|i| rows.quads(&rows.tiling().tile(i)).to_vec()).collect::<Vec<_>>()
+                };
+                assert_eq!(all(&activated), all(&expected));
+                assert_eq!(*first.get_or_insert_with(|| gate.clone()), gate, "{m}x{n}x{k} on {} with {}", cpu.isa(), cpu.threads());
+            }
+        }
+    }
+
+    #[test]
+    fn norms_are_quantized_as_if_they_had_been_stored() {
+        for width in [7, 16, 100] {
+            let (x, weight) = (numbers(5 * width, 1), numbers(width, 2));
+            for cpu in cpus() {
+                let mut normed = x.clone();
+                rms_norm(&cpu, &mut normed, &weight, 1e-5);
+                let (mut fused, mut stored) = (Int8Rows::default(), Int8Rows::default());
+                fused.rms_norm_from(&cpu, &x, &weight, 1e-5);
+                stored.copy_from(&cpu, &normed, width);
+                for row in 0..5 {
+                    assert_eq!(fused.quantized(row), stored.quantized(row));
+                }
+                for tile in 0..fused.tiling().tiles {
+                    let rows = fused.tiling().tile(tile);
+                    assert_eq!(fused.quads(&rows), stored.quads(&rows));
+                }
+            }
+        }
+    }
+
+    #[test]
     fn the_largest_sums_do_not_overflow() {
         let k = INPUTS_MAX;
         for sign in [1.0, -1.0] {
             let (x, bytes) = (vec![sign; k], encode(Dtype::F32, &vec![1.0; k]));
             let cpu = Cpu::new(None, 1).unwrap();
-            let w = Int8Weights::quantize(&cpu, Matrix::new(&bytes, Dtype::F32, 1, k));
+            let w = Int8Weights::new(&cpu, Matrix::new(&bytes, Dtype::F32, 1, k), None);
             for unit in units() {
-                assert_eq!(product(unit, &cpu, &x, &w), reference(&x, &vec![1.0; k], (1, 1, k)), "{unit:?}");
+                assert_eq!(product(unit, &cpu, &x, &w), reference(&x, &vec![1.0; k], &[0.0], (1, 1, k)), "{unit:?}");
             }
         }
     }
@@ -234,7 +376,7 @@ mod tests {
         let bytes = encode(Dtype::Bf16, &numbers(n * k, 4));
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
             let cpu = Cpu::new(Some(isa), 2).unwrap();
-            let w = Int8Weights::quantize(&cpu, Matrix::new(&bytes, Dtype::Bf16, n, k));
+            let w = Int8Weights::new(&cpu, Matrix::new(&bytes, Dtype::Bf16, n, k), None);
             let together = product(DotUnit::of(isa), &cpu, &x, &w);
             for rows in [1, 5, 36] {
                 let cut = x.chunks(rows * k).flat_map(|x| product(DotUnit::of(isa), &cpu, x, &w)).collect::<Vec<_>>();
@@ -251,7 +393,7 @@ mod tests {
         let bytes = encode(Dtype::F32, &weights);
         let x = [numbers(k, 2), vec![0.0; k]].concat();
         let cpu = Cpu::new(None, 1).unwrap();
-        let w = Int8Weights::quantize(&cpu, Matrix::new(&bytes, Dtype::F32, n, k));
+        let w = Int8Weights::new(&cpu, Matrix::new(&bytes, Dtype::F32, n, k), None);
         let y = product(DotUnit::of(cpu.isa()), &cpu, &x, &w);
         assert!(y[..n].iter().enumerate().all(|(j, y)| (*y == 0.0) == (j == 3)));
         assert!(y[n..].iter().all(|y| *y == 0.0));
@@ -261,7 +403,7 @@ mod tests {
     fn no_rows_are_no_work() {
         let cpu = Cpu::new(None, 2).unwrap();
         let bytes = encode(Dtype::F32, &numbers(12, 1));
-        let w = Int8Weights::quantize(&cpu, Matrix::new(&bytes, Dtype::F32, 3, 4));
+        let w = Int8Weights::new(&cpu, Matrix::new(&bytes, Dtype::F32, 3, 4), None);
         assert!(product(DotUnit::of(cpu.isa()), &cpu, &[], &w).is_empty());
     }
 }

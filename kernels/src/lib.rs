@@ -30,13 +30,21 @@ mod exp;
 pub mod int8;
 pub mod kv;
 pub mod matmul;
+pub mod matrix;
+mod memory;
 mod pool;
+mod scratch;
 mod simd;
 #[cfg(test)]
 mod testing;
+mod tile;
+mod tiles;
 pub mod vocab;
+mod weights;
 
 pub use cpu::{Cpu, Isa, KernelError};
 pub use dtype::Dtype;
 pub use kv::{BLOCK_POSITIONS, KvLayout, KvMemory, Span};
-pub use matmul::Matrix;
+pub use matrix::Matrix;
+pub use tiles::Tiles;
+pub use weights::Weights;

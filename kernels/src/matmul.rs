@@ -1,226 +1,219 @@
-//! Activations times weights, and row look-up, from weights as they are stored.
-
-#![allow(clippy::needless_range_loop, reason = "tiles are indexed by numbers known at compile time")]
+//! Activations times weights.
+//!
+//! Each number of the result starts from its bias and takes in one product after the other, inputs ascending (see `tile`). How
+//! rows, inputs and outputs are cut into pieces for the caches and the threads therefore changes no bit.
+//!
+//! A task is a block of rows times a group of panels. It goes over the inputs in pieces, so that a piece of a panel stays
+//! in the first cache while all tiles of the block use it, and the block's piece of activations and the task's sums in the
+//! second. Few rows (decode) are one tile: then a panel streams through from end to end, once.
 
 use crate::{
     cpu::Cpu,
     disjoint::Disjoint,
-    dtype::{Dtype, Element, load_part, store_part, with_element},
+    dtype::{Element, with_element},
+    elementwise::silu_mul_vector,
+    scratch::with_sums,
     simd::{Kernel, LANES, Simd},
+    tile::{Ahead, PANEL, tile, with_tile_rows},
+    tiles::{SharedTiles, Tiles},
+    weights::Weights,
 };
-use std::{array::from_fn, ops::Range};
+use std::ops::Range;
 
-/// A borrowed row-major matrix `[rows, cols]`, in the bytes of a file as like as not. Needs no alignment.
-#[derive(Clone, Copy, Debug)]
-pub struct Matrix<'a> {
-    bytes: &'a [u8],
-    dtype: Dtype,
-    rows: usize,
-    cols: usize,
+/// One product of several that share their activations.
+pub struct Product<'a> {
+    pub weights: &'a Weights,
+    pub to: Output<'a>,
 }
 
-impl<'a> Matrix<'a> {
-    pub fn new(bytes: &'a [u8], dtype: Dtype, rows: usize, cols: usize) -> Self {
-        assert_eq!(bytes.len(), rows * cols * dtype.bytes(), "matrix bytes");
-        Self { bytes, dtype, rows, cols }
-    }
-
-    pub fn dtype(&self) -> Dtype {
-        self.dtype
-    }
-
-    pub fn rows(&self) -> usize {
-        self.rows
-    }
-
-    pub fn cols(&self) -> usize {
-        self.cols
-    }
-
-    /// Bytes of row `i`.
-    #[inline(always)]
-    pub(crate) fn row(&self, i: usize) -> &'a [u8] {
-        let width = self.cols * self.dtype.bytes();
-        &self.bytes[i * width..(i + 1) * width]
-    }
+/// What becomes of the result `y`, which is `[rows, outputs]`.
+pub enum Output<'a> {
+    Set(&'a mut [f32]),
+    /// Added to what is there.
+    Add(&'a mut [f32]),
+    /// `silu(gate) * up`, of [gated](Weights::gated) weights, as activations for the next product.
+    SiluMul(&'a mut Tiles),
 }
 
-/// `y = x wᵀ`: `x` is `[m, w.cols]`, `y` is `[m, w.rows]`.
-///
-/// Each number of `y` is a dot product of two rows: 16 partial sums in ascending order, then the fixed tree. A 4 × 4 tile of
-/// them is computed at once in registers: four rows of `x` stay in the nearest cache while the task's weights pass by.
-pub fn matmul(cpu: &Cpu, x: &[f32], w: Matrix<'_>, y: &mut [f32]) {
-    let (n, k) = (w.rows, w.cols);
-    assert!(n > 0 && k > 0, "empty weights");
-    let m = y.len() / n;
-    assert_eq!(y.len(), m * n, "whole rows of y");
-    assert_eq!(x.len(), m * k, "x is [m, k]");
-    if m == 0 {
+/// `y = x wᵀ + bias` for each of the products.
+pub fn matmul<const N: usize>(cpu: &Cpu, x: &Tiles, products: [Product<'_>; N]) {
+    let rows = x.rows();
+    let jobs = products.map(|Product { weights, to }| {
+        assert_eq!(x.cols(), weights.inputs(), "x is [rows, inputs]");
+        let len = rows * weights.outputs();
+        let is_gated = matches!(to, Output::SiluMul(_));
+        assert_eq!(is_gated, weights.is_gated(), "gated weights, and no others, are for SiluMul");
+        let to = match to {
+            Output::Set(y) => (y.len() == len).then(|| Shared::Set(Disjoint::new(y))),
+            Output::Add(y) => (y.len() == len).then(|| Shared::Add(Disjoint::new(y))),
+            Output::SiluMul(y) => {
+                y.resize(cpu, rows, weights.outputs());
+                Some(Shared::SiluMul(y.shared()))
+            }
+        };
+        Job { weights, to: to.expect("y is [rows, outputs]") }
+    });
+    if rows == 0 {
         return;
     }
-    let columns = columns_per_task(m, n, k * w.dtype.bytes(), cpu.threads());
-    let y = Disjoint::new(y);
-    cpu.for_each(n.div_ceil(columns), |task| {
-        let columns = task * columns..((task + 1) * columns).min(n);
-        cpu.isa().dispatch(Task { x, w, y: &y, m, columns });
+    let panels: usize = jobs.iter().map(|job| job.weights.panels()).sum();
+    let plan = Plan::new(x, panels, cpu.threads());
+    let groups = |job: &Job<'_>| job.weights.panels().div_ceil(plan.group_panels);
+    cpu.for_each(jobs.iter().map(groups).sum::<usize>() * plan.blocks, |index| {
+        // Blocks of rows take turns with one group of panels while that is in the shared cache.
+        let (mut group, block) = (index / plan.blocks, index % plan.blocks);
+        let job = jobs.iter().find(|job| {
+            let here = groups(job);
+            let found = group < here;
+            group -= if found { 0 } else { here };
+            found
+        });
+        let job = job.expect("a group of one of the jobs");
+        let panels = group * plan.group_panels..((group + 1) * plan.group_panels).min(job.weights.panels());
+        let tiles = block * x.tiling.tiles / plan.blocks..(block + 1) * x.tiling.tiles / plan.blocks;
+        let rows = x.tiling.tile(tiles.start).start..x.tiling.tile(tiles.end - 1).end;
+        with_sums(rows.len() * panels.len(), |sums| {
+            cpu.isa().dispatch(Task { x, job, panels, tiles, rows, step: plan.step, sums });
+        });
     });
 }
 
-/// Weight rows of one task: few enough to stay in the second cache while the rows of `x` change, and to keep all threads
-/// busy, yet enough to be worth a thread.
-fn columns_per_task(m: usize, n: usize, row_bytes: usize, threads: usize) -> usize {
-    if threads == 1 {
-        return (CACHE_BYTES / row_bytes).next_multiple_of(TILE).clamp(TILE, n.next_multiple_of(TILE));
-    }
-    let cached = CACHE_BYTES / row_bytes;
-    let balanced = n.div_ceil(4 * threads);
-    let worth = (WEIGHT_BYTES_PER_TASK / (row_bytes * m.min(TASK_ROWS_MAX))).max(1);
-    cached.min(balanced).max(worth).next_multiple_of(TILE).min(n.next_multiple_of(TILE))
+/// How the work is cut.
+struct Plan {
+    /// Blocks of rows.
+    blocks: usize,
+    /// Panels of a task.
+    group_panels: usize,
+    /// Inputs of a piece.
+    step: usize,
 }
 
-const TILE: usize = 4;
-/// A good part of a core's second cache.
-const CACHE_BYTES: usize = 256 << 10;
-/// Weights times rows of `x` that make a task: some 10 µs.
-const WEIGHT_BYTES_PER_TASK: usize = 128 << 10;
-const TASK_ROWS_MAX: usize = 64;
+impl Plan {
+    fn new(x: &Tiles, panels: usize, threads: usize) -> Self {
+        let (rows, inputs) = (x.rows(), x.cols());
+        let blocks = rows.div_ceil(BLOCK_ROWS);
+        let group_panels = if threads == 1 || rows * inputs * panels * PANEL < WORK_MIN_TO_SHARE {
+            GROUP_PANELS
+        } else {
+            (panels * blocks / (TASKS_PER_THREAD * threads)).clamp(1, GROUP_PANELS)
+        };
+        let step = if x.tiling.tiles == 1 { inputs } else { STEP_INPUTS };
+        Self { blocks, group_panels, step }
+    }
+}
 
-/// `columns` of `y`, all rows.
+/// Multiply-adds below which other threads are not worth asking: some microseconds.
+const WORK_MIN_TO_SHARE: usize = 1 << 17;
+/// Enough that threads which are held up leave their share to the others.
+const TASKS_PER_THREAD: usize = 4;
+/// A group's piece of weights, 16 × 512 × 64 bytes (bf16), a block's activations, 96 × 512 × 4, and its sums, 96 × 16 × 128, fill a
+/// second cache of 1 MiB; a piece of a panel, 512 × 64, is two thirds of a first cache of 48 KiB.
+const BLOCK_ROWS: usize = 96;
+const GROUP_PANELS: usize = 16;
+const STEP_INPUTS: usize = 512;
+
+struct Job<'a> {
+    weights: &'a Weights,
+    to: Shared<'a>,
+}
+
+/// [`Output`], written by several tasks.
+enum Shared<'a> {
+    Set(Disjoint<'a, f32>),
+    Add(Disjoint<'a, f32>),
+    SiluMul(SharedTiles<'a>),
+}
+
+/// Some panels times a block of rows.
 struct Task<'a> {
-    x: &'a [f32],
-    w: Matrix<'a>,
-    y: &'a Disjoint<'a>,
-    m: usize,
-    columns: Range<usize>,
+    x: &'a Tiles,
+    job: &'a Job<'a>,
+    panels: Range<usize>,
+    tiles: Range<usize>,
+    /// Those of the tiles.
+    rows: Range<usize>,
+    step: usize,
+    /// `[panel][row]`.
+    sums: &'a mut [[f32; PANEL]],
 }
 
 impl Kernel for Task<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        with_element!(self.w.dtype, E => self.run_on::<S, E>(simd))
+    fn run<S: Simd>(mut self, simd: S) {
+        for (i, panel) in self.panels.clone().enumerate() {
+            self.sums[i * self.rows.len()..(i + 1) * self.rows.len()].fill(*self.job.weights.bias(panel));
+        }
+        with_element!(self.job.weights.dtype(), E => self.multiply::<S, E>(simd));
+        for panel in self.panels.clone() {
+            self.finish(simd, panel);
+        }
     }
 }
 
 impl Task<'_> {
     #[inline(always)]
-    fn run_on<S: Simd, E: Element>(&self, simd: S) {
-        if S::WIDE_TILES {
-            let rows = self.all_rows::<S, E, 4, 4>(simd, 0);
-            match self.m - rows {
-                0 => {}
-                1 => _ = self.all_rows::<S, E, 1, 4>(simd, rows),
-                2 => _ = self.all_rows::<S, E, 2, 4>(simd, rows),
-                _ => _ = self.all_rows::<S, E, 3, 4>(simd, rows),
-            }
-        } else {
-            let rows = self.all_rows::<S, E, 2, 2>(simd, 0);
-            self.all_rows::<S, E, 1, 2>(simd, rows);
-        }
-    }
-
-    /// As many tiles of `M` rows as there are from `row` on; the first row not done.
-    #[inline(always)]
-    fn all_rows<S: Simd, E: Element, const M: usize, const N: usize>(&self, simd: S, mut row: usize) -> usize {
-        while row + M <= self.m {
-            let mut column = self.columns.start;
-            while column + N <= self.columns.end {
-                self.tile::<S, E, M, N>(simd, row, column);
-                column += N;
-            }
-            while column < self.columns.end {
-                self.tile::<S, E, M, 1>(simd, row, column);
-                column += 1;
-            }
-            row += M;
-        }
-        row
-    }
-
-    /// `y[row..row + M, column..column + N]`.
-    #[inline(always)]
-    fn tile<S: Simd, E: Element, const M: usize, const N: usize>(&self, simd: S, row: usize, column: usize) {
-        let (n, k) = (self.w.rows, self.w.cols);
-        let steps = k / LANES;
-        let x_rows: [&[f32]; M] = from_fn(|i| &self.x[(row + i) * k..(row + i + 1) * k]);
-        let w_rows: [&[u8]; N] = from_fn(|j| self.w.row(column + j));
-        let xs: [&[[f32; LANES]]; M] = from_fn(|i| &x_rows[i].as_chunks().0[..steps]);
-        let ws: [&[E::Chunk]; N] = from_fn(|j| &E::chunks(w_rows[j]).0[..steps]);
-        let mut sums = [[simd.zero(); N]; M];
-        for step in 0..steps {
-            let mut w = [simd.zero(); N];
-            for j in 0..N {
-                w[j] = E::load(simd, &ws[j][step]);
-            }
-            for i in 0..M {
-                let x = simd.load(&xs[i][step]);
-                for j in 0..N {
-                    sums[i][j] = simd.fma(x, w[j], sums[i][j]);
+    fn multiply<S: Simd, E: Element>(&mut self, simd: S) {
+        let (inputs, first) = (self.x.cols(), self.panels.start);
+        for start in (0..inputs).step_by(self.step) {
+            let piece = start..(start + self.step).min(inputs);
+            for panel in self.panels.clone() {
+                let weights = self.job.weights.panel::<E>(panel, piece.clone());
+                let next = match panel + 1 < self.panels.end {
+                    true => self.job.weights.panel::<E>(panel + 1, piece.clone()),
+                    false => self.job.weights.panel::<E>(first, piece.end..inputs),
+                };
+                for (nth, index) in self.tiles.clone().enumerate() {
+                    let rows = self.x.tiling.tile(index);
+                    let x = self.x.columns(&rows, piece.clone());
+                    let sums = (panel - first) * self.rows.len() + rows.start - self.rows.start;
+                    let sums = &mut self.sums[sums..sums + rows.len()];
+                    let ahead = match self.tiles.len() {
+                        1 => Ahead::within(weights),
+                        tiles => Ahead::share_of(next, weights.len(), nth, tiles),
+                    };
+                    with_tile_rows!(rows.len(), S::TILE_ROWS, T => tile::<S, E, T>(simd, x, weights, sums, ahead));
                 }
             }
         }
-        if k > steps * LANES {
-            for i in 0..M {
-                let x = load_part(simd, &x_rows[i][steps * LANES..]);
-                for j in 0..N {
-                    sums[i][j] = simd.fma(x, E::load_part(simd, &w_rows[j][steps * LANES * E::BYTES..]), sums[i][j]);
-                }
-            }
-        }
-        let mut results = [0.0; LANES];
-        if M * N > 4 {
-            let mut flat = [simd.zero(); LANES];
-            for i in 0..M {
-                flat[i * N..(i + 1) * N].copy_from_slice(&sums[i]);
-            }
-            simd.store(simd.sum16(&flat), &mut results);
-        } else {
-            for i in 0..M {
-                for j in 0..N {
-                    results[i * N + j] = simd.sum(sums[i][j]);
-                }
-            }
-        }
-        for i in 0..M {
-            let start = (row + i) * n + column;
-            // SAFETY: tasks have disjoint columns, and within a task this is the only part alive.
-            unsafe { self.y.part(start..start + N) }.copy_from_slice(&results[i * N..(i + 1) * N]);
-        }
     }
-}
 
-/// `y[i] = table[ids[i]]`: `y` is `[ids.len(), table.cols]`. Every id must be a row of the table.
-pub fn lookup(cpu: &Cpu, table: Matrix<'_>, ids: &[u32], y: &mut [f32]) {
-    assert_eq!(y.len(), ids.len() * table.cols, "y is [ids, cols]");
-    for (&id, row) in ids.iter().zip(y.chunks_exact_mut(table.cols)) {
-        assert!((id as usize) < table.rows, "id {id} is not one of {} rows", table.rows);
-        cpu.isa().dispatch(Widen { from: table.row(id as usize), dtype: table.dtype, to: row });
-    }
-}
-
-/// Stored numbers to f32.
-struct Widen<'a> {
-    from: &'a [u8],
-    dtype: Dtype,
-    to: &'a mut [f32],
-}
-
-impl Kernel for Widen<'_> {
-    type Output = ();
-
+    /// Hands over the sums of one panel.
     #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        with_element!(self.dtype, E => {
-            let (from, from_rest) = E::chunks(self.from);
-            let (to, to_rest) = self.to.as_chunks_mut();
-            for (from, to) in from.iter().zip(to) {
-                simd.store(E::load(simd, from), to);
+    fn finish<S: Simd>(&self, simd: S, panel: usize) {
+        let columns = self.job.weights.outputs_of(panel);
+        let outputs = self.job.weights.outputs();
+        let sums = &self.sums[(panel - self.panels.start) * self.rows.len()..][..self.rows.len()];
+        match &self.job.to {
+            Shared::Set(y) => {
+                for (row, sums) in self.rows.clone().zip(sums) {
+                    // SAFETY: no two tasks have the same rows and columns, and this is the only part alive within this one.
+                    let y = unsafe { y.part(row * outputs + columns.start..row * outputs + columns.end) };
+                    y.copy_from_slice(&sums[..columns.len()]);
+                }
             }
-            if !to_rest.is_empty() {
-                store_part(simd, E::load_part(simd, from_rest), to_rest);
+            Shared::Add(y) => {
+                for (row, sums) in self.rows.clone().zip(sums) {
+                    // SAFETY: as above.
+                    let y = unsafe { y.part(row * outputs + columns.start..row * outputs + columns.end) };
+                    for (y, sum) in y.iter_mut().zip(sums) {
+                        *y += sum;
+                    }
+                }
             }
-        })
+            Shared::SiluMul(y) => {
+                for index in self.tiles.clone() {
+                    let rows = y.tiling.tile(index);
+                    for row in rows.clone() {
+                        let (halves, _) = sums[row - self.rows.start].as_chunks::<LANES>();
+                        let product = simd.to_array(silu_mul_vector(simd, simd.load(&halves[0]), simd.load(&halves[1])));
+                        // SAFETY: no two tasks have the same rows and columns.
+                        unsafe { y.put(&rows, row, columns.start, &product[..columns.len()]) };
+                    }
+                }
+            }
+        }
     }
 }
 
@@ -229,30 +222,58 @@ mod tests {
     use super::*;
     use crate::{
         cpu::Isa,
-        dtype::{decode, encode},
+        dtype::{Dtype, decode, encode},
+        matrix::Matrix,
         testing::{cpus, numbers},
     };
+
+    fn tiles(cpu: &Cpu, x: &[f32], cols: usize) -> Tiles {
+        let mut tiles = Tiles::default();
+        tiles.copy_from(cpu, x, cols);
+        tiles
+    }
+
+    /// `[m, k]` times `[n, k]`, plus bias, in f64; and the sum of the terms' sizes.
+    fn reference(x: &[f32], w: &[f32], bias: &[f32], k: usize) -> Vec<(f64, f64)> {
+        let dot = |x: &[f32], w: &[f32], bias: f32| {
+            let terms = x.iter().zip(w).map(|(&x, &w)| f64::from(x) * f64::from(w));
+            terms.fold((f64::from(bias), f64::from(bias).abs()), |(sum, size), t| (sum + t, size + t.abs()))
+        };
+        x.chunks(k).flat_map(|x| w.chunks(k).zip(bias).map(move |(w, &bias)| dot(x, w, bias))).collect()
+    }
+
+    fn assert_close(got: &[f32], reference: &[(f64, f64)]) {
+        assert_eq!(got.len(), reference.len());
+        for (&got, (sum, size)) in got.iter().zip(reference) {
+            assert!((f64::from(got) - sum).abs() <= 2e-6 * size, "{got} is not {sum}");
+        }
+    }
+
+    const SHAPES: [(usize, usize, usize); 8] =
+        [(1, 1, 1), (1, 7, 15), (2, 5, 16), (3, 33, 17), (13, 64, 64), (5, 70, 100), (17, 70, 1172), (230, 300, 31)];
 
     #[test]
     fn matches_the_f64_reference_on_odd_sizes_with_the_same_bits_everywhere() {
         for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
-            for (m, n, k) in [(1, 1, 1), (1, 7, 15), (2, 5, 16), (3, 9, 17), (4, 4, 64), (5, 33, 100), (9, 6, 31), (17, 70, 172)] {
-                let x = numbers(m * k, 1);
-                let weights = encode(dtype, &numbers(n * k, 2));
-                let exact = decode(dtype, &weights);
-                let w = Matrix::new(&weights, dtype, n, k);
+            for (m, n, k) in SHAPES {
+                let (x, bias) = (numbers(m * k, 1), numbers(n, 3));
+                let bytes = encode(dtype, &numbers(n * k, 2));
+                let expected = reference(&x, &decode(dtype, &bytes), &bias, k);
                 let mut first: Option<Vec<f32>> = None;
                 for cpu in cpus() {
-                    let mut y = vec![f32::NAN; m * n];
-                    matmul(&cpu, &x, w, &mut y);
-                    for i in 0..m {
-                        for j in 0..n {
-                            let terms = (0..k).map(|l| f64::from(x[i * k + l]) * f64::from(exact[j * k + l]));
-                            let (sum, size) = terms.fold((0.0, 0.0), |(s, a), t| (s + t, a + t.abs()));
-                            let got = f64::from(y[i * n + j]);
-                            assert!((got - sum).abs() <= 1e-6 * size, "{dtype:?} {m}x{n}x{k}: {got} is not {sum}");
-                        }
-                    }
+                    let weights = Weights::new(&cpu, Matrix::new(&bytes, dtype, n, k), Some(&bias));
+                    let x = tiles(&cpu, &x, k);
+                    let (mut y, mut added) = (vec![f32::NAN; m * n], vec![2.0; m * n]);
+                    matmul(
+                        &cpu,
+                        &x,
+                        [
+                            Product { weights: &weights, to: Output::Set(&mut y) },
+                            Product { weights: &weights, to: Output::Add(&mut added) },
+                        ],
+                    );
+                    assert_close(&y, &expected);
+                    assert!(added.iter().zip(&y).all(|(added, y)| *added == 2.0 + y));
                     let first = first.get_or_insert_with(|| y.clone());
                     assert_eq!(*first, y, "{dtype:?} {m}x{n}x{k} on {} with {} threads", cpu.isa(), cpu.threads());
                 }
@@ -261,42 +282,45 @@ mod tests {
     }
 
     #[test]
-    fn a_row_does_not_depend_on_its_batch() {
-        let (m, n, k) = (37, 1030, 99);
-        let x = numbers(m * k, 3);
-        let weights = encode(Dtype::Bf16, &numbers(n * k, 4));
-        let w = Matrix::new(&weights, Dtype::Bf16, n, k);
-        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
-            let cpu = Cpu::new(Some(isa), 2).unwrap();
-            let mut together = vec![0.0; m * n];
-            matmul(&cpu, &x, w, &mut together);
-            for (row, expected) in x.chunks(k).zip(together.chunks(n)) {
-                let mut alone = vec![0.0; n];
-                matmul(&cpu, row, w, &mut alone);
-                assert_eq!(alone, expected);
+    fn gated_weights_multiply_by_the_activated_gate() {
+        for (m, n, k) in SHAPES {
+            let (x, bias) = (numbers(m * k, 1), numbers(n, 4));
+            let (gate, up) = (encode(Dtype::Bf16, &numbers(n * k, 2)), encode(Dtype::Bf16, &numbers(n * k, 3)));
+            let gates = reference(&x, &decode(Dtype::Bf16, &gate), &bias, k);
+            let ups = reference(&x, &decode(Dtype::Bf16, &up), &vec![0.0; n], k);
+            let expected: Vec<f64> = gates.iter().zip(&ups).map(|((g, _), (u, _))| g / (1.0 + (-g).exp()) * u).collect();
+            let mut first: Option<Vec<f32>> = None;
+            for cpu in cpus() {
+                let matrix = |bytes| Matrix::new(bytes, Dtype::Bf16, n, k);
+                let weights = Weights::gated(&cpu, (matrix(&gate), Some(&bias)), (matrix(&up), None));
+                let mut y = Tiles::default();
+                matmul(&cpu, &tiles(&cpu, &x, k), [Product { weights: &weights, to: Output::SiluMul(&mut y) }]);
+                let rows = y.to_rows();
+                for (got, (expected, size)) in rows.iter().zip(expected.iter().zip(&ups)) {
+                    assert!((f64::from(*got) - expected).abs() <= 1e-4 * (1.0 + size.1), "{got} is not {expected}");
+                }
+                let first = first.get_or_insert_with(|| rows.clone());
+                assert_eq!(*first, rows, "{m}x{n}x{k} on {} with {} threads", cpu.isa(), cpu.threads());
             }
         }
     }
 
     #[test]
-    fn tasks_cover_all_columns_and_are_worth_a_thread() {
-        for (m, n, row_bytes, threads) in [(1, 64, 128, 8), (512, 2048, 4096, 2), (1, 128256, 4096, 64), (16, 10, 65536, 4), (1, 1, 4, 1)] {
-            let columns = columns_per_task(m, n, row_bytes, threads);
-            assert!(columns >= 1 && columns.is_multiple_of(TILE));
-        }
-        assert!(columns_per_task(1, 64, 128, 8) >= 64, "tiny work stays on one thread");
-        assert!(columns_per_task(1, 128256, 4096, 64) * 4096 <= CACHE_BYTES, "large work fits the cache");
-    }
-
-    #[test]
-    fn lookup_widens_rows() {
-        for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
-            let bytes = encode(dtype, &numbers(5 * 19, 7));
-            let exact = decode(dtype, &bytes);
-            for cpu in cpus() {
-                let mut y = vec![0.0; 3 * 19];
-                lookup(&cpu, Matrix::new(&bytes, dtype, 5, 19), &[4, 0, 4], &mut y);
-                assert_eq!(y, [&exact[76..], &exact[..19], &exact[76..]].concat());
+    fn a_row_does_not_depend_on_its_batch() {
+        let (m, n, k) = (137, 1030, 599);
+        let x = numbers(m * k, 3);
+        let bytes = encode(Dtype::Bf16, &numbers(n * k, 4));
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+            let cpu = Cpu::new(Some(isa), 2).unwrap();
+            let weights = Weights::new(&cpu, Matrix::new(&bytes, Dtype::Bf16, n, k), None);
+            let product = |x: &[f32]| {
+                let mut y = vec![0.0; x.len() / k * n];
+                matmul(&cpu, &tiles(&cpu, x, k), [Product { weights: &weights, to: Output::Set(&mut y) }]);
+                y
+            };
+            let together = product(&x);
+            for (row, expected) in x.chunks(k).zip(together.chunks(n)).step_by(9) {
+                assert_eq!(product(row), expected);
             }
         }
     }

@@ -25,6 +25,8 @@ pub enum ModelError {
         "tensor {tensor} in {path} is stored as {found}: only F32, F16 and BF16 weights are supported, so use an unquantized checkpoint"
     )]
     Dtype { tensor: String, path: PathBuf, found: String },
+    #[error("tensors {tensor} and {other} are stored in different types: convert the checkpoint to one type")]
+    MixedDtypes { tensor: String, other: String },
     #[error(transparent)]
     Kernel(#[from] KernelError),
 }

@@ -2,9 +2,11 @@
 
 use crate::model::{Layer, Model};
 use tidemill_kernels::{
-    Cpu, KvMemory, Span,
+    Cpu, KvMemory, Span, Tiles,
     attention::{Attention, attention},
-    elementwise, kv, matmul,
+    elementwise, kv,
+    matmul::{Output, Product, matmul},
+    matrix,
 };
 use tidemill_proto::block::{BLOCK_TOKENS, Token};
 
@@ -48,19 +50,21 @@ impl Logits<'_> {
     }
 }
 
-/// Intermediate results, kept from batch to batch; each is `[rows, its width]`.
+/// Intermediate results, kept from batch to batch so that a step allocates nothing. `[rows, its width]` unless said.
 #[derive(Default)]
 pub(crate) struct Buffers {
+    tokens: Vec<Token>,
+    tail: Tail<'static>,
+    spans: Vec<Span<'static>>,
     /// The residual stream.
     x: Vec<f32>,
-    normed: Vec<f32>,
+    normed: Tiles,
     q: Vec<f32>,
     k: Vec<f32>,
     v: Vec<f32>,
     attended: Vec<f32>,
-    gate: Vec<f32>,
-    up: Vec<f32>,
-    delta: Vec<f32>,
+    attended_tiles: Tiles,
+    activated: Tiles,
     cos: Vec<f32>,
     sin: Vec<f32>,
     logits: Vec<f32>,
@@ -88,51 +92,69 @@ impl Model {
 
     fn run(&self, chunks: &[Chunk<'_>], kv: &mut KvMemory, b: &mut Buffers) {
         let cpu = &self.cpu;
-        let spans: Vec<Span<'_>> = chunks.iter().map(|c| Span { blocks: c.blocks, start: c.start, rows: c.tokens.len() }).collect();
-        let tail = Tail::new(chunks);
+        let mut spans = recycle(std::mem::take(&mut b.spans));
+        spans.extend(chunks.iter().map(|c| Span { blocks: c.blocks, start: c.start, rows: c.tokens.len() }));
+        let mut tail = std::mem::take(&mut b.tail).recycle();
+        tail.fill(chunks);
 
-        let tokens: Vec<Token> = chunks.iter().flat_map(|chunk| chunk.tokens).copied().collect();
-        resize(&mut b.x, tokens.len() * self.config.hidden);
-        matmul::lookup(cpu, self.embedding.view(), &tokens, &mut b.x);
+        b.tokens.clear();
+        b.tokens.extend(chunks.iter().flat_map(|chunk| chunk.tokens));
+        resize(&mut b.x, b.tokens.len() * self.config.hidden);
+        matrix::lookup(cpu, self.embedding.view(), &b.tokens, &mut b.x);
         b.cos.clear();
         b.sin.clear();
         for position in spans.iter().flat_map(|span| span.start..span.start + span.rows) {
             self.rope.push(position, &mut b.cos, &mut b.sin);
         }
 
-        for (index, layer) in self.layers.iter().enumerate() {
-            self.keys_and_values(layer, index, &spans, kv, b);
-            if index + 1 < self.layers.len() {
-                self.rest_of_layer(layer, index, &spans, kv, b);
-            } else if !tail.rows.is_empty() {
-                // From here on only rows with logits matter.
-                for rows in [&mut b.x, &mut b.normed] {
-                    keep_rows(rows, self.config.hidden, &tail.rows);
-                }
-                for angles in [&mut b.cos, &mut b.sin] {
-                    keep_rows(angles, self.config.head_dim / 2, &tail.rows);
-                }
-                self.rest_of_layer(layer, index, &tail.spans, kv, b);
-            }
+        let (last, layers) = self.layers.split_last().expect("a model has layers");
+        for (index, layer) in layers.iter().enumerate() {
+            self.norm(&layer.attention_norm, b);
+            self.project(layer, Rows::All, b);
+            self.store(layer, index, &spans, kv, b);
+            self.rest_of_layer(layer, index, &spans, kv, b);
         }
-
+        let index = layers.len();
+        self.norm(&last.attention_norm, b);
+        self.project(last, Rows::KeysAndValues, b);
+        self.store(last, index, &spans, kv, b);
         resize(&mut b.logits, tail.rows.len() * self.config.vocab);
         if !tail.rows.is_empty() {
-            elementwise::rms_norm(cpu, &mut b.x, &self.final_norm, self.config.norm_epsilon);
-            matmul::matmul(cpu, &b.x, self.head.as_ref().unwrap_or(&self.embedding).view(), &mut b.logits);
+            // From here on only rows with logits matter.
+            keep_rows(&mut b.x, self.config.hidden, &tail.rows);
+            for angles in [&mut b.cos, &mut b.sin] {
+                keep_rows(angles, self.config.head_dim / 2, &tail.rows);
+            }
+            self.norm(&last.attention_norm, b);
+            self.project(last, Rows::Queries, b);
+            self.rest_of_layer(last, index, &tail.spans, kv, b);
+            self.norm(&self.final_norm, b);
+            matmul(cpu, &b.normed, [Product { weights: &self.head, to: Output::Set(&mut b.logits) }]);
+        }
+        b.spans = recycle(spans);
+        b.tail = tail.recycle();
+    }
+
+    /// Queries, keys and values of the rows in `b.normed`.
+    fn project(&self, layer: &Layer, what: Rows, b: &mut Buffers) {
+        let (cpu, config) = (&self.cpu, &self.config);
+        let rows = b.normed.rows();
+        resize(&mut b.q, rows * config.heads * config.head_dim);
+        resize(&mut b.k, rows * config.kv_heads * config.head_dim);
+        resize(&mut b.v, rows * config.kv_heads * config.head_dim);
+        let q = Product { weights: &layer.q, to: Output::Set(&mut b.q) };
+        let k = Product { weights: &layer.k, to: Output::Set(&mut b.k) };
+        let v = Product { weights: &layer.v, to: Output::Set(&mut b.v) };
+        match what {
+            Rows::All => matmul(cpu, &b.normed, [q, k, v]),
+            Rows::KeysAndValues => matmul(cpu, &b.normed, [k, v]),
+            Rows::Queries => matmul(cpu, &b.normed, [q]),
         }
     }
 
-    /// The layer's first norm, and K and V of all rows into `kv`.
-    fn keys_and_values(&self, layer: &Layer, index: usize, spans: &[Span<'_>], kv: &mut KvMemory, b: &mut Buffers) {
+    /// K and V of all rows into `kv`.
+    fn store(&self, layer: &Layer, index: usize, spans: &[Span<'_>], kv: &mut KvMemory, b: &mut Buffers) {
         let (cpu, config) = (&self.cpu, &self.config);
-        self.norm(&layer.attention_norm, b);
-        let rows = b.x.len() / config.hidden;
-        let width = config.kv_heads * config.head_dim;
-        resize(&mut b.k, rows * width);
-        resize(&mut b.v, rows * width);
-        layer.k.apply(cpu, &b.normed, &mut b.k);
-        layer.v.apply(cpu, &b.normed, &mut b.v);
         if let Some((_, norm)) = &layer.qk_norm {
             elementwise::rms_norm(cpu, &mut b.k, norm, config.norm_epsilon);
         }
@@ -140,42 +162,39 @@ impl Model {
         kv::write(cpu, kv, index, spans, &b.k, &b.v);
     }
 
-    /// Queries, attention and feed-forward of the rows in `b.x`, which are those of `spans`.
+    /// Attention and feed-forward of the rows in `b.x`, which are those of `spans` and whose queries are in `b.q`.
     fn rest_of_layer(&self, layer: &Layer, index: usize, spans: &[Span<'_>], kv: &KvMemory, b: &mut Buffers) {
         let (cpu, config) = (&self.cpu, &self.config);
-        let rows = b.x.len() / config.hidden;
-        resize(&mut b.q, rows * config.heads * config.head_dim);
-        resize(&mut b.attended, rows * config.heads * config.head_dim);
-        resize(&mut b.delta, rows * config.hidden);
-        resize(&mut b.gate, rows * config.intermediate);
-        resize(&mut b.up, rows * config.intermediate);
-
-        layer.q.apply(cpu, &b.normed, &mut b.q);
         if let Some((norm, _)) = &layer.qk_norm {
             elementwise::rms_norm(cpu, &mut b.q, norm, config.norm_epsilon);
         }
         elementwise::rotate(cpu, &mut b.q, config.head_dim, &b.cos, &b.sin);
         let what = Attention { layer: index, heads: config.heads, window: config.windows[index] };
+        resize(&mut b.attended, b.q.len());
         attention(cpu, kv, what, spans, &b.q, &mut b.attended);
-        layer.output.apply(cpu, &b.attended, &mut b.delta);
-        elementwise::add(cpu, &mut b.x, &b.delta);
+        b.attended_tiles.copy_from(cpu, &b.attended, config.heads * config.head_dim);
+        matmul(cpu, &b.attended_tiles, [Product { weights: &layer.output, to: Output::Add(&mut b.x) }]);
 
         self.norm(&layer.mlp_norm, b);
-        layer.gate.apply(cpu, &b.normed, &mut b.gate);
-        layer.up.apply(cpu, &b.normed, &mut b.up);
-        elementwise::silu_mul(cpu, &mut b.gate, &b.up);
-        layer.down.apply(cpu, &b.gate, &mut b.delta);
-        elementwise::add(cpu, &mut b.x, &b.delta);
+        matmul(cpu, &b.normed, [Product { weights: &layer.gate_up, to: Output::SiluMul(&mut b.activated) }]);
+        matmul(cpu, &b.activated, [Product { weights: &layer.down, to: Output::Add(&mut b.x) }]);
     }
 
     /// `normed = norm(x)`.
     fn norm(&self, weight: &[f32], b: &mut Buffers) {
-        b.normed.clone_from(&b.x);
-        elementwise::rms_norm(&self.cpu, &mut b.normed, weight, self.config.norm_epsilon);
+        elementwise::rms_norm_into(&self.cpu, &b.x, weight, self.config.norm_epsilon, &mut b.normed);
     }
 }
 
+/// What is projected from a layer's rows. In the last layer all rows need keys and values, but only some need more.
+enum Rows {
+    All,
+    KeysAndValues,
+    Queries,
+}
+
 /// The rows that are followed to the logits.
+#[derive(Default)]
 struct Tail<'a> {
     /// Their numbers in the batch, ascending.
     rows: Vec<usize>,
@@ -183,8 +202,8 @@ struct Tail<'a> {
 }
 
 impl<'a> Tail<'a> {
-    fn new(chunks: &[Chunk<'a>]) -> Self {
-        let mut tail = Tail { rows: Vec::new(), spans: Vec::new() };
+    fn fill(&mut self, chunks: &[Chunk<'a>]) {
+        self.rows.clear();
         let mut first = 0;
         for chunk in chunks {
             let len = chunk.tokens.len();
@@ -194,13 +213,22 @@ impl<'a> Tail<'a> {
                 LogitRows::All => 0,
             };
             if skip < len {
-                tail.rows.extend(first + skip..first + len);
-                tail.spans.push(Span { blocks: chunk.blocks, start: chunk.start + skip, rows: len - skip });
+                self.rows.extend(first + skip..first + len);
+                self.spans.push(Span { blocks: chunk.blocks, start: chunk.start + skip, rows: len - skip });
             }
             first += len;
         }
-        tail
     }
+
+    fn recycle<'b>(self) -> Tail<'b> {
+        Tail { rows: self.rows, spans: recycle(self.spans) }
+    }
+}
+
+/// An empty vector for spans of other chunks, in the same memory (`collect` reuses that of a vector's iterator).
+fn recycle<'b>(mut spans: Vec<Span<'_>>) -> Vec<Span<'b>> {
+    spans.clear();
+    spans.into_iter().map(|_| unreachable!("no spans are left")).collect()
 }
 
 fn resize(buffer: &mut Vec<f32>, len: usize) {

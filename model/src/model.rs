@@ -8,13 +8,13 @@ use crate::{
     weights::{Checkpoint, WeightMatrix},
 };
 use std::path::Path;
-use tidemill_kernels::{BLOCK_POSITIONS, Cpu, Dtype, Isa, KvLayout, KvMemory, elementwise, matmul};
+use tidemill_kernels::{BLOCK_POSITIONS, Cpu, Dtype, Isa, KvLayout, KvMemory, Matrix, Weights};
 use tidemill_proto::block::{BLOCK_TOKENS, KvDtype, KvShape, LayoutFingerprint};
 
 const _: () = assert!(BLOCK_TOKENS == BLOCK_POSITIONS, "the KV kernels and the block keys must agree on a block");
 
 /// Part of the layout fingerprint: changes whenever the same weights and tokens would give other KV bytes than before.
-const ARITHMETIC_VERSION: u32 = 1;
+const ARITHMETIC_VERSION: u32 = 2;
 
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
@@ -31,11 +31,11 @@ pub struct Model {
     pub(crate) config: ModelConfig,
     pub(crate) cpu: Cpu,
     pub(crate) rope: Rope,
+    /// As in the file: of a step's rows few are looked up.
     pub(crate) embedding: WeightMatrix,
     pub(crate) layers: Vec<Layer>,
     pub(crate) final_norm: Vec<f32>,
-    /// `None`: tied to the embedding.
-    pub(crate) head: Option<WeightMatrix>,
+    pub(crate) head: Weights,
     pub(crate) buffers: Buffers,
     kv_shape: KvShape,
     layout: LayoutFingerprint,
@@ -44,32 +44,15 @@ pub struct Model {
 /// One decoder layer's weights.
 pub(crate) struct Layer {
     pub(crate) attention_norm: Vec<f32>,
-    pub(crate) q: Linear,
-    pub(crate) k: Linear,
-    pub(crate) v: Linear,
-    pub(crate) output: Linear,
+    pub(crate) q: Weights,
+    pub(crate) k: Weights,
+    pub(crate) v: Weights,
+    pub(crate) output: Weights,
     /// Norms over each head's query and key.
     pub(crate) qk_norm: Option<(Vec<f32>, Vec<f32>)>,
     pub(crate) mlp_norm: Vec<f32>,
-    pub(crate) gate: Linear,
-    pub(crate) up: Linear,
-    pub(crate) down: Linear,
-}
-
-/// A projection.
-pub(crate) struct Linear {
-    weight: WeightMatrix,
-    bias: Option<Vec<f32>>,
-}
-
-impl Linear {
-    /// `y = x weightᵀ + bias`.
-    pub(crate) fn apply(&self, cpu: &Cpu, x: &[f32], y: &mut [f32]) {
-        matmul::matmul(cpu, x, self.weight.view(), y);
-        if let Some(bias) = &self.bias {
-            elementwise::add_bias(cpu, y, bias);
-        }
-    }
+    pub(crate) gate_up: Weights,
+    pub(crate) down: Weights,
 }
 
 impl Model {
@@ -79,11 +62,11 @@ impl Model {
         let cpu = Cpu::new(options.isa, options.threads)?;
         let mut checkpoint = Checkpoint::open(dir)?;
         let embedding = checkpoint.matrix("model.embed_tokens.weight", config.vocab, config.hidden)?;
-        let layers = (0..config.layers).map(|i| Layer::load(&mut checkpoint, &config, i)).collect::<Result<_, _>>()?;
+        let layers = (0..config.layers).map(|i| Layer::load(&cpu, &mut checkpoint, &config, i)).collect::<Result<_, _>>()?;
         let final_norm = checkpoint.vector("model.norm.weight", config.hidden)?;
         let head = match config.tied {
-            true => None,
-            false => Some(checkpoint.matrix("lm_head.weight", config.vocab, config.hidden)?),
+            true => Weights::new(&cpu, embedding.view(), None),
+            false => Weights::new(&cpu, checkpoint.matrix("lm_head.weight", config.vocab, config.hidden)?.view(), None),
         };
         let kv_shape = KvShape {
             layers: config.layers,
@@ -96,6 +79,7 @@ impl Model {
             }),
         };
         let weights = checkpoint.digest(progress);
+        checkpoint.release();
         let layout = LayoutFingerprint::new(&fingerprint(&weights, &config), &kv_shape, (0, 1));
         let rope = Rope::new(&config.rope, config.head_dim);
         Ok(Model { config, cpu, rope, embedding, layers, final_norm, head, buffers: Buffers::default(), kv_shape, layout })
@@ -145,7 +129,7 @@ fn fingerprint(weights: &[u8; 32], config: &ModelConfig) -> [u8; 32] {
 }
 
 impl Layer {
-    fn load(checkpoint: &mut Checkpoint, config: &ModelConfig, index: usize) -> Result<Layer, ModelError> {
+    fn load(cpu: &Cpu, checkpoint: &mut Checkpoint, config: &ModelConfig, index: usize) -> Result<Layer, ModelError> {
         let (hidden, inner, d) = (config.hidden, config.intermediate, config.head_dim);
         let (q_rows, kv_rows) = (config.heads * d, config.kv_heads * d);
         let name = |part: &str| format!("model.layers.{index}.{part}");
@@ -154,17 +138,37 @@ impl Layer {
             let bias = if bias { Some(checkpoint.vector(&name(&format!("{part}.bias")), rows)?) } else { None };
             Ok::<_, ModelError>(Linear { weight, bias })
         };
-        let q = linear("self_attn.q_proj", q_rows, hidden, config.qkv_bias)?;
-        let k = linear("self_attn.k_proj", kv_rows, hidden, config.qkv_bias)?;
-        let v = linear("self_attn.v_proj", kv_rows, hidden, config.qkv_bias)?;
-        let output = linear("self_attn.o_proj", hidden, q_rows, config.output_bias)?;
+        let q = linear("self_attn.q_proj", q_rows, hidden, config.qkv_bias)?.pack(cpu);
+        let k = linear("self_attn.k_proj", kv_rows, hidden, config.qkv_bias)?.pack(cpu);
+        let v = linear("self_attn.v_proj", kv_rows, hidden, config.qkv_bias)?.pack(cpu);
+        let output = linear("self_attn.o_proj", hidden, q_rows, config.output_bias)?.pack(cpu);
         let gate = linear("mlp.gate_proj", inner, hidden, config.mlp_bias)?;
         let up = linear("mlp.up_proj", inner, hidden, config.mlp_bias)?;
-        let down = linear("mlp.down_proj", hidden, inner, config.mlp_bias)?;
+        let down = linear("mlp.down_proj", hidden, inner, config.mlp_bias)?.pack(cpu);
+        if gate.weight.dtype() != up.weight.dtype() {
+            return Err(ModelError::MixedDtypes { tensor: name("mlp.gate_proj.weight"), other: name("mlp.up_proj.weight") });
+        }
+        let gate_up = Weights::gated(cpu, gate.parts(), up.parts());
         let mut norm = |part: &str, len| checkpoint.vector(&name(&format!("{part}.weight")), len);
         let attention_norm = norm("input_layernorm", hidden)?;
         let mlp_norm = norm("post_attention_layernorm", hidden)?;
         let qk_norm = if config.qk_norm { Some((norm("self_attn.q_norm", d)?, norm("self_attn.k_norm", d)?)) } else { None };
-        Ok(Layer { attention_norm, q, k, v, output, qk_norm, mlp_norm, gate, up, down })
+        Ok(Layer { attention_norm, q, k, v, output, qk_norm, mlp_norm, gate_up, down })
+    }
+}
+
+/// A projection as the file has it.
+struct Linear {
+    weight: WeightMatrix,
+    bias: Option<Vec<f32>>,
+}
+
+impl Linear {
+    fn parts(&self) -> (Matrix<'_>, Option<&[f32]>) {
+        (self.weight.view(), self.bias.as_deref())
+    }
+
+    fn pack(&self, cpu: &Cpu) -> Weights {
+        Weights::new(cpu, self.weight.view(), self.bias.as_deref())
     }
 }

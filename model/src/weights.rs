@@ -1,8 +1,8 @@
-//! Weights as Hugging Face stores them: one safetensors file, or several with an index. Files are mapped, never copied; what
+//! Weights as Hugging Face stores them: one safetensors file, or several with an index. Files are mapped; what
 //! is taken from them is checked against the configuration and remembered for the digest.
 
 use crate::{config::read_json, error::ModelError};
-use memmap2::Mmap;
+use memmap2::{Mmap, UncheckedAdvice};
 use safetensors::{Dtype as FileDtype, SafeTensorError, SafeTensors, tensor::Metadata};
 use serde::Deserialize;
 use std::{
@@ -152,6 +152,15 @@ impl Checkpoint {
             }
         }
         *hasher.finalize().as_bytes()
+    }
+
+    /// Lets go of the memory that holds the files: weights were copied, and what is looked up later is read again.
+    pub(crate) fn release(&self) {
+        for file in &self.files {
+            // SAFETY: the map is read-only, so its pages hold what the file holds, and come back from there. It is advice:
+            // where it fails, pages stay until the system needs them.
+            let _ = unsafe { file.map.unchecked_advise(UncheckedAdvice::DontNeed) };
+        }
     }
 }
 

@@ -3,25 +3,34 @@
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-use super::weights::{LINE_BYTES, Line};
-use crate::{cpu::Isa, simd::LANES};
+use super::weights::Line;
+use crate::{
+    cpu::Isa,
+    simd::{LANES, Simd, portable},
+};
 
 /// What multiplies and adds. A value of an implementing type is the proof that this machine has the instructions.
 pub(super) trait Dot: Copy {
     /// 16 sums of 32 bits.
     type Sums: Copy;
     type Weights: Copy;
-    /// Rows of a tile, for which there are registers.
+    type Simd: Simd;
+    /// Rows of a tile, for whose sums there are registers, with [`LINES`](Self::LINES) lines of weights each.
     const ROWS: usize;
+    /// 1 or 2.
+    const LINES: usize;
 
+    /// f32 arithmetic on the same machine.
+    fn simd(self) -> Self::Simd;
     fn splat(self, sum: i32) -> Self::Sums;
     fn load(self, line: &Line) -> Self::Weights;
-    /// Asks for what will be read later to be brought near.
-    fn prefetch(self, at: *const Line);
     /// `sums[o] + Σ weights[o][i] * x[i]`, unsigned times signed, without saturation.
     fn add_products(self, sums: Self::Sums, weights: Self::Weights, x: [i8; 4]) -> Self::Sums;
-    /// `sums[o] as f32 * scales[o] * scale`, from left to right.
-    fn scaled(self, sums: Self::Sums, scales: &[f32; LANES], scale: f32) -> [f32; LANES];
+    /// Each sum rounded to the nearest f32.
+    fn to_f32(self, sums: Self::Sums) -> <Self::Simd as Simd>::V;
+    /// Asks for what will be read later to be brought near: into the second cache, as it is more than the first holds.
+    #[inline(always)]
+    fn prefetch(self, _address: *const u8) {}
 }
 
 /// A computation that can be compiled for every unit.
@@ -41,6 +50,7 @@ pub(super) enum DotUnit {
 }
 
 impl DotUnit {
+    /// Best first.
     pub(super) const ALL: [DotUnit; 4] = [DotUnit::Avx512Vnni, DotUnit::AvxVnni, DotUnit::Avx2, DotUnit::Portable];
 
     /// The best that this machine has and `isa` includes.
@@ -68,6 +78,7 @@ impl DotUnit {
         self == DotUnit::Portable
     }
 
+    /// [`Dot::ROWS`].
     pub(super) fn tile_rows(self) -> usize {
         match self {
             #[cfg(target_arch = "x86_64")]
@@ -85,7 +96,7 @@ impl DotUnit {
         debug_assert!(self.is_available());
         match self {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: units are taken from `of` or found available.
+            // SAFETY: units come from `of`, or were found available.
             DotUnit::Avx512Vnni => unsafe { x86::run_avx512_vnni(kernel) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
@@ -104,8 +115,15 @@ struct Portable;
 
 impl Dot for Portable {
     type Sums = [i32; LANES];
-    type Weights = [u8; LINE_BYTES];
+    type Weights = Line;
+    type Simd = portable::Portable;
     const ROWS: usize = 2;
+    const LINES: usize = 1;
+
+    #[inline(always)]
+    fn simd(self) -> portable::Portable {
+        portable::Portable
+    }
 
     #[inline(always)]
     fn splat(self, sum: i32) -> Self::Sums {
@@ -113,17 +131,14 @@ impl Dot for Portable {
     }
 
     #[inline(always)]
-    fn load(self, line: &Line) -> Self::Weights {
-        line.0
+    fn load(self, line: &Line) -> Line {
+        *line
     }
 
     #[inline(always)]
-    fn prefetch(self, _: *const Line) {}
-
-    #[inline(always)]
-    fn add_products(self, mut sums: Self::Sums, weights: Self::Weights, x: [i8; 4]) -> Self::Sums {
+    fn add_products(self, mut sums: Self::Sums, weights: Line, x: [i8; 4]) -> Self::Sums {
         let x = x.map(i32::from);
-        for (sum, weights) in sums.iter_mut().zip(weights.as_chunks::<4>().0) {
+        for (sum, weights) in sums.iter_mut().zip(weights) {
             let products = weights.iter().zip(x).map(|(w, x)| i32::from(*w) * x);
             *sum = sum.wrapping_add(products.sum());
         }
@@ -131,11 +146,7 @@ impl Dot for Portable {
     }
 
     #[inline(always)]
-    fn scaled(self, sums: Self::Sums, scales: &[f32; LANES], scale: f32) -> [f32; LANES] {
-        let mut y = [0.0; LANES];
-        for (y, (sum, weight_scale)) in y.iter_mut().zip(sums.iter().zip(scales)) {
-            *y = *sum as f32 * weight_scale * scale;
-        }
-        y
+    fn to_f32(self, sums: Self::Sums) -> [f32; LANES] {
+        sums.map(|sum| sum as f32)
     }
 }

@@ -6,74 +6,92 @@ use crate::{
     simd::{Kernel, LANES, Simd},
 };
 
-/// Calls `put` with each four consecutive integers and their number, the last ones filled up with zeros; returns the scale.
-/// A row without a number worth speaking of (below 1e-30) is all zeros with scale 0.
-pub(super) fn quantize(isa: Isa, x: &[f32], put: impl FnMut(usize, [i8; 4])) -> f32 {
-    isa.dispatch(Quantize { x, put })
+/// A row whose numbers come 16 at a time, as often as they are asked for.
+pub(super) trait Source: Copy {
+    fn len(&self) -> usize;
+    /// Numbers `16 i` to `16 i + 15`, zeros after the last.
+    fn vector<S: Simd>(&self, simd: S, i: usize) -> S::V;
 }
 
-struct Quantize<'a, P> {
-    x: &'a [f32],
-    put: P,
-}
-
-impl<P: FnMut(usize, [i8; 4])> Kernel for Quantize<'_, P> {
-    type Output = f32;
+impl Source for &[f32] {
+    fn len(&self) -> usize {
+        <[f32]>::len(self)
+    }
 
     #[inline(always)]
-    fn run<S: Simd>(mut self, simd: S) -> f32 {
-        let (chunks, rest) = self.x.as_chunks::<LANES>();
-        let rest_vector = load_part(simd, rest);
-        let mut largest = magnitude(simd, rest_vector);
-        for x in chunks {
-            largest = simd.max(magnitude(simd, simd.load(x)), largest);
-        }
-        let largest = simd.max_lane(largest);
-        let (scale, inverse) = if largest < NEGLIGIBLE { (0.0, 0.0) } else { (largest / QUANTIZED_MAX, QUANTIZED_MAX / largest) };
-        for (i, x) in chunks.iter().enumerate() {
-            for (j, quad) in integers(simd, simd.load(x), inverse).into_iter().enumerate() {
-                (self.put)(i * LANES / 4 + j, quad);
-            }
-        }
-        let quads = integers(simd, rest_vector, inverse);
-        for (j, quad) in quads.into_iter().take(rest.len().div_ceil(4)).enumerate() {
-            (self.put)(chunks.len() * LANES / 4 + j, quad);
-        }
-        scale
+    fn vector<S: Simd>(&self, simd: S, i: usize) -> S::V {
+        let (chunks, rest) = self.as_chunks::<LANES>();
+        chunks.get(i).map_or_else(|| load_part(simd, rest), |chunk| simd.load(chunk))
     }
 }
 
-const QUANTIZED_MAX: f32 = 127.0;
+/// What became of a row.
+#[derive(Clone, Copy, Default, PartialEq, Debug)]
+pub(super) struct Quantized {
+    /// A number is its integer times this. 0 for a row without a number worth speaking of (below 1e-30).
+    pub(super) scale: f32,
+    /// Of the integers.
+    pub(super) sum: i32,
+}
+
+/// Writes four consecutive integers at a time to every `stride`th place of `to`, zeros after the last.
+pub(super) fn quantize(isa: Isa, row: &[f32], to: &mut [[i8; 4]], stride: usize) -> Quantized {
+    isa.dispatch(Quantize { row, to, stride })
+}
+
+struct Quantize<'a> {
+    row: &'a [f32],
+    to: &'a mut [[i8; 4]],
+    stride: usize,
+}
+
+impl Kernel for Quantize<'_> {
+    type Output = Quantized;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> Quantized {
+        quantize_on(simd, self.row, self.to, self.stride)
+    }
+}
+
+/// [`quantize`], inside of a kernel.
+#[inline(always)]
+pub(super) fn quantize_on<S: Simd>(simd: S, row: impl Source, to: &mut [[i8; 4]], stride: usize) -> Quantized {
+    let vectors = row.len().div_ceil(LANES);
+    let mut largest = simd.zero();
+    for i in 0..vectors {
+        let x = row.vector(simd, i);
+        largest = simd.max(simd.max(x, simd.sub(simd.zero(), x)), largest);
+    }
+    let largest = simd.max_lane(largest);
+    let (scale, inverse) = if largest < NEGLIGIBLE { (0.0, 0.0) } else { (largest / INTEGER_MAX, INTEGER_MAX / largest) };
+    let mut sums = simd.zero();
+    let mut places = to.iter_mut().step_by(stride);
+    for i in 0..vectors {
+        let rounded = simd.fma(row.vector(simd, i), simd.splat(inverse), simd.splat(ROUND));
+        // Exact: far below 2^24 in every lane.
+        sums = simd.add(sums, simd.sub(rounded, simd.splat(ROUND)));
+        let integers = simd.to_array(rounded).map(|x| x.to_bits() as i8);
+        for (quad, place) in integers.as_chunks().0.iter().zip(&mut places) {
+            *place = *quad;
+        }
+    }
+    Quantized { scale, sum: simd.to_array(sums).into_iter().map(|sum| sum as i32).sum() }
+}
+
+const INTEGER_MAX: f32 = 127.0;
 /// Above it, 127 over the largest number is finite.
 const NEGLIGIBLE: f32 = 1e-30;
 /// 1.5 × 2^23: a small number added to it is rounded to an integer (ties to even), which is in the low bits of the sum.
 const ROUND: f32 = 12_582_912.0;
-
-#[inline(always)]
-fn magnitude<S: Simd>(simd: S, x: S::V) -> S::V {
-    simd.max(simd.sub(simd.zero(), x), x)
-}
-
-/// `round(x * inverse)`, four by four.
-#[inline(always)]
-fn integers<S: Simd>(simd: S, x: S::V, inverse: f32) -> [[i8; 4]; LANES / 4] {
-    let rounded = simd.to_array(simd.fma(x, simd.splat(inverse), simd.splat(ROUND)));
-    let mut quads = [[0; 4]; LANES / 4];
-    for (i, rounded) in rounded.into_iter().enumerate() {
-        quads[i / 4][i % 4] = rounded.to_bits() as i8;
-    }
-    quads
-}
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::testing::numbers;
 
-    fn quantized(isa: Isa, x: &[f32]) -> (Vec<i8>, f32) {
-        let mut all = vec![[i8::MIN; 4]; x.len().div_ceil(4)];
-        let scale = quantize(isa, x, |quad, q| all[quad] = q);
-        (all.concat(), scale)
+    fn isas() -> impl Iterator<Item = Isa> {
+        Isa::ALL.into_iter().filter(|isa| isa.is_available())
     }
 
     #[test]
@@ -81,24 +99,30 @@ mod tests {
         for len in [1, 3, 4, 15, 16, 17, 50, 576] {
             let x: Vec<f32> = numbers(len, len as u64).iter().map(|x| 3.0 * x).collect();
             let largest = x.iter().fold(0.0f32, |a, x| a.max(x.abs()));
-            for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
-                let (q, scale) = quantized(isa, &x);
+            for isa in isas() {
+                let mut to = vec![[i8::MIN; 4]; 3 * len.div_ceil(4)];
+                let Quantized { scale, sum } = quantize(isa, &x, &mut to, 3);
+                let q: Vec<i8> = to.iter().copied().step_by(3).flatten().collect();
                 assert_eq!(scale, largest / 127.0);
+                assert_eq!(sum, q.iter().map(|q| i32::from(*q)).sum());
                 for (i, q) in q.iter().enumerate() {
                     let exact = x.get(i).map_or(0.0, |x| f64::from(*x) * f64::from(127.0 / largest));
                     assert_eq!(f64::from(*q), exact.round_ties_even(), "{i} of {len} on {isa}");
                 }
                 assert!(q.iter().any(|q| q.abs() == 127));
+                assert!(to.iter().enumerate().all(|(i, quad)| i % 3 == 0 || *quad == [i8::MIN; 4]), "other places are untouched");
             }
         }
     }
 
     #[test]
     fn rows_of_nothing_are_zeros() {
-        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
-            assert_eq!(quantized(isa, &[0.0; 20]), (vec![0; 20], 0.0));
-            assert_eq!(quantized(isa, &[-1e-40, 1e-35]), (vec![0; 4], 0.0));
-            assert_eq!(quantized(isa, &[]), (vec![], 0.0));
+        for isa in isas() {
+            for (x, quads) in [(&[0.0; 20][..], 5), (&[-1e-40, 1e-35], 1), (&[], 0)] {
+                let mut to = vec![[1; 4]; quads];
+                assert_eq!(quantize(isa, x, &mut to, 1), Quantized::default());
+                assert_eq!(to, vec![[0; 4]; quads]);
+            }
         }
     }
 }

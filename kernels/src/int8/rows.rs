@@ -1,69 +1,82 @@
 //! Rows of activations, quantized, in the order in which the product reads them.
 
-use super::{dot::DotUnit, quantize::quantize};
-use crate::{cpu::Cpu, disjoint::Disjoint};
+use super::{
+    dot::DotUnit,
+    quantize::{Quantized, Source, quantize_on},
+};
+use crate::{
+    cpu::Cpu,
+    disjoint::Disjoint,
+    elementwise::rms_scale,
+    simd::{Kernel, Simd},
+    tiles::Tiling,
+};
 use std::ops::Range;
 
 /// Quantized rows `[rows, cols]`; the memory is kept from use to use.
 ///
-/// Rows go in tiles of a few neighbours, of nearly equal size, as many as there are registers for. Within a tile the same four
-/// columns of its rows lie together, `[tile][four columns][row of the tile][column]`.
+/// Rows go in tiles, as in [`Tiles`](crate::Tiles). Within a tile the same four columns of its rows lie together,
+/// `[tile][four columns][row of the tile][column]`.
 #[derive(Default)]
 pub struct Int8Rows {
     unit: DotUnit,
-    rows: usize,
     cols: usize,
-    tiles: usize,
+    /// Of groups of four columns.
+    tiling: Tiling,
     quads: Vec<[i8; 4]>,
-    scales: Vec<f32>,
-    /// What each row's sums begin with.
-    offsets: Vec<i32>,
+    quantized: Vec<Quantized>,
+    /// Room for numbers before they are quantized.
+    pub(super) exact: Vec<f32>,
 }
 
 impl Int8Rows {
-    /// Quantizes `x`, `[rows, cols]`.
-    pub fn quantize(&mut self, cpu: &Cpu, x: &[f32], cols: usize) {
-        self.quantize_for(DotUnit::of(cpu.isa()), cpu, x, cols);
-    }
-
-    pub(super) fn quantize_for(&mut self, unit: DotUnit, cpu: &Cpu, x: &[f32], cols: usize) {
-        assert!(cols > 0 && x.len().is_multiple_of(cols), "whole rows of {cols}");
-        (self.unit, self.rows, self.cols) = (unit, x.len() / cols, cols);
-        self.tiles = self.rows.div_ceil(unit.tile_rows());
-        self.quads.resize(self.rows * cols.div_ceil(4), [0; 4]);
-        self.scales.resize(self.rows, 0.0);
-        self.offsets.resize(self.rows, 0);
-        let mut quads = std::mem::take(&mut self.quads);
-        let (mut scales, mut offsets) = (std::mem::take(&mut self.scales), std::mem::take(&mut self.offsets));
-        {
-            let (quads, scales, offsets) = (Disjoint::new(&mut quads), Disjoint::new(&mut scales), Disjoint::new(&mut offsets));
-            let tiles_per_task = cpu.rows_per_task(cols).div_ceil(unit.tile_rows()).min(self.tiles.max(1));
-            cpu.for_each(self.tiles.div_ceil(tiles_per_task), |task| {
-                for tile in task * tiles_per_task..((task + 1) * tiles_per_task).min(self.tiles) {
-                    let rows = self.tile(tile);
-                    // SAFETY: tiles do not overlap.
-                    let (quads, scales, offsets) =
-                        unsafe { (quads.part(self.range(&rows)), scales.part(rows.clone()), offsets.part(rows.clone())) };
-                    for (i, row) in rows.clone().enumerate() {
-                        let mut sum = 0;
-                        scales[i] = quantize(cpu.isa(), &x[row * cols..(row + 1) * cols], |quad, q| {
-                            quads[quad * rows.len() + i] = q;
-                            sum += q.iter().map(|q| i32::from(*q)).sum::<i32>();
-                        });
-                        offsets[i] = -128 * sum;
-                    }
-                }
-            });
-        }
-        (self.quads, self.scales, self.offsets) = (quads, scales, offsets);
-    }
-
     pub fn rows(&self) -> usize {
-        self.rows
+        self.tiling.rows
     }
 
     pub fn cols(&self) -> usize {
         self.cols
+    }
+
+    /// `x`, which is `[rows, cols]`.
+    pub fn copy_from(&mut self, cpu: &Cpu, x: &[f32], cols: usize) {
+        self.copy_for(DotUnit::of(cpu.isa()), cpu, x, cols);
+    }
+
+    /// Laid out for a unit that this machine has, whatever the instruction set of `cpu`.
+    pub(super) fn copy_for(&mut self, unit: DotUnit, cpu: &Cpu, x: &[f32], cols: usize) {
+        assert!(cols > 0 && x.len().is_multiple_of(cols), "whole rows of {cols}");
+        self.fill(unit, cpu, x.len() / cols, cols, Rows { x, cols });
+    }
+
+    /// `weight * x / sqrt(mean(x²) + epsilon)` for every row of `weight.len()` numbers.
+    pub fn rms_norm_from(&mut self, cpu: &Cpu, x: &[f32], weight: &[f32], epsilon: f32) {
+        assert!(!weight.is_empty() && x.len().is_multiple_of(weight.len()), "whole rows of {}", weight.len());
+        self.fill(DotUnit::of(cpu.isa()), cpu, x.len() / weight.len(), weight.len(), Norms { x, weight, epsilon });
+    }
+
+    /// What is in `exact`.
+    pub(super) fn copy_from_exact(&mut self, cpu: &Cpu, cols: usize) {
+        let exact = std::mem::take(&mut self.exact);
+        self.copy_from(cpu, &exact, cols);
+        self.exact = exact;
+    }
+
+    fn fill(&mut self, unit: DotUnit, cpu: &Cpu, rows: usize, cols: usize, sources: impl Sources) {
+        let tiling = Tiling::new(rows, cols.div_ceil(4), unit.tile_rows());
+        (self.unit, self.cols, self.tiling) = (unit, cols, tiling);
+        self.quads.resize(rows * tiling.cols, [0; 4]);
+        self.quantized.resize(rows, Quantized::default());
+        let (quads, quantized) = (Disjoint::new(&mut self.quads), Disjoint::new(&mut self.quantized));
+        let per_task = cpu.rows_per_task(cols).div_ceil(unit.tile_rows()).min(tiling.tiles.max(1));
+        cpu.for_each(tiling.tiles.div_ceil(per_task), |task| {
+            for index in task * per_task..((task + 1) * per_task).min(tiling.tiles) {
+                let rows = tiling.tile(index);
+                // SAFETY: tiles do not overlap.
+                let (quads, quantized) = unsafe { (quads.part(tiling.numbers(&rows)), quantized.part(rows.clone())) };
+                cpu.isa().dispatch(FillTile { sources, rows, quads, quantized });
+            }
+        });
     }
 
     /// What they are laid out for.
@@ -71,37 +84,91 @@ impl Int8Rows {
         self.unit
     }
 
-    pub(super) fn tiles(&self) -> usize {
-        self.tiles
-    }
-
-    /// The rows of a tile.
     #[inline(always)]
-    pub(super) fn tile(&self, index: usize) -> Range<usize> {
-        let start = |index| index * self.rows / self.tiles;
-        start(index)..start(index + 1)
+    pub(super) fn tiling(&self) -> &Tiling {
+        &self.tiling
     }
 
     /// The tile of `rows`.
     #[inline(always)]
     pub(super) fn quads(&self, rows: &Range<usize>) -> &[[i8; 4]] {
-        &self.quads[self.range(rows)]
+        &self.quads[self.tiling.numbers(rows)]
     }
 
     #[inline(always)]
-    fn range(&self, rows: &Range<usize>) -> Range<usize> {
-        let quads = self.cols.div_ceil(4);
-        rows.start * quads..rows.end * quads
+    pub(super) fn quantized(&self, row: usize) -> Quantized {
+        self.quantized[row]
+    }
+}
+
+/// Where rows come from.
+trait Sources: Copy + Send + Sync {
+    fn row<S: Simd>(&self, simd: S, row: usize) -> impl Source;
+}
+
+#[derive(Clone, Copy)]
+struct Rows<'a> {
+    x: &'a [f32],
+    cols: usize,
+}
+
+impl Sources for Rows<'_> {
+    #[inline(always)]
+    fn row<S: Simd>(&self, _: S, row: usize) -> impl Source {
+        &self.x[row * self.cols..(row + 1) * self.cols]
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Norms<'a> {
+    x: &'a [f32],
+    weight: &'a [f32],
+    epsilon: f32,
+}
+
+impl Sources for Norms<'_> {
+    #[inline(always)]
+    fn row<S: Simd>(&self, simd: S, row: usize) -> impl Source {
+        let width = self.weight.len();
+        let x = &self.x[row * width..(row + 1) * width];
+        Norm { x, weight: self.weight, scale: rms_scale(simd, x, self.epsilon) }
+    }
+}
+
+/// `weight * (x * scale)`.
+#[derive(Clone, Copy)]
+struct Norm<'a> {
+    x: &'a [f32],
+    weight: &'a [f32],
+    scale: f32,
+}
+
+impl Source for Norm<'_> {
+    fn len(&self) -> usize {
+        self.x.len()
     }
 
     #[inline(always)]
-    pub(super) fn scale(&self, row: usize) -> f32 {
-        self.scales[row]
+    fn vector<S: Simd>(&self, simd: S, i: usize) -> S::V {
+        simd.mul(self.weight.vector(simd, i), simd.mul(self.x.vector(simd, i), simd.splat(self.scale)))
     }
+}
 
-    /// -128 times the row's sum, for weights that are 128 too large.
+struct FillTile<'a, F> {
+    sources: F,
+    rows: Range<usize>,
+    quads: &'a mut [[i8; 4]],
+    quantized: &'a mut [Quantized],
+}
+
+impl<F: Sources> Kernel for FillTile<'_, F> {
+    type Output = ();
+
     #[inline(always)]
-    pub(super) fn offset(&self, row: usize) -> i32 {
-        self.offsets[row]
+    fn run<S: Simd>(self, simd: S) {
+        for (i, row) in self.rows.clone().enumerate() {
+            let source = self.sources.row(simd, row);
+            self.quantized[i] = quantize_on(simd, source, &mut self.quads[i..], self.rows.len());
+        }
     }
 }

@@ -3,9 +3,18 @@
 use super::{Kernel, LANES, Simd};
 use std::arch::x86_64::*;
 
-/// Proof of AVX2, FMA and F16C: made only by [`run`].
+/// Proof of AVX2, FMA and F16C: made only by [`run`], and where [`enabled`](Self::enabled) says so.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2(());
+
+impl Avx2 {
+    /// # Safety
+    /// AVX2, FMA and F16C must be enabled where it is used.
+    #[inline(always)]
+    pub(crate) unsafe fn enabled() -> Self {
+        Self(())
+    }
+}
 
 /// Runs `kernel` with AVX2, FMA and F16C enabled.
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -28,6 +37,21 @@ type V = [__m256; 2];
 #[inline(always)]
 fn bf16x8(_: Avx2, x: &[u8; 16]) -> __m256 {
     intrinsics!(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(x.as_ptr().cast())))))
+}
+
+/// Eight bf16, the even ones of 16, to f32.
+#[inline(always)]
+fn bf16_even_x8(_: Avx2, x: &[u8; 32]) -> __m256 {
+    intrinsics!(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_loadu_si256(x.as_ptr().cast()))))
+}
+
+/// Eight bf16, the odd ones of 16, to f32.
+#[inline(always)]
+fn bf16_odd_x8(_: Avx2, x: &[u8; 32]) -> __m256 {
+    intrinsics! {
+        let high_halves = _mm256_set1_epi32(0xffff_0000_u32 as i32);
+        _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(x.as_ptr().cast()), high_halves))
+    }
 }
 
 /// Eight f32, rounded to bf16, as the low halves of 32-bit lanes.
@@ -56,7 +80,8 @@ fn halves(x: &[u8; 32]) -> (&[u8; 16], &[u8; 16]) {
 impl Simd for Avx2 {
     type V = V;
 
-    const WIDE_TILES: bool = false;
+    const TILE_ROWS: usize = 6;
+    const TILE_VECTORS: usize = 1;
 
     #[inline(always)]
     fn splat(self, x: f32) -> V {
@@ -91,6 +116,23 @@ impl Simd for Avx2 {
     fn load_bf16_bytes(self, x: &[u8; 32]) -> V {
         let (lo, hi) = halves(x);
         [bf16x8(self, lo), bf16x8(self, hi)]
+    }
+
+    #[inline(always)]
+    fn load_bf16_even(self, x: &[u8; 64]) -> V {
+        let (halves, _) = x.as_chunks();
+        [bf16_even_x8(self, &halves[0]), bf16_even_x8(self, &halves[1])]
+    }
+
+    #[inline(always)]
+    fn load_bf16_odd(self, x: &[u8; 64]) -> V {
+        let (halves, _) = x.as_chunks();
+        [bf16_odd_x8(self, &halves[0]), bf16_odd_x8(self, &halves[1])]
+    }
+
+    #[inline(always)]
+    fn prefetch(self, address: *const u8) {
+        intrinsics!(_mm_prefetch::<_MM_HINT_T0>(address.cast()))
     }
 
     #[inline(always)]

@@ -3,9 +3,18 @@
 use super::{Kernel, LANES, Simd};
 use std::arch::x86_64::*;
 
-/// Proof of AVX-512 F: made only by [`run`].
+/// Proof of AVX-512 F: made only by [`run`], and where [`enabled`](Self::enabled) says so.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512(());
+
+impl Avx512 {
+    /// # Safety
+    /// AVX-512 F, BW, VL and DQ must be enabled where it is used.
+    #[inline(always)]
+    pub(crate) unsafe fn enabled() -> Self {
+        Self(())
+    }
+}
 
 /// Runs `kernel` with AVX-512 enabled.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
@@ -24,7 +33,8 @@ macro_rules! intrinsics {
 impl Simd for Avx512 {
     type V = __m512;
 
-    const WIDE_TILES: bool = true;
+    const TILE_ROWS: usize = 12;
+    const TILE_VECTORS: usize = 2;
 
     #[inline(always)]
     fn splat(self, x: f32) -> __m512 {
@@ -54,6 +64,24 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn load_bf16_bytes(self, x: &[u8; 32]) -> __m512 {
         intrinsics!(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(x.as_ptr().cast())))))
+    }
+
+    #[inline(always)]
+    fn load_bf16_even(self, x: &[u8; 64]) -> __m512 {
+        intrinsics!(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_loadu_si512(x.as_ptr().cast()))))
+    }
+
+    #[inline(always)]
+    fn load_bf16_odd(self, x: &[u8; 64]) -> __m512 {
+        intrinsics! {
+            let high_halves = _mm512_set1_epi32(0xffff_0000_u32 as i32);
+            _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(x.as_ptr().cast()), high_halves))
+        }
+    }
+
+    #[inline(always)]
+    fn prefetch(self, address: *const u8) {
+        intrinsics!(_mm_prefetch::<_MM_HINT_T0>(address.cast()))
     }
 
     #[inline(always)]

@@ -6,10 +6,10 @@
 //! be so marked, and one that is not inlined loses the instruction set: kernels keep them away from vectors.
 
 #[cfg(target_arch = "x86_64")]
-mod avx2;
+pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
-mod avx512;
-mod portable;
+pub(crate) mod avx512;
+pub(crate) mod portable;
 
 use crate::cpu::Isa;
 
@@ -20,8 +20,10 @@ pub(crate) const LANES: usize = 16;
 pub(crate) trait Simd: Copy + Send + Sync {
     type V: Copy;
 
-    /// Whether there are registers for a 4 × 4 tile of accumulators (else 2 × 2).
-    const WIDE_TILES: bool;
+    /// Rows of activations whose sums, with [`TILE_VECTORS`](Self::TILE_VECTORS) vectors of weights each, fit the registers.
+    const TILE_ROWS: usize;
+    /// 1 or 2.
+    const TILE_VECTORS: usize;
 
     fn splat(self, x: f32) -> Self::V;
     fn load(self, x: &[f32; LANES]) -> Self::V;
@@ -30,11 +32,18 @@ pub(crate) trait Simd: Copy + Send + Sync {
     fn load_f32_bytes(self, x: &[u8; 64]) -> Self::V;
     fn load_f16_bytes(self, x: &[u8; 32]) -> Self::V;
     fn load_bf16_bytes(self, x: &[u8; 32]) -> Self::V;
+    /// 16 bf16, the even or the odd ones of 32.
+    fn load_bf16_even(self, x: &[u8; 64]) -> Self::V;
+    fn load_bf16_odd(self, x: &[u8; 64]) -> Self::V;
     fn store_f32_bytes(self, v: Self::V, to: &mut [u8; 64]);
     /// Rounds to nearest, ties to even.
     fn store_f16_bytes(self, v: Self::V, to: &mut [u8; 32]);
     /// Rounds to nearest, ties to even; NaN is not kept apart from infinity (see the callers: K and V are finite).
     fn store_bf16_bytes(self, v: Self::V, to: &mut [u8; 32]);
+
+    /// Asks for the cache line at `address`, wherever that is. A hint.
+    #[inline(always)]
+    fn prefetch(self, _address: *const u8) {}
 
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
     fn sub(self, a: Self::V, b: Self::V) -> Self::V;
@@ -88,6 +97,19 @@ pub(crate) trait Kernel {
 }
 
 impl Isa {
+    /// [`Simd::TILE_ROWS`].
+    pub(crate) fn tile_rows(self) -> usize {
+        struct TileRows;
+        impl Kernel for TileRows {
+            type Output = usize;
+            #[inline(always)]
+            fn run<S: Simd>(self, _: S) -> usize {
+                S::TILE_ROWS
+            }
+        }
+        self.dispatch(TileRows)
+    }
+
     /// Runs `kernel` on this instruction set, which must be available: that of a [`Cpu`](crate::Cpu), which has checked it,
     /// or [`Isa::best`]. No public function passes one on unchecked.
     pub(crate) fn dispatch<K: Kernel>(self, kernel: K) -> K::Output {

@@ -27,7 +27,8 @@ fn to_half_words(v: V, to: &mut [u8; 32], from_f32: impl Fn(f32) -> u16) {
 impl Simd for Portable {
     type V = V;
 
-    const WIDE_TILES: bool = false;
+    const TILE_ROWS: usize = 4;
+    const TILE_VECTORS: usize = 1;
 
     #[inline(always)]
     fn splat(self, x: f32) -> V {
@@ -58,6 +59,18 @@ impl Simd for Portable {
     #[inline(always)]
     fn load_bf16_bytes(self, x: &[u8; 32]) -> V {
         half_words(x, |bits| f32::from_bits(u32::from(bits) << 16))
+    }
+
+    #[inline(always)]
+    fn load_bf16_even(self, x: &[u8; 64]) -> V {
+        let (words, _) = x.as_chunks::<4>();
+        from_fn(|i| f32::from_bits(u32::from_le_bytes(words[i]) << 16))
+    }
+
+    #[inline(always)]
+    fn load_bf16_odd(self, x: &[u8; 64]) -> V {
+        let (words, _) = x.as_chunks::<4>();
+        from_fn(|i| f32::from_bits(u32::from_le_bytes(words[i]) & 0xffff_0000))
     }
 
     #[inline(always)]

@@ -1,34 +1,37 @@
 //! `vpdpbusd` on 512 and 256 bits, and multiplications of 16-bit pairs where there is neither.
 
 use super::{Dot, DotKernel, Line};
-use crate::simd::LANES;
+use crate::simd::{avx2, avx512::Avx512};
 use std::arch::x86_64::*;
 
 /// Proof of AVX-512 VNNI: made only by [`run_avx512_vnni`].
 #[derive(Clone, Copy)]
-pub(in crate::int8) struct Avx512Vnni(());
+pub(super) struct Avx512Vnni(Avx512);
 
 /// Proof of AVX-VNNI: made only by [`run_avx_vnni`].
 #[derive(Clone, Copy)]
-pub(in crate::int8) struct AvxVnni(());
+pub(super) struct AvxVnni(avx2::Avx2);
 
 /// Proof of AVX2: made only by [`run_avx2`].
 #[derive(Clone, Copy)]
-pub(in crate::int8) struct Avx2(());
+pub(super) struct Avx2(avx2::Avx2);
 
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 pub(super) fn run_avx512_vnni<K: DotKernel>(kernel: K) {
-    kernel.run(Avx512Vnni(()));
+    // SAFETY: enabled for this function.
+    kernel.run(Avx512Vnni(unsafe { Avx512::enabled() }));
 }
 
-#[target_feature(enable = "avx2,fma,avxvnni")]
+#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
 pub(super) fn run_avx_vnni<K: DotKernel>(kernel: K) {
-    kernel.run(AvxVnni(()));
+    // SAFETY: enabled for this function.
+    kernel.run(AvxVnni(unsafe { avx2::Avx2::enabled() }));
 }
 
-#[target_feature(enable = "avx2,fma")]
+#[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn run_avx2<K: DotKernel>(kernel: K) {
-    kernel.run(Avx2(()));
+    // SAFETY: enabled for this function.
+    kernel.run(Avx2(unsafe { avx2::Avx2::enabled() }));
 }
 
 /// An expression of intrinsics inside a method of a unit.
@@ -43,7 +46,14 @@ macro_rules! intrinsics {
 impl Dot for Avx512Vnni {
     type Sums = __m512i;
     type Weights = __m512i;
+    type Simd = Avx512;
     const ROWS: usize = 12;
+    const LINES: usize = 2;
+
+    #[inline(always)]
+    fn simd(self) -> Avx512 {
+        self.0
+    }
 
     #[inline(always)]
     fn splat(self, sum: i32) -> __m512i {
@@ -52,12 +62,7 @@ impl Dot for Avx512Vnni {
 
     #[inline(always)]
     fn load(self, line: &Line) -> __m512i {
-        intrinsics!(_mm512_loadu_si512(line.0.as_ptr().cast()))
-    }
-
-    #[inline(always)]
-    fn prefetch(self, at: *const Line) {
-        intrinsics!(_mm_prefetch::<_MM_HINT_T1>(at.cast()))
+        intrinsics!(_mm512_loadu_si512(line.as_ptr().cast()))
     }
 
     #[inline(always)]
@@ -66,13 +71,13 @@ impl Dot for Avx512Vnni {
     }
 
     #[inline(always)]
-    fn scaled(self, sums: __m512i, scales: &[f32; LANES], scale: f32) -> [f32; LANES] {
-        let mut y = [0.0; LANES];
-        intrinsics! {
-            let scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(sums), _mm512_loadu_ps(scales.as_ptr()));
-            _mm512_storeu_ps(y.as_mut_ptr(), _mm512_mul_ps(scaled, _mm512_set1_ps(scale)));
-        }
-        y
+    fn to_f32(self, sums: __m512i) -> __m512 {
+        intrinsics!(_mm512_cvtepi32_ps(sums))
+    }
+
+    #[inline(always)]
+    fn prefetch(self, address: *const u8) {
+        intrinsics!(_mm_prefetch::<_MM_HINT_T1>(address.cast()))
     }
 }
 
@@ -84,7 +89,14 @@ macro_rules! halves {
     () => {
         type Sums = Halves;
         type Weights = Halves;
+        type Simd = avx2::Avx2;
         const ROWS: usize = 4;
+        const LINES: usize = 1;
+
+        #[inline(always)]
+        fn simd(self) -> avx2::Avx2 {
+            self.0
+        }
 
         #[inline(always)]
         fn splat(self, sum: i32) -> Halves {
@@ -93,26 +105,18 @@ macro_rules! halves {
 
         #[inline(always)]
         fn load(self, line: &Line) -> Halves {
-            let (halves, _) = line.0.as_chunks::<32>();
-            intrinsics!([_mm256_loadu_si256(halves[0].as_ptr().cast()), _mm256_loadu_si256(halves[1].as_ptr().cast())])
+            let (low, high) = line.split_at(8);
+            intrinsics!([_mm256_loadu_si256(low.as_ptr().cast()), _mm256_loadu_si256(high.as_ptr().cast())])
         }
 
         #[inline(always)]
-        fn prefetch(self, at: *const Line) {
-            intrinsics!(_mm_prefetch::<_MM_HINT_T1>(at.cast()))
+        fn to_f32(self, sums: Halves) -> [__m256; 2] {
+            intrinsics!([_mm256_cvtepi32_ps(sums[0]), _mm256_cvtepi32_ps(sums[1])])
         }
 
         #[inline(always)]
-        fn scaled(self, sums: Halves, scales: &[f32; LANES], scale: f32) -> [f32; LANES] {
-            let mut y = [0.0; LANES];
-            let (scales, _) = scales.as_chunks::<8>();
-            for ((y, scales), sums) in y.as_chunks_mut::<8>().0.iter_mut().zip(scales).zip(sums) {
-                intrinsics! {
-                    let scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(sums), _mm256_loadu_ps(scales.as_ptr()));
-                    _mm256_storeu_ps(y.as_mut_ptr(), _mm256_mul_ps(scaled, _mm256_set1_ps(scale)));
-                }
-            }
-            y
+        fn prefetch(self, address: *const u8) {
+            intrinsics!(_mm_prefetch::<_MM_HINT_T1>(address.cast()))
         }
     };
 }
@@ -134,19 +138,17 @@ impl Dot for Avx2 {
 
     /// Inputs 0 and 2 of an output as a pair of 16-bit numbers, then 1 and 3: `vpmaddubsw`, which would take four at once, saturates.
     #[inline(always)]
-    fn add_products(self, sums: Halves, weights: Halves, x: [i8; 4]) -> Halves {
+    fn add_products(self, mut sums: Halves, weights: Halves, x: [i8; 4]) -> Halves {
         intrinsics! {
             let x = _mm256_set1_epi32(word(x));
             let (x_even, x_odd) = (_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(x)), _mm256_srai_epi16::<8>(x));
-            let low = _mm256_set1_epi16(0xff);
-            let mut result = sums;
-            for (sums, weights) in result.iter_mut().zip(weights) {
-                let even = _mm256_madd_epi16(_mm256_and_si256(weights, low), x_even);
+            for (sums, weights) in sums.iter_mut().zip(weights) {
+                let even = _mm256_madd_epi16(_mm256_and_si256(weights, _mm256_set1_epi16(0xff)), x_even);
                 let odd = _mm256_madd_epi16(_mm256_srli_epi16::<8>(weights), x_odd);
                 *sums = _mm256_add_epi32(*sums, _mm256_add_epi32(even, odd));
             }
-            result
         }
+        sums
     }
 }
 
