@@ -50,7 +50,7 @@ pub(super) fn measure(bench: &mut Bench, models: Option<&Path>) -> anyhow::Resul
             fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
             make_weights(&shape, &dir, Dtype::Bf16, 0)?;
         }
-        let options = LoadOptions { kv_dtype: None, threads: bench.cpu.threads(), isa: Some(bench.cpu.isa()) };
+        let options = LoadOptions { kv_dtype: None, quantize: None, threads: bench.cpu.threads(), isa: Some(bench.cpu.isa()) };
         let mut model = Model::load(&dir, &options, &mut |_, _| {})?;
         for phase in wanted {
             let seconds = phase.seconds(&mut model, bench.quick);
