@@ -1,6 +1,9 @@
 //! Each kernel at the shapes of real models.
 
-use super::{Bench, limits::Work};
+use super::{
+    Bench,
+    limits::{self, Work},
+};
 use crate::model::shapes::{self, Shape};
 use tidemill_kernels::{
     BLOCK_POSITIONS, Cpu, Dtype, KvLayout, KvMemory, Matrix, Span, Tiles, Weights,
@@ -52,12 +55,11 @@ fn matmuls(bench: &mut Bench, label: &str, shape: &Shape) {
             if matrix == "head" && m == 512 {
                 continue;
             }
-            let weights = (n * k) as f64;
             let shape = format!("{label} {matrix} m={m} n={n} k={k}");
             let x = || numbers(m * k);
             let stored = || dtype::encode(Dtype::Bf16, &numbers(n * k));
 
-            let work = Work { f32_flops: 2.0 * m as f64 * weights, bytes: 2.0 * weights, ..Work::default() };
+            let work = limits::Weights::Bf16.applied((n * k) as f64, m);
             let count = copies(bench, 2 * n * k, &work);
             bench.row("matmul bf16", shape.clone(), work, count, |cpu| {
                 let stored = stored();
@@ -71,7 +73,7 @@ fn matmuls(bench: &mut Bench, label: &str, shape: &Shape) {
                 }
             });
 
-            let work = Work { int8_ops: 2.0 * m as f64 * weights, bytes: weights, ..Work::default() };
+            let work = limits::Weights::Int8.applied((n * k) as f64, m);
             let count = copies(bench, n * k, &work);
             bench.row("matmul int8", shape, work, count, |cpu| {
                 let stored = stored();
