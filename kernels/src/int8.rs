@@ -133,7 +133,7 @@ impl DotKernel for Task<'_> {
         for panel in self.panels.clone() {
             for index in 0..self.x.tiling().tiles {
                 let rows = self.x.tiling().tile(index).len();
-                with_tile_rows!(rows, D::ROWS, T => self.tile::<D, T>(dot, panel, index));
+                with_tile_rows!(D, rows, T => self.tile::<D, T>(dot, panel, index));
             }
         }
     }
@@ -230,6 +230,7 @@ mod tests {
         elementwise::{rms_norm, silu_mul},
         matrix::Matrix,
         testing::{cpus, numbers},
+        tiles::Tiles,
     };
     use dot::DotUnit;
     use proptest::prelude::*;
@@ -326,12 +327,35 @@ mod tests {
                 assert_eq!(activated.exact, gate, "the same bits as one by one");
                 let mut expected = Int8Rows::default();
                 expected.copy_from(&cpu, &gate, n);
-                let all = |rows: &Int8Rows| {
-                    (0..rows.tiling().tiles).flat_map(|i| rows.quads(&rows.tiling().tile(i)).to_vec()).collect::<Vec<_>>()
-                };
-                assert_eq!(all(&activated), all(&expected));
+                assert_same(&activated, &expected);
                 assert_eq!(*first.get_or_insert_with(|| gate.clone()), gate, "{m}x{n}x{k} on {} with {}", cpu.isa(), cpu.threads());
             }
+        }
+    }
+
+    #[test]
+    fn rows_in_tiles_are_quantized_like_any() {
+        for (rows, cols) in [(1, 1), (5, 33), (14, 64)] {
+            let x = numbers(rows * cols, 1);
+            for cpu in cpus() {
+                let (mut tiles, mut from_tiles, mut from_rows) = (Tiles::default(), Int8Rows::default(), Int8Rows::default());
+                tiles.copy_from(&cpu, &x, cols);
+                from_tiles.copy_from_tiles(&cpu, &tiles);
+                from_rows.copy_from(&cpu, &x, cols);
+                assert_same(&from_tiles, &from_rows);
+            }
+        }
+    }
+
+    #[track_caller]
+    fn assert_same(a: &Int8Rows, b: &Int8Rows) {
+        assert_eq!((a.rows(), a.cols()), (b.rows(), b.cols()));
+        for row in 0..a.rows() {
+            assert_eq!(a.quantized(row), b.quantized(row));
+        }
+        for tile in 0..a.tiling().tiles {
+            let rows = a.tiling().tile(tile);
+            assert_eq!(a.quads(&rows), b.quads(&rows));
         }
     }
 
@@ -345,13 +369,7 @@ mod tests {
                 let (mut fused, mut stored) = (Int8Rows::default(), Int8Rows::default());
                 fused.rms_norm_from(&cpu, &x, &weight, 1e-5);
                 stored.copy_from(&cpu, &normed, width);
-                for row in 0..5 {
-                    assert_eq!(fused.quantized(row), stored.quantized(row));
-                }
-                for tile in 0..fused.tiling().tiles {
-                    let rows = fused.tiling().tile(tile);
-                    assert_eq!(fused.quads(&rows), stored.quads(&rows));
-                }
+                assert_same(&fused, &stored);
             }
         }
     }

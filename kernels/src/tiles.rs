@@ -29,7 +29,6 @@ impl Tiling {
     }
 
     /// The rows of the tile that `row` is in.
-    #[cfg(test)]
     #[inline(always)]
     pub(crate) fn tile_of(&self, row: usize) -> Range<usize> {
         self.tile(((row + 1) * self.tiles - 1) / self.rows)
@@ -92,9 +91,8 @@ impl Tiles {
         });
     }
 
-    /// The rows, one after the other.
-    #[cfg(test)]
-    pub(crate) fn to_rows(&self) -> Vec<f32> {
+    /// The rows, one after the other: `[rows, cols]`.
+    pub fn to_rows(&self) -> Vec<f32> {
         let number = |row: usize, col: usize| {
             let rows = self.tiling.tile_of(row);
             self.columns(&rows, col..col + 1)[row - rows.start]

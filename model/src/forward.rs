@@ -6,7 +6,7 @@ use crate::{
 };
 use tidemill_kernels::{
     Cpu, KvMemory, Span,
-    attention::{Attention, attention},
+    attention::{Attention, AttentionBuffers, attention},
     elementwise, kv, matrix,
 };
 use tidemill_proto::block::{BLOCK_TOKENS, Token};
@@ -63,8 +63,8 @@ pub(crate) struct Buffers {
     q: Vec<f32>,
     k: Vec<f32>,
     v: Vec<f32>,
-    attended: Vec<f32>,
-    projected: Activations,
+    attention: AttentionBuffers,
+    attended: Activations,
     activated: Activations,
     cos: Vec<f32>,
     sin: Vec<f32>,
@@ -74,8 +74,8 @@ pub(crate) struct Buffers {
 impl Buffers {
     /// For a model whose projections compute so.
     pub(crate) fn new(quantize: Option<Quantization>) -> Self {
-        let [normed, projected, activated] = std::array::from_fn(|_| Activations::new(quantize));
-        Self { normed, projected, activated, ..Self::default() }
+        let [normed, attended, activated] = std::array::from_fn(|_| Activations::new(quantize));
+        Self { normed, attended, activated, ..Self::default() }
     }
 }
 
@@ -179,10 +179,8 @@ impl Model {
         }
         elementwise::rotate(cpu, &mut b.q, config.head_dim, &b.cos, &b.sin);
         let what = Attention { layer: index, heads: config.heads, window: config.windows[index] };
-        resize(&mut b.attended, b.q.len());
-        attention(cpu, kv, what, spans, &b.q, &mut b.attended);
-        b.projected.copy_from(cpu, &b.attended, config.heads * config.head_dim);
-        project(cpu, &b.projected, [Product { weights: &layer.output, to: Output::Add(&mut b.x) }]);
+        b.attended.fill(cpu, |attended| attention(cpu, kv, what, spans, &b.q, attended, &mut b.attention));
+        project(cpu, &b.attended, [Product { weights: &layer.output, to: Output::Add(&mut b.x) }]);
 
         self.norm(&layer.mlp_norm, b);
         project(cpu, &b.normed, [Product { weights: &layer.gate_up, to: Output::SiluMul(&mut b.activated) }]);

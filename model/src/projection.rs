@@ -65,7 +65,11 @@ impl Linear {
 /// Rows that projections multiply; the memory is kept from use to use.
 pub(crate) enum Activations {
     Float(Tiles),
-    Int8(Int8Rows),
+    Int8 {
+        rows: Int8Rows,
+        /// Room for numbers that others compute, before they are quantized.
+        exact: Tiles,
+    },
 }
 
 impl Default for Activations {
@@ -78,22 +82,25 @@ impl Activations {
     pub(crate) fn new(quantize: Option<Quantization>) -> Self {
         match quantize {
             None => Self::Float(Tiles::default()),
-            Some(Quantization::Int8) => Self::Int8(Int8Rows::default()),
+            Some(Quantization::Int8) => Self::Int8 { rows: Int8Rows::default(), exact: Tiles::default() },
         }
     }
 
     pub(crate) fn rows(&self) -> usize {
         match self {
             Self::Float(tiles) => tiles.rows(),
-            Self::Int8(rows) => rows.rows(),
+            Self::Int8 { rows, .. } => rows.rows(),
         }
     }
 
-    /// `x`, which is `[rows, cols]`.
-    pub(crate) fn copy_from(&mut self, cpu: &Cpu, x: &[f32], cols: usize) {
+    /// What `write` makes.
+    pub(crate) fn fill(&mut self, cpu: &Cpu, write: impl FnOnce(&mut Tiles)) {
         match self {
-            Self::Float(tiles) => tiles.copy_from(cpu, x, cols),
-            Self::Int8(rows) => rows.copy_from(cpu, x, cols),
+            Self::Float(tiles) => write(tiles),
+            Self::Int8 { rows, exact } => {
+                write(exact);
+                rows.copy_from_tiles(cpu, exact);
+            }
         }
     }
 
@@ -101,7 +108,7 @@ impl Activations {
     pub(crate) fn rms_norm_from(&mut self, cpu: &Cpu, x: &[f32], weight: &[f32], epsilon: f32) {
         match self {
             Self::Float(tiles) => elementwise::rms_norm_into(cpu, x, weight, epsilon, tiles),
-            Self::Int8(rows) => rows.rms_norm_from(cpu, x, weight, epsilon),
+            Self::Int8 { rows, .. } => rows.rms_norm_from(cpu, x, weight, epsilon),
         }
     }
 }
@@ -125,7 +132,7 @@ pub(crate) enum Output<'a> {
 pub(crate) fn project<const N: usize>(cpu: &Cpu, x: &Activations, products: [Product<'_>; N]) {
     match x {
         Activations::Float(x) => matmul::matmul(cpu, x, products.map(Product::into_float)),
-        Activations::Int8(x) => int8::matmul(cpu, x, products.map(Product::into_int8)),
+        Activations::Int8 { rows: x, .. } => int8::matmul(cpu, x, products.map(Product::into_int8)),
     }
 }
 
@@ -138,7 +145,7 @@ impl<'a> Product<'a> {
             Output::Set(y) => matmul::Output::Set(y),
             Output::Add(y) => matmul::Output::Add(y),
             Output::SiluMul(Activations::Float(y)) => matmul::Output::SiluMul(y),
-            Output::SiluMul(Activations::Int8(_)) => panic!("{ONE_ARITHMETIC}"),
+            Output::SiluMul(Activations::Int8 { .. }) => panic!("{ONE_ARITHMETIC}"),
         };
         matmul::Product { weights, to }
     }
@@ -148,7 +155,7 @@ impl<'a> Product<'a> {
         let to = match self.to {
             Output::Set(y) => Int8Output::Set(y),
             Output::Add(y) => Int8Output::Add(y),
-            Output::SiluMul(Activations::Int8(y)) => Int8Output::SiluMul(y),
+            Output::SiluMul(Activations::Int8 { rows: y, .. }) => Int8Output::SiluMul(y),
             Output::SiluMul(Activations::Float(_)) => panic!("{ONE_ARITHMETIC}"),
         };
         Int8Product { weights, to }

@@ -7,7 +7,7 @@ use super::{
 use crate::model::shapes::{self, Shape};
 use tidemill_kernels::{
     BLOCK_POSITIONS, Cpu, Dtype, KvLayout, KvMemory, Matrix, Span, Tiles, Weights,
-    attention::{Attention, attention},
+    attention::{Attention, AttentionBuffers, attention},
     dtype, elementwise,
     int8::{self, Int8Output, Int8Product, Int8Rows, Int8Weights},
     matmul::{Output, Product, matmul},
@@ -110,11 +110,12 @@ fn attentions(bench: &mut Bench, label: &str, shape: &Shape) {
                 let mut kv = KvMemory::new(layout, sequences * blocks);
                 (0..(sequences * blocks) as u32).for_each(|id| kv.block_mut(id).fill(SOME_NUMBER));
                 let tables: Vec<Vec<u32>> = (0..sequences).map(|s| (s * blocks..(s + 1) * blocks).map(|id| id as u32).collect()).collect();
-                let (q, mut out) = (numbers(sequences * rows * heads * head_dim), vec![0.0; sequences * rows * heads * head_dim]);
+                let q = numbers(sequences * rows * heads * head_dim);
+                let (mut out, mut buffers) = (Tiles::default(), AttentionBuffers::default());
                 move |cpu: &Cpu| {
                     let spans: Vec<_> = tables.iter().map(|blocks| Span { blocks, start: context - rows, rows }).collect();
                     for layer in 0..layers {
-                        attention(cpu, &kv, Attention { layer, heads, window: None }, &spans, &q, &mut out);
+                        attention(cpu, &kv, Attention { layer, heads, window: None }, &spans, &q, &mut out, &mut buffers);
                     }
                 }
             });

@@ -16,7 +16,7 @@ pub(super) trait Dot: Copy {
     type Weights: Copy;
     type Simd: Simd;
     /// Rows of a tile, for whose sums there are registers, with [`LINES`](Self::LINES) lines of weights each.
-    const ROWS: usize;
+    const TILE_ROWS: usize;
     /// 1 or 2.
     const LINES: usize;
 
@@ -78,16 +78,16 @@ impl DotUnit {
         self == DotUnit::Portable
     }
 
-    /// [`Dot::ROWS`].
+    /// [`Dot::TILE_ROWS`].
     pub(super) fn tile_rows(self) -> usize {
         match self {
             #[cfg(target_arch = "x86_64")]
-            DotUnit::Avx512Vnni => x86::Avx512Vnni::ROWS,
+            DotUnit::Avx512Vnni => x86::Avx512Vnni::TILE_ROWS,
             #[cfg(target_arch = "x86_64")]
-            DotUnit::AvxVnni => x86::AvxVnni::ROWS,
+            DotUnit::AvxVnni => x86::AvxVnni::TILE_ROWS,
             #[cfg(target_arch = "x86_64")]
-            DotUnit::Avx2 => x86::Avx2::ROWS,
-            _ => Portable::ROWS,
+            DotUnit::Avx2 => x86::Avx2::TILE_ROWS,
+            _ => Portable::TILE_ROWS,
         }
     }
 
@@ -117,7 +117,7 @@ impl Dot for Portable {
     type Sums = [i32; LANES];
     type Weights = Line;
     type Simd = portable::Portable;
-    const ROWS: usize = 2;
+    const TILE_ROWS: usize = 2;
     const LINES: usize = 1;
 
     #[inline(always)]

@@ -8,8 +8,8 @@ use crate::{
     cpu::Cpu,
     disjoint::Disjoint,
     elementwise::rms_scale,
-    simd::{Kernel, Simd},
-    tiles::Tiling,
+    simd::{Kernel, LANES, Simd},
+    tiles::{Tiles, Tiling},
 };
 use std::ops::Range;
 
@@ -47,6 +47,11 @@ impl Int8Rows {
     pub(super) fn copy_for(&mut self, unit: DotUnit, cpu: &Cpu, x: &[f32], cols: usize) {
         assert!(cols > 0 && x.len().is_multiple_of(cols), "whole rows of {cols}");
         self.fill(unit, cpu, x.len() / cols, cols, Rows { x, cols });
+    }
+
+    /// The rows of `x`.
+    pub fn copy_from_tiles(&mut self, cpu: &Cpu, x: &Tiles) {
+        self.fill(DotUnit::of(cpu.isa()), cpu, x.rows(), x.cols(), x);
     }
 
     /// `weight * x / sqrt(mean(x²) + epsilon)` for every row of `weight.len()` numbers.
@@ -116,6 +121,38 @@ impl Sources for Rows<'_> {
     #[inline(always)]
     fn row<S: Simd>(&self, _: S, row: usize) -> impl Source {
         &self.x[row * self.cols..(row + 1) * self.cols]
+    }
+}
+
+impl Sources for &Tiles {
+    #[inline(always)]
+    fn row<S: Simd>(&self, _: S, row: usize) -> impl Source {
+        let rows = self.tiling.tile_of(row);
+        TileRow { tile: self.columns(&rows, 0..self.cols()), rows: rows.len(), index: row - rows.start }
+    }
+}
+
+/// One of the rows of a tile.
+#[derive(Clone, Copy)]
+struct TileRow<'a> {
+    tile: &'a [f32],
+    rows: usize,
+    index: usize,
+}
+
+impl Source for TileRow<'_> {
+    #[inline(always)]
+    fn len(&self) -> usize {
+        self.tile.len() / self.rows
+    }
+
+    #[inline(always)]
+    fn vector<S: Simd>(&self, simd: S, i: usize) -> S::V {
+        let mut lanes = [0.0; LANES];
+        for (lane, column) in lanes.iter_mut().zip(self.tile.chunks_exact(self.rows).skip(i * LANES)) {
+            *lane = column[self.index];
+        }
+        simd.load(&lanes)
     }
 }
 

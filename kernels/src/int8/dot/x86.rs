@@ -47,7 +47,7 @@ impl Dot for Avx512Vnni {
     type Sums = __m512i;
     type Weights = __m512i;
     type Simd = Avx512;
-    const ROWS: usize = 12;
+    const TILE_ROWS: usize = 12;
     const LINES: usize = 2;
 
     #[inline(always)]
@@ -90,7 +90,7 @@ macro_rules! halves {
         type Sums = Halves;
         type Weights = Halves;
         type Simd = avx2::Avx2;
-        const ROWS: usize = 4;
+        const TILE_ROWS: usize = 4;
         const LINES: usize = 1;
 
         #[inline(always)]
