@@ -2,7 +2,13 @@
 
 use super::{Sizes, gpu::Gpu, ops::Sequences};
 use crate::{
-    kernels::{Bench, limits::batch, ops::numbers, phases::Phase, report::Row},
+    kernels::{
+        Bench,
+        limits::{Weights as Arithmetic, batch},
+        ops::numbers,
+        phases::Phase,
+        report::Row,
+    },
     model::shapes::Shape,
 };
 use cudarc::driver::{CudaSlice, CudaStream};
@@ -16,6 +22,8 @@ use tidemill_kernels::cuda::{
     sampling::SampleRequest,
 };
 
+const ARITHMETIC: Arithmetic = Arithmetic::Bf16;
+
 const PHASES: [Phase; 5] = [
     Phase::Decode { sequences: 1, context: 4095 },
     Phase::Decode { sequences: 16, context: 4095 },
@@ -25,7 +33,7 @@ const PHASES: [Phase; 5] = [
 ];
 
 pub(super) fn measure(bench: &mut Bench<Gpu>, label: &str, shape: &Shape) -> anyhow::Result<()> {
-    let wanted: Vec<Phase> = PHASES.into_iter().filter(|phase| bench.wants(phase.name(), &phase.shape(label))).collect();
+    let wanted: Vec<Phase> = PHASES.into_iter().filter(|phase| bench.wants(phase.name(), &phase.shape(label, ARITHMETIC))).collect();
     if wanted.is_empty() {
         return Ok(());
     }
@@ -40,9 +48,10 @@ pub(super) fn measure(bench: &mut Bench<Gpu>, label: &str, shape: &Shape) -> any
             Phase::Prefill { tokens } => prefill_seconds(gpu, &weights, tokens),
             Phase::Decode { sequences, context } => decode_seconds(gpu, &weights, sequences, context),
         };
-        let (tokens, limit) = (phase.tokens() as f64, bench.ceilings.seconds(&batch(shape, &phase.rows())));
-        let row = seconds.map(|seconds| Row::new(phase.name(), phase.shape(label), tokens / seconds, tokens / limit, "tokens/s"));
-        bench.keep(phase.name(), &phase.shape(label), row.map_err(Into::into))?;
+        let (tokens, limit) = (phase.tokens() as f64, bench.ceilings.seconds(&batch(shape, ARITHMETIC, &phase.rows())));
+        let row =
+            seconds.map(|seconds| Row::new(phase.name(), phase.shape(label, ARITHMETIC), tokens / seconds, tokens / limit, "tokens/s"));
+        bench.keep(phase.name(), &phase.shape(label, ARITHMETIC), row.map_err(Into::into))?;
     }
     Ok(())
 }
