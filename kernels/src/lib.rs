@@ -2,17 +2,21 @@
 //!
 //! **Exactness contract.** An output row's bits depend on that row's inputs alone: not on the batch around it, the tiling,
 //! the number of threads, or the instruction set. So the arithmetic is stated once, for a virtual machine with 16 lanes of
-//! f32 (`simd`): reductions run lane by lane with fused multiply-add in ascending order, and lanes are added
-//! in one fixed tree. AVX-512 holds the 16 lanes in one register, AVX2 in two, portable code in an array; all give the same
-//! bits, and the tests hold them to it.
+//! f32 (`simd`). Products and attention have their lanes along the outputs: each number is one chain of fused multiply-adds in
+//! ascending order (`tile`). Norms and softmax sum lane by lane in ascending order, and add the lanes in one fixed tree. AVX-512
+//! holds the 16 lanes in one register, AVX2 in two, portable code in an array; all give the same bits, and the tests hold them
+//! to it.
 //!
 //! - [`cpu`]: an instruction set that this machine has, and threads to run on; `pool`: those threads
 //! - `simd`: the 16-lane machine, and its three implementations
 //! - [`dtype`]: f32, f16 and bf16 in memory, as chunks of 16
-//! - [`matmul`]: activations times weights as they are stored, and row look-up
-//! - [`elementwise`]: norm, rotary embedding, SiLU, sums
+//! - [`matrix`]: a matrix as a file stores it, and row look-up; [`Weights`]: the same, packed for products
+//! - [`Tiles`]: activations, packed for products; `tile`: the inner loop of products and attention
+//! - [`matmul`]: activations times weights
+//! - [`elementwise`]: norm, rotary embedding, SiLU
 //! - [`kv`]: the paged memory for K and V, and writing into it
 //! - [`attention`]: attention over that memory
+//! - `memory`, `scratch`, `disjoint`: aligned memory, each thread's room for sums, one output written by many
 //! - [`vocab`]: what a sampler needs of a long row: largest element, exponentials
 //! - [`cuda`]: the same and sampling on NVIDIA GPUs, where there is one
 //!

@@ -91,9 +91,8 @@ impl Tiles {
         });
     }
 
-    /// The rows, one after the other.
-    #[cfg(test)]
-    pub(crate) fn to_rows(&self) -> Vec<f32> {
+    /// The rows, one after the other: `[rows, cols]`.
+    pub fn to_rows(&self) -> Vec<f32> {
         let number = |row: usize, col: usize| {
             let rows = self.tiling.tile_of(row);
             self.columns(&rows, col..col + 1)[row - rows.start]

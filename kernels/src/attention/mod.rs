@@ -108,7 +108,7 @@ fn part(index: usize, len: usize) -> Range<usize> {
 }
 
 /// Queries of a task: enough that widening K and V is little beside, few enough to keep all threads busy.
-const QUERIES_PER_TASK: usize = 96;
+const QUERIES_PER_TASK: usize = 192;
 /// Tasks below which single rows are split.
 const TASKS_PER_THREAD: usize = 4;
 /// Numbers of K below which other threads are not worth waking.
@@ -277,30 +277,30 @@ mod tests {
 
         fn reference(&self, window: Option<usize>) -> Vec<f64> {
             let (d, group) = (self.layout.head_dim, self.heads / self.layout.kv_heads);
-            let stored = |part, head: usize, position: usize| {
-                let block = self.kv.block(self.table[position / 16]);
-                let all = decode(self.layout.dtype, &block[self.layout.head(1, part, head)]);
-                let number = |i: usize| match part {
-                    Part::K => all[i * 16 + position % 16],
-                    Part::V => all[position % 16 * d + i],
+            let of_head = |part, head: usize| -> Vec<Vec<f64>> {
+                let blocks = self.table.iter().map(|&id| decode(self.layout.dtype, &self.kv.block(id)[self.layout.head(1, part, head)]));
+                let blocks: Vec<Vec<f32>> = blocks.collect();
+                let number = |position: usize, i: usize| match part {
+                    Part::K => blocks[position / 16][i * 16 + position % 16],
+                    Part::V => blocks[position / 16][position % 16 * d + i],
                 };
-                (0..d).map(|i| f64::from(number(i))).collect::<Vec<_>>()
+                (0..self.positions).map(|position| (0..d).map(|i| f64::from(number(position, i))).collect()).collect()
             };
+            let all = |part| (0..self.layout.kv_heads).map(|head| of_head(part, head)).collect::<Vec<_>>();
+            let (keys, values) = (all(Part::K), all(Part::V));
             let mut out = Vec::new();
             for row in 0..self.positions {
                 for head in 0..self.heads {
                     let q = &self.q[(row * self.heads + head) * d..][..d];
                     let first = window.map_or(0, |w| (row + 1).saturating_sub(w));
                     let scores: Vec<f64> = (first..=row)
-                        .map(|p| {
-                            stored(Part::K, head / group, p).iter().zip(q).map(|(k, &q)| k * f64::from(q)).sum::<f64>() / (d as f64).sqrt()
-                        })
+                        .map(|p| keys[head / group][p].iter().zip(q).map(|(k, &q)| k * f64::from(q)).sum::<f64>() / (d as f64).sqrt())
                         .collect();
                     let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                     let total: f64 = scores.iter().map(|s| (s - max).exp()).sum();
                     let mut sums = vec![0.0; d];
                     for (p, score) in (first..=row).zip(&scores) {
-                        for (sum, v) in sums.iter_mut().zip(stored(Part::V, head / group, p)) {
+                        for (sum, v) in sums.iter_mut().zip(&values[head / group][p]) {
                             *sum += (score - max).exp() / total * v;
                         }
                     }

@@ -154,6 +154,19 @@ struct Paged<'a> {
 }
 
 impl<'a> Paged<'a> {
+    /// What to ask memory for while block `block` of `part` is read: a block a little later in the order in which they are
+    /// read, which is K, then V (each to block `end`) of one split after the other.
+    #[inline(always)]
+    fn ahead(&self, block: usize, part: Part, end: usize) -> *const u8 {
+        let later = block + BLOCKS_AHEAD;
+        let bytes = match (later < end, part) {
+            (true, part) => self.bytes(later, part),
+            (false, Part::K) => self.bytes(later - end, Part::V),
+            (false, Part::V) => self.bytes(SPLIT_BLOCKS + later - end, Part::K),
+        };
+        bytes.as_ptr()
+    }
+
     /// The bytes of the head's K or V in block `block` of the split, or in the sequence's last block.
     #[inline(always)]
     fn bytes(&self, block: usize, part: Part) -> &'a [u8] {
@@ -195,7 +208,7 @@ impl<E: Element, const T: usize> ScoreSplit<'_, E, T> {
         let mut ahead = [std::ptr::null::<u8>(); N];
         for j in 0..N {
             keys[j] = &E::chunks(self.paged.bytes(block + j, Part::K)).0[..self.q.len()];
-            ahead[j] = self.paged.bytes(block + j + BLOCKS_AHEAD, Part::K).as_ptr();
+            ahead[j] = self.paged.ahead(block + j, Part::K, self.panels.end * BLOCKS);
         }
         let mut acc = [[simd.zero(); N]; T];
         for (d, q) in self.q.iter().enumerate() {
@@ -255,10 +268,11 @@ impl<E: Element, const T: usize> SumSplit<'_, E, T> {
         let head_dim = self.paged.call.kv.layout().head_dim;
         let (row_bytes, vectors) = (head_dim * E::BYTES, head_dim.div_ceil(LANES));
         let mut acc = [[simd.zero(); N]; T];
-        for block in self.visible.start / BLOCK_POSITIONS..self.visible.end.div_ceil(BLOCK_POSITIONS) {
+        let end = self.visible.end.div_ceil(BLOCK_POSITIONS);
+        for block in self.visible.start / BLOCK_POSITIONS..end {
             let base = block * BLOCK_POSITIONS;
             let bytes = self.paged.bytes(block, Part::V);
-            let ahead = self.paged.bytes(block + BLOCKS_AHEAD, Part::V).as_ptr();
+            let ahead = self.paged.ahead(block, Part::V, end);
             for position in self.visible.start.max(base)..self.visible.end.min(base + BLOCK_POSITIONS) {
                 let row = (position - base) * row_bytes;
                 let (whole, rest) = E::chunks(&bytes[row..row + row_bytes]);
