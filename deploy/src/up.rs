@@ -49,6 +49,9 @@ pub struct UpArgs {
     /// Device memory of each prefill and decode worker for KV blocks
     #[arg(long, default_value = "1GiB")]
     kv_memory: String,
+    /// How projections compute: none (in f32, with weights as stored) or int8 (weights and activations in 8-bit integers)
+    #[arg(long, default_value = "none", value_parser = ["none", "int8"])]
+    quantize: String,
     /// How K and V are stored: auto (as the weights), f32, f16 or bf16
     #[arg(long, default_value = "auto")]
     kv_dtype: String,
@@ -185,6 +188,7 @@ impl Cluster {
             ("--model", model.display().to_string()),
             ("--threads", threads.to_string()),
             ("--kv-memory", args.kv_memory.clone()),
+            ("--quantize", args.quantize.clone()),
             ("--kv-dtype", args.kv_dtype.clone()),
             ("--transport", args.transport.clone()),
             ("--step-tokens", args.step_tokens.to_string()),

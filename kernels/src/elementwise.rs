@@ -121,7 +121,7 @@ impl Kernel for RmsNormInto<'_> {
 
 /// `1 / sqrt(mean(x²) + epsilon)`.
 #[inline(always)]
-fn rms_scale<S: Simd>(simd: S, x: &[f32], epsilon: f32) -> f32 {
+pub(crate) fn rms_scale<S: Simd>(simd: S, x: &[f32], epsilon: f32) -> f32 {
     let (chunks, rest) = x.as_chunks::<LANES>();
     let mut squares = simd.zero();
     for x in chunks {

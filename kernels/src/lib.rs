@@ -13,6 +13,7 @@
 //! - [`matrix`]: a matrix as a file stores it, and row look-up; [`Weights`]: the same, packed for products
 //! - [`Tiles`]: activations, packed for products; `tile`: the inner loop of products and attention
 //! - [`matmul`]: activations times weights
+//! - [`int8`]: the same in 8-bit integers
 //! - [`elementwise`]: norm, rotary embedding, SiLU
 //! - [`kv`]: the paged memory for K and V, and writing into it
 //! - [`attention`]: attention over that memory
@@ -33,6 +34,7 @@ mod disjoint;
 pub mod dtype;
 pub mod elementwise;
 mod exp;
+pub mod int8;
 pub mod kv;
 pub mod matmul;
 pub mod matrix;

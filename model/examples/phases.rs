@@ -18,7 +18,7 @@ fn main() {
     let (flops, bytes) = (peak_flops(threads), read_bandwidth(threads));
     println!("{threads} threads: {:.0} GFLOP/s of f32 FMA, {:.1} GB/s read", flops / 1e9, bytes / 1e9);
     let start = Instant::now();
-    let options = LoadOptions { kv_dtype: None, threads, isa: None };
+    let options = LoadOptions { kv_dtype: None, quantize: None, threads, isa: None };
     let mut model = Model::load(Path::new(dir), &options, &mut |_, _| {}).expect("a model");
     println!("loaded in {:.2} s", start.elapsed().as_secs_f64());
     let shape = Shape::read(Path::new(dir));

@@ -27,6 +27,11 @@ pub enum ModelError {
     Dtype { tensor: String, path: PathBuf, found: String },
     #[error("tensors {tensor} and {other} are stored in different types: convert the checkpoint to one type")]
     MixedDtypes { tensor: String, other: String },
+    #[error(
+        "tensor {tensor} has {inputs} inputs, more than the {max} whose products 32 bits hold: load the model without --quantize int8",
+        max = tidemill_kernels::int8::INPUTS_MAX
+    )]
+    TooWideForInt8 { tensor: String, inputs: usize },
     #[error(transparent)]
     Kernel(#[from] KernelError),
 }

@@ -1,12 +1,13 @@
 //! A batch of chunks through the layers: K and V of every row into paged memory, logits of the rows that are asked for.
 
-use crate::model::{Layer, Model};
+use crate::{
+    model::{Layer, Model},
+    projection::{Activations, Output, Product, Quantization, project},
+};
 use tidemill_kernels::{
-    Cpu, KvMemory, Span, Tiles,
+    Cpu, KvMemory, Span,
     attention::{Attention, AttentionBuffers, attention},
-    elementwise, kv,
-    matmul::{Output, Product, matmul},
-    matrix,
+    elementwise, kv, matrix,
 };
 use tidemill_proto::block::{BLOCK_TOKENS, Token};
 
@@ -58,16 +59,24 @@ pub(crate) struct Buffers {
     spans: Vec<Span<'static>>,
     /// The residual stream.
     x: Vec<f32>,
-    normed: Tiles,
+    normed: Activations,
     q: Vec<f32>,
     k: Vec<f32>,
     v: Vec<f32>,
     attention: AttentionBuffers,
-    attended: Tiles,
-    activated: Tiles,
+    attended: Activations,
+    activated: Activations,
     cos: Vec<f32>,
     sin: Vec<f32>,
     logits: Vec<f32>,
+}
+
+impl Buffers {
+    /// For a model whose projections compute so.
+    pub(crate) fn new(quantize: Option<Quantization>) -> Self {
+        let [normed, attended, activated] = std::array::from_fn(|_| Activations::new(quantize));
+        Self { normed, attended, activated, ..Self::default() }
+    }
 }
 
 impl Model {
@@ -129,7 +138,7 @@ impl Model {
             self.project(last, Rows::Queries, b);
             self.rest_of_layer(last, index, &tail.spans, kv, b);
             self.norm(&self.final_norm, b);
-            matmul(cpu, &b.normed, [Product { weights: &self.head, to: Output::Set(&mut b.logits) }]);
+            project(cpu, &b.normed, [Product { weights: &self.head, to: Output::Set(&mut b.logits) }]);
         }
         b.spans = recycle(spans);
         b.tail = tail.recycle();
@@ -146,9 +155,9 @@ impl Model {
         let k = Product { weights: &layer.k, to: Output::Set(&mut b.k) };
         let v = Product { weights: &layer.v, to: Output::Set(&mut b.v) };
         match what {
-            Rows::All => matmul(cpu, &b.normed, [q, k, v]),
-            Rows::KeysAndValues => matmul(cpu, &b.normed, [k, v]),
-            Rows::Queries => matmul(cpu, &b.normed, [q]),
+            Rows::All => project(cpu, &b.normed, [q, k, v]),
+            Rows::KeysAndValues => project(cpu, &b.normed, [k, v]),
+            Rows::Queries => project(cpu, &b.normed, [q]),
         }
     }
 
@@ -170,17 +179,17 @@ impl Model {
         }
         elementwise::rotate(cpu, &mut b.q, config.head_dim, &b.cos, &b.sin);
         let what = Attention { layer: index, heads: config.heads, window: config.windows[index] };
-        attention(cpu, kv, what, spans, &b.q, &mut b.attended, &mut b.attention);
-        matmul(cpu, &b.attended, [Product { weights: &layer.output, to: Output::Add(&mut b.x) }]);
+        b.attended.fill(cpu, |attended| attention(cpu, kv, what, spans, &b.q, attended, &mut b.attention));
+        project(cpu, &b.attended, [Product { weights: &layer.output, to: Output::Add(&mut b.x) }]);
 
         self.norm(&layer.mlp_norm, b);
-        matmul(cpu, &b.normed, [Product { weights: &layer.gate_up, to: Output::SiluMul(&mut b.activated) }]);
-        matmul(cpu, &b.activated, [Product { weights: &layer.down, to: Output::Add(&mut b.x) }]);
+        project(cpu, &b.normed, [Product { weights: &layer.gate_up, to: Output::SiluMul(&mut b.activated) }]);
+        project(cpu, &b.activated, [Product { weights: &layer.down, to: Output::Add(&mut b.x) }]);
     }
 
     /// `normed = norm(x)`.
     fn norm(&self, weight: &[f32], b: &mut Buffers) {
-        elementwise::rms_norm_into(&self.cpu, &b.x, weight, self.config.norm_epsilon, &mut b.normed);
+        b.normed.rms_norm_from(&self.cpu, &b.x, weight, self.config.norm_epsilon);
     }
 }
 

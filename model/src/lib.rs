@@ -5,6 +5,7 @@
 //! - `rope`: rotary frequencies
 //! - `weights`: safetensors files, mapped and checked; their digest
 //! - [`model`]: loading, and what a loaded model tells about itself; `load_engine` (feature `shell`): by a worker's settings
+//! - `projection`: weights and activations in f32 or in 8-bit integers
 //! - [`forward`]: a batch of chunks through the layers, to logits
 //! - [`sampler`]: a row of logits to a token; `penalties`: what came before weighs in; `rng`: the draws
 //!
@@ -21,6 +22,7 @@ mod generation;
 mod load_engine;
 pub mod model;
 mod penalties;
+mod projection;
 mod rng;
 mod rope;
 pub mod sampler;
@@ -33,5 +35,6 @@ pub use forward::{Chunk, LogitRows, Logits};
 pub use load_engine::{EngineError, load_engine};
 pub use model::{LoadOptions, Model};
 pub use penalties::History;
+pub use projection::Quantization;
 pub use sampler::{SamplerScratch, sample, token_logprob};
 pub use tidemill_kernels::{Isa, KvMemory};

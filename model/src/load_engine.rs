@@ -1,6 +1,6 @@
 //! From a worker's `[engine]` settings to a loaded model and its device memory: the same for every role that computes.
 
-use crate::{Isa, KvMemory, LoadOptions, Model, ModelError};
+use crate::{Isa, KvMemory, LoadOptions, Model, ModelError, Quantization};
 use tidemill_proto::{
     config::{ConfigError, invalid},
     engine::EngineSettings,
@@ -22,7 +22,12 @@ pub fn load_engine(settings: &EngineSettings) -> Result<(Model, KvMemory, Engine
         None => None,
         Some(name) => Some(name.parse::<Isa>().map_err(|reason| invalid("isa", name, reason.to_string()))?),
     };
-    let options = LoadOptions { kv_dtype: settings.kv_dtype, threads: settings.threads, isa };
+    let options = LoadOptions {
+        kv_dtype: settings.kv_dtype,
+        quantize: settings.quantize_int8.then_some(Quantization::Int8),
+        threads: settings.threads,
+        isa,
+    };
     let mut progress = Progress::new("loading weights:");
     let model = Model::load(&settings.model, &options, &mut |done, total| progress.update(done, total))?;
     let block_bytes = model.kv_shape().block_bytes();

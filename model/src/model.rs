@@ -4,11 +4,12 @@ use crate::{
     config::ModelConfig,
     error::ModelError,
     forward::Buffers,
+    projection::{Linear, Projection, Quantization},
     rope::Rope,
     weights::{Checkpoint, WeightMatrix},
 };
 use std::path::Path;
-use tidemill_kernels::{BLOCK_POSITIONS, Cpu, Dtype, Isa, KvLayout, KvMemory, Matrix, Weights};
+use tidemill_kernels::{BLOCK_POSITIONS, Cpu, Dtype, Isa, KvLayout, KvMemory};
 use tidemill_proto::block::{BLOCK_TOKENS, KvDtype, KvShape, LayoutFingerprint};
 
 const _: () = assert!(BLOCK_TOKENS == BLOCK_POSITIONS, "the KV kernels and the block keys must agree on a block");
@@ -20,6 +21,8 @@ const ARITHMETIC_VERSION: u32 = 2;
 pub struct LoadOptions {
     /// How K and V are stored; `None`: as the weights are.
     pub kv_dtype: Option<KvDtype>,
+    /// How projections compute; `None`: in f32, with weights as they are stored.
+    pub quantize: Option<Quantization>,
     /// Compute threads, at least 1.
     pub threads: usize,
     /// `None`: the best that this machine has. All give the same bits.
@@ -35,7 +38,7 @@ pub struct Model {
     pub(crate) embedding: WeightMatrix,
     pub(crate) layers: Vec<Layer>,
     pub(crate) final_norm: Vec<f32>,
-    pub(crate) head: Weights,
+    pub(crate) head: Projection,
     pub(crate) buffers: Buffers,
     kv_shape: KvShape,
     layout: LayoutFingerprint,
@@ -44,15 +47,15 @@ pub struct Model {
 /// One decoder layer's weights.
 pub(crate) struct Layer {
     pub(crate) attention_norm: Vec<f32>,
-    pub(crate) q: Weights,
-    pub(crate) k: Weights,
-    pub(crate) v: Weights,
-    pub(crate) output: Weights,
+    pub(crate) q: Projection,
+    pub(crate) k: Projection,
+    pub(crate) v: Projection,
+    pub(crate) output: Projection,
     /// Norms over each head's query and key.
     pub(crate) qk_norm: Option<(Vec<f32>, Vec<f32>)>,
     pub(crate) mlp_norm: Vec<f32>,
-    pub(crate) gate_up: Weights,
-    pub(crate) down: Weights,
+    pub(crate) gate_up: Projection,
+    pub(crate) down: Projection,
 }
 
 impl Model {
@@ -62,12 +65,14 @@ impl Model {
         let cpu = Cpu::new(options.isa, options.threads)?;
         let mut checkpoint = Checkpoint::open(dir)?;
         let embedding = checkpoint.matrix("model.embed_tokens.weight", config.vocab, config.hidden)?;
-        let layers = (0..config.layers).map(|i| Layer::load(&cpu, &mut checkpoint, &config, i)).collect::<Result<_, _>>()?;
+        let layers =
+            (0..config.layers).map(|i| Layer::load(&cpu, &mut checkpoint, &config, options.quantize, i)).collect::<Result<_, _>>()?;
         let final_norm = checkpoint.vector("model.norm.weight", config.hidden)?;
         let head = match config.tied {
-            true => Weights::new(&cpu, embedding.view(), None),
-            false => Weights::new(&cpu, checkpoint.matrix("lm_head.weight", config.vocab, config.hidden)?.view(), None),
+            true => embedding.clone(),
+            false => checkpoint.matrix("lm_head.weight", config.vocab, config.hidden)?,
         };
+        let head = Linear { name: "lm_head.weight".into(), weight: head, bias: None }.pack(&cpu, options.quantize)?;
         let kv_shape = KvShape {
             layers: config.layers,
             kv_heads: config.kv_heads,
@@ -80,9 +85,9 @@ impl Model {
         };
         let weights = checkpoint.digest(progress);
         checkpoint.release();
-        let layout = LayoutFingerprint::new(&fingerprint(&weights, &config), &kv_shape, (0, 1));
+        let layout = LayoutFingerprint::new(&fingerprint(&weights, &config, options.quantize), &kv_shape, (0, 1));
         let rope = Rope::new(&config.rope, config.head_dim);
-        Ok(Model { config, cpu, rope, embedding, layers, final_norm, head, buffers: Buffers::default(), kv_shape, layout })
+        Ok(Model { config, cpu, rope, embedding, layers, final_norm, head, buffers: Buffers::new(options.quantize), kv_shape, layout })
     }
 
     pub fn config(&self) -> &ModelConfig {
@@ -120,55 +125,47 @@ impl Model {
 }
 
 /// Digest of weights, settings and arithmetic.
-fn fingerprint(weights: &[u8; 32], config: &ModelConfig) -> [u8; 32] {
+fn fingerprint(weights: &[u8; 32], config: &ModelConfig, quantize: Option<Quantization>) -> [u8; 32] {
     let mut hasher = blake3::Hasher::new_derive_key("tidemill model v1");
     hasher.update(&ARITHMETIC_VERSION.to_le_bytes());
     hasher.update(weights);
+    hasher.update(&[match quantize {
+        None => 0,
+        Some(Quantization::Int8) => 1,
+    }]);
     hasher.update(&serde_json::to_vec(config).expect("names and finite numbers serialize"));
     *hasher.finalize().as_bytes()
 }
 
 impl Layer {
-    fn load(cpu: &Cpu, checkpoint: &mut Checkpoint, config: &ModelConfig, index: usize) -> Result<Layer, ModelError> {
+    fn load(
+        cpu: &Cpu,
+        checkpoint: &mut Checkpoint,
+        config: &ModelConfig,
+        quantize: Option<Quantization>,
+        index: usize,
+    ) -> Result<Layer, ModelError> {
         let (hidden, inner, d) = (config.hidden, config.intermediate, config.head_dim);
         let (q_rows, kv_rows) = (config.heads * d, config.kv_heads * d);
         let name = |part: &str| format!("model.layers.{index}.{part}");
         let mut linear = |part: &str, rows, cols, bias| {
-            let weight = checkpoint.matrix(&name(&format!("{part}.weight")), rows, cols)?;
+            let tensor = name(&format!("{part}.weight"));
+            let weight = checkpoint.matrix(&tensor, rows, cols)?;
             let bias = if bias { Some(checkpoint.vector(&name(&format!("{part}.bias")), rows)?) } else { None };
-            Ok::<_, ModelError>(Linear { weight, bias })
+            Ok::<_, ModelError>(Linear { name: tensor, weight, bias })
         };
-        let q = linear("self_attn.q_proj", q_rows, hidden, config.qkv_bias)?.pack(cpu);
-        let k = linear("self_attn.k_proj", kv_rows, hidden, config.qkv_bias)?.pack(cpu);
-        let v = linear("self_attn.v_proj", kv_rows, hidden, config.qkv_bias)?.pack(cpu);
-        let output = linear("self_attn.o_proj", hidden, q_rows, config.output_bias)?.pack(cpu);
+        let q = linear("self_attn.q_proj", q_rows, hidden, config.qkv_bias)?.pack(cpu, quantize)?;
+        let k = linear("self_attn.k_proj", kv_rows, hidden, config.qkv_bias)?.pack(cpu, quantize)?;
+        let v = linear("self_attn.v_proj", kv_rows, hidden, config.qkv_bias)?.pack(cpu, quantize)?;
+        let output = linear("self_attn.o_proj", hidden, q_rows, config.output_bias)?.pack(cpu, quantize)?;
         let gate = linear("mlp.gate_proj", inner, hidden, config.mlp_bias)?;
         let up = linear("mlp.up_proj", inner, hidden, config.mlp_bias)?;
-        let down = linear("mlp.down_proj", hidden, inner, config.mlp_bias)?.pack(cpu);
-        if gate.weight.dtype() != up.weight.dtype() {
-            return Err(ModelError::MixedDtypes { tensor: name("mlp.gate_proj.weight"), other: name("mlp.up_proj.weight") });
-        }
-        let gate_up = Weights::gated(cpu, gate.parts(), up.parts());
+        let down = linear("mlp.down_proj", hidden, inner, config.mlp_bias)?.pack(cpu, quantize)?;
+        let gate_up = gate.pack_gated(&up, cpu, quantize)?;
         let mut norm = |part: &str, len| checkpoint.vector(&name(&format!("{part}.weight")), len);
         let attention_norm = norm("input_layernorm", hidden)?;
         let mlp_norm = norm("post_attention_layernorm", hidden)?;
         let qk_norm = if config.qk_norm { Some((norm("self_attn.q_norm", d)?, norm("self_attn.k_norm", d)?)) } else { None };
         Ok(Layer { attention_norm, q, k, v, output, qk_norm, mlp_norm, gate_up, down })
-    }
-}
-
-/// A projection as the file has it.
-struct Linear {
-    weight: WeightMatrix,
-    bias: Option<Vec<f32>>,
-}
-
-impl Linear {
-    fn parts(&self) -> (Matrix<'_>, Option<&[f32]>) {
-        (self.weight.view(), self.bias.as_deref())
-    }
-
-    fn pack(&self, cpu: &Cpu) -> Weights {
-        Weights::new(cpu, self.weight.view(), self.bias.as_deref())
     }
 }

@@ -20,6 +20,7 @@ const INDEX: &str = "model.safetensors.index.json";
 const FILES_MAX: usize = 4096;
 
 /// A matrix in a mapped file.
+#[derive(Clone)]
 pub(crate) struct WeightMatrix {
     map: Arc<Mmap>,
     range: Range<usize>,

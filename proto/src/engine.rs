@@ -14,6 +14,9 @@ pub struct EngineFlags {
     /// Hugging Face model directory
     #[arg(long)]
     pub model: Option<PathBuf>,
+    /// How projections compute: none (in f32, with weights as stored) or int8 (weights and activations in 8-bit integers)
+    #[arg(long)]
+    pub quantize: Option<String>,
     /// How K and V are stored: auto (as the weights), f32, f16 or bf16
     #[arg(long)]
     pub kv_dtype: Option<String>,
@@ -38,6 +41,8 @@ pub struct EngineFlags {
 #[derive(Clone, Debug)]
 pub struct EngineSettings {
     pub model: PathBuf,
+    /// Projections compute in 8-bit integers.
+    pub quantize_int8: bool,
     /// `None`: as the weights.
     pub kv_dtype: Option<KvDtype>,
     pub kv_memory_bytes: u64,
@@ -50,6 +55,11 @@ pub struct EngineSettings {
 
 impl EngineFlags {
     pub fn check(self) -> Result<EngineSettings, ConfigError> {
+        let quantize_int8 = match self.quantize.as_deref() {
+            None | Some("none") => false,
+            Some("int8") => true,
+            Some(other) => return Err(invalid("quantize", other, "is not one of none, int8")),
+        };
         let kv_dtype = match self.kv_dtype.as_deref() {
             None | Some("auto") => None,
             Some("f32") => Some(KvDtype::F32),
@@ -74,7 +84,16 @@ impl EngineFlags {
             return Err(invalid("step_tokens", step_tokens, "must be from 1 to 65536"));
         }
         let isa = self.isa.filter(|isa| isa != "auto");
-        Ok(EngineSettings { model: required("model", self.model)?, kv_dtype, kv_memory_bytes, threads, isa, force_quic, step_tokens })
+        Ok(EngineSettings {
+            model: required("model", self.model)?,
+            quantize_int8,
+            kv_dtype,
+            kv_memory_bytes,
+            threads,
+            isa,
+            force_quic,
+            step_tokens,
+        })
     }
 }
 

@@ -86,12 +86,29 @@ fn read_streams(lines: &[Line], streams: usize) -> u64 {
     let mut sums = [0u64; 8];
     for i in 0..part {
         for stream in 0..streams {
-            for (sum, word) in sums.iter_mut().zip(&lines[stream * part + i]) {
+            let line = &lines[stream * part + i];
+            prefetch(std::ptr::from_ref(line).wrapping_byte_add(AHEAD_BYTES));
+            for (sum, word) in sums.iter_mut().zip(line) {
                 *sum ^= word;
             }
         }
     }
     sums.into_iter().fold(0, |all, sum| all ^ sum)
+}
+
+/// How far ahead of its use a line is asked for: further than the hardware's own prefetcher looks, which stays within a page.
+const AHEAD_BYTES: usize = 32 << 10;
+
+/// Brings a line into the second cache. Any address will do.
+#[inline(always)]
+fn prefetch(line: *const Line) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint, which no address can harm, and an instruction of the base target.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(line.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = line;
 }
 
 /// Runs `work` on every thread at once; the time from when all are ready to when the last is done.

@@ -48,28 +48,53 @@ pub struct Rows {
     pub logits: bool,
 }
 
-/// What one batch asks of a model of this shape with bf16 weights and KV.
+/// What projections are made of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Weights {
+    /// Times f32.
+    Bf16,
+    /// Times 8-bit integers.
+    Int8,
+}
+
+impl Weights {
+    pub const ALL: [Weights; 2] = [Weights::Bf16, Weights::Int8];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Weights::Bf16 => "bf16",
+            Weights::Int8 => "int8",
+        }
+    }
+
+    /// A matrix of so many numbers, applied to so many rows: it is read once.
+    pub fn applied(self, numbers: f64, rows: usize) -> Work {
+        let operations = 2.0 * numbers * rows as f64;
+        let bytes = if rows == 0 { 0.0 } else { numbers };
+        match self {
+            Weights::Bf16 => Work { f32_flops: operations, int8_ops: 0.0, bytes: bytes * BF16_BYTES },
+            Weights::Int8 => Work { f32_flops: 0.0, int8_ops: operations, bytes },
+        }
+    }
+}
+
+/// What one batch asks of a model of this shape with bf16 KV.
 ///
-/// - FLOPs: 2 for each weight and row it applies to, and `4 × heads × head_dim` for each position that a row attends to. The last layer
+/// - Operations: 2 for each weight and row it applies to, and `4 × heads × head_dim` for each position that a row attends to. The last layer
 ///   computes K and V of all rows, but the rest only of those that are followed to logits, and the head only for these.
 /// - Bytes: each weight that is applied once, and K and V of all positions attended to once per sequence. The rows looked up in the embedding
 ///   are left out, and so are norms, rotary embedding, activation and sampling: they are below a hundredth.
-pub fn batch(shape: &Shape, batch: &[Rows]) -> Work {
+pub fn batch(shape: &Shape, weights: Weights, batch: &[Rows]) -> Work {
     let [vocab, hidden, intermediate, layers, heads, kv_heads, head_dim] =
         [shape.vocab, shape.hidden, shape.intermediate, shape.layers, shape.heads, shape.kv_heads, shape.head_dim].map(f64::from);
     let kv_weights = 2.0 * hidden * kv_heads * head_dim;
     let rest_weights = 2.0 * hidden * heads * head_dim + 3.0 * hidden * intermediate;
     let rows: usize = batch.iter().map(|rows| rows.rows).sum();
     let logit_rows = batch.iter().filter(|rows| rows.logits).count();
-    let applied = |weights: f64, rows: usize| Work {
-        f32_flops: 2.0 * weights * rows as f64,
-        bytes: if rows == 0 { 0.0 } else { weights * BF16_BYTES },
-        ..Work::default()
-    };
 
-    let mut work = applied(kv_weights * layers, rows);
-    work += applied(rest_weights * (layers - 1.0), rows);
-    work += applied(rest_weights + vocab * hidden, logit_rows);
+    let mut work = weights.applied(kv_weights * layers, rows);
+    work += weights.applied(rest_weights * (layers - 1.0), rows);
+    work += weights.applied(rest_weights + vocab * hidden, logit_rows);
     for rows in batch {
         let end = rows.start + rows.rows;
         let attended = (rows.start + 1..=end).sum::<usize>() as f64;
@@ -111,7 +136,7 @@ mod tests {
     #[test]
     fn a_decode_step_reads_each_weight_once() {
         let shape = by_name("llama-3.2-1b").unwrap();
-        let work = batch(shape, &[Rows { start: 0, rows: 1, logits: true }]);
+        let work = batch(shape, Weights::Bf16, &[Rows { start: 0, rows: 1, logits: true }]);
         let matrices: usize = shape.tensors().iter().filter(|(_, dims)| dims.len() == 2).map(|(_, dims)| dims[0] * dims[1]).sum();
         let kv = 2.0 * 2.0 * 8.0 * 64.0 * 16.0;
         assert_eq!(work.bytes, 2.0 * matrices as f64 + kv);
@@ -119,13 +144,23 @@ mod tests {
     }
 
     #[test]
+    fn int8_weights_are_half_the_bytes_and_attention_stays_f32() {
+        let shape = by_name("llama-3.2-1b").unwrap();
+        let step = [Rows { start: 15, rows: 1, logits: true }];
+        let (bf16, int8) = (batch(shape, Weights::Bf16, &step), batch(shape, Weights::Int8, &step));
+        assert_eq!(int8.int8_ops + int8.f32_flops, bf16.f32_flops);
+        assert_eq!(int8.f32_flops, 4.0 * 32.0 * 64.0 * 16.0 * 16.0);
+        assert_eq!(bf16.bytes - int8.bytes, int8.int8_ops / 2.0);
+    }
+
+    #[test]
     fn rows_without_logits_end_at_the_last_layers_keys_and_values() {
         let mut shape = by_name("smollm-135m").unwrap().clone();
         shape.layers = 1;
-        let work = batch(&shape, &[Rows { start: 16, rows: 2, logits: false }]);
+        let work = batch(&shape, Weights::Bf16, &[Rows { start: 16, rows: 2, logits: false }]);
         assert_eq!(work, Work { f32_flops: 2.0 * 2.0 * 2.0 * 576.0 * 192.0, int8_ops: 0.0, bytes: 2.0 * 2.0 * 576.0 * 192.0 });
         shape.layers = 2;
-        let more = batch(&shape, &[Rows { start: 16, rows: 2, logits: false }]);
+        let more = batch(&shape, Weights::Bf16, &[Rows { start: 16, rows: 2, logits: false }]);
         let layer = 2.0 * 576.0 * (576.0 + 192.0) + 3.0 * 576.0 * 1536.0;
         assert_eq!(more.f32_flops - work.f32_flops, 2.0 * 2.0 * layer + 4.0 * 576.0 * (17.0 + 18.0));
         assert_eq!(more.bytes - work.bytes, 2.0 * layer + 2.0 * 192.0 * 2.0 * 18.0);

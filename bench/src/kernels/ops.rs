@@ -1,11 +1,17 @@
 //! Each kernel at the shapes of real models.
 
-use super::{Bench, limits::Work};
+use super::{
+    Bench,
+    limits::{self, Work},
+};
 use crate::model::shapes::{self, Shape};
 use tidemill_kernels::{
-    BLOCK_POSITIONS, Cpu, Dtype, KvLayout, KvMemory, Matrix, Span,
-    attention::{Attention, attention},
-    dtype, elementwise, matmul, vocab,
+    BLOCK_POSITIONS, Cpu, Dtype, KvLayout, KvMemory, Matrix, Span, Tiles, Weights,
+    attention::{Attention, AttentionBuffers, attention},
+    dtype, elementwise,
+    int8::{self, Int8Output, Int8Product, Int8Rows, Int8Weights},
+    matmul::{Output, Product, matmul},
+    vocab,
 };
 
 /// Operands are spread over this many bytes, so that they come from memory in every run.
@@ -49,15 +55,36 @@ fn matmuls(bench: &mut Bench, label: &str, shape: &Shape) {
             if matrix == "head" && m == 512 {
                 continue;
             }
-            let bytes = n * k * Dtype::Bf16.bytes();
-            let work = Work { f32_flops: 2.0 * (m * n * k) as f64, bytes: bytes as f64, ..Work::default() };
-            let copies = copies(bench, bytes, &work);
-            bench.row("matmul bf16", format!("{label} {matrix} m={m} n={n} k={k}"), work, copies, |_| {
-                let weights = dtype::encode(Dtype::Bf16, &numbers(n * k)).repeat(copies);
-                let (x, mut y) = (numbers(m * k), vec![0.0; m * n]);
+            let shape = format!("{label} {matrix} m={m} n={n} k={k}");
+            let x = || numbers(m * k);
+            let stored = || dtype::encode(Dtype::Bf16, &numbers(n * k));
+
+            let work = limits::Weights::Bf16.applied((n * k) as f64, m);
+            let count = copies(bench, 2 * n * k, &work);
+            bench.row("matmul bf16", shape.clone(), work, count, |cpu| {
+                let stored = stored();
+                let copies: Vec<_> = (0..count).map(|_| Weights::new(cpu, Matrix::new(&stored, Dtype::Bf16, n, k), None)).collect();
+                let (mut tiles, mut y) = (Tiles::default(), vec![0.0; m * n]);
+                tiles.copy_from(cpu, &x(), k);
                 move |cpu: &Cpu| {
-                    for weights in weights.chunks_exact(bytes) {
-                        matmul::matmul(cpu, &x, Matrix::new(weights, Dtype::Bf16, n, k), &mut y);
+                    for weights in &copies {
+                        matmul(cpu, &tiles, [Product { weights, to: Output::Set(&mut y) }]);
+                    }
+                }
+            });
+
+            let work = limits::Weights::Int8.applied((n * k) as f64, m);
+            let count = copies(bench, n * k, &work);
+            bench.row("matmul int8", shape, work, count, |cpu| {
+                let stored = stored();
+                let copies: Vec<_> = (0..count).map(|_| Int8Weights::new(cpu, Matrix::new(&stored, Dtype::Bf16, n, k), None)).collect();
+                let (mut rows, mut y) = (Int8Rows::default(), vec![0.0; m * n]);
+                let x = x();
+                move |cpu: &Cpu| {
+                    // As in a model, where every matrix has activations of its own.
+                    for weights in &copies {
+                        rows.copy_from(cpu, &x, k);
+                        int8::matmul(cpu, &rows, [Int8Product { weights, to: Int8Output::Set(&mut y) }]);
                     }
                 }
             });
@@ -83,11 +110,12 @@ fn attentions(bench: &mut Bench, label: &str, shape: &Shape) {
                 let mut kv = KvMemory::new(layout, sequences * blocks);
                 (0..(sequences * blocks) as u32).for_each(|id| kv.block_mut(id).fill(SOME_NUMBER));
                 let tables: Vec<Vec<u32>> = (0..sequences).map(|s| (s * blocks..(s + 1) * blocks).map(|id| id as u32).collect()).collect();
-                let (q, mut out) = (numbers(sequences * rows * heads * head_dim), vec![0.0; sequences * rows * heads * head_dim]);
+                let q = numbers(sequences * rows * heads * head_dim);
+                let (mut out, mut buffers) = (Tiles::default(), AttentionBuffers::default());
                 move |cpu: &Cpu| {
                     let spans: Vec<_> = tables.iter().map(|blocks| Span { blocks, start: context - rows, rows }).collect();
                     for layer in 0..layers {
-                        attention(cpu, &kv, Attention { layer, heads, window: None }, &spans, &q, &mut out);
+                        attention(cpu, &kv, Attention { layer, heads, window: None }, &spans, &q, &mut out, &mut buffers);
                     }
                 }
             });

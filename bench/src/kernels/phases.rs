@@ -2,14 +2,14 @@
 
 use super::{
     Bench, best_seconds,
-    limits::{Rows, batch},
+    limits::{Rows, Weights, batch},
     ops::{MODELS, SOME_NUMBER},
     report::Row,
 };
 use crate::model::{make_weights, shapes, weights::Dtype};
 use anyhow::Context;
 use std::{fs, path::Path};
-use tidemill_model::{Chunk, KvMemory, LoadOptions, LogitRows, Model};
+use tidemill_model::{Chunk, KvMemory, LoadOptions, LogitRows, Model, Quantization};
 use tidemill_proto::block::{BLOCK_TOKENS, Token};
 
 /// Tokens that are computed.
@@ -41,22 +41,25 @@ pub(super) fn measure(bench: &mut Bench, models: Option<&Path>) -> anyhow::Resul
         if bench.quick {
             shape.layers = 2;
         }
-        let wanted: Vec<Phase> = PHASES.into_iter().filter(|phase| bench.wants(phase.name(), &phase.shape(label))).collect();
-        if wanted.is_empty() {
-            continue;
-        }
-        let dir = models.join(format!("{label}-{}-layers", shape.layers));
-        if !dir.join("model.safetensors").exists() {
-            fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
-            make_weights(&shape, &dir, Dtype::Bf16, 0)?;
-        }
-        let options = LoadOptions { kv_dtype: None, threads: bench.cpu.threads(), isa: Some(bench.cpu.isa()) };
-        let mut model = Model::load(&dir, &options, &mut |_, _| {})?;
-        for phase in wanted {
-            let seconds = phase.seconds(&mut model, bench.quick);
-            let limit = bench.ceilings.seconds(&batch(&shape, &phase.rows()));
-            let tokens = phase.tokens() as f64;
-            bench.rows.push(Row::new(phase.name(), phase.shape(label), tokens / seconds, tokens / limit, "tokens/s"));
+        for weights in Weights::ALL {
+            let wanted: Vec<Phase> = PHASES.into_iter().filter(|phase| bench.wants(phase.name(), &phase.shape(label, weights))).collect();
+            if wanted.is_empty() {
+                continue;
+            }
+            let dir = models.join(format!("{label}-{}-layers", shape.layers));
+            if !dir.join("model.safetensors").exists() {
+                fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+                make_weights(&shape, &dir, Dtype::Bf16, 0)?;
+            }
+            let quantize = (weights == Weights::Int8).then_some(Quantization::Int8);
+            let options = LoadOptions { kv_dtype: None, quantize, threads: bench.cpu.threads(), isa: Some(bench.cpu.isa()) };
+            let mut model = Model::load(&dir, &options, &mut |_, _| {})?;
+            for phase in wanted {
+                let seconds = phase.seconds(&mut model, bench.quick);
+                let limit = bench.ceilings.seconds(&batch(&shape, weights, &phase.rows()));
+                let tokens = phase.tokens() as f64;
+                bench.rows.push(Row::new(phase.name(), phase.shape(label, weights), tokens / seconds, tokens / limit, "tokens/s"));
+            }
         }
     }
     Ok(())
@@ -70,10 +73,11 @@ impl Phase {
         }
     }
 
-    fn shape(self, label: &str) -> String {
+    fn shape(self, label: &str, weights: Weights) -> String {
+        let weights = weights.name();
         match self {
-            Phase::Prefill { tokens } => format!("{label} bf16, {tokens} tokens"),
-            Phase::Decode { sequences, context } => format!("{label} bf16, batch {sequences} after {context}"),
+            Phase::Prefill { tokens } => format!("{label} {weights}, {tokens} tokens"),
+            Phase::Decode { sequences, context } => format!("{label} {weights}, batch {sequences} after {context}"),
         }
     }
 

@@ -3,9 +3,18 @@
 use super::{Kernel, LANES, Simd};
 use std::arch::x86_64::*;
 
-/// Proof of AVX2, FMA and F16C: made only by [`run`].
+/// Proof of AVX2, FMA and F16C: made only by [`run`], and where [`enabled`](Self::enabled) says so.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2(());
+
+impl Avx2 {
+    /// # Safety
+    /// AVX2, FMA and F16C must be enabled where it is used.
+    #[inline(always)]
+    pub(crate) unsafe fn enabled() -> Self {
+        Self(())
+    }
+}
 
 /// Runs `kernel` with AVX2, FMA and F16C enabled.
 #[inline(never)]

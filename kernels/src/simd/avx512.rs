@@ -3,9 +3,18 @@
 use super::{Kernel, LANES, Simd};
 use std::arch::x86_64::*;
 
-/// Proof of AVX-512 F: made only by [`run`].
+/// Proof of AVX-512 F: made only by [`run`], and where [`enabled`](Self::enabled) says so.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512(());
+
+impl Avx512 {
+    /// # Safety
+    /// AVX-512 F, BW, VL and DQ must be enabled where it is used.
+    #[inline(always)]
+    pub(crate) unsafe fn enabled() -> Self {
+        Self(())
+    }
+}
 
 /// Runs `kernel` with AVX-512 enabled.
 #[inline(never)]

@@ -6,10 +6,10 @@
 //! be so marked, and one that is not inlined loses the instruction set: kernels keep them away from vectors.
 
 #[cfg(target_arch = "x86_64")]
-mod avx2;
+pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
-mod avx512;
-mod portable;
+pub(crate) mod avx512;
+pub(crate) mod portable;
 
 use crate::cpu::Isa;
 

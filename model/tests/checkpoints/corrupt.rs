@@ -19,7 +19,7 @@ fn copy(family: &str) -> tempfile::TempDir {
 }
 
 fn load(dir: &Path) -> Result<(), String> {
-    let options = LoadOptions { kv_dtype: None, threads: 1, isa: None };
+    let options = LoadOptions { kv_dtype: None, quantize: None, threads: 1, isa: None };
     Model::load(dir, &options, &mut |_, _| {}).map(|_| ()).map_err(|e| e.to_string())
 }
 

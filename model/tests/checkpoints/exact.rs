@@ -99,7 +99,7 @@ fn blocks_are_the_same_bytes_whoever_computes_them_and_serve_another_sequence() 
 
 #[test]
 fn the_layout_commits_to_weights_settings_and_dtype() {
-    let options = LoadOptions { kv_dtype: None, threads: 1, isa: None };
+    let options = LoadOptions { kv_dtype: None, quantize: None, threads: 1, isa: None };
     let load = |dir: &Path, options: &LoadOptions| Model::load(dir, options, &mut |_, _| {}).unwrap().layout();
     let mut layouts: Vec<_> = FAMILIES.map(|family| load(&fixture(family), &options)).into();
 
@@ -141,7 +141,7 @@ fn an_empty_batch_is_no_work() {
 #[test]
 fn progress_grows_to_the_size_of_the_weights() {
     let mut seen = Vec::new();
-    let options = LoadOptions { kv_dtype: None, threads: 2, isa: None };
+    let options = LoadOptions { kv_dtype: None, quantize: None, threads: 2, isa: None };
     Model::load(&fixture("qwen3"), &options, &mut |done, total| seen.push((done, total))).unwrap();
     assert!(seen.is_sorted() && seen.iter().all(|(_, total)| *total == 427_168), "total_size of the fixture's index");
     assert_eq!(seen.last(), Some(&(427_168, 427_168)));

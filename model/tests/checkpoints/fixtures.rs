@@ -44,7 +44,7 @@ pub(crate) fn load(family: &str, kv_dtype: Option<KvDtype>) -> Model {
 }
 
 pub(crate) fn load_on(family: &str, kv_dtype: Option<KvDtype>, threads: usize, isa: Option<Isa>) -> Model {
-    Model::load(&fixture(family), &LoadOptions { kv_dtype, threads, isa }, &mut |_, _| {}).unwrap()
+    Model::load(&fixture(family), &LoadOptions { kv_dtype, quantize: None, threads, isa }, &mut |_, _| {}).unwrap()
 }
 
 /// A sequence with its own blocks, taken from the top of the memory downwards so that a block's id is not its place.

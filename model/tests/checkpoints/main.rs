@@ -3,4 +3,5 @@
 mod corrupt;
 mod exact;
 mod fixtures;
+mod int8;
 mod reference;
