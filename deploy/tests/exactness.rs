@@ -110,6 +110,28 @@ async fn outputs_do_not_depend_on_the_way() {
     }
 }
 
+/// The same prompts, again and again: from device memory, and from the disk of a pool node whose DRAM is too small for them.
+#[tokio::test(flavor = "multi_thread")]
+async fn blocks_of_every_tier_are_the_same() {
+    let cases = cases();
+    let reference = reference(&cases).await;
+    let total: u64 = cases.iter().map(reusable).sum();
+    let nvme: &[&str] = &["--kv-memory", "1MiB", "--pool-memory", "1MiB", "--pool-nvme", "64MiB"];
+    for (flags, source) in [(&[][..], "hbm"), (nvme, "nvme")] {
+        let cluster = Cluster::start(&[DISAGGREGATED, flags].concat());
+        assert_same(&reference, &complete_all(&cluster, &cases, 1).await, &cases, &format!("{source}, cold"));
+        for at_once in [1, 8] {
+            let answers = complete_all(&cluster, &cases, at_once).await;
+            assert_same(&reference, &answers, &cases, &format!("{source}, {at_once} at a time"));
+            let from_tier: u64 = answers.iter().map(|answer| answer.source(source)).sum();
+            assert!(from_tier * 2 > total, "{from_tier} of {total} tokens came from {source}");
+        }
+        let kept = cluster.settled_metric("tidemill_kv_bytes", &[format!("tier=\"{source}\"")]).await;
+        assert!(kept > 0.0, "{source} holds nothing");
+        cluster.stop();
+    }
+}
+
 const TRANSFERRED: &str = "tidemill_kv_transfer_bytes_total";
 
 /// Bytes of a block of the demo model: 3 layers, K and V, 2 heads, 16 positions, 16 dimensions, bf16.
