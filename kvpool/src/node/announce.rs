@@ -18,8 +18,8 @@ pub(super) struct Announcer {
 #[derive(Clone, Copy, Debug)]
 enum Link {
     Down,
-    /// Knows nothing.
-    Fresh,
+    /// Knows nothing, or what it knows is void; the next event it is told has this number.
+    Fresh(u64),
     /// Knows everything up to the last announcement; the next event it is told has this number.
     Told(u64),
 }
@@ -33,7 +33,7 @@ impl Announcer {
     }
 
     pub(super) fn up(&mut self, link: LinkId) {
-        self.links[link.0] = Link::Fresh;
+        self.links[link.0] = Link::Fresh(0);
     }
 
     pub(super) fn down(&mut self, link: LinkId) {
@@ -44,11 +44,15 @@ impl Announcer {
     pub(super) fn announce(&mut self, store: Option<&Store>, uplink: &Uplink) {
         let (mut changes, mut snapshot) = (Vec::new(), None);
         if let Some(store) = store {
-            let fresh = self.links.iter().any(|link| matches!(link, Link::Fresh));
+            let fresh = self.links.iter().any(|link| matches!(link, Link::Fresh(_)));
             let (events, all) = store.take_events(|events| fresh || events.from != self.next);
             if events.from != self.next {
                 tracing::warn!("events were lost: telling everything again");
-                self.links.iter_mut().filter(|link| matches!(link, Link::Told(_))).for_each(|link| *link = Link::Fresh);
+                for link in &mut self.links {
+                    if let Link::Told(next) = *link {
+                        *link = Link::Fresh(next);
+                    }
+                }
             }
             self.next = events.next();
             (changes, snapshot) = (events.events, all);
@@ -57,7 +61,7 @@ impl Announcer {
         for (id, link) in self.links.iter_mut().enumerate() {
             let (from, events) = match link {
                 Link::Down => continue,
-                Link::Fresh => (0, &everything),
+                Link::Fresh(from) => (*from, &everything),
                 Link::Told(from) => (*from, &changes),
             };
             *link = tell(uplink, LinkId(id), from, events);
