@@ -10,7 +10,10 @@ use std::{
     path::Path,
     time::{Duration, Instant},
 };
-use tidemill_kvpool::client::{Miss, PoolClient, TransportChoice};
+use tidemill_kvpool::{
+    client::{Miss, PoolClient, TransportChoice},
+    directory::Limits,
+};
 use tidemill_proto::block::LayoutFingerprint;
 
 const DRAM_SLOTS: usize = 16;
@@ -77,6 +80,8 @@ async fn what_leaves_memory_is_read_back_from_disk() {
         let client = node.client(choice).await;
         fill(&node, &client, ALL).await;
         assert_eq!(client.match_prefix(&keys(ALL)).await.unwrap(), ALL.len(), "both tiers are one chain");
+        // What was matched in memory stays there for this long: until then there is no slot to read into.
+        tokio::time::sleep(Limits::MATCH_LEASE).await;
         for _ in 0..2 {
             assert!(count_right(&client, ALL).await >= ON_DISK);
         }
