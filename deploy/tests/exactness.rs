@@ -70,6 +70,18 @@ async fn through_the_pool(reference: &[Answer], cases: &[Case], transport: &str,
     cluster.stop();
 }
 
+/// (h) Again, from the pool's disk: its memory holds one prompt or two.
+async fn from_disk(reference: &[Answer], cases: &[Case]) {
+    let flags = ["--kv-memory", "1MiB", "--pool-memory", "1MiB", "--pool-nvme", "64MiB"];
+    let cluster = Cluster::start(&[DISAGGREGATED, &flags].concat());
+    assert_same(reference, &complete_all(&cluster, cases, 1).await, cases, "a small pool, cold");
+    let warm = complete_all(&cluster, cases, 1).await;
+    assert_same(reference, &warm, cases, "from disk");
+    let (from_disk, total): (u64, u64) = (warm.iter().map(|a| a.source("nvme")).sum(), cases.iter().map(reusable).sum());
+    assert!(from_disk * 2 >= total, "of {total} tokens {from_disk} came from disk");
+    cluster.stop();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn outputs_do_not_depend_on_the_way() {
     let cases = cases();
@@ -78,6 +90,7 @@ async fn outputs_do_not_depend_on_the_way() {
 
     through_the_pool(&reference, &cases, "auto", "dram", "shm").await;
     through_the_pool(&reference, &cases, "quic", "remote", "quic").await;
+    from_disk(&reference, &cases).await;
 
     // (e) 16 at a time, over two workers of each kind.
     for disaggregation in [DISAGGREGATED, &[]] {
@@ -107,6 +120,28 @@ async fn outputs_do_not_depend_on_the_way() {
         let alone = Cluster::start(&[&flags[..], &["--prefill", "0", "--kvpool", "0"]].concat());
         assert_same(&reference, &complete_all(&alone, &cases, 4).await, &cases, &format!("alone, chunks of {step_tokens}"));
         alone.stop();
+    }
+}
+
+/// The same prompts, again and again: from device memory, and from the disk of a pool node whose DRAM is too small for them.
+#[tokio::test(flavor = "multi_thread")]
+async fn blocks_of_every_tier_are_the_same() {
+    let cases = cases();
+    let reference = reference(&cases).await;
+    let total: u64 = cases.iter().map(reusable).sum();
+    let nvme: &[&str] = &["--kv-memory", "1MiB", "--pool-memory", "1MiB", "--pool-nvme", "64MiB"];
+    for (flags, source) in [(&[][..], "hbm"), (nvme, "nvme")] {
+        let cluster = Cluster::start(&[DISAGGREGATED, flags].concat());
+        assert_same(&reference, &complete_all(&cluster, &cases, 1).await, &cases, &format!("{source}, cold"));
+        for at_once in [1, 8] {
+            let answers = complete_all(&cluster, &cases, at_once).await;
+            assert_same(&reference, &answers, &cases, &format!("{source}, {at_once} at a time"));
+            let from_tier: u64 = answers.iter().map(|answer| answer.source(source)).sum();
+            assert!(from_tier * 2 > total, "{from_tier} of {total} tokens came from {source}");
+        }
+        let kept = cluster.settled_metric("tidemill_kv_bytes", &[format!("tier=\"{source}\"")]).await;
+        assert!(kept > 0.0, "{source} holds nothing");
+        cluster.stop();
     }
 }
 

@@ -1,6 +1,6 @@
 //! An instruction set that this machine has, and threads to run on.
 
-use crate::pool::Pool;
+use crate::{affinity, pool::Pool};
 use std::{fmt, str::FromStr};
 
 /// Instruction sets that kernels are compiled for. All give the same bits.
@@ -80,7 +80,8 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// `isa`: `None` picks the best. `threads`: at least 1, the caller's among them.
+    /// `isa`: `None` picks the best. `threads`: at least 1, the caller's among them. Where the process may run on exactly as
+    /// many cores, each thread but the caller's stays on one of its own.
     pub fn new(isa: Option<Isa>, threads: usize) -> Result<Cpu, KernelError> {
         let isa = isa.unwrap_or_else(Isa::best);
         if !isa.is_available() {
@@ -88,7 +89,15 @@ impl Cpu {
         }
         let pool = match threads {
             0 | 1 => None,
-            _ => Some(Pool::new(threads - 1, |_| ()).map_err(|source| KernelError::Threads { threads, source })?),
+            _ => {
+                let cores = affinity::cores();
+                let start = move |worker| {
+                    if cores.len() == threads {
+                        affinity::stay_on(cores[worker + 1]);
+                    }
+                };
+                Some(Pool::new(threads - 1, start).map_err(|source| KernelError::Threads { threads, source })?)
+            }
         };
         Ok(Cpu { isa, pool })
     }

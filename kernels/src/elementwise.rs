@@ -1,4 +1,4 @@
-//! Operations with little work per number: norm, rotary embedding, SiLU, sums. Rows are shared out over threads when there
+//! Operations with little work per number: norm, rotary embedding, SiLU. Rows are shared out over threads when there
 //! are enough of them.
 
 use crate::{
@@ -45,27 +45,6 @@ pub fn rotate(cpu: &Cpu, x: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32
     share_rows(cpu, x, x.len() / rows, |rows, x| {
         let angles = rows.start * half..rows.end * half;
         cpu.isa().dispatch(Rotate { x, rows: rows.len(), cos: &cos[angles.clone()], sin: &sin[angles] });
-    });
-}
-
-/// `gate = gate * sigmoid(gate) * up`.
-pub fn silu_mul(cpu: &Cpu, gate: &mut [f32], up: &[f32]) {
-    assert_eq!(gate.len(), up.len(), "gate and up have one shape");
-    share_rows(cpu, gate, 1, |rows, gate| cpu.isa().dispatch(SiluMul { gate, up: &up[rows] }));
-}
-
-/// `x += y`.
-pub fn add(cpu: &Cpu, x: &mut [f32], y: &[f32]) {
-    assert_eq!(x.len(), y.len(), "x and y have one shape");
-    share_rows(cpu, x, 1, |rows, x| cpu.isa().dispatch(Add { x, y: &y[rows] }));
-}
-
-/// `x += bias` for every row of `bias.len()` numbers.
-pub fn add_bias(cpu: &Cpu, x: &mut [f32], bias: &[f32]) {
-    share_rows(cpu, x, bias.len(), |_, x| {
-        for x in x.chunks_exact_mut(bias.len()) {
-            cpu.isa().dispatch(Add { x, y: bias });
-        }
     });
 }
 
@@ -197,27 +176,6 @@ fn turn<S: Simd>(simd: S, a: S::V, b: S::V, cos: S::V, sin: S::V) -> (S::V, S::V
     (simd.sub(simd.mul(a, cos), simd.mul(b, sin)), simd.fma(b, cos, simd.mul(a, sin)))
 }
 
-struct SiluMul<'a> {
-    gate: &'a mut [f32],
-    up: &'a [f32],
-}
-
-impl Kernel for SiluMul<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        let (gates, gates_rest) = self.gate.as_chunks_mut::<LANES>();
-        let (ups, ups_rest) = self.up.as_chunks::<LANES>();
-        for (gate, up) in gates.iter_mut().zip(ups) {
-            simd.store(silu_mul_vector(simd, simd.load(gate), simd.load(up)), gate);
-        }
-        if !gates_rest.is_empty() {
-            store_part(simd, silu_mul_vector(simd, load_part(simd, gates_rest), load_part(simd, ups_rest)), gates_rest);
-        }
-    }
-}
-
 /// `gate * sigmoid(gate) * up`.
 #[inline(always)]
 pub(crate) fn silu_mul_vector<S: Simd>(simd: S, gate: S::V, up: S::V) -> S::V {
@@ -226,31 +184,13 @@ pub(crate) fn silu_mul_vector<S: Simd>(simd: S, gate: S::V, up: S::V) -> S::V {
     simd.mul(simd.mul(gate, sigmoid), up)
 }
 
-struct Add<'a> {
-    x: &'a mut [f32],
-    y: &'a [f32],
-}
-
-impl Kernel for Add<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        let (xs, xs_rest) = self.x.as_chunks_mut::<LANES>();
-        let (ys, ys_rest) = self.y.as_chunks::<LANES>();
-        for (x, y) in xs.iter_mut().zip(ys) {
-            simd.store(simd.add(simd.load(x), simd.load(y)), x);
-        }
-        if !xs_rest.is_empty() {
-            store_part(simd, simd.add(load_part(simd, xs_rest), load_part(simd, ys_rest)), xs_rest);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{close, cpus, numbers};
+    use crate::{
+        cpu::Isa,
+        testing::{close, cpus, numbers},
+    };
 
     const WIDTHS: [usize; 5] = [1, 15, 16, 24, 2050];
 
@@ -309,27 +249,34 @@ mod tests {
         }
     }
 
-    #[test]
-    fn silu_mul_matches_the_reference() {
-        for width in [1, 15, 16, 100, 200_001] {
-            let gate: Vec<f32> = numbers(width, 5).iter().map(|x| x * 30.0).collect();
-            let up = numbers(width, 6);
-            let y = everywhere(&gate, |cpu, gate| silu_mul(cpu, gate, &up));
-            let expected = gate.iter().zip(&up).map(|(&g, &u)| f64::from(g) / (1.0 + (-f64::from(g)).exp()) * f64::from(u));
-            close(&y, expected, 1e-5);
+    struct SiluMul([f32; LANES], [f32; LANES]);
+
+    impl Kernel for SiluMul {
+        type Output = [f32; LANES];
+        #[inline(always)]
+        fn run<S: Simd>(self, simd: S) -> [f32; LANES] {
+            simd.to_array(silu_mul_vector(simd, simd.load(&self.0), simd.load(&self.1)))
         }
-        let extremes = everywhere(&[-1e30, 1e30, -100.0, 100.0], |cpu, gate| silu_mul(cpu, gate, &[1.0; 4]));
-        assert!(extremes[0].abs() < 1e-6 && extremes[1] == 1e30 && extremes[2].abs() < 1e-30 && extremes[3] == 100.0);
     }
 
     #[test]
-    fn sums_match_the_reference() {
-        for width in WIDTHS {
-            let (x, y, bias) = (numbers(width * 67, 7), numbers(width * 67, 8), numbers(width, 9));
-            let sums = everywhere(&x, |cpu, x| add(cpu, x, &y));
-            assert!(sums.iter().zip(x.iter().zip(&y)).all(|(sum, (x, y))| *sum == x + y));
-            let sums = everywhere(&x, |cpu, x| add_bias(cpu, x, &bias));
-            assert!(sums.iter().zip(x.iter().zip(bias.iter().cycle())).all(|(sum, (x, y))| *sum == x + y));
+    fn silu_mul_matches_the_reference() {
+        let everywhere = |gate: [f32; LANES], up: [f32; LANES]| {
+            let y = Isa::Portable.dispatch(SiluMul(gate, up));
+            for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+                assert_eq!(isa.dispatch(SiluMul(gate, up)), y, "{isa}");
+            }
+            y
+        };
+        for seed in 0..200 {
+            let gate: [f32; LANES] = numbers(LANES, seed).try_into().unwrap();
+            let (gate, up) = (gate.map(|x| x * 30.0), numbers(LANES, seed + 1000).try_into().unwrap());
+            let expected = gate.iter().zip(&up).map(|(&g, &u)| f64::from(g) / (1.0 + (-f64::from(g)).exp()) * f64::from(u));
+            close(&everywhere(gate, up), expected, 1e-5);
         }
+        let mut gate = [0.0; LANES];
+        gate[..4].copy_from_slice(&[-1e30, 1e30, -100.0, 100.0]);
+        let extremes = everywhere(gate, [1.0; LANES]);
+        assert!(extremes[0].abs() < 1e-6 && extremes[1] == 1e30 && extremes[2].abs() < 1e-30 && extremes[3] == 100.0);
     }
 }

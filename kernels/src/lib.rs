@@ -7,7 +7,7 @@
 //! holds the 16 lanes in one register, AVX2 in two, portable code in an array; all give the same bits, and the tests hold them
 //! to it.
 //!
-//! - [`cpu`]: an instruction set that this machine has, and threads to run on; `pool`: those threads
+//! - [`cpu`]: an instruction set that this machine has, and threads to run on; `pool`: those threads; `affinity`: cores
 //! - `simd`: the 16-lane machine, and its three implementations
 //! - [`dtype`]: f32, f16 and bf16 in memory, as chunks of 16
 //! - [`matrix`]: a matrix as a file stores it, and row look-up; [`Weights`]: the same, packed for products
@@ -26,6 +26,7 @@
 #[cfg(target_endian = "big")]
 compile_error!("weights and KV are little-endian in memory");
 
+mod affinity;
 pub mod attention;
 pub mod cpu;
 pub mod cuda;

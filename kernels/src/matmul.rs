@@ -69,7 +69,8 @@ pub fn matmul<const N: usize>(cpu: &Cpu, x: &Tiles, products: [Product<'_>; N]) 
             found
         });
         let job = job.expect("a group of one of the jobs");
-        let panels = group * plan.group_panels..((group + 1) * plan.group_panels).min(job.weights.panels());
+        let share = |group| group * job.weights.panels() / groups(job);
+        let panels = share(group)..share(group + 1);
         let tiles = block * x.tiling.tiles / plan.blocks..(block + 1) * x.tiling.tiles / plan.blocks;
         let rows = x.tiling.tile(tiles.start).start..x.tiling.tile(tiles.end - 1).end;
         with_sums(rows.len() * panels.len(), |sums| {
@@ -82,7 +83,7 @@ pub fn matmul<const N: usize>(cpu: &Cpu, x: &Tiles, products: [Product<'_>; N]) 
 struct Plan {
     /// Blocks of rows.
     blocks: usize,
-    /// Panels of a task.
+    /// Most panels of a task; groups are of nearly equal size.
     group_panels: usize,
     /// Inputs of a piece.
     step: usize,
@@ -95,7 +96,7 @@ impl Plan {
         let group_panels = if threads == 1 || rows * inputs * panels * PANEL < WORK_MIN_TO_SHARE {
             GROUP_PANELS
         } else {
-            (panels * blocks / (TASKS_PER_THREAD * threads)).clamp(1, GROUP_PANELS)
+            (panels * blocks).div_ceil(TASKS_PER_THREAD * threads).min(GROUP_PANELS)
         };
         let step = if x.tiling.tiles == 1 { inputs } else { STEP_INPUTS };
         Self { blocks, group_panels, step }

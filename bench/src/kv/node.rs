@@ -17,7 +17,7 @@ use tidemill_proto::{
     identity::Identity,
     ids::Epoch,
     link::{Endpoint, LinkError},
-    message::{Disk, PoolEvent, Register, Report, RoleInfo, ToCoordinator, ToWorker, WorkerEvent},
+    message::{Disk, PoolEvent, Register, RoleInfo, ToCoordinator, ToWorker, WorkerEvent},
     pool::Tier,
 };
 use tokio::{task::JoinHandle, time::timeout};
@@ -102,8 +102,8 @@ impl PoolNode {
 impl Told {
     fn hear(&mut self, event: WorkerEvent) {
         match event {
-            WorkerEvent::Heartbeat(Report { counters, .. }) => {
-                let Disk { stored_bytes, loaded_bytes, .. } = counters.disk;
+            WorkerEvent::Heartbeat(report) => {
+                let Disk { stored_bytes, loaded_bytes, .. } = report.counters.disk;
                 self.disk = DiskTold { at: Instant::now(), stored_bytes, loaded_bytes };
             }
             WorkerEvent::PoolEvents { events, .. } => {

@@ -1,7 +1,7 @@
 //! Attention over paged K and V.
 //!
 //! **The arithmetic.** A score is a chain of fused multiply-adds over the head's dimensions, of the query times
-//! `1 / sqrt(head_dim)`. Positions are cut at multiples of [`SPLIT`], counted from the sequence's beginning. Within a split: the
+//! `1 / sqrt(head_dim)`. Positions are cut at multiples of 256, counted from the sequence's beginning. Within a split: the
 //! maximum of the visible scores, the exponentials relative to it, their sum lane by lane and then in the fixed tree, and for each
 //! output a chain over the visible positions. Splits are then merged in ascending order, each side scaled to the larger
 //! maximum (Dao, 2023, section 3.1). All of this depends on the query's own position alone: not on how a prompt was cut into
