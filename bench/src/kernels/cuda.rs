@@ -7,7 +7,10 @@ pub mod gpu;
 pub mod ops;
 pub mod phases;
 
-use super::{Bench, KernelsArgs, report::Report, report::Row};
+use super::{
+    Bench, KernelsArgs,
+    report::{Report, Row},
+};
 use crate::model::shapes::{self, Shape};
 use checks::Checks;
 use gpu::Gpu;
