@@ -1,9 +1,10 @@
-//! `tidemill-bench kernels` on a small scale: every row is there, and says what it should.
+//! `tidemill-bench kernels` on a small scale: every row is there, and says what it should; and what it says where there is no GPU.
 
 use clap::Parser;
 use serde_json::Value;
-use std::fs;
-use tidemill_bench::kernels::{KernelsArgs, run};
+use std::{fs, process::Command};
+use tidemill_bench::kernels::{KernelsArgs, NO_DEVICE, run};
+use tidemill_kernels::cuda::Device;
 
 #[derive(Parser)]
 struct Cli {
@@ -14,9 +15,11 @@ struct Cli {
 fn rows(flags: &[&str]) -> Vec<Value> {
     let dir = tempfile::tempdir().unwrap();
     let json = dir.path().join("rows.json");
-    let fixed = ["kernels", "--quick", "--threads", "2", "--json", json.to_str().unwrap()];
+    let fixed = ["kernels", "--device", "cpu", "--quick", "--threads", "2", "--json", json.to_str().unwrap()];
     run(&Cli::parse_from(fixed.iter().chain(flags)).kernels).unwrap();
-    serde_json::from_slice(&fs::read(json).unwrap()).unwrap()
+    let report: Value = serde_json::from_slice(&fs::read(json).unwrap()).unwrap();
+    assert!(report["device"].as_str().unwrap().ends_with("2 threads"), "{report}");
+    report["rows"].as_array().unwrap().clone()
 }
 
 #[test]
@@ -54,4 +57,15 @@ fn only_what_is_asked_for_runs_after_the_ceilings() {
     let names: Vec<_> = rows.iter().map(|row| row["name"].as_str().unwrap()).collect();
     assert_eq!(names.len(), 7);
     assert!(names[..6].iter().all(|name| name.starts_with("ceiling")) && names[6] == "norm");
+}
+
+#[test]
+fn a_gpu_that_is_asked_for_and_not_there_is_told_apart_from_a_failure() {
+    if Device::count() > 0 {
+        return;
+    }
+    let output = Command::new(env!("CARGO_BIN_EXE_tidemill-bench")).args(["kernels", "--device", "cuda", "--quick"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(NO_DEVICE));
+    assert!(output.stdout.is_empty());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("run on the CPU"), "{output:?}");
 }

@@ -163,6 +163,6 @@ fn small(bench: &mut Bench, label: &str, shape: &Shape) {
 pub(super) const SOME_NUMBER: u8 = 0x3c;
 
 /// Numbers in [-1, 1) that repeat only after a long time.
-fn numbers(count: usize) -> Vec<f32> {
+pub(super) fn numbers(count: usize) -> Vec<f32> {
     (0..count as u32).map(|i| (i.wrapping_mul(0x9e37_79b9) >> 8) as f32 / (1u32 << 23) as f32 - 1.0).collect()
 }
