@@ -74,7 +74,7 @@ pub(super) struct Sequences {
 }
 
 impl Sequences {
-    pub fn new(gpu: &mut Gpu, sizes: &Sizes, layers: usize, sequences: usize, positions: usize) -> Result<Self, CudaError> {
+    pub(super) fn new(gpu: &mut Gpu, sizes: &Sizes, layers: usize, sequences: usize, positions: usize) -> Result<Self, CudaError> {
         const SLOTS: usize = 8;
         let layout = sizes.kv_layout(layers);
         let table_stride = positions.div_ceil(BLOCK_POSITIONS);
