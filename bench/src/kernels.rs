@@ -72,7 +72,7 @@ pub fn run(args: &KernelsArgs) -> anyhow::Result<()> {
     };
     print!("{}", report.text());
     if let Some(path) = &args.json {
-        let text = serde_json::to_string_pretty(&report)?;
+        let text = serde_json::to_string_pretty(&report.rows())?;
         fs::write(path, text + "\n").with_context(|| format!("cannot write {}", path.display()))?;
     }
     report.verdict()

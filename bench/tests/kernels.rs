@@ -17,9 +17,7 @@ fn rows(flags: &[&str]) -> Vec<Value> {
     let json = dir.path().join("rows.json");
     let fixed = ["kernels", "--device", "cpu", "--quick", "--threads", "2", "--json", json.to_str().unwrap()];
     run(&Cli::parse_from(fixed.iter().chain(flags)).kernels).unwrap();
-    let report: Value = serde_json::from_slice(&fs::read(json).unwrap()).unwrap();
-    assert!(report["device"].as_str().unwrap().ends_with("2 threads"), "{report}");
-    report["rows"].as_array().unwrap().clone()
+    serde_json::from_slice(&fs::read(json).unwrap()).unwrap()
 }
 
 #[test]

@@ -68,7 +68,6 @@ pub struct EngineInfo {
 }
 
 /// Worker to coordinator.
-#[expect(clippy::large_enum_variant, reason = "one report a second is not worth a box")]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ToCoordinator {
     Register(Register),
@@ -79,7 +78,6 @@ pub enum ToCoordinator {
     },
 }
 
-#[expect(clippy::large_enum_variant, reason = "one report a second is not worth a box")]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum WorkerEvent {
     Heartbeat(Box<Report>),

@@ -8,7 +8,6 @@ use serde::Serialize;
 use std::fmt::Write;
 
 /// All of one run.
-#[derive(Serialize)]
 pub struct Report {
     /// What computed.
     pub device: String,
@@ -29,6 +28,11 @@ impl Report {
             text += &format!("\n{}", checks.table());
         }
         text
+    }
+
+    /// Everything as rows, checks too.
+    pub fn rows(&self) -> Vec<Row> {
+        self.rows.iter().cloned().chain(self.checks.iter().flat_map(Checks::rows)).collect()
     }
 
     /// An error if any check failed.

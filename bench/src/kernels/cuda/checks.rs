@@ -8,12 +8,10 @@ pub mod products;
 pub mod rows;
 pub mod sampling;
 
-use super::gpu::Gpu;
-use serde::Serialize;
+use super::{super::report::Row, gpu::Gpu};
 use std::fmt::Write;
 
 /// What was checked.
-#[derive(Serialize)]
 pub struct Checks {
     /// Replays the random inputs.
     pub seed: u64,
@@ -23,7 +21,6 @@ pub struct Checks {
 }
 
 /// One operation against its reference.
-#[derive(Serialize)]
 pub struct Check {
     pub op: &'static str,
     pub case: String,
@@ -70,6 +67,13 @@ impl Checks {
         assert_eq!(out.len(), reference.len(), "{op} {case}: as many elements as the reference");
         let different = out.iter().zip(reference).filter(|(a, b)| a != b).count();
         self.results.push(Check { op, case, error: different as f64 / out.len().max(1) as f64, limit });
+    }
+
+    /// For programs. What is to be exact has no fraction.
+    pub fn rows(&self) -> impl Iterator<Item = Row> {
+        self.results
+            .iter()
+            .map(|Check { op, case, error, limit }| Row::new(&format!("check {op}"), case.clone(), *error, *limit, "relative error"))
     }
 
     /// For people: failed checks one by one, the others by operation.
