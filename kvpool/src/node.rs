@@ -26,6 +26,7 @@ use drain::Drain;
 use parking_lot::Mutex;
 use session::Session;
 use std::{
+    mem,
     sync::{
         Arc, OnceLock,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -120,6 +121,7 @@ pub async fn run(settings: Settings, shutdown: impl Future<Output = ()>) -> Resu
     let mut announcer = Announcer::new(worker.coordinators.len());
     let mut sessions = Sessions { tasks: JoinSet::new(), permits: Arc::new(Semaphore::new(CLIENTS_MAX)), next: 0 };
     let mut drain = Drain::new(Arc::clone(&node), endpoint.clone(), drain);
+    let mut room_is_known = false;
     let mut tick = interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
 
@@ -141,7 +143,14 @@ pub async fn run(settings: Settings, shutdown: impl Future<Output = ()>) -> Resu
                     store.apply(|directory, now| directory.tick(now));
                 }
             }
-            () = node.changed.notified() => announcer.announce(node.store().as_deref(), &uplink),
+            () = node.changed.notified() => {
+                let store = node.store();
+                if store.is_some() && !mem::replace(&mut room_is_known, true) {
+                    // Whoever asks what fits here should not have to wait for the next heartbeat.
+                    uplink.broadcast(&WorkerEvent::Heartbeat(Box::new(node.report())));
+                }
+                announcer.announce(store.as_deref(), &uplink);
+            }
             Some((link, event)) = links.recv() => match event {
                 LinkEvent::Up => {
                     announcer.up(link);
