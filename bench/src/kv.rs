@@ -4,8 +4,10 @@
 //! best is kept: what else the machine does can only make it slower. References (copying memory, TCP over loopback) are
 //! measured in the same run, since a rate says little without the machine's own.
 
+pub mod blobdb;
 pub mod clocks;
 pub mod node;
+pub mod nvme;
 pub mod reference;
 pub mod report;
 pub mod transfer;
@@ -13,7 +15,12 @@ pub mod transfer;
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
 use node::PoolNode;
-use std::{fs, path::PathBuf};
+use report::Row;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 use tidemill_kvpool::client::TransportChoice;
 use tidemill_proto::process;
 use transfer::Plan;
@@ -24,6 +31,15 @@ pub struct KvArgs {
     /// Write the rows here too.
     #[arg(long)]
     pub json: Option<PathBuf>,
+    /// Measure this tier only: dram or nvme
+    #[arg(long, value_parser = ["dram", "nvme"])]
+    pub tier: Option<String>,
+    /// Directory on the disk to be measured (default: where temporary files go)
+    #[arg(long)]
+    pub data: Option<PathBuf>,
+    /// Let nodes take their memory before blocks come
+    #[arg(long)]
+    pub prefault: bool,
     /// Fewer bytes and repetitions: to see that it works, not how fast it is.
     #[arg(long)]
     pub quick: bool,
@@ -31,51 +47,43 @@ pub struct KvArgs {
 
 /// The way that blocks take. Datagrams are bounded by the client: its node learns that in the handshake.
 #[derive(Clone, Copy, Debug)]
-struct Path {
+struct Way {
     choice: TransportChoice,
     datagram_bytes_max: u16,
 }
 
 /// Discovered path MTU, then what an Ethernet with jumbo frames and one without would carry.
-const PATHS: [Path; 4] = [
-    Path { choice: TransportChoice::Auto, datagram_bytes_max: u16::MAX },
-    Path { choice: TransportChoice::Quic, datagram_bytes_max: u16::MAX },
-    Path { choice: TransportChoice::Quic, datagram_bytes_max: 8_952 },
-    Path { choice: TransportChoice::Quic, datagram_bytes_max: 1_452 },
+const WAYS: [Way; 4] = [
+    Way { choice: TransportChoice::Auto, datagram_bytes_max: u16::MAX },
+    Way { choice: TransportChoice::Quic, datagram_bytes_max: u16::MAX },
+    Way { choice: TransportChoice::Quic, datagram_bytes_max: 8_952 },
+    Way { choice: TransportChoice::Quic, datagram_bytes_max: 1_452 },
 ];
 
 /// Block size, blocks per call, bytes per repetition.
 const LOADS: [(usize, usize, usize); 4] =
     [(2 << 20, 32, 512 << 20), (2 << 20, 1, 128 << 20), (4 << 10, 128, 32 << 20), (4 << 10, 1, 4 << 20)];
 
+/// Block size, blocks per call, bytes of DRAM, bytes of disk.
+const NVME_LOADS: [(usize, usize, usize, usize); 2] = [(2 << 20, 32, 512 << 20, 4 << 30), (4 << 10, 512, 32 << 20, 512 << 20)];
+
 /// A multi-threaded runtime, as the workers have, must be running.
 pub async fn run(args: KvArgs) -> anyhow::Result<()> {
     // As the workers do.
     process::keep_freed_memory();
     let (repetitions, shrink) = if args.quick { (2, 8) } else { (5, 1) };
-    let progress = ProgressBar::new((PATHS.len() * LOADS.len() + 2) as u64);
+    let progress = ProgressBar::new((WAYS.len() * LOADS.len() + NVME_LOADS.len() + 2) as u64);
     progress.set_style(ProgressStyle::with_template("{elapsed} [{wide_bar}] {msg}")?);
-
-    progress.set_message("memcpy");
-    let mut rows = tokio::task::spawn_blocking(move || reference::memcpy(repetitions, shrink)).await??;
-    progress.inc(1);
-    progress.set_message("TCP");
-    rows.push(tokio::task::spawn_blocking(move || reference::tcp(repetitions, shrink)).await??);
-    progress.inc(1);
     let pki = tempfile::tempdir().context("cannot make a directory for certificates")?;
     tidemill_proto::identity::create(pki.path())?;
-    for (block_bytes, batch, bytes) in LOADS {
-        for path in PATHS {
-            let blocks = (bytes / shrink / block_bytes).max(batch);
-            let plan = Plan { block_bytes, batch, blocks, repetitions };
-            progress.set_message(format!("{block_bytes} B × {batch}, {:?}, datagrams up to {}", path.choice, path.datagram_bytes_max));
-            // A fresh node each time, with memory for one repetition: the first one touches all of it.
-            let node = PoolNode::start(pki.path(), blocks * block_bytes).await?;
-            let client = node.client(block_bytes, path.choice, path.datagram_bytes_max).await?;
-            // On a worker thread, as everything is that a worker does.
-            rows.extend(tokio::spawn(transfer::measure(client, node.clocks()?, plan)).await??);
-            progress.inc(1);
-        }
+    let wanted = |tier: &str| args.tier.as_ref().is_none_or(|only| only == tier);
+    let mut rows = Vec::new();
+    if wanted("dram") {
+        rows.extend(dram(pki.path(), args.prefault, repetitions, shrink, &progress).await?);
+    }
+    if wanted("nvme") {
+        let data = args.data.clone().unwrap_or_else(std::env::temp_dir);
+        rows.extend(nvme(pki.path(), &data, repetitions, shrink, &progress).await?);
     }
     progress.finish_and_clear();
     report::compare(&mut rows);
@@ -85,4 +93,53 @@ pub async fn run(args: KvArgs) -> anyhow::Result<()> {
         fs::write(&path, text + "\n").with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(())
+}
+
+async fn dram(pki: &Path, prefault: bool, repetitions: u32, shrink: usize, progress: &ProgressBar) -> anyhow::Result<Vec<Row>> {
+    progress.set_message("memcpy");
+    let mut rows = tokio::task::spawn_blocking(move || reference::memcpy(repetitions, shrink)).await??;
+    progress.inc(1);
+    progress.set_message("TCP");
+    rows.push(tokio::task::spawn_blocking(move || reference::tcp(repetitions, shrink)).await??);
+    progress.inc(1);
+    for (block_bytes, batch, bytes) in LOADS {
+        for way in WAYS {
+            let blocks = (bytes / shrink / block_bytes).max(batch);
+            let plan = Plan { block_bytes, batch, blocks, repetitions };
+            progress.set_message(format!("{block_bytes} B × {batch}, {:?}, datagrams up to {}", way.choice, way.datagram_bytes_max));
+            // A fresh node each time, with memory for one repetition: the first one touches all of it.
+            let node = PoolNode::start(pki, blocks * block_bytes, prefault, None).await?;
+            let client = node.client(block_bytes, way.choice, way.datagram_bytes_max).await?;
+            // On a worker thread, as everything is that a worker does.
+            rows.extend(tokio::spawn(transfer::measure(client, node.clocks()?, plan)).await??);
+            progress.inc(1);
+        }
+    }
+    Ok(rows)
+}
+
+async fn nvme(pki: &Path, data: &Path, repetitions: u32, shrink: usize, progress: &ProgressBar) -> anyhow::Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for (block_bytes, batch, dram_bytes, disk_bytes) in NVME_LOADS {
+        progress.set_message(format!("{block_bytes} B × {batch}, disk"));
+        let putting = Duration::from_secs(8) / shrink as u32 + Duration::from_secs(3);
+        let plan = nvme::Plan { block_bytes, batch, dram_bytes: dram_bytes / shrink, disk_bytes: disk_bytes / shrink, putting };
+        let dir = tempfile::tempdir_in(data).with_context(|| format!("cannot make a directory in {}", data.display()))?;
+        let references_dir = dir.path().to_owned();
+        let references = tokio::task::spawn_blocking(move || -> anyhow::Result<_> {
+            Ok([nvme::raw(&references_dir, plan, repetitions)?, blobdb::measure(&references_dir, plan, repetitions.min(2))?])
+        });
+        let [raw, blobdb] = references.await??;
+        let offered = raw[0].rate.gb_per_s * 1e9;
+        rows.extend(raw.into_iter().chain(blobdb));
+        for (n, way) in WAYS.into_iter().take(2).enumerate() {
+            let dir = dir.path().join(n.to_string());
+            let node = PoolNode::start(pki, plan.dram_bytes, true, Some((&dir, plan.disk_bytes))).await?;
+            let client = node.client(block_bytes, way.choice, way.datagram_bytes_max).await?;
+            rows.extend(tokio::spawn(async move { nvme::measure(&node, client, plan, offered).await }).await??);
+            fs::remove_dir_all(&dir)?;
+        }
+        progress.inc(1);
+    }
+    Ok(rows)
 }

@@ -1,10 +1,12 @@
 //! `tidemill-bench replay`: recorded traffic through the KV pool's directory, one run per eviction policy.
 
+pub mod bound;
 pub mod optimum;
 pub mod pool;
 pub mod trace;
 
 use anyhow::{Context, bail, ensure};
+use bound::Bound;
 use pool::ReplayedPool;
 use serde::{Serialize, Serializer};
 use serde_json::json;
@@ -29,6 +31,9 @@ pub struct ReplayArgs {
     /// lru, lfu, s3fifo, hit-density, `optimum` (knows the future), or `all`.
     #[arg(long, default_value = Policy::default().name())]
     pub policy: Choice,
+    /// Also say what no policy can beat that knows only what a pool can see of a block.
+    #[arg(long)]
+    pub bounds: bool,
     /// Write settings and results here too; results of `all` as a list, `runs`.
     #[arg(long)]
     pub json: Option<PathBuf>,
@@ -126,6 +131,7 @@ pub fn run(args: &ReplayArgs) -> anyhow::Result<()> {
         println!("{policy:<12} {block_hit_rate:>15.4} {prefix_token_hit_rate:>22.4} {seconds:>8.2}");
         rows.push(Row { policy, block_hit_rate, prefix_token_hit_rate, seconds });
     }
+    let bounds = if args.bounds { bounds(&requests, args.capacity, unique_blocks) } else { Vec::new() };
     let Some(path) = &args.json else { return Ok(()) };
     let mut report = json!({
         "settings": args,
@@ -141,7 +147,23 @@ pub fn run(args: &ReplayArgs) -> anyhow::Result<()> {
         }
         _ => report["runs"] = json!(rows),
     }
+    if args.bounds {
+        report["bounds"] = json!(bounds);
+    }
     fs::write(path, format!("{report:#}\n")).with_context(|| format!("cannot write {}", path.display()))
+}
+
+fn bounds(requests: &[Request], capacity: Capacity, unique_blocks: usize) -> Vec<Bound> {
+    let blocks = match capacity {
+        Capacity::Blocks(blocks) => blocks.into(),
+        Capacity::Unlimited => unique_blocks as u64,
+    };
+    let bounds = bound::bounds(requests, blocks);
+    println!("{:<52} {:>8} {:>22}", "no policy beats, with classes by", "classes", "prefix token hit rate");
+    for Bound { classes_by, classes, prefix_token_hit_rate } in &bounds {
+        println!("{classes_by:<52} {classes:>8} {prefix_token_hit_rate:>22.4}");
+    }
+    bounds
 }
 
 impl Decider {

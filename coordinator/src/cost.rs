@@ -4,7 +4,7 @@
 //! of positions costs attention): `ms = c · (1, prompt tokens, prompt context, decode rows, decode context)`. Mooncake's
 //! Conductor and vLLM's profiler fit the same shape offline; here recursive least squares with forgetting does it online.
 
-use tidemill_proto::message::{StepSample, Transfer};
+use tidemill_proto::message::{Moved, StepSample, Transfer};
 
 const TERMS: usize = 5;
 /// Brings the terms of a typical step near 1, so that one prior variance fits all coefficients.
@@ -96,40 +96,41 @@ impl StepCost {
 pub struct CostModel {
     pub prefill: StepCost,
     pub decode: StepCost,
-    /// Moving a block from or to a pool node.
-    pub transfer_bytes_per_ms: f64,
+    /// Moving a block from or to a pool node on the same host,
+    pub near_bytes_per_ms: f64,
+    /// and over the network.
+    pub far_bytes_per_ms: f64,
     /// What a hand-over costs besides its bytes: two control messages and a pool round trip at each end.
     pub handover_ms: f64,
 }
 
 impl Default for CostModel {
     fn default() -> Self {
-        Self { prefill: StepCost::default(), decode: StepCost::default(), transfer_bytes_per_ms: 1e6, handover_ms: 4.0 }
+        Self { prefill: StepCost::default(), decode: StepCost::default(), near_bytes_per_ms: 1e6, far_bytes_per_ms: 5e5, handover_ms: 4.0 }
     }
 }
 
 impl CostModel {
-    pub fn transfer_ms(&self, blocks: u64, block_bytes: u64) -> f64 {
-        (blocks * block_bytes) as f64 / self.transfer_bytes_per_ms
+    /// Milliseconds to fetch so many blocks from both. They are fetched at the same time, by the same reader.
+    pub fn transfer_ms(&self, near_blocks: u64, far_blocks: u64, block_bytes: u64) -> f64 {
+        let bytes = |blocks: u64| blocks as f64 * block_bytes as f64;
+        bytes(near_blocks) / self.near_bytes_per_ms + bytes(far_blocks) / self.far_bytes_per_ms
     }
 
-    /// Learns the transfer rate from what one worker's counters gained between two reports.
+    /// Learns the transfer rates from what one worker's counters gained between two reports.
     pub fn observe_transfer(&mut self, before: &Transfer, after: &Transfer) {
-        let bytes = total_bytes(after).saturating_sub(total_bytes(before));
-        let ms = (after.seconds - before.seconds) * 1e3;
-        // Less than a megabyte or a tenth of a millisecond says more about the clock than about the link.
-        if bytes >= 1 << 20 && ms > 0.1 {
-            self.transfer_bytes_per_ms += RATE_WEIGHT * (bytes as f64 / ms - self.transfer_bytes_per_ms);
-        }
+        learn(&mut self.near_bytes_per_ms, &[(&before.shm_put, &after.shm_put), (&before.shm_get, &after.shm_get)]);
+        learn(&mut self.far_bytes_per_ms, &[(&before.quic_put, &after.quic_put), (&before.quic_get, &after.quic_get)]);
     }
 }
 
-fn total_bytes(transfer: &Transfer) -> u64 {
-    transfer
-        .shm_put_bytes
-        .saturating_add(transfer.shm_get_bytes)
-        .saturating_add(transfer.quic_put_bytes)
-        .saturating_add(transfer.quic_get_bytes)
+fn learn(bytes_per_ms: &mut f64, lanes: &[(&Moved, &Moved)]) {
+    let bytes: f64 = lanes.iter().map(|(before, after)| after.bytes.saturating_sub(before.bytes) as f64).sum();
+    let ms: f64 = lanes.iter().map(|(before, after)| (after.seconds - before.seconds) * 1e3).sum();
+    // Less than a megabyte or a tenth of a millisecond says more about the clock than about the link.
+    if bytes >= 1e6 && ms > 0.1 && ms.is_finite() {
+        *bytes_per_ms += RATE_WEIGHT * (bytes / ms - *bytes_per_ms);
+    }
 }
 
 fn scaled(prefill_tokens: f64, prefill_context: f64, decode_rows: f64, decode_context: f64) -> [f64; TERMS] {
@@ -190,6 +191,18 @@ mod tests {
             cost.observe(&machine(0, 0, 1 + i % 8, 500));
         }
         assert!((cost.step_ms(4, 500) / before - 1.0).abs() < 0.2, "{before} became {}", cost.step_ms(4, 500));
+    }
+
+    #[test]
+    fn near_and_far_rates_are_learnt_apart() {
+        let moved = |bytes, seconds| Moved { bytes, transfers: 1, seconds };
+        let mut cost = CostModel::default();
+        for _ in 0..50 {
+            let after = Transfer { shm_get: moved(4 << 20, 1e-3), quic_put: moved(4 << 20, 8e-3), ..Transfer::default() };
+            cost.observe_transfer(&Transfer::default(), &after);
+        }
+        let ratio = cost.transfer_ms(0, 10, 1 << 20) / cost.transfer_ms(10, 0, 1 << 20);
+        assert!((7.5..8.5).contains(&ratio), "{ratio}");
     }
 
     proptest! {

@@ -199,7 +199,7 @@ mod tests {
     fn driver() -> Arc<Driver> {
         Driver::new(ClusterSettings {
             id_base: 0,
-            policy: Policy { local_tail_tokens: None, queue_max: 64, decode_sequences_max: 64 },
+            policy: Policy { local_tail_tokens: None, queue_max: 64, decode_sequences_max: 64, replicate_after: None },
             queue_wait_max: Duration::from_secs(60),
             heartbeat_dead: Duration::from_secs(60),
         })

@@ -4,7 +4,8 @@
 //!
 //! - [`cluster`]: requests, workers and what follows from what they say: events in, actions out
 //! - [`schedule`]: where a sequence goes, one pure decision; [`cost`]: how long things take, learnt online
-//! - [`registry`]: who is in the cluster; [`prefix_index`]: which blocks the pool nodes say they hold
+//! - [`registry`]: who is in the cluster; [`prefix_index`]: which blocks the pool nodes say they hold; [`heat`]: which of
+//!   them are read over the network often
 //! - [`text`]: tokenizer, chat template, incremental detokenizer, stop strings: the only place that knows text
 //!
 //! Shell (feature `shell`, on by default):
@@ -17,6 +18,7 @@
 
 pub mod cluster;
 pub mod cost;
+pub mod heat;
 pub mod prefix_index;
 pub mod registry;
 pub mod schedule;

@@ -12,7 +12,7 @@ use std::{
     },
     time::Duration,
 };
-use tidemill_proto::message::{Blocks, Role, StepSample, TierBlocks};
+use tidemill_proto::message::{Blocks, Moved, Role, StepSample, TierBlocks};
 
 /// Upper bounds of the latency histograms, in seconds.
 const SECONDS: &[f64] =
@@ -202,24 +202,23 @@ const WORKER_FAMILIES: &[Family] = &[
         kind: "counter",
         help: "Block bytes moved",
         samples: |m| {
-            let t = &m.report.counters.transfer;
-            [
-                ("shm", "put", t.shm_put_bytes),
-                ("shm", "get", t.shm_get_bytes),
-                ("quic", "put", t.quic_put_bytes),
-                ("quic", "get", t.quic_get_bytes),
-                ("disk", "put", m.report.counters.disk.stored_bytes),
-                ("disk", "get", m.report.counters.disk.loaded_bytes),
-            ]
-            .map(|(transport, direction, bytes)| (vec![("transport", transport), ("direction", direction)], bytes as f64))
-            .to_vec()
+            let disk = &m.report.counters.disk;
+            let disk = [("put", disk.stored_bytes), ("get", disk.loaded_bytes)];
+            let disk = disk.map(|(direction, bytes)| (vec![("transport", "disk"), ("direction", direction)], bytes as f64));
+            lanes(m).map(|(labels, moved)| (labels, moved.bytes as f64)).into_iter().chain(disk).collect()
         },
     },
     Family {
-        name: "kv_transfer_seconds",
+        name: "kv_transfer_seconds_sum",
         kind: "counter",
-        help: "Seconds spent moving blocks",
-        samples: |m| vec![(vec![], m.report.counters.transfer.seconds)],
+        help: "Seconds of moving blocks, added up over transfers",
+        samples: |m| lanes(m).map(|(labels, moved)| (labels, moved.seconds)).to_vec(),
+    },
+    Family {
+        name: "kv_transfer_seconds_count",
+        kind: "counter",
+        help: "Transfers: batches that were put, blocks that were got",
+        samples: |m| lanes(m).map(|(labels, moved)| (labels, moved.transfers as f64)).to_vec(),
     },
     Family {
         name: "prefix_tokens_total",
@@ -286,6 +285,13 @@ const WORKER_FAMILIES: &[Family] = &[
     },
     Family { name: "steps_total", kind: "counter", help: "Engine steps", samples: |m| vec![(vec![], m.report.counters.steps as f64)] },
 ];
+
+/// What a member moved, by transport and direction.
+fn lanes(member: &MemberView) -> [(Vec<(&'static str, &'static str)>, Moved); 4] {
+    let t = &member.report.counters.transfer;
+    [("shm", "put", t.shm_put), ("shm", "get", t.shm_get), ("quic", "put", t.quic_put), ("quic", "get", t.quic_get)]
+        .map(|(transport, direction, moved)| (vec![("transport", transport), ("direction", direction)], moved))
+}
 
 /// The tiers that a member has, by name.
 fn tiers(member: &MemberView) -> Vec<(&'static str, Blocks)> {

@@ -1,22 +1,31 @@
-//! Which blocks each pool node says it holds: a copy of the nodes' own directories, fed by their numbered events.
+//! Which nodes hold a block: a copy of the pool nodes' own directories, fed by their numbered events.
 //!
 //! Soft state. It may undercount and be late; a block that turns out to be missing is a miss that the decode worker
 //! answers by computing, so nothing here decides correctness.
 
-use std::collections::{BTreeMap, HashSet};
-use tidemill_proto::{block::BlockKey, ids::Epoch, message::PoolEvent};
+use std::collections::{BTreeMap, HashMap};
+use tidemill_proto::{block::BlockKey, ids::Epoch, message::PoolEvent, pool::Tier};
 
-/// Keys remembered per node (16 bytes each, and the set's overhead). Further ones are left out: an undercount.
-const KEYS_MAX: usize = 1 << 24;
+/// Blocks remembered per node (about 100 bytes each). Further ones are left out: an undercount.
+const BLOCKS_MAX: usize = 1 << 24;
+
+/// A node's copy of a block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Holder {
+    pub node: Epoch,
+    pub tier: Tier,
+}
 
 #[derive(Debug, Default)]
 pub struct PrefixIndex {
     nodes: BTreeMap<Epoch, Node>,
+    /// Never empty; each node once.
+    holders: HashMap<BlockKey, Vec<Holder>>,
 }
 
 #[derive(Debug, Default)]
 struct Node {
-    keys: HashSet<BlockKey>,
+    blocks: usize,
     /// Number of the next event; unknown until the first arrives.
     next: Option<u64>,
 }
@@ -35,6 +44,7 @@ impl PrefixIndex {
     }
 
     pub fn remove_node(&mut self, node: Epoch) {
+        self.clear(node);
         self.nodes.remove(&node);
     }
 
@@ -42,85 +52,138 @@ impl PrefixIndex {
     pub fn apply(&mut self, node: Epoch, from: u64, events: &[PoolEvent]) -> Result<(), Gap> {
         let Some(state) = self.nodes.get_mut(&node) else { return Ok(()) };
         if let Some(expected) = state.next.filter(|&next| next != from) {
-            *state = Node::default();
+            state.next = None;
+            self.clear(node);
             return Err(Gap { expected, from });
         }
         state.next = Some(from.wrapping_add(events.len() as u64));
         for event in events {
-            match event {
-                PoolEvent::Stored { key, .. } if state.keys.len() < KEYS_MAX => {
-                    state.keys.insert(*key);
-                }
-                PoolEvent::Stored { .. } | PoolEvent::Moved { .. } => {}
-                PoolEvent::Evicted(key) => {
-                    state.keys.remove(key);
-                }
-                PoolEvent::Cleared => state.keys.clear(),
+            match *event {
+                PoolEvent::Stored { key, tier } | PoolEvent::Moved { key, tier } => self.store(key, Holder { node, tier }),
+                PoolEvent::Evicted(key) => self.evict(key, node),
+                PoolEvent::Cleared => self.clear(node),
             }
         }
         Ok(())
     }
 
-    /// How many leading `keys` the node holds.
-    pub fn leading(&self, node: Epoch, keys: &[BlockKey]) -> usize {
-        self.nodes.get(&node).map_or(0, |node| keys.iter().take_while(|key| node.keys.contains(key)).count())
+    /// Who holds each block of the leading run of `keys` that is held at all.
+    pub fn leading(&self, keys: &[BlockKey]) -> Vec<&[Holder]> {
+        keys.iter().map_while(|key| self.holders.get(key).map(Vec::as_slice)).collect()
     }
 
-    /// Keys known of a node.
+    /// Blocks known of a node.
     pub fn len(&self, node: Epoch) -> usize {
-        self.nodes.get(&node).map_or(0, |node| node.keys.len())
+        self.nodes.get(&node).map_or(0, |node| node.blocks)
     }
 
     pub fn nodes(&self) -> impl Iterator<Item = Epoch> {
         self.nodes.keys().copied()
+    }
+
+    fn store(&mut self, key: BlockKey, holder: Holder) {
+        let Some(state) = self.nodes.get_mut(&holder.node) else { return };
+        let holders = self.holders.entry(key).or_default();
+        if let Some(known) = holders.iter_mut().find(|known| known.node == holder.node) {
+            known.tier = holder.tier;
+        } else if state.blocks < BLOCKS_MAX {
+            state.blocks += 1;
+            holders.push(holder);
+        } else if holders.is_empty() {
+            self.holders.remove(&key);
+        }
+    }
+
+    fn evict(&mut self, key: BlockKey, node: Epoch) {
+        let (Some(state), Some(holders)) = (self.nodes.get_mut(&node), self.holders.get_mut(&key)) else { return };
+        let Some(at) = holders.iter().position(|holder| holder.node == node) else { return };
+        holders.swap_remove(at);
+        state.blocks -= 1;
+        if holders.is_empty() {
+            self.holders.remove(&key);
+        }
+    }
+
+    /// Forgets what a node holds. Goes through everything: nodes come and go rarely, and lookups should not pay for it.
+    fn clear(&mut self, node: Epoch) {
+        let Some(state) = self.nodes.get_mut(&node) else { return };
+        if std::mem::take(&mut state.blocks) > 0 {
+            self.holders.retain(|_, holders| {
+                holders.retain(|holder| holder.node != node);
+                !holders.is_empty()
+            });
+        }
+    }
+
+    /// Panics if the books do not balance. Tests call it after every step.
+    pub fn check_integrity(&self) {
+        let mut counted: BTreeMap<Epoch, usize> = self.nodes.keys().map(|node| (*node, 0)).collect();
+        for holders in self.holders.values() {
+            assert!(!holders.is_empty(), "a block that nobody holds is listed");
+            for holder in holders {
+                *counted.get_mut(&holder.node).expect("only known nodes hold blocks") += 1;
+                assert_eq!(holders.iter().filter(|other| other.node == holder.node).count(), 1, "each node once");
+            }
+        }
+        assert!(self.nodes.iter().all(|(node, state)| counted[node] == state.blocks), "blocks are miscounted");
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidemill_proto::pool::Tier;
 
     const NODE: Epoch = Epoch(1);
+    const OTHER: Epoch = Epoch(2);
 
     fn key(n: u8) -> BlockKey {
         BlockKey([n; 16])
     }
 
-    fn stored(n: u8) -> PoolEvent {
-        PoolEvent::Stored { key: key(n), tier: Tier::Dram }
+    fn stored(n: u8, tier: Tier) -> PoolEvent {
+        PoolEvent::Stored { key: key(n), tier }
     }
 
     fn index() -> PrefixIndex {
         let mut index = PrefixIndex::default();
         index.add_node(NODE);
+        index.add_node(OTHER);
         index
     }
 
     #[test]
-    fn only_an_unbroken_run_from_the_first_block_counts() {
+    fn a_run_goes_on_as_long_as_anyone_holds_the_next_block() {
         let mut index = index();
-        index.apply(NODE, 7, &[stored(0), stored(1), stored(3)]).unwrap();
+        index.apply(NODE, 7, &[stored(0, Tier::Dram), stored(1, Tier::Nvme), stored(3, Tier::Dram)]).unwrap();
+        index.apply(OTHER, 0, &[stored(1, Tier::Dram)]).unwrap();
+        index.check_integrity();
+        let holder = |node, tier| Holder { node, tier };
         let keys = [key(0), key(1), key(2), key(3)];
-        assert_eq!(index.leading(NODE, &keys), 2);
-        assert_eq!(index.leading(NODE, &keys[1..]), 1);
-        index.apply(NODE, 10, &[PoolEvent::Evicted(key(0))]).unwrap();
-        assert_eq!(index.leading(NODE, &keys), 0);
-        assert_eq!(index.leading(Epoch(2), &keys), 0, "an unknown node holds nothing");
+        let expected = [vec![holder(NODE, Tier::Dram)], vec![holder(NODE, Tier::Nvme), holder(OTHER, Tier::Dram)]];
+        assert_eq!(index.leading(&keys), expected);
+        index.apply(NODE, 10, &[PoolEvent::Moved { key: key(1), tier: Tier::Dram }, PoolEvent::Evicted(key(0))]).unwrap();
+        index.check_integrity();
+        assert!(index.leading(&keys).is_empty());
+        assert_eq!(index.leading(&keys[1..])[0][0], holder(NODE, Tier::Dram));
     }
 
     #[test]
     fn a_gap_forgets_the_node_until_it_registers_again() {
         let mut index = index();
-        index.apply(NODE, 0, &[stored(0)]).unwrap();
-        assert_eq!(index.apply(NODE, 2, &[stored(1)]), Err(Gap { expected: 1, from: 2 }));
-        assert_eq!(index.len(NODE), 0);
+        index.apply(NODE, 0, &[stored(0, Tier::Dram)]).unwrap();
+        index.apply(OTHER, 0, &[stored(0, Tier::Dram)]).unwrap();
+        assert_eq!(index.apply(NODE, 2, &[stored(1, Tier::Dram)]), Err(Gap { expected: 1, from: 2 }));
+        assert_eq!((index.len(NODE), index.len(OTHER)), (0, 1));
+        index.remove_node(OTHER);
+        index.check_integrity();
+        assert!(index.leading(&[key(0)]).is_empty());
     }
 
     #[test]
     fn cleared_voids_what_was_said() {
         let mut index = index();
-        index.apply(NODE, 0, &[stored(0), PoolEvent::Cleared, stored(1)]).unwrap();
-        assert_eq!((index.leading(NODE, &[key(0)]), index.leading(NODE, &[key(1)])), (0, 1));
+        index.apply(NODE, 0, &[stored(0, Tier::Dram), PoolEvent::Cleared, stored(1, Tier::Dram), stored(1, Tier::Nvme)]).unwrap();
+        index.check_integrity();
+        assert_eq!((index.leading(&[key(0)]).len(), index.leading(&[key(1)]).len(), index.len(NODE)), (0, 1, 1));
     }
 }

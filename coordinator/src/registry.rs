@@ -5,20 +5,22 @@
 //!       └───── link down, or silent ───┴──► gone (its epoch is never used again)
 //! ```
 
-use crate::schedule::{DecodeCandidate, PrefillCandidate};
+use crate::schedule::{DecodeCandidate, PoolCandidate, PrefillCandidate};
 use std::{
+    cmp::Reverse,
     collections::{BTreeMap, VecDeque},
+    net::SocketAddr,
     time::{Duration, Instant},
 };
 use tidemill_proto::{
     block::{BLOCK_TOKENS, LayoutFingerprint},
     ids::{Epoch, RequestId},
-    message::{EngineInfo, PoolAddr, Register, Report, Role, RoleInfo},
+    message::{EngineInfo, Host, Peer, PoolNode, Register, Report, Role, RoleInfo},
 };
 
 /// Workers at a time. A bound on what misbehaving members can make this process remember.
 const WORKERS_MAX: usize = 4096;
-/// Bytes of a worker's name that are kept.
+/// Bytes of the names of a worker and its host that are kept.
 const NAME_BYTES_MAX: usize = 256;
 
 #[derive(Debug)]
@@ -30,6 +32,7 @@ pub struct Registry {
 #[derive(Debug)]
 pub struct Worker {
     pub name: String,
+    pub host: Host,
     pub pid: u32,
     pub role: RoleInfo,
     pub heard: Instant,
@@ -94,6 +97,7 @@ impl Registry {
         self.next_epoch += 1;
         let worker = Worker {
             name: bounded(register.name),
+            host: Host(bounded(register.host.0)),
             pid: register.pid,
             role: register.role,
             heard: now,
@@ -142,19 +146,42 @@ impl Registry {
         prefill.map(|(epoch, worker)| PrefillCandidate { worker: epoch, queue_ms: worker.prefill.queue_ms(now) }).collect()
     }
 
-    pub fn decode_candidates(&self) -> Vec<DecodeCandidate> {
-        let candidate = |(epoch, worker): (Epoch, &Worker)| {
+    pub fn decode_candidates(&self) -> Vec<DecodeCandidate<'_>> {
+        fn candidate((epoch, worker): (Epoch, &Worker)) -> Option<DecodeCandidate<'_>> {
             let DecodeLoad { sequences, tokens, tail_tokens } = worker.decode;
             let info = worker.decode_info()?;
             let (device_blocks, context_tokens) = (info.device_blocks, sequence_tokens_max(info));
-            Some(DecodeCandidate { worker: epoch, sequences, tokens, tail_tokens, device_blocks, context_tokens })
-        };
+            Some(DecodeCandidate { worker: epoch, host: &worker.host, sequences, tokens, tail_tokens, device_blocks, context_tokens })
+        }
         self.taking_work().filter_map(candidate).collect()
     }
 
-    /// Pool nodes that take new blocks, with where clients reach them.
-    pub fn pools(&self) -> impl Iterator<Item = (Epoch, PoolAddr, &Worker)> {
-        self.taking_work().filter_map(|(epoch, worker)| Some((epoch, worker.pool_addr()?, worker)))
+    pub fn pool_candidates(&self) -> Vec<PoolCandidate<'_>> {
+        let pools = self.workers.iter().filter(|(_, worker)| worker.role.role() == Role::Kvpool);
+        pools
+            .map(|(&node, worker)| {
+                let dram = worker.report.blocks.dram;
+                let room_blocks = dram.free.saturating_add(dram.cached);
+                PoolCandidate { node, host: &worker.host, draining: worker.draining, free_blocks: dram.free, room_blocks }
+            })
+            .collect()
+    }
+
+    /// A pool node as `worker` is to reach it.
+    pub fn pool_node(&self, node: Epoch, worker: Epoch) -> Option<PoolNode> {
+        let (node, worker) = (self.get(node)?, self.get(worker)?);
+        Some(PoolNode { addr: node.pool_addr()?, near: node.host == worker.host })
+    }
+
+    /// The pool nodes that may take over what `leaving` holds: near ones first, and then those with most room.
+    pub fn peers(&self, leaving: Epoch) -> Vec<Peer> {
+        let others = self.taking_work().filter(|(epoch, _)| *epoch != leaving);
+        let peer = |(epoch, worker): (Epoch, &Worker)| {
+            Some(Peer { node: self.pool_node(epoch, leaving)?, free_blocks: worker.report.blocks.dram.free })
+        };
+        let mut peers: Vec<Peer> = others.filter_map(peer).collect();
+        peers.sort_by_key(|peer| (!peer.node.near, Reverse(peer.free_blocks), peer.node.addr));
+        peers
     }
 
     fn taking_work(&self) -> impl Iterator<Item = (Epoch, &Worker)> {
@@ -167,9 +194,9 @@ impl Registry {
 }
 
 impl Worker {
-    pub fn pool_addr(&self) -> Option<PoolAddr> {
+    pub fn pool_addr(&self) -> Option<SocketAddr> {
         match &self.role {
-            RoleInfo::Kvpool { addr } => Some(PoolAddr(*addr)),
+            RoleInfo::Kvpool { addr } => Some(*addr),
             RoleInfo::Prefill(_) | RoleInfo::Decode(_) => None,
         }
     }
@@ -235,7 +262,11 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn register(name: &str, role: RoleInfo) -> Register {
-        Register { name: name.into(), pid: 1, role }
+        register_at("here", name, role)
+    }
+
+    pub(crate) fn register_at(host: &str, name: &str, role: RoleInfo) -> Register {
+        Register { name: name.into(), host: Host(host.into()), pid: 1, role }
     }
 
     #[test]
@@ -248,6 +279,21 @@ pub(crate) mod tests {
         registry.remove(first);
         let second = registry.register(now, other()).unwrap();
         assert_ne!(first, second, "an epoch is never used again");
+    }
+
+    #[test]
+    fn a_pool_node_is_near_on_its_own_host_and_leaves_to_the_others() {
+        let (mut registry, now) = (Registry::new(0), Instant::now());
+        let pool = |port: u16| RoleInfo::Kvpool { addr: ([127, 0, 0, 1], port).into() };
+        let ports = [("a", 1), ("b", 2), ("a", 3), ("a", 4)];
+        let nodes = ports.map(|(host, port)| registry.register(now, register_at(host, "k", pool(port))).unwrap());
+        let decode = registry.register(now, register_at("b", "d", RoleInfo::Decode(engine(1)))).unwrap();
+        assert_eq!(nodes.map(|node| registry.pool_node(node, decode).unwrap().near), [false, true, false, false]);
+        assert_eq!(registry.pool_node(decode, nodes[0]), None);
+        registry.get_mut(nodes[1]).unwrap().report.blocks.dram.free = 9;
+        registry.get_mut(nodes[3]).unwrap().draining = true;
+        let peers: Vec<_> = registry.peers(nodes[0]).iter().map(|peer| (peer.node.addr.port(), peer.node.near, peer.free_blocks)).collect();
+        assert_eq!(peers, [(3, true, 0), (2, false, 9)], "those that stay, near ones first");
     }
 
     #[test]

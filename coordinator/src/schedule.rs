@@ -3,13 +3,17 @@
 //! Least predicted TTFT, after Mooncake's Conductor: `queue + fetch + prefill + first step`, prefix-aware. Two things are
 //! decided apart from each other because they share nothing but the clock:
 //!
-//! - *Who computes the prompt's missing blocks*: the pool node with the longest leading run; then a prefill worker, unless
-//!   the decode worker would be done with the missing suffix before a prefill worker could even begin (conditional
-//!   disaggregation). Short suffixes, idle pools and clusters without prefill workers thus all become "tail".
 //! - *Who decodes*: the worker with the least work in front of the new sequence's first token, among those with room.
+//! - *Who computes the prompt's missing blocks*: what any pool node holds is read from there ([`sources`]); the rest is a
+//!   prefill worker's, unless the decode worker would be done with the missing suffix before a prefill worker could even
+//!   begin (conditional disaggregation). Short suffixes and clusters without prefill workers thus all become "tail".
 
-use crate::cost::CostModel;
-use tidemill_proto::{block::BLOCK_TOKENS, ids::Epoch};
+mod sources;
+
+pub use sources::SourceRun;
+
+use crate::{cost::CostModel, prefix_index::Holder};
+use tidemill_proto::{block::BLOCK_TOKENS, ids::Epoch, message::Host};
 
 /// How much more than its device blocks a decode worker is given. What does not fit waits there, fetching nothing but
 /// ready to start within a step; more would only wait in the wrong place.
@@ -24,14 +28,18 @@ pub struct Policy {
     pub queue_max: usize,
     /// Sequences given to one decode worker at a time.
     pub decode_sequences_max: u32,
+    /// A block that is read over the network gets a copy at the reader's near node from this many reads on; `None`: never.
+    pub replicate_after: Option<u8>,
 }
 
 /// The cluster as it is now.
 #[derive(Clone, Debug)]
 pub struct Snapshot<'a> {
     pub prefill: Vec<PrefillCandidate>,
-    pub decode: Vec<DecodeCandidate>,
-    pub pools: Vec<PoolCandidate>,
+    pub decode: Vec<DecodeCandidate<'a>>,
+    pub pools: Vec<PoolCandidate<'a>>,
+    /// Who holds each of the sequence's leading blocks, as far as somebody does.
+    pub blocks: Vec<&'a [Holder]>,
     pub block_bytes: u64,
     /// Sequences that wait for a place already, and go first.
     pub waiting: usize,
@@ -46,8 +54,9 @@ pub struct PrefillCandidate {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub struct DecodeCandidate {
+pub struct DecodeCandidate<'a> {
     pub worker: Epoch,
+    pub host: &'a Host,
     pub sequences: u32,
     /// Lengths of those sequences, added up.
     pub tokens: u64,
@@ -59,12 +68,15 @@ pub struct DecodeCandidate {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub struct PoolCandidate {
+pub struct PoolCandidate<'a> {
     pub node: Epoch,
-    /// The sequence's leading blocks that it holds.
-    pub leading_blocks: u32,
-    /// Blocks it could store without evicting.
+    pub host: &'a Host,
+    /// It is about to end: what it holds can be read, but it takes nothing new.
+    pub draining: bool,
+    /// Blocks it could store without evicting any,
     pub free_blocks: u64,
+    /// and without evicting any that is in use.
+    pub room_blocks: u64,
 }
 
 /// The sequence to place.
@@ -80,7 +92,7 @@ pub struct Ask {
     pub joins: Option<(Epoch, u32)>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Decision {
     Place(Placement),
     /// No room now: wait for some.
@@ -95,15 +107,16 @@ pub enum Decision {
     },
 }
 
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Placement {
     pub decode: Epoch,
-    pub pool: Option<Epoch>,
-    /// Who computes blocks `found_blocks..expected_blocks`; `None`: nobody has to, or somebody does already.
+    /// Leading blocks that pool nodes hold.
+    pub read: Vec<SourceRun>,
+    /// Takes what is computed of this sequence.
+    pub home: Option<Epoch>,
+    /// Who computes the blocks from those read to `expected_blocks`; `None`: nobody has to, or somebody does already.
     pub prefill: Option<Epoch>,
-    /// Leading blocks that the pool node holds.
-    pub found_blocks: u32,
-    /// Leading blocks that are in the pool or on their way into it. The rest is the tail.
+    /// Leading blocks that are to be read, or on their way to `home`. The rest is the tail.
     pub expected_blocks: u32,
     /// Prefill worker's own time for this job.
     pub prefill_ms: f64,
@@ -126,12 +139,12 @@ pub fn schedule(policy: &Policy, snapshot: &Snapshot, ask: &Ask) -> Decision {
             false => Decision::Reject { retry_after_ms: retry_after_ms(snapshot) },
         };
     };
-    let prompt = choose_prompt(policy, snapshot, ask);
+    let prompt = choose_prompt(policy, snapshot, ask, decode.host);
     Decision::Place(Placement {
-        decode,
-        pool: prompt.pool,
+        decode: decode.worker,
+        read: prompt.read,
+        home: prompt.home,
         prefill: prompt.prefill,
-        found_blocks: prompt.found_blocks,
         expected_blocks: prompt.expected_blocks,
         prefill_ms: prompt.prefill_ms,
         ttft_ms: prompt.ms + first_step_ms,
@@ -145,44 +158,37 @@ pub fn choose_prefill(candidates: &[PrefillCandidate]) -> Option<PrefillCandidat
 
 /// How the prompt's KV comes about, and how long that takes before the decode worker's first step.
 struct Prompt {
-    pool: Option<Epoch>,
+    read: Vec<SourceRun>,
+    home: Option<Epoch>,
     prefill: Option<Epoch>,
-    found_blocks: u32,
     expected_blocks: u32,
     prefill_ms: f64,
     ms: f64,
 }
 
-fn choose_prompt(policy: &Policy, snapshot: &Snapshot, ask: &Ask) -> Prompt {
+fn choose_prompt(policy: &Policy, snapshot: &Snapshot, ask: &Ask, reader: &Host) -> Prompt {
     let cost = snapshot.cost;
     let fetchable = if ask.local_only { 0 } else { blocks_fetchable(ask.tokens) };
-    let pool = match ask.joins {
-        Some((node, _)) => snapshot.pools.iter().find(|pool| pool.node == node),
-        None => snapshot
-            .pools
-            .iter()
-            .max_by(|a, b| (a.leading_blocks, a.free_blocks).cmp(&(b.leading_blocks, b.free_blocks)).then(b.node.cmp(&a.node))),
-    };
-    let found = pool.map_or(0, |pool| pool.leading_blocks.min(fetchable));
-    let joined = ask.joins.filter(|_| pool.is_some()).map_or(0, |(_, blocks)| blocks.min(fetchable));
-    let fetch_ms = cost.transfer_ms(found.into(), snapshot.block_bytes);
+    let held = &snapshot.blocks[..snapshot.blocks.len().min(fetchable as usize)];
+    let read = sources::choose_runs(held, &snapshot.pools, reader);
+    let blocks = |near| read.iter().filter(|run| run.near == near).map(|run| u64::from(run.blocks)).sum::<u64>();
+    let fetch_ms = cost.transfer_ms(blocks(true), blocks(false), snapshot.block_bytes);
+    let found = (blocks(true) + blocks(false)) as u32;
     let local = |expected: u32| {
         let cached = u64::from(expected) * BLOCK_TOKENS as u64;
         fetch_ms + cost.decode.prefill_ms(u64::from(ask.tokens) - cached, cached)
     };
-    let stay_local = |expected| Prompt {
-        pool: pool.map(|pool| pool.node),
-        prefill: None,
-        found_blocks: found,
-        expected_blocks: expected,
-        prefill_ms: 0.0,
-        ms: local(expected),
-    };
+    // What a sibling's job computes comes to that job's home.
+    let joined = ask.joins.filter(|(home, _)| snapshot.pools.iter().any(|pool| pool.node == *home));
+    let new_blocks = u64::from(ask.tokens / BLOCK_TOKENS as u32 + 1 - found);
+    let home = joined.map(|(home, _)| home).or_else(|| sources::choose_home(&snapshot.pools, reader, &read, new_blocks));
+    let stay_local =
+        |expected| Prompt { read: read.clone(), home, prefill: None, expected_blocks: expected, prefill_ms: 0.0, ms: local(expected) };
     if ask.joins.is_some() {
-        return stay_local(found.max(joined));
+        return stay_local(joined.map_or(0, |(_, blocks)| blocks.min(fetchable)).max(found));
     }
     let missing_tokens = (fetchable - found) * BLOCK_TOKENS as u32;
-    let (Some(pool), Some(prefill), true) = (pool, choose_prefill(&snapshot.prefill), missing_tokens > 0) else {
+    let (Some(_), Some(prefill), true) = (home, choose_prefill(&snapshot.prefill), missing_tokens > 0) else {
         return stay_local(found);
     };
     let short = match policy.local_tail_tokens {
@@ -194,17 +200,15 @@ fn choose_prompt(policy: &Policy, snapshot: &Snapshot, ask: &Ask) -> Prompt {
     }
     let prefill_ms = fetch_ms + cost.prefill.prefill_ms(missing_tokens.into(), u64::from(found) * BLOCK_TOKENS as u64);
     Prompt {
-        pool: Some(pool.node),
         prefill: Some(prefill.worker),
-        found_blocks: found,
-        expected_blocks: fetchable,
         prefill_ms,
         ms: prefill.queue_ms + prefill_ms + cost.handover_ms + local(fetchable) - fetch_ms,
+        ..stay_local(fetchable)
     }
 }
 
 /// The decode worker with room whose next new sequence waits least, and for how long.
-fn choose_decode(policy: &Policy, snapshot: &Snapshot, ask: &Ask) -> Option<(Epoch, f64)> {
+fn choose_decode<'a>(policy: &Policy, snapshot: &Snapshot<'a>, ask: &Ask) -> Option<(DecodeCandidate<'a>, f64)> {
     let first_step_ms = |worker: &DecodeCandidate| {
         let cost = &snapshot.cost.decode;
         let tails_ms = if worker.tail_tokens == 0 { 0.0 } else { cost.prefill_ms(worker.tail_tokens, 0) };
@@ -213,10 +217,10 @@ fn choose_decode(policy: &Policy, snapshot: &Snapshot, ask: &Ask) -> Option<(Epo
     let roomy = snapshot.decode.iter().filter(|worker| has_room(policy, worker, ask));
     let timed = roomy.map(|worker| (worker, first_step_ms(worker)));
     let least = timed.min_by(|(a, a_ms), (b, b_ms)| a_ms.total_cmp(b_ms).then((a.sequences, a.worker).cmp(&(b.sequences, b.worker))));
-    least.map(|(worker, ms)| (worker.worker, ms))
+    least.map(|(worker, ms)| (*worker, ms))
 }
 
-fn has_room(policy: &Policy, worker: &DecodeCandidate, ask: &Ask) -> bool {
+fn has_room(policy: &Policy, worker: &DecodeCandidate<'_>, ask: &Ask) -> bool {
     let blocks = |sequences: u64, tokens: u64| tokens / BLOCK_TOKENS as u64 + sequences;
     let together = blocks(u64::from(worker.sequences) + 1, worker.tokens + u64::from(ask.tokens));
     ask.tokens_max <= worker.context_tokens.into()
@@ -235,6 +239,7 @@ fn retry_after_ms(snapshot: &Snapshot) -> u64 {
 mod tests {
     use super::*;
     use std::fmt::Write;
+    use tidemill_proto::pool::Tier;
 
     /// Rows of `prompt tokens‥most tokens | prefill queues, ms | decode sequences×tokens+tail | pool leading blocks | waiting | decision`.
     /// Workers are named by kind and column: p0, d1, k0.
@@ -244,7 +249,13 @@ mod tests {
             let cells: Vec<&str> = row.split('|').map(str::trim).collect();
             let [tokens, prefill, decode, pools, waiting, expected] = cells[..] else { panic!("row `{row}`") };
             let cost = CostModel::default();
+            let here = Host("here".into());
             let items = |cell: &str| cell.split_whitespace().filter(|item| *item != "-").map(str::to_owned).enumerate().collect::<Vec<_>>();
+            let leading: Vec<usize> = items(pools).iter().map(|(_, blocks)| blocks.parse().unwrap()).collect();
+            let holders = |block| leading.iter().enumerate().filter(move |(_, blocks)| block < **blocks);
+            let holder = |(i, _): (usize, _)| Holder { node: Epoch(300 + i as u64), tier: Tier::Dram };
+            let held: Vec<Vec<Holder>> =
+                (0..leading.iter().copied().max().unwrap_or(0)).map(|block| holders(block).map(holder).collect()).collect();
             let snapshot = Snapshot {
                 prefill: items(prefill)
                     .iter()
@@ -257,6 +268,7 @@ mod tests {
                         let (tokens, tail) = rest.split_once('+').unwrap();
                         DecodeCandidate {
                             worker: Epoch(200 + *i as u64),
+                            host: &here,
                             sequences: sequences.parse().unwrap(),
                             tokens: tokens.parse().unwrap(),
                             tail_tokens: tail.parse().unwrap(),
@@ -267,12 +279,15 @@ mod tests {
                     .collect(),
                 pools: items(pools)
                     .iter()
-                    .map(|(i, blocks)| PoolCandidate {
+                    .map(|(i, _)| PoolCandidate {
                         node: Epoch(300 + *i as u64),
-                        leading_blocks: blocks.parse().unwrap(),
+                        host: &here,
+                        draining: false,
                         free_blocks: 100 - *i as u64,
+                        room_blocks: 100,
                     })
                     .collect(),
+                blocks: held.iter().map(Vec::as_slice).collect(),
                 block_bytes: 1 << 16,
                 waiting: waiting.parse().unwrap(),
                 cost: &cost,
@@ -298,8 +313,8 @@ mod tests {
                     "{} {} {} {}/{}",
                     name("p", p.prefill),
                     name("d", Some(p.decode)),
-                    name("k", p.pool),
-                    p.found_blocks,
+                    name("k", p.home),
+                    p.read.iter().map(|run| run.blocks).sum::<u32>(),
                     p.expected_blocks
                 )
             }
@@ -307,7 +322,7 @@ mod tests {
     }
 
     fn policy(local_tail_tokens: Option<u32>) -> Policy {
-        Policy { local_tail_tokens, queue_max: 4, decode_sequences_max: 8 }
+        Policy { local_tail_tokens, queue_max: 4, decode_sequences_max: 8, replicate_after: None }
     }
 
     #[test]
@@ -376,24 +391,27 @@ mod tests {
     #[test]
     fn a_sibling_joins_the_prefill_job_of_its_request() {
         let cost = CostModel::default();
+        let here = Host("here".into());
         let snapshot = Snapshot {
             prefill: vec![PrefillCandidate { worker: Epoch(1), queue_ms: 0.0 }],
             decode: vec![DecodeCandidate {
                 worker: Epoch(2),
+                host: &here,
                 sequences: 1,
                 tokens: 100,
                 tail_tokens: 0,
                 device_blocks: 256,
                 context_tokens: 4096,
             }],
-            pools: [3, 4].map(|n| PoolCandidate { node: Epoch(n), leading_blocks: 0, free_blocks: n }).to_vec(),
+            pools: [3, 4].map(|n| PoolCandidate { node: Epoch(n), host: &here, draining: false, free_blocks: n, room_blocks: n }).to_vec(),
+            blocks: Vec::new(),
             block_bytes: 1,
             waiting: 0,
             cost: &cost,
         };
         let ask = Ask { tokens: 100, tokens_max: 200, local_only: false, joins: Some((Epoch(3), 6)) };
         let Decision::Place(placed) = schedule(&policy(Some(0)), &snapshot, &ask) else { panic!() };
-        assert_eq!((placed.prefill, placed.pool, placed.expected_blocks), (None, Some(Epoch(3)), 6));
+        assert_eq!((placed.prefill, placed.home, placed.expected_blocks), (None, Some(Epoch(3)), 6));
         let ask = Ask { local_only: true, joins: None, ..ask };
         let Decision::Place(placed) = schedule(&policy(Some(0)), &snapshot, &ask) else { panic!() };
         assert_eq!((placed.prefill, placed.expected_blocks), (None, 0), "scoring needs every position's logits");

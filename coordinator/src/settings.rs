@@ -43,6 +43,9 @@ pub struct Flags {
     /// Sequences given to one decode worker at a time [default: 256]
     #[arg(long, value_name = "N")]
     pub decode_sequences_max: Option<u32>,
+    /// Blocks that were read over the network this often get a copy at the reader's own host; 0 makes no copies [default: 3]
+    #[arg(long, value_name = "N")]
+    pub replicate_after: Option<u8>,
     /// Longest life of a request, in seconds [default: 600]
     #[arg(long, value_name = "S")]
     pub request_timeout_s: Option<u64>,
@@ -88,6 +91,11 @@ pub struct Settings {
     pub exit_with_parent: bool,
 }
 
+/// A copy takes the place of another block, so it should more likely than not be read again. On the Mooncake conversation trace,
+/// dealt over two hosts at random, the third read over the network is the first after which most copies are (57 %; after the
+/// first 30 %, after the second 44 %): 23 % of such reads are saved by an eighth of the copies that would save 46 %.
+const REPLICATE_AFTER: u8 = 3;
+
 impl Flags {
     pub fn check(self) -> Result<Settings, ConfigError> {
         let model = required("model", self.model)?;
@@ -101,6 +109,7 @@ impl Flags {
             local_tail_tokens: self.local_tail_tokens,
             queue_max: positive("queue_max", self.queue_max.unwrap_or(1024) as u64)? as usize,
             decode_sequences_max: positive("decode_sequences_max", self.decode_sequences_max.unwrap_or(256).into())? as u32,
+            replicate_after: Some(self.replicate_after.unwrap_or(REPLICATE_AFTER)).filter(|&reads| reads > 0),
         };
         Ok(Settings {
             name: self.name.unwrap_or_else(|| "coordinator-0".into()),

@@ -8,28 +8,25 @@ use crate::{
     scheduler::{Action, Plan, Row, RowLogits, RowResult, Scheduler},
     sequence::Draw,
 };
-use parking_lot::Mutex;
 use std::{
-    collections::HashMap,
     ops::ControlFlow,
-    sync::Arc,
     time::{Duration, Instant},
 };
 use tidemill_kvpool::{
     admission::FetchId,
     client::{Block, Miss},
-    clients::PoolClients,
+    reach::Reach,
 };
 use tidemill_model::{Chunk, KvMemory, LogitRows, Logits, Model, SamplerScratch, sample, token_logprob};
 use tidemill_proto::{
     block::BlockKey,
     ids::LinkId,
-    message::{PoolAddr, Report, StepSample, ToWorker},
+    message::{PoolNode, StepSample, ToWorker},
     pool::Lineage,
-    uplink::{LinkEvent, Uplink},
+    uplink::LinkEvent,
     worker,
 };
-use tokio::{runtime::Handle, sync::mpsc, task::AbortHandle};
+use tokio::sync::mpsc;
 
 /// What arrives at the engine.
 #[derive(Debug)]
@@ -47,7 +44,7 @@ pub enum Input {
 /// A block on its way into the pool.
 #[derive(Debug)]
 pub struct Publication {
-    pub pool: PoolAddr,
+    pub node: PoolNode,
     pub lineage: Lineage,
     pub key: BlockKey,
     pub bytes: Vec<u8>,
@@ -58,27 +55,20 @@ pub struct Engine {
     pub model: Model,
     pub kv: KvMemory,
     pub scheduler: Scheduler,
-    pub uplink: Arc<Uplink>,
-    pub pools: PoolClients,
+    pub reach: Reach<Input>,
     pub publisher: mpsc::Sender<Publication>,
-    /// A sender of the engine's own inbox, for fetch tasks.
-    pub inbox: mpsc::Sender<Input>,
-    pub report: Arc<Mutex<Report>>,
-    pub runtime: Handle,
-    pub fetches: HashMap<FetchId, AbortHandle>,
     pub scratch: SamplerScratch,
-    pub started: Instant,
 }
 
 impl worker::Engine for Engine {
     type Input = Input;
 
     fn apply(&mut self, input: Input) -> ControlFlow<()> {
-        let now = self.now();
+        let now = self.reach.now();
         match input {
             Input::Link(_, LinkEvent::Up) => {}
             Input::Link(link, LinkEvent::Down) => self.scheduler.cancel_link(link),
-            Input::Link(link, LinkEvent::Message(message)) => match message {
+            Input::Link(link, LinkEvent::Message(message)) => match *message {
                 ToWorker::Decode(job) => self.scheduler.admit(link, job, self.model.config().vocab(), now),
                 ToWorker::CancelSequence { sequence } => self.scheduler.cancel(sequence),
                 ToWorker::StopWaiting { sequence } => self.scheduler.stop_waiting(sequence),
@@ -96,7 +86,7 @@ impl worker::Engine for Engine {
     }
 
     fn step(&mut self) -> bool {
-        let plan = self.scheduler.plan(self.now());
+        let plan = self.scheduler.plan(self.reach.now());
         self.act();
         self.publish_report();
         if plan.rows.is_empty() {
@@ -132,35 +122,25 @@ impl Engine {
                 result
             })
             .collect();
-        self.scheduler.stepped(plan, results, self.started.elapsed());
+        self.scheduler.stepped(plan, results, self.reach.now());
         self.record_step(plan, started.elapsed());
     }
 
     fn act(&mut self) {
         for action in self.scheduler.take_actions() {
             match action {
-                Action::Fetch { fetch, pool, keys, wait } => {
-                    let inbox = self.inbox.clone();
-                    let task =
-                        self.pools.clone().fetch(pool.0, keys, wait, inbox, move |index, result| Input::Fetched { fetch, index, result });
-                    self.fetches.insert(fetch, self.runtime.spawn(task).abort_handle());
+                Action::Fetch { fetch, parts } => {
+                    self.reach.fetch(fetch, parts, |fetch, index, result| Input::Fetched { fetch, index, result });
                 }
-                Action::CancelFetch { fetch } => {
-                    if let Some(task) = self.fetches.remove(&fetch) {
-                        task.abort();
-                    }
-                }
-                Action::Publish { pool, lineage, key, block } => {
+                Action::CancelFetch { fetch } => self.reach.cancel_fetch(fetch),
+                Action::Publish { node, lineage, key, block } => {
                     // Publishing serves later requests: when the pool does not keep up, this one's speed comes first.
-                    let publication = Publication { pool, lineage, key, bytes: self.kv.block(block).to_vec() };
+                    let publication = Publication { node, lineage, key, bytes: self.kv.block(block).to_vec() };
                     let _ = self.publisher.try_send(publication);
                 }
-                Action::Send { link, event } => {
-                    self.uplink.send(link, event);
-                }
+                Action::Send { link, event } => self.reach.send(link, event),
             }
         }
-        self.fetches.retain(|_, task| !task.is_finished());
     }
 
     fn record_step(&mut self, plan: &Plan, took: Duration) {
@@ -175,20 +155,17 @@ impl Engine {
                 sample.prefill_context += (row.start * row.len + row.len * row.len / 2) as u64;
             }
         }
-        self.report.lock().push_step(sample);
+        self.reach.report(|report| report.push_step(sample));
     }
 
     fn publish_report(&self) {
-        let mut report = self.report.lock();
-        report.waiting = self.scheduler.waiting() as u32;
-        report.running = self.scheduler.running() as u32;
-        report.tokens_queued = self.scheduler.tokens_queued();
-        report.blocks.hbm = self.scheduler.blocks(self.model.kv_shape().block_bytes() as u64);
-        report.counters = self.scheduler.counters().clone();
-    }
-
-    fn now(&self) -> Duration {
-        self.started.elapsed()
+        self.reach.report(|report| {
+            report.waiting = self.scheduler.waiting() as u32;
+            report.running = self.scheduler.running() as u32;
+            report.tokens_queued = self.scheduler.tokens_queued();
+            report.blocks.hbm = self.scheduler.blocks(self.model.kv_shape().block_bytes() as u64);
+            report.counters = self.scheduler.counters().clone();
+        });
     }
 }
 

@@ -14,14 +14,14 @@ use std::{
     time::Duration,
 };
 use tidemill_kvpool::{
-    admission::{Arrival, FetchId, Fetching},
+    admission::{Arrival, FetchId, Fetches, Fetching, Part, parts},
     device::DeviceBlocks,
 };
 use tidemill_proto::{
     block::{BLOCK_TOKENS, BlockKey, LayoutFingerprint, Token},
     frame::FRAME_BYTES_MAX,
     ids::{LinkId, SequenceId},
-    message::{Blocks, Counters, DecodeJob, Finish, PoolAddr, SequenceToken, WorkerEvent},
+    message::{Blocks, Counters, DecodeJob, Finish, PoolNode, SequenceToken, WorkerEvent},
     pool::Lineage,
     sampling::TokenLogprob,
 };
@@ -42,12 +42,12 @@ pub struct Limits {
 /// What the shell has to do.
 #[derive(Debug, PartialEq)]
 pub enum Action {
-    /// Get `keys` from the pool, waiting for each as long as `wait`; answer each with [`Scheduler::fetched`].
-    Fetch { fetch: FetchId, pool: PoolAddr, keys: Vec<BlockKey>, wait: Duration },
+    /// Get these blocks from the pool; answer each, numbered through all parts, with [`Scheduler::fetched`].
+    Fetch { fetch: FetchId, parts: Vec<Part> },
     /// Nobody wants the rest of this fetch.
     CancelFetch { fetch: FetchId },
     /// Put this device block's bytes, as they are now, into the pool. Best effort.
-    Publish { pool: PoolAddr, lineage: Lineage, key: BlockKey, block: u32 },
+    Publish { node: PoolNode, lineage: Lineage, key: BlockKey, block: u32 },
     /// Tell a coordinator.
     Send { link: LinkId, event: WorkerEvent },
 }
@@ -95,8 +95,7 @@ pub struct Scheduler {
     waiting: VecDeque<SequenceId>,
     /// Hold blocks; oldest first, the last is preempted first.
     admitted: Vec<SequenceId>,
-    fetches: HashMap<FetchId, SequenceId>,
-    fetches_started: u64,
+    fetches: Fetches<SequenceId>,
     actions: Vec<Action>,
     counters: Counters,
 }
@@ -110,8 +109,7 @@ impl Scheduler {
             sequences: HashMap::new(),
             waiting: VecDeque::new(),
             admitted: Vec::new(),
-            fetches: HashMap::new(),
-            fetches_started: 0,
+            fetches: Fetches::default(),
             actions: Vec::new(),
             counters: Counters::default(),
         }
@@ -170,22 +168,19 @@ impl Scheduler {
     pub fn stop_waiting(&mut self, sequence: SequenceId) {
         let Some(state) = self.sequences.get_mut(&sequence) else { return };
         state.job.wait_ms = 0;
-        if let Phase::Fetching(fetching) = &mut state.phase
-            && let Some(pool) = state.job.pool
-        {
-            self.fetches.remove(&fetching.id);
+        let blocks = state.fetchable();
+        if let Phase::Fetching(fetching) = &mut state.phase {
+            self.fetches.end(fetching.id);
             self.actions.push(Action::CancelFetch { fetch: fetching.id });
-            let fetch = FetchId(self.fetches_started);
-            self.fetches_started += 1;
-            self.fetches.insert(fetch, sequence);
-            let keys = fetching.restart(fetch).map(|block| state.chain.keys()[block]).collect();
-            self.actions.push(Action::Fetch { fetch, pool, keys, wait: Duration::ZERO });
+            let fetch = self.fetches.begin(sequence);
+            let missing = fetching.restart(fetch).map(|block| blocks[block]);
+            self.actions.push(Action::Fetch { fetch, parts: parts(missing, None, Duration::ZERO) });
         }
     }
 
     /// One result of a fetch. The answer is the device block that the bytes belong into; `None` if nobody wants them.
     pub fn fetched(&mut self, fetch: FetchId, index: usize, arrival: Option<Arrival>, now: Duration) -> Option<u32> {
-        let &sequence = self.fetches.get(&fetch)?;
+        let sequence = self.fetches.owner(fetch)?;
         let state = self.sequences.get_mut(&sequence).expect("a fetch belongs to a live sequence");
         let Phase::Fetching(fetching) = &mut state.phase else { unreachable!("a listed fetch is under way") };
         let block = match arrival {
@@ -334,7 +329,7 @@ impl Scheduler {
             match &state.phase {
                 Phase::Waiting => assert!(listed == (true, false) && state.blocks.is_empty() && state.computed == 0),
                 Phase::Fetching(fetching) => {
-                    assert_eq!(self.fetches.get(&fetching.id), Some(id));
+                    assert_eq!(self.fetches.owner(fetching.id), Some(*id));
                     assert!(!fetching.is_done(), "a done fetch is finished at once");
                     assert_eq!(listed, (false, true));
                 }
@@ -417,17 +412,14 @@ impl Scheduler {
         }
         state.blocks = blocks;
         state.computed = hbm * BLOCK_TOKENS;
-        let expected = (state.job.expected_blocks as usize).min(state.reusable_blocks());
-        match state.job.pool {
-            Some(pool) if expected > hbm => {
-                let fetch = FetchId(self.fetches_started);
-                self.fetches_started += 1;
-                self.fetches.insert(fetch, sequence);
-                state.phase = Phase::Fetching(Fetching::new(fetch, hbm, expected - hbm, now));
-                let wait = Duration::from_millis(state.job.wait_ms);
-                self.actions.push(Action::Fetch { fetch, pool, keys: state.keys(hbm..expected).to_vec(), wait });
-            }
-            _ => self.run(sequence, hbm, &[], now),
+        let blocks = state.fetchable();
+        if blocks.len() > hbm {
+            let fetch = self.fetches.begin(sequence);
+            state.phase = Phase::Fetching(Fetching::new(fetch, hbm, blocks.len() - hbm, now));
+            let parts = parts(blocks.into_iter().skip(hbm), state.job.home, Duration::from_millis(state.job.wait_ms));
+            self.actions.push(Action::Fetch { fetch, parts });
+        } else {
+            self.run(sequence, hbm, &[], now);
         }
     }
 
@@ -440,14 +432,28 @@ impl Scheduler {
         if fetching.is_cut() {
             self.actions.push(Action::CancelFetch { fetch: fetching.id });
         }
-        self.fetches.remove(&fetching.id);
+        self.fetches.end(fetching.id);
         let (hbm, arrivals) = (fetching.first, fetching.arrivals());
         let ready = hbm + arrivals.len();
         state.computed = ready * BLOCK_TOKENS;
         for block in hbm..ready {
             self.device.publish(state.blocks[block], state.chain.keys()[block]);
         }
+        self.replicate(sequence, hbm, &arrivals);
         self.run(sequence, hbm, &arrivals, now);
+    }
+
+    /// Publishes hot blocks that came from elsewhere at home, too. They are still whose they were.
+    fn replicate(&mut self, sequence: SequenceId, first: usize, arrivals: &[Arrival]) {
+        let state = &self.sequences[&sequence];
+        let Some(home) = state.job.home else { return };
+        let fetched = state.fetchable().into_iter().enumerate().skip(first).zip(arrivals);
+        for ((block, (node, key)), arrival) in fetched.take_while(|((block, _), _)| *block < state.job.hot_blocks as usize) {
+            if node != home {
+                let lineage = Lineage { origin: arrival.origin, ..state.lineage(block) };
+                self.actions.push(Action::Publish { node: home, lineage, key, block: state.blocks[block] });
+            }
+        }
     }
 
     /// All that could be had is on the device; the rest is computed.
@@ -497,7 +503,7 @@ impl Scheduler {
     fn forget_blocks(&mut self, sequence: SequenceId) {
         let state = self.sequences.get_mut(&sequence).expect("caller knows it");
         if let Phase::Fetching(fetching) = &state.phase {
-            self.fetches.remove(&fetching.id);
+            self.fetches.end(fetching.id);
             self.actions.push(Action::CancelFetch { fetch: fetching.id });
         }
         state.phase = Phase::Waiting;
@@ -515,11 +521,11 @@ impl Scheduler {
         for number in first..state.computed / BLOCK_TOKENS {
             let (block, key) = (state.blocks[number], state.chain.keys()[number]);
             self.device.publish(block, key);
-            if let Some(pool) = state.job.pool
+            if let Some(home) = state.job.home
                 && number >= state.published
             {
                 state.published = number + 1;
-                self.actions.push(Action::Publish { pool, lineage: state.lineage(number), key, block });
+                self.actions.push(Action::Publish { node: home, lineage: state.lineage(number), key, block });
             }
         }
     }

@@ -15,7 +15,7 @@ use tidemill_model::History;
 use tidemill_proto::{
     block::{BLOCK_TOKENS, BlockKey, Chain, LayoutFingerprint, Tenant, Token},
     ids::LinkId,
-    message::{DecodeJob, Provenance, TokensBySource},
+    message::{DecodeJob, PoolNode, Provenance, Run, TokensBySource},
     pool::Lineage,
     sampling::{Sampling, TokenLogprob},
 };
@@ -97,6 +97,16 @@ impl Sequence {
     /// Leading blocks that may come from a cache: the last token is always computed, its logits are needed.
     pub(crate) fn reusable_blocks(&self) -> usize {
         if self.is_scoring() { 0 } else { (self.job.tokens.len() - 1) / BLOCK_TOKENS }
+    }
+
+    /// The leading blocks that are worth asking for, and where: as far as runs go there, then at home.
+    pub(crate) fn fetchable(&self) -> Vec<(PoolNode, BlockKey)> {
+        let expected = self.reusable_blocks().min(self.job.expected_blocks as usize);
+        let mut nodes = Run::nodes(&self.job.read, expected);
+        if let Some(home) = self.job.home {
+            nodes.resize(expected, home);
+        }
+        nodes.into_iter().zip(self.chain.keys().iter().copied()).collect()
     }
 
     pub(crate) fn blocks_needed(&self) -> usize {

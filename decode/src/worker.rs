@@ -1,31 +1,21 @@
-//! The process around the engine: load the model, link up, pump messages, publish blocks, end cleanly.
+//! The process around the engine: load the model, link up, publish blocks, end cleanly.
 
 use crate::{
     engine::{Engine, Input, Publication},
     scheduler::{Limits, Scheduler},
     settings::Settings,
 };
-use parking_lot::Mutex;
-use std::{
-    collections::HashMap,
-    sync::Arc,
-    time::{Duration, Instant},
-};
-use tidemill_kvpool::clients::PoolClients;
+use std::time::Duration;
+use tidemill_kvpool::{clients::PoolClients, reach};
 use tidemill_model::SamplerScratch;
 use tidemill_proto::{
     block::BlockKey,
-    link::Endpoint,
-    message::{PoolAddr, Register, Report, RoleInfo, WorkerEvent},
+    message::{PoolNode, RoleInfo},
     pool::Lineage,
     process,
-    uplink::Uplink,
-    worker,
 };
-use tokio::{runtime::Handle, sync::mpsc, time::timeout};
+use tokio::{sync::mpsc, time::timeout};
 
-/// Results of fetches and messages of coordinators that the engine has not taken yet. Blocks wait here, so it is short.
-const INBOX_MAX: usize = 256;
 /// Blocks on their way into the pool.
 const PUBLISHING_MAX: usize = 256;
 /// At the end, blocks on their way into the pool get this long.
@@ -39,50 +29,21 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     process::keep_freed_memory();
     let shutdown = settings.worker.shutdown();
     let (model, kv, info) = tidemill_model::load_engine(&settings.engine)?;
-    let endpoint = Endpoint::bind_client(settings.worker.bind, &settings.worker.identity)?;
-    let pools = PoolClients::new(endpoint.clone(), info.layout, info.block_bytes as usize, settings.engine.force_quic);
-    let report = Arc::new(Mutex::new(Report::default()));
-    let register = Register { name: settings.worker.name.clone(), pid: std::process::id(), role: RoleInfo::Decode(info.clone()) };
-    let (uplink, mut links) = Uplink::start(&endpoint, &settings.worker.coordinators, register, pools.reporter(Arc::clone(&report)));
-    let uplink = Arc::new(uplink);
-
-    let (inbox, inputs) = mpsc::channel(INBOX_MAX);
-    let (publisher, publications) = mpsc::channel(PUBLISHING_MAX);
+    let (reach, mut links, inputs) = reach::start(&settings.worker, &settings.engine, &info, RoleInfo::Decode(info.clone()))?;
+    let (publisher, publications) = mpsc::channel(reach::queue_blocks(&info, PUBLISHING_MAX));
+    let publishing = tokio::spawn(publish(reach.pools.clone(), publications));
     let limits = Limits {
         sequences_max: settings.sequences_max,
         waiting_max: settings.waiting_max,
         step_tokens: settings.engine.step_tokens,
         context_tokens: info.context_tokens as usize,
     };
-    let engine = Engine {
-        scheduler: Scheduler::new(info.layout, info.device_blocks, limits),
-        model,
-        kv,
-        uplink: Arc::clone(&uplink),
-        pools: pools.clone(),
-        publisher,
-        inbox: inbox.clone(),
-        report,
-        runtime: Handle::current(),
-        fetches: HashMap::new(),
-        scratch: SamplerScratch::default(),
-        started: Instant::now(),
-    };
-    let mut thread = tokio::task::spawn_blocking(move || worker::drive(engine, inputs));
-    let publishing = tokio::spawn(publish(pools, publications));
-
-    worker::pump(&mut links, &inbox, Input::Link, &mut thread, shutdown).await?;
-    tracing::info!("draining: sequences go back to their coordinators");
-    uplink.broadcast(&WorkerEvent::Leaving);
-    let _ = inbox.send(Input::Drain).await;
-    thread.await?;
+    let scheduler = Scheduler::new(info.layout, info.device_blocks, limits);
+    let engine = Engine { scheduler, model, kv, reach, publisher, scratch: SamplerScratch::default() };
+    links.drive(engine, inputs, Input::Link, Input::Drain, shutdown).await?;
     // Best effort, here too: what is not in the pool by now is computed again by whoever needs it.
     let _ = timeout(PUBLISHING_LAST, publishing).await;
-    if let Some(uplink) = Arc::into_inner(uplink) {
-        // Messages that cross the good-bye are dropped, but taken.
-        tokio::join!(uplink.close(), async { while links.recv().await.is_some() {} });
-    }
-    endpoint.close().await;
+    links.close().await;
     Ok(())
 }
 
@@ -90,8 +51,8 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
 async fn publish(pools: PoolClients, mut publications: mpsc::Receiver<Publication>) {
     let mut batch = Vec::new();
     while publications.recv_many(&mut batch, PUBLISH_BATCH).await > 0 {
-        for (pool, lineage, blocks) in runs(batch.drain(..)) {
-            if let Err(error) = pools.put(pool.0, lineage, blocks).await {
+        for (node, lineage, blocks) in runs(batch.drain(..)) {
+            if let Err(error) = pools.put(node, lineage, blocks).await {
                 tracing::debug!(%error, "blocks not published");
             }
         }
@@ -99,19 +60,19 @@ async fn publish(pools: PoolClients, mut publications: mpsc::Receiver<Publicatio
 }
 
 /// Consecutive blocks of one chain.
-type Run = (PoolAddr, Lineage, Vec<(BlockKey, Vec<u8>)>);
+type Run = (PoolNode, Lineage, Vec<(BlockKey, Vec<u8>)>);
 
 /// Sorts blocks into runs that can be put at once: those of several sequences come mixed.
 fn runs(publications: impl Iterator<Item = Publication>) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
-    for Publication { pool, lineage, key, bytes } in publications {
+    for Publication { node, lineage, key, bytes } in publications {
         let follows = |(at, first, blocks): &&mut Run| {
             let last = blocks.last().map(|(key, _)| *key);
-            (*at, first.origin, first.tenant, last) == (pool, lineage.origin, lineage.tenant, lineage.parent)
+            (*at, first.origin, first.tenant, last) == (node, lineage.origin, lineage.tenant, lineage.parent)
         };
         match runs.iter_mut().find(follows) {
             Some((.., blocks)) => blocks.push((key, bytes)),
-            None => runs.push((pool, lineage, vec![(key, bytes)])),
+            None => runs.push((node, lineage, vec![(key, bytes)])),
         }
     }
     runs
@@ -124,11 +85,11 @@ mod tests {
 
     #[test]
     fn blocks_of_several_sequences_become_one_run_each() {
-        let pool = PoolAddr(([127, 0, 0, 1], 1).into());
+        let node = PoolNode { addr: ([127, 0, 0, 1], 1).into(), near: true };
         let key = |n: u8| BlockKey([n; 16]);
         let publication = |parent: Option<u8>, n: u8| {
             let lineage = Lineage { origin: RequestId(1), tenant: Tenant(0), parent: parent.map(key), position: 0 };
-            Publication { pool, lineage, key: key(n), bytes: vec![n] }
+            Publication { node, lineage, key: key(n), bytes: vec![n] }
         };
         let mixed =
             [publication(None, 1), publication(Some(9), 10), publication(Some(1), 2), publication(Some(10), 11), publication(Some(3), 4)];

@@ -11,9 +11,15 @@ use tidemill_kvpool::admission::{Arrival, FetchId, Source};
 use tidemill_proto::{
     block::{BLOCK_TOKENS, LayoutFingerprint},
     ids::{LinkId, RequestId, SequenceId},
-    message::{DecodeJob, Finish, PoolAddr, WorkerEvent},
+    message::{DecodeJob, Finish, PoolNode, Run, WorkerEvent},
     sampling::{Sampling, StopRule, TokenLogprob},
 };
+
+const LINK: LinkId = LinkId { coordinator: 0, session: 0 };
+
+fn node(port: u16) -> PoolNode {
+    PoolNode { addr: ([127, 0, 0, 1], port).into(), near: true }
+}
 
 const VOCAB: usize = 100;
 const DEVICE_BLOCKS: u32 = 12;
@@ -25,7 +31,9 @@ enum Event {
         prompt: usize,
         expected: u32,
         max_tokens: u32,
-        pool: bool,
+        /// Leading blocks that are to be read at another node than the home, and whether there is a home.
+        elsewhere: u32,
+        home: bool,
         scored: bool,
     },
     /// Answer the oldest open fetch's next block: there or not.
@@ -40,8 +48,8 @@ enum Event {
 
 fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
-        3 => (1usize..120, 0u32..10, 1u32..40, any::<bool>(), prop::bool::weighted(0.2))
-            .prop_map(|(prompt, expected, max_tokens, pool, scored)| Event::Admit { prompt, expected, max_tokens, pool, scored }),
+        3 => (1usize..120, 0u32..10, 1u32..40, 0u32..6, any::<bool>(), prop::bool::weighted(0.2))
+            .prop_map(|(prompt, expected, max_tokens, elsewhere, home, scored)| Event::Admit { prompt, expected, max_tokens, elsewhere, home, scored }),
         6 => prop::bool::weighted(0.85).prop_map(|there| Event::Answer { there }),
         8 => Just(Event::Step),
         1 => (0usize..20).prop_map(Event::Cancel),
@@ -78,7 +86,7 @@ impl World {
     fn apply(&mut self, event: &Event) {
         self.now += Duration::from_millis(1);
         match *event {
-            Event::Admit { prompt, expected, max_tokens, pool, scored } => {
+            Event::Admit { prompt, expected, max_tokens, elsewhere, home, scored } => {
                 let id = SequenceId(self.jobs.len() as u64);
                 let job = DecodeJob {
                     request: RequestId(id.0),
@@ -87,7 +95,9 @@ impl World {
                     tokens: (0..prompt as u32).map(|i| (i / 7 * 3) % VOCAB as u32).collect(),
                     prompt_tokens: prompt as u32,
                     salt: vec![(id.0 % 2) as u8],
-                    pool: pool.then(|| PoolAddr("127.0.0.1:1".parse().unwrap())),
+                    read: vec![Run { node: node(2), blocks: elsewhere }],
+                    home: home.then(|| node(1)),
+                    hot_blocks: elsewhere / 2,
                     expected_blocks: expected,
                     wait_ms: 100,
                     sampling: Sampling::default(),
@@ -96,7 +106,7 @@ impl World {
                 };
                 self.live.insert(id);
                 self.jobs.push(job.clone());
-                self.scheduler.admit(LinkId(0), job, VOCAB, self.now);
+                self.scheduler.admit(LINK, job, VOCAB, self.now);
             }
             Event::Answer { there } => {
                 if let Some((fetch, mut open)) = self.fetches.pop_front()
@@ -115,7 +125,7 @@ impl World {
             }
             Event::StopWaiting(which) => self.scheduler.stop_waiting(SequenceId(which as u64)),
             Event::LinkDown => {
-                self.scheduler.cancel_link(LinkId(0));
+                self.scheduler.cancel_link(LINK);
                 self.live.clear();
             }
         }
@@ -151,9 +161,13 @@ impl World {
     fn observe(&mut self) {
         for action in self.scheduler.take_actions() {
             match action {
-                Action::Fetch { fetch, keys, .. } => self.fetches.push_back((fetch, (0..keys.len()).collect())),
+                Action::Fetch { fetch, parts } => {
+                    let keys = parts.iter().map(|part| part.keys.len()).sum();
+                    assert!(parts.iter().all(|part| part.node == node(1) || part.wait.is_zero()), "waits are for home");
+                    self.fetches.push_back((fetch, (0..keys).collect()));
+                }
                 Action::CancelFetch { fetch } => self.fetches.retain(|(f, _)| *f != fetch),
-                Action::Publish { .. } => {}
+                Action::Publish { node: at, .. } => assert_eq!(at, node(1), "blocks are published at home"),
                 Action::Send { event: WorkerEvent::Tokens(tokens), .. } => {
                     for token in tokens {
                         assert!(self.live.contains(&token.sequence), "a token of a sequence that ended");

@@ -55,10 +55,20 @@ pub struct UpArgs {
     /// DRAM of each KV pool node
     #[arg(long, default_value = "2GiB")]
     pool_memory: String,
+    /// Time for which a reader may claim the blocks that a pool node handed it, in milliseconds
+    #[arg(long, default_value_t = 10_000)]
+    pool_lease_ms: u64,
+    /// Time that a writer has from reserving a pool node's slots to publishing them, in milliseconds
+    #[arg(long, default_value_t = 10_000)]
+    pool_put_deadline_ms: u64,
     /// Disk of each KV pool node, under `--data`, for blocks that leave its DRAM
     #[arg(long, default_value = "0")]
     pool_nvme: String,
-    /// How blocks travel: auto (shared memory on this machine) or quic
+    /// Make believe that this machine is so many hosts: the first of each role is on the first one, and so on. Blocks go
+    /// through shared memory within a host and over QUIC between hosts
+    #[arg(long, default_value_t = 1)]
+    hosts: usize,
+    /// How blocks travel: auto (shared memory within a host) or quic
     #[arg(long, default_value = "auto")]
     transport: String,
     /// Most tokens that a worker computes in one step
@@ -86,6 +96,9 @@ pub async fn up(args: UpArgs) -> anyhow::Result<()> {
     }
     if args.coordinator == 0 || args.decode == 0 {
         bail!("a cluster needs at least one coordinator and one decode worker");
+    }
+    if args.hosts == 0 {
+        bail!("--hosts must be at least 1");
     }
     let scratch = tempfile::tempdir().context("cannot make a temporary directory")?;
     let data = args.data.clone().unwrap_or_else(|| scratch.path().to_owned());
@@ -160,8 +173,10 @@ impl Cluster {
                 ("--dram", args.pool_memory.clone()),
                 ("--nvme-capacity", args.pool_nvme.clone()),
                 ("--data", data.join(format!("kvpool-{n}")).display().to_string()),
+                ("--lease-ms", args.pool_lease_ms.to_string()),
+                ("--put-deadline-ms", args.pool_put_deadline_ms.to_string()),
             ]);
-            self.workers.push(Process::start("tidemill-kvpool", &format!("kvpool-{n}"), &flags)?);
+            self.start_worker("kvpool", n, args.hosts, &flags)?;
         }
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = args.threads.unwrap_or((cores / (args.prefill + args.decode)).max(1));
@@ -175,16 +190,23 @@ impl Cluster {
             ("--step-tokens", args.step_tokens.to_string()),
         ]);
         for n in 0..args.prefill {
-            self.workers.push(Process::start("tidemill-prefill", &format!("prefill-{n}"), &engine)?);
+            self.start_worker("prefill", n, args.hosts, &engine)?;
         }
         let decode = [engine, vec!["--sequences-max".to_owned(), args.sequences_max.to_string()]].concat();
         for n in 0..args.decode {
-            self.workers.push(Process::start("tidemill-decode", &format!("decode-{n}"), &decode)?);
+            self.start_worker("decode", n, args.hosts, &decode)?;
         }
         for http in &front_doors {
             self.wait_ready(http, Duration::from_secs(args.ready_s)).await?;
             println!("ready http://{http}/v1");
         }
+        Ok(())
+    }
+
+    /// Starts the `n`th worker of a role, on the next one of `hosts`.
+    fn start_worker(&mut self, role: &str, n: usize, hosts: usize, flags: &[String]) -> anyhow::Result<()> {
+        let host = if hosts > 1 { vec!["--host".to_owned(), format!("host-{}", n % hosts)] } else { Vec::new() };
+        self.workers.push(Process::start(&format!("tidemill-{role}"), &format!("{role}-{n}"), &[flags, &host].concat())?);
         Ok(())
     }
 

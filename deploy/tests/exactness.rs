@@ -3,7 +3,7 @@
 
 mod support;
 
-use support::{Answer, Case, Cluster, Numbers, complete_all};
+use support::{Answer, Case, Cluster, DISAGGREGATED, Numbers, assert_same, complete_all, reference, reusable};
 
 /// Lengths around block borders and chunk borders, and up to 1,500; every second case is seeded instead of greedy.
 fn cases() -> Vec<Case> {
@@ -32,29 +32,6 @@ fn growing_cases() -> Vec<Case> {
         max_tokens: 400,
     };
     (0..16).map(case).collect()
-}
-
-fn assert_same(reference: &[Answer], answers: &[Answer], cases: &[Case], how: &str) {
-    for ((expected, got), case) in reference.iter().zip(answers).zip(cases) {
-        assert_eq!(expected.tokens, got.tokens, "{how}: prompt of {} tokens, seed {:?}, {}", case.prompt.len(), case.seed, got.usage);
-    }
-}
-
-/// Prompt tokens of the full blocks before the last token: what a prefill worker computes, and what a cache can have.
-fn reusable(case: &Case) -> u64 {
-    ((case.prompt.len() - 1) / 16 * 16) as u64
-}
-
-/// (a) A decode worker alone: no prefill worker, no pool.
-async fn reference(cases: &[Case]) -> Vec<Answer> {
-    let cluster = Cluster::start(&["--prefill", "0", "--kvpool", "0"]);
-    let answers = complete_all(&cluster, cases, 1).await;
-    for (answer, case) in answers.iter().zip(cases) {
-        assert_eq!(answer.tokens.len(), case.max_tokens as usize);
-        assert_eq!(answer.source("local"), case.prompt.len() as u64, "nothing but this worker computed: {}", answer.usage);
-    }
-    cluster.stop();
-    answers
 }
 
 /// (b), (c): prefill → pool → decode; (d): again, from the pool, since the device is too small to keep much.
@@ -134,9 +111,6 @@ async fn outputs_do_not_depend_on_the_way() {
 }
 
 const TRANSFERRED: &str = "tidemill_kv_transfer_bytes_total";
-
-/// Every full block of a prompt goes to a prefill worker, however short: the scheduler would keep short ones local.
-const DISAGGREGATED: &[&str] = &["--local-tail-tokens", "0"];
 
 /// Bytes of a block of the demo model: 3 layers, K and V, 2 heads, 16 positions, 16 dimensions, bf16.
 const BLOCK_BYTES: u64 = 3 * 2 * 2 * 16 * 16 * 2;

@@ -12,7 +12,7 @@ fn main() {
     let threads = std::env::args().skip(1).find_map(|arg| arg.parse().ok()).unwrap_or(2);
     let cpu = Cpu::new(None, threads).expect("threads");
     // Of a 135M model, and of one of 1B.
-    for (n, k) in [(1536, 576), (8192, 2048), (2048, 8192)] {
+    for (n, k) in [(1536, 576), (2048, 2048), (8192, 2048), (2048, 8192)] {
         if std::env::var("K").is_ok_and(|v| v != k.to_string()) {
             continue;
         }
@@ -20,7 +20,7 @@ fn main() {
         let copies = (256 << 20) / (n * k * 2);
         let bytes: Vec<u8> = (0..n * k * 2).map(|i| if i % 2 == 1 { 0x3c } else { i as u8 }).collect();
         let weights: Vec<Weights> = (0..copies).map(|_| Weights::new(&cpu, Matrix::new(&bytes, Dtype::Bf16, n, k), None)).collect();
-        for m in std::env::var("M").unwrap_or("1,4,8,12,16,24,32,64,512".into()).split(',').map(|m| m.parse::<usize>().unwrap()) {
+        for m in [1, 4, 8, 12, 16, 24, 32, 64, 512] {
             let mut x = Tiles::default();
             x.copy_from(&cpu, &vec![0.5; m * k], k);
             let mut y = vec![0.0; m * n];
@@ -50,11 +50,10 @@ fn main() {
 }
 
 fn peak_flops(threads: usize) -> f64 {
-    let rates = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         let handles: Vec<_> = (0..threads).map(|_| scope.spawn(fma)).collect();
         handles.into_iter().map(|handle| handle.join().expect("no panic")).sum()
-    });
-    rates
+    })
 }
 
 /// f32 operations per second of fused multiply-adds between registers.

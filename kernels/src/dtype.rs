@@ -20,7 +20,7 @@ impl Dtype {
 }
 
 /// A [`Dtype`] as a type.
-pub(crate) trait Element: Copy + Send + Sync {
+pub(crate) trait Element: Pairs<Pair: AsRef<[u8]>> + Copy + Send + Sync {
     const BYTES: usize;
     /// The bytes of 16 numbers.
     type Chunk: AsRef<[u8]> + AsMut<[u8]> + Copy + Send + Sync;
@@ -31,13 +31,9 @@ pub(crate) trait Element: Copy + Send + Sync {
     fn load<S: Simd>(simd: S, chunk: &Self::Chunk) -> S::V;
     fn store<S: Simd>(simd: S, v: S::V, to: &mut Self::Chunk);
 
-    /// The bytes of 32 numbers that are read as two vectors.
-    type Pair: AsRef<[u8]> + Send + Sync;
     fn pairs(bytes: &[u8]) -> &[Self::Pair];
     /// Where in a pair number `i` is: what is cheapest to widen.
     fn place_in_pair(i: usize) -> usize;
-    /// Numbers 0 to 15 of the pair, or 16 to 31.
-    fn load_half<S: Simd>(simd: S, pair: &Self::Pair, half: usize) -> S::V;
 
     /// Fewer than 16 numbers, and zeros after them.
     #[inline(always)]
@@ -53,6 +49,25 @@ pub(crate) trait Element: Copy + Send + Sync {
         let mut chunk = Self::ZEROS;
         Self::store(simd, v, &mut chunk);
         to.copy_from_slice(&chunk.as_ref()[..to.len()]);
+    }
+}
+
+/// How 32 numbers are stored that are read as two vectors.
+pub(crate) trait Pairs {
+    type Pair: Send + Sync;
+    /// Numbers 0 to 15 of the pair, or 16 to 31.
+    fn load_half<S: Simd>(simd: S, pair: &Self::Pair, half: usize) -> S::V;
+}
+
+/// Numbers that are f32 already.
+pub(crate) struct Widened;
+
+impl Pairs for Widened {
+    type Pair = [f32; 2 * LANES];
+
+    #[inline(always)]
+    fn load_half<S: Simd>(simd: S, pair: &Self::Pair, half: usize) -> S::V {
+        simd.load(&pair.as_chunks().0[half])
     }
 }
 
@@ -86,8 +101,6 @@ macro_rules! element {
                 simd.$store(v, to);
             }
 
-            type Pair = [u8; 2 * $bytes * LANES];
-
             #[inline(always)]
             fn pairs(bytes: &[u8]) -> &[Self::Pair] {
                 bytes.as_chunks().0
@@ -96,6 +109,10 @@ macro_rules! element {
             fn place_in_pair(i: usize) -> usize {
                 $place(i)
             }
+        }
+
+        impl Pairs for $name {
+            type Pair = [u8; 2 * $bytes * LANES];
 
             #[inline(always)]
             fn load_half<S: Simd>(simd: S, pair: &Self::Pair, half: usize) -> S::V {

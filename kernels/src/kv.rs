@@ -3,6 +3,7 @@
 use crate::{
     cpu::Cpu,
     dtype::{Dtype, Element, load_part, with_element},
+    memory::Memory,
     simd::{Kernel, LANES, Simd},
 };
 use std::ops::Range;
@@ -10,7 +11,8 @@ use std::ops::Range;
 /// Positions in a block: one vector of attention scores.
 pub const BLOCK_POSITIONS: usize = LANES;
 
-/// What a block holds: `[layer][K, V][kv head][16 positions][head_dim]`, contiguous.
+/// What a block holds: `[layer][K, V][kv head]`, and of each head K as `[head_dim][16 positions]`, so that a vector holds 16
+/// positions and their scores need no sums across lanes, and V as `[16 positions][head_dim]`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KvLayout {
     pub layers: usize,
@@ -64,21 +66,12 @@ impl Span<'_> {
 pub struct KvMemory {
     layout: KvLayout,
     blocks: usize,
-    /// The blocks start at `aligned`, on a cache line.
-    bytes: Vec<u8>,
-    aligned: usize,
+    memory: Memory<u8>,
 }
-
-const CACHE_LINE: usize = 64;
 
 impl KvMemory {
     pub fn new(layout: KvLayout, blocks: usize) -> Self {
-        // Allocators hand out large zeroed memory as fresh pages of the operating system, untouched. They do not for
-        // alignments above their own, hence the slack in front.
-        let bytes = vec![0u8; layout.block_bytes() * blocks + CACHE_LINE];
-        let address = bytes.as_ptr().addr();
-        let aligned = address.next_multiple_of(CACHE_LINE) - address;
-        Self { layout, blocks, bytes, aligned }
+        Self { layout, blocks, memory: Memory::new(layout.block_bytes() * blocks) }
     }
 
     pub fn layout(&self) -> &KvLayout {
@@ -92,20 +85,19 @@ impl KvMemory {
 
     /// The bytes of block `id`, for copying it out.
     pub fn block(&self, id: u32) -> &[u8] {
-        &self.bytes[self.range(id)]
+        &self.memory.as_slice()[self.range(id)]
     }
 
     /// The bytes of block `id`, for copying it in.
     pub fn block_mut(&mut self, id: u32) -> &mut [u8] {
         let range = self.range(id);
-        &mut self.bytes[range]
+        &mut self.memory.as_mut_slice()[range]
     }
 
     fn range(&self, id: u32) -> Range<usize> {
         assert!((id as usize) < self.blocks, "block {id} is not one of {}", self.blocks);
         let size = self.layout.block_bytes();
-        let start = self.aligned + id as usize * size;
-        start..start + size
+        id as usize * size..(id as usize + 1) * size
     }
 }
 
@@ -148,17 +140,36 @@ impl Kernel for Store<'_> {
         let width = self.layout.head_dim;
         for (head, from) in self.from.chunks_exact(width).enumerate() {
             let positions = &mut self.block[self.layout.head(self.layer, self.part, head)];
-            with_element!(self.layout.dtype, E => {
-                let (to, to_rest) = E::chunks_mut(&mut positions[self.slot * width * E::BYTES..(self.slot + 1) * width * E::BYTES]);
-                let (from, from_rest) = from.as_chunks::<LANES>();
-                for (from, to) in from.iter().zip(to) {
-                    E::store(simd, simd.load(from), to);
-                }
-                if !to_rest.is_empty() {
-                    E::store_part(simd, load_part(simd, from_rest), to_rest);
-                }
+            with_element!(self.layout.dtype, E => match self.part {
+                Part::K => store_across::<S, E>(simd, from, positions, self.slot),
+                Part::V => store_along::<S, E>(simd, from, &mut positions[self.slot * width * E::BYTES..][..width * E::BYTES]),
             });
         }
+    }
+}
+
+/// One number for each of the `[head_dim][16 positions]`.
+#[inline(always)]
+fn store_across<S: Simd, E: Element>(simd: S, from: &[f32], positions: &mut [u8], slot: usize) {
+    for (from, to) in from.chunks(LANES).zip(positions.chunks_mut(LANES * BLOCK_POSITIONS * E::BYTES)) {
+        let mut rounded = E::ZEROS;
+        E::store(simd, load_part(simd, from), &mut rounded);
+        let numbers = rounded.as_ref().chunks_exact(E::BYTES);
+        for (number, to) in numbers.zip(to.chunks_exact_mut(BLOCK_POSITIONS * E::BYTES)) {
+            to[slot * E::BYTES..(slot + 1) * E::BYTES].copy_from_slice(number);
+        }
+    }
+}
+
+#[inline(always)]
+fn store_along<S: Simd, E: Element>(simd: S, from: &[f32], to: &mut [u8]) {
+    let (to, to_rest) = E::chunks_mut(to);
+    let (from, from_rest) = from.as_chunks::<LANES>();
+    for (from, to) in from.iter().zip(to) {
+        E::store(simd, simd.load(from), to);
+    }
+    if !to_rest.is_empty() {
+        E::store_part(simd, load_part(simd, from_rest), to_rest);
     }
 }
 
@@ -175,7 +186,7 @@ mod tests {
         let layout = KvLayout { layers: 2, kv_heads: 3, head_dim: 20, dtype: Dtype::Bf16 };
         assert_eq!(layout.block_bytes(), 2 * 2 * 3 * 16 * 20 * 2);
         let mut kv = KvMemory::new(layout, 5);
-        assert!(kv.block(0).as_ptr().addr().is_multiple_of(CACHE_LINE));
+        assert!(kv.block(0).as_ptr().addr().is_multiple_of(64));
         for id in 0..5 {
             assert!(kv.block(id).iter().all(|b| *b == 0));
             kv.block_mut(id).fill(id as u8 + 1);
@@ -202,7 +213,11 @@ mod tests {
                             for head in 0..2 {
                                 let stored = decode(dtype, &kv.block(block)[layout.head(1, part, head)]);
                                 let from = &from[row * width + head * head_dim..][..head_dim];
-                                assert_eq!(stored[slot * head_dim..][..head_dim], decode(dtype, &encode(dtype, from)));
+                                let stored: Vec<f32> = match part {
+                                    Part::K => stored.chunks(16).map(|positions| positions[slot]).collect(),
+                                    Part::V => stored[slot * head_dim..][..head_dim].to_vec(),
+                                };
+                                assert_eq!(stored, decode(dtype, &encode(dtype, from)));
                             }
                         }
                     }

@@ -14,7 +14,7 @@ use crate::{
     elementwise::silu_mul_vector,
     scratch::with_sums,
     simd::{Kernel, LANES, Simd},
-    tile::{Ahead, PANEL, tile, with_tile_rows},
+    tile::{Ahead, PANEL, Packed, tile, with_tile_rows},
     tiles::{SharedTiles, Tiles},
     weights::Weights,
 };
@@ -173,7 +173,7 @@ impl Task<'_> {
                         1 => Ahead::within(weights),
                         tiles => Ahead::share_of(next, weights.len(), nth, tiles),
                     };
-                    with_tile_rows!(rows.len(), S::TILE_ROWS, T => tile::<S, E, T>(simd, x, weights, sums, ahead));
+                    with_tile_rows!(S, rows.len(), T => tile::<S, E, T>(simd, Packed::<T>(x.as_chunks().0), weights, sums, ahead));
                 }
             }
         }

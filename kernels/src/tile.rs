@@ -7,32 +7,71 @@
 #![allow(clippy::needless_range_loop, reason = "tiles are indexed by numbers known at compile time")]
 
 use crate::{
-    dtype::Element,
-    simd::{LANES, Simd},
+    dtype::Pairs,
+    simd::{Kernel, LANES, Simd},
 };
 
 /// Columns of a panel: two vectors.
 pub(crate) const PANEL: usize = 2 * LANES;
 
-/// `sums[i][j] += x[l][i] * w[l][j]` for ascending `l`: `x` is `[k][T]`, `w` is `[k][PANEL]`.
+/// Numbers that 32 columns are multiplied with, one row of the panel after the other.
+pub(crate) trait Factors<const T: usize>: Copy {
+    /// Rows of the panel.
+    fn len(self) -> usize;
+    /// What row `l` of the panel is multiplied with for row `i` of the tile.
+    fn at(self, l: usize, i: usize) -> f32;
+}
+
+/// `[k][T]`: a tile of [`Tiles`](crate::Tiles).
+#[derive(Clone, Copy)]
+pub(crate) struct Packed<'a, const T: usize>(pub(crate) &'a [[f32; T]]);
+
+impl<const T: usize> Factors<T> for Packed<'_, T> {
+    #[inline(always)]
+    fn len(self) -> usize {
+        self.0.len()
+    }
+
+    #[inline(always)]
+    fn at(self, l: usize, i: usize) -> f32 {
+        self.0[l][i]
+    }
+}
+
+/// `sums[i][j] += x.at(l, i) * w[l][j]` for ascending `l`: `w` is `[k][PANEL]`, `sums` is `[T][PANEL]`.
 #[inline(always)]
-pub(crate) fn tile<S: Simd, E: Element, const T: usize>(simd: S, x: &[f32], w: &[E::Pair], sums: &mut [[f32; PANEL]], ahead: Ahead) {
-    let (x, sums) = (x.as_chunks::<T>().0, sums.first_chunk_mut::<T>().expect("sums of the whole tile"));
+pub(crate) fn tile<S: Simd, P: Pairs, const T: usize>(simd: S, x: impl Factors<T>, w: &[P::Pair], sums: &mut [[f32; PANEL]], ahead: Ahead) {
     assert_eq!(x.len(), w.len(), "one row of the panel for each column of x");
-    if S::TILE_VECTORS == 2 {
-        vectors::<S, E, T, 2>(simd, x, w, sums, 0, ahead);
-    } else {
-        vectors::<S, E, T, 1>(simd, x, w, sums, 0, ahead);
-        vectors::<S, E, T, 1>(simd, x, w, sums, 1, ahead);
+    simd.call(Tile::<_, P, T> { x, w, sums: sums.first_chunk_mut().expect("sums of the whole tile"), ahead });
+}
+
+struct Tile<'a, X, P: Pairs, const T: usize> {
+    x: X,
+    w: &'a [P::Pair],
+    sums: &'a mut [[f32; PANEL]; T],
+    ahead: Ahead,
+}
+
+impl<X: Factors<T>, P: Pairs, const T: usize> Kernel for Tile<'_, X, P, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        if const { S::TILE_VECTORS == 2 } {
+            vectors::<S, P, T, 2>(simd, self.x, self.w, self.sums, 0, self.ahead);
+        } else {
+            vectors::<S, P, T, 1>(simd, self.x, self.w, self.sums, 0, self.ahead);
+            vectors::<S, P, T, 1>(simd, self.x, self.w, self.sums, 1, self.ahead);
+        }
     }
 }
 
 /// `N` of the panel's vectors, from `first` on.
 #[inline(always)]
-fn vectors<S: Simd, E: Element, const T: usize, const N: usize>(
+fn vectors<S: Simd, P: Pairs, const T: usize, const N: usize>(
     simd: S,
-    x: &[[f32; T]],
-    w: &[E::Pair],
+    x: impl Factors<T>,
+    w: &[P::Pair],
     sums: &mut [[f32; PANEL]; T],
     first: usize,
     mut ahead: Ahead,
@@ -43,15 +82,15 @@ fn vectors<S: Simd, E: Element, const T: usize, const N: usize>(
             acc[i][j] = simd.load(&sums[i].as_chunks().0[first + j]);
         }
     }
-    for (x, w) in x.iter().zip(w) {
+    for l in 0..w.len().min(x.len()) {
         simd.prefetch(ahead.next);
         ahead.next = ahead.next.wrapping_add(ahead.step);
         let mut vectors = [simd.zero(); N];
         for j in 0..N {
-            vectors[j] = E::load_half(simd, w, first + j);
+            vectors[j] = P::load_half(simd, &w[l], first + j);
         }
         for i in 0..T {
-            let x = simd.splat(x[i]);
+            let x = simd.splat(x.at(l, i));
             for j in 0..N {
                 acc[i][j] = simd.fma(x, vectors[j], acc[i][j]);
             }
@@ -79,6 +118,12 @@ impl Ahead {
         Self { next: panel.as_ptr().cast::<u8>().wrapping_add(STREAM_AHEAD_BYTES), step: size_of::<P>() }
     }
 
+    /// For a panel that is in the cache, as what is read with it.
+    #[inline(always)]
+    pub(crate) fn nothing<P>(panel: &[P]) -> Self {
+        Self { next: panel.as_ptr().cast(), step: 0 }
+    }
+
     /// For a panel of `len` rows that stays in the cache for several tiles: tile `nth` of them asks for its share of the next.
     #[inline(always)]
     pub(crate) fn share_of<P>(next: &[P], len: usize, nth: usize, tiles: usize) -> Self {
@@ -90,17 +135,17 @@ impl Ahead {
 /// Measured: 2 KiB are too little for a memory that answers after 100 ns, and 16 KiB no better.
 const STREAM_AHEAD_BYTES: usize = 8192;
 
-/// `$body` with `$T` a constant equal to `$rows`, which is at most `$most`.
+/// `$body` with `$T` a constant equal to `$rows`, which is at most the instruction set's `TILE_ROWS`.
 macro_rules! with_tile_rows {
-    ($rows:expr, $most:expr, $T:ident => $body:expr) => {
-        $crate::tile::with_tile_rows!(@ $rows, $most, $T => $body; 1 2 3 4 5 6 7 8 9 10 11 12)
+    ($S:ty, $rows:expr, $T:ident => $body:expr) => {
+        $crate::tile::with_tile_rows!(@ $S, $rows, $T => $body; 1 2 3 4 5 6 7 8 9 10 11 12)
     };
-    (@ $rows:expr, $most:expr, $T:ident => $body:expr; $($n:literal)*) => {
+    (@ $S:ty, $rows:expr, $T:ident => $body:expr; $($n:literal)*) => {
         match $rows {
-            $($n if $n <= $most => {
+            $($n => if const { $n <= <$S>::TILE_ROWS } {
                 const $T: usize = $n;
                 $body
-            })*
+            },)*
             rows => unreachable!("a tile of {rows} rows"),
         }
     };

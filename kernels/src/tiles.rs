@@ -17,7 +17,7 @@ pub(crate) struct Tiling {
 }
 
 impl Tiling {
-    fn new(rows: usize, cols: usize, tile_rows_max: usize) -> Self {
+    pub(crate) fn new(rows: usize, cols: usize, tile_rows_max: usize) -> Self {
         Self { rows, cols, tiles: rows.div_ceil(tile_rows_max) }
     }
 
@@ -29,7 +29,6 @@ impl Tiling {
     }
 
     /// The rows of the tile that `row` is in.
-    #[cfg(test)]
     #[inline(always)]
     pub(crate) fn tile_of(&self, row: usize) -> Range<usize> {
         self.tile(((row + 1) * self.tiles - 1) / self.rows)

@@ -3,12 +3,77 @@
 //! Every engine admits the same way: *match what exists, fetch it, compute the rest.* Blocks arrive in any order; the first
 //! one that is missing ends what the fetch is good for, since KV is computed in order from there.
 
-use std::time::Duration;
-use tidemill_proto::ids::RequestId;
+use std::{collections::HashMap, time::Duration};
+use tidemill_proto::{block::BlockKey, ids::RequestId, message::PoolNode};
+
+/// How many blocks a queue may hold: what fits into `bytes`, at least one and at most `blocks_max`.
+pub fn blocks_within(bytes: usize, block_bytes: usize, blocks_max: usize) -> usize {
+    (bytes / block_bytes.max(1)).clamp(1, blocks_max)
+}
 
 /// Names one fetch; results of a fetch that was given up are recognized and dropped.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct FetchId(pub u64);
+
+/// Fetches under way, and for whom.
+#[derive(Debug)]
+pub struct Fetches<O> {
+    owners: HashMap<FetchId, O>,
+    begun: u64,
+}
+
+impl<O> Default for Fetches<O> {
+    fn default() -> Self {
+        Self { owners: HashMap::new(), begun: 0 }
+    }
+}
+
+impl<O: Copy> Fetches<O> {
+    pub fn begin(&mut self, owner: O) -> FetchId {
+        let id = FetchId(self.begun);
+        self.begun += 1;
+        self.owners.insert(id, owner);
+        id
+    }
+
+    /// `None`: it has ended.
+    pub fn owner(&self, id: FetchId) -> Option<O> {
+        self.owners.get(&id).copied()
+    }
+
+    pub fn end(&mut self, id: FetchId) {
+        self.owners.remove(&id);
+    }
+
+    pub fn len(&self) -> usize {
+        self.owners.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.owners.is_empty()
+    }
+}
+
+/// The part of a fetch that one node answers.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Part {
+    pub node: PoolNode,
+    pub keys: Vec<BlockKey>,
+    /// How long the node may wait for a block to come.
+    pub wait: Duration,
+}
+
+/// Splits a fetch where the node changes. Only at `home` is anything waited for: elsewhere, what is not there does not come.
+pub fn parts(blocks: impl IntoIterator<Item = (PoolNode, BlockKey)>, home: Option<PoolNode>, wait: Duration) -> Vec<Part> {
+    let mut parts: Vec<Part> = Vec::new();
+    for (node, key) in blocks {
+        match parts.last_mut() {
+            Some(part) if part.node == node => part.keys.push(key),
+            _ => parts.push(Part { node, keys: vec![key], wait: if Some(node) == home { wait } else { Duration::ZERO } }),
+        }
+    }
+    parts
+}
 
 /// Where a fetched block was.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -90,6 +155,11 @@ mod tests {
     const HERE: Arrival = Arrival { origin: RequestId(1), source: Source::Dram };
 
     #[test]
+    fn queues_are_bounded_in_blocks_and_bytes() {
+        assert_eq!([1 << 10, 1 << 20, 1 << 30].map(|block_bytes| blocks_within(64 << 20, block_bytes, 256)), [256, 64, 1]);
+    }
+
+    #[test]
     fn blocks_arrive_in_any_order() {
         let mut fetching = Fetching::new(FetchId(0), 3, 3, Duration::ZERO);
         assert_eq!(fetching.arrive(2, HERE), Some(5));
@@ -111,6 +181,17 @@ mod tests {
         fetching.arrive(0, HERE);
         assert!(fetching.is_done() && fetching.is_cut());
         assert_eq!(fetching.arrivals().len(), 1);
+    }
+
+    #[test]
+    fn a_fetch_is_split_where_the_node_changes() {
+        let node = |port: u16| PoolNode { addr: ([127, 0, 0, 1], port).into(), near: true };
+        let key = |n: u8| BlockKey([n; 16]);
+        let wait = Duration::from_secs(1);
+        let blocks = [(1, 0), (1, 1), (2, 2), (1, 3)].map(|(port, n)| (node(port), key(n)));
+        let part = |port, keys: &[u8], wait| Part { node: node(port), keys: keys.iter().map(|&n| key(n)).collect(), wait };
+        let expected = [part(1, &[0, 1], wait), part(2, &[2], Duration::ZERO), part(1, &[3], wait)];
+        assert_eq!(parts(blocks, Some(node(1)), wait), expected);
     }
 
     #[test]

@@ -14,7 +14,7 @@
 //! slot, because another process may be writing it. Whether what was copied is what should have been there is for
 //! [`validate`](crate::validate::validate) to say.
 
-use memmap2::{MmapOptions, MmapRaw};
+use memmap2::{Advice, MmapOptions, MmapRaw};
 use nix::{
     fcntl::{FcntlArg, SealFlag, fcntl},
     sys::memfd::{MFdFlags, memfd_create},
@@ -64,6 +64,8 @@ const MAGIC: [u8; 8] = *b"TIDEPOOL";
 const PAGE: usize = 4096;
 /// A cache line; also what the widest vector stores like.
 const SLOT_ALIGN: usize = 64;
+/// Taken from the system at a time, so that a large arena does not hold the process's memory map for long.
+const PREFAULT_BYTES: usize = 16 << 20;
 /// Copied and hashed at a time, so that hashing reads what the copy left in the L1 cache.
 const CHUNK: usize = 16 << 10;
 
@@ -100,6 +102,17 @@ impl Arena {
         arena.copy_to(0, &MAGIC);
         arena.copy_to(MAGIC.len(), &nonce);
         Ok(arena)
+    }
+
+    /// Takes all of the memory from the system now, a part at a time, instead of page by page as slots are first written, which
+    /// is several times slower than copying. For a thread of its own: it takes about 0.2 s per GiB. Contents stay what they are.
+    /// Stops early where the system says no: memory is then taken as before.
+    pub fn prefault(&self) -> io::Result<()> {
+        for at in (0..self.layout.file_bytes).step_by(PREFAULT_BYTES) {
+            let len = PREFAULT_BYTES.min(self.layout.file_bytes - at);
+            self.map.advise_range(Advice::PopulateWrite, at, len)?;
+        }
+        Ok(())
     }
 
     /// Maps the arena of another process on this host.
@@ -165,27 +178,37 @@ impl Arena {
 
     /// Copies a whole block out, and reads the slot's generation after that.
     pub fn read_block(&self, slot: u32) -> (Vec<u8>, u64) {
-        let at = self.slot_at(slot);
-        let mut bytes = Vec::with_capacity(self.layout.block_bytes);
-        // SAFETY: slot_at() keeps the source inside the mapping, the destination has this capacity and is our own, and all
-        // of it is initialized by the copy. The source may be written by another process meanwhile; any bytes are valid
-        // bytes, and whoever uses them validates them first.
+        let bytes = self.read(slot, 0, self.layout.block_bytes);
+        (bytes, self.generation_after(slot))
+    }
+
+    /// Copies a part of a block out. Panics if the slot has no such part.
+    pub fn read(&self, slot: u32, offset: usize, len: usize) -> Vec<u8> {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.layout.block_bytes), "read beyond the slot");
+        let at = self.slot_at(slot) + offset;
+        let mut bytes = Vec::with_capacity(len);
+        // SAFETY: slot_at() and the assertion keep the source inside the mapping, the destination has this capacity and is our
+        // own, and all of it is initialized by the copy. The source may be written by another process meanwhile; any bytes are
+        // valid bytes, and whoever uses them validates them first.
         unsafe {
-            std::ptr::copy_nonoverlapping(self.map.as_ptr().add(at), bytes.as_mut_ptr(), self.layout.block_bytes);
-            bytes.set_len(self.layout.block_bytes);
+            std::ptr::copy_nonoverlapping(self.map.as_ptr().add(at), bytes.as_mut_ptr(), len);
+            bytes.set_len(len);
         }
-        // If the copy saw a byte of a later writer, this load sees the generation that was stored before it wrote.
+        bytes
+    }
+
+    /// The slot's generation, after all that was copied out of it before this call.
+    pub fn generation_after(&self, slot: u32) -> u64 {
+        // If a copy saw a byte of a later writer, this load sees the generation that was stored before it wrote.
         fence(Ordering::Acquire);
-        (bytes, self.generation_cell(slot).load(Ordering::Relaxed))
+        self.generation_cell(slot).load(Ordering::Relaxed)
     }
 
     /// Copies a whole block to memory of this process's own, and reads the slot's generation after that.
     pub fn read_into(&self, slot: u32, bytes: &mut [u8]) -> u64 {
         assert_eq!(bytes.len(), self.layout.block_bytes, "a slot holds one block");
         self.copy_from(self.slot_at(slot), bytes);
-        // As in read_block().
-        fence(Ordering::Acquire);
-        self.generation_cell(slot).load(Ordering::Relaxed)
+        self.generation_after(slot)
     }
 
     fn generation_cell(&self, slot: u32) -> &AtomicU64 {
@@ -271,6 +294,15 @@ mod tests {
         ] {
             assert!(matches!(Arena::open(&wrong), Err(ArenaError::NotShared { .. })), "{wrong:?}");
         }
+    }
+
+    #[test]
+    fn prefaulting_changes_no_byte() {
+        let node = Arena::create(PREFAULT_BYTES as u64 + 5000, 1000, NONCE).unwrap();
+        let client = Arena::open(&node.info()).unwrap();
+        client.write_block(3, &block(1, 1000));
+        node.prefault().unwrap();
+        assert_eq!(client.read_block(3).0, block(1, 1000));
     }
 
     #[test]

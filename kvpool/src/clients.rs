@@ -1,17 +1,20 @@
 //! A worker's way to every pool node: one connection per node, made when first needed and again after it broke.
 
-use crate::client::{Block, Miss, PoolClient, PoolError, PutReport, TransferCounters, TransportChoice};
+use crate::{
+    admission::Part,
+    client::{Block, Miss, PoolClient, PoolError, PutReport, TransferCounters, TransportChoice},
+};
+use futures_util::future::join_all;
 use parking_lot::Mutex;
 use std::{
     collections::HashMap,
-    net::SocketAddr,
     sync::Arc,
     time::{Duration, Instant},
 };
 use tidemill_proto::{
     block::{BlockKey, LayoutFingerprint},
     link::Endpoint,
-    message::Report,
+    message::{PoolNode, Report},
     pool::Lineage,
     uplink::Reporter,
 };
@@ -26,10 +29,10 @@ struct Inner {
     endpoint: Endpoint,
     layout: LayoutFingerprint,
     block_bytes: usize,
-    choice: TransportChoice,
+    force_quic: bool,
     counters: Arc<TransferCounters>,
     /// One lock per node, so that a node that does not answer delays only who wants that node.
-    nodes: Mutex<HashMap<SocketAddr, Arc<tokio::sync::Mutex<Node>>>>,
+    nodes: Mutex<HashMap<PoolNode, Arc<tokio::sync::Mutex<Node>>>>,
 }
 
 #[derive(Debug, Default)]
@@ -39,7 +42,7 @@ enum Node {
     Connected(PoolClient),
     /// All who waited for the attempt that failed share its result; soon after, there may be another.
     Failed {
-        at: Instant,
+        since: Instant,
         reason: String,
     },
 }
@@ -50,24 +53,34 @@ const CONNECT_MAX: Duration = Duration::from_secs(5);
 const RETRY: Duration = Duration::from_secs(1);
 
 impl PoolClients {
+    /// `force_quic`: even near nodes are reached over the network.
     pub fn new(endpoint: Endpoint, layout: LayoutFingerprint, block_bytes: usize, force_quic: bool) -> Self {
-        let choice = if force_quic { TransportChoice::Quic } else { TransportChoice::Auto };
         let counters = Arc::new(TransferCounters::default());
-        Self(Arc::new(Inner { endpoint, layout, block_bytes, choice, counters, nodes: Mutex::default() }))
+        Self(Arc::new(Inner { endpoint, layout, block_bytes, force_quic, counters, nodes: Mutex::default() }))
     }
 
-    /// Fetches `keys` from the node at `addr`, waiting for each at most `wait`, and delivers one result per key as they come.
-    /// A node that cannot be reached is a miss of every key.
+    /// Fetches all parts at once, and delivers one result per key, by its place among the keys of all parts, as they come.
+    /// A node that cannot be reached is a miss of each of its keys.
     pub async fn fetch<T: Send>(
         self,
-        addr: SocketAddr,
-        keys: Vec<BlockKey>,
-        wait: Duration,
+        parts: Vec<Part>,
         deliver: mpsc::Sender<T>,
-        wrap: impl Fn(usize, Result<Block, Miss>) -> T + Send,
+        wrap: impl Fn(usize, Result<Block, Miss>) -> T + Send + Sync,
     ) {
+        let mut first = 0;
+        let (deliver, wrap) = (&deliver, &wrap);
+        let fetches = parts.into_iter().map(|part| {
+            let place = first;
+            first += part.keys.len();
+            self.fetch_part(part, deliver, move |index, result| wrap(place + index, result))
+        });
+        join_all(fetches.collect::<Vec<_>>()).await;
+    }
+
+    async fn fetch_part<T: Send>(&self, part: Part, deliver: &mpsc::Sender<T>, wrap: impl Fn(usize, Result<Block, Miss>) -> T + Send) {
+        let Part { node, keys, wait } = part;
         let count = keys.len();
-        match self.client(addr).await {
+        match self.client(node).await {
             Ok(client) => {
                 let mut fetch = client.get(keys, wait);
                 while let Some((index, result)) = fetch.next().await {
@@ -87,14 +100,14 @@ impl PoolClients {
         }
     }
 
-    /// Publishes full blocks that follow each other in one chain at the node at `addr`.
-    pub async fn put(&self, addr: SocketAddr, lineage: Lineage, blocks: Vec<(BlockKey, Vec<u8>)>) -> Result<PutReport, PoolError> {
-        self.client(addr).await?.put(lineage, blocks).await
+    /// Publishes full blocks that follow each other in one chain at a node.
+    pub async fn put(&self, node: PoolNode, lineage: Lineage, blocks: Vec<(BlockKey, Vec<u8>)>) -> Result<PutReport, PoolError> {
+        self.client(node).await?.put(lineage, blocks).await
     }
 
-    /// Length of the leading run of `keys` that the node at `addr` holds.
-    pub async fn match_prefix(&self, addr: SocketAddr, keys: &[BlockKey]) -> Result<usize, PoolError> {
-        self.client(addr).await?.match_prefix(keys).await
+    /// Length of the leading run of `keys` that a node holds.
+    pub async fn match_prefix(&self, node: PoolNode, keys: &[BlockKey]) -> Result<usize, PoolError> {
+        self.client(node).await?.match_prefix(keys).await
     }
 
     /// A heartbeat's report: the engine's `latest`, with what was moved. Steps are reported once.
@@ -109,28 +122,30 @@ impl PoolClients {
         })
     }
 
-    async fn client(&self, addr: SocketAddr) -> Result<PoolClient, PoolError> {
-        let node = Arc::clone(self.0.nodes.lock().entry(addr).or_default());
+    async fn client(&self, at: PoolNode) -> Result<PoolClient, PoolError> {
+        let addr = at.addr;
+        let node = Arc::clone(self.0.nodes.lock().entry(at).or_default());
         let mut node = node.lock().await;
         match &*node {
             Node::Connected(client) if client.is_open() => return Ok(client.clone()),
-            Node::Failed { at, reason } if at.elapsed() < RETRY => {
+            Node::Failed { since, reason } if since.elapsed() < RETRY => {
                 return Err(PoolError::Unreachable { addr, reason: reason.clone() });
             }
             _ => {}
         }
-        let Inner { endpoint, layout, block_bytes, choice, counters, .. } = &*self.0;
-        let connecting = PoolClient::connect(endpoint, addr, *layout, *block_bytes, *choice, Arc::clone(counters));
+        let Inner { endpoint, layout, block_bytes, force_quic, counters, .. } = &*self.0;
+        let choice = if at.near && !force_quic { TransportChoice::Auto } else { TransportChoice::Quic };
+        let connecting = PoolClient::connect(endpoint, addr, *layout, *block_bytes, choice, Arc::clone(counters));
         let late = || PoolError::Unreachable { addr, reason: format!("no connection within {CONNECT_MAX:?}") };
         match timeout(CONNECT_MAX, connecting).await.unwrap_or_else(|_| Err(late())) {
             Ok(client) => {
-                tracing::info!(%addr, transport = ?client.transport(), "pool node connected");
+                tracing::info!(%addr, near = at.near, transport = ?client.transport(), "pool node connected");
                 *node = Node::Connected(client.clone());
                 Ok(client)
             }
             Err(error) => {
                 tracing::warn!(%addr, %error, "pool node is out of reach");
-                *node = Node::Failed { at: Instant::now(), reason: error.to_string() };
+                *node = Node::Failed { since: Instant::now(), reason: error.to_string() };
                 Err(error)
             }
         }

@@ -25,8 +25,10 @@
 
 mod disk;
 mod events;
+mod hottest;
 mod integrity;
 mod leases;
+mod shares;
 mod slots;
 mod tiers;
 mod timers;
@@ -34,12 +36,14 @@ mod waits;
 
 pub use disk::{DiskBlock, DiskUsage};
 pub use events::Events;
+pub use hottest::Held;
 pub use tiers::DiskFault;
 
 use crate::eviction::{EvictionPolicy, Use};
 use disk::DiskTier;
 use events::EventLog;
 use leases::Leases;
+use shares::Shares;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     time::Duration,
@@ -119,6 +123,7 @@ pub struct Directory {
     free: Vec<u32>,
     policy: Box<dyn EvictionPolicy>,
     disk: Option<DiskTier>,
+    shares: Shares,
     /// Slots whose blocks the policy gave up and the disk has, in the order in which they leave.
     clean: BTreeMap<u64, u32>,
     /// Number of the last slot that became clean.
@@ -203,6 +208,7 @@ impl Directory {
             free: (0..slots).rev().collect(),
             policy,
             disk: None,
+            shares: Shares::new(slots as usize, 100),
             clean: BTreeMap::new(),
             cleaned: 0,
             reserved: HashMap::new(),
@@ -214,6 +220,15 @@ impl Directory {
             usage: Usage { free: slots as usize, ..Usage::default() },
             operation: 0,
         }
+    }
+
+    /// Lets no tenant have more than so many percent of the slots of a tier. Before anything else.
+    pub fn with_tenant_share(mut self, percent: u8) -> Self {
+        self.shares = Shares::new(self.slots.len(), percent);
+        if let Some(disk) = &mut self.disk {
+            disk.limit_tenants(percent);
+        }
+        self
     }
 
     /// Blocks of the leading run of `keys` that are held. Those in DRAM stay for [`Limits::MATCH_LEASE`].
@@ -236,7 +251,8 @@ impl Directory {
     pub fn put_start(&mut self, client: ClientId, lineage: Lineage, keys: &[BlockKey], now: Duration) -> Vec<Reservation> {
         self.tick(now);
         self.operation += 1;
-        let chain: Vec<(BlockKey, Use)> = keys.iter().copied().zip(Use::of_chain(self.operation, keys.len())).collect();
+        let at = self.operation_of(&lineage);
+        let chain: Vec<(BlockKey, Use)> = keys.iter().copied().zip(Use::of_chain(at, keys.len())).collect();
         let held: Vec<(u32, Use)> = chain.iter().filter_map(|(key, used)| Some((self.published(key)?.slot, *used))).collect();
         held.iter().for_each(|&(slot, _)| self.pin(slot));
         let lineages = lineage.of_each(keys);
@@ -274,6 +290,7 @@ impl Directory {
                 && let Some(reserved) = self.take_reservation(client, at)
             {
                 self.by_key.remove(&reserved.key);
+                self.shares.lose(reserved.lineage.tenant);
                 self.set_free(at.slot);
             }
         }
@@ -352,19 +369,15 @@ impl Directory {
     /// no lease on it can be left.
     pub fn forget(&mut self, at: SlotRef, now: Duration) {
         self.tick(now);
-        let Some(Published { key, leases, rank, .. }) = self.published_at(at) else { return };
+        let Some(Published { leases, .. }) = self.published_at(at) else { return };
         if leases > 0 {
             self.usage.leased -= 1;
-            self.leave_dram(&key);
+            self.leave_dram(at.slot);
             self.quarantine(at.slot, now + self.limits.lease.max(Limits::MATCH_LEASE));
         } else {
-            match rank {
-                Rank::Policy => self.policy.remove(at.slot),
-                Rank::Leaving => {}
-                Rank::Clean(number) => drop(self.clean.remove(&number)),
-            }
+            self.unrank(at.slot);
             self.usage.cached -= 1;
-            self.leave_dram(&key);
+            self.leave_dram(at.slot);
             self.set_free(at.slot);
         }
     }

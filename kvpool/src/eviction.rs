@@ -50,6 +50,11 @@ impl Use {
         (0..blocks as u32).map(move |place| Use::in_chain(at, place, blocks))
     }
 
+    /// The same, counted from the beginning of the chain, where an operation began further on.
+    pub fn at_place(self, place: u32) -> Self {
+        Self { place, ..self }
+    }
+
     /// The use of the block at `place` of an operation's `blocks`.
     pub fn in_chain(at: u64, place: u32, blocks: usize) -> Self {
         Self { at, place, tail: place as usize + 1 == blocks }

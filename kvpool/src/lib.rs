@@ -16,6 +16,7 @@
 //! - [`client`]: a worker's connection to one pool node
 //! - [`clients`]: its connections to all of them
 //! - [`counters`]: what it moved and missed
+//! - [`reach`]: all that a worker's engine reaches: coordinators, pool nodes, its inbox
 //! - [`node`]: the pool node as a process
 //! - [`settings`]: its flags and config file
 
@@ -37,6 +38,8 @@ pub mod counters;
 pub mod disk;
 #[cfg(feature = "shell")]
 pub mod node;
+#[cfg(feature = "shell")]
+pub mod reach;
 #[cfg(feature = "shell")]
 pub mod settings;
 #[cfg(feature = "shell")]

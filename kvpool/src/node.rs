@@ -8,6 +8,7 @@
 
 mod announce;
 mod disk_io;
+mod drain;
 mod session;
 mod store;
 mod streams;
@@ -21,20 +22,22 @@ use crate::{
 };
 use announce::Announcer;
 use disk_io::DiskIo;
+use drain::Drain;
 use parking_lot::Mutex;
 use session::Session;
 use std::{
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
+    thread,
     time::Duration,
 };
 use store::Store;
 use tidemill_proto::{
     block::LayoutFingerprint,
     link::{Endpoint, LinkError},
-    message::{self, Blocks, Counters, Register, Report, RoleInfo, TierBlocks, WorkerEvent},
+    message::{self, Blocks, Counters, Report, RoleInfo, TierBlocks, ToWorker, WorkerEvent},
     pool::BLOCK_BYTES_MAX,
     uplink::{LinkEvent, Uplink},
 };
@@ -53,12 +56,16 @@ const TICK: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 struct Node {
     dram_bytes: u64,
+    prefault: bool,
     /// There should be a disk, whether there is one or not.
     wants_nvme: bool,
     nvme: Option<OpenDisk>,
     limits: Limits,
     policy: Policy,
+    tenant_share: u8,
     store: Mutex<Option<Carved>>,
+    /// What its clients store; the first one says it.
+    layout: OnceLock<LayoutFingerprint>,
     /// Set when there are events to announce.
     changed: Arc<Notify>,
     traffic: Traffic,
@@ -86,29 +93,33 @@ struct Traffic {
     get_bytes: AtomicU64,
 }
 
-/// Runs a pool node until `shutdown`.
+/// Runs a pool node until `shutdown`, and then until it has handed over what it holds.
 pub async fn run(settings: Settings, shutdown: impl Future<Output = ()>) -> Result<(), LinkError> {
-    let Settings { worker, advertise, dram_bytes, nvme, policy, limits } = settings;
+    let Settings { worker, advertise, dram_bytes, prefault, nvme, policy, tenant_share, limits, drain } = settings;
     let endpoint = Endpoint::bind(worker.bind, &worker.identity)?;
     let addr = advertise.unwrap_or_else(|| endpoint.local_addr());
     tracing::info!(%addr, dram_bytes, %policy, reclaim_ms = limits.reclaim_max().as_millis() as u64, "pool node listens");
     let node = Arc::new(Node {
         dram_bytes,
+        prefault,
         wants_nvme: nvme.is_some(),
         nvme: nvme.and_then(open_disk),
         limits,
         policy,
+        tenant_share,
         store: Mutex::default(),
+        layout: OnceLock::new(),
         changed: Arc::default(),
         traffic: Traffic::default(),
     });
     node.recover();
 
-    let register = Register { name: worker.name, pid: std::process::id(), role: RoleInfo::Kvpool { addr } };
+    let register = worker.register(RoleInfo::Kvpool { addr });
     let reporting = Arc::clone(&node);
     let (uplink, mut links) = Uplink::start(&endpoint, &worker.coordinators, register, Arc::new(move || reporting.report()));
     let mut announcer = Announcer::new(worker.coordinators.len());
     let mut sessions = Sessions { tasks: JoinSet::new(), permits: Arc::new(Semaphore::new(CLIENTS_MAX)), next: 0 };
+    let mut drain = Drain::new(Arc::clone(&node), endpoint.clone(), drain);
     let mut tick = interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
 
@@ -119,7 +130,12 @@ pub async fn run(settings: Settings, shutdown: impl Future<Output = ()>) -> Resu
     });
     loop {
         tokio::select! {
-            () = &mut shutdown => break,
+            () = &mut shutdown, if !drain.has_begun() => {
+                tracing::info!("pool node leaves");
+                uplink.broadcast(&WorkerEvent::Leaving);
+                drain.begin();
+            }
+            () = drain.over() => break,
             _ = tick.tick() => {
                 if let Some(store) = node.store() {
                     store.apply(|directory, now| directory.tick(now));
@@ -132,13 +148,15 @@ pub async fn run(settings: Settings, shutdown: impl Future<Output = ()>) -> Resu
                     announcer.announce(node.store().as_deref(), &uplink);
                 }
                 LinkEvent::Down => announcer.down(link),
-                LinkEvent::Message(message) => tracing::warn!(?message, "a coordinator sent a job to a pool node"),
+                LinkEvent::Message(message) => match *message {
+                    ToWorker::Peers(peers) => drain.peers(peers),
+                    message => tracing::warn!(?message, "a pool node has no use for this message"),
+                },
             },
         }
     }
     tracing::info!("pool node ends");
     accepting.abort();
-    uplink.broadcast(&WorkerEvent::Leaving);
     uplink.close().await;
     endpoint.close().await;
     Ok(())
@@ -229,6 +247,9 @@ impl Node {
         let io = self.nvme.as_ref().and_then(|nvme| nvme.prepare(manifest)).map(Arc::new);
         if let Some(io) = &io {
             directory = directory.with_disk(io.slots(), self.policy.build(io.slots()));
+        }
+        directory = directory.with_tenant_share(self.tenant_share);
+        if let Some(io) = &io {
             io.recover(&mut directory);
         }
         let store = Arc::new(Store::new(arena, directory, io.clone(), Arc::clone(&self.changed)));
@@ -238,14 +259,21 @@ impl Node {
             tracing::error!(%error, "the disk's threads do not start");
             store.apply(|directory, _| directory.disk_failed());
         }
+        if self.prefault {
+            let store = Arc::clone(&store);
+            thread::spawn(move || match store.arena().prefault() {
+                Ok(()) => tracing::info!("arena prefaulted"),
+                Err(error) => tracing::warn!(%error, "the arena's memory is taken as blocks arrive"),
+            });
+        }
         self.changed.notify_one();
         Ok(store)
     }
 
     fn report(&self) -> Report {
         let mut counters = Counters::default();
-        counters.transfer.quic_put_bytes = self.traffic.put_bytes.load(Relaxed);
-        counters.transfer.quic_get_bytes = self.traffic.get_bytes.load(Relaxed);
+        counters.transfer.quic_put.bytes = self.traffic.put_bytes.load(Relaxed);
+        counters.transfer.quic_get.bytes = self.traffic.get_bytes.load(Relaxed);
         let mut blocks = TierBlocks::default();
         if let Some(store) = self.store() {
             let (usage, disk) = store.apply(|directory, _| (directory.usage(), directory.disk_usage()));

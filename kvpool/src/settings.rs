@@ -34,6 +34,9 @@ pub struct PoolFlags {
     /// Memory for blocks, such as 4GiB; taken from the system as blocks arrive
     #[arg(long)]
     pub dram: Option<String>,
+    /// Take all of that memory when the first client comes, in the background, and not as blocks arrive
+    #[arg(long)]
+    pub prefault: Option<bool>,
     /// Disk for blocks that leave memory, such as 64GiB, in `data`; none if not given
     #[arg(long)]
     pub nvme_capacity: Option<String>,
@@ -43,12 +46,18 @@ pub struct PoolFlags {
     /// Which blocks make room for new ones: lru, lfu, s3fifo or hit-density (the default)
     #[arg(long)]
     pub policy: Option<String>,
+    /// Slots of memory, and of disk, that one tenant may fill, in percent
+    #[arg(long)]
+    pub tenant_share: Option<u8>,
     /// Time from reserving slots to publishing them, in milliseconds
     #[arg(long)]
     pub put_deadline_ms: Option<u64>,
     /// Time for which a reader may claim the blocks it was handed, in milliseconds
     #[arg(long)]
     pub lease_ms: Option<u64>,
+    /// When told to end, the node takes at most so many seconds to hand over what it holds to other nodes
+    #[arg(long)]
+    pub drain_s: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -57,10 +66,14 @@ pub struct Settings {
     /// `None`: the bound address.
     pub advertise: Option<SocketAddr>,
     pub dram_bytes: u64,
+    pub prefault: bool,
     /// `None`: blocks that leave memory are gone.
     pub nvme: Option<Nvme>,
     pub policy: Policy,
+    /// Percent.
+    pub tenant_share: u8,
     pub limits: Limits,
+    pub drain: Duration,
 }
 
 /// The tier behind DRAM.
@@ -73,6 +86,9 @@ pub struct Nvme {
 
 /// Shorter than this, deadlines would pass while a batch is copied; longer, a dead peer would hold too much for too long.
 const DEADLINE_MS: std::ops::RangeInclusive<u64> = 100..=600_000;
+
+/// More than any node needs.
+const DRAIN_S_MAX: u64 = 24 * 3600;
 
 impl Flags {
     pub fn check(self) -> Result<Settings, WorkerError> {
@@ -88,15 +104,31 @@ impl Flags {
             0 => None,
             capacity_bytes => Some(Nvme { dir: required("data", kvpool.data)?, capacity_bytes }),
         };
+        let prefault = kvpool.prefault.unwrap_or(false);
         let policy = match kvpool.policy {
             Some(name) => name.parse().map_err(|unknown: UnknownPolicy| invalid("policy", &name, unknown.to_string()))?,
             None => Policy::default(),
         };
+        let tenant_share = kvpool.tenant_share.unwrap_or(100);
+        if !(1..=100).contains(&tenant_share) {
+            return Err(invalid("tenant_share", tenant_share, "must be from 1 to 100 percent").into());
+        }
         let limits = Limits {
             put_deadline: deadline("put_deadline_ms", kvpool.put_deadline_ms.unwrap_or(10_000))?,
             lease: deadline("lease_ms", kvpool.lease_ms.unwrap_or(10_000))?,
         };
-        Ok(Settings { worker: worker.check("kvpool")?, advertise: kvpool.advertise, dram_bytes, nvme, policy, limits })
+        let drain = Duration::from_secs(kvpool.drain_s.unwrap_or(20).min(DRAIN_S_MAX));
+        Ok(Settings {
+            worker: worker.check("kvpool")?,
+            advertise: kvpool.advertise,
+            dram_bytes,
+            prefault,
+            nvme,
+            policy,
+            tenant_share,
+            limits,
+            drain,
+        })
     }
 }
 
@@ -142,6 +174,7 @@ mod tests {
             (["--lease-ms", "1"], "lease_ms"),
             (["--put-deadline-ms", "99999999"], "put_deadline_ms"),
             (["--bind", "0.0.0.0:0"], "advertise"),
+            (["--tenant-share", "0"], "tenant_share"),
             (["--nvme-capacity", "1TB"], "nvme_capacity"),
             (["--nvme-capacity", "1GiB"], "data"),
         ] {

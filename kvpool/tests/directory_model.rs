@@ -141,9 +141,16 @@ enum Io {
     Load { disk: u32, to: SlotRef, checksum: u64, until: Duration },
 }
 
-struct World {
+#[derive(Clone, Copy)]
+struct Setup {
     policy: Policy,
     has_disk: bool,
+    /// Percent. A chain is a tenant's.
+    tenant_share: u8,
+}
+
+struct World {
+    setup: Setup,
     directory: Directory,
     now: Duration,
     clients: [ClientId; 3],
@@ -166,11 +173,10 @@ struct World {
 }
 
 impl World {
-    fn new(policy: Policy, has_disk: bool) -> Self {
+    fn new(setup: Setup) -> Self {
         Self {
-            policy,
-            has_disk,
-            directory: directory(policy, has_disk),
+            setup,
+            directory: directory(setup),
             now: Duration::from_secs(1),
             clients: [ClientId(1), ClientId(2), ClientId(3)],
             next: 4,
@@ -338,7 +344,7 @@ impl World {
         let ids = self.next..self.next + 3;
         self.clients = [ClientId(ids.start), ClientId(ids.start + 1), ClientId(ids.start + 2)];
         self.next = ids.end;
-        self.directory = directory(self.policy, self.has_disk);
+        self.directory = directory(self.setup);
         self.asked_of_disk.clear();
         self.unheard.clear();
         (self.arena, self.generations) = Default::default();
@@ -451,9 +457,12 @@ impl World {
     }
 }
 
-fn directory(policy: Policy, has_disk: bool) -> Directory {
-    let directory = Directory::new(SLOTS, LIMITS, policy.build(SLOTS));
-    if has_disk { directory.with_disk(DISK_SLOTS, policy.build(DISK_SLOTS)) } else { directory }
+fn directory(Setup { policy, has_disk, tenant_share }: Setup) -> Directory {
+    let mut directory = Directory::new(SLOTS, LIMITS, policy.build(SLOTS));
+    if has_disk {
+        directory = directory.with_disk(DISK_SLOTS, policy.build(DISK_SLOTS));
+    }
+    directory.with_tenant_share(tenant_share)
 }
 
 fn keys(chain: u8, range: std::ops::Range<u8>) -> Vec<BlockKey> {
@@ -490,9 +499,10 @@ proptest! {
     fn no_interleaving_breaks_the_directory(
         policy in prop::sample::select(&Policy::ALL[..]),
         has_disk in any::<bool>(),
+        tenant_share in prop_oneof![Just(100u8), Just(50)],
         ops in prop::collection::vec(op(), 1..300),
     ) {
-        let mut world = World::new(policy, has_disk);
+        let mut world = World::new(Setup { policy, has_disk, tenant_share });
         ops.into_iter().for_each(|op| world.step(op));
         world.end();
     }

@@ -3,7 +3,7 @@
 use crate::model::{Layer, Model};
 use tidemill_kernels::{
     Cpu, KvMemory, Span, Tiles,
-    attention::{Attention, attention},
+    attention::{Attention, AttentionBuffers, attention},
     elementwise, kv,
     matmul::{Output, Product, matmul},
     matrix,
@@ -62,8 +62,8 @@ pub(crate) struct Buffers {
     q: Vec<f32>,
     k: Vec<f32>,
     v: Vec<f32>,
-    attended: Vec<f32>,
-    attended_tiles: Tiles,
+    attention: AttentionBuffers,
+    attended: Tiles,
     activated: Tiles,
     cos: Vec<f32>,
     sin: Vec<f32>,
@@ -170,10 +170,8 @@ impl Model {
         }
         elementwise::rotate(cpu, &mut b.q, config.head_dim, &b.cos, &b.sin);
         let what = Attention { layer: index, heads: config.heads, window: config.windows[index] };
-        resize(&mut b.attended, b.q.len());
-        attention(cpu, kv, what, spans, &b.q, &mut b.attended);
-        b.attended_tiles.copy_from(cpu, &b.attended, config.heads * config.head_dim);
-        matmul(cpu, &b.attended_tiles, [Product { weights: &layer.output, to: Output::Add(&mut b.x) }]);
+        attention(cpu, kv, what, spans, &b.q, &mut b.attended, &mut b.attention);
+        matmul(cpu, &b.attended, [Product { weights: &layer.output, to: Output::Add(&mut b.x) }]);
 
         self.norm(&layer.mlp_norm, b);
         matmul(cpu, &b.normed, [Product { weights: &layer.gate_up, to: Output::SiluMul(&mut b.activated) }]);

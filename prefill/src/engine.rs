@@ -5,28 +5,24 @@
 //! ```
 
 use crate::scheduler::{Action, JobId, Row, Scheduler};
-use parking_lot::Mutex;
 use std::{
-    collections::HashMap,
     ops::ControlFlow,
-    sync::Arc,
     time::{Duration, Instant},
 };
 use tidemill_kvpool::{
     admission::FetchId,
     client::{Block, Miss},
-    clients::PoolClients,
+    reach::Reach,
 };
 use tidemill_model::{Chunk, KvMemory, LogitRows, Model};
 use tidemill_proto::{
     block::BlockKey,
     ids::LinkId,
-    message::{PoolAddr, Report, StepSample, ToWorker},
+    message::{PoolNode, StepSample, ToWorker},
     pool::Lineage,
-    uplink::{LinkEvent, Uplink},
+    uplink::LinkEvent,
     worker,
 };
-use tokio::{runtime::Handle, sync::mpsc, task::AbortHandle};
 
 /// What arrives at the engine.
 #[derive(Debug)]
@@ -55,25 +51,18 @@ pub struct Engine {
     pub model: Model,
     pub kv: KvMemory,
     pub scheduler: Scheduler,
-    pub uplink: Arc<Uplink>,
-    pub pools: PoolClients,
-    /// A sender of the engine's own inbox, for its tasks.
-    pub inbox: mpsc::Sender<Input>,
-    pub report: Arc<Mutex<Report>>,
-    pub runtime: Handle,
-    pub fetches: HashMap<FetchId, AbortHandle>,
-    pub started: Instant,
+    pub reach: Reach<Input>,
 }
 
 impl worker::Engine for Engine {
     type Input = Input;
 
     fn apply(&mut self, input: Input) -> ControlFlow<()> {
-        let now = self.now();
+        let now = self.reach.now();
         match input {
             Input::Link(_, LinkEvent::Up) => {}
             Input::Link(link, LinkEvent::Down) => self.scheduler.cancel_link(link),
-            Input::Link(link, LinkEvent::Message(message)) => match message {
+            Input::Link(link, LinkEvent::Message(message)) => match *message {
                 ToWorker::Prefill(job) => self.scheduler.admit(link, job, self.model.config().vocab(), now),
                 ToWorker::CancelPrefill { request } => self.scheduler.cancel(request),
                 other => tracing::warn!(?other, "a prefill worker has no use for this message"),
@@ -99,7 +88,7 @@ impl worker::Engine for Engine {
     }
 
     fn step(&mut self) -> bool {
-        let rows = self.scheduler.plan(self.now());
+        let rows = self.scheduler.plan(self.reach.now());
         self.act();
         self.publish_report();
         if rows.is_empty() {
@@ -122,46 +111,37 @@ impl Engine {
             })
             .collect();
         self.model.forward(&chunks, &mut self.kv);
-        self.scheduler.stepped(rows, self.started.elapsed());
+        self.scheduler.stepped(rows, self.reach.now());
         self.record_step(rows, started.elapsed());
     }
 
     fn act(&mut self) {
         for action in self.scheduler.take_actions() {
             match action {
-                Action::Match { job, pool, keys } => {
-                    let (pools, inbox) = (self.pools.clone(), self.inbox.clone());
-                    self.runtime.spawn(async move {
-                        let held = pools.match_prefix(pool.0, &keys).await.map_err(|e| e.to_string());
+                Action::Match { job, node, keys } => {
+                    let (pools, inbox) = (self.reach.pools.clone(), self.reach.inbox.clone());
+                    self.reach.runtime.spawn(async move {
+                        let held = pools.match_prefix(node, &keys).await.map_err(|e| e.to_string());
                         let _ = inbox.send(Input::Matched { job, held }).await;
                     });
                 }
-                Action::Fetch { fetch, pool, keys } => {
-                    let wrap = move |index, result| Input::Fetched { fetch, index, result };
-                    let task = self.pools.clone().fetch(pool.0, keys, Duration::ZERO, self.inbox.clone(), wrap);
-                    self.fetches.insert(fetch, self.runtime.spawn(task).abort_handle());
+                Action::Fetch { fetch, parts } => {
+                    self.reach.fetch(fetch, parts, |fetch, index, result| Input::Fetched { fetch, index, result });
                 }
-                Action::CancelFetch { fetch } => {
-                    if let Some(task) = self.fetches.remove(&fetch) {
-                        task.abort();
-                    }
-                }
-                Action::Put { job, pool, lineage, blocks } => self.put(job, pool, lineage, &blocks),
-                Action::Send { link, event } => {
-                    self.uplink.send(link, event);
-                }
+                Action::CancelFetch { fetch } => self.reach.cancel_fetch(fetch),
+                Action::Put { job, node, lineage, blocks } => self.put(job, node, lineage, &blocks),
+                Action::Send { link, event } => self.reach.send(link, event),
             }
         }
-        self.fetches.retain(|_, task| !task.is_finished());
     }
 
-    fn put(&mut self, job: JobId, pool: PoolAddr, lineage: Lineage, blocks: &[(BlockKey, u32)]) {
+    fn put(&mut self, job: JobId, node: PoolNode, lineage: Lineage, blocks: &[(BlockKey, u32)]) {
         let bytes: Vec<_> = blocks.iter().map(|&(key, block)| (key, self.kv.block(block).to_vec())).collect();
-        let (pools, inbox, blocks) = (self.pools.clone(), self.inbox.clone(), blocks.len());
-        self.runtime.spawn(async move {
-            let outcome = pools.put(pool.0, lineage, bytes).await;
+        let (pools, inbox, blocks) = (self.reach.pools.clone(), self.reach.inbox.clone(), blocks.len());
+        self.reach.runtime.spawn(async move {
+            let outcome = pools.put(node, lineage, bytes).await;
             let outcome = match outcome {
-                Ok(report) if report.refused > 0 => Err(format!("pool node {} has no room for {} blocks", pool.0, report.refused)),
+                Ok(report) if report.refused > 0 => Err(format!("pool node {} has no room for {} blocks", node.addr, report.refused)),
                 Ok(_) => Ok(()),
                 Err(error) => Err(error.to_string()),
             };
@@ -177,19 +157,16 @@ impl Engine {
             decode_context: 0,
             ms: took.as_secs_f32() * 1e3,
         };
-        self.report.lock().push_step(sample);
+        self.reach.report(|report| report.push_step(sample));
     }
 
     fn publish_report(&self) {
-        let mut report = self.report.lock();
-        report.waiting = self.scheduler.waiting() as u32;
-        report.running = self.scheduler.running() as u32;
-        report.tokens_queued = self.scheduler.tokens_queued();
-        report.blocks.hbm = self.scheduler.blocks(self.model.kv_shape().block_bytes() as u64);
-        report.counters = self.scheduler.counters().clone();
-    }
-
-    fn now(&self) -> Duration {
-        self.started.elapsed()
+        self.reach.report(|report| {
+            report.waiting = self.scheduler.waiting() as u32;
+            report.running = self.scheduler.running() as u32;
+            report.tokens_queued = self.scheduler.tokens_queued();
+            report.blocks.hbm = self.scheduler.blocks(self.model.kv_shape().block_bytes() as u64);
+            report.counters = self.scheduler.counters().clone();
+        });
     }
 }

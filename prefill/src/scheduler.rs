@@ -5,30 +5,27 @@
 //!   Matching ───────────► Waiting ─────► Fetching ─► Computing ─────────► Putting ───────► done
 //! ```
 //!
+//! *Matching* asks the job's home node about the blocks that are not to be read elsewhere; what it lacks of them is put there.
+//!
 //! Jobs are computed in the order in which they came; a chunk is filled up with the next job's tokens. Each block is put as
 //! soon as it is final, while the next chunk computes. Blocks stay on the device as its prefix cache.
 //!
-//! A slow pool slows prefill down instead of filling memory: while `PUTTING_MAX` blocks are on their way, nothing is computed.
+//! A slow pool slows prefill down instead of filling memory: while `putting_max` blocks are on their way, nothing is computed.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 use tidemill_kvpool::{
-    admission::{Arrival, FetchId, Fetching},
+    admission::{Arrival, FetchId, Fetches, Fetching, Part, parts},
     device::DeviceBlocks,
 };
 use tidemill_proto::{
     block::{BLOCK_TOKENS, BlockKey, Chain, LayoutFingerprint, Tenant, Token},
     ids::{LinkId, RequestId},
-    message::{Blocks, Counters, PoolAddr, PrefillJob, PrefillOutcome, WorkerEvent},
+    message::{Blocks, Counters, PoolNode, PrefillJob, PrefillOutcome, Run, WorkerEvent},
     pool::Lineage,
 };
 
 /// Blocks of one put.
 const PUT_BLOCKS: usize = 32;
-/// Blocks on their way into pools.
-const PUTTING_MAX: usize = 256;
 
 /// Bounds of one worker.
 #[derive(Clone, Copy, Debug)]
@@ -39,6 +36,8 @@ pub struct Limits {
     pub jobs_max: usize,
     /// Tokens of one chunk.
     pub step_tokens: usize,
+    /// Blocks on their way into pools.
+    pub putting_max: usize,
 }
 
 /// One job at one worker, in order of arrival. A request may come back; its old job's late answers are not the new one's.
@@ -48,14 +47,14 @@ pub struct JobId(u64);
 /// What the shell has to do.
 #[derive(Debug, PartialEq)]
 pub enum Action {
-    /// Ask the pool how many leading blocks it holds; answer with [`Scheduler::matched`].
-    Match { job: JobId, pool: PoolAddr, keys: Vec<BlockKey> },
-    /// Get `keys` from the pool as far as they are there; answer each with [`Scheduler::fetched`].
-    Fetch { fetch: FetchId, pool: PoolAddr, keys: Vec<BlockKey> },
+    /// Ask a node how many of the first of these blocks it holds; answer with [`Scheduler::matched`].
+    Match { job: JobId, node: PoolNode, keys: Vec<BlockKey> },
+    /// Get these blocks as far as they are there; answer each, numbered through all parts, with [`Scheduler::fetched`].
+    Fetch { fetch: FetchId, parts: Vec<Part> },
     /// Nobody wants the rest of this fetch.
     CancelFetch { fetch: FetchId },
     /// Put device blocks' bytes, as they are now, into the pool; answer with [`Scheduler::put`], in every case.
-    Put { job: JobId, pool: PoolAddr, lineage: Lineage, blocks: Vec<(BlockKey, u32)> },
+    Put { job: JobId, node: PoolNode, lineage: Lineage, blocks: Vec<(BlockKey, u32)> },
     /// Tell a coordinator.
     Send { link: LinkId, event: WorkerEvent },
 }
@@ -83,7 +82,9 @@ struct Job {
     order: PrefillJob,
     keys: Vec<BlockKey>,
     phase: Phase,
-    /// Leading blocks that the pool holds or that are on their way into it.
+    /// Where each block can be read; those that are nowhere are put.
+    sources: Vec<Option<PoolNode>>,
+    /// Leading blocks of which those that are nowhere have been put, or are on their way.
     handed_over: usize,
     /// Device blocks of all `keys`; empty until admitted.
     blocks: Vec<u32>,
@@ -111,6 +112,16 @@ impl Job {
             position: number as u32,
         }
     }
+
+    /// Whether no block has to be put any more.
+    fn is_put(&self) -> bool {
+        self.putting == 0 && self.sources[self.handed_over..].iter().all(Option::is_some)
+    }
+
+    /// Leading blocks that can be read somewhere.
+    fn readable(&self) -> usize {
+        self.sources.iter().take_while(|source| source.is_some()).count()
+    }
 }
 
 #[derive(Debug)]
@@ -121,8 +132,7 @@ pub struct Scheduler {
     /// In order of arrival.
     jobs: BTreeMap<JobId, Job>,
     jobs_seen: u64,
-    fetches: HashMap<FetchId, JobId>,
-    fetches_started: u64,
+    fetches: Fetches<JobId>,
     /// Blocks on their way into pools, of jobs that are gone, too.
     putting: usize,
     actions: Vec<Action>,
@@ -137,8 +147,7 @@ impl Scheduler {
             device: DeviceBlocks::new(device_blocks),
             jobs: BTreeMap::new(),
             jobs_seen: 0,
-            fetches: HashMap::new(),
-            fetches_started: 0,
+            fetches: Fetches::default(),
             putting: 0,
             actions: Vec::new(),
             counters: Counters::default(),
@@ -159,12 +168,16 @@ impl Scheduler {
         let keys = Chain::new(&self.layout, &order.salt, covered).keys().to_vec();
         let job = JobId(self.jobs_seen);
         self.jobs_seen += 1;
-        self.actions.push(Action::Match { job, pool: order.pool, keys: keys.clone() });
+        let elsewhere = Run::nodes(&order.read, keys.len()).into_iter().map(|node| Some(node).filter(|&node| node != order.home));
+        let sources: Vec<_> = elsewhere.chain(std::iter::repeat(None)).take(keys.len()).collect();
+        let at_home = keys.iter().zip(&sources).filter(|(_, source)| source.is_none()).map(|(key, _)| *key).collect();
+        self.actions.push(Action::Match { job, node: order.home, keys: at_home });
         let state = Job {
             home,
             order,
             keys,
             phase: Phase::Matching,
+            sources,
             handed_over: 0,
             blocks: Vec::new(),
             computed: 0,
@@ -176,12 +189,13 @@ impl Scheduler {
         self.jobs.insert(job, state);
     }
 
-    /// The pool holds this many leading blocks of a job; an error ends the job.
+    /// The home node holds this many of the first blocks that it was asked about; an error ends the job.
     pub fn matched(&mut self, job: JobId, held: Result<usize, String>) {
         let Some(state) = self.jobs.get_mut(&job) else { return };
         match held {
             Ok(held) => {
-                state.handed_over = held.min(state.keys.len());
+                let home = state.order.home;
+                state.sources.iter_mut().filter(|source| source.is_none()).take(held).for_each(|source| *source = Some(home));
                 state.phase = Phase::Waiting;
             }
             Err(reason) => self.fail(job, reason),
@@ -190,7 +204,7 @@ impl Scheduler {
 
     /// One result of a fetch. The answer is the device block that the bytes belong into; `None` if nobody wants them.
     pub fn fetched(&mut self, fetch: FetchId, index: usize, arrival: Option<Arrival>) -> Option<u32> {
-        let &job = self.fetches.get(&fetch)?;
+        let job = self.fetches.owner(fetch)?;
         let state = self.jobs.get_mut(&job).expect("a fetch belongs to a live job");
         let Phase::Fetching(fetching) = &mut state.phase else { unreachable!("a listed fetch is under way") };
         let block = match arrival {
@@ -204,14 +218,14 @@ impl Scheduler {
             if fetching.is_cut() {
                 self.actions.push(Action::CancelFetch { fetch });
             }
-            self.fetches.remove(&fetch);
+            self.fetches.end(fetch);
             let first = fetching.first;
             let ready = first + fetching.arrivals().len();
             for number in first..ready {
                 self.device.publish(state.blocks[number], state.keys[number]);
             }
-            // What the pool lost meanwhile is put again when it has been computed again.
-            state.handed_over = ready;
+            // What was lost meanwhile is put again when it has been computed again.
+            state.sources[ready..].fill(None);
             self.compute_from(job, ready);
         }
         block
@@ -254,7 +268,7 @@ impl Scheduler {
         }
         self.admit_waiting(now);
         let mut rows = Vec::new();
-        if self.putting >= PUTTING_MAX {
+        if self.putting >= self.limits.putting_max {
             return rows;
         }
         let mut budget = self.limits.step_tokens;
@@ -301,7 +315,7 @@ impl Scheduler {
 
     /// Tokens that are not computed yet.
     pub fn tokens_queued(&self) -> u64 {
-        self.jobs.values().map(|j| j.tokens().saturating_sub(j.computed.max(j.handed_over * BLOCK_TOKENS)) as u64).sum()
+        self.jobs.values().map(|j| j.tokens().saturating_sub(j.computed.max(j.readable() * BLOCK_TOKENS)) as u64).sum()
     }
 
     pub fn counters(&self) -> &Counters {
@@ -321,15 +335,14 @@ impl Scheduler {
             let admitted = !matches!(state.phase, Phase::Matching | Phase::Waiting);
             assert_eq!(state.blocks.len(), if admitted { state.keys.len() } else { 0 });
             if let Phase::Fetching(fetching) = &state.phase {
-                assert_eq!(self.fetches.get(&fetching.id), Some(job));
+                assert_eq!(self.fetches.owner(fetching.id), Some(*job));
             }
             if matches!(state.phase, Phase::Putting) {
-                let all_handed_over = state.putting == 0 && state.handed_over == state.keys.len();
-                assert!(state.computed == state.tokens() && !all_handed_over, "a done job is forgotten at once");
+                assert!(state.computed == state.tokens() && !state.is_put(), "a done job is forgotten at once");
             }
             held += state.blocks.len();
         }
-        assert!(self.putting < PUTTING_MAX + PUT_BLOCKS);
+        assert!(self.putting < self.limits.putting_max + PUT_BLOCKS);
         assert!(self.jobs.values().map(|j| j.putting).sum::<usize>() <= self.putting);
         assert_eq!(self.fetches.len(), self.jobs.values().filter(|j| matches!(j.phase, Phase::Fetching(_))).count());
         assert!(self.device.used() <= held && (held > 0 || self.device.used() == 0), "no block is in use without a job that holds it");
@@ -369,13 +382,13 @@ impl Scheduler {
             blocks.extend(fresh);
             state.blocks = blocks;
             state.admitted = now;
-            if state.handed_over > hbm {
-                let fetch = FetchId(self.fetches_started);
-                self.fetches_started += 1;
-                self.fetches.insert(fetch, job);
-                let keys = state.keys[hbm..state.handed_over].to_vec();
-                state.phase = Phase::Fetching(Fetching::new(fetch, hbm, keys.len(), now));
-                self.actions.push(Action::Fetch { fetch, pool: state.order.pool, keys });
+            let readable = state.readable();
+            if readable > hbm {
+                let fetch = self.fetches.begin(job);
+                state.phase = Phase::Fetching(Fetching::new(fetch, hbm, readable - hbm, now));
+                let blocks = state.sources.iter().flatten().zip(&state.keys).map(|(source, key)| (*source, *key));
+                let parts = parts(blocks.take(readable).skip(hbm), None, Duration::ZERO);
+                self.actions.push(Action::Fetch { fetch, parts });
             } else {
                 self.compute_from(job, hbm);
                 self.finish_if_done(job, now);
@@ -397,14 +410,21 @@ impl Scheduler {
     fn put_what_is_ready(&mut self) {
         for (&job, state) in &mut self.jobs {
             let ready = state.computed / BLOCK_TOKENS;
-            while matches!(state.phase, Phase::Computing | Phase::Putting) && state.handed_over < ready && self.putting < PUTTING_MAX {
-                let numbers = state.handed_over..ready.min(state.handed_over + PUT_BLOCKS);
+            while matches!(state.phase, Phase::Computing | Phase::Putting)
+                && state.handed_over < ready
+                && self.putting < self.limits.putting_max
+            {
+                let first = (state.handed_over..ready).find(|&n| state.sources[n].is_none()).unwrap_or(ready);
+                let end = ready.min(first + PUT_BLOCKS);
+                let numbers = first..(first..end).find(|&n| state.sources[n].is_some()).unwrap_or(end);
                 state.handed_over = numbers.end;
-                state.putting += numbers.len();
-                self.putting += numbers.len();
-                let lineage = state.lineage(numbers.start);
-                let blocks = numbers.map(|n| (state.keys[n], state.blocks[n])).collect();
-                self.actions.push(Action::Put { job, pool: state.order.pool, lineage, blocks });
+                if !numbers.is_empty() {
+                    state.putting += numbers.len();
+                    self.putting += numbers.len();
+                    let lineage = state.lineage(numbers.start);
+                    let blocks = numbers.map(|n| (state.keys[n], state.blocks[n])).collect();
+                    self.actions.push(Action::Put { job, node: state.order.home, lineage, blocks });
+                }
             }
         }
     }
@@ -415,7 +435,7 @@ impl Scheduler {
             return;
         }
         state.phase = Phase::Putting;
-        if state.putting > 0 || state.handed_over < state.keys.len() {
+        if !state.is_put() {
             return;
         }
         let outcome = PrefillOutcome::Done {
@@ -440,7 +460,7 @@ impl Scheduler {
     fn forget(&mut self, job: JobId) -> Option<Job> {
         let state = self.jobs.remove(&job)?;
         if let Phase::Fetching(fetching) = &state.phase {
-            self.fetches.remove(&fetching.id);
+            self.fetches.end(fetching.id);
             self.actions.push(Action::CancelFetch { fetch: fetching.id });
         }
         self.device.release(&state.blocks);

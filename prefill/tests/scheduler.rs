@@ -11,18 +11,26 @@ use tidemill_prefill::scheduler::{Action, JobId, Limits, Scheduler};
 use tidemill_proto::{
     block::{BLOCK_TOKENS, BlockKey, Chain, LayoutFingerprint},
     ids::{LinkId, RequestId},
-    message::{PoolAddr, PrefillJob, PrefillOutcome, WorkerEvent},
+    message::{PoolNode, PrefillJob, PrefillOutcome, Run, WorkerEvent},
 };
+
+const LINK: LinkId = LinkId { coordinator: 0, session: 0 };
+
+fn node(port: u16) -> PoolNode {
+    PoolNode { addr: ([127, 0, 0, 1], port).into(), near: true }
+}
 
 const LAYOUT: LayoutFingerprint = LayoutFingerprint([1; 16]);
 const DEVICE_BLOCKS: u32 = 12;
-const LIMITS: Limits = Limits { admitted_max: 3, jobs_max: 8, step_tokens: 40 };
+const LIMITS: Limits = Limits { admitted_max: 3, jobs_max: 8, step_tokens: 40, putting_max: 20 };
 
 #[derive(Clone, Debug)]
 enum Event {
     Admit {
         blocks: u32,
         salt: u8,
+        /// Leading blocks that another node than the home is said to hold.
+        elsewhere: u32,
     },
     /// Answer the oldest open question: match, fetched block or put. `well` says how.
     Answer {
@@ -36,7 +44,7 @@ enum Event {
 
 fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
-        3 => (1u32..14, 0u8..3).prop_map(|(blocks, salt)| Event::Admit { blocks, salt }),
+        3 => (1u32..14, 0u8..3, 0u32..8).prop_map(|(blocks, salt, elsewhere)| Event::Admit { blocks, salt, elsewhere }),
         8 => prop::bool::weighted(0.9).prop_map(|well| Event::Answer { well }),
         5 => Just(Event::Step),
         1 => (0usize..20).prop_map(Event::Cancel),
@@ -47,7 +55,7 @@ fn event() -> impl Strategy<Value = Event> {
 #[derive(Debug)]
 enum Question {
     Match { job: JobId, keys: Vec<BlockKey> },
-    Fetch { fetch: FetchId, keys: Vec<BlockKey>, next: usize },
+    Fetch { fetch: FetchId, keys: Vec<(PoolNode, BlockKey)>, next: usize },
     Put { job: JobId, keys: Vec<BlockKey> },
 }
 
@@ -55,7 +63,7 @@ struct World {
     scheduler: Scheduler,
     now: Duration,
     questions: VecDeque<Question>,
-    /// What the pool holds.
+    /// What the home node holds.
     pool: BTreeSet<BlockKey>,
     lost: bool,
     jobs: BTreeMap<RequestId, PrefillJob>,
@@ -80,7 +88,7 @@ impl World {
     fn apply(&mut self, event: &Event) {
         self.now += Duration::from_millis(1);
         match *event {
-            Event::Admit { blocks, salt } => {
+            Event::Admit { blocks, salt, elsewhere } => {
                 // Request ids come back, while their old jobs' questions may still be open.
                 let request = RequestId(self.admitted % 5);
                 self.admitted += 1;
@@ -88,11 +96,11 @@ impl World {
                     return;
                 }
                 let tokens = (0..blocks * BLOCK_TOKENS as u32 + 5).map(|i| i % 90).collect();
-                let pool = PoolAddr("127.0.0.1:1".parse().unwrap());
-                let job = PrefillJob { request, tokens, blocks, salt: vec![salt], pool, deadline_ms: 1_000_000 };
+                let read = vec![Run { node: node(2), blocks: elsewhere }, Run { node: node(1), blocks: 2 }];
+                let job = PrefillJob { request, tokens, blocks, salt: vec![salt], read, home: node(1), deadline_ms: 1_000_000 };
                 self.live.insert(request);
                 self.jobs.insert(request, job.clone());
-                self.scheduler.admit(LinkId(0), job, 100, self.now);
+                self.scheduler.admit(LINK, job, 100, self.now);
             }
             Event::Answer { well } => self.answer(well),
             Event::Step => {
@@ -127,7 +135,10 @@ impl World {
                 self.scheduler.matched(job, if well { Ok(held) } else { Err("out of reach".into()) });
             }
             Some(Question::Fetch { fetch, keys, next }) => {
-                let there = well && self.pool.contains(&keys[next]);
+                let (at, key) = keys[next];
+                // The other node loses a block now and then, too.
+                let there = well && (at == node(2) || self.pool.contains(&key));
+                self.lost |= !there;
                 if next + 1 < keys.len() {
                     self.questions.push_back(Question::Fetch { fetch, keys, next: next + 1 });
                 }
@@ -148,7 +159,10 @@ impl World {
         for action in self.scheduler.take_actions() {
             match action {
                 Action::Match { job, keys, .. } => self.questions.push_back(Question::Match { job, keys }),
-                Action::Fetch { fetch, keys, .. } => self.questions.push_back(Question::Fetch { fetch, keys, next: 0 }),
+                Action::Fetch { fetch, parts } => {
+                    let keys = parts.into_iter().flat_map(|part| part.keys.into_iter().map(move |key| (part.node, key))).collect();
+                    self.questions.push_back(Question::Fetch { fetch, keys, next: 0 });
+                }
                 Action::CancelFetch { fetch } => {
                     self.questions.retain(|q| !matches!(q, Question::Fetch { fetch: f, .. } if *f == fetch));
                 }
@@ -162,7 +176,8 @@ impl World {
                     let job = &self.jobs[&request];
                     assert_eq!(cached_tokens + computed_tokens, job.blocks * BLOCK_TOKENS as u32);
                     let chain = Chain::new(&LAYOUT, &job.salt, &job.tokens);
-                    let all_there = chain.keys()[..job.blocks as usize].iter().all(|k| self.pool.contains(k));
+                    let at_home = chain.keys()[..job.blocks as usize].iter().skip(job.read[0].blocks as usize);
+                    let all_there = at_home.into_iter().all(|k| self.pool.contains(k));
                     assert!(self.lost || all_there, "a job is done when all its blocks are in the pool");
                 }
                 Action::Send { event, .. } => panic!("unexpected {event:?}"),

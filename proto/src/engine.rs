@@ -26,7 +26,7 @@ pub struct EngineFlags {
     /// Instruction set: auto, avx512, avx2 or portable. All give the same bits
     #[arg(long)]
     pub isa: Option<String>,
-    /// How blocks travel: auto (shared memory where the pool node is on this host) or quic
+    /// How blocks travel: auto (shared memory where the pool node is on this host, see --host) or quic
     #[arg(long)]
     pub transport: Option<String>,
     /// Most tokens computed in one step

@@ -25,9 +25,15 @@ id! {
     /// One choice being generated for a request (`n = 3` makes three sequences of one request).
     SequenceId
 }
-/// A worker's link to one coordinator, by its place in the worker's list of coordinators.
+/// A worker's link to one coordinator, from registration to its end. The next link to the same coordinator is another one, so
+/// that nothing meant for this one is said on that one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub struct LinkId(pub usize);
+pub struct LinkId {
+    /// Place in the worker's list of coordinators.
+    pub coordinator: usize,
+    /// Counts the links to this coordinator.
+    pub session: u64,
+}
 
 id! {
     /// One registration of one worker with one coordinator. A message that carries an old epoch is refused:

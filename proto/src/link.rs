@@ -17,8 +17,8 @@ use std::{io, marker::PhantomData, net::SocketAddr, sync::Arc, time::Duration};
 use tokio::task::JoinSet;
 use tuning::DATAGRAM_BYTES_MAX;
 
-/// A peer that is silent for this long is gone. Longer than a heartbeat, shorter than anyone's patience.
-pub const IDLE_MAX: Duration = Duration::from_secs(10);
+/// A peer that is silent for this long is gone: as long as a worker may miss its heartbeats.
+pub const IDLE_MAX: Duration = Duration::from_secs(5);
 /// Peers in the middle of their handshakes; more wait to begin.
 const HANDSHAKES_MAX: usize = 64;
 /// Connecting, and opening a stream, end within this time.

@@ -25,10 +25,15 @@ pub enum Role {
 pub struct Register {
     /// For people: `decode-0`. Uniqueness comes from the epoch.
     pub name: String,
+    pub host: Host,
     /// Operating-system process, for people and for tests that stop one.
     pub pid: u32,
     pub role: RoleInfo,
 }
+
+/// The machine that a process runs on. Processes of one host share its memory, so blocks between them need no network.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Host(pub String);
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum RoleInfo {
@@ -75,7 +80,7 @@ pub enum ToCoordinator {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum WorkerEvent {
-    Heartbeat(Report),
+    Heartbeat(Box<Report>),
     /// What one decode step produced, for all sequences of this coordinator.
     Tokens(Vec<SequenceToken>),
     /// A sequence ended, in good order or not. Its last word; sent after its last token.
@@ -127,13 +132,42 @@ pub enum ToWorker {
     StopWaiting {
         sequence: SequenceId,
     },
+    /// To a pool node that said [`WorkerEvent::Leaving`]: who may take over what it holds, the best first.
+    Peers(Vec<Peer>),
 }
 
-/// Which pool node holds or will hold a request's blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct PoolAddr(pub SocketAddr);
+/// A pool node as one worker is to reach it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct PoolNode {
+    pub addr: SocketAddr,
+    /// It is on the worker's own host: blocks go through shared memory. Else they go over the network, even if this process
+    /// could map the node's memory.
+    pub near: bool,
+}
 
-/// Compute and publish the first `blocks` full blocks of `tokens`, as far as they do not exist.
+/// Where the next `blocks` blocks of a sequence are to be read. Runs follow one another from the sequence's first block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Run {
+    pub node: PoolNode,
+    pub blocks: u32,
+}
+
+impl Run {
+    /// For each block that `runs` cover, where to read it. At most `blocks_max` of them: a peer may claim any number.
+    pub fn nodes(runs: &[Run], blocks_max: usize) -> Vec<PoolNode> {
+        runs.iter().flat_map(|run| std::iter::repeat_n(run.node, run.blocks as usize)).take(blocks_max).collect()
+    }
+}
+
+/// A pool node that another one may move blocks to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Peer {
+    pub node: PoolNode,
+    /// What it can take in without evicting anything.
+    pub free_blocks: u64,
+}
+
+/// Compute the first `blocks` full blocks of `tokens`, as far as they do not exist, and publish these.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PrefillJob {
     pub request: RequestId,
@@ -142,7 +176,10 @@ pub struct PrefillJob {
     pub blocks: u32,
     /// Tenant's cache salt.
     pub salt: Vec<u8>,
-    pub pool: PoolAddr,
+    /// Leading blocks that exist.
+    pub read: Vec<Run>,
+    /// Takes what is computed.
+    pub home: PoolNode,
     /// Give up after this long.
     pub deadline_ms: u64,
 }
@@ -157,12 +194,16 @@ pub struct DecodeJob {
     /// How many of `tokens` are the prompt; the rest were generated before.
     pub prompt_tokens: u32,
     pub salt: Vec<u8>,
-    /// `None`: no pool node is left; compute everything here.
-    pub pool: Option<PoolAddr>,
-    /// Leading blocks that are in the pool or on their way into it: fetch them, waiting up to `wait_ms` for each that is
-    /// not there yet. Blocks after these are computed locally (the tail).
+    /// Leading blocks that exist: fetch them.
+    pub read: Vec<Run>,
+    /// Where blocks come that are being computed, and where to publish those computed here. `None`: no pool node takes any.
+    pub home: Option<PoolNode>,
+    /// Leading blocks that exist or are on their way to `home`: fetch them, waiting up to `wait_ms` for each that `home` does
+    /// not have yet. Blocks after these are computed locally (the tail).
     pub expected_blocks: u32,
     pub wait_ms: u64,
+    /// So many leading blocks are read often: publish what is fetched of them from elsewhere at `home`, too.
+    pub hot_blocks: u32,
     pub sampling: Sampling,
     pub stop: StopRule,
     /// `Some(n)`: also report log-probabilities of the prompt's tokens, with the `n` likeliest of each.
@@ -339,14 +380,22 @@ pub struct Counters {
     pub disk: Disk,
 }
 
-/// Block bytes moved by this process, by transport and direction.
+/// Blocks moved by this process, by transport and direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Transfer {
-    pub shm_put_bytes: u64,
-    pub shm_get_bytes: u64,
-    pub quic_put_bytes: u64,
-    pub quic_get_bytes: u64,
-    /// Seconds spent in transfers, all transports.
+    pub shm_put: Moved,
+    pub shm_get: Moved,
+    pub quic_put: Moved,
+    pub quic_get: Moved,
+}
+
+/// What went one way over one transport.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Moved {
+    pub bytes: u64,
+    /// Puts are counted by batch, gets by block: what was waited for at a time.
+    pub transfers: u64,
+    /// Added up over transfers, which may run at the same time.
     pub seconds: f64,
 }
 

@@ -32,10 +32,9 @@ const INCOMING_MAX: usize = 4096;
 
 /// What happens on a link.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "nearly every event is a message, and the queue of them is short")]
 pub enum LinkEvent {
     Up,
-    Message(ToWorker),
+    Message(Box<ToWorker>),
     /// Everything this coordinator asked for is void.
     Down,
 }
@@ -43,8 +42,16 @@ pub enum LinkEvent {
 /// Sends events to coordinators. Dropping it ends all links after what is queued has been sent.
 #[derive(Debug)]
 pub struct Uplink {
-    links: Vec<mpsc::Sender<WorkerEvent>>,
+    coordinators: Vec<mpsc::Sender<Outgoing>>,
     tasks: Vec<tokio::task::JoinHandle<()>>,
+}
+
+/// An event in the queue to one coordinator.
+#[derive(Debug)]
+struct Outgoing {
+    /// It is about what was asked on the link with this number, and void on any other. `None`: true on every link.
+    session: Option<u64>,
+    event: WorkerEvent,
 }
 
 /// Produces the report of a heartbeat.
@@ -59,33 +66,32 @@ impl Uplink {
         report: Reporter,
     ) -> (Self, mpsc::Receiver<(LinkId, LinkEvent)>) {
         let (incoming, events) = mpsc::channel(INCOMING_MAX);
-        let (mut links, mut tasks) = (Vec::new(), Vec::new());
-        for (index, &addr) in coordinators.iter().enumerate() {
+        let (mut queues, mut tasks) = (Vec::new(), Vec::new());
+        for (coordinator, &addr) in coordinators.iter().enumerate() {
             let (send, outgoing) = mpsc::channel(OUTGOING_MAX);
-            let link =
-                Link { id: LinkId(index), addr, endpoint: endpoint.clone(), register: register.clone(), report: Arc::clone(&report) };
-            links.push(send);
+            let id = LinkId { coordinator, session: 0 };
+            let link = Link { id, addr, endpoint: endpoint.clone(), register: register.clone(), report: Arc::clone(&report) };
+            queues.push(send);
             tasks.push(tokio::spawn(link.run(outgoing, incoming.clone())));
         }
-        (Self { links, tasks }, events)
+        (Self { coordinators: queues, tasks }, events)
     }
 
-    /// Queues an event. `false`: the coordinator's queue is full or its link has ended, and the event is lost; a
-    /// `Down` follows.
+    /// Queues an event, which is lost with its link. `false`: the coordinator's queue is full; a `Down` follows.
     pub fn send(&self, link: LinkId, event: WorkerEvent) -> bool {
-        self.links[link.0].try_send(event).is_ok()
+        self.coordinators[link.coordinator].try_send(Outgoing { session: Some(link.session), event }).is_ok()
     }
 
     /// Tells every coordinator.
     pub fn broadcast(&self, event: &WorkerEvent) {
-        for link in &self.links {
-            let _ = link.try_send(event.clone());
+        for queue in &self.coordinators {
+            let _ = queue.try_send(Outgoing { session: None, event: event.clone() });
         }
     }
 
     /// Sends what is queued and ends the links (bounded).
     pub async fn close(self) {
-        drop(self.links);
+        drop(self.coordinators);
         for task in self.tasks {
             let abort = task.abort_handle();
             if time::timeout(Duration::from_secs(2), task).await.is_err() {
@@ -106,7 +112,7 @@ struct Link {
 type Streams = (Connection, Sender<ToCoordinator>, Receiver<ToWorker>);
 
 impl Link {
-    async fn run(self, mut outgoing: mpsc::Receiver<WorkerEvent>, incoming: mpsc::Sender<(LinkId, LinkEvent)>) {
+    async fn run(mut self, mut outgoing: mpsc::Receiver<Outgoing>, incoming: mpsc::Sender<(LinkId, LinkEvent)>) {
         while !outgoing.is_closed() {
             let wait = match self.connect().await {
                 Ok((streams, epoch)) => {
@@ -123,6 +129,7 @@ impl Link {
                     if incoming.send((self.id, LinkEvent::Down)).await.is_err() {
                         return;
                     }
+                    self.id.session += 1;
                     RETRY
                 }
                 Err(Failure::Refused(reason)) => {
@@ -158,7 +165,7 @@ impl Link {
         &self,
         (connection, sender, receiver): Streams,
         epoch: Epoch,
-        outgoing: &mut mpsc::Receiver<WorkerEvent>,
+        outgoing: &mut mpsc::Receiver<Outgoing>,
         incoming: &mpsc::Sender<(LinkId, LinkEvent)>,
     ) -> Result<&'static str, LinkError> {
         let ended = tokio::select! {
@@ -173,19 +180,20 @@ impl Link {
         &self,
         mut sender: Sender<ToCoordinator>,
         epoch: Epoch,
-        outgoing: &mut mpsc::Receiver<WorkerEvent>,
+        outgoing: &mut mpsc::Receiver<Outgoing>,
     ) -> Result<&'static str, LinkError> {
         let mut heartbeat = time::interval(HEARTBEAT);
         loop {
             let event = tokio::select! {
                 event = outgoing.recv() => match event {
-                    Some(event) => event,
+                    Some(Outgoing { session, .. }) if session.is_some_and(|session| session != self.id.session) => continue,
+                    Some(Outgoing { event, .. }) => event,
                     None => {
                         sender.finish().await;
                         return Ok("worker ends");
                     }
                 },
-                _ = heartbeat.tick() => WorkerEvent::Heartbeat((self.report)()),
+                _ = heartbeat.tick() => WorkerEvent::Heartbeat(Box::new((self.report)())),
             };
             sender.send(&ToCoordinator::Event { epoch, event }).await?;
             if outgoing.len() >= OUTGOING_MAX - 1 {
@@ -200,7 +208,7 @@ impl Link {
         incoming: &mpsc::Sender<(LinkId, LinkEvent)>,
     ) -> Result<&'static str, LinkError> {
         while let Some(message) = receiver.recv().await? {
-            if incoming.send((self.id, LinkEvent::Message(message))).await.is_err() {
+            if incoming.send((self.id, LinkEvent::Message(Box::new(message)))).await.is_err() {
                 return Ok("worker ends");
             }
         }

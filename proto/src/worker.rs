@@ -4,10 +4,11 @@ use crate::{
     config::{ConfigError, invalid, required},
     identity::{Identity, IdentityError},
     ids::LinkId,
+    message::{Host, Register, RoleInfo},
     uplink::LinkEvent,
 };
 use serde::{Deserialize, Serialize};
-use std::{net::SocketAddr, ops::ControlFlow, path::PathBuf};
+use std::{fs, net::SocketAddr, ops::ControlFlow, path::PathBuf};
 use tokio::{sync::mpsc, task::JoinHandle};
 
 /// Section `[worker]` of a worker's config file, and its flags.
@@ -17,6 +18,10 @@ pub struct WorkerFlags {
     /// Name shown to people
     #[arg(long)]
     pub name: Option<String>,
+    /// Which machine this is: KV blocks go through shared memory between processes that say the same, and over QUIC between
+    /// others. Different names let one machine play several (default: this boot of this machine)
+    #[arg(long)]
+    pub host: Option<String>,
     /// QUIC addresses of the coordinators, separated by commas
     #[arg(long, value_delimiter = ',')]
     pub coordinators: Option<Vec<SocketAddr>>,
@@ -38,6 +43,7 @@ pub struct WorkerFlags {
 #[derive(Debug)]
 pub struct WorkerSettings {
     pub name: String,
+    pub host: Host,
     pub coordinators: Vec<SocketAddr>,
     pub identity: Identity,
     pub bind: SocketAddr,
@@ -62,8 +68,13 @@ impl WorkerFlags {
         if coordinators.is_empty() {
             return Err(invalid("coordinators", "[]", "a worker needs at least one").into());
         }
+        let name = self.name.unwrap_or_else(|| format!("{role}-{}", std::process::id()));
+        if let Some(host) = self.host.as_ref().filter(|host| !(1..=HOST_BYTES_MAX).contains(&host.len())) {
+            return Err(invalid("host", host, format!("must have 1 to {HOST_BYTES_MAX} bytes")).into());
+        }
         Ok(WorkerSettings {
-            name: self.name.unwrap_or_else(|| format!("{role}-{}", std::process::id())),
+            host: self.host.map_or_else(|| this_host(&name), Host),
+            name,
             coordinators,
             identity: Identity::load(&required("pki", self.pki)?)?,
             bind: self.bind.unwrap_or(SocketAddr::from(([0, 0, 0, 0], 0))),
@@ -71,6 +82,16 @@ impl WorkerFlags {
             exit_with_parent: self.exit_with_parent.unwrap_or(false),
         })
     }
+}
+
+/// Longest name of a host.
+pub const HOST_BYTES_MAX: usize = 128;
+
+/// What all processes on this machine, and no others, find here. Where there is no such thing, a process shares memory with
+/// nobody.
+fn this_host(name: &str) -> Host {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok().map(|id| id.trim().to_owned());
+    Host(boot.filter(|id| (1..=HOST_BYTES_MAX).contains(&id.len())).unwrap_or_else(|| format!("{name}-{}", std::process::id())))
 }
 
 /// What computes: it owns a model and its device memory, and is driven by one thread.
@@ -127,6 +148,11 @@ pub async fn pump<I>(
 }
 
 impl WorkerSettings {
+    /// This process, as it introduces itself to coordinators.
+    pub fn register(&self, role: RoleInfo) -> Register {
+        Register { name: self.name.clone(), host: self.host.clone(), pid: std::process::id(), role }
+    }
+
     /// Resolves when the process should end.
     pub fn shutdown(&self) -> impl Future<Output = ()> + Send + 'static {
         crate::process::shutdown(self.exit_with_parent)

@@ -1,6 +1,7 @@
 //! Frames from a hostile or broken peer: whatever the bytes, the answer is a message or an error, and no allocation beyond the frame.
 
 use proptest::prelude::*;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use tidemill_proto::{
     block::LayoutFingerprint,
     frame::{self, FRAME_BYTES_MAX, FrameError, HEADER_BYTES, Preamble},
@@ -8,6 +9,8 @@ use tidemill_proto::{
     message::*,
     sampling::{Sampling, StopRule, TokenLogprob},
 };
+
+const NODE: PoolNode = PoolNode { addr: SocketAddr::new(IpAddr::V6(Ipv6Addr::LOCALHOST), 7), near: true };
 
 fn job() -> impl Strategy<Value = DecodeJob> {
     (prop::collection::vec(any::<u32>(), 0..200), any::<u64>(), prop::collection::vec(any::<u8>(), 0..20), any::<Option<u32>>()).prop_map(
@@ -17,7 +20,9 @@ fn job() -> impl Strategy<Value = DecodeJob> {
             prompt_tokens: tokens.len() as u32,
             tokens,
             salt,
-            pool: Some(PoolAddr("[::1]:7".parse().unwrap())),
+            read: vec![Run { node: NODE, blocks: 2 }],
+            home: Some(NODE),
+            hot_blocks: 1,
             expected_blocks: 3,
             wait_ms: id,
             sampling: Sampling { logit_bias: vec![(1, 2.0)], logprobs: prompt_logprobs, ..Sampling::default() },
@@ -29,7 +34,7 @@ fn job() -> impl Strategy<Value = DecodeJob> {
 
 fn events() -> Vec<WorkerEvent> {
     vec![
-        WorkerEvent::Heartbeat(Report::default()),
+        WorkerEvent::Heartbeat(Box::default()),
         WorkerEvent::Tokens(vec![SequenceToken {
             sequence: SequenceId(1),
             index: 2,

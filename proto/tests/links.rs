@@ -6,15 +6,18 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 use tidemill_proto::{
     frame::Preamble,
     identity::{self, Identity},
-    ids::{Epoch, LinkId},
+    ids::{Epoch, LinkId, RequestId},
     link::{Endpoint, Receiver, Sender},
-    message::{Register, Report, RoleInfo, ToCoordinator, ToWorker, WorkerEvent},
+    message::{Host, PrefillOutcome, Register, Report, RoleInfo, ToCoordinator, ToWorker, WorkerEvent},
     uplink::{LinkEvent, Uplink},
 };
 use tokio::time::timeout;
 
 const ANY_PORT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
 const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A worker's first link to its first coordinator.
+const FIRST: LinkId = LinkId { coordinator: 0, session: 0 };
 
 fn member() -> (tempfile::TempDir, Identity) {
     let dir = tempfile::tempdir().unwrap();
@@ -24,7 +27,7 @@ fn member() -> (tempfile::TempDir, Identity) {
 }
 
 fn register() -> Register {
-    Register { name: "kvpool-0".into(), pid: 1, role: RoleInfo::Kvpool { addr: ANY_PORT } }
+    Register { name: "kvpool-0".into(), host: Host("here".into()), pid: 1, role: RoleInfo::Kvpool { addr: ANY_PORT } }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -88,22 +91,28 @@ async fn a_worker_registers_heartbeats_and_registers_again() {
     let (uplink, mut events) = Uplink::start(&endpoint, &[server.local_addr()], register(), Arc::new(Report::default));
 
     let (mut sender, mut receiver) = accept(&server, 1).await;
-    assert!(matches!(events.recv().await, Some((LinkId(0), LinkEvent::Up))));
-    assert_eq!(next_event(&mut receiver).await, (Epoch(1), WorkerEvent::Heartbeat(Report::default())));
-    sender.send(&ToWorker::CancelPrefill { request: tidemill_proto::ids::RequestId(5) }).await.unwrap();
-    assert!(matches!(events.recv().await, Some((_, LinkEvent::Message(ToWorker::CancelPrefill { .. })))));
+    assert!(matches!(events.recv().await, Some((FIRST, LinkEvent::Up))));
+    assert_eq!(next_event(&mut receiver).await, (Epoch(1), WorkerEvent::Heartbeat(Box::default())));
+    sender.send(&ToWorker::CancelPrefill { request: RequestId(5) }).await.unwrap();
+    let Some((FIRST, LinkEvent::Message(message))) = events.recv().await else { panic!("no message") };
+    assert_eq!(*message, ToWorker::CancelPrefill { request: RequestId(5) });
 
     drop((sender, receiver));
-    assert!(matches!(timeout(PATIENCE, events.recv()).await.unwrap(), Some((LinkId(0), LinkEvent::Down))));
+    assert!(matches!(timeout(PATIENCE, events.recv()).await.unwrap(), Some((FIRST, LinkEvent::Down))));
     let (_sender, mut receiver) = accept(&server, 2).await;
-    assert!(matches!(timeout(PATIENCE, events.recv()).await.unwrap(), Some((_, LinkEvent::Up))));
+    let Some((second, LinkEvent::Up)) = timeout(PATIENCE, events.recv()).await.unwrap() else { panic!("no new link") };
     assert_eq!(next_event(&mut receiver).await.0, Epoch(2), "a new registration is a new epoch");
 
-    assert!(uplink.send(LinkId(0), WorkerEvent::Leaving));
+    let prefilled =
+        |request| WorkerEvent::Prefilled { request: RequestId(request), outcome: PrefillOutcome::Failed { reason: "test".into() } };
+    assert!(uplink.send(FIRST, prefilled(1)) && uplink.send(second, prefilled(2)));
+    uplink.broadcast(&WorkerEvent::Leaving);
     let closing = tokio::spawn(uplink.close());
     loop {
-        if next_event(&mut receiver).await.1 == WorkerEvent::Leaving {
-            break;
+        match next_event(&mut receiver).await.1 {
+            WorkerEvent::Heartbeat(_) => {}
+            event if event == prefilled(2) => {}
+            event => break assert_eq!(event, WorkerEvent::Leaving, "what the first link was to carry ended with it"),
         }
     }
     assert_eq!(timeout(PATIENCE, receiver.recv()).await.unwrap().unwrap(), None, "what was queued is sent, then the stream ends");

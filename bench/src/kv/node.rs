@@ -3,20 +3,22 @@
 use super::clocks::Clocks;
 use anyhow::{Context, bail};
 use std::{
+    collections::HashMap,
     net::{Ipv4Addr, SocketAddr},
     path::Path,
-    sync::Arc,
-    time::Duration,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
 };
 use tidemill_deploy::processes::Process;
 use tidemill_kvpool::client::{PoolClient, TransferCounters, TransportChoice};
 use tidemill_proto::{
-    block::LayoutFingerprint,
+    block::{BlockKey, LayoutFingerprint},
     frame::Preamble,
     identity::Identity,
     ids::Epoch,
     link::{Endpoint, LinkError},
-    message::{Register, RoleInfo, ToCoordinator, ToWorker},
+    message::{Disk, PoolEvent, Register, Report, RoleInfo, ToCoordinator, ToWorker, WorkerEvent},
+    pool::Tier,
 };
 use tokio::{task::JoinHandle, time::timeout};
 
@@ -27,26 +29,48 @@ pub struct PoolNode {
     addr: SocketAddr,
     identity: Identity,
     coordinator: JoinHandle<()>,
+    told: Arc<Mutex<Told>>,
+}
+
+/// What the node last said of its disk, and when.
+#[derive(Clone, Copy, Debug)]
+pub struct DiskTold {
+    pub at: Instant,
+    pub stored_bytes: u64,
+    pub loaded_bytes: u64,
+}
+
+#[derive(Debug)]
+struct Told {
+    disk: DiskTold,
+    blocks: HashMap<BlockKey, Tier>,
 }
 
 const LAYOUT: LayoutFingerprint = LayoutFingerprint([0; 16]);
 const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 impl PoolNode {
-    pub async fn start(pki: &Path, dram_bytes: usize) -> anyhow::Result<Self> {
+    /// `nvme`: a directory, and the bytes of disk to use there.
+    pub async fn start(pki: &Path, dram_bytes: usize, prefault: bool, nvme: Option<(&Path, usize)>) -> anyhow::Result<Self> {
         let identity = Identity::load(pki)?;
         let coordinator = Endpoint::bind(LOOPBACK, &identity)?;
-        let flags = [
+        let mut flags = vec![
             ("--pki", pki.display().to_string()),
             ("--coordinators", coordinator.local_addr().to_string()),
             ("--dram", dram_bytes.to_string()),
+            ("--prefault", prefault.to_string()),
             ("--log", "warn".into()),
         ];
+        if let Some((dir, bytes)) = nvme {
+            flags.extend([("--data", dir.display().to_string()), ("--nvme-capacity", bytes.to_string())]);
+        }
         let flags: Vec<_> = flags.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).collect();
         let process = Process::start("tidemill-kvpool", "bench", &flags)?;
-        let registered = timeout(Duration::from_secs(20), register(coordinator)).await;
+        let disk = DiskTold { at: Instant::now(), stored_bytes: 0, loaded_bytes: 0 };
+        let told = Arc::new(Mutex::new(Told { disk, blocks: HashMap::new() }));
+        let registered = timeout(Duration::from_secs(20), register(coordinator, Arc::clone(&told))).await;
         let (addr, coordinator) = registered.context("the pool node did not register")??;
-        Ok(Self { process, addr, identity, coordinator })
+        Ok(Self { process, addr, identity, coordinator, told })
     }
 
     /// A connection on a socket of its own.
@@ -55,9 +79,44 @@ impl PoolNode {
         Ok(PoolClient::connect(&endpoint, self.addr, LAYOUT, block_bytes, choice, Arc::new(TransferCounters::default())).await?)
     }
 
+    /// Once a second there is something new.
+    pub fn told(&self) -> DiskTold {
+        self.told.lock().expect("nobody panics with it").disk
+    }
+
+    /// Blocks that the node has in this tier and in none that is faster.
+    pub fn keys(&self, tier: Tier) -> Vec<BlockKey> {
+        let told = self.told.lock().expect("nobody panics with it");
+        let mut keys: Vec<_> = told.blocks.iter().filter(|(_, at)| **at == tier).map(|(key, _)| *key).collect();
+        // In the order in which the bench drew them.
+        keys.sort_by_key(|key| u64::from_le_bytes(*key.0.first_chunk().expect("a key has 16 bytes")));
+        keys
+    }
+
     /// Clocks of this process and the node.
     pub fn clocks(&self) -> anyhow::Result<Clocks> {
         Clocks::new(&[self.process.id().context("the pool node has ended")?])
+    }
+}
+
+impl Told {
+    fn hear(&mut self, event: WorkerEvent) {
+        match event {
+            WorkerEvent::Heartbeat(Report { counters, .. }) => {
+                let Disk { stored_bytes, loaded_bytes, .. } = counters.disk;
+                self.disk = DiskTold { at: Instant::now(), stored_bytes, loaded_bytes };
+            }
+            WorkerEvent::PoolEvents { events, .. } => {
+                for event in events {
+                    match event {
+                        PoolEvent::Stored { key, tier } | PoolEvent::Moved { key, tier } => drop(self.blocks.insert(key, tier)),
+                        PoolEvent::Evicted(key) => drop(self.blocks.remove(&key)),
+                        PoolEvent::Cleared => self.blocks.clear(),
+                    }
+                }
+            }
+            _ => {}
+        }
     }
 }
 
@@ -68,7 +127,7 @@ impl Drop for PoolNode {
 }
 
 /// Welcomes the node, which says where it listens, and hears what else it has to say.
-async fn register(endpoint: Endpoint) -> anyhow::Result<(SocketAddr, JoinHandle<()>)> {
+async fn register(endpoint: Endpoint, told: Arc<Mutex<Told>>) -> anyhow::Result<(SocketAddr, JoinHandle<()>)> {
     let connection = endpoint.listen().accept().await.context("the coordinator's socket is closed")?;
     let (mut sender, mut receiver) = connection.accept::<ToWorker, ToCoordinator>(Preamble::Control).await?;
     let Some(ToCoordinator::Register(Register { role: RoleInfo::Kvpool { addr }, .. })) = receiver.recv().await? else {
@@ -77,7 +136,11 @@ async fn register(endpoint: Endpoint) -> anyhow::Result<(SocketAddr, JoinHandle<
     sender.send(&ToWorker::Registered { epoch: Epoch(1) }).await?;
     let listening = tokio::spawn(async move {
         let _ends_with_this = (endpoint, connection, sender);
-        while let Ok::<_, LinkError>(Some(_)) = receiver.recv().await {}
+        while let Ok::<_, LinkError>(Some(message)) = receiver.recv().await {
+            if let ToCoordinator::Event { event, .. } = message {
+                told.lock().expect("nobody panics with it").hear(event);
+            }
+        }
     });
     Ok((addr, listening))
 }

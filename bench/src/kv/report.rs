@@ -26,7 +26,7 @@ impl Rate {
 /// One measurement.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// `put`, `get`, or a reference: `memcpy`, `tcp`.
+    /// `put`, `get`, or a reference: `memcpy`, `tcp`, `disk write`, `disk read`.
     pub op: &'static str,
     /// Of a block; of the span that `memcpy` runs over.
     pub bytes: usize,
@@ -36,13 +36,14 @@ pub struct Row {
     pub tier: Option<&'static str>,
     /// QUIC: payload of the datagrams that were sent at the end, as path MTU discovery found it within the limit that was set.
     pub datagram_bytes: Option<u16>,
-    /// `memcpy`: how many copy at once.
+    /// `memcpy` and the disk: how many work at once.
     pub threads: Option<usize>,
     #[serde(flatten)]
     pub rate: Rate,
     /// Rate of the first pass, which finds memory that was never touched.
     pub first_gb_per_s: Option<f64>,
-    /// `gb_per_s` over that of this row's reference: copying large spans with one thread for shared memory, TCP for QUIC.
+    /// `gb_per_s` over that of this row's reference: the raw disk at the same block size for NVMe, else copying large spans with
+    /// one thread for shared memory, TCP for QUIC.
     pub of_reference: Option<f64>,
 }
 
@@ -69,10 +70,14 @@ pub fn compare(rows: &mut [Row]) {
     let memcpy = rows.iter().filter(|row| row.op == "memcpy" && row.threads == Some(1)).max_by_key(|row| row.bytes);
     let memcpy = memcpy.map(|row| row.rate.gb_per_s);
     let tcp = rows.iter().find(|row| row.op == "tcp").map(|row| row.rate.gb_per_s);
+    let disk: Vec<_> = rows.iter().filter(|row| row.op.starts_with("disk")).map(|row| (row.op, row.bytes, row.rate.gb_per_s)).collect();
+    let disk = |op, bytes| disk.iter().find(|row| (row.0, row.1) == (op, bytes)).map(|row| row.2);
     for row in rows {
-        let reference = match row.transport {
-            Some("shm") => memcpy,
-            Some("quic") => tcp,
+        let reference = match (row.tier, row.transport, row.op) {
+            (Some("nvme"), Some(_), "put") => disk("disk write", row.bytes),
+            (Some("nvme"), Some(_), _) => disk("disk read", row.bytes),
+            (_, Some("shm"), _) => memcpy,
+            (_, Some("quic"), _) => tcp,
             _ => None,
         };
         row.of_reference = reference.map(|reference| row.rate.gb_per_s / reference);
@@ -126,9 +131,12 @@ mod tests {
             row("tcp", Some("tcp"), 2 << 20, None, 2.0),
             row("put", Some("shm"), 2 << 20, None, 6.0),
             row("get", Some("quic"), 4 << 10, None, 3.0),
+            row("disk write", None, 4 << 10, Some(8), 5.0),
+            row("disk read", None, 4 << 10, Some(8), 4.0),
+            Row { tier: Some("nvme"), ..row("get", Some("shm"), 4 << 10, None, 3.0) },
         ];
         compare(&mut rows);
-        assert_eq!(rows.each_ref().map(|row| row.of_reference), [None, None, None, None, Some(0.75), Some(1.5)]);
+        assert_eq!(rows.each_ref().map(|row| row.of_reference), [None, None, None, None, Some(0.75), Some(1.5), None, None, Some(0.75)]);
         let table = table(&rows);
         assert!(table.contains("| put | shm |  | 2 MiB | 1 | 6.00 | 0.50 | 0.75 |  |\n"), "{table}");
         assert!(table.contains("| memcpy | 2 threads |  | 512 MiB |"), "{table}");

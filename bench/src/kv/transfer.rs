@@ -17,7 +17,7 @@ use tidemill_proto::{
 };
 
 /// Blocks are none of one chain; a node takes them as they come.
-const LINEAGE: Lineage = Lineage { origin: RequestId(0), tenant: Tenant(0), parent: None, position: 0 };
+pub(super) const LINEAGE: Lineage = Lineage { origin: RequestId(0), tenant: Tenant(0), parent: None, position: 0 };
 
 /// What is moved.
 #[derive(Clone, Copy, Debug)]
@@ -32,7 +32,7 @@ pub struct Plan {
 
 /// Two rows. The first pass, in which memory is touched for the first time on both sides, is not among the repetitions.
 pub async fn measure(client: PoolClient, clocks: Clocks, plan: Plan) -> anyhow::Result<[Row; 2]> {
-    let mut content = Content { plan, next: 0 };
+    let mut content = Content::new(plan.block_bytes);
     let mut passes = Vec::new();
     for _ in 0..=plan.repetitions {
         let (mut put, mut get) = (Spent::default(), Spent::default());
@@ -55,11 +55,7 @@ pub async fn measure(client: PoolClient, clocks: Clocks, plan: Plan) -> anyhow::
         let bytes = plan.blocks * plan.block_bytes;
         passes.push((Rate::new(put, bytes), Rate::new(get, bytes)));
     }
-    let transport = match client.transport() {
-        Transport::Shm => "shm",
-        Transport::Quic => "quic",
-    };
-    let datagram_bytes = (client.transport() == Transport::Quic).then(|| client.datagram_bytes());
+    let (transport, datagram_bytes) = transport_name(&client);
     let row = |op: &'static str, rates: Vec<Rate>| {
         let (first, rest) = rates.split_first().expect("there is a first pass");
         Row {
@@ -77,8 +73,20 @@ pub async fn measure(client: PoolClient, clocks: Clocks, plan: Plan) -> anyhow::
     Ok([row("put", puts), row("get", gets)])
 }
 
+/// As rows have it; datagrams where there are any.
+pub(super) fn transport_name(client: &PoolClient) -> (&'static str, Option<u16>) {
+    match client.transport() {
+        Transport::Shm => ("shm", None),
+        Transport::Quic => ("quic", Some(client.datagram_bytes())),
+    }
+}
+
 /// Fetches blocks, handing each to `take`, and lets go of it.
-async fn fetch(client: &PoolClient, keys: Vec<BlockKey>, take: impl Fn(usize, &[u8]) -> anyhow::Result<()>) -> anyhow::Result<()> {
+pub(super) async fn fetch(
+    client: &PoolClient,
+    keys: Vec<BlockKey>,
+    take: impl Fn(usize, &[u8]) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
     let mut fetch = client.get(keys, Duration::ZERO);
     while let Some((index, result)) = fetch.next().await {
         let block = result.map_err(|miss| anyhow!("block {index} is a miss: {miss:?}"))?;
@@ -97,22 +105,32 @@ async fn verify(client: &PoolClient, keys: Vec<BlockKey>, expected: &[(BlockKey,
 }
 
 /// Blocks that differ from each other, no two with the same key.
-struct Content {
-    plan: Plan,
+pub(super) struct Content {
+    block_bytes: usize,
     next: u64,
 }
 
 impl Content {
-    fn draw(&mut self, count: usize) -> Vec<(BlockKey, Vec<u8>)> {
+    pub(super) fn new(block_bytes: usize) -> Self {
+        Self { block_bytes, next: 0 }
+    }
+
+    /// A key that was not drawn before.
+    pub(super) fn key(&mut self) -> BlockKey {
+        self.next += 1;
+        let mut key = [0; 16];
+        key[..8].copy_from_slice(&self.next.to_le_bytes());
+        BlockKey(key)
+    }
+
+    pub(super) fn draw(&mut self, count: usize) -> Vec<(BlockKey, Vec<u8>)> {
         let mut block = || {
-            self.next += 1;
-            let mut key = [0; 16];
-            key[..8].copy_from_slice(&self.next.to_le_bytes());
-            let mut bytes = vec![0; self.plan.block_bytes];
+            let key = self.key();
+            let mut bytes = vec![0; self.block_bytes];
             for (n, word) in bytes.chunks_exact_mut(size_of::<u64>()).enumerate() {
                 word.copy_from_slice(&(n as u64 ^ self.next).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
             }
-            (BlockKey(key), bytes)
+            (key, bytes)
         };
         (0..count).map(|_| block()).collect()
     }

@@ -6,14 +6,14 @@ use super::{
     request::{Job, Place, Running, common_prefix},
 };
 use crate::{
-    registry::Worker,
-    schedule::{self, Ask, Decision, Placement, PoolCandidate, Snapshot},
+    registry::Registry,
+    schedule::{self, Ask, Decision, Placement, Snapshot, SourceRun},
 };
 use std::time::Instant;
 use tidemill_proto::{
     block::{BLOCK_TOKENS, BlockKey, Chain},
     ids::{Epoch, RequestId},
-    message::{DecodeJob, PoolAddr, PrefillJob, ToWorker},
+    message::{DecodeJob, PrefillJob, Run, ToWorker, TokensBySource},
     sampling::Sampling,
 };
 
@@ -54,7 +54,7 @@ impl Cluster {
             tokens: request.len_of(choice),
             tokens_max: request.tokens_max(),
             local_only: request.new.prompt_logprobs.is_some() && choice == 0 && !sequence.prompt_logprobs_seen,
-            joins: request.job.as_ref().map(|job| (job.pool, common_prefix(&job.keys, keys) as u32)),
+            joins: request.job.as_ref().map(|job| (job.home, common_prefix(&job.keys, keys) as u32)),
         };
         let mut snapshot = self.snapshot(now, keys, 0);
         snapshot.prefill.retain(|candidate| !request.cancelled_at.contains(&candidate.worker));
@@ -62,15 +62,11 @@ impl Cluster {
     }
 
     pub(super) fn snapshot(&self, now: Instant, keys: &[BlockKey], waiting: usize) -> Snapshot<'_> {
-        let pool = |(node, _, worker): (Epoch, PoolAddr, &Worker)| PoolCandidate {
-            node,
-            leading_blocks: self.index.leading(node, keys) as u32,
-            free_blocks: worker.report.blocks.dram.free,
-        };
         Snapshot {
             prefill: self.registry.prefill_candidates(now),
             decode: self.registry.decode_candidates(),
-            pools: self.registry.pools().map(pool).collect(),
+            pools: self.registry.pool_candidates(),
+            blocks: self.index.leading(keys),
             block_bytes: self.registry.layout().map_or(0, |(_, bytes)| bytes),
             waiting,
             cost: &self.cost,
@@ -93,7 +89,7 @@ impl Cluster {
     fn place(&mut self, now: Instant, id: RequestId, choice: usize, placement: &Placement) {
         let request = self.requests.get_mut(&id).expect("a queued sequence has a request");
         let tokens = request.tokens_of(choice);
-        let pool = placement.pool.and_then(|node| self.registry.get(node)?.pool_addr());
+        let home = placement.home.and_then(|node| self.registry.pool_node(node, placement.decode));
         let age = now.saturating_duration_since(request.submitted);
         let remaining_ms = request.new.timeout.saturating_sub(age).as_millis() as u64;
         let patience_ms = (PREFILL_GRACE_MS + PREFILL_PATIENCE * placement.ttft_ms).min(remaining_ms as f64) as u64;
@@ -108,12 +104,14 @@ impl Cluster {
         sequence.attempts += 1;
         sequence.place = Place::Running(Running {
             worker: placement.decode,
-            pool: placement.pool,
-            found_blocks: placement.found_blocks,
-            expected_blocks: placement.expected_blocks,
+            home: placement.home,
+            planned: planned(&placement.read, placement.expected_blocks),
             tail_tokens,
             waits: awaited && placement.expected_blocks > 0,
         });
+        let keys = sequence.chain.as_ref().map_or(&[][..], |(_, chain)| chain.keys());
+        let threshold = self.settings.policy.replicate_after.filter(|_| home.is_some_and(|home| home.near));
+        let hot_blocks = self.heat.hot_blocks(&placement.read, keys, threshold);
         let worker = self.registry.get_mut(placement.decode).expect("the scheduler places at live workers");
         worker.decode.sequences += 1;
         worker.decode.tokens += tokens.len() as u64;
@@ -125,9 +123,11 @@ impl Cluster {
             sequence: sequence.id,
             prompt_tokens: request.new.prompt.len() as u32,
             salt: request.new.salt.clone(),
-            pool,
+            read: runs(&self.registry, &placement.read, placement.decode),
+            home,
             expected_blocks: placement.expected_blocks,
             wait_ms: if awaited { patience_ms } else { 0 },
+            hot_blocks,
             sampling: Sampling { seed: request.new.sampling.seed.wrapping_add(choice as u64), ..request.new.sampling.clone() },
             stop: request.new.stop.clone(),
             prompt_logprobs: request.new.prompt_logprobs.filter(|_| choice == 0 && !sequence.prompt_logprobs_seen),
@@ -135,32 +135,48 @@ impl Cluster {
         };
         self.actions.push_back(Action::Send { worker: placement.decode, message: ToWorker::Decode(job) });
 
-        if let (Some(worker), Some(pool)) = (placement.prefill, placement.pool) {
+        if let (Some(worker), Some(home)) = (placement.prefill, placement.home) {
             let (_, chain) = sequence.chain.as_ref().expect("a sequence is hashed before blocks of it are expected");
             let blocks = placement.expected_blocks as usize;
             let keys = chain.keys()[..blocks].to_vec();
             let mut tokens = tokens;
             tokens.truncate(blocks * BLOCK_TOKENS);
-            let job = Job { worker, pool, tokens, keys, predicted_ms: placement.prefill_ms, tried: Vec::new() };
+            let read = placement.read.clone();
+            let job = Job { worker, home, read, tokens, keys, predicted_ms: placement.prefill_ms, tried: Vec::new() };
             self.send_prefill(now, id, job, patience_ms);
         }
     }
 
     pub(super) fn send_prefill(&mut self, now: Instant, id: RequestId, job: Job, deadline_ms: u64) {
         let request = self.requests.get_mut(&id).expect("jobs belong to requests");
+        let home = self.registry.pool_node(job.home, job.worker).expect("the scheduler chooses live pool nodes");
+        let read = runs(&self.registry, &job.read, job.worker);
         let worker = self.registry.get_mut(job.worker).expect("the scheduler chooses live workers");
         worker.prefill.push(now, id, job.predicted_ms);
         request.prefill_worker = Some(worker.name.clone());
-        let pool = self.registry.get(job.pool).and_then(|node| node.pool_addr()).expect("the scheduler chooses live pool nodes");
         let message = ToWorker::Prefill(PrefillJob {
             request: id,
             tokens: job.tokens.clone(),
             blocks: job.keys.len() as u32,
             salt: request.new.salt.clone(),
-            pool,
+            read,
+            home,
             deadline_ms,
         });
         self.actions.push_back(Action::Send { worker: job.worker, message });
         request.job = Some(job);
     }
+}
+
+/// Runs as `reader` is to read them, as far as their nodes are still there.
+fn runs(registry: &Registry, runs: &[SourceRun], reader: Epoch) -> Vec<Run> {
+    runs.iter().map_while(|run| Some(Run { node: registry.pool_node(run.node, reader)?, blocks: run.blocks })).collect()
+}
+
+/// Where the tokens of expected blocks come from, if all goes well. What is in NVMe will have been in DRAM by then.
+fn planned(read: &[SourceRun], expected_blocks: u32) -> TokensBySource {
+    let tokens = |blocks: u32| u64::from(blocks) * BLOCK_TOKENS as u64;
+    let found = |near| tokens(read.iter().filter(|run| run.near == near).map(|run| run.blocks).sum());
+    let (dram, remote) = (found(true), found(false));
+    TokensBySource { dram, remote, prefill: tokens(expected_blocks) - dram - remote, ..TokensBySource::default() }
 }

@@ -28,6 +28,7 @@ pub use view::{ClusterView, MemberView};
 
 use crate::{
     cost::CostModel,
+    heat::Heat,
     prefix_index::PrefixIndex,
     registry::Registry,
     schedule::{self, Ask, Decision, Policy},
@@ -84,6 +85,7 @@ pub struct Cluster {
     settings: ClusterSettings,
     registry: Registry,
     index: PrefixIndex,
+    heat: Heat,
     cost: CostModel,
     requests: BTreeMap<RequestId, Request>,
     /// Request and choice of every sequence that has not ended.
@@ -100,6 +102,7 @@ impl Cluster {
         Self {
             registry: Registry::new(settings.id_base + 1),
             index: PrefixIndex::default(),
+            heat: Heat::default(),
             cost: CostModel::default(),
             requests: BTreeMap::new(),
             sequences: BTreeMap::new(),

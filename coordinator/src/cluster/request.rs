@@ -1,5 +1,6 @@
 //! What a request is to the cluster, from the front door's call to the last choice's end.
 
+use crate::schedule::SourceRun;
 use std::time::{Duration, Instant};
 use tidemill_proto::{
     block::{BLOCK_TOKENS, BlockKey, Chain, LayoutFingerprint, Token},
@@ -118,7 +119,10 @@ pub(super) struct Request {
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) worker: Epoch,
-    pub(super) pool: Epoch,
+    /// Leading blocks that exist.
+    pub(super) read: Vec<SourceRun>,
+    /// Takes what is computed.
+    pub(super) home: Epoch,
     /// Kept to give the job to another worker.
     pub(super) tokens: Vec<Token>,
     pub(super) keys: Vec<BlockKey>,
@@ -157,9 +161,10 @@ pub(super) enum Place {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Running {
     pub(super) worker: Epoch,
-    pub(super) pool: Option<Epoch>,
-    pub(super) found_blocks: u32,
-    pub(super) expected_blocks: u32,
+    /// The pool node that it waits at, if it waits.
+    pub(super) home: Option<Epoch>,
+    /// Where expected blocks' tokens should come from, the prompt's and others.
+    pub(super) planned: TokensBySource,
     /// Computed by the worker itself before the first token; 0 from then on.
     pub(super) tail_tokens: u64,
     /// May still wait for blocks.
@@ -197,11 +202,7 @@ impl Request {
 
     /// Provenance as planned, for a choice that ends before its worker's own account.
     pub(super) fn planned(&self, running: &Running) -> TokensBySource {
-        let block = BLOCK_TOKENS as u64;
-        let found = u64::from(running.found_blocks) * block;
-        let expected = u64::from(running.expected_blocks) * block;
-        let prefill = expected.saturating_sub(found);
-        self.of_prompt(&TokensBySource { dram: found, prefill, ..TokensBySource::default() })
+        self.of_prompt(&running.planned)
     }
 
     /// Takes a worker's account of a choice. That of the prompt's origin counts from whoever admitted it first.

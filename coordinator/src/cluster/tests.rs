@@ -1,14 +1,12 @@
 //! The core under events in any order: every request ends exactly once, nothing leaks, the books balance after each step.
 
 use super::*;
-use crate::registry::tests::{engine, register};
+use crate::registry::tests::{engine, register, register_at};
 use proptest::prelude::*;
 use std::collections::HashMap;
 use tidemill_proto::{
-    block::{BLOCK_TOKENS, Chain, Token},
-    message::{
-        DecodeJob, EngineInfo, Finish, PoolEvent, PrefillOutcome, Provenance, Report, RoleInfo, SequenceToken, TokensBySource, WorkerEvent,
-    },
+    block::{BLOCK_TOKENS, BlockKey, Chain, Token},
+    message::{DecodeJob, EngineInfo, Finish, PoolEvent, PrefillOutcome, Provenance, RoleInfo, SequenceToken, TokensBySource, WorkerEvent},
     pool::Tier,
     sampling::{Sampling, StopRule},
 };
@@ -19,7 +17,7 @@ const STOP: Token = 7;
 fn settings() -> ClusterSettings {
     ClusterSettings {
         id_base: 1 << 40,
-        policy: Policy { local_tail_tokens: Some(0), queue_max: 6, decode_sequences_max: 3 },
+        policy: Policy { local_tail_tokens: Some(0), queue_max: 6, decode_sequences_max: 3, replicate_after: Some(2) },
         queue_wait_max: Duration::from_secs(20),
         heartbeat_dead: Duration::from_secs(5),
     }
@@ -143,7 +141,7 @@ fn a_timeout_ends_the_choices_that_still_run() {
     let jobs = decode_jobs(&drain(&mut cluster));
     cluster.worker_event(now, decode, finished(jobs[1].1.sequence, Finish::Length));
     drain(&mut cluster);
-    cluster.worker_event(now + TIMEOUT, decode, WorkerEvent::Heartbeat(Report::default()));
+    cluster.worker_event(now + TIMEOUT, decode, WorkerEvent::Heartbeat(Box::default()));
     cluster.tick(now + TIMEOUT);
     let actions = drain(&mut cluster);
     let [Action::Send { message: ToWorker::CancelSequence { sequence }, .. }, Action::Client { request, event }] = &actions[..] else {
@@ -345,7 +343,7 @@ impl World {
                     _ => RoleInfo::Kvpool { addr: ([127, 0, 0, 1], kind.into()).into() },
                 };
                 let device_blocks = if let RoleInfo::Decode(info) = &role { Some(info.device_blocks) } else { None };
-                let epoch = self.cluster.register(now, register("w", role)).unwrap();
+                let epoch = self.cluster.register(now, register_at(["a", "b"][usize::from(kind) / 128], "w", role)).unwrap();
                 self.device_blocks.extend(device_blocks.map(|blocks| (epoch, blocks)));
                 self.workers.push((epoch, kind % 3));
             }
@@ -417,11 +415,8 @@ impl World {
                     *from += u64::from(gap);
                     let (layout, all) = ([1; 16], (0..200).collect::<Vec<_>>());
                     let chain = Chain::new(&tidemill_proto::block::LayoutFingerprint(layout), b"", &all);
-                    let events = chain.keys()[..usize::from(key) % 4]
-                        .iter()
-                        .copied()
-                        .map(|key| PoolEvent::Stored { key, tier: Tier::Dram })
-                        .collect::<Vec<_>>();
+                    let stored = |&key: &BlockKey| PoolEvent::Stored { key, tier: Tier::Dram };
+                    let events = chain.keys()[..usize::from(key) % 4].iter().map(stored).collect::<Vec<_>>();
                     let event = WorkerEvent::PoolEvents { from: *from, events: events.clone() };
                     *from += events.len() as u64;
                     self.cluster.worker_event(now, epoch, event);
@@ -429,7 +424,7 @@ impl World {
             }
             Step::Heartbeat => {
                 for (epoch, _) in self.workers.clone() {
-                    self.cluster.worker_event(now, epoch, WorkerEvent::Heartbeat(Report::default()));
+                    self.cluster.worker_event(now, epoch, WorkerEvent::Heartbeat(Box::default()));
                 }
             }
             Step::Pass(ms) => {
@@ -463,7 +458,13 @@ impl World {
                     tokens_max <= self.device_blocks[&worker] * BLOCK_TOKENS as u32,
                     "a sequence could not end at this worker as at any other"
                 );
-                assert!(job.expected_blocks == 0 || job.pool.is_some(), "expected blocks come from somewhere");
+                let read: u32 = job.read.iter().map(|run| run.blocks).sum();
+                assert!(read <= job.expected_blocks, "what is read is expected");
+                assert!(job.expected_blocks == read || job.home.is_some(), "expected blocks come from somewhere");
+                assert!(
+                    job.hot_blocks <= read && (job.hot_blocks == 0 || job.home.is_some_and(|home| home.near)),
+                    "copies are for near nodes"
+                );
                 self.running.push((worker, job));
             }
             ToWorker::CancelSequence { sequence } => self.running.retain(|(_, job)| job.sequence != sequence),
@@ -472,7 +473,7 @@ impl World {
                 self.jobs.push((worker, job.request));
             }
             ToWorker::CancelPrefill { request } => self.jobs.retain(|job| *job != (worker, request)),
-            ToWorker::StopWaiting { .. } | ToWorker::Registered { .. } | ToWorker::Refused { .. } => {}
+            ToWorker::StopWaiting { .. } | ToWorker::Peers(_) | ToWorker::Registered { .. } | ToWorker::Refused { .. } => {}
         }
     }
 

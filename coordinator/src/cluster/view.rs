@@ -25,6 +25,8 @@ pub struct ClusterView {
 #[derive(Debug, Serialize)]
 pub struct MemberView {
     pub name: String,
+    /// Members of one host share its memory.
+    pub host: String,
     pub role: Role,
     pub pid: u32,
     /// Hexadecimal.
@@ -62,6 +64,7 @@ impl Cluster {
         report.steps.clear();
         MemberView {
             name: worker.name.clone(),
+            host: worker.host.0.clone(),
             role,
             pid: worker.pid,
             epoch: epoch.to_string(),
@@ -70,7 +73,7 @@ impl Cluster {
             assigned: worker.decode.sequences as usize + worker.prefill.requests().count(),
             report,
             indexed_blocks: (role == Role::Kvpool).then(|| self.index.len(epoch)),
-            addr: worker.pool_addr().map(|addr| addr.0),
+            addr: worker.pool_addr(),
         }
     }
 
@@ -104,7 +107,7 @@ impl Cluster {
             if let Some(job) = &request.job {
                 let worker = self.registry.get(job.worker).expect("a job's worker is registered");
                 assert_eq!(worker.prefill.requests().filter(|job| job == id).count(), 1, "job {id} is on its worker's list once");
-                assert!(self.registry.get(job.pool).is_some(), "a job's pool node is registered");
+                assert!(self.registry.get(job.home).is_some(), "a job's pool node is registered");
             }
         }
         assert_eq!((queued, live), (self.queue.len(), self.sequences.len()), "queued and live sequences");
@@ -117,6 +120,7 @@ impl Cluster {
         }
         assert!(loads.is_empty(), "sequences run at workers that are gone");
         let pools: Vec<_> = self.registry.iter().filter(|(_, w)| w.pool_addr().is_some()).map(|(epoch, _)| epoch).collect();
+        self.index.check_integrity();
         assert_eq!(self.index.nodes().collect::<Vec<_>>(), pools, "the index covers the pool nodes");
     }
 }

@@ -28,7 +28,7 @@ impl Cluster {
         let Some(worker) = self.registry.get_mut(epoch) else { return };
         worker.heard = now;
         match event {
-            WorkerEvent::Heartbeat(report) => self.heartbeat(epoch, report),
+            WorkerEvent::Heartbeat(report) => self.heartbeat(epoch, *report),
             WorkerEvent::Tokens(tokens) => tokens.into_iter().for_each(|token| self.token(now, epoch, token)),
             WorkerEvent::Finished { sequence, reason, provenance } => self.finished(now, epoch, sequence, reason, provenance),
             WorkerEvent::PromptLogprobs { sequence, logprobs } => {
@@ -46,7 +46,13 @@ impl Cluster {
                     self.worker_down(now, epoch);
                 }
             }
-            WorkerEvent::Leaving => worker.draining = true,
+            WorkerEvent::Leaving => {
+                worker.draining = true;
+                if worker.role.role() == Role::Kvpool {
+                    let message = ToWorker::Peers(self.registry.peers(epoch));
+                    self.actions.push_back(Action::Send { worker: epoch, message });
+                }
+            }
         }
         self.admit(now);
     }
@@ -76,18 +82,19 @@ impl Cluster {
         }
     }
 
-    /// Nobody can read from or write to the node: what was expected from it is computed.
+    /// Nobody can read from or write to the node: what was expected from it is computed. Those who read from it find out by
+    /// themselves.
     fn pool_down(&mut self, now: Instant, epoch: Epoch) {
         self.index.remove_node(epoch);
         let jobs: Vec<_> =
-            self.requests.iter().filter(|(_, r)| r.job.as_ref().is_some_and(|job| job.pool == epoch)).map(|(id, _)| *id).collect();
+            self.requests.iter().filter(|(_, r)| r.job.as_ref().is_some_and(|job| job.home == epoch)).map(|(id, _)| *id).collect();
         for request in jobs {
             let state = self.requests.get_mut(&request).expect("it was just there");
             let job = state.job.take().expect("it was just there");
             state.cancelled_at.push(job.worker);
             self.cancel_prefill(now, request, &job);
         }
-        let waiting: Vec<_> = self.running().filter(|(_, _, running)| running.waits && running.pool == Some(epoch)).collect();
+        let waiting: Vec<_> = self.running().filter(|(_, _, running)| running.waits && running.home == Some(epoch)).collect();
         for (request, choice, _) in waiting {
             self.stop_waiting(request, choice);
         }
@@ -154,7 +161,7 @@ impl Cluster {
             PrefillOutcome::Done { .. } => {
                 request.record_prefill(outcome);
                 let job = request.job.take().expect("its worker was just compared");
-                request.handed_over = Some((now, job.pool));
+                request.handed_over = Some((now, job.home));
                 self.registry.get_mut(epoch).expect("a job's worker is registered").prefill.remove(now, id);
             }
             PrefillOutcome::Failed { reason } => {
@@ -173,20 +180,20 @@ impl Cluster {
         let cancelled_at = &self.requests[&id].cancelled_at;
         candidates.retain(|candidate| !job.tried.contains(&candidate.worker) && !cancelled_at.contains(&candidate.worker));
         match schedule::choose_prefill(&candidates) {
-            Some(next) if job.tried.len() < PREFILL_ATTEMPTS_MAX && self.registry.get(job.pool).is_some() => {
+            Some(next) if job.tried.len() < PREFILL_ATTEMPTS_MAX && self.registry.get(job.home).is_some() => {
                 let request = &self.requests[&id];
                 let age = now.saturating_duration_since(request.submitted);
                 let remaining_ms = request.new.timeout.saturating_sub(age).as_millis() as u64;
                 self.send_prefill(now, id, Job { worker: next.worker, ..job }, remaining_ms);
             }
-            _ => self.stop_waiting_for(id, job.pool),
+            _ => self.stop_waiting_for(id, job.home),
         }
     }
 
     /// Nobody computes blocks of this request into that pool node any more.
-    pub(super) fn stop_waiting_for(&mut self, id: RequestId, pool: Epoch) {
+    pub(super) fn stop_waiting_for(&mut self, id: RequestId, home: Epoch) {
         let waiting = |(choice, sequence): (usize, &Sequence)| {
-            matches!(sequence.place, Place::Running(running) if running.waits && running.pool == Some(pool)).then_some(choice)
+            matches!(sequence.place, Place::Running(running) if running.waits && running.home == Some(home)).then_some(choice)
         };
         let waiting: Vec<_> = self.requests[&id].sequences.iter().enumerate().filter_map(waiting).collect();
         for choice in waiting {

@@ -43,7 +43,7 @@ async fn a_chat_streamed_is_the_chat_at_once() {
     assert_eq!(whole["usage"]["tidemill"]["tail_ms"], 3.0);
     let job = worker.decode_job().await;
     assert_eq!((job.sampling.seed, job.sampling.temperature, job.sampling.top_p), (5, 0.5, 0.95), "top_p is the model author's");
-    assert_eq!((job.expected_blocks, job.pool), (0, None));
+    assert_eq!((job.expected_blocks, job.home), (0, None));
     assert_eq!(json!(job.tokens), whole["prompt_token_ids"]);
 
     let mut streamed = body;

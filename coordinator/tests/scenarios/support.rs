@@ -15,8 +15,8 @@ use tidemill_proto::{
     ids::{LinkId, SequenceId},
     link::Endpoint,
     message::{
-        DecodeJob, EngineInfo, Finish, PrefillOutcome, Provenance, Register, Report, RoleInfo, SequenceToken, ToWorker, TokensBySource,
-        WorkerEvent,
+        DecodeJob, EngineInfo, Finish, Host, PrefillOutcome, Provenance, Register, Report, RoleInfo, SequenceToken, ToWorker,
+        TokensBySource, WorkerEvent,
     },
     sampling::TokenLogprob,
     uplink::{LinkEvent, Uplink},
@@ -66,7 +66,7 @@ impl Cluster {
     /// Joins the cluster and waits until the coordinator knows.
     pub(crate) async fn join(&self, name: &str, role: RoleInfo, script: Script) -> Worker {
         let endpoint = Endpoint::bind(([127, 0, 0, 1], 0).into(), &Identity::load(self.pki.path()).unwrap()).unwrap();
-        let register = Register { name: name.into(), pid: std::process::id(), role };
+        let register = Register { name: name.into(), host: Host("here".into()), pid: std::process::id(), role };
         let report = Arc::new(Report::default);
         let (uplink, mut events) = Uplink::start(&endpoint, &[self.quic], register, report);
         let (seen, messages) = mpsc::unbounded_channel();
@@ -78,7 +78,7 @@ impl Cluster {
             loop {
                 tokio::select! {
                     event = events.recv() => match event {
-                        Some((_, LinkEvent::Message(message))) => peer.take(message),
+                        Some((_, LinkEvent::Message(message))) => peer.take(*message),
                         Some(_) => {}
                         None => return,
                     },
@@ -161,7 +161,8 @@ impl Worker {
     }
 }
 
-const LINK: LinkId = LinkId(0);
+/// Scripted workers have one coordinator, and link up once.
+const LINK: LinkId = LinkId { coordinator: 0, session: 0 };
 
 struct Peer {
     uplink: Uplink,

@@ -147,6 +147,15 @@ pub fn terminate(pid: u32) {
     signal(pid, nix::sys::signal::Signal::SIGTERM);
 }
 
+/// Stops one process of a cluster as a machine does that has no time for it.
+pub fn pause(pid: u32) {
+    signal(pid, nix::sys::signal::Signal::SIGSTOP);
+}
+
+pub fn resume(pid: u32) {
+    signal(pid, nix::sys::signal::Signal::SIGCONT);
+}
+
 fn signal(pid: u32, signal: nix::sys::signal::Signal) {
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid as i32), signal).expect("a process of our own cluster");
 }
@@ -164,6 +173,32 @@ pub async fn complete_all(cluster: &Cluster, cases: &[Case], at_once: usize) -> 
     use futures_util::StreamExt;
     futures_util::stream::iter(cases).map(|case| complete(cluster, case)).buffered(at_once).collect().await
 }
+
+pub fn assert_same(reference: &[Answer], answers: &[Answer], cases: &[Case], how: &str) {
+    for ((expected, got), case) in reference.iter().zip(answers).zip(cases) {
+        assert_eq!(expected.tokens, got.tokens, "{how}: prompt of {} tokens, seed {:?}, {}", case.prompt.len(), case.seed, got.usage);
+    }
+}
+
+/// Prompt tokens of the full blocks before the last token: what a prefill worker computes, and what a cache can have.
+pub fn reusable(case: &Case) -> u64 {
+    ((case.prompt.len() - 1) / 16 * 16) as u64
+}
+
+/// What a decode worker answers alone: no prefill worker, no pool.
+pub async fn reference(cases: &[Case]) -> Vec<Answer> {
+    let cluster = Cluster::start(&["--prefill", "0", "--kvpool", "0"]);
+    let answers = complete_all(&cluster, cases, 1).await;
+    for (answer, case) in answers.iter().zip(cases) {
+        assert_eq!(answer.tokens.len(), case.max_tokens as usize);
+        assert_eq!(answer.source("local"), case.prompt.len() as u64, "nothing but this worker computed: {}", answer.usage);
+    }
+    cluster.stop();
+    answers
+}
+
+/// Every full block of a prompt goes to a prefill worker, however short: the scheduler would keep short ones local.
+pub const DISAGGREGATED: &[&str] = &["--local-tail-tokens", "0"];
 
 /// Pseudo-random numbers that are the same in every run (SplitMix64, Steele et al. 2014).
 pub struct Numbers(pub u64);

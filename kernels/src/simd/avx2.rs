@@ -8,6 +8,7 @@ use std::arch::x86_64::*;
 pub(crate) struct Avx2(());
 
 /// Runs `kernel` with AVX2, FMA and F16C enabled.
+#[inline(never)]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn run<K: Kernel>(kernel: K) -> K::Output {
     kernel.run(Avx2(()))
@@ -73,6 +74,12 @@ impl Simd for Avx2 {
 
     const TILE_ROWS: usize = 6;
     const TILE_VECTORS: usize = 1;
+
+    #[inline(always)]
+    fn call<K: Kernel>(self, kernel: K) -> K::Output {
+        // SAFETY: `self` exists only where AVX2, FMA and F16C are enabled.
+        unsafe { run(kernel) }
+    }
 
     #[inline(always)]
     fn splat(self, x: f32) -> V {

@@ -8,6 +8,7 @@ use std::arch::x86_64::*;
 pub(crate) struct Avx512(());
 
 /// Runs `kernel` with AVX-512 enabled.
+#[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
 pub(super) fn run<K: Kernel>(kernel: K) -> K::Output {
     kernel.run(Avx512(()))
@@ -26,6 +27,12 @@ impl Simd for Avx512 {
 
     const TILE_ROWS: usize = 12;
     const TILE_VECTORS: usize = 2;
+
+    #[inline(always)]
+    fn call<K: Kernel>(self, kernel: K) -> K::Output {
+        // SAFETY: `self` exists only where AVX-512 is enabled.
+        unsafe { run(kernel) }
+    }
 
     #[inline(always)]
     fn splat(self, x: f32) -> __m512 {
@@ -153,43 +160,5 @@ impl Simd for Avx512 {
             let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
             _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))
         }
-    }
-
-    /// The trees of 16 vectors side by side: each step adds halves of two vectors into one, 15 additions instead of 64.
-    #[inline(always)]
-    fn sum16(self, v: &[__m512; LANES]) -> __m512 {
-        let mut quads = [self.zero(); 4];
-        for (i, quad) in quads.iter_mut().enumerate() {
-            *quad = self.add_quarters(self.add_halves(v[i], v[i + 4]), self.add_halves(v[i + 8], v[i + 12]));
-        }
-        // Vector i's quarter j holds what is left of v[i + 4 j].
-        self.add_singles(self.add_pairs(quads[0], quads[1]), self.add_pairs(quads[2], quads[3]))
-    }
-}
-
-/// The steps of [`Simd::sum16`].
-impl Avx512 {
-    /// Lane i + lane i + 8: of `a` in the lower half, of `b` in the upper.
-    #[inline(always)]
-    fn add_halves(self, a: __m512, b: __m512) -> __m512 {
-        intrinsics!(_mm512_add_ps(_mm512_shuffle_f32x4::<0b01_00_01_00>(a, b), _mm512_shuffle_f32x4::<0b11_10_11_10>(a, b)))
-    }
-
-    /// Lane i + lane i + 4 of each half: of `ab` in quarters 0 and 1, of `cd` in quarters 2 and 3.
-    #[inline(always)]
-    fn add_quarters(self, ab: __m512, cd: __m512) -> __m512 {
-        intrinsics!(_mm512_add_ps(_mm512_shuffle_f32x4::<0b10_00_10_00>(ab, cd), _mm512_shuffle_f32x4::<0b11_01_11_01>(ab, cd)))
-    }
-
-    /// Within each quarter lane i + lane i + 2: of `a` in lanes 0 and 1, of `b` in lanes 2 and 3.
-    #[inline(always)]
-    fn add_pairs(self, a: __m512, b: __m512) -> __m512 {
-        intrinsics!(_mm512_add_ps(_mm512_shuffle_ps::<0b01_00_01_00>(a, b), _mm512_shuffle_ps::<0b11_10_11_10>(a, b)))
-    }
-
-    /// Within each quarter lane i + lane i + 1: of `ab` in lanes 0 and 1, of `cd` in lanes 2 and 3.
-    #[inline(always)]
-    fn add_singles(self, ab: __m512, cd: __m512) -> __m512 {
-        intrinsics!(_mm512_add_ps(_mm512_shuffle_ps::<0b10_00_10_00>(ab, cd), _mm512_shuffle_ps::<0b11_01_11_01>(ab, cd)))
     }
 }

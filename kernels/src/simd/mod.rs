@@ -25,6 +25,10 @@ pub(crate) trait Simd: Copy + Send + Sync {
     /// 1 or 2.
     const TILE_VECTORS: usize;
 
+    /// Runs `kernel` as a function of its own. For inner loops that come in many sizes: inlined all into one, they would take
+    /// the compiler minutes.
+    fn call<K: Kernel>(self, kernel: K) -> K::Output;
+
     fn splat(self, x: f32) -> Self::V;
     fn load(self, x: &[f32; LANES]) -> Self::V;
     fn store(self, v: Self::V, to: &mut [f32; LANES]);
@@ -65,16 +69,6 @@ pub(crate) trait Simd: Copy + Send + Sync {
 
     /// Sum of the lanes: lane `i` with lane `i + 8`, then `+ 4`, `+ 2`, `+ 1`.
     fn sum(self, v: Self::V) -> f32;
-
-    /// Lane `i` of the result is the sum of `v[i]`, by the same tree.
-    #[inline(always)]
-    fn sum16(self, v: &[Self::V; LANES]) -> Self::V {
-        let mut sums = [0.0; LANES];
-        for (sum, v) in sums.iter_mut().zip(v) {
-            *sum = self.sum(*v);
-        }
-        self.load(&sums)
-    }
 
     #[inline(always)]
     fn zero(self) -> Self::V {

@@ -1,7 +1,7 @@
 //! The 16 lanes as an array: the definition that the others are held to. Compilers vectorize it where `mul_add` is an
 //! instruction of the base target (aarch64, say).
 
-use super::{LANES, Simd};
+use super::{Kernel, LANES, Simd};
 use half::f16;
 use std::array::from_fn;
 
@@ -29,6 +29,11 @@ impl Simd for Portable {
 
     const TILE_ROWS: usize = 4;
     const TILE_VECTORS: usize = 1;
+
+    #[inline(never)]
+    fn call<K: Kernel>(self, kernel: K) -> K::Output {
+        kernel.run(self)
+    }
 
     #[inline(always)]
     fn splat(self, x: f32) -> V {

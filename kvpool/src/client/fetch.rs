@@ -2,6 +2,7 @@
 
 use super::{ANSWER_MAX, Block, Inner, Miss, calls::Call};
 use crate::{
+    admission::blocks_within,
     transport::DataPath,
     validate::{Invalid, validate},
 };
@@ -25,12 +26,14 @@ pub struct Fetch {
 /// Place in the get's keys, and the block or why there is none.
 type Outcome = (usize, Result<Block, Miss>);
 
-/// Blocks that were fetched and not taken.
+/// Blocks that were fetched and not taken,
 const RESULTS_MAX: usize = 32;
+/// and their bytes.
+const RESULTS_BYTES_MAX: usize = 8 << 20;
 
 impl Fetch {
     pub(super) fn start(inner: Arc<Inner>, keys: Vec<BlockKey>, wait: Duration) -> Self {
-        let (results_in, results) = mpsc::channel(RESULTS_MAX);
+        let (results_in, results) = mpsc::channel(blocks_within(RESULTS_BYTES_MAX, inner.block_bytes, RESULTS_MAX));
         tokio::spawn(run(inner, keys, wait, results_in));
         Self { results }
     }

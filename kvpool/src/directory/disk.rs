@@ -10,6 +10,7 @@
 //!
 //! A block that is being stored is in DRAM, too, unchanged; where that ends, the store is abandoned.
 
+use super::shares::Shares;
 use crate::eviction::{EvictionPolicy, Use};
 use std::collections::{HashMap, HashSet};
 use tidemill_proto::{
@@ -41,6 +42,7 @@ pub(super) struct DiskTier {
     by_key: HashMap<BlockKey, u32>,
     free: Vec<u32>,
     policy: Box<dyn EvictionPolicy>,
+    shares: Shares,
     /// Slots being written, abandoned ones too.
     storing: usize,
     /// Blocks being read.
@@ -64,18 +66,25 @@ impl DiskTier {
             by_key: HashMap::new(),
             free: (0..slots).rev().collect(),
             policy,
+            shares: Shares::new(slots as usize, 100),
             storing: 0,
             loading: 0,
             ended: 0,
         }
     }
 
+    /// Lets no tenant have more than so many percent of the slots. Before anything else.
+    pub(super) fn limit_tenants(&mut self, percent: u8) {
+        self.shares = Shares::new(self.slots.len(), percent);
+    }
+
     /// A block that was there before this node started. `false`: not taken, since the slot is not free or the key is held already.
     pub(super) fn recover(&mut self, disk: u32, block: DiskBlock, used: Use) -> bool {
         let free = matches!(self.slots.get(disk as usize), Some(State::Free));
-        if !free || self.by_key.contains_key(&block.key) {
+        if !free || self.by_key.contains_key(&block.key) || self.shares.is_full(block.lineage.tenant) {
             return false;
         }
+        self.shares.gain(block.lineage.tenant);
         self.hold(disk, block, used);
         true
     }
@@ -106,15 +115,18 @@ impl DiskTier {
 
     /// A slot for a block that is in DRAM, and the key that had to leave for it. `None`: all slots are being read or written.
     pub(super) fn reserve(&mut self, block: DiskBlock, used: Use, from: SlotRef) -> Option<(u32, Option<BlockKey>)> {
-        let (disk, evicted) = match self.free.pop() {
-            Some(disk) => (disk, None),
-            None => {
-                let disk = self.policy.evict()?;
-                let evicted = self.block(disk).key;
-                self.by_key.remove(&evicted);
-                (disk, Some(evicted))
-            }
+        let tenant = block.lineage.tenant;
+        let (disk, evicted) = if self.shares.is_full(tenant) {
+            let disk = self.shares.oldest(tenant)?;
+            self.policy.remove(disk);
+            (disk, Some(self.leave(disk)))
+        } else if let Some(disk) = self.free.pop() {
+            (disk, None)
+        } else {
+            let disk = self.policy.evict()?;
+            (disk, Some(self.leave(disk)))
         };
+        self.shares.gain(tenant);
         self.slots[disk as usize] = State::Storing { block, used, from };
         self.by_key.insert(block.key, disk);
         self.storing += 1;
@@ -127,6 +139,7 @@ impl DiskTier {
             && matches!(self.slots[disk as usize], State::Storing { .. })
         {
             self.by_key.remove(key);
+            self.shares.lose(self.block(disk).lineage.tenant);
             self.slots[disk as usize] = State::Abandoned;
         }
     }
@@ -141,6 +154,7 @@ impl DiskTier {
                 if written {
                     self.hold(disk, block, used);
                 } else {
+                    self.shares.lose(block.lineage.tenant);
                     self.set_free(disk);
                 }
                 Some(from)
@@ -155,15 +169,17 @@ impl DiskTier {
 
     /// Keeps the slot's content while it is being read.
     pub(super) fn load_start(&mut self, disk: u32) {
-        let State::Held { loading, .. } = &mut self.slots[disk as usize] else { unreachable!("only what is held is read") };
+        let State::Held { block, used, loading } = &mut self.slots[disk as usize] else { unreachable!("only what is held is read") };
         assert!(!std::mem::replace(loading, true), "disk slot {disk} is being read already");
+        self.shares.set_idle(block.lineage.tenant, disk, *used, false);
         self.loading += 1;
         self.policy.pin(disk);
     }
 
     pub(super) fn load_ended(&mut self, disk: u32) {
-        let State::Held { loading, used, .. } = &mut self.slots[disk as usize] else { unreachable!("what is read stays") };
+        let State::Held { block, used, loading } = &mut self.slots[disk as usize] else { unreachable!("what is read stays") };
         assert!(std::mem::replace(loading, false), "disk slot {disk} is not being read");
+        self.shares.set_idle(block.lineage.tenant, disk, *used, true);
         let used = *used;
         self.loading -= 1;
         self.policy.unpin(disk, used);
@@ -182,10 +198,13 @@ impl DiskTier {
     /// The block was used, from whichever tier.
     pub(super) fn touch(&mut self, key: &BlockKey, now: Use) {
         let Some(&disk) = self.by_key.get(key) else { return };
+        let now = now.at_place(self.block(disk).lineage.position);
         match &mut self.slots[disk as usize] {
-            State::Held { used, loading, .. } if now.at > used.at => {
-                *used = now;
+            State::Held { block, used, loading } if now.at > used.at => {
+                let before = std::mem::replace(used, now);
                 if !*loading {
+                    self.shares.set_idle(block.lineage.tenant, disk, before, false);
+                    self.shares.set_idle(block.lineage.tenant, disk, now, true);
                     self.policy.pin(disk);
                     self.policy.unpin(disk, now);
                 }
@@ -198,8 +217,17 @@ impl DiskTier {
     /// Forgets a block that is held and not being read.
     pub(super) fn forget(&mut self, disk: u32) {
         self.policy.remove(disk);
-        self.by_key.remove(&self.block(disk).key);
+        self.leave(disk);
         self.set_free(disk);
+    }
+
+    /// What the slot holds, which is no candidate any more, is found by nobody from now on.
+    fn leave(&mut self, disk: u32) -> BlockKey {
+        let State::Held { block, used, .. } = self.slots[disk as usize] else { unreachable!("only what is held can leave") };
+        self.shares.set_idle(block.lineage.tenant, disk, used, false);
+        self.shares.lose(block.lineage.tenant);
+        self.by_key.remove(&block.key);
+        block.key
     }
 
     /// Whether another store may begin: some are enough to keep a disk busy.
@@ -228,6 +256,7 @@ impl DiskTier {
     fn hold(&mut self, disk: u32, block: DiskBlock, used: Use) {
         self.slots[disk as usize] = State::Held { block, used, loading: false };
         self.by_key.insert(block.key, disk);
+        self.shares.set_idle(block.lineage.tenant, disk, used, true);
         self.policy.insert(disk, &block.key, used);
     }
 
@@ -261,6 +290,11 @@ impl DiskTier {
                 }
             }
         }
+        self.shares.check_integrity((0..).zip(&self.slots).filter_map(|(disk, state)| match *state {
+            State::Held { block, used, loading } => Some((block.lineage.tenant, disk, used, !loading)),
+            State::Storing { block, used, .. } => Some((block.lineage.tenant, disk, used, false)),
+            State::Free | State::Abandoned => None,
+        }));
         assert_eq!((storing, loads), (self.storing, self.loading), "reads and writes are miscounted");
         assert_eq!(keys, self.by_key.len(), "a key leads to no disk slot");
         assert!(self.storing <= STORES_MAX, "too many stores");

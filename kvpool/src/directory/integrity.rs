@@ -1,6 +1,6 @@
 //! Whether a directory's books balance.
 
-use super::{Directory, Due, Rank, Reserved, Slot, State, Usage, tiers::NODE};
+use super::{Directory, Due, Published, Rank, Reserved, Slot, State, Usage, tiers::NODE};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use tidemill_proto::pool::SlotRef;
 
@@ -55,6 +55,11 @@ impl Directory {
             }
         }
         assert_eq!(usage, self.usage, "slots are miscounted");
+        self.shares.check_integrity((0..).zip(&self.slots).filter_map(|(slot, Slot { state, .. })| match *state {
+            State::Reserved(Reserved { lineage, used, .. }) => Some((lineage.tenant, slot, used, false)),
+            State::Published(Published { lineage, used, leases, .. }) => Some((lineage.tenant, slot, used, leases == 0)),
+            State::Free | State::Quarantined => None,
+        }));
         assert_eq!(clean, self.clean.len(), "a slot is listed as clean and is not");
         if let Some(disk) = &self.disk {
             disk.check_integrity(|at, key| self.published_at(at).is_some_and(|published| published.key == *key));

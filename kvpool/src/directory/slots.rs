@@ -9,7 +9,7 @@ use super::{
 use crate::eviction::Use;
 use std::{collections::BTreeMap, time::Duration};
 use tidemill_proto::{
-    block::BlockKey,
+    block::{BlockKey, Tenant},
     pool::{CallId, Found, LeaseId, Lineage, Reservation, SlotRef, Tier, Via},
 };
 
@@ -28,6 +28,21 @@ impl Directory {
         let &slot = self.by_key.get(key)?;
         let Slot { generation, state } = &self.slots[slot as usize];
         matches!(state, State::Published(_)).then_some(SlotRef { slot, generation: *generation })
+    }
+
+    /// The number of an operation that brings these blocks: the one of the block before them, if that came for the same
+    /// request. A prompt is one use of its chain, however many puts it takes, so it leaves from its end.
+    pub(super) fn operation_of(&mut self, lineage: &Lineage) -> u64 {
+        self.operation += 1;
+        let parent = lineage.parent.and_then(|parent| self.by_key.get(&parent)).map(|&slot| self.slots[slot as usize].state);
+        match parent {
+            Some(State::Reserved(Reserved { lineage: before, used, .. }) | State::Published(Published { lineage: before, used, .. }))
+                if before.origin == lineage.origin && used.at > 0 =>
+            {
+                used.at
+            }
+            _ => self.operation,
+        }
     }
 
     pub(super) fn published_at(&self, at: SlotRef) -> Option<Published> {
@@ -54,7 +69,7 @@ impl Directory {
             self.touch_disk(&key, used);
             return Reservation::Held;
         }
-        let Some(slot) = self.take_slot() else { return Reservation::Full };
+        let Some(slot) = self.take_slot(lineage.tenant) else { return Reservation::Full };
         Reservation::Write(self.reserve_slot(slot, client, key, lineage, used, now + self.limits.put_deadline))
     }
 
@@ -69,6 +84,7 @@ impl Directory {
         until: Duration,
     ) -> SlotRef {
         self.usage.reserved += 1;
+        self.shares.gain(lineage.tenant);
         let timer = self.timers.add(until, Due::Reservation(slot));
         let disk_ended = self.disk.as_ref().map_or(0, |disk| disk.ended());
         let entry = &mut self.slots[slot as usize];
@@ -81,29 +97,45 @@ impl Directory {
     }
 
     /// A free slot, counted as nobody's: one that is free, else one whose block the disk has, too, else one that the policy
-    /// gives up.
-    pub(super) fn take_slot(&mut self) -> Option<u32> {
-        if let Some(slot) = self.free.pop() {
+    /// gives up. A tenant that has its share gets only what it has.
+    pub(super) fn take_slot(&mut self, tenant: Tenant) -> Option<u32> {
+        let slot = if self.shares.is_full(tenant) {
+            let slot = self.shares.oldest(tenant)?;
+            self.unrank(slot);
+            slot
+        } else if let Some(slot) = self.free.pop() {
             self.usage.free -= 1;
             return Some(slot);
-        }
-        let slot = self.clean.pop_first().map(|(_, slot)| slot).or_else(|| self.policy.evict())?;
-        let key = self.slots[slot as usize].published().1.key;
+        } else {
+            self.clean.pop_first().map(|(_, slot)| slot).or_else(|| self.policy.evict())?
+        };
         self.usage.cached -= 1;
-        self.leave_dram(&key);
+        self.leave_dram(slot);
         Some(slot)
     }
 
-    /// Nobody finds the block in DRAM any more.
-    pub(super) fn leave_dram(&mut self, key: &BlockKey) {
-        self.by_key.remove(key);
-        if let Some(disk) = &mut self.disk {
-            disk.abandon(key);
+    /// The slot's block is no candidate for leaving any more: it leaves.
+    pub(super) fn unrank(&mut self, slot: u32) {
+        match self.slots[slot as usize].published().1.rank {
+            Rank::Policy => self.policy.remove(slot),
+            Rank::Leaving => {}
+            Rank::Clean(number) => drop(self.clean.remove(&number)),
         }
-        if self.on_disk(key).is_some() {
-            self.events.moved(*key, Tier::Nvme);
+    }
+
+    /// Nobody finds the slot's block in DRAM any more.
+    pub(super) fn leave_dram(&mut self, slot: u32) {
+        let Published { key, lineage, used, .. } = *self.slots[slot as usize].published().1;
+        self.shares.set_idle(lineage.tenant, slot, used, false);
+        self.shares.lose(lineage.tenant);
+        self.by_key.remove(&key);
+        if let Some(disk) = &mut self.disk {
+            disk.abandon(&key);
+        }
+        if self.on_disk(&key).is_some() {
+            self.events.moved(key, Tier::Nvme);
         } else {
-            self.events.evicted(*key);
+            self.events.evicted(key);
         }
     }
 
@@ -111,7 +143,8 @@ impl Directory {
     pub(super) fn publish(&mut self, slot: u32, mut block: Published, from: Tier, found: &mut Handovers) {
         let woken = self.waits.wake(block.key);
         // Who waits for a chain asked for all of it at once, however many puts it takes.
-        block.used = woken.last().map_or(block.used, |woken| woken.used);
+        block.used = woken.last().map_or(block.used, |woken| woken.used).at_place(block.lineage.position);
+        self.shares.set_idle(block.lineage.tenant, slot, block.used, true);
         self.slots[slot as usize].state = State::Published(block);
         self.usage.cached += 1;
         self.policy.insert(slot, &block.key, block.used);
@@ -160,6 +193,7 @@ impl Directory {
         }
         self.usage.reserved -= 1;
         self.by_key.remove(&reserved.key);
+        self.shares.lose(reserved.lineage.tenant);
         self.quarantine(slot, reserved.timer.at() + Limits::QUARANTINE);
         if reserved.writer == NODE {
             self.load_cut_off(reserved.key, reserved.disk_ended);
@@ -238,8 +272,9 @@ impl Directory {
     }
 
     pub(super) fn pin(&mut self, slot: u32) {
-        let Published { key, used, leases, rank, .. } = *self.slots[slot as usize].published().1;
+        let Published { key, lineage, used, leases, rank, .. } = *self.slots[slot as usize].published().1;
         if leases == 0 {
+            self.shares.set_idle(lineage.tenant, slot, used, false);
             if rank != Rank::Policy {
                 self.rerank(slot, &key, used);
             }
@@ -254,10 +289,11 @@ impl Directory {
         let published = self.slots[slot as usize].published().1;
         published.leases -= 1;
         if used.at > published.used.at {
-            published.used = used;
+            published.used = used.at_place(published.lineage.position);
         }
-        let Published { key, used, leases, .. } = *published;
+        let Published { key, lineage, used, leases, .. } = *published;
         if leases == 0 {
+            self.shares.set_idle(lineage.tenant, slot, used, true);
             self.usage.leased -= 1;
             self.usage.cached += 1;
             self.policy.unpin(slot, used);

@@ -30,7 +30,8 @@ fn written(at: SlotRef) -> Written {
 }
 
 fn reserve(directory: &mut Directory, range: std::ops::Range<u8>) -> Vec<Written> {
-    let answers = directory.put_start(WRITER, LINEAGE, &keys(range), NOW);
+    let lineage = Lineage { parent: range.start.checked_sub(1).map(key), position: range.start.into(), ..LINEAGE };
+    let answers = directory.put_start(WRITER, lineage, &keys(range), NOW);
     let slots = answers.iter().map(|answer| match answer {
         Reservation::Write(at) => written(*at),
         other => panic!("{other:?}"),
@@ -249,4 +250,166 @@ fn what_comes_and_goes_is_told() {
     assert_eq!(told.from, 0);
     assert_eq!(told.events, [stored(0), PoolEvent::Evicted(key(0)), stored(1)]);
     assert_eq!(directory.snapshot().collect::<Vec<_>>(), [stored(1)]);
+}
+
+fn of_tenant(tenant: u64, position: u32) -> Lineage {
+    Lineage { tenant: Tenant(tenant), position, ..LINEAGE }
+}
+
+#[test]
+fn a_tenant_that_has_its_share_makes_room_of_its_own() {
+    let mut directory = directory(4).with_tenant_share(50);
+    let mut put = |tenant, range: std::ops::Range<u8>| {
+        let answers = directory.put_start(WRITER, of_tenant(tenant, 0), &keys(range), NOW);
+        let slots = answers.iter().filter_map(|answer| if let Reservation::Write(at) = answer { Some(written(*at)) } else { None });
+        directory.put_end(WRITER, &slots.collect::<Vec<_>>(), NOW);
+        directory.check_integrity();
+        answers
+    };
+    put(1, 0..1);
+    put(2, 10..12);
+    assert_eq!(put(2, 12..15)[2], Reservation::Full, "two slots, and both are being written");
+    assert_eq!(put(2, 20..21).len(), 1);
+    assert_eq!(directory.match_prefix(READER, &keys(0..1), NOW), 1, "the other tenant's block stays");
+    assert_eq!(directory.usage().free, 1, "and a free slot is no reason to take more");
+}
+
+#[test]
+fn blocks_of_one_request_are_one_use_however_many_puts_they_come_in() {
+    let mut directory = directory(4);
+    for n in 0..4 {
+        let parent = (n > 0).then(|| key(n - 1));
+        let answers = directory.put_start(WRITER, Lineage { parent, position: u32::from(n), ..LINEAGE }, &[key(n)], NOW);
+        let [Reservation::Write(at)] = answers[..] else { panic!("{answers:?}") };
+        directory.put_end(WRITER, &[written(at)], NOW);
+    }
+    directory.take_events();
+    reserve(&mut directory, 10..12);
+    assert_eq!(directory.take_events().events, [PoolEvent::Evicted(key(3)), PoolEvent::Evicted(key(2))]);
+}
+
+fn with_disk(slots: u32, disk: u32) -> Directory {
+    directory(slots).with_disk(disk, Box::new(Lru::new(disk)))
+}
+
+/// The slots of disk and DRAM of the stores asked for.
+fn stores(directory: &mut Directory) -> Vec<(u32, SlotRef)> {
+    let store = |action| if let Action::Store { disk, from, .. } = action { (disk, from) } else { panic!("{action:?}") };
+    actions(directory).into_iter().map(store).collect()
+}
+
+fn the_load(directory: &mut Directory) -> (u32, SlotRef) {
+    match actions(directory)[..] {
+        [Action::Load { disk, to, .. }] => (disk, to),
+        ref other => panic!("{other:?}"),
+    }
+}
+
+/// Chain 0..8 in eight slots, of which the last two blocks are copied to disk.
+fn demoted() -> Directory {
+    let mut directory = with_disk(8, 8);
+    store(&mut directory, 0..8);
+    for (disk, _) in stores(&mut directory) {
+        directory.stored(disk, Ok(()), NOW);
+        directory.check_integrity();
+    }
+    directory.take_events();
+    directory
+}
+
+#[test]
+fn nothing_is_copied_to_disk_while_there_is_room() {
+    let mut directory = with_disk(8, 8);
+    store(&mut directory, 0..7);
+    assert_eq!(actions(&mut directory), []);
+    reserve(&mut directory, 20..21);
+    assert_eq!(stores(&mut directory).len(), 2, "the last free slot is gone");
+    directory.check_integrity();
+}
+
+#[test]
+fn what_is_copied_to_disk_before_memory_is_full_leaves_for_free() {
+    let mut directory = demoted();
+    assert_eq!(directory.disk_usage(), Some(DiskUsage { free: 6, cached: 2, busy: 0 }));
+    assert_eq!(directory.usage().cached, 8, "it is still in memory, too");
+    reserve(&mut directory, 20..22);
+    assert_eq!(
+        directory.take_events().events,
+        [6, 7].map(|n| PoolEvent::Moved { key: key(n), tier: Tier::Nvme }).into_iter().rev().collect::<Vec<_>>()
+    );
+    assert_eq!(directory.match_prefix(READER, &keys(0..8), NOW), 8);
+    directory.check_integrity();
+}
+
+#[test]
+fn a_block_on_disk_is_loaded_once_for_all_who_want_it() {
+    let mut directory = demoted();
+    reserve(&mut directory, 20..22);
+    actions(&mut directory);
+    directory.take_events();
+    get(&mut directory, 1, &keys(7..8), Duration::ZERO);
+    directory.get(WRITER, CallId(1), &keys(7..8), Duration::from_secs(60), Via::Streams, NOW);
+    let (disk, to) = the_load(&mut directory);
+    assert!(directory.loaded(disk, to, Ok(()), NOW));
+    directory.check_integrity();
+    let found: Vec<_> = actions(&mut directory)
+        .into_iter()
+        .filter_map(
+            |action| if let Action::Found { client, blocks, .. } = action { Some((client, blocks[0].at, blocks[0].tier)) } else { None },
+        )
+        .collect();
+    assert_eq!(found, [(WRITER, to, Tier::Nvme), (READER, to, Tier::Nvme)]);
+    assert!(directory.take_events().events.contains(&PoolEvent::Moved { key: key(7), tier: Tier::Dram }));
+}
+
+#[test]
+fn a_load_that_finds_other_bytes_is_a_miss_and_forgets_the_block() {
+    let mut directory = demoted();
+    reserve(&mut directory, 20..22);
+    actions(&mut directory);
+    directory.take_events();
+    get(&mut directory, 1, &keys(7..8), Duration::from_secs(60));
+    let (disk, to) = the_load(&mut directory);
+    assert!(!directory.loaded(disk, to, Err(DiskFault::Corrupt), NOW));
+    assert_eq!(
+        actions(&mut directory)[..2],
+        [Action::Erase { disk }, Action::Missed { client: READER, call: CallId(1), indexes: vec![0] }],
+        "at once: nobody is about to bring what was held"
+    );
+    assert!(directory.take_events().events.contains(&PoolEvent::Evicted(key(7))));
+    directory.check_integrity();
+}
+
+#[test]
+fn a_disk_that_hangs_is_given_up_after_the_first_load_that_it_does_not_answer() {
+    let mut directory = demoted();
+    reserve(&mut directory, 20..22);
+    actions(&mut directory);
+    get(&mut directory, 1, &keys(7..8), Duration::ZERO);
+    let (disk, to) = the_load(&mut directory);
+    directory.tick(NOW + Limits::LOAD);
+    let [Action::Missed { indexes, .. }, Action::GiveUpDisk] = &actions(&mut directory)[..] else { panic!() };
+    assert_eq!(indexes, &[0]);
+    assert!(!directory.loaded(disk, to, Ok(()), NOW + Limits::LOAD), "whatever it says later");
+    directory.check_integrity();
+    directory.tick(NOW + LIMITS.reclaim_max());
+    assert_eq!(directory.usage().quarantined, 0);
+    assert_eq!(directory.disk_usage(), None);
+}
+
+#[test]
+fn what_is_read_while_it_is_copied_to_disk_stays_in_memory() {
+    let mut directory = with_disk(8, 8);
+    store(&mut directory, 0..8);
+    let stores = stores(&mut directory);
+    get(&mut directory, 1, &keys(7..8), Duration::ZERO);
+    let (lease, _) = found(&mut directory);
+    directory.release(READER, lease);
+    for (disk, _) in stores {
+        directory.stored(disk, Ok(()), NOW);
+    }
+    directory.check_integrity();
+    directory.take_events();
+    reserve(&mut directory, 20..21);
+    assert_eq!(directory.take_events().events, [PoolEvent::Moved { key: key(6), tier: Tier::Nvme }]);
 }

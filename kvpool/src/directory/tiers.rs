@@ -125,6 +125,7 @@ impl Directory {
                     self.actions.push_back(Action::Erase { disk });
                 }
                 self.by_key.remove(&reserved.key);
+                self.shares.lose(reserved.lineage.tenant);
                 self.set_free(to.slot);
                 self.miss_waiters(reserved.key);
                 if fault == DiskFault::Io {
@@ -178,7 +179,7 @@ impl Directory {
         let DiskBlock { key, checksum, lineage } = tier_of(&mut self.disk).block(disk);
         // First, so that making room does not push out what is wanted.
         tier_of(&mut self.disk).load_start(disk);
-        let Some(slot) = self.take_slot() else {
+        let Some(slot) = self.take_slot(lineage.tenant) else {
             tier_of(&mut self.disk).load_ended(disk);
             return false;
         };

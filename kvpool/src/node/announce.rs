@@ -10,6 +10,7 @@ use tidemill_proto::{
 /// What each coordinator has been told.
 #[derive(Debug)]
 pub(super) struct Announcer {
+    /// By coordinator.
     links: Vec<Link>,
     /// Number of the directory's next event.
     next: u64,
@@ -19,9 +20,9 @@ pub(super) struct Announcer {
 enum Link {
     Down,
     /// Knows nothing.
-    Fresh,
+    Fresh(LinkId),
     /// Knows everything up to the last announcement; the next event it is told has this number.
-    Told(u64),
+    Told(LinkId, u64),
 }
 
 /// Keeps messages far below the frame limit.
@@ -33,34 +34,38 @@ impl Announcer {
     }
 
     pub(super) fn up(&mut self, link: LinkId) {
-        self.links[link.0] = Link::Fresh;
+        self.links[link.coordinator] = Link::Fresh(link);
     }
 
     pub(super) fn down(&mut self, link: LinkId) {
-        self.links[link.0] = Link::Down;
+        self.links[link.coordinator] = Link::Down;
     }
 
     /// Brings every link that is up to what the store holds now. `None`: there is no store yet.
     pub(super) fn announce(&mut self, store: Option<&Store>, uplink: &Uplink) {
         let (mut changes, mut snapshot) = (Vec::new(), None);
         if let Some(store) = store {
-            let fresh = self.links.iter().any(|link| matches!(link, Link::Fresh));
+            let fresh = self.links.iter().any(|link| matches!(link, Link::Fresh(_)));
             let (events, all) = store.take_events(|events| fresh || events.from != self.next);
             if events.from != self.next {
                 tracing::warn!("events were lost: telling everything again");
-                self.links.iter_mut().filter(|link| matches!(link, Link::Told(_))).for_each(|link| *link = Link::Fresh);
+                for link in &mut self.links {
+                    if let Link::Told(id, _) = *link {
+                        *link = Link::Fresh(id);
+                    }
+                }
             }
             self.next = events.next();
             (changes, snapshot) = (events.events, all);
         }
         let everything: Vec<PoolEvent> = [PoolEvent::Cleared].into_iter().chain(snapshot.into_iter().flatten()).collect();
-        for (id, link) in self.links.iter_mut().enumerate() {
-            let (from, events) = match link {
+        for link in &mut self.links {
+            let (id, from, events) = match *link {
                 Link::Down => continue,
-                Link::Fresh => (0, &everything),
-                Link::Told(from) => (*from, &changes),
+                Link::Fresh(id) => (id, 0, &everything),
+                Link::Told(id, from) => (id, from, &changes),
             };
-            *link = tell(uplink, LinkId(id), from, events);
+            *link = tell(uplink, id, from, events);
         }
     }
 }
@@ -73,5 +78,5 @@ fn tell(uplink: &Uplink, link: LinkId, mut from: u64, events: &[PoolEvent]) -> L
         }
         from += part.len() as u64;
     }
-    Link::Told(from)
+    Link::Told(link, from)
 }

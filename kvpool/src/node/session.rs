@@ -62,6 +62,7 @@ impl Session {
         match self.node.store_for(layout, block_bytes) {
             Ok(store) => {
                 tracing::debug!(client = self.client.0, %layout, "hello");
+                self.node.layout.get_or_init(|| layout);
                 sender.send(&FromPool::Welcome { arena: store.arena().info() }).await.map_err(broken)?;
                 Ok((store, sender, receiver))
             }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   client ──►  (PutData frame, block bytes)…                     the node writes into the slot as bytes arrive
-//!   node   ──►  (GetData frame, block bytes, generation u64)…     from a private copy of the slot
+//!   node   ──►  (GetData frame, block bytes, generation u64)…     from private copies of the slot's parts
 //! ```
 //!
 //! A batch is spread over up to [`STREAMS_PER_BATCH`] streams. A stream that ends inside a block was given up by its
@@ -106,12 +106,16 @@ pub(crate) async fn skip_block(stream: &mut RecvStream, block_bytes: usize) -> R
 
 /// Node: sends one block of a get.
 pub(crate) async fn send_block(stream: &mut SendStream, call: CallId, block: Found, arena: &Arena) -> Result<(), StreamError> {
-    let (bytes, generation_after) = arena.read_block(block.at.slot);
     let header = frame::encode(&GetData { call, block }).expect("a header fits a frame");
+    let slot = block.at.slot;
     let sent = async {
         stream.write_all(&header).await?;
-        stream.write_chunk(Bytes::from(bytes)).await?;
-        stream.write_all(&generation_after.to_le_bytes()).await
+        // Part by part, so that what is encrypted is what was just copied, and the stream's pace is that of the copies.
+        for offset in (0..arena.block_bytes()).step_by(PART_BYTES) {
+            let part = arena.read(slot, offset, PART_BYTES.min(arena.block_bytes() - offset));
+            stream.write_chunk(Bytes::from(part)).await?;
+        }
+        stream.write_all(&arena.generation_after(slot).to_le_bytes()).await
     };
     timeout(STALL_MAX, sent).await.map_err(|_| StreamError::Stalled)?.map_err(|_| StreamError::GivenUp)
 }
@@ -162,6 +166,9 @@ pub(crate) fn shares<T>(batch: Vec<T>) -> Vec<Vec<T>> {
     let mut batch = batch.into_iter();
     std::iter::from_fn(|| Some(batch.by_ref().take(share).collect::<Vec<_>>()).filter(|share| !share.is_empty())).collect()
 }
+
+/// A sender copies this much out of a slot at a time: it stays in the cache until it is encrypted.
+const PART_BYTES: usize = 256 << 10;
 
 /// Headers in front of blocks are this small, so a stream of garbage costs next to nothing.
 const HEADER_FRAME_MAX: usize = 256;

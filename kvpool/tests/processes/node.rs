@@ -61,9 +61,9 @@ async fn the_cheapest_transport_is_used_and_quic_can_be_forced() {
     fetch(&client, keys(7..8), Duration::ZERO).await;
     let (transfer, misses) = counters.snapshot();
     let block = BLOCK_BYTES as u64;
-    assert_eq!((transfer.quic_put_bytes, transfer.quic_get_bytes, transfer.shm_get_bytes), (3 * block, 2 * block, 0));
+    assert_eq!((transfer.quic_put.bytes, transfer.quic_get.bytes, transfer.shm_get.bytes), (3 * block, 2 * block, 0));
     assert_eq!((misses.absent, misses.corrupt), (1, 0));
-    node.told(|told| told.report.as_ref().is_some_and(|report| report.counters.transfer.quic_get_bytes == 2 * block)).await;
+    node.told(|told| told.report.as_ref().is_some_and(|report| report.counters.transfer.quic_get.bytes == 2 * block)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -129,7 +129,7 @@ async fn coordinate(endpoint: Endpoint, told: Arc<Mutex<Told>>, registered: mpsc
         while let Ok(Some(ToCoordinator::Event { event, .. })) = receiver.recv().await {
             let mut told = told.lock().unwrap();
             match event {
-                WorkerEvent::Heartbeat(report) => told.report = Some(report),
+                WorkerEvent::Heartbeat(report) => told.report = Some(*report),
                 WorkerEvent::Leaving => told.leaving = true,
                 WorkerEvent::PoolEvents { from, events } => {
                     assert_eq!(from, told.next, "the stream of events has a gap");

@@ -28,7 +28,7 @@ pub(super) fn transport(datagram_bytes_max: u16) -> quinn::TransportConfig {
     let mut config = quinn::TransportConfig::default();
     config.congestion_controller_factory(Arc::new(congestion));
     config.mtu_discovery_config(Some(discovery));
-    config.max_idle_timeout(Some(IDLE_MAX.try_into().expect("ten seconds fit a QUIC timeout")));
+    config.max_idle_timeout(Some(IDLE_MAX.try_into().expect("seconds fit a QUIC timeout")));
     config.keep_alive_interval(Some(IDLE_MAX / 4));
     config.stream_receive_window(WINDOW_BYTES.into());
     config.receive_window(WINDOW_BYTES.into());

@@ -1,0 +1,88 @@
+//! How often blocks are read over the network, so that the often read ones get a copy nearby.
+//!
+//! A count-min sketch whose counts are halved now and then (TinyLFU: Einziger, Friedman, Manes 2017, §3): fixed memory
+//! however many blocks there are, and what was popular once cools down. It may overcount, which costs a copy too many.
+
+use crate::schedule::SourceRun;
+use tidemill_proto::block::BlockKey;
+
+/// One byte each.
+const COUNTERS: usize = 1 << 22;
+/// Counters per block; its count is the least of them.
+const ROWS: usize = 4;
+/// All counts are halved after this many reads: every second counter of a row has been hit then, so few blocks share all of theirs.
+const READS_PER_AGE: usize = COUNTERS / ROWS / 2;
+
+#[derive(Debug)]
+pub struct Heat {
+    counters: Box<[u8]>,
+    reads: usize,
+}
+
+impl Default for Heat {
+    fn default() -> Self {
+        Self { counters: vec![0; COUNTERS].into(), reads: 0 }
+    }
+}
+
+impl Heat {
+    /// Counts the reads of a sequence's blocks that go over the network. How many leading blocks are hot: they have been read
+    /// `threshold` times now. Whoever reads a block reads those before it, too, so the hot ones come first.
+    pub fn hot_blocks(&mut self, read: &[SourceRun], keys: &[BlockKey], threshold: Option<u8>) -> u32 {
+        let runs = read.iter().flat_map(|run| std::iter::repeat_n(run.near, run.blocks as usize));
+        let far = (1..).zip(runs.zip(keys)).filter(|(_, (near, _))| !near);
+        let reads: Vec<(u32, u8)> = far.map(|(number, (_, key))| (number, self.read(key))).collect();
+        let hot = reads.iter().take_while(|(_, reads)| threshold.is_some_and(|threshold| *reads >= threshold));
+        hot.last().map_or(0, |(number, _)| *number)
+    }
+
+    /// Counts one read of a block. How often it has been read lately, this time included.
+    pub fn read(&mut self, key: &BlockKey) -> u8 {
+        self.reads += 1;
+        if self.reads.is_multiple_of(READS_PER_AGE) {
+            self.counters.iter_mut().for_each(|count| *count /= 2);
+        }
+        // A key is a hash already: its parts are as good as hashes of their own.
+        let parts = key.0.as_chunks::<{ 16 / ROWS }>().0;
+        let at = |row: usize| row * (COUNTERS / ROWS) + u32::from_le_bytes(parts[row]) as usize % (COUNTERS / ROWS);
+        let least = (0..ROWS).map(|row| self.counters[at(row)]).min().expect("there are rows");
+        let count = least.saturating_add(1);
+        // Only the least counters grow (conservative update): others belong to other blocks, too.
+        for row in 0..ROWS {
+            let counter = &mut self.counters[at(row)];
+            *counter = (*counter).max(count);
+        }
+        count
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(n: u64) -> BlockKey {
+        let mix = |n: u64| (n + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(31).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        BlockKey([mix(n).to_le_bytes(), mix(!n).to_le_bytes()].concat().try_into().expect("16 bytes"))
+    }
+
+    #[test]
+    fn reads_are_counted_per_block() {
+        let mut heat = Heat::default();
+        assert_eq!([1, 1, 2, 1].map(|n| heat.read(&key(n))), [1, 2, 1, 3]);
+        for _ in 0..1000 {
+            heat.read(&key(1));
+        }
+        assert_eq!(heat.read(&key(1)), u8::MAX, "counts stop at the most that they can");
+    }
+
+    #[test]
+    fn what_is_read_no_longer_cools_down_and_rare_blocks_stay_cold() {
+        let mut heat = Heat::default();
+        for _ in 0..40 {
+            heat.read(&key(0));
+        }
+        let overcounted = (1..3 * READS_PER_AGE as u64).filter(|&n| heat.read(&key(n)) > 3).count();
+        assert!(heat.read(&key(0)) < 20, "old reads count less");
+        assert!(overcounted < READS_PER_AGE / 1000, "{overcounted} blocks that were read once look hot");
+    }
+}

@@ -1,0 +1,113 @@
+//! Where a sequence's blocks are read, and where new ones go, as seen from its decode worker.
+//!
+//! - **Reading**, per block: from DRAM before NVMe, near before far, from nodes that stay before those that drain; among equals
+//!   so that the whole is read in the fewest runs, each of which is a round trip.
+//! - **Home**, for what is computed: a near node if there is one, with room if possible, and then the one that is read from
+//!   most, so that a chain stays together.
+
+use super::PoolCandidate;
+use crate::prefix_index::Holder;
+use std::collections::BTreeMap;
+use tidemill_proto::{ids::Epoch, message::Host, pool::Tier};
+
+/// Consecutive blocks that are read from one node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SourceRun {
+    pub node: Epoch,
+    /// On the reader's host.
+    pub near: bool,
+    pub blocks: u32,
+}
+
+/// What makes one copy of a block better than another: the least is the best.
+type Rank = (Tier, Far, Draining);
+type Far = bool;
+type Draining = bool;
+
+/// Splits `blocks`, each with its holders, into runs. Ends before a block that no candidate holds.
+pub(super) fn choose_runs(blocks: &[&[Holder]], pools: &[PoolCandidate], reader: &Host) -> Vec<SourceRun> {
+    let nodes: BTreeMap<Epoch, (Far, Draining)> = pools.iter().map(|pool| (pool.node, (pool.host != reader, pool.draining))).collect();
+    let rank = |holder: &Holder| -> Option<Rank> {
+        let &(far, draining) = nodes.get(&holder.node)?;
+        Some((holder.tier, far, draining))
+    };
+    let best: Vec<Rank> = blocks.iter().map_while(|holders| holders.iter().filter_map(rank).min()).collect();
+    let is_best = |at: usize, node: Epoch| blocks[at].iter().any(|holder| holder.node == node && rank(holder) == Some(best[at]));
+    let mut runs: Vec<SourceRun> = Vec::new();
+    let mut at = 0;
+    while at < best.len() {
+        // The run that reaches furthest, each time, makes the fewest of them.
+        let reach = |node: Epoch| (at..best.len()).take_while(|&block| is_best(block, node)).count();
+        let candidates = blocks[at].iter().map(|holder| holder.node).filter(|&node| is_best(at, node));
+        let furthest = candidates.map(|node| (reach(node), node)).max_by(|a, b| a.0.cmp(&b.0).then(b.1.cmp(&a.1)));
+        let (reach, node) = furthest.expect("some node has the best copy");
+        runs.push(SourceRun { node, near: !nodes[&node].0, blocks: reach as u32 });
+        at += reach;
+    }
+    runs
+}
+
+/// The node for `new_blocks` blocks of a sequence that reads `runs`.
+pub(super) fn choose_home(pools: &[PoolCandidate], reader: &Host, runs: &[SourceRun], new_blocks: u64) -> Option<Epoch> {
+    let merit = |pool: &PoolCandidate| {
+        let read: u32 = runs.iter().filter(|run| run.node == pool.node).map(|run| run.blocks).sum();
+        let has_room = pool.room_blocks >= new_blocks;
+        (pool.host == reader, has_room, read, pool.free_blocks)
+    };
+    let taking = pools.iter().filter(|pool| !pool.draining);
+    taking.max_by(|a, b| merit(a).cmp(&merit(b)).then(b.node.cmp(&a.node))).map(|pool| pool.node)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rows of `nodes | blocks | runs home`. A node is its host, with `!` if it drains, and its free blocks. A block lists its
+    /// holders: nodes by their place, with `n` for NVMe. The reader is on host `a`. Runs are `node×blocks`.
+    #[test]
+    fn blocks_are_read_where_it_is_best_and_new_ones_go_near() {
+        let table = "
+            a9            | 0 0 0         | 0×3 home 0
+            a9 b9         | 01 01 1       | 0×2 1×1 home 0
+            b9 a9         | 0 01 1        | 0×1 1×2 home 1
+            a9 b9         | 0n1 0n        | 1×1 0×1 home 0
+            a9 b9         | 0n 0n1n 0     | 0×3 home 0
+            b9 b9 b9      | 01 012 12     | 1×3 home 1
+            b9 b9 b9      | 0 01 12 2     | 0×2 2×2 home 0
+            b9 b8         | 1 1           | 1×2 home 1
+            b8 b9         | -             | home 1
+            a!9 a9        | 01 0          | 1×1 0×1 home 1
+            a!9 b9        | 0 01          | 0×2 home 1
+            a!9           | 0             | 0×1 home -
+            a9            | 0 - 0         | 0×1 home 0
+            a2 b9         | 0             | 0×1 home 0
+            a2 a9         | 0             | 0×1 home 1
+            -             | -             | home -
+            ";
+        let here = Host("a".into());
+        for row in table.lines().map(str::trim).filter(|row| !row.is_empty()) {
+            let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+            let items = |cell: &'static str| cell.split_whitespace();
+            let [nodes, blocks, expected] = cells[..] else { panic!("row `{row}`") };
+            let hosts: Vec<Host> = items(nodes).filter(|item| *item != "-").map(|item| Host(item[..1].into())).collect();
+            let pool = |(n, (host, item)): (usize, (_, &str))| {
+                let free = item.trim_start_matches(|c: char| !c.is_ascii_digit()).parse().unwrap();
+                PoolCandidate { node: Epoch(n as u64), host, draining: item.contains('!'), free_blocks: free, room_blocks: free }
+            };
+            let pools: Vec<_> = hosts.iter().zip(items(nodes)).enumerate().map(pool).collect();
+            let holders = |item: &str| -> Vec<Holder> {
+                let digits = item.char_indices().filter(|(_, c)| c.is_ascii_digit());
+                let tier = |at: usize| if item[at + 1..].starts_with('n') { Tier::Nvme } else { Tier::Dram };
+                digits.map(|(at, c)| Holder { node: Epoch(u64::from(c.to_digit(10).unwrap())), tier: tier(at) }).collect()
+            };
+            let held: Vec<Vec<Holder>> = items(blocks).map(holders).collect();
+            let held: Vec<&[Holder]> = held.iter().map(Vec::as_slice).collect();
+            let runs = choose_runs(&held, &pools, &here);
+            let home = choose_home(&pools, &here, &runs, 5).map_or("-".to_owned(), |node| node.to_string());
+            let mut got: Vec<String> = runs.iter().map(|run| format!("{}×{}", run.node, run.blocks)).collect();
+            got.push(format!("home {home}"));
+            assert_eq!(got.join(" "), expected, "{row}");
+            assert!(runs.iter().all(|run| run.near == (*pools[run.node.0 as usize].host == here)));
+        }
+    }
+}

@@ -1,0 +1,376 @@
+//! Attention over paged K and V.
+//!
+//! **The arithmetic.** A score is a chain of fused multiply-adds over the head's dimensions, of the query times
+//! `1 / sqrt(head_dim)`. Positions are cut at multiples of [`SPLIT`], counted from the sequence's beginning. Within a split: the
+//! maximum of the visible scores, the exponentials relative to it, their sum lane by lane and then in the fixed tree, and for each
+//! output a chain over the visible positions. Splits are then merged in ascending order, each side scaled to the larger
+//! maximum (Dao, 2023, section 3.1). All of this depends on the query's own position alone: not on how a prompt was cut into
+//! chunks, nor on what computes it. There are two ways to compute it:
+//!
+//! - `shared`: many queries. A split's K and V are widened once, and tiles of queries go over them as in a matrix product.
+//! - `single`: the queries of one row. K and V are read once, as they are stored, at the speed of memory; splits of a long
+//!   sequence may go to different threads and are merged afterwards.
+
+mod shared;
+mod single;
+mod softmax;
+
+use crate::{
+    cpu::Cpu,
+    disjoint::Disjoint,
+    kv::{BLOCK_POSITIONS, KvMemory, Span},
+    memory::Memory,
+    simd::Simd,
+    tiles::{SharedTiles, Tiles, Tiling},
+};
+use softmax::{Scores, State};
+use std::ops::Range;
+
+/// Which attention.
+#[derive(Clone, Copy, Debug)]
+pub struct Attention {
+    pub layer: usize,
+    /// Query heads; they share the KV heads in equal groups.
+    pub heads: usize,
+    /// A row at position `p` attends to positions `0..=p`, or to the last `window` of them.
+    pub window: Option<usize>,
+}
+
+/// What is kept from call to call so that a call allocates nothing.
+#[derive(Default)]
+pub struct AttentionBuffers {
+    tasks: Vec<Task>,
+    /// Queries whose splits are computed apart, by their first task.
+    merges: Vec<usize>,
+    partial: Memory<f32>,
+}
+
+/// Positions that are normalized together.
+pub(crate) const SPLIT: usize = 256;
+const SPLIT_BLOCKS: usize = SPLIT / BLOCK_POSITIONS;
+
+/// `out = softmax(q Kᵀ / sqrt(head_dim)) V` for each query head of each row of the spans, whose K and V (and those of all
+/// positions before) are already in `kv`. `q` is `[rows of all spans, heads, head_dim]`, and so becomes `out`, in tiles.
+pub fn attention(
+    cpu: &Cpu,
+    kv: &KvMemory,
+    what: Attention,
+    spans: &[Span<'_>],
+    q: &[f32],
+    out: &mut Tiles,
+    buffers: &mut AttentionBuffers,
+) {
+    let Attention { layer, heads, window } = what;
+    let layout = kv.layout();
+    let width = heads * layout.head_dim;
+    assert!(heads > 0 && heads.is_multiple_of(layout.kv_heads), "query heads in equal groups");
+    assert!(window != Some(0), "a window holds at least the row itself");
+    let rows: usize = spans.iter().map(|span| span.rows).sum();
+    assert!(q.len() == rows * width, "q is [rows, heads, head_dim]");
+    out.resize(cpu, rows, width);
+
+    let group = heads / layout.kv_heads;
+    let call = Call { kv, layer, spans, q, heads, group, window, out: &out.shared() };
+    let AttentionBuffers { tasks, merges, partial } = buffers;
+    let positions: usize = spans.iter().map(|span| span.rows * (span.start + span.rows)).sum();
+    let is_small = positions * width < NUMBERS_MIN_TO_SHARE;
+    call.plan(if is_small { 1 } else { cpu.threads() }, tasks, merges);
+    let state_len = State::len(layout.head_dim);
+    let partials = tasks.iter().filter(|task| task.splits.is_some()).count() * group * state_len;
+    if partial.as_slice().len() < partials {
+        *partial = Memory::new(partials);
+    }
+    let states = Disjoint::new(partial.as_mut_slice());
+    let run = |index: usize| {
+        let task = &tasks[index];
+        match &task.splits {
+            // SAFETY: each such task has its own part: they are the first tasks.
+            Some(_) => single::run(cpu, &call, task, Some(unsafe { states.part(part(index, group * state_len)) })),
+            None if task.rows.len() == 1 => single::run(cpu, &call, task, None),
+            None => shared::run(cpu, &call, task),
+        }
+    };
+    if is_small {
+        return (0..tasks.len()).for_each(run);
+    }
+    cpu.for_each(tasks.len(), run);
+    cpu.for_each(merges.len(), |index| {
+        let first = merges[index];
+        let same = tasks[first..].iter().take_while(|task| task.is_split_of(&tasks[first])).count();
+        // SAFETY: the tasks that wrote these parts are done, and each merge has its own.
+        let states = unsafe { states.part(part(first, group * state_len).start..part(first + same - 1, group * state_len).end) };
+        single::merge(cpu, &call, &tasks[first], states);
+    });
+}
+
+fn part(index: usize, len: usize) -> Range<usize> {
+    index * len..(index + 1) * len
+}
+
+/// Queries of a task: enough that widening K and V is little beside, few enough to keep all threads busy.
+const QUERIES_PER_TASK: usize = 96;
+/// Tasks below which single rows are split.
+const TASKS_PER_THREAD: usize = 4;
+/// Numbers of K below which other threads are not worth waking.
+const NUMBERS_MIN_TO_SHARE: usize = 1 << 16;
+
+/// What all tasks share.
+struct Call<'a> {
+    kv: &'a KvMemory,
+    layer: usize,
+    spans: &'a [Span<'a>],
+    q: &'a [f32],
+    heads: usize,
+    /// Query heads per KV head.
+    group: usize,
+    window: Option<usize>,
+    out: &'a SharedTiles<'a>,
+}
+
+/// Some rows of a span, and the query heads of one KV head.
+struct Task {
+    span: usize,
+    /// The span's first row in `q` and `out`.
+    first: usize,
+    /// Of the span.
+    rows: Range<usize>,
+    kv_head: usize,
+    /// Only these splits, to be merged with those of other tasks.
+    splits: Option<Range<usize>>,
+}
+
+impl Task {
+    fn is_split_of(&self, other: &Task) -> bool {
+        self.splits.is_some() && (self.span, self.kv_head, self.rows.start) == (other.span, other.kv_head, other.rows.start)
+    }
+}
+
+impl Call<'_> {
+    /// Cuts the work into tasks, the longest first, so that threads end at about the same time.
+    fn plan(&self, threads: usize, tasks: &mut Vec<Task>, merges: &mut Vec<usize>) {
+        tasks.clear();
+        merges.clear();
+        let kv_heads = self.kv.layout().kv_heads;
+        let single_rows = self.spans.iter().filter(|span| span.rows == 1).count();
+        let split = threads > 1 && single_rows * kv_heads < TASKS_PER_THREAD * threads;
+        let firsts = |spans: &[Span<'_>]| spans.iter().map(|span| span.rows).sum::<usize>();
+        if split {
+            for (index, span) in self.spans.iter().enumerate().filter(|(_, span)| span.rows == 1) {
+                let splits = self.splits(&self.visible(span.start));
+                if splits.len() > 1 {
+                    let first = firsts(&self.spans[..index]);
+                    for kv_head in 0..kv_heads {
+                        merges.push(tasks.len());
+                        let task = |split| Task { span: index, first, rows: 0..1, kv_head, splits: Some(split..split + 1) };
+                        tasks.extend(splits.clone().map(task));
+                    }
+                }
+            }
+        }
+        let rows_per_task = (QUERIES_PER_TASK / self.group).max(1);
+        let mut first = 0;
+        for (index, span) in self.spans.iter().enumerate() {
+            assert!(span.blocks.len() * BLOCK_POSITIONS >= span.start + span.rows, "the block table ends before the span");
+            let is_split = split && span.rows == 1 && self.splits(&self.visible(span.start)).len() > 1;
+            for start in (0..span.rows).step_by(rows_per_task).rev().filter(|_| !is_split) {
+                let rows = start..(start + rows_per_task).min(span.rows);
+                tasks.extend((0..kv_heads).map(|kv_head| Task { span: index, first, rows: rows.clone(), kv_head, splits: None }));
+            }
+            first += span.rows;
+        }
+    }
+
+    /// Positions that a row at `position` attends to.
+    #[inline(always)]
+    fn visible(&self, position: usize) -> Range<usize> {
+        let start = self.window.map_or(0, |window| (position + 1).saturating_sub(window));
+        start..position + 1
+    }
+
+    /// The splits that hold `positions`.
+    #[inline(always)]
+    fn splits(&self, positions: &Range<usize>) -> Range<usize> {
+        positions.start / SPLIT..positions.end.div_ceil(SPLIT)
+    }
+
+    /// Row (of all spans) and query head of query `index` of a task. Queries are numbered row by row, then head by head.
+    #[inline(always)]
+    fn query(&self, task: &Task, index: usize) -> (usize, usize) {
+        (task.first + task.rows.start + index / self.group, task.kv_head * self.group + index % self.group)
+    }
+
+    /// Positions that query `index` of a task attends to.
+    #[inline(always)]
+    fn visible_to(&self, task: &Task, index: usize) -> Range<usize> {
+        self.visible(self.spans[task.span].start + task.rows.start + index / self.group)
+    }
+
+    /// The queries of a tile, scaled, as `[head_dim][queries of the tile]`.
+    #[inline(always)]
+    fn pack_queries(&self, task: &Task, queries: &Range<usize>, packed: &mut [f32]) {
+        let head_dim = self.kv.layout().head_dim;
+        let scale = 1.0 / (head_dim as f32).sqrt();
+        for (i, index) in queries.clone().enumerate() {
+            let (row, head) = self.query(task, index);
+            let q = &self.q[(row * self.heads + head) * head_dim..][..head_dim];
+            for (to, q) in packed.chunks_exact_mut(queries.len()).zip(q) {
+                to[i] = q * scale;
+            }
+        }
+    }
+
+    /// Writes the result of query `index` of a task.
+    #[inline(always)]
+    fn finish<S: Simd>(&self, simd: S, task: &Task, index: usize, state: &State<'_>) {
+        let (row, head) = self.query(task, index);
+        let head_dim = self.kv.layout().head_dim;
+        let tile = self.out.tiling.tile_of(row);
+        // SAFETY: tasks have disjoint (row, head) pairs.
+        state.finish(simd, head_dim, |at, numbers| unsafe { self.out.put(&tile, row, head * head_dim + at, numbers) });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        dtype::{Dtype, decode},
+        kv::{KvLayout, Part, write},
+        testing::{close, cpus, numbers},
+    };
+
+    /// One sequence of `positions`, whose K and V are in blocks of a shuffled table.
+    struct Fixture {
+        layout: KvLayout,
+        heads: usize,
+        positions: usize,
+        table: Vec<u32>,
+        kv: KvMemory,
+        q: Vec<f32>,
+    }
+
+    fn fixture(cpu: &Cpu, positions: usize, kv_heads: usize, group: usize, head_dim: usize, dtype: Dtype) -> Fixture {
+        let layout = KvLayout { layers: 2, kv_heads, head_dim, dtype };
+        let blocks = positions.div_ceil(BLOCK_POSITIONS);
+        let table: Vec<u32> = (0..blocks as u32).rev().collect();
+        let mut kv = KvMemory::new(layout, blocks);
+        // What an unwritten position holds must not matter.
+        (0..blocks as u32).for_each(|id| kv.block_mut(id).fill(0xff));
+        let width = kv_heads * head_dim;
+        let span = Span { blocks: &table, start: 0, rows: positions };
+        let sharpen = |x: Vec<f32>| x.into_iter().map(|x| 3.0 * x).collect::<Vec<_>>();
+        write(cpu, &mut kv, 1, &[span], &sharpen(numbers(positions * width, 1)), &numbers(positions * width, 2));
+        let q = sharpen(numbers(positions * width * group, 3));
+        Fixture { layout, heads: kv_heads * group, positions, table, kv, q }
+    }
+
+    impl Fixture {
+        fn run(&self, cpu: &Cpu, rows: Range<usize>, window: Option<usize>) -> Vec<f32> {
+            let width = self.heads * self.layout.head_dim;
+            let mut out = Tiles::default();
+            let span = Span { blocks: &self.table, start: rows.start, rows: rows.len() };
+            let q = &self.q[rows.start * width..rows.end * width];
+            let what = Attention { layer: 1, heads: self.heads, window };
+            attention(cpu, &self.kv, what, &[span], q, &mut out, &mut AttentionBuffers::default());
+            out.to_rows()
+        }
+
+        fn reference(&self, window: Option<usize>) -> Vec<f64> {
+            let (d, group) = (self.layout.head_dim, self.heads / self.layout.kv_heads);
+            let stored = |part, head: usize, position: usize| {
+                let block = self.kv.block(self.table[position / 16]);
+                let all = decode(self.layout.dtype, &block[self.layout.head(1, part, head)]);
+                let number = |i: usize| match part {
+                    Part::K => all[i * 16 + position % 16],
+                    Part::V => all[position % 16 * d + i],
+                };
+                (0..d).map(|i| f64::from(number(i))).collect::<Vec<_>>()
+            };
+            let mut out = Vec::new();
+            for row in 0..self.positions {
+                for head in 0..self.heads {
+                    let q = &self.q[(row * self.heads + head) * d..][..d];
+                    let first = window.map_or(0, |w| (row + 1).saturating_sub(w));
+                    let scores: Vec<f64> = (first..=row)
+                        .map(|p| {
+                            stored(Part::K, head / group, p).iter().zip(q).map(|(k, &q)| k * f64::from(q)).sum::<f64>() / (d as f64).sqrt()
+                        })
+                        .collect();
+                    let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                    let total: f64 = scores.iter().map(|s| (s - max).exp()).sum();
+                    let mut sums = vec![0.0; d];
+                    for (p, score) in (first..=row).zip(&scores) {
+                        for (sum, v) in sums.iter_mut().zip(stored(Part::V, head / group, p)) {
+                            *sum += (score - max).exp() / total * v;
+                        }
+                    }
+                    out.extend(sums);
+                }
+            }
+            out
+        }
+    }
+
+    #[test]
+    fn matches_the_f64_reference_with_the_same_bits_everywhere() {
+        for (positions, kv_heads, group, head_dim, dtype, window) in [
+            (1, 1, 1, 8, Dtype::F32, None),
+            (37, 2, 3, 24, Dtype::F32, None),
+            (50, 1, 7, 16, Dtype::F16, None),
+            (49, 2, 4, 64, Dtype::Bf16, None),
+            (70, 2, 2, 32, Dtype::F32, Some(24)),
+            (40, 1, 1, 80, Dtype::Bf16, Some(1)),
+            (600, 1, 3, 40, Dtype::Bf16, None),
+            (530, 2, 16, 16, Dtype::F16, Some(300)),
+        ] {
+            let mut first: Option<Vec<f32>> = None;
+            for cpu in cpus() {
+                let fixture = fixture(&cpu, positions, kv_heads, group, head_dim, dtype);
+                let out = fixture.run(&cpu, 0..positions, window);
+                let first = first.get_or_insert_with(|| {
+                    close(&out, fixture.reference(window).into_iter(), 3e-6);
+                    out.clone()
+                });
+                assert_eq!(*first, out, "{} with {} threads", cpu.isa(), cpu.threads());
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_alone_is_the_same_bits_as_among_many_however_long_its_sequence() {
+        for (positions, group, head_dim, dtype, window) in
+            [(700, 3, 24, Dtype::Bf16, None), (530, 13, 64, Dtype::F32, None), (800, 1, 48, Dtype::F16, Some(290))]
+        {
+            for cpu in cpus() {
+                let fixture = fixture(&cpu, positions, 1, group, head_dim, dtype);
+                let whole = fixture.run(&cpu, 0..positions, window);
+                let width = group * head_dim;
+                for row in (0..positions).step_by(53).chain([255, 256, 257, 511, 512, positions - 1]) {
+                    let alone = fixture.run(&cpu, row..row + 1, window);
+                    assert_eq!(alone, whole[row * width..(row + 1) * width], "row {row} on {}", cpu.isa());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_does_not_depend_on_its_chunk_or_batch() {
+        for window in [None, Some(24)] {
+            for cpu in cpus() {
+                let fixture = fixture(&cpu, 75, 2, 3, 24, Dtype::Bf16);
+                let whole = fixture.run(&cpu, 0..75, window);
+                for size in [1, 7, 16, 33] {
+                    let parts: Vec<f32> = (0..75).step_by(size).flat_map(|s| fixture.run(&cpu, s..(s + size).min(75), window)).collect();
+                    assert_eq!(parts, whole, "chunks of {size}");
+                }
+                let spans = [40..75, 3..4, 0..40].map(|r| Span { blocks: &fixture.table, start: r.start, rows: r.len() });
+                let width = fixture.heads * 24;
+                let rows = |x: &[f32]| [&x[40 * width..], &x[3 * width..4 * width], &x[..40 * width]].concat();
+                let mut out = Tiles::default();
+                let what = Attention { layer: 1, heads: fixture.heads, window };
+                attention(&cpu, &fixture.kv, what, &spans, &rows(&fixture.q), &mut out, &mut AttentionBuffers::default());
+                assert_eq!(out.to_rows(), rows(&whole), "several spans at once");
+            }
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! Many queries over K and V that are widened once for all of them.
+
+#![allow(clippy::needless_range_loop, reason = "tiles are indexed by numbers known at compile time")]
+
+use super::{
+    Call, SPLIT, SPLIT_BLOCKS, Scores, State, Task, Tiling,
+    softmax::{Weighted, weigh},
+};
+use crate::{
+    cpu::Cpu,
+    dtype::{Element, Widened, with_element},
+    kv::{BLOCK_POSITIONS, Part},
+    simd::{Kernel, LANES, Simd},
+    tile::{Ahead, PANEL, Packed, tile, with_tile_rows},
+};
+use std::{cell::RefCell, ops::Range};
+
+/// Buffers of one thread, kept from task to task.
+#[derive(Default)]
+struct Scratch {
+    /// Of one split: `[panel of positions][head_dim]`.
+    k: Vec<[f32; PANEL]>,
+    /// Of one split: `[panel of dimensions][position]`.
+    v: Vec<[f32; PANEL]>,
+    /// All queries, in tiles.
+    q: Vec<f32>,
+    /// All queries' states.
+    states: Vec<f32>,
+    /// Of one tile.
+    scores: Vec<Scores>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+pub(super) fn run(cpu: &Cpu, call: &Call<'_>, task: &Task) {
+    SCRATCH.with_borrow_mut(|scratch| {
+        let head_dim = call.kv.layout().head_dim;
+        let queries = Tiling::new(task.rows.len() * call.group, head_dim, cpu.isa().tile_rows());
+        scratch.k.resize(SPLIT / PANEL * head_dim, [0.0; PANEL]);
+        scratch.v.resize(head_dim.div_ceil(PANEL) * SPLIT, [0.0; PANEL]);
+        scratch.q.resize(queries.rows * head_dim, 0.0);
+        scratch.states.resize(queries.rows * State::len(head_dim), 0.0);
+        scratch.scores.resize(cpu.isa().tile_rows(), [0.0; SPLIT]);
+        cpu.isa().dispatch(Run { call, task, queries, scratch });
+    });
+}
+
+struct Run<'a> {
+    call: &'a Call<'a>,
+    task: &'a Task,
+    queries: Tiling,
+    scratch: &'a mut Scratch,
+}
+
+impl Kernel for Run<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, simd: S) {
+        let state_len = State::len(self.queries.cols);
+        for index in 0..self.queries.tiles {
+            let tile = self.queries.tile(index);
+            self.call.pack_queries(self.task, &tile, &mut self.scratch.q[self.queries.numbers(&tile)]);
+        }
+        self.scratch.states.chunks_exact_mut(state_len).for_each(|state| _ = State::clear(state));
+        let visible = self.visible_to_any(&(0..self.queries.rows));
+        for split in self.call.splits(&visible) {
+            with_element!(self.call.kv.layout().dtype, E => self.widen::<S, E>(simd, split, &visible));
+            for index in 0..self.queries.tiles {
+                let tile = self.queries.tile(index);
+                with_tile_rows!(S, tile.len(), T => self.tile::<S, T>(simd, split, &tile));
+            }
+        }
+        for query in 0..self.queries.rows {
+            let state = State::resume(&mut self.scratch.states[query * state_len..(query + 1) * state_len]);
+            self.call.finish(simd, self.task, query, &state);
+        }
+    }
+}
+
+/// Those of `positions` that are in split `split`, counted from its start.
+fn within(split: usize, positions: &Range<usize>) -> Range<usize> {
+    let clip = |position: usize| position.clamp(split * SPLIT, (split + 1) * SPLIT) - split * SPLIT;
+    clip(positions.start)..clip(positions.end)
+}
+
+impl Run<'_> {
+    /// Positions that any of the queries attends to.
+    #[inline(always)]
+    fn visible_to_any(&self, queries: &Range<usize>) -> Range<usize> {
+        // Positions grow from query to query, so the first sees furthest back and the last furthest on.
+        self.call.visible_to(self.task, queries.start).start..self.call.visible_to(self.task, queries.end - 1).end
+    }
+
+    /// K and V of the split's `visible` positions, as f32 panels.
+    #[inline(always)]
+    fn widen<S: Simd, E: Element>(&mut self, simd: S, split: usize, visible: &Range<usize>) {
+        let (call, task) = (self.call, self.task);
+        let (layout, head_dim) = (call.kv.layout(), self.queries.cols);
+        let visible = within(split, visible);
+        for block in visible.start / BLOCK_POSITIONS..visible.end.div_ceil(BLOCK_POSITIONS) {
+            let bytes = call.kv.block(call.spans[task.span].blocks[split * SPLIT_BLOCKS + block]);
+            let first = block * BLOCK_POSITIONS;
+            let panel = &mut self.scratch.k[first / PANEL * head_dim..][..head_dim];
+            let (k, _) = E::chunks(&bytes[layout.head(call.layer, Part::K, task.kv_head)]);
+            for (to, k) in panel.iter_mut().zip(k) {
+                simd.store(E::load(simd, k), &mut to.as_chunks_mut().0[first % PANEL / LANES]);
+            }
+            let v = &bytes[layout.head(call.layer, Part::V, task.kv_head)];
+            for (i, v) in v.chunks_exact(head_dim * E::BYTES).enumerate() {
+                let position = first + i;
+                let (whole, rest) = E::chunks(v);
+                let is_written = position < visible.end;
+                for vector in 0..head_dim.div_ceil(LANES) {
+                    let value = match whole.get(vector) {
+                        _ if !is_written => simd.zero(),
+                        Some(chunk) => E::load(simd, chunk),
+                        None => E::load_part(simd, rest),
+                    };
+                    let to = &mut self.scratch.v[vector * LANES / PANEL * SPLIT + position];
+                    simd.store(value, &mut to.as_chunks_mut().0[vector % (PANEL / LANES)]);
+                }
+            }
+        }
+    }
+
+    /// A tile of queries over one split.
+    #[inline(always)]
+    fn tile<S: Simd, const T: usize>(&mut self, simd: S, split: usize, queries: &Range<usize>) {
+        let (head_dim, state_len) = (self.queries.cols, State::len(self.queries.cols));
+        let visible = within(split, &self.visible_to_any(queries));
+        if visible.is_empty() {
+            return;
+        }
+        let Scratch { k, v, q, states, scores } = &mut *self.scratch;
+        let scores = scores.first_chunk_mut::<T>().expect("scores of the whole tile");
+        let panels = visible.start / PANEL..visible.end.div_ceil(PANEL);
+        let q = Packed::<T>(q[self.queries.numbers(queries)].as_chunks().0);
+        for panel in panels.clone() {
+            let k = &k[panel * head_dim..(panel + 1) * head_dim];
+            let mut sums = [[0.0; PANEL]; T];
+            tile::<S, Widened, T>(simd, q, k, &mut sums, Ahead::nothing(k));
+            for i in 0..T {
+                scores[i][panel * PANEL..(panel + 1) * PANEL].copy_from_slice(&sums[i]);
+            }
+        }
+        let mut factors = [None; T];
+        for i in 0..T {
+            let query = queries.start + i;
+            let seen = within(split, &self.call.visible_to(self.task, query));
+            if let Some(normalizer) = weigh(simd, &mut scores[i], &panels, &seen) {
+                let state = &mut states[query * state_len..(query + 1) * state_len];
+                factors[i] = Some(State::resume(state).merge(simd, normalizer));
+            }
+        }
+        let weights = Weighted { weights: scores, first: visible.start, len: visible.len() };
+        for panel in 0..head_dim.div_ceil(PANEL) {
+            let v = &v[panel * SPLIT..(panel + 1) * SPLIT][visible.clone()];
+            let mut sums = [[0.0; PANEL]; T];
+            tile::<S, Widened, T>(simd, weights, v, &mut sums, Ahead::nothing(v));
+            for i in 0..T {
+                if let Some(factors) = factors[i] {
+                    let query = queries.start + i;
+                    let state = &mut states[query * state_len..(query + 1) * state_len];
+                    State::resume(state).add(simd, factors, panel * PANEL / LANES, sums[i].as_chunks().0);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! From scores to weights, and from the results of splits to that of all.
+
+use super::SPLIT;
+use crate::{
+    exp::exp,
+    simd::{LANES, Simd},
+    tile::{Factors, PANEL},
+};
+use std::ops::Range;
+
+/// Scores of a query with a split's positions, then their weights.
+pub(super) type Scores = [f32; SPLIT];
+
+/// Weights of a tile of queries, as factors of V's rows from `first` on.
+#[derive(Clone, Copy)]
+pub(super) struct Weighted<'a, const T: usize> {
+    pub(super) weights: &'a [Scores; T],
+    pub(super) first: usize,
+    pub(super) len: usize,
+}
+
+impl<const T: usize> Factors<T> for Weighted<'_, T> {
+    #[inline(always)]
+    fn len(self) -> usize {
+        self.len
+    }
+
+    #[inline(always)]
+    fn at(self, l: usize, i: usize) -> f32 {
+        self.weights[i][self.first + l]
+    }
+}
+
+/// Maximum of a split's scores, and sum of the exponentials relative to it.
+#[derive(Clone, Copy)]
+pub(super) struct Normalizer {
+    pub(super) max: f32,
+    pub(super) sum: f32,
+}
+
+/// The number of each lane.
+const LANE: [f32; LANES] = [0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.];
+
+/// Turns the scores of panels `panels` into weights: exponentials for the split's positions `visible`, 0 for others.
+/// `None`: none is visible (and all weights are 0).
+#[inline(always)]
+pub(super) fn weigh<S: Simd>(simd: S, scores: &mut Scores, panels: &Range<usize>, visible: &Range<usize>) -> Option<Normalizer> {
+    let (vectors, _) = scores.as_chunks_mut::<LANES>();
+    let all = &mut vectors[panels.start * PANEL / LANES..panels.end * PANEL / LANES];
+    if visible.is_empty() {
+        all.fill([0.0; LANES]);
+        return None;
+    }
+    let hidden = simd.splat(f32::NEG_INFINITY);
+    let mut largest = hidden;
+    for (i, vector) in all.iter_mut().enumerate() {
+        let first = panels.start * PANEL + i * LANES;
+        if first < visible.start || first + LANES > visible.end {
+            let position = simd.add(simd.load(&LANE), simd.splat(first as f32));
+            let below_end = simd.select_less(position, simd.splat(visible.end as f32), simd.load(vector), hidden);
+            simd.store(simd.select_less(position, simd.splat(visible.start as f32), hidden, below_end), vector);
+        }
+        largest = simd.max(simd.load(vector), largest);
+    }
+    let max = simd.max_lane(largest);
+    let mut sum = simd.zero();
+    for vector in all {
+        let weight = exp(simd, simd.sub(simd.load(vector), simd.splat(max)));
+        sum = simd.add(sum, weight);
+        simd.store(weight, vector);
+    }
+    Some(Normalizer { max, sum: simd.sum(sum) })
+}
+
+/// What is known of a query after some splits: maximum and sum, and the sums of V weighted relative to that maximum.
+pub(super) struct State<'a> {
+    numbers: &'a mut [f32],
+}
+
+impl<'a> State<'a> {
+    /// Numbers of a state.
+    pub(super) fn len(head_dim: usize) -> usize {
+        LANES + head_dim.next_multiple_of(PANEL)
+    }
+
+    /// Nothing is known yet.
+    pub(super) fn clear(numbers: &'a mut [f32]) -> Self {
+        numbers.fill(0.0);
+        numbers[0] = f32::NEG_INFINITY;
+        Self { numbers }
+    }
+
+    pub(super) fn resume(numbers: &'a mut [f32]) -> Self {
+        Self { numbers }
+    }
+
+    pub(super) fn normalizer(&self) -> Normalizer {
+        Normalizer { max: self.numbers[0], sum: self.numbers[1] }
+    }
+
+    /// The weighted sums of V.
+    pub(super) fn values(&self) -> &[[f32; LANES]] {
+        self.numbers[LANES..].as_chunks().0
+    }
+
+    /// Takes in the next split: first its maximum and sum. The factors are for [`add`](Self::add).
+    #[inline(always)]
+    pub(super) fn merge<S: Simd>(&mut self, simd: S, split: Normalizer) -> (S::V, S::V) {
+        let ours = self.normalizer();
+        let max = if split.max > ours.max { split.max } else { ours.max };
+        let keep = exp(simd, simd.splat(ours.max - max));
+        let take = exp(simd, simd.splat(split.max - max));
+        let sum = simd.fma(simd.splat(split.sum), take, simd.mul(simd.splat(ours.sum), keep));
+        (self.numbers[0], self.numbers[1]) = (max, simd.to_array(sum)[0]);
+        (keep, take)
+    }
+
+    /// Then its weighted sums, from vector `first` on.
+    #[inline(always)]
+    pub(super) fn add<S: Simd>(&mut self, simd: S, (keep, take): (S::V, S::V), first: usize, values: &[[f32; LANES]]) {
+        let (ours, _) = self.numbers[LANES..].as_chunks_mut::<LANES>();
+        for (ours, value) in ours[first..first + values.len()].iter_mut().zip(values) {
+            simd.store(simd.fma(simd.load(value), take, simd.mul(simd.load(ours), keep)), ours);
+        }
+    }
+
+    /// Calls `put(from, numbers)` with the result, piece by piece.
+    #[inline(always)]
+    pub(super) fn finish<S: Simd>(&self, simd: S, head_dim: usize, put: impl Fn(usize, &[f32])) {
+        let total = simd.splat(self.numbers[1]);
+        for (i, value) in self.values()[..head_dim.div_ceil(LANES)].iter().enumerate() {
+            // Positions with weight 0 may have left a sum of zero with either sign: adding 0 makes it one.
+            let result = simd.to_array(simd.add(simd.div(simd.load(value), total), simd.zero()));
+            put(i * LANES, &result[..(head_dim - i * LANES).min(LANES)]);
+        }
+    }
+}

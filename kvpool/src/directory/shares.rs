@@ -1,0 +1,92 @@
+//! How many slots of a tier each tenant has.
+
+use crate::eviction::Use;
+use std::{
+    cmp::Reverse,
+    collections::{BTreeSet, HashMap},
+};
+use tidemill_proto::block::Tenant;
+
+/// Slots of a tier by tenant. Whoever has as many as one tenant may have gets another only in exchange for one of its own,
+/// its least recently used, so that nobody is pushed out by it.
+#[derive(Debug)]
+pub(super) struct Shares {
+    /// Slots that one tenant may have.
+    max: usize,
+    /// `None` where that is all of them.
+    tenants: Option<HashMap<Tenant, Share>>,
+}
+
+#[derive(Debug, Default)]
+struct Share {
+    slots: usize,
+    /// Its candidates for leaving: (operation, place in its chain, slot).
+    idle: BTreeSet<(u64, Reverse<u32>, u32)>,
+}
+
+impl Shares {
+    pub(super) fn new(slots: usize, percent: u8) -> Self {
+        let max = (slots * usize::from(percent) / 100).max(1);
+        Self { max, tenants: (max < slots).then(HashMap::new) }
+    }
+
+    /// Whether a further slot must come from the tenant's own.
+    pub(super) fn is_full(&self, tenant: Tenant) -> bool {
+        self.slots(tenant) >= self.max
+    }
+
+    /// Slots that the tenant has; 0 where nobody counts.
+    pub(super) fn slots(&self, tenant: Tenant) -> usize {
+        self.tenants.as_ref().and_then(|tenants| tenants.get(&tenant)).map_or(0, |share| share.slots)
+    }
+
+    pub(super) fn gain(&mut self, tenant: Tenant) {
+        if let Some(tenants) = &mut self.tenants {
+            tenants.entry(tenant).or_default().slots += 1;
+        }
+    }
+
+    pub(super) fn lose(&mut self, tenant: Tenant) {
+        let Some(tenants) = &mut self.tenants else { return };
+        let share = tenants.get_mut(&tenant).expect("what is lost was gained");
+        share.slots -= 1;
+        if share.slots == 0 {
+            tenants.remove(&tenant);
+        }
+    }
+
+    /// The slot's block may leave, or may not any more. It may be said twice.
+    pub(super) fn set_idle(&mut self, tenant: Tenant, slot: u32, used: Use, idle: bool) {
+        let Some(share) = self.tenants.as_mut().and_then(|tenants| tenants.get_mut(&tenant)) else { return };
+        let rank = (used.at, Reverse(used.place), slot);
+        if idle {
+            share.idle.insert(rank);
+        } else {
+            share.idle.remove(&rank);
+        }
+    }
+
+    /// The tenant's slot that leaves first.
+    pub(super) fn oldest(&self, tenant: Tenant) -> Option<u32> {
+        let share = self.tenants.as_ref()?.get(&tenant)?;
+        share.idle.first().map(|&(.., slot)| slot)
+    }
+
+    /// Panics unless these are the tenants' slots, and those of them that may leave.
+    pub(super) fn check_integrity(&self, slots: impl Iterator<Item = (Tenant, u32, Use, bool)>) {
+        let Some(tenants) = &self.tenants else { return };
+        let mut expected: HashMap<Tenant, Share> = HashMap::new();
+        for (tenant, slot, used, idle) in slots {
+            let share = expected.entry(tenant).or_default();
+            share.slots += 1;
+            if idle {
+                share.idle.insert((used.at, Reverse(used.place), slot));
+            }
+        }
+        assert_eq!(expected.len(), tenants.len(), "a tenant is listed without a slot");
+        for (tenant, share) in expected {
+            assert_eq!((tenants[&tenant].slots, &tenants[&tenant].idle), (share.slots, &share.idle), "slots of {tenant:?}");
+            assert!(share.slots <= self.max, "{tenant:?} has more than its share");
+        }
+    }
+}

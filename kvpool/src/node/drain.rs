@@ -1,0 +1,151 @@
+//! A node that is told to end hands over what it holds.
+//!
+//! ```text
+//!   SIGTERM ─► Leaving ─► coordinators: no new blocks for this node
+//!              Peers   ◄─ one of them: who may take over, and how much
+//!              put     ─► peers, as any client: hottest blocks first, as many as fit without evicting theirs
+//!              end        when nobody reads or writes here any more, or at the deadline
+//! ```
+//!
+//! Until then the node serves as ever. What it could not hand over is a miss for whoever wants it; what is on its disk is
+//! served again when it comes back.
+
+use super::{Node, store::Store};
+use crate::{clients::PoolClients, directory::Held, validate::validate};
+use std::{future::pending, sync::Arc, time::Duration};
+use tidemill_proto::{block::BlockKey, link::Endpoint, message::Peer};
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, sleep, sleep_until, timeout_at},
+};
+
+/// A coordinator that lives says within this time who may take over.
+const PEERS_MAX: Duration = Duration::from_secs(1);
+/// Blocks handed over in one call.
+const BATCH: usize = 32;
+/// Between two looks at whether the node is still in use.
+const IN_USE_PAUSE: Duration = Duration::from_millis(20);
+
+/// A drain, from the day the node starts.
+#[derive(Debug)]
+pub(super) struct Drain {
+    node: Arc<Node>,
+    endpoint: Endpoint,
+    /// No drain takes longer.
+    limit: Duration,
+    begun: Option<Instant>,
+    moving: Option<JoinHandle<()>>,
+}
+
+impl Drain {
+    pub(super) fn new(node: Arc<Node>, endpoint: Endpoint, limit: Duration) -> Self {
+        Self { node, endpoint, limit, begun: None, moving: None }
+    }
+
+    pub(super) fn has_begun(&self) -> bool {
+        self.begun.is_some()
+    }
+
+    pub(super) fn begin(&mut self) {
+        self.begun = Some(Instant::now());
+    }
+
+    /// A coordinator's answer. The first one counts.
+    pub(super) fn peers(&mut self, peers: Vec<Peer>) {
+        if self.begun.is_some() && self.moving.is_none() {
+            self.moving = Some(tokio::spawn(hand_over(Arc::clone(&self.node), self.endpoint.clone(), peers)));
+        }
+    }
+
+    /// Resolves when a drain that has begun is over.
+    pub(super) async fn over(&mut self) {
+        let Some(begun) = self.begun else { return pending().await };
+        let deadline = begun + self.limit;
+        match &mut self.moving {
+            None => sleep_until(deadline.min(begun + PEERS_MAX)).await,
+            Some(moving) => {
+                if timeout_at(deadline, &mut *moving).await.is_err() {
+                    tracing::warn!("not everything was handed over within {:?}", self.limit);
+                    moving.abort();
+                }
+            }
+        }
+    }
+}
+
+async fn hand_over(node: Arc<Node>, endpoint: Endpoint, peers: Vec<Peer>) {
+    let Some((store, layout)) = node.store().zip(node.layout.get().copied()) else { return };
+    let held = store.apply(|directory, _| directory.hottest());
+    let pools = PoolClients::new(endpoint, layout, store.arena().block_bytes(), false);
+    let (mut moved, mut next) = (0, 0);
+    for peer in peers {
+        let mut room = peer.free_blocks;
+        while room > 0 && next < held.len() {
+            let run = chain(&held[next..], BATCH.min(room as usize));
+            next += run;
+            let batch = &held[next - run..next];
+            match pools.put(peer.node, batch[0].lineage, copies(&store, batch)).await {
+                // What it has already takes no room.
+                Ok(report) => {
+                    moved += report.written + report.held;
+                    room = room.saturating_sub((report.written + report.refused) as u64);
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "a peer takes nothing over");
+                    next -= run;
+                    break;
+                }
+            }
+        }
+    }
+    tracing::info!(moved, held = held.len(), "handed over");
+    while in_use(&store) {
+        sleep(IN_USE_PAUSE).await;
+    }
+}
+
+/// How many of the first blocks, at most `max`, follow each other in one chain and were computed for one request.
+fn chain(held: &[Held], max: usize) -> usize {
+    let follows = |pair: &&[Held]| {
+        let (before, after) = (&pair[0], &pair[1]);
+        after.lineage.parent == Some(before.key)
+            && (after.lineage.origin, after.lineage.tenant) == (before.lineage.origin, before.lineage.tenant)
+    };
+    1 + held.windows(2).take(max - 1).take_while(follows).count()
+}
+
+/// The blocks up to the first that is not there any more.
+fn copies(store: &Store, held: &[Held]) -> Vec<(BlockKey, Vec<u8>)> {
+    let copy = |held: &Held| {
+        let (bytes, generation_after) = store.arena().read_block(held.found.at.slot);
+        validate(&bytes, &held.found, generation_after).ok().map(|()| (held.key, bytes))
+    };
+    held.iter().map_while(copy).collect()
+}
+
+fn in_use(store: &Store) -> bool {
+    let usage = store.apply(|directory, _| directory.usage());
+    usage.leased + usage.reserved > 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidemill_proto::{
+        block::Tenant,
+        ids::RequestId,
+        pool::{Found, Lineage, SlotRef, Tier},
+    };
+
+    #[test]
+    fn blocks_go_together_as_long_as_they_follow_each_other() {
+        let key = |n: u8| BlockKey([n; 16]);
+        let held = |origin, parent: Option<u8>, n| {
+            let lineage = Lineage { origin: RequestId(origin), tenant: Tenant(0), parent: parent.map(key), position: 0 };
+            let at = SlotRef { slot: 0, generation: 0 };
+            Held { key: key(n), lineage, found: Found { index: 0, at, checksum: 0, origin: RequestId(origin), tier: Tier::Dram } }
+        };
+        let chains = [held(1, None, 1), held(1, Some(1), 2), held(1, Some(2), 3), held(2, Some(3), 4), held(2, None, 9)];
+        assert_eq!([chain(&chains, 9), chain(&chains, 2), chain(&chains[3..], 9), chain(&chains[4..], 9)], [3, 2, 1, 1]);
+    }
+}
