@@ -227,8 +227,9 @@ mod tests {
     use crate::{
         cpu::Isa,
         dtype::{Dtype, decode, encode},
-        elementwise::{rms_norm, silu_mul},
+        elementwise::rms_norm,
         matrix::Matrix,
+        simd::Kernel,
         testing::{cpus, numbers},
         tiles::Tiles,
     };
@@ -299,6 +300,16 @@ mod tests {
         }
     }
 
+    struct SiluMul(f32, f32);
+
+    impl Kernel for SiluMul {
+        type Output = f32;
+        #[inline(always)]
+        fn run<S: Simd>(self, simd: S) -> f32 {
+            simd.to_array(silu_mul_vector(simd, simd.splat(self.0), simd.splat(self.1)))[0]
+        }
+    }
+
     #[test]
     fn several_products_are_added_or_gated() {
         for (m, n, k) in [(1, 1, 1), (3, 40, 9), (14, 64, 70)] {
@@ -323,7 +334,7 @@ mod tests {
                 ];
                 matmul(&cpu, &rows, products);
                 assert!(added.iter().zip(&up).all(|(added, up)| *added == 2.0 + up));
-                silu_mul(&cpu, &mut gate, &up);
+                gate.iter_mut().zip(&up).for_each(|(gate, up)| *gate = cpu.isa().dispatch(SiluMul(*gate, *up)));
                 assert_eq!(activated.exact, gate, "the same bits as one by one");
                 let mut expected = Int8Rows::default();
                 expected.copy_from(&cpu, &gate, n);
