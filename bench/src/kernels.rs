@@ -28,7 +28,7 @@ pub struct KernelsArgs {
     /// Threads that compute (default: all cores).
     #[arg(long)]
     pub threads: Option<usize>,
-    /// Instruction set: avx512, avx2 or portable (default: the best there is).
+    /// Instruction set: avx512bf16, avx512, avx2 or portable (default: the best there is).
     #[arg(long)]
     pub isa: Option<Isa>,
     /// Where the models with random weights are kept for the next run (default: made anew, and removed at the end).

@@ -26,8 +26,8 @@ impl<const T: usize> Factors<T> for Weighted<'_, T> {
     }
 
     #[inline(always)]
-    fn at(self, l: usize, i: usize) -> f32 {
-        self.weights[i][self.first + l]
+    fn at(self, l: usize, i: usize) -> u32 {
+        self.weights[i][self.first + l].to_bits()
     }
 }
 

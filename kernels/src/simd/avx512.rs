@@ -3,9 +3,10 @@
 use super::{Kernel, LANES, Simd};
 use std::arch::x86_64::*;
 
-/// Proof of AVX-512 F: made only by [`run`], and where [`enabled`](Self::enabled) says so.
+/// Proof of AVX-512 F, and of AVX-512 BF16 if `BF16`: made only by [`run`] and [`run_bf16`], and where
+/// [`enabled`](Self::enabled) says so.
 #[derive(Clone, Copy)]
-pub(crate) struct Avx512(());
+pub(crate) struct Avx512<const BF16: bool = false>(());
 
 impl Avx512 {
     /// # Safety
@@ -20,7 +21,14 @@ impl Avx512 {
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
 pub(super) fn run<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run(Avx512(()))
+    kernel.run(Avx512::<false>(()))
+}
+
+/// Runs `kernel` with AVX-512 and its products of bf16 pairs enabled.
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
+pub(super) fn run_bf16<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run(Avx512::<true>(()))
 }
 
 /// An expression of intrinsics inside a method of [`Avx512`].
@@ -31,7 +39,7 @@ macro_rules! intrinsics {
     };
 }
 
-impl Simd for Avx512 {
+impl<const BF16: bool> Simd for Avx512<BF16> {
     type V = __m512;
 
     const TILE_ROWS: usize = 12;
@@ -39,8 +47,8 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn call<K: Kernel>(self, kernel: K) -> K::Output {
-        // SAFETY: `self` exists only where AVX-512 is enabled.
-        unsafe { run(kernel) }
+        // SAFETY: `self` exists only where AVX-512 is enabled, with BF16 if that is said.
+        unsafe { if BF16 { run_bf16(kernel) } else { run(kernel) } }
     }
 
     #[inline(always)]
@@ -83,6 +91,36 @@ impl Simd for Avx512 {
         intrinsics! {
             let high_halves = _mm512_set1_epi32(0xffff_0000_u32 as i32);
             _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(x.as_ptr().cast()), high_halves))
+        }
+    }
+
+    const BF16_STEPS: usize = if BF16 { 1 } else { 2 };
+
+    #[inline(always)]
+    fn load_bf16_pairs<const STEP: usize>(self, pairs: &[u8; 64]) -> __m512 {
+        match (BF16, STEP) {
+            (true, _) => self.load_f32_bytes(pairs),
+            (false, 0) => self.load_bf16_odd(pairs),
+            (false, _) => self.load_bf16_even(pairs),
+        }
+    }
+
+    #[inline(always)]
+    fn splat_bf16_pair<const STEP: usize>(self, pair: u32) -> __m512 {
+        self.splat(f32::from_bits(match (BF16, STEP) {
+            (true, _) => pair,
+            (false, 0) => pair & 0xffff_0000,
+            (false, _) => pair << 16,
+        }))
+    }
+
+    #[inline(always)]
+    fn add_bf16_products(self, a: __m512, b: __m512, sum: __m512) -> __m512 {
+        if BF16 {
+            // SAFETY: a register of pairs is one of bf16; `self` exists only where the instruction is enabled.
+            intrinsics!(_mm512_dpbf16_ps(sum, std::mem::transmute::<__m512, __m512bh>(a), std::mem::transmute::<__m512, __m512bh>(b)))
+        } else {
+            self.fma(a, b, sum)
         }
     }
 
