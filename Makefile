@@ -16,7 +16,7 @@ build: setup-build
 
 # The CUDA kernels are compiled with NVRTC, which needs no GPU.
 test: setup-build setup-test
-	LD_LIBRARY_PATH=$$(echo $(abspath $(VENV))/lib/python3*/site-packages/nvidia/cu13/lib):$$LD_LIBRARY_PATH \
+	LD_LIBRARY_PATH=$$(echo $(abspath $(VENV))/lib/python3*/site-packages/nvidia/cu13/lib)$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH} \
 	cargo test --release --locked --workspace
 	TIDEMILL_BIN=$(abspath $(TARGET)/release/tidemill) $(VENV)/bin/python -m pytest -q tests/python
 

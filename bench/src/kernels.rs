@@ -1,65 +1,127 @@
 //! `tidemill-bench kernels`: how close each kernel, and each phase of whole models, comes to what this machine can do.
 //!
+//! On the CPU, or on an NVIDIA GPU ([`cuda`]), where operations are checked against references first: the machine with the GPU may
+//! have nothing but a driver, and so nothing to run the kernels' own tests with.
+//!
 //! The machine's ceilings are measured first, in the same run and with the same threads. Everything is repeated and the best
 //! is kept: what else the machine does can only make it slower. Operands stream from memory as the layers of a model do,
 //! so no cache makes a decode step look better than it is.
 
 pub mod ceilings;
+pub mod cuda;
 pub mod limits;
 pub mod ops;
 pub mod phases;
 pub mod report;
 
 use anyhow::{Context, ensure};
+use cuda::gpu::Gpu;
 use limits::{Ceilings, Work};
-use report::Row;
+use report::{Report, Row};
 use std::{fs, path::PathBuf, time::Instant};
 use tidemill_kernels::{Cpu, Isa};
 
 /// Measure kernels and whole models against this machine's ceilings.
 #[derive(Clone, Debug, clap::Args)]
 pub struct KernelsArgs {
-    /// Write the rows here too.
+    /// What computes; `auto` is the GPU where there is one that works, else the CPU.
+    #[arg(long, value_enum, default_value_t = DeviceKind::Auto)]
+    pub device: DeviceKind,
+    /// Write what came out here too.
     #[arg(long)]
     pub json: Option<PathBuf>,
     /// Only rows whose "name shape" holds this text; ceilings are always measured.
     #[arg(long)]
     pub only: Option<String>,
-    /// Threads that compute (default: all cores).
-    #[arg(long)]
-    pub threads: Option<usize>,
-    /// Instruction set: avx512bf16, avx512, avx2 or portable (default: the best there is).
-    #[arg(long)]
-    pub isa: Option<Isa>,
-    /// Where the models with random weights are kept for the next run (default: made anew, and removed at the end).
-    #[arg(long)]
-    pub models: Option<PathBuf>,
     /// Less work, two layers, the smallest model alone: to see that it works, not how fast it is.
     #[arg(long)]
     pub quick: bool,
+    /// CPU: threads that compute (default: all cores).
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// CPU: instruction set, avx512, avx2 or portable (default: the best there is).
+    #[arg(long)]
+    pub isa: Option<Isa>,
+    /// CPU: where the models with random weights are kept for the next run (default: made anew, and removed at the end).
+    #[arg(long)]
+    pub models: Option<PathBuf>,
+    /// GPU: of the random inputs of the checks (default: a fresh one, which is printed).
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// GPU: where compiled kernels are kept.
+    #[arg(long, default_value_os_t = std::env::temp_dir().join("tidemill-kernels"))]
+    pub cache: PathBuf,
 }
 
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub enum DeviceKind {
+    Auto,
+    Cpu,
+    /// The first one that CUDA_VISIBLE_DEVICES leaves.
+    Cuda,
+}
+
+/// What the process ends with where `--device cuda` finds no GPU: not a failure of the kernels.
+pub const NO_DEVICE: i32 = 3;
+
+/// Prints the tables, and fails if a check did.
 pub fn run(args: &KernelsArgs) -> anyhow::Result<()> {
+    let report = match open_gpu(args)? {
+        Some(gpu) => cuda::measure(gpu, args)?,
+        None => measure_cpu(args)?,
+    };
+    print!("{}", report.text());
+    if let Some(path) = &args.json {
+        let text = serde_json::to_string_pretty(&report.rows())?;
+        fs::write(path, text + "\n").with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    report.verdict()
+}
+
+/// The GPU, if it is the one to measure.
+fn open_gpu(args: &KernelsArgs) -> anyhow::Result<Option<Gpu>> {
+    if args.device == DeviceKind::Cpu {
+        return Ok(None);
+    }
+    match (Gpu::open(&args.cache, args.seed.unwrap_or_else(rand::random), args.quick), args.device) {
+        (Ok(gpu), _) => Ok(Some(gpu)),
+        (Err(error), DeviceKind::Auto) => {
+            eprintln!("measuring the CPU, for there is no GPU to measure: {error}");
+            Ok(None)
+        }
+        (Err(error), _) if error.is_absence() => {
+            eprintln!("no GPU to measure: {error}");
+            std::process::exit(NO_DEVICE);
+        }
+        (Err(error), _) => Err(error.into()),
+    }
+}
+
+fn measure_cpu(args: &KernelsArgs) -> anyhow::Result<Report> {
     let threads = args.threads.unwrap_or(std::thread::available_parallelism().map_or(1, usize::from));
     ensure!((1..=1024).contains(&threads), "--threads {threads} must be from 1 to 1024");
     let mut bench = Bench::new(Cpu::new(args.isa, threads)?, args);
     ops::measure(&mut bench);
     phases::measure(&mut bench, args.models.as_deref())?;
-    print!("{}", report::table(&bench.rows));
-    if let Some(path) = &args.json {
-        let text = serde_json::to_string_pretty(&bench.rows)?;
-        fs::write(path, text + "\n").with_context(|| format!("cannot write {}", path.display()))?;
-    }
-    Ok(())
+    let device = format!("CPU, {}, {}", bench.machine.isa(), threads_text(threads));
+    Ok(Report { device, rows: bench.rows, left_out: bench.left_out, checks: None })
 }
 
-/// Ceilings, what is wanted, and the rows so far.
-struct Bench {
-    cpu: Cpu,
+/// What computes, its ceilings, what is wanted, and what came out so far.
+struct Bench<Machine = Cpu> {
+    machine: Machine,
     ceilings: Ceilings,
     only: Option<String>,
     quick: bool,
     rows: Vec<Row>,
+    /// Rows that this machine cannot have, and why.
+    left_out: Vec<String>,
+}
+
+impl<Machine> Bench<Machine> {
+    fn wants(&self, name: &str, shape: &str) -> bool {
+        self.only.as_ref().is_none_or(|only| format!("{name} {shape}").contains(only))
+    }
 }
 
 impl Bench {
@@ -72,11 +134,7 @@ impl Bench {
             ceilings = ceilings::measure(cpu.threads(), shrink);
             rows.extend(ceiling_rows(cpu.threads(), &ceilings));
         }
-        Self { cpu, ceilings, only: args.only.clone(), quick: args.quick, rows }
-    }
-
-    fn wants(&self, name: &str, shape: &str) -> bool {
-        self.only.as_ref().is_none_or(|only| format!("{name} {shape}").contains(only))
+        Self { machine: cpu, ceilings, only: args.only.clone(), quick: args.quick, rows, left_out: Vec::new() }
     }
 
     /// A row in the unit of whatever bounds `work`, if it is wanted: `prepare` makes what runs and is done `times` over in each run.
@@ -84,19 +142,18 @@ impl Bench {
         if !self.wants(name, &shape) {
             return;
         }
-        let mut run = prepare(&self.cpu);
-        let seconds = best_seconds(self.quick, || run(&self.cpu)) / times as f64;
-        let (amount, unit) = match () {
-            () if self.ceilings.is_memory_bound(&work) => (work.bytes, "GB/s"),
-            () if work.int8_ops > 0.0 => (work.int8_ops + work.f32_flops, "GOP/s"),
-            () => (work.f32_flops, "GFLOP/s"),
-        };
-        self.rows.push(Row::new(name, shape, amount / 1e9 / seconds, amount / 1e9 / self.ceilings.seconds(&work), unit));
+        let mut run = prepare(&self.machine);
+        let seconds = best_seconds(self.quick, || run(&self.machine)) / times as f64;
+        self.rows.push(Row::of_work(name, shape, seconds, &work, &self.ceilings));
     }
 }
 
+fn threads_text(threads: usize) -> String {
+    format!("{threads} thread{}", if threads == 1 { "" } else { "s" })
+}
+
 fn ceiling_rows(threads: usize, ceilings: &Ceilings) -> [Row; 3] {
-    let shape = || format!("{threads} thread{}", if threads == 1 { "" } else { "s" });
+    let shape = || threads_text(threads);
     [
         Row::ceiling("ceiling f32 multiply-add", shape(), ceilings.f32_flops / 1e9, "GFLOP/s"),
         Row::ceiling("ceiling int8 multiply-add", shape(), ceilings.int8_ops / 1e9, "GOP/s"),

@@ -1,9 +1,10 @@
-//! `tidemill-bench kernels` on a small scale: every row is there, and says what it should.
+//! `tidemill-bench kernels` on a small scale: every row is there, and says what it should; and what it says where there is no GPU.
 
 use clap::Parser;
 use serde_json::Value;
-use std::fs;
-use tidemill_bench::kernels::{KernelsArgs, run};
+use std::{fs, process::Command};
+use tidemill_bench::kernels::{KernelsArgs, NO_DEVICE, run};
+use tidemill_kernels::cuda::Device;
 
 #[derive(Parser)]
 struct Cli {
@@ -14,7 +15,7 @@ struct Cli {
 fn rows(flags: &[&str]) -> Vec<Value> {
     let dir = tempfile::tempdir().unwrap();
     let json = dir.path().join("rows.json");
-    let fixed = ["kernels", "--quick", "--threads", "2", "--json", json.to_str().unwrap()];
+    let fixed = ["kernels", "--device", "cpu", "--quick", "--threads", "2", "--json", json.to_str().unwrap()];
     run(&Cli::parse_from(fixed.iter().chain(flags)).kernels).unwrap();
     serde_json::from_slice(&fs::read(json).unwrap()).unwrap()
 }
@@ -31,19 +32,9 @@ fn every_kernel_and_phase_is_measured_against_a_limit() {
             assert!((fraction * limit / row["measured"].as_f64().unwrap() - 1.0).abs() < 1e-9, "{row}");
         }
     }
-    for name in [
-        "ceiling",
-        "matmul bf16",
-        "matmul int8",
-        "attention prefill",
-        "attention decode",
-        "norm",
-        "rope",
-        "silu",
-        "sampling",
-        "prefill",
-        "decode",
-    ] {
+    for name in
+        ["ceiling", "matmul bf16", "matmul int8", "attention prefill", "attention decode", "norm", "rope", "sampling", "prefill", "decode"]
+    {
         assert!(rows.iter().any(|row| row["name"].as_str().unwrap().starts_with(name)), "no row for {name}");
     }
 }
@@ -54,4 +45,15 @@ fn only_what_is_asked_for_runs_after_the_ceilings() {
     let names: Vec<_> = rows.iter().map(|row| row["name"].as_str().unwrap()).collect();
     assert_eq!(names.len(), 7);
     assert!(names[..6].iter().all(|name| name.starts_with("ceiling")) && names[6] == "norm");
+}
+
+#[test]
+fn a_gpu_that_is_asked_for_and_not_there_is_told_apart_from_a_failure() {
+    if Device::count() > 0 {
+        return;
+    }
+    let output = Command::new(env!("CARGO_BIN_EXE_tidemill-bench")).args(["kernels", "--device", "cuda", "--quick"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(NO_DEVICE));
+    assert!(output.stdout.is_empty());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("run on the CPU"), "{output:?}");
 }

@@ -70,6 +70,18 @@ async fn through_the_pool(reference: &[Answer], cases: &[Case], transport: &str,
     cluster.stop();
 }
 
+/// (h) Again, from the pool's disk: its memory holds one prompt or two.
+async fn from_disk(reference: &[Answer], cases: &[Case]) {
+    let flags = ["--kv-memory", "1MiB", "--pool-memory", "1MiB", "--pool-nvme", "64MiB"];
+    let cluster = Cluster::start(&[DISAGGREGATED, &flags].concat());
+    assert_same(reference, &complete_all(&cluster, cases, 1).await, cases, "a small pool, cold");
+    let warm = complete_all(&cluster, cases, 1).await;
+    assert_same(reference, &warm, cases, "from disk");
+    let (from_disk, total): (u64, u64) = (warm.iter().map(|a| a.source("nvme")).sum(), cases.iter().map(reusable).sum());
+    assert!(from_disk * 2 >= total, "of {total} tokens {from_disk} came from disk");
+    cluster.stop();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn outputs_do_not_depend_on_the_way() {
     let cases = cases();
@@ -78,6 +90,7 @@ async fn outputs_do_not_depend_on_the_way() {
 
     through_the_pool(&reference, &cases, "auto", "dram", "shm").await;
     through_the_pool(&reference, &cases, "quic", "remote", "quic").await;
+    from_disk(&reference, &cases).await;
 
     // (e) 16 at a time, over two workers of each kind.
     for disaggregation in [DISAGGREGATED, &[]] {

@@ -1,5 +1,6 @@
 // Attention of many rows of a sequence over paged K and V, on tensor cores (Dao, "FlashAttention-2", 2023): chunked prefill behind a
-// cached prefix, and the few rows that a decode worker computes itself. For any device from sm_80 on.
+// cached prefix, and the few rows that a decode worker computes itself. For any device from sm_80 on; Hopper has a faster one for the
+// usual head sizes.
 //
 // A block of threads takes up to TILE_ROWS rows of one query head past the sequence's K and V, TILE_POSITIONS at a time, in absolute
 // order from a multiple of TILE_POSITIONS. What a row must not see counts exactly nothing, so its bits do not depend on how the
@@ -9,7 +10,7 @@
 // tables: u32 [sequences, table_stride]. tiles: (sequence, first row in q and out, its position, rows), rows at consecutive
 // positions whose K and V are written already, as all before are. window: positions seen, the row's own included; 2^31 for all.
 // scale_log2: log2(e) / sqrt(HEAD_DIM). out: bf16 [rows, heads, HEAD_DIM].
-// Grid (heads, tiles), 128 threads, SHARED_BYTES of dynamic shared memory. HEAD_DIM is a multiple of 16, up to 256.
+// Grid (heads, tiles), 128 threads, sizeof(Shared) of dynamic shared memory. HEAD_DIM is a multiple of 16, up to 256.
 #include "common.cuh"
 
 constexpr u32 WARPS = 4;

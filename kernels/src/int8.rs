@@ -236,6 +236,16 @@ mod tests {
     use dot::DotUnit;
     use proptest::prelude::*;
 
+    struct SiluMul(f32, f32);
+
+    impl Kernel for SiluMul {
+        type Output = f32;
+        #[inline(always)]
+        fn run<S: Simd>(self, simd: S) -> f32 {
+            simd.to_array(silu_mul_vector(simd, simd.splat(self.0), simd.splat(self.1)))[0]
+        }
+    }
+
     /// [`matmul`] on a unit that the machine has, whatever the instruction set of `cpu`.
     fn product(unit: DotUnit, cpu: &Cpu, x: &[f32], w: &Int8Weights) -> Vec<f32> {
         let mut rows = Int8Rows::default();
@@ -300,16 +310,6 @@ mod tests {
         }
     }
 
-    struct SiluMul(f32, f32);
-
-    impl Kernel for SiluMul {
-        type Output = f32;
-        #[inline(always)]
-        fn run<S: Simd>(self, simd: S) -> f32 {
-            simd.to_array(silu_mul_vector(simd, simd.splat(self.0), simd.splat(self.1)))[0]
-        }
-    }
-
     #[test]
     fn several_products_are_added_or_gated() {
         for (m, n, k) in [(1, 1, 1), (3, 40, 9), (14, 64, 70)] {
@@ -334,7 +334,7 @@ mod tests {
                 ];
                 matmul(&cpu, &rows, products);
                 assert!(added.iter().zip(&up).all(|(added, up)| *added == 2.0 + up));
-                gate.iter_mut().zip(&up).for_each(|(gate, up)| *gate = cpu.isa().dispatch(SiluMul(*gate, *up)));
+                let gate: Vec<f32> = gate.iter().zip(&up).map(|(&gate, &up)| cpu.isa().dispatch(SiluMul(gate, up))).collect();
                 assert_eq!(activated.exact, gate, "the same bits as one by one");
                 let mut expected = Int8Rows::default();
                 expected.copy_from(&cpu, &gate, n);

@@ -2,10 +2,10 @@
 
 use crate::model::shapes::Shape;
 
-/// What the machine can do in a second, with as many threads as the measurement has.
+/// What the machine can do in a second: a CPU with as many threads as the measurement has, or a GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct Ceilings {
-    /// f32 additions and multiplications, as fused multiply-adds.
+    /// Additions to f32 sums, and the multiplications before them: of f32 numbers on a CPU, of bf16 numbers on a GPU's tensor cores.
     pub f32_flops: f64,
     /// Additions and multiplications of 8-bit integers.
     pub int8_ops: f64,

@@ -123,13 +123,12 @@ fn attentions(bench: &mut Bench, label: &str, shape: &Shape) {
     }
 }
 
-/// Kernels that do little with each number: the limit is reading their operands.
+/// Kernels that do little with each number: the limit is reading their operands. What the activation takes is part of a product.
 fn small(bench: &mut Bench, label: &str, shape: &Shape) {
-    let [vocab, hidden, intermediate, heads, head_dim] =
-        [shape.vocab, shape.hidden, shape.intermediate, shape.heads, shape.head_dim].map(|n| n as usize);
+    let [vocab, hidden, heads, head_dim] = [shape.vocab, shape.hidden, shape.heads, shape.head_dim].map(|n| n as usize);
     let rows = |width: usize| if bench.quick { 1 } else { COLD_BYTES / 4 / width };
     let read = |numbers: usize| Work { bytes: (4 * numbers) as f64, ..Work::default() };
-    let (norm_rows, rope_rows, silu_rows, vocab_rows) = (rows(hidden), rows(heads * head_dim), rows(2 * intermediate), rows(2 * vocab));
+    let (norm_rows, rope_rows, vocab_rows) = (rows(hidden), rows(heads * head_dim), rows(2 * vocab));
 
     bench.row("norm", format!("{label} {norm_rows} × {hidden}"), read(norm_rows * hidden), 1, |_| {
         let (mut x, weight) = (numbers(norm_rows * hidden), vec![1.0; hidden]);
@@ -139,10 +138,6 @@ fn small(bench: &mut Bench, label: &str, shape: &Shape) {
     bench.row("rope", format!("{label} {rope_rows} × {heads} × {head_dim}"), read(rope_rows * (heads + 1) * head_dim), 1, |_| {
         let (mut x, cos, sin) = (numbers(rope_rows * heads * head_dim), numbers(rope_rows * angles), numbers(rope_rows * angles));
         move |cpu: &Cpu| elementwise::rotate(cpu, &mut x, head_dim, &cos, &sin)
-    });
-    bench.row("silu", format!("{label} {silu_rows} × {intermediate}"), read(2 * silu_rows * intermediate), 1, |_| {
-        let (mut gate, up) = (numbers(silu_rows * intermediate), numbers(silu_rows * intermediate));
-        move |cpu: &Cpu| elementwise::silu_mul(cpu, &mut gate, &up)
     });
     // One sampler runs on one thread: several rows so that they come from memory.
     bench.row("sampling argmax", format!("{label} {vocab_rows} × {vocab}"), read(vocab_rows * vocab), 1, |_| {
@@ -163,6 +158,6 @@ fn small(bench: &mut Bench, label: &str, shape: &Shape) {
 pub(super) const SOME_NUMBER: u8 = 0x3c;
 
 /// Numbers in [-1, 1) that repeat only after a long time.
-fn numbers(count: usize) -> Vec<f32> {
+pub(super) fn numbers(count: usize) -> Vec<f32> {
     (0..count as u32).map(|i| (i.wrapping_mul(0x9e37_79b9) >> 8) as f32 / (1u32 << 23) as f32 - 1.0).collect()
 }

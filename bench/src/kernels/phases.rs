@@ -14,7 +14,7 @@ use tidemill_proto::block::{BLOCK_TOKENS, Token};
 
 /// Tokens that are computed.
 #[derive(Clone, Copy)]
-enum Phase {
+pub(super) enum Phase {
     /// A prompt of so many, in chunks as a worker cuts it, without logits.
     Prefill { tokens: usize },
     /// One for each of `sequences`, after `context` others.
@@ -52,7 +52,7 @@ pub(super) fn measure(bench: &mut Bench, models: Option<&Path>) -> anyhow::Resul
                 make_weights(&shape, &dir, Dtype::Bf16, 0)?;
             }
             let quantize = (weights == Weights::Int8).then_some(Quantization::Int8);
-            let options = LoadOptions { kv_dtype: None, quantize, threads: bench.cpu.threads(), isa: Some(bench.cpu.isa()) };
+            let options = LoadOptions { kv_dtype: None, quantize, threads: bench.machine.threads(), isa: Some(bench.machine.isa()) };
             let mut model = Model::load(&dir, &options, &mut |_, _| {})?;
             for phase in wanted {
                 let seconds = phase.seconds(&mut model, bench.quick);
@@ -66,14 +66,14 @@ pub(super) fn measure(bench: &mut Bench, models: Option<&Path>) -> anyhow::Resul
 }
 
 impl Phase {
-    fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Phase::Prefill { .. } => "prefill",
             Phase::Decode { .. } => "decode",
         }
     }
 
-    fn shape(self, label: &str, weights: Weights) -> String {
+    pub(super) fn shape(self, label: &str, weights: Weights) -> String {
         let weights = weights.name();
         match self {
             Phase::Prefill { tokens } => format!("{label} {weights}, {tokens} tokens"),
@@ -82,7 +82,7 @@ impl Phase {
     }
 
     /// Tokens computed.
-    fn tokens(self) -> usize {
+    pub(super) fn tokens(self) -> usize {
         match self {
             Phase::Prefill { tokens } => tokens,
             Phase::Decode { sequences, .. } => sequences,
@@ -90,7 +90,7 @@ impl Phase {
     }
 
     /// The least that has to be computed: prefill's limit reads the weights once, however it is cut into chunks.
-    fn rows(self) -> Vec<Rows> {
+    pub(super) fn rows(self) -> Vec<Rows> {
         match self {
             Phase::Prefill { tokens } => vec![Rows { start: 0, rows: tokens, logits: false }],
             Phase::Decode { sequences, context } => vec![Rows { start: context, rows: 1, logits: true }; sequences],

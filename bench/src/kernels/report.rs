@@ -1,7 +1,45 @@
-//! Measurements as rows: JSON for programs, a table for people.
+//! What came out: measurements as rows, and a GPU's checks. JSON for programs, tables for people.
 
+use super::{
+    cuda::checks::Checks,
+    limits::{Ceilings, Work},
+};
 use serde::Serialize;
 use std::fmt::Write;
+
+/// All of one run.
+pub struct Report {
+    /// What computed.
+    pub device: String,
+    pub rows: Vec<Row>,
+    /// Rows that this machine cannot have, and why.
+    pub left_out: Vec<String>,
+    /// A GPU's operations against references. The CPU's have tests where they are written.
+    pub checks: Option<Checks>,
+}
+
+impl Report {
+    pub fn text(&self) -> String {
+        let mut text = format!("{}\n\n{}", self.device, table(&self.rows));
+        for row in &self.left_out {
+            text += &format!("\nleft out: {row}\n");
+        }
+        if let Some(checks) = &self.checks {
+            text += &format!("\n{}", checks.table());
+        }
+        text
+    }
+
+    /// Everything as rows, checks too.
+    pub fn rows(&self) -> Vec<Row> {
+        self.rows.iter().cloned().chain(self.checks.iter().flat_map(Checks::rows)).collect()
+    }
+
+    /// An error if any check failed.
+    pub fn verdict(&self) -> anyhow::Result<()> {
+        self.checks.as_ref().map_or(Ok(()), Checks::verdict)
+    }
+}
 
 /// One measurement.
 #[derive(Clone, Debug, Serialize)]
@@ -25,6 +63,16 @@ impl Row {
 
     pub fn new(name: &str, shape: String, measured: f64, limit: f64, unit: &'static str) -> Self {
         Self { name: name.into(), shape, measured, limit: Some(limit), unit, fraction: Some(measured / limit) }
+    }
+
+    /// `work` done in so many seconds, in the unit of whatever bounds it.
+    pub fn of_work(name: &str, shape: String, seconds: f64, work: &Work, ceilings: &Ceilings) -> Self {
+        let (amount, unit) = match () {
+            () if ceilings.is_memory_bound(work) => (work.bytes, "GB/s"),
+            () if work.int8_ops > 0.0 => (work.int8_ops + work.f32_flops, "GOP/s"),
+            () => (work.f32_flops, "GFLOP/s"),
+        };
+        Self::new(name, shape, amount / 1e9 / seconds, amount / 1e9 / ceilings.seconds(work), unit)
     }
 }
 

@@ -130,7 +130,11 @@ async fn put(node: &PoolNode, client: &PoolClient, plan: Plan, offered: f64) -> 
 }
 
 async fn get(node: &PoolNode, client: &PoolClient, plan: Plan) -> anyhow::Result<Rate> {
-    // What is being written, and copied, comes to rest.
+    // Until memory holds copies only: what is there and not on disk would push blocks off the disk while they are being read.
+    for keys in node.keys(Tier::Nvme).chunks(plan.batch) {
+        let mut fetch = client.get(keys.to_vec(), Duration::ZERO);
+        while fetch.next().await.is_some() {}
+    }
     sleep(Duration::from_millis(1500)).await;
     let on_disk: Vec<BlockKey> = node.keys(Tier::Nvme);
     ensure!(on_disk.len() * plan.block_bytes > plan.dram_bytes, "only {} blocks are on disk", on_disk.len());

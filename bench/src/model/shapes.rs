@@ -18,6 +18,8 @@ pub struct Shape {
     pub head_dim: u32,
     /// Query, key and value projections have biases.
     qkv_bias: bool,
+    /// The head is the embedding.
+    tied: bool,
     pub max_positions: u32,
     rope_theta: f64,
     /// Llama 3's frequency scaling, by factor from 8,192 original positions.
@@ -25,7 +27,26 @@ pub struct Shape {
     rms_norm_eps: f64,
 }
 
-const SHAPES: [Shape; 3] = [
+const SHAPES: [Shape; 4] = [
+    // huggingface.co/meta-llama/Llama-3.1-8B
+    Shape {
+        name: "llama-3.1-8b",
+        architecture: "LlamaForCausalLM",
+        model_type: "llama",
+        vocab: 128_256,
+        hidden: 4096,
+        intermediate: 14_336,
+        layers: 32,
+        heads: 32,
+        kv_heads: 8,
+        head_dim: 128,
+        qkv_bias: false,
+        tied: false,
+        max_positions: 131_072,
+        rope_theta: 500_000.0,
+        rope_llama3_factor: Some(8.0),
+        rms_norm_eps: 1e-5,
+    },
     // huggingface.co/meta-llama/Llama-3.2-1B
     Shape {
         name: "llama-3.2-1b",
@@ -39,6 +60,7 @@ const SHAPES: [Shape; 3] = [
         kv_heads: 8,
         head_dim: 64,
         qkv_bias: false,
+        tied: true,
         max_positions: 131_072,
         rope_theta: 500_000.0,
         rope_llama3_factor: Some(32.0),
@@ -57,6 +79,7 @@ const SHAPES: [Shape; 3] = [
         kv_heads: 3,
         head_dim: 64,
         qkv_bias: false,
+        tied: true,
         max_positions: 2048,
         rope_theta: 10_000.0,
         rope_llama3_factor: None,
@@ -75,6 +98,7 @@ const SHAPES: [Shape; 3] = [
         kv_heads: 2,
         head_dim: 64,
         qkv_bias: true,
+        tied: true,
         max_positions: 131_072,
         rope_theta: 1_000_000.0,
         rope_llama3_factor: None,
@@ -91,13 +115,16 @@ pub fn names() -> String {
 }
 
 impl Shape {
-    /// Every tensor's name and dimensions; a norm's weight is its one-dimensional `…norm.weight`. Heads are tied to the
-    /// embedding in all of these models, so there is no `lm_head`.
+    /// Every tensor's name and dimensions; a norm's weight is its one-dimensional `…norm.weight`. Where the head is tied to the
+    /// embedding there is no `lm_head`.
     pub fn tensors(&self) -> Vec<(String, Vec<usize>)> {
         let [vocab, hidden, intermediate] = [self.vocab, self.hidden, self.intermediate].map(|n| n as usize);
         let [q, kv] = [self.heads, self.kv_heads].map(|heads| (heads * self.head_dim) as usize);
         let mut tensors =
             vec![("model.embed_tokens.weight".to_owned(), vec![vocab, hidden]), ("model.norm.weight".to_owned(), vec![hidden])];
+        if !self.tied {
+            tensors.push(("lm_head.weight".to_owned(), vec![vocab, hidden]));
+        }
         for layer in 0..self.layers {
             let mut add = |name: &str, shape: &[usize]| tensors.push((format!("model.layers.{layer}.{name}"), shape.to_vec()));
             add("input_layernorm.weight", &[hidden]);
@@ -134,7 +161,7 @@ impl Shape {
             "num_key_value_heads": self.kv_heads,
             "rms_norm_eps": self.rms_norm_eps,
             "rope_theta": self.rope_theta,
-            "tie_word_embeddings": true,
+            "tie_word_embeddings": self.tied,
             "torch_dtype": torch_dtype,
             "use_cache": true,
             "vocab_size": self.vocab,
@@ -169,7 +196,9 @@ mod tests {
     #[test]
     fn parameters_are_as_many_as_published() {
         // The numbers that the checkpoints' pages on the hub show.
-        for (name, parameters) in [("llama-3.2-1b", 1_235_814_400), ("smollm-135m", 134_515_008), ("qwen2-0.5b", 494_032_768)] {
+        let published =
+            [("llama-3.1-8b", 8_030_261_248), ("llama-3.2-1b", 1_235_814_400), ("smollm-135m", 134_515_008), ("qwen2-0.5b", 494_032_768)];
+        for (name, parameters) in published {
             let tensors = by_name(name).unwrap().tensors();
             assert_eq!(tensors.iter().map(|(_, shape)| shape.iter().product::<usize>()).sum::<usize>(), parameters, "{name}");
         }

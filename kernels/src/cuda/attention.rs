@@ -3,6 +3,7 @@
 
 use super::{
     CudaError,
+    compile::{self, Arch, Source},
     device::{Bf16, Device},
     kernels::Kernels,
     kv::PagedLayer,
@@ -61,15 +62,32 @@ pub struct Tile {
 // SAFETY: four u32 in C's order, as the kernel declares it; any bits are valid.
 unsafe impl DeviceRepr for Tile {}
 
-/// As in `attention_prefill.cu`.
+/// Rows of a tile in both prefill kernels.
 fn tile_rows(head_dim: usize) -> usize {
     if head_dim <= 128 { 128 } else { 64 }
 }
 
-/// As in `attention_prefill.cu`.
-pub(super) fn prefill_shared_bytes(head_dim: usize) -> usize {
-    let positions = if (81..=128).contains(&head_dim) { 32 } else { 64 };
-    (tile_rows(head_dim) + 2 * positions) * (head_dim + 8) * size_of::<Bf16>()
+/// One of the prefill kernels. Their arguments are the same.
+pub(super) struct PrefillKernel {
+    pub(super) source: &'static Source,
+    pub(super) name: &'static str,
+    pub(super) threads: usize,
+    pub(super) shared_bytes: usize,
+}
+
+impl PrefillKernel {
+    /// The best for a device and head size. Threads and bytes are as told in the sources.
+    pub(super) fn choose(arch: Arch, head_dim: usize) -> Self {
+        let row_bytes = head_dim * size_of::<Bf16>();
+        if compile::ATTENTION_PREFILL_HOPPER.suits(arch, head_dim) {
+            let (operands, alignment) = (5 * 128 * row_bytes, 1024);
+            let (source, name) = (&compile::ATTENTION_PREFILL_HOPPER, "attention_prefill_hopper");
+            return Self { source, name, threads: 256, shared_bytes: operands + alignment };
+        }
+        let positions = if (81..=128).contains(&head_dim) { 32 } else { 64 };
+        let shared_bytes = (tile_rows(head_dim) + 2 * positions) * (row_bytes + 16);
+        Self { source: &compile::ATTENTION_PREFILL, name: "attention_prefill", threads: 128, shared_bytes }
+    }
 }
 
 /// Cuts spans of rows, each given as a tile of any size, into tiles that the kernel takes. Those with the most to attend to come
@@ -137,8 +155,7 @@ impl Kernels {
     ) -> Result<(), CudaError> {
         queries.assert_shape(out.len(), rows, paged);
         assert_eq!(paged.head_dim, self.head_dim, "kernels and memory are of one head size");
-        let shape =
-            Shape { shared_bytes: prefill_shared_bytes(self.head_dim), ..Shape::new((queries.heads, tiles.len(), 1), PREFILL_THREADS) };
+        let shape = Shape { shared_bytes: self.prefill.shared_bytes, ..Shape::new((queries.heads, tiles.len(), 1), self.prefill.threads) };
         let args = [
             out.into(),
             queries.q.into(),
@@ -211,7 +228,6 @@ impl Kernels {
     }
 }
 
-const PREFILL_THREADS: usize = 128;
 const DECODE_THREADS: usize = 128;
 /// Query heads of one block of threads.
 const DECODE_HEADS: usize = 8;

@@ -16,6 +16,13 @@ pub struct Source {
     pub by_head_dim: bool,
 }
 
+impl Source {
+    /// Whether it is meant for this device and head size, a multiple of 16 up to 256.
+    pub fn suits(&self, arch: Arch, head_dim: usize) -> bool {
+        self.file != ATTENTION_PREFILL_HOPPER.file || arch == Arch::SM_90A && [64, 128].contains(&head_dim)
+    }
+}
+
 macro_rules! source {
     ($file:literal, by_head_dim: $by_head_dim:literal) => {
         Source { file: $file, text: include_str!(concat!("../../cu/", $file)), by_head_dim: $by_head_dim }
@@ -24,6 +31,7 @@ macro_rules! source {
 
 pub static ATTENTION_DECODE: Source = source!("attention_decode.cu", by_head_dim: true);
 pub static ATTENTION_PREFILL: Source = source!("attention_prefill.cu", by_head_dim: true);
+pub static ATTENTION_PREFILL_HOPPER: Source = source!("attention_prefill_hopper.cu", by_head_dim: true);
 pub static EMBEDDING: Source = source!("embedding.cu", by_head_dim: false);
 pub static KV_COPY: Source = source!("kv_copy.cu", by_head_dim: false);
 pub static PENALTIES: Source = source!("penalties.cu", by_head_dim: false);
@@ -33,8 +41,19 @@ pub static ROPE_KV_WRITE: Source = source!("rope_kv_write.cu", by_head_dim: true
 pub static SAMPLE: Source = source!("sample.cu", by_head_dim: false);
 pub static SWIGLU: Source = source!("swiglu.cu", by_head_dim: false);
 
-pub static SOURCES: [&Source; 10] =
-    [&ATTENTION_DECODE, &ATTENTION_PREFILL, &EMBEDDING, &KV_COPY, &PENALTIES, &QUANTIZE_FP8, &RMS_NORM, &ROPE_KV_WRITE, &SAMPLE, &SWIGLU];
+pub static SOURCES: [&Source; 11] = [
+    &ATTENTION_DECODE,
+    &ATTENTION_PREFILL,
+    &ATTENTION_PREFILL_HOPPER,
+    &EMBEDDING,
+    &KV_COPY,
+    &PENALTIES,
+    &QUANTIZE_FP8,
+    &RMS_NORM,
+    &ROPE_KV_WRITE,
+    &SAMPLE,
+    &SWIGLU,
+];
 
 /// What all sources include.
 pub(crate) const COMMON: &str = include_str!("../../cu/common.cuh");

@@ -1,7 +1,8 @@
 //! The kernels, loaded for one head size.
 
 use super::{
-    CudaError, attention,
+    CudaError,
+    attention::PrefillKernel,
     compile::{self, Source},
     device::{Device, function},
 };
@@ -12,6 +13,7 @@ use cudarc::driver::CudaFunction;
 pub struct Kernels {
     pub(super) head_dim: usize,
     pub(super) width_max: usize,
+    pub(super) prefill: PrefillKernel,
     pub(super) attention_decode: CudaFunction,
     pub(super) attention_combine: CudaFunction,
     pub(super) attention_prefill: CudaFunction,
@@ -36,6 +38,7 @@ impl Kernels {
     pub fn load(device: &Device, head_dim: usize) -> Result<Self, CudaError> {
         assert!(head_dim.is_multiple_of(16) && (16..=256).contains(&head_dim), "heads of a multiple of 16 numbers, up to 256");
         let module = |source: &Source| device.module(source, head_dim);
+        let prefill = PrefillKernel::choose(device.properties().arch, head_dim);
         let decode = module(&compile::ATTENTION_DECODE)?;
         let kv_copy = module(&compile::KV_COPY)?;
         let penalties = module(&compile::PENALTIES)?;
@@ -47,11 +50,8 @@ impl Kernels {
             width_max: norm_bytes / size_of::<f32>(),
             attention_decode: function(&decode, "attention_decode", 0)?,
             attention_combine: function(&decode, "attention_combine", 0)?,
-            attention_prefill: function(
-                &module(&compile::ATTENTION_PREFILL)?,
-                "attention_prefill",
-                attention::prefill_shared_bytes(head_dim),
-            )?,
+            attention_prefill: function(&module(prefill.source)?, prefill.name, prefill.shared_bytes)?,
+            prefill,
             embedding: function(&module(&compile::EMBEDDING)?, "embedding", 0)?,
             rms_norm: function(&module(&compile::RMS_NORM)?, "rms_norm", norm_bytes)?,
             rope_kv_write: function(&module(&compile::ROPE_KV_WRITE)?, "rope_kv_write", 0)?,

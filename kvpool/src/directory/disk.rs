@@ -301,5 +301,5 @@ impl DiskTier {
     }
 }
 
-/// Writes under way at once: enough for any disk, and few enough that little is lost when the blocks are wanted again.
-const STORES_MAX: usize = 32;
+/// Writes asked for and not ended: enough for any disk, small blocks too.
+const STORES_MAX: usize = 1024;

@@ -19,8 +19,8 @@ pub(super) struct Announcer {
 #[derive(Clone, Copy, Debug)]
 enum Link {
     Down,
-    /// Knows nothing.
-    Fresh(LinkId),
+    /// Knows nothing, or what it knows is void; the next event it is told has this number.
+    Fresh(LinkId, u64),
     /// Knows everything up to the last announcement; the next event it is told has this number.
     Told(LinkId, u64),
 }
@@ -34,7 +34,7 @@ impl Announcer {
     }
 
     pub(super) fn up(&mut self, link: LinkId) {
-        self.links[link.coordinator] = Link::Fresh(link);
+        self.links[link.coordinator] = Link::Fresh(link, 0);
     }
 
     pub(super) fn down(&mut self, link: LinkId) {
@@ -45,13 +45,13 @@ impl Announcer {
     pub(super) fn announce(&mut self, store: Option<&Store>, uplink: &Uplink) {
         let (mut changes, mut snapshot) = (Vec::new(), None);
         if let Some(store) = store {
-            let fresh = self.links.iter().any(|link| matches!(link, Link::Fresh(_)));
+            let fresh = self.links.iter().any(|link| matches!(link, Link::Fresh(..)));
             let (events, all) = store.take_events(|events| fresh || events.from != self.next);
             if events.from != self.next {
                 tracing::warn!("events were lost: telling everything again");
                 for link in &mut self.links {
-                    if let Link::Told(id, _) = *link {
-                        *link = Link::Fresh(id);
+                    if let Link::Told(id, next) = *link {
+                        *link = Link::Fresh(id, next);
                     }
                 }
             }
@@ -62,7 +62,7 @@ impl Announcer {
         for link in &mut self.links {
             let (id, from, events) = match *link {
                 Link::Down => continue,
-                Link::Fresh(id) => (id, 0, &everything),
+                Link::Fresh(id, from) => (id, from, &everything),
                 Link::Told(id, from) => (id, from, &changes),
             };
             *link = tell(uplink, id, from, events);

@@ -1,0 +1,92 @@
+//! The device's half of `tidemill-bench kernels`: CUDA operations against references, and at a large model's shapes against the
+//! device's ceilings. `bench/gpu-check` runs it on a machine that has nothing but a driver.
+
+pub mod ceilings;
+pub mod checks;
+pub mod gpu;
+pub mod ops;
+pub mod phases;
+
+use super::{
+    Bench, KernelsArgs,
+    report::{Report, Row},
+};
+use crate::model::shapes::{self, Shape};
+use checks::Checks;
+use gpu::Gpu;
+use tidemill_kernels::{Dtype, KvLayout, cuda::CudaError};
+
+/// Short name and shape of the model that is measured: large enough to keep a device busy. And of the one that `--quick` takes.
+const MODEL: (&str, &str) = ("8b", "llama-3.1-8b");
+const QUICK_MODEL: (&str, &str) = ("1b", "llama-3.2-1b");
+
+pub(super) fn measure(mut gpu: Gpu, args: &KernelsArgs) -> anyhow::Result<Report> {
+    let checks = Checks::of(&mut gpu)?;
+    let (ceilings, bus) = ceilings::measure(&mut gpu)?;
+    let properties = gpu.device.properties();
+    let device = format!("{}, {}, {} multiprocessors", properties.name, properties.arch, properties.multiprocessors);
+    let mut bench = Bench {
+        machine: gpu,
+        ceilings,
+        only: args.only.clone(),
+        quick: args.quick,
+        rows: ceilings::rows(&ceilings, &bus).into(),
+        left_out: Vec::new(),
+    };
+    let (label, name) = if args.quick { QUICK_MODEL } else { MODEL };
+    let mut shape = shapes::by_name(name).expect("the shapes are in the table").clone();
+    if args.quick {
+        shape.layers = 2;
+    }
+    ops::measure(&mut bench, label, &Sizes::of(&shape), &bus)?;
+    phases::measure(&mut bench, label, &shape)?;
+    Ok(Report { device, rows: bench.rows, left_out: bench.left_out, checks: Some(checks) })
+}
+
+impl Bench<Gpu> {
+    /// Keeps a row, or why there is none: the device's memory does not hold what it takes. Other errors are the run's.
+    fn keep(&mut self, name: &str, shape: &str, row: anyhow::Result<Row>) -> anyhow::Result<()> {
+        match row {
+            Ok(row) => self.rows.push(row),
+            Err(error) if matches!(error.downcast_ref(), Some(CudaError::OutOfMemory { .. })) => {
+                self.left_out.push(format!("{name} {shape}: {error}"));
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+}
+
+/// A model's shape, as buffers are counted.
+#[derive(Clone, Copy)]
+struct Sizes {
+    vocab: usize,
+    hidden: usize,
+    intermediate: usize,
+    layers: usize,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+}
+
+impl Sizes {
+    fn of(shape: &Shape) -> Self {
+        let [vocab, hidden, intermediate, layers, heads, kv_heads, head_dim] =
+            [shape.vocab, shape.hidden, shape.intermediate, shape.layers, shape.heads, shape.kv_heads, shape.head_dim].map(|n| n as usize);
+        Self { vocab, hidden, intermediate, layers, heads, kv_heads, head_dim }
+    }
+
+    /// Numbers of a row of Q.
+    fn q(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Numbers of a row of Q, K and V.
+    fn qkv(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+
+    fn kv_layout(&self, layers: usize) -> KvLayout {
+        KvLayout { layers, kv_heads: self.kv_heads, head_dim: self.head_dim, dtype: Dtype::Bf16 }
+    }
+}

@@ -1,0 +1,245 @@
+//! Attention over paged K and V: every head ratio, odd lengths, windows; and that a row's bits depend on nothing but the row.
+
+use super::{Checks, rows::BF16};
+use crate::kernels::cuda::gpu::{Gpu, widened};
+use cudarc::driver::CudaSlice;
+use half::bf16;
+use rand::{Rng, seq::SliceRandom};
+use rayon::prelude::*;
+use tidemill_kernels::{
+    Dtype, KvLayout,
+    cuda::{
+        Bf16, CudaError, DeviceKv, NO_POSITION,
+        attention::{DecodeScratch, Queries, Tile, prefill_tiles},
+        kv::Placed,
+    },
+};
+
+const LAYERS: usize = 2;
+const LAYER: usize = 1;
+
+pub fn all(gpu: &mut Gpu, checks: &mut Checks) -> Result<(), CudaError> {
+    for group in 1..=8 {
+        both(gpu, checks, 128, 1 + group % 3, group, None)?;
+        both(gpu, checks, 64, 1 + group % 2, group, Some(100))?;
+    }
+    for head_dim in [16, 32, 80, 96, 112, 256] {
+        for window in [None, Some(1), Some(700)] {
+            both(gpu, checks, head_dim, 2, 3, window)?;
+        }
+    }
+    // More heads than one operand holds.
+    both(gpu, checks, 128, 1, 16, None)?;
+    both(gpu, checks, 64, 2, 12, Some(33))
+}
+
+/// The sharpness of softmax: scores of a few units.
+const SHARP: f32 = 3.0;
+
+fn both(
+    gpu: &mut Gpu,
+    checks: &mut Checks,
+    head_dim: usize,
+    kv_heads: usize,
+    group: usize,
+    window: Option<usize>,
+) -> Result<(), CudaError> {
+    decode(gpu, checks, head_dim, kv_heads, group, window)?;
+    prefill(gpu, checks, head_dim, kv_heads, group, window)
+}
+
+/// Sequences in paged memory that holds no number anywhere else.
+struct Paged {
+    head_dim: usize,
+    kv_heads: usize,
+    kv: DeviceKv,
+    tables: CudaSlice<u32>,
+    table_stride: usize,
+    /// `[sequence][position, kv_heads, head_dim]`
+    k: Vec<Vec<f64>>,
+    v: Vec<Vec<f64>>,
+}
+
+impl Paged {
+    fn new(gpu: &mut Gpu, head_dim: usize, kv_heads: usize, lens: &[usize]) -> Result<Self, CudaError> {
+        let layout = KvLayout { layers: LAYERS, kv_heads, head_dim, dtype: Dtype::Bf16 };
+        let table_stride = lens.iter().max().expect("a sequence").div_ceil(16) + 1;
+        let blocks: usize = lens.iter().map(|len| len.div_ceil(16)).sum::<usize>() + 1;
+        let mut ids: Vec<u32> = (0..blocks as u32).collect();
+        ids.shuffle(&mut gpu.rng);
+        let mut ids = ids.into_iter();
+        let block_numbers = layout.block_bytes() / 2;
+        let mut slots = vec![u16::MAX; blocks * block_numbers];
+        let mut tables = vec![0u32; lens.len() * table_stride];
+        let (mut all_k, mut all_v) = (Vec::new(), Vec::new());
+        for (sequence, &len) in lens.iter().enumerate() {
+            let (k, v) = (gpu.bf16s(len * kv_heads * head_dim, SHARP), gpu.bf16s(len * kv_heads * head_dim, 1.0));
+            for first in (0..len).step_by(16) {
+                let block = ids.next().expect("a block");
+                tables[sequence * table_stride + first / 16] = block;
+                let slot = &mut slots[block as usize * block_numbers..][..block_numbers];
+                for (part, numbers) in [&k, &v].into_iter().enumerate() {
+                    for position in first..len.min(first + 16) {
+                        for head in 0..kv_heads {
+                            let to = (((LAYER * 2 + part) * kv_heads + head) * 16 + position - first) * head_dim;
+                            slot[to..to + head_dim].copy_from_slice(&numbers[(position * kv_heads + head) * head_dim..][..head_dim]);
+                        }
+                    }
+                }
+            }
+            all_k.push(widened(&k));
+            all_v.push(widened(&v));
+        }
+        let mut kv = DeviceKv::new(&gpu.device, layout, blocks)?;
+        let (slots, tables) = (gpu.upload(&slots)?, gpu.upload(&tables)?);
+        let placed: Vec<Placed> =
+            (0..blocks).map(|i| Placed { block: i as u32, slot: gpu.address(&slots) + (i * layout.block_bytes()) as u64 }).collect();
+        // SAFETY: the slots are live memory of that many blocks, used by this stream alone until the device rests.
+        unsafe { gpu.kernels(head_dim)?.kv_scatter(&gpu.stream, &mut kv, &placed, 0..LAYERS) }?;
+        gpu.device.synchronize()?;
+        Ok(Self { head_dim, kv_heads, kv, tables, table_stride, k: all_k, v: all_v })
+    }
+
+    /// What one query sees: `q` is `[heads, head_dim]`.
+    fn attended(&self, q: &[f64], sequence: usize, position: usize, window: Option<usize>) -> Vec<f64> {
+        let d = self.head_dim;
+        let group = q.len() / d / self.kv_heads;
+        let seen = window.map_or(0, |w| (position + 1).saturating_sub(w))..position + 1;
+        let row = |of: &[f64], p: usize, head: usize| of[(p * self.kv_heads + head / group) * d..][..d].to_vec();
+        let mut out = Vec::new();
+        for (head, q) in q.chunks(d).enumerate() {
+            let dot = |k: Vec<f64>| k.iter().zip(q).map(|(k, q)| k * q).sum::<f64>() / (d as f64).sqrt();
+            let scores: Vec<f64> = seen.clone().map(|p| dot(row(&self.k[sequence], p, head))).collect();
+            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let total: f64 = scores.iter().map(|s| (s - max).exp()).sum();
+            let mut sums = vec![0.0; d];
+            for (p, score) in seen.clone().zip(&scores) {
+                let weight = (score - max).exp() / total;
+                sums.iter_mut().zip(row(&self.v[sequence], p, head)).for_each(|(sum, v)| *sum += weight * v);
+            }
+            out.extend(sums);
+        }
+        out
+    }
+
+    /// Outputs of rows of `q`, which begin every `stride` numbers.
+    fn reference(&self, q: &[Bf16], stride: usize, heads: usize, places: &[(usize, u32)], window: Option<usize>) -> Vec<f64> {
+        let width = heads * self.head_dim;
+        let rows: Vec<Vec<f64>> = places
+            .par_iter()
+            .enumerate()
+            .map(|(row, &(sequence, position))| match position {
+                NO_POSITION => vec![0.0; width],
+                _ => self.attended(&widened(&q[row * stride..row * stride + width]), sequence, position as usize, window),
+            })
+            .collect();
+        rows.concat()
+    }
+}
+
+fn case(head_dim: usize, kv_heads: usize, group: usize, window: Option<usize>) -> String {
+    let window = window.map_or(String::new(), |w| format!(", window {w}"));
+    format!("head_dim {head_dim}, {kv_heads} × {group} heads{window}")
+}
+
+fn decode(gpu: &mut Gpu, checks: &mut Checks, d: usize, kv_heads: usize, group: usize, window: Option<usize>) -> Result<(), CudaError> {
+    let heads = kv_heads * group;
+    let lens: Vec<usize> = vec![1, 16, 33, 256, 257, 2048, 2049, gpu.rng.random_range(34..900)];
+    let mut paged = Paged::new(gpu, d, kv_heads, &lens)?;
+    let mut places: Vec<(usize, u32)> = lens.iter().enumerate().map(|(i, len)| (i, *len as u32 - 1)).collect();
+    places.last_mut().expect("rows").1 -= 17;
+    // The fourth row only fills up the batch.
+    places[3].1 = NO_POSITION;
+    let (rows, width, stride) = (places.len(), heads * d, (heads + 2 * kv_heads) * d);
+    let q = gpu.bf16s(rows * stride, 1.0);
+    let kernels = gpu.kernels(d)?;
+    let (on_q, positions) = (gpu.upload(&q)?, gpu.upload(&places.iter().map(|p| p.1).collect::<Vec<_>>())?);
+    let mut scratch = DecodeScratch::new(&gpu.device, rows, heads, d, 4096)?;
+    let mut out = gpu.poisoned(rows * width)?;
+    let tables = paged.tables.clone();
+    let reference = paged.reference(&q, stride, heads, &places, window);
+    let q_view = on_q.as_view();
+    kernels.attention_decode(
+        &gpu.stream,
+        &mut out.as_view_mut(),
+        &Queries { q: &q_view, stride, heads, window },
+        &paged.kv.layer(LAYER, &tables.as_view(), paged.table_stride),
+        &positions.as_view(),
+        2049,
+        &mut scratch,
+    )?;
+    let together = gpu.download(&out)?;
+    checks.near("attention_decode", case(d, kv_heads, group, window), &widened(&together), &reference, WEIGHTED);
+
+    // Each row alone, and with another number of parts at a time.
+    let mut alone = Vec::new();
+    for row in 0..rows {
+        let mut out = gpu.poisoned(width)?;
+        let q_view = on_q.slice(row * stride..);
+        kernels.attention_decode(
+            &gpu.stream,
+            &mut out.as_view_mut(),
+            &Queries { q: &q_view, stride, heads, window },
+            &paged.kv.layer(LAYER, &tables.slice(row * paged.table_stride..(row + 1) * paged.table_stride), paged.table_stride),
+            &positions.slice(row..row + 1),
+            4096,
+            &mut scratch,
+        )?;
+        alone.extend(gpu.download(&out)?);
+    }
+    checks.same("attention_decode bits of a row alone", case(d, kv_heads, group, window), &alone, &together, 0.0);
+    Ok(())
+}
+
+fn prefill(gpu: &mut Gpu, checks: &mut Checks, d: usize, kv_heads: usize, group: usize, window: Option<usize>) -> Result<(), CudaError> {
+    let heads = kv_heads * group;
+    // Cold, behind a cached prefix, a single row, less than a block.
+    let spans = [(0, 300), (37, 200), (500, 1), (3, 9)];
+    let lens: Vec<usize> = spans.iter().map(|(start, rows)| start + rows).collect();
+    let mut paged = Paged::new(gpu, d, kv_heads, &lens)?;
+    let places: Vec<(usize, u32)> =
+        spans.iter().enumerate().flat_map(|(i, &(start, rows))| (start..start + rows).map(move |p| (i, p as u32))).collect();
+    let (rows, width, stride) = (places.len(), heads * d, (heads + 2 * kv_heads) * d);
+    let q = gpu.bf16s(rows * stride, 1.0);
+    let on_q = gpu.upload(&q)?;
+    let reference = paged.reference(&q, stride, heads, &places, window);
+    let mut first = 0;
+    let whole: Vec<Tile> = spans
+        .iter()
+        .enumerate()
+        .map(|(i, &(start, rows))| {
+            let tile = Tile { sequence: i as u32, row: first, position: start as u32, rows: rows as u32 };
+            first += rows as u32;
+            tile
+        })
+        .collect();
+    // The same rows in chunks.
+    let cut: Vec<Tile> = whole
+        .iter()
+        .flat_map(|t| (0..t.rows).step_by(77).map(|i| Tile { row: t.row + i, position: t.position + i, rows: (t.rows - i).min(77), ..*t }))
+        .collect();
+    let run = |gpu: &mut Gpu, paged: &mut Paged, spans: &[Tile]| {
+        let tiles = gpu.upload(&prefill_tiles(d, spans))?;
+        let mut out = gpu.poisoned(rows * width)?;
+        let tables = paged.tables.clone();
+        gpu.kernels(d)?.attention_prefill(
+            &gpu.stream,
+            &mut out.as_view_mut(),
+            &Queries { q: &on_q.as_view(), stride, heads, window },
+            &paged.kv.layer(LAYER, &tables.as_view(), paged.table_stride),
+            &tiles.as_view(),
+            rows,
+        )?;
+        gpu.download(&out)
+    };
+    let out = run(gpu, &mut paged, &whole)?;
+    checks.near("attention_prefill", case(d, kv_heads, group, window), &widened(&out), &reference, WEIGHTED);
+    let chunked = run(gpu, &mut paged, &cut)?;
+    checks.same("attention_prefill bits in chunks", case(d, kv_heads, group, window), &chunked, &out, 0.0);
+    Ok(())
+}
+
+/// The weights of V are rounded to bf16 too.
+const WEIGHTED: f64 = 2.0 * BF16;
+
+const _: () = assert!(size_of::<Bf16>() == size_of::<bf16>());

@@ -1,0 +1,230 @@
+//! Operations on rows: embedding, norm, SwiGLU, FP8; and rotary embedding with the KV write.
+
+use super::Checks;
+use crate::kernels::cuda::gpu::{Gpu, doubles, widened};
+use rand::Rng;
+use tidemill_kernels::{
+    Dtype, KvLayout,
+    cuda::{
+        CudaError, DeviceKv, NO_POSITION,
+        elementwise::{Norm, Rope, RowPlaces},
+        kv::Placed,
+    },
+};
+
+/// What rounding to bf16 costs: 2^-9 of each number at most.
+pub const BF16: f64 = 3e-3;
+const EXACT: f64 = 0.0;
+const F32: f64 = 1e-6;
+
+pub fn all(gpu: &mut Gpu, checks: &mut Checks) -> Result<(), CudaError> {
+    for (rows, width) in [(1, 8), (3, 520), (67, 2056), (33, 4096), (5, 16384)] {
+        embedding(gpu, checks, rows, width)?;
+        for (delta, chosen) in [(false, false), (true, false), (true, true)] {
+            rms_norm(gpu, checks, rows, width, delta, chosen)?;
+        }
+        swiglu(gpu, checks, rows, width)?;
+        quantize(gpu, checks, rows, width)?;
+    }
+    for (head_dim, kv_heads, group, norms) in
+        [(16, 1, 1, false), (64, 2, 7, true), (80, 3, 1, false), (96, 2, 3, true), (128, 8, 4, false), (256, 1, 8, true)]
+    {
+        rope_kv_write(gpu, checks, head_dim, kv_heads, group, norms)?;
+    }
+    Ok(())
+}
+
+fn embedding(gpu: &mut Gpu, checks: &mut Checks, rows: usize, width: usize) -> Result<(), CudaError> {
+    const VOCAB: usize = 321;
+    let table = gpu.bf16s(VOCAB * width, 1.0);
+    let tokens: Vec<u32> = (0..rows).map(|_| gpu.rng.random_range(0..VOCAB as u32)).collect();
+    let (on_device, ids, mut out) = (gpu.upload(&table)?, gpu.upload(&tokens)?, gpu.poisoned::<f32>(rows * width)?);
+    gpu.kernels(128)?.embedding(&gpu.stream, &mut out.as_view_mut(), &on_device.as_view(), &ids.as_view(), width)?;
+    let table = widened(&table);
+    let reference: Vec<f64> = tokens.iter().flat_map(|&t| table[t as usize * width..][..width].to_vec()).collect();
+    checks.near("embedding", format!("{rows} × {width}"), &doubles(&gpu.download(&out)?), &reference, EXACT);
+    Ok(())
+}
+
+fn rms_norm(gpu: &mut Gpu, checks: &mut Checks, rows: usize, width: usize, delta: bool, chosen: bool) -> Result<(), CudaError> {
+    let (residual, weight) = (gpu.f32s(rows * width, 2.0), gpu.f32s(width, 1.0));
+    let deltas = delta.then(|| gpu.bf16s(rows * width, 2.0));
+    let picked: Vec<u32> = (0..rows as u32).filter(|row| !chosen || row % 3 == 0).collect();
+    let epsilon = 1e-5;
+
+    let (mut on_device, on_device_weight) = (gpu.upload(&residual)?, gpu.upload(&weight)?);
+    let on_device_delta = deltas.as_ref().map(|d| gpu.upload(d)).transpose()?;
+    let on_device_rows = gpu.upload(&picked)?;
+    let mut out = gpu.poisoned(picked.len() * width)?;
+    let (weight_view, rows_view) = (on_device_weight.as_view(), on_device_rows.as_view());
+    let delta_view = on_device_delta.as_ref().map(|d| d.as_view());
+    let norm = Norm { delta: delta_view.as_ref(), weight: &weight_view, epsilon, rows: chosen.then_some(&rows_view) };
+    gpu.kernels(128)?.rms_norm(&gpu.stream, &mut out.as_view_mut(), &mut on_device.as_view_mut(), &norm)?;
+
+    let mut sums = doubles(&residual);
+    if let Some(deltas) = &deltas {
+        let deltas = widened(deltas);
+        for &row in &picked {
+            let range = row as usize * width..(row as usize + 1) * width;
+            sums[range.clone()].iter_mut().zip(&deltas[range]).for_each(|(x, d)| *x += d);
+        }
+    }
+    let mut reference = Vec::new();
+    for &row in &picked {
+        let x = &sums[row as usize * width..][..width];
+        let scale = (x.iter().map(|x| x * x).sum::<f64>() / width as f64 + f64::from(epsilon)).sqrt();
+        reference.extend(x.iter().zip(&weight).map(|(x, &w)| f64::from(w) * x / scale));
+    }
+    let case = format!("{rows} × {width}{}{}", if delta { ", delta" } else { "" }, if chosen { ", some rows" } else { "" });
+    checks.near("rms_norm", case.clone(), &widened(&gpu.download(&out)?), &reference, BF16);
+    checks.near("rms_norm residual", case, &doubles(&gpu.download(&on_device)?), &sums, F32);
+    Ok(())
+}
+
+fn swiglu(gpu: &mut Gpu, checks: &mut Checks, rows: usize, width: usize) -> Result<(), CudaError> {
+    let gate_up = gpu.bf16s(rows * 2 * width, 8.0);
+    let (on_device, mut out) = (gpu.upload(&gate_up)?, gpu.poisoned(rows * width)?);
+    gpu.kernels(128)?.swiglu(&gpu.stream, &mut out.as_view_mut(), &on_device.as_view(), width)?;
+    let reference: Vec<f64> = widened(&gate_up)
+        .chunks(2 * width)
+        .flat_map(|row| (0..width).map(|i| row[i] / (1.0 + (-row[i]).exp()) * row[width + i]).collect::<Vec<_>>())
+        .collect();
+    checks.near("swiglu", format!("{rows} × {width}"), &widened(&gpu.download(&out)?), &reference, BF16);
+    Ok(())
+}
+
+/// The number that an e4m3 byte stands for.
+pub fn e4m3(byte: u8) -> f64 {
+    let sign = if byte & 0x80 == 0 { 1.0 } else { -1.0 };
+    let (exponent, mantissa) = (i32::from(byte >> 3 & 15), f64::from(byte & 7));
+    match (exponent, byte & 7) {
+        (15, 7) => f64::NAN,
+        (0, _) => sign * mantissa / 8.0 * 2f64.powi(-6),
+        _ => sign * (1.0 + mantissa / 8.0) * 2f64.powi(exponent - 7),
+    }
+}
+
+/// Half of the distance between neighbours, and 2^-10 where they are closest.
+fn is_nearest(x: f64, byte: u8) -> bool {
+    let got = e4m3(byte);
+    let exponent = x.abs().max(2f64.powi(-6)).log2().floor();
+    (got - x).abs() <= 0.5001 * 2f64.powf(exponent - 3.0) || (x.abs() > 448.0 && got.abs() == 448.0)
+}
+
+fn quantize(gpu: &mut Gpu, checks: &mut Checks, rows: usize, width: usize) -> Result<(), CudaError> {
+    let x = gpu.bf16s(rows * width, 3.0);
+    let kernels = gpu.kernels(128)?;
+    let (on_device, mut out, mut scales) = (gpu.upload(&x)?, gpu.poisoned(rows * width)?, gpu.poisoned::<f32>(rows)?);
+    kernels.quantize_fp8_rows(&gpu.stream, &mut out.as_view_mut(), &mut scales.as_view_mut(), &on_device.as_view())?;
+    let (x, of_rows) = (widened(&x), doubles(&gpu.download(&scales)?));
+    let largest: Vec<f64> = x.chunks(width).map(|row| row.iter().fold(0.0, |max: f64, x| max.max(x.abs())) / 448.0).collect();
+    checks.near("quantize_fp8 scales", format!("{rows} × {width}"), &of_rows, &largest, F32);
+    let nearest = |bytes: &[u8], scale: &dyn Fn(usize) -> f64| -> Vec<bool> {
+        bytes.iter().enumerate().map(|(i, &byte)| is_nearest(x[i] / scale(i / width), byte)).collect()
+    };
+    let all_nearest = vec![true; x.len()];
+    let by_row = nearest(&gpu.download(&out)?, &|row| of_rows[row]);
+    checks.same("quantize_fp8", format!("{rows} × {width}, by row"), &by_row, &all_nearest, EXACT);
+
+    let scale = 0.004f32;
+    let (on_device_scale, mut out) = (gpu.upload(&[scale])?, gpu.poisoned(rows * width)?);
+    kernels.quantize_fp8_tensor(&gpu.stream, &mut out.as_view_mut(), &on_device_scale.as_view(), &on_device.as_view(), width)?;
+    let by_tensor = nearest(&gpu.download(&out)?, &|_| f64::from(scale));
+    checks.same("quantize_fp8", format!("{rows} × {width}, by tensor"), &by_tensor, &all_nearest, EXACT);
+    Ok(())
+}
+
+fn rope_kv_write(gpu: &mut Gpu, checks: &mut Checks, d: usize, kv_heads: usize, group: usize, norms: bool) -> Result<(), CudaError> {
+    const LAYERS: usize = 3;
+    const LAYER: usize = 1;
+    const POSITIONS: usize = 70;
+    const TABLE: usize = 5;
+    let heads = kv_heads * group;
+    // Two sequences; the last row only fills up the batch.
+    let places: Vec<(u32, u32)> = (0..23).map(|i| (0, 11 + i)).chain((0..40).map(|i| (1, 29 + i))).chain([(0, NO_POSITION)]).collect();
+    let tables: Vec<u32> = vec![7, 2, 9, 4, 0, 1, 8, 3, 6, 5];
+    let (rows, width, half) = (places.len(), heads + 2 * kv_heads, d / 2);
+    let qkv = gpu.bf16s(rows * width * d, 2.0);
+    let angles = gpu.f32s(POSITIONS * half, 3.1);
+    let (cos, sin): (Vec<f32>, Vec<f32>) = angles.iter().map(|a| (a.cos(), a.sin())).unzip();
+    let weights = [gpu.f32s(d, 1.0), gpu.f32s(d, 1.0)];
+
+    let kernels = gpu.kernels(d)?;
+    let layout = KvLayout { layers: LAYERS, kv_heads, head_dim: d, dtype: Dtype::Bf16 };
+    let mut kv = DeviceKv::new(&gpu.device, layout, tables.len())?;
+    let block_numbers = layout.block_bytes() / 2;
+    // Every block's slot, poisoned: what is not written must stay so.
+    let slots = gpu.poisoned::<u16>(tables.len() * block_numbers)?;
+    let placed: Vec<Placed> =
+        (0..tables.len()).map(|i| Placed { block: i as u32, slot: gpu.address(&slots) + (i * layout.block_bytes()) as u64 }).collect();
+    // SAFETY: the slots are live memory of that many blocks, used by this stream alone.
+    unsafe { kernels.kv_scatter(&gpu.stream, &mut kv, &placed, 0..LAYERS) }?;
+
+    let mut on_device = gpu.upload(&qkv)?;
+    let (on_tables, on_cos, on_sin) = (gpu.upload(&tables)?, gpu.upload(&cos)?, gpu.upload(&sin)?);
+    let (q_norm, k_norm) = (gpu.upload(&weights[0])?, gpu.upload(&weights[1])?);
+    let sequences = gpu.upload(&places.iter().map(|p| p.0).collect::<Vec<_>>())?;
+    let positions = gpu.upload(&places.iter().map(|p| p.1).collect::<Vec<_>>())?;
+    let (q_view, k_view, tables_view) = (q_norm.as_view(), k_norm.as_view(), on_tables.as_view());
+    kernels.rope_kv_write(
+        &gpu.stream,
+        &mut on_device.as_view_mut(),
+        heads,
+        &mut kv.layer(LAYER, &tables_view, TABLE),
+        &RowPlaces { sequences: &sequences.as_view(), positions: &positions.as_view() },
+        &Rope { cos: &on_cos.as_view(), sin: &on_sin.as_view(), norms: norms.then_some((&q_view, &k_view)), epsilon: 1e-6 },
+    )?;
+    // SAFETY: as above.
+    unsafe { kernels.kv_gather(&gpu.stream, &kv, &placed, 0..LAYERS) }?;
+
+    let (mut expected_rows, mut expected_slots) = (widened(&qkv), vec![f64::NAN; tables.len() * block_numbers]);
+    for (row, &(sequence, position)) in places.iter().enumerate() {
+        if position == NO_POSITION {
+            continue;
+        }
+        let position = position as usize;
+        for head in 0..width {
+            let at = (row * width + head) * d;
+            let mut x = expected_rows[at..at + d].to_vec();
+            if head < heads + kv_heads {
+                if norms {
+                    let scale = (x.iter().map(|x| x * x).sum::<f64>() / d as f64 + 1e-6).sqrt();
+                    let weight = &weights[usize::from(head >= heads)];
+                    x.iter_mut().zip(weight).for_each(|(x, &w)| *x = f64::from(w) * *x / scale);
+                }
+                for i in 0..half {
+                    let (c, s) = (f64::from(cos[position * half + i]), f64::from(sin[position * half + i]));
+                    (x[i], x[i + half]) = (x[i] * c - x[i + half] * s, x[i + half] * c + x[i] * s);
+                }
+            }
+            if head < heads {
+                expected_rows[at..at + d].copy_from_slice(&x);
+            } else {
+                let block = tables[sequence as usize * TABLE + position / 16] as usize;
+                let slot = block * block_numbers + ((LAYER * 2 * kv_heads + head - heads) * 16 + position % 16) * d;
+                expected_slots[slot..slot + d].copy_from_slice(&x);
+            }
+        }
+    }
+    let case = format!("{heads} heads of {d}, {kv_heads} of keys{}", if norms { ", norms" } else { "" });
+    checks.near("rope", case.clone(), &widened(&gpu.download(&on_device)?), &expected_rows, BF16);
+    let written = widened(&gpu.download(&slots)?);
+    // Where nothing belongs there is still no number, and the other way round.
+    let is_number = |x: &[f64]| x.iter().map(|x| x.is_finite()).collect::<Vec<_>>();
+    checks.same("kv_write places", case.clone(), &is_number(&written), &is_number(&expected_slots), EXACT);
+    let numbers = |x: &[f64]| x.iter().zip(&expected_slots).map(|(x, e)| if e.is_finite() { *x } else { 0.0 }).collect::<Vec<_>>();
+    checks.near("kv_write", case, &numbers(&written), &numbers(&expected_slots), BF16);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn e4m3_bytes_stand_for_their_numbers() {
+        assert_eq!([e4m3(0x7e), e4m3(0x08), e4m3(0x01), e4m3(0xb8), e4m3(0x80)], [448.0, 1.0 / 64.0, 1.0 / 512.0, -1.0, 0.0]);
+        assert!(e4m3(0x7f).is_nan());
+        assert!(is_nearest(1.0624, 0x38) && !is_nearest(1.07, 0x38) && is_nearest(500.0, 0x7e) && is_nearest(0.0009, 0));
+    }
+}
