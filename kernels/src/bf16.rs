@@ -31,7 +31,11 @@ const QUIET: u32 = 0x0040;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::numbers;
+    use crate::{
+        cpu::Isa,
+        simd::{Kernel, LANES, Simd},
+        testing::numbers,
+    };
     use half::bf16;
 
     #[test]
@@ -59,5 +63,27 @@ mod tests {
             assert!(bf16::from_bits(round(nan) as u16).is_nan());
         }
         assert_eq!(pair(1.0, -2.0), 0xc000_3f80);
+    }
+
+    struct Pairs([f32; LANES]);
+
+    impl Kernel for Pairs {
+        type Output = [u32; LANES / 2];
+        #[inline(always)]
+        fn run<S: Simd>(self, simd: S) -> [u32; LANES / 2] {
+            simd.to_bf16_pairs(simd.load(&self.0))
+        }
+    }
+
+    #[test]
+    fn vectors_are_rounded_alike_on_every_instruction_set() {
+        // Numbers of every size and sign, with all kinds of last places; NaN and infinities among them.
+        let lanes = |i: u32| std::array::from_fn(|lane| f32::from_bits((i * LANES as u32 + lane as u32).wrapping_mul(0x0002_aaab)));
+        for vector in (0..6000).map(lanes) {
+            let expected: [u32; LANES / 2] = std::array::from_fn(|i| pair(vector[2 * i], vector[2 * i + 1]));
+            for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+                assert_eq!(isa.dispatch(Pairs(vector)), expected, "{vector:?} on {isa}");
+            }
+        }
     }
 }

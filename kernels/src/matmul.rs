@@ -220,7 +220,7 @@ impl<E: StoredLines> Task<'_, E> {
                         let (halves, _) = sums[row - self.rows.start].as_chunks::<LANES>();
                         let product = simd.to_array(silu_mul_vector(simd, simd.load(&halves[0]), simd.load(&halves[1])));
                         // SAFETY: no two tasks have the same rows and columns.
-                        unsafe { y.put(&rows, row, columns.start, &product[..columns.len()]) };
+                        unsafe { y.put(simd, &rows, row, columns.start, &product[..columns.len()]) };
                     }
                 }
             }

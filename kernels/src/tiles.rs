@@ -5,7 +5,14 @@
 //! rounded to bf16 and those of two columns share a word, `[tile][two columns][row of the tile]`, filled up with zeros. Tiles are of
 //! nearly equal size: 13 rows are 7 and 6, not 12 and 1.
 
-use crate::{bf16, cpu::Cpu, disjoint::Disjoint, dtype::Dtype, memory::Memory, simd::LANES};
+use crate::{
+    bf16,
+    cpu::Cpu,
+    disjoint::Disjoint,
+    dtype::Dtype,
+    memory::Memory,
+    simd::{LANES, Simd, portable::Portable},
+};
 use std::ops::Range;
 
 /// Where rows lie in tiles.
@@ -101,7 +108,7 @@ impl Tiles {
             let rows = tiles.tiling.tile(index);
             for row in rows.clone() {
                 // SAFETY: each task has the rows of one tile.
-                unsafe { tiles.put(&rows, row, 0, &x[row * cols..(row + 1) * cols]) };
+                unsafe { tiles.put(Portable, &rows, row, 0, &x[row * cols..(row + 1) * cols]) };
             }
         });
     }
@@ -139,7 +146,7 @@ impl SharedTiles<'_> {
     /// # Safety
     /// No two tasks may write the same columns of a row.
     #[inline(always)]
-    pub(crate) unsafe fn put(&self, tile: &Range<usize>, row: usize, col: usize, values: &[f32]) {
+    pub(crate) unsafe fn put<S: Simd>(&self, simd: S, tile: &Range<usize>, row: usize, col: usize, values: &[f32]) {
         let end = col + values.len();
         assert!(tile.contains(&row) && end <= self.cols);
         let start = self.tiling.numbers(tile).start + (row - tile.start);
@@ -152,9 +159,8 @@ impl SharedTiles<'_> {
         assert!(col.is_multiple_of(2) && (end.is_multiple_of(2) || end == self.cols), "no other task writes half of a word");
         let (vectors, rest) = values.as_chunks::<LANES>();
         for (i, vector) in vectors.iter().enumerate() {
-            let rounded = vector.map(bf16::round);
-            for (j, [even, odd]) in rounded.as_chunks().0.iter().enumerate() {
-                write((col + i * LANES) / 2 + j, even | odd << 16);
+            for (j, pair) in simd.to_bf16_pairs(simd.load(vector)).into_iter().enumerate() {
+                write((col + i * LANES) / 2 + j, pair);
             }
         }
         for (i, pair) in rest.chunks(2).enumerate() {

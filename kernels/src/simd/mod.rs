@@ -72,6 +72,9 @@ pub(crate) trait Simd: Copy + Send + Sync {
     /// Rounds to nearest, ties to even; NaN is not kept apart from infinity (see the callers: K and V are finite).
     fn store_bf16_bytes(self, v: Self::V, to: &mut [u8; 32]);
 
+    /// The lanes as [`bf16::pair`](crate::bf16::pair)s.
+    fn to_bf16_pairs(self, v: Self::V) -> [u32; LANES / 2];
+
     /// Asks for the cache line at `address`, wherever that is. A hint.
     #[inline(always)]
     fn prefetch(self, _address: *const u8) {}
