@@ -39,7 +39,7 @@ pub struct KernelsArgs {
     /// CPU: threads that compute (default: all cores).
     #[arg(long)]
     pub threads: Option<usize>,
-    /// CPU: instruction set, avx512, avx2 or portable (default: the best there is).
+    /// CPU: instruction set, avx512bf16, avx512, avx2 or portable (default: the best there is).
     #[arg(long)]
     pub isa: Option<Isa>,
     /// CPU: where the models with random weights are kept for the next run (default: made anew, and removed at the end).

@@ -21,7 +21,7 @@ fn main() {
         let bytes: Vec<u8> = (0..n * k * 2).map(|i| if i % 2 == 1 { 0x3c } else { i as u8 }).collect();
         let weights: Vec<Weights> = (0..copies).map(|_| Weights::new(&cpu, Matrix::new(&bytes, Dtype::Bf16, n, k), None)).collect();
         for m in [1, 4, 8, 12, 16, 24, 32, 64, 512] {
-            let mut x = Tiles::default();
+            let mut x = Tiles::for_weights(Dtype::Bf16);
             x.copy_from(&cpu, &vec![0.5; m * k], k);
             let mut y = vec![0.0; m * n];
             let (mut best, mut flops, mut bandwidth) = (0.0f64, 0.0f64, 0.0f64);

@@ -1,11 +1,17 @@
 //! An instruction set that this machine has, and threads to run on.
 
+#[cfg(target_arch = "x86_64")]
+use crate::simd;
 use crate::{affinity, pool::Pool};
 use std::{fmt, str::FromStr};
 
 /// Instruction sets that kernels are compiled for. All give the same bits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Isa {
+    /// AVX-512 F, BW, VL, DQ, and BF16, whose `vdpbf16ps` takes two products at once where weights are bf16. It is available only
+    /// if it was found to compute what the others compute. Nothing measures whether it is faster: some processors run it at half
+    /// the rate of others, where it gains nothing over [`Avx512`](Self::Avx512) or is the slower, which can be chosen instead.
+    Avx512Bf16,
     /// AVX-512 F, BW, VL, DQ.
     Avx512,
     /// AVX2, FMA, F16C.
@@ -16,12 +22,13 @@ pub enum Isa {
 
 impl Isa {
     /// Best first.
-    pub const ALL: [Isa; 3] = [Isa::Avx512, Isa::Avx2, Isa::Portable];
+    pub const ALL: [Isa; 4] = [Isa::Avx512Bf16, Isa::Avx512, Isa::Avx2, Isa::Portable];
 
     #[cfg(target_arch = "x86_64")]
     pub fn is_available(self) -> bool {
         let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
         match self {
+            Isa::Avx512Bf16 => simd::bf16_products_are_exact(),
             Isa::Avx512 => {
                 avx2 && is_x86_feature_detected!("avx512f")
                     && is_x86_feature_detected!("avx512bw")
@@ -47,6 +54,7 @@ impl Isa {
 impl fmt::Display for Isa {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Isa::Avx512Bf16 => "avx512bf16",
             Isa::Avx512 => "avx512",
             Isa::Avx2 => "avx2",
             Isa::Portable => "portable",
@@ -64,7 +72,7 @@ impl FromStr for Isa {
 
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
-    #[error("unknown instruction set {0:?}: use avx512, avx2 or portable")]
+    #[error("unknown instruction set {0:?}: use avx512bf16, avx512, avx2 or portable")]
     UnknownIsa(String),
     #[error("this machine has no {0}: leave the instruction set unset to use the best it has ({best})", best = Isa::best())]
     IsaUnavailable(Isa),
@@ -136,7 +144,7 @@ mod tests {
         for isa in Isa::ALL {
             assert_eq!(isa.to_string().parse::<Isa>().unwrap(), isa);
         }
-        assert!("sse9".parse::<Isa>().unwrap_err().to_string().contains("avx512, avx2 or portable"));
+        assert!("sse9".parse::<Isa>().unwrap_err().to_string().contains("avx512bf16, avx512, avx2 or portable"));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use crate::simd::{LANES, Simd};
 
-/// How numbers are stored. Arithmetic is always f32.
+/// How numbers are stored. Sums are always f32.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Dtype {
     F32,
@@ -20,7 +20,7 @@ impl Dtype {
 }
 
 /// A [`Dtype`] as a type.
-pub(crate) trait Element: Pairs<Pair: AsRef<[u8]>> + Copy + Send + Sync {
+pub(crate) trait Element: Copy + Send + Sync {
     const BYTES: usize;
     /// The bytes of 16 numbers.
     type Chunk: AsRef<[u8]> + AsMut<[u8]> + Copy + Send + Sync;
@@ -30,10 +30,6 @@ pub(crate) trait Element: Pairs<Pair: AsRef<[u8]>> + Copy + Send + Sync {
     fn chunks_mut(bytes: &mut [u8]) -> (&mut [Self::Chunk], &mut [u8]);
     fn load<S: Simd>(simd: S, chunk: &Self::Chunk) -> S::V;
     fn store<S: Simd>(simd: S, v: S::V, to: &mut Self::Chunk);
-
-    fn pairs(bytes: &[u8]) -> &[Self::Pair];
-    /// Where in a pair number `i` is: what is cheapest to widen.
-    fn place_in_pair(i: usize) -> usize;
 
     /// Fewer than 16 numbers, and zeros after them.
     #[inline(always)]
@@ -52,27 +48,8 @@ pub(crate) trait Element: Pairs<Pair: AsRef<[u8]>> + Copy + Send + Sync {
     }
 }
 
-/// How 32 numbers are stored that are read as two vectors.
-pub(crate) trait Pairs {
-    type Pair: Send + Sync;
-    /// Numbers 0 to 15 of the pair, or 16 to 31.
-    fn load_half<S: Simd>(simd: S, pair: &Self::Pair, half: usize) -> S::V;
-}
-
-/// Numbers that are f32 already.
-pub(crate) struct Widened;
-
-impl Pairs for Widened {
-    type Pair = [f32; 2 * LANES];
-
-    #[inline(always)]
-    fn load_half<S: Simd>(simd: S, pair: &Self::Pair, half: usize) -> S::V {
-        simd.load(&pair.as_chunks().0[half])
-    }
-}
-
 macro_rules! element {
-    ($name:ident, $bytes:literal, $load:ident, $store:ident, $place:expr, $load_half:expr) => {
+    ($name:ident, $bytes:literal, $load:ident, $store:ident) => {
         #[derive(Clone, Copy)]
         pub(crate) struct $name;
 
@@ -100,50 +77,13 @@ macro_rules! element {
             fn store<S: Simd>(simd: S, v: S::V, to: &mut Self::Chunk) {
                 simd.$store(v, to);
             }
-
-            #[inline(always)]
-            fn pairs(bytes: &[u8]) -> &[Self::Pair] {
-                bytes.as_chunks().0
-            }
-
-            fn place_in_pair(i: usize) -> usize {
-                $place(i)
-            }
-        }
-
-        impl Pairs for $name {
-            type Pair = [u8; 2 * $bytes * LANES];
-
-            #[inline(always)]
-            fn load_half<S: Simd>(simd: S, pair: &Self::Pair, half: usize) -> S::V {
-                $load_half(simd, pair, half)
-            }
         }
     };
 }
 
-element!(F32, 4, load_f32_bytes, store_f32_bytes, in_order, half_of::<S, Self>);
-element!(F16, 2, load_f16_bytes, store_f16_bytes, in_order, half_of::<S, Self>);
-element!(Bf16, 2, load_bf16_bytes, store_bf16_bytes, interleaved, bf16_half::<S>);
-
-fn in_order(i: usize) -> usize {
-    i
-}
-
-#[inline(always)]
-fn half_of<S: Simd, E: Element>(simd: S, pair: &E::Pair, half: usize) -> S::V {
-    E::load(simd, &E::chunks(pair.as_ref()).0[half])
-}
-
-/// Two bf16 share a 32-bit lane, so that a shift widens one of them and a mask the other.
-fn interleaved(i: usize) -> usize {
-    2 * (i % LANES) + i / LANES
-}
-
-#[inline(always)]
-fn bf16_half<S: Simd>(simd: S, pair: &[u8; 64], half: usize) -> S::V {
-    if half == 0 { simd.load_bf16_even(pair) } else { simd.load_bf16_odd(pair) }
-}
+element!(F32, 4, load_f32_bytes, store_f32_bytes);
+element!(F16, 2, load_f16_bytes, store_f16_bytes);
+element!(Bf16, 2, load_bf16_bytes, store_bf16_bytes);
 
 /// `$body` with `$element` bound to the type of `$dtype`.
 macro_rules! with_element {

@@ -110,10 +110,16 @@ impl Kernel for RmsNormInto<'_> {
         for row in self.rows.clone() {
             let x = &self.x[row * width..(row + 1) * width];
             let scale = simd.splat(rms_scale(simd, x, self.epsilon));
-            for (i, (x, weight)) in x.chunks(LANES).zip(self.weight.chunks(LANES)).enumerate() {
-                let y = simd.mul(load_part(simd, weight), simd.mul(load_part(simd, x), scale));
+            let ((chunks, rest), (weights, weights_rest)) = (x.as_chunks::<LANES>(), self.weight.as_chunks::<LANES>());
+            for (i, (x, weight)) in chunks.iter().zip(weights).enumerate() {
+                let y = simd.mul(simd.load(weight), simd.mul(simd.load(x), scale));
                 // SAFETY: tasks have disjoint rows.
-                unsafe { self.y.put(&self.rows, row, i * LANES, &simd.to_array(y)[..x.len()]) };
+                unsafe { self.y.put(simd, &self.rows, row, i * LANES, &simd.to_array(y)) };
+            }
+            if !rest.is_empty() {
+                let y = simd.mul(load_part(simd, weights_rest), simd.mul(load_part(simd, rest), scale));
+                // SAFETY: as above.
+                unsafe { self.y.put(simd, &self.rows, row, width - rest.len(), &simd.to_array(y)[..rest.len()]) };
             }
         }
     }

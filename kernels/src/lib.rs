@@ -3,13 +3,15 @@
 //! **Exactness contract.** An output row's bits depend on that row's inputs alone: not on the batch around it, the tiling,
 //! the number of threads, or the instruction set. So the arithmetic is stated once, for a virtual machine with 16 lanes of
 //! f32 (`simd`). Products and attention have their lanes along the outputs: each number is one chain of fused multiply-adds in
-//! ascending order (`tile`). Norms and softmax sum lane by lane in ascending order, and add the lanes in one fixed tree. AVX-512
-//! holds the 16 lanes in one register, AVX2 in two, portable code in an array; all give the same bits, and the tests hold them
+//! ascending order (`tile`). With bf16 weights, activations are rounded to bf16 as well and the chain goes in twos, the odd one
+//! first (`lines`): just what AVX-512 BF16 computes at twice the rate, and it is used where that was found true (`simd::proof`).
+//! Norms and softmax sum lane by lane in ascending order, and add the lanes in one fixed tree. AVX-512 holds the 16 lanes in one register, AVX2 in two, portable code in an array; all give the same bits, and the tests hold them
 //! to it.
 //!
 //! - [`cpu`]: an instruction set that this machine has, and threads to run on; `pool`: those threads; `affinity`: cores
 //! - `simd`: the 16-lane machine, and its three implementations
 //! - [`dtype`]: f32, f16 and bf16 in memory, as chunks of 16
+//! - `bf16`: rounding to what products multiply; `lines`: how weights of each type lie in a panel, and are multiplied
 //! - [`matrix`]: a matrix as a file stores it, and row look-up; [`Weights`]: the same, packed for products
 //! - [`Tiles`]: activations, packed for products; `tile`: the inner loop of products and attention
 //! - [`matmul`]: activations times weights
@@ -28,6 +30,7 @@ compile_error!("weights and KV are little-endian in memory");
 
 mod affinity;
 pub mod attention;
+mod bf16;
 pub mod cpu;
 pub mod cuda;
 mod disjoint;
@@ -36,6 +39,7 @@ pub mod elementwise;
 mod exp;
 pub mod int8;
 pub mod kv;
+mod lines;
 pub mod matmul;
 pub mod matrix;
 mod memory;

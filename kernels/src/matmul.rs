@@ -1,7 +1,12 @@
 //! Activations times weights.
 //!
-//! Each number of the result starts from its bias and takes in one product after the other, inputs ascending (see `tile`). How
-//! rows, inputs and outputs are cut into pieces for the caches and the threads therefore changes no bit.
+//! Each number of the result starts from its bias and takes in one product after the other, inputs ascending; with bf16 weights, whose
+//! activations are rounded to bf16 as well, inputs come in twos of which the odd one is first (see `lines`, `tile`). How rows, inputs
+//! and outputs are cut into pieces for the caches and the threads therefore changes no bit.
+//!
+//! Sums below 2^-126, the least normal number, are the one exception: `vdpbf16ps` takes them for zeros, and fused multiply-adds do not.
+//! So a result that is itself about as small, or a chain that starts among numbers whose products are, may differ between
+//! instruction sets by that much.
 //!
 //! A task is a block of rows times a group of panels. It goes over the inputs in pieces, so that a piece of a panel stays
 //! in the first cache while all tiles of the block use it, and the block's piece of activations and the task's sums in the
@@ -10,15 +15,16 @@
 use crate::{
     cpu::Cpu,
     disjoint::Disjoint,
-    dtype::{Element, with_element},
+    dtype::with_element,
     elementwise::silu_mul_vector,
+    lines::StoredLines,
     scratch::with_sums,
     simd::{Kernel, LANES, Simd},
-    tile::{Ahead, PANEL, Packed, tile, with_tile_rows},
+    tile::{Ahead, PANEL, Words, tile, with_tile_rows},
     tiles::{SharedTiles, Tiles},
     weights::Weights,
 };
-use std::ops::Range;
+use std::{marker::PhantomData, ops::Range};
 
 /// One product of several that share their activations.
 pub struct Product<'a> {
@@ -35,11 +41,12 @@ pub enum Output<'a> {
     SiluMul(&'a mut Tiles),
 }
 
-/// `y = x wᵀ + bias` for each of the products.
+/// `y = x wᵀ + bias` for each of the products. `x` is [for weights](Tiles::for_weights) like theirs.
 pub fn matmul<const N: usize>(cpu: &Cpu, x: &Tiles, products: [Product<'_>; N]) {
     let rows = x.rows();
     let jobs = products.map(|Product { weights, to }| {
         assert_eq!(x.cols(), weights.inputs(), "x is [rows, inputs]");
+        assert!(x.are_for(weights.dtype()), "x is for {:?} weights", weights.dtype());
         let len = rows * weights.outputs();
         let is_gated = matches!(to, Output::SiluMul(_));
         assert_eq!(is_gated, weights.is_gated(), "gated weights, and no others, are for SiluMul");
@@ -74,7 +81,9 @@ pub fn matmul<const N: usize>(cpu: &Cpu, x: &Tiles, products: [Product<'_>; N]) 
         let tiles = block * x.tiling.tiles / plan.blocks..(block + 1) * x.tiling.tiles / plan.blocks;
         let rows = x.tiling.tile(tiles.start).start..x.tiling.tile(tiles.end - 1).end;
         with_sums(rows.len() * panels.len(), |sums| {
-            cpu.isa().dispatch(Task { x, job, panels, tiles, rows, step: plan.step, sums });
+            with_element!(job.weights.dtype(), E => {
+                E::dispatch(cpu.isa(), Task::<E> { x, job, panels, tiles, rows, step: plan.step, sums, element: PhantomData });
+            });
         });
     });
 }
@@ -107,8 +116,8 @@ impl Plan {
 const WORK_MIN_TO_SHARE: usize = 1 << 17;
 /// Enough that threads which are held up leave their share to the others.
 const TASKS_PER_THREAD: usize = 4;
-/// A group's piece of weights, 16 × 512 × 64 bytes (bf16), a block's activations, 96 × 512 × 4, and its sums, 96 × 16 × 128, fill a
-/// second cache of 1 MiB; a piece of a panel, 512 × 64, is two thirds of a first cache of 48 KiB.
+/// A group's piece of weights, 16 × 512 × 64 bytes (bf16), a block's activations, 96 × 512 × 2, and its sums, 96 × 16 × 128, nearly fill
+/// a second cache of 1 MiB; a piece of a panel, 512 × 64, is two thirds of a first cache of 48 KiB.
 const BLOCK_ROWS: usize = 96;
 const GROUP_PANELS: usize = 16;
 const STEP_INPUTS: usize = 512;
@@ -126,7 +135,7 @@ enum Shared<'a> {
 }
 
 /// Some panels times a block of rows.
-struct Task<'a> {
+struct Task<'a, E> {
     x: &'a Tiles,
     job: &'a Job<'a>,
     panels: Range<usize>,
@@ -136,9 +145,10 @@ struct Task<'a> {
     step: usize,
     /// `[panel][row]`.
     sums: &'a mut [[f32; PANEL]],
+    element: PhantomData<E>,
 }
 
-impl Kernel for Task<'_> {
+impl<E: StoredLines> Kernel for Task<'_, E> {
     type Output = ();
 
     #[inline(always)]
@@ -146,35 +156,35 @@ impl Kernel for Task<'_> {
         for (i, panel) in self.panels.clone().enumerate() {
             self.sums[i * self.rows.len()..(i + 1) * self.rows.len()].fill(*self.job.weights.bias(panel));
         }
-        with_element!(self.job.weights.dtype(), E => self.multiply::<S, E>(simd));
+        self.multiply(simd);
         for panel in self.panels.clone() {
             self.finish(simd, panel);
         }
     }
 }
 
-impl Task<'_> {
+impl<E: StoredLines> Task<'_, E> {
     #[inline(always)]
-    fn multiply<S: Simd, E: Element>(&mut self, simd: S) {
-        let (inputs, first) = (self.x.cols(), self.panels.start);
-        for start in (0..inputs).step_by(self.step) {
-            let piece = start..(start + self.step).min(inputs);
+    fn multiply<S: Simd>(&mut self, simd: S) {
+        let (lines, step, first) = (self.x.cols().div_ceil(E::INPUTS), self.step.div_ceil(E::INPUTS), self.panels.start);
+        for start in (0..lines).step_by(step) {
+            let piece = start..(start + step).min(lines);
             for panel in self.panels.clone() {
                 let weights = self.job.weights.panel::<E>(panel, piece.clone());
                 let next = match panel + 1 < self.panels.end {
                     true => self.job.weights.panel::<E>(panel + 1, piece.clone()),
-                    false => self.job.weights.panel::<E>(first, piece.end..inputs),
+                    false => self.job.weights.panel::<E>(first, piece.end..lines),
                 };
                 for (nth, index) in self.tiles.clone().enumerate() {
                     let rows = self.x.tiling.tile(index);
-                    let x = self.x.columns(&rows, piece.clone());
+                    let x = self.x.words(&rows, piece.clone());
                     let sums = (panel - first) * self.rows.len() + rows.start - self.rows.start;
                     let sums = &mut self.sums[sums..sums + rows.len()];
                     let ahead = match self.tiles.len() {
                         1 => Ahead::within(weights),
                         tiles => Ahead::share_of(next, weights.len(), nth, tiles),
                     };
-                    with_tile_rows!(S, rows.len(), T => tile::<S, E, T>(simd, Packed::<T>(x.as_chunks().0), weights, sums, ahead));
+                    with_tile_rows!(S, rows.len(), T => tile::<S, E, T>(simd, Words::<T>(x.as_chunks().0), weights, sums, ahead));
                 }
             }
         }
@@ -210,7 +220,7 @@ impl Task<'_> {
                         let (halves, _) = sums[row - self.rows.start].as_chunks::<LANES>();
                         let product = simd.to_array(silu_mul_vector(simd, simd.load(&halves[0]), simd.load(&halves[1])));
                         // SAFETY: no two tasks have the same rows and columns.
-                        unsafe { y.put(&rows, row, columns.start, &product[..columns.len()]) };
+                        unsafe { y.put(simd, &rows, row, columns.start, &product[..columns.len()]) };
                     }
                 }
             }
@@ -228,10 +238,15 @@ mod tests {
         testing::{cpus, numbers},
     };
 
-    fn tiles(cpu: &Cpu, x: &[f32], cols: usize) -> Tiles {
-        let mut tiles = Tiles::default();
+    fn tiles(cpu: &Cpu, dtype: Dtype, x: &[f32], cols: usize) -> Tiles {
+        let mut tiles = Tiles::for_weights(dtype);
         tiles.copy_from(cpu, x, cols);
         tiles
+    }
+
+    /// `x`, as weights of type `dtype` multiply it.
+    fn rounded(dtype: Dtype, x: &[f32]) -> Vec<f32> {
+        if dtype == Dtype::Bf16 { decode(dtype, &encode(dtype, x)) } else { x.to_vec() }
     }
 
     /// `[m, k]` times `[n, k]`, plus bias, in f64; and the sum of the terms' sizes.
@@ -259,11 +274,11 @@ mod tests {
             for (m, n, k) in SHAPES {
                 let (x, bias) = (numbers(m * k, 1), numbers(n, 3));
                 let bytes = encode(dtype, &numbers(n * k, 2));
-                let expected = reference(&x, &decode(dtype, &bytes), &bias, k);
+                let expected = reference(&rounded(dtype, &x), &decode(dtype, &bytes), &bias, k);
                 let mut first: Option<Vec<f32>> = None;
                 for cpu in cpus() {
                     let weights = Weights::new(&cpu, Matrix::new(&bytes, dtype, n, k), Some(&bias));
-                    let x = tiles(&cpu, &x, k);
+                    let x = tiles(&cpu, dtype, &x, k);
                     let (mut y, mut added) = (vec![f32::NAN; m * n], vec![2.0; m * n]);
                     matmul(
                         &cpu,
@@ -287,15 +302,16 @@ mod tests {
         for (m, n, k) in SHAPES {
             let (x, bias) = (numbers(m * k, 1), numbers(n, 4));
             let (gate, up) = (encode(Dtype::Bf16, &numbers(n * k, 2)), encode(Dtype::Bf16, &numbers(n * k, 3)));
-            let gates = reference(&x, &decode(Dtype::Bf16, &gate), &bias, k);
-            let ups = reference(&x, &decode(Dtype::Bf16, &up), &vec![0.0; n], k);
+            let exact = rounded(Dtype::Bf16, &x);
+            let gates = reference(&exact, &decode(Dtype::Bf16, &gate), &bias, k);
+            let ups = reference(&exact, &decode(Dtype::Bf16, &up), &vec![0.0; n], k);
             let expected: Vec<f64> = gates.iter().zip(&ups).map(|((g, _), (u, _))| g / (1.0 + (-g).exp()) * u).collect();
             let mut first: Option<Vec<f32>> = None;
             for cpu in cpus() {
                 let matrix = |bytes| Matrix::new(bytes, Dtype::Bf16, n, k);
                 let weights = Weights::gated(&cpu, (matrix(&gate), Some(&bias)), (matrix(&up), None));
                 let mut y = Tiles::default();
-                matmul(&cpu, &tiles(&cpu, &x, k), [Product { weights: &weights, to: Output::SiluMul(&mut y) }]);
+                matmul(&cpu, &tiles(&cpu, Dtype::Bf16, &x, k), [Product { weights: &weights, to: Output::SiluMul(&mut y) }]);
                 let rows = y.to_rows();
                 for (got, (expected, size)) in rows.iter().zip(expected.iter().zip(&ups)) {
                     assert!((f64::from(*got) - expected).abs() <= 1e-4 * (1.0 + size.1), "{got} is not {expected}");
@@ -304,6 +320,51 @@ mod tests {
                 assert_eq!(*first, rows, "{m}x{n}x{k} on {} with {} threads", cpu.isa(), cpu.threads());
             }
         }
+    }
+
+    /// The stated arithmetic, number by number.
+    #[test]
+    fn products_of_bf16_are_chains_in_twos_the_odd_one_first() {
+        let (m, n) = (3, 35);
+        for k in [1, 2, 7, 600] {
+            let (x, w, bias) = (rounded(Dtype::Bf16, &numbers(m * k, 5)), numbers(n * k, 6), numbers(n, 7));
+            let bytes = encode(Dtype::Bf16, &w);
+            let w = decode(Dtype::Bf16, &bytes);
+            let chain = |x: &[f32], w: &[f32], bias: f32| {
+                let pairs = x.chunks(2).zip(w.chunks(2));
+                pairs.fold(bias, |sum, (x, w)| x.iter().zip(w).rev().fold(sum, |sum, (x, w)| x.mul_add(*w, sum)))
+            };
+            let expected: Vec<f32> = x.chunks(k).flat_map(|x| w.chunks(k).zip(&bias).map(|(w, &bias)| chain(x, w, bias))).collect();
+            for cpu in cpus() {
+                let weights = Weights::new(&cpu, Matrix::new(&bytes, Dtype::Bf16, n, k), Some(&bias));
+                let mut y = vec![0.0; m * n];
+                matmul(&cpu, &tiles(&cpu, Dtype::Bf16, &x, k), [Product { weights: &weights, to: Output::Set(&mut y) }]);
+                assert!(y == expected, "{k} inputs on {}", cpu.isa());
+            }
+        }
+    }
+
+    #[test]
+    fn denormal_bf16_are_zeros_on_every_instruction_set() {
+        // Were they not, 2^-130 times 2^100 would count.
+        let (tiny, large) = (2f32.powi(-130), 2f32.powi(100));
+        let (x, w) = ([tiny, large, 0.5, tiny, 1.0], [large, tiny, 2.0, large, 0.25]);
+        let bytes = encode(Dtype::Bf16, &w);
+        assert!(decode(Dtype::Bf16, &bytes) == w, "they can be stored");
+        for cpu in cpus() {
+            let weights = Weights::new(&cpu, Matrix::new(&bytes, Dtype::Bf16, 1, w.len()), None);
+            let mut y = [f32::NAN];
+            matmul(&cpu, &tiles(&cpu, Dtype::Bf16, &x, w.len()), [Product { weights: &weights, to: Output::Set(&mut y) }]);
+            assert_eq!(y, [1.25], "{}", cpu.isa());
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "x is for Bf16 weights")]
+    fn bf16_weights_refuse_activations_that_are_not_rounded() {
+        let cpu = Cpu::new(None, 1).unwrap();
+        let weights = Weights::new(&cpu, Matrix::new(&[0; 2], Dtype::Bf16, 1, 1), None);
+        matmul(&cpu, &tiles(&cpu, Dtype::F32, &[1.0], 1), [Product { weights: &weights, to: Output::Set(&mut [0.0]) }]);
     }
 
     #[test]
@@ -316,7 +377,7 @@ mod tests {
             let weights = Weights::new(&cpu, Matrix::new(&bytes, Dtype::Bf16, n, k), None);
             let product = |x: &[f32]| {
                 let mut y = vec![0.0; x.len() / k * n];
-                matmul(&cpu, &tiles(&cpu, x, k), [Product { weights: &weights, to: Output::Set(&mut y) }]);
+                matmul(&cpu, &tiles(&cpu, Dtype::Bf16, x, k), [Product { weights: &weights, to: Output::Set(&mut y) }]);
                 y
             };
             let together = product(&x);

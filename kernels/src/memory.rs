@@ -1,6 +1,6 @@
 //! Large zeroed memory that starts on a cache line, in huge pages where the system has them to give.
 
-/// `len` zeros (`T` is `u8` or `f32`). Pages of it cost nothing until they are touched.
+/// `len` zeros (`T` is `u8`, `u32` or `f32`). Pages of it cost nothing until they are touched.
 #[derive(Default)]
 pub(crate) struct Memory<T> {
     /// The numbers start at `start`: the allocator hands out large zeroed memory as fresh, untouched pages only for alignments

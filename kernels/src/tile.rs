@@ -1,58 +1,75 @@
 //! The inner loop of everything that multiplies: a tile of rows times a panel of 32 columns, with all sums in registers.
 //!
-//! **The one order.** A number of the result is a chain of fused multiply-adds over ascending k, from whatever its sum was
-//! before. Lanes lie along the columns, so no lane ever meets another, and neither the width of the tile nor where the chain is
-//! interrupted (its sum stored and loaded again) changes a bit.
+//! **The one order.** A number of the result is a chain of fused multiply-adds over ascending lines of the panel, from whatever its
+//! sum was before; of a line of bf16, which has two of k, the odd one comes first (`lines`). Lanes lie along the columns, so no lane
+//! ever meets another, and neither the width of the tile nor where the chain is interrupted (its sum stored and loaded again)
+//! changes a bit.
 
 #![allow(clippy::needless_range_loop, reason = "tiles are indexed by numbers known at compile time")]
 
 use crate::{
-    dtype::Pairs,
+    lines::Lines,
     simd::{Kernel, LANES, Simd},
 };
 
 /// Columns of a panel: two vectors.
 pub(crate) const PANEL: usize = 2 * LANES;
 
-/// Numbers that 32 columns are multiplied with, one row of the panel after the other.
+/// Numbers that 32 columns are multiplied with, one line of the panel after the other.
 pub(crate) trait Factors<const T: usize>: Copy {
-    /// Rows of the panel.
+    /// Lines of the panel.
     fn len(self) -> usize;
-    /// What row `l` of the panel is multiplied with for row `i` of the tile.
-    fn at(self, l: usize, i: usize) -> f32;
+    /// What line `l` of the panel is multiplied with for row `i` of the tile: the bits of an f32, or of two bf16.
+    fn at(self, l: usize, i: usize) -> u32;
 }
 
-/// `[k][T]`: a tile of [`Tiles`](crate::Tiles).
+/// `[line][T]`: a tile of [`Tiles`](crate::Tiles).
 #[derive(Clone, Copy)]
-pub(crate) struct Packed<'a, const T: usize>(pub(crate) &'a [[f32; T]]);
+pub(crate) struct Words<'a, const T: usize>(pub(crate) &'a [[u32; T]]);
 
-impl<const T: usize> Factors<T> for Packed<'_, T> {
+impl<const T: usize> Factors<T> for Words<'_, T> {
     #[inline(always)]
     fn len(self) -> usize {
         self.0.len()
     }
 
     #[inline(always)]
-    fn at(self, l: usize, i: usize) -> f32 {
+    fn at(self, l: usize, i: usize) -> u32 {
         self.0[l][i]
     }
 }
 
-/// `sums[i][j] += x.at(l, i) * w[l][j]` for ascending `l`: `w` is `[k][PANEL]`, `sums` is `[T][PANEL]`.
+/// `[k][T]`.
+#[derive(Clone, Copy)]
+pub(crate) struct Numbers<'a, const T: usize>(pub(crate) &'a [[f32; T]]);
+
+impl<const T: usize> Factors<T> for Numbers<'_, T> {
+    #[inline(always)]
+    fn len(self) -> usize {
+        self.0.len()
+    }
+
+    #[inline(always)]
+    fn at(self, l: usize, i: usize) -> u32 {
+        self.0[l][i].to_bits()
+    }
+}
+
+/// `sums[i][j] += x.at(l, i) * w[l][j]` for ascending `l`: `w` is `[line][PANEL]`, `sums` is `[T][PANEL]`.
 #[inline(always)]
-pub(crate) fn tile<S: Simd, P: Pairs, const T: usize>(simd: S, x: impl Factors<T>, w: &[P::Pair], sums: &mut [[f32; PANEL]], ahead: Ahead) {
-    assert_eq!(x.len(), w.len(), "one row of the panel for each column of x");
+pub(crate) fn tile<S: Simd, P: Lines, const T: usize>(simd: S, x: impl Factors<T>, w: &[P::Line], sums: &mut [[f32; PANEL]], ahead: Ahead) {
+    assert_eq!(x.len(), w.len(), "one line of the panel for each word of a row of x");
     simd.call(Tile::<_, P, T> { x, w, sums: sums.first_chunk_mut().expect("sums of the whole tile"), ahead });
 }
 
-struct Tile<'a, X, P: Pairs, const T: usize> {
+struct Tile<'a, X, P: Lines, const T: usize> {
     x: X,
-    w: &'a [P::Pair],
+    w: &'a [P::Line],
     sums: &'a mut [[f32; PANEL]; T],
     ahead: Ahead,
 }
 
-impl<X: Factors<T>, P: Pairs, const T: usize> Kernel for Tile<'_, X, P, T> {
+impl<X: Factors<T>, P: Lines, const T: usize> Kernel for Tile<'_, X, P, T> {
     type Output = ();
 
     #[inline(always)]
@@ -68,10 +85,10 @@ impl<X: Factors<T>, P: Pairs, const T: usize> Kernel for Tile<'_, X, P, T> {
 
 /// `N` of the panel's vectors, from `first` on.
 #[inline(always)]
-fn vectors<S: Simd, P: Pairs, const T: usize, const N: usize>(
+fn vectors<S: Simd, P: Lines, const T: usize, const N: usize>(
     simd: S,
     x: impl Factors<T>,
-    w: &[P::Pair],
+    w: &[P::Line],
     sums: &mut [[f32; PANEL]; T],
     first: usize,
     mut ahead: Ahead,
@@ -84,16 +101,13 @@ fn vectors<S: Simd, P: Pairs, const T: usize, const N: usize>(
     }
     for l in 0..w.len().min(x.len()) {
         simd.prefetch(ahead.next);
-        ahead.next = ahead.next.wrapping_add(ahead.step);
-        let mut vectors = [simd.zero(); N];
-        for j in 0..N {
-            vectors[j] = P::load_half(simd, &w[l], first + j);
+        if const { size_of::<P::Line>() > CACHE_LINE } {
+            simd.prefetch(ahead.next.wrapping_add(ahead.step / 2));
         }
-        for i in 0..T {
-            let x = simd.splat(x.at(l, i));
-            for j in 0..N {
-                acc[i][j] = simd.fma(x, vectors[j], acc[i][j]);
-            }
+        ahead.next = ahead.next.wrapping_add(ahead.step);
+        step::<S, P, T, N, 0>(simd, x, l, &w[l], &mut acc, first);
+        if const { P::INPUTS == 2 && S::BF16_STEPS == 2 } {
+            step::<S, P, T, N, 1>(simd, x, l, &w[l], &mut acc, first);
         }
     }
     for i in 0..T {
@@ -103,11 +117,35 @@ fn vectors<S: Simd, P: Pairs, const T: usize, const N: usize>(
     }
 }
 
+/// Step `STEP` of line `l`.
+#[inline(always)]
+fn step<S: Simd, P: Lines, const T: usize, const N: usize, const STEP: usize>(
+    simd: S,
+    x: impl Factors<T>,
+    l: usize,
+    line: &P::Line,
+    acc: &mut [[S::V; N]; T],
+    first: usize,
+) {
+    let mut vectors = [simd.zero(); N];
+    for j in 0..N {
+        vectors[j] = P::load::<S, STEP>(simd, line, first + j);
+    }
+    for i in 0..T {
+        let x = P::splat::<S, STEP>(simd, x.at(l, i));
+        for j in 0..N {
+            acc[i][j] = P::add(simd, vectors[j], x, acc[i][j]);
+        }
+    }
+}
+
+const CACHE_LINE: usize = 64;
+
 /// Weights to ask memory for while a tile is computed.
 #[derive(Clone, Copy)]
 pub(crate) struct Ahead {
     next: *const u8,
-    /// Bytes further for each row of the panel.
+    /// Bytes further for each line of the panel.
     step: usize,
 }
 
@@ -124,7 +162,7 @@ impl Ahead {
         Self { next: panel.as_ptr().cast(), step: 0 }
     }
 
-    /// For a panel of `len` rows that stays in the cache for several tiles: tile `nth` of them asks for its share of the next.
+    /// For a panel of `len` lines that stays in the cache for several tiles: tile `nth` of them asks for its share of the next.
     #[inline(always)]
     pub(crate) fn share_of<P>(next: &[P], len: usize, nth: usize, tiles: usize) -> Self {
         let start = len * size_of::<P>() * nth / tiles;

@@ -1,10 +1,18 @@
 //! Rows of activations, in the order in which a matrix product reads them.
 //!
 //! Rows go in tiles of a few neighbours, as many as the registers hold sums for. Within a tile the numbers of one column lie
-//! together, `[tile][column][row of the tile]`, so a tile's kernel walks through memory in one stream. Tiles are of nearly
-//! equal size: 13 rows are 7 and 6, not 12 and 1.
+//! together, `[tile][column][row of the tile]`, so a tile's kernel walks through memory in one stream. For bf16 weights, numbers are
+//! rounded to bf16 and those of two columns share a word, `[tile][two columns][row of the tile]`, filled up with zeros. Tiles are of
+//! nearly equal size: 13 rows are 7 and 6, not 12 and 1.
 
-use crate::{cpu::Cpu, disjoint::Disjoint, memory::Memory};
+use crate::{
+    bf16,
+    cpu::Cpu,
+    disjoint::Disjoint,
+    dtype::Dtype,
+    memory::Memory,
+    simd::{LANES, Simd, portable::Portable},
+};
 use std::ops::Range;
 
 /// Where rows lie in tiles.
@@ -41,40 +49,54 @@ impl Tiling {
     }
 }
 
-/// Rows in tiles; the memory is kept from use to use.
+/// Rows in tiles; the memory is kept from use to use. By default for f32 and f16 weights.
 #[derive(Default)]
 pub struct Tiles {
+    /// Of words.
     pub(crate) tiling: Tiling,
-    data: Memory<f32>,
+    cols: usize,
+    /// A word is two numbers, rounded to bf16, not one in f32.
+    paired: bool,
+    words: Memory<u32>,
 }
 
 impl Tiles {
+    /// What weights of this type multiply: bf16 weights, numbers that are rounded to bf16; others, f32.
+    pub fn for_weights(dtype: Dtype) -> Self {
+        Self { paired: dtype == Dtype::Bf16, ..Self::default() }
+    }
+
+    pub(crate) fn are_for(&self, weights: Dtype) -> bool {
+        self.paired == (weights == Dtype::Bf16)
+    }
+
     pub fn rows(&self) -> usize {
         self.tiling.rows
     }
 
     pub fn cols(&self) -> usize {
-        self.tiling.cols
+        self.cols
     }
 
     /// Makes room for `[rows, cols]`, which have no meaning before they are written.
     pub fn resize(&mut self, cpu: &Cpu, rows: usize, cols: usize) {
-        self.tiling = Tiling::new(rows, cols, cpu.isa().tile_rows());
-        if self.data.as_slice().len() < rows * cols {
-            self.data = Memory::new(rows * cols);
+        let words = if self.paired { cols.div_ceil(2) } else { cols };
+        (self.cols, self.tiling) = (cols, Tiling::new(rows, words, cpu.isa().tile_rows()));
+        if self.words.as_slice().len() < rows * words {
+            self.words = Memory::new(rows * words);
         }
     }
 
-    /// Columns `cols` of the tile of `rows`.
+    /// Words `words` of each row of the tile of `rows`.
     #[inline(always)]
-    pub(crate) fn columns(&self, rows: &Range<usize>, cols: Range<usize>) -> &[f32] {
-        let tile = &self.data.as_slice()[self.tiling.numbers(rows)];
-        &tile[cols.start * rows.len()..cols.end * rows.len()]
+    pub(crate) fn words(&self, rows: &Range<usize>, words: Range<usize>) -> &[u32] {
+        let tile = &self.words.as_slice()[self.tiling.numbers(rows)];
+        &tile[words.start * rows.len()..words.end * rows.len()]
     }
 
     /// For tasks that write different numbers.
     pub(crate) fn shared(&mut self) -> SharedTiles<'_> {
-        SharedTiles { tiling: self.tiling, data: Disjoint::new(self.data.as_mut_slice()) }
+        SharedTiles { tiling: self.tiling, cols: self.cols, paired: self.paired, words: Disjoint::new(self.words.as_mut_slice()) }
     }
 
     /// `x`, which is `[rows, cols]`.
@@ -86,16 +108,23 @@ impl Tiles {
             let rows = tiles.tiling.tile(index);
             for row in rows.clone() {
                 // SAFETY: each task has the rows of one tile.
-                unsafe { tiles.put(&rows, row, 0, &x[row * cols..(row + 1) * cols]) };
+                unsafe { tiles.put(Portable, &rows, row, 0, &x[row * cols..(row + 1) * cols]) };
             }
         });
     }
 
     /// The rows, one after the other: `[rows, cols]`.
     pub fn to_rows(&self) -> Vec<f32> {
-        let number = |row: usize, col: usize| {
+        let word = |row: usize, word: usize| {
             let rows = self.tiling.tile_of(row);
-            self.columns(&rows, col..col + 1)[row - rows.start]
+            self.words(&rows, word..word + 1)[row - rows.start]
+        };
+        let number = |row: usize, col: usize| {
+            f32::from_bits(match (self.paired, col % 2) {
+                (false, _) => word(row, col),
+                (true, 0) => word(row, col / 2) << 16,
+                (true, _) => word(row, col / 2) & 0xffff_0000,
+            })
         };
         (0..self.rows()).flat_map(|row| (0..self.cols()).map(move |col| number(row, col))).collect()
     }
@@ -103,22 +132,39 @@ impl Tiles {
 
 /// [`Tiles`] being written by several tasks.
 pub(crate) struct SharedTiles<'a> {
+    /// Of words.
     pub(crate) tiling: Tiling,
-    data: Disjoint<'a, f32>,
+    cols: usize,
+    paired: bool,
+    words: Disjoint<'a, u32>,
 }
 
 impl SharedTiles<'_> {
-    /// Writes `values` into row `row`, which is in the tile of `tile`, from column `col` on.
+    /// Writes `values` into row `row`, which is in the tile of `tile`, from column `col` on: from an even one to an even one or
+    /// the last.
     ///
     /// # Safety
     /// No two tasks may write the same columns of a row.
     #[inline(always)]
-    pub(crate) unsafe fn put(&self, tile: &Range<usize>, row: usize, col: usize, values: &[f32]) {
-        assert!(tile.contains(&row) && col + values.len() <= self.tiling.cols);
-        let start = self.tiling.numbers(tile).start + col * tile.len() + (row - tile.start);
-        for (i, value) in values.iter().enumerate() {
-            // SAFETY: within the tile by the assertion above; written by this task only, as the caller promises.
-            unsafe { self.data.write(start + i * tile.len(), *value) };
+    pub(crate) unsafe fn put<S: Simd>(&self, simd: S, tile: &Range<usize>, row: usize, col: usize, values: &[f32]) {
+        let end = col + values.len();
+        assert!(tile.contains(&row) && end <= self.cols);
+        let start = self.tiling.numbers(tile).start + (row - tile.start);
+        // SAFETY: within the tile by the assertion above; written by this task only, as the caller promises.
+        let write = |word: usize, bits: u32| unsafe { self.words.write(start + word * tile.len(), bits) };
+        if !self.paired {
+            values.iter().enumerate().for_each(|(i, value)| write(col + i, value.to_bits()));
+            return;
+        }
+        assert!(col.is_multiple_of(2) && (end.is_multiple_of(2) || end == self.cols), "no other task writes half of a word");
+        let (vectors, rest) = values.as_chunks::<LANES>();
+        for (i, vector) in vectors.iter().enumerate() {
+            for (j, pair) in simd.to_bf16_pairs(simd.load(vector)).into_iter().enumerate() {
+                write((col + i * LANES) / 2 + j, pair);
+            }
+        }
+        for (i, pair) in rest.chunks(2).enumerate() {
+            write((end - rest.len()) / 2 + i, bf16::pair(pair[0], pair.get(1).copied().unwrap_or(0.0)));
         }
     }
 }
@@ -150,8 +196,30 @@ mod tests {
         assert_eq!(tiles.to_rows(), x);
         for index in 0..tiles.tiling.tiles {
             let rows = tiles.tiling.tile(index);
-            let expected: Vec<f32> = (1..4).flat_map(|col| rows.clone().map(move |row| (row * 5 + col) as f32)).collect();
-            assert_eq!(tiles.columns(&rows, 1..4), expected);
+            let expected: Vec<u32> = (1..4).flat_map(|col| rows.clone().map(move |row| ((row * 5 + col) as f32).to_bits())).collect();
+            assert_eq!(tiles.words(&rows, 1..4), expected);
+        }
+    }
+
+    #[test]
+    fn for_bf16_weights_two_columns_share_a_word_and_the_last_has_a_zero_beside_it() {
+        let cpu = Cpu::new(Some(crate::Isa::Portable), 1).unwrap();
+        let mut tiles = Tiles::for_weights(Dtype::Bf16);
+        // Memory that is used again is not zero.
+        tiles.copy_from(&cpu, &[7.0; 9 * 40], 40);
+        for cols in [1, 2, 5, 16, 33, 40] {
+            let x: Vec<f32> = (0..9 * cols).map(|i| i as f32 * 0.37).collect();
+            tiles.copy_from(&cpu, &x, cols);
+            assert_eq!((tiles.rows(), tiles.cols()), (9, cols));
+            assert_eq!(tiles.to_rows(), x.iter().map(|&x| half::bf16::from_f32(x).to_f32()).collect::<Vec<_>>());
+            for index in 0..tiles.tiling.tiles {
+                let rows = tiles.tiling.tile(index);
+                let words = cols.div_ceil(2);
+                for (row, word) in rows.clone().zip(tiles.words(&rows, words - 1..words)) {
+                    let last = &x[row * cols + 2 * (words - 1)..(row + 1) * cols];
+                    assert_eq!(*word, bf16::pair(last[0], last.get(1).copied().unwrap_or(0.0)));
+                }
+            }
         }
     }
 }

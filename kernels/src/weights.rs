@@ -1,12 +1,14 @@
 //! Weights in the order in which a matrix product reads them, made once from the matrices of a file.
 //!
-//! Outputs go in panels of 32. Within a panel the weights of one input lie together, `[panel][input][32]`, so a panel is one
-//! stream through memory, and a vector of weights serves 16 outputs. Panels are filled up with zeros.
+//! Outputs go in panels of 32. Within a panel the weights of one input lie together, `[panel][input][32]`, or, of bf16, those of two,
+//! `[panel][two inputs][32][2]`: so a panel is one stream through memory, and a vector of weights serves 16 outputs. Panels are
+//! filled up with zeros. bf16 weights that are denormal become zeros.
 
 use crate::{
     cpu::Cpu,
     disjoint::Disjoint,
-    dtype::{Dtype, Element, with_element},
+    dtype::{Dtype, with_element},
+    lines::{Lines, StoredLines},
     matrix::Matrix,
     memory::Memory,
     simd::LANES,
@@ -47,7 +49,7 @@ impl Weights {
         assert!(parts.iter().all(|(_, bias)| bias.is_none_or(|bias| bias.len() == outputs)), "bias is [outputs]");
         let turn = PANEL / parts.len();
         let panels = outputs.div_ceil(turn);
-        let panel_bytes = inputs * PANEL * dtype.bytes();
+        let panel_bytes = with_element!(dtype, E => inputs.div_ceil(E::INPUTS) * E::LINE_BYTES);
         let mut memory = Memory::new(panels * panel_bytes);
         let bytes = Disjoint::new(memory.as_mut_slice());
         // Where number `i` of a panel comes from.
@@ -59,8 +61,9 @@ impl Weights {
         cpu.for_each(panels, |panel| {
             // SAFETY: panels do not overlap.
             let to = unsafe { bytes.part(panel * panel_bytes..(panel + 1) * panel_bytes) };
-            let rows = (0..PANEL).map(|i| source(panel, i).map(|(row, _)| row));
-            with_element!(dtype, E => fill_panel::<E>(to, rows));
+            for (i, (row, _)) in (0..PANEL).filter_map(|i| Some((i, source(panel, i)?))) {
+                with_element!(dtype, E => E::pack(row, i, to));
+            }
         });
         let bias = (0..panels).map(|panel| std::array::from_fn(|i| source(panel, i).map_or(0.0, |(_, bias)| bias))).collect();
         Self { memory, dtype, inputs, outputs, bias, gated: parts.len() > 1 }
@@ -101,20 +104,9 @@ impl Weights {
         panel * width..((panel + 1) * width).min(self.outputs)
     }
 
-    /// The weights of panel `panel` for some inputs.
+    /// Some lines of panel `panel`.
     #[inline(always)]
-    pub(crate) fn panel<E: Element>(&self, panel: usize, inputs: Range<usize>) -> &[E::Pair] {
-        &E::pairs(self.memory.as_slice())[panel * self.inputs..][inputs]
-    }
-}
-
-/// Interleaves the rows of 32 outputs; a missing one stays zero.
-fn fill_panel<'a, E: Element>(panel: &mut [u8], rows: impl Iterator<Item = Option<&'a [u8]>>) {
-    for (i, row) in rows.enumerate() {
-        let place = E::place_in_pair(i) * E::BYTES;
-        let Some(row) = row else { continue };
-        for (pair, number) in panel.chunks_exact_mut(PANEL * E::BYTES).zip(row.chunks_exact(E::BYTES)) {
-            pair[place..place + E::BYTES].copy_from_slice(number);
-        }
+    pub(crate) fn panel<E: StoredLines>(&self, panel: usize, lines: Range<usize>) -> &[E::Line] {
+        &E::lines(self.memory.as_slice())[panel * self.inputs.div_ceil(E::INPUTS)..][lines]
     }
 }

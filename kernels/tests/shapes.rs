@@ -29,10 +29,10 @@ fn numbers(count: usize, seed: u64) -> Vec<f32> {
 }
 
 /// `x wᵀ` row-major, of rows given `at_once` at a time.
-fn product(cpu: &Cpu, weights: &Weights, x: &[f32], at_once: usize) -> Vec<f32> {
+fn product(cpu: &Cpu, dtype: Dtype, weights: &Weights, x: &[f32], at_once: usize) -> Vec<f32> {
     let mut all = Vec::new();
     for x in x.chunks(at_once * weights.inputs()) {
-        let mut tiles = Tiles::default();
+        let mut tiles = Tiles::for_weights(dtype);
         tiles.copy_from(cpu, x, weights.inputs());
         let mut y = vec![f32::NAN; x.len() / weights.inputs() * weights.outputs()];
         matmul(cpu, &tiles, [Product { weights, to: Output::Set(&mut y) }]);
@@ -54,8 +54,8 @@ proptest! {
         let mut first = None;
         for cpu in cpus() {
             let weights = Weights::new(&cpu, Matrix::new(&bytes, DTYPES[dtype], outputs, inputs), None);
-            let whole = product(&cpu, &weights, &x, rows);
-            prop_assert!(product(&cpu, &weights, &x, at_once) == whole, "{at_once} rows at once on {}", cpu.isa());
+            let whole = product(&cpu, DTYPES[dtype], &weights, &x, rows);
+            prop_assert!(product(&cpu, DTYPES[dtype], &weights, &x, at_once) == whole, "{at_once} rows at once on {}", cpu.isa());
             let first = first.get_or_insert_with(|| whole.clone());
             prop_assert!(*first == whole, "{} with {} threads", cpu.isa(), cpu.threads());
         }
@@ -82,7 +82,7 @@ proptest! {
             (0..blocks as u32).for_each(|id| kv.block_mut(id).fill(0xff));
             kv::write(&cpu, &mut kv, 0, &[Span { blocks: &table, start: 0, rows: positions }], &k, &v);
             let run = |rows: std::ops::Range<usize>| {
-                let (mut out, mut buffers) = (Tiles::default(), AttentionBuffers::default());
+                let (mut out, mut buffers) = (Tiles::for_weights(DTYPES[dtype]), AttentionBuffers::default());
                 let spans = [Span { blocks: &table, start: rows.start, rows: rows.len() }];
                 let q = &q[(rows.start - start) * width..(rows.end - start) * width];
                 attention(&cpu, &kv, Attention { layer: 0, heads, window }, &spans, q, &mut out, &mut buffers);

@@ -1,7 +1,8 @@
 //! Each phase of a model, over what this machine could do: `phases MODEL_DIR [THREADS] [PHASE...]`, where a phase is `p512`
 //! (prefill of 512 tokens) or `d8x512` (decode step, batch of 8 with 512 tokens of context each).
 //!
-//! The ceilings are measured in the same run: f32 fused multiply-adds from registers, and reading memory.
+//! The ceilings are measured in the same run: f32 fused multiply-adds from registers, and reading memory. Products of bf16 may exceed
+//! the first, as `vdpbf16ps` does up to twice as many.
 
 use std::{hint::black_box, path::Path, time::Instant};
 use tidemill_model::{Chunk, LoadOptions, LogitRows, Model};

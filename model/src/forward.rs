@@ -2,7 +2,7 @@
 
 use crate::{
     model::{Layer, Model},
-    projection::{Activations, Output, Product, Quantization, project},
+    projection::{Activations, Arithmetic, Output, Product, project},
 };
 use tidemill_kernels::{
     Cpu, KvMemory, Span,
@@ -73,8 +73,8 @@ pub(crate) struct Buffers {
 
 impl Buffers {
     /// For a model whose projections compute so.
-    pub(crate) fn new(quantize: Option<Quantization>) -> Self {
-        let [normed, attended, activated] = std::array::from_fn(|_| Activations::new(quantize));
+    pub(crate) fn new(arithmetic: Arithmetic) -> Self {
+        let [normed, attended, activated] = std::array::from_fn(|_| Activations::new(arithmetic));
         Self { normed, attended, activated, ..Self::default() }
     }
 }

@@ -4,7 +4,7 @@ use crate::{
     config::ModelConfig,
     error::ModelError,
     forward::Buffers,
-    projection::{Linear, Projection, Quantization},
+    projection::{Arithmetic, Linear, Projection, Quantization},
     rope::Rope,
     weights::{Checkpoint, WeightMatrix},
 };
@@ -15,13 +15,13 @@ use tidemill_proto::block::{BLOCK_TOKENS, KvDtype, KvShape, LayoutFingerprint};
 const _: () = assert!(BLOCK_TOKENS == BLOCK_POSITIONS, "the KV kernels and the block keys must agree on a block");
 
 /// Part of the layout fingerprint: changes whenever the same weights and tokens would give other KV bytes than before.
-const ARITHMETIC_VERSION: u32 = 2;
+const ARITHMETIC_VERSION: u32 = 3;
 
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
     /// How K and V are stored; `None`: as the weights are.
     pub kv_dtype: Option<KvDtype>,
-    /// How projections compute; `None`: in f32, with weights as they are stored.
+    /// How projections compute; `None`: as their weights are stored, in products of bf16 or of f32 (and f16), with sums in f32.
     pub quantize: Option<Quantization>,
     /// Compute threads, at least 1.
     pub threads: usize,
@@ -64,15 +64,15 @@ impl Model {
         let config = ModelConfig::load(dir)?;
         let cpu = Cpu::new(options.isa, options.threads)?;
         let mut checkpoint = Checkpoint::open(dir)?;
+        let arithmetic = Arithmetic::of(&checkpoint, options.quantize);
         let embedding = checkpoint.matrix("model.embed_tokens.weight", config.vocab, config.hidden)?;
-        let layers =
-            (0..config.layers).map(|i| Layer::load(&cpu, &mut checkpoint, &config, options.quantize, i)).collect::<Result<_, _>>()?;
+        let layers = (0..config.layers).map(|i| Layer::load(&cpu, &mut checkpoint, &config, arithmetic, i)).collect::<Result<_, _>>()?;
         let final_norm = checkpoint.vector("model.norm.weight", config.hidden)?;
         let head = match config.tied {
             true => embedding.clone(),
             false => checkpoint.matrix("lm_head.weight", config.vocab, config.hidden)?,
         };
-        let head = Linear { name: "lm_head.weight".into(), weight: head, bias: None }.pack(&cpu, options.quantize)?;
+        let head = Linear { name: "lm_head.weight".into(), weight: head, bias: None }.pack(&cpu, arithmetic)?;
         let kv_shape = KvShape {
             layers: config.layers,
             kv_heads: config.kv_heads,
@@ -85,9 +85,9 @@ impl Model {
         };
         let weights = checkpoint.digest(progress);
         checkpoint.release();
-        let layout = LayoutFingerprint::new(&fingerprint(&weights, &config, options.quantize), &kv_shape, (0, 1));
+        let layout = LayoutFingerprint::new(&fingerprint(&weights, &config, arithmetic), &kv_shape, (0, 1));
         let rope = Rope::new(&config.rope, config.head_dim);
-        Ok(Model { config, cpu, rope, embedding, layers, final_norm, head, buffers: Buffers::new(options.quantize), kv_shape, layout })
+        Ok(Model { config, cpu, rope, embedding, layers, final_norm, head, buffers: Buffers::new(arithmetic), kv_shape, layout })
     }
 
     pub fn config(&self) -> &ModelConfig {
@@ -125,13 +125,14 @@ impl Model {
 }
 
 /// Digest of weights, settings and arithmetic.
-fn fingerprint(weights: &[u8; 32], config: &ModelConfig, quantize: Option<Quantization>) -> [u8; 32] {
+fn fingerprint(weights: &[u8; 32], config: &ModelConfig, arithmetic: Arithmetic) -> [u8; 32] {
     let mut hasher = blake3::Hasher::new_derive_key("tidemill model v1");
     hasher.update(&ARITHMETIC_VERSION.to_le_bytes());
     hasher.update(weights);
-    hasher.update(&[match quantize {
-        None => 0,
-        Some(Quantization::Int8) => 1,
+    hasher.update(&[match arithmetic {
+        Arithmetic::F32 => 0,
+        Arithmetic::Int8 => 1,
+        Arithmetic::Bf16 => 2,
     }]);
     hasher.update(&serde_json::to_vec(config).expect("names and finite numbers serialize"));
     *hasher.finalize().as_bytes()
@@ -142,7 +143,7 @@ impl Layer {
         cpu: &Cpu,
         checkpoint: &mut Checkpoint,
         config: &ModelConfig,
-        quantize: Option<Quantization>,
+        arithmetic: Arithmetic,
         index: usize,
     ) -> Result<Layer, ModelError> {
         let (hidden, inner, d) = (config.hidden, config.intermediate, config.head_dim);
@@ -154,14 +155,14 @@ impl Layer {
             let bias = if bias { Some(checkpoint.vector(&name(&format!("{part}.bias")), rows)?) } else { None };
             Ok::<_, ModelError>(Linear { name: tensor, weight, bias })
         };
-        let q = linear("self_attn.q_proj", q_rows, hidden, config.qkv_bias)?.pack(cpu, quantize)?;
-        let k = linear("self_attn.k_proj", kv_rows, hidden, config.qkv_bias)?.pack(cpu, quantize)?;
-        let v = linear("self_attn.v_proj", kv_rows, hidden, config.qkv_bias)?.pack(cpu, quantize)?;
-        let output = linear("self_attn.o_proj", hidden, q_rows, config.output_bias)?.pack(cpu, quantize)?;
+        let q = linear("self_attn.q_proj", q_rows, hidden, config.qkv_bias)?.pack(cpu, arithmetic)?;
+        let k = linear("self_attn.k_proj", kv_rows, hidden, config.qkv_bias)?.pack(cpu, arithmetic)?;
+        let v = linear("self_attn.v_proj", kv_rows, hidden, config.qkv_bias)?.pack(cpu, arithmetic)?;
+        let output = linear("self_attn.o_proj", hidden, q_rows, config.output_bias)?.pack(cpu, arithmetic)?;
         let gate = linear("mlp.gate_proj", inner, hidden, config.mlp_bias)?;
         let up = linear("mlp.up_proj", inner, hidden, config.mlp_bias)?;
-        let down = linear("mlp.down_proj", hidden, inner, config.mlp_bias)?.pack(cpu, quantize)?;
-        let gate_up = gate.pack_gated(&up, cpu, quantize)?;
+        let down = linear("mlp.down_proj", hidden, inner, config.mlp_bias)?.pack(cpu, arithmetic)?;
+        let gate_up = gate.pack_gated(&up, cpu, arithmetic)?;
         let mut norm = |part: &str, len| checkpoint.vector(&name(&format!("{part}.weight")), len);
         let attention_norm = norm("input_layernorm", hidden)?;
         let mlp_norm = norm("post_attention_layernorm", hidden)?;

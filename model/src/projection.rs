@@ -1,18 +1,45 @@
 //! Weights of projections, and what they multiply, in the arithmetic that a model was loaded for.
 
-use crate::{error::ModelError, weights::WeightMatrix};
+use crate::{
+    error::ModelError,
+    weights::{Checkpoint, WeightMatrix},
+};
+use std::borrow::Cow;
 use tidemill_kernels::{
-    Cpu, Tiles, Weights, elementwise,
+    Cpu, Dtype, Matrix, Tiles, Weights,
+    dtype::{decode, encode},
+    elementwise,
     int8::{self, INPUTS_MAX, Int8Output, Int8Product, Int8Rows, Int8Weights},
     matmul,
 };
 
-/// Arithmetic of all projections other than f32 with weights as they are stored.
+/// Arithmetic of all projections other than what their stored weights ask for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Quantization {
     /// Weights with a scale for each output and activations with a scale for each row, both in 8-bit integers. The embedding that
     /// tokens are looked up in stays as it is, even where the head shares it.
     Int8,
+}
+
+/// How all projections of a model multiply.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Arithmetic {
+    /// In f32, weights as they are stored, but for bf16: that is widened.
+    F32,
+    /// Weights and activations in bf16, sums in f32.
+    Bf16,
+    Int8,
+}
+
+impl Arithmetic {
+    /// bf16 if all matrices of the checkpoint are: one that mixes them with others would lose what it is precise in.
+    pub(crate) fn of(checkpoint: &Checkpoint, quantize: Option<Quantization>) -> Self {
+        match quantize {
+            Some(Quantization::Int8) => Self::Int8,
+            None if checkpoint.matrices_are_bf16() => Self::Bf16,
+            None => Self::F32,
+        }
+    }
 }
 
 /// Packed weights.
@@ -29,10 +56,11 @@ pub(crate) struct Linear {
 }
 
 impl Linear {
-    pub(crate) fn pack(&self, cpu: &Cpu, quantize: Option<Quantization>) -> Result<Projection, ModelError> {
-        match quantize {
-            None => Ok(Projection::Float(Weights::new(cpu, self.weight.view(), self.bias.as_deref()))),
-            Some(Quantization::Int8) => {
+    pub(crate) fn pack(&self, cpu: &Cpu, arithmetic: Arithmetic) -> Result<Projection, ModelError> {
+        match arithmetic {
+            Arithmetic::F32 => Ok(Projection::Float(Weights::new(cpu, self.widened().view(), self.bias.as_deref()))),
+            Arithmetic::Bf16 => Ok(Projection::Float(Weights::new(cpu, self.weight.view(), self.bias.as_deref()))),
+            Arithmetic::Int8 => {
                 self.check_inputs()?;
                 Ok(Projection::Int8(Int8Weights::new(cpu, self.weight.view(), self.bias.as_deref())))
             }
@@ -40,18 +68,32 @@ impl Linear {
     }
 
     /// `self` as the gate of `up`.
-    pub(crate) fn pack_gated(&self, up: &Linear, cpu: &Cpu, quantize: Option<Quantization>) -> Result<Projection, ModelError> {
+    pub(crate) fn pack_gated(&self, up: &Linear, cpu: &Cpu, arithmetic: Arithmetic) -> Result<Projection, ModelError> {
         let parts = [self, up].map(|linear| (linear.weight.view(), linear.bias.as_deref()));
-        match quantize {
-            None if self.weight.dtype() != up.weight.dtype() => {
-                Err(ModelError::MixedDtypes { tensor: self.name.clone(), other: up.name.clone() })
+        match arithmetic {
+            Arithmetic::F32 => {
+                let (gate, up_weight) = (self.widened(), up.widened());
+                if gate.dtype != up_weight.dtype {
+                    return Err(ModelError::MixedDtypes { tensor: self.name.clone(), other: up.name.clone() });
+                }
+                Ok(Projection::Float(Weights::gated(cpu, (gate.view(), parts[0].1), (up_weight.view(), parts[1].1))))
             }
-            None => Ok(Projection::Float(Weights::gated(cpu, parts[0], parts[1]))),
-            Some(Quantization::Int8) => {
+            Arithmetic::Bf16 => Ok(Projection::Float(Weights::gated(cpu, parts[0], parts[1]))),
+            Arithmetic::Int8 => {
                 self.check_inputs()?;
                 Ok(Projection::Int8(Int8Weights::gated(cpu, parts[0], parts[1])))
             }
         }
+    }
+
+    /// The weight, in f32 if it is bf16.
+    fn widened(&self) -> Widened<'_> {
+        let view = self.weight.view();
+        let (dtype, bytes) = match view.dtype() {
+            Dtype::Bf16 => (Dtype::F32, Cow::Owned(encode(Dtype::F32, &decode(Dtype::Bf16, self.weight.bytes())))),
+            dtype => (dtype, Cow::Borrowed(self.weight.bytes())),
+        };
+        Widened { bytes, dtype, rows: view.rows(), cols: view.cols() }
     }
 
     fn check_inputs(&self) -> Result<(), ModelError> {
@@ -59,6 +101,20 @@ impl Linear {
             inputs if inputs > INPUTS_MAX => Err(ModelError::TooWideForInt8 { tensor: self.name.clone(), inputs }),
             _ => Ok(()),
         }
+    }
+}
+
+/// A matrix that products in f32 can use.
+struct Widened<'a> {
+    bytes: Cow<'a, [u8]>,
+    dtype: Dtype,
+    rows: usize,
+    cols: usize,
+}
+
+impl Widened<'_> {
+    fn view(&self) -> Matrix<'_> {
+        Matrix::new(&self.bytes, self.dtype, self.rows, self.cols)
     }
 }
 
@@ -74,15 +130,16 @@ pub(crate) enum Activations {
 
 impl Default for Activations {
     fn default() -> Self {
-        Self::new(None)
+        Self::new(Arithmetic::F32)
     }
 }
 
 impl Activations {
-    pub(crate) fn new(quantize: Option<Quantization>) -> Self {
-        match quantize {
-            None => Self::Float(Tiles::default()),
-            Some(Quantization::Int8) => Self::Int8 { rows: Int8Rows::default(), exact: Tiles::default() },
+    pub(crate) fn new(arithmetic: Arithmetic) -> Self {
+        match arithmetic {
+            Arithmetic::F32 => Self::Float(Tiles::for_weights(Dtype::F32)),
+            Arithmetic::Bf16 => Self::Float(Tiles::for_weights(Dtype::Bf16)),
+            Arithmetic::Int8 => Self::Int8 { rows: Int8Rows::default(), exact: Tiles::default() },
         }
     }
 

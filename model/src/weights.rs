@@ -31,11 +31,15 @@ pub(crate) struct WeightMatrix {
 
 impl WeightMatrix {
     pub(crate) fn view(&self) -> Matrix<'_> {
-        Matrix::new(&self.map[self.range.clone()], self.dtype, self.rows, self.cols)
+        Matrix::new(self.bytes(), self.dtype, self.rows, self.cols)
     }
 
     pub(crate) fn dtype(&self) -> Dtype {
         self.dtype
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.map[self.range.clone()]
     }
 }
 
@@ -99,6 +103,12 @@ impl Checkpoint {
         let index = weight_map.iter().map(|(tensor, file)| (tensor.clone(), numbers[file])).collect();
         let files = names.into_iter().map(|name| TensorFile::open(dir.join(name))).collect::<Result<_, _>>()?;
         Ok(Self { files, index: Some(index), looked_in: path, taken: Vec::new() })
+    }
+
+    /// Whether every matrix in the files is stored as bf16.
+    pub(crate) fn matrices_are_bf16(&self) -> bool {
+        let tensors = self.files.iter().flat_map(|file| file.metadata.tensors().into_values());
+        tensors.into_iter().filter(|tensor| tensor.shape.len() == 2).all(|tensor| tensor.dtype == FileDtype::BF16)
     }
 
     /// Takes the matrix `name`, which must be `[rows, cols]`.

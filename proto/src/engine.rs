@@ -26,7 +26,7 @@ pub struct EngineFlags {
     /// Threads that compute (default: all cores)
     #[arg(long)]
     pub threads: Option<usize>,
-    /// Instruction set: auto, avx512, avx2 or portable. All give the same bits
+    /// Instruction set: auto, avx512bf16, avx512, avx2 or portable. All give the same bits
     #[arg(long)]
     pub isa: Option<String>,
     /// How blocks travel: auto (shared memory where the pool node is on this host, see --host) or quic

@@ -64,7 +64,7 @@ fn matmuls(bench: &mut Bench, label: &str, shape: &Shape) {
             bench.row("matmul bf16", shape.clone(), work, count, |cpu| {
                 let stored = stored();
                 let copies: Vec<_> = (0..count).map(|_| Weights::new(cpu, Matrix::new(&stored, Dtype::Bf16, n, k), None)).collect();
-                let (mut tiles, mut y) = (Tiles::default(), vec![0.0; m * n]);
+                let (mut tiles, mut y) = (Tiles::for_weights(Dtype::Bf16), vec![0.0; m * n]);
                 tiles.copy_from(cpu, &x(), k);
                 move |cpu: &Cpu| {
                     for weights in &copies {

@@ -20,7 +20,7 @@ use crate::{
     disjoint::Disjoint,
     kv::{BLOCK_POSITIONS, KvMemory, Span},
     memory::Memory,
-    simd::Simd,
+    simd::{LANES, Simd},
     tiles::{SharedTiles, Tiles, Tiling},
 };
 use softmax::{Scores, State};
@@ -225,8 +225,12 @@ impl Call<'_> {
         let (row, head) = self.query(task, index);
         let head_dim = self.kv.layout().head_dim;
         let tile = self.out.tiling.tile_of(row);
-        // SAFETY: tasks have disjoint (row, head) pairs.
-        state.finish(simd, head_dim, |at, numbers| unsafe { self.out.put(&tile, row, head * head_dim + at, numbers) });
+        for start in (0..head_dim).step_by(LANES) {
+            let result = simd.to_array(state.result(simd, start / LANES));
+            let numbers = &result[..(head_dim - start).min(LANES)];
+            // SAFETY: tasks have disjoint (row, head) pairs.
+            unsafe { self.out.put(simd, &tile, row, head * head_dim + start, numbers) };
+        }
     }
 }
 

@@ -8,10 +8,11 @@ use super::{
 };
 use crate::{
     cpu::Cpu,
-    dtype::{Element, Widened, with_element},
+    dtype::{Element, with_element},
     kv::{BLOCK_POSITIONS, Part},
+    lines::Widened,
     simd::{Kernel, LANES, Simd},
-    tile::{Ahead, PANEL, Packed, tile, with_tile_rows},
+    tile::{Ahead, Numbers, PANEL, tile, with_tile_rows},
 };
 use std::{cell::RefCell, ops::Range};
 
@@ -137,7 +138,7 @@ impl Run<'_> {
         let Scratch { k, v, q, states, scores } = &mut *self.scratch;
         let scores = scores.first_chunk_mut::<T>().expect("scores of the whole tile");
         let panels = visible.start / PANEL..visible.end.div_ceil(PANEL);
-        let q = Packed::<T>(q[self.queries.numbers(queries)].as_chunks().0);
+        let q = Numbers::<T>(q[self.queries.numbers(queries)].as_chunks().0);
         for panel in panels.clone() {
             let k = &k[panel * head_dim..(panel + 1) * head_dim];
             let mut sums = [[0.0; PANEL]; T];

@@ -26,8 +26,8 @@ impl<const T: usize> Factors<T> for Weighted<'_, T> {
     }
 
     #[inline(always)]
-    fn at(self, l: usize, i: usize) -> f32 {
-        self.weights[i][self.first + l]
+    fn at(self, l: usize, i: usize) -> u32 {
+        self.weights[i][self.first + l].to_bits()
     }
 }
 
@@ -124,14 +124,11 @@ impl<'a> State<'a> {
         }
     }
 
-    /// Calls `put(from, numbers)` with the result, piece by piece.
+    /// Vector `i` of the result.
     #[inline(always)]
-    pub(super) fn finish<S: Simd>(&self, simd: S, head_dim: usize, put: impl Fn(usize, &[f32])) {
-        let total = simd.splat(self.numbers[1]);
-        for (i, value) in self.values()[..head_dim.div_ceil(LANES)].iter().enumerate() {
-            // Positions with weight 0 may have left a sum of zero with either sign: adding 0 makes it one.
-            let result = simd.to_array(simd.add(simd.div(simd.load(value), total), simd.zero()));
-            put(i * LANES, &result[..(head_dim - i * LANES).min(LANES)]);
-        }
+    pub(super) fn result<S: Simd>(&self, simd: S, i: usize) -> S::V {
+        let value = simd.div(simd.load(&self.values()[i]), simd.splat(self.numbers[1]));
+        // Positions with weight 0 may have left a sum of zero with either sign: adding 0 makes it one.
+        simd.add(value, simd.zero())
     }
 }

@@ -7,6 +7,7 @@ use super::{
 use crate::{
     cpu::Cpu,
     disjoint::Disjoint,
+    dtype::Dtype,
     elementwise::rms_scale,
     simd::{Kernel, LANES, Simd},
     tiles::{Tiles, Tiling},
@@ -49,8 +50,9 @@ impl Int8Rows {
         self.fill(unit, cpu, x.len() / cols, cols, Rows { x, cols });
     }
 
-    /// The rows of `x`.
+    /// The rows of `x`, which are not rounded for bf16 weights.
     pub fn copy_from_tiles(&mut self, cpu: &Cpu, x: &Tiles) {
+        assert!(x.are_for(Dtype::F32), "rows are rounded once");
         self.fill(DotUnit::of(cpu.isa()), cpu, x.rows(), x.cols(), x);
     }
 
@@ -128,14 +130,14 @@ impl Sources for &Tiles {
     #[inline(always)]
     fn row<S: Simd>(&self, _: S, row: usize) -> impl Source {
         let rows = self.tiling.tile_of(row);
-        TileRow { tile: self.columns(&rows, 0..self.cols()), rows: rows.len(), index: row - rows.start }
+        TileRow { tile: self.words(&rows, 0..self.cols()), rows: rows.len(), index: row - rows.start }
     }
 }
 
 /// One of the rows of a tile.
 #[derive(Clone, Copy)]
 struct TileRow<'a> {
-    tile: &'a [f32],
+    tile: &'a [u32],
     rows: usize,
     index: usize,
 }
@@ -150,7 +152,7 @@ impl Source for TileRow<'_> {
     fn vector<S: Simd>(&self, simd: S, i: usize) -> S::V {
         let mut lanes = [0.0; LANES];
         for (lane, column) in lanes.iter_mut().zip(self.tile.chunks_exact(self.rows).skip(i * LANES)) {
-            *lane = column[self.index];
+            *lane = f32::from_bits(column[self.index]);
         }
         simd.load(&lanes)
     }

@@ -65,6 +65,20 @@ fn to_bf16x8(_: Avx2, v: __m256) -> __m256i {
     }
 }
 
+/// The same, with NaN kept and zeros for denormals.
+#[inline(always)]
+fn normal_bf16x8(simd: Avx2, v: __m256) -> __m256i {
+    let nearest = to_bf16x8(simd, v);
+    intrinsics! {
+        let quiet = _mm256_or_si256(_mm256_srli_epi32::<16>(_mm256_castps_si256(v)), _mm256_set1_epi32(0x0040));
+        let is_nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(v, v));
+        let rounded = _mm256_blendv_epi8(nearest, quiet, is_nan);
+        let exponent = _mm256_and_si256(rounded, _mm256_set1_epi32(0x7f80));
+        let is_flushed = _mm256_cmpeq_epi32(exponent, _mm256_setzero_si256());
+        _mm256_blendv_epi8(rounded, _mm256_and_si256(rounded, _mm256_set1_epi32(0x8000)), is_flushed)
+    }
+}
+
 /// [`Simd::exp2_of_shifted`] of eight lanes.
 #[inline(always)]
 fn exp2_of_shifted_x8(_: Avx2, v: __m256) -> __m256 {
@@ -163,6 +177,18 @@ impl Simd for Avx2 {
         let (lo, hi) = (to_bf16x8(self, v[0]), to_bf16x8(self, v[1]));
         // The pack works within 128-bit halves, so the middle quarters change places afterwards.
         intrinsics!(_mm256_storeu_si256(to.as_mut_ptr().cast(), _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(lo, hi))))
+    }
+
+    #[inline(always)]
+    fn to_bf16_pairs(self, v: V) -> [u32; LANES / 2] {
+        let (low, high) = (normal_bf16x8(self, v[0]), normal_bf16x8(self, v[1]));
+        let mut pairs = [0; LANES / 2];
+        // As in `store_bf16_bytes`.
+        intrinsics!(_mm256_storeu_si256(
+            pairs.as_mut_ptr().cast(),
+            _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(low, high))
+        ));
+        pairs
     }
 
     #[inline(always)]

@@ -3,9 +3,10 @@
 use super::{Kernel, LANES, Simd};
 use std::arch::x86_64::*;
 
-/// Proof of AVX-512 F: made only by [`run`], and where [`enabled`](Self::enabled) says so.
+/// Proof of AVX-512 F, and of AVX-512 BF16 if `BF16`: made only by [`run`] and [`run_bf16`], and where
+/// [`enabled`](Self::enabled) says so.
 #[derive(Clone, Copy)]
-pub(crate) struct Avx512(());
+pub(crate) struct Avx512<const BF16: bool = false>(());
 
 impl Avx512 {
     /// # Safety
@@ -20,7 +21,14 @@ impl Avx512 {
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
 pub(super) fn run<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run(Avx512(()))
+    kernel.run(Avx512::<false>(()))
+}
+
+/// Runs `kernel` with AVX-512 and its products of bf16 pairs enabled.
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
+pub(super) fn run_bf16<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run(Avx512::<true>(()))
 }
 
 /// An expression of intrinsics inside a method of [`Avx512`].
@@ -31,7 +39,7 @@ macro_rules! intrinsics {
     };
 }
 
-impl Simd for Avx512 {
+impl<const BF16: bool> Simd for Avx512<BF16> {
     type V = __m512;
 
     const TILE_ROWS: usize = 12;
@@ -39,8 +47,8 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn call<K: Kernel>(self, kernel: K) -> K::Output {
-        // SAFETY: `self` exists only where AVX-512 is enabled.
-        unsafe { run(kernel) }
+        // SAFETY: `self` exists only where AVX-512 is enabled, with BF16 if that is said.
+        unsafe { if BF16 { run_bf16(kernel) } else { run(kernel) } }
     }
 
     #[inline(always)]
@@ -86,6 +94,36 @@ impl Simd for Avx512 {
         }
     }
 
+    const BF16_STEPS: usize = if BF16 { 1 } else { 2 };
+
+    #[inline(always)]
+    fn load_bf16_pairs<const STEP: usize>(self, pairs: &[u8; 64]) -> __m512 {
+        match (BF16, STEP) {
+            (true, _) => self.load_f32_bytes(pairs),
+            (false, 0) => self.load_bf16_odd(pairs),
+            (false, _) => self.load_bf16_even(pairs),
+        }
+    }
+
+    #[inline(always)]
+    fn splat_bf16_pair<const STEP: usize>(self, pair: u32) -> __m512 {
+        self.splat(f32::from_bits(match (BF16, STEP) {
+            (true, _) => pair,
+            (false, 0) => pair & 0xffff_0000,
+            (false, _) => pair << 16,
+        }))
+    }
+
+    #[inline(always)]
+    fn add_bf16_products(self, a: __m512, b: __m512, sum: __m512) -> __m512 {
+        if BF16 {
+            // SAFETY: a register of pairs is one of bf16; `self` exists only where the instruction is enabled.
+            intrinsics!(_mm512_dpbf16_ps(sum, std::mem::transmute::<__m512, __m512bh>(a), std::mem::transmute::<__m512, __m512bh>(b)))
+        } else {
+            self.fma(a, b, sum)
+        }
+    }
+
     #[inline(always)]
     fn prefetch(self, address: *const u8) {
         intrinsics!(_mm_prefetch::<_MM_HINT_T0>(address.cast()))
@@ -109,6 +147,23 @@ impl Simd for Avx512 {
             let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
             _mm256_storeu_si256(to.as_mut_ptr().cast(), _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(rounded)))
         }
+    }
+
+    #[inline(always)]
+    fn to_bf16_pairs(self, v: __m512) -> [u32; LANES / 2] {
+        let mut pairs = [0; LANES / 2];
+        intrinsics! {
+            let bits = _mm512_castps_si512(v);
+            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+            let nearest = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+            let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x0040_0000));
+            let rounded = _mm512_mask_mov_epi32(nearest, _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v), quiet);
+            let is_normal = _mm512_test_epi32_mask(rounded, _mm512_set1_epi32(0x7f80_0000));
+            let sign = _mm512_and_si512(rounded, _mm512_set1_epi32(i32::MIN));
+            let rounded = _mm512_mask_mov_epi32(sign, is_normal, rounded);
+            _mm256_storeu_si256(pairs.as_mut_ptr().cast(), _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(rounded)));
+        }
+        pairs
     }
 
     #[inline(always)]

@@ -10,8 +10,12 @@ pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
 pub(crate) mod portable;
+#[cfg(target_arch = "x86_64")]
+mod proof;
 
 use crate::cpu::Isa;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use proof::bf16_products_are_exact;
 
 /// Lanes of a vector.
 pub(crate) const LANES: usize = 16;
@@ -39,11 +43,37 @@ pub(crate) trait Simd: Copy + Send + Sync {
     /// 16 bf16, the even or the odd ones of 32.
     fn load_bf16_even(self, x: &[u8; 64]) -> Self::V;
     fn load_bf16_odd(self, x: &[u8; 64]) -> Self::V;
+
+    /// Steps in which products of bf16 pairs are added: 2 where the odd one of a pair is added before the even one, each by a fused
+    /// multiply-add; 1 where one instruction does just that. Then vectors of pairs have bits that mean nothing as f32.
+    const BF16_STEPS: usize = 2;
+
+    /// What step `STEP` multiplies of 16 pairs.
+    #[inline(always)]
+    fn load_bf16_pairs<const STEP: usize>(self, pairs: &[u8; 64]) -> Self::V {
+        if STEP == 0 { self.load_bf16_odd(pairs) } else { self.load_bf16_even(pairs) }
+    }
+
+    /// What step `STEP` multiplies of a pair, in all lanes. The even one is in the low half.
+    #[inline(always)]
+    fn splat_bf16_pair<const STEP: usize>(self, pair: u32) -> Self::V {
+        self.splat(f32::from_bits(if STEP == 0 { pair & 0xffff_0000 } else { pair << 16 }))
+    }
+
+    /// `sum` and the products of one step.
+    #[inline(always)]
+    fn add_bf16_products(self, a: Self::V, b: Self::V, sum: Self::V) -> Self::V {
+        self.fma(a, b, sum)
+    }
+
     fn store_f32_bytes(self, v: Self::V, to: &mut [u8; 64]);
     /// Rounds to nearest, ties to even.
     fn store_f16_bytes(self, v: Self::V, to: &mut [u8; 32]);
     /// Rounds to nearest, ties to even; NaN is not kept apart from infinity (see the callers: K and V are finite).
     fn store_bf16_bytes(self, v: Self::V, to: &mut [u8; 32]);
+
+    /// The lanes as [`bf16::pair`](crate::bf16::pair)s.
+    fn to_bf16_pairs(self, v: Self::V) -> [u32; LANES / 2];
 
     /// Asks for the cache line at `address`, wherever that is. A hint.
     #[inline(always)]
@@ -111,13 +141,25 @@ impl Isa {
         match self {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: callers dispatch only on what was found available.
-            Isa::Avx512 => unsafe { avx512::run(kernel) },
+            Isa::Avx512Bf16 | Isa::Avx512 => unsafe { avx512::run(kernel) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
             Isa::Avx2 => unsafe { avx2::run(kernel) },
             #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx512 | Isa::Avx2 => unreachable!("not available on this architecture"),
+            Isa::Avx512Bf16 | Isa::Avx512 | Isa::Avx2 => unreachable!("not available on this architecture"),
             Isa::Portable => kernel.run(portable::Portable),
+        }
+    }
+
+    /// As [`dispatch`](Self::dispatch), for kernels that multiply pairs of bf16, with the instruction for that if there is one: others
+    /// are not compiled for it.
+    pub(crate) fn dispatch_bf16<K: Kernel>(self, kernel: K) -> K::Output {
+        debug_assert!(self.is_available());
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Isa::Avx512Bf16 => unsafe { avx512::run_bf16(kernel) },
+            _ => self.dispatch(kernel),
         }
     }
 }

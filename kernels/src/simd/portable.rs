@@ -2,6 +2,7 @@
 //! instruction of the base target (aarch64, say).
 
 use super::{Kernel, LANES, Simd};
+use crate::bf16;
 use half::f16;
 use std::array::from_fn;
 
@@ -97,6 +98,11 @@ impl Simd for Portable {
             let bits = x.to_bits();
             (bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16
         });
+    }
+
+    #[inline(always)]
+    fn to_bf16_pairs(self, v: V) -> [u32; LANES / 2] {
+        from_fn(|i| bf16::pair(v[2 * i], v[2 * i + 1]))
     }
 
     #[inline(always)]

@@ -1,7 +1,13 @@
 //! The fixtures (see `fixtures/make.py`), and running them chunk by chunk as an engine does.
 
+use safetensors::{Dtype as FileDtype, SafeTensors, tensor::TensorView};
 use serde::Deserialize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+use tidemill_kernels::{
+    Dtype,
+    dtype::{decode, encode},
+};
 use tidemill_model::{Chunk, Isa, KvMemory, LoadOptions, LogitRows, Model};
 use tidemill_proto::block::{BLOCK_TOKENS, KvDtype, Token};
 
@@ -30,7 +36,7 @@ pub(crate) fn reference(family: &str) -> (Reference, Vec<Vec<f32>>) {
     let dir = fixture(family);
     let reference: Reference = serde_json::from_slice(&std::fs::read(dir.join("reference.json")).unwrap()).unwrap();
     let bytes = std::fs::read(dir.join("reference.safetensors")).unwrap();
-    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
     let logits = (0..reference.prompts.len()).map(|i| {
         let tensor = tensors.tensor(&format!("logits.{i}")).unwrap();
         tensor.data().as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
@@ -44,7 +50,54 @@ pub(crate) fn load(family: &str, kv_dtype: Option<KvDtype>) -> Model {
 }
 
 pub(crate) fn load_on(family: &str, kv_dtype: Option<KvDtype>, threads: usize, isa: Option<Isa>) -> Model {
-    Model::load(&fixture(family), &LoadOptions { kv_dtype, quantize: None, threads, isa }, &mut |_, _| {}).unwrap()
+    load_dir(&fixture(family), kv_dtype, threads, isa)
+}
+
+pub(crate) fn load_dir(dir: &Path, kv_dtype: Option<KvDtype>, threads: usize, isa: Option<Isa>) -> Model {
+    Model::load(dir, &LoadOptions { kv_dtype, quantize: None, threads, isa }, &mut |_, _| {}).unwrap()
+}
+
+/// A family's numbers, in f32 if they are bf16: what is computed in f32 with them.
+pub(crate) fn load_f32(family: &str, kv_dtype: KvDtype) -> Model {
+    match is_bf16(family) {
+        true => load_dir(restored(family, |_| Dtype::F32).path(), Some(kv_dtype), 2, None),
+        false => load(family, Some(kv_dtype)),
+    }
+}
+
+pub(crate) fn is_bf16(family: &str) -> bool {
+    ["llama3", "qwen2", "qwen3"].contains(&family)
+}
+
+/// A checkpoint of the same numbers, each tensor stored as `dtype` says of its name.
+pub(crate) fn restored(family: &str, dtype: impl Fn(&str) -> Dtype) -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::copy(fixture(family).join("config.json"), dir.path().join("config.json")).unwrap();
+    let mut tensors = Vec::new();
+    for file in std::fs::read_dir(fixture(family)).unwrap().map(|entry| entry.unwrap().path()) {
+        let name = file.file_name().unwrap().to_str().unwrap();
+        if !(name.starts_with("model") && name.ends_with(".safetensors")) {
+            continue;
+        }
+        let bytes = std::fs::read(&file).unwrap();
+        for (name, tensor) in SafeTensors::deserialize(&bytes).unwrap().tensors() {
+            let stored = match tensor.dtype() {
+                FileDtype::F32 => Dtype::F32,
+                FileDtype::F16 => Dtype::F16,
+                FileDtype::BF16 => Dtype::Bf16,
+                other => panic!("{name} is {other:?}"),
+            };
+            let (dtype, file_dtype) = match dtype(&name) {
+                Dtype::F32 => (Dtype::F32, FileDtype::F32),
+                Dtype::F16 => (Dtype::F16, FileDtype::F16),
+                Dtype::Bf16 => (Dtype::Bf16, FileDtype::BF16),
+            };
+            tensors.push((name, file_dtype, tensor.shape().to_vec(), encode(dtype, &decode(stored, tensor.data()))));
+        }
+    }
+    let views = tensors.iter().map(|(name, dtype, shape, bytes)| (name, TensorView::new(*dtype, shape.clone(), bytes).unwrap()));
+    std::fs::write(dir.path().join("model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
+    dir
 }
 
 /// A sequence with its own blocks, taken from the top of the memory downwards so that a block's id is not its place.

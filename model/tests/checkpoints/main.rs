@@ -1,5 +1,6 @@
 //! Whole checkpoints, as made by `../fixtures/make.py`.
 
+mod bf16;
 mod corrupt;
 mod exact;
 mod fixtures;

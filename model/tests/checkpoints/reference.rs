@@ -1,19 +1,20 @@
-//! Against Hugging Face transformers: logits and greedy tokens of every family.
+//! Against Hugging Face transformers, which computed in f32: logits and greedy tokens of every family, with products of f32. What
+//! products of bf16 change is in `bf16`.
 
-use crate::fixtures::{FAMILIES, all_logits, greedy_together, load, reference};
+use crate::fixtures::{FAMILIES, all_logits, greedy_together, load_f32, reference};
+use tidemill_model::Model;
 use tidemill_proto::block::KvDtype;
 
 /// Tokens of a chunk that holds any prompt.
 const WHOLE: usize = 4096;
 
 /// Largest difference between the logits kept in the reference and ours, computed in chunks.
-fn largest_difference(family: &str, kv_dtype: KvDtype, chunk: usize) -> f32 {
+pub(crate) fn largest_difference(family: &str, model: &mut Model, chunk: usize) -> f32 {
     let (reference, expected) = reference(family);
-    let mut model = load(family, Some(kv_dtype));
     let vocab = model.config().vocab();
     let mut largest = 0.0f32;
     for (prompt, expected) in reference.prompts.iter().zip(expected) {
-        let logits = all_logits(&mut model, &prompt.ids, chunk);
+        let logits = all_logits(model, &prompt.ids, chunk);
         for (expected, position) in expected.chunks(vocab).zip(&prompt.logit_rows) {
             for (ours, theirs) in logits[position * vocab..].iter().zip(expected) {
                 largest = largest.max((ours - theirs).abs());
@@ -26,8 +27,9 @@ fn largest_difference(family: &str, kv_dtype: KvDtype, chunk: usize) -> f32 {
 #[test]
 fn logits_are_those_of_the_reference() {
     for family in FAMILIES {
+        let mut model = load_f32(family, KvDtype::F32);
         for chunk in [WHOLE, 16, 7] {
-            let difference = largest_difference(family, KvDtype::F32, chunk);
+            let difference = largest_difference(family, &mut model, chunk);
             println!("{family}, chunks of {chunk}: {difference:e}");
             assert!(difference < 1e-4, "{family} in chunks of {chunk}: logits differ by {difference}");
         }
@@ -39,7 +41,7 @@ fn logits_with_rounded_keys_and_values_differ_by_no_more_than_the_rounding() {
     // Logits are within ±8 and sums of some hundred rounded products: a few units in bf16's (2^-9) and f16's (2^-12) last place.
     for (dtype, tolerance) in [(KvDtype::Bf16, 0.25), (KvDtype::F16, 0.03)] {
         for family in FAMILIES {
-            let difference = largest_difference(family, dtype, 32);
+            let difference = largest_difference(family, &mut load_f32(family, dtype), 32);
             println!("{family}, {dtype:?}: {difference:e}");
             assert!(difference < tolerance, "{family} with {dtype:?} K and V: logits differ by {difference}");
             assert!(difference > 1e-4, "{family}: K and V were not rounded to {dtype:?}");
@@ -53,7 +55,7 @@ fn greedy_tokens_are_those_of_the_reference_whatever_the_chunks() {
         let (reference, _) = reference(family);
         let prompts: Vec<_> = reference.prompts.iter().filter(|p| !p.greedy.is_empty()).collect();
         assert!(prompts.len() >= 7 && prompts.iter().all(|p| p.greedy.len() == 64));
-        let mut model = load(family, Some(KvDtype::F32));
+        let mut model = load_f32(family, KvDtype::F32);
         for chunk in [1, 7, 16, 32, 512] {
             let ids: Vec<_> = prompts.iter().map(|p| &p.ids[..]).collect();
             let together = greedy_together(&mut model, &ids, 64, chunk);
