@@ -4,7 +4,7 @@
 //! decided apart from each other because they share nothing but the clock:
 //!
 //! - *Who decodes*: the worker with the least work in front of the new sequence's first token, among those with room.
-//! - *Who computes the prompt's missing blocks*: what any pool node holds is read from there ([`sources`]); the rest is a
+//! - *Who computes the prompt's missing blocks*: what any pool node holds is read from there (`sources`); the rest is a
 //!   prefill worker's, unless the decode worker would be done with the missing suffix before a prefill worker could even
 //!   begin (conditional disaggregation). Short suffixes and clusters without prefill workers thus all become "tail".
 

@@ -41,7 +41,7 @@ pub(super) const THREADS: usize = 8;
 /// Different blocks that are put under different keys.
 const CONTENTS: usize = 64;
 
-/// Rows of what the disk does by itself: each of [`THREADS`] threads writes, or reads, the next block of a file that exists, past
+/// Rows of what the disk does by itself: each of eight threads writes, or reads, the next block of a file that exists, past
 /// the page cache.
 pub fn raw(dir: &Path, plan: Plan, repetitions: u32) -> anyhow::Result<[Row; 2]> {
     let path = dir.join("raw");
