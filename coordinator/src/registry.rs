@@ -15,7 +15,7 @@ use std::{
 use tidemill_proto::{
     block::{BLOCK_TOKENS, LayoutFingerprint},
     ids::{Epoch, RequestId},
-    message::{EngineInfo, Host, Peer, PoolNode, Register, Report, Role, RoleInfo},
+    message::{Blocks, EngineInfo, Host, Peer, PoolNode, Register, Report, Role, RoleInfo},
 };
 
 /// Workers at a time. A bound on what misbehaving members can make this process remember.
@@ -177,7 +177,10 @@ impl Registry {
     pub fn peers(&self, leaving: Epoch) -> Vec<Peer> {
         let others = self.taking_work().filter(|(epoch, _)| *epoch != leaving);
         let peer = |(epoch, worker): (Epoch, &Worker)| {
-            Some(Peer { node: self.pool_node(epoch, leaving)?, free_blocks: worker.report.blocks.dram.free })
+            let Blocks { total, free, .. } = worker.report.blocks.dram;
+            // Before its first client a node knows no block size, and holds nothing that could be pushed out.
+            let free_blocks = if total == 0 { u64::MAX } else { free };
+            Some(Peer { node: self.pool_node(epoch, leaving)?, free_blocks })
         };
         let mut peers: Vec<Peer> = others.filter_map(peer).collect();
         peers.sort_by_key(|peer| (!peer.node.near, Reverse(peer.free_blocks), peer.node.addr));
@@ -290,10 +293,10 @@ pub(crate) mod tests {
         let decode = registry.register(now, register_at("b", "d", RoleInfo::Decode(engine(1)))).unwrap();
         assert_eq!(nodes.map(|node| registry.pool_node(node, decode).unwrap().near), [false, true, false, false]);
         assert_eq!(registry.pool_node(decode, nodes[0]), None);
-        registry.get_mut(nodes[1]).unwrap().report.blocks.dram.free = 9;
+        registry.get_mut(nodes[1]).unwrap().report.blocks.dram = Blocks { total: 10, free: 9, ..Blocks::default() };
         registry.get_mut(nodes[3]).unwrap().draining = true;
         let peers: Vec<_> = registry.peers(nodes[0]).iter().map(|peer| (peer.node.addr.port(), peer.node.near, peer.free_blocks)).collect();
-        assert_eq!(peers, [(3, true, 0), (2, false, 9)], "those that stay, near ones first");
+        assert_eq!(peers, [(3, true, u64::MAX), (2, false, 9)], "those that stay, near ones first; an untouched one takes everything");
     }
 
     #[test]
