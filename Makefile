@@ -2,11 +2,12 @@
 #
 #   make up      build, and run a cluster on this machine until Ctrl-C   (make up ARGS="--model DIR --prefill 2")
 #   make test    every test: Rust, then the official OpenAI client against a real cluster
+#   make fuzz    kernels at random shapes: the same bits on every instruction set, in any cut   (make fuzz CASES=100000)
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 VENV   ?= .venv
 
-.PHONY: up build test check setup-build setup-test
+.PHONY: up build test check check-aarch64 fuzz setup-build setup-test
 
 up: build
 	$(TARGET)/release/tidemill up $(ARGS)
@@ -20,13 +21,27 @@ test: setup-build setup-test
 	cargo test --release --locked --workspace
 	TIDEMILL_BIN=$(abspath $(TARGET)/release/tidemill) $(VENV)/bin/python -m pytest -q tests/python
 
+# What `make test` does for a few dozen shapes, for as many as one has the time for. Failures are kept, shrunk, and tried first next time.
+CASES ?= 5000
+fuzz:
+	PROPTEST_CASES=$(CASES) cargo test --release --locked -p tidemill-kernels --lib shapes
+
 # Format, lints and documentation, without warnings.
-check: setup-build
+check: setup-build check-aarch64
 	cargo fmt --all --check
 	cargo clippy --release --locked --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --release --locked --workspace --no-deps --quiet
 
-# C compiler: BLAKE3's and ring's SIMD are C and assembly. C++ and Clang: RocksDB, and the bindings to it.
+# The CPU backend for another architecture, where its target and C compiler are installed. Its tests run under qemu-user too:
+# CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_{LINKER=aarch64-linux-gnu-gcc,RUNNER="qemu-aarch64-static -L /usr/aarch64-linux-gnu"} cargo test
+check-aarch64:
+	@if ls "$$(rustc --print sysroot)/lib/rustlib/aarch64-unknown-linux-gnu/lib" >/dev/null 2>&1 && command -v aarch64-linux-gnu-gcc >/dev/null; then \
+		cargo check --release --locked --target aarch64-unknown-linux-gnu -p tidemill-kernels -p tidemill-model; \
+	else \
+		echo "aarch64 is not checked: \`rustup target add aarch64-unknown-linux-gnu\` and gcc-aarch64-linux-gnu are missing"; \
+	fi
+
+# C compiler: BLAKE3's SIMD and aws-lc are C and assembly. C++ and Clang: RocksDB, and the bindings to it.
 setup-build:
 	@deploy/apt-install cc:gcc as:binutils c++:g++ clang:clang clang:libclang-dev
 

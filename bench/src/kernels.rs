@@ -39,7 +39,7 @@ pub struct KernelsArgs {
     /// CPU: threads that compute (default: all cores).
     #[arg(long)]
     pub threads: Option<usize>,
-    /// CPU: instruction set, avx512bf16, avx512, avx2 or portable (default: the best there is).
+    /// CPU: instruction set, avx512bf16, avx512, avx2, neon or portable (default: the best there is).
     #[arg(long)]
     pub isa: Option<Isa>,
     /// CPU: where the models with random weights are kept for the next run (default: made anew, and removed at the end).
@@ -48,6 +48,15 @@ pub struct KernelsArgs {
     /// GPU: of the random inputs of the checks (default: a fresh one, which is printed).
     #[arg(long)]
     pub seed: Option<u64>,
+    /// GPU: a folder of tiny checkpoints with references, which are checked as whole models (model/tests/fixtures).
+    #[arg(long)]
+    pub checkpoints: Option<PathBuf>,
+    /// GPU: make only these checks, and measure nothing.
+    #[arg(long, value_enum)]
+    pub checks_only: Option<CheckKind>,
+    /// GPU: check nothing, only measure.
+    #[arg(long, conflicts_with = "checks_only")]
+    pub no_checks: bool,
     /// GPU: where compiled kernels are kept.
     #[arg(long, default_value_os_t = std::env::temp_dir().join("tidemill-kernels"))]
     pub cache: PathBuf,
@@ -59,6 +68,15 @@ pub enum DeviceKind {
     Cpu,
     /// The first one that CUDA_VISIBLE_DEVICES leaves.
     Cuda,
+}
+
+/// What is checked on a GPU.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub enum CheckKind {
+    /// Each operation against references.
+    Ops,
+    /// The models in `--checkpoints`.
+    Models,
 }
 
 /// What the process ends with where `--device cuda` finds no GPU: not a failure of the kernels.
@@ -100,7 +118,7 @@ fn open_gpu(args: &KernelsArgs) -> anyhow::Result<Option<Gpu>> {
 fn measure_cpu(args: &KernelsArgs) -> anyhow::Result<Report> {
     let threads = args.threads.unwrap_or(std::thread::available_parallelism().map_or(1, usize::from));
     ensure!((1..=1024).contains(&threads), "--threads {threads} must be from 1 to 1024");
-    let mut bench = Bench::new(Cpu::new(args.isa, threads)?, args);
+    let mut bench = Bench::new(Cpu::new(args.isa, threads)?, args)?;
     ops::measure(&mut bench);
     phases::measure(&mut bench, args.models.as_deref())?;
     let device = format!("CPU, {}, {}", bench.machine.isa(), threads_text(threads));
@@ -125,16 +143,16 @@ impl<Machine> Bench<Machine> {
 }
 
 impl Bench {
-    fn new(cpu: Cpu, args: &KernelsArgs) -> Self {
+    fn new(cpu: Cpu, args: &KernelsArgs) -> anyhow::Result<Self> {
         let shrink = if args.quick { 1000 } else { 1 };
         let mut rows = Vec::new();
-        let mut ceilings = ceilings::measure(1, shrink);
+        let mut ceilings = ceilings::measure(1, shrink)?;
         rows.extend(ceiling_rows(1, &ceilings));
         if cpu.threads() > 1 {
-            ceilings = ceilings::measure(cpu.threads(), shrink);
+            ceilings = ceilings::measure(cpu.threads(), shrink)?;
             rows.extend(ceiling_rows(cpu.threads(), &ceilings));
         }
-        Self { machine: cpu, ceilings, only: args.only.clone(), quick: args.quick, rows, left_out: Vec::new() }
+        Ok(Self { machine: cpu, ceilings, only: args.only.clone(), quick: args.quick, rows, left_out: Vec::new() })
     }
 
     /// A row in the unit of whatever bounds `work`, if it is wanted: `prepare` makes what runs and is done `times` over in each run.
@@ -152,10 +170,11 @@ fn threads_text(threads: usize) -> String {
     format!("{threads} thread{}", if threads == 1 { "" } else { "s" })
 }
 
-fn ceiling_rows(threads: usize, ceilings: &Ceilings) -> [Row; 3] {
+fn ceiling_rows(threads: usize, ceilings: &Ceilings) -> [Row; 4] {
     let shape = || threads_text(threads);
     [
         Row::ceiling("ceiling f32 multiply-add", shape(), ceilings.f32_flops / 1e9, "GFLOP/s"),
+        Row::ceiling("ceiling bf16 multiply-add", shape(), ceilings.bf16_flops / 1e9, "GFLOP/s"),
         Row::ceiling("ceiling int8 multiply-add", shape(), ceilings.int8_ops / 1e9, "GOP/s"),
         Row::ceiling("ceiling memory read", shape(), ceilings.bytes / 1e9, "GB/s"),
     ]

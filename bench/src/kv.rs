@@ -34,6 +34,9 @@ pub struct KvArgs {
     /// Measure this tier only: dram or nvme
     #[arg(long, value_parser = ["dram", "nvme"])]
     pub tier: Option<String>,
+    /// Measure blocks of this many bytes only
+    #[arg(long)]
+    pub block_bytes: Option<usize>,
     /// Directory on the disk to be measured (default: where temporary files go)
     #[arg(long)]
     pub data: Option<PathBuf>,
@@ -43,6 +46,12 @@ pub struct KvArgs {
     /// Fewer bytes and repetitions: to see that it works, not how fast it is.
     #[arg(long)]
     pub quick: bool,
+}
+
+impl KvArgs {
+    fn wants(&self, block_bytes: usize) -> bool {
+        self.block_bytes.is_none_or(|only| only == block_bytes)
+    }
 }
 
 /// The way that blocks take. Datagrams are bounded by the client: its node learns that in the handshake.
@@ -79,11 +88,10 @@ pub async fn run(args: KvArgs) -> anyhow::Result<()> {
     let wanted = |tier: &str| args.tier.as_ref().is_none_or(|only| only == tier);
     let mut rows = Vec::new();
     if wanted("dram") {
-        rows.extend(dram(pki.path(), args.prefault, repetitions, shrink, &progress).await?);
+        rows.extend(dram(pki.path(), &args, repetitions, shrink, &progress).await?);
     }
     if wanted("nvme") {
-        let data = args.data.clone().unwrap_or_else(std::env::temp_dir);
-        rows.extend(nvme(pki.path(), &data, repetitions, shrink, &progress).await?);
+        rows.extend(nvme(pki.path(), &args, repetitions, shrink, &progress).await?);
     }
     progress.finish_and_clear();
     report::compare(&mut rows);
@@ -95,20 +103,20 @@ pub async fn run(args: KvArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn dram(pki: &Path, prefault: bool, repetitions: u32, shrink: usize, progress: &ProgressBar) -> anyhow::Result<Vec<Row>> {
+async fn dram(pki: &Path, args: &KvArgs, repetitions: u32, shrink: usize, progress: &ProgressBar) -> anyhow::Result<Vec<Row>> {
     progress.set_message("memcpy");
     let mut rows = tokio::task::spawn_blocking(move || reference::memcpy(repetitions, shrink)).await??;
     progress.inc(1);
     progress.set_message("TCP");
     rows.push(tokio::task::spawn_blocking(move || reference::tcp(repetitions, shrink)).await??);
     progress.inc(1);
-    for (block_bytes, batch, bytes) in LOADS {
+    for (block_bytes, batch, bytes) in LOADS.into_iter().filter(|load| args.wants(load.0)) {
         for way in WAYS {
             let blocks = (bytes / shrink / block_bytes).max(batch);
             let plan = Plan { block_bytes, batch, blocks, repetitions };
             progress.set_message(format!("{block_bytes} B × {batch}, {:?}, datagrams up to {}", way.choice, way.datagram_bytes_max));
             // A fresh node each time, with memory for one repetition: the first one touches all of it.
-            let node = PoolNode::start(pki, blocks * block_bytes, prefault, None).await?;
+            let node = PoolNode::start(pki, blocks * block_bytes, args.prefault, None).await?;
             let client = node.client(block_bytes, way.choice, way.datagram_bytes_max).await?;
             // On a worker thread, as everything is that a worker does.
             rows.extend(tokio::spawn(transfer::measure(client, node.clocks()?, plan)).await??);
@@ -118,27 +126,24 @@ async fn dram(pki: &Path, prefault: bool, repetitions: u32, shrink: usize, progr
     Ok(rows)
 }
 
-async fn nvme(pki: &Path, data: &Path, repetitions: u32, shrink: usize, progress: &ProgressBar) -> anyhow::Result<Vec<Row>> {
+async fn nvme(pki: &Path, args: &KvArgs, repetitions: u32, shrink: usize, progress: &ProgressBar) -> anyhow::Result<Vec<Row>> {
+    let data = args.data.clone().unwrap_or_else(std::env::temp_dir);
     let mut rows = Vec::new();
-    for (block_bytes, batch, dram_bytes, disk_bytes) in NVME_LOADS {
+    for (block_bytes, batch, dram_bytes, disk_bytes) in NVME_LOADS.into_iter().filter(|load| args.wants(load.0)) {
         progress.set_message(format!("{block_bytes} B × {batch}, disk"));
-        let putting = Duration::from_secs(8) / shrink as u32 + Duration::from_secs(3);
-        let plan = nvme::Plan { block_bytes, batch, dram_bytes: dram_bytes / shrink, disk_bytes: disk_bytes / shrink, putting };
-        let dir = tempfile::tempdir_in(data).with_context(|| format!("cannot make a directory in {}", data.display()))?;
-        let references_dir = dir.path().to_owned();
-        let references = tokio::task::spawn_blocking(move || -> anyhow::Result<_> {
-            Ok([nvme::raw(&references_dir, plan, repetitions)?, blobdb::measure(&references_dir, plan, repetitions.min(2))?])
-        });
-        let [raw, blobdb] = references.await??;
-        let offered = raw[0].rate.gb_per_s * 1e9;
-        rows.extend(raw.into_iter().chain(blobdb));
-        for (n, way) in WAYS.into_iter().take(2).enumerate() {
-            let dir = dir.path().join(n.to_string());
-            let node = PoolNode::start(pki, plan.dram_bytes, true, Some((&dir, plan.disk_bytes))).await?;
-            let client = node.client(block_bytes, way.choice, way.datagram_bytes_max).await?;
-            rows.extend(tokio::spawn(async move { nvme::measure(&node, client, plan, offered).await }).await??);
-            fs::remove_dir_all(&dir)?;
+        let putting = Duration::from_secs(4);
+        let (dram_bytes, disk_bytes, rounds) = (dram_bytes / shrink, disk_bytes / shrink, repetitions.min(3));
+        let plan = nvme::Plan { block_bytes, batch, dram_bytes, disk_bytes, putting, rounds };
+        let dir = tempfile::tempdir_in(&data).with_context(|| format!("cannot make a directory in {}", data.display()))?;
+        let (blobdb_dir, node_dir) = (dir.path().join("blobdb"), dir.path().join("node"));
+        rows.extend(tokio::task::spawn_blocking(move || blobdb::measure(&blobdb_dir, plan, rounds)).await??);
+        let node = PoolNode::start(pki, plan.dram_bytes, true, Some((&node_dir, plan.disk_bytes))).await?;
+        let mut clients = Vec::new();
+        for way in WAYS.into_iter().take(2) {
+            clients.push(node.client(block_bytes, way.choice, way.datagram_bytes_max).await?);
         }
+        // On a worker thread, as everything is that a worker does.
+        rows.extend(tokio::spawn(async move { nvme::measure(&node, &clients, &node_dir, plan).await }).await??);
         progress.inc(1);
     }
     Ok(rows)

@@ -11,6 +11,7 @@
 //! - [`kv`]: `tidemill-bench kv`, bytes per second of the KV pool
 //!   - [`kv::transfer`]: put and get, timed
 //!   - [`kv::reference`]: what the machine itself does: memcpy, TCP
+//!   - [`kv::nvme`]: blocks to and from disk, beside [`kv::nvme::raw`], the disk itself, and [`kv::blobdb`], a disk tier that it is not
 //!   - [`kv::node`]: the pool node under test, as a process
 //!   - [`kv::clocks`]: wall and CPU time of both sides
 //!   - [`kv::report`]: rows and their table
@@ -23,13 +24,16 @@
 //!   - [`model::shapes`]: the published shapes, as a table
 //!   - [`model::weights`]: random tensors, streamed into a safetensors file
 //!   - [`model::tokenizer`]: a byte-level BPE tokenizer as large as the model's vocabulary
+//! - [`perplexity`]: `tidemill-bench perplexity`, what fewer bits cost a model
 //! - [`replay`]: `tidemill-bench replay`, hit rates of the KV pool on recorded traffic
 //!   - [`replay::trace`]: trace files
 //!   - [`replay::pool`]: a trace through the pool's directory
 //!   - [`replay::optimum`]: what no policy can beat
+//!   - [`replay::bound`]: what no policy can beat that does not know the future
 
 pub mod kernels;
 pub mod kv;
 pub mod load;
 pub mod model;
+pub mod perplexity;
 pub mod replay;

@@ -6,6 +6,7 @@ use tidemill_bench::{
     kv::{self, KvArgs},
     load::{self, LoadArgs},
     model::{self, ModelArgs},
+    perplexity::{self, PerplexityArgs},
     replay::{self, ReplayArgs},
 };
 
@@ -17,6 +18,7 @@ enum Command {
     Kv(KvArgs),
     Load(LoadArgs),
     Model(ModelArgs),
+    Perplexity(PerplexityArgs),
     Replay(ReplayArgs),
 }
 
@@ -26,6 +28,7 @@ fn main() -> anyhow::Result<()> {
         Command::Kv(args) => tokio::runtime::Runtime::new()?.block_on(kv::run(args)),
         Command::Load(args) => tokio::runtime::Runtime::new()?.block_on(load::run(args)),
         Command::Model(args) => model::make(&args),
+        Command::Perplexity(args) => perplexity::run(&args),
         Command::Replay(args) => replay::run(&args),
     }
 }

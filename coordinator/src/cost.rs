@@ -195,7 +195,7 @@ mod tests {
 
     #[test]
     fn near_and_far_rates_are_learnt_apart() {
-        let moved = |bytes, seconds| Moved { bytes, transfers: 1, seconds };
+        let moved = |bytes, seconds| Moved { bytes, transfers: 1, seconds, ..Moved::default() };
         let mut cost = CostModel::default();
         for _ in 0..50 {
             let after = Transfer { shm_get: moved(4 << 20, 1e-3), quic_put: moved(4 << 20, 8e-3), ..Transfer::default() };

@@ -12,7 +12,7 @@ use std::{
     },
     time::Duration,
 };
-use tidemill_proto::message::{Blocks, Moved, Role, StepSample, TierBlocks};
+use tidemill_proto::message::{Blocks, Counters, Moved, Role, StepSample, TierBlocks};
 
 /// Upper bounds of the latency histograms, in seconds.
 const SECONDS: &[f64] =
@@ -148,6 +148,7 @@ pub fn render(cluster: &ClusterView) -> String {
             .collect();
         family(name, kind, help, &all);
     }
+    transfer_times(&mut text, &cluster.members);
     text
 }
 
@@ -201,24 +202,7 @@ const WORKER_FAMILIES: &[Family] = &[
         name: "kv_transfer_bytes_total",
         kind: "counter",
         help: "Block bytes moved",
-        samples: |m| {
-            let disk = &m.report.counters.disk;
-            let disk = [("put", disk.stored_bytes), ("get", disk.loaded_bytes)];
-            let disk = disk.map(|(direction, bytes)| (vec![("transport", "disk"), ("direction", direction)], bytes as f64));
-            lanes(m).map(|(labels, moved)| (labels, moved.bytes as f64)).into_iter().chain(disk).collect()
-        },
-    },
-    Family {
-        name: "kv_transfer_seconds_sum",
-        kind: "counter",
-        help: "Seconds of moving blocks, added up over transfers",
-        samples: |m| lanes(m).map(|(labels, moved)| (labels, moved.seconds)).to_vec(),
-    },
-    Family {
-        name: "kv_transfer_seconds_count",
-        kind: "counter",
-        help: "Transfers: batches that were put, blocks that were got",
-        samples: |m| lanes(m).map(|(labels, moved)| (labels, moved.transfers as f64)).to_vec(),
+        samples: |m| lanes(m).into_iter().map(|(labels, moved)| (labels.to_vec(), moved.bytes as f64)).collect(),
     },
     Family {
         name: "prefix_tokens_total",
@@ -286,11 +270,36 @@ const WORKER_FAMILIES: &[Family] = &[
     Family { name: "steps_total", kind: "counter", help: "Engine steps", samples: |m| vec![(vec![], m.report.counters.steps as f64)] },
 ];
 
-/// What a member moved, by transport and direction.
-fn lanes(member: &MemberView) -> [(Vec<(&'static str, &'static str)>, Moved); 4] {
-    let t = &member.report.counters.transfer;
-    [("shm", "put", t.shm_put), ("shm", "get", t.shm_get), ("quic", "put", t.quic_put), ("quic", "get", t.quic_get)]
-        .map(|(transport, direction, moved)| (vec![("transport", transport), ("direction", direction)], moved))
+/// What a member moved, by transport, the tier that it put to or got from, and direction.
+fn lanes(member: &MemberView) -> Vec<([(&'static str, &'static str); 3], Moved)> {
+    let Counters { transfer: t, disk: d, .. } = &member.report.counters;
+    let shared = [("shm", "put", t.shm_put), ("shm", "get", t.shm_get), ("quic", "put", t.quic_put), ("quic", "get", t.quic_get)];
+    let disk = [("disk", "put", d.stored), ("disk", "get", d.loaded)];
+    let of_tier = |tier| move |(transport, direction, moved)| ([("transport", transport), ("tier", tier), ("direction", direction)], moved);
+    let disk = disk.into_iter().filter(|_| member.role == Role::Kvpool).map(of_tier("nvme"));
+    shared.into_iter().map(of_tier("dram")).chain(disk).collect()
+}
+
+/// How long transfers took: a histogram of each lane in which there were any.
+fn transfer_times(text: &mut String, members: &[MemberView]) {
+    let help = "Time of a transfer: a batch that was put, a block that was got, a read or write of the disk";
+    let _ = writeln!(text, "# HELP tidemill_kv_transfer_seconds {help}\n# TYPE tidemill_kv_transfer_seconds histogram");
+    for member in members {
+        for (labels, moved) in lanes(member).into_iter().filter(|(_, moved)| moved.transfers > 0) {
+            let mut sample = |suffix: &str, more: &[(&str, &str)], value: f64| {
+                let labels = label_set(member, &[&labels, more].concat());
+                let _ = writeln!(text, "tidemill_kv_transfer_seconds_{suffix}{labels} {value}");
+            };
+            let mut count = 0;
+            for (bound, within) in Moved::BOUNDS_S.iter().zip(moved.times) {
+                count += within;
+                sample("bucket", &[("le", &bound.to_string())], count as f64);
+            }
+            sample("bucket", &[("le", "+Inf")], moved.transfers as f64);
+            sample("sum", &[], moved.seconds);
+            sample("count", &[], moved.transfers as f64);
+        }
+    }
 }
 
 /// The tiers that a member has, by name.
@@ -318,5 +327,44 @@ fn role_name(role: Role) -> &'static str {
         Role::Prefill => "prefill",
         Role::Decode => "decode",
         Role::Kvpool => "kvpool",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidemill_proto::message::Report;
+
+    #[test]
+    fn transfer_times_are_a_histogram_of_each_lane_that_was_used() {
+        let mut times = [0; Moved::BOUNDS_S.len()];
+        (times[0], times[2]) = (2, 1);
+        let mut report = Report::default();
+        report.counters.transfer.shm_get = Moved { bytes: 40, transfers: 4, seconds: 9.5, times };
+        report.counters.disk.loaded = Moved { bytes: 10, transfers: 1, seconds: 0.5, ..Moved::default() };
+        let member = |role| MemberView {
+            name: "one".into(),
+            host: "here".into(),
+            role,
+            pid: 1,
+            epoch: "1".into(),
+            draining: false,
+            seconds_since_heartbeat: 0.0,
+            assigned: 0,
+            report: report.clone(),
+            indexed_blocks: None,
+            addr: None,
+        };
+        let mut text = String::new();
+        transfer_times(&mut text, &[member(Role::Decode)]);
+        let labels = r#"worker="one",role="decode",transport="shm",tier="dram",direction="get""#;
+        for (le, count) in [("0.00001", 2), ("0.000025", 2), ("0.00005", 3), ("5", 3), ("+Inf", 4)] {
+            let line = format!("tidemill_kv_transfer_seconds_bucket{{{labels},le=\"{le}\"}} {count}\n");
+            assert!(text.contains(&line), "no {line} in {text}");
+        }
+        assert!(text.contains(&format!("_sum{{{labels}}} 9.5\n")) && text.contains(&format!("_count{{{labels}}} 4\n")), "{text}");
+        assert!(!text.contains("transport=\"disk\"") && !text.contains("transport=\"quic\""), "{text}");
+        transfer_times(&mut text, &[member(Role::Kvpool)]);
+        assert!(text.contains(r#"transport="disk",tier="nvme",direction="get"} 0.5"#), "{text}");
     }
 }

@@ -15,13 +15,15 @@ use std::{
 use tidemill_proto::{
     block::{BLOCK_TOKENS, LayoutFingerprint},
     ids::{Epoch, RequestId},
-    message::{Blocks, EngineInfo, Host, Peer, PoolNode, Register, Report, Role, RoleInfo},
+    message::{Blocks, EngineInfo, Host, Peer, PoolNode, Register, Report, Role, RoleInfo, TierBlocks},
 };
 
 /// Workers at a time. A bound on what misbehaving members can make this process remember.
 const WORKERS_MAX: usize = 4096;
 /// Bytes of the names of a worker and its host that are kept.
 const NAME_BYTES_MAX: usize = 256;
+/// Before its first client a pool node knows no block size, and holds nothing that could be pushed out.
+const EVERYTHING_FITS: u64 = u64::MAX;
 
 #[derive(Debug)]
 pub struct Registry {
@@ -160,9 +162,10 @@ impl Registry {
         let pools = self.workers.iter().filter(|(_, worker)| worker.role.role() == Role::Kvpool);
         pools
             .map(|(&node, worker)| {
-                let dram = worker.report.blocks.dram;
-                let room_blocks = dram.free.saturating_add(dram.cached);
-                PoolCandidate { node, host: &worker.host, draining: worker.draining, free_blocks: dram.free, room_blocks }
+                let Blocks { total, free, cached, .. } = worker.report.blocks.dram;
+                let (free_blocks, room_blocks) =
+                    if total == 0 { (EVERYTHING_FITS, EVERYTHING_FITS) } else { (free, free.saturating_add(cached)) };
+                PoolCandidate { node, host: &worker.host, draining: worker.draining, free_blocks, room_blocks }
             })
             .collect()
     }
@@ -177,9 +180,9 @@ impl Registry {
     pub fn peers(&self, leaving: Epoch) -> Vec<Peer> {
         let others = self.taking_work().filter(|(epoch, _)| *epoch != leaving);
         let peer = |(epoch, worker): (Epoch, &Worker)| {
-            let Blocks { total, free, .. } = worker.report.blocks.dram;
-            // Before its first client a node knows no block size, and holds nothing that could be pushed out.
-            let free_blocks = if total == 0 { u64::MAX } else { free };
+            let TierBlocks { dram, nvme, .. } = worker.report.blocks;
+            // What comes goes through DRAM, and what has to leave it for that goes on to the disk.
+            let free_blocks = if dram.total == 0 { EVERYTHING_FITS } else { dram.free.saturating_add(nvme.free) };
             Some(Peer { node: self.pool_node(epoch, leaving)?, free_blocks })
         };
         let mut peers: Vec<Peer> = others.filter_map(peer).collect();
@@ -293,7 +296,11 @@ pub(crate) mod tests {
         let decode = registry.register(now, register_at("b", "d", RoleInfo::Decode(engine(1)))).unwrap();
         assert_eq!(nodes.map(|node| registry.pool_node(node, decode).unwrap().near), [false, true, false, false]);
         assert_eq!(registry.pool_node(decode, nodes[0]), None);
-        registry.get_mut(nodes[1]).unwrap().report.blocks.dram = Blocks { total: 10, free: 9, ..Blocks::default() };
+        registry.get_mut(nodes[1]).unwrap().report.blocks = TierBlocks {
+            dram: Blocks { total: 10, free: 2, ..Blocks::default() },
+            nvme: Blocks { total: 9, free: 7, ..Blocks::default() },
+            ..TierBlocks::default()
+        };
         registry.get_mut(nodes[3]).unwrap().draining = true;
         let peers: Vec<_> = registry.peers(nodes[0]).iter().map(|peer| (peer.node.addr.port(), peer.node.near, peer.free_blocks)).collect();
         assert_eq!(peers, [(3, true, u64::MAX), (2, false, 9)], "those that stay, near ones first; an untouched one takes everything");

@@ -4,10 +4,7 @@
 //!   links, fetches ──► bounded inbox ──► [ scheduler ⇄ model + KV memory ] ──► uplink, fetch tasks, publisher
 //! ```
 
-use crate::{
-    scheduler::{Action, Plan, Row, RowLogits, RowResult, Scheduler},
-    sequence::Draw,
-};
+use crate::scheduler::{Action, Plan, Row, RowLogits, Scheduler};
 use std::{
     ops::ControlFlow,
     time::{Duration, Instant},
@@ -17,7 +14,7 @@ use tidemill_kvpool::{
     client::{Block, Miss},
     reach::Reach,
 };
-use tidemill_model::{Chunk, KvMemory, LogitRows, Logits, Model, SamplerScratch, sample, token_logprob};
+use tidemill_model::{BlockBytes, CudaError, Runner, Segment, Wanted};
 use tidemill_proto::{
     block::BlockKey,
     ids::LinkId,
@@ -42,91 +39,92 @@ pub enum Input {
 }
 
 /// A block on its way into the pool.
-#[derive(Debug)]
 pub struct Publication {
     pub node: PoolNode,
     pub lineage: Lineage,
     pub key: BlockKey,
-    pub bytes: Vec<u8>,
+    pub bytes: BlockBytes,
 }
 
 /// Everything that the engine thread owns or reaches.
 pub struct Engine {
-    pub model: Model,
-    pub kv: KvMemory,
+    pub runner: Runner,
     pub scheduler: Scheduler,
     pub reach: Reach<Input>,
     pub publisher: mpsc::Sender<Publication>,
-    pub scratch: SamplerScratch,
 }
 
 impl worker::Engine for Engine {
     type Input = Input;
+    type Error = CudaError;
 
-    fn apply(&mut self, input: Input) -> ControlFlow<()> {
+    fn apply(&mut self, input: Input) -> Result<ControlFlow<()>, CudaError> {
         let now = self.reach.now();
         match input {
             Input::Link(_, LinkEvent::Up) => {}
             Input::Link(link, LinkEvent::Down) => self.scheduler.cancel_link(link),
             Input::Link(link, LinkEvent::Message(message)) => match *message {
-                ToWorker::Decode(job) => self.scheduler.admit(link, job, self.model.config().vocab(), now),
+                ToWorker::Decode(job) => self.scheduler.admit(link, job, self.runner.config().vocab(), now),
                 ToWorker::CancelSequence { sequence } => self.scheduler.cancel(sequence),
                 ToWorker::StopWaiting { sequence } => self.scheduler.stop_waiting(sequence),
                 other => tracing::warn!(?other, "a decode worker has no use for this message"),
             },
-            Input::Fetched { fetch, index, result } => self.fetched(fetch, index, result, now),
+            Input::Fetched { fetch, index, result } => self.fetched(fetch, index, result, now)?,
             Input::Drain => {
                 self.scheduler.return_all();
-                self.act();
-                return ControlFlow::Break(());
+                self.act()?;
+                return Ok(ControlFlow::Break(()));
             }
         }
-        self.act();
-        ControlFlow::Continue(())
+        self.act()?;
+        Ok(ControlFlow::Continue(()))
     }
 
-    fn step(&mut self) -> bool {
+    fn step(&mut self) -> Result<bool, CudaError> {
         let plan = self.scheduler.plan(self.reach.now());
-        self.act();
+        self.act()?;
         self.publish_report();
         if plan.rows.is_empty() {
-            return false;
+            return Ok(false);
         }
-        self.compute(&plan);
-        self.act();
-        true
+        self.compute(&plan)?;
+        self.act()?;
+        Ok(true)
+    }
+
+    fn give_up(&mut self, error: &CudaError) {
+        tracing::error!(%error, "all sequences go back to their coordinators");
+        self.reach.leave();
+        self.scheduler.return_all();
+        for action in self.scheduler.take_actions() {
+            if let Action::Send { link, event } = action {
+                self.reach.send(link, event);
+            }
+        }
     }
 }
 
 impl Engine {
-    fn fetched(&mut self, fetch: FetchId, index: usize, result: Result<Block, Miss>, now: Duration) {
+    fn fetched(&mut self, fetch: FetchId, index: usize, result: Result<Block, Miss>, now: Duration) -> Result<(), CudaError> {
         let arrival = result.as_ref().ok().map(Block::arrival);
         if let Some(device_block) = self.scheduler.fetched(fetch, index, arrival, now)
             && let Ok(block) = result
         {
-            self.kv.block_mut(device_block).copy_from_slice(&block.bytes);
+            self.runner.write_block(device_block, &block.bytes)?;
         }
+        Ok(())
     }
 
-    fn compute(&mut self, plan: &Plan) {
+    fn compute(&mut self, plan: &Plan) -> Result<(), CudaError> {
         let started = Instant::now();
-        let chunks: Vec<Chunk<'_>> = plan.rows.iter().map(|row| chunk(&self.scheduler, row)).collect();
-        let mut logits = self.model.forward(&chunks, &mut self.kv);
-        let mut next = 0;
-        let results = plan
-            .rows
-            .iter()
-            .map(|row| {
-                let (result, used) = draw(&self.scheduler, row, &mut logits, next, &mut self.scratch);
-                next += used;
-                result
-            })
-            .collect();
+        let segments: Vec<Segment<'_>> = plan.rows.iter().map(|row| segment(&self.scheduler, row)).collect();
+        let results = self.runner.step(&segments)?;
         self.scheduler.stepped(plan, results, self.reach.now());
         self.record_step(plan, started.elapsed());
+        Ok(())
     }
 
-    fn act(&mut self) {
+    fn act(&mut self) -> Result<(), CudaError> {
         for action in self.scheduler.take_actions() {
             match action {
                 Action::Fetch { fetch, parts } => {
@@ -135,12 +133,14 @@ impl Engine {
                 Action::CancelFetch { fetch } => self.reach.cancel_fetch(fetch),
                 Action::Publish { node, lineage, key, block } => {
                     // Publishing serves later requests: when the pool does not keep up, this one's speed comes first.
-                    let publication = Publication { node, lineage, key, bytes: self.kv.block(block).to_vec() };
-                    let _ = self.publisher.try_send(publication);
+                    if let Ok(place) = self.publisher.try_reserve() {
+                        place.send(Publication { node, lineage, key, bytes: self.runner.read_blocks(&[block])? });
+                    }
                 }
                 Action::Send { link, event } => self.reach.send(link, event),
             }
         }
+        Ok(())
     }
 
     fn record_step(&mut self, plan: &Plan, took: Duration) {
@@ -163,37 +163,20 @@ impl Engine {
             report.waiting = self.scheduler.waiting() as u32;
             report.running = self.scheduler.running() as u32;
             report.tokens_queued = self.scheduler.tokens_queued();
-            report.blocks.hbm = self.scheduler.blocks(self.model.kv_shape().block_bytes() as u64);
+            report.blocks.hbm = self.scheduler.blocks(self.runner.kv_shape().block_bytes() as u64);
             report.counters = self.scheduler.counters().clone();
         });
     }
 }
 
-fn chunk<'a>(scheduler: &'a Scheduler, row: &Row) -> Chunk<'a> {
+fn segment<'a>(scheduler: &'a Scheduler, row: &Row) -> Segment<'a> {
     let (tokens, blocks) = scheduler.row(row);
-    let logits = match row.logits {
-        RowLogits::None => LogitRows::None,
-        RowLogits::Draw => LogitRows::Last,
-        RowLogits::Score { .. } => LogitRows::All,
-    };
-    Chunk { tokens, start: row.start, blocks, logits }
-}
-
-/// A row's scores and draw from the logits rows from `first` on, and how many of them are its own.
-fn draw(scheduler: &Scheduler, row: &Row, logits: &mut Logits<'_>, first: usize, scratch: &mut SamplerScratch) -> (RowResult, usize) {
-    let mut result = RowResult::default();
-    let (used, draws) = match row.logits {
-        RowLogits::None => return (result, 0),
-        RowLogits::Draw => (1, true),
+    let wanted = match row.logits {
+        RowLogits::None => Wanted::Nothing,
+        RowLogits::Draw => Wanted::Token(scheduler.draw(row)),
         RowLogits::Score { top, draw } => {
-            let targets = scheduler.row_targets(row).iter().enumerate();
-            result.scores = targets.map(|(i, &token)| token_logprob(logits.row(first + i), token, top)).collect();
-            (row.len, draw)
+            Wanted::Scores { targets: scheduler.row_targets(row), top, token: draw.then(|| scheduler.draw(row)) }
         }
     };
-    if draws {
-        let Draw { sampling, history, index, banned } = scheduler.draw(row);
-        result.drawn = Some(sample(logits.row_mut(first + used - 1), sampling, history, index, banned, scratch));
-    }
-    (result, used)
+    Segment { tokens, start: row.start, blocks, wanted }
 }

@@ -8,7 +8,7 @@
 //!
 //! Time is an argument (since the worker started); results of actions come back as calls.
 
-use crate::sequence::{Draw, Phase, Sequence};
+use crate::sequence::{Phase, Sequence};
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
     time::Duration,
@@ -17,13 +17,13 @@ use tidemill_kvpool::{
     admission::{Arrival, FetchId, Fetches, Fetching, Part, parts},
     device::DeviceBlocks,
 };
+use tidemill_model::{Draw, SegmentResult};
 use tidemill_proto::{
     block::{BLOCK_TOKENS, BlockKey, LayoutFingerprint, Token},
     frame::FRAME_BYTES_MAX,
     ids::{LinkId, SequenceId},
     message::{Blocks, Counters, DecodeJob, Finish, PoolNode, SequenceToken, WorkerEvent},
     pool::Lineage,
-    sampling::TokenLogprob,
 };
 
 /// Bounds of one worker.
@@ -75,14 +75,6 @@ pub enum RowLogits {
     Draw,
     /// Every position's, to score the prompt; `draw` says whether the last one draws a token, too.
     Score { top: u32, draw: bool },
-}
-
-/// What a row brought forth.
-#[derive(Debug, Default)]
-pub struct RowResult {
-    /// Log-probability of the token that follows each position, as far as the prompt goes (scoring rows only).
-    pub scores: Vec<TokenLogprob>,
-    pub drawn: Option<(Token, Option<TokenLogprob>)>,
 }
 
 #[derive(Debug)]
@@ -248,7 +240,7 @@ impl Scheduler {
     }
 
     /// The step of `plan` is done, with one result per row.
-    pub fn stepped(&mut self, plan: &Plan, results: Vec<RowResult>, now: Duration) {
+    pub fn stepped(&mut self, plan: &Plan, results: Vec<SegmentResult>, now: Duration) {
         assert_eq!(plan.rows.len(), results.len(), "one result per row");
         self.counters.steps += 1;
         let mut tokens: BTreeMap<LinkId, Vec<SequenceToken>> = BTreeMap::new();

@@ -11,13 +11,13 @@
 
 use std::time::Duration;
 use tidemill_kvpool::admission::{Arrival, Fetching, Source};
-use tidemill_model::History;
+use tidemill_model::{Draw, History};
 use tidemill_proto::{
     block::{BLOCK_TOKENS, BlockKey, Chain, LayoutFingerprint, Tenant, Token},
     ids::LinkId,
     message::{DecodeJob, PoolNode, Provenance, Run, TokensBySource},
     pool::Lineage,
-    sampling::{Sampling, TokenLogprob},
+    sampling::TokenLogprob,
 };
 
 #[derive(Debug)]
@@ -159,13 +159,4 @@ impl Sequence {
         self.history.push(token);
         self.chain.extend_to(&self.job.tokens);
     }
-}
-
-/// What the sampler needs to draw a sequence's next token.
-#[derive(Debug)]
-pub struct Draw<'a> {
-    pub sampling: &'a Sampling,
-    pub history: &'a History,
-    pub index: u64,
-    pub banned: &'a [Token],
 }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use tidemill_proto::{
     config::invalid,
-    engine::{EngineFlags, EngineSettings},
+    engine::{EngineFlags, EngineSettings, STEP_TOKENS_MAX},
     worker::{WorkerError, WorkerFlags, WorkerSettings},
 };
 
@@ -43,9 +43,9 @@ impl Flags {
         let worker = self.worker.check("decode")?;
         let engine = self.engine.check()?;
         let sequences_max = self.decode.sequences_max.unwrap_or(64);
-        if !(1..=engine.step_tokens).contains(&sequences_max) {
-            let reason =
-                format!("must be from 1 to step_tokens ({}), so that each sequence gets its token in every step", engine.step_tokens);
+        let most = engine.step_tokens.unwrap_or(STEP_TOKENS_MAX);
+        if !(1..=most).contains(&sequences_max) {
+            let reason = format!("must be from 1 to step_tokens ({most}), so that each sequence gets its token in every step");
             return Err(invalid("sequences_max", sequences_max, reason).into());
         }
         Ok(Settings { worker, engine, sequences_max, waiting_max: self.decode.waiting_max.unwrap_or(1024) })

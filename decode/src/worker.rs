@@ -5,9 +5,9 @@ use crate::{
     scheduler::{Limits, Scheduler},
     settings::Settings,
 };
-use std::time::Duration;
+use std::{mem, time::Duration};
 use tidemill_kvpool::{clients::PoolClients, reach};
-use tidemill_model::SamplerScratch;
+use tidemill_model::{BlockBytes, LoadedEngine, load_engine};
 use tidemill_proto::{
     block::BlockKey,
     message::{PoolNode, RoleInfo},
@@ -28,30 +28,30 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     process::init_logging(&settings.worker.log);
     process::keep_freed_memory();
     let shutdown = settings.worker.shutdown();
-    let (model, kv, info) = tidemill_model::load_engine(&settings.engine)?;
+    let LoadedEngine { runner, info, step_tokens } = load_engine(&settings.engine, settings.sequences_max)?;
     let (reach, mut links, inputs) = reach::start(&settings.worker, &settings.engine, &info, RoleInfo::Decode(info.clone()))?;
     let (publisher, publications) = mpsc::channel(reach::queue_blocks(&info, PUBLISHING_MAX));
     let publishing = tokio::spawn(publish(reach.pools.clone(), publications));
     let limits = Limits {
         sequences_max: settings.sequences_max,
         waiting_max: settings.waiting_max,
-        step_tokens: settings.engine.step_tokens,
+        step_tokens,
         context_tokens: info.context_tokens as usize,
     };
     let scheduler = Scheduler::new(info.layout, info.device_blocks, limits);
-    let engine = Engine { scheduler, model, kv, reach, publisher, scratch: SamplerScratch::default() };
-    links.drive(engine, inputs, Input::Link, Input::Drain, shutdown).await?;
+    let engine = Engine { scheduler, runner, reach, publisher };
+    let outcome = links.drive(engine, inputs, Input::Link, Input::Drain, shutdown).await;
     // Best effort, here too: what is not in the pool by now is computed again by whoever needs it.
     let _ = timeout(PUBLISHING_LAST, publishing).await;
     links.close().await;
-    Ok(())
+    Ok(outcome?)
 }
 
 /// Puts blocks into the pool as they come, until the engine ends. A block that cannot be put is computed again by whoever needs it.
 async fn publish(pools: PoolClients, mut publications: mpsc::Receiver<Publication>) {
     let mut batch = Vec::new();
     while publications.recv_many(&mut batch, PUBLISH_BATCH).await > 0 {
-        for (node, lineage, blocks) in runs(batch.drain(..)) {
+        for (node, lineage, blocks) in runs(arrived(mem::take(&mut batch)).await) {
             if let Err(error) = pools.put(node, lineage, blocks).await {
                 tracing::debug!(%error, "blocks not published");
             }
@@ -59,13 +59,37 @@ async fn publish(pools: PoolClients, mut publications: mpsc::Receiver<Publicatio
     }
 }
 
+/// A block whose bytes are here.
+struct Copied {
+    node: PoolNode,
+    lineage: Lineage,
+    key: BlockKey,
+    bytes: Vec<u8>,
+}
+
+/// Waits for the bytes that a device copies. A block that it fails to copy is not published: the engine learns of it with its next step.
+async fn arrived(publications: Vec<Publication>) -> Vec<Copied> {
+    let is_pending = |publication: &Publication| matches!(publication.bytes, BlockBytes::Pending(_));
+    let wait = |publications: Vec<Publication>| {
+        let copied = publications.into_iter().flat_map(|Publication { node, lineage, key, bytes }| {
+            let blocks = bytes.wait().unwrap_or_default();
+            blocks.into_iter().map(move |bytes| Copied { node, lineage, key, bytes })
+        });
+        copied.collect()
+    };
+    if publications.iter().any(is_pending) {
+        return tokio::task::spawn_blocking(move || wait(publications)).await.unwrap_or_default();
+    }
+    wait(publications)
+}
+
 /// Consecutive blocks of one chain.
 type Run = (PoolNode, Lineage, Vec<(BlockKey, Vec<u8>)>);
 
 /// Sorts blocks into runs that can be put at once: those of several sequences come mixed.
-fn runs(publications: impl Iterator<Item = Publication>) -> Vec<Run> {
+fn runs(blocks: Vec<Copied>) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
-    for Publication { node, lineage, key, bytes } in publications {
+    for Copied { node, lineage, key, bytes } in blocks {
         let follows = |(at, first, blocks): &&mut Run| {
             let last = blocks.last().map(|(key, _)| *key);
             (*at, first.origin, first.tenant, last) == (node, lineage.origin, lineage.tenant, lineage.parent)
@@ -87,13 +111,12 @@ mod tests {
     fn blocks_of_several_sequences_become_one_run_each() {
         let node = PoolNode { addr: ([127, 0, 0, 1], 1).into(), near: true };
         let key = |n: u8| BlockKey([n; 16]);
-        let publication = |parent: Option<u8>, n: u8| {
+        let block = |parent: Option<u8>, n: u8| {
             let lineage = Lineage { origin: RequestId(1), tenant: Tenant(0), parent: parent.map(key), position: 0 };
-            Publication { node, lineage, key: key(n), bytes: vec![n] }
+            Copied { node, lineage, key: key(n), bytes: vec![n] }
         };
-        let mixed =
-            [publication(None, 1), publication(Some(9), 10), publication(Some(1), 2), publication(Some(10), 11), publication(Some(3), 4)];
-        let runs = runs(mixed.into_iter());
+        let mixed = [block(None, 1), block(Some(9), 10), block(Some(1), 2), block(Some(10), 11), block(Some(3), 4)];
+        let runs = runs(mixed.into());
         let keys: Vec<Vec<_>> = runs.iter().map(|(_, _, blocks)| blocks.iter().map(|(key, _)| key.0[0]).collect()).collect();
         assert_eq!(keys, [vec![1, 2], vec![10, 11], vec![4]]);
     }

@@ -6,8 +6,9 @@ use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     time::Duration,
 };
-use tidemill_decode::scheduler::{Action, Limits, RowLogits, RowResult, Scheduler};
+use tidemill_decode::scheduler::{Action, Limits, RowLogits, Scheduler};
 use tidemill_kvpool::admission::{Arrival, FetchId, Source};
+use tidemill_model::SegmentResult;
 use tidemill_proto::{
     block::{BLOCK_TOKENS, LayoutFingerprint},
     ids::{LinkId, RequestId, SequenceId},
@@ -152,7 +153,7 @@ impl World {
                 };
                 let draws = matches!(row.logits, RowLogits::Draw | RowLogits::Score { draw: true, .. });
                 let drawn = draws.then(|| ((row.start as u32 * 31) % VOCAB as u32, None));
-                RowResult { scores, drawn }
+                SegmentResult { scores, drawn }
             })
             .collect();
         self.scheduler.stepped(&plan, results, self.now);

@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tidemill_proto::{
+    cores::Cores,
     identity,
     model_dir::{self, Download, Hub},
     process,
@@ -43,17 +44,20 @@ pub struct UpArgs {
     /// Where models compute
     #[arg(long, default_value = "auto", value_parser = ["auto", "cpu", "cuda"])]
     device: String,
-    /// Threads of each prefill and decode worker (default: the cores, shared out)
+    /// Cores of prefill and decode workers: shared by all, or split, so that each stays on its own
+    #[arg(long, default_value = "shared", value_parser = ["shared", "split"])]
+    cores: String,
+    /// Threads of each prefill and decode worker (default: as many as it gets cores if they are dealt out evenly)
     #[arg(long)]
     threads: Option<usize>,
-    /// Device memory of each prefill and decode worker for KV blocks
-    #[arg(long, default_value = "1GiB")]
-    kv_memory: String,
-    /// How projections compute: none (in f32, with weights as stored) or int8 (weights and activations in 8-bit integers)
+    /// Device memory of each prefill and decode worker for KV blocks (default: 1GiB on a CPU, an equal share of a GPU)
+    #[arg(long)]
+    kv_memory: Option<String>,
+    /// How projections compute: none (as weights are stored: bf16 in products of bf16, others in f32) or int8 (weights and activations in 8-bit integers)
     #[arg(long, default_value = "none", value_parser = ["none", "int8"])]
     quantize: String,
-    /// How K and V are stored: auto (as the weights), f32, f16 or bf16
-    #[arg(long, default_value = "auto")]
+    /// How K and V are stored: bf16, f16, f32, or int8 (a scale for each position and head)
+    #[arg(long, default_value = "bf16", value_parser = ["bf16", "f16", "f32", "int8"])]
     kv_dtype: String,
     /// DRAM of each KV pool node
     #[arg(long, default_value = "2GiB")]
@@ -74,9 +78,9 @@ pub struct UpArgs {
     /// How blocks travel: auto (shared memory within a host) or quic
     #[arg(long, default_value = "auto")]
     transport: String,
-    /// Most tokens that a worker computes in one step
-    #[arg(long, default_value_t = 256)]
-    step_tokens: usize,
+    /// Most tokens that a worker computes in one step (default: 256 on a CPU, 8192 on a GPU)
+    #[arg(long)]
+    step_tokens: Option<usize>,
     /// Uncached prompt suffixes of at most this many tokens are computed by the decode worker itself; 0 sends all full
     /// blocks to a prefill worker (default: by predicted time)
     #[arg(long)]
@@ -94,9 +98,6 @@ pub struct UpArgs {
 
 /// Runs until Ctrl-C or SIGTERM, then drains.
 pub async fn up(args: UpArgs) -> anyhow::Result<()> {
-    if args.device == "cuda" {
-        bail!("this build computes on the CPU only: use --device auto or --device cpu");
-    }
     if args.coordinator == 0 || args.decode == 0 {
         bail!("a cluster needs at least one coordinator and one decode worker");
     }
@@ -129,6 +130,9 @@ pub async fn up(args: UpArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Of a GPU's memory, for all workers together.
+const GPU_SHARE: f32 = 0.9;
+
 #[derive(Debug, Default)]
 struct Cluster {
     coordinators: Vec<Process>,
@@ -138,6 +142,7 @@ struct Cluster {
 impl Cluster {
     /// Starts every process and waits until requests will succeed.
     async fn start(&mut self, args: &UpArgs, data: &Path) -> anyhow::Result<()> {
+        let shares = compute_shares(args)?;
         let pki = data.join("pki");
         if !pki.join("node.pem").is_file() {
             identity::create(&pki)?;
@@ -181,24 +186,27 @@ impl Cluster {
             ]);
             self.start_worker("kvpool", n, args.hosts, &flags)?;
         }
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let threads = args.threads.unwrap_or((cores / (args.prefill + args.decode)).max(1));
         let engine = common(&[
             coordinators,
             ("--model", model.display().to_string()),
-            ("--threads", threads.to_string()),
-            ("--kv-memory", args.kv_memory.clone()),
+            ("--device", args.device.clone()),
+            // They all compute on one GPU, if there is one.
+            ("--device-share", (GPU_SHARE / (args.prefill + args.decode) as f32).to_string()),
             ("--quantize", args.quantize.clone()),
             ("--kv-dtype", args.kv_dtype.clone()),
             ("--transport", args.transport.clone()),
-            ("--step-tokens", args.step_tokens.to_string()),
         ]);
-        for n in 0..args.prefill {
-            self.start_worker("prefill", n, args.hosts, &engine)?;
+        let step_tokens = args.step_tokens.map(|tokens| tokens.to_string());
+        let if_given = [("--kv-memory", &args.kv_memory), ("--step-tokens", &step_tokens)];
+        let given = if_given.into_iter().filter_map(|(flag, value)| Some([flag.to_owned(), value.clone()?])).flatten();
+        let engine: Vec<String> = engine.into_iter().chain(given).collect();
+        let (prefill_shares, decode_shares) = shares.split_at(args.prefill);
+        for (n, share) in prefill_shares.iter().enumerate() {
+            self.start_worker("prefill", n, args.hosts, &[&engine[..], share].concat())?;
         }
         let decode = [engine, vec!["--sequences-max".to_owned(), args.sequences_max.to_string()]].concat();
-        for n in 0..args.decode {
-            self.start_worker("decode", n, args.hosts, &decode)?;
+        for (n, share) in decode_shares.iter().enumerate() {
+            self.start_worker("decode", n, args.hosts, &[&decode[..], share].concat())?;
         }
         for http in &front_doors {
             self.wait_ready(http, Duration::from_secs(args.ready_s)).await?;
@@ -265,6 +273,22 @@ impl Cluster {
         }
         clean
     }
+}
+
+/// What each prefill worker, then each decode worker, is told of cores and threads.
+fn compute_shares(args: &UpArgs) -> anyhow::Result<Vec<Vec<String>>> {
+    let workers = args.prefill + args.decode;
+    let threads = |threads: usize| ["--threads".to_owned(), threads.to_string()];
+    if args.cores == "split" {
+        let all = Cores::of_process()?;
+        let parts = all.split(workers).with_context(|| {
+            format!("--cores split needs a core for each of {workers} prefill and decode workers, and there are only the cores {all}: start fewer")
+        })?;
+        let share = |cores: Cores| ["--cores".to_owned(), cores.to_string()].into_iter().chain(args.threads.into_iter().flat_map(threads));
+        return Ok(parts.into_iter().map(|cores| share(cores).collect()).collect());
+    }
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    Ok(vec![threads(args.threads.unwrap_or((cores / workers).max(1))).to_vec(); workers])
 }
 
 /// How many workers are registered, as far as the coordinator answers.

@@ -3,7 +3,7 @@
 
 mod support;
 
-use support::{Answer, Case, Cluster, DISAGGREGATED, Numbers, assert_same, complete_all, reference, reusable};
+use support::{Answer, Case, Cluster, DISAGGREGATED, Numbers, assert_same, complete_all, reference, reference_with, reusable};
 
 /// Lengths around block borders and chunk borders, and up to 1,500; every second case is seeded instead of greedy.
 fn cases() -> Vec<Case> {
@@ -145,7 +145,34 @@ async fn blocks_of_every_tier_are_the_same() {
     }
 }
 
+/// With weights, activations, K and V in 8-bit integers: other tokens than in bf16, and again the same ones whichever way.
+#[tokio::test(flavor = "multi_thread")]
+async fn outputs_in_int8_do_not_depend_on_the_way() {
+    const INT8: &[&str] = &["--quantize", "int8", "--kv-dtype", "int8"];
+    let cases = cases();
+    let reference = reference_with(INT8, &cases).await;
+    for transport in ["auto", "quic"] {
+        let cluster = Cluster::start(&[DISAGGREGATED, INT8, &["--transport", transport, "--kv-memory", "1MiB"]].concat());
+        let cold = complete_all(&cluster, &cases, 1).await;
+        assert_same(&reference, &cold, &cases, &format!("int8, {transport}, cold"));
+        for (answer, case) in cold.iter().zip(&cases) {
+            assert_eq!(answer.source("prefill"), reusable(case), "a prefill worker computed all full blocks: {}", answer.usage);
+        }
+        let put = cluster.settled_metric(TRANSFERRED, &["role=\"prefill\"".into(), "direction=\"put\"".into()]).await;
+        let expected: u64 = cases.iter().map(|case| reusable(case) / 16 * INT8_BLOCK_BYTES).sum();
+        assert_eq!(put as u64, expected, "blocks are of 8-bit integers and scales");
+        let warm = complete_all(&cluster, &cases, 8).await;
+        assert_same(&reference, &warm, &cases, &format!("int8, {transport}, from the pool, 8 at a time"));
+        assert!(warm.iter().zip(&cases).all(|(answer, case)| answer.cached() == reusable(case)), "nothing is computed twice");
+        cluster.stop();
+    }
+    let in_bf16 = reference_with(&[], &cases).await;
+    assert!(in_bf16.iter().zip(&reference).any(|(bf16, int8)| bf16.tokens != int8.tokens), "int8 was used at all");
+}
+
 const TRANSFERRED: &str = "tidemill_kv_transfer_bytes_total";
 
 /// Bytes of a block of the demo model: 3 layers, K and V, 2 heads, 16 positions, 16 dimensions, bf16.
 const BLOCK_BYTES: u64 = 3 * 2 * 2 * 16 * 16 * 2;
+/// In int8, with a scale of 4 bytes for each position.
+const INT8_BLOCK_BYTES: u64 = 3 * 2 * 2 * 16 * (4 + 16);

@@ -5,6 +5,7 @@ mod support;
 use serde_json::{Value, json};
 use std::time::Duration;
 use support::{Answer, Case, Cluster, complete, crash, terminate};
+use tidemill_proto::cores::Cores;
 
 /// Long enough to be running when something happens to it: a prompt of `prompt` tokens, different for each `salt`, and an
 /// answer of `answer` tokens.
@@ -152,11 +153,40 @@ fn a_model_that_cannot_be_served_is_named() {
     let text = std::fs::read_to_string(&config).expect("text");
     std::fs::write(&config, text.replace("LlamaForCausalLM", "MambaForCausalLM")).expect("written");
     let output = std::process::Command::new(env!("CARGO_BIN_EXE_tidemill"))
-        .args(["up", "--http", "127.0.0.1:0", "--model"])
+        .args(["up", "--http", "127.0.0.1:0", "--device", "cpu", "--model"])
         .arg(dir.path())
         .output()
         .expect("tidemill starts");
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && output.stdout.is_empty(), "{stderr}");
     assert!(stderr.contains("MambaForCausalLM"), "{stderr}");
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test(flavor = "multi_thread")]
+async fn with_cores_split_each_worker_stays_on_its_own() {
+    let all = Cores::of_process().expect("this process has cores");
+    let Some(parts) = all.split(2).filter(|parts| parts.len() == 2) else { return println!("one core cannot be split") };
+    let cluster = Cluster::start(&["--cores", "split"]);
+    for (role, expected) in ["prefill", "decode"].into_iter().zip(&parts) {
+        let each = expected.split(expected.len()).expect("as many parts as cores");
+        for pid in cluster.pids(role).await {
+            for thread in std::fs::read_dir(format!("/proc/{pid}/task")).expect("a running process") {
+                let status = std::fs::read_to_string(thread.expect("a thread").path().join("status")).expect("a running thread");
+                let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).expect("Linux tells");
+                let list = list.trim().parse::<Cores>().expect("a list");
+                // Threads that compute have one each.
+                assert!(list == *expected || each.contains(&list), "a thread of {role} is on {list} instead of {expected}");
+            }
+        }
+    }
+    cluster.stop();
+
+    let workers = (all.len() + 1).to_string();
+    let up = std::process::Command::new(env!("CARGO_BIN_EXE_tidemill"))
+        .args(["up", "--cores", "split", "--prefill", "0", "--decode", &workers])
+        .output();
+    let up = up.expect("tidemill starts");
+    let error = String::from_utf8_lossy(&up.stderr);
+    assert!(!up.status.success() && error.contains("--cores split needs a core for each"), "{error}");
 }

@@ -6,7 +6,8 @@ mod support;
 use serde_json::Value;
 use std::time::Duration;
 use support::{
-    Answer, Case, Cluster, DISAGGREGATED, Numbers, assert_same, complete_all, crash, pause, reference, resume, reusable, terminate,
+    Answer, Cluster, DISAGGREGATED, SHORT_OF_MEMORY, assert_same, complete_all, crash, member, mixed_cases, pause, reference, resume,
+    reusable, terminate,
 };
 use tidemill_proto::{
     block::{BlockKey, Chain, LayoutFingerprint, Tenant},
@@ -17,49 +18,16 @@ use tidemill_proto::{
     pool::{CallId, FromPool, Lineage, Reservation, ToPool},
 };
 
-/// A little memory: what a worker has read it will have to read again.
-const SHORT_OF_MEMORY: &[&str] = &["--kv-memory", "1MiB", "--threads", "1"];
-
-/// More blocks than a worker's device memory holds, every second case seeded.
-fn cases(seed: u64) -> Vec<Case> {
-    let mut numbers = Numbers(seed);
-    let lengths = [17, 100, 200, 320, 513, 640, 777, 900, 1024, 1200];
-    let case = |(i, length): (usize, usize)| Case {
-        prompt: (0..length).map(|_| 3 + (numbers.next() % 500) as u32).collect(),
-        seed: (i % 2 == 1).then(|| numbers.next() >> 12),
-        max_tokens: 24,
-    };
-    lengths.into_iter().enumerate().map(case).collect()
-}
-
 fn tokens(answers: &[Answer], source: &str) -> u64 {
     answers.iter().map(|answer| answer.source(source)).sum()
 }
 
-/// The member with this name.
-fn member(cluster: &Value, name: &str) -> Value {
-    let members = cluster["members"].as_array().expect("members");
-    members.iter().find(|member| member["name"] == name).unwrap_or_else(|| panic!("no {name} in {cluster:#}")).clone()
-}
-
-async fn pid(cluster: &Cluster, name: &str) -> u32 {
-    member(&cluster.cluster().await, name)["pid"].as_u64().expect("a pid") as u32
-}
-
-async fn gone(cluster: &Cluster, pid: u32) {
-    cluster.until("the process being gone", |c| c["members"].as_array().expect("members").iter().all(|m| m["pid"] != pid)).await;
-}
-
-/// Nothing is held, waited for or written any more, at any worker in any tier.
-async fn at_rest(cluster: &Cluster) {
-    let unused = |m: &Value| ["hbm", "dram", "nvme"].iter().all(|tier| m["report"]["blocks"][tier]["used"] == 0);
-    let at_rest = |c: &Value| c["requests"] == 0 && c["members"].as_array().expect("members").iter().all(unused);
-    cluster.until("all blocks given back", at_rest).await;
-}
+/// More than enough: where the machine keeps up it is one.
+const READINGS_UNTIL_COPIED: usize = 10;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn blocks_are_read_from_another_host_and_copied_when_they_are_hot() {
-    let cases = cases(1);
+    let cases = mixed_cases(1);
     let reference = reference(&cases).await;
     let flags = [DISAGGREGATED, SHORT_OF_MEMORY, &["--hosts", "2", "--kvpool", "2", "--prefill", "2", "--decode", "2"]].concat();
     let cluster = Cluster::start(&flags);
@@ -70,9 +38,9 @@ async fn blocks_are_read_from_another_host_and_copied_when_they_are_hot() {
 
     // One at a time, all went to the same decode worker. The other one is on the other host.
     let first = cold[0].usage["tidemill"]["decode_worker"].as_str().expect("a name").to_owned();
-    let first = pid(&cluster, &first).await;
+    let first = cluster.pid(&first).await;
     terminate(first);
-    gone(&cluster, first).await;
+    cluster.gone(first).await;
     // By default a block is copied when it is read from another host for the third time.
     for time in 1..=3 {
         let far = complete_all(&cluster, &cases, 1).await;
@@ -80,25 +48,33 @@ async fn blocks_are_read_from_another_host_and_copied_when_they_are_hot() {
         let (remote, hbm) = (tokens(&far, "remote"), tokens(&far, "hbm"));
         assert!(remote + hbm == total && remote > hbm, "reading for the {time}. time, {remote} tokens were remote and {hbm} in HBM");
     }
-    let near = complete_all(&cluster, &cases, 1).await;
-    assert_same(&reference, &near, &cases, "from the copies");
-    let (dram, hbm) = (tokens(&near, "dram"), tokens(&near, "hbm"));
+    // Copies are put beside the answers, and one that cannot be put is tried again at the next reading.
+    let mut near = (0, 0);
+    for _ in 0..READINGS_UNTIL_COPIED {
+        let again = complete_all(&cluster, &cases, 1).await;
+        assert_same(&reference, &again, &cases, "while copies are made, or from them");
+        near = (tokens(&again, "dram"), tokens(&again, "hbm"));
+        if (near.0 + near.1) * 10 >= total * 9 {
+            break;
+        }
+    }
+    let (dram, hbm) = near;
     assert!(dram > hbm && (dram + hbm) * 10 >= total * 9, "{dram} tokens came from the near node and {hbm} from HBM, of {total}");
-    at_rest(&cluster).await;
+    cluster.at_rest().await;
     // Not every process is left, so `stop` is not for this cluster.
     drop(cluster);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_leaves_hands_its_blocks_over() {
-    let cases = cases(2);
+    let cases = mixed_cases(2);
     let reference = reference(&cases).await;
     let cluster = Cluster::start(&[DISAGGREGATED, SHORT_OF_MEMORY, &["--kvpool", "2"]].concat());
     assert_same(&reference, &complete_all(&cluster, &cases, 4).await, &cases, "cold");
     // The one with the most blocks.
     let view = cluster.cluster().await;
     let blocks = |name: &str| member(&view, name)["indexed_blocks"].as_u64().expect("a number");
-    let leaving = pid(&cluster, ["kvpool-0", "kvpool-1"].into_iter().max_by_key(|name| blocks(name)).expect("two")).await;
+    let leaving = cluster.pid(["kvpool-0", "kvpool-1"].into_iter().max_by_key(|name| blocks(name)).expect("two")).await;
     let serve = async {
         loop {
             assert_same(&reference, &complete_all(&cluster, &cases, 4).await, &cases, "while a node leaves");
@@ -107,7 +83,7 @@ async fn a_node_that_leaves_hands_its_blocks_over() {
     let leave = async {
         tokio::time::sleep(Duration::from_millis(300)).await;
         terminate(leaving);
-        gone(&cluster, leaving).await;
+        cluster.gone(leaving).await;
         tokio::time::sleep(Duration::from_millis(300)).await;
     };
     tokio::select! {
@@ -118,13 +94,13 @@ async fn a_node_that_leaves_hands_its_blocks_over() {
     assert_same(&reference, &after, &cases, "after a node left");
     let (cached, total) = (after.iter().map(Answer::cached).sum::<u64>(), cases.iter().map(reusable).sum::<u64>());
     assert!(cached * 10 >= total * 9, "{cached} of {total} tokens are still cached");
-    at_rest(&cluster).await;
+    cluster.at_rest().await;
     cluster.stop();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_killed_in_the_middle_of_transfers_costs_misses_only() {
-    let cases = cases(3);
+    let cases = mixed_cases(3);
     let reference = reference(&cases).await;
     for transport in ["auto", "quic"] {
         let flags = [DISAGGREGATED, SHORT_OF_MEMORY, &["--kvpool", "2", "--transport", transport]].concat();
@@ -140,18 +116,18 @@ async fn a_node_killed_in_the_middle_of_transfers_costs_misses_only() {
         };
         let (answers, ()) = tokio::join!(complete_all(&cluster, &cases, 4), kill);
         assert_same(&reference, &answers, &cases, "while a node dies");
-        gone(&cluster, victim).await;
+        cluster.gone(victim).await;
         let misses = cluster.settled_metric("tidemill_kv_misses_total", &["reason=\"unreachable\"".to_owned()]).await;
         assert!(misses > 0.0, "{transport}: what the node had was missed");
         assert_same(&reference, &complete_all(&cluster, &cases, 4).await, &cases, "after a node died");
-        at_rest(&cluster).await;
+        cluster.at_rest().await;
         drop(cluster);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reader_paused_past_its_lease_reads_nothing_wrong() {
-    let cases = cases(4);
+    let cases = mixed_cases(4);
     let reference = reference(&cases).await;
     // A small pool, so that slots are reused while the reader sleeps.
     let flags = ["--pool-memory", "2MiB", "--pool-lease-ms", "200", "--prefill", "1", "--decode", "1"];
@@ -172,7 +148,7 @@ async fn a_reader_paused_past_its_lease_reads_nothing_wrong() {
     };
     resume(reader);
     assert_same(&[&reference[..], &reference[..]].concat(), &answers, &twice, "with a reader that sleeps");
-    at_rest(&cluster).await;
+    cluster.at_rest().await;
     cluster.stop();
 }
 
@@ -206,7 +182,7 @@ fn layout(cluster: &Value) -> LayoutFingerprint {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_writer_that_dies_between_start_and_end_of_a_put_holds_nobody_up() {
-    let cases = cases(5);
+    let cases = mixed_cases(5);
     let reference = reference(&cases).await;
     let data = tempfile::tempdir().expect("a directory");
     let flags = ["--data", data.path().to_str().expect("text"), "--pool-put-deadline-ms", "1000"];
@@ -221,9 +197,9 @@ async fn a_writer_that_dies_between_start_and_end_of_a_put_holds_nobody_up() {
         silent.push(reserve_and_fall_silent(&view, &data.path().join("pki"), keys).await);
     }
     assert_same(&reference, &complete_all(&cluster, &cases, 4).await, &cases, "with blocks that never come");
-    at_rest(&cluster).await;
+    cluster.at_rest().await;
     assert_same(&reference, &complete_all(&cluster, &cases, 4).await, &cases, "after that");
     drop(silent);
-    at_rest(&cluster).await;
+    cluster.at_rest().await;
     cluster.stop();
 }

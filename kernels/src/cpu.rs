@@ -16,13 +16,15 @@ pub enum Isa {
     Avx512,
     /// AVX2, FMA, F16C.
     Avx2,
+    /// NEON of aarch64.
+    Neon,
     /// Whatever the compiler's base target has.
     Portable,
 }
 
 impl Isa {
     /// Best first.
-    pub const ALL: [Isa; 4] = [Isa::Avx512Bf16, Isa::Avx512, Isa::Avx2, Isa::Portable];
+    pub const ALL: [Isa; 5] = [Isa::Avx512Bf16, Isa::Avx512, Isa::Avx2, Isa::Neon, Isa::Portable];
 
     #[cfg(target_arch = "x86_64")]
     pub fn is_available(self) -> bool {
@@ -36,13 +38,14 @@ impl Isa {
                     && is_x86_feature_detected!("avx512dq")
             }
             Isa::Avx2 => avx2,
+            Isa::Neon => false,
             Isa::Portable => true,
         }
     }
 
     #[cfg(not(target_arch = "x86_64"))]
     pub fn is_available(self) -> bool {
-        self == Isa::Portable
+        self == Isa::Portable || self == Isa::Neon && cfg!(target_arch = "aarch64")
     }
 
     /// The best that this machine has.
@@ -57,6 +60,7 @@ impl fmt::Display for Isa {
             Isa::Avx512Bf16 => "avx512bf16",
             Isa::Avx512 => "avx512",
             Isa::Avx2 => "avx2",
+            Isa::Neon => "neon",
             Isa::Portable => "portable",
         })
     }
@@ -72,7 +76,7 @@ impl FromStr for Isa {
 
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
-    #[error("unknown instruction set {0:?}: use avx512bf16, avx512, avx2 or portable")]
+    #[error("unknown instruction set {0:?}: use avx512bf16, avx512, avx2, neon or portable")]
     UnknownIsa(String),
     #[error("this machine has no {0}: leave the instruction set unset to use the best it has ({best})", best = Isa::best())]
     IsaUnavailable(Isa),
@@ -144,7 +148,7 @@ mod tests {
         for isa in Isa::ALL {
             assert_eq!(isa.to_string().parse::<Isa>().unwrap(), isa);
         }
-        assert!("sse9".parse::<Isa>().unwrap_err().to_string().contains("avx512bf16, avx512, avx2 or portable"));
+        assert!("sse9".parse::<Isa>().unwrap_err().to_string().contains("avx512bf16, avx512, avx2, neon or portable"));
     }
 
     #[test]

@@ -15,7 +15,7 @@
 //! - [`matmul`]: the product; `dot`: sums of products for 16 outputs at a time, per instruction set
 
 mod dot;
-mod quantize;
+pub(crate) mod quantize;
 mod rows;
 mod weights;
 

@@ -1,50 +1,19 @@
-//! The paged memory for K and V, and writing into it.
+//! The paged memory for K and V, and writing into it. `layout`: what a block holds; `element`: its numbers as types.
+
+pub(crate) mod element;
+mod layout;
+
+pub(crate) use layout::Part;
+pub use layout::{BLOCK_POSITIONS, KvDtype, KvLayout};
 
 use crate::{
     cpu::Cpu,
-    dtype::{Dtype, Element, load_part, with_element},
+    dtype::{Element, load_part},
     memory::Memory,
     simd::{Kernel, LANES, Simd},
 };
+use element::{KvElement, scale_of, with_kv_element};
 use std::ops::Range;
-
-/// Positions in a block: one vector of attention scores.
-pub const BLOCK_POSITIONS: usize = LANES;
-
-/// What a block holds: `[layer][K, V][kv head]`, and of each head K as `[head_dim][16 positions]`, so that a vector holds 16
-/// positions and their scores need no sums across lanes, and V as `[16 positions][head_dim]`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct KvLayout {
-    pub layers: usize,
-    pub kv_heads: usize,
-    pub head_dim: usize,
-    pub dtype: Dtype,
-}
-
-/// Which of the two.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Part {
-    K,
-    V,
-}
-
-impl KvLayout {
-    pub fn block_bytes(&self) -> usize {
-        2 * self.layers * self.kv_heads * self.head_bytes()
-    }
-
-    /// Bytes of one head's 16 positions.
-    fn head_bytes(&self) -> usize {
-        BLOCK_POSITIONS * self.head_dim * self.dtype.bytes()
-    }
-
-    /// Where in a block the 16 positions of a head are.
-    pub(crate) fn head(&self, layer: usize, part: Part, head: usize) -> Range<usize> {
-        assert!(layer < self.layers && head < self.kv_heads);
-        let index = (2 * layer + part as usize) * self.kv_heads + head;
-        index * self.head_bytes()..(index + 1) * self.head_bytes()
-    }
-}
 
 /// Consecutive positions of one sequence, and the blocks that hold the sequence from position 0 on.
 #[derive(Clone, Copy, Debug)]
@@ -103,6 +72,9 @@ impl KvMemory {
 
 /// Stores `k` and `v`, each `[rows of all spans, kv_heads, head_dim]`, at the spans' positions of `layer`.
 /// No two spans may hold the same position of the same block.
+///
+/// In int8, the numbers of a head become `round(x * (127 / max |x|))`, ties to even, and its scale `max |x| / 127`; all of it is 0 if no
+/// `|x|` reaches 1e-30.
 pub fn write(cpu: &Cpu, kv: &mut KvMemory, layer: usize, spans: &[Span<'_>], k: &[f32], v: &[f32]) {
     let layout = kv.layout;
     let width = layout.kv_heads * layout.head_dim;
@@ -136,24 +108,39 @@ impl Kernel for Store<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
+    fn run<S: Simd>(mut self, simd: S) {
         let width = self.layout.head_dim;
         for (head, from) in self.from.chunks_exact(width).enumerate() {
-            let positions = &mut self.block[self.layout.head(self.layer, self.part, head)];
-            with_element!(self.layout.dtype, E => match self.part {
-                Part::K => store_across::<S, E>(simd, from, positions, self.slot),
-                Part::V => store_along::<S, E>(simd, from, &mut positions[self.slot * width * E::BYTES..][..width * E::BYTES]),
-            });
+            with_kv_element!(self.layout.dtype, E => self.head::<S, E>(simd, head, from));
         }
     }
 }
 
-/// One number for each of the `[head_dim][16 positions]`.
+impl Store<'_> {
+    #[inline(always)]
+    fn head<S: Simd, E: KvElement>(&mut self, simd: S, head: usize, from: &[f32]) {
+        let Self { layout, layer, part, slot, .. } = *self;
+        let mut factor = 1.0;
+        if const { E::IS_SCALED } {
+            let (scale, inverse) = scale_of(simd, from);
+            let (scales, _) = self.block[layout.scales(layer, part, head)].as_chunks_mut();
+            scales[slot] = scale.to_le_bytes();
+            factor = inverse;
+        }
+        let numbers = &mut self.block[layout.numbers(layer, part, head)];
+        match part {
+            Part::K => store_across::<S, E>(simd, from, factor, numbers, slot),
+            Part::V => store_along::<S, E>(simd, from, factor, &mut numbers[slot * from.len() * E::BYTES..][..from.len() * E::BYTES]),
+        }
+    }
+}
+
+/// One number times `factor` for each of the `[head_dim][16 positions]`.
 #[inline(always)]
-fn store_across<S: Simd, E: Element>(simd: S, from: &[f32], positions: &mut [u8], slot: usize) {
+fn store_across<S: Simd, E: Element>(simd: S, from: &[f32], factor: f32, positions: &mut [u8], slot: usize) {
     for (from, to) in from.chunks(LANES).zip(positions.chunks_mut(LANES * BLOCK_POSITIONS * E::BYTES)) {
         let mut rounded = E::ZEROS;
-        E::store(simd, load_part(simd, from), &mut rounded);
+        E::store(simd, simd.mul(load_part(simd, from), simd.splat(factor)), &mut rounded);
         let numbers = rounded.as_ref().chunks_exact(E::BYTES);
         for (number, to) in numbers.zip(to.chunks_exact_mut(BLOCK_POSITIONS * E::BYTES)) {
             to[slot * E::BYTES..(slot + 1) * E::BYTES].copy_from_slice(number);
@@ -161,15 +148,17 @@ fn store_across<S: Simd, E: Element>(simd: S, from: &[f32], positions: &mut [u8]
     }
 }
 
+/// All numbers times `factor`, one after the other.
 #[inline(always)]
-fn store_along<S: Simd, E: Element>(simd: S, from: &[f32], to: &mut [u8]) {
+fn store_along<S: Simd, E: Element>(simd: S, from: &[f32], factor: f32, to: &mut [u8]) {
+    let factor = simd.splat(factor);
     let (to, to_rest) = E::chunks_mut(to);
     let (from, from_rest) = from.as_chunks::<LANES>();
     for (from, to) in from.iter().zip(to) {
-        E::store(simd, simd.load(from), to);
+        E::store(simd, simd.mul(simd.load(from), factor), to);
     }
     if !to_rest.is_empty() {
-        E::store_part(simd, load_part(simd, from_rest), to_rest);
+        E::store_part(simd, simd.mul(load_part(simd, from_rest), factor), to_rest);
     }
 }
 
@@ -177,13 +166,13 @@ fn store_along<S: Simd, E: Element>(simd: S, from: &[f32], to: &mut [u8]) {
 mod tests {
     use super::*;
     use crate::{
-        dtype::{decode, encode},
-        testing::{cpus, numbers},
+        dtype::{Dtype, decode, encode},
+        testing::{cpus, numbers, stored},
     };
 
     #[test]
     fn blocks_are_apart_aligned_and_zero() {
-        let layout = KvLayout { layers: 2, kv_heads: 3, head_dim: 20, dtype: Dtype::Bf16 };
+        let layout = KvLayout { layers: 2, kv_heads: 3, head_dim: 20, dtype: KvDtype::Bf16 };
         assert_eq!(layout.block_bytes(), 2 * 2 * 3 * 16 * 20 * 2);
         let mut kv = KvMemory::new(layout, 5);
         assert!(kv.block(0).as_ptr().addr().is_multiple_of(64));
@@ -196,34 +185,65 @@ mod tests {
         }
     }
 
+    /// Writes 20 rows of two sequences and looks at what each became, which `expected` makes of a head's numbers.
+    fn assert_written(layout: KvLayout, expected: impl Fn(&[f32]) -> Vec<f64>) {
+        let width = layout.kv_heads * layout.head_dim;
+        let (k, v) = (numbers(20 * width, 1), numbers(20 * width, 2));
+        let mut first = None;
+        for cpu in cpus() {
+            let mut kv = KvMemory::new(layout, 4);
+            let spans = [Span { blocks: &[3, 1], start: 13, rows: 18 }, Span { blocks: &[2], start: 0, rows: 2 }];
+            write(&cpu, &mut kv, 1, &spans, &k, &v);
+            let positions = (13..31).map(|p| ([3, 1][p / 16], p % 16)).chain([(2, 0), (2, 1)]);
+            for (row, (block, slot)) in positions.enumerate() {
+                for (part, from) in [(Part::K, &k), (Part::V, &v)] {
+                    for head in 0..layout.kv_heads {
+                        let from = &from[row * width + head * layout.head_dim..][..layout.head_dim];
+                        assert_eq!(stored(&kv, block, 1, part, head)[slot], expected(from), "{layout:?} on {}", cpu.isa());
+                    }
+                }
+            }
+            assert!(
+                kv.block(3)[..layout.numbers(0, Part::V, layout.kv_heads - 1).end].iter().all(|b| *b == 0),
+                "other layers are untouched"
+            );
+            assert!(kv.block(0).iter().all(|b| *b == 0), "other blocks are untouched");
+            let all: Vec<u8> = (0..4).flat_map(|id| kv.block(id).to_vec()).collect();
+            assert!(*first.get_or_insert_with(|| all.clone()) == all, "the same bytes on {}", cpu.isa());
+        }
+    }
+
     #[test]
     fn a_written_row_lands_at_its_position_rounded_to_nearest() {
-        for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
+        for (kv_dtype, dtype) in [(KvDtype::F32, Dtype::F32), (KvDtype::F16, Dtype::F16), (KvDtype::Bf16, Dtype::Bf16)] {
             for head_dim in [8, 16, 40] {
-                let layout = KvLayout { layers: 3, kv_heads: 2, head_dim, dtype };
-                let width = 2 * head_dim;
-                let (k, v) = (numbers(20 * width, 1), numbers(20 * width, 2));
-                for cpu in cpus() {
-                    let mut kv = KvMemory::new(layout, 4);
-                    let spans = [Span { blocks: &[3, 1], start: 13, rows: 18 }, Span { blocks: &[2], start: 0, rows: 2 }];
-                    write(&cpu, &mut kv, 1, &spans, &k, &v);
-                    let positions = (13..31).map(|p| ([3, 1][p / 16], p % 16)).chain([(2, 0), (2, 1)]);
-                    for (row, (block, slot)) in positions.enumerate() {
-                        for (part, from) in [(Part::K, &k), (Part::V, &v)] {
-                            for head in 0..2 {
-                                let stored = decode(dtype, &kv.block(block)[layout.head(1, part, head)]);
-                                let from = &from[row * width + head * head_dim..][..head_dim];
-                                let stored: Vec<f32> = match part {
-                                    Part::K => stored.chunks(16).map(|positions| positions[slot]).collect(),
-                                    Part::V => stored[slot * head_dim..][..head_dim].to_vec(),
-                                };
-                                assert_eq!(stored, decode(dtype, &encode(dtype, from)));
-                            }
-                        }
-                    }
-                    let other = decode(dtype, &kv.block(3)[layout.head(0, Part::K, 0)]);
-                    assert!(other.iter().all(|x| *x == 0.0), "other layers are untouched");
-                    assert!(kv.block(0).iter().all(|b| *b == 0), "other blocks are untouched");
+                let layout = KvLayout { layers: 3, kv_heads: 2, head_dim, dtype: kv_dtype };
+                assert_written(layout, |from| decode(dtype, &encode(dtype, from)).into_iter().map(f64::from).collect());
+            }
+        }
+    }
+
+    #[test]
+    fn in_int8_the_largest_number_of_a_head_is_127() {
+        for head_dim in [2, 6, 16, 40, 64] {
+            assert_written(KvLayout { layers: 3, kv_heads: 2, head_dim, dtype: KvDtype::Int8 }, |from| {
+                let largest = from.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+                let integers = from.iter().map(|x| (x * (127.0 / largest)).round_ties_even());
+                integers.map(|integer| f64::from(integer) * f64::from(largest / 127.0)).collect()
+            });
+        }
+    }
+
+    #[test]
+    fn in_int8_nothing_is_zero_and_needs_no_division() {
+        let layout = KvLayout { layers: 1, kv_heads: 1, head_dim: 20, dtype: KvDtype::Int8 };
+        for nothing in [0.0, -0.0, 1e-40, -9e-31] {
+            for cpu in cpus() {
+                let mut kv = KvMemory::new(layout, 1);
+                kv.block_mut(0).fill(0xff);
+                write(&cpu, &mut kv, 0, &[Span { blocks: &[0], start: 3, rows: 1 }], &[nothing; 20], &[nothing; 20]);
+                for part in [Part::K, Part::V] {
+                    assert_eq!(stored(&kv, 0, 0, part, 0)[3], [0.0; 20]);
                 }
             }
         }

@@ -5,11 +5,12 @@
 //! f32 (`simd`). Products and attention have their lanes along the outputs: each number is one chain of fused multiply-adds in
 //! ascending order (`tile`). With bf16 weights, activations are rounded to bf16 as well and the chain goes in twos, the odd one
 //! first (`lines`): just what AVX-512 BF16 computes at twice the rate, and it is used where that was found true (`simd::proof`).
-//! Norms and softmax sum lane by lane in ascending order, and add the lanes in one fixed tree. AVX-512 holds the 16 lanes in one register, AVX2 in two, portable code in an array; all give the same bits, and the tests hold them
-//! to it.
+//! Norms and softmax sum lane by lane in ascending order, and add the lanes in one fixed tree. AVX-512 holds
+//! the 16 lanes in one register, AVX2 in two, NEON in four, portable code in an array; all give the same bits, and the tests hold them to
+//! it.
 //!
 //! - [`cpu`]: an instruction set that this machine has, and threads to run on; `pool`: those threads; `affinity`: cores
-//! - `simd`: the 16-lane machine, and its three implementations
+//! - `simd`: the 16-lane machine, and its implementations
 //! - [`dtype`]: f32, f16 and bf16 in memory, as chunks of 16
 //! - `bf16`: rounding to what products multiply; `lines`: how weights of each type lie in a panel, and are multiplied
 //! - [`matrix`]: a matrix as a file stores it, and row look-up; [`Weights`]: the same, packed for products
@@ -45,6 +46,8 @@ pub mod matrix;
 mod memory;
 mod pool;
 mod scratch;
+#[cfg(test)]
+mod shapes;
 mod simd;
 #[cfg(test)]
 mod testing;
@@ -55,7 +58,7 @@ mod weights;
 
 pub use cpu::{Cpu, Isa, KernelError};
 pub use dtype::Dtype;
-pub use kv::{BLOCK_POSITIONS, KvLayout, KvMemory, Span};
+pub use kv::{BLOCK_POSITIONS, KvDtype, KvLayout, KvMemory, Span};
 pub use matrix::Matrix;
 pub use tiles::Tiles;
 pub use weights::Weights;

@@ -1,6 +1,10 @@
 //! What the kernels' tests share.
 
-use crate::cpu::{Cpu, Isa};
+use crate::{
+    cpu::{Cpu, Isa},
+    dtype::{self, Dtype},
+    kv::{BLOCK_POSITIONS, KvDtype, KvMemory, Part},
+};
 
 /// One of each available instruction set, alone and with threads.
 pub(crate) fn cpus() -> Vec<Cpu> {
@@ -28,4 +32,24 @@ pub(crate) fn close(got: &[f32], expected: impl Iterator<Item = f64>, tolerance:
         count += 1;
     }
     assert_eq!(count, got.len());
+}
+
+/// What a head's K or V in a block stands for: `[position][dimension]`.
+pub(crate) fn stored(kv: &KvMemory, block: u32, layer: usize, part: Part, head: usize) -> Vec<Vec<f64>> {
+    let (layout, bytes) = (kv.layout(), kv.block(block));
+    let numbers = &bytes[layout.numbers(layer, part, head)];
+    let numbers: Vec<f32> = match layout.dtype {
+        KvDtype::F32 => dtype::decode(Dtype::F32, numbers),
+        KvDtype::F16 => dtype::decode(Dtype::F16, numbers),
+        KvDtype::Bf16 => dtype::decode(Dtype::Bf16, numbers),
+        KvDtype::Int8 => numbers.iter().map(|x| f32::from(*x as i8)).collect(),
+    };
+    let mut scales = dtype::decode(Dtype::F32, &bytes[layout.scales(layer, part, head)]);
+    scales.resize(BLOCK_POSITIONS, 1.0);
+    let place = |position: usize, i: usize| match part {
+        Part::K => i * BLOCK_POSITIONS + position,
+        Part::V => position * layout.head_dim + i,
+    };
+    let number = |position: usize, i: usize| f64::from(numbers[place(position, i)]) * f64::from(scales[position]);
+    (0..BLOCK_POSITIONS).map(|position| (0..layout.head_dim).map(|i| number(position, i)).collect()).collect()
 }

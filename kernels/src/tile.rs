@@ -139,7 +139,7 @@ fn step<S: Simd, P: Lines, const T: usize, const N: usize, const STEP: usize>(
     }
 }
 
-const CACHE_LINE: usize = 64;
+pub(crate) const CACHE_LINE: usize = 64;
 
 /// Weights to ask memory for while a tile is computed.
 #[derive(Clone, Copy)]

@@ -9,7 +9,7 @@ use tidemill_kernels::cuda::{
 
 const ARCHS: [Arch; 2] = [Arch::SM_80, Arch::SM_90A];
 /// The smallest, the largest, and what models have.
-const HEAD_DIMS: [usize; 7] = [16, 64, 80, 96, 112, 128, 256];
+const HEAD_DIMS: [usize; 8] = [16, 32, 64, 80, 96, 112, 128, 256];
 
 /// What the assembler says of a kernel.
 #[derive(Debug)]

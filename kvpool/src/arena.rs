@@ -21,13 +21,14 @@ use nix::{
 };
 use std::{
     fs::{self, File, OpenOptions},
+    hash::Hasher,
     io,
     os::fd::AsRawFd,
     path::PathBuf,
     sync::atomic::{AtomicU64, Ordering, fence},
 };
 use tidemill_proto::pool::ArenaInfo;
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::XxHash3_64;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ArenaError {
@@ -168,12 +169,12 @@ impl Arena {
     /// Copies a whole block in and returns the checksum of what was copied from.
     pub fn write_block(&self, slot: u32, bytes: &[u8]) -> u64 {
         assert_eq!(bytes.len(), self.layout.block_bytes, "a slot holds one block");
-        let mut hasher = Xxh3::new();
+        let mut hasher = XxHash3_64::new();
         for (chunk, offset) in bytes.chunks(CHUNK).zip((0..).step_by(CHUNK)) {
             self.write(slot, offset, chunk);
-            hasher.update(chunk);
+            hasher.write(chunk);
         }
-        hasher.digest()
+        hasher.finish()
     }
 
     /// Copies a whole block out, and reads the slot's generation after that.

@@ -20,23 +20,29 @@ pub struct TransferCounters {
     unreachable: AtomicU64,
 }
 
-/// One direction of one transport.
+/// One direction of one transport, or of a disk.
 #[derive(Debug, Default)]
-struct Lane {
+pub(crate) struct Lane {
     bytes: AtomicU64,
     transfers: AtomicU64,
     nanoseconds: AtomicU64,
+    times: [AtomicU64; Moved::BOUNDS_S.len()],
 }
 
 impl Lane {
-    fn moved(&self, bytes: usize, took: Duration) {
+    pub(crate) fn moved(&self, bytes: usize, took: Duration) {
+        let seconds = took.as_secs_f64();
+        if let Some(count) = self.times.get(Moved::BOUNDS_S.partition_point(|bound| *bound < seconds)) {
+            count.fetch_add(1, Relaxed);
+        }
         self.bytes.fetch_add(bytes as u64, Relaxed);
         self.transfers.fetch_add(1, Relaxed);
         self.nanoseconds.fetch_add(took.as_nanos() as u64, Relaxed);
     }
 
-    fn snapshot(&self) -> Moved {
+    pub(crate) fn snapshot(&self) -> Moved {
         Moved {
+            times: self.times.each_ref().map(|count| count.load(Relaxed)),
             bytes: self.bytes.load(Relaxed),
             transfers: self.transfers.load(Relaxed),
             seconds: Duration::from_nanos(self.nanoseconds.load(Relaxed)).as_secs_f64(),
@@ -84,5 +90,22 @@ impl TransferCounters {
             unreachable: self.unreachable.load(Relaxed),
         };
         (transfer, misses)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn transfers_are_counted_by_the_time_they_take() {
+        let lane = Lane::default();
+        for (bytes, us) in [(1, 0), (2, 10), (4, 11), (8, 25), (16, 60_000_000)] {
+            lane.moved(bytes, Duration::from_micros(us));
+        }
+        let Moved { bytes, transfers, seconds, times } = lane.snapshot();
+        assert_eq!((bytes, transfers), (31, 5));
+        assert!((60.0..60.001).contains(&seconds), "{seconds}");
+        assert_eq!((times[..2].to_vec(), times.iter().sum()), (vec![2, 2], 4), "the last one took longer than any bound");
     }
 }

@@ -36,7 +36,7 @@ mod waits;
 
 pub use disk::{DiskBlock, DiskUsage};
 pub use events::Events;
-pub use hottest::Held;
+pub use hottest::{Held, Place};
 pub use tiers::DiskFault;
 
 use crate::eviction::{EvictionPolicy, Use};

@@ -43,6 +43,7 @@ use tidemill_proto::{
     uplink::{LinkEvent, Uplink},
 };
 use tokio::{
+    signal::unix::{SignalKind, signal},
     sync::{Notify, Semaphore},
     task::JoinSet,
     time::{MissedTickBehavior, interval},
@@ -307,6 +308,10 @@ impl Node {
 
 /// Opens the disk, if that is possible: a node without one is slower, not broken.
 fn open_disk(Nvme { dir, capacity_bytes }: Nvme) -> Option<OpenDisk> {
+    // A write beyond a limit that the system sets on files would end the process. Handled, it is the disk's error like any other.
+    if let Err(error) = signal(SignalKind::from_raw(nix::libc::SIGXFSZ)) {
+        tracing::warn!(%error, "a limit on file sizes would end this node");
+    }
     match Disk::open(&dir) {
         Ok(disk) => Some(OpenDisk { disk: Arc::new(disk), capacity_bytes }),
         Err(error) => {

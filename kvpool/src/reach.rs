@@ -105,6 +105,11 @@ impl<I: Send + 'static> Reach<I> {
         }
     }
 
+    /// Says that this worker leaves: it gets nothing new.
+    pub fn leave(&self) {
+        self.uplink.broadcast(&WorkerEvent::Leaving);
+    }
+
     /// Changes what the next heartbeat reports.
     pub fn report(&self, change: impl FnOnce(&mut Report)) {
         change(&mut self.report.lock());
@@ -130,7 +135,7 @@ impl<I: Send + 'static> Links<I> {
         tracing::info!("draining: work goes back to its coordinators");
         self.uplink.broadcast(&WorkerEvent::Leaving);
         let _ = self.inbox.send(drain).await;
-        thread.await.map_err(|error| WorkerError::EngineEnded(error.to_string()))
+        worker::joined(thread.await)
     }
 
     /// Sends what is still to be said to coordinators (bounded), and closes all connections.

@@ -1,7 +1,7 @@
 //! The one check that stands between any copied bytes and whoever uses them.
 
 use tidemill_proto::pool::Found;
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 /// Why copied bytes must not be used. Either way they are a miss.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -14,7 +14,7 @@ pub enum Invalid {
 
 /// Guards copies at memory speed; a block's name, not this, says what its content should be.
 pub fn checksum(bytes: &[u8]) -> u64 {
-    xxh3_64(bytes)
+    XxHash3_64::oneshot(bytes)
 }
 
 /// Whether `copy` is the block that was `found`. Every read path calls this after its copy, on the copy, with the slot's

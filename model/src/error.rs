@@ -1,7 +1,7 @@
 //! What can be wrong with a checkpoint, in words that say what to do.
 
 use std::{io, path::PathBuf};
-use tidemill_kernels::KernelError;
+use tidemill_kernels::{KernelError, cuda::CudaError};
 
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
@@ -32,6 +32,15 @@ pub enum ModelError {
         max = tidemill_kernels::int8::INPUTS_MAX
     )]
     TooWideForInt8 { tensor: String, inputs: usize },
+    #[error("the GPU's kernels cannot run this: {problem}; run on the CPU (--device cpu)")]
+    NotOnDevice { problem: String },
+    #[error(
+        "{blocks} KV blocks of {block_bytes} bytes are left to this worker on the GPU, where {taken} bytes are taken by its weights and \
+         buffers and {free} are free: set --kv-memory, a larger --device-share or a smaller --step-tokens, or use a larger GPU"
+    )]
+    NoRoom { blocks: usize, block_bytes: usize, free: usize, taken: usize },
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
     #[error(transparent)]
     Kernel(#[from] KernelError),
 }

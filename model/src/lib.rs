@@ -3,10 +3,12 @@
 //!
 //! - `config`: `config.json`, checked; `family`: what distinguishes the families; `generation`: end-of-sequence ids
 //! - `rope`: rotary frequencies
-//! - `weights`: safetensors files, mapped and checked; their digest
+//! - `weights`: safetensors files, mapped and checked; their digest; `tensors`: what of them is where in the model
 //! - [`model`]: loading, and what a loaded model tells about itself; `load_engine` (feature `shell`): by a worker's settings
+//! - [`runner`]: a model on the device where it runs, with its KV blocks; [`step`]: what an engine asks of it
 //! - `projection`: weights and activations in f32 or in 8-bit integers
 //! - [`forward`]: a batch of chunks through the layers, to logits
+//! - [`cuda`]: the same on a GPU
 //! - [`sampler`]: a row of logits to a token; `penalties`: what came before weighs in; `rng`: the draws
 //!
 //! What a row of logits is depends on its sequence alone, bit for bit (see `tidemill_kernels`), and what is sampled from it
@@ -14,6 +16,7 @@
 //! error that names the file, the tensor or the field.
 
 mod config;
+pub mod cuda;
 mod error;
 mod family;
 pub mod forward;
@@ -25,16 +28,21 @@ mod penalties;
 mod projection;
 mod rng;
 mod rope;
+pub mod runner;
 pub mod sampler;
+pub mod step;
+mod tensors;
 mod weights;
 
 pub use config::ModelConfig;
 pub use error::ModelError;
 pub use forward::{Chunk, LogitRows, Logits};
 #[cfg(feature = "shell")]
-pub use load_engine::{EngineError, load_engine};
+pub use load_engine::{EngineError, LoadedEngine, load_engine};
 pub use model::{LoadOptions, Model};
 pub use penalties::History;
 pub use projection::Quantization;
+pub use runner::{BlockBytes, Runner};
 pub use sampler::{SamplerScratch, sample, token_logprob};
-pub use tidemill_kernels::{Isa, KvMemory};
+pub use step::{Draw, Segment, SegmentResult, Wanted};
+pub use tidemill_kernels::{Isa, KvMemory, cuda::CudaError};

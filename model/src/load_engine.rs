@@ -1,9 +1,13 @@
-//! From a worker's `[engine]` settings to a loaded model and its device memory: the same for every role that computes.
+//! From a worker's `[engine]` settings to a loaded model with its device memory: the same for every role that computes.
 
-use crate::{Isa, KvMemory, LoadOptions, Model, ModelError, Quantization};
+use crate::{
+    CudaError, Isa, LoadOptions, Model, ModelError, Quantization, Runner,
+    cuda::{CudaOptions, CudaRunner, KvBytes},
+};
 use tidemill_proto::{
+    block::KvDtype,
     config::{ConfigError, invalid},
-    engine::EngineSettings,
+    engine::{DeviceChoice, EngineSettings},
     message::EngineInfo,
     process::Progress,
 };
@@ -16,8 +20,45 @@ pub enum EngineError {
     Model(#[from] ModelError),
 }
 
-/// Loads the model, logging its progress, and sets up its KV memory. The info is what the worker registers with.
-pub fn load_engine(settings: &EngineSettings) -> Result<(Model, KvMemory, EngineInfo), EngineError> {
+/// Ready to run.
+pub struct LoadedEngine {
+    pub runner: Runner,
+    /// What the worker registers with.
+    pub info: EngineInfo,
+    /// Most tokens of a step: at least one for each sequence.
+    pub step_tokens: usize,
+}
+
+/// Tokens of a step, where the settings do not say.
+const CPU_STEP_TOKENS: usize = 256;
+const CUDA_STEP_TOKENS: usize = 8192;
+
+/// Loads the model, logging its progress, and sets up its device memory. A step draws tokens for up to `sequences_max` sequences; 0 for
+/// a worker that never draws any.
+pub fn load_engine(settings: &EngineSettings, sequences_max: usize) -> Result<LoadedEngine, EngineError> {
+    match settings.device {
+        DeviceChoice::Cpu => load_on_cpu(settings, sequences_max),
+        DeviceChoice::Cuda => Ok(load_on_cuda(settings, sequences_max)?),
+        DeviceChoice::Auto => match load_on_cuda(settings, sequences_max) {
+            Err(reason) if is_no_gpu_for_it(&reason) => {
+                tracing::info!(%reason, "the model computes on the CPU");
+                load_on_cpu(settings, sequences_max)
+            }
+            outcome => Ok(outcome?),
+        },
+    }
+}
+
+/// Whether the CPU is to do it: there is no GPU, or none that could run this model as it is wanted.
+fn is_no_gpu_for_it(error: &ModelError) -> bool {
+    match error {
+        ModelError::NotOnDevice { .. } => true,
+        ModelError::Cuda(error) => error.is_absence() || matches!(error, CudaError::NoLibrary { .. } | CudaError::TooOld { .. }),
+        _ => false,
+    }
+}
+
+fn load_on_cpu(settings: &EngineSettings, sequences_max: usize) -> Result<LoadedEngine, EngineError> {
     let isa = match &settings.isa {
         None => None,
         Some(name) => Some(name.parse::<Isa>().map_err(|reason| invalid("isa", name, reason.to_string()))?),
@@ -30,14 +71,63 @@ pub fn load_engine(settings: &EngineSettings) -> Result<(Model, KvMemory, Engine
     };
     let mut progress = Progress::new("loading weights:");
     let model = Model::load(&settings.model, &options, &mut |done, total| progress.update(done, total))?;
-    let block_bytes = model.kv_shape().block_bytes();
-    let blocks = settings.device_blocks(block_bytes)?;
-    let kv = model.new_kv(blocks);
-    let info = EngineInfo {
-        layout: model.layout(),
-        block_bytes: block_bytes as u64,
-        device_blocks: blocks as u32,
-        context_tokens: model.config().context_tokens() as u32,
-    };
-    Ok((model, kv, info))
+    let blocks = settings.cpu_blocks(model.kv_shape().block_bytes())?;
+    let step_tokens = settings.step_tokens.unwrap_or(CPU_STEP_TOKENS).max(sequences_max);
+    Ok(LoadedEngine::new(Runner::on_cpu(model, blocks), blocks, step_tokens))
+}
+
+fn load_on_cuda(settings: &EngineSettings, sequences_max: usize) -> Result<LoadedEngine, ModelError> {
+    let unfit = |problem: &str| Err(ModelError::NotOnDevice { problem: problem.to_owned() });
+    if settings.quantize_int8 {
+        return unfit("projections in 8-bit integers (--quantize int8) are the CPU's");
+    }
+    if settings.kv_dtype != KvDtype::Bf16 {
+        return unfit("K and V are bf16 there (--kv-dtype)");
+    }
+    let step_tokens = settings.step_tokens.unwrap_or(CUDA_STEP_TOKENS).max(sequences_max);
+    let kv = settings.kv_memory_bytes.map_or(KvBytes::UpToShare(settings.device_share), KvBytes::Exactly);
+    let options = CudaOptions { kernel_cache: settings.kernel_cache.clone(), step_tokens, sequences_max, kv };
+    let mut progress = Progress::new("loading weights:");
+    let cuda = CudaRunner::load(&settings.model, &options, &mut |done, total| progress.update(done, total))?;
+    let blocks = cuda.blocks();
+    tracing::info!(device = cuda.device_name(), blocks, "the model computes on a GPU");
+    Ok(LoadedEngine::new(Runner::Cuda(Box::new(cuda)), blocks, step_tokens))
+}
+
+impl LoadedEngine {
+    fn new(runner: Runner, blocks: usize, step_tokens: usize) -> Self {
+        let info = EngineInfo {
+            layout: runner.layout(),
+            block_bytes: runner.kv_shape().block_bytes() as u64,
+            device_blocks: blocks as u32,
+            context_tokens: runner.config().context_tokens() as u32,
+        };
+        Self { runner, info, step_tokens }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+    use tidemill_kernels::cuda::Device;
+    use tidemill_proto::engine::EngineFlags;
+
+    fn load(device: &str) -> Result<LoadedEngine, EngineError> {
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/llama3");
+        let flags = EngineFlags { model: Some(model), device: Some(device.into()), threads: Some(1), ..EngineFlags::default() };
+        load_engine(&flags.check().unwrap(), 300)
+    }
+
+    #[test]
+    fn without_a_gpu_auto_computes_on_the_cpu_and_cuda_says_what_is_missing() {
+        let engine = load("cpu").unwrap();
+        assert!(matches!(engine.runner, Runner::Cpu(_)));
+        assert_eq!(engine.step_tokens, 300, "a token of each sequence");
+        if Device::count() == 0 {
+            assert_eq!(load("auto").unwrap().info.layout, engine.info.layout);
+            let Err(error) = load("cuda") else { panic!("there is no device") };
+            assert!(error.to_string().contains("CUDA driver"), "{error}");
+        }
+    }
 }

@@ -4,12 +4,13 @@ use crate::{
     config::ModelConfig,
     error::ModelError,
     forward::Buffers,
-    projection::{Arithmetic, Linear, Projection, Quantization},
+    projection::{Arithmetic, Projection, Quantization},
     rope::Rope,
+    tensors::{LayerTensors, Tensors},
     weights::{Checkpoint, WeightMatrix},
 };
 use std::path::Path;
-use tidemill_kernels::{BLOCK_POSITIONS, Cpu, Dtype, Isa, KvLayout, KvMemory};
+use tidemill_kernels::{self as kernels, BLOCK_POSITIONS, Cpu, Isa, KvLayout, KvMemory};
 use tidemill_proto::block::{BLOCK_TOKENS, KvDtype, KvShape, LayoutFingerprint};
 
 const _: () = assert!(BLOCK_TOKENS == BLOCK_POSITIONS, "the KV kernels and the block keys must agree on a block");
@@ -19,8 +20,8 @@ const ARITHMETIC_VERSION: u32 = 3;
 
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
-    /// How K and V are stored; `None`: as the weights are.
-    pub kv_dtype: Option<KvDtype>,
+    /// How K and V are stored.
+    pub kv_dtype: KvDtype,
     /// How projections compute; `None`: as their weights are stored, in products of bf16 or of f32 (and f16), with sums in f32.
     pub quantize: Option<Quantization>,
     /// Compute threads, at least 1.
@@ -65,27 +66,13 @@ impl Model {
         let cpu = Cpu::new(options.isa, options.threads)?;
         let mut checkpoint = Checkpoint::open(dir)?;
         let arithmetic = Arithmetic::of(&checkpoint, options.quantize);
-        let embedding = checkpoint.matrix("model.embed_tokens.weight", config.vocab, config.hidden)?;
-        let layers = (0..config.layers).map(|i| Layer::load(&cpu, &mut checkpoint, &config, arithmetic, i)).collect::<Result<_, _>>()?;
-        let final_norm = checkpoint.vector("model.norm.weight", config.hidden)?;
-        let head = match config.tied {
-            true => embedding.clone(),
-            false => checkpoint.matrix("lm_head.weight", config.vocab, config.hidden)?,
-        };
-        let head = Linear { name: "lm_head.weight".into(), weight: head, bias: None }.pack(&cpu, arithmetic)?;
-        let kv_shape = KvShape {
-            layers: config.layers,
-            kv_heads: config.kv_heads,
-            head_dim: config.head_dim,
-            dtype: options.kv_dtype.unwrap_or(match embedding.dtype() {
-                Dtype::F32 => KvDtype::F32,
-                Dtype::F16 => KvDtype::F16,
-                Dtype::Bf16 => KvDtype::Bf16,
-            }),
-        };
+        let Tensors { embedding, layers, final_norm, head } = Tensors::take(&mut checkpoint, &config)?;
+        let layers = layers.into_iter().map(|layer| Layer::pack(layer, &cpu, arithmetic)).collect::<Result<_, _>>()?;
+        let head = head.pack(&cpu, arithmetic)?;
+        let kv_shape = KvShape { layers: config.layers, kv_heads: config.kv_heads, head_dim: config.head_dim, dtype: options.kv_dtype };
         let weights = checkpoint.digest(progress);
         checkpoint.release();
-        let layout = LayoutFingerprint::new(&fingerprint(&weights, &config, arithmetic), &kv_shape, (0, 1));
+        let layout = LayoutFingerprint::new(&fingerprint(&weights, &config, arithmetic_number(arithmetic)), &kv_shape, (0, 1));
         let rope = Rope::new(&config.rope, config.head_dim);
         Ok(Model { config, cpu, rope, embedding, layers, final_norm, head, buffers: Buffers::new(arithmetic), kv_shape, layout })
     }
@@ -116,57 +103,46 @@ impl Model {
     pub(crate) fn kv_layout(&self) -> KvLayout {
         let KvShape { layers, kv_heads, head_dim, dtype } = self.kv_shape;
         let dtype = match dtype {
-            KvDtype::F32 => Dtype::F32,
-            KvDtype::F16 => Dtype::F16,
-            KvDtype::Bf16 => Dtype::Bf16,
+            KvDtype::F32 => kernels::KvDtype::F32,
+            KvDtype::F16 => kernels::KvDtype::F16,
+            KvDtype::Bf16 => kernels::KvDtype::Bf16,
+            KvDtype::Int8 => kernels::KvDtype::Int8,
         };
         KvLayout { layers, kv_heads, head_dim, dtype }
     }
 }
 
-/// Digest of weights, settings and arithmetic.
-fn fingerprint(weights: &[u8; 32], config: &ModelConfig, arithmetic: Arithmetic) -> [u8; 32] {
+/// Digest of weights, settings and arithmetic, which has a number of its own on each backend.
+pub(crate) fn fingerprint(weights: &[u8; 32], config: &ModelConfig, arithmetic: u8) -> [u8; 32] {
     let mut hasher = blake3::Hasher::new_derive_key("tidemill model v1");
     hasher.update(&ARITHMETIC_VERSION.to_le_bytes());
     hasher.update(weights);
-    hasher.update(&[match arithmetic {
-        Arithmetic::F32 => 0,
-        Arithmetic::Int8 => 1,
-        Arithmetic::Bf16 => 2,
-    }]);
+    hasher.update(&[arithmetic]);
     hasher.update(&serde_json::to_vec(config).expect("names and finite numbers serialize"));
     *hasher.finalize().as_bytes()
 }
 
+fn arithmetic_number(arithmetic: Arithmetic) -> u8 {
+    match arithmetic {
+        Arithmetic::F32 => 0,
+        Arithmetic::Int8 => 1,
+        Arithmetic::Bf16 => 2,
+    }
+}
+
 impl Layer {
-    fn load(
-        cpu: &Cpu,
-        checkpoint: &mut Checkpoint,
-        config: &ModelConfig,
-        arithmetic: Arithmetic,
-        index: usize,
-    ) -> Result<Layer, ModelError> {
-        let (hidden, inner, d) = (config.hidden, config.intermediate, config.head_dim);
-        let (q_rows, kv_rows) = (config.heads * d, config.kv_heads * d);
-        let name = |part: &str| format!("model.layers.{index}.{part}");
-        let mut linear = |part: &str, rows, cols, bias| {
-            let tensor = name(&format!("{part}.weight"));
-            let weight = checkpoint.matrix(&tensor, rows, cols)?;
-            let bias = if bias { Some(checkpoint.vector(&name(&format!("{part}.bias")), rows)?) } else { None };
-            Ok::<_, ModelError>(Linear { name: tensor, weight, bias })
-        };
-        let q = linear("self_attn.q_proj", q_rows, hidden, config.qkv_bias)?.pack(cpu, arithmetic)?;
-        let k = linear("self_attn.k_proj", kv_rows, hidden, config.qkv_bias)?.pack(cpu, arithmetic)?;
-        let v = linear("self_attn.v_proj", kv_rows, hidden, config.qkv_bias)?.pack(cpu, arithmetic)?;
-        let output = linear("self_attn.o_proj", hidden, q_rows, config.output_bias)?.pack(cpu, arithmetic)?;
-        let gate = linear("mlp.gate_proj", inner, hidden, config.mlp_bias)?;
-        let up = linear("mlp.up_proj", inner, hidden, config.mlp_bias)?;
-        let down = linear("mlp.down_proj", hidden, inner, config.mlp_bias)?.pack(cpu, arithmetic)?;
-        let gate_up = gate.pack_gated(&up, cpu, arithmetic)?;
-        let mut norm = |part: &str, len| checkpoint.vector(&name(&format!("{part}.weight")), len);
-        let attention_norm = norm("input_layernorm", hidden)?;
-        let mlp_norm = norm("post_attention_layernorm", hidden)?;
-        let qk_norm = if config.qk_norm { Some((norm("self_attn.q_norm", d)?, norm("self_attn.k_norm", d)?)) } else { None };
-        Ok(Layer { attention_norm, q, k, v, output, qk_norm, mlp_norm, gate_up, down })
+    fn pack(tensors: LayerTensors, cpu: &Cpu, arithmetic: Arithmetic) -> Result<Layer, ModelError> {
+        let LayerTensors { attention_norm, q, k, v, output, qk_norm, mlp_norm, gate, up, down } = tensors;
+        Ok(Layer {
+            attention_norm,
+            q: q.pack(cpu, arithmetic)?,
+            k: k.pack(cpu, arithmetic)?,
+            v: v.pack(cpu, arithmetic)?,
+            output: output.pack(cpu, arithmetic)?,
+            qk_norm,
+            mlp_norm,
+            gate_up: gate.pack_gated(&up, cpu, arithmetic)?,
+            down: down.pack(cpu, arithmetic)?,
+        })
     }
 }

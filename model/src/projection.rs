@@ -1,9 +1,6 @@
 //! Weights of projections, and what they multiply, in the arithmetic that a model was loaded for.
 
-use crate::{
-    error::ModelError,
-    weights::{Checkpoint, WeightMatrix},
-};
+use crate::{error::ModelError, tensors::Linear, weights::Checkpoint};
 use std::borrow::Cow;
 use tidemill_kernels::{
     Cpu, Dtype, Matrix, Tiles, Weights,
@@ -46,13 +43,6 @@ impl Arithmetic {
 pub(crate) enum Projection {
     Float(Weights),
     Int8(Int8Weights),
-}
-
-/// A projection as the file has it.
-pub(crate) struct Linear {
-    pub(crate) name: String,
-    pub(crate) weight: WeightMatrix,
-    pub(crate) bias: Option<Vec<f32>>,
 }
 
 impl Linear {

@@ -34,10 +34,6 @@ impl WeightMatrix {
         Matrix::new(self.bytes(), self.dtype, self.rows, self.cols)
     }
 
-    pub(crate) fn dtype(&self) -> Dtype {
-        self.dtype
-    }
-
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.map[self.range.clone()]
     }

@@ -1,10 +1,11 @@
 //! `tidemill-prefill`: the prefill role as a process.
 
 use tidemill_prefill::{settings::Flags, worker};
-use tidemill_proto::config::Cli;
+use tidemill_proto::{config::Cli, process};
 
-#[tokio::main(worker_threads = 2)]
-async fn main() -> anyhow::Result<()> {
+fn main() -> anyhow::Result<()> {
     let cli = Cli::<Flags>::of_process("tidemill-prefill", "Computes prompts in chunks and puts their KV blocks into the pool");
-    worker::run(cli.resolve()?.check()?).await
+    let settings = cli.resolve()?.check()?;
+    let cores = settings.engine.cores.clone();
+    process::run(cores.as_ref(), worker::run(settings))
 }

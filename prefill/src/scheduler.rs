@@ -203,7 +203,7 @@ impl Scheduler {
     }
 
     /// One result of a fetch. The answer is the device block that the bytes belong into; `None` if nobody wants them.
-    pub fn fetched(&mut self, fetch: FetchId, index: usize, arrival: Option<Arrival>) -> Option<u32> {
+    pub fn fetched(&mut self, fetch: FetchId, index: usize, arrival: Option<Arrival>, now: Duration) -> Option<u32> {
         let job = self.fetches.owner(fetch)?;
         let state = self.jobs.get_mut(&job).expect("a fetch belongs to a live job");
         let Phase::Fetching(fetching) = &mut state.phase else { unreachable!("a listed fetch is under way") };
@@ -226,7 +226,8 @@ impl Scheduler {
             }
             // What was lost meanwhile is put again when it has been computed again.
             state.sources[ready..].fill(None);
-            self.compute_from(job, ready);
+            self.compute_from(job, ready, now);
+            self.put_what_is_ready();
         }
         block
     }
@@ -390,20 +391,20 @@ impl Scheduler {
                 let parts = parts(blocks.take(readable).skip(hbm), None, Duration::ZERO);
                 self.actions.push(Action::Fetch { fetch, parts });
             } else {
-                self.compute_from(job, hbm);
-                self.finish_if_done(job, now);
+                self.compute_from(job, hbm, now);
             }
         }
         self.put_what_is_ready();
     }
 
-    /// All that could be had is on the device: blocks from number `ready` on are computed.
-    fn compute_from(&mut self, job: JobId, ready: usize) {
+    /// All that could be had is on the device: blocks from number `ready` on, if there are any, are computed.
+    fn compute_from(&mut self, job: JobId, ready: usize, now: Duration) {
         let state = self.jobs.get_mut(&job).expect("caller knows it");
         state.computed = ready * BLOCK_TOKENS;
         state.cached = state.computed;
         self.counters.prefill_cached_tokens += state.cached as u64;
         state.phase = Phase::Computing;
+        self.finish_if_done(job, now);
     }
 
     /// Sends final blocks on their way into the pool, oldest job first, as far as there may be more on the way.

@@ -6,6 +6,7 @@ use crate::{
     settings::Settings,
 };
 use tidemill_kvpool::reach;
+use tidemill_model::{LoadedEngine, load_engine};
 use tidemill_proto::{message::RoleInfo, process};
 
 /// Blocks on their way into pools.
@@ -16,16 +17,17 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     process::init_logging(&settings.worker.log);
     process::keep_freed_memory();
     let shutdown = settings.worker.shutdown();
-    let (model, kv, info) = tidemill_model::load_engine(&settings.engine)?;
+    // Prefill never draws a token.
+    let LoadedEngine { runner, info, step_tokens } = load_engine(&settings.engine, 0)?;
     let (reach, mut links, inputs) = reach::start(&settings.worker, &settings.engine, &info, RoleInfo::Prefill(info.clone()))?;
     let limits = Limits {
         admitted_max: settings.admitted_max,
         jobs_max: settings.jobs_max,
-        step_tokens: settings.engine.step_tokens,
+        step_tokens,
         putting_max: reach::queue_blocks(&info, PUTTING_MAX),
     };
-    let engine = Engine { scheduler: Scheduler::new(info.layout, info.device_blocks, limits), model, kv, reach };
-    links.drive(engine, inputs, Input::Link, Input::Drain, shutdown).await?;
+    let engine = Engine { scheduler: Scheduler::new(info.layout, info.device_blocks, limits), runner, reach };
+    let outcome = links.drive(engine, inputs, Input::Link, Input::Drain, shutdown).await;
     links.close().await;
-    Ok(())
+    Ok(outcome?)
 }

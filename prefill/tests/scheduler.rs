@@ -108,6 +108,7 @@ impl World {
                 self.observe();
                 assert!(rows.iter().map(|r| r.len).sum::<usize>() <= LIMITS.step_tokens);
                 for row in &rows {
+                    assert!(row.len > 0, "a row has something to compute");
                     let (tokens, blocks) = self.scheduler.row(row);
                     assert!(blocks.len() * BLOCK_TOKENS >= row.start + tokens.len(), "the block table covers the row");
                 }
@@ -143,7 +144,7 @@ impl World {
                     self.questions.push_back(Question::Fetch { fetch, keys, next: next + 1 });
                 }
                 let arrival = there.then_some(Arrival { origin: RequestId(999), source: Source::Dram });
-                self.scheduler.fetched(fetch, next, arrival);
+                self.scheduler.fetched(fetch, next, arrival, self.now);
             }
             Some(Question::Put { job, keys }) => {
                 let blocks = keys.len();

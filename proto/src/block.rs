@@ -16,19 +16,25 @@ pub enum KvDtype {
     F32,
     F16,
     Bf16,
+    /// 8-bit integers, with an f32 scale for each position and head.
+    Int8,
 }
 
 impl KvDtype {
-    pub fn bytes(self) -> usize {
+    pub const ALL: [KvDtype; 4] = [KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::Int8];
+
+    pub fn name(self) -> &'static str {
         match self {
-            KvDtype::F32 => 4,
-            KvDtype::F16 | KvDtype::Bf16 => 2,
+            KvDtype::F32 => "f32",
+            KvDtype::F16 => "f16",
+            KvDtype::Bf16 => "bf16",
+            KvDtype::Int8 => "int8",
         }
     }
 }
 
-/// Shape of one block: `[layer][K, V][kv head][16 positions][head_dim]`, contiguous, so that a layer's slice can be
-/// shipped when that layer is done.
+/// Shape of one block: `[layer][K, V][kv head]`, of each head `[16 positions][head_dim]` numbers (transposed in K) after the positions'
+/// scales if there are some, on cache lines. Contiguous, so that a layer's slice can be shipped when that layer is done.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct KvShape {
     pub layers: usize,
@@ -39,9 +45,20 @@ pub struct KvShape {
 }
 
 impl KvShape {
+    /// Bytes of K or V of one head.
+    fn head_bytes(&self) -> usize {
+        let numbers = BLOCK_TOKENS * self.head_dim;
+        let bytes = match self.dtype {
+            KvDtype::F32 => 4 * numbers,
+            KvDtype::F16 | KvDtype::Bf16 => 2 * numbers,
+            KvDtype::Int8 => BLOCK_TOKENS * size_of::<f32>() + numbers,
+        };
+        bytes.next_multiple_of(CACHE_LINE)
+    }
+
     /// Bytes of one layer's slice of a block (K and V).
     pub fn layer_bytes(&self) -> usize {
-        2 * self.kv_heads * BLOCK_TOKENS * self.head_dim * self.dtype.bytes()
+        2 * self.kv_heads * self.head_bytes()
     }
 
     /// Bytes of one block.
@@ -49,6 +66,8 @@ impl KvShape {
         self.layers * self.layer_bytes()
     }
 }
+
+const CACHE_LINE: usize = 64;
 
 /// 128 bits of BLAKE3 over all that determines a block's bytes besides its tokens. It is the root of every chain, so
 /// a change of model, dtype, block size or shard can never read old bytes.
@@ -68,6 +87,7 @@ impl LayoutFingerprint {
             KvDtype::F32 => 0,
             KvDtype::F16 => 1,
             KvDtype::Bf16 => 2,
+            KvDtype::Int8 => 3,
         }]);
         hasher.update(&shard.0.to_le_bytes());
         hasher.update(&shard.1.to_le_bytes());
@@ -201,5 +221,7 @@ mod tests {
     fn block_bytes_are_layers_times_layer_bytes() {
         assert_eq!(SHAPE.layer_bytes(), 2 * 2 * 16 * 8 * 4);
         assert_eq!(SHAPE.block_bytes(), 2 * SHAPE.layer_bytes());
+        let int8 = KvShape { head_dim: 128, dtype: KvDtype::Int8, ..SHAPE };
+        assert_eq!(int8.layer_bytes(), 2 * 2 * 16 * (4 + 128));
     }
 }

@@ -3,6 +3,7 @@
 use crate::{
     block::KvDtype,
     config::{ConfigError, invalid, parse_bytes, required},
+    cores::Cores,
 };
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -14,96 +15,187 @@ pub struct EngineFlags {
     /// Hugging Face model directory
     #[arg(long)]
     pub model: Option<PathBuf>,
-    /// How projections compute: none (in f32, with weights as stored) or int8 (weights and activations in 8-bit integers)
+    /// Where the model computes: auto (a GPU where there is one that can run it), cpu or cuda
+    #[arg(long)]
+    pub device: Option<String>,
+    /// How projections compute: none (as weights are stored: bf16 in products of bf16, others in f32) or int8 (weights and activations in 8-bit integers)
     #[arg(long)]
     pub quantize: Option<String>,
-    /// How K and V are stored: auto (as the weights), f32, f16 or bf16
+    /// How K and V are stored: bf16 (default), f16, f32, or int8 (a scale for each position and head)
     #[arg(long)]
     pub kv_dtype: Option<String>,
-    /// Device memory for KV blocks, such as 512MiB
+    /// Device memory for KV blocks, such as 512MiB (default: 1GiB on a CPU, what `device_share` leaves on a GPU)
     #[arg(long)]
     pub kv_memory: Option<String>,
-    /// Threads that compute (default: all cores)
+    /// Share of a GPU's memory that this worker takes in all, if `kv_memory` does not say what its KV blocks take (default: 0.9)
+    #[arg(long)]
+    pub device_share: Option<f32>,
+    /// Where kernels compiled for a GPU are kept (default: .cache/tidemill/kernels in the home directory)
+    #[arg(long)]
+    pub kernel_cache: Option<PathBuf>,
+    /// Cores that this process stays on, such as 0-1,4 (default: any)
+    #[arg(long)]
+    pub cores: Option<String>,
+    /// Threads that compute (default: one for each core)
     #[arg(long)]
     pub threads: Option<usize>,
-    /// Instruction set: auto, avx512bf16, avx512, avx2 or portable. All give the same bits
+    /// Instruction set: auto, avx512bf16, avx512, avx2, neon or portable. All give the same bits
     #[arg(long)]
     pub isa: Option<String>,
     /// How blocks travel: auto (shared memory where the pool node is on this host, see --host) or quic
     #[arg(long)]
     pub transport: Option<String>,
-    /// Most tokens computed in one step
+    /// Most tokens computed in one step (default: 256 on a CPU, 8192 on a GPU)
     #[arg(long)]
     pub step_tokens: Option<usize>,
 }
 
-/// The same, checked.
+/// Where a model computes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DeviceChoice {
+    /// On a GPU if there is one that can run it, else on the CPU.
+    Auto,
+    Cpu,
+    Cuda,
+}
+
+/// The same, checked. What is `None` depends on the device.
 #[derive(Clone, Debug)]
 pub struct EngineSettings {
     pub model: PathBuf,
+    pub device: DeviceChoice,
     /// Projections compute in 8-bit integers.
     pub quantize_int8: bool,
-    /// `None`: as the weights.
-    pub kv_dtype: Option<KvDtype>,
-    pub kv_memory_bytes: u64,
+    pub kv_dtype: KvDtype,
+    pub kv_memory_bytes: Option<u64>,
+    pub device_share: f32,
+    pub kernel_cache: PathBuf,
+    /// `None`: any.
+    pub cores: Option<Cores>,
+    /// At most one for each of `cores`.
     pub threads: usize,
     /// `None`: the best that this CPU has.
     pub isa: Option<String>,
     pub force_quic: bool,
-    pub step_tokens: usize,
+    pub step_tokens: Option<usize>,
 }
 
 impl EngineFlags {
     pub fn check(self) -> Result<EngineSettings, ConfigError> {
+        let device = match self.device.as_deref() {
+            None | Some("auto") => DeviceChoice::Auto,
+            Some("cpu") => DeviceChoice::Cpu,
+            Some("cuda") => DeviceChoice::Cuda,
+            Some(other) => return Err(invalid("device", other, "is not one of auto, cpu, cuda")),
+        };
         let quantize_int8 = match self.quantize.as_deref() {
             None | Some("none") => false,
             Some("int8") => true,
             Some(other) => return Err(invalid("quantize", other, "is not one of none, int8")),
         };
         let kv_dtype = match self.kv_dtype.as_deref() {
-            None | Some("auto") => None,
-            Some("f32") => Some(KvDtype::F32),
-            Some("f16") => Some(KvDtype::F16),
-            Some("bf16") => Some(KvDtype::Bf16),
-            Some(other) => return Err(invalid("kv_dtype", other, "is not one of auto, f32, f16, bf16")),
+            None => KvDtype::Bf16,
+            Some(name) => {
+                let dtype = KvDtype::ALL.into_iter().find(|dtype| dtype.name() == name);
+                dtype.ok_or_else(|| invalid("kv_dtype", name, "is not one of bf16, f16, f32, int8"))?
+            }
         };
-        let kv_memory = self.kv_memory.unwrap_or_else(|| "1GiB".into());
-        let kv_memory_bytes = parse_bytes(&kv_memory).map_err(|reason| invalid("kv_memory", &kv_memory, reason))?;
+        let bytes = |text: &String| parse_bytes(text).map_err(|reason| invalid("kv_memory", text, reason));
+        let kv_memory_bytes = self.kv_memory.as_ref().map(bytes).transpose()?;
+        let device_share = self.device_share.unwrap_or(0.9);
+        if !(device_share > 0.0 && device_share <= 1.0) {
+            return Err(invalid("device_share", device_share, "must be above 0 and at most 1"));
+        }
         let force_quic = match self.transport.as_deref() {
             None | Some("auto") => false,
             Some("quic") => true,
             Some(other) => return Err(invalid("transport", other, "is not one of auto, quic")),
         };
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let threads = self.threads.unwrap_or(cores);
+        let cores = match &self.cores {
+            None => None,
+            Some(list) => Some(list.parse::<Cores>().map_err(|reason| invalid("cores", list, reason))?),
+        };
+        let threads = self.threads.unwrap_or_else(|| match &cores {
+            Some(cores) => cores.len(),
+            None => std::thread::available_parallelism().map_or(1, usize::from),
+        });
         if !(1..=1024).contains(&threads) {
             return Err(invalid("threads", threads, "must be from 1 to 1024"));
         }
-        let step_tokens = self.step_tokens.unwrap_or(256);
-        if !(1..=65_536).contains(&step_tokens) {
-            return Err(invalid("step_tokens", step_tokens, "must be from 1 to 65536"));
+        if let Some(cores) = cores.as_ref().filter(|cores| cores.len() < threads) {
+            return Err(invalid("threads", threads, format!("are more than the cores {cores}")));
+        }
+        if let Some(step_tokens) = self.step_tokens.filter(|tokens| !(1..=STEP_TOKENS_MAX).contains(tokens)) {
+            return Err(invalid("step_tokens", step_tokens, format!("must be from 1 to {STEP_TOKENS_MAX}")));
         }
         let isa = self.isa.filter(|isa| isa != "auto");
         Ok(EngineSettings {
             model: required("model", self.model)?,
+            device,
             quantize_int8,
             kv_dtype,
             kv_memory_bytes,
+            cores,
+            device_share,
+            kernel_cache: self.kernel_cache.unwrap_or_else(kernel_cache_default),
             threads,
             isa,
             force_quic,
-            step_tokens,
+            step_tokens: self.step_tokens,
         })
     }
 }
 
+/// Most tokens of one step.
+pub const STEP_TOKENS_MAX: usize = 65_536;
+/// On a CPU, where nothing else is said.
+const KV_BYTES_DEFAULT: u64 = 1 << 30;
+
+fn kernel_cache_default() -> PathBuf {
+    std::env::home_dir().unwrap_or_else(std::env::temp_dir).join(".cache/tidemill/kernels")
+}
+
 impl EngineSettings {
-    /// KV blocks that the device memory holds.
-    pub fn device_blocks(&self, block_bytes: usize) -> Result<usize, ConfigError> {
-        let blocks = self.kv_memory_bytes / block_bytes as u64;
-        match usize::try_from(blocks) {
+    /// KV blocks that a CPU's memory holds.
+    pub fn cpu_blocks(&self, block_bytes: usize) -> Result<usize, ConfigError> {
+        let bytes = self.kv_memory_bytes.unwrap_or(KV_BYTES_DEFAULT);
+        match usize::try_from(bytes / block_bytes as u64) {
             Ok(n) if n >= 2 && n <= u32::MAX as usize => Ok(n),
-            _ => Err(invalid("kv_memory", self.kv_memory_bytes, format!("must hold from 2 to 2^32 blocks of {block_bytes} bytes"))),
+            _ => Err(invalid("kv_memory", bytes, format!("must hold from 2 to 2^32 blocks of {block_bytes} bytes"))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flags() -> EngineFlags {
+        EngineFlags { model: Some("model".into()), ..EngineFlags::default() }
+    }
+
+    #[test]
+    fn k_and_v_are_bf16_unless_told_otherwise() {
+        assert_eq!(flags().check().unwrap().kv_dtype, KvDtype::Bf16);
+        for dtype in KvDtype::ALL {
+            let flags = EngineFlags { kv_dtype: Some(dtype.name().into()), ..flags() };
+            assert_eq!(flags.check().unwrap().kv_dtype, dtype);
+        }
+        let error = EngineFlags { kv_dtype: Some("int4".into()), ..flags() }.check().unwrap_err().to_string();
+        assert!(error.contains("`kv_dtype` = int4") && error.contains("bf16, f16, f32, int8"), "{error}");
+    }
+
+    #[test]
+    fn there_is_a_thread_for_each_core_and_no_more() {
+        let with = |cores: &str, threads| EngineFlags { cores: Some(cores.into()), threads, ..flags() }.check();
+        let settings = with("0-1,4", None).unwrap();
+        assert_eq!((settings.threads, settings.cores.unwrap().to_string()), (3, "0-1,4".into()));
+        assert_eq!(with("0-1,4", Some(2)).unwrap().threads, 2);
+        for (cores, threads, words) in
+            [("0-1", Some(3), ["threads", "more than the cores 0-1"]), ("1-0", None, ["cores", "`1-0` ends before it begins"])]
+        {
+            let error = with(cores, threads).unwrap_err().to_string();
+            assert!(words.iter().all(|word| error.contains(word)), "{error}");
         }
     }
 }

@@ -15,6 +15,7 @@
 //! - [`link`]: QUIC endpoints with mTLS that carry frames
 //! - [`uplink`]: a worker's registered, heartbeating link to each coordinator
 //! - [`config`]: a TOML file and command-line flags, resolved once
+//! - [`cores`]: lists of cores, and keeping a process on some
 //! - [`worker`]: flags that every worker process has
 //! - [`engine`]: flags that every worker with a model has
 //! - [`process`]: logging and signals, the same for every role
@@ -29,6 +30,8 @@ pub mod sampling;
 
 #[cfg(feature = "shell")]
 pub mod config;
+#[cfg(feature = "shell")]
+pub mod cores;
 #[cfg(feature = "shell")]
 pub mod engine;
 #[cfg(feature = "shell")]

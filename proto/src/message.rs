@@ -393,17 +393,25 @@ pub struct Transfer {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Moved {
     pub bytes: u64,
-    /// Puts are counted by batch, gets by block: what was waited for at a time.
+    /// Puts are counted by batch, gets by block, and the disk's by read and write: what was waited for at a time.
     pub transfers: u64,
     /// Added up over transfers, which may run at the same time.
     pub seconds: f64,
+    /// Transfers that took longer than the bound before and at most this one of [`Moved::BOUNDS_S`].
+    pub times: [u64; Moved::BOUNDS_S.len()],
+}
+
+impl Moved {
+    /// Seconds: from copying a small block to a transfer that nobody waits for any more.
+    pub const BOUNDS_S: [f64; 16] =
+        [0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0];
 }
 
 /// What a pool node did with its disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Disk {
-    pub stored_bytes: u64,
-    pub loaded_bytes: u64,
+    pub stored: Moved,
+    pub loaded: Moved,
     /// Blocks whose bytes on disk were not what had been written.
     pub corrupt: u64,
     /// Reads and writes that failed.

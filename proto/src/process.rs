@@ -1,7 +1,8 @@
 //! What every role process does alike: logs to stderr, ends on Ctrl-C or SIGTERM, and ends with its parent's pipe. Those that
 //! move blocks keep memory that they freed.
 
-use std::io::{IsTerminal, Read};
+use crate::{config::ConfigError, cores::Cores};
+use std::io::{self, IsTerminal, Read};
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::oneshot,
@@ -9,9 +10,12 @@ use tokio::{
 use tracing_subscriber::EnvFilter;
 
 /// Logs to stderr; stdout is for what a program says to programs. `level` is a tracing filter such as `info`.
+///
+/// What stderr does not take is lost: where it is a file on a disk that is full, complaining there about that would be a panic.
 pub fn init_logging(level: &str) {
     let filter = EnvFilter::try_new(level).unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal()).init();
+    let ansi = std::io::stderr().is_terminal();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(ansi).log_internal_errors(false).init();
 }
 
 /// Has the allocator keep freed memory for the next block, at most a GiB. Blocks of some MiB come and go with every
@@ -32,6 +36,13 @@ const KEPT_BYTES: libc::c_int = 1 << 30;
 /// Larger pieces come from the system and go back to it. The most that glibc allows.
 #[cfg(target_env = "gnu")]
 const MAPPED_BYTES_MIN: libc::c_int = 32 << 20;
+
+/// Runs `role` to its end, with two threads for all that is not computed, on the given cores alone if there are some.
+pub fn run<R: Future<Output = Result<(), E>>, E: From<ConfigError> + From<io::Error>>(cores: Option<&Cores>, role: R) -> Result<(), E> {
+    // Threads stay where the one that starts them is.
+    cores.map_or(Ok(()), Cores::stay)?;
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?.block_on(role)
+}
 
 /// Logs the progress of something long, each time another tenth is done. What is done in a blink is not worth a line.
 #[derive(Debug)]

@@ -9,7 +9,10 @@ use crate::{
 };
 use serde::{Deserialize, Serialize};
 use std::{fs, net::SocketAddr, ops::ControlFlow, path::PathBuf};
-use tokio::{sync::mpsc, task::JoinHandle};
+use tokio::{
+    sync::mpsc,
+    task::{JoinError, JoinHandle},
+};
 
 /// Section `[worker]` of a worker's config file, and its flags.
 #[derive(Clone, Debug, Default, PartialEq, clap::Args, Serialize, Deserialize)]
@@ -97,26 +100,41 @@ fn this_host(name: &str) -> Host {
 /// What computes: it owns a model and its device memory, and is driven by one thread.
 pub trait Engine {
     type Input;
+    /// What computes failed: nothing that it computed since its last step may be used, and it cannot go on.
+    type Error: std::error::Error;
 
     /// Takes in something that arrived. `Break` ends the engine.
-    fn apply(&mut self, input: Self::Input) -> ControlFlow<()>;
+    fn apply(&mut self, input: Self::Input) -> Result<ControlFlow<()>, Self::Error>;
 
     /// Plans and computes one step; `false` if there was nothing to compute.
-    fn step(&mut self) -> bool;
+    fn step(&mut self) -> Result<bool, Self::Error>;
+
+    /// After an error: hands all work back, so that it goes on elsewhere.
+    fn give_up(&mut self, error: &Self::Error);
 }
 
-/// Drives an engine until it ends or its inbox is closed: between steps, everything that has arrived is applied.
-pub fn drive<E: Engine>(mut engine: E, mut inbox: mpsc::Receiver<E::Input>) {
+/// Drives an engine until it ends, fails or its inbox is closed: between steps, everything that has arrived is applied.
+pub fn drive<E: Engine>(mut engine: E, inbox: mpsc::Receiver<E::Input>) -> Result<(), WorkerError> {
+    drive_until_end(&mut engine, inbox).map_err(|error| {
+        engine.give_up(&error);
+        WorkerError::EngineEnded(error.to_string())
+    })
+}
+
+fn drive_until_end<E: Engine>(engine: &mut E, mut inbox: mpsc::Receiver<E::Input>) -> Result<(), E::Error> {
     loop {
         // The bound keeps a flood from delaying the next step.
         for _ in 0..INPUTS_PER_STEP {
             let Ok(input) = inbox.try_recv() else { break };
-            if engine.apply(input).is_break() {
-                return;
+            if engine.apply(input)?.is_break() {
+                return Ok(());
             }
         }
-        if !engine.step() && inbox.blocking_recv().is_none_or(|input| engine.apply(input).is_break()) {
-            return;
+        if !engine.step()? {
+            let Some(input) = inbox.blocking_recv() else { return Ok(()) };
+            if engine.apply(input)?.is_break() {
+                return Ok(());
+            }
         }
     }
 }
@@ -131,20 +149,28 @@ pub async fn pump<I>(
     links: &mut mpsc::Receiver<(LinkId, LinkEvent)>,
     inbox: &mpsc::Sender<I>,
     wrap: fn(LinkId, LinkEvent) -> I,
-    engine: &mut JoinHandle<()>,
+    engine: &mut JoinHandle<Result<(), WorkerError>>,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), WorkerError> {
     tokio::pin!(shutdown);
     loop {
         tokio::select! {
             () = &mut shutdown => return Ok(()),
-            ended = &mut *engine => return Err(WorkerError::EngineEnded(ended.err().map(|e| e.to_string()).unwrap_or_default())),
+            ended = &mut *engine => {
+                joined(ended)?;
+                return Err(WorkerError::EngineEnded("nobody told it to".into()));
+            }
             Some((link, event)) = links.recv() => {
                 // A closed inbox is the engine's end, which the next turn sees.
                 let _ = inbox.send(wrap(link, event)).await;
             }
         }
     }
+}
+
+/// How an engine's thread ended.
+pub fn joined(ended: Result<Result<(), WorkerError>, JoinError>) -> Result<(), WorkerError> {
+    ended.unwrap_or_else(|panic| Err(WorkerError::EngineEnded(panic.to_string())))
 }
 
 impl WorkerSettings {
@@ -156,5 +182,44 @@ impl WorkerSettings {
     /// Resolves when the process should end.
     pub fn shutdown(&self) -> impl Future<Output = ()> + Send + 'static {
         crate::process::shutdown(self.exit_with_parent)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io;
+
+    /// Fails in its third step.
+    struct Failing {
+        steps: usize,
+        given_up: std::sync::mpsc::Sender<String>,
+    }
+
+    impl Engine for Failing {
+        type Input = ();
+        type Error = io::Error;
+
+        fn apply(&mut self, (): ()) -> io::Result<ControlFlow<()>> {
+            Ok(ControlFlow::Continue(()))
+        }
+
+        fn step(&mut self) -> io::Result<bool> {
+            self.steps += 1;
+            if self.steps < 3 { Ok(true) } else { Err(io::Error::other("the device failed")) }
+        }
+
+        fn give_up(&mut self, error: &io::Error) {
+            let _ = self.given_up.send(error.to_string());
+        }
+    }
+
+    #[test]
+    fn an_engine_that_fails_gives_its_work_up_and_says_why() {
+        let (given_up, reasons) = std::sync::mpsc::channel();
+        let (_inbox, inputs) = mpsc::channel(1);
+        let ended = drive(Failing { steps: 0, given_up }, inputs);
+        assert!(ended.unwrap_err().to_string().contains("the device failed"));
+        assert_eq!(reasons.into_iter().collect::<Vec<_>>(), ["the device failed"]);
     }
 }

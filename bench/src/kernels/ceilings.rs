@@ -4,22 +4,30 @@
 //! Threads start together and the slowest one's time counts.
 
 use super::limits::Ceilings;
+use anyhow::Context;
+#[cfg(target_os = "linux")]
+use memmap2::Advice;
+use memmap2::MmapMut;
 use std::{
     hint::black_box,
+    io,
     sync::Barrier,
     thread,
     time::{Duration, Instant},
 };
 
 /// Measures with `threads` at once. `shrink`: how many times less work than a proper measurement takes.
-pub fn measure(threads: usize, shrink: usize) -> Ceilings {
+pub fn measure(threads: usize, shrink: usize) -> anyhow::Result<Ceilings> {
     let rounds = 1_000_000 / shrink as u64;
     let best = |kernels: Vec<Arithmetic>| kernels.into_iter().map(|kernel| arithmetic(threads, kernel, rounds)).fold(0.0, f64::max);
-    Ceilings {
-        f32_flops: best(f32_kernels()),
+    let f32_flops = best(f32_kernels());
+    Ok(Ceilings {
+        f32_flops,
+        // bf16 numbers are f32 numbers, too.
+        bf16_flops: best(bf16_kernels()).max(f32_flops),
         int8_ops: best(int8_kernels()),
-        bytes: read_bandwidth(threads, (SPAN_BYTES / shrink).max(1 << 20)),
-    }
+        bytes: read_bandwidth(threads, (SPAN_BYTES / shrink).max(1 << 20)).context("cannot map memory to read")?,
+    })
 }
 
 /// Of some milliseconds each: short enough that all threads run undisturbed in one of them.
@@ -46,11 +54,15 @@ fn arithmetic(threads: usize, kernel: Arithmetic, rounds: u64) -> f64 {
 }
 
 /// Bytes per second, each thread reading its own part of `span_bytes` from one place on, or from several in turn.
-fn read_bandwidth(threads: usize, span_bytes: usize) -> f64 {
+fn read_bandwidth(threads: usize, span_bytes: usize) -> io::Result<f64> {
     let lines_each = span_bytes / LINE_BYTES / threads;
-    // Written here, so that every page is there.
-    let span: Vec<Line> = (0..lines_each * threads).map(|i| [i as u64; 8]).collect();
-    let parts: Vec<&[Line]> = span.chunks_exact(lines_each).collect();
+    let mut span = MmapMut::map_anon(lines_each * threads * LINE_BYTES)?;
+    // In large pages where there are any, as weights are. A hint: small ones do.
+    #[cfg(target_os = "linux")]
+    let _ = span.advise(Advice::HugePage);
+    // Written, so that every page is there.
+    span.fill(1);
+    let parts: Vec<&[Line]> = span.as_chunks().0.chunks_exact(lines_each).collect();
     let mut best = f64::INFINITY;
     for _ in 0..READ_RUNS {
         for streams in [1, 2, 4] {
@@ -60,14 +72,14 @@ fn read_bandwidth(threads: usize, span_bytes: usize) -> f64 {
             best = best.min(spent.as_secs_f64());
         }
     }
-    (lines_each * LINE_BYTES * threads) as f64 / best
+    Ok((lines_each * LINE_BYTES * threads) as f64 / best)
 }
 
 /// A cache line.
-type Line = [u64; 8];
-const LINE_BYTES: usize = size_of::<Line>();
+type Line = [u8; LINE_BYTES];
+const LINE_BYTES: usize = 64;
 
-fn read(lines: &[Line], streams: usize) -> u64 {
+fn read(lines: &[Line], streams: usize) -> Line {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx512f") {
         // SAFETY: just found available.
@@ -81,19 +93,19 @@ fn read(lines: &[Line], streams: usize) -> u64 {
 
 /// Folds all lines, going through `streams` equal parts side by side.
 #[inline(always)]
-fn read_streams(lines: &[Line], streams: usize) -> u64 {
+fn read_streams(lines: &[Line], streams: usize) -> Line {
     let part = lines.len() / streams;
-    let mut sums = [0u64; 8];
+    let mut sums = [0; LINE_BYTES];
     for i in 0..part {
         for stream in 0..streams {
             let line = &lines[stream * part + i];
             prefetch(std::ptr::from_ref(line).wrapping_byte_add(AHEAD_BYTES));
-            for (sum, word) in sums.iter_mut().zip(line) {
-                *sum ^= word;
+            for (sum, byte) in sums.iter_mut().zip(line) {
+                *sum ^= byte;
             }
         }
     }
-    sums.into_iter().fold(0, |all, sum| all ^ sum)
+    sums
 }
 
 /// How far ahead of its use a line is asked for: further than the hardware's own prefetcher looks, which stays within a page.
@@ -143,6 +155,15 @@ fn f32_kernels() -> Vec<Arithmetic> {
         }
     }
     kernels
+}
+
+/// Those that this machine has.
+fn bf16_kernels() -> Vec<Arithmetic> {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16") {
+        return vec![Arithmetic { run: x86::bf16_avx512, per_round: (2 * 32 * x86::REGISTERS_AVX512) as f64 }];
+    }
+    Vec::new()
 }
 
 /// Those that this machine has.
@@ -199,12 +220,12 @@ mod x86 {
     pub(super) const REGISTERS_AVX2: usize = 12;
 
     #[target_feature(enable = "avx512f")]
-    pub(super) fn read_avx512(lines: &[Line], streams: usize) -> u64 {
+    pub(super) fn read_avx512(lines: &[Line], streams: usize) -> Line {
         read_streams(lines, streams)
     }
 
     #[target_feature(enable = "avx2")]
-    pub(super) fn read_avx2(lines: &[Line], streams: usize) -> u64 {
+    pub(super) fn read_avx2(lines: &[Line], streams: usize) -> Line {
         read_streams(lines, streams)
     }
 
@@ -224,6 +245,19 @@ mod x86 {
         let mut sums = [b; REGISTERS_AVX2];
         for _ in 0..rounds {
             sums.iter_mut().for_each(|sum| *sum = _mm256_fmadd_ps(*sum, a, b));
+        }
+        black_box(sums);
+    }
+
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    pub(super) fn bf16_avx512(rounds: u64) {
+        // 0.5 and 0.25, twice in each lane: sums grow to some thousands.
+        // SAFETY: vectors of one size are plain bits.
+        let pairs = |pair| unsafe { std::mem::transmute::<__m512i, __m512bh>(_mm512_set1_epi32(black_box(pair))) };
+        let (a, b) = (pairs(0x3f00_3f00), pairs(0x3e80_3e80));
+        let mut sums = [_mm512_setzero_ps(); REGISTERS_AVX512];
+        for _ in 0..rounds {
+            sums.iter_mut().for_each(|sum| *sum = _mm512_dpbf16_ps(*sum, a, b));
         }
         black_box(sums);
     }
@@ -267,18 +301,20 @@ mod tests {
 
     #[test]
     fn there_is_a_ceiling_for_everything() {
-        let Ceilings { f32_flops, int8_ops, bytes } = measure(2, 10_000);
+        let Ceilings { f32_flops, bf16_flops, int8_ops, bytes } = measure(2, 10_000).unwrap();
         assert!(f32_flops.is_finite() && f32_flops > 0.0);
+        assert!(bf16_flops.is_finite() && bf16_flops >= f32_flops);
         assert!(int8_ops.is_finite() && int8_ops > 0.0);
         assert!(bytes.is_finite() && bytes > 0.0);
     }
 
     #[test]
     fn every_line_is_read_whatever_the_streams() {
-        let lines: Vec<Line> = (0..64u64).map(|i| [1 << i, 0, 0, 0, 0, 0, 0, 0]).collect();
+        // Each has a place of its own.
+        let lines: Vec<Line> = (0..LINE_BYTES).map(|i| std::array::from_fn(|at| u8::from(at == i))).collect();
         for streams in [1, 2, 4] {
-            assert_eq!(read(&lines, streams), u64::MAX);
-            assert_eq!(read_streams(&lines, streams), u64::MAX);
+            assert_eq!(read(&lines, streams), [1; LINE_BYTES]);
+            assert_eq!(read_streams(&lines, streams), [1; LINE_BYTES]);
         }
     }
 }

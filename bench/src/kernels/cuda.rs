@@ -14,17 +14,20 @@ use super::{
 use crate::model::shapes::{self, Shape};
 use checks::Checks;
 use gpu::Gpu;
-use tidemill_kernels::{Dtype, KvLayout, cuda::CudaError};
+use tidemill_kernels::{KvDtype, KvLayout, cuda::CudaError};
 
 /// Short name and shape of the model that is measured: large enough to keep a device busy. And of the one that `--quick` takes.
 const MODEL: (&str, &str) = ("8b", "llama-3.1-8b");
 const QUICK_MODEL: (&str, &str) = ("1b", "llama-3.2-1b");
 
 pub(super) fn measure(mut gpu: Gpu, args: &KernelsArgs) -> anyhow::Result<Report> {
-    let checks = Checks::of(&mut gpu)?;
-    let (ceilings, bus) = ceilings::measure(&mut gpu)?;
+    let checks = (!args.no_checks).then(|| Checks::of(&mut gpu, args)).transpose()?;
     let properties = gpu.device.properties();
     let device = format!("{}, {}, {} multiprocessors", properties.name, properties.arch, properties.multiprocessors);
+    if args.checks_only.is_some() {
+        return Ok(Report { device, rows: Vec::new(), left_out: Vec::new(), checks });
+    }
+    let (ceilings, bus) = ceilings::measure(&mut gpu)?;
     let mut bench = Bench {
         machine: gpu,
         ceilings,
@@ -40,7 +43,7 @@ pub(super) fn measure(mut gpu: Gpu, args: &KernelsArgs) -> anyhow::Result<Report
     }
     ops::measure(&mut bench, label, &Sizes::of(&shape), &bus)?;
     phases::measure(&mut bench, label, &shape)?;
-    Ok(Report { device, rows: bench.rows, left_out: bench.left_out, checks: Some(checks) })
+    Ok(Report { device, rows: bench.rows, left_out: bench.left_out, checks })
 }
 
 impl Bench<Gpu> {
@@ -87,6 +90,6 @@ impl Sizes {
     }
 
     fn kv_layout(&self, layers: usize) -> KvLayout {
-        KvLayout { layers, kv_heads: self.kv_heads, head_dim: self.head_dim, dtype: Dtype::Bf16 }
+        KvLayout { layers, kv_heads: self.kv_heads, head_dim: self.head_dim, dtype: KvDtype::Bf16 }
     }
 }

@@ -5,8 +5,10 @@ use crate::model::shapes::Shape;
 /// What the machine can do in a second: a CPU with as many threads as the measurement has, or a GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct Ceilings {
-    /// Additions to f32 sums, and the multiplications before them: of f32 numbers on a CPU, of bf16 numbers on a GPU's tensor cores.
+    /// Additions and multiplications of f32 numbers. On a GPU all products are of bf16 numbers.
     pub f32_flops: f64,
+    /// Multiplications of bf16 numbers and additions to f32 sums.
+    pub bf16_flops: f64,
     /// Additions and multiplications of 8-bit integers.
     pub int8_ops: f64,
     /// Bytes read from memory.
@@ -17,13 +19,14 @@ pub struct Ceilings {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Work {
     pub f32_flops: f64,
+    pub bf16_flops: f64,
     pub int8_ops: f64,
     /// To be brought from memory: weights, K and V, streamed operands. Activations between kernels stay in caches.
     pub bytes: f64,
 }
 
 impl Ceilings {
-    /// The limit: `max(bytes / bandwidth, FLOPs / peak)`, where integer and f32 arithmetic take turns on the same units.
+    /// The limit: `max(bytes / bandwidth, FLOPs / peak)`, where all arithmetic takes turns on the same units.
     pub fn seconds(&self, work: &Work) -> f64 {
         (work.bytes / self.bytes).max(self.arithmetic_seconds(work))
     }
@@ -34,7 +37,7 @@ impl Ceilings {
     }
 
     fn arithmetic_seconds(&self, work: &Work) -> f64 {
-        work.f32_flops / self.f32_flops + work.int8_ops / self.int8_ops
+        work.f32_flops / self.f32_flops + work.bf16_flops / self.bf16_flops + work.int8_ops / self.int8_ops
     }
 }
 
@@ -51,7 +54,7 @@ pub struct Rows {
 /// What projections are made of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Weights {
-    /// Times f32.
+    /// Times bf16.
     Bf16,
     /// Times 8-bit integers.
     Int8,
@@ -72,8 +75,8 @@ impl Weights {
         let operations = 2.0 * numbers * rows as f64;
         let bytes = if rows == 0 { 0.0 } else { numbers };
         match self {
-            Weights::Bf16 => Work { f32_flops: operations, int8_ops: 0.0, bytes: bytes * BF16_BYTES },
-            Weights::Int8 => Work { f32_flops: 0.0, int8_ops: operations, bytes },
+            Weights::Bf16 => Work { bf16_flops: operations, bytes: bytes * BF16_BYTES, ..Work::default() },
+            Weights::Int8 => Work { int8_ops: operations, bytes, ..Work::default() },
         }
     }
 }
@@ -114,6 +117,7 @@ const BF16_BYTES: f64 = 2.0;
 impl std::ops::AddAssign for Work {
     fn add_assign(&mut self, more: Work) {
         self.f32_flops += more.f32_flops;
+        self.bf16_flops += more.bf16_flops;
         self.int8_ops += more.int8_ops;
         self.bytes += more.bytes;
     }
@@ -126,8 +130,8 @@ mod tests {
 
     #[test]
     fn the_slower_of_memory_and_arithmetic_is_the_limit() {
-        let ceilings = Ceilings { f32_flops: 100.0, int8_ops: 400.0, bytes: 10.0 };
-        let arithmetic = Work { f32_flops: 50.0, int8_ops: 200.0, bytes: 9.0 };
+        let ceilings = Ceilings { f32_flops: 100.0, bf16_flops: 200.0, int8_ops: 400.0, bytes: 10.0 };
+        let arithmetic = Work { f32_flops: 25.0, bf16_flops: 50.0, int8_ops: 200.0, bytes: 9.0 };
         assert_eq!((ceilings.seconds(&arithmetic), ceilings.is_memory_bound(&arithmetic)), (1.0, false));
         let memory = Work { bytes: 20.0, ..arithmetic };
         assert_eq!((ceilings.seconds(&memory), ceilings.is_memory_bound(&memory)), (2.0, true));
@@ -140,7 +144,7 @@ mod tests {
         let matrices: usize = shape.tensors().iter().filter(|(_, dims)| dims.len() == 2).map(|(_, dims)| dims[0] * dims[1]).sum();
         let kv = 2.0 * 2.0 * 8.0 * 64.0 * 16.0;
         assert_eq!(work.bytes, 2.0 * matrices as f64 + kv);
-        assert_eq!(work.f32_flops, 2.0 * matrices as f64 + 4.0 * 32.0 * 64.0 * 16.0);
+        assert_eq!((work.bf16_flops, work.f32_flops), (2.0 * matrices as f64, 4.0 * 32.0 * 64.0 * 16.0));
     }
 
     #[test]
@@ -148,8 +152,8 @@ mod tests {
         let shape = by_name("llama-3.2-1b").unwrap();
         let step = [Rows { start: 15, rows: 1, logits: true }];
         let (bf16, int8) = (batch(shape, Weights::Bf16, &step), batch(shape, Weights::Int8, &step));
-        assert_eq!(int8.int8_ops + int8.f32_flops, bf16.f32_flops);
-        assert_eq!(int8.f32_flops, 4.0 * 32.0 * 64.0 * 16.0 * 16.0);
+        assert_eq!((int8.int8_ops, int8.bf16_flops), (bf16.bf16_flops, 0.0));
+        assert_eq!([int8.f32_flops, bf16.f32_flops], [4.0 * 32.0 * 64.0 * 16.0 * 16.0; 2]);
         assert_eq!(bf16.bytes - int8.bytes, int8.int8_ops / 2.0);
     }
 
@@ -158,11 +162,12 @@ mod tests {
         let mut shape = by_name("smollm-135m").unwrap().clone();
         shape.layers = 1;
         let work = batch(&shape, Weights::Bf16, &[Rows { start: 16, rows: 2, logits: false }]);
-        assert_eq!(work, Work { f32_flops: 2.0 * 2.0 * 2.0 * 576.0 * 192.0, int8_ops: 0.0, bytes: 2.0 * 2.0 * 576.0 * 192.0 });
+        assert_eq!(work, Work { bf16_flops: 2.0 * 2.0 * 2.0 * 576.0 * 192.0, bytes: 2.0 * 2.0 * 576.0 * 192.0, ..Work::default() });
         shape.layers = 2;
         let more = batch(&shape, Weights::Bf16, &[Rows { start: 16, rows: 2, logits: false }]);
         let layer = 2.0 * 576.0 * (576.0 + 192.0) + 3.0 * 576.0 * 1536.0;
-        assert_eq!(more.f32_flops - work.f32_flops, 2.0 * 2.0 * layer + 4.0 * 576.0 * (17.0 + 18.0));
+        assert_eq!(more.bf16_flops - work.bf16_flops, 2.0 * 2.0 * layer);
+        assert_eq!(more.f32_flops, 4.0 * 576.0 * (17.0 + 18.0));
         assert_eq!(more.bytes - work.bytes, 2.0 * layer + 2.0 * 192.0 * 2.0 * 18.0);
     }
 }

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::model::shapes::{self, Shape};
 use tidemill_kernels::{
-    BLOCK_POSITIONS, Cpu, Dtype, KvLayout, KvMemory, Matrix, Span, Tiles, Weights,
+    BLOCK_POSITIONS, Cpu, Dtype, KvDtype, KvLayout, KvMemory, Matrix, Span, Tiles, Weights,
     attention::{Attention, AttentionBuffers, attention},
     dtype, elementwise,
     int8::{self, Int8Output, Int8Product, Int8Rows, Int8Weights},
@@ -96,18 +96,17 @@ fn matmuls(bench: &mut Bench, label: &str, shape: &Shape) {
 fn attentions(bench: &mut Bench, label: &str, shape: &Shape) {
     let [heads, kv_heads, head_dim] = [shape.heads, shape.kv_heads, shape.head_dim].map(|n| n as usize);
     let loads = [("prefill", 1, 512), ("decode", 1, 1), ("decode", 8, 1), ("decode", 32, 1)];
-    for (phase, sequences, rows) in loads {
+    for ((phase, sequences, rows), (kv, dtype)) in loads.into_iter().flat_map(|load| KV_DTYPES.map(|dtype| (load, dtype))) {
         for context in [512usize, 2048, 4096] {
-            let position_bytes = 2 * kv_heads * head_dim * Dtype::Bf16.bytes();
+            let layer = KvLayout { layers: 1, kv_heads, head_dim, dtype };
+            let blocks = context.div_ceil(BLOCK_POSITIONS);
             let attended: usize = (context - rows + 1..=context).sum();
-            let bytes = sequences * context * position_bytes;
+            let bytes = sequences * blocks * layer.block_bytes();
             let work = Work { f32_flops: (sequences * attended * heads * head_dim * 4) as f64, bytes: bytes as f64, ..Work::default() };
             let layers = copies(bench, bytes, &work);
-            let name = format!("attention {phase} bf16");
+            let name = format!("attention {phase} {kv}");
             bench.row(&name, format!("{label} {sequences} × {rows} of {context}"), work, layers, |_| {
-                let layout = KvLayout { layers, kv_heads, head_dim, dtype: Dtype::Bf16 };
-                let blocks = context.div_ceil(BLOCK_POSITIONS);
-                let mut kv = KvMemory::new(layout, sequences * blocks);
+                let mut kv = KvMemory::new(KvLayout { layers, ..layer }, sequences * blocks);
                 (0..(sequences * blocks) as u32).for_each(|id| kv.block_mut(id).fill(SOME_NUMBER));
                 let tables: Vec<Vec<u32>> = (0..sequences).map(|s| (s * blocks..(s + 1) * blocks).map(|id| id as u32).collect()).collect();
                 let q = numbers(sequences * rows * heads * head_dim);
@@ -122,6 +121,9 @@ fn attentions(bench: &mut Bench, label: &str, shape: &Shape) {
         }
     }
 }
+
+/// How K and V are stored.
+const KV_DTYPES: [(&str, KvDtype); 2] = [("bf16", KvDtype::Bf16), ("int8", KvDtype::Int8)];
 
 /// Kernels that do little with each number: the limit is reading their operands. What the activation takes is part of a product.
 fn small(bench: &mut Bench, label: &str, shape: &Shape) {
@@ -154,7 +156,7 @@ fn small(bench: &mut Bench, label: &str, shape: &Shape) {
     });
 }
 
-/// As both bytes of a bf16, 0.0115: small, and no special case for the arithmetic.
+/// As bytes of bf16 and f32, 0.0115; as an integer, 60: small, and no special case for the arithmetic.
 pub(super) const SOME_NUMBER: u8 = 0x3c;
 
 /// Numbers in [-1, 1) that repeat only after a long time.

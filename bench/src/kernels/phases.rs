@@ -10,7 +10,7 @@ use crate::model::{make_weights, shapes, weights::Dtype};
 use anyhow::Context;
 use std::{fs, path::Path};
 use tidemill_model::{Chunk, KvMemory, LoadOptions, LogitRows, Model, Quantization};
-use tidemill_proto::block::{BLOCK_TOKENS, Token};
+use tidemill_proto::block::{BLOCK_TOKENS, KvDtype, Token};
 
 /// Tokens that are computed.
 #[derive(Clone, Copy)]
@@ -52,7 +52,8 @@ pub(super) fn measure(bench: &mut Bench, models: Option<&Path>) -> anyhow::Resul
                 make_weights(&shape, &dir, Dtype::Bf16, 0)?;
             }
             let quantize = (weights == Weights::Int8).then_some(Quantization::Int8);
-            let options = LoadOptions { kv_dtype: None, quantize, threads: bench.machine.threads(), isa: Some(bench.machine.isa()) };
+            let options =
+                LoadOptions { kv_dtype: KvDtype::Bf16, quantize, threads: bench.machine.threads(), isa: Some(bench.machine.isa()) };
             let mut model = Model::load(&dir, &options, &mut |_, _| {})?;
             for phase in wanted {
                 let seconds = phase.seconds(&mut model, bench.quick);

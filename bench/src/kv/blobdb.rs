@@ -6,7 +6,7 @@
 
 use super::{
     clocks::Clocks,
-    nvme::{Plan, THREADS},
+    nvme::{Plan, raw::THREADS},
     report::{Rate, Row},
 };
 use anyhow::{Context, ensure};
@@ -19,7 +19,7 @@ use std::{
 
 /// Blocks of half the disk, put over it when it is full; and got.
 pub fn measure(dir: &Path, plan: Plan, repetitions: u32) -> anyhow::Result<[Row; 2]> {
-    let db = DB::open(&options(), dir.join("blobdb"))?;
+    let db = DB::open(&options(), dir)?;
     let held = (plan.disk_bytes / 2 / plan.block_bytes) as u64;
     let mut next = 0;
     let mut puts = Vec::new();
@@ -29,7 +29,7 @@ pub fn measure(dir: &Path, plan: Plan, repetitions: u32) -> anyhow::Result<[Row;
     }
     let gets: Vec<_> = (0..repetitions).map(|_| get(&db, plan.block_bytes, next - held..next)).collect::<Result<_, _>>()?;
     drop(db);
-    std::fs::remove_dir_all(dir.join("blobdb"))?;
+    std::fs::remove_dir_all(dir)?;
     let row =
         |op, rates: &[Rate]| Row { op, bytes: plan.block_bytes, threads: Some(THREADS), tier: Some("nvme"), ..Row::new(Rate::best(rates)) };
     Ok([row("blobdb put", &puts[1..]), row("blobdb get", &gets)])

@@ -103,8 +103,8 @@ impl Told {
     fn hear(&mut self, event: WorkerEvent) {
         match event {
             WorkerEvent::Heartbeat(report) => {
-                let Disk { stored_bytes, loaded_bytes, .. } = report.counters.disk;
-                self.disk = DiskTold { at: Instant::now(), stored_bytes, loaded_bytes };
+                let Disk { stored, loaded, .. } = report.counters.disk;
+                self.disk = DiskTold { at: Instant::now(), stored_bytes: stored.bytes, loaded_bytes: loaded.bytes };
             }
             WorkerEvent::PoolEvents { events, .. } => {
                 for event in events {

@@ -19,7 +19,8 @@ impl Cluster {
     /// Starts a cluster and waits for its ready line.
     pub fn start(flags: &[&str]) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_tidemill"))
-            .args(["up", "--http", "127.0.0.1:0", "--log", "warn"])
+            // What is promised bit by bit is promised on the CPU.
+            .args(["up", "--http", "127.0.0.1:0", "--log", "warn", "--device", "cpu"])
             .args(flags)
             .stdout(Stdio::piped())
             .spawn()
@@ -69,6 +70,23 @@ impl Cluster {
         panic!("{what} did not come about: {:#}", self.cluster().await);
     }
 
+    /// Process id of the member with this name.
+    pub async fn pid(&self, name: &str) -> u32 {
+        member(&self.cluster().await, name)["pid"].as_u64().expect("a pid") as u32
+    }
+
+    /// Waits until a process is no member any more.
+    pub async fn gone(&self, pid: u32) {
+        self.until("the process being gone", |c| c["members"].as_array().expect("members").iter().all(|m| m["pid"] != pid)).await;
+    }
+
+    /// Waits until nothing is held, waited for or written any more, at any worker in any tier.
+    pub async fn at_rest(&self) {
+        let unused = |m: &Value| ["hbm", "dram", "nvme"].iter().all(|tier| m["report"]["blocks"][tier]["used"] == 0);
+        let at_rest = |c: &Value| c["requests"] == 0 && c["members"].as_array().expect("members").iter().all(unused);
+        self.until("all blocks given back", at_rest).await;
+    }
+
     pub async fn cluster(&self) -> Value {
         serde_json::from_str(&self.get("/cluster").await).expect("JSON")
     }
@@ -94,6 +112,12 @@ impl Drop for Cluster {
             let _ = child.wait();
         }
     }
+}
+
+/// The member of a cluster with this name.
+pub fn member(cluster: &Value, name: &str) -> Value {
+    let members = cluster["members"].as_array().expect("members");
+    members.iter().find(|member| member["name"] == name).unwrap_or_else(|| panic!("no {name} in {cluster:#}")).clone()
 }
 
 /// One request whose answer must not depend on how it was served.
@@ -187,7 +211,12 @@ pub fn reusable(case: &Case) -> u64 {
 
 /// What a decode worker answers alone: no prefill worker, no pool.
 pub async fn reference(cases: &[Case]) -> Vec<Answer> {
-    let cluster = Cluster::start(&["--prefill", "0", "--kvpool", "0"]);
+    reference_with(&[], cases).await
+}
+
+/// The same, of a model that `flags` make another.
+pub async fn reference_with(flags: &[&str], cases: &[Case]) -> Vec<Answer> {
+    let cluster = Cluster::start(&[&["--prefill", "0", "--kvpool", "0"], flags].concat());
     let answers = complete_all(&cluster, cases, 1).await;
     for (answer, case) in answers.iter().zip(cases) {
         assert_eq!(answer.tokens.len(), case.max_tokens as usize);
@@ -195,6 +224,21 @@ pub async fn reference(cases: &[Case]) -> Vec<Answer> {
     }
     cluster.stop();
     answers
+}
+
+/// A little memory: what a worker has read it will have to read again.
+pub const SHORT_OF_MEMORY: &[&str] = &["--kv-memory", "1MiB", "--threads", "1"];
+
+/// More blocks than a worker's device memory holds, every second case seeded.
+pub fn mixed_cases(seed: u64) -> Vec<Case> {
+    let mut numbers = Numbers(seed);
+    let lengths = [17, 100, 200, 320, 513, 640, 777, 900, 1024, 1200];
+    let case = |(i, length): (usize, usize)| Case {
+        prompt: (0..length).map(|_| 3 + (numbers.next() % 500) as u32).collect(),
+        seed: (i % 2 == 1).then(|| numbers.next() >> 12),
+        max_tokens: 24,
+    };
+    lengths.into_iter().enumerate().map(case).collect()
 }
 
 /// Every full block of a prompt goes to a prefill worker, however short: the scheduler would keep short ones local.

@@ -1,10 +1,11 @@
 //! Attention over paged K and V.
 //!
 //! **The arithmetic.** A score is a chain of fused multiply-adds over the head's dimensions, of the query times
-//! `1 / sqrt(head_dim)`. Positions are cut at multiples of 256, counted from the sequence's beginning. Within a split: the
-//! maximum of the visible scores, the exponentials relative to it, their sum lane by lane and then in the fixed tree, and for each
-//! output a chain over the visible positions. Splits are then merged in ascending order, each side scaled to the larger
-//! maximum (Dao, 2023, section 3.1). All of this depends on the query's own position alone: not on how a prompt was cut into
+//! `1 / sqrt(head_dim)`; where K is in 8 bits, of its integers, and times their position's scale in the end. Positions are cut at
+//! multiples of 256, counted from the sequence's beginning. Within a split: the maximum of the visible scores, the exponentials
+//! relative to it, their sum lane by lane and then in the fixed tree, and for each output a chain over the visible positions (where V
+//! is in 8 bits, of exponentials times scales and of integers). Splits are then merged in ascending order, each side scaled to the
+//! larger maximum (Dao, 2023, section 3.1). All of this depends on the query's own position alone: not on how a prompt was cut into
 //! chunks, nor on what computes it. There are two ways to compute it:
 //!
 //! - `shared`: many queries. A split's K and V are widened once, and tiles of queries go over them as in a matrix product.
@@ -75,8 +76,9 @@ pub fn attention(
     let positions: usize = spans.iter().map(|span| span.rows * (span.start + span.rows)).sum();
     let is_small = positions * width < NUMBERS_MIN_TO_SHARE;
     call.plan(if is_small { 1 } else { cpu.threads() }, tasks, merges);
-    let state_len = State::len(layout.head_dim);
-    let partials = tasks.iter().filter(|task| task.splits.is_some()).count() * group * state_len;
+    // Room for all heads, even where a task has few.
+    let states_len = heads * State::len(layout.head_dim);
+    let partials = tasks.iter().filter(|task| task.splits.is_some()).count() * states_len;
     if partial.as_slice().len() < partials {
         *partial = Memory::new(partials);
     }
@@ -85,7 +87,7 @@ pub fn attention(
         let task = &tasks[index];
         match &task.splits {
             // SAFETY: each such task has its own part: they are the first tasks.
-            Some(_) => single::run(cpu, &call, task, Some(unsafe { states.part(part(index, group * state_len)) })),
+            Some(_) => single::run(cpu, &call, task, Some(unsafe { states.part(part(index, states_len)) })),
             None if task.rows.len() == 1 => single::run(cpu, &call, task, None),
             None => shared::run(cpu, &call, task),
         }
@@ -98,7 +100,7 @@ pub fn attention(
         let first = merges[index];
         let same = tasks[first..].iter().take_while(|task| task.is_split_of(&tasks[first])).count();
         // SAFETY: the tasks that wrote these parts are done, and each merge has its own.
-        let states = unsafe { states.part(part(first, group * state_len).start..part(first + same - 1, group * state_len).end) };
+        let states = unsafe { states.part(part(first, states_len).start..part(first + same - 1, states_len).end) };
         single::merge(cpu, &call, &tasks[first], states);
     });
 }
@@ -127,21 +129,21 @@ struct Call<'a> {
     out: &'a SharedTiles<'a>,
 }
 
-/// Some rows of a span, and the query heads of one KV head.
+/// Some rows of a span, and the query heads of one KV head; or a single row, and the query heads of some.
 struct Task {
     span: usize,
     /// The span's first row in `q` and `out`.
     first: usize,
     /// Of the span.
     rows: Range<usize>,
-    kv_head: usize,
+    kv_heads: Range<usize>,
     /// Only these splits, to be merged with those of other tasks.
     splits: Option<Range<usize>>,
 }
 
 impl Task {
     fn is_split_of(&self, other: &Task) -> bool {
-        self.splits.is_some() && (self.span, self.kv_head, self.rows.start) == (other.span, other.kv_head, other.rows.start)
+        self.splits.is_some() && (self.span, self.kv_heads.start) == (other.span, other.kv_heads.start)
     }
 }
 
@@ -151,17 +153,24 @@ impl Call<'_> {
         tasks.clear();
         merges.clear();
         let kv_heads = self.kv.layout().kv_heads;
-        let single_rows = self.spans.iter().filter(|span| span.rows == 1).count();
-        let split = threads > 1 && single_rows * kv_heads < TASKS_PER_THREAD * threads;
+        let single_rows = || self.spans.iter().filter(|span| span.rows == 1);
+        let split = threads > 1 && single_rows().count() * kv_heads < TASKS_PER_THREAD * threads;
+        let splits = |span: &Span<'_>| self.splits(&self.visible(span.start));
+        let pieces = single_rows().map(|span| if split { splits(span).len() } else { 1 }).sum::<usize>() * kv_heads;
+        // Heads are neighbours in memory, and what the processor fetches ahead of one's positions are the next one's: so the more heads
+        // in a task the better, as long as there are enough tasks.
+        let heads_per_task = if threads == 1 { kv_heads } else { (pieces / (TASKS_PER_THREAD * threads)).clamp(1, kv_heads) };
+        let head_groups = || (0..kv_heads).step_by(heads_per_task).map(|head| head..(head + heads_per_task).min(kv_heads));
         let firsts = |spans: &[Span<'_>]| spans.iter().map(|span| span.rows).sum::<usize>();
         if split {
             for (index, span) in self.spans.iter().enumerate().filter(|(_, span)| span.rows == 1) {
-                let splits = self.splits(&self.visible(span.start));
+                let splits = splits(span);
                 if splits.len() > 1 {
                     let first = firsts(&self.spans[..index]);
-                    for kv_head in 0..kv_heads {
+                    for kv_heads in head_groups() {
                         merges.push(tasks.len());
-                        let task = |split| Task { span: index, first, rows: 0..1, kv_head, splits: Some(split..split + 1) };
+                        let task =
+                            |split| Task { span: index, first, rows: 0..1, kv_heads: kv_heads.clone(), splits: Some(split..split + 1) };
                         tasks.extend(splits.clone().map(task));
                     }
                 }
@@ -171,10 +180,16 @@ impl Call<'_> {
         let mut first = 0;
         for (index, span) in self.spans.iter().enumerate() {
             assert!(span.blocks.len() * BLOCK_POSITIONS >= span.start + span.rows, "the block table ends before the span");
-            let is_split = split && span.rows == 1 && self.splits(&self.visible(span.start)).len() > 1;
-            for start in (0..span.rows).step_by(rows_per_task).rev().filter(|_| !is_split) {
+            let task = |rows: Range<usize>, kv_heads| Task { span: index, first, rows, kv_heads, splits: None };
+            if span.rows == 1 {
+                let is_split = split && splits(span).len() > 1;
+                tasks.extend(head_groups().filter(|_| !is_split).map(|kv_heads| task(0..1, kv_heads)));
+                first += 1;
+                continue;
+            }
+            for start in (0..span.rows).step_by(rows_per_task).rev() {
                 let rows = start..(start + rows_per_task).min(span.rows);
-                tasks.extend((0..kv_heads).map(|kv_head| Task { span: index, first, rows: rows.clone(), kv_head, splits: None }));
+                tasks.extend((0..kv_heads).map(|kv_head| task(rows.clone(), kv_head..kv_head + 1)));
             }
             first += span.rows;
         }
@@ -196,13 +211,14 @@ impl Call<'_> {
     /// Row (of all spans) and query head of query `index` of a task. Queries are numbered row by row, then head by head.
     #[inline(always)]
     fn query(&self, task: &Task, index: usize) -> (usize, usize) {
-        (task.first + task.rows.start + index / self.group, task.kv_head * self.group + index % self.group)
+        let heads = task.kv_heads.len() * self.group;
+        (task.first + task.rows.start + index / heads, task.kv_heads.start * self.group + index % heads)
     }
 
     /// Positions that query `index` of a task attends to.
     #[inline(always)]
     fn visible_to(&self, task: &Task, index: usize) -> Range<usize> {
-        self.visible(self.spans[task.span].start + task.rows.start + index / self.group)
+        self.visible(self.spans[task.span].start + task.rows.start + index / (task.kv_heads.len() * self.group))
     }
 
     /// The queries of a tile, scaled, as `[head_dim][queries of the tile]`.
@@ -238,9 +254,8 @@ impl Call<'_> {
 mod tests {
     use super::*;
     use crate::{
-        dtype::{Dtype, decode},
-        kv::{KvLayout, Part, write},
-        testing::{close, cpus, numbers},
+        kv::{KvDtype, KvLayout, Part, write},
+        testing::{close, cpus, numbers, stored},
     };
 
     /// One sequence of `positions`, whose K and V are in blocks of a shuffled table.
@@ -253,7 +268,7 @@ mod tests {
         q: Vec<f32>,
     }
 
-    fn fixture(cpu: &Cpu, positions: usize, kv_heads: usize, group: usize, head_dim: usize, dtype: Dtype) -> Fixture {
+    fn fixture(cpu: &Cpu, positions: usize, kv_heads: usize, group: usize, head_dim: usize, dtype: KvDtype) -> Fixture {
         let layout = KvLayout { layers: 2, kv_heads, head_dim, dtype };
         let blocks = positions.div_ceil(BLOCK_POSITIONS);
         let table: Vec<u32> = (0..blocks as u32).rev().collect();
@@ -282,13 +297,7 @@ mod tests {
         fn reference(&self, window: Option<usize>) -> Vec<f64> {
             let (d, group) = (self.layout.head_dim, self.heads / self.layout.kv_heads);
             let of_head = |part, head: usize| -> Vec<Vec<f64>> {
-                let blocks = self.table.iter().map(|&id| decode(self.layout.dtype, &self.kv.block(id)[self.layout.head(1, part, head)]));
-                let blocks: Vec<Vec<f32>> = blocks.collect();
-                let number = |position: usize, i: usize| match part {
-                    Part::K => blocks[position / 16][i * 16 + position % 16],
-                    Part::V => blocks[position / 16][position % 16 * d + i],
-                };
-                (0..self.positions).map(|position| (0..d).map(|i| f64::from(number(position, i))).collect()).collect()
+                self.table.iter().flat_map(|&id| stored(&self.kv, id, 1, part, head)).take(self.positions).collect()
             };
             let all = |part| (0..self.layout.kv_heads).map(|head| of_head(part, head)).collect::<Vec<_>>();
             let (keys, values) = (all(Part::K), all(Part::V));
@@ -318,14 +327,17 @@ mod tests {
     #[test]
     fn matches_the_f64_reference_with_the_same_bits_everywhere() {
         for (positions, kv_heads, group, head_dim, dtype, window) in [
-            (1, 1, 1, 8, Dtype::F32, None),
-            (37, 2, 3, 24, Dtype::F32, None),
-            (50, 1, 7, 16, Dtype::F16, None),
-            (49, 2, 4, 64, Dtype::Bf16, None),
-            (70, 2, 2, 32, Dtype::F32, Some(24)),
-            (40, 1, 1, 80, Dtype::Bf16, Some(1)),
-            (600, 1, 3, 40, Dtype::Bf16, None),
-            (530, 2, 16, 16, Dtype::F16, Some(300)),
+            (1, 1, 1, 8, KvDtype::F32, None),
+            (37, 2, 3, 24, KvDtype::F32, None),
+            (50, 1, 7, 16, KvDtype::F16, None),
+            (49, 2, 4, 64, KvDtype::Bf16, None),
+            (70, 2, 2, 32, KvDtype::F32, Some(24)),
+            (40, 1, 1, 80, KvDtype::Bf16, Some(1)),
+            (600, 1, 3, 40, KvDtype::Bf16, None),
+            (530, 2, 16, 16, KvDtype::F16, Some(300)),
+            (37, 2, 3, 24, KvDtype::Int8, None),
+            (620, 1, 5, 80, KvDtype::Int8, None),
+            (540, 2, 13, 6, KvDtype::Int8, Some(270)),
         ] {
             let mut first: Option<Vec<f32>> = None;
             for cpu in cpus() {
@@ -342,9 +354,13 @@ mod tests {
 
     #[test]
     fn a_row_alone_is_the_same_bits_as_among_many_however_long_its_sequence() {
-        for (positions, group, head_dim, dtype, window) in
-            [(700, 3, 24, Dtype::Bf16, None), (530, 13, 64, Dtype::F32, None), (800, 1, 48, Dtype::F16, Some(290))]
-        {
+        for (positions, group, head_dim, dtype, window) in [
+            (700, 3, 24, KvDtype::Bf16, None),
+            (530, 13, 64, KvDtype::F32, None),
+            (800, 1, 48, KvDtype::F16, Some(290)),
+            (530, 13, 64, KvDtype::Int8, None),
+            (800, 1, 42, KvDtype::Int8, Some(290)),
+        ] {
             for cpu in cpus() {
                 let fixture = fixture(&cpu, positions, 1, group, head_dim, dtype);
                 let whole = fixture.run(&cpu, 0..positions, window);
@@ -359,9 +375,9 @@ mod tests {
 
     #[test]
     fn a_row_does_not_depend_on_its_chunk_or_batch() {
-        for window in [None, Some(24)] {
+        for (dtype, window) in [KvDtype::Bf16, KvDtype::Int8].into_iter().flat_map(|dtype| [(dtype, None), (dtype, Some(24))]) {
             for cpu in cpus() {
-                let fixture = fixture(&cpu, 75, 2, 3, 24, Dtype::Bf16);
+                let fixture = fixture(&cpu, 75, 2, 3, 24, dtype);
                 let whole = fixture.run(&cpu, 0..75, window);
                 for size in [1, 7, 16, 33] {
                     let parts: Vec<f32> = (0..75).step_by(size).flat_map(|s| fixture.run(&cpu, s..(s + size).min(75), window)).collect();

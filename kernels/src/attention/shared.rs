@@ -4,12 +4,14 @@
 
 use super::{
     Call, SPLIT, SPLIT_BLOCKS, Scores, State, Task, Tiling,
-    softmax::{Weighted, weigh},
+    softmax::{Weighted, scale, weigh},
 };
 use crate::{
     cpu::Cpu,
-    dtype::{Element, with_element},
-    kv::{BLOCK_POSITIONS, Part},
+    kv::{
+        BLOCK_POSITIONS, Part,
+        element::{KvElement, with_kv_element},
+    },
     lines::Widened,
     simd::{Kernel, LANES, Simd},
     tile::{Ahead, Numbers, PANEL, tile, with_tile_rows},
@@ -23,6 +25,9 @@ struct Scratch {
     k: Vec<[f32; PANEL]>,
     /// Of one split: `[panel of dimensions][position]`.
     v: Vec<[f32; PANEL]>,
+    /// Of one split: `[block]`, where there are scales.
+    k_scales: [[f32; LANES]; SPLIT_BLOCKS],
+    v_scales: [[f32; LANES]; SPLIT_BLOCKS],
     /// All queries, in tiles.
     q: Vec<f32>,
     /// All queries' states.
@@ -68,7 +73,7 @@ impl Kernel for Run<'_> {
         self.scratch.states.chunks_exact_mut(state_len).for_each(|state| _ = State::clear(state));
         let visible = self.visible_to_any(&(0..self.queries.rows));
         for split in self.call.splits(&visible) {
-            with_element!(self.call.kv.layout().dtype, E => self.widen::<S, E>(simd, split, &visible));
+            with_kv_element!(self.call.kv.layout().dtype, E => self.widen::<S, E>(simd, split, &visible));
             for index in 0..self.queries.tiles {
                 let tile = self.queries.tile(index);
                 with_tile_rows!(S, tile.len(), T => self.tile::<S, T>(simd, split, &tile));
@@ -95,21 +100,27 @@ impl Run<'_> {
         self.call.visible_to(self.task, queries.start).start..self.call.visible_to(self.task, queries.end - 1).end
     }
 
-    /// K and V of the split's `visible` positions, as f32 panels.
+    /// K and V of the split's `visible` positions, as f32 panels, not scaled yet.
     #[inline(always)]
-    fn widen<S: Simd, E: Element>(&mut self, simd: S, split: usize, visible: &Range<usize>) {
+    fn widen<S: Simd, E: KvElement>(&mut self, simd: S, split: usize, visible: &Range<usize>) {
         let (call, task) = (self.call, self.task);
         let (layout, head_dim) = (call.kv.layout(), self.queries.cols);
         let visible = within(split, visible);
         for block in visible.start / BLOCK_POSITIONS..visible.end.div_ceil(BLOCK_POSITIONS) {
             let bytes = call.kv.block(call.spans[task.span].blocks[split * SPLIT_BLOCKS + block]);
+            if const { E::IS_SCALED } {
+                for (part, to) in [(Part::K, &mut self.scratch.k_scales), (Part::V, &mut self.scratch.v_scales)] {
+                    let (scales, _) = bytes[layout.scales(call.layer, part, task.kv_heads.start)].as_chunks();
+                    simd.store(simd.load_f32_bytes(&scales[0]), &mut to[block]);
+                }
+            }
             let first = block * BLOCK_POSITIONS;
             let panel = &mut self.scratch.k[first / PANEL * head_dim..][..head_dim];
-            let (k, _) = E::chunks(&bytes[layout.head(call.layer, Part::K, task.kv_head)]);
+            let (k, _) = E::chunks(&bytes[layout.numbers(call.layer, Part::K, task.kv_heads.start)]);
             for (to, k) in panel.iter_mut().zip(k) {
                 simd.store(E::load(simd, k), &mut to.as_chunks_mut().0[first % PANEL / LANES]);
             }
-            let v = &bytes[layout.head(call.layer, Part::V, task.kv_head)];
+            let v = &bytes[layout.numbers(call.layer, Part::V, task.kv_heads.start)];
             for (i, v) in v.chunks_exact(head_dim * E::BYTES).enumerate() {
                 let position = first + i;
                 let (whole, rest) = E::chunks(v);
@@ -135,7 +146,8 @@ impl Run<'_> {
         if visible.is_empty() {
             return;
         }
-        let Scratch { k, v, q, states, scores } = &mut *self.scratch;
+        let is_scaled = self.call.kv.layout().dtype.is_scaled();
+        let Scratch { k, v, k_scales, v_scales, q, states, scores } = &mut *self.scratch;
         let scores = scores.first_chunk_mut::<T>().expect("scores of the whole tile");
         let panels = visible.start / PANEL..visible.end.div_ceil(PANEL);
         let q = Numbers::<T>(q[self.queries.numbers(queries)].as_chunks().0);
@@ -147,6 +159,11 @@ impl Run<'_> {
                 scores[i][panel * PANEL..(panel + 1) * PANEL].copy_from_slice(&sums[i]);
             }
         }
+        if is_scaled {
+            for block in panels.start * PANEL / BLOCK_POSITIONS..panels.end * PANEL / BLOCK_POSITIONS {
+                scale(simd, scores, block, simd.load(&k_scales[block]));
+            }
+        }
         let mut factors = [None; T];
         for i in 0..T {
             let query = queries.start + i;
@@ -154,6 +171,11 @@ impl Run<'_> {
             if let Some(normalizer) = weigh(simd, &mut scores[i], &panels, &seen) {
                 let state = &mut states[query * state_len..(query + 1) * state_len];
                 factors[i] = Some(State::resume(state).merge(simd, normalizer));
+            }
+        }
+        if is_scaled {
+            for block in visible.start / BLOCK_POSITIONS..visible.end.div_ceil(BLOCK_POSITIONS) {
+                scale(simd, scores, block, simd.load(&v_scales[block]));
             }
         }
         let weights = Weighted { weights: scores, first: visible.start, len: visible.len() };

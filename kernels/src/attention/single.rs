@@ -4,14 +4,16 @@
 
 use super::{
     Call, SPLIT, SPLIT_BLOCKS, Scores, State, Task, Tiling,
-    softmax::{Normalizer, weigh},
+    softmax::{Normalizer, scale, weigh},
 };
 use crate::{
     cpu::Cpu,
-    dtype::{Element, with_element},
-    kv::{BLOCK_POSITIONS, Part},
+    kv::{
+        BLOCK_POSITIONS, Part,
+        element::{KvElement, with_kv_element},
+    },
     simd::{Kernel, LANES, Simd},
-    tile::{PANEL, with_tile_rows},
+    tile::{CACHE_LINE, PANEL, with_tile_rows},
 };
 use std::{cell::RefCell, marker::PhantomData, ops::Range};
 
@@ -37,8 +39,9 @@ pub(super) fn run(cpu: &Cpu, call: &Call<'_>, task: &Task, partial: Option<&mut 
         let head_dim = call.kv.layout().head_dim;
         let queries = Tiling::new(call.group, head_dim, cpu.isa().tile_rows());
         let Scratch { q, states, scores, values } = scratch;
-        q.resize(queries.rows * head_dim, 0.0);
-        states.resize(queries.rows * State::len(head_dim), 0.0);
+        let all = task.kv_heads.len() * queries.rows;
+        q.resize(all * head_dim, 0.0);
+        states.resize(all * State::len(head_dim), 0.0);
         scores.resize(cpu.isa().tile_rows(), [0.0; SPLIT]);
         values.resize(cpu.isa().tile_rows() * head_dim.div_ceil(LANES), [0.0; LANES]);
         let finish = partial.is_none();
@@ -64,10 +67,12 @@ impl Kernel for Merge<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let state_len = State::len(self.call.kv.layout().head_dim);
-        let (first, others) = self.states.split_at_mut(self.call.group * state_len);
-        for (query, state) in first.chunks_exact_mut(state_len).enumerate() {
+        let states_len = self.call.heads * state_len;
+        let (first, others) = self.states.split_at_mut(states_len);
+        let queries = self.task.kv_heads.len() * self.call.group;
+        for (query, state) in first.chunks_exact_mut(state_len).take(queries).enumerate() {
             let mut state = State::resume(state);
-            for split in others.chunks_exact_mut(self.call.group * state_len) {
+            for split in others.chunks_exact_mut(states_len) {
                 let split = State::resume(&mut split[query * state_len..(query + 1) * state_len]);
                 let factors = state.merge(simd, split.normalizer());
                 state.add(simd, factors, 0, split.values());
@@ -80,6 +85,7 @@ impl Kernel for Merge<'_> {
 struct Run<'a> {
     call: &'a Call<'a>,
     task: &'a Task,
+    /// Those of one KV head.
     queries: Tiling,
     q: &'a mut [f32],
     states: &'a mut [f32],
@@ -97,18 +103,19 @@ impl Kernel for Run<'_> {
         let visible = self.call.visible_to(self.task, 0);
         let splits = self.task.splits.clone().unwrap_or(self.call.splits(&visible));
         self.states.chunks_exact_mut(state_len).for_each(|state| _ = State::clear(state));
-        for index in 0..self.queries.tiles {
-            let tile = self.queries.tile(index);
-            let q = self.queries.numbers(&tile);
-            self.call.pack_queries(self.task, &tile, &mut self.q[q]);
-            for split in splits.clone() {
+        let tiles = tiles(self.queries, self.task.kv_heads.clone());
+        for (_, tile) in tiles.clone() {
+            self.call.pack_queries(self.task, &tile, &mut self.q[self.queries.numbers(&tile)]);
+        }
+        for split in splits {
+            for (kv_head, tile) in tiles.clone() {
                 with_tile_rows!(S, tile.len(), T => {
-                    with_element!(self.call.kv.layout().dtype, E => self.tile::<S, E, T>(simd, split, &visible, &tile));
+                    with_kv_element!(self.call.kv.layout().dtype, E => self.tile::<S, E, T>(simd, split, &visible, kv_head, &tile));
                 });
             }
         }
         if self.finish {
-            for query in 0..self.queries.rows {
+            for query in 0..self.task.kv_heads.len() * self.queries.rows {
                 let state = State::resume(&mut self.states[query * state_len..(query + 1) * state_len]);
                 self.call.finish(simd, self.task, query, &state);
             }
@@ -116,21 +123,41 @@ impl Kernel for Run<'_> {
     }
 }
 
+/// Each KV head's tiles of `queries`, which are numbered head by head.
+fn tiles(queries: Tiling, kv_heads: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> + Clone {
+    kv_heads.enumerate().flat_map(move |(nth, kv_head)| {
+        let first = nth * queries.rows;
+        (0..queries.tiles).map(move |index| (kv_head, first + queries.tile(index).start..first + queries.tile(index).end))
+    })
+}
+
 impl Run<'_> {
-    /// A tile of queries over one split.
+    /// A tile of queries of one KV head over one split.
     #[inline(always)]
-    fn tile<S: Simd, E: Element, const T: usize>(&mut self, simd: S, split: usize, visible: &Range<usize>, queries: &Range<usize>) {
+    fn tile<S: Simd, E: KvElement, const T: usize>(
+        &mut self,
+        simd: S,
+        split: usize,
+        visible: &Range<usize>,
+        kv_head: usize,
+        queries: &Range<usize>,
+    ) {
         let state_len = State::len(self.queries.cols);
         let start = split * SPLIT;
         let visible = visible.start.max(start) - start..visible.end.min(start + SPLIT) - start;
         let panels = visible.start / PANEL..visible.end.div_ceil(PANEL);
         let (q, _) = self.q[self.queries.numbers(queries)].as_chunks::<T>();
-        let paged = Paged { call: self.call, task: self.task, first: split * SPLIT_BLOCKS };
+        let paged = Paged { call: self.call, task: self.task, kv_head, first: split * SPLIT_BLOCKS };
         let scores = self.scores.first_chunk_mut::<T>().expect("scores of the whole tile");
         simd.call(ScoreSplit::<E, T> { paged, q, panels: panels.clone(), scores, element: PhantomData });
         let mut normalizers = [None::<Normalizer>; T];
         for i in 0..T {
             normalizers[i] = weigh(simd, &mut scores[i], &panels, &visible);
+        }
+        if const { E::IS_SCALED } {
+            for block in visible.start / BLOCK_POSITIONS..visible.end.div_ceil(BLOCK_POSITIONS) {
+                scale(simd, scores, block, simd.load_f32_bytes(paged.scales(block, Part::V)));
+            }
         }
         let vectors = self.queries.cols.div_ceil(LANES);
         simd.call(SumSplit::<E, T> { paged, visible, weights: scores, sums: self.values, element: PhantomData });
@@ -150,29 +177,44 @@ impl Run<'_> {
 struct Paged<'a> {
     call: &'a Call<'a>,
     task: &'a Task,
+    kv_head: usize,
     first: usize,
 }
 
 impl<'a> Paged<'a> {
     /// What to ask memory for while block `block` of `part` is read: a block a little later in the order in which they are
-    /// read, which is K, then V (each to block `end`) of one split after the other.
+    /// read, which is K, then V (each to block `end`) of one head after the other, of one split after the other.
     #[inline(always)]
     fn ahead(&self, block: usize, part: Part, end: usize) -> *const u8 {
         let later = block + BLOCKS_AHEAD;
-        let bytes = match (later < end, part) {
-            (true, part) => self.bytes(later, part),
-            (false, Part::K) => self.bytes(later - end, Part::V),
-            (false, Part::V) => self.bytes(SPLIT_BLOCKS + later - end, Part::K),
+        let numbers = match (later < end, part) {
+            (true, part) => self.numbers(later, part),
+            (false, Part::K) => self.numbers(later - end, Part::V),
+            (false, Part::V) if self.kv_head + 1 < self.task.kv_heads.end => {
+                Self { kv_head: self.kv_head + 1, ..*self }.numbers(later - end, Part::K)
+            }
+            (false, Part::V) => Self { kv_head: self.task.kv_heads.start, ..*self }.numbers(SPLIT_BLOCKS + later - end, Part::K),
         };
-        bytes.as_ptr()
+        numbers.as_ptr()
     }
 
-    /// The bytes of the head's K or V in block `block` of the split, or in the sequence's last block.
+    /// The numbers of the head's K or V in block `block` of the split, or in the sequence's last block.
     #[inline(always)]
-    fn bytes(&self, block: usize, part: Part) -> &'a [u8] {
+    fn numbers(&self, block: usize, part: Part) -> &'a [u8] {
+        &self.block(block)[self.call.kv.layout().numbers(self.call.layer, part, self.kv_head)]
+    }
+
+    /// Their positions' scales, where they have some.
+    #[inline(always)]
+    fn scales(&self, block: usize, part: Part) -> &'a [u8; 4 * LANES] {
+        let (scales, _) = self.block(block)[self.call.kv.layout().scales(self.call.layer, part, self.kv_head)].as_chunks();
+        &scales[0]
+    }
+
+    #[inline(always)]
+    fn block(&self, block: usize) -> &'a [u8] {
         let blocks = self.call.spans[self.task.span].blocks;
-        let bytes = self.call.kv.block(blocks[(self.first + block).min(blocks.len() - 1)]);
-        &bytes[self.call.kv.layout().head(self.call.layer, part, self.task.kv_head)]
+        self.call.kv.block(blocks[(self.first + block).min(blocks.len() - 1)])
     }
 }
 
@@ -185,29 +227,36 @@ struct ScoreSplit<'a, E, const T: usize> {
     element: PhantomData<E>,
 }
 
-impl<E: Element, const T: usize> Kernel for ScoreSplit<'_, E, T> {
+impl<E: KvElement, const T: usize> Kernel for ScoreSplit<'_, E, T> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
-        for block in (self.panels.start * BLOCKS..self.panels.end * BLOCKS).step_by(S::TILE_VECTORS) {
-            if const { S::TILE_VECTORS == 2 } {
-                self.blocks::<S, 2>(simd, block);
-            } else {
-                self.blocks::<S, 1>(simd, block);
-            }
+        let end = self.panels.end * BLOCKS;
+        let mut block = self.panels.start * BLOCKS;
+        while const { fits::<S>(T, 4) } && block + 4 <= end {
+            self.blocks::<S, 4>(simd, block);
+            block += 4;
+        }
+        while const { fits::<S>(T, 2) } && block + 2 <= end {
+            self.blocks::<S, 2>(simd, block);
+            block += 2;
+        }
+        while block < end {
+            self.blocks::<S, 1>(simd, block);
+            block += 1;
         }
     }
 }
 
-impl<E: Element, const T: usize> ScoreSplit<'_, E, T> {
+impl<E: KvElement, const T: usize> ScoreSplit<'_, E, T> {
     /// `N` blocks from `block` on.
     #[inline(always)]
     fn blocks<S: Simd, const N: usize>(&mut self, simd: S, block: usize) {
         let mut keys: [&[E::Chunk]; N] = [&[]; N];
         let mut ahead = [std::ptr::null::<u8>(); N];
         for j in 0..N {
-            keys[j] = &E::chunks(self.paged.bytes(block + j, Part::K)).0[..self.q.len()];
+            keys[j] = &E::chunks(self.paged.numbers(block + j, Part::K)).0[..self.q.len()];
             ahead[j] = self.paged.ahead(block + j, Part::K, self.panels.end * BLOCKS);
         }
         let mut acc = [[simd.zero(); N]; T];
@@ -215,12 +264,25 @@ impl<E: Element, const T: usize> ScoreSplit<'_, E, T> {
             let mut k = [simd.zero(); N];
             for j in 0..N {
                 k[j] = E::load(simd, &keys[j][d]);
-                simd.prefetch(ahead[j].wrapping_add(d * size_of::<E::Chunk>()));
+                let at = d * size_of::<E::Chunk>();
+                if at.is_multiple_of(CACHE_LINE) {
+                    simd.prefetch(ahead[j].wrapping_add(at));
+                }
             }
             for i in 0..T {
                 let q = simd.splat(q[i]);
                 for j in 0..N {
                     acc[i][j] = simd.fma(q, k[j], acc[i][j]);
+                }
+            }
+        }
+        if const { E::IS_SCALED } {
+            for j in 0..N {
+                let scales = simd.load_f32_bytes(self.paged.scales(block + j, Part::K));
+                // Read when this split's scores are weights.
+                simd.prefetch(self.paged.scales(block + j, Part::V).as_ptr());
+                for i in 0..T {
+                    acc[i][j] = simd.mul(acc[i][j], scales);
                 }
             }
         }
@@ -243,49 +305,69 @@ struct SumSplit<'a, E, const T: usize> {
     element: PhantomData<E>,
 }
 
-impl<E: Element, const T: usize> Kernel for SumSplit<'_, E, T> {
+impl<E: KvElement, const T: usize> Kernel for SumSplit<'_, E, T> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
-        let vectors = self.paged.call.kv.layout().head_dim.div_ceil(LANES);
+        let head_dim = self.paged.call.kv.layout().head_dim;
+        let whole = head_dim / LANES;
         let mut vector = 0;
-        while const { S::TILE_VECTORS == 2 } && vector + 2 <= vectors {
-            self.vectors::<S, 2>(simd, vector);
+        while const { fits::<S>(T, 8) } && vector + 8 <= whole {
+            self.vectors::<S, 8, true>(simd, vector);
+            vector += 8;
+        }
+        while const { fits::<S>(T, 4) } && vector + 4 <= whole {
+            self.vectors::<S, 4, true>(simd, vector);
+            vector += 4;
+        }
+        while const { fits::<S>(T, 2) } && vector + 2 <= whole {
+            self.vectors::<S, 2, true>(simd, vector);
             vector += 2;
         }
-        while vector < vectors {
-            self.vectors::<S, 1>(simd, vector);
+        while vector < whole {
+            self.vectors::<S, 1, true>(simd, vector);
             vector += 1;
+        }
+        if !head_dim.is_multiple_of(LANES) {
+            self.vectors::<S, 1, false>(simd, whole);
         }
     }
 }
 
-impl<E: Element, const T: usize> SumSplit<'_, E, T> {
-    /// `N` vectors from `first` on.
+impl<E: KvElement, const T: usize> SumSplit<'_, E, T> {
+    /// `N` vectors from `first` on: `WHOLE` ones, or what is left of a last one. Nothing in the loop depends on where a sum is: else
+    /// the compiler keeps sums in memory.
     #[inline(always)]
-    fn vectors<S: Simd, const N: usize>(&mut self, simd: S, first: usize) {
+    fn vectors<S: Simd, const N: usize, const WHOLE: bool>(&mut self, simd: S, first: usize) {
         let head_dim = self.paged.call.kv.layout().head_dim;
         let (row_bytes, vectors) = (head_dim * E::BYTES, head_dim.div_ceil(LANES));
         let mut acc = [[simd.zero(); N]; T];
         let end = self.visible.end.div_ceil(BLOCK_POSITIONS);
         for block in self.visible.start / BLOCK_POSITIONS..end {
             let base = block * BLOCK_POSITIONS;
-            let bytes = self.paged.bytes(block, Part::V);
+            let positions = self.visible.start.max(base)..self.visible.end.min(base + BLOCK_POSITIONS);
+            let skipped = positions.start - base;
+            let rows = self.paged.numbers(block, Part::V).chunks_exact(row_bytes).skip(skipped);
             let ahead = self.paged.ahead(block, Part::V, end);
-            for position in self.visible.start.max(base)..self.visible.end.min(base + BLOCK_POSITIONS) {
-                let row = (position - base) * row_bytes;
-                let (whole, rest) = E::chunks(&bytes[row..row + row_bytes]);
-                simd.prefetch(ahead.wrapping_add(row + first * size_of::<E::Chunk>()));
+            let mut ahead = ahead.wrapping_add(skipped * row_bytes + first * size_of::<E::Chunk>());
+            for (row, position) in rows.zip(positions) {
+                for line in 0..(N * size_of::<E::Chunk>()).div_ceil(CACHE_LINE) {
+                    simd.prefetch(ahead.wrapping_add(line * CACHE_LINE));
+                }
+                ahead = ahead.wrapping_add(row_bytes);
+                let (whole, rest) = E::chunks(row);
                 let mut v = [simd.zero(); N];
-                for j in 0..N {
-                    v[j] = match whole.get(first + j) {
-                        Some(chunk) => E::load(simd, chunk),
-                        None => E::load_part(simd, rest),
-                    };
+                if WHOLE {
+                    let whole: &[E::Chunk; N] = whole[first..].first_chunk().expect("whole vectors");
+                    for j in 0..N {
+                        v[j] = E::load(simd, &whole[j]);
+                    }
+                } else {
+                    v[0] = E::load_part(simd, rest);
                 }
                 for i in 0..T {
-                    let weight = simd.splat(self.weights[i][position]);
+                    let weight = simd.splat(self.weights[i][position % SPLIT]);
                     for j in 0..N {
                         acc[i][j] = simd.fma(weight, v[j], acc[i][j]);
                     }
@@ -298,6 +380,11 @@ impl<E: Element, const T: usize> SumSplit<'_, E, T> {
             }
         }
     }
+}
+
+/// Whether the registers hold sums of so many rows and vectors.
+const fn fits<S: Simd>(rows: usize, vectors: usize) -> bool {
+    rows * vectors <= S::TILE_ROWS * S::TILE_VECTORS
 }
 
 /// How far ahead K and V are asked for: blocks lie anywhere in memory, and no processor guesses where.

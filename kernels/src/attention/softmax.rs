@@ -72,6 +72,15 @@ pub(super) fn weigh<S: Simd>(simd: S, scores: &mut Scores, panels: &Range<usize>
     Some(Normalizer { max, sum: simd.sum(sum) })
 }
 
+/// Multiplies the scores or weights of a tile of queries for the positions of block `block` of the split with these positions' scales.
+#[inline(always)]
+pub(super) fn scale<S: Simd>(simd: S, scores: &mut [Scores], block: usize, scales: S::V) {
+    for scores in scores {
+        let scores = &mut scores.as_chunks_mut().0[block];
+        simd.store(simd.mul(simd.load(scores), scales), scores);
+    }
+}
+
 /// What is known of a query after some splits: maximum and sum, and the sums of V weighted relative to that maximum.
 pub(super) struct State<'a> {
     numbers: &'a mut [f32],

@@ -9,7 +9,7 @@ use super::{
     kv::PagedLayer,
     launch::{Shape, launch},
 };
-use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceRepr};
+use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceRepr, ValidAsZeroBits};
 
 /// Queries, and how they look.
 pub struct Queries<'a> {
@@ -17,6 +17,8 @@ pub struct Queries<'a> {
     pub q: &'a CudaView<'a, Bf16>,
     pub stride: usize,
     pub heads: usize,
+    /// Of the scores: see [`scale`], which goes by the numbers that a head has before it is filled up.
+    pub scale: f32,
     /// A row at position `p` attends to positions `0..=p`, or to the last `window` of them.
     pub window: Option<usize>,
 }
@@ -26,6 +28,11 @@ impl Queries<'_> {
     fn window(&self) -> usize {
         assert!(self.window != Some(0), "a window holds at least the row itself");
         self.window.map_or(ALL_POSITIONS, |window| window.min(ALL_POSITIONS))
+    }
+
+    /// Exponentials are powers of two.
+    fn scale_log2(&self) -> f32 {
+        std::f32::consts::LOG2_E * self.scale
     }
 
     fn assert_shape(&self, out: usize, rows: usize, paged: &PagedLayer<'_>) {
@@ -39,9 +46,9 @@ impl Queries<'_> {
 
 const ALL_POSITIONS: usize = 1 << 31;
 
-/// `log2(e) / sqrt(head_dim)`: exponentials are powers of two.
-fn scale_log2(head_dim: usize) -> f32 {
-    std::f32::consts::LOG2_E / (head_dim as f32).sqrt()
+/// Of the scores of heads of `head_dim` numbers.
+pub fn scale(head_dim: usize) -> f32 {
+    1.0 / (head_dim as f32).sqrt()
 }
 
 // --- Prefill.
@@ -61,6 +68,8 @@ pub struct Tile {
 
 // SAFETY: four u32 in C's order, as the kernel declares it; any bits are valid.
 unsafe impl DeviceRepr for Tile {}
+// SAFETY: zeros are numbers.
+unsafe impl ValidAsZeroBits for Tile {}
 
 /// Rows of a tile in both prefill kernels.
 fn tile_rows(head_dim: usize) -> usize {
@@ -142,7 +151,7 @@ impl DecodeScratch {
 }
 
 impl Kernels {
-    /// `out = softmax(q Kᵀ / sqrt(head_dim)) V` for rows whose K and V, and those of all positions before, are written. `tiles` come
+    /// `out = softmax(scale q Kᵀ) V` for rows whose K and V, and those of all positions before, are written. `tiles` come
     /// from [`prefill_tiles`]. q and out have `rows` rows; out: `[rows, heads, head_dim]`.
     pub fn attention_prefill(
         &self,
@@ -167,7 +176,7 @@ impl Kernels {
             queries.heads.into(),
             paged.kv_heads.into(),
             queries.window().into(),
-            scale_log2(self.head_dim).into(),
+            queries.scale_log2().into(),
         ];
         // SAFETY: shapes asserted; tiles within `rows` and the tables, and tables of blocks that the memory has, are the caller's
         // contract.
@@ -207,7 +216,7 @@ impl Kernels {
             queries.heads.into(),
             paged.kv_heads.into(),
             queries.window().into(),
-            scale_log2(self.head_dim).into(),
+            queries.scale_log2().into(),
             scratch.parts_max.into(),
         ];
         let combine = [

@@ -9,7 +9,13 @@ use cudarc::{
     driver::{CudaContext, CudaFunction, CudaModule, CudaSlice, CudaStream, DeviceRepr, ValidAsZeroBits, result, sys},
     nvrtc::Ptx,
 };
-use std::sync::Arc;
+use std::{
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
 /// The bits of a bf16 number.
 pub type Bf16 = u16;
@@ -23,6 +29,7 @@ pub struct Device {
     stream: Arc<CudaStream>,
     cache: KernelCache,
     properties: Properties,
+    allocated_bytes: AtomicUsize,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -47,8 +54,8 @@ impl Device {
         CudaContext::device_count().map_or(0, |count| count.max(0) as usize)
     }
 
-    /// Compiled kernels are kept in `cache`.
-    pub fn open(ordinal: usize, cache: KernelCache) -> Result<Self, CudaError> {
+    /// Compiled kernels are kept in the folder `cache`, which is made if there is a device.
+    pub fn open(ordinal: usize, cache: &Path) -> Result<Self, CudaError> {
         // SAFETY: looks for the driver's library and loads it.
         if !unsafe { sys::is_culib_present() } {
             return Err(CudaError::NoDriver);
@@ -57,6 +64,7 @@ impl Device {
         if ordinal >= found {
             return Err(CudaError::NoDevice { ordinal, found });
         }
+        let cache = KernelCache::open(cache)?;
         let context = CudaContext::new(ordinal)?;
         // SAFETY: buffers are handed from stream to stream only where an event orders the two (`transfer`), and memory is freed on
         // the stream that it was allocated on, or after the device has come to rest.
@@ -67,7 +75,7 @@ impl Device {
             return Err(CudaError::TooOld { name: properties.name, major, minor });
         }
         let stream = context.new_stream()?;
-        Ok(Self { context, stream, cache, properties })
+        Ok(Self { context, stream, cache, properties, allocated_bytes: AtomicUsize::new(0) })
     }
 
     pub fn properties(&self) -> &Properties {
@@ -93,6 +101,7 @@ impl Device {
         let bytes = len * size_of::<T>();
         let memory = self.stream.alloc_zeros(len).map_err(|error| CudaError::of_allocation(error, bytes))?;
         self.stream.synchronize()?;
+        self.allocated_bytes.fetch_add(bytes, Ordering::Relaxed);
         Ok(memory)
     }
 
@@ -100,12 +109,18 @@ impl Device {
     pub fn upload<T: DeviceRepr>(&self, numbers: &[T]) -> Result<CudaSlice<T>, CudaError> {
         let memory = self.stream.clone_htod(numbers).map_err(|error| CudaError::of_allocation(error, size_of_val(numbers)))?;
         self.stream.synchronize()?;
+        self.allocated_bytes.fetch_add(size_of_val(numbers), Ordering::Relaxed);
         Ok(memory)
     }
 
     /// Bytes that are free, and in all.
     pub fn memory(&self) -> Result<(usize, usize), CudaError> {
         Ok(self.context.mem_get_info()?)
+    }
+
+    /// All that was ever allocated here: what this process takes, where others may share the device.
+    pub fn allocated_bytes(&self) -> usize {
+        self.allocated_bytes.load(Ordering::Relaxed)
     }
 
     /// Waits for all streams, and tells what went wrong on any of them.

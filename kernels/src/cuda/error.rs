@@ -22,6 +22,9 @@ pub enum CudaError {
     /// The device's state is unknown from here on: nothing that it computed since may be used.
     #[error("the CUDA device failed: {0}; drain this worker and start it again")]
     Device(DriverError),
+    /// As above: what it computed is not what was asked for.
+    #[error("the CUDA device computed what cannot be, {what}; drain this worker and start it again")]
+    Nonsense { what: String },
     #[error("{file} does not compile for {arch}: {source}\n{log}")]
     Compile { file: &'static str, arch: String, source: NvrtcError, log: String },
     #[error("NVRTC failed: {0}")]

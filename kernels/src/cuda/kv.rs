@@ -9,10 +9,7 @@ use super::{
     kernels::Kernels,
     launch::{Arg, Shape, count, launch},
 };
-use crate::{
-    dtype::Dtype,
-    kv::{BLOCK_POSITIONS, KvLayout},
-};
+use crate::kv::{BLOCK_POSITIONS, KvDtype, KvLayout};
 use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceRepr};
 use std::ops::Range;
 
@@ -43,7 +40,7 @@ pub fn blocks_that_fit(layout: &KvLayout, free_bytes: usize, reserve_bytes: usiz
 impl DeviceKv {
     /// `layout` is of bf16.
     pub fn new(device: &Device, layout: KvLayout, blocks: usize) -> Result<Self, CudaError> {
-        assert_eq!(layout.dtype, Dtype::Bf16, "K and V on the device are bf16");
+        assert_eq!(layout.dtype, KvDtype::Bf16, "K and V on the device are bf16");
         let memory = device.alloc(blocks * layout.block_bytes() / size_of::<Bf16>())?;
         Ok(Self { layout, blocks, memory })
     }
@@ -166,7 +163,7 @@ mod tests {
 
     #[test]
     fn memory_is_divided_into_whole_blocks_and_a_reserve() {
-        let layout = KvLayout { layers: 32, kv_heads: 8, head_dim: 128, dtype: Dtype::Bf16 };
+        let layout = KvLayout { layers: 32, kv_heads: 8, head_dim: 128, dtype: KvDtype::Bf16 };
         assert_eq!(layout.block_bytes(), 2 << 20);
         assert_eq!(blocks_that_fit(&layout, 100 << 20, 11 << 20), 44);
         assert_eq!(blocks_that_fit(&layout, 10 << 20, 11 << 20), 0);

@@ -14,7 +14,7 @@
 //! - [`elementwise`], [`attention`], [`sampling`]: the operations
 //! - [`gemm`]: matrix products in bf16 and FP8, by cuBLASLt
 //! - [`kv`]: the paged memory, and blocks to and from contiguous slots
-//! - [`pinned`], [`transfer`]: DRAM that the device can reach, and blocks across the bus
+//! - [`host`], [`pinned`]: DRAM that the device can reach, its own and others'; [`upload`], [`transfer`]: matrices and blocks across the bus
 //! - [`graph`]: a step's launches, recorded once
 
 pub mod attention;
@@ -25,12 +25,14 @@ pub mod elementwise;
 pub mod error;
 pub mod gemm;
 pub mod graph;
+pub mod host;
 pub mod kernels;
 pub mod kv;
 mod launch;
 pub mod pinned;
 pub mod sampling;
 pub mod transfer;
+pub mod upload;
 
 pub use cache::KernelCache;
 pub use device::{Bf16, Device};

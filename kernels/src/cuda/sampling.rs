@@ -5,7 +5,7 @@ use super::{
     kernels::Kernels,
     launch::{Shape, launch},
 };
-use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DeviceRepr};
+use cudarc::driver::{CudaFunction, CudaStream, CudaView, CudaViewMut, DeviceRepr, ValidAsZeroBits};
 
 /// How one row's token is drawn; the meaning is that of `Sampling` in the protocol.
 #[repr(C)]
@@ -43,6 +43,8 @@ pub struct LogitEntry {
 
 // SAFETY: plain numbers in C's order, as penalties.cu and sample.cu declare them; any bits are valid.
 unsafe impl DeviceRepr for SampleRequest {}
+// SAFETY: zeros are numbers.
+unsafe impl ValidAsZeroBits for SampleRequest {}
 // SAFETY: as above.
 unsafe impl DeviceRepr for RowPenalties {}
 // SAFETY: as above.
@@ -53,6 +55,19 @@ const VOCAB_MAX: usize = 1 << 18;
 const THREADS: usize = 256;
 const SAMPLE_THREADS: usize = 1024;
 
+/// One of the kernels that change single logits.
+fn launch_entries(
+    stream: &CudaStream,
+    kernel: &CudaFunction,
+    logits: &mut CudaViewMut<'_, f32>,
+    entries: &CudaView<'_, LogitEntry>,
+    vocab: usize,
+) -> Result<(), CudaError> {
+    let args = [logits.into(), entries.into(), entries.len().into(), vocab.into()];
+    // SAFETY: tokens are checked by the kernel, rows are the caller's contract.
+    unsafe { launch(stream, kernel, Shape::new((entries.len().div_ceil(THREADS), 1, 1), THREADS), &args) }
+}
+
 impl Kernels {
     /// `logits[row, token] += value`. No (row, token) may be there twice; rows are rows of the logits, `[rows, vocab]`.
     pub fn add_to_logits(
@@ -62,9 +77,7 @@ impl Kernels {
         entries: &CudaView<'_, LogitEntry>,
         vocab: usize,
     ) -> Result<(), CudaError> {
-        let args = [logits.into(), entries.into(), entries.len().into(), vocab.into()];
-        // SAFETY: tokens are checked by the kernel, rows are the caller's contract.
-        unsafe { launch(stream, &self.add_to_logits, Shape::new((entries.len().div_ceil(THREADS), 1, 1), THREADS), &args) }
+        launch_entries(stream, &self.add_to_logits, logits, entries, vocab)
     }
 
     /// Makes tokens impossible. Entries as above, their values unused.
@@ -75,9 +88,7 @@ impl Kernels {
         entries: &CudaView<'_, LogitEntry>,
         vocab: usize,
     ) -> Result<(), CudaError> {
-        let args = [logits.into(), entries.into(), entries.len().into(), vocab.into()];
-        // SAFETY: tokens are checked by the kernel, rows are the caller's contract.
-        unsafe { launch(stream, &self.ban, Shape::new((entries.len().div_ceil(THREADS), 1, 1), THREADS), &args) }
+        launch_entries(stream, &self.ban, logits, entries, vocab)
     }
 
     /// Presence, frequency and repetition penalties. logits: `[rows, vocab]`, penalties: `[rows]`, occurred: `[histories, vocab]`.

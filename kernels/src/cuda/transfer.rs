@@ -26,6 +26,14 @@ pub struct Transfer {
     block_bytes: usize,
 }
 
+/// When what was published is where.
+pub struct Published {
+    /// The device's blocks have been read: they may be written again.
+    pub gathered: CudaEvent,
+    /// The slots hold them.
+    pub done: CudaEvent,
+}
+
 impl Transfer {
     /// Moves up to `blocks_at_once` blocks per round.
     pub fn new(device: &Device, kv: &DeviceKv, blocks_at_once: usize) -> Result<Self, CudaError> {
@@ -53,11 +61,11 @@ impl Transfer {
     }
 
     /// Brings `layers` of blocks of `kv` to pinned slots, after `ready`: what the model's stream recorded when these layers were
-    /// done. Done when the event is.
+    /// done.
     ///
     /// # Safety
-    /// Each slot is pinned memory of a block's size that nobody reads or writes until the event. Nothing on the device writes these
-    /// blocks of `kv` until then.
+    /// Each slot is pinned memory of a block's size that nobody reads or writes until it is `done`. Nothing on the device writes these
+    /// blocks of `kv` until they are `gathered`.
     pub unsafe fn publish(
         &mut self,
         kernels: &Kernels,
@@ -65,19 +73,22 @@ impl Transfer {
         placed: &[Placed],
         layers: Range<usize>,
         ready: &CudaEvent,
-    ) -> Result<CudaEvent, CudaError> {
+    ) -> Result<Published, CudaError> {
         self.stream.wait(ready)?;
+        let mut gathered = None;
         let slice_bytes = self.block_bytes / kv.layout().layers;
         let (skipped, bytes) = ((layers.start * slice_bytes) as u64, layers.len() * slice_bytes);
         for round in placed.chunks(self.staging.len() / self.block_bytes) {
             let staged = self.staged(round);
             // SAFETY: staging belongs to this stream, which comes to the copies after the kernel, and to the next round after them.
             unsafe { kernels.kv_gather(&self.stream, kv, &staged, layers.clone()) }?;
+            gathered = Some(self.stream.record_event(None)?);
             for (to, from) in round.iter().zip(&staged) {
                 self.copy(to.slot + skipped, from.slot + skipped, bytes)?;
             }
         }
-        Ok(self.stream.record_event(None)?)
+        let done = self.stream.record_event(None)?;
+        Ok(Published { gathered: gathered.map_or_else(|| self.stream.record_event(None), Ok)?, done })
     }
 
     /// These blocks, in the staging buffer's slots.

@@ -64,7 +64,7 @@ pub(super) fn quantize_on<S: Simd>(simd: S, row: impl Source, to: &mut [[i8; 4]]
         largest = simd.max(simd.max(x, simd.sub(simd.zero(), x)), largest);
     }
     let largest = simd.max_lane(largest);
-    let (scale, inverse) = if largest < NEGLIGIBLE { (0.0, 0.0) } else { (largest / INTEGER_MAX, INTEGER_MAX / largest) };
+    let (scale, inverse) = scale_and_inverse(largest);
     let mut sums = simd.zero();
     let mut places = to.iter_mut().step_by(stride);
     for i in 0..vectors {
@@ -79,11 +79,17 @@ pub(super) fn quantize_on<S: Simd>(simd: S, row: impl Source, to: &mut [[i8; 4]]
     Quantized { scale, sum: simd.to_array(sums).into_iter().map(|sum| sum as i32).sum() }
 }
 
+/// What integers are multiplied with to give numbers up to `largest`, and what these are multiplied with to give the integers.
+#[inline(always)]
+pub(crate) fn scale_and_inverse(largest: f32) -> (f32, f32) {
+    if largest < NEGLIGIBLE { (0.0, 0.0) } else { (largest / INTEGER_MAX, INTEGER_MAX / largest) }
+}
+
 const INTEGER_MAX: f32 = 127.0;
 /// Above it, 127 over the largest number is finite.
 const NEGLIGIBLE: f32 = 1e-30;
 /// 1.5 × 2^23: a small number added to it is rounded to an integer (ties to even), which is in the low bits of the sum.
-const ROUND: f32 = 12_582_912.0;
+pub(crate) const ROUND: f32 = 12_582_912.0;
 
 #[cfg(test)]
 mod tests {

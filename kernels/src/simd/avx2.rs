@@ -40,6 +40,12 @@ fn bf16x8(_: Avx2, x: &[u8; 16]) -> __m256 {
     intrinsics!(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(x.as_ptr().cast())))))
 }
 
+/// Eight 8-bit integers to f32.
+#[inline(always)]
+fn i8x8(_: Avx2, x: &[u8; 8]) -> __m256 {
+    intrinsics!(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(x.as_ptr().cast()))))
+}
+
 /// Eight bf16, the even ones of 16, to f32.
 #[inline(always)]
 fn bf16_even_x8(_: Avx2, x: &[u8; 32]) -> __m256 {
@@ -137,6 +143,12 @@ impl Simd for Avx2 {
     fn load_bf16_bytes(self, x: &[u8; 32]) -> V {
         let (lo, hi) = halves(x);
         [bf16x8(self, lo), bf16x8(self, hi)]
+    }
+
+    #[inline(always)]
+    fn load_i8_bytes(self, x: &[u8; 16]) -> V {
+        let (halves, _) = x.as_chunks();
+        [i8x8(self, &halves[0]), i8x8(self, &halves[1])]
     }
 
     #[inline(always)]

@@ -82,6 +82,11 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     }
 
     #[inline(always)]
+    fn load_i8_bytes(self, x: &[u8; 16]) -> __m512 {
+        intrinsics!(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(x.as_ptr().cast()))))
+    }
+
+    #[inline(always)]
     fn load_bf16_even(self, x: &[u8; 64]) -> __m512 {
         intrinsics!(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_loadu_si512(x.as_ptr().cast()))))
     }

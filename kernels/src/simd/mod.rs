@@ -9,6 +9,8 @@
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 pub(crate) mod portable;
 #[cfg(target_arch = "x86_64")]
 mod proof;
@@ -40,6 +42,7 @@ pub(crate) trait Simd: Copy + Send + Sync {
     fn load_f32_bytes(self, x: &[u8; 64]) -> Self::V;
     fn load_f16_bytes(self, x: &[u8; 32]) -> Self::V;
     fn load_bf16_bytes(self, x: &[u8; 32]) -> Self::V;
+    fn load_i8_bytes(self, x: &[u8; 16]) -> Self::V;
     /// 16 bf16, the even or the odd ones of 32.
     fn load_bf16_even(self, x: &[u8; 64]) -> Self::V;
     fn load_bf16_odd(self, x: &[u8; 64]) -> Self::V;
@@ -147,6 +150,10 @@ impl Isa {
             Isa::Avx2 => unsafe { avx2::run(kernel) },
             #[cfg(not(target_arch = "x86_64"))]
             Isa::Avx512Bf16 | Isa::Avx512 | Isa::Avx2 => unreachable!("not available on this architecture"),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => kernel.run(neon::Neon),
+            #[cfg(not(target_arch = "aarch64"))]
+            Isa::Neon => unreachable!("not available on this architecture"),
             Isa::Portable => kernel.run(portable::Portable),
         }
     }

@@ -1,5 +1,4 @@
-//! The 16 lanes as an array: the definition that the others are held to. Compilers vectorize it where `mul_add` is an
-//! instruction of the base target (aarch64, say).
+//! The 16 lanes as an array: the definition that the others are held to.
 
 use super::{Kernel, LANES, Simd};
 use crate::bf16;
@@ -65,6 +64,11 @@ impl Simd for Portable {
     #[inline(always)]
     fn load_bf16_bytes(self, x: &[u8; 32]) -> V {
         half_words(x, |bits| f32::from_bits(u32::from(bits) << 16))
+    }
+
+    #[inline(always)]
+    fn load_i8_bytes(self, x: &[u8; 16]) -> V {
+        x.map(|x| f32::from(x as i8))
     }
 
     #[inline(always)]

@@ -245,7 +245,13 @@ impl DiskTier {
 
     /// Blocks that can be read.
     pub(super) fn blocks(&self) -> impl Iterator<Item = DiskBlock> {
-        self.slots.iter().filter_map(|slot| if let State::Held { block, .. } = slot { Some(*block) } else { None })
+        self.held_slots().map(|(_, block, _)| block)
+    }
+
+    /// Where they are, and when they were used last.
+    pub(super) fn held_slots(&self) -> impl Iterator<Item = (u32, DiskBlock, Use)> {
+        let slots = (0..).zip(&self.slots);
+        slots.filter_map(|(disk, slot)| if let State::Held { block, used, .. } = slot { Some((disk, *block, *used)) } else { None })
     }
 
     pub(super) fn usage(&self) -> DiskUsage {

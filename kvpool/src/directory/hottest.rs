@@ -1,32 +1,44 @@
 //! What a node that leaves hands over first.
 
-use super::{Directory, Published, State};
+use super::{
+    Directory, Published, State,
+    disk::{DiskBlock, DiskTier},
+};
 use std::cmp::Reverse;
 use tidemill_proto::{
     block::BlockKey,
     pool::{Found, Lineage, Tier},
 };
 
-/// A block in DRAM.
+/// A block that is held.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Held {
     pub key: BlockKey,
     pub lineage: Lineage,
-    /// Where it is now. Nothing keeps it there: whoever copies it validates the copy.
-    pub found: Found,
+    pub place: Place,
+}
+
+/// Where a block is now. Nothing keeps it there: whoever copies it validates the copy.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Place {
+    Dram(Found),
+    Disk { slot: u32, checksum: u64 },
 }
 
 impl Directory {
-    /// Every block in DRAM, the most recently used chains first and each from its beginning, since a block is of no use
+    /// Every block in either tier, the most recently used chains first and each from its beginning, since a block is of no use
     /// without those before it.
     pub fn hottest(&self) -> Vec<Held> {
-        let held = self.slots.iter().zip(0..).filter_map(|(slot, number)| match slot.state {
+        let in_dram = self.slots.iter().zip(0..).filter_map(|(slot, number)| match slot.state {
             State::Published(Published { key, lineage, used, .. }) => {
-                Some((used, Held { key, lineage, found: self.found(0, number, Tier::Dram) }))
+                Some((used, Held { key, lineage, place: Place::Dram(self.found(0, number, Tier::Dram)) }))
             }
             _ => None,
         });
-        let mut held: Vec<_> = held.collect();
+        let on_disk = self.disk.iter().flat_map(DiskTier::held_slots).filter(|(_, block, _)| self.published(&block.key).is_none());
+        let on_disk = on_disk
+            .map(|(slot, DiskBlock { key, checksum, lineage }, used)| (used, Held { key, lineage, place: Place::Disk { slot, checksum } }));
+        let mut held: Vec<_> = in_dram.chain(on_disk).collect();
         held.sort_by_key(|(used, held)| (Reverse(used.at), used.place, held.lineage.position));
         held.into_iter().map(|(_, held)| held).collect()
     }

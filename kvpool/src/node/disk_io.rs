@@ -11,6 +11,7 @@
 use super::store::Store;
 use crate::{
     arena::Arena,
+    counters::Lane,
     directory::{Directory, DiskBlock, DiskFault},
     disk::{self, Disk, DiskError, Geometry},
     validate::checksum,
@@ -25,7 +26,7 @@ use std::{
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tidemill_proto::{message, pool::SlotRef};
 
@@ -57,8 +58,8 @@ struct Queues {
 /// Since the process started.
 #[derive(Debug, Default)]
 struct Counters {
-    stored_bytes: AtomicU64,
-    loaded_bytes: AtomicU64,
+    stored: Lane,
+    loaded: Lane,
     corrupt: AtomicU64,
     errors: AtomicU64,
     given_up: AtomicU64,
@@ -101,6 +102,14 @@ impl DiskIo {
         self.waiting.notify_all();
     }
 
+    /// What a slot holds, if that is what has this checksum. Apart from the queues, on the caller's thread.
+    pub(super) fn copy(&self, disk: u32, block_bytes: usize, expected: u64) -> Option<Vec<u8>> {
+        let mut buffer = disk::buffer(self.geometry.stride).ok()?;
+        self.disk.read(self.geometry.offset(disk), &mut buffer).ok()?;
+        let bytes = &buffer[..block_bytes];
+        (checksum(bytes) == expected).then(|| bytes.to_vec())
+    }
+
     /// The disk is not used any more: the directory waits for no answer.
     pub(super) fn give_up(&self) {
         self.close();
@@ -115,10 +124,9 @@ impl DiskIo {
     }
 
     pub(super) fn counters(&self) -> message::Disk {
-        let Counters { stored_bytes, loaded_bytes, corrupt, errors, given_up } = &self.counters;
-        let [stored_bytes, loaded_bytes, corrupt, errors, given_up] =
-            [stored_bytes, loaded_bytes, corrupt, errors, given_up].map(|counter| counter.load(Relaxed));
-        message::Disk { stored_bytes, loaded_bytes, corrupt, errors, given_up }
+        let Counters { stored, loaded, corrupt, errors, given_up } = &self.counters;
+        let [corrupt, errors, given_up] = [corrupt, errors, given_up].map(|counter| counter.load(Relaxed));
+        message::Disk { stored: stored.snapshot(), loaded: loaded.snapshot(), corrupt, errors, given_up }
     }
 
     /// Starts the threads that work for `store`.
@@ -198,6 +206,7 @@ impl Worker {
 
     fn save(&mut self, run: &[Job]) {
         let (arena, Geometry { stride, .. }) = (self.store.arena(), self.io.geometry);
+        let started = Instant::now();
         let mut outcomes: Vec<_> =
             run.iter().zip(self.buffer.chunks_exact_mut(stride)).map(|(job, bytes)| copy(arena, job, bytes)).collect();
         // A part of a run that is not to be written is written all the same: nobody will find it.
@@ -213,7 +222,7 @@ impl Worker {
             outcomes.fill(Err(DiskFault::Io));
         }
         let good = outcomes.iter().filter(|outcome| outcome.is_ok()).count();
-        self.io.counters.stored_bytes.fetch_add((good * arena.block_bytes()) as u64, Relaxed);
+        self.io.counters.stored.moved(good * arena.block_bytes(), started.elapsed());
         self.store.apply(|directory, now| {
             run.iter().zip(outcomes).for_each(|(job, outcome)| directory.stored(job.disk(), outcome, now));
         });
@@ -221,6 +230,7 @@ impl Worker {
 
     fn load(&mut self, run: &[Job]) {
         let (arena, Geometry { stride, .. }) = (self.store.arena(), self.io.geometry);
+        let started = Instant::now();
         let read = self.io.disk.read(self.io.geometry.offset(run[0].disk()), &mut self.buffer[..run.len() * stride]);
         if let Err(error) = &read {
             self.failed(error);
@@ -237,7 +247,7 @@ impl Worker {
             self.io.counters.corrupt.fetch_add(corrupt as u64, Relaxed);
         }
         let good = outcomes.iter().filter(|outcome| outcome.is_ok()).count();
-        self.io.counters.loaded_bytes.fetch_add((good * arena.block_bytes()) as u64, Relaxed);
+        self.io.counters.loaded.moved(good * arena.block_bytes(), started.elapsed());
         self.store.apply(|directory, now| {
             for (job, outcome) in run.iter().zip(outcomes) {
                 if let Job::Load { disk, to, .. } = *job {

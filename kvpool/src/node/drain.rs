@@ -3,7 +3,7 @@
 //! ```text
 //!   SIGTERM ─► Leaving ─► coordinators: no new blocks for this node
 //!              Peers   ◄─ one of them: who may take over, and how much
-//!              put     ─► peers, as any client: hottest blocks first, as many as fit without evicting theirs
+//!              put     ─► peers, as any client: hottest blocks first, from memory and from disk, as many as fit their free slots
 //!              end        when nobody reads or writes here any more, or at the deadline
 //! ```
 //!
@@ -11,11 +11,15 @@
 //! served again when it comes back.
 
 use super::{Node, store::Store};
-use crate::{clients::PoolClients, directory::Held, validate::validate};
+use crate::{
+    clients::PoolClients,
+    directory::{Held, Place},
+    validate::validate,
+};
 use std::{future::pending, sync::Arc, time::Duration};
 use tidemill_proto::{block::BlockKey, link::Endpoint, message::Peer};
 use tokio::{
-    task::JoinHandle,
+    task::{JoinHandle, spawn_blocking},
     time::{Instant, sleep, sleep_until, timeout_at},
 };
 
@@ -83,8 +87,10 @@ async fn hand_over(node: Arc<Node>, endpoint: Endpoint, peers: Vec<Peer>) {
         while room > 0 && next < held.len() {
             let run = chain(&held[next..], BATCH.min(room as usize));
             next += run;
-            let batch = &held[next - run..next];
-            match pools.put(peer.node, batch[0].lineage, copies(&store, batch)).await {
+            let batch = held[next - run..next].to_vec();
+            let (lineage, source) = (batch[0].lineage, Arc::clone(&store));
+            let copies = spawn_blocking(move || copies(&source, &batch)).await.expect("copying does not panic and is not aborted");
+            match pools.put(peer.node, lineage, copies).await {
                 // What it has already takes no room.
                 Ok(report) => {
                     moved += report.written + report.held;
@@ -116,11 +122,15 @@ fn chain(held: &[Held], max: usize) -> usize {
 
 /// The blocks up to the first that is not there any more.
 fn copies(store: &Store, held: &[Held]) -> Vec<(BlockKey, Vec<u8>)> {
-    let copy = |held: &Held| {
-        let (bytes, generation_after) = store.arena().read_block(held.found.at.slot);
-        validate(&bytes, &held.found, generation_after).ok().map(|()| (held.key, bytes))
+    let arena = store.arena();
+    let copy = |place| match place {
+        Place::Dram(found) => {
+            let (bytes, generation_after) = arena.read_block(found.at.slot);
+            validate(&bytes, &found, generation_after).ok().map(|()| bytes)
+        }
+        Place::Disk { slot, checksum } => store.disk()?.copy(slot, arena.block_bytes(), checksum),
     };
-    held.iter().map_while(copy).collect()
+    held.iter().map_while(|held| Some((held.key, copy(held.place)?))).collect()
 }
 
 fn in_use(store: &Store) -> bool {
@@ -131,19 +141,14 @@ fn in_use(store: &Store) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidemill_proto::{
-        block::Tenant,
-        ids::RequestId,
-        pool::{Found, Lineage, SlotRef, Tier},
-    };
+    use tidemill_proto::{block::Tenant, ids::RequestId, pool::Lineage};
 
     #[test]
     fn blocks_go_together_as_long_as_they_follow_each_other() {
         let key = |n: u8| BlockKey([n; 16]);
         let held = |origin, parent: Option<u8>, n| {
             let lineage = Lineage { origin: RequestId(origin), tenant: Tenant(0), parent: parent.map(key), position: 0 };
-            let at = SlotRef { slot: 0, generation: 0 };
-            Held { key: key(n), lineage, found: Found { index: 0, at, checksum: 0, origin: RequestId(origin), tier: Tier::Dram } }
+            Held { key: key(n), lineage, place: Place::Disk { slot: 0, checksum: 0 } }
         };
         let chains = [held(1, None, 1), held(1, Some(1), 2), held(1, Some(2), 3), held(2, Some(3), 4), held(2, None, 9)];
         assert_eq!([chain(&chains, 9), chain(&chains, 2), chain(&chains[3..], 9), chain(&chains[4..], 9)], [3, 2, 1, 1]);

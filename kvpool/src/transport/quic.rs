@@ -11,7 +11,7 @@
 use crate::{arena::Arena, transport::STALL_MAX, validate::checksum};
 use bytes::Bytes;
 use quinn::{RecvStream, SendStream};
-use std::time::Instant;
+use std::{hash::Hasher, time::Instant};
 use tidemill_proto::{
     frame::{self, FrameError, HEADER_BYTES, Preamble},
     link::{Connection, LinkError},
@@ -21,7 +21,7 @@ use tokio::{
     task::JoinSet,
     time::{timeout, timeout_at},
 };
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::XxHash3_64;
 
 /// Enough that one stream's flow control never holds the others up.
 pub(crate) const STREAMS_PER_BATCH: usize = 4;
@@ -87,16 +87,16 @@ pub(crate) async fn receive_put_header(stream: &mut RecvStream) -> Result<Option
 /// Node: writes a block's bytes into its slot as they come; returns the checksum of what came. Stops at `until`, since the
 /// slot may be another's after that.
 pub(crate) async fn receive_into(stream: &mut RecvStream, arena: &Arena, slot: u32, until: Instant) -> Result<u64, StreamError> {
-    let mut hasher = Xxh3::new();
+    let mut hasher = XxHash3_64::new();
     let mut offset = 0;
     while offset < arena.block_bytes() {
         let chunk = timeout_at(until.into(), stream.read_chunk(arena.block_bytes() - offset, true)).await;
         let chunk = chunk.map_err(|_| StreamError::Stalled)?.ok().flatten().ok_or(StreamError::GivenUp)?;
         arena.write(slot, offset, &chunk.bytes);
-        hasher.update(&chunk.bytes);
+        hasher.write(&chunk.bytes);
         offset += chunk.bytes.len();
     }
-    Ok(hasher.digest())
+    Ok(hasher.finish())
 }
 
 /// Node: drops a block's bytes that nobody wants.

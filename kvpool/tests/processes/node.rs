@@ -260,6 +260,9 @@ async fn a_writer_killed_between_start_and_end_holds_nothing_up() {
             let (index, result) = waiting.next().await.unwrap();
             assert!(result.unwrap().bytes == bytes(index as u16), "who waited for the dead writer's blocks got them from another");
         }
+        drop(waiting);
+        // Every slot holds a block, and nobody holds a slot.
+        node.told(|told| told.report.as_ref().is_some_and(|report| (report.blocks.dram.used, report.blocks.dram.cached) == (0, 8))).await;
     }
 }
 

@@ -8,6 +8,7 @@ use std::{
     ops::Range,
     os::unix::fs::FileExt,
     path::Path,
+    process::Command,
     time::{Duration, Instant},
 };
 use tidemill_kvpool::{
@@ -93,7 +94,7 @@ async fn what_leaves_memory_is_read_back_from_disk() {
         nothing_in_use(&node).await;
         node.told(|told| {
             let report = told.report.as_ref().unwrap();
-            report.blocks.nvme.total == DISK_SLOTS as u64 && report.counters.disk.loaded_bytes > 0 && report.counters.disk.errors == 0
+            report.blocks.nvme.total == DISK_SLOTS as u64 && report.counters.disk.loaded.bytes > 0 && report.counters.disk.errors == 0
         })
         .await;
     }
@@ -170,6 +171,30 @@ async fn a_disk_that_fails_leaves_a_node_without_one() {
         (report.counters.disk.given_up, report.blocks.nvme.total) == (1, 0) && told.keys.len() <= DRAM_SLOTS
     })
     .await;
+    client.put(LINEAGE, blocks(100..108)).await.unwrap();
+    assert_held(&client, 100..108).await;
+    nothing_in_use(&node).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_that_takes_no_more_leaves_a_node_without_one() {
+    let data = tempfile::tempdir().unwrap();
+    let node = start(data.path()).await;
+    let client = node.client(TransportChoice::Auto).await;
+    fill(&node, &client, ALL).await;
+    // From now on, every write of the node to a file fails.
+    let status = Command::new("prlimit").args(["--pid", &node.child.id().to_string(), "--fsize=0"]).status().unwrap();
+    assert!(status.success());
+    for n in (200..264).step_by(4) {
+        client.put(LINEAGE, blocks(n..n + 4)).await.unwrap();
+        assert_held(&client, n..n + 4).await;
+    }
+    node.told(|told| {
+        let report = told.report.as_ref().unwrap();
+        (report.counters.disk.given_up, report.blocks.nvme.total) == (1, 0) && report.counters.disk.errors > 0
+    })
+    .await;
+    assert!(count_right(&client, ALL).await <= DRAM_SLOTS);
     client.put(LINEAGE, blocks(100..108)).await.unwrap();
     assert_held(&client, 100..108).await;
     nothing_in_use(&node).await;

@@ -22,7 +22,7 @@ const AGREEMENT_PERCENT: usize = 95;
 #[test]
 fn logits_differ_from_the_reference_by_no_more_than_the_rounding() {
     for family in families() {
-        let mut model = load(family, Some(KvDtype::F32));
+        let mut model = load(family, KvDtype::F32);
         for chunk in [4096, 7] {
             let difference = largest_difference(family, &mut model, chunk);
             println!("{family}, chunks of {chunk}: {difference:e}");
@@ -36,7 +36,7 @@ fn logits_differ_from_the_reference_by_no_more_than_the_rounding() {
 fn logits_differ_from_products_of_f32_by_little_on_average_and_rank_the_same_token_first() {
     for family in families() {
         let (reference, _) = reference(family);
-        let (mut exact, mut rounded) = (load_f32(family, KvDtype::F32), load(family, Some(KvDtype::F32)));
+        let (mut exact, mut rounded) = (load_f32(family, KvDtype::F32), load(family, KvDtype::F32));
         let vocab = exact.config().vocab();
         let (mut sum, mut numbers, mut agree, mut rows) = (0.0, 0, 0, 0);
         for prompt in &reference.prompts {
@@ -58,7 +58,7 @@ fn greedy_tokens_are_the_same_whatever_the_chunks_and_the_batch() {
     for family in families() {
         let (reference, _) = reference(family);
         let prompts: Vec<_> = reference.prompts.iter().filter(|p| !p.greedy.is_empty()).map(|p| &p.ids[..]).collect();
-        let mut model = load(family, Some(KvDtype::F32));
+        let mut model = load(family, KvDtype::F32);
         let expected = greedy_together(&mut model, &prompts, 64, 512);
         for chunk in [1, 7, 32] {
             assert!(greedy_together(&mut model, &prompts, 64, chunk) == expected, "{family} in chunks of {chunk}");
@@ -75,7 +75,7 @@ fn a_checkpoint_with_one_matrix_in_f32_is_computed_in_f32() {
         let tokens = reference(family).0.prompts.swap_remove(5).ids;
         for kept in ["model.layers.0.mlp.up_proj.weight", "model.layers.1.self_attn.k_proj.weight"] {
             let mixed = restored(family, |name| if name == kept { Dtype::F32 } else { Dtype::Bf16 });
-            let mut mixed = load_dir(mixed.path(), Some(KvDtype::F32), 2, None);
+            let mut mixed = load_dir(mixed.path(), KvDtype::F32, 2, None);
             let mut exact = load_f32(family, KvDtype::F32);
             assert!(all_logits(&mut mixed, &tokens, 32) == all_logits(&mut exact, &tokens, 32), "{family} with {kept}");
         }

@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::{fs, path::Path};
 use tidemill_model::{LoadOptions, Model};
+use tidemill_proto::block::KvDtype;
 
 /// A copy of a fixture's model files.
 fn copy(family: &str) -> tempfile::TempDir {
@@ -19,7 +20,7 @@ fn copy(family: &str) -> tempfile::TempDir {
 }
 
 fn load(dir: &Path) -> Result<(), String> {
-    let options = LoadOptions { kv_dtype: None, quantize: None, threads: 1, isa: None };
+    let options = LoadOptions { kv_dtype: KvDtype::Bf16, quantize: None, threads: 1, isa: None };
     Model::load(dir, &options, &mut |_, _| {}).map(|_| ()).map_err(|e| e.to_string())
 }
 

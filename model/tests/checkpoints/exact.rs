@@ -11,18 +11,23 @@ fn prompt(family: &str) -> Vec<u32> {
     reference(family).0.prompts.swap_remove(5).ids
 }
 
+/// Families, and K and V as numbers and as scaled integers.
+fn cases() -> impl Iterator<Item = (&'static str, KvDtype)> {
+    FAMILIES.into_iter().flat_map(|family| [KvDtype::Bf16, KvDtype::Int8].map(|kv_dtype| (family, kv_dtype)))
+}
+
 #[test]
 fn chunks_threads_and_instruction_sets_do_not_change_a_bit() {
-    for family in FAMILIES {
+    for (family, kv_dtype) in cases() {
         let tokens = prompt(family);
         assert_eq!(tokens.len(), 100);
-        let expected = all_logits(&mut load(family, None), &tokens, tokens.len());
+        let expected = all_logits(&mut load(family, kv_dtype), &tokens, tokens.len());
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
             for threads in [1, 3] {
-                let mut model = load_on(family, None, threads, Some(isa));
+                let mut model = load_on(family, kv_dtype, threads, Some(isa));
                 for chunk in [1, 7, 16, 32, 100] {
                     let logits = all_logits(&mut model, &tokens, chunk);
-                    assert!(logits == expected, "{family} on {isa} with {threads} threads in chunks of {chunk}");
+                    assert!(logits == expected, "{family}, {kv_dtype:?} on {isa} with {threads} threads in chunks of {chunk}");
                 }
             }
         }
@@ -31,9 +36,9 @@ fn chunks_threads_and_instruction_sets_do_not_change_a_bit() {
 
 #[test]
 fn the_batch_around_a_row_does_not_change_a_bit() {
-    for family in FAMILIES {
+    for (family, kv_dtype) in cases() {
         let (reference, _) = reference(family);
-        let mut model = load(family, None);
+        let mut model = load(family, kv_dtype);
         let prompts: Vec<_> = reference.prompts.iter().map(|p| &p.ids[..p.ids.len().min(300)]).collect();
         let mut free = (0..128).collect();
         let sequences: Vec<_> = prompts.iter().map(|p| Sequence::new(p, 0, &mut free)).collect();
@@ -42,7 +47,7 @@ fn the_batch_around_a_row_does_not_change_a_bit() {
         let together = model.forward(&chunks, &mut kv);
         let together: Vec<Vec<f32>> = (0..together.rows()).map(|i| together.row(i).to_vec()).collect();
         let alone: Vec<f32> = prompts.iter().flat_map(|tokens| all_logits(&mut model, tokens, 64)).collect();
-        assert!(together.concat() == alone, "{family}: prompts together");
+        assert!(together.concat() == alone, "{family}, {kv_dtype:?}: prompts together");
 
         // Only the last rows, with others that want none between them.
         let rows = |i: usize| if i.is_multiple_of(2) { LogitRows::Last } else { LogitRows::None };
@@ -55,7 +60,7 @@ fn the_batch_around_a_row_does_not_change_a_bit() {
         let wanted: Vec<usize> = ends.enumerate().filter(|(i, _)| i.is_multiple_of(2)).map(|(_, end)| end - 1).collect();
         assert_eq!(last.rows(), wanted.len());
         for (i, row) in wanted.into_iter().enumerate() {
-            assert!(last.row(i) == together[row], "{family}: last rows only");
+            assert!(last.row(i) == together[row], "{family}, {kv_dtype:?}: last rows only");
         }
     }
 }
@@ -65,14 +70,14 @@ fn blocks_are_the_same_bytes_whoever_computes_them_and_serve_another_sequence() 
     for family in FAMILIES {
         let tokens = prompt(family);
         let blocks: Vec<u32> = (0..7).collect();
-        for kv_dtype in [KvDtype::F32, KvDtype::F16, KvDtype::Bf16] {
+        for kv_dtype in KvDtype::ALL {
             // One worker computes the prompt whole and without logits, another in small chunks on other hardware.
-            let mut prefill = load(family, Some(kv_dtype));
+            let mut prefill = load(family, kv_dtype);
             let mut theirs = prefill.new_kv(7);
             let whole = Chunk { tokens: &tokens, start: 0, blocks: &blocks, logits: LogitRows::None };
             assert_eq!(prefill.forward(&[whole], &mut theirs).rows(), 0);
 
-            let mut decode = load_on(family, Some(kv_dtype), 1, Some(Isa::Portable));
+            let mut decode = load_on(family, kv_dtype, 1, Some(Isa::Portable));
             assert_eq!(decode.layout(), prefill.layout());
             assert_eq!(decode.kv_shape().block_bytes(), theirs.block(0).len());
             let mut ours = decode.new_kv(7);
@@ -99,7 +104,7 @@ fn blocks_are_the_same_bytes_whoever_computes_them_and_serve_another_sequence() 
 
 #[test]
 fn the_layout_commits_to_weights_settings_and_dtype() {
-    let options = LoadOptions { kv_dtype: None, quantize: None, threads: 1, isa: None };
+    let options = LoadOptions { kv_dtype: KvDtype::Bf16, quantize: None, threads: 1, isa: None };
     let load = |dir: &Path, options: &LoadOptions| Model::load(dir, options, &mut |_, _| {}).unwrap().layout();
     let mut layouts: Vec<_> = FAMILIES.map(|family| load(&fixture(family), &options)).into();
 
@@ -116,7 +121,7 @@ fn the_layout_commits_to_weights_settings_and_dtype() {
     write(config.replace("10000.0", "10001.0"));
     layouts.push(load(dir.path(), &options));
     write(config);
-    layouts.push(load(dir.path(), &LoadOptions { kv_dtype: Some(KvDtype::Bf16), ..options.clone() }));
+    layouts.extend([KvDtype::F32, KvDtype::Int8].map(|kv_dtype| load(dir.path(), &LoadOptions { kv_dtype, ..options.clone() })));
     let mut weights = std::fs::read(llama.join("model.safetensors")).unwrap();
     *weights.last_mut().unwrap() ^= 1;
     std::fs::write(dir.path().join("model.safetensors"), weights).unwrap();
@@ -132,7 +137,7 @@ fn the_layout_commits_to_weights_settings_and_dtype() {
 #[test]
 fn an_empty_batch_is_no_work() {
     for family in FAMILIES {
-        let mut model = load(family, None);
+        let mut model = load(family, KvDtype::Bf16);
         let mut kv = model.new_kv(0);
         assert_eq!(model.forward(&[], &mut kv).rows(), 0);
     }
@@ -141,7 +146,7 @@ fn an_empty_batch_is_no_work() {
 #[test]
 fn progress_grows_to_the_size_of_the_weights() {
     let mut seen = Vec::new();
-    let options = LoadOptions { kv_dtype: None, quantize: None, threads: 2, isa: None };
+    let options = LoadOptions { kv_dtype: KvDtype::Bf16, quantize: None, threads: 2, isa: None };
     Model::load(&fixture("qwen3"), &options, &mut |done, total| seen.push((done, total))).unwrap();
     assert!(seen.is_sorted() && seen.iter().all(|(_, total)| *total == 427_168), "total_size of the fixture's index");
     assert_eq!(seen.last(), Some(&(427_168, 427_168)));

@@ -45,23 +45,23 @@ pub(crate) fn reference(family: &str) -> (Reference, Vec<Vec<f32>>) {
     (reference, logits)
 }
 
-pub(crate) fn load(family: &str, kv_dtype: Option<KvDtype>) -> Model {
+pub(crate) fn load(family: &str, kv_dtype: KvDtype) -> Model {
     load_on(family, kv_dtype, 2, None)
 }
 
-pub(crate) fn load_on(family: &str, kv_dtype: Option<KvDtype>, threads: usize, isa: Option<Isa>) -> Model {
+pub(crate) fn load_on(family: &str, kv_dtype: KvDtype, threads: usize, isa: Option<Isa>) -> Model {
     load_dir(&fixture(family), kv_dtype, threads, isa)
 }
 
-pub(crate) fn load_dir(dir: &Path, kv_dtype: Option<KvDtype>, threads: usize, isa: Option<Isa>) -> Model {
+pub(crate) fn load_dir(dir: &Path, kv_dtype: KvDtype, threads: usize, isa: Option<Isa>) -> Model {
     Model::load(dir, &LoadOptions { kv_dtype, quantize: None, threads, isa }, &mut |_, _| {}).unwrap()
 }
 
 /// A family's numbers, in f32 if they are bf16: what is computed in f32 with them.
 pub(crate) fn load_f32(family: &str, kv_dtype: KvDtype) -> Model {
     match is_bf16(family) {
-        true => load_dir(restored(family, |_| Dtype::F32).path(), Some(kv_dtype), 2, None),
-        false => load(family, Some(kv_dtype)),
+        true => load_dir(restored(family, |_| Dtype::F32).path(), kv_dtype, 2, None),
+        false => load(family, kv_dtype),
     }
 }
 

@@ -17,14 +17,15 @@ pub struct Bus {
 
 pub fn measure(gpu: &mut Gpu) -> anyhow::Result<(Ceilings, Bus)> {
     let bus = bus(gpu)?;
+    let flops = multiply(gpu)?;
     // No operation of the device multiplies 8-bit integers.
-    Ok((Ceilings { f32_flops: multiply(gpu)?, int8_ops: f64::INFINITY, bytes: copy(gpu)? }, bus))
+    Ok((Ceilings { f32_flops: flops, bf16_flops: flops, int8_ops: f64::INFINITY, bytes: copy(gpu)? }, bus))
 }
 
 pub fn rows(ceilings: &Ceilings, bus: &Bus) -> [Row; 4] {
     let row = |name, shape: String, per_second: f64, unit| Row::ceiling(name, shape, per_second / 1e9, unit);
     [
-        row("ceiling bf16 multiply-add", format!("{SIDE} × {SIDE} × {SIDE}"), ceilings.f32_flops, "GFLOP/s"),
+        row("ceiling bf16 multiply-add", format!("{SIDE} × {SIDE} × {SIDE}"), ceilings.bf16_flops, "GFLOP/s"),
         row("ceiling memory copy", "read and written".to_owned(), ceilings.bytes, "GB/s"),
         row("ceiling bus", "from pinned memory".to_owned(), bus.from_host, "GB/s"),
         row("ceiling bus", "to pinned memory".to_owned(), bus.to_host, "GB/s"),

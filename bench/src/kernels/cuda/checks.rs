@@ -4,11 +4,15 @@
 
 pub mod attention;
 pub mod blocks;
+pub mod models;
 pub mod products;
 pub mod rows;
 pub mod sampling;
 
-use super::{super::report::Row, gpu::Gpu};
+use super::{
+    super::{CheckKind, KernelsArgs, report::Row},
+    gpu::Gpu,
+};
 use std::fmt::Write;
 
 /// What was checked.
@@ -18,6 +22,8 @@ pub struct Checks {
     pub results: Vec<Check>,
     /// What this device cannot do, and so was not checked.
     pub left_out: Vec<String>,
+    /// What is good to know, and no check.
+    pub notes: Vec<String>,
 }
 
 /// One operation against its reference.
@@ -38,19 +44,25 @@ impl Check {
 }
 
 impl Checks {
-    /// Runs all of them.
-    pub fn of(gpu: &mut Gpu) -> anyhow::Result<Self> {
+    /// Runs those that are wanted; whole models if there is a folder of them.
+    pub fn of(gpu: &mut Gpu, args: &KernelsArgs) -> anyhow::Result<Self> {
+        let wants = |kind| args.checks_only.is_none_or(|only| only == kind);
         let mut checks = Self::new(gpu.seed);
-        rows::all(gpu, &mut checks)?;
-        products::all(gpu, &mut checks)?;
-        attention::all(gpu, &mut checks)?;
-        sampling::all(gpu, &mut checks)?;
-        blocks::all(gpu, &mut checks)?;
+        if wants(CheckKind::Ops) {
+            rows::all(gpu, &mut checks)?;
+            products::all(gpu, &mut checks)?;
+            attention::all(gpu, &mut checks)?;
+            sampling::all(gpu, &mut checks)?;
+            blocks::all(gpu, &mut checks)?;
+        }
+        if let Some(folder) = args.checkpoints.as_ref().filter(|_| wants(CheckKind::Models)) {
+            models::all(folder, &args.cache, &mut checks)?;
+        }
         Ok(checks)
     }
 
     fn new(seed: u64) -> Self {
-        Self { seed, results: Vec::new(), left_out: Vec::new() }
+        Self { seed, results: Vec::new(), left_out: Vec::new(), notes: Vec::new() }
     }
 
     /// Compares numbers that a kernel computed with what they should be.
@@ -67,6 +79,11 @@ impl Checks {
         assert_eq!(out.len(), reference.len(), "{op} {case}: as many elements as the reference");
         let different = out.iter().zip(reference).filter(|(a, b)| a != b).count();
         self.results.push(Check { op, case, error: different as f64 / out.len().max(1) as f64, limit });
+    }
+
+    /// Keeps what should be zero, or little more.
+    pub fn near_zero(&mut self, op: &'static str, case: String, error: f64, limit: f64) {
+        self.results.push(Check { op, case, error, limit });
     }
 
     /// For programs. What is to be exact has no fraction.
@@ -96,6 +113,9 @@ impl Checks {
         }
         for what in &self.left_out {
             let _ = writeln!(text, "\nnot checked: {what}");
+        }
+        for note in &self.notes {
+            let _ = writeln!(text, "\n{note}");
         }
         let _ = writeln!(text, "\nseed of the checks: {}", self.seed);
         text

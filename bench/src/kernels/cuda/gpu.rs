@@ -5,7 +5,7 @@ use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, DevicePtr, DeviceRepr, Va
 use half::bf16;
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 use std::{collections::HashMap, path::Path, rc::Rc, sync::Arc};
-use tidemill_kernels::cuda::{Bf16, CudaError, Device, Gemm, KernelCache, Kernels};
+use tidemill_kernels::cuda::{Bf16, CudaError, Device, Gemm, Kernels};
 
 pub struct Gpu {
     pub device: Device,
@@ -26,7 +26,7 @@ const POISON: u8 = 0xff;
 impl Gpu {
     /// The first device, with compiled kernels kept in `cache`. `quick`: each measurement runs once.
     pub fn open(cache: &Path, seed: u64, quick: bool) -> Result<Self, CudaError> {
-        let device = Device::open(0, KernelCache::open(cache)?)?;
+        let device = Device::open(0, cache)?;
         let (stream, gemm) = (device.stream().clone(), Gemm::new(&device)?);
         let runs = if quick { 1 } else { RUNS };
         Ok(Self { device, stream, gemm, rng: SmallRng::seed_from_u64(seed), seed, runs, by_head_dim: HashMap::new() })

@@ -12,7 +12,7 @@ use tidemill_kernels::{
     BLOCK_POSITIONS,
     cuda::{
         CudaError, DeviceKv,
-        attention::{DecodeScratch, Queries, Tile, prefill_tiles},
+        attention::{DecodeScratch, Queries, Tile, prefill_tiles, scale},
         elementwise::{Norm, Rope, RowPlaces},
         gemm::{Factors, Product},
         kv::Placed,
@@ -95,7 +95,7 @@ impl Sequences {
 /// Decode steps of several sequences; prefill chunks, cold and behind a cached prefix.
 fn attentions(bench: &mut Bench<Gpu>, label: &str, sizes: &Sizes) -> anyhow::Result<()> {
     let work = |attended: f64, sequences: usize, context: usize| Work {
-        f32_flops: 4.0 * sizes.q() as f64 * attended,
+        bf16_flops: 4.0 * sizes.q() as f64 * attended,
         bytes: (sequences * context * sizes.kv_layout(1).block_bytes() / BLOCK_POSITIONS) as f64,
         ..Work::default()
     };
@@ -127,7 +127,7 @@ fn attention_decode(gpu: &mut Gpu, sizes: &Sizes, layers: usize, batch: usize, c
         kernels.attention_decode(
             &gpu.stream,
             &mut out.as_view_mut(),
-            &Queries { q: &q.as_view(), stride: sizes.qkv(), heads: sizes.heads, window: None },
+            &Queries { q: &q.as_view(), stride: sizes.qkv(), heads: sizes.heads, scale: scale(sizes.head_dim), window: None },
             &kv.layer(i % layers, &tables.as_view(), table_stride),
             &positions.as_view(),
             context,
@@ -147,7 +147,7 @@ fn attention_prefill(gpu: &mut Gpu, sizes: &Sizes, cached: usize, rows: usize) -
         kernels.attention_prefill(
             &gpu.stream,
             &mut out.as_view_mut(),
-            &Queries { q: &q.as_view(), stride: sizes.qkv(), heads: sizes.heads, window: None },
+            &Queries { q: &q.as_view(), stride: sizes.qkv(), heads: sizes.heads, scale: scale(sizes.head_dim), window: None },
             &kv.layer(0, &tables.as_view(), table_stride),
             &tiles.as_view(),
             rows,
@@ -173,7 +173,7 @@ fn products(bench: &mut Bench<Gpu>, label: &str, sizes: &Sizes) -> anyhow::Resul
                 continue;
             }
             let bytes = 2 * (m * k + n * k + m * n);
-            let work = Work { f32_flops: 2.0 * (m * n * k) as f64, bytes: bytes as f64, ..Work::default() };
+            let work = Work { bf16_flops: 2.0 * (m * n * k) as f64, bytes: bytes as f64, ..Work::default() };
             bench.row("matmul bf16", format!("{label} {matrix} m={m} n={n} k={k}"), work, |gpu| multiply(gpu, m, n, k))?;
         }
     }
@@ -284,7 +284,11 @@ fn transfer(gpu: &mut Gpu, sizes: &Sizes, fetch: bool) -> anyhow::Result<f64> {
         let ready = gpu.stream.record_event(None)?;
         // SAFETY: pinned memory of a slot for each block, alive and left alone until the device rests, which `best_seconds` waits for.
         let done = unsafe {
-            if fetch { transfer.fetch(&kernels, &mut kv, &placed)? } else { transfer.publish(&kernels, &kv, &placed, 0..layers, &ready)? }
+            if fetch {
+                transfer.fetch(&kernels, &mut kv, &placed)?
+            } else {
+                transfer.publish(&kernels, &kv, &placed, 0..layers, &ready)?.done
+            }
         };
         // The time is taken on the model's stream.
         Ok(gpu.stream.wait(&done)?)

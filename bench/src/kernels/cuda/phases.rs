@@ -15,7 +15,7 @@ use cudarc::driver::{CudaSlice, CudaStream};
 use std::rc::Rc;
 use tidemill_kernels::cuda::{
     Bf16, CudaError, Gemm, Kernels,
-    attention::{DecodeScratch, Queries, Tile, prefill_tiles},
+    attention::{DecodeScratch, Queries, Tile, prefill_tiles, scale},
     elementwise::{Norm, Rope, RowPlaces},
     gemm::{Factors, Product},
     graph::{StepGraphs, StepShape},
@@ -221,7 +221,8 @@ impl Batch {
         if kv_only {
             return Ok(());
         }
-        let queries = Queries { q: &self.qkv.as_view(), stride: sizes.qkv(), heads: sizes.heads, window: None };
+        let queries =
+            Queries { q: &self.qkv.as_view(), stride: sizes.qkv(), heads: sizes.heads, scale: scale(sizes.head_dim), window: None };
         let mut out = self.attended.as_view_mut();
         match &mut self.attend {
             Attend::Decode { scratch, positions_max } => {

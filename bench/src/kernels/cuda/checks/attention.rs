@@ -7,10 +7,10 @@ use half::bf16;
 use rand::{Rng, seq::SliceRandom};
 use rayon::prelude::*;
 use tidemill_kernels::{
-    Dtype, KvLayout,
+    KvDtype, KvLayout,
     cuda::{
         Bf16, CudaError, DeviceKv, NO_POSITION,
-        attention::{DecodeScratch, Queries, Tile, prefill_tiles},
+        attention::{DecodeScratch, Queries, Tile, prefill_tiles, scale},
         kv::Placed,
     },
 };
@@ -62,7 +62,7 @@ struct Paged {
 
 impl Paged {
     fn new(gpu: &mut Gpu, head_dim: usize, kv_heads: usize, lens: &[usize]) -> Result<Self, CudaError> {
-        let layout = KvLayout { layers: LAYERS, kv_heads, head_dim, dtype: Dtype::Bf16 };
+        let layout = KvLayout { layers: LAYERS, kv_heads, head_dim, dtype: KvDtype::Bf16 };
         let table_stride = lens.iter().max().expect("a sequence").div_ceil(16) + 1;
         let blocks: usize = lens.iter().map(|len| len.div_ceil(16)).sum::<usize>() + 1;
         let mut ids: Vec<u32> = (0..blocks as u32).collect();
@@ -162,7 +162,7 @@ fn decode(gpu: &mut Gpu, checks: &mut Checks, d: usize, kv_heads: usize, group: 
     kernels.attention_decode(
         &gpu.stream,
         &mut out.as_view_mut(),
-        &Queries { q: &q_view, stride, heads, window },
+        &Queries { q: &q_view, stride, heads, scale: scale(d), window },
         &paged.kv.layer(LAYER, &tables.as_view(), paged.table_stride),
         &positions.as_view(),
         2049,
@@ -179,7 +179,7 @@ fn decode(gpu: &mut Gpu, checks: &mut Checks, d: usize, kv_heads: usize, group: 
         kernels.attention_decode(
             &gpu.stream,
             &mut out.as_view_mut(),
-            &Queries { q: &q_view, stride, heads, window },
+            &Queries { q: &q_view, stride, heads, scale: scale(d), window },
             &paged.kv.layer(LAYER, &tables.slice(row * paged.table_stride..(row + 1) * paged.table_stride), paged.table_stride),
             &positions.slice(row..row + 1),
             4096,
@@ -225,7 +225,7 @@ fn prefill(gpu: &mut Gpu, checks: &mut Checks, d: usize, kv_heads: usize, group:
         gpu.kernels(d)?.attention_prefill(
             &gpu.stream,
             &mut out.as_view_mut(),
-            &Queries { q: &on_q.as_view(), stride, heads, window },
+            &Queries { q: &on_q.as_view(), stride, heads, scale: scale(d), window },
             &paged.kv.layer(LAYER, &tables.as_view(), paged.table_stride),
             &tiles.as_view(),
             rows,

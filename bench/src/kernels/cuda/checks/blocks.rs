@@ -6,7 +6,7 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use rand::seq::SliceRandom;
 use std::{num::NonZeroUsize, ptr::NonNull};
 use tidemill_kernels::{
-    Dtype, KvLayout,
+    KvDtype, KvLayout,
     cuda::{
         CudaError, DeviceKv,
         graph::{StepGraphs, StepShape},
@@ -63,7 +63,7 @@ pub fn all(gpu: &mut Gpu, checks: &mut Checks) -> anyhow::Result<()> {
 /// Random blocks to the device and back, by fetch and publish, through more rounds than one; then layers one by one.
 fn across_the_bus(gpu: &mut Gpu, checks: &mut Checks) -> anyhow::Result<()> {
     const BLOCKS: usize = 150;
-    let layout = KvLayout { layers: 5, kv_heads: 3, head_dim: 80, dtype: Dtype::Bf16 };
+    let layout = KvLayout { layers: 5, kv_heads: 3, head_dim: 80, dtype: KvDtype::Bf16 };
     let size = layout.block_bytes();
     let (mut from, mut to) = (HostMemory::new(gpu, BLOCKS * size)?, HostMemory::new(gpu, BLOCKS * size)?);
     rand::Rng::fill(&mut gpu.rng, from.as_slice_mut());

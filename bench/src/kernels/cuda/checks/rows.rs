@@ -4,7 +4,7 @@ use super::Checks;
 use crate::kernels::cuda::gpu::{Gpu, doubles, widened};
 use rand::Rng;
 use tidemill_kernels::{
-    Dtype, KvLayout,
+    KvDtype, KvLayout,
     cuda::{
         CudaError, DeviceKv, NO_POSITION,
         elementwise::{Norm, Rope, RowPlaces},
@@ -150,7 +150,7 @@ fn rope_kv_write(gpu: &mut Gpu, checks: &mut Checks, d: usize, kv_heads: usize, 
     let weights = [gpu.f32s(d, 1.0), gpu.f32s(d, 1.0)];
 
     let kernels = gpu.kernels(d)?;
-    let layout = KvLayout { layers: LAYERS, kv_heads, head_dim: d, dtype: Dtype::Bf16 };
+    let layout = KvLayout { layers: LAYERS, kv_heads, head_dim: d, dtype: KvDtype::Bf16 };
     let mut kv = DeviceKv::new(&gpu.device, layout, tables.len())?;
     let block_numbers = layout.block_bytes() / 2;
     // Every block's slot, poisoned: what is not written must stay so.

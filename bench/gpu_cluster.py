@@ -1,0 +1,135 @@
+"""The disaggregated cluster on one GPU, prefill and decode processes sharing it, against a decode worker alone: the same greedy answers.
+
+    python3 bench/gpu_cluster.py --bin target/release --model model/tests/fixtures/llama3 [--device cuda] [--json FILE] [-- FLAGS]
+
+Answers are compared token by token. On a GPU a row's bits depend on how many rows are multiplied at once (docs/ARCHITECTURE.md, §5), and
+the two clusters cut prompts differently. So an answer may differ, but only from a token on that was as likely as the other's, within
+TIE; how many are the same to the end is reported. Needs nothing but Python.
+"""
+
+import argparse
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+# Natural logarithm: what rounding to bf16 does to logits of models with random weights.
+TIE = 0.3
+TOKENS = 48
+READY_S = 240
+DRAIN_S = 60
+
+
+class Cluster:
+    """`tidemill up`, until the end of the block."""
+
+    def __init__(self, args, prefill):
+        command = [os.path.join(args.bin, "tidemill"), "up", "--http", "127.0.0.1:0", "--device", args.device, "--model", args.model]
+        command += ["--prefill", str(prefill), "--decode", "1", "--local-tail-tokens", "0", "--pool-memory", "1GiB", "--log", "warn", *args.up]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+
+    def __enter__(self):
+        lines = queue.Queue()
+        threading.Thread(target=lambda: [lines.put(line) for line in self.process.stdout], daemon=True).start()
+        started = time.monotonic()
+        while True:
+            try:
+                line = lines.get(timeout=1)
+            except queue.Empty:
+                if self.process.poll() is not None or time.monotonic() - started > READY_S:
+                    self.__exit__()
+                    raise SystemExit("the cluster was not ready") from None
+                continue
+            if line.startswith("ready "):
+                self.url = line.split()[1]
+                self.ready_s = time.monotonic() - started
+                return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(DRAIN_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+
+    def ask(self, prompt, **more):
+        body = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "return_token_ids": True} | more
+        request = urllib.request.Request(self.url + "/completions", json.dumps(body).encode(), {"content-type": "application/json"})
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=120) as response:
+            return json.load(response)
+
+    def complete(self, prompt):
+        """Without log-probabilities first: that is what is drawn on the device."""
+        answer = self.ask(prompt)
+        scored = self.ask(prompt, logprobs=2)["choices"][0]
+        return {
+            "ids": answer["choices"][0]["token_ids"],
+            "scored_ids": scored["token_ids"],
+            "top": [sorted(top.values(), reverse=True) for top in scored["logprobs"]["top_logprobs"]],
+            "prefill_tokens": answer["usage"].get("tidemill", {}).get("tokens", {}).get("prefill", 0),
+        }
+
+    def complete_all(self, prompts):
+        with ThreadPoolExecutor(len(prompts)) as threads:
+            return list(threads.map(self.complete, prompts))
+
+
+def first_difference(one, other):
+    return next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), None)
+
+
+def is_tie(answer, at):
+    """Whether the likeliest two tokens there were as likely as each other, as far as is known."""
+    if first_difference(answer["ids"][:at], answer["scored_ids"][:at]) is not None:
+        return True
+    top = answer["top"][at]
+    return len(top) > 1 and top[0] - top[1] <= TIE
+
+
+def compare(one, other):
+    at = first_difference(one["ids"], other["ids"])
+    if at is None:
+        return "same"
+    return "differ_at_a_tie" if is_tie(one, at) and is_tie(other, at) else "differ"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--bin", required=True)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--json")
+    parser.add_argument("up", nargs="*", help="further arguments of `tidemill up`, after --")
+    args = parser.parse_args()
+    # Of a block and a few, of chunks, and of shared beginnings.
+    prompts = [[3 + (7 * i + 31 * length) % 180 for i in range(length)] for length in (5, 16, 17, 40, 100, 200, 300)]
+    prompts += [prompts[-1][:150] + [9, 8, 7], prompts[-1][:150] + [7, 8, 9]]
+    answers, ready = {}, {}
+    for name, prefill in (("alone", 0), ("disaggregated", 1)):
+        with Cluster(args, prefill) as cluster:
+            ready[name] = cluster.ready_s
+            answers[name] = cluster.complete_all(prompts)
+            # Again, with everything cached.
+            answers[name + ", cached"] = cluster.complete_all(prompts)
+    report = {"model": args.model, "device": args.device, "ready_s": ready, "answers": len(prompts), "comparisons": {}}
+    for name in answers:
+        outcomes = [compare(answer, reference) for answer, reference in zip(answers[name], answers["alone"])]
+        report["comparisons"][name] = {outcome: outcomes.count(outcome) for outcome in ("same", "differ_at_a_tie", "differ")}
+    report["tokens_from_the_prefill_worker"] = sum(answer["prefill_tokens"] for answer in answers["disaggregated"])
+    print(json.dumps(report, indent=2))
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump(report, file, indent=2)
+    if any(counts["differ"] for counts in report["comparisons"].values()) or not report["tokens_from_the_prefill_worker"]:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

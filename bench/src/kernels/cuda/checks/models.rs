@@ -1,0 +1,222 @@
+//! Whole models on the device: tiny checkpoints with references (`model/tests/fixtures`), whose every token is judged by the logits
+//! that the CPU computes for the same sequence.
+//!
+//! The device rounds otherwise than the CPU, and logits of random models lie close together, so its greedy tokens need not be the
+//! reference's. But each must be the likeliest for the CPU, or nearly so; and most must be.
+
+use super::Checks;
+use anyhow::{Context, ensure};
+use serde::Deserialize;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+use tidemill_model::{
+    Chunk, CudaError, Draw, History, LoadOptions, LogitRows, Model, Runner, Segment, Wanted,
+    cuda::{CudaOptions, CudaRunner, KvBytes},
+};
+use tidemill_proto::{
+    block::{BLOCK_TOKENS, KvDtype, Token},
+    sampling::Sampling,
+};
+
+/// Logits of these models are within ±8; those of bf16 arithmetic differ by up to 0.16 on the CPU (`model/tests/checkpoints/bf16.rs`),
+/// and two of them are compared.
+const GAP_MAX: f64 = 0.4;
+/// Steps whose token is not the CPU's likeliest.
+const OTHERS_MAX: f64 = 0.1;
+const GENERATED: usize = 48;
+/// So that prompts take several steps, and mix with others' tokens.
+const CHUNK_TOKENS: usize = 96;
+
+#[derive(Deserialize)]
+struct Reference {
+    prompts: Vec<Prompt>,
+}
+
+#[derive(Deserialize)]
+struct Prompt {
+    ids: Vec<Token>,
+    greedy: Vec<Token>,
+}
+
+/// Checks every checkpoint of `folder`.
+pub fn all(folder: &Path, cache: &Path, checks: &mut Checks) -> anyhow::Result<()> {
+    let entries = fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
+    let mut dirs: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    dirs.retain(|dir| dir.join("reference.json").is_file());
+    dirs.sort();
+    ensure!(!dirs.is_empty(), "{} holds no checkpoint with a reference.json", folder.display());
+    for dir in dirs {
+        checkpoint(&dir, cache, checks).with_context(|| format!("{}", dir.display()))?;
+    }
+    Ok(())
+}
+
+fn checkpoint(dir: &Path, cache: &Path, checks: &mut Checks) -> anyhow::Result<()> {
+    let family = dir.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+    let reference: Reference = serde_json::from_slice(&fs::read(dir.join("reference.json"))?)?;
+    let prompts: Vec<&Prompt> = reference.prompts.iter().filter(|prompt| !prompt.greedy.is_empty()).collect();
+    let options = CudaOptions {
+        kernel_cache: cache.to_owned(),
+        step_tokens: CHUNK_TOKENS + prompts.len(),
+        sequences_max: prompts.len(),
+        kv: KvBytes::Exactly(64 << 20),
+    };
+    let load = || -> anyhow::Result<Runner> { Ok(Runner::Cuda(Box::new(CudaRunner::load(dir, &options, &mut |_, _| {})?))) };
+    let mut judge = Judge::new(dir)?;
+
+    let mut runner = load()?;
+    let ids: Vec<&[Token]> = prompts.iter().map(|prompt| &prompt.ids[..]).collect();
+    let mut together = Sequences::new(&ids);
+    together.generate(&mut runner, GENERATED)?;
+    let verdict = judge.of(&together);
+    checks.near_zero("greedy tokens: gap to the likeliest", format!("{family} together"), verdict.gap_max, GAP_MAX);
+    checks.near_zero("greedy tokens: others than the CPU's", format!("{family} together"), verdict.others, OTHERS_MAX);
+    let as_transformers = prompts.iter().zip(&together.all).filter(|(p, s)| p.greedy.starts_with(s.generated())).count();
+    checks.notes.push(format!("{family}: {as_transformers} of {} prompts go on as with transformers, in f32", prompts.len()));
+
+    // Hand-over: the full blocks of every prompt to another runner's memory, in other places.
+    let mut receiver = load()?;
+    let mut handed = Sequences::new(&ids);
+    handed.all.iter_mut().for_each(|sequence| sequence.blocks.reverse());
+    let (mut sent, mut arrived) = (Vec::new(), Vec::new());
+    for (from, to) in together.all.iter().zip(&mut handed.all) {
+        let full = (from.prompt_tokens - 1) / BLOCK_TOKENS;
+        let bytes = runner.read_blocks(&from.blocks[..full])?.wait()?;
+        for (bytes, &block) in bytes.iter().zip(&to.blocks) {
+            receiver.write_block(block, bytes)?;
+        }
+        arrived.extend(receiver.read_blocks(&to.blocks[..full])?.wait()?.concat());
+        sent.extend(bytes.concat());
+        to.computed = full * BLOCK_TOKENS;
+    }
+    checks.same("blocks handed over", family.clone(), &arrived, &sent, 0.0);
+    handed.generate(&mut receiver, GENERATED)?;
+    let verdict = judge.of(&handed);
+    checks.near_zero("greedy tokens: gap to the likeliest", format!("{family} handed over"), verdict.gap_max, GAP_MAX);
+    checks.near_zero("greedy tokens: others than the CPU's", format!("{family} handed over"), verdict.others, OTHERS_MAX);
+
+    let longest = ids.iter().max_by_key(|ids| ids.len()).context("it has no prompts")?;
+    scores(&mut runner, &mut judge, &family, longest, checks)?;
+    Ok(())
+}
+
+/// Log-probabilities of a prompt's tokens.
+fn scores(runner: &mut Runner, judge: &mut Judge, family: &str, ids: &[Token], checks: &mut Checks) -> Result<(), CudaError> {
+    let ids = &ids[..ids.len().min(CHUNK_TOKENS)];
+    let blocks: Vec<u32> = (0..ids.len().div_ceil(BLOCK_TOKENS) as u32).collect();
+    let wanted = Wanted::Scores { targets: &ids[1..], top: 1, token: None };
+    let results = runner.step(&[Segment { tokens: ids, start: 0, blocks: &blocks, wanted }])?;
+    let logits = judge.logits(ids);
+    let expected = logits.iter().zip(&ids[1..]).map(|(row, &id)| f64::from(tidemill_model::token_logprob(row, id, 0).logprob));
+    let scored = results[0].scores.iter().map(|score| f64::from(score.logprob));
+    let largest = scored.zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    checks.near_zero("log-probabilities: largest difference", family.to_owned(), largest, GAP_MAX);
+    Ok(())
+}
+
+/// A sequence with blocks of its own.
+struct Sequence {
+    tokens: Vec<Token>,
+    prompt_tokens: usize,
+    blocks: Vec<u32>,
+    computed: usize,
+}
+
+impl Sequence {
+    fn generated(&self) -> &[Token] {
+        &self.tokens[self.prompt_tokens..]
+    }
+}
+
+struct Sequences {
+    all: Vec<Sequence>,
+}
+
+impl Sequences {
+    fn new(prompts: &[&[Token]]) -> Self {
+        let mut next = 0;
+        let all = prompts.iter().map(|ids| {
+            let count = (ids.len() + GENERATED).div_ceil(BLOCK_TOKENS) as u32;
+            next += count;
+            Sequence { tokens: ids.to_vec(), prompt_tokens: ids.len(), blocks: (next - count..next).collect(), computed: 0 }
+        });
+        Self { all: all.collect() }
+    }
+
+    /// Greedily, as an engine does it: in every step a token of each sequence that has come so far, and chunks of the others.
+    fn generate(&mut self, runner: &mut Runner, count: usize) -> Result<(), CudaError> {
+        let (sampling, history) = (Sampling { temperature: 0.0, ..Default::default() }, History::default());
+        loop {
+            let mut budget = CHUNK_TOKENS;
+            let mut planned: Vec<(usize, usize)> = Vec::new();
+            for (i, sequence) in self.all.iter().enumerate().filter(|(_, s)| s.generated().len() < count) {
+                let remaining = sequence.tokens.len() - sequence.computed;
+                let len = if remaining == 1 { 1 } else { remaining.min(budget) };
+                budget -= if remaining == 1 { 0 } else { len };
+                planned.extend((len > 0).then_some((i, len)));
+            }
+            if planned.is_empty() {
+                return Ok(());
+            }
+            let segments: Vec<Segment<'_>> = planned
+                .iter()
+                .map(|&(i, len)| {
+                    let Sequence { tokens, blocks, computed, .. } = &self.all[i];
+                    let draw = Draw { sampling: &sampling, history: &history, index: 0, banned: &[] };
+                    let wanted = if computed + len == tokens.len() { Wanted::Token(draw) } else { Wanted::Nothing };
+                    Segment { tokens: &tokens[*computed..computed + len], start: *computed, blocks, wanted }
+                })
+                .collect();
+            let results = runner.step(&segments)?;
+            for ((i, len), result) in planned.into_iter().zip(results) {
+                self.all[i].computed += len;
+                self.all[i].tokens.extend(result.drawn.map(|(token, _)| token));
+            }
+        }
+    }
+}
+
+/// The CPU's view of the same sequences.
+struct Judge {
+    model: Model,
+}
+
+struct Verdict {
+    /// How far below the likeliest token's logit that of a drawn one was, at most.
+    gap_max: f64,
+    /// Share of the drawn tokens that were not the likeliest.
+    others: f64,
+}
+
+impl Judge {
+    fn new(dir: &Path) -> anyhow::Result<Self> {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let options = LoadOptions { kv_dtype: KvDtype::Bf16, quantize: None, threads, isa: None };
+        Ok(Self { model: Model::load(dir, &options, &mut |_, _| {})? })
+    }
+
+    /// Of every position.
+    fn logits(&mut self, tokens: &[Token]) -> Vec<Vec<f32>> {
+        let blocks: Vec<u32> = (0..tokens.len().div_ceil(BLOCK_TOKENS) as u32).collect();
+        let mut kv = self.model.new_kv(blocks.len());
+        let logits = self.model.forward(&[Chunk { tokens, start: 0, blocks: &blocks, logits: LogitRows::All }], &mut kv);
+        (0..logits.rows()).map(|i| logits.row(i).to_vec()).collect()
+    }
+
+    fn of(&mut self, sequences: &Sequences) -> Verdict {
+        let (mut gap_max, mut others, mut drawn) = (0.0f64, 0, 0);
+        for Sequence { tokens, prompt_tokens, .. } in &sequences.all {
+            let logits = self.logits(&tokens[..tokens.len() - 1]);
+            for (row, &token) in logits[prompt_tokens - 1..].iter().zip(&tokens[*prompt_tokens..]) {
+                let likeliest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                let gap = f64::from(likeliest - row[token as usize]);
+                gap_max = gap_max.max(gap);
+                others += usize::from(gap > 0.0);
+                drawn += 1;
+            }
+        }
+        Verdict { gap_max, others: others as f64 / drawn.max(1) as f64 }
+    }
+}

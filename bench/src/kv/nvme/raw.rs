@@ -1,0 +1,83 @@
+//! What the disk does by itself: each of several threads writes, or reads, the next block of a file that exists, past the page
+//! cache.
+
+use crate::kv::{clocks::Clocks, report::Rate};
+use anyhow::Context;
+use nix::fcntl::OFlag;
+use std::{
+    fs::{File, OpenOptions},
+    os::unix::fs::{FileExt, OpenOptionsExt},
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    thread,
+};
+use tidemill_kvpool::disk;
+
+/// Reads or writes at once: as many as the pool node has.
+pub const THREADS: usize = 8;
+
+/// Blocks of a file. Clones share it.
+#[derive(Clone, Debug)]
+pub struct RawFile {
+    file: Arc<File>,
+    block_bytes: usize,
+    blocks: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Access {
+    Read,
+    Write,
+}
+
+impl RawFile {
+    /// A new file, all of it written once, so that the file system has nothing left to do but to pass writes on.
+    pub fn create(path: &Path, block_bytes: usize, blocks: u64) -> anyhow::Result<Self> {
+        let raw = Self::open_with(OpenOptions::new().write(true).create(true).truncate(true), path, block_bytes, blocks)?;
+        raw.pass(Access::Write)?;
+        Ok(raw)
+    }
+
+    /// The first blocks of a file, for reading.
+    pub fn open(path: &Path, block_bytes: usize, blocks: u64) -> anyhow::Result<Self> {
+        Self::open_with(OpenOptions::new().read(true), path, block_bytes, blocks)
+    }
+
+    fn open_with(options: &mut OpenOptions, path: &Path, block_bytes: usize, blocks: u64) -> anyhow::Result<Self> {
+        let file = options.custom_flags(OFlag::O_DIRECT.bits()).open(path);
+        let file = file.with_context(|| format!("{} cannot be opened with O_DIRECT", path.display()))?;
+        Ok(Self { file: Arc::new(file), block_bytes, blocks })
+    }
+
+    /// All blocks once.
+    pub fn pass(&self, access: Access) -> anyhow::Result<Rate> {
+        let next = AtomicU64::new(0);
+        let clocks = Clocks::new(&[])?;
+        let started = clocks.now()?;
+        thread::scope(|scope| {
+            let work = || -> anyhow::Result<()> {
+                let mut buffer = disk::buffer(self.block_bytes)?;
+                loop {
+                    let block = next.fetch_add(1, Relaxed);
+                    if block >= self.blocks {
+                        return Ok(());
+                    }
+                    let offset = block * self.block_bytes as u64;
+                    match access {
+                        Access::Read => self.file.read_exact_at(&mut buffer, offset)?,
+                        Access::Write => {
+                            buffer[..8].copy_from_slice(&block.to_le_bytes());
+                            self.file.write_all_at(&buffer, offset)?;
+                        }
+                    }
+                }
+            };
+            let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(work)).collect();
+            threads.into_iter().try_for_each(|thread| thread.join().expect("reading and writing do not panic"))
+        })?;
+        Ok(Rate::new(clocks.now()? - started, self.block_bytes * self.blocks as usize))
+    }
+}

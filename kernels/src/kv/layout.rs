@@ -1,0 +1,129 @@
+//! What a block of K and V holds, and where.
+
+use crate::simd::LANES;
+use std::ops::Range;
+
+/// Positions in a block: one vector of attention scores.
+pub const BLOCK_POSITIONS: usize = LANES;
+
+/// How K and V are stored.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum KvDtype {
+    F32,
+    F16,
+    Bf16,
+    /// 8-bit integers, and for each position and head an f32 that they are multiplied with: the largest number is 127.
+    Int8,
+}
+
+impl KvDtype {
+    /// Of one number.
+    fn bytes(self) -> usize {
+        match self {
+            KvDtype::F32 => 4,
+            KvDtype::F16 | KvDtype::Bf16 => 2,
+            KvDtype::Int8 => 1,
+        }
+    }
+
+    /// Whether positions have scales.
+    pub(crate) fn is_scaled(self) -> bool {
+        self == KvDtype::Int8
+    }
+}
+
+/// What a block holds: `[layer][K, V][kv head]`, and of each head
+///
+/// ```text
+///           f32, f16, bf16                             int8
+/// scales    none                                       [16 positions] f32, 64 bytes
+/// numbers   K [head_dim][16 positions]                 the same
+///           V [16 positions][head_dim]                 the same
+/// padding   none, as head_dim is even                  to a multiple of 64 bytes, where head_dim is none of 4
+/// ```
+///
+/// In K a vector holds one dimension of 16 positions, so that their scores need no sums across lanes. Scales and numbers start on
+/// cache lines.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct KvLayout {
+    pub layers: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub dtype: KvDtype,
+}
+
+/// Which of the two.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Part {
+    K,
+    V,
+}
+
+impl KvLayout {
+    pub fn block_bytes(&self) -> usize {
+        2 * self.layers * self.kv_heads * self.head_bytes()
+    }
+
+    /// Bytes of one head's 16 positions.
+    fn head_bytes(&self) -> usize {
+        (self.scales_bytes() + self.numbers_bytes()).next_multiple_of(CACHE_LINE)
+    }
+
+    fn scales_bytes(&self) -> usize {
+        if self.dtype.is_scaled() { SCALES_BYTES } else { 0 }
+    }
+
+    fn numbers_bytes(&self) -> usize {
+        BLOCK_POSITIONS * self.head_dim * self.dtype.bytes()
+    }
+
+    /// Where in a block the scales of a head's 16 positions are; empty if there are none.
+    #[inline(always)]
+    pub(crate) fn scales(&self, layer: usize, part: Part, head: usize) -> Range<usize> {
+        let start = self.head(layer, part, head);
+        start..start + self.scales_bytes()
+    }
+
+    /// Where in a block the numbers of a head's 16 positions are.
+    #[inline(always)]
+    pub(crate) fn numbers(&self, layer: usize, part: Part, head: usize) -> Range<usize> {
+        let start = self.head(layer, part, head) + self.scales_bytes();
+        start..start + self.numbers_bytes()
+    }
+
+    #[inline(always)]
+    fn head(&self, layer: usize, part: Part, head: usize) -> usize {
+        assert!(layer < self.layers && head < self.kv_heads);
+        ((2 * layer + part as usize) * self.kv_heads + head) * self.head_bytes()
+    }
+}
+
+const SCALES_BYTES: usize = BLOCK_POSITIONS * size_of::<f32>();
+const CACHE_LINE: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_follow_each_other_on_cache_lines_and_int8_is_about_half_of_bf16() {
+        for head_dim in [2, 6, 64, 128] {
+            for dtype in [KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::Int8] {
+                let layout = KvLayout { layers: 2, kv_heads: 3, head_dim, dtype };
+                let mut end = 0;
+                for (layer, part, head) in (0..2)
+                    .flat_map(|layer| [Part::K, Part::V].into_iter().flat_map(move |part| (0..3).map(move |head| (layer, part, head))))
+                {
+                    let (scales, numbers) = (layout.scales(layer, part, head), layout.numbers(layer, part, head));
+                    assert_eq!((scales.start, numbers.start), (end, scales.end));
+                    assert_eq!((scales.len(), numbers.len()), (if dtype.is_scaled() { 64 } else { 0 }, 16 * head_dim * dtype.bytes()));
+                    assert!(scales.start.is_multiple_of(64) && numbers.start.is_multiple_of(64));
+                    end = numbers.end.next_multiple_of(64);
+                }
+                assert_eq!(end, layout.block_bytes());
+            }
+        }
+        let bytes = |dtype| KvLayout { layers: 16, kv_heads: 8, head_dim: 128, dtype }.block_bytes() as f64;
+        assert_eq!(bytes(KvDtype::Int8) / bytes(KvDtype::Bf16), 33.0 / 64.0);
+    }
+}

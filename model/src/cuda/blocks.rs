@@ -1,0 +1,163 @@
+//! KV blocks between the engine's memory and the device, on streams of their own.
+//!
+//! ```text
+//!   write:  bytes ──► one of two pinned buffers ──(when it is full, or a step begins)──► device blocks
+//!   read:   device blocks ──► pinned buffers, one per block ──(whoever waits for them)──► bytes
+//! ```
+
+use super::layers::Layers;
+use cudarc::driver::CudaEvent;
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex, PoisonError},
+};
+use tidemill_kernels::cuda::{CudaError, Device, DeviceKv, host::HostBuffer, kv::Placed, transfer::Transfer};
+
+pub(super) struct BlockCopies {
+    block_bytes: usize,
+    fetches: Transfer,
+    publishes: Transfer,
+    /// The first one is being filled.
+    arriving: [Arriving; 2],
+    returned: Returned,
+}
+
+/// Blocks on their way to the device.
+struct Arriving {
+    buffer: HostBuffer<u8>,
+    placed: Vec<Placed>,
+    /// Set while the device copies them.
+    arrival: Option<CudaEvent>,
+}
+
+/// Pinned buffers of a block, for the next reads.
+type Returned = Arc<Mutex<Vec<HostBuffer<u8>>>>;
+
+/// Bytes that one of the buffers holds, if a block is not larger: enough for the bus to be busy.
+const BUFFER_BYTES: usize = 32 << 20;
+const BLOCKS_AT_ONCE_MAX: usize = 64;
+
+impl BlockCopies {
+    pub(super) fn new(device: &Device, kv: &DeviceKv) -> Result<Self, CudaError> {
+        let block_bytes = kv.layout().block_bytes();
+        let at_once = (BUFFER_BYTES / block_bytes).clamp(1, BLOCKS_AT_ONCE_MAX);
+        let arriving = || {
+            Ok::<_, CudaError>(Arriving {
+                buffer: HostBuffer::new(device, at_once * block_bytes)?,
+                placed: Vec::with_capacity(at_once),
+                arrival: None,
+            })
+        };
+        Ok(Self {
+            block_bytes,
+            fetches: Transfer::new(device, kv, at_once)?,
+            publishes: Transfer::new(device, kv, at_once)?,
+            arriving: [arriving()?, arriving()?],
+            returned: Returned::default(),
+        })
+    }
+
+    /// Fills a device block that no step uses yet.
+    pub(super) fn write(&mut self, layers: &Layers, kv: &mut DeviceKv, block: u32, bytes: &[u8]) -> Result<(), CudaError> {
+        assert_eq!(bytes.len(), self.block_bytes, "a block's bytes");
+        assert!((block as usize) < kv.blocks(), "block {block} is not one of {}", kv.blocks());
+        let [filling, _] = &mut self.arriving;
+        filling.make_room()?;
+        let Arriving { buffer, placed, .. } = filling;
+        let at = placed.len() * self.block_bytes;
+        buffer.numbers()?[at..at + self.block_bytes].copy_from_slice(bytes);
+        placed.push(Placed { block, slot: buffer.address(at) });
+        if at + 2 * self.block_bytes > buffer.len() {
+            self.flush(layers, kv)?;
+        }
+        Ok(())
+    }
+
+    /// Sends what has been written, and has the model's stream wait for those of `used` that are still on their way.
+    pub(super) fn settle(&mut self, layers: &Layers, kv: &mut DeviceKv, used: impl Iterator<Item = u32>) -> Result<(), CudaError> {
+        self.flush(layers, kv)?;
+        self.arriving.iter_mut().for_each(Arriving::forget_if_arrived);
+        if self.arriving.iter().all(|arriving| arriving.arrival.is_none()) {
+            return Ok(());
+        }
+        let used: HashSet<u32> = used.collect();
+        for Arriving { placed, arrival, .. } in &self.arriving {
+            if let Some(arrival) = arrival.as_ref().filter(|_| placed.iter().any(|placed| used.contains(&placed.block))) {
+                layers.stream.wait(arrival)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self, layers: &Layers, kv: &mut DeviceKv) -> Result<(), CudaError> {
+        let [Arriving { placed, arrival, .. }, _] = &mut self.arriving;
+        if placed.is_empty() || arrival.is_some() {
+            return Ok(());
+        }
+        // SAFETY: the buffer is pinned and has room for every block, and is written next when the event has come; until then no step
+        // uses these blocks, but after `settle`.
+        *arrival = Some(unsafe { self.fetches.fetch(&layers.kernels, kv, placed) }?);
+        self.arriving.swap(0, 1);
+        Ok(())
+    }
+
+    /// Starts to copy what the blocks hold when the model's stream has come here. Steps after this may overwrite them.
+    pub(super) fn read(&mut self, layers: &Layers, kv: &DeviceKv, device: &Device, blocks: &[u32]) -> Result<PendingBlocks, CudaError> {
+        let mut buffers = {
+            let mut returned = self.returned.lock().unwrap_or_else(PoisonError::into_inner);
+            let kept = returned.len().saturating_sub(blocks.len());
+            returned.split_off(kept)
+        };
+        while buffers.len() < blocks.len() {
+            buffers.push(HostBuffer::new(device, self.block_bytes)?);
+        }
+        let placed: Vec<Placed> = blocks.iter().zip(&buffers).map(|(&block, buffer)| Placed { block, slot: buffer.address(0) }).collect();
+        let ready = layers.stream.record_event(None)?;
+        // SAFETY: each buffer is pinned, of a block's size, and left alone until `done`; what writes these blocks next is on the
+        // model's stream, which waits until they are gathered.
+        let published = unsafe { self.publishes.publish(&layers.kernels, kv, &placed, 0..layers.shape.layers, &ready) }?;
+        layers.stream.wait(&published.gathered)?;
+        Ok(PendingBlocks { buffers, done: published.done, returned: Arc::clone(&self.returned) })
+    }
+}
+
+impl Arriving {
+    fn forget_if_arrived(&mut self) {
+        if self.arrival.as_ref().is_some_and(CudaEvent::is_complete) {
+            self.arrival = None;
+            self.placed.clear();
+        }
+    }
+
+    /// Waits until what it holds has arrived, if that is on its way.
+    fn make_room(&mut self) -> Result<(), CudaError> {
+        if let Some(arrival) = self.arrival.take() {
+            arrival.synchronize()?;
+            self.placed.clear();
+        }
+        Ok(())
+    }
+}
+
+/// Blocks that the device is copying out.
+pub struct PendingBlocks {
+    buffers: Vec<HostBuffer<u8>>,
+    done: CudaEvent,
+    returned: Returned,
+}
+
+impl PendingBlocks {
+    pub(crate) fn wait(mut self) -> Result<Vec<Vec<u8>>, CudaError> {
+        self.done.synchronize()?;
+        self.buffers.iter_mut().map(|buffer| Ok(buffer.numbers()?.to_vec())).collect()
+    }
+}
+
+impl Drop for PendingBlocks {
+    fn drop(&mut self) {
+        // A buffer that the device may still write must not be used again; where that cannot be told, nothing works any more.
+        if self.done.synchronize().is_ok() {
+            self.returned.lock().unwrap_or_else(PoisonError::into_inner).append(&mut self.buffers);
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! One token of each of many sequences: a step that is recorded for every shape of batch before the first one, and then replayed.
+
+use super::{
+    layers::{Attend, Batch, Layers},
+    sampling::{LogitRow, Sampling},
+};
+use crate::step::{Segment, SegmentResult};
+use cudarc::driver::CudaSlice;
+use tidemill_kernels::cuda::{
+    CudaError, Device, DeviceKv, NO_POSITION,
+    attention::DecodeScratch,
+    graph::{StepGraphs, StepShape},
+    host::HostBuffer,
+};
+use tidemill_proto::block::BLOCK_TOKENS;
+
+pub(super) struct Decode {
+    inputs: Inputs,
+    scratch: DecodeScratch,
+    graphs: StepGraphs,
+    rows_max: usize,
+    positions_max: usize,
+}
+
+/// Where a step finds its batch, at places that its shape alone decides: tokens, positions, block tables.
+struct Inputs {
+    host: HostBuffer<u32>,
+    device: CudaSlice<u32>,
+    /// 0, 1, 2, …: row `i` has table `i`.
+    numbers: CudaSlice<u32>,
+}
+
+impl Inputs {
+    fn len(shape: StepShape) -> usize {
+        shape.rows * (2 + table_stride(shape))
+    }
+
+    /// Fills up with rows that do nothing.
+    fn send(&mut self, layers: &Layers, shape: StepShape, segments: &[&Segment<'_>]) -> Result<(), CudaError> {
+        let (rows, stride) = (shape.rows, table_stride(shape));
+        let all = &mut self.host.numbers()?[..Self::len(shape)];
+        let (tokens, rest) = all.split_at_mut(rows);
+        let (positions, tables) = rest.split_at_mut(rows);
+        tokens.fill(0);
+        positions.fill(NO_POSITION);
+        for (i, segment) in segments.iter().enumerate() {
+            tokens[i] = segment.tokens[0];
+            positions[i] = segment.start as u32;
+            // Blocks beyond the position may be there for what is to come.
+            let blocks = &segment.blocks[..segment.start / BLOCK_TOKENS + 1];
+            tables[i * stride..][..blocks.len()].copy_from_slice(blocks);
+        }
+        self.host.send(&layers.stream, &mut self.device.slice_mut(..Self::len(shape)))
+    }
+}
+
+fn table_stride(shape: StepShape) -> usize {
+    shape.positions / BLOCK_TOKENS
+}
+
+impl Decode {
+    /// For up to `sequences_max` sequences of up to `context_tokens`.
+    pub(super) fn new(device: &Device, layers: &Layers, sequences_max: usize, context_tokens: usize) -> Result<Self, CudaError> {
+        let largest = StepShape::holding(sequences_max, context_tokens);
+        let (rows_max, positions_max) = (largest.rows, largest.positions);
+        let inputs = Inputs {
+            host: HostBuffer::new(device, Inputs::len(largest))?,
+            device: device.alloc(Inputs::len(largest))?,
+            numbers: device.upload(&(0..rows_max as u32).collect::<Vec<_>>())?,
+        };
+        let scratch = DecodeScratch::new(device, rows_max, layers.shape.heads, layers.shape.head_dim, positions_max)?;
+        Ok(Self { inputs, scratch, graphs: StepGraphs::new(layers.stream.clone()), rows_max, positions_max })
+    }
+
+    /// Rows of the largest batch.
+    pub(super) fn rows_max(&self) -> usize {
+        self.rows_max
+    }
+
+    /// Records the steps of all shapes. Each number of rows is run once before, on a batch that does nothing: products choose their
+    /// algorithms then, which a recording does not allow.
+    pub(super) fn record(&mut self, layers: &mut Layers, kv: &mut DeviceKv, sampling: &mut Sampling) -> Result<(), CudaError> {
+        let mut shapes: Vec<StepShape> = (1..=self.rows_max).map(|rows| StepShape::holding(rows, 1)).collect();
+        shapes.dedup();
+        let Self { inputs, scratch, graphs, positions_max, .. } = self;
+        for mut shape in shapes {
+            inputs.send(layers, shape, &[])?;
+            sampling.request(layers, &[], &[], shape.rows)?;
+            run(inputs, scratch, layers, kv, sampling, shape)?;
+            layers.stream.synchronize()?;
+            while shape.positions <= *positions_max {
+                graphs.record(shape, |_| run(inputs, scratch, layers, kv, sampling, shape))?;
+                shape.positions *= 2;
+            }
+        }
+        Ok(())
+    }
+
+    /// Draws a token for each segment of `rows`, which has one token.
+    pub(super) fn step(
+        &mut self,
+        layers: &Layers,
+        sampling: &mut Sampling,
+        segments: &[Segment<'_>],
+        rows: &[LogitRow],
+        results: &mut [SegmentResult],
+    ) -> Result<(), CudaError> {
+        let of_rows: Vec<&Segment<'_>> = rows.iter().map(|row| &segments[row.segment]).collect();
+        let positions = of_rows.iter().map(|segment| segment.start + 1).max().unwrap_or(0);
+        let shape = StepShape::holding(rows.len(), positions);
+        self.inputs.send(layers, shape, &of_rows)?;
+        sampling.request(layers, segments, rows, shape.rows)?;
+        self.graphs.launch(shape)?;
+        sampling.collect(layers, segments, rows, results)
+    }
+}
+
+/// Puts a step on the stream.
+fn run(
+    inputs: &Inputs,
+    scratch: &mut DecodeScratch,
+    layers: &mut Layers,
+    kv: &mut DeviceKv,
+    sampling: &mut Sampling,
+    shape: StepShape,
+) -> Result<(), CudaError> {
+    let rows = shape.rows;
+    let mut batch = Batch {
+        tokens: inputs.device.slice(..rows),
+        positions: inputs.device.slice(rows..2 * rows),
+        sequences: inputs.numbers.slice(..rows),
+        tables: inputs.device.slice(2 * rows..Inputs::len(shape)),
+        table_stride: table_stride(shape),
+        attend: Attend::Decode { scratch, positions_max: shape.positions },
+    };
+    layers.run(&mut batch, kv, false)?;
+    let vocab = layers.shape.vocab;
+    layers.logits(rows, &inputs.numbers.slice(..rows), &mut sampling.logits.slice_mut(..rows * vocab))?;
+    sampling.draw(layers, rows)
+}

@@ -1,0 +1,190 @@
+//! Rows of a batch through the layers on the device: K and V into the paged memory, logits of the rows that are asked for.
+
+use super::{
+    shape::DeviceShape,
+    weights::{DeviceLinear, DeviceWeights},
+};
+use crate::{config::ModelConfig, rope::Rope};
+use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut};
+use std::sync::Arc;
+use tidemill_kernels::cuda::{
+    Bf16, CudaError, Device, DeviceKv, Gemm, Kernels,
+    attention::{self, DecodeScratch, Queries, Tile},
+    elementwise::{self, Norm, RowPlaces},
+    gemm::{Factors, Product},
+};
+
+/// What computes: the weights, and room for what rows become on the way.
+pub(super) struct Layers {
+    pub(super) stream: Arc<CudaStream>,
+    pub(super) kernels: Kernels,
+    pub(super) shape: DeviceShape,
+    gemm: Gemm,
+    weights: DeviceWeights,
+    windows: Vec<Option<usize>>,
+    norm_epsilon: f32,
+    /// `[positions, head_dim / 2]`
+    cos: CudaSlice<f32>,
+    sin: CudaSlice<f32>,
+    buffers: Buffers,
+}
+
+/// Intermediate results of up to so many rows, `[rows, its width]`.
+struct Buffers {
+    residual: CudaSlice<f32>,
+    normed: CudaSlice<Bf16>,
+    qkv: CudaSlice<Bf16>,
+    attended: CudaSlice<Bf16>,
+    delta: CudaSlice<Bf16>,
+    gate_up: CudaSlice<Bf16>,
+    activated: CudaSlice<Bf16>,
+}
+
+/// A batch of rows, and where they belong.
+pub(super) struct Batch<'a> {
+    pub(super) tokens: CudaView<'a, u32>,
+    pub(super) positions: CudaView<'a, u32>,
+    /// Row of the tables.
+    pub(super) sequences: CudaView<'a, u32>,
+    /// `[sequences, table_stride]`
+    pub(super) tables: CudaView<'a, u32>,
+    pub(super) table_stride: usize,
+    pub(super) attend: Attend<'a>,
+}
+
+/// Which attention.
+pub(super) enum Attend<'a> {
+    /// One row of each sequence; none sees more than so many positions.
+    Decode {
+        scratch: &'a mut DecodeScratch,
+        positions_max: usize,
+    },
+    Prefill {
+        tiles: CudaView<'a, Tile>,
+    },
+}
+
+impl Layers {
+    /// Room for batches of up to `rows_max` rows.
+    pub(super) fn new(
+        device: &Device,
+        config: &ModelConfig,
+        shape: DeviceShape,
+        weights: DeviceWeights,
+        kernels: Kernels,
+        gemm: Gemm,
+        rows_max: usize,
+    ) -> Result<Self, CudaError> {
+        let (cos, sin) = angles(config, shape);
+        let buffers = Buffers {
+            residual: device.alloc(rows_max * shape.hidden)?,
+            normed: device.alloc(rows_max * shape.hidden)?,
+            qkv: device.alloc(rows_max * shape.qkv())?,
+            attended: device.alloc(rows_max * shape.q())?,
+            delta: device.alloc(rows_max * shape.hidden)?,
+            gate_up: device.alloc(rows_max * 2 * shape.intermediate)?,
+            activated: device.alloc(rows_max * shape.intermediate)?,
+        };
+        Ok(Self {
+            stream: device.stream().clone(),
+            kernels,
+            gemm,
+            weights,
+            windows: config.windows.clone(),
+            norm_epsilon: config.norm_epsilon,
+            cos: device.upload(&cos)?,
+            sin: device.upload(&sin)?,
+            shape,
+            buffers,
+        })
+    }
+
+    /// Puts the batch's way through all layers on the stream. `kv_only`: nothing is wanted of it but K and V, so the last layer ends
+    /// with them.
+    pub(super) fn run(&mut self, batch: &mut Batch<'_>, kv: &mut DeviceKv, kv_only: bool) -> Result<(), CudaError> {
+        let rows = batch.tokens.len();
+        let Self { stream, kernels, gemm, weights, buffers: b, shape, .. } = self;
+        let (hidden, inner, epsilon) = (shape.hidden, shape.intermediate, self.norm_epsilon);
+        let mut residual = b.residual.slice_mut(..rows * hidden);
+        kernels.embedding(stream, &mut residual, &weights.embedding.as_view(), &batch.tokens, hidden)?;
+        for (index, layer) in weights.layers.iter().enumerate() {
+            let mut normed = b.normed.slice_mut(..rows * hidden);
+            let mut delta = b.delta.slice_mut(..rows * hidden);
+            let before = (index > 0).then_some(delta.as_view());
+            let norm = Norm { delta: before.as_ref(), weight: &layer.attention_norm.as_view(), epsilon, rows: None };
+            kernels.rms_norm(stream, &mut normed, &mut residual, &norm)?;
+            let mut qkv = b.qkv.slice_mut(..rows * shape.qkv());
+            multiply(gemm, stream, &mut qkv, &normed.as_view(), &layer.qkv)?;
+
+            let mut paged = kv.layer(index, &batch.tables, batch.table_stride);
+            let places = RowPlaces { sequences: &batch.sequences, positions: &batch.positions };
+            let norms = layer.qk_norm.as_ref().map(|(q, k)| (q.as_view(), k.as_view()));
+            let turn = elementwise::Rope {
+                cos: &self.cos.as_view(),
+                sin: &self.sin.as_view(),
+                norms: norms.as_ref().map(|(q, k)| (q, k)),
+                epsilon: self.norm_epsilon * shape.head_dim_used as f32 / shape.head_dim as f32,
+            };
+            kernels.rope_kv_write(stream, &mut qkv, shape.heads, &mut paged, &places, &turn)?;
+            if kv_only && index + 1 == shape.layers {
+                return Ok(());
+            }
+            let scale = attention::scale(shape.head_dim_used);
+            let queries = Queries { q: &qkv.as_view(), stride: shape.qkv(), heads: shape.heads, scale, window: self.windows[index] };
+            let mut attended = b.attended.slice_mut(..rows * shape.q());
+            match &mut batch.attend {
+                Attend::Decode { scratch, positions_max } => {
+                    kernels.attention_decode(stream, &mut attended, &queries, &paged, &batch.positions, *positions_max, scratch)?;
+                }
+                Attend::Prefill { tiles } => kernels.attention_prefill(stream, &mut attended, &queries, &paged, tiles, rows)?,
+            }
+            multiply(gemm, stream, &mut delta, &attended.as_view(), &layer.output)?;
+
+            let norm = Norm { delta: Some(&delta.as_view()), weight: &layer.mlp_norm.as_view(), epsilon, rows: None };
+            kernels.rms_norm(stream, &mut normed, &mut residual, &norm)?;
+            let mut gate_up = b.gate_up.slice_mut(..rows * 2 * inner);
+            multiply(gemm, stream, &mut gate_up, &normed.as_view(), &layer.gate_up)?;
+            let mut activated = b.activated.slice_mut(..rows * inner);
+            kernels.swiglu(stream, &mut activated, &gate_up.as_view(), inner)?;
+            multiply(gemm, stream, &mut delta, &activated.as_view(), &layer.down)?;
+        }
+        Ok(())
+    }
+
+    /// Logits of some of the `rows` rows that were [`run`](Self::run), `[wanted, vocab]`; each row may be wanted once.
+    pub(super) fn logits(&mut self, rows: usize, wanted: &CudaView<'_, u32>, logits: &mut CudaViewMut<'_, f32>) -> Result<(), CudaError> {
+        let Self { stream, kernels, gemm, weights, buffers: b, shape, norm_epsilon, .. } = self;
+        let hidden = shape.hidden;
+        let delta = b.delta.slice(..rows * hidden);
+        let mut normed = b.normed.slice_mut(..wanted.len() * hidden);
+        let weight = weights.final_norm.as_view();
+        let norm = Norm { delta: Some(&delta), weight: &weight, epsilon: *norm_epsilon, rows: Some(wanted) };
+        kernels.rms_norm(stream, &mut normed, &mut b.residual.slice_mut(..rows * hidden), &norm)?;
+        let factors = Factors::Bf16 { x: &normed.as_view(), weight: &weights.head().as_view() };
+        gemm.multiply(stream, Product::F32(logits), factors, None, hidden)
+    }
+}
+
+fn multiply(
+    gemm: &mut Gemm,
+    stream: &CudaStream,
+    y: &mut CudaViewMut<'_, Bf16>,
+    x: &CudaView<'_, Bf16>,
+    linear: &DeviceLinear,
+) -> Result<(), CudaError> {
+    let bias = linear.bias.as_ref().map(CudaSlice::as_view);
+    gemm.multiply(stream, Product::Bf16(y), Factors::Bf16 { x, weight: &linear.weight.as_view() }, bias.as_ref(), linear.inputs)
+}
+
+/// Cosines and sines of every position's angles, each `[positions, head_dim / 2]`; what fills a head up is not turned.
+fn angles(config: &ModelConfig, shape: DeviceShape) -> (Vec<f32>, Vec<f32>) {
+    let rope = Rope::new(&config.rope, config.head_dim);
+    let (mut cos, mut sin) = (Vec::new(), Vec::new());
+    for position in 0..config.context_tokens {
+        rope.push(position, &mut cos, &mut sin);
+        let filled_up = (position + 1) * shape.head_dim / 2;
+        cos.resize(filled_up, 1.0);
+        sin.resize(filled_up, 0.0);
+    }
+    (cos, sin)
+}

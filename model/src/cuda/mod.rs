@@ -1,0 +1,229 @@
+//! The model on an NVIDIA GPU.
+//!
+//! Weights and KV are bf16 there whatever the checkpoint has, sums f32. A step goes in two parts: sequences of which one token draws
+//! the next (`decode`: a recorded graph), and all others (`prefill`). Each part waits for its results: the host has nothing to do
+//! meanwhile but to take in blocks, which cross the bus on streams of their own (`blocks`).
+//!
+//! - `shape`: sizes as the kernels want them; `weights`: the checkpoint on the device; `layers`: a batch through the layers
+//! - `decode`, `prefill`: the two kinds of batches; `sampling`: from logits to tokens
+//! - `blocks`: KV blocks to and from the device
+
+mod blocks;
+mod decode;
+mod layers;
+mod prefill;
+mod sampling;
+mod shape;
+mod weights;
+
+pub use blocks::PendingBlocks;
+
+use crate::{
+    config::ModelConfig,
+    error::ModelError,
+    model::fingerprint,
+    step::{Draw, Segment, SegmentResult, Wanted},
+    tensors::Tensors,
+    weights::Checkpoint,
+};
+use blocks::BlockCopies;
+use decode::Decode;
+use layers::Layers;
+use prefill::Prefill;
+use sampling::{LogitRow, Sampling};
+use shape::DeviceShape;
+use std::{
+    path::{Path, PathBuf},
+    thread,
+};
+use tidemill_kernels::{
+    KvLayout,
+    cuda::{CudaError, Device, DeviceKv, Gemm, Kernels, graph::StepShape, kv::blocks_that_fit},
+};
+use tidemill_proto::{
+    block::{BLOCK_TOKENS, KvShape, LayoutFingerprint},
+    sampling::Sampling as DrawSettings,
+};
+use weights::DeviceWeights;
+
+/// Part of the layout fingerprint: changes whenever the same weights and tokens would give other KV bytes than before, by more than
+/// the rounding in which batches differ anyway.
+const ARITHMETIC: u8 = 128;
+
+#[derive(Clone, Debug)]
+pub struct CudaOptions {
+    /// Compiled kernels are kept here.
+    pub kernel_cache: PathBuf,
+    /// Most tokens of a step.
+    pub step_tokens: usize,
+    /// Most sequences that one step draws tokens for.
+    pub sequences_max: usize,
+    pub kv: KvBytes,
+}
+
+/// How much device memory KV blocks get.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum KvBytes {
+    Exactly(u64),
+    /// What is left of this share of the device's memory when everything else of this process is there.
+    UpToShare(f32),
+}
+
+pub struct CudaRunner {
+    config: ModelConfig,
+    layout: LayoutFingerprint,
+    step_tokens: usize,
+    kv: DeviceKv,
+    layers: Layers,
+    decode: Decode,
+    prefill: Prefill,
+    sampling: Sampling,
+    copies: BlockCopies,
+    device: Device,
+}
+
+impl CudaRunner {
+    /// Loads a Hugging Face directory onto the first device, and makes everything ready that steps need. `progress` gets (bytes on
+    /// the device, bytes in all).
+    pub fn load(dir: &Path, options: &CudaOptions, progress: &mut dyn FnMut(u64, u64)) -> Result<Self, ModelError> {
+        let config = ModelConfig::load(dir)?;
+        let shape = DeviceShape::of(&config)?;
+        // What may be missing is missed before the weights are loaded.
+        let device = Device::open(0, &options.kernel_cache)?;
+        let (kernels, gemm) = (Kernels::load(&device, shape.head_dim)?, Gemm::new(&device)?);
+
+        let mut checkpoint = Checkpoint::open(dir)?;
+        let tensors = Tensors::take(&mut checkpoint, &config)?;
+        let (digest, weights) = thread::scope(|scope| {
+            let digest = scope.spawn(|| checkpoint.digest(&mut |_, _| {}));
+            let weights = DeviceWeights::load(&device, &tensors, config.tied, shape, progress);
+            (digest.join().expect("hashing does not panic"), weights)
+        });
+        checkpoint.release();
+
+        let sequences_max = options.sequences_max.max(1);
+        let rows_max = options.step_tokens.max(StepShape::holding(sequences_max, 1).rows);
+        let mut layers = Layers::new(&device, &config, shape, weights?, kernels, gemm, rows_max)?;
+        let mut decode = Decode::new(&device, &layers, sequences_max, config.context_tokens)?;
+        let mut sampling = Sampling::new(&device, shape, decode.rows_max())?;
+        let prefill = Prefill::new(&device, options.step_tokens)?;
+        let blocks = device_blocks(&device, &shape.kv_layout(), options.kv)?;
+        let mut kv = DeviceKv::new(&device, shape.kv_layout(), blocks)?;
+        let copies = BlockCopies::new(&device, &kv)?;
+        if options.sequences_max > 0 {
+            decode.record(&mut layers, &mut kv, &mut sampling)?;
+        }
+        let layout = LayoutFingerprint::new(&fingerprint(&digest, &config, ARITHMETIC), &shape.kv_shape(), (0, 1));
+        let step_tokens = options.step_tokens;
+        let mut runner = Self { config, layout, step_tokens, kv, layers, decode, prefill, sampling, copies, device };
+        runner.warm_up(options.sequences_max > 0)?;
+        Ok(runner)
+    }
+
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    pub fn kv_shape(&self) -> KvShape {
+        self.layers.shape.kv_shape()
+    }
+
+    pub fn layout(&self) -> LayoutFingerprint {
+        self.layout
+    }
+
+    /// KV blocks that the device holds.
+    pub fn blocks(&self) -> usize {
+        self.kv.blocks()
+    }
+
+    /// What computes, for people.
+    pub fn device_name(&self) -> &str {
+        &self.device.properties().name
+    }
+
+    /// See [`Runner::step`](crate::Runner::step).
+    pub fn step(&mut self, segments: &[Segment<'_>]) -> Result<Vec<SegmentResult>, CudaError> {
+        self.assert_contract(segments);
+        self.copies.settle(&self.layers, &mut self.kv, segments.iter().flat_map(|segment| segment.blocks.iter().copied()))?;
+        let mut results: Vec<SegmentResult> = segments.iter().map(|_| SegmentResult::default()).collect();
+        let (decoding, others): (Vec<usize>, Vec<usize>) = (0..segments.len()).partition(|&i| is_decoding(&segments[i]));
+        for batch in decoding.chunks(self.decode.rows_max()) {
+            let rows: Vec<LogitRow> = batch.iter().map(|&segment| LogitRow { segment, index: 0 }).collect();
+            self.decode.step(&self.layers, &mut self.sampling, segments, &rows, &mut results)?;
+        }
+        if !others.is_empty() {
+            let Self { device, layers, kv, sampling, prefill, .. } = self;
+            prefill.step(device, layers, kv, sampling, segments, &others, &mut results)?;
+        }
+        self.device.context().check_err()?;
+        Ok(results)
+    }
+
+    /// See [`Runner::write_block`](crate::Runner::write_block).
+    pub fn write_block(&mut self, block: u32, bytes: &[u8]) -> Result<(), CudaError> {
+        self.copies.write(&self.layers, &mut self.kv, block, bytes)
+    }
+
+    /// See [`Runner::read_blocks`](crate::Runner::read_blocks).
+    pub fn read_blocks(&mut self, blocks: &[u32]) -> Result<PendingBlocks, CudaError> {
+        // Some may be on their way here.
+        self.copies.settle(&self.layers, &mut self.kv, blocks.iter().copied())?;
+        self.copies.read(&self.layers, &self.kv, &self.device, blocks)
+    }
+
+    /// A prefill as large as one may be, and ten steps after it if there will be any, so that nobody's request is the first. No block is
+    /// anybody's yet.
+    fn warm_up(&mut self, decodes: bool) -> Result<(), CudaError> {
+        let blocks: Vec<u32> = (0..self.kv.blocks().min(self.step_tokens.div_ceil(BLOCK_TOKENS) + 1) as u32).collect();
+        let room = (blocks.len() * BLOCK_TOKENS).min(self.config.context_tokens);
+        let prompt = vec![0; self.step_tokens.min(room.saturating_sub(WARM_UP_STEPS)).max(1)];
+        self.step(&[Segment { tokens: &prompt, start: 0, blocks: &blocks, wanted: Wanted::Nothing }])?;
+        let (sampling, history) = (DrawSettings::default(), Default::default());
+        for start in (prompt.len()..room).take(if decodes { WARM_UP_STEPS } else { 0 }) {
+            let draw = Draw { sampling: &sampling, history: &history, index: 0, banned: &[] };
+            self.step(&[Segment { tokens: &[0], start, blocks: &blocks, wanted: Wanted::Token(draw) }])?;
+        }
+        Ok(())
+    }
+
+    fn assert_contract(&self, segments: &[Segment<'_>]) {
+        let context = self.config.context_tokens();
+        for Segment { tokens, start, blocks, .. } in segments {
+            let end = start + tokens.len();
+            assert!(!tokens.is_empty(), "a segment has at least one token");
+            assert!(tokens.iter().all(|&token| (token as usize) < self.config.vocab), "tokens of the vocabulary");
+            assert!(end <= context, "position {end} is beyond the context of {context}");
+            assert!(blocks.len() * BLOCK_TOKENS >= end, "the block table ends before the segment");
+            assert!(blocks.iter().all(|&block| (block as usize) < self.kv.blocks()), "blocks that there are");
+        }
+    }
+}
+
+const WARM_UP_STEPS: usize = 10;
+
+fn is_decoding(segment: &Segment<'_>) -> bool {
+    segment.tokens.len() == 1 && matches!(segment.wanted, Wanted::Token(_))
+}
+
+fn device_blocks(device: &Device, layout: &KvLayout, bytes: KvBytes) -> Result<usize, ModelError> {
+    let (free, total) = device.memory()?;
+    let blocks = match bytes {
+        KvBytes::Exactly(bytes) => blocks_that_fit(layout, usize::try_from(bytes).unwrap_or(usize::MAX), 0),
+        KvBytes::UpToShare(share) => {
+            // Free memory alone would not do: others may share the device, and be loading at this moment.
+            let ours = ((f64::from(share) * total as f64) as usize).saturating_sub(device.allocated_bytes());
+            blocks_that_fit(layout, ours.min(free), UNSEEN_BYTES)
+        }
+    };
+    if blocks < BLOCKS_MIN {
+        let (block_bytes, taken) = (layout.block_bytes(), device.allocated_bytes());
+        return Err(ModelError::NoRoom { blocks, block_bytes, free, taken });
+    }
+    Ok(blocks)
+}
+
+/// The driver's own: its context, kernels, graphs, copy buffers.
+const UNSEEN_BYTES: usize = 1 << 30;
+/// With fewer nothing can be computed.
+const BLOCKS_MIN: usize = 2;

@@ -1,0 +1,153 @@
+//! Many tokens of some sequences: prompts and their chunks, and whatever else is not one token that draws the next.
+
+use super::{
+    layers::{Attend, Batch, Layers},
+    sampling::{LogitRow, Sampling},
+};
+use crate::step::{Segment, SegmentResult};
+use cudarc::driver::{CudaSlice, DeviceRepr, ValidAsZeroBits};
+use std::ops::Range;
+use tidemill_kernels::cuda::{
+    CudaError, Device, DeviceKv,
+    attention::{Tile, prefill_tiles},
+    host::HostBuffer,
+};
+use tidemill_proto::block::BLOCK_TOKENS;
+
+pub(super) struct Prefill {
+    rows_max: usize,
+    /// Tokens, positions, sequences, block tables and wanted rows.
+    numbers: Inputs<u32>,
+    tiles: Inputs<Tile>,
+}
+
+/// What a batch is told, in memory that grows with the largest one.
+struct Inputs<T> {
+    host: HostBuffer<T>,
+    device: CudaSlice<T>,
+}
+
+impl<T: DeviceRepr + ValidAsZeroBits + Copy> Inputs<T> {
+    fn new(device: &Device, len: usize) -> Result<Self, CudaError> {
+        Ok(Self { host: HostBuffer::new(device, len)?, device: device.alloc(len)? })
+    }
+
+    fn send(&mut self, device: &Device, values: &[T]) -> Result<(), CudaError> {
+        if values.len() > self.host.len() {
+            *self = Self::new(device, values.len().next_power_of_two())?;
+        }
+        self.host.numbers()?[..values.len()].copy_from_slice(values);
+        self.host.send(device.stream(), &mut self.device.slice_mut(..values.len()))
+    }
+}
+
+/// A batch as the device is told of it: where in the numbers what lies.
+#[derive(Default)]
+struct Told {
+    numbers: Vec<u32>,
+    tiles: Vec<Tile>,
+    rows: usize,
+    table_stride: usize,
+    tables: Range<usize>,
+    wanted: Vec<LogitRow>,
+}
+
+impl Told {
+    fn new(head_dim: usize, segments: &[Segment<'_>], batch: &[usize]) -> Self {
+        let of_batch = || batch.iter().map(|&number| (number, &segments[number]));
+        let tokens = of_batch().flat_map(|(_, s)| s.tokens.iter().copied());
+        let positions = of_batch().flat_map(|(_, s)| (s.start..s.start + s.tokens.len()).map(|position| position as u32));
+        let sequences = of_batch().enumerate().flat_map(|(i, (_, s))| s.tokens.iter().map(move |_| i as u32));
+        let mut numbers: Vec<u32> = tokens.chain(positions).chain(sequences).collect();
+        let rows = numbers.len() / 3;
+
+        let blocks = |s: &Segment<'_>| (s.start + s.tokens.len()).div_ceil(BLOCK_TOKENS);
+        let table_stride = of_batch().map(|(_, s)| blocks(s)).max().unwrap_or(1);
+        let tables = numbers.len()..numbers.len() + batch.len() * table_stride;
+        for (i, (_, s)) in of_batch().enumerate() {
+            numbers.extend(&s.blocks[..blocks(s)]);
+            numbers.resize(tables.start + (i + 1) * table_stride, 0);
+        }
+
+        let (mut spans, mut wanted, mut first) = (Vec::new(), Vec::new(), 0);
+        for (i, (number, s)) in of_batch().enumerate() {
+            let (len, position) = (s.tokens.len() as u32, s.start as u32);
+            spans.push(Tile { sequence: i as u32, row: first, position, rows: len });
+            first += len;
+            for index in 0..s.logit_rows() {
+                numbers.push(first - (s.logit_rows() - index) as u32);
+                wanted.push(LogitRow { segment: number, index });
+            }
+        }
+        Self { numbers, tiles: prefill_tiles(head_dim, &spans), rows, table_stride, tables, wanted }
+    }
+}
+
+impl Prefill {
+    /// For batches of up to `rows_max` tokens.
+    pub(super) fn new(device: &Device, rows_max: usize) -> Result<Self, CudaError> {
+        Ok(Self { rows_max, numbers: Inputs::new(device, 8 * rows_max)?, tiles: Inputs::new(device, rows_max)? })
+    }
+
+    /// Computes those of `segments` that `batch` names.
+    #[expect(clippy::too_many_arguments, reason = "each is another thing")]
+    pub(super) fn step(
+        &mut self,
+        device: &Device,
+        layers: &mut Layers,
+        kv: &mut DeviceKv,
+        sampling: &mut Sampling,
+        segments: &[Segment<'_>],
+        batch: &[usize],
+        results: &mut [SegmentResult],
+    ) -> Result<(), CudaError> {
+        let Told { numbers, tiles, rows, table_stride, tables, wanted } = Told::new(layers.shape.head_dim, segments, batch);
+        assert!(rows <= self.rows_max, "{rows} tokens are more than the {} of a step", self.rows_max);
+        self.numbers.send(device, &numbers)?;
+        self.tiles.send(device, &tiles)?;
+        let on_device = &self.numbers.device;
+        let mut batch = Batch {
+            tokens: on_device.slice(..rows),
+            positions: on_device.slice(rows..2 * rows),
+            sequences: on_device.slice(2 * rows..3 * rows),
+            tables: on_device.slice(tables.clone()),
+            table_stride,
+            attend: Attend::Prefill { tiles: self.tiles.device.slice(..tiles.len()) },
+        };
+        layers.run(&mut batch, kv, wanted.is_empty())?;
+        let vocab = layers.shape.vocab;
+        let mut first = tables.end;
+        for wanted in wanted.chunks(sampling.rows_max()) {
+            let count = wanted.len();
+            layers.logits(rows, &on_device.slice(first..first + count), &mut sampling.logits.slice_mut(..count * vocab))?;
+            sampling.request(layers, segments, wanted, count)?;
+            sampling.draw(layers, count)?;
+            sampling.collect(layers, segments, wanted, results)?;
+            first += count;
+        }
+        Ok(layers.stream.synchronize()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::step::Wanted;
+
+    #[test]
+    fn a_batch_is_told_row_by_row() {
+        let blocks: Vec<u32> = (50..60).collect();
+        let segment = |tokens: &'static [u32], start, wanted| Segment { tokens, start, blocks: &blocks, wanted };
+        let scores = Wanted::Scores { targets: &[], top: 0, token: None };
+        let segments = [segment(&[7; 3], 15, Wanted::Nothing), segment(&[8], 0, Wanted::Nothing), segment(&[9, 10], 40, scores)];
+        let told = Told::new(128, &segments, &[0, 2]);
+        assert_eq!((told.rows, told.table_stride, told.tables.clone()), (5, 3, 15..21));
+        assert_eq!(told.numbers[..5], [7, 7, 7, 9, 10]);
+        assert_eq!(told.numbers[5..10], [15, 16, 17, 40, 41]);
+        assert_eq!(told.numbers[10..15], [0, 0, 0, 1, 1]);
+        assert_eq!(told.numbers[told.tables], [50, 51, 0, 50, 51, 52]);
+        assert_eq!(told.numbers[21..], [3, 4], "both rows of the second segment");
+        assert_eq!(told.wanted.iter().map(|row| (row.segment, row.index)).collect::<Vec<_>>(), [(2, 0), (2, 1)]);
+        assert_eq!(told.tiles.iter().map(|tile| tile.rows).sum::<u32>(), 5);
+    }
+}

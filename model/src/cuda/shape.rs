@@ -1,0 +1,100 @@
+//! A model's sizes as the device's kernels want them. Heads are filled up with zeros to a multiple of 16 numbers, and the inner layer
+//! to a multiple of 8; neither changes what is computed.
+
+use crate::{config::ModelConfig, error::ModelError};
+use tidemill_kernels::{self as kernels, KvLayout};
+use tidemill_proto::block::{KvDtype, KvShape};
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DeviceShape {
+    pub(super) vocab: usize,
+    pub(super) hidden: usize,
+    /// Filled up.
+    pub(super) intermediate: usize,
+    pub(super) layers: usize,
+    pub(super) heads: usize,
+    pub(super) kv_heads: usize,
+    /// Filled up.
+    pub(super) head_dim: usize,
+    /// What of a head is the model's.
+    pub(super) head_dim_used: usize,
+}
+
+const HEAD_DIM_MAX: usize = 256;
+/// Of the sampling kernel.
+const VOCAB_MAX: usize = 1 << 18;
+
+impl DeviceShape {
+    pub(super) fn of(config: &ModelConfig) -> Result<Self, ModelError> {
+        let head_dim = config.head_dim.next_multiple_of(16);
+        let unfit = |problem: String| Err(ModelError::NotOnDevice { problem });
+        if head_dim > HEAD_DIM_MAX {
+            return unfit(format!("heads of {} numbers are larger than {HEAD_DIM_MAX}", config.head_dim));
+        }
+        if !config.hidden.is_multiple_of(8) {
+            return unfit(format!("hidden_size {} is not a multiple of 8", config.hidden));
+        }
+        if !config.vocab.is_multiple_of(8) || config.vocab > VOCAB_MAX {
+            return unfit(format!("vocab_size {} is not a multiple of 8 up to {VOCAB_MAX}", config.vocab));
+        }
+        Ok(Self {
+            vocab: config.vocab,
+            hidden: config.hidden,
+            intermediate: config.intermediate.next_multiple_of(8),
+            layers: config.layers,
+            heads: config.heads,
+            kv_heads: config.kv_heads,
+            head_dim,
+            head_dim_used: config.head_dim,
+        })
+    }
+
+    /// Numbers of a row of queries.
+    pub(super) fn q(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Numbers of a row of queries, keys and values.
+    pub(super) fn qkv(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+
+    /// Where number `i` of a head lies. The rotation turns the numbers of the first half with those of the second, so each half is
+    /// filled up by itself.
+    pub(super) fn place(&self, i: usize) -> usize {
+        let half = self.head_dim_used / 2;
+        if i < half { i } else { self.head_dim / 2 + i - half }
+    }
+
+    pub(super) fn kv_layout(&self) -> KvLayout {
+        KvLayout { layers: self.layers, kv_heads: self.kv_heads, head_dim: self.head_dim, dtype: kernels::KvDtype::Bf16 }
+    }
+
+    pub(super) fn kv_shape(&self) -> KvShape {
+        KvShape { layers: self.layers, kv_heads: self.kv_heads, head_dim: self.head_dim, dtype: KvDtype::Bf16 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_half_of_a_head_is_filled_up_by_itself() {
+        let shape = |head_dim_used: usize| DeviceShape {
+            vocab: 8,
+            hidden: 8,
+            intermediate: 8,
+            layers: 1,
+            heads: 6,
+            kv_heads: 2,
+            head_dim: head_dim_used.next_multiple_of(16),
+            head_dim_used,
+        };
+        let places = |shape: DeviceShape| (0..shape.head_dim_used).map(|i| shape.place(i)).collect::<Vec<_>>();
+        assert_eq!(places(shape(8)), [0, 1, 2, 3, 8, 9, 10, 11]);
+        assert_eq!(places(shape(16)), (0..16).collect::<Vec<_>>());
+        assert_eq!((shape(24).q(), shape(24).qkv()), (6 * 32, 10 * 32));
+        assert_eq!(shape(24).kv_layout().block_bytes(), shape(24).kv_shape().block_bytes());
+    }
+}
