@@ -31,7 +31,7 @@ use tidemill_proto::{
     frame::Preamble,
     ids::RequestId,
     link::{CONNECT_MAX, Connection, Endpoint, LinkError},
-    pool::{FromPool, KEYS_MAX, Lineage, Reservation, SlotRef, Tier, ToPool},
+    pool::{FromPool, KEYS_MAX, Lineage, Reservation, Room, SlotRef, Tier, ToPool},
 };
 use tokio::{sync::mpsc, time::timeout};
 
@@ -176,6 +176,16 @@ impl PoolClient {
 
     /// Publishes full blocks that follow each other in one chain. Blocks already held or in flight are not written twice.
     pub async fn put(&self, lineage: Lineage, blocks: Vec<(BlockKey, Vec<u8>)>) -> Result<PutReport, PoolError> {
+        self.put_into(Room::Made, lineage, blocks).await
+    }
+
+    /// As [`put`](Self::put), where no block leaves the node for these. What is refused now may find room when the node's disk has
+    /// copies of more.
+    pub async fn offer(&self, lineage: Lineage, blocks: Vec<(BlockKey, Vec<u8>)>) -> Result<PutReport, PoolError> {
+        self.put_into(Room::Spare, lineage, blocks).await
+    }
+
+    async fn put_into(&self, room: Room, lineage: Lineage, blocks: Vec<(BlockKey, Vec<u8>)>) -> Result<PutReport, PoolError> {
         let inner = &self.0;
         if let Some((_, wrong)) = blocks.iter().find(|(_, bytes)| bytes.len() != inner.block_bytes) {
             return Err(PoolError::BlockSize { bytes: wrong.len(), expected: inner.block_bytes });
@@ -189,7 +199,7 @@ impl PoolClient {
         let mut call = inner.begin(1 + STREAMS_PER_BATCH)?;
         let asked = Instant::now();
         let keys = blocks.iter().map(|(key, _)| *key).collect();
-        inner.send(ToPool::PutStart { call: call.id(), lineage, keys }).await?;
+        inner.send(ToPool::PutStart { call: call.id(), lineage, room, keys }).await?;
         let FromPool::PutStarted { deadline_ms, answers, .. } = inner.answer(&mut call).await? else { return Err(inner.nonsense()) };
         if answers.len() != blocks.len() {
             return Err(inner.nonsense());

@@ -105,6 +105,11 @@ impl PoolClients {
         self.client(node).await?.put(lineage, blocks).await
     }
 
+    /// As [`put`](Self::put), where no block leaves the node for these.
+    pub async fn offer(&self, node: PoolNode, lineage: Lineage, blocks: Vec<(BlockKey, Vec<u8>)>) -> Result<PutReport, PoolError> {
+        self.client(node).await?.offer(lineage, blocks).await
+    }
+
     /// Length of the leading run of `keys` that a node holds.
     pub async fn match_prefix(&self, node: PoolNode, keys: &[BlockKey]) -> Result<usize, PoolError> {
         self.client(node).await?.match_prefix(keys).await

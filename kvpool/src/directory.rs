@@ -51,7 +51,7 @@ use std::{
 use tidemill_proto::{
     block::BlockKey,
     message::PoolEvent,
-    pool::{CallId, Found, LeaseId, Lineage, Reservation, SlotRef, Tier, Via, Written},
+    pool::{CallId, Found, LeaseId, Lineage, Reservation, Room, SlotRef, Tier, Via, Written},
 };
 use timers::{TimerId, Timers};
 use waits::{Asked, Waits};
@@ -247,16 +247,16 @@ impl Directory {
     }
 
     /// Reserves a slot for each of `keys`, which follow each other in a chain from `lineage` on, that is neither held nor
-    /// in flight. Slots come from eviction when none is free; the keys' own blocks count as just used.
-    pub fn put_start(&mut self, client: ClientId, lineage: Lineage, keys: &[BlockKey], now: Duration) -> Vec<Reservation> {
+    /// in flight. Slots come from eviction when none is free, as far as `room` says; the keys' own blocks count as just used.
+    pub fn put_start(&mut self, client: ClientId, lineage: Lineage, room: Room, keys: &[BlockKey], now: Duration) -> Vec<Reservation> {
         self.tick(now);
         self.operation += 1;
         let at = self.operation_of(&lineage);
         let chain: Vec<(BlockKey, Use)> = keys.iter().copied().zip(Use::of_chain(at, keys.len())).collect();
         let held: Vec<(u32, Use)> = chain.iter().filter_map(|(key, used)| Some((self.published(key)?.slot, *used))).collect();
         held.iter().for_each(|&(slot, _)| self.pin(slot));
-        let lineages = lineage.of_each(keys);
-        let answers = chain.iter().zip(lineages).map(|(&(key, used), lineage)| self.reserve(client, lineage, key, used, now)).collect();
+        let blocks = chain.iter().zip(lineage.of_each(keys));
+        let answers = blocks.map(|(&(key, used), lineage)| self.reserve(client, lineage, room, key, used, now)).collect();
         held.iter().for_each(|&(slot, used)| self.unpin(slot, used));
         self.demote();
         answers

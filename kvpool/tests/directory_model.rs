@@ -21,7 +21,7 @@ use tidemill_proto::{
     block::{BlockKey, Tenant},
     ids::RequestId,
     message::PoolEvent,
-    pool::{CallId, Found, LeaseId, Lineage, Reservation, SlotRef, Tier, Via, Written},
+    pool::{CallId, Found, LeaseId, Lineage, Reservation, Room, SlotRef, Tier, Via, Written},
 };
 
 const SLOTS: u32 = 6;
@@ -37,6 +37,7 @@ enum Op {
         chain: u8,
         first: u8,
         blocks: u8,
+        room: Room,
     },
     /// The writer copies its bytes into one slot, unless it sees that its time is up.
     Write(Index),
@@ -84,8 +85,8 @@ fn op() -> impl Strategy<Value = Op> {
     let (client, chain, blocks) = (0usize..3, 0u8..3, 1u8..5);
     let index = any::<Index>;
     prop_oneof![
-        6 => (client.clone(), chain.clone(), 0u8..3, blocks.clone())
-            .prop_map(|(client, chain, first, blocks)| Op::PutStart { client, chain, first, blocks }),
+        6 => (client.clone(), chain.clone(), 0u8..3, blocks.clone(), prop_oneof![4 => Just(Room::Made), 1 => Just(Room::Spare)])
+            .prop_map(|(client, chain, first, blocks, room)| Op::PutStart { client, chain, first, blocks, room }),
         8 => index().prop_map(Op::Write),
         8 => index().prop_map(Op::PutEnd),
         1 => index().prop_map(Op::Revoke),
@@ -197,11 +198,15 @@ impl World {
 
     fn step(&mut self, op: Op) {
         match op {
-            Op::PutStart { client, chain, first, blocks } => {
+            Op::PutStart { client, chain, first, blocks, room } => {
                 let client = self.clients[client];
                 let keys = keys(chain, first..first + blocks);
-                let answers = self.directory.put_start(client, lineage(chain, first), &keys, self.now);
+                let before = self.directory.usage();
+                let answers = self.directory.put_start(client, lineage(chain, first), room, &keys, self.now);
                 assert_eq!(answers.len(), keys.len());
+                if room == Room::Spare && !self.directory.has_disk() {
+                    assert_eq!(self.directory.usage().cached, before.cached, "what is offered pushes nothing out");
+                }
                 for (answer, key) in answers.into_iter().zip(keys) {
                     if let Reservation::Write(at) = answer {
                         self.generations.insert(at.slot, at.generation);

@@ -90,6 +90,7 @@ pub enum ToPool {
     PutStart {
         call: CallId,
         lineage: Lineage,
+        room: Room,
         keys: Vec<BlockKey>,
     },
     /// These slots are written (`Via::Slots`).
@@ -176,13 +177,22 @@ pub struct ArenaInfo {
     pub block_bytes: u64,
 }
 
+/// What may leave memory for the blocks of a put.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Room {
+    /// What the policy gives up first, wherever else it is held.
+    Made,
+    /// Copies of what is on disk: for blocks that nobody waits for, and that are worth no more than those which are there.
+    Spare,
+}
+
 /// What becomes of one key of a `PutStart`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Reservation {
     Write(SlotRef),
     Held,
     InFlight,
-    /// No slot is free and none can be freed now.
+    /// No slot is free and none can be freed now, within [`Room`].
     Full,
 }
 
@@ -236,7 +246,7 @@ mod tests {
         let found = Found { index: 2, at: AT, checksum: u64::MAX, origin: RequestId(5), tier: Tier::Nvme };
         for message in [
             ToPool::Hello { layout: LayoutFingerprint([1; 16]), block_bytes: 2 << 20 },
-            ToPool::PutStart { call, lineage: LINEAGE, keys: vec![BlockKey([7; 16]); 3] },
+            ToPool::PutStart { call, lineage: LINEAGE, room: Room::Spare, keys: vec![BlockKey([7; 16]); 3] },
             ToPool::PutEnd { call, blocks: vec![Written { at: AT, checksum: 8 }] },
             ToPool::Get { call, keys: vec![BlockKey([0xff; 16])], wait_ms: u64::MAX, via: Via::Streams },
         ] {
@@ -262,7 +272,7 @@ mod tests {
         };
         let call = CallId(u64::MAX);
         assert!(encode(&FromPool::Found { call, lease: LeaseId(u64::MAX), blocks: vec![found; KEYS_MAX] }).is_ok());
-        assert!(encode(&ToPool::PutStart { call, lineage: LINEAGE, keys: vec![BlockKey([0xff; 16]); KEYS_MAX] }).is_ok());
+        assert!(encode(&ToPool::PutStart { call, lineage: LINEAGE, room: Room::Made, keys: vec![BlockKey([0xff; 16]); KEYS_MAX] }).is_ok());
     }
 
     proptest! {

@@ -4,8 +4,8 @@
 //! are lost, and do not count. What counts is what the node says it stored. Gets ask for blocks that are on disk only, one batch
 //! after the other.
 //!
-//! A disk may be faster today than it was a minute ago, and a virtual one is. So raw disk, puts and gets take turns, and raw reads
-//! are those of the node's own file.
+//! A disk may be faster today than it was a minute ago, and a virtual one is. So raw disk, puts and gets take turns. Raw reads are
+//! those of the node's own file, and as the node's: half of it, anywhere, in no order.
 
 pub mod raw;
 
@@ -48,10 +48,10 @@ const TOLD: Duration = Duration::from_millis(1500);
 pub async fn measure(node: &PoolNode, clients: &[PoolClient], data: &Path, plan: Plan) -> anyhow::Result<Vec<Row>> {
     let mut putter = Putter { content: Content::new(plan.block_bytes), contents: Vec::new(), put: 0 };
     putter.contents = putter.content.draw(CONTENTS);
-    let blocks = (plan.disk_bytes / 2 / plan.block_bytes) as u64;
+    let blocks = (plan.disk_bytes / plan.block_bytes) as u64;
     let scratch = data.join("raw");
-    let written = spawn_blocking(move || RawFile::create(&scratch, plan.block_bytes, blocks)).await??;
-    let read = RawFile::open(&data.join("slab"), plan.block_bytes, blocks)?;
+    let written = spawn_blocking(move || RawFile::create(&scratch, plan.block_bytes, blocks / 2)).await??;
+    let read = RawFile::open_half(&data.join("slab"), plan.block_bytes, blocks)?;
 
     let mut rows = Vec::new();
     let mut rounds = Rounds::new(clients.len());
@@ -177,6 +177,7 @@ async fn settle(node: &PoolNode, client: &PoolClient, plan: Plan) -> anyhow::Res
 
 async fn get(node: &PoolNode, client: &PoolClient, plan: Plan) -> anyhow::Result<Rate> {
     sleep(TOLD).await;
+    // In a hash map's order.
     let mut on_disk: Vec<BlockKey> = node.keys(Tier::Nvme);
     ensure!(on_disk.len() * plan.block_bytes > plan.dram_bytes, "only {} blocks are on disk", on_disk.len());
     on_disk.truncate(plan.disk_bytes / 2 / plan.block_bytes);

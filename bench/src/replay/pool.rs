@@ -10,7 +10,7 @@ use tidemill_kvpool::{
 use tidemill_proto::{
     block::{BlockKey, Tenant},
     ids::RequestId,
-    pool::{CallId, Found, LeaseId, Lineage, Reservation, Via, Written},
+    pool::{CallId, Found, LeaseId, Lineage, Reservation, Room, Via, Written},
 };
 
 /// A pool node's directory and its only clients.
@@ -47,7 +47,7 @@ impl ReplayedPool {
             parent: leading.checked_sub(1).map(|last| keys[last]),
             position: leading as u32,
         };
-        let answers = self.directory.put_start(PREFILL, lineage, &keys[leading..], NOW);
+        let answers = self.directory.put_start(PREFILL, lineage, Room::Made, &keys[leading..], NOW);
         let written: Vec<Written> = answers.into_iter().filter_map(reserved).collect();
         self.directory.put_end(PREFILL, &written, NOW);
         self.read(&mut leases, |_| ());

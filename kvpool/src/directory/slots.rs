@@ -10,7 +10,7 @@ use crate::eviction::Use;
 use std::{collections::BTreeMap, time::Duration};
 use tidemill_proto::{
     block::{BlockKey, Tenant},
-    pool::{CallId, Found, LeaseId, Lineage, Reservation, SlotRef, Tier, Via},
+    pool::{CallId, Found, LeaseId, Lineage, Reservation, Room, SlotRef, Tier, Via},
 };
 
 impl Slot {
@@ -60,7 +60,15 @@ impl Directory {
         Found { index, at, checksum: published.checksum, origin: published.lineage.origin, tier }
     }
 
-    pub(super) fn reserve(&mut self, client: ClientId, lineage: Lineage, key: BlockKey, used: Use, now: Duration) -> Reservation {
+    pub(super) fn reserve(
+        &mut self,
+        client: ClientId,
+        lineage: Lineage,
+        room: Room,
+        key: BlockKey,
+        used: Use,
+        now: Duration,
+    ) -> Reservation {
         if let Some(&slot) = self.by_key.get(&key) {
             let held = matches!(self.slots[slot as usize].state, State::Published(_));
             return if held { Reservation::Held } else { Reservation::InFlight };
@@ -69,7 +77,7 @@ impl Directory {
             self.touch_disk(&key, used);
             return Reservation::Held;
         }
-        let Some(slot) = self.take_slot(lineage.tenant) else { return Reservation::Full };
+        let Some(slot) = self.take_slot(lineage.tenant, room) else { return Reservation::Full };
         Reservation::Write(self.reserve_slot(slot, client, key, lineage, used, now + self.limits.put_deadline))
     }
 
@@ -97,17 +105,22 @@ impl Directory {
     }
 
     /// A free slot, counted as nobody's: one that is free, else one whose block the disk has, too, else one that the policy
-    /// gives up. A tenant that has its share gets only what it has.
-    pub(super) fn take_slot(&mut self, tenant: Tenant) -> Option<u32> {
+    /// gives up where room is made. A tenant that has its share gets only what it has.
+    pub(super) fn take_slot(&mut self, tenant: Tenant, room: Room) -> Option<u32> {
+        let made = room == Room::Made;
         let slot = if self.shares.is_full(tenant) {
-            let slot = self.shares.oldest(tenant)?;
+            let slot = self.shares.oldest(tenant).filter(|_| made)?;
             self.unrank(slot);
             slot
         } else if let Some(slot) = self.free.pop() {
             self.usage.free -= 1;
             return Some(slot);
+        } else if let Some((_, slot)) = self.clean.pop_first() {
+            slot
+        } else if made {
+            self.policy.evict()?
         } else {
-            self.clean.pop_first().map(|(_, slot)| slot).or_else(|| self.policy.evict())?
+            return None;
         };
         self.usage.cached -= 1;
         self.leave_dram(slot);

@@ -31,7 +31,7 @@ fn written(at: SlotRef) -> Written {
 
 fn reserve(directory: &mut Directory, range: std::ops::Range<u8>) -> Vec<Written> {
     let lineage = Lineage { parent: range.start.checked_sub(1).map(key), position: range.start.into(), ..LINEAGE };
-    let answers = directory.put_start(WRITER, lineage, &keys(range), NOW);
+    let answers = directory.put_start(WRITER, lineage, Room::Made, &keys(range), NOW);
     let slots = answers.iter().map(|answer| match answer {
         Reservation::Write(at) => written(*at),
         other => panic!("{other:?}"),
@@ -126,7 +126,7 @@ fn nothing_is_written_twice() {
     let mut directory = directory(4);
     store(&mut directory, 0..1);
     reserve(&mut directory, 1..2);
-    let answers = directory.put_start(READER, LINEAGE, &[key(0), key(1), key(2), key(2)], NOW);
+    let answers = directory.put_start(READER, LINEAGE, Room::Made, &[key(0), key(1), key(2), key(2)], NOW);
     assert!(matches!(answers[..], [Reservation::Held, Reservation::InFlight, Reservation::Write(_), Reservation::InFlight]));
     directory.check_integrity();
 }
@@ -137,11 +137,11 @@ fn a_full_node_evicts_the_end_of_the_oldest_chain_and_never_what_is_leased() {
     store(&mut directory, 0..4);
     get(&mut directory, 1, &keys(0..1), Duration::ZERO);
     let (lease, _) = found(&mut directory);
-    let answers = directory.put_start(WRITER, LINEAGE, &keys(10..14), NOW);
+    let answers = directory.put_start(WRITER, LINEAGE, Room::Made, &keys(10..14), NOW);
     assert_eq!(answers[3], Reservation::Full);
     assert_eq!(directory.take_events().events[4..], [3, 2, 1].map(|n| PoolEvent::Evicted(key(n))));
     directory.release(READER, lease);
-    assert!(matches!(directory.put_start(WRITER, LINEAGE, &keys(13..14), NOW)[..], [Reservation::Write(_)]));
+    assert!(matches!(directory.put_start(WRITER, LINEAGE, Room::Made, &keys(13..14), NOW)[..], [Reservation::Write(_)]));
     directory.check_integrity();
 }
 
@@ -150,7 +150,7 @@ fn a_put_does_not_evict_its_own_prefix() {
     let mut directory = directory(3);
     store(&mut directory, 0..2);
     store(&mut directory, 10..11);
-    let answers = directory.put_start(WRITER, LINEAGE, &keys(0..3), NOW);
+    let answers = directory.put_start(WRITER, LINEAGE, Room::Made, &keys(0..3), NOW);
     assert!(matches!(answers[..], [Reservation::Held, Reservation::Held, Reservation::Write(_)]));
     assert_eq!(directory.match_prefix(READER, &[key(10)], NOW), 0, "the other chain made room");
 }
@@ -161,9 +161,9 @@ fn a_late_writer_is_fenced() {
     let late = reserve(&mut directory, 0..1);
     let after = NOW + LIMITS.put_deadline;
     assert_eq!(directory.put_end(WRITER, &late, after), 0, "the deadline has passed");
-    assert_eq!(directory.put_start(WRITER, LINEAGE, &keys(0..1), after), [Reservation::Full], "it may still be writing");
+    assert_eq!(directory.put_start(WRITER, LINEAGE, Room::Made, &keys(0..1), after), [Reservation::Full], "it may still be writing");
     let after = after + Limits::QUARANTINE;
-    let answers = directory.put_start(READER, LINEAGE, &keys(0..1), after);
+    let answers = directory.put_start(READER, LINEAGE, Room::Made, &keys(0..1), after);
     let [Reservation::Write(at)] = answers[..] else { panic!("{answers:?}") };
     assert_eq!((at.slot, at.generation), (late[0].at.slot, late[0].at.generation + 1));
     assert_eq!(directory.put_end(WRITER, &late, after), 0);
@@ -177,7 +177,7 @@ fn a_late_writer_is_fenced() {
 fn what_a_vanished_client_held_comes_back() {
     let mut directory = directory(4);
     store(&mut directory, 0..2);
-    directory.put_start(READER, LINEAGE, &keys(10..12), NOW);
+    directory.put_start(READER, LINEAGE, Room::Made, &keys(10..12), NOW);
     get(&mut directory, 1, &keys(0..3), Duration::from_secs(60));
     directory.client_gone(READER, NOW);
     directory.check_integrity();
@@ -260,7 +260,7 @@ fn of_tenant(tenant: u64, position: u32) -> Lineage {
 fn a_tenant_that_has_its_share_makes_room_of_its_own() {
     let mut directory = directory(4).with_tenant_share(50);
     let mut put = |tenant, range: std::ops::Range<u8>| {
-        let answers = directory.put_start(WRITER, of_tenant(tenant, 0), &keys(range), NOW);
+        let answers = directory.put_start(WRITER, of_tenant(tenant, 0), Room::Made, &keys(range), NOW);
         let slots = answers.iter().filter_map(|answer| if let Reservation::Write(at) = answer { Some(written(*at)) } else { None });
         directory.put_end(WRITER, &slots.collect::<Vec<_>>(), NOW);
         directory.check_integrity();
@@ -279,7 +279,7 @@ fn blocks_of_one_request_are_one_use_however_many_puts_they_come_in() {
     let mut directory = directory(4);
     for n in 0..4 {
         let parent = (n > 0).then(|| key(n - 1));
-        let answers = directory.put_start(WRITER, Lineage { parent, position: u32::from(n), ..LINEAGE }, &[key(n)], NOW);
+        let answers = directory.put_start(WRITER, Lineage { parent, position: u32::from(n), ..LINEAGE }, Room::Made, &[key(n)], NOW);
         let [Reservation::Write(at)] = answers[..] else { panic!("{answers:?}") };
         directory.put_end(WRITER, &[written(at)], NOW);
     }
@@ -337,6 +337,21 @@ fn what_is_copied_to_disk_before_memory_is_full_leaves_for_free() {
         directory.take_events().events,
         [6, 7].map(|n| PoolEvent::Moved { key: key(n), tier: Tier::Nvme }).into_iter().rev().collect::<Vec<_>>()
     );
+    assert_eq!(directory.match_prefix(READER, &keys(0..8), NOW), 8);
+    directory.check_integrity();
+}
+
+#[test]
+fn what_is_offered_takes_only_what_is_free_or_on_disk() {
+    let mut directory = demoted();
+    let answers = directory.put_start(WRITER, LINEAGE, Room::Spare, &keys(20..24), NOW);
+    assert!(matches!(answers[..], [Reservation::Write(_), Reservation::Write(_), Reservation::Full, Reservation::Full]));
+    assert_eq!(directory.match_prefix(READER, &keys(0..8), NOW), 8);
+    for (disk, _) in stores(&mut directory) {
+        directory.stored(disk, Ok(()), NOW);
+    }
+    let answers = directory.put_start(WRITER, LINEAGE, Room::Spare, &keys(22..23), NOW);
+    assert!(matches!(answers[..], [Reservation::Write(_)]), "the disk has made room");
     assert_eq!(directory.match_prefix(READER, &keys(0..8), NOW), 8);
     directory.check_integrity();
 }

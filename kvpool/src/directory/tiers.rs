@@ -14,7 +14,7 @@ use crate::eviction::{EvictionPolicy, Use};
 use std::time::Duration;
 use tidemill_proto::{
     block::BlockKey,
-    pool::{SlotRef, Tier},
+    pool::{Room, SlotRef, Tier},
 };
 
 /// Writes slots on behalf of the node itself. No client has this number.
@@ -179,7 +179,7 @@ impl Directory {
         let DiskBlock { key, checksum, lineage } = tier_of(&mut self.disk).block(disk);
         // First, so that making room does not push out what is wanted.
         tier_of(&mut self.disk).load_start(disk);
-        let Some(slot) = self.take_slot(lineage.tenant) else {
+        let Some(slot) = self.take_slot(lineage.tenant, Room::Made) else {
             tier_of(&mut self.disk).load_ended(disk);
             return false;
         };

@@ -3,7 +3,8 @@
 //! ```text
 //!   SIGTERM ─► Leaving ─► coordinators: no new blocks for this node
 //!              Peers   ◄─ one of them: who may take over, and how much
-//!              put     ─► peers, as any client: hottest blocks first, from memory and from disk, as many as fit their free slots
+//!              offer   ─► peers: hottest blocks first, from memory and from disk, as many as fit their free slots, and as fast as
+//!                         their disks make room: nothing is pushed out for them
 //!              end        when nobody reads or writes here any more, or at the deadline
 //! ```
 //!
@@ -29,6 +30,10 @@ const PEERS_MAX: Duration = Duration::from_secs(1);
 const BATCH: usize = 32;
 /// Between two looks at whether the node is still in use.
 const IN_USE_PAUSE: Duration = Duration::from_millis(20);
+/// Between two offers of what a peer had no room for,
+const OFFER_PAUSE: Duration = Duration::from_millis(10);
+/// and of a peer that took nothing for so long, nothing more is expected.
+const NO_ROOM_MAX: Duration = Duration::from_secs(2);
 
 /// A drain, from the day the node starts.
 #[derive(Debug)]
@@ -83,24 +88,29 @@ async fn hand_over(node: Arc<Node>, endpoint: Endpoint, peers: Vec<Peer>) {
     let pools = PoolClients::new(endpoint, layout, store.arena().block_bytes(), false);
     let (mut moved, mut next) = (0, 0);
     for peer in peers {
-        let mut room = peer.free_blocks;
-        while room > 0 && next < held.len() {
+        let (mut room, mut took) = (peer.free_blocks, Instant::now());
+        while room > 0 && next < held.len() && took.elapsed() < NO_ROOM_MAX {
             let run = chain(&held[next..], BATCH.min(room as usize));
-            next += run;
-            let batch = held[next - run..next].to_vec();
+            let batch = held[next..next + run].to_vec();
             let (lineage, source) = (batch[0].lineage, Arc::clone(&store));
             let copies = spawn_blocking(move || copies(&source, &batch)).await.expect("copying does not panic and is not aborted");
-            match pools.put(peer.node, lineage, copies).await {
-                // What it has already takes no room.
-                Ok(report) => {
-                    moved += report.written + report.held;
-                    room = room.saturating_sub((report.written + report.refused) as u64);
-                }
+            let report = match pools.offer(peer.node, lineage, copies).await {
+                Ok(report) => report,
                 Err(error) => {
                     tracing::warn!(%error, "a peer takes nothing over");
-                    next -= run;
                     break;
                 }
+            };
+            // What it has already takes no room.
+            room = room.saturating_sub(report.written as u64);
+            if report.written > 0 || report.refused == 0 {
+                took = Instant::now();
+            }
+            if report.refused == 0 {
+                moved += report.written + report.held;
+                next += run;
+            } else {
+                sleep(OFFER_PAUSE).await;
             }
         }
     }

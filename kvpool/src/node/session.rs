@@ -122,9 +122,9 @@ impl Session {
         let client = self.client;
         match message {
             ToPool::Hello { .. } => return Err("a second hello"),
-            ToPool::PutStart { call, lineage, keys } => {
+            ToPool::PutStart { call, lineage, room, keys } => {
                 check_keys(&keys)?;
-                let answers = store.apply(|directory, now| directory.put_start(client, lineage, &keys, now));
+                let answers = store.apply(|directory, now| directory.put_start(client, lineage, room, &keys, now));
                 for answer in &answers {
                     if let Reservation::Write(at) = answer {
                         // Before the writer hears of its slot, so that whoever still reads it can tell.

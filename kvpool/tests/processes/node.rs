@@ -17,7 +17,7 @@ use tidemill_proto::{
     frame::Preamble,
     identity::Identity,
     link::{Connection, Endpoint, Receiver, Sender},
-    pool::{ArenaInfo, CallId, FromPool, Reservation, ToPool},
+    pool::{ArenaInfo, CallId, FromPool, Reservation, Room, ToPool},
 };
 
 /// Longer than any of these tests may take: who waits for this long waits for an event.
@@ -225,7 +225,7 @@ async fn dying_writer() {
     sender.send(&ToPool::Hello { layout: LAYOUT, block_bytes: BLOCK_BYTES as u64 }).await.unwrap();
     let Some(FromPool::Welcome { arena }) = receiver.recv().await.unwrap() else { panic!("not welcome") };
     let arena = Arena::open(&arena).unwrap();
-    sender.send(&ToPool::PutStart { call: CallId(1), lineage: LINEAGE, keys: keys(0..8) }).await.unwrap();
+    sender.send(&ToPool::PutStart { call: CallId(1), lineage: LINEAGE, room: Room::Made, keys: keys(0..8) }).await.unwrap();
     let Some(FromPool::PutStarted { answers, .. }) = receiver.recv().await.unwrap() else { panic!("no slots") };
     for answer in answers {
         let Reservation::Write(at) = answer else { panic!("{answer:?}") };

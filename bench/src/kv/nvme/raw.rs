@@ -1,16 +1,18 @@
 //! What the disk does by itself: each of several threads writes, or reads, the next block of a file that exists, past the page
-//! cache.
+//! cache. In which order blocks are read matters, even of two MiB each: a disk that is a file of another machine may read ahead
+//! there, or have some of it in memory.
 
 use crate::kv::{clocks::Clocks, report::Rate};
 use anyhow::Context;
 use nix::fcntl::OFlag;
+use rand::{SeedableRng, rngs::SmallRng, seq::SliceRandom};
 use std::{
     fs::{File, OpenOptions},
     os::unix::fs::{FileExt, OpenOptionsExt},
     path::Path,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicUsize, Ordering::Relaxed},
     },
     thread,
 };
@@ -24,7 +26,8 @@ pub const THREADS: usize = 8;
 pub struct RawFile {
     file: Arc<File>,
     block_bytes: usize,
-    blocks: u64,
+    /// The blocks of a pass, one after the other.
+    order: Arc<[u64]>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -36,35 +39,36 @@ pub enum Access {
 impl RawFile {
     /// A new file, all of it written once, so that the file system has nothing left to do but to pass writes on.
     pub fn create(path: &Path, block_bytes: usize, blocks: u64) -> anyhow::Result<Self> {
-        let raw = Self::open_with(OpenOptions::new().write(true).create(true).truncate(true), path, block_bytes, blocks)?;
+        let order = (0..blocks).collect();
+        let raw = Self::open_with(OpenOptions::new().write(true).create(true).truncate(true), path, block_bytes, order)?;
         raw.pass(Access::Write)?;
         Ok(raw)
     }
 
-    /// The first blocks of a file, for reading.
-    pub fn open(path: &Path, block_bytes: usize, blocks: u64) -> anyhow::Result<Self> {
-        Self::open_with(OpenOptions::new().read(true), path, block_bytes, blocks)
+    /// For reading, in a pass, a random half of a file's `blocks` in random order, always the same.
+    pub fn open_half(path: &Path, block_bytes: usize, blocks: u64) -> anyhow::Result<Self> {
+        let mut order: Vec<u64> = (0..blocks).collect();
+        order.shuffle(&mut SmallRng::seed_from_u64(blocks));
+        order.truncate(order.len() / 2);
+        Self::open_with(OpenOptions::new().read(true), path, block_bytes, order.into())
     }
 
-    fn open_with(options: &mut OpenOptions, path: &Path, block_bytes: usize, blocks: u64) -> anyhow::Result<Self> {
+    fn open_with(options: &mut OpenOptions, path: &Path, block_bytes: usize, order: Arc<[u64]>) -> anyhow::Result<Self> {
         let file = options.custom_flags(OFlag::O_DIRECT.bits()).open(path);
         let file = file.with_context(|| format!("{} cannot be opened with O_DIRECT", path.display()))?;
-        Ok(Self { file: Arc::new(file), block_bytes, blocks })
+        Ok(Self { file: Arc::new(file), block_bytes, order })
     }
 
-    /// All blocks once.
+    /// All blocks of the order once.
     pub fn pass(&self, access: Access) -> anyhow::Result<Rate> {
-        let next = AtomicU64::new(0);
+        let next = AtomicUsize::new(0);
         let clocks = Clocks::new(&[])?;
         let started = clocks.now()?;
         thread::scope(|scope| {
             let work = || -> anyhow::Result<()> {
                 let mut buffer = disk::buffer(self.block_bytes)?;
                 loop {
-                    let block = next.fetch_add(1, Relaxed);
-                    if block >= self.blocks {
-                        return Ok(());
-                    }
+                    let Some(&block) = self.order.get(next.fetch_add(1, Relaxed)) else { return Ok(()) };
                     let offset = block * self.block_bytes as u64;
                     match access {
                         Access::Read => self.file.read_exact_at(&mut buffer, offset)?,
@@ -78,6 +82,6 @@ impl RawFile {
             let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(work)).collect();
             threads.into_iter().try_for_each(|thread| thread.join().expect("reading and writing do not panic"))
         })?;
-        Ok(Rate::new(clocks.now()? - started, self.block_bytes * self.blocks as usize))
+        Ok(Rate::new(clocks.now()? - started, self.block_bytes * self.order.len()))
     }
 }
