@@ -25,10 +25,8 @@ use crate::{
     cpu::Cpu,
     disjoint::Disjoint,
     dtype::load_part,
-    kv::{
-        BLOCK_POSITIONS, KvMemory, Span,
-        element::{KvElement, inputs},
-    },
+    kv::{BLOCK_POSITIONS, KvMemory, Span},
+    lines::Lines,
     memory::Memory,
     simd::{LANES, Simd},
     tiles::{SharedTiles, Tiles, Tiling},
@@ -230,19 +228,19 @@ impl Call<'_> {
         self.visible(self.spans[task.span].start + task.rows.start + index / (task.kv_heads.len() * self.group))
     }
 
-    /// The queries of a tile, scaled, as words that multiply `E`: `[head_dim / inputs][queries of the tile]`.
+    /// The queries of a tile, scaled, as words that multiply `P`: `[head_dim / inputs][queries of the tile]`.
     #[inline(always)]
-    fn pack_queries<S: Simd, E: KvElement>(&self, simd: S, task: &Task, queries: &Range<usize>, packed: &mut [u32]) {
+    fn pack_queries<S: Simd, P: Lines>(&self, simd: S, task: &Task, queries: &Range<usize>, packed: &mut [u32]) {
         let head_dim = self.kv.layout().head_dim;
         let scale = simd.splat(1.0 / (head_dim as f32).sqrt());
         for (i, index) in queries.clone().enumerate() {
             let (row, head) = self.query(task, index);
             let q = &self.q[(row * self.heads + head) * head_dim..][..head_dim];
-            let words = packed.chunks_mut(LANES / inputs::<E>() * queries.len());
+            let words = packed.chunks_mut(LANES / P::INPUTS * queries.len());
             for (q, words) in q.chunks(LANES).zip(words) {
                 let q = simd.mul(load_part(simd, q), scale);
                 let words = words.chunks_exact_mut(queries.len());
-                if const { inputs::<E>() == 2 } {
+                if const { P::INPUTS == 2 } {
                     words.zip(simd.to_bf16_pairs(q)).for_each(|(to, pair)| to[i] = pair);
                 } else {
                     words.zip(simd.to_array(q)).for_each(|(to, number)| to[i] = number.to_bits());
@@ -325,9 +323,8 @@ mod tests {
                     let q: Vec<f32> = self.q[(row * self.heads + head) * d..][..d].iter().map(|q| q * scale).collect();
                     let q = if self.layout.dtype == KvDtype::Bf16 { decode(Dtype::Bf16, &encode(Dtype::Bf16, &q)) } else { q };
                     let first = window.map_or(0, |w| (row + 1).saturating_sub(w));
-                    let scores: Vec<f64> = (first..=row)
-                        .map(|p| keys[head / group][p].iter().zip(&q).map(|(k, &q)| k * f64::from(q)).sum())
-                        .collect();
+                    let scores: Vec<f64> =
+                        (first..=row).map(|p| keys[head / group][p].iter().zip(&q).map(|(k, &q)| k * f64::from(q)).sum()).collect();
                     let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                     let total: f64 = scores.iter().map(|s| (s - max).exp()).sum();
                     let mut sums = vec![0.0; d];

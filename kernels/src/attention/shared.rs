@@ -8,10 +8,12 @@ use super::{
 };
 use crate::{
     cpu::Cpu,
+    dtype::{Bf16, F32},
     kv::{
-        BLOCK_POSITIONS, Part,
+        BLOCK_POSITIONS, KvDtype, Part,
         element::{KvElement, KvLine, inputs, with_kv_element},
     },
+    lines::{Lines, StoredLines},
     simd::{Kernel, LANES, Simd},
     tile::{Ahead, PANEL, Words, tile, with_tile_rows},
 };
@@ -40,31 +42,32 @@ thread_local! {
 }
 
 pub(super) fn run(cpu: &Cpu, call: &Call<'_>, task: &Task) {
-    with_kv_element!(call.kv.layout().dtype, E => run_with::<E>(cpu, call, task));
+    if call.kv.layout().dtype == KvDtype::Bf16 { run_with::<Bf16>(cpu, call, task) } else { run_with::<F32>(cpu, call, task) }
 }
 
-fn run_with<E: KvElement>(cpu: &Cpu, call: &Call<'_>, task: &Task) {
+fn run_with<P: StoredLines<Line = KvLine>>(cpu: &Cpu, call: &Call<'_>, task: &Task) {
     SCRATCH.with_borrow_mut(|scratch| {
         let head_dim = call.kv.layout().head_dim;
-        let queries = Tiling::new(task.rows.len() * call.group, head_dim / inputs::<E>(), cpu.isa().tile_rows());
+        let queries = Tiling::new(task.rows.len() * call.group, head_dim / P::INPUTS, cpu.isa().tile_rows());
         scratch.k.resize(SPLIT / PANEL * queries.cols, [0; _]);
-        scratch.v.resize(head_dim.div_ceil(PANEL) * SPLIT / inputs::<E>(), [0; _]);
+        scratch.v.resize(head_dim.div_ceil(PANEL) * SPLIT / P::INPUTS, [0; _]);
         scratch.q.resize(queries.rows * queries.cols, 0);
         scratch.states.resize(queries.rows * State::len(head_dim), 0.0);
         scratch.scores.resize(cpu.isa().tile_rows(), [0.0; SPLIT]);
-        E::dispatch(cpu.isa(), Run::<E> { call, task, queries, scratch, element: PhantomData });
+        P::dispatch(cpu.isa(), Run::<P> { call, task, queries, scratch, lines: PhantomData });
     });
 }
 
-struct Run<'a, E> {
+/// `P`: what K and V become.
+struct Run<'a, P> {
     call: &'a Call<'a>,
     task: &'a Task,
     queries: Tiling,
     scratch: &'a mut Scratch,
-    element: PhantomData<E>,
+    lines: PhantomData<P>,
 }
 
-impl<E: KvElement> Kernel for Run<'_, E> {
+impl<P: Lines<Line = KvLine>> Kernel for Run<'_, P> {
     type Output = ();
 
     #[inline(always)]
@@ -72,12 +75,12 @@ impl<E: KvElement> Kernel for Run<'_, E> {
         let state_len = State::len(self.call.kv.layout().head_dim);
         for index in 0..self.queries.tiles {
             let tile = self.queries.tile(index);
-            self.call.pack_queries::<S, E>(simd, self.task, &tile, &mut self.scratch.q[self.queries.numbers(&tile)]);
+            self.call.pack_queries::<S, P>(simd, self.task, &tile, &mut self.scratch.q[self.queries.numbers(&tile)]);
         }
         self.scratch.states.chunks_exact_mut(state_len).for_each(|state| _ = State::clear(state));
         let visible = self.visible_to_any(&(0..self.queries.rows));
         for split in self.call.splits(&visible) {
-            self.widen(simd, split, &visible);
+            with_kv_element!(self.call.kv.layout().dtype, E => self.widen::<S, E>(simd, split, &visible));
             for index in 0..self.queries.tiles {
                 let tile = self.queries.tile(index);
                 with_tile_rows!(S, tile.len(), T => self.tile::<S, T>(simd, split, &tile));
@@ -96,7 +99,7 @@ fn within(split: usize, positions: &Range<usize>) -> Range<usize> {
     clip(positions.start)..clip(positions.end)
 }
 
-impl<E: KvElement> Run<'_, E> {
+impl<P: Lines<Line = KvLine>> Run<'_, P> {
     /// Positions that any of the queries attends to.
     #[inline(always)]
     fn visible_to_any(&self, queries: &Range<usize>) -> Range<usize> {
@@ -106,7 +109,7 @@ impl<E: KvElement> Run<'_, E> {
 
     /// K and V of the split's `visible` positions, as panels of words, not scaled yet.
     #[inline(always)]
-    fn widen<S: Simd>(&mut self, simd: S, split: usize, visible: &Range<usize>) {
+    fn widen<S: Simd, E: KvElement>(&mut self, simd: S, split: usize, visible: &Range<usize>) {
         let (call, task) = (self.call, self.task);
         let (layout, words) = (call.kv.layout(), self.queries.cols);
         let visible = within(split, visible);
@@ -147,6 +150,7 @@ impl<E: KvElement> Run<'_, E> {
     fn tile<S: Simd, const T: usize>(&mut self, simd: S, split: usize, queries: &Range<usize>) {
         let (words, head_dim) = (self.queries.cols, self.call.kv.layout().head_dim);
         let state_len = State::len(head_dim);
+        let is_scaled = self.call.kv.layout().dtype.is_scaled();
         let visible = within(split, &self.visible_to_any(queries));
         if visible.is_empty() {
             return;
@@ -158,12 +162,12 @@ impl<E: KvElement> Run<'_, E> {
         for panel in panels.clone() {
             let k = &k[panel * words..(panel + 1) * words];
             let mut sums = [[0.0; PANEL]; T];
-            tile::<S, E::Lines, T>(simd, q, k, &mut sums, Ahead::nothing(k));
+            tile::<S, P, T>(simd, q, k, &mut sums, Ahead::nothing(k));
             for i in 0..T {
                 scores[i][panel * PANEL..(panel + 1) * PANEL].copy_from_slice(&sums[i]);
             }
         }
-        if const { E::IS_SCALED } {
+        if is_scaled {
             for block in panels.start * PANEL / BLOCK_POSITIONS..panels.end * PANEL / BLOCK_POSITIONS {
                 scale(simd, scores, block, simd.load(&k_scales[block]));
             }
@@ -177,20 +181,20 @@ impl<E: KvElement> Run<'_, E> {
                 factors[i] = Some(State::resume(state).merge(simd, normalizer));
             }
         }
-        if const { E::IS_SCALED } {
+        if is_scaled {
             for block in visible.start / BLOCK_POSITIONS..visible.end.div_ceil(BLOCK_POSITIONS) {
                 scale(simd, scores, block, simd.load(&v_scales[block]));
             }
         }
-        if const { inputs::<E>() == 2 } {
+        if const { P::INPUTS == 2 } {
             scores.iter_mut().for_each(|weights| pair_up(simd, weights, &panels));
         }
-        let lines = visible.start / inputs::<E>()..visible.end.div_ceil(inputs::<E>());
+        let lines = visible.start / P::INPUTS..visible.end.div_ceil(P::INPUTS);
         let weights = Weighted { weights: scores, first: lines.start, len: lines.len() };
         for panel in 0..head_dim.div_ceil(PANEL) {
-            let v = &v[panel * (SPLIT / inputs::<E>())..][lines.clone()];
+            let v = &v[panel * (SPLIT / P::INPUTS)..][lines.clone()];
             let mut sums = [[0.0; PANEL]; T];
-            tile::<S, E::Lines, T>(simd, weights, v, &mut sums, Ahead::nothing(v));
+            tile::<S, P, T>(simd, weights, v, &mut sums, Ahead::nothing(v));
             for i in 0..T {
                 if let Some(factors) = factors[i] {
                     let query = queries.start + i;

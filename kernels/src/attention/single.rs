@@ -12,7 +12,7 @@ use crate::{
         BLOCK_POSITIONS, Part,
         element::{KvElement, inputs, with_kv_element},
     },
-    lines::Lines,
+    lines::{Lines, StoredLines},
     simd::{Kernel, LANES, Simd},
     tile::{CACHE_LINE, PANEL, with_tile_rows},
 };
@@ -51,7 +51,7 @@ fn run_with<E: KvElement>(cpu: &Cpu, call: &Call<'_>, task: &Task, partial: Opti
         values.resize(cpu.isa().tile_rows() * head_dim.div_ceil(LANES), [0.0; LANES]);
         let finish = partial.is_none();
         let states = partial.unwrap_or(states);
-        E::dispatch(cpu.isa(), Run::<E> { call, task, queries, q, states, scores, values, finish, element: PhantomData });
+        E::Lines::dispatch(cpu.isa(), Run::<E> { call, task, queries, q, states, scores, values, finish, element: PhantomData });
     });
 }
 
@@ -111,7 +111,7 @@ impl<E: KvElement> Kernel for Run<'_, E> {
         self.states.chunks_exact_mut(state_len).for_each(|state| _ = State::clear(state));
         let tiles = tiles(self.queries, self.task.kv_heads.clone());
         for (_, tile) in tiles.clone() {
-            self.call.pack_queries::<S, E>(simd, self.task, &tile, &mut self.q[self.queries.numbers(&tile)]);
+            self.call.pack_queries::<S, E::Lines>(simd, self.task, &tile, &mut self.q[self.queries.numbers(&tile)]);
         }
         for split in splits {
             for (kv_head, tile) in tiles.clone() {
@@ -138,14 +138,7 @@ fn tiles(queries: Tiling, kv_heads: Range<usize>) -> impl Iterator<Item = (usize
 impl<E: KvElement> Run<'_, E> {
     /// A tile of queries of one KV head over one split.
     #[inline(always)]
-    fn tile<S: Simd, const T: usize>(
-        &mut self,
-        simd: S,
-        split: usize,
-        visible: &Range<usize>,
-        kv_head: usize,
-        queries: &Range<usize>,
-    ) {
+    fn tile<S: Simd, const T: usize>(&mut self, simd: S, split: usize, visible: &Range<usize>, kv_head: usize, queries: &Range<usize>) {
         let head_dim = self.call.kv.layout().head_dim;
         let (vectors, state_len) = (head_dim.div_ceil(LANES), State::len(head_dim));
         let start = split * SPLIT;

@@ -1,11 +1,10 @@
 //! Numbers of K and V in memory, and what they stand for.
 
 use crate::{
-    cpu::Isa,
     dtype::{Bf16, Element, F16, F32, load_part},
     int8::quantize,
-    lines::Lines,
-    simd::{Kernel, LANES, Simd},
+    lines::{Lines, StoredLines},
+    simd::{LANES, Simd},
     tile::PANEL,
 };
 
@@ -14,7 +13,7 @@ pub(crate) trait KvElement: Element {
     /// Whether what is loaded is to be multiplied with the scale of its position.
     const IS_SCALED: bool = false;
     /// How it is multiplied: number by number in f32, or pair by pair.
-    type Lines: Lines<Line = KvLine>;
+    type Lines: StoredLines<Line = KvLine>;
     /// 16 words in memory: numbers, or pairs of numbers that are multiplied in one go.
     type Words;
 
@@ -26,11 +25,6 @@ pub(crate) trait KvElement: Element {
     fn load_words<S: Simd, const STEP: usize>(simd: S, words: &Self::Words) -> S::V;
     /// The words as half a line has them.
     fn widen<S: Simd>(simd: S, words: &Self::Words) -> S::V;
-
-    /// Runs what multiplies such numbers.
-    fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
-        isa.dispatch(kernel)
-    }
 }
 
 /// 32 numbers as f32, or 32 pairs of bf16.
@@ -103,10 +97,6 @@ impl KvElement for Bf16 {
     #[inline(always)]
     fn widen<S: Simd>(simd: S, words: &Self::Words) -> S::V {
         simd.load_f32_bytes(words)
-    }
-
-    fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
-        isa.dispatch_bf16(kernel)
     }
 }
 
