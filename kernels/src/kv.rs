@@ -12,7 +12,7 @@ use crate::{
     memory::Memory,
     simd::{Kernel, LANES, Simd},
 };
-use element::{KvElement, scale_of, with_kv_element};
+use element::{KvElement, inputs, scale_of, with_kv_element};
 use std::ops::Range;
 
 /// Consecutive positions of one sequence, and the blocks that hold the sequence from position 0 on.
@@ -73,6 +73,9 @@ impl KvMemory {
 /// Stores `k` and `v`, each `[rows of all spans, kv_heads, head_dim]`, at the spans' positions of `layer`.
 /// No two spans may hold the same position of the same block.
 ///
+/// In bf16, what would be denormal is zero, and V of an even position leaves a zero for the next one, whose number shares its word: so
+/// positions of a block are written in ascending order.
+///
 /// In int8, the numbers of a head become `round(x * (127 / max |x|))`, ties to even, and its scale `max |x| / 127`; all of it is 0 if no
 /// `|x|` reaches 1e-30.
 pub fn write(cpu: &Cpu, kv: &mut KvMemory, layer: usize, spans: &[Span<'_>], k: &[f32], v: &[f32]) {
@@ -128,9 +131,13 @@ impl Store<'_> {
             factor = inverse;
         }
         let numbers = &mut self.block[layout.numbers(layer, part, head)];
-        match part {
-            Part::K => store_across::<S, E>(simd, from, factor, numbers, slot),
-            Part::V => store_along::<S, E>(simd, from, factor, &mut numbers[slot * from.len() * E::BYTES..][..from.len() * E::BYTES]),
+        match (part, const { inputs::<E>() == 2 }) {
+            (Part::K, false) => store_across::<S, E>(simd, from, factor, numbers, slot),
+            (Part::V, false) => {
+                store_along::<S, E>(simd, from, factor, &mut numbers[slot * from.len() * E::BYTES..][..from.len() * E::BYTES])
+            }
+            (Part::K, true) => store_pairs(simd, from, numbers, slot),
+            (Part::V, true) => store_halves(simd, from, &mut numbers[slot / 2 * 4 * from.len()..][..4 * from.len()], slot % 2),
         }
     }
 }
@@ -159,6 +166,34 @@ fn store_along<S: Simd, E: Element>(simd: S, from: &[f32], factor: f32, to: &mut
     }
     if !to_rest.is_empty() {
         E::store_part(simd, simd.mul(load_part(simd, from_rest), factor), to_rest);
+    }
+}
+
+/// Pairs of bf16, one for each of the `[head_dim / 2][16 positions]`.
+#[inline(always)]
+fn store_pairs<S: Simd>(simd: S, from: &[f32], positions: &mut [u8], slot: usize) {
+    let (lines, _) = positions.as_chunks_mut::<{ 4 * BLOCK_POSITIONS }>();
+    for (from, lines) in from.chunks(LANES).zip(lines.chunks_mut(LANES / 2)) {
+        for (pair, line) in simd.to_bf16_pairs(load_part(simd, from)).into_iter().zip(lines) {
+            line[4 * slot..4 * (slot + 1)].copy_from_slice(&pair.to_le_bytes());
+        }
+    }
+}
+
+/// Numbers in bf16, each into one half of a word: the lower one of words that begin with it, the higher one of words that have begun.
+#[inline(always)]
+fn store_halves<S: Simd>(simd: S, from: &[f32], words: &mut [u8], half: usize) {
+    let (words, _) = words.as_chunks_mut::<4>();
+    for (from, words) in from.chunks(LANES).zip(words.chunks_mut(LANES)) {
+        let pairs = simd.to_bf16_pairs(load_part(simd, from));
+        for (word, i) in words.iter_mut().zip(0..) {
+            let number = (pairs[i / 2] >> (16 * (i % 2))) as u16;
+            if half == 0 {
+                *word = u32::from(number).to_le_bytes();
+            } else {
+                word[2..].copy_from_slice(&number.to_le_bytes());
+            }
+        }
     }
 }
 
@@ -220,6 +255,17 @@ mod tests {
                 let layout = KvLayout { layers: 3, kv_heads: 2, head_dim, dtype: kv_dtype };
                 assert_written(layout, |from| decode(dtype, &encode(dtype, from)).into_iter().map(f64::from).collect());
             }
+        }
+    }
+
+    #[test]
+    fn in_bf16_an_even_position_leaves_a_zero_for_the_next_one() {
+        let layout = KvLayout { layers: 1, kv_heads: 1, head_dim: 20, dtype: KvDtype::Bf16 };
+        for cpu in cpus() {
+            let mut kv = KvMemory::new(layout, 1);
+            kv.block_mut(0).fill(0xff);
+            write(&cpu, &mut kv, 0, &[Span { blocks: &[0], start: 6, rows: 1 }], &[1.0; 20], &[1.0; 20]);
+            assert_eq!(stored(&kv, 0, 0, Part::V, 0)[6..8], [[1.0; 20], [0.0; 20]]);
         }
     }
 

@@ -54,18 +54,6 @@ pub(crate) trait StoredLines: Element + Lines {
     }
 }
 
-/// Numbers that are f32 already.
-pub(crate) struct Widened;
-
-impl Lines for Widened {
-    type Line = [f32; PANEL];
-
-    #[inline(always)]
-    fn load<S: Simd, const STEP: usize>(simd: S, line: &Self::Line, half: usize) -> S::V {
-        simd.load(&line.as_chunks().0[half])
-    }
-}
-
 macro_rules! widened_when_read {
     ($element:ty, $bytes:literal) => {
         impl Lines for $element {

@@ -23,7 +23,7 @@ pub(crate) trait Factors<const T: usize>: Copy {
     fn at(self, l: usize, i: usize) -> u32;
 }
 
-/// `[line][T]`: a tile of [`Tiles`](crate::Tiles).
+/// `[line][T]`: a tile of [`Tiles`](crate::Tiles), or of queries.
 #[derive(Clone, Copy)]
 pub(crate) struct Words<'a, const T: usize>(pub(crate) &'a [[u32; T]]);
 
@@ -36,22 +36,6 @@ impl<const T: usize> Factors<T> for Words<'_, T> {
     #[inline(always)]
     fn at(self, l: usize, i: usize) -> u32 {
         self.0[l][i]
-    }
-}
-
-/// `[k][T]`.
-#[derive(Clone, Copy)]
-pub(crate) struct Numbers<'a, const T: usize>(pub(crate) &'a [[f32; T]]);
-
-impl<const T: usize> Factors<T> for Numbers<'_, T> {
-    #[inline(always)]
-    fn len(self) -> usize {
-        self.0.len()
-    }
-
-    #[inline(always)]
-    fn at(self, l: usize, i: usize) -> u32 {
-        self.0[l][i].to_bits()
     }
 }
 

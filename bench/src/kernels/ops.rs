@@ -102,7 +102,11 @@ fn attentions(bench: &mut Bench, label: &str, shape: &Shape) {
             let blocks = context.div_ceil(BLOCK_POSITIONS);
             let attended: usize = (context - rows + 1..=context).sum();
             let bytes = sequences * blocks * layer.block_bytes();
-            let work = Work { f32_flops: (sequences * attended * heads * head_dim * 4) as f64, bytes: bytes as f64, ..Work::default() };
+            let (operations, bytes_read) = ((sequences * attended * heads * head_dim * 4) as f64, bytes as f64);
+            let work = match dtype {
+                KvDtype::Bf16 => Work { bf16_flops: operations, bytes: bytes_read, ..Work::default() },
+                _ => Work { f32_flops: operations, bytes: bytes_read, ..Work::default() },
+            };
             let layers = copies(bench, bytes, &work);
             let name = format!("attention {phase} {kv}");
             bench.row(&name, format!("{label} {sequences} × {rows} of {context}"), work, layers, |_| {

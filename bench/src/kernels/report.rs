@@ -69,7 +69,7 @@ impl Row {
     pub fn of_work(name: &str, shape: String, seconds: f64, work: &Work, ceilings: &Ceilings) -> Self {
         let (amount, unit) = match () {
             () if ceilings.is_memory_bound(work) => (work.bytes, "GB/s"),
-            () if work.int8_ops > 0.0 => (work.int8_ops + work.f32_flops, "GOP/s"),
+            () if work.int8_ops > 0.0 => (work.int8_ops + work.bf16_flops + work.f32_flops, "GOP/s"),
             () => (work.bf16_flops + work.f32_flops, "GFLOP/s"),
         };
         Self::new(name, shape, amount / 1e9 / seconds, amount / 1e9 / ceilings.seconds(work), unit)

@@ -6,9 +6,14 @@
 //! relative to it, their sum lane by lane and then in the fixed tree, and for each output a chain over the visible positions (where V
 //! is in 8 bits, of exponentials times scales and of integers). Splits are then merged in ascending order, each side scaled to the
 //! larger maximum (Dao, 2023, section 3.1). All of this depends on the query's own position alone: not on how a prompt was cut into
-//! chunks, nor on what computes it. There are two ways to compute it:
+//! chunks, nor on what computes it.
 //!
-//! - `shared`: many queries. A split's K and V are widened once, and tiles of queries go over them as in a matrix product.
+//! K and V in bf16 are multiplied as bf16 weights are (`lines`): queries and exponentials are rounded to bf16, and chains go in twos, of
+//! the head's dimensions and of positions 2i and 2i + 1. Exponentials are summed as they are before that.
+//!
+//! There are two ways to compute it:
+//!
+//! - `shared`: many queries. A split's K and V are brought into panels once, and tiles of queries go over them as in a matrix product.
 //! - `single`: the queries of one row. K and V are read once, as they are stored, at the speed of memory; splits of a long
 //!   sequence may go to different threads and are merged afterwards.
 
@@ -19,7 +24,9 @@ mod softmax;
 use crate::{
     cpu::Cpu,
     disjoint::Disjoint,
+    dtype::load_part,
     kv::{BLOCK_POSITIONS, KvMemory, Span},
+    lines::Lines,
     memory::Memory,
     simd::{LANES, Simd},
     tiles::{SharedTiles, Tiles, Tiling},
@@ -221,16 +228,23 @@ impl Call<'_> {
         self.visible(self.spans[task.span].start + task.rows.start + index / (task.kv_heads.len() * self.group))
     }
 
-    /// The queries of a tile, scaled, as `[head_dim][queries of the tile]`.
+    /// The queries of a tile, scaled, as words that multiply `P`: `[head_dim / inputs][queries of the tile]`.
     #[inline(always)]
-    fn pack_queries(&self, task: &Task, queries: &Range<usize>, packed: &mut [f32]) {
+    fn pack_queries<S: Simd, P: Lines>(&self, simd: S, task: &Task, queries: &Range<usize>, packed: &mut [u32]) {
         let head_dim = self.kv.layout().head_dim;
-        let scale = 1.0 / (head_dim as f32).sqrt();
+        let scale = simd.splat(1.0 / (head_dim as f32).sqrt());
         for (i, index) in queries.clone().enumerate() {
             let (row, head) = self.query(task, index);
             let q = &self.q[(row * self.heads + head) * head_dim..][..head_dim];
-            for (to, q) in packed.chunks_exact_mut(queries.len()).zip(q) {
-                to[i] = q * scale;
+            let words = packed.chunks_mut(LANES / P::INPUTS * queries.len());
+            for (q, words) in q.chunks(LANES).zip(words) {
+                let q = simd.mul(load_part(simd, q), scale);
+                let words = words.chunks_exact_mut(queries.len());
+                if const { P::INPUTS == 2 } {
+                    words.zip(simd.to_bf16_pairs(q)).for_each(|(to, pair)| to[i] = pair);
+                } else {
+                    words.zip(simd.to_array(q)).for_each(|(to, number)| to[i] = number.to_bits());
+                }
             }
         }
     }
@@ -254,6 +268,7 @@ impl Call<'_> {
 mod tests {
     use super::*;
     use crate::{
+        dtype::{Dtype, decode, encode},
         kv::{KvDtype, KvLayout, Part, write},
         testing::{close, cpus, numbers, stored},
     };
@@ -304,11 +319,12 @@ mod tests {
             let mut out = Vec::new();
             for row in 0..self.positions {
                 for head in 0..self.heads {
-                    let q = &self.q[(row * self.heads + head) * d..][..d];
+                    let scale = 1.0 / (d as f32).sqrt();
+                    let q: Vec<f32> = self.q[(row * self.heads + head) * d..][..d].iter().map(|q| q * scale).collect();
+                    let q = if self.layout.dtype == KvDtype::Bf16 { decode(Dtype::Bf16, &encode(Dtype::Bf16, &q)) } else { q };
                     let first = window.map_or(0, |w| (row + 1).saturating_sub(w));
-                    let scores: Vec<f64> = (first..=row)
-                        .map(|p| keys[head / group][p].iter().zip(q).map(|(k, &q)| k * f64::from(q)).sum::<f64>() / (d as f64).sqrt())
-                        .collect();
+                    let scores: Vec<f64> =
+                        (first..=row).map(|p| keys[head / group][p].iter().zip(&q).map(|(k, &q)| k * f64::from(q)).sum()).collect();
                     let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                     let total: f64 = scores.iter().map(|s| (s - max).exp()).sum();
                     let mut sums = vec![0.0; d];
@@ -344,7 +360,9 @@ mod tests {
                 let fixture = fixture(&cpu, positions, kv_heads, group, head_dim, dtype);
                 let out = fixture.run(&cpu, 0..positions, window);
                 let first = first.get_or_insert_with(|| {
-                    close(&out, fixture.reference(window).into_iter(), 3e-6);
+                    // V is within ±1, and weights in bf16 are off by up to 2^-9 each.
+                    let tolerance = if dtype == KvDtype::Bf16 { 2f64.powi(-9) } else { 3e-6 };
+                    close(&out, fixture.reference(window).into_iter(), tolerance);
                     out.clone()
                 });
                 assert_eq!(*first, out, "{} with {} threads", cpu.isa(), cpu.threads());

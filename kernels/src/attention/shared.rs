@@ -1,35 +1,36 @@
-//! Many queries over K and V that are widened once for all of them.
+//! Many queries over K and V that are brought into panels once for all of them.
 
 #![allow(clippy::needless_range_loop, reason = "tiles are indexed by numbers known at compile time")]
 
 use super::{
     Call, SPLIT, SPLIT_BLOCKS, Scores, State, Task, Tiling,
-    softmax::{Weighted, scale, weigh},
+    softmax::{Weighted, pair_up, scale, weigh},
 };
 use crate::{
     cpu::Cpu,
+    dtype::{Bf16, F32},
     kv::{
-        BLOCK_POSITIONS, Part,
-        element::{KvElement, with_kv_element},
+        BLOCK_POSITIONS, KvDtype, Part,
+        element::{KvElement, KvLine, inputs, with_kv_element},
     },
-    lines::Widened,
+    lines::{Lines, StoredLines},
     simd::{Kernel, LANES, Simd},
-    tile::{Ahead, Numbers, PANEL, tile, with_tile_rows},
+    tile::{Ahead, PANEL, Words, tile, with_tile_rows},
 };
-use std::{cell::RefCell, ops::Range};
+use std::{cell::RefCell, marker::PhantomData, ops::Range};
 
 /// Buffers of one thread, kept from task to task.
 #[derive(Default)]
 struct Scratch {
-    /// Of one split: `[panel of positions][head_dim]`.
-    k: Vec<[f32; PANEL]>,
-    /// Of one split: `[panel of dimensions][position]`.
-    v: Vec<[f32; PANEL]>,
+    /// Of one split: `[panel of positions][head_dim / inputs]`.
+    k: Vec<KvLine>,
+    /// Of one split: `[panel of dimensions][position / inputs]`.
+    v: Vec<KvLine>,
     /// Of one split: `[block]`, where there are scales.
     k_scales: [[f32; LANES]; SPLIT_BLOCKS],
     v_scales: [[f32; LANES]; SPLIT_BLOCKS],
-    /// All queries, in tiles.
-    q: Vec<f32>,
+    /// All queries' words, in tiles.
+    q: Vec<u32>,
     /// All queries' states.
     states: Vec<f32>,
     /// Of one tile.
@@ -41,34 +42,40 @@ thread_local! {
 }
 
 pub(super) fn run(cpu: &Cpu, call: &Call<'_>, task: &Task) {
+    if call.kv.layout().dtype == KvDtype::Bf16 { run_with::<Bf16>(cpu, call, task) } else { run_with::<F32>(cpu, call, task) }
+}
+
+fn run_with<P: StoredLines<Line = KvLine>>(cpu: &Cpu, call: &Call<'_>, task: &Task) {
     SCRATCH.with_borrow_mut(|scratch| {
         let head_dim = call.kv.layout().head_dim;
-        let queries = Tiling::new(task.rows.len() * call.group, head_dim, cpu.isa().tile_rows());
-        scratch.k.resize(SPLIT / PANEL * head_dim, [0.0; PANEL]);
-        scratch.v.resize(head_dim.div_ceil(PANEL) * SPLIT, [0.0; PANEL]);
-        scratch.q.resize(queries.rows * head_dim, 0.0);
+        let queries = Tiling::new(task.rows.len() * call.group, head_dim / P::INPUTS, cpu.isa().tile_rows());
+        scratch.k.resize(SPLIT / PANEL * queries.cols, [0; _]);
+        scratch.v.resize(head_dim.div_ceil(PANEL) * SPLIT / P::INPUTS, [0; _]);
+        scratch.q.resize(queries.rows * queries.cols, 0);
         scratch.states.resize(queries.rows * State::len(head_dim), 0.0);
         scratch.scores.resize(cpu.isa().tile_rows(), [0.0; SPLIT]);
-        cpu.isa().dispatch(Run { call, task, queries, scratch });
+        P::dispatch(cpu.isa(), Run::<P> { call, task, queries, scratch, lines: PhantomData });
     });
 }
 
-struct Run<'a> {
+/// `P`: what K and V become.
+struct Run<'a, P> {
     call: &'a Call<'a>,
     task: &'a Task,
     queries: Tiling,
     scratch: &'a mut Scratch,
+    lines: PhantomData<P>,
 }
 
-impl Kernel for Run<'_> {
+impl<P: Lines<Line = KvLine>> Kernel for Run<'_, P> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
-        let state_len = State::len(self.queries.cols);
+        let state_len = State::len(self.call.kv.layout().head_dim);
         for index in 0..self.queries.tiles {
             let tile = self.queries.tile(index);
-            self.call.pack_queries(self.task, &tile, &mut self.scratch.q[self.queries.numbers(&tile)]);
+            self.call.pack_queries::<S, P>(simd, self.task, &tile, &mut self.scratch.q[self.queries.numbers(&tile)]);
         }
         self.scratch.states.chunks_exact_mut(state_len).for_each(|state| _ = State::clear(state));
         let visible = self.visible_to_any(&(0..self.queries.rows));
@@ -92,7 +99,7 @@ fn within(split: usize, positions: &Range<usize>) -> Range<usize> {
     clip(positions.start)..clip(positions.end)
 }
 
-impl Run<'_> {
+impl<P: Lines<Line = KvLine>> Run<'_, P> {
     /// Positions that any of the queries attends to.
     #[inline(always)]
     fn visible_to_any(&self, queries: &Range<usize>) -> Range<usize> {
@@ -100,11 +107,11 @@ impl Run<'_> {
         self.call.visible_to(self.task, queries.start).start..self.call.visible_to(self.task, queries.end - 1).end
     }
 
-    /// K and V of the split's `visible` positions, as f32 panels, not scaled yet.
+    /// K and V of the split's `visible` positions, as panels of words, not scaled yet.
     #[inline(always)]
     fn widen<S: Simd, E: KvElement>(&mut self, simd: S, split: usize, visible: &Range<usize>) {
         let (call, task) = (self.call, self.task);
-        let (layout, head_dim) = (call.kv.layout(), self.queries.cols);
+        let (layout, words) = (call.kv.layout(), self.queries.cols);
         let visible = within(split, visible);
         for block in visible.start / BLOCK_POSITIONS..visible.end.div_ceil(BLOCK_POSITIONS) {
             let bytes = call.kv.block(call.spans[task.span].blocks[split * SPLIT_BLOCKS + block]);
@@ -115,24 +122,24 @@ impl Run<'_> {
                 }
             }
             let first = block * BLOCK_POSITIONS;
-            let panel = &mut self.scratch.k[first / PANEL * head_dim..][..head_dim];
-            let (k, _) = E::chunks(&bytes[layout.numbers(call.layer, Part::K, task.kv_heads.start)]);
+            let panel = &mut self.scratch.k[first / PANEL * words..][..words];
+            let (k, _) = E::words(&bytes[layout.numbers(call.layer, Part::K, task.kv_heads.start)]);
             for (to, k) in panel.iter_mut().zip(k) {
-                simd.store(E::load(simd, k), &mut to.as_chunks_mut().0[first % PANEL / LANES]);
+                simd.store_f32_bytes(E::widen(simd, k), &mut to.as_chunks_mut().0[first % PANEL / LANES]);
             }
             let v = &bytes[layout.numbers(call.layer, Part::V, task.kv_heads.start)];
-            for (i, v) in v.chunks_exact(head_dim * E::BYTES).enumerate() {
-                let position = first + i;
-                let (whole, rest) = E::chunks(v);
-                let is_written = position < visible.end;
-                for vector in 0..head_dim.div_ceil(LANES) {
+            for (i, v) in v.chunks_exact(layout.head_dim * E::BYTES * inputs::<E>()).enumerate() {
+                let line = first / inputs::<E>() + i;
+                let (whole, rest) = E::words(v);
+                let is_written = line * inputs::<E>() < visible.end;
+                for vector in 0..layout.head_dim.div_ceil(LANES) {
                     let value = match whole.get(vector) {
                         _ if !is_written => simd.zero(),
-                        Some(chunk) => E::load(simd, chunk),
-                        None => E::load_part(simd, rest),
+                        Some(words) => E::widen(simd, words),
+                        None => E::widen(simd, &E::part_of_words(rest)),
                     };
-                    let to = &mut self.scratch.v[vector * LANES / PANEL * SPLIT + position];
-                    simd.store(value, &mut to.as_chunks_mut().0[vector % (PANEL / LANES)]);
+                    let to = &mut self.scratch.v[vector * LANES / PANEL * (SPLIT / inputs::<E>()) + line];
+                    simd.store_f32_bytes(value, &mut to.as_chunks_mut().0[vector % (PANEL / LANES)]);
                 }
             }
         }
@@ -141,20 +148,21 @@ impl Run<'_> {
     /// A tile of queries over one split.
     #[inline(always)]
     fn tile<S: Simd, const T: usize>(&mut self, simd: S, split: usize, queries: &Range<usize>) {
-        let (head_dim, state_len) = (self.queries.cols, State::len(self.queries.cols));
+        let (words, head_dim) = (self.queries.cols, self.call.kv.layout().head_dim);
+        let state_len = State::len(head_dim);
+        let is_scaled = self.call.kv.layout().dtype.is_scaled();
         let visible = within(split, &self.visible_to_any(queries));
         if visible.is_empty() {
             return;
         }
-        let is_scaled = self.call.kv.layout().dtype.is_scaled();
         let Scratch { k, v, k_scales, v_scales, q, states, scores } = &mut *self.scratch;
         let scores = scores.first_chunk_mut::<T>().expect("scores of the whole tile");
         let panels = visible.start / PANEL..visible.end.div_ceil(PANEL);
-        let q = Numbers::<T>(q[self.queries.numbers(queries)].as_chunks().0);
+        let q = Words::<T>(q[self.queries.numbers(queries)].as_chunks().0);
         for panel in panels.clone() {
-            let k = &k[panel * head_dim..(panel + 1) * head_dim];
+            let k = &k[panel * words..(panel + 1) * words];
             let mut sums = [[0.0; PANEL]; T];
-            tile::<S, Widened, T>(simd, q, k, &mut sums, Ahead::nothing(k));
+            tile::<S, P, T>(simd, q, k, &mut sums, Ahead::nothing(k));
             for i in 0..T {
                 scores[i][panel * PANEL..(panel + 1) * PANEL].copy_from_slice(&sums[i]);
             }
@@ -178,11 +186,15 @@ impl Run<'_> {
                 scale(simd, scores, block, simd.load(&v_scales[block]));
             }
         }
-        let weights = Weighted { weights: scores, first: visible.start, len: visible.len() };
+        if const { P::INPUTS == 2 } {
+            scores.iter_mut().for_each(|weights| pair_up(simd, weights, &panels));
+        }
+        let lines = visible.start / P::INPUTS..visible.end.div_ceil(P::INPUTS);
+        let weights = Weighted { weights: scores, first: lines.start, len: lines.len() };
         for panel in 0..head_dim.div_ceil(PANEL) {
-            let v = &v[panel * SPLIT..(panel + 1) * SPLIT][visible.clone()];
+            let v = &v[panel * (SPLIT / P::INPUTS)..][lines.clone()];
             let mut sums = [[0.0; PANEL]; T];
-            tile::<S, Widened, T>(simd, weights, v, &mut sums, Ahead::nothing(v));
+            tile::<S, P, T>(simd, weights, v, &mut sums, Ahead::nothing(v));
             for i in 0..T {
                 if let Some(factors) = factors[i] {
                     let query = queries.start + i;

@@ -4,14 +4,15 @@
 
 use super::{
     Call, SPLIT, SPLIT_BLOCKS, Scores, State, Task, Tiling,
-    softmax::{Normalizer, scale, weigh},
+    softmax::{Normalizer, pair_up, scale, weigh},
 };
 use crate::{
     cpu::Cpu,
     kv::{
         BLOCK_POSITIONS, Part,
-        element::{KvElement, with_kv_element},
+        element::{KvElement, inputs, with_kv_element},
     },
+    lines::{Lines, StoredLines},
     simd::{Kernel, LANES, Simd},
     tile::{CACHE_LINE, PANEL, with_tile_rows},
 };
@@ -20,8 +21,8 @@ use std::{cell::RefCell, marker::PhantomData, ops::Range};
 /// Buffers of one thread, kept from task to task.
 #[derive(Default)]
 struct Scratch {
-    /// All queries, in tiles.
-    q: Vec<f32>,
+    /// All queries' words, in tiles.
+    q: Vec<u32>,
     states: Vec<f32>,
     /// Of one tile.
     scores: Vec<Scores>,
@@ -35,18 +36,22 @@ thread_local! {
 
 /// Computes the task's splits and finishes its queries; or leaves their states in `partial`, to be merged.
 pub(super) fn run(cpu: &Cpu, call: &Call<'_>, task: &Task, partial: Option<&mut [f32]>) {
+    with_kv_element!(call.kv.layout().dtype, E => run_with::<E>(cpu, call, task, partial));
+}
+
+fn run_with<E: KvElement>(cpu: &Cpu, call: &Call<'_>, task: &Task, partial: Option<&mut [f32]>) {
     SCRATCH.with_borrow_mut(|scratch| {
         let head_dim = call.kv.layout().head_dim;
-        let queries = Tiling::new(call.group, head_dim, cpu.isa().tile_rows());
+        let queries = Tiling::new(call.group, head_dim / inputs::<E>(), cpu.isa().tile_rows());
         let Scratch { q, states, scores, values } = scratch;
         let all = task.kv_heads.len() * queries.rows;
-        q.resize(all * head_dim, 0.0);
+        q.resize(all * queries.cols, 0);
         states.resize(all * State::len(head_dim), 0.0);
         scores.resize(cpu.isa().tile_rows(), [0.0; SPLIT]);
         values.resize(cpu.isa().tile_rows() * head_dim.div_ceil(LANES), [0.0; LANES]);
         let finish = partial.is_none();
         let states = partial.unwrap_or(states);
-        cpu.isa().dispatch(Run { call, task, queries, q, states, scores, values, finish });
+        E::Lines::dispatch(cpu.isa(), Run::<E> { call, task, queries, q, states, scores, values, finish, element: PhantomData });
     });
 }
 
@@ -82,36 +87,35 @@ impl Kernel for Merge<'_> {
     }
 }
 
-struct Run<'a> {
+struct Run<'a, E> {
     call: &'a Call<'a>,
     task: &'a Task,
     /// Those of one KV head.
     queries: Tiling,
-    q: &'a mut [f32],
+    q: &'a mut [u32],
     states: &'a mut [f32],
     scores: &'a mut [Scores],
     values: &'a mut [[f32; LANES]],
     finish: bool,
+    element: PhantomData<E>,
 }
 
-impl Kernel for Run<'_> {
+impl<E: KvElement> Kernel for Run<'_, E> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
-        let state_len = State::len(self.queries.cols);
+        let state_len = State::len(self.call.kv.layout().head_dim);
         let visible = self.call.visible_to(self.task, 0);
         let splits = self.task.splits.clone().unwrap_or(self.call.splits(&visible));
         self.states.chunks_exact_mut(state_len).for_each(|state| _ = State::clear(state));
         let tiles = tiles(self.queries, self.task.kv_heads.clone());
         for (_, tile) in tiles.clone() {
-            self.call.pack_queries(self.task, &tile, &mut self.q[self.queries.numbers(&tile)]);
+            self.call.pack_queries::<S, E::Lines>(simd, self.task, &tile, &mut self.q[self.queries.numbers(&tile)]);
         }
         for split in splits {
             for (kv_head, tile) in tiles.clone() {
-                with_tile_rows!(S, tile.len(), T => {
-                    with_kv_element!(self.call.kv.layout().dtype, E => self.tile::<S, E, T>(simd, split, &visible, kv_head, &tile));
-                });
+                with_tile_rows!(S, tile.len(), T => self.tile::<S, T>(simd, split, &visible, kv_head, &tile));
             }
         }
         if self.finish {
@@ -131,18 +135,12 @@ fn tiles(queries: Tiling, kv_heads: Range<usize>) -> impl Iterator<Item = (usize
     })
 }
 
-impl Run<'_> {
+impl<E: KvElement> Run<'_, E> {
     /// A tile of queries of one KV head over one split.
     #[inline(always)]
-    fn tile<S: Simd, E: KvElement, const T: usize>(
-        &mut self,
-        simd: S,
-        split: usize,
-        visible: &Range<usize>,
-        kv_head: usize,
-        queries: &Range<usize>,
-    ) {
-        let state_len = State::len(self.queries.cols);
+    fn tile<S: Simd, const T: usize>(&mut self, simd: S, split: usize, visible: &Range<usize>, kv_head: usize, queries: &Range<usize>) {
+        let head_dim = self.call.kv.layout().head_dim;
+        let (vectors, state_len) = (head_dim.div_ceil(LANES), State::len(head_dim));
         let start = split * SPLIT;
         let visible = visible.start.max(start) - start..visible.end.min(start + SPLIT) - start;
         let panels = visible.start / PANEL..visible.end.div_ceil(PANEL);
@@ -159,8 +157,11 @@ impl Run<'_> {
                 scale(simd, scores, block, simd.load_f32_bytes(paged.scales(block, Part::V)));
             }
         }
-        let vectors = self.queries.cols.div_ceil(LANES);
-        simd.call(SumSplit::<E, T> { paged, visible, weights: scores, sums: self.values, element: PhantomData });
+        if const { inputs::<E>() == 2 } {
+            scores.iter_mut().for_each(|weights| pair_up(simd, weights, &panels));
+        }
+        let lines = visible.start / inputs::<E>()..visible.end.div_ceil(inputs::<E>());
+        simd.call(SumSplit::<E, T> { paged, lines, weights: scores, sums: self.values, element: PhantomData });
         for i in 0..T {
             if let Some(normalizer) = normalizers[i] {
                 let query = queries.start + i;
@@ -221,7 +222,7 @@ impl<'a> Paged<'a> {
 /// Scores of a tile of queries with the positions of some panels of a split.
 struct ScoreSplit<'a, E, const T: usize> {
     paged: Paged<'a>,
-    q: &'a [[f32; T]],
+    q: &'a [[u32; T]],
     panels: Range<usize>,
     scores: &'a mut [Scores; T],
     element: PhantomData<E>,
@@ -253,27 +254,24 @@ impl<E: KvElement, const T: usize> ScoreSplit<'_, E, T> {
     /// `N` blocks from `block` on.
     #[inline(always)]
     fn blocks<S: Simd, const N: usize>(&mut self, simd: S, block: usize) {
-        let mut keys: [&[E::Chunk]; N] = [&[]; N];
+        let mut keys: [&[E::Words]; N] = [&[]; N];
         let mut ahead = [std::ptr::null::<u8>(); N];
         for j in 0..N {
-            keys[j] = &E::chunks(self.paged.numbers(block + j, Part::K)).0[..self.q.len()];
+            keys[j] = &E::words(self.paged.numbers(block + j, Part::K)).0[..self.q.len()];
             ahead[j] = self.paged.ahead(block + j, Part::K, self.panels.end * BLOCKS);
         }
         let mut acc = [[simd.zero(); N]; T];
-        for (d, q) in self.q.iter().enumerate() {
-            let mut k = [simd.zero(); N];
-            for j in 0..N {
-                k[j] = E::load(simd, &keys[j][d]);
-                let at = d * size_of::<E::Chunk>();
-                if at.is_multiple_of(CACHE_LINE) {
+        for (line, q) in self.q.iter().enumerate() {
+            let at = line * size_of::<E::Words>();
+            if at.is_multiple_of(CACHE_LINE) {
+                for j in 0..N {
                     simd.prefetch(ahead[j].wrapping_add(at));
                 }
             }
-            for i in 0..T {
-                let q = simd.splat(q[i]);
-                for j in 0..N {
-                    acc[i][j] = simd.fma(q, k[j], acc[i][j]);
-                }
+            let k = std::array::from_fn(|j| &keys[j][line]);
+            multiply::<S, E, T, N, 0>(simd, &k, q, &mut acc);
+            if const { inputs::<E>() == 2 && S::BF16_STEPS == 2 } {
+                multiply::<S, E, T, N, 1>(simd, &k, q, &mut acc);
             }
         }
         if const { E::IS_SCALED } {
@@ -295,10 +293,30 @@ impl<E: KvElement, const T: usize> ScoreSplit<'_, E, T> {
     }
 }
 
-/// Sums of V over a split's `visible` positions, weighted for a tile of queries.
+/// Step `STEP` of `N` vectors of words with one word of each query.
+#[inline(always)]
+fn multiply<S: Simd, E: KvElement, const T: usize, const N: usize, const STEP: usize>(
+    simd: S,
+    words: &[&E::Words; N],
+    by: &[u32; T],
+    acc: &mut [[S::V; N]; T],
+) {
+    let mut vectors = [simd.zero(); N];
+    for j in 0..N {
+        vectors[j] = E::load_words::<S, STEP>(simd, words[j]);
+    }
+    for i in 0..T {
+        let by = E::Lines::splat::<S, STEP>(simd, by[i]);
+        for j in 0..N {
+            acc[i][j] = E::Lines::add(simd, vectors[j], by, acc[i][j]);
+        }
+    }
+}
+
+/// Sums of V over a split's positions, `lines` of them, weighted for a tile of queries.
 struct SumSplit<'a, E, const T: usize> {
     paged: Paged<'a>,
-    visible: Range<usize>,
+    lines: Range<usize>,
     weights: &'a [Scores; T],
     /// `[query][vector]`.
     sums: &'a mut [[f32; LANES]],
@@ -341,36 +359,34 @@ impl<E: KvElement, const T: usize> SumSplit<'_, E, T> {
     #[inline(always)]
     fn vectors<S: Simd, const N: usize, const WHOLE: bool>(&mut self, simd: S, first: usize) {
         let head_dim = self.paged.call.kv.layout().head_dim;
-        let (row_bytes, vectors) = (head_dim * E::BYTES, head_dim.div_ceil(LANES));
+        let (line_bytes, vectors) = (head_dim * E::BYTES * inputs::<E>(), head_dim.div_ceil(LANES));
+        let block_lines = BLOCK_POSITIONS / inputs::<E>();
         let mut acc = [[simd.zero(); N]; T];
-        let end = self.visible.end.div_ceil(BLOCK_POSITIONS);
-        for block in self.visible.start / BLOCK_POSITIONS..end {
-            let base = block * BLOCK_POSITIONS;
-            let positions = self.visible.start.max(base)..self.visible.end.min(base + BLOCK_POSITIONS);
-            let skipped = positions.start - base;
-            let rows = self.paged.numbers(block, Part::V).chunks_exact(row_bytes).skip(skipped);
+        let end = self.lines.end.div_ceil(block_lines);
+        for block in self.lines.start / block_lines..end {
+            let base = block * block_lines;
+            let lines = self.lines.start.max(base)..self.lines.end.min(base + block_lines);
+            let skipped = lines.start - base;
+            let rows = self.paged.numbers(block, Part::V).chunks_exact(line_bytes).skip(skipped);
             let ahead = self.paged.ahead(block, Part::V, end);
-            let mut ahead = ahead.wrapping_add(skipped * row_bytes + first * size_of::<E::Chunk>());
-            for (row, position) in rows.zip(positions) {
-                for line in 0..(N * size_of::<E::Chunk>()).div_ceil(CACHE_LINE) {
-                    simd.prefetch(ahead.wrapping_add(line * CACHE_LINE));
+            let mut ahead = ahead.wrapping_add(skipped * line_bytes + first * size_of::<E::Words>());
+            for (row, line) in rows.zip(lines) {
+                for i in 0..(N * size_of::<E::Words>()).div_ceil(CACHE_LINE) {
+                    simd.prefetch(ahead.wrapping_add(i * CACHE_LINE));
                 }
-                ahead = ahead.wrapping_add(row_bytes);
-                let (whole, rest) = E::chunks(row);
-                let mut v = [simd.zero(); N];
-                if WHOLE {
-                    let whole: &[E::Chunk; N] = whole[first..].first_chunk().expect("whole vectors");
-                    for j in 0..N {
-                        v[j] = E::load(simd, &whole[j]);
-                    }
+                ahead = ahead.wrapping_add(line_bytes);
+                let weights = std::array::from_fn(|i| self.weights[i][line % SPLIT].to_bits());
+                let (whole, rest) = E::words(row);
+                let part;
+                let words: [&E::Words; N] = if WHOLE {
+                    whole[first..].first_chunk::<N>().expect("whole vectors").each_ref()
                 } else {
-                    v[0] = E::load_part(simd, rest);
-                }
-                for i in 0..T {
-                    let weight = simd.splat(self.weights[i][position % SPLIT]);
-                    for j in 0..N {
-                        acc[i][j] = simd.fma(weight, v[j], acc[i][j]);
-                    }
+                    part = E::part_of_words(rest);
+                    [&part; N]
+                };
+                multiply::<S, E, T, N, 0>(simd, &words, &weights, &mut acc);
+                if const { inputs::<E>() == 2 && S::BF16_STEPS == 2 } {
+                    multiply::<S, E, T, N, 1>(simd, &words, &weights, &mut acc);
                 }
             }
         }

@@ -11,7 +11,7 @@ use std::ops::Range;
 /// Scores of a query with a split's positions, then their weights.
 pub(super) type Scores = [f32; SPLIT];
 
-/// Weights of a tile of queries, as factors of V's rows from `first` on.
+/// Weights of a tile of queries as words, as factors of V's lines from `first` on.
 #[derive(Clone, Copy)]
 pub(super) struct Weighted<'a, const T: usize> {
     pub(super) weights: &'a [Scores; T],
@@ -70,6 +70,17 @@ pub(super) fn weigh<S: Simd>(simd: S, scores: &mut Scores, panels: &Range<usize>
         simd.store(weight, vector);
     }
     Some(Normalizer { max, sum: simd.sum(sum) })
+}
+
+/// Makes of the weights of panels `panels` what multiplies V in bf16: number `i` holds the bits of the pair of weights `2i` and `2i + 1`,
+/// and means nothing as f32.
+#[inline(always)]
+pub(super) fn pair_up<S: Simd>(simd: S, weights: &mut Scores, panels: &Range<usize>) {
+    for vector in panels.start * PANEL / LANES..panels.end * PANEL / LANES {
+        let pairs = simd.to_bf16_pairs(simd.load(&weights.as_chunks::<LANES>().0[vector]));
+        // Never beyond what has been read.
+        weights.as_chunks_mut::<{ LANES / 2 }>().0[vector] = pairs.map(f32::from_bits);
+    }
 }
 
 /// Multiplies the scores or weights of a tile of queries for the positions of block `block` of the split with these positions' scales.

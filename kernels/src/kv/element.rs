@@ -3,18 +3,102 @@
 use crate::{
     dtype::{Bf16, Element, F16, F32, load_part},
     int8::quantize,
+    lines::{Lines, StoredLines},
     simd::{LANES, Simd},
+    tile::PANEL,
 };
 
 /// A [`KvDtype`](super::KvDtype) as a type.
 pub(crate) trait KvElement: Element {
     /// Whether what is loaded is to be multiplied with the scale of its position.
     const IS_SCALED: bool = false;
+    /// How it is multiplied: number by number in f32, or pair by pair.
+    type Lines: StoredLines<Line = KvLine>;
+    /// 16 words in memory: numbers, or pairs of numbers that are multiplied in one go.
+    type Words;
+
+    /// Whole vectors of words, and the bytes of the words after them.
+    fn words(bytes: &[u8]) -> (&[Self::Words], &[u8]);
+    /// Fewer than 16 words, and zeros after them.
+    fn part_of_words(bytes: &[u8]) -> Self::Words;
+    /// What step `STEP` multiplies.
+    fn load_words<S: Simd, const STEP: usize>(simd: S, words: &Self::Words) -> S::V;
+    /// The words as half a line has them.
+    fn widen<S: Simd>(simd: S, words: &Self::Words) -> S::V;
 }
 
-impl KvElement for F32 {}
-impl KvElement for F16 {}
-impl KvElement for Bf16 {}
+/// 32 numbers as f32, or 32 pairs of bf16.
+pub(crate) type KvLine = [u8; 4 * PANEL];
+
+/// Numbers of a word of `E`.
+pub(crate) const fn inputs<E: KvElement>() -> usize {
+    <E::Lines as Lines>::INPUTS
+}
+
+/// The items of [`KvElement`] for numbers that are multiplied in f32.
+macro_rules! multiplied_in_f32 {
+    () => {
+        type Lines = F32;
+        type Words = Self::Chunk;
+
+        #[inline(always)]
+        fn words(bytes: &[u8]) -> (&[Self::Words], &[u8]) {
+            Self::chunks(bytes)
+        }
+
+        #[inline(always)]
+        fn part_of_words(bytes: &[u8]) -> Self::Words {
+            let mut words = Self::ZEROS;
+            words[..bytes.len()].copy_from_slice(bytes);
+            words
+        }
+
+        #[inline(always)]
+        fn load_words<S: Simd, const STEP: usize>(simd: S, words: &Self::Words) -> S::V {
+            <Self as Element>::load(simd, words)
+        }
+
+        #[inline(always)]
+        fn widen<S: Simd>(simd: S, words: &Self::Words) -> S::V {
+            <Self as Element>::load(simd, words)
+        }
+    };
+}
+
+impl KvElement for F32 {
+    multiplied_in_f32!();
+}
+
+impl KvElement for F16 {
+    multiplied_in_f32!();
+}
+
+impl KvElement for Bf16 {
+    type Lines = Bf16;
+    type Words = [u8; 4 * LANES];
+
+    #[inline(always)]
+    fn words(bytes: &[u8]) -> (&[Self::Words], &[u8]) {
+        bytes.as_chunks()
+    }
+
+    #[inline(always)]
+    fn part_of_words(bytes: &[u8]) -> Self::Words {
+        let mut words = [0; 4 * LANES];
+        words[..bytes.len()].copy_from_slice(bytes);
+        words
+    }
+
+    #[inline(always)]
+    fn load_words<S: Simd, const STEP: usize>(simd: S, words: &Self::Words) -> S::V {
+        simd.load_bf16_pairs::<STEP>(words)
+    }
+
+    #[inline(always)]
+    fn widen<S: Simd>(simd: S, words: &Self::Words) -> S::V {
+        simd.load_f32_bytes(words)
+    }
+}
 
 /// 8-bit integers.
 #[derive(Clone, Copy)]
@@ -22,6 +106,7 @@ pub(crate) struct Int8;
 
 impl KvElement for Int8 {
     const IS_SCALED: bool = true;
+    multiplied_in_f32!();
 }
 
 impl Element for Int8 {

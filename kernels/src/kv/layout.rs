@@ -35,15 +35,15 @@ impl KvDtype {
 /// What a block holds: `[layer][K, V][kv head]`, and of each head
 ///
 /// ```text
-///           f32, f16, bf16                             int8
-/// scales    none                                       [16 positions] f32, 64 bytes
-/// numbers   K [head_dim][16 positions]                 the same
-///           V [16 positions][head_dim]                 the same
-/// padding   none, as head_dim is even                  to a multiple of 64 bytes, where head_dim is none of 4
+///           f32, f16                      bf16                                   int8
+/// scales    none                          none                                   [16 positions] f32, 64 bytes
+/// numbers   K [head_dim][16 positions]    [head_dim / 2][16 positions][2]        as in f32
+///           V [16 positions][head_dim]    [8 pairs of positions][head_dim][2]    as in f32
+/// padding   none, as head_dim is even     none                                   to a multiple of 64 bytes, where head_dim is none of 4
 /// ```
 ///
-/// In K a vector holds one dimension of 16 positions, so that their scores need no sums across lanes. Scales and numbers start on
-/// cache lines.
+/// In K a vector holds one dimension of 16 positions, so that their scores need no sums across lanes. In bf16 a word holds two
+/// numbers that are multiplied in one go: of two dimensions in K, of two positions in V. Scales and numbers start on cache lines.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KvLayout {
     pub layers: usize,
