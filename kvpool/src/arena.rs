@@ -14,6 +14,7 @@
 //! slot, because another process may be writing it. Whether what was copied is what should have been there is for
 //! [`validate`](crate::validate::validate) to say.
 
+use crate::validate::Copied;
 use memmap2::{Advice, MmapOptions, MmapRaw};
 use nix::{
     fcntl::{FcntlArg, SealFlag, fcntl},
@@ -177,25 +178,35 @@ impl Arena {
         hasher.finish()
     }
 
-    /// Copies a whole block out, and reads the slot's generation after that.
-    pub fn read_block(&self, slot: u32) -> (Vec<u8>, u64) {
-        let bytes = self.read(slot, 0, self.layout.block_bytes);
-        (bytes, self.generation_after(slot))
+    /// Copies a whole block out.
+    pub fn read_block(&self, slot: u32) -> (Vec<u8>, Copied) {
+        let mut bytes = Vec::with_capacity(self.layout.block_bytes);
+        let mut hasher = XxHash3_64::new();
+        for offset in (0..self.layout.block_bytes).step_by(CHUNK) {
+            self.append(slot, offset, CHUNK.min(self.layout.block_bytes - offset), &mut bytes);
+            hasher.write(&bytes[offset..]);
+        }
+        (bytes, Copied { checksum: hasher.finish(), generation_after: self.generation_after(slot) })
     }
 
     /// Copies a part of a block out. Panics if the slot has no such part.
     pub fn read(&self, slot: u32, offset: usize, len: usize) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(len);
+        self.append(slot, offset, len, &mut bytes);
+        bytes
+    }
+
+    fn append(&self, slot: u32, offset: usize, len: usize, bytes: &mut Vec<u8>) {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.layout.block_bytes), "read beyond the slot");
         let at = self.slot_at(slot) + offset;
-        let mut bytes = Vec::with_capacity(len);
-        // SAFETY: slot_at() and the assertion keep the source inside the mapping, the destination has this capacity and is our
-        // own, and all of it is initialized by the copy. The source may be written by another process meanwhile; any bytes are
-        // valid bytes, and whoever uses them validates them first.
+        bytes.reserve(len);
+        // SAFETY: slot_at() and the assertion keep the source inside the mapping, the destination has room for as much after its
+        // length and is our own, and all of it is initialized by the copy. The source may be written by another process
+        // meanwhile; any bytes are valid bytes, and whoever uses them validates them first.
         unsafe {
-            std::ptr::copy_nonoverlapping(self.map.as_ptr().add(at), bytes.as_mut_ptr(), len);
-            bytes.set_len(len);
+            std::ptr::copy_nonoverlapping(self.map.as_ptr().add(at), bytes.as_mut_ptr().add(bytes.len()), len);
+            bytes.set_len(bytes.len() + len);
         }
-        bytes
     }
 
     /// The slot's generation, after all that was copied out of it before this call.
@@ -205,11 +216,15 @@ impl Arena {
         self.generation_cell(slot).load(Ordering::Relaxed)
     }
 
-    /// Copies a whole block to memory of this process's own, and reads the slot's generation after that.
-    pub fn read_into(&self, slot: u32, bytes: &mut [u8]) -> u64 {
+    /// Copies a whole block to memory of this process's own.
+    pub fn read_into(&self, slot: u32, bytes: &mut [u8]) -> Copied {
         assert_eq!(bytes.len(), self.layout.block_bytes, "a slot holds one block");
-        self.copy_from(self.slot_at(slot), bytes);
-        self.generation_after(slot)
+        let mut hasher = XxHash3_64::new();
+        for (chunk, offset) in bytes.chunks_mut(CHUNK).zip((0..).step_by(CHUNK)) {
+            self.copy_from(self.slot_at(slot) + offset, chunk);
+            hasher.write(chunk);
+        }
+        Copied { checksum: hasher.finish(), generation_after: self.generation_after(slot) }
     }
 
     fn generation_cell(&self, slot: u32) -> &AtomicU64 {
@@ -259,9 +274,11 @@ mod tests {
             assert_eq!(client.write_block(slot, &block(slot as u8, bytes)), checksum(&block(slot as u8, bytes)));
         }
         for slot in 0..node.slots() {
-            assert_eq!(node.read_block(slot), (block(slot as u8, bytes), u64::from(slot) + 7));
+            let expected = block(slot as u8, bytes);
+            let copied = Copied { checksum: checksum(&expected), generation_after: u64::from(slot) + 7 };
             let mut copy = vec![0; bytes];
-            assert_eq!((node.read_into(slot, &mut copy), copy), (u64::from(slot) + 7, block(slot as u8, bytes)));
+            assert_eq!((node.read_into(slot, &mut copy), copy), (copied, expected.clone()));
+            assert_eq!(node.read_block(slot), (expected, copied));
         }
     }
 

@@ -94,8 +94,8 @@ pub enum Action {
     Missed { client: ClientId, call: CallId, indexes: Vec<u32> },
     /// Copy a block to disk, if the slot still holds it after the copy, and answer with [`Directory::stored`], in every case.
     Store { disk: u32, from: SlotRef, block: DiskBlock },
-    /// Fill a slot from disk with what has this checksum, and answer with [`Directory::loaded`], in every case. Not a byte is
-    /// written to the slot before the checksum is verified, nor when it is `until` already.
+    /// Fill a slot from disk, and answer with [`Directory::loaded`], in every case: well only if what was filled in has this
+    /// checksum. Not a byte is written to the slot when it is `until` already.
     Load { disk: u32, to: SlotRef, checksum: u64, until: Duration },
     /// What this disk slot holds is of no use, after a restart either.
     Erase { disk: u32 },

@@ -12,18 +12,26 @@ pub enum Invalid {
     Corrupt,
 }
 
+/// What a copy of a slot is judged by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Copied {
+    /// Of the copy, not of what was copied: that may have changed since.
+    pub checksum: u64,
+    /// The slot's, read after its last byte was copied.
+    pub generation_after: u64,
+}
+
 /// Guards copies at memory speed; a block's name, not this, says what its content should be.
 pub fn checksum(bytes: &[u8]) -> u64 {
     XxHash3_64::oneshot(bytes)
 }
 
-/// Whether `copy` is the block that was `found`. Every read path calls this after its copy, on the copy, with the slot's
-/// generation as read after the copy.
-pub fn validate(copy: &[u8], found: &Found, generation_after: u64) -> Result<(), Invalid> {
-    if generation_after != found.at.generation {
+/// Whether a copy is of the block that was `found`. Every read path calls this before it lets anyone have the copy.
+pub fn validate(copied: Copied, found: &Found) -> Result<(), Invalid> {
+    if copied.generation_after != found.at.generation {
         return Err(Invalid::Stale);
     }
-    if checksum(copy) != found.checksum { Err(Invalid::Corrupt) } else { Ok(()) }
+    if copied.checksum != found.checksum { Err(Invalid::Corrupt) } else { Ok(()) }
 }
 
 #[cfg(test)]
@@ -39,13 +47,14 @@ mod tests {
         let bytes = vec![3u8; 1000];
         let at = SlotRef { slot: 0, generation: 5 };
         let found = Found { index: 0, at, checksum: checksum(&bytes), origin: RequestId(1), tier: Tier::Dram };
-        assert_eq!(validate(&bytes, &found, 5), Ok(()));
-        assert_eq!(validate(&bytes, &found, 6), Err(Invalid::Stale));
+        let validated = |bytes: &[u8], generation_after| validate(Copied { checksum: checksum(bytes), generation_after }, &found);
+        assert_eq!(validated(&bytes, 5), Ok(()));
+        assert_eq!(validated(&bytes, 6), Err(Invalid::Stale));
         for at in [0, 500, 999] {
             let mut flipped = bytes.clone();
             flipped[at] ^= 1;
-            assert_eq!(validate(&flipped, &found, 5), Err(Invalid::Corrupt));
+            assert_eq!(validated(&flipped, 5), Err(Invalid::Corrupt));
         }
-        assert_eq!(validate(&bytes[..999], &found, 5), Err(Invalid::Corrupt));
+        assert_eq!(validated(&bytes[..999], 5), Err(Invalid::Corrupt));
     }
 }

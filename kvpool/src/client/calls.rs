@@ -1,6 +1,9 @@
 //! Calls under way on one connection, and the tasks that carry their messages.
 
-use crate::transport::quic::{self, StreamError};
+use crate::{
+    transport::quic::{self, StreamError},
+    validate::Copied,
+};
 use parking_lot::Mutex;
 use std::{
     collections::HashMap,
@@ -51,7 +54,7 @@ pub(super) struct Call {
 pub(super) struct StreamedBlock {
     pub(super) found: Found,
     pub(super) bytes: Vec<u8>,
-    pub(super) generation_after: u64,
+    pub(super) copied: Copied,
     pub(super) took: Duration,
 }
 
@@ -217,8 +220,8 @@ async fn pass_on_blocks(
     quic::check_preamble(connection, stream).await?;
     loop {
         let started = Instant::now();
-        let Some((header, bytes, generation_after)) = quic::receive_get(stream, block_bytes).await? else { return Ok(()) };
-        let block = StreamedBlock { found: header.block, bytes, generation_after, took: started.elapsed() };
+        let Some((header, bytes, copied)) = quic::receive_get(stream, block_bytes).await? else { return Ok(()) };
+        let block = StreamedBlock { found: header.block, bytes, copied, took: started.elapsed() };
         let delivered = match calls.blocks_of(header.call) {
             Some(blocks) => blocks.send(block).await.is_ok(),
             None => false,

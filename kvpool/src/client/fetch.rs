@@ -94,9 +94,8 @@ async fn transfer(inner: &Inner, mut call: Call, keys: Vec<BlockKey>, wait: Dura
             },
             Some(block) = call.blocks.recv() => {
                 let index = answers.take(block.found.index)?;
-                let started = Instant::now();
-                let result = validate(&block.bytes, &block.found, block.generation_after).map(|()| block.bytes);
-                answers.finish(index, &block.found, result, block.took + started.elapsed()).await;
+                let result = validate(block.copied, &block.found).map(|()| block.bytes);
+                answers.finish(index, &block.found, result, block.took).await;
             }
         }
     }

@@ -266,22 +266,18 @@ impl Worker {
 /// A block on its way to disk, checked.
 fn copy(arena: &Arena, job: &Job, bytes: &mut [u8]) -> Result<(), DiskFault> {
     let Job::Store { from, block, .. } = job else { return Err(DiskFault::Late) };
-    let bytes = &mut bytes[..arena.block_bytes()];
-    if arena.read_into(from.slot, bytes) != from.generation {
+    let copied = arena.read_into(from.slot, &mut bytes[..arena.block_bytes()]);
+    if copied.generation_after != from.generation {
         return Err(DiskFault::Late);
     }
-    if checksum(bytes) == block.checksum { Ok(()) } else { Err(DiskFault::Corrupt) }
+    if copied.checksum == block.checksum { Ok(()) } else { Err(DiskFault::Corrupt) }
 }
 
-/// A block on its way from disk, checked before anyone can see it.
+/// A block on its way from disk, checked before anyone can see it: until it is published, its slot is this writer's alone.
 fn fill(arena: &Arena, job: &Job, bytes: &[u8], now: Duration) -> Result<(), DiskFault> {
     let &Job::Load { to, checksum: expected, until, .. } = job else { return Err(DiskFault::Late) };
-    if checksum(bytes) != expected {
-        return Err(DiskFault::Corrupt);
-    }
     if now >= until {
         return Err(DiskFault::Late);
     }
-    arena.write(to.slot, 0, bytes);
-    Ok(())
+    if arena.write_block(to.slot, bytes) == expected { Ok(()) } else { Err(DiskFault::Corrupt) }
 }

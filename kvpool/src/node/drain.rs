@@ -135,8 +135,8 @@ fn copies(store: &Store, held: &[Held]) -> Vec<(BlockKey, Vec<u8>)> {
     let arena = store.arena();
     let copy = |place| match place {
         Place::Dram(found) => {
-            let (bytes, generation_after) = arena.read_block(found.at.slot);
-            validate(&bytes, &found, generation_after).ok().map(|()| bytes)
+            let (bytes, copied) = arena.read_block(found.at.slot);
+            validate(copied, &found).ok().map(|()| bytes)
         }
         Place::Disk { slot, checksum } => store.disk()?.copy(slot, arena.block_bytes(), checksum),
     };

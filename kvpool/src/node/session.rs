@@ -5,7 +5,7 @@ use super::{
     store::{Outbox, Store},
     streams::Streams,
 };
-use crate::{directory::ClientId, validate};
+use crate::directory::ClientId;
 use std::{sync::Arc, time::Duration};
 use tidemill_proto::{
     block::BlockKey,
@@ -167,8 +167,8 @@ fn check_keys(keys: &[BlockKey]) -> Result<(), &'static str> {
 /// A reader found wrong bytes. Its word is not enough to throw a block away: the node looks itself.
 fn examine(store: &Store, block: SlotRef) {
     let Some(expected) = store.apply(|directory, _| directory.checksum(block)) else { return };
-    let (bytes, generation_after) = store.arena().read_block(block.slot);
-    if generation_after == block.generation && validate::checksum(&bytes) != expected {
+    let (_, copied) = store.arena().read_block(block.slot);
+    if copied.generation_after == block.generation && copied.checksum != expected {
         tracing::error!(slot = block.slot, "a block's bytes have changed since it was published: forgotten");
         store.apply(|directory, now| directory.forget(block, now));
     }

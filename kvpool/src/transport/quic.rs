@@ -8,7 +8,11 @@
 //! A batch is spread over up to [`STREAMS_PER_BATCH`] streams. A stream that ends inside a block was given up by its
 //! sender, which is nobody's fault; a frame that does not decode is a broken peer.
 
-use crate::{arena::Arena, transport::STALL_MAX, validate::checksum};
+use crate::{
+    arena::Arena,
+    transport::STALL_MAX,
+    validate::{Copied, checksum},
+};
 use bytes::Bytes;
 use quinn::{RecvStream, SendStream};
 use std::{hash::Hasher, time::Instant};
@@ -120,17 +124,22 @@ pub(crate) async fn send_block(stream: &mut SendStream, call: CallId, block: Fou
     timeout(STALL_MAX, sent).await.map_err(|_| StreamError::Stalled)?.map_err(|_| StreamError::GivenUp)
 }
 
-/// Client: the next block of a stream, its bytes not validated, and the slot's generation after the node had read it;
-/// `None` at the end of the stream.
-pub(crate) async fn receive_get(stream: &mut RecvStream, block_bytes: usize) -> Result<Option<(GetData, Vec<u8>, u64)>, StreamError> {
+/// Client: the next block of a stream, not validated; `None` at the end of the stream.
+pub(crate) async fn receive_get(stream: &mut RecvStream, block_bytes: usize) -> Result<Option<(GetData, Vec<u8>, Copied)>, StreamError> {
     let header = timeout(STALL_MAX, read_frame::<GetData>(stream)).await.map_err(|_| StreamError::Stalled)??;
     let Some(header) = header else { return Ok(None) };
     let mut bytes = Vec::with_capacity(block_bytes);
-    read_block(stream, block_bytes, |chunk| bytes.extend_from_slice(chunk)).await?;
+    let mut hasher = XxHash3_64::new();
+    read_block(stream, block_bytes, |chunk| {
+        bytes.extend_from_slice(chunk);
+        hasher.write(chunk);
+    })
+    .await?;
     let mut generation_after = [0; size_of::<u64>()];
     let read = timeout(STALL_MAX, stream.read_exact(&mut generation_after)).await;
     read.map_err(|_| StreamError::Stalled)?.map_err(|_| StreamError::GivenUp)?;
-    Ok(Some((header, bytes, u64::from_le_bytes(generation_after))))
+    let copied = Copied { checksum: hasher.finish(), generation_after: u64::from_le_bytes(generation_after) };
+    Ok(Some((header, bytes, copied)))
 }
 
 async fn read_block(stream: &mut RecvStream, block_bytes: usize, mut take: impl FnMut(&[u8])) -> Result<(), StreamError> {

@@ -34,8 +34,8 @@ impl SharedArena {
 
     /// A private, validated copy of a block.
     pub(crate) fn read(&self, found: &Found) -> Result<Vec<u8>, Invalid> {
-        let (bytes, generation_after) = self.0.read_block(found.at.slot);
-        validate(&bytes, found, generation_after)?;
+        let (bytes, copied) = self.0.read_block(found.at.slot);
+        validate(copied, found)?;
         Ok(bytes)
     }
 }

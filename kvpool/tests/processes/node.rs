@@ -210,7 +210,7 @@ async fn a_slot_that_moved_on_while_it_was_read_is_a_miss() {
     let (_connection, _sender, _receiver, info) = raw_client(&node).await;
     let arena = Arena::open(&info).unwrap();
     let slot = (0..arena.slots()).find(|&slot| arena.read_block(slot).0 == bytes(0)).unwrap();
-    arena.set_generation(slot, arena.read_block(slot).1 + 1);
+    arena.set_generation(slot, arena.read_block(slot).1.generation_after + 1);
     assert!(matches!(fetch(&client, keys(0..1), Duration::ZERO).await[..], [Err(Miss::Stale)]));
 }
 
