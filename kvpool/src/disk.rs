@@ -13,7 +13,7 @@
 //! It is a cache: whatever cannot be used is wiped. Which slot is whose is for the [directory](crate::directory) to decide.
 
 use crate::directory::DiskBlock;
-use memmap2::MmapMut;
+use memmap2::{Advice, MmapMut};
 use nix::{
     fcntl::{FallocateFlags, OFlag, fallocate},
     sys::statvfs::fstatvfs,
@@ -199,7 +199,10 @@ impl Disk {
 
 /// Memory that the disk can be read into and written from.
 pub fn buffer(bytes: usize) -> io::Result<MmapMut> {
-    MmapMut::map_anon(bytes)
+    let buffer = MmapMut::map_anon(bytes)?;
+    // A block is one page then, to copy through and to have the disk write to. Where there are none, small ones do, too.
+    let _ = buffer.advise(Advice::HugePage);
+    Ok(buffer)
 }
 
 /// Past the page cache where the file system can do that: blocks would only push other things out of it.
