@@ -247,13 +247,16 @@ impl Directory {
     }
 
     /// Reserves a slot for each of `keys`, which follow each other in a chain from `lineage` on, that is neither held nor
-    /// in flight. Slots come from eviction when none is free, as far as `room` says; the keys' own blocks count as just used.
+    /// in flight. Slots come from eviction when none is free, as far as `room` says; where it is made, the keys' own blocks
+    /// count as just used.
     pub fn put_start(&mut self, client: ClientId, lineage: Lineage, room: Room, keys: &[BlockKey], now: Duration) -> Vec<Reservation> {
         self.tick(now);
         self.operation += 1;
         let at = self.operation_of(&lineage);
         let chain: Vec<(BlockKey, Use)> = keys.iter().copied().zip(Use::of_chain(at, keys.len())).collect();
-        let held: Vec<(u32, Use)> = chain.iter().filter_map(|(key, used)| Some((self.published(key)?.slot, *used))).collect();
+        // Where no room is made, what leaves memory is on disk: pinned, the blocks that an offer brought would keep out the rest of it.
+        let kept = if room == Room::Made { &chain[..] } else { &[] };
+        let held: Vec<(u32, Use)> = kept.iter().filter_map(|(key, used)| Some((self.published(key)?.slot, *used))).collect();
         held.iter().for_each(|&(slot, _)| self.pin(slot));
         let blocks = chain.iter().zip(lineage.of_each(keys));
         let answers = blocks.map(|(&(key, used), lineage)| self.reserve(client, lineage, room, key, used, now)).collect();

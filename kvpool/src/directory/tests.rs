@@ -350,8 +350,10 @@ fn what_is_offered_takes_only_what_is_free_or_on_disk() {
     for (disk, _) in stores(&mut directory) {
         directory.stored(disk, Ok(()), NOW);
     }
-    let answers = directory.put_start(WRITER, LINEAGE, Room::Spare, &keys(22..23), NOW);
-    assert!(matches!(answers[..], [Reservation::Write(_)]), "the disk has made room");
+    let blocks = [&keys(0..8)[..], &keys(22..23)].concat();
+    let answers = directory.put_start(WRITER, LINEAGE, Room::Spare, &blocks, NOW);
+    assert_eq!(answers[..8], [Reservation::Held; 8]);
+    assert!(matches!(answers[8], Reservation::Write(_)), "the disk has made room, also in memory that holds what is offered again");
     assert_eq!(directory.match_prefix(READER, &keys(0..8), NOW), 8);
     directory.check_integrity();
 }
