@@ -1,13 +1,17 @@
 //! An instruction set that this machine has, and threads to run on.
 
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+use crate::amx;
 #[cfg(target_arch = "x86_64")]
 use crate::simd;
 use crate::{affinity, pool::Pool};
 use std::{fmt, str::FromStr};
 
-/// Instruction sets that kernels are compiled for. All give the same bits.
+/// Instruction sets that kernels are compiled for. All give the same bits, but for products with bf16 weights: see [`Bf16Products`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Isa {
+    /// [`Avx512Bf16`](Self::Avx512Bf16), and AMX, which multiplies tiles of bf16 at eight times the rate of f32. Linux grants it.
+    Amx,
     /// AVX-512 F, BW, VL, DQ, and BF16, whose `vdpbf16ps` takes two products at once where weights are bf16. It is available only
     /// if it was found to compute what the others compute. Nothing measures whether it is faster: some processors run it at half
     /// the rate of others, where it gains nothing over [`Avx512`](Self::Avx512) or is the slower, which can be chosen instead.
@@ -24,12 +28,16 @@ pub enum Isa {
 
 impl Isa {
     /// Best first.
-    pub const ALL: [Isa; 5] = [Isa::Avx512Bf16, Isa::Avx512, Isa::Avx2, Isa::Neon, Isa::Portable];
+    pub const ALL: [Isa; 6] = [Isa::Amx, Isa::Avx512Bf16, Isa::Avx512, Isa::Avx2, Isa::Neon, Isa::Portable];
 
     #[cfg(target_arch = "x86_64")]
     pub fn is_available(self) -> bool {
         let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
         match self {
+            #[cfg(target_os = "linux")]
+            Isa::Amx => simd::bf16_products_are_exact() && amx::is_available(),
+            #[cfg(not(target_os = "linux"))]
+            Isa::Amx => false,
             Isa::Avx512Bf16 => simd::bf16_products_are_exact(),
             Isa::Avx512 => {
                 avx2 && is_x86_feature_detected!("avx512f")
@@ -52,11 +60,26 @@ impl Isa {
     pub fn best() -> Isa {
         Isa::ALL.into_iter().find(|isa| isa.is_available()).expect("portable code is always available")
     }
+
+    /// How products with bf16 weights are added up.
+    pub fn bf16_products(self) -> Bf16Products {
+        if self == Isa::Amx { Bf16Products::Blocks } else { Bf16Products::Chain }
+    }
+}
+
+/// The order in which products with bf16 weights are added up. KV that was computed in one is not mixed with KV of the other.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Bf16Products {
+    /// One by one, in twos of which the odd one comes first.
+    Chain,
+    /// In blocks of 32 inputs, of which the even and the odd ones are chains of their own: AMX's.
+    Blocks,
 }
 
 impl fmt::Display for Isa {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Isa::Amx => "amx",
             Isa::Avx512Bf16 => "avx512bf16",
             Isa::Avx512 => "avx512",
             Isa::Avx2 => "avx2",
@@ -76,7 +99,7 @@ impl FromStr for Isa {
 
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
-    #[error("unknown instruction set {0:?}: use avx512bf16, avx512, avx2, neon or portable")]
+    #[error("unknown instruction set {0:?}: use amx, avx512bf16, avx512, avx2, neon or portable")]
     UnknownIsa(String),
     #[error("this machine has no {0}: leave the instruction set unset to use the best it has ({best})", best = Isa::best())]
     IsaUnavailable(Isa),
@@ -148,7 +171,7 @@ mod tests {
         for isa in Isa::ALL {
             assert_eq!(isa.to_string().parse::<Isa>().unwrap(), isa);
         }
-        assert!("sse9".parse::<Isa>().unwrap_err().to_string().contains("avx512bf16, avx512, avx2, neon or portable"));
+        assert!("sse9".parse::<Isa>().unwrap_err().to_string().contains("amx, avx512bf16, avx512, avx2, neon or portable"));
     }
 
     #[test]

@@ -4,7 +4,8 @@
 //! the number of threads, or the instruction set. So the arithmetic is stated once, for a virtual machine with 16 lanes of
 //! f32 (`simd`). Products and attention have their lanes along the outputs: each number is one chain of fused multiply-adds in
 //! ascending order (`tile`). With bf16 weights, activations are rounded to bf16 as well and the chain goes in twos, the odd one
-//! first (`lines`): just what AVX-512 BF16 computes at twice the rate, and it is used where that was found true (`simd::proof`).
+//! first (`lines`): just what AVX-512 BF16 computes at twice the rate, and it is used where that was found true (`simd::proof`). AMX
+//! computes in another order (`amx`), at many times the rate: the one exception, and no two machines of different order share KV.
 //! Norms and softmax sum lane by lane in ascending order, and add the lanes in one fixed tree. AVX-512 holds
 //! the 16 lanes in one register, AVX2 in two, NEON in four, portable code in an array; all give the same bits, and the tests hold them to
 //! it.
@@ -15,7 +16,7 @@
 //! - `bf16`: rounding to what products multiply; `lines`: how weights of each type lie in a panel, and are multiplied
 //! - [`matrix`]: a matrix as a file stores it, and row look-up; [`Weights`]: the same, packed for products
 //! - [`Tiles`]: activations, packed for products; `tile`: the inner loop of products and attention
-//! - [`matmul`]: activations times weights
+//! - [`matmul`]: activations times weights; `amx`: the same on tiles of bf16
 //! - [`int8`]: the same in 8-bit integers
 //! - [`elementwise`]: norm, rotary embedding, SiLU
 //! - [`kv`]: the paged memory for K and V, and writing into it
@@ -30,6 +31,8 @@
 compile_error!("weights and KV are little-endian in memory");
 
 mod affinity;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod amx;
 pub mod attention;
 mod bf16;
 pub mod cpu;
@@ -56,7 +59,7 @@ mod tiles;
 pub mod vocab;
 mod weights;
 
-pub use cpu::{Cpu, Isa, KernelError};
+pub use cpu::{Bf16Products, Cpu, Isa, KernelError};
 pub use dtype::Dtype;
 pub use kv::{BLOCK_POSITIONS, KvDtype, KvLayout, KvMemory, Span};
 pub use matrix::Matrix;

@@ -40,6 +40,11 @@ pub(crate) trait StoredLines: Element + Lines {
 
     fn lines(bytes: &[u8]) -> &[Self::Line];
 
+    /// Lines of a panel with so many inputs.
+    fn panel_lines(inputs: usize) -> usize {
+        inputs.div_ceil(Self::INPUTS)
+    }
+
     /// Writes one output's weights into a panel of lines.
     fn pack(weights: &[u8], output: usize, panel: &mut [u8]) {
         let group = Self::INPUTS * Self::BYTES;
@@ -77,6 +82,9 @@ macro_rules! widened_when_read {
 widened_when_read!(F32, 4);
 widened_when_read!(F16, 2);
 
+/// Inputs of a block of bf16 weights.
+const BLOCK_INPUTS: usize = 32;
+
 impl Lines for Bf16 {
     type Line = [u8; 2 * PANEL * 2];
     const INPUTS: usize = 2;
@@ -101,6 +109,10 @@ impl StoredLines for Bf16 {
     #[inline(always)]
     fn lines(bytes: &[u8]) -> &[Self::Line] {
         bytes.as_chunks().0
+    }
+
+    fn panel_lines(inputs: usize) -> usize {
+        inputs.div_ceil(BLOCK_INPUTS) * BLOCK_INPUTS / 2
     }
 
     fn pack(weights: &[u8], output: usize, panel: &mut [u8]) {

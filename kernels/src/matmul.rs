@@ -1,8 +1,8 @@
 //! Activations times weights.
 //!
 //! Each number of the result starts from its bias and takes in one product after the other, inputs ascending; with bf16 weights, whose
-//! activations are rounded to bf16 as well, inputs come in twos of which the odd one is first (see `lines`, `tile`). How rows, inputs
-//! and outputs are cut into pieces for the caches and the threads therefore changes no bit.
+//! activations are rounded to bf16 as well, inputs come in twos of which the odd one is first (see `lines`, `tile`), or in blocks of 32
+//! (`amx`). How rows, inputs and outputs are cut into pieces for the caches and the threads therefore changes no bit.
 //!
 //! Sums below 2^-126, the least normal number, are the one exception: `vdpbf16ps` takes them for zeros, and fused multiply-adds do not.
 //! So a result that is itself about as small, or a chain that starts among numbers whose products are, may differ between
@@ -21,7 +21,7 @@ use crate::{
     scratch::with_sums,
     simd::{Kernel, LANES, Simd},
     tile::{Ahead, PANEL, Words, tile, with_tile_rows},
-    tiles::{SharedTiles, Tiles},
+    tiles::{BLOCK_ROWS, SharedTiles, Tiles},
     weights::Weights,
 };
 use std::{marker::PhantomData, ops::Range};
@@ -80,9 +80,10 @@ pub fn matmul<const N: usize>(cpu: &Cpu, x: &Tiles, products: [Product<'_>; N]) 
         let panels = share(group)..share(group + 1);
         let tiles = block * x.tiling.tiles / plan.blocks..(block + 1) * x.tiling.tiles / plan.blocks;
         let rows = x.tiling.tile(tiles.start).start..x.tiling.tile(tiles.end - 1).end;
-        with_sums(rows.len() * panels.len(), |sums| {
+        let sums_rows = if x.are_by_row() { rows.len().next_multiple_of(BLOCK_ROWS) } else { rows.len() };
+        with_sums(sums_rows * panels.len(), |sums| {
             with_element!(job.weights.dtype(), E => {
-                E::dispatch(cpu.isa(), Task::<E> { x, job, panels, tiles, rows, step: plan.step, sums, element: PhantomData });
+                E::dispatch(cpu.isa(), Task::<E> { x, job, panels, tiles, rows, step: plan.step, sums, sums_rows, element: PhantomData });
             });
         });
     });
@@ -101,7 +102,7 @@ struct Plan {
 impl Plan {
     fn new(x: &Tiles, panels: usize, threads: usize) -> Self {
         let (rows, inputs) = (x.rows(), x.cols());
-        let blocks = rows.div_ceil(BLOCK_ROWS);
+        let blocks = rows.div_ceil(ROWS_PER_TASK);
         let group_panels = if threads == 1 || rows * inputs * panels * PANEL < WORK_MIN_TO_SHARE {
             GROUP_PANELS
         } else {
@@ -116,9 +117,9 @@ impl Plan {
 const WORK_MIN_TO_SHARE: usize = 1 << 17;
 /// Enough that threads which are held up leave their share to the others.
 const TASKS_PER_THREAD: usize = 4;
-/// A group's piece of weights, 16 × 512 × 64 bytes (bf16), a block's activations, 96 × 512 × 2, and its sums, 96 × 16 × 128, nearly fill
+/// A group's piece of weights, 16 × 512 × 64 bytes (bf16), a task's activations, 96 × 512 × 2, and its sums, 96 × 16 × 128, nearly fill
 /// a second cache of 1 MiB; a piece of a panel, 512 × 64, is two thirds of a first cache of 48 KiB.
-const BLOCK_ROWS: usize = 96;
+const ROWS_PER_TASK: usize = 96;
 const GROUP_PANELS: usize = 16;
 const STEP_INPUTS: usize = 512;
 
@@ -143,8 +144,9 @@ struct Task<'a, E> {
     /// Those of the tiles.
     rows: Range<usize>,
     step: usize,
-    /// `[panel][row]`.
+    /// `[panel][sums_rows]`, of which the task's rows come first.
     sums: &'a mut [[f32; PANEL]],
+    sums_rows: usize,
     element: PhantomData<E>,
 }
 
@@ -154,9 +156,13 @@ impl<E: StoredLines> Kernel for Task<'_, E> {
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
         for (i, panel) in self.panels.clone().enumerate() {
-            self.sums[i * self.rows.len()..(i + 1) * self.rows.len()].fill(*self.job.weights.bias(panel));
+            self.sums[i * self.sums_rows..(i + 1) * self.sums_rows].fill(*self.job.weights.bias(panel));
         }
-        self.multiply(simd);
+        if self.x.are_by_row() {
+            self.multiply_blocks(simd)
+        } else {
+            self.multiply(simd)
+        }
         for panel in self.panels.clone() {
             self.finish(simd, panel);
         }
@@ -164,6 +170,41 @@ impl<E: StoredLines> Kernel for Task<'_, E> {
 }
 
 impl<E: StoredLines> Task<'_, E> {
+    /// With AMX: that is why rows lie one after the other.
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    #[inline(always)]
+    fn multiply_blocks<S: Simd>(&mut self, simd: S) {
+        use crate::{
+            amx::{Amx, Row, TILE},
+            dtype::Bf16,
+            lines::Lines,
+        };
+        let (lines, step) = (Bf16::panel_lines(self.x.cols()), self.step.div_ceil(Bf16::INPUTS).next_multiple_of(TILE));
+        if self.rows.len() == 1 {
+            let x = &self.x.words_from(self.rows.start, 0)[..lines];
+            for (panel, sums) in self.panels.clone().zip(self.sums.chunks_exact_mut(self.sums_rows)) {
+                simd.call(Row { x, weights: self.job.weights.panel::<Bf16>(panel, 0..lines), sums: &mut sums[0] });
+            }
+            return;
+        }
+        let multiply = |unit: &Amx| {
+            for start in (0..lines).step_by(step) {
+                let x = self.x.words_from(self.rows.start, start);
+                for (panel, sums) in self.panels.clone().zip(self.sums.chunks_exact_mut(self.sums_rows)) {
+                    let weights = self.job.weights.panel::<Bf16>(panel, start..(start + step).min(lines));
+                    unit.add_products(x, self.x.tiling.cols, weights, sums);
+                }
+            }
+        };
+        // SAFETY: rows lie so only for an instruction set that has tiles, and was found available.
+        unsafe { Amx::with(self.rows.len(), multiply) };
+    }
+
+    #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+    fn multiply_blocks<S: Simd>(&mut self, _: S) {
+        unreachable!("there is no AMX")
+    }
+
     #[inline(always)]
     fn multiply<S: Simd>(&mut self, simd: S) {
         let (lines, step, first) = (self.x.cols().div_ceil(E::INPUTS), self.step.div_ceil(E::INPUTS), self.panels.start);
@@ -178,7 +219,7 @@ impl<E: StoredLines> Task<'_, E> {
                 for (nth, index) in self.tiles.clone().enumerate() {
                     let rows = self.x.tiling.tile(index);
                     let x = self.x.words(&rows, piece.clone());
-                    let sums = (panel - first) * self.rows.len() + rows.start - self.rows.start;
+                    let sums = (panel - first) * self.sums_rows + rows.start - self.rows.start;
                     let sums = &mut self.sums[sums..sums + rows.len()];
                     let ahead = match self.tiles.len() {
                         1 => Ahead::within(weights),
@@ -195,7 +236,7 @@ impl<E: StoredLines> Task<'_, E> {
     fn finish<S: Simd>(&self, simd: S, panel: usize) {
         let columns = self.job.weights.outputs_of(panel);
         let outputs = self.job.weights.outputs();
-        let sums = &self.sums[(panel - self.panels.start) * self.rows.len()..][..self.rows.len()];
+        let sums = &self.sums[(panel - self.panels.start) * self.sums_rows..][..self.rows.len()];
         match &self.job.to {
             Shared::Set(y) => {
                 for (row, sums) in self.rows.clone().zip(sums) {
@@ -214,14 +255,15 @@ impl<E: StoredLines> Task<'_, E> {
                 }
             }
             Shared::SiluMul(y) => {
-                for index in self.tiles.clone() {
-                    let rows = y.tiling.tile(index);
-                    for row in rows.clone() {
-                        let (halves, _) = sums[row - self.rows.start].as_chunks::<LANES>();
-                        let product = simd.to_array(silu_mul_vector(simd, simd.load(&halves[0]), simd.load(&halves[1])));
-                        // SAFETY: no two tasks have the same rows and columns.
-                        unsafe { y.put(simd, &rows, row, columns.start, &product[..columns.len()]) };
+                let mut tile = 0..0;
+                for (row, sums) in self.rows.clone().zip(sums) {
+                    if !tile.contains(&row) {
+                        tile = y.tiling.tile_of(row);
                     }
+                    let (halves, _) = sums.as_chunks::<LANES>();
+                    let product = simd.to_array(silu_mul_vector(simd, simd.load(&halves[0]), simd.load(&halves[1])));
+                    // SAFETY: no two tasks have the same rows and columns.
+                    unsafe { y.put(simd, &tile, row, columns.start, &product[..columns.len()]) };
                 }
             }
         }
@@ -232,11 +274,12 @@ impl<E: StoredLines> Task<'_, E> {
 mod tests {
     use super::*;
     use crate::{
-        cpu::Isa,
+        cpu::{Bf16Products, Isa},
         dtype::{Dtype, decode, encode},
         matrix::Matrix,
-        testing::{cpus, numbers},
+        testing::{cpus, numbers, order},
     };
+    use std::collections::HashMap;
 
     fn tiles(cpu: &Cpu, dtype: Dtype, x: &[f32], cols: usize) -> Tiles {
         let mut tiles = Tiles::for_weights(dtype);
@@ -275,7 +318,7 @@ mod tests {
                 let (x, bias) = (numbers(m * k, 1), numbers(n, 3));
                 let bytes = encode(dtype, &numbers(n * k, 2));
                 let expected = reference(&rounded(dtype, &x), &decode(dtype, &bytes), &bias, k);
-                let mut first: Option<Vec<f32>> = None;
+                let mut first: HashMap<Bf16Products, Vec<f32>> = HashMap::new();
                 for cpu in cpus() {
                     let weights = Weights::new(&cpu, Matrix::new(&bytes, dtype, n, k), Some(&bias));
                     let x = tiles(&cpu, dtype, &x, k);
@@ -290,7 +333,7 @@ mod tests {
                     );
                     assert_close(&y, &expected);
                     assert!(added.iter().zip(&y).all(|(added, y)| *added == 2.0 + y));
-                    let first = first.get_or_insert_with(|| y.clone());
+                    let first = first.entry(order(cpu.isa(), dtype)).or_insert_with(|| y.clone());
                     assert_eq!(*first, y, "{dtype:?} {m}x{n}x{k} on {} with {} threads", cpu.isa(), cpu.threads());
                 }
             }
@@ -306,7 +349,7 @@ mod tests {
             let gates = reference(&exact, &decode(Dtype::Bf16, &gate), &bias, k);
             let ups = reference(&exact, &decode(Dtype::Bf16, &up), &vec![0.0; n], k);
             let expected: Vec<f64> = gates.iter().zip(&ups).map(|((g, _), (u, _))| g / (1.0 + (-g).exp()) * u).collect();
-            let mut first: Option<Vec<f32>> = None;
+            let mut first: HashMap<Bf16Products, Vec<f32>> = HashMap::new();
             for cpu in cpus() {
                 let matrix = |bytes| Matrix::new(bytes, Dtype::Bf16, n, k);
                 let weights = Weights::gated(&cpu, (matrix(&gate), Some(&bias)), (matrix(&up), None));
@@ -316,7 +359,7 @@ mod tests {
                 for (got, (expected, size)) in rows.iter().zip(expected.iter().zip(&ups)) {
                     assert!((f64::from(*got) - expected).abs() <= 1e-4 * (1.0 + size.1), "{got} is not {expected}");
                 }
-                let first = first.get_or_insert_with(|| rows.clone());
+                let first = first.entry(order(cpu.isa(), Dtype::Bf16)).or_insert_with(|| rows.clone());
                 assert_eq!(*first, rows, "{m}x{n}x{k} on {} with {} threads", cpu.isa(), cpu.threads());
             }
         }
@@ -324,9 +367,9 @@ mod tests {
 
     /// The stated arithmetic, number by number.
     #[test]
-    fn products_of_bf16_are_chains_in_twos_the_odd_one_first() {
+    fn products_of_bf16_are_chains_in_twos_the_odd_one_first_or_blocks_of_32() {
         let (m, n) = (3, 35);
-        for k in [1, 2, 7, 600] {
+        for k in [1, 2, 7, 33, 600] {
             let (x, w, bias) = (rounded(Dtype::Bf16, &numbers(m * k, 5)), numbers(n * k, 6), numbers(n, 7));
             let bytes = encode(Dtype::Bf16, &w);
             let w = decode(Dtype::Bf16, &bytes);
@@ -334,8 +377,18 @@ mod tests {
                 let pairs = x.chunks(2).zip(w.chunks(2));
                 pairs.fold(bias, |sum, (x, w)| x.iter().zip(w).rev().fold(sum, |sum, (x, w)| x.mul_add(*w, sum)))
             };
-            let expected: Vec<f32> = x.chunks(k).flat_map(|x| w.chunks(k).zip(&bias).map(|(w, &bias)| chain(x, w, bias))).collect();
+            let blocks = |x: &[f32], w: &[f32], bias: f32| {
+                let even_and_odd = |pairs: (&[f32], &[f32])| {
+                    [0, 1].map(|i| pairs.0.iter().zip(pairs.1).skip(i).step_by(2).fold(0.0f32, |sum, (x, w)| x.mul_add(*w, sum)))
+                };
+                x.chunks(32).zip(w.chunks(32)).map(even_and_odd).fold(bias, |sum, [even, odd]| sum + (even + odd))
+            };
             for cpu in cpus() {
+                let sum = |x: &[f32], w: &[f32], bias| match cpu.isa().bf16_products() {
+                    Bf16Products::Chain => chain(x, w, bias),
+                    Bf16Products::Blocks => blocks(x, w, bias),
+                };
+                let expected: Vec<f32> = x.chunks(k).flat_map(|x| w.chunks(k).zip(&bias).map(|(w, &bias)| sum(x, w, bias))).collect();
                 let weights = Weights::new(&cpu, Matrix::new(&bytes, Dtype::Bf16, n, k), Some(&bias));
                 let mut y = vec![0.0; m * n];
                 matmul(&cpu, &tiles(&cpu, Dtype::Bf16, &x, k), [Product { weights: &weights, to: Output::Set(&mut y) }]);

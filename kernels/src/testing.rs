@@ -1,7 +1,7 @@
 //! What the kernels' tests share.
 
 use crate::{
-    cpu::{Cpu, Isa},
+    cpu::{Bf16Products, Cpu, Isa},
     dtype::{self, Dtype},
     kv::{BLOCK_POSITIONS, KvDtype, KvMemory, Part},
 };
@@ -10,6 +10,11 @@ use crate::{
 pub(crate) fn cpus() -> Vec<Cpu> {
     let isas = Isa::ALL.into_iter().filter(|isa| isa.is_available());
     isas.flat_map(|isa| [1, 3].map(|threads| Cpu::new(Some(isa), threads).unwrap())).collect()
+}
+
+/// The order in which products with weights of this type are added up: bits are the same on all instruction sets of one order.
+pub(crate) fn order(isa: Isa, weights: Dtype) -> Bf16Products {
+    if weights == Dtype::Bf16 { isa.bf16_products() } else { Bf16Products::Chain }
 }
 
 /// Numbers in [-1, 1), the same for the same seed (xorshift).

@@ -84,11 +84,7 @@ fn vectors<S: Simd, P: Lines, const T: usize, const N: usize>(
         }
     }
     for l in 0..w.len().min(x.len()) {
-        simd.prefetch(ahead.next);
-        if const { size_of::<P::Line>() > CACHE_LINE } {
-            simd.prefetch(ahead.next.wrapping_add(ahead.step / 2));
-        }
-        ahead.next = ahead.next.wrapping_add(ahead.step);
+        ahead.ask(simd);
         step::<S, P, T, N, 0>(simd, x, l, &w[l], &mut acc, first);
         if const { P::INPUTS == 2 && S::BF16_STEPS == 2 } {
             step::<S, P, T, N, 1>(simd, x, l, &w[l], &mut acc, first);
@@ -134,6 +130,16 @@ pub(crate) struct Ahead {
 }
 
 impl Ahead {
+    /// For one more line, of one cache line or two.
+    #[inline(always)]
+    pub(crate) fn ask<S: Simd>(&mut self, simd: S) {
+        simd.prefetch(self.next);
+        if self.step > CACHE_LINE {
+            simd.prefetch(self.next.wrapping_add(self.step / 2));
+        }
+        self.next = self.next.wrapping_add(self.step);
+    }
+
     /// For a panel that streams through once: what comes a little later.
     #[inline(always)]
     pub(crate) fn within<P>(panel: &[P]) -> Self {

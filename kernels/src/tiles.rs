@@ -4,10 +4,13 @@
 //! together, `[tile][column][row of the tile]`, so a tile's kernel walks through memory in one stream. For bf16 weights, numbers are
 //! rounded to bf16 and those of two columns share a word, `[tile][two columns][row of the tile]`, filled up with zeros. Tiles are of
 //! nearly equal size: 13 rows are 7 and 6, not 12 and 1.
+//!
+//! Where products go in blocks ([`Bf16Products::Blocks`]), rows for bf16 weights lie one after the other, `[row][two columns]`, filled
+//! up with zeros to whole blocks: the processor's tiles are loaded row by row.
 
 use crate::{
     bf16,
-    cpu::Cpu,
+    cpu::{Bf16Products, Cpu},
     disjoint::Disjoint,
     dtype::Dtype,
     memory::Memory,
@@ -57,6 +60,8 @@ pub struct Tiles {
     cols: usize,
     /// A word is two numbers, rounded to bf16, not one in f32.
     paired: bool,
+    /// Rows lie one after the other.
+    by_row: bool,
     words: Memory<u32>,
 }
 
@@ -80,11 +85,29 @@ impl Tiles {
 
     /// Makes room for `[rows, cols]`, which have no meaning before they are written.
     pub fn resize(&mut self, cpu: &Cpu, rows: usize, cols: usize) {
-        let words = if self.paired { cols.div_ceil(2) } else { cols };
-        (self.cols, self.tiling) = (cols, Tiling::new(rows, words, cpu.isa().tile_rows()));
-        if self.words.as_slice().len() < rows * words {
-            self.words = Memory::new(rows * words);
+        self.by_row = self.paired && cpu.isa().bf16_products() == Bf16Products::Blocks;
+        let (words, tile_rows) = match (self.paired, self.by_row) {
+            (false, _) => (cols, cpu.isa().tile_rows()),
+            (true, false) => (cols.div_ceil(2), cpu.isa().tile_rows()),
+            (true, true) => (cols.div_ceil(2 * BLOCK_WORDS) * BLOCK_WORDS, 2 * BLOCK_ROWS),
+        };
+        (self.cols, self.tiling) = (cols, Tiling::new(rows, words, tile_rows));
+        let room = if self.by_row { (rows + BLOCK_ROWS - 1) * words } else { rows * words };
+        if self.words.as_slice().len() < room {
+            self.words = Memory::new(room);
         }
+    }
+
+    /// Whether rows lie one after the other.
+    pub(crate) fn are_by_row(&self) -> bool {
+        self.by_row
+    }
+
+    /// Words from word `word` of row `row` on, where rows lie one after the other. After the last row there are more, of no meaning:
+    /// whichever row one begins with, there are whole blocks of [`BLOCK_ROWS`].
+    pub(crate) fn words_from(&self, row: usize, word: usize) -> &[u32] {
+        assert!(self.by_row);
+        &self.words.as_slice()[row * self.tiling.cols + word..]
     }
 
     /// Words `words` of each row of the tile of `rows`.
@@ -96,7 +119,8 @@ impl Tiles {
 
     /// For tasks that write different numbers.
     pub(crate) fn shared(&mut self) -> SharedTiles<'_> {
-        SharedTiles { tiling: self.tiling, cols: self.cols, paired: self.paired, words: Disjoint::new(self.words.as_mut_slice()) }
+        let Self { tiling, cols, paired, by_row, .. } = *self;
+        SharedTiles { tiling, cols, paired, by_row, words: Disjoint::new(self.words.as_mut_slice()) }
     }
 
     /// `x`, which is `[rows, cols]`.
@@ -116,6 +140,9 @@ impl Tiles {
     /// The rows, one after the other: `[rows, cols]`.
     pub fn to_rows(&self) -> Vec<f32> {
         let word = |row: usize, word: usize| {
+            if self.by_row {
+                return self.words_from(row, word)[0];
+            }
             let rows = self.tiling.tile_of(row);
             self.words(&rows, word..word + 1)[row - rows.start]
         };
@@ -130,12 +157,18 @@ impl Tiles {
     }
 }
 
+/// Rows that are loaded together where they lie one after the other,
+pub(crate) const BLOCK_ROWS: usize = 16;
+/// and words of each.
+const BLOCK_WORDS: usize = 16;
+
 /// [`Tiles`] being written by several tasks.
 pub(crate) struct SharedTiles<'a> {
     /// Of words.
     pub(crate) tiling: Tiling,
     cols: usize,
     paired: bool,
+    by_row: bool,
     words: Disjoint<'a, u32>,
 }
 
@@ -149,9 +182,12 @@ impl SharedTiles<'_> {
     pub(crate) unsafe fn put<S: Simd>(&self, simd: S, tile: &Range<usize>, row: usize, col: usize, values: &[f32]) {
         let end = col + values.len();
         assert!(tile.contains(&row) && end <= self.cols);
-        let start = self.tiling.numbers(tile).start + (row - tile.start);
+        let (start, step) = match self.by_row {
+            true => (row * self.tiling.cols, 1),
+            false => (self.tiling.numbers(tile).start + (row - tile.start), tile.len()),
+        };
         // SAFETY: within the tile by the assertion above; written by this task only, as the caller promises.
-        let write = |word: usize, bits: u32| unsafe { self.words.write(start + word * tile.len(), bits) };
+        let write = |word: usize, bits: u32| unsafe { self.words.write(start + word * step, bits) };
         if !self.paired {
             values.iter().enumerate().for_each(|(i, value)| write(col + i, value.to_bits()));
             return;
@@ -165,6 +201,9 @@ impl SharedTiles<'_> {
         }
         for (i, pair) in rest.chunks(2).enumerate() {
             write((end - rest.len()) / 2 + i, bf16::pair(pair[0], pair.get(1).copied().unwrap_or(0.0)));
+        }
+        if self.by_row && end == self.cols {
+            (end.div_ceil(2)..self.tiling.cols).for_each(|word| write(word, 0));
         }
     }
 }

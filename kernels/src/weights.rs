@@ -2,13 +2,13 @@
 //!
 //! Outputs go in panels of 32. Within a panel the weights of one input lie together, `[panel][input][32]`, or, of bf16, those of two,
 //! `[panel][two inputs][32][2]`: so a panel is one stream through memory, and a vector of weights serves 16 outputs. Panels are
-//! filled up with zeros. bf16 weights that are denormal become zeros.
+//! filled up with zeros, to whole blocks of 32 inputs where weights are bf16. bf16 weights that are denormal become zeros.
 
 use crate::{
     cpu::Cpu,
     disjoint::Disjoint,
     dtype::{Dtype, with_element},
-    lines::{Lines, StoredLines},
+    lines::StoredLines,
     matrix::Matrix,
     memory::Memory,
     simd::LANES,
@@ -49,7 +49,7 @@ impl Weights {
         assert!(parts.iter().all(|(_, bias)| bias.is_none_or(|bias| bias.len() == outputs)), "bias is [outputs]");
         let turn = PANEL / parts.len();
         let panels = outputs.div_ceil(turn);
-        let panel_bytes = with_element!(dtype, E => inputs.div_ceil(E::INPUTS) * E::LINE_BYTES);
+        let panel_bytes = with_element!(dtype, E => E::panel_lines(inputs) * E::LINE_BYTES);
         let mut memory = Memory::new(panels * panel_bytes);
         let bytes = Disjoint::new(memory.as_mut_slice());
         // Where number `i` of a panel comes from.
@@ -107,6 +107,6 @@ impl Weights {
     /// Some lines of panel `panel`.
     #[inline(always)]
     pub(crate) fn panel<E: StoredLines>(&self, panel: usize, lines: Range<usize>) -> &[E::Line] {
-        &E::lines(self.memory.as_slice())[panel * self.inputs.div_ceil(E::INPUTS)..][lines]
+        &E::lines(self.memory.as_slice())[panel * E::panel_lines(self.inputs)..][lines]
     }
 }

@@ -10,7 +10,7 @@ use crate::{
     weights::{Checkpoint, WeightMatrix},
 };
 use std::path::Path;
-use tidemill_kernels::{self as kernels, BLOCK_POSITIONS, Cpu, Isa, KvLayout, KvMemory};
+use tidemill_kernels::{self as kernels, BLOCK_POSITIONS, Bf16Products, Cpu, Isa, KvLayout, KvMemory};
 use tidemill_proto::block::{BLOCK_TOKENS, KvDtype, KvShape, LayoutFingerprint};
 
 const _: () = assert!(BLOCK_TOKENS == BLOCK_POSITIONS, "the KV kernels and the block keys must agree on a block");
@@ -72,7 +72,7 @@ impl Model {
         let kv_shape = KvShape { layers: config.layers, kv_heads: config.kv_heads, head_dim: config.head_dim, dtype: options.kv_dtype };
         let weights = checkpoint.digest(progress);
         checkpoint.release();
-        let layout = LayoutFingerprint::new(&fingerprint(&weights, &config, arithmetic_number(arithmetic)), &kv_shape, (0, 1));
+        let layout = LayoutFingerprint::new(&fingerprint(&weights, &config, arithmetic_number(arithmetic, cpu.isa())), &kv_shape, (0, 1));
         let rope = Rope::new(&config.rope, config.head_dim);
         Ok(Model { config, cpu, rope, embedding, layers, final_norm, head, buffers: Buffers::new(arithmetic), kv_shape, layout })
     }
@@ -122,11 +122,12 @@ pub(crate) fn fingerprint(weights: &[u8; 32], config: &ModelConfig, arithmetic: 
     *hasher.finalize().as_bytes()
 }
 
-fn arithmetic_number(arithmetic: Arithmetic) -> u8 {
-    match arithmetic {
-        Arithmetic::F32 => 0,
-        Arithmetic::Int8 => 1,
-        Arithmetic::Bf16 => 2,
+fn arithmetic_number(arithmetic: Arithmetic, isa: Isa) -> u8 {
+    match (arithmetic, isa.bf16_products()) {
+        (Arithmetic::F32, _) => 0,
+        (Arithmetic::Int8, _) => 1,
+        (Arithmetic::Bf16, Bf16Products::Chain) => 2,
+        (Arithmetic::Bf16, Bf16Products::Blocks) => 3,
     }
 }
 

@@ -56,7 +56,7 @@ impl DotUnit {
     /// The best that this machine has and `isa` includes.
     pub(super) fn of(isa: Isa) -> DotUnit {
         let included = DotUnit::ALL.into_iter().filter(|unit| match unit {
-            DotUnit::Avx512Vnni => matches!(isa, Isa::Avx512Bf16 | Isa::Avx512),
+            DotUnit::Avx512Vnni => matches!(isa, Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512),
             DotUnit::AvxVnni | DotUnit::Avx2 => isa != Isa::Portable,
             DotUnit::Portable => true,
         });

@@ -144,12 +144,12 @@ impl Isa {
         match self {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: callers dispatch only on what was found available.
-            Isa::Avx512Bf16 | Isa::Avx512 => unsafe { avx512::run(kernel) },
+            Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512 => unsafe { avx512::run(kernel) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
             Isa::Avx2 => unsafe { avx2::run(kernel) },
             #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx512Bf16 | Isa::Avx512 | Isa::Avx2 => unreachable!("not available on this architecture"),
+            Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512 | Isa::Avx2 => unreachable!("not available on this architecture"),
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => kernel.run(neon::Neon),
             #[cfg(not(target_arch = "aarch64"))]
@@ -165,7 +165,7 @@ impl Isa {
         match self {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Isa::Avx512Bf16 => unsafe { avx512::run_bf16(kernel) },
+            Isa::Amx | Isa::Avx512Bf16 => unsafe { avx512::run_bf16(kernel) },
             _ => self.dispatch(kernel),
         }
     }
