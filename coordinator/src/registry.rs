@@ -68,7 +68,8 @@ pub struct PrefillLoad {
 pub enum Refusal {
     #[error(
         "its model, KV dtype or block layout (fingerprint {theirs}) is not the one that `{other}` serves ({ours}): \
-         all engines of a cluster run the same model with the same settings"
+         all engines of a cluster run the same model with the same settings, and compute alike \
+         (`--isa avx512bf16` on processors with AMX, where others have none)"
     )]
     Layout { theirs: LayoutFingerprint, ours: LayoutFingerprint, other: String },
     #[error("it has no KV blocks or no context: give it more device memory")]

@@ -20,6 +20,7 @@ use crate::{
     admission::{Arrival, Source},
     transport::{DataPath, Delivery, quic::STREAMS_PER_BATCH, shm::SharedArena},
 };
+use bytes::Bytes;
 use calls::{Call, Calls};
 use std::{
     net::SocketAddr,
@@ -175,18 +176,19 @@ impl PoolClient {
     }
 
     /// Publishes full blocks that follow each other in one chain. Blocks already held or in flight are not written twice.
-    pub async fn put(&self, lineage: Lineage, blocks: Vec<(BlockKey, Vec<u8>)>) -> Result<PutReport, PoolError> {
+    pub async fn put(&self, lineage: Lineage, blocks: Vec<(BlockKey, impl Into<Bytes>)>) -> Result<PutReport, PoolError> {
         self.put_into(Room::Made, lineage, blocks).await
     }
 
     /// As [`put`](Self::put), where no block leaves the node for these. What is refused now may find room when the node's disk has
     /// copies of more.
-    pub async fn offer(&self, lineage: Lineage, blocks: Vec<(BlockKey, Vec<u8>)>) -> Result<PutReport, PoolError> {
+    pub async fn offer(&self, lineage: Lineage, blocks: Vec<(BlockKey, impl Into<Bytes>)>) -> Result<PutReport, PoolError> {
         self.put_into(Room::Spare, lineage, blocks).await
     }
 
-    async fn put_into(&self, room: Room, lineage: Lineage, blocks: Vec<(BlockKey, Vec<u8>)>) -> Result<PutReport, PoolError> {
+    async fn put_into(&self, room: Room, lineage: Lineage, blocks: Vec<(BlockKey, impl Into<Bytes>)>) -> Result<PutReport, PoolError> {
         let inner = &self.0;
+        let blocks: Vec<(BlockKey, Bytes)> = blocks.into_iter().map(|(key, bytes)| (key, bytes.into())).collect();
         if let Some((_, wrong)) = blocks.iter().find(|(_, bytes)| bytes.len() != inner.block_bytes) {
             return Err(PoolError::BlockSize { bytes: wrong.len(), expected: inner.block_bytes });
         }
@@ -274,7 +276,7 @@ impl Inner {
     async fn deliver(
         &self,
         call: &mut Call,
-        blocks: Vec<(SlotRef, Vec<u8>)>,
+        blocks: Vec<(SlotRef, Bytes)>,
         until: Instant,
         reserved: &mut Reserved<'_>,
     ) -> Result<usize, PoolError> {

@@ -9,6 +9,7 @@
 pub(crate) mod quic;
 pub(crate) mod shm;
 
+use bytes::Bytes;
 use std::time::{Duration, Instant};
 use tidemill_proto::{
     link::{Connection, LinkError},
@@ -61,7 +62,7 @@ impl DataPath {
         &self,
         connection: &Connection,
         call: CallId,
-        blocks: Vec<(SlotRef, Vec<u8>)>,
+        blocks: Vec<(SlotRef, Bytes)>,
         until: Instant,
     ) -> Result<Delivery, LinkError> {
         match self {

@@ -39,7 +39,7 @@ pub struct EngineFlags {
     /// Threads that compute (default: one for each core)
     #[arg(long)]
     pub threads: Option<usize>,
-    /// Instruction set: auto, avx512bf16, avx512, avx2, neon or portable. All give the same bits
+    /// Instruction set: auto, amx, avx512bf16, avx512, avx2, neon or portable. All give the same bits, except that amx goes with amx only
     #[arg(long)]
     pub isa: Option<String>,
     /// How blocks travel: auto (shared memory where the pool node is on this host, see --host) or quic

@@ -15,6 +15,8 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+#[cfg(target_arch = "x86_64")]
+use tidemill_kernels::Isa;
 
 /// Measures with `threads` at once. `shrink`: how many times less work than a proper measurement takes.
 pub fn measure(threads: usize, shrink: usize) -> anyhow::Result<Ceilings> {
@@ -159,11 +161,17 @@ fn f32_kernels() -> Vec<Arithmetic> {
 
 /// Those that this machine has.
 fn bf16_kernels() -> Vec<Arithmetic> {
+    let mut kernels: Vec<Arithmetic> = Vec::new();
     #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16") {
-        return vec![Arithmetic { run: x86::bf16_avx512, per_round: (2 * 32 * x86::REGISTERS_AVX512) as f64 }];
+    {
+        if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16") {
+            kernels.push(Arithmetic { run: x86::bf16_avx512, per_round: (2 * 32 * x86::REGISTERS_AVX512) as f64 });
+        }
+        if Isa::Amx.is_available() {
+            kernels.push(Arithmetic { run: x86::bf16_amx, per_round: (2 * 16 * 16 * 32 * x86::TILES) as f64 / 8.0 });
+        }
     }
-    Vec::new()
+    kernels
 }
 
 /// Those that this machine has.
@@ -260,6 +268,42 @@ mod x86 {
             sums.iter_mut().for_each(|sum| *sum = _mm512_dpbf16_ps(*sum, a, b));
         }
         black_box(sums);
+    }
+
+    /// Sums of the loop's products of tiles, which do not wait for each other.
+    pub(super) const TILES: usize = 4;
+
+    /// An eighth of so many rounds: a product of tiles takes so much longer than one of registers.
+    ///
+    /// # Safety
+    /// This process may use tiles.
+    pub(super) unsafe fn bf16_amx(rounds: u64) {
+        // Palette 1: of 16 rows each, of 64 bytes.
+        let mut config = [0u8; 64];
+        config[0] = 1;
+        config[16..32].as_chunks_mut::<2>().0.fill(64u16.to_le_bytes());
+        config[48..56].fill(16);
+        // SAFETY: there are tiles, says the caller; nothing but registers is touched, and the configuration is valid.
+        unsafe {
+            std::arch::asm!(
+                "ldtilecfg [{config}]",
+                "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
+                "tilezero tmm4", "tilezero tmm5", "tilezero tmm6", "tilezero tmm7",
+                "2:",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                "dec {rounds}",
+                "jnz 2b",
+                "tilerelease",
+                config = in(reg) config.as_ptr(),
+                rounds = inout(reg) (rounds / 8).max(1) => _,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack),
+            );
+        }
     }
 
     #[target_feature(enable = "avx512f,avx512vnni")]

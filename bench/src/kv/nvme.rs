@@ -17,6 +17,7 @@ use super::{
     transfer::{Content, LINEAGE, fetch, transport_name},
 };
 use anyhow::{Context, ensure};
+use bytes::Bytes;
 use raw::{Access, RawFile, THREADS};
 use std::{
     path::Path,
@@ -48,7 +49,7 @@ const TOLD: Duration = Duration::from_millis(1500);
 /// Rows of the raw disk, and of each of the clients of `node`, whose disk is in `data`.
 pub async fn measure(node: &PoolNode, clients: &[PoolClient], data: &Path, plan: Plan) -> anyhow::Result<Vec<Row>> {
     let mut putter = Putter { content: Content::new(plan.block_bytes), contents: Vec::new(), put: 0 };
-    putter.contents = putter.content.draw(CONTENTS);
+    putter.contents = putter.content.draw(CONTENTS).into_iter().map(|(_, bytes)| Bytes::from(bytes)).collect();
     let blocks = (plan.disk_bytes / plan.block_bytes) as u64;
     let scratch = data.join("raw");
     let written = spawn_blocking(move || RawFile::create(&scratch, plan.block_bytes, blocks / 2)).await??;
@@ -111,13 +112,13 @@ impl Rounds {
 /// Puts blocks that were not put before.
 struct Putter {
     content: Content,
-    contents: Vec<(BlockKey, Vec<u8>)>,
+    contents: Vec<Bytes>,
     put: usize,
 }
 
 impl Putter {
     async fn put_batch(&mut self, client: &PoolClient, plan: Plan) -> anyhow::Result<()> {
-        let blocks = (0..plan.batch).map(|n| (self.content.key(), self.contents[(self.put + n) % CONTENTS].1.clone())).collect();
+        let blocks = (0..plan.batch).map(|n| (self.content.key(), self.contents[(self.put + n) % CONTENTS].clone())).collect();
         self.put += client.put(LINEAGE, blocks).await?.written;
         Ok(())
     }

@@ -47,7 +47,7 @@ pub(crate) enum StreamError {
 pub(crate) async fn send_put(
     connection: &Connection,
     call: CallId,
-    blocks: Vec<(SlotRef, Vec<u8>)>,
+    blocks: Vec<(SlotRef, Bytes)>,
     until: Instant,
 ) -> Result<(), LinkError> {
     let mut streams = JoinSet::new();
@@ -60,7 +60,7 @@ pub(crate) async fn send_put(
                 let header = PutData { call, block: Written { at, checksum: checksum(&bytes) } };
                 let header = frame::encode(&header).expect("a header fits a frame");
                 stream.write_all(&header).await.map_err(broken)?;
-                stream.write_chunk(Bytes::from(bytes)).await.map_err(broken)?;
+                stream.write_chunk(bytes).await.map_err(broken)?;
             }
             // Fails only on a stream that the peer stopped, which its answer tells.
             let _ = stream.finish();

@@ -7,6 +7,7 @@ use crate::{
     arena::{Arena, ArenaError},
     validate::{Invalid, validate},
 };
+use bytes::Bytes;
 use std::time::Instant;
 use tidemill_proto::pool::{ArenaInfo, Found, SlotRef, Written};
 
@@ -20,7 +21,7 @@ impl SharedArena {
     }
 
     /// Fills slots until the time is up; what is not in the result was not touched.
-    pub(crate) async fn write(&self, blocks: &[(SlotRef, Vec<u8>)], until: Instant) -> Vec<Written> {
+    pub(crate) async fn write(&self, blocks: &[(SlotRef, Bytes)], until: Instant) -> Vec<Written> {
         let mut written = Vec::with_capacity(blocks.len());
         for (at, bytes) in blocks {
             if Instant::now() >= until {
