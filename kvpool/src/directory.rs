@@ -37,7 +37,7 @@ mod waits;
 pub use disk::{DiskBlock, DiskUsage};
 pub use events::Events;
 pub use hottest::{Held, Place};
-pub use tiers::DiskFault;
+pub use tiers::{DiskFault, Loaded};
 
 use crate::eviction::{EvictionPolicy, Use};
 use disk::DiskTier;

@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 use tidemill_kvpool::{
-    directory::{Action, ClientId, Directory, DiskBlock, DiskFault, Limits, Usage},
+    directory::{Action, ClientId, Directory, DiskBlock, DiskFault, Limits, Loaded, Usage},
     eviction::Policy,
 };
 use tidemill_proto::{
@@ -68,7 +68,8 @@ enum Op {
     /// The disk does one of the things that it was asked to do,
     Disk(Index, Disk),
     /// and what it did is heard of.
-    Answer(Index),
+    /// The directory hears of one answer; or of that and all after it, of several loads at once.
+    Answer(Index, bool),
     Restart,
     Sleep(u64),
 }
@@ -101,7 +102,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => client.prop_map(Op::Gone),
         10 => (index(), prop_oneof![30 => Just(Disk::Works), 3 => Just(Disk::Tears), 1 => Just(Disk::Fails)])
             .prop_map(|(index, how)| Op::Disk(index, how)),
-        10 => index().prop_map(Op::Answer),
+        10 => (index(), any::<bool>()).prop_map(|(index, together)| Op::Answer(index, together)),
         1 => Just(Op::Restart),
         3 => prop_oneof![4 => 0u64..50, 2 => 0u64..2000, 1 => 0u64..20_000].prop_map(Op::Sleep),
     ]
@@ -293,10 +294,12 @@ impl World {
                     self.unheard.push((io, outcome));
                 }
             }
-            Op::Answer(index) => {
+            Op::Answer(index, together) => {
                 if !self.unheard.is_empty() {
-                    let (io, outcome) = self.unheard.remove(index.index(self.unheard.len()));
-                    self.answer(io, outcome);
+                    let first = index.index(self.unheard.len());
+                    let last = if together { self.unheard.len() } else { first + 1 };
+                    let heard = self.unheard.drain(first..last).collect();
+                    self.answer(heard);
                 }
             }
             Op::Restart => self.restart(),
@@ -337,11 +340,15 @@ impl World {
         Ok(())
     }
 
-    fn answer(&mut self, io: Io, outcome: Result<(), DiskFault>) {
-        match io {
-            Io::Store { disk, .. } => self.directory.stored(disk, outcome, self.now),
-            Io::Load { disk, to, .. } => drop(self.directory.loaded(disk, to, outcome, self.now)),
+    fn answer(&mut self, ended: Vec<(Io, Result<(), DiskFault>)>) {
+        let mut loads = Vec::new();
+        for (io, outcome) in ended {
+            match io {
+                Io::Store { disk, .. } => self.directory.stored(disk, outcome, self.now),
+                Io::Load { disk, to, .. } => loads.push(Loaded { disk, to, outcome }),
+            }
         }
+        self.directory.loaded(&loads, self.now);
     }
 
     /// The node is killed, whatever it is doing, and started again.
@@ -453,8 +460,8 @@ impl World {
                 let outcome = self.disk(io, Disk::Works);
                 self.unheard.push((io, outcome));
             }
-            let Some((io, outcome)) = self.unheard.pop() else { break };
-            self.answer(io, outcome);
+            let Some(answer) = self.unheard.pop() else { break };
+            self.answer(vec![answer]);
             self.settle();
             self.check();
         }

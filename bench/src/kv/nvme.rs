@@ -1,9 +1,9 @@
 //! The NVMe tier, timed: blocks that leave memory for the disk, and blocks that come back from it, beside what the raw disk does.
 //!
 //! Blocks are put as fast as the raw disk writes; those that the node did not get onto its disk before it needed their slots
-//! are lost, and do not count. What counts is what the node says it stored. Gets ask for blocks that are on disk only, two batches
-//! at a time, as two jobs of a worker would: with one after the other, the disk waits while the last blocks of each are copied
-//! and checked.
+//! are lost, and do not count. What counts is what the node says it stored. Gets ask for blocks that are on disk only. Both go two
+//! batches at a time, as two jobs of a worker would: with one after the other, the disk waits while the last blocks of each are
+//! copied and checked.
 //!
 //! A disk may be faster today than it was a minute ago, and a virtual one is. So raw disk, puts and gets take turns. Raw reads are
 //! those of the node's own file, and as the node's: half of it, anywhere, in no order.
@@ -117,10 +117,15 @@ struct Putter {
 }
 
 impl Putter {
-    async fn put_batch(&mut self, client: &PoolClient, plan: Plan) -> anyhow::Result<()> {
-        let blocks = (0..plan.batch).map(|n| (self.content.key(), self.contents[(self.put + n) % CONTENTS].clone())).collect();
-        self.put += client.put(LINEAGE, blocks).await?.written;
+    async fn put_batches(&mut self, client: &PoolClient, plan: Plan) -> anyhow::Result<()> {
+        let [one, another] = [(); 2].map(|()| self.batch(plan));
+        let (one, another) = tokio::try_join!(client.put(LINEAGE, one), client.put(LINEAGE, another))?;
+        self.put += one.written + another.written;
         Ok(())
+    }
+
+    fn batch(&mut self, plan: Plan) -> Vec<(BlockKey, Bytes)> {
+        (0..plan.batch).map(|n| (self.content.key(), self.contents[(self.put + n) % CONTENTS].clone())).collect()
     }
 
     /// Puts `offered` bytes per second until the node says what is wanted.
@@ -135,7 +140,7 @@ impl Putter {
         let (started, put_before) = (Instant::now(), self.put);
         while !enough(node.told()) {
             ensure!(started.elapsed() < plan.putting * 10, "the disk takes far less than it should");
-            self.put_batch(client, plan).await?;
+            self.put_batches(client, plan).await?;
             let due = started + Duration::from_secs_f64(((self.put - put_before) * plan.block_bytes) as f64 / offered);
             sleep(due.saturating_duration_since(Instant::now())).await;
         }

@@ -367,7 +367,7 @@ fn a_block_on_disk_is_loaded_once_for_all_who_want_it() {
     get(&mut directory, 1, &keys(7..8), Duration::ZERO);
     directory.get(WRITER, CallId(1), &keys(7..8), Duration::from_secs(60), Via::Streams, NOW);
     let (disk, to) = the_load(&mut directory);
-    assert!(directory.loaded(disk, to, Ok(()), NOW));
+    assert_eq!(directory.loaded(&[Loaded { disk, to, outcome: Ok(()) }], NOW), 1);
     directory.check_integrity();
     let found: Vec<_> = actions(&mut directory)
         .into_iter()
@@ -387,7 +387,7 @@ fn a_load_that_finds_other_bytes_is_a_miss_and_forgets_the_block() {
     directory.take_events();
     get(&mut directory, 1, &keys(7..8), Duration::from_secs(60));
     let (disk, to) = the_load(&mut directory);
-    assert!(!directory.loaded(disk, to, Err(DiskFault::Corrupt), NOW));
+    assert_eq!(directory.loaded(&[Loaded { disk, to, outcome: Err(DiskFault::Corrupt) }], NOW), 0);
     assert_eq!(
         actions(&mut directory)[..2],
         [Action::Erase { disk }, Action::Missed { client: READER, call: CallId(1), indexes: vec![0] }],
@@ -407,7 +407,7 @@ fn a_disk_that_hangs_is_given_up_after_the_first_load_that_it_does_not_answer() 
     directory.tick(NOW + Limits::LOAD);
     let [Action::Missed { indexes, .. }, Action::GiveUpDisk] = &actions(&mut directory)[..] else { panic!() };
     assert_eq!(indexes, &[0]);
-    assert!(!directory.loaded(disk, to, Ok(()), NOW + Limits::LOAD), "whatever it says later");
+    assert_eq!(directory.loaded(&[Loaded { disk, to, outcome: Ok(()) }], NOW + Limits::LOAD), 0, "whatever it says later");
     directory.check_integrity();
     directory.tick(NOW + LIMITS.reclaim_max());
     assert_eq!(directory.usage().quarantined, 0);

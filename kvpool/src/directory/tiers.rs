@@ -34,6 +34,15 @@ pub enum DiskFault {
     Io,
 }
 
+/// How a [`Action::Load`] ended.
+#[derive(Clone, Copy, Debug)]
+pub struct Loaded {
+    pub disk: u32,
+    /// Where it went well, this slot holds the block's bytes, checked.
+    pub to: SlotRef,
+    pub outcome: Result<(), DiskFault>,
+}
+
 /// Slots that are free or clean.
 struct Watermarks {
     /// Below this, demotion begins,
@@ -102,38 +111,42 @@ impl Directory {
         self.demote();
     }
 
-    /// A [`Action::Load`] ended; if well, the slot holds the block's bytes, checked. Returns whether they were taken.
-    pub fn loaded(&mut self, disk: u32, to: SlotRef, outcome: Result<(), DiskFault>, now: Duration) -> bool {
+    /// [`Action::Load`]s ended. Whoever waits for several of the blocks is handed them together. Returns how many were taken.
+    pub fn loaded(&mut self, loads: &[Loaded], now: Duration) -> usize {
         self.tick(now);
-        let Some(tier) = &mut self.disk else { return false };
-        tier.answered();
-        let Some(reserved) = self.take_reservation(NODE, to) else { return false };
-        tier_of(&mut self.disk).load_ended(disk);
-        match outcome {
-            Ok(()) => {
-                let DiskBlock { key, checksum, lineage } = tier_of(&mut self.disk).block(disk);
-                let published = Published { key, checksum, lineage, used: reserved.used, leases: 0, rank: Rank::Policy };
-                self.events.moved(key, Tier::Dram);
-                let mut found = Handovers::new();
-                self.publish(to.slot, published, Tier::Nvme, &mut found);
-                self.hand_over_all(found, now);
-            }
-            Err(fault) => {
-                if fault == DiskFault::Corrupt {
-                    tier_of(&mut self.disk).forget(disk);
-                    self.events.evicted(reserved.key);
-                    self.actions.push_back(Action::Erase { disk });
+        let mut taken = 0;
+        let mut found = Handovers::new();
+        for &Loaded { disk, to, outcome } in loads {
+            let Some(tier) = &mut self.disk else { break };
+            tier.answered();
+            let Some(reserved) = self.take_reservation(NODE, to) else { continue };
+            tier_of(&mut self.disk).load_ended(disk);
+            match outcome {
+                Ok(()) => {
+                    let DiskBlock { key, checksum, lineage } = tier_of(&mut self.disk).block(disk);
+                    let published = Published { key, checksum, lineage, used: reserved.used, leases: 0, rank: Rank::Policy };
+                    self.events.moved(key, Tier::Dram);
+                    self.publish(to.slot, published, Tier::Nvme, &mut found);
+                    taken += 1;
                 }
-                self.by_key.remove(&reserved.key);
-                self.shares.lose(reserved.lineage.tenant);
-                self.set_free(to.slot);
-                self.miss_waiters(reserved.key);
-                if fault == DiskFault::Io {
-                    self.disk_failed();
+                Err(fault) => {
+                    if fault == DiskFault::Corrupt {
+                        tier_of(&mut self.disk).forget(disk);
+                        self.events.evicted(reserved.key);
+                        self.actions.push_back(Action::Erase { disk });
+                    }
+                    self.by_key.remove(&reserved.key);
+                    self.shares.lose(reserved.lineage.tenant);
+                    self.set_free(to.slot);
+                    self.miss_waiters(reserved.key);
+                    if fault == DiskFault::Io {
+                        self.disk_failed();
+                    }
                 }
             }
         }
-        outcome.is_ok()
+        self.hand_over_all(found, now);
+        taken
     }
 
     /// The disk cannot be used (any more): what only it held is gone.

@@ -26,7 +26,8 @@ use reuse_times::{AGES, Cell, ReuseTimes};
 use std::{cmp::Reverse, collections::BTreeSet};
 use tidemill_proto::block::BlockKey;
 
-/// O(log n) for each operation. An eviction looks at up to `CLASSES` × `AGES` cells, usually the first few.
+/// O(log n) for each operation. An eviction goes on in the order of cells where the last one found a candidate, as long as no
+/// block came to an earlier cell and time did not move on.
 #[derive(Debug)]
 pub struct HitDensity {
     /// By class, the candidates in the order in which they leave.
@@ -35,6 +36,8 @@ pub struct HitDensity {
     entries: Vec<Option<Entry>>,
     ghosts: Ghosts<History>,
     times: ReuseTimes,
+    /// Cells that are worth less than the one at this place hold no candidate.
+    empty_before: usize,
     clock: Clock,
     /// The latest operation, and the window when it was first heard of: its blocks are equally old.
     latest: (u64, u64),
@@ -114,6 +117,7 @@ impl HitDensity {
             entries: vec![None; slots as usize],
             ghosts: Ghosts::new(GHOSTS_PER_SLOT * slots as usize),
             times: ReuseTimes::new(CLASSES),
+            empty_before: 0,
             clock: Clock { slots: u64::from(slots), came: 0, window: 0 },
             latest: (0, 0),
         }
@@ -138,6 +142,20 @@ impl HitDensity {
         history
     }
 
+    /// `entry`, of `slot`, is a candidate from now on.
+    fn enqueue(&mut self, slot: u32, entry: &Entry) {
+        let History { class, window, .. } = entry.history;
+        let age = (AGES - 1).min((self.clock.window - window) as usize);
+        self.empty_before = self.empty_before.min(self.times.place(Cell { class, age }));
+        self.queues[class].insert(entry.rank(slot));
+    }
+
+    /// The place of the cell that is worth least and has a candidate, and the candidate of it that leaves first.
+    fn first(&self) -> Option<(usize, Cell, Rank)> {
+        let mut cells = self.times.cells().iter().enumerate().skip(self.empty_before);
+        cells.find_map(|(place, &cell)| Some((place, cell, self.first_of(cell)?)))
+    }
+
     /// The candidate of `cell` that leaves first.
     fn first_of(&self, cell: Cell) -> Option<Rank> {
         let latest = self.clock.window.checked_sub(cell.age as u64)?;
@@ -152,6 +170,7 @@ impl EvictionPolicy for HitDensity {
     fn insert(&mut self, slot: u32, key: &BlockKey, used: Use) {
         if self.clock.advance() {
             self.times.next_window();
+            self.empty_before = 0;
         }
         let history = match self.ghosts.take(key) {
             Some(history) if self.times.remembers(history.window) => self.reuse(history, used),
@@ -163,7 +182,7 @@ impl EvictionPolicy for HitDensity {
         if let Some(Entry { history, .. }) = earlier {
             self.times.forget(history.class, history.window);
         }
-        self.queues[history.class].insert(entry.rank(slot));
+        self.enqueue(slot, &entry);
     }
 
     fn pin(&mut self, slot: u32) {
@@ -186,11 +205,12 @@ impl EvictionPolicy for HitDensity {
         };
         (entry.last, entry.last_came, entry.pinned) = (used, self.clock.came, false);
         self.entries[slot as usize] = Some(entry);
-        self.queues[entry.history.class].insert(entry.rank(slot));
+        self.enqueue(slot, &entry);
     }
 
     fn evict(&mut self) -> Option<u32> {
-        let (class, rank) = self.times.cells().find_map(|cell| Some((cell.class, self.first_of(cell)?)))?;
+        let (place, Cell { class, .. }, rank) = self.first()?;
+        self.empty_before = place;
         self.queues[class].remove(&rank);
         let (.., slot) = rank;
         let entry = self.entries[slot as usize].take().expect("queues list slots that hold something");
@@ -281,6 +301,26 @@ mod tests {
             }
         }
         assert!(hits as u64 > 30 * kept * 9 / 10, "{hits} hits of {}", 30 * kept);
+    }
+
+    #[test]
+    fn no_candidate_is_where_an_eviction_does_not_look() {
+        let slots = 40u32;
+        let mut policy = HitDensity::new(slots);
+        let mut random = 1u64;
+        for at in 0..20_000 {
+            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let (slot, block) = ((random >> 33) as u32 % slots, (random >> 40) % 100);
+            match policy.entries[slot as usize] {
+                None => policy.insert(slot, &key(block), Use::in_chain(at, 0, 2)),
+                Some(Entry { pinned: false, .. }) => policy.pin(slot),
+                Some(Entry { pinned: true, .. }) => policy.unpin(slot, Use::in_chain(at, 0, 2)),
+            }
+            assert!(policy.times.cells()[..policy.empty_before].iter().all(|&cell| policy.first_of(cell).is_none()));
+            if random >> 62 == 0 {
+                policy.evict();
+            }
+        }
     }
 
     #[test]

@@ -4,15 +4,15 @@
 //!   directory ── Store, Load, Erase ──► queues ──► threads: copy, check, read or write ──► directory: stored, loaded
 //! ```
 //!
-//! Loads go first: someone waits for them. Neighbouring slots that are asked for together are read or written together, so
-//! small blocks cost about as much as large ones. The queues are bounded by the directory: a load has a DRAM slot, and stores
-//! are few.
+//! Loads go first: someone waits for them. A thread takes its share of what waits, reads or writes neighbouring slots together,
+//! and answers for all of its share at once, so that many small blocks cost about as much as one large one. The queues are
+//! bounded by the directory: a load has a DRAM slot, and stores are few.
 
 use super::store::Store;
 use crate::{
     arena::Arena,
     counters::Lane,
-    directory::{Directory, DiskBlock, DiskFault},
+    directory::{Directory, DiskBlock, DiskFault, Loaded},
     disk::{self, Disk, DiskError, Geometry},
     validate::checksum,
 };
@@ -21,6 +21,8 @@ use parking_lot::{Condvar, Mutex};
 use std::{
     collections::VecDeque,
     io,
+    iter::from_fn,
+    mem::discriminant,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -67,8 +69,8 @@ struct Counters {
 
 /// Reads and writes at once: what keeps an NVMe disk busy.
 const THREADS: usize = 8;
-/// Neighbouring slots are read and written together up to this size.
-const RUN_BYTES: usize = 512 << 10;
+/// The most that a thread takes at once, of more than one block.
+const BATCH_BYTES: usize = 512 << 10;
 
 impl DiskIo {
     pub(super) fn new(disk: Arc<Disk>, geometry: Geometry) -> Self {
@@ -132,19 +134,19 @@ impl DiskIo {
     /// Starts the threads that work for `store`.
     pub(super) fn start(store: &Arc<Store>, io: &Arc<Self>) -> io::Result<()> {
         for n in 0..THREADS {
-            let buffer = disk::buffer(io.run_max() * io.geometry.stride)?;
+            let buffer = disk::buffer(io.batch_max() * io.geometry.stride)?;
             let worker = Worker { store: Arc::clone(store), io: Arc::clone(io), buffer };
             thread::Builder::new().name(format!("disk-{n}")).spawn(move || worker.run())?;
         }
         Ok(())
     }
 
-    /// Slots in a run, at most.
-    fn run_max(&self) -> usize {
-        (RUN_BYTES / self.geometry.stride).max(1)
+    /// Jobs in a batch, at most.
+    fn batch_max(&self) -> usize {
+        (BATCH_BYTES / self.geometry.stride).max(1)
     }
 
-    /// The next jobs: of one kind, for neighbouring slots. Waits for one; `None` at the end.
+    /// A share of the jobs that wait, of one kind and in the disk's order. Waits for one; `None` at the end.
     fn take(&self) -> Option<Vec<Job>> {
         let mut queues = self.queues.lock();
         loop {
@@ -154,16 +156,29 @@ impl DiskIo {
             }
             let queue = if loads.is_empty() { others } else { loads };
             if let Some(first) = queue.pop_front() {
-                let mut run = vec![first];
-                while run.len() < self.run_max()
-                    && let Some(next) = queue.pop_front_if(|job| job.follows(&run[run.len() - 1]))
-                {
-                    run.push(next);
-                }
-                return Some(run);
+                let share = (queue.len() / THREADS).min(self.batch_max() - 1);
+                let mut batch = vec![first];
+                batch.extend(from_fn(|| queue.pop_front_if(|job| discriminant(job) == discriminant(&first))).take(share));
+                batch.sort_unstable_by_key(Job::disk);
+                return Some(batch);
             }
             self.waiting.wait(&mut queues);
         }
+    }
+
+    /// Neighbouring slots of a batch, with their offset and their part of the buffer. Ends at the first error: it ends the disk.
+    fn each_run(
+        &self,
+        batch: &[Job],
+        mut buffer: &mut [u8],
+        io: impl Fn(&Disk, u64, &mut [u8]) -> Result<(), DiskError>,
+    ) -> Result<(), DiskError> {
+        for run in batch.chunk_by(|job, next| next.disk() == job.disk() + 1) {
+            let (bytes, rest) = buffer.split_at_mut(run.len() * self.geometry.stride);
+            io(&self.disk, self.geometry.offset(run[0].disk()), bytes)?;
+            buffer = rest;
+        }
+        Ok(())
     }
 }
 
@@ -172,11 +187,6 @@ impl Job {
         match *self {
             Job::Store { disk, .. } | Job::Load { disk, .. } | Job::Erase { disk } => disk,
         }
-    }
-
-    /// Whether it does the same as the other to the next slot.
-    fn follows(&self, other: &Job) -> bool {
-        std::mem::discriminant(self) == std::mem::discriminant(other) && self.disk() == other.disk() + 1
     }
 }
 
@@ -188,12 +198,12 @@ struct Worker {
 
 impl Worker {
     fn run(mut self) {
-        while let Some(run) = self.io.take() {
-            match run[0] {
-                Job::Store { .. } => self.save(&run),
-                Job::Load { .. } => self.load(&run),
+        while let Some(batch) = self.io.take() {
+            match batch[0] {
+                Job::Store { .. } => self.save(&batch),
+                Job::Load { .. } => self.load(&batch),
                 Job::Erase { .. } => {
-                    for job in &run {
+                    for job in &batch {
                         if let Err(error) = self.io.disk.erase(job.disk()) {
                             // After a restart the block will be found, and found to be wrong, again.
                             tracing::warn!(%error, "a broken block's record stays on disk");
@@ -204,15 +214,15 @@ impl Worker {
         }
     }
 
-    fn save(&mut self, run: &[Job]) {
+    fn save(&mut self, batch: &[Job]) {
         let (arena, Geometry { stride, .. }) = (self.store.arena(), self.io.geometry);
         let started = Instant::now();
         let mut outcomes: Vec<_> =
-            run.iter().zip(self.buffer.chunks_exact_mut(stride)).map(|(job, bytes)| copy(arena, job, bytes)).collect();
+            batch.iter().zip(self.buffer.chunks_exact_mut(stride)).map(|(job, bytes)| copy(arena, job, bytes)).collect();
         // A part of a run that is not to be written is written all the same: nobody will find it.
-        let written = self.io.disk.write(self.io.geometry.offset(run[0].disk()), &self.buffer[..run.len() * stride]);
+        let written = self.io.each_run(batch, &mut self.buffer, |disk, offset, bytes| disk.write(offset, bytes));
         let recorded = written.and_then(|()| {
-            let good = run.iter().zip(&outcomes).filter(|(_, outcome)| outcome.is_ok());
+            let good = batch.iter().zip(&outcomes).filter(|(_, outcome)| outcome.is_ok());
             self.io
                 .disk
                 .record(good.filter_map(|(job, _)| if let Job::Store { disk, block, .. } = *job { Some((disk, block)) } else { None }))
@@ -224,37 +234,34 @@ impl Worker {
         let good = outcomes.iter().filter(|outcome| outcome.is_ok()).count();
         self.io.counters.stored.moved(good * arena.block_bytes(), started.elapsed());
         self.store.apply(|directory, now| {
-            run.iter().zip(outcomes).for_each(|(job, outcome)| directory.stored(job.disk(), outcome, now));
+            batch.iter().zip(outcomes).for_each(|(job, outcome)| directory.stored(job.disk(), outcome, now));
         });
     }
 
-    fn load(&mut self, run: &[Job]) {
+    fn load(&mut self, batch: &[Job]) {
         let (arena, Geometry { stride, .. }) = (self.store.arena(), self.io.geometry);
         let started = Instant::now();
-        let read = self.io.disk.read(self.io.geometry.offset(run[0].disk()), &mut self.buffer[..run.len() * stride]);
+        let read = self.io.each_run(batch, &mut self.buffer, |disk, offset, bytes| disk.read(offset, bytes));
         if let Err(error) = &read {
             self.failed(error);
         }
         let now = self.store.now();
-        let outcomes: Vec<_> = run
-            .iter()
-            .zip(self.buffer.chunks_exact(stride))
-            .map(|(job, bytes)| if read.is_ok() { fill(arena, job, &bytes[..arena.block_bytes()], now) } else { Err(DiskFault::Io) })
+        let blocks = batch.iter().zip(self.buffer.chunks_exact(stride));
+        let loads: Vec<Loaded> = blocks
+            .filter_map(|(job, bytes)| {
+                let Job::Load { disk, to, .. } = *job else { return None };
+                let outcome = if read.is_ok() { fill(arena, job, &bytes[..arena.block_bytes()], now) } else { Err(DiskFault::Io) };
+                Some(Loaded { disk, to, outcome })
+            })
             .collect();
-        let corrupt = outcomes.iter().filter(|outcome| **outcome == Err(DiskFault::Corrupt)).count();
+        let ended_as = |outcome| loads.iter().filter(|loaded| loaded.outcome == outcome).count();
+        let (good, corrupt) = (ended_as(Ok(())), ended_as(Err(DiskFault::Corrupt)));
         if corrupt > 0 {
-            tracing::error!(corrupt, slot = run[0].disk(), "blocks on disk are not what was written: forgotten");
+            tracing::error!(corrupt, "blocks on disk are not what was written: forgotten");
             self.io.counters.corrupt.fetch_add(corrupt as u64, Relaxed);
         }
-        let good = outcomes.iter().filter(|outcome| outcome.is_ok()).count();
         self.io.counters.loaded.moved(good * arena.block_bytes(), started.elapsed());
-        self.store.apply(|directory, now| {
-            for (job, outcome) in run.iter().zip(outcomes) {
-                if let Job::Load { disk, to, .. } = *job {
-                    directory.loaded(disk, to, outcome, now);
-                }
-            }
-        });
+        self.store.apply(|directory, now| directory.loaded(&loads, now));
     }
 
     fn failed(&self, error: &DiskError) {

@@ -19,6 +19,8 @@ pub(super) struct ReuseTimes {
     window: u64,
     /// All cells, those worth least first.
     cells: Vec<Cell>,
+    /// Where each is in that order, by class and age.
+    places: Vec<[usize; AGES]>,
 }
 
 /// Blocks of one class whose last use was `age` windows ago; the last age stands for all older ones too.
@@ -42,7 +44,7 @@ impl ReuseTimes {
     /// `classes` is even.
     pub(super) fn new(classes: usize) -> Self {
         let class = Class { waiting: [0; AGES], exposed: [0.0; AGES], reused: [0.0; AGES] };
-        let mut times = Self { classes: vec![class; classes], window: 0, cells: Vec::new() };
+        let mut times = Self { classes: vec![class; classes], window: 0, cells: Vec::new(), places: vec![[0; AGES]; classes] };
         times.rank();
         times
     }
@@ -93,8 +95,13 @@ impl ReuseTimes {
     }
 
     /// All cells, those worth least first.
-    pub(super) fn cells(&self) -> impl Iterator<Item = Cell> {
-        self.cells.iter().copied()
+    pub(super) fn cells(&self) -> &[Cell] {
+        &self.cells
+    }
+
+    /// Where a cell is among them.
+    pub(super) fn place(&self, cell: Cell) -> usize {
+        self.places[cell.class][cell.age]
     }
 
     fn rank(&mut self) {
@@ -121,6 +128,9 @@ impl ReuseTimes {
         }
         ranked.sort_by(|(a, cell_a), (b, cell_b)| a.total_cmp(b).then(cell_b.age.cmp(&cell_a.age)));
         self.cells = ranked.into_iter().map(|(_, cell)| cell).collect();
+        for (place, cell) in self.cells.iter().enumerate() {
+            self.places[cell.class][cell.age] = place;
+        }
     }
 }
 
@@ -168,7 +178,7 @@ mod tests {
             }
             times.next_window();
         }
-        let place = |class, age| times.cells().position(|cell| cell == Cell { class, age }).unwrap();
+        let place = |class, age| times.place(Cell { class, age });
         assert!(place(1, 1) < place(3, 1), "class 1 is never used again");
         assert!(place(3, 8) < place(3, 3), "class 3 only five windows later");
         assert!(place(0, 1) < place(1, 1) && place(2, 1) < place(3, 1), "ends of chains first");
@@ -177,7 +187,7 @@ mod tests {
     #[test]
     fn before_anything_is_counted_older_is_worth_less() {
         let times = ReuseTimes::new(4);
-        let ages: Vec<usize> = times.cells().map(|cell| cell.age).collect();
+        let ages: Vec<usize> = times.cells().iter().map(|cell| cell.age).collect();
         assert!(ages.is_sorted_by(|a, b| a >= b) && ages.len() == 4 * AGES);
     }
 }
