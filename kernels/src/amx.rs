@@ -1,6 +1,6 @@
-//! Products of bf16 on tiles: Intel's Advanced Matrix Extensions.
+//! Products of bf16, and of 8-bit integers, on tiles: Intel's Advanced Matrix Extensions.
 //!
-//! **The arithmetic** is that of `TDPBF16PS` (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2): inputs are cut at
+//! **The arithmetic** of integers is exact. That of bf16 is that of `TDPBF16PS` (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2): inputs are cut at
 //! multiples of 32. Of each 32, the products of the even inputs are a chain of fused multiply-adds from 0, and so are those of the odd
 //! ones; then the two are added to each other, and that to the sum. It is not what `vdpbf16ps` computes, and neither can be had from
 //! the other at a tolerable rate: so it is an arithmetic of its own, with a layout fingerprint of its own.
@@ -14,12 +14,12 @@ use crate::{
     tile::{Ahead, PANEL},
 };
 use nix::libc;
-use std::{arch::asm, arch::x86_64::__cpuid_count, sync::LazyLock};
+use std::{arch::asm, arch::x86_64::__cpuid_count, marker::PhantomData, sync::LazyLock};
 
-/// Rows of a tile, and lines of weights: pairs of inputs.
+/// Rows of a tile, and lines of weights: pairs of inputs in bf16, fours of integers.
 pub(crate) const TILE: usize = 16;
 
-/// 32 outputs of a pair of inputs: half a tile's width each.
+/// 32 outputs of a word of inputs: half a tile's width each.
 type Line = <Bf16 as Lines>::Line;
 
 /// Whether this process may use tiles, and they compute what is stated above. Asks and tries once, which takes microseconds.
@@ -28,13 +28,22 @@ pub(crate) fn is_available() -> bool {
     *ANSWER
 }
 
+/// Whether tiles also multiply integers, where they are [available](is_available).
+pub(crate) fn has_int8() -> bool {
+    has(AMX_INT8)
+}
+
 fn has_instructions() -> bool {
-    let features = __cpuid_count(7, 0).edx;
-    [AMX_BF16, AMX_TILE].iter().all(|bit| features >> bit & 1 == 1)
+    has(AMX_BF16) && has(AMX_TILE)
+}
+
+fn has(bit: u32) -> bool {
+    __cpuid_count(7, 0).edx >> bit & 1 == 1
 }
 
 const AMX_BF16: u32 = 22;
 const AMX_TILE: u32 = 24;
+const AMX_INT8: u32 = 25;
 
 /// Asks the system for this process's permission. There is none where it does not know of tiles.
 fn is_granted() -> bool {
@@ -44,8 +53,38 @@ fn is_granted() -> bool {
     unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
 }
 
-/// Tiles, ready on this thread: with 16 rows of 64 bytes, but for activations and sums of fewer rows.
-pub(crate) struct Amx(());
+/// This thread's tiles, ready: with 16 rows of 64 bytes, but for activations and sums of fewer rows. Given back in the end: the system
+/// saves what is in use at each switch of threads.
+pub(crate) struct Amx {
+    of_this_thread: PhantomData<*const ()>,
+}
+
+/// What tiles multiply. The numbers of a word are of neighbouring inputs.
+pub(crate) trait Packed {
+    /// Of activations, 32 bits.
+    type Word;
+    /// 32 bits.
+    type Sum;
+
+    /// Products of 32 rows.
+    ///
+    /// # Safety
+    /// There are tiles ready. In each round 16 rows of 64 bytes from `x` on, `stride` bytes apart, and as many behind them, can be read,
+    /// each time 64 bytes further; 16 lines of weights for each round; 32 rows of sums can be read and written.
+    unsafe fn two(x: *const Self::Word, stride: usize, weights: *const Line, rounds: usize, sums: *mut [Self::Sum; PANEL]);
+
+    /// Products of 16 rows.
+    ///
+    /// # Safety
+    /// As `two`, with 16 rows.
+    unsafe fn one(x: *const Self::Word, stride: usize, weights: *const Line, rounds: usize, sums: *mut [Self::Sum; PANEL]);
+}
+
+/// Two bf16, whose products are added up in f32 as stated above.
+pub(crate) struct Bf16Pairs;
+
+/// Four integers of 8 bits, signed in activations, unsigned in weights, whose products are added up in 32 bits.
+pub(crate) struct Int8Fours;
 
 /// What `LDTILECFG` reads.
 #[repr(C, align(64))]
@@ -84,41 +123,46 @@ impl Config {
 const WEIGHTS: usize = 6;
 
 impl Amx {
-    /// Gives `work` this thread's tiles, for so many rows, and gives them back after it: the system saves what is in use at each switch of
-    /// threads. For up to 16 rows no more are read: a few rows would else be read with garbage that pushes weights out of the caches.
+    /// For so many rows. For up to 16 no more are read: a few rows would else be read with garbage that pushes weights out of the caches.
     ///
     /// # Safety
-    /// [`is_available`] says so.
-    pub(crate) unsafe fn with(rows: usize, work: impl FnOnce(&Self)) {
+    /// [`is_available`] says so. A thread has one at a time.
+    pub(crate) unsafe fn new(rows: usize) -> Self {
         let config = &raw const CONFIGS[rows.clamp(1, TILE) - 1];
         // SAFETY: the caller knows that there are tiles; the configuration is valid, and no compiled code uses them by itself.
         unsafe { asm!("ldtilecfg [{}]", in(reg) config, options(nostack, preserves_flags)) };
-        work(&Self(()));
-        // SAFETY: as above.
-        unsafe { asm!("tilerelease", options(nostack, preserves_flags)) };
+        Self { of_this_thread: PhantomData }
     }
 
     /// `sums[i][j] += x.row(i) * weights.column(j)`. Row `i` of `x` begins at word `i * stride`, and has as many words as there are
     /// lines: a multiple of 16, as there are rows of sums, even where the last ones are not computed.
-    pub(crate) fn add_products(&self, x: &[u32], stride: usize, weights: &[Line], sums: &mut [[f32; PANEL]]) {
+    pub(crate) fn add_products<P: Packed>(&self, x: &[P::Word], stride: usize, weights: &[Line], sums: &mut [[P::Sum; PANEL]]) {
         assert!(weights.len().is_multiple_of(TILE) && sums.len().is_multiple_of(TILE), "whole tiles");
         if weights.is_empty() || sums.is_empty() {
             return;
         }
         assert!(x.len() >= (sums.len() - 1) * stride + weights.len(), "all rows are there");
+        let (step, rounds) = (stride * size_of::<P::Word>(), weights.len() / TILE);
         let mut pairs = sums.chunks_exact_mut(2 * TILE);
         let mut first = 0;
         for sums in pairs.by_ref() {
             // SAFETY: there are tiles, as `self` says. Of 32 rows from `first` on, as many words as there are lines are within `x`, by the
             // assertion; there are 32 rows of sums.
-            unsafe { two(x[first * stride..].as_ptr(), stride, weights, sums.as_mut_ptr()) };
+            unsafe { P::two(x[first * stride..].as_ptr(), step, weights.as_ptr(), rounds, sums.as_mut_ptr()) };
             first += 2 * TILE;
         }
         let rest = pairs.into_remainder();
         if !rest.is_empty() {
             // SAFETY: as above, with 16 rows.
-            unsafe { one(x[first * stride..].as_ptr(), stride, weights, rest.as_mut_ptr()) };
+            unsafe { P::one(x[first * stride..].as_ptr(), step, weights.as_ptr(), rounds, rest.as_mut_ptr()) };
         }
+    }
+}
+
+impl Drop for Amx {
+    fn drop(&mut self) {
+        // SAFETY: there are tiles, as there were when this was made.
+        unsafe { asm!("tilerelease", options(nostack, preserves_flags)) };
     }
 }
 
@@ -132,86 +176,89 @@ macro_rules! ask_ahead {
     };
 }
 
-/// Products of 32 rows.
-///
-/// # Safety
-/// As the callers argue.
-unsafe fn two(x: *const u32, stride: usize, weights: &[Line], sums: *mut [f32; PANEL]) {
-    // SAFETY: reads and writes what the caller vouches for: 16 rows of 64 bytes each from `x`, `x` and 16 rows, in each round 64 bytes
-    // further; 16 lines of weights in each round, as many rounds as there are 16 lines; 32 rows of sums.
-    unsafe {
-        asm!(
-            "tileloadd tmm0, [{sums} + {line}]",
-            "tileloadd tmm1, [{sums} + {line} + 64]",
-            "tileloadd tmm2, [{sums} + {line} + 2048]",
-            "tileloadd tmm3, [{sums} + {line} + 2112]",
-            "2:",
-            ask_ahead!(),
-            "tileloadd tmm6, [{weights} + {line}]",
-            "tileloadd tmm4, [{upper} + {row}]",
-            "tdpbf16ps tmm0, tmm4, tmm6",
-            "tileloadd tmm7, [{weights} + {line} + 64]",
-            "tdpbf16ps tmm1, tmm4, tmm7",
-            "tileloadd tmm5, [{lower} + {row}]",
-            "tdpbf16ps tmm2, tmm5, tmm6",
-            "tdpbf16ps tmm3, tmm5, tmm7",
-            "add {upper}, 64",
-            "add {lower}, 64",
-            "add {weights}, 2048",
-            "dec {rounds}",
-            "jnz 2b",
-            "tilestored [{sums} + {line}], tmm0",
-            "tilestored [{sums} + {line} + 64], tmm1",
-            "tilestored [{sums} + {line} + 2048], tmm2",
-            "tilestored [{sums} + {line} + 2112], tmm3",
-            upper = inout(reg) x => _,
-            lower = inout(reg) x.wrapping_add(TILE * stride) => _,
-            row = in(reg) stride * size_of::<u32>(),
-            weights = inout(reg) weights.as_ptr() => _,
-            line = in(reg) size_of::<Line>(),
-            rounds = inout(reg) weights.len() / TILE => _,
-            sums = in(reg) sums,
-            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-            options(nostack),
-        );
-    }
+macro_rules! packed {
+    ($packed:ty, $word:ty, $sum:ty, $products:literal) => {
+        impl Packed for $packed {
+            type Word = $word;
+            type Sum = $sum;
+
+            unsafe fn two(x: *const $word, stride: usize, weights: *const Line, rounds: usize, sums: *mut [$sum; PANEL]) {
+                // SAFETY: reads and writes what the caller vouches for.
+                unsafe {
+                    asm!(
+                        "tileloadd tmm0, [{sums} + {line}]",
+                        "tileloadd tmm1, [{sums} + {line} + 64]",
+                        "tileloadd tmm2, [{sums} + {line} + 2048]",
+                        "tileloadd tmm3, [{sums} + {line} + 2112]",
+                        "2:",
+                        ask_ahead!(),
+                        "tileloadd tmm6, [{weights} + {line}]",
+                        "tileloadd tmm4, [{upper} + {row}]",
+                        concat!($products, " tmm0, tmm4, tmm6"),
+                        "tileloadd tmm7, [{weights} + {line} + 64]",
+                        concat!($products, " tmm1, tmm4, tmm7"),
+                        "tileloadd tmm5, [{lower} + {row}]",
+                        concat!($products, " tmm2, tmm5, tmm6"),
+                        concat!($products, " tmm3, tmm5, tmm7"),
+                        "add {upper}, 64",
+                        "add {lower}, 64",
+                        "add {weights}, 2048",
+                        "dec {rounds}",
+                        "jnz 2b",
+                        "tilestored [{sums} + {line}], tmm0",
+                        "tilestored [{sums} + {line} + 64], tmm1",
+                        "tilestored [{sums} + {line} + 2048], tmm2",
+                        "tilestored [{sums} + {line} + 2112], tmm3",
+                        upper = inout(reg) x => _,
+                        lower = inout(reg) x.wrapping_byte_add(TILE * stride) => _,
+                        row = in(reg) stride,
+                        weights = inout(reg) weights => _,
+                        line = in(reg) size_of::<Line>(),
+                        rounds = inout(reg) rounds => _,
+                        sums = in(reg) sums,
+                        out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                        out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                        options(nostack),
+                    );
+                }
+            }
+
+            unsafe fn one(x: *const $word, stride: usize, weights: *const Line, rounds: usize, sums: *mut [$sum; PANEL]) {
+                // SAFETY: as in `two`, of 16 rows.
+                unsafe {
+                    asm!(
+                        "tileloadd tmm0, [{sums} + {line}]",
+                        "tileloadd tmm1, [{sums} + {line} + 64]",
+                        "2:",
+                        ask_ahead!(),
+                        "tileloadd tmm6, [{weights} + {line}]",
+                        "tileloadd tmm4, [{x} + {row}]",
+                        concat!($products, " tmm0, tmm4, tmm6"),
+                        "tileloadd tmm7, [{weights} + {line} + 64]",
+                        concat!($products, " tmm1, tmm4, tmm7"),
+                        "add {x}, 64",
+                        "add {weights}, 2048",
+                        "dec {rounds}",
+                        "jnz 2b",
+                        "tilestored [{sums} + {line}], tmm0",
+                        "tilestored [{sums} + {line} + 64], tmm1",
+                        x = inout(reg) x => _,
+                        row = in(reg) stride,
+                        weights = inout(reg) weights => _,
+                        line = in(reg) size_of::<Line>(),
+                        rounds = inout(reg) rounds => _,
+                        sums = in(reg) sums,
+                        out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm6") _, out("tmm7") _,
+                        options(nostack),
+                    );
+                }
+            }
+        }
+    };
 }
 
-/// Products of 16 rows.
-///
-/// # Safety
-/// As the callers argue.
-unsafe fn one(x: *const u32, stride: usize, weights: &[Line], sums: *mut [f32; PANEL]) {
-    // SAFETY: as in `two`, of 16 rows.
-    unsafe {
-        asm!(
-            "tileloadd tmm0, [{sums} + {line}]",
-            "tileloadd tmm1, [{sums} + {line} + 64]",
-            "2:",
-            ask_ahead!(),
-            "tileloadd tmm6, [{weights} + {line}]",
-            "tileloadd tmm4, [{x} + {row}]",
-            "tdpbf16ps tmm0, tmm4, tmm6",
-            "tileloadd tmm7, [{weights} + {line} + 64]",
-            "tdpbf16ps tmm1, tmm4, tmm7",
-            "add {x}, 64",
-            "add {weights}, 2048",
-            "dec {rounds}",
-            "jnz 2b",
-            "tilestored [{sums} + {line}], tmm0",
-            "tilestored [{sums} + {line} + 64], tmm1",
-            x = inout(reg) x => _,
-            row = in(reg) stride * size_of::<u32>(),
-            weights = inout(reg) weights.as_ptr() => _,
-            line = in(reg) size_of::<Line>(),
-            rounds = inout(reg) weights.len() / TILE => _,
-            sums = in(reg) sums,
-            out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm6") _, out("tmm7") _,
-            options(nostack),
-        );
-    }
-}
+packed!(Bf16Pairs, u32, f32, "tdpbf16ps");
+packed!(Int8Fours, [i8; 4], i32, "tdpbsud");
 
 /// The same for one row, in vectors: tiles with a single row wait for memory more often than they compute. `sums[j] += x * weights.column(j)`.
 pub(crate) struct Row<'a> {
@@ -285,7 +332,7 @@ fn is_exact() -> bool {
     let mut sums: Vec<[f32; PANEL]> = (0..3 * TILE).map(|i| std::array::from_fn(|j| start(i, j))).collect();
     let lines: Vec<Line> = weights.iter().map(|line| std::array::from_fn(|byte| line[byte / 4].to_le_bytes()[byte % 4])).collect();
     // SAFETY: the instructions are there, and granted: that was asked before.
-    unsafe { Amx::with(3 * TILE, |amx| amx.add_products(&x, LINES, &lines, &mut sums)) };
+    unsafe { Amx::new(3 * TILE) }.add_products::<Bf16Pairs>(&x, LINES, &lines, &mut sums);
     let halves = |word: u32| [f32::from_bits(word << 16), f32::from_bits(word & 0xffff_0000)];
     let expected = |i: usize, j: usize| sum_in_blocks(start(i, j), (0..LINES).map(|l| (halves(x[i * LINES + l]), halves(weights[l][j]))));
     (0..3 * TILE).all(|i| (0..PANEL).all(|j| sums[i][j].to_bits() == expected(i, j).to_bits()))

@@ -29,7 +29,7 @@ use crate::{
     simd::{LANES, Simd},
     tile::with_tile_rows,
 };
-use dot::{Dot, DotKernel};
+use dot::{Dot, DotKernel, DotUnit};
 use std::{array::from_fn, ops::Range};
 use weights::PANEL_LINES;
 
@@ -78,12 +78,16 @@ pub fn matmul<const N: usize>(cpu: &Cpu, x: &Int8Rows, mut products: [Int8Produc
 fn panels_per_task(x: &Int8Rows, panels: usize, threads: usize) -> usize {
     let products = x.rows() * x.cols() * PANEL_LINES * LANES;
     let worth = PRODUCTS_PER_TASK / products.max(1);
-    panels.div_ceil(TASKS_PER_THREAD * threads).max(worth).max(1)
+    // What tiles compute with they soon wait for: more panels share what is read of `x`.
+    let tasks = if x.unit() == DotUnit::Amx { TASKS_PER_THREAD / 4 } else { TASKS_PER_THREAD };
+    panels.div_ceil(tasks * threads).max(worth).max(1)
 }
 
 /// Some microseconds.
 const PRODUCTS_PER_TASK: usize = 1 << 18;
 const TASKS_PER_THREAD: usize = 16;
+/// Half a second cache of 2 MiB.
+const BLOCK_BYTES: usize = 1 << 20;
 
 /// One product, written by several tasks.
 struct Job<'a> {
@@ -130,6 +134,9 @@ struct Task<'a> {
 impl DotKernel for Task<'_> {
     #[inline(always)]
     fn run<D: Dot>(self, dot: D) {
+        if self.x.unit() == DotUnit::Amx && self.x.rows() > 1 {
+            return self.multiply_blocks(dot.simd());
+        }
         for panel in self.panels.clone() {
             for index in 0..self.x.tiling().tiles {
                 let rows = self.x.tiling().tile(index).len();
@@ -140,6 +147,82 @@ impl DotKernel for Task<'_> {
 }
 
 impl Task<'_> {
+    /// With AMX, as many rows at a time as stay in the second cache.
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    #[inline(always)]
+    fn multiply_blocks<S: Simd>(&self, simd: S) {
+        use crate::amx::{Amx, TILE};
+        let rows = self.x.rows();
+        let block = (BLOCK_BYTES / self.x.cols() / (2 * TILE)).max(1) * 2 * TILE;
+        // SAFETY: rows are laid out for tiles only where these are available.
+        let unit = unsafe { Amx::new(rows) };
+        for start in (0..rows).step_by(block) {
+            let end = (start + block).min(rows);
+            for panel in self.panels.clone() {
+                for first in (start..end).step_by(2 * TILE) {
+                    self.block(simd, &unit, panel, first..(first + 2 * TILE).min(end));
+                }
+            }
+        }
+    }
+
+    #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+    fn multiply_blocks<S: Simd>(&self, _: S) {
+        unreachable!("there is no AMX")
+    }
+
+    /// Up to two tiles of rows times a panel.
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    #[inline(always)]
+    fn block<S: Simd>(&self, simd: S, unit: &crate::amx::Amx, panel: usize, rows: Range<usize>) {
+        use crate::amx::{Int8Fours, TILE};
+        let mut sums = [[0; PANEL_LINES * LANES]; 2 * TILE];
+        let sums = &mut sums[..rows.len().next_multiple_of(TILE)];
+        for (sums, row) in sums.iter_mut().zip(rows.clone()) {
+            sums.fill(self.start(row));
+        }
+        let (x, weights) = (self.x.quads_from(rows.start), self.job.weights.panel_bytes(panel));
+        unit.add_products::<Int8Fours>(x, self.x.tiling().cols, weights, sums);
+        // Loops, not closures: these are compiled for the instruction set only where they are inlined.
+        for (sums, row) in sums.iter().zip(rows) {
+            let mut y = [simd.zero(); PANEL_LINES];
+            for (line, sums) in sums.as_chunks::<LANES>().0.iter().enumerate() {
+                let mut numbers = [0.0; LANES];
+                for (number, sum) in numbers.iter_mut().zip(sums) {
+                    *number = *sum as f32;
+                }
+                y[line] = self.scaled(simd, panel, line, row, simd.load(&numbers));
+            }
+            self.finish(simd, panel, row, y);
+        }
+    }
+
+    /// What the sums of a row begin with: it makes up for weights that are 128 too large.
+    #[inline(always)]
+    fn start(&self, row: usize) -> i32 {
+        -128 * self.x.quantized(row).sum
+    }
+
+    /// Numbers of the result, from their sums.
+    #[inline(always)]
+    fn scaled<S: Simd>(&self, simd: S, panel: usize, line: usize, row: usize, sums: S::V) -> S::V {
+        let weights = self.job.weights;
+        let scaled = simd.mul(sums, simd.load(&weights.scales(panel)[line]));
+        let scaled = simd.mul(scaled, simd.splat(self.x.quantized(row).scale));
+        simd.add(scaled, simd.load(&weights.bias(panel)[line]))
+    }
+
+    /// Hands over a row's numbers of one panel.
+    #[inline(always)]
+    fn finish<S: Simd>(&self, simd: S, panel: usize, row: usize, y: [S::V; PANEL_LINES]) {
+        if matches!(self.job.store, Store::SiluMul) {
+            return self.store(simd, row, self.job.weights.outputs_of(panel, 0), silu_mul_vector(simd, y[0], y[1]));
+        }
+        for (line, y) in y.into_iter().enumerate() {
+            self.store(simd, row, self.job.weights.outputs_of(panel, line), y);
+        }
+    }
+
     /// A tile of `T` rows times a panel.
     #[inline(always)]
     fn tile<D: Dot, const T: usize>(&self, dot: D, panel: usize, index: usize) {
@@ -154,10 +237,7 @@ impl Task<'_> {
             }
         }
         for (row, y) in rows.zip(y) {
-            match self.job.store {
-                Store::SiluMul => self.store(simd, row, self.job.weights.outputs_of(panel, 0), silu_mul_vector(simd, y[0], y[1])),
-                _ => (0..PANEL_LINES).for_each(|line| self.store(simd, row, self.job.weights.outputs_of(panel, line), y[line])),
-            }
+            self.finish(simd, panel, row, y);
         }
     }
 
@@ -172,14 +252,12 @@ impl Task<'_> {
         y: &mut [[<D::Simd as Simd>::V; PANEL_LINES]; T],
     ) {
         let simd = dot.simd();
-        let (rows, weights) = (self.x.tiling().tile(index), self.job.weights);
-        let lines = weights.panel(panel);
+        let rows = self.x.tiling().tile(index);
+        let lines = self.job.weights.panel(panel);
         // Each tile fetches its share of the next panel, which follows in memory: all of it by the time it is needed.
         let stride = size_of_val(&lines[0]).div_ceil(self.x.tiling().tiles);
         let mut ahead = lines.as_ptr_range().end.cast::<u8>().wrapping_add(index * lines.len() * stride);
-        let quantized: [_; T] = from_fn(|i| self.x.quantized(rows.start + i));
-        // Weights are 128 too large: sums begin with what makes up for it.
-        let mut sums: [[D::Sums; N]; T] = quantized.map(|row| [dot.splat(-128 * row.sum); N]);
+        let mut sums: [[D::Sums; N]; T] = from_fn(|i| [dot.splat(self.start(rows.start + i)); N]);
         for (x, lines) in self.x.quads(&rows).as_chunks::<T>().0.iter().zip(lines) {
             dot.prefetch(ahead);
             ahead = ahead.wrapping_add(stride);
@@ -195,9 +273,7 @@ impl Task<'_> {
         }
         for i in 0..T {
             for j in 0..N {
-                let scaled = simd.mul(dot.to_f32(sums[i][j]), simd.load(&weights.scales(panel)[first + j]));
-                let scaled = simd.mul(scaled, simd.splat(quantized[i].scale));
-                y[i][first + j] = simd.add(scaled, simd.load(&weights.bias(panel)[first + j]));
+                y[i][first + j] = self.scaled(simd, panel, first + j, rows.start + i, dot.to_f32(sums[i][j]));
             }
         }
     }
@@ -233,7 +309,6 @@ mod tests {
         testing::{cpus, numbers},
         tiles::Tiles,
     };
-    use dot::DotUnit;
     use proptest::prelude::*;
 
     struct SiluMul(f32, f32);

@@ -175,7 +175,7 @@ impl<E: StoredLines> Task<'_, E> {
     #[inline(always)]
     fn multiply_blocks<S: Simd>(&mut self, simd: S) {
         use crate::{
-            amx::{Amx, Row, TILE},
+            amx::{Amx, Bf16Pairs, Row, TILE},
             dtype::Bf16,
             lines::Lines,
         };
@@ -187,17 +187,15 @@ impl<E: StoredLines> Task<'_, E> {
             }
             return;
         }
-        let multiply = |unit: &Amx| {
-            for start in (0..lines).step_by(step) {
-                let x = self.x.words_from(self.rows.start, start);
-                for (panel, sums) in self.panels.clone().zip(self.sums.chunks_exact_mut(self.sums_rows)) {
-                    let weights = self.job.weights.panel::<Bf16>(panel, start..(start + step).min(lines));
-                    unit.add_products(x, self.x.tiling.cols, weights, sums);
-                }
-            }
-        };
         // SAFETY: rows lie so only for an instruction set that has tiles, and was found available.
-        unsafe { Amx::with(self.rows.len(), multiply) };
+        let unit = unsafe { Amx::new(self.rows.len()) };
+        for start in (0..lines).step_by(step) {
+            let x = self.x.words_from(self.rows.start, start);
+            for (panel, sums) in self.panels.clone().zip(self.sums.chunks_exact_mut(self.sums_rows)) {
+                let weights = self.job.weights.panel::<Bf16>(panel, start..(start + step).min(lines));
+                unit.add_products::<Bf16Pairs>(x, self.x.tiling.cols, weights, sums);
+            }
+        }
     }
 
     #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]

@@ -4,6 +4,8 @@
 mod x86;
 
 use super::weights::Line;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+use crate::amx;
 use crate::{
     cpu::Isa,
     simd::{LANES, Simd, portable},
@@ -42,6 +44,8 @@ pub(super) trait DotKernel {
 /// The units there are.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) enum DotUnit {
+    /// Tiles for two rows or more, `Avx512Vnni` for one.
+    Amx,
     Avx512Vnni,
     AvxVnni,
     Avx2,
@@ -51,11 +55,12 @@ pub(super) enum DotUnit {
 
 impl DotUnit {
     /// Best first.
-    pub(super) const ALL: [DotUnit; 4] = [DotUnit::Avx512Vnni, DotUnit::AvxVnni, DotUnit::Avx2, DotUnit::Portable];
+    pub(super) const ALL: [DotUnit; 5] = [DotUnit::Amx, DotUnit::Avx512Vnni, DotUnit::AvxVnni, DotUnit::Avx2, DotUnit::Portable];
 
     /// The best that this machine has and `isa` includes.
     pub(super) fn of(isa: Isa) -> DotUnit {
         let included = DotUnit::ALL.into_iter().filter(|unit| match unit {
+            DotUnit::Amx => isa == Isa::Amx,
             DotUnit::Avx512Vnni => matches!(isa, Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512),
             DotUnit::AvxVnni | DotUnit::Avx2 => isa != Isa::Portable,
             DotUnit::Portable => true,
@@ -66,6 +71,10 @@ impl DotUnit {
     #[cfg(target_arch = "x86_64")]
     pub(super) fn is_available(self) -> bool {
         match self {
+            #[cfg(target_os = "linux")]
+            DotUnit::Amx => DotUnit::Avx512Vnni.is_available() && Isa::Amx.is_available() && amx::has_int8(),
+            #[cfg(not(target_os = "linux"))]
+            DotUnit::Amx => false,
             DotUnit::Avx512Vnni => Isa::Avx512.is_available() && is_x86_feature_detected!("avx512vnni"),
             DotUnit::AvxVnni => Isa::Avx2.is_available() && is_x86_feature_detected!("avxvnni"),
             DotUnit::Avx2 => Isa::Avx2.is_available(),
@@ -78,9 +87,10 @@ impl DotUnit {
         self == DotUnit::Portable
     }
 
-    /// [`Dot::TILE_ROWS`].
+    /// [`Dot::TILE_ROWS`]; or 1, where rows lie one after the other.
     pub(super) fn tile_rows(self) -> usize {
         match self {
+            DotUnit::Amx => 1,
             #[cfg(target_arch = "x86_64")]
             DotUnit::Avx512Vnni => x86::Avx512Vnni::TILE_ROWS,
             #[cfg(target_arch = "x86_64")]
@@ -97,7 +107,7 @@ impl DotUnit {
         match self {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: units come from `of`, or were found available.
-            DotUnit::Avx512Vnni => unsafe { x86::run_avx512_vnni(kernel) },
+            DotUnit::Amx | DotUnit::Avx512Vnni => unsafe { x86::run_avx512_vnni(kernel) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
             DotUnit::AvxVnni => unsafe { x86::run_avx_vnni(kernel) },

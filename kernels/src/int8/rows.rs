@@ -9,6 +9,7 @@ use crate::{
     disjoint::Disjoint,
     dtype::Dtype,
     elementwise::rms_scale,
+    memory::Memory,
     simd::{Kernel, LANES, Simd},
     tiles::{Tiles, Tiling},
 };
@@ -17,14 +18,14 @@ use std::ops::Range;
 /// Quantized rows `[rows, cols]`; the memory is kept from use to use.
 ///
 /// Rows go in tiles, as in [`Tiles`](crate::Tiles). Within a tile the same four columns of its rows lie together,
-/// `[tile][four columns][row of the tile][column]`.
+/// `[tile][four columns][row of the tile][column]`. For AMX they lie one after the other, filled up with zeros to whole blocks of 64.
 #[derive(Default)]
 pub struct Int8Rows {
     unit: DotUnit,
     cols: usize,
     /// Of groups of four columns.
     tiling: Tiling,
-    quads: Vec<[i8; 4]>,
+    quads: Memory<[i8; 4]>,
     quantized: Vec<Quantized>,
     /// Room for numbers before they are quantized.
     pub(super) exact: Vec<f32>,
@@ -70,11 +71,19 @@ impl Int8Rows {
     }
 
     fn fill(&mut self, unit: DotUnit, cpu: &Cpu, rows: usize, cols: usize, sources: impl Sources) {
-        let tiling = Tiling::new(rows, cols.div_ceil(4), unit.tile_rows());
+        let (quads, more_rows) = match unit {
+            // Whichever row one begins with, whole tiles can be loaded.
+            DotUnit::Amx => (cols.div_ceil(4).next_multiple_of(BLOCK_QUADS), BLOCK_ROWS - 1),
+            _ => (cols.div_ceil(4), 0),
+        };
+        let tiling = Tiling::new(rows, quads, unit.tile_rows());
         (self.unit, self.cols, self.tiling) = (unit, cols, tiling);
-        self.quads.resize(rows * tiling.cols, [0; 4]);
+        let room = (rows + more_rows) * quads;
+        if self.quads.as_slice().len() < room {
+            self.quads = Memory::new(room);
+        }
         self.quantized.resize(rows, Quantized::default());
-        let (quads, quantized) = (Disjoint::new(&mut self.quads), Disjoint::new(&mut self.quantized));
+        let (quads, quantized) = (Disjoint::new(self.quads.as_mut_slice()), Disjoint::new(&mut self.quantized));
         let per_task = cpu.rows_per_task(cols).div_ceil(unit.tile_rows()).min(tiling.tiles.max(1));
         cpu.for_each(tiling.tiles.div_ceil(per_task), |task| {
             for index in task * per_task..((task + 1) * per_task).min(tiling.tiles) {
@@ -99,7 +108,13 @@ impl Int8Rows {
     /// The tile of `rows`.
     #[inline(always)]
     pub(super) fn quads(&self, rows: &Range<usize>) -> &[[i8; 4]] {
-        &self.quads[self.tiling.numbers(rows)]
+        &self.quads.as_slice()[self.tiling.numbers(rows)]
+    }
+
+    /// From row `row` on, where rows lie one after the other. After the last row there are more, of no meaning.
+    pub(super) fn quads_from(&self, row: usize) -> &[[i8; 4]] {
+        assert_eq!(self.unit, DotUnit::Amx);
+        &self.quads.as_slice()[row * self.tiling.cols..]
     }
 
     #[inline(always)]
@@ -107,6 +122,11 @@ impl Int8Rows {
         self.quantized[row]
     }
 }
+
+/// What AMX loads at once: fours of columns of a row,
+const BLOCK_QUADS: usize = 16;
+/// and rows.
+const BLOCK_ROWS: usize = 16;
 
 /// Where rows come from.
 trait Sources: Copy + Send + Sync {
@@ -207,6 +227,9 @@ impl<F: Sources> Kernel for FillTile<'_, F> {
     fn run<S: Simd>(self, simd: S) {
         for (i, row) in self.rows.clone().enumerate() {
             let source = self.sources.row(simd, row);
+            // Only a tile of one row has more room than that.
+            let after = source.len().div_ceil(4) * self.rows.len();
+            self.quads[after..].fill([0; 4]);
             self.quantized[i] = quantize_on(simd, source, &mut self.quads[i..], self.rows.len());
         }
     }

@@ -1,7 +1,8 @@
 //! Quantized weights in the order in which the product reads them, made once from the matrices of a file.
 //!
 //! Outputs go in panels of 32. Within a panel the weights of four inputs lie together, `[panel][four inputs][32 outputs][input]`, so a
-//! panel is one stream through memory, and a cache line of weights serves 16 outputs.
+//! panel is one stream through memory, and a cache line of weights serves 16 outputs. It ends with zeros where inputs are not whole blocks
+//! of 64, as AMX takes them.
 
 use super::{INPUTS_MAX, quantize::quantize};
 use crate::{cpu::Cpu, disjoint::Disjoint, dtype::decode, matrix::Matrix, memory::Memory, simd::LANES};
@@ -14,12 +15,15 @@ const LINE_BYTES: usize = size_of::<Line>();
 /// Lines of the same inputs in a panel.
 pub(super) const PANEL_LINES: usize = 2;
 const PANEL: usize = PANEL_LINES * LANES;
+const BLOCK_QUADS: usize = 16;
 /// Makes a signed integer 128 larger, and unsigned.
 const SIGN: i8 = i8::MIN;
 
 /// One layer's quantized weights, and biases: `inputs` numbers to `outputs` numbers.
 pub struct Int8Weights {
     memory: Memory<u8>,
+    /// Of inputs, in a panel.
+    quads: usize,
     inputs: usize,
     outputs: usize,
     /// Of each output of a panel; 0 for those that are not there.
@@ -49,7 +53,8 @@ impl Int8Weights {
         assert!(parts.iter().all(|(_, bias)| bias.is_none_or(|bias| bias.len() == outputs)), "bias is [outputs]");
         let turn = PANEL / parts.len();
         let panels = outputs.div_ceil(turn);
-        let panel_bytes = inputs.div_ceil(4) * PANEL_LINES * LINE_BYTES;
+        let quads = inputs.div_ceil(4).next_multiple_of(BLOCK_QUADS);
+        let panel_bytes = quads * PANEL_LINES * LINE_BYTES;
         let mut memory = Memory::new(panels * panel_bytes);
         let (mut scales, mut bias) = (vec![[[0.0; LANES]; PANEL_LINES]; panels], vec![[[0.0; LANES]; PANEL_LINES]; panels]);
         {
@@ -77,7 +82,7 @@ impl Int8Weights {
                 }
             });
         }
-        Self { memory, inputs, outputs, scales, bias, gated: parts.len() > 1 }
+        Self { memory, quads, inputs, outputs, scales, bias, gated: parts.len() > 1 }
     }
 
     pub fn inputs(&self) -> usize {
@@ -104,9 +109,14 @@ impl Int8Weights {
     /// The lines of panel `panel`, for each four inputs.
     #[inline(always)]
     pub(super) fn panel(&self, panel: usize) -> &[[Line; PANEL_LINES]] {
-        let quads = self.inputs.div_ceil(4);
         let (weights, _) = self.memory.as_slice().as_chunks::<4>();
-        &weights.as_chunks::<LANES>().0.as_chunks().0[panel * quads..(panel + 1) * quads]
+        &weights.as_chunks::<LANES>().0.as_chunks().0[panel * self.quads..(panel + 1) * self.quads]
+    }
+
+    /// The same, as bytes.
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    pub(super) fn panel_bytes(&self, panel: usize) -> &[[u8; PANEL_LINES * LINE_BYTES]] {
+        &self.memory.as_slice().as_chunks().0[panel * self.quads..(panel + 1) * self.quads]
     }
 
     #[inline(always)]
