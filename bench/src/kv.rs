@@ -37,6 +37,9 @@ pub struct KvArgs {
     /// Measure blocks of this many bytes only
     #[arg(long)]
     pub block_bytes: Option<usize>,
+    /// Measure this transport only (DRAM tier): shm or quic
+    #[arg(long, value_parser = ["shm", "quic"])]
+    pub transport: Option<String>,
     /// Directory on the disk to be measured (default: where temporary files go)
     #[arg(long)]
     pub data: Option<PathBuf>,
@@ -51,6 +54,10 @@ pub struct KvArgs {
 impl KvArgs {
     fn wants(&self, block_bytes: usize) -> bool {
         self.block_bytes.is_none_or(|only| only == block_bytes)
+    }
+
+    fn wants_way(&self, way: Way) -> bool {
+        self.transport.as_ref().is_none_or(|only| (only == "quic") == matches!(way.choice, TransportChoice::Quic))
     }
 }
 
@@ -111,7 +118,7 @@ async fn dram(pki: &Path, args: &KvArgs, repetitions: u32, shrink: usize, progre
     rows.push(tokio::task::spawn_blocking(move || reference::tcp(repetitions, shrink)).await??);
     progress.inc(1);
     for (block_bytes, batch, bytes) in LOADS.into_iter().filter(|load| args.wants(load.0)) {
-        for way in WAYS {
+        for way in WAYS.into_iter().filter(|way| args.wants_way(*way)) {
             let blocks = (bytes / shrink / block_bytes).max(batch);
             let plan = Plan { block_bytes, batch, blocks, repetitions };
             progress.set_message(format!("{block_bytes} B × {batch}, {:?}, datagrams up to {}", way.choice, way.datagram_bytes_max));

@@ -14,7 +14,7 @@
 //! slot, because another process may be writing it. Whether what was copied is what should have been there is for
 //! [`validate`](crate::validate::validate) to say.
 
-use crate::validate::Copied;
+use crate::{streaming::copy_hashed, validate::Copied};
 use memmap2::{Advice, MmapOptions, MmapRaw};
 use nix::{
     fcntl::{FcntlArg, SealFlag, fcntl},
@@ -68,8 +68,6 @@ const PAGE: usize = 4096;
 const SLOT_ALIGN: usize = 64;
 /// Taken from the system at a time, so that a large arena does not hold the process's memory map for long.
 const PREFAULT_BYTES: usize = 16 << 20;
-/// Copied and hashed at a time, so that hashing reads what the copy left in the L1 cache.
-const CHUNK: usize = 16 << 10;
 
 impl Layout {
     /// `None`: the sizes overflow.
@@ -161,52 +159,63 @@ impl Arena {
         self.generation_cell(slot).store(generation, Ordering::Release);
     }
 
-    /// Copies `bytes` to `offset` in the slot. Panics if they do not fit: sizes from a peer are checked before.
-    pub fn write(&self, slot: u32, offset: usize, bytes: &[u8]) {
-        assert!(offset.checked_add(bytes.len()).is_some_and(|end| end <= self.layout.block_bytes), "write beyond the slot");
-        self.copy_to(self.slot_at(slot) + offset, bytes);
+    /// Copies `bytes` to `offset` in the slot, and adds them to the checksum. Panics if they do not fit: sizes from a peer are
+    /// checked before.
+    pub fn write(&self, slot: u32, offset: usize, bytes: &[u8], hasher: &mut XxHash3_64) {
+        let to = self.part(slot, offset, bytes.len());
+        // SAFETY: part() is inside the mapping; `bytes` is memory of this process only, so the two do not overlap.
+        unsafe { copy_hashed(bytes.as_ptr(), to, bytes.len(), hasher) }
     }
 
-    /// Copies a whole block in and returns the checksum of what was copied from.
+    /// Copies a whole block in and returns the checksum of what is there now.
     pub fn write_block(&self, slot: u32, bytes: &[u8]) -> u64 {
         assert_eq!(bytes.len(), self.layout.block_bytes, "a slot holds one block");
         let mut hasher = XxHash3_64::new();
-        for (chunk, offset) in bytes.chunks(CHUNK).zip((0..).step_by(CHUNK)) {
-            self.write(slot, offset, chunk);
-            hasher.write(chunk);
-        }
+        self.write(slot, 0, bytes, &mut hasher);
         hasher.finish()
     }
 
     /// Copies a whole block out.
     pub fn read_block(&self, slot: u32) -> (Vec<u8>, Copied) {
         let mut bytes = Vec::with_capacity(self.layout.block_bytes);
+        // SAFETY: read_to() initializes as much as there is room for.
+        let copied = unsafe {
+            let copied = self.read_to(slot, bytes.as_mut_ptr());
+            bytes.set_len(self.layout.block_bytes);
+            copied
+        };
+        (bytes, copied)
+    }
+
+    /// Copies a whole block to memory of this process's own.
+    pub fn read_into(&self, slot: u32, bytes: &mut [u8]) -> Copied {
+        assert_eq!(bytes.len(), self.layout.block_bytes, "a slot holds one block");
+        // SAFETY: it has room for a block.
+        unsafe { self.read_to(slot, bytes.as_mut_ptr()) }
+    }
+
+    /// # Safety
+    ///
+    /// `to` is memory of this process's own, with room for a block. All of it is initialized.
+    unsafe fn read_to(&self, slot: u32, to: *mut u8) -> Copied {
         let mut hasher = XxHash3_64::new();
-        for offset in (0..self.layout.block_bytes).step_by(CHUNK) {
-            self.append(slot, offset, CHUNK.min(self.layout.block_bytes - offset), &mut bytes);
-            hasher.write(&bytes[offset..]);
-        }
-        (bytes, Copied { checksum: hasher.finish(), generation_after: self.generation_after(slot) })
+        let from = self.part(slot, 0, self.layout.block_bytes);
+        // SAFETY: part() is inside the mapping, which does not overlap this process's own memory. Another process may write the
+        // slot meanwhile; any bytes are valid bytes, and whoever uses them validates them first.
+        unsafe { copy_hashed(from, to, self.layout.block_bytes, &mut hasher) };
+        Copied { checksum: hasher.finish(), generation_after: self.generation_after(slot) }
     }
 
     /// Copies a part of a block out. Panics if the slot has no such part.
     pub fn read(&self, slot: u32, offset: usize, len: usize) -> Vec<u8> {
+        let from = self.part(slot, offset, len);
         let mut bytes = Vec::with_capacity(len);
-        self.append(slot, offset, len, &mut bytes);
-        bytes
-    }
-
-    fn append(&self, slot: u32, offset: usize, len: usize, bytes: &mut Vec<u8>) {
-        assert!(offset.checked_add(len).is_some_and(|end| end <= self.layout.block_bytes), "read beyond the slot");
-        let at = self.slot_at(slot) + offset;
-        bytes.reserve(len);
-        // SAFETY: slot_at() and the assertion keep the source inside the mapping, the destination has room for as much after its
-        // length and is our own, and all of it is initialized by the copy. The source may be written by another process
-        // meanwhile; any bytes are valid bytes, and whoever uses them validates them first.
+        // SAFETY: as in read_to(); the copy initializes `len` bytes.
         unsafe {
-            std::ptr::copy_nonoverlapping(self.map.as_ptr().add(at), bytes.as_mut_ptr().add(bytes.len()), len);
-            bytes.set_len(bytes.len() + len);
+            std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), len);
+            bytes.set_len(len);
         }
+        bytes
     }
 
     /// The slot's generation, after all that was copied out of it before this call.
@@ -216,22 +225,18 @@ impl Arena {
         self.generation_cell(slot).load(Ordering::Relaxed)
     }
 
-    /// Copies a whole block to memory of this process's own.
-    pub fn read_into(&self, slot: u32, bytes: &mut [u8]) -> Copied {
-        assert_eq!(bytes.len(), self.layout.block_bytes, "a slot holds one block");
-        let mut hasher = XxHash3_64::new();
-        for (chunk, offset) in bytes.chunks_mut(CHUNK).zip((0..).step_by(CHUNK)) {
-            self.copy_from(self.slot_at(slot) + offset, chunk);
-            hasher.write(chunk);
-        }
-        Copied { checksum: hasher.finish(), generation_after: self.generation_after(slot) }
-    }
-
     fn generation_cell(&self, slot: u32) -> &AtomicU64 {
         assert!(slot < self.layout.slots, "slot {slot} is outside the arena");
         // SAFETY: generations are 8 bytes each from PAGE on and end before slots_at, inside the mapping, which is page
         // aligned; every process accesses them as atomics only.
         unsafe { &*self.map.as_ptr().add(PAGE + slot as usize * size_of::<AtomicU64>()).cast::<AtomicU64>() }
+    }
+
+    /// Where a part of a slot is; all of it is inside the mapping. Panics if the slot has no such part.
+    fn part(&self, slot: u32, offset: usize, len: usize) -> *mut u8 {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.layout.block_bytes), "outside the slot");
+        // SAFETY: slot_at() keeps whole slots inside the mapping.
+        unsafe { self.map.as_mut_ptr().add(self.slot_at(slot) + offset) }
     }
 
     fn slot_at(&self, slot: u32) -> usize {
@@ -265,7 +270,7 @@ mod tests {
 
     #[test]
     fn two_mappings_see_the_same_slots() {
-        let bytes = 3 * CHUNK + 100;
+        let bytes = 50_000;
         let node = Arena::create(10 * bytes as u64, bytes as u64, NONCE).unwrap();
         let client = Arena::open(&node.info()).unwrap();
         assert_eq!((client.slots(), client.block_bytes()), (node.slots(), bytes));

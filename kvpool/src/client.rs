@@ -22,7 +22,9 @@ use crate::{
 };
 use bytes::Bytes;
 use calls::{Call, Calls};
+use parking_lot::Mutex;
 use std::{
+    collections::HashSet,
     net::SocketAddr,
     sync::Arc,
     time::{Duration, Instant},
@@ -150,7 +152,7 @@ impl PoolClient {
         }
         let path = match choice {
             TransportChoice::Quic => DataPath::Quic,
-            TransportChoice::Auto => SharedArena::open(&arena).map(DataPath::Shm).unwrap_or_else(|error| {
+            TransportChoice::Auto => SharedArena::open(&arena).map(|arena| DataPath::Shm(Arc::new(arena))).unwrap_or_else(|error| {
                 tracing::info!(%addr, %error, "blocks go over QUIC");
                 DataPath::Quic
             }),
@@ -208,23 +210,23 @@ impl PoolClient {
         }
 
         let mut report = PutReport::default();
-        let mut reserved = Reserved { inner, slots: Vec::new() };
         let mut to_write = Vec::new();
         for (answer, (_, bytes)) in answers.into_iter().zip(blocks) {
             match answer {
-                Reservation::Write(at) if at.slot < inner.slots => {
-                    reserved.slots.push(at);
-                    to_write.push((at, bytes));
-                }
-                Reservation::Write(_) => return Err(inner.nonsense()),
+                Reservation::Write(at) => to_write.push((at, bytes)),
                 Reservation::Held | Reservation::InFlight => report.held += 1,
                 Reservation::Full => report.refused += 1,
             }
         }
+        if to_write.iter().any(|(at, _)| at.slot >= inner.slots) {
+            return Err(inner.nonsense());
+        }
         let count = to_write.len();
         if count > 0 {
             let until = asked.checked_add(Duration::from_millis(deadline_ms)).ok_or_else(|| inner.nonsense())?;
-            report.written = inner.deliver(&mut call, to_write, until, &mut reserved).await?;
+            let slots = Mutex::new(to_write.iter().map(|(at, _)| *at).collect());
+            let reserved = Arc::new(Reserved { inner: Arc::clone(inner), slots });
+            report.written = inner.deliver(&mut call, to_write, until, &reserved).await?;
             report.refused += count - report.written;
             inner.counters.put(inner.path.transport(), report.written * inner.block_bytes, asked.elapsed());
         }
@@ -278,12 +280,15 @@ impl Inner {
         call: &mut Call,
         blocks: Vec<(SlotRef, Bytes)>,
         until: Instant,
-        reserved: &mut Reserved<'_>,
+        reserved: &Arc<Reserved>,
     ) -> Result<usize, PoolError> {
         let mut delivered = blocks.len();
-        let delivery = self.path.write(&self.connection, call.id(), blocks, until).await;
+        let mut late = Vec::new();
+        let delivery = self.path.write(&self.connection, call.id(), blocks, until, Arc::clone(reserved)).await;
         if let Delivery::InSlots(blocks) = delivery.map_err(|error| self.unreachable(&error.to_string()))? {
             delivered = blocks.len();
+            let in_time: HashSet<u32> = blocks.iter().map(|block| block.at.slot).collect();
+            late = reserved.slots.lock().iter().filter(|at| !in_time.contains(&at.slot)).copied().collect();
             self.send(ToPool::PutEnd { call: call.id(), blocks }).await?;
         }
         let (mut written, mut answered) = (0, 0);
@@ -295,7 +300,7 @@ impl Inner {
         if answered > delivered {
             return Err(self.nonsense());
         }
-        reserved.slots.drain(..delivered);
+        *reserved.slots.lock() = late;
         Ok(written)
     }
 
@@ -310,17 +315,18 @@ impl Inner {
     }
 }
 
-/// Slots reserved and not ended: given up when the put does not come to its end.
-struct Reserved<'a> {
-    inner: &'a Inner,
-    slots: Vec<SlotRef>,
+/// Slots reserved and not ended: given up when the put does not come to its end, and nobody writes them any more.
+struct Reserved {
+    inner: Arc<Inner>,
+    slots: Mutex<Vec<SlotRef>>,
 }
 
-impl Drop for Reserved<'_> {
+impl Drop for Reserved {
     fn drop(&mut self) {
-        if !self.slots.is_empty() {
+        let slots = std::mem::take(self.slots.get_mut());
+        if !slots.is_empty() {
             // Where the queue is full, the node's deadline does the same, later.
-            let _ = self.inner.outgoing.try_send(ToPool::PutRevoke { blocks: std::mem::take(&mut self.slots) });
+            let _ = self.inner.outgoing.try_send(ToPool::PutRevoke { blocks: slots });
         }
     }
 }

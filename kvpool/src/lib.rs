@@ -43,4 +43,6 @@ pub mod reach;
 #[cfg(feature = "shell")]
 pub mod settings;
 #[cfg(feature = "shell")]
+mod streaming;
+#[cfg(feature = "shell")]
 pub mod transport;

@@ -10,7 +10,10 @@ pub(crate) mod quic;
 pub(crate) mod shm;
 
 use bytes::Bytes;
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 use tidemill_proto::{
     link::{Connection, LinkError},
     pool::{CallId, SlotRef, Via, Written},
@@ -29,7 +32,7 @@ pub enum Transport {
 /// A client's way to a node's bytes.
 #[derive(Debug)]
 pub(crate) enum DataPath {
-    Shm(shm::SharedArena),
+    Shm(Arc<shm::SharedArena>),
     Quic,
 }
 
@@ -57,17 +60,40 @@ impl DataPath {
         }
     }
 
-    /// Moves blocks into slots reserved for `call`. Touches no slot after `until`: it may be another's then.
+    /// Moves blocks into slots reserved for `call`. Touches no slot after `until`, when it may be another's; nor after the last
+    /// clone of `reserved` is dropped, also when this is cancelled.
     pub(crate) async fn write(
         &self,
         connection: &Connection,
         call: CallId,
         blocks: Vec<(SlotRef, Bytes)>,
         until: Instant,
+        reserved: impl Clone + Send + 'static,
     ) -> Result<Delivery, LinkError> {
         match self {
-            DataPath::Shm(arena) => Ok(Delivery::InSlots(arena.write(&blocks, until).await)),
+            DataPath::Shm(arena) => Ok(Delivery::InSlots(arena.write(blocks, until, reserved).await)),
             DataPath::Quic => quic::send_put(connection, call, blocks, until).await.map(|()| Delivery::Sent),
+        }
+    }
+}
+
+/// Splits a batch into neighbouring parts of about equal size, at most so many.
+pub(crate) fn shares<T>(batch: Vec<T>, parts: usize) -> Vec<Vec<T>> {
+    let share = batch.len().div_ceil(parts);
+    let mut batch = batch.into_iter();
+    std::iter::from_fn(|| Some(batch.by_ref().take(share).collect::<Vec<_>>()).filter(|share| !share.is_empty())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_cover_the_batch_in_order() {
+        for (n, parts) in (0..20).flat_map(|n| [(n, 1), (n, 4)]) {
+            let shares = shares((0..n).collect::<Vec<_>>(), parts);
+            assert!(shares.len() <= parts && shares.iter().all(|share| !share.is_empty()));
+            assert_eq!(shares.concat(), (0..n).collect::<Vec<_>>());
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::{ANSWER_MAX, Block, Inner, Miss, calls::Call};
 use crate::{
     admission::blocks_within,
-    transport::DataPath,
+    transport::{DataPath, shm::SharedArena},
     validate::{Invalid, validate},
 };
 use std::{
@@ -49,22 +49,24 @@ async fn run(inner: Arc<Inner>, mut keys: Vec<BlockKey>, wait: Duration, results
     keys.truncate(KEYS_MAX);
     let call = inner.calls.begin(keys.len().max(1));
     let id = call.as_ref().map(Call::id);
-    let mut answers = Answers { inner: &inner, results: results.clone(), open: (0..keys.len()).collect() };
+    let results = Results { inner, sender: results };
+    let inner = Arc::clone(&results.inner);
+    let mut answers = Answers { results: results.clone(), open: (0..keys.len()).collect() };
     let transfer = async {
         if let Some(call) = call.filter(|_| !keys.is_empty()) {
             // An error leaves keys open, and says nothing that the miss does not.
             let _ = transfer(&inner, call, keys, wait, &mut answers).await;
         }
         for index in std::mem::take(&mut answers.open) {
-            answers.send(index, Err(Miss::Unreachable)).await;
+            results.send(index, Err(Miss::Unreachable)).await;
         }
         for index in KEYS_MAX..asked {
-            answers.send(index, Err(Miss::Absent)).await;
+            results.send(index, Err(Miss::Absent)).await;
         }
     };
     tokio::select! {
         () = transfer => {}
-        () = results.closed() => {
+        () = results.sender.closed() => {
             // The node ends the wait by itself, later, where the queue is full.
             if let Some(call) = id {
                 let _ = inner.outgoing.try_send(ToPool::CancelGet { call });
@@ -74,7 +76,7 @@ async fn run(inner: Arc<Inner>, mut keys: Vec<BlockKey>, wait: Duration, results
 }
 
 /// Asks, and passes on what comes until all keys are answered. `Err`: the node is gone, silent or makes no sense.
-async fn transfer(inner: &Inner, mut call: Call, keys: Vec<BlockKey>, wait: Duration, answers: &mut Answers<'_>) -> Result<(), Gone> {
+async fn transfer(inner: &Inner, mut call: Call, keys: Vec<BlockKey>, wait: Duration, answers: &mut Answers) -> Result<(), Gone> {
     let wait_ms = wait.as_millis().try_into().unwrap_or(u64::MAX);
     let asked = Instant::now();
     inner.send(ToPool::Get { call: call.id(), keys, wait_ms, via: inner.path.via() }).await.map_err(|_| Gone)?;
@@ -87,15 +89,15 @@ async fn transfer(inner: &Inner, mut call: Call, keys: Vec<BlockKey>, wait: Dura
                 FromPool::Missed { indexes, .. } => {
                     for index in indexes {
                         let index = answers.take(index)?;
-                        answers.send(index, Err(Miss::Absent)).await;
+                        answers.results.send(index, Err(Miss::Absent)).await;
                     }
                 }
                 _ => return Err(answers.nonsense()),
             },
             Some(block) = call.blocks.recv() => {
-                let index = answers.take(block.found.index)?;
+                answers.take(block.found.index)?;
                 let result = validate(block.copied, &block.found).map(|()| block.bytes);
-                answers.finish(index, &block.found, result, block.took).await;
+                answers.results.finish(&block.found, result, block.took).await;
             }
         }
     }
@@ -103,15 +105,14 @@ async fn transfer(inner: &Inner, mut call: Call, keys: Vec<BlockKey>, wait: Dura
 }
 
 /// Keys without an answer, and where answers go.
-struct Answers<'a> {
-    inner: &'a Inner,
-    results: mpsc::Sender<Outcome>,
+struct Answers {
+    results: Results,
     open: BTreeSet<usize>,
 }
 
 struct Gone;
 
-impl Answers<'_> {
+impl Answers {
     /// The node answers this key; each only once.
     fn take(&mut self, index: u32) -> Result<usize, Gone> {
         let index = index as usize;
@@ -120,23 +121,46 @@ impl Answers<'_> {
 
     /// Copies leased blocks.
     async fn found(&mut self, lease: LeaseId, blocks: Vec<Found>) -> Result<(), Gone> {
-        let inner = self.inner;
-        let _lease = Lease { inner, lease };
+        let inner = &self.results.inner;
+        let lease = Arc::new(Lease { inner: Arc::clone(inner), lease });
         let DataPath::Shm(arena) = &inner.path else { return Err(self.nonsense()) };
-        for found in blocks {
-            if found.at.slot >= inner.slots {
-                return Err(self.nonsense());
-            }
-            let index = self.take(found.index)?;
-            let started = Instant::now();
-            let result = arena.read(&found);
-            self.finish(index, &found, result, started.elapsed()).await;
-            tokio::task::yield_now().await;
+        let indexes: BTreeSet<_> = blocks.iter().map(|found| found.index as usize).collect();
+        let once = indexes.len() == blocks.len() && indexes.is_subset(&self.open);
+        if !once || blocks.iter().any(|found| found.at.slot >= inner.slots) {
+            return Err(self.nonsense());
         }
+        self.open.retain(|index| !indexes.contains(index));
+        let copy = |arena: Arc<SharedArena>, share: Vec<Found>| {
+            let (results, lease) = (self.results.clone(), Arc::clone(&lease));
+            async move {
+                let _lease = lease;
+                for found in share {
+                    let started = Instant::now();
+                    let result = arena.read(&found);
+                    results.finish(&found, result, started.elapsed()).await;
+                    tokio::task::yield_now().await;
+                }
+            }
+        };
+        arena.copy_shared(blocks, copy).await;
         Ok(())
     }
 
-    async fn finish(&mut self, index: usize, found: &Found, result: Result<Vec<u8>, Invalid>, took: Duration) {
+    fn nonsense(&self) -> Gone {
+        let _ = self.results.inner.nonsense();
+        Gone
+    }
+}
+
+/// Where answers go.
+#[derive(Clone)]
+struct Results {
+    inner: Arc<Inner>,
+    sender: mpsc::Sender<Outcome>,
+}
+
+impl Results {
+    async fn finish(&self, found: &Found, result: Result<Vec<u8>, Invalid>, took: Duration) {
         let transport = self.inner.path.transport();
         let result = match result {
             Ok(bytes) => {
@@ -150,30 +174,25 @@ impl Answers<'_> {
                 Err(Miss::Corrupt)
             }
         };
-        self.send(index, result).await;
+        self.send(found.index as usize, result).await;
     }
 
-    async fn send(&mut self, index: usize, result: Result<Block, Miss>) {
+    async fn send(&self, index: usize, result: Result<Block, Miss>) {
         if let Err(miss) = result {
             self.inner.counters.miss(miss, 1);
         }
         // Nobody listens any more: run() is about to end this task.
-        let _ = self.results.send((index, result)).await;
-    }
-
-    fn nonsense(&self) -> Gone {
-        let _ = self.inner.nonsense();
-        Gone
+        let _ = self.sender.send((index, result)).await;
     }
 }
 
 /// Given back when the copies are made, or not made.
-struct Lease<'a> {
-    inner: &'a Inner,
+struct Lease {
+    inner: Arc<Inner>,
     lease: LeaseId,
 }
 
-impl Drop for Lease<'_> {
+impl Drop for Lease {
     fn drop(&mut self) {
         // Where the queue is full, the lease expires by itself.
         let _ = self.inner.outgoing.try_send(ToPool::Release { lease: self.lease });

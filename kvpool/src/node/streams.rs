@@ -6,7 +6,8 @@ use crate::{
     node::store::Store,
     transport::{
         STALL_MAX,
-        quic::{self, StreamError},
+        quic::{self, STREAMS_PER_BATCH, StreamError},
+        shares,
     },
 };
 use quinn::RecvStream;
@@ -55,7 +56,7 @@ impl Streams {
         let mut sending = JoinSet::new();
         while let Some(StreamJob { call, lease, blocks }) = jobs.recv().await {
             let lease = Arc::new(JobLease { store: Arc::clone(&self.store), client: self.client, lease });
-            for share in quic::shares(blocks) {
+            for share in shares(blocks, STREAMS_PER_BATCH) {
                 let permit = Arc::clone(&permits).acquire_owned().await.expect("the semaphore is never closed");
                 let (streams, lease) = (self.clone(), Arc::clone(&lease));
                 sending.spawn(async move {

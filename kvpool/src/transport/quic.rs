@@ -10,7 +10,8 @@
 
 use crate::{
     arena::Arena,
-    transport::STALL_MAX,
+    streaming::append_hashed,
+    transport::{STALL_MAX, shares},
     validate::{Copied, checksum},
 };
 use bytes::Bytes;
@@ -51,7 +52,7 @@ pub(crate) async fn send_put(
     until: Instant,
 ) -> Result<(), LinkError> {
     let mut streams = JoinSet::new();
-    for share in shares(blocks) {
+    for share in shares(blocks, STREAMS_PER_BATCH) {
         let connection = connection.clone();
         streams.spawn(timeout_at(until.into(), async move {
             let broken = |error: quinn::WriteError| LinkError::Broken { peer: connection.peer(), reason: error.to_string() };
@@ -96,8 +97,7 @@ pub(crate) async fn receive_into(stream: &mut RecvStream, arena: &Arena, slot: u
     while offset < arena.block_bytes() {
         let chunk = timeout_at(until.into(), stream.read_chunk(arena.block_bytes() - offset, true)).await;
         let chunk = chunk.map_err(|_| StreamError::Stalled)?.ok().flatten().ok_or(StreamError::GivenUp)?;
-        arena.write(slot, offset, &chunk.bytes);
-        hasher.write(&chunk.bytes);
+        arena.write(slot, offset, &chunk.bytes, &mut hasher);
         offset += chunk.bytes.len();
     }
     Ok(hasher.finish())
@@ -131,8 +131,7 @@ pub(crate) async fn receive_get(stream: &mut RecvStream, block_bytes: usize) -> 
     let mut bytes = Vec::with_capacity(block_bytes);
     let mut hasher = XxHash3_64::new();
     read_block(stream, block_bytes, |chunk| {
-        bytes.extend_from_slice(chunk);
-        hasher.write(chunk);
+        append_hashed(&mut bytes, chunk, &mut hasher);
     })
     .await?;
     let mut generation_after = [0; size_of::<u64>()];
@@ -169,29 +168,8 @@ async fn read_frame<M: serde::de::DeserializeOwned>(stream: &mut RecvStream) -> 
     Ok(Some(frame::decode(&payload)?))
 }
 
-/// Splits a batch into neighbouring parts of about equal size, one per stream.
-pub(crate) fn shares<T>(batch: Vec<T>) -> Vec<Vec<T>> {
-    let share = batch.len().div_ceil(STREAMS_PER_BATCH);
-    let mut batch = batch.into_iter();
-    std::iter::from_fn(|| Some(batch.by_ref().take(share).collect::<Vec<_>>()).filter(|share| !share.is_empty())).collect()
-}
-
 /// A sender copies this much out of a slot at a time: it stays in the cache until it is encrypted.
 const PART_BYTES: usize = 256 << 10;
 
 /// Headers in front of blocks are this small, so a stream of garbage costs next to nothing.
 const HEADER_FRAME_MAX: usize = 256;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn shares_cover_the_batch_in_order() {
-        for n in 0..20 {
-            let shares = shares((0..n).collect::<Vec<_>>());
-            assert!(shares.len() <= STREAMS_PER_BATCH && shares.iter().all(|share| !share.is_empty()));
-            assert_eq!(shares.concat(), (0..n).collect::<Vec<_>>());
-        }
-    }
-}

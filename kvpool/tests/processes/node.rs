@@ -193,7 +193,7 @@ async fn flipped_bytes_are_a_miss_and_the_block_can_be_put_again() {
         let (_connection, _sender, _receiver, info) = raw_client(&node).await;
         let arena = Arena::open(&info).unwrap();
         let slot = (0..arena.slots()).find(|&slot| arena.read_block(slot).0 == bytes(2)).unwrap();
-        arena.write(slot, BLOCK_BYTES - 1, &[bytes(2)[BLOCK_BYTES - 1] ^ 0x40]);
+        arena.write(slot, BLOCK_BYTES - 1, &[bytes(2)[BLOCK_BYTES - 1] ^ 0x40], &mut XxHash3_64::new());
         let results = fetch(&client, keys(0..4), Duration::ZERO).await;
         assert!(matches!(results[..], [Ok(_), Ok(_), Err(Miss::Corrupt), Ok(_)]));
         node.told(|told| told.keys == BTreeSet::from_iter([key(0), key(1), key(3)])).await;
@@ -229,7 +229,7 @@ async fn dying_writer() {
     let Some(FromPool::PutStarted { answers, .. }) = receiver.recv().await.unwrap() else { panic!("no slots") };
     for answer in answers {
         let Reservation::Write(at) = answer else { panic!("{answer:?}") };
-        arena.write(at.slot, 0, b"half a block");
+        arena.write(at.slot, 0, b"half a block", &mut XxHash3_64::new());
     }
     println!("\nreserved");
     std::future::pending().await
