@@ -19,6 +19,7 @@ use tidemill_proto::{
     link::{Connection, Endpoint, Receiver, Sender},
     pool::{ArenaInfo, CallId, FromPool, Reservation, Room, ToPool},
 };
+use twox_hash::XxHash3_64;
 
 /// Longer than any of these tests may take: who waits for this long waits for an event.
 const LONG: Duration = Duration::from_secs(60);
