@@ -10,7 +10,7 @@
 use crate::{
     dtype::Bf16,
     lines::Lines,
-    simd::{Kernel, LANES, Simd},
+    simd::{Kernel, Simd},
     tile::{Ahead, PANEL},
 };
 use nix::libc;
@@ -260,40 +260,55 @@ macro_rules! packed {
 packed!(Bf16Pairs, u32, f32, "tdpbf16ps");
 packed!(Int8Fours, [i8; 4], i32, "tdpbsud");
 
-/// The same for one row, in vectors: tiles with a single row wait for memory more often than they compute. `sums[j] += x * weights.column(j)`.
-pub(crate) struct Row<'a> {
+/// The same for one row and `P` panels, in vectors: tiles with a single row wait for memory more often than they compute.
+/// `sums[p][j] += x * weights[p].column(j)`.
+///
+/// Lines of the panels take turns. A core that reads one stream has to wait at each of its pages until the prefetcher has
+/// followed; with several, there is always one that goes on.
+pub(crate) struct Row<'a, const P: usize> {
     pub(crate) x: &'a [u32],
-    pub(crate) weights: &'a [Line],
-    pub(crate) sums: &'a mut [f32; PANEL],
+    pub(crate) weights: [&'a [Line]; P],
+    pub(crate) sums: [&'a mut [f32; PANEL]; P],
 }
 
-impl Kernel for Row<'_> {
+impl<const P: usize> Kernel for Row<'_, P> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let (sums, _) = self.sums.as_chunks_mut::<LANES>();
-        let mut acc = [simd.load(&sums[0]), simd.load(&sums[1])];
-        let mut ahead = Ahead::within(self.weights);
+        let mut acc = [[simd.zero(); 2]; P];
+        let mut ahead = [Ahead::within(self.weights[0]); P];
+        let mut weights = [self.weights[0].as_chunks::<TILE>().0; P];
         let (x, _) = self.x.as_chunks::<TILE>();
-        let (weights, _) = self.weights.as_chunks::<TILE>();
-        for (x, weights) in x.iter().zip(weights) {
-            let (mut even, mut odd) = ([simd.zero(); 2], [simd.zero(); 2]);
-            for (&word, line) in x.iter().zip(weights) {
-                ahead.ask(simd);
+        for p in 0..P {
+            let (sums, _) = self.sums[p].as_chunks();
+            acc[p] = [simd.load(&sums[0]), simd.load(&sums[1])];
+            ahead[p] = Ahead::within(self.weights[p]);
+            weights[p] = &self.weights[p].as_chunks().0[..x.len()];
+        }
+        for (block, x) in x.iter().enumerate() {
+            let (mut even, mut odd) = ([[simd.zero(); 2]; P], [[simd.zero(); 2]; P]);
+            for (l, &word) in x.iter().enumerate() {
                 let (x_even, x_odd) = (simd.splat(f32::from_bits(word << 16)), simd.splat(f32::from_bits(word & 0xffff_0000)));
-                let (halves, _) = line.as_chunks();
-                for j in 0..2 {
-                    even[j] = simd.fma(simd.load_bf16_even(&halves[j]), x_even, even[j]);
-                    odd[j] = simd.fma(simd.load_bf16_odd(&halves[j]), x_odd, odd[j]);
+                for p in 0..P {
+                    ahead[p].ask(simd);
+                    let (halves, _) = weights[p][block][l].as_chunks();
+                    for j in 0..2 {
+                        even[p][j] = simd.fma(simd.load_bf16_even(&halves[j]), x_even, even[p][j]);
+                        odd[p][j] = simd.fma(simd.load_bf16_odd(&halves[j]), x_odd, odd[p][j]);
+                    }
                 }
             }
-            for j in 0..2 {
-                acc[j] = simd.add(acc[j], simd.add(even[j], odd[j]));
+            for p in 0..P {
+                for j in 0..2 {
+                    acc[p][j] = simd.add(acc[p][j], simd.add(even[p][j], odd[p][j]));
+                }
             }
         }
-        for j in 0..2 {
-            simd.store(acc[j], &mut sums[j]);
+        for (sums, acc) in self.sums.into_iter().zip(acc) {
+            let (sums, _) = sums.as_chunks_mut();
+            simd.store(acc[0], &mut sums[0]);
+            simd.store(acc[1], &mut sums[1]);
         }
     }
 }

@@ -24,7 +24,7 @@ use crate::{
     tiles::{BLOCK_ROWS, SharedTiles, Tiles},
     weights::Weights,
 };
-use std::{marker::PhantomData, ops::Range};
+use std::{array::from_fn, marker::PhantomData, ops::Range};
 
 /// One product of several that share their activations.
 pub struct Product<'a> {
@@ -175,15 +175,19 @@ impl<E: StoredLines> Task<'_, E> {
     #[inline(always)]
     fn multiply_blocks<S: Simd>(&mut self, simd: S) {
         use crate::{
-            amx::{Amx, Bf16Pairs, Row, TILE},
+            amx::{Amx, Bf16Pairs, TILE},
             dtype::Bf16,
             lines::Lines,
         };
         let (lines, step) = (Bf16::panel_lines(self.x.cols()), self.step.div_ceil(Bf16::INPUTS).next_multiple_of(TILE));
         if self.rows.len() == 1 {
-            let x = &self.x.words_from(self.rows.start, 0)[..lines];
-            for (panel, sums) in self.panels.clone().zip(self.sums.chunks_exact_mut(self.sums_rows)) {
-                simd.call(Row { x, weights: self.job.weights.panel::<Bf16>(panel, 0..lines), sums: &mut sums[0] });
+            let mut panel = self.panels.start;
+            while panel < self.panels.end {
+                panel += match self.panels.end - panel {
+                    4.. => self.multiply_row::<S, 4>(simd, panel),
+                    2.. => self.multiply_row::<S, 2>(simd, panel),
+                    _ => self.multiply_row::<S, 1>(simd, panel),
+                };
             }
             return;
         }
@@ -196,6 +200,20 @@ impl<E: StoredLines> Task<'_, E> {
                 unit.add_products::<Bf16Pairs>(x, self.x.tiling.cols, weights, sums);
             }
         }
+    }
+
+    /// The only row times `P` panels, from `first` on; returns how many.
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    #[inline(always)]
+    fn multiply_row<S: Simd, const P: usize>(&mut self, simd: S, first: usize) -> usize {
+        use crate::{amx::Row, dtype::Bf16};
+        let lines = Bf16::panel_lines(self.x.cols());
+        let x = &self.x.words_from(self.rows.start, 0)[..lines];
+        let weights = from_fn(|p| self.job.weights.panel::<Bf16>(first + p, 0..lines));
+        let mut sums = self.sums[(first - self.panels.start) * self.sums_rows..].chunks_exact_mut(self.sums_rows);
+        let sums = from_fn(|_| &mut sums.next().expect("sums of each panel")[0]);
+        simd.call(Row::<P> { x, weights, sums });
+        P
     }
 
     #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
