@@ -27,7 +27,7 @@ use crate::{
     disjoint::Disjoint,
     elementwise::silu_mul_vector,
     simd::{LANES, Simd},
-    tile::with_tile_rows,
+    tile::{Ahead, with_tile_rows},
 };
 use dot::{Dot, DotKernel, DotUnit};
 use std::{array::from_fn, ops::Range};
@@ -80,12 +80,15 @@ fn panels_per_task(x: &Int8Rows, panels: usize, threads: usize) -> usize {
     let worth = PRODUCTS_PER_TASK / products.max(1);
     // What tiles compute with they soon wait for: more panels share what is read of `x`.
     let tasks = if x.unit() == DotUnit::Amx { TASKS_PER_THREAD / 4 } else { TASKS_PER_THREAD };
-    panels.div_ceil(tasks * threads).max(worth).max(1)
+    let panels = panels.div_ceil(tasks * threads).max(worth).max(1);
+    if x.rows() == 1 { panels.next_multiple_of(ROW_PANELS) } else { panels }
 }
 
 /// Some microseconds.
 const PRODUCTS_PER_TASK: usize = 1 << 18;
 const TASKS_PER_THREAD: usize = 16;
+/// Panels that one row takes at a time.
+const ROW_PANELS: usize = 4;
 /// Half a second cache of 2 MiB.
 const BLOCK_BYTES: usize = 1 << 20;
 
@@ -137,11 +140,19 @@ impl DotKernel for Task<'_> {
         if self.x.unit() == DotUnit::Amx && self.x.rows() > 1 {
             return self.multiply_blocks(dot.simd());
         }
-        for panel in self.panels.clone() {
+        let mut panel = self.panels.start;
+        while panel < self.panels.end {
+            // One row waits for memory, of which several panels are read faster than one (see `amx::Row`).
+            if D::LINES == PANEL_LINES && self.x.rows() == 1 && panel + ROW_PANELS <= self.panels.end {
+                self.row::<D>(dot, panel);
+                panel += ROW_PANELS;
+                continue;
+            }
             for index in 0..self.x.tiling().tiles {
                 let rows = self.x.tiling().tile(index).len();
                 with_tile_rows!(D, rows, T => self.tile::<D, T>(dot, panel, index));
             }
+            panel += 1;
         }
     }
 }
@@ -220,6 +231,35 @@ impl Task<'_> {
         }
         for (line, y) in y.into_iter().enumerate() {
             self.store(simd, row, self.job.weights.outputs_of(panel, line), y);
+        }
+    }
+
+    /// The only row times [`ROW_PANELS`] panels, from `first` on.
+    #[inline(always)]
+    fn row<D: Dot>(&self, dot: D, first: usize) {
+        let simd = dot.simd();
+        let x = self.x.quads(&(0..1));
+        let mut sums = [[dot.splat(self.start(0)); PANEL_LINES]; ROW_PANELS];
+        let mut panels = [self.job.weights.panel(first); ROW_PANELS];
+        let mut ahead = [Ahead::within(panels[0]); ROW_PANELS];
+        for p in 0..ROW_PANELS {
+            panels[p] = &self.job.weights.panel(first + p)[..x.len()];
+            ahead[p] = Ahead::within(panels[p]);
+        }
+        for (quad, &x) in x.iter().enumerate() {
+            for p in 0..ROW_PANELS {
+                ahead[p].ask(simd);
+                for line in 0..PANEL_LINES {
+                    sums[p][line] = dot.add_products(sums[p][line], dot.load(&panels[p][quad][line]), x);
+                }
+            }
+        }
+        for p in 0..ROW_PANELS {
+            let mut y = [simd.zero(); PANEL_LINES];
+            for line in 0..PANEL_LINES {
+                y[line] = self.scaled(simd, first + p, line, 0, dot.to_f32(sums[p][line]));
+            }
+            self.finish(simd, first + p, 0, y);
         }
     }
 
