@@ -254,12 +254,12 @@ impl Task<'_> {
                 }
             }
         }
-        for p in 0..ROW_PANELS {
+        for (panel, sums) in (first..).zip(sums) {
             let mut y = [simd.zero(); PANEL_LINES];
             for line in 0..PANEL_LINES {
-                y[line] = self.scaled(simd, first + p, line, 0, dot.to_f32(sums[p][line]));
+                y[line] = self.scaled(simd, panel, line, 0, dot.to_f32(sums[line]));
             }
-            self.finish(simd, first + p, 0, y);
+            self.finish(simd, panel, 0, y);
         }
     }
 
