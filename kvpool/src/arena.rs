@@ -10,8 +10,8 @@
 //! opens it through `/proc/<pid>/fd/<fd>`, which the kernel allows to the same user in the same PID namespace. Its size
 //! is sealed: no peer can shrink it under another's feet.
 //!
-//! This is the only module that touches shared bytes. It does so through raw pointers: nobody holds a reference into a
-//! slot, because another process may be writing it. Whether what was copied is what should have been there is for
+//! Only this module touches shared bytes, with the copies in `streaming`. It does so through raw pointers: nobody holds a
+//! reference into a slot, because another process may be writing it. Whether what was copied is what should have been there is for
 //! [`validate`](crate::validate::validate) to say.
 
 use crate::{streaming::copy_hashed, validate::Copied};
@@ -167,7 +167,7 @@ impl Arena {
         unsafe { copy_hashed(bytes.as_ptr(), to, bytes.len(), hasher) }
     }
 
-    /// Copies a whole block in and returns the checksum of what is there now.
+    /// Copies a whole block in and returns the checksum of what was written.
     pub fn write_block(&self, slot: u32, bytes: &[u8]) -> u64 {
         assert_eq!(bytes.len(), self.layout.block_bytes, "a slot holds one block");
         let mut hasher = XxHash3_64::new();

@@ -3,6 +3,7 @@
 use super::{
     dot::DotUnit,
     quantize::{Quantized, Source, quantize_on},
+    weights::BLOCK_QUADS,
 };
 use crate::{
     cpu::Cpu,
@@ -11,7 +12,7 @@ use crate::{
     elementwise::rms_scale,
     memory::Memory,
     simd::{Kernel, LANES, Simd},
-    tiles::{Tiles, Tiling},
+    tiles::{BLOCK_ROWS, Tiles, Tiling},
 };
 use std::ops::Range;
 
@@ -122,11 +123,6 @@ impl Int8Rows {
         self.quantized[row]
     }
 }
-
-/// What AMX loads at once: fours of columns of a row,
-const BLOCK_QUADS: usize = 16;
-/// and rows.
-const BLOCK_ROWS: usize = 16;
 
 /// Where rows come from.
 trait Sources: Copy + Send + Sync {

@@ -15,7 +15,8 @@ const LINE_BYTES: usize = size_of::<Line>();
 /// Lines of the same inputs in a panel.
 pub(super) const PANEL_LINES: usize = 2;
 const PANEL: usize = PANEL_LINES * LANES;
-const BLOCK_QUADS: usize = 16;
+/// Fours of inputs that AMX takes at once.
+pub(super) const BLOCK_QUADS: usize = 16;
 /// Makes a signed integer 128 larger, and unsigned.
 const SIGN: i8 = i8::MIN;
 
