@@ -11,7 +11,7 @@ use crate::{
     dtype::Bf16,
     lines::Lines,
     simd::{Kernel, Simd},
-    tile::{Ahead, PANEL},
+    tile::{self, CACHE_LINE, PANEL},
 };
 use nix::libc;
 use std::{arch::asm, arch::x86_64::__cpuid_count, marker::PhantomData, sync::LazyLock};
@@ -70,14 +70,14 @@ pub(crate) trait Packed {
     ///
     /// # Safety
     /// There are tiles ready. In each round 16 rows of 64 bytes from `x` on, `stride` bytes apart, and as many behind them, can be read,
-    /// each time 64 bytes further; 16 lines of weights for each round; 32 rows of sums can be read and written.
-    unsafe fn two(x: *const Self::Word, stride: usize, weights: *const Line, rounds: usize, sums: *mut [Self::Sum; PANEL]);
+    /// each time 64 bytes further; 16 lines of weights for each round, of which there is one; 32 rows of sums can be read and written.
+    unsafe fn two(x: *const Self::Word, stride: usize, weights: Piece<'_>, sums: *mut [Self::Sum; PANEL]);
 
     /// Products of 16 rows.
     ///
     /// # Safety
     /// As `two`, with 16 rows.
-    unsafe fn one(x: *const Self::Word, stride: usize, weights: *const Line, rounds: usize, sums: *mut [Self::Sum; PANEL]);
+    unsafe fn one(x: *const Self::Word, stride: usize, weights: Piece<'_>, sums: *mut [Self::Sum; PANEL]);
 }
 
 /// Two bf16, whose products are added up in f32 as stated above.
@@ -136,25 +136,26 @@ impl Amx {
 
     /// `sums[i][j] += x.row(i) * weights.column(j)`. Row `i` of `x` begins at word `i * stride`, and has as many words as there are
     /// lines: a multiple of 16, as there are rows of sums, even where the last ones are not computed.
-    pub(crate) fn add_products<P: Packed>(&self, x: &[P::Word], stride: usize, weights: &[Line], sums: &mut [[P::Sum; PANEL]]) {
-        assert!(weights.len().is_multiple_of(TILE) && sums.len().is_multiple_of(TILE), "whole tiles");
-        if weights.is_empty() || sums.is_empty() {
+    pub(crate) fn add_products<P: Packed>(&self, x: &[P::Word], stride: usize, weights: Piece<'_>, sums: &mut [[P::Sum; PANEL]]) {
+        let lines = weights.lines;
+        assert!(lines.len().is_multiple_of(TILE) && sums.len().is_multiple_of(TILE), "whole tiles");
+        if lines.is_empty() || sums.is_empty() {
             return;
         }
-        assert!(x.len() >= (sums.len() - 1) * stride + weights.len(), "all rows are there");
-        let (step, rounds) = (stride * size_of::<P::Word>(), weights.len() / TILE);
+        assert!(x.len() >= (sums.len() - 1) * stride + lines.len(), "all rows are there");
+        let step = stride * size_of::<P::Word>();
         let mut pairs = sums.chunks_exact_mut(2 * TILE);
         let mut first = 0;
         for sums in pairs.by_ref() {
             // SAFETY: there are tiles, as `self` says. Of 32 rows from `first` on, as many words as there are lines are within `x`, by the
             // assertion; there are 32 rows of sums.
-            unsafe { P::two(x[first * stride..].as_ptr(), step, weights.as_ptr(), rounds, sums.as_mut_ptr()) };
+            unsafe { P::two(x[first * stride..].as_ptr(), step, weights, sums.as_mut_ptr()) };
             first += 2 * TILE;
         }
         let rest = pairs.into_remainder();
         if !rest.is_empty() {
             // SAFETY: as above, with 16 rows.
-            unsafe { P::one(x[first * stride..].as_ptr(), step, weights.as_ptr(), rounds, rest.as_mut_ptr()) };
+            unsafe { P::one(x[first * stride..].as_ptr(), step, weights, rest.as_mut_ptr()) };
         }
     }
 }
@@ -166,13 +167,121 @@ impl Drop for Amx {
     }
 }
 
-/// Asks memory for the weights of a later round: a tile's rows are every second cache line.
+/// Some lines of a panel, and what to ask memory for while they are multiplied.
+#[derive(Clone, Copy)]
+pub(crate) struct Piece<'a> {
+    lines: &'a [Line],
+    ahead: Ahead,
+}
+
+impl<'a> Piece<'a> {
+    /// Lines.
+    pub(crate) fn len(&self) -> usize {
+        self.lines.len()
+    }
+
+    /// For lines that several tiles of rows multiply: what comes a little later.
+    pub(crate) fn of_many_rows(lines: &'a [Line]) -> Self {
+        let next = lines.as_ptr().cast::<u8>().wrapping_add(8192);
+        Self { lines, ahead: Ahead { next, apart: ROUND_BYTES / STREAMS, step: ROUND_BYTES } }
+    }
+}
+
+/// What each round asks memory for: an eighth of its own size at `next`, and at seven more places, each `apart` bytes further; the round
+/// after it `step` bytes further.
+#[derive(Clone, Copy)]
+struct Ahead {
+    next: *const u8,
+    apart: usize,
+    step: usize,
+}
+
+/// Bytes of the weights that a round multiplies.
+const ROUND_BYTES: usize = TILE * size_of::<Line>();
+const STREAMS: usize = 8;
+
+/// Panels for a few rows, which are read once, from memory.
+///
+/// The tiles hold the sums of one panel, and with one stream of weights a core waits at each of its pages until the prefetcher has
+/// followed (see [`Row`]). So weights are asked for in pieces, each in eight streams while the one before is multiplied, which is much
+/// faster than memory. The first is asked for at once.
+pub(crate) struct Stream<'a> {
+    lines: &'a [Line],
+    panel_rounds: usize,
+    piece_rounds: usize,
+    /// Rounds that were handed out.
+    done: usize,
+}
+
+/// Two of them stay in the second cache, beside activations.
+const PIECE_BYTES: usize = 128 << 10;
+
+impl<'a> Stream<'a> {
+    /// Whole panels, one after the other, of so many lines each.
+    #[inline(always)]
+    pub(crate) fn of<S: Simd>(simd: S, lines: &'a [Line], panel_lines: usize) -> Self {
+        assert!(panel_lines.is_multiple_of(TILE) && lines.len().is_multiple_of(panel_lines), "whole tiles and panels");
+        let rounds = lines.len() / TILE;
+        let pieces = (rounds * ROUND_BYTES).div_ceil(PIECE_BYTES).max(1);
+        let stream = Self { lines, panel_rounds: panel_lines / TILE, piece_rounds: rounds.div_ceil(pieces).max(1), done: 0 };
+        let ahead = stream.ahead(0);
+        for at in (0..ahead.apart).step_by(CACHE_LINE) {
+            for nth in 0..STREAMS {
+                simd.prefetch(ahead.next.wrapping_add(nth * ahead.apart + at));
+            }
+        }
+        stream
+    }
+
+    /// The piece that begins with round `start`.
+    #[inline(always)]
+    fn ahead(&self, start: usize) -> Ahead {
+        match self.lines.get(start * TILE..) {
+            Some(lines @ [_, ..]) => {
+                let bytes = size_of_val(&lines[..lines.len().min(self.piece_rounds * TILE)]);
+                Ahead { next: lines.as_ptr().cast(), apart: bytes / STREAMS, step: ROUND_BYTES / STREAMS }
+            }
+            _ => Ahead { next: self.lines.as_ptr().cast(), apart: 0, step: 0 },
+        }
+    }
+}
+
+/// A piece, its panel, and which line of that it begins with.
+impl<'a> Iterator for Stream<'a> {
+    type Item = (usize, usize, Piece<'a>);
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<Self::Item> {
+        let start = self.done;
+        let (panel, first) = (start / self.panel_rounds, start % self.panel_rounds);
+        let within = start % self.piece_rounds;
+        let left = self.lines.len() / TILE - start;
+        let rounds = left.min(self.panel_rounds - first).min(self.piece_rounds - within);
+        if rounds == 0 {
+            return None;
+        }
+        self.done += rounds;
+        let mut ahead = self.ahead(start - within + self.piece_rounds);
+        ahead.next = ahead.next.wrapping_add(within * ahead.step);
+        Some((panel, first * TILE, Piece { lines: &self.lines[start * TILE..self.done * TILE], ahead }))
+    }
+}
+
+/// Asks memory for the weights of later rounds. `far` is five times `apart` after `near`.
 macro_rules! ask_ahead {
     () => {
-        ".irp half, 0, 64, 128, 192, 256, 320, 384, 448, 512, 576, 640, 704, 768, 832, 896, 960
-            prefetcht0 [{weights} + 8192 + \\half]
-            prefetcht0 [{weights} + 9216 + \\half]
-        .endr"
+        ".irp line, 0, 64, 128, 192
+            prefetcht0 [{near} + \\line]
+            prefetcht0 [{near} + {apart} + \\line]
+            prefetcht0 [{near} + 2 * {apart} + \\line]
+            prefetcht0 [{near} + {apart_3} + \\line]
+            prefetcht0 [{near} + 4 * {apart} + \\line]
+            prefetcht0 [{far} + \\line]
+            prefetcht0 [{near} + 2 * {apart_3} + \\line]
+            prefetcht0 [{far} + 2 * {apart} + \\line]
+        .endr
+        add {near}, {step}
+        add {far}, {step}"
     };
 }
 
@@ -182,7 +291,7 @@ macro_rules! packed {
             type Word = $word;
             type Sum = $sum;
 
-            unsafe fn two(x: *const $word, stride: usize, weights: *const Line, rounds: usize, sums: *mut [$sum; PANEL]) {
+            unsafe fn two(x: *const $word, stride: usize, weights: Piece<'_>, sums: *mut [$sum; PANEL]) {
                 // SAFETY: reads and writes what the caller vouches for.
                 unsafe {
                     asm!(
@@ -212,9 +321,14 @@ macro_rules! packed {
                         upper = inout(reg) x => _,
                         lower = inout(reg) x.wrapping_byte_add(TILE * stride) => _,
                         row = in(reg) stride,
-                        weights = inout(reg) weights => _,
+                        weights = inout(reg) weights.lines.as_ptr() => _,
                         line = in(reg) size_of::<Line>(),
-                        rounds = inout(reg) rounds => _,
+                        rounds = inout(reg) weights.lines.len() / TILE => _,
+                        near = inout(reg) weights.ahead.next => _,
+                        far = inout(reg) weights.ahead.next.wrapping_add(5 * weights.ahead.apart) => _,
+                        apart = in(reg) weights.ahead.apart,
+                        apart_3 = in(reg) 3 * weights.ahead.apart,
+                        step = in(reg) weights.ahead.step,
                         sums = in(reg) sums,
                         out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                         out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
@@ -223,7 +337,7 @@ macro_rules! packed {
                 }
             }
 
-            unsafe fn one(x: *const $word, stride: usize, weights: *const Line, rounds: usize, sums: *mut [$sum; PANEL]) {
+            unsafe fn one(x: *const $word, stride: usize, weights: Piece<'_>, sums: *mut [$sum; PANEL]) {
                 // SAFETY: as in `two`, of 16 rows.
                 unsafe {
                     asm!(
@@ -244,9 +358,14 @@ macro_rules! packed {
                         "tilestored [{sums} + {line} + 64], tmm1",
                         x = inout(reg) x => _,
                         row = in(reg) stride,
-                        weights = inout(reg) weights => _,
+                        weights = inout(reg) weights.lines.as_ptr() => _,
                         line = in(reg) size_of::<Line>(),
-                        rounds = inout(reg) rounds => _,
+                        rounds = inout(reg) weights.lines.len() / TILE => _,
+                        near = inout(reg) weights.ahead.next => _,
+                        far = inout(reg) weights.ahead.next.wrapping_add(5 * weights.ahead.apart) => _,
+                        apart = in(reg) weights.ahead.apart,
+                        apart_3 = in(reg) 3 * weights.ahead.apart,
+                        step = in(reg) weights.ahead.step,
                         sums = in(reg) sums,
                         out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm6") _, out("tmm7") _,
                         options(nostack),
@@ -277,13 +396,13 @@ impl<const P: usize> Kernel for Row<'_, P> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let mut acc = [[simd.zero(); 2]; P];
-        let mut ahead = [Ahead::within(self.weights[0]); P];
+        let mut ahead = [tile::Ahead::within(self.weights[0]); P];
         let mut weights = [self.weights[0].as_chunks::<TILE>().0; P];
         let (x, _) = self.x.as_chunks::<TILE>();
         for p in 0..P {
             let (sums, _) = self.sums[p].as_chunks();
             acc[p] = [simd.load(&sums[0]), simd.load(&sums[1])];
-            ahead[p] = Ahead::within(self.weights[p]);
+            ahead[p] = tile::Ahead::within(self.weights[p]);
             weights[p] = &self.weights[p].as_chunks().0[..x.len()];
         }
         for (block, x) in x.iter().enumerate() {
@@ -347,8 +466,37 @@ fn is_exact() -> bool {
     let mut sums: Vec<[f32; PANEL]> = (0..3 * TILE).map(|i| std::array::from_fn(|j| start(i, j))).collect();
     let lines: Vec<Line> = weights.iter().map(|line| std::array::from_fn(|byte| line[byte / 4].to_le_bytes()[byte % 4])).collect();
     // SAFETY: the instructions are there, and granted: that was asked before.
-    unsafe { Amx::new(3 * TILE) }.add_products::<Bf16Pairs>(&x, LINES, &lines, &mut sums);
+    unsafe { Amx::new(3 * TILE) }.add_products::<Bf16Pairs>(&x, LINES, Piece::of_many_rows(&lines), &mut sums);
     let halves = |word: u32| [f32::from_bits(word << 16), f32::from_bits(word & 0xffff_0000)];
     let expected = |i: usize, j: usize| sum_in_blocks(start(i, j), (0..LINES).map(|l| (halves(x[i * LINES + l]), halves(weights[l][j]))));
     (0..3 * TILE).all(|i| (0..PANEL).all(|j| sums[i][j].to_bits() == expected(i, j).to_bits()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simd::portable::Portable;
+
+    #[test]
+    fn a_stream_hands_out_every_line_once_and_asks_for_each_piece_while_the_one_before_is_multiplied() {
+        for (panel_lines, panels) in [(16, 1), (288, 12), (448, 16), (1024, 1), (1024, 16), (4096, 3), (16, 0)] {
+            let lines = vec![[0; size_of::<Line>()]; panel_lines * panels];
+            let (mut next, mut asked) = (0, vec![false; lines.len() * size_of::<Line>() / CACHE_LINE]);
+            let stream = Stream::of(Portable, &lines, panel_lines);
+            let first_piece = stream.piece_rounds * ROUND_BYTES / CACHE_LINE;
+            for (panel, line, piece) in stream {
+                assert_eq!(panel * panel_lines + line, next, "in their order");
+                assert!(line + piece.len() <= panel_lines, "of one panel");
+                next += piece.len();
+                for round in 0..piece.len() / TILE {
+                    for nth in 0..STREAMS {
+                        let at = piece.ahead.next.addr() + round * piece.ahead.step + nth * piece.ahead.apart - lines.as_ptr().addr();
+                        asked.iter_mut().skip(at / CACHE_LINE).take(ROUND_BYTES / STREAMS / CACHE_LINE).for_each(|asked| *asked = true);
+                    }
+                }
+            }
+            assert_eq!(next, lines.len());
+            assert!(asked.iter().skip(first_piece).all(|asked| *asked), "all but what is asked for at once: {panels} of {panel_lines}");
+        }
+    }
 }

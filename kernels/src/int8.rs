@@ -162,16 +162,36 @@ impl Task<'_> {
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     #[inline(always)]
     fn multiply_blocks<S: Simd>(&self, simd: S) {
-        use crate::amx::{Amx, TILE};
-        let rows = self.x.rows();
-        let block = (BLOCK_BYTES / self.x.cols() / (2 * TILE)).max(1) * 2 * TILE;
+        use crate::amx::{Amx, Int8Fours, Piece, Stream, TILE};
+        let (rows, quads) = (self.x.rows(), self.x.tiling().cols);
         // SAFETY: rows are laid out for tiles only where these are available.
         let unit = unsafe { Amx::new(rows) };
+        let mut sums = [[0; PANEL_LINES * LANES]; 2 * TILE];
+        if rows <= sums.len() {
+            let sums = &mut sums[..rows.next_multiple_of(TILE)];
+            for (nth, first, weights) in Stream::of(simd, self.job.weights.lines(self.panels.clone()), quads) {
+                let end = first + weights.len();
+                if first == 0 {
+                    self.start_sums(0..rows, sums);
+                }
+                unit.add_products::<Int8Fours>(&self.x.quads_from(0)[first..], quads, weights, sums);
+                if end == quads {
+                    self.finish_sums(simd, self.panels.start + nth, 0..rows, sums);
+                }
+            }
+            return;
+        }
+        let block = (BLOCK_BYTES / self.x.cols() / (2 * TILE)).max(1) * 2 * TILE;
         for start in (0..rows).step_by(block) {
             let end = (start + block).min(rows);
             for panel in self.panels.clone() {
+                let weights = Piece::of_many_rows(self.job.weights.lines(panel..panel + 1));
                 for first in (start..end).step_by(2 * TILE) {
-                    self.block(simd, &unit, panel, first..(first + 2 * TILE).min(end));
+                    let rows = first..(first + 2 * TILE).min(end);
+                    let sums = &mut sums[..rows.len().next_multiple_of(TILE)];
+                    self.start_sums(rows.clone(), sums);
+                    unit.add_products::<Int8Fours>(self.x.quads_from(first), quads, weights, sums);
+                    self.finish_sums(simd, panel, rows, sums);
                 }
             }
         }
@@ -182,18 +202,19 @@ impl Task<'_> {
         unreachable!("there is no AMX")
     }
 
-    /// Up to two tiles of rows times a panel.
+    /// What the sums of `rows` begin with.
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     #[inline(always)]
-    fn block<S: Simd>(&self, simd: S, unit: &crate::amx::Amx, panel: usize, rows: Range<usize>) {
-        use crate::amx::{Int8Fours, TILE};
-        let mut sums = [[0; PANEL_LINES * LANES]; 2 * TILE];
-        let sums = &mut sums[..rows.len().next_multiple_of(TILE)];
-        for (sums, row) in sums.iter_mut().zip(rows.clone()) {
+    fn start_sums(&self, rows: Range<usize>, sums: &mut [[i32; PANEL_LINES * LANES]]) {
+        for (sums, row) in sums.iter_mut().zip(rows) {
             sums.fill(self.start(row));
         }
-        let (x, weights) = (self.x.quads_from(rows.start), self.job.weights.panel_bytes(panel));
-        unit.add_products::<Int8Fours>(x, self.x.tiling().cols, weights, sums);
+    }
+
+    /// Hands over the sums of `rows`.
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    #[inline(always)]
+    fn finish_sums<S: Simd>(&self, simd: S, panel: usize, rows: Range<usize>, sums: &[[i32; PANEL_LINES * LANES]]) {
         // Loops, not closures: these are compiled for the instruction set only where they are inlined.
         for (sums, row) in sums.iter().zip(rows) {
             let mut y = [simd.zero(); PANEL_LINES];

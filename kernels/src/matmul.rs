@@ -175,7 +175,7 @@ impl<E: StoredLines> Task<'_, E> {
     #[inline(always)]
     fn multiply_blocks<S: Simd>(&mut self, simd: S) {
         use crate::{
-            amx::{Amx, Bf16Pairs, TILE},
+            amx::{Amx, Bf16Pairs, Piece, Stream, TILE},
             dtype::Bf16,
             lines::Lines,
         };
@@ -193,11 +193,18 @@ impl<E: StoredLines> Task<'_, E> {
         }
         // SAFETY: rows lie so only for an instruction set that has tiles, and was found available.
         let unit = unsafe { Amx::new(self.rows.len()) };
+        if self.rows.len() <= 2 * TILE {
+            for (nth, line, weights) in Stream::of(simd, self.job.weights.lines::<Bf16>(self.panels.clone()), lines) {
+                let sums = &mut self.sums[nth * self.sums_rows..(nth + 1) * self.sums_rows];
+                unit.add_products::<Bf16Pairs>(self.x.words_from(self.rows.start, line), self.x.tiling.cols, weights, sums);
+            }
+            return;
+        }
         for start in (0..lines).step_by(step) {
             let x = self.x.words_from(self.rows.start, start);
             for (panel, sums) in self.panels.clone().zip(self.sums.chunks_exact_mut(self.sums_rows)) {
                 let weights = self.job.weights.panel::<Bf16>(panel, start..(start + step).min(lines));
-                unit.add_products::<Bf16Pairs>(x, self.x.tiling.cols, weights, sums);
+                unit.add_products::<Bf16Pairs>(x, self.x.tiling.cols, Piece::of_many_rows(weights), sums);
             }
         }
     }

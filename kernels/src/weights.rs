@@ -107,6 +107,13 @@ impl Weights {
     /// Some lines of panel `panel`.
     #[inline(always)]
     pub(crate) fn panel<E: StoredLines>(&self, panel: usize, lines: Range<usize>) -> &[E::Line] {
-        &E::lines(self.memory.as_slice())[panel * E::panel_lines(self.inputs)..][lines]
+        &self.lines::<E>(panel..panel + 1)[lines]
+    }
+
+    /// All lines of some panels, one panel after the other.
+    #[inline(always)]
+    pub(crate) fn lines<E: StoredLines>(&self, panels: Range<usize>) -> &[E::Line] {
+        let each = E::panel_lines(self.inputs);
+        &E::lines(self.memory.as_slice())[panels.start * each..panels.end * each]
     }
 }

@@ -114,10 +114,10 @@ impl Int8Weights {
         &weights.as_chunks::<LANES>().0.as_chunks().0[panel * self.quads..(panel + 1) * self.quads]
     }
 
-    /// The same, as bytes.
+    /// The same of some panels, one panel after the other, as bytes.
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-    pub(super) fn panel_bytes(&self, panel: usize) -> &[[u8; PANEL_LINES * LINE_BYTES]] {
-        &self.memory.as_slice().as_chunks().0[panel * self.quads..(panel + 1) * self.quads]
+    pub(super) fn lines(&self, panels: Range<usize>) -> &[[u8; PANEL_LINES * LINE_BYTES]] {
+        &self.memory.as_slice().as_chunks().0[panels.start * self.quads..panels.end * self.quads]
     }
 
     #[inline(always)]
