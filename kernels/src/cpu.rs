@@ -61,13 +61,13 @@ impl Isa {
         Isa::ALL.into_iter().find(|isa| isa.is_available()).expect("portable code is always available")
     }
 
-    /// How products with bf16 weights are added up.
+    /// How products in bf16 are added up.
     pub fn bf16_products(self) -> Bf16Products {
         if self == Isa::Amx { Bf16Products::Blocks } else { Bf16Products::Chain }
     }
 }
 
-/// The order in which products with bf16 weights are added up. KV that was computed in one is not mixed with KV of the other.
+/// The order in which products in bf16 are added up, with weights or in attention. KV that was computed in one is not mixed with KV of the other.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Bf16Products {
     /// One by one, in twos of which the odd one comes first.

@@ -12,9 +12,9 @@ pub(crate) fn cpus() -> Vec<Cpu> {
     isas.flat_map(|isa| [1, 3].map(|threads| Cpu::new(Some(isa), threads).unwrap())).collect()
 }
 
-/// The order in which products with weights of this type are added up: bits are the same on all instruction sets of one order.
-pub(crate) fn order(isa: Isa, weights: Dtype) -> Bf16Products {
-    if weights == Dtype::Bf16 { isa.bf16_products() } else { Bf16Products::Chain }
+/// The order in which products are added up, with numbers in bf16 or others: bits are the same on all instruction sets of one order.
+pub(crate) fn order(isa: Isa, in_bf16: bool) -> Bf16Products {
+    if in_bf16 { isa.bf16_products() } else { Bf16Products::Chain }
 }
 
 /// Numbers in [-1, 1), the same for the same seed (xorshift).

@@ -16,7 +16,7 @@ use tidemill_proto::block::{BLOCK_TOKENS, KvDtype, KvShape, LayoutFingerprint};
 const _: () = assert!(BLOCK_TOKENS == BLOCK_POSITIONS, "the KV kernels and the block keys must agree on a block");
 
 /// Part of the layout fingerprint: changes whenever the same weights and tokens would give other KV bytes than before.
-const ARITHMETIC_VERSION: u32 = 4;
+const ARITHMETIC_VERSION: u32 = 5;
 
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
@@ -72,7 +72,11 @@ impl Model {
         let kv_shape = KvShape { layers: config.layers, kv_heads: config.kv_heads, head_dim: config.head_dim, dtype: options.kv_dtype };
         let weights = checkpoint.digest(progress);
         checkpoint.release();
-        let layout = LayoutFingerprint::new(&fingerprint(&weights, &config, arithmetic_number(arithmetic, cpu.isa())), &kv_shape, (0, 1));
+        let layout = LayoutFingerprint::new(
+            &fingerprint(&weights, &config, arithmetic_number(arithmetic, options.kv_dtype, cpu.isa())),
+            &kv_shape,
+            (0, 1),
+        );
         let rope = Rope::new(&config.rope, config.head_dim);
         Ok(Model { config, cpu, rope, embedding, layers, final_norm, head, buffers: Buffers::new(arithmetic), kv_shape, layout })
     }
@@ -122,12 +126,17 @@ pub(crate) fn fingerprint(weights: &[u8; 32], config: &ModelConfig, arithmetic: 
     *hasher.finalize().as_bytes()
 }
 
-fn arithmetic_number(arithmetic: Arithmetic, isa: Isa) -> u8 {
-    match (arithmetic, isa.bf16_products()) {
-        (Arithmetic::F32, _) => 0,
-        (Arithmetic::Int8, _) => 1,
-        (Arithmetic::Bf16, Bf16Products::Chain) => 2,
-        (Arithmetic::Bf16, Bf16Products::Blocks) => 3,
+/// Products in bf16 are those of weights, of attention, or both.
+fn arithmetic_number(arithmetic: Arithmetic, kv_dtype: KvDtype, isa: Isa) -> u8 {
+    let number = match arithmetic {
+        Arithmetic::F32 => 0,
+        Arithmetic::Int8 => 1,
+        Arithmetic::Bf16 => 2,
+    };
+    let in_bf16 = arithmetic == Arithmetic::Bf16 || kv_dtype == KvDtype::Bf16;
+    match isa.bf16_products() {
+        Bf16Products::Blocks if in_bf16 => number + 3,
+        _ => number,
     }
 }
 

@@ -9,7 +9,8 @@
 //! chunks, nor on what computes it.
 //!
 //! K and V in bf16 are multiplied as bf16 weights are (`lines`): queries and exponentials are rounded to bf16, and chains go in twos, of
-//! the head's dimensions and of positions 2i and 2i + 1. Exponentials are summed as they are before that.
+//! the head's dimensions and of positions 2i and 2i + 1, or in blocks of 32 dimensions and 32 positions (`amx`). Exponentials are summed
+//! as they are before that.
 //!
 //! There are two ways to compute it:
 //!
@@ -56,6 +57,8 @@ pub struct AttentionBuffers {
 /// Positions that are normalized together.
 pub(crate) const SPLIT: usize = 256;
 const SPLIT_BLOCKS: usize = SPLIT / BLOCK_POSITIONS;
+/// Pairs in a block of products, where they go in blocks.
+const BLOCK_LINES: usize = 16;
 
 /// `out = softmax(q Kᵀ / sqrt(head_dim)) V` for each query head of each row of the spans, whose K and V (and those of all
 /// positions before) are already in `kv`. `q` is `[rows of all spans, heads, head_dim]`, and so becomes `out`, in tiles.
@@ -268,10 +271,12 @@ impl Call<'_> {
 mod tests {
     use super::*;
     use crate::{
+        cpu::Bf16Products,
         dtype::{Dtype, decode, encode},
         kv::{KvDtype, KvLayout, Part, write},
-        testing::{close, cpus, numbers, stored},
+        testing::{close, cpus, numbers, order, stored},
     };
+    use std::collections::HashMap;
 
     /// One sequence of `positions`, whose K and V are in blocks of a shuffled table.
     struct Fixture {
@@ -355,11 +360,11 @@ mod tests {
             (620, 1, 5, 80, KvDtype::Int8, None),
             (540, 2, 13, 6, KvDtype::Int8, Some(270)),
         ] {
-            let mut first: Option<Vec<f32>> = None;
+            let mut first: HashMap<Bf16Products, Vec<f32>> = HashMap::new();
             for cpu in cpus() {
                 let fixture = fixture(&cpu, positions, kv_heads, group, head_dim, dtype);
                 let out = fixture.run(&cpu, 0..positions, window);
-                let first = first.get_or_insert_with(|| {
+                let first = first.entry(order(cpu.isa(), dtype == KvDtype::Bf16)).or_insert_with(|| {
                     // V is within ±1, and weights in bf16 are off by up to 2^-9 each.
                     let tolerance = if dtype == KvDtype::Bf16 { 2f64.powi(-9) } else { 3e-6 };
                     close(&out, fixture.reference(window).into_iter(), tolerance);

@@ -3,11 +3,11 @@
 #![allow(clippy::needless_range_loop, reason = "tiles are indexed by numbers known at compile time")]
 
 use super::{
-    Call, SPLIT, SPLIT_BLOCKS, Scores, State, Task, Tiling,
+    BLOCK_LINES, Call, SPLIT, SPLIT_BLOCKS, Scores, State, Task, Tiling,
     softmax::{Weighted, pair_up, scale, weigh},
 };
 use crate::{
-    cpu::Cpu,
+    cpu::{Bf16Products, Cpu},
     dtype::{Bf16, F32},
     kv::{
         BLOCK_POSITIONS, KvDtype, Part,
@@ -16,6 +16,7 @@ use crate::{
     lines::{Lines, StoredLines},
     simd::{Kernel, LANES, Simd},
     tile::{Ahead, PANEL, Words, tile, with_tile_rows},
+    tiles::BLOCK_ROWS,
 };
 use std::{cell::RefCell, marker::PhantomData, ops::Range};
 
@@ -35,6 +36,8 @@ struct Scratch {
     states: Vec<f32>,
     /// Of one tile.
     scores: Vec<Scores>,
+    /// Of one tile, in pairs, as AMX takes them.
+    weights: Vec<[u32; SPLIT / 2]>,
 }
 
 thread_local! {
@@ -48,13 +51,20 @@ pub(super) fn run(cpu: &Cpu, call: &Call<'_>, task: &Task) {
 fn run_with<P: StoredLines<Line = KvLine>>(cpu: &Cpu, call: &Call<'_>, task: &Task) {
     SCRATCH.with_borrow_mut(|scratch| {
         let head_dim = call.kv.layout().head_dim;
-        let queries = Tiling::new(task.rows.len() * call.group, head_dim / P::INPUTS, cpu.isa().tile_rows());
+        let in_blocks = P::INPUTS == 2 && cpu.isa().bf16_products() == Bf16Products::Blocks;
+        // For AMX, queries lie one after the other, filled up with zeros to whole blocks, as panels of K are.
+        let (words, tile_rows) = match in_blocks {
+            true => ((head_dim / P::INPUTS).next_multiple_of(BLOCK_LINES), 2 * BLOCK_ROWS),
+            false => (head_dim / P::INPUTS, cpu.isa().tile_rows()),
+        };
+        let queries = Tiling::new(task.rows.len() * call.group, words, tile_rows);
         scratch.k.resize(SPLIT / PANEL * queries.cols, [0; _]);
         scratch.v.resize(head_dim.div_ceil(PANEL) * SPLIT / P::INPUTS, [0; _]);
-        scratch.q.resize(queries.rows * queries.cols, 0);
+        scratch.q.resize((queries.rows + if in_blocks { tile_rows } else { 0 }) * queries.cols, 0);
         scratch.states.resize(queries.rows * State::len(head_dim), 0.0);
-        scratch.scores.resize(cpu.isa().tile_rows(), [0.0; SPLIT]);
-        P::dispatch(cpu.isa(), Run::<P> { call, task, queries, scratch, lines: PhantomData });
+        scratch.scores.resize(tile_rows, [0.0; SPLIT]);
+        scratch.weights.resize(tile_rows, [0; _]);
+        P::dispatch(cpu.isa(), Run::<P> { call, task, queries, in_blocks, scratch, lines: PhantomData });
     });
 }
 
@@ -63,6 +73,8 @@ struct Run<'a, P> {
     call: &'a Call<'a>,
     task: &'a Task,
     queries: Tiling,
+    /// Products are added up as AMX does, and on it.
+    in_blocks: bool,
     scratch: &'a mut Scratch,
     lines: PhantomData<P>,
 }
@@ -75,7 +87,15 @@ impl<P: Lines<Line = KvLine>> Kernel for Run<'_, P> {
         let state_len = State::len(self.call.kv.layout().head_dim);
         for index in 0..self.queries.tiles {
             let tile = self.queries.tile(index);
-            self.call.pack_queries::<S, P>(simd, self.task, &tile, &mut self.scratch.q[self.queries.numbers(&tile)]);
+            let q = &mut self.scratch.q[self.queries.numbers(&tile)];
+            if self.in_blocks {
+                q.fill(0);
+                for (query, words) in tile.zip(q.chunks_exact_mut(self.queries.cols)) {
+                    self.call.pack_queries::<S, P>(simd, self.task, &(query..query + 1), words);
+                }
+            } else {
+                self.call.pack_queries::<S, P>(simd, self.task, &tile, q);
+            }
         }
         self.scratch.states.chunks_exact_mut(state_len).for_each(|state| _ = State::clear(state));
         let visible = self.visible_to_any(&(0..self.queries.rows));
@@ -83,7 +103,11 @@ impl<P: Lines<Line = KvLine>> Kernel for Run<'_, P> {
             with_kv_element!(self.call.kv.layout().dtype, E => self.widen::<S, E>(simd, split, &visible));
             for index in 0..self.queries.tiles {
                 let tile = self.queries.tile(index);
-                with_tile_rows!(S, tile.len(), T => self.tile::<S, T>(simd, split, &tile));
+                if self.in_blocks {
+                    self.tile_in_blocks(simd, split, &tile);
+                } else {
+                    with_tile_rows!(S, tile.len(), T => self.tile::<S, T>(simd, split, &tile));
+                }
             }
         }
         for query in 0..self.queries.rows {
@@ -113,7 +137,11 @@ impl<P: Lines<Line = KvLine>> Run<'_, P> {
         let (call, task) = (self.call, self.task);
         let (layout, words) = (call.kv.layout(), self.queries.cols);
         let visible = within(split, visible);
-        for block in visible.start / BLOCK_POSITIONS..visible.end.div_ceil(BLOCK_POSITIONS) {
+        let blocks = visible.start / BLOCK_POSITIONS..visible.end.div_ceil(BLOCK_POSITIONS);
+        if self.in_blocks {
+            self.fill_up(&blocks);
+        }
+        for block in blocks {
             let bytes = call.kv.block(call.spans[task.span].blocks[split * SPLIT_BLOCKS + block]);
             if const { E::IS_SCALED } {
                 for (part, to) in [(Part::K, &mut self.scratch.k_scales), (Part::V, &mut self.scratch.v_scales)] {
@@ -145,6 +173,21 @@ impl<P: Lines<Line = KvLine>> Run<'_, P> {
         }
     }
 
+    /// Zeros for what blocks of products have beside the split's blocks of K and V: dimensions after the last, and positions that have no
+    /// weight but must be numbers.
+    #[inline(always)]
+    fn fill_up(&mut self, blocks: &Range<usize>) {
+        let (words, lines, half) = (self.call.kv.layout().head_dim / P::INPUTS, SPLIT / P::INPUTS, BLOCK_POSITIONS / P::INPUTS);
+        let panels = blocks.start * BLOCK_POSITIONS / PANEL..(blocks.end * BLOCK_POSITIONS).div_ceil(PANEL);
+        for panel in self.scratch.k.chunks_exact_mut(self.queries.cols).take(panels.end).skip(panels.start) {
+            panel[words..].fill([0; _]);
+        }
+        for panel in self.scratch.v.chunks_exact_mut(lines) {
+            panel[panels.start * BLOCK_LINES..blocks.start * half].fill([0; _]);
+            panel[blocks.end * half..panels.end * BLOCK_LINES].fill([0; _]);
+        }
+    }
+
     /// A tile of queries over one split.
     #[inline(always)]
     fn tile<S: Simd, const T: usize>(&mut self, simd: S, split: usize, queries: &Range<usize>) {
@@ -155,7 +198,7 @@ impl<P: Lines<Line = KvLine>> Run<'_, P> {
         if visible.is_empty() {
             return;
         }
-        let Scratch { k, v, k_scales, v_scales, q, states, scores } = &mut *self.scratch;
+        let Scratch { k, v, k_scales, v_scales, q, states, scores, .. } = &mut *self.scratch;
         let scores = scores.first_chunk_mut::<T>().expect("scores of the whole tile");
         let panels = visible.start / PANEL..visible.end.div_ceil(PANEL);
         let q = Words::<T>(q[self.queries.numbers(queries)].as_chunks().0);
@@ -177,8 +220,7 @@ impl<P: Lines<Line = KvLine>> Run<'_, P> {
             let query = queries.start + i;
             let seen = within(split, &self.call.visible_to(self.task, query));
             if let Some(normalizer) = weigh(simd, &mut scores[i], &panels, &seen) {
-                let state = &mut states[query * state_len..(query + 1) * state_len];
-                factors[i] = Some(State::resume(state).merge(simd, normalizer));
+                factors[i] = Some(State::resume(&mut states[query * state_len..(query + 1) * state_len]).merge(simd, normalizer));
             }
         }
         if is_scaled {
@@ -203,5 +245,59 @@ impl<P: Lines<Line = KvLine>> Run<'_, P> {
                 }
             }
         }
+    }
+
+    /// The same on AMX.
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    #[inline(always)]
+    fn tile_in_blocks<S: Simd>(&mut self, simd: S, split: usize, queries: &Range<usize>) {
+        use crate::amx::{Amx, Bf16Pairs, Piece};
+        let visible = within(split, &self.visible_to_any(queries));
+        if visible.is_empty() {
+            return;
+        }
+        let (words, state_len) = (self.queries.cols, State::len(self.call.kv.layout().head_dim));
+        let rows = queries.len().next_multiple_of(BLOCK_ROWS);
+        let panels = visible.start / PANEL..visible.end.div_ceil(PANEL);
+        let Scratch { k, v, q, states, scores, weights, .. } = &mut *self.scratch;
+        let mut sums = [[0.0; PANEL]; 2 * BLOCK_ROWS];
+        // SAFETY: products are added up so only where AMX was found available.
+        let unit = unsafe { Amx::new(queries.len()) };
+        for panel in panels.clone() {
+            let sums = &mut sums[..rows];
+            sums.fill([0.0; PANEL]);
+            let k = Piece::of_many_rows(&k[panel * words..(panel + 1) * words]);
+            unit.add_products::<Bf16Pairs>(&q[queries.start * words..], words, k, sums);
+            for (scores, sums) in scores.iter_mut().zip(&*sums) {
+                scores[panel * PANEL..(panel + 1) * PANEL].copy_from_slice(sums);
+            }
+        }
+        let mut factors = [None; 2 * BLOCK_ROWS];
+        for (i, query) in queries.clone().enumerate() {
+            let seen = within(split, &self.call.visible_to(self.task, query));
+            if let Some(normalizer) = weigh(simd, &mut scores[i], &panels, &seen) {
+                factors[i] = Some(State::resume(&mut states[query * state_len..(query + 1) * state_len]).merge(simd, normalizer));
+            }
+            for vector in panels.start * PANEL / LANES..panels.end * PANEL / LANES {
+                weights[i].as_chunks_mut().0[vector] = simd.to_bf16_pairs(simd.load(&scores[i].as_chunks().0[vector]));
+            }
+        }
+        let lines = panels.start * BLOCK_LINES..panels.end * BLOCK_LINES;
+        for (panel, v) in v.chunks_exact(SPLIT / P::INPUTS).enumerate() {
+            let sums = &mut sums[..rows];
+            sums.fill([0.0; PANEL]);
+            unit.add_products::<Bf16Pairs>(&weights.as_flattened()[lines.start..], SPLIT / 2, Piece::of_many_rows(&v[lines.clone()]), sums);
+            for (i, query) in queries.clone().enumerate() {
+                if let Some(factors) = factors[i] {
+                    let state = &mut states[query * state_len..(query + 1) * state_len];
+                    State::resume(state).add(simd, factors, panel * PANEL / LANES, sums[i].as_chunks().0);
+                }
+            }
+        }
+    }
+
+    #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+    fn tile_in_blocks<S: Simd>(&mut self, _: S, _: usize, _: &Range<usize>) {
+        unreachable!("there is no AMX")
     }
 }

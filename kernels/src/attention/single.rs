@@ -3,11 +3,11 @@
 #![allow(clippy::needless_range_loop, reason = "tiles are indexed by numbers known at compile time")]
 
 use super::{
-    Call, SPLIT, SPLIT_BLOCKS, Scores, State, Task, Tiling,
+    BLOCK_LINES, Call, SPLIT, SPLIT_BLOCKS, Scores, State, Task, Tiling,
     softmax::{Normalizer, pair_up, scale, weigh},
 };
 use crate::{
-    cpu::Cpu,
+    cpu::{Bf16Products, Cpu},
     kv::{
         BLOCK_POSITIONS, Part,
         element::{KvElement, inputs, with_kv_element},
@@ -51,7 +51,12 @@ fn run_with<E: KvElement>(cpu: &Cpu, call: &Call<'_>, task: &Task, partial: Opti
         values.resize(cpu.isa().tile_rows() * head_dim.div_ceil(LANES), [0.0; LANES]);
         let finish = partial.is_none();
         let states = partial.unwrap_or(states);
-        E::Lines::dispatch(cpu.isa(), Run::<E> { call, task, queries, q, states, scores, values, finish, element: PhantomData });
+        let run = Run::<E, false> { call, task, queries, q, states, scores, values, finish, element: PhantomData };
+        if const { inputs::<E>() == 2 } && cpu.isa().bf16_products() == Bf16Products::Blocks {
+            cpu.isa().dispatch(run.in_blocks());
+        } else {
+            E::Lines::dispatch(cpu.isa(), run);
+        }
     });
 }
 
@@ -87,7 +92,8 @@ impl Kernel for Merge<'_> {
     }
 }
 
-struct Run<'a, E> {
+/// `IN_BLOCKS`: products are added up as AMX does (see [`Bf16Products::Blocks`]).
+struct Run<'a, E, const IN_BLOCKS: bool> {
     call: &'a Call<'a>,
     task: &'a Task,
     /// Those of one KV head.
@@ -100,7 +106,14 @@ struct Run<'a, E> {
     element: PhantomData<E>,
 }
 
-impl<E: KvElement> Kernel for Run<'_, E> {
+impl<'a, E> Run<'a, E, false> {
+    fn in_blocks(self) -> Run<'a, E, true> {
+        let Self { call, task, queries, q, states, scores, values, finish, element } = self;
+        Run { call, task, queries, q, states, scores, values, finish, element }
+    }
+}
+
+impl<E: KvElement, const IN_BLOCKS: bool> Kernel for Run<'_, E, IN_BLOCKS> {
     type Output = ();
 
     #[inline(always)]
@@ -135,7 +148,7 @@ fn tiles(queries: Tiling, kv_heads: Range<usize>) -> impl Iterator<Item = (usize
     })
 }
 
-impl<E: KvElement> Run<'_, E> {
+impl<E: KvElement, const IN_BLOCKS: bool> Run<'_, E, IN_BLOCKS> {
     /// A tile of queries of one KV head over one split.
     #[inline(always)]
     fn tile<S: Simd, const T: usize>(&mut self, simd: S, split: usize, visible: &Range<usize>, kv_head: usize, queries: &Range<usize>) {
@@ -147,7 +160,7 @@ impl<E: KvElement> Run<'_, E> {
         let (q, _) = self.q[self.queries.numbers(queries)].as_chunks::<T>();
         let paged = Paged { call: self.call, task: self.task, kv_head, first: split * SPLIT_BLOCKS };
         let scores = self.scores.first_chunk_mut::<T>().expect("scores of the whole tile");
-        simd.call(ScoreSplit::<E, T> { paged, q, panels: panels.clone(), scores, element: PhantomData });
+        simd.call(ScoreSplit::<E, T, IN_BLOCKS> { paged, q, panels: panels.clone(), scores, element: PhantomData });
         let mut normalizers = [None::<Normalizer>; T];
         for i in 0..T {
             normalizers[i] = weigh(simd, &mut scores[i], &panels, &visible);
@@ -161,7 +174,7 @@ impl<E: KvElement> Run<'_, E> {
             scores.iter_mut().for_each(|weights| pair_up(simd, weights, &panels));
         }
         let lines = visible.start / inputs::<E>()..visible.end.div_ceil(inputs::<E>());
-        simd.call(SumSplit::<E, T> { paged, lines, weights: scores, sums: self.values, element: PhantomData });
+        simd.call(SumSplit::<E, T, IN_BLOCKS> { paged, lines, weights: scores, sums: self.values, element: PhantomData });
         for i in 0..T {
             if let Some(normalizer) = normalizers[i] {
                 let query = queries.start + i;
@@ -220,7 +233,7 @@ impl<'a> Paged<'a> {
 }
 
 /// Scores of a tile of queries with the positions of some panels of a split.
-struct ScoreSplit<'a, E, const T: usize> {
+struct ScoreSplit<'a, E, const T: usize, const IN_BLOCKS: bool> {
     paged: Paged<'a>,
     q: &'a [[u32; T]],
     panels: Range<usize>,
@@ -228,18 +241,18 @@ struct ScoreSplit<'a, E, const T: usize> {
     element: PhantomData<E>,
 }
 
-impl<E: KvElement, const T: usize> Kernel for ScoreSplit<'_, E, T> {
+impl<E: KvElement, const T: usize, const IN_BLOCKS: bool> Kernel for ScoreSplit<'_, E, T, IN_BLOCKS> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
         let end = self.panels.end * BLOCKS;
         let mut block = self.panels.start * BLOCKS;
-        while const { fits::<S>(T, 4) } && block + 4 <= end {
+        while const { fits::<S>(T, chains::<IN_BLOCKS>() * 4) } && block + 4 <= end {
             self.blocks::<S, 4>(simd, block);
             block += 4;
         }
-        while const { fits::<S>(T, 2) } && block + 2 <= end {
+        while const { fits::<S>(T, chains::<IN_BLOCKS>() * 2) } && block + 2 <= end {
             self.blocks::<S, 2>(simd, block);
             block += 2;
         }
@@ -250,7 +263,7 @@ impl<E: KvElement, const T: usize> Kernel for ScoreSplit<'_, E, T> {
     }
 }
 
-impl<E: KvElement, const T: usize> ScoreSplit<'_, E, T> {
+impl<E: KvElement, const T: usize, const IN_BLOCKS: bool> ScoreSplit<'_, E, T, IN_BLOCKS> {
     /// `N` blocks from `block` on.
     #[inline(always)]
     fn blocks<S: Simd, const N: usize>(&mut self, simd: S, block: usize) {
@@ -260,7 +273,7 @@ impl<E: KvElement, const T: usize> ScoreSplit<'_, E, T> {
             keys[j] = &E::words(self.paged.numbers(block + j, Part::K)).0[..self.q.len()];
             ahead[j] = self.paged.ahead(block + j, Part::K, self.panels.end * BLOCKS);
         }
-        let mut acc = [[simd.zero(); N]; T];
+        let mut sums = Sums::<S, T, N, IN_BLOCKS>::zero(simd);
         for (line, q) in self.q.iter().enumerate() {
             let at = line * size_of::<E::Words>();
             if at.is_multiple_of(CACHE_LINE) {
@@ -269,11 +282,9 @@ impl<E: KvElement, const T: usize> ScoreSplit<'_, E, T> {
                 }
             }
             let k = std::array::from_fn(|j| &keys[j][line]);
-            multiply::<S, E, T, N, 0>(simd, &k, q, &mut acc);
-            if const { inputs::<E>() == 2 && S::BF16_STEPS == 2 } {
-                multiply::<S, E, T, N, 1>(simd, &k, q, &mut acc);
-            }
+            sums.add::<E>(simd, &k, q, line);
         }
+        let mut acc = sums.total(simd, self.q.len());
         if const { E::IS_SCALED } {
             for j in 0..N {
                 let scales = simd.load_f32_bytes(self.paged.scales(block + j, Part::K));
@@ -291,6 +302,63 @@ impl<E: KvElement, const T: usize> ScoreSplit<'_, E, T> {
             }
         }
     }
+}
+
+/// Sums of `N` vectors for each of `T` queries, to which lines are added one after the other.
+struct Sums<S: Simd, const T: usize, const N: usize, const IN_BLOCKS: bool> {
+    sums: [[S::V; N]; T],
+    /// Of a block that has begun, the chains of even and of odd numbers.
+    even: [[S::V; N]; T],
+    odd: [[S::V; N]; T],
+}
+
+impl<S: Simd, const T: usize, const N: usize, const IN_BLOCKS: bool> Sums<S, T, N, IN_BLOCKS> {
+    #[inline(always)]
+    fn zero(simd: S) -> Self {
+        let zero = [[simd.zero(); N]; T];
+        Self { sums: zero, even: zero, odd: zero }
+    }
+
+    /// Line `line`: vectors of words with one word of each query.
+    #[inline(always)]
+    fn add<E: KvElement>(&mut self, simd: S, words: &[&E::Words; N], by: &[u32; T], line: usize) {
+        if IN_BLOCKS {
+            multiply::<S, E, T, N, 0>(simd, words, by, &mut self.odd);
+            multiply::<S, E, T, N, 1>(simd, words, by, &mut self.even);
+            if (line + 1).is_multiple_of(BLOCK_LINES) {
+                self.end_block(simd);
+            }
+            return;
+        }
+        multiply::<S, E, T, N, 0>(simd, words, by, &mut self.sums);
+        if const { inputs::<E>() == 2 && S::BF16_STEPS == 2 } {
+            multiply::<S, E, T, N, 1>(simd, words, by, &mut self.sums);
+        }
+    }
+
+    #[inline(always)]
+    fn end_block(&mut self, simd: S) {
+        for i in 0..T {
+            for j in 0..N {
+                self.sums[i][j] = simd.add(self.sums[i][j], simd.add(self.even[i][j], self.odd[i][j]));
+                (self.even[i][j], self.odd[i][j]) = (simd.zero(), simd.zero());
+            }
+        }
+    }
+
+    /// Once all lines before `end` have been added.
+    #[inline(always)]
+    fn total(mut self, simd: S, end: usize) -> [[S::V; N]; T] {
+        if IN_BLOCKS && !end.is_multiple_of(BLOCK_LINES) {
+            self.end_block(simd);
+        }
+        self.sums
+    }
+}
+
+/// Sums that are open for each that is asked for.
+const fn chains<const IN_BLOCKS: bool>() -> usize {
+    if IN_BLOCKS { 2 } else { 1 }
 }
 
 /// Step `STEP` of `N` vectors of words with one word of each query.
@@ -314,7 +382,7 @@ fn multiply<S: Simd, E: KvElement, const T: usize, const N: usize, const STEP: u
 }
 
 /// Sums of V over a split's positions, `lines` of them, weighted for a tile of queries.
-struct SumSplit<'a, E, const T: usize> {
+struct SumSplit<'a, E, const T: usize, const IN_BLOCKS: bool> {
     paged: Paged<'a>,
     lines: Range<usize>,
     weights: &'a [Scores; T],
@@ -323,7 +391,7 @@ struct SumSplit<'a, E, const T: usize> {
     element: PhantomData<E>,
 }
 
-impl<E: KvElement, const T: usize> Kernel for SumSplit<'_, E, T> {
+impl<E: KvElement, const T: usize, const IN_BLOCKS: bool> Kernel for SumSplit<'_, E, T, IN_BLOCKS> {
     type Output = ();
 
     #[inline(always)]
@@ -331,15 +399,15 @@ impl<E: KvElement, const T: usize> Kernel for SumSplit<'_, E, T> {
         let head_dim = self.paged.call.kv.layout().head_dim;
         let whole = head_dim / LANES;
         let mut vector = 0;
-        while const { fits::<S>(T, 8) } && vector + 8 <= whole {
+        while const { fits::<S>(T, chains::<IN_BLOCKS>() * 8) } && vector + 8 <= whole {
             self.vectors::<S, 8, true>(simd, vector);
             vector += 8;
         }
-        while const { fits::<S>(T, 4) } && vector + 4 <= whole {
+        while const { fits::<S>(T, chains::<IN_BLOCKS>() * 4) } && vector + 4 <= whole {
             self.vectors::<S, 4, true>(simd, vector);
             vector += 4;
         }
-        while const { fits::<S>(T, 2) } && vector + 2 <= whole {
+        while const { fits::<S>(T, chains::<IN_BLOCKS>() * 2) } && vector + 2 <= whole {
             self.vectors::<S, 2, true>(simd, vector);
             vector += 2;
         }
@@ -353,7 +421,7 @@ impl<E: KvElement, const T: usize> Kernel for SumSplit<'_, E, T> {
     }
 }
 
-impl<E: KvElement, const T: usize> SumSplit<'_, E, T> {
+impl<E: KvElement, const T: usize, const IN_BLOCKS: bool> SumSplit<'_, E, T, IN_BLOCKS> {
     /// `N` vectors from `first` on: `WHOLE` ones, or what is left of a last one. Nothing in the loop depends on where a sum is: else
     /// the compiler keeps sums in memory.
     #[inline(always)]
@@ -361,7 +429,7 @@ impl<E: KvElement, const T: usize> SumSplit<'_, E, T> {
         let head_dim = self.paged.call.kv.layout().head_dim;
         let (line_bytes, vectors) = (head_dim * E::BYTES * inputs::<E>(), head_dim.div_ceil(LANES));
         let block_lines = BLOCK_POSITIONS / inputs::<E>();
-        let mut acc = [[simd.zero(); N]; T];
+        let mut sums = Sums::<S, T, N, IN_BLOCKS>::zero(simd);
         let end = self.lines.end.div_ceil(block_lines);
         for block in self.lines.start / block_lines..end {
             let base = block * block_lines;
@@ -384,12 +452,10 @@ impl<E: KvElement, const T: usize> SumSplit<'_, E, T> {
                     part = E::part_of_words(rest);
                     [&part; N]
                 };
-                multiply::<S, E, T, N, 0>(simd, &words, &weights, &mut acc);
-                if const { inputs::<E>() == 2 && S::BF16_STEPS == 2 } {
-                    multiply::<S, E, T, N, 1>(simd, &words, &weights, &mut acc);
-                }
+                sums.add::<E>(simd, &words, &weights, line);
             }
         }
+        let acc = sums.total(simd, self.lines.end);
         for i in 0..T {
             for j in 0..N {
                 simd.store(acc[i][j], &mut self.sums[i * vectors + first + j]);
