@@ -182,7 +182,7 @@ impl<'a> Piece<'a> {
 
     /// For lines that several tiles of rows multiply: what comes a little later.
     pub(crate) fn of_many_rows(lines: &'a [Line]) -> Self {
-        let next = lines.as_ptr().cast::<u8>().wrapping_add(8192);
+        let next = lines.as_ptr().cast::<u8>().wrapping_add(tile::STREAM_AHEAD_BYTES);
         Self { lines, ahead: Ahead { next, apart: ROUND_BYTES / STREAMS, step: ROUND_BYTES } }
     }
 }

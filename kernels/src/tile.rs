@@ -161,7 +161,7 @@ impl Ahead {
 }
 
 /// Measured: 2 KiB are too little for a memory that answers after 100 ns, and 16 KiB no better.
-const STREAM_AHEAD_BYTES: usize = 8192;
+pub(crate) const STREAM_AHEAD_BYTES: usize = 8192;
 
 /// `$body` with `$T` a constant equal to `$rows`, which is at most the instruction set's `TILE_ROWS`.
 macro_rules! with_tile_rows {
