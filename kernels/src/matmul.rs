@@ -24,7 +24,7 @@ use crate::{
     tiles::{BLOCK_ROWS, SharedTiles, Tiles},
     weights::Weights,
 };
-use std::{array::from_fn, marker::PhantomData, ops::Range};
+use std::{marker::PhantomData, ops::Range};
 
 /// One product of several that share their activations.
 pub struct Product<'a> {
@@ -214,6 +214,7 @@ impl<E: StoredLines> Task<'_, E> {
     #[inline(always)]
     fn multiply_row<S: Simd, const P: usize>(&mut self, simd: S, first: usize) -> usize {
         use crate::{amx::Row, dtype::Bf16};
+        use std::array::from_fn;
         let lines = Bf16::panel_lines(self.x.cols());
         let x = &self.x.words_from(self.rows.start, 0)[..lines];
         let weights = from_fn(|p| self.job.weights.panel::<Bf16>(first + p, 0..lines));
