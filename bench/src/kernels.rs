@@ -36,6 +36,9 @@ pub struct KernelsArgs {
     /// Less work, two layers, the smallest model alone: to see that it works, not how fast it is.
     #[arg(long)]
     pub quick: bool,
+    /// CPU: spent on each row, of which the best run counts; three runs at least. More of it where others use the machine, too.
+    #[arg(long, default_value_t = 0.4)]
+    pub seconds: f64,
     /// CPU: threads that compute (default: all cores).
     #[arg(long)]
     pub threads: Option<usize>,
@@ -131,6 +134,8 @@ struct Bench<Machine = Cpu> {
     ceilings: Ceilings,
     only: Option<String>,
     quick: bool,
+    /// Spent on each row, at least.
+    seconds: f64,
     rows: Vec<Row>,
     /// Rows that this machine cannot have, and why.
     left_out: Vec<String>,
@@ -152,7 +157,8 @@ impl Bench {
             ceilings = ceilings::measure(cpu.threads(), shrink)?;
             rows.extend(ceiling_rows(cpu.threads(), &ceilings));
         }
-        Ok(Self { machine: cpu, ceilings, only: args.only.clone(), quick: args.quick, rows, left_out: Vec::new() })
+        let seconds = if args.quick { 0.0 } else { args.seconds };
+        Ok(Self { machine: cpu, ceilings, only: args.only.clone(), quick: args.quick, seconds, rows, left_out: Vec::new() })
     }
 
     /// A row in the unit of whatever bounds `work`, if it is wanted: `prepare` makes what runs and is done `times` over in each run.
@@ -161,7 +167,7 @@ impl Bench {
             return;
         }
         let mut run = prepare(&self.machine);
-        let seconds = best_seconds(self.quick, || run(&self.machine)) / times as f64;
+        let seconds = best_seconds(self.seconds, || run(&self.machine)) / times as f64;
         self.rows.push(Row::of_work(name, shape, seconds, &work, &self.ceilings));
     }
 }
@@ -180,9 +186,9 @@ fn ceiling_rows(threads: usize, ceilings: &Ceilings) -> [Row; 4] {
     ]
 }
 
-/// The fastest of several runs of `work`.
-fn best_seconds(quick: bool, mut work: impl FnMut()) -> f64 {
-    let (runs_min, seconds) = if quick { (1, 0.0) } else { (RUNS_MIN, SECONDS) };
+/// The fastest of several runs of `work`, which take so many `seconds` or a little more. (None: a single run, to see that it works.)
+fn best_seconds(seconds: f64, mut work: impl FnMut()) -> f64 {
+    let runs_min = if seconds > 0.0 { RUNS_MIN } else { 1 };
     let started = Instant::now();
     let mut best = f64::INFINITY;
     let mut runs = 0;
@@ -196,5 +202,3 @@ fn best_seconds(quick: bool, mut work: impl FnMut()) -> f64 {
 }
 
 const RUNS_MIN: usize = 3;
-/// Spent on each row, if that is more than the least number of runs takes.
-const SECONDS: f64 = 0.4;

@@ -66,18 +66,12 @@ pub(crate) trait Packed {
     /// 32 bits.
     type Sum;
 
-    /// Products of 32 rows.
+    /// `sums[i][j] += x.row(i) * weights.column(j)` for 16 rows.
     ///
     /// # Safety
-    /// There are tiles ready. In each round 16 rows of 64 bytes from `x` on, `stride` bytes apart, and as many behind them, can be read,
-    /// each time 64 bytes further; 16 lines of weights for each round, of which there is one; 32 rows of sums can be read and written.
-    unsafe fn two(x: *const Self::Word, stride: usize, weights: Piece<'_>, sums: *mut [Self::Sum; PANEL]);
-
-    /// Products of 16 rows.
-    ///
-    /// # Safety
-    /// As `two`, with 16 rows.
-    unsafe fn one(x: *const Self::Word, stride: usize, weights: Piece<'_>, sums: *mut [Self::Sum; PANEL]);
+    /// There are tiles ready. In each round 16 rows of 64 bytes from `x` on, `stride` bytes apart, can be read, each time 64 bytes further;
+    /// 16 lines of weights for each round, of which there is one; 16 rows of sums can be read and written.
+    unsafe fn add_products(x: *const Self::Word, stride: usize, weights: Piece<'_>, sums: *mut [Self::Sum; PANEL]);
 }
 
 /// Two bf16, whose products are added up in f32 as stated above.
@@ -110,17 +104,24 @@ impl Config {
     const fn of(rows: usize) -> Self {
         let mut config = Self { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
         let mut tile = 0;
-        while tile < 8 {
+        while tile < TILES {
             config.row_bytes[tile] = 64;
-            config.rows[tile] = if tile < WEIGHTS { rows } else { TILE } as u8;
+            config.rows[tile] = if tile == WEIGHTS { TILE } else { rows } as u8;
             tile += 1;
         }
         config
     }
 }
 
-/// The first tile that holds weights.
-const WEIGHTS: usize = 6;
+/// Tiles in use: two of sums, one of activations, and the one that holds weights.
+///
+/// Where another thread shares the core, each tile more makes loading them slower: with four of sums and two of either operand, a product
+/// of two tiles in the first cache took 33 ns, with these four 14, and 7 without loading any; alone on a core, 7 to 11 either way.
+const TILES: usize = 4;
+const WEIGHTS: usize = 3;
+
+/// Rounds of weights, 16 KiB, that several tiles of rows multiply by turns while they are in the first cache.
+const ROUNDS_SHARED: usize = 8;
 
 impl Amx {
     /// For so many rows. For up to 16 no more are read: a few rows would else be read with garbage that pushes weights out of the caches.
@@ -143,19 +144,17 @@ impl Amx {
             return;
         }
         assert!(x.len() >= (sums.len() - 1) * stride + lines.len(), "all rows are there");
-        let step = stride * size_of::<P::Word>();
-        let mut pairs = sums.chunks_exact_mut(2 * TILE);
-        let mut first = 0;
-        for sums in pairs.by_ref() {
-            // SAFETY: there are tiles, as `self` says. Of 32 rows from `first` on, as many words as there are lines are within `x`, by the
-            // assertion; there are 32 rows of sums.
-            unsafe { P::two(x[first * stride..].as_ptr(), step, weights, sums.as_mut_ptr()) };
-            first += 2 * TILE;
-        }
-        let rest = pairs.into_remainder();
-        if !rest.is_empty() {
-            // SAFETY: as above, with 16 rows.
-            unsafe { P::one(x[first * stride..].as_ptr(), step, weights, rest.as_mut_ptr()) };
+        let pieces = if sums.len() == TILE { 1 } else { (lines.len() / TILE).div_ceil(ROUNDS_SHARED + ROUNDS_SHARED / 2) };
+        let piece = (lines.len() / TILE).div_ceil(pieces) * TILE;
+        for (first, lines) in (0..).step_by(piece).zip(lines.chunks(piece)) {
+            for (i, sums) in sums.chunks_exact_mut(TILE).enumerate() {
+                // The first rows ask memory for what comes next.
+                let ahead = if i == 0 { weights.ahead.after(first / TILE) } else { Ahead::NOTHING };
+                let x = x[i * TILE * stride + first..].as_ptr();
+                // SAFETY: there are tiles, as `self` says. Of 16 rows, as many words as there are lines are within `x`, by the assertion;
+                // there are 16 rows of sums.
+                unsafe { P::add_products(x, stride * size_of::<P::Word>(), Piece { lines, ahead }, sums.as_mut_ptr()) };
+            }
         }
     }
 }
@@ -185,15 +184,29 @@ impl<'a> Piece<'a> {
         let next = lines.as_ptr().cast::<u8>().wrapping_add(tile::STREAM_AHEAD_BYTES);
         Self { lines, ahead: Ahead { next, apart: ROUND_BYTES / STREAMS, step: ROUND_BYTES } }
     }
+
+    /// For lines that are in the caches, as what comes next is.
+    pub(crate) fn in_caches(lines: &'a [Line]) -> Self {
+        Self { lines, ahead: Ahead::NOTHING }
+    }
 }
 
 /// What each round asks memory for: an eighth of its own size at `next`, and at seven more places, each `apart` bytes further; the round
-/// after it `step` bytes further.
+/// after it `step` bytes further. Nothing if that is 0.
 #[derive(Clone, Copy)]
 struct Ahead {
     next: *const u8,
     apart: usize,
     step: usize,
+}
+
+impl Ahead {
+    const NOTHING: Self = Self { next: std::ptr::null(), apart: 0, step: 0 };
+
+    /// What is left after so many rounds.
+    fn after(self, rounds: usize) -> Self {
+        Self { next: self.next.wrapping_add(rounds * self.step), ..self }
+    }
 }
 
 /// Bytes of the weights that a round multiplies.
@@ -241,7 +254,7 @@ impl<'a> Stream<'a> {
                 let bytes = size_of_val(&lines[..lines.len().min(self.piece_rounds * TILE)]);
                 Ahead { next: lines.as_ptr().cast(), apart: bytes / STREAMS, step: ROUND_BYTES / STREAMS }
             }
-            _ => Ahead { next: self.lines.as_ptr().cast(), apart: 0, step: 0 },
+            _ => Ahead::NOTHING,
         }
     }
 }
@@ -261,28 +274,9 @@ impl<'a> Iterator for Stream<'a> {
             return None;
         }
         self.done += rounds;
-        let mut ahead = self.ahead(start - within + self.piece_rounds);
-        ahead.next = ahead.next.wrapping_add(within * ahead.step);
+        let ahead = self.ahead(start - within + self.piece_rounds).after(within);
         Some((panel, first * TILE, Piece { lines: &self.lines[start * TILE..self.done * TILE], ahead }))
     }
-}
-
-/// Asks memory for the weights of later rounds. `far` is five times `apart` after `near`.
-macro_rules! ask_ahead {
-    () => {
-        ".irp line, 0, 64, 128, 192
-            prefetcht0 [{near} + \\line]
-            prefetcht0 [{near} + {apart} + \\line]
-            prefetcht0 [{near} + 2 * {apart} + \\line]
-            prefetcht0 [{near} + {apart_3} + \\line]
-            prefetcht0 [{near} + 4 * {apart} + \\line]
-            prefetcht0 [{far} + \\line]
-            prefetcht0 [{near} + 2 * {apart_3} + \\line]
-            prefetcht0 [{far} + 2 * {apart} + \\line]
-        .endr
-        add {near}, {step}
-        add {far}, {step}"
-    };
 }
 
 macro_rules! packed {
@@ -291,65 +285,33 @@ macro_rules! packed {
             type Word = $word;
             type Sum = $sum;
 
-            unsafe fn two(x: *const $word, stride: usize, weights: Piece<'_>, sums: *mut [$sum; PANEL]) {
+            unsafe fn add_products(x: *const $word, stride: usize, weights: Piece<'_>, sums: *mut [$sum; PANEL]) {
                 // SAFETY: reads and writes what the caller vouches for.
                 unsafe {
                     asm!(
                         "tileloadd tmm0, [{sums} + {line}]",
                         "tileloadd tmm1, [{sums} + {line} + 64]",
-                        "tileloadd tmm2, [{sums} + {line} + 2048]",
-                        "tileloadd tmm3, [{sums} + {line} + 2112]",
                         "2:",
-                        ask_ahead!(),
-                        "tileloadd tmm6, [{weights} + {line}]",
-                        "tileloadd tmm4, [{upper} + {row}]",
-                        concat!($products, " tmm0, tmm4, tmm6"),
-                        "tileloadd tmm7, [{weights} + {line} + 64]",
-                        concat!($products, " tmm1, tmm4, tmm7"),
-                        "tileloadd tmm5, [{lower} + {row}]",
-                        concat!($products, " tmm2, tmm5, tmm6"),
-                        concat!($products, " tmm3, tmm5, tmm7"),
-                        "add {upper}, 64",
-                        "add {lower}, 64",
-                        "add {weights}, 2048",
-                        "dec {rounds}",
-                        "jnz 2b",
-                        "tilestored [{sums} + {line}], tmm0",
-                        "tilestored [{sums} + {line} + 64], tmm1",
-                        "tilestored [{sums} + {line} + 2048], tmm2",
-                        "tilestored [{sums} + {line} + 2112], tmm3",
-                        upper = inout(reg) x => _,
-                        lower = inout(reg) x.wrapping_byte_add(TILE * stride) => _,
-                        row = in(reg) stride,
-                        weights = inout(reg) weights.lines.as_ptr() => _,
-                        line = in(reg) size_of::<Line>(),
-                        rounds = inout(reg) weights.lines.len() / TILE => _,
-                        near = inout(reg) weights.ahead.next => _,
-                        far = inout(reg) weights.ahead.next.wrapping_add(5 * weights.ahead.apart) => _,
-                        apart = in(reg) weights.ahead.apart,
-                        apart_3 = in(reg) 3 * weights.ahead.apart,
-                        step = in(reg) weights.ahead.step,
-                        sums = in(reg) sums,
-                        out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                        out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-                        options(nostack),
-                    );
-                }
-            }
-
-            unsafe fn one(x: *const $word, stride: usize, weights: Piece<'_>, sums: *mut [$sum; PANEL]) {
-                // SAFETY: as in `two`, of 16 rows.
-                unsafe {
-                    asm!(
-                        "tileloadd tmm0, [{sums} + {line}]",
-                        "tileloadd tmm1, [{sums} + {line} + 64]",
-                        "2:",
-                        ask_ahead!(),
-                        "tileloadd tmm6, [{weights} + {line}]",
-                        "tileloadd tmm4, [{x} + {row}]",
-                        concat!($products, " tmm0, tmm4, tmm6"),
-                        "tileloadd tmm7, [{weights} + {line} + 64]",
-                        concat!($products, " tmm1, tmm4, tmm7"),
+                        "test {step}, {step}",
+                        "jz 3f",
+                        ".irp line, 0, 64, 128, 192",
+                        "prefetcht0 [{near} + \\line]",
+                        "prefetcht0 [{near} + {apart} + \\line]",
+                        "prefetcht0 [{near} + 2 * {apart} + \\line]",
+                        "prefetcht0 [{near} + {apart_3} + \\line]",
+                        "prefetcht0 [{near} + 4 * {apart} + \\line]",
+                        "prefetcht0 [{far} + \\line]",
+                        "prefetcht0 [{near} + 2 * {apart_3} + \\line]",
+                        "prefetcht0 [{far} + 2 * {apart} + \\line]",
+                        ".endr",
+                        "add {near}, {step}",
+                        "add {far}, {step}",
+                        "3:",
+                        "tileloadd tmm2, [{x} + {row}]",
+                        "tileloadd tmm3, [{weights} + {line}]",
+                        concat!($products, " tmm0, tmm2, tmm3"),
+                        "tileloadd tmm3, [{weights} + {line} + 64]",
+                        concat!($products, " tmm1, tmm2, tmm3"),
                         "add {x}, 64",
                         "add {weights}, 2048",
                         "dec {rounds}",
@@ -367,7 +329,7 @@ macro_rules! packed {
                         apart_3 = in(reg) 3 * weights.ahead.apart,
                         step = in(reg) weights.ahead.step,
                         sums = in(reg) sums,
-                        out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm6") _, out("tmm7") _,
+                        out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                         options(nostack),
                     );
                 }

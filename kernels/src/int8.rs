@@ -89,8 +89,10 @@ const PRODUCTS_PER_TASK: usize = 1 << 18;
 const TASKS_PER_THREAD: usize = 16;
 /// Panels that one row takes at a time.
 const ROW_PANELS: usize = 4;
-/// Half a second cache of 2 MiB.
+/// With AMX: weights that stay in a second cache of 2 MiB while the rows pass by, so many at a time. A block of rows stores numbers of
+/// neighbouring panels right after each other: else each would come back to memory that has left the caches, and their pages, meanwhile.
 const BLOCK_BYTES: usize = 1 << 20;
+const ROWS_AT_A_TIME: usize = 64;
 
 /// One product, written by several tasks.
 struct Job<'a> {
@@ -127,6 +129,28 @@ impl<'a> Job<'a> {
     }
 }
 
+/// What makes numbers of the result of a panel's sums, and which.
+struct Panel<V> {
+    scales: [V; PANEL_LINES],
+    bias: [V; PANEL_LINES],
+    /// Of each line.
+    outputs: [Range<usize>; PANEL_LINES],
+}
+
+impl<V: Copy> Panel<V> {
+    #[inline(always)]
+    fn of<S: Simd<V = V>>(simd: S, weights: &Int8Weights, panel: usize) -> Self {
+        let (scales, bias) = (weights.scales(panel), weights.bias(panel));
+        let mut this =
+            Self { scales: [simd.zero(); PANEL_LINES], bias: [simd.zero(); PANEL_LINES], outputs: [const { 0..0 }; PANEL_LINES] };
+        for line in 0..PANEL_LINES {
+            (this.scales[line], this.bias[line]) = (simd.load(&scales[line]), simd.load(&bias[line]));
+            this.outputs[line] = weights.outputs_of(panel, line);
+        }
+        this
+    }
+}
+
 /// All rows of some panels. A panel stays in the second cache while the tiles of rows pass by.
 struct Task<'a> {
     x: &'a Int8Rows,
@@ -158,7 +182,7 @@ impl DotKernel for Task<'_> {
 }
 
 impl Task<'_> {
-    /// With AMX, as many rows at a time as stay in the second cache.
+    /// With AMX.
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     #[inline(always)]
     fn multiply_blocks<S: Simd>(&self, simd: S) {
@@ -166,8 +190,8 @@ impl Task<'_> {
         let (rows, quads) = (self.x.rows(), self.x.tiling().cols);
         // SAFETY: rows are laid out for tiles only where these are available.
         let unit = unsafe { Amx::new(rows) };
-        let mut sums = [[0; PANEL_LINES * LANES]; 2 * TILE];
-        if rows <= sums.len() {
+        let mut sums = [[0; PANEL_LINES * LANES]; ROWS_AT_A_TIME];
+        if rows <= 2 * TILE {
             let sums = &mut sums[..rows.next_multiple_of(TILE)];
             for (nth, first, weights) in Stream::of(simd, self.job.weights.lines(self.panels.clone()), quads) {
                 let end = first + weights.len();
@@ -181,17 +205,16 @@ impl Task<'_> {
             }
             return;
         }
-        let block = (BLOCK_BYTES / self.x.cols() / (2 * TILE)).max(1) * 2 * TILE;
-        for start in (0..rows).step_by(block) {
-            let end = (start + block).min(rows);
-            for panel in self.panels.clone() {
-                let weights = Piece::of_many_rows(self.job.weights.lines(panel..panel + 1));
-                for first in (start..end).step_by(2 * TILE) {
-                    let rows = first..(first + 2 * TILE).min(end);
+        let group = (BLOCK_BYTES / (quads * size_of::<[i32; PANEL_LINES * LANES]>())).max(1);
+        for panels in (self.panels.start..self.panels.end).step_by(group).map(|start| start..(start + group).min(self.panels.end)) {
+            for first in (0..rows).step_by(ROWS_AT_A_TIME) {
+                let rows = first..(first + ROWS_AT_A_TIME).min(rows);
+                for panel in panels.clone() {
+                    let weights = Piece::of_many_rows(self.job.weights.lines(panel..panel + 1));
                     let sums = &mut sums[..rows.len().next_multiple_of(TILE)];
                     self.start_sums(rows.clone(), sums);
                     unit.add_products::<Int8Fours>(self.x.quads_from(first), quads, weights, sums);
-                    self.finish_sums(simd, panel, rows, sums);
+                    self.finish_sums(simd, panel, rows.clone(), sums);
                 }
             }
         }
@@ -215,17 +238,18 @@ impl Task<'_> {
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     #[inline(always)]
     fn finish_sums<S: Simd>(&self, simd: S, panel: usize, rows: Range<usize>, sums: &[[i32; PANEL_LINES * LANES]]) {
+        let panel = Panel::of(simd, self.job.weights, panel);
         // Loops, not closures: these are compiled for the instruction set only where they are inlined.
         for (sums, row) in sums.iter().zip(rows) {
-            let mut y = [simd.zero(); PANEL_LINES];
+            let mut numbers = [simd.zero(); PANEL_LINES];
             for (line, sums) in sums.as_chunks::<LANES>().0.iter().enumerate() {
-                let mut numbers = [0.0; LANES];
-                for (number, sum) in numbers.iter_mut().zip(sums) {
-                    *number = *sum as f32;
+                let mut lanes = [0.0; LANES];
+                for (lane, sum) in lanes.iter_mut().zip(sums) {
+                    *lane = *sum as f32;
                 }
-                y[line] = self.scaled(simd, panel, line, row, simd.load(&numbers));
+                numbers[line] = simd.load(&lanes);
             }
-            self.finish(simd, panel, row, y);
+            self.finish(simd, &panel, row, numbers);
         }
     }
 
@@ -235,23 +259,19 @@ impl Task<'_> {
         -128 * self.x.quantized(row).sum
     }
 
-    /// Numbers of the result, from their sums.
+    /// Hands over a row's numbers of one panel, from their sums.
     #[inline(always)]
-    fn scaled<S: Simd>(&self, simd: S, panel: usize, line: usize, row: usize, sums: S::V) -> S::V {
-        let weights = self.job.weights;
-        let scaled = simd.mul(sums, simd.load(&weights.scales(panel)[line]));
-        let scaled = simd.mul(scaled, simd.splat(self.x.quantized(row).scale));
-        simd.add(scaled, simd.load(&weights.bias(panel)[line]))
-    }
-
-    /// Hands over a row's numbers of one panel.
-    #[inline(always)]
-    fn finish<S: Simd>(&self, simd: S, panel: usize, row: usize, y: [S::V; PANEL_LINES]) {
-        if matches!(self.job.store, Store::SiluMul) {
-            return self.store(simd, row, self.job.weights.outputs_of(panel, 0), silu_mul_vector(simd, y[0], y[1]));
+    fn finish<S: Simd>(&self, simd: S, panel: &Panel<S::V>, row: usize, sums: [S::V; PANEL_LINES]) {
+        let scale = simd.splat(self.x.quantized(row).scale);
+        let mut y = sums;
+        for (line, y) in y.iter_mut().enumerate() {
+            *y = simd.add(simd.mul(simd.mul(*y, panel.scales[line]), scale), panel.bias[line]);
         }
-        for (line, y) in y.into_iter().enumerate() {
-            self.store(simd, row, self.job.weights.outputs_of(panel, line), y);
+        if matches!(self.job.store, Store::SiluMul) {
+            return self.store(simd, row, &panel.outputs[0], silu_mul_vector(simd, y[0], y[1]));
+        }
+        for (outputs, y) in panel.outputs.iter().zip(y) {
+            self.store(simd, row, outputs, y);
         }
     }
 
@@ -276,11 +296,11 @@ impl Task<'_> {
             }
         }
         for (panel, sums) in (first..).zip(sums) {
-            let mut y = [simd.zero(); PANEL_LINES];
+            let mut numbers = [simd.zero(); PANEL_LINES];
             for line in 0..PANEL_LINES {
-                y[line] = self.scaled(simd, panel, line, 0, dot.to_f32(sums[line]));
+                numbers[line] = dot.to_f32(sums[line]);
             }
-            self.finish(simd, panel, 0, y);
+            self.finish(simd, &Panel::of(simd, self.job.weights, panel), 0, numbers);
         }
     }
 
@@ -289,20 +309,21 @@ impl Task<'_> {
     fn tile<D: Dot, const T: usize>(&self, dot: D, panel: usize, index: usize) {
         let simd = dot.simd();
         let rows = self.x.tiling().tile(index);
-        let mut y = [[simd.zero(); PANEL_LINES]; T];
+        let mut sums = [[simd.zero(); PANEL_LINES]; T];
         if D::LINES == PANEL_LINES {
-            self.lines::<D, T, PANEL_LINES>(dot, panel, 0, index, &mut y);
+            self.lines::<D, T, PANEL_LINES>(dot, panel, 0, index, &mut sums);
         } else {
             for line in 0..PANEL_LINES {
-                self.lines::<D, T, 1>(dot, panel, line, index, &mut y);
+                self.lines::<D, T, 1>(dot, panel, line, index, &mut sums);
             }
         }
-        for (row, y) in rows.zip(y) {
-            self.finish(simd, panel, row, y);
+        let panel = Panel::of(simd, self.job.weights, panel);
+        for (row, sums) in rows.zip(sums) {
+            self.finish(simd, &panel, row, sums);
         }
     }
 
-    /// `y[i][first..first + N]`, of `N` lines of the panel.
+    /// `numbers[i][first..first + N]`: sums of `N` lines of the panel.
     #[inline(always)]
     fn lines<D: Dot, const T: usize, const N: usize>(
         &self,
@@ -310,9 +331,8 @@ impl Task<'_> {
         panel: usize,
         first: usize,
         index: usize,
-        y: &mut [[<D::Simd as Simd>::V; PANEL_LINES]; T],
+        numbers: &mut [[<D::Simd as Simd>::V; PANEL_LINES]; T],
     ) {
-        let simd = dot.simd();
         let rows = self.x.tiling().tile(index);
         let lines = self.job.weights.panel(panel);
         // Each tile fetches its share of the next panel, which follows in memory: all of it by the time it is needed.
@@ -334,14 +354,14 @@ impl Task<'_> {
         }
         for i in 0..T {
             for j in 0..N {
-                y[i][first + j] = self.scaled(simd, panel, first + j, rows.start + i, dot.to_f32(sums[i][j]));
+                numbers[i][first + j] = dot.to_f32(sums[i][j]);
             }
         }
     }
 
     /// Hands over numbers of one row.
     #[inline(always)]
-    fn store<S: Simd>(&self, simd: S, row: usize, outputs: Range<usize>, v: S::V) {
+    fn store<S: Simd>(&self, simd: S, row: usize, outputs: &Range<usize>, v: S::V) {
         let start = row * self.job.weights.outputs();
         // SAFETY: tasks have disjoint outputs, and within a task this is the only part alive.
         let y = unsafe { self.job.y.part(start + outputs.start..start + outputs.end) };

@@ -33,6 +33,7 @@ pub(super) fn measure(mut gpu: Gpu, args: &KernelsArgs) -> anyhow::Result<Report
         ceilings,
         only: args.only.clone(),
         quick: args.quick,
+        seconds: args.seconds,
         rows: ceilings::rows(&ceilings, &bus).into(),
         left_out: Vec::new(),
     };

@@ -56,7 +56,7 @@ pub(super) fn measure(bench: &mut Bench, models: Option<&Path>) -> anyhow::Resul
                 LoadOptions { kv_dtype: KvDtype::Bf16, quantize, threads: bench.machine.threads(), isa: Some(bench.machine.isa()) };
             let mut model = Model::load(&dir, &options, &mut |_, _| {})?;
             for phase in wanted {
-                let seconds = phase.seconds(&mut model, bench.quick);
+                let seconds = phase.seconds(&mut model, bench.seconds);
                 let limit = bench.ceilings.seconds(&batch(&shape, weights, &phase.rows()));
                 let tokens = phase.tokens() as f64;
                 bench.rows.push(Row::new(phase.name(), phase.shape(label, weights), tokens / seconds, tokens / limit, "tokens/s"));
@@ -98,7 +98,7 @@ impl Phase {
         }
     }
 
-    fn seconds(self, model: &mut Model, quick: bool) -> f64 {
+    fn seconds(self, model: &mut Model, at_least: f64) -> f64 {
         let vocab = model.config().vocab();
         let token = |i: usize| (i * 7919 % vocab) as Token;
         match self {
@@ -106,7 +106,7 @@ impl Phase {
                 let tokens: Vec<Token> = (0..tokens).map(token).collect();
                 let blocks: Vec<u32> = (0..tokens.len().div_ceil(BLOCK_TOKENS) as u32).collect();
                 let mut kv = filled(model, blocks.len());
-                best_seconds(quick, || {
+                best_seconds(at_least, || {
                     for (i, tokens) in tokens.chunks(CHUNK_TOKENS).enumerate() {
                         model.forward(&[Chunk { tokens, start: i * CHUNK_TOKENS, blocks: &blocks, logits: LogitRows::None }], &mut kv);
                     }
@@ -122,7 +122,7 @@ impl Phase {
                     .zip(blocks.chunks(each))
                     .map(|(tokens, blocks)| Chunk { tokens, start: context, blocks, logits: LogitRows::Last })
                     .collect();
-                best_seconds(quick, || _ = model.forward(&chunks, &mut kv))
+                best_seconds(at_least, || _ = model.forward(&chunks, &mut kv))
             }
         }
     }

@@ -266,7 +266,7 @@ impl<P: Lines<Line = KvLine>> Run<'_, P> {
         for panel in panels.clone() {
             let sums = &mut sums[..rows];
             sums.fill([0.0; PANEL]);
-            let k = Piece::of_many_rows(&k[panel * words..(panel + 1) * words]);
+            let k = Piece::in_caches(&k[panel * words..(panel + 1) * words]);
             unit.add_products::<Bf16Pairs>(&q[queries.start * words..], words, k, sums);
             for (scores, sums) in scores.iter_mut().zip(&*sums) {
                 scores[panel * PANEL..(panel + 1) * PANEL].copy_from_slice(sums);
@@ -286,7 +286,7 @@ impl<P: Lines<Line = KvLine>> Run<'_, P> {
         for (panel, v) in v.chunks_exact(SPLIT / P::INPUTS).enumerate() {
             let sums = &mut sums[..rows];
             sums.fill([0.0; PANEL]);
-            unit.add_products::<Bf16Pairs>(&weights.as_flattened()[lines.start..], SPLIT / 2, Piece::of_many_rows(&v[lines.clone()]), sums);
+            unit.add_products::<Bf16Pairs>(&weights.as_flattened()[lines.start..], SPLIT / 2, Piece::in_caches(&v[lines.clone()]), sums);
             for (i, query) in queries.clone().enumerate() {
                 if let Some(factors) = factors[i] {
                     let state = &mut states[query * state_len..(query + 1) * state_len];

@@ -33,10 +33,12 @@ pub struct Int8Rows {
 }
 
 impl Int8Rows {
+    #[inline(always)]
     pub fn rows(&self) -> usize {
         self.tiling.rows
     }
 
+    #[inline(always)]
     pub fn cols(&self) -> usize {
         self.cols
     }
@@ -97,6 +99,7 @@ impl Int8Rows {
     }
 
     /// What they are laid out for.
+    #[inline(always)]
     pub(super) fn unit(&self) -> DotUnit {
         self.unit
     }
@@ -113,6 +116,7 @@ impl Int8Rows {
     }
 
     /// From row `row` on, where rows lie one after the other. After the last row there are more, of no meaning.
+    #[inline(always)]
     pub(super) fn quads_from(&self, row: usize) -> &[[i8; 4]] {
         assert_eq!(self.unit, DotUnit::Amx);
         &self.quads.as_slice()[row * self.tiling.cols..]

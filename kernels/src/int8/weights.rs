@@ -86,10 +86,12 @@ impl Int8Weights {
         Self { memory, quads, inputs, outputs, scales, bias, gated: parts.len() > 1 }
     }
 
+    #[inline(always)]
     pub fn inputs(&self) -> usize {
         self.inputs
     }
 
+    #[inline(always)]
     pub fn outputs(&self) -> usize {
         self.outputs
     }
@@ -99,10 +101,12 @@ impl Int8Weights {
         self.memory.as_slice()
     }
 
+    #[inline(always)]
     pub(super) fn is_gated(&self) -> bool {
         self.gated
     }
 
+    #[inline(always)]
     pub(super) fn panels(&self) -> usize {
         self.scales.len()
     }
@@ -116,6 +120,7 @@ impl Int8Weights {
 
     /// The same of some panels, one panel after the other, as bytes.
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    #[inline(always)]
     pub(super) fn lines(&self, panels: Range<usize>) -> &[[u8; PANEL_LINES * LINE_BYTES]] {
         &self.memory.as_slice().as_chunks().0[panels.start * self.quads..panels.end * self.quads]
     }
