@@ -182,6 +182,34 @@ mod tests {
         }
     }
 
+    #[derive(serde::Deserialize)]
+    struct Reference {
+        window: usize,
+        loss: f64,
+        tokens: usize,
+    }
+
+    #[test]
+    fn a_trained_model_predicts_as_transformers_says_and_fewer_bits_cost_it_next_to_nothing() {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures/prose");
+        let reference: Reference = serde_json::from_str(&fs::read_to_string(dir.join("reference.json")).unwrap()).unwrap();
+        for (quantize, kv_dtype, tolerance) in [("none", "bf16", 1e-3), ("int8", "bf16", 3e-3), ("int8", "int8", 3e-3)] {
+            let args = PerplexityArgs {
+                model: dir.clone(),
+                text: dir.join("held-out.txt"),
+                quantize: quantize.into(),
+                kv_dtype: kv_dtype.into(),
+                window: reference.window,
+                threads: None,
+                json: None,
+            };
+            let report = measure(&args).unwrap();
+            assert_eq!(report.tokens, reference.tokens);
+            let off = (report.mean - reference.loss).abs();
+            assert!(off < tolerance, "weights {quantize}, K and V {kv_dtype}: {} where f32 has {}", report.mean, reference.loss);
+        }
+    }
+
     #[test]
     fn perplexity_is_that_of_the_logits_and_fewer_bits_change_it_a_little() {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures/llama");
