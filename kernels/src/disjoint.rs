@@ -29,6 +29,12 @@ impl<'a, T> Disjoint<'a, T> {
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
     }
 
+    /// Where element `index` is, if there is one.
+    #[inline(always)]
+    pub(crate) fn address(&self, index: usize) -> *const T {
+        self.start.wrapping_add(index)
+    }
+
     /// # Safety
     /// `index` must be within the slice, and nobody else may use that element at the same time.
     #[inline(always)]

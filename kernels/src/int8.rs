@@ -213,9 +213,23 @@ impl Task<'_> {
                     let weights = Piece::of_many_rows(self.job.weights.lines(panel..panel + 1));
                     let sums = &mut sums[..rows.len().next_multiple_of(TILE)];
                     self.start_sums(rows.clone(), sums);
+                    self.ask_for_outputs(panel, rows.clone());
                     unit.add_products::<Int8Fours>(self.x.quads_from(first), quads, weights, sums);
                     self.finish_sums(simd, panel, rows.clone(), sums);
                 }
+            }
+        }
+    }
+
+    /// Asks memory for what is stored next, to have it by the time the sums are there.
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    #[inline(always)]
+    fn ask_for_outputs(&self, panel: usize, rows: Range<usize>) {
+        let weights = self.job.weights;
+        for line in 0..if weights.is_gated() { 1 } else { PANEL_LINES } {
+            let first = weights.outputs_of(panel, line).start;
+            for row in rows.clone() {
+                crate::amx::ask_to_write(self.job.y.address(row * weights.outputs() + first));
             }
         }
     }
@@ -365,16 +379,7 @@ impl Task<'_> {
         let start = row * self.job.weights.outputs();
         // SAFETY: tasks have disjoint outputs, and within a task this is the only part alive.
         let y = unsafe { self.job.y.part(start + outputs.start..start + outputs.end) };
-        let add = matches!(self.job.store, Store::Add);
-        match <&mut [f32; LANES]>::try_from(&mut *y) {
-            Ok(y) if add => simd.store(simd.add(simd.load(y), v), y),
-            Ok(y) => simd.store(v, y),
-            Err(_) => {
-                for (y, v) in y.iter_mut().zip(simd.to_array(v)) {
-                    *y = if add { *y + v } else { v };
-                }
-            }
-        }
+        simd.store_part(v, y, matches!(self.job.store, Store::Add));
     }
 }
 
@@ -505,11 +510,14 @@ mod tests {
         for (rows, cols) in [(1, 1), (5, 33), (14, 64)] {
             let x = numbers(rows * cols, 1);
             for cpu in cpus() {
-                let (mut tiles, mut from_tiles, mut from_rows) = (Tiles::default(), Int8Rows::default(), Int8Rows::default());
-                tiles.copy_from(&cpu, &x, cols);
-                from_tiles.copy_from_tiles(&cpu, &tiles);
+                let mut from_rows = Int8Rows::default();
                 from_rows.copy_from(&cpu, &x, cols);
-                assert_same(&from_tiles, &from_rows);
+                for mut tiles in [Tiles::default(), Tiles::rows_apart()] {
+                    let mut from_tiles = Int8Rows::default();
+                    tiles.copy_from(&cpu, &x, cols);
+                    from_tiles.copy_from_tiles(&cpu, &tiles);
+                    assert_same(&from_tiles, &from_rows);
+                }
             }
         }
     }

@@ -163,8 +163,8 @@ impl<E: StoredLines> Kernel for Task<'_, E> {
         } else {
             self.multiply(simd)
         }
-        for panel in self.panels.clone() {
-            self.finish(simd, panel);
+        for row in self.rows.clone() {
+            self.finish(simd, row);
         }
     }
 }
@@ -255,36 +255,26 @@ impl<E: StoredLines> Task<'_, E> {
         }
     }
 
-    /// Hands over the sums of one panel.
+    /// Hands over the sums of one row: what panels have of it lies together.
     #[inline(always)]
-    fn finish<S: Simd>(&self, simd: S, panel: usize) {
-        let columns = self.job.weights.outputs_of(panel);
-        let outputs = self.job.weights.outputs();
-        let sums = &self.sums[(panel - self.panels.start) * self.sums_rows..][..self.rows.len()];
+    fn finish<S: Simd>(&self, simd: S, row: usize) {
+        let weights = self.job.weights;
+        let of_row = self.sums.chunks_exact(self.sums_rows).map(|sums| sums[row - self.rows.start].as_chunks::<LANES>().0);
+        let panels = self.panels.clone().map(|panel| weights.outputs_of(panel)).zip(of_row);
         match &self.job.to {
-            Shared::Set(y) => {
-                for (row, sums) in self.rows.clone().zip(sums) {
+            Shared::Set(y) | Shared::Add(y) => {
+                let (start, add) = (row * weights.outputs(), matches!(self.job.to, Shared::Add(_)));
+                for (columns, halves) in panels {
                     // SAFETY: no two tasks have the same rows and columns, and this is the only part alive within this one.
-                    let y = unsafe { y.part(row * outputs + columns.start..row * outputs + columns.end) };
-                    y.copy_from_slice(&sums[..columns.len()]);
-                }
-            }
-            Shared::Add(y) => {
-                for (row, sums) in self.rows.clone().zip(sums) {
-                    // SAFETY: as above.
-                    let y = unsafe { y.part(row * outputs + columns.start..row * outputs + columns.end) };
-                    for (y, sum) in y.iter_mut().zip(sums) {
-                        *y += sum;
+                    let y = unsafe { y.part(start + columns.start..start + columns.end) };
+                    for (y, half) in y.chunks_mut(LANES).zip(halves) {
+                        simd.store_part(simd.load(half), y, add);
                     }
                 }
             }
             Shared::SiluMul(y) => {
-                let mut tile = 0..0;
-                for (row, sums) in self.rows.clone().zip(sums) {
-                    if !tile.contains(&row) {
-                        tile = y.tiling.tile_of(row);
-                    }
-                    let (halves, _) = sums.as_chunks::<LANES>();
+                let tile = y.tiling.tile_of(row);
+                for (columns, halves) in panels {
                     let product = simd.to_array(silu_mul_vector(simd, simd.load(&halves[0]), simd.load(&halves[1])));
                     // SAFETY: no two tasks have the same rows and columns.
                     unsafe { y.put(simd, &tile, row, columns.start, &product[..columns.len()]) };

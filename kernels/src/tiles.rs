@@ -62,10 +62,17 @@ pub struct Tiles {
     paired: bool,
     /// Rows lie one after the other.
     by_row: bool,
+    /// Each row is a tile of its own.
+    apart: bool,
     words: Memory<u32>,
 }
 
 impl Tiles {
+    /// Numbers in f32 that are not multiplied, but read row by row.
+    pub fn rows_apart() -> Self {
+        Self { apart: true, ..Self::default() }
+    }
+
     /// What weights of this type multiply: bf16 weights, numbers that are rounded to bf16; others, f32.
     pub fn for_weights(dtype: Dtype) -> Self {
         Self { paired: dtype == Dtype::Bf16, ..Self::default() }
@@ -87,7 +94,7 @@ impl Tiles {
     pub fn resize(&mut self, cpu: &Cpu, rows: usize, cols: usize) {
         self.by_row = self.paired && cpu.isa().bf16_products() == Bf16Products::Blocks;
         let (words, tile_rows) = match (self.paired, self.by_row) {
-            (false, _) => (cols, cpu.isa().tile_rows()),
+            (false, _) => (cols, if self.apart { 1 } else { cpu.isa().tile_rows() }),
             (true, false) => (cols.div_ceil(2), cpu.isa().tile_rows()),
             (true, true) => (cols.div_ceil(2 * BLOCK_WORDS) * BLOCK_WORDS, 2 * BLOCK_ROWS),
         };
@@ -188,15 +195,22 @@ impl SharedTiles<'_> {
         };
         // SAFETY: within the tile by the assertion above; written by this task only, as the caller promises.
         let write = |word: usize, bits: u32| unsafe { self.words.write(start + word * step, bits) };
+        // SAFETY: as above, where words lie one after the other, and this is the only part alive.
+        let part = |words: Range<usize>| unsafe { self.words.part(start + words.start..start + words.end) };
         if !self.paired {
-            values.iter().enumerate().for_each(|(i, value)| write(col + i, value.to_bits()));
+            match step {
+                1 => part(col..end).iter_mut().zip(values).for_each(|(word, value)| *word = value.to_bits()),
+                _ => values.iter().enumerate().for_each(|(i, value)| write(col + i, value.to_bits())),
+            }
             return;
         }
         assert!(col.is_multiple_of(2) && (end.is_multiple_of(2) || end == self.cols), "no other task writes half of a word");
         let (vectors, rest) = values.as_chunks::<LANES>();
         for (i, vector) in vectors.iter().enumerate() {
-            for (j, pair) in simd.to_bf16_pairs(simd.load(vector)).into_iter().enumerate() {
-                write((col + i * LANES) / 2 + j, pair);
+            let (first, pairs) = ((col + i * LANES) / 2, simd.to_bf16_pairs(simd.load(vector)));
+            match step {
+                1 => part(first..first + pairs.len()).copy_from_slice(&pairs),
+                _ => pairs.into_iter().enumerate().for_each(|(j, pair)| write(first + j, pair)),
             }
         }
         for (i, pair) in rest.chunks(2).enumerate() {

@@ -73,6 +73,7 @@ impl Weights {
         self.inputs
     }
 
+    #[inline(always)]
     pub fn outputs(&self) -> usize {
         self.outputs
     }
@@ -94,11 +95,13 @@ impl Weights {
         self.bias.len()
     }
 
+    #[inline(always)]
     pub(crate) fn bias(&self, panel: usize) -> &[f32; PANEL] {
         &self.bias[panel]
     }
 
     /// The outputs of panel `panel`.
+    #[inline(always)]
     pub(crate) fn outputs_of(&self, panel: usize) -> Range<usize> {
         let width = if self.gated { LANES } else { PANEL };
         panel * width..((panel + 1) * width).min(self.outputs)

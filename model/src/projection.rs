@@ -129,7 +129,7 @@ impl Activations {
         match arithmetic {
             Arithmetic::F32 => Self::Float(Tiles::for_weights(Dtype::F32)),
             Arithmetic::Bf16 => Self::Float(Tiles::for_weights(Dtype::Bf16)),
-            Arithmetic::Int8 => Self::Int8 { rows: Int8Rows::default(), exact: Tiles::default() },
+            Arithmetic::Int8 => Self::Int8 { rows: Int8Rows::default(), exact: Tiles::rows_apart() },
         }
     }
 

@@ -66,14 +66,15 @@ pub(super) fn quantize_on<S: Simd>(simd: S, row: impl Source, to: &mut [[i8; 4]]
     let largest = simd.max_lane(largest);
     let (scale, inverse) = scale_and_inverse(largest);
     let mut sums = simd.zero();
-    let mut places = to.iter_mut().step_by(stride);
     for i in 0..vectors {
         let rounded = simd.fma(row.vector(simd, i), simd.splat(inverse), simd.splat(ROUND));
         // Exact: far below 2^24 in every lane.
         sums = simd.add(sums, simd.sub(rounded, simd.splat(ROUND)));
         let integers = simd.to_array(rounded).map(|x| x.to_bits() as i8);
-        for (quad, place) in integers.as_chunks().0.iter().zip(&mut places) {
-            *place = *quad;
+        let quads = integers.as_chunks().0;
+        match to.get_mut(i * quads.len()..(i + 1) * quads.len()) {
+            Some(places) if stride == 1 => places.copy_from_slice(quads),
+            _ => to.iter_mut().step_by(stride).skip(i * quads.len()).zip(quads).for_each(|(place, quad)| *place = *quad),
         }
     }
     Quantized { scale, sum: simd.to_array(sums).into_iter().map(|sum| sum as i32).sum() }

@@ -171,6 +171,13 @@ impl Source for TileRow<'_> {
     #[inline(always)]
     fn vector<S: Simd>(&self, simd: S, i: usize) -> S::V {
         let mut lanes = [0.0; LANES];
+        if self.rows == 1 {
+            let words = self.tile.get(i * LANES..).unwrap_or_default();
+            for (lane, word) in lanes.iter_mut().zip(words) {
+                *lane = f32::from_bits(*word);
+            }
+            return simd.load(&lanes);
+        }
         for (lane, column) in lanes.iter_mut().zip(self.tile.chunks_exact(self.rows).skip(i * LANES)) {
             *lane = f32::from_bits(column[self.index]);
         }

@@ -114,6 +114,20 @@ pub(crate) trait Simd: Copy + Send + Sync {
         self.store(v, &mut a);
         a
     }
+
+    /// As many lanes as `to` has, at most 16; with `add`, added to what is there.
+    #[inline(always)]
+    fn store_part(self, v: Self::V, to: &mut [f32], add: bool) {
+        match <&mut [f32; LANES]>::try_from(&mut *to) {
+            Ok(to) if add => self.store(self.add(self.load(to), v), to),
+            Ok(to) => self.store(v, to),
+            Err(_) => {
+                for (to, v) in to.iter_mut().zip(self.to_array(v)) {
+                    *to = if add { *to + v } else { v };
+                }
+            }
+        }
+    }
 }
 
 /// A computation that can be compiled for every instruction set.
