@@ -186,7 +186,7 @@ fn ceiling_rows(threads: usize, ceilings: &Ceilings) -> [Row; 4] {
     ]
 }
 
-/// The fastest of several runs of `work`, which take so many `seconds` or a little more. (None: a single run, to see that it works.)
+/// The fastest of several runs of `work`, which take so many `seconds` or a little more. (If that is 0: of a single run, to see that it works.)
 fn best_seconds(seconds: f64, mut work: impl FnMut()) -> f64 {
     let runs_min = if seconds > 0.0 { RUNS_MIN } else { 1 };
     let started = Instant::now();

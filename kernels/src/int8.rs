@@ -89,10 +89,6 @@ const PRODUCTS_PER_TASK: usize = 1 << 18;
 const TASKS_PER_THREAD: usize = 16;
 /// Panels that one row takes at a time.
 const ROW_PANELS: usize = 4;
-/// With AMX: weights that stay in a second cache of 2 MiB while the rows pass by, so many at a time. A block of rows stores numbers of
-/// neighbouring panels right after each other: else each would come back to memory that has left the caches, and their pages, meanwhile.
-const BLOCK_BYTES: usize = 1 << 20;
-const ROWS_AT_A_TIME: usize = 64;
 
 /// One product, written by several tasks.
 struct Job<'a> {
@@ -187,6 +183,10 @@ impl Task<'_> {
     #[inline(always)]
     fn multiply_blocks<S: Simd>(&self, simd: S) {
         use crate::amx::{Amx, Int8Fours, Piece, Stream, TILE};
+        /// Weights that stay in a second cache of 2 MiB while rows pass by, so many at a time. A block of rows stores numbers of
+        /// neighbouring panels right after each other: else each would come back to memory that has left the caches, and their pages.
+        const GROUP_BYTES: usize = 1 << 20;
+        const ROWS_AT_A_TIME: usize = 64;
         let (rows, quads) = (self.x.rows(), self.x.tiling().cols);
         // SAFETY: rows are laid out for tiles only where these are available.
         let unit = unsafe { Amx::new(rows) };
@@ -205,7 +205,7 @@ impl Task<'_> {
             }
             return;
         }
-        let group = (BLOCK_BYTES / (quads * size_of::<[i32; PANEL_LINES * LANES]>())).max(1);
+        let group = (GROUP_BYTES / (quads * size_of::<[i32; PANEL_LINES * LANES]>())).max(1);
         for panels in (self.panels.start..self.panels.end).step_by(group).map(|start| start..(start + group).min(self.panels.end)) {
             for first in (0..rows).step_by(ROWS_AT_A_TIME) {
                 let rows = first..(first + ROWS_AT_A_TIME).min(rows);
