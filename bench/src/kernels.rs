@@ -37,7 +37,7 @@ pub struct KernelsArgs {
     #[arg(long)]
     pub quick: bool,
     /// CPU: spent on each row, of which the best run counts; three runs at least. More of it where others use the machine, too.
-    #[arg(long, default_value_t = 0.4)]
+    #[arg(long, default_value_t = 0.4, conflicts_with = "quick")]
     pub seconds: f64,
     /// CPU: threads that compute (default: all cores).
     #[arg(long)]
@@ -121,6 +121,7 @@ fn open_gpu(args: &KernelsArgs) -> anyhow::Result<Option<Gpu>> {
 fn measure_cpu(args: &KernelsArgs) -> anyhow::Result<Report> {
     let threads = args.threads.unwrap_or(std::thread::available_parallelism().map_or(1, usize::from));
     ensure!((1..=1024).contains(&threads), "--threads {threads} must be from 1 to 1024");
+    ensure!(args.seconds > 0.0 && args.seconds <= SECONDS_MAX, "--seconds {} must be above 0, and at most {SECONDS_MAX}", args.seconds);
     let mut bench = Bench::new(Cpu::new(args.isa, threads)?, args)?;
     ops::measure(&mut bench);
     phases::measure(&mut bench, args.models.as_deref())?;
@@ -202,3 +203,4 @@ fn best_seconds(seconds: f64, mut work: impl FnMut()) -> f64 {
 }
 
 const RUNS_MIN: usize = 3;
+const SECONDS_MAX: f64 = 3600.0;

@@ -120,8 +120,8 @@ impl Config {
 const TILES: usize = 4;
 const WEIGHTS: usize = 3;
 
-/// Rounds of weights, 16 KiB, that several tiles of rows multiply by turns while they are in the first cache.
-const ROUNDS_SHARED: usize = 8;
+/// Most rounds of weights, 24 KiB, that several tiles of rows multiply by turns while they are in the first cache.
+const ROUNDS_SHARED: usize = 12;
 
 impl Amx {
     /// For so many rows. For up to 16 no more are read: a few rows would else be read with garbage that pushes weights out of the caches.
@@ -144,7 +144,7 @@ impl Amx {
             return;
         }
         assert!(x.len() >= (sums.len() - 1) * stride + lines.len(), "all rows are there");
-        let pieces = if sums.len() == TILE { 1 } else { (lines.len() / TILE).div_ceil(ROUNDS_SHARED + ROUNDS_SHARED / 2) };
+        let pieces = if sums.len() == TILE { 1 } else { (lines.len() / TILE).div_ceil(ROUNDS_SHARED) };
         let piece = (lines.len() / TILE).div_ceil(pieces) * TILE;
         for (first, lines) in (0..).step_by(piece).zip(lines.chunks(piece)) {
             for (i, sums) in sums.chunks_exact_mut(TILE).enumerate() {
@@ -204,6 +204,7 @@ impl Ahead {
     const NOTHING: Self = Self { next: std::ptr::null(), apart: 0, step: 0 };
 
     /// What is left after so many rounds.
+    #[inline(always)]
     fn after(self, rounds: usize) -> Self {
         Self { next: self.next.wrapping_add(rounds * self.step), ..self }
     }

@@ -273,11 +273,10 @@ impl Task<'_> {
         -128 * self.x.quantized(row).sum
     }
 
-    /// Hands over a row's numbers of one panel, from their sums.
+    /// Hands over a row's numbers of one panel; `y` is their sums.
     #[inline(always)]
-    fn finish<S: Simd>(&self, simd: S, panel: &Panel<S::V>, row: usize, sums: [S::V; PANEL_LINES]) {
+    fn finish<S: Simd>(&self, simd: S, panel: &Panel<S::V>, row: usize, mut y: [S::V; PANEL_LINES]) {
         let scale = simd.splat(self.x.quantized(row).scale);
-        let mut y = sums;
         for (line, y) in y.iter_mut().enumerate() {
             *y = simd.add(simd.mul(simd.mul(*y, panel.scales[line]), scale), panel.bias[line]);
         }
