@@ -4,7 +4,7 @@
 use crate::amx;
 #[cfg(target_arch = "x86_64")]
 use crate::simd;
-use crate::{affinity, pool::Pool};
+use crate::{affinity, disjoint::Disjoint, pool::Pool};
 use std::{fmt, str::FromStr};
 
 /// Instruction sets that kernels are compiled for. All give the same bits, but for products with bf16 weights: see [`Bf16Products`].
@@ -151,6 +151,15 @@ impl Cpu {
             Some(pool) if tasks > 1 => pool.for_each(tasks, &task),
             _ => (0..tasks).for_each(task),
         }
+    }
+
+    /// Runs `task` for each of the items, in any order and in parallel. What it runs in parallel itself is on its own thread alone, but
+    /// for a single item.
+    pub fn for_each_mut<T: Send>(&self, items: &mut [T], task: impl Fn(&mut T) + Sync) {
+        let count = items.len();
+        let items = Disjoint::new(items);
+        // SAFETY: each task has an item of its own.
+        self.for_each(count, |index| unsafe { items.part(index..index + 1) }.iter_mut().for_each(&task));
     }
 
     /// Rows of `width` numbers that make a task worth another thread, for kernels that do little with each number.

@@ -8,6 +8,7 @@ pub use layout::{BLOCK_POSITIONS, KvDtype, KvLayout};
 
 use crate::{
     cpu::Cpu,
+    disjoint::Disjoint,
     dtype::{Element, load_part},
     memory::Memory,
     simd::{Kernel, LANES, Simd},
@@ -25,10 +26,19 @@ pub struct Span<'a> {
     pub rows: usize,
 }
 
-impl Span<'_> {
-    fn assert_covered(&self) {
-        assert!(self.blocks.len() * BLOCK_POSITIONS >= self.start + self.rows, "the block table ends before the span");
-    }
+/// Where block `id` of so many is, each of `size` bytes.
+fn block_range(id: u32, blocks: usize, size: usize) -> Range<usize> {
+    assert!((id as usize) < blocks, "block {id} is not one of {blocks}");
+    id as usize * size..(id as usize + 1) * size
+}
+
+/// What some spans store.
+#[derive(Clone, Copy, Debug)]
+pub struct KvRows<'a> {
+    pub spans: &'a [Span<'a>],
+    /// `[rows of all spans, kv_heads, head_dim]`, and `v` likewise.
+    pub k: &'a [f32],
+    pub v: &'a [f32],
 }
 
 /// A fixed number of blocks. Pages of it cost nothing until they are touched.
@@ -64,37 +74,51 @@ impl KvMemory {
     }
 
     fn range(&self, id: u32) -> Range<usize> {
-        assert!((id as usize) < self.blocks, "block {id} is not one of {}", self.blocks);
-        let size = self.layout.block_bytes();
-        id as usize * size..(id as usize + 1) * size
+        block_range(id, self.blocks, self.layout.block_bytes())
     }
 }
 
-/// Stores `k` and `v`, each `[rows of all spans, kv_heads, head_dim]`, at the spans' positions of `layer`.
-/// No two spans may hold the same position of the same block.
+/// Stores K and V of all rows at the positions of their spans, in `layer`. No two spans may hold the same position of the same block.
 ///
 /// In bf16, what would be denormal is zero, and V of an even position leaves a zero for the next one, whose number shares its word: so
 /// positions of a block are written in ascending order.
 ///
 /// In int8, the numbers of a head become `round(x * (127 / max |x|))`, ties to even, and its scale `max |x| / 127`; all of it is 0 if no
 /// `|x|` reaches 1e-30.
-pub fn write(cpu: &Cpu, kv: &mut KvMemory, layer: usize, spans: &[Span<'_>], k: &[f32], v: &[f32]) {
+pub fn write<'a>(cpu: &Cpu, kv: &mut KvMemory, layer: usize, rows: impl Iterator<Item = KvRows<'a>> + Clone + Sync) {
     let layout = kv.layout;
     let width = layout.kv_heads * layout.head_dim;
-    let rows: usize = spans.iter().map(|span| span.rows).sum();
-    assert!(k.len() == rows * width && v.len() == rows * width, "k and v are [rows, kv_heads, head_dim]");
-    let mut row = 0;
-    for span in spans {
-        span.assert_covered();
-        for position in span.start..span.start + span.rows {
-            let block = kv.block_mut(span.blocks[position / BLOCK_POSITIONS]);
-            for (part, from) in [(Part::K, k), (Part::V, v)] {
-                let from = &from[row * width..(row + 1) * width];
-                cpu.isa().dispatch(Store { layout, layer, part, slot: position % BLOCK_POSITIONS, from, block });
-            }
-            row += 1;
+    let mut total = 0;
+    for KvRows { spans, k, v } in rows.clone() {
+        let rows: usize = spans.iter().map(|span| span.rows).sum();
+        assert!(k.len() == rows * width && v.len() == rows * width, "k and v are [rows, kv_heads, head_dim]");
+        for span in spans {
+            assert!(span.blocks.len() * BLOCK_POSITIONS >= span.start + span.rows, "the block table ends before the span");
         }
+        total += rows;
     }
+    let tasks = total.div_ceil(cpu.rows_per_task(2 * width)).min(cpu.threads());
+    let blocks = kv.blocks;
+    let memory = Disjoint::new(kv.memory.as_mut_slice());
+    cpu.for_each(tasks, |task| {
+        for KvRows { spans, k, v } in rows.clone() {
+            let mut row = 0;
+            for span in spans {
+                for position in span.start..span.start + span.rows {
+                    let id = span.blocks[position / BLOCK_POSITIONS];
+                    if id as usize % tasks == task {
+                        // SAFETY: each block is of one task, and this is its only part alive.
+                        let block = unsafe { memory.part(block_range(id, blocks, layout.block_bytes())) };
+                        for (part, from) in [(Part::K, k), (Part::V, v)] {
+                            let from = &from[row * width..(row + 1) * width];
+                            cpu.isa().dispatch(Store { layout, layer, part, slot: position % BLOCK_POSITIONS, from, block: &mut *block });
+                        }
+                    }
+                    row += 1;
+                }
+            }
+        }
+    });
 }
 
 /// One position's K or V of all heads.
@@ -228,7 +252,11 @@ mod tests {
         for cpu in cpus() {
             let mut kv = KvMemory::new(layout, 4);
             let spans = [Span { blocks: &[3, 1], start: 13, rows: 18 }, Span { blocks: &[2], start: 0, rows: 2 }];
-            write(&cpu, &mut kv, 1, &spans, &k, &v);
+            let rows = [
+                KvRows { spans: &spans[..1], k: &k[..18 * width], v: &v[..18 * width] },
+                KvRows { spans: &spans[1..], k: &k[18 * width..], v: &v[18 * width..] },
+            ];
+            write(&cpu, &mut kv, 1, rows.into_iter());
             let positions = (13..31).map(|p| ([3, 1][p / 16], p % 16)).chain([(2, 0), (2, 1)]);
             for (row, (block, slot)) in positions.enumerate() {
                 for (part, from) in [(Part::K, &k), (Part::V, &v)] {
@@ -264,7 +292,8 @@ mod tests {
         for cpu in cpus() {
             let mut kv = KvMemory::new(layout, 1);
             kv.block_mut(0).fill(0xff);
-            write(&cpu, &mut kv, 0, &[Span { blocks: &[0], start: 6, rows: 1 }], &[1.0; 20], &[1.0; 20]);
+            let spans = &[Span { blocks: &[0], start: 6, rows: 1 }];
+            write(&cpu, &mut kv, 0, [KvRows { spans, k: &[1.0; 20], v: &[1.0; 20] }].into_iter());
             assert_eq!(stored(&kv, 0, 0, Part::V, 0)[6..8], [[1.0; 20], [0.0; 20]]);
         }
     }
@@ -287,7 +316,8 @@ mod tests {
             for cpu in cpus() {
                 let mut kv = KvMemory::new(layout, 1);
                 kv.block_mut(0).fill(0xff);
-                write(&cpu, &mut kv, 0, &[Span { blocks: &[0], start: 3, rows: 1 }], &[nothing; 20], &[nothing; 20]);
+                let spans = &[Span { blocks: &[0], start: 3, rows: 1 }];
+                write(&cpu, &mut kv, 0, [KvRows { spans, k: &[nothing; 20], v: &[nothing; 20] }].into_iter());
                 for part in [Part::K, Part::V] {
                     assert_eq!(stored(&kv, 0, 0, part, 0)[3], [0.0; 20]);
                 }

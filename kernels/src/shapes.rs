@@ -5,7 +5,7 @@
 //! the smallest that does, and kept in `kernels/proptest-regressions/` to be tried first from then on.
 
 use crate::{
-    BLOCK_POSITIONS, Bf16Products, Cpu, Dtype, KvDtype, KvLayout, KvMemory, Matrix, Span, Tiles, Weights,
+    BLOCK_POSITIONS, Bf16Products, Cpu, Dtype, KvDtype, KvLayout, KvMemory, KvRows, Matrix, Span, Tiles, Weights,
     attention::{Attention, AttentionBuffers, attention},
     dtype::encode,
     elementwise,
@@ -96,7 +96,8 @@ impl Sequence {
         let mut kv = KvMemory::new(self.layout, blocks);
         // What an unwritten position holds must not matter.
         (0..blocks as u32).for_each(|id| kv.block_mut(id).fill(0xff));
-        kv::write(cpu, &mut kv, 0, &[Span { blocks: &table, start: 0, rows: self.positions }], &self.k, &self.v);
+        let spans = &[Span { blocks: &table, start: 0, rows: self.positions }];
+        kv::write(cpu, &mut kv, 0, [KvRows { spans, k: &self.k, v: &self.v }].into_iter());
         let (mut out, mut buffers) = (Tiles::default(), AttentionBuffers::default());
         let spans = [Span { blocks: &table, start: self.start + rows.start, rows: rows.len() }];
         let q = &self.q[rows.start * self.width()..rows.end * self.width()];

@@ -4,8 +4,12 @@ use crate::{
     model::{Layer, Model},
     projection::{Activations, Arithmetic, Output, Product, project},
 };
+use std::{
+    ops::Range,
+    sync::{Mutex, MutexGuard, TryLockError},
+};
 use tidemill_kernels::{
-    Cpu, KvMemory, Span,
+    Cpu, KvMemory, KvRows, Span,
     attention::{Attention, AttentionBuffers, attention},
     elementwise, kv, matrix,
 };
@@ -51,31 +55,50 @@ impl Logits<'_> {
     }
 }
 
-/// Intermediate results, kept from batch to batch so that a step allocates nothing. `[rows, its width]` unless said.
+/// What is kept from batch to batch so that a step allocates nothing.
 #[derive(Default)]
 pub(crate) struct Buffers {
-    tokens: Vec<Token>,
-    tail: Tail<'static>,
-    spans: Vec<Span<'static>>,
-    /// The residual stream.
-    x: Vec<f32>,
-    normed: Activations,
-    q: Vec<f32>,
-    k: Vec<f32>,
-    v: Vec<f32>,
-    attention: AttentionBuffers,
-    attended: Activations,
-    activated: Activations,
-    cos: Vec<f32>,
-    sin: Vec<f32>,
+    blocks: Vec<Block<'static>>,
+    /// The rows that are followed to the logits.
+    tail: Block<'static>,
+    /// For each thread.
+    scratch: Vec<Mutex<Scratch>>,
     logits: Vec<f32>,
 }
 
+/// Rows that go through the layers together. Numbers are `[rows, their width]`.
+#[derive(Default)]
+struct Block<'a> {
+    spans: Vec<Span<'a>>,
+    tokens: Vec<Token>,
+    /// Numbers of those rows that are followed to the logits, ascending.
+    followed: Vec<usize>,
+    /// The residual stream.
+    x: Vec<f32>,
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+}
+
+/// Intermediate results of a block that is in a layer.
+struct Scratch {
+    normed: Activations,
+    attention: AttentionBuffers,
+    attended: Activations,
+    activated: Activations,
+}
+
 impl Buffers {
-    /// For a model whose projections compute so.
-    pub(crate) fn new(arithmetic: Arithmetic) -> Self {
-        let [normed, attended, activated] = std::array::from_fn(|_| Activations::new(arithmetic));
-        Self { normed, attended, activated, ..Self::default() }
+    /// For a model whose projections compute so, on so many threads.
+    pub(crate) fn new(arithmetic: Arithmetic, threads: usize) -> Self {
+        let scratch = || {
+            let [normed, attended, activated] = std::array::from_fn(|_| Activations::new(arithmetic));
+            Mutex::new(Scratch { normed, attention: AttentionBuffers::default(), attended, activated })
+        };
+        let scratch = std::iter::repeat_with(scratch).take(threads).collect();
+        Self { blocks: Vec::new(), tail: Block::default(), scratch, logits: Vec::new() }
     }
 }
 
@@ -99,119 +122,47 @@ impl Model {
         Logits { data: &mut self.buffers.logits, vocab: self.config.vocab }
     }
 
-    fn run(&self, chunks: &[Chunk<'_>], kv: &mut KvMemory, b: &mut Buffers) {
-        let cpu = &self.cpu;
-        let mut spans = recycle(std::mem::take(&mut b.spans));
-        spans.extend(chunks.iter().map(|c| Span { blocks: c.blocks, start: c.start, rows: c.tokens.len() }));
-        let mut tail = std::mem::take(&mut b.tail).recycle();
-        tail.fill(chunks);
-
-        b.tokens.clear();
-        b.tokens.extend(chunks.iter().flat_map(|chunk| chunk.tokens));
-        resize(&mut b.x, b.tokens.len() * self.config.hidden);
-        matrix::lookup(cpu, self.embedding.view(), &b.tokens, &mut b.x);
-        b.cos.clear();
-        b.sin.clear();
-        for position in spans.iter().flat_map(|span| span.start..span.start + span.rows) {
-            self.rope.push(position, &mut b.cos, &mut b.sin);
-        }
-
+    /// One loop over blocks for each layer, from its attention to the next one's keys: only to write these, blocks wait for each other.
+    fn run(&self, chunks: &[Chunk<'_>], kv: &mut KvMemory, buffers: &mut Buffers) {
+        let (cpu, scratch) = (&self.cpu, &buffers.scratch);
+        let (mut blocks, mut tail) = self.cut(chunks, std::mem::take(&mut buffers.blocks), std::mem::take(&mut buffers.tail));
         let (last, layers) = self.layers.split_last().expect("a model has layers");
+        let what = |index| if index == layers.len() { Rows::KeysAndValues } else { Rows::All };
+        cpu.for_each_mut(&mut blocks, |block| {
+            self.embed(block);
+            self.project(&self.layers[0], what(0), block, &mut free(scratch));
+        });
         for (index, layer) in layers.iter().enumerate() {
-            self.norm(&layer.attention_norm, b);
-            self.project(layer, Rows::All, b);
-            self.store(layer, index, &spans, kv, b);
-            self.rest_of_layer(layer, index, &spans, kv, b);
+            kv::write(cpu, kv, index, blocks.iter().map(Block::keys_and_values));
+            cpu.for_each_mut(&mut blocks, |block| {
+                let scratch = &mut free(scratch);
+                self.rest_of_layer(layer, index, kv, block, scratch);
+                self.project(&self.layers[index + 1], what(index + 1), block, scratch);
+            });
         }
-        let index = layers.len();
-        self.norm(&last.attention_norm, b);
-        self.project(last, Rows::KeysAndValues, b);
-        self.store(last, index, &spans, kv, b);
-        resize(&mut b.logits, tail.rows.len() * self.config.vocab);
-        if !tail.rows.is_empty() {
+        kv::write(cpu, kv, layers.len(), blocks.iter().map(Block::keys_and_values));
+        resize(&mut buffers.logits, tail.spans.iter().map(|span| span.rows).sum::<usize>() * self.config.vocab);
+        if !tail.spans.is_empty() {
             // From here on only rows with logits matter.
-            keep_rows(&mut b.x, self.config.hidden, &tail.rows);
-            for angles in [&mut b.cos, &mut b.sin] {
-                keep_rows(angles, self.config.head_dim / 2, &tail.rows);
+            for block in &blocks {
+                tail.follow(block, self.config.hidden, self.config.head_dim / 2);
             }
-            self.norm(&last.attention_norm, b);
-            self.project(last, Rows::Queries, b);
-            self.rest_of_layer(last, index, &tail.spans, kv, b);
-            self.norm(&self.final_norm, b);
-            project(cpu, &b.normed, [Product { weights: &self.head, to: Output::Set(&mut b.logits) }]);
+            let scratch = &mut free(scratch);
+            self.project(last, Rows::Queries, &mut tail, scratch);
+            self.rest_of_layer(last, layers.len(), kv, &mut tail, scratch);
+            scratch.normed.rms_norm_from(cpu, &tail.x, &self.final_norm, self.config.norm_epsilon);
+            project(cpu, &scratch.normed, [Product { weights: &self.head, to: Output::Set(&mut buffers.logits) }]);
         }
-        b.spans = recycle(spans);
-        b.tail = tail.recycle();
+        buffers.blocks = blocks.into_iter().map(Block::recycle).collect();
+        buffers.tail = tail.recycle();
     }
 
-    /// Queries, keys and values of the rows in `b.normed`.
-    fn project(&self, layer: &Layer, what: Rows, b: &mut Buffers) {
-        let (cpu, config) = (&self.cpu, &self.config);
-        let rows = b.normed.rows();
-        resize(&mut b.q, rows * config.heads * config.head_dim);
-        resize(&mut b.k, rows * config.kv_heads * config.head_dim);
-        resize(&mut b.v, rows * config.kv_heads * config.head_dim);
-        let q = Product { weights: &layer.q, to: Output::Set(&mut b.q) };
-        let k = Product { weights: &layer.k, to: Output::Set(&mut b.k) };
-        let v = Product { weights: &layer.v, to: Output::Set(&mut b.v) };
-        match what {
-            Rows::All => project(cpu, &b.normed, [q, k, v]),
-            Rows::KeysAndValues => project(cpu, &b.normed, [k, v]),
-            Rows::Queries => project(cpu, &b.normed, [q]),
-        }
-    }
-
-    /// K and V of all rows into `kv`.
-    fn store(&self, layer: &Layer, index: usize, spans: &[Span<'_>], kv: &mut KvMemory, b: &mut Buffers) {
-        let (cpu, config) = (&self.cpu, &self.config);
-        if let Some((_, norm)) = &layer.qk_norm {
-            elementwise::rms_norm(cpu, &mut b.k, norm, config.norm_epsilon);
-        }
-        elementwise::rotate(cpu, &mut b.k, config.head_dim, &b.cos, &b.sin);
-        kv::write(cpu, kv, index, spans, &b.k, &b.v);
-    }
-
-    /// Attention and feed-forward of the rows in `b.x`, which are those of `spans` and whose queries are in `b.q`.
-    fn rest_of_layer(&self, layer: &Layer, index: usize, spans: &[Span<'_>], kv: &KvMemory, b: &mut Buffers) {
-        let (cpu, config) = (&self.cpu, &self.config);
-        if let Some((norm, _)) = &layer.qk_norm {
-            elementwise::rms_norm(cpu, &mut b.q, norm, config.norm_epsilon);
-        }
-        elementwise::rotate(cpu, &mut b.q, config.head_dim, &b.cos, &b.sin);
-        let what = Attention { layer: index, heads: config.heads, window: config.windows[index] };
-        b.attended.fill(cpu, |attended| attention(cpu, kv, what, spans, &b.q, attended, &mut b.attention));
-        project(cpu, &b.attended, [Product { weights: &layer.output, to: Output::Add(&mut b.x) }]);
-
-        self.norm(&layer.mlp_norm, b);
-        project(cpu, &b.normed, [Product { weights: &layer.gate_up, to: Output::SiluMul(&mut b.activated) }]);
-        project(cpu, &b.activated, [Product { weights: &layer.down, to: Output::Add(&mut b.x) }]);
-    }
-
-    /// `normed = norm(x)`.
-    fn norm(&self, weight: &[f32], b: &mut Buffers) {
-        b.normed.rms_norm_from(&self.cpu, &b.x, weight, self.config.norm_epsilon);
-    }
-}
-
-/// What is projected from a layer's rows. In the last layer all rows need keys and values, but only some need more.
-enum Rows {
-    All,
-    KeysAndValues,
-    Queries,
-}
-
-/// The rows that are followed to the logits.
-#[derive(Default)]
-struct Tail<'a> {
-    /// Their numbers in the batch, ascending.
-    rows: Vec<usize>,
-    spans: Vec<Span<'a>>,
-}
-
-impl<'a> Tail<'a> {
-    fn fill(&mut self, chunks: &[Chunk<'a>]) {
-        self.rows.clear();
-        let mut first = 0;
+    /// Blocks of the chunks' rows, and one for those that are followed to the logits, in the memory of others.
+    fn cut<'a>(&self, chunks: &[Chunk<'a>], blocks: Vec<Block<'_>>, tail: Block<'_>) -> (Vec<Block<'a>>, Block<'a>) {
+        let mut blocks: Vec<Block<'a>> = blocks.into_iter().map(Block::recycle).collect();
+        let mut tail = tail.recycle();
+        let rows_max = self.block_rows(chunks.iter().map(|chunk| chunk.tokens.len()).sum());
+        let (mut used, mut room) = (0, 0);
         for chunk in chunks {
             let len = chunk.tokens.len();
             let skip = match chunk.logits {
@@ -219,16 +170,145 @@ impl<'a> Tail<'a> {
                 LogitRows::Last => len - 1,
                 LogitRows::All => 0,
             };
-            if skip < len {
-                self.rows.extend(first + skip..first + len);
-                self.spans.push(Span { blocks: chunk.blocks, start: chunk.start + skip, rows: len - skip });
+            let mut start = 0;
+            while start < len {
+                if room == 0 {
+                    (used, room) = (used + 1, rows_max);
+                    if blocks.len() < used {
+                        blocks.push(Block::default());
+                    }
+                }
+                let block = &mut blocks[used - 1];
+                let end = len.min(start + room);
+                let span = |rows: Range<usize>| Span { blocks: chunk.blocks, start: chunk.start + rows.start, rows: rows.len() };
+                let first = block.tokens.len();
+                block.tokens.extend(&chunk.tokens[start..end]);
+                block.spans.push(span(start..end));
+                if skip < end {
+                    let followed = skip.max(start)..end;
+                    block.followed.extend(followed.clone().map(|row| first + row - start));
+                    tail.spans.push(span(followed));
+                }
+                room -= end - start;
+                start = end;
             }
-            first += len;
+        }
+        blocks.truncate(used);
+        (blocks, tail)
+    }
+
+    /// Rows of a block. Where a layer's weights are few, blocks of some rows each go through it on a thread of their own, and what they
+    /// make stays in its caches; where they are many, threads share the weights, and all rows are one block.
+    fn block_rows(&self, rows: usize) -> usize {
+        let threads = self.cpu.threads();
+        if rows < 2 * BLOCK_ROWS || self.layers[0].projection_bytes() > WEIGHTS_BYTES_MAX {
+            return rows;
+        }
+        let blocks = rows.div_ceil(BLOCK_ROWS).next_multiple_of(threads);
+        rows.div_ceil(blocks).next_multiple_of(BLOCK_ROWS / 4)
+    }
+
+    /// The residual stream's beginning, and the angles of positions.
+    fn embed(&self, block: &mut Block<'_>) {
+        resize(&mut block.x, block.tokens.len() * self.config.hidden);
+        matrix::lookup(&self.cpu, self.embedding.view(), &block.tokens, &mut block.x);
+        for position in block.spans.iter().flat_map(|span| span.start..span.start + span.rows) {
+            self.rope.push(position, &mut block.cos, &mut block.sin);
         }
     }
 
-    fn recycle<'b>(self) -> Tail<'b> {
-        Tail { rows: self.rows, spans: recycle(self.spans) }
+    /// Queries, keys and values.
+    fn project(&self, layer: &Layer, what: Rows, block: &mut Block<'_>, scratch: &mut Scratch) {
+        let (cpu, config) = (&self.cpu, &self.config);
+        let Block { x, q, k, v, cos, sin, .. } = block;
+        let Scratch { normed, .. } = scratch;
+        normed.rms_norm_from(cpu, x, &layer.attention_norm, config.norm_epsilon);
+        let queries = normed.rows() * config.heads * config.head_dim;
+        let keys = normed.rows() * config.kv_heads * config.head_dim;
+        resize(q, queries);
+        if what == Rows::Queries {
+            return project(cpu, normed, [Product { weights: &layer.q, to: Output::Set(q) }]);
+        }
+        resize(k, keys);
+        resize(v, keys);
+        let keys_and_values = [Product { weights: &layer.k, to: Output::Set(k) }, Product { weights: &layer.v, to: Output::Set(v) }];
+        match what {
+            Rows::KeysAndValues => project(cpu, normed, keys_and_values),
+            _ => {
+                let [k, v] = keys_and_values;
+                project(cpu, normed, [Product { weights: &layer.q, to: Output::Set(q) }, k, v]);
+            }
+        }
+        if let Some((_, norm)) = &layer.qk_norm {
+            elementwise::rms_norm(cpu, k, norm, config.norm_epsilon);
+        }
+        elementwise::rotate(cpu, k, config.head_dim, cos, sin);
+    }
+
+    /// Attention and feed-forward, with the queries of [`project`](Self::project).
+    fn rest_of_layer(&self, layer: &Layer, index: usize, kv: &KvMemory, block: &mut Block<'_>, scratch: &mut Scratch) {
+        let (cpu, config) = (&self.cpu, &self.config);
+        let Block { spans, x, q, cos, sin, .. } = block;
+        let Scratch { normed, attention: buffers, attended, activated } = scratch;
+        if let Some((norm, _)) = &layer.qk_norm {
+            elementwise::rms_norm(cpu, q, norm, config.norm_epsilon);
+        }
+        elementwise::rotate(cpu, q, config.head_dim, cos, sin);
+        let what = Attention { layer: index, heads: config.heads, window: config.windows[index] };
+        attended.fill(cpu, |attended| attention(cpu, kv, what, spans, q, attended, buffers));
+        project(cpu, attended, [Product { weights: &layer.output, to: Output::Add(x) }]);
+
+        normed.rms_norm_from(cpu, x, &layer.mlp_norm, config.norm_epsilon);
+        project(cpu, normed, [Product { weights: &layer.gate_up, to: Output::SiluMul(activated) }]);
+        project(cpu, activated, [Product { weights: &layer.down, to: Output::Add(x) }]);
+    }
+}
+
+/// Two thirds of a tile's...
+const BLOCK_ROWS: usize = 64;
+const WEIGHTS_BYTES_MAX: usize = 8 << 20;
+
+/// One of the threads' scratch that nobody uses.
+fn free(scratch: &[Mutex<Scratch>]) -> MutexGuard<'_, Scratch> {
+    let free = scratch.iter().find_map(|scratch| match scratch.try_lock() {
+        Ok(scratch) => Some(scratch),
+        // What a task that panicked has left is written before it is read.
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    });
+    free.expect("as many as threads, each of which uses one at a time")
+}
+
+/// What is projected from a layer's rows. In the last layer all rows need keys and values, but only some need more.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Rows {
+    All,
+    KeysAndValues,
+    Queries,
+}
+
+impl<'a> Block<'a> {
+    fn keys_and_values(&self) -> KvRows<'_> {
+        KvRows { spans: &self.spans, k: &self.k, v: &self.v }
+    }
+
+    /// Takes in those rows of `block` that are followed: `x`, `[rows, hidden]`, and `angles` cosines and sines of each.
+    fn follow(&mut self, block: &Block<'_>, hidden: usize, angles: usize) {
+        let parts = [(&mut self.x, &block.x, hidden), (&mut self.cos, &block.cos, angles), (&mut self.sin, &block.sin, angles)];
+        for (to, from, width) in parts {
+            block.followed.iter().for_each(|row| to.extend_from_slice(&from[row * width..(row + 1) * width]));
+        }
+    }
+
+    /// An empty block for rows of other chunks, in the same memory.
+    fn recycle<'b>(mut self) -> Block<'b> {
+        self.tokens.clear();
+        self.followed.clear();
+        for numbers in [&mut self.x, &mut self.cos, &mut self.sin] {
+            numbers.clear();
+        }
+        let Self { spans, tokens, followed, x, q, k, v, cos, sin } = self;
+        Block { spans: recycle(spans), tokens, followed, x, q, k, v, cos, sin }
     }
 }
 
@@ -240,14 +320,6 @@ fn recycle<'b>(mut spans: Vec<Span<'_>>) -> Vec<Span<'b>> {
 
 fn resize(buffer: &mut Vec<f32>, len: usize) {
     buffer.resize(len, 0.0);
-}
-
-/// Moves the given rows (ascending) to the front and drops the others.
-fn keep_rows(buffer: &mut Vec<f32>, width: usize, rows: &[usize]) {
-    for (to, from) in rows.iter().enumerate() {
-        buffer.copy_within(from * width..(from + 1) * width, to * width);
-    }
-    buffer.truncate(rows.len() * width);
 }
 
 const _: fn() = || {

@@ -78,7 +78,8 @@ impl Model {
             (0, 1),
         );
         let rope = Rope::new(&config.rope, config.head_dim);
-        Ok(Model { config, cpu, rope, embedding, layers, final_norm, head, buffers: Buffers::new(arithmetic), kv_shape, layout })
+        let buffers = Buffers::new(arithmetic, cpu.threads());
+        Ok(Model { config, cpu, rope, embedding, layers, final_norm, head, buffers, kv_shape, layout })
     }
 
     pub fn config(&self) -> &ModelConfig {
@@ -154,5 +155,11 @@ impl Layer {
             gate_up: gate.pack_gated(&up, cpu, arithmetic)?,
             down: down.pack(cpu, arithmetic)?,
         })
+    }
+
+    /// What one pass over the weights of projections reads.
+    pub(crate) fn projection_bytes(&self) -> usize {
+        let Self { q, k, v, output, gate_up, down, .. } = self;
+        [q, k, v, output, gate_up, down].map(Projection::bytes).into_iter().sum()
     }
 }

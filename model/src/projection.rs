@@ -45,6 +45,16 @@ pub(crate) enum Projection {
     Int8(Int8Weights),
 }
 
+impl Projection {
+    /// What one pass over the weights reads.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Self::Float(weights) => weights.as_bytes().len(),
+            Self::Int8(weights) => weights.as_bytes().len(),
+        }
+    }
+}
+
 impl Linear {
     pub(crate) fn pack(&self, cpu: &Cpu, arithmetic: Arithmetic) -> Result<Projection, ModelError> {
         match arithmetic {

@@ -273,7 +273,7 @@ mod tests {
     use crate::{
         cpu::Bf16Products,
         dtype::{Dtype, decode, encode},
-        kv::{KvDtype, KvLayout, Part, write},
+        kv::{KvDtype, KvLayout, KvRows, Part, write},
         testing::{close, cpus, numbers, order, stored},
     };
     use std::collections::HashMap;
@@ -298,7 +298,8 @@ mod tests {
         let width = kv_heads * head_dim;
         let span = Span { blocks: &table, start: 0, rows: positions };
         let sharpen = |x: Vec<f32>| x.into_iter().map(|x| 3.0 * x).collect::<Vec<_>>();
-        write(cpu, &mut kv, 1, &[span], &sharpen(numbers(positions * width, 1)), &numbers(positions * width, 2));
+        let (k, v) = (sharpen(numbers(positions * width, 1)), numbers(positions * width, 2));
+        write(cpu, &mut kv, 1, [KvRows { spans: &[span], k: &k, v: &v }].into_iter());
         let q = sharpen(numbers(positions * width * group, 3));
         Fixture { layout, heads: kv_heads * group, positions, table, kv, q }
     }
