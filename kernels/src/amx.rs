@@ -28,9 +28,11 @@ pub(crate) fn is_available() -> bool {
     *ANSWER
 }
 
-/// Whether tiles also multiply integers, where they are [available](is_available).
+/// Whether tiles also multiply integers, where they are [available](is_available). Asks once: the processor of a virtual machine
+/// answers after microseconds.
 pub(crate) fn has_int8() -> bool {
-    has(AMX_INT8)
+    static ANSWER: LazyLock<bool> = LazyLock::new(|| has(AMX_INT8));
+    *ANSWER
 }
 
 fn has_instructions() -> bool {
@@ -66,12 +68,20 @@ pub(crate) trait Packed {
     /// 32 bits.
     type Sum;
 
-    /// `sums[i][j] += x.row(i) * weights.column(j)` for 16 rows.
+    /// `sums[i][j] += x.row(i) * weights.column(j)` for 16 rows, or `=`.
     ///
     /// # Safety
     /// There are tiles ready. In each round 16 rows of 64 bytes from `x` on, `stride` bytes apart, can be read, each time 64 bytes further;
     /// 16 lines of weights for each round, of which there is one; 16 rows of sums can be read and written.
-    unsafe fn add_products(x: *const Self::Word, stride: usize, weights: Piece<'_>, sums: *mut [Self::Sum; PANEL]);
+    unsafe fn multiply(x: *const Self::Word, stride: usize, weights: Piece<'_>, sums: *mut [Self::Sum; PANEL], start: Start);
+}
+
+/// What sums begin with.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Start {
+    Zero,
+    /// What is there.
+    Sums,
 }
 
 /// Two bf16, whose products are added up in f32 as stated above.
@@ -135,9 +145,9 @@ impl Amx {
         Self { of_this_thread: PhantomData }
     }
 
-    /// `sums[i][j] += x.row(i) * weights.column(j)`. Row `i` of `x` begins at word `i * stride`, and has as many words as there are
+    /// `sums[i][j] += x.row(i) * weights.column(j)`, or `=`. Row `i` of `x` begins at word `i * stride`, and has as many words as there are
     /// lines: a multiple of 16, as there are rows of sums, even where the last ones are not computed.
-    pub(crate) fn add_products<P: Packed>(&self, x: &[P::Word], stride: usize, weights: Piece<'_>, sums: &mut [[P::Sum; PANEL]]) {
+    pub(crate) fn multiply<P: Packed>(&self, x: &[P::Word], stride: usize, weights: Piece<'_>, sums: &mut [[P::Sum; PANEL]], start: Start) {
         let lines = weights.lines;
         assert!(lines.len().is_multiple_of(TILE) && sums.len().is_multiple_of(TILE), "whole tiles");
         if lines.is_empty() || sums.is_empty() {
@@ -150,10 +160,11 @@ impl Amx {
             for (i, sums) in sums.chunks_exact_mut(TILE).enumerate() {
                 // The first rows ask memory for what comes next.
                 let ahead = if i == 0 { weights.ahead.after(first / TILE) } else { Ahead::NOTHING };
+                let start = if first == 0 { start } else { Start::Sums };
                 let x = x[i * TILE * stride + first..].as_ptr();
                 // SAFETY: there are tiles, as `self` says. Of 16 rows, as many words as there are lines are within `x`, by the assertion;
                 // there are 16 rows of sums.
-                unsafe { P::add_products(x, stride * size_of::<P::Word>(), Piece { lines, ahead }, sums.as_mut_ptr()) };
+                unsafe { P::multiply(x, stride * size_of::<P::Word>(), Piece { lines, ahead }, sums.as_mut_ptr(), start) };
             }
         }
     }
@@ -286,10 +297,14 @@ macro_rules! packed {
             type Word = $word;
             type Sum = $sum;
 
-            unsafe fn add_products(x: *const $word, stride: usize, weights: Piece<'_>, sums: *mut [$sum; PANEL]) {
+            unsafe fn multiply(x: *const $word, stride: usize, weights: Piece<'_>, sums: *mut [$sum; PANEL], start: Start) {
                 // SAFETY: reads and writes what the caller vouches for.
                 unsafe {
                     asm!(
+                        "tilezero tmm0",
+                        "tilezero tmm1",
+                        "test {from_zero}, {from_zero}",
+                        "jnz 2f",
                         "tileloadd tmm0, [{sums} + {line}]",
                         "tileloadd tmm1, [{sums} + {line} + 64]",
                         "2:",
@@ -330,6 +345,7 @@ macro_rules! packed {
                         apart_3 = in(reg) 3 * weights.ahead.apart,
                         step = in(reg) weights.ahead.step,
                         sums = in(reg) sums,
+                        from_zero = in(reg) usize::from(start == Start::Zero),
                         out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                         options(nostack),
                     );
@@ -436,7 +452,7 @@ fn is_exact() -> bool {
     let mut sums: Vec<[f32; PANEL]> = (0..3 * TILE).map(|i| std::array::from_fn(|j| start(i, j))).collect();
     let lines: Vec<Line> = weights.iter().map(|line| std::array::from_fn(|byte| line[byte / 4].to_le_bytes()[byte % 4])).collect();
     // SAFETY: the instructions are there, and granted: that was asked before.
-    unsafe { Amx::new(3 * TILE) }.add_products::<Bf16Pairs>(&x, LINES, Piece::of_many_rows(&lines), &mut sums);
+    unsafe { Amx::new(3 * TILE) }.multiply::<Bf16Pairs>(&x, LINES, Piece::of_many_rows(&lines), &mut sums, Start::Sums);
     let halves = |word: u32| [f32::from_bits(word << 16), f32::from_bits(word & 0xffff_0000)];
     let expected = |i: usize, j: usize| sum_in_blocks(start(i, j), (0..LINES).map(|l| (halves(x[i * LINES + l]), halves(weights[l][j]))));
     (0..3 * TILE).all(|i| (0..PANEL).all(|j| sums[i][j].to_bits() == expected(i, j).to_bits()))

@@ -182,7 +182,7 @@ impl Task<'_> {
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     #[inline(always)]
     fn multiply_blocks<S: Simd>(&self, simd: S) {
-        use crate::amx::{Amx, Int8Fours, Piece, Stream, TILE};
+        use crate::amx::{Amx, Int8Fours, Piece, Start, Stream, TILE};
         /// Weights that stay in a second cache of 2 MiB while rows pass by, so many at a time. A block of rows stores numbers of
         /// neighbouring panels right after each other: else each would come back to memory that has left the caches, and their pages.
         const GROUP_BYTES: usize = 1 << 20;
@@ -195,10 +195,8 @@ impl Task<'_> {
             let sums = &mut sums[..rows.next_multiple_of(TILE)];
             for (nth, first, weights) in Stream::of(simd, self.job.weights.lines(self.panels.clone()), quads) {
                 let end = first + weights.len();
-                if first == 0 {
-                    self.start_sums(0..rows, sums);
-                }
-                unit.add_products::<Int8Fours>(&self.x.quads_from(0)[first..], quads, weights, sums);
+                let start = if first == 0 { Start::Zero } else { Start::Sums };
+                unit.multiply::<Int8Fours>(&self.x.quads_from(0)[first..], quads, weights, sums, start);
                 if end == quads {
                     self.finish_sums(simd, self.panels.start + nth, 0..rows, sums);
                 }
@@ -212,9 +210,8 @@ impl Task<'_> {
                 for panel in panels.clone() {
                     let weights = Piece::of_many_rows(self.job.weights.lines(panel..panel + 1));
                     let sums = &mut sums[..rows.len().next_multiple_of(TILE)];
-                    self.start_sums(rows.clone(), sums);
                     self.ask_for_outputs(panel, rows.clone());
-                    unit.add_products::<Int8Fours>(self.x.quads_from(first), quads, weights, sums);
+                    unit.multiply::<Int8Fours>(self.x.quads_from(first), quads, weights, sums, Start::Zero);
                     self.finish_sums(simd, panel, rows.clone(), sums);
                 }
             }
@@ -239,27 +236,18 @@ impl Task<'_> {
         unreachable!("there is no AMX")
     }
 
-    /// What the sums of `rows` begin with.
-    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-    #[inline(always)]
-    fn start_sums(&self, rows: Range<usize>, sums: &mut [[i32; PANEL_LINES * LANES]]) {
-        for (sums, row) in sums.iter_mut().zip(rows) {
-            sums.fill(self.start(row));
-        }
-    }
-
-    /// Hands over the sums of `rows`.
+    /// Hands over the sums of `rows`, which began with zeros.
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     #[inline(always)]
     fn finish_sums<S: Simd>(&self, simd: S, panel: usize, rows: Range<usize>, sums: &[[i32; PANEL_LINES * LANES]]) {
         let panel = Panel::of(simd, self.job.weights, panel);
         // Loops, not closures: these are compiled for the instruction set only where they are inlined.
         for (sums, row) in sums.iter().zip(rows) {
-            let mut numbers = [simd.zero(); PANEL_LINES];
+            let (start, mut numbers) = (self.start(row), [simd.zero(); PANEL_LINES]);
             for (line, sums) in sums.as_chunks::<LANES>().0.iter().enumerate() {
                 let mut lanes = [0.0; LANES];
                 for (lane, sum) in lanes.iter_mut().zip(sums) {
-                    *lane = *sum as f32;
+                    *lane = sum.wrapping_add(start) as f32;
                 }
                 numbers[line] = simd.load(&lanes);
             }

@@ -175,7 +175,7 @@ impl<E: StoredLines> Task<'_, E> {
     #[inline(always)]
     fn multiply_blocks<S: Simd>(&mut self, simd: S) {
         use crate::{
-            amx::{Amx, Bf16Pairs, Piece, Stream, TILE},
+            amx::{Amx, Bf16Pairs, Piece, Start, Stream, TILE},
             dtype::Bf16,
             lines::Lines,
         };
@@ -196,7 +196,7 @@ impl<E: StoredLines> Task<'_, E> {
         if self.rows.len() <= 2 * TILE {
             for (nth, line, weights) in Stream::of(simd, self.job.weights.lines::<Bf16>(self.panels.clone()), lines) {
                 let sums = &mut self.sums[nth * self.sums_rows..(nth + 1) * self.sums_rows];
-                unit.add_products::<Bf16Pairs>(self.x.words_from(self.rows.start, line), self.x.tiling.cols, weights, sums);
+                unit.multiply::<Bf16Pairs>(self.x.words_from(self.rows.start, line), self.x.tiling.cols, weights, sums, Start::Sums);
             }
             return;
         }
@@ -204,7 +204,7 @@ impl<E: StoredLines> Task<'_, E> {
             let x = self.x.words_from(self.rows.start, start);
             for (panel, sums) in self.panels.clone().zip(self.sums.chunks_exact_mut(self.sums_rows)) {
                 let weights = self.job.weights.panel::<Bf16>(panel, start..(start + step).min(lines));
-                unit.add_products::<Bf16Pairs>(x, self.x.tiling.cols, Piece::of_many_rows(weights), sums);
+                unit.multiply::<Bf16Pairs>(x, self.x.tiling.cols, Piece::of_many_rows(weights), sums, Start::Sums);
             }
         }
     }

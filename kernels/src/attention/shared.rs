@@ -4,7 +4,7 @@
 
 use super::{
     BLOCK_LINES, Call, SPLIT, SPLIT_BLOCKS, Scores, State, Task, Tiling,
-    softmax::{Weighted, pair_up, scale, weigh},
+    softmax::{TileRow, Weighted, pair_up, scale, weigh},
 };
 use crate::{
     cpu::{Bf16Products, Cpu},
@@ -36,6 +36,8 @@ struct Scratch {
     states: Vec<f32>,
     /// Of one tile.
     scores: Vec<Scores>,
+    /// Of one tile, as AMX makes them: `[panel][query]`.
+    panels_of_scores: Vec<[f32; PANEL]>,
     /// Of one tile, in pairs, as AMX takes them.
     weights: Vec<[u32; SPLIT / 2]>,
 }
@@ -63,6 +65,7 @@ fn run_with<P: StoredLines<Line = KvLine>>(cpu: &Cpu, call: &Call<'_>, task: &Ta
         scratch.q.resize((queries.rows + if in_blocks { tile_rows } else { 0 }) * queries.cols, 0);
         scratch.states.resize(queries.rows * State::len(head_dim), 0.0);
         scratch.scores.resize(tile_rows, [0.0; SPLIT]);
+        scratch.panels_of_scores.resize(SPLIT / PANEL * tile_rows, [0.0; _]);
         scratch.weights.resize(tile_rows, [0; _]);
         P::dispatch(cpu.isa(), Run::<P> { call, task, queries, in_blocks, scratch, lines: PhantomData });
     });
@@ -251,7 +254,7 @@ impl<P: Lines<Line = KvLine>> Run<'_, P> {
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     #[inline(always)]
     fn tile_in_blocks<S: Simd>(&mut self, simd: S, split: usize, queries: &Range<usize>) {
-        use crate::amx::{Amx, Bf16Pairs, Piece};
+        use crate::amx::{Amx, Bf16Pairs, Piece, Start};
         let visible = within(split, &self.visible_to_any(queries));
         if visible.is_empty() {
             return;
@@ -259,34 +262,27 @@ impl<P: Lines<Line = KvLine>> Run<'_, P> {
         let (words, state_len) = (self.queries.cols, State::len(self.call.kv.layout().head_dim));
         let rows = queries.len().next_multiple_of(BLOCK_ROWS);
         let panels = visible.start / PANEL..visible.end.div_ceil(PANEL);
-        let Scratch { k, v, q, states, scores, weights, .. } = &mut *self.scratch;
-        let mut sums = [[0.0; PANEL]; 2 * BLOCK_ROWS];
+        let Scratch { k, v, q, states, panels_of_scores: scores, weights, .. } = &mut *self.scratch;
         // SAFETY: products are added up so only where AMX was found available.
         let unit = unsafe { Amx::new(queries.len()) };
         for panel in panels.clone() {
-            let sums = &mut sums[..rows];
-            sums.fill([0.0; PANEL]);
             let k = Piece::in_caches(&k[panel * words..(panel + 1) * words]);
-            unit.add_products::<Bf16Pairs>(&q[queries.start * words..], words, k, sums);
-            for (scores, sums) in scores.iter_mut().zip(&*sums) {
-                scores[panel * PANEL..(panel + 1) * PANEL].copy_from_slice(sums);
-            }
+            let scores = &mut scores[panel * rows..(panel + 1) * rows];
+            unit.multiply::<Bf16Pairs>(&q[queries.start * words..], words, k, scores, Start::Zero);
         }
         let mut factors = [None; 2 * BLOCK_ROWS];
         for (i, query) in queries.clone().enumerate() {
             let seen = within(split, &self.call.visible_to(self.task, query));
-            if let Some(normalizer) = weigh(simd, &mut scores[i], &panels, &seen) {
+            let mut row = TileRow { scores, rows, row: i, weights: &mut weights[i] };
+            if let Some(normalizer) = weigh(simd, &mut row, &panels, &seen) {
                 factors[i] = Some(State::resume(&mut states[query * state_len..(query + 1) * state_len]).merge(simd, normalizer));
             }
-            for vector in panels.start * PANEL / LANES..panels.end * PANEL / LANES {
-                weights[i].as_chunks_mut().0[vector] = simd.to_bf16_pairs(simd.load(&scores[i].as_chunks().0[vector]));
-            }
         }
+        let mut sums = [[0.0; PANEL]; 2 * BLOCK_ROWS];
         let lines = panels.start * BLOCK_LINES..panels.end * BLOCK_LINES;
         for (panel, v) in v.chunks_exact(SPLIT / P::INPUTS).enumerate() {
-            let sums = &mut sums[..rows];
-            sums.fill([0.0; PANEL]);
-            unit.add_products::<Bf16Pairs>(&weights.as_flattened()[lines.start..], SPLIT / 2, Piece::in_caches(&v[lines.clone()]), sums);
+            let (sums, v) = (&mut sums[..rows], Piece::in_caches(&v[lines.clone()]));
+            unit.multiply::<Bf16Pairs>(&weights.as_flattened()[lines.start..], SPLIT / 2, v, sums, Start::Zero);
             for (i, query) in queries.clone().enumerate() {
                 if let Some(factors) = factors[i] {
                     let state = &mut states[query * state_len..(query + 1) * state_len];

@@ -41,33 +41,75 @@ pub(super) struct Normalizer {
 /// The number of each lane.
 const LANE: [f32; LANES] = [0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.];
 
+/// A query's scores with a split's positions, [`LANES`] at a time, and the weights that become of them.
+pub(super) trait Row {
+    fn scores(&mut self, vector: usize) -> &mut [f32; LANES];
+
+    fn set_weights<S: Simd>(&mut self, simd: S, vector: usize, weights: S::V);
+}
+
+impl Row for Scores {
+    #[inline(always)]
+    fn scores(&mut self, vector: usize) -> &mut [f32; LANES] {
+        &mut self.as_chunks_mut().0[vector]
+    }
+
+    #[inline(always)]
+    fn set_weights<S: Simd>(&mut self, simd: S, vector: usize, weights: S::V) {
+        simd.store(weights, self.scores(vector));
+    }
+}
+
+/// Row `row` of each panel of scores, as tiles write them, and its weights in pairs, as tiles read them.
+pub(super) struct TileRow<'a> {
+    /// `[panel][rows]`
+    pub(super) scores: &'a mut [[f32; PANEL]],
+    pub(super) rows: usize,
+    pub(super) row: usize,
+    pub(super) weights: &'a mut [u32; SPLIT / 2],
+}
+
+impl Row for TileRow<'_> {
+    #[inline(always)]
+    fn scores(&mut self, vector: usize) -> &mut [f32; LANES] {
+        let per_panel = PANEL / LANES;
+        &mut self.scores[vector / per_panel * self.rows + self.row].as_chunks_mut().0[vector % per_panel]
+    }
+
+    #[inline(always)]
+    fn set_weights<S: Simd>(&mut self, simd: S, vector: usize, weights: S::V) {
+        self.weights.as_chunks_mut().0[vector] = simd.to_bf16_pairs(weights);
+    }
+}
+
 /// Turns the scores of panels `panels` into weights: exponentials for the split's positions `visible`, 0 for others.
 /// `None`: none is visible (and all weights are 0).
 #[inline(always)]
-pub(super) fn weigh<S: Simd>(simd: S, scores: &mut Scores, panels: &Range<usize>, visible: &Range<usize>) -> Option<Normalizer> {
-    let (vectors, _) = scores.as_chunks_mut::<LANES>();
-    let all = &mut vectors[panels.start * PANEL / LANES..panels.end * PANEL / LANES];
+pub(super) fn weigh<S: Simd>(simd: S, row: &mut impl Row, panels: &Range<usize>, visible: &Range<usize>) -> Option<Normalizer> {
+    let vectors = panels.start * PANEL / LANES..panels.end * PANEL / LANES;
     if visible.is_empty() {
-        all.fill([0.0; LANES]);
+        for vector in vectors {
+            row.set_weights(simd, vector, simd.zero());
+        }
         return None;
     }
     let hidden = simd.splat(f32::NEG_INFINITY);
     let mut largest = hidden;
-    for (i, vector) in all.iter_mut().enumerate() {
-        let first = panels.start * PANEL + i * LANES;
+    for vector in vectors.clone() {
+        let (first, scores) = (vector * LANES, row.scores(vector));
         if first < visible.start || first + LANES > visible.end {
             let position = simd.add(simd.load(&LANE), simd.splat(first as f32));
-            let below_end = simd.select_less(position, simd.splat(visible.end as f32), simd.load(vector), hidden);
-            simd.store(simd.select_less(position, simd.splat(visible.start as f32), hidden, below_end), vector);
+            let below_end = simd.select_less(position, simd.splat(visible.end as f32), simd.load(scores), hidden);
+            simd.store(simd.select_less(position, simd.splat(visible.start as f32), hidden, below_end), scores);
         }
-        largest = simd.max(simd.load(vector), largest);
+        largest = simd.max(simd.load(scores), largest);
     }
     let max = simd.max_lane(largest);
     let mut sum = simd.zero();
-    for vector in all {
-        let weight = exp(simd, simd.sub(simd.load(vector), simd.splat(max)));
-        sum = simd.add(sum, weight);
-        simd.store(weight, vector);
+    for vector in vectors {
+        let weights = exp(simd, simd.sub(simd.load(row.scores(vector)), simd.splat(max)));
+        sum = simd.add(sum, weights);
+        row.set_weights(simd, vector, weights);
     }
     Some(Normalizer { max, sum: simd.sum(sum) })
 }
@@ -127,9 +169,12 @@ impl<'a> State<'a> {
     #[inline(always)]
     pub(super) fn merge<S: Simd>(&mut self, simd: S, split: Normalizer) -> (S::V, S::V) {
         let ours = self.normalizer();
-        let max = if split.max > ours.max { split.max } else { ours.max };
-        let keep = exp(simd, simd.splat(ours.max - max));
-        let take = exp(simd, simd.splat(split.max - max));
+        // Relative to the larger maximum: the other side's factor is e^0.
+        let one = simd.splat(1.0);
+        let (max, keep, take) = match split.max > ours.max {
+            true => (split.max, exp(simd, simd.splat(ours.max - split.max)), one),
+            false => (ours.max, one, exp(simd, simd.splat(split.max - ours.max))),
+        };
         let sum = simd.fma(simd.splat(split.sum), take, simd.mul(simd.splat(ours.sum), keep));
         (self.numbers[0], self.numbers[1]) = (max, simd.to_array(sum)[0]);
         (keep, take)
