@@ -125,16 +125,18 @@ impl Model {
     /// One loop over blocks for each layer, from its attention to the next one's keys: only to write these, blocks wait for each other.
     fn run(&self, chunks: &[Chunk<'_>], kv: &mut KvMemory, buffers: &mut Buffers) {
         let (cpu, scratch) = (&self.cpu, &buffers.scratch);
-        let (mut blocks, mut tail) = self.cut(chunks, std::mem::take(&mut buffers.blocks), std::mem::take(&mut buffers.tail));
+        let (mut all, mut tail) = self.cut(chunks, std::mem::take(&mut buffers.blocks), std::mem::take(&mut buffers.tail));
+        let used = all.iter().take_while(|block| !block.tokens.is_empty()).count();
+        let blocks = &mut all[..used];
         let (last, layers) = self.layers.split_last().expect("a model has layers");
         let what = |index| if index == layers.len() { Rows::KeysAndValues } else { Rows::All };
-        cpu.for_each_mut(&mut blocks, |block| {
+        cpu.for_each_mut(blocks, |block| {
             self.embed(block);
             self.project(&self.layers[0], what(0), block, &mut free(scratch));
         });
         for (index, layer) in layers.iter().enumerate() {
             kv::write(cpu, kv, index, blocks.iter().map(Block::keys_and_values));
-            cpu.for_each_mut(&mut blocks, |block| {
+            cpu.for_each_mut(blocks, |block| {
                 let scratch = &mut free(scratch);
                 self.rest_of_layer(layer, index, kv, block, scratch);
                 self.project(&self.layers[index + 1], what(index + 1), block, scratch);
@@ -144,7 +146,7 @@ impl Model {
         resize(&mut buffers.logits, tail.spans.iter().map(|span| span.rows).sum::<usize>() * self.config.vocab);
         if !tail.spans.is_empty() {
             // From here on only rows with logits matter.
-            for block in &blocks {
+            for block in &*blocks {
                 tail.follow(block, self.config.hidden, self.config.head_dim / 2);
             }
             let scratch = &mut free(scratch);
@@ -153,11 +155,11 @@ impl Model {
             scratch.normed.rms_norm_from(cpu, &tail.x, &self.final_norm, self.config.norm_epsilon);
             project(cpu, &scratch.normed, [Product { weights: &self.head, to: Output::Set(&mut buffers.logits) }]);
         }
-        buffers.blocks = blocks.into_iter().map(Block::recycle).collect();
+        buffers.blocks = all.into_iter().map(Block::recycle).collect();
         buffers.tail = tail.recycle();
     }
 
-    /// Blocks of the chunks' rows, and one for those that are followed to the logits, in the memory of others.
+    /// Blocks of the chunks' rows, and one for those that are followed to the logits, in the memory of others; there may be more, without rows.
     fn cut<'a>(&self, chunks: &[Chunk<'a>], blocks: Vec<Block<'_>>, tail: Block<'_>) -> (Vec<Block<'a>>, Block<'a>) {
         let mut blocks: Vec<Block<'a>> = blocks.into_iter().map(Block::recycle).collect();
         let mut tail = tail.recycle();
@@ -193,7 +195,6 @@ impl Model {
                 start = end;
             }
         }
-        blocks.truncate(used);
         (blocks, tail)
     }
 
@@ -264,9 +265,11 @@ impl Model {
     }
 }
 
-/// Two thirds of a tile's...
+/// What 64 rows of a small model need between two layers' attention stays in a second cache of 2 MiB, beside the weights that pass by.
 const BLOCK_ROWS: usize = 64;
-const WEIGHTS_BYTES_MAX: usize = 8 << 20;
+/// A block reads all weights of the layer again: 3.5 MB (135M shape, 8 bits) cost less than waiting for each other after each product,
+/// 7 MB (the same in bf16) more.
+const WEIGHTS_BYTES_MAX: usize = 5 << 20;
 
 /// One of the threads' scratch that nobody uses.
 fn free(scratch: &[Mutex<Scratch>]) -> MutexGuard<'_, Scratch> {

@@ -16,7 +16,7 @@ use tidemill_proto::block::{BLOCK_TOKENS, KvDtype, KvShape, LayoutFingerprint};
 const _: () = assert!(BLOCK_TOKENS == BLOCK_POSITIONS, "the KV kernels and the block keys must agree on a block");
 
 /// Part of the layout fingerprint: changes whenever the same weights and tokens would give other KV bytes than before.
-const ARITHMETIC_VERSION: u32 = 5;
+const ARITHMETIC_VERSION: u32 = 6;
 
 #[derive(Clone, Debug)]
 pub struct LoadOptions {

@@ -4,7 +4,7 @@
 
 use super::{
     BLOCK_LINES, Call, SPLIT, SPLIT_BLOCKS, Scores, State, Task, Tiling,
-    softmax::{TileRow, Weighted, pair_up, scale, weigh},
+    softmax::{Weighted, pair_up, scale, weigh},
 };
 use crate::{
     cpu::{Bf16Products, Cpu},
@@ -254,6 +254,7 @@ impl<P: Lines<Line = KvLine>> Run<'_, P> {
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     #[inline(always)]
     fn tile_in_blocks<S: Simd>(&mut self, simd: S, split: usize, queries: &Range<usize>) {
+        use super::softmax::TileRow;
         use crate::amx::{Amx, Bf16Pairs, Piece, Start};
         let visible = within(split, &self.visible_to_any(queries));
         if visible.is_empty() {

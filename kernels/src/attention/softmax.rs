@@ -61,6 +61,7 @@ impl Row for Scores {
 }
 
 /// Row `row` of each panel of scores, as tiles write them, and its weights in pairs, as tiles read them.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub(super) struct TileRow<'a> {
     /// `[panel][rows]`
     pub(super) scores: &'a mut [[f32; PANEL]],
@@ -69,6 +70,7 @@ pub(super) struct TileRow<'a> {
     pub(super) weights: &'a mut [u32; SPLIT / 2],
 }
 
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 impl Row for TileRow<'_> {
     #[inline(always)]
     fn scores(&mut self, vector: usize) -> &mut [f32; LANES] {

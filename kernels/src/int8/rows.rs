@@ -116,6 +116,7 @@ impl Int8Rows {
     }
 
     /// From row `row` on, where rows lie one after the other. After the last row there are more, of no meaning.
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     #[inline(always)]
     pub(super) fn quads_from(&self, row: usize) -> &[[i8; 4]] {
         assert_eq!(self.unit, DotUnit::Amx);

@@ -76,12 +76,12 @@ fn to_bf16x8(_: Avx2, v: __m256) -> __m256i {
 fn normal_bf16x8(simd: Avx2, v: __m256) -> __m256i {
     let nearest = to_bf16x8(simd, v);
     intrinsics! {
-        let quiet = _mm256_or_si256(_mm256_srli_epi32::<16>(_mm256_castps_si256(v)), _mm256_set1_epi32(0x0040));
+        let high = _mm256_srli_epi32::<16>(_mm256_castps_si256(v));
+        let quiet = _mm256_or_si256(high, _mm256_set1_epi32(0x0040));
         let is_nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(v, v));
         let rounded = _mm256_blendv_epi8(nearest, quiet, is_nan);
-        let exponent = _mm256_and_si256(rounded, _mm256_set1_epi32(0x7f80));
-        let is_flushed = _mm256_cmpeq_epi32(exponent, _mm256_setzero_si256());
-        _mm256_blendv_epi8(rounded, _mm256_and_si256(rounded, _mm256_set1_epi32(0x8000)), is_flushed)
+        let is_flushed = _mm256_cmpeq_epi32(_mm256_and_si256(high, _mm256_set1_epi32(0x7f80)), _mm256_setzero_si256());
+        _mm256_blendv_epi8(rounded, _mm256_and_si256(high, _mm256_set1_epi32(0x8000)), is_flushed)
     }
 }
 

@@ -158,15 +158,20 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     fn to_bf16_pairs(self, v: __m512) -> [u32; LANES / 2] {
         let mut pairs = [0; LANES / 2];
         intrinsics! {
-            let bits = _mm512_castps_si512(v);
-            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
-            let nearest = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-            let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x0040_0000));
-            let rounded = _mm512_mask_mov_epi32(nearest, _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v), quiet);
-            let is_normal = _mm512_test_epi32_mask(rounded, _mm512_set1_epi32(0x7f80_0000));
-            let sign = _mm512_and_si512(rounded, _mm512_set1_epi32(i32::MIN));
-            let rounded = _mm512_mask_mov_epi32(sign, is_normal, rounded);
-            _mm256_storeu_si256(pairs.as_mut_ptr().cast(), _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(rounded)));
+            let rounded = if BF16 {
+                // SAFETY: the type is as wide as that of integers.
+                std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(v))
+            } else {
+                let bits = _mm512_castps_si512(v);
+                let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+                let nearest = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+                let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x0040_0000));
+                let rounded = _mm512_mask_mov_epi32(nearest, _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v), quiet);
+                let is_normal = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x7f80_0000));
+                let sign = _mm512_and_si512(bits, _mm512_set1_epi32(i32::MIN));
+                _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(_mm512_mask_mov_epi32(sign, is_normal, rounded)))
+            };
+            _mm256_storeu_si256(pairs.as_mut_ptr().cast(), rounded);
         }
         pairs
     }

@@ -1,4 +1,4 @@
-//! Whether this processor's products of bf16 pairs are those of two fused multiply-adds.
+//! Whether this processor's products of bf16 pairs are those of two fused multiply-adds, and its bf16 those of `bf16::round`.
 //!
 //! Intel documents `vdpbf16ps` so: the odd product is added first, then the even one, each rounded to nearest even, with denormals
 //! taken for zeros (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, VDPBF16PS). It leaves room
@@ -22,6 +22,8 @@ pub(crate) fn bf16_products_are_exact() -> bool {
 /// A sum in every lane, and pairs whose products are added to it.
 struct Chain {
     start: [f32; LANES],
+    /// Any bits: numbers of every size, denormal ones, infinities and NaN.
+    any: [f32; LANES],
     links: [Link; LINKS],
 }
 
@@ -48,6 +50,7 @@ fn chains() -> Vec<Chain> {
     let pair = |bits: u32, more: u32| sized(bits) >> 16 | sized(more) & 0xffff_0000;
     let mut chain = || Chain {
         start: std::array::from_fn(|_| f32::from_bits(sized(bits()))),
+        any: std::array::from_fn(|lane| f32::from_bits(if lane % 4 == 0 { bits() & 0x80ff_ffff } else { bits() })),
         links: std::array::from_fn(|_| {
             let mut a = [0; 4 * LANES];
             a.as_chunks_mut().0.iter_mut().for_each(|a| *a = pair(bits(), bits()).to_le_bytes());
@@ -57,16 +60,16 @@ fn chains() -> Vec<Chain> {
     (0..CHAINS).map(|_| chain()).collect()
 }
 
-/// The bits of each chain's sums.
+/// The bits of each chain's sums, and of `any` as bf16.
 struct Products<'a>(&'a [Chain]);
 
 impl Kernel for Products<'_> {
-    type Output = Vec<[u32; LANES]>;
+    type Output = (Vec<[u32; LANES]>, Vec<[u32; LANES / 2]>);
 
     #[inline(always)]
-    fn run<S: Simd>(self, simd: S) -> Vec<[u32; LANES]> {
-        let mut results = Vec::with_capacity(self.0.len());
-        for Chain { start, links } in self.0 {
+    fn run<S: Simd>(self, simd: S) -> Self::Output {
+        let mut results = (Vec::with_capacity(self.0.len()), Vec::with_capacity(self.0.len()));
+        for Chain { start, any, links } in self.0 {
             let mut sum = simd.load(start);
             for Link { a, b } in links {
                 sum = simd.add_bf16_products(simd.load_bf16_pairs::<0>(a), simd.splat_bf16_pair::<0>(*b), sum);
@@ -74,7 +77,8 @@ impl Kernel for Products<'_> {
                     sum = simd.add_bf16_products(simd.load_bf16_pairs::<1>(a), simd.splat_bf16_pair::<1>(*b), sum);
                 }
             }
-            results.push(simd.to_array(sum).map(f32::to_bits));
+            results.0.push(simd.to_array(sum).map(f32::to_bits));
+            results.1.push(simd.to_bf16_pairs(simd.load(any)));
         }
         results
     }
@@ -83,6 +87,7 @@ impl Kernel for Products<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bf16;
 
     /// The chains' sums where `add(sum, a, b)` adds a pair of products, given as (even, odd).
     fn with(add: impl Fn(f32, [f32; 2], [f32; 2]) -> f32) -> Vec<[u32; LANES]> {
@@ -95,8 +100,10 @@ mod tests {
     }
 
     #[test]
-    fn every_instruction_set_adds_the_odd_product_and_then_the_even_one() {
-        let expected = with(|sum, a, b| a[0].mul_add(b[0], a[1].mul_add(b[1], sum)));
+    fn every_instruction_set_adds_the_odd_product_and_then_the_even_one_and_rounds_alike() {
+        let sums = with(|sum, a, b| a[0].mul_add(b[0], a[1].mul_add(b[1], sum)));
+        let pairs = |any: &[f32; LANES]| std::array::from_fn(|i| bf16::pair(any[2 * i], any[2 * i + 1]));
+        let expected = (sums, chains().iter().map(|chain| pairs(&chain.any)).collect());
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
             assert!(isa.dispatch_bf16(Products(&chains())) == expected, "{isa}");
         }
@@ -104,7 +111,7 @@ mod tests {
 
     #[test]
     fn a_processor_that_computes_otherwise_is_found_out() {
-        let exact = Isa::Portable.dispatch_bf16(Products(&chains()));
+        let (exact, _) = Isa::Portable.dispatch_bf16(Products(&chains()));
         let products = |a: [f32; 2], b: [f32; 2]| [0, 1].map(|i| f64::from(a[i]) * f64::from(b[i]));
         let otherwise: [(&str, Vec<_>); 4] = [
             ("even first", with(|sum, a, b| a[1].mul_add(b[1], a[0].mul_add(b[0], sum)))),
