@@ -287,6 +287,29 @@ mod tests {
     }
 
     #[test]
+    fn several_threads_write_what_one_does() {
+        let width = 2 * 64;
+        let (k, v) = (numbers(1100 * width, 1), numbers(1100 * width, 2));
+        // Sequences that begin and end within a block, of blocks that lie anywhere.
+        let blocks: Vec<u32> = (0..80).map(|i| i * 37 % 80).collect();
+        let span = |first: usize, start, rows| Span { blocks: &blocks[first..], start, rows };
+        let spans = [span(0, 3, 400), span(30, 7, 690), span(79, 0, 10)];
+        for dtype in [KvDtype::F32, KvDtype::Bf16, KvDtype::Int8] {
+            let layout = KvLayout { layers: 1, kv_heads: 2, head_dim: 64, dtype };
+            let written = |threads| {
+                let cpu = Cpu::new(None, threads).unwrap();
+                assert!(threads == 1 || cpu.rows_per_task(2 * width) * threads <= 1100, "each thread has a share");
+                let mut kv = KvMemory::new(layout, 80);
+                write(&cpu, &mut kv, 0, [KvRows { spans: &spans, k: &k, v: &v }].into_iter());
+                (0..80).flat_map(|id| kv.block(id).to_vec()).collect::<Vec<u8>>()
+            };
+            let expected = written(1);
+            assert!(expected.iter().any(|byte| *byte != 0));
+            assert!([2, 3, 4].into_iter().all(|threads| written(threads) == expected), "{dtype:?}");
+        }
+    }
+
+    #[test]
     fn in_bf16_an_even_position_leaves_a_zero_for_the_next_one() {
         let layout = KvLayout { layers: 1, kv_heads: 1, head_dim: 20, dtype: KvDtype::Bf16 };
         for cpu in cpus() {

@@ -221,29 +221,23 @@ impl Model {
     /// Queries, keys and values.
     fn project(&self, layer: &Layer, what: Rows, block: &mut Block<'_>, scratch: &mut Scratch) {
         let (cpu, config) = (&self.cpu, &self.config);
-        let Block { x, q, k, v, cos, sin, .. } = block;
-        let Scratch { normed, .. } = scratch;
+        let Block { x, q, k, v, .. } = &mut *block;
+        let normed = &mut scratch.normed;
         normed.rms_norm_from(cpu, x, &layer.attention_norm, config.norm_epsilon);
-        let queries = normed.rows() * config.heads * config.head_dim;
-        let keys = normed.rows() * config.kv_heads * config.head_dim;
-        resize(q, queries);
-        if what == Rows::Queries {
-            return project(cpu, normed, [Product { weights: &layer.q, to: Output::Set(q) }]);
-        }
-        resize(k, keys);
-        resize(v, keys);
-        let keys_and_values = [Product { weights: &layer.k, to: Output::Set(k) }, Product { weights: &layer.v, to: Output::Set(v) }];
+        let products = [(&layer.q, q, config.heads), (&layer.k, k, config.kv_heads), (&layer.v, v, config.kv_heads)];
+        let [q, k, v] = products.map(|(weights, to, heads)| {
+            resize(to, normed.rows() * heads * config.head_dim);
+            Product { weights, to: Output::Set(to) }
+        });
         match what {
-            Rows::KeysAndValues => project(cpu, normed, keys_and_values),
-            _ => {
-                let [k, v] = keys_and_values;
-                project(cpu, normed, [Product { weights: &layer.q, to: Output::Set(q) }, k, v]);
-            }
+            Rows::All => project(cpu, normed, [q, k, v]),
+            Rows::KeysAndValues => project(cpu, normed, [k, v]),
+            Rows::Queries => return project(cpu, normed, [q]),
         }
         if let Some((_, norm)) = &layer.qk_norm {
-            elementwise::rms_norm(cpu, k, norm, config.norm_epsilon);
+            elementwise::rms_norm(cpu, &mut block.k, norm, config.norm_epsilon);
         }
-        elementwise::rotate(cpu, k, config.head_dim, cos, sin);
+        elementwise::rotate(cpu, &mut block.k, config.head_dim, &block.cos, &block.sin);
     }
 
     /// Attention and feed-forward, with the queries of [`project`](Self::project).
@@ -283,7 +277,6 @@ fn free(scratch: &[Mutex<Scratch>]) -> MutexGuard<'_, Scratch> {
 }
 
 /// What is projected from a layer's rows. In the last layer all rows need keys and values, but only some need more.
-#[derive(Clone, Copy, PartialEq, Eq)]
 enum Rows {
     All,
     KeysAndValues,
