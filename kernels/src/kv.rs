@@ -62,6 +62,11 @@ impl KvMemory {
         self.blocks
     }
 
+    /// Those of all blocks, one after the other.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        self.memory.as_slice()
+    }
+
     /// The bytes of block `id`, for copying it out.
     pub fn block(&self, id: u32) -> &[u8] {
         &self.memory.as_slice()[self.range(id)]

@@ -21,6 +21,7 @@
 mod shared;
 mod single;
 mod softmax;
+mod stored;
 
 use crate::{
     cpu::Cpu,
@@ -231,9 +232,10 @@ impl Call<'_> {
         self.visible(self.spans[task.span].start + task.rows.start + index / (task.kv_heads.len() * self.group))
     }
 
-    /// The queries of a tile, scaled, as words that multiply `P`: `[head_dim / inputs][queries of the tile]`.
+    /// The queries of a tile, scaled, as words that multiply `P`: `[head_dim / inputs][queries of the tile]`. `ROUND`: numbers of f32 are
+    /// rounded to bf16.
     #[inline(always)]
-    fn pack_queries<S: Simd, P: Lines>(&self, simd: S, task: &Task, queries: &Range<usize>, packed: &mut [u32]) {
+    fn pack_queries<S: Simd, P: Lines, const ROUND: bool>(&self, simd: S, task: &Task, queries: &Range<usize>, packed: &mut [u32]) {
         let head_dim = self.kv.layout().head_dim;
         let scale = simd.splat(1.0 / (head_dim as f32).sqrt());
         for (i, index) in queries.clone().enumerate() {
@@ -242,6 +244,7 @@ impl Call<'_> {
             let words = packed.chunks_mut(LANES / P::INPUTS * queries.len());
             for (q, words) in q.chunks(LANES).zip(words) {
                 let q = simd.mul(load_part(simd, q), scale);
+                let q = if ROUND { simd.round_to_bf16(q) } else { q };
                 let words = words.chunks_exact_mut(queries.len());
                 if const { P::INPUTS == 2 } {
                     words.zip(simd.to_bf16_pairs(q)).for_each(|(to, pair)| to[i] = pair);

@@ -94,10 +94,10 @@ impl<P: Lines<Line = KvLine>> Kernel for Run<'_, P> {
             if self.in_blocks {
                 q.fill(0);
                 for (query, words) in tile.zip(q.chunks_exact_mut(self.queries.cols)) {
-                    self.call.pack_queries::<S, P>(simd, self.task, &(query..query + 1), words);
+                    self.call.pack_queries::<S, P, false>(simd, self.task, &(query..query + 1), words);
                 }
             } else {
-                self.call.pack_queries::<S, P>(simd, self.task, &tile, q);
+                self.call.pack_queries::<S, P, false>(simd, self.task, &tile, q);
             }
         }
         self.scratch.states.chunks_exact_mut(state_len).for_each(|state| _ = State::clear(state));

@@ -3,11 +3,13 @@
 #![allow(clippy::needless_range_loop, reason = "tiles are indexed by numbers known at compile time")]
 
 use super::{
-    BLOCK_LINES, Call, SPLIT, SPLIT_BLOCKS, Scores, State, Task, Tiling,
-    softmax::{Normalizer, pair_up, scale, weigh},
+    BLOCK_LINES, Call, SPLIT, Scores, State, Task, Tiling,
+    softmax::{Normalizer, pair_up, round, scale, weigh},
+    stored::Stored,
 };
 use crate::{
     cpu::{Bf16Products, Cpu},
+    dtype::F32,
     kv::{
         BLOCK_POSITIONS, Part,
         element::{KvElement, inputs, with_kv_element},
@@ -42,7 +44,9 @@ pub(super) fn run(cpu: &Cpu, call: &Call<'_>, task: &Task, partial: Option<&mut 
 fn run_with<E: KvElement>(cpu: &Cpu, call: &Call<'_>, task: &Task, partial: Option<&mut [f32]>) {
     SCRATCH.with_borrow_mut(|scratch| {
         let head_dim = call.kv.layout().head_dim;
-        let queries = Tiling::new(call.group, head_dim / inputs::<E>(), cpu.isa().tile_rows());
+        let in_blocks = const { inputs::<E>() == 2 } && cpu.isa().bf16_products() == Bf16Products::Blocks;
+        let factors = if in_blocks { head_dim } else { head_dim / inputs::<E>() };
+        let queries = Tiling::new(call.group, factors, cpu.isa().tile_rows());
         let Scratch { q, states, scores, values } = scratch;
         let all = task.kv_heads.len() * queries.rows;
         q.resize(all * queries.cols, 0);
@@ -52,7 +56,7 @@ fn run_with<E: KvElement>(cpu: &Cpu, call: &Call<'_>, task: &Task, partial: Opti
         let finish = partial.is_none();
         let states = partial.unwrap_or(states);
         let run = Run::<E, false> { call, task, queries, q, states, scores, values, finish, element: PhantomData };
-        if const { inputs::<E>() == 2 } && cpu.isa().bf16_products() == Bf16Products::Blocks {
+        if in_blocks {
             cpu.isa().dispatch(run.in_blocks());
         } else {
             E::Lines::dispatch(cpu.isa(), run);
@@ -124,7 +128,12 @@ impl<E: KvElement, const IN_BLOCKS: bool> Kernel for Run<'_, E, IN_BLOCKS> {
         self.states.chunks_exact_mut(state_len).for_each(|state| _ = State::clear(state));
         let tiles = tiles(self.queries, self.task.kv_heads.clone());
         for (_, tile) in tiles.clone() {
-            self.call.pack_queries::<S, E::Lines>(simd, self.task, &tile, &mut self.q[self.queries.numbers(&tile)]);
+            let q = &mut self.q[self.queries.numbers(&tile)];
+            if IN_BLOCKS {
+                self.call.pack_queries::<S, F32, true>(simd, self.task, &tile, q);
+            } else {
+                self.call.pack_queries::<S, E::Lines, false>(simd, self.task, &tile, q);
+            }
         }
         for split in splits {
             for (kv_head, tile) in tiles.clone() {
@@ -158,23 +167,25 @@ impl<E: KvElement, const IN_BLOCKS: bool> Run<'_, E, IN_BLOCKS> {
         let visible = visible.start.max(start) - start..visible.end.min(start + SPLIT) - start;
         let panels = visible.start / PANEL..visible.end.div_ceil(PANEL);
         let (q, _) = self.q[self.queries.numbers(queries)].as_chunks::<T>();
-        let paged = Paged { call: self.call, task: self.task, kv_head, first: split * SPLIT_BLOCKS };
+        let stored = Stored::new(self.call, self.task, split, kv_head);
         let scores = self.scores.first_chunk_mut::<T>().expect("scores of the whole tile");
-        simd.call(ScoreSplit::<E, T, IN_BLOCKS> { paged, q, panels: panels.clone(), scores, element: PhantomData });
+        simd.call(ScoreSplit::<E, T, IN_BLOCKS> { stored, q, panels: panels.clone(), scores, element: PhantomData });
         let mut normalizers = [None::<Normalizer>; T];
         for i in 0..T {
             normalizers[i] = weigh(simd, &mut scores[i], &panels, &visible);
         }
         if const { E::IS_SCALED } {
             for block in visible.start / BLOCK_POSITIONS..visible.end.div_ceil(BLOCK_POSITIONS) {
-                scale(simd, scores, block, simd.load_f32_bytes(paged.scales(block, Part::V)));
+                scale(simd, scores, block, simd.load_f32_bytes(stored.scales(block, Part::V)));
             }
         }
-        if const { inputs::<E>() == 2 } {
+        if IN_BLOCKS {
+            scores.iter_mut().for_each(|weights| round(simd, weights, &panels));
+        } else if const { inputs::<E>() == 2 } {
             scores.iter_mut().for_each(|weights| pair_up(simd, weights, &panels));
         }
         let lines = visible.start / inputs::<E>()..visible.end.div_ceil(inputs::<E>());
-        simd.call(SumSplit::<E, T, IN_BLOCKS> { paged, lines, weights: scores, sums: self.values, element: PhantomData });
+        simd.call(SumSplit::<E, T, IN_BLOCKS> { stored, head_dim, lines, weights: scores, sums: self.values, element: PhantomData });
         for i in 0..T {
             if let Some(normalizer) = normalizers[i] {
                 let query = queries.start + i;
@@ -186,55 +197,9 @@ impl<E: KvElement, const IN_BLOCKS: bool> Run<'_, E, IN_BLOCKS> {
     }
 }
 
-/// The blocks of a sequence, from the first of a split on, and one head in them.
-#[derive(Clone, Copy)]
-struct Paged<'a> {
-    call: &'a Call<'a>,
-    task: &'a Task,
-    kv_head: usize,
-    first: usize,
-}
-
-impl<'a> Paged<'a> {
-    /// What to ask memory for while block `block` of `part` is read: a block a little later in the order in which they are
-    /// read, which is K, then V (each to block `end`) of one head after the other, of one split after the other.
-    #[inline(always)]
-    fn ahead(&self, block: usize, part: Part, end: usize) -> *const u8 {
-        let later = block + BLOCKS_AHEAD;
-        let numbers = match (later < end, part) {
-            (true, part) => self.numbers(later, part),
-            (false, Part::K) => self.numbers(later - end, Part::V),
-            (false, Part::V) if self.kv_head + 1 < self.task.kv_heads.end => {
-                Self { kv_head: self.kv_head + 1, ..*self }.numbers(later - end, Part::K)
-            }
-            (false, Part::V) => Self { kv_head: self.task.kv_heads.start, ..*self }.numbers(SPLIT_BLOCKS + later - end, Part::K),
-        };
-        numbers.as_ptr()
-    }
-
-    /// The numbers of the head's K or V in block `block` of the split, or in the sequence's last block.
-    #[inline(always)]
-    fn numbers(&self, block: usize, part: Part) -> &'a [u8] {
-        &self.block(block)[self.call.kv.layout().numbers(self.call.layer, part, self.kv_head)]
-    }
-
-    /// Their positions' scales, where they have some.
-    #[inline(always)]
-    fn scales(&self, block: usize, part: Part) -> &'a [u8; 4 * LANES] {
-        let (scales, _) = self.block(block)[self.call.kv.layout().scales(self.call.layer, part, self.kv_head)].as_chunks();
-        &scales[0]
-    }
-
-    #[inline(always)]
-    fn block(&self, block: usize) -> &'a [u8] {
-        let blocks = self.call.spans[self.task.span].blocks;
-        self.call.kv.block(blocks[(self.first + block).min(blocks.len() - 1)])
-    }
-}
-
 /// Scores of a tile of queries with the positions of some panels of a split.
 struct ScoreSplit<'a, E, const T: usize, const IN_BLOCKS: bool> {
-    paged: Paged<'a>,
+    stored: Stored<'a>,
     q: &'a [[u32; T]],
     panels: Range<usize>,
     scores: &'a mut [Scores; T],
@@ -267,14 +232,15 @@ impl<E: KvElement, const T: usize, const IN_BLOCKS: bool> ScoreSplit<'_, E, T, I
     /// `N` blocks from `block` on.
     #[inline(always)]
     fn blocks<S: Simd, const N: usize>(&mut self, simd: S, block: usize) {
+        let lines = self.q.len() / factors::<IN_BLOCKS>();
         let mut keys: [&[E::Words]; N] = [&[]; N];
         let mut ahead = [std::ptr::null::<u8>(); N];
         for j in 0..N {
-            keys[j] = &E::words(self.paged.numbers(block + j, Part::K)).0[..self.q.len()];
-            ahead[j] = self.paged.ahead(block + j, Part::K, self.panels.end * BLOCKS);
+            keys[j] = &E::words(self.stored.numbers(block + j, Part::K)).0[..lines];
+            ahead[j] = self.stored.ahead(block + j, Part::K, self.panels.end * BLOCKS);
         }
         let mut sums = Sums::<S, T, N, IN_BLOCKS>::zero(simd);
-        for (line, q) in self.q.iter().enumerate() {
+        for (line, q) in self.q.chunks_exact(const { factors::<IN_BLOCKS>() }).enumerate() {
             let at = line * size_of::<E::Words>();
             if at.is_multiple_of(CACHE_LINE) {
                 for j in 0..N {
@@ -282,14 +248,14 @@ impl<E: KvElement, const T: usize, const IN_BLOCKS: bool> ScoreSplit<'_, E, T, I
                 }
             }
             let k = std::array::from_fn(|j| &keys[j][line]);
-            sums.add::<E>(simd, &k, q, line);
+            sums.add::<E>(simd, &k, [&q[0], &q[q.len() - 1]], line);
         }
-        let mut acc = sums.total(simd, self.q.len());
+        let mut acc = sums.total(simd, lines);
         if const { E::IS_SCALED } {
             for j in 0..N {
-                let scales = simd.load_f32_bytes(self.paged.scales(block + j, Part::K));
+                let scales = simd.load_f32_bytes(self.stored.scales(block + j, Part::K));
                 // Read when this split's scores are weights.
-                simd.prefetch(self.paged.scales(block + j, Part::V).as_ptr());
+                simd.prefetch(self.stored.scales(block + j, Part::V).as_ptr());
                 for i in 0..T {
                     acc[i][j] = simd.mul(acc[i][j], scales);
                 }
@@ -319,12 +285,12 @@ impl<S: Simd, const T: usize, const N: usize, const IN_BLOCKS: bool> Sums<S, T, 
         Self { sums: zero, even: zero, odd: zero }
     }
 
-    /// Line `line`: vectors of words with one word of each query.
+    /// Line `line`: vectors of words with one word of each query, twice; in blocks, with the even and the odd number of each.
     #[inline(always)]
-    fn add<E: KvElement>(&mut self, simd: S, words: &[&E::Words; N], by: &[u32; T], line: usize) {
+    fn add<E: KvElement>(&mut self, simd: S, words: &[&E::Words; N], [by, odd]: [&[u32; T]; 2], line: usize) {
         if IN_BLOCKS {
-            multiply::<S, E, T, N, 0>(simd, words, by, &mut self.odd);
-            multiply::<S, E, T, N, 1>(simd, words, by, &mut self.even);
+            multiply_numbers::<S, E, T, N, 0>(simd, words, odd, &mut self.odd);
+            multiply_numbers::<S, E, T, N, 1>(simd, words, by, &mut self.even);
             if (line + 1).is_multiple_of(BLOCK_LINES) {
                 self.end_block(simd);
             }
@@ -356,6 +322,11 @@ impl<S: Simd, const T: usize, const N: usize, const IN_BLOCKS: bool> Sums<S, T, 
     }
 }
 
+/// What each query multiplies a line with: a word; in blocks, the even number of a pair and the odd one.
+const fn factors<const IN_BLOCKS: bool>() -> usize {
+    if IN_BLOCKS { 2 } else { 1 }
+}
+
 /// Sums that are open for each that is asked for.
 const fn chains<const IN_BLOCKS: bool>() -> usize {
     if IN_BLOCKS { 2 } else { 1 }
@@ -381,9 +352,31 @@ fn multiply<S: Simd, E: KvElement, const T: usize, const N: usize, const STEP: u
     }
 }
 
+/// The odd or the even numbers of `N` vectors of pairs with one number of each query. That has all its 32 bits in memory: from there it
+/// comes to all lanes without another instruction.
+#[inline(always)]
+fn multiply_numbers<S: Simd, E: KvElement, const T: usize, const N: usize, const STEP: usize>(
+    simd: S,
+    pairs: &[&E::Words; N],
+    by: &[u32; T],
+    acc: &mut [[S::V; N]; T],
+) {
+    let mut vectors = [simd.zero(); N];
+    for j in 0..N {
+        vectors[j] = E::load_words::<S, STEP>(simd, pairs[j]);
+    }
+    for i in 0..T {
+        let by = simd.splat(f32::from_bits(by[i]));
+        for j in 0..N {
+            acc[i][j] = simd.fma(vectors[j], by, acc[i][j]);
+        }
+    }
+}
+
 /// Sums of V over a split's positions, `lines` of them, weighted for a tile of queries.
 struct SumSplit<'a, E, const T: usize, const IN_BLOCKS: bool> {
-    paged: Paged<'a>,
+    stored: Stored<'a>,
+    head_dim: usize,
     lines: Range<usize>,
     weights: &'a [Scores; T],
     /// `[query][vector]`.
@@ -396,7 +389,7 @@ impl<E: KvElement, const T: usize, const IN_BLOCKS: bool> Kernel for SumSplit<'_
 
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
-        let head_dim = self.paged.call.kv.layout().head_dim;
+        let head_dim = self.head_dim;
         let whole = head_dim / LANES;
         let mut vector = 0;
         while const { fits::<S>(T, chains::<IN_BLOCKS>() * 8) } && vector + 8 <= whole {
@@ -426,7 +419,7 @@ impl<E: KvElement, const T: usize, const IN_BLOCKS: bool> SumSplit<'_, E, T, IN_
     /// the compiler keeps sums in memory.
     #[inline(always)]
     fn vectors<S: Simd, const N: usize, const WHOLE: bool>(&mut self, simd: S, first: usize) {
-        let head_dim = self.paged.call.kv.layout().head_dim;
+        let head_dim = self.head_dim;
         let (line_bytes, vectors) = (head_dim * E::BYTES * inputs::<E>(), head_dim.div_ceil(LANES));
         let block_lines = BLOCK_POSITIONS / inputs::<E>();
         let mut sums = Sums::<S, T, N, IN_BLOCKS>::zero(simd);
@@ -435,15 +428,17 @@ impl<E: KvElement, const T: usize, const IN_BLOCKS: bool> SumSplit<'_, E, T, IN_
             let base = block * block_lines;
             let lines = self.lines.start.max(base)..self.lines.end.min(base + block_lines);
             let skipped = lines.start - base;
-            let rows = self.paged.numbers(block, Part::V).chunks_exact(line_bytes).skip(skipped);
-            let ahead = self.paged.ahead(block, Part::V, end);
+            let rows = self.stored.numbers(block, Part::V).chunks_exact(line_bytes).skip(skipped);
+            let ahead = self.stored.ahead(block, Part::V, end);
             let mut ahead = ahead.wrapping_add(skipped * line_bytes + first * size_of::<E::Words>());
             for (row, line) in rows.zip(lines) {
                 for i in 0..(N * size_of::<E::Words>()).div_ceil(CACHE_LINE) {
                     simd.prefetch(ahead.wrapping_add(i * CACHE_LINE));
                 }
                 ahead = ahead.wrapping_add(line_bytes);
-                let weights = std::array::from_fn(|i| self.weights[i][line % SPLIT].to_bits());
+                let factor = line * factors::<IN_BLOCKS>() % SPLIT;
+                let even = std::array::from_fn(|i| self.weights[i][factor].to_bits());
+                let odd = std::array::from_fn(|i| self.weights[i][factor + factors::<IN_BLOCKS>() - 1].to_bits());
                 let (whole, rest) = E::words(row);
                 let part;
                 let words: [&E::Words; N] = if WHOLE {
@@ -452,7 +447,7 @@ impl<E: KvElement, const T: usize, const IN_BLOCKS: bool> SumSplit<'_, E, T, IN_
                     part = E::part_of_words(rest);
                     [&part; N]
                 };
-                sums.add::<E>(simd, &words, &weights, line);
+                sums.add::<E>(simd, &words, [&even, &odd], line);
             }
         }
         let acc = sums.total(simd, self.lines.end);
@@ -468,9 +463,6 @@ impl<E: KvElement, const T: usize, const IN_BLOCKS: bool> SumSplit<'_, E, T, IN_
 const fn fits<S: Simd>(rows: usize, vectors: usize) -> bool {
     rows * vectors <= S::TILE_ROWS * S::TILE_VECTORS
 }
-
-/// How far ahead K and V are asked for: blocks lie anywhere in memory, and no processor guesses where.
-const BLOCKS_AHEAD: usize = 4;
 
 /// Blocks of a panel.
 const BLOCKS: usize = PANEL / BLOCK_POSITIONS;

@@ -127,6 +127,14 @@ pub(super) fn pair_up<S: Simd>(simd: S, weights: &mut Scores, panels: &Range<usi
     }
 }
 
+/// Rounds the weights of panels `panels` to bf16, which stay numbers.
+#[inline(always)]
+pub(super) fn round<S: Simd>(simd: S, weights: &mut Scores, panels: &Range<usize>) {
+    for weights in &mut weights.as_chunks_mut().0[panels.start * PANEL / LANES..panels.end * PANEL / LANES] {
+        simd.store(simd.round_to_bf16(simd.load(weights)), weights);
+    }
+}
+
 /// Multiplies the scores or weights of a tile of queries for the positions of block `block` of the split with these positions' scales.
 #[inline(always)]
 pub(super) fn scale<S: Simd>(simd: S, scores: &mut [Scores], block: usize, scales: S::V) {

@@ -78,6 +78,13 @@ pub(crate) trait Simd: Copy + Send + Sync {
     /// The lanes as [`bf16::pair`](crate::bf16::pair)s.
     fn to_bf16_pairs(self, v: Self::V) -> [u32; LANES / 2];
 
+    /// The lanes, rounded as [`bf16::round`](crate::bf16::round) does it.
+    #[inline(always)]
+    fn round_to_bf16(self, v: Self::V) -> Self::V {
+        let pairs = self.to_bf16_pairs(v).map(u32::to_le_bytes);
+        self.load_bf16_bytes(pairs.as_flattened().as_array().expect("two bytes for each lane"))
+    }
+
     /// Asks for the cache line at `address`, wherever that is. A hint.
     #[inline(always)]
     fn prefetch(self, _address: *const u8) {}
