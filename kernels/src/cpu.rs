@@ -168,8 +168,8 @@ impl Cpu {
     }
 }
 
-/// Numbers of light work in a task: some 10 µs, several times what handing it to another thread costs.
-const NUMBERS_PER_TASK: usize = 1 << 16;
+/// Numbers of light work in a task: some microseconds, which is still more than handing it to another thread costs.
+const NUMBERS_PER_TASK: usize = 1 << 13;
 
 #[cfg(test)]
 mod tests {
