@@ -1,7 +1,7 @@
 //! The numbers that products of bf16 multiply: rounded to nearest, ties to even, and never denormal.
 //!
-//! `vdpbf16ps` takes denormals for zeros, and fused multiply-adds do not. So there are none: what would be one is a zero of the
-//! same sign, in activations as in weights, and all instruction sets multiply the same.
+//! `vdpbf16ps` takes denormals for zeros, and fused multiply-adds do not. So there are none: what is one, before it is rounded, is a zero
+//! of the same sign, in activations as in weights, and all instruction sets multiply the same.
 
 /// `x` as the bits of a bf16; a zero if `x` is denormal. NaN stays NaN. All as `vcvtneps2bf16` does it.
 #[inline(always)]
@@ -43,7 +43,7 @@ mod tests {
     use half::bf16;
 
     #[test]
-    fn rounds_to_the_nearest_that_is_not_denormal() {
+    fn rounds_to_the_nearest_once_denormal_numbers_are_zeros() {
         let scales = (-120..120).map(|e| 2f32.powi(e));
         for x in scales.flat_map(|scale| numbers(100, 5).into_iter().map(move |x| x * scale)).filter(|x| x.abs() > 2e-38) {
             assert_eq!(round(x), u32::from(bf16::from_f32(x).to_bits()), "{x}");

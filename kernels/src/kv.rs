@@ -62,7 +62,7 @@ impl KvMemory {
         self.blocks
     }
 
-    /// Those of all blocks, one after the other.
+    /// The bytes of all blocks, one after the other.
     pub(crate) fn bytes(&self) -> &[u8] {
         self.memory.as_slice()
     }
@@ -85,7 +85,7 @@ impl KvMemory {
 
 /// Stores K and V of all rows at the positions of their spans, in `layer`. No two spans may hold the same position of the same block.
 ///
-/// In bf16, what would be denormal is zero, and V of an even position leaves a zero for the next one, whose number shares its word: so
+/// In bf16, what is denormal is zero, and V of an even position leaves a zero for the next one, whose number shares its word: so
 /// positions of a block are written in ascending order.
 ///
 /// In int8, the numbers of a head become `round(x * (127 / max |x|))`, ties to even, and its scale `max |x| / 127`; all of it is 0 if no
@@ -111,7 +111,7 @@ pub fn write<'a>(cpu: &Cpu, kv: &mut KvMemory, layer: usize, rows: impl Iterator
             for span in spans {
                 for position in span.start..span.start + span.rows {
                     let id = span.blocks[position / BLOCK_POSITIONS];
-                    if id as usize % tasks == task {
+                    if task_of(id, tasks) == task {
                         // SAFETY: each block is of one task, and this is its only part alive.
                         let block = unsafe { memory.part(block_range(id, blocks, layout.block_bytes())) };
                         for (part, from) in [(Part::K, k), (Part::V, v)] {
@@ -124,6 +124,12 @@ pub fn write<'a>(cpu: &Cpu, kv: &mut KvMemory, layer: usize, rows: impl Iterator
             }
         }
     });
+}
+
+/// Which of `tasks` writes block `id`. Ids are mixed first (Knuth, The Art of Computer Programming, volume 3, section 6.4): those that are
+/// written together may all be multiples of the same number.
+fn task_of(id: u32, tasks: usize) -> usize {
+    (id.wrapping_mul(0x9e37_79b9) >> 16) as usize % tasks
 }
 
 /// One position's K or V of all heads.

@@ -58,17 +58,17 @@ impl Logits<'_> {
 /// What is kept from batch to batch so that a step allocates nothing.
 #[derive(Default)]
 pub(crate) struct Buffers {
-    blocks: Vec<Block<'static>>,
+    bands: Vec<Band<'static>>,
     /// The rows that are followed to the logits.
-    tail: Block<'static>,
+    tail: Band<'static>,
     /// For each thread.
     scratch: Vec<Mutex<Scratch>>,
     logits: Vec<f32>,
 }
 
-/// Rows that go through the layers together. Numbers are `[rows, their width]`.
+/// A band of rows, which go through the layers together. Numbers are `[rows, their width]`.
 #[derive(Default)]
-struct Block<'a> {
+struct Band<'a> {
     spans: Vec<Span<'a>>,
     tokens: Vec<Token>,
     /// Numbers of those rows that are followed to the logits, ascending.
@@ -82,7 +82,7 @@ struct Block<'a> {
     sin: Vec<f32>,
 }
 
-/// Intermediate results of a block that is in a layer.
+/// Intermediate results of a band that is in a layer.
 struct Scratch {
     normed: Activations,
     attention: AttentionBuffers,
@@ -98,7 +98,7 @@ impl Buffers {
             Mutex::new(Scratch { normed, attention: AttentionBuffers::default(), attended, activated })
         };
         let scratch = std::iter::repeat_with(scratch).take(threads).collect();
-        Self { blocks: Vec::new(), tail: Block::default(), scratch, logits: Vec::new() }
+        Self { bands: Vec::new(), tail: Band::default(), scratch, logits: Vec::new() }
     }
 }
 
@@ -122,32 +122,32 @@ impl Model {
         Logits { data: &mut self.buffers.logits, vocab: self.config.vocab }
     }
 
-    /// One loop over blocks for each layer, from its attention to the next one's keys: only to write these, blocks wait for each other.
+    /// One loop over bands for each layer, from its attention to the next one's keys: only to write these, bands wait for each other.
     fn run(&self, chunks: &[Chunk<'_>], kv: &mut KvMemory, buffers: &mut Buffers) {
         let (cpu, scratch) = (&self.cpu, &buffers.scratch);
-        let (mut all, mut tail) = self.cut(chunks, std::mem::take(&mut buffers.blocks), std::mem::take(&mut buffers.tail));
-        let used = all.iter().take_while(|block| !block.tokens.is_empty()).count();
-        let blocks = &mut all[..used];
+        let (mut all, mut tail) = self.cut(chunks, std::mem::take(&mut buffers.bands), std::mem::take(&mut buffers.tail));
+        let used = all.iter().take_while(|band| !band.tokens.is_empty()).count();
+        let bands = &mut all[..used];
         let (last, layers) = self.layers.split_last().expect("a model has layers");
         let what = |index| if index == layers.len() { Rows::KeysAndValues } else { Rows::All };
-        cpu.for_each_mut(blocks, |block| {
-            self.embed(block);
-            self.project(&self.layers[0], what(0), block, &mut free(scratch));
+        cpu.for_each_mut(bands, |band| {
+            self.embed(band);
+            self.project(&self.layers[0], what(0), band, &mut free(scratch));
         });
         for (index, layer) in layers.iter().enumerate() {
-            kv::write(cpu, kv, index, blocks.iter().map(Block::keys_and_values));
-            cpu.for_each_mut(blocks, |block| {
+            kv::write(cpu, kv, index, bands.iter().map(Band::keys_and_values));
+            cpu.for_each_mut(bands, |band| {
                 let scratch = &mut free(scratch);
-                self.rest_of_layer(layer, index, kv, block, scratch);
-                self.project(&self.layers[index + 1], what(index + 1), block, scratch);
+                self.rest_of_layer(layer, index, kv, band, scratch);
+                self.project(&self.layers[index + 1], what(index + 1), band, scratch);
             });
         }
-        kv::write(cpu, kv, layers.len(), blocks.iter().map(Block::keys_and_values));
+        kv::write(cpu, kv, layers.len(), bands.iter().map(Band::keys_and_values));
         resize(&mut buffers.logits, tail.spans.iter().map(|span| span.rows).sum::<usize>() * self.config.vocab);
         if !tail.spans.is_empty() {
             // From here on only rows with logits matter.
-            for block in &*blocks {
-                tail.follow(block, self.config.hidden, self.config.head_dim / 2);
+            for band in &*bands {
+                tail.follow(band, self.config.hidden, self.config.head_dim / 2);
             }
             let scratch = &mut free(scratch);
             self.project(last, Rows::Queries, &mut tail, scratch);
@@ -155,15 +155,16 @@ impl Model {
             scratch.normed.rms_norm_from(cpu, &tail.x, &self.final_norm, self.config.norm_epsilon);
             project(cpu, &scratch.normed, [Product { weights: &self.head, to: Output::Set(&mut buffers.logits) }]);
         }
-        buffers.blocks = all.into_iter().map(Block::recycle).collect();
+        buffers.bands = all.into_iter().map(Band::recycle).collect();
         buffers.tail = tail.recycle();
     }
 
-    /// Blocks of the chunks' rows, and one for those that are followed to the logits, in the memory of others; there may be more, without rows.
-    fn cut<'a>(&self, chunks: &[Chunk<'a>], blocks: Vec<Block<'_>>, tail: Block<'_>) -> (Vec<Block<'a>>, Block<'a>) {
-        let mut blocks: Vec<Block<'a>> = blocks.into_iter().map(Block::recycle).collect();
+    /// Bands of the chunks' rows, and one for those that are followed to the logits, in the memory of others; there may be more, without rows.
+    fn cut<'a>(&self, chunks: &[Chunk<'a>], bands: Vec<Band<'_>>, tail: Band<'_>) -> (Vec<Band<'a>>, Band<'a>) {
+        let mut bands: Vec<Band<'a>> = bands.into_iter().map(Band::recycle).collect();
         let mut tail = tail.recycle();
-        let rows_max = self.block_rows(chunks.iter().map(|chunk| chunk.tokens.len()).sum());
+        let rows = chunks.iter().map(|chunk| chunk.tokens.len()).sum();
+        let count = self.bands(rows);
         let (mut used, mut room) = (0, 0);
         for chunk in chunks {
             let len = chunk.tokens.len();
@@ -175,53 +176,50 @@ impl Model {
             let mut start = 0;
             while start < len {
                 if room == 0 {
-                    (used, room) = (used + 1, rows_max);
-                    if blocks.len() < used {
-                        blocks.push(Block::default());
+                    room = band_start(used + 1, rows, count) - band_start(used, rows, count);
+                    used += 1;
+                    if bands.len() < used {
+                        bands.push(Band::default());
                     }
                 }
-                let block = &mut blocks[used - 1];
+                let band = &mut bands[used - 1];
                 let end = len.min(start + room);
                 let span = |rows: Range<usize>| Span { blocks: chunk.blocks, start: chunk.start + rows.start, rows: rows.len() };
-                let first = block.tokens.len();
-                block.tokens.extend(&chunk.tokens[start..end]);
-                block.spans.push(span(start..end));
+                let first = band.tokens.len();
+                band.tokens.extend(&chunk.tokens[start..end]);
+                band.spans.push(span(start..end));
                 if skip < end {
                     let followed = skip.max(start)..end;
-                    block.followed.extend(followed.clone().map(|row| first + row - start));
+                    band.followed.extend(followed.clone().map(|row| first + row - start));
                     tail.spans.push(span(followed));
                 }
                 room -= end - start;
                 start = end;
             }
         }
-        (blocks, tail)
+        (bands, tail)
     }
 
-    /// Rows of a block. Where a layer's weights are few, blocks of some rows each go through it on a thread of their own, and what they
-    /// make stays in its caches; where they are many, threads share the weights, and all rows are one block.
-    fn block_rows(&self, rows: usize) -> usize {
-        let threads = self.cpu.threads();
-        if rows < 2 * BLOCK_ROWS || self.layers[0].projection_bytes() > WEIGHTS_BYTES_MAX {
-            return rows;
-        }
-        let blocks = rows.div_ceil(BLOCK_ROWS).next_multiple_of(threads);
-        rows.div_ceil(blocks).next_multiple_of(BLOCK_ROWS / 4)
+    /// Bands of so many rows. Where a layer's weights are few, bands go through it on a thread of their own each, and what they make stays
+    /// in its caches; where they are many, or rows too few for all threads, threads share each product, and all rows are one band.
+    fn bands(&self, rows: usize) -> usize {
+        let bands = rows.div_ceil(BAND_ROWS).next_multiple_of(self.cpu.threads());
+        if rows < (2 * BAND_ROWS).max(bands * BAND_ROWS_MIN) || self.layers[0].projection_bytes() > WEIGHTS_BYTES_MAX { 1 } else { bands }
     }
 
     /// The residual stream's beginning, and the angles of positions.
-    fn embed(&self, block: &mut Block<'_>) {
-        resize(&mut block.x, block.tokens.len() * self.config.hidden);
-        matrix::lookup(&self.cpu, self.embedding.view(), &block.tokens, &mut block.x);
-        for position in block.spans.iter().flat_map(|span| span.start..span.start + span.rows) {
-            self.rope.push(position, &mut block.cos, &mut block.sin);
+    fn embed(&self, band: &mut Band<'_>) {
+        resize(&mut band.x, band.tokens.len() * self.config.hidden);
+        matrix::lookup(&self.cpu, self.embedding.view(), &band.tokens, &mut band.x);
+        for position in band.spans.iter().flat_map(|span| span.start..span.start + span.rows) {
+            self.rope.push(position, &mut band.cos, &mut band.sin);
         }
     }
 
     /// Queries, keys and values.
-    fn project(&self, layer: &Layer, what: Rows, block: &mut Block<'_>, scratch: &mut Scratch) {
+    fn project(&self, layer: &Layer, what: Rows, band: &mut Band<'_>, scratch: &mut Scratch) {
         let (cpu, config) = (&self.cpu, &self.config);
-        let Block { x, q, k, v, .. } = &mut *block;
+        let Band { x, q, k, v, .. } = &mut *band;
         let normed = &mut scratch.normed;
         normed.rms_norm_from(cpu, x, &layer.attention_norm, config.norm_epsilon);
         let products = [(&layer.q, q, config.heads), (&layer.k, k, config.kv_heads), (&layer.v, v, config.kv_heads)];
@@ -235,15 +233,15 @@ impl Model {
             Rows::Queries => return project(cpu, normed, [q]),
         }
         if let Some((_, norm)) = &layer.qk_norm {
-            elementwise::rms_norm(cpu, &mut block.k, norm, config.norm_epsilon);
+            elementwise::rms_norm(cpu, &mut band.k, norm, config.norm_epsilon);
         }
-        elementwise::rotate(cpu, &mut block.k, config.head_dim, &block.cos, &block.sin);
+        elementwise::rotate(cpu, &mut band.k, config.head_dim, &band.cos, &band.sin);
     }
 
     /// Attention and feed-forward, with the queries of [`project`](Self::project).
-    fn rest_of_layer(&self, layer: &Layer, index: usize, kv: &KvMemory, block: &mut Block<'_>, scratch: &mut Scratch) {
+    fn rest_of_layer(&self, layer: &Layer, index: usize, kv: &KvMemory, band: &mut Band<'_>, scratch: &mut Scratch) {
         let (cpu, config) = (&self.cpu, &self.config);
-        let Block { spans, x, q, cos, sin, .. } = block;
+        let Band { spans, x, q, cos, sin, .. } = band;
         let Scratch { normed, attention: buffers, attended, activated } = scratch;
         if let Some((norm, _)) = &layer.qk_norm {
             elementwise::rms_norm(cpu, q, norm, config.norm_epsilon);
@@ -260,10 +258,18 @@ impl Model {
 }
 
 /// What 64 rows of a small model need between two layers' attention stays in a second cache of 2 MiB, beside the weights that pass by.
-const BLOCK_ROWS: usize = 64;
-/// A block reads all weights of the layer again: 3.5 MB (135M shape, 8 bits) cost less than waiting for each other after each product,
+const BAND_ROWS: usize = 64;
+/// Fewer are not worth reading all weights again for.
+const BAND_ROWS_MIN: usize = BAND_ROWS / 2;
+/// A band reads all weights of the layer again: 3.5 MB (135M shape, 8 bits) cost less than waiting for each other after each product,
 /// 7 MB (the same in bf16) more.
 const WEIGHTS_BYTES_MAX: usize = 5 << 20;
+
+/// First row of band `nth` of `bands`: about as many in each, in whole tiles of a matrix unit.
+fn band_start(nth: usize, rows: usize, bands: usize) -> usize {
+    const TILE_ROWS: usize = 16;
+    if nth == bands { rows } else { (rows * nth / bands + TILE_ROWS / 2) / TILE_ROWS * TILE_ROWS }
+}
 
 /// One of the threads' scratch that nobody uses.
 fn free(scratch: &[Mutex<Scratch>]) -> MutexGuard<'_, Scratch> {
@@ -283,28 +289,28 @@ enum Rows {
     Queries,
 }
 
-impl<'a> Block<'a> {
+impl<'a> Band<'a> {
     fn keys_and_values(&self) -> KvRows<'_> {
         KvRows { spans: &self.spans, k: &self.k, v: &self.v }
     }
 
-    /// Takes in those rows of `block` that are followed: `x`, `[rows, hidden]`, and `angles` cosines and sines of each.
-    fn follow(&mut self, block: &Block<'_>, hidden: usize, angles: usize) {
-        let parts = [(&mut self.x, &block.x, hidden), (&mut self.cos, &block.cos, angles), (&mut self.sin, &block.sin, angles)];
+    /// Takes in those rows of `band` that are followed: `x`, `[rows, hidden]`, and `angles` cosines and sines of each.
+    fn follow(&mut self, band: &Band<'_>, hidden: usize, angles: usize) {
+        let parts = [(&mut self.x, &band.x, hidden), (&mut self.cos, &band.cos, angles), (&mut self.sin, &band.sin, angles)];
         for (to, from, width) in parts {
-            block.followed.iter().for_each(|row| to.extend_from_slice(&from[row * width..(row + 1) * width]));
+            band.followed.iter().for_each(|row| to.extend_from_slice(&from[row * width..(row + 1) * width]));
         }
     }
 
-    /// An empty block for rows of other chunks, in the same memory.
-    fn recycle<'b>(mut self) -> Block<'b> {
+    /// An empty band for rows of other chunks, in the same memory.
+    fn recycle<'b>(mut self) -> Band<'b> {
         self.tokens.clear();
         self.followed.clear();
         for numbers in [&mut self.x, &mut self.cos, &mut self.sin] {
             numbers.clear();
         }
         let Self { spans, tokens, followed, x, q, k, v, cos, sin } = self;
-        Block { spans: recycle(spans), tokens, followed, x, q, k, v, cos, sin }
+        Band { spans: recycle(spans), tokens, followed, x, q, k, v, cos, sin }
     }
 }
 
@@ -323,3 +329,17 @@ const _: fn() = || {
     fn assert_send<T: Send>() {}
     assert_send::<(Model, KvMemory, Cpu)>();
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bands_hold_all_rows_and_are_about_equal() {
+        for (rows, bands) in [(128, 2), (130, 4), (300, 6), (520, 10), (511, 8), (2048, 32), (1, 1), (77, 1)] {
+            let sizes: Vec<usize> = (0..bands).map(|nth| band_start(nth + 1, rows, bands) - band_start(nth, rows, bands)).collect();
+            assert_eq!(sizes.iter().sum::<usize>(), rows);
+            assert!(sizes.iter().max().unwrap() - sizes.iter().min().unwrap() <= 16, "{rows} rows: {sizes:?}");
+        }
+    }
+}

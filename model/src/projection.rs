@@ -128,12 +128,6 @@ pub(crate) enum Activations {
     },
 }
 
-impl Default for Activations {
-    fn default() -> Self {
-        Self::new(Arithmetic::F32)
-    }
-}
-
 impl Activations {
     pub(crate) fn new(arithmetic: Arithmetic) -> Self {
         match arithmetic {

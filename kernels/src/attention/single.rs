@@ -23,7 +23,7 @@ use std::{cell::RefCell, marker::PhantomData, ops::Range};
 /// Buffers of one thread, kept from task to task.
 #[derive(Default)]
 struct Scratch {
-    /// All queries' words, in tiles.
+    /// All queries' words, in tiles; in blocks, their numbers.
     q: Vec<u32>,
     states: Vec<f32>,
     /// Of one tile.
@@ -285,20 +285,22 @@ impl<S: Simd, const T: usize, const N: usize, const IN_BLOCKS: bool> Sums<S, T, 
         Self { sums: zero, even: zero, odd: zero }
     }
 
-    /// Line `line`: vectors of words with one word of each query, twice; in blocks, with the even and the odd number of each.
+    /// Line `line`: vectors of words with one word of each query, twice; in blocks, with the even and the odd number of each. These have all
+    /// their 32 bits in memory: from there they come to all lanes without another instruction.
     #[inline(always)]
-    fn add<E: KvElement>(&mut self, simd: S, words: &[&E::Words; N], [by, odd]: [&[u32; T]; 2], line: usize) {
+    fn add<E: KvElement>(&mut self, simd: S, words: &[&E::Words; N], [even, odd]: [&[u32; T]; 2], line: usize) {
         if IN_BLOCKS {
-            multiply_numbers::<S, E, T, N, 0>(simd, words, odd, &mut self.odd);
-            multiply_numbers::<S, E, T, N, 1>(simd, words, by, &mut self.even);
+            const { assert!(!IN_BLOCKS || S::BF16_STEPS == 2, "pairs are taken apart as they are loaded") };
+            multiply::<S, E, F32, T, N, 0>(simd, words, odd, &mut self.odd);
+            multiply::<S, E, F32, T, N, 1>(simd, words, even, &mut self.even);
             if (line + 1).is_multiple_of(BLOCK_LINES) {
                 self.end_block(simd);
             }
             return;
         }
-        multiply::<S, E, T, N, 0>(simd, words, by, &mut self.sums);
+        multiply::<S, E, E::Lines, T, N, 0>(simd, words, even, &mut self.sums);
         if const { inputs::<E>() == 2 && S::BF16_STEPS == 2 } {
-            multiply::<S, E, T, N, 1>(simd, words, by, &mut self.sums);
+            multiply::<S, E, E::Lines, T, N, 1>(simd, words, even, &mut self.sums);
         }
     }
 
@@ -332,9 +334,9 @@ const fn chains<const IN_BLOCKS: bool>() -> usize {
     if IN_BLOCKS { 2 } else { 1 }
 }
 
-/// Step `STEP` of `N` vectors of words with one word of each query.
+/// Step `STEP` of `N` vectors of words with what `L` makes of one word of each query.
 #[inline(always)]
-fn multiply<S: Simd, E: KvElement, const T: usize, const N: usize, const STEP: usize>(
+fn multiply<S: Simd, E: KvElement, L: Lines, const T: usize, const N: usize, const STEP: usize>(
     simd: S,
     words: &[&E::Words; N],
     by: &[u32; T],
@@ -345,30 +347,9 @@ fn multiply<S: Simd, E: KvElement, const T: usize, const N: usize, const STEP: u
         vectors[j] = E::load_words::<S, STEP>(simd, words[j]);
     }
     for i in 0..T {
-        let by = E::Lines::splat::<S, STEP>(simd, by[i]);
+        let by = L::splat::<S, STEP>(simd, by[i]);
         for j in 0..N {
-            acc[i][j] = E::Lines::add(simd, vectors[j], by, acc[i][j]);
-        }
-    }
-}
-
-/// The odd or the even numbers of `N` vectors of pairs with one number of each query. That has all its 32 bits in memory: from there it
-/// comes to all lanes without another instruction.
-#[inline(always)]
-fn multiply_numbers<S: Simd, E: KvElement, const T: usize, const N: usize, const STEP: usize>(
-    simd: S,
-    pairs: &[&E::Words; N],
-    by: &[u32; T],
-    acc: &mut [[S::V; N]; T],
-) {
-    let mut vectors = [simd.zero(); N];
-    for j in 0..N {
-        vectors[j] = E::load_words::<S, STEP>(simd, pairs[j]);
-    }
-    for i in 0..T {
-        let by = simd.splat(f32::from_bits(by[i]));
-        for j in 0..N {
-            acc[i][j] = simd.fma(vectors[j], by, acc[i][j]);
+            acc[i][j] = L::add(simd, vectors[j], by, acc[i][j]);
         }
     }
 }
