@@ -290,7 +290,7 @@ impl<S: Simd, const T: usize, const N: usize, const IN_BLOCKS: bool> Sums<S, T, 
     #[inline(always)]
     fn add<E: KvElement>(&mut self, simd: S, words: &[&E::Words; N], [even, odd]: [&[u32; T]; 2], line: usize) {
         if IN_BLOCKS {
-            const { assert!(!IN_BLOCKS || S::BF16_STEPS == 2, "pairs are taken apart as they are loaded") };
+            assert!(S::BF16_STEPS == 2, "pairs are taken apart as they are loaded");
             multiply::<S, E, F32, T, N, 0>(simd, words, odd, &mut self.odd);
             multiply::<S, E, F32, T, N, 1>(simd, words, even, &mut self.even);
             if (line + 1).is_multiple_of(BLOCK_LINES) {
