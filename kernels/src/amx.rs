@@ -14,7 +14,7 @@ use crate::{
     tile::{self, CACHE_LINE, PANEL},
 };
 use nix::libc;
-use std::{arch::asm, arch::x86_64::__cpuid_count, marker::PhantomData, sync::LazyLock};
+use std::{arch::asm, arch::x86_64::__cpuid_count, marker::PhantomData, ops::RangeInclusive, sync::LazyLock};
 
 /// Rows of a tile, and lines of weights: pairs of inputs in bf16, fours of integers.
 pub(crate) const TILE: usize = 16;
@@ -68,12 +68,18 @@ pub(crate) trait Packed {
     /// 32 bits.
     type Sum;
 
-    /// `sums[i][j] += x.row(i) * weights.column(j)` for 16 rows, or `=`.
+    /// `sums[i][j] += x.row(i) * weights.column(j)` for 16 rows, or `=`. `LINES`: those of `weights.ahead`.
     ///
     /// # Safety
     /// There are tiles ready. In each round 16 rows of 64 bytes from `x` on, `stride` bytes apart, can be read, each time 64 bytes further;
     /// 16 lines of weights for each round, of which there is one; 16 rows of sums can be read and written.
-    unsafe fn multiply(x: *const Self::Word, stride: usize, weights: Piece<'_>, sums: *mut [Self::Sum; PANEL], start: Start);
+    unsafe fn multiply<const LINES: usize>(
+        x: *const Self::Word,
+        stride: usize,
+        weights: Piece<'_>,
+        sums: *mut [Self::Sum; PANEL],
+        start: Start,
+    );
 }
 
 /// What sums begin with.
@@ -130,8 +136,10 @@ impl Config {
 const TILES: usize = 4;
 const WEIGHTS: usize = 3;
 
-/// Most rounds of weights, 24 KiB, that several tiles of rows multiply by turns while they are in the first cache.
+/// Most rounds of weights, 24 KiB, that several tiles of rows multiply by turns while they are in the first cache. Two tiles come back
+/// to their activations, too, before others have pushed them out: with half as many rounds, all of it fits.
 const ROUNDS_SHARED: usize = 12;
+const ROUNDS_SHARED_BY_TWO: usize = 6;
 
 impl Amx {
     /// For so many rows. For up to 16 no more are read: a few rows would else be read with garbage that pushes weights out of the caches.
@@ -154,17 +162,29 @@ impl Amx {
             return;
         }
         assert!(x.len() >= (sums.len() - 1) * stride + lines.len(), "all rows are there");
-        let pieces = if sums.len() == TILE { 1 } else { (lines.len() / TILE).div_ceil(ROUNDS_SHARED) };
-        let piece = (lines.len() / TILE).div_ceil(pieces) * TILE;
+        let tiles = sums.len() / TILE;
+        let rounds = lines.len() / TILE;
+        let most = match tiles {
+            1 => rounds,
+            2 => ROUNDS_SHARED_BY_TWO,
+            _ => ROUNDS_SHARED,
+        };
+        let piece = rounds.div_ceil(rounds.div_ceil(most)) * TILE;
         for (first, lines) in (0..).step_by(piece).zip(lines.chunks(piece)) {
             for (i, sums) in sums.chunks_exact_mut(TILE).enumerate() {
-                // The first rows ask memory for what comes next.
-                let ahead = if i == 0 { weights.ahead.after(first / TILE) } else { Ahead::NOTHING };
+                let ahead = weights.ahead.after(first / TILE).share_of(i, tiles);
                 let start = if first == 0 { start } else { Start::Sums };
                 let x = x[i * TILE * stride + first..].as_ptr();
+                let (weights, stride) = (Piece { lines, ahead }, stride * size_of::<P::Word>());
                 // SAFETY: there are tiles, as `self` says. Of 16 rows, as many words as there are lines are within `x`, by the assertion;
                 // there are 16 rows of sums.
-                unsafe { P::multiply(x, stride * size_of::<P::Word>(), Piece { lines, ahead }, sums.as_mut_ptr(), start) };
+                unsafe {
+                    match ahead.lines {
+                        0 => P::multiply::<0>(x, stride, weights, sums.as_mut_ptr(), start),
+                        LINES_OF_HALF => P::multiply::<LINES_OF_HALF>(x, stride, weights, sums.as_mut_ptr(), start),
+                        _ => P::multiply::<LINES_OF_ALL>(x, stride, weights, sums.as_mut_ptr(), start),
+                    }
+                };
             }
         }
     }
@@ -193,7 +213,7 @@ impl<'a> Piece<'a> {
     /// For lines that several tiles of rows multiply: what comes a little later.
     pub(crate) fn of_many_rows(lines: &'a [Line]) -> Self {
         let next = lines.as_ptr().cast::<u8>().wrapping_add(tile::STREAM_AHEAD_BYTES);
-        Self { lines, ahead: Ahead { next, apart: ROUND_BYTES / STREAMS, step: ROUND_BYTES } }
+        Self { lines, ahead: Ahead { next, apart: ROUND_BYTES / STREAMS, step: ROUND_BYTES, lines: LINES_OF_ALL } }
     }
 
     /// For lines that are in the caches, as what comes next is.
@@ -202,53 +222,75 @@ impl<'a> Piece<'a> {
     }
 }
 
-/// What each round asks memory for: an eighth of its own size at `next`, and at seven more places, each `apart` bytes further; the round
-/// after it `step` bytes further. Nothing if that is 0.
+/// What each round asks memory for: some cache lines at `next`, and at seven more places, each `apart` bytes further; the round after
+/// it `step` bytes further.
 #[derive(Clone, Copy)]
 struct Ahead {
     next: *const u8,
     apart: usize,
     step: usize,
+    /// None, [`LINES_OF_ALL`] or half of these.
+    lines: usize,
 }
 
 impl Ahead {
-    const NOTHING: Self = Self { next: std::ptr::null(), apart: 0, step: 0 };
+    const NOTHING: Self = Self { next: std::ptr::null(), apart: 0, step: 0, lines: 0 };
 
     /// What is left after so many rounds.
     #[inline(always)]
     fn after(self, rounds: usize) -> Self {
         Self { next: self.next.wrapping_add(rounds * self.step), ..self }
     }
+
+    /// What tile `nth` of several tiles of rows asks for, which multiply the same weights one after the other. The first two share it: memory
+    /// has nothing to do while the others compute, and with two, which wait for memory, that would be half of the time.
+    #[inline(always)]
+    fn share_of(self, nth: usize, tiles: usize) -> Self {
+        match nth {
+            _ if tiles == 1 || self.lines == 0 => self,
+            0 => Self { lines: LINES_OF_HALF, ..self },
+            1 => Self { next: self.next.wrapping_add(LINES_OF_HALF * CACHE_LINE), lines: LINES_OF_HALF, ..self },
+            _ => Self::NOTHING,
+        }
+    }
 }
 
 /// Bytes of the weights that a round multiplies.
 const ROUND_BYTES: usize = TILE * size_of::<Line>();
 const STREAMS: usize = 8;
+/// With so many lines of each stream, a round asks for as much as it multiplies.
+const LINES_OF_ALL: usize = ROUND_BYTES / STREAMS / CACHE_LINE;
+const LINES_OF_HALF: usize = LINES_OF_ALL / 2;
 
 /// Panels for a few rows, which are read once, from memory.
 ///
 /// The tiles hold the sums of one panel, and with one stream of weights a core waits at each of its pages until the prefetcher has
 /// followed (see [`Row`]). So weights are asked for in pieces, each in eight streams while the one before is multiplied, which is much
-/// faster than memory. The first is asked for at once.
+/// faster than memory. The first is asked for at once; behind the last one, what follows, as a thread's next task mostly begins there.
 pub(crate) struct Stream<'a> {
+    /// Those of its panels, and what follows.
     lines: &'a [Line],
+    rounds: usize,
     panel_rounds: usize,
     piece_rounds: usize,
     /// Rounds that were handed out.
     done: usize,
 }
 
-/// Two of them stay in the second cache, beside activations.
-const PIECE_BYTES: usize = 128 << 10;
+/// A task's first piece may come without anything to be multiplied meanwhile, so it is a small part of the task; but with half of the least
+/// that it is here, streams are too short to be worth following. Two of the largest stay in the second cache, beside activations.
+const PIECE_BYTES: RangeInclusive<usize> = 48 << 10..=128 << 10;
+const PIECES: usize = 8;
 
 impl<'a> Stream<'a> {
-    /// Whole panels, one after the other, of so many lines each.
+    /// The first `panels` of whole panels, one after the other, of so many lines each.
     #[inline(always)]
-    pub(crate) fn of<S: Simd>(simd: S, lines: &'a [Line], panel_lines: usize) -> Self {
-        assert!(panel_lines.is_multiple_of(TILE) && lines.len().is_multiple_of(panel_lines), "whole tiles and panels");
-        let rounds = lines.len() / TILE;
-        let pieces = (rounds * ROUND_BYTES).div_ceil(PIECE_BYTES).max(1);
-        let stream = Self { lines, panel_rounds: panel_lines / TILE, piece_rounds: rounds.div_ceil(pieces).max(1), done: 0 };
+    pub(crate) fn of<S: Simd>(simd: S, lines: &'a [Line], panel_lines: usize, panels: usize) -> Self {
+        assert!(panel_lines.is_multiple_of(TILE) && lines.len() >= panels * panel_lines, "whole tiles and panels");
+        let rounds = panels * panel_lines / TILE;
+        let bytes = rounds * ROUND_BYTES;
+        let pieces = bytes.div_ceil((bytes / PIECES).clamp(*PIECE_BYTES.start(), *PIECE_BYTES.end())).max(1);
+        let stream = Self { lines, rounds, panel_rounds: panel_lines / TILE, piece_rounds: rounds.div_ceil(pieces).max(1), done: 0 };
         let ahead = stream.ahead(0);
         for at in (0..ahead.apart).step_by(CACHE_LINE) {
             for nth in 0..STREAMS {
@@ -264,7 +306,7 @@ impl<'a> Stream<'a> {
         match self.lines.get(start * TILE..) {
             Some(lines @ [_, ..]) => {
                 let bytes = size_of_val(&lines[..lines.len().min(self.piece_rounds * TILE)]);
-                Ahead { next: lines.as_ptr().cast(), apart: bytes / STREAMS, step: ROUND_BYTES / STREAMS }
+                Ahead { next: lines.as_ptr().cast(), apart: bytes / STREAMS, step: ROUND_BYTES / STREAMS, lines: LINES_OF_ALL }
             }
             _ => Ahead::NOTHING,
         }
@@ -280,7 +322,7 @@ impl<'a> Iterator for Stream<'a> {
         let start = self.done;
         let (panel, first) = (start / self.panel_rounds, start % self.panel_rounds);
         let within = start % self.piece_rounds;
-        let left = self.lines.len() / TILE - start;
+        let left = self.rounds - start;
         let rounds = left.min(self.panel_rounds - first).min(self.piece_rounds - within);
         if rounds == 0 {
             return None;
@@ -291,14 +333,28 @@ impl<'a> Iterator for Stream<'a> {
     }
 }
 
+/// Asks for the round's lines at these places.
+macro_rules! ask {
+    ($($place:literal),*) => {
+        concat!(".irp at, 0, 1, 2, 3\n.if \\at < {lines}\n", $("prefetcht1 [", $place, " + 64 * \\at]\n",)* ".endif\n.endr")
+    };
+}
+
 macro_rules! packed {
     ($packed:ty, $word:ty, $sum:ty, $products:literal) => {
         impl Packed for $packed {
             type Word = $word;
             type Sum = $sum;
 
-            unsafe fn multiply(x: *const $word, stride: usize, weights: Piece<'_>, sums: *mut [$sum; PANEL], start: Start) {
-                // SAFETY: reads and writes what the caller vouches for.
+            unsafe fn multiply<const LINES: usize>(
+                x: *const $word,
+                stride: usize,
+                weights: Piece<'_>,
+                sums: *mut [$sum; PANEL],
+                start: Start,
+            ) {
+                // SAFETY: reads and writes what the caller vouches for. What is asked for lies evenly between tiles: in one go it would
+                // take all buffers for lines that are under way, also those that tiles wait for. It goes into the second cache only.
                 unsafe {
                     asm!(
                         "tilezero tmm0",
@@ -308,32 +364,23 @@ macro_rules! packed {
                         "tileloadd tmm0, [{sums} + {line}]",
                         "tileloadd tmm1, [{sums} + {line} + 64]",
                         "2:",
-                        "test {step}, {step}",
-                        "jz 3f",
-                        ".irp line, 0, 64, 128, 192",
-                        "prefetcht0 [{near} + \\line]",
-                        "prefetcht0 [{near} + {apart} + \\line]",
-                        "prefetcht0 [{near} + 2 * {apart} + \\line]",
-                        "prefetcht0 [{near} + {apart_3} + \\line]",
-                        "prefetcht0 [{near} + 4 * {apart} + \\line]",
-                        "prefetcht0 [{far} + \\line]",
-                        "prefetcht0 [{near} + 2 * {apart_3} + \\line]",
-                        "prefetcht0 [{far} + 2 * {apart} + \\line]",
-                        ".endr",
-                        "add {near}, {step}",
-                        "add {far}, {step}",
-                        "3:",
                         "tileloadd tmm2, [{x} + {row}]",
+                        ask!("{near}", "{near} + {apart}"),
                         "tileloadd tmm3, [{weights} + {line}]",
                         concat!($products, " tmm0, tmm2, tmm3"),
+                        ask!("{near} + 2 * {apart}", "{near} + {apart_3}", "{near} + 4 * {apart}"),
                         "tileloadd tmm3, [{weights} + {line} + 64]",
                         concat!($products, " tmm1, tmm2, tmm3"),
+                        ask!("{far}", "{near} + 2 * {apart_3}", "{far} + 2 * {apart}"),
+                        "add {near}, {step}",
+                        "add {far}, {step}",
                         "add {x}, 64",
                         "add {weights}, 2048",
                         "dec {rounds}",
                         "jnz 2b",
                         "tilestored [{sums} + {line}], tmm0",
                         "tilestored [{sums} + {line} + 64], tmm1",
+                        lines = const LINES,
                         x = inout(reg) x => _,
                         row = in(reg) stride,
                         weights = inout(reg) weights.lines.as_ptr() => _,
@@ -466,23 +513,26 @@ mod tests {
     #[test]
     fn a_stream_hands_out_every_line_once_and_asks_for_each_piece_while_the_one_before_is_multiplied() {
         for (panel_lines, panels) in [(16, 1), (288, 12), (448, 16), (1024, 1), (1024, 16), (4096, 3), (16, 0)] {
-            let lines = vec![[0; size_of::<Line>()]; panel_lines * panels];
+            let lines = vec![[0; size_of::<Line>()]; panel_lines * (panels + 2)];
             let (mut next, mut asked) = (0, vec![false; lines.len() * size_of::<Line>() / CACHE_LINE]);
-            let stream = Stream::of(Portable, &lines, panel_lines);
+            let stream = Stream::of(Portable, &lines, panel_lines, panels);
             let first_piece = stream.piece_rounds * ROUND_BYTES / CACHE_LINE;
             for (panel, line, piece) in stream {
                 assert_eq!(panel * panel_lines + line, next, "in their order");
                 assert!(line + piece.len() <= panel_lines, "of one panel");
                 next += piece.len();
-                for round in 0..piece.len() / TILE {
-                    for nth in 0..STREAMS {
-                        let at = piece.ahead.next.addr() + round * piece.ahead.step + nth * piece.ahead.apart - lines.as_ptr().addr();
-                        asked.iter_mut().skip(at / CACHE_LINE).take(ROUND_BYTES / STREAMS / CACHE_LINE).for_each(|asked| *asked = true);
+                // As one tile of rows asks, and as two do.
+                let tiles = 1 + panels % 2;
+                for ahead in (0..tiles).map(|nth| piece.ahead.share_of(nth, tiles)) {
+                    for (round, nth) in (0..piece.len() / TILE).flat_map(|round| (0..STREAMS).map(move |nth| (round, nth))) {
+                        let at = ahead.next.addr() + round * ahead.step + nth * ahead.apart - lines.as_ptr().addr();
+                        asked.iter_mut().skip(at / CACHE_LINE).take(ahead.lines).for_each(|asked| *asked = true);
                     }
                 }
             }
-            assert_eq!(next, lines.len());
-            assert!(asked.iter().skip(first_piece).all(|asked| *asked), "all but what is asked for at once: {panels} of {panel_lines}");
+            assert_eq!(next, panel_lines * panels);
+            let multiplied = asked.iter().take(next * size_of::<Line>() / CACHE_LINE);
+            assert!(multiplied.skip(first_piece).all(|asked| *asked), "all but what is asked for at once: {panels} of {panel_lines}");
         }
     }
 }

@@ -193,7 +193,8 @@ impl Task<'_> {
         let mut sums = [[0; PANEL_LINES * LANES]; ROWS_AT_A_TIME];
         if rows <= 2 * TILE {
             let sums = &mut sums[..rows.next_multiple_of(TILE)];
-            for (nth, first, weights) in Stream::of(simd, self.job.weights.lines(self.panels.clone()), quads) {
+            let following = self.job.weights.lines(self.panels.start..self.job.weights.panels());
+            for (nth, first, weights) in Stream::of(simd, following, quads, self.panels.len()) {
                 let end = first + weights.len();
                 let start = if first == 0 { Start::Zero } else { Start::Sums };
                 unit.multiply::<Int8Fours>(&self.x.quads_from(0)[first..], quads, weights, sums, start);

@@ -194,7 +194,8 @@ impl<E: StoredLines> Task<'_, E> {
         // SAFETY: rows lie so only for an instruction set that has tiles, and was found available.
         let unit = unsafe { Amx::new(self.rows.len()) };
         if self.rows.len() <= 2 * TILE {
-            for (nth, line, weights) in Stream::of(simd, self.job.weights.lines::<Bf16>(self.panels.clone()), lines) {
+            let following = self.job.weights.lines::<Bf16>(self.panels.start..self.job.weights.panels());
+            for (nth, line, weights) in Stream::of(simd, following, lines, self.panels.len()) {
                 let sums = &mut self.sums[nth * self.sums_rows..(nth + 1) * self.sums_rows];
                 unit.multiply::<Bf16Pairs>(self.x.words_from(self.rows.start, line), self.x.tiling.cols, weights, sums, Start::Sums);
             }

@@ -5,18 +5,20 @@
 //! processes that share cores hand them to each other.
 //!
 //! One word, the *gate*, holds all that workers and caller must agree on: the number of the loop, whether it is open, and how
-//! many workers are inside. Whoever finds the gate open enters and takes task after task from a counter. The caller works
-//! too; when the counter is used up it closes the gate and waits for those inside only. A worker that slept through a
-//! whole loop is not waited for.
+//! many workers are inside. Tasks are dealt out beforehand: each thread has a range of neighbouring ones and walks through it, so
+//! that a task can ask memory for what the next one reads. Whoever is done takes tasks from the ends of others' ranges. The caller
+//! works too; when no tasks are left it closes the gate and waits for those inside only. A worker that slept through a whole loop
+//! is not waited for: others have done its tasks.
 
 use std::{
     any::Any,
     cell::UnsafeCell,
     hint::spin_loop,
+    ops::Range,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -34,8 +36,8 @@ struct Shared {
     gate: Gate,
     /// Written by the caller while the gate is closed and nobody is inside; read by those inside.
     job: UnsafeCell<Job>,
-    /// The next task that nobody has taken.
-    next: AtomicUsize,
+    /// The tasks of each thread that nobody has taken; the caller's come first.
+    left: Vec<Tasks>,
     stop: AtomicBool,
     /// Which workers sleep, or are about to.
     parked: Vec<AtomicBool>,
@@ -56,7 +58,6 @@ struct Job {
     /// The pointer must be the job's own `task`, still alive.
     call: unsafe fn(*const (), usize),
     task: *const (),
-    tasks: usize,
 }
 
 /// How long to look for work before giving way to others, and before parking. The first is longer than the serial
@@ -69,8 +70,8 @@ impl Pool {
     pub(crate) fn new(workers: usize, start: impl Fn(usize) + Clone + Send + 'static) -> std::io::Result<Pool> {
         let shared = Arc::new(Shared {
             gate: Gate::default(),
-            job: UnsafeCell::new(Job { call: |_, _| (), task: std::ptr::null(), tasks: 0 }),
-            next: AtomicUsize::new(0),
+            job: UnsafeCell::new(Job { call: |_, _| (), task: std::ptr::null() }),
+            left: (0..=workers).map(|_| Tasks::default()).collect(),
             stop: AtomicBool::new(false),
             parked: (0..workers).map(|_| AtomicBool::new(false)).collect(),
             panic: Mutex::new(None),
@@ -91,8 +92,8 @@ impl Pool {
         self.workers.len()
     }
 
-    /// Runs `task(0..tasks)` on all threads, in any order, and returns when all are done. A panic in one of them goes on in
-    /// the caller, once no thread is inside any more.
+    /// Runs `task(0..tasks)` on all threads, in any order, though mostly a thread's next task is the one after, and returns when all
+    /// are done. A panic in one of them goes on in the caller, once no thread is inside any more.
     pub(crate) fn for_each<F: Fn(usize) + Sync>(&self, tasks: usize, task: &F) {
         if self.busy.swap(true, Ordering::Acquire) {
             return (0..tasks).for_each(task);
@@ -102,15 +103,18 @@ impl Pool {
             unsafe { (*task.cast::<F>())(index) }
         };
         // SAFETY: the gate is closed and nobody is inside, so nobody else looks at the job.
-        unsafe { *self.shared.job.get() = Job { call, task: std::ptr::from_ref(task).cast(), tasks } };
-        self.shared.next.store(0, Ordering::Relaxed);
+        unsafe { *self.shared.job.get() = Job { call, task: std::ptr::from_ref(task).cast() } };
+        let threads = self.shared.left.len();
+        for (thread, left) in self.shared.left.iter().enumerate() {
+            left.deal(tasks * thread / threads..tasks * (thread + 1) / threads);
+        }
         self.shared.gate.open();
         for (parked, worker) in self.shared.parked.iter().zip(&self.workers) {
             if parked.swap(false, Ordering::SeqCst) {
                 worker.thread().unpark();
             }
         }
-        self.shared.run_tasks();
+        self.shared.run_tasks(0);
         let panic = self.finish();
         self.busy.store(false, Ordering::Release);
         if let Some(panic) = panic {
@@ -146,7 +150,7 @@ impl Shared {
         let mut seen = 0;
         while let Some(entered) = self.wait(index, seen) {
             seen = entered;
-            self.run_tasks();
+            self.run_tasks(index + 1);
             self.gate.leave();
         }
     }
@@ -174,24 +178,60 @@ impl Shared {
         }
     }
 
-    /// Takes tasks until there are none left. Only for those inside, and the caller of the loop.
-    fn run_tasks(&self) {
+    /// Takes tasks until there are none left: those of thread `own`, then others'. Only for those inside, and the caller of the loop.
+    fn run_tasks(&self, own: usize) {
         // SAFETY: the job does not change while anybody is inside.
         let job = unsafe { *self.job.get() };
         let work = || {
-            loop {
-                let index = self.next.fetch_add(1, Ordering::Relaxed);
-                if index >= job.tasks {
-                    return;
-                }
+            while let Some(index) = self.left[own].take_first().or_else(|| self.take_from_others()) {
                 // SAFETY: the caller of `for_each` keeps the closure alive until nobody is inside.
                 unsafe { (job.call)(job.task, index) };
             }
         };
         if let Err(panic) = catch_unwind(AssertUnwindSafe(work)) {
-            self.next.store(job.tasks, Ordering::Relaxed);
+            self.left.iter().for_each(|left| left.deal(0..0));
             self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
         }
+    }
+
+    /// The last task of whoever has most left.
+    fn take_from_others(&self) -> Option<usize> {
+        loop {
+            let most = self.left.iter().max_by_key(|left| left.len()).filter(|left| left.len() > 0)?;
+            if let Some(index) = most.take_last() {
+                return Some(index);
+            }
+        }
+    }
+}
+
+/// A range of tasks: its start (32 bits) and its end. On cache lines of its own, as mostly one thread writes it.
+#[derive(Default)]
+#[repr(align(128))]
+struct Tasks(AtomicU64);
+
+impl Tasks {
+    fn deal(&self, tasks: Range<usize>) {
+        let [start, end] = [tasks.start, tasks.end].map(|task| u32::try_from(task).expect("fewer than 2^32 tasks"));
+        self.0.store(u64::from(start) << 32 | u64::from(end), Ordering::Relaxed);
+    }
+
+    fn range(tasks: u64) -> Range<usize> {
+        (tasks >> 32) as usize..tasks as u32 as usize
+    }
+
+    fn len(&self) -> usize {
+        Self::range(self.0.load(Ordering::Relaxed)).len()
+    }
+
+    /// Only the thread that they were dealt out to does, until there are none: each time the start goes on, even behind the end.
+    fn take_first(&self) -> Option<usize> {
+        Self::range(self.0.fetch_add(1 << 32, Ordering::Relaxed)).next()
+    }
+
+    fn take_last(&self) -> Option<usize> {
+        let take = |tasks| (!Self::range(tasks).is_empty()).then(|| tasks - 1);
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).ok().and_then(|tasks| Self::range(tasks).next_back())
     }
 }
 
@@ -269,6 +309,7 @@ const ROUNDS_PER_LOOK: u32 = 32;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::AtomicUsize;
 
     fn pool(workers: usize) -> Pool {
         Pool::new(workers, |_| ()).unwrap()
@@ -305,6 +346,21 @@ mod tests {
             }
         });
         assert_eq!(threads.lock().unwrap().len(), 3);
+    }
+
+    #[test]
+    fn others_do_the_tasks_of_a_thread_that_is_held_up() {
+        let (pool, done) = (pool(2), AtomicUsize::new(0));
+        for round in 1..20 {
+            pool.for_each(100, &|i| {
+                // The first of the caller's, who goes on only when all others are done.
+                while i == 0 && done.load(Ordering::SeqCst) < 100 * round - 1 {
+                    thread::yield_now();
+                }
+                done.fetch_add(1, Ordering::SeqCst);
+            });
+        }
+        assert_eq!(done.into_inner(), 1900);
     }
 
     #[test]
