@@ -4,7 +4,12 @@
 use crate::amx;
 #[cfg(target_arch = "x86_64")]
 use crate::simd;
-use crate::{affinity, disjoint::Disjoint, pool::Pool};
+use crate::{
+    affinity,
+    disjoint::Disjoint,
+    memory::{Arena, Memory},
+    pool::Pool,
+};
 use std::{fmt, str::FromStr};
 
 /// Instruction sets that kernels are compiled for. All give the same bits, but for products with bf16 weights: see [`Bf16Products`].
@@ -112,6 +117,7 @@ pub struct Cpu {
     isa: Isa,
     /// `None`: the calling thread alone.
     pool: Option<Pool>,
+    arena: Arena,
 }
 
 impl Cpu {
@@ -134,7 +140,7 @@ impl Cpu {
                 Some(Pool::new(threads - 1, start).map_err(|source| KernelError::Threads { threads, source })?)
             }
         };
-        Ok(Cpu { isa, pool })
+        Ok(Cpu { isa, pool, arena: Arena::default() })
     }
 
     pub fn isa(&self) -> Isa {
@@ -143,6 +149,11 @@ impl Cpu {
 
     pub fn threads(&self) -> usize {
         self.pool.as_ref().map_or(1, |pool| pool.workers() + 1)
+    }
+
+    /// Zeros that are kept for long.
+    pub(crate) fn memory(&self, len: usize) -> Memory<u8> {
+        self.arena.memory(len)
     }
 
     /// Runs `task(0..tasks)`, in any order and in parallel.

@@ -337,13 +337,14 @@ impl Task<'_> {
     ) {
         let rows = self.x.tiling().tile(index);
         let lines = self.job.weights.panel(panel);
-        // Each tile fetches its share of the next panel, which follows in memory: all of it by the time it is needed.
-        let stride = size_of_val(&lines[0]).div_ceil(self.x.tiling().tiles);
-        let mut ahead = lines.as_ptr_range().end.cast::<u8>().wrapping_add(index * lines.len() * stride);
+        // The next panel follows in memory.
+        let mut ahead = match self.x.tiling().tiles {
+            1 => Ahead::within(lines),
+            tiles => Ahead::share_of(lines.as_ptr_range().end, lines.len(), index, tiles),
+        };
         let mut sums: [[D::Sums; N]; T] = from_fn(|i| [dot.splat(self.start(rows.start + i)); N]);
         for (x, lines) in self.x.quads(&rows).as_chunks::<T>().0.iter().zip(lines) {
-            dot.prefetch(ahead);
-            ahead = ahead.wrapping_add(stride);
+            ahead.ask(dot.simd());
             let mut line = [dot.load(&lines[first]); N];
             for j in 1..N {
                 line[j] = dot.load(&lines[first + j]);

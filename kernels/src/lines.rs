@@ -83,7 +83,7 @@ widened_when_read!(F32, 4);
 widened_when_read!(F16, 2);
 
 /// Inputs of a block of bf16 weights.
-const BLOCK_INPUTS: usize = 32;
+pub(crate) const BLOCK_INPUTS: usize = 32;
 
 impl Lines for Bf16 {
     type Line = [u8; 2 * PANEL * 2];

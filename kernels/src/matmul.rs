@@ -17,7 +17,7 @@ use crate::{
     disjoint::Disjoint,
     dtype::with_element,
     elementwise::silu_mul_vector,
-    lines::StoredLines,
+    lines::{BLOCK_INPUTS, StoredLines},
     scratch::with_sums,
     simd::{Kernel, LANES, Simd},
     tile::{Ahead, PANEL, Words, tile, with_tile_rows},
@@ -108,7 +108,8 @@ impl Plan {
         } else {
             (panels * blocks).div_ceil(TASKS_PER_THREAD * threads).min(GROUP_PANELS)
         };
-        let step = if x.tiling.tiles == 1 { inputs } else { STEP_INPUTS };
+        let pieces = if x.tiling.tiles == 1 { 1 } else { inputs.div_ceil(STEP_INPUTS) };
+        let step = inputs.div_ceil(pieces).next_multiple_of(BLOCK_INPUTS);
         Self { blocks, group_panels, step }
     }
 }
@@ -121,7 +122,7 @@ const TASKS_PER_THREAD: usize = 4;
 /// a second cache of 1 MiB; a piece of a panel, 512 × 64, is two thirds of a first cache of 48 KiB.
 const ROWS_PER_TASK: usize = 96;
 const GROUP_PANELS: usize = 16;
-const STEP_INPUTS: usize = 512;
+const STEP_INPUTS: usize = 768;
 
 struct Job<'a> {
     weights: &'a Weights,
@@ -233,14 +234,18 @@ impl<E: StoredLines> Task<'_, E> {
     #[inline(always)]
     fn multiply<S: Simd>(&mut self, simd: S) {
         let (lines, step, first) = (self.x.cols().div_ceil(E::INPUTS), self.step.div_ceil(E::INPUTS), self.panels.start);
+        let (all, panel_lines) = (self.job.weights.lines::<E>(self.panels.clone()).as_ptr(), E::panel_lines(self.x.cols()));
         for start in (0..lines).step_by(step) {
             let piece = start..(start + step).min(lines);
             for panel in self.panels.clone() {
                 let weights = self.job.weights.panel::<E>(panel, piece.clone());
-                let next = match panel + 1 < self.panels.end {
-                    true => self.job.weights.panel::<E>(panel + 1, piece.clone()),
-                    false => self.job.weights.panel::<E>(first, piece.end..lines),
+                let (next_panel, next_line) = match (panel + 1 < self.panels.end, piece.end < lines) {
+                    (true, _) => (panel + 1, start),
+                    (false, true) => (first, piece.end),
+                    // A thread's next task mostly begins there.
+                    (false, false) => (panel + 1, 0),
                 };
+                let next = all.wrapping_add((next_panel - first) * panel_lines + next_line);
                 for (nth, index) in self.tiles.clone().enumerate() {
                     let rows = self.x.tiling.tile(index);
                     let x = self.x.words(&rows, piece.clone());

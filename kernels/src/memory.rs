@@ -1,13 +1,20 @@
 //! Large zeroed memory that starts on a cache line, in huge pages where the system has them to give.
 
-/// `len` zeros (`T` is `u8`, `u32` or `f32`). Pages of it cost nothing until they are touched.
-#[derive(Default)]
+use std::{
+    alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error},
+    marker::PhantomData,
+    ptr::NonNull,
+    slice,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+/// `len` zeros (`T` is `u8`, `u32`, `f32` or an array of such, with nothing to drop). Pages of it cost nothing until they are touched.
 pub(crate) struct Memory<T> {
-    /// The numbers start at `start`: the allocator hands out large zeroed memory as fresh, untouched pages only for alignments
-    /// of its own, hence the slack in front.
-    all: Vec<T>,
-    start: usize,
+    start: NonNull<T>,
     len: usize,
+    /// What it is a part of, kept alive.
+    _region: Option<Arc<Region>>,
+    numbers: PhantomData<T>,
 }
 
 const CACHE_LINE: usize = 64;
@@ -16,14 +23,93 @@ const HUGE_PAGE: usize = 2 << 20;
 
 impl<T: Copy + Default> Memory<T> {
     pub(crate) fn new(len: usize) -> Self {
-        let alignment = if len * size_of::<T>() >= HUGE_PAGE { HUGE_PAGE } else { CACHE_LINE };
-        let all = vec![T::default(); len + alignment / size_of::<T>()];
-        let address = all.as_ptr().addr();
-        let start = (address.next_multiple_of(alignment) - address) / size_of::<T>();
-        let memory = Self { all, start, len };
+        Self::first_of(Arc::new(Region::new(len * size_of::<T>())), 0, len)
+    }
+
+    /// `len` zeros from byte `at` of a region on, which no other memory may have.
+    fn first_of(region: Arc<Region>, at: usize, len: usize) -> Self {
+        assert!(
+            align_of::<T>() <= CACHE_LINE && at.is_multiple_of(CACHE_LINE) && at + len * size_of::<T>() <= region.len,
+            "within the region"
+        );
+        // SAFETY: within the allocation.
+        let start = unsafe { region.start.add(at) }.cast();
+        Self { start, len, _region: Some(region), numbers: PhantomData }
+    }
+}
+
+impl<T> Memory<T> {
+    #[inline(always)]
+    pub(crate) fn as_slice(&self) -> &[T] {
+        // SAFETY: initialized, with zeros, of which all these types can be made; in an allocation that lives as long as this; and written only
+        // through a borrow of this, as no other memory has these bytes.
+        unsafe { slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+
+    #[inline(always)]
+    pub(crate) fn as_mut_slice(&mut self) -> &mut [T] {
+        // SAFETY: as above.
+        unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl<T> Default for Memory<T> {
+    fn default() -> Self {
+        Self { start: NonNull::dangling(), len: 0, _region: None, numbers: PhantomData }
+    }
+}
+
+// SAFETY: it owns its numbers, as a vector does.
+unsafe impl<T: Send> Send for Memory<T> {}
+// SAFETY: as above.
+unsafe impl<T: Sync> Sync for Memory<T> {}
+
+/// Hands out memory that is kept for long, such as weights, from regions of many huge pages: a matrix of a small model would have no huge page
+/// of its own, and where each 4 KiB have to be found apart, reading takes up to 1.4 times as long. What is never handed out is never touched.
+#[derive(Default)]
+pub(crate) struct Arena {
+    /// The region that is being handed out, and how much of it has been.
+    current: Mutex<Option<(Arc<Region>, usize)>>,
+}
+
+const REGION_BYTES: usize = 64 << 20;
+
+impl Arena {
+    pub(crate) fn memory(&self, len: usize) -> Memory<u8> {
+        if len > REGION_BYTES / 4 {
+            return Memory::new(len);
+        }
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let (region, used) = match current.take() {
+            Some((region, used)) if used + len <= region.len => (region, used),
+            _ => (Arc::new(Region::new(REGION_BYTES)), 0),
+        };
+        *current = Some((region.clone(), (used + len).next_multiple_of(CACHE_LINE)));
+        Memory::first_of(region, used, len)
+    }
+}
+
+/// An allocation of zeros.
+struct Region {
+    /// On a cache line; of what has a huge page or more, on a huge page.
+    start: NonNull<u8>,
+    len: usize,
+    allocation: (NonNull<u8>, Layout),
+}
+
+impl Region {
+    fn new(len: usize) -> Self {
+        let alignment = if len >= HUGE_PAGE { HUGE_PAGE } else { CACHE_LINE };
+        // The allocator hands out large zeroed memory as fresh, untouched pages only for alignments of its own, hence the slack in front.
+        let layout = Layout::array::<u128>((len + alignment).div_ceil(size_of::<u128>())).expect("less than the address space");
+        // SAFETY: not of size zero.
+        let allocated = NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap_or_else(|| handle_alloc_error(layout));
+        // SAFETY: within the allocation, which has the slack.
+        let start = unsafe { allocated.add(allocated.as_ptr().align_offset(alignment)) };
+        let region = Self { start, len, allocation: (allocated, layout) };
         #[cfg(target_os = "linux")]
-        memory.advise_huge_pages();
-        memory
+        region.advise_huge_pages();
+        region
     }
 
     /// Reading weights and KV from memory is bound by address translation with small pages. Advice only: without it
@@ -31,36 +117,55 @@ impl<T: Copy + Default> Memory<T> {
     #[cfg(target_os = "linux")]
     fn advise_huge_pages(&self) {
         use nix::sys::mman::{MmapAdvise, madvise};
-        let whole_pages = size_of_val(self.as_slice()) / HUGE_PAGE * HUGE_PAGE;
-        if let (Some(first), true) = (std::ptr::NonNull::new(self.as_slice().as_ptr().cast_mut()), whole_pages > 0) {
+        let whole_pages = self.len / HUGE_PAGE * HUGE_PAGE;
+        if whole_pages > 0 {
             // SAFETY: the range is within our own allocation, starts on a page, and this advice changes no content.
-            let _ = unsafe { madvise(first.cast(), whole_pages, MmapAdvise::MADV_HUGEPAGE) };
+            let _ = unsafe { madvise(self.start.cast(), whole_pages, MmapAdvise::MADV_HUGEPAGE) };
         }
     }
+}
 
-    #[inline(always)]
-    pub(crate) fn as_slice(&self) -> &[T] {
-        &self.all[self.start..self.start + self.len]
-    }
-
-    #[inline(always)]
-    pub(crate) fn as_mut_slice(&mut self) -> &mut [T] {
-        &mut self.all[self.start..self.start + self.len]
+impl Drop for Region {
+    fn drop(&mut self) {
+        let (allocated, layout) = self.allocation;
+        // SAFETY: allocated so, and nothing refers to it any more.
+        unsafe { dealloc(allocated.as_ptr(), layout) };
     }
 }
+
+// SAFETY: it owns its allocation, of which it gives no access but through `Memory`.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn assert_is_zero_aligned_and_writable(memory: &mut Memory<u8>, len: usize) {
+        assert!(memory.as_slice().as_ptr().addr().is_multiple_of(CACHE_LINE));
+        assert!(memory.as_slice().len() == len && memory.as_slice().iter().all(|b| *b == 0));
+        memory.as_mut_slice().fill(7);
+        assert!(memory.as_slice().iter().all(|b| *b == 7));
+    }
+
     #[test]
     fn is_zero_aligned_and_writable_to_the_end() {
         for len in [0, 1, 100, HUGE_PAGE - 1, HUGE_PAGE, 3 * HUGE_PAGE + 5] {
-            let mut memory = Memory::<u8>::new(len);
-            assert!(memory.as_slice().as_ptr().addr().is_multiple_of(CACHE_LINE));
-            assert!(memory.as_slice().len() == len && memory.as_slice().iter().all(|b| *b == 0));
-            memory.as_mut_slice().fill(7);
-            assert!(memory.as_slice().iter().all(|b| *b == 7));
+            assert_is_zero_aligned_and_writable(&mut Memory::new(len), len);
         }
+    }
+
+    #[test]
+    fn pieces_of_regions_do_not_overlap_and_outlive_the_arena() {
+        let arena = Arena::default();
+        let lens = [0, 1, 100, 3 * HUGE_PAGE + 5, REGION_BYTES / 4, REGION_BYTES / 4 + 1];
+        let mut pieces: Vec<_> = (0..5).flat_map(|_| lens.map(|len| arena.memory(len))).collect();
+        drop(arena);
+        for (memory, len) in pieces.iter_mut().zip(lens.into_iter().cycle()) {
+            assert_is_zero_aligned_and_writable(memory, len);
+        }
+        let small = |memory: &&Memory<u8>| memory.len <= REGION_BYTES / 4;
+        assert!(pieces.iter().filter(small).all(|memory| memory._region.as_ref().is_some_and(|region| region.len == REGION_BYTES)));
     }
 }

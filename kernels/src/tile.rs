@@ -130,12 +130,16 @@ pub(crate) struct Ahead {
 }
 
 impl Ahead {
-    /// For one more line, of one cache line or two.
+    /// For one more line, of one cache line or two. Where three tiles or more have their shares, memory is not waited for.
     #[inline(always)]
     pub(crate) fn ask<S: Simd>(&mut self, simd: S) {
-        simd.prefetch(self.next);
-        if self.step > CACHE_LINE {
-            simd.prefetch(self.next.wrapping_add(self.step / 2));
+        if self.step >= CACHE_LINE {
+            simd.prefetch(self.next);
+            if self.step > CACHE_LINE {
+                simd.prefetch(self.next.wrapping_add(self.step / 2));
+            }
+        } else if self.step > 0 {
+            simd.prefetch_near(self.next);
         }
         self.next = self.next.wrapping_add(self.step);
     }
@@ -147,16 +151,13 @@ impl Ahead {
     }
 
     /// For a panel that is in the cache, as what is read with it.
-    #[inline(always)]
-    pub(crate) fn nothing<P>(panel: &[P]) -> Self {
-        Self { next: panel.as_ptr().cast(), step: 0 }
-    }
+    pub(crate) const NOTHING: Self = Self { next: std::ptr::null(), step: 0 };
 
     /// For a panel of `len` lines that stays in the cache for several tiles: tile `nth` of them asks for its share of the next.
     #[inline(always)]
-    pub(crate) fn share_of<P>(next: &[P], len: usize, nth: usize, tiles: usize) -> Self {
+    pub(crate) fn share_of<P>(next: *const P, len: usize, nth: usize, tiles: usize) -> Self {
         let start = len * size_of::<P>() * nth / tiles;
-        Self { next: next.as_ptr().cast::<u8>().wrapping_add(start), step: size_of::<P>() / tiles }
+        Self { next: next.cast::<u8>().wrapping_add(start), step: size_of::<P>() / tiles }
     }
 }
 

@@ -50,7 +50,7 @@ impl Weights {
         let turn = PANEL / parts.len();
         let panels = outputs.div_ceil(turn);
         let panel_bytes = with_element!(dtype, E => E::panel_lines(inputs) * E::LINE_BYTES);
-        let mut memory = Memory::new(panels * panel_bytes);
+        let mut memory = cpu.memory(panels * panel_bytes);
         let bytes = Disjoint::new(memory.as_mut_slice());
         // Where number `i` of a panel comes from.
         let source = |panel: usize, i: usize| {

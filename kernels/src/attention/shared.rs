@@ -208,7 +208,7 @@ impl<P: Lines<Line = KvLine>> Run<'_, P> {
         for panel in panels.clone() {
             let k = &k[panel * words..(panel + 1) * words];
             let mut sums = [[0.0; PANEL]; T];
-            tile::<S, P, T>(simd, q, k, &mut sums, Ahead::nothing(k));
+            tile::<S, P, T>(simd, q, k, &mut sums, Ahead::NOTHING);
             for i in 0..T {
                 scores[i][panel * PANEL..(panel + 1) * PANEL].copy_from_slice(&sums[i]);
             }
@@ -239,7 +239,7 @@ impl<P: Lines<Line = KvLine>> Run<'_, P> {
         for panel in 0..head_dim.div_ceil(PANEL) {
             let v = &v[panel * (SPLIT / P::INPUTS)..][lines.clone()];
             let mut sums = [[0.0; PANEL]; T];
-            tile::<S, P, T>(simd, weights, v, &mut sums, Ahead::nothing(v));
+            tile::<S, P, T>(simd, weights, v, &mut sums, Ahead::NOTHING);
             for i in 0..T {
                 if let Some(factors) = factors[i] {
                     let query = queries.start + i;

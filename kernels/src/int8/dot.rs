@@ -30,9 +30,6 @@ pub(super) trait Dot: Copy {
     fn add_products(self, sums: Self::Sums, weights: Self::Weights, x: [i8; 4]) -> Self::Sums;
     /// Each sum rounded to the nearest f32.
     fn to_f32(self, sums: Self::Sums) -> <Self::Simd as Simd>::V;
-    /// Asks for what will be read later to be brought near: into the second cache, as it is more than the first holds.
-    #[inline(always)]
-    fn prefetch(self, _address: *const u8) {}
 }
 
 /// A computation that can be compiled for every unit.

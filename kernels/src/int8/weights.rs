@@ -56,7 +56,7 @@ impl Int8Weights {
         let panels = outputs.div_ceil(turn);
         let quads = inputs.div_ceil(4).next_multiple_of(BLOCK_QUADS);
         let panel_bytes = quads * PANEL_LINES * LINE_BYTES;
-        let mut memory = Memory::new(panels * panel_bytes);
+        let mut memory = cpu.memory(panels * panel_bytes);
         let (mut scales, mut bias) = (vec![[[0.0; LANES]; PANEL_LINES]; panels], vec![[[0.0; LANES]; PANEL_LINES]; panels]);
         {
             let (bytes, scales, biases) = (Disjoint::new(memory.as_mut_slice()), Disjoint::new(&mut scales), Disjoint::new(&mut bias));

@@ -165,6 +165,11 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn prefetch(self, address: *const u8) {
+        intrinsics!(_mm_prefetch::<_MM_HINT_T1>(address.cast()))
+    }
+
+    #[inline(always)]
+    fn prefetch_near(self, address: *const u8) {
         intrinsics!(_mm_prefetch::<_MM_HINT_T0>(address.cast()))
     }
 

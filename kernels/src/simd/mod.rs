@@ -85,9 +85,16 @@ pub(crate) trait Simd: Copy + Send + Sync {
         self.load_bf16_bytes(pairs.as_flattened().as_array().expect("two bytes for each lane"))
     }
 
-    /// Asks for the cache line at `address`, wherever that is. A hint.
+    /// Asks for the cache line at `address`, wherever that is, to be brought into the second cache. A hint.
+    ///
+    /// For what memory is waited for: a core keeps more lines under way to its second cache than to its first, which gets a half to two
+    /// thirds of the bandwidth (Zen 4: 24 lines; 2 KiB here and there come at 20 GB/s, and at 31 to 40 this way).
     #[inline(always)]
     fn prefetch(self, _address: *const u8) {}
+
+    /// The same, into the first cache: where there is more to compute than to bring.
+    #[inline(always)]
+    fn prefetch_near(self, _address: *const u8) {}
 
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
     fn sub(self, a: Self::V, b: Self::V) -> Self::V;

@@ -37,8 +37,7 @@ pub(super) fn run_avx2<K: DotKernel>(kernel: K) {
 /// An expression of intrinsics inside a method of a unit.
 macro_rules! intrinsics {
     ($($body:tt)*) => {
-        // SAFETY: `self` exists only where its instructions are enabled; pointers come from references to arrays of the full width,
-        // but for those that are only prefetched, which no address can harm.
+        // SAFETY: `self` exists only where its instructions are enabled; pointers come from references to arrays of the full width.
         unsafe { $($body)* }
     };
 }
@@ -74,11 +73,6 @@ impl Dot for Avx512Vnni {
     fn to_f32(self, sums: __m512i) -> __m512 {
         intrinsics!(_mm512_cvtepi32_ps(sums))
     }
-
-    #[inline(always)]
-    fn prefetch(self, address: *const u8) {
-        intrinsics!(_mm_prefetch::<_MM_HINT_T1>(address.cast()))
-    }
 }
 
 /// Outputs 0 to 7 and 8 to 15.
@@ -112,11 +106,6 @@ macro_rules! halves {
         #[inline(always)]
         fn to_f32(self, sums: Halves) -> [__m256; 2] {
             intrinsics!([_mm256_cvtepi32_ps(sums[0]), _mm256_cvtepi32_ps(sums[1])])
-        }
-
-        #[inline(always)]
-        fn prefetch(self, address: *const u8) {
-            intrinsics!(_mm_prefetch::<_MM_HINT_T1>(address.cast()))
         }
     };
 }
