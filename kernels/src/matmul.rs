@@ -95,7 +95,7 @@ struct Plan {
     blocks: usize,
     /// Most panels of a task; groups are of nearly equal size.
     group_panels: usize,
-    /// Inputs of a piece.
+    /// Inputs of a piece; the last one may have a few less.
     step: usize,
 }
 
@@ -118,8 +118,8 @@ impl Plan {
 const WORK_MIN_TO_SHARE: usize = 1 << 17;
 /// Enough that threads which are held up leave their share to the others.
 const TASKS_PER_THREAD: usize = 4;
-/// A group's piece of weights, 16 × 512 × 64 bytes (bf16), a task's activations, 96 × 512 × 2, and its sums, 96 × 16 × 128, nearly fill
-/// a second cache of 1 MiB; a piece of a panel, 512 × 64, is two thirds of a first cache of 48 KiB.
+/// A group's piece of weights, at most 16 × 768 × 64 bytes (bf16), a task's activations, 96 × 768 × 2, and its sums, 96 × 16 × 128, are what a
+/// second cache holds. Pieces of 384 to 1,024 inputs are equally fast, as long as they are even: one of 64 after one of 512 is not.
 const ROWS_PER_TASK: usize = 96;
 const GROUP_PANELS: usize = 16;
 const STEP_INPUTS: usize = 768;

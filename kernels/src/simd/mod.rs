@@ -87,8 +87,8 @@ pub(crate) trait Simd: Copy + Send + Sync {
 
     /// Asks for the cache line at `address`, wherever that is, to be brought into the second cache. A hint.
     ///
-    /// For what memory is waited for: a core keeps more lines under way to its second cache than to its first, which gets a half to two
-    /// thirds of the bandwidth (Zen 4: 24 lines; 2 KiB here and there come at 20 GB/s, and at 31 to 40 this way).
+    /// For what memory is waited for: a core has more lines under way to its second cache than to its first (Zen 4, two threads: 2 KiB here
+    /// and there come at 20 GB/s into the first, at 31 to 40 into the second).
     #[inline(always)]
     fn prefetch(self, _address: *const u8) {}
 
