@@ -45,12 +45,10 @@ fn run_with<E: KvElement>(cpu: &Cpu, call: &Call<'_>, task: &Task, partial: Opti
     SCRATCH.with_borrow_mut(|scratch| {
         let head_dim = call.kv.layout().head_dim;
         let in_blocks = const { inputs::<E>() == 2 } && cpu.isa().bf16_products() == Bf16Products::Blocks;
-        // Of half as many queries as there are sums for, four vectors of K or V are multiplied at a time, not two: V is gone through once for heads
-        // of 64. In blocks, which have more sums, that was not tried.
-        let (factors, tile_rows) = match in_blocks {
-            true => (head_dim, cpu.isa().tile_rows()),
-            false => (head_dim / inputs::<E>(), cpu.isa().tile_rows().div_ceil(2)),
-        };
+        let factors = if in_blocks { head_dim } else { head_dim / inputs::<E>() };
+        // Pairs: of half as many queries as there are sums for, four vectors of K or V are multiplied at a time, not two, so V of 64 dimensions is
+        // gone through once. Other numbers are widened for each tile of queries; blocks have more sums, and that was not tried for them.
+        let tile_rows = if in_blocks || inputs::<E>() == 1 { cpu.isa().tile_rows() } else { cpu.isa().tile_rows().div_ceil(2) };
         let queries = Tiling::new(call.group, factors, tile_rows);
         let Scratch { q, states, scores, values } = scratch;
         let all = task.kv_heads.len() * queries.rows;
