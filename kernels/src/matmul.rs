@@ -118,8 +118,8 @@ impl Plan {
 const WORK_MIN_TO_SHARE: usize = 1 << 17;
 /// Enough that threads which are held up leave their share to the others.
 const TASKS_PER_THREAD: usize = 4;
-/// A group's piece of weights, at most 16 × 768 × 64 bytes (bf16), a task's activations, 96 × 768 × 2, and its sums, 96 × 16 × 128, are what a
-/// second cache holds. Pieces of 384 to 1,024 inputs are equally fast, as long as they are even: one of 64 after one of 512 is not.
+/// A group's piece of weights, at most 16 × 768 × 64 bytes (bf16), a task's activations, 96 × 768 × 2, and its sums, 96 × 16 × 128, are
+/// about what a second cache of 1 MiB holds. Pieces of 384 to 1,024 inputs are equally fast, as long as they are even: one of 64 after one of 512 is not.
 const ROWS_PER_TASK: usize = 96;
 const GROUP_PANELS: usize = 16;
 const STEP_INPUTS: usize = 768;
@@ -242,7 +242,7 @@ impl<E: StoredLines> Task<'_, E> {
                 let (next_panel, next_line) = match (panel + 1 < self.panels.end, piece.end < lines) {
                     (true, _) => (panel + 1, start),
                     (false, true) => (first, piece.end),
-                    // A thread's next task mostly begins there.
+                    // With few rows, a thread's next task mostly begins there.
                     (false, false) => (panel + 1, 0),
                 };
                 let next = all.wrapping_add((next_panel - first) * panel_lines + next_line);
