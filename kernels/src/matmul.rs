@@ -252,6 +252,8 @@ impl<E: StoredLines> Task<'_, E> {
                     let sums = (panel - first) * self.sums_rows + rows.start - self.rows.start;
                     let sums = &mut self.sums[sums..sums + rows.len()];
                     let ahead = match self.tiles.len() {
+                        // So little is computed that the loads themselves run ahead, and the processor's own prefetching with them.
+                        1 if rows.len() == 1 => Ahead::NOTHING,
                         1 => Ahead::within(weights),
                         tiles => Ahead::share_of(next, weights.len(), nth, tiles),
                     };
