@@ -119,7 +119,8 @@ const WORK_MIN_TO_SHARE: usize = 1 << 17;
 /// Enough that threads which are held up leave their share to the others.
 const TASKS_PER_THREAD: usize = 4;
 /// A group's piece of weights, at most 16 × 768 × 64 bytes (bf16), a task's activations, 96 × 768 × 2, and its sums, 96 × 16 × 128, are
-/// about what a second cache of 1 MiB holds. Pieces of 384 to 1,024 inputs are equally fast, as long as they are even: one of 64 after one of 512 is not.
+/// about what a second cache of 1 MiB holds. Pieces of 384 to 1,024 inputs are equally fast, as long as they are even: one of 64 after one
+/// of 512 is not.
 const ROWS_PER_TASK: usize = 96;
 const GROUP_PANELS: usize = 16;
 const STEP_INPUTS: usize = 768;

@@ -413,14 +413,11 @@ impl<E: KvElement, const T: usize, const IN_BLOCKS: bool> SumSplit<'_, E, T, IN_
             let lines = self.lines.start.max(base)..self.lines.end.min(base + block_lines);
             let skipped = lines.start - base;
             let rows = self.stored.numbers(block, Part::V).chunks_exact(line_bytes).skip(skipped);
-            // The first time over V asks for all of it, the last time for what comes next.
-            let asks = if self.stored.is_ahead_within(block, end) { first == 0 } else { first + N >= vectors };
-            let mut ahead = self.stored.ahead(block, Part::V, end).wrapping_add(skipped * line_bytes);
+            let ahead = self.stored.ahead(block, Part::V, end);
+            let mut ahead = ahead.wrapping_add(skipped * line_bytes + first * size_of::<E::Words>());
             for (row, line) in rows.zip(lines) {
-                if asks {
-                    for at in (0..line_bytes).step_by(CACHE_LINE) {
-                        simd.prefetch(ahead.wrapping_add(at));
-                    }
+                for i in 0..(N * size_of::<E::Words>()).div_ceil(CACHE_LINE) {
+                    simd.prefetch(ahead.wrapping_add(i * CACHE_LINE));
                 }
                 ahead = ahead.wrapping_add(line_bytes);
                 let factor = line * factors::<IN_BLOCKS>() % SPLIT;

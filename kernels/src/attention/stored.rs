@@ -49,18 +49,12 @@ impl<'a> Stored<'a> {
     #[inline(always)]
     pub(super) fn ahead(&self, block: usize, part: Part, end: usize) -> *const u8 {
         let later = block + BLOCKS_AHEAD;
-        let start = match (self.is_ahead_within(block, end), part) {
+        let start = match (later < end, part) {
             (true, part) => self.start(self.first + later, self.numbers_in_block(part)),
             (false, Part::K) => self.start(self.first + later - end, self.v),
             (false, Part::V) => self.start(self.next_first + later - end, self.next_k),
         };
         self.bytes.as_ptr().wrapping_add(start)
-    }
-
-    /// Whether that is of the same part.
-    #[inline(always)]
-    pub(super) fn is_ahead_within(&self, block: usize, end: usize) -> bool {
-        block + BLOCKS_AHEAD < end
     }
 
     /// The numbers of the head's K or V in block `block` of the split, or in the sequence's last block.
