@@ -18,6 +18,7 @@
 //! - `single`: the queries of one row. K and V are read once, as they are stored, at the speed of memory; splits of a long
 //!   sequence may go to different threads and are merged afterwards.
 
+mod prefetch;
 mod shared;
 mod single;
 mod softmax;
@@ -96,10 +97,11 @@ pub fn attention(
     let states = Disjoint::new(partial.as_mut_slice());
     let run = |index: usize| {
         let task = &tasks[index];
+        let next = tasks.get(index + 1).filter(|next| next.rows.len() == 1);
         match &task.splits {
             // SAFETY: each such task has its own part: they are the first tasks.
-            Some(_) => single::run(cpu, &call, task, Some(unsafe { states.part(part(index, states_len)) })),
-            None if task.rows.len() == 1 => single::run(cpu, &call, task, None),
+            Some(_) => single::run(cpu, &call, task, next, Some(unsafe { states.part(part(index, states_len)) })),
+            None if task.rows.len() == 1 => single::run(cpu, &call, task, next, None),
             None => shared::run(cpu, &call, task),
         }
     };
@@ -114,6 +116,12 @@ pub fn attention(
         let states = unsafe { states.part(part(first, states_len).start..part(first + same - 1, states_len).end) };
         single::merge(cpu, &call, &tasks[first], states);
     });
+}
+
+/// Those of `positions` that are in split `split`, counted from its start.
+fn within(split: usize, positions: &Range<usize>) -> Range<usize> {
+    let clip = |position: usize| position.clamp(split * SPLIT, (split + 1) * SPLIT) - split * SPLIT;
+    clip(positions.start)..clip(positions.end)
 }
 
 fn part(index: usize, len: usize) -> Range<usize> {
@@ -217,6 +225,12 @@ impl Call<'_> {
     #[inline(always)]
     fn splits(&self, positions: &Range<usize>) -> Range<usize> {
         positions.start / SPLIT..positions.end.div_ceil(SPLIT)
+    }
+
+    /// Those that a task of a single row computes.
+    #[inline(always)]
+    fn splits_of(&self, task: &Task) -> Range<usize> {
+        task.splits.clone().unwrap_or(self.splits(&self.visible_to(task, 0)))
     }
 
     /// Row (of all spans) and query head of query `index` of a task. Queries are numbered row by row, then head by head.

@@ -4,7 +4,9 @@
 
 use super::{
     BLOCK_LINES, Call, SPLIT, SPLIT_BLOCKS, Scores, State, Task, Tiling,
+    prefetch::Prefetch,
     softmax::{Weighted, pair_up, scale, weigh},
+    within,
 };
 use crate::{
     cpu::{Bf16Products, Cpu},
@@ -120,12 +122,6 @@ impl<P: Lines<Line = KvLine>> Kernel for Run<'_, P> {
     }
 }
 
-/// Those of `positions` that are in split `split`, counted from its start.
-fn within(split: usize, positions: &Range<usize>) -> Range<usize> {
-    let clip = |position: usize| position.clamp(split * SPLIT, (split + 1) * SPLIT) - split * SPLIT;
-    clip(positions.start)..clip(positions.end)
-}
-
 impl<P: Lines<Line = KvLine>> Run<'_, P> {
     /// Positions that any of the queries attends to.
     #[inline(always)]
@@ -222,7 +218,7 @@ impl<P: Lines<Line = KvLine>> Run<'_, P> {
         for i in 0..T {
             let query = queries.start + i;
             let seen = within(split, &self.call.visible_to(self.task, query));
-            if let Some(normalizer) = weigh(simd, &mut scores[i], &panels, &seen) {
+            if let Some(normalizer) = weigh(simd, &mut scores[i], &panels, &seen, &mut Prefetch::nothing()) {
                 factors[i] = Some(State::resume(&mut states[query * state_len..(query + 1) * state_len]).merge(simd, normalizer));
             }
         }
@@ -275,7 +271,7 @@ impl<P: Lines<Line = KvLine>> Run<'_, P> {
         for (i, query) in queries.clone().enumerate() {
             let seen = within(split, &self.call.visible_to(self.task, query));
             let mut row = TileRow { scores, rows, row: i, weights: &mut weights[i] };
-            if let Some(normalizer) = weigh(simd, &mut row, &panels, &seen) {
+            if let Some(normalizer) = weigh(simd, &mut row, &panels, &seen, &mut Prefetch::nothing()) {
                 factors[i] = Some(State::resume(&mut states[query * state_len..(query + 1) * state_len]).merge(simd, normalizer));
             }
         }

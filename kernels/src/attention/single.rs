@@ -4,8 +4,10 @@
 
 use super::{
     BLOCK_LINES, Call, SPLIT, Scores, State, Task, Tiling,
-    softmax::{Normalizer, pair_up, round, scale, weigh},
+    prefetch::{Prefetch, Stretch},
+    softmax::{EXP_PRODUCTS, Normalizer, pair_up, round, scale, weigh},
     stored::Stored,
+    within,
 };
 use crate::{
     cpu::{Bf16Products, Cpu},
@@ -16,7 +18,7 @@ use crate::{
     },
     lines::{Lines, StoredLines},
     simd::{Kernel, LANES, Simd},
-    tile::{CACHE_LINE, PANEL, with_tile_rows},
+    tile::{PANEL, with_tile_rows},
 };
 use std::{cell::RefCell, marker::PhantomData, ops::Range};
 
@@ -30,18 +32,20 @@ struct Scratch {
     scores: Vec<Scores>,
     /// Of one tile and split: `[query][vector of V]`.
     values: Vec<[f32; LANES]>,
+    /// Where that begins which the last task has asked for.
+    asked: usize,
 }
 
 thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// Computes the task's splits and finishes its queries; or leaves their states in `partial`, to be merged.
-pub(super) fn run(cpu: &Cpu, call: &Call<'_>, task: &Task, partial: Option<&mut [f32]>) {
-    with_kv_element!(call.kv.layout().dtype, E => run_with::<E>(cpu, call, task, partial));
+/// Computes the task's splits and finishes its queries; or leaves their states in `partial`, to be merged. `next`: the task after it.
+pub(super) fn run(cpu: &Cpu, call: &Call<'_>, task: &Task, next: Option<&Task>, partial: Option<&mut [f32]>) {
+    with_kv_element!(call.kv.layout().dtype, E => run_with::<E>(cpu, call, task, next, partial));
 }
 
-fn run_with<E: KvElement>(cpu: &Cpu, call: &Call<'_>, task: &Task, partial: Option<&mut [f32]>) {
+fn run_with<E: KvElement>(cpu: &Cpu, call: &Call<'_>, task: &Task, next: Option<&Task>, partial: Option<&mut [f32]>) {
     SCRATCH.with_borrow_mut(|scratch| {
         let head_dim = call.kv.layout().head_dim;
         let in_blocks = const { inputs::<E>() == 2 } && cpu.isa().bf16_products() == Bf16Products::Blocks;
@@ -50,7 +54,7 @@ fn run_with<E: KvElement>(cpu: &Cpu, call: &Call<'_>, task: &Task, partial: Opti
         // gone through once. Other numbers are widened for each tile of queries; blocks have more sums, and that was not tried for them.
         let tile_rows = if in_blocks || inputs::<E>() == 1 { cpu.isa().tile_rows() } else { cpu.isa().tile_rows().div_ceil(2) };
         let queries = Tiling::new(call.group, factors, tile_rows);
-        let Scratch { q, states, scores, values } = scratch;
+        let Scratch { q, states, scores, values, asked } = scratch;
         let all = task.kv_heads.len() * queries.rows;
         q.resize(all * queries.cols, 0);
         states.resize(all * State::len(head_dim), 0.0);
@@ -58,7 +62,7 @@ fn run_with<E: KvElement>(cpu: &Cpu, call: &Call<'_>, task: &Task, partial: Opti
         values.resize(cpu.isa().tile_rows() * head_dim.div_ceil(LANES), [0.0; LANES]);
         let finish = partial.is_none();
         let states = partial.unwrap_or(states);
-        let run = Run::<E, false> { call, task, queries, q, states, scores, values, finish, element: PhantomData };
+        let run = Run::<E, false> { call, task, next, queries, q, states, scores, values, asked, finish, element: PhantomData };
         if in_blocks {
             cpu.isa().dispatch(run.in_blocks());
         } else {
@@ -103,20 +107,22 @@ impl Kernel for Merge<'_> {
 struct Run<'a, E, const IN_BLOCKS: bool> {
     call: &'a Call<'a>,
     task: &'a Task,
+    next: Option<&'a Task>,
     /// Those of one KV head.
     queries: Tiling,
     q: &'a mut [u32],
     states: &'a mut [f32],
     scores: &'a mut [Scores],
     values: &'a mut [[f32; LANES]],
+    asked: &'a mut usize,
     finish: bool,
     element: PhantomData<E>,
 }
 
 impl<'a, E> Run<'a, E, false> {
     fn in_blocks(self) -> Run<'a, E, true> {
-        let Self { call, task, queries, q, states, scores, values, finish, element } = self;
-        Run { call, task, queries, q, states, scores, values, finish, element }
+        let Self { call, task, next, queries, q, states, scores, values, asked, finish, element } = self;
+        Run { call, task, next, queries, q, states, scores, values, asked, finish, element }
     }
 }
 
@@ -126,21 +132,34 @@ impl<E: KvElement, const IN_BLOCKS: bool> Kernel for Run<'_, E, IN_BLOCKS> {
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
         let state_len = State::len(self.call.kv.layout().head_dim);
-        let visible = self.call.visible_to(self.task, 0);
-        let splits = self.task.splits.clone().unwrap_or(self.call.splits(&visible));
         self.states.chunks_exact_mut(state_len).for_each(|state| _ = State::clear(state));
-        let tiles = tiles(self.queries, self.task.kv_heads.clone());
-        for (_, tile) in tiles.clone() {
-            let q = &mut self.q[self.queries.numbers(&tile)];
-            if IN_BLOCKS {
-                self.call.pack_queries::<S, F32, true>(simd, self.task, &tile, q);
-            } else {
-                self.call.pack_queries::<S, E::Lines, false>(simd, self.task, &tile, q);
+        for nth in 0..self.task.kv_heads.len() {
+            for index in 0..self.queries.tiles {
+                let tile = self.tile_of(nth, index);
+                let q = &mut self.q[self.queries.numbers(&tile)];
+                if IN_BLOCKS {
+                    self.call.pack_queries::<S, F32, true>(simd, self.task, &tile, q);
+                } else {
+                    self.call.pack_queries::<S, E::Lines, false>(simd, self.task, &tile, q);
+                }
             }
         }
-        for split in splits {
-            for (kv_head, tile) in tiles.clone() {
-                with_tile_rows!(S, tile.len(), T => self.tile::<S, T>(simd, split, &visible, kv_head, &tile));
+        let (call, task) = (self.call, self.task);
+        let visible = call.visible_to(task, 0);
+        let mut stretch = Some(Stretch::first_of(call, task));
+        if let Some(first) = stretch.as_ref().map(|first| Prefetch::of(call, first, 1)).filter(|first| first.first() != *self.asked) {
+            first.ask_for_all(simd);
+        }
+        while let Some(this) = stretch {
+            stretch = this.next_in(call, task);
+            let after = stretch.clone().or_else(|| self.next.map(|next| Stretch::first_of(call, next)));
+            let mut prefetch = after.map_or(Prefetch::nothing(), |after| Prefetch::of(call, &after, self.products(&this)));
+            *self.asked = prefetch.first();
+            for (split, kv_head) in this.splits.flat_map(|split| this.kv_heads.clone().map(move |kv_head| (split, kv_head))) {
+                for index in 0..self.queries.tiles {
+                    let tile = self.tile_of(kv_head - task.kv_heads.start, index);
+                    with_tile_rows!(S, tile.len(), T => self.tile::<S, T>(simd, split, &visible, kv_head, &tile, &mut prefetch));
+                }
             }
         }
         if self.finish {
@@ -152,30 +171,42 @@ impl<E: KvElement, const IN_BLOCKS: bool> Kernel for Run<'_, E, IN_BLOCKS> {
     }
 }
 
-/// Each KV head's tiles of `queries`, which are numbered head by head.
-fn tiles(queries: Tiling, kv_heads: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> + Clone {
-    kv_heads.enumerate().flat_map(move |(nth, kv_head)| {
-        let first = nth * queries.rows;
-        (0..queries.tiles).map(move |index| (kv_head, first + queries.tile(index).start..first + queries.tile(index).end))
-    })
-}
-
 impl<E: KvElement, const IN_BLOCKS: bool> Run<'_, E, IN_BLOCKS> {
+    /// Tile `index` of the queries of the task's KV head `nth`. They are numbered head by head.
+    fn tile_of(&self, nth: usize, index: usize) -> Range<usize> {
+        let (tile, first) = (self.queries.tile(index), nth * self.queries.rows);
+        first + tile.start..first + tile.end
+    }
+
+    /// Products of vectors that a stretch takes, or what takes as long.
+    fn products(&self, stretch: &Stretch) -> usize {
+        let numbers = self.call.kv.layout().numbers(self.call.layer, Part::K, stretch.kv_heads.start);
+        let block = 2 * numbers.len() / size_of::<E::Words>() + EXP_PRODUCTS as usize;
+        stretch.kv_heads.len() * self.queries.rows * stretch.blocks().len() * block
+    }
+
     /// A tile of queries of one KV head over one split.
     #[inline(always)]
-    fn tile<S: Simd, const T: usize>(&mut self, simd: S, split: usize, visible: &Range<usize>, kv_head: usize, queries: &Range<usize>) {
+    fn tile<S: Simd, const T: usize>(
+        &mut self,
+        simd: S,
+        split: usize,
+        visible: &Range<usize>,
+        kv_head: usize,
+        queries: &Range<usize>,
+        prefetch: &mut Prefetch<'_>,
+    ) {
         let head_dim = self.call.kv.layout().head_dim;
         let (vectors, state_len) = (head_dim.div_ceil(LANES), State::len(head_dim));
-        let start = split * SPLIT;
-        let visible = visible.start.max(start) - start..visible.end.min(start + SPLIT) - start;
+        let visible = within(split, visible);
         let panels = visible.start / PANEL..visible.end.div_ceil(PANEL);
         let (q, _) = self.q[self.queries.numbers(queries)].as_chunks::<T>();
-        let stored = Stored::new(self.call, self.task, split, kv_head);
+        let stored = Stored::new(self.call, self.task.span, split, kv_head);
         let scores = self.scores.first_chunk_mut::<T>().expect("scores of the whole tile");
-        simd.call(ScoreSplit::<E, T, IN_BLOCKS> { stored, q, panels: panels.clone(), scores, element: PhantomData });
+        simd.call(ScoreSplit::<E, T, IN_BLOCKS> { stored, q, panels: panels.clone(), scores, prefetch, element: PhantomData });
         let mut normalizers = [None::<Normalizer>; T];
         for i in 0..T {
-            normalizers[i] = weigh(simd, &mut scores[i], &panels, &visible);
+            normalizers[i] = weigh(simd, &mut scores[i], &panels, &visible, prefetch);
         }
         if const { E::IS_SCALED } {
             for block in visible.start / BLOCK_POSITIONS..visible.end.div_ceil(BLOCK_POSITIONS) {
@@ -188,7 +219,15 @@ impl<E: KvElement, const IN_BLOCKS: bool> Run<'_, E, IN_BLOCKS> {
             scores.iter_mut().for_each(|weights| pair_up(simd, weights, &panels));
         }
         let lines = visible.start / inputs::<E>()..visible.end.div_ceil(inputs::<E>());
-        simd.call(SumSplit::<E, T, IN_BLOCKS> { stored, head_dim, lines, weights: scores, sums: self.values, element: PhantomData });
+        simd.call(SumSplit::<E, T, IN_BLOCKS> {
+            stored,
+            head_dim,
+            lines,
+            weights: scores,
+            sums: self.values,
+            prefetch,
+            element: PhantomData,
+        });
         for i in 0..T {
             if let Some(normalizer) = normalizers[i] {
                 let query = queries.start + i;
@@ -201,15 +240,16 @@ impl<E: KvElement, const IN_BLOCKS: bool> Run<'_, E, IN_BLOCKS> {
 }
 
 /// Scores of a tile of queries with the positions of some panels of a split.
-struct ScoreSplit<'a, E, const T: usize, const IN_BLOCKS: bool> {
+struct ScoreSplit<'a, 'k, E, const T: usize, const IN_BLOCKS: bool> {
     stored: Stored<'a>,
     q: &'a [[u32; T]],
     panels: Range<usize>,
     scores: &'a mut [Scores; T],
+    prefetch: &'a mut Prefetch<'k>,
     element: PhantomData<E>,
 }
 
-impl<E: KvElement, const T: usize, const IN_BLOCKS: bool> Kernel for ScoreSplit<'_, E, T, IN_BLOCKS> {
+impl<E: KvElement, const T: usize, const IN_BLOCKS: bool> Kernel for ScoreSplit<'_, '_, E, T, IN_BLOCKS> {
     type Output = ();
 
     #[inline(always)]
@@ -231,34 +271,27 @@ impl<E: KvElement, const T: usize, const IN_BLOCKS: bool> Kernel for ScoreSplit<
     }
 }
 
-impl<E: KvElement, const T: usize, const IN_BLOCKS: bool> ScoreSplit<'_, E, T, IN_BLOCKS> {
+impl<E: KvElement, const T: usize, const IN_BLOCKS: bool> ScoreSplit<'_, '_, E, T, IN_BLOCKS> {
     /// `N` blocks from `block` on.
     #[inline(always)]
     fn blocks<S: Simd, const N: usize>(&mut self, simd: S, block: usize) {
         let lines = self.q.len() / factors::<IN_BLOCKS>();
         let mut keys: [&[E::Words]; N] = [&[]; N];
-        let mut ahead = [std::ptr::null::<u8>(); N];
         for j in 0..N {
             keys[j] = &E::words(self.stored.numbers(block + j, Part::K)).0[..lines];
-            ahead[j] = self.stored.ahead(block + j, Part::K, self.panels.end * BLOCKS);
         }
         let mut sums = Sums::<S, T, N, IN_BLOCKS>::zero(simd);
+        let mut prefetch = self.prefetch.clone();
         for (line, q) in self.q.chunks_exact(const { factors::<IN_BLOCKS>() }).enumerate() {
-            let at = line * size_of::<E::Words>();
-            if at.is_multiple_of(CACHE_LINE) {
-                for j in 0..N {
-                    simd.prefetch(ahead[j].wrapping_add(at));
-                }
-            }
+            prefetch.ask(simd, (T * N) as u32);
             let k = std::array::from_fn(|j| &keys[j][line]);
             sums.add::<E>(simd, &k, [&q[0], &q[q.len() - 1]], line);
         }
+        *self.prefetch = prefetch;
         let mut acc = sums.total(simd, lines);
         if const { E::IS_SCALED } {
             for j in 0..N {
                 let scales = simd.load_f32_bytes(self.stored.scales(block + j, Part::K));
-                // Read when this split's scores are weights.
-                simd.prefetch(self.stored.scales(block + j, Part::V).as_ptr());
                 for i in 0..T {
                     acc[i][j] = simd.mul(acc[i][j], scales);
                 }
@@ -358,17 +391,18 @@ fn multiply<S: Simd, E: KvElement, L: Lines, const T: usize, const N: usize, con
 }
 
 /// Sums of V over a split's positions, `lines` of them, weighted for a tile of queries.
-struct SumSplit<'a, E, const T: usize, const IN_BLOCKS: bool> {
+struct SumSplit<'a, 'k, E, const T: usize, const IN_BLOCKS: bool> {
     stored: Stored<'a>,
     head_dim: usize,
     lines: Range<usize>,
     weights: &'a [Scores; T],
     /// `[query][vector]`.
     sums: &'a mut [[f32; LANES]],
+    prefetch: &'a mut Prefetch<'k>,
     element: PhantomData<E>,
 }
 
-impl<E: KvElement, const T: usize, const IN_BLOCKS: bool> Kernel for SumSplit<'_, E, T, IN_BLOCKS> {
+impl<E: KvElement, const T: usize, const IN_BLOCKS: bool> Kernel for SumSplit<'_, '_, E, T, IN_BLOCKS> {
     type Output = ();
 
     #[inline(always)]
@@ -398,7 +432,7 @@ impl<E: KvElement, const T: usize, const IN_BLOCKS: bool> Kernel for SumSplit<'_
     }
 }
 
-impl<E: KvElement, const T: usize, const IN_BLOCKS: bool> SumSplit<'_, E, T, IN_BLOCKS> {
+impl<E: KvElement, const T: usize, const IN_BLOCKS: bool> SumSplit<'_, '_, E, T, IN_BLOCKS> {
     /// `N` vectors from `first` on: `WHOLE` ones, or what is left of a last one. Nothing in the loop depends on where a sum is: else
     /// the compiler keeps sums in memory.
     #[inline(always)]
@@ -407,19 +441,14 @@ impl<E: KvElement, const T: usize, const IN_BLOCKS: bool> SumSplit<'_, E, T, IN_
         let (line_bytes, vectors) = (head_dim * E::BYTES * inputs::<E>(), head_dim.div_ceil(LANES));
         let block_lines = BLOCK_POSITIONS / inputs::<E>();
         let mut sums = Sums::<S, T, N, IN_BLOCKS>::zero(simd);
-        let end = self.lines.end.div_ceil(block_lines);
-        for block in self.lines.start / block_lines..end {
+        let mut prefetch = self.prefetch.clone();
+        for block in self.lines.start / block_lines..self.lines.end.div_ceil(block_lines) {
             let base = block * block_lines;
             let lines = self.lines.start.max(base)..self.lines.end.min(base + block_lines);
             let skipped = lines.start - base;
             let rows = self.stored.numbers(block, Part::V).chunks_exact(line_bytes).skip(skipped);
-            let ahead = self.stored.ahead(block, Part::V, end);
-            let mut ahead = ahead.wrapping_add(skipped * line_bytes + first * size_of::<E::Words>());
             for (row, line) in rows.zip(lines) {
-                for i in 0..(N * size_of::<E::Words>()).div_ceil(CACHE_LINE) {
-                    simd.prefetch(ahead.wrapping_add(i * CACHE_LINE));
-                }
-                ahead = ahead.wrapping_add(line_bytes);
+                prefetch.ask(simd, (T * N) as u32);
                 let factor = line * factors::<IN_BLOCKS>() % SPLIT;
                 let even = std::array::from_fn(|i| self.weights[i][factor].to_bits());
                 let odd = std::array::from_fn(|i| self.weights[i][factor + factors::<IN_BLOCKS>() - 1].to_bits());
@@ -434,6 +463,7 @@ impl<E: KvElement, const T: usize, const IN_BLOCKS: bool> SumSplit<'_, E, T, IN_
                 sums.add::<E>(simd, &words, [&even, &odd], line);
             }
         }
+        *self.prefetch = prefetch;
         let acc = sums.total(simd, self.lines.end);
         for i in 0..T {
             for j in 0..N {

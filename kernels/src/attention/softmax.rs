@@ -1,6 +1,6 @@
 //! From scores to weights, and from the results of splits to that of all.
 
-use super::SPLIT;
+use super::{SPLIT, prefetch::Prefetch};
 use crate::{
     exp::exp,
     simd::{LANES, Simd},
@@ -84,10 +84,19 @@ impl Row for TileRow<'_> {
     }
 }
 
+/// Products that take as long as weighing a vector of scores.
+pub(super) const EXP_PRODUCTS: u32 = 28;
+
 /// Turns the scores of panels `panels` into weights: exponentials for the split's positions `visible`, 0 for others.
 /// `None`: none is visible (and all weights are 0).
 #[inline(always)]
-pub(super) fn weigh<S: Simd>(simd: S, row: &mut impl Row, panels: &Range<usize>, visible: &Range<usize>) -> Option<Normalizer> {
+pub(super) fn weigh<S: Simd>(
+    simd: S,
+    row: &mut impl Row,
+    panels: &Range<usize>,
+    visible: &Range<usize>,
+    prefetch: &mut Prefetch<'_>,
+) -> Option<Normalizer> {
     let vectors = panels.start * PANEL / LANES..panels.end * PANEL / LANES;
     if visible.is_empty() {
         for vector in vectors {
@@ -109,6 +118,7 @@ pub(super) fn weigh<S: Simd>(simd: S, row: &mut impl Row, panels: &Range<usize>,
     let max = simd.max_lane(largest);
     let mut sum = simd.zero();
     for vector in vectors {
+        prefetch.ask(simd, EXP_PRODUCTS);
         let weights = exp(simd, simd.sub(simd.load(row.scores(vector)), simd.splat(max)));
         sum = simd.add(sum, weights);
         row.set_weights(simd, vector, weights);
