@@ -21,7 +21,10 @@ impl Source for &[f32] {
     #[inline(always)]
     fn vector<S: Simd>(&self, simd: S, i: usize) -> S::V {
         let (chunks, rest) = self.as_chunks::<LANES>();
-        chunks.get(i).map_or_else(|| load_part(simd, rest), |chunk| simd.load(chunk))
+        match chunks.get(i) {
+            Some(chunk) => simd.load(chunk),
+            None => load_part(simd, rest),
+        }
     }
 }
 
@@ -71,14 +74,19 @@ pub(super) fn quantize_on<S: Simd>(simd: S, row: impl Source, to: &mut [[i8; 4]]
         // Exact: far below 2^24 in every lane.
         sums = simd.add(sums, simd.sub(rounded, simd.splat(ROUND)));
         let integers = simd.to_array(rounded).map(|x| x.to_bits() as i8);
-        let quads = integers.as_chunks().0;
-        match to.get_mut(i * quads.len()..(i + 1) * quads.len()) {
+        let quads: &[[i8; 4]; QUADS] = integers.as_chunks().0.as_array().expect("four of four");
+        let first = i * QUADS * stride;
+        match to.get_mut(first..first + (QUADS - 1) * stride + 1) {
             Some(places) if stride == 1 => places.copy_from_slice(quads),
-            _ => to.iter_mut().step_by(stride).skip(i * quads.len()).zip(quads).for_each(|(place, quad)| *place = *quad),
+            Some(places) => quads.iter().enumerate().for_each(|(j, quad)| places[j * stride] = *quad),
+            None => to[first..].iter_mut().step_by(stride).zip(quads).for_each(|(place, quad)| *place = *quad),
         }
     }
     Quantized { scale, sum: simd.to_array(sums).into_iter().map(|sum| sum as i32).sum() }
 }
+
+/// Of a vector.
+const QUADS: usize = LANES / 4;
 
 /// What integers are multiplied with to give numbers up to `largest`, and what these are multiplied with to give the integers.
 #[inline(always)]

@@ -172,12 +172,10 @@ impl Source for TileRow<'_> {
     #[inline(always)]
     fn vector<S: Simd>(&self, simd: S, i: usize) -> S::V {
         let mut lanes = [0.0; LANES];
-        if self.rows == 1 {
-            let words = self.tile.get(i * LANES..).unwrap_or_default();
-            for (lane, word) in lanes.iter_mut().zip(words) {
-                *lane = f32::from_bits(*word);
-            }
-            return simd.load(&lanes);
+        if self.rows == 1
+            && let Some(words) = self.tile.as_chunks::<LANES>().0.get(i)
+        {
+            return simd.load(&words.map(f32::from_bits));
         }
         for (lane, column) in lanes.iter_mut().zip(self.tile.chunks_exact(self.rows).skip(i * LANES)) {
             *lane = f32::from_bits(column[self.index]);
