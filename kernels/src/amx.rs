@@ -405,13 +405,6 @@ macro_rules! packed {
 packed!(Bf16Pairs, u32, f32, "tdpbf16ps");
 packed!(Int8Fours, [i8; 4], i32, "tdpbsud");
 
-/// Asks memory for a line that will be written.
-#[inline(always)]
-pub(crate) fn ask_to_write<T>(address: *const T) {
-    // SAFETY: it changes nothing, wherever it points.
-    unsafe { asm!("prefetchw [{}]", in(reg) address, options(nostack, preserves_flags)) };
-}
-
 /// The same for one row and `P` panels, in vectors: tiles with a single row wait for memory more often than they compute.
 /// `sums[p][j] += x * weights[p].column(j)`.
 ///

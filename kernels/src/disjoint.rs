@@ -30,7 +30,6 @@ impl<'a, T> Disjoint<'a, T> {
     }
 
     /// Where element `index` is, if there is one.
-    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     #[inline(always)]
     pub(crate) fn address(&self, index: usize) -> *const T {
         self.start.wrapping_add(index)

@@ -211,7 +211,7 @@ impl Task<'_> {
                 for panel in panels.clone() {
                     let weights = Piece::of_many_rows(self.job.weights.lines(panel..panel + 1));
                     let sums = &mut sums[..rows.len().next_multiple_of(TILE)];
-                    self.ask_for_outputs(panel, rows.clone());
+                    self.ask_for_outputs(simd, panel, rows.clone());
                     unit.multiply::<Int8Fours>(self.x.quads_from(first), quads, weights, sums, Start::Zero);
                     self.finish_sums(simd, panel, rows.clone(), sums);
                 }
@@ -220,14 +220,13 @@ impl Task<'_> {
     }
 
     /// Asks memory for what is stored next, to have it by the time the sums are there.
-    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     #[inline(always)]
-    fn ask_for_outputs(&self, panel: usize, rows: Range<usize>) {
+    fn ask_for_outputs<S: Simd>(&self, simd: S, panel: usize, rows: Range<usize>) {
         let weights = self.job.weights;
         for line in 0..if weights.is_gated() { 1 } else { PANEL_LINES } {
             let first = weights.outputs_of(panel, line).start;
             for row in rows.clone() {
-                crate::amx::ask_to_write(self.job.y.address(row * weights.outputs() + first));
+                simd.prefetch_to_write(self.job.y.address(row * weights.outputs() + first));
             }
         }
     }
@@ -311,6 +310,7 @@ impl Task<'_> {
     fn tile<D: Dot, const T: usize>(&self, dot: D, panel: usize, index: usize) {
         let simd = dot.simd();
         let rows = self.x.tiling().tile(index);
+        self.ask_for_outputs(simd, panel, rows.clone());
         let mut sums = [[simd.zero(); PANEL_LINES]; T];
         if D::LINES == PANEL_LINES {
             self.lines::<D, T, PANEL_LINES>(dot, panel, 0, index, &mut sums);

@@ -166,6 +166,7 @@ impl<E: StoredLines> Kernel for Task<'_, E> {
             self.multiply(simd)
         }
         for row in self.rows.clone() {
+            self.ask_for_outputs(simd, row + ROWS_AHEAD);
             self.finish(simd, row);
         }
     }
@@ -264,6 +265,18 @@ impl<E: StoredLines> Task<'_, E> {
         }
     }
 
+    /// Asks for where the sums of a row go.
+    #[inline(always)]
+    fn ask_for_outputs<S: Simd>(&self, simd: S, row: usize) {
+        if let Shared::Set(y) | Shared::Add(y) = &self.job.to {
+            let weights = self.job.weights;
+            let columns = weights.outputs_of(self.panels.start).start..weights.outputs_of(self.panels.end - 1).end;
+            for column in columns.step_by(LANES) {
+                simd.prefetch_to_write(y.address(row * weights.outputs() + column));
+            }
+        }
+    }
+
     /// Hands over the sums of one row: what panels have of it lies together.
     #[inline(always)]
     fn finish<S: Simd>(&self, simd: S, row: usize) {
@@ -292,6 +305,9 @@ impl<E: StoredLines> Task<'_, E> {
         }
     }
 }
+
+/// How many rows before.
+const ROWS_AHEAD: usize = 8;
 
 #[cfg(test)]
 mod tests {

@@ -96,6 +96,16 @@ pub(crate) trait Simd: Copy + Send + Sync {
     #[inline(always)]
     fn prefetch_near(self, _address: *const u8) {}
 
+    /// The same, to be written: no other core keeps it.
+    #[inline(always)]
+    fn prefetch_to_write<T>(self, _address: *const T) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: it changes nothing, wherever it points, and is an instruction of every processor with 64 bits or does nothing there.
+        unsafe {
+            std::arch::asm!("prefetchw [{}]", in(reg) _address, options(nostack, preserves_flags))
+        };
+    }
+
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
     fn sub(self, a: Self::V, b: Self::V) -> Self::V;
     fn mul(self, a: Self::V, b: Self::V) -> Self::V;
