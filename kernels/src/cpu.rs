@@ -164,6 +164,12 @@ impl Cpu {
         }
     }
 
+    /// Which of so many tasks the thread of task `index` mostly has next.
+    pub(crate) fn after(&self, index: usize, tasks: usize) -> Option<usize> {
+        let next = index + 1;
+        (next < tasks && !self.pool.as_ref().is_some_and(|pool| pool.begins(next, tasks))).then_some(next)
+    }
+
     /// Runs `task` for each of the items, in any order and in parallel. What it runs in parallel itself is on its own thread alone, but
     /// for a single item.
     pub fn for_each_mut<T: Send>(&self, items: &mut [T], task: impl Fn(&mut T) + Sync) {

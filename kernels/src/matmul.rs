@@ -166,7 +166,9 @@ impl<E: StoredLines> Kernel for Task<'_, E> {
             self.multiply(simd)
         }
         for row in self.rows.clone() {
-            self.ask_for_outputs(simd, row + ROWS_AHEAD);
+            if row + ROWS_AHEAD < self.rows.end {
+                self.ask_for_outputs(simd, row + ROWS_AHEAD);
+            }
             self.finish(simd, row);
         }
     }

@@ -106,7 +106,7 @@ impl Pool {
         unsafe { *self.shared.job.get() = Job { call, task: std::ptr::from_ref(task).cast() } };
         let threads = self.shared.left.len();
         for (thread, left) in self.shared.left.iter().enumerate() {
-            left.deal(tasks * thread / threads..tasks * (thread + 1) / threads);
+            left.deal(first_of(thread, threads, tasks)..first_of(thread + 1, threads, tasks));
         }
         self.shared.gate.open();
         for (parked, worker) in self.shared.parked.iter().zip(&self.workers) {
@@ -120,6 +120,12 @@ impl Pool {
         if let Some(panic) = panic {
             resume_unwind(panic);
         }
+    }
+
+    /// Whether task `index` of so many begins what is dealt to a thread.
+    pub(crate) fn begins(&self, index: usize, tasks: usize) -> bool {
+        let threads = self.shared.left.len();
+        (0..threads).any(|thread| first_of(thread, threads, tasks) == index)
     }
 
     /// Closes the gate and waits for those inside; afterwards nobody refers to the job any more.
@@ -203,6 +209,11 @@ impl Shared {
             }
         }
     }
+}
+
+/// Of the tasks that are dealt to thread `thread`.
+fn first_of(thread: usize, threads: usize, tasks: usize) -> usize {
+    tasks * thread / threads
 }
 
 /// A range of tasks: its start (32 bits) and its end. On cache lines of its own, as mostly one thread writes it.
@@ -330,6 +341,13 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn each_thread_is_dealt_neighbouring_tasks() {
+        let pool = pool(2);
+        assert_eq!((0..7).filter(|task| pool.begins(*task, 7)).collect::<Vec<_>>(), [0, 2, 4]);
+        assert_eq!((0..2).filter(|task| pool.begins(*task, 2)).collect::<Vec<_>>(), [0, 1]);
     }
 
     #[test]

@@ -97,7 +97,7 @@ pub fn attention(
     let states = Disjoint::new(partial.as_mut_slice());
     let run = |index: usize| {
         let task = &tasks[index];
-        let next = tasks.get(index + 1).filter(|next| next.rows.len() == 1);
+        let next = cpu.after(index, tasks.len()).map(|next| &tasks[next]).filter(|next| next.rows.len() == 1);
         match &task.splits {
             // SAFETY: each such task has its own part: they are the first tasks.
             Some(_) => single::run(cpu, &call, task, next, Some(unsafe { states.part(part(index, states_len)) })),
