@@ -80,6 +80,8 @@ pub(super) struct Prefetch<'a> {
 }
 
 const ONE: u32 = 1 << 16;
+/// Four lines with each product: a stretch may be much longer than the one that it is asked for with.
+const MOST_PER_PRODUCT: usize = 4 * ONE as usize;
 
 impl<'a> Prefetch<'a> {
     pub(super) const fn nothing() -> Self {
@@ -109,7 +111,7 @@ impl<'a> Prefetch<'a> {
         let lines_of_each = k.len().div_ceil(CACHE_LINE);
         let lines = 2 * blocks.len() * lines_of_each;
         let per_product = (lines * ONE as usize).div_ceil(products).min(MOST_PER_PRODUCT);
-        let mut ahead = Self {
+        let mut prefetch = Self {
             bytes: call.kv.bytes(),
             block_bytes: layout.block_bytes(),
             starts: [k.start, v.start],
@@ -118,8 +120,8 @@ impl<'a> Prefetch<'a> {
             per_product: per_product as u32,
             ..Self::nothing()
         };
-        ahead.go_on();
-        ahead
+        prefetch.go_on();
+        prefetch
     }
 
     /// Where the line is that is asked for first, if there is one.
@@ -166,9 +168,6 @@ impl<'a> Prefetch<'a> {
         }
     }
 }
-
-/// Where what was computed on is much shorter than what is next.
-const MOST_PER_PRODUCT: usize = 4 * ONE as usize;
 
 #[cfg(test)]
 mod tests {
