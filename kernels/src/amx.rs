@@ -11,7 +11,7 @@ use crate::{
     dtype::Bf16,
     lines::Lines,
     simd::{Kernel, Simd},
-    tile::{self, CACHE_LINE, PANEL},
+    tile::{self, CACHE_LINE, PANEL, Start},
 };
 use nix::libc;
 use std::{arch::asm, arch::x86_64::__cpuid_count, marker::PhantomData, ops::RangeInclusive, sync::LazyLock};
@@ -80,14 +80,6 @@ pub(crate) trait Packed {
         sums: *mut [Self::Sum; PANEL],
         start: Start,
     );
-}
-
-/// What sums begin with.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Start {
-    Zero,
-    /// What is there.
-    Sums,
 }
 
 /// Two bf16, whose products are added up in f32 as stated above.

@@ -87,7 +87,7 @@ mod tests {
             let expected: [u32; LANES / 2] = std::array::from_fn(|i| pair(vector[2 * i], vector[2 * i + 1]));
             for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
                 assert_eq!(isa.dispatch(Pairs(vector)), expected, "{vector:?} on {isa}");
-                assert_eq!(isa.dispatch_bf16(Pairs(vector)), expected, "{vector:?} on {isa}");
+                assert_eq!(isa.dispatch_pairs(Pairs(vector)), expected, "{vector:?} on {isa}");
             }
         }
     }

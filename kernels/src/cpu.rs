@@ -17,7 +17,7 @@ use std::{fmt, str::FromStr};
 pub enum Isa {
     /// [`Avx512Bf16`](Self::Avx512Bf16), and AMX, which multiplies tiles of bf16 at eight times the rate of f32. Linux grants it.
     Amx,
-    /// AVX-512 F, BW, VL, DQ, and BF16, whose `vdpbf16ps` takes two products at once where weights are bf16. It is available only
+    /// AVX-512 F, BW, VL, DQ, VNNI, and BF16, whose `vdpbf16ps` takes two products at once where weights are bf16. It is available only
     /// if it was found to compute what the others compute. Nothing measures whether it is faster: some processors run it at half
     /// the rate of others, where it gains nothing over [`Avx512`](Self::Avx512) or is the slower, which can be chosen instead.
     Avx512Bf16,

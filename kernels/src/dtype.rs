@@ -1,4 +1,4 @@
-//! f32, f16 and bf16 in memory: little-endian bytes, read and written as chunks of 16 numbers.
+//! f32, f16 and bf16 in memory: little-endian bytes, read as chunks of 16 numbers.
 
 use crate::simd::{LANES, Simd};
 
@@ -23,13 +23,11 @@ impl Dtype {
 pub(crate) trait Element: Copy + Send + Sync {
     const BYTES: usize;
     /// The bytes of 16 numbers.
-    type Chunk: AsRef<[u8]> + AsMut<[u8]> + Copy + Send + Sync;
+    type Chunk: AsMut<[u8]> + Copy + Send + Sync;
     const ZEROS: Self::Chunk;
     /// Whole chunks, and the bytes of the numbers after them.
     fn chunks(bytes: &[u8]) -> (&[Self::Chunk], &[u8]);
-    fn chunks_mut(bytes: &mut [u8]) -> (&mut [Self::Chunk], &mut [u8]);
     fn load<S: Simd>(simd: S, chunk: &Self::Chunk) -> S::V;
-    fn store<S: Simd>(simd: S, v: S::V, to: &mut Self::Chunk);
 
     /// Fewer than 16 numbers, and zeros after them.
     #[inline(always)]
@@ -38,18 +36,10 @@ pub(crate) trait Element: Copy + Send + Sync {
         chunk.as_mut()[..bytes.len()].copy_from_slice(bytes);
         Self::load(simd, &chunk)
     }
-
-    /// As many of `v`'s first numbers as `to` has room for.
-    #[inline(always)]
-    fn store_part<S: Simd>(simd: S, v: S::V, to: &mut [u8]) {
-        let mut chunk = Self::ZEROS;
-        Self::store(simd, v, &mut chunk);
-        to.copy_from_slice(&chunk.as_ref()[..to.len()]);
-    }
 }
 
 macro_rules! element {
-    ($name:ident, $bytes:literal, $load:ident, $store:ident) => {
+    ($name:ident, $bytes:literal, $load:ident) => {
         #[derive(Clone, Copy)]
         pub(crate) struct $name;
 
@@ -64,26 +54,16 @@ macro_rules! element {
             }
 
             #[inline(always)]
-            fn chunks_mut(bytes: &mut [u8]) -> (&mut [Self::Chunk], &mut [u8]) {
-                bytes.as_chunks_mut()
-            }
-
-            #[inline(always)]
             fn load<S: Simd>(simd: S, chunk: &Self::Chunk) -> S::V {
                 simd.$load(chunk)
-            }
-
-            #[inline(always)]
-            fn store<S: Simd>(simd: S, v: S::V, to: &mut Self::Chunk) {
-                simd.$store(v, to);
             }
         }
     };
 }
 
-element!(F32, 4, load_f32_bytes, store_f32_bytes);
-element!(F16, 2, load_f16_bytes, store_f16_bytes);
-element!(Bf16, 2, load_bf16_bytes, store_bf16_bytes);
+element!(F32, 4, load_f32_bytes);
+element!(F16, 2, load_f16_bytes);
+element!(Bf16, 2, load_bf16_bytes);
 
 /// `$body` with `$element` bound to the type of `$dtype`.
 macro_rules! with_element {

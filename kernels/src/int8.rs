@@ -182,7 +182,10 @@ impl Task<'_> {
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     #[inline(always)]
     fn multiply_blocks<S: Simd>(&self, simd: S) {
-        use crate::amx::{Amx, Int8Fours, Piece, Start, Stream, TILE};
+        use crate::{
+            amx::{Amx, Int8Fours, Piece, Stream, TILE},
+            tile::Start,
+        };
         /// Weights that stay in a second cache of 2 MiB while rows pass by, so many at a time. A block of rows stores numbers of
         /// neighbouring panels right after each other: else each would come back to memory that has left the caches, and their pages.
         const GROUP_BYTES: usize = 1 << 20;

@@ -3,17 +3,18 @@
 pub(crate) mod element;
 mod layout;
 
+pub use element::INT8_HEAD_DIM_MAX;
 pub(crate) use layout::Part;
 pub use layout::{BLOCK_POSITIONS, KvDtype, KvLayout};
 
 use crate::{
     cpu::Cpu,
     disjoint::Disjoint,
-    dtype::{Element, load_part},
+    dtype::load_part,
     memory::Memory,
     simd::{Kernel, LANES, Simd},
 };
-use element::{KvElement, inputs, scale_of, with_kv_element};
+use element::{KvElement, KvLines, inputs, scale_of, with_kv_element};
 use std::ops::Range;
 
 /// Consecutive positions of one sequence, and the blocks that hold the sequence from position 0 on.
@@ -85,8 +86,8 @@ impl KvMemory {
 
 /// Stores K and V of all rows at the positions of their spans, in `layer`. No two spans may hold the same position of the same block.
 ///
-/// In bf16, what is denormal is zero, and V of an even position leaves a zero for the next one, whose number shares its word: so
-/// positions of a block are written in ascending order.
+/// In bf16 and int8, V of an even position leaves a zero for the next one, whose number shares its word: so positions of a block are
+/// written in ascending order. In bf16, what is denormal is zero.
 ///
 /// In int8, the numbers of a head become `round(x * (127 / max |x|))`, ties to even, and its scale `max |x| / 127`; all of it is 0 if no
 /// `|x|` reaches 1e-30.
@@ -159,76 +160,49 @@ impl Store<'_> {
     fn head<S: Simd, E: KvElement>(&mut self, simd: S, head: usize, from: &[f32]) {
         let Self { layout, layer, part, slot, .. } = *self;
         let mut factor = 1.0;
-        if const { E::IS_SCALED } {
+        if const { E::Lines::HAS_SCALES } {
             let (scale, inverse) = scale_of(simd, from);
             let (scales, _) = self.block[layout.scales(layer, part, head)].as_chunks_mut();
             scales[slot] = scale.to_le_bytes();
             factor = inverse;
         }
         let numbers = &mut self.block[layout.numbers(layer, part, head)];
-        match (part, const { inputs::<E>() == 2 }) {
-            (Part::K, false) => store_across::<S, E>(simd, from, factor, numbers, slot),
-            (Part::V, false) => {
-                store_along::<S, E>(simd, from, factor, &mut numbers[slot * from.len() * E::BYTES..][..from.len() * E::BYTES])
-            }
-            (Part::K, true) => store_pairs(simd, from, numbers, slot),
-            (Part::V, true) => store_halves(simd, from, &mut numbers[slot / 2 * 4 * from.len()..][..4 * from.len()], slot % 2),
-        }
-    }
-}
-
-/// One number times `factor` for each of the `[head_dim][16 positions]`.
-#[inline(always)]
-fn store_across<S: Simd, E: Element>(simd: S, from: &[f32], factor: f32, positions: &mut [u8], slot: usize) {
-    for (from, to) in from.chunks(LANES).zip(positions.chunks_mut(LANES * BLOCK_POSITIONS * E::BYTES)) {
-        let mut rounded = E::ZEROS;
-        E::store(simd, simd.mul(load_part(simd, from), simd.splat(factor)), &mut rounded);
-        let numbers = rounded.as_ref().chunks_exact(E::BYTES);
-        for (number, to) in numbers.zip(to.chunks_exact_mut(BLOCK_POSITIONS * E::BYTES)) {
-            to[slot * E::BYTES..(slot + 1) * E::BYTES].copy_from_slice(number);
-        }
-    }
-}
-
-/// All numbers times `factor`, one after the other.
-#[inline(always)]
-fn store_along<S: Simd, E: Element>(simd: S, from: &[f32], factor: f32, to: &mut [u8]) {
-    let factor = simd.splat(factor);
-    let (to, to_rest) = E::chunks_mut(to);
-    let (from, from_rest) = from.as_chunks::<LANES>();
-    for (from, to) in from.iter().zip(to) {
-        E::store(simd, simd.mul(simd.load(from), factor), to);
-    }
-    if !to_rest.is_empty() {
-        E::store_part(simd, simd.mul(load_part(simd, from_rest), factor), to_rest);
-    }
-}
-
-/// Pairs of bf16, one for each of the `[head_dim / 2][16 positions]`.
-#[inline(always)]
-fn store_pairs<S: Simd>(simd: S, from: &[f32], positions: &mut [u8], slot: usize) {
-    let (lines, _) = positions.as_chunks_mut::<{ 4 * BLOCK_POSITIONS }>();
-    for (from, lines) in from.chunks(LANES).zip(lines.chunks_mut(LANES / 2)) {
-        for (pair, line) in simd.to_bf16_pairs(load_part(simd, from)).into_iter().zip(lines) {
-            line[4 * slot..4 * (slot + 1)].copy_from_slice(&pair.to_le_bytes());
-        }
-    }
-}
-
-/// Numbers in bf16, each into one half of a word: the lower one of words that begin with it, the higher one of words that have begun.
-#[inline(always)]
-fn store_halves<S: Simd>(simd: S, from: &[f32], words: &mut [u8], half: usize) {
-    let (words, _) = words.as_chunks_mut::<4>();
-    for (from, words) in from.chunks(LANES).zip(words.chunks_mut(LANES)) {
-        let pairs = simd.to_bf16_pairs(load_part(simd, from));
-        for (word, i) in words.iter_mut().zip(0..) {
-            let number = (pairs[i / 2] >> (16 * (i % 2))) as u16;
-            if half == 0 {
-                *word = u32::from(number).to_le_bytes();
-            } else {
-                word[2..].copy_from_slice(&number.to_le_bytes());
+        for (i, from) in from.chunks(LANES).enumerate() {
+            let mut bytes = [0; _];
+            E::put(simd, simd.mul(load_part(simd, from), simd.splat(factor)), &mut bytes);
+            let bytes = &bytes[..from.len() * E::BYTES];
+            match part {
+                Part::K => put_across::<E>(bytes, &mut numbers[i * LANES * BLOCK_POSITIONS * E::BYTES..], slot),
+                Part::V => {
+                    let line = &mut numbers[slot / inputs::<E>() * layout.head_dim * word_bytes::<E>()..];
+                    put_along::<E>(bytes, &mut line[i * LANES * word_bytes::<E>()..], slot % inputs::<E>());
+                }
             }
         }
+    }
+}
+
+/// Bytes of a word: of neighbouring dimensions in K, of neighbouring positions in V.
+const fn word_bytes<E: KvElement>() -> usize {
+    inputs::<E>() * E::BYTES
+}
+
+/// Words of K, one for each of the `[head_dim / inputs][16 positions]`.
+#[inline(always)]
+fn put_across<E: KvElement>(words: &[u8], positions: &mut [u8], slot: usize) {
+    let word = const { word_bytes::<E>() };
+    for (from, to) in words.chunks_exact(word).zip(positions.chunks_exact_mut(word * BLOCK_POSITIONS)) {
+        to[slot * word..][..word].copy_from_slice(from);
+    }
+}
+
+/// Numbers of V, each into place `nth` of a word, with zeros in the places after it.
+#[inline(always)]
+fn put_along<E: KvElement>(numbers: &[u8], words: &mut [u8], nth: usize) {
+    for (from, word) in numbers.chunks_exact(E::BYTES).zip(words.chunks_exact_mut(word_bytes::<E>())) {
+        let places = &mut word[nth * E::BYTES..];
+        places.fill(0);
+        places[..E::BYTES].copy_from_slice(from);
     }
 }
 
@@ -321,14 +295,18 @@ mod tests {
     }
 
     #[test]
-    fn in_bf16_an_even_position_leaves_a_zero_for_the_next_one() {
-        let layout = KvLayout { layers: 1, kv_heads: 1, head_dim: 20, dtype: KvDtype::Bf16 };
-        for cpu in cpus() {
+    fn in_pairs_an_even_position_leaves_a_zero_for_the_next_one() {
+        let dtypes = [KvDtype::Bf16, KvDtype::Int8];
+        for (cpu, dtype) in cpus().iter().flat_map(|cpu| dtypes.map(|dtype| (cpu, dtype))) {
+            let layout = KvLayout { layers: 1, kv_heads: 1, head_dim: 20, dtype };
             let mut kv = KvMemory::new(layout, 1);
             kv.block_mut(0).fill(0xff);
             let spans = &[Span { blocks: &[0], start: 6, rows: 1 }];
-            write(&cpu, &mut kv, 0, [KvRows { spans, k: &[1.0; 20], v: &[1.0; 20] }].into_iter());
-            assert_eq!(stored(&kv, 0, 0, Part::V, 0)[6..8], [[1.0; 20], [0.0; 20]]);
+            write(cpu, &mut kv, 0, [KvRows { spans, k: &[1.0; 20], v: &[1.0; 20] }].into_iter());
+            let numbers = layout.numbers(0, Part::V, 0);
+            let line = &kv.block(0)[numbers.start + 3 * 2 * numbers.len() / BLOCK_POSITIONS..][..2 * numbers.len() / BLOCK_POSITIONS];
+            let (one, places) = if dtype == KvDtype::Bf16 { (&[0x80, 0x3f][..], 4) } else { (&[127][..], 2) };
+            assert!(line.chunks(places).all(|word| word.starts_with(one) && word[one.len()..].iter().all(|byte| *byte == 0)));
         }
     }
 

@@ -61,7 +61,7 @@ mod weights;
 
 pub use cpu::{Bf16Products, Cpu, Isa, KernelError};
 pub use dtype::Dtype;
-pub use kv::{BLOCK_POSITIONS, KvDtype, KvLayout, KvMemory, KvRows, Span};
+pub use kv::{BLOCK_POSITIONS, INT8_HEAD_DIM_MAX, KvDtype, KvLayout, KvMemory, KvRows, Span};
 pub use matrix::Matrix;
 pub use tiles::Tiles;
 pub use weights::Weights;

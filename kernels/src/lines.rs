@@ -17,6 +17,8 @@ pub(crate) trait Lines {
     type Line: Send + Sync;
     /// Inputs of a line.
     const INPUTS: usize = 1;
+    /// Whether these are pairs of bf16, which are multiplied in [`Simd::BF16_STEPS`].
+    const IS_BF16: bool = false;
 
     /// What outputs 0 to 15, or 16 to 31, are multiplied by in step `STEP`.
     fn load<S: Simd, const STEP: usize>(simd: S, line: &Self::Line, half: usize) -> S::V;
@@ -32,6 +34,16 @@ pub(crate) trait Lines {
     fn add<S: Simd>(simd: S, weights: S::V, x: S::V, sum: S::V) -> S::V {
         simd.fma(weights, x, sum)
     }
+
+    /// Runs what multiplies such lines.
+    fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
+        isa.dispatch(kernel)
+    }
+}
+
+/// Steps in which a line is multiplied.
+pub(crate) const fn steps<S: Simd, L: Lines>() -> usize {
+    if L::IS_BF16 { S::BF16_STEPS } else { 1 }
 }
 
 /// Lines of stored numbers.
@@ -51,11 +63,6 @@ pub(crate) trait StoredLines: Element + Lines {
         for (line, numbers) in panel.chunks_exact_mut(Self::LINE_BYTES).zip(weights.chunks(group)) {
             line[output * group..][..numbers.len()].copy_from_slice(numbers);
         }
-    }
-
-    /// Runs what multiplies such lines.
-    fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
-        isa.dispatch(kernel)
     }
 }
 
@@ -88,6 +95,7 @@ pub(crate) const BLOCK_INPUTS: usize = 32;
 impl Lines for Bf16 {
     type Line = [u8; 2 * PANEL * 2];
     const INPUTS: usize = 2;
+    const IS_BF16: bool = true;
 
     #[inline(always)]
     fn load<S: Simd, const STEP: usize>(simd: S, line: &Self::Line, half: usize) -> S::V {
@@ -102,6 +110,10 @@ impl Lines for Bf16 {
     #[inline(always)]
     fn add<S: Simd>(simd: S, weights: S::V, x: S::V, sum: S::V) -> S::V {
         simd.add_bf16_products(weights, x, sum)
+    }
+
+    fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
+        isa.dispatch_pairs(kernel)
     }
 }
 
@@ -121,9 +133,5 @@ impl StoredLines for Bf16 {
                 *to = (flush(u16::from_le_bytes(*number).into()) as u16).to_le_bytes();
             }
         }
-    }
-
-    fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
-        isa.dispatch_bf16(kernel)
     }
 }

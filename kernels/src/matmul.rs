@@ -17,10 +17,10 @@ use crate::{
     disjoint::Disjoint,
     dtype::with_element,
     elementwise::silu_mul_vector,
-    lines::{BLOCK_INPUTS, StoredLines},
+    lines::{BLOCK_INPUTS, Lines, StoredLines},
     scratch::with_sums,
     simd::{Kernel, LANES, Simd},
-    tile::{Ahead, PANEL, Words, tile, with_tile_rows},
+    tile::{Ahead, PANEL, Start, Words, tile, with_tile_rows},
     tiles::{BLOCK_ROWS, SharedTiles, Tiles},
     weights::Weights,
 };
@@ -180,7 +180,7 @@ impl<E: StoredLines> Task<'_, E> {
     #[inline(always)]
     fn multiply_blocks<S: Simd>(&mut self, simd: S) {
         use crate::{
-            amx::{Amx, Bf16Pairs, Piece, Start, Stream, TILE},
+            amx::{Amx, Bf16Pairs, Piece, Stream, TILE},
             dtype::Bf16,
             lines::Lines,
         };
@@ -261,7 +261,7 @@ impl<E: StoredLines> Task<'_, E> {
                         1 => Ahead::within(weights),
                         tiles => Ahead::share_of(next, weights.len(), nth, tiles),
                     };
-                    with_tile_rows!(S, rows.len(), T => tile::<S, E, T>(simd, Words::<T>(x.as_chunks().0), weights, sums, ahead));
+                    with_tile_rows!(S, rows.len(), T => tile::<S, E, T>(simd, Words::<T>(x.as_chunks().0), weights, sums, Start::Sums, ahead));
                 }
             }
         }

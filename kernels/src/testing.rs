@@ -52,8 +52,8 @@ pub(crate) fn stored(kv: &KvMemory, block: u32, layer: usize, part: Part, head: 
     let mut scales = dtype::decode(Dtype::F32, &bytes[layout.scales(layer, part, head)]);
     scales.resize(BLOCK_POSITIONS, 1.0);
     let place = |position: usize, i: usize| match (part, layout.dtype) {
-        (Part::K, KvDtype::Bf16) => i / 2 * 2 * BLOCK_POSITIONS + 2 * position + i % 2,
-        (Part::V, KvDtype::Bf16) => position / 2 * 2 * layout.head_dim + 2 * i + position % 2,
+        (Part::K, KvDtype::Bf16 | KvDtype::Int8) => i / 2 * 2 * BLOCK_POSITIONS + 2 * position + i % 2,
+        (Part::V, KvDtype::Bf16 | KvDtype::Int8) => position / 2 * 2 * layout.head_dim + 2 * i + position % 2,
         (Part::K, _) => i * BLOCK_POSITIONS + position,
         (Part::V, _) => position * layout.head_dim + i,
     };

@@ -8,7 +8,7 @@
 #![allow(clippy::needless_range_loop, reason = "tiles are indexed by numbers known at compile time")]
 
 use crate::{
-    lines::Lines,
+    lines::{Lines, steps},
     simd::{Kernel, LANES, Simd},
 };
 
@@ -19,7 +19,7 @@ pub(crate) const PANEL: usize = 2 * LANES;
 pub(crate) trait Factors<const T: usize>: Copy {
     /// Lines of the panel.
     fn len(self) -> usize;
-    /// What line `l` of the panel is multiplied with for row `i` of the tile: the bits of an f32, or of two bf16.
+    /// What line `l` of the panel is multiplied with for row `i` of the tile: the bits of an f32, or of two numbers of 16.
     fn at(self, l: usize, i: usize) -> u32;
 }
 
@@ -39,17 +39,33 @@ impl<const T: usize> Factors<T> for Words<'_, T> {
     }
 }
 
-/// `sums[i][j] += x.at(l, i) * w[l][j]` for ascending `l`: `w` is `[line][PANEL]`, `sums` is `[T][PANEL]`.
+/// What sums begin with.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Start {
+    Zero,
+    /// What is there.
+    Sums,
+}
+
+/// `sums[i][j] += x.at(l, i) * w[l][j]` for ascending `l`, or `=`: `w` is `[line][PANEL]`, `sums` is `[T][PANEL]`.
 #[inline(always)]
-pub(crate) fn tile<S: Simd, P: Lines, const T: usize>(simd: S, x: impl Factors<T>, w: &[P::Line], sums: &mut [[f32; PANEL]], ahead: Ahead) {
+pub(crate) fn tile<S: Simd, P: Lines, const T: usize>(
+    simd: S,
+    x: impl Factors<T>,
+    w: &[P::Line],
+    sums: &mut [[f32; PANEL]],
+    start: Start,
+    ahead: Ahead,
+) {
     assert_eq!(x.len(), w.len(), "one line of the panel for each word of a row of x");
-    simd.call(Tile::<_, P, T> { x, w, sums: sums.first_chunk_mut().expect("sums of the whole tile"), ahead });
+    simd.call(Tile::<_, P, T> { x, w, sums: sums.first_chunk_mut().expect("sums of the whole tile"), start, ahead });
 }
 
 struct Tile<'a, X, P: Lines, const T: usize> {
     x: X,
     w: &'a [P::Line],
     sums: &'a mut [[f32; PANEL]; T],
+    start: Start,
     ahead: Ahead,
 }
 
@@ -57,42 +73,40 @@ impl<X: Factors<T>, P: Lines, const T: usize> Kernel for Tile<'_, X, P, T> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
+    fn run<S: Simd>(mut self, simd: S) {
         if const { S::TILE_VECTORS == 2 } {
-            vectors::<S, P, T, 2>(simd, self.x, self.w, self.sums, 0, self.ahead);
+            self.vectors::<S, 2>(simd, 0);
         } else {
-            vectors::<S, P, T, 1>(simd, self.x, self.w, self.sums, 0, self.ahead);
-            vectors::<S, P, T, 1>(simd, self.x, self.w, self.sums, 1, self.ahead);
+            self.vectors::<S, 1>(simd, 0);
+            self.vectors::<S, 1>(simd, 1);
         }
     }
 }
 
-/// `N` of the panel's vectors, from `first` on.
-#[inline(always)]
-fn vectors<S: Simd, P: Lines, const T: usize, const N: usize>(
-    simd: S,
-    x: impl Factors<T>,
-    w: &[P::Line],
-    sums: &mut [[f32; PANEL]; T],
-    first: usize,
-    mut ahead: Ahead,
-) {
-    let mut acc = [[simd.zero(); N]; T];
-    for i in 0..T {
-        for j in 0..N {
-            acc[i][j] = simd.load(&sums[i].as_chunks().0[first + j]);
+impl<X: Factors<T>, P: Lines, const T: usize> Tile<'_, X, P, T> {
+    /// `N` of the panel's vectors, from `first` on.
+    #[inline(always)]
+    fn vectors<S: Simd, const N: usize>(&mut self, simd: S, first: usize) {
+        let Self { x, w, ref mut sums, start, mut ahead } = *self;
+        let mut acc = [[simd.zero(); N]; T];
+        if start == Start::Sums {
+            for i in 0..T {
+                for j in 0..N {
+                    acc[i][j] = simd.load(&sums[i].as_chunks().0[first + j]);
+                }
+            }
         }
-    }
-    for l in 0..w.len().min(x.len()) {
-        ahead.ask(simd);
-        step::<S, P, T, N, 0>(simd, x, l, &w[l], &mut acc, first);
-        if const { P::INPUTS == 2 && S::BF16_STEPS == 2 } {
-            step::<S, P, T, N, 1>(simd, x, l, &w[l], &mut acc, first);
+        for l in 0..w.len().min(x.len()) {
+            ahead.ask(simd);
+            step::<S, P, T, N, 0>(simd, x, l, &w[l], &mut acc, first);
+            if const { steps::<S, P>() == 2 } {
+                step::<S, P, T, N, 1>(simd, x, l, &w[l], &mut acc, first);
+            }
         }
-    }
-    for i in 0..T {
-        for j in 0..N {
-            simd.store(acc[i][j], &mut sums[i].as_chunks_mut().0[first + j]);
+        for i in 0..T {
+            for j in 0..N {
+                simd.store(acc[i][j], &mut sums[i].as_chunks_mut().0[first + j]);
+            }
         }
     }
 }

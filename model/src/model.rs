@@ -10,13 +10,13 @@ use crate::{
     weights::{Checkpoint, WeightMatrix},
 };
 use std::path::Path;
-use tidemill_kernels::{self as kernels, BLOCK_POSITIONS, Bf16Products, Cpu, Isa, KvLayout, KvMemory};
+use tidemill_kernels::{self as kernels, BLOCK_POSITIONS, Bf16Products, Cpu, INT8_HEAD_DIM_MAX, Isa, KvLayout, KvMemory};
 use tidemill_proto::block::{BLOCK_TOKENS, KvDtype, KvShape, LayoutFingerprint};
 
 const _: () = assert!(BLOCK_TOKENS == BLOCK_POSITIONS, "the KV kernels and the block keys must agree on a block");
 
 /// Part of the layout fingerprint: changes whenever the same weights and tokens would give other KV bytes than before.
-const ARITHMETIC_VERSION: u32 = 6;
+const ARITHMETIC_VERSION: u32 = 7;
 
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
@@ -63,6 +63,9 @@ impl Model {
     /// Loads a Hugging Face directory. `progress` gets (bytes read, bytes in all) while the weights are read and hashed.
     pub fn load(dir: &Path, options: &LoadOptions, progress: &mut dyn FnMut(u64, u64)) -> Result<Model, ModelError> {
         let config = ModelConfig::load(dir)?;
+        if options.kv_dtype == KvDtype::Int8 && config.head_dim > INT8_HEAD_DIM_MAX {
+            return Err(ModelError::TooWideForInt8Kv { head_dim: config.head_dim });
+        }
         let cpu = Cpu::new(options.isa, options.threads)?;
         let mut checkpoint = Checkpoint::open(dir)?;
         let arithmetic = Arithmetic::of(&checkpoint, options.quantize);

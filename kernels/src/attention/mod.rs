@@ -1,16 +1,18 @@
 //! Attention over paged K and V.
 //!
 //! **The arithmetic.** A score is a chain of fused multiply-adds over the head's dimensions, of the query times
-//! `1 / sqrt(head_dim)`; where K is in 8 bits, of its integers, and times their position's scale in the end. Positions are cut at
-//! multiples of 256, counted from the sequence's beginning. Within a split: the maximum of the visible scores, the exponentials
-//! relative to it, their sum lane by lane and then in the fixed tree, and for each output a chain over the visible positions (where V
-//! is in 8 bits, of exponentials times scales and of integers). Splits are then merged in ascending order, each side scaled to the
-//! larger maximum (Dao, 2023, section 3.1). All of this depends on the query's own position alone: not on how a prompt was cut into
-//! chunks, nor on what computes it.
+//! `log2(e) / sqrt(head_dim)`. Positions are cut at multiples of 256, counted from the sequence's beginning. Within a split: the maximum of
+//! the visible scores, the powers of 2 relative to it, their sum lane by lane and then in the fixed tree, and for each output a chain over
+//! the visible positions. Splits are then merged in ascending order, each side scaled to the larger maximum (Dao, 2023, section 3.1). All
+//! of this depends on the query's own position alone: not on how a prompt was cut into chunks, nor on what computes it.
 //!
-//! K and V in bf16 are multiplied as bf16 weights are (`lines`): queries and exponentials are rounded to bf16, and chains go in twos, of
-//! the head's dimensions and of positions 2i and 2i + 1, or in blocks of 32 dimensions and 32 positions (`amx`). Exponentials are summed
+//! K and V in bf16 are multiplied as bf16 weights are (`lines`): queries and powers are rounded to bf16, and chains go in twos, of
+//! the head's dimensions and of positions 2i and 2i + 1, or in blocks of 32 dimensions and 32 positions (`amx`). Powers are summed
 //! as they are before that.
+//!
+//! K and V in 8 bits are multiplied as integers with integers of 16 bits: queries, each with a scale so that the largest number is
+//! 32,767, and powers times their positions' scales of V, so that the largest in the split is. So both lose less than they do in bf16, and
+//! sums are exact. They become numbers once all are added up, and are then scaled.
 //!
 //! There are two ways to compute it:
 //!
@@ -28,13 +30,13 @@ use crate::{
     cpu::Cpu,
     disjoint::Disjoint,
     dtype::load_part,
-    kv::{BLOCK_POSITIONS, KvMemory, Span},
-    lines::Lines,
+    int8::quantize,
+    kv::{BLOCK_POSITIONS, INT8_HEAD_DIM_MAX, KvDtype, KvMemory, Span, element::KvLines},
     memory::Memory,
     simd::{LANES, Simd},
     tiles::{SharedTiles, Tiles, Tiling},
 };
-use softmax::{Scores, State};
+use softmax::{Scores, State, Weights};
 use std::ops::Range;
 
 /// Which attention.
@@ -77,6 +79,7 @@ pub fn attention(
     let layout = kv.layout();
     let width = heads * layout.head_dim;
     assert!(heads > 0 && heads.is_multiple_of(layout.kv_heads), "query heads in equal groups");
+    assert!(layout.dtype != KvDtype::Int8 || layout.head_dim <= INT8_HEAD_DIM_MAX, "sums of integers have room in 32 bits");
     assert!(window != Some(0), "a window holds at least the row itself");
     let rows: usize = spans.iter().map(|span| span.rows).sum();
     assert!(q.len() == rows * width, "q is [rows, heads, head_dim]");
@@ -122,6 +125,25 @@ pub fn attention(
 fn within(split: usize, positions: &Range<usize>) -> Range<usize> {
     let clip = |position: usize| position.clamp(split * SPLIT, (split + 1) * SPLIT) - split * SPLIT;
     clip(positions.start)..clip(positions.end)
+}
+
+/// What the integers of a query times `scale` stand for, and what makes them of its numbers. The first is NaN where some are no finite numbers,
+/// which integers cannot tell.
+#[inline(always)]
+fn scale_of_query<S: Simd>(simd: S, q: &[f32], scale: S::V) -> (f32, f32) {
+    let (mut largest, mut zeros) = (simd.zero(), simd.zero());
+    for q in q.chunks(LANES) {
+        let x = simd.mul(load_part(simd, q), scale);
+        largest = simd.max(simd.max(x, simd.sub(simd.zero(), x)), largest);
+        zeros = simd.fma(x, simd.zero(), zeros);
+    }
+    let (scale, inverse) = quantize::scale_and_inverse::<{ i16::MAX }>(simd.max_lane(largest));
+    (scale + simd.sum(zeros), inverse)
+}
+
+/// What products of queries and keys are multiplied with: weights are powers of 2 where they are defined as powers of e.
+fn score_scale(head_dim: usize) -> f32 {
+    std::f32::consts::LOG2_E / (head_dim as f32).sqrt()
 }
 
 fn part(index: usize, len: usize) -> Range<usize> {
@@ -246,25 +268,25 @@ impl Call<'_> {
         self.visible(self.spans[task.span].start + task.rows.start + index / (task.kv_heads.len() * self.group))
     }
 
-    /// The queries of a tile, scaled, as words that multiply `P`: `[head_dim / inputs][queries of the tile]`. `ROUND`: numbers of f32 are
-    /// rounded to bf16.
+    /// The queries of a tile, as words that multiply `L`: `[head_dim / inputs][queries of the tile]`. Where they have scales: those of
+    /// integers, and then of scores.
     #[inline(always)]
-    fn pack_queries<S: Simd, P: Lines, const ROUND: bool>(&self, simd: S, task: &Task, queries: &Range<usize>, packed: &mut [u32]) {
+    fn pack_queries<S: Simd, L: KvLines>(&self, simd: S, task: &Task, queries: &Range<usize>, packed: &mut [u32], scales: &mut [f32]) {
         let head_dim = self.kv.layout().head_dim;
-        let scale = simd.splat(1.0 / (head_dim as f32).sqrt());
+        let words_per_vector = const { LANES / L::INPUTS };
+        let scale = simd.splat(score_scale(head_dim));
         for (i, index) in queries.clone().enumerate() {
             let (row, head) = self.query(task, index);
             let q = &self.q[(row * self.heads + head) * head_dim..][..head_dim];
-            let words = packed.chunks_mut(LANES / P::INPUTS * queries.len());
-            for (q, words) in q.chunks(LANES).zip(words) {
-                let q = simd.mul(load_part(simd, q), scale);
-                let q = if ROUND { simd.round_to_bf16(q) } else { q };
-                let words = words.chunks_exact_mut(queries.len());
-                if const { P::INPUTS == 2 } {
-                    words.zip(simd.to_bf16_pairs(q)).for_each(|(to, pair)| to[i] = pair);
-                } else {
-                    words.zip(simd.to_array(q)).for_each(|(to, number)| to[i] = number.to_bits());
-                }
+            let mut inverse = 1.0;
+            if const { L::HAS_SCALES } {
+                (scales[index], inverse) = scale_of_query(simd, q, scale);
+            }
+            for (q, packed) in q.chunks(LANES).zip(packed.chunks_mut(words_per_vector * queries.len())) {
+                let mut words = [0; LANES];
+                let words = &mut words[..words_per_vector];
+                L::put_words(simd, simd.mul(simd.mul(load_part(simd, q), scale), simd.splat(inverse)), words);
+                packed.chunks_exact_mut(queries.len()).zip(words).for_each(|(to, word)| to[i] = *word);
             }
         }
     }
@@ -290,7 +312,7 @@ mod tests {
     use crate::{
         cpu::Bf16Products,
         dtype::{Dtype, decode, encode},
-        kv::{KvDtype, KvLayout, KvRows, Part, write},
+        kv::{KvLayout, KvRows, Part, write},
         testing::{close, cpus, numbers, order, stored},
     };
     use std::collections::HashMap;
@@ -342,18 +364,24 @@ mod tests {
             let mut out = Vec::new();
             for row in 0..self.positions {
                 for head in 0..self.heads {
-                    let scale = 1.0 / (d as f32).sqrt();
+                    let scale = score_scale(d);
                     let q: Vec<f32> = self.q[(row * self.heads + head) * d..][..d].iter().map(|q| q * scale).collect();
-                    let q = if self.layout.dtype == KvDtype::Bf16 { decode(Dtype::Bf16, &encode(Dtype::Bf16, &q)) } else { q };
+                    let largest = q.iter().fold(0.0f32, |largest, q| largest.max(q.abs()));
+                    let in_16_bits = |q: f32| (q * (32767.0 / largest)).round_ties_even() * (largest / 32767.0);
+                    let q = match self.layout.dtype {
+                        KvDtype::Bf16 => decode(Dtype::Bf16, &encode(Dtype::Bf16, &q)),
+                        KvDtype::Int8 => q.into_iter().map(in_16_bits).collect(),
+                        _ => q,
+                    };
                     let first = window.map_or(0, |w| (row + 1).saturating_sub(w));
                     let scores: Vec<f64> =
                         (first..=row).map(|p| keys[head / group][p].iter().zip(&q).map(|(k, &q)| k * f64::from(q)).sum()).collect();
                     let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-                    let total: f64 = scores.iter().map(|s| (s - max).exp()).sum();
+                    let total: f64 = scores.iter().map(|s| (s - max).exp2()).sum();
                     let mut sums = vec![0.0; d];
                     for (p, score) in (first..=row).zip(&scores) {
                         for (sum, v) in sums.iter_mut().zip(&values[head / group][p]) {
-                            *sum += (score - max).exp() / total * v;
+                            *sum += (score - max).exp2() / total * v;
                         }
                     }
                     out.extend(sums);
@@ -383,8 +411,13 @@ mod tests {
                 let fixture = fixture(&cpu, positions, kv_heads, group, head_dim, dtype);
                 let out = fixture.run(&cpu, 0..positions, window);
                 let first = first.entry(order(cpu.isa(), dtype == KvDtype::Bf16)).or_insert_with(|| {
-                    // V is within ±1, and weights in bf16 are off by up to 2^-9 each.
-                    let tolerance = if dtype == KvDtype::Bf16 { 2f64.powi(-9) } else { 3e-6 };
+                    // V is within ±1. Weights in bf16 are off by up to 2^-9 each; those in 16 bits by up to 2^-16 of the largest, and
+                    // there are 256 in a split.
+                    let tolerance = match dtype {
+                        KvDtype::Bf16 => 2f64.powi(-9),
+                        KvDtype::Int8 => 2f64.powi(-12),
+                        _ => 3e-6,
+                    };
                     close(&out, fixture.reference(window).into_iter(), tolerance);
                     out.clone()
                 });

@@ -3,9 +3,9 @@
 #![allow(clippy::needless_range_loop, reason = "tiles are indexed by numbers known at compile time")]
 
 use super::{
-    BLOCK_LINES, Call, SPLIT, SPLIT_BLOCKS, Scores, State, Task, Tiling,
+    BLOCK_LINES, Call, SPLIT, SPLIT_BLOCKS, State, Task, Tiling, Weights,
     prefetch::Prefetch,
-    softmax::{Weighted, pair_up, scale, weigh},
+    softmax::{Merge, PanelRow, Scales, WEIGHTS_WORDS, Weighted, weigh},
     within,
 };
 use crate::{
@@ -13,11 +13,10 @@ use crate::{
     dtype::{Bf16, F32},
     kv::{
         BLOCK_POSITIONS, KvDtype, Part,
-        element::{KvElement, KvLine, inputs, with_kv_element},
+        element::{Integers, KvElement, KvLine, KvLines, inputs, with_kv_element},
     },
-    lines::{Lines, StoredLines},
     simd::{Kernel, LANES, Simd},
-    tile::{Ahead, PANEL, Words, tile, with_tile_rows},
+    tile::{Ahead, PANEL, Start, Words, tile, with_tile_rows},
     tiles::BLOCK_ROWS,
 };
 use std::{cell::RefCell, marker::PhantomData, ops::Range};
@@ -29,19 +28,20 @@ struct Scratch {
     k: Vec<KvLine>,
     /// Of one split: `[panel of dimensions][position / inputs]`.
     v: Vec<KvLine>,
-    /// Of one split: `[block]`, where there are scales.
-    k_scales: [[f32; LANES]; SPLIT_BLOCKS],
-    v_scales: [[f32; LANES]; SPLIT_BLOCKS],
+    /// Of one split.
+    scales: Scales,
     /// All queries' words, in tiles.
     q: Vec<u32>,
+    q_scales: Vec<f32>,
     /// All queries' states.
     states: Vec<f32>,
-    /// Of one tile.
-    scores: Vec<Scores>,
-    /// Of one tile, as AMX makes them: `[panel][query]`.
-    panels_of_scores: Vec<[f32; PANEL]>,
-    /// Of one tile, in pairs, as AMX takes them.
-    weights: Vec<[u32; SPLIT / 2]>,
+    /// Of one tile: `[panel][query]`.
+    scores: Vec<[f32; PANEL]>,
+    weights: Vec<Weights>,
+    /// Of one tile, where a query sees any of the split.
+    merges: Vec<Option<Merge>>,
+    /// Of one tile and panel of V.
+    sums: Vec<[f32; PANEL]>,
 }
 
 thread_local! {
@@ -49,13 +49,17 @@ thread_local! {
 }
 
 pub(super) fn run(cpu: &Cpu, call: &Call<'_>, task: &Task) {
-    if call.kv.layout().dtype == KvDtype::Bf16 { run_with::<Bf16>(cpu, call, task) } else { run_with::<F32>(cpu, call, task) }
+    match call.kv.layout().dtype {
+        KvDtype::F32 | KvDtype::F16 => run_with::<F32>(cpu, call, task),
+        KvDtype::Bf16 => run_with::<Bf16>(cpu, call, task),
+        KvDtype::Int8 => run_with::<Integers>(cpu, call, task),
+    }
 }
 
-fn run_with<P: StoredLines<Line = KvLine>>(cpu: &Cpu, call: &Call<'_>, task: &Task) {
+fn run_with<P: KvLines>(cpu: &Cpu, call: &Call<'_>, task: &Task) {
     SCRATCH.with_borrow_mut(|scratch| {
         let head_dim = call.kv.layout().head_dim;
-        let in_blocks = P::INPUTS == 2 && cpu.isa().bf16_products() == Bf16Products::Blocks;
+        let in_blocks = P::IS_BF16 && cpu.isa().bf16_products() == Bf16Products::Blocks;
         // For AMX, queries lie one after the other, filled up with zeros to whole blocks, as panels of K are.
         let (words, tile_rows) = match in_blocks {
             true => ((head_dim / P::INPUTS).next_multiple_of(BLOCK_LINES), 2 * BLOCK_ROWS),
@@ -66,9 +70,10 @@ fn run_with<P: StoredLines<Line = KvLine>>(cpu: &Cpu, call: &Call<'_>, task: &Ta
         scratch.v.resize(head_dim.div_ceil(PANEL) * SPLIT / P::INPUTS, [0; _]);
         scratch.q.resize((queries.rows + if in_blocks { tile_rows } else { 0 }) * queries.cols, 0);
         scratch.states.resize(queries.rows * State::len(head_dim), 0.0);
-        scratch.scores.resize(tile_rows, [0.0; SPLIT]);
-        scratch.panels_of_scores.resize(SPLIT / PANEL * tile_rows, [0.0; _]);
+        scratch.q_scales.resize(queries.rows, 0.0);
+        scratch.scores.resize(SPLIT / PANEL * tile_rows, [0.0; _]);
         scratch.weights.resize(tile_rows, [0; _]);
+        scratch.sums.resize(tile_rows, [0.0; _]);
         P::dispatch(cpu.isa(), Run::<P> { call, task, queries, in_blocks, scratch, lines: PhantomData });
     });
 }
@@ -84,7 +89,7 @@ struct Run<'a, P> {
     lines: PhantomData<P>,
 }
 
-impl<P: Lines<Line = KvLine>> Kernel for Run<'_, P> {
+impl<P: KvLines> Kernel for Run<'_, P> {
     type Output = ();
 
     #[inline(always)]
@@ -92,14 +97,15 @@ impl<P: Lines<Line = KvLine>> Kernel for Run<'_, P> {
         let state_len = State::len(self.call.kv.layout().head_dim);
         for index in 0..self.queries.tiles {
             let tile = self.queries.tile(index);
-            let q = &mut self.scratch.q[self.queries.numbers(&tile)];
+            let Scratch { q, q_scales, .. } = &mut *self.scratch;
+            let q = &mut q[self.queries.numbers(&tile)];
             if self.in_blocks {
                 q.fill(0);
                 for (query, words) in tile.zip(q.chunks_exact_mut(self.queries.cols)) {
-                    self.call.pack_queries::<S, P, false>(simd, self.task, &(query..query + 1), words);
+                    self.call.pack_queries::<S, P>(simd, self.task, &(query..query + 1), words, q_scales);
                 }
             } else {
-                self.call.pack_queries::<S, P, false>(simd, self.task, &tile, q);
+                self.call.pack_queries::<S, P>(simd, self.task, &tile, q, q_scales);
             }
         }
         self.scratch.states.chunks_exact_mut(state_len).for_each(|state| _ = State::clear(state));
@@ -122,7 +128,7 @@ impl<P: Lines<Line = KvLine>> Kernel for Run<'_, P> {
     }
 }
 
-impl<P: Lines<Line = KvLine>> Run<'_, P> {
+impl<P: KvLines> Run<'_, P> {
     /// Positions that any of the queries attends to.
     #[inline(always)]
     fn visible_to_any(&self, queries: &Range<usize>) -> Range<usize> {
@@ -142,10 +148,10 @@ impl<P: Lines<Line = KvLine>> Run<'_, P> {
         }
         for block in blocks {
             let bytes = call.kv.block(call.spans[task.span].blocks[split * SPLIT_BLOCKS + block]);
-            if const { E::IS_SCALED } {
-                for (part, to) in [(Part::K, &mut self.scratch.k_scales), (Part::V, &mut self.scratch.v_scales)] {
+            if const { E::Lines::HAS_SCALES } {
+                for part in [Part::K, Part::V] {
                     let (scales, _) = bytes[layout.scales(call.layer, part, task.kv_heads.start)].as_chunks();
-                    simd.store(simd.load_f32_bytes(&scales[0]), &mut to[block]);
+                    self.scratch.scales.set(simd, block, part, &scales[0]);
                 }
             }
             let first = block * BLOCK_POSITIONS;
@@ -191,58 +197,26 @@ impl<P: Lines<Line = KvLine>> Run<'_, P> {
     #[inline(always)]
     fn tile<S: Simd, const T: usize>(&mut self, simd: S, split: usize, queries: &Range<usize>) {
         let (words, head_dim) = (self.queries.cols, self.call.kv.layout().head_dim);
-        let state_len = State::len(head_dim);
-        let is_scaled = self.call.kv.layout().dtype.is_scaled();
         let visible = within(split, &self.visible_to_any(queries));
         if visible.is_empty() {
             return;
         }
-        let Scratch { k, v, k_scales, v_scales, q, states, scores, .. } = &mut *self.scratch;
-        let scores = scores.first_chunk_mut::<T>().expect("scores of the whole tile");
         let panels = visible.start / PANEL..visible.end.div_ceil(PANEL);
+        let Scratch { k, q, scores, .. } = &mut *self.scratch;
         let q = Words::<T>(q[self.queries.numbers(queries)].as_chunks().0);
         for panel in panels.clone() {
-            let k = &k[panel * words..(panel + 1) * words];
-            let mut sums = [[0.0; PANEL]; T];
-            tile::<S, P, T>(simd, q, k, &mut sums, Ahead::NOTHING);
-            for i in 0..T {
-                scores[i][panel * PANEL..(panel + 1) * PANEL].copy_from_slice(&sums[i]);
-            }
+            let (k, scores) = (&k[panel * words..(panel + 1) * words], &mut scores[panel * T..(panel + 1) * T]);
+            tile::<S, P, T>(simd, q, k, scores, Start::Zero, Ahead::NOTHING);
         }
-        if is_scaled {
-            for block in panels.start * PANEL / BLOCK_POSITIONS..panels.end * PANEL / BLOCK_POSITIONS {
-                scale(simd, scores, block, simd.load(&k_scales[block]));
-            }
-        }
-        let mut factors = [None; T];
-        for i in 0..T {
-            let query = queries.start + i;
-            let seen = within(split, &self.call.visible_to(self.task, query));
-            if let Some(normalizer) = weigh(simd, &mut scores[i], &panels, &seen, &mut Prefetch::nothing()) {
-                factors[i] = Some(State::resume(&mut states[query * state_len..(query + 1) * state_len]).merge(simd, normalizer));
-            }
-        }
-        if is_scaled {
-            for block in visible.start / BLOCK_POSITIONS..visible.end.div_ceil(BLOCK_POSITIONS) {
-                scale(simd, scores, block, simd.load(&v_scales[block]));
-            }
-        }
-        if const { P::INPUTS == 2 } {
-            scores.iter_mut().for_each(|weights| pair_up(simd, weights, &panels));
-        }
+        self.weigh(simd, split, queries, &panels, T);
         let lines = visible.start / P::INPUTS..visible.end.div_ceil(P::INPUTS);
-        let weights = Weighted { weights: scores, first: lines.start, len: lines.len() };
         for panel in 0..head_dim.div_ceil(PANEL) {
+            let Scratch { v, weights, sums, .. } = &mut *self.scratch;
+            let weights = weights.first_chunk().expect("weights of the whole tile");
+            let weights = Weighted::<T> { weights, first: lines.start, len: lines.len() };
             let v = &v[panel * (SPLIT / P::INPUTS)..][lines.clone()];
-            let mut sums = [[0.0; PANEL]; T];
-            tile::<S, P, T>(simd, weights, v, &mut sums, Ahead::NOTHING);
-            for i in 0..T {
-                if let Some(factors) = factors[i] {
-                    let query = queries.start + i;
-                    let state = &mut states[query * state_len..(query + 1) * state_len];
-                    State::resume(state).add(simd, factors, panel * PANEL / LANES, sums[i].as_chunks().0);
-                }
-            }
+            tile::<S, P, T>(simd, weights, v, sums, Start::Zero, Ahead::NOTHING);
+            self.add(simd, queries, panel);
         }
     }
 
@@ -250,16 +224,15 @@ impl<P: Lines<Line = KvLine>> Run<'_, P> {
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     #[inline(always)]
     fn tile_in_blocks<S: Simd>(&mut self, simd: S, split: usize, queries: &Range<usize>) {
-        use super::softmax::TileRow;
-        use crate::amx::{Amx, Bf16Pairs, Piece, Start};
+        use crate::amx::{Amx, Bf16Pairs, Piece};
+        let words = self.queries.cols;
         let visible = within(split, &self.visible_to_any(queries));
         if visible.is_empty() {
             return;
         }
-        let (words, state_len) = (self.queries.cols, State::len(self.call.kv.layout().head_dim));
         let rows = queries.len().next_multiple_of(BLOCK_ROWS);
         let panels = visible.start / PANEL..visible.end.div_ceil(PANEL);
-        let Scratch { k, v, q, states, panels_of_scores: scores, weights, .. } = &mut *self.scratch;
+        let Scratch { k, q, scores, .. } = &mut *self.scratch;
         // SAFETY: products are added up so only where AMX was found available.
         let unit = unsafe { Amx::new(queries.len()) };
         for panel in panels.clone() {
@@ -267,30 +240,51 @@ impl<P: Lines<Line = KvLine>> Run<'_, P> {
             let scores = &mut scores[panel * rows..(panel + 1) * rows];
             unit.multiply::<Bf16Pairs>(&q[queries.start * words..], words, k, scores, Start::Zero);
         }
-        let mut factors = [None; 2 * BLOCK_ROWS];
-        for (i, query) in queries.clone().enumerate() {
-            let seen = within(split, &self.call.visible_to(self.task, query));
-            let mut row = TileRow { scores, rows, row: i, weights: &mut weights[i] };
-            if let Some(normalizer) = weigh(simd, &mut row, &panels, &seen, &mut Prefetch::nothing()) {
-                factors[i] = Some(State::resume(&mut states[query * state_len..(query + 1) * state_len]).merge(simd, normalizer));
-            }
-        }
-        let mut sums = [[0.0; PANEL]; 2 * BLOCK_ROWS];
+        self.weigh(simd, split, queries, &panels, rows);
         let lines = panels.start * BLOCK_LINES..panels.end * BLOCK_LINES;
-        for (panel, v) in v.chunks_exact(SPLIT / P::INPUTS).enumerate() {
-            let (sums, v) = (&mut sums[..rows], Piece::in_caches(&v[lines.clone()]));
-            unit.multiply::<Bf16Pairs>(&weights.as_flattened()[lines.start..], SPLIT / 2, v, sums, Start::Zero);
-            for (i, query) in queries.clone().enumerate() {
-                if let Some(factors) = factors[i] {
-                    let state = &mut states[query * state_len..(query + 1) * state_len];
-                    State::resume(state).add(simd, factors, panel * PANEL / LANES, sums[i].as_chunks().0);
-                }
-            }
+        for panel in 0..self.call.kv.layout().head_dim.div_ceil(PANEL) {
+            let Scratch { v, weights, sums, .. } = &mut *self.scratch;
+            let v = Piece::in_caches(&v[panel * (SPLIT / P::INPUTS)..][lines.clone()]);
+            unit.multiply::<Bf16Pairs>(&weights.as_flattened()[lines.start..], WEIGHTS_WORDS, v, &mut sums[..rows], Start::Zero);
+            self.add(simd, queries, panel);
         }
     }
 
     #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
     fn tile_in_blocks<S: Simd>(&mut self, _: S, _: usize, _: &Range<usize>) {
         unreachable!("there is no AMX")
+    }
+
+    /// Makes weights of a tile's scores, which are in panels of `rows`, and takes the split's maximum and sum into the queries' states.
+    #[inline(always)]
+    fn weigh<S: Simd>(&mut self, simd: S, split: usize, queries: &Range<usize>, panels: &Range<usize>, rows: usize) {
+        let state_len = State::len(self.call.kv.layout().head_dim);
+        let Scratch { scores, weights, scales, q_scales, states, merges, .. } = &mut *self.scratch;
+        merges.clear();
+        for (row, query) in queries.clone().enumerate() {
+            let seen = within(split, &self.call.visible_to(self.task, query));
+            let mut scores = PanelRow { panels: scores, rows, row };
+            let scales = (q_scales[query], &*scales);
+            let normalizer = weigh::<S, P>(simd, &mut scores, &mut weights[row], panels, &seen, scales, &mut Prefetch::nothing());
+            let Some(normalizer) = normalizer else {
+                merges.push(None);
+                continue;
+            };
+            let state = &mut states[query * state_len..(query + 1) * state_len];
+            merges.push(Some(State::resume(state).merge(simd, normalizer)));
+        }
+    }
+
+    /// Adds a panel of a tile's weighted sums to the queries' states.
+    #[inline(always)]
+    fn add<S: Simd>(&mut self, simd: S, queries: &Range<usize>, panel: usize) {
+        let state_len = State::len(self.call.kv.layout().head_dim);
+        let Scratch { states, merges, sums, .. } = &mut *self.scratch;
+        for ((query, merge), sums) in queries.clone().zip(merges).zip(sums) {
+            if let Some(merge) = merge {
+                let state = &mut states[query * state_len..(query + 1) * state_len];
+                State::resume(state).add::<S, P>(simd, *merge, panel * PANEL / LANES, sums.as_chunks().0);
+            }
+        }
     }
 }

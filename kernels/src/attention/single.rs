@@ -3,20 +3,19 @@
 #![allow(clippy::needless_range_loop, reason = "tiles are indexed by numbers known at compile time")]
 
 use super::{
-    BLOCK_LINES, Call, SPLIT, Scores, State, Task, Tiling,
+    BLOCK_LINES, Call, SPLIT, Scores, State, Task, Tiling, Weights,
     prefetch::{Prefetch, Stretch},
-    softmax::{EXP_PRODUCTS, Normalizer, pair_up, round, scale, weigh},
+    softmax::{EXP_PRODUCTS, Scales, weigh},
     stored::Stored,
     within,
 };
 use crate::{
     cpu::{Bf16Products, Cpu},
-    dtype::F32,
     kv::{
         BLOCK_POSITIONS, Part,
-        element::{KvElement, inputs, with_kv_element},
+        element::{Bf16Apart, KvElement, KvLines, inputs, with_kv_element},
     },
-    lines::{Lines, StoredLines},
+    lines::{Lines, steps},
     simd::{Kernel, LANES, Simd},
     tile::{PANEL, with_tile_rows},
 };
@@ -27,9 +26,14 @@ use std::{cell::RefCell, marker::PhantomData, ops::Range};
 struct Scratch {
     /// All queries' words, in tiles; in blocks, their numbers.
     q: Vec<u32>,
+    /// Of each query.
+    q_scales: Vec<f32>,
     states: Vec<f32>,
+    /// Of one KV head.
+    scales: Scales,
     /// Of one tile.
     scores: Vec<Scores>,
+    weights: Vec<Weights>,
     /// Of one tile and split: `[query][vector of V]`.
     values: Vec<[f32; LANES]>,
     /// Where that begins which the last task has asked for.
@@ -46,25 +50,31 @@ pub(super) fn run(cpu: &Cpu, call: &Call<'_>, task: &Task, next: Option<&Task>, 
 }
 
 fn run_with<E: KvElement>(cpu: &Cpu, call: &Call<'_>, task: &Task, next: Option<&Task>, partial: Option<&mut [f32]>) {
+    if const { E::Lines::IS_BF16 } && cpu.isa().bf16_products() == Bf16Products::Blocks {
+        run_as::<E, true>(cpu, call, task, next, partial);
+    } else {
+        run_as::<E, false>(cpu, call, task, next, partial);
+    }
+}
+
+fn run_as<E: KvElement, const IN_BLOCKS: bool>(cpu: &Cpu, call: &Call<'_>, task: &Task, next: Option<&Task>, partial: Option<&mut [f32]>) {
     SCRATCH.with_borrow_mut(|scratch| {
         let head_dim = call.kv.layout().head_dim;
-        let in_blocks = const { inputs::<E>() == 2 } && cpu.isa().bf16_products() == Bf16Products::Blocks;
-        let factors = if in_blocks { head_dim } else { head_dim / inputs::<E>() };
+        let factors = if IN_BLOCKS { head_dim } else { head_dim / inputs::<E>() };
         // Pairs: of half as many queries as there are sums for, four vectors of K or V are multiplied at a time, not two, so V of 64 dimensions is
         // gone through once. Other numbers are widened for each tile of queries; blocks have more sums, and that was not tried for them.
-        let tile_rows = if in_blocks || inputs::<E>() == 1 { cpu.isa().tile_rows() } else { cpu.isa().tile_rows().div_ceil(2) };
+        let tile_rows = if IN_BLOCKS || inputs::<E>() == 1 { cpu.isa().tile_rows() } else { cpu.isa().tile_rows().div_ceil(2) };
         let queries = Tiling::new(call.group, factors, tile_rows);
-        let Scratch { q, states, scores, values, asked } = scratch;
         let all = task.kv_heads.len() * queries.rows;
-        q.resize(all * queries.cols, 0);
-        states.resize(all * State::len(head_dim), 0.0);
-        scores.resize(cpu.isa().tile_rows(), [0.0; SPLIT]);
-        values.resize(cpu.isa().tile_rows() * head_dim.div_ceil(LANES), [0.0; LANES]);
-        let finish = partial.is_none();
-        let states = partial.unwrap_or(states);
-        let run = Run::<E, false> { call, task, next, queries, q, states, scores, values, asked, finish, element: PhantomData };
-        if in_blocks {
-            cpu.isa().dispatch(run.in_blocks());
+        scratch.q.resize(all * queries.cols, 0);
+        scratch.q_scales.resize(all, 0.0);
+        scratch.states.resize(all * State::len(head_dim), 0.0);
+        scratch.scores.resize(cpu.isa().tile_rows(), [0.0; SPLIT]);
+        scratch.weights.resize(cpu.isa().tile_rows(), [0; _]);
+        scratch.values.resize(cpu.isa().tile_rows() * head_dim.div_ceil(LANES), [0.0; LANES]);
+        let run = Run::<E, IN_BLOCKS> { call, task, next, queries, scratch, partial, element: PhantomData };
+        if IN_BLOCKS {
+            cpu.isa().dispatch(run);
         } else {
             E::Lines::dispatch(cpu.isa(), run);
         }
@@ -94,9 +104,7 @@ impl Kernel for Merge<'_> {
         for (query, state) in first.chunks_exact_mut(state_len).take(queries).enumerate() {
             let mut state = State::resume(state);
             for split in others.chunks_exact_mut(states_len) {
-                let split = State::resume(&mut split[query * state_len..(query + 1) * state_len]);
-                let factors = state.merge(simd, split.normalizer());
-                state.add(simd, factors, 0, split.values());
+                state.merge_state(simd, &State::resume(&mut split[query * state_len..(query + 1) * state_len]));
             }
             self.call.finish(simd, self.task, query, &state);
         }
@@ -110,20 +118,10 @@ struct Run<'a, E, const IN_BLOCKS: bool> {
     next: Option<&'a Task>,
     /// Those of one KV head.
     queries: Tiling,
-    q: &'a mut [u32],
-    states: &'a mut [f32],
-    scores: &'a mut [Scores],
-    values: &'a mut [[f32; LANES]],
-    asked: &'a mut usize,
-    finish: bool,
+    scratch: &'a mut Scratch,
+    /// Where states are left, if they are to be merged.
+    partial: Option<&'a mut [f32]>,
     element: PhantomData<E>,
-}
-
-impl<'a, E> Run<'a, E, false> {
-    fn in_blocks(self) -> Run<'a, E, true> {
-        let Self { call, task, next, queries, q, states, scores, values, asked, finish, element } = self;
-        Run { call, task, next, queries, q, states, scores, values, asked, finish, element }
-    }
 }
 
 impl<E: KvElement, const IN_BLOCKS: bool> Kernel for Run<'_, E, IN_BLOCKS> {
@@ -132,46 +130,66 @@ impl<E: KvElement, const IN_BLOCKS: bool> Kernel for Run<'_, E, IN_BLOCKS> {
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
         let state_len = State::len(self.call.kv.layout().head_dim);
-        self.states.chunks_exact_mut(state_len).for_each(|state| _ = State::clear(state));
+        self.states().chunks_exact_mut(state_len).for_each(|state| _ = State::clear(state));
         for nth in 0..self.task.kv_heads.len() {
             for index in 0..self.queries.tiles {
                 let tile = self.tile_of(nth, index);
-                let q = &mut self.q[self.queries.numbers(&tile)];
+                let Scratch { q, q_scales, .. } = &mut *self.scratch;
+                let q = &mut q[self.queries.numbers(&tile)];
                 if IN_BLOCKS {
-                    self.call.pack_queries::<S, F32, true>(simd, self.task, &tile, q);
+                    self.call.pack_queries::<S, Bf16Apart>(simd, self.task, &tile, q, q_scales);
                 } else {
-                    self.call.pack_queries::<S, E::Lines, false>(simd, self.task, &tile, q);
+                    self.call.pack_queries::<S, E::Lines>(simd, self.task, &tile, q, q_scales);
                 }
             }
         }
         let (call, task) = (self.call, self.task);
         let visible = call.visible_to(task, 0);
         let mut stretch = Some(Stretch::first_of(call, task));
-        if let Some(first) = stretch.as_ref().map(|first| Prefetch::of(call, first, 1)).filter(|first| first.first() != *self.asked) {
+        if let Some(first) = stretch.as_ref().map(|first| Prefetch::of(call, first, 1)).filter(|first| first.first() != self.scratch.asked)
+        {
             first.ask_for_all(simd);
         }
         while let Some(this) = stretch {
             stretch = this.next_in(call, task);
             let after = stretch.clone().or_else(|| self.next.map(|next| Stretch::first_of(call, next)));
             let mut prefetch = after.map_or(Prefetch::nothing(), |after| Prefetch::of(call, &after, self.products(&this)));
-            *self.asked = prefetch.first();
+            self.scratch.asked = prefetch.first();
             for (split, kv_head) in this.splits.flat_map(|split| this.kv_heads.clone().map(move |kv_head| (split, kv_head))) {
+                self.read_scales(simd, split, &visible, kv_head);
                 for index in 0..self.queries.tiles {
                     let tile = self.tile_of(kv_head - task.kv_heads.start, index);
                     with_tile_rows!(S, tile.len(), T => self.tile::<S, T>(simd, split, &visible, kv_head, &tile, &mut prefetch));
                 }
             }
         }
-        if self.finish {
-            for query in 0..self.task.kv_heads.len() * self.queries.rows {
-                let state = State::resume(&mut self.states[query * state_len..(query + 1) * state_len]);
-                self.call.finish(simd, self.task, query, &state);
+        if self.partial.is_none() {
+            for (query, state) in self.scratch.states.chunks_exact_mut(state_len).enumerate() {
+                call.finish(simd, task, query, &State::resume(state));
             }
         }
     }
 }
 
 impl<E: KvElement, const IN_BLOCKS: bool> Run<'_, E, IN_BLOCKS> {
+    fn states(&mut self) -> &mut [f32] {
+        self.partial.as_deref_mut().unwrap_or(&mut self.scratch.states)
+    }
+
+    /// Scales of a KV head's visible positions in a split, where there are some.
+    #[inline(always)]
+    fn read_scales<S: Simd>(&mut self, simd: S, split: usize, visible: &Range<usize>, kv_head: usize) {
+        if const { E::Lines::HAS_SCALES } {
+            let stored = Stored::new(self.call, self.task.span, split, kv_head);
+            let visible = within(split, visible);
+            for block in visible.start / BLOCK_POSITIONS..visible.end.div_ceil(BLOCK_POSITIONS) {
+                for part in [Part::K, Part::V] {
+                    self.scratch.scales.set(simd, block, part, stored.scales(block, part));
+                }
+            }
+        }
+    }
+
     /// Tile `index` of the queries of the task's KV head `nth`. They are numbered head by head.
     fn tile_of(&self, nth: usize, index: usize) -> Range<usize> {
         let (tile, first) = (self.queries.tile(index), nth * self.queries.rows);
@@ -200,40 +218,30 @@ impl<E: KvElement, const IN_BLOCKS: bool> Run<'_, E, IN_BLOCKS> {
         let (vectors, state_len) = (head_dim.div_ceil(LANES), State::len(head_dim));
         let visible = within(split, visible);
         let panels = visible.start / PANEL..visible.end.div_ceil(PANEL);
-        let (q, _) = self.q[self.queries.numbers(queries)].as_chunks::<T>();
         let stored = Stored::new(self.call, self.task.span, split, kv_head);
-        let scores = self.scores.first_chunk_mut::<T>().expect("scores of the whole tile");
+        let Scratch { q, q_scales, scales, scores, weights, values, .. } = &mut *self.scratch;
+        let (q, _) = q[self.queries.numbers(queries)].as_chunks::<T>();
+        let scores = scores.first_chunk_mut::<T>().expect("scores of the whole tile");
+        let weights = weights.first_chunk_mut::<T>().expect("weights of the whole tile");
         simd.call(ScoreSplit::<E, T, IN_BLOCKS> { stored, q, panels: panels.clone(), scores, prefetch, element: PhantomData });
-        let mut normalizers = [None::<Normalizer>; T];
+        let mut normalizers = [None; T];
         for i in 0..T {
-            normalizers[i] = weigh(simd, &mut scores[i], &panels, &visible, prefetch);
-        }
-        if const { E::IS_SCALED } {
-            for block in visible.start / BLOCK_POSITIONS..visible.end.div_ceil(BLOCK_POSITIONS) {
-                scale(simd, scores, block, simd.load_f32_bytes(stored.scales(block, Part::V)));
-            }
-        }
-        if IN_BLOCKS {
-            scores.iter_mut().for_each(|weights| round(simd, weights, &panels));
-        } else if const { inputs::<E>() == 2 } {
-            scores.iter_mut().for_each(|weights| pair_up(simd, weights, &panels));
+            let (scores, weights, scales) = (&mut scores[i], &mut weights[i], (q_scales[queries.start + i], &*scales));
+            normalizers[i] = if IN_BLOCKS {
+                weigh::<S, Bf16Apart>(simd, scores, weights, &panels, &visible, scales, prefetch)
+            } else {
+                weigh::<S, E::Lines>(simd, scores, weights, &panels, &visible, scales, prefetch)
+            };
         }
         let lines = visible.start / inputs::<E>()..visible.end.div_ceil(inputs::<E>());
-        simd.call(SumSplit::<E, T, IN_BLOCKS> {
-            stored,
-            head_dim,
-            lines,
-            weights: scores,
-            sums: self.values,
-            prefetch,
-            element: PhantomData,
-        });
+        simd.call(SumSplit::<E, T, IN_BLOCKS> { stored, head_dim, lines, weights, sums: values, prefetch, element: PhantomData });
+        let states = self.partial.as_deref_mut().unwrap_or(&mut self.scratch.states);
         for i in 0..T {
             if let Some(normalizer) = normalizers[i] {
                 let query = queries.start + i;
-                let mut state = State::resume(&mut self.states[query * state_len..(query + 1) * state_len]);
-                let factors = state.merge(simd, normalizer);
-                state.add(simd, factors, 0, &self.values[i * vectors..(i + 1) * vectors]);
+                let mut state = State::resume(&mut states[query * state_len..(query + 1) * state_len]);
+                let merge = state.merge(simd, normalizer);
+                state.add::<S, E::Lines>(simd, merge, 0, &self.scratch.values[i * vectors..(i + 1) * vectors]);
             }
         }
     }
@@ -288,15 +296,7 @@ impl<E: KvElement, const T: usize, const IN_BLOCKS: bool> ScoreSplit<'_, '_, E, 
             sums.add::<E>(simd, &k, [&q[0], &q[q.len() - 1]], line);
         }
         *self.prefetch = prefetch;
-        let mut acc = sums.total(simd, lines);
-        if const { E::IS_SCALED } {
-            for j in 0..N {
-                let scales = simd.load_f32_bytes(self.stored.scales(block + j, Part::K));
-                for i in 0..T {
-                    acc[i][j] = simd.mul(acc[i][j], scales);
-                }
-            }
-        }
+        let acc = sums.total(simd, lines);
         for i in 0..T {
             let (vectors, _) = self.scores[i].as_chunks_mut::<LANES>();
             for j in 0..N {
@@ -327,15 +327,15 @@ impl<S: Simd, const T: usize, const N: usize, const IN_BLOCKS: bool> Sums<S, T, 
     fn add<E: KvElement>(&mut self, simd: S, words: &[&E::Words; N], [even, odd]: [&[u32; T]; 2], line: usize) {
         if IN_BLOCKS {
             assert!(S::BF16_STEPS == 2, "pairs are taken apart as they are loaded");
-            multiply::<S, E, F32, T, N, 0>(simd, words, odd, &mut self.odd);
-            multiply::<S, E, F32, T, N, 1>(simd, words, even, &mut self.even);
+            multiply::<S, E, Bf16Apart, T, N, 0>(simd, words, odd, &mut self.odd);
+            multiply::<S, E, Bf16Apart, T, N, 1>(simd, words, even, &mut self.even);
             if (line + 1).is_multiple_of(BLOCK_LINES) {
                 self.end_block(simd);
             }
             return;
         }
         multiply::<S, E, E::Lines, T, N, 0>(simd, words, even, &mut self.sums);
-        if const { inputs::<E>() == 2 && S::BF16_STEPS == 2 } {
+        if const { steps::<S, E::Lines>() == 2 } {
             multiply::<S, E, E::Lines, T, N, 1>(simd, words, even, &mut self.sums);
         }
     }
@@ -395,7 +395,7 @@ struct SumSplit<'a, 'k, E, const T: usize, const IN_BLOCKS: bool> {
     stored: Stored<'a>,
     head_dim: usize,
     lines: Range<usize>,
-    weights: &'a [Scores; T],
+    weights: &'a [Weights; T],
     /// `[query][vector]`.
     sums: &'a mut [[f32; LANES]],
     prefetch: &'a mut Prefetch<'k>,
@@ -450,8 +450,8 @@ impl<E: KvElement, const T: usize, const IN_BLOCKS: bool> SumSplit<'_, '_, E, T,
             for (row, line) in rows.zip(lines) {
                 prefetch.ask(simd, (T * N) as u32);
                 let factor = line * factors::<IN_BLOCKS>() % SPLIT;
-                let even = std::array::from_fn(|i| self.weights[i][factor].to_bits());
-                let odd = std::array::from_fn(|i| self.weights[i][factor + factors::<IN_BLOCKS>() - 1].to_bits());
+                let even = std::array::from_fn(|i| self.weights[i][factor]);
+                let odd = std::array::from_fn(|i| self.weights[i][factor + factors::<IN_BLOCKS>() - 1]);
                 let (whole, rest) = E::words(row);
                 let part;
                 let words: [&E::Words; N] = if WHOLE {

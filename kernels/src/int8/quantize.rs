@@ -67,7 +67,7 @@ pub(super) fn quantize_on<S: Simd>(simd: S, row: impl Source, to: &mut [[i8; 4]]
         largest = simd.max(simd.max(x, simd.sub(simd.zero(), x)), largest);
     }
     let largest = simd.max_lane(largest);
-    let (scale, inverse) = scale_and_inverse(largest);
+    let (scale, inverse) = scale_and_inverse::<{ i8::MAX as i16 }>(largest);
     let mut sums = simd.zero();
     for i in 0..vectors {
         let rounded = simd.fma(row.vector(simd, i), simd.splat(inverse), simd.splat(ROUND));
@@ -88,14 +88,14 @@ pub(super) fn quantize_on<S: Simd>(simd: S, row: impl Source, to: &mut [[i8; 4]]
 /// Of a vector.
 const QUADS: usize = LANES / 4;
 
-/// What integers are multiplied with to give numbers up to `largest`, and what these are multiplied with to give the integers.
+/// What integers up to `MAX` are multiplied with to give numbers up to `largest`, and what these are multiplied with to give the integers.
 #[inline(always)]
-pub(crate) fn scale_and_inverse(largest: f32) -> (f32, f32) {
-    if largest < NEGLIGIBLE { (0.0, 0.0) } else { (largest / INTEGER_MAX, INTEGER_MAX / largest) }
+pub(crate) fn scale_and_inverse<const MAX: i16>(largest: f32) -> (f32, f32) {
+    let integer = f32::from(MAX);
+    if largest < NEGLIGIBLE { (0.0, 0.0) } else { (largest / integer, integer / largest) }
 }
 
-const INTEGER_MAX: f32 = 127.0;
-/// Above it, 127 over the largest number is finite.
+/// Above it, the largest integer over the largest number is finite.
 const NEGLIGIBLE: f32 = 1e-30;
 /// 1.5 × 2^23: a small number added to it is rounded to an integer (ties to even), which is in the low bits of the sum.
 pub(crate) const ROUND: f32 = 12_582_912.0;

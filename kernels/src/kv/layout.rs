@@ -37,12 +37,12 @@ impl KvDtype {
 /// ```text
 ///           f32, f16                      bf16                                   int8
 /// scales    none                          none                                   [16 positions] f32, 64 bytes
-/// numbers   K [head_dim][16 positions]    [head_dim / 2][16 positions][2]        as in f32
-///           V [16 positions][head_dim]    [8 pairs of positions][head_dim][2]    as in f32
+/// numbers   K [head_dim][16 positions]    [head_dim / 2][16 positions][2]        as in bf16
+///           V [16 positions][head_dim]    [8 pairs of positions][head_dim][2]    as in bf16
 /// padding   none, as head_dim is even     none                                   to a multiple of 64 bytes, where head_dim is none of 4
 /// ```
 ///
-/// In K a vector holds one dimension of 16 positions, so that their scores need no sums across lanes. In bf16 a word holds two
+/// In K a vector holds one dimension of 16 positions, so that their scores need no sums across lanes. In bf16 and int8 a word holds two
 /// numbers that are multiplied in one go: of two dimensions in K, of two positions in V. Scales and numbers start on cache lines.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KvLayout {

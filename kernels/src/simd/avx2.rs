@@ -40,10 +40,19 @@ fn bf16x8(_: Avx2, x: &[u8; 16]) -> __m256 {
     intrinsics!(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(x.as_ptr().cast())))))
 }
 
-/// Eight 8-bit integers to f32.
+/// Eight pairs of 8-bit integers to 16 bits.
 #[inline(always)]
-fn i8x8(_: Avx2, x: &[u8; 8]) -> __m256 {
-    intrinsics!(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(x.as_ptr().cast()))))
+fn i8_pairs_x8(_: Avx2, x: &[u8; 16]) -> __m256 {
+    intrinsics!(_mm256_castsi256_ps(_mm256_cvtepi8_epi16(_mm_loadu_si128(x.as_ptr().cast()))))
+}
+
+/// [`Simd::add_i16_products`] of eight lanes.
+#[inline(always)]
+fn add_i16_products_x8(_: Avx2, a: __m256, b: __m256, sum: __m256) -> __m256 {
+    intrinsics! {
+        let products = _mm256_madd_epi16(_mm256_castps_si256(a), _mm256_castps_si256(b));
+        _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(sum), products))
+    }
 }
 
 /// Eight bf16, the even ones of 16, to f32.
@@ -146,12 +155,6 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn load_i8_bytes(self, x: &[u8; 16]) -> V {
-        let (halves, _) = x.as_chunks();
-        [i8x8(self, &halves[0]), i8x8(self, &halves[1])]
-    }
-
-    #[inline(always)]
     fn load_bf16_even(self, x: &[u8; 64]) -> V {
         let (halves, _) = x.as_chunks();
         [bf16_even_x8(self, &halves[0]), bf16_even_x8(self, &halves[1])]
@@ -161,6 +164,33 @@ impl Simd for Avx2 {
     fn load_bf16_odd(self, x: &[u8; 64]) -> V {
         let (halves, _) = x.as_chunks();
         [bf16_odd_x8(self, &halves[0]), bf16_odd_x8(self, &halves[1])]
+    }
+
+    #[inline(always)]
+    fn load_i8_pairs(self, pairs: &[u8; 32]) -> V {
+        let (low, high) = halves(pairs);
+        [i8_pairs_x8(self, low), i8_pairs_x8(self, high)]
+    }
+
+    #[inline(always)]
+    fn to_i16_pairs(self, v: V) -> [u32; LANES / 2] {
+        let mut pairs = [0; LANES / 2];
+        // As in `to_bf16_pairs`.
+        intrinsics!(_mm256_storeu_si256(
+            pairs.as_mut_ptr().cast(),
+            _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi32(_mm256_cvtps_epi32(v[0]), _mm256_cvtps_epi32(v[1])))
+        ));
+        pairs
+    }
+
+    #[inline(always)]
+    fn add_i16_products(self, a: V, b: V, sum: V) -> V {
+        [add_i16_products_x8(self, a[0], b[0], sum[0]), add_i16_products_x8(self, a[1], b[1], sum[1])]
+    }
+
+    #[inline(always)]
+    fn i32_to_f32(self, integers: V) -> V {
+        intrinsics!([_mm256_cvtepi32_ps(_mm256_castps_si256(integers[0])), _mm256_cvtepi32_ps(_mm256_castps_si256(integers[1]))])
     }
 
     #[inline(always)]
@@ -190,17 +220,10 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn store_bf16_bytes(self, v: V, to: &mut [u8; 32]) {
-        let (lo, hi) = (to_bf16x8(self, v[0]), to_bf16x8(self, v[1]));
-        // The pack works within 128-bit halves, so the middle quarters change places afterwards.
-        intrinsics!(_mm256_storeu_si256(to.as_mut_ptr().cast(), _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(lo, hi))))
-    }
-
-    #[inline(always)]
     fn to_bf16_pairs(self, v: V) -> [u32; LANES / 2] {
         let (low, high) = (normal_bf16x8(self, v[0]), normal_bf16x8(self, v[1]));
         let mut pairs = [0; LANES / 2];
-        // As in `store_bf16_bytes`.
+        // The pack works within 128-bit halves, so the middle quarters change places afterwards.
         intrinsics!(_mm256_storeu_si256(
             pairs.as_mut_ptr().cast(),
             _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(low, high))

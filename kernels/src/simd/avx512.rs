@@ -3,10 +3,10 @@
 use super::{Kernel, LANES, Simd};
 use std::arch::x86_64::*;
 
-/// Proof of AVX-512 F, and of AVX-512 BF16 if `BF16`: made only by [`run`] and [`run_bf16`], and where
+/// Proof of AVX-512 F, and of AVX-512 BF16 and VNNI if `PAIRS`: made only by [`run`] and [`run_pairs`], and where
 /// [`enabled`](Self::enabled) says so.
 #[derive(Clone, Copy)]
-pub(crate) struct Avx512<const BF16: bool = false>(());
+pub(crate) struct Avx512<const PAIRS: bool = false>(());
 
 impl Avx512 {
     /// # Safety
@@ -24,10 +24,10 @@ pub(super) fn run<K: Kernel>(kernel: K) -> K::Output {
     kernel.run(Avx512::<false>(()))
 }
 
-/// Runs `kernel` with AVX-512 and its products of bf16 pairs enabled.
+/// Runs `kernel` with AVX-512 and its products of pairs of 16 bits enabled.
 #[inline(never)]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
-pub(super) fn run_bf16<K: Kernel>(kernel: K) -> K::Output {
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni,avx2,fma,f16c")]
+pub(super) fn run_pairs<K: Kernel>(kernel: K) -> K::Output {
     kernel.run(Avx512::<true>(()))
 }
 
@@ -39,7 +39,7 @@ macro_rules! intrinsics {
     };
 }
 
-impl<const BF16: bool> Simd for Avx512<BF16> {
+impl<const PAIRS: bool> Simd for Avx512<PAIRS> {
     type V = __m512;
 
     const TILE_ROWS: usize = 12;
@@ -47,8 +47,8 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
 
     #[inline(always)]
     fn call<K: Kernel>(self, kernel: K) -> K::Output {
-        // SAFETY: `self` exists only where AVX-512 is enabled, with BF16 if that is said.
-        unsafe { if BF16 { run_bf16(kernel) } else { run(kernel) } }
+        // SAFETY: `self` exists only where AVX-512 is enabled, with products of pairs if that is said.
+        unsafe { if PAIRS { run_pairs(kernel) } else { run(kernel) } }
     }
 
     #[inline(always)]
@@ -82,11 +82,6 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     }
 
     #[inline(always)]
-    fn load_i8_bytes(self, x: &[u8; 16]) -> __m512 {
-        intrinsics!(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(x.as_ptr().cast()))))
-    }
-
-    #[inline(always)]
     fn load_bf16_even(self, x: &[u8; 64]) -> __m512 {
         intrinsics!(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_loadu_si512(x.as_ptr().cast()))))
     }
@@ -99,11 +94,11 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
         }
     }
 
-    const BF16_STEPS: usize = if BF16 { 1 } else { 2 };
+    const BF16_STEPS: usize = if PAIRS { 1 } else { 2 };
 
     #[inline(always)]
     fn load_bf16_pairs<const STEP: usize>(self, pairs: &[u8; 64]) -> __m512 {
-        match (BF16, STEP) {
+        match (PAIRS, STEP) {
             (true, _) => self.load_f32_bytes(pairs),
             (false, 0) => self.load_bf16_odd(pairs),
             (false, _) => self.load_bf16_even(pairs),
@@ -112,7 +107,7 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
 
     #[inline(always)]
     fn splat_bf16_pair<const STEP: usize>(self, pair: u32) -> __m512 {
-        self.splat(f32::from_bits(match (BF16, STEP) {
+        self.splat(f32::from_bits(match (PAIRS, STEP) {
             (true, _) => pair,
             (false, 0) => pair & 0xffff_0000,
             (false, _) => pair << 16,
@@ -121,12 +116,37 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
 
     #[inline(always)]
     fn add_bf16_products(self, a: __m512, b: __m512, sum: __m512) -> __m512 {
-        if BF16 {
+        if PAIRS {
             // SAFETY: a register of pairs is one of bf16; `self` exists only where the instruction is enabled.
             intrinsics!(_mm512_dpbf16_ps(sum, std::mem::transmute::<__m512, __m512bh>(a), std::mem::transmute::<__m512, __m512bh>(b)))
         } else {
             self.fma(a, b, sum)
         }
+    }
+
+    #[inline(always)]
+    fn load_i8_pairs(self, pairs: &[u8; 32]) -> __m512 {
+        intrinsics!(_mm512_castsi512_ps(_mm512_cvtepi8_epi16(_mm256_loadu_si256(pairs.as_ptr().cast()))))
+    }
+
+    #[inline(always)]
+    fn to_i16_pairs(self, v: __m512) -> [u32; LANES / 2] {
+        let mut pairs = [0; LANES / 2];
+        intrinsics!(_mm256_storeu_si256(pairs.as_mut_ptr().cast(), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(v))));
+        pairs
+    }
+
+    #[inline(always)]
+    fn add_i16_products(self, a: __m512, b: __m512, sum: __m512) -> __m512 {
+        intrinsics! {
+            let (a, b, sum) = (_mm512_castps_si512(a), _mm512_castps_si512(b), _mm512_castps_si512(sum));
+            _mm512_castsi512_ps(if PAIRS { _mm512_dpwssd_epi32(sum, a, b) } else { _mm512_add_epi32(sum, _mm512_madd_epi16(a, b)) })
+        }
+    }
+
+    #[inline(always)]
+    fn i32_to_f32(self, integers: __m512) -> __m512 {
+        intrinsics!(_mm512_cvtepi32_ps(_mm512_castps_si512(integers)))
     }
 
     #[inline(always)]
@@ -150,20 +170,10 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     }
 
     #[inline(always)]
-    fn store_bf16_bytes(self, v: __m512, to: &mut [u8; 32]) {
-        intrinsics! {
-            let bits = _mm512_castps_si512(v);
-            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
-            let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-            _mm256_storeu_si256(to.as_mut_ptr().cast(), _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(rounded)))
-        }
-    }
-
-    #[inline(always)]
     fn to_bf16_pairs(self, v: __m512) -> [u32; LANES / 2] {
         let mut pairs = [0; LANES / 2];
         intrinsics! {
-            let rounded = if BF16 {
+            let rounded = if PAIRS {
                 // SAFETY: the type is as wide as that of integers.
                 std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(v))
             } else {

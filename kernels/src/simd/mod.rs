@@ -42,7 +42,6 @@ pub(crate) trait Simd: Copy + Send + Sync {
     fn load_f32_bytes(self, x: &[u8; 64]) -> Self::V;
     fn load_f16_bytes(self, x: &[u8; 32]) -> Self::V;
     fn load_bf16_bytes(self, x: &[u8; 32]) -> Self::V;
-    fn load_i8_bytes(self, x: &[u8; 16]) -> Self::V;
     /// 16 bf16, the even or the odd ones of 32.
     fn load_bf16_even(self, x: &[u8; 64]) -> Self::V;
     fn load_bf16_odd(self, x: &[u8; 64]) -> Self::V;
@@ -69,11 +68,21 @@ pub(crate) trait Simd: Copy + Send + Sync {
         self.fma(a, b, sum)
     }
 
+    /// 16 pairs of 8-bit integers as pairs of 16 bits, the first of a pair in the low half: bits that mean nothing as f32.
+    fn load_i8_pairs(self, pairs: &[u8; 32]) -> Self::V;
+
+    /// The lanes, rounded to nearest, ties to even, in pairs of 16 bits. They are within ±32,767.
+    fn to_i16_pairs(self, v: Self::V) -> [u32; LANES / 2];
+
+    /// In each lane of 32 bits, `sum` and the two products of two pairs of 16: integers that wrap around.
+    fn add_i16_products(self, a: Self::V, b: Self::V, sum: Self::V) -> Self::V;
+
+    /// Integers of 32 bits to the nearest f32, ties to even.
+    fn i32_to_f32(self, integers: Self::V) -> Self::V;
+
     fn store_f32_bytes(self, v: Self::V, to: &mut [u8; 64]);
     /// Rounds to nearest, ties to even.
     fn store_f16_bytes(self, v: Self::V, to: &mut [u8; 32]);
-    /// Rounds to nearest, ties to even; NaN is not kept apart from infinity (see the callers: K and V are finite).
-    fn store_bf16_bytes(self, v: Self::V, to: &mut [u8; 32]);
 
     /// The lanes as [`bf16::pair`](crate::bf16::pair)s.
     fn to_bf16_pairs(self, v: Self::V) -> [u32; LANES / 2];
@@ -118,7 +127,7 @@ pub(crate) trait Simd: Copy + Send + Sync {
     fn min(self, a: Self::V, b: Self::V) -> Self::V;
     /// `if x < limit { a } else { b }`.
     fn select_less(self, x: Self::V, limit: Self::V, a: Self::V, b: Self::V) -> Self::V;
-    /// `2^n` where `v` holds `1.5 * 2^23 + n` and `-126 <= n <= 127`: moves the low mantissa bits into the exponent.
+    /// `2^n` where `v` holds `1.5 * 2^23 + n` and `-126 <= n <= 127`, 0 where `n` is -127: moves the low mantissa bits into the exponent.
     fn exp2_of_shifted(self, v: Self::V) -> Self::V;
 
     /// The largest lane. Any if one is NaN.
@@ -196,14 +205,14 @@ impl Isa {
         }
     }
 
-    /// As [`dispatch`](Self::dispatch), for kernels that multiply pairs of bf16, with the instruction for that if there is one: others
-    /// are not compiled for it.
-    pub(crate) fn dispatch_bf16<K: Kernel>(self, kernel: K) -> K::Output {
+    /// As [`dispatch`](Self::dispatch), for kernels that multiply pairs of 16 bits, with the instructions for that if there are some: others
+    /// are not compiled for them.
+    pub(crate) fn dispatch_pairs<K: Kernel>(self, kernel: K) -> K::Output {
         debug_assert!(self.is_available());
         match self {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Isa::Amx | Isa::Avx512Bf16 => unsafe { avx512::run_bf16(kernel) },
+            Isa::Amx | Isa::Avx512Bf16 => unsafe { avx512::run_pairs(kernel) },
             _ => self.dispatch(kernel),
         }
     }

@@ -40,16 +40,6 @@ fn load_words(x: &[u8; 64]) -> [uint32x4_t; REGISTERS] {
     }
 }
 
-/// Four f32, rounded to bf16.
-#[inline(always)]
-fn to_bf16x4(v: float32x4_t) -> uint16x4_t {
-    intrinsics! {
-        let bits = vreinterpretq_u32_f32(v);
-        let odd = vandq_u32(vshrq_n_u32::<16>(bits), vdupq_n_u32(1));
-        vshrn_n_u32::<16>(vaddq_u32(bits, vaddq_u32(odd, vdupq_n_u32(0x7fff))))
-    }
-}
-
 impl Simd for Neon {
     type V = V;
 
@@ -109,16 +99,6 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
-    fn load_i8_bytes(self, x: &[u8; 16]) -> V {
-        intrinsics! {
-            let x = vreinterpretq_s8_u8(load_bytes(x));
-            let (low, high) = (vmovl_s8(vget_low_s8(x)), vmovl_high_s8(x));
-            let integers = [vmovl_s16(vget_low_s16(low)), vmovl_high_s16(low), vmovl_s16(vget_low_s16(high)), vmovl_high_s16(high)];
-            integers.map(|integers| vcvtq_f32_s32(integers))
-        }
-    }
-
-    #[inline(always)]
     fn load_bf16_even(self, x: &[u8; 64]) -> V {
         intrinsics!(load_words(x).map(|pairs| vreinterpretq_f32_u32(vshlq_n_u32::<16>(pairs))))
     }
@@ -126,6 +106,45 @@ impl Simd for Neon {
     #[inline(always)]
     fn load_bf16_odd(self, x: &[u8; 64]) -> V {
         intrinsics!(load_words(x).map(|pairs| vreinterpretq_f32_u32(vandq_u32(pairs, vdupq_n_u32(0xffff_0000)))))
+    }
+
+    #[inline(always)]
+    fn load_i8_pairs(self, pairs: &[u8; 32]) -> V {
+        intrinsics! {
+            let (halves, _) = pairs.as_chunks();
+            let [a, b]: [int8x16_t; 2] = from_fn(|i| vreinterpretq_s8_u8(load_bytes(&halves[i])));
+            let wide = [vmovl_s8(vget_low_s8(a)), vmovl_high_s8(a), vmovl_s8(vget_low_s8(b)), vmovl_high_s8(b)];
+            wide.map(|pairs| vreinterpretq_f32_s16(pairs))
+        }
+    }
+
+    #[inline(always)]
+    fn to_i16_pairs(self, v: V) -> [u32; LANES / 2] {
+        let mut pairs = [0; LANES / 2];
+        intrinsics! {
+            let rounded = v.map(|v| vcvtnq_s32_f32(v));
+            for (to, i) in pairs.as_chunks_mut::<4>().0.iter_mut().zip([0, 2]) {
+                let integers = vcombine_s16(vmovn_s32(rounded[i]), vmovn_s32(rounded[i + 1]));
+                vst1q_u32(to.as_mut_ptr(), vreinterpretq_u32_s16(integers))
+            }
+        }
+        pairs
+    }
+
+    #[inline(always)]
+    fn add_i16_products(self, a: V, b: V, sum: V) -> V {
+        intrinsics! {
+            from_fn(|i| {
+                let (a, b, sum) = (vreinterpretq_s16_f32(a[i]), vreinterpretq_s16_f32(b[i]), vreinterpretq_s32_f32(sum[i]));
+                let products = vpaddq_s32(vmull_s16(vget_low_s16(a), vget_low_s16(b)), vmull_high_s16(a, b));
+                vreinterpretq_f32_s32(vaddq_s32(sum, products))
+            })
+        }
+    }
+
+    #[inline(always)]
+    fn i32_to_f32(self, integers: V) -> V {
+        intrinsics!(integers.map(|integers| vcvtq_f32_s32(vreinterpretq_s32_f32(integers))))
     }
 
     #[inline(always)]
@@ -140,16 +159,6 @@ impl Simd for Neon {
     #[inline(always)]
     fn store_f16_bytes(self, v: V, to: &mut [u8; 32]) {
         Portable.store_f16_bytes(self.to_array(v), to);
-    }
-
-    #[inline(always)]
-    fn store_bf16_bytes(self, v: V, to: &mut [u8; 32]) {
-        intrinsics! {
-            for (half, to) in to.as_chunks_mut().0.iter_mut().enumerate() {
-                let rounded = vcombine_u16(to_bf16x4(v[2 * half]), to_bf16x4(v[2 * half + 1]));
-                store_bytes(vreinterpretq_u8_u16(rounded), to);
-            }
-        }
     }
 
     #[inline(always)]

@@ -24,6 +24,12 @@ fn to_half_words(v: V, to: &mut [u8; 32], from_f32: impl Fn(f32) -> u16) {
     }
 }
 
+/// The first in the low half.
+#[inline(always)]
+fn i16_pair([low, high]: [i16; 2]) -> f32 {
+    f32::from_bits(u32::from(low as u16) | u32::from(high as u16) << 16)
+}
+
 impl Simd for Portable {
     type V = V;
 
@@ -67,11 +73,6 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn load_i8_bytes(self, x: &[u8; 16]) -> V {
-        x.map(|x| f32::from(x as i8))
-    }
-
-    #[inline(always)]
     fn load_bf16_even(self, x: &[u8; 64]) -> V {
         let (words, _) = x.as_chunks::<4>();
         from_fn(|i| f32::from_bits(u32::from_le_bytes(words[i]) << 16))
@@ -81,6 +82,31 @@ impl Simd for Portable {
     fn load_bf16_odd(self, x: &[u8; 64]) -> V {
         let (words, _) = x.as_chunks::<4>();
         from_fn(|i| f32::from_bits(u32::from_le_bytes(words[i]) & 0xffff_0000))
+    }
+
+    #[inline(always)]
+    fn load_i8_pairs(self, pairs: &[u8; 32]) -> V {
+        let (pairs, _) = pairs.as_chunks();
+        from_fn(|i| i16_pair(pairs[i].map(|x: u8| (x as i8).into())))
+    }
+
+    #[inline(always)]
+    fn to_i16_pairs(self, v: V) -> [u32; LANES / 2] {
+        from_fn(|i| i16_pair([v[2 * i], v[2 * i + 1]].map(|x| x.round_ties_even() as i16)).to_bits())
+    }
+
+    #[inline(always)]
+    fn add_i16_products(self, a: V, b: V, sum: V) -> V {
+        let halves = |pair: f32| [pair.to_bits() as i16, (pair.to_bits() >> 16) as i16].map(i32::from);
+        from_fn(|i| {
+            let ([a0, a1], [b0, b1]) = (halves(a[i]), halves(b[i]));
+            f32::from_bits((sum[i].to_bits() as i32).wrapping_add(a0 * b0).wrapping_add(a1 * b1) as u32)
+        })
+    }
+
+    #[inline(always)]
+    fn i32_to_f32(self, integers: V) -> V {
+        integers.map(|integer| integer.to_bits() as i32 as f32)
     }
 
     #[inline(always)]
@@ -94,14 +120,6 @@ impl Simd for Portable {
     #[inline(always)]
     fn store_f16_bytes(self, v: V, to: &mut [u8; 32]) {
         to_half_words(v, to, |x| f16::from_f32(x).to_bits());
-    }
-
-    #[inline(always)]
-    fn store_bf16_bytes(self, v: V, to: &mut [u8; 32]) {
-        to_half_words(v, to, |x| {
-            let bits = x.to_bits();
-            (bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16
-        });
     }
 
     #[inline(always)]

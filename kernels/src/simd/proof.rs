@@ -11,10 +11,10 @@ use std::sync::LazyLock;
 /// Tries it once, which takes microseconds. `false` as well where there is no such instruction.
 pub(crate) fn bf16_products_are_exact() -> bool {
     static ANSWER: LazyLock<bool> = LazyLock::new(|| {
-        let has = Isa::Avx512.is_available() && is_x86_feature_detected!("avx512bf16");
+        let has = Isa::Avx512.is_available() && is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512vnni");
         let chains = chains();
         // SAFETY: all that the two enable was just detected.
-        has && unsafe { avx512::run_bf16(Products(&chains)) == avx512::run(Products(&chains)) }
+        has && unsafe { avx512::run_pairs(Products(&chains)) == avx512::run(Products(&chains)) }
     });
     *ANSWER
 }
@@ -105,13 +105,13 @@ mod tests {
         let pairs = |any: &[f32; LANES]| std::array::from_fn(|i| bf16::pair(any[2 * i], any[2 * i + 1]));
         let expected = (sums, chains().iter().map(|chain| pairs(&chain.any)).collect());
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
-            assert!(isa.dispatch_bf16(Products(&chains())) == expected, "{isa}");
+            assert!(isa.dispatch_pairs(Products(&chains())) == expected, "{isa}");
         }
     }
 
     #[test]
     fn a_processor_that_computes_otherwise_is_found_out() {
-        let (exact, _) = Isa::Portable.dispatch_bf16(Products(&chains()));
+        let (exact, _) = Isa::Portable.dispatch_pairs(Products(&chains()));
         let products = |a: [f32; 2], b: [f32; 2]| [0, 1].map(|i| f64::from(a[i]) * f64::from(b[i]));
         let otherwise: [(&str, Vec<_>); 4] = [
             ("even first", with(|sum, a, b| a[1].mul_add(b[1], a[0].mul_add(b[0], sum)))),

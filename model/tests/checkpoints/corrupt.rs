@@ -20,7 +20,11 @@ fn copy(family: &str) -> tempfile::TempDir {
 }
 
 fn load(dir: &Path) -> Result<(), String> {
-    let options = LoadOptions { kv_dtype: KvDtype::Bf16, quantize: None, threads: 1, isa: None };
+    load_with(dir, KvDtype::Bf16)
+}
+
+fn load_with(dir: &Path, kv_dtype: KvDtype) -> Result<(), String> {
+    let options = LoadOptions { kv_dtype, quantize: None, threads: 1, isa: None };
     Model::load(dir, &options, &mut |_, _| {}).map(|_| ()).map_err(|e| e.to_string())
 }
 
@@ -106,6 +110,15 @@ fn wrong_settings_are_named() {
         c["layer_types"] = json!(["full_attention", "chunked_attention", "full_attention"]);
     });
     fails(dir.path(), &["layer_types", "chunked_attention"]);
+}
+
+#[test]
+fn heads_that_are_too_wide_for_k_and_v_in_8_bits_are_named() {
+    let dir = copy("llama");
+    edit_config(dir.path(), |c| c["head_dim"] = json!(518));
+    let error = load_with(dir.path(), KvDtype::Int8).unwrap_err();
+    assert!(["518", "516", "--kv-dtype int8"].iter().all(|word| error.contains(word)), "{error}");
+    fails(dir.path(), &["2072", "self_attn.q_proj.weight"]);
 }
 
 #[test]
