@@ -3,8 +3,8 @@
 //! On the CPU, or on an NVIDIA GPU ([`cuda`]), where operations are checked against references first: the machine with the GPU may
 //! have nothing but a driver, and so nothing to run the kernels' own tests with.
 //!
-//! The machine's ceilings are measured first, in the same run and with the same threads. Everything is repeated and the best
-//! is kept: what else the machine does can only make it slower. Operands stream from memory as the layers of a model do,
+//! The machine's ceilings are measured first, in the same run and with the same threads; memory's again beside each row, which is held
+//! to the best of those moments. Everything is repeated and the best is kept: what else the machine does can only make it slower. Operands stream from memory as the layers of a model do,
 //! so no cache makes a decode step look better than it is.
 
 pub mod ceilings;
@@ -15,6 +15,7 @@ pub mod phases;
 pub mod report;
 
 use anyhow::{Context, ensure};
+use ceilings::Reading;
 use cuda::gpu::Gpu;
 use limits::{Ceilings, Work};
 use report::{Report, Row};
@@ -125,12 +126,18 @@ fn measure_cpu(args: &KernelsArgs) -> anyhow::Result<Report> {
     let mut bench = Bench::new(Cpu::new(args.isa, threads)?, args)?;
     ops::measure(&mut bench);
     phases::measure(&mut bench, args.models.as_deref())?;
-    let device = format!("CPU, {}, {}", bench.machine.isa(), threads_text(threads));
+    let device = format!("CPU, {}, {}", bench.machine.cpu.isa(), threads_text(threads));
     Ok(Report { device, rows: bench.rows, left_out: bench.left_out, checks: None })
 }
 
+/// A CPU, and what measures its memory.
+struct Host {
+    cpu: Cpu,
+    reading: Reading,
+}
+
 /// What computes, its ceilings, what is wanted, and what came out so far.
-struct Bench<Machine = Cpu> {
+struct Bench<Machine = Host> {
     machine: Machine,
     ceilings: Ceilings,
     only: Option<String>,
@@ -152,14 +159,22 @@ impl Bench {
     fn new(cpu: Cpu, args: &KernelsArgs) -> anyhow::Result<Self> {
         let shrink = if args.quick { 1000 } else { 1 };
         let mut rows = Vec::new();
-        let mut ceilings = ceilings::measure(1, shrink)?;
+        let (mut ceilings, mut reading) = ceilings::measure(1, shrink)?;
         rows.extend(ceiling_rows(1, &ceilings));
         if cpu.threads() > 1 {
-            ceilings = ceilings::measure(cpu.threads(), shrink)?;
+            (ceilings, reading) = ceilings::measure(cpu.threads(), shrink)?;
             rows.extend(ceiling_rows(cpu.threads(), &ceilings));
         }
         let seconds = if args.quick { 0.0 } else { args.seconds };
-        Ok(Self { machine: cpu, ceilings, only: args.only.clone(), quick: args.quick, seconds, rows, left_out: Vec::new() })
+        Ok(Self {
+            machine: Host { cpu, reading },
+            ceilings,
+            only: args.only.clone(),
+            quick: args.quick,
+            seconds,
+            rows,
+            left_out: Vec::new(),
+        })
     }
 
     /// A row in the unit of whatever bounds `work`, if it is wanted: `prepare` makes what runs and is done `times` over in each run.
@@ -167,9 +182,10 @@ impl Bench {
         if !self.wants(name, &shape) {
             return;
         }
-        let mut run = prepare(&self.machine);
-        let seconds = best_seconds(self.seconds, || run(&self.machine)) / times as f64;
-        self.rows.push(Row::of_work(name, shape, seconds, &work, &self.ceilings));
+        let Host { cpu, reading } = &self.machine;
+        let mut run = prepare(cpu);
+        let (seconds, bytes) = best_seconds(self.seconds, reading, || run(cpu));
+        self.rows.push(Row::of_work(name, shape, seconds / times as f64, &work, &Ceilings { bytes, ..self.ceilings }));
     }
 }
 
@@ -187,20 +203,25 @@ fn ceiling_rows(threads: usize, ceilings: &Ceilings) -> [Row; 4] {
     ]
 }
 
-/// The fastest of several runs of `work`, which take so many `seconds` or a little more. (If that is 0: of a single run, to see that it works.)
-fn best_seconds(seconds: f64, mut work: impl FnMut()) -> f64 {
+/// The fastest of several runs of `work`, which take so many `seconds` or a little more (if that is 0: a single run, to see that it works),
+/// and the most bytes per second that memory gave before, between and after them.
+fn best_seconds(seconds: f64, reading: &Reading, mut work: impl FnMut()) -> (f64, f64) {
     let runs_min = if seconds > 0.0 { RUNS_MIN } else { 1 };
-    let started = Instant::now();
-    let mut best = f64::INFINITY;
-    let mut runs = 0;
-    while runs < runs_min || started.elapsed().as_secs_f64() < seconds {
+    let (mut best, mut bytes) = (f64::INFINITY, reading.bytes_per_second());
+    let (mut runs, mut spent, mut since_read) = (0, 0.0, 0.0);
+    while runs < runs_min || spent < seconds {
         let run = Instant::now();
         work();
-        best = best.min(run.elapsed().as_secs_f64());
-        runs += 1;
+        let run = run.elapsed().as_secs_f64();
+        (best, runs, spent, since_read) = (best.min(run), runs + 1, spent + run, since_read + run);
+        if since_read >= READ_EVERY_SECONDS {
+            (bytes, since_read) = (reading.bytes_per_second().max(bytes), 0.0);
+        }
     }
-    best
+    (best, reading.bytes_per_second().max(bytes))
 }
 
 const RUNS_MIN: usize = 3;
+/// A few times as long as a reading takes.
+const READ_EVERY_SECONDS: f64 = 0.05;
 const SECONDS_MAX: f64 = 3600.0;

@@ -1,7 +1,8 @@
 //! What this machine can do at best: multiply-adds in registers, and reading memory that no cache holds.
 //!
 //! Each is the best of several short runs, and of the ways tried: whatever else the machine does can only make it slower.
-//! Threads start together and the slowest one's time counts.
+//! Threads start together and the slowest one's time counts. Memory that others use, too, gives twice as much in one minute as in the
+//! next, so it is read again beside everything that is measured.
 
 use super::limits::Ceilings;
 use anyhow::Context;
@@ -18,18 +19,15 @@ use std::{
 #[cfg(target_arch = "x86_64")]
 use tidemill_kernels::Isa;
 
-/// Measures with `threads` at once. `shrink`: how many times less work than a proper measurement takes.
-pub fn measure(threads: usize, shrink: usize) -> anyhow::Result<Ceilings> {
+/// Measures with `threads` at once, and leaves what reads memory again. `shrink`: how many times less work than a proper measurement takes.
+pub fn measure(threads: usize, shrink: usize) -> anyhow::Result<(Ceilings, Reading)> {
+    let (reading, bytes) = Reading::new(threads, (SPAN_BYTES / shrink).max(1 << 20)).context("cannot map memory to read")?;
     let rounds = 1_000_000 / shrink as u64;
     let best = |kernels: Vec<Arithmetic>| kernels.into_iter().map(|kernel| arithmetic(threads, kernel, rounds)).fold(0.0, f64::max);
     let f32_flops = best(f32_kernels());
-    Ok(Ceilings {
-        f32_flops,
-        // bf16 numbers are f32 numbers, too.
-        bf16_flops: best(bf16_kernels()).max(f32_flops),
-        int8_ops: best(int8_kernels()),
-        bytes: read_bandwidth(threads, (SPAN_BYTES / shrink).max(1 << 20)).context("cannot map memory to read")?,
-    })
+    // bf16 numbers are f32 numbers, too.
+    let bf16_flops = best(bf16_kernels()).max(f32_flops);
+    Ok((Ceilings { f32_flops, bf16_flops, int8_ops: best(int8_kernels()), bytes }, reading))
 }
 
 /// Of some milliseconds each: short enough that all threads run undisturbed in one of them.
@@ -55,53 +53,81 @@ fn arithmetic(threads: usize, kernel: Arithmetic, rounds: u64) -> f64 {
     threads as f64 * kernel.per_round * rounds as f64 / best
 }
 
-/// Bytes per second, each thread reading its own part of `span_bytes`.
-fn read_bandwidth(threads: usize, span_bytes: usize) -> io::Result<f64> {
-    let lines_each = span_bytes / LINE_BYTES / threads;
-    let mut span = MmapMut::map_anon(lines_each * threads * LINE_BYTES)?;
-    // In large pages where there are any, as weights are. A hint: small ones do.
-    #[cfg(target_os = "linux")]
-    let _ = span.advise(Advice::HugePage);
-    // Written, so that every page is there.
-    span.fill(1);
-    let parts: Vec<&[Line]> = span.as_chunks().0.chunks_exact(lines_each).collect();
-    let mut best = f64::INFINITY;
-    for _ in 0..READ_RUNS {
-        for (streams, ahead) in ways() {
-            let spent = together(threads, |thread| {
-                black_box(read(parts[thread], streams, ahead));
-            });
-            best = best.min(spent.as_secs_f64());
-        }
-    }
-    Ok((lines_each * LINE_BYTES * threads) as f64 / best)
+/// Memory that no cache holds, of which each thread reads its own part.
+pub struct Reading {
+    threads: usize,
+    span: MmapMut,
+    /// The fastest.
+    way: Way,
 }
 
-/// From how many places on in turn, and how far ahead of its use a line is asked for, if it is: a page, or further than the hardware's own
-/// prefetcher looks, which stays within one. Processors differ in what is fastest, by a third.
-fn ways() -> impl Iterator<Item = (usize, Option<usize>)> {
-    [1, 2, 4, 8].into_iter().flat_map(|streams| [None, Some(4 << 10), Some(32 << 10)].map(|ahead| (streams, ahead)))
+impl Reading {
+    /// And the bytes per second that it reads at best.
+    fn new(threads: usize, span_bytes: usize) -> io::Result<(Self, f64)> {
+        let mut span = MmapMut::map_anon(span_bytes / LINE_BYTES / threads * threads * LINE_BYTES)?;
+        // In large pages where there are any, as weights are. A hint: small ones do.
+        #[cfg(target_os = "linux")]
+        let _ = span.advise(Advice::HugePage);
+        // Written, so that every page is there.
+        span.fill(1);
+        let mut reading = Self { threads, span, way: Way { streams: 1, ahead: None } };
+        let mut best = (0.0, reading.way);
+        for _ in 0..READ_RUNS {
+            for way in ways() {
+                reading.way = way;
+                let bytes = reading.bytes_per_second();
+                if bytes > best.0 {
+                    best = (bytes, way);
+                }
+            }
+        }
+        reading.way = best.1;
+        Ok((reading, best.0))
+    }
+
+    /// Reads all of it once.
+    pub fn bytes_per_second(&self) -> f64 {
+        let lines: &[Line] = self.span.as_chunks().0;
+        let parts: Vec<&[Line]> = lines.chunks_exact(lines.len() / self.threads).collect();
+        let spent = together(self.threads, |thread| {
+            black_box(read(parts[thread], self.way));
+        });
+        self.span.len() as f64 / spent.as_secs_f64()
+    }
+}
+
+/// From how many places on in turn, and how far ahead of its use a line is asked for, if it is.
+#[derive(Clone, Copy)]
+struct Way {
+    streams: usize,
+    ahead: Option<usize>,
+}
+
+/// Those tried. Lines are asked for a page ahead, or further than the hardware's own prefetcher looks, which stays within one. Processors
+/// differ in what is fastest, by a third.
+fn ways() -> impl Iterator<Item = Way> {
+    [1, 2, 4, 8].into_iter().flat_map(|streams| [None, Some(4 << 10), Some(32 << 10)].map(|ahead| Way { streams, ahead }))
 }
 
 /// A cache line.
 type Line = [u8; LINE_BYTES];
 const LINE_BYTES: usize = 64;
 
-fn read(lines: &[Line], streams: usize, ahead: Option<usize>) -> Line {
+fn read(lines: &[Line], way: Way) -> Line {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx512f") {
         // SAFETY: just found available.
-        return unsafe { x86::read_avx512(lines, streams, ahead) };
+        return unsafe { x86::read_avx512(lines, way) };
     } else if is_x86_feature_detected!("avx2") {
         // SAFETY: just found available.
-        return unsafe { x86::read_avx2(lines, streams, ahead) };
+        return unsafe { x86::read_avx2(lines, way) };
     }
-    read_streams(lines, streams, ahead)
+    read_streams(lines, way)
 }
 
 /// Folds all lines, going through `streams` equal parts side by side, and asking for those `ahead` bytes further on.
 #[inline(always)]
-fn read_streams(lines: &[Line], streams: usize, ahead: Option<usize>) -> Line {
+fn read_streams(lines: &[Line], Way { streams, ahead }: Way) -> Line {
     let part = lines.len() / streams;
     let mut sums = [0; LINE_BYTES];
     for i in 0..part {
@@ -226,20 +252,20 @@ fn int8_portable(rounds: u64) {
 /// As many accumulators as registers hold, each a chain of its own: enough to fill the units' pipelines.
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{Line, read_streams};
+    use super::{Line, Way, read_streams};
     use std::{arch::x86_64::*, hint::black_box};
 
     pub(super) const REGISTERS_AVX512: usize = 24;
     pub(super) const REGISTERS_AVX2: usize = 12;
 
     #[target_feature(enable = "avx512f")]
-    pub(super) fn read_avx512(lines: &[Line], streams: usize, ahead: Option<usize>) -> Line {
-        read_streams(lines, streams, ahead)
+    pub(super) fn read_avx512(lines: &[Line], way: Way) -> Line {
+        read_streams(lines, way)
     }
 
     #[target_feature(enable = "avx2")]
-    pub(super) fn read_avx2(lines: &[Line], streams: usize, ahead: Option<usize>) -> Line {
-        read_streams(lines, streams, ahead)
+    pub(super) fn read_avx2(lines: &[Line], way: Way) -> Line {
+        read_streams(lines, way)
     }
 
     #[target_feature(enable = "avx512f")]
@@ -350,20 +376,20 @@ mod tests {
 
     #[test]
     fn there_is_a_ceiling_for_everything() {
-        let Ceilings { f32_flops, bf16_flops, int8_ops, bytes } = measure(2, 10_000).unwrap();
+        let (Ceilings { f32_flops, bf16_flops, int8_ops, bytes }, reading) = measure(2, 10_000).unwrap();
         assert!(f32_flops.is_finite() && f32_flops > 0.0);
         assert!(bf16_flops.is_finite() && bf16_flops >= f32_flops);
         assert!(int8_ops.is_finite() && int8_ops > 0.0);
-        assert!(bytes.is_finite() && bytes > 0.0);
+        assert!([bytes, reading.bytes_per_second()].iter().all(|bytes| bytes.is_finite() && *bytes > 0.0));
     }
 
     #[test]
     fn every_line_is_read_in_every_way() {
         // Each has a place of its own.
         let lines: Vec<Line> = (0..LINE_BYTES).map(|i| std::array::from_fn(|at| u8::from(at == i))).collect();
-        for (streams, ahead) in ways() {
-            assert_eq!(read(&lines, streams, ahead), [1; LINE_BYTES]);
-            assert_eq!(read_streams(&lines, streams, ahead), [1; LINE_BYTES]);
+        for way in ways() {
+            assert_eq!(read(&lines, way), [1; LINE_BYTES]);
+            assert_eq!(read_streams(&lines, way), [1; LINE_BYTES]);
         }
     }
 }

@@ -2,7 +2,8 @@
 
 use super::{
     Bench, best_seconds,
-    limits::{Rows, Weights, batch},
+    ceilings::Reading,
+    limits::{Ceilings, Rows, Weights, batch},
     ops::{MODELS, SOME_NUMBER},
     report::Row,
 };
@@ -53,11 +54,11 @@ pub(super) fn measure(bench: &mut Bench, models: Option<&Path>) -> anyhow::Resul
             }
             let quantize = (weights == Weights::Int8).then_some(Quantization::Int8);
             let options =
-                LoadOptions { kv_dtype: KvDtype::Bf16, quantize, threads: bench.machine.threads(), isa: Some(bench.machine.isa()) };
+                LoadOptions { kv_dtype: KvDtype::Bf16, quantize, threads: bench.machine.cpu.threads(), isa: Some(bench.machine.cpu.isa()) };
             let mut model = Model::load(&dir, &options, &mut |_, _| {})?;
             for phase in wanted {
-                let seconds = phase.seconds(&mut model, bench.seconds);
-                let limit = bench.ceilings.seconds(&batch(&shape, weights, &phase.rows()));
+                let (seconds, bytes) = phase.seconds(&mut model, bench.seconds, &bench.machine.reading);
+                let limit = Ceilings { bytes, ..bench.ceilings }.seconds(&batch(&shape, weights, &phase.rows()));
                 let tokens = phase.tokens() as f64;
                 bench.rows.push(Row::new(phase.name(), phase.shape(label, weights), tokens / seconds, tokens / limit, "tokens/s"));
             }
@@ -98,7 +99,8 @@ impl Phase {
         }
     }
 
-    fn seconds(self, model: &mut Model, at_least: f64) -> f64 {
+    /// As [`best_seconds`] says.
+    fn seconds(self, model: &mut Model, at_least: f64, reading: &Reading) -> (f64, f64) {
         let vocab = model.config().vocab();
         let token = |i: usize| (i * 7919 % vocab) as Token;
         match self {
@@ -106,7 +108,7 @@ impl Phase {
                 let tokens: Vec<Token> = (0..tokens).map(token).collect();
                 let blocks: Vec<u32> = (0..tokens.len().div_ceil(BLOCK_TOKENS) as u32).collect();
                 let mut kv = filled(model, blocks.len());
-                best_seconds(at_least, || {
+                best_seconds(at_least, reading, || {
                     for (i, tokens) in tokens.chunks(CHUNK_TOKENS).enumerate() {
                         model.forward(&[Chunk { tokens, start: i * CHUNK_TOKENS, blocks: &blocks, logits: LogitRows::None }], &mut kv);
                     }
@@ -122,7 +124,7 @@ impl Phase {
                     .zip(blocks.chunks(each))
                     .map(|(tokens, blocks)| Chunk { tokens, start: context, blocks, logits: LogitRows::Last })
                     .collect();
-                best_seconds(at_least, || _ = model.forward(&chunks, &mut kv))
+                best_seconds(at_least, reading, || _ = model.forward(&chunks, &mut kv))
             }
         }
     }
