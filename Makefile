@@ -3,11 +3,13 @@
 #   make up      build, and run a cluster on this machine until Ctrl-C   (make up ARGS="--model DIR --prefill 2")
 #   make test    every test: Rust, then the official OpenAI client against a real cluster
 #   make fuzz    kernels at random shapes: the same bits on every instruction set, in any cut   (make fuzz CASES=100000)
+#
+#   make test-aarch64    the CPU backend's tests for aarch64, in qemu
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 VENV   ?= .venv
 
-.PHONY: up build test check check-aarch64 fuzz setup-build setup-test
+.PHONY: up build test test-aarch64 check check-aarch64 fuzz setup-build setup-test
 
 up: build
 	$(TARGET)/release/tidemill up $(ARGS)
@@ -32,14 +34,20 @@ check: setup-build check-aarch64
 	cargo clippy --release --locked --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --release --locked --workspace --no-deps --quiet
 
-# The CPU backend for another architecture, where its target and C compiler are installed. Its tests run under qemu-user too:
-# CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_{LINKER=aarch64-linux-gnu-gcc,RUNNER="qemu-aarch64-static -L /usr/aarch64-linux-gnu"} cargo test
+# Where `make test-aarch64` has installed what that takes.
 check-aarch64:
 	@if ls "$$(rustc --print sysroot)/lib/rustlib/aarch64-unknown-linux-gnu/lib" >/dev/null 2>&1 && command -v aarch64-linux-gnu-gcc >/dev/null; then \
-		cargo check --release --locked --target aarch64-unknown-linux-gnu -p tidemill-kernels -p tidemill-model; \
+		cargo clippy --release --locked --target aarch64-unknown-linux-gnu -p tidemill-kernels -p tidemill-model -- -D warnings; \
 	else \
-		echo "aarch64 is not checked: \`rustup target add aarch64-unknown-linux-gnu\` and gcc-aarch64-linux-gnu are missing"; \
+		echo "aarch64 is not checked: \`make test-aarch64\` installs what that takes"; \
 	fi
+
+test-aarch64: setup-build
+	@deploy/apt-install aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu aarch64-linux-gnu-gcc:libc6-dev-arm64-cross qemu-aarch64-static:qemu-user-static
+	rustup target add aarch64-unknown-linux-gnu
+	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
+	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64-static -L /usr/aarch64-linux-gnu" \
+	cargo test --release --locked --target aarch64-unknown-linux-gnu -p tidemill-kernels -p tidemill-model --lib --test checkpoints
 
 # C compiler: BLAKE3's SIMD and aws-lc are C and assembly. C++ and Clang: RocksDB, and the bindings to it.
 setup-build:

@@ -4,8 +4,8 @@
 //! have nothing but a driver, and so nothing to run the kernels' own tests with.
 //!
 //! The machine's ceilings are measured first, in the same run and with the same threads; memory's again beside each row, which is held
-//! to the best of those moments. Everything is repeated and the best is kept: what else the machine does can only make it slower. Operands stream from memory as the layers of a model do,
-//! so no cache makes a decode step look better than it is.
+//! to the best of those moments. Everything is repeated and the best is kept: what else the machine does can only make it slower.
+//! Operands stream from memory as the layers of a model do, so no cache makes a decode step look better than it is.
 
 pub mod ceilings;
 pub mod cuda;

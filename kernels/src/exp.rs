@@ -63,76 +63,65 @@ mod tests {
         simd::{Kernel, LANES},
     };
 
-    struct Exp2([f32; LANES]);
+    /// Of 2, or of e.
+    struct Powers {
+        of_two: bool,
+        x: [f32; LANES],
+    }
 
-    impl Kernel for Exp2 {
-        type Output = [f32; LANES];
+    impl Kernel for Powers {
+        type Output = [u32; LANES];
         #[inline(always)]
-        fn run<S: Simd>(self, simd: S) -> [f32; LANES] {
-            simd.to_array(exp2(simd, simd.load(&self.0)))
+        fn run<S: Simd>(self, simd: S) -> [u32; LANES] {
+            let x = simd.load(&self.x);
+            simd.to_array(if self.of_two { exp2(simd, x) } else { exp(simd, x) }).map(f32::to_bits)
         }
     }
 
-    #[test]
-    fn powers_of_two_are_close_to_the_true_ones_and_the_same_bits_everywhere() {
-        let mut x = -130.0;
-        while x <= -0.15 {
-            let lanes: [f32; LANES] = std::array::from_fn(|i| x + i as f32 * 0.01);
-            let reference = Isa::Portable.dispatch(Exp2(lanes));
-            for (x, y) in lanes.iter().zip(reference) {
-                let truth = f64::from(*x).exp2();
-                let error = (f64::from(y) - truth).abs();
-                assert!(error <= 2.5e-7 * truth || error < 2f64.powi(-126) && *x < -126.0, "2^{x} = {y}, not {truth}");
-            }
-            for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
-                assert_eq!(isa.dispatch(Exp2(lanes)).map(f32::to_bits), reference.map(f32::to_bits), "{isa}");
-            }
-            x += 0.16;
-        }
-        let mut lanes = [0.0; LANES];
-        lanes[..5].copy_from_slice(&[f32::NEG_INFINITY, -127.0, -1e30, -0.0, f32::NAN]);
+    /// The same bits everywhere.
+    fn powers(of_two: bool, x: [f32; LANES]) -> [f32; LANES] {
+        let bits = Isa::Portable.dispatch(Powers { of_two, x });
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
-            let y = isa.dispatch(Exp2(lanes));
-            assert_eq!(y[..4], [0.0, 0.0, 0.0, 1.0], "{isa}");
-            assert!(y[4].is_nan() && y[5] == 1.0, "{isa}");
+            assert_eq!(isa.dispatch(Powers { of_two, x }), bits, "{isa}");
         }
+        bits.map(f32::from_bits)
     }
 
-    struct Exp([f32; LANES]);
+    /// Of the lanes from `from` to `to` in hundredths: `(x, y)`.
+    fn many(of_two: bool, from: f32, to: f32) -> impl Iterator<Item = (f32, f32)> {
+        let starts = (0..).map(move |i| from + i as f32 * 0.16).take_while(move |x| *x <= to - 0.15);
+        starts.flat_map(move |start| {
+            let x = std::array::from_fn(|i| start + i as f32 * 0.01);
+            x.into_iter().zip(powers(of_two, x))
+        })
+    }
 
-    impl Kernel for Exp {
-        type Output = [f32; LANES];
-        #[inline(always)]
-        fn run<S: Simd>(self, simd: S) -> [f32; LANES] {
-            simd.to_array(exp(simd, simd.load(&self.0)))
+    #[test]
+    fn powers_of_two_are_close_to_the_true_ones() {
+        for (x, y) in many(true, -130.0, 0.0) {
+            let truth = f64::from(x).exp2();
+            let error = (f64::from(y) - truth).abs();
+            assert!(error <= 2.5e-7 * truth || error < 2f64.powi(-126) && x < -126.0, "2^{x} = {y}, not {truth}");
         }
     }
 
     #[test]
-    fn close_to_the_true_value_and_the_same_bits_everywhere() {
-        let mut x = MIN;
-        while x < MAX - 0.2 {
-            let lanes: [f32; LANES] = std::array::from_fn(|i| x + i as f32 * 0.01);
-            let reference = Isa::Portable.dispatch(Exp(lanes));
-            for (x, y) in lanes.iter().zip(reference) {
-                let truth = f64::from(*x).exp();
-                assert!((f64::from(y) - truth).abs() <= 2.5e-7 * truth, "exp({x}) = {y}, not {truth}");
-            }
-            for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
-                assert_eq!(isa.dispatch(Exp(lanes)).map(f32::to_bits), reference.map(f32::to_bits), "{isa}");
-            }
-            x += 0.16;
+    fn powers_of_e_are_close_to_the_true_ones() {
+        for (x, y) in many(false, MIN, MAX) {
+            let truth = f64::from(x).exp();
+            assert!((f64::from(y) - truth).abs() <= 2.5e-7 * truth, "exp({x}) = {y}, not {truth}");
         }
     }
 
     #[test]
     fn edges() {
-        let mut lanes = [0.0; LANES];
-        lanes[..6].copy_from_slice(&[f32::NEG_INFINITY, -88.0, 0.0, f32::INFINITY, f32::NAN, -0.0]);
-        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
-            let y = isa.dispatch(Exp(lanes));
-            assert_eq!(y[..3], [0.0, 0.0, 1.0], "{isa}");
-            assert!(y[3] > 1e38 && y[3].is_finite() && y[4].is_nan() && y[5] == 1.0, "{isa}");
-        }
+        let mut x = [0.0; LANES];
+        x[..5].copy_from_slice(&[f32::NEG_INFINITY, -127.0, -1e30, -0.0, f32::NAN]);
+        let y = powers(true, x);
+        assert!(y[..4] == [0.0, 0.0, 0.0, 1.0] && y[4].is_nan() && y[5] == 1.0, "{y:?}");
+
+        x[..6].copy_from_slice(&[f32::NEG_INFINITY, -88.0, 0.0, f32::INFINITY, f32::NAN, -0.0]);
+        let y = powers(false, x);
+        assert!(y[..3] == [0.0, 0.0, 1.0] && y[3] > 1e38 && y[3].is_finite() && y[4].is_nan() && y[5] == 1.0, "{y:?}");
     }
 }

@@ -11,10 +11,11 @@ use crate::{
     cpu::Cpu,
     disjoint::Disjoint,
     dtype::load_part,
+    int8::quantize,
     memory::Memory,
     simd::{Kernel, LANES, Simd},
 };
-use element::{KvElement, KvLines, inputs, scale_of, with_kv_element};
+use element::{KvElement, KvLines, inputs, with_kv_element};
 use std::ops::Range;
 
 /// Consecutive positions of one sequence, and the blocks that hold the sequence from position 0 on.
@@ -161,7 +162,7 @@ impl Store<'_> {
         let Self { layout, layer, part, slot, .. } = *self;
         let mut factor = 1.0;
         if const { E::Lines::HAS_SCALES } {
-            let (scale, inverse) = scale_of(simd, from);
+            let (scale, inverse) = quantize::scale_of(simd, from);
             let (scales, _) = self.block[layout.scales(layer, part, head)].as_chunks_mut();
             scales[slot] = scale.to_le_bytes();
             factor = inverse;

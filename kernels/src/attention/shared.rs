@@ -5,7 +5,7 @@
 use super::{
     BLOCK_LINES, Call, SPLIT, SPLIT_BLOCKS, State, Task, Tiling, Weights,
     prefetch::Prefetch,
-    softmax::{Merge, PanelRow, Scales, WEIGHTS_WORDS, Weighted, weigh},
+    softmax::{Merge, PanelRow, Scales, Weighted, weigh},
     within,
 };
 use crate::{
@@ -224,6 +224,7 @@ impl<P: KvLines> Run<'_, P> {
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     #[inline(always)]
     fn tile_in_blocks<S: Simd>(&mut self, simd: S, split: usize, queries: &Range<usize>) {
+        use super::softmax::WEIGHTS_WORDS;
         use crate::amx::{Amx, Bf16Pairs, Piece};
         let words = self.queries.cols;
         let visible = within(split, &self.visible_to_any(queries));

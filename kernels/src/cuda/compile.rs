@@ -148,7 +148,7 @@ impl Program {
     fn log(&self) -> Result<String, CudaError> {
         // SAFETY: the program is alive.
         let log = unsafe { result::get_program_log(self.0) }?;
-        let bytes: Vec<u8> = log.iter().map(|c| *c as u8).take_while(|c| *c != 0).collect();
+        let bytes: Vec<u8> = log.iter().map(|c| c.to_ne_bytes()[0]).take_while(|c| *c != 0).collect();
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 

@@ -7,7 +7,7 @@ use crate::{
 };
 
 /// A row whose numbers come 16 at a time, as often as they are asked for.
-pub(super) trait Source: Copy {
+pub(crate) trait Source: Copy {
     fn len(&self) -> usize;
     /// Numbers `16 i` to `16 i + 15`, zeros after the last.
     fn vector<S: Simd>(&self, simd: S, i: usize) -> S::V;
@@ -60,16 +60,9 @@ impl Kernel for Quantize<'_> {
 /// [`quantize`], inside of a kernel.
 #[inline(always)]
 pub(super) fn quantize_on<S: Simd>(simd: S, row: impl Source, to: &mut [[i8; 4]], stride: usize) -> Quantized {
-    let vectors = row.len().div_ceil(LANES);
-    let mut largest = simd.zero();
-    for i in 0..vectors {
-        let x = row.vector(simd, i);
-        largest = simd.max(simd.max(x, simd.sub(simd.zero(), x)), largest);
-    }
-    let largest = simd.max_lane(largest);
-    let (scale, inverse) = scale_and_inverse::<{ i8::MAX as i16 }>(largest);
+    let (scale, inverse) = scale_of(simd, row);
     let mut sums = simd.zero();
-    for i in 0..vectors {
+    for i in 0..row.len().div_ceil(LANES) {
         let rounded = simd.fma(row.vector(simd, i), simd.splat(inverse), simd.splat(ROUND));
         // Exact: far below 2^24 in every lane.
         sums = simd.add(sums, simd.sub(rounded, simd.splat(ROUND)));
@@ -87,6 +80,17 @@ pub(super) fn quantize_on<S: Simd>(simd: S, row: impl Source, to: &mut [[i8; 4]]
 
 /// Of a vector.
 const QUADS: usize = LANES / 4;
+
+/// The scale of a row's integers, and its inverse.
+#[inline(always)]
+pub(crate) fn scale_of<S: Simd>(simd: S, row: impl Source) -> (f32, f32) {
+    let mut largest = simd.zero();
+    for i in 0..row.len().div_ceil(LANES) {
+        let x = row.vector(simd, i);
+        largest = simd.max(simd.max(x, simd.sub(simd.zero(), x)), largest);
+    }
+    scale_and_inverse::<{ i8::MAX as i16 }>(simd.max_lane(largest))
+}
 
 /// What integers up to `MAX` are multiplied with to give numbers up to `largest`, and what these are multiplied with to give the integers.
 #[inline(always)]

@@ -2,7 +2,7 @@
 
 use crate::{
     cpu::Isa,
-    dtype::{Bf16, F16, F32, load_part},
+    dtype::{Bf16, F16, F32},
     int8::quantize,
     lines::Lines,
     simd::{Kernel, LANES, Simd},
@@ -230,17 +230,6 @@ impl KvElement for Int8 {
         let rounded = simd.to_array(simd.add(numbers, simd.splat(quantize::ROUND)));
         to.iter_mut().zip(rounded).for_each(|(to, x)| *to = x.to_bits() as u8);
     }
-}
-
-/// Scale of a head's numbers, and its inverse.
-#[inline(always)]
-pub(super) fn scale_of<S: Simd>(simd: S, numbers: &[f32]) -> (f32, f32) {
-    let mut largest = simd.zero();
-    for numbers in numbers.chunks(LANES) {
-        let x = load_part(simd, numbers);
-        largest = simd.max(simd.max(x, simd.sub(simd.zero(), x)), largest);
-    }
-    quantize::scale_and_inverse::<{ i8::MAX as i16 }>(simd.max_lane(largest))
 }
 
 /// `$body` with `$element` bound to the type of `$dtype`.
