@@ -7,6 +7,9 @@
 //!
 //! Each process tries it before it relies on it. The system grants the state of tiles to processes that ask (`arch_prctl`).
 
+#[cfg(test)]
+mod emulated;
+
 use crate::{
     dtype::Bf16,
     lines::Lines,
@@ -24,19 +27,28 @@ type Line = <Bf16 as Lines>::Line;
 
 /// Whether this process may use tiles, and they compute what is stated above. Asks and tries once, which takes microseconds.
 pub(crate) fn is_available() -> bool {
-    static ANSWER: LazyLock<bool> = LazyLock::new(|| has_instructions() && is_granted() && is_exact());
+    static ANSWER: LazyLock<bool> = LazyLock::new(|| (are_there() || have_stand_ins()) && is_exact());
     *ANSWER
 }
 
 /// Whether tiles also multiply integers, where they are [available](is_available). Asks once: the processor of a virtual machine
 /// answers after microseconds.
 pub(crate) fn has_int8() -> bool {
-    static ANSWER: LazyLock<bool> = LazyLock::new(|| has(AMX_INT8));
+    static ANSWER: LazyLock<bool> = LazyLock::new(|| has(AMX_INT8) || !are_there() && have_stand_ins());
     *ANSWER
 }
 
-fn has_instructions() -> bool {
-    has(AMX_BF16) && has(AMX_TILE)
+/// Tiles of bf16.
+fn are_there() -> bool {
+    has(AMX_BF16) && has(AMX_TILE) && is_granted()
+}
+
+#[cfg(test)]
+use emulated::stand_in as have_stand_ins;
+/// Only in tests.
+#[cfg(not(test))]
+const fn have_stand_ins() -> bool {
+    false
 }
 
 fn has(bit: u32) -> bool {
@@ -493,7 +505,12 @@ fn is_exact() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::simd::portable::Portable;
+    use crate::{cpu::Isa, simd::portable::Portable};
+
+    #[test]
+    fn tiles_are_tested_wherever_there_is_avx512_bf16() {
+        assert_eq!(Isa::Amx.is_available(), Isa::Avx512Bf16.is_available());
+    }
 
     #[test]
     fn a_stream_hands_out_every_line_once_and_asks_for_each_piece_while_the_one_before_is_multiplied() {
