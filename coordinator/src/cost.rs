@@ -2,7 +2,9 @@
 //!
 //! A step's time is close to linear in four sums (weights are read once, each token costs its matrix products, each pair
 //! of positions costs attention): `ms = c · (1, prompt tokens, prompt context, decode rows, decode context)`. Mooncake's
-//! Conductor and vLLM's profiler fit the same shape offline; here recursive least squares with forgetting does it online.
+//! Conductor and vLLM's profiler fit the same shape offline; here recursive least squares with forgetting does it online. What steps have
+//! not told for long is forgotten no further than to the doubt of the beginning: else alike steps, which tell little about some terms, would
+//! let these grow without end.
 
 use tidemill_proto::message::{Moved, StepSample, Transfer};
 
@@ -24,17 +26,14 @@ const RATE_WEIGHT: f64 = 0.2;
 #[derive(Clone, Debug)]
 pub struct StepCost {
     coefficients: [f64; TERMS],
-    /// Inverse of the forgetting-weighted correlation of the terms.
-    covariance: [[f64; TERMS]; TERMS],
+    /// What samples have told about them: inverse of their covariance, and never less than at the start.
+    information: [[f64; TERMS]; TERMS],
 }
 
 impl Default for StepCost {
     fn default() -> Self {
-        let mut covariance = [[0.0; TERMS]; TERMS];
-        for (i, row) in covariance.iter_mut().enumerate() {
-            row[i] = START[i] * START[i] * START_VARIANCE;
-        }
-        Self { coefficients: START, covariance }
+        let information = std::array::from_fn(|i| std::array::from_fn(|j| if i == j { start_information(i) } else { 0.0 }));
+        Self { coefficients: START, information }
     }
 }
 
@@ -55,23 +54,19 @@ impl StepCost {
         let surprise_max = (SURPRISE_MAX * predicted).max(0.1);
         let error = (ms - dot(&self.coefficients, &terms)).clamp(-surprise_max, surprise_max);
 
-        let mut gain = [0.0; TERMS];
-        for (g, row) in gain.iter_mut().zip(&self.covariance) {
-            *g = dot(row, &terms);
-        }
         // Measurement noise grows with the step: relative errors count, or long prefills would drown short steps.
         let noise = (0.1 * predicted).max(0.1).powi(2);
-        let denominator = FORGET * noise + dot(&gain, &terms);
-        for (i, coefficient) in self.coefficients.iter_mut().enumerate() {
-            *coefficient += gain[i] * error / denominator;
-        }
-        for (i, row) in self.covariance.iter_mut().enumerate() {
+        let mut information = self.information;
+        for (i, row) in information.iter_mut().enumerate() {
             for (j, cell) in row.iter_mut().enumerate() {
-                *cell = (*cell - gain[i] * gain[j] / denominator) / FORGET;
+                *cell = FORGET * *cell + terms[i] * terms[j] / noise;
             }
-            // Terms that never vary would be forgotten without end; the start value's doubt is the most there is.
-            row[i] = row[i].min(START[i] * START[i] * START_VARIANCE);
+            row[i] += (1.0 - FORGET) * start_information(i);
         }
+        // A sample so large that rounding loses the others is no step of an engine.
+        let Some(gain) = solve(&information, &terms) else { return };
+        self.information = information;
+        self.coefficients.iter_mut().zip(gain).for_each(|(coefficient, gain)| *coefficient += gain * error / noise);
     }
 
     /// Milliseconds to compute `new` prompt tokens after `cached` ones, alone.
@@ -133,6 +128,28 @@ fn learn(bytes_per_ms: &mut f64, lanes: &[(&Moved, &Moved)]) {
     }
 }
 
+fn start_information(term: usize) -> f64 {
+    1.0 / (START[term] * START[term] * START_VARIANCE)
+}
+
+/// `x` of `matrix x = right`, for a symmetric positive definite matrix, by Cholesky's method. `None`: in this precision it is none.
+fn solve(matrix: &[[f64; TERMS]; TERMS], right: &[f64; TERMS]) -> Option<[f64; TERMS]> {
+    let mut lower = [[0.0; TERMS]; TERMS];
+    let mut x = [0.0; TERMS];
+    for i in 0..TERMS {
+        for j in 0..=i {
+            let rest = matrix[i][j] - dot(&lower[i], &lower[j]);
+            lower[i][j] = if i == j { rest.sqrt() } else { rest / lower[j][j] };
+        }
+        x[i] = (right[i] - dot(&lower[i], &x)) / lower[i][i];
+    }
+    for i in (0..TERMS).rev() {
+        let below: f64 = (i + 1..TERMS).map(|j| lower[j][i] * x[j]).sum();
+        x[i] = (x[i] - below) / lower[i][i];
+    }
+    x.iter().all(|x| x.is_finite()).then_some(x)
+}
+
 fn scaled(prefill_tokens: f64, prefill_context: f64, decode_rows: f64, decode_context: f64) -> [f64; TERMS] {
     [SCALE[0], prefill_tokens * SCALE[1], prefill_context * SCALE[2], decode_rows * SCALE[3], decode_context * SCALE[4]]
 }
@@ -177,6 +194,23 @@ mod tests {
         }
         let truth = f64::from(machine(0, 0, 12, 6000).ms);
         assert!((cost.step_ms(12, 6000) / truth - 1.0).abs() < 0.1, "{} for {truth}", cost.step_ms(12, 6000));
+    }
+
+    #[test]
+    fn steps_that_are_much_alike_do_not_make_it_forget_how_to_predict_others() {
+        let mut cost = StepCost::default();
+        for i in 0..20_000u32 {
+            // A decode worker: rows and their context go together, and prompts are mostly a last block of 16 tokens.
+            let rows = 1 + i / 64 % 3;
+            let tail = match (i % 64, i < 200) {
+                (0..2, true) => 256,
+                (0, false) => 16,
+                _ => 0,
+            };
+            cost.observe(&machine(tail, 496, rows, u64::from(rows * (512 + i % 64))));
+            let (truth, guess) = (f64::from(machine(512, 0, 0, 0).ms), cost.prefill_ms(512, 0));
+            assert!(i < 400 || (0.5..2.0).contains(&(guess / truth)), "step {i}: {guess} for {truth}");
+        }
     }
 
     #[test]

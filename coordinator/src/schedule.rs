@@ -5,8 +5,8 @@
 //!
 //! - *Who decodes*: the worker with the least work in front of the new sequence's first token, among those with room.
 //! - *Who computes the prompt's missing blocks*: what any pool node holds is read from there (`sources`); the rest is a
-//!   prefill worker's, unless the decode worker would be done with the missing suffix before a prefill worker could even
-//!   begin (conditional disaggregation). Short suffixes and clusters without prefill workers thus all become "tail".
+//!   prefill worker's, unless the decode worker would be done with the missing suffix, after those that it has already, before a
+//!   prefill worker could even begin (conditional disaggregation). Short suffixes and clusters without prefill workers thus all become "tail".
 
 mod sources;
 
@@ -139,7 +139,7 @@ pub fn schedule(policy: &Policy, snapshot: &Snapshot, ask: &Ask) -> Decision {
             false => Decision::Reject { retry_after_ms: retry_after_ms(snapshot) },
         };
     };
-    let prompt = choose_prompt(policy, snapshot, ask, decode.host);
+    let prompt = choose_prompt(policy, snapshot, ask, &decode);
     Decision::Place(Placement {
         decode: decode.worker,
         read: prompt.read,
@@ -166,8 +166,8 @@ struct Prompt {
     ms: f64,
 }
 
-fn choose_prompt(policy: &Policy, snapshot: &Snapshot, ask: &Ask, reader: &Host) -> Prompt {
-    let cost = snapshot.cost;
+fn choose_prompt(policy: &Policy, snapshot: &Snapshot, ask: &Ask, decode: &DecodeCandidate<'_>) -> Prompt {
+    let (cost, reader) = (snapshot.cost, decode.host);
     let fetchable = if ask.local_only { 0 } else { blocks_fetchable(ask.tokens) };
     let held = &snapshot.blocks[..snapshot.blocks.len().min(fetchable as usize)];
     let read = sources::choose_runs(held, &snapshot.pools, reader);
@@ -193,7 +193,7 @@ fn choose_prompt(policy: &Policy, snapshot: &Snapshot, ask: &Ask, reader: &Host)
     };
     let short = match policy.local_tail_tokens {
         Some(tokens) => missing_tokens <= tokens,
-        None => local(found) <= fetch_ms + prefill.queue_ms + cost.handover_ms,
+        None => tails_ms(cost, decode) + local(found) <= fetch_ms + prefill.queue_ms + cost.handover_ms,
     };
     if short {
         return stay_local(found);
@@ -210,14 +210,18 @@ fn choose_prompt(policy: &Policy, snapshot: &Snapshot, ask: &Ask, reader: &Host)
 /// The decode worker with room whose next new sequence waits least, and for how long.
 fn choose_decode<'a>(policy: &Policy, snapshot: &Snapshot<'a>, ask: &Ask) -> Option<(DecodeCandidate<'a>, f64)> {
     let first_step_ms = |worker: &DecodeCandidate| {
-        let cost = &snapshot.cost.decode;
-        let tails_ms = if worker.tail_tokens == 0 { 0.0 } else { cost.prefill_ms(worker.tail_tokens, 0) };
-        tails_ms + cost.step_ms(u64::from(worker.sequences) + 1, worker.tokens + u64::from(ask.tokens))
+        let step_ms = snapshot.cost.decode.step_ms(u64::from(worker.sequences) + 1, worker.tokens + u64::from(ask.tokens));
+        tails_ms(snapshot.cost, worker) + step_ms
     };
     let roomy = snapshot.decode.iter().filter(|worker| has_room(policy, worker, ask));
     let timed = roomy.map(|worker| (worker, first_step_ms(worker)));
     let least = timed.min_by(|(a, a_ms), (b, b_ms)| a_ms.total_cmp(b_ms).then((a.sequences, a.worker).cmp(&(b.sequences, b.worker))));
     least.map(|(worker, ms)| (*worker, ms))
+}
+
+/// How long the worker computes prompts that it has already.
+fn tails_ms(cost: &CostModel, worker: &DecodeCandidate<'_>) -> f64 {
+    if worker.tail_tokens == 0 { 0.0 } else { cost.decode.prefill_ms(worker.tail_tokens, 0) }
 }
 
 fn has_room(policy: &Policy, worker: &DecodeCandidate<'_>, ask: &Ask) -> bool {
@@ -375,6 +379,8 @@ mod tests {
             "
             100    | 0       | 0×0+0             | 0     | 0 | p0 d0 k0 0/6
             100    | 200     | 0×0+0             | 0     | 0 | - d0 k0 0/0
+            100    | 200     | 1×100+50          | 0     | 0 | - d0 k0 0/0
+            100    | 200     | 1×100+200         | 0     | 0 | p0 d0 k0 0/6
             1000   | 200     | 0×0+0             | 0     | 0 | p0 d0 k0 0/62
             1000   | 200     | 0×0+0             | 60    | 0 | - d0 k0 60/60
             ",
