@@ -41,6 +41,7 @@ pub fn install() {
 
 fn describe() {
     describe_histogram!("tidemill_ttft_seconds", "From a request's arrival to its first token, per choice");
+    describe_histogram!("tidemill_ttft_predicted_seconds", "What the scheduler expected that time to be, of choices that ended");
     describe_histogram!("tidemill_tpot_seconds", "Mean time per token after the first, per choice");
     describe_histogram!("tidemill_itl_seconds", "Between two tokens of a choice");
     describe_histogram!("tidemill_e2e_seconds", "From a request's arrival to its last token");
@@ -76,6 +77,10 @@ pub fn count_request(outcome: RequestOutcome) {
 
 pub fn observe_ttft(time: Duration) {
     histogram!("tidemill_ttft_seconds").record(time);
+}
+
+pub fn observe_predicted_ttft(ms: f64) {
+    histogram!("tidemill_ttft_predicted_seconds").record(ms / 1e3);
 }
 
 pub fn observe_itl(time: Duration) {

@@ -26,6 +26,7 @@ def test_every_role_is_a_member_of_its_own_process(cluster):
     "name",
     [
         "ttft_seconds",
+        "ttft_predicted_seconds",
         "tpot_seconds",
         "itl_seconds",
         "e2e_seconds",

@@ -292,6 +292,7 @@ async fn operators_see_members_and_metrics() {
     let metrics = cluster.get("/metrics").await.text().await.unwrap();
     for wanted in [
         "tidemill_ttft_seconds_bucket",
+        "tidemill_ttft_predicted_seconds_bucket",
         "tidemill_requests_total{outcome=\"ok\"}",
         "tidemill_requests_running 0",
         "tidemill_kv_blocks{worker=\"decode-0\",role=\"decode\",tier=\"hbm\",state=\"free\"} 0",
