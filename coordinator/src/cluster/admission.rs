@@ -101,9 +101,7 @@ impl Cluster {
         if let Place::Queued { since, .. } = sequence.place {
             sequence.usage.queue_ms += now.saturating_duration_since(since).as_secs_f64() * 1e3;
         }
-        if sequence.attempts == 0 {
-            sequence.usage.predicted_ttft_ms = sequence.usage.queue_ms + placement.ttft_ms;
-        }
+        sequence.usage.predicted_ttft_ms.get_or_insert(sequence.usage.queue_ms + placement.ttft_ms);
         sequence.attempts += 1;
         sequence.place = Place::Running(Running {
             worker: placement.decode,

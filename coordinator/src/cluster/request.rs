@@ -92,8 +92,8 @@ pub struct Usage {
     pub provenance: Provenance,
     /// Waiting in this coordinator for a place.
     pub queue_ms: f64,
-    /// That, and from its first place to its first token, as the scheduler expected it.
-    pub predicted_ttft_ms: f64,
+    /// That, and from its first place to its first token, as the scheduler expected it. `None`: it had no place.
+    pub predicted_ttft_ms: Option<f64>,
     /// The prefill worker's queue and computation for this request.
     pub prefill_ms: f64,
     pub decode_worker: String,

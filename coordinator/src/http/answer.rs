@@ -205,7 +205,7 @@ impl Answer {
         if let (Some(first), Some(last)) = (choice.first, choice.last) {
             let tpot = (choice.tokens > 1).then(|| (last - first) / (choice.tokens - 1));
             self.objectives.observe(first - self.arrived, tpot);
-            metrics::observe_predicted_ttft(usage.predicted_ttft_ms);
+            usage.predicted_ttft_ms.into_iter().for_each(metrics::observe_predicted_ttft);
         }
         if self.open == 0 {
             metrics::observe_e2e(self.arrived.elapsed());
