@@ -9,7 +9,7 @@ use crate::{
     tensors::{LayerTensors, Tensors},
     weights::{Checkpoint, WeightMatrix},
 };
-use std::path::Path;
+use std::{panic::resume_unwind, path::Path, thread};
 use tidemill_kernels::{self as kernels, BLOCK_POSITIONS, Bf16Products, Cpu, INT8_HEAD_DIM_MAX, Isa, KvLayout, KvMemory};
 use tidemill_proto::block::{BLOCK_TOKENS, KvDtype, KvShape, LayoutFingerprint};
 
@@ -70,11 +70,17 @@ impl Model {
         let mut checkpoint = Checkpoint::open(dir)?;
         let arithmetic = Arithmetic::of(&checkpoint, options.quantize);
         let Tensors { embedding, layers, final_norm, head } = Tensors::take(&mut checkpoint, &config)?;
-        let layers = layers.into_iter().map(|layer| Layer::pack(layer, &cpu, arithmetic)).collect::<Result<_, _>>()?;
-        let head = head.pack(&cpu, arithmetic)?;
-        let kv_shape = KvShape { layers: config.layers, kv_heads: config.kv_heads, head_dim: config.head_dim, dtype: options.kv_dtype };
-        let weights = checkpoint.digest(progress);
+        // Both read the files from start to end, so what one of them brought into memory the other finds there.
+        let (weights, packed) = thread::scope(|scope| {
+            let packed = scope.spawn(|| {
+                let layers = layers.into_iter().map(|layer| Layer::pack(layer, &cpu, arithmetic)).collect::<Result<_, _>>()?;
+                Ok::<_, ModelError>((layers, head.pack(&cpu, arithmetic)?))
+            });
+            (checkpoint.digest(progress), packed.join().unwrap_or_else(|panic| resume_unwind(panic)))
+        });
+        let (layers, head) = packed?;
         checkpoint.release();
+        let kv_shape = KvShape { layers: config.layers, kv_heads: config.kv_heads, head_dim: config.head_dim, dtype: options.kv_dtype };
         let layout = LayoutFingerprint::new(
             &fingerprint(&weights, &config, arithmetic_number(arithmetic, options.kv_dtype, cpu.isa())),
             &kv_shape,
