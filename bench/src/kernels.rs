@@ -17,6 +17,7 @@ pub mod report;
 use anyhow::{Context, ensure};
 use ceilings::Reading;
 use cuda::gpu::Gpu;
+use indicatif::{ProgressBar, ProgressStyle};
 use limits::{Ceilings, Work};
 use report::{Report, Row};
 use std::{fs, path::PathBuf, time::Instant};
@@ -147,9 +148,16 @@ struct Bench<Machine = Host> {
     rows: Vec<Row>,
     /// Rows that this machine cannot have, and why.
     left_out: Vec<String>,
+    /// Says what is being measured. It draws only when that changes, and nothing while something is measured.
+    progress: ProgressBar,
 }
 
 impl<Machine> Bench<Machine> {
+    fn begins(&self, name: &str, shape: &str) {
+        self.progress.set_position(self.rows.len() as u64);
+        self.progress.set_message(format!("{name} {shape}"));
+    }
+
     fn wants(&self, name: &str, shape: &str) -> bool {
         self.only.as_ref().is_none_or(|only| format!("{name} {shape}").contains(only))
     }
@@ -157,6 +165,8 @@ impl<Machine> Bench<Machine> {
 
 impl Bench {
     fn new(cpu: Cpu, args: &KernelsArgs) -> anyhow::Result<Self> {
+        let progress = progress();
+        progress.set_message("ceilings");
         let shrink = if args.quick { 1000 } else { 1 };
         let mut rows = Vec::new();
         let (mut ceilings, mut reading) = ceilings::measure(1, shrink)?;
@@ -174,6 +184,7 @@ impl Bench {
             seconds,
             rows,
             left_out: Vec::new(),
+            progress,
         })
     }
 
@@ -182,11 +193,17 @@ impl Bench {
         if !self.wants(name, &shape) {
             return;
         }
+        self.begins(name, &shape);
         let Host { cpu, reading } = &self.machine;
         let mut run = prepare(cpu);
         let (seconds, bytes) = best_seconds(self.seconds, reading, || run(cpu));
         self.rows.push(Row::of_work(name, shape, seconds / times as f64, &work, &Ceilings { bytes, ..self.ceilings }));
     }
+}
+
+fn progress() -> ProgressBar {
+    let style = ProgressStyle::with_template("{elapsed} {pos} rows, {msg}").expect("a valid template");
+    ProgressBar::no_length().with_style(style)
 }
 
 fn threads_text(threads: usize) -> String {

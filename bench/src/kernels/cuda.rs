@@ -8,7 +8,7 @@ pub mod ops;
 pub mod phases;
 
 use super::{
-    Bench, KernelsArgs,
+    Bench, KernelsArgs, progress,
     report::{Report, Row},
 };
 use crate::model::shapes::{self, Shape};
@@ -36,6 +36,7 @@ pub(super) fn measure(mut gpu: Gpu, args: &KernelsArgs) -> anyhow::Result<Report
         seconds: args.seconds,
         rows: ceilings::rows(&ceilings, &bus).into(),
         left_out: Vec::new(),
+        progress: progress(),
     };
     let (label, name) = if args.quick { QUICK_MODEL } else { MODEL };
     let mut shape = shapes::by_name(name).expect("the shapes are in the table").clone();

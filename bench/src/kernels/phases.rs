@@ -47,6 +47,7 @@ pub(super) fn measure(bench: &mut Bench, models: Option<&Path>) -> anyhow::Resul
             if wanted.is_empty() {
                 continue;
             }
+            bench.begins("loading", &format!("{label} {}", weights.name()));
             let dir = models.join(format!("{label}-{}-layers", shape.layers));
             if !dir.join("model.safetensors").exists() {
                 fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
@@ -57,6 +58,7 @@ pub(super) fn measure(bench: &mut Bench, models: Option<&Path>) -> anyhow::Resul
                 LoadOptions { kv_dtype: KvDtype::Bf16, quantize, threads: bench.machine.cpu.threads(), isa: Some(bench.machine.cpu.isa()) };
             let mut model = Model::load(&dir, &options, &mut |_, _| {})?;
             for phase in wanted {
+                bench.begins(phase.name(), &phase.shape(label, weights));
                 let (seconds, bytes) = phase.seconds(&mut model, bench.seconds, &bench.machine.reading);
                 let limit = Ceilings { bytes, ..bench.ceilings }.seconds(&batch(&shape, weights, &phase.rows()));
                 let tokens = phase.tokens() as f64;

@@ -76,15 +76,42 @@ impl Row {
     }
 }
 
-/// The rows as a Markdown table.
+/// The rows as a Markdown table that lines up in a terminal, too, with a bar for each fraction.
 pub fn table(rows: &[Row]) -> String {
-    let mut table = String::from("| name | shape | measured | limit | unit | fraction |\n|---|---|---:|---:|---|---:|\n");
-    for Row { name, shape, measured, limit, unit, fraction } in rows {
+    let head = ["name", "shape", "measured", "limit", "unit", "fraction", ""].map(String::from);
+    let rows = rows.iter().map(|Row { name, shape, measured, limit, unit, fraction }| {
         let limit = limit.map_or(String::new(), number);
-        let fraction = fraction.map_or(String::new(), |fraction| format!("{fraction:.2}"));
-        writeln!(table, "| {name} | {shape} | {} | {limit} | {unit} | {fraction} |", number(*measured)).expect("a string takes all");
+        let of_limit = fraction.map_or(String::new(), |fraction| format!("{fraction:.2}"));
+        [name.clone(), shape.clone(), number(*measured), limit, unit.to_string(), of_limit, fraction.map_or(String::new(), bar)]
+    });
+    let cells: Vec<_> = [head].into_iter().chain(rows).collect();
+    let widths: [usize; 7] = std::array::from_fn(|column| cells.iter().map(|row| row[column].chars().count()).max().unwrap_or(0));
+    let mut table = String::new();
+    for (i, row) in cells.iter().enumerate() {
+        for (column, (cell, &width)) in row.iter().zip(&widths).enumerate() {
+            let cell = if IS_NUMBER[column] { format!("| {cell:>width$} ") } else { format!("| {cell:<width$} ") };
+            table += &cell;
+        }
+        table += "|\n";
+        if i == 0 {
+            for (width, is_number) in widths.iter().zip(IS_NUMBER) {
+                write!(table, "|{:-<width$}{}", "", if is_number { "-:" } else { "--" }).expect("a string takes all");
+            }
+            table += "|\n";
+        }
     }
     table
+}
+
+/// Columns of [`table`] that end at the right.
+const IS_NUMBER: [bool; 7] = [false, false, true, true, false, true, false];
+
+/// `fraction` of a length of ten, in eighths; beyond the limit, an arrow.
+fn bar(fraction: f64) -> String {
+    const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
+    let eighths = (fraction * 80.0).round().clamp(0.0, 80.0) as usize;
+    let bar = "█".repeat(eighths / 8) + EIGHTHS[eighths % 8];
+    if fraction >= 1.05 { bar + "▶" } else { bar }
 }
 
 /// Three digits that count, or all before the point.
@@ -104,8 +131,13 @@ mod tests {
     fn a_row_says_how_close_it_is_and_a_ceiling_only_what_it_is() {
         let rows = [Row::ceiling("read", "2 threads".into(), 31.96, "GB/s"), Row::new("norm", "64 × 576".into(), 8.0, 32.0, "GB/s")];
         let table = table(&rows);
-        assert!(table.contains("| read | 2 threads | 32.0 |  | GB/s |  |\n"), "{table}");
-        assert!(table.contains("| norm | 64 × 576 | 8.00 | 32.0 | GB/s | 0.25 |\n"), "{table}");
+        let expected = "\
+| name | shape     | measured | limit | unit | fraction |     |
+|------|-----------|---------:|------:|------|---------:|-----|
+| read | 2 threads |     32.0 |       | GB/s |          |     |
+| norm | 64 × 576  |     8.00 |  32.0 | GB/s |     0.25 | ██▌ |
+";
+        assert_eq!(table, expected);
         let json = serde_json::to_value(&rows).unwrap();
         assert_eq!((&json[1]["fraction"], &json[0]["limit"]), (&0.25.into(), &serde_json::Value::Null));
     }

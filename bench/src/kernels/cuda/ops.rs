@@ -61,6 +61,7 @@ impl Bench<Gpu> {
         if !self.wants(name, &shape) {
             return Ok(());
         }
+        self.begins(name, &shape);
         let row = seconds(&mut self.machine).map(|seconds| Row::of_work(name, shape.clone(), seconds, &work, ceilings));
         self.keep(name, &shape, row)
     }

@@ -43,6 +43,7 @@ pub(super) fn measure(bench: &mut Bench<Gpu>, label: &str, shape: &Shape) -> any
         Ok(weights) => weights,
     };
     for phase in wanted {
+        bench.begins(phase.name(), &phase.shape(label, ARITHMETIC));
         let gpu = &mut bench.machine;
         let seconds = match phase {
             Phase::Prefill { tokens } => prefill_seconds(gpu, &weights, tokens),
