@@ -79,6 +79,7 @@ pub fn measure(args: &PerplexityArgs) -> anyhow::Result<Report> {
     let encoding = tokenizer.encode_fast(text, true).map_err(|error| anyhow!("the tokenizer refuses {}: {error}", args.text.display()))?;
     let tokens: &[Token] = encoding.get_ids();
 
+    ensure!(args.threads != Some(0), "--threads must be at least 1");
     let options = LoadOptions {
         kv_dtype: KvDtype::ALL.into_iter().find(|dtype| dtype.name() == args.kv_dtype).context("--kv-dtype")?,
         quantize: (args.quantize == "int8").then_some(Quantization::Int8),

@@ -15,14 +15,16 @@ use std::{
 };
 use tidemill_proto::{
     ids::{Epoch, RequestId},
-    message::{Register, ToWorker, WorkerEvent},
+    message::{ModelIdentity, Register, ToWorker, WorkerEvent},
 };
 use tokio::sync::mpsc;
 
 /// Messages on their way to one worker.
 pub const LINK_QUEUE_MAX: usize = 4096;
-/// Events that a client has not looked at: minutes of one sequence, or seconds of many.
+/// Events that a client has not looked at: minutes of one sequence,
 const CLIENT_QUEUE_MAX: usize = 4096;
+/// and as many for each of many, which come together.
+const CHOICE_QUEUE_MAX: usize = 1024;
 /// How often time passes for the core: the resolution of its deadlines.
 const TICK: Duration = Duration::from_millis(50);
 
@@ -38,8 +40,9 @@ struct State {
 }
 
 impl Driver {
-    pub fn new(settings: ClusterSettings) -> Arc<Self> {
-        Arc::new(Self(Mutex::new(State { cluster: Cluster::new(settings), links: HashMap::new(), clients: HashMap::new() })))
+    /// `model`: the front door's.
+    pub fn new(settings: ClusterSettings, model: ModelIdentity) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(State { cluster: Cluster::new(settings, model), links: HashMap::new(), clients: HashMap::new() })))
     }
 
     /// Takes a worker in. Its messages go to `link`, in order, after the answer to its registration.
@@ -64,12 +67,12 @@ impl Driver {
 
     /// Takes all requests or none. Dropping the answer cancels what has not ended.
     pub fn submit(self: &Arc<Self>, requests: Vec<NewRequest>) -> Result<Generation, Rejection> {
-        let (sender, events) = mpsc::channel(CLIENT_QUEUE_MAX);
+        let choices = requests.iter().map(|request| request.choices as usize).sum();
+        self.0.lock().cluster.check_choices(choices)?;
+        let (sender, events) = mpsc::channel((choices * CHOICE_QUEUE_MAX).max(CLIENT_QUEUE_MAX));
         // Made first, so that a rejected request takes those before it along.
         let mut generation = Generation { driver: Arc::clone(self), requests: Vec::with_capacity(requests.len()), events };
-        let choices = requests.iter().map(|request| request.choices as usize).sum();
         self.with(|state, now| {
-            state.cluster.check_choices(choices)?;
             for request in requests {
                 let id = state.cluster.submit(now, request)?;
                 state.clients.insert(id, sender.clone());
@@ -187,7 +190,7 @@ mod tests {
     use super::*;
     use crate::{
         cluster::Outcome,
-        registry::tests::{engine, register},
+        registry::tests::{engine, model, register},
         schedule::Policy,
     };
     use tidemill_proto::{
@@ -197,12 +200,13 @@ mod tests {
     };
 
     fn driver() -> Arc<Driver> {
-        Driver::new(ClusterSettings {
+        let settings = ClusterSettings {
             id_base: 0,
-            policy: Policy { local_tail_tokens: None, queue_max: 64, decode_sequences_max: 64, replicate_after: None },
+            policy: Policy { local_tail_tokens: None, queue_max: 64, decode_sequences_max: None, replicate_after: None },
             queue_wait_max: Duration::from_secs(60),
             heartbeat_dead: Duration::from_secs(60),
-        })
+        };
+        Driver::new(settings, model())
     }
 
     fn request(choices: u32) -> NewRequest {
@@ -233,7 +237,7 @@ mod tests {
         let (epoch, mut messages) = decode_worker(&driver);
         let mut generation = driver.submit(vec![request(8)]).unwrap();
         let sequences = sequences(&mut messages);
-        for index in 0..1000 {
+        for index in 0..2000 {
             let step = sequences.iter().map(|&sequence| SequenceToken { sequence, index, token: 5, logprob: None });
             driver.worker_event(epoch, WorkerEvent::Tokens(step.collect()));
         }
@@ -244,7 +248,7 @@ mod tests {
         while generation.next().await.is_some() {
             events += 1;
         }
-        assert_eq!(events, CLIENT_QUEUE_MAX, "what was queued is still read, then nothing");
+        assert_eq!(events, 8 * CHOICE_QUEUE_MAX, "what was queued is still read, then nothing");
     }
 
     #[tokio::test]

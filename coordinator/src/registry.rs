@@ -15,7 +15,7 @@ use std::{
 use tidemill_proto::{
     block::{BLOCK_TOKENS, LayoutFingerprint},
     ids::{Epoch, RequestId},
-    message::{Blocks, EngineInfo, Host, Peer, PoolNode, Register, Report, Role, RoleInfo, TierBlocks},
+    message::{Blocks, EngineInfo, Host, ModelIdentity, Peer, PoolNode, Register, Report, Role, RoleInfo, TierBlocks},
 };
 
 /// Workers at a time. A bound on what misbehaving members can make this process remember.
@@ -27,6 +27,8 @@ const EVERYTHING_FITS: u64 = u64::MAX;
 
 #[derive(Debug)]
 pub struct Registry {
+    /// By which the front door makes tokens of text.
+    model: ModelIdentity,
     workers: BTreeMap<Epoch, Worker>,
     next_epoch: u64,
 }
@@ -72,7 +74,9 @@ pub enum Refusal {
          (`--isa avx512bf16` on processors with AMX, where others have none)"
     )]
     Layout { theirs: LayoutFingerprint, ours: LayoutFingerprint, other: String },
-    #[error("it has no KV blocks or no context: give it more device memory")]
+    #[error("its model is not the one that this coordinator's `--model` names: {0} (here is the coordinator, there the worker)")]
+    Model(String),
+    #[error("it has no KV blocks, no context or takes no work: give it more device memory")]
     Empty,
     #[error("the cluster has {WORKERS_MAX} workers already")]
     Full,
@@ -80,8 +84,8 @@ pub enum Refusal {
 
 impl Registry {
     /// `first_epoch` differs between coordinator processes, so that epochs do too.
-    pub fn new(first_epoch: u64) -> Self {
-        Self { workers: BTreeMap::new(), next_epoch: first_epoch }
+    pub fn new(first_epoch: u64, model: ModelIdentity) -> Self {
+        Self { model, workers: BTreeMap::new(), next_epoch: first_epoch }
     }
 
     pub fn register(&mut self, now: Instant, register: Register) -> Result<Epoch, Refusal> {
@@ -89,8 +93,11 @@ impl Registry {
             return Err(Refusal::Full);
         }
         if let Some(engine) = engine_info(&register.role) {
-            if engine.device_blocks == 0 || engine.context_tokens == 0 {
+            if engine.device_blocks == 0 || engine.context_tokens == 0 || engine.work_max == 0 {
                 return Err(Refusal::Empty);
+            }
+            if let Some(difference) = self.model.difference(&engine.model) {
+                return Err(Refusal::Model(difference));
             }
             if let Some((other, info)) = self.first_engine().filter(|(_, info)| info.layout != engine.layout) {
                 return Err(Refusal::Layout { theirs: engine.layout, ours: info.layout, other: other.name.clone() });
@@ -145,16 +152,31 @@ impl Registry {
     }
 
     pub fn prefill_candidates(&self, now: Instant) -> Vec<PrefillCandidate> {
-        let prefill = self.taking_work().filter(|(_, worker)| worker.role.role() == Role::Prefill);
-        prefill.map(|(epoch, worker)| PrefillCandidate { worker: epoch, queue_ms: worker.prefill.queue_ms(now) }).collect()
+        let candidate = |(epoch, worker): (Epoch, &Worker)| match &worker.role {
+            RoleInfo::Prefill(info) if worker.prefill.jobs.len() < info.work_max as usize => {
+                Some(PrefillCandidate { worker: epoch, queue_ms: worker.prefill.queue_ms(now) })
+            }
+            _ => None,
+        };
+        self.taking_work().filter_map(candidate).collect()
     }
 
     pub fn decode_candidates(&self) -> Vec<DecodeCandidate<'_>> {
         fn candidate((epoch, worker): (Epoch, &Worker)) -> Option<DecodeCandidate<'_>> {
             let DecodeLoad { sequences, tokens, tail_tokens } = worker.decode;
             let info = worker.decode_info()?;
-            let (device_blocks, context_tokens) = (info.device_blocks, sequence_tokens_max(info));
-            Some(DecodeCandidate { worker: epoch, host: &worker.host, sequences, tokens, tail_tokens, device_blocks, context_tokens })
+            let EngineInfo { device_blocks, work_max, .. } = *info;
+            let context_tokens = sequence_tokens_max(info);
+            Some(DecodeCandidate {
+                worker: epoch,
+                host: &worker.host,
+                sequences,
+                tokens,
+                tail_tokens,
+                device_blocks,
+                context_tokens,
+                work_max,
+            })
         }
         self.taking_work().filter_map(candidate).collect()
     }
@@ -264,8 +286,25 @@ fn bounded(mut name: String) -> String {
 pub(crate) mod tests {
     use super::*;
 
+    pub(crate) fn model() -> ModelIdentity {
+        ModelIdentity {
+            model_type: "llama".into(),
+            vocab_size: 512,
+            hidden_size: 64,
+            num_hidden_layers: 2,
+            tokenizer_digest: Some([1; 16]),
+        }
+    }
+
     pub(crate) fn engine(layout: u8) -> EngineInfo {
-        EngineInfo { layout: LayoutFingerprint([layout; 16]), block_bytes: 4096, device_blocks: 64, context_tokens: 2048 }
+        EngineInfo {
+            model: model(),
+            layout: LayoutFingerprint([layout; 16]),
+            block_bytes: 4096,
+            device_blocks: 64,
+            context_tokens: 2048,
+            work_max: 64,
+        }
     }
 
     pub(crate) fn register(name: &str, role: RoleInfo) -> Register {
@@ -278,7 +317,7 @@ pub(crate) mod tests {
 
     #[test]
     fn the_first_engine_sets_the_layout_until_it_is_gone() {
-        let (mut registry, now) = (Registry::new(7), Instant::now());
+        let (mut registry, now) = (Registry::new(7, model()), Instant::now());
         let first = registry.register(now, register("decode-0", RoleInfo::Decode(engine(1)))).unwrap();
         let other = || register("prefill-0", RoleInfo::Prefill(engine(2)));
         let refusal = registry.register(now, other()).unwrap_err();
@@ -289,8 +328,25 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn an_engine_of_another_model_is_refused_with_what_differs() {
+        let (mut registry, now) = (Registry::new(0, model()), Instant::now());
+        let mut with = |model| registry.register(now, register("d", RoleInfo::Decode(EngineInfo { model, ..engine(1) })));
+        let others = [
+            (ModelIdentity { vocab_size: 513, ..model() }, "vocab_size is 512 here and 513 there"),
+            (ModelIdentity { num_hidden_layers: 3, ..model() }, "num_hidden_layers"),
+            (ModelIdentity { model_type: "qwen2".into(), ..model() }, "model_type"),
+            (ModelIdentity { tokenizer_digest: Some([2; 16]), ..model() }, "tokenizer.json"),
+        ];
+        for (other, words) in others {
+            let refusal = with(other).unwrap_err().to_string();
+            assert!(refusal.contains(words), "{refusal}");
+        }
+        with(ModelIdentity { tokenizer_digest: None, ..model() }).expect("a worker needs no tokenizer");
+    }
+
+    #[test]
     fn a_pool_node_is_near_on_its_own_host_and_leaves_to_the_others() {
-        let (mut registry, now) = (Registry::new(0), Instant::now());
+        let (mut registry, now) = (Registry::new(0, model()), Instant::now());
         let pool = |port: u16| RoleInfo::Kvpool { addr: ([127, 0, 0, 1], port).into() };
         let ports = [("a", 1), ("b", 2), ("a", 3), ("a", 4)];
         let nodes = ports.map(|(host, port)| registry.register(now, register_at(host, "k", pool(port))).unwrap());
@@ -309,7 +365,7 @@ pub(crate) mod tests {
 
     #[test]
     fn context_is_bounded_by_device_blocks() {
-        let (mut registry, now) = (Registry::new(0), Instant::now());
+        let (mut registry, now) = (Registry::new(0, model()), Instant::now());
         assert_eq!(registry.context_tokens(), None);
         let epoch = registry.register(now, register("decode-0", RoleInfo::Decode(engine(1)))).unwrap();
         assert_eq!(registry.context_tokens(), Some(64 * 16));

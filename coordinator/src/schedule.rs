@@ -26,8 +26,8 @@ pub struct Policy {
     pub local_tail_tokens: Option<u32>,
     /// Sequences waiting for a place; one more is rejected.
     pub queue_max: usize,
-    /// Sequences given to one decode worker at a time.
-    pub decode_sequences_max: u32,
+    /// Sequences given to one decode worker at a time, at most; `None`: as many as it asks for.
+    pub decode_sequences_max: Option<u32>,
     /// A block that is read over the network gets a copy at the reader's near node from this many reads on; `None`: never.
     pub replicate_after: Option<u8>,
 }
@@ -65,6 +65,8 @@ pub struct DecodeCandidate<'a> {
     pub device_blocks: u32,
     /// Longest sequence that the model and those blocks allow.
     pub context_tokens: u32,
+    /// Sequences that it asks for at a time.
+    pub work_max: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -228,7 +230,7 @@ fn has_room(policy: &Policy, worker: &DecodeCandidate<'_>, ask: &Ask) -> bool {
     let blocks = |sequences: u64, tokens: u64| tokens / BLOCK_TOKENS as u64 + sequences;
     let together = blocks(u64::from(worker.sequences) + 1, worker.tokens + u64::from(ask.tokens));
     ask.tokens_max <= worker.context_tokens.into()
-        && worker.sequences < policy.decode_sequences_max
+        && worker.sequences < policy.decode_sequences_max.map_or(worker.work_max, |most| most.min(worker.work_max))
         && (worker.sequences == 0 || together <= OVERCOMMIT * u64::from(worker.device_blocks))
 }
 
@@ -278,6 +280,7 @@ mod tests {
                             tail_tokens: tail.parse().unwrap(),
                             device_blocks: 256,
                             context_tokens: 4096,
+                            work_max: 8,
                         }
                     })
                     .collect(),
@@ -326,7 +329,7 @@ mod tests {
     }
 
     fn policy(local_tail_tokens: Option<u32>) -> Policy {
-        Policy { local_tail_tokens, queue_max: 4, decode_sequences_max: 8, replicate_after: None }
+        Policy { local_tail_tokens, queue_max: 4, decode_sequences_max: None, replicate_after: None }
     }
 
     #[test]
@@ -408,6 +411,7 @@ mod tests {
                 tail_tokens: 0,
                 device_blocks: 256,
                 context_tokens: 4096,
+                work_max: 8,
             }],
             pools: [3, 4].map(|n| PoolCandidate { node: Epoch(n), host: &here, draining: false, free_blocks: n, room_blocks: n }).to_vec(),
             blocks: Vec::new(),

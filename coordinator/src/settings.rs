@@ -40,7 +40,7 @@ pub struct Flags {
     /// Longest wait for a place, in seconds [default: 60]
     #[arg(long, value_name = "S")]
     pub queue_wait_s: Option<u64>,
-    /// Sequences given to one decode worker at a time [default: 256]
+    /// Sequences given to one decode worker at a time, at most [default: as many as it asks for]
     #[arg(long, value_name = "N")]
     pub decode_sequences_max: Option<u32>,
     /// Blocks that were read over the network this often get a copy at the reader's own host; 0 makes no copies [default: 3]
@@ -96,26 +96,42 @@ pub struct Settings {
 /// first 30 %, after the second 44 %): 23 % of such reads are saved by an eighth of the copies that would save 46 %.
 const REPLICATE_AFTER: u8 = 3;
 
+/// More than a process may have open files.
+const CONNECTIONS_MAX: usize = 1 << 20;
+
 impl Flags {
     pub fn check(self) -> Result<Settings, ConfigError> {
-        let model = required("model", self.model)?;
-        let dir_name = || model.canonicalize().ok()?.file_name()?.to_str().map(str::to_owned);
-        let served_model_name = self.served_model_name.or_else(dir_name).ok_or(ConfigError::Missing { key: "served_model_name" })?;
+        let model = required(None, "model", self.model)?;
+        let served_model_name = match self.served_model_name {
+            Some(name) => name,
+            None => {
+                let dir = model.canonicalize().map_err(|error| invalid("model", model.display(), error.to_string()))?;
+                let name = dir.file_name().and_then(|name| name.to_str()).map(str::to_owned);
+                required(None, "served_model_name", name)?
+            }
+        };
         let body = self.body_bytes_max.unwrap_or_else(|| "8MiB".into());
         let body_bytes_max = parse_bytes(&body).map_err(|reason| invalid("body_bytes_max", &body, reason))?;
         let positive = |key, value: u64| if value == 0 { Err(invalid(key, value, "must be at least 1")) } else { Ok(value) };
+        let within = |least, most, key, value| {
+            if (least..=most).contains(&value) { Ok(value) } else { Err(invalid(key, value, format!("must be from {least} to {most}"))) }
+        };
         let seconds = |key, value: Option<u64>, default| positive(key, value.unwrap_or(default)).map(Duration::from_secs);
         let policy = Policy {
             local_tail_tokens: self.local_tail_tokens,
             queue_max: positive("queue_max", self.queue_max.unwrap_or(1024) as u64)? as usize,
-            decode_sequences_max: positive("decode_sequences_max", self.decode_sequences_max.unwrap_or(256).into())? as u32,
+            decode_sequences_max: self
+                .decode_sequences_max
+                .map(|n| positive("decode_sequences_max", n.into()))
+                .transpose()?
+                .map(|n| n as u32),
             replicate_after: Some(self.replicate_after.unwrap_or(REPLICATE_AFTER)).filter(|&reads| reads > 0),
         };
         Ok(Settings {
             name: self.name.unwrap_or_else(|| "coordinator-0".into()),
             http: self.http.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8000))),
             listen: self.listen.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 0))),
-            pki: required("pki", self.pki)?,
+            pki: required(None, "pki", self.pki)?,
             served_model_name,
             cluster: ClusterSettings {
                 id_base: u64::from(rand::random::<u32>()) << 32,
@@ -125,7 +141,7 @@ impl Flags {
             },
             request_timeout: seconds("request_timeout_s", self.request_timeout_s, 600)?,
             body_bytes_max: positive("body_bytes_max", body_bytes_max)? as usize,
-            connections_max: positive("connections_max", self.connections_max.unwrap_or(4096) as u64)? as usize,
+            connections_max: within(1, CONNECTIONS_MAX, "connections_max", self.connections_max.unwrap_or(4096))?,
             objectives: Objectives::new(
                 Duration::from_millis(self.slo_ttft_ms.unwrap_or(2000)),
                 Duration::from_millis(self.slo_tpot_ms.unwrap_or(100)),
@@ -160,6 +176,8 @@ mod tests {
             (Flags { pki: None, ..flags() }, "--pki"),
             (Flags { body_bytes_max: Some("8MB".into()), ..flags() }, "body_bytes_max"),
             (Flags { queue_max: Some(0), ..flags() }, "queue_max"),
+            (Flags { connections_max: Some(usize::MAX), ..flags() }, "connections_max"),
+            (Flags { served_model_name: None, ..flags() }, "`model` = /models/tiny"),
             (Flags { request_timeout_s: Some(0), ..flags() }, "request_timeout_s"),
         ] {
             let error = flags.check().unwrap_err().to_string();

@@ -21,11 +21,12 @@ pub struct Flags {
 
 #[derive(Clone, Debug, Default, PartialEq, clap::Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[command(next_help_heading = "[decode]")]
 pub struct DecodeFlags {
     /// Sequences that hold device blocks at once
     #[arg(long)]
     pub sequences_max: Option<usize>,
-    /// Sequences that wait for room; more are returned to their coordinator
+    /// Sequences that wait beside those; more altogether are returned to their coordinator
     #[arg(long)]
     pub waiting_max: Option<usize>,
 }
@@ -36,6 +37,16 @@ pub struct Settings {
     pub engine: EngineSettings,
     pub sequences_max: usize,
     pub waiting_max: usize,
+}
+
+/// Sequences to be given for each that runs: what waits is ready to start within a step, and more would only wait in the wrong place.
+const GIVEN_FOR_EACH: usize = 4;
+
+impl Settings {
+    /// Sequences that are to be given at a time: none of them is returned.
+    pub(crate) fn work_max(&self) -> usize {
+        (GIVEN_FOR_EACH * self.sequences_max).min(self.sequences_max + self.waiting_max)
+    }
 }
 
 impl Flags {

@@ -28,7 +28,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     process::init_logging(&settings.worker.log);
     process::keep_freed_memory();
     let shutdown = settings.worker.shutdown();
-    let LoadedEngine { runner, info, step_tokens } = load_engine(&settings.engine, settings.sequences_max)?;
+    let LoadedEngine { runner, info, step_tokens } = load_engine(&settings.engine, settings.sequences_max, settings.work_max())?;
     let (reach, mut links, inputs) = reach::start(&settings.worker, &settings.engine, &info, RoleInfo::Decode(info.clone()))?;
     let (publisher, publications) = mpsc::channel(reach::queue_blocks(&info, PUBLISHING_MAX));
     let publishing = tokio::spawn(publish(reach.pools.clone(), publications));

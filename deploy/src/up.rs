@@ -158,7 +158,10 @@ impl Cluster {
         for n in 0..args.coordinator {
             let mut http = args.http;
             if http.port() != 0 {
-                http.set_port(http.port() + n as u16);
+                let port = u16::try_from(n).ok().and_then(|n| http.port().checked_add(n));
+                http.set_port(
+                    port.with_context(|| format!("there are not {} ports from {} on for --http", args.coordinator, http.port()))?,
+                );
             }
             let flags =
                 common(&[("--http", http.to_string()), ("--model", model.display().to_string()), ("--served-model-name", name.clone())]);

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 use tidemill_proto::{
-    config::{ConfigError, invalid, parse_bytes, required},
+    config::{ConfigError, invalid, parse_bytes, required, within_memory},
     worker::{WorkerError, WorkerFlags, WorkerSettings},
 };
 
@@ -27,6 +27,7 @@ pub struct Flags {
 
 #[derive(Clone, Debug, Default, PartialEq, clap::Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[command(next_help_heading = "[kvpool]")]
 pub struct PoolFlags {
     /// Address that workers reach this node at (default: the one it binds to)
     #[arg(long)]
@@ -98,11 +99,14 @@ impl Flags {
             return Err(invalid("bind", bind, "listens on every address: say with `advertise` which one workers should use").into());
         }
         let dram = kvpool.dram.unwrap_or_else(|| "1GiB".into());
-        let dram_bytes = parse_bytes(&dram).map_err(|reason| invalid("dram", &dram, reason))?;
+        let dram_bytes = within_memory("dram", parse_bytes(&dram).map_err(|reason| invalid("dram", &dram, reason))?)?;
+        if dram_bytes == 0 {
+            return Err(invalid("dram", dram, "blocks go through memory, those on disk, too").into());
+        }
         let capacity = kvpool.nvme_capacity.unwrap_or_else(|| "0".into());
         let nvme = match parse_bytes(&capacity).map_err(|reason| invalid("nvme_capacity", &capacity, reason))? {
             0 => None,
-            capacity_bytes => Some(Nvme { dir: required("data", kvpool.data)?, capacity_bytes }),
+            capacity_bytes => Some(Nvme { dir: required(Some("kvpool"), "data", kvpool.data)?, capacity_bytes }),
         };
         let prefault = kvpool.prefault.unwrap_or(false);
         let policy = match kvpool.policy {
@@ -170,6 +174,8 @@ mod tests {
         assert_eq!(resolve(pki.path(), &flags).unwrap().nvme, Some(nvme));
         for (flags, key) in [
             (["--dram", "2GB"], "dram"),
+            (["--dram", "0"], "dram"),
+            (["--dram", "100000GiB"], "memory"),
             (["--policy", "fifo"], "policy"),
             (["--lease-ms", "1"], "lease_ms"),
             (["--put-deadline-ms", "99999999"], "put_deadline_ms"),

@@ -19,6 +19,8 @@ pub enum ModelError {
     Safetensors { path: PathBuf, problem: String },
     #[error("tensor {tensor} is missing: {path} does not have it; the checkpoint is incomplete or of another architecture")]
     MissingTensor { tensor: String, path: PathBuf },
+    #[error("{path} has {tensor}, of one layer more than num_hidden_layers in config.json: the two do not belong together")]
+    SurplusLayer { tensor: String, path: PathBuf },
     #[error("tensor {tensor} in {path} has shape {found:?}, but config.json asks for {expected:?}: the two do not belong together")]
     Shape { tensor: String, path: PathBuf, found: Vec<usize>, expected: Vec<usize> },
     #[error(

@@ -2,13 +2,15 @@
 
 use crate::{
     CudaError, Isa, LoadOptions, Model, ModelError, Quantization, Runner,
+    config::read_json,
     cuda::{CudaOptions, CudaRunner, KvBytes},
 };
+use std::{fs, io::ErrorKind, path::Path};
 use tidemill_proto::{
     block::KvDtype,
     config::{ConfigError, invalid},
     engine::{DeviceChoice, EngineSettings},
-    message::EngineInfo,
+    message::{EngineInfo, ModelIdentity},
     process::Progress,
 };
 
@@ -34,8 +36,39 @@ const CPU_STEP_TOKENS: usize = 256;
 const CUDA_STEP_TOKENS: usize = 8192;
 
 /// Loads the model, logging its progress, and sets up its device memory. A step draws tokens for up to `sequences_max` sequences; 0 for
-/// a worker that never draws any.
-pub fn load_engine(settings: &EngineSettings, sequences_max: usize) -> Result<LoadedEngine, EngineError> {
+/// a worker that never draws any. `work_max`: as in [`EngineInfo`].
+pub fn load_engine(settings: &EngineSettings, sequences_max: usize, work_max: usize) -> Result<LoadedEngine, EngineError> {
+    let identity = identity(&settings.model)?;
+    let LoadedRunner { runner, blocks, step_tokens } = load_runner(settings, sequences_max)?;
+    let info = EngineInfo {
+        model: identity,
+        layout: runner.layout(),
+        block_bytes: runner.kv_shape().block_bytes() as u64,
+        device_blocks: blocks as u32,
+        context_tokens: runner.config().context_tokens() as u32,
+        work_max: work_max.try_into().unwrap_or(u32::MAX),
+    };
+    Ok(LoadedEngine { runner, info, step_tokens })
+}
+
+fn identity(dir: &Path) -> Result<ModelIdentity, ModelError> {
+    let identity: ModelIdentity = read_json(&dir.join("config.json"))?;
+    let path = dir.join("tokenizer.json");
+    match fs::read(&path) {
+        Ok(bytes) => Ok(identity.with_tokenizer(&bytes)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(identity),
+        Err(source) => Err(ModelError::Io { path, source }),
+    }
+}
+
+/// A model with its device memory.
+struct LoadedRunner {
+    runner: Runner,
+    blocks: usize,
+    step_tokens: usize,
+}
+
+fn load_runner(settings: &EngineSettings, sequences_max: usize) -> Result<LoadedRunner, EngineError> {
     match settings.device {
         DeviceChoice::Cpu => load_on_cpu(settings, sequences_max),
         DeviceChoice::Cuda => Ok(load_on_cuda(settings, sequences_max)?),
@@ -58,7 +91,7 @@ fn is_no_gpu_for_it(error: &ModelError) -> bool {
     }
 }
 
-fn load_on_cpu(settings: &EngineSettings, sequences_max: usize) -> Result<LoadedEngine, EngineError> {
+fn load_on_cpu(settings: &EngineSettings, sequences_max: usize) -> Result<LoadedRunner, EngineError> {
     let isa = match &settings.isa {
         None => None,
         Some(name) => Some(name.parse::<Isa>().map_err(|reason| invalid("isa", name, reason.to_string()))?),
@@ -73,10 +106,10 @@ fn load_on_cpu(settings: &EngineSettings, sequences_max: usize) -> Result<Loaded
     let model = Model::load(&settings.model, &options, &mut |done, total| progress.update(done, total))?;
     let blocks = settings.cpu_blocks(model.kv_shape().block_bytes())?;
     let step_tokens = settings.step_tokens.unwrap_or(CPU_STEP_TOKENS).max(sequences_max);
-    Ok(LoadedEngine::new(Runner::on_cpu(model, blocks), blocks, step_tokens))
+    Ok(LoadedRunner { runner: Runner::on_cpu(model, blocks), blocks, step_tokens })
 }
 
-fn load_on_cuda(settings: &EngineSettings, sequences_max: usize) -> Result<LoadedEngine, ModelError> {
+fn load_on_cuda(settings: &EngineSettings, sequences_max: usize) -> Result<LoadedRunner, ModelError> {
     let unfit = |problem: &str| Err(ModelError::NotOnDevice { problem: problem.to_owned() });
     if settings.quantize_int8 {
         return unfit("projections in 8-bit integers (--quantize int8) are the CPU's");
@@ -91,32 +124,19 @@ fn load_on_cuda(settings: &EngineSettings, sequences_max: usize) -> Result<Loade
     let cuda = CudaRunner::load(&settings.model, &options, &mut |done, total| progress.update(done, total))?;
     let blocks = cuda.blocks();
     tracing::info!(device = cuda.device_name(), blocks, "the model computes on a GPU");
-    Ok(LoadedEngine::new(Runner::Cuda(Box::new(cuda)), blocks, step_tokens))
-}
-
-impl LoadedEngine {
-    fn new(runner: Runner, blocks: usize, step_tokens: usize) -> Self {
-        let info = EngineInfo {
-            layout: runner.layout(),
-            block_bytes: runner.kv_shape().block_bytes() as u64,
-            device_blocks: blocks as u32,
-            context_tokens: runner.config().context_tokens() as u32,
-        };
-        Self { runner, info, step_tokens }
-    }
+    Ok(LoadedRunner { runner: Runner::Cuda(Box::new(cuda)), blocks, step_tokens })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::Path;
     use tidemill_kernels::cuda::Device;
     use tidemill_proto::engine::EngineFlags;
 
     fn load(device: &str) -> Result<LoadedEngine, EngineError> {
         let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/llama3");
         let flags = EngineFlags { model: Some(model), device: Some(device.into()), threads: Some(1), ..EngineFlags::default() };
-        load_engine(&flags.check().unwrap(), 300)
+        load_engine(&flags.check().unwrap(), 300, 1200)
     }
 
     #[test]

@@ -42,6 +42,7 @@ impl Tensors {
     pub(crate) fn take(checkpoint: &mut Checkpoint, config: &ModelConfig) -> Result<Self, ModelError> {
         let embedding = checkpoint.matrix("model.embed_tokens.weight", config.vocab, config.hidden)?;
         let layers = (0..config.layers).map(|i| LayerTensors::take(checkpoint, config, i)).collect::<Result<_, _>>()?;
+        checkpoint.must_not_have(&format!("model.layers.{}.input_layernorm.weight", config.layers))?;
         let final_norm = checkpoint.vector("model.norm.weight", config.hidden)?;
         let weight = match config.tied {
             true => embedding.clone(),

@@ -119,6 +119,14 @@ impl Checkpoint {
         Ok(decode(taken.dtype, &taken.map[taken.range.clone()]))
     }
 
+    /// A tensor of one layer more than the configuration counts: without it, the model would compute something, but not what it was made for.
+    pub(crate) fn must_not_have(&self, name: &str) -> Result<(), ModelError> {
+        match self.files.iter().find(|file| file.metadata.info(name).is_some()) {
+            Some(file) => Err(ModelError::SurplusLayer { tensor: name.to_owned(), path: file.path.clone() }),
+            None => Ok(()),
+        }
+    }
+
     fn take(&mut self, name: &str, expected: &[usize]) -> Result<&Taken, ModelError> {
         let missing = |path: &Path| ModelError::MissingTensor { tensor: name.to_owned(), path: path.to_owned() };
         let file = match &self.index {

@@ -21,6 +21,7 @@ pub struct Flags {
 
 #[derive(Clone, Debug, Default, PartialEq, clap::Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[command(next_help_heading = "[prefill]")]
 pub struct PrefillFlags {
     /// Jobs that hold device blocks at once
     #[arg(long)]

@@ -18,7 +18,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     process::keep_freed_memory();
     let shutdown = settings.worker.shutdown();
     // Prefill never draws a token.
-    let LoadedEngine { runner, info, step_tokens } = load_engine(&settings.engine, 0)?;
+    let LoadedEngine { runner, info, step_tokens } = load_engine(&settings.engine, 0, settings.jobs_max)?;
     let (reach, mut links, inputs) = reach::start(&settings.worker, &settings.engine, &info, RoleInfo::Prefill(info.clone()))?;
     let limits = Limits {
         admitted_max: settings.admitted_max,

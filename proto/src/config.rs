@@ -18,8 +18,8 @@ pub enum ConfigError {
     Toml { path: PathBuf, reason: String },
     #[error("flags cannot be merged: {0}")]
     Flags(String),
-    #[error("`{key}` is not set: give --{} or put `{key} = …` into the config file", key.replace('_', "-"))]
-    Missing { key: &'static str },
+    #[error("`{key}` is not set: give --{} or put `{key} = …` into {}", key.replace('_', "-"), place(section))]
+    Missing { section: Option<&'static str>, key: &'static str },
     #[error("`{key}` = {value}: {reason}")]
     Invalid { key: &'static str, value: String, reason: String },
 }
@@ -28,7 +28,7 @@ pub enum ConfigError {
 #[derive(Debug, clap::Parser)]
 #[command(version)]
 pub struct Cli<F: clap::Args> {
-    /// TOML file with the same keys as the flags
+    /// TOML file with the same keys as the flags, `_` for `-`; headings in brackets are its sections
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     #[command(flatten)]
@@ -76,8 +76,12 @@ fn overlay(base: &mut toml::Table, over: toml::Table) {
 }
 
 /// The value of a key that has no default.
-pub fn required<T>(key: &'static str, value: Option<T>) -> Result<T, ConfigError> {
-    value.ok_or(ConfigError::Missing { key })
+pub fn required<T>(section: Option<&'static str>, key: &'static str, value: Option<T>) -> Result<T, ConfigError> {
+    value.ok_or(ConfigError::Missing { section, key })
+}
+
+fn place(section: &Option<&'static str>) -> String {
+    section.map_or("the config file".into(), |section| format!("section [{section}] of the config file"))
 }
 
 /// An error that names the key and says what would be right.
@@ -97,6 +101,17 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     };
     let number: u64 = digits.parse().map_err(|_| format!("`{text}` is not a size such as 512MiB"))?;
     number.checked_mul(unit).ok_or_else(|| format!("`{text}` is too large"))
+}
+
+/// `bytes` for `key`, if this machine's memory could hold them.
+pub fn within_memory(key: &'static str, bytes: u64) -> Result<u64, ConfigError> {
+    #[cfg(target_os = "linux")]
+    if let Ok(system) = nix::sys::sysinfo::sysinfo()
+        && bytes > system.ram_total() + system.swap_total()
+    {
+        return Err(invalid(key, bytes, format!("this machine has {} bytes of memory", system.ram_total())));
+    }
+    Ok(bytes)
 }
 
 #[cfg(test)]
@@ -139,6 +154,13 @@ mod tests {
             let _ = resolve(&Flags { name: None, threads: None }, Some(file(&text).path()));
             let _ = parse_bytes(&size);
         }
+    }
+
+    #[test]
+    fn no_more_memory_is_promised_than_there_is() {
+        assert_eq!(within_memory("dram", 1 << 20).unwrap(), 1 << 20);
+        let error = within_memory("dram", 1 << 60).unwrap_err().to_string();
+        assert!(error.contains("`dram`") && error.contains("memory"), "{error}");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use crate::{
     block::KvDtype,
-    config::{ConfigError, invalid, parse_bytes, required},
+    config::{ConfigError, invalid, parse_bytes, required, within_memory},
     cores::Cores,
 };
 use serde::{Deserialize, Serialize};
@@ -11,6 +11,7 @@ use std::path::PathBuf;
 /// Section `[engine]` of a worker's config file, and its flags.
 #[derive(Clone, Debug, Default, PartialEq, clap::Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[command(next_help_heading = "[engine]")]
 pub struct EngineFlags {
     /// Hugging Face model directory
     #[arg(long)]
@@ -130,7 +131,7 @@ impl EngineFlags {
         }
         let isa = self.isa.filter(|isa| isa != "auto");
         Ok(EngineSettings {
-            model: required("model", self.model)?,
+            model: required(Some("engine"), "model", self.model)?,
             device,
             quantize_int8,
             kv_dtype,
@@ -158,7 +159,7 @@ fn kernel_cache_default() -> PathBuf {
 impl EngineSettings {
     /// KV blocks that a CPU's memory holds.
     pub fn cpu_blocks(&self, block_bytes: usize) -> Result<usize, ConfigError> {
-        let bytes = self.kv_memory_bytes.unwrap_or(KV_BYTES_DEFAULT);
+        let bytes = within_memory("kv_memory", self.kv_memory_bytes.unwrap_or(KV_BYTES_DEFAULT))?;
         match usize::try_from(bytes / block_bytes as u64) {
             Ok(n) if n >= 2 && n <= u32::MAX as usize => Ok(n),
             _ => Err(invalid("kv_memory", bytes, format!("must hold from 2 to 2^32 blocks of {block_bytes} bytes"))),

@@ -24,6 +24,8 @@ pub const SERVER_NAME: &str = "tidemill";
 pub enum IdentityError {
     #[error("cannot access {path}: {source} (make a PKI directory with `tidemill certs DIR`)")]
     File { path: PathBuf, source: io::Error },
+    #[error("cannot make {path}: {source} (certificates that exist are not replaced)")]
+    Create { path: PathBuf, source: io::Error },
     #[error("{path} is not usable PEM: {reason}")]
     Pem { path: PathBuf, reason: String },
     #[error("certificates cannot be used together: {0}")]
@@ -91,7 +93,7 @@ impl Identity {
 pub fn create(dir: &Path) -> Result<(), IdentityError> {
     let file_error = |path: &Path| {
         let path = path.to_owned();
-        move |source| IdentityError::File { path, source }
+        move |source| IdentityError::Create { path, source }
     };
     fs::create_dir_all(dir).map_err(file_error(dir))?;
     let ca_key = KeyPair::generate()?;

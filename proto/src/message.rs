@@ -58,6 +58,7 @@ impl RoleInfo {
 /// What a worker that holds a model can do.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EngineInfo {
+    pub model: ModelIdentity,
     pub layout: LayoutFingerprint,
     /// Bytes of one KV block.
     pub block_bytes: u64,
@@ -65,6 +66,41 @@ pub struct EngineInfo {
     pub device_blocks: u32,
     /// Longest sequence that the model allows, in tokens.
     pub context_tokens: u32,
+    /// Sequences, or prompts to prefill, that it is to be given at a time: those that it computes, and some that wait there.
+    pub work_max: u32,
+}
+
+/// What coordinator and workers, each from its own model directory, must know alike for a token id to mean the same to both. Only workers read
+/// the weights: their digest is in the layout, which they compare with each other. Can be read from a `config.json`, of whose keys these are some.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelIdentity {
+    #[serde(default)]
+    pub model_type: String,
+    pub vocab_size: u32,
+    pub hidden_size: u32,
+    pub num_hidden_layers: u32,
+    /// Of `tokenizer.json`, which is no part of a `config.json`. `None`: there is none, since a worker needs none.
+    #[serde(default)]
+    pub tokenizer_digest: Option<[u8; 16]>,
+}
+
+impl ModelIdentity {
+    /// With the bytes of a `tokenizer.json`.
+    pub fn with_tokenizer(self, bytes: &[u8]) -> Self {
+        Self { tokenizer_digest: blake3::hash(bytes).as_bytes().first_chunk().copied(), ..self }
+    }
+
+    /// The first thing in which another directory differs, for people: what it is here, and there.
+    pub fn difference(&self, other: &Self) -> Option<String> {
+        let text = |name: &str, a: &str, b: &str| (a != b).then(|| format!("{name} is {a} here and {b} there"));
+        let number = |name, a: u32, b: u32| text(name, &a.to_string(), &b.to_string());
+        let tokenizers_differ = matches!((self.tokenizer_digest, other.tokenizer_digest), (Some(a), Some(b)) if a != b);
+        text("model_type", &self.model_type, &other.model_type)
+            .or_else(|| number("vocab_size", self.vocab_size, other.vocab_size))
+            .or_else(|| number("hidden_size", self.hidden_size, other.hidden_size))
+            .or_else(|| number("num_hidden_layers", self.num_hidden_layers, other.num_hidden_layers))
+            .or_else(|| tokenizers_differ.then(|| "tokenizer.json is another".to_owned()))
+    }
 }
 
 /// Worker to coordinator.

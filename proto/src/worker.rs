@@ -17,6 +17,7 @@ use tokio::{
 /// Section `[worker]` of a worker's config file, and its flags.
 #[derive(Clone, Debug, Default, PartialEq, clap::Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[command(next_help_heading = "[worker]")]
 pub struct WorkerFlags {
     /// Name shown to people
     #[arg(long)]
@@ -67,7 +68,7 @@ pub enum WorkerError {
 impl WorkerFlags {
     /// `role` names the worker where the operator does not.
     pub fn check(self, role: &str) -> Result<WorkerSettings, WorkerError> {
-        let coordinators = required("coordinators", self.coordinators)?;
+        let coordinators = required(Some("worker"), "coordinators", self.coordinators)?;
         if coordinators.is_empty() {
             return Err(invalid("coordinators", "[]", "a worker needs at least one").into());
         }
@@ -79,7 +80,7 @@ impl WorkerFlags {
             host: self.host.map_or_else(|| this_host(&name), Host),
             name,
             coordinators,
-            identity: Identity::load(&required("pki", self.pki)?)?,
+            identity: Identity::load(&required(Some("worker"), "pki", self.pki)?)?,
             bind: self.bind.unwrap_or(SocketAddr::from(([0, 0, 0, 0], 0))),
             log: self.log.unwrap_or_else(|| "info".into()),
             exit_with_parent: self.exit_with_parent.unwrap_or(false),

@@ -102,7 +102,6 @@ impl Cluster {
             sequence.usage.queue_ms += now.saturating_duration_since(since).as_secs_f64() * 1e3;
         }
         sequence.usage.predicted_ttft_ms.get_or_insert(sequence.usage.queue_ms + placement.ttft_ms);
-        sequence.attempts += 1;
         sequence.place = Place::Running(Running {
             worker: placement.decode,
             home: placement.home,

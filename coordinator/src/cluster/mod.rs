@@ -40,12 +40,12 @@ use std::{
 };
 use tidemill_proto::{
     ids::{Epoch, RequestId, SequenceId},
-    message::{Provenance, ToWorker},
+    message::{ModelIdentity, Provenance, ToWorker},
 };
 
-/// Times a sequence is given to a worker before its client hears of it.
-const ATTEMPTS_MAX: u32 = 12;
-/// How long a returned sequence rests before it is offered again: doubled per attempt, up to the maximum.
+/// Workers that a sequence is lost with before its client hears of it.
+const LOSSES_MAX: u32 = 12;
+/// How long a returned sequence rests before it is offered again: doubled each time in a row, up to the maximum.
 const RETURN_REST: Duration = Duration::from_millis(25);
 const RETURN_REST_MAX: Duration = Duration::from_secs(2);
 /// Sequences fetch what a prefill worker put within this time, or find it gone.
@@ -98,9 +98,10 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    pub fn new(settings: ClusterSettings) -> Self {
+    /// `model`: the front door's.
+    pub fn new(settings: ClusterSettings, model: ModelIdentity) -> Self {
         Self {
-            registry: Registry::new(settings.id_base + 1),
+            registry: Registry::new(settings.id_base + 1, model),
             index: PrefixIndex::default(),
             heat: Heat::default(),
             cost: CostModel::default(),
@@ -151,7 +152,9 @@ impl Cluster {
                 place,
                 generated: Vec::new(),
                 chain: None,
-                attempts: 0,
+                losses: 0,
+                returns: 0,
+                unplaced_since: now,
                 prompt_logprobs_seen: false,
                 first_account: None,
                 usage: Usage::default(),
@@ -227,7 +230,7 @@ impl Cluster {
         }
         for sequence in self.queue.clone() {
             let (request, choice) = self.sequences[&sequence];
-            let Place::Queued { since, .. } = self.requests[&request].sequences[choice].place else { continue };
+            let since = self.requests[&request].sequences[choice].unplaced_since;
             if now.saturating_duration_since(since) >= self.settings.queue_wait_max {
                 let failure = Failure::QueueTimeout(self.settings.queue_wait_max.as_secs());
                 self.finish(now, request, choice, Outcome::Failed(failure));
@@ -283,6 +286,25 @@ impl Cluster {
         }
     }
 
+    /// The worker of a running sequence is lost, or no longer to be trusted with it.
+    fn rescue(&mut self, now: Instant, id: RequestId, choice: usize) {
+        let sequence = &mut self.requests.get_mut(&id).expect("a running sequence has a request").sequences[choice];
+        sequence.losses += 1;
+        (sequence.returns, sequence.unplaced_since) = (0, now);
+        self.requeue(now, id, choice, Duration::ZERO);
+    }
+
+    /// A worker had no room for it: no fault of the sequence, which waits for some no longer than any other.
+    fn take_back(&mut self, now: Instant, id: RequestId, choice: usize) {
+        let sequence = &mut self.requests.get_mut(&id).expect("a running sequence has a request").sequences[choice];
+        if sequence.returns == 0 {
+            sequence.unplaced_since = now;
+        }
+        sequence.returns += 1;
+        let rest = RETURN_REST.saturating_mul(1 << sequence.returns.min(16)).min(RETURN_REST_MAX);
+        self.requeue(now, id, choice, rest);
+    }
+
     /// Puts a running sequence back into the queue: it goes on elsewhere from the tokens it has.
     fn requeue(&mut self, now: Instant, id: RequestId, choice: usize, rest: Duration) {
         self.release(id, choice);
@@ -295,8 +317,8 @@ impl Cluster {
         self.queue.push_front(sequence.id);
         if let Some(outcome) = request.ended_by_tokens(choice) {
             self.finish(now, id, choice, outcome);
-        } else if sequence.attempts >= ATTEMPTS_MAX {
-            self.finish(now, id, choice, Outcome::Failed(Failure::Attempts(ATTEMPTS_MAX)));
+        } else if sequence.losses >= LOSSES_MAX {
+            self.finish(now, id, choice, Outcome::Failed(Failure::Losses(LOSSES_MAX)));
         }
     }
 

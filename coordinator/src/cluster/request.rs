@@ -59,8 +59,8 @@ pub enum Failure {
     Timeout(u64),
     #[error("no worker had room within {0} s; try again later")]
     QueueTimeout(u64),
-    #[error("the request was given to {0} workers and none could finish it")]
-    Attempts(u32),
+    #[error("the request was lost with {0} workers")]
+    Losses(u32),
     #[error(
         "the request may need {tokens} tokens of context, and of the decode workers left the largest holds {context}; \
          ask for fewer tokens, or try again later"
@@ -140,8 +140,12 @@ pub(super) struct Sequence {
     pub(super) generated: Vec<Token>,
     /// Block keys of prompt and generated tokens, hashed when first needed.
     pub(super) chain: Option<(LayoutFingerprint, Chain)>,
-    /// Times it was given to a worker.
-    pub(super) attempts: u32,
+    /// Workers that it was lost with.
+    pub(super) losses: u32,
+    /// Times in a row that a worker sent it back before another token.
+    pub(super) returns: u32,
+    /// Since when no worker kept it.
+    pub(super) unplaced_since: Instant,
     pub(super) prompt_logprobs_seen: bool,
     /// What the first worker that admitted it said of its prompt's origin, and then sent it back.
     pub(super) first_account: Option<TokensBySource>,

@@ -1,7 +1,7 @@
 //! The core under events in any order: every request ends exactly once, nothing leaks, the books balance after each step.
 
 use super::*;
-use crate::registry::tests::{engine, register, register_at};
+use crate::registry::tests::{engine, model, register, register_at};
 use proptest::prelude::*;
 use std::collections::HashMap;
 use tidemill_proto::{
@@ -17,7 +17,7 @@ const STOP: Token = 7;
 fn settings() -> ClusterSettings {
     ClusterSettings {
         id_base: 1 << 40,
-        policy: Policy { local_tail_tokens: Some(0), queue_max: 6, decode_sequences_max: 3, replicate_after: Some(2) },
+        policy: Policy { local_tail_tokens: Some(0), queue_max: 6, decode_sequences_max: Some(3), replicate_after: Some(2) },
         queue_wait_max: Duration::from_secs(20),
         heartbeat_dead: Duration::from_secs(5),
     }
@@ -71,7 +71,7 @@ fn small_engine() -> EngineInfo {
 
 #[test]
 fn a_lost_pool_node_ends_the_waiting_and_the_prefill() {
-    let (mut cluster, now) = (Cluster::new(settings()), Instant::now());
+    let (mut cluster, now) = (Cluster::new(settings(), model()), Instant::now());
     let pool = cluster.register(now, register("k", RoleInfo::Kvpool { addr: ([127, 0, 0, 1], 1).into() })).unwrap();
     let prefill = cluster.register(now, register("p", RoleInfo::Prefill(engine(1)))).unwrap();
     let decode = cluster.register(now, register("d", RoleInfo::Decode(engine(1)))).unwrap();
@@ -91,7 +91,7 @@ fn a_lost_pool_node_ends_the_waiting_and_the_prefill() {
 
 #[test]
 fn a_worker_that_dies_after_the_last_token_costs_nothing() {
-    let (mut cluster, now) = (Cluster::new(settings()), Instant::now());
+    let (mut cluster, now) = (Cluster::new(settings(), model()), Instant::now());
     let decode = cluster.register(now, register("d", RoleInfo::Decode(engine(1)))).unwrap();
     let other = cluster.register(now, register("e", RoleInfo::Decode(engine(1)))).unwrap();
     for (tokens, outcome) in [(vec![1, 2, 3, 4], Outcome::Length), (vec![1, STOP], Outcome::Stop(STOP))] {
@@ -111,7 +111,7 @@ fn a_worker_that_dies_after_the_last_token_costs_nothing() {
 
 #[test]
 fn a_returned_sequence_rests_and_lets_others_pass() {
-    let (mut cluster, now) = (Cluster::new(settings()), Instant::now());
+    let (mut cluster, now) = (Cluster::new(settings(), model()), Instant::now());
     let decode = cluster.register(now, register("d", RoleInfo::Decode(engine(1)))).unwrap();
     cluster.submit(now, request(5, 1)).unwrap();
     let first = decode_jobs(&drain(&mut cluster)).remove(0).1.sequence;
@@ -124,8 +124,33 @@ fn a_returned_sequence_rests_and_lets_others_pass() {
 }
 
 #[test]
+fn a_sequence_that_no_worker_keeps_waits_as_long_as_any_other() {
+    let (mut cluster, start) = (Cluster::new(settings(), model()), Instant::now());
+    let decode = cluster.register(start, register("d", RoleInfo::Decode(engine(1)))).unwrap();
+    cluster.submit(start, request(5, 1)).unwrap();
+    let (mut returns, mut now) = (0, start);
+    let outcome = loop {
+        let actions = drain(&mut cluster);
+        if let Some(outcome) = actions.iter().find_map(|action| match action {
+            Action::Client { event: RequestEvent::Finished { outcome, .. }, .. } => Some(outcome.clone()),
+            _ => None,
+        }) {
+            break outcome;
+        }
+        for (_, job) in decode_jobs(&actions) {
+            returns += 1;
+            cluster.worker_event(now, decode, finished(job.sequence, Finish::Returned));
+        }
+        now += Duration::from_millis(50);
+        cluster.tick(now);
+    };
+    assert_eq!(outcome, Outcome::Failed(Failure::QueueTimeout(20)));
+    assert!(now - start >= Duration::from_secs(20) && returns > LOSSES_MAX, "{returns} returns");
+}
+
+#[test]
 fn a_gap_in_a_pool_nodes_events_closes_its_link() {
-    let (mut cluster, now) = (Cluster::new(settings()), Instant::now());
+    let (mut cluster, now) = (Cluster::new(settings(), model()), Instant::now());
     let pool = cluster.register(now, register("k", RoleInfo::Kvpool { addr: ([127, 0, 0, 1], 1).into() })).unwrap();
     cluster.worker_event(now, pool, WorkerEvent::PoolEvents { from: 3, events: vec![PoolEvent::Cleared] });
     assert_eq!(drain(&mut cluster), []);
@@ -135,7 +160,7 @@ fn a_gap_in_a_pool_nodes_events_closes_its_link() {
 
 #[test]
 fn a_timeout_ends_the_choices_that_still_run() {
-    let (mut cluster, now) = (Cluster::new(settings()), Instant::now());
+    let (mut cluster, now) = (Cluster::new(settings(), model()), Instant::now());
     let decode = cluster.register(now, register("d", RoleInfo::Decode(engine(1)))).unwrap();
     let id = cluster.submit(now, request(5, 2)).unwrap();
     let jobs = decode_jobs(&drain(&mut cluster));
@@ -153,7 +178,7 @@ fn a_timeout_ends_the_choices_that_still_run() {
 
 #[test]
 fn an_answer_to_a_cancelled_prefill_job_is_never_taken_for_a_newer_ones() {
-    let (mut cluster, now) = (Cluster::new(settings()), Instant::now());
+    let (mut cluster, now) = (Cluster::new(settings(), model()), Instant::now());
     let kvpool = |name| register(name, RoleInfo::Kvpool { addr: ([127, 0, 0, 1], 1).into() });
     let pool = cluster.register(now, kvpool("k")).unwrap();
     let prefill = cluster.register(now, register("p", RoleInfo::Prefill(engine(1)))).unwrap();
@@ -173,7 +198,7 @@ fn an_answer_to_a_cancelled_prefill_job_is_never_taken_for_a_newer_ones() {
 
 #[test]
 fn nobody_waits_for_blocks_after_the_prefill_job() {
-    let (mut cluster, now) = (Cluster::new(settings()), Instant::now());
+    let (mut cluster, now) = (Cluster::new(settings(), model()), Instant::now());
     cluster.register(now, register("k", RoleInfo::Kvpool { addr: ([127, 0, 0, 1], 1).into() })).unwrap();
     let prefill = cluster.register(now, register("p", RoleInfo::Prefill(engine(1)))).unwrap();
     let decode = cluster.register(now, register("d", RoleInfo::Decode(engine(1)))).unwrap();
@@ -194,7 +219,7 @@ fn nobody_waits_for_blocks_after_the_prefill_job() {
 
 #[test]
 fn a_sequence_runs_only_where_its_longest_answer_fits() {
-    let (mut cluster, now) = (Cluster::new(settings()), Instant::now());
+    let (mut cluster, now) = (Cluster::new(settings(), model()), Instant::now());
     cluster.register(now, register("small", RoleInfo::Decode(small_engine()))).unwrap();
     let large = cluster.register(now, register("large", RoleInfo::Decode(engine(1)))).unwrap();
     let small_tokens = small_engine().device_blocks as usize * BLOCK_TOKENS;
@@ -224,7 +249,7 @@ fn a_rescued_sequence_accounts_for_its_prompt_only() {
         (Some(account(0, 16, 24)), account(48, 0, 1), account(0, 16, 24)),
         (Some(account(0, 0, 0)), account(16, 0, 24), account(16, 0, 24)),
     ] {
-        let (mut cluster, now) = (Cluster::new(settings()), Instant::now());
+        let (mut cluster, now) = (Cluster::new(settings(), model()), Instant::now());
         let decode = cluster.register(now, register("d", RoleInfo::Decode(engine(1)))).unwrap();
         cluster.submit(now, request(40, 1)).unwrap();
         let sequence = decode_jobs(&drain(&mut cluster)).remove(0).1.sequence;
@@ -321,7 +346,7 @@ struct World {
 impl World {
     fn new() -> Self {
         Self {
-            cluster: Cluster::new(settings()),
+            cluster: Cluster::new(settings(), model()),
             now: Instant::now(),
             workers: Vec::new(),
             device_blocks: HashMap::new(),

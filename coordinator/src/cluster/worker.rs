@@ -1,8 +1,8 @@
 //! What workers tell the cluster, and what follows when one is gone.
 
-use super::{Action, Cluster, Job, Outcome, Place, RETURN_REST, RETURN_REST_MAX, RequestEvent, Running, Sequence};
+use super::{Action, Cluster, Job, Outcome, Place, RequestEvent, Running, Sequence};
 use crate::{cluster::Failure, registry::Refusal, schedule};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tidemill_proto::{
     ids::{Epoch, RequestId, SequenceId},
     message::{Finish, PrefillOutcome, Provenance, Register, Report, Role, SequenceToken, ToWorker, WorkerEvent},
@@ -78,7 +78,7 @@ impl Cluster {
         for (request, choice, _) in lost.into_iter().rev() {
             self.rescues += 1;
             self.requests.get_mut(&request).expect("a running sequence has a request").sequences[choice].usage.rescues += 1;
-            self.requeue(now, request, choice, Duration::ZERO);
+            self.rescue(now, request, choice);
         }
     }
 
@@ -126,9 +126,10 @@ impl Cluster {
             tracing::error!(%epoch, %sequence, index, expected, "worker skipped a token: the sequence goes elsewhere");
             let message = ToWorker::CancelSequence { sequence };
             self.actions.push_back(Action::Send { worker: epoch, message });
-            return self.requeue(now, request, choice, Duration::ZERO);
+            return self.rescue(now, request, choice);
         }
         state.generated.push(token);
+        state.returns = 0;
         if let Place::Running(running) = &mut state.place {
             let worker = self.registry.get_mut(epoch).expect("a running sequence's worker is registered");
             worker.decode.tokens += 1;
@@ -144,8 +145,7 @@ impl Cluster {
         let outcome = match reason {
             Finish::Returned => {
                 state.account_of_returned(choice, &provenance.tokens);
-                let rest = RETURN_REST.saturating_mul(1 << state.sequences[choice].attempts.min(16)).min(RETURN_REST_MAX);
-                return self.requeue(now, request, choice, rest);
+                return self.take_back(now, request, choice);
             }
             Finish::Stop { token } => Outcome::Stop(token),
             Finish::Length => Outcome::Length,

@@ -21,7 +21,7 @@ use axum::{
     extract::State,
     response::{IntoResponse, Response},
 };
-use minijinja::Value;
+use minijinja::{Value, value::ValueKind};
 use std::{
     sync::Arc,
     time::{Instant, SystemTime},
@@ -78,6 +78,9 @@ fn understand(front: &FrontDoor, arrived: Instant, body: &[u8]) -> Result<(Optio
     }
     if chat.messages.is_empty() {
         return Err(ApiError::invalid("messages", "`messages` is empty: at least one message is needed"));
+    }
+    if chat.chat_template_kwargs.as_ref().is_some_and(|kwargs| !matches!(kwargs.kind(), ValueKind::Map | ValueKind::None)) {
+        return Err(ApiError::invalid("chat_template_kwargs", "`chat_template_kwargs` must be an object"));
     }
     let prompt = render(front.text(), chat.messages, chat.add_generation_prompt.unwrap_or(true), chat.chat_template_kwargs)?;
     front.check_text_length("messages", &prompt)?;

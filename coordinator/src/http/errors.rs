@@ -136,7 +136,7 @@ impl From<Failure> for ApiError {
             Failure::QueueTimeout(_) | Failure::TooLong { .. } => {
                 Self { retry_after_s: Some(5), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
             }
-            Failure::Attempts(_) => Self { retry_after_s: Some(1), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) },
+            Failure::Losses(_) => Self { retry_after_s: Some(1), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) },
             Failure::Timeout(_) => Self::new(StatusCode::GATEWAY_TIMEOUT, message),
             Failure::Worker(_) => Self::internal(message),
         }

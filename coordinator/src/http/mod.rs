@@ -23,7 +23,7 @@ use answer::Answer;
 use axum::{
     Json, Router,
     body::Body,
-    extract::{Path, State},
+    extract::{Path, State, rejection::PathRejection},
     http::{Method, StatusCode, Uri, header},
     response::{IntoResponse, Response},
     routing::{get, post},
@@ -221,7 +221,8 @@ async fn models(State(front): State<Arc<FrontDoor>>) -> Json<ModelList> {
     Json(ModelList { object: "list", data: vec![front.model()] })
 }
 
-async fn model(State(front): State<Arc<FrontDoor>>, Path(id): Path<String>) -> Result<Json<Model>, ApiError> {
+async fn model(State(front): State<Arc<FrontDoor>>, id: Result<Path<String>, PathRejection>) -> Result<Json<Model>, ApiError> {
+    let Path(id) = id.map_err(|rejection| ApiError::malformed(rejection.body_text()))?;
     front.check_model(Some(&id))?;
     Ok(Json(front.model()))
 }

@@ -4,14 +4,13 @@ use super::{
     errors::ApiError,
     openai::{GenerateRequest, StopField},
 };
-use crate::text::{TextModel, config::SamplingDefaults};
+use crate::text::{
+    TextModel,
+    config::{self, SamplingDefaults},
+};
 use axum::body::{Body, to_bytes};
 use serde::de::DeserializeOwned;
-use std::{
-    error::Error,
-    ops::{Bound, RangeBounds},
-    time::Instant,
-};
+use std::{error::Error, ops::RangeBounds, time::Instant};
 use tidemill_proto::{block::Token, sampling::Sampling};
 
 /// Choices per prompt.
@@ -113,18 +112,17 @@ impl Options {
         let SamplingDefaults { temperature, top_p, top_k, min_p, repetition_penalty } = model.config.sampling;
         let top_k = request.top_k.or(top_k).unwrap_or(0);
         let sampling = Sampling {
-            temperature: in_range("temperature", request.temperature.or(temperature).unwrap_or(1.0), 0.0..=2.0)?,
-            top_p: in_range("top_p", request.top_p.or(top_p).unwrap_or(1.0), (Bound::Excluded(0.0), Bound::Included(1.0)))?,
-            // -1 is vLLM's way to turn it off.
-            top_k: in_range("top_k", top_k, -1..=i64::from(u32::MAX))?.max(0) as u32,
-            min_p: in_range("min_p", request.min_p.or(min_p).unwrap_or(0.0), 0.0..=1.0)?,
+            temperature: in_range("temperature", request.temperature.or(temperature).unwrap_or(1.0), config::TEMPERATURE)?,
+            top_p: in_range("top_p", request.top_p.or(top_p).unwrap_or(1.0), config::TOP_P)?,
+            top_k: in_range("top_k", top_k, config::TOP_K)?.max(0) as u32,
+            min_p: in_range("min_p", request.min_p.or(min_p).unwrap_or(0.0), config::MIN_P)?,
             seed: request.seed.map_or_else(rand::random, |seed| seed as u64),
             presence_penalty: in_range("presence_penalty", request.presence_penalty.unwrap_or(0.0), -2.0..=2.0)?,
             frequency_penalty: in_range("frequency_penalty", request.frequency_penalty.unwrap_or(0.0), -2.0..=2.0)?,
             repetition_penalty: in_range(
                 "repetition_penalty",
                 request.repetition_penalty.or(repetition_penalty).unwrap_or(1.0),
-                (Bound::Excluded(0.0), Bound::Included(100.0)),
+                config::REPETITION_PENALTY,
             )?,
             logit_bias: logit_bias(request.logit_bias.unwrap_or_default(), vocab_size)?,
             logprobs: None,
@@ -166,16 +164,7 @@ fn logit_bias(
 
 /// NaN is in no range.
 pub fn in_range<T: PartialOrd + std::fmt::Display>(param: &str, value: T, range: impl RangeBounds<T>) -> Result<T, ApiError> {
-    if range.contains(&value) {
-        return Ok(value);
-    }
-    let bound = |bound: Bound<&T>, inclusive: &str, exclusive: &str| match bound {
-        Bound::Included(bound) => format!("{inclusive} {bound}"),
-        Bound::Excluded(bound) => format!("{exclusive} {bound}"),
-        Bound::Unbounded => "unbounded".to_owned(),
-    };
-    let (low, high) = (bound(range.start_bound(), "at least", "more than"), bound(range.end_bound(), "at most", "less than"));
-    Err(ApiError::invalid(param, format!("`{param}` is {value}: it must be {low} and {high}")))
+    config::in_range(param, value, range).map_err(|problem| ApiError::invalid(param, problem))
 }
 
 fn at_most(param: &str, length: usize, max: usize) -> Result<(), ApiError> {
@@ -221,8 +210,8 @@ mod tests {
 
     #[test]
     fn ranges_say_what_is_allowed() {
-        assert_eq!(in_range("top_p", 1.0, (Bound::Excluded(0.0), Bound::Included(1.0))), Ok(1.0));
-        let error = in_range("top_p", 0.0, (Bound::Excluded(0.0), Bound::Included(1.0))).unwrap_err();
+        assert_eq!(in_range("top_p", 1.0, config::TOP_P), Ok(1.0));
+        let error = in_range("top_p", 0.0, config::TOP_P).unwrap_err();
         assert_eq!(error.body()["error"]["message"], "`top_p` is 0: it must be more than 0 and at most 1");
         assert!(in_range("temperature", f32::NAN, 0.0..=2.0).is_err());
     }

@@ -4,10 +4,18 @@
 use super::ModelError;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
-use std::{fs, io::ErrorKind, path::Path};
+use std::{
+    fs,
+    io::ErrorKind,
+    ops::{Bound, RangeBounds, RangeInclusive},
+    path::Path,
+};
+use tidemill_proto::message::ModelIdentity;
 
 #[derive(Clone, Debug, Default)]
 pub struct ModelConfig {
+    /// Without the tokenizer, which is another file's.
+    pub identity: ModelIdentity,
     pub vocab_size: u32,
     /// Longest sequence that the model was made for.
     pub context_tokens: u32,
@@ -30,9 +38,43 @@ pub struct SamplingDefaults {
     pub repetition_penalty: Option<f32>,
 }
 
+pub const TEMPERATURE: RangeInclusive<f32> = 0.0..=2.0;
+pub const TOP_P: (Bound<f32>, Bound<f32>) = (Bound::Excluded(0.0), Bound::Included(1.0));
+/// -1 is vLLM's way to turn it off.
+pub const TOP_K: RangeInclusive<i64> = -1..=u32::MAX as i64;
+pub const MIN_P: RangeInclusive<f32> = 0.0..=1.0;
+pub const REPETITION_PENALTY: (Bound<f32>, Bound<f32>) = (Bound::Excluded(0.0), Bound::Included(100.0));
+
+/// `value`, or what is wrong with it.
+pub fn in_range<T: PartialOrd + std::fmt::Display>(name: &str, value: T, range: impl RangeBounds<T>) -> Result<T, String> {
+    if range.contains(&value) {
+        return Ok(value);
+    }
+    let bound = |bound: Bound<&T>, inclusive: &str, exclusive: &str| match bound {
+        Bound::Included(bound) => format!("{inclusive} {bound}"),
+        Bound::Excluded(bound) => format!("{exclusive} {bound}"),
+        Bound::Unbounded => "unbounded".to_owned(),
+    };
+    let (low, high) = (bound(range.start_bound(), "at least", "more than"), bound(range.end_bound(), "at most", "less than"));
+    Err(format!("`{name}` is {value}: it must be {low} and {high}"))
+}
+
+impl SamplingDefaults {
+    fn check(&self) -> Result<(), String> {
+        let Self { temperature, top_p, top_k, min_p, repetition_penalty } = *self;
+        temperature.map(|value| in_range("temperature", value, TEMPERATURE)).transpose()?;
+        top_p.map(|value| in_range("top_p", value, TOP_P)).transpose()?;
+        top_k.map(|value| in_range("top_k", value, TOP_K)).transpose()?;
+        min_p.map(|value| in_range("min_p", value, MIN_P)).transpose()?;
+        repetition_penalty.map(|value| in_range("repetition_penalty", value, REPETITION_PENALTY)).transpose()?;
+        Ok(())
+    }
+}
+
 #[derive(Deserialize)]
 struct ConfigJson {
-    vocab_size: u32,
+    #[serde(flatten)]
+    identity: ModelIdentity,
     max_position_embeddings: u32,
     eos_token_id: Option<OneOrMany>,
 }
@@ -89,8 +131,10 @@ impl ModelConfig {
             Some(OneOrMany::Many(ids)) => ids,
             None => Vec::new(),
         };
+        generation.sampling.check().map_err(|reason| ModelError::Invalid { path: dir.join("generation_config.json"), reason })?;
         Ok(Self {
-            vocab_size: config.vocab_size,
+            vocab_size: config.identity.vocab_size,
+            identity: config.identity,
             context_tokens: config.max_position_embeddings,
             eos_ids,
             bos_token: content(tokenizer.bos_token),
@@ -145,7 +189,10 @@ mod tests {
         ModelConfig::load(dir.path())
     }
 
-    const CONFIG: (&str, &str) = ("config.json", r#"{"vocab_size": 10, "max_position_embeddings": 64, "eos_token_id": 3}"#);
+    const CONFIG: (&str, &str) = (
+        "config.json",
+        r#"{"vocab_size": 10, "hidden_size": 8, "num_hidden_layers": 1, "max_position_embeddings": 64, "eos_token_id": 3}"#,
+    );
 
     #[test]
     fn special_tokens_may_be_objects_and_templates_may_be_named() {
@@ -173,6 +220,8 @@ mod tests {
     #[test]
     fn an_unusable_directory_is_named() {
         assert!(load(&[]).unwrap_err().to_string().contains("config.json"));
+        let error = load(&[CONFIG, ("generation_config.json", r#"{"temperature": -5}"#)]).unwrap_err().to_string();
+        assert!(error.contains("generation_config.json") && error.contains("`temperature` is -5"), "{error}");
         let error = load(&[("config.json", r#"{"vocab_size": 10}"#)]).unwrap_err().to_string();
         assert!(error.contains("max_position_embeddings"), "{error}");
     }

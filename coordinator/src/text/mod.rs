@@ -18,6 +18,7 @@ use std::{
     sync::Arc,
 };
 use template::ChatTemplate;
+use tidemill_proto::message::ModelIdentity;
 use tokenizer::Tokenizer;
 
 /// A model directory cannot be used.
@@ -36,15 +37,20 @@ pub struct TextModel {
     pub tokenizer: Arc<Tokenizer>,
     /// A base model has none.
     pub template: Option<ChatTemplate>,
+    /// What workers must have read, too.
+    pub identity: ModelIdentity,
 }
 
 impl TextModel {
     pub fn load(dir: &Path) -> Result<Self, ModelError> {
         let config = ModelConfig::load(dir)?;
-        let tokenizer = Arc::new(Tokenizer::load(&dir.join("tokenizer.json"))?);
+        let path = dir.join("tokenizer.json");
+        let bytes = std::fs::read(&path).map_err(|source| ModelError::File { path: path.clone(), source })?;
+        let identity = config.identity.clone().with_tokenizer(&bytes);
+        let tokenizer = Arc::new(Tokenizer::parse(&path, &bytes)?);
         let template = config.chat_template.clone().map(|source| ChatTemplate::new(source, &config)).transpose();
         let template = template.map_err(|e| ModelError::Invalid { path: dir.join("chat_template"), reason: e.to_string() })?;
-        Ok(Self { config, tokenizer, template })
+        Ok(Self { config, tokenizer, template, identity })
     }
 
     /// Ids that end a sequence unless the client says otherwise.

@@ -24,11 +24,9 @@ pub struct Tokenizer {
 pub struct EncodeError(String);
 
 impl Tokenizer {
-    pub fn load(path: &Path) -> Result<Self, ModelError> {
-        if let Err(source) = std::fs::metadata(path) {
-            return Err(ModelError::File { path: path.to_owned(), source });
-        }
-        let inner = tokenizers::Tokenizer::from_file(path);
+    /// From the bytes of the file at `path`.
+    pub fn parse(path: &Path, bytes: &[u8]) -> Result<Self, ModelError> {
+        let inner = tokenizers::Tokenizer::from_bytes(bytes);
         Ok(Self::new(inner.map_err(|e| ModelError::Invalid { path: path.to_owned(), reason: e.to_string() })?))
     }
 

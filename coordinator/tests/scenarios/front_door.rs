@@ -1,11 +1,11 @@
 //! The front door as a client sees it, with a scripted decode worker behind it.
 
-use crate::support::{Cluster, Script, decode, engine, fixture, pool, prefill};
+use crate::support::{Cluster, Script, decode, engine, engine_of, fixture, pool, prefill};
 use serde_json::{Value, json};
 use tidemill_coordinator::text::TextModel;
 use tidemill_proto::{
     block::LayoutFingerprint,
-    message::{RoleInfo, ToWorker},
+    message::{EngineInfo, RoleInfo, ToWorker},
 };
 
 /// Ids of a text in the fixture's vocabulary.
@@ -217,7 +217,7 @@ async fn a_token_without_an_embedding_is_refused() {
     config["vocab_size"] = json!(ids("y")[0]);
     std::fs::write(model.path().join("config.json"), config.to_string()).unwrap();
     let cluster = Cluster::start(|flags| flags.model = Some(model.path().into())).await;
-    let _worker = cluster.join("decode-0", decode(), Script::reply(&[1])).await;
+    let _worker = cluster.join("decode-0", RoleInfo::Decode(engine_of(model.path())), Script::reply(&[1])).await;
     for (path, mut body, param) in [
         ("/v1/chat/completions", json!({"messages": user("y")}), "messages"),
         ("/v1/completions", json!({"prompt": "y"}), "prompt"),
@@ -304,6 +304,11 @@ async fn operators_see_members_and_metrics() {
     assert_eq!((&models["data"][0]["id"], &models["data"][0]["max_model_len"]), (&json!("tiny"), &json!(2048)));
     assert_eq!(cluster.get("/v1/models/tiny").await.status(), 200);
     assert_eq!(cluster.get("/v1/models/other").await.status(), 404);
+    let unreadable: Value = cluster.get("/v1/models/%ff").await.json().await.unwrap();
+    assert_eq!(unreadable["error"]["type"], json!("invalid_request_error"), "{unreadable}");
+    let chat = json!({"messages": user("x"), "chat_template_kwargs": 5});
+    let (status, answer) = cluster.ask("/v1/chat/completions", chat).await;
+    assert_eq!((status, &answer["error"]["param"]), (400, &json!("chat_template_kwargs")), "{answer}");
     assert_eq!(cluster.get("/health").await.status(), 200);
     cluster.stop().await;
 }
@@ -312,9 +317,10 @@ async fn operators_see_members_and_metrics() {
 async fn an_engine_with_another_model_is_refused() {
     let cluster = Cluster::start(|_| ()).await;
     let _first = cluster.join("decode-0", decode(), Script::reply(&[40])).await;
-    let other = RoleInfo::Decode(tidemill_proto::message::EngineInfo { layout: LayoutFingerprint([8; 16]), ..engine() });
-    let refused = cluster.join("decode-1", other, Script::reply(&[]));
-    assert!(tokio::time::timeout(std::time::Duration::from_secs(1), refused).await.is_err(), "it never comes up");
+    for other in [EngineInfo { layout: LayoutFingerprint([8; 16]), ..engine() }, engine_of(&fixture("qwen2"))] {
+        let refused = cluster.join("decode-1", RoleInfo::Decode(other), Script::reply(&[]));
+        assert!(tokio::time::timeout(std::time::Duration::from_secs(1), refused).await.is_err(), "it never comes up");
+    }
     let view: Value = cluster.get("/cluster").await.json().await.unwrap();
     assert_eq!(view["members"].as_array().unwrap().len(), 1);
     cluster.stop().await;

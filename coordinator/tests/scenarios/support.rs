@@ -4,7 +4,7 @@
 use std::{
     collections::HashMap,
     net::SocketAddr,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -15,8 +15,8 @@ use tidemill_proto::{
     ids::{LinkId, SequenceId},
     link::Endpoint,
     message::{
-        DecodeJob, EngineInfo, Finish, Host, PrefillOutcome, Provenance, Register, Report, RoleInfo, SequenceToken, ToWorker,
-        TokensBySource, WorkerEvent,
+        DecodeJob, EngineInfo, Finish, Host, ModelIdentity, PrefillOutcome, Provenance, Register, Report, RoleInfo, SequenceToken,
+        ToWorker, TokensBySource, WorkerEvent,
     },
     sampling::TokenLogprob,
     uplink::{LinkEvent, Uplink},
@@ -72,7 +72,8 @@ impl Cluster {
         let (seen, messages) = mpsc::unbounded_channel();
         let (say, mut said) = mpsc::unbounded_channel();
         let mut peer = Peer { uplink, script, running: HashMap::new(), seen };
-        assert!(matches!(events.recv().await, Some((_, LinkEvent::Up))), "the coordinator takes {name} in");
+        let up = tokio::time::timeout(Duration::from_secs(10), events.recv()).await;
+        assert!(matches!(up, Ok(Some((_, LinkEvent::Up)))), "the coordinator takes {name} in: {up:?}");
         let task = tokio::spawn(async move {
             let mut step = tokio::time::interval(Duration::from_millis(1));
             loop {
@@ -233,7 +234,20 @@ fn logprob(token: Token, n: u32) -> TokenLogprob {
 }
 
 pub(crate) fn engine() -> EngineInfo {
-    EngineInfo { layout: LayoutFingerprint([7; 16]), block_bytes: 4096, device_blocks: 256, context_tokens: 2048 }
+    engine_of(&fixture("llama3"))
+}
+
+/// With the model that this directory holds.
+pub(crate) fn engine_of(dir: &Path) -> EngineInfo {
+    let identity: ModelIdentity = serde_json::from_slice(&std::fs::read(dir.join("config.json")).unwrap()).unwrap();
+    EngineInfo {
+        model: identity.with_tokenizer(&std::fs::read(dir.join("tokenizer.json")).unwrap()),
+        layout: LayoutFingerprint([7; 16]),
+        block_bytes: 4096,
+        device_blocks: 256,
+        context_tokens: 2048,
+        work_max: 256,
+    }
 }
 
 pub(crate) fn decode() -> RoleInfo {

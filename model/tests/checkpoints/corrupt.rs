@@ -74,7 +74,7 @@ fn the_copies_are_sound_until_they_are_broken() {
 #[test]
 fn wrong_settings_are_named() {
     type Edit = fn(&mut Value);
-    let cases: [(Edit, &[&str]); 16] = [
+    let cases: [(Edit, &[&str]); 17] = [
         (|c| c["architectures"] = json!(["GPT2LMHeadModel"]), &["GPT2LMHeadModel", "LlamaForCausalLM", "Qwen3ForCausalLM"]),
         (|c| c["architectures"] = json!(null), &["architecture", "MistralForCausalLM"]),
         (|c| _ = c.as_object_mut().unwrap().remove("hidden_size"), &["config.json", "hidden_size"]),
@@ -90,6 +90,7 @@ fn wrong_settings_are_named() {
         (|c| c["quantization_config"] = json!({"quant_method": "awq"}), &["quantized"]),
         (|c| c["rope_scaling"] = json!({"rope_type": "yarn", "factor": 4.0}), &["unsupported rope type", "yarn"]),
         (|c| c["intermediate_size"] = json!(128), &["mlp.gate_proj.weight", "[172, 64]", "[128, 64]", "model.safetensors"]),
+        (|c| c["num_hidden_layers"] = json!(2), &["model.layers.2.input_layernorm.weight", "num_hidden_layers"]),
         (|c| c["num_hidden_layers"] = json!(4), &["model.layers.3.self_attn.q_proj.weight", "missing"]),
     ];
     for (edit, words) in cases {
