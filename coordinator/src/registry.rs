@@ -74,7 +74,7 @@ pub enum Refusal {
          (`--isa avx512bf16` on processors with AMX, where others have none)"
     )]
     Layout { theirs: LayoutFingerprint, ours: LayoutFingerprint, other: String },
-    #[error("its model is not the one that this coordinator's `--model` names: {0} (here is the coordinator, there the worker)")]
+    #[error("its model is not the one that this coordinator's `--model` names: {0}")]
     Model(String),
     #[error("it has no KV blocks, no context or takes no work: give it more device memory")]
     Empty,
@@ -332,7 +332,7 @@ pub(crate) mod tests {
         let (mut registry, now) = (Registry::new(0, model()), Instant::now());
         let mut with = |model| registry.register(now, register("d", RoleInfo::Decode(EngineInfo { model, ..engine(1) })));
         let others = [
-            (ModelIdentity { vocab_size: 513, ..model() }, "vocab_size is 512 here and 513 there"),
+            (ModelIdentity { vocab_size: 513, ..model() }, "vocab_size is 513, not 512"),
             (ModelIdentity { num_hidden_layers: 3, ..model() }, "num_hidden_layers"),
             (ModelIdentity { model_type: "qwen2".into(), ..model() }, "model_type"),
             (ModelIdentity { tokenizer_digest: Some([2; 16]), ..model() }, "tokenizer.json"),

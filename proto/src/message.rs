@@ -90,16 +90,16 @@ impl ModelIdentity {
         Self { tokenizer_digest: blake3::hash(bytes).as_bytes().first_chunk().copied(), ..self }
     }
 
-    /// The first thing in which another directory differs, for people: what it is here, and there.
+    /// The first thing in which another directory differs, for people.
     pub fn difference(&self, other: &Self) -> Option<String> {
-        let text = |name: &str, a: &str, b: &str| (a != b).then(|| format!("{name} is {a} here and {b} there"));
+        let text = |name: &str, a: &str, b: &str| (a != b).then(|| format!("{name} is {b}, not {a}"));
         let number = |name, a: u32, b: u32| text(name, &a.to_string(), &b.to_string());
         let tokenizers_differ = matches!((self.tokenizer_digest, other.tokenizer_digest), (Some(a), Some(b)) if a != b);
         text("model_type", &self.model_type, &other.model_type)
             .or_else(|| number("vocab_size", self.vocab_size, other.vocab_size))
             .or_else(|| number("hidden_size", self.hidden_size, other.hidden_size))
             .or_else(|| number("num_hidden_layers", self.num_hidden_layers, other.num_hidden_layers))
-            .or_else(|| tokenizers_differ.then(|| "tokenizer.json is another".to_owned()))
+            .or_else(|| tokenizers_differ.then(|| "its tokenizer.json is another".to_owned()))
     }
 }
 
