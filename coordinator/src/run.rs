@@ -90,7 +90,7 @@ impl Coordinator {
         let served = tokio::select! {
             whole = server::serve(self.listener, self.front.router(), self.connections_max, stop, self.drain) => {
                 if !whole {
-                    tracing::warn!("requests still ran after {:?}: they are cut", self.drain);
+                    tracing::warn!("requests still ran, or were being sent, after {:?}: they are cut", self.drain);
                 }
                 Ok(())
             }

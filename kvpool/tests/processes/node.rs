@@ -314,8 +314,8 @@ async fn another_block_size_is_refused_with_a_reason() {
     assert!(matches!(&error, PoolError::Refused { reason, .. } if reason.contains("own pool nodes")), "{error}");
     let error = client.put(LINEAGE, vec![(key(0), vec![0; 5])]).await.unwrap_err();
     assert!(matches!(error, PoolError::BlockSize { bytes: 5, expected: BLOCK_BYTES }));
-    let small = Node::start(0, &[]).await;
-    let error = small.try_client(BLOCK_BYTES, TransportChoice::Auto).await.unwrap_err();
+    let small = Node::start(1, &[]).await;
+    let error = small.try_client(2 * BLOCK_BYTES, TransportChoice::Auto).await.unwrap_err();
     assert!(error.to_string().contains("--dram"), "{error}");
 }
 
