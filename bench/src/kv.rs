@@ -12,7 +12,7 @@ pub mod reference;
 pub mod report;
 pub mod transfer;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use node::PoolNode;
 use report::Row;
@@ -87,10 +87,8 @@ const NVME_LOADS: [(usize, usize, usize, usize); 2] = [(2 << 20, 32, 512 << 20, 
 pub async fn run(args: KvArgs) -> anyhow::Result<()> {
     // As the workers do.
     process::keep_freed_memory();
-    let sizes = [2 << 20, 4 << 10];
-    if let Some(bytes) = args.block_bytes.filter(|bytes| !sizes.contains(bytes)) {
-        bail!("--block-bytes {bytes}: blocks of {} or {} bytes are measured", sizes[0], sizes[1]);
-    }
+    let sizes = NVME_LOADS.map(|load| load.0);
+    ensure!(sizes.into_iter().any(|bytes| args.wants(bytes)), "--block-bytes: blocks of {sizes:?} bytes are measured");
     let (repetitions, shrink) = if args.quick { (2, 8) } else { (5, 1) };
     let progress = ProgressBar::new((WAYS.len() * LOADS.len() + NVME_LOADS.len() + 2) as u64);
     progress.set_style(ProgressStyle::with_template("{elapsed} [{wide_bar}] {msg}")?);

@@ -21,9 +21,9 @@ use tokio::sync::mpsc;
 
 /// Messages on their way to one worker.
 pub const LINK_QUEUE_MAX: usize = 4096;
-/// Events that a client has not looked at: minutes of one sequence,
+/// Events that a client has not looked at: minutes of one choice,
 const CLIENT_QUEUE_MAX: usize = 4096;
-/// and as many for each of many, which come together.
+/// and if there are many, whose tokens come together, so many for each.
 const CHOICE_QUEUE_MAX: usize = 1024;
 /// How often time passes for the core: the resolution of its deadlines.
 const TICK: Duration = Duration::from_millis(50);
@@ -67,12 +67,12 @@ impl Driver {
 
     /// Takes all requests or none. Dropping the answer cancels what has not ended.
     pub fn submit(self: &Arc<Self>, requests: Vec<NewRequest>) -> Result<Generation, Rejection> {
-        let choices = requests.iter().map(|request| request.choices as usize).sum();
-        self.0.lock().cluster.check_choices(choices)?;
+        let choices: usize = requests.iter().map(|request| request.choices as usize).sum();
         let (sender, events) = mpsc::channel((choices * CHOICE_QUEUE_MAX).max(CLIENT_QUEUE_MAX));
         // Made first, so that a rejected request takes those before it along.
         let mut generation = Generation { driver: Arc::clone(self), requests: Vec::with_capacity(requests.len()), events };
         self.with(|state, now| {
+            state.cluster.check_choices(choices)?;
             for request in requests {
                 let id = state.cluster.submit(now, request)?;
                 state.clients.insert(id, sender.clone());

@@ -76,7 +76,7 @@ pub enum Refusal {
     Layout { theirs: LayoutFingerprint, ours: LayoutFingerprint, other: String },
     #[error("its model is not the one that this coordinator's `--model` names: {0}")]
     Model(String),
-    #[error("it has no KV blocks, no context or takes no work: give it more device memory")]
+    #[error("it has no KV blocks or no context: give it more device memory")]
     Empty,
     #[error("the cluster has {WORKERS_MAX} workers already")]
     Full,
@@ -93,7 +93,7 @@ impl Registry {
             return Err(Refusal::Full);
         }
         if let Some(engine) = engine_info(&register.role) {
-            if engine.device_blocks == 0 || engine.context_tokens == 0 || engine.work_max == 0 {
+            if engine.device_blocks == 0 || engine.context_tokens == 0 {
                 return Err(Refusal::Empty);
             }
             if let Some(difference) = self.model.difference(&engine.model) {

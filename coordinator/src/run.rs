@@ -53,7 +53,7 @@ impl Coordinator {
         let listener = TcpListener::bind(settings.http).await.map_err(bind_error)?;
         let http = listener.local_addr().map_err(bind_error)?;
         tracing::info!(name = settings.name, model = settings.served_model_name, %http, quic = %endpoint.local_addr(), "coordinator is up");
-        let driver = Driver::new(settings.cluster, text.identity.clone());
+        let driver = Driver::new(settings.cluster, text.config.identity.clone());
         let front = FrontDoor::new(
             Arc::clone(&driver),
             text,

@@ -120,11 +120,10 @@ impl Flags {
         let policy = Policy {
             local_tail_tokens: self.local_tail_tokens,
             queue_max: positive("queue_max", self.queue_max.unwrap_or(1024) as u64)? as usize,
-            decode_sequences_max: self
-                .decode_sequences_max
-                .map(|n| positive("decode_sequences_max", n.into()))
-                .transpose()?
-                .map(|n| n as u32),
+            decode_sequences_max: match self.decode_sequences_max {
+                Some(0) => return Err(invalid("decode_sequences_max", 0, "must be at least 1")),
+                limit => limit,
+            },
             replicate_after: Some(self.replicate_after.unwrap_or(REPLICATE_AFTER)).filter(|&reads| reads > 0),
         };
         Ok(Settings {

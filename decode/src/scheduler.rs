@@ -117,7 +117,9 @@ impl Scheduler {
         let sequence = job.sequence;
         let refusal = if let Some(reason) = self.unfit(&job, vocab) {
             Some(Finish::Failed { reason })
-        } else if self.sequences.len() >= self.limits.sequences_max + self.limits.waiting_max || self.sequences.contains_key(&sequence) {
+        } else if self.sequences.len() >= self.limits.sequences_max.saturating_add(self.limits.waiting_max)
+            || self.sequences.contains_key(&sequence)
+        {
             Some(Finish::Returned)
         } else {
             None

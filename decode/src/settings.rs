@@ -45,7 +45,7 @@ const GIVEN_FOR_EACH: usize = 4;
 impl Settings {
     /// Sequences that are to be given at a time: none of them is returned.
     pub(crate) fn work_max(&self) -> usize {
-        (GIVEN_FOR_EACH * self.sequences_max).min(self.sequences_max + self.waiting_max)
+        (GIVEN_FOR_EACH * self.sequences_max).min(self.sequences_max.saturating_add(self.waiting_max))
     }
 }
 

@@ -52,13 +52,13 @@ pub fn load_engine(settings: &EngineSettings, sequences_max: usize, work_max: us
 }
 
 fn identity(dir: &Path) -> Result<ModelIdentity, ModelError> {
-    let identity: ModelIdentity = read_json(&dir.join("config.json"))?;
     let path = dir.join("tokenizer.json");
-    match fs::read(&path) {
-        Ok(bytes) => Ok(identity.with_tokenizer(&bytes)),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(identity),
-        Err(source) => Err(ModelError::Io { path, source }),
-    }
+    let tokenizer_digest = match fs::read(&path) {
+        Ok(bytes) => Some(ModelIdentity::digest(&bytes)),
+        Err(error) if error.kind() == ErrorKind::NotFound => None,
+        Err(source) => return Err(ModelError::Io { path, source }),
+    };
+    Ok(ModelIdentity { tokenizer_digest, ..read_json(&dir.join("config.json"))? })
 }
 
 /// A model with its device memory.

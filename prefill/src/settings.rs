@@ -44,9 +44,12 @@ impl Flags {
         let worker = self.worker.check("prefill")?;
         let engine = self.engine.check()?;
         let admitted_max = self.prefill.admitted_max.unwrap_or(8);
-        if admitted_max == 0 {
-            return Err(invalid("admitted_max", 0, "must be at least 1").into());
+        let jobs_max = self.prefill.jobs_max.unwrap_or(1024);
+        for (key, value) in [("admitted_max", admitted_max), ("jobs_max", jobs_max)] {
+            if value == 0 {
+                return Err(invalid(key, 0, "must be at least 1").into());
+            }
         }
-        Ok(Settings { worker, engine, admitted_max, jobs_max: self.prefill.jobs_max.unwrap_or(1024) })
+        Ok(Settings { worker, engine, admitted_max, jobs_max })
     }
 }

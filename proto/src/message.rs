@@ -85,9 +85,8 @@ pub struct ModelIdentity {
 }
 
 impl ModelIdentity {
-    /// With the bytes of a `tokenizer.json`.
-    pub fn with_tokenizer(self, bytes: &[u8]) -> Self {
-        Self { tokenizer_digest: blake3::hash(bytes).as_bytes().first_chunk().copied(), ..self }
+    pub fn digest(tokenizer: &[u8]) -> [u8; 16] {
+        *blake3::hash(tokenizer).as_bytes().first_chunk().expect("a hash has 32 bytes")
     }
 
     /// The first thing in which another directory differs, for people.

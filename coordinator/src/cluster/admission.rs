@@ -99,7 +99,9 @@ impl Cluster {
         let sequence = &mut request.sequences[choice];
         let tail_tokens = tokens.len() as u64 - u64::from(placement.expected_blocks) * BLOCK_TOKENS as u64;
         if let Place::Queued { since, .. } = sequence.place {
-            sequence.usage.queue_ms += now.saturating_duration_since(since).as_secs_f64() * 1e3;
+            let waited = now.saturating_duration_since(since);
+            sequence.waited += waited;
+            sequence.usage.queue_ms += waited.as_secs_f64() * 1e3;
         }
         sequence.usage.predicted_ttft_ms.get_or_insert(sequence.usage.queue_ms + placement.ttft_ms);
         sequence.place = Place::Running(Running {

@@ -154,7 +154,7 @@ impl Cluster {
                 chain: None,
                 losses: 0,
                 returns: 0,
-                unplaced_since: now,
+                waited: Duration::ZERO,
                 prompt_logprobs_seen: false,
                 first_account: None,
                 usage: Usage::default(),
@@ -230,8 +230,9 @@ impl Cluster {
         }
         for sequence in self.queue.clone() {
             let (request, choice) = self.sequences[&sequence];
-            let since = self.requests[&request].sequences[choice].unplaced_since;
-            if now.saturating_duration_since(since) >= self.settings.queue_wait_max {
+            let Sequence { place, waited, .. } = &self.requests[&request].sequences[choice];
+            let Place::Queued { since, .. } = *place else { continue };
+            if *waited + now.saturating_duration_since(since) >= self.settings.queue_wait_max {
                 let failure = Failure::QueueTimeout(self.settings.queue_wait_max.as_secs());
                 self.finish(now, request, choice, Outcome::Failed(failure));
             }
@@ -290,16 +291,13 @@ impl Cluster {
     fn rescue(&mut self, now: Instant, id: RequestId, choice: usize) {
         let sequence = &mut self.requests.get_mut(&id).expect("a running sequence has a request").sequences[choice];
         sequence.losses += 1;
-        (sequence.returns, sequence.unplaced_since) = (0, now);
+        sequence.is_kept();
         self.requeue(now, id, choice, Duration::ZERO);
     }
 
     /// A worker had no room for it: no fault of the sequence, which waits for some no longer than any other.
     fn take_back(&mut self, now: Instant, id: RequestId, choice: usize) {
         let sequence = &mut self.requests.get_mut(&id).expect("a running sequence has a request").sequences[choice];
-        if sequence.returns == 0 {
-            sequence.unplaced_since = now;
-        }
         sequence.returns += 1;
         let rest = RETURN_REST.saturating_mul(1 << sequence.returns.min(16)).min(RETURN_REST_MAX);
         self.requeue(now, id, choice, rest);

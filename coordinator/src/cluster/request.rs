@@ -144,12 +144,19 @@ pub(super) struct Sequence {
     pub(super) losses: u32,
     /// Times in a row that a worker sent it back before another token.
     pub(super) returns: u32,
-    /// Since when no worker kept it.
-    pub(super) unplaced_since: Instant,
+    /// For a place, since its last token, before the wait that it may be in now.
+    pub(super) waited: Duration,
     pub(super) prompt_logprobs_seen: bool,
     /// What the first worker that admitted it said of its prompt's origin, and then sent it back.
     pub(super) first_account: Option<TokensBySource>,
     pub(super) usage: Usage,
+}
+
+impl Sequence {
+    /// A worker had room for it: from now on it waits anew.
+    pub(super) fn is_kept(&mut self) {
+        (self.returns, self.waited) = (0, Duration::ZERO);
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -149,6 +149,26 @@ fn a_sequence_that_no_worker_keeps_waits_as_long_as_any_other() {
 }
 
 #[test]
+fn time_at_a_worker_is_no_time_in_the_queue() {
+    let (mut cluster, start) = (Cluster::new(settings(), model()), Instant::now());
+    let decode = cluster.register(start, register("d", RoleInfo::Decode(engine(1)))).unwrap();
+    cluster.submit(start, request(5, 1)).unwrap();
+    let mut now = start;
+    for _ in 0..2 {
+        let sequence = decode_jobs(&drain(&mut cluster)).remove(0).1.sequence;
+        for _ in 0..25 {
+            now += Duration::from_secs(1);
+            cluster.worker_event(now, decode, WorkerEvent::Heartbeat(Box::default()));
+            cluster.tick(now);
+        }
+        cluster.worker_event(now, decode, finished(sequence, Finish::Returned));
+        now += Duration::from_millis(200);
+        cluster.tick(now);
+    }
+    assert_eq!(decode_jobs(&drain(&mut cluster)).len(), 1, "it is given out again");
+}
+
+#[test]
 fn a_gap_in_a_pool_nodes_events_closes_its_link() {
     let (mut cluster, now) = (Cluster::new(settings(), model()), Instant::now());
     let pool = cluster.register(now, register("k", RoleInfo::Kvpool { addr: ([127, 0, 0, 1], 1).into() })).unwrap();

@@ -129,7 +129,7 @@ impl Cluster {
             return self.rescue(now, request, choice);
         }
         state.generated.push(token);
-        state.returns = 0;
+        state.is_kept();
         if let Place::Running(running) = &mut state.place {
             let worker = self.registry.get_mut(epoch).expect("a running sequence's worker is registered");
             worker.decode.tokens += 1;

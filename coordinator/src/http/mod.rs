@@ -183,7 +183,7 @@ impl FrontDoor {
             return Err(ApiError::context_length(param, context, prompt.len() as u64, generated.into()));
         }
         // Not only ids that a client sent: a tokenizer may have tokens that the model has no embedding for.
-        let vocab_size = self.text.config.vocab_size;
+        let vocab_size = self.text.config.identity.vocab_size;
         if let Some(token) = prompts.iter().flatten().find(|&&token| token >= vocab_size) {
             let message = format!("`{param}`: {token} is not a token id of this model ({vocab_size} tokens)");
             return Err(ApiError::invalid(param, message));

@@ -82,7 +82,7 @@ pub struct Options {
 impl Options {
     /// Fills in the model author's defaults, then the API's.
     pub fn check(arrived: Instant, request: GenerateRequest, model: &TextModel) -> Result<Self, ApiError> {
-        let vocab_size = model.config.vocab_size;
+        let vocab_size = model.config.identity.vocab_size;
         let choices = in_range("n", request.n.unwrap_or(1), 1..=CHOICES_MAX)?;
         if request.best_of.is_some_and(|best_of| best_of > choices) {
             return Err(ApiError::unsupported("best_of"));

@@ -14,9 +14,8 @@ use tidemill_proto::message::ModelIdentity;
 
 #[derive(Clone, Debug, Default)]
 pub struct ModelConfig {
-    /// Without the tokenizer, which is another file's.
+    /// What workers must have read, too.
     pub identity: ModelIdentity,
-    pub vocab_size: u32,
     /// Longest sequence that the model was made for.
     pub context_tokens: u32,
     pub eos_ids: Vec<u32>,
@@ -133,7 +132,6 @@ impl ModelConfig {
         };
         generation.sampling.check().map_err(|reason| ModelError::Invalid { path: dir.join("generation_config.json"), reason })?;
         Ok(Self {
-            vocab_size: config.identity.vocab_size,
             identity: config.identity,
             context_tokens: config.max_position_embeddings,
             eos_ids,

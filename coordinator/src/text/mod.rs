@@ -37,20 +37,18 @@ pub struct TextModel {
     pub tokenizer: Arc<Tokenizer>,
     /// A base model has none.
     pub template: Option<ChatTemplate>,
-    /// What workers must have read, too.
-    pub identity: ModelIdentity,
 }
 
 impl TextModel {
     pub fn load(dir: &Path) -> Result<Self, ModelError> {
-        let config = ModelConfig::load(dir)?;
+        let mut config = ModelConfig::load(dir)?;
         let path = dir.join("tokenizer.json");
         let bytes = std::fs::read(&path).map_err(|source| ModelError::File { path: path.clone(), source })?;
-        let identity = config.identity.clone().with_tokenizer(&bytes);
+        config.identity.tokenizer_digest = Some(ModelIdentity::digest(&bytes));
         let tokenizer = Arc::new(Tokenizer::parse(&path, &bytes)?);
         let template = config.chat_template.clone().map(|source| ChatTemplate::new(source, &config)).transpose();
         let template = template.map_err(|e| ModelError::Invalid { path: dir.join("chat_template"), reason: e.to_string() })?;
-        Ok(Self { config, tokenizer, template, identity })
+        Ok(Self { config, tokenizer, template })
     }
 
     /// Ids that end a sequence unless the client says otherwise.

@@ -8,15 +8,15 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use tidemill_coordinator::{run::Coordinator, settings::Flags};
+use tidemill_coordinator::{run::Coordinator, settings::Flags, text::TextModel};
 use tidemill_proto::{
     block::{LayoutFingerprint, Token},
     identity::{self, Identity},
     ids::{LinkId, SequenceId},
     link::Endpoint,
     message::{
-        DecodeJob, EngineInfo, Finish, Host, ModelIdentity, PrefillOutcome, Provenance, Register, Report, RoleInfo, SequenceToken,
-        ToWorker, TokensBySource, WorkerEvent,
+        DecodeJob, EngineInfo, Finish, Host, PrefillOutcome, Provenance, Register, Report, RoleInfo, SequenceToken, ToWorker,
+        TokensBySource, WorkerEvent,
     },
     sampling::TokenLogprob,
     uplink::{LinkEvent, Uplink},
@@ -239,9 +239,8 @@ pub(crate) fn engine() -> EngineInfo {
 
 /// With the model that this directory holds.
 pub(crate) fn engine_of(dir: &Path) -> EngineInfo {
-    let identity: ModelIdentity = serde_json::from_slice(&std::fs::read(dir.join("config.json")).unwrap()).unwrap();
     EngineInfo {
-        model: identity.with_tokenizer(&std::fs::read(dir.join("tokenizer.json")).unwrap()),
+        model: TextModel::load(dir).unwrap().config.identity,
         layout: LayoutFingerprint([7; 16]),
         block_bytes: 4096,
         device_blocks: 256,
