@@ -22,7 +22,7 @@ use std::{
     time::Duration,
 };
 use tidemill_kvpool::client::TransportChoice;
-use tidemill_proto::process;
+use tidemill_net::process;
 use transfer::Plan;
 
 /// Measure put and get of blocks at a pool node on this machine: bytes and CPU time, per transport.
@@ -93,7 +93,7 @@ pub async fn run(args: KvArgs) -> anyhow::Result<()> {
     let progress = ProgressBar::new((WAYS.len() * LOADS.len() + NVME_LOADS.len() + 2) as u64);
     progress.set_style(ProgressStyle::with_template("{elapsed} [{wide_bar}] {msg}")?);
     let pki = tempfile::tempdir().context("cannot make a directory for certificates")?;
-    tidemill_proto::identity::create(pki.path())?;
+    tidemill_net::identity::create(pki.path())?;
     let wanted = |tier: &str| args.tier.as_ref().is_none_or(|only| only == tier);
     let mut rows = Vec::new();
     if wanted("dram") {

@@ -1,7 +1,7 @@
 //! `tidemill-coordinator`: the coordinator as a process.
 
 use tidemill_coordinator::{run, settings::Flags};
-use tidemill_proto::{config::Cli, process};
+use tidemill_net::{config::Cli, process};
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {

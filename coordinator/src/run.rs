@@ -9,7 +9,7 @@ use crate::{
     workers,
 };
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
-use tidemill_proto::{
+use tidemill_net::{
     identity::{Identity, IdentityError},
     link::{Endpoint, LinkError},
 };

@@ -3,7 +3,7 @@
 use crate::{cluster::ClusterSettings, metrics::Objectives, schedule::Policy};
 use serde::{Deserialize, Serialize};
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
-use tidemill_proto::{
+use tidemill_net::{
     config::{ConfigError, invalid, parse_bytes, required},
     uplink::HEARTBEAT_DEAD,
 };

@@ -1,14 +1,14 @@
-//! The accepting end of the workers' links (`tidemill_proto::uplink` is the other): register, then pump both directions.
+//! The accepting end of the workers' links (`tidemill_net::uplink` is the other): register, then pump both directions.
 
 use crate::{
     driver::{Driver, LINK_QUEUE_MAX},
     metrics,
 };
 use std::sync::Arc;
+use tidemill_net::link::{CONNECT_MAX, Connection, Endpoint, LinkError, Receiver, Sender};
 use tidemill_proto::{
     frame::Preamble,
     ids::Epoch,
-    link::{CONNECT_MAX, Connection, Endpoint, LinkError, Receiver, Sender},
     message::{Register, ToCoordinator, ToWorker, WorkerEvent},
 };
 use tokio::{sync::mpsc, task::JoinSet, time};

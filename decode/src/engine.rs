@@ -9,19 +9,19 @@ use std::{
     ops::ControlFlow,
     time::{Duration, Instant},
 };
+use tidemill_engine::{drive, reach::Reach};
 use tidemill_kvpool::{
     admission::FetchId,
     client::{Block, Miss},
-    reach::Reach,
 };
-use tidemill_model::{BlockBytes, CudaError, Runner, Segment, Wanted};
+use tidemill_model::{BlockBytes, CudaError, Runner};
+use tidemill_net::uplink::LinkEvent;
+use tidemill_proto::step::{Segment, Wanted};
 use tidemill_proto::{
     block::BlockKey,
     ids::LinkId,
     message::{PoolNode, StepSample, ToWorker},
     pool::Lineage,
-    uplink::LinkEvent,
-    worker,
 };
 use tokio::sync::mpsc;
 
@@ -54,7 +54,7 @@ pub struct Engine {
     pub publisher: mpsc::Sender<Publication>,
 }
 
-impl worker::Engine for Engine {
+impl drive::Engine for Engine {
     type Input = Input;
     type Error = CudaError;
 

@@ -1,7 +1,7 @@
 //! `tidemill-decode`: the decode role as a process.
 
 use tidemill_decode::{settings::Flags, worker};
-use tidemill_proto::{config::Cli, process};
+use tidemill_net::{config::Cli, process};
 
 fn main() -> anyhow::Result<()> {
     let cli = Cli::<Flags>::of_process(

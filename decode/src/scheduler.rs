@@ -17,7 +17,7 @@ use tidemill_kvpool::{
     admission::{Arrival, FetchId, Fetches, Fetching, Part, parts},
     device::DeviceBlocks,
 };
-use tidemill_model::{Draw, SegmentResult};
+use tidemill_proto::step::{Draw, SegmentResult};
 use tidemill_proto::{
     block::{BLOCK_TOKENS, BlockKey, LayoutFingerprint, Token},
     frame::FRAME_BYTES_MAX,

@@ -11,7 +11,7 @@
 
 use std::time::Duration;
 use tidemill_kvpool::admission::{Arrival, Fetching, Source};
-use tidemill_model::{Draw, History};
+use tidemill_proto::step::{Draw, History};
 use tidemill_proto::{
     block::{BLOCK_TOKENS, BlockKey, Chain, LayoutFingerprint, Tenant, Token},
     ids::LinkId,

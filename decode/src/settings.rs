@@ -1,9 +1,9 @@
 //! Flags and config file of `tidemill-decode`.
 
 use serde::{Deserialize, Serialize};
-use tidemill_proto::{
+use tidemill_engine::flags::{EngineFlags, EngineSettings, STEP_TOKENS_MAX};
+use tidemill_net::{
     config::invalid,
-    engine::{EngineFlags, EngineSettings, STEP_TOKENS_MAX},
     worker::{WorkerError, WorkerFlags, WorkerSettings},
 };
 

@@ -6,13 +6,17 @@ use crate::{
     settings::Settings,
 };
 use std::{mem, time::Duration};
-use tidemill_kvpool::{clients::PoolClients, reach};
-use tidemill_model::{BlockBytes, LoadedEngine, load_engine};
+use tidemill_engine::{
+    load::{LoadedEngine, load_engine},
+    reach,
+};
+use tidemill_kvpool::clients::PoolClients;
+use tidemill_model::BlockBytes;
+use tidemill_net::process;
 use tidemill_proto::{
     block::BlockKey,
     message::{PoolNode, RoleInfo},
     pool::Lineage,
-    process,
 };
 use tokio::{sync::mpsc, time::timeout};
 

@@ -8,7 +8,7 @@ use std::{
 };
 use tidemill_decode::scheduler::{Action, Limits, RowLogits, Scheduler};
 use tidemill_kvpool::admission::{Arrival, FetchId, Source};
-use tidemill_model::SegmentResult;
+use tidemill_proto::step::SegmentResult;
 use tidemill_proto::{
     block::{BLOCK_TOKENS, LayoutFingerprint},
     ids::{LinkId, RequestId, SequenceId},

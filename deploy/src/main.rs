@@ -30,6 +30,6 @@ async fn main() -> anyhow::Result<()> {
     match Cli::parse().command {
         Command::Up(args) => up::up(*args).await,
         Command::Chat(args) => chat::chat(args).await,
-        Command::Certs { dir } => Ok(tidemill_proto::identity::create(&dir)?),
+        Command::Certs { dir } => Ok(tidemill_net::identity::create(&dir)?),
     }
 }

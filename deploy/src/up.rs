@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
-use tidemill_proto::{
+use tidemill_net::{
     cores::Cores,
     identity,
     model_dir::{self, Download, Hub},

@@ -5,7 +5,7 @@ mod support;
 use serde_json::{Value, json};
 use std::time::Duration;
 use support::{Answer, Case, Cluster, complete, crash, terminate};
-use tidemill_proto::cores::Cores;
+use tidemill_net::cores::Cores;
 
 /// Long enough to be running when something happens to it: a prompt of `prompt` tokens, different for each `salt`, and an
 /// answer of `answer` tokens.

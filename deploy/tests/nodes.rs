@@ -9,12 +9,11 @@ use support::{
     Answer, Cluster, DISAGGREGATED, SHORT_OF_MEMORY, assert_same, complete_all, crash, member, mixed_cases, pause, reference, resume,
     reusable, terminate,
 };
+use tidemill_net::{identity::Identity, link::Endpoint};
 use tidemill_proto::{
     block::{BlockKey, Chain, LayoutFingerprint, Tenant},
     frame::Preamble,
-    identity::Identity,
     ids::RequestId,
-    link::Endpoint,
     pool::{CallId, FromPool, Lineage, Reservation, Room, ToPool},
 };
 

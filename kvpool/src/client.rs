@@ -29,11 +29,11 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
+use tidemill_net::link::{CONNECT_MAX, Connection, Endpoint, LinkError};
 use tidemill_proto::{
     block::{BlockKey, LayoutFingerprint},
     frame::Preamble,
     ids::RequestId,
-    link::{CONNECT_MAX, Connection, Endpoint, LinkError},
     pool::{FromPool, KEYS_MAX, Lineage, Reservation, Room, SlotRef, Tier, ToPool},
 };
 use tokio::{sync::mpsc, time::timeout};

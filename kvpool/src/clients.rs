@@ -11,12 +11,11 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
+use tidemill_net::{link::Endpoint, uplink::Reporter};
 use tidemill_proto::{
     block::{BlockKey, LayoutFingerprint},
-    link::Endpoint,
     message::{PoolNode, Report},
     pool::Lineage,
-    uplink::Reporter,
 };
 use tokio::{sync::mpsc, time::timeout};
 

@@ -16,7 +16,6 @@
 //! - [`client`]: a worker's connection to one pool node
 //! - [`clients`]: its connections to all of them
 //! - [`counters`]: what it moved and missed
-//! - [`reach`]: all that a worker's engine reaches: coordinators, pool nodes, its inbox
 //! - [`node`]: the pool node as a process
 //! - [`settings`]: its flags and config file
 
@@ -38,8 +37,6 @@ pub mod counters;
 pub mod disk;
 #[cfg(feature = "shell")]
 pub mod node;
-#[cfg(feature = "shell")]
-pub mod reach;
 #[cfg(feature = "shell")]
 pub mod settings;
 #[cfg(feature = "shell")]

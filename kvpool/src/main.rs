@@ -1,7 +1,7 @@
 //! `tidemill-kvpool`: the pool node as a process.
 
 use tidemill_kvpool::{node, settings::Flags};
-use tidemill_proto::{config::Cli, process};
+use tidemill_net::{config::Cli, process};
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {

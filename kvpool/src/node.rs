@@ -35,12 +35,14 @@ use std::{
     time::Duration,
 };
 use store::Store;
+use tidemill_net::{
+    link::{Endpoint, LinkError},
+    uplink::{LinkEvent, Uplink},
+};
 use tidemill_proto::{
     block::LayoutFingerprint,
-    link::{Endpoint, LinkError},
     message::{self, Blocks, Counters, Report, RoleInfo, TierBlocks, ToWorker, WorkerEvent},
     pool::BLOCK_BYTES_MAX,
-    uplink::{LinkEvent, Uplink},
 };
 use tokio::{
     signal::unix::{SignalKind, signal},

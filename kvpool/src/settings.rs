@@ -10,7 +10,7 @@ use std::{
     path::PathBuf,
     time::Duration,
 };
-use tidemill_proto::{
+use tidemill_net::{
     config::{ConfigError, invalid, parse_bytes, required, within_memory},
     worker::{WorkerError, WorkerFlags, WorkerSettings},
 };
@@ -152,7 +152,7 @@ fn deadline(key: &'static str, ms: u64) -> Result<Duration, ConfigError> {
 mod tests {
     use super::*;
     use clap::Parser;
-    use tidemill_proto::config::Cli;
+    use tidemill_net::config::Cli;
 
     fn resolve(pki: &std::path::Path, flags: &[&str]) -> Result<Settings, String> {
         let fixed = ["tidemill-kvpool", "--coordinators", "127.0.0.1:1", "--pki", pki.to_str().unwrap()];
@@ -163,7 +163,7 @@ mod tests {
     #[test]
     fn flags_become_settings_and_errors_name_the_key() {
         let pki = tempfile::tempdir().unwrap();
-        tidemill_proto::identity::create(pki.path()).unwrap();
+        tidemill_net::identity::create(pki.path()).unwrap();
         let settings = resolve(pki.path(), &["--dram", "2GiB", "--lease-ms", "500", "--policy", "s3fifo"]).unwrap();
         assert_eq!(settings.policy, Policy::S3Fifo);
         assert_eq!((settings.dram_bytes, settings.limits.lease), (2 << 30, Duration::from_millis(500)));

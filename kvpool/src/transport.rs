@@ -14,10 +14,8 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use tidemill_proto::{
-    link::{Connection, LinkError},
-    pool::{CallId, SlotRef, Via, Written},
-};
+use tidemill_net::link::{Connection, LinkError};
+use tidemill_proto::pool::{CallId, SlotRef, Via, Written};
 
 /// A peer that lets a transfer stand still for this long has broken it off.
 pub(crate) const STALL_MAX: Duration = Duration::from_secs(10);

@@ -202,7 +202,7 @@ fn windows(rule: WindowRule, raw: &RawConfig, layers: usize) -> Result<Vec<Optio
 /// Largest JSON file that is read. Real ones are below 100 kB; an index of thousands of tensors is a few MB.
 const JSON_BYTES_MAX: u64 = 64 << 20;
 
-pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, ModelError> {
+pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, ModelError> {
     let io = |source| ModelError::Io { path: path.to_owned(), source };
     let bytes = fs::metadata(path).map_err(io)?.len();
     if bytes > JSON_BYTES_MAX {

@@ -4,8 +4,8 @@
 //! - `config`: `config.json`, checked; `family`: what distinguishes the families; `generation`: end-of-sequence ids
 //! - `rope`: rotary frequencies
 //! - `weights`: safetensors files, mapped and checked; their digest; `tensors`: what of them is where in the model
-//! - [`model`]: loading, and what a loaded model tells about itself; `load_engine` (feature `shell`): by a worker's settings
-//! - [`runner`]: a model on the device where it runs, with its KV blocks; [`step`]: what an engine asks of it
+//! - [`model`]: loading, and what a loaded model tells about itself
+//! - [`runner`]: a model on the device where it runs, with its KV blocks; `step`: what an engine asks of it
 //! - `projection`: weights and activations in f32 or in 8-bit integers
 //! - [`forward`]: a batch of chunks through the layers, to logits
 //! - [`cuda`]: the same on a GPU
@@ -21,8 +21,6 @@ mod error;
 mod family;
 pub mod forward;
 mod generation;
-#[cfg(feature = "shell")]
-mod load_engine;
 pub mod model;
 mod penalties;
 mod projection;
@@ -30,19 +28,15 @@ mod rng;
 mod rope;
 pub mod runner;
 pub mod sampler;
-pub mod step;
+mod step;
 mod tensors;
 mod weights;
 
-pub use config::ModelConfig;
+pub use config::{ModelConfig, read_json};
 pub use error::ModelError;
 pub use forward::{Chunk, LogitRows, Logits};
-#[cfg(feature = "shell")]
-pub use load_engine::{EngineError, LoadedEngine, load_engine};
 pub use model::{LoadOptions, Model};
-pub use penalties::History;
 pub use projection::Quantization;
 pub use runner::{BlockBytes, Runner};
 pub use sampler::{SamplerScratch, sample, token_logprob};
-pub use step::{Draw, Segment, SegmentResult, Wanted};
 pub use tidemill_kernels::{Isa, KvMemory, cuda::CudaError};

@@ -1,33 +1,14 @@
-//! What came before weighs in: presence, frequency and repetition penalties, as vLLM defines them.
+//! Presence, frequency and repetition penalties, as vLLM defines them.
 
-use std::collections::HashMap;
-use tidemill_proto::{block::Token, sampling::Sampling};
+use tidemill_proto::{sampling::Sampling, step::History};
 
-/// Which tokens occurred in a sequence, in its prompt and among the generated ones.
-#[derive(Clone, Debug, Default)]
-pub struct History {
-    /// Times generated; 0 for a token of the prompt alone.
-    generated: HashMap<Token, u32>,
-}
-
-impl History {
-    pub fn new(prompt: &[Token]) -> Self {
-        Self { generated: prompt.iter().map(|token| (*token, 0)).collect() }
-    }
-
-    /// Counts a generated token.
-    pub fn push(&mut self, token: Token) {
-        *self.generated.entry(token).or_insert(0) += 1;
-    }
-
-    /// Repetition penalizes every token that occurred; presence and frequency those that were generated.
-    pub(crate) fn penalize(&self, logits: &mut [f32], sampling: &Sampling) {
-        for (token, generated) in &self.generated {
-            let Some(logit) = logits.get_mut(*token as usize) else { continue };
-            *logit = if *logit > 0.0 { *logit / sampling.repetition_penalty } else { *logit * sampling.repetition_penalty };
-            if *generated > 0 {
-                *logit -= sampling.frequency_penalty * *generated as f32 + sampling.presence_penalty;
-            }
+/// Repetition penalizes every token that occurred; presence and frequency those that were generated.
+pub(crate) fn penalize(history: &History, logits: &mut [f32], sampling: &Sampling) {
+    for (token, generated) in history.tokens() {
+        let Some(logit) = logits.get_mut(token as usize) else { continue };
+        *logit = if *logit > 0.0 { *logit / sampling.repetition_penalty } else { *logit * sampling.repetition_penalty };
+        if generated > 0 {
+            *logit -= sampling.frequency_penalty * generated as f32 + sampling.presence_penalty;
         }
     }
 }
@@ -44,7 +25,7 @@ mod tests {
         }
         let penalized = |sampling: Sampling| {
             let mut logits = [4.0, -4.0, 8.0, 1.0];
-            history.penalize(&mut logits, &sampling);
+            penalize(&history, &mut logits, &sampling);
             logits
         };
         let neutral = Sampling::default();

@@ -8,10 +8,13 @@ use crate::{
     cuda::{CudaRunner, PendingBlocks},
     model::Model,
     sampler::SamplerScratch,
-    step::{Segment, SegmentResult},
+    step::{chunk, take_logits},
 };
 use tidemill_kernels::{KvMemory, cuda::CudaError};
-use tidemill_proto::block::{KvShape, LayoutFingerprint};
+use tidemill_proto::{
+    block::{KvShape, LayoutFingerprint},
+    step::{Segment, SegmentResult},
+};
 
 pub enum Runner {
     Cpu(Box<CpuRunner>),
@@ -104,13 +107,13 @@ impl Runner {
 
 impl CpuRunner {
     fn step(&mut self, segments: &[Segment<'_>]) -> Vec<SegmentResult> {
-        let chunks: Vec<_> = segments.iter().map(Segment::chunk).collect();
+        let chunks: Vec<_> = segments.iter().map(chunk).collect();
         let mut logits = self.model.forward(&chunks, &mut self.kv);
         let mut first = 0;
         let finish = |segment: &Segment<'_>| {
             let mut result = SegmentResult::default();
             for i in 0..segment.logit_rows() {
-                segment.take_logits(i, logits.row_mut(first + i), &mut self.scratch, &mut result);
+                take_logits(segment, i, logits.row_mut(first + i), &mut self.scratch, &mut result);
             }
             first += segment.logit_rows();
             result

@@ -3,12 +3,13 @@
 //! In vLLM's order: bias, penalties, bans; then temperature, min_p, top_k, top_p; then one draw. What comes out depends on the
 //! row, the sequence's history and (seed, index) alone. Equal logits count in order of token id.
 
-use crate::{penalties::History, rng};
+use crate::{penalties::penalize, rng};
 use std::cmp::Ordering;
 use tidemill_kernels::vocab;
 use tidemill_proto::{
     block::Token,
     sampling::{Sampling, TokenLogprob},
+    step::History,
 };
 
 /// Temperatures below this are greedy: the quotient would overflow long before the draw could differ.
@@ -52,7 +53,7 @@ pub fn sample(
         }
     }
     if sampling.penalizes() {
-        history.penalize(logits, sampling);
+        penalize(history, logits, sampling);
     }
     for token in banned {
         if let Some(logit) = logits.get_mut(*token as usize) {

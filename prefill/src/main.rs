@@ -1,7 +1,7 @@
 //! `tidemill-prefill`: the prefill role as a process.
 
+use tidemill_net::{config::Cli, process};
 use tidemill_prefill::{settings::Flags, worker};
-use tidemill_proto::{config::Cli, process};
 
 fn main() -> anyhow::Result<()> {
     let cli = Cli::<Flags>::of_process("tidemill-prefill", "Computes prompts in chunks and puts their KV blocks into the pool");

@@ -1,9 +1,9 @@
 //! Flags and config file of `tidemill-prefill`.
 
 use serde::{Deserialize, Serialize};
-use tidemill_proto::{
+use tidemill_engine::flags::{EngineFlags, EngineSettings};
+use tidemill_net::{
     config::invalid,
-    engine::{EngineFlags, EngineSettings},
     worker::{WorkerError, WorkerFlags, WorkerSettings},
 };
 

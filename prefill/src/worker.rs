@@ -5,9 +5,12 @@ use crate::{
     scheduler::{Limits, Scheduler},
     settings::Settings,
 };
-use tidemill_kvpool::reach;
-use tidemill_model::{LoadedEngine, load_engine};
-use tidemill_proto::{message::RoleInfo, process};
+use tidemill_engine::{
+    load::{LoadedEngine, load_engine},
+    reach,
+};
+use tidemill_net::process;
+use tidemill_proto::message::RoleInfo;
 
 /// Blocks on their way into pools.
 const PUTTING_MAX: usize = 256;

@@ -11,12 +11,14 @@ use std::{
 };
 use tidemill_deploy::processes::Process;
 use tidemill_kvpool::client::{PoolClient, TransferCounters, TransportChoice};
+use tidemill_net::{
+    identity::Identity,
+    link::{Endpoint, LinkError},
+};
 use tidemill_proto::{
     block::{BlockKey, LayoutFingerprint},
     frame::Preamble,
-    identity::Identity,
     ids::Epoch,
-    link::{Endpoint, LinkError},
     message::{Disk, PoolEvent, Register, RoleInfo, ToCoordinator, ToWorker, WorkerEvent},
     pool::Tier,
 };

@@ -9,17 +9,19 @@ use std::{
     time::{Duration, Instant},
 };
 use tidemill_coordinator::{run::Coordinator, settings::Flags, text::TextModel};
+use tidemill_net::{
+    identity::{self, Identity},
+    link::Endpoint,
+    uplink::{LinkEvent, Uplink},
+};
 use tidemill_proto::{
     block::{LayoutFingerprint, Token},
-    identity::{self, Identity},
     ids::{LinkId, SequenceId},
-    link::Endpoint,
     message::{
         DecodeJob, EngineInfo, Finish, Host, PrefillOutcome, Provenance, Register, Report, RoleInfo, SequenceToken, ToWorker,
         TokensBySource, WorkerEvent,
     },
     sampling::TokenLogprob,
-    uplink::{LinkEvent, Uplink},
 };
 use tokio::sync::{mpsc, oneshot};
 

@@ -10,10 +10,8 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use tidemill_proto::{
-    link::{Connection, Receiver, Sender},
-    pool::{CallId, Found, FromPool, Reservation, ToPool},
-};
+use tidemill_net::link::{Connection, Receiver, Sender};
+use tidemill_proto::pool::{CallId, Found, FromPool, Reservation, ToPool};
 use tokio::{
     sync::mpsc::{self, error::TrySendError},
     task::JoinSet,

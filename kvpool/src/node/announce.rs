@@ -1,10 +1,10 @@
 //! Tells coordinators what the node holds: everything when a link comes up, changes from then on.
 
 use super::store::Store;
+use tidemill_net::uplink::Uplink;
 use tidemill_proto::{
     ids::LinkId,
     message::{PoolEvent, WorkerEvent},
-    uplink::Uplink,
 };
 
 /// What each coordinator has been told.

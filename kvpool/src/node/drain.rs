@@ -18,7 +18,8 @@ use crate::{
     validate::validate,
 };
 use std::{future::pending, sync::Arc, time::Duration};
-use tidemill_proto::{block::BlockKey, link::Endpoint, message::Peer};
+use tidemill_net::link::Endpoint;
+use tidemill_proto::{block::BlockKey, message::Peer};
 use tokio::{
     task::{JoinHandle, spawn_blocking},
     time::{Instant, sleep, sleep_until, timeout_at},

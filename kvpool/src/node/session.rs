@@ -7,10 +7,10 @@ use super::{
 };
 use crate::directory::ClientId;
 use std::{sync::Arc, time::Duration};
+use tidemill_net::link::{CONNECT_MAX, Connection, LinkError, Receiver, Sender};
 use tidemill_proto::{
     block::BlockKey,
     frame::Preamble,
-    link::{CONNECT_MAX, Connection, LinkError, Receiver, Sender},
     pool::{FromPool, KEYS_MAX, Reservation, SlotRef, ToPool},
 };
 use tokio::{

@@ -13,8 +13,8 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
+use tidemill_net::link::Connection;
 use tidemill_proto::{
-    link::Connection,
     message::PoolEvent,
     pool::{CallId, Found, FromPool, LeaseId, Via},
 };

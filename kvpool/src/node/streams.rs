@@ -12,9 +12,9 @@ use crate::{
 };
 use quinn::RecvStream;
 use std::sync::{Arc, atomic::Ordering::Relaxed};
+use tidemill_net::link::Connection;
 use tidemill_proto::{
     frame::Preamble,
-    link::Connection,
     pool::{CallId, Found, FromPool, LeaseId, Written},
 };
 use tokio::{

@@ -17,9 +17,9 @@ use crate::{
 use bytes::Bytes;
 use quinn::{RecvStream, SendStream};
 use std::{hash::Hasher, time::Instant};
+use tidemill_net::link::{Connection, LinkError};
 use tidemill_proto::{
     frame::{self, FrameError, HEADER_BYTES, Preamble},
-    link::{Connection, LinkError},
     pool::{CallId, Found, GetData, PutData, SlotRef, Written},
 };
 use tokio::{

@@ -13,10 +13,12 @@ use tidemill_kvpool::{
     arena::Arena,
     client::{Miss, PoolError, PutReport, TransferCounters, Transport, TransportChoice},
 };
-use tidemill_proto::{
-    frame::Preamble,
+use tidemill_net::{
     identity::Identity,
     link::{Connection, Endpoint, Receiver, Sender},
+};
+use tidemill_proto::{
+    frame::Preamble,
     pool::{ArenaInfo, CallId, FromPool, Reservation, Room, ToPool},
 };
 use twox_hash::XxHash3_64;

@@ -8,12 +8,14 @@ use std::{
     time::{Duration, Instant},
 };
 use tidemill_kvpool::client::{Block, Miss, PoolClient, PoolError, TransferCounters, TransportChoice};
+use tidemill_net::{
+    identity::{self, Identity},
+    link::Endpoint,
+};
 use tidemill_proto::{
     block::{BlockKey, LayoutFingerprint, Tenant},
     frame::Preamble,
-    identity::{self, Identity},
     ids::{Epoch, RequestId},
-    link::Endpoint,
     message::{PoolEvent, Register, Report, RoleInfo, ToCoordinator, ToWorker, WorkerEvent},
     pool::Lineage,
 };

@@ -4,7 +4,6 @@ use super::{
     layers::{Attend, Batch, Layers},
     sampling::{LogitRow, Sampling},
 };
-use crate::step::{Segment, SegmentResult};
 use cudarc::driver::CudaSlice;
 use tidemill_kernels::cuda::{
     CudaError, Device, DeviceKv, NO_POSITION,
@@ -13,6 +12,7 @@ use tidemill_kernels::cuda::{
     host::HostBuffer,
 };
 use tidemill_proto::block::BLOCK_TOKENS;
+use tidemill_proto::step::{Segment, SegmentResult};
 
 pub(super) struct Decode {
     inputs: Inputs,

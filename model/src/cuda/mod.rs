@@ -18,14 +18,7 @@ mod weights;
 
 pub use blocks::PendingBlocks;
 
-use crate::{
-    config::ModelConfig,
-    error::ModelError,
-    model::fingerprint,
-    step::{Draw, Segment, SegmentResult, Wanted},
-    tensors::Tensors,
-    weights::Checkpoint,
-};
+use crate::{config::ModelConfig, error::ModelError, model::fingerprint, tensors::Tensors, weights::Checkpoint};
 use blocks::BlockCopies;
 use decode::Decode;
 use layers::Layers;
@@ -43,6 +36,7 @@ use tidemill_kernels::{
 use tidemill_proto::{
     block::{BLOCK_TOKENS, KvShape, LayoutFingerprint},
     sampling::Sampling as DrawSettings,
+    step::{Draw, Segment, SegmentResult, Wanted},
 };
 use weights::DeviceWeights;
 

@@ -4,7 +4,6 @@ use super::{
     layers::{Attend, Batch, Layers},
     sampling::{LogitRow, Sampling},
 };
-use crate::step::{Segment, SegmentResult};
 use cudarc::driver::{CudaSlice, DeviceRepr, ValidAsZeroBits};
 use std::ops::Range;
 use tidemill_kernels::cuda::{
@@ -13,6 +12,7 @@ use tidemill_kernels::cuda::{
     host::HostBuffer,
 };
 use tidemill_proto::block::BLOCK_TOKENS;
+use tidemill_proto::step::{Segment, SegmentResult};
 
 pub(super) struct Prefill {
     rows_max: usize,
@@ -132,7 +132,7 @@ impl Prefill {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::step::Wanted;
+    use tidemill_proto::step::Wanted;
 
     #[test]
     fn a_batch_is_told_row_by_row() {

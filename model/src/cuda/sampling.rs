@@ -2,12 +2,10 @@
 //! is done on the host, for the rows that want it, with the same code as on a CPU.
 
 use super::{layers::Layers, shape::DeviceShape};
-use crate::{
-    sampler::SamplerScratch,
-    step::{Draw, Segment, SegmentResult, Wanted},
-};
+use crate::{sampler::SamplerScratch, step::take_logits};
 use cudarc::driver::CudaSlice;
 use tidemill_kernels::cuda::{CudaError, Device, host::HostBuffer, sampling::SampleRequest};
+use tidemill_proto::step::{Draw, Segment, SegmentResult, Wanted};
 
 /// Logits of some rows, and what is drawn from them.
 pub(super) struct Sampling {
@@ -95,7 +93,7 @@ impl Sampling {
             } else {
                 let logits = self.logits.slice(i * self.vocab..(i + 1) * self.vocab);
                 self.host_row.receive(&layers.stream, &logits)?;
-                segment.take_logits(row.index, self.host_row.numbers()?, &mut self.scratch, result);
+                take_logits(segment, row.index, self.host_row.numbers()?, &mut self.scratch, result);
             }
         }
         Ok(())

@@ -12,12 +12,13 @@ use std::{
     path::{Path, PathBuf},
 };
 use tidemill_model::{
-    Chunk, CudaError, Draw, History, LoadOptions, LogitRows, Model, Runner, Segment, Wanted,
+    Chunk, CudaError, LoadOptions, LogitRows, Model, Runner,
     cuda::{CudaOptions, CudaRunner, KvBytes},
 };
 use tidemill_proto::{
     block::{BLOCK_TOKENS, KvDtype, Token},
     sampling::Sampling,
+    step::{Draw, History, Segment, Wanted},
 };
 
 /// Logits of these models are within ±8; those of bf16 arithmetic differ by up to 0.16 on the CPU (`model/tests/checkpoints/bf16.rs`),

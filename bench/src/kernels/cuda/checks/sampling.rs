@@ -7,8 +7,9 @@ use tidemill_kernels::cuda::{
     CudaError, NO_POSITION,
     sampling::{LogitEntry, RowPenalties, SampleRequest},
 };
-use tidemill_model::{History, SamplerScratch, sample};
+use tidemill_model::{SamplerScratch, sample};
 use tidemill_proto::sampling::Sampling;
+use tidemill_proto::step::History;
 
 /// A draw that falls on the border between two tokens may fall to either side: exponentials differ in their last bits.
 const BORDERLINE: f64 = 0.05;

@@ -1,15 +1,15 @@
 //! Links between real endpoints: only members of the cluster get in, and a worker registers again after its coordinator is gone.
 
-#![cfg(feature = "shell")]
-
 use std::{net::SocketAddr, sync::Arc, time::Duration};
+use tidemill_net::{
+    identity::{self, Identity},
+    link::{Endpoint, Receiver, Sender},
+    uplink::{LinkEvent, Uplink},
+};
 use tidemill_proto::{
     frame::Preamble,
-    identity::{self, Identity},
     ids::{Epoch, LinkId, RequestId},
-    link::{Endpoint, Receiver, Sender},
     message::{Host, PrefillOutcome, Register, Report, RoleInfo, ToCoordinator, ToWorker, WorkerEvent},
-    uplink::{LinkEvent, Uplink},
 };
 use tokio::time::timeout;
 

@@ -8,13 +8,13 @@
 //!
 //! A coordinator that does not drain its queue loses the link instead of stalling the worker.
 
-use crate::{
+use crate::link::{CONNECT_MAX, Connection, Endpoint, LinkError, Receiver, Sender};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+use tidemill_proto::{
     frame::Preamble,
     ids::{Epoch, LinkId},
-    link::{CONNECT_MAX, Connection, Endpoint, LinkError, Receiver, Sender},
     message::{Register, Report, ToCoordinator, ToWorker, WorkerEvent},
 };
-use std::{net::SocketAddr, sync::Arc, time::Duration};
 use tokio::{sync::mpsc, time};
 
 /// How often a worker reports.

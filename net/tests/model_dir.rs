@@ -21,7 +21,7 @@ use std::{
     },
     time::Duration,
 };
-use tidemill_proto::model_dir::{Download, Hub, ModelDirError, resolve};
+use tidemill_net::model_dir::{Download, Hub, ModelDirError, resolve};
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 const WEIGHTS: &str = "model.safetensors";

@@ -8,9 +8,8 @@
 //! ```
 
 use crate::{
-    admission::{FetchId, Part, blocks_within},
-    client::{Block, Miss},
-    clients::PoolClients,
+    drive::{self, EngineEnded},
+    flags::EngineSettings,
 };
 use parking_lot::Mutex;
 use std::{
@@ -18,13 +17,19 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use tidemill_proto::{
-    engine::EngineSettings,
-    ids::LinkId,
+use tidemill_kvpool::{
+    admission::{FetchId, Part, blocks_within},
+    client::{Block, Miss},
+    clients::PoolClients,
+};
+use tidemill_net::{
     link::{Endpoint, LinkError},
-    message::{EngineInfo, Report, RoleInfo, WorkerEvent},
     uplink::{LinkEvent, Uplink},
-    worker::{self, WorkerError, WorkerSettings},
+    worker::WorkerSettings,
+};
+use tidemill_proto::{
+    ids::LinkId,
+    message::{EngineInfo, Report, RoleInfo, WorkerEvent},
 };
 use tokio::{runtime::Handle, sync::mpsc, task::AbortHandle};
 
@@ -126,16 +131,16 @@ impl<I: Send + 'static> Links<I> {
         wrap: fn(LinkId, LinkEvent) -> I,
         drain: I,
         shutdown: impl Future<Output = ()>,
-    ) -> Result<(), WorkerError>
+    ) -> Result<(), EngineEnded>
     where
-        E: worker::Engine<Input = I> + Send + 'static,
+        E: drive::Engine<Input = I> + Send + 'static,
     {
-        let mut thread = tokio::task::spawn_blocking(move || worker::drive(engine, inputs));
-        worker::pump(&mut self.events, &self.inbox, wrap, &mut thread, shutdown).await?;
+        let mut thread = tokio::task::spawn_blocking(move || drive::drive(engine, inputs));
+        drive::pump(&mut self.events, &self.inbox, wrap, &mut thread, shutdown).await?;
         tracing::info!("draining: work goes back to its coordinators");
         self.uplink.broadcast(&WorkerEvent::Leaving);
         let _ = self.inbox.send(drain).await;
-        worker::joined(thread.await)
+        drive::joined(thread.await)
     }
 
     /// Sends what is still to be said to coordinators (bounded), and closes all connections.

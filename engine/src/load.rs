@@ -1,17 +1,19 @@
 //! From a worker's `[engine]` settings to a loaded model with its device memory: the same for every role that computes.
 
-use crate::{
-    CudaError, Isa, LoadOptions, Model, ModelError, Quantization, Runner,
-    config::read_json,
-    cuda::{CudaOptions, CudaRunner, KvBytes},
-};
+use crate::flags::{DeviceChoice, EngineSettings};
 use std::{fs, io::ErrorKind, path::Path};
+use tidemill_model::{
+    CudaError, Isa, LoadOptions, Model, ModelError, Quantization, Runner,
+    cuda::{CudaOptions, CudaRunner, KvBytes},
+    read_json,
+};
+use tidemill_net::{
+    config::{ConfigError, invalid},
+    process::Progress,
+};
 use tidemill_proto::{
     block::KvDtype,
-    config::{ConfigError, invalid},
-    engine::{DeviceChoice, EngineSettings},
     message::{EngineInfo, ModelIdentity},
-    process::Progress,
 };
 
 #[derive(Debug, thiserror::Error)]
@@ -130,11 +132,11 @@ fn load_on_cuda(settings: &EngineSettings, sequences_max: usize) -> Result<Loade
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::flags::EngineFlags;
     use tidemill_kernels::cuda::Device;
-    use tidemill_proto::engine::EngineFlags;
 
     fn load(device: &str) -> Result<LoadedEngine, EngineError> {
-        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/llama3");
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures/llama3");
         let flags = EngineFlags { model: Some(model), device: Some(device.into()), threads: Some(1), ..EngineFlags::default() };
         load_engine(&flags.check().unwrap(), 300, 1200)
     }

@@ -6,14 +6,12 @@
 mod socket;
 mod tuning;
 
-use crate::{
-    frame::{self, FrameError, HEADER_BYTES, Preamble},
-    identity::{Identity, IdentityError, SERVER_NAME},
-};
+use crate::identity::{Identity, IdentityError, SERVER_NAME};
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use serde::{Serialize, de::DeserializeOwned};
 use socket::BulkSocket;
 use std::{io, marker::PhantomData, net::SocketAddr, sync::Arc, time::Duration};
+use tidemill_proto::frame::{self, FrameError, HEADER_BYTES, Preamble};
 use tokio::task::JoinSet;
 use tuning::DATAGRAM_BYTES_MAX;
 

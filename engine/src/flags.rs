@@ -1,12 +1,12 @@
 //! What every worker that holds a model is told alike: the model, its device memory, its threads, its way to the pool.
 
-use crate::{
-    block::KvDtype,
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use tidemill_net::{
     config::{ConfigError, invalid, parse_bytes, required, within_memory},
     cores::Cores,
 };
-use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
+use tidemill_proto::block::KvDtype;
 
 /// Section `[engine]` of a worker's config file, and its flags.
 #[derive(Clone, Debug, Default, PartialEq, clap::Args, Serialize, Deserialize)]

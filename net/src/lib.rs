@@ -1,0 +1,20 @@
+//! The shell of every process: how it is configured, who it is, and how it reaches the others.
+//!
+//! - [`config`]: a TOML file and command-line flags, resolved once
+//! - [`identity`]: the cluster CA, and the certificate of one process
+//! - [`link`]: QUIC endpoints with mTLS that carry frames
+//! - [`uplink`]: a worker's registered, heartbeating link to each coordinator
+//! - [`worker`]: flags that every worker process has
+//! - [`process`]: logging and signals
+//! - [`cores`]: lists of cores, and keeping a process on some
+//! - `model_dir` (feature `hub`): `--model` (a directory or a hub id) to a directory
+
+pub mod config;
+pub mod cores;
+pub mod identity;
+pub mod link;
+#[cfg(feature = "hub")]
+pub mod model_dir;
+pub mod process;
+pub mod uplink;
+pub mod worker;

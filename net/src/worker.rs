@@ -1,0 +1,103 @@
+//! Settings that every worker process shares: its name, host, coordinators and identity.
+
+use crate::{
+    config::{ConfigError, invalid, required},
+    identity::{Identity, IdentityError},
+};
+use serde::{Deserialize, Serialize};
+use std::{fs, net::SocketAddr, path::PathBuf};
+use tidemill_proto::message::{Host, Register, RoleInfo};
+
+/// Section `[worker]` of a worker's config file, and its flags.
+#[derive(Clone, Debug, Default, PartialEq, clap::Args, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[command(next_help_heading = "[worker]")]
+pub struct WorkerFlags {
+    /// Name shown to people
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Which machine this is: KV blocks go through shared memory between processes that say the same, and over QUIC between
+    /// others. Different names let one machine play several (default: this boot of this machine)
+    #[arg(long)]
+    pub host: Option<String>,
+    /// QUIC addresses of the coordinators, separated by commas
+    #[arg(long, value_delimiter = ',')]
+    pub coordinators: Option<Vec<SocketAddr>>,
+    /// Directory with ca.pem, node.pem and node.key
+    #[arg(long)]
+    pub pki: Option<PathBuf>,
+    /// Address that the worker's QUIC sockets bind to
+    #[arg(long)]
+    pub bind: Option<SocketAddr>,
+    /// Log filter: error, warn, info, debug, or tracing directives
+    #[arg(long)]
+    pub log: Option<String>,
+    /// End when standard input ends
+    #[arg(long)]
+    pub exit_with_parent: Option<bool>,
+}
+
+/// The same, checked.
+#[derive(Debug)]
+pub struct WorkerSettings {
+    pub name: String,
+    pub host: Host,
+    pub coordinators: Vec<SocketAddr>,
+    pub identity: Identity,
+    pub bind: SocketAddr,
+    pub log: String,
+    pub exit_with_parent: bool,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum WorkerError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+}
+
+impl WorkerFlags {
+    /// `role` names the worker where the operator does not.
+    pub fn check(self, role: &str) -> Result<WorkerSettings, WorkerError> {
+        let coordinators = required(Some("worker"), "coordinators", self.coordinators)?;
+        if coordinators.is_empty() {
+            return Err(invalid("coordinators", "[]", "a worker needs at least one").into());
+        }
+        let name = self.name.unwrap_or_else(|| format!("{role}-{}", std::process::id()));
+        if let Some(host) = self.host.as_ref().filter(|host| !(1..=HOST_BYTES_MAX).contains(&host.len())) {
+            return Err(invalid("host", host, format!("must have 1 to {HOST_BYTES_MAX} bytes")).into());
+        }
+        Ok(WorkerSettings {
+            host: self.host.map_or_else(|| this_host(&name), Host),
+            name,
+            coordinators,
+            identity: Identity::load(&required(Some("worker"), "pki", self.pki)?)?,
+            bind: self.bind.unwrap_or(SocketAddr::from(([0, 0, 0, 0], 0))),
+            log: self.log.unwrap_or_else(|| "info".into()),
+            exit_with_parent: self.exit_with_parent.unwrap_or(false),
+        })
+    }
+}
+
+/// Longest name of a host.
+pub const HOST_BYTES_MAX: usize = 128;
+
+/// What all processes on this machine, and no others, find here. Where there is no such thing, a process shares memory with
+/// nobody.
+fn this_host(name: &str) -> Host {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok().map(|id| id.trim().to_owned());
+    Host(boot.filter(|id| (1..=HOST_BYTES_MAX).contains(&id.len())).unwrap_or_else(|| format!("{name}-{}", std::process::id())))
+}
+
+impl WorkerSettings {
+    /// This process, as it introduces itself to coordinators.
+    pub fn register(&self, role: RoleInfo) -> Register {
+        Register { name: self.name.clone(), host: self.host.clone(), pid: std::process::id(), role }
+    }
+
+    /// Resolves when the process should end.
+    pub fn shutdown(&self) -> impl Future<Output = ()> + Send + 'static {
+        crate::process::shutdown(self.exit_with_parent)
+    }
+}
