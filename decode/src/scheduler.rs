@@ -13,10 +13,11 @@ use std::{
     collections::{BTreeMap, HashMap, VecDeque},
     time::Duration,
 };
-use tidemill_kvpool::{
-    admission::{Arrival, FetchId, Fetches, Fetching, Part, parts},
+use tidemill_engine::{
     device::DeviceBlocks,
+    fetching::{Fetches, Fetching},
 };
+use tidemill_kvpool::admission::{Arrival, FetchId, Part, parts};
 use tidemill_proto::step::{Draw, SegmentResult};
 use tidemill_proto::{
     block::{BLOCK_TOKENS, BlockKey, LayoutFingerprint, Token},

@@ -10,7 +10,8 @@
 //! A resumed sequence is a new one whose prompt happens to be longer: it takes the same path.
 
 use std::time::Duration;
-use tidemill_kvpool::admission::{Arrival, Fetching, Source};
+use tidemill_engine::fetching::Fetching;
+use tidemill_kvpool::admission::{Arrival, Source};
 use tidemill_proto::step::{Draw, History};
 use tidemill_proto::{
     block::{BLOCK_TOKENS, BlockKey, Chain, LayoutFingerprint, Tenant, Token},

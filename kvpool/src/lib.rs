@@ -4,8 +4,7 @@
 //!
 //! - [`directory`]: what a pool node holds, who may touch which slot, who waits for what
 //! - [`eviction`]: which block leaves when room is needed, one policy per file
-//! - [`device`]: a worker's device blocks, the first tier
-//! - [`admission`]: which of the blocks that a sequence asked for are here
+//! - [`admission`]: what a client asks for, and what it learns of each block that comes
 //! - [`validate`]: the check that every read passes after its copy
 //!
 //! Shell (feature `shell`, on by default):
@@ -20,7 +19,6 @@
 //! - [`settings`]: its flags and config file
 
 pub mod admission;
-pub mod device;
 pub mod directory;
 pub mod eviction;
 pub mod validate;

@@ -13,10 +13,11 @@
 //! A slow pool slows prefill down instead of filling memory: while `putting_max` blocks are on their way, nothing is computed.
 
 use std::{collections::BTreeMap, time::Duration};
-use tidemill_kvpool::{
-    admission::{Arrival, FetchId, Fetches, Fetching, Part, parts},
+use tidemill_engine::{
     device::DeviceBlocks,
+    fetching::{Fetches, Fetching},
 };
+use tidemill_kvpool::admission::{Arrival, FetchId, Part, parts};
 use tidemill_proto::{
     block::{BLOCK_TOKENS, BlockKey, Chain, LayoutFingerprint, Tenant, Token},
     ids::{LinkId, RequestId},

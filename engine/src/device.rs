@@ -1,4 +1,4 @@
-//! The HBM tier: which of a worker's device blocks hold what. Knows numbers only; the bytes are the engine's.
+//! The HBM tier: what each of a worker's device blocks holds. It deals in block numbers; the executor has the bytes.
 //!
 //! A device block goes through these states:
 //!
@@ -9,17 +9,16 @@
 //!      └───────────────────────── evicted by allocate ───────────────────────────┘
 //! ```
 //!
-//! 1. **free**: nobody's, content meaningless
-//! 2. **private**: referenced, being filled, found by nobody
-//! 3. **shared**: referenced, full and immutable, found by its key
-//! 4. **cached**: found by its key, referenced by nobody, evictable
+//! 1. **free**: not referenced, content meaningless
+//! 2. **private**: referenced, being filled, not findable
+//! 3. **shared**: referenced, full and immutable, findable by its key
+//! 4. **cached**: findable by its key, not referenced, evictable
 
-use crate::eviction::{EvictionPolicy, Use, lru::Lru};
 use std::collections::HashMap;
+use tidemill_kvpool::eviction::{EvictionPolicy, Use, lru::Lru};
 use tidemill_proto::{block::BlockKey, message::Blocks};
 
-/// Device blocks `0..n` of one worker. Every reference that a call hands out is given back with one
-/// [`release`](Self::release).
+/// Device blocks `0..n` of one worker. The caller gives back each reference it is handed with [`release`](Self::release).
 #[derive(Debug)]
 pub struct DeviceBlocks {
     blocks: Vec<Block>,
@@ -52,7 +51,7 @@ impl DeviceBlocks {
         }
     }
 
-    /// The blocks of the leading run of `keys` that is held, each with one reference more.
+    /// The blocks of the longest leading run of `keys` on the device. Takes a reference to each.
     pub fn match_prefix(&mut self, keys: &[BlockKey]) -> Vec<u32> {
         let matched: Vec<u32> = keys.iter().map_while(|key| self.by_key.get(key).copied()).collect();
         for &block in &matched {
@@ -66,8 +65,8 @@ impl DeviceBlocks {
         matched
     }
 
-    /// `n` private blocks with one reference each, evicting the least recently used cached blocks as needed. All or
-    /// nothing: `None` changes nothing.
+    /// `n` private blocks with one reference each. Evicts the least recently used cached blocks as needed. `None`, where there are too
+    /// few, changes nothing.
     pub fn allocate(&mut self, n: usize) -> Option<Vec<u32>> {
         if n > self.free_blocks() {
             return None;
@@ -86,8 +85,8 @@ impl DeviceBlocks {
         Some(taken.into_iter().rev().collect())
     }
 
-    /// Makes a full, referenced block findable. Where another block is found by `key` already, that one stays: both
-    /// hold the same bytes, and this one is freed with its last reference.
+    /// Makes a full, referenced block findable. If `key` already finds another block, that one stays: both hold the same bytes, and
+    /// this one becomes free with its last release.
     pub fn publish(&mut self, block: u32, key: BlockKey) {
         let entry = &mut self.blocks[block as usize];
         assert!(entry.refs > 0, "block {block} is published by someone who does not hold it");
@@ -97,7 +96,7 @@ impl DeviceBlocks {
         }
     }
 
-    /// Gives back one reference to each of `blocks`, a sequence's blocks in order: the last ones are evicted first.
+    /// Gives back one reference to each of `blocks`, which are in chain order: eviction starts at the end of the chain.
     pub fn release(&mut self, blocks: &[u32]) {
         self.releases += 1;
         for (&block, used) in blocks.iter().zip(Use::of_chain(self.releases, blocks.len())) {
@@ -114,7 +113,7 @@ impl DeviceBlocks {
         }
     }
 
-    /// All blocks there are.
+    /// All blocks.
     pub fn total(&self) -> usize {
         self.blocks.len()
     }
@@ -124,12 +123,12 @@ impl DeviceBlocks {
         self.free.len() + self.cached_count
     }
 
-    /// Blocks that are found by key and referenced by nobody.
+    /// Findable blocks without a reference.
     pub fn cached(&self) -> usize {
         self.cached_count
     }
 
-    /// Blocks that are referenced.
+    /// Blocks with a reference.
     pub fn used(&self) -> usize {
         self.total() - self.free_blocks()
     }
@@ -140,7 +139,12 @@ impl DeviceBlocks {
         Blocks { total, free: total - cached - used, cached, used, bytes_per_block }
     }
 
-    /// Panics where the books do not balance. For tests, after every step.
+    /// References to a block.
+    pub fn references(&self, block: u32) -> u32 {
+        self.blocks[block as usize].refs
+    }
+
+    /// Panics if the books do not balance. Tests call it after every step.
     pub fn check_integrity(&self) {
         let mut free = vec![false; self.total()];
         for &block in &self.free {
