@@ -1,22 +1,18 @@
 //! The decode role: admits sequences, steps them in one continuous batch, streams their tokens, publishes the blocks they fill.
 //!
-//! Core (no clock, socket or thread):
+//! Core (no clock, socket, thread or model; builds with `--no-default-features`):
 //!
-//! - [`sequence`]: one sequence, from job to last token
 //! - [`scheduler`]: which sequences hold device blocks, and what the next step computes
+//! - `sequence`: one sequence, from job to last token
+//! - [`limits`]: bounds of a worker, and the jobs that they rule out
 //!
-//! Shell (feature `shell`):
+//! Shell (feature `shell`, on by default):
 //!
-//! - [`engine`]: the thread that owns model and device memory and runs the scheduler
 //! - [`settings`]: flags and config file
-//! - [`worker`]: the process: links, fetches, publishing, shutdown
 
+pub mod limits;
 pub mod scheduler;
-pub mod sequence;
+mod sequence;
 
-#[cfg(feature = "shell")]
-pub mod engine;
 #[cfg(feature = "shell")]
 pub mod settings;
-#[cfg(feature = "shell")]
-pub mod worker;

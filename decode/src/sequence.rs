@@ -1,141 +1,192 @@
-//! One sequence on its way through a decode worker.
+//! One sequence on its way through a decode worker: its tokens, and what its coordinator is told of it.
 //!
-//! ```text
-//!             admit                 all blocks here
-//!   Waiting ────────► Fetching ──────────────────────► Running ──► finished
-//!      ▲  └──────────────────(nothing to fetch)──────────▲ │
-//!      └───────────── preempted: blocks forgotten ─────────┘
-//! ```
-//!
-//! A resumed sequence is a new one whose prompt happens to be longer: it takes the same path.
+//! A rescued or preempted sequence is a new one whose prompt happens to be longer: it takes the same path.
 
 use std::time::Duration;
-use tidemill_engine::fetching::Fetching;
+use tidemill_engine::{
+    job::JobId,
+    residency::{FetchedBlocks, JobKv},
+};
 use tidemill_kvpool::admission::{Arrival, Source};
-use tidemill_proto::step::{Draw, History};
 use tidemill_proto::{
-    block::{BLOCK_TOKENS, BlockKey, Chain, LayoutFingerprint, Tenant, Token},
-    ids::LinkId,
-    message::{DecodeJob, PoolNode, Provenance, Run, TokensBySource},
-    pool::Lineage,
+    block::{BLOCK_TOKENS, LayoutFingerprint, Token},
+    ids::{LinkId, SequenceId},
+    message::{DecodeJob, Finish, PoolNode, Provenance, Run, SequenceToken, TokensBySource},
     sampling::TokenLogprob,
+    step::{Draw, History, Segment, Wanted},
 };
 
 #[derive(Debug)]
-pub(crate) enum Phase {
-    Waiting,
-    Fetching(Fetching),
-    Running,
-}
-
-#[derive(Debug)]
 pub(crate) struct Sequence {
-    pub(crate) home: LinkId,
+    pub(crate) link: LinkId,
     /// `job.tokens` grows with every token drawn.
     pub(crate) job: DecodeJob,
-    pub(crate) chain: Chain,
-    pub(crate) tenant: Tenant,
-    pub(crate) history: History,
-    pub(crate) phase: Phase,
-    /// Device blocks that cover `job.tokens`; empty while waiting.
-    pub(crate) blocks: Vec<u32>,
-    /// Tokens whose KV is in `blocks`.
-    pub(crate) computed: usize,
+    pub(crate) kv: JobKv,
+    history: History,
     /// Leading blocks that need not be put into the pool: they came from it, or have been put.
     pub(crate) published: usize,
     /// Log-probabilities of the prompt so far, if asked for.
-    pub(crate) prompt_logprobs: Vec<Option<TokenLogprob>>,
-    pub(crate) times: Times,
+    prompt_logprobs: Vec<Option<TokenLogprob>>,
+    arrived: Duration,
+    /// All blocks that were worth fetching are here.
+    ready: Option<Duration>,
+    first_token: Option<Duration>,
     pub(crate) provenance: Provenance,
 }
 
-/// Moments of a sequence's life, as durations since the worker started.
-#[derive(Debug)]
-pub(crate) struct Times {
-    pub(crate) arrived: Duration,
-    /// All blocks that were worth fetching are here.
-    pub(crate) ready: Option<Duration>,
-    pub(crate) first_token: Option<Duration>,
-}
-
 impl Sequence {
-    pub(crate) fn new(home: LinkId, job: DecodeJob, layout: &LayoutFingerprint, now: Duration) -> Self {
-        let mut history = History::new(&job.tokens[..job.prompt_tokens as usize]);
-        for &token in &job.tokens[job.prompt_tokens as usize..] {
+    pub(crate) fn new(link: LinkId, job: DecodeJob, layout: &LayoutFingerprint, now: Duration) -> Self {
+        let (prompt, generated) = job.tokens.split_at(job.prompt_tokens as usize);
+        let mut history = History::new(prompt);
+        for &token in generated {
             history.push(token);
         }
         Self {
-            home,
-            chain: Chain::new(layout, &job.salt, &job.tokens),
-            tenant: Tenant::of_salt(&job.salt),
+            link,
+            kv: JobKv::new(Self::job_id(job.sequence), job.request, layout, &job.salt, &job.tokens),
             history,
-            phase: Phase::Waiting,
-            blocks: Vec::new(),
-            computed: 0,
             published: 0,
             prompt_logprobs: Vec::new(),
-            times: Times { arrived: now, ready: None, first_token: None },
+            arrived: now,
+            ready: None,
+            first_token: None,
             provenance: Provenance::default(),
             job,
         }
     }
 
-    /// Where the sequence's block `number` stands.
-    pub(crate) fn lineage(&self, number: usize) -> Lineage {
-        Lineage {
-            origin: self.job.request,
-            tenant: self.tenant,
-            parent: number.checked_sub(1).map(|before| self.chain.keys()[before]),
-            position: number as u32,
-        }
+    /// A worker has a sequence once, so that its number names the job.
+    pub(crate) fn job_id(sequence: SequenceId) -> JobId {
+        JobId(sequence.0)
     }
 
     /// Tokens without KV. One means that the next step draws the next token.
     pub(crate) fn remaining(&self) -> usize {
-        self.job.tokens.len() - self.computed
+        self.job.tokens.len() - self.kv.computed()
     }
 
-    /// Leading blocks that may come from a cache: the last token is always computed, its logits are needed.
+    /// Leading blocks that may come from a cache: the last token is always computed, since its logits are needed.
     pub(crate) fn reusable_blocks(&self) -> usize {
         if self.is_scoring() { 0 } else { (self.job.tokens.len() - 1) / BLOCK_TOKENS }
     }
 
-    /// The leading blocks that are worth asking for, and where: as far as runs go there, then at home.
-    pub(crate) fn fetchable(&self) -> Vec<(PoolNode, BlockKey)> {
+    /// Where to ask for the leading blocks that are worth it: as far as runs go there, then at home.
+    pub(crate) fn fetchable(&self) -> Vec<PoolNode> {
         let expected = self.reusable_blocks().min(self.job.expected_blocks as usize);
         let mut nodes = Run::nodes(&self.job.read, expected);
         if let Some(home) = self.job.home {
             nodes.resize(expected, home);
         }
-        nodes.into_iter().zip(self.chain.keys().iter().copied()).collect()
+        nodes
     }
 
     pub(crate) fn blocks_needed(&self) -> usize {
         self.job.tokens.len().div_ceil(BLOCK_TOKENS)
     }
 
-    /// Number of the next token to be drawn.
-    pub(crate) fn generated(&self) -> u32 {
-        self.job.tokens.len() as u32 - self.job.prompt_tokens
-    }
-
     /// Whether log-probabilities of the prompt are still owed: they need the logits of all its positions.
-    pub(crate) fn is_scoring(&self) -> bool {
+    fn is_scoring(&self) -> bool {
         self.job.prompt_logprobs.is_some()
     }
 
-    pub(crate) fn draw(&self) -> Draw<'_> {
+    /// `len` tokens from position `start`, as a step computes them.
+    pub(crate) fn segment(&self, start: usize, len: usize) -> Segment<'_> {
+        let end = start + len;
+        let draw = (end == self.job.tokens.len()).then(|| self.draw());
+        let wanted = match self.job.prompt_logprobs {
+            Some(top) => {
+                let last = (end + 1).min(self.job.prompt_tokens as usize);
+                Wanted::Scores { targets: &self.job.tokens[(start + 1).min(last)..last], top, token: draw }
+            }
+            None => draw.map_or(Wanted::Nothing, Wanted::Token),
+        };
+        Segment { tokens: &self.job.tokens[start..end], start, blocks: self.kv.table(), wanted }
+    }
+
+    fn draw(&self) -> Draw<'_> {
         let index = self.generated();
         let banned = if index < self.job.stop.min_tokens { &self.job.stop.stop_tokens[..] } else { &[] };
         Draw { sampling: &self.job.sampling, history: &self.history, index: u64::from(index), banned }
     }
 
-    /// Accounts for the prompt's tokens: the first `hbm` blocks were on this device, the next ones were `fetched`, the rest is computed.
-    pub(crate) fn settle_provenance(&mut self, hbm: usize, fetched: &[Arrival]) {
+    /// Number of the next token to be drawn.
+    fn generated(&self) -> u32 {
+        self.job.tokens.len() as u32 - self.job.prompt_tokens
+    }
+
+    /// Takes in the scores of a step. Returns the prompt's log-probabilities when they are `complete`.
+    pub(crate) fn push_scores(&mut self, scores: Vec<TokenLogprob>, complete: bool) -> Option<Vec<Option<TokenLogprob>>> {
+        if !self.is_scoring() {
+            return None;
+        }
+        if self.prompt_logprobs.is_empty() {
+            self.prompt_logprobs.push(None);
+        }
+        self.prompt_logprobs.extend(scores.into_iter().map(Some));
+        complete.then(|| {
+            self.job.prompt_logprobs = None;
+            std::mem::take(&mut self.prompt_logprobs)
+        })
+    }
+
+    /// Takes in the token that a step drew.
+    pub(crate) fn push_token(&mut self, token: Token, logprob: Option<TokenLogprob>, now: Duration) -> SequenceToken {
+        let index = self.generated();
+        self.job.tokens.push(token);
+        self.history.push(token);
+        self.kv.extend_to(&self.job.tokens);
+        if self.first_token.is_none() {
+            self.first_token = Some(now);
+            self.provenance.tail_ms = millis(now - self.ready.unwrap_or(now));
+        }
+        SequenceToken { sequence: self.job.sequence, index, token, logprob }
+    }
+
+    /// Why the sequence ends with the token drawn last, where sequences have at most `longest` tokens. `None`: it goes on.
+    pub(crate) fn finish(&self, longest: usize) -> Option<Finish> {
+        let token = *self.job.tokens.last()?;
+        if self.job.stop.stop_tokens.contains(&token) {
+            Some(Finish::Stop { token })
+        } else {
+            let is_long = self.generated() >= self.job.stop.max_tokens || self.job.tokens.len() >= longest;
+            is_long.then_some(Finish::Length)
+        }
+    }
+
+    /// It got its device blocks.
+    pub(crate) fn note_admitted(&mut self, now: Duration) {
+        if self.ready.is_none() {
+            self.provenance.queue_ms = millis(now - self.arrived);
+        }
+    }
+
+    /// A block came, after it was waited for this long.
+    pub(crate) fn note_arrival(&mut self, arrival: Arrival, waited: Duration) {
+        if arrival.origin == self.job.request {
+            self.provenance.transfer_ms = millis(waited);
+        } else {
+            self.provenance.fetch_ms = millis(waited);
+        }
+    }
+
+    /// All blocks that could be had are here, these from the pool and those before them on this device. The first time, returns where the
+    /// prompt's tokens come from.
+    pub(crate) fn note_ready(&mut self, fetched: &FetchedBlocks, now: Duration) -> Option<&TokensBySource> {
+        self.published = self.published.max(fetched.first + fetched.arrivals.len());
+        if self.ready.is_some() {
+            return None;
+        }
+        self.ready = Some(now);
+        self.provenance.tokens = self.tokens_by_source(fetched);
+        Some(&self.provenance.tokens)
+    }
+
+    /// The rest of the prompt is computed here.
+    fn tokens_by_source(&self, fetched: &FetchedBlocks) -> TokensBySource {
         let prompt = u64::from(self.job.prompt_tokens);
         let tokens = |blocks: usize| (blocks * BLOCK_TOKENS) as u64;
-        let mut by_source = TokensBySource { hbm: tokens(hbm).min(prompt), ..Default::default() };
-        for arrival in fetched {
+        let mut by_source = TokensBySource { hbm: tokens(fetched.first).min(prompt), ..Default::default() };
+        for arrival in &fetched.arrivals {
             // A rescued sequence's blocks go on beyond its prompt.
             let share = tokens(1).min(prompt - by_source.total());
             let counter = match arrival.source {
@@ -147,17 +198,25 @@ impl Sequence {
             *counter += share;
         }
         by_source.local = prompt - by_source.total();
-        self.provenance.tokens = by_source;
+        by_source
     }
 
-    /// Keys of `blocks[range]`.
-    pub(crate) fn keys(&self, range: std::ops::Range<usize>) -> &[BlockKey] {
-        &self.chain.keys()[range]
+    /// It lost its device blocks and starts over.
+    pub(crate) fn note_preempted(&mut self) {
+        self.provenance.preemptions += 1;
+        if self.ready.is_some() {
+            // What it had is in the pool by now, or never will be.
+            self.job.expected_blocks = self.reusable_blocks() as u32;
+            self.job.wait_ms = 0;
+        }
+        self.prompt_logprobs.clear();
     }
 
-    pub(crate) fn push(&mut self, token: Token) {
-        self.job.tokens.push(token);
-        self.history.push(token);
-        self.chain.extend_to(&self.job.tokens);
+    pub(crate) fn note_finished(&mut self, now: Duration) {
+        self.provenance.decode_ms = millis(now - self.first_token.unwrap_or(now));
     }
+}
+
+fn millis(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
 }

@@ -1,11 +1,16 @@
 //! Flags and config file of `tidemill-decode`.
 
+use crate::{limits::Limits, scheduler::Scheduler};
 use serde::{Deserialize, Serialize};
-use tidemill_engine::flags::{EngineFlags, EngineSettings, STEP_TOKENS_MAX};
-use tidemill_net::{
-    config::invalid,
-    worker::{WorkerError, WorkerFlags, WorkerSettings},
+use tidemill_engine::{
+    flags::{EngineFlags, EngineSettings, STEP_TOKENS_MAX, Settings},
+    worker::{EngineBounds, RoleSettings},
 };
+use tidemill_net::{
+    config::{ConfigError, invalid},
+    worker::{WorkerError, WorkerFlags},
+};
+use tidemill_proto::message::{EngineInfo, RoleInfo};
 
 /// Sections `[worker]`, `[engine]` and `[decode]` of the config file.
 #[derive(Clone, Debug, Default, PartialEq, clap::Args, Serialize, Deserialize)]
@@ -31,34 +36,58 @@ pub struct DecodeFlags {
     pub waiting_max: Option<usize>,
 }
 
+/// Section `[decode]`, checked.
 #[derive(Debug)]
-pub struct Settings {
-    pub worker: WorkerSettings,
-    pub engine: EngineSettings,
+pub struct DecodeSettings {
     pub sequences_max: usize,
     pub waiting_max: usize,
 }
 
-/// Sequences to be given for each that runs: what waits is ready to start within a step, and more would only wait in the wrong place.
-const GIVEN_FOR_EACH: usize = 4;
-
-impl Settings {
-    /// Sequences that are to be given at a time: none of them is returned.
-    pub(crate) fn work_max(&self) -> usize {
-        (GIVEN_FOR_EACH * self.sequences_max).min(self.sequences_max.saturating_add(self.waiting_max))
+impl Flags {
+    pub fn check(self) -> Result<Settings<DecodeSettings>, WorkerError> {
+        Settings::check("decode", self.worker, self.engine, |engine| self.decode.check(engine))
     }
 }
 
-impl Flags {
-    pub fn check(self) -> Result<Settings, WorkerError> {
-        let worker = self.worker.check("decode")?;
-        let engine = self.engine.check()?;
-        let sequences_max = self.decode.sequences_max.unwrap_or(64);
+impl DecodeFlags {
+    fn check(self, engine: &EngineSettings) -> Result<DecodeSettings, ConfigError> {
+        let sequences_max = self.sequences_max.unwrap_or(64);
         let most = engine.step_tokens.unwrap_or(STEP_TOKENS_MAX);
         if !(1..=most).contains(&sequences_max) {
             let reason = format!("must be from 1 to step_tokens ({most}), so that each sequence gets its token in every step");
-            return Err(invalid("sequences_max", sequences_max, reason).into());
+            return Err(invalid("sequences_max", sequences_max, reason));
         }
-        Ok(Settings { worker, engine, sequences_max, waiting_max: self.decode.waiting_max.unwrap_or(1024) })
+        Ok(DecodeSettings { sequences_max, waiting_max: self.waiting_max.unwrap_or(1024) })
+    }
+}
+
+/// Sequences to be given for each that runs: those that wait are ready to start within a step, and more would wait in the wrong place.
+const GIVEN_FOR_EACH: usize = 4;
+
+impl RoleSettings for DecodeSettings {
+    type Role = Scheduler;
+
+    fn draws_max(&self) -> usize {
+        self.sequences_max
+    }
+
+    /// None of them is returned.
+    fn work_max(&self) -> usize {
+        (GIVEN_FOR_EACH * self.sequences_max).min(self.sequences_max.saturating_add(self.waiting_max))
+    }
+
+    fn role_info(info: EngineInfo) -> RoleInfo {
+        RoleInfo::Decode(info)
+    }
+
+    fn scheduler(&self, EngineBounds { info, vocab, step_tokens, .. }: &EngineBounds) -> Scheduler {
+        let limits = Limits {
+            sequences_max: self.sequences_max,
+            waiting_max: self.waiting_max,
+            step_tokens: *step_tokens,
+            context_tokens: info.context_tokens as usize,
+            vocab: *vocab,
+        };
+        Scheduler::new(info.layout, info.device_blocks, limits)
     }
 }

@@ -6,14 +6,18 @@ use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     time::Duration,
 };
-use tidemill_decode::scheduler::{Action, Limits, RowLogits, Scheduler};
+use tidemill_decode::{limits::Limits, scheduler::Scheduler};
+use tidemill_engine::{
+    job::{Action, Delivery},
+    role::Role,
+};
 use tidemill_kvpool::admission::{Arrival, FetchId, Source};
-use tidemill_proto::step::SegmentResult;
 use tidemill_proto::{
     block::{BLOCK_TOKENS, LayoutFingerprint},
     ids::{LinkId, RequestId, SequenceId},
     message::{DecodeJob, Finish, PoolNode, Run, WorkerEvent},
     sampling::{Sampling, StopRule, TokenLogprob},
+    step::{SegmentResult, Wanted},
 };
 
 const LINK: LinkId = LinkId { coordinator: 0, session: 0 };
@@ -24,7 +28,7 @@ fn node(port: u16) -> PoolNode {
 
 const VOCAB: usize = 100;
 const DEVICE_BLOCKS: u32 = 12;
-const LIMITS: Limits = Limits { sequences_max: 4, waiting_max: 6, step_tokens: 20, context_tokens: 150 };
+const LIMITS: Limits = Limits { sequences_max: 4, waiting_max: 6, step_tokens: 20, context_tokens: 150, vocab: VOCAB };
 
 #[derive(Clone, Debug)]
 enum Event {
@@ -107,7 +111,7 @@ impl World {
                 };
                 self.live.insert(id);
                 self.jobs.push(job.clone());
-                self.scheduler.admit(LINK, job, VOCAB, self.now);
+                self.scheduler.admit(LINK, job, self.now);
             }
             Event::Answer { there } => {
                 if let Some((fetch, mut open)) = self.fetches.pop_front()
@@ -126,7 +130,7 @@ impl World {
             }
             Event::StopWaiting(which) => self.scheduler.stop_waiting(SequenceId(which as u64)),
             Event::LinkDown => {
-                self.scheduler.cancel_link(LINK);
+                self.scheduler.link_down(LINK);
                 self.live.clear();
             }
         }
@@ -135,32 +139,32 @@ impl World {
     }
 
     fn step(&mut self) {
-        let plan = self.scheduler.plan(self.now);
+        let chunks = self.scheduler.plan(self.now);
         self.observe();
-        let total: usize = plan.rows.iter().map(|r| r.len).sum();
+        let total: usize = chunks.iter().map(|chunk| chunk.len).sum();
         assert!(total <= LIMITS.step_tokens, "a step of {total} tokens");
-        let results = plan
-            .rows
+        let results = chunks
             .iter()
-            .map(|row| {
-                let (tokens, blocks) = self.scheduler.row(row);
-                assert!(blocks.len() * BLOCK_TOKENS >= row.start + tokens.len(), "the block table covers the row");
-                let scores = match row.logits {
-                    RowLogits::Score { .. } => {
-                        self.scheduler.row_targets(row).iter().map(|_| TokenLogprob { logprob: -1.0, top: vec![] }).collect()
+            .map(|chunk| {
+                let segment = self.scheduler.segment(chunk);
+                assert_eq!((segment.start, segment.tokens.len()), (chunk.start, chunk.len));
+                assert!(segment.blocks.len() * BLOCK_TOKENS >= chunk.start + chunk.len, "the block table covers the chunk");
+                let (scores, draws) = match segment.wanted {
+                    Wanted::Nothing => (vec![], false),
+                    Wanted::Token(_) => (vec![], true),
+                    Wanted::Scores { targets, token, .. } => {
+                        (targets.iter().map(|_| TokenLogprob { logprob: -1.0, top: vec![] }).collect(), token.is_some())
                     }
-                    _ => vec![],
                 };
-                let draws = matches!(row.logits, RowLogits::Draw | RowLogits::Score { draw: true, .. });
-                let drawn = draws.then(|| ((row.start as u32 * 31) % VOCAB as u32, None));
+                let drawn = draws.then(|| ((chunk.start as u32 * 31) % VOCAB as u32, None));
                 SegmentResult { scores, drawn }
             })
             .collect();
-        self.scheduler.stepped(&plan, results, self.now);
+        self.scheduler.stepped(&chunks, results, self.now);
     }
 
     fn observe(&mut self) {
-        for action in self.scheduler.take_actions() {
+        for action in self.scheduler.residency_mut().take_actions() {
             match action {
                 Action::Fetch { fetch, parts } => {
                     let keys = parts.iter().map(|part| part.keys.len()).sum();
@@ -168,7 +172,11 @@ impl World {
                     self.fetches.push_back((fetch, (0..keys).collect()));
                 }
                 Action::CancelFetch { fetch } => self.fetches.retain(|(f, _)| *f != fetch),
-                Action::Publish { node: at, .. } => assert_eq!(at, node(1), "blocks are published at home"),
+                Action::Put { node: at, delivery, .. } => {
+                    assert_eq!(at, node(1), "blocks are published at home");
+                    assert_eq!(delivery, Delivery::BestEffort);
+                }
+                Action::Match { .. } => panic!("a decode job says what is where"),
                 Action::Send { event: WorkerEvent::Tokens(tokens), .. } => {
                     for token in tokens {
                         assert!(self.live.contains(&token.sequence), "a token of a sequence that ended");
@@ -212,7 +220,7 @@ impl World {
             self.apply(&Event::Step);
         }
         assert!(self.live.is_empty(), "sequences that never end: {:?}", self.live);
-        let blocks = self.scheduler.blocks(1);
+        let blocks = self.scheduler.residency().blocks(1);
         assert_eq!(blocks.used, 0, "blocks leak");
         assert_eq!(blocks.free + blocks.cached, u64::from(DEVICE_BLOCKS));
     }
@@ -236,9 +244,9 @@ proptest! {
         for event in &events {
             world.apply(event);
         }
-        world.scheduler.return_all();
+        world.scheduler.hand_back("end");
         world.observe();
         prop_assert!(world.live.is_empty());
-        prop_assert_eq!(world.scheduler.blocks(1).used, 0);
+        prop_assert_eq!(world.scheduler.residency().blocks(1).used, 0);
     }
 }

@@ -1,5 +1,6 @@
 //! The loop that drives an engine on its own thread, and the task that feeds its inbox.
 
+use crate::engine::Event;
 use std::ops::ControlFlow;
 use tidemill_net::uplink::LinkEvent;
 use tidemill_proto::ids::LinkId;
@@ -8,63 +9,61 @@ use tokio::{
     task::{JoinError, JoinHandle},
 };
 
-/// The engine ended before anybody told it to.
+/// The engine ended, untold.
 #[derive(Debug, thiserror::Error)]
 #[error("the engine ended by itself: {0}")]
 pub struct EngineEnded(String);
 
-/// What computes: it owns a model and its device memory, and is driven by one thread.
-pub trait Engine {
-    type Input;
-    /// What computes failed: nothing that it computed since its last step may be used, and it cannot go on.
+/// An engine, as its thread sees it.
+pub(crate) trait Driven {
+    type Event;
+    /// Nothing that was computed since the last step may be used, and the engine cannot go on.
     type Error: std::error::Error;
 
-    /// Takes in something that arrived. `Break` ends the engine.
-    fn apply(&mut self, input: Self::Input) -> Result<ControlFlow<()>, Self::Error>;
+    /// Takes in an event. `Break` ends the engine.
+    fn apply(&mut self, event: Self::Event) -> Result<ControlFlow<()>, Self::Error>;
 
     /// Plans and computes one step; `false` if there was nothing to compute.
     fn step(&mut self) -> Result<bool, Self::Error>;
 
-    /// After an error: hands all work back, so that it goes on elsewhere.
+    /// After an error: hands all jobs back, so that they go on elsewhere.
     fn give_up(&mut self, error: &Self::Error);
 }
 
-/// Drives an engine until it ends, fails or its inbox is closed: between steps, everything that has arrived is applied.
-pub fn drive<E: Engine>(mut engine: E, inbox: mpsc::Receiver<E::Input>) -> Result<(), EngineEnded> {
+/// Drives an engine until it ends or fails, or its inbox is closed.
+pub(crate) fn drive<E: Driven>(mut engine: E, inbox: mpsc::Receiver<E::Event>) -> Result<(), EngineEnded> {
     drive_until_end(&mut engine, inbox).map_err(|error| {
         engine.give_up(&error);
         EngineEnded(error.to_string())
     })
 }
 
-fn drive_until_end<E: Engine>(engine: &mut E, mut inbox: mpsc::Receiver<E::Input>) -> Result<(), E::Error> {
+fn drive_until_end<E: Driven>(engine: &mut E, mut inbox: mpsc::Receiver<E::Event>) -> Result<(), E::Error> {
     loop {
-        // The bound keeps a flood from delaying the next step.
-        for _ in 0..INPUTS_PER_STEP {
-            let Ok(input) = inbox.try_recv() else { break };
-            if engine.apply(input)?.is_break() {
+        // The bound keeps a flood of events from delaying the next step.
+        for _ in 0..EVENTS_PER_STEP {
+            let Ok(event) = inbox.try_recv() else { break };
+            if engine.apply(event)?.is_break() {
                 return Ok(());
             }
         }
         if !engine.step()? {
-            let Some(input) = inbox.blocking_recv() else { return Ok(()) };
-            if engine.apply(input)?.is_break() {
+            let Some(event) = inbox.blocking_recv() else { return Ok(()) };
+            if engine.apply(event)?.is_break() {
                 return Ok(());
             }
         }
     }
 }
 
-/// Inputs applied between two steps.
-const INPUTS_PER_STEP: usize = 256;
+/// Events applied between two steps.
+const EVENTS_PER_STEP: usize = 256;
 
-/// Forwards what happens on the links to an engine's inbox, until `shutdown`. The caller keeps `links` until they are closed: a link
-/// whose messages nobody takes ends at once, with what it still had to send. An engine that ends before that is broken:
-/// the process must not pretend to work.
-pub async fn pump<I>(
+/// Forwards link events to an engine's inbox, until `shutdown`. An engine that ends before is broken, and the process must not pretend to
+/// work. The caller keeps `links` until they are closed: a link whose messages nobody takes ends at once, with all it still had to send.
+pub(crate) async fn pump(
     links: &mut mpsc::Receiver<(LinkId, LinkEvent)>,
-    inbox: &mpsc::Sender<I>,
-    wrap: fn(LinkId, LinkEvent) -> I,
+    inbox: &mpsc::Sender<Event>,
     engine: &mut JoinHandle<Result<(), EngineEnded>>,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), EngineEnded> {
@@ -77,15 +76,15 @@ pub async fn pump<I>(
                 return Err(EngineEnded("nobody told it to".into()));
             }
             Some((link, event)) = links.recv() => {
-                // A closed inbox is the engine's end, which the next turn sees.
-                let _ = inbox.send(wrap(link, event)).await;
+                // A closed inbox is the engine's end: the next turn sees it.
+                let _ = inbox.send(Event::Link(link, event)).await;
             }
         }
     }
 }
 
 /// How an engine's thread ended.
-pub fn joined(ended: Result<Result<(), EngineEnded>, JoinError>) -> Result<(), EngineEnded> {
+pub(crate) fn joined(ended: Result<Result<(), EngineEnded>, JoinError>) -> Result<(), EngineEnded> {
     ended.unwrap_or_else(|panic| Err(EngineEnded(panic.to_string())))
 }
 
@@ -100,8 +99,8 @@ mod tests {
         given_up: std::sync::mpsc::Sender<String>,
     }
 
-    impl Engine for Failing {
-        type Input = ();
+    impl Driven for Failing {
+        type Event = ();
         type Error = io::Error;
 
         fn apply(&mut self, (): ()) -> io::Result<ControlFlow<()>> {
@@ -121,8 +120,8 @@ mod tests {
     #[test]
     fn an_engine_that_fails_gives_its_work_up_and_says_why() {
         let (given_up, reasons) = std::sync::mpsc::channel();
-        let (_inbox, inputs) = mpsc::channel(1);
-        let ended = drive(Failing { steps: 0, given_up }, inputs);
+        let (_inbox, events) = mpsc::channel(1);
+        let ended = drive(Failing { steps: 0, given_up }, events);
         assert!(ended.unwrap_err().to_string().contains("the device failed"));
         assert_eq!(reasons.into_iter().collect::<Vec<_>>(), ["the device failed"]);
     }

@@ -3,55 +3,16 @@
 //! Blocks arrive in any order. KV is computed in order from the first block that is missing, so a miss makes all blocks after it
 //! useless.
 
-use std::{collections::HashMap, time::Duration};
+use std::time::Duration;
 use tidemill_kvpool::admission::{Arrival, FetchId};
-
-/// Fetches under way, and for whom.
-#[derive(Debug)]
-pub struct Fetches<O> {
-    owners: HashMap<FetchId, O>,
-    begun: u64,
-}
-
-impl<O> Default for Fetches<O> {
-    fn default() -> Self {
-        Self { owners: HashMap::new(), begun: 0 }
-    }
-}
-
-impl<O: Copy> Fetches<O> {
-    pub fn begin(&mut self, owner: O) -> FetchId {
-        let id = FetchId(self.begun);
-        self.begun += 1;
-        self.owners.insert(id, owner);
-        id
-    }
-
-    /// `None`: it has ended.
-    pub fn owner(&self, id: FetchId) -> Option<O> {
-        self.owners.get(&id).copied()
-    }
-
-    pub fn end(&mut self, id: FetchId) {
-        self.owners.remove(&id);
-    }
-
-    pub fn len(&self) -> usize {
-        self.owners.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.owners.is_empty()
-    }
-}
 
 /// A fetch of consecutive blocks of one job.
 #[derive(Debug)]
-pub struct Fetching {
-    pub id: FetchId,
+pub(crate) struct Fetching {
+    pub(crate) id: FetchId,
     /// Number of the first block in the job's chain.
-    pub first: usize,
-    pub started: Duration,
+    pub(crate) first: usize,
+    pub(crate) started: Duration,
     arrived: Vec<Option<Arrival>>,
     /// Blocks asked for, counted from `first`, in the order of the fetch's keys.
     asked: Vec<usize>,
@@ -60,12 +21,12 @@ pub struct Fetching {
 }
 
 impl Fetching {
-    pub fn new(id: FetchId, first: usize, blocks: usize, now: Duration) -> Self {
+    pub(crate) fn new(id: FetchId, first: usize, blocks: usize, now: Duration) -> Self {
         Self { id, first, started: now, arrived: vec![None; blocks], asked: (0..blocks).collect(), cutoff: blocks }
     }
 
     /// The fetch's key `index` is here. Returns its block's number in the chain, unless it is useless or a duplicate.
-    pub fn arrive(&mut self, index: usize, arrival: Arrival) -> Option<usize> {
+    pub(crate) fn arrive(&mut self, index: usize, arrival: Arrival) -> Option<usize> {
         let place = self.asked[index];
         if place >= self.cutoff || self.arrived[place].is_some() {
             return None;
@@ -75,29 +36,29 @@ impl Fetching {
     }
 
     /// The fetch's key `index` will not come.
-    pub fn miss(&mut self, index: usize) {
+    pub(crate) fn miss(&mut self, index: usize) {
         self.cutoff = self.cutoff.min(self.asked[index]);
     }
 
     /// Continues as fetch `id`, for the blocks that are missing. Returns their numbers in the chain.
-    pub fn restart(&mut self, id: FetchId) -> impl Iterator<Item = usize> {
+    pub(crate) fn restart(&mut self, id: FetchId) -> impl Iterator<Item = usize> {
         self.id = id;
         self.asked = (0..self.cutoff).filter(|&place| self.arrived[place].is_none()).collect();
         self.asked.iter().map(|place| self.first + place)
     }
 
     /// Whether every block that still matters is here.
-    pub fn is_done(&self) -> bool {
+    pub(crate) fn is_done(&self) -> bool {
         self.arrived[..self.cutoff].iter().all(Option::is_some)
     }
 
     /// Whether a miss made some blocks useless.
-    pub fn is_cut(&self) -> bool {
+    pub(crate) fn is_cut(&self) -> bool {
         self.cutoff < self.arrived.len()
     }
 
     /// Of a finished fetch: the blocks that count, in order.
-    pub fn arrivals(&self) -> Vec<Arrival> {
+    pub(crate) fn arrivals(&self) -> Vec<Arrival> {
         self.arrived[..self.cutoff].iter().flatten().copied().collect()
     }
 }

@@ -1,12 +1,35 @@
-//! What every worker that holds a model is told alike: the model, its device memory, its threads, its way to the pool.
+//! Settings of every worker that holds a model: the model, its device memory, its threads, its way to the pool.
 
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use tidemill_net::{
     config::{ConfigError, invalid, parse_bytes, required, within_memory},
     cores::Cores,
+    worker::{WorkerError, WorkerFlags, WorkerSettings},
 };
 use tidemill_proto::block::KvDtype;
+
+/// All settings of a worker, checked. `role` are those of its role's own section.
+#[derive(Debug)]
+pub struct Settings<R> {
+    pub worker: WorkerSettings,
+    pub engine: EngineSettings,
+    pub role: R,
+}
+
+impl<R> Settings<R> {
+    /// `name` is the role's, and names the worker where the operator does not.
+    pub fn check(
+        name: &str,
+        worker: WorkerFlags,
+        engine: EngineFlags,
+        role: impl FnOnce(&EngineSettings) -> Result<R, ConfigError>,
+    ) -> Result<Self, WorkerError> {
+        let (worker, engine) = (worker.check(name)?, engine.check()?);
+        let role = role(&engine)?;
+        Ok(Self { worker, engine, role })
+    }
+}
 
 /// Section `[engine]` of a worker's config file, and its flags.
 #[derive(Clone, Debug, Default, PartialEq, clap::Args, Serialize, Deserialize)]
@@ -60,7 +83,7 @@ pub enum DeviceChoice {
     Cuda,
 }
 
-/// The same, checked. What is `None` depends on the device.
+/// Section `[engine]`, checked. `None` leaves the choice to the device.
 #[derive(Clone, Debug)]
 pub struct EngineSettings {
     pub model: PathBuf,
@@ -149,7 +172,7 @@ impl EngineFlags {
 
 /// Most tokens of one step.
 pub const STEP_TOKENS_MAX: usize = 65_536;
-/// On a CPU, where nothing else is said.
+/// The default on a CPU.
 const KV_BYTES_DEFAULT: u64 = 1 << 30;
 
 fn kernel_cache_default() -> PathBuf {

@@ -1,25 +1,40 @@
-//! What prefill and decode share: a worker's device blocks, and the shell around a scheduler and a model.
+//! What prefill and decode share: admission of jobs to device blocks, and the engine that drives a scheduler and a model.
 //!
 //! Core (no clock, socket, thread or model; builds with `--no-default-features`):
 //!
+//! - [`role`]: what a scheduler is to its engine
+//! - [`job`]: jobs, scheduled chunks, and the actions that a scheduler asks for
+//! - [`residency`]: which blocks of which job are on the device
 //! - [`device`]: what each device block holds
-//! - [`fetching`]: fetches under way
+//! - `fetching`: one fetch under way
 //!
 //! Shell (feature `shell`, on by default):
 //!
+//! - [`worker`]: the process: load, link up, drive, close
+//! - [`engine`]: events in, steps computed, actions performed
+//! - `drive`: the thread that does so, and its inbox
+//! - `io`: what that thread reaches: coordinators, pool nodes, its inbox, the report
+//! - `publishing`: device blocks into the pool
+//! - [`load`]: from settings to a loaded model with its device memory
 //! - [`flags`]: section `[engine]` of a worker's settings
-//! - [`load`]: from those to a loaded model with its device memory
-//! - [`drive`]: the thread that runs an engine, and its inbox
-//! - [`reach`]: what an engine reaches from that thread: coordinators, pool nodes, its inbox
 
 pub mod device;
-pub mod fetching;
+mod fetching;
+pub mod job;
+pub mod residency;
+pub mod role;
 
 #[cfg(feature = "shell")]
-pub mod drive;
+mod drive;
+#[cfg(feature = "shell")]
+pub mod engine;
 #[cfg(feature = "shell")]
 pub mod flags;
 #[cfg(feature = "shell")]
+mod io;
+#[cfg(feature = "shell")]
 pub mod load;
 #[cfg(feature = "shell")]
-pub mod reach;
+mod publishing;
+#[cfg(feature = "shell")]
+pub mod worker;

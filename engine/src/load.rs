@@ -1,4 +1,4 @@
-//! From a worker's `[engine]` settings to a loaded model with its device memory: the same for every role that computes.
+//! From a worker's `[engine]` settings to a loaded model with its device memory.
 
 use crate::flags::{DeviceChoice, EngineSettings};
 use std::{fs, io::ErrorKind, path::Path};
@@ -33,12 +33,12 @@ pub struct LoadedEngine {
     pub step_tokens: usize,
 }
 
-/// Tokens of a step, where the settings do not say.
+/// Tokens of a step, by default.
 const CPU_STEP_TOKENS: usize = 256;
 const CUDA_STEP_TOKENS: usize = 8192;
 
-/// Loads the model, logging its progress, and sets up its device memory. A step draws tokens for up to `sequences_max` sequences; 0 for
-/// a worker that never draws any. `work_max`: as in [`EngineInfo`].
+/// Loads the model, logging its progress, and sets up its device memory. A step draws tokens for up to `sequences_max` sequences; 0 if it
+/// never draws any. `work_max`: as in [`EngineInfo`].
 pub fn load_engine(settings: &EngineSettings, sequences_max: usize, work_max: usize) -> Result<LoadedEngine, EngineError> {
     let identity = identity(&settings.model)?;
     let LoadedRunner { runner, blocks, step_tokens } = load_runner(settings, sequences_max)?;
@@ -84,7 +84,7 @@ fn load_runner(settings: &EngineSettings, sequences_max: usize) -> Result<Loaded
     }
 }
 
-/// Whether the CPU is to do it: there is no GPU, or none that could run this model as it is wanted.
+/// Whether the CPU takes over: no GPU can run this model with these settings.
 fn is_no_gpu_for_it(error: &ModelError) -> bool {
     match error {
         ModelError::NotOnDevice { .. } => true,

@@ -1,22 +1,18 @@
-//! The prefill role: computes the blocks of a prompt that nobody has yet, in chunks, and puts each into the pool as soon as it is final.
+//! The prefill role: computes the blocks of a prompt that are nowhere yet, in chunks, and puts each into the pool as soon as it is full.
 //!
 //! It never samples: no LM head, no sampling state, no stream to a client.
 //!
-//! Core (no clock, socket or thread):
+//! Core (no clock, socket, thread or model; builds with `--no-default-features`):
 //!
 //! - [`scheduler`]: which jobs hold device blocks, and what the next chunk computes
+//! - `job`: one job, from its prompt to its last put
 //!
-//! Shell (feature `shell`):
+//! Shell (feature `shell`, on by default):
 //!
-//! - [`engine`]: the thread that owns model and device memory and runs the scheduler
 //! - [`settings`]: flags and config file
-//! - [`worker`]: the process: links, fetches, puts, shutdown
 
+mod job;
 pub mod scheduler;
 
 #[cfg(feature = "shell")]
-pub mod engine;
-#[cfg(feature = "shell")]
 pub mod settings;
-#[cfg(feature = "shell")]
-pub mod worker;

@@ -6,8 +6,12 @@ use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     time::Duration,
 };
+use tidemill_engine::{
+    job::{Action, Delivery, JobId},
+    role::Role,
+};
 use tidemill_kvpool::admission::{Arrival, FetchId, Source};
-use tidemill_prefill::scheduler::{Action, JobId, Limits, Scheduler};
+use tidemill_prefill::scheduler::{Limits, Scheduler};
 use tidemill_proto::{
     block::{BLOCK_TOKENS, BlockKey, Chain, LayoutFingerprint},
     ids::{LinkId, RequestId},
@@ -22,7 +26,7 @@ fn node(port: u16) -> PoolNode {
 
 const LAYOUT: LayoutFingerprint = LayoutFingerprint([1; 16]);
 const DEVICE_BLOCKS: u32 = 12;
-const LIMITS: Limits = Limits { admitted_max: 3, jobs_max: 8, step_tokens: 40, putting_max: 20 };
+const LIMITS: Limits = Limits { admitted_max: 3, jobs_max: 8, step_tokens: 40, putting_max: 20, vocab: 100 };
 
 #[derive(Clone, Debug)]
 enum Event {
@@ -100,19 +104,20 @@ impl World {
                 let job = PrefillJob { request, tokens, blocks, salt: vec![salt], read, home: node(1), deadline_ms: 1_000_000 };
                 self.live.insert(request);
                 self.jobs.insert(request, job.clone());
-                self.scheduler.admit(LINK, job, 100, self.now);
+                self.scheduler.admit(LINK, job, self.now);
             }
             Event::Answer { well } => self.answer(well),
             Event::Step => {
-                let rows = self.scheduler.plan(self.now);
+                let chunks = self.scheduler.plan(self.now);
                 self.observe();
-                assert!(rows.iter().map(|r| r.len).sum::<usize>() <= LIMITS.step_tokens);
-                for row in &rows {
-                    assert!(row.len > 0, "a row has something to compute");
-                    let (tokens, blocks) = self.scheduler.row(row);
-                    assert!(blocks.len() * BLOCK_TOKENS >= row.start + tokens.len(), "the block table covers the row");
+                assert!(chunks.iter().map(|chunk| chunk.len).sum::<usize>() <= LIMITS.step_tokens);
+                for chunk in &chunks {
+                    assert!(chunk.len > 0, "a chunk has something to compute");
+                    let segment = self.scheduler.segment(chunk);
+                    assert_eq!((segment.start, segment.tokens.len()), (chunk.start, chunk.len));
+                    assert!(segment.blocks.len() * BLOCK_TOKENS >= chunk.start + chunk.len, "the block table covers the chunk");
                 }
-                self.scheduler.stepped(&rows, self.now);
+                self.scheduler.stepped(&chunks, Vec::new(), self.now);
             }
             Event::Cancel(which) => {
                 let request = RequestId(which as u64 % 5);
@@ -151,13 +156,13 @@ impl World {
                 if well {
                     self.pool.extend(keys);
                 }
-                self.scheduler.put(job, blocks, if well { Ok(()) } else { Err("full".into()) }, self.now);
+                self.scheduler.put_done(job, blocks, if well { Ok(()) } else { Err("full".into()) }, self.now);
             }
         }
     }
 
     fn observe(&mut self) {
-        for action in self.scheduler.take_actions() {
+        for action in self.scheduler.residency_mut().take_actions() {
             match action {
                 Action::Match { job, keys, .. } => self.questions.push_back(Question::Match { job, keys }),
                 Action::Fetch { fetch, parts } => {
@@ -167,7 +172,8 @@ impl World {
                 Action::CancelFetch { fetch } => {
                     self.questions.retain(|q| !matches!(q, Question::Fetch { fetch: f, .. } if *f == fetch));
                 }
-                Action::Put { job, blocks, .. } => {
+                Action::Put { delivery: Delivery::BestEffort, .. } => panic!("prefill wants to know how each put went"),
+                Action::Put { delivery: Delivery::Acknowledged(job), blocks, .. } => {
                     let keys = blocks.into_iter().map(|(key, _)| key).collect();
                     self.questions.push_back(Question::Put { job, keys });
                 }
@@ -204,6 +210,6 @@ proptest! {
             world.apply(&Event::Step);
         }
         prop_assert!(world.live.is_empty(), "jobs that never end: {:?}", world.live);
-        prop_assert_eq!(world.scheduler.blocks(1).used, 0, "blocks leak");
+        prop_assert_eq!(world.scheduler.residency().blocks(1).used, 0, "blocks leak");
     }
 }

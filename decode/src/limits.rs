@@ -1,0 +1,52 @@
+//! Bounds of one worker, and the jobs that they rule out.
+
+use tidemill_proto::{block::BLOCK_TOKENS, frame::FRAME_BYTES_MAX, message::DecodeJob};
+
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Sequences that hold device blocks at once.
+    pub sequences_max: usize,
+    /// Sequences that wait for room; one more is returned to its coordinator.
+    pub waiting_max: usize,
+    /// Tokens of one step.
+    pub step_tokens: usize,
+    /// Longest sequence that the model allows.
+    pub context_tokens: usize,
+    /// Tokens in the model's vocabulary.
+    pub vocab: usize,
+}
+
+impl Limits {
+    /// Longest sequence that a worker with this many device blocks can hold.
+    pub(crate) fn longest(&self, device_blocks: usize) -> usize {
+        self.context_tokens.min(device_blocks * BLOCK_TOKENS)
+    }
+
+    /// Why a job can never run here. `None`: it can.
+    pub(crate) fn unfit(&self, job: &DecodeJob, device_blocks: usize) -> Option<String> {
+        let (len, prompt) = (job.tokens.len(), job.prompt_tokens as usize);
+        if prompt == 0 || prompt > len {
+            return Some(format!("job has {len} tokens and calls {prompt} of them its prompt"));
+        }
+        if let Some(token) = job.tokens.iter().find(|&&token| token as usize >= self.vocab) {
+            return Some(format!("token {token} is not in the model's vocabulary of {}", self.vocab));
+        }
+        // A sequence's scores are one message; a token's logprob takes 5 bytes at most, one of the likeliest 10.
+        let scores_bytes = job.prompt_logprobs.map_or(0, |top| prompt.saturating_mul(16 + 10 * top as usize));
+        if scores_bytes > FRAME_BYTES_MAX {
+            return Some(format!(
+                "log-probabilities of {prompt} prompt tokens take about {scores_bytes} bytes, {FRAME_BYTES_MAX} is the most"
+            ));
+        }
+        if let Some(fault) = job.sampling.fault() {
+            return Some(fault);
+        }
+        let longest = self.longest(device_blocks);
+        (len >= longest).then(|| {
+            format!(
+                "{len} tokens leave no room to generate: this worker's limit is {longest} (model context {}, device memory {device_blocks} blocks of {BLOCK_TOKENS})",
+                self.context_tokens
+            )
+        })
+    }
+}

@@ -1,0 +1,20 @@
+//! What the scheduler believes between calls.
+
+use super::Scheduler;
+
+impl Scheduler {
+    /// Checks it all. For tests.
+    pub fn check_integrity(&self) {
+        self.residency.check_integrity(self.sequences.values().map(|state| &state.kv));
+        for (id, state) in &self.sequences {
+            let listed = (self.waiting.contains(id), self.admitted.contains(id));
+            assert_eq!(listed, (!state.kv.is_admitted(), state.kv.is_admitted()), "in one list");
+            if state.kv.is_admitted() {
+                assert!(state.kv.table().len() >= state.blocks_needed() - 1, "only the newest token may still lack its block");
+            }
+            assert!(state.remaining() > 0, "a live sequence has a token to compute");
+        }
+        assert_eq!(self.waiting.len() + self.admitted.len(), self.sequences.len());
+        assert!(self.admitted.len() <= self.limits.sequences_max);
+    }
+}

@@ -1,0 +1,99 @@
+//! The scheduler as its engine sees it.
+
+use super::Scheduler;
+use std::time::Duration;
+use tidemill_engine::{
+    job::{JobId, ScheduledChunk},
+    residency::Residency,
+    role::{Load, Role},
+};
+use tidemill_kvpool::admission::{Arrival, FetchId};
+use tidemill_proto::{
+    ids::LinkId,
+    message::{Counters, Finish, ToWorker},
+    step::{Segment, SegmentResult},
+};
+
+impl Role for Scheduler {
+    const DECODES: bool = true;
+
+    fn accept(&mut self, link: LinkId, message: ToWorker, now: Duration) -> Option<ToWorker> {
+        match message {
+            ToWorker::Decode(job) => self.admit(link, job, now),
+            ToWorker::CancelSequence { sequence } => self.cancel(sequence),
+            ToWorker::StopWaiting { sequence } => self.stop_waiting(sequence),
+            other => return Some(other),
+        }
+        None
+    }
+
+    fn link_down(&mut self, link: LinkId) {
+        for id in self.sequences_where(|state| state.link == link) {
+            self.forget(id);
+        }
+    }
+
+    /// Decode asks no node what it holds: its jobs say it.
+    fn matched(&mut self, _: JobId, _: Result<usize, String>) {}
+
+    fn fetched(&mut self, fetch: FetchId, index: usize, arrival: Option<Arrival>, now: Duration) -> Option<u32> {
+        let id = self.residency.fetching_job(fetch)?;
+        let state = self.sequences.get_mut(&id).expect("a fetch belongs to a live sequence");
+        let fetched = self.residency.fetched(&mut state.kv, index, arrival, now)?;
+        if let Some(arrival) = arrival {
+            state.note_arrival(arrival, fetched.waited);
+        }
+        if let Some(blocks) = fetched.finished {
+            self.replicate(id, &blocks);
+            self.start(id, &blocks, now);
+        }
+        fetched.block
+    }
+
+    /// Decode publishes at best effort.
+    fn put_done(&mut self, _: JobId, _: usize, _: Result<(), String>, _: Duration) {}
+
+    fn plan(&mut self, now: Duration) -> Vec<ScheduledChunk> {
+        self.admit_waiting(now);
+        self.grow();
+        self.schedule()
+    }
+
+    fn segment(&self, chunk: &ScheduledChunk) -> Segment<'_> {
+        self.sequences[&chunk.job].segment(chunk.start, chunk.len)
+    }
+
+    fn stepped(&mut self, chunks: &[ScheduledChunk], results: Vec<SegmentResult>, now: Duration) {
+        assert_eq!(chunks.len(), results.len(), "one result per chunk");
+        self.counters.steps += 1;
+        for chunk in chunks {
+            self.advance(chunk);
+        }
+        self.deliver(chunks, results, now);
+    }
+
+    /// Every sequence goes on elsewhere, from the tokens that its coordinator has.
+    fn hand_back(&mut self, _reason: &str) {
+        for id in self.sequences_where(|_| true) {
+            self.end(id, Finish::Returned);
+        }
+    }
+
+    fn residency(&self) -> &Residency {
+        &self.residency
+    }
+
+    fn residency_mut(&mut self) -> &mut Residency {
+        &mut self.residency
+    }
+
+    fn load(&self) -> Load {
+        // The token that decoding draws next is nobody's prompt.
+        let tokens_queued = self.sequences.values().map(|state| state.remaining().saturating_sub(1) as u64).sum();
+        Load { waiting: self.waiting.len(), running: self.admitted.len(), tokens_queued }
+    }
+
+    fn counters(&self) -> &Counters {
+        &self.counters
+    }
+}

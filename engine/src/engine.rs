@@ -1,0 +1,178 @@
+//! The thread that owns model and device memory: applies events, computes a step, performs the scheduler's actions, and starts over.
+//!
+//! ```text
+//!   links, matches, fetches, puts ──► bounded inbox ──► [ role ⇄ model + KV memory ] ──► uplink; match, fetch and put tasks
+//! ```
+
+use crate::{
+    drive::Driven,
+    io::Io,
+    job::{Action, Delivery, JobId, ScheduledChunk},
+    publishing::Publisher,
+    role::Role,
+};
+use std::{
+    ops::ControlFlow,
+    time::{Duration, Instant},
+};
+use tidemill_kvpool::{
+    admission::FetchId,
+    client::{Block, Miss},
+};
+// The executor's error: today the CUDA backend's, the only one that fails.
+use tidemill_model::{CudaError as ExecutorError, Runner};
+use tidemill_net::uplink::LinkEvent;
+use tidemill_proto::{
+    ids::LinkId,
+    message::StepSample,
+    step::{Segment, SegmentResult},
+};
+
+/// What arrives at an engine.
+#[derive(Debug)]
+pub enum Event {
+    Link(LinkId, LinkEvent),
+    Matched {
+        job: JobId,
+        held: Result<usize, String>,
+    },
+    Fetched {
+        fetch: FetchId,
+        index: usize,
+        result: Result<Block, Miss>,
+    },
+    PutDone {
+        job: JobId,
+        blocks: usize,
+        outcome: Result<(), String>,
+    },
+    /// Hand all jobs back and end.
+    Drain,
+}
+
+/// A role with the model it computes on.
+pub(crate) struct Engine<R> {
+    pub(crate) role: R,
+    pub(crate) runner: Runner,
+    pub(crate) io: Io,
+    pub(crate) publisher: Publisher,
+}
+
+impl<R: Role> Driven for Engine<R> {
+    type Event = Event;
+    type Error = ExecutorError;
+
+    fn apply(&mut self, event: Event) -> Result<ControlFlow<()>, ExecutorError> {
+        let now = self.io.now();
+        match event {
+            Event::Link(_, LinkEvent::Up) => {}
+            Event::Link(link, LinkEvent::Down) => self.role.link_down(link),
+            Event::Link(link, LinkEvent::Message(message)) => {
+                if let Some(message) = self.role.accept(link, *message, now) {
+                    tracing::warn!(?message, "this role has no use for this message");
+                }
+            }
+            Event::Matched { job, held } => self.role.matched(job, held),
+            Event::Fetched { fetch, index, result } => {
+                let arrival = result.as_ref().ok().map(Block::arrival);
+                if let Some(device_block) = self.role.fetched(fetch, index, arrival, now)
+                    && let Ok(block) = result
+                {
+                    self.runner.write_block(device_block, &block.bytes)?;
+                }
+            }
+            Event::PutDone { job, blocks, outcome } => self.role.put_done(job, blocks, outcome, now),
+            Event::Drain => {
+                self.role.hand_back("this worker is shutting down");
+                self.act()?;
+                return Ok(ControlFlow::Break(()));
+            }
+        }
+        self.act()?;
+        Ok(ControlFlow::Continue(()))
+    }
+
+    fn step(&mut self) -> Result<bool, ExecutorError> {
+        let chunks = self.role.plan(self.io.now());
+        self.act()?;
+        self.report_load();
+        if chunks.is_empty() {
+            return Ok(false);
+        }
+        let started = Instant::now();
+        let results = self.compute(&chunks)?;
+        self.role.stepped(&chunks, results, self.io.now());
+        self.io.report(|report| report.push_step(sample(&chunks, R::DECODES, started.elapsed())));
+        self.act()?;
+        Ok(true)
+    }
+
+    fn give_up(&mut self, error: &ExecutorError) {
+        tracing::error!(%error, "all jobs go back to their coordinators");
+        self.io.leave();
+        self.role.hand_back(&error.to_string());
+        for action in self.role.residency_mut().take_actions() {
+            if let Action::Send { link, event } = action {
+                self.io.send(link, event);
+            }
+        }
+    }
+}
+
+impl<R: Role> Engine<R> {
+    fn compute(&mut self, chunks: &[ScheduledChunk]) -> Result<Vec<SegmentResult>, ExecutorError> {
+        let segments: Vec<Segment<'_>> = chunks.iter().map(|chunk| self.role.segment(chunk)).collect();
+        self.runner.step(&segments)
+    }
+
+    fn act(&mut self) -> Result<(), ExecutorError> {
+        for action in self.role.residency_mut().take_actions() {
+            match action {
+                Action::Match { job, node, keys } => {
+                    let pools = self.io.pools.clone();
+                    self.io.answer(async move {
+                        let held = pools.match_prefix(node, &keys).await.map_err(|error| error.to_string());
+                        Event::Matched { job, held }
+                    });
+                }
+                Action::Fetch { fetch, parts } => self.io.fetch(fetch, parts),
+                Action::CancelFetch { fetch } => self.io.cancel_fetch(fetch),
+                Action::Put { node, lineage, blocks, delivery: Delivery::BestEffort } => {
+                    self.publisher.offer(&mut self.runner, node, lineage, &blocks)?;
+                }
+                Action::Put { node, lineage, blocks, delivery: Delivery::Acknowledged(job) } => {
+                    let (count, put) = (blocks.len(), self.publisher.put(&mut self.runner, node, lineage, &blocks)?);
+                    self.io.answer(async move { Event::PutDone { job, blocks: count, outcome: put.await } });
+                }
+                Action::Send { link, event } => self.io.send(link, event),
+            }
+        }
+        Ok(())
+    }
+
+    fn report_load(&self) {
+        let load = self.role.load();
+        self.io.report(|report| {
+            report.waiting = load.waiting as u32;
+            report.running = load.running as u32;
+            report.tokens_queued = load.tokens_queued;
+            report.blocks.hbm = self.role.residency().blocks(self.runner.kv_shape().block_bytes() as u64);
+            report.counters = self.role.counters().clone();
+        });
+    }
+}
+
+/// A step, for the cost model.
+fn sample(chunks: &[ScheduledChunk], decodes: bool, took: Duration) -> StepSample {
+    let mut sample = StepSample { prefill_tokens: 0, prefill_context: 0, decode_rows: 0, decode_context: 0, ms: took.as_secs_f32() * 1e3 };
+    for &ScheduledChunk { start, len, .. } in chunks {
+        if decodes && len == 1 {
+            sample.decode_rows += 1;
+            sample.decode_context += start as u64;
+        } else {
+            sample.prefill_tokens += len as u32;
+            sample.prefill_context += (start * len + len * len / 2) as u64;
+        }
+    }
+    sample
+}

@@ -1,0 +1,156 @@
+//! What an engine's thread reaches: coordinators, pool nodes, its own inbox, the report of the next heartbeat.
+//!
+//! ```text
+//!                       ┌── links ◄──► coordinators
+//!   engine ──[ Io ]─────┼── matches, fetches ◄── pool nodes
+//!      ▲                └── puts ──► pool nodes
+//!      └── bounded inbox ◄── all of it
+//! ```
+
+use crate::{
+    drive::{self, Driven, EngineEnded},
+    engine::Event,
+    flags::EngineSettings,
+};
+use parking_lot::Mutex;
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tidemill_kvpool::{
+    admission::{FetchId, Part, blocks_within},
+    clients::PoolClients,
+};
+use tidemill_net::{
+    link::{Endpoint, LinkError},
+    uplink::{LinkEvent, Uplink},
+    worker::WorkerSettings,
+};
+use tidemill_proto::{
+    ids::LinkId,
+    message::{EngineInfo, Report, RoleInfo, WorkerEvent},
+};
+use tokio::{runtime::Handle, sync::mpsc, task::AbortHandle};
+
+/// Events that the engine has not taken yet: blocks, and messages of coordinators.
+const INBOX_MAX: usize = 256;
+/// Bytes of the blocks in one queue of a worker.
+const QUEUE_BYTES_MAX: usize = 64 << 20;
+
+/// How many blocks one queue of a worker holds: at most `blocks_max`, and not too many bytes.
+pub(crate) fn queue_blocks(info: &EngineInfo, blocks_max: usize) -> usize {
+    blocks_within(QUEUE_BYTES_MAX, info.block_bytes as usize, blocks_max)
+}
+
+/// The engine's end.
+#[derive(Debug)]
+pub(crate) struct Io {
+    pub(crate) pools: PoolClients,
+    /// The engine's own, for tasks that answer to it.
+    pub(crate) inbox: mpsc::Sender<Event>,
+    pub(crate) runtime: Handle,
+    uplink: Arc<Uplink>,
+    report: Arc<Mutex<Report>>,
+    fetches: HashMap<FetchId, AbortHandle>,
+    started: Instant,
+}
+
+/// The process's end.
+#[derive(Debug)]
+pub(crate) struct Links {
+    endpoint: Endpoint,
+    uplink: Arc<Uplink>,
+    events: mpsc::Receiver<(LinkId, LinkEvent)>,
+    inbox: mpsc::Sender<Event>,
+}
+
+/// Links up with the coordinators. Returns both ends, and the engine's inbox. Must be called inside a tokio runtime.
+pub(crate) fn start(
+    worker: &WorkerSettings,
+    engine: &EngineSettings,
+    info: &EngineInfo,
+    role: RoleInfo,
+) -> Result<(Io, Links, mpsc::Receiver<Event>), LinkError> {
+    let endpoint = Endpoint::bind_client(worker.bind, &worker.identity)?;
+    let pools = PoolClients::new(endpoint.clone(), info.layout, info.block_bytes as usize, engine.force_quic);
+    let report = Arc::new(Mutex::new(Report::default()));
+    let (uplink, link_events) = Uplink::start(&endpoint, &worker.coordinators, worker.register(role), pools.reporter(Arc::clone(&report)));
+    let uplink = Arc::new(uplink);
+    let (inbox, events) = mpsc::channel(queue_blocks(info, INBOX_MAX));
+    let links = Links { endpoint, uplink: Arc::clone(&uplink), events: link_events, inbox: inbox.clone() };
+    let (runtime, fetches) = (Handle::current(), HashMap::new());
+    Ok((Io { pools, inbox, runtime, uplink, report, fetches, started: Instant::now() }, links, events))
+}
+
+impl Io {
+    /// Since the worker started.
+    pub(crate) fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    pub(crate) fn send(&self, link: LinkId, event: WorkerEvent) {
+        // A coordinator whose queue is full loses its link, which the engine hears of.
+        self.uplink.send(link, event);
+    }
+
+    /// Performs a task that answers to the inbox.
+    pub(crate) fn answer(&self, task: impl Future<Output = Event> + Send + 'static) {
+        let inbox = self.inbox.clone();
+        self.runtime.spawn(async move {
+            // A closed inbox is the engine's end.
+            let _ = inbox.send(task.await).await;
+        });
+    }
+
+    /// Fetches blocks into the inbox, one event per result.
+    pub(crate) fn fetch(&mut self, fetch: FetchId, parts: Vec<Part>) {
+        self.fetches.retain(|_, task| !task.is_finished());
+        let event = move |index, result| Event::Fetched { fetch, index, result };
+        let task = self.pools.clone().fetch(parts, self.inbox.clone(), event);
+        self.fetches.insert(fetch, self.runtime.spawn(task).abort_handle());
+    }
+
+    pub(crate) fn cancel_fetch(&mut self, fetch: FetchId) {
+        if let Some(task) = self.fetches.remove(&fetch) {
+            task.abort();
+        }
+    }
+
+    /// Tells all coordinators to give this worker nothing new.
+    pub(crate) fn leave(&self) {
+        self.uplink.broadcast(&WorkerEvent::Leaving);
+    }
+
+    /// Changes what the next heartbeat reports.
+    pub(crate) fn report(&self, change: impl FnOnce(&mut Report)) {
+        change(&mut self.report.lock());
+    }
+}
+
+impl Links {
+    /// Runs an engine on a thread of its own and feeds its inbox until `shutdown`. Then tells the coordinators that this worker leaves, and
+    /// the engine to hand its jobs back.
+    pub(crate) async fn drive(
+        &mut self,
+        engine: impl Driven<Event = Event> + Send + 'static,
+        events: mpsc::Receiver<Event>,
+        shutdown: impl Future<Output = ()>,
+    ) -> Result<(), EngineEnded> {
+        let mut thread = tokio::task::spawn_blocking(move || drive::drive(engine, events));
+        drive::pump(&mut self.events, &self.inbox, &mut thread, shutdown).await?;
+        tracing::info!("draining: work goes back to its coordinators");
+        self.uplink.broadcast(&WorkerEvent::Leaving);
+        let _ = self.inbox.send(Event::Drain).await;
+        drive::joined(thread.await)
+    }
+
+    /// Sends what is still queued for coordinators (bounded), and closes all connections.
+    pub(crate) async fn close(mut self) {
+        if let Some(uplink) = Arc::into_inner(self.uplink) {
+            // Messages that cross the good-bye are taken and dropped.
+            tokio::join!(uplink.close(), async { while self.events.recv().await.is_some() {} });
+        }
+        self.endpoint.close().await;
+    }
+}

@@ -1,0 +1,301 @@
+//! Admission: which blocks of which job are on the device. *Match what the device has, fetch what the pool has, compute the rest.*
+//!
+//! ```text
+//!             admit                  all that comes is here
+//!   (no blocks) ───► fetching ──────────────────────────────► ready ──advance──► ready …
+//!      ▲  └────────────────(nothing to fetch)───────────────────▲ │
+//!      └────────────────────────── release ───────────────────────┘
+//! ```
+//!
+//! A job holds device blocks for all its tokens, or none. Each job owns its [`JobKv`]; [`Residency`] owns what they share: the device,
+//! the fetches under way, and the queue of actions.
+
+use crate::{
+    device::DeviceBlocks,
+    fetching::Fetching,
+    job::{Action, Delivery, JobId, ScheduledChunk},
+};
+use std::{collections::HashMap, ops::Range, time::Duration};
+use tidemill_kvpool::admission::{Arrival, FetchId, parts};
+use tidemill_proto::{
+    block::{BLOCK_TOKENS, BlockKey, Chain, LayoutFingerprint, Tenant, Token},
+    ids::RequestId,
+    message::{Blocks, PoolNode},
+    pool::Lineage,
+};
+
+/// The KV of one job: the chain of its full blocks, and the device blocks that hold it.
+#[derive(Debug)]
+pub struct JobKv {
+    job: JobId,
+    request: RequestId,
+    tenant: Tenant,
+    chain: Chain,
+    /// Device blocks; empty until admitted.
+    table: Vec<u32>,
+    computed: usize,
+    fetching: Option<Fetching>,
+}
+
+impl JobKv {
+    pub fn new(job: JobId, request: RequestId, layout: &LayoutFingerprint, salt: &[u8], tokens: &[Token]) -> Self {
+        Self {
+            job,
+            request,
+            tenant: Tenant::of_salt(salt),
+            chain: Chain::new(layout, salt, tokens),
+            table: Vec::new(),
+            computed: 0,
+            fetching: None,
+        }
+    }
+
+    /// Hashes the blocks that became full. `tokens` are all tokens of the job.
+    pub fn extend_to(&mut self, tokens: &[Token]) {
+        self.chain.extend_to(tokens);
+    }
+
+    /// Keys of the full blocks, in order.
+    pub fn keys(&self) -> &[BlockKey] {
+        self.chain.keys()
+    }
+
+    /// The block table.
+    pub fn table(&self) -> &[u32] {
+        &self.table
+    }
+
+    /// Leading tokens whose KV is on the device.
+    pub fn computed(&self) -> usize {
+        self.computed
+    }
+
+    /// Leading blocks that are on the device and full.
+    pub fn computed_blocks(&self) -> usize {
+        self.computed / BLOCK_TOKENS
+    }
+
+    pub fn is_admitted(&self) -> bool {
+        !self.table.is_empty()
+    }
+
+    /// Whether the next tokens can be computed: all that comes from elsewhere is here.
+    pub fn is_ready(&self) -> bool {
+        self.is_admitted() && self.fetching.is_none()
+    }
+
+    /// Lineage of block `number`.
+    pub fn lineage(&self, number: usize) -> Lineage {
+        Lineage {
+            origin: self.request,
+            tenant: self.tenant,
+            parent: number.checked_sub(1).map(|before| self.keys()[before]),
+            position: number as u32,
+        }
+    }
+
+    /// Full blocks by number, as a put takes them.
+    pub fn blocks(&self, numbers: Range<usize>) -> Vec<(BlockKey, u32)> {
+        numbers.map(|number| (self.keys()[number], self.table[number])).collect()
+    }
+}
+
+/// One answer of a fetch.
+#[derive(Debug)]
+pub struct Fetched {
+    /// The device block that the bytes belong into, if anybody wants them.
+    pub block: Option<u32>,
+    /// Since the fetch began.
+    pub waited: Duration,
+    /// Set by the answer that ends the fetch.
+    pub finished: Option<FetchedBlocks>,
+}
+
+/// Consecutive blocks of one job that came from the pool.
+#[derive(Debug)]
+pub struct FetchedBlocks {
+    /// Number of the first one in the chain.
+    pub first: usize,
+    pub arrivals: Vec<Arrival>,
+}
+
+/// What all jobs of a worker share.
+#[derive(Debug)]
+pub struct Residency {
+    device: DeviceBlocks,
+    /// Fetches under way, and for which job.
+    fetches: HashMap<FetchId, JobId>,
+    fetches_begun: u64,
+    actions: Vec<Action>,
+}
+
+impl Residency {
+    pub fn new(device_blocks: u32) -> Self {
+        Self { device: DeviceBlocks::new(device_blocks), fetches: HashMap::new(), fetches_begun: 0, actions: Vec::new() }
+    }
+
+    /// Queues an action.
+    pub fn act(&mut self, action: Action) {
+        self.actions.push(action);
+    }
+
+    /// The actions since the last call.
+    pub fn take_actions(&mut self) -> Vec<Action> {
+        std::mem::take(&mut self.actions)
+    }
+
+    /// All blocks of the device.
+    pub fn device_blocks(&self) -> usize {
+        self.device.total()
+    }
+
+    /// Device blocks by state.
+    pub fn blocks(&self, bytes_per_block: u64) -> Blocks {
+        self.device.report(bytes_per_block)
+    }
+
+    /// Gives a job a table of `blocks` device blocks: of its first `reusable` full blocks those that the device has, and private ones. All
+    /// or nothing: `false`, without a change, if that would leave fewer than `spare` blocks.
+    pub fn admit(&mut self, kv: &mut JobKv, reusable: usize, blocks: usize, spare: usize) -> bool {
+        let mut table = self.device.match_prefix(&kv.keys()[..reusable]);
+        let (held, missing) = (table.len(), blocks - table.len());
+        let fits = self.device.free_blocks() >= missing + spare;
+        let Some(private) = fits.then(|| self.device.allocate(missing)).flatten() else {
+            self.device.release(&table);
+            return false;
+        };
+        table.extend(private);
+        kv.table = table;
+        kv.computed = held * BLOCK_TOKENS;
+        true
+    }
+
+    /// Asks the pool for those of an admitted job's leading blocks that the device lacks: block `n` at `nodes[n]`. Waits for blocks only
+    /// at `home`. `false`: there is nothing to fetch.
+    pub fn fetch(&mut self, kv: &mut JobKv, nodes: &[PoolNode], home: Option<PoolNode>, wait: Duration, now: Duration) -> bool {
+        let first = kv.computed_blocks();
+        if nodes.len() <= first {
+            return false;
+        }
+        let fetch = self.begin_fetch(kv.job);
+        kv.fetching = Some(Fetching::new(fetch, first, nodes.len() - first, now));
+        let blocks = nodes.iter().copied().zip(kv.keys().iter().copied()).skip(first);
+        self.actions.push(Action::Fetch { fetch, parts: parts(blocks, home, wait) });
+        true
+    }
+
+    /// Waits no longer for a job's fetch: asks once more for what is missing, and takes what is there now.
+    pub fn fetch_without_waiting(&mut self, kv: &mut JobKv, nodes: &[PoolNode]) {
+        let Some(mut fetching) = self.end_fetch(kv) else { return };
+        let fetch = self.begin_fetch(kv.job);
+        let missing = fetching.restart(fetch).map(|number| (nodes[number], kv.keys()[number]));
+        self.actions.push(Action::Fetch { fetch, parts: parts(missing, None, Duration::ZERO) });
+        kv.fetching = Some(fetching);
+    }
+
+    /// Whose fetch this is. `None`: it has ended.
+    pub fn fetching_job(&self, fetch: FetchId) -> Option<JobId> {
+        self.fetches.get(&fetch).copied()
+    }
+
+    /// One answer of a job's fetch: an arrival, or a miss. `None`: a duplicate, or of no use any more. With the last answer that matters
+    /// the fetched blocks become findable on the device.
+    pub fn fetched(&mut self, kv: &mut JobKv, index: usize, arrival: Option<Arrival>, now: Duration) -> Option<Fetched> {
+        let fetching = kv.fetching.as_mut()?;
+        let number = match arrival {
+            Some(arrival) => Some(fetching.arrive(index, arrival)?),
+            None => {
+                fetching.miss(index);
+                None
+            }
+        };
+        let (block, waited) = (number.map(|number| kv.table[number]), now - fetching.started);
+        let finished = fetching.is_done().then(|| self.finish_fetch(kv)).flatten();
+        Some(Fetched { block, waited, finished })
+    }
+
+    /// One more block for an admitted job. `false`: the device is full.
+    pub fn grow(&mut self, kv: &mut JobKv) -> bool {
+        let block = self.device.allocate(1);
+        let grown = block.is_some();
+        kv.table.extend(block.into_iter().flatten());
+        grown
+    }
+
+    /// A chunk is computed. Returns the numbers of the blocks that became full; the device finds them from now on.
+    pub fn advance(&mut self, kv: &mut JobKv, chunk: &ScheduledChunk) -> Range<usize> {
+        assert_eq!(kv.computed, chunk.start, "a job's chunks are computed in order");
+        let first = kv.computed_blocks();
+        kv.computed += chunk.len;
+        let full = first..kv.computed_blocks();
+        self.publish_on_device(kv, full.clone());
+        full
+    }
+
+    /// Sends full blocks of a job on their way into the pool.
+    pub fn put(&mut self, kv: &JobKv, numbers: Range<usize>, node: PoolNode, delivery: Delivery) {
+        let (lineage, blocks) = (kv.lineage(numbers.start), kv.blocks(numbers));
+        self.actions.push(Action::Put { node, lineage, blocks, delivery });
+    }
+
+    /// Gives up a job's fetch and its device blocks.
+    pub fn release(&mut self, kv: &mut JobKv) {
+        self.end_fetch(kv);
+        self.device.release(&std::mem::take(&mut kv.table));
+        kv.computed = 0;
+    }
+
+    /// Checks everything that is believed between calls, of all jobs there are. For tests.
+    pub fn check_integrity<'a>(&self, jobs: impl IntoIterator<Item = &'a JobKv>) {
+        self.device.check_integrity();
+        let mut references = vec![0; self.device.total()];
+        let mut fetches = 0;
+        for kv in jobs {
+            assert!(kv.computed <= kv.table.len() * BLOCK_TOKENS, "computed tokens have a block");
+            kv.table.iter().for_each(|&block| references[block as usize] += 1);
+            if let Some(fetching) = &kv.fetching {
+                assert_eq!(self.fetches.get(&fetching.id), Some(&kv.job));
+                assert!(kv.is_admitted(), "a job that fetches has the blocks to fetch into");
+                assert!(!fetching.is_done(), "a finished fetch ends at once");
+                fetches += 1;
+            }
+        }
+        assert_eq!(fetches, self.fetches.len(), "each fetch is some job's");
+        for (block, held) in (0..).zip(references) {
+            assert_eq!(self.device.references(block), held, "block {block}: one reference for each job that holds it");
+        }
+    }
+
+    fn begin_fetch(&mut self, job: JobId) -> FetchId {
+        let fetch = FetchId(self.fetches_begun);
+        self.fetches_begun += 1;
+        self.fetches.insert(fetch, job);
+        fetch
+    }
+
+    fn end_fetch(&mut self, kv: &mut JobKv) -> Option<Fetching> {
+        let fetching = kv.fetching.take()?;
+        self.fetches.remove(&fetching.id);
+        self.actions.push(Action::CancelFetch { fetch: fetching.id });
+        Some(fetching)
+    }
+
+    fn finish_fetch(&mut self, kv: &mut JobKv) -> Option<FetchedBlocks> {
+        let fetching = kv.fetching.take()?;
+        self.fetches.remove(&fetching.id);
+        if fetching.is_cut() {
+            self.actions.push(Action::CancelFetch { fetch: fetching.id });
+        }
+        let (first, arrivals) = (fetching.first, fetching.arrivals());
+        let ready = first + arrivals.len();
+        kv.computed = ready * BLOCK_TOKENS;
+        self.publish_on_device(kv, first..ready);
+        Some(FetchedBlocks { first, arrivals })
+    }
+
+    fn publish_on_device(&mut self, kv: &JobKv, numbers: Range<usize>) {
+        for (key, block) in kv.blocks(numbers) {
+            self.device.publish(block, key);
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! What distinguishes the roles that compute: a scheduler.
+
+use crate::{
+    job::{JobId, ScheduledChunk},
+    residency::Residency,
+};
+use std::time::Duration;
+use tidemill_kvpool::admission::{Arrival, FetchId};
+use tidemill_proto::{
+    ids::LinkId,
+    message::{Counters, ToWorker},
+    step::{Segment, SegmentResult},
+};
+
+/// A scheduler: which jobs it takes, which of them hold device blocks, and what the next step computes. `now` is the time since the worker
+/// started. After each call, the engine takes and performs the actions that [`Residency`] queued.
+pub trait Role {
+    /// Whether a chunk of one token is a decode row to the cost model, and not a short prefill.
+    const DECODES: bool;
+
+    /// A coordinator's message. Returned if the role has no use for it.
+    fn accept(&mut self, link: LinkId, message: ToWorker, now: Duration) -> Option<ToWorker>;
+
+    /// A coordinator is gone: forget all it asked for.
+    fn link_down(&mut self, link: LinkId);
+
+    /// A pool node holds this many of the first blocks that it was asked about.
+    fn matched(&mut self, job: JobId, held: Result<usize, String>);
+
+    /// One answer of a fetch; no arrival is a miss. Returns the device block that the bytes belong into, if anybody wants them.
+    fn fetched(&mut self, fetch: FetchId, index: usize, arrival: Option<Arrival>, now: Duration) -> Option<u32>;
+
+    /// So many blocks of a job were put, or could not be.
+    fn put_done(&mut self, job: JobId, blocks: usize, outcome: Result<(), String>, now: Duration);
+
+    /// Admits what fits and schedules the next step; empty if there is nothing to compute.
+    fn plan(&mut self, now: Duration) -> Vec<ScheduledChunk>;
+
+    /// A scheduled chunk, as an executor takes it.
+    fn segment(&self, chunk: &ScheduledChunk) -> Segment<'_>;
+
+    /// The planned step is done, with one result for each chunk.
+    fn stepped(&mut self, chunks: &[ScheduledChunk], results: Vec<SegmentResult>, now: Duration);
+
+    /// This worker ends, for `reason`: hand all jobs back, so that they go on elsewhere.
+    fn hand_back(&mut self, reason: &str);
+
+    fn residency(&self) -> &Residency;
+
+    fn residency_mut(&mut self) -> &mut Residency;
+
+    fn load(&self) -> Load;
+
+    fn counters(&self) -> &Counters;
+}
+
+/// Gauges of a worker's report.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Load {
+    /// Jobs that wait for room.
+    pub waiting: usize,
+    /// Jobs that hold device blocks.
+    pub running: usize,
+    /// Prompt tokens that are not computed yet.
+    pub tokens_queued: u64,
+}

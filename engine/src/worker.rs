@@ -1,0 +1,84 @@
+//! The process around an engine: load the model, link up with the coordinators, drive the engine, end cleanly.
+
+use crate::{
+    drive::EngineEnded,
+    engine::Engine,
+    flags::Settings,
+    io,
+    load::{EngineError, LoadedEngine, load_engine},
+    publishing::Publisher,
+    role::Role,
+};
+use std::time::Duration;
+use tidemill_net::{config::ConfigError, link::LinkError, process};
+use tidemill_proto::message::{EngineInfo, RoleInfo};
+use tokio::time::timeout;
+
+/// Blocks on their way into the pool, of each kind of put.
+const PUTTING_MAX: usize = 256;
+/// At the end, blocks on their way into the pool get this long.
+const PUBLISHING_LAST: Duration = Duration::from_secs(2);
+
+/// A role's part of its process: its own settings, checked, and how they make its scheduler.
+pub trait RoleSettings {
+    type Role: Role + Send + 'static;
+
+    /// Sequences that a step draws tokens for; 0 for a role that never draws any.
+    fn draws_max(&self) -> usize;
+
+    /// As in [`EngineInfo`].
+    fn work_max(&self) -> usize;
+
+    fn role_info(info: EngineInfo) -> RoleInfo;
+
+    fn scheduler(&self, bounds: &EngineBounds) -> Self::Role;
+}
+
+/// Bounds that follow from the model, its device and the memory for its blocks.
+#[derive(Debug)]
+pub struct EngineBounds {
+    pub info: EngineInfo,
+    /// Tokens in the model's vocabulary.
+    pub vocab: usize,
+    /// Tokens of one step.
+    pub step_tokens: usize,
+    /// Blocks on their way into the pool.
+    pub putting_max: usize,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum WorkerEnd {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+    #[error(transparent)]
+    Load(#[from] EngineError),
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    #[error(transparent)]
+    Ended(#[from] EngineEnded),
+}
+
+/// Runs a worker until it is told to end.
+pub fn run<S: RoleSettings>(settings: Settings<S>) -> Result<(), WorkerEnd> {
+    let cores = settings.engine.cores.clone();
+    process::run(cores.as_ref(), serve(settings))
+}
+
+async fn serve<S: RoleSettings>(Settings { worker, engine, role }: Settings<S>) -> Result<(), WorkerEnd> {
+    process::init_logging(&worker.log);
+    process::keep_freed_memory();
+    let shutdown = worker.shutdown();
+    let LoadedEngine { runner, info, step_tokens } = load_engine(&engine, role.draws_max(), role.work_max())?;
+    let (io, mut links, events) = io::start(&worker, &engine, &info, S::role_info(info.clone()))?;
+    let putting_max = io::queue_blocks(&info, PUTTING_MAX);
+    let (publisher, publishing) = Publisher::start(io.pools.clone(), putting_max);
+    let bounds = EngineBounds { vocab: runner.config().vocab(), step_tokens, putting_max, info };
+    let engine = Engine { role: role.scheduler(&bounds), runner, io, publisher };
+    let outcome = links.drive(engine, events, shutdown).await;
+    // At best effort, here too: what is not in the pool by now is computed again by whoever needs it.
+    let _ = timeout(PUBLISHING_LAST, publishing).await;
+    links.close().await;
+    Ok(outcome?)
+}

@@ -1,0 +1,133 @@
+//! One job on its way through a prefill worker.
+
+use std::{ops::Range, time::Duration};
+use tidemill_engine::{job::JobId, residency::JobKv};
+use tidemill_proto::{
+    block::{BLOCK_TOKENS, BlockKey, LayoutFingerprint},
+    ids::LinkId,
+    message::{PoolNode, PrefillJob, PrefillOutcome, Run},
+    step::{Segment, Wanted},
+};
+
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(crate) link: LinkId,
+    pub(crate) order: PrefillJob,
+    pub(crate) kv: JobKv,
+    /// Its home node has said which blocks it holds.
+    matched: bool,
+    /// Where each block can be read; those that are nowhere are put.
+    sources: Vec<Option<PoolNode>>,
+    /// Leading blocks of which those that are nowhere have been put, or are on their way.
+    handed_over: usize,
+    /// Blocks on their way into the pool.
+    pub(crate) putting: usize,
+    /// Tokens that did not need to be computed.
+    cached: usize,
+    pub(crate) arrived: Duration,
+    pub(crate) admitted: Duration,
+}
+
+impl Job {
+    pub(crate) fn new(id: JobId, link: LinkId, order: PrefillJob, layout: &LayoutFingerprint, now: Duration) -> Self {
+        let covered = &order.tokens[..order.blocks as usize * BLOCK_TOKENS];
+        let kv = JobKv::new(id, order.request, layout, &order.salt, covered);
+        let blocks = kv.keys().len();
+        // Only home is asked what it holds; where other nodes are to be read, the coordinator is believed.
+        let elsewhere = Run::nodes(&order.read, blocks).into_iter().map(|node| (node != order.home).then_some(node));
+        let mut sources: Vec<_> = elsewhere.collect();
+        sources.resize(blocks, None);
+        Self { link, order, kv, matched: false, sources, handed_over: 0, putting: 0, cached: 0, arrived: now, admitted: now }
+    }
+
+    pub(crate) fn tokens(&self) -> usize {
+        self.kv.keys().len() * BLOCK_TOKENS
+    }
+
+    /// Keys of the blocks that home is asked about.
+    pub(crate) fn keys_at_home(&self) -> Vec<BlockKey> {
+        self.kv.keys().iter().zip(&self.sources).filter(|(_, source)| source.is_none()).map(|(key, _)| *key).collect()
+    }
+
+    /// Home holds this many of the first blocks that it was asked about.
+    pub(crate) fn matched(&mut self, held: usize) {
+        let home = self.order.home;
+        self.sources.iter_mut().filter(|source| source.is_none()).take(held).for_each(|source| *source = Some(home));
+        self.matched = true;
+    }
+
+    /// Whether it could be admitted, if there is room.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.matched && !self.kv.is_admitted()
+    }
+
+    /// Nodes of the leading blocks that can be read.
+    pub(crate) fn readable(&self) -> Vec<PoolNode> {
+        self.sources.iter().map_while(|source| *source).collect()
+    }
+
+    /// Blocks from `number` on did not come: they are computed and put again.
+    pub(crate) fn lose_from(&mut self, number: usize) {
+        self.sources[number..].fill(None);
+    }
+
+    /// All blocks that could be had are on the device. Returns the tokens that need not be computed.
+    pub(crate) fn note_ready(&mut self) -> usize {
+        self.cached = self.kv.computed();
+        self.cached
+    }
+
+    /// Tokens to compute now.
+    pub(crate) fn remaining(&self) -> usize {
+        if self.kv.is_ready() { self.tokens() - self.kv.computed() } else { 0 }
+    }
+
+    /// Tokens that are not on the device and, as far as known, nowhere else.
+    pub(crate) fn tokens_queued(&self) -> usize {
+        let readable = self.sources.iter().take_while(|source| source.is_some()).count();
+        self.tokens().saturating_sub(self.kv.computed().max(readable * BLOCK_TOKENS))
+    }
+
+    /// The next run of at most `blocks_max` computed blocks that are to be put; now they are on their way. `None`: there are none.
+    pub(crate) fn next_put(&mut self, blocks_max: usize) -> Option<Range<usize>> {
+        let ready = if self.kv.is_ready() { self.kv.computed_blocks() } else { 0 };
+        let nowhere = |number: &usize| self.sources[*number].is_none();
+        let Some(first) = (self.handed_over..ready).find(nowhere) else {
+            self.handed_over = self.handed_over.max(ready);
+            return None;
+        };
+        let run = (first..ready).take(blocks_max).take_while(nowhere).count();
+        self.handed_over = first + run;
+        self.putting += run;
+        Some(first..self.handed_over)
+    }
+
+    /// Whether all its blocks are computed and in the pool.
+    pub(crate) fn is_done(&self) -> bool {
+        let is_put = self.putting == 0 && self.sources[self.handed_over..].iter().all(Option::is_some);
+        self.kv.is_ready() && self.remaining() == 0 && is_put
+    }
+
+    pub(crate) fn done(&self, now: Duration) -> PrefillOutcome {
+        PrefillOutcome::Done {
+            cached_tokens: self.cached as u32,
+            computed_tokens: (self.kv.computed() - self.cached) as u32,
+            queue_ms: (self.admitted - self.arrived).as_secs_f64() * 1e3,
+            compute_ms: (now - self.admitted).as_secs_f64() * 1e3,
+        }
+    }
+
+    pub(crate) fn segment(&self, start: usize, len: usize) -> Segment<'_> {
+        Segment { tokens: &self.order.tokens[start..start + len], start, blocks: self.kv.table(), wanted: Wanted::Nothing }
+    }
+
+    /// What is believed of a job between calls. For tests.
+    pub(crate) fn check_integrity(&self) {
+        let table = if self.kv.is_admitted() { self.kv.keys().len() } else { 0 };
+        assert_eq!(self.kv.table().len(), table, "device blocks for all of its blocks, or none");
+        assert_eq!(self.sources.len(), self.kv.keys().len());
+        assert!(self.matched || !self.kv.is_admitted(), "its home node is asked first");
+        assert!(self.putting <= self.handed_over, "blocks on their way have been handed over");
+        assert!(!self.is_done(), "a done job is forgotten at once");
+    }
+}

@@ -1,0 +1,16 @@
+//! What the scheduler believes between calls.
+
+use super::{PUT_BLOCKS, Scheduler};
+
+impl Scheduler {
+    /// Checks it all. For tests.
+    pub fn check_integrity(&self) {
+        self.residency.check_integrity(self.jobs.values().map(|job| &job.kv));
+        for job in self.jobs.values() {
+            job.check_integrity();
+        }
+        assert!(self.running() <= self.limits.admitted_max);
+        assert!(self.putting < self.limits.putting_max + PUT_BLOCKS);
+        assert!(self.jobs.values().map(|job| job.putting).sum::<usize>() <= self.putting);
+    }
+}
