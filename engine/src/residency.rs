@@ -299,3 +299,78 @@ impl Residency {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidemill_kvpool::admission::Source;
+
+    const LAYOUT: LayoutFingerprint = LayoutFingerprint([1; 16]);
+
+    fn node() -> PoolNode {
+        PoolNode { addr: ([127, 0, 0, 1], 1).into(), near: true }
+    }
+
+    /// A job whose first `shared` blocks are those of every other job.
+    fn job(id: u64, shared: usize, blocks: usize) -> JobKv {
+        let token = |i: usize| if i < shared * BLOCK_TOKENS { 0 } else { 1 + id as Token };
+        let tokens: Vec<Token> = (0..blocks * BLOCK_TOKENS).map(token).collect();
+        JobKv::new(JobId(id), RequestId(id), &LAYOUT, b"", &tokens)
+    }
+
+    /// On a device of five blocks that has computed and released two.
+    fn residency() -> Residency {
+        let (mut residency, mut first) = (Residency::new(5), job(1, 2, 2));
+        assert!(residency.admit(&mut first, 2, 2, 0));
+        let full = residency.advance(&mut first, &ScheduledChunk { job: JobId(1), start: 0, len: 2 * BLOCK_TOKENS });
+        assert_eq!(full, 0..2);
+        residency.release(&mut first);
+        residency.check_integrity([&first]);
+        residency
+    }
+
+    #[test]
+    fn a_job_takes_what_the_device_has_and_fetches_what_the_pool_has() {
+        let (mut residency, mut kv) = (residency(), job(2, 2, 5));
+        assert!(residency.admit(&mut kv, 4, 5, 0));
+        assert_eq!(kv.computed_blocks(), 2, "the device has these");
+        assert!(!residency.fetch(&mut kv, &[node(); 2], None, Duration::ZERO, Duration::ZERO) && kv.is_ready());
+
+        assert!(residency.fetch(&mut kv, &[node(); 4], None, Duration::ZERO, Duration::ZERO) && !kv.is_ready());
+        let Some(Action::Fetch { fetch, parts }) = residency.take_actions().pop() else { panic!("it fetches") };
+        assert_eq!(parts[0].keys, kv.keys()[2..4]);
+        assert_eq!(residency.fetching_job(fetch), Some(JobId(2)));
+
+        let arrival = Some(Arrival { origin: RequestId(1), source: Source::Dram });
+        let fetched = residency.fetched(&mut kv, 0, arrival, Duration::ZERO).unwrap();
+        assert_eq!((fetched.block, fetched.finished.is_some()), (Some(kv.table()[2]), false));
+        residency.check_integrity([&kv]);
+        let fetched = residency.fetched(&mut kv, 1, None, Duration::ZERO).unwrap();
+        assert_eq!((fetched.block, fetched.finished.unwrap().arrivals.len()), (None, 1), "the rest is computed");
+        assert!(kv.is_ready() && kv.computed_blocks() == 3);
+        assert_eq!(residency.take_actions(), [Action::CancelFetch { fetch }]);
+        residency.check_integrity([&kv]);
+    }
+
+    #[test]
+    fn admission_is_all_or_nothing() {
+        let (mut residency, mut kv) = (residency(), job(2, 2, 4));
+        assert!(!residency.admit(&mut kv, 4, 4, 2), "two blocks must be left, and one would be");
+        assert!(!kv.is_admitted());
+        residency.check_integrity([&kv]);
+        assert!(residency.admit(&mut kv, 4, 4, 1) && residency.grow(&mut kv) && !residency.grow(&mut kv));
+        residency.check_integrity([&kv]);
+    }
+
+    #[test]
+    fn late_answers_of_a_released_job_are_nobodys() {
+        let (mut residency, mut kv) = (residency(), job(2, 0, 3));
+        assert!(residency.admit(&mut kv, 3, 3, 0));
+        assert!(residency.fetch(&mut kv, &[node(); 3], None, Duration::ZERO, Duration::ZERO));
+        let Some(Action::Fetch { fetch, .. }) = residency.take_actions().pop() else { panic!("it fetches") };
+        residency.release(&mut kv);
+        assert_eq!(residency.take_actions(), [Action::CancelFetch { fetch }]);
+        assert_eq!(residency.fetching_job(fetch), None);
+        residency.check_integrity([&kv]);
+    }
+}

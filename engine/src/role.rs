@@ -30,7 +30,7 @@ pub trait Role {
     /// One answer of a fetch; no arrival is a miss. Returns the device block that the bytes belong into, if anybody wants them.
     fn fetched(&mut self, fetch: FetchId, index: usize, arrival: Option<Arrival>, now: Duration) -> Option<u32>;
 
-    /// So many blocks of a job were put, or could not be.
+    /// A put of `blocks` blocks of a job ended.
     fn put_done(&mut self, job: JobId, blocks: usize, outcome: Result<(), String>, now: Duration);
 
     /// Admits what fits and schedules the next step; empty if there is nothing to compute.

@@ -46,6 +46,7 @@ pub struct EngineBounds {
     pub putting_max: usize,
 }
 
+/// Why a worker could not start, or ended untold.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerEnd {
     #[error(transparent)]
