@@ -3,16 +3,14 @@
 //! Every call locks, asks the core, and performs what the core wants before it unlocks; nothing inside waits. Queues to
 //! links and clients are bounded: a link that does not keep up is dropped like a dead worker, a client like one that left.
 
-use crate::{
-    cluster::{Action, Cluster, ClusterSettings, ClusterView, NewRequest, Rejection, RequestEvent, Usage},
-    registry::Refusal,
-};
 use parking_lot::Mutex;
 use std::{
     collections::HashMap,
     sync::Arc,
     time::{Duration, Instant},
 };
+use tidemill_cluster::{Action, Cluster, ClusterSettings, ClusterView, NewRequest, Refusal, Rejection, RequestEvent, Usage};
+use tidemill_gateway::backend::{Accepted, Backend};
 use tidemill_proto::{
     ids::{Epoch, RequestId},
     message::{ModelIdentity, Register, ToWorker, WorkerEvent},
@@ -65,32 +63,6 @@ impl Driver {
         });
     }
 
-    /// Takes all requests or none. Dropping the answer cancels what has not ended.
-    pub fn submit(self: &Arc<Self>, requests: Vec<NewRequest>) -> Result<Generation, Rejection> {
-        let choices: usize = requests.iter().map(|request| request.choices as usize).sum();
-        let (sender, events) = mpsc::channel((choices * CHOICE_QUEUE_MAX).max(CLIENT_QUEUE_MAX));
-        // Made first, so that a rejected request takes those before it along.
-        let mut generation = Generation { driver: Arc::clone(self), requests: Vec::with_capacity(requests.len()), events };
-        self.with(|state, now| {
-            state.cluster.check_choices(choices)?;
-            for request in requests {
-                let id = state.cluster.submit(now, request)?;
-                state.clients.insert(id, sender.clone());
-                generation.requests.push(id);
-            }
-            Ok(())
-        })?;
-        Ok(generation)
-    }
-
-    pub fn context_tokens(&self) -> Option<u32> {
-        self.0.lock().cluster.context_tokens()
-    }
-
-    pub fn view(&self) -> ClusterView {
-        self.0.lock().cluster.view(Instant::now())
-    }
-
     /// Lets time pass in the core, forever.
     pub async fn tick(&self) {
         let mut interval = tokio::time::interval(TICK);
@@ -109,7 +81,61 @@ impl Driver {
     }
 }
 
+impl Backend for Driver {
+    fn submit(&self, requests: Vec<NewRequest>) -> Result<Accepted, Rejection> {
+        let choices: usize = requests.iter().map(|request| request.choices as usize).sum();
+        let (sender, events) = mpsc::channel((choices * CHOICE_QUEUE_MAX).max(CLIENT_QUEUE_MAX));
+        self.with(|state, now| {
+            state.cluster.check_choices(choices)?;
+            let mut taken = Vec::with_capacity(requests.len());
+            for request in requests {
+                match state.cluster.submit(now, request) {
+                    Ok(id) => {
+                        state.clients.insert(id, sender.clone());
+                        taken.push(id);
+                    }
+                    Err(rejection) => {
+                        state.cancel(now, &taken);
+                        return Err(rejection);
+                    }
+                }
+            }
+            Ok(Accepted { requests: taken, events })
+        })
+    }
+
+    fn end_choice(&self, request: RequestId, choice: u32) -> Usage {
+        self.with(|state, now| {
+            let usage = state.cluster.usage(request, choice).unwrap_or_default();
+            state.cluster.cancel(now, request, Some(choice));
+            if !state.cluster.is_active(request) {
+                state.clients.remove(&request);
+            }
+            usage
+        })
+    }
+
+    fn cancel(&self, requests: &[RequestId]) {
+        self.with(|state, now| state.cancel(now, requests));
+    }
+
+    fn context_tokens(&self) -> Option<u32> {
+        self.0.lock().cluster.context_tokens()
+    }
+
+    fn view(&self) -> ClusterView {
+        self.0.lock().cluster.view(Instant::now())
+    }
+}
+
 impl State {
+    fn cancel(&mut self, now: Instant, requests: &[RequestId]) {
+        for &request in requests {
+            self.clients.remove(&request);
+            self.cluster.cancel(now, request, None);
+        }
+    }
+
     fn perform(&mut self, now: Instant) {
         let mut ended = Vec::new();
         while let Some(action) = self.cluster.poll_action() {
@@ -143,61 +169,33 @@ impl State {
     }
 }
 
-/// A client's running requests (one per prompt). Dropping it frees everything they hold.
-#[derive(Debug)]
-pub struct Generation {
-    driver: Arc<Driver>,
-    requests: Vec<RequestId>,
-    events: mpsc::Receiver<(RequestId, RequestEvent)>,
-}
-
-impl Generation {
-    /// The next event, with the place of its request among those submitted. `None` when nothing more can come: all has
-    /// ended, or the reader was too slow.
-    pub async fn next(&mut self) -> Option<(usize, RequestEvent)> {
-        let (request, event) = self.events.recv().await?;
-        let prompt = self.requests.iter().position(|id| *id == request).expect("events come for submitted requests only");
-        Some((prompt, event))
-    }
-
-    /// Ends one choice now, for a reason of the front door's own. What is known of its cost is returned.
-    pub fn end_choice(&self, prompt: usize, choice: u32) -> Usage {
-        let request = self.requests[prompt];
-        self.driver.with(|state, now| {
-            let usage = state.cluster.usage(request, choice).unwrap_or_default();
-            state.cluster.cancel(now, request, Some(choice));
-            if !state.cluster.is_active(request) {
-                state.clients.remove(&request);
-            }
-            usage
-        })
-    }
-}
-
-impl Drop for Generation {
-    fn drop(&mut self) {
-        self.driver.with(|state, now| {
-            for &request in &self.requests {
-                state.clients.remove(&request);
-                state.cluster.cancel(now, request, None);
-            }
-        });
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        cluster::Outcome,
-        registry::tests::{engine, model, register},
-        schedule::Policy,
-    };
+    use tidemill_cluster::{Outcome, schedule::Policy};
+    use tidemill_gateway::backend::Submission;
     use tidemill_proto::{
+        block::LayoutFingerprint,
         ids::SequenceId,
-        message::{Finish, Provenance, RoleInfo, SequenceToken},
+        message::{EngineInfo, Finish, Host, Provenance, RoleInfo, SequenceToken},
         sampling::{Sampling, StopRule},
     };
+
+    fn decode_0() -> Register {
+        let engine = EngineInfo {
+            model: ModelIdentity::default(),
+            layout: LayoutFingerprint([1; 16]),
+            block_bytes: 4096,
+            device_blocks: 64,
+            context_tokens: 2048,
+            work_max: 64,
+        };
+        Register { name: "decode-0".into(), host: Host("here".into()), pid: 1, role: RoleInfo::Decode(engine) }
+    }
+
+    fn submit(driver: &Arc<Driver>, requests: Vec<NewRequest>) -> Result<Submission, Rejection> {
+        Submission::new(Arc::<Driver>::clone(driver), requests)
+    }
 
     fn driver() -> Arc<Driver> {
         let settings = ClusterSettings {
@@ -206,7 +204,7 @@ mod tests {
             queue_wait_max: Duration::from_secs(60),
             heartbeat_dead: Duration::from_secs(60),
         };
-        Driver::new(settings, model())
+        Driver::new(settings, ModelIdentity::default())
     }
 
     fn request(choices: u32) -> NewRequest {
@@ -223,7 +221,7 @@ mod tests {
 
     fn decode_worker(driver: &Driver) -> (Epoch, mpsc::Receiver<ToWorker>) {
         let (link, messages) = mpsc::channel(LINK_QUEUE_MAX);
-        (driver.register(register("decode-0", RoleInfo::Decode(engine(1))), link).unwrap(), messages)
+        (driver.register(decode_0(), link).unwrap(), messages)
     }
 
     fn sequences(messages: &mut mpsc::Receiver<ToWorker>) -> Vec<SequenceId> {
@@ -235,7 +233,7 @@ mod tests {
     async fn a_client_that_does_not_read_is_cut_and_frees_everything() {
         let driver = driver();
         let (epoch, mut messages) = decode_worker(&driver);
-        let mut generation = driver.submit(vec![request(8)]).unwrap();
+        let mut submission = submit(&driver, vec![request(8)]).unwrap();
         let sequences = sequences(&mut messages);
         for index in 0..2000 {
             let step = sequences.iter().map(|&sequence| SequenceToken { sequence, index, token: 5, logprob: None });
@@ -245,7 +243,7 @@ mod tests {
         let cancelled = std::iter::from_fn(|| messages.try_recv().ok()).filter(|m| matches!(m, ToWorker::CancelSequence { .. }));
         assert_eq!(cancelled.count(), 8);
         let mut events = 0;
-        while generation.next().await.is_some() {
+        while submission.next().await.is_some() {
             events += 1;
         }
         assert_eq!(events, 8 * CHOICE_QUEUE_MAX, "what was queued is still read, then nothing");
@@ -257,12 +255,12 @@ mod tests {
         let (epoch, mut messages) = decode_worker(&driver);
         let mut request = request(2);
         request.stop.max_tokens = 1;
-        let mut generation = driver.submit(vec![request]).unwrap();
+        let mut submission = submit(&driver, vec![request]).unwrap();
         let token = |sequence| SequenceToken { sequence, index: 0, token: 5, logprob: None };
         driver.worker_event(epoch, WorkerEvent::Tokens(sequences(&mut messages).into_iter().map(token).collect()));
         driver.worker_down(epoch);
         let mut finished = Vec::new();
-        while let Some((_, event)) = generation.next().await {
+        while let Some((_, event)) = submission.next().await {
             if let RequestEvent::Finished { choice, outcome: Outcome::Length, .. } = event {
                 finished.push(choice);
             }
@@ -277,11 +275,11 @@ mod tests {
         let driver = driver();
         let _worker = decode_worker(&driver);
         for requests in [vec![request(65)], vec![request(1); 65]] {
-            let rejection = driver.submit(requests).map(|_| ()).unwrap_err();
+            let rejection = submit(&driver, requests).map(|_| ()).unwrap_err();
             assert_eq!(rejection, Rejection::TooManyChoices { choices: 65, limit: 64 });
         }
         assert_eq!(driver.view().requests, 0);
-        assert!(driver.submit(vec![request(64)]).is_ok());
+        assert!(submit(&driver, vec![request(64)]).is_ok());
     }
 
     #[tokio::test]
@@ -289,16 +287,16 @@ mod tests {
         let driver = driver();
         let (epoch, mut messages) = decode_worker(&driver);
         let too_long = NewRequest { prompt: vec![1; 5000], ..request(1) };
-        assert!(driver.submit(vec![request(1), too_long]).is_err());
+        assert!(submit(&driver, vec![request(1), too_long]).is_err());
         assert_eq!(driver.view().requests, 0, "the first prompt went with the second");
 
         sequences(&mut messages);
-        let mut generation = driver.submit(vec![request(1), request(1)]).unwrap();
+        let mut submission = submit(&driver, vec![request(1), request(1)]).unwrap();
         let second = sequences(&mut messages)[1];
         let finished = WorkerEvent::Finished { sequence: second, reason: Finish::Length, provenance: Provenance::default() };
         driver.worker_event(epoch, finished);
-        let Some((1, RequestEvent::Finished { choice: 0, outcome: Outcome::Length, .. })) = generation.next().await else { panic!() };
-        drop(generation);
+        let Some((1, RequestEvent::Finished { choice: 0, outcome: Outcome::Length, .. })) = submission.next().await else { panic!() };
+        drop(submission);
         assert_eq!(driver.view().requests, 0);
     }
 
@@ -306,8 +304,8 @@ mod tests {
     async fn a_worker_that_does_not_read_is_dropped() {
         let driver = driver();
         let (link, messages) = mpsc::channel(1);
-        driver.register(register("decode-0", RoleInfo::Decode(engine(1))), link).unwrap();
-        let _generation = driver.submit(vec![request(3)]).unwrap();
+        driver.register(decode_0(), link).unwrap();
+        let _submission = submit(&driver, vec![request(3)]).unwrap();
         assert!(driver.view().members.is_empty());
         assert!(messages.is_closed(), "its link ends");
     }

@@ -1,14 +1,12 @@
 //! A coordinator from start to end.
 
-use crate::{
-    driver::Driver,
+use crate::{driver::Driver, links, settings::Settings};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use tidemill_gateway::{
     http::{FrontDoor, server},
     metrics,
-    settings::Settings,
     text::{ModelError, TextModel},
-    workers,
 };
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 use tidemill_net::{
     identity::{Identity, IdentityError},
     link::{Endpoint, LinkError},
@@ -55,7 +53,7 @@ impl Coordinator {
         tracing::info!(name = settings.name, model = settings.served_model_name, %http, quic = %endpoint.local_addr(), "coordinator is up");
         let driver = Driver::new(settings.cluster, text.config.identity.clone());
         let front = FrontDoor::new(
-            Arc::clone(&driver),
+            Arc::<Driver>::clone(&driver),
             text,
             settings.served_model_name,
             settings.objectives,
@@ -78,7 +76,7 @@ impl Coordinator {
     /// An error: a part of this process broke, and the rest must not go on without it (deadlines and dead workers would
     /// go unnoticed).
     pub async fn serve(self, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
-        let mut accepting = tokio::spawn(workers::accept(self.endpoint.clone(), Arc::clone(&self.driver)));
+        let mut accepting = tokio::spawn(links::accept(self.endpoint.clone(), Arc::clone(&self.driver)));
         let driver = Arc::clone(&self.driver);
         let mut ticking = tokio::spawn(async move { driver.tick().await });
 

@@ -1,8 +1,9 @@
 //! The coordinator's knobs, each stated once: flags and TOML keys are one struct, checked into [`Settings`].
 
-use crate::{cluster::ClusterSettings, metrics::Objectives, schedule::Policy};
 use serde::{Deserialize, Serialize};
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use tidemill_cluster::{ClusterSettings, schedule::Policy};
+use tidemill_gateway::metrics::Objectives;
 use tidemill_net::{
     config::{ConfigError, invalid, parse_bytes, required},
     uplink::HEARTBEAT_DEAD,

@@ -8,7 +8,8 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use tidemill_coordinator::{run::Coordinator, settings::Flags, text::TextModel};
+use tidemill_coordinator::{run::Coordinator, settings::Flags};
+use tidemill_gateway::text::TextModel;
 use tidemill_net::{
     identity::{self, Identity},
     link::Endpoint,

@@ -9,8 +9,7 @@ use super::{
     parse::Options,
 };
 use crate::{
-    cluster::{self, Outcome, RequestEvent},
-    driver::Generation,
+    backend::Submission,
     metrics::{self, Objectives, RequestOutcome},
     text::{
         TextModel,
@@ -23,6 +22,7 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
+use tidemill_cluster::{Outcome, RequestEvent};
 use tidemill_proto::{block::Token, sampling::TokenLogprob};
 
 /// What one choice gained.
@@ -54,7 +54,7 @@ pub struct Finish {
 /// A request that runs in the cluster.
 #[derive(Debug)]
 pub struct Answer {
-    generation: Generation,
+    submission: Submission,
     objectives: Arc<Objectives>,
     /// When the request came in.
     arrived: Instant,
@@ -71,7 +71,7 @@ pub struct Answer {
 impl Answer {
     /// `hidden`: a token is generated only because the cluster generates at least one; nobody asked for it.
     pub fn new(
-        generation: Generation,
+        submission: Submission,
         prompts: &[Vec<Token>],
         options: &Options,
         hidden: bool,
@@ -96,7 +96,7 @@ impl Answer {
         let choices: Vec<_> = prompts.iter().flat_map(|prompt| (0..choices_per_prompt).map(move |_| prompt)).map(choice).collect();
         let prompt_tokens = prompts.iter().map(|prompt| prompt.len() as u64).sum();
         Self {
-            generation,
+            submission,
             objectives,
             arrived: options.arrived,
             open: choices.len(),
@@ -128,7 +128,7 @@ impl Answer {
                 self.outcome = RequestOutcome::Ok;
                 return Ok(None);
             }
-            let Some((prompt, event)) = self.generation.next().await else {
+            let Some((prompt, event)) = self.submission.next().await else {
                 self.outcome = RequestOutcome::Failed;
                 return Err(ApiError::internal("the answer was produced faster than it was read, and was cut"));
             };
@@ -191,14 +191,14 @@ impl Answer {
             Verdict::Stopped { text, stop } => {
                 delta.text = text;
                 delta.finish = Some(Finish { reason: "stop", stop_reason: Some(StopReason::Text(stop)) });
-                let usage = self.generation.end_choice(prompt, choice);
+                let usage = self.submission.end_choice(prompt, choice);
                 self.close(index, usage);
             }
         }
         self.ready.push_back(delta);
     }
 
-    fn close(&mut self, index: usize, usage: cluster::Usage) {
+    fn close(&mut self, index: usize, usage: tidemill_cluster::Usage) {
         let choice = &mut self.choices[index];
         choice.closed = true;
         self.open -= 1;
@@ -227,7 +227,7 @@ impl Drop for Answer {
     }
 }
 
-fn add(total: &mut TidemillUsage, usage: cluster::Usage) {
+fn add(total: &mut TidemillUsage, usage: tidemill_cluster::Usage) {
     let provenance = usage.provenance;
     for (total, ms) in [
         (&mut total.queue_ms, usage.queue_ms + provenance.queue_ms),

@@ -14,8 +14,7 @@ pub mod server;
 pub mod sse;
 
 use crate::{
-    cluster::NewRequest,
-    driver::Driver,
+    backend::{Backend, Submission},
     metrics::{self, Objectives},
     text::TextModel,
 };
@@ -39,6 +38,7 @@ use std::{
     },
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
+use tidemill_cluster::NewRequest;
 use tidemill_proto::{
     block::Token,
     sampling::{Sampling, StopRule},
@@ -53,7 +53,7 @@ const LOGPROB_MIN: f32 = -9999.0;
 /// What all handlers share.
 #[derive(Debug)]
 pub struct FrontDoor {
-    driver: Arc<Driver>,
+    backend: Arc<dyn Backend>,
     text: TextModel,
     model_name: String,
     created: u64,
@@ -67,7 +67,7 @@ pub struct FrontDoor {
 
 impl FrontDoor {
     pub fn new(
-        driver: Arc<Driver>,
+        backend: Arc<dyn Backend>,
         text: TextModel,
         model_name: String,
         objectives: Objectives,
@@ -76,7 +76,7 @@ impl FrontDoor {
     ) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
         Self {
-            driver,
+            backend,
             text,
             model_name,
             created: unix_seconds(),
@@ -147,12 +147,12 @@ impl FrontDoor {
 
     /// Longest sequence that could run now.
     fn context_tokens(&self) -> Result<u32, ApiError> {
-        self.driver.context_tokens().ok_or_else(|| crate::cluster::Rejection::NoWorker.into())
+        self.backend.context_tokens().ok_or_else(|| tidemill_cluster::Rejection::NoWorker.into())
     }
 
     /// Refuses text that cannot fit, without tokenizing it.
     fn check_text_length(&self, param: &str, text: &str) -> Result<(), ApiError> {
-        let context = self.driver.context_tokens().unwrap_or(self.text.config.context_tokens);
+        let context = self.backend.context_tokens().unwrap_or(self.text.config.context_tokens);
         if text.len() > self.text.tokenizer.text_bytes_max(context as usize) {
             return Err(ApiError::context_length(param, context, u64::from(context) + 1, 0));
         }
@@ -197,8 +197,8 @@ impl FrontDoor {
             prompt_logprobs,
             timeout: self.request_timeout,
         };
-        let generation = self.driver.submit(prompts.iter().map(request).collect())?;
-        Ok(Answer::new(generation, &prompts, options, hidden, &self.text, Arc::clone(&self.objectives)))
+        let submission = Submission::new(Arc::clone(&self.backend), prompts.iter().map(request).collect())?;
+        Ok(Answer::new(submission, &prompts, options, hidden, &self.text, Arc::clone(&self.objectives)))
     }
 
     fn draw_id(&self, kind: &str) -> String {
@@ -212,7 +212,7 @@ impl FrontDoor {
             created: self.created,
             owned_by: "tidemill",
             root: self.model_name.clone(),
-            max_model_len: self.driver.context_tokens().unwrap_or(self.text.config.context_tokens),
+            max_model_len: self.backend.context_tokens().unwrap_or(self.text.config.context_tokens),
         }
     }
 }
@@ -236,12 +236,12 @@ async fn ready(State(front): State<Arc<FrontDoor>>) -> Result<StatusCode, ApiErr
 }
 
 async fn render_metrics(State(front): State<Arc<FrontDoor>>) -> Response {
-    let text = metrics::render(&front.driver.view());
+    let text = metrics::render(&front.backend.view());
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response()
 }
 
 async fn cluster(State(front): State<Arc<FrontDoor>>) -> Response {
-    Json(front.driver.view()).into_response()
+    Json(front.backend.view()).into_response()
 }
 
 fn unix_seconds() -> u64 {

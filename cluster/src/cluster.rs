@@ -16,24 +16,14 @@
 //!                 └────requeue──────┘   worker lost, or returned it
 //! ```
 
-mod admission;
-mod request;
-#[cfg(test)]
-mod tests;
-mod view;
-mod worker;
-
-pub use request::{Failure, NewRequest, Outcome, Rejection, RequestEvent, Usage};
-pub use view::{ClusterView, MemberView};
-
 use crate::{
+    Failure, NewRequest, Outcome, Rejection, RequestEvent, Usage,
     cost::CostModel,
-    heat::Heat,
-    prefix_index::PrefixIndex,
-    registry::Registry,
+    index::{PrefixIndex, frequency::Heat},
+    membership::Registry,
+    request::{Job, Place, Request, Sequence},
     schedule::{self, Ask, Decision, Policy},
 };
-use request::{Job, Place, Request, Running, Sequence};
 use std::{
     collections::{BTreeMap, VecDeque},
     time::{Duration, Instant},
@@ -44,12 +34,12 @@ use tidemill_proto::{
 };
 
 /// Workers that a sequence is lost with before its client hears of it.
-const LOSSES_MAX: u32 = 12;
+pub(crate) const LOSSES_MAX: u32 = 12;
 /// How long a returned sequence rests before it is offered again: doubled each time in a row, up to the maximum.
 const RETURN_REST: Duration = Duration::from_millis(25);
 const RETURN_REST_MAX: Duration = Duration::from_secs(2);
 /// Sequences fetch what a prefill worker put within this time, or find it gone.
-const HANDOVER_MAX: Duration = Duration::from_secs(1);
+pub(crate) const HANDOVER_MAX: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug)]
 pub struct ClusterSettings {
@@ -82,19 +72,19 @@ pub enum Action {
 
 #[derive(Debug)]
 pub struct Cluster {
-    settings: ClusterSettings,
-    registry: Registry,
-    index: PrefixIndex,
-    heat: Heat,
-    cost: CostModel,
-    requests: BTreeMap<RequestId, Request>,
+    pub(crate) settings: ClusterSettings,
+    pub(crate) registry: Registry,
+    pub(crate) index: PrefixIndex,
+    pub(crate) heat: Heat,
+    pub(crate) cost: CostModel,
+    pub(crate) requests: BTreeMap<RequestId, Request>,
     /// Request and choice of every sequence that has not ended.
-    sequences: BTreeMap<SequenceId, (RequestId, usize)>,
+    pub(crate) sequences: BTreeMap<SequenceId, (RequestId, usize)>,
     /// Sequences without a place, rescued ones first.
-    queue: VecDeque<SequenceId>,
-    actions: VecDeque<Action>,
-    next_id: u64,
-    rescues: u64,
+    pub(crate) queue: VecDeque<SequenceId>,
+    pub(crate) actions: VecDeque<Action>,
+    pub(crate) next_id: u64,
+    pub(crate) rescues: u64,
 }
 
 impl Cluster {
@@ -241,7 +231,7 @@ impl Cluster {
     }
 
     /// Takes a sequence from its place without a word to the client.
-    fn withdraw(&mut self, id: RequestId, choice: usize) {
+    pub(crate) fn withdraw(&mut self, id: RequestId, choice: usize) {
         let sequence = &self.requests[&id].sequences[choice];
         match sequence.place {
             Place::Done => return,
@@ -259,7 +249,7 @@ impl Cluster {
     }
 
     /// Ends a choice and tells its client why. The request is forgotten with its last choice.
-    fn finish(&mut self, now: Instant, id: RequestId, choice: usize, outcome: Outcome) {
+    pub(crate) fn finish(&mut self, now: Instant, id: RequestId, choice: usize, outcome: Outcome) {
         // With its last choice the request went; whoever goes through its choices may still come by.
         let Some(request) = self.requests.get(&id) else { return };
         let sequence = &request.sequences[choice];
@@ -277,7 +267,7 @@ impl Cluster {
         self.forget_if_done(now, id);
     }
 
-    fn fail_request(&mut self, now: Instant, id: RequestId, failure: &Failure) {
+    pub(crate) fn fail_request(&mut self, now: Instant, id: RequestId, failure: &Failure) {
         let sequences = self.requests[&id].sequences.iter().map(|sequence| (sequence.id, sequence.place)).collect::<Vec<_>>();
         for (choice, (sequence, place)) in sequences.into_iter().enumerate() {
             if let Place::Running(running) = place {
@@ -288,7 +278,7 @@ impl Cluster {
     }
 
     /// The worker of a running sequence is lost, or no longer to be trusted with it.
-    fn rescue(&mut self, now: Instant, id: RequestId, choice: usize) {
+    pub(crate) fn rescue(&mut self, now: Instant, id: RequestId, choice: usize) {
         let sequence = &mut self.requests.get_mut(&id).expect("a running sequence has a request").sequences[choice];
         sequence.losses += 1;
         sequence.is_kept();
@@ -296,7 +286,7 @@ impl Cluster {
     }
 
     /// A worker had no room for it: no fault of the sequence, which waits for some no longer than any other.
-    fn take_back(&mut self, now: Instant, id: RequestId, choice: usize) {
+    pub(crate) fn take_back(&mut self, now: Instant, id: RequestId, choice: usize) {
         let sequence = &mut self.requests.get_mut(&id).expect("a running sequence has a request").sequences[choice];
         sequence.returns += 1;
         let rest = RETURN_REST.saturating_mul(1 << sequence.returns.min(16)).min(RETURN_REST_MAX);
@@ -304,7 +294,7 @@ impl Cluster {
     }
 
     /// Puts a running sequence back into the queue: it goes on elsewhere from the tokens it has.
-    fn requeue(&mut self, now: Instant, id: RequestId, choice: usize, rest: Duration) {
+    pub(crate) fn requeue(&mut self, now: Instant, id: RequestId, choice: usize, rest: Duration) {
         self.release(id, choice);
         let request = self.requests.get_mut(&id).expect("a running sequence has a request");
         if let (Some(_), Place::Running(running)) = (request.ended_by_tokens(choice), request.sequences[choice].place) {
@@ -321,7 +311,7 @@ impl Cluster {
     }
 
     /// Takes a running sequence off its worker's account.
-    fn release(&mut self, id: RequestId, choice: usize) {
+    pub(crate) fn release(&mut self, id: RequestId, choice: usize) {
         let request = &self.requests[&id];
         let Place::Running(running) = request.sequences[choice].place else { return };
         let tokens = u64::from(request.len_of(choice));
@@ -332,13 +322,13 @@ impl Cluster {
         }
     }
 
-    fn end(&mut self, id: RequestId, choice: usize) {
+    pub(crate) fn end(&mut self, id: RequestId, choice: usize) {
         let sequence = &mut self.requests.get_mut(&id).expect("an ending sequence has a request").sequences[choice];
         sequence.place = Place::Done;
         self.sequences.remove(&sequence.id);
     }
 
-    fn forget_if_done(&mut self, now: Instant, id: RequestId) {
+    pub(crate) fn forget_if_done(&mut self, now: Instant, id: RequestId) {
         if self.requests.get(&id).is_some_and(Request::is_done) {
             let request = self.requests.remove(&id).expect("it was just there");
             if let Some(job) = request.job {
@@ -347,18 +337,18 @@ impl Cluster {
         }
     }
 
-    fn cancel_prefill(&mut self, now: Instant, id: RequestId, job: &Job) {
+    pub(crate) fn cancel_prefill(&mut self, now: Instant, id: RequestId, job: &Job) {
         if let Some(worker) = self.registry.get_mut(job.worker) {
             worker.prefill.remove(now, id);
             self.actions.push_back(Action::Send { worker: job.worker, message: ToWorker::CancelPrefill { request: id } });
         }
     }
 
-    fn complete_usage(&self, request: &Request, sequence: &Sequence) -> Usage {
+    pub(crate) fn complete_usage(&self, request: &Request, sequence: &Sequence) -> Usage {
         Usage { prefill_ms: request.prefill_ms, prefill_worker: request.prefill_worker.clone(), ..sequence.usage.clone() }
     }
 
-    fn draw_id(&mut self) -> u64 {
+    pub(crate) fn draw_id(&mut self) -> u64 {
         self.next_id += 1;
         self.next_id
     }

@@ -1,12 +1,23 @@
 //! The core under events in any order: every request ends exactly once, nothing leaks, the books balance after each step.
 
-use super::*;
-use crate::registry::tests::{engine, model, register, register_at};
+use crate::{
+    Action, Cluster, ClusterSettings, Failure, NewRequest, Outcome, RequestEvent,
+    cluster::{HANDOVER_MAX, LOSSES_MAX},
+    membership::tests::{engine, model, register, register_at},
+    schedule::Policy,
+};
 use proptest::prelude::*;
-use std::collections::HashMap;
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::{Duration, Instant},
+};
 use tidemill_proto::{
     block::{BLOCK_TOKENS, BlockKey, Chain, Token},
-    message::{DecodeJob, EngineInfo, Finish, PoolEvent, PrefillOutcome, Provenance, RoleInfo, SequenceToken, TokensBySource, WorkerEvent},
+    ids::{Epoch, RequestId, SequenceId},
+    message::{
+        DecodeJob, EngineInfo, Finish, PoolEvent, PrefillOutcome, Provenance, RoleInfo, SequenceToken, ToWorker, TokensBySource,
+        WorkerEvent,
+    },
     pool::Tier,
     sampling::{Sampling, StopRule},
 };

@@ -1,12 +1,10 @@
 //! Admission, the one mechanism: match what exists, have the rest computed, give the sequence to a decode worker.
 //! New, returned and rescued sequences all come through here.
 
-use super::{
-    Action, Cluster, Failure, Outcome,
-    request::{Job, Place, Running, common_prefix},
-};
 use crate::{
-    registry::Registry,
+    Action, Cluster, Failure, Outcome,
+    membership::Registry,
+    request::{Job, Place, Running, common_prefix},
     schedule::{self, Ask, Decision, Placement, Snapshot, SourceRun},
 };
 use std::time::Instant;
@@ -24,7 +22,7 @@ const PREFILL_GRACE_MS: f64 = 30_000.0;
 impl Cluster {
     /// Places whoever waits, first come first served. A resting sequence lets others pass; one that fits no worker any
     /// more ends, since it would be in everybody's way until its deadline.
-    pub(super) fn admit(&mut self, now: Instant) {
+    pub(crate) fn admit(&mut self, now: Instant) {
         let mut next = 0;
         while let Some(&id) = self.queue.get(next) {
             let (request, choice) = self.sequences[&id];
@@ -61,7 +59,7 @@ impl Cluster {
         schedule::schedule(&self.settings.policy, &snapshot, &ask)
     }
 
-    pub(super) fn snapshot(&self, now: Instant, keys: &[BlockKey], waiting: usize) -> Snapshot<'_> {
+    pub(crate) fn snapshot(&self, now: Instant, keys: &[BlockKey], waiting: usize) -> Snapshot<'_> {
         Snapshot {
             prefill: self.registry.prefill_candidates(now),
             decode: self.registry.decode_candidates(),
@@ -149,7 +147,7 @@ impl Cluster {
         }
     }
 
-    pub(super) fn send_prefill(&mut self, now: Instant, id: RequestId, job: Job, deadline_ms: u64) {
+    pub(crate) fn send_prefill(&mut self, now: Instant, id: RequestId, job: Job, deadline_ms: u64) {
         let request = self.requests.get_mut(&id).expect("jobs belong to requests");
         let home = self.registry.pool_node(job.home, job.worker).expect("the scheduler chooses live pool nodes");
         let read = runs(&self.registry, &job.read, job.worker);

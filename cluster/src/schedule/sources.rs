@@ -6,7 +6,7 @@
 //!   most, so that a chain stays together.
 
 use super::PoolCandidate;
-use crate::prefix_index::Holder;
+use crate::index::Holder;
 use std::collections::BTreeMap;
 use tidemill_proto::{ids::Epoch, message::Host, pool::Tier};
 

@@ -103,64 +103,64 @@ pub struct Usage {
 }
 
 #[derive(Debug)]
-pub(super) struct Request {
-    pub(super) new: NewRequest,
-    pub(super) submitted: Instant,
-    pub(super) sequences: Vec<Sequence>,
-    pub(super) job: Option<Job>,
+pub(crate) struct Request {
+    pub(crate) new: NewRequest,
+    pub(crate) submitted: Instant,
+    pub(crate) sequences: Vec<Sequence>,
+    pub(crate) job: Option<Job>,
     /// When the last prefill job was done, and the pool node it put its blocks into, while sequences may still fetch them.
-    pub(super) handed_over: Option<(Instant, Epoch)>,
+    pub(crate) handed_over: Option<(Instant, Epoch)>,
     /// Prefill workers that may still answer a job of this request that was cancelled. Answers name the request, not the
     /// job, so these get no other job of it.
-    pub(super) cancelled_at: Vec<Epoch>,
-    pub(super) prefill_worker: Option<String>,
-    pub(super) prefill_ms: f64,
+    pub(crate) cancelled_at: Vec<Epoch>,
+    pub(crate) prefill_worker: Option<String>,
+    pub(crate) prefill_ms: f64,
 }
 
 /// A prefill job on its way. All sequences of a request wait for the same keys, so there is at most one.
 #[derive(Debug)]
-pub(super) struct Job {
-    pub(super) worker: Epoch,
+pub(crate) struct Job {
+    pub(crate) worker: Epoch,
     /// Leading blocks that exist.
-    pub(super) read: Vec<SourceRun>,
+    pub(crate) read: Vec<SourceRun>,
     /// Takes what is computed.
-    pub(super) home: Epoch,
+    pub(crate) home: Epoch,
     /// Kept to give the job to another worker.
-    pub(super) tokens: Vec<Token>,
-    pub(super) keys: Vec<BlockKey>,
-    pub(super) predicted_ms: f64,
+    pub(crate) tokens: Vec<Token>,
+    pub(crate) keys: Vec<BlockKey>,
+    pub(crate) predicted_ms: f64,
     /// Workers that failed it.
-    pub(super) tried: Vec<Epoch>,
+    pub(crate) tried: Vec<Epoch>,
 }
 
 #[derive(Debug)]
-pub(super) struct Sequence {
-    pub(super) id: SequenceId,
-    pub(super) place: Place,
-    pub(super) generated: Vec<Token>,
+pub(crate) struct Sequence {
+    pub(crate) id: SequenceId,
+    pub(crate) place: Place,
+    pub(crate) generated: Vec<Token>,
     /// Block keys of prompt and generated tokens, hashed when first needed.
-    pub(super) chain: Option<(LayoutFingerprint, Chain)>,
+    pub(crate) chain: Option<(LayoutFingerprint, Chain)>,
     /// Workers that it was lost with.
-    pub(super) losses: u32,
+    pub(crate) losses: u32,
     /// Times in a row that a worker sent it back before another token.
-    pub(super) returns: u32,
+    pub(crate) returns: u32,
     /// For a place, since its last token, before the wait that it may be in now.
-    pub(super) waited: Duration,
-    pub(super) prompt_logprobs_seen: bool,
+    pub(crate) waited: Duration,
+    pub(crate) prompt_logprobs_seen: bool,
     /// What the first worker that admitted it said of its prompt's origin, and then sent it back.
-    pub(super) first_account: Option<TokensBySource>,
-    pub(super) usage: Usage,
+    pub(crate) first_account: Option<TokensBySource>,
+    pub(crate) usage: Usage,
 }
 
 impl Sequence {
     /// A worker had room for it: from now on it waits anew.
-    pub(super) fn is_kept(&mut self) {
+    pub(crate) fn is_kept(&mut self) {
         (self.returns, self.waited) = (0, Duration::ZERO);
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Place {
+pub(crate) enum Place {
     /// `not_before`: a worker that sent it back gets a moment to find room.
     Queued {
         since: Instant,
@@ -172,34 +172,34 @@ pub(super) enum Place {
 
 /// A sequence at a decode worker.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Running {
-    pub(super) worker: Epoch,
+pub(crate) struct Running {
+    pub(crate) worker: Epoch,
     /// The pool node that it waits at, if it waits.
-    pub(super) home: Option<Epoch>,
+    pub(crate) home: Option<Epoch>,
     /// Where expected blocks' tokens should come from, the prompt's and others.
-    pub(super) planned: TokensBySource,
+    pub(crate) planned: TokensBySource,
     /// Computed by the worker itself before the first token; 0 from then on.
-    pub(super) tail_tokens: u64,
+    pub(crate) tail_tokens: u64,
     /// May still wait for blocks.
-    pub(super) waits: bool,
+    pub(crate) waits: bool,
 }
 
 impl Request {
-    pub(super) fn tokens_of(&self, choice: usize) -> Vec<Token> {
+    pub(crate) fn tokens_of(&self, choice: usize) -> Vec<Token> {
         [&self.new.prompt[..], &self.sequences[choice].generated].concat()
     }
 
-    pub(super) fn len_of(&self, choice: usize) -> u32 {
+    pub(crate) fn len_of(&self, choice: usize) -> u32 {
         (self.new.prompt.len() + self.sequences[choice].generated.len()) as u32
     }
 
     /// The longest it can become.
-    pub(super) fn tokens_max(&self) -> u64 {
+    pub(crate) fn tokens_max(&self) -> u64 {
         self.new.prompt.len() as u64 + u64::from(self.new.stop.max_tokens)
     }
 
     /// Whether the tokens so far already end the choice: its worker died between the last token and its last word.
-    pub(super) fn ended_by_tokens(&self, choice: usize) -> Option<Outcome> {
+    pub(crate) fn ended_by_tokens(&self, choice: usize) -> Option<Outcome> {
         let StopRule { max_tokens, stop_tokens, .. } = &self.new.stop;
         let generated = &self.sequences[choice].generated;
         match generated.last() {
@@ -209,24 +209,24 @@ impl Request {
         }
     }
 
-    pub(super) fn is_done(&self) -> bool {
+    pub(crate) fn is_done(&self) -> bool {
         self.sequences.iter().all(|sequence| sequence.place == Place::Done)
     }
 
     /// Provenance as planned, for a choice that ends before its worker's own account.
-    pub(super) fn planned(&self, running: &Running) -> TokensBySource {
+    pub(crate) fn planned(&self, running: &Running) -> TokensBySource {
         self.of_prompt(&running.planned)
     }
 
     /// Takes a worker's account of a choice. That of the prompt's origin counts from whoever admitted it first.
-    pub(super) fn account(&mut self, choice: usize, provenance: Provenance) {
+    pub(crate) fn account(&mut self, choice: usize, provenance: Provenance) {
         let tokens = self.of_prompt(&provenance.tokens);
         let sequence = &mut self.sequences[choice];
         sequence.usage.provenance = Provenance { tokens: sequence.first_account.unwrap_or(tokens), ..provenance };
     }
 
     /// Takes the account of a worker that sends a choice back. It has nothing to say if it never admitted it.
-    pub(super) fn account_of_returned(&mut self, choice: usize, tokens: &TokensBySource) {
+    pub(crate) fn account_of_returned(&mut self, choice: usize, tokens: &TokensBySource) {
         if *tokens != TokensBySource::default() {
             let tokens = self.of_prompt(tokens);
             self.sequences[choice].first_account.get_or_insert(tokens);
@@ -250,7 +250,7 @@ impl Request {
         TokensBySource { hbm, dram, nvme, remote, prefill, local }
     }
 
-    pub(super) fn record_prefill(&mut self, outcome: &PrefillOutcome) {
+    pub(crate) fn record_prefill(&mut self, outcome: &PrefillOutcome) {
         if let PrefillOutcome::Done { queue_ms, compute_ms, .. } = outcome {
             self.prefill_ms = queue_ms + compute_ms;
         }
@@ -258,6 +258,6 @@ impl Request {
 }
 
 /// Leading elements that `a` and `b` have in common.
-pub(super) fn common_prefix(a: &[BlockKey], b: &[BlockKey]) -> usize {
+pub(crate) fn common_prefix(a: &[BlockKey], b: &[BlockKey]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }

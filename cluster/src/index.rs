@@ -3,6 +3,8 @@
 //! Soft state. It may undercount and be late; a block that turns out to be missing is a miss that the decode worker
 //! answers by computing, so nothing here decides correctness.
 
+pub mod frequency;
+
 use std::collections::{BTreeMap, HashMap};
 use tidemill_proto::{block::BlockKey, ids::Epoch, message::PoolEvent, pool::Tier};
 

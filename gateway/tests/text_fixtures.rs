@@ -3,7 +3,7 @@
 
 use serde::Deserialize;
 use std::{fs, path::PathBuf, sync::Arc, time::SystemTime};
-use tidemill_coordinator::text::{TextModel, detokenizer::Detokenizer};
+use tidemill_gateway::text::{TextModel, detokenizer::Detokenizer};
 
 const FAMILIES: [&str; 5] = ["llama", "llama3", "mistral", "qwen2", "qwen3"];
 

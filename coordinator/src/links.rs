@@ -1,10 +1,8 @@
 //! The accepting end of the workers' links (`tidemill_net::uplink` is the other): register, then pump both directions.
 
-use crate::{
-    driver::{Driver, LINK_QUEUE_MAX},
-    metrics,
-};
+use crate::driver::{Driver, LINK_QUEUE_MAX};
 use std::sync::Arc;
+use tidemill_gateway::metrics;
 use tidemill_net::link::{CONNECT_MAX, Connection, Endpoint, LinkError, Receiver, Sender};
 use tidemill_proto::{
     frame::Preamble,

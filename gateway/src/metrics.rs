@@ -1,7 +1,6 @@
 //! What `/metrics` shows, under the names of ARCHITECTURE §10: what the front door measures goes through the `metrics`
 //! crate; what workers report is written out as they last said it, so that it vanishes with them.
 
-use crate::cluster::{ClusterView, MemberView};
 use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use std::{
@@ -12,6 +11,7 @@ use std::{
     },
     time::Duration,
 };
+use tidemill_cluster::{ClusterView, MemberView};
 use tidemill_proto::message::{Blocks, Counters, Moved, Role, StepSample, TierBlocks};
 
 /// Upper bounds of the latency histograms, in seconds.

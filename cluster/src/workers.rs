@@ -1,7 +1,10 @@
 //! What workers tell the cluster, and what follows when one is gone.
 
-use super::{Action, Cluster, Job, Outcome, Place, RequestEvent, Running, Sequence};
-use crate::{cluster::Failure, registry::Refusal, schedule};
+use crate::{
+    Action, Cluster, Failure, Outcome, Refusal, RequestEvent,
+    request::{Job, Place, Running, Sequence},
+    schedule,
+};
 use std::time::Instant;
 use tidemill_proto::{
     ids::{Epoch, RequestId, SequenceId},
@@ -191,7 +194,7 @@ impl Cluster {
     }
 
     /// Nobody computes blocks of this request into that pool node any more.
-    pub(super) fn stop_waiting_for(&mut self, id: RequestId, home: Epoch) {
+    pub(crate) fn stop_waiting_for(&mut self, id: RequestId, home: Epoch) {
         let waiting = |(choice, sequence): (usize, &Sequence)| {
             matches!(sequence.place, Place::Running(running) if running.waits && running.home == Some(home)).then_some(choice)
         };

@@ -12,7 +12,7 @@ mod sources;
 
 pub use sources::SourceRun;
 
-use crate::{cost::CostModel, prefix_index::Holder};
+use crate::{cost::CostModel, index::Holder};
 use tidemill_proto::{block::BLOCK_TOKENS, ids::Epoch, message::Host};
 
 /// How much more than its device blocks a decode worker is given. What does not fit waits there, fetching nothing but

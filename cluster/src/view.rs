@@ -1,7 +1,6 @@
 //! The cluster as people and dashboards see it: `/cluster`, `/ready` and the workers' part of `/metrics`.
 
-use super::{Cluster, Place};
-use crate::registry::Worker;
+use crate::{Cluster, membership::Worker, request::Place};
 use serde::Serialize;
 use std::time::Instant;
 use tidemill_proto::{
@@ -81,7 +80,7 @@ impl Cluster {
     pub fn check_integrity(&self) {
         let mut queued = 0;
         let mut live = 0;
-        let mut loads = std::collections::BTreeMap::<Epoch, crate::registry::DecodeLoad>::new();
+        let mut loads = std::collections::BTreeMap::<Epoch, crate::membership::DecodeLoad>::new();
         for (id, request) in &self.requests {
             assert!(!request.is_done(), "request {id} is done and still remembered");
             for (choice, sequence) in request.sequences.iter().enumerate() {

@@ -1,9 +1,6 @@
 //! Every failure as OpenAI's error object: `{"error": {"message", "type", "param", "code"}}`.
 
-use crate::{
-    cluster::{Failure, Rejection},
-    metrics::RequestOutcome,
-};
+use crate::metrics::RequestOutcome;
 use axum::{
     Json,
     http::{HeaderValue, StatusCode, header},
@@ -11,6 +8,7 @@ use axum::{
 };
 use serde_json::{Value, json};
 use std::time::Duration;
+use tidemill_cluster::{Failure, Rejection};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiError {
