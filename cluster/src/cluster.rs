@@ -1,50 +1,34 @@
-//! The coordinator's core: what clients ask and workers tell goes in, messages come out, time is an argument.
+//! The cluster's core: clients' requests and workers' events go in, actions come out, time is an argument.
 //!
 //! ```text
-//!             submit / cancel                       poll_action
-//!   front door ──────────────►┌─────────┐──► Send(worker, message) · Close(worker)
-//!                             │ Cluster │
-//!      workers ──────────────►└─────────┘──► Client(request, event)
-//!       register / worker_event / worker_down / tick
-//! ```
-//!
-//! A sequence lives like this; each arrow is one function here or in `admission`. New, returned and rescued sequences take the same way:
-//!
-//! ```text
-//!   submit ──► Queued ──place──► Running ──finish──► Done
-//!                 ▲                 │
-//!                 └────requeue──────┘   worker lost, or returned it
+//!            submit / cancel                        poll_action
+//!   gateway ────────────────►┌─────────┐──► Send(worker, message) · Close(worker)
+//!                            │ Cluster │
+//!   workers ────────────────►└─────────┘──► Client(request, event) · Warn
+//!     register / worker_event / worker_down / tick
 //! ```
 
 use crate::{
-    Failure, NewRequest, Outcome, Rejection, RequestEvent, Usage,
+    RequestEvent,
+    admission::AdmissionPolicy,
     cost::CostModel,
-    index::{PrefixIndex, frequency::Heat},
-    membership::Registry,
-    request::{Job, Place, Request, Sequence},
-    schedule::{self, Ask, Decision, Policy},
+    index::{PrefixIndex, frequency::FrequencySketch},
+    load::Load,
+    membership::Membership,
+    requests::Requests,
+    schedule::Policy,
 };
-use std::{
-    collections::{BTreeMap, VecDeque},
-    time::{Duration, Instant},
-};
+use std::{collections::VecDeque, time::Duration};
 use tidemill_proto::{
     ids::{Epoch, RequestId, SequenceId},
-    message::{ModelIdentity, Provenance, ToWorker},
+    message::{ModelIdentity, ToWorker},
 };
-
-/// Workers that a sequence is lost with before its client hears of it.
-pub(crate) const LOSSES_MAX: u32 = 12;
-/// How long a returned sequence rests before it is offered again: doubled each time in a row, up to the maximum.
-const RETURN_REST: Duration = Duration::from_millis(25);
-const RETURN_REST_MAX: Duration = Duration::from_secs(2);
-/// Sequences fetch what a prefill worker put within this time, or find it gone.
-pub(crate) const HANDOVER_MAX: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug)]
 pub struct ClusterSettings {
     /// Added to all ids and epochs. Drawn at random into the high 32 bits, so that two coordinators never collide.
     pub id_base: u64,
+    pub admission: AdmissionPolicy,
     pub policy: Policy,
     /// Longest wait for a place.
     pub queue_wait_max: Duration,
@@ -68,36 +52,47 @@ pub enum Action {
         request: RequestId,
         event: RequestEvent,
     },
+    /// Log it.
+    Warn(Warning),
 }
 
+/// Something that an operator should know and that the cluster has dealt with.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Warning {
+    #[error("worker {worker} sent token {index} of sequence {sequence} where {expected} was due: the sequence goes elsewhere")]
+    SkippedToken { worker: Epoch, sequence: SequenceId, index: u32, expected: u32 },
+    #[error("worker {worker} failed the prefill job of request {request}: {reason}")]
+    PrefillFailed { request: RequestId, worker: Epoch, reason: String },
+}
+
+/// Each part owns its data and is the only one that changes it. What happens to a request is in `lifecycle`, what workers say
+/// in `workers`.
+///
+/// Time is a `Duration` since a start that the caller chooses.
 #[derive(Debug)]
 pub struct Cluster {
     pub(crate) settings: ClusterSettings,
-    pub(crate) registry: Registry,
+    pub(crate) membership: Membership,
+    pub(crate) load: Load,
     pub(crate) index: PrefixIndex,
-    pub(crate) heat: Heat,
+    pub(crate) frequency: FrequencySketch,
     pub(crate) cost: CostModel,
-    pub(crate) requests: BTreeMap<RequestId, Request>,
-    /// Request and choice of every sequence that has not ended.
-    pub(crate) sequences: BTreeMap<SequenceId, (RequestId, usize)>,
-    /// Sequences without a place, rescued ones first.
-    pub(crate) queue: VecDeque<SequenceId>,
-    pub(crate) actions: VecDeque<Action>,
+    pub(crate) requests: Requests,
+    actions: VecDeque<Action>,
     pub(crate) next_id: u64,
     pub(crate) rescues: u64,
 }
 
 impl Cluster {
-    /// `model`: the front door's.
+    /// `model`: the one whose tokenizer the gateway uses.
     pub fn new(settings: ClusterSettings, model: ModelIdentity) -> Self {
         Self {
-            registry: Registry::new(settings.id_base + 1, model),
+            membership: Membership::new(settings.id_base + 1, model),
+            load: Load::default(),
             index: PrefixIndex::default(),
-            heat: Heat::default(),
+            frequency: FrequencySketch::default(),
             cost: CostModel::default(),
-            requests: BTreeMap::new(),
-            sequences: BTreeMap::new(),
-            queue: VecDeque::new(),
+            requests: Requests::default(),
             actions: VecDeque::new(),
             next_id: settings.id_base + 1,
             rescues: 0,
@@ -112,244 +107,68 @@ impl Cluster {
 
     /// Longest sequence the cluster can hold now; `None` without a decode worker.
     pub fn context_tokens(&self) -> Option<u32> {
-        self.registry.context_tokens()
+        self.membership.context_tokens()
     }
 
-    /// Refuses what no retry would get through: more choices at a time than the queue could take even if it were empty.
-    pub fn check_choices(&self, choices: usize) -> Result<(), Rejection> {
-        let limit = self.settings.policy.queue_max;
-        if choices <= limit { Ok(()) } else { Err(Rejection::TooManyChoices { choices, limit }) }
-    }
-
-    /// Takes a request. Its events follow as [`Action::Client`], one `Finished` per choice, unless it is cancelled.
-    pub fn submit(&mut self, now: Instant, new: NewRequest) -> Result<RequestId, Rejection> {
-        debug_assert!(!new.prompt.is_empty() && new.choices > 0 && new.stop.max_tokens > 0, "the front door checks");
-        let context = self.registry.context_tokens().ok_or(Rejection::NoWorker)?;
-        let tokens = new.prompt.len() as u64 + u64::from(new.stop.max_tokens);
-        if tokens > context.into() {
-            return Err(Rejection::TooLong { tokens, context });
-        }
-        let ask = Ask { tokens: new.prompt.len() as u32, tokens_max: tokens, local_only: true, joins: None };
-        let waiting = self.queue.len() + new.choices as usize - 1;
-        if let Decision::Reject { retry_after_ms } = schedule::schedule(&self.settings.policy, &self.snapshot(now, &[], waiting), &ask) {
-            return Err(Rejection::Full { retry_after_ms });
-        }
-        let id = RequestId(self.draw_id());
-        let place = Place::Queued { since: now, not_before: now };
-        let sequences: Vec<Sequence> = (0..new.choices)
-            .map(|_| Sequence {
-                id: SequenceId(self.draw_id()),
-                place,
-                generated: Vec::new(),
-                chain: None,
-                losses: 0,
-                returns: 0,
-                waited: Duration::ZERO,
-                prompt_logprobs_seen: false,
-                first_account: None,
-                usage: Usage::default(),
-            })
-            .collect();
-        for (choice, sequence) in sequences.iter().enumerate() {
-            self.sequences.insert(sequence.id, (id, choice));
-            self.queue.push_back(sequence.id);
-        }
-        let request = Request {
-            new,
-            submitted: now,
-            sequences,
-            job: None,
-            handed_over: None,
-            cancelled_at: Vec::new(),
-            prefill_worker: None,
-            prefill_ms: 0.0,
-        };
-        self.requests.insert(id, request);
-        self.admit(now);
-        Ok(id)
-    }
-
-    /// Ends one choice, or all, without another word to the client.
-    pub fn cancel(&mut self, now: Instant, request: RequestId, choice: Option<u32>) {
-        let Some(state) = self.requests.get(&request) else { return };
-        let choices = match choice {
-            Some(choice) => choice as usize..(choice as usize + 1).min(state.sequences.len()),
-            None => 0..state.sequences.len(),
-        };
-        for choice in choices {
-            self.withdraw(request, choice);
-        }
-        self.forget_if_done(now, request);
-        self.admit(now);
-    }
-
-    /// Whether some choice of the request has not ended.
-    pub fn is_active(&self, request: RequestId) -> bool {
-        self.requests.contains_key(&request)
-    }
-
-    /// What is known of a choice's cost so far, for one that the front door is about to end.
-    pub fn usage(&self, request: RequestId, choice: u32) -> Option<Usage> {
-        let request = self.requests.get(&request)?;
-        let sequence = request.sequences.get(choice as usize)?;
-        let mut usage = self.complete_usage(request, sequence);
-        if let Place::Running(running) = &sequence.place {
-            usage.provenance.tokens = sequence.first_account.unwrap_or_else(|| request.planned(running));
-        }
-        Some(usage)
-    }
-
-    /// Lets time pass: dead workers, deadlines, and whoever waits for room.
-    pub fn tick(&mut self, now: Instant) {
-        for worker in self.registry.silent(now, self.settings.heartbeat_dead) {
+    /// Lets time pass: dead workers, deadlines, and sequences that wait for room.
+    pub fn tick(&mut self, now: Duration) {
+        for worker in self.load.silent(now, self.settings.heartbeat_dead) {
             let reason = format!("silent for {:?}", self.settings.heartbeat_dead);
-            self.actions.push_back(Action::Close { worker, reason });
+            self.close(worker, reason);
             self.worker_down(now, worker);
         }
-        let overdue = |request: &Request| now.saturating_duration_since(request.submitted) >= request.new.timeout;
-        let late: Vec<_> = self.requests.iter().filter(|(_, request)| overdue(request)).map(|(id, r)| (*id, r.new.timeout)).collect();
-        for (request, timeout) in late {
-            self.fail_request(now, request, &Failure::Timeout(timeout.as_secs()));
-        }
-        let settled = |request: &Request| request.handed_over.filter(|(at, _)| now.saturating_duration_since(*at) >= HANDOVER_MAX);
-        let settled: Vec<_> = self.requests.iter().filter_map(|(id, request)| Some((*id, settled(request)?.1))).collect();
-        for (request, pool) in settled {
-            // Everything was in the pool, long enough to be fetched: what is missing there was evicted, and comes no more.
-            self.requests.get_mut(&request).expect("just listed").handed_over = None;
-            self.stop_waiting_for(request, pool);
-        }
-        for sequence in self.queue.clone() {
-            let (request, choice) = self.sequences[&sequence];
-            let Sequence { place, waited, .. } = &self.requests[&request].sequences[choice];
-            let Place::Queued { since, .. } = *place else { continue };
-            if *waited + now.saturating_duration_since(since) >= self.settings.queue_wait_max {
-                let failure = Failure::QueueTimeout(self.settings.queue_wait_max.as_secs());
-                self.finish(now, request, choice, Outcome::Failed(failure));
+        self.end_overdue(now);
+        self.end_handovers(now);
+        self.end_waiting(now);
+        self.place_queued(now);
+    }
+
+    pub(crate) fn send(&mut self, worker: Epoch, message: ToWorker) {
+        self.actions.push_back(Action::Send { worker, message });
+    }
+
+    pub(crate) fn close(&mut self, worker: Epoch, reason: String) {
+        self.actions.push_back(Action::Close { worker, reason });
+    }
+
+    pub(crate) fn tell(&mut self, request: RequestId, event: RequestEvent) {
+        self.actions.push_back(Action::Client { request, event });
+    }
+
+    pub(crate) fn warn(&mut self, warning: Warning) {
+        self.actions.push_back(Action::Warn(warning));
+    }
+
+    /// Panics if the books do not balance, each part's own and the parts with one another. Tests call it after every step.
+    pub fn check_integrity(&self) {
+        self.membership.check_integrity();
+        self.load.check_integrity();
+        self.index.check_integrity();
+        self.cost.check_integrity();
+        self.requests.check_integrity();
+        let members: Vec<Epoch> = self.membership.iter().map(|(epoch, _)| epoch).collect();
+        assert!(self.load.workers().eq(members.iter().copied()), "every member has a load, and nobody else");
+        let pools = self.membership.iter().filter(|(_, member)| member.pool_addr().is_some()).map(|(epoch, _)| epoch);
+        assert!(self.index.nodes().eq(pools), "the index covers the pool nodes");
+        for &member in &members {
+            let load = self.load.get(member).expect("just compared");
+            let running = self.requests.running().filter(|(_, running)| running.worker == member);
+            let running = running.map(|((id, choice), _)| self.requests.get(id).expect("it runs").len_of(choice));
+            let (count, tokens) = running.fold((0, 0), |(count, tokens), len| (count + 1, tokens + u64::from(len)));
+            assert_eq!((load.decode.sequences, load.decode.tokens), (count, tokens), "load of {member}");
+            for request in load.prefill.requests() {
+                let job = self.requests.get(request).and_then(|request| request.prefill.as_ref());
+                assert!(job.is_some_and(|job| job.worker == member), "{member} lists a job it does not have");
             }
         }
-        self.admit(now);
-    }
-
-    /// Takes a sequence from its place without a word to the client.
-    pub(crate) fn withdraw(&mut self, id: RequestId, choice: usize) {
-        let sequence = &self.requests[&id].sequences[choice];
-        match sequence.place {
-            Place::Done => return,
-            Place::Queued { .. } => {
-                let id = sequence.id;
-                self.queue.retain(|queued| *queued != id);
-            }
-            Place::Running(running) => {
-                let message = ToWorker::CancelSequence { sequence: sequence.id };
-                self.actions.push_back(Action::Send { worker: running.worker, message });
-                self.release(id, choice);
+        for (id, request) in self.requests.iter() {
+            if let Some(job) = &request.prefill {
+                let load = self.load.get(job.worker).expect("a job's worker is a member");
+                assert_eq!(load.prefill.requests().filter(|job| *job == id).count(), 1, "job {id} is on its worker's list once");
+                assert!(self.membership.get(job.home).is_some(), "a job's pool node is a member");
             }
         }
-        self.end(id, choice);
-    }
-
-    /// Ends a choice and tells its client why. The request is forgotten with its last choice.
-    pub(crate) fn finish(&mut self, now: Instant, id: RequestId, choice: usize, outcome: Outcome) {
-        // With its last choice the request went; whoever goes through its choices may still come by.
-        let Some(request) = self.requests.get(&id) else { return };
-        let sequence = &request.sequences[choice];
-        let usage = self.complete_usage(request, sequence);
-        match sequence.place {
-            Place::Done => return,
-            Place::Queued { .. } => {
-                let id = sequence.id;
-                self.queue.retain(|queued| *queued != id);
-            }
-            Place::Running(_) => self.release(id, choice),
-        }
-        self.end(id, choice);
-        self.actions.push_back(Action::Client { request: id, event: RequestEvent::Finished { choice: choice as u32, outcome, usage } });
-        self.forget_if_done(now, id);
-    }
-
-    pub(crate) fn fail_request(&mut self, now: Instant, id: RequestId, failure: &Failure) {
-        let sequences = self.requests[&id].sequences.iter().map(|sequence| (sequence.id, sequence.place)).collect::<Vec<_>>();
-        for (choice, (sequence, place)) in sequences.into_iter().enumerate() {
-            if let Place::Running(running) = place {
-                self.actions.push_back(Action::Send { worker: running.worker, message: ToWorker::CancelSequence { sequence } });
-            }
-            self.finish(now, id, choice, Outcome::Failed(failure.clone()));
-        }
-    }
-
-    /// The worker of a running sequence is lost, or no longer to be trusted with it.
-    pub(crate) fn rescue(&mut self, now: Instant, id: RequestId, choice: usize) {
-        let sequence = &mut self.requests.get_mut(&id).expect("a running sequence has a request").sequences[choice];
-        sequence.losses += 1;
-        sequence.is_kept();
-        self.requeue(now, id, choice, Duration::ZERO);
-    }
-
-    /// A worker had no room for it: no fault of the sequence, which waits for some no longer than any other.
-    pub(crate) fn take_back(&mut self, now: Instant, id: RequestId, choice: usize) {
-        let sequence = &mut self.requests.get_mut(&id).expect("a running sequence has a request").sequences[choice];
-        sequence.returns += 1;
-        let rest = RETURN_REST.saturating_mul(1 << sequence.returns.min(16)).min(RETURN_REST_MAX);
-        self.requeue(now, id, choice, rest);
-    }
-
-    /// Puts a running sequence back into the queue: it goes on elsewhere from the tokens it has.
-    pub(crate) fn requeue(&mut self, now: Instant, id: RequestId, choice: usize, rest: Duration) {
-        self.release(id, choice);
-        let request = self.requests.get_mut(&id).expect("a running sequence has a request");
-        if let (Some(_), Place::Running(running)) = (request.ended_by_tokens(choice), request.sequences[choice].place) {
-            request.account(choice, Provenance { tokens: request.planned(&running), ..Provenance::default() });
-        }
-        request.sequences[choice].place = Place::Queued { since: now, not_before: now + rest };
-        let sequence = &request.sequences[choice];
-        self.queue.push_front(sequence.id);
-        if let Some(outcome) = request.ended_by_tokens(choice) {
-            self.finish(now, id, choice, outcome);
-        } else if sequence.losses >= LOSSES_MAX {
-            self.finish(now, id, choice, Outcome::Failed(Failure::Losses(LOSSES_MAX)));
-        }
-    }
-
-    /// Takes a running sequence off its worker's account.
-    pub(crate) fn release(&mut self, id: RequestId, choice: usize) {
-        let request = &self.requests[&id];
-        let Place::Running(running) = request.sequences[choice].place else { return };
-        let tokens = u64::from(request.len_of(choice));
-        if let Some(worker) = self.registry.get_mut(running.worker) {
-            worker.decode.sequences -= 1;
-            worker.decode.tokens -= tokens;
-            worker.decode.tail_tokens -= running.tail_tokens;
-        }
-    }
-
-    pub(crate) fn end(&mut self, id: RequestId, choice: usize) {
-        let sequence = &mut self.requests.get_mut(&id).expect("an ending sequence has a request").sequences[choice];
-        sequence.place = Place::Done;
-        self.sequences.remove(&sequence.id);
-    }
-
-    pub(crate) fn forget_if_done(&mut self, now: Instant, id: RequestId) {
-        if self.requests.get(&id).is_some_and(Request::is_done) {
-            let request = self.requests.remove(&id).expect("it was just there");
-            if let Some(job) = request.job {
-                self.cancel_prefill(now, id, &job);
-            }
-        }
-    }
-
-    pub(crate) fn cancel_prefill(&mut self, now: Instant, id: RequestId, job: &Job) {
-        if let Some(worker) = self.registry.get_mut(job.worker) {
-            worker.prefill.remove(now, id);
-            self.actions.push_back(Action::Send { worker: job.worker, message: ToWorker::CancelPrefill { request: id } });
-        }
-    }
-
-    pub(crate) fn complete_usage(&self, request: &Request, sequence: &Sequence) -> Usage {
-        Usage { prefill_ms: request.prefill_ms, prefill_worker: request.prefill_worker.clone(), ..sequence.usage.clone() }
-    }
-
-    pub(crate) fn draw_id(&mut self) -> u64 {
-        self.next_id += 1;
-        self.next_id
+        let gone = self.requests.running().find(|(_, running)| self.membership.get(running.worker).is_none());
+        assert_eq!(gone, None, "sequences run at workers that are gone");
     }
 }

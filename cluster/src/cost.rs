@@ -2,9 +2,9 @@
 //!
 //! A step's time is close to linear in four sums (weights are read once, each token costs its matrix products, each pair
 //! of positions costs attention): `ms = c · (1, prompt tokens, prompt context, decode rows, decode context)`. Mooncake's
-//! Conductor and vLLM's profiler fit the same shape offline; here recursive least squares with forgetting does it online. What steps have
-//! not told for long is forgotten no further than to the doubt of the beginning: else alike steps, which tell little about some terms, would
-//! let these grow without end.
+//! Conductor and vLLM's profiler fit the same shape offline; here recursive least squares with forgetting does it online.
+//! Uncertainty never grows beyond the prior: long runs of similar steps say little about some terms, whose variance would
+//! otherwise grow without bound.
 
 use tidemill_proto::message::{Moved, StepSample, Transfer};
 
@@ -13,7 +13,7 @@ const TERMS: usize = 5;
 const SCALE: [f64; TERMS] = [1.0, 1e-3, 1e-6, 1e-1, 1e-4];
 /// What each scaled term costs before anything was measured, in ms: a mid-size model on a few CPU cores.
 const START: [f64; TERMS] = [5.0, 1000.0, 50.0, 5.0, 5.0];
-/// How sure the start values are (variance in units of their squares).
+/// Variance of the start values, in units of their squares.
 const START_VARIANCE: f64 = 1.0;
 /// Weight of a sample after the next one. About the last 200 steps count.
 const FORGET: f64 = 0.995;
@@ -26,7 +26,7 @@ const RATE_WEIGHT: f64 = 0.2;
 #[derive(Clone, Debug)]
 pub struct StepCost {
     coefficients: [f64; TERMS],
-    /// What samples have told about them: inverse of their covariance, and never less than at the start.
+    /// Inverse of their covariance. Never less than at the start.
     information: [[f64; TERMS]; TERMS],
 }
 
@@ -38,7 +38,7 @@ impl Default for StepCost {
 }
 
 impl StepCost {
-    /// Learns from one measured step. Samples that no clock could have produced are ignored.
+    /// Learns from one measured step. Impossible durations are ignored.
     pub fn observe(&mut self, sample: &StepSample) {
         let ms = f64::from(sample.ms);
         if !(ms.is_finite() && ms >= 0.0) {
@@ -80,13 +80,22 @@ impl StepCost {
         self.predict(&scaled(0.0, 0.0, rows as f64, context as f64))
     }
 
-    /// No term makes a step shorter, whatever noise taught.
+    /// Negative coefficients come from noise, and count as zero.
     fn predict(&self, terms: &[f64; TERMS]) -> f64 {
         self.coefficients.iter().zip(terms).map(|(c, t)| c.max(0.0) * t).sum()
     }
+
+    /// Panics if it has learnt something that is no number, or knows less than at the start. Tests call it after every step.
+    pub fn check_integrity(&self) {
+        assert!(self.coefficients.iter().all(|c| c.is_finite()), "{:?}", self.coefficients);
+        for (i, row) in self.information.iter().enumerate() {
+            assert!(row.iter().all(|cell| cell.is_finite()), "{row:?}");
+            assert!(row[i] >= start_information(i) * (1.0 - 1e-9), "term {i} is less certain than its prior");
+        }
+    }
 }
 
-/// Everything the scheduler knows about time.
+/// How long everything takes that the scheduler plans.
 #[derive(Clone, Debug)]
 pub struct CostModel {
     pub prefill: StepCost,
@@ -106,7 +115,7 @@ impl Default for CostModel {
 }
 
 impl CostModel {
-    /// Milliseconds to fetch so many blocks from both. They are fetched at the same time, by the same reader.
+    /// Milliseconds to fetch these blocks. One reader fetches both kinds at the same time.
     pub fn transfer_ms(&self, near_blocks: u64, far_blocks: u64, block_bytes: u64) -> f64 {
         let bytes = |blocks: u64| blocks as f64 * block_bytes as f64;
         bytes(near_blocks) / self.near_bytes_per_ms + bytes(far_blocks) / self.far_bytes_per_ms
@@ -116,6 +125,13 @@ impl CostModel {
     pub fn observe_transfer(&mut self, before: &Transfer, after: &Transfer) {
         learn(&mut self.near_bytes_per_ms, &[(&before.shm_put, &after.shm_put), (&before.shm_get, &after.shm_get)]);
         learn(&mut self.far_bytes_per_ms, &[(&before.quic_put, &after.quic_put), (&before.quic_get, &after.quic_get)]);
+    }
+
+    /// Panics if a prediction would be no duration. Tests call it after every step.
+    pub fn check_integrity(&self) {
+        self.prefill.check_integrity();
+        self.decode.check_integrity();
+        assert!([self.near_bytes_per_ms, self.far_bytes_per_ms].iter().all(|rate| rate.is_finite() && *rate > 0.0), "{self:?}");
     }
 }
 
@@ -245,6 +261,7 @@ mod tests {
             let mut cost = StepCost::default();
             for (prefill_tokens, prefill_context, decode_rows, decode_context, ms) in samples {
                 cost.observe(&StepSample { prefill_tokens, prefill_context, decode_rows, decode_context, ms });
+                cost.check_integrity();
             }
             for ms in [cost.prefill_ms(1000, 1000), cost.step_ms(10, 1000)] {
                 prop_assert!(ms.is_finite() && ms >= 0.0, "{ms}");

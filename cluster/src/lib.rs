@@ -1,18 +1,31 @@
-//! The cluster's deciding part: what clients ask and workers tell goes in, messages come out, time is an argument.
+//! The cluster's deciding part, sans I/O: no clock, socket, thread, text or HTTP. Events and time go in, actions come out.
+//!
+//! - [`Cluster`]: the machine as a whole; `workers`: what workers tell it
+//! - `lifecycle`: a request's stages, one per file; `requests`: requests, their sequences and the queue
+//! - [`admission`]: may a request come in; [`schedule`]: where a sequence runs. Both pure, over what `candidates` joins
+//! - [`membership`]: who is in the cluster (to be agreed upon by all coordinators)
+//! - [`load`]: what this coordinator gave each worker, and what workers report (never replicated)
+//! - [`index`]: which pool nodes hold a block, and which blocks are read often
+//! - [`cost`]: how long things take, learnt from workers' steps
+//! - `request`, `view`: what clients and operators see
 
+pub mod admission;
+mod candidates;
 mod cluster;
 pub mod cost;
 pub mod index;
+mod lifecycle;
+pub mod load;
 pub mod membership;
-mod placement;
 mod request;
+mod requests;
 pub mod schedule;
 #[cfg(test)]
 mod tests;
 mod view;
 mod workers;
 
-pub use cluster::{Action, Cluster, ClusterSettings};
+pub use cluster::{Action, Cluster, ClusterSettings, Warning};
 pub use membership::Refusal;
-pub use request::{Failure, NewRequest, Outcome, Rejection, RequestEvent, Usage};
+pub use request::{ChoiceUsage, Failure, NewRequest, Outcome, Rejection, RequestEvent};
 pub use view::{ClusterView, MemberView};

@@ -1,12 +1,12 @@
 //! Where a sequence goes: one pure decision over a snapshot. No clock, no state, so a simulator runs this very code.
 //!
-//! Least predicted TTFT, after Mooncake's Conductor: `queue + fetch + prefill + first step`, prefix-aware. Two things are
-//! decided apart from each other because they share nothing but the clock:
+//! Least predicted TTFT, after Mooncake's Conductor: `queue + fetch + prefill + first step`, prefix-aware. Two decisions are
+//! independent of each other:
 //!
-//! - *Who decodes*: the worker with the least work in front of the new sequence's first token, among those with room.
-//! - *Who computes the prompt's missing blocks*: what any pool node holds is read from there (`sources`); the rest is a
-//!   prefill worker's, unless the decode worker would be done with the missing suffix, after those that it has already, before a
-//!   prefill worker could even begin (conditional disaggregation). Short suffixes and clusters without prefill workers thus all become "tail".
+//! - *Who decodes*: the worker with the least work before the new sequence's first token, among those with room.
+//! - *Who computes the prompt's missing blocks*: blocks in a pool are read from there (`sources`). A prefill worker computes
+//!   the rest, unless the decode worker would finish that suffix before a prefill worker could begin (conditional
+//!   disaggregation). So short suffixes, and clusters without prefill workers, become "tail".
 
 mod sources;
 
@@ -15,8 +15,8 @@ pub use sources::SourceRun;
 use crate::{cost::CostModel, index::Holder};
 use tidemill_proto::{block::BLOCK_TOKENS, ids::Epoch, message::Host};
 
-/// How much more than its device blocks a decode worker is given. What does not fit waits there, fetching nothing but
-/// ready to start within a step; more would only wait in the wrong place.
+/// How many times its device blocks a decode worker is given. The surplus waits there, ready to start within a step; more of
+/// it would only wait in the wrong place.
 const OVERCOMMIT: u64 = 2;
 
 /// What the operator decides.
@@ -24,8 +24,6 @@ const OVERCOMMIT: u64 = 2;
 pub struct Policy {
     /// The decode worker computes a missing suffix of at most this many tokens itself. `None`: by predicted time.
     pub local_tail_tokens: Option<u32>,
-    /// Sequences waiting for a place; one more is rejected.
-    pub queue_max: usize,
     /// Sequences given to one decode worker at a time, at most; `None`: as many as it asks for.
     pub decode_sequences_max: Option<u32>,
     /// A block that is read over the network gets a copy at the reader's near node from this many reads on; `None`: never.
@@ -38,11 +36,9 @@ pub struct Snapshot<'a> {
     pub prefill: Vec<PrefillCandidate>,
     pub decode: Vec<DecodeCandidate<'a>>,
     pub pools: Vec<PoolCandidate<'a>>,
-    /// Who holds each of the sequence's leading blocks, as far as somebody does.
+    /// Holders of the sequence's leading blocks, up to the first block that nobody holds.
     pub blocks: Vec<&'a [Holder]>,
     pub block_bytes: u64,
-    /// Sequences that wait for a place already, and go first.
-    pub waiting: usize,
     pub cost: &'a CostModel,
 }
 
@@ -81,14 +77,14 @@ pub struct PoolCandidate<'a> {
     pub room_blocks: u64,
 }
 
-/// The sequence to place.
+/// What the sequence to place needs.
 #[derive(Clone, Copy, Debug)]
-pub struct Ask {
+pub struct Demand {
     /// Prompt, and what was generated before.
     pub tokens: u32,
     /// The longest it can become. A worker that cannot hold that would end it early, where another would not.
     pub tokens_max: u64,
-    /// All of it must be computed by the decode worker (it needs every position's logits).
+    /// The decode worker must compute all of it, since it needs every position's logits.
     pub local_only: bool,
     /// Another sequence of the same request already has a prefill job: (pool node, leading blocks in common).
     pub joins: Option<(Epoch, u32)>,
@@ -99,13 +95,9 @@ pub enum Decision {
     Place(Placement),
     /// No room now: wait for some.
     Queue,
-    /// There are decode workers, and none could hold it even alone: `context`, in tokens, is the most that one holds.
+    /// No decode worker could hold it even alone. The largest holds `context` tokens.
     TooLong {
         context: u32,
-    },
-    /// No room, and the queue is full.
-    Reject {
-        retry_after_ms: u64,
     },
 }
 
@@ -116,32 +108,26 @@ pub struct Placement {
     pub read: Vec<SourceRun>,
     /// Takes what is computed of this sequence.
     pub home: Option<Epoch>,
-    /// Who computes the blocks from those read to `expected_blocks`; `None`: nobody has to, or somebody does already.
+    /// Computes the blocks between those read and `expected_blocks`. `None`: there are none, or a job for them runs already.
     pub prefill: Option<Epoch>,
-    /// Leading blocks that are to be read, or on their way to `home`. The rest is the tail.
+    /// Leading blocks to read, or to await at `home`. The rest is the tail.
     pub expected_blocks: u32,
     /// Prefill worker's own time for this job.
     pub prefill_ms: f64,
     pub ttft_ms: f64,
 }
 
-/// Blocks of a sequence that can come from a pool: full ones, and never the last token, whose logits somebody must compute.
+/// Blocks of a sequence that can come from a pool: full ones, without the last token, whose logits must be computed.
 pub fn blocks_fetchable(tokens: u32) -> u32 {
     tokens.saturating_sub(1) / BLOCK_TOKENS as u32
 }
 
-pub fn schedule(policy: &Policy, snapshot: &Snapshot, ask: &Ask) -> Decision {
-    if let Some(context) = snapshot.decode.iter().map(|worker| worker.context_tokens).max().filter(|&c| u64::from(c) < ask.tokens_max) {
+pub fn schedule(policy: &Policy, snapshot: &Snapshot, demand: &Demand) -> Decision {
+    if let Some(context) = snapshot.decode.iter().map(|worker| worker.context_tokens).max().filter(|&c| u64::from(c) < demand.tokens_max) {
         return Decision::TooLong { context };
     }
-    let decode = (snapshot.waiting == 0).then(|| choose_decode(policy, snapshot, ask)).flatten();
-    let Some((decode, first_step_ms)) = decode else {
-        return match snapshot.waiting < policy.queue_max {
-            true => Decision::Queue,
-            false => Decision::Reject { retry_after_ms: retry_after_ms(snapshot) },
-        };
-    };
-    let prompt = choose_prompt(policy, snapshot, ask, &decode);
+    let Some((decode, first_step_ms)) = choose_decode(policy, snapshot, demand) else { return Decision::Queue };
+    let prompt = choose_prompt(policy, snapshot, demand, &decode);
     Decision::Place(Placement {
         decode: decode.worker,
         read: prompt.read,
@@ -158,7 +144,7 @@ pub fn choose_prefill(candidates: &[PrefillCandidate]) -> Option<PrefillCandidat
     candidates.iter().copied().min_by(|a, b| a.queue_ms.total_cmp(&b.queue_ms).then(a.worker.cmp(&b.worker)))
 }
 
-/// How the prompt's KV comes about, and how long that takes before the decode worker's first step.
+/// Where the prompt's KV comes from, and how long that takes before the decode worker's first step.
 struct Prompt {
     read: Vec<SourceRun>,
     home: Option<Epoch>,
@@ -168,9 +154,9 @@ struct Prompt {
     ms: f64,
 }
 
-fn choose_prompt(policy: &Policy, snapshot: &Snapshot, ask: &Ask, decode: &DecodeCandidate<'_>) -> Prompt {
+fn choose_prompt(policy: &Policy, snapshot: &Snapshot, demand: &Demand, decode: &DecodeCandidate<'_>) -> Prompt {
     let (cost, reader) = (snapshot.cost, decode.host);
-    let fetchable = if ask.local_only { 0 } else { blocks_fetchable(ask.tokens) };
+    let fetchable = if demand.local_only { 0 } else { blocks_fetchable(demand.tokens) };
     let held = &snapshot.blocks[..snapshot.blocks.len().min(fetchable as usize)];
     let read = sources::choose_runs(held, &snapshot.pools, reader);
     let blocks = |near| read.iter().filter(|run| run.near == near).map(|run| u64::from(run.blocks)).sum::<u64>();
@@ -178,15 +164,15 @@ fn choose_prompt(policy: &Policy, snapshot: &Snapshot, ask: &Ask, decode: &Decod
     let found = (blocks(true) + blocks(false)) as u32;
     let local = |expected: u32| {
         let cached = u64::from(expected) * BLOCK_TOKENS as u64;
-        fetch_ms + cost.decode.prefill_ms(u64::from(ask.tokens) - cached, cached)
+        fetch_ms + cost.decode.prefill_ms(u64::from(demand.tokens) - cached, cached)
     };
-    // What a sibling's job computes comes to that job's home.
-    let joined = ask.joins.filter(|(home, _)| snapshot.pools.iter().any(|pool| pool.node == *home));
-    let new_blocks = u64::from(ask.tokens / BLOCK_TOKENS as u32 + 1 - found);
+    // A sibling's job puts its blocks at that job's home.
+    let joined = demand.joins.filter(|(home, _)| snapshot.pools.iter().any(|pool| pool.node == *home));
+    let new_blocks = u64::from(demand.tokens / BLOCK_TOKENS as u32 + 1 - found);
     let home = joined.map(|(home, _)| home).or_else(|| sources::choose_home(&snapshot.pools, reader, &read, new_blocks));
     let stay_local =
         |expected| Prompt { read: read.clone(), home, prefill: None, expected_blocks: expected, prefill_ms: 0.0, ms: local(expected) };
-    if ask.joins.is_some() {
+    if demand.joins.is_some() {
         return stay_local(joined.map_or(0, |(_, blocks)| blocks.min(fetchable)).max(found));
     }
     let missing_tokens = (fetchable - found) * BLOCK_TOKENS as u32;
@@ -210,35 +196,28 @@ fn choose_prompt(policy: &Policy, snapshot: &Snapshot, ask: &Ask, decode: &Decod
 }
 
 /// The decode worker with room whose next new sequence waits least, and for how long.
-fn choose_decode<'a>(policy: &Policy, snapshot: &Snapshot<'a>, ask: &Ask) -> Option<(DecodeCandidate<'a>, f64)> {
+fn choose_decode<'a>(policy: &Policy, snapshot: &Snapshot<'a>, demand: &Demand) -> Option<(DecodeCandidate<'a>, f64)> {
     let first_step_ms = |worker: &DecodeCandidate| {
-        let step_ms = snapshot.cost.decode.step_ms(u64::from(worker.sequences) + 1, worker.tokens + u64::from(ask.tokens));
+        let step_ms = snapshot.cost.decode.step_ms(u64::from(worker.sequences) + 1, worker.tokens + u64::from(demand.tokens));
         tails_ms(snapshot.cost, worker) + step_ms
     };
-    let roomy = snapshot.decode.iter().filter(|worker| has_room(policy, worker, ask));
+    let roomy = snapshot.decode.iter().filter(|worker| has_room(policy, worker, demand));
     let timed = roomy.map(|worker| (worker, first_step_ms(worker)));
     let least = timed.min_by(|(a, a_ms), (b, b_ms)| a_ms.total_cmp(b_ms).then((a.sequences, a.worker).cmp(&(b.sequences, b.worker))));
     least.map(|(worker, ms)| (*worker, ms))
 }
 
-/// How long the worker computes prompts that it has already.
+/// How long the worker computes prompts that it was given before.
 fn tails_ms(cost: &CostModel, worker: &DecodeCandidate<'_>) -> f64 {
     if worker.tail_tokens == 0 { 0.0 } else { cost.decode.prefill_ms(worker.tail_tokens, 0) }
 }
 
-fn has_room(policy: &Policy, worker: &DecodeCandidate<'_>, ask: &Ask) -> bool {
+fn has_room(policy: &Policy, worker: &DecodeCandidate<'_>, demand: &Demand) -> bool {
     let blocks = |sequences: u64, tokens: u64| tokens / BLOCK_TOKENS as u64 + sequences;
-    let together = blocks(u64::from(worker.sequences) + 1, worker.tokens + u64::from(ask.tokens));
-    ask.tokens_max <= worker.context_tokens.into()
+    let together = blocks(u64::from(worker.sequences) + 1, worker.tokens + u64::from(demand.tokens));
+    demand.tokens_max <= worker.context_tokens.into()
         && worker.sequences < policy.decode_sequences_max.map_or(worker.work_max, |most| most.min(worker.work_max))
         && (worker.sequences == 0 || together <= OVERCOMMIT * u64::from(worker.device_blocks))
-}
-
-/// When a rejected client may try again: the queue, drained one sequence per decode step of a full worker.
-fn retry_after_ms(snapshot: &Snapshot) -> u64 {
-    let workers = snapshot.decode.len().max(1) as f64;
-    let step_ms = snapshot.decode.iter().map(|w| snapshot.cost.decode.step_ms(w.sequences.into(), w.tokens)).fold(1.0, f64::max);
-    ((snapshot.waiting as f64 * step_ms / workers) as u64).clamp(1_000, 30_000)
 }
 
 #[cfg(test)]
@@ -247,13 +226,13 @@ mod tests {
     use std::fmt::Write;
     use tidemill_proto::pool::Tier;
 
-    /// Rows of `prompt tokens‥most tokens | prefill queues, ms | decode sequences×tokens+tail | pool leading blocks | waiting | decision`.
+    /// Rows of `prompt tokens‥most tokens | prefill queues, ms | decode sequences×tokens+tail | pool leading blocks | decision`.
     /// Workers are named by kind and column: p0, d1, k0.
     fn check(policy: &Policy, table: &str) {
         let mut wrong = String::new();
         for row in table.lines().map(str::trim).filter(|row| !row.is_empty()) {
             let cells: Vec<&str> = row.split('|').map(str::trim).collect();
-            let [tokens, prefill, decode, pools, waiting, expected] = cells[..] else { panic!("row `{row}`") };
+            let [tokens, prefill, decode, pools, expected] = cells[..] else { panic!("row `{row}`") };
             let cost = CostModel::default();
             let here = Host("here".into());
             let items = |cell: &str| cell.split_whitespace().filter(|item| *item != "-").map(str::to_owned).enumerate().collect::<Vec<_>>();
@@ -296,12 +275,11 @@ mod tests {
                     .collect(),
                 blocks: held.iter().map(Vec::as_slice).collect(),
                 block_bytes: 1 << 16,
-                waiting: waiting.parse().unwrap(),
                 cost: &cost,
             };
             let (tokens, tokens_max) = tokens.split_once('‥').unwrap_or((tokens, tokens));
             let (tokens, tokens_max) = (tokens.parse().unwrap(), tokens_max.parse().unwrap());
-            let got = describe(schedule(policy, &snapshot, &Ask { tokens, tokens_max, local_only: false, joins: None }));
+            let got = describe(schedule(policy, &snapshot, &Demand { tokens, tokens_max, local_only: false, joins: None }));
             if got != expected {
                 writeln!(wrong, "{row}\n    got {got}").unwrap();
             }
@@ -313,7 +291,6 @@ mod tests {
         match decision {
             Decision::Queue => "queue".into(),
             Decision::TooLong { context } => format!("too long for {context}"),
-            Decision::Reject { .. } => "reject".into(),
             Decision::Place(p) => {
                 let name = |kind, epoch: Option<Epoch>| epoch.map_or("-".into(), |e| format!("{kind}{}", e.0 % 100));
                 format!(
@@ -329,7 +306,7 @@ mod tests {
     }
 
     fn policy(local_tail_tokens: Option<u32>) -> Policy {
-        Policy { local_tail_tokens, queue_max: 4, decode_sequences_max: None, replicate_after: None }
+        Policy { local_tail_tokens, decode_sequences_max: None, replicate_after: None }
     }
 
     #[test]
@@ -337,39 +314,37 @@ mod tests {
         check(
             &policy(Some(0)),
             "
-            100    | 0       | 0×0+0             | 0     | 0 | p0 d0 k0 0/6
-            96     | 0       | 0×0+0             | 0     | 0 | p0 d0 k0 0/5
-            97     | 0       | 0×0+0             | 0     | 0 | p0 d0 k0 0/6
-            16     | 0       | 0×0+0             | 0     | 0 | - d0 k0 0/0
-            17     | 0       | 0×0+0             | 0     | 0 | p0 d0 k0 0/1
-            100    | 0       | 0×0+0             | 2     | 0 | p0 d0 k0 2/6
-            100    | 0       | 0×0+0             | 6     | 0 | - d0 k0 6/6
-            96     | 0       | 0×0+0             | 6     | 0 | - d0 k0 5/5
-            100    | -       | 0×0+0             | 2     | 0 | - d0 k0 2/2
-            100    | 0       | 0×0+0             | -     | 0 | - d0 - 0/0
-            100    | 50 20   | 0×0+0             | 0     | 0 | p1 d0 k0 0/6
-            100    | 0       | 0×0+0             | 1 3   | 0 | p0 d0 k1 3/6
-            100    | 0       | 3×900+0 1×100+0   | 0     | 0 | p0 d1 k0 0/6
-            100    | 0       | 1×100+900 1×100+0 | 0     | 0 | p0 d1 k0 0/6
+            100    | 0       | 0×0+0             | 0     | p0 d0 k0 0/6
+            96     | 0       | 0×0+0             | 0     | p0 d0 k0 0/5
+            97     | 0       | 0×0+0             | 0     | p0 d0 k0 0/6
+            16     | 0       | 0×0+0             | 0     | - d0 k0 0/0
+            17     | 0       | 0×0+0             | 0     | p0 d0 k0 0/1
+            100    | 0       | 0×0+0             | 2     | p0 d0 k0 2/6
+            100    | 0       | 0×0+0             | 6     | - d0 k0 6/6
+            96     | 0       | 0×0+0             | 6     | - d0 k0 5/5
+            100    | -       | 0×0+0             | 2     | - d0 k0 2/2
+            100    | 0       | 0×0+0             | -     | - d0 - 0/0
+            100    | 50 20   | 0×0+0             | 0     | p1 d0 k0 0/6
+            100    | 0       | 0×0+0             | 1 3   | p0 d0 k1 3/6
+            100    | 0       | 3×900+0 1×100+0   | 0     | p0 d1 k0 0/6
+            100    | 0       | 1×100+900 1×100+0 | 0     | p0 d1 k0 0/6
             ",
         );
     }
 
     #[test]
-    fn room_decides_between_placing_queueing_and_rejecting() {
+    fn room_decides_between_placing_and_queueing() {
         check(
             &policy(Some(0)),
             "
-            100    | 0       | -                 | 0     | 0 | queue
-            100    | 0       | 8×100+0           | 0     | 0 | queue
-            100    | 0       | 8×100+0 7×4000+0  | 0     | 0 | p0 d1 k0 0/6
-            5000   | 0       | 0×0+0             | 0     | 0 | too long for 4096
-            5000   | 0       | -                 | 0     | 0 | queue
-            9‥4096 | 0       | 0×0+0             | 0     | 0 | - d0 k0 0/0
-            9‥4097 | 0       | 0×0+0             | 0     | 0 | too long for 4096
-            4000   | 0       | 2×6000+0          | 0     | 0 | queue
-            100    | 0       | 0×0+0             | 0     | 1 | queue
-            100    | 0       | 0×0+0             | 0     | 4 | reject
+            100    | 0       | -                 | 0     | queue
+            100    | 0       | 8×100+0           | 0     | queue
+            100    | 0       | 8×100+0 7×4000+0  | 0     | p0 d1 k0 0/6
+            5000   | 0       | 0×0+0             | 0     | too long for 4096
+            5000   | 0       | -                 | 0     | queue
+            9‥4096 | 0       | 0×0+0             | 0     | - d0 k0 0/0
+            9‥4097 | 0       | 0×0+0             | 0     | too long for 4096
+            4000   | 0       | 2×6000+0          | 0     | queue
             ",
         );
     }
@@ -380,19 +355,19 @@ mod tests {
         check(
             &policy(None),
             "
-            100    | 0       | 0×0+0             | 0     | 0 | p0 d0 k0 0/6
-            100    | 200     | 0×0+0             | 0     | 0 | - d0 k0 0/0
-            100    | 200     | 1×100+50          | 0     | 0 | - d0 k0 0/0
-            100    | 200     | 1×100+200         | 0     | 0 | p0 d0 k0 0/6
-            1000   | 200     | 0×0+0             | 0     | 0 | p0 d0 k0 0/62
-            1000   | 200     | 0×0+0             | 60    | 0 | - d0 k0 60/60
+            100    | 0       | 0×0+0             | 0     | p0 d0 k0 0/6
+            100    | 200     | 0×0+0             | 0     | - d0 k0 0/0
+            100    | 200     | 1×100+50          | 0     | - d0 k0 0/0
+            100    | 200     | 1×100+200         | 0     | p0 d0 k0 0/6
+            1000   | 200     | 0×0+0             | 0     | p0 d0 k0 0/62
+            1000   | 200     | 0×0+0             | 60    | - d0 k0 60/60
             ",
         );
         check(
             &policy(Some(64)),
             "
-            65     | 0       | 0×0+0             | 0     | 0 | - d0 k0 0/0
-            81     | 0       | 0×0+0             | 0     | 0 | p0 d0 k0 0/5
+            65     | 0       | 0×0+0             | 0     | - d0 k0 0/0
+            81     | 0       | 0×0+0             | 0     | p0 d0 k0 0/5
             ",
         );
     }
@@ -416,14 +391,13 @@ mod tests {
             pools: [3, 4].map(|n| PoolCandidate { node: Epoch(n), host: &here, draining: false, free_blocks: n, room_blocks: n }).to_vec(),
             blocks: Vec::new(),
             block_bytes: 1,
-            waiting: 0,
             cost: &cost,
         };
-        let ask = Ask { tokens: 100, tokens_max: 200, local_only: false, joins: Some((Epoch(3), 6)) };
-        let Decision::Place(placed) = schedule(&policy(Some(0)), &snapshot, &ask) else { panic!() };
+        let demand = Demand { tokens: 100, tokens_max: 200, local_only: false, joins: Some((Epoch(3), 6)) };
+        let Decision::Place(placed) = schedule(&policy(Some(0)), &snapshot, &demand) else { panic!() };
         assert_eq!((placed.prefill, placed.home, placed.expected_blocks), (None, Some(Epoch(3)), 6));
-        let ask = Ask { local_only: true, joins: None, ..ask };
-        let Decision::Place(placed) = schedule(&policy(Some(0)), &snapshot, &ask) else { panic!() };
+        let demand = Demand { local_only: true, joins: None, ..demand };
+        let Decision::Place(placed) = schedule(&policy(Some(0)), &snapshot, &demand) else { panic!() };
         assert_eq!((placed.prefill, placed.expected_blocks), (None, 0), "scoring needs every position's logits");
     }
 }

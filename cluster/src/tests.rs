@@ -2,14 +2,15 @@
 
 use crate::{
     Action, Cluster, ClusterSettings, Failure, NewRequest, Outcome, RequestEvent,
-    cluster::{HANDOVER_MAX, LOSSES_MAX},
+    admission::AdmissionPolicy,
+    lifecycle::{HANDOVER_MAX, LOSSES_MAX},
     membership::tests::{engine, model, register, register_at},
     schedule::Policy,
 };
 use proptest::prelude::*;
 use std::{
     collections::{BTreeMap, HashMap},
-    time::{Duration, Instant},
+    time::Duration,
 };
 use tidemill_proto::{
     block::{BLOCK_TOKENS, BlockKey, Chain, Token},
@@ -24,11 +25,13 @@ use tidemill_proto::{
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 const STOP: Token = 7;
+const START: Duration = Duration::from_secs(1000);
 
 fn settings() -> ClusterSettings {
     ClusterSettings {
         id_base: 1 << 40,
-        policy: Policy { local_tail_tokens: Some(0), queue_max: 6, decode_sequences_max: Some(3), replicate_after: Some(2) },
+        admission: AdmissionPolicy { queue_max: 6 },
+        policy: Policy { local_tail_tokens: Some(0), decode_sequences_max: Some(3), replicate_after: Some(2) },
         queue_wait_max: Duration::from_secs(20),
         heartbeat_dead: Duration::from_secs(5),
     }
@@ -82,7 +85,7 @@ fn small_engine() -> EngineInfo {
 
 #[test]
 fn a_lost_pool_node_ends_the_waiting_and_the_prefill() {
-    let (mut cluster, now) = (Cluster::new(settings(), model()), Instant::now());
+    let (mut cluster, now) = (Cluster::new(settings(), model()), START);
     let pool = cluster.register(now, register("k", RoleInfo::Kvpool { addr: ([127, 0, 0, 1], 1).into() })).unwrap();
     let prefill = cluster.register(now, register("p", RoleInfo::Prefill(engine(1)))).unwrap();
     let decode = cluster.register(now, register("d", RoleInfo::Decode(engine(1)))).unwrap();
@@ -102,7 +105,7 @@ fn a_lost_pool_node_ends_the_waiting_and_the_prefill() {
 
 #[test]
 fn a_worker_that_dies_after_the_last_token_costs_nothing() {
-    let (mut cluster, now) = (Cluster::new(settings(), model()), Instant::now());
+    let (mut cluster, now) = (Cluster::new(settings(), model()), START);
     let decode = cluster.register(now, register("d", RoleInfo::Decode(engine(1)))).unwrap();
     let other = cluster.register(now, register("e", RoleInfo::Decode(engine(1)))).unwrap();
     for (tokens, outcome) in [(vec![1, 2, 3, 4], Outcome::Length), (vec![1, STOP], Outcome::Stop(STOP))] {
@@ -117,12 +120,48 @@ fn a_worker_that_dies_after_the_last_token_costs_nothing() {
         let [Action::Client { request, event: RequestEvent::Finished { outcome: got, .. } }] = &actions[..] else { panic!("{actions:?}") };
         assert_eq!((*request, got), (id, &outcome));
     }
-    assert!([decode, other].iter().all(|epoch| cluster.registry.get(*epoch).is_none()));
+    assert!([decode, other].iter().all(|epoch| cluster.membership.get(*epoch).is_none()));
+}
+
+#[test]
+fn new_sequences_wait_behind_those_that_wait_already() {
+    let (mut cluster, now) = (Cluster::new(settings(), model()), START);
+    let decode = cluster.register(now, register("d", RoleInfo::Decode(engine(1)))).unwrap();
+    for _ in 0..5 {
+        cluster.submit(now, request(5, 1)).unwrap();
+    }
+    let running: Vec<_> = decode_jobs(&drain(&mut cluster)).into_iter().map(|(_, job)| job.sequence).collect();
+    assert_eq!((running.len(), cluster.view(now).sequences_waiting), (3, 2));
+    cluster.worker_event(now, decode, finished(running[0], Finish::Length));
+    let next = decode_jobs(&drain(&mut cluster)).remove(0).1.sequence;
+    cluster.submit(now, request(5, 1)).unwrap();
+    cluster.worker_event(now, decode, finished(running[1], Finish::Length));
+    let after = decode_jobs(&drain(&mut cluster)).remove(0).1.sequence;
+    assert!(running[2] < next && next < after, "first come, first served");
+    cluster.worker_event(now, decode, finished(running[2], Finish::Length));
+    assert!(after < decode_jobs(&drain(&mut cluster)).remove(0).1.sequence);
+}
+
+#[test]
+fn a_prompt_is_shared_and_not_copied() {
+    let (mut cluster, now) = (Cluster::new(settings(), model()), START);
+    cluster.register(now, register("k", RoleInfo::Kvpool { addr: ([127, 0, 0, 1], 1).into() })).unwrap();
+    cluster.register(now, register("p", RoleInfo::Prefill(engine(1)))).unwrap();
+    cluster.register(now, register("d", RoleInfo::Decode(engine(1)))).unwrap();
+    let new = request(40, 2);
+    cluster.submit(now, new.clone()).unwrap();
+    let messages = drain(&mut cluster).into_iter().map(|action| match action {
+        Action::Send { message: ToWorker::Decode(job), .. } => (job.tokens.as_ptr(), job.tokens.len()),
+        Action::Send { message: ToWorker::Prefill(job), .. } => (job.tokens.as_ptr(), job.tokens.len()),
+        other => panic!("{other:?}"),
+    });
+    let prompt = new.prompt.as_ptr();
+    assert_eq!(messages.collect::<Vec<_>>(), [(prompt, 40), (prompt, 32), (prompt, 40)], "the client's own tokens, in every message");
 }
 
 #[test]
 fn a_returned_sequence_rests_and_lets_others_pass() {
-    let (mut cluster, now) = (Cluster::new(settings(), model()), Instant::now());
+    let (mut cluster, now) = (Cluster::new(settings(), model()), START);
     let decode = cluster.register(now, register("d", RoleInfo::Decode(engine(1)))).unwrap();
     cluster.submit(now, request(5, 1)).unwrap();
     let first = decode_jobs(&drain(&mut cluster)).remove(0).1.sequence;
@@ -136,7 +175,7 @@ fn a_returned_sequence_rests_and_lets_others_pass() {
 
 #[test]
 fn a_sequence_that_no_worker_keeps_waits_as_long_as_any_other() {
-    let (mut cluster, start) = (Cluster::new(settings(), model()), Instant::now());
+    let (mut cluster, start) = (Cluster::new(settings(), model()), START);
     let decode = cluster.register(start, register("d", RoleInfo::Decode(engine(1)))).unwrap();
     cluster.submit(start, request(5, 1)).unwrap();
     let (mut returns, mut now) = (0, start);
@@ -161,7 +200,7 @@ fn a_sequence_that_no_worker_keeps_waits_as_long_as_any_other() {
 
 #[test]
 fn time_at_a_worker_is_no_time_in_the_queue() {
-    let (mut cluster, start) = (Cluster::new(settings(), model()), Instant::now());
+    let (mut cluster, start) = (Cluster::new(settings(), model()), START);
     let decode = cluster.register(start, register("d", RoleInfo::Decode(engine(1)))).unwrap();
     cluster.submit(start, request(5, 1)).unwrap();
     let mut now = start;
@@ -181,7 +220,7 @@ fn time_at_a_worker_is_no_time_in_the_queue() {
 
 #[test]
 fn a_gap_in_a_pool_nodes_events_closes_its_link() {
-    let (mut cluster, now) = (Cluster::new(settings(), model()), Instant::now());
+    let (mut cluster, now) = (Cluster::new(settings(), model()), START);
     let pool = cluster.register(now, register("k", RoleInfo::Kvpool { addr: ([127, 0, 0, 1], 1).into() })).unwrap();
     cluster.worker_event(now, pool, WorkerEvent::PoolEvents { from: 3, events: vec![PoolEvent::Cleared] });
     assert_eq!(drain(&mut cluster), []);
@@ -191,7 +230,7 @@ fn a_gap_in_a_pool_nodes_events_closes_its_link() {
 
 #[test]
 fn a_timeout_ends_the_choices_that_still_run() {
-    let (mut cluster, now) = (Cluster::new(settings(), model()), Instant::now());
+    let (mut cluster, now) = (Cluster::new(settings(), model()), START);
     let decode = cluster.register(now, register("d", RoleInfo::Decode(engine(1)))).unwrap();
     let id = cluster.submit(now, request(5, 2)).unwrap();
     let jobs = decode_jobs(&drain(&mut cluster));
@@ -209,7 +248,7 @@ fn a_timeout_ends_the_choices_that_still_run() {
 
 #[test]
 fn an_answer_to_a_cancelled_prefill_job_is_never_taken_for_a_newer_ones() {
-    let (mut cluster, now) = (Cluster::new(settings(), model()), Instant::now());
+    let (mut cluster, now) = (Cluster::new(settings(), model()), START);
     let kvpool = |name| register(name, RoleInfo::Kvpool { addr: ([127, 0, 0, 1], 1).into() });
     let pool = cluster.register(now, kvpool("k")).unwrap();
     let prefill = cluster.register(now, register("p", RoleInfo::Prefill(engine(1)))).unwrap();
@@ -229,7 +268,7 @@ fn an_answer_to_a_cancelled_prefill_job_is_never_taken_for_a_newer_ones() {
 
 #[test]
 fn nobody_waits_for_blocks_after_the_prefill_job() {
-    let (mut cluster, now) = (Cluster::new(settings(), model()), Instant::now());
+    let (mut cluster, now) = (Cluster::new(settings(), model()), START);
     cluster.register(now, register("k", RoleInfo::Kvpool { addr: ([127, 0, 0, 1], 1).into() })).unwrap();
     let prefill = cluster.register(now, register("p", RoleInfo::Prefill(engine(1)))).unwrap();
     let decode = cluster.register(now, register("d", RoleInfo::Decode(engine(1)))).unwrap();
@@ -250,7 +289,7 @@ fn nobody_waits_for_blocks_after_the_prefill_job() {
 
 #[test]
 fn a_sequence_runs_only_where_its_longest_answer_fits() {
-    let (mut cluster, now) = (Cluster::new(settings(), model()), Instant::now());
+    let (mut cluster, now) = (Cluster::new(settings(), model()), START);
     cluster.register(now, register("small", RoleInfo::Decode(small_engine()))).unwrap();
     let large = cluster.register(now, register("large", RoleInfo::Decode(engine(1)))).unwrap();
     let small_tokens = small_engine().device_blocks as usize * BLOCK_TOKENS;
@@ -280,7 +319,7 @@ fn a_rescued_sequence_accounts_for_its_prompt_only() {
         (Some(account(0, 16, 24)), account(48, 0, 1), account(0, 16, 24)),
         (Some(account(0, 0, 0)), account(16, 0, 24), account(16, 0, 24)),
     ] {
-        let (mut cluster, now) = (Cluster::new(settings(), model()), Instant::now());
+        let (mut cluster, now) = (Cluster::new(settings(), model()), START);
         let decode = cluster.register(now, register("d", RoleInfo::Decode(engine(1)))).unwrap();
         cluster.submit(now, request(40, 1)).unwrap();
         let sequence = decode_jobs(&drain(&mut cluster)).remove(0).1.sequence;
@@ -362,7 +401,7 @@ struct Heard {
 /// The world around the cluster: what its messages have led workers and clients to believe.
 struct World {
     cluster: Cluster,
-    now: Instant,
+    now: Duration,
     workers: Vec<(Epoch, u8)>,
     /// Of each decode worker that ever was.
     device_blocks: HashMap<Epoch, u32>,
@@ -378,7 +417,7 @@ impl World {
     fn new() -> Self {
         Self {
             cluster: Cluster::new(settings(), model()),
-            now: Instant::now(),
+            now: START,
             workers: Vec::new(),
             device_blocks: HashMap::new(),
             running: Vec::new(),
@@ -500,6 +539,7 @@ impl World {
                 }
                 Action::Close { worker, .. } => self.forget(worker),
                 Action::Client { request, event } => self.client(request, event),
+                Action::Warn(_) => {}
             }
         }
     }
@@ -582,6 +622,6 @@ proptest! {
                 prop_assert!(choice.ended, "a choice of {} never ended", request);
             }
         }
-        prop_assert!(world.cluster.requests.is_empty() && world.cluster.sequences.is_empty() && world.cluster.queue.is_empty());
+        prop_assert!(world.cluster.requests.len() == 0 && world.cluster.requests.waiting() == 0 && world.cluster.requests.running_count() == 0);
     }
 }

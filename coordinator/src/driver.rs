@@ -9,7 +9,7 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use tidemill_cluster::{Action, Cluster, ClusterSettings, ClusterView, NewRequest, Refusal, Rejection, RequestEvent, Usage};
+use tidemill_cluster::{Action, ChoiceUsage, Cluster, ClusterSettings, ClusterView, NewRequest, Refusal, Rejection, RequestEvent};
 use tidemill_gateway::backend::{Accepted, Backend};
 use tidemill_proto::{
     ids::{Epoch, RequestId},
@@ -19,15 +19,19 @@ use tokio::sync::mpsc;
 
 /// Messages on their way to one worker.
 pub const LINK_QUEUE_MAX: usize = 4096;
-/// Events that a client has not looked at: minutes of one choice,
+/// Events that a client has not read: minutes of one choice,
 const CLIENT_QUEUE_MAX: usize = 4096;
-/// and if there are many, whose tokens come together, so many for each.
+/// and this many of each choice where there are many, since their tokens come together.
 const CHOICE_QUEUE_MAX: usize = 1024;
 /// How often time passes for the core: the resolution of its deadlines.
 const TICK: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]
-pub struct Driver(Mutex<State>);
+pub struct Driver {
+    state: Mutex<State>,
+    /// The cluster's time begins here.
+    started: Instant,
+}
 
 #[derive(Debug)]
 struct State {
@@ -38,9 +42,10 @@ struct State {
 }
 
 impl Driver {
-    /// `model`: the front door's.
+    /// `model`: the one whose tokenizer the gateway uses.
     pub fn new(settings: ClusterSettings, model: ModelIdentity) -> Arc<Self> {
-        Arc::new(Self(Mutex::new(State { cluster: Cluster::new(settings, model), links: HashMap::new(), clients: HashMap::new() })))
+        let state = State { cluster: Cluster::new(settings, model), links: HashMap::new(), clients: HashMap::new() };
+        Arc::new(Self { state: Mutex::new(state), started: Instant::now() })
     }
 
     /// Takes a worker in. Its messages go to `link`, in order, after the answer to its registration.
@@ -72,9 +77,9 @@ impl Driver {
         }
     }
 
-    fn with<T>(&self, act: impl FnOnce(&mut State, Instant) -> T) -> T {
-        let mut state = self.0.lock();
-        let now = Instant::now();
+    fn with<T>(&self, act: impl FnOnce(&mut State, Duration) -> T) -> T {
+        let mut state = self.state.lock();
+        let now = self.started.elapsed();
         let result = act(&mut state, now);
         state.perform(now);
         result
@@ -104,7 +109,7 @@ impl Backend for Driver {
         })
     }
 
-    fn end_choice(&self, request: RequestId, choice: u32) -> Usage {
+    fn end_choice(&self, request: RequestId, choice: u32) -> ChoiceUsage {
         self.with(|state, now| {
             let usage = state.cluster.usage(request, choice).unwrap_or_default();
             state.cluster.cancel(now, request, Some(choice));
@@ -120,23 +125,23 @@ impl Backend for Driver {
     }
 
     fn context_tokens(&self) -> Option<u32> {
-        self.0.lock().cluster.context_tokens()
+        self.state.lock().cluster.context_tokens()
     }
 
     fn view(&self) -> ClusterView {
-        self.0.lock().cluster.view(Instant::now())
+        self.state.lock().cluster.view(self.started.elapsed())
     }
 }
 
 impl State {
-    fn cancel(&mut self, now: Instant, requests: &[RequestId]) {
+    fn cancel(&mut self, now: Duration, requests: &[RequestId]) {
         for &request in requests {
             self.clients.remove(&request);
             self.cluster.cancel(now, request, None);
         }
     }
 
-    fn perform(&mut self, now: Instant) {
+    fn perform(&mut self, now: Duration) {
         let mut ended = Vec::new();
         while let Some(action) = self.cluster.poll_action() {
             match action {
@@ -151,6 +156,7 @@ impl State {
                     tracing::warn!(%worker, reason, "link dropped");
                     self.links.remove(&worker);
                 }
+                Action::Warn(warning) => tracing::warn!("{warning}"),
                 Action::Client { request, event } => {
                     if self.clients.get(&request).is_some_and(|client| client.try_send((request, event)).is_err()) {
                         tracing::warn!(%request, "client does not keep up with its tokens: cancelled");
@@ -172,7 +178,7 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidemill_cluster::{Outcome, schedule::Policy};
+    use tidemill_cluster::{Outcome, admission::AdmissionPolicy, schedule::Policy};
     use tidemill_gateway::backend::Submission;
     use tidemill_proto::{
         block::LayoutFingerprint,
@@ -200,7 +206,8 @@ mod tests {
     fn driver() -> Arc<Driver> {
         let settings = ClusterSettings {
             id_base: 0,
-            policy: Policy { local_tail_tokens: None, queue_max: 64, decode_sequences_max: None, replicate_after: None },
+            admission: AdmissionPolicy { queue_max: 64 },
+            policy: Policy { local_tail_tokens: None, decode_sequences_max: None, replicate_after: None },
             queue_wait_max: Duration::from_secs(60),
             heartbeat_dead: Duration::from_secs(60),
         };
@@ -209,7 +216,7 @@ mod tests {
 
     fn request(choices: u32) -> NewRequest {
         NewRequest {
-            prompt: vec![1, 2, 3],
+            prompt: vec![1, 2, 3].into(),
             salt: Vec::new(),
             sampling: Sampling::default(),
             stop: StopRule { max_tokens: 1000, ..StopRule::default() },
@@ -267,7 +274,7 @@ mod tests {
         }
         finished.sort_unstable();
         assert_eq!(finished, [0, 1]);
-        assert!(driver.0.lock().clients.is_empty());
+        assert!(driver.state.lock().clients.is_empty());
     }
 
     #[tokio::test]
@@ -286,7 +293,7 @@ mod tests {
     async fn all_prompts_are_taken_or_none() {
         let driver = driver();
         let (epoch, mut messages) = decode_worker(&driver);
-        let too_long = NewRequest { prompt: vec![1; 5000], ..request(1) };
+        let too_long = NewRequest { prompt: vec![1; 5000].into(), ..request(1) };
         assert!(submit(&driver, vec![request(1), too_long]).is_err());
         assert_eq!(driver.view().requests, 0, "the first prompt went with the second");
 

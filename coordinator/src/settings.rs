@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
-use tidemill_cluster::{ClusterSettings, schedule::Policy};
+use tidemill_cluster::{ClusterSettings, admission::AdmissionPolicy, schedule::Policy};
 use tidemill_gateway::metrics::Objectives;
 use tidemill_net::{
     config::{ConfigError, invalid, parse_bytes, required},
@@ -120,7 +120,6 @@ impl Flags {
         let seconds = |key, value: Option<u64>, default| positive(key, value.unwrap_or(default)).map(Duration::from_secs);
         let policy = Policy {
             local_tail_tokens: self.local_tail_tokens,
-            queue_max: positive("queue_max", self.queue_max.unwrap_or(1024) as u64)? as usize,
             decode_sequences_max: match self.decode_sequences_max {
                 Some(0) => return Err(invalid("decode_sequences_max", 0, "must be at least 1")),
                 limit => limit,
@@ -135,6 +134,7 @@ impl Flags {
             served_model_name,
             cluster: ClusterSettings {
                 id_base: u64::from(rand::random::<u32>()) << 32,
+                admission: AdmissionPolicy { queue_max: positive("queue_max", self.queue_max.unwrap_or(1024) as u64)? as usize },
                 policy,
                 queue_wait_max: seconds("queue_wait_s", self.queue_wait_s, 60)?,
                 heartbeat_dead: HEARTBEAT_DEAD,

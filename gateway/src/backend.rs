@@ -1,7 +1,7 @@
 //! The cluster as the gateway sees it: five calls, and the events of what was submitted.
 
 use std::{fmt, sync::Arc};
-use tidemill_cluster::{ClusterView, NewRequest, Rejection, RequestEvent, Usage};
+use tidemill_cluster::{ChoiceUsage, ClusterView, NewRequest, Rejection, RequestEvent};
 use tidemill_proto::ids::RequestId;
 use tokio::sync::mpsc;
 
@@ -10,7 +10,7 @@ pub trait Backend: fmt::Debug + Send + Sync {
     /// Takes all requests or none.
     fn submit(&self, requests: Vec<NewRequest>) -> Result<Accepted, Rejection>;
     /// Ends one choice without another event. Returns its usage so far.
-    fn end_choice(&self, request: RequestId, choice: u32) -> Usage;
+    fn end_choice(&self, request: RequestId, choice: u32) -> ChoiceUsage;
     /// Ends whatever has not ended, without another event.
     fn cancel(&self, requests: &[RequestId]);
     /// Longest sequence that could run now; `None` if none could.
@@ -48,7 +48,7 @@ impl Submission {
     }
 
     /// Ends one choice for a reason of the gateway's own, such as a stop string.
-    pub fn end_choice(&self, prompt: usize, choice: u32) -> Usage {
+    pub fn end_choice(&self, prompt: usize, choice: u32) -> ChoiceUsage {
         self.backend.end_choice(self.accepted.requests[prompt], choice)
     }
 }

@@ -189,7 +189,7 @@ impl FrontDoor {
             return Err(ApiError::invalid(param, message));
         }
         let request = |prompt: &Vec<Token>| NewRequest {
-            prompt: prompt.clone(),
+            prompt: prompt.clone().into(),
             salt: options.salt.clone(),
             sampling: Sampling { logprobs: options.sampling.logprobs.filter(|_| !hidden), ..options.sampling.clone() },
             stop: StopRule { max_tokens: generated, min_tokens: options.min_tokens, stop_tokens: options.stop_tokens.clone() },

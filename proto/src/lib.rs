@@ -2,6 +2,7 @@
 //!
 //! - [`ids`]: requests, sequences, epochs
 //! - [`block`]: the 16-token block, its chained [`BlockKey`](block::BlockKey), the layout that its bytes commit to
+//! - [`tokens`]: lists of token ids that share memory
 //! - [`sampling`]: how a client wants its tokens drawn
 //! - [`step`]: what a worker's scheduler asks of a model in one step
 //! - [`message`]: what coordinator and workers tell each other
@@ -15,3 +16,4 @@ pub mod message;
 pub mod pool;
 pub mod sampling;
 pub mod step;
+pub mod tokens;

@@ -8,6 +8,7 @@ use crate::{
     ids::{Epoch, RequestId, SequenceId},
     pool::Tier,
     sampling::{Sampling, StopRule, TokenLogprob},
+    tokens::Tokens,
 };
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
@@ -207,7 +208,7 @@ pub struct Peer {
 pub struct PrefillJob {
     pub request: RequestId,
     /// At least `blocks * 16` tokens.
-    pub tokens: Vec<Token>,
+    pub tokens: Tokens,
     pub blocks: u32,
     /// Tenant's cache salt.
     pub salt: Vec<u8>,
@@ -225,7 +226,7 @@ pub struct DecodeJob {
     pub request: RequestId,
     pub sequence: SequenceId,
     /// Prompt, and for a rescued sequence the tokens already generated.
-    pub tokens: Vec<Token>,
+    pub tokens: Tokens,
     /// How many of `tokens` are the prompt; the rest were generated before.
     pub prompt_tokens: u32,
     pub salt: Vec<u8>,

@@ -18,7 +18,7 @@ fn job() -> impl Strategy<Value = DecodeJob> {
             request: RequestId(id),
             sequence: SequenceId(!id),
             prompt_tokens: tokens.len() as u32,
-            tokens,
+            tokens: tokens.into(),
             salt,
             read: vec![Run { node: NODE, blocks: 2 }],
             home: Some(NODE),

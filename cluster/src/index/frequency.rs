@@ -1,7 +1,7 @@
-//! How often blocks are read over the network, so that the often read ones get a copy nearby.
+//! How often blocks are read over the network: the most read ones get a copy nearby.
 //!
 //! A count-min sketch whose counts are halved now and then (TinyLFU: Einziger, Friedman, Manes 2017, §3): fixed memory
-//! however many blocks there are, and what was popular once cools down. It may overcount, which costs a copy too many.
+//! however many blocks there are, and old reads fade. It may overcount, which costs a needless copy.
 
 use crate::schedule::SourceRun;
 use tidemill_proto::block::BlockKey;
@@ -14,20 +14,20 @@ const ROWS: usize = 4;
 const READS_PER_AGE: usize = COUNTERS / ROWS / 2;
 
 #[derive(Debug)]
-pub struct Heat {
+pub struct FrequencySketch {
     counters: Box<[u8]>,
     reads: usize,
 }
 
-impl Default for Heat {
+impl Default for FrequencySketch {
     fn default() -> Self {
         Self { counters: vec![0; COUNTERS].into(), reads: 0 }
     }
 }
 
-impl Heat {
-    /// Counts the reads of a sequence's blocks that go over the network. How many leading blocks are hot: they have been read
-    /// `threshold` times now. Whoever reads a block reads those before it, too, so the hot ones come first.
+impl FrequencySketch {
+    /// Counts a sequence's reads that go over the network. Returns how many of its leading blocks are hot, which is to say read
+    /// at least `threshold` times. A reader of a block reads those before it, too, so hot blocks come first.
     pub fn hot_blocks(&mut self, read: &[SourceRun], keys: &[BlockKey], threshold: Option<u8>) -> u32 {
         let runs = read.iter().flat_map(|run| std::iter::repeat_n(run.near, run.blocks as usize));
         let far = (1..).zip(runs.zip(keys)).filter(|(_, (near, _))| !near);
@@ -36,7 +36,7 @@ impl Heat {
         hot.last().map_or(0, |(number, _)| *number)
     }
 
-    /// Counts one read of a block. How often it has been read lately, this time included.
+    /// Counts one read of a block. Returns how often it was read lately, this time included.
     pub fn read(&mut self, key: &BlockKey) -> u8 {
         self.reads += 1;
         if self.reads.is_multiple_of(READS_PER_AGE) {
@@ -54,6 +54,15 @@ impl Heat {
         }
         count
     }
+
+    /// Panics if a count cannot be true. Tests call it.
+    pub fn check_integrity(&self) {
+        assert_eq!(self.counters.len(), COUNTERS);
+        assert!(
+            self.counters.iter().all(|count| usize::from(*count) <= self.reads),
+            "a block was read more often than all blocks together"
+        );
+    }
 }
 
 #[cfg(test)]
@@ -67,22 +76,23 @@ mod tests {
 
     #[test]
     fn reads_are_counted_per_block() {
-        let mut heat = Heat::default();
-        assert_eq!([1, 1, 2, 1].map(|n| heat.read(&key(n))), [1, 2, 1, 3]);
+        let mut sketch = FrequencySketch::default();
+        assert_eq!([1, 1, 2, 1].map(|n| sketch.read(&key(n))), [1, 2, 1, 3]);
         for _ in 0..1000 {
-            heat.read(&key(1));
+            sketch.read(&key(1));
         }
-        assert_eq!(heat.read(&key(1)), u8::MAX, "counts stop at the most that they can");
+        assert_eq!(sketch.read(&key(1)), u8::MAX, "counts stop at their maximum");
+        sketch.check_integrity();
     }
 
     #[test]
     fn what_is_read_no_longer_cools_down_and_rare_blocks_stay_cold() {
-        let mut heat = Heat::default();
+        let mut sketch = FrequencySketch::default();
         for _ in 0..40 {
-            heat.read(&key(0));
+            sketch.read(&key(0));
         }
-        let overcounted = (1..3 * READS_PER_AGE as u64).filter(|&n| heat.read(&key(n)) > 3).count();
-        assert!(heat.read(&key(0)) < 20, "old reads count less");
+        let overcounted = (1..3 * READS_PER_AGE as u64).filter(|&n| sketch.read(&key(n)) > 3).count();
+        assert!(sketch.read(&key(0)) < 20, "old reads count less");
         assert!(overcounted < READS_PER_AGE / 1000, "{overcounted} blocks that were read once look hot");
     }
 }

@@ -1,9 +1,9 @@
-//! Where a sequence's blocks are read, and where new ones go, as seen from its decode worker.
+//! Where a decode worker reads a sequence's blocks, and where new blocks go.
 //!
-//! - **Reading**, per block: from DRAM before NVMe, near before far, from nodes that stay before those that drain; among equals
-//!   so that the whole is read in the fewest runs, each of which is a round trip.
-//! - **Home**, for what is computed: a near node if there is one, with room if possible, and then the one that is read from
-//!   most, so that a chain stays together.
+//! - **Reading**, per block: DRAM before NVMe, near before far, staying nodes before draining ones; among equals, the fewest
+//!   runs, since each is a round trip.
+//! - **Home**, for new blocks: a near node if there is one, with room if possible, then the one that most is read from, so
+//!   that a chain stays together.
 
 use super::PoolCandidate;
 use crate::index::Holder;
@@ -19,7 +19,7 @@ pub struct SourceRun {
     pub blocks: u32,
 }
 
-/// What makes one copy of a block better than another: the least is the best.
+/// The merit of a block's copy: the least is the best.
 type Rank = (Tier, Far, Draining);
 type Far = bool;
 type Draining = bool;

@@ -198,7 +198,7 @@ impl Answer {
         self.ready.push_back(delta);
     }
 
-    fn close(&mut self, index: usize, usage: tidemill_cluster::Usage) {
+    fn close(&mut self, index: usize, usage: tidemill_cluster::ChoiceUsage) {
         let choice = &mut self.choices[index];
         choice.closed = true;
         self.open -= 1;
@@ -227,7 +227,7 @@ impl Drop for Answer {
     }
 }
 
-fn add(total: &mut TidemillUsage, usage: tidemill_cluster::Usage) {
+fn add(total: &mut TidemillUsage, usage: tidemill_cluster::ChoiceUsage) {
     let provenance = usage.provenance;
     for (total, ms) in [
         (&mut total.queue_ms, usage.queue_ms + provenance.queue_ms),

@@ -1,0 +1,19 @@
+//! A request from its submission to its end, one stage per file. New, returned and rescued sequences take the same way:
+//!
+//! ```text
+//!   submit ──► queue ──place──► decode worker ──progress──► finish
+//!                ▲                    │
+//!                └──────requeue───────┘   worker lost, or sent it back
+//! ```
+//!
+//! [`prefill`] is the side branch: the job that computes a prompt's missing blocks, and those who wait for it.
+
+mod finish;
+mod place;
+mod prefill;
+mod progress;
+mod requeue;
+mod submit;
+
+#[cfg(test)]
+pub(crate) use {prefill::HANDOVER_MAX, requeue::LOSSES_MAX};

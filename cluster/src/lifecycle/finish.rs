@@ -1,0 +1,126 @@
+//! A choice ends: by its worker's word, by a deadline, by its client. The request is forgotten with its last choice.
+
+use crate::{
+    ChoiceUsage, Cluster, Failure, Outcome, RequestEvent,
+    requests::{ChoiceId, Place},
+};
+use std::time::Duration;
+use tidemill_proto::{
+    ids::{Epoch, RequestId, SequenceId},
+    message::{Finish, Provenance, ToWorker},
+};
+
+impl Cluster {
+    /// Ends one choice, or all, without another word to the client.
+    pub fn cancel(&mut self, now: Duration, request: RequestId, choice: Option<u32>) {
+        let Some(state) = self.requests.get(request) else { return };
+        let choices = match choice {
+            Some(choice) => choice as usize..(choice as usize + 1).min(state.sequences.len()),
+            None => 0..state.sequences.len(),
+        };
+        for choice in choices {
+            self.withdraw((request, choice));
+            self.end((request, choice));
+        }
+        self.forget_if_done(now, request);
+        self.place_queued(now);
+    }
+
+    /// Whether some choice of the request has not ended.
+    pub fn is_active(&self, request: RequestId) -> bool {
+        self.requests.get(request).is_some()
+    }
+
+    /// A choice's usage so far, for one that the gateway is about to end.
+    pub fn usage(&self, request: RequestId, choice: u32) -> Option<ChoiceUsage> {
+        let request = self.requests.get(request)?;
+        let sequence = request.sequences.get(choice as usize)?;
+        let mut usage = request.usage(choice as usize);
+        if let Some(running) = sequence.running() {
+            usage.provenance.tokens = sequence.first_sources.unwrap_or_else(|| request.planned(&running));
+        }
+        Some(usage)
+    }
+
+    /// A decode worker's last word on a sequence.
+    pub(crate) fn finished(&mut self, now: Duration, worker: Epoch, sequence: SequenceId, reason: Finish, provenance: Provenance) {
+        let Some(at) = self.requests.running_at(worker, sequence) else { return };
+        let request = self.requests.get_mut(at.0).expect("a running sequence has a request");
+        let outcome = match reason {
+            Finish::Returned => {
+                request.account_of_returned(at.1, &provenance.tokens);
+                return self.take_back(now, at);
+            }
+            Finish::Stop { token } => Outcome::Stop(token),
+            Finish::Length => Outcome::Length,
+            Finish::Failed { reason } => Outcome::Failed(Failure::Worker(reason)),
+        };
+        request.account(at.1, provenance);
+        self.finish(now, at, outcome);
+    }
+
+    /// Ends requests that are older than their timeout.
+    pub(crate) fn end_overdue(&mut self, now: Duration) {
+        let overdue = self.requests.iter().filter(|(_, request)| request.remaining(now).is_zero());
+        for (id, timeout) in overdue.map(|(id, request)| (id, request.new.timeout)).collect::<Vec<_>>() {
+            self.fail_request(now, id, &Failure::Timeout(timeout.as_secs()));
+        }
+    }
+
+    /// Ends sequences that have waited too long for a place.
+    pub(crate) fn end_waiting(&mut self, now: Duration) {
+        let limit = self.settings.queue_wait_max;
+        let too_long = self.requests.queue().filter_map(|sequence| {
+            let at = self.requests.locate(sequence)?;
+            let sequence = self.requests.choice(at).1;
+            let Place::Queued { since, .. } = sequence.place() else { return None };
+            (sequence.waited + now.saturating_sub(since) >= limit).then_some(at)
+        });
+        for at in too_long.collect::<Vec<_>>() {
+            self.finish(now, at, Outcome::Failed(Failure::QueueTimeout(limit.as_secs())));
+        }
+    }
+
+    fn fail_request(&mut self, now: Duration, id: RequestId, failure: &Failure) {
+        let choices = self.requests.get(id).map_or(0, |request| request.sequences.len());
+        for choice in 0..choices {
+            self.withdraw((id, choice));
+            self.finish(now, (id, choice), Outcome::Failed(failure.clone()));
+        }
+    }
+
+    /// Ends a choice and tells its client why.
+    pub(crate) fn finish(&mut self, now: Duration, at: ChoiceId, outcome: Outcome) {
+        // The request went with its last choice; a loop over its choices may still come by.
+        let Some(request) = self.requests.get(at.0) else { return };
+        if request.sequences[at.1].place() == Place::Done {
+            return;
+        }
+        let usage = request.usage(at.1);
+        self.end(at);
+        self.tell(at.0, RequestEvent::Finished { choice: at.1 as u32, outcome, usage });
+        self.forget_if_done(now, at.0);
+    }
+
+    /// Tells the worker of a choice that it ends.
+    fn withdraw(&mut self, at: ChoiceId) {
+        let Some(sequence) = self.requests.get(at.0).map(|request| &request.sequences[at.1]) else { return };
+        if let Some(running) = sequence.running() {
+            let message = ToWorker::CancelSequence { sequence: sequence.id };
+            self.send(running.worker, message);
+        }
+    }
+
+    fn end(&mut self, at: ChoiceId) {
+        self.load.end_sequence(self.requests.choice(at).1.id);
+        self.requests.end(at);
+    }
+
+    fn forget_if_done(&mut self, now: Duration, id: RequestId) {
+        if let Some(request) = self.requests.remove_if_done(id)
+            && let Some(job) = request.prefill
+        {
+            self.cancel_prefill(now, id, &job);
+        }
+    }
+}

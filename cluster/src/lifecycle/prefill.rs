@@ -1,0 +1,134 @@
+//! The prefill job of a request: sent, done, failed, cancelled; and the sequences that wait for its blocks.
+
+use super::place::runs;
+use crate::{
+    Cluster, Warning, candidates,
+    requests::{ChoiceId, PendingPrefill},
+    schedule,
+};
+use std::time::Duration;
+use tidemill_proto::{
+    ids::{Epoch, RequestId},
+    message::{PrefillJob, PrefillOutcome, ToWorker},
+};
+
+/// Prefill workers that are given one job before its waiters compute the blocks themselves.
+const ATTEMPTS_MAX: usize = 3;
+/// Sequences fetch the blocks of a finished job within this time, or find them gone.
+pub(crate) const HANDOVER_MAX: Duration = Duration::from_secs(1);
+
+impl Cluster {
+    pub(super) fn start_prefill(&mut self, now: Duration, id: RequestId, job: PendingPrefill, deadline_ms: u64) {
+        let request = self.requests.get_mut(id).expect("jobs belong to requests");
+        let home = self.membership.pool_node(job.home, job.worker).expect("the scheduler chooses live pool nodes");
+        let worker = self.membership.get(job.worker).expect("the scheduler chooses live workers");
+        let message = PrefillJob {
+            request: id,
+            tokens: job.tokens.clone(),
+            blocks: job.keys.len() as u32,
+            salt: request.new.salt.clone(),
+            read: runs(&self.membership, &job.read, job.worker),
+            home,
+            deadline_ms,
+        };
+        request.prefill_worker = Some(worker.name.clone());
+        self.load.start_job(now, job.worker, id, job.predicted_ms);
+        let worker = job.worker;
+        request.prefill = Some(job);
+        self.send(worker, ToWorker::Prefill(message));
+    }
+
+    pub(crate) fn prefilled(&mut self, now: Duration, worker: Epoch, id: RequestId, outcome: &PrefillOutcome) {
+        let Some(request) = self.requests.get_mut(id) else { return };
+        let Some(job) = request.prefill.take_if(|job| job.worker == worker) else { return };
+        self.load.end_job(now, worker, id);
+        match outcome {
+            PrefillOutcome::Done { .. } => {
+                request.record_prefill(outcome);
+                request.handed_over = Some((now, job.home));
+            }
+            PrefillOutcome::Failed { reason } => {
+                let warning = Warning::PrefillFailed { request: id, worker, reason: reason.clone() };
+                self.warn(warning);
+                self.reassign(now, id, job);
+            }
+        }
+    }
+
+    /// A prefill worker is gone: others take its jobs over.
+    pub(crate) fn prefill_worker_down(&mut self, now: Duration, requests: &[RequestId]) {
+        for &id in requests {
+            if let Some(job) = self.requests.get_mut(id).and_then(|request| request.prefill.take()) {
+                self.reassign(now, id, job);
+            }
+        }
+    }
+
+    /// Gives a job to another prefill worker; without one, nobody waits for it any more.
+    fn reassign(&mut self, now: Duration, id: RequestId, mut job: PendingPrefill) {
+        job.tried.push(job.worker);
+        let request = self.requests.get(id).expect("jobs belong to requests");
+        let mut candidates = candidates::prefill(&self.membership, &self.load, now);
+        candidates.retain(|candidate| !job.tried.contains(&candidate.worker) && !request.cancelled_at.contains(&candidate.worker));
+        match schedule::choose_prefill(&candidates) {
+            Some(next) if job.tried.len() < ATTEMPTS_MAX && self.membership.get(job.home).is_some() => {
+                let deadline_ms = request.remaining(now).as_millis() as u64;
+                self.start_prefill(now, id, PendingPrefill { worker: next.worker, ..job }, deadline_ms);
+            }
+            _ => self.stop_waiting_for(id, job.home),
+        }
+    }
+
+    /// Tells the worker to forget a job that its request has given up.
+    pub(super) fn cancel_prefill(&mut self, now: Duration, id: RequestId, job: &PendingPrefill) {
+        if self.load.get(job.worker).is_some() {
+            self.load.end_job(now, job.worker, id);
+            self.send(job.worker, ToWorker::CancelPrefill { request: id });
+        }
+    }
+
+    /// Nobody can read from or write to the pool node: blocks expected there are computed elsewhere. Those who read from it
+    /// find out by themselves.
+    pub(crate) fn pool_node_down(&mut self, now: Duration, node: Epoch) {
+        self.index.remove_node(node);
+        let lost = self.requests.iter().filter(|(_, request)| request.prefill.as_ref().is_some_and(|job| job.home == node));
+        for id in lost.map(|(id, _)| id).collect::<Vec<_>>() {
+            let request = self.requests.get_mut(id).expect("just listed");
+            let job = request.prefill.take().expect("just listed");
+            request.cancelled_at.push(job.worker);
+            self.cancel_prefill(now, id, &job);
+        }
+        let waiting = self.requests.running().filter(|(_, running)| running.waits && running.home == Some(node));
+        for at in waiting.map(|(at, _)| at).collect::<Vec<_>>() {
+            self.stop_waiting(at);
+        }
+    }
+
+    /// Ends the wait for finished jobs' blocks, once there was time to fetch them: the missing ones were evicted, and never come.
+    pub(crate) fn end_handovers(&mut self, now: Duration) {
+        let over = |at: Duration| now.saturating_sub(at) >= HANDOVER_MAX;
+        let settled = self.requests.iter().filter_map(|(id, request)| Some((id, request.handed_over.filter(|(at, _)| over(*at))?.1)));
+        for (id, home) in settled.collect::<Vec<_>>() {
+            self.requests.get_mut(id).expect("just listed").handed_over = None;
+            self.stop_waiting_for(id, home);
+        }
+    }
+
+    /// Nobody computes blocks of this request into that pool node any more.
+    fn stop_waiting_for(&mut self, id: RequestId, home: Epoch) {
+        let sequences = &self.requests.get(id).expect("jobs belong to requests").sequences;
+        let waiting: Vec<usize> = (0..sequences.len()).filter(|&choice| sequences[choice].waits_at(home)).collect();
+        for choice in waiting {
+            self.stop_waiting((id, choice));
+        }
+    }
+
+    fn stop_waiting(&mut self, at: ChoiceId) {
+        let sequence = self.requests.choice_mut(at);
+        if let Some(running) = sequence.running() {
+            sequence.stop_waiting();
+            let message = ToWorker::StopWaiting { sequence: sequence.id };
+            self.send(running.worker, message);
+        }
+    }
+}

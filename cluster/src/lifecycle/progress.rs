@@ -1,0 +1,37 @@
+//! A running sequence gains tokens.
+
+use crate::{Cluster, RequestEvent, Warning};
+use std::time::Duration;
+use tidemill_proto::{
+    ids::{Epoch, SequenceId},
+    message::{SequenceToken, ToWorker},
+    sampling::TokenLogprob,
+};
+
+impl Cluster {
+    pub(crate) fn token(&mut self, now: Duration, worker: Epoch, SequenceToken { sequence, index, token, logprob }: SequenceToken) {
+        let Some(at) = self.requests.running_at(worker, sequence) else { return };
+        let state = self.requests.choice_mut(at);
+        let expected = state.generated.len() as u32;
+        if index < expected {
+            return; // Drawn again after a preemption; the client has it.
+        }
+        if index > expected {
+            self.warn(Warning::SkippedToken { worker, sequence, index, expected });
+            self.send(worker, ToWorker::CancelSequence { sequence });
+            return self.rescue(now, at);
+        }
+        state.generated.push(token);
+        state.is_kept();
+        state.stop_waiting();
+        self.load.grow_sequence(sequence);
+        self.tell(at.0, RequestEvent::Token { choice: at.1 as u32, token, logprob });
+    }
+
+    pub(crate) fn prompt_logprobs(&mut self, worker: Epoch, sequence: SequenceId, logprobs: Vec<Option<TokenLogprob>>) {
+        let Some(at) = self.requests.running_at(worker, sequence) else { return };
+        if !std::mem::replace(&mut self.requests.choice_mut(at).prompt_logprobs_seen, true) {
+            self.tell(at.0, RequestEvent::PromptLogprobs(logprobs));
+        }
+    }
+}

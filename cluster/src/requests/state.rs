@@ -1,0 +1,239 @@
+//! What the cluster remembers of one request and of each of its choices.
+
+use crate::{ChoiceUsage, NewRequest, Outcome, schedule::SourceRun};
+use std::time::Duration;
+use tidemill_proto::{
+    block::{BLOCK_TOKENS, BlockKey, Chain, LayoutFingerprint, Token},
+    ids::{Epoch, SequenceId},
+    message::{PrefillOutcome, Provenance, TokensBySource},
+    sampling::StopRule,
+    tokens::Tokens,
+};
+
+#[derive(Debug)]
+pub(crate) struct Request {
+    pub(crate) new: NewRequest,
+    pub(crate) submitted: Duration,
+    pub(crate) sequences: Vec<Sequence>,
+    /// All sequences of a request wait for the same keys, so there is at most one.
+    pub(crate) prefill: Option<PendingPrefill>,
+    /// When the last prefill job was done, and the pool node that has its blocks, while sequences may still fetch them.
+    pub(crate) handed_over: Option<(Duration, Epoch)>,
+    /// Prefill workers that may still answer a cancelled job of this request. Answers name the request and not the job, so
+    /// these workers get no other job of it.
+    pub(crate) cancelled_at: Vec<Epoch>,
+    pub(crate) prefill_worker: Option<String>,
+    pub(crate) prefill_ms: f64,
+}
+
+/// A prefill job on its way. It has what another worker needs to take it over.
+#[derive(Debug)]
+pub(crate) struct PendingPrefill {
+    pub(crate) worker: Epoch,
+    /// Leading blocks that exist.
+    pub(crate) read: Vec<SourceRun>,
+    /// Takes what is computed.
+    pub(crate) home: Epoch,
+    pub(crate) tokens: Tokens,
+    pub(crate) keys: Vec<BlockKey>,
+    pub(crate) predicted_ms: f64,
+    /// Workers that failed it.
+    pub(crate) tried: Vec<Epoch>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Sequence {
+    pub(crate) id: SequenceId,
+    pub(super) place: Place,
+    pub(crate) generated: Vec<Token>,
+    /// Block keys of prompt and generated tokens, hashed when first needed.
+    pub(crate) chain: Option<(LayoutFingerprint, Chain)>,
+    /// Workers that it was lost with.
+    pub(crate) losses: u32,
+    /// Times in a row that a worker sent it back before another token.
+    pub(crate) returns: u32,
+    /// Time in the queue since its last token, without the wait that it may be in now.
+    pub(crate) waited: Duration,
+    pub(crate) prompt_logprobs_seen: bool,
+    /// The prompt's sources, as accounted by the first worker that admitted the sequence and then sent it back.
+    pub(crate) first_sources: Option<TokensBySource>,
+    pub(crate) usage: ChoiceUsage,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Place {
+    /// `not_before`: a worker that sent it back gets a moment to find room.
+    Queued {
+        since: Duration,
+        not_before: Duration,
+    },
+    Running(Running),
+    Done,
+}
+
+/// A sequence at a decode worker.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Running {
+    pub(crate) worker: Epoch,
+    /// The pool node that it waits at, if it waits.
+    pub(crate) home: Option<Epoch>,
+    /// Planned sources of the expected blocks, generated tokens included.
+    pub(crate) planned: TokensBySource,
+    /// May still wait for blocks.
+    pub(crate) waits: bool,
+}
+
+impl Sequence {
+    pub(crate) fn queued(id: SequenceId, now: Duration) -> Self {
+        Self {
+            id,
+            place: Place::Queued { since: now, not_before: now },
+            generated: Vec::new(),
+            chain: None,
+            losses: 0,
+            returns: 0,
+            waited: Duration::ZERO,
+            prompt_logprobs_seen: false,
+            first_sources: None,
+            usage: ChoiceUsage::default(),
+        }
+    }
+
+    pub(crate) fn place(&self) -> Place {
+        self.place
+    }
+
+    pub(crate) fn running(&self) -> Option<Running> {
+        match self.place {
+            Place::Running(running) => Some(running),
+            Place::Queued { .. } | Place::Done => None,
+        }
+    }
+
+    /// Whether it may still wait for blocks to come to this pool node.
+    pub(crate) fn waits_at(&self, home: Epoch) -> bool {
+        self.running().is_some_and(|running| running.waits && running.home == Some(home))
+    }
+
+    /// It waits for blocks no longer.
+    pub(crate) fn stop_waiting(&mut self) {
+        if let Place::Running(running) = &mut self.place {
+            running.waits = false;
+        }
+    }
+
+    /// A worker had room for it: its waits are counted anew.
+    pub(crate) fn is_kept(&mut self) {
+        (self.returns, self.waited) = (0, Duration::ZERO);
+    }
+
+    /// Keys of its full blocks, as far as they are hashed.
+    pub(crate) fn keys(&self) -> &[BlockKey] {
+        self.chain.as_ref().map_or(&[], |(_, chain)| chain.keys())
+    }
+}
+
+impl Request {
+    /// Prompt and generated tokens. The prompt is copied only for a sequence that has generated some.
+    pub(crate) fn tokens_of(&self, choice: usize) -> Tokens {
+        let generated = &self.sequences[choice].generated;
+        if generated.is_empty() { self.new.prompt.clone() } else { [&self.new.prompt, &generated[..]].concat().into() }
+    }
+
+    pub(crate) fn len_of(&self, choice: usize) -> u32 {
+        (self.new.prompt.len() + self.sequences[choice].generated.len()) as u32
+    }
+
+    /// The longest it can become.
+    pub(crate) fn tokens_max(&self) -> u64 {
+        self.new.tokens_max()
+    }
+
+    /// Brings a choice's block keys up to its tokens, under this layout.
+    pub(crate) fn hash(&mut self, choice: usize, layout: LayoutFingerprint) {
+        let full = self.len_of(choice) as usize / BLOCK_TOKENS;
+        let known = self.sequences[choice].chain.as_ref().filter(|(known, _)| *known == layout);
+        if known.is_some_and(|(_, chain)| chain.keys().len() == full) {
+            return;
+        }
+        let tokens = self.tokens_of(choice);
+        match &mut self.sequences[choice].chain {
+            Some((known, chain)) if *known == layout => chain.extend_to(&tokens),
+            chain => *chain = Some((layout, Chain::new(&layout, &self.new.salt, &tokens))),
+        }
+    }
+
+    /// Whether the tokens so far already end the choice: its worker died between the last token and its last word.
+    pub(crate) fn ended_by_tokens(&self, choice: usize) -> Option<Outcome> {
+        let StopRule { max_tokens, stop_tokens, .. } = &self.new.stop;
+        let generated = &self.sequences[choice].generated;
+        match generated.last() {
+            Some(last) if stop_tokens.contains(last) => Some(Outcome::Stop(*last)),
+            _ if generated.len() >= *max_tokens as usize => Some(Outcome::Length),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        self.sequences.iter().all(|sequence| sequence.place == Place::Done)
+    }
+
+    /// Time left until its timeout.
+    pub(crate) fn remaining(&self, now: Duration) -> Duration {
+        self.new.timeout.saturating_sub(now.saturating_sub(self.submitted))
+    }
+
+    /// What a choice has cost so far.
+    pub(crate) fn usage(&self, choice: usize) -> ChoiceUsage {
+        let usage = self.sequences[choice].usage.clone();
+        ChoiceUsage { prefill_ms: self.prefill_ms, prefill_worker: self.prefill_worker.clone(), ..usage }
+    }
+
+    /// The prompt's sources as planned, for a choice that ends before its worker accounts for it.
+    pub(crate) fn planned(&self, running: &Running) -> TokensBySource {
+        self.of_prompt(&running.planned)
+    }
+
+    /// Takes a worker's account of a choice. The prompt's sources are those of the first worker that admitted it.
+    pub(crate) fn account(&mut self, choice: usize, provenance: Provenance) {
+        let tokens = self.of_prompt(&provenance.tokens);
+        let sequence = &mut self.sequences[choice];
+        sequence.usage.provenance = Provenance { tokens: sequence.first_sources.unwrap_or(tokens), ..provenance };
+    }
+
+    /// Takes the account of a worker that sends a choice back. It is empty if that worker never admitted it.
+    pub(crate) fn account_of_returned(&mut self, choice: usize, tokens: &TokensBySource) {
+        if *tokens != TokensBySource::default() {
+            let tokens = self.of_prompt(tokens);
+            self.sequences[choice].first_sources.get_or_insert(tokens);
+        }
+    }
+
+    /// An account over the prompt's tokens alone. To a rescued sequence's worker, tokens generated before look like prompt;
+    /// and a peer's numbers need not add up. Only full blocks are ever fetched, so the worker computed the rest.
+    fn of_prompt(&self, tokens: &TokensBySource) -> TokensBySource {
+        let prompt = self.new.prompt.len() as u64;
+        let mut fetched = prompt - prompt % BLOCK_TOKENS as u64;
+        let mut local = prompt;
+        let mut take = |tokens: u64| {
+            let taken = tokens.min(fetched);
+            fetched -= taken;
+            local -= taken;
+            taken
+        };
+        let TokensBySource { hbm, dram, nvme, remote, prefill, local: _ } = *tokens;
+        let [hbm, dram, nvme, remote, prefill] = [hbm, dram, nvme, remote, prefill].map(&mut take);
+        TokensBySource { hbm, dram, nvme, remote, prefill, local }
+    }
+
+    pub(crate) fn record_prefill(&mut self, outcome: &PrefillOutcome) {
+        if let PrefillOutcome::Done { queue_ms, compute_ms, .. } = outcome {
+            self.prefill_ms = queue_ms + compute_ms;
+        }
+    }
+}
+
+/// Leading elements that `a` and `b` have in common.
+pub(crate) fn common_prefix(a: &[BlockKey], b: &[BlockKey]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}
