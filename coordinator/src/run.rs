@@ -1,9 +1,10 @@
 //! A coordinator from start to end.
 
 use crate::{driver::Driver, links, settings::Settings};
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{future, io, net::SocketAddr, sync::Arc, time::Duration};
 use tidemill_gateway::{
-    http::{FrontDoor, server},
+    gateway::{Gateway, GatewaySettings},
+    http::{routes, server},
     metrics,
     text::{ModelError, TextModel},
 };
@@ -21,54 +22,64 @@ pub enum RunError {
     Identity(#[from] IdentityError),
     #[error(transparent)]
     Link(#[from] LinkError),
-    #[error("cannot listen for HTTP on {addr}: {source} (another process may have this port: choose one with --http)")]
-    Bind { addr: SocketAddr, source: io::Error },
-    #[error("the task that {0} has ended, without which no request is served rightly: please report this as a bug, with the log")]
+    #[error("cannot listen for HTTP on {addr}: {source} (another process may have this port: choose one with {flag})")]
+    Bind { flag: &'static str, addr: SocketAddr, source: io::Error },
+    #[error("the task that {0} has ended, and without it requests go wrong: please report this as a bug, with the log")]
     Broken(&'static str),
 }
+
+/// Connections of operators at a time, on a port of their own.
+const ADMIN_CONNECTIONS_MAX: usize = 64;
 
 /// Bound to its addresses, not serving yet.
 #[derive(Debug)]
 pub struct Coordinator {
-    front: Arc<FrontDoor>,
+    gateway: Arc<Gateway>,
     driver: Arc<Driver>,
     listener: TcpListener,
+    admin_listener: Option<TcpListener>,
     endpoint: Endpoint,
     connections_max: usize,
     drain: Duration,
     pub http: SocketAddr,
+    /// Where operators read metrics and the cluster's state, if not at `http`.
+    pub admin: Option<SocketAddr>,
     /// Where workers connect.
     pub quic: SocketAddr,
 }
 
 impl Coordinator {
-    /// Reads the model directory and binds both addresses.
+    /// Reads the model directory and binds all addresses.
     pub async fn bind(settings: Settings) -> Result<Self, RunError> {
         metrics::install();
         let text = TextModel::load(&settings.model)?;
         let endpoint = Endpoint::bind(settings.listen, &Identity::load(&settings.pki)?)?;
-        let bind_error = |source| RunError::Bind { addr: settings.http, source };
-        let listener = TcpListener::bind(settings.http).await.map_err(bind_error)?;
-        let http = listener.local_addr().map_err(bind_error)?;
-        tracing::info!(name = settings.name, model = settings.served_model_name, %http, quic = %endpoint.local_addr(), "coordinator is up");
+        let (listener, http) = listen("--http", settings.http).await?;
+        let (admin_listener, admin) = match settings.admin {
+            Some(addr) => listen("--admin", addr).await.map(|(listener, addr)| (Some(listener), Some(addr)))?,
+            None => (None, None),
+        };
+        let quic = endpoint.local_addr();
+        tracing::info!(name = settings.name, model = settings.served_model_name, %http, ?admin, %quic, "coordinator is up");
         let driver = Driver::new(settings.cluster, text.config.identity.clone());
-        let front = FrontDoor::new(
-            Arc::<Driver>::clone(&driver),
-            text,
-            settings.served_model_name,
-            settings.objectives,
-            settings.request_timeout,
-            settings.body_bytes_max,
-        );
+        let gateway = GatewaySettings {
+            model_name: settings.served_model_name,
+            objectives: settings.objectives,
+            request_timeout: settings.request_timeout,
+            body_bytes_max: settings.body_bytes_max,
+        };
+        let gateway = Gateway::new(Arc::<Driver>::clone(&driver), text, gateway);
         Ok(Self {
-            front: Arc::new(front),
+            gateway: Arc::new(gateway),
             driver,
             listener,
-            quic: endpoint.local_addr(),
+            admin_listener,
+            quic,
             endpoint,
             connections_max: settings.connections_max,
             drain: settings.drain,
             http,
+            admin,
         })
     }
 
@@ -80,18 +91,30 @@ impl Coordinator {
         let driver = Arc::clone(&self.driver);
         let mut ticking = tokio::spawn(async move { driver.tick().await });
 
-        let front = Arc::clone(&self.front);
+        let gateway = Arc::clone(&self.gateway);
         let stop = async move {
             shutdown.await;
-            front.drain();
+            gateway.drain();
+        };
+        let front_door = routes::front_door(Arc::clone(&self.gateway), self.admin_listener.is_none());
+        // Until the last request has ended, operators can watch.
+        let operators = async {
+            match self.admin_listener {
+                Some(listener) => {
+                    let router = routes::admin(Arc::clone(&self.gateway));
+                    server::serve(listener, router, ADMIN_CONNECTIONS_MAX, future::pending(), Duration::ZERO).await
+                }
+                None => future::pending().await,
+            }
         };
         let served = tokio::select! {
-            whole = server::serve(self.listener, self.front.router(), self.connections_max, stop, self.drain) => {
+            whole = server::serve(self.listener, front_door, self.connections_max, stop, self.drain) => {
                 if !whole {
                     tracing::warn!("requests still ran, or were being sent, after {:?}: they are cut", self.drain);
                 }
                 Ok(())
             }
+            _ = operators => Err(RunError::Broken("serves operators")),
             _ = &mut ticking => Err(RunError::Broken("lets time pass")),
             _ = &mut accepting => Err(RunError::Broken("accepts workers")),
         };
@@ -102,9 +125,17 @@ impl Coordinator {
     }
 }
 
+async fn listen(flag: &'static str, addr: SocketAddr) -> Result<(TcpListener, SocketAddr), RunError> {
+    let failed = |source| RunError::Bind { flag, addr, source };
+    let listener = TcpListener::bind(addr).await.map_err(failed)?;
+    let bound = listener.local_addr().map_err(failed)?;
+    Ok((listener, bound))
+}
+
 /// Binds, says on stdout where it listens, and serves until `shutdown`.
 pub async fn run(settings: Settings, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
     let coordinator = Coordinator::bind(settings).await?;
-    println!("listening http://{} quic://{}", coordinator.http, coordinator.quic);
+    let admin = coordinator.admin.map_or(String::new(), |addr| format!(" admin http://{addr}"));
+    println!("listening http://{} quic://{}{admin}", coordinator.http, coordinator.quic);
     coordinator.serve(shutdown).await
 }

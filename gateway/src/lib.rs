@@ -3,17 +3,22 @@
 //! Core (builds with `--no-default-features`, without tokio):
 //!
 //! - [`text`]: tokenizer, chat template, incremental detokenizer, stop strings
+//! - [`generation`]: a choice's tokens to the parts of its answer, one pure pipeline
 //!
 //! Shell (feature `shell`, on by default):
 //!
-//! - [`backend`]: the cluster as the gateway sees it
+//! - [`gateway`]: what all handlers share
 //! - [`http`]: endpoints, and what serves them
+//! - [`backend`]: the cluster as the gateway sees it
 //! - [`metrics`]: what `/metrics` shows
 
+pub mod generation;
 pub mod text;
 
 #[cfg(feature = "shell")]
 pub mod backend;
+#[cfg(feature = "shell")]
+pub mod gateway;
 #[cfg(feature = "shell")]
 pub mod http;
 #[cfg(feature = "shell")]

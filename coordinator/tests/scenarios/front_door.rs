@@ -314,6 +314,25 @@ async fn operators_see_members_and_metrics() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn operators_may_have_a_port_of_their_own() {
+    let cluster = Cluster::start(|flags| flags.admin = Some(([127, 0, 0, 1], 0).into())).await;
+    let _decode = cluster.join("decode-0", decode(), Script::reply(&[40])).await;
+    assert_eq!(cluster.ask("/v1/completions", json!({"prompt": "x"})).await.0, 200);
+    let admin = cluster.admin.clone().unwrap();
+    let status = async |url: &str, path: &str| reqwest::get(format!("{url}{path}")).await.unwrap().status().as_u16();
+    for (path, at_the_front_door, at_the_admin_port) in
+        [("/metrics", 404, 200), ("/cluster", 404, 200), ("/health", 200, 200), ("/ready", 200, 200), ("/v1/models", 200, 404)]
+    {
+        assert_eq!((status(&cluster.url, path).await, status(&admin, path).await), (at_the_front_door, at_the_admin_port), "{path}");
+    }
+    let view: Value = reqwest::get(format!("{admin}/cluster")).await.unwrap().json().await.unwrap();
+    assert_eq!(view["members"][0]["name"], "decode-0");
+    assert!(reqwest::get(format!("{admin}/metrics")).await.unwrap().text().await.unwrap().contains("tidemill_worker_up"));
+    cluster.stop().await;
+    assert!(reqwest::get(format!("{admin}/health")).await.is_err(), "both ports close");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_engine_with_another_model_is_refused() {
     let cluster = Cluster::start(|_| ()).await;
     let _first = cluster.join("decode-0", decode(), Script::reply(&[40])).await;

@@ -28,6 +28,8 @@ use tokio::sync::{mpsc, oneshot};
 
 pub(crate) struct Cluster {
     pub(crate) url: String,
+    /// Of operators, if they have their own.
+    pub(crate) admin: Option<String>,
     pub(crate) quic: SocketAddr,
     pki: tempfile::TempDir,
     stop: Option<oneshot::Sender<()>>,
@@ -57,13 +59,14 @@ impl Cluster {
         let coordinator = Coordinator::bind(flags.check().unwrap()).await.unwrap();
         let (stop, stopped) = oneshot::channel();
         let (url, quic) = (format!("http://{}", coordinator.http), coordinator.quic);
+        let admin = coordinator.admin.map(|addr| format!("http://{addr}"));
         let served = tokio::spawn(async move {
             let shutdown = async move {
                 let _ = stopped.await;
             };
             coordinator.serve(shutdown).await.unwrap();
         });
-        Self { url, quic, pki, stop: Some(stop), served }
+        Self { url, admin, quic, pki, stop: Some(stop), served }
     }
 
     /// Joins the cluster and waits until the coordinator knows.

@@ -1,10 +1,11 @@
 //! OpenAI's request and response bodies, with vLLM's usual extensions. Unknown fields are ignored, as both do.
 
+use crate::generation::{FinishReason, StopReason};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use tidemill_proto::{block::Token, message::TokensBySource};
+use tidemill_proto::{block::Token, message::TokensBySource, tokens::Tokens};
 
-/// What both generating endpoints have in common. `None` is "not given" or `null`.
+/// The fields that all generating endpoints have. `None` is "not given" or `null`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct GenerateRequest {
@@ -126,7 +127,7 @@ pub struct ChatResponse {
     pub choices: Vec<ChatChoice>,
     pub usage: Usage,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub prompt_token_ids: Option<Vec<Token>>,
+    pub prompt_token_ids: Option<Tokens>,
 }
 
 #[derive(Debug, Serialize)]
@@ -134,7 +135,7 @@ pub struct ChatChoice {
     pub index: u32,
     pub message: ChatMessage,
     pub logprobs: Option<ChatLogprobs>,
-    pub finish_reason: &'static str,
+    pub finish_reason: FinishReason,
     pub stop_reason: Option<StopReason>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_ids: Option<Vec<Token>>,
@@ -158,7 +159,7 @@ pub struct ChatChunk {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Option<Usage>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub prompt_token_ids: Option<Vec<Token>>,
+    pub prompt_token_ids: Option<Tokens>,
 }
 
 #[derive(Debug, Serialize)]
@@ -166,7 +167,7 @@ pub struct ChatChunkChoice {
     pub index: u32,
     pub delta: ChatDelta,
     pub logprobs: Option<ChatLogprobs>,
-    pub finish_reason: Option<&'static str>,
+    pub finish_reason: Option<FinishReason>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stop_reason: Option<StopReason>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -217,12 +218,12 @@ pub struct CompletionChoice {
     pub index: u32,
     pub text: String,
     pub logprobs: Option<CompletionLogprobs>,
-    pub finish_reason: Option<&'static str>,
+    pub finish_reason: Option<FinishReason>,
     pub stop_reason: Option<StopReason>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_ids: Option<Vec<Token>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub prompt_token_ids: Option<Vec<Token>>,
+    pub prompt_token_ids: Option<Tokens>,
 }
 
 /// One entry per token in each list.
@@ -233,14 +234,6 @@ pub struct CompletionLogprobs {
     pub top_logprobs: Vec<Option<BTreeMap<String, f32>>>,
     /// In characters from the beginning of the choice's text.
     pub text_offset: Vec<usize>,
-}
-
-/// What ended a choice besides the model's end-of-sequence: vLLM's extension.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(untagged)]
-pub enum StopReason {
-    Token(Token),
-    Text(String),
 }
 
 #[derive(Clone, Debug, Default, Serialize)]
@@ -258,7 +251,7 @@ pub struct PromptTokensDetails {
     pub cached_tokens: u64,
 }
 
-/// Where the prompt's KV came from and where the time went. Of several choices, the slowest counts per phase.
+/// Sources of the prompt's KV, and time by phase. Of several choices, the slowest counts per phase.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct TidemillUsage {
     /// They add up to `prompt_tokens`.

@@ -4,9 +4,12 @@ use super::{
     errors::ApiError,
     openai::{GenerateRequest, StopField},
 };
-use crate::text::{
-    TextModel,
-    config::{self, SamplingDefaults},
+use crate::{
+    generation::TextRules,
+    text::{
+        TextModel,
+        config::{self, SamplingDefaults},
+    },
 };
 use axum::body::{Body, to_bytes};
 use serde::de::DeserializeOwned;
@@ -55,7 +58,7 @@ pub fn json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     Ok(value)
 }
 
-/// What a client asked for besides its prompt.
+/// A client's wishes, besides its prompt.
 #[derive(Debug)]
 pub struct Options {
     /// When the request came in.
@@ -66,13 +69,7 @@ pub struct Options {
     pub continuous_usage: bool,
     /// As asked for; the endpoint has its own default.
     pub max_tokens: Option<u32>,
-    pub min_tokens: u32,
-    pub stops: Vec<String>,
-    pub stop_tokens: Vec<Token>,
-    /// Ids in `stop_tokens` because they are the model's end of sequence, not the client's wish.
-    pub eos_tokens: Vec<Token>,
-    pub include_stop: bool,
-    pub skip_special: bool,
+    pub rules: TextRules,
     pub return_token_ids: bool,
     pub salt: Vec<u8>,
     /// Without log-probabilities; the endpoints spell those differently.
@@ -134,12 +131,14 @@ impl Options {
             include_usage: stream_options.include_usage.unwrap_or(false),
             continuous_usage: stream_options.continuous_usage_stats.unwrap_or(false),
             max_tokens: request.max_completion_tokens.or(request.max_tokens),
-            min_tokens: request.min_tokens.unwrap_or(0),
-            stops,
-            stop_tokens,
-            eos_tokens,
-            include_stop: request.include_stop_str_in_output.unwrap_or(false),
-            skip_special: request.skip_special_tokens.unwrap_or(true),
+            rules: TextRules {
+                stops,
+                include_stop: request.include_stop_str_in_output.unwrap_or(false),
+                min_tokens: request.min_tokens.unwrap_or(0),
+                stop_tokens,
+                eos_tokens,
+                skip_special: request.skip_special_tokens.unwrap_or(true),
+            },
             return_token_ids: request.return_token_ids.unwrap_or(false),
             salt,
             sampling,

@@ -1,7 +1,9 @@
 //! An answer as server-sent events: `data: {chunk}` per delta, an error event if it breaks off, `data: [DONE]` at the end.
 
-use super::answer::{Answer, Delta};
-use super::openai::Usage;
+use super::{
+    answer::Answer,
+    endpoint::{Call, Endpoint},
+};
 use axum::response::{
     IntoResponse, Response, Sse,
     sse::{Event, KeepAlive},
@@ -13,29 +15,18 @@ use std::{collections::VecDeque, convert::Infallible, time::Duration};
 /// A comment goes out after this much silence, so that a dead client is noticed while nothing is generated.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
 
-/// How an endpoint writes its chunks.
-pub trait Format: Send + 'static {
-    type Chunk: Serialize;
-
-    /// Before the first delta of each choice.
-    fn opening(&mut self, choices: usize) -> Vec<Self::Chunk>;
-    /// `usage`: running totals, if the client asked for them.
-    fn delta(&mut self, delta: Delta, usage: Option<Usage>) -> Option<Self::Chunk>;
-    /// The totals, if the client asked for them.
-    fn closing(&mut self, usage: Usage) -> Option<Self::Chunk>;
-}
-
-struct Streaming<F> {
+struct Streaming<E> {
     answer: Answer,
-    format: F,
-    continuous_usage: bool,
+    call: Call,
+    endpoint: E,
     ready: VecDeque<Event>,
     done: bool,
 }
 
-pub fn respond<F: Format>(answer: Answer, mut format: F, continuous_usage: bool) -> Response {
-    let ready = format.opening(answer.choices()).iter().map(event).collect();
-    let state = Streaming { answer, format, continuous_usage, ready, done: false };
+pub fn respond<E: Endpoint>(answer: Answer, call: Call, mut endpoint: E) -> Response {
+    let opening = (0..answer.choices() as u32).filter_map(|index| endpoint.opening(&call, index));
+    let ready = opening.map(|chunk| event(&chunk)).collect();
+    let state = Streaming { answer, call, endpoint, ready, done: false };
     let events = stream::unfold(state, |mut state| async move {
         let event = state.next().await?;
         Some((Ok::<_, Infallible>(event), state))
@@ -43,17 +34,18 @@ pub fn respond<F: Format>(answer: Answer, mut format: F, continuous_usage: bool)
     Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()
 }
 
-impl<F: Format> Streaming<F> {
+impl<E: Endpoint> Streaming<E> {
     async fn next(&mut self) -> Option<Event> {
         while self.ready.is_empty() && !self.done {
             match self.answer.next().await {
                 Ok(Some(delta)) => {
-                    let usage = self.continuous_usage.then(|| self.answer.usage().clone());
-                    self.ready.extend(self.format.delta(delta, usage).as_ref().map(event));
+                    let usage = self.call.options.continuous_usage.then(|| self.answer.usage().clone());
+                    self.ready.push_back(event(&self.endpoint.chunk(&self.call, delta, usage)));
                 }
                 Ok(None) => {
-                    let closing = self.format.closing(self.answer.usage().clone());
-                    self.ready.extend(closing.as_ref().map(event));
+                    if self.call.options.include_usage {
+                        self.ready.push_back(event(&self.endpoint.closing(&self.call, self.answer.usage().clone())));
+                    }
                     self.end();
                 }
                 Err(error) => {

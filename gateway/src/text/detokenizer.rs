@@ -31,10 +31,10 @@ pub struct Detokenizer {
 }
 
 impl Detokenizer {
-    /// For what follows `prompt`.
+    /// For the tokens after `prompt`.
     pub fn new(tokenizer: Arc<Tokenizer>, prompt: &[Token], skip_special: bool) -> Self {
         let window = prompt[prompt.len().saturating_sub(CONTEXT_TOKENS)..].to_vec();
-        // What the prompt's last bytes leave open, the first tokens may complete.
+        // The first tokens may complete a character that the prompt's last bytes begin.
         let sent = tokenizer.decode(&window, skip_special).trim_end_matches(char::REPLACEMENT_CHARACTER).len();
         Self { tokenizer, skip_special, context: window.len(), window, sent }
     }
@@ -59,13 +59,21 @@ impl Detokenizer {
         complete
     }
 
-    /// What is left when no more tokens come: an unfinished character is shown as U+FFFD.
+    /// The rest, when no more tokens come: an unfinished character becomes U+FFFD.
     pub fn finish(&mut self) -> String {
         let text = self.tokenizer.decode(&self.window, self.skip_special);
         let rest = text.get(self.sent..).unwrap_or_default().to_owned();
         self.sent = text.len();
-        // What the prompt itself left open is not part of the answer.
+        // A character that the prompt itself left open is not part of the answer.
         if self.window.len() == self.context { String::new() } else { rest }
+    }
+
+    /// Panics if an invariant is broken. Tests call it after every step.
+    pub fn check_integrity(&self) {
+        assert!(self.context <= self.window.len(), "context is a part of the window");
+        assert!(self.window.len() <= WINDOW_MAX + PENDING_MAX, "the window is bounded");
+        let text = self.tokenizer.decode(&self.window, self.skip_special);
+        assert!(self.sent <= text.len(), "no more is sent than there is");
     }
 }
 
@@ -75,7 +83,12 @@ mod tests {
 
     fn stream(tokenizer: &Arc<Tokenizer>, prompt: &[Token], ids: &[Token]) -> Vec<String> {
         let mut detokenizer = Detokenizer::new(Arc::clone(tokenizer), prompt, true);
-        let mut parts: Vec<_> = ids.iter().map(|&id| detokenizer.push(id)).collect();
+        let step = |&id| {
+            let text = detokenizer.push(id);
+            detokenizer.check_integrity();
+            text
+        };
+        let mut parts: Vec<_> = ids.iter().map(step).collect();
         parts.push(detokenizer.finish());
         parts
     }

@@ -34,17 +34,25 @@ impl StopMatcher {
         // the text was cut into tokens.
         let found = self.stops.iter().filter_map(|stop| Some((self.held.find(stop)?, stop)));
         if let Some((at, stop)) = found.min_by_key(|(at, stop)| (*at, std::cmp::Reverse(stop.len()))) {
-            let end = if self.include { at + stop.len() } else { at };
-            return Verdict::Stopped { text: self.held[..end].to_owned(), stop: stop.clone() };
+            let (end, stop) = (if self.include { at + stop.len() } else { at }, stop.clone());
+            let mut text = std::mem::take(&mut self.held);
+            text.truncate(end);
+            return Verdict::Stopped { text, stop };
         }
         let keep = self.stops.iter().map(|stop| overlap(&self.held, stop)).max().unwrap_or(0);
         let rest = self.held.split_off(self.held.len() - keep);
         Verdict::Continue(std::mem::replace(&mut self.held, rest))
     }
 
-    /// The text ended for another reason: what was held back is text after all.
+    /// The text ended for another reason: text held back is part of it after all.
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
+    }
+
+    /// Panics if more text is held back than a stop string could need. Tests call it after every step.
+    pub fn check_integrity(&self) {
+        let longest = self.stops.iter().map(String::len).max().unwrap_or(0);
+        assert!(self.held.is_empty() || self.held.len() < longest, "`{}` is held back", self.held);
     }
 }
 
@@ -64,7 +72,10 @@ mod tests {
         let mut out = String::new();
         for part in parts {
             match matcher.push(part, true) {
-                Verdict::Continue(text) => out += &text,
+                Verdict::Continue(text) => {
+                    out += &text;
+                    matcher.check_integrity();
+                }
                 Verdict::Stopped { text, stop } => return (out + &text, Some(stop)),
             }
         }

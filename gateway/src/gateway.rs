@@ -1,0 +1,194 @@
+//! What all handlers share, and the way of a request into the cluster.
+
+use crate::{
+    backend::{Backend, Submission},
+    http::{
+        answer::Answer,
+        errors::ApiError,
+        parse::{self, Options},
+    },
+    metrics::Objectives,
+    text::TextModel,
+};
+use axum::body::Body;
+use std::{
+    num::NonZero,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+use tidemill_cluster::{ClusterView, NewRequest, Rejection};
+use tidemill_proto::{
+    sampling::{Sampling, StopRule},
+    tokens::Tokens,
+};
+use tokio::sync::Semaphore;
+
+/// A client has this long to send a request's body.
+const BODY_READ_MAX: Duration = Duration::from_secs(60);
+
+#[derive(Debug)]
+pub struct GatewaySettings {
+    /// The model's name in the API.
+    pub model_name: String,
+    pub objectives: Objectives,
+    /// No request lives longer.
+    pub request_timeout: Duration,
+    pub body_bytes_max: usize,
+}
+
+#[derive(Debug)]
+pub struct Gateway {
+    backend: Arc<dyn Backend>,
+    text: TextModel,
+    model_name: String,
+    created: u64,
+    objectives: Arc<Objectives>,
+    request_timeout: Duration,
+    body_bytes_max: usize,
+    /// Permits to render or tokenize: one per core.
+    computing: Semaphore,
+    draining: AtomicBool,
+}
+
+impl Gateway {
+    pub fn new(backend: Arc<dyn Backend>, text: TextModel, settings: GatewaySettings) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+        Self {
+            backend,
+            text,
+            model_name: settings.model_name,
+            created: unix_seconds(),
+            objectives: Arc::new(settings.objectives),
+            request_timeout: settings.request_timeout,
+            body_bytes_max: settings.body_bytes_max,
+            computing: Semaphore::new(cores),
+            draining: AtomicBool::new(false),
+        }
+    }
+
+    /// From now on nothing new is taken.
+    pub fn drain(&self) {
+        self.draining.store(true, Ordering::Relaxed);
+    }
+
+    /// Ready when a request would succeed.
+    pub fn check_ready(&self) -> Result<(), ApiError> {
+        self.check_draining()?;
+        self.context_tokens().map(|_| ())
+    }
+
+    pub fn text(&self) -> &TextModel {
+        &self.text
+    }
+
+    pub fn model_name(&self) -> &str {
+        &self.model_name
+    }
+
+    /// When this process began to serve the model, in Unix seconds.
+    pub fn created(&self) -> u64 {
+        self.created
+    }
+
+    pub fn check_model(&self, model: Option<&str>) -> Result<(), ApiError> {
+        match model {
+            Some(model) if model != self.model_name => Err(ApiError::model_not_found(model, &self.model_name)),
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    pub fn view(&self) -> ClusterView {
+        self.backend.view()
+    }
+
+    /// Longest sequence that could run now.
+    pub fn context_tokens(&self) -> Result<u32, ApiError> {
+        self.backend.context_tokens().ok_or_else(|| Rejection::NoWorker.into())
+    }
+
+    /// Longest sequence that can run now, or that the model allows.
+    pub fn context_tokens_max(&self) -> u32 {
+        self.backend.context_tokens().unwrap_or(self.text.config.context_tokens)
+    }
+
+    pub async fn read(&self, body: Body) -> Result<Vec<u8>, ApiError> {
+        self.check_draining()?;
+        let read = tokio::time::timeout(BODY_READ_MAX, parse::read(body, self.body_bytes_max)).await;
+        read.unwrap_or_else(|_| Err(ApiError::too_slow(BODY_READ_MAX)))
+    }
+
+    /// Runs longer computations beside the event loop.
+    pub async fn compute<T: Send + 'static>(&self, work: impl FnOnce() -> Result<T, ApiError> + Send + 'static) -> Result<T, ApiError> {
+        let _permit = self.computing.acquire().await.expect("the semaphore is never closed");
+        let done = tokio::task::spawn_blocking(work).await;
+        done.unwrap_or_else(|_| Err(ApiError::internal("the request could not be read: please report this as a bug")))
+    }
+
+    /// Refuses text that cannot fit, without tokenizing it.
+    pub fn check_text_length(&self, param: &str, text: &str) -> Result<(), ApiError> {
+        let context = self.context_tokens_max();
+        if text.len() > self.text.tokenizer.text_bytes_max(context as usize) {
+            return Err(ApiError::context_length(param, context, u64::from(context) + 1, 0));
+        }
+        Ok(())
+    }
+
+    /// Gives all prompts to the cluster. With `max_tokens` 0 (scoring only) one token is generated that nobody sees.
+    pub fn start(
+        &self,
+        param: &str,
+        prompts: &[Tokens],
+        options: &Options,
+        max_tokens: u32,
+        prompt_logprobs: Option<u32>,
+    ) -> Result<Answer, ApiError> {
+        let hidden = max_tokens == 0;
+        let generated = max_tokens.max(1);
+        let min_tokens = options.rules.min_tokens;
+        self.check_prompts(param, prompts, generated)?;
+        if min_tokens > generated {
+            let message = format!("`min_tokens` is {min_tokens}: it must be at most `max_tokens`, which is {max_tokens}");
+            return Err(ApiError::invalid("min_tokens", message));
+        }
+        let request = |prompt: &Tokens| NewRequest {
+            prompt: prompt.clone(),
+            salt: options.salt.clone(),
+            sampling: Sampling { logprobs: options.sampling.logprobs.filter(|_| !hidden), ..options.sampling.clone() },
+            stop: StopRule { max_tokens: generated, min_tokens, stop_tokens: options.rules.stop_tokens.clone() },
+            choices: options.choices,
+            prompt_logprobs,
+            timeout: self.request_timeout,
+        };
+        let submission = Submission::new(Arc::clone(&self.backend), prompts.iter().map(request).collect())?;
+        Ok(Answer::new(submission, prompts, options, hidden, &self.text, Arc::clone(&self.objectives)))
+    }
+
+    fn check_prompts(&self, param: &str, prompts: &[Tokens], generated: u32) -> Result<(), ApiError> {
+        let context = self.context_tokens()?;
+        if prompts.iter().any(|prompt| prompt.is_empty()) {
+            return Err(ApiError::invalid(param, format!("`{param}` is empty: at least one token is needed")));
+        }
+        let too_long = prompts.iter().find(|prompt| prompt.len() as u64 + u64::from(generated) > context.into());
+        if let Some(prompt) = too_long {
+            return Err(ApiError::context_length(param, context, prompt.len() as u64, generated.into()));
+        }
+        // Ids that a client sent, and tokenizers' own: some have tokens without an embedding in the model.
+        let vocab_size = self.text.config.identity.vocab_size;
+        if let Some(token) = prompts.iter().flat_map(|prompt| prompt.iter()).find(|&&token| token >= vocab_size) {
+            let message = format!("`{param}`: {token} is not a token id of this model ({vocab_size} tokens)");
+            return Err(ApiError::invalid(param, message));
+        }
+        Ok(())
+    }
+
+    fn check_draining(&self) -> Result<(), ApiError> {
+        if self.draining.load(Ordering::Relaxed) { Err(ApiError::draining()) } else { Ok(()) }
+    }
+}
+
+pub(crate) fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}

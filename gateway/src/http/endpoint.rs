@@ -1,0 +1,122 @@
+//! What the generating endpoints have in common: a body is read and understood, its prompts run, and the answer goes out, at
+//! once or as a stream. An [`Endpoint`] adds its wire shapes.
+
+use super::{
+    answer::{Answer, Delta},
+    errors::ApiError,
+    openai::{GenerateRequest, Usage},
+    parse::{self, Options},
+    sse,
+};
+use crate::{
+    gateway::{Gateway, unix_seconds},
+    metrics,
+    text::tokenizer::Tokenizer,
+};
+use axum::{
+    Json,
+    body::Body,
+    extract::State,
+    response::{IntoResponse, Response},
+};
+use serde::{Serialize, de::DeserializeOwned};
+use std::{sync::Arc, time::Instant};
+use tidemill_proto::{block::Token, tokens::Tokens};
+
+/// What JSON says instead of minus infinity, as in vLLM.
+const LOGPROB_MIN: f32 = -9999.0;
+
+/// One request's wire shapes.
+pub trait Endpoint: Sized + Send + 'static {
+    /// The endpoint's own part of the request body.
+    type Body: DeserializeOwned;
+    type Whole: Serialize;
+    type Chunk: Serialize;
+    const ID_PREFIX: &'static str;
+    /// The field with the prompts, for errors.
+    const PROMPT: &'static str;
+
+    /// Checks the body, completes the options, and makes the prompts.
+    fn understand(gateway: &Gateway, body: Self::Body, options: &mut Options) -> Result<(Self, Vec<Vec<Token>>), ApiError>;
+    /// Tokens to generate where the client gives no number; `room` of them fit.
+    fn max_tokens_default(room: u32) -> u32;
+    /// Whether log-probabilities are wanted for the prompt, too.
+    fn scores_prompt(&self) -> bool {
+        false
+    }
+
+    /// The answer at once. `choices`: all that each choice gained.
+    fn whole(&mut self, call: &Call, choices: Vec<Delta>, usage: Usage) -> Self::Whole;
+    /// A stream's first chunk of a choice, if it has one.
+    fn opening(&mut self, call: &Call, index: u32) -> Option<Self::Chunk>;
+    /// `usage`: running totals, if the client asked for them.
+    fn chunk(&mut self, call: &Call, delta: Delta, usage: Option<Usage>) -> Self::Chunk;
+    /// A stream's last chunk.
+    fn closing(&mut self, call: &Call, usage: Usage) -> Self::Chunk;
+}
+
+/// One request, understood.
+#[derive(Debug)]
+pub struct Call {
+    pub id: String,
+    pub created: u64,
+    pub model: String,
+    pub options: Options,
+    pub prompts: Vec<Tokens>,
+    pub tokenizer: Arc<Tokenizer>,
+}
+
+impl Call {
+    /// The prompt of a choice.
+    pub fn prompt(&self, index: u32) -> &Tokens {
+        &self.prompts[(index / self.options.choices) as usize]
+    }
+}
+
+pub async fn serve<E: Endpoint>(State(gateway): State<Arc<Gateway>>, body: Body) -> Result<Response, ApiError> {
+    // A request that runs is counted by its answer.
+    let started = start::<E>(&gateway, body).await.inspect_err(|error| metrics::count_request(error.outcome()));
+    let (mut answer, call, mut endpoint) = started?;
+    if call.options.stream {
+        answer.settle().await?;
+        return Ok(sse::respond(answer, call, endpoint));
+    }
+    let choices = answer.whole().await?;
+    Ok(Json(endpoint.whole(&call, choices, answer.usage().clone())).into_response())
+}
+
+async fn start<E: Endpoint>(gateway: &Arc<Gateway>, body: Body) -> Result<(Answer, Call, E), ApiError> {
+    let arrived = Instant::now();
+    let body = gateway.read(body).await?;
+    let worker = Arc::clone(gateway);
+    let (endpoint, options, prompts) = gateway.compute(move || understand::<E>(&worker, arrived, &body)).await?;
+    let longest = prompts.iter().map(|prompt| prompt.len()).max().unwrap_or(0) as u32;
+    // A default shrinks to what fits; a number that the client gave must fit.
+    let room = gateway.context_tokens()?.saturating_sub(longest).max(1);
+    let max_tokens = options.max_tokens.unwrap_or_else(|| E::max_tokens_default(room));
+    let prompt_logprobs = options.sampling.logprobs.filter(|_| endpoint.scores_prompt());
+    let answer = gateway.start(E::PROMPT, &prompts, &options, max_tokens, prompt_logprobs)?;
+    let call = Call {
+        id: format!("{}-{:032x}", E::ID_PREFIX, rand::random::<u128>()),
+        created: unix_seconds(),
+        model: gateway.model_name().to_owned(),
+        options,
+        prompts,
+        tokenizer: Arc::clone(&gateway.text().tokenizer),
+    };
+    Ok((answer, call, endpoint))
+}
+
+fn understand<E: Endpoint>(gateway: &Gateway, arrived: Instant, body: &[u8]) -> Result<(E, Options, Vec<Tokens>), ApiError> {
+    let request: GenerateRequest = parse::json(body)?;
+    gateway.check_model(request.model.as_deref())?;
+    let body: E::Body = parse::json(body)?;
+    let mut options = Options::check(arrived, request, gateway.text())?;
+    let (endpoint, prompts) = E::understand(gateway, body, &mut options)?;
+    Ok((endpoint, options, prompts.into_iter().map(Tokens::from).collect()))
+}
+
+/// JSON has no infinity.
+pub(super) fn json_logprob(logprob: f32) -> f32 {
+    if logprob.is_finite() { logprob.max(LOGPROB_MIN) } else { LOGPROB_MIN }
+}

@@ -1,0 +1,23 @@
+//! What operators and probes read: `/ready`, `/metrics`, `/cluster`.
+
+use super::errors::ApiError;
+use crate::{gateway::Gateway, metrics};
+use axum::{
+    Json,
+    extract::State,
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use std::sync::Arc;
+
+pub async fn ready(State(gateway): State<Arc<Gateway>>) -> Result<StatusCode, ApiError> {
+    gateway.check_ready().map(|()| StatusCode::OK)
+}
+
+pub async fn metrics(State(gateway): State<Arc<Gateway>>) -> Response {
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], metrics::render(&gateway.view())).into_response()
+}
+
+pub async fn cluster(State(gateway): State<Arc<Gateway>>) -> Response {
+    Json(gateway.view()).into_response()
+}

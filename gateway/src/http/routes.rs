@@ -1,0 +1,41 @@
+//! Which port serves what.
+
+use super::{chat::Chat, completions::Completions, endpoint, errors::ApiError, models, operator};
+use crate::gateway::Gateway;
+use axum::{
+    Router,
+    http::{Method, StatusCode, Uri},
+    routing::{get, post},
+};
+use std::sync::Arc;
+
+/// For clients. `operators_too`: operators have no port of their own.
+pub fn front_door(gateway: Arc<Gateway>, operators_too: bool) -> Router {
+    let routes = probes()
+        .route("/v1/chat/completions", post(endpoint::serve::<Chat>))
+        .route("/v1/completions", post(endpoint::serve::<Completions>))
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{*id}", get(models::one));
+    let routes = if operators_too { routes.merge(operators()) } else { routes };
+    finish(routes, gateway)
+}
+
+/// For operators alone.
+pub fn admin(gateway: Arc<Gateway>) -> Router {
+    finish(probes().merge(operators()), gateway)
+}
+
+fn probes() -> Router<Arc<Gateway>> {
+    Router::new().route("/health", get(|| async { StatusCode::OK })).route("/ready", get(operator::ready))
+}
+
+fn operators() -> Router<Arc<Gateway>> {
+    Router::new().route("/metrics", get(operator::metrics)).route("/cluster", get(operator::cluster))
+}
+
+fn finish(routes: Router<Arc<Gateway>>, gateway: Arc<Gateway>) -> Router {
+    routes
+        .fallback(|method: Method, uri: Uri| async move { ApiError::no_route(method.as_str(), uri.path()) })
+        .method_not_allowed_fallback(|method: Method, uri: Uri| async move { ApiError::method_not_allowed(method.as_str(), uri.path()) })
+        .with_state(gateway)
+}
