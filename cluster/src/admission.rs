@@ -2,7 +2,7 @@
 
 use crate::{Rejection, cost::CostModel, schedule::DecodeCandidate};
 
-/// What the operator decides.
+/// The operator's choices.
 #[derive(Clone, Debug)]
 pub struct AdmissionPolicy {
     /// Sequences that may wait for a place.
@@ -20,7 +20,7 @@ pub struct Occupancy<'a> {
     pub cost: &'a CostModel,
 }
 
-/// Refuses what no retry would get through: more choices at a time than the queue could take even if it were empty.
+/// Refuses more choices at a time than even an empty queue could take: no retry would help.
 pub fn check_choices(policy: &AdmissionPolicy, choices: usize) -> Result<(), Rejection> {
     let limit = policy.queue_max;
     if choices <= limit { Ok(()) } else { Err(Rejection::TooManyChoices { choices, limit }) }

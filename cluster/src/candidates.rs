@@ -1,4 +1,4 @@
-//! What the scheduler may choose from: members joined with their load.
+//! The scheduler's candidates: members joined with their load.
 
 use crate::{
     load::{DecodeLoad, Load},
@@ -36,7 +36,7 @@ pub(crate) fn decode<'a>(membership: &'a Membership, load: &Load) -> Vec<DecodeC
     membership.taking_work().filter_map(candidate).collect()
 }
 
-/// Draining nodes too: what they hold can be read.
+/// Draining nodes too: their blocks can be read.
 pub(crate) fn pools<'a>(membership: &'a Membership, load: &Load) -> Vec<PoolCandidate<'a>> {
     let candidate = |(node, member): (Epoch, &'a Member)| {
         let Blocks { total, free, cached, .. } = load.get(node)?.report.blocks.dram;
@@ -46,7 +46,7 @@ pub(crate) fn pools<'a>(membership: &'a Membership, load: &Load) -> Vec<PoolCand
     membership.iter().filter(|(_, member)| member.role() == Role::Kvpool).filter_map(candidate).collect()
 }
 
-/// Pool nodes that may take over what `leaving` holds: near ones first, then by room.
+/// Pool nodes that may take over the blocks of `leaving`: near ones first, then by room.
 pub(crate) fn peers(membership: &Membership, load: &Load, leaving: Epoch) -> Vec<Peer> {
     let peer = |(epoch, _): (Epoch, &Member)| {
         let TierBlocks { dram, nvme, .. } = load.get(epoch)?.report.blocks;

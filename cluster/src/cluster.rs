@@ -36,7 +36,7 @@ pub struct ClusterSettings {
     pub heartbeat_dead: Duration,
 }
 
-/// What the shell must do.
+/// For the shell to carry out.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     Send {
@@ -65,8 +65,8 @@ pub enum Warning {
     PrefillFailed { request: RequestId, worker: Epoch, reason: String },
 }
 
-/// Each part owns its data and is the only one that changes it. What happens to a request is in `lifecycle`, what workers say
-/// in `workers`.
+/// Each part owns its data and is the only one that changes it. `lifecycle` has the stages of a request, `workers` the events
+/// of workers.
 ///
 /// Time is a `Duration` since a start that the caller chooses.
 #[derive(Debug)]
@@ -84,7 +84,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// `model`: the one whose tokenizer the gateway uses.
+    /// `model`: the gateway's.
     pub fn new(settings: ClusterSettings, model: ModelIdentity) -> Self {
         Self {
             membership: Membership::new(settings.id_base + 1, model),

@@ -11,7 +11,7 @@ use tidemill_proto::message::{Moved, StepSample, Transfer};
 const TERMS: usize = 5;
 /// Brings the terms of a typical step near 1, so that one prior variance fits all coefficients.
 const SCALE: [f64; TERMS] = [1.0, 1e-3, 1e-6, 1e-1, 1e-4];
-/// What each scaled term costs before anything was measured, in ms: a mid-size model on a few CPU cores.
+/// Prior cost of each scaled term in ms: a mid-size model on a few CPU cores.
 const START: [f64; TERMS] = [5.0, 1000.0, 50.0, 5.0, 5.0];
 /// Variance of the start values, in units of their squares.
 const START_VARIANCE: f64 = 1.0;
@@ -104,7 +104,7 @@ pub struct CostModel {
     pub near_bytes_per_ms: f64,
     /// and over the network.
     pub far_bytes_per_ms: f64,
-    /// What a hand-over costs besides its bytes: two control messages and a pool round trip at each end.
+    /// Cost of a hand-over besides its bytes: two control messages and a pool round trip at each end.
     pub handover_ms: f64,
 }
 
@@ -121,7 +121,7 @@ impl CostModel {
         bytes(near_blocks) / self.near_bytes_per_ms + bytes(far_blocks) / self.far_bytes_per_ms
     }
 
-    /// Learns the transfer rates from what one worker's counters gained between two reports.
+    /// Learns the transfer rates from two successive reports of one worker.
     pub fn observe_transfer(&mut self, before: &Transfer, after: &Transfer) {
         learn(&mut self.near_bytes_per_ms, &[(&before.shm_put, &after.shm_put), (&before.shm_get, &after.shm_get)]);
         learn(&mut self.far_bytes_per_ms, &[(&before.quic_put, &after.quic_put), (&before.quic_get, &after.quic_get)]);
@@ -148,7 +148,7 @@ fn start_information(term: usize) -> f64 {
     1.0 / (START[term] * START[term] * START_VARIANCE)
 }
 
-/// `x` of `matrix x = right`, for a symmetric positive definite matrix, by Cholesky's method. `None`: in this precision it is none.
+/// Solves `matrix x = right` for a symmetric positive definite matrix, by Cholesky's method. `None`: rounding made it indefinite.
 fn solve(matrix: &[[f64; TERMS]; TERMS], right: &[f64; TERMS]) -> Option<[f64; TERMS]> {
     let mut lower = [[0.0; TERMS]; TERMS];
     let mut x = [0.0; TERMS];

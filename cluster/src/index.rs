@@ -1,14 +1,14 @@
 //! Which nodes hold a block: a copy of the pool nodes' own directories, fed by their numbered events.
 //!
-//! Soft state. It may undercount and be late; a block that turns out to be missing is a miss that the decode worker
-//! answers by computing, so nothing here decides correctness.
+//! Soft state. It may undercount and lag; nothing here decides correctness, since a decode worker computes any block that it
+//! does not find.
 
 pub mod frequency;
 
 use std::collections::{BTreeMap, HashMap};
 use tidemill_proto::{block::BlockKey, ids::Epoch, message::PoolEvent, pool::Tier};
 
-/// Blocks remembered per node (about 100 bytes each). Further ones are left out: an undercount.
+/// Blocks remembered per node (about 100 bytes each). More are left out: an undercount.
 const BLOCKS_MAX: usize = 1 << 24;
 
 /// A node's copy of a block.
@@ -69,7 +69,7 @@ impl PrefixIndex {
         Ok(())
     }
 
-    /// Who holds each block of the leading run of `keys` that is held at all.
+    /// The holders of each leading block of `keys`, up to the first block without any.
     pub fn leading(&self, keys: &[BlockKey]) -> Vec<&[Holder]> {
         keys.iter().map_while(|key| self.holders.get(key).map(Vec::as_slice)).collect()
     }
@@ -106,7 +106,7 @@ impl PrefixIndex {
         }
     }
 
-    /// Forgets what a node holds. Goes through everything: nodes come and go rarely, and lookups should not pay for it.
+    /// Forgets a node's blocks. Goes through all blocks: nodes come and go rarely, and lookups should not pay for it.
     fn clear(&mut self, node: Epoch) {
         let Some(state) = self.nodes.get_mut(&node) else { return };
         if std::mem::take(&mut state.blocks) > 0 {

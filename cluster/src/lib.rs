@@ -1,13 +1,13 @@
 //! The cluster's deciding part, sans I/O: no clock, socket, thread, text or HTTP. Events and time go in, actions come out.
 //!
-//! - [`Cluster`]: the machine as a whole; `workers`: what workers tell it
+//! - [`Cluster`]: the machine as a whole; `workers`: workers' events
 //! - `lifecycle`: a request's stages, one per file; `requests`: requests, their sequences and the queue
 //! - [`admission`]: may a request come in; [`schedule`]: where a sequence runs. Both pure, over what `candidates` joins
-//! - [`membership`]: who is in the cluster (to be agreed upon by all coordinators)
-//! - [`load`]: what this coordinator gave each worker, and what workers report (never replicated)
+//! - [`membership`]: the members, on which all coordinators can agree
+//! - [`load`]: each worker's work from this coordinator, and its last report (never replicated)
 //! - [`index`]: which pool nodes hold a block, and which blocks are read often
 //! - [`cost`]: how long things take, learnt from workers' steps
-//! - `request`, `view`: what clients and operators see
+//! - `request`, `view`: the client's and the operator's side
 
 pub mod admission;
 mod candidates;

@@ -6,7 +6,7 @@
 //!                └──────requeue───────┘   worker lost, or sent it back
 //! ```
 //!
-//! [`prefill`] is the side branch: the job that computes a prompt's missing blocks, and those who wait for it.
+//! [`prefill`] is the side branch: the job that computes a prompt's missing blocks, and the sequences that wait for it.
 
 mod finish;
 mod place;

@@ -1,7 +1,7 @@
-//! What this coordinator has given each worker, and what each worker last said about itself.
+//! Each worker's sequences and jobs from this coordinator, and its last report.
 //!
-//! Soft state: never replicated, and gone with the worker. Sequences and prefill jobs enter and leave the books here and nowhere
-//! else, so the sums that the scheduler reads cannot drift from what runs.
+//! Soft state: never replicated, and gone with the worker. Sequences and prefill jobs enter and leave the books here and
+//! nowhere else, so the scheduler's sums cannot drift from reality.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -123,7 +123,7 @@ impl Load {
         }
     }
 
-    /// A request's prefill job goes to a worker. `ms`: what it is predicted to take.
+    /// A request's prefill job goes to a worker. `ms`: its predicted time.
     pub fn start_job(&mut self, now: Duration, worker: Epoch, request: RequestId, ms: f64) {
         if let Some(load) = self.workers.get_mut(&worker) {
             load.prefill.push(now, request, ms);

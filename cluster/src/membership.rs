@@ -1,4 +1,4 @@
-//! Who is in the cluster: members by epoch, and why others are refused. No load, no clock: this is what coordinators agree on.
+//! Members by epoch, and the reasons to refuse one. No load, no clock: all coordinators can agree on this.
 //!
 //! ```text
 //!   registered ──Leaving──► draining ──┐
@@ -19,7 +19,7 @@ const NAME_BYTES_MAX: usize = 256;
 
 #[derive(Debug)]
 pub struct Membership {
-    /// The model whose tokenizer the gateway uses.
+    /// The gateway's.
     model: ModelIdentity,
     members: BTreeMap<Epoch, Member>,
     next_epoch: u64,
@@ -117,7 +117,7 @@ impl Membership {
         self.iter().filter(|(_, member)| !member.draining)
     }
 
-    /// What every engine agrees on, with the bytes of a block. The first engine that registered decides.
+    /// The engines' common layout, and the bytes of its blocks. The first engine that registered decides.
     pub fn layout(&self) -> Option<(LayoutFingerprint, u64)> {
         self.first_engine().map(|(_, info)| (info.layout, info.block_bytes))
     }

@@ -1,4 +1,4 @@
-//! A request as its client sees it: what is asked, what is heard, and why it may fail.
+//! A request as its client sees it: its parameters, events, usage and failures.
 
 use std::time::Duration;
 use tidemill_proto::{
@@ -31,7 +31,7 @@ impl NewRequest {
     }
 }
 
-/// What a client hears of its request.
+/// A client's news of its request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RequestEvent {
     /// One entry per prompt token, the first `None`. Before the first token.
@@ -91,7 +91,7 @@ pub enum Rejection {
     TooManyChoices { choices: usize, limit: usize },
 }
 
-/// Where a choice's prompt came from and where its time went.
+/// Sources of a choice's prompt, and its time by phase.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ChoiceUsage {
     /// As its decode worker accounts for it; as planned where the gateway ended the choice.

@@ -19,7 +19,7 @@ use tidemill_proto::{block::BLOCK_TOKENS, ids::Epoch, message::Host};
 /// it would only wait in the wrong place.
 const OVERCOMMIT: u64 = 2;
 
-/// What the operator decides.
+/// The operator's choices.
 #[derive(Clone, Debug)]
 pub struct Policy {
     /// The decode worker computes a missing suffix of at most this many tokens itself. `None`: by predicted time.
@@ -69,7 +69,7 @@ pub struct DecodeCandidate<'a> {
 pub struct PoolCandidate<'a> {
     pub node: Epoch,
     pub host: &'a Host,
-    /// It is about to end: what it holds can be read, but it takes nothing new.
+    /// It is about to end: its blocks can be read, but it takes no new ones.
     pub draining: bool,
     /// Blocks it could store without evicting any,
     pub free_blocks: u64,
@@ -77,10 +77,10 @@ pub struct PoolCandidate<'a> {
     pub room_blocks: u64,
 }
 
-/// What the sequence to place needs.
+/// The needs of the sequence to place.
 #[derive(Clone, Copy, Debug)]
 pub struct Demand {
-    /// Prompt, and what was generated before.
+    /// Prompt and tokens generated before.
     pub tokens: u32,
     /// The longest it can become. A worker that cannot hold that would end it early, where another would not.
     pub tokens_max: u64,
@@ -106,7 +106,7 @@ pub struct Placement {
     pub decode: Epoch,
     /// Leading blocks that pool nodes hold.
     pub read: Vec<SourceRun>,
-    /// Takes what is computed of this sequence.
+    /// Takes the sequence's new blocks.
     pub home: Option<Epoch>,
     /// Computes the blocks between those read and `expected_blocks`. `None`: there are none, or a job for them runs already.
     pub prefill: Option<Epoch>,
@@ -195,7 +195,7 @@ fn choose_prompt(policy: &Policy, snapshot: &Snapshot, demand: &Demand, decode: 
     }
 }
 
-/// The decode worker with room whose next new sequence waits least, and for how long.
+/// The decode worker with room at which a new sequence waits least, and that wait.
 fn choose_decode<'a>(policy: &Policy, snapshot: &Snapshot<'a>, demand: &Demand) -> Option<(DecodeCandidate<'a>, f64)> {
     let first_step_ms = |worker: &DecodeCandidate| {
         let step_ms = snapshot.cost.decode.step_ms(u64::from(worker.sequences) + 1, worker.tokens + u64::from(demand.tokens));

@@ -32,9 +32,9 @@ pub struct MemberView {
     pub epoch: String,
     pub draining: bool,
     pub seconds_since_heartbeat: f64,
-    /// What this coordinator has given it and has not ended: sequences, or prefill jobs.
+    /// Sequences or prefill jobs that this coordinator has given it and that have not ended.
     pub assigned: usize,
-    /// What it last said about itself.
+    /// Its last report, without steps.
     pub report: Report,
     /// Pool nodes: blocks that the prefix index knows there.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,4 +1,4 @@
-//! What workers tell the cluster, and what follows when one is gone.
+//! Workers join, report and leave.
 
 use crate::{Cluster, Refusal, candidates};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use tidemill_proto::{
 };
 
 impl Cluster {
-    /// Takes a worker in, or says what to change about it.
+    /// Takes a worker in, or refuses it with the reason.
     pub fn register(&mut self, now: Duration, register: Register) -> Result<Epoch, Refusal> {
         let role = register.role.role();
         let epoch = self.membership.register(register)?;
@@ -20,7 +20,7 @@ impl Cluster {
         Ok(epoch)
     }
 
-    /// Applies what a member says. Events of a worker that is gone, or about what it no longer has, are void.
+    /// Applies a member's event. Events of a worker that is gone, or about work that it no longer has, are void.
     pub fn worker_event(&mut self, now: Duration, worker: Epoch, event: WorkerEvent) {
         let Some(role) = self.membership.get(worker).map(|member| member.role()) else { return };
         self.load.heard(now, worker);

@@ -1,7 +1,7 @@
 //! The cluster behind a lock, and its actions carried out: messages to workers' links, events to waiting clients.
 //!
-//! Every call locks, asks the core, and performs what the core wants before it unlocks; nothing inside waits. Queues to
-//! links and clients are bounded: a link that does not keep up is dropped like a dead worker, a client like one that left.
+//! Every call locks, asks the core, and carries out its actions before it unlocks; nothing inside waits. Queues to links and
+//! clients are bounded: a link that does not keep up is dropped like a dead worker, a client like one that left.
 
 use parking_lot::Mutex;
 use std::{
@@ -42,7 +42,7 @@ struct State {
 }
 
 impl Driver {
-    /// `model`: the one whose tokenizer the gateway uses.
+    /// `model`: the gateway's.
     pub fn new(settings: ClusterSettings, model: ModelIdentity) -> Arc<Self> {
         let state = State { cluster: Cluster::new(settings, model), links: HashMap::new(), clients: HashMap::new() };
         Arc::new(Self { state: Mutex::new(state), started: Instant::now() })

@@ -1,4 +1,4 @@
-//! The coordinator: the cluster's deciding core, driven, behind the gateway.
+//! The coordinator: drives the cluster's core, and puts the gateway in front of it.
 //!
 //! - [`driver`]: the cluster behind a lock, its actions carried out
 //! - [`links`]: accepts the workers' QUIC links

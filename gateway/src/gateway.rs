@@ -1,4 +1,4 @@
-//! What all handlers share, and the way of a request into the cluster.
+//! The state that all handlers share, and the way of a request into the cluster.
 
 use crate::{
     backend::{Backend, Submission},

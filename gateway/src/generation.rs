@@ -30,7 +30,7 @@ pub struct TextRules {
     pub skip_special: bool,
 }
 
-/// What a choice gained.
+/// A choice's gain.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Piece {
     pub text: String,
@@ -61,7 +61,7 @@ pub enum FinishReason {
     Length,
 }
 
-/// What ended a choice besides the model's end of sequence: vLLM's extension.
+/// The cause of a choice's end, other than the model's end of sequence: vLLM's extension.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum StopReason {
@@ -85,7 +85,7 @@ impl Finish {
 }
 
 impl Piece {
-    /// Appends what followed. Pieces in order add up to the whole answer.
+    /// Appends the next piece. All pieces together are the whole answer.
     pub fn append(&mut self, next: Self) {
         self.text += &next.text;
         self.tokens.extend(next.tokens);
@@ -113,7 +113,7 @@ pub struct Pipeline {
 }
 
 impl Pipeline {
-    /// For what follows `prompt`.
+    /// For the tokens after `prompt`.
     pub fn new(model: &TextModel, prompt: &[Token], rules: &TextRules) -> Self {
         Self {
             detokenizer: Detokenizer::new(Arc::clone(&model.tokenizer), prompt, rules.skip_special),

@@ -1,7 +1,7 @@
 //! OpenAI's API over HTTP.
 //!
-//! - [`routes`]: which port serves what; [`operator`]: what operators and probes read
-//! - [`endpoint`]: what generating endpoints share; [`chat`], [`completions`]: their wire shapes; [`openai`]: bodies
+//! - [`routes`]: both ports' routes; [`operator`]: for operators and probes; [`models`]: `/v1/models`
+//! - [`endpoint`]: the generating endpoints' common part; [`chat`], [`completions`]: their wire shapes; [`openai`]: bodies
 //! - [`parse`]: bodies checked; [`errors`]: OpenAI's error object
 //! - [`answer`]: a running request's events as deltas of its choices; [`sse`]: deltas as a stream
 //! - [`server`]: clients' connections

@@ -7,10 +7,10 @@
 //!
 //! Shell (feature `shell`, on by default):
 //!
-//! - [`gateway`]: what all handlers share
-//! - [`http`]: endpoints, and what serves them
+//! - [`gateway`]: the state that all handlers share
+//! - [`http`]: endpoints and their server
 //! - [`backend`]: the cluster as the gateway sees it
-//! - [`metrics`]: what `/metrics` shows
+//! - [`metrics`]: `/metrics`
 
 pub mod generation;
 pub mod text;

@@ -1,6 +1,6 @@
-//! Everything that knows text. The cluster behind it sees token ids only.
+//! Everything that knows text. The cluster sees token ids only.
 //!
-//! - [`config`]: what a model directory says about itself
+//! - [`config`]: a model directory's settings
 //! - [`tokenizer`]: text to ids; one id to its bytes
 //! - [`detokenizer`]: ids to text, one at a time, never broken UTF-8
 //! - [`stop`]: stop strings in a stream of text

@@ -1,4 +1,4 @@
-//! Queued sequences get their places: match what exists, have the rest computed, give the sequence to a decode worker.
+//! Queued sequences get their places: match existing blocks, have the rest computed, give the sequence to a decode worker.
 
 use crate::{
     Cluster, Failure, Outcome, candidates,
@@ -135,7 +135,7 @@ impl Cluster {
     }
 }
 
-/// Runs as `reader` is to read them, up to the first whose node is gone.
+/// The runs for this reader, up to the first whose node is gone.
 pub(super) fn runs(membership: &Membership, runs: &[SourceRun], reader: Epoch) -> Vec<Run> {
     runs.iter().map_while(|run| Some(Run { node: membership.pool_node(run.node, reader)?, blocks: run.blocks })).collect()
 }

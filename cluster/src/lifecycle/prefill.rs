@@ -64,7 +64,7 @@ impl Cluster {
         }
     }
 
-    /// Gives a job to another prefill worker; without one, nobody waits for it any more.
+    /// Gives a job to another prefill worker; without one, its sequences stop waiting.
     fn reassign(&mut self, now: Duration, id: RequestId, mut job: PendingPrefill) {
         job.tried.push(job.worker);
         let request = self.requests.get(id).expect("jobs belong to requests");
@@ -87,8 +87,7 @@ impl Cluster {
         }
     }
 
-    /// Nobody can read from or write to the pool node: blocks expected there are computed elsewhere. Those who read from it
-    /// find out by themselves.
+    /// A pool node is gone: decode workers compute the blocks that they expected there. Readers notice by themselves.
     pub(crate) fn pool_node_down(&mut self, now: Duration, node: Epoch) {
         self.index.remove_node(node);
         let lost = self.requests.iter().filter(|(_, request)| request.prefill.as_ref().is_some_and(|job| job.home == node));
@@ -104,7 +103,7 @@ impl Cluster {
         }
     }
 
-    /// Ends the wait for finished jobs' blocks, once there was time to fetch them: the missing ones were evicted, and never come.
+    /// Ends the wait for finished jobs' blocks after the time it takes to fetch them: missing ones were evicted, and never come.
     pub(crate) fn end_handovers(&mut self, now: Duration) {
         let over = |at: Duration| now.saturating_sub(at) >= HANDOVER_MAX;
         let settled = self.requests.iter().filter_map(|(id, request)| Some((id, request.handed_over.filter(|(at, _)| over(*at))?.1)));
@@ -114,7 +113,7 @@ impl Cluster {
         }
     }
 
-    /// Nobody computes blocks of this request into that pool node any more.
+    /// No more blocks of this request come to that pool node.
     fn stop_waiting_for(&mut self, id: RequestId, home: Epoch) {
         let sequences = &self.requests.get(id).expect("jobs belong to requests").sequences;
         let waiting: Vec<usize> = (0..sequences.len()).filter(|&choice| sequences[choice].waits_at(home)).collect();

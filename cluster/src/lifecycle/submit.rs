@@ -10,12 +10,13 @@ use std::time::Duration;
 use tidemill_proto::ids::{RequestId, SequenceId};
 
 impl Cluster {
-    /// Refuses what no retry would get through: more choices at a time than the queue could take even if it were empty.
+    /// Refuses more choices at a time than even an empty queue could take: no retry would help.
     pub fn check_choices(&self, choices: usize) -> Result<(), Rejection> {
         admission::check_choices(&self.settings.admission, choices)
     }
 
-    /// Takes a request. Its events follow as [`Action::Client`](crate::Action::Client), one `Finished` per choice, unless it is cancelled.
+    /// Takes a request. Its events follow as [`Action::Client`](crate::Action::Client), one `Finished` per choice, unless it is
+    /// cancelled.
     pub fn submit(&mut self, now: Duration, new: NewRequest) -> Result<RequestId, Rejection> {
         debug_assert!(!new.prompt.is_empty() && new.choices > 0 && new.stop.max_tokens > 0, "the gateway checks");
         let occupancy = Occupancy {

@@ -1,4 +1,4 @@
-//! What the cluster remembers of one request and of each of its choices.
+//! The state of one request and of each of its choices.
 
 use crate::{ChoiceUsage, NewRequest, Outcome, schedule::SourceRun};
 use std::time::Duration;
@@ -26,13 +26,13 @@ pub(crate) struct Request {
     pub(crate) prefill_ms: f64,
 }
 
-/// A prefill job on its way. It has what another worker needs to take it over.
+/// A prefill job on its way, complete enough for another worker to take it over.
 #[derive(Debug)]
 pub(crate) struct PendingPrefill {
     pub(crate) worker: Epoch,
     /// Leading blocks that exist.
     pub(crate) read: Vec<SourceRun>,
-    /// Takes what is computed.
+    /// Takes the computed blocks.
     pub(crate) home: Epoch,
     pub(crate) tokens: Tokens,
     pub(crate) keys: Vec<BlockKey>,
@@ -183,7 +183,7 @@ impl Request {
         self.new.timeout.saturating_sub(now.saturating_sub(self.submitted))
     }
 
-    /// What a choice has cost so far.
+    /// A choice's usage so far.
     pub(crate) fn usage(&self, choice: usize) -> ChoiceUsage {
         let usage = self.sequences[choice].usage.clone();
         ChoiceUsage { prefill_ms: self.prefill_ms, prefill_worker: self.prefill_worker.clone(), ..usage }

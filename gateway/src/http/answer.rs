@@ -26,7 +26,7 @@ use tidemill_proto::{block::Token, sampling::TokenLogprob, tokens::Tokens};
 /// its own status.
 const FIRST_EVENT_MAX: Duration = Duration::from_secs(5);
 
-/// What one choice gained.
+/// One choice's gain.
 #[derive(Debug, Default)]
 pub struct Delta {
     pub index: u32,

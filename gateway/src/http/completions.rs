@@ -101,7 +101,7 @@ impl Completions {
         }
     }
 
-    /// What a choice gained.
+    /// A choice's gain.
     fn choice(&self, call: &Call, delta: Delta) -> CompletionChoice {
         let logprobs = call.options.sampling.logprobs.map(|_| self.logprobs(call, &delta));
         let Delta { index, piece, .. } = delta;

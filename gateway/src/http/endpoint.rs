@@ -1,4 +1,4 @@
-//! What the generating endpoints have in common: a body is read and understood, its prompts run, and the answer goes out, at
+//! The common part of the generating endpoints: a body is read and understood, its prompts run, and the answer goes out, at
 //! once or as a stream. An [`Endpoint`] adds its wire shapes.
 
 use super::{
@@ -23,7 +23,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use std::{sync::Arc, time::Instant};
 use tidemill_proto::{block::Token, tokens::Tokens};
 
-/// What JSON says instead of minus infinity, as in vLLM.
+/// Minus infinity in JSON, as in vLLM.
 const LOGPROB_MIN: f32 = -9999.0;
 
 /// One request's wire shapes.

@@ -1,4 +1,4 @@
-//! What operators and probes read: `/ready`, `/metrics`, `/cluster`.
+//! For operators and probes: `/ready`, `/metrics`, `/cluster`.
 
 use super::errors::ApiError;
 use crate::{gateway::Gateway, metrics};

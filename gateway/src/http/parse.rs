@@ -36,7 +36,7 @@ pub async fn read(body: Body, limit: usize) -> Result<Vec<u8>, ApiError> {
     }
 }
 
-/// Reads a body as `T`, ignoring what `T` does not know.
+/// Reads a body as `T`, ignoring fields that `T` does not have.
 pub fn json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     // Serde would also read a struct from a list of its fields.
     if bytes.trim_ascii_start().first() == Some(&b'[') {

@@ -1,4 +1,4 @@
-//! Which port serves what.
+//! Routes of the front door and of the operators' port.
 
 use super::{chat::Chat, completions::Completions, endpoint, errors::ApiError, models, operator};
 use crate::gateway::Gateway;

@@ -1,4 +1,4 @@
-//! What a Hugging Face model directory says about itself: `config.json`, `generation_config.json`,
+//! A Hugging Face model directory's settings: `config.json`, `generation_config.json`,
 //! `tokenizer_config.json`, `chat_template.jinja`. Weights are not read.
 
 use super::ModelError;
@@ -14,7 +14,7 @@ use tidemill_proto::message::ModelIdentity;
 
 #[derive(Clone, Debug, Default)]
 pub struct ModelConfig {
-    /// What workers must have read, too.
+    /// Workers must have read the same.
     pub identity: ModelIdentity,
     /// Longest sequence that the model was made for.
     pub context_tokens: u32,
@@ -44,7 +44,7 @@ pub const TOP_K: RangeInclusive<i64> = -1..=u32::MAX as i64;
 pub const MIN_P: RangeInclusive<f32> = 0.0..=1.0;
 pub const REPETITION_PENALTY: (Bound<f32>, Bound<f32>) = (Bound::Excluded(0.0), Bound::Included(100.0));
 
-/// `value`, or what is wrong with it.
+/// `value`, or the reason to refuse it.
 pub fn in_range<T: PartialOrd + std::fmt::Display>(name: &str, value: T, range: impl RangeBounds<T>) -> Result<T, String> {
     if range.contains(&value) {
         return Ok(value);

@@ -1,8 +1,8 @@
 //! Ids to text, one token at a time, never broken UTF-8.
 //!
-//! A token's text depends on what stands before it: part of a character in byte-level vocabularies, a leading space that
+//! A token's text depends on the tokens before it: part of a character in byte-level vocabularies, a leading space that
 //! decoders strip at the beginning of a text in SentencePiece ones. So, as in TGI and vLLM, a token is decoded together
-//! with the few tokens before it, and what the longer decoding adds is its text:
+//! with the few tokens before it; the longer decoding's additional text is the token's:
 //!
 //! ```text
 //!   window:  [ context ……… | pending ……… ]     text(window)[sent..] goes out once it does not end inside a character
@@ -24,9 +24,9 @@ pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
     skip_special: bool,
     window: Vec<Token>,
-    /// Leading tokens of the window whose text is out.
+    /// Leading tokens of the window whose text was returned.
     context: usize,
-    /// Bytes of the window's text that are out.
+    /// Bytes of the window's text that were returned.
     sent: usize,
 }
 

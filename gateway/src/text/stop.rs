@@ -9,7 +9,7 @@ pub struct StopMatcher {
     held: String,
 }
 
-/// What to do after some more text.
+/// The consequence of some more text.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Send this and go on.

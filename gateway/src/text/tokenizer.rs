@@ -1,5 +1,5 @@
-//! The model's own tokenizer (`tokenizer.json`, through Hugging Face's library), and what the library does not offer:
-//! the bytes of a single token.
+//! The model's own tokenizer (`tokenizer.json`, through Hugging Face's library), and one thing that the library lacks: the
+//! bytes of a single token.
 
 use super::ModelError;
 use std::{collections::HashMap, path::Path};
@@ -31,7 +31,7 @@ impl Tokenizer {
     }
 
     pub fn new(mut inner: tokenizers::Tokenizer) -> Self {
-        // Files often carry the truncation and padding of somebody's training run.
+        // Files often carry the truncation and padding of a training run.
         inner.with_padding(None);
         inner.with_truncation(None).expect("turning truncation off is always valid");
         let byte_of = inner.get_decoder().is_some_and(is_byte_level).then(byte_level_alphabet);
