@@ -12,6 +12,7 @@ use tidemill_proto::{
     ids::Epoch,
     message::{DecodeJob, Run, ToWorker, TokensBySource},
     sampling::Sampling,
+    tokens::Tokens,
 };
 
 /// A prefill job gets this many times its predicted duration, and the grace below, before its waiters give up on it.
@@ -48,7 +49,7 @@ impl Cluster {
         let demand = Demand {
             tokens: request.len_of(at.1),
             tokens_max: request.tokens_max(),
-            local_only: request.new.prompt_logprobs.is_some() && at.1 == 0 && !sequence.prompt_logprobs_seen,
+            local_only: request.prompt_logprobs(at.1).is_some(),
             joins: request.prefill.as_ref().map(|job| (job.home, common_prefix(&job.keys, keys) as u32)),
         };
         let mut snapshot = self.snapshot(now, keys);
@@ -69,55 +70,12 @@ impl Cluster {
 
     /// Gives a sequence to its decode worker, and its missing blocks to a prefill worker.
     fn place(&mut self, now: Duration, at: ChoiceId, placement: &Placement) {
-        let (id, choice) = at;
         let (request, sequence) = self.requests.choice(at);
-        let (sequence_id, tokens) = (sequence.id, request.tokens_of(choice));
-        // Somebody computes the missing blocks; without a job, a block that is gone is a miss at once.
-        let awaited = placement.prefill.is_some() || request.prefill.is_some();
+        let tokens = request.tokens_of(at.1);
         let patience_ms = PREFILL_GRACE_MS + PREFILL_PATIENCE * placement.ttft_ms;
         let patience_ms = patience_ms.min(request.remaining(now).as_millis() as f64) as u64;
-        let tail_tokens = tokens.len() as u64 - u64::from(placement.expected_blocks) * BLOCK_TOKENS as u64;
-        let waited = match sequence.place() {
-            Place::Queued { since, .. } => now.saturating_sub(since),
-            Place::Running(_) | Place::Done => Duration::ZERO,
-        };
-
-        self.load.start_sequence(placement.decode, sequence_id, tokens.len() as u64, tail_tokens);
-        self.requests.start(
-            at,
-            Running {
-                worker: placement.decode,
-                home: placement.home,
-                planned: planned(&placement.read, placement.expected_blocks),
-                waits: awaited && placement.expected_blocks > 0,
-            },
-        );
-        let worker = self.membership.get(placement.decode).expect("the scheduler places at live workers").name.clone();
-        let sequence = self.requests.choice_mut(at);
-        sequence.waited += waited;
-        sequence.usage.queue_ms += waited.as_secs_f64() * 1e3;
-        sequence.usage.predicted_ttft_ms.get_or_insert(sequence.usage.queue_ms + placement.ttft_ms);
-        sequence.usage.decode_worker = worker;
-
-        let home = placement.home.and_then(|node| self.membership.pool_node(node, placement.decode));
-        let (request, sequence) = self.requests.choice(at);
-        let threshold = self.settings.policy.replicate_after.filter(|_| home.is_some_and(|home| home.near));
-        let hot_blocks = self.frequency.hot_blocks(&placement.read, sequence.keys(), threshold);
-        let job = DecodeJob {
-            request: id,
-            sequence: sequence_id,
-            tokens: tokens.clone(),
-            prompt_tokens: request.new.prompt.len() as u32,
-            salt: request.new.salt.clone(),
-            read: runs(&self.membership, &placement.read, placement.decode),
-            home,
-            expected_blocks: placement.expected_blocks,
-            wait_ms: if awaited { patience_ms } else { 0 },
-            hot_blocks,
-            sampling: Sampling { seed: request.new.sampling.seed.wrapping_add(choice as u64), ..request.new.sampling.clone() },
-            stop: request.new.stop.clone(),
-            prompt_logprobs: request.new.prompt_logprobs.filter(|_| choice == 0 && !sequence.prompt_logprobs_seen),
-        };
+        // Without a prefill job, an expected block that is gone is a miss at once.
+        let awaited = placement.prefill.is_some() || request.prefill.is_some();
         let blocks = placement.expected_blocks as usize;
         let prefill = placement.prefill.zip(placement.home).map(|(worker, home)| PendingPrefill {
             worker,
@@ -128,9 +86,57 @@ impl Cluster {
             predicted_ms: placement.prefill_ms,
             tried: Vec::new(),
         });
+        self.book(now, at, placement, awaited);
+        let job = self.decode_job(at, tokens, placement, if awaited { patience_ms } else { 0 });
         self.send(placement.decode, ToWorker::Decode(job));
         if let Some(prefill) = prefill {
-            self.start_prefill(now, id, prefill, patience_ms);
+            self.start_prefill(now, at.0, prefill, patience_ms);
+        }
+    }
+
+    /// Moves a sequence from the queue to its decode worker's books.
+    fn book(&mut self, now: Duration, at: ChoiceId, placement: &Placement, awaited: bool) {
+        let (request, sequence) = self.requests.choice(at);
+        let tokens = u64::from(request.len_of(at.1));
+        let tail_tokens = tokens - u64::from(placement.expected_blocks) * BLOCK_TOKENS as u64;
+        let waited = match sequence.place() {
+            Place::Queued { since, .. } => now.saturating_sub(since),
+            Place::Running(_) | Place::Done => Duration::ZERO,
+        };
+        let running = Running {
+            worker: placement.decode,
+            home: placement.home,
+            planned: planned(&placement.read, placement.expected_blocks),
+            waits: awaited && placement.expected_blocks > 0,
+        };
+        self.load.start_sequence(placement.decode, sequence.id, tokens, tail_tokens);
+        self.requests.start(at, running);
+        let worker = self.membership.get(placement.decode).expect("the scheduler places at live workers");
+        let sequence = self.requests.choice_mut(at);
+        sequence.waited += waited;
+        sequence.usage.queue_ms += waited.as_secs_f64() * 1e3;
+        sequence.usage.predicted_ttft_ms.get_or_insert(sequence.usage.queue_ms + placement.ttft_ms);
+        sequence.usage.decode_worker = worker.name.clone();
+    }
+
+    fn decode_job(&mut self, at: ChoiceId, tokens: Tokens, placement: &Placement, wait_ms: u64) -> DecodeJob {
+        let (request, sequence) = self.requests.choice(at);
+        let home = placement.home.and_then(|node| self.membership.pool_node(node, placement.decode));
+        let threshold = self.settings.policy.replicate_after.filter(|_| home.is_some_and(|home| home.near));
+        DecodeJob {
+            request: at.0,
+            sequence: sequence.id,
+            tokens,
+            prompt_tokens: request.new.prompt.len() as u32,
+            salt: request.new.salt.clone(),
+            read: runs(&self.membership, &placement.read, placement.decode),
+            home,
+            expected_blocks: placement.expected_blocks,
+            wait_ms,
+            hot_blocks: self.frequency.hot_blocks(&placement.read, sequence.keys(), threshold),
+            sampling: Sampling { seed: request.new.sampling.seed.wrapping_add(at.1 as u64), ..request.new.sampling.clone() },
+            stop: request.new.stop.clone(),
+            prompt_logprobs: request.prompt_logprobs(at.1),
         }
     }
 }

@@ -149,6 +149,11 @@ impl Request {
         self.new.tokens_max()
     }
 
+    /// Log-probabilities of the prompt that are still wanted of a choice: the first one reports them.
+    pub(crate) fn prompt_logprobs(&self, choice: usize) -> Option<u32> {
+        self.new.prompt_logprobs.filter(|_| choice == 0 && !self.sequences[choice].prompt_logprobs_seen)
+    }
+
     /// Brings a choice's block keys up to its tokens, under this layout.
     pub(crate) fn hash(&mut self, choice: usize, layout: LayoutFingerprint) {
         let full = self.len_of(choice) as usize / BLOCK_TOKENS;
