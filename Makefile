@@ -1,6 +1,7 @@
 # Tidemill. Two commands are all that a fresh Debian or Ubuntu machine with a Rust toolchain needs:
 #
 #   make up      build, and run a cluster on this machine until Ctrl-C   (make up ARGS="--model DIR --prefill 2")
+#   make build   every program, the bench too
 #   make test    every test: Rust, then the official OpenAI client against a real cluster
 #   make fuzz    kernels at random shapes: the same bits on every instruction set, in any cut   (make fuzz CASES=100000)
 #
@@ -9,10 +10,15 @@
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 VENV   ?= .venv
 
-.PHONY: up build test test-aarch64 check check-aarch64 fuzz setup-build setup-test
+.PHONY: up programs build test test-aarch64 check check-cores check-aarch64 fuzz setup-build setup-test
 
-up: build
+up: programs
 	$(TARGET)/release/tidemill up $(ARGS)
+
+# What `tidemill up` runs, and no more: the bench is half a minute by itself.
+programs: setup-build
+	@test -x $(TARGET)/release/tidemill || echo "Building Tidemill: some minutes the first time, seconds after that." >&2
+	cargo build --release --locked -p tidemill-deploy -p tidemill-coordinator -p tidemill-prefill -p tidemill-decode -p tidemill-kvpool
 
 build: setup-build
 	cargo build --release --locked --workspace
@@ -29,10 +35,20 @@ fuzz:
 	PROPTEST_CASES=$(CASES) cargo test --release --locked -p tidemill-kernels --lib shapes
 
 # Format, lints and documentation, without warnings.
-check: setup-build check-aarch64
+check: setup-build check-cores check-aarch64
 	cargo fmt --all --check
 	cargo clippy --release --locked --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --release --locked --workspace --no-deps --quiet
+
+# The deciding part of each role builds without its shell: no tokio, no QUIC, no logging.
+CORES = proto cluster gateway kvpool engine prefill decode
+check-cores:
+	@for core in $(CORES); do \
+		cargo check --release --locked --quiet -p tidemill-$$core --no-default-features || exit 1; \
+		if cargo tree --locked -p tidemill-$$core --no-default-features -e normal --prefix none | grep -E '^(tokio|quinn|tracing) '; then \
+			echo "the core of $$core must not depend on that"; exit 1; \
+		fi; \
+	done
 
 # Where `make test-aarch64` has installed what that takes.
 check-aarch64:
