@@ -1,106 +1,29 @@
 //! An instruction set that this machine has, and threads to run on.
 
-#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-use crate::amx;
-#[cfg(target_arch = "x86_64")]
-use crate::simd;
-use crate::{
-    affinity,
-    disjoint::Disjoint,
-    memory::{Arena, Memory},
-    pool::Pool,
-};
-use std::{fmt, str::FromStr};
+pub mod attention;
+mod bf16;
+mod dispatch;
+mod element;
+pub mod elementwise;
+pub mod embedding;
+mod exp;
+pub mod gemm;
+mod isa;
+pub mod kv;
+mod memory;
+#[cfg(test)]
+mod shapes;
+mod simd;
+#[cfg(test)]
+mod testing;
+mod threads;
+pub mod vocab;
 
-/// Instruction sets that kernels are compiled for. All give the same bits, but for products with bf16 weights: see [`Bf16Products`].
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Isa {
-    /// [`Avx512Bf16`](Self::Avx512Bf16), and AMX, which multiplies tiles of bf16 at eight times the rate of f32. Linux grants it.
-    Amx,
-    /// AVX-512 F, BW, VL, DQ, VNNI, and BF16, whose `vdpbf16ps` takes two products at once where weights are bf16. It is available only
-    /// if it was found to compute what the others compute. Nothing measures whether it is faster: some processors run it at half
-    /// the rate of others, where it gains nothing over [`Avx512`](Self::Avx512) or is the slower, which can be chosen instead.
-    Avx512Bf16,
-    /// AVX-512 F, BW, VL, DQ.
-    Avx512,
-    /// AVX2, FMA, F16C.
-    Avx2,
-    /// NEON of aarch64.
-    Neon,
-    /// Whatever the compiler's base target has.
-    Portable,
-}
+pub use isa::{Bf16Products, Isa};
 
-impl Isa {
-    /// Best first.
-    pub const ALL: [Isa; 6] = [Isa::Amx, Isa::Avx512Bf16, Isa::Avx512, Isa::Avx2, Isa::Neon, Isa::Portable];
-
-    #[cfg(target_arch = "x86_64")]
-    pub fn is_available(self) -> bool {
-        let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
-        match self {
-            #[cfg(target_os = "linux")]
-            Isa::Amx => simd::bf16_products_are_exact() && amx::is_available(),
-            #[cfg(not(target_os = "linux"))]
-            Isa::Amx => false,
-            Isa::Avx512Bf16 => simd::bf16_products_are_exact(),
-            Isa::Avx512 => {
-                avx2 && is_x86_feature_detected!("avx512f")
-                    && is_x86_feature_detected!("avx512bw")
-                    && is_x86_feature_detected!("avx512vl")
-                    && is_x86_feature_detected!("avx512dq")
-            }
-            Isa::Avx2 => avx2,
-            Isa::Neon => false,
-            Isa::Portable => true,
-        }
-    }
-
-    #[cfg(not(target_arch = "x86_64"))]
-    pub fn is_available(self) -> bool {
-        self == Isa::Portable || self == Isa::Neon && cfg!(target_arch = "aarch64")
-    }
-
-    /// The best that this machine has.
-    pub fn best() -> Isa {
-        Isa::ALL.into_iter().find(|isa| isa.is_available()).expect("portable code is always available")
-    }
-
-    /// How products in bf16 are added up.
-    pub fn bf16_products(self) -> Bf16Products {
-        if self == Isa::Amx { Bf16Products::Blocks } else { Bf16Products::Chain }
-    }
-}
-
-/// The order in which products in bf16 are added up, with weights or in attention. KV that was computed in one is not mixed with KV of the other.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Bf16Products {
-    /// One by one, in twos of which the odd one comes first.
-    Chain,
-    /// In blocks of 32 inputs, of which the even and the odd ones are chains of their own: AMX's.
-    Blocks,
-}
-
-impl fmt::Display for Isa {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Isa::Amx => "amx",
-            Isa::Avx512Bf16 => "avx512bf16",
-            Isa::Avx512 => "avx512",
-            Isa::Avx2 => "avx2",
-            Isa::Neon => "neon",
-            Isa::Portable => "portable",
-        })
-    }
-}
-
-impl FromStr for Isa {
-    type Err = KernelError;
-
-    fn from_str(name: &str) -> Result<Isa, KernelError> {
-        Isa::ALL.into_iter().find(|isa| isa.to_string() == name).ok_or_else(|| KernelError::UnknownIsa(name.to_owned()))
-    }
-}
+use memory::{Arena, Memory};
+use std::str::FromStr;
+use threads::{Pool, affinity, disjoint::Disjoint};
 
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
@@ -110,6 +33,14 @@ pub enum KernelError {
     IsaUnavailable(Isa),
     #[error("cannot start {threads} compute threads: {source}")]
     Threads { threads: usize, source: std::io::Error },
+}
+
+impl FromStr for Isa {
+    type Err = KernelError;
+
+    fn from_str(name: &str) -> Result<Isa, KernelError> {
+        Isa::ALL.into_iter().find(|isa| isa.to_string() == name).ok_or_else(|| KernelError::UnknownIsa(name.to_owned()))
+    }
 }
 
 /// What kernels run on.

@@ -1,340 +1,128 @@
-//! The paged memory for K and V, and writing into it. `layout`: what a block holds; `element`: its numbers as types.
+//! What a block of K and V holds, and where.
 
-pub(crate) mod element;
-mod layout;
-
-pub use element::INT8_HEAD_DIM_MAX;
-pub(crate) use layout::Part;
-pub use layout::{BLOCK_POSITIONS, KvDtype, KvLayout};
-
-use crate::{
-    cpu::Cpu,
-    disjoint::Disjoint,
-    dtype::load_part,
-    int8::quantize,
-    memory::Memory,
-    simd::{Kernel, LANES, Simd},
-};
-use element::{KvElement, KvLines, inputs, with_kv_element};
 use std::ops::Range;
 
-/// Consecutive positions of one sequence, and the blocks that hold the sequence from position 0 on.
-#[derive(Clone, Copy, Debug)]
-pub struct Span<'a> {
-    /// Block of positions 0..16, of 16..32, …; at least up to the span's end.
-    pub blocks: &'a [u32],
-    /// Position of the first row.
-    pub start: usize,
-    pub rows: usize,
+/// Positions in a block: one vector of attention scores.
+pub const BLOCK_POSITIONS: usize = 16;
+
+/// How K and V are stored.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum KvDtype {
+    F32,
+    F16,
+    Bf16,
+    /// 8-bit integers, and for each position and head an f32 that they are multiplied with: the largest number is 127.
+    Int8,
 }
 
-/// Where block `id` of so many is, each of `size` bytes.
-fn block_range(id: u32, blocks: usize, size: usize) -> Range<usize> {
-    assert!((id as usize) < blocks, "block {id} is not one of {blocks}");
-    id as usize * size..(id as usize + 1) * size
-}
-
-/// What some spans store.
-#[derive(Clone, Copy, Debug)]
-pub struct KvRows<'a> {
-    pub spans: &'a [Span<'a>],
-    /// `[rows of all spans, kv_heads, head_dim]`, and `v` likewise.
-    pub k: &'a [f32],
-    pub v: &'a [f32],
-}
-
-/// A fixed number of blocks. Pages of it cost nothing until they are touched.
-pub struct KvMemory {
-    layout: KvLayout,
-    blocks: usize,
-    memory: Memory<u8>,
-}
-
-impl KvMemory {
-    pub fn new(layout: KvLayout, blocks: usize) -> Self {
-        Self { layout, blocks, memory: Memory::new(layout.block_bytes() * blocks) }
-    }
-
-    pub fn layout(&self) -> &KvLayout {
-        &self.layout
-    }
-
-    /// How many blocks there are.
-    pub fn blocks(&self) -> usize {
-        self.blocks
-    }
-
-    /// The bytes of all blocks, one after the other.
-    pub(crate) fn bytes(&self) -> &[u8] {
-        self.memory.as_slice()
-    }
-
-    /// The bytes of block `id`, for copying it out.
-    pub fn block(&self, id: u32) -> &[u8] {
-        &self.memory.as_slice()[self.range(id)]
-    }
-
-    /// The bytes of block `id`, for copying it in.
-    pub fn block_mut(&mut self, id: u32) -> &mut [u8] {
-        let range = self.range(id);
-        &mut self.memory.as_mut_slice()[range]
-    }
-
-    fn range(&self, id: u32) -> Range<usize> {
-        block_range(id, self.blocks, self.layout.block_bytes())
-    }
-}
-
-/// Stores K and V of all rows at the positions of their spans, in `layer`. No two spans may hold the same position of the same block.
-///
-/// In bf16 and int8, V of an even position leaves a zero for the next one, whose number shares its word: so positions of a block are
-/// written in ascending order. In bf16, what is denormal is zero.
-///
-/// In int8, the numbers of a head become `round(x * (127 / max |x|))`, ties to even, and its scale `max |x| / 127`; all of it is 0 if no
-/// `|x|` reaches 1e-30.
-pub fn write<'a>(cpu: &Cpu, kv: &mut KvMemory, layer: usize, rows: impl Iterator<Item = KvRows<'a>> + Clone + Sync) {
-    let layout = kv.layout;
-    let width = layout.kv_heads * layout.head_dim;
-    let mut total = 0;
-    for KvRows { spans, k, v } in rows.clone() {
-        let rows: usize = spans.iter().map(|span| span.rows).sum();
-        assert!(k.len() == rows * width && v.len() == rows * width, "k and v are [rows, kv_heads, head_dim]");
-        for span in spans {
-            assert!(span.blocks.len() * BLOCK_POSITIONS >= span.start + span.rows, "the block table ends before the span");
+impl KvDtype {
+    /// Of one number.
+    fn bytes(self) -> usize {
+        match self {
+            KvDtype::F32 => 4,
+            KvDtype::F16 | KvDtype::Bf16 => 2,
+            KvDtype::Int8 => 1,
         }
-        total += rows;
     }
-    let tasks = total.div_ceil(cpu.rows_per_task(2 * width)).min(cpu.threads());
-    let blocks = kv.blocks;
-    let memory = Disjoint::new(kv.memory.as_mut_slice());
-    cpu.for_each(tasks, |task| {
-        for KvRows { spans, k, v } in rows.clone() {
-            let mut row = 0;
-            for span in spans {
-                for position in span.start..span.start + span.rows {
-                    let id = span.blocks[position / BLOCK_POSITIONS];
-                    if task_of(id, tasks) == task {
-                        // SAFETY: each block is of one task, and this is its only part alive.
-                        let block = unsafe { memory.part(block_range(id, blocks, layout.block_bytes())) };
-                        for (part, from) in [(Part::K, k), (Part::V, v)] {
-                            let from = &from[row * width..(row + 1) * width];
-                            cpu.isa().dispatch(Store { layout, layer, part, slot: position % BLOCK_POSITIONS, from, block: &mut *block });
-                        }
-                    }
-                    row += 1;
-                }
-            }
-        }
-    });
+
+    /// Whether positions have scales.
+    pub(crate) fn is_scaled(self) -> bool {
+        self == KvDtype::Int8
+    }
 }
 
-/// Which of `tasks` writes block `id`. Ids are mixed first (Knuth, The Art of Computer Programming, volume 3, section 6.4): those that are
-/// written together may all be multiples of the same number.
-fn task_of(id: u32, tasks: usize) -> usize {
-    (id.wrapping_mul(0x9e37_79b9) >> 16) as usize % tasks
+/// What a block holds: `[layer][K, V][kv head]`, and of each head
+///
+/// ```text
+///           f32, f16                      bf16                                   int8
+/// scales    none                          none                                   [16 positions] f32, 64 bytes
+/// numbers   K [head_dim][16 positions]    [head_dim / 2][16 positions][2]        as in bf16
+///           V [16 positions][head_dim]    [8 pairs of positions][head_dim][2]    as in bf16
+/// padding   none, as head_dim is even     none                                   to a multiple of 64 bytes, where head_dim is none of 4
+/// ```
+///
+/// In K a vector holds one dimension of 16 positions, so that their scores need no sums across lanes. In bf16 and int8 a word holds two
+/// numbers that are multiplied in one go: of two dimensions in K, of two positions in V. Scales and numbers start on cache lines.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct KvLayout {
+    pub layers: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub dtype: KvDtype,
 }
 
-/// One position's K or V of all heads.
-struct Store<'a> {
-    layout: KvLayout,
-    layer: usize,
-    part: Part,
-    slot: usize,
-    from: &'a [f32],
-    block: &'a mut [u8],
+/// Which of the two.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Part {
+    K,
+    V,
 }
 
-impl Kernel for Store<'_> {
-    type Output = ();
+impl KvLayout {
+    pub fn block_bytes(&self) -> usize {
+        2 * self.layers * self.kv_heads * self.head_bytes()
+    }
+
+    /// Bytes of one head's 16 positions.
+    fn head_bytes(&self) -> usize {
+        (self.scales_bytes() + self.numbers_bytes()).next_multiple_of(CACHE_LINE)
+    }
+
+    fn scales_bytes(&self) -> usize {
+        if self.dtype.is_scaled() { SCALES_BYTES } else { 0 }
+    }
+
+    fn numbers_bytes(&self) -> usize {
+        BLOCK_POSITIONS * self.head_dim * self.dtype.bytes()
+    }
+
+    /// Where in a block the scales of a head's 16 positions are; empty if there are none.
+    #[inline(always)]
+    pub(crate) fn scales(&self, layer: usize, part: Part, head: usize) -> Range<usize> {
+        let start = self.head(layer, part, head);
+        start..start + self.scales_bytes()
+    }
+
+    /// Where in a block the numbers of a head's 16 positions are.
+    #[inline(always)]
+    pub(crate) fn numbers(&self, layer: usize, part: Part, head: usize) -> Range<usize> {
+        let start = self.head(layer, part, head) + self.scales_bytes();
+        start..start + self.numbers_bytes()
+    }
 
     #[inline(always)]
-    fn run<S: Simd>(mut self, simd: S) {
-        let width = self.layout.head_dim;
-        for (head, from) in self.from.chunks_exact(width).enumerate() {
-            with_kv_element!(self.layout.dtype, E => self.head::<S, E>(simd, head, from));
-        }
+    fn head(&self, layer: usize, part: Part, head: usize) -> usize {
+        assert!(layer < self.layers && head < self.kv_heads);
+        ((2 * layer + part as usize) * self.kv_heads + head) * self.head_bytes()
     }
 }
 
-impl Store<'_> {
-    #[inline(always)]
-    fn head<S: Simd, E: KvElement>(&mut self, simd: S, head: usize, from: &[f32]) {
-        let Self { layout, layer, part, slot, .. } = *self;
-        let mut factor = 1.0;
-        if const { E::Lines::HAS_SCALES } {
-            let (scale, inverse) = quantize::scale_of(simd, from);
-            let (scales, _) = self.block[layout.scales(layer, part, head)].as_chunks_mut();
-            scales[slot] = scale.to_le_bytes();
-            factor = inverse;
-        }
-        let numbers = &mut self.block[layout.numbers(layer, part, head)];
-        for (i, from) in from.chunks(LANES).enumerate() {
-            let mut bytes = [0; _];
-            E::put(simd, simd.mul(load_part(simd, from), simd.splat(factor)), &mut bytes);
-            let bytes = &bytes[..from.len() * E::BYTES];
-            match part {
-                Part::K => put_across::<E>(bytes, &mut numbers[i * LANES * BLOCK_POSITIONS * E::BYTES..], slot),
-                Part::V => {
-                    let line = &mut numbers[slot / inputs::<E>() * layout.head_dim * word_bytes::<E>()..];
-                    put_along::<E>(bytes, &mut line[i * LANES * word_bytes::<E>()..], slot % inputs::<E>());
-                }
-            }
-        }
-    }
-}
-
-/// Bytes of a word: of neighbouring dimensions in K, of neighbouring positions in V.
-const fn word_bytes<E: KvElement>() -> usize {
-    inputs::<E>() * E::BYTES
-}
-
-/// Words of K, one for each of the `[head_dim / inputs][16 positions]`.
-#[inline(always)]
-fn put_across<E: KvElement>(words: &[u8], positions: &mut [u8], slot: usize) {
-    let word = const { word_bytes::<E>() };
-    for (from, to) in words.chunks_exact(word).zip(positions.chunks_exact_mut(word * BLOCK_POSITIONS)) {
-        to[slot * word..][..word].copy_from_slice(from);
-    }
-}
-
-/// Numbers of V, each into place `nth` of a word, with zeros in the places after it.
-#[inline(always)]
-fn put_along<E: KvElement>(numbers: &[u8], words: &mut [u8], nth: usize) {
-    for (from, word) in numbers.chunks_exact(E::BYTES).zip(words.chunks_exact_mut(word_bytes::<E>())) {
-        let places = &mut word[nth * E::BYTES..];
-        places.fill(0);
-        places[..E::BYTES].copy_from_slice(from);
-    }
-}
+const SCALES_BYTES: usize = BLOCK_POSITIONS * size_of::<f32>();
+const CACHE_LINE: usize = 64;
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        dtype::{Dtype, decode, encode},
-        testing::{cpus, numbers, stored},
-    };
 
     #[test]
-    fn blocks_are_apart_aligned_and_zero() {
-        let layout = KvLayout { layers: 2, kv_heads: 3, head_dim: 20, dtype: KvDtype::Bf16 };
-        assert_eq!(layout.block_bytes(), 2 * 2 * 3 * 16 * 20 * 2);
-        let mut kv = KvMemory::new(layout, 5);
-        assert!(kv.block(0).as_ptr().addr().is_multiple_of(64));
-        for id in 0..5 {
-            assert!(kv.block(id).iter().all(|b| *b == 0));
-            kv.block_mut(id).fill(id as u8 + 1);
-        }
-        for id in 0..5 {
-            assert!(kv.block(id).iter().all(|b| *b == id as u8 + 1));
-        }
-    }
-
-    /// Writes 20 rows of two sequences and looks at what each became, which `expected` makes of a head's numbers.
-    fn assert_written(layout: KvLayout, expected: impl Fn(&[f32]) -> Vec<f64>) {
-        let width = layout.kv_heads * layout.head_dim;
-        let (k, v) = (numbers(20 * width, 1), numbers(20 * width, 2));
-        let mut first = None;
-        for cpu in cpus() {
-            let mut kv = KvMemory::new(layout, 4);
-            let spans = [Span { blocks: &[3, 1], start: 13, rows: 18 }, Span { blocks: &[2], start: 0, rows: 2 }];
-            let rows = [
-                KvRows { spans: &spans[..1], k: &k[..18 * width], v: &v[..18 * width] },
-                KvRows { spans: &spans[1..], k: &k[18 * width..], v: &v[18 * width..] },
-            ];
-            write(&cpu, &mut kv, 1, rows.into_iter());
-            let positions = (13..31).map(|p| ([3, 1][p / 16], p % 16)).chain([(2, 0), (2, 1)]);
-            for (row, (block, slot)) in positions.enumerate() {
-                for (part, from) in [(Part::K, &k), (Part::V, &v)] {
-                    for head in 0..layout.kv_heads {
-                        let from = &from[row * width + head * layout.head_dim..][..layout.head_dim];
-                        assert_eq!(stored(&kv, block, 1, part, head)[slot], expected(from), "{layout:?} on {}", cpu.isa());
-                    }
+    fn parts_follow_each_other_on_cache_lines_and_int8_is_about_half_of_bf16() {
+        for head_dim in [2, 6, 64, 128] {
+            for dtype in [KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::Int8] {
+                let layout = KvLayout { layers: 2, kv_heads: 3, head_dim, dtype };
+                let mut end = 0;
+                for (layer, part, head) in (0..2)
+                    .flat_map(|layer| [Part::K, Part::V].into_iter().flat_map(move |part| (0..3).map(move |head| (layer, part, head))))
+                {
+                    let (scales, numbers) = (layout.scales(layer, part, head), layout.numbers(layer, part, head));
+                    assert_eq!((scales.start, numbers.start), (end, scales.end));
+                    assert_eq!((scales.len(), numbers.len()), (if dtype.is_scaled() { 64 } else { 0 }, 16 * head_dim * dtype.bytes()));
+                    assert!(scales.start.is_multiple_of(64) && numbers.start.is_multiple_of(64));
+                    end = numbers.end.next_multiple_of(64);
                 }
-            }
-            assert!(
-                kv.block(3)[..layout.numbers(0, Part::V, layout.kv_heads - 1).end].iter().all(|b| *b == 0),
-                "other layers are untouched"
-            );
-            assert!(kv.block(0).iter().all(|b| *b == 0), "other blocks are untouched");
-            let all: Vec<u8> = (0..4).flat_map(|id| kv.block(id).to_vec()).collect();
-            assert!(*first.get_or_insert_with(|| all.clone()) == all, "the same bytes on {}", cpu.isa());
-        }
-    }
-
-    #[test]
-    fn a_written_row_lands_at_its_position_rounded_to_nearest() {
-        for (kv_dtype, dtype) in [(KvDtype::F32, Dtype::F32), (KvDtype::F16, Dtype::F16), (KvDtype::Bf16, Dtype::Bf16)] {
-            for head_dim in [8, 16, 40] {
-                let layout = KvLayout { layers: 3, kv_heads: 2, head_dim, dtype: kv_dtype };
-                assert_written(layout, |from| decode(dtype, &encode(dtype, from)).into_iter().map(f64::from).collect());
+                assert_eq!(end, layout.block_bytes());
             }
         }
-    }
-
-    #[test]
-    fn several_threads_write_what_one_does() {
-        let width = 2 * 64;
-        let (k, v) = (numbers(1100 * width, 1), numbers(1100 * width, 2));
-        // Sequences that begin and end within a block, of blocks that lie anywhere.
-        let blocks: Vec<u32> = (0..80).map(|i| i * 37 % 80).collect();
-        let span = |first: usize, start, rows| Span { blocks: &blocks[first..], start, rows };
-        let spans = [span(0, 3, 400), span(30, 7, 690), span(79, 0, 10)];
-        for dtype in [KvDtype::F32, KvDtype::Bf16, KvDtype::Int8] {
-            let layout = KvLayout { layers: 1, kv_heads: 2, head_dim: 64, dtype };
-            let written = |threads| {
-                let cpu = Cpu::new(None, threads).unwrap();
-                assert!(threads == 1 || cpu.rows_per_task(2 * width) * threads <= 1100, "each thread has a share");
-                let mut kv = KvMemory::new(layout, 80);
-                write(&cpu, &mut kv, 0, [KvRows { spans: &spans, k: &k, v: &v }].into_iter());
-                (0..80).flat_map(|id| kv.block(id).to_vec()).collect::<Vec<u8>>()
-            };
-            let expected = written(1);
-            assert!(expected.iter().any(|byte| *byte != 0));
-            assert!([2, 3, 4].into_iter().all(|threads| written(threads) == expected), "{dtype:?}");
-        }
-    }
-
-    #[test]
-    fn in_pairs_an_even_position_leaves_a_zero_for_the_next_one() {
-        let dtypes = [KvDtype::Bf16, KvDtype::Int8];
-        for (cpu, dtype) in cpus().iter().flat_map(|cpu| dtypes.map(|dtype| (cpu, dtype))) {
-            let layout = KvLayout { layers: 1, kv_heads: 1, head_dim: 20, dtype };
-            let mut kv = KvMemory::new(layout, 1);
-            kv.block_mut(0).fill(0xff);
-            let spans = &[Span { blocks: &[0], start: 6, rows: 1 }];
-            write(cpu, &mut kv, 0, [KvRows { spans, k: &[1.0; 20], v: &[1.0; 20] }].into_iter());
-            let numbers = layout.numbers(0, Part::V, 0);
-            let line = &kv.block(0)[numbers.start + 3 * 2 * numbers.len() / BLOCK_POSITIONS..][..2 * numbers.len() / BLOCK_POSITIONS];
-            let (one, places) = if dtype == KvDtype::Bf16 { (&[0x80, 0x3f][..], 4) } else { (&[127][..], 2) };
-            assert!(line.chunks(places).all(|word| word.starts_with(one) && word[one.len()..].iter().all(|byte| *byte == 0)));
-        }
-    }
-
-    #[test]
-    fn in_int8_the_largest_number_of_a_head_is_127() {
-        for head_dim in [2, 6, 16, 40, 64] {
-            assert_written(KvLayout { layers: 3, kv_heads: 2, head_dim, dtype: KvDtype::Int8 }, |from| {
-                let largest = from.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
-                let integers = from.iter().map(|x| (x * (127.0 / largest)).round_ties_even());
-                integers.map(|integer| f64::from(integer) * f64::from(largest / 127.0)).collect()
-            });
-        }
-    }
-
-    #[test]
-    fn in_int8_nothing_is_zero_and_needs_no_division() {
-        let layout = KvLayout { layers: 1, kv_heads: 1, head_dim: 20, dtype: KvDtype::Int8 };
-        for nothing in [0.0, -0.0, 1e-40, -9e-31] {
-            for cpu in cpus() {
-                let mut kv = KvMemory::new(layout, 1);
-                kv.block_mut(0).fill(0xff);
-                let spans = &[Span { blocks: &[0], start: 3, rows: 1 }];
-                write(&cpu, &mut kv, 0, [KvRows { spans, k: &[nothing; 20], v: &[nothing; 20] }].into_iter());
-                for part in [Part::K, Part::V] {
-                    assert_eq!(stored(&kv, 0, 0, part, 0)[3], [0.0; 20]);
-                }
-            }
-        }
+        let bytes = |dtype| KvLayout { layers: 16, kv_heads: 8, head_dim: 128, dtype }.block_bytes() as f64;
+        assert_eq!(bytes(KvDtype::Int8) / bytes(KvDtype::Bf16), 33.0 / 64.0);
     }
 }

@@ -30,38 +30,13 @@
 #[cfg(target_endian = "big")]
 compile_error!("weights and KV are little-endian in memory");
 
-mod affinity;
-#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-mod amx;
-pub mod attention;
-mod bf16;
 pub mod cpu;
 pub mod cuda;
-mod disjoint;
 pub mod dtype;
-pub mod elementwise;
-mod exp;
-pub mod int8;
 pub mod kv;
-mod lines;
-pub mod matmul;
 pub mod matrix;
-mod memory;
-mod pool;
-mod scratch;
-#[cfg(test)]
-mod shapes;
-mod simd;
-#[cfg(test)]
-mod testing;
-mod tile;
-mod tiles;
-pub mod vocab;
-mod weights;
 
 pub use cpu::{Bf16Products, Cpu, Isa, KernelError};
 pub use dtype::Dtype;
-pub use kv::{BLOCK_POSITIONS, INT8_HEAD_DIM_MAX, KvDtype, KvLayout, KvMemory, KvRows, Span};
+pub use kv::{BLOCK_POSITIONS, KvDtype, KvLayout};
 pub use matrix::Matrix;
-pub use tiles::Tiles;
-pub use weights::Weights;

@@ -31,13 +31,13 @@ pub enum ModelError {
     MixedDtypes { tensor: String, other: String },
     #[error(
         "tensor {tensor} has {inputs} inputs, more than the {max} whose products 32 bits hold: load the model without --quantize int8",
-        max = tidemill_kernels::int8::INPUTS_MAX
+        max = tidemill_kernels::cpu::gemm::int8::INPUTS_MAX
     )]
     TooWideForInt8 { tensor: String, inputs: usize },
     #[error(
         "heads of {head_dim} dimensions are more than the {max} whose products with K in 8 bits 32 bits hold: load the model without \
          --kv-dtype int8",
-        max = tidemill_kernels::INT8_HEAD_DIM_MAX
+        max = tidemill_kernels::cpu::kv::INT8_HEAD_DIM_MAX
     )]
     TooWideForInt8Kv { head_dim: usize },
     #[error("the GPU's kernels cannot run this: {problem}; run on the CPU (--device cpu)")]

@@ -9,9 +9,12 @@ use std::{
     sync::{Mutex, MutexGuard, TryLockError},
 };
 use tidemill_kernels::{
-    Cpu, KvMemory, KvRows, Span,
-    attention::{Attention, AttentionBuffers, attention},
-    elementwise, kv, matrix,
+    Cpu,
+    cpu::{
+        attention::{Attention, AttentionBuffers, attention},
+        elementwise, embedding,
+        kv::{self, KvMemory, KvRows, Span},
+    },
 };
 use tidemill_proto::block::{BLOCK_TOKENS, Token};
 
@@ -210,7 +213,7 @@ impl Model {
     /// The residual stream's beginning, and the angles of positions.
     fn embed(&self, band: &mut Band<'_>) {
         resize(&mut band.x, band.tokens.len() * self.config.hidden);
-        matrix::lookup(&self.cpu, self.embedding.view(), &band.tokens, &mut band.x);
+        embedding::lookup(&self.cpu, self.embedding.view(), &band.tokens, &mut band.x);
         for position in band.spans.iter().flat_map(|span| span.start..span.start + span.rows) {
             self.rope.push(position, &mut band.cos, &mut band.sin);
         }

@@ -39,4 +39,4 @@ pub use model::{LoadOptions, Model};
 pub use projection::Quantization;
 pub use runner::{BlockBytes, Runner};
 pub use sampler::{SamplerScratch, sample, token_logprob};
-pub use tidemill_kernels::{Isa, KvMemory, cuda::CudaError};
+pub use tidemill_kernels::{Isa, cpu::kv::KvMemory, cuda::CudaError};

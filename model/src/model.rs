@@ -10,7 +10,10 @@ use crate::{
     weights::{Checkpoint, WeightMatrix},
 };
 use std::{panic::resume_unwind, path::Path, thread};
-use tidemill_kernels::{self as kernels, BLOCK_POSITIONS, Bf16Products, Cpu, INT8_HEAD_DIM_MAX, Isa, KvLayout, KvMemory};
+use tidemill_kernels::{
+    self as kernels, BLOCK_POSITIONS, Bf16Products, Cpu, Isa, KvLayout,
+    cpu::kv::{INT8_HEAD_DIM_MAX, KvMemory},
+};
 use tidemill_proto::block::{BLOCK_TOKENS, KvDtype, KvShape, LayoutFingerprint};
 
 const _: () = assert!(BLOCK_TOKENS == BLOCK_POSITIONS, "the KV kernels and the block keys must agree on a block");

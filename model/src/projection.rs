@@ -3,11 +3,15 @@
 use crate::{error::ModelError, tensors::Linear, weights::Checkpoint};
 use std::borrow::Cow;
 use tidemill_kernels::{
-    Cpu, Dtype, Matrix, Tiles, Weights,
+    Cpu, Dtype, Matrix,
+    cpu::{
+        elementwise,
+        gemm::{
+            float::{self, Tiles, Weights},
+            int8::{self, INPUTS_MAX, Int8Output, Int8Product, Int8Rows, Int8Weights},
+        },
+    },
     dtype::{decode, encode},
-    elementwise,
-    int8::{self, INPUTS_MAX, Int8Output, Int8Product, Int8Rows, Int8Weights},
-    matmul,
 };
 
 /// Arithmetic of all projections other than what their stored weights ask for.
@@ -182,7 +186,7 @@ pub(crate) enum Output<'a> {
 /// `y = x wᵀ + bias` for each of the products. A model's weights and activations are all of one arithmetic.
 pub(crate) fn project<const N: usize>(cpu: &Cpu, x: &Activations, products: [Product<'_>; N]) {
     match x {
-        Activations::Float(x) => matmul::matmul(cpu, x, products.map(Product::into_float)),
+        Activations::Float(x) => float::matmul(cpu, x, products.map(Product::into_float)),
         Activations::Int8 { rows: x, .. } => int8::matmul(cpu, x, products.map(Product::into_int8)),
     }
 }
@@ -190,15 +194,15 @@ pub(crate) fn project<const N: usize>(cpu: &Cpu, x: &Activations, products: [Pro
 const ONE_ARITHMETIC: &str = "weights and activations of a model are of one arithmetic";
 
 impl<'a> Product<'a> {
-    fn into_float(self) -> matmul::Product<'a> {
+    fn into_float(self) -> float::Product<'a> {
         let Projection::Float(weights) = self.weights else { panic!("{ONE_ARITHMETIC}") };
         let to = match self.to {
-            Output::Set(y) => matmul::Output::Set(y),
-            Output::Add(y) => matmul::Output::Add(y),
-            Output::SiluMul(Activations::Float(y)) => matmul::Output::SiluMul(y),
+            Output::Set(y) => float::Output::Set(y),
+            Output::Add(y) => float::Output::Add(y),
+            Output::SiluMul(Activations::Float(y)) => float::Output::SiluMul(y),
             Output::SiluMul(Activations::Int8 { .. }) => panic!("{ONE_ARITHMETIC}"),
         };
-        matmul::Product { weights, to }
+        float::Product { weights, to }
     }
 
     fn into_int8(self) -> Int8Product<'a> {

@@ -10,7 +10,7 @@ use crate::{
     sampler::SamplerScratch,
     step::{chunk, take_logits},
 };
-use tidemill_kernels::{KvMemory, cuda::CudaError};
+use tidemill_kernels::{cpu::kv::KvMemory, cuda::CudaError};
 use tidemill_proto::{
     block::{KvShape, LayoutFingerprint},
     step::{Segment, SegmentResult},

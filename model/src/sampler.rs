@@ -5,7 +5,7 @@
 
 use crate::{penalties::penalize, rng};
 use std::cmp::Ordering;
-use tidemill_kernels::vocab;
+use tidemill_kernels::cpu::vocab;
 use tidemill_proto::{
     block::Token,
     sampling::{Sampling, TokenLogprob},

@@ -6,12 +6,18 @@ use super::{
 };
 use crate::model::shapes::{self, Shape};
 use tidemill_kernels::{
-    BLOCK_POSITIONS, Cpu, Dtype, KvDtype, KvLayout, KvMemory, Matrix, Span, Tiles, Weights,
-    attention::{Attention, AttentionBuffers, attention},
-    dtype, elementwise,
-    int8::{self, Int8Output, Int8Product, Int8Rows, Int8Weights},
-    matmul::{Output, Product, matmul},
-    vocab,
+    BLOCK_POSITIONS, Cpu, Dtype, KvDtype, KvLayout, Matrix,
+    cpu::{
+        attention::{Attention, AttentionBuffers, attention},
+        elementwise,
+        gemm::{
+            float::{Output, Product, Tiles, Weights, matmul},
+            int8::{self, Int8Output, Int8Product, Int8Rows, Int8Weights},
+        },
+        kv::{KvMemory, Span},
+        vocab,
+    },
+    dtype,
 };
 
 /// Operands are spread over this many bytes, so that they come from memory in every run.

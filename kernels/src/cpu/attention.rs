@@ -1,0 +1,479 @@
+//! Attention over paged K and V.
+//!
+//! **The arithmetic.** A score is a chain of fused multiply-adds over the head's dimensions, of the query times
+//! `log2(e) / sqrt(head_dim)`. Positions are cut at multiples of 256, counted from the sequence's beginning. Within a split: the maximum of
+//! the visible scores, the powers of 2 relative to it, their sum lane by lane and then in the fixed tree, and for each output a chain over
+//! the visible positions. Splits are then merged in ascending order, each side scaled to the larger maximum (Dao, 2023, section 3.1). All
+//! of this depends on the query's own position alone: not on how a prompt was cut into chunks, nor on what computes it.
+//!
+//! K and V in bf16 are multiplied as bf16 weights are (`lines`): queries and powers are rounded to bf16, and chains go in twos, of
+//! the head's dimensions and of positions 2i and 2i + 1, or in blocks of 32 dimensions and 32 positions (`amx`). Powers are summed
+//! as they are before that.
+//!
+//! K and V in 8 bits are multiplied as integers with integers of 16 bits: queries, each with a scale so that the largest number is
+//! 32,767, and powers times their positions' scales of V, so that the largest in the split is. So both lose less than they do in bf16, and
+//! sums are exact. They become numbers once all are added up, and are then scaled.
+//!
+//! There are two ways to compute it:
+//!
+//! - `shared`: many queries. A split's K and V are brought into panels once, and tiles of queries go over them as in a matrix product.
+//! - `single`: the queries of one row. K and V are read once, as they are stored, at the speed of memory; splits of a long
+//!   sequence may go to different threads and are merged afterwards.
+
+mod decode;
+mod prefetch;
+mod prefill;
+mod softmax;
+mod split_kv;
+
+use crate::{
+    cpu::{
+        Cpu,
+        element::load_part,
+        gemm::{
+            float::activations::{SharedTiles, Tiles},
+            int8::quantize,
+            tiling::Tiling,
+        },
+        kv::{INT8_HEAD_DIM_MAX, KvMemory, Span, element::KvLines},
+        memory::Memory,
+        simd::{LANES, Simd},
+        threads::disjoint::Disjoint,
+    },
+    kv::{BLOCK_POSITIONS, KvDtype},
+};
+use softmax::{Scores, State, Weights};
+use std::ops::Range;
+
+/// Which attention.
+#[derive(Clone, Copy, Debug)]
+pub struct Attention {
+    pub layer: usize,
+    /// Query heads; they share the KV heads in equal groups.
+    pub heads: usize,
+    /// A row at position `p` attends to positions `0..=p`, or to the last `window` of them.
+    pub window: Option<usize>,
+}
+
+/// What is kept from call to call so that a call allocates nothing.
+#[derive(Default)]
+pub struct AttentionBuffers {
+    tasks: Vec<Task>,
+    /// Queries whose splits are computed apart, by their first task.
+    merges: Vec<usize>,
+    partial: Memory<f32>,
+}
+
+/// Positions that are normalized together.
+pub(crate) const SPLIT: usize = 256;
+const SPLIT_BLOCKS: usize = SPLIT / BLOCK_POSITIONS;
+/// Pairs in a block of products, where they go in blocks.
+const BLOCK_LINES: usize = 16;
+
+/// `out = softmax(q Kᵀ / sqrt(head_dim)) V` for each query head of each row of the spans, whose K and V (and those of all
+/// positions before) are already in `kv`. `q` is `[rows of all spans, heads, head_dim]`, and so becomes `out`, in tiles.
+pub fn attention(
+    cpu: &Cpu,
+    kv: &KvMemory,
+    what: Attention,
+    spans: &[Span<'_>],
+    q: &[f32],
+    out: &mut Tiles,
+    buffers: &mut AttentionBuffers,
+) {
+    let Attention { layer, heads, window } = what;
+    let layout = kv.layout();
+    let width = heads * layout.head_dim;
+    assert!(heads > 0 && heads.is_multiple_of(layout.kv_heads), "query heads in equal groups");
+    assert!(layout.dtype != KvDtype::Int8 || layout.head_dim <= INT8_HEAD_DIM_MAX, "sums of integers have room in 32 bits");
+    assert!(window != Some(0), "a window holds at least the row itself");
+    let rows: usize = spans.iter().map(|span| span.rows).sum();
+    assert!(q.len() == rows * width, "q is [rows, heads, head_dim]");
+    out.resize(cpu, rows, width);
+
+    let group = heads / layout.kv_heads;
+    let call = Call { kv, layer, spans, q, heads, group, window, out: &out.shared() };
+    let AttentionBuffers { tasks, merges, partial } = buffers;
+    let positions: usize = spans.iter().map(|span| span.rows * (span.start + span.rows)).sum();
+    let is_small = positions * width < NUMBERS_MIN_TO_SHARE;
+    call.plan(if is_small { 1 } else { cpu.threads() }, tasks, merges);
+    // Room for all heads, even where a task has few.
+    let states_len = heads * State::len(layout.head_dim);
+    let partials = tasks.iter().filter(|task| task.splits.is_some()).count() * states_len;
+    if partial.as_slice().len() < partials {
+        *partial = Memory::new(partials);
+    }
+    let states = Disjoint::new(partial.as_mut_slice());
+    let run = |index: usize| {
+        let task = &tasks[index];
+        let next = cpu.after(index, tasks.len()).map(|next| &tasks[next]).filter(|next| next.rows.len() == 1);
+        match &task.splits {
+            // SAFETY: each such task has its own part: they are the first tasks.
+            Some(_) => decode::run(cpu, &call, task, next, Some(unsafe { states.part(part(index, states_len)) })),
+            None if task.rows.len() == 1 => decode::run(cpu, &call, task, next, None),
+            None => prefill::run(cpu, &call, task),
+        }
+    };
+    if is_small {
+        return (0..tasks.len()).for_each(run);
+    }
+    cpu.for_each(tasks.len(), run);
+    cpu.for_each(merges.len(), |index| {
+        let first = merges[index];
+        let same = tasks[first..].iter().take_while(|task| task.is_split_of(&tasks[first])).count();
+        // SAFETY: the tasks that wrote these parts are done, and each merge has its own.
+        let states = unsafe { states.part(part(first, states_len).start..part(first + same - 1, states_len).end) };
+        decode::merge(cpu, &call, &tasks[first], states);
+    });
+}
+
+/// Those of `positions` that are in split `split`, counted from its start.
+fn within(split: usize, positions: &Range<usize>) -> Range<usize> {
+    let clip = |position: usize| position.clamp(split * SPLIT, (split + 1) * SPLIT) - split * SPLIT;
+    clip(positions.start)..clip(positions.end)
+}
+
+/// What the integers of a query times `scale` stand for, and what makes them of its numbers. The first is NaN where some are no finite numbers,
+/// which integers cannot tell.
+#[inline(always)]
+fn scale_of_query<S: Simd>(simd: S, q: &[f32], scale: S::V) -> (f32, f32) {
+    let (mut largest, mut zeros) = (simd.zero(), simd.zero());
+    for q in q.chunks(LANES) {
+        let x = simd.mul(load_part(simd, q), scale);
+        largest = simd.max(simd.max(x, simd.sub(simd.zero(), x)), largest);
+        zeros = simd.fma(x, simd.zero(), zeros);
+    }
+    let (scale, inverse) = quantize::scale_and_inverse::<{ i16::MAX }>(simd.max_lane(largest));
+    (scale + simd.sum(zeros), inverse)
+}
+
+/// What products of queries and keys are multiplied with: weights are powers of 2 where they are defined as powers of e.
+fn score_scale(head_dim: usize) -> f32 {
+    std::f32::consts::LOG2_E / (head_dim as f32).sqrt()
+}
+
+fn part(index: usize, len: usize) -> Range<usize> {
+    index * len..(index + 1) * len
+}
+
+/// Queries of a task: enough that widening K and V is little beside, few enough to keep all threads busy.
+const QUERIES_PER_TASK: usize = 192;
+/// Tasks below which single rows are split.
+const TASKS_PER_THREAD: usize = 4;
+/// Numbers of K below which other threads are not worth waking.
+const NUMBERS_MIN_TO_SHARE: usize = 1 << 16;
+
+/// What all tasks share.
+struct Call<'a> {
+    kv: &'a KvMemory,
+    layer: usize,
+    spans: &'a [Span<'a>],
+    q: &'a [f32],
+    heads: usize,
+    /// Query heads per KV head.
+    group: usize,
+    window: Option<usize>,
+    out: &'a SharedTiles<'a>,
+}
+
+/// Some rows of a span, and the query heads of one KV head; or a single row, and the query heads of some.
+struct Task {
+    span: usize,
+    /// The span's first row in `q` and `out`.
+    first: usize,
+    /// Of the span.
+    rows: Range<usize>,
+    kv_heads: Range<usize>,
+    /// Only these splits, to be merged with those of other tasks.
+    splits: Option<Range<usize>>,
+}
+
+impl Task {
+    fn is_split_of(&self, other: &Task) -> bool {
+        self.splits.is_some() && (self.span, self.kv_heads.start) == (other.span, other.kv_heads.start)
+    }
+}
+
+impl Call<'_> {
+    /// Cuts the work into tasks, the longest first, so that threads end at about the same time.
+    fn plan(&self, threads: usize, tasks: &mut Vec<Task>, merges: &mut Vec<usize>) {
+        tasks.clear();
+        merges.clear();
+        let kv_heads = self.kv.layout().kv_heads;
+        let single_rows = || self.spans.iter().filter(|span| span.rows == 1);
+        let split = threads > 1 && single_rows().count() * kv_heads < TASKS_PER_THREAD * threads;
+        let splits = |span: &Span<'_>| self.splits(&self.visible(span.start));
+        let pieces = single_rows().map(|span| if split { splits(span).len() } else { 1 }).sum::<usize>() * kv_heads;
+        // Heads are neighbours in memory, and what the processor fetches ahead of one's positions are the next one's: so the more heads
+        // in a task the better, as long as there are enough tasks.
+        let heads_per_task = if threads == 1 { kv_heads } else { (pieces / (TASKS_PER_THREAD * threads)).clamp(1, kv_heads) };
+        let head_groups = || (0..kv_heads).step_by(heads_per_task).map(|head| head..(head + heads_per_task).min(kv_heads));
+        let firsts = |spans: &[Span<'_>]| spans.iter().map(|span| span.rows).sum::<usize>();
+        if split {
+            for (index, span) in self.spans.iter().enumerate().filter(|(_, span)| span.rows == 1) {
+                let splits = splits(span);
+                if splits.len() > 1 {
+                    let first = firsts(&self.spans[..index]);
+                    for kv_heads in head_groups() {
+                        merges.push(tasks.len());
+                        let task =
+                            |split| Task { span: index, first, rows: 0..1, kv_heads: kv_heads.clone(), splits: Some(split..split + 1) };
+                        tasks.extend(splits.clone().map(task));
+                    }
+                }
+            }
+        }
+        let rows_per_task = (QUERIES_PER_TASK / self.group).max(1);
+        let mut first = 0;
+        for (index, span) in self.spans.iter().enumerate() {
+            assert!(span.blocks.len() * BLOCK_POSITIONS >= span.start + span.rows, "the block table ends before the span");
+            let task = |rows: Range<usize>, kv_heads| Task { span: index, first, rows, kv_heads, splits: None };
+            if span.rows == 1 {
+                let is_split = split && splits(span).len() > 1;
+                tasks.extend(head_groups().filter(|_| !is_split).map(|kv_heads| task(0..1, kv_heads)));
+                first += 1;
+                continue;
+            }
+            for start in (0..span.rows).step_by(rows_per_task).rev() {
+                let rows = start..(start + rows_per_task).min(span.rows);
+                tasks.extend((0..kv_heads).map(|kv_head| task(rows.clone(), kv_head..kv_head + 1)));
+            }
+            first += span.rows;
+        }
+    }
+
+    /// Positions that a row at `position` attends to.
+    #[inline(always)]
+    fn visible(&self, position: usize) -> Range<usize> {
+        let start = self.window.map_or(0, |window| (position + 1).saturating_sub(window));
+        start..position + 1
+    }
+
+    /// The splits that hold `positions`.
+    #[inline(always)]
+    fn splits(&self, positions: &Range<usize>) -> Range<usize> {
+        positions.start / SPLIT..positions.end.div_ceil(SPLIT)
+    }
+
+    /// Those that a task of a single row computes.
+    #[inline(always)]
+    fn splits_of(&self, task: &Task) -> Range<usize> {
+        task.splits.clone().unwrap_or(self.splits(&self.visible_to(task, 0)))
+    }
+
+    /// Row (of all spans) and query head of query `index` of a task. Queries are numbered row by row, then head by head.
+    #[inline(always)]
+    fn query(&self, task: &Task, index: usize) -> (usize, usize) {
+        let heads = task.kv_heads.len() * self.group;
+        (task.first + task.rows.start + index / heads, task.kv_heads.start * self.group + index % heads)
+    }
+
+    /// Positions that query `index` of a task attends to.
+    #[inline(always)]
+    fn visible_to(&self, task: &Task, index: usize) -> Range<usize> {
+        self.visible(self.spans[task.span].start + task.rows.start + index / (task.kv_heads.len() * self.group))
+    }
+
+    /// The queries of a tile, as words that multiply `L`: `[head_dim / inputs][queries of the tile]`. Where they have scales: those of
+    /// integers, and then of scores.
+    #[inline(always)]
+    fn pack_queries<S: Simd, L: KvLines>(&self, simd: S, task: &Task, queries: &Range<usize>, packed: &mut [u32], scales: &mut [f32]) {
+        let head_dim = self.kv.layout().head_dim;
+        let words_per_vector = const { LANES / L::INPUTS };
+        let scale = simd.splat(score_scale(head_dim));
+        for (i, index) in queries.clone().enumerate() {
+            let (row, head) = self.query(task, index);
+            let q = &self.q[(row * self.heads + head) * head_dim..][..head_dim];
+            let mut inverse = 1.0;
+            if const { L::HAS_SCALES } {
+                (scales[index], inverse) = scale_of_query(simd, q, scale);
+            }
+            for (q, packed) in q.chunks(LANES).zip(packed.chunks_mut(words_per_vector * queries.len())) {
+                let mut words = [0; LANES];
+                let words = &mut words[..words_per_vector];
+                L::put_words(simd, simd.mul(simd.mul(load_part(simd, q), scale), simd.splat(inverse)), words);
+                packed.chunks_exact_mut(queries.len()).zip(words).for_each(|(to, word)| to[i] = *word);
+            }
+        }
+    }
+
+    /// Writes the result of query `index` of a task.
+    #[inline(always)]
+    fn finish<S: Simd>(&self, simd: S, task: &Task, index: usize, state: &State<'_>) {
+        let (row, head) = self.query(task, index);
+        let head_dim = self.kv.layout().head_dim;
+        let tile = self.out.tiling.tile_of(row);
+        for start in (0..head_dim).step_by(LANES) {
+            let result = simd.to_array(state.result(simd, start / LANES));
+            let numbers = &result[..(head_dim - start).min(LANES)];
+            // SAFETY: tasks have disjoint (row, head) pairs.
+            unsafe { self.out.put(simd, &tile, row, head * head_dim + start, numbers) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        cpu::{
+            isa::Bf16Products,
+            kv::{KvRows, write},
+            testing::{close, cpus, numbers, order, stored},
+        },
+        dtype::{Dtype, decode, encode},
+        kv::{KvLayout, Part},
+    };
+    use std::collections::HashMap;
+
+    /// One sequence of `positions`, whose K and V are in blocks of a shuffled table.
+    struct Fixture {
+        layout: KvLayout,
+        heads: usize,
+        positions: usize,
+        table: Vec<u32>,
+        kv: KvMemory,
+        q: Vec<f32>,
+    }
+
+    fn fixture(cpu: &Cpu, positions: usize, kv_heads: usize, group: usize, head_dim: usize, dtype: KvDtype) -> Fixture {
+        let layout = KvLayout { layers: 2, kv_heads, head_dim, dtype };
+        let blocks = positions.div_ceil(BLOCK_POSITIONS);
+        let table: Vec<u32> = (0..blocks as u32).rev().collect();
+        let mut kv = KvMemory::new(layout, blocks);
+        // What an unwritten position holds must not matter.
+        (0..blocks as u32).for_each(|id| kv.block_mut(id).fill(0xff));
+        let width = kv_heads * head_dim;
+        let span = Span { blocks: &table, start: 0, rows: positions };
+        let sharpen = |x: Vec<f32>| x.into_iter().map(|x| 3.0 * x).collect::<Vec<_>>();
+        let (k, v) = (sharpen(numbers(positions * width, 1)), numbers(positions * width, 2));
+        write(cpu, &mut kv, 1, [KvRows { spans: &[span], k: &k, v: &v }].into_iter());
+        let q = sharpen(numbers(positions * width * group, 3));
+        Fixture { layout, heads: kv_heads * group, positions, table, kv, q }
+    }
+
+    impl Fixture {
+        fn run(&self, cpu: &Cpu, rows: Range<usize>, window: Option<usize>) -> Vec<f32> {
+            let width = self.heads * self.layout.head_dim;
+            let mut out = Tiles::default();
+            let span = Span { blocks: &self.table, start: rows.start, rows: rows.len() };
+            let q = &self.q[rows.start * width..rows.end * width];
+            let what = Attention { layer: 1, heads: self.heads, window };
+            attention(cpu, &self.kv, what, &[span], q, &mut out, &mut AttentionBuffers::default());
+            out.to_rows()
+        }
+
+        fn reference(&self, window: Option<usize>) -> Vec<f64> {
+            let (d, group) = (self.layout.head_dim, self.heads / self.layout.kv_heads);
+            let of_head = |part, head: usize| -> Vec<Vec<f64>> {
+                self.table.iter().flat_map(|&id| stored(&self.kv, id, 1, part, head)).take(self.positions).collect()
+            };
+            let all = |part| (0..self.layout.kv_heads).map(|head| of_head(part, head)).collect::<Vec<_>>();
+            let (keys, values) = (all(Part::K), all(Part::V));
+            let mut out = Vec::new();
+            for row in 0..self.positions {
+                for head in 0..self.heads {
+                    let scale = score_scale(d);
+                    let q: Vec<f32> = self.q[(row * self.heads + head) * d..][..d].iter().map(|q| q * scale).collect();
+                    let largest = q.iter().fold(0.0f32, |largest, q| largest.max(q.abs()));
+                    let in_16_bits = |q: f32| (q * (32767.0 / largest)).round_ties_even() * (largest / 32767.0);
+                    let q = match self.layout.dtype {
+                        KvDtype::Bf16 => decode(Dtype::Bf16, &encode(Dtype::Bf16, &q)),
+                        KvDtype::Int8 => q.into_iter().map(in_16_bits).collect(),
+                        _ => q,
+                    };
+                    let first = window.map_or(0, |w| (row + 1).saturating_sub(w));
+                    let scores: Vec<f64> =
+                        (first..=row).map(|p| keys[head / group][p].iter().zip(&q).map(|(k, &q)| k * f64::from(q)).sum()).collect();
+                    let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                    let total: f64 = scores.iter().map(|s| (s - max).exp2()).sum();
+                    let mut sums = vec![0.0; d];
+                    for (p, score) in (first..=row).zip(&scores) {
+                        for (sum, v) in sums.iter_mut().zip(&values[head / group][p]) {
+                            *sum += (score - max).exp2() / total * v;
+                        }
+                    }
+                    out.extend(sums);
+                }
+            }
+            out
+        }
+    }
+
+    #[test]
+    fn matches_the_f64_reference_with_the_same_bits_everywhere() {
+        for (positions, kv_heads, group, head_dim, dtype, window) in [
+            (1, 1, 1, 8, KvDtype::F32, None),
+            (37, 2, 3, 24, KvDtype::F32, None),
+            (50, 1, 7, 16, KvDtype::F16, None),
+            (49, 2, 4, 64, KvDtype::Bf16, None),
+            (70, 2, 2, 32, KvDtype::F32, Some(24)),
+            (40, 1, 1, 80, KvDtype::Bf16, Some(1)),
+            (600, 1, 3, 40, KvDtype::Bf16, None),
+            (530, 2, 16, 16, KvDtype::F16, Some(300)),
+            (37, 2, 3, 24, KvDtype::Int8, None),
+            (620, 1, 5, 80, KvDtype::Int8, None),
+            (540, 2, 13, 6, KvDtype::Int8, Some(270)),
+        ] {
+            let mut first: HashMap<Bf16Products, Vec<f32>> = HashMap::new();
+            for cpu in cpus() {
+                let fixture = fixture(&cpu, positions, kv_heads, group, head_dim, dtype);
+                let out = fixture.run(&cpu, 0..positions, window);
+                let first = first.entry(order(cpu.isa(), dtype == KvDtype::Bf16)).or_insert_with(|| {
+                    // V is within ±1. Weights in bf16 are off by up to 2^-9 each; those in 16 bits by up to 2^-16 of the largest, and
+                    // there are 256 in a split.
+                    let tolerance = match dtype {
+                        KvDtype::Bf16 => 2f64.powi(-9),
+                        KvDtype::Int8 => 2f64.powi(-12),
+                        _ => 3e-6,
+                    };
+                    close(&out, fixture.reference(window).into_iter(), tolerance);
+                    out.clone()
+                });
+                assert_eq!(*first, out, "{} with {} threads", cpu.isa(), cpu.threads());
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_alone_is_the_same_bits_as_among_many_however_long_its_sequence() {
+        for (positions, group, head_dim, dtype, window) in [
+            (700, 3, 24, KvDtype::Bf16, None),
+            (530, 13, 64, KvDtype::F32, None),
+            (800, 1, 48, KvDtype::F16, Some(290)),
+            (530, 13, 64, KvDtype::Int8, None),
+            (800, 1, 42, KvDtype::Int8, Some(290)),
+        ] {
+            for cpu in cpus() {
+                let fixture = fixture(&cpu, positions, 1, group, head_dim, dtype);
+                let whole = fixture.run(&cpu, 0..positions, window);
+                let width = group * head_dim;
+                for row in (0..positions).step_by(53).chain([255, 256, 257, 511, 512, positions - 1]) {
+                    let alone = fixture.run(&cpu, row..row + 1, window);
+                    assert_eq!(alone, whole[row * width..(row + 1) * width], "row {row} on {}", cpu.isa());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_does_not_depend_on_its_chunk_or_batch() {
+        for (dtype, window) in [KvDtype::Bf16, KvDtype::Int8].into_iter().flat_map(|dtype| [(dtype, None), (dtype, Some(24))]) {
+            for cpu in cpus() {
+                let fixture = fixture(&cpu, 75, 2, 3, 24, dtype);
+                let whole = fixture.run(&cpu, 0..75, window);
+                for size in [1, 7, 16, 33] {
+                    let parts: Vec<f32> = (0..75).step_by(size).flat_map(|s| fixture.run(&cpu, s..(s + size).min(75), window)).collect();
+                    assert_eq!(parts, whole, "chunks of {size}");
+                }
+                let spans = [40..75, 3..4, 0..40].map(|r| Span { blocks: &fixture.table, start: r.start, rows: r.len() });
+                let width = fixture.heads * 24;
+                let rows = |x: &[f32]| [&x[40 * width..], &x[3 * width..4 * width], &x[..40 * width]].concat();
+                let mut out = Tiles::default();
+                let what = Attention { layer: 1, heads: fixture.heads, window };
+                attention(&cpu, &fixture.kv, what, &spans, &rows(&fixture.q), &mut out, &mut AttentionBuffers::default());
+                assert_eq!(out.to_rows(), rows(&whole), "several spans at once");
+            }
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! What single rows read next is asked of memory while something is computed.
+
+use super::{Call, SPLIT, Task};
+use crate::{
+    cpu::{gemm::prefetch::CACHE_LINE, simd::Simd},
+    kv::{BLOCK_POSITIONS, Part},
+};
+use std::ops::Range;
+
+/// K and V of some neighbouring heads in a split of what a row attends to, or in the last two splits: what is asked for at a time.
+#[derive(Clone)]
+pub(super) struct Stretch {
+    span: usize,
+    /// Positions that the row attends to.
+    visible: Range<usize>,
+    pub(super) splits: Range<usize>,
+    pub(super) kv_heads: Range<usize>,
+}
+
+/// Of K and V. Two stretches stay in the second cache. Heads are neighbours in memory, where it is faster to read on than to begin elsewhere.
+const STRETCH_BYTES: usize = 192 << 10;
+
+impl Stretch {
+    /// The one that `task`, of a single row, begins with.
+    #[inline(always)]
+    pub(super) fn first_of(call: &Call<'_>, task: &Task) -> Self {
+        Self::from(call, task, call.splits_of(task).start, task.kv_heads.start)
+    }
+
+    /// The one that comes after it in `task`.
+    #[inline(always)]
+    pub(super) fn next_in(&self, call: &Call<'_>, task: &Task) -> Option<Self> {
+        if self.kv_heads.end < task.kv_heads.end {
+            return Some(Self::from(call, task, self.splits.start, self.kv_heads.end));
+        }
+        (self.splits.end < call.splits_of(task).end).then(|| Self::from(call, task, self.splits.end, task.kv_heads.start))
+    }
+
+    #[inline(always)]
+    fn from(call: &Call<'_>, task: &Task, split: usize, kv_head: usize) -> Self {
+        let visible = call.visible_to(task, 0);
+        let last = call.splits_of(task).end - 1;
+        // Each is asked for while the one before is computed on, so they should be about equal.
+        let with_last = split + 1 == last && visible.end - last * SPLIT < SPLIT / 2;
+        let one = Self { span: task.span, visible, splits: split..split + 1 + usize::from(with_last), kv_heads: kv_head..kv_head + 1 };
+        let bytes = 2 * one.blocks().len() * call.kv.layout().numbers(call.layer, Part::K, kv_head).len();
+        let end = task.kv_heads.end.min(kv_head + (STRETCH_BYTES / bytes).max(1));
+        Self { kv_heads: kv_head..end, ..one }
+    }
+
+    /// The sequence's blocks with positions that the row attends to.
+    #[inline(always)]
+    pub(super) fn blocks(&self) -> Range<usize> {
+        let (start, end) = (self.visible.start.max(self.splits.start * SPLIT), self.visible.end.min(self.splits.end * SPLIT));
+        start / BLOCK_POSITIONS..end.div_ceil(BLOCK_POSITIONS)
+    }
+}
+
+/// Asks for the cache lines of a [`Stretch`] in the order of memory, evenly over the work on another: a core that asks for many at once waits
+/// with whatever else it reads until they have come, and while it asks for none, memory has nothing to do. Loops work on a clone: its
+/// numbers stay in registers.
+#[derive(Clone)]
+pub(super) struct Prefetch<'a> {
+    /// All blocks, and the size of each.
+    bytes: &'a [u8],
+    block_bytes: usize,
+    /// Where in a block the heads' K and V begin, and how many lines each of them has there.
+    starts: [usize; 2],
+    lines_of_each: usize,
+    /// Blocks of which V is left, and whether it is V that is asked for.
+    blocks: &'a [u32],
+    in_v: bool,
+    /// The next line, and how many are left from there on.
+    next: *const u8,
+    lines: usize,
+    /// Lines that are due, and those that become due with each product of vectors: in parts of [`ONE`].
+    due: u32,
+    per_product: u32,
+}
+
+const ONE: u32 = 1 << 16;
+/// Four lines with each product: a stretch may be much longer than the one that it is asked for with.
+const MOST_PER_PRODUCT: usize = 4 * ONE as usize;
+
+impl<'a> Prefetch<'a> {
+    pub(super) const fn nothing() -> Self {
+        Self {
+            bytes: &[],
+            block_bytes: 0,
+            starts: [0; 2],
+            lines_of_each: 0,
+            blocks: &[],
+            in_v: true,
+            next: std::ptr::null(),
+            lines: 0,
+            due: 0,
+            per_product: 0,
+        }
+    }
+
+    /// Asks for `stretch` over so many products of vectors.
+    #[inline(always)]
+    pub(super) fn of(call: &Call<'a>, stretch: &Stretch, products: usize) -> Self {
+        let layout = call.kv.layout();
+        let [k, v] = [Part::K, Part::V].map(|part| {
+            let [first, last] = [stretch.kv_heads.start, stretch.kv_heads.end - 1];
+            layout.scales(call.layer, part, first).start..layout.numbers(call.layer, part, last).end
+        });
+        let blocks = &call.spans[stretch.span].blocks[stretch.blocks()];
+        let lines_of_each = k.len().div_ceil(CACHE_LINE);
+        let lines = 2 * blocks.len() * lines_of_each;
+        let per_product = (lines * ONE as usize).div_ceil(products).min(MOST_PER_PRODUCT);
+        let mut prefetch = Self {
+            bytes: call.kv.bytes(),
+            block_bytes: layout.block_bytes(),
+            starts: [k.start, v.start],
+            lines_of_each,
+            blocks,
+            per_product: per_product as u32,
+            ..Self::nothing()
+        };
+        prefetch.go_on();
+        prefetch
+    }
+
+    /// Where the line is that is asked for first, if there is one.
+    pub(super) fn first(&self) -> usize {
+        self.next.addr()
+    }
+
+    /// Asks for what is due after so many more products of vectors.
+    #[inline(always)]
+    pub(super) fn ask<S: Simd>(&mut self, simd: S, products: u32) {
+        self.due += products * self.per_product;
+        while self.due >= ONE {
+            self.due -= ONE;
+            simd.prefetch(self.next);
+            self.next = self.next.wrapping_add(CACHE_LINE);
+            self.lines -= 1;
+            if self.lines == 0 {
+                self.go_on();
+            }
+        }
+    }
+
+    /// Asks for all that is left.
+    #[inline(always)]
+    pub(super) fn ask_for_all<S: Simd>(mut self, simd: S) {
+        while self.per_product > 0 {
+            self.ask(simd, 1);
+        }
+    }
+
+    /// From K to V, from V to K of the next block, or to the end.
+    #[inline(always)]
+    fn go_on(&mut self) {
+        self.in_v = !self.in_v;
+        match self.blocks {
+            [block, rest @ ..] => {
+                let start = *block as usize * self.block_bytes + self.starts[usize::from(self.in_v)];
+                (self.next, self.lines) = (self.bytes.as_ptr().wrapping_add(start), self.lines_of_each);
+                if self.in_v {
+                    self.blocks = rest;
+                }
+            }
+            [] => (self.due, self.per_product) = (0, 0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Cpu, Isa, KvDtype, KvLayout,
+        cpu::{
+            gemm::float::Tiles,
+            kv::{KvMemory, Span},
+            simd::portable::Portable,
+        },
+    };
+
+    /// Each line that is left, in its order.
+    fn lines(mut prefetch: Prefetch<'_>) -> Vec<usize> {
+        let mut lines = Vec::new();
+        while prefetch.per_product > 0 {
+            lines.push(prefetch.next.addr());
+            prefetch.due = ONE;
+            prefetch.ask(Portable, 0);
+        }
+        lines
+    }
+
+    #[test]
+    fn stretches_hold_each_split_of_each_head_once_and_all_their_lines_are_asked_for() {
+        let cpu = Cpu::new(Some(Isa::Portable), 1).unwrap();
+        for (positions, kv_heads, head_dim, dtype, window) in [
+            (1usize, 1usize, 2, KvDtype::F32, None),
+            (544, 3, 64, KvDtype::Bf16, None),
+            (1000, 8, 64, KvDtype::Int8, None),
+            (600, 2, 128, KvDtype::F16, Some(300)),
+            (300, 5, 6, KvDtype::Int8, Some(20)),
+        ] {
+            let layout = KvLayout { layers: 2, kv_heads, head_dim, dtype };
+            let table: Vec<u32> = (0..positions.div_ceil(BLOCK_POSITIONS) as u32).rev().collect();
+            let kv = KvMemory::new(layout, table.len());
+            let mut out = Tiles::default();
+            out.resize(&cpu, 1, kv_heads * head_dim);
+            let spans = [Span { blocks: &table, start: positions - 1, rows: 1 }];
+            let call = Call { kv: &kv, layer: 1, spans: &spans, q: &[], heads: kv_heads, group: 1, window, out: &out.shared() };
+            let task = Task { span: 0, first: 0, rows: 0..1, kv_heads: 0..kv_heads, splits: None };
+            let (mut pieces, mut asked) = (Vec::new(), Vec::new());
+            let mut next = Some(Stretch::first_of(&call, &task));
+            while let Some(stretch) = next {
+                let heads = stretch.kv_heads.clone();
+                pieces.extend(stretch.splits.clone().flat_map(|split| heads.clone().map(move |head| (split, head))));
+                let all = lines(Prefetch::of(&call, &stretch, 1));
+                assert_eq!(all[0], Prefetch::of(&call, &stretch, 1).first());
+                for products in [all.len() / 3 + 1, 10 * all.len()] {
+                    let mut prefetch = Prefetch::of(&call, &stretch, products);
+                    (0..products / 2).for_each(|_| prefetch.ask(Portable, 1));
+                    let left = lines(prefetch.clone()).len();
+                    assert!(left.abs_diff(all.len() / 2) <= 4, "{left} of {} lines are left half way", all.len());
+                    (products / 2..products).for_each(|_| prefetch.ask(Portable, 1));
+                    assert!(lines(prefetch).is_empty());
+                }
+                asked.extend(all);
+                next = stretch.next_in(&call, &task);
+            }
+            let first = window.map_or(0, |window| positions.saturating_sub(window));
+            let splits = first / SPLIT..positions.div_ceil(SPLIT);
+            pieces.sort();
+            assert_eq!(pieces, splits.flat_map(|split| (0..kv_heads).map(move |head| (split, head))).collect::<Vec<_>>());
+            let mut expected = Vec::new();
+            for &block in &table[first / BLOCK_POSITIONS..] {
+                let block = kv.block(block);
+                let layer = layout.scales(1, Part::K, 0).start..layout.numbers(1, Part::V, kv_heads - 1).end;
+                expected.extend(layer.step_by(CACHE_LINE).map(|at| block[at..].as_ptr().addr()));
+            }
+            asked.sort();
+            expected.sort();
+            assert_eq!(asked, expected, "{layout:?}");
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! Which instruction sets this machine has, and running a kernel on one.
+
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+use crate::cpu::gemm::amx;
+#[cfg(target_arch = "aarch64")]
+use crate::cpu::simd::neon;
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::simd::{avx2, avx512, proof};
+use crate::cpu::{
+    gemm::panel::Lines,
+    isa::Isa,
+    simd::{Kernel, Simd, portable},
+};
+
+impl Isa {
+    /// Whether this machine has it.
+    #[cfg(target_arch = "x86_64")]
+    pub fn is_available(self) -> bool {
+        match self {
+            #[cfg(target_os = "linux")]
+            Isa::Amx => proof::bf16_products_are_exact() && amx::is_available(),
+            #[cfg(not(target_os = "linux"))]
+            Isa::Amx => false,
+            Isa::Avx512Bf16 => proof::bf16_products_are_exact(),
+            Isa::Avx512 => avx512::is_available(),
+            Isa::Avx2 => avx2::is_available(),
+            Isa::Neon => false,
+            Isa::Portable => true,
+        }
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    pub fn is_available(self) -> bool {
+        self == Isa::Portable || self == Isa::Neon && cfg!(target_arch = "aarch64")
+    }
+
+    /// The best that this machine has.
+    pub fn best() -> Isa {
+        Isa::ALL.into_iter().find(|isa| isa.is_available()).expect("portable code is always available")
+    }
+
+    /// [`Simd::TILE_ROWS`].
+    pub(crate) fn tile_rows(self) -> usize {
+        struct TileRows;
+        impl Kernel for TileRows {
+            type Output = usize;
+            #[inline(always)]
+            fn run<S: Simd>(self, _: S) -> usize {
+                S::TILE_ROWS
+            }
+        }
+        self.dispatch(TileRows)
+    }
+
+    /// Runs `kernel` on this instruction set, which must be available: that of a [`Cpu`](crate::Cpu), which has checked it,
+    /// or [`Isa::best`]. No public function passes one on unchecked.
+    pub(crate) fn dispatch<K: Kernel>(self, kernel: K) -> K::Output {
+        debug_assert!(self.is_available());
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: callers dispatch only on what was found available.
+            Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512 => unsafe { avx512::run(kernel) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Isa::Avx2 => unsafe { avx2::run(kernel) },
+            #[cfg(not(target_arch = "x86_64"))]
+            Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512 | Isa::Avx2 => unreachable!("not available on this architecture"),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => kernel.run(neon::Neon),
+            #[cfg(not(target_arch = "aarch64"))]
+            Isa::Neon => unreachable!("not available on this architecture"),
+            Isa::Portable => kernel.run(portable::Portable),
+        }
+    }
+
+    /// As [`dispatch`](Self::dispatch), for kernels that multiply pairs of 16 bits, with the instructions for that if there are some: others
+    /// are not compiled for them.
+    pub(crate) fn dispatch_pairs<K: Kernel>(self, kernel: K) -> K::Output {
+        debug_assert!(self.is_available());
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Isa::Amx | Isa::Avx512Bf16 => unsafe { avx512::run_pairs(kernel) },
+            _ => self.dispatch(kernel),
+        }
+    }
+
+    /// Runs what multiplies lines of `L`.
+    pub(crate) fn dispatch_panel<L: Lines, K: Kernel>(self, kernel: K) -> K::Output {
+        if const { L::MULTIPLIES_PAIRS } { self.dispatch_pairs(kernel) } else { self.dispatch(kernel) }
+    }
+}

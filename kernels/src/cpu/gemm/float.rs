@@ -1,0 +1,495 @@
+//! Activations times weights.
+//!
+//! Each number of the result starts from its bias and takes in one product after the other, inputs ascending; with bf16 weights, whose
+//! activations are rounded to bf16 as well, inputs come in twos of which the odd one is first (see `lines`, `tile`), or in blocks of 32
+//! (`amx`). How rows, inputs and outputs are cut into pieces for the caches and the threads therefore changes no bit.
+//!
+//! Sums below 2^-126, the least normal number, are the one exception: `vdpbf16ps` takes them for zeros, and fused multiply-adds do not.
+//! So a result that is itself about as small, or a chain that starts among numbers whose products are, may differ between
+//! instruction sets by that much.
+//!
+//! A task is a block of rows times a group of panels. It goes over the inputs in pieces, so that a piece of a panel stays
+//! in the first cache while all tiles of the block use it, and the block's piece of activations and the task's sums in the
+//! second. Few rows (decode) are one tile: then a panel streams through from end to end, once.
+
+pub(crate) mod activations;
+mod weights;
+
+pub use activations::Tiles;
+pub use weights::Weights;
+
+use crate::cpu::{
+    Cpu,
+    element::with_element,
+    elementwise::silu_mul_vector,
+    gemm::{
+        micro_kernel::{Start, Words, tile, with_tile_rows},
+        panel::{BLOCK_INPUTS, PANEL, StoredLines},
+        prefetch::Ahead,
+        scratch::with_sums,
+    },
+    simd::{Kernel, LANES, Simd},
+    threads::disjoint::Disjoint,
+};
+use activations::{BLOCK_ROWS, SharedTiles};
+use std::{marker::PhantomData, ops::Range};
+
+/// One product of several that share their activations.
+pub struct Product<'a> {
+    pub weights: &'a Weights,
+    pub to: Output<'a>,
+}
+
+/// What becomes of the result `y`, which is `[rows, outputs]`.
+pub enum Output<'a> {
+    Set(&'a mut [f32]),
+    /// Added to what is there.
+    Add(&'a mut [f32]),
+    /// `silu(gate) * up`, of [gated](Weights::gated) weights, as activations for the next product.
+    SiluMul(&'a mut Tiles),
+}
+
+/// `y = x wᵀ + bias` for each of the products. `x` is [for weights](Tiles::for_weights) like theirs.
+pub fn matmul<const N: usize>(cpu: &Cpu, x: &Tiles, products: [Product<'_>; N]) {
+    let rows = x.rows();
+    let jobs = products.map(|Product { weights, to }| {
+        assert_eq!(x.cols(), weights.inputs(), "x is [rows, inputs]");
+        assert!(x.are_for(weights.dtype()), "x is for {:?} weights", weights.dtype());
+        let len = rows * weights.outputs();
+        let is_gated = matches!(to, Output::SiluMul(_));
+        assert_eq!(is_gated, weights.is_gated(), "gated weights, and no others, are for SiluMul");
+        let to = match to {
+            Output::Set(y) => (y.len() == len).then(|| Shared::Set(Disjoint::new(y))),
+            Output::Add(y) => (y.len() == len).then(|| Shared::Add(Disjoint::new(y))),
+            Output::SiluMul(y) => {
+                y.resize(cpu, rows, weights.outputs());
+                Some(Shared::SiluMul(y.shared()))
+            }
+        };
+        Job { weights, to: to.expect("y is [rows, outputs]") }
+    });
+    if rows == 0 {
+        return;
+    }
+    let panels: usize = jobs.iter().map(|job| job.weights.panels()).sum();
+    let plan = Plan::new(x, panels, cpu.threads());
+    let groups = |job: &Job<'_>| job.weights.panels().div_ceil(plan.group_panels);
+    cpu.for_each(jobs.iter().map(groups).sum::<usize>() * plan.blocks, |index| {
+        // Blocks of rows take turns with one group of panels while that is in the shared cache.
+        let (mut group, block) = (index / plan.blocks, index % plan.blocks);
+        let job = jobs.iter().find(|job| {
+            let here = groups(job);
+            let found = group < here;
+            group -= if found { 0 } else { here };
+            found
+        });
+        let job = job.expect("a group of one of the jobs");
+        let share = |group| group * job.weights.panels() / groups(job);
+        let panels = share(group)..share(group + 1);
+        let tiles = block * x.tiling.tiles / plan.blocks..(block + 1) * x.tiling.tiles / plan.blocks;
+        let rows = x.tiling.tile(tiles.start).start..x.tiling.tile(tiles.end - 1).end;
+        let sums_rows = if x.are_by_row() { rows.len().next_multiple_of(BLOCK_ROWS) } else { rows.len() };
+        with_sums(sums_rows * panels.len(), |sums| {
+            with_element!(job.weights.dtype(), E => {
+                cpu.isa().dispatch_panel::<E, _>(Task::<E> { x, job, panels, tiles, rows, step: plan.step, sums, sums_rows, element: PhantomData });
+            });
+        });
+    });
+}
+
+/// How the work is cut.
+struct Plan {
+    /// Blocks of rows.
+    blocks: usize,
+    /// Most panels of a task; groups are of nearly equal size.
+    group_panels: usize,
+    /// Inputs of a piece; the last one may have a few less.
+    step: usize,
+}
+
+impl Plan {
+    fn new(x: &Tiles, panels: usize, threads: usize) -> Self {
+        let (rows, inputs) = (x.rows(), x.cols());
+        let blocks = rows.div_ceil(ROWS_PER_TASK);
+        let group_panels = if threads == 1 || rows * inputs * panels * PANEL < WORK_MIN_TO_SHARE {
+            GROUP_PANELS
+        } else {
+            (panels * blocks).div_ceil(TASKS_PER_THREAD * threads).min(GROUP_PANELS)
+        };
+        let pieces = if x.tiling.tiles == 1 { 1 } else { inputs.div_ceil(STEP_INPUTS) };
+        let step = inputs.div_ceil(pieces).next_multiple_of(BLOCK_INPUTS);
+        Self { blocks, group_panels, step }
+    }
+}
+
+/// Multiply-adds below which other threads are not worth asking: some microseconds.
+const WORK_MIN_TO_SHARE: usize = 1 << 17;
+/// Enough that threads which are held up leave their share to the others.
+const TASKS_PER_THREAD: usize = 4;
+/// A group's piece of weights, at most 16 × 768 × 64 bytes (bf16), a task's activations, 96 × 768 × 2, and its sums, 96 × 16 × 128, are
+/// about what a second cache of 1 MiB holds. Pieces of 384 to 1,024 inputs are equally fast, as long as they are even: one of 64 after one
+/// of 512 is not.
+const ROWS_PER_TASK: usize = 96;
+const GROUP_PANELS: usize = 16;
+const STEP_INPUTS: usize = 768;
+
+struct Job<'a> {
+    weights: &'a Weights,
+    to: Shared<'a>,
+}
+
+/// [`Output`], written by several tasks.
+enum Shared<'a> {
+    Set(Disjoint<'a, f32>),
+    Add(Disjoint<'a, f32>),
+    SiluMul(SharedTiles<'a>),
+}
+
+/// Some panels times a block of rows.
+struct Task<'a, E> {
+    x: &'a Tiles,
+    job: &'a Job<'a>,
+    panels: Range<usize>,
+    tiles: Range<usize>,
+    /// Those of the tiles.
+    rows: Range<usize>,
+    step: usize,
+    /// `[panel][sums_rows]`, of which the task's rows come first.
+    sums: &'a mut [[f32; PANEL]],
+    sums_rows: usize,
+    element: PhantomData<E>,
+}
+
+impl<E: StoredLines> Kernel for Task<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, simd: S) {
+        for (i, panel) in self.panels.clone().enumerate() {
+            self.sums[i * self.sums_rows..(i + 1) * self.sums_rows].fill(*self.job.weights.bias(panel));
+        }
+        if self.x.are_by_row() {
+            self.multiply_blocks(simd)
+        } else {
+            self.multiply(simd)
+        }
+        for row in self.rows.clone() {
+            if row + ROWS_AHEAD < self.rows.end {
+                self.ask_for_outputs(simd, row + ROWS_AHEAD);
+            }
+            self.finish(simd, row);
+        }
+    }
+}
+
+impl<E: StoredLines> Task<'_, E> {
+    /// With AMX: that is why rows lie one after the other.
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    #[inline(always)]
+    fn multiply_blocks<S: Simd>(&mut self, simd: S) {
+        use crate::cpu::{
+            element::Bf16,
+            gemm::{
+                amx::{Amx, Bf16Pairs, Piece, Stream, TILE},
+                panel::Lines,
+            },
+        };
+        let (lines, step) = (Bf16::panel_lines(self.x.cols()), self.step.div_ceil(Bf16::INPUTS).next_multiple_of(TILE));
+        if self.rows.len() == 1 {
+            let mut panel = self.panels.start;
+            while panel < self.panels.end {
+                panel += match self.panels.end - panel {
+                    4.. => self.multiply_row::<S, 4>(simd, panel),
+                    2.. => self.multiply_row::<S, 2>(simd, panel),
+                    _ => self.multiply_row::<S, 1>(simd, panel),
+                };
+            }
+            return;
+        }
+        // SAFETY: rows lie so only for an instruction set that has tiles, and was found available.
+        let unit = unsafe { Amx::new(self.rows.len()) };
+        if self.rows.len() <= 2 * TILE {
+            let following = self.job.weights.lines::<Bf16>(self.panels.start..self.job.weights.panels());
+            for (nth, line, weights) in Stream::of(simd, following, lines, self.panels.len()) {
+                let sums = &mut self.sums[nth * self.sums_rows..(nth + 1) * self.sums_rows];
+                unit.multiply::<Bf16Pairs>(self.x.words_from(self.rows.start, line), self.x.tiling.cols, weights, sums, Start::Sums);
+            }
+            return;
+        }
+        for start in (0..lines).step_by(step) {
+            let x = self.x.words_from(self.rows.start, start);
+            for (panel, sums) in self.panels.clone().zip(self.sums.chunks_exact_mut(self.sums_rows)) {
+                let weights = self.job.weights.panel::<Bf16>(panel, start..(start + step).min(lines));
+                unit.multiply::<Bf16Pairs>(x, self.x.tiling.cols, Piece::of_many_rows(weights), sums, Start::Sums);
+            }
+        }
+    }
+
+    /// The only row times `P` panels, from `first` on; returns how many.
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    #[inline(always)]
+    fn multiply_row<S: Simd, const P: usize>(&mut self, simd: S, first: usize) -> usize {
+        use crate::cpu::{element::Bf16, gemm::amx::Row};
+        use std::array::from_fn;
+        let lines = Bf16::panel_lines(self.x.cols());
+        let x = &self.x.words_from(self.rows.start, 0)[..lines];
+        let weights = from_fn(|p| self.job.weights.panel::<Bf16>(first + p, 0..lines));
+        let mut sums = self.sums[(first - self.panels.start) * self.sums_rows..].chunks_exact_mut(self.sums_rows);
+        let sums = from_fn(|_| &mut sums.next().expect("sums of each panel")[0]);
+        simd.call(Row::<P> { x, weights, sums });
+        P
+    }
+
+    #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+    fn multiply_blocks<S: Simd>(&mut self, _: S) {
+        unreachable!("there is no AMX")
+    }
+
+    #[inline(always)]
+    fn multiply<S: Simd>(&mut self, simd: S) {
+        let (lines, step, first) = (self.x.cols().div_ceil(E::INPUTS), self.step.div_ceil(E::INPUTS), self.panels.start);
+        let (all, panel_lines) = (self.job.weights.lines::<E>(self.panels.clone()).as_ptr(), E::panel_lines(self.x.cols()));
+        for start in (0..lines).step_by(step) {
+            let piece = start..(start + step).min(lines);
+            for panel in self.panels.clone() {
+                let weights = self.job.weights.panel::<E>(panel, piece.clone());
+                let (next_panel, next_line) = match (panel + 1 < self.panels.end, piece.end < lines) {
+                    (true, _) => (panel + 1, start),
+                    (false, true) => (first, piece.end),
+                    // With few rows, a thread's next task mostly begins there.
+                    (false, false) => (panel + 1, 0),
+                };
+                let next = all.wrapping_add((next_panel - first) * panel_lines + next_line);
+                for (nth, index) in self.tiles.clone().enumerate() {
+                    let rows = self.x.tiling.tile(index);
+                    let x = self.x.words(&rows, piece.clone());
+                    let sums = (panel - first) * self.sums_rows + rows.start - self.rows.start;
+                    let sums = &mut self.sums[sums..sums + rows.len()];
+                    let ahead = match self.tiles.len() {
+                        // So little is computed that the loads themselves run ahead, and the processor's own prefetching with them.
+                        1 if rows.len() == 1 => Ahead::NOTHING,
+                        1 => Ahead::within(weights),
+                        tiles => Ahead::share_of(next, weights.len(), nth, tiles),
+                    };
+                    with_tile_rows!(S, rows.len(), T => tile::<S, E, T>(simd, Words::<T>(x.as_chunks().0), weights, sums, Start::Sums, ahead));
+                }
+            }
+        }
+    }
+
+    /// Asks for where the sums of a row go.
+    #[inline(always)]
+    fn ask_for_outputs<S: Simd>(&self, simd: S, row: usize) {
+        if let Shared::Set(y) | Shared::Add(y) = &self.job.to {
+            let weights = self.job.weights;
+            let columns = weights.outputs_of(self.panels.start).start..weights.outputs_of(self.panels.end - 1).end;
+            for column in columns.step_by(LANES) {
+                simd.prefetch_to_write(y.address(row * weights.outputs() + column));
+            }
+        }
+    }
+
+    /// Hands over the sums of one row: what panels have of it lies together.
+    #[inline(always)]
+    fn finish<S: Simd>(&self, simd: S, row: usize) {
+        let weights = self.job.weights;
+        let of_row = self.sums.chunks_exact(self.sums_rows).map(|sums| sums[row - self.rows.start].as_chunks::<LANES>().0);
+        let panels = self.panels.clone().map(|panel| weights.outputs_of(panel)).zip(of_row);
+        match &self.job.to {
+            Shared::Set(y) | Shared::Add(y) => {
+                let (start, add) = (row * weights.outputs(), matches!(self.job.to, Shared::Add(_)));
+                for (columns, halves) in panels {
+                    // SAFETY: no two tasks have the same rows and columns, and this is the only part alive within this one.
+                    let y = unsafe { y.part(start + columns.start..start + columns.end) };
+                    for (y, half) in y.chunks_mut(LANES).zip(halves) {
+                        simd.store_part(simd.load(half), y, add);
+                    }
+                }
+            }
+            Shared::SiluMul(y) => {
+                let tile = y.tiling.tile_of(row);
+                for (columns, halves) in panels {
+                    let product = simd.to_array(silu_mul_vector(simd, simd.load(&halves[0]), simd.load(&halves[1])));
+                    // SAFETY: no two tasks have the same rows and columns.
+                    unsafe { y.put(simd, &tile, row, columns.start, &product[..columns.len()]) };
+                }
+            }
+        }
+    }
+}
+
+/// How many rows before.
+const ROWS_AHEAD: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        cpu::{
+            isa::{Bf16Products, Isa},
+            testing::{cpus, numbers, order},
+        },
+        dtype::{Dtype, decode, encode},
+        matrix::Matrix,
+    };
+    use std::collections::HashMap;
+
+    fn tiles(cpu: &Cpu, dtype: Dtype, x: &[f32], cols: usize) -> Tiles {
+        let mut tiles = Tiles::for_weights(dtype);
+        tiles.copy_from(cpu, x, cols);
+        tiles
+    }
+
+    /// `x`, as weights of type `dtype` multiply it.
+    fn rounded(dtype: Dtype, x: &[f32]) -> Vec<f32> {
+        if dtype == Dtype::Bf16 { decode(dtype, &encode(dtype, x)) } else { x.to_vec() }
+    }
+
+    /// `[m, k]` times `[n, k]`, plus bias, in f64; and the sum of the terms' sizes.
+    fn reference(x: &[f32], w: &[f32], bias: &[f32], k: usize) -> Vec<(f64, f64)> {
+        let dot = |x: &[f32], w: &[f32], bias: f32| {
+            let terms = x.iter().zip(w).map(|(&x, &w)| f64::from(x) * f64::from(w));
+            terms.fold((f64::from(bias), f64::from(bias).abs()), |(sum, size), t| (sum + t, size + t.abs()))
+        };
+        x.chunks(k).flat_map(|x| w.chunks(k).zip(bias).map(move |(w, &bias)| dot(x, w, bias))).collect()
+    }
+
+    fn assert_close(got: &[f32], reference: &[(f64, f64)]) {
+        assert_eq!(got.len(), reference.len());
+        for (&got, (sum, size)) in got.iter().zip(reference) {
+            assert!((f64::from(got) - sum).abs() <= 2e-6 * size, "{got} is not {sum}");
+        }
+    }
+
+    const SHAPES: [(usize, usize, usize); 8] =
+        [(1, 1, 1), (1, 7, 15), (2, 5, 16), (3, 33, 17), (13, 64, 64), (5, 70, 100), (17, 70, 1172), (230, 300, 31)];
+
+    #[test]
+    fn matches_the_f64_reference_on_odd_sizes_with_the_same_bits_everywhere() {
+        for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
+            for (m, n, k) in SHAPES {
+                let (x, bias) = (numbers(m * k, 1), numbers(n, 3));
+                let bytes = encode(dtype, &numbers(n * k, 2));
+                let expected = reference(&rounded(dtype, &x), &decode(dtype, &bytes), &bias, k);
+                let mut first: HashMap<Bf16Products, Vec<f32>> = HashMap::new();
+                for cpu in cpus() {
+                    let weights = Weights::new(&cpu, Matrix::new(&bytes, dtype, n, k), Some(&bias));
+                    let x = tiles(&cpu, dtype, &x, k);
+                    let (mut y, mut added) = (vec![f32::NAN; m * n], vec![2.0; m * n]);
+                    matmul(
+                        &cpu,
+                        &x,
+                        [
+                            Product { weights: &weights, to: Output::Set(&mut y) },
+                            Product { weights: &weights, to: Output::Add(&mut added) },
+                        ],
+                    );
+                    assert_close(&y, &expected);
+                    assert!(added.iter().zip(&y).all(|(added, y)| *added == 2.0 + y));
+                    let first = first.entry(order(cpu.isa(), dtype == Dtype::Bf16)).or_insert_with(|| y.clone());
+                    assert_eq!(*first, y, "{dtype:?} {m}x{n}x{k} on {} with {} threads", cpu.isa(), cpu.threads());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn gated_weights_multiply_by_the_activated_gate() {
+        for (m, n, k) in SHAPES {
+            let (x, bias) = (numbers(m * k, 1), numbers(n, 4));
+            let (gate, up) = (encode(Dtype::Bf16, &numbers(n * k, 2)), encode(Dtype::Bf16, &numbers(n * k, 3)));
+            let exact = rounded(Dtype::Bf16, &x);
+            let gates = reference(&exact, &decode(Dtype::Bf16, &gate), &bias, k);
+            let ups = reference(&exact, &decode(Dtype::Bf16, &up), &vec![0.0; n], k);
+            let expected: Vec<f64> = gates.iter().zip(&ups).map(|((g, _), (u, _))| g / (1.0 + (-g).exp()) * u).collect();
+            let mut first: HashMap<Bf16Products, Vec<f32>> = HashMap::new();
+            for cpu in cpus() {
+                let matrix = |bytes| Matrix::new(bytes, Dtype::Bf16, n, k);
+                let weights = Weights::gated(&cpu, (matrix(&gate), Some(&bias)), (matrix(&up), None));
+                let mut y = Tiles::default();
+                matmul(&cpu, &tiles(&cpu, Dtype::Bf16, &x, k), [Product { weights: &weights, to: Output::SiluMul(&mut y) }]);
+                let rows = y.to_rows();
+                for (got, (expected, size)) in rows.iter().zip(expected.iter().zip(&ups)) {
+                    assert!((f64::from(*got) - expected).abs() <= 1e-4 * (1.0 + size.1), "{got} is not {expected}");
+                }
+                let first = first.entry(order(cpu.isa(), true)).or_insert_with(|| rows.clone());
+                assert_eq!(*first, rows, "{m}x{n}x{k} on {} with {} threads", cpu.isa(), cpu.threads());
+            }
+        }
+    }
+
+    /// The stated arithmetic, number by number.
+    #[test]
+    fn products_of_bf16_are_chains_in_twos_the_odd_one_first_or_blocks_of_32() {
+        let (m, n) = (3, 35);
+        for k in [1, 2, 7, 33, 600] {
+            let (x, w, bias) = (rounded(Dtype::Bf16, &numbers(m * k, 5)), numbers(n * k, 6), numbers(n, 7));
+            let bytes = encode(Dtype::Bf16, &w);
+            let w = decode(Dtype::Bf16, &bytes);
+            let chain = |x: &[f32], w: &[f32], bias: f32| {
+                let pairs = x.chunks(2).zip(w.chunks(2));
+                pairs.fold(bias, |sum, (x, w)| x.iter().zip(w).rev().fold(sum, |sum, (x, w)| x.mul_add(*w, sum)))
+            };
+            let blocks = |x: &[f32], w: &[f32], bias: f32| {
+                let even_and_odd = |pairs: (&[f32], &[f32])| {
+                    [0, 1].map(|i| pairs.0.iter().zip(pairs.1).skip(i).step_by(2).fold(0.0f32, |sum, (x, w)| x.mul_add(*w, sum)))
+                };
+                x.chunks(32).zip(w.chunks(32)).map(even_and_odd).fold(bias, |sum, [even, odd]| sum + (even + odd))
+            };
+            for cpu in cpus() {
+                let sum = |x: &[f32], w: &[f32], bias| match cpu.isa().bf16_products() {
+                    Bf16Products::Chain => chain(x, w, bias),
+                    Bf16Products::Blocks => blocks(x, w, bias),
+                };
+                let expected: Vec<f32> = x.chunks(k).flat_map(|x| w.chunks(k).zip(&bias).map(|(w, &bias)| sum(x, w, bias))).collect();
+                let weights = Weights::new(&cpu, Matrix::new(&bytes, Dtype::Bf16, n, k), Some(&bias));
+                let mut y = vec![0.0; m * n];
+                matmul(&cpu, &tiles(&cpu, Dtype::Bf16, &x, k), [Product { weights: &weights, to: Output::Set(&mut y) }]);
+                assert!(y == expected, "{k} inputs on {}", cpu.isa());
+            }
+        }
+    }
+
+    #[test]
+    fn denormal_bf16_are_zeros_on_every_instruction_set() {
+        // Were they not, 2^-130 times 2^100 would count.
+        let (tiny, large) = (2f32.powi(-130), 2f32.powi(100));
+        let (x, w) = ([tiny, large, 0.5, tiny, 1.0], [large, tiny, 2.0, large, 0.25]);
+        let bytes = encode(Dtype::Bf16, &w);
+        assert!(decode(Dtype::Bf16, &bytes) == w, "they can be stored");
+        for cpu in cpus() {
+            let weights = Weights::new(&cpu, Matrix::new(&bytes, Dtype::Bf16, 1, w.len()), None);
+            let mut y = [f32::NAN];
+            matmul(&cpu, &tiles(&cpu, Dtype::Bf16, &x, w.len()), [Product { weights: &weights, to: Output::Set(&mut y) }]);
+            assert_eq!(y, [1.25], "{}", cpu.isa());
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "x is for Bf16 weights")]
+    fn bf16_weights_refuse_activations_that_are_not_rounded() {
+        let cpu = Cpu::new(None, 1).unwrap();
+        let weights = Weights::new(&cpu, Matrix::new(&[0; 2], Dtype::Bf16, 1, 1), None);
+        matmul(&cpu, &tiles(&cpu, Dtype::F32, &[1.0], 1), [Product { weights: &weights, to: Output::Set(&mut [0.0]) }]);
+    }
+
+    #[test]
+    fn a_row_does_not_depend_on_its_batch() {
+        let (m, n, k) = (137, 1030, 599);
+        let x = numbers(m * k, 3);
+        let bytes = encode(Dtype::Bf16, &numbers(n * k, 4));
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+            let cpu = Cpu::new(Some(isa), 2).unwrap();
+            let weights = Weights::new(&cpu, Matrix::new(&bytes, Dtype::Bf16, n, k), None);
+            let product = |x: &[f32]| {
+                let mut y = vec![0.0; x.len() / k * n];
+                matmul(&cpu, &tiles(&cpu, Dtype::Bf16, x, k), [Product { weights: &weights, to: Output::Set(&mut y) }]);
+                y
+            };
+            let together = product(&x);
+            for (row, expected) in x.chunks(k).zip(together.chunks(n)).step_by(9) {
+                assert_eq!(product(row), expected);
+            }
+        }
+    }
+}

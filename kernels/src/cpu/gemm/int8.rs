@@ -1,0 +1,596 @@
+//! Activations times weights in 8-bit integers.
+//!
+//! Weights are quantized once, each output's with a scale of its own, activations as they come, each row with a scale of its own;
+//! both symmetrically:
+//!
+//! ```text
+//! scale = max |x| / 127        q = round(x * (127 / max |x|)), ties to even
+//! y     = f32(Σ q_x q_w) * scale_w * scale_x + bias        from left to right
+//! ```
+//!
+//! The sum is of integers and exact, so no order of it, tiling or instruction set changes a bit, and a row depends on nothing but itself.
+//!
+//! - [`Int8Weights`]: quantized, in the order in which the product reads them
+//! - [`Int8Rows`]: quantized rows of activations; `quantize`: one row
+//! - [`matmul`]: the product; `dot`: sums of products for 16 outputs at a time, per instruction set
+
+mod activations;
+mod dot;
+pub(crate) mod quantize;
+mod weights;
+
+pub use activations::Int8Rows;
+pub use weights::Int8Weights;
+
+use crate::cpu::{
+    Cpu,
+    elementwise::silu_mul_vector,
+    gemm::{micro_kernel::with_tile_rows, prefetch::Ahead},
+    simd::{LANES, Simd},
+    threads::disjoint::Disjoint,
+};
+use dot::{Dot, DotKernel, DotUnit};
+use std::{array::from_fn, ops::Range};
+use weights::PANEL_LINES;
+
+/// The longest sum of products that cannot overflow 32 bits.
+pub const INPUTS_MAX: usize = i32::MAX as usize / (127 * 127);
+
+/// One product of several that share their activations.
+pub struct Int8Product<'a> {
+    pub weights: &'a Int8Weights,
+    pub to: Int8Output<'a>,
+}
+
+/// What becomes of the result `y`, which is `[rows, outputs]`.
+pub enum Int8Output<'a> {
+    Set(&'a mut [f32]),
+    /// Added to what is there.
+    Add(&'a mut [f32]),
+    /// `silu(gate) * up`, of [gated](Int8Weights::gated) weights, as activations for the next product.
+    SiluMul(&'a mut Int8Rows),
+}
+
+/// `y = x wᵀ + bias` for each of the products.
+pub fn matmul<const N: usize>(cpu: &Cpu, x: &Int8Rows, mut products: [Int8Product<'_>; N]) {
+    let jobs = products.each_mut().map(|product| Job::new(x, product));
+    let panels = jobs.iter().map(|job| job.weights.panels()).sum::<usize>();
+    let per_task = panels_per_task(x, panels, cpu.threads());
+    let tasks = |job: &Job<'_>| job.weights.panels().div_ceil(per_task);
+    cpu.for_each(jobs.iter().map(tasks).sum(), |mut index| {
+        let job = jobs.iter().find(|job| {
+            let found = index < tasks(job);
+            index -= if found { 0 } else { tasks(job) };
+            found
+        });
+        let job = job.expect("a task of one of the jobs");
+        let panels = index * per_task..((index + 1) * per_task).min(job.weights.panels());
+        x.unit().dispatch(Task { x, job, panels });
+    });
+    for Int8Product { weights, to } in products {
+        if let Int8Output::SiluMul(y) = to {
+            y.copy_from_exact(cpu, weights.outputs());
+        }
+    }
+}
+
+/// Enough for a thread to be worth asking, few enough that threads which are held up leave their share to the others.
+fn panels_per_task(x: &Int8Rows, panels: usize, threads: usize) -> usize {
+    let products = x.rows() * x.cols() * PANEL_LINES * LANES;
+    let worth = PRODUCTS_PER_TASK / products.max(1);
+    // What tiles compute with they soon wait for: more panels share what is read of `x`.
+    let tasks = if x.unit() == DotUnit::Amx { TASKS_PER_THREAD / 4 } else { TASKS_PER_THREAD };
+    let panels = panels.div_ceil(tasks * threads).max(worth).max(1);
+    if x.rows() == 1 { panels.next_multiple_of(ROW_PANELS) } else { panels }
+}
+
+/// Some microseconds.
+const PRODUCTS_PER_TASK: usize = 1 << 18;
+const TASKS_PER_THREAD: usize = 16;
+/// Panels that one row takes at a time.
+const ROW_PANELS: usize = 4;
+
+/// One product, written by several tasks.
+struct Job<'a> {
+    weights: &'a Int8Weights,
+    /// `[rows, outputs]`.
+    y: Disjoint<'a, f32>,
+    store: Store,
+}
+
+/// What is done with a number of the result.
+#[derive(Clone, Copy)]
+enum Store {
+    Set,
+    Add,
+    SiluMul,
+}
+
+impl<'a> Job<'a> {
+    fn new(x: &Int8Rows, product: &'a mut Int8Product<'_>) -> Self {
+        let weights = product.weights;
+        assert_eq!(x.cols(), weights.inputs(), "x is [rows, inputs]");
+        let len = x.rows() * weights.outputs();
+        let (y, store) = match &mut product.to {
+            Int8Output::Set(y) => (&mut **y, Store::Set),
+            Int8Output::Add(y) => (&mut **y, Store::Add),
+            Int8Output::SiluMul(y) => {
+                y.exact.resize(len, 0.0);
+                (&mut y.exact[..], Store::SiluMul)
+            }
+        };
+        assert_eq!(matches!(store, Store::SiluMul), weights.is_gated(), "gated weights, and no others, are for SiluMul");
+        assert_eq!(y.len(), len, "y is [rows, outputs]");
+        Self { weights, y: Disjoint::new(y), store }
+    }
+}
+
+/// What makes numbers of the result of a panel's sums, and which.
+struct Panel<V> {
+    scales: [V; PANEL_LINES],
+    bias: [V; PANEL_LINES],
+    /// Of each line.
+    outputs: [Range<usize>; PANEL_LINES],
+}
+
+impl<V: Copy> Panel<V> {
+    #[inline(always)]
+    fn of<S: Simd<V = V>>(simd: S, weights: &Int8Weights, panel: usize) -> Self {
+        let (scales, bias) = (weights.scales(panel), weights.bias(panel));
+        let mut this =
+            Self { scales: [simd.zero(); PANEL_LINES], bias: [simd.zero(); PANEL_LINES], outputs: [const { 0..0 }; PANEL_LINES] };
+        for line in 0..PANEL_LINES {
+            (this.scales[line], this.bias[line]) = (simd.load(&scales[line]), simd.load(&bias[line]));
+            this.outputs[line] = weights.outputs_of(panel, line);
+        }
+        this
+    }
+}
+
+/// All rows of some panels. A panel stays in the second cache while the tiles of rows pass by.
+struct Task<'a> {
+    x: &'a Int8Rows,
+    job: &'a Job<'a>,
+    panels: Range<usize>,
+}
+
+impl DotKernel for Task<'_> {
+    #[inline(always)]
+    fn run<D: Dot>(self, dot: D) {
+        if self.x.unit() == DotUnit::Amx && self.x.rows() > 1 {
+            return self.multiply_blocks(dot.simd());
+        }
+        let mut panel = self.panels.start;
+        while panel < self.panels.end {
+            // One row waits for memory, of which several panels are read faster than one (see `amx::Row`).
+            if D::LINES == PANEL_LINES && self.x.rows() == 1 && panel + ROW_PANELS <= self.panels.end {
+                self.row::<D>(dot, panel);
+                panel += ROW_PANELS;
+                continue;
+            }
+            for index in 0..self.x.tiling().tiles {
+                let rows = self.x.tiling().tile(index).len();
+                with_tile_rows!(D, rows, T => self.tile::<D, T>(dot, panel, index));
+            }
+            panel += 1;
+        }
+    }
+}
+
+impl Task<'_> {
+    /// With AMX.
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    #[inline(always)]
+    fn multiply_blocks<S: Simd>(&self, simd: S) {
+        use crate::cpu::gemm::{
+            amx::{Amx, Int8Fours, Piece, Stream, TILE},
+            micro_kernel::Start,
+        };
+        /// Weights that stay in a second cache of 2 MiB while rows pass by, so many at a time. A block of rows stores numbers of
+        /// neighbouring panels right after each other: else each would come back to memory that has left the caches, and their pages.
+        const GROUP_BYTES: usize = 1 << 20;
+        const ROWS_AT_A_TIME: usize = 64;
+        let (rows, quads) = (self.x.rows(), self.x.tiling().cols);
+        // SAFETY: rows are laid out for tiles only where these are available.
+        let unit = unsafe { Amx::new(rows) };
+        let mut sums = [[0; PANEL_LINES * LANES]; ROWS_AT_A_TIME];
+        if rows <= 2 * TILE {
+            let sums = &mut sums[..rows.next_multiple_of(TILE)];
+            let following = self.job.weights.lines(self.panels.start..self.job.weights.panels());
+            for (nth, first, weights) in Stream::of(simd, following, quads, self.panels.len()) {
+                let end = first + weights.len();
+                let start = if first == 0 { Start::Zero } else { Start::Sums };
+                unit.multiply::<Int8Fours>(&self.x.quads_from(0)[first..], quads, weights, sums, start);
+                if end == quads {
+                    self.finish_sums(simd, self.panels.start + nth, 0..rows, sums);
+                }
+            }
+            return;
+        }
+        let group = (GROUP_BYTES / (quads * size_of::<[i32; PANEL_LINES * LANES]>())).max(1);
+        for panels in (self.panels.start..self.panels.end).step_by(group).map(|start| start..(start + group).min(self.panels.end)) {
+            for first in (0..rows).step_by(ROWS_AT_A_TIME) {
+                let rows = first..(first + ROWS_AT_A_TIME).min(rows);
+                for panel in panels.clone() {
+                    let weights = Piece::of_many_rows(self.job.weights.lines(panel..panel + 1));
+                    let sums = &mut sums[..rows.len().next_multiple_of(TILE)];
+                    self.ask_for_outputs(simd, panel, rows.clone());
+                    unit.multiply::<Int8Fours>(self.x.quads_from(first), quads, weights, sums, Start::Zero);
+                    self.finish_sums(simd, panel, rows.clone(), sums);
+                }
+            }
+        }
+    }
+
+    /// Asks memory for what is stored next, to have it by the time the sums are there.
+    #[inline(always)]
+    fn ask_for_outputs<S: Simd>(&self, simd: S, panel: usize, rows: Range<usize>) {
+        let weights = self.job.weights;
+        for line in 0..if weights.is_gated() { 1 } else { PANEL_LINES } {
+            let first = weights.outputs_of(panel, line).start;
+            for row in rows.clone() {
+                simd.prefetch_to_write(self.job.y.address(row * weights.outputs() + first));
+            }
+        }
+    }
+
+    #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+    fn multiply_blocks<S: Simd>(&self, _: S) {
+        unreachable!("there is no AMX")
+    }
+
+    /// Hands over the sums of `rows`, which began with zeros.
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    #[inline(always)]
+    fn finish_sums<S: Simd>(&self, simd: S, panel: usize, rows: Range<usize>, sums: &[[i32; PANEL_LINES * LANES]]) {
+        let panel = Panel::of(simd, self.job.weights, panel);
+        // Loops, not closures: these are compiled for the instruction set only where they are inlined.
+        for (sums, row) in sums.iter().zip(rows) {
+            let (start, mut numbers) = (self.start(row), [simd.zero(); PANEL_LINES]);
+            for (line, sums) in sums.as_chunks::<LANES>().0.iter().enumerate() {
+                let mut lanes = [0.0; LANES];
+                for (lane, sum) in lanes.iter_mut().zip(sums) {
+                    *lane = sum.wrapping_add(start) as f32;
+                }
+                numbers[line] = simd.load(&lanes);
+            }
+            self.finish(simd, &panel, row, numbers);
+        }
+    }
+
+    /// What the sums of a row begin with: it makes up for weights that are 128 too large.
+    #[inline(always)]
+    fn start(&self, row: usize) -> i32 {
+        -128 * self.x.quantized(row).sum
+    }
+
+    /// Hands over a row's numbers of one panel; `y` is their sums.
+    #[inline(always)]
+    fn finish<S: Simd>(&self, simd: S, panel: &Panel<S::V>, row: usize, mut y: [S::V; PANEL_LINES]) {
+        let scale = simd.splat(self.x.quantized(row).scale);
+        for (line, y) in y.iter_mut().enumerate() {
+            *y = simd.add(simd.mul(simd.mul(*y, panel.scales[line]), scale), panel.bias[line]);
+        }
+        if matches!(self.job.store, Store::SiluMul) {
+            return self.store(simd, row, &panel.outputs[0], silu_mul_vector(simd, y[0], y[1]));
+        }
+        for (outputs, y) in panel.outputs.iter().zip(y) {
+            self.store(simd, row, outputs, y);
+        }
+    }
+
+    /// The only row times [`ROW_PANELS`] panels, from `first` on.
+    #[inline(always)]
+    fn row<D: Dot>(&self, dot: D, first: usize) {
+        let simd = dot.simd();
+        let x = self.x.quads(&(0..1));
+        let mut sums = [[dot.splat(self.start(0)); PANEL_LINES]; ROW_PANELS];
+        let mut panels = [self.job.weights.panel(first); ROW_PANELS];
+        let mut ahead = [Ahead::within(panels[0]); ROW_PANELS];
+        for p in 0..ROW_PANELS {
+            panels[p] = &self.job.weights.panel(first + p)[..x.len()];
+            ahead[p] = Ahead::within(panels[p]);
+        }
+        for (quad, &x) in x.iter().enumerate() {
+            for p in 0..ROW_PANELS {
+                ahead[p].ask(simd);
+                for line in 0..PANEL_LINES {
+                    sums[p][line] = dot.add_products(sums[p][line], dot.load(&panels[p][quad][line]), x);
+                }
+            }
+        }
+        for (panel, sums) in (first..).zip(sums) {
+            let mut numbers = [simd.zero(); PANEL_LINES];
+            for line in 0..PANEL_LINES {
+                numbers[line] = dot.to_f32(sums[line]);
+            }
+            self.finish(simd, &Panel::of(simd, self.job.weights, panel), 0, numbers);
+        }
+    }
+
+    /// A tile of `T` rows times a panel.
+    #[inline(always)]
+    fn tile<D: Dot, const T: usize>(&self, dot: D, panel: usize, index: usize) {
+        let simd = dot.simd();
+        let rows = self.x.tiling().tile(index);
+        self.ask_for_outputs(simd, panel, rows.clone());
+        let mut sums = [[simd.zero(); PANEL_LINES]; T];
+        if D::LINES == PANEL_LINES {
+            self.lines::<D, T, PANEL_LINES>(dot, panel, 0, index, &mut sums);
+        } else {
+            for line in 0..PANEL_LINES {
+                self.lines::<D, T, 1>(dot, panel, line, index, &mut sums);
+            }
+        }
+        let panel = Panel::of(simd, self.job.weights, panel);
+        for (row, sums) in rows.zip(sums) {
+            self.finish(simd, &panel, row, sums);
+        }
+    }
+
+    /// `numbers[i][first..first + N]`: sums of `N` lines of the panel.
+    #[inline(always)]
+    fn lines<D: Dot, const T: usize, const N: usize>(
+        &self,
+        dot: D,
+        panel: usize,
+        first: usize,
+        index: usize,
+        numbers: &mut [[<D::Simd as Simd>::V; PANEL_LINES]; T],
+    ) {
+        let rows = self.x.tiling().tile(index);
+        let lines = self.job.weights.panel(panel);
+        // The next panel follows in memory.
+        let mut ahead = match self.x.tiling().tiles {
+            1 => Ahead::within(lines),
+            tiles => Ahead::share_of(lines.as_ptr_range().end, lines.len(), index, tiles),
+        };
+        let mut sums: [[D::Sums; N]; T] = from_fn(|i| [dot.splat(self.start(rows.start + i)); N]);
+        for (x, lines) in self.x.quads(&rows).as_chunks::<T>().0.iter().zip(lines) {
+            ahead.ask(dot.simd());
+            let mut line = [dot.load(&lines[first]); N];
+            for j in 1..N {
+                line[j] = dot.load(&lines[first + j]);
+            }
+            for i in 0..T {
+                for j in 0..N {
+                    sums[i][j] = dot.add_products(sums[i][j], line[j], x[i]);
+                }
+            }
+        }
+        for i in 0..T {
+            for j in 0..N {
+                numbers[i][first + j] = dot.to_f32(sums[i][j]);
+            }
+        }
+    }
+
+    /// Hands over numbers of one row.
+    #[inline(always)]
+    fn store<S: Simd>(&self, simd: S, row: usize, outputs: &Range<usize>, v: S::V) {
+        let start = row * self.job.weights.outputs();
+        // SAFETY: tasks have disjoint outputs, and within a task this is the only part alive.
+        let y = unsafe { self.job.y.part(start + outputs.start..start + outputs.end) };
+        simd.store_part(v, y, matches!(self.job.store, Store::Add));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        cpu::{
+            elementwise::rms_norm,
+            gemm::float::activations::Tiles,
+            isa::Isa,
+            simd::Kernel,
+            testing::{cpus, numbers},
+        },
+        dtype::{Dtype, decode, encode},
+        matrix::Matrix,
+    };
+    use proptest::prelude::*;
+
+    struct SiluMul(f32, f32);
+
+    impl Kernel for SiluMul {
+        type Output = f32;
+        #[inline(always)]
+        fn run<S: Simd>(self, simd: S) -> f32 {
+            simd.to_array(silu_mul_vector(simd, simd.splat(self.0), simd.splat(self.1)))[0]
+        }
+    }
+
+    /// [`matmul`] on a unit that the machine has, whatever the instruction set of `cpu`.
+    fn product(unit: DotUnit, cpu: &Cpu, x: &[f32], w: &Int8Weights) -> Vec<f32> {
+        let mut rows = Int8Rows::default();
+        rows.copy_for(unit, cpu, x, w.inputs());
+        let mut y = vec![f32::NAN; rows.rows() * w.outputs()];
+        matmul(cpu, &rows, [Int8Product { weights: w, to: Int8Output::Set(&mut y) }]);
+        y
+    }
+
+    fn units() -> impl Iterator<Item = DotUnit> {
+        DotUnit::ALL.into_iter().filter(|unit| unit.is_available())
+    }
+
+    /// The definition, with sums of 64 bits.
+    fn reference(x: &[f32], w: &[f32], bias: &[f32], (m, n, k): (usize, usize, usize)) -> Vec<f32> {
+        let quantized = |row: &[f32]| {
+            let largest = row.iter().fold(0.0f32, |a, x| a.max(x.abs()));
+            if largest < 1e-30 {
+                return (vec![0; row.len()], 0.0);
+            }
+            let inverse = f64::from(127.0 / largest);
+            (row.iter().map(|x| (f64::from(*x) * inverse).round_ties_even() as i64).collect::<Vec<_>>(), largest / 127.0)
+        };
+        let x: Vec<_> = x.chunks(k).map(quantized).collect();
+        let w: Vec<_> = w.chunks(k).map(quantized).collect();
+        let number = |(i, j): (usize, usize)| {
+            let sum: i64 = x[i].0.iter().zip(&w[j].0).map(|(a, b)| a * b).sum();
+            i32::try_from(sum).unwrap() as f32 * w[j].1 * x[i].1 + bias[j]
+        };
+        (0..m * n).map(|i| number((i / n, i % n))).collect()
+    }
+
+    /// On every unit, alone and with threads, the product has exactly the bits of the definition.
+    fn check(shape @ (m, n, k): (usize, usize, usize), dtype: Dtype, seed: u64) {
+        let x: Vec<f32> = numbers(m * k, seed).iter().map(|x| 5.0 * x).collect();
+        let bytes = encode(dtype, &numbers(n * k, seed + 1));
+        let bias = numbers(n, seed + 2);
+        let expected = reference(&x, &decode(dtype, &bytes), &bias, shape);
+        for cpu in cpus() {
+            let w = Int8Weights::new(&cpu, Matrix::new(&bytes, dtype, n, k), Some(&bias));
+            for unit in units() {
+                assert_eq!(product(unit, &cpu, &x, &w), expected, "{shape:?} {dtype:?} on {unit:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_product_is_its_definition_on_every_unit() {
+        for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
+            for shape in [(1, 1, 1), (1, 64, 64), (3, 17, 5), (12, 33, 16), (13, 48, 100), (25, 70, 172), (40, 96, 31)] {
+                check(shape, dtype, 7);
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn any_shape_is_its_definition(m in 1usize..40, n in 1usize..80, k in 1usize..150, seed in 0u64..1000) {
+            check((m, n, k), Dtype::Bf16, seed);
+        }
+    }
+
+    #[test]
+    fn several_products_are_added_or_gated() {
+        for (m, n, k) in [(1, 1, 1), (3, 40, 9), (14, 64, 70)] {
+            let x = numbers(m * k, 1);
+            let (a, b) = (encode(Dtype::Bf16, &numbers(n * k, 2)), encode(Dtype::F32, &numbers(n * k, 3)));
+            let bias = numbers(n, 4);
+            let mut first: Option<Vec<f32>> = None;
+            for cpu in cpus() {
+                let (a, b) = (Matrix::new(&a, Dtype::Bf16, n, k), Matrix::new(&b, Dtype::F32, n, k));
+                let gates = Int8Weights::new(&cpu, a, Some(&bias));
+                let ups = Int8Weights::new(&cpu, b, None);
+                let gated = Int8Weights::gated(&cpu, (a, Some(&bias)), (b, None));
+                let mut rows = Int8Rows::default();
+                rows.copy_from(&cpu, &x, k);
+                let (mut gate, mut up, mut added, mut activated) =
+                    (vec![0.0; m * n], vec![0.0; m * n], vec![2.0; m * n], Int8Rows::default());
+                let products = [
+                    Int8Product { weights: &gates, to: Int8Output::Set(&mut gate) },
+                    Int8Product { weights: &ups, to: Int8Output::Set(&mut up) },
+                    Int8Product { weights: &ups, to: Int8Output::Add(&mut added) },
+                    Int8Product { weights: &gated, to: Int8Output::SiluMul(&mut activated) },
+                ];
+                matmul(&cpu, &rows, products);
+                assert!(added.iter().zip(&up).all(|(added, up)| *added == 2.0 + up));
+                let gate: Vec<f32> = gate.iter().zip(&up).map(|(&gate, &up)| cpu.isa().dispatch(SiluMul(gate, up))).collect();
+                assert_eq!(activated.exact, gate, "the same bits as one by one");
+                let mut expected = Int8Rows::default();
+                expected.copy_from(&cpu, &gate, n);
+                assert_same(&activated, &expected);
+                assert_eq!(*first.get_or_insert_with(|| gate.clone()), gate, "{m}x{n}x{k} on {} with {}", cpu.isa(), cpu.threads());
+            }
+        }
+    }
+
+    #[test]
+    fn rows_in_tiles_are_quantized_like_any() {
+        for (rows, cols) in [(1, 1), (5, 33), (14, 64)] {
+            let x = numbers(rows * cols, 1);
+            for cpu in cpus() {
+                let mut from_rows = Int8Rows::default();
+                from_rows.copy_from(&cpu, &x, cols);
+                for mut tiles in [Tiles::default(), Tiles::rows_apart()] {
+                    let mut from_tiles = Int8Rows::default();
+                    tiles.copy_from(&cpu, &x, cols);
+                    from_tiles.copy_from_tiles(&cpu, &tiles);
+                    assert_same(&from_tiles, &from_rows);
+                }
+            }
+        }
+    }
+
+    #[track_caller]
+    fn assert_same(a: &Int8Rows, b: &Int8Rows) {
+        assert_eq!((a.rows(), a.cols()), (b.rows(), b.cols()));
+        for row in 0..a.rows() {
+            assert_eq!(a.quantized(row), b.quantized(row));
+        }
+        for tile in 0..a.tiling().tiles {
+            let rows = a.tiling().tile(tile);
+            assert_eq!(a.quads(&rows), b.quads(&rows));
+        }
+    }
+
+    #[test]
+    fn norms_are_quantized_as_if_they_had_been_stored() {
+        for width in [7, 16, 100] {
+            let (x, weight) = (numbers(5 * width, 1), numbers(width, 2));
+            for cpu in cpus() {
+                let mut normed = x.clone();
+                rms_norm(&cpu, &mut normed, &weight, 1e-5);
+                let (mut fused, mut stored) = (Int8Rows::default(), Int8Rows::default());
+                fused.rms_norm_from(&cpu, &x, &weight, 1e-5);
+                stored.copy_from(&cpu, &normed, width);
+                assert_same(&fused, &stored);
+            }
+        }
+    }
+
+    #[test]
+    fn the_largest_sums_do_not_overflow() {
+        let k = INPUTS_MAX;
+        for sign in [1.0, -1.0] {
+            let (x, bytes) = (vec![sign; k], encode(Dtype::F32, &vec![1.0; k]));
+            let cpu = Cpu::new(None, 1).unwrap();
+            let w = Int8Weights::new(&cpu, Matrix::new(&bytes, Dtype::F32, 1, k), None);
+            for unit in units() {
+                assert_eq!(product(unit, &cpu, &x, &w), reference(&x, &vec![1.0; k], &[0.0], (1, 1, k)), "{unit:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_does_not_depend_on_its_batch() {
+        let (m, n, k) = (37, 130, 99);
+        let x = numbers(m * k, 3);
+        let bytes = encode(Dtype::Bf16, &numbers(n * k, 4));
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+            let cpu = Cpu::new(Some(isa), 2).unwrap();
+            let w = Int8Weights::new(&cpu, Matrix::new(&bytes, Dtype::Bf16, n, k), None);
+            let together = product(DotUnit::of(isa), &cpu, &x, &w);
+            for rows in [1, 5, 36] {
+                let cut = x.chunks(rows * k).flat_map(|x| product(DotUnit::of(isa), &cpu, x, &w)).collect::<Vec<_>>();
+                assert_eq!(cut, together, "{rows} rows at a time on {isa}");
+            }
+        }
+    }
+
+    #[test]
+    fn rows_and_outputs_of_zeros_are_zeros() {
+        let (n, k) = (20, 24);
+        let mut weights = numbers(n * k, 1);
+        weights[3 * k..4 * k].fill(0.0);
+        let bytes = encode(Dtype::F32, &weights);
+        let x = [numbers(k, 2), vec![0.0; k]].concat();
+        let cpu = Cpu::new(None, 1).unwrap();
+        let w = Int8Weights::new(&cpu, Matrix::new(&bytes, Dtype::F32, n, k), None);
+        let y = product(DotUnit::of(cpu.isa()), &cpu, &x, &w);
+        assert!(y[..n].iter().enumerate().all(|(j, y)| (*y == 0.0) == (j == 3)));
+        assert!(y[n..].iter().all(|y| *y == 0.0));
+    }
+
+    #[test]
+    fn no_rows_are_no_work() {
+        let cpu = Cpu::new(None, 2).unwrap();
+        let bytes = encode(Dtype::F32, &numbers(12, 1));
+        let w = Int8Weights::new(&cpu, Matrix::new(&bytes, Dtype::F32, 3, 4), None);
+        assert!(product(DotUnit::of(cpu.isa()), &cpu, &[], &w).is_empty());
+    }
+}

@@ -1,0 +1,247 @@
+//! Rows of activations, quantized, in the order in which the product reads them.
+
+use super::{
+    dot::DotUnit,
+    quantize::{Quantized, Source, quantize_on},
+    weights::BLOCK_QUADS,
+};
+use crate::{
+    cpu::{
+        Cpu,
+        elementwise::rms_scale,
+        gemm::{
+            float::activations::{BLOCK_ROWS, Tiles},
+            tiling::Tiling,
+        },
+        memory::Memory,
+        simd::{Kernel, LANES, Simd},
+        threads::disjoint::Disjoint,
+    },
+    dtype::Dtype,
+};
+use std::ops::Range;
+
+/// Quantized rows `[rows, cols]`; the memory is kept from use to use.
+///
+/// Rows go in tiles, as in [`Tiles`](crate::Tiles). Within a tile the same four columns of its rows lie together,
+/// `[tile][four columns][row of the tile][column]`. For AMX they lie one after the other, filled up with zeros to whole blocks of 64.
+#[derive(Default)]
+pub struct Int8Rows {
+    unit: DotUnit,
+    cols: usize,
+    /// Of groups of four columns.
+    tiling: Tiling,
+    quads: Memory<[i8; 4]>,
+    quantized: Vec<Quantized>,
+    /// Room for numbers before they are quantized.
+    pub(super) exact: Vec<f32>,
+}
+
+impl Int8Rows {
+    #[inline(always)]
+    pub fn rows(&self) -> usize {
+        self.tiling.rows
+    }
+
+    #[inline(always)]
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// `x`, which is `[rows, cols]`.
+    pub fn copy_from(&mut self, cpu: &Cpu, x: &[f32], cols: usize) {
+        self.copy_for(DotUnit::of(cpu.isa()), cpu, x, cols);
+    }
+
+    /// Laid out for a unit that this machine has, whatever the instruction set of `cpu`.
+    pub(super) fn copy_for(&mut self, unit: DotUnit, cpu: &Cpu, x: &[f32], cols: usize) {
+        assert!(cols > 0 && x.len().is_multiple_of(cols), "whole rows of {cols}");
+        self.fill(unit, cpu, x.len() / cols, cols, Rows { x, cols });
+    }
+
+    /// The rows of `x`, which are not rounded for bf16 weights.
+    pub fn copy_from_tiles(&mut self, cpu: &Cpu, x: &Tiles) {
+        assert!(x.are_for(Dtype::F32), "rows are rounded once");
+        self.fill(DotUnit::of(cpu.isa()), cpu, x.rows(), x.cols(), x);
+    }
+
+    /// `weight * x / sqrt(mean(x²) + epsilon)` for every row of `weight.len()` numbers.
+    pub fn rms_norm_from(&mut self, cpu: &Cpu, x: &[f32], weight: &[f32], epsilon: f32) {
+        assert!(!weight.is_empty() && x.len().is_multiple_of(weight.len()), "whole rows of {}", weight.len());
+        self.fill(DotUnit::of(cpu.isa()), cpu, x.len() / weight.len(), weight.len(), Norms { x, weight, epsilon });
+    }
+
+    /// What is in `exact`.
+    pub(super) fn copy_from_exact(&mut self, cpu: &Cpu, cols: usize) {
+        let exact = std::mem::take(&mut self.exact);
+        self.copy_from(cpu, &exact, cols);
+        self.exact = exact;
+    }
+
+    fn fill(&mut self, unit: DotUnit, cpu: &Cpu, rows: usize, cols: usize, sources: impl Sources) {
+        let (quads, more_rows) = match unit {
+            // Whichever row one begins with, whole tiles can be loaded.
+            DotUnit::Amx => (cols.div_ceil(4).next_multiple_of(BLOCK_QUADS), BLOCK_ROWS - 1),
+            _ => (cols.div_ceil(4), 0),
+        };
+        let tiling = Tiling::new(rows, quads, unit.tile_rows());
+        (self.unit, self.cols, self.tiling) = (unit, cols, tiling);
+        let room = (rows + more_rows) * quads;
+        if self.quads.as_slice().len() < room {
+            self.quads = Memory::new(room);
+        }
+        self.quantized.resize(rows, Quantized::default());
+        let (quads, quantized) = (Disjoint::new(self.quads.as_mut_slice()), Disjoint::new(&mut self.quantized));
+        let per_task = cpu.rows_per_task(cols).div_ceil(unit.tile_rows()).min(tiling.tiles.max(1));
+        cpu.for_each(tiling.tiles.div_ceil(per_task), |task| {
+            for index in task * per_task..((task + 1) * per_task).min(tiling.tiles) {
+                let rows = tiling.tile(index);
+                // SAFETY: tiles do not overlap.
+                let (quads, quantized) = unsafe { (quads.part(tiling.numbers(&rows)), quantized.part(rows.clone())) };
+                cpu.isa().dispatch(FillTile { sources, rows, quads, quantized });
+            }
+        });
+    }
+
+    /// What they are laid out for.
+    #[inline(always)]
+    pub(super) fn unit(&self) -> DotUnit {
+        self.unit
+    }
+
+    #[inline(always)]
+    pub(super) fn tiling(&self) -> &Tiling {
+        &self.tiling
+    }
+
+    /// The tile of `rows`.
+    #[inline(always)]
+    pub(super) fn quads(&self, rows: &Range<usize>) -> &[[i8; 4]] {
+        &self.quads.as_slice()[self.tiling.numbers(rows)]
+    }
+
+    /// From row `row` on, where rows lie one after the other. After the last row there are more, of no meaning.
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    #[inline(always)]
+    pub(super) fn quads_from(&self, row: usize) -> &[[i8; 4]] {
+        assert_eq!(self.unit, DotUnit::Amx);
+        &self.quads.as_slice()[row * self.tiling.cols..]
+    }
+
+    #[inline(always)]
+    pub(super) fn quantized(&self, row: usize) -> Quantized {
+        self.quantized[row]
+    }
+}
+
+/// Where rows come from.
+trait Sources: Copy + Send + Sync {
+    fn row<S: Simd>(&self, simd: S, row: usize) -> impl Source;
+}
+
+#[derive(Clone, Copy)]
+struct Rows<'a> {
+    x: &'a [f32],
+    cols: usize,
+}
+
+impl Sources for Rows<'_> {
+    #[inline(always)]
+    fn row<S: Simd>(&self, _: S, row: usize) -> impl Source {
+        &self.x[row * self.cols..(row + 1) * self.cols]
+    }
+}
+
+impl Sources for &Tiles {
+    #[inline(always)]
+    fn row<S: Simd>(&self, _: S, row: usize) -> impl Source {
+        let rows = self.tiling.tile_of(row);
+        TileRow { tile: self.words(&rows, 0..self.cols()), rows: rows.len(), index: row - rows.start }
+    }
+}
+
+/// One of the rows of a tile.
+#[derive(Clone, Copy)]
+struct TileRow<'a> {
+    tile: &'a [u32],
+    rows: usize,
+    index: usize,
+}
+
+impl Source for TileRow<'_> {
+    #[inline(always)]
+    fn len(&self) -> usize {
+        self.tile.len() / self.rows
+    }
+
+    #[inline(always)]
+    fn vector<S: Simd>(&self, simd: S, i: usize) -> S::V {
+        let mut lanes = [0.0; LANES];
+        if self.rows == 1
+            && let Some(words) = self.tile.as_chunks::<LANES>().0.get(i)
+        {
+            return simd.load(&words.map(f32::from_bits));
+        }
+        for (lane, column) in lanes.iter_mut().zip(self.tile.chunks_exact(self.rows).skip(i * LANES)) {
+            *lane = f32::from_bits(column[self.index]);
+        }
+        simd.load(&lanes)
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Norms<'a> {
+    x: &'a [f32],
+    weight: &'a [f32],
+    epsilon: f32,
+}
+
+impl Sources for Norms<'_> {
+    #[inline(always)]
+    fn row<S: Simd>(&self, simd: S, row: usize) -> impl Source {
+        let width = self.weight.len();
+        let x = &self.x[row * width..(row + 1) * width];
+        Norm { x, weight: self.weight, scale: rms_scale(simd, x, self.epsilon) }
+    }
+}
+
+/// `weight * (x * scale)`.
+#[derive(Clone, Copy)]
+struct Norm<'a> {
+    x: &'a [f32],
+    weight: &'a [f32],
+    scale: f32,
+}
+
+impl Source for Norm<'_> {
+    fn len(&self) -> usize {
+        self.x.len()
+    }
+
+    #[inline(always)]
+    fn vector<S: Simd>(&self, simd: S, i: usize) -> S::V {
+        simd.mul(self.weight.vector(simd, i), simd.mul(self.x.vector(simd, i), simd.splat(self.scale)))
+    }
+}
+
+struct FillTile<'a, F> {
+    sources: F,
+    rows: Range<usize>,
+    quads: &'a mut [[i8; 4]],
+    quantized: &'a mut [Quantized],
+}
+
+impl<F: Sources> Kernel for FillTile<'_, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        for (i, row) in self.rows.clone().enumerate() {
+            let source = self.sources.row(simd, row);
+            // Only a tile of one row has more room than that.
+            let after = source.len().div_ceil(4) * self.rows.len();
+            self.quads[after..].fill([0; 4]);
+            self.quantized[i] = quantize_on(simd, source, &mut self.quads[i..], self.rows.len());
+        }
+    }
+}

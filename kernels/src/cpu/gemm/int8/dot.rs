@@ -1,0 +1,159 @@
+//! Sums of 8-bit products for 16 outputs at a time. All units compute the same integers.
+
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+use super::weights::Line;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+use crate::cpu::gemm::amx;
+use crate::cpu::{
+    isa::Isa,
+    simd::{LANES, Simd, portable},
+};
+
+/// What multiplies and adds. A value of an implementing type is the proof that this machine has the instructions.
+pub(super) trait Dot: Copy {
+    /// 16 sums of 32 bits.
+    type Sums: Copy;
+    type Weights: Copy;
+    type Simd: Simd;
+    /// Rows of a tile, for whose sums there are registers, with [`LINES`](Self::LINES) lines of weights each.
+    const TILE_ROWS: usize;
+    /// 1 or 2.
+    const LINES: usize;
+
+    /// f32 arithmetic on the same machine.
+    fn simd(self) -> Self::Simd;
+    fn splat(self, sum: i32) -> Self::Sums;
+    fn load(self, line: &Line) -> Self::Weights;
+    /// `sums[o] + Σ weights[o][i] * x[i]`, unsigned times signed, without saturation.
+    fn add_products(self, sums: Self::Sums, weights: Self::Weights, x: [i8; 4]) -> Self::Sums;
+    /// Each sum rounded to the nearest f32.
+    fn to_f32(self, sums: Self::Sums) -> <Self::Simd as Simd>::V;
+}
+
+/// A computation that can be compiled for every unit.
+pub(super) trait DotKernel {
+    /// Must be `#[inline(always)]`, as everything below it that uses `dot`.
+    fn run<D: Dot>(self, dot: D);
+}
+
+/// The units there are.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(super) enum DotUnit {
+    /// Tiles for two rows or more, `Avx512Vnni` for one.
+    Amx,
+    Avx512Vnni,
+    AvxVnni,
+    Avx2,
+    #[default]
+    Portable,
+}
+
+impl DotUnit {
+    /// Best first.
+    pub(super) const ALL: [DotUnit; 5] = [DotUnit::Amx, DotUnit::Avx512Vnni, DotUnit::AvxVnni, DotUnit::Avx2, DotUnit::Portable];
+
+    /// The best that this machine has and `isa` includes.
+    pub(super) fn of(isa: Isa) -> DotUnit {
+        let included = DotUnit::ALL.into_iter().filter(|unit| match unit {
+            DotUnit::Amx => isa == Isa::Amx,
+            DotUnit::Avx512Vnni => matches!(isa, Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512),
+            DotUnit::AvxVnni | DotUnit::Avx2 => isa != Isa::Portable,
+            DotUnit::Portable => true,
+        });
+        included.into_iter().find(|unit| unit.is_available()).expect("portable code is always available")
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn is_available(self) -> bool {
+        match self {
+            #[cfg(target_os = "linux")]
+            DotUnit::Amx => DotUnit::Avx512Vnni.is_available() && Isa::Amx.is_available() && amx::has_int8(),
+            #[cfg(not(target_os = "linux"))]
+            DotUnit::Amx => false,
+            DotUnit::Avx512Vnni => Isa::Avx512.is_available() && is_x86_feature_detected!("avx512vnni"),
+            DotUnit::AvxVnni => Isa::Avx2.is_available() && is_x86_feature_detected!("avxvnni"),
+            DotUnit::Avx2 => Isa::Avx2.is_available(),
+            DotUnit::Portable => true,
+        }
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    pub(super) fn is_available(self) -> bool {
+        self == DotUnit::Portable
+    }
+
+    /// [`Dot::TILE_ROWS`]; or 1, where rows lie one after the other.
+    pub(super) fn tile_rows(self) -> usize {
+        match self {
+            DotUnit::Amx => 1,
+            #[cfg(target_arch = "x86_64")]
+            DotUnit::Avx512Vnni => x86::Avx512Vnni::TILE_ROWS,
+            #[cfg(target_arch = "x86_64")]
+            DotUnit::AvxVnni => x86::AvxVnni::TILE_ROWS,
+            #[cfg(target_arch = "x86_64")]
+            DotUnit::Avx2 => x86::Avx2::TILE_ROWS,
+            _ => Portable::TILE_ROWS,
+        }
+    }
+
+    /// Runs `kernel` on this unit, which must be available.
+    pub(super) fn dispatch<K: DotKernel>(self, kernel: K) {
+        debug_assert!(self.is_available());
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: units come from `of`, or were found available.
+            DotUnit::Amx | DotUnit::Avx512Vnni => unsafe { x86::run_avx512_vnni(kernel) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            DotUnit::AvxVnni => unsafe { x86::run_avx_vnni(kernel) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            DotUnit::Avx2 => unsafe { x86::run_avx2(kernel) },
+            _ => kernel.run(Portable),
+        }
+    }
+}
+
+/// Whatever the compiler's base target has.
+#[derive(Clone, Copy)]
+struct Portable;
+
+impl Dot for Portable {
+    type Sums = [i32; LANES];
+    type Weights = Line;
+    type Simd = portable::Portable;
+    const TILE_ROWS: usize = 2;
+    const LINES: usize = 1;
+
+    #[inline(always)]
+    fn simd(self) -> portable::Portable {
+        portable::Portable
+    }
+
+    #[inline(always)]
+    fn splat(self, sum: i32) -> Self::Sums {
+        [sum; LANES]
+    }
+
+    #[inline(always)]
+    fn load(self, line: &Line) -> Line {
+        *line
+    }
+
+    #[inline(always)]
+    fn add_products(self, mut sums: Self::Sums, weights: Line, x: [i8; 4]) -> Self::Sums {
+        let x = x.map(i32::from);
+        for (sum, weights) in sums.iter_mut().zip(weights) {
+            let products = weights.iter().zip(x).map(|(w, x)| i32::from(*w) * x);
+            *sum = sum.wrapping_add(products.sum());
+        }
+        sums
+    }
+
+    #[inline(always)]
+    fn to_f32(self, sums: Self::Sums) -> [f32; LANES] {
+        sums.map(|sum| sum as f32)
+    }
+}

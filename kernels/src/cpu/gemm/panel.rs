@@ -1,0 +1,132 @@
+//! What lies side by side in a panel of weights, and how it is multiplied.
+//!
+//! f32 and f16 weights: a line has one input's, and is widened and multiplied in f32. bf16 weights: a line has those of two inputs, and
+//! so has a word of activations, which are bf16 as well: the odd input's product is added first, then the even one's, each by a
+//! fused multiply-add in f32. An instruction that adds both so may do it (see [`Simd::BF16_STEPS`]).
+
+use crate::cpu::{
+    bf16::flush,
+    element::{Bf16, Element, F16, F32},
+    simd::{LANES, Simd},
+};
+
+/// Columns of a panel: two vectors.
+pub(crate) const PANEL: usize = 2 * LANES;
+
+/// Lines of weights for 32 outputs: two vectors.
+pub(crate) trait Lines {
+    type Line: Send + Sync;
+    /// Inputs of a line.
+    const INPUTS: usize = 1;
+    /// Whether a step multiplies pairs of 16 bits, for which there may be instructions of their own.
+    const MULTIPLIES_PAIRS: bool = false;
+    /// Whether these are pairs of bf16, which are multiplied in [`Simd::BF16_STEPS`].
+    const IS_BF16: bool = false;
+
+    /// What outputs 0 to 15, or 16 to 31, are multiplied by in step `STEP`.
+    fn load<S: Simd, const STEP: usize>(simd: S, line: &Self::Line, half: usize) -> S::V;
+
+    /// What a word of activations multiplies in step `STEP`, in all lanes.
+    #[inline(always)]
+    fn splat<S: Simd, const STEP: usize>(simd: S, word: u32) -> S::V {
+        simd.splat(f32::from_bits(word))
+    }
+
+    /// `sum + weights * x`.
+    #[inline(always)]
+    fn add<S: Simd>(simd: S, weights: S::V, x: S::V, sum: S::V) -> S::V {
+        simd.fma(weights, x, sum)
+    }
+}
+
+/// Steps in which a line is multiplied.
+pub(crate) const fn steps<S: Simd, L: Lines>() -> usize {
+    if L::IS_BF16 { S::BF16_STEPS } else { 1 }
+}
+
+/// Lines of stored numbers.
+pub(crate) trait StoredLines: Element + Lines {
+    const LINE_BYTES: usize = Self::INPUTS * PANEL * Self::BYTES;
+
+    fn lines(bytes: &[u8]) -> &[Self::Line];
+
+    /// Lines of a panel with so many inputs.
+    fn panel_lines(inputs: usize) -> usize {
+        inputs.div_ceil(Self::INPUTS)
+    }
+
+    /// Writes one output's weights into a panel of lines.
+    fn pack(weights: &[u8], output: usize, panel: &mut [u8]) {
+        let group = Self::INPUTS * Self::BYTES;
+        for (line, numbers) in panel.chunks_exact_mut(Self::LINE_BYTES).zip(weights.chunks(group)) {
+            line[output * group..][..numbers.len()].copy_from_slice(numbers);
+        }
+    }
+}
+
+macro_rules! widened_when_read {
+    ($element:ty, $bytes:literal) => {
+        impl Lines for $element {
+            type Line = [u8; PANEL * $bytes];
+
+            #[inline(always)]
+            fn load<S: Simd, const STEP: usize>(simd: S, line: &Self::Line, half: usize) -> S::V {
+                <$element as Element>::load(simd, &line.as_chunks::<{ LANES * $bytes }>().0[half])
+            }
+        }
+
+        impl StoredLines for $element {
+            #[inline(always)]
+            fn lines(bytes: &[u8]) -> &[Self::Line] {
+                bytes.as_chunks().0
+            }
+        }
+    };
+}
+
+widened_when_read!(F32, 4);
+widened_when_read!(F16, 2);
+
+/// Inputs of a block of bf16 weights.
+pub(crate) const BLOCK_INPUTS: usize = 32;
+
+impl Lines for Bf16 {
+    type Line = [u8; 2 * PANEL * 2];
+    const INPUTS: usize = 2;
+    const MULTIPLIES_PAIRS: bool = true;
+    const IS_BF16: bool = true;
+
+    #[inline(always)]
+    fn load<S: Simd, const STEP: usize>(simd: S, line: &Self::Line, half: usize) -> S::V {
+        simd.load_bf16_pairs::<STEP>(&line.as_chunks().0[half])
+    }
+
+    #[inline(always)]
+    fn splat<S: Simd, const STEP: usize>(simd: S, word: u32) -> S::V {
+        simd.splat_bf16_pair::<STEP>(word)
+    }
+
+    #[inline(always)]
+    fn add<S: Simd>(simd: S, weights: S::V, x: S::V, sum: S::V) -> S::V {
+        simd.add_bf16_products(weights, x, sum)
+    }
+}
+
+impl StoredLines for Bf16 {
+    #[inline(always)]
+    fn lines(bytes: &[u8]) -> &[Self::Line] {
+        bytes.as_chunks().0
+    }
+
+    fn panel_lines(inputs: usize) -> usize {
+        inputs.div_ceil(BLOCK_INPUTS) * BLOCK_INPUTS / 2
+    }
+
+    fn pack(weights: &[u8], output: usize, panel: &mut [u8]) {
+        for (line, numbers) in panel.as_chunks_mut::<{ 4 * PANEL }>().0.iter_mut().zip(weights.chunks(4)) {
+            for (to, number) in line[4 * output..].as_chunks_mut::<2>().0.iter_mut().zip(numbers.as_chunks::<2>().0) {
+                *to = (flush(u16::from_le_bytes(*number).into()) as u16).to_le_bytes();
+            }
+        }
+    }
+}

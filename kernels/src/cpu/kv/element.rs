@@ -1,0 +1,255 @@
+//! Numbers of K and V in memory, what they stand for, and how they are multiplied.
+
+use crate::cpu::{
+    element::{Bf16, F16, F32},
+    gemm::{
+        int8::quantize,
+        panel::{Lines, PANEL},
+    },
+    simd::{LANES, Simd},
+};
+
+/// A [`KvDtype`](super::KvDtype) as a type.
+pub(crate) trait KvElement {
+    /// Of a number.
+    const BYTES: usize;
+    /// How it is multiplied: number by number, or pair by pair.
+    type Lines: KvLines;
+    /// 16 words in memory: numbers, or pairs of numbers that are multiplied in one go.
+    type Words;
+
+    /// Whole vectors of words, and the bytes of the words after them.
+    fn words(bytes: &[u8]) -> (&[Self::Words], &[u8]);
+    /// Fewer than 16 words, and zeros after them.
+    fn part_of_words(bytes: &[u8]) -> Self::Words;
+    /// The words as half a line has them.
+    fn widen<S: Simd>(simd: S, words: &Self::Words) -> S::V;
+
+    /// What step `STEP` multiplies.
+    #[inline(always)]
+    fn load_words<S: Simd, const STEP: usize>(simd: S, words: &Self::Words) -> S::V {
+        Self::widen(simd, words)
+    }
+
+    /// Writes `numbers` as they are stored, which may not take all bytes.
+    fn put<S: Simd>(simd: S, numbers: S::V, to: &mut NumberBytes);
+}
+
+/// Room for 16 numbers.
+pub(crate) type NumberBytes = [u8; 4 * LANES];
+
+/// 32 numbers as f32, or 32 pairs of bf16 or of integers.
+pub(crate) type KvLine = [u8; 4 * PANEL];
+
+/// How lines of K and V are multiplied with queries and with weights.
+pub(crate) trait KvLines: Lines<Line = KvLine> {
+    /// Whether products are of integers: what is multiplied has scales, of K and V in their blocks.
+    const HAS_SCALES: bool = false;
+
+    /// 16 numbers, times the inverse of their scale if there is one, as words: of one number each, or of two.
+    fn put_words<S: Simd>(simd: S, numbers: S::V, to: &mut [u32]);
+
+    /// What the sums of products stand for, not scaled yet.
+    #[inline(always)]
+    fn numbers<S: Simd>(_: S, sums: S::V) -> S::V {
+        sums
+    }
+}
+
+impl KvLines for F32 {
+    #[inline(always)]
+    fn put_words<S: Simd>(simd: S, numbers: S::V, to: &mut [u32]) {
+        to.copy_from_slice(&simd.to_array(numbers).map(f32::to_bits));
+    }
+}
+
+/// Numbers in bf16 that are multiplied one by one, in f32.
+#[derive(Clone, Copy)]
+pub(crate) struct Bf16Apart;
+
+impl Lines for Bf16Apart {
+    type Line = KvLine;
+
+    #[inline(always)]
+    fn load<S: Simd, const STEP: usize>(simd: S, line: &KvLine, half: usize) -> S::V {
+        <F32 as Lines>::load::<S, STEP>(simd, line, half)
+    }
+}
+
+impl KvLines for Bf16Apart {
+    #[inline(always)]
+    fn put_words<S: Simd>(simd: S, numbers: S::V, to: &mut [u32]) {
+        F32::put_words(simd, simd.round_to_bf16(numbers), to);
+    }
+}
+
+impl KvLines for Bf16 {
+    #[inline(always)]
+    fn put_words<S: Simd>(simd: S, numbers: S::V, to: &mut [u32]) {
+        to.copy_from_slice(&simd.to_bf16_pairs(numbers));
+    }
+}
+
+/// Pairs of 16-bit integers, whose products are added up in 32 bits: exactly, in whatever order. K and V are within ±127, so that queries of
+/// [`INT8_HEAD_DIM_MAX`] numbers, and a split's weights, may have all that 16 bits hold.
+#[derive(Clone, Copy)]
+pub(crate) struct Integers;
+
+/// Dimensions of a head whose products have room in 32 bits, with K in 8 bits.
+pub const INT8_HEAD_DIM_MAX: usize = (i32::MAX / (i8::MAX as i32 * i16::MAX as i32)) as usize;
+
+impl Lines for Integers {
+    type Line = KvLine;
+    const INPUTS: usize = 2;
+    const MULTIPLIES_PAIRS: bool = true;
+
+    #[inline(always)]
+    fn load<S: Simd, const STEP: usize>(simd: S, line: &KvLine, half: usize) -> S::V {
+        simd.load_f32_bytes(&line.as_chunks().0[half])
+    }
+
+    #[inline(always)]
+    fn add<S: Simd>(simd: S, a: S::V, b: S::V, sum: S::V) -> S::V {
+        simd.add_i16_products(a, b, sum)
+    }
+}
+
+impl KvLines for Integers {
+    const HAS_SCALES: bool = true;
+
+    #[inline(always)]
+    fn put_words<S: Simd>(simd: S, numbers: S::V, to: &mut [u32]) {
+        to.copy_from_slice(&simd.to_i16_pairs(numbers));
+    }
+
+    #[inline(always)]
+    fn numbers<S: Simd>(simd: S, sums: S::V) -> S::V {
+        simd.i32_to_f32(sums)
+    }
+}
+
+/// Numbers of a word of `E`.
+pub(crate) const fn inputs<E: KvElement>() -> usize {
+    <E::Lines as Lines>::INPUTS
+}
+
+/// The items of [`KvElement`] for words of so many bytes.
+macro_rules! words_of_bytes {
+    ($bytes:literal) => {
+        type Words = [u8; $bytes * LANES];
+
+        #[inline(always)]
+        fn words(bytes: &[u8]) -> (&[Self::Words], &[u8]) {
+            bytes.as_chunks()
+        }
+
+        #[inline(always)]
+        fn part_of_words(bytes: &[u8]) -> Self::Words {
+            let mut words = [0; _];
+            words[..bytes.len()].copy_from_slice(bytes);
+            words
+        }
+    };
+}
+
+impl KvElement for F32 {
+    const BYTES: usize = 4;
+    type Lines = F32;
+    words_of_bytes!(4);
+
+    #[inline(always)]
+    fn widen<S: Simd>(simd: S, words: &Self::Words) -> S::V {
+        simd.load_f32_bytes(words)
+    }
+
+    #[inline(always)]
+    fn put<S: Simd>(simd: S, numbers: S::V, to: &mut NumberBytes) {
+        simd.store_f32_bytes(numbers, to);
+    }
+}
+
+impl KvElement for F16 {
+    const BYTES: usize = 2;
+    type Lines = F32;
+    words_of_bytes!(2);
+
+    #[inline(always)]
+    fn widen<S: Simd>(simd: S, words: &Self::Words) -> S::V {
+        simd.load_f16_bytes(words)
+    }
+
+    #[inline(always)]
+    fn put<S: Simd>(simd: S, numbers: S::V, to: &mut NumberBytes) {
+        simd.store_f16_bytes(numbers, to.first_chunk_mut().expect("half of the bytes"));
+    }
+}
+
+impl KvElement for Bf16 {
+    const BYTES: usize = 2;
+    type Lines = Bf16;
+    words_of_bytes!(4);
+
+    #[inline(always)]
+    fn widen<S: Simd>(simd: S, words: &Self::Words) -> S::V {
+        simd.load_f32_bytes(words)
+    }
+
+    #[inline(always)]
+    fn load_words<S: Simd, const STEP: usize>(simd: S, words: &Self::Words) -> S::V {
+        simd.load_bf16_pairs::<STEP>(words)
+    }
+
+    #[inline(always)]
+    fn put<S: Simd>(simd: S, numbers: S::V, to: &mut NumberBytes) {
+        for (to, pair) in to.as_chunks_mut().0.iter_mut().zip(simd.to_bf16_pairs(numbers)) {
+            *to = pair.to_le_bytes();
+        }
+    }
+}
+
+/// 8-bit integers.
+#[derive(Clone, Copy)]
+pub(crate) struct Int8;
+
+impl KvElement for Int8 {
+    const BYTES: usize = 1;
+    type Lines = Integers;
+    words_of_bytes!(2);
+
+    #[inline(always)]
+    fn widen<S: Simd>(simd: S, words: &Self::Words) -> S::V {
+        simd.load_i8_pairs(words)
+    }
+
+    /// Rounds to nearest, ties to even, what is within ±127.
+    #[inline(always)]
+    fn put<S: Simd>(simd: S, numbers: S::V, to: &mut NumberBytes) {
+        let rounded = simd.to_array(simd.add(numbers, simd.splat(quantize::ROUND)));
+        to.iter_mut().zip(rounded).for_each(|(to, x)| *to = x.to_bits() as u8);
+    }
+}
+
+/// `$body` with `$element` bound to the type of `$dtype`.
+macro_rules! with_kv_element {
+    ($dtype:expr, $element:ident => $body:expr) => {
+        match $dtype {
+            $crate::kv::KvDtype::F32 => {
+                type $element = $crate::cpu::element::F32;
+                $body
+            }
+            $crate::kv::KvDtype::F16 => {
+                type $element = $crate::cpu::element::F16;
+                $body
+            }
+            $crate::kv::KvDtype::Bf16 => {
+                type $element = $crate::cpu::element::Bf16;
+                $body
+            }
+            $crate::kv::KvDtype::Int8 => {
+                type $element = $crate::cpu::kv::element::Int8;
+                $body
+            }
+        }
+    };
+}
+pub(crate) use with_kv_element;

@@ -1,0 +1,66 @@
+//! What the kernels' tests share.
+
+use crate::{
+    cpu::{
+        Cpu,
+        isa::{Bf16Products, Isa},
+        kv::KvMemory,
+    },
+    dtype::{self, Dtype},
+    kv::{BLOCK_POSITIONS, KvDtype, Part},
+};
+
+/// One of each available instruction set, alone and with threads.
+pub(crate) fn cpus() -> Vec<Cpu> {
+    let isas = Isa::ALL.into_iter().filter(|isa| isa.is_available());
+    isas.flat_map(|isa| [1, 3].map(|threads| Cpu::new(Some(isa), threads).unwrap())).collect()
+}
+
+/// The order in which products are added up, with numbers in bf16 or others: bits are the same on all instruction sets of one order.
+pub(crate) fn order(isa: Isa, in_bf16: bool) -> Bf16Products {
+    if in_bf16 { isa.bf16_products() } else { Bf16Products::Chain }
+}
+
+/// Numbers in [-1, 1), the same for the same seed (xorshift).
+pub(crate) fn numbers(count: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+/// Asserts that each number is within `tolerance` of what is expected, relative to that or to 1.
+pub(crate) fn close(got: &[f32], expected: impl Iterator<Item = f64>, tolerance: f64) {
+    let mut count = 0;
+    for (i, (&got, expected)) in got.iter().zip(expected).enumerate() {
+        assert!((f64::from(got) - expected).abs() <= tolerance * expected.abs().max(1.0), "[{i}] {got} is not {expected}");
+        count += 1;
+    }
+    assert_eq!(count, got.len());
+}
+
+/// What a head's K or V in a block stands for: `[position][dimension]`.
+pub(crate) fn stored(kv: &KvMemory, block: u32, layer: usize, part: Part, head: usize) -> Vec<Vec<f64>> {
+    let (layout, bytes) = (kv.layout(), kv.block(block));
+    let numbers = &bytes[layout.numbers(layer, part, head)];
+    let numbers: Vec<f32> = match layout.dtype {
+        KvDtype::F32 => dtype::decode(Dtype::F32, numbers),
+        KvDtype::F16 => dtype::decode(Dtype::F16, numbers),
+        KvDtype::Bf16 => dtype::decode(Dtype::Bf16, numbers),
+        KvDtype::Int8 => numbers.iter().map(|x| f32::from(*x as i8)).collect(),
+    };
+    let mut scales = dtype::decode(Dtype::F32, &bytes[layout.scales(layer, part, head)]);
+    scales.resize(BLOCK_POSITIONS, 1.0);
+    let place = |position: usize, i: usize| match (part, layout.dtype) {
+        (Part::K, KvDtype::Bf16 | KvDtype::Int8) => i / 2 * 2 * BLOCK_POSITIONS + 2 * position + i % 2,
+        (Part::V, KvDtype::Bf16 | KvDtype::Int8) => position / 2 * 2 * layout.head_dim + 2 * i + position % 2,
+        (Part::K, _) => i * BLOCK_POSITIONS + position,
+        (Part::V, _) => position * layout.head_dim + i,
+    };
+    let number = |position: usize, i: usize| f64::from(numbers[place(position, i)]) * f64::from(scales[position]);
+    (0..BLOCK_POSITIONS).map(|position| (0..layout.head_dim).map(|i| number(position, i)).collect()).collect()
+}
