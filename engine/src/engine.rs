@@ -20,7 +20,7 @@ use tidemill_kvpool::{
     client::{Block, Miss},
 };
 // The executor's error: today the CUDA backend's, the only one that fails.
-use tidemill_model::{CudaError as ExecutorError, Runner};
+use tidemill_model::{ExecutorError, Runner};
 use tidemill_net::uplink::LinkEvent;
 use tidemill_proto::{
     ids::LinkId,

@@ -3,8 +3,8 @@
 use crate::flags::{DeviceChoice, EngineSettings};
 use std::{fs, io::ErrorKind, path::Path};
 use tidemill_model::{
-    CudaError, Isa, LoadOptions, Model, ModelError, Quantization, Runner,
-    cuda::{CudaOptions, CudaRunner, KvBytes},
+    CpuExecutor, CudaError, CudaExecutor, Isa, LoadOptions, Model, ModelError, Quantization, Runner,
+    cuda::{CudaOptions, KvBytes},
     read_json,
 };
 use tidemill_net::{
@@ -108,7 +108,7 @@ fn load_on_cpu(settings: &EngineSettings, sequences_max: usize) -> Result<Loaded
     let model = Model::load(&settings.model, &options, &mut |done, total| progress.update(done, total))?;
     let blocks = settings.cpu_blocks(model.kv_shape().block_bytes())?;
     let step_tokens = settings.step_tokens.unwrap_or(CPU_STEP_TOKENS).max(sequences_max);
-    Ok(LoadedRunner { runner: Runner::on_cpu(model, blocks), blocks, step_tokens })
+    Ok(LoadedRunner { runner: Box::new(CpuExecutor::new(model, blocks)), blocks, step_tokens })
 }
 
 fn load_on_cuda(settings: &EngineSettings, sequences_max: usize) -> Result<LoadedRunner, ModelError> {
@@ -123,10 +123,10 @@ fn load_on_cuda(settings: &EngineSettings, sequences_max: usize) -> Result<Loade
     let kv = settings.kv_memory_bytes.map_or(KvBytes::UpToShare(settings.device_share), KvBytes::Exactly);
     let options = CudaOptions { kernel_cache: settings.kernel_cache.clone(), step_tokens, sequences_max, kv };
     let mut progress = Progress::new("loading weights:");
-    let cuda = CudaRunner::load(&settings.model, &options, &mut |done, total| progress.update(done, total))?;
+    let cuda = CudaExecutor::load(&settings.model, &options, &mut |done, total| progress.update(done, total))?;
     let blocks = cuda.blocks();
     tracing::info!(device = cuda.device_name(), blocks, "the model computes on a GPU");
-    Ok(LoadedRunner { runner: Runner::Cuda(Box::new(cuda)), blocks, step_tokens })
+    Ok(LoadedRunner { runner: Box::new(cuda), blocks, step_tokens })
 }
 
 #[cfg(test)]
@@ -144,7 +144,7 @@ mod tests {
     #[test]
     fn without_a_gpu_auto_computes_on_the_cpu_and_cuda_says_what_is_missing() {
         let engine = load("cpu").unwrap();
-        assert!(matches!(engine.runner, Runner::Cpu(_)));
+        assert_eq!(engine.runner.device_name(), "CPU");
         assert_eq!(engine.step_tokens, 300, "a token of each sequence");
         if Device::count() == 0 {
             assert_eq!(load("auto").unwrap().info.layout, engine.info.layout);

@@ -4,7 +4,7 @@
 
 use std::mem;
 use tidemill_kvpool::clients::PoolClients;
-use tidemill_model::{BlockBytes, CudaError as ExecutorError, Runner};
+use tidemill_model::{BlockBytes, ExecutorError, Runner};
 use tidemill_proto::{block::BlockKey, message::PoolNode, pool::Lineage};
 use tokio::{sync::mpsc, task::JoinHandle};
 

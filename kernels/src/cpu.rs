@@ -23,7 +23,7 @@ pub use isa::{Bf16Products, Isa};
 
 use memory::{Arena, Memory};
 use std::str::FromStr;
-use threads::{Pool, affinity, disjoint::Disjoint};
+use threads::{ThreadPool, affinity, disjoint::Disjoint};
 
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
@@ -47,7 +47,7 @@ impl FromStr for Isa {
 pub struct Cpu {
     isa: Isa,
     /// `None`: the calling thread alone.
-    pool: Option<Pool>,
+    pool: Option<ThreadPool>,
     arena: Arena,
 }
 
@@ -68,7 +68,7 @@ impl Cpu {
                         affinity::stay_on(cores[worker + 1]);
                     }
                 };
-                Some(Pool::new(threads - 1, start).map_err(|source| KernelError::Threads { threads, source })?)
+                Some(ThreadPool::new(threads - 1, start).map_err(|source| KernelError::Threads { threads, source })?)
             }
         };
         Ok(Cpu { isa, pool, arena: Arena::default() })

@@ -1,5 +1,6 @@
 //! What a block of K and V holds, and where.
 
+use crate::dtype::Dtype;
 use std::ops::Range;
 
 /// Positions in a block: one vector of attention scores.
@@ -7,27 +8,24 @@ pub const BLOCK_POSITIONS: usize = 16;
 
 /// How K and V are stored.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum KvDtype {
-    F32,
-    F16,
-    Bf16,
-    /// 8-bit integers, and for each position and head an f32 that they are multiplied with: the largest number is 127.
+pub enum KvStorage {
+    Float(Dtype),
+    /// 8-bit integers, and for each position and head an f32 scale that makes the largest number 127.
     Int8,
 }
 
-impl KvDtype {
-    /// Of one number.
+impl KvStorage {
+    /// Bytes of one number.
     fn bytes(self) -> usize {
         match self {
-            KvDtype::F32 => 4,
-            KvDtype::F16 | KvDtype::Bf16 => 2,
-            KvDtype::Int8 => 1,
+            KvStorage::Float(dtype) => dtype.bytes(),
+            KvStorage::Int8 => size_of::<i8>(),
         }
     }
 
     /// Whether positions have scales.
     pub(crate) fn is_scaled(self) -> bool {
-        self == KvDtype::Int8
+        self == KvStorage::Int8
     }
 }
 
@@ -48,7 +46,7 @@ pub struct KvLayout {
     pub layers: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
-    pub dtype: KvDtype,
+    pub dtype: KvStorage,
 }
 
 /// Which of the two.
@@ -107,7 +105,7 @@ mod tests {
     #[test]
     fn parts_follow_each_other_on_cache_lines_and_int8_is_about_half_of_bf16() {
         for head_dim in [2, 6, 64, 128] {
-            for dtype in [KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::Int8] {
+            for dtype in [KvStorage::Float(Dtype::F32), KvStorage::Float(Dtype::F16), KvStorage::Float(Dtype::Bf16), KvStorage::Int8] {
                 let layout = KvLayout { layers: 2, kv_heads: 3, head_dim, dtype };
                 let mut end = 0;
                 for (layer, part, head) in (0..2)
@@ -123,6 +121,6 @@ mod tests {
             }
         }
         let bytes = |dtype| KvLayout { layers: 16, kv_heads: 8, head_dim: 128, dtype }.block_bytes() as f64;
-        assert_eq!(bytes(KvDtype::Int8) / bytes(KvDtype::Bf16), 33.0 / 64.0);
+        assert_eq!(bytes(KvStorage::Int8) / bytes(KvStorage::Float(Dtype::Bf16)), 33.0 / 64.0);
     }
 }

@@ -38,5 +38,5 @@ pub mod matrix;
 
 pub use cpu::{Bf16Products, Cpu, Isa, KernelError};
 pub use dtype::Dtype;
-pub use kv::{BLOCK_POSITIONS, KvDtype, KvLayout};
+pub use kv::{BLOCK_POSITIONS, KvLayout, KvStorage};
 pub use matrix::Matrix;

@@ -5,11 +5,12 @@ use crate::{
     error::ModelError,
     family::{FAMILIES, Family, Flag, WindowRule},
     generation::{self, TokenIds},
+    json::read_json,
     rope::RopeConfig,
 };
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use std::{fs, path::Path};
+use std::path::Path;
 use tidemill_proto::block::Token;
 
 /// A model's dimensions and settings. What is serialized is what changes the arithmetic, besides the weights.
@@ -197,19 +198,6 @@ fn windows(rule: WindowRule, raw: &RawConfig, layers: usize) -> Result<Vec<Optio
         }
         _ => Ok(vec![Some(window); layers]),
     }
-}
-
-/// Largest JSON file that is read. Real ones are below 100 kB; an index of thousands of tensors is a few MB.
-const JSON_BYTES_MAX: u64 = 64 << 20;
-
-pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, ModelError> {
-    let io = |source| ModelError::Io { path: path.to_owned(), source };
-    let bytes = fs::metadata(path).map_err(io)?.len();
-    if bytes > JSON_BYTES_MAX {
-        let problem = format!("{bytes} bytes are more than the {JSON_BYTES_MAX} that are read");
-        return Err(ModelError::Config { path: path.to_owned(), problem });
-    }
-    serde_json::from_slice(&fs::read(path).map_err(io)?).map_err(|source| ModelError::Json { path: path.to_owned(), source })
 }
 
 #[cfg(test)]

@@ -18,7 +18,14 @@ mod weights;
 
 pub use blocks::PendingBlocks;
 
-use crate::{config::ModelConfig, error::ModelError, model::fingerprint, tensors::Tensors, weights::Checkpoint};
+use crate::{
+    checkpoint::Checkpoint,
+    config::ModelConfig,
+    error::ModelError,
+    executor::{BlockBytes, Executor, ExecutorError},
+    fingerprint::fingerprint,
+    tensors::Tensors,
+};
 use blocks::BlockCopies;
 use decode::Decode;
 use layers::Layers;
@@ -63,7 +70,7 @@ pub enum KvBytes {
     UpToShare(f32),
 }
 
-pub struct CudaRunner {
+pub struct CudaExecutor {
     config: ModelConfig,
     layout: LayoutFingerprint,
     step_tokens: usize,
@@ -76,7 +83,7 @@ pub struct CudaRunner {
     device: Device,
 }
 
-impl CudaRunner {
+impl CudaExecutor {
     /// Loads a Hugging Face directory onto the first device, and makes everything ready that steps need. `progress` gets (bytes on
     /// the device, bytes in all).
     pub fn load(dir: &Path, options: &CudaOptions, progress: &mut dyn FnMut(u64, u64)) -> Result<Self, ModelError> {
@@ -109,21 +116,9 @@ impl CudaRunner {
         }
         let layout = LayoutFingerprint::new(&fingerprint(&digest, &config, ARITHMETIC), &shape.kv_shape(), (0, 1));
         let step_tokens = options.step_tokens;
-        let mut runner = Self { config, layout, step_tokens, kv, layers, decode, prefill, sampling, copies, device };
-        runner.warm_up(options.sequences_max > 0)?;
-        Ok(runner)
-    }
-
-    pub fn config(&self) -> &ModelConfig {
-        &self.config
-    }
-
-    pub fn kv_shape(&self) -> KvShape {
-        self.layers.shape.kv_shape()
-    }
-
-    pub fn layout(&self) -> LayoutFingerprint {
-        self.layout
+        let mut executor = Self { config, layout, step_tokens, kv, layers, decode, prefill, sampling, copies, device };
+        executor.warm_up(options.sequences_max > 0)?;
+        Ok(executor)
     }
 
     /// KV blocks that the device holds.
@@ -131,13 +126,7 @@ impl CudaRunner {
         self.kv.blocks()
     }
 
-    /// What computes, for people.
-    pub fn device_name(&self) -> &str {
-        &self.device.properties().name
-    }
-
-    /// See [`Runner::step`](crate::Runner::step).
-    pub fn step(&mut self, segments: &[Segment<'_>]) -> Result<Vec<SegmentResult>, CudaError> {
+    fn compute(&mut self, segments: &[Segment<'_>]) -> Result<Vec<SegmentResult>, CudaError> {
         self.assert_contract(segments);
         self.copies.settle(&self.layers, &mut self.kv, segments.iter().flat_map(|segment| segment.blocks.iter().copied()))?;
         let mut results: Vec<SegmentResult> = segments.iter().map(|_| SegmentResult::default()).collect();
@@ -154,29 +143,17 @@ impl CudaRunner {
         Ok(results)
     }
 
-    /// See [`Runner::write_block`](crate::Runner::write_block).
-    pub fn write_block(&mut self, block: u32, bytes: &[u8]) -> Result<(), CudaError> {
-        self.copies.write(&self.layers, &mut self.kv, block, bytes)
-    }
-
-    /// See [`Runner::read_blocks`](crate::Runner::read_blocks).
-    pub fn read_blocks(&mut self, blocks: &[u32]) -> Result<PendingBlocks, CudaError> {
-        // Some may be on their way here.
-        self.copies.settle(&self.layers, &mut self.kv, blocks.iter().copied())?;
-        self.copies.read(&self.layers, &self.kv, &self.device, blocks)
-    }
-
     /// A prefill as large as one may be, and ten steps after it if there will be any, so that nobody's request is the first. No block is
     /// anybody's yet.
     fn warm_up(&mut self, decodes: bool) -> Result<(), CudaError> {
         let blocks: Vec<u32> = (0..self.kv.blocks().min(self.step_tokens.div_ceil(BLOCK_TOKENS) + 1) as u32).collect();
         let room = (blocks.len() * BLOCK_TOKENS).min(self.config.context_tokens);
         let prompt = vec![0; self.step_tokens.min(room.saturating_sub(WARM_UP_STEPS)).max(1)];
-        self.step(&[Segment { tokens: &prompt, start: 0, blocks: &blocks, wanted: Wanted::Nothing }])?;
+        self.compute(&[Segment { tokens: &prompt, start: 0, blocks: &blocks, wanted: Wanted::Nothing }])?;
         let (sampling, history) = (DrawSettings::default(), Default::default());
         for start in (prompt.len()..room).take(if decodes { WARM_UP_STEPS } else { 0 }) {
             let draw = Draw { sampling: &sampling, history: &history, index: 0, banned: &[] };
-            self.step(&[Segment { tokens: &[0], start, blocks: &blocks, wanted: Wanted::Token(draw) }])?;
+            self.compute(&[Segment { tokens: &[0], start, blocks: &blocks, wanted: Wanted::Token(draw) }])?;
         }
         Ok(())
     }
@@ -191,6 +168,38 @@ impl CudaRunner {
             assert!(blocks.len() * BLOCK_TOKENS >= end, "the block table ends before the segment");
             assert!(blocks.iter().all(|&block| (block as usize) < self.kv.blocks()), "blocks that there are");
         }
+    }
+}
+
+impl Executor for CudaExecutor {
+    fn device_name(&self) -> &str {
+        &self.device.properties().name
+    }
+
+    fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    fn kv_shape(&self) -> KvShape {
+        self.layers.shape.kv_shape()
+    }
+
+    fn layout(&self) -> LayoutFingerprint {
+        self.layout
+    }
+
+    fn step(&mut self, segments: &[Segment<'_>]) -> Result<Vec<SegmentResult>, ExecutorError> {
+        Ok(self.compute(segments)?)
+    }
+
+    fn write_block(&mut self, block: u32, bytes: &[u8]) -> Result<(), ExecutorError> {
+        Ok(self.copies.write(&self.layers, &mut self.kv, block, bytes)?)
+    }
+
+    fn read_blocks(&mut self, blocks: &[u32]) -> Result<BlockBytes, ExecutorError> {
+        // Some may be on their way here.
+        self.copies.settle(&self.layers, &mut self.kv, blocks.iter().copied())?;
+        Ok(BlockBytes::Pending(self.copies.read(&self.layers, &self.kv, &self.device, blocks)?))
     }
 }
 

@@ -1,6 +1,6 @@
 //! Which tokens end a sequence: `generation_config.json`, or without it `config.json`.
 
-use crate::{ModelError, config::read_json};
+use crate::{error::ModelError, json::read_json};
 use serde::Deserialize;
 use std::path::Path;
 use tidemill_proto::block::Token;

@@ -15,28 +15,33 @@
 //! on that row, the sequence and (seed, index). Files are not trusted: whatever they hold, loading ends in a model or in an
 //! error that names the file, the tensor or the field.
 
+mod checkpoint;
 mod config;
+pub mod cpu;
 pub mod cuda;
 mod error;
+pub mod executor;
 mod family;
-pub mod forward;
+mod fingerprint;
 mod generation;
-pub mod model;
+mod json;
+mod kv;
 mod penalties;
-mod projection;
 mod rng;
 mod rope;
-pub mod runner;
 pub mod sampler;
 mod step;
 mod tensors;
-mod weights;
 
-pub use config::{ModelConfig, read_json};
+pub use config::ModelConfig;
+pub use cpu::{
+    CpuExecutor, Quantization,
+    forward::{Chunk, LogitRows, Logits},
+    model::{LoadOptions, Model},
+};
+pub use cuda::CudaExecutor;
 pub use error::ModelError;
-pub use forward::{Chunk, LogitRows, Logits};
-pub use model::{LoadOptions, Model};
-pub use projection::Quantization;
-pub use runner::{BlockBytes, Runner};
+pub use executor::{BlockBytes, Executor, ExecutorError, Runner};
+pub use json::read_json;
 pub use sampler::{SamplerScratch, sample, token_logprob};
 pub use tidemill_kernels::{Isa, cpu::kv::KvMemory, cuda::CudaError};

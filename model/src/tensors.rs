@@ -2,9 +2,9 @@
 //! backend begins.
 
 use crate::{
+    checkpoint::{Checkpoint, WeightMatrix},
     config::ModelConfig,
     error::ModelError,
-    weights::{Checkpoint, WeightMatrix},
 };
 
 /// A projection as the file has it: `[outputs, inputs]`.

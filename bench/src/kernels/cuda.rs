@@ -14,7 +14,7 @@ use super::{
 use crate::model::shapes::{self, Shape};
 use checks::Checks;
 use gpu::Gpu;
-use tidemill_kernels::{KvDtype, KvLayout, cuda::CudaError};
+use tidemill_kernels::{Dtype, KvLayout, KvStorage, cuda::CudaError};
 
 /// Short name and shape of the model that is measured: large enough to keep a device busy. And of the one that `--quick` takes.
 const MODEL: (&str, &str) = ("8b", "llama-3.1-8b");
@@ -92,6 +92,6 @@ impl Sizes {
     }
 
     fn kv_layout(&self, layers: usize) -> KvLayout {
-        KvLayout { layers, kv_heads: self.kv_heads, head_dim: self.head_dim, dtype: KvDtype::Bf16 }
+        KvLayout { layers, kv_heads: self.kv_heads, head_dim: self.head_dim, dtype: KvStorage::Float(Dtype::Bf16) }
     }
 }

@@ -6,13 +6,13 @@ use super::{
 };
 use crate::model::shapes::{self, Shape};
 use tidemill_kernels::{
-    BLOCK_POSITIONS, Cpu, Dtype, KvDtype, KvLayout, Matrix,
+    BLOCK_POSITIONS, Cpu, Dtype, KvLayout, KvStorage, Matrix,
     cpu::{
         attention::{Attention, AttentionBuffers, attention},
         elementwise,
         gemm::{
-            float::{Output, Product, Tiles, Weights, matmul},
-            int8::{self, Int8Output, Int8Product, Int8Rows, Int8Weights},
+            float::{FloatActivations, Output, Product, Weights, matmul},
+            int8::{self, Int8Activations, Int8Weights, Output, Product},
         },
         kv::{KvMemory, Span},
         vocab,
@@ -70,7 +70,7 @@ fn matmuls(bench: &mut Bench, label: &str, shape: &Shape) {
             bench.row("matmul bf16", shape.clone(), work, count, |cpu| {
                 let stored = stored();
                 let copies: Vec<_> = (0..count).map(|_| Weights::new(cpu, Matrix::new(&stored, Dtype::Bf16, n, k), None)).collect();
-                let (mut tiles, mut y) = (Tiles::for_weights(Dtype::Bf16), vec![0.0; m * n]);
+                let (mut tiles, mut y) = (FloatActivations::for_weights(Dtype::Bf16), vec![0.0; m * n]);
                 tiles.copy_from(cpu, &x(), k);
                 move |cpu: &Cpu| {
                     for weights in &copies {
@@ -84,13 +84,13 @@ fn matmuls(bench: &mut Bench, label: &str, shape: &Shape) {
             bench.row("matmul int8", shape, work, count, |cpu| {
                 let stored = stored();
                 let copies: Vec<_> = (0..count).map(|_| Int8Weights::new(cpu, Matrix::new(&stored, Dtype::Bf16, n, k), None)).collect();
-                let (mut rows, mut y) = (Int8Rows::default(), vec![0.0; m * n]);
+                let (mut rows, mut y) = (Int8Activations::default(), vec![0.0; m * n]);
                 let x = x();
                 move |cpu: &Cpu| {
                     // As in a model, where every matrix has activations of its own.
                     for weights in &copies {
                         rows.copy_from(cpu, &x, k);
-                        int8::matmul(cpu, &rows, [Int8Product { weights, to: Int8Output::Set(&mut y) }]);
+                        int8::matmul(cpu, &rows, [Product { weights, to: Output::Set(&mut y) }]);
                     }
                 }
             });
@@ -109,7 +109,7 @@ fn attentions(bench: &mut Bench, label: &str, shape: &Shape) {
             let attended: usize = (context - rows + 1..=context).sum();
             let bytes = sequences * blocks * layer.block_bytes();
             let (operations, bytes_read) = ((sequences * attended * heads * head_dim * 4) as f64, bytes as f64);
-            let work = if dtype == KvDtype::Int8 {
+            let work = if dtype == KvStorage::Int8 {
                 // What 8 bits allow: the kernel multiplies them with 16, at half the rate, to lose nothing.
                 Work { int8_ops: operations, bytes: bytes_read, ..Work::default() }
             } else {
@@ -122,7 +122,7 @@ fn attentions(bench: &mut Bench, label: &str, shape: &Shape) {
                 (0..(sequences * blocks) as u32).for_each(|id| kv.block_mut(id).fill(SOME_NUMBER));
                 let tables: Vec<Vec<u32>> = (0..sequences).map(|s| (s * blocks..(s + 1) * blocks).map(|id| id as u32).collect()).collect();
                 let q = numbers(sequences * rows * heads * head_dim);
-                let (mut out, mut buffers) = (Tiles::default(), AttentionBuffers::default());
+                let (mut out, mut buffers) = (FloatActivations::default(), AttentionBuffers::default());
                 move |cpu: &Cpu| {
                     let spans: Vec<_> = tables.iter().map(|blocks| Span { blocks, start: context - rows, rows }).collect();
                     for layer in 0..layers {
@@ -135,7 +135,7 @@ fn attentions(bench: &mut Bench, label: &str, shape: &Shape) {
 }
 
 /// How K and V are stored.
-const KV_DTYPES: [(&str, KvDtype); 2] = [("bf16", KvDtype::Bf16), ("int8", KvDtype::Int8)];
+const KV_DTYPES: [(&str, KvStorage); 2] = [("bf16", KvStorage::Float(Dtype::Bf16)), ("int8", KvStorage::Int8)];
 
 /// Kernels that do little with each number: the limit is reading their operands. What the activation takes is part of a product.
 fn small(bench: &mut Bench, label: &str, shape: &Shape) {

@@ -31,16 +31,16 @@ use crate::{
         Cpu,
         element::load_part,
         gemm::{
-            float::activations::{SharedTiles, Tiles},
+            float::activations::{FloatActivations, SharedActivations},
             int8::quantize,
             tiling::Tiling,
         },
-        kv::{INT8_HEAD_DIM_MAX, KvMemory, Span, element::KvLines},
+        kv::{INT8_HEAD_DIM_MAX, KvMemory, Span, element::KvPanelFormat},
         memory::Memory,
         simd::{LANES, Simd},
         threads::disjoint::Disjoint,
     },
-    kv::{BLOCK_POSITIONS, KvDtype},
+    kv::{BLOCK_POSITIONS, KvStorage},
 };
 use softmax::{Scores, State, Weights};
 use std::ops::Range;
@@ -78,14 +78,14 @@ pub fn attention(
     what: Attention,
     spans: &[Span<'_>],
     q: &[f32],
-    out: &mut Tiles,
+    out: &mut FloatActivations,
     buffers: &mut AttentionBuffers,
 ) {
     let Attention { layer, heads, window } = what;
     let layout = kv.layout();
     let width = heads * layout.head_dim;
     assert!(heads > 0 && heads.is_multiple_of(layout.kv_heads), "query heads in equal groups");
-    assert!(layout.dtype != KvDtype::Int8 || layout.head_dim <= INT8_HEAD_DIM_MAX, "sums of integers have room in 32 bits");
+    assert!(layout.dtype != KvStorage::Int8 || layout.head_dim <= INT8_HEAD_DIM_MAX, "sums of integers have room in 32 bits");
     assert!(window != Some(0), "a window holds at least the row itself");
     let rows: usize = spans.iter().map(|span| span.rows).sum();
     assert!(q.len() == rows * width, "q is [rows, heads, head_dim]");
@@ -173,7 +173,7 @@ struct Call<'a> {
     /// Query heads per KV head.
     group: usize,
     window: Option<usize>,
-    out: &'a SharedTiles<'a>,
+    out: &'a SharedActivations<'a>,
 }
 
 /// Some rows of a span, and the query heads of one KV head; or a single row, and the query heads of some.
@@ -277,7 +277,14 @@ impl Call<'_> {
     /// The queries of a tile, as words that multiply `L`: `[head_dim / inputs][queries of the tile]`. Where they have scales: those of
     /// integers, and then of scores.
     #[inline(always)]
-    fn pack_queries<S: Simd, L: KvLines>(&self, simd: S, task: &Task, queries: &Range<usize>, packed: &mut [u32], scales: &mut [f32]) {
+    fn pack_queries<S: Simd, L: KvPanelFormat>(
+        &self,
+        simd: S,
+        task: &Task,
+        queries: &Range<usize>,
+        packed: &mut [u32],
+        scales: &mut [f32],
+    ) {
         let head_dim = self.kv.layout().head_dim;
         let words_per_vector = const { LANES / L::INPUTS };
         let scale = simd.splat(score_scale(head_dim));
@@ -336,7 +343,7 @@ mod tests {
         q: Vec<f32>,
     }
 
-    fn fixture(cpu: &Cpu, positions: usize, kv_heads: usize, group: usize, head_dim: usize, dtype: KvDtype) -> Fixture {
+    fn fixture(cpu: &Cpu, positions: usize, kv_heads: usize, group: usize, head_dim: usize, dtype: KvStorage) -> Fixture {
         let layout = KvLayout { layers: 2, kv_heads, head_dim, dtype };
         let blocks = positions.div_ceil(BLOCK_POSITIONS);
         let table: Vec<u32> = (0..blocks as u32).rev().collect();
@@ -355,7 +362,7 @@ mod tests {
     impl Fixture {
         fn run(&self, cpu: &Cpu, rows: Range<usize>, window: Option<usize>) -> Vec<f32> {
             let width = self.heads * self.layout.head_dim;
-            let mut out = Tiles::default();
+            let mut out = FloatActivations::default();
             let span = Span { blocks: &self.table, start: rows.start, rows: rows.len() };
             let q = &self.q[rows.start * width..rows.end * width];
             let what = Attention { layer: 1, heads: self.heads, window };
@@ -378,8 +385,8 @@ mod tests {
                     let largest = q.iter().fold(0.0f32, |largest, q| largest.max(q.abs()));
                     let in_16_bits = |q: f32| (q * (32767.0 / largest)).round_ties_even() * (largest / 32767.0);
                     let q = match self.layout.dtype {
-                        KvDtype::Bf16 => decode(Dtype::Bf16, &encode(Dtype::Bf16, &q)),
-                        KvDtype::Int8 => q.into_iter().map(in_16_bits).collect(),
+                        KvStorage::Float(Dtype::Bf16) => decode(Dtype::Bf16, &encode(Dtype::Bf16, &q)),
+                        KvStorage::Int8 => q.into_iter().map(in_16_bits).collect(),
                         _ => q,
                     };
                     let first = window.map_or(0, |w| (row + 1).saturating_sub(w));
@@ -403,28 +410,28 @@ mod tests {
     #[test]
     fn matches_the_f64_reference_with_the_same_bits_everywhere() {
         for (positions, kv_heads, group, head_dim, dtype, window) in [
-            (1, 1, 1, 8, KvDtype::F32, None),
-            (37, 2, 3, 24, KvDtype::F32, None),
-            (50, 1, 7, 16, KvDtype::F16, None),
-            (49, 2, 4, 64, KvDtype::Bf16, None),
-            (70, 2, 2, 32, KvDtype::F32, Some(24)),
-            (40, 1, 1, 80, KvDtype::Bf16, Some(1)),
-            (600, 1, 3, 40, KvDtype::Bf16, None),
-            (530, 2, 16, 16, KvDtype::F16, Some(300)),
-            (37, 2, 3, 24, KvDtype::Int8, None),
-            (620, 1, 5, 80, KvDtype::Int8, None),
-            (540, 2, 13, 6, KvDtype::Int8, Some(270)),
+            (1, 1, 1, 8, KvStorage::Float(Dtype::F32), None),
+            (37, 2, 3, 24, KvStorage::Float(Dtype::F32), None),
+            (50, 1, 7, 16, KvStorage::Float(Dtype::F16), None),
+            (49, 2, 4, 64, KvStorage::Float(Dtype::Bf16), None),
+            (70, 2, 2, 32, KvStorage::Float(Dtype::F32), Some(24)),
+            (40, 1, 1, 80, KvStorage::Float(Dtype::Bf16), Some(1)),
+            (600, 1, 3, 40, KvStorage::Float(Dtype::Bf16), None),
+            (530, 2, 16, 16, KvStorage::Float(Dtype::F16), Some(300)),
+            (37, 2, 3, 24, KvStorage::Int8, None),
+            (620, 1, 5, 80, KvStorage::Int8, None),
+            (540, 2, 13, 6, KvStorage::Int8, Some(270)),
         ] {
             let mut first: HashMap<Bf16Products, Vec<f32>> = HashMap::new();
             for cpu in cpus() {
                 let fixture = fixture(&cpu, positions, kv_heads, group, head_dim, dtype);
                 let out = fixture.run(&cpu, 0..positions, window);
-                let first = first.entry(order(cpu.isa(), dtype == KvDtype::Bf16)).or_insert_with(|| {
+                let first = first.entry(order(cpu.isa(), dtype == KvStorage::Float(Dtype::Bf16))).or_insert_with(|| {
                     // V is within ±1. Weights in bf16 are off by up to 2^-9 each; those in 16 bits by up to 2^-16 of the largest, and
                     // there are 256 in a split.
                     let tolerance = match dtype {
-                        KvDtype::Bf16 => 2f64.powi(-9),
-                        KvDtype::Int8 => 2f64.powi(-12),
+                        KvStorage::Float(Dtype::Bf16) => 2f64.powi(-9),
+                        KvStorage::Int8 => 2f64.powi(-12),
                         _ => 3e-6,
                     };
                     close(&out, fixture.reference(window).into_iter(), tolerance);
@@ -438,11 +445,11 @@ mod tests {
     #[test]
     fn a_row_alone_is_the_same_bits_as_among_many_however_long_its_sequence() {
         for (positions, group, head_dim, dtype, window) in [
-            (700, 3, 24, KvDtype::Bf16, None),
-            (530, 13, 64, KvDtype::F32, None),
-            (800, 1, 48, KvDtype::F16, Some(290)),
-            (530, 13, 64, KvDtype::Int8, None),
-            (800, 1, 42, KvDtype::Int8, Some(290)),
+            (700, 3, 24, KvStorage::Float(Dtype::Bf16), None),
+            (530, 13, 64, KvStorage::Float(Dtype::F32), None),
+            (800, 1, 48, KvStorage::Float(Dtype::F16), Some(290)),
+            (530, 13, 64, KvStorage::Int8, None),
+            (800, 1, 42, KvStorage::Int8, Some(290)),
         ] {
             for cpu in cpus() {
                 let fixture = fixture(&cpu, positions, 1, group, head_dim, dtype);
@@ -458,7 +465,9 @@ mod tests {
 
     #[test]
     fn a_row_does_not_depend_on_its_chunk_or_batch() {
-        for (dtype, window) in [KvDtype::Bf16, KvDtype::Int8].into_iter().flat_map(|dtype| [(dtype, None), (dtype, Some(24))]) {
+        for (dtype, window) in
+            [KvStorage::Float(Dtype::Bf16), KvStorage::Int8].into_iter().flat_map(|dtype| [(dtype, None), (dtype, Some(24))])
+        {
             for cpu in cpus() {
                 let fixture = fixture(&cpu, 75, 2, 3, 24, dtype);
                 let whole = fixture.run(&cpu, 0..75, window);
@@ -469,7 +478,7 @@ mod tests {
                 let spans = [40..75, 3..4, 0..40].map(|r| Span { blocks: &fixture.table, start: r.start, rows: r.len() });
                 let width = fixture.heads * 24;
                 let rows = |x: &[f32]| [&x[40 * width..], &x[3 * width..4 * width], &x[..40 * width]].concat();
-                let mut out = Tiles::default();
+                let mut out = FloatActivations::default();
                 let what = Attention { layer: 1, heads: fixture.heads, window };
                 attention(&cpu, &fixture.kv, what, &spans, &rows(&fixture.q), &mut out, &mut AttentionBuffers::default());
                 assert_eq!(out.to_rows(), rows(&whole), "several spans at once");

@@ -7,7 +7,7 @@ use crate::cpu::simd::neon;
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::simd::{avx2, avx512, proof};
 use crate::cpu::{
-    gemm::panel::Lines,
+    gemm::panel::PanelFormat,
     isa::Isa,
     simd::{Kernel, Simd, portable},
 };
@@ -86,7 +86,7 @@ impl Isa {
     }
 
     /// Runs what multiplies lines of `L`.
-    pub(crate) fn dispatch_panel<L: Lines, K: Kernel>(self, kernel: K) -> K::Output {
+    pub(crate) fn dispatch_panel<L: PanelFormat, K: Kernel>(self, kernel: K) -> K::Output {
         if const { L::MULTIPLIES_PAIRS } { self.dispatch_pairs(kernel) } else { self.dispatch(kernel) }
     }
 }

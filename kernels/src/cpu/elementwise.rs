@@ -5,7 +5,7 @@ use crate::cpu::{
     Cpu,
     element::{load_part, store_part},
     exp::exp,
-    gemm::float::activations::{SharedTiles, Tiles},
+    gemm::float::activations::{FloatActivations, SharedActivations},
     simd::{Kernel, LANES, Simd},
     threads::disjoint::Disjoint,
 };
@@ -17,7 +17,7 @@ pub fn rms_norm(cpu: &Cpu, x: &mut [f32], weight: &[f32], epsilon: f32) {
 }
 
 /// `y = weight * x / sqrt(mean(x²) + epsilon)` for every row of `weight.len()` numbers, as activations for a matrix product.
-pub fn rms_norm_into(cpu: &Cpu, x: &[f32], weight: &[f32], epsilon: f32, y: &mut Tiles) {
+pub fn rms_norm_into(cpu: &Cpu, x: &[f32], weight: &[f32], epsilon: f32, y: &mut FloatActivations) {
     let width = weight.len();
     assert!(width > 0 && x.len().is_multiple_of(width), "whole rows of {width}");
     y.resize(cpu, x.len() / width, width);
@@ -97,7 +97,7 @@ struct RmsNormInto<'a> {
     x: &'a [f32],
     weight: &'a [f32],
     epsilon: f32,
-    y: &'a SharedTiles<'a>,
+    y: &'a SharedActivations<'a>,
     rows: Range<usize>,
 }
 
@@ -225,7 +225,7 @@ mod tests {
                 close(y, expected, 1e-6);
             }
             for cpu in cpus() {
-                let mut tiles = Tiles::default();
+                let mut tiles = FloatActivations::default();
                 rms_norm_into(&cpu, &x, &weight, 1e-5, &mut tiles);
                 assert_eq!(tiles.to_rows(), y, "the same bits in tiles, on {}", cpu.isa());
             }

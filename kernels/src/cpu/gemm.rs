@@ -1,11 +1,60 @@
-//! Matrix products.
+//! Matrix products: activations times weights, both packed in the order in which the kernels read them.
+//!
+//! - [`float`]: f32, f16 and bf16 weights; [`int8`]: 8-bit integers. Each packs its own activations and weights
+//! - `micro_kernel`: a tile of rows times a panel of 32 columns; `panel`: what a panel holds, per number type
+//! - `packing`: which outputs go into which panel; `tiling`: which rows go into which tile
+//! - `amx`: the same on matrix tiles; `prefetch`: asking memory for weights ahead of their use; `scratch`: each thread's sums
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub(crate) mod amx;
 pub mod float;
 pub mod int8;
 pub(crate) mod micro_kernel;
+pub(crate) mod packing;
 pub(crate) mod panel;
 pub(crate) mod prefetch;
 pub(crate) mod scratch;
 pub(crate) mod tiling;
+
+/// One product of several that share their activations. `W`: packed weights, `A`: packed activations.
+pub struct Product<'a, W, A> {
+    pub weights: &'a W,
+    pub output: Output<'a, A>,
+}
+
+/// Where the result `y`, `[rows, outputs]`, goes.
+pub enum Output<'a, A> {
+    Set(&'a mut [f32]),
+    /// Adds `y` to what is there.
+    Add(&'a mut [f32]),
+    /// `silu(gate) * up`, from gated weights, packed as activations for the next product.
+    SiluMul(&'a mut A),
+}
+
+impl<'a, W, A> Product<'a, W, A> {
+    /// The same product of what `weights` and `activations` find inside these operands.
+    pub fn map<W2, A2>(
+        self,
+        weights: impl FnOnce(&'a W) -> &'a W2,
+        activations: impl FnOnce(&'a mut A) -> &'a mut A2,
+    ) -> Product<'a, W2, A2> {
+        let output = match self.output {
+            Output::Set(y) => Output::Set(y),
+            Output::Add(y) => Output::Add(y),
+            Output::SiluMul(y) => Output::SiluMul(activations(y)),
+        };
+        Product { weights: weights(self.weights), output }
+    }
+}
+
+/// Of consecutively numbered tasks, `tasks(product)` for each product: the product that task `index` belongs to, and its number there.
+fn locate<P>(products: &[P], tasks: impl Fn(&P) -> usize, mut index: usize) -> (&P, usize) {
+    for product in products {
+        let count = tasks(product);
+        if index < count {
+            return (product, index);
+        }
+        index -= count;
+    }
+    unreachable!("a task of one of the products")
+}

@@ -15,7 +15,7 @@ use crate::{
     },
     kv::{BLOCK_POSITIONS, KvLayout, Part},
 };
-use element::{KvElement, KvLines, inputs, with_kv_element};
+use element::{KvElement, KvPanelFormat, inputs, with_kv_element};
 use std::ops::Range;
 
 /// Consecutive positions of one sequence, and the blocks that hold the sequence from position 0 on.
@@ -161,7 +161,7 @@ impl Store<'_> {
     fn head<S: Simd, E: KvElement>(&mut self, simd: S, head: usize, from: &[f32]) {
         let Self { layout, layer, part, slot, .. } = *self;
         let mut factor = 1.0;
-        if const { E::Lines::HAS_SCALES } {
+        if const { E::PanelFormat::HAS_SCALES } {
             let (scale, inverse) = quantize::scale_of(simd, from);
             let (scales, _) = self.block[layout.scales(layer, part, head)].as_chunks_mut();
             scales[slot] = scale.to_le_bytes();
@@ -213,12 +213,12 @@ mod tests {
     use crate::{
         cpu::testing::{cpus, numbers, stored},
         dtype::{Dtype, decode, encode},
-        kv::KvDtype,
+        kv::KvStorage,
     };
 
     #[test]
     fn blocks_are_apart_aligned_and_zero() {
-        let layout = KvLayout { layers: 2, kv_heads: 3, head_dim: 20, dtype: KvDtype::Bf16 };
+        let layout = KvLayout { layers: 2, kv_heads: 3, head_dim: 20, dtype: KvStorage::Float(Dtype::Bf16) };
         assert_eq!(layout.block_bytes(), 2 * 2 * 3 * 16 * 20 * 2);
         let mut kv = KvMemory::new(layout, 5);
         assert!(kv.block(0).as_ptr().addr().is_multiple_of(64));
@@ -265,7 +265,11 @@ mod tests {
 
     #[test]
     fn a_written_row_lands_at_its_position_rounded_to_nearest() {
-        for (kv_dtype, dtype) in [(KvDtype::F32, Dtype::F32), (KvDtype::F16, Dtype::F16), (KvDtype::Bf16, Dtype::Bf16)] {
+        for (kv_dtype, dtype) in [
+            (KvStorage::Float(Dtype::F32), Dtype::F32),
+            (KvStorage::Float(Dtype::F16), Dtype::F16),
+            (KvStorage::Float(Dtype::Bf16), Dtype::Bf16),
+        ] {
             for head_dim in [8, 16, 40] {
                 let layout = KvLayout { layers: 3, kv_heads: 2, head_dim, dtype: kv_dtype };
                 assert_written(layout, |from| decode(dtype, &encode(dtype, from)).into_iter().map(f64::from).collect());
@@ -281,7 +285,7 @@ mod tests {
         let blocks: Vec<u32> = (0..80).map(|i| i * 37 % 80).collect();
         let span = |first: usize, start, rows| Span { blocks: &blocks[first..], start, rows };
         let spans = [span(0, 3, 400), span(30, 7, 690), span(79, 0, 10)];
-        for dtype in [KvDtype::F32, KvDtype::Bf16, KvDtype::Int8] {
+        for dtype in [KvStorage::Float(Dtype::F32), KvStorage::Float(Dtype::Bf16), KvStorage::Int8] {
             let layout = KvLayout { layers: 1, kv_heads: 2, head_dim: 64, dtype };
             let written = |threads| {
                 let cpu = Cpu::new(None, threads).unwrap();
@@ -298,7 +302,7 @@ mod tests {
 
     #[test]
     fn in_pairs_an_even_position_leaves_a_zero_for_the_next_one() {
-        let dtypes = [KvDtype::Bf16, KvDtype::Int8];
+        let dtypes = [KvStorage::Float(Dtype::Bf16), KvStorage::Int8];
         for (cpu, dtype) in cpus().iter().flat_map(|cpu| dtypes.map(|dtype| (cpu, dtype))) {
             let layout = KvLayout { layers: 1, kv_heads: 1, head_dim: 20, dtype };
             let mut kv = KvMemory::new(layout, 1);
@@ -307,7 +311,7 @@ mod tests {
             write(cpu, &mut kv, 0, [KvRows { spans, k: &[1.0; 20], v: &[1.0; 20] }].into_iter());
             let numbers = layout.numbers(0, Part::V, 0);
             let line = &kv.block(0)[numbers.start + 3 * 2 * numbers.len() / BLOCK_POSITIONS..][..2 * numbers.len() / BLOCK_POSITIONS];
-            let (one, places) = if dtype == KvDtype::Bf16 { (&[0x80, 0x3f][..], 4) } else { (&[127][..], 2) };
+            let (one, places) = if dtype == KvStorage::Float(Dtype::Bf16) { (&[0x80, 0x3f][..], 4) } else { (&[127][..], 2) };
             assert!(line.chunks(places).all(|word| word.starts_with(one) && word[one.len()..].iter().all(|byte| *byte == 0)));
         }
     }
@@ -315,7 +319,7 @@ mod tests {
     #[test]
     fn in_int8_the_largest_number_of_a_head_is_127() {
         for head_dim in [2, 6, 16, 40, 64] {
-            assert_written(KvLayout { layers: 3, kv_heads: 2, head_dim, dtype: KvDtype::Int8 }, |from| {
+            assert_written(KvLayout { layers: 3, kv_heads: 2, head_dim, dtype: KvStorage::Int8 }, |from| {
                 let largest = from.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
                 let integers = from.iter().map(|x| (x * (127.0 / largest)).round_ties_even());
                 integers.map(|integer| f64::from(integer) * f64::from(largest / 127.0)).collect()
@@ -325,7 +329,7 @@ mod tests {
 
     #[test]
     fn in_int8_nothing_is_zero_and_needs_no_division() {
-        let layout = KvLayout { layers: 1, kv_heads: 1, head_dim: 20, dtype: KvDtype::Int8 };
+        let layout = KvLayout { layers: 1, kv_heads: 1, head_dim: 20, dtype: KvStorage::Int8 };
         for nothing in [0.0, -0.0, 1e-40, -9e-31] {
             for cpu in cpus() {
                 let mut kv = KvMemory::new(layout, 1);

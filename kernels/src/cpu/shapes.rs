@@ -5,13 +5,14 @@
 //! the smallest that does, and kept in `kernels/proptest-regressions/` to be tried first from then on.
 
 use crate::{
-    BLOCK_POSITIONS, Bf16Products, Cpu, Dtype, KvDtype, KvLayout, Matrix,
+    BLOCK_POSITIONS, Bf16Products, Cpu, Dtype, KvLayout, KvStorage, Matrix,
     cpu::{
         attention::{Attention, AttentionBuffers, attention},
         elementwise,
         gemm::{
-            float::{Output, Product, Tiles, Weights, matmul},
-            int8::{self, Int8Output, Int8Product, Int8Rows, Int8Weights},
+            Output, Product,
+            float::{FloatActivations, FloatWeights, matmul},
+            int8::{self, Int8Activations, Int8Weights},
         },
         kv::{self, KvMemory, KvRows, Span},
         testing::{cpus, numbers, order},
@@ -22,7 +23,8 @@ use proptest::prelude::*;
 use std::{collections::HashMap, ops::Range};
 
 const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
-const KV_DTYPES: [KvDtype; 4] = [KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::Int8];
+const KV_DTYPES: [KvStorage; 4] =
+    [KvStorage::Float(Dtype::F32), KvStorage::Float(Dtype::F16), KvStorage::Float(Dtype::Bf16), KvStorage::Int8];
 
 /// As many cases as `PROPTEST_CASES` says, else few.
 fn config() -> ProptestConfig {
@@ -53,18 +55,18 @@ fn assert_same_bits(
 }
 
 fn product(cpu: &Cpu, dtype: Dtype, (rows, outputs, inputs): (Range<usize>, usize, usize), weights: &[u8], x: &[f32]) -> Vec<f32> {
-    let weights = Weights::new(cpu, Matrix::new(weights, dtype, outputs, inputs), None);
-    let (mut tiles, mut y) = (Tiles::for_weights(dtype), vec![f32::NAN; rows.len() * outputs]);
+    let weights = FloatWeights::new(cpu, Matrix::new(weights, dtype, outputs, inputs), None);
+    let (mut tiles, mut y) = (FloatActivations::for_weights(dtype), vec![f32::NAN; rows.len() * outputs]);
     tiles.copy_from(cpu, &x[rows.start * inputs..rows.end * inputs], inputs);
-    matmul(cpu, &tiles, [Product { weights: &weights, to: Output::Set(&mut y) }]);
+    matmul(cpu, &tiles, [Product { weights: &weights, output: Output::Set(&mut y) }]);
     y
 }
 
 fn int8_product(cpu: &Cpu, dtype: Dtype, (rows, outputs, inputs): (Range<usize>, usize, usize), weights: &[u8], x: &[f32]) -> Vec<f32> {
     let weights = Int8Weights::new(cpu, Matrix::new(weights, dtype, outputs, inputs), None);
-    let (mut quantized, mut y) = (Int8Rows::default(), vec![f32::NAN; rows.len() * outputs]);
+    let (mut quantized, mut y) = (Int8Activations::default(), vec![f32::NAN; rows.len() * outputs]);
     quantized.copy_from(cpu, &x[rows.start * inputs..rows.end * inputs], inputs);
-    int8::matmul(cpu, &quantized, [Int8Product { weights: &weights, to: Int8Output::Set(&mut y) }]);
+    int8::matmul(cpu, &quantized, [Product { weights: &weights, output: Output::Set(&mut y) }]);
     y
 }
 
@@ -102,7 +104,7 @@ impl Sequence {
         (0..blocks as u32).for_each(|id| kv.block_mut(id).fill(0xff));
         let spans = &[Span { blocks: &table, start: 0, rows: self.positions }];
         kv::write(cpu, &mut kv, 0, [KvRows { spans, k: &self.k, v: &self.v }].into_iter());
-        let (mut out, mut buffers) = (Tiles::default(), AttentionBuffers::default());
+        let (mut out, mut buffers) = (FloatActivations::default(), AttentionBuffers::default());
         let spans = [Span { blocks: &table, start: self.start + rows.start, rows: rows.len() }];
         let q = &self.q[rows.start * self.width()..rows.end * self.width()];
         attention(cpu, &kv, Attention { layer: 0, heads: self.heads, window: self.window }, &spans, q, &mut out, &mut buffers);
@@ -141,7 +143,7 @@ proptest! {
         let layout = KvLayout { layers: 1, kv_heads, head_dim: 2 * pairs, dtype: KV_DTYPES[dtype] };
         let sequence = Sequence::new(layout, group, window, positions, seed);
         let rows = positions - sequence.start;
-        assert_same_bits(rows, at_once, sequence.width(), layout.dtype == KvDtype::Bf16, |cpu, rows| sequence.attention(cpu, rows))?;
+        assert_same_bits(rows, at_once, sequence.width(), layout.dtype == KvStorage::Float(Dtype::Bf16), |cpu, rows| sequence.attention(cpu, rows))?;
     }
 }
 

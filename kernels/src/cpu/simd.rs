@@ -73,7 +73,7 @@ pub(crate) trait Simd: Copy + Send + Sync {
     /// In each lane of 32 bits, `sum` and the two products of two pairs of 16: integers that wrap around.
     fn add_i16_products(self, a: Self::V, b: Self::V, sum: Self::V) -> Self::V;
 
-    /// Integers of 32 bits to the nearest f32, ties to even.
+    /// Int16Pairs of 32 bits to the nearest f32, ties to even.
     fn i32_to_f32(self, integers: Self::V) -> Self::V;
 
     fn store_f32_bytes(self, v: Self::V, to: &mut [u8; 64]);

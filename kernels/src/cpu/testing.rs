@@ -7,7 +7,7 @@ use crate::{
         kv::KvMemory,
     },
     dtype::{self, Dtype},
-    kv::{BLOCK_POSITIONS, KvDtype, Part},
+    kv::{BLOCK_POSITIONS, KvStorage, Part},
 };
 
 /// One of each available instruction set, alone and with threads.
@@ -48,16 +48,16 @@ pub(crate) fn stored(kv: &KvMemory, block: u32, layer: usize, part: Part, head: 
     let (layout, bytes) = (kv.layout(), kv.block(block));
     let numbers = &bytes[layout.numbers(layer, part, head)];
     let numbers: Vec<f32> = match layout.dtype {
-        KvDtype::F32 => dtype::decode(Dtype::F32, numbers),
-        KvDtype::F16 => dtype::decode(Dtype::F16, numbers),
-        KvDtype::Bf16 => dtype::decode(Dtype::Bf16, numbers),
-        KvDtype::Int8 => numbers.iter().map(|x| f32::from(*x as i8)).collect(),
+        KvStorage::Float(Dtype::F32) => dtype::decode(Dtype::F32, numbers),
+        KvStorage::Float(Dtype::F16) => dtype::decode(Dtype::F16, numbers),
+        KvStorage::Float(Dtype::Bf16) => dtype::decode(Dtype::Bf16, numbers),
+        KvStorage::Int8 => numbers.iter().map(|x| f32::from(*x as i8)).collect(),
     };
     let mut scales = dtype::decode(Dtype::F32, &bytes[layout.scales(layer, part, head)]);
     scales.resize(BLOCK_POSITIONS, 1.0);
     let place = |position: usize, i: usize| match (part, layout.dtype) {
-        (Part::K, KvDtype::Bf16 | KvDtype::Int8) => i / 2 * 2 * BLOCK_POSITIONS + 2 * position + i % 2,
-        (Part::V, KvDtype::Bf16 | KvDtype::Int8) => position / 2 * 2 * layout.head_dim + 2 * i + position % 2,
+        (Part::K, KvStorage::Float(Dtype::Bf16) | KvStorage::Int8) => i / 2 * 2 * BLOCK_POSITIONS + 2 * position + i % 2,
+        (Part::V, KvStorage::Float(Dtype::Bf16) | KvStorage::Int8) => position / 2 * 2 * layout.head_dim + 2 * i + position % 2,
         (Part::K, _) => i * BLOCK_POSITIONS + position,
         (Part::V, _) => position * layout.head_dim + i,
     };

@@ -28,7 +28,7 @@ use std::{
 };
 
 /// Threads besides the caller's.
-pub(crate) struct Pool {
+pub(crate) struct ThreadPool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
     /// Set while a loop runs: a second one, from within a task or from another thread, runs on its caller alone.
@@ -68,9 +68,9 @@ struct Job {
 const SPIN: Duration = Duration::from_micros(50);
 const SPIN_AND_YIELD: Duration = Duration::from_millis(1);
 
-impl Pool {
+impl ThreadPool {
     /// `workers` threads besides the callers of [`for_each`](Self::for_each). Each calls `start` with its number first.
-    pub(crate) fn new(workers: usize, start: impl Fn(usize) + Clone + Send + 'static) -> std::io::Result<Pool> {
+    pub(crate) fn new(workers: usize, start: impl Fn(usize) + Clone + Send + 'static) -> std::io::Result<ThreadPool> {
         let shared = Arc::new(Shared {
             gate: Gate::default(),
             job: UnsafeCell::new(Job { call: |_, _| (), task: std::ptr::null() }),
@@ -79,7 +79,7 @@ impl Pool {
             parked: (0..workers).map(|_| AtomicBool::new(false)).collect(),
             panic: Mutex::new(None),
         });
-        let mut pool = Pool { shared, workers: Vec::with_capacity(workers), busy: AtomicBool::new(false) };
+        let mut pool = ThreadPool { shared, workers: Vec::with_capacity(workers), busy: AtomicBool::new(false) };
         for index in 0..workers {
             let (shared, start) = (pool.shared.clone(), start.clone());
             let body = move || {
@@ -134,15 +134,15 @@ impl Pool {
     /// Closes the gate and waits for those inside; afterwards nobody refers to the job any more.
     fn finish(&self) -> Option<Box<dyn Any + Send>> {
         self.shared.gate.close();
-        let mut patience = Patience::default();
+        let mut backoff = Backoff::default();
         while self.shared.gate.inside() > 0 {
-            patience.wait();
+            backoff.wait();
         }
         self.shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
-impl Drop for Pool {
+impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
         for worker in self.workers.drain(..) {
@@ -166,7 +166,7 @@ impl Shared {
 
     /// Waits for a loop after the one `seen`, and enters it. `None`: the pool ends.
     fn wait(&self, index: usize, seen: u32) -> Option<u32> {
-        let mut patience = Patience::default();
+        let mut backoff = Backoff::default();
         loop {
             if self.stop.load(Ordering::SeqCst) {
                 return None;
@@ -174,7 +174,7 @@ impl Shared {
             if let Some(number) = self.gate.enter(seen) {
                 return Some(number);
             }
-            if patience.wait() {
+            if backoff.wait() {
                 continue;
             }
             // Whoever opens the gate from here on sees the flag and unparks; whoever opened it before is seen by us.
@@ -183,7 +183,7 @@ impl Shared {
                 thread::park();
             }
             self.parked[index].store(false, Ordering::SeqCst);
-            patience = Patience::default();
+            backoff = Backoff::default();
         }
     }
 
@@ -296,12 +296,12 @@ impl Gate {
 
 /// Spins, then spins and yields, then says that it is time to park.
 #[derive(Default)]
-struct Patience {
+struct Backoff {
     rounds: u32,
     since: Option<Instant>,
 }
 
-impl Patience {
+impl Backoff {
     /// Waits a little. False: long enough in vain.
     fn wait(&mut self) -> bool {
         spin_loop();
@@ -325,8 +325,8 @@ mod tests {
     use super::*;
     use std::sync::atomic::AtomicUsize;
 
-    fn pool(workers: usize) -> Pool {
-        Pool::new(workers, |_| ()).unwrap()
+    fn pool(workers: usize) -> ThreadPool {
+        ThreadPool::new(workers, |_| ()).unwrap()
     }
 
     #[test]

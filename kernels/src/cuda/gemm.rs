@@ -17,7 +17,7 @@ use std::{collections::HashMap, ffi::c_void, ptr};
 
 /// What is multiplied. x is `[rows, inner]`, weight `[columns, inner]`; inner is a multiple of 8, of 16 for FP8.
 #[derive(Clone, Copy)]
-pub enum Factors<'a> {
+pub enum Operands<'a> {
     Bf16 {
         x: &'a CudaView<'a, Bf16>,
         weight: &'a CudaView<'a, Bf16>,
@@ -40,7 +40,7 @@ pub enum Scales<'a> {
 }
 
 /// Where the product goes, `[rows, columns]`; columns is a multiple of 8.
-pub enum Product<'a, 'b> {
+pub enum Output<'a, 'b> {
     Bf16(&'a mut CudaViewMut<'b, Bf16>),
     F32(&'a mut CudaViewMut<'b, f32>),
 }
@@ -51,7 +51,7 @@ struct Problem {
     rows: usize,
     inner: usize,
     columns: usize,
-    factors: Numbers,
+    operands: Numbers,
     product: sys::cudaDataType_t,
     bias: bool,
 }
@@ -87,22 +87,22 @@ impl Gemm {
     pub fn multiply(
         &mut self,
         stream: &CudaStream,
-        y: Product<'_, '_>,
-        factors: Factors<'_>,
+        y: Output<'_, '_>,
+        operands: Operands<'_>,
         bias: Option<&CudaView<'_, Bf16>>,
         inner: usize,
     ) -> Result<(), CudaError> {
-        let (x_len, weight_len, numbers) = match factors {
-            Factors::Bf16 { x, weight } => (x.len(), weight.len(), Numbers::Bf16),
-            Factors::Fp8 { x, weight, scales: Scales::Tensor { .. } } => (x.len(), weight.len(), Numbers::Fp8ByTensor),
-            Factors::Fp8 { x, weight, scales: Scales::Rows { .. } } => (x.len(), weight.len(), Numbers::Fp8ByRow),
+        let (x_len, weight_len, numbers) = match operands {
+            Operands::Bf16 { x, weight } => (x.len(), weight.len(), Numbers::Bf16),
+            Operands::Fp8 { x, weight, scales: Scales::Tensor { .. } } => (x.len(), weight.len(), Numbers::Fp8ByTensor),
+            Operands::Fp8 { x, weight, scales: Scales::Rows { .. } } => (x.len(), weight.len(), Numbers::Fp8ByRow),
         };
         assert!(inner > 0 && x_len.is_multiple_of(inner) && weight_len.is_multiple_of(inner), "rows of {inner} numbers");
         assert!(inner.is_multiple_of(if numbers == Numbers::Bf16 { 8 } else { 16 }), "rows begin at multiples of 16 bytes");
         let (rows, columns) = (x_len / inner, weight_len / inner);
         let (y, y_len, product) = match y {
-            Product::Bf16(y) => (address(y), y.len(), sys::cudaDataType_t::CUDA_R_16BF),
-            Product::F32(y) => (address(y), y.len(), sys::cudaDataType_t::CUDA_R_32F),
+            Output::Bf16(y) => (address(y), y.len(), sys::cudaDataType_t::CUDA_R_16BF),
+            Output::F32(y) => (address(y), y.len(), sys::cudaDataType_t::CUDA_R_32F),
         };
         assert!(y_len == rows * columns && columns.is_multiple_of(8), "y is [rows, columns]");
         assert!(bias.is_none_or(|bias| bias.len() == columns && product == sys::cudaDataType_t::CUDA_R_16BF), "bias is bf16 [columns]");
@@ -110,16 +110,16 @@ impl Gemm {
             return Ok(());
         }
 
-        let problem = Problem { rows, inner, columns, factors: numbers, product, bias: bias.is_some() };
+        let problem = Problem { rows, inner, columns, operands: numbers, product, bias: bias.is_some() };
         let failed = |source| CudaError::Multiply { rows, inner, columns, source };
         if !self.plans.contains_key(&problem) {
             let plan = Plan::new(&self.handle, &problem, WORKSPACE_BYTES).map_err(failed)?;
             self.plans.insert(problem, plan);
         }
         let plan = &self.plans[&problem];
-        let (x, weight) = match factors {
-            Factors::Bf16 { x, weight } => (address(x), address(weight)),
-            Factors::Fp8 { x, weight, scales } => {
+        let (x, weight) = match operands {
+            Operands::Bf16 { x, weight } => (address(x), address(weight)),
+            Operands::Fp8 { x, weight, scales } => {
                 let (Scales::Tensor { x: x_scale, weight: weight_scale } | Scales::Rows { x: x_scale, weight: weight_scale }) = scales;
                 let expected = if numbers == Numbers::Fp8ByRow { (rows, columns) } else { (1, 1) };
                 assert_eq!((x_scale.len(), weight_scale.len()), expected, "scales of x, and of the weight");
@@ -174,19 +174,19 @@ struct Plan {
 impl Plan {
     fn new(handle: &Handle, problem: &Problem, workspace_bytes: usize) -> Result<Self, CublasError> {
         use sys::{cublasLtMatmulDescAttributes_t as Attribute, cublasLtMatmulMatrixScale_t as Scale, cudaDataType_t as Type};
-        let Problem { rows, inner, columns, factors, product, bias } = *problem;
+        let Problem { rows, inner, columns, operands, product, bias } = *problem;
         let description =
             Description(result::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, sys::cudaDataType_t::CUDA_R_32F)?);
         description.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &TRANSPOSED)?;
         if bias {
             description.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS)?;
         }
-        if factors == Numbers::Fp8ByRow {
+        if operands == Numbers::Fp8ByRow {
             let scale = Scale::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
             description.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &scale)?;
             description.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &scale)?;
         }
-        let factor = if factors == Numbers::Bf16 { Type::CUDA_R_16BF } else { Type::CUDA_R_8F_E4M3 };
+        let factor = if operands == Numbers::Bf16 { Type::CUDA_R_16BF } else { Type::CUDA_R_8F_E4M3 };
         let weight = Layout::new(factor, inner, columns)?;
         let x = Layout::new(factor, inner, rows)?;
         let y = Layout::new(product, columns, rows)?;

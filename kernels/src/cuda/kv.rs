@@ -9,7 +9,10 @@ use super::{
     kernels::Kernels,
     launch::{Arg, Shape, count, launch},
 };
-use crate::kv::{BLOCK_POSITIONS, KvDtype, KvLayout};
+use crate::{
+    dtype::Dtype,
+    kv::{BLOCK_POSITIONS, KvLayout, KvStorage},
+};
 use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceRepr};
 use std::ops::Range;
 
@@ -40,7 +43,7 @@ pub fn blocks_that_fit(layout: &KvLayout, free_bytes: usize, reserve_bytes: usiz
 impl DeviceKv {
     /// `layout` is of bf16.
     pub fn new(device: &Device, layout: KvLayout, blocks: usize) -> Result<Self, CudaError> {
-        assert_eq!(layout.dtype, KvDtype::Bf16, "K and V on the device are bf16");
+        assert_eq!(layout.dtype, KvStorage::Float(Dtype::Bf16), "K and V on the device are bf16");
         let memory = device.alloc(blocks * layout.block_bytes() / size_of::<Bf16>())?;
         Ok(Self { layout, blocks, memory })
     }
@@ -72,7 +75,7 @@ pub const BATCH_BLOCKS: usize = 64;
 
 /// A block, and the address of its slot as the device sees it: device memory, or pinned memory of the host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Placed {
+pub struct BlockSlot {
     pub block: u32,
     pub slot: u64,
 }
@@ -88,9 +91,9 @@ pub(super) struct Batch {
 unsafe impl DeviceRepr for Batch {}
 
 impl Batch {
-    fn new(placed: &[Placed]) -> Self {
+    fn new(placed: &[BlockSlot]) -> Self {
         let mut batch = Self { slots: [0; BATCH_BLOCKS], blocks: [0; BATCH_BLOCKS] };
-        for (i, Placed { block, slot }) in placed.iter().enumerate() {
+        for (i, BlockSlot { block, slot }) in placed.iter().enumerate() {
             (batch.slots[i], batch.blocks[i]) = (*slot, *block);
         }
         batch
@@ -103,7 +106,13 @@ impl Kernels {
     /// # Safety
     /// Each slot is memory of a block's size that the device may write, aligned to 16 bytes, and stays so, unread and unwritten by
     /// others, until the stream has come past this.
-    pub unsafe fn kv_gather(&self, stream: &CudaStream, kv: &DeviceKv, placed: &[Placed], layers: Range<usize>) -> Result<(), CudaError> {
+    pub unsafe fn kv_gather(
+        &self,
+        stream: &CudaStream,
+        kv: &DeviceKv,
+        placed: &[BlockSlot],
+        layers: Range<usize>,
+    ) -> Result<(), CudaError> {
         self.copy(stream, &self.kv_gather, (&kv.memory).into(), kv, placed, layers)
     }
 
@@ -116,7 +125,7 @@ impl Kernels {
         &self,
         stream: &CudaStream,
         kv: &mut DeviceKv,
-        placed: &[Placed],
+        placed: &[BlockSlot],
         layers: Range<usize>,
     ) -> Result<(), CudaError> {
         let memory = (&mut kv.memory).into();
@@ -129,7 +138,7 @@ impl Kernels {
         function: &cudarc::driver::CudaFunction,
         memory: Arg<'_>,
         kv: &DeviceKv,
-        placed: &[Placed],
+        placed: &[BlockSlot],
         layers: Range<usize>,
     ) -> Result<(), CudaError> {
         assert!(layers.end <= kv.layout.layers, "layers of the memory");
@@ -163,7 +172,7 @@ mod tests {
 
     #[test]
     fn memory_is_divided_into_whole_blocks_and_a_reserve() {
-        let layout = KvLayout { layers: 32, kv_heads: 8, head_dim: 128, dtype: KvDtype::Bf16 };
+        let layout = KvLayout { layers: 32, kv_heads: 8, head_dim: 128, dtype: KvStorage::Float(Dtype::Bf16) };
         assert_eq!(layout.block_bytes(), 2 << 20);
         assert_eq!(blocks_that_fit(&layout, 100 << 20, 11 << 20), 44);
         assert_eq!(blocks_that_fit(&layout, 10 << 20, 11 << 20), 0);

@@ -13,7 +13,7 @@ use super::{
     CudaError,
     device::Device,
     kernels::Kernels,
-    kv::{DeviceKv, Placed},
+    kv::{BlockSlot, DeviceKv},
     launch::address,
 };
 use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, sys};
@@ -47,7 +47,7 @@ impl Transfer {
     /// # Safety
     /// Each slot is pinned memory of a block's size that nobody writes until the event. Nothing else on the device uses these
     /// blocks of `kv` until then.
-    pub unsafe fn fetch(&mut self, kernels: &Kernels, kv: &mut DeviceKv, placed: &[Placed]) -> Result<CudaEvent, CudaError> {
+    pub unsafe fn fetch(&mut self, kernels: &Kernels, kv: &mut DeviceKv, placed: &[BlockSlot]) -> Result<CudaEvent, CudaError> {
         let layers = 0..kv.layout().layers;
         for round in placed.chunks(self.staging.len() / self.block_bytes) {
             let staged = self.staged(round);
@@ -70,7 +70,7 @@ impl Transfer {
         &mut self,
         kernels: &Kernels,
         kv: &DeviceKv,
-        placed: &[Placed],
+        placed: &[BlockSlot],
         layers: Range<usize>,
         ready: &CudaEvent,
     ) -> Result<Published, CudaError> {
@@ -92,9 +92,9 @@ impl Transfer {
     }
 
     /// These blocks, in the staging buffer's slots.
-    fn staged(&self, round: &[Placed]) -> Vec<Placed> {
+    fn staged(&self, round: &[BlockSlot]) -> Vec<BlockSlot> {
         let start = address(&self.staging);
-        round.iter().enumerate().map(|(i, p)| Placed { block: p.block, slot: start + (i * self.block_bytes) as u64 }).collect()
+        round.iter().enumerate().map(|(i, p)| BlockSlot { block: p.block, slot: start + (i * self.block_bytes) as u64 }).collect()
     }
 
     /// By the copy engine; pinned memory and device memory share one address space.

@@ -11,7 +11,7 @@ use std::{
     collections::HashSet,
     sync::{Arc, Mutex, PoisonError},
 };
-use tidemill_kernels::cuda::{CudaError, Device, DeviceKv, host::HostBuffer, kv::Placed, transfer::Transfer};
+use tidemill_kernels::cuda::{CudaError, Device, DeviceKv, host::HostBuffer, kv::BlockSlot, transfer::Transfer};
 
 pub(super) struct BlockCopies {
     block_bytes: usize,
@@ -25,7 +25,7 @@ pub(super) struct BlockCopies {
 /// Blocks on their way to the device.
 struct Arriving {
     buffer: HostBuffer<u8>,
-    placed: Vec<Placed>,
+    placed: Vec<BlockSlot>,
     /// Set while the device copies them.
     arrival: Option<CudaEvent>,
 }
@@ -66,7 +66,7 @@ impl BlockCopies {
         let Arriving { buffer, placed, .. } = filling;
         let at = placed.len() * self.block_bytes;
         buffer.numbers()?[at..at + self.block_bytes].copy_from_slice(bytes);
-        placed.push(Placed { block, slot: buffer.address(at) });
+        placed.push(BlockSlot { block, slot: buffer.address(at) });
         if at + 2 * self.block_bytes > buffer.len() {
             self.flush(layers, kv)?;
         }
@@ -111,7 +111,8 @@ impl BlockCopies {
         while buffers.len() < blocks.len() {
             buffers.push(HostBuffer::new(device, self.block_bytes)?);
         }
-        let placed: Vec<Placed> = blocks.iter().zip(&buffers).map(|(&block, buffer)| Placed { block, slot: buffer.address(0) }).collect();
+        let placed: Vec<BlockSlot> =
+            blocks.iter().zip(&buffers).map(|(&block, buffer)| BlockSlot { block, slot: buffer.address(0) }).collect();
         let ready = layers.stream.record_event(None)?;
         // SAFETY: each buffer is pinned, of a block's size, and left alone until `done`; what writes these blocks next is on the
         // model's stream, which waits until they are gathered.

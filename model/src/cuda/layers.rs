@@ -11,7 +11,7 @@ use tidemill_kernels::cuda::{
     Bf16, CudaError, Device, DeviceKv, Gemm, Kernels,
     attention::{self, DecodeScratch, Queries, Tile},
     elementwise::{self, Norm, RowPlaces},
-    gemm::{Factors, Product},
+    gemm::{Operands, Output},
 };
 
 /// What computes: the weights, and room for what rows become on the way.
@@ -160,8 +160,8 @@ impl Layers {
         let weight = weights.final_norm.as_view();
         let norm = Norm { delta: Some(&delta), weight: &weight, epsilon: *norm_epsilon, rows: Some(wanted) };
         kernels.rms_norm(stream, &mut normed, &mut b.residual.slice_mut(..rows * hidden), &norm)?;
-        let factors = Factors::Bf16 { x: &normed.as_view(), weight: &weights.head().as_view() };
-        gemm.multiply(stream, Product::F32(logits), factors, None, hidden)
+        let operands = Operands::Bf16 { x: &normed.as_view(), weight: &weights.head().as_view() };
+        gemm.multiply(stream, Output::F32(logits), operands, None, hidden)
     }
 }
 
@@ -173,7 +173,7 @@ fn multiply(
     linear: &DeviceLinear,
 ) -> Result<(), CudaError> {
     let bias = linear.bias.as_ref().map(CudaSlice::as_view);
-    gemm.multiply(stream, Product::Bf16(y), Factors::Bf16 { x, weight: &linear.weight.as_view() }, bias.as_ref(), linear.inputs)
+    gemm.multiply(stream, Output::Bf16(y), Operands::Bf16 { x, weight: &linear.weight.as_view() }, bias.as_ref(), linear.inputs)
 }
 
 /// Cosines and sines of every position's angles, each `[positions, head_dim / 2]`; what fills a head up is not turned.

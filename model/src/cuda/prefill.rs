@@ -21,7 +21,7 @@ pub(super) struct Prefill {
     tiles: Inputs<Tile>,
 }
 
-/// What a batch is told, in memory that grows with the largest one.
+/// What a batch is inputs, in memory that grows with the largest one.
 struct Inputs<T> {
     host: HostBuffer<T>,
     device: CudaSlice<T>,
@@ -41,9 +41,9 @@ impl<T: DeviceRepr + ValidAsZeroBits + Copy> Inputs<T> {
     }
 }
 
-/// A batch as the device is told of it: where in the numbers what lies.
+/// A batch as the device is inputs of it: where in the numbers what lies.
 #[derive(Default)]
-struct Told {
+struct BatchInputs {
     numbers: Vec<u32>,
     tiles: Vec<Tile>,
     rows: usize,
@@ -52,7 +52,7 @@ struct Told {
     wanted: Vec<LogitRow>,
 }
 
-impl Told {
+impl BatchInputs {
     fn new(head_dim: usize, segments: &[Segment<'_>], batch: &[usize]) -> Self {
         let of_batch = || batch.iter().map(|&number| (number, &segments[number]));
         let tokens = of_batch().flat_map(|(_, s)| s.tokens.iter().copied());
@@ -101,7 +101,7 @@ impl Prefill {
         batch: &[usize],
         results: &mut [SegmentResult],
     ) -> Result<(), CudaError> {
-        let Told { numbers, tiles, rows, table_stride, tables, wanted } = Told::new(layers.shape.head_dim, segments, batch);
+        let BatchInputs { numbers, tiles, rows, table_stride, tables, wanted } = BatchInputs::new(layers.shape.head_dim, segments, batch);
         assert!(rows <= self.rows_max, "{rows} tokens are more than the {} of a step", self.rows_max);
         self.numbers.send(device, &numbers)?;
         self.tiles.send(device, &tiles)?;
@@ -140,14 +140,14 @@ mod tests {
         let segment = |tokens: &'static [u32], start, wanted| Segment { tokens, start, blocks: &blocks, wanted };
         let scores = Wanted::Scores { targets: &[], top: 0, token: None };
         let segments = [segment(&[7; 3], 15, Wanted::Nothing), segment(&[8], 0, Wanted::Nothing), segment(&[9, 10], 40, scores)];
-        let told = Told::new(128, &segments, &[0, 2]);
-        assert_eq!((told.rows, told.table_stride, told.tables.clone()), (5, 3, 15..21));
-        assert_eq!(told.numbers[..5], [7, 7, 7, 9, 10]);
-        assert_eq!(told.numbers[5..10], [15, 16, 17, 40, 41]);
-        assert_eq!(told.numbers[10..15], [0, 0, 0, 1, 1]);
-        assert_eq!(told.numbers[told.tables], [50, 51, 0, 50, 51, 52]);
-        assert_eq!(told.numbers[21..], [3, 4], "both rows of the second segment");
-        assert_eq!(told.wanted.iter().map(|row| (row.segment, row.index)).collect::<Vec<_>>(), [(2, 0), (2, 1)]);
-        assert_eq!(told.tiles.iter().map(|tile| tile.rows).sum::<u32>(), 5);
+        let inputs = BatchInputs::new(128, &segments, &[0, 2]);
+        assert_eq!((inputs.rows, inputs.table_stride, inputs.tables.clone()), (5, 3, 15..21));
+        assert_eq!(inputs.numbers[..5], [7, 7, 7, 9, 10]);
+        assert_eq!(inputs.numbers[5..10], [15, 16, 17, 40, 41]);
+        assert_eq!(inputs.numbers[10..15], [0, 0, 0, 1, 1]);
+        assert_eq!(inputs.numbers[inputs.tables], [50, 51, 0, 50, 51, 52]);
+        assert_eq!(inputs.numbers[21..], [3, 4], "both rows of the second segment");
+        assert_eq!(inputs.wanted.iter().map(|row| (row.segment, row.index)).collect::<Vec<_>>(), [(2, 0), (2, 1)]);
+        assert_eq!(inputs.tiles.iter().map(|tile| tile.rows).sum::<u32>(), 5);
     }
 }

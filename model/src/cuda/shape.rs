@@ -1,8 +1,8 @@
 //! A model's sizes as the device's kernels want them. Heads are filled up with zeros to a multiple of 16 numbers, and the inner layer
 //! to a multiple of 8; neither changes what is computed.
 
-use crate::{config::ModelConfig, error::ModelError};
-use tidemill_kernels::{self as kernels, KvLayout};
+use crate::{config::ModelConfig, error::ModelError, kv};
+use tidemill_kernels::KvLayout;
 use tidemill_proto::block::{KvDtype, KvShape};
 
 #[derive(Clone, Copy, Debug)]
@@ -67,7 +67,7 @@ impl DeviceShape {
     }
 
     pub(super) fn kv_layout(&self) -> KvLayout {
-        KvLayout { layers: self.layers, kv_heads: self.kv_heads, head_dim: self.head_dim, dtype: kernels::KvDtype::Bf16 }
+        kv::layout(self.kv_shape())
     }
 
     pub(super) fn kv_shape(&self) -> KvShape {

@@ -2,8 +2,8 @@
 
 use super::shape::DeviceShape;
 use crate::{
+    checkpoint::WeightMatrix,
     tensors::{LayerTensors, Linear, Tensors},
-    weights::WeightMatrix,
 };
 use cudarc::driver::CudaSlice;
 use tidemill_kernels::{

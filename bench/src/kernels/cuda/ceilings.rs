@@ -5,7 +5,7 @@ use crate::kernels::{limits::Ceilings, report::Row};
 use cudarc::driver::sys::cuMemcpyAsync;
 use tidemill_kernels::cuda::{
     CudaError,
-    gemm::{Factors, Product},
+    gemm::{Operands, Output},
 };
 
 /// Bytes per second between the device and pinned memory of the host.
@@ -49,9 +49,9 @@ fn multiply(gpu: &mut Gpu) -> Result<f64, CudaError> {
     let (x, weight) = (gpu.random(SIDE * SIDE, 1.0)?, gpu.random(SIDE * SIDE, 1.0)?);
     let mut y = gpu.device.alloc::<u16>(SIDE * SIDE)?;
     let seconds = gpu.best_seconds(|gpu, _| {
-        let factors = Factors::Bf16 { x: &x.as_view(), weight: &weight.as_view() };
+        let operands = Operands::Bf16 { x: &x.as_view(), weight: &weight.as_view() };
         let stream = gpu.stream.clone();
-        gpu.gemm.multiply(&stream, Product::Bf16(&mut y.as_view_mut()), factors, None, SIDE)
+        gpu.gemm.multiply(&stream, Output::Bf16(&mut y.as_view_mut()), operands, None, SIDE)
     })?;
     Ok(2.0 * (SIDE as f64).powi(3) / seconds)
 }

@@ -14,8 +14,8 @@ use tidemill_kernels::{
         CudaError, DeviceKv,
         attention::{DecodeScratch, Queries, Tile, prefill_tiles, scale},
         elementwise::{Norm, Rope, RowPlaces},
-        gemm::{Factors, Product},
-        kv::Placed,
+        gemm::{Operands, Output},
+        kv::BlockSlot,
         sampling::SampleRequest,
         transfer::Transfer,
     },
@@ -82,8 +82,8 @@ impl Sequences {
         let blocks = sequences * table_stride;
         let mut kv = DeviceKv::new(&gpu.device, layout, blocks)?;
         let slots = gpu.random(SLOTS * layout.block_bytes() / 2, 1.0)?;
-        let placed: Vec<Placed> = (0..blocks)
-            .map(|i| Placed { block: i as u32, slot: gpu.address(&slots) + (i % SLOTS * layout.block_bytes()) as u64 })
+        let placed: Vec<BlockSlot> = (0..blocks)
+            .map(|i| BlockSlot { block: i as u32, slot: gpu.address(&slots) + (i % SLOTS * layout.block_bytes()) as u64 })
             .collect();
         // SAFETY: the slots are live memory of that many blocks, read by this stream alone until the device rests.
         unsafe { gpu.kernels(sizes.head_dim)?.kv_scatter(&gpu.stream, &mut kv, &placed, 0..layers) }?;
@@ -187,9 +187,9 @@ fn multiply(gpu: &mut Gpu, m: usize, n: usize, k: usize) -> Result<f64, CudaErro
     let mut y = gpu.device.alloc::<u16>(m * n)?;
     gpu.best_seconds(|gpu, i| {
         let first = i % copies * n * k;
-        let factors = Factors::Bf16 { x: &x.as_view(), weight: &weights.slice(first..first + n * k) };
+        let operands = Operands::Bf16 { x: &x.as_view(), weight: &weights.slice(first..first + n * k) };
         let stream = gpu.stream.clone();
-        gpu.gemm.multiply(&stream, Product::Bf16(&mut y.as_view_mut()), factors, None, k)
+        gpu.gemm.multiply(&stream, Output::Bf16(&mut y.as_view_mut()), operands, None, k)
     })
 }
 
@@ -278,7 +278,7 @@ fn transfer(gpu: &mut Gpu, sizes: &Sizes, fetch: bool) -> anyhow::Result<f64> {
     let Sequences { mut kv, .. } = Sequences::new(gpu, sizes, layers, 1, BLOCKS * BLOCK_POSITIONS)?;
     let block_bytes = kv.layout().block_bytes();
     let host = HostMemory::new(gpu, BLOCKS * block_bytes)?;
-    let placed: Vec<Placed> = (0..BLOCKS).map(|i| Placed { block: i as u32, slot: host.address(i * block_bytes) }).collect();
+    let placed: Vec<BlockSlot> = (0..BLOCKS).map(|i| BlockSlot { block: i as u32, slot: host.address(i * block_bytes) }).collect();
     let mut transfer = Transfer::new(&gpu.device, &kv, AT_ONCE)?;
     let kernels = gpu.kernels(sizes.head_dim)?;
     let seconds = gpu.best_seconds(|gpu, _| {

@@ -17,7 +17,7 @@ use tidemill_kernels::cuda::{
     Bf16, CudaError, Gemm, Kernels,
     attention::{DecodeScratch, Queries, Tile, prefill_tiles, scale},
     elementwise::{Norm, Rope, RowPlaces},
-    gemm::{Factors, Product},
+    gemm::{Operands, Output},
     graph::{StepGraphs, StepShape},
     sampling::SampleRequest,
 };
@@ -200,8 +200,8 @@ impl Batch {
         let (delta, rows) = (self.delta.as_view(), sampling.rows.as_view());
         let norm = Norm { delta: Some(&delta), weight: &weights.norm.as_view(), epsilon: 1e-5, rows: Some(&rows) };
         kernels.rms_norm(stream, &mut self.normed.as_view_mut(), &mut self.residual.as_view_mut(), &norm)?;
-        let factors = Factors::Bf16 { x: &self.normed.as_view(), weight: &weights.head.as_view() };
-        gemm.multiply(stream, Product::F32(&mut sampling.logits.as_view_mut()), factors, None, hidden)?;
+        let operands = Operands::Bf16 { x: &self.normed.as_view(), weight: &weights.head.as_view() };
+        gemm.multiply(stream, Output::F32(&mut sampling.logits.as_view_mut()), operands, None, hidden)?;
         kernels.sample(stream, &mut sampling.tokens.as_view_mut(), &sampling.logits.as_view(), &sampling.requests.as_view(), vocab)
     }
 
@@ -242,8 +242,8 @@ fn multiply(
     weight: &CudaSlice<Bf16>,
     inner: usize,
 ) -> Result<(), CudaError> {
-    let factors = Factors::Bf16 { x: &x.as_view(), weight: &weight.as_view() };
-    gemm.multiply(stream, Product::Bf16(&mut y.as_view_mut()), factors, None, inner)
+    let operands = Operands::Bf16 { x: &x.as_view(), weight: &weight.as_view() };
+    gemm.multiply(stream, Output::Bf16(&mut y.as_view_mut()), operands, None, inner)
 }
 
 /// One token for each of `rows` sequences, after `context` others.

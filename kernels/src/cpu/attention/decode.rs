@@ -14,10 +14,10 @@ use crate::{
         Cpu,
         gemm::{
             micro_kernel::with_tile_rows,
-            panel::{Lines, PANEL, steps},
+            panel::{PANEL, PanelFormat, steps},
         },
         isa::Bf16Products,
-        kv::element::{Bf16Apart, KvElement, KvLines, inputs, with_kv_element},
+        kv::element::{Bf16AsF32, KvElement, KvPanelFormat, inputs, with_kv_element},
         simd::{Kernel, LANES, Simd},
     },
     kv::{BLOCK_POSITIONS, Part},
@@ -53,7 +53,7 @@ pub(super) fn run(cpu: &Cpu, call: &Call<'_>, task: &Task, next: Option<&Task>, 
 }
 
 fn run_with<E: KvElement>(cpu: &Cpu, call: &Call<'_>, task: &Task, next: Option<&Task>, partial: Option<&mut [f32]>) {
-    if const { E::Lines::IS_BF16 } && cpu.isa().bf16_products() == Bf16Products::Blocks {
+    if const { E::PanelFormat::IS_BF16 } && cpu.isa().bf16_products() == Bf16Products::Blocks {
         run_as::<E, true>(cpu, call, task, next, partial);
     } else {
         run_as::<E, false>(cpu, call, task, next, partial);
@@ -75,11 +75,11 @@ fn run_as<E: KvElement, const IN_BLOCKS: bool>(cpu: &Cpu, call: &Call<'_>, task:
         scratch.scores.resize(cpu.isa().tile_rows(), [0.0; SPLIT]);
         scratch.weights.resize(cpu.isa().tile_rows(), [0; _]);
         scratch.values.resize(cpu.isa().tile_rows() * head_dim.div_ceil(LANES), [0.0; LANES]);
-        let run = Run::<E, IN_BLOCKS> { call, task, next, queries, scratch, partial, element: PhantomData };
+        let run = DecodeKernel::<E, IN_BLOCKS> { call, task, next, queries, scratch, partial, element: PhantomData };
         if IN_BLOCKS {
             cpu.isa().dispatch(run);
         } else {
-            cpu.isa().dispatch_panel::<E::Lines, _>(run);
+            cpu.isa().dispatch_panel::<E::PanelFormat, _>(run);
         }
     });
 }
@@ -115,7 +115,7 @@ impl Kernel for Merge<'_> {
 }
 
 /// `IN_BLOCKS`: products are added up as AMX does (see [`Bf16Products::Blocks`]).
-struct Run<'a, E, const IN_BLOCKS: bool> {
+struct DecodeKernel<'a, E, const IN_BLOCKS: bool> {
     call: &'a Call<'a>,
     task: &'a Task,
     next: Option<&'a Task>,
@@ -127,7 +127,7 @@ struct Run<'a, E, const IN_BLOCKS: bool> {
     element: PhantomData<E>,
 }
 
-impl<E: KvElement, const IN_BLOCKS: bool> Kernel for Run<'_, E, IN_BLOCKS> {
+impl<E: KvElement, const IN_BLOCKS: bool> Kernel for DecodeKernel<'_, E, IN_BLOCKS> {
     type Output = ();
 
     #[inline(always)]
@@ -140,9 +140,9 @@ impl<E: KvElement, const IN_BLOCKS: bool> Kernel for Run<'_, E, IN_BLOCKS> {
                 let Scratch { q, q_scales, .. } = &mut *self.scratch;
                 let q = &mut q[self.queries.numbers(&tile)];
                 if IN_BLOCKS {
-                    self.call.pack_queries::<S, Bf16Apart>(simd, self.task, &tile, q, q_scales);
+                    self.call.pack_queries::<S, Bf16AsF32>(simd, self.task, &tile, q, q_scales);
                 } else {
-                    self.call.pack_queries::<S, E::Lines>(simd, self.task, &tile, q, q_scales);
+                    self.call.pack_queries::<S, E::PanelFormat>(simd, self.task, &tile, q, q_scales);
                 }
             }
         }
@@ -174,7 +174,7 @@ impl<E: KvElement, const IN_BLOCKS: bool> Kernel for Run<'_, E, IN_BLOCKS> {
     }
 }
 
-impl<E: KvElement, const IN_BLOCKS: bool> Run<'_, E, IN_BLOCKS> {
+impl<E: KvElement, const IN_BLOCKS: bool> DecodeKernel<'_, E, IN_BLOCKS> {
     fn states(&mut self) -> &mut [f32] {
         self.partial.as_deref_mut().unwrap_or(&mut self.scratch.states)
     }
@@ -182,7 +182,7 @@ impl<E: KvElement, const IN_BLOCKS: bool> Run<'_, E, IN_BLOCKS> {
     /// Scales of a KV head's visible positions in a split, where there are some.
     #[inline(always)]
     fn read_scales<S: Simd>(&mut self, simd: S, split: usize, visible: &Range<usize>, kv_head: usize) {
-        if const { E::Lines::HAS_SCALES } {
+        if const { E::PanelFormat::HAS_SCALES } {
             let stored = SplitKv::new(self.call, self.task.span, split, kv_head);
             let visible = within(split, visible);
             for block in visible.start / BLOCK_POSITIONS..visible.end.div_ceil(BLOCK_POSITIONS) {
@@ -231,9 +231,9 @@ impl<E: KvElement, const IN_BLOCKS: bool> Run<'_, E, IN_BLOCKS> {
         for i in 0..T {
             let (scores, weights, scales) = (&mut scores[i], &mut weights[i], (q_scales[queries.start + i], &*scales));
             normalizers[i] = if IN_BLOCKS {
-                weigh::<S, Bf16Apart>(simd, scores, weights, &panels, &visible, scales, prefetch)
+                weigh::<S, Bf16AsF32>(simd, scores, weights, &panels, &visible, scales, prefetch)
             } else {
-                weigh::<S, E::Lines>(simd, scores, weights, &panels, &visible, scales, prefetch)
+                weigh::<S, E::PanelFormat>(simd, scores, weights, &panels, &visible, scales, prefetch)
             };
         }
         let lines = visible.start / inputs::<E>()..visible.end.div_ceil(inputs::<E>());
@@ -244,7 +244,7 @@ impl<E: KvElement, const IN_BLOCKS: bool> Run<'_, E, IN_BLOCKS> {
                 let query = queries.start + i;
                 let mut state = State::resume(&mut states[query * state_len..(query + 1) * state_len]);
                 let merge = state.merge(simd, normalizer);
-                state.add::<S, E::Lines>(simd, merge, 0, &self.scratch.values[i * vectors..(i + 1) * vectors]);
+                state.add::<S, E::PanelFormat>(simd, merge, 0, &self.scratch.values[i * vectors..(i + 1) * vectors]);
             }
         }
     }
@@ -330,16 +330,16 @@ impl<S: Simd, const T: usize, const N: usize, const IN_BLOCKS: bool> Sums<S, T, 
     fn add<E: KvElement>(&mut self, simd: S, words: &[&E::Words; N], [even, odd]: [&[u32; T]; 2], line: usize) {
         if IN_BLOCKS {
             assert!(S::BF16_STEPS == 2, "pairs are taken apart as they are loaded");
-            multiply::<S, E, Bf16Apart, T, N, 0>(simd, words, odd, &mut self.odd);
-            multiply::<S, E, Bf16Apart, T, N, 1>(simd, words, even, &mut self.even);
+            multiply::<S, E, Bf16AsF32, T, N, 0>(simd, words, odd, &mut self.odd);
+            multiply::<S, E, Bf16AsF32, T, N, 1>(simd, words, even, &mut self.even);
             if (line + 1).is_multiple_of(BLOCK_LINES) {
                 self.end_block(simd);
             }
             return;
         }
-        multiply::<S, E, E::Lines, T, N, 0>(simd, words, even, &mut self.sums);
-        if const { steps::<S, E::Lines>() == 2 } {
-            multiply::<S, E, E::Lines, T, N, 1>(simd, words, even, &mut self.sums);
+        multiply::<S, E, E::PanelFormat, T, N, 0>(simd, words, even, &mut self.sums);
+        if const { steps::<S, E::PanelFormat>() == 2 } {
+            multiply::<S, E, E::PanelFormat, T, N, 1>(simd, words, even, &mut self.sums);
         }
     }
 
@@ -375,7 +375,7 @@ const fn chains<const IN_BLOCKS: bool>() -> usize {
 
 /// Step `STEP` of `N` vectors of words with what `L` makes of one word of each query.
 #[inline(always)]
-fn multiply<S: Simd, E: KvElement, L: Lines, const T: usize, const N: usize, const STEP: usize>(
+fn multiply<S: Simd, E: KvElement, L: PanelFormat, const T: usize, const N: usize, const STEP: usize>(
     simd: S,
     words: &[&E::Words; N],
     by: &[u32; T],

@@ -73,7 +73,7 @@ pub(super) struct Prefetch<'a> {
     /// The next line, and how many are left from there on.
     next: *const u8,
     lines: usize,
-    /// Lines that are due, and those that become due with each product of vectors: in parts of [`ONE`].
+    /// PanelFormat that are due, and those that become due with each product of vectors: in parts of [`ONE`].
     due: u32,
     per_product: u32,
 }
@@ -172,9 +172,9 @@ impl<'a> Prefetch<'a> {
 mod tests {
     use super::*;
     use crate::{
-        Cpu, Isa, KvDtype, KvLayout,
+        Cpu, Dtype, Isa, KvLayout, KvStorage,
         cpu::{
-            gemm::float::Tiles,
+            gemm::float::FloatActivations,
             kv::{KvMemory, Span},
             simd::portable::Portable,
         },
@@ -195,16 +195,16 @@ mod tests {
     fn stretches_hold_each_split_of_each_head_once_and_all_their_lines_are_asked_for() {
         let cpu = Cpu::new(Some(Isa::Portable), 1).unwrap();
         for (positions, kv_heads, head_dim, dtype, window) in [
-            (1usize, 1usize, 2, KvDtype::F32, None),
-            (544, 3, 64, KvDtype::Bf16, None),
-            (1000, 8, 64, KvDtype::Int8, None),
-            (600, 2, 128, KvDtype::F16, Some(300)),
-            (300, 5, 6, KvDtype::Int8, Some(20)),
+            (1usize, 1usize, 2, KvStorage::Float(Dtype::F32), None),
+            (544, 3, 64, KvStorage::Float(Dtype::Bf16), None),
+            (1000, 8, 64, KvStorage::Int8, None),
+            (600, 2, 128, KvStorage::Float(Dtype::F16), Some(300)),
+            (300, 5, 6, KvStorage::Int8, Some(20)),
         ] {
             let layout = KvLayout { layers: 2, kv_heads, head_dim, dtype };
             let table: Vec<u32> = (0..positions.div_ceil(BLOCK_POSITIONS) as u32).rev().collect();
             let kv = KvMemory::new(layout, table.len());
-            let mut out = Tiles::default();
+            let mut out = FloatActivations::default();
             out.resize(&cpu, 1, kv_heads * head_dim);
             let spans = [Span { blocks: &table, start: positions - 1, rows: 1 }];
             let call = Call { kv: &kv, layer: 1, spans: &spans, q: &[], heads: kv_heads, group: 1, window, out: &out.shared() };

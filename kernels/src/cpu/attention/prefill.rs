@@ -14,15 +14,16 @@ use crate::{
         element::{Bf16, F32},
         gemm::{
             float::activations::BLOCK_ROWS,
-            micro_kernel::{Start, Words, tile, with_tile_rows},
+            micro_kernel::{PackedRows, Start, multiply_tile, with_tile_rows},
             panel::PANEL,
-            prefetch::Ahead,
+            prefetch::WeightPrefetch,
         },
         isa::Bf16Products,
-        kv::element::{Integers, KvElement, KvLine, KvLines, inputs, with_kv_element},
+        kv::element::{Int16Pairs, KvElement, KvLine, KvPanelFormat, inputs, with_kv_element},
         simd::{Kernel, LANES, Simd},
     },
-    kv::{BLOCK_POSITIONS, KvDtype, Part},
+    dtype::Dtype,
+    kv::{BLOCK_POSITIONS, KvStorage, Part},
 };
 use std::{cell::RefCell, marker::PhantomData, ops::Range};
 
@@ -55,13 +56,13 @@ thread_local! {
 
 pub(super) fn run(cpu: &Cpu, call: &Call<'_>, task: &Task) {
     match call.kv.layout().dtype {
-        KvDtype::F32 | KvDtype::F16 => run_with::<F32>(cpu, call, task),
-        KvDtype::Bf16 => run_with::<Bf16>(cpu, call, task),
-        KvDtype::Int8 => run_with::<Integers>(cpu, call, task),
+        KvStorage::Float(Dtype::F32 | Dtype::F16) => run_with::<F32>(cpu, call, task),
+        KvStorage::Float(Dtype::Bf16) => run_with::<Bf16>(cpu, call, task),
+        KvStorage::Int8 => run_with::<Int16Pairs>(cpu, call, task),
     }
 }
 
-fn run_with<P: KvLines>(cpu: &Cpu, call: &Call<'_>, task: &Task) {
+fn run_with<P: KvPanelFormat>(cpu: &Cpu, call: &Call<'_>, task: &Task) {
     SCRATCH.with_borrow_mut(|scratch| {
         let head_dim = call.kv.layout().head_dim;
         let in_blocks = P::IS_BF16 && cpu.isa().bf16_products() == Bf16Products::Blocks;
@@ -79,12 +80,12 @@ fn run_with<P: KvLines>(cpu: &Cpu, call: &Call<'_>, task: &Task) {
         scratch.scores.resize(SPLIT / PANEL * tile_rows, [0.0; _]);
         scratch.weights.resize(tile_rows, [0; _]);
         scratch.sums.resize(tile_rows, [0.0; _]);
-        cpu.isa().dispatch_panel::<P, _>(Run::<P> { call, task, queries, in_blocks, scratch, lines: PhantomData });
+        cpu.isa().dispatch_panel::<P, _>(PrefillKernel::<P> { call, task, queries, in_blocks, scratch, lines: PhantomData });
     });
 }
 
 /// `P`: what K and V become.
-struct Run<'a, P> {
+struct PrefillKernel<'a, P> {
     call: &'a Call<'a>,
     task: &'a Task,
     queries: Tiling,
@@ -94,7 +95,7 @@ struct Run<'a, P> {
     lines: PhantomData<P>,
 }
 
-impl<P: KvLines> Kernel for Run<'_, P> {
+impl<P: KvPanelFormat> Kernel for PrefillKernel<'_, P> {
     type Output = ();
 
     #[inline(always)]
@@ -133,7 +134,7 @@ impl<P: KvLines> Kernel for Run<'_, P> {
     }
 }
 
-impl<P: KvLines> Run<'_, P> {
+impl<P: KvPanelFormat> PrefillKernel<'_, P> {
     /// Positions that any of the queries attends to.
     #[inline(always)]
     fn visible_to_any(&self, queries: &Range<usize>) -> Range<usize> {
@@ -153,7 +154,7 @@ impl<P: KvLines> Run<'_, P> {
         }
         for block in blocks {
             let bytes = call.kv.block(call.spans[task.span].blocks[split * SPLIT_BLOCKS + block]);
-            if const { E::Lines::HAS_SCALES } {
+            if const { E::PanelFormat::HAS_SCALES } {
                 for part in [Part::K, Part::V] {
                     let (scales, _) = bytes[layout.scales(call.layer, part, task.kv_heads.start)].as_chunks();
                     self.scratch.scales.set(simd, block, part, &scales[0]);
@@ -208,10 +209,10 @@ impl<P: KvLines> Run<'_, P> {
         }
         let panels = visible.start / PANEL..visible.end.div_ceil(PANEL);
         let Scratch { k, q, scores, .. } = &mut *self.scratch;
-        let q = Words::<T>(q[self.queries.numbers(queries)].as_chunks().0);
+        let q = PackedRows::<T>(q[self.queries.numbers(queries)].as_chunks().0);
         for panel in panels.clone() {
             let (k, scores) = (&k[panel * words..(panel + 1) * words], &mut scores[panel * T..(panel + 1) * T]);
-            tile::<S, P, T>(simd, q, k, scores, Start::Zero, Ahead::NOTHING);
+            multiply_tile::<S, P, T>(simd, q, k, scores, Start::Zero, WeightPrefetch::NONE);
         }
         self.weigh(simd, split, queries, &panels, T);
         let lines = visible.start / P::INPUTS..visible.end.div_ceil(P::INPUTS);
@@ -220,7 +221,7 @@ impl<P: KvLines> Run<'_, P> {
             let weights = weights.first_chunk().expect("weights of the whole tile");
             let weights = Weighted::<T> { weights, first: lines.start, len: lines.len() };
             let v = &v[panel * (SPLIT / P::INPUTS)..][lines.clone()];
-            tile::<S, P, T>(simd, weights, v, sums, Start::Zero, Ahead::NOTHING);
+            multiply_tile::<S, P, T>(simd, weights, v, sums, Start::Zero, WeightPrefetch::NONE);
             self.add(simd, queries, panel);
         }
     }

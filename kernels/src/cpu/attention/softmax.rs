@@ -5,8 +5,8 @@ use crate::{
     cpu::{
         element::F32,
         exp::exp2,
-        gemm::{int8::quantize, micro_kernel::Factors, panel::PANEL, prefetch::CACHE_LINE},
-        kv::element::KvLines,
+        gemm::{int8::quantize, micro_kernel::Broadcast, panel::PANEL, prefetch::CACHE_LINE},
+        kv::element::KvPanelFormat,
         simd::{LANES, Simd},
     },
     kv::Part,
@@ -31,7 +31,7 @@ pub(super) struct Weighted<'a, const T: usize> {
     pub(super) len: usize,
 }
 
-impl<const T: usize> Factors<T> for Weighted<'_, T> {
+impl<const T: usize> Broadcast<T> for Weighted<'_, T> {
     #[inline(always)]
     fn len(self) -> usize {
         self.len
@@ -74,19 +74,19 @@ pub(super) struct Normalizer {
 const LANE: [f32; LANES] = [0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.];
 
 /// A query's sums of products with a split's positions, as lines add them up; then its scores.
-pub(super) trait Row {
+pub(super) trait ScoreRow {
     /// Of a panel of positions, one vector after the other.
     fn panel(&mut self, panel: usize) -> &mut [[f32; LANES]; PANEL / LANES];
 }
 
-impl Row for Scores {
+impl ScoreRow for Scores {
     #[inline(always)]
     fn panel(&mut self, panel: usize) -> &mut [[f32; LANES]; PANEL / LANES] {
         self.as_chunks_mut().0[panel * PANEL / LANES..].first_chunk_mut().expect("a panel of the split")
     }
 }
 
-/// Row `row` of each panel of scores.
+/// ScoreRow `row` of each panel of scores.
 pub(super) struct PanelRow<'a> {
     /// `[panel][rows]`
     pub(super) panels: &'a mut [[f32; PANEL]],
@@ -94,7 +94,7 @@ pub(super) struct PanelRow<'a> {
     pub(super) row: usize,
 }
 
-impl Row for PanelRow<'_> {
+impl ScoreRow for PanelRow<'_> {
     #[inline(always)]
     fn panel(&mut self, panel: usize) -> &mut [[f32; LANES]; PANEL / LANES] {
         self.panels[panel * self.rows + self.row].as_chunks_mut().0.first_chunk_mut().expect("a whole panel")
@@ -107,9 +107,9 @@ pub(super) const EXP_PRODUCTS: u32 = 20;
 /// Makes weights of the scores of panels `panels`: powers of 2 for the split's positions `visible`, 0 for others.
 /// `None`: none is visible (and all weights are 0). `q_scale`, `scales`: read where `L` has scales.
 #[inline(always)]
-pub(super) fn weigh<S: Simd, L: KvLines>(
+pub(super) fn weigh<S: Simd, L: KvPanelFormat>(
     simd: S,
-    row: &mut impl Row,
+    row: &mut impl ScoreRow,
     weights: &mut Weights,
     panels: &Range<usize>,
     visible: &Range<usize>,
@@ -248,7 +248,13 @@ impl<'a> State<'a> {
 
     /// Then its weighted sums, from vector `first` on, as `L` adds them up.
     #[inline(always)]
-    pub(super) fn add<S: Simd, L: KvLines>(&mut self, simd: S, Merge { keep, take, unit }: Merge, first: usize, sums: &[[f32; LANES]]) {
+    pub(super) fn add<S: Simd, L: KvPanelFormat>(
+        &mut self,
+        simd: S,
+        Merge { keep, take, unit }: Merge,
+        first: usize,
+        sums: &[[f32; LANES]],
+    ) {
         let (keep, take, unit) = (simd.splat(keep), simd.splat(take), simd.splat(unit));
         let (ours, _) = self.numbers[LANES..].as_chunks_mut::<LANES>();
         for (ours, sums) in ours[first..first + sums.len()].iter_mut().zip(sums) {

@@ -14,8 +14,8 @@ use crate::cpu::{
     element::Bf16,
     gemm::{
         micro_kernel::Start,
-        panel::{Lines, PANEL},
-        prefetch::{self, CACHE_LINE},
+        panel::{PANEL, PanelFormat},
+        prefetch::{self, CACHE_LINE, WeightPrefetch},
     },
     simd::{Kernel, Simd},
 };
@@ -26,7 +26,7 @@ use std::{arch::asm, arch::x86_64::__cpuid_count, marker::PhantomData, ops::Rang
 pub(crate) const TILE: usize = 16;
 
 /// 32 outputs of a word of inputs: half a tile's width each.
-type Line = <Bf16 as Lines>::Line;
+type Line = <Bf16 as PanelFormat>::Line;
 
 /// Whether this process may use tiles, and they compute what is stated above. Asks and tries once, which takes microseconds.
 pub(crate) fn is_available() -> bool {
@@ -41,7 +41,7 @@ pub(crate) fn has_int8() -> bool {
     *ANSWER
 }
 
-/// Tiles of bf16.
+/// FloatActivations of bf16.
 fn are_there() -> bool {
     has(AMX_BF16) && has(AMX_TILE) && is_granted()
 }
@@ -77,7 +77,7 @@ pub(crate) struct Amx {
 }
 
 /// What tiles multiply. The numbers of a word are of neighbouring inputs.
-pub(crate) trait Packed {
+pub(crate) trait TileFormat {
     /// Of activations, 32 bits.
     type Word;
     /// 32 bits.
@@ -136,7 +136,7 @@ impl Config {
     }
 }
 
-/// Tiles in use: two of sums, one of activations, and the one that holds weights.
+/// FloatActivations in use: two of sums, one of activations, and the one that holds weights.
 ///
 /// Where another thread shares the core, each tile more makes loading them slower: with four of sums and two of either operand, a product
 /// of two tiles in the first cache took 33 ns, with these four 14, and 7 without loading any; alone on a core, 7 to 11 either way.
@@ -160,9 +160,16 @@ impl Amx {
         Self { of_this_thread: PhantomData }
     }
 
-    /// `sums[i][j] += x.row(i) * weights.column(j)`, or `=`. Row `i` of `x` begins at word `i * stride`, and has as many words as there are
+    /// `sums[i][j] += x.row(i) * weights.column(j)`, or `=`. OneRow `i` of `x` begins at word `i * stride`, and has as many words as there are
     /// lines: a multiple of 16, as there are rows of sums, even where the last ones are not computed.
-    pub(crate) fn multiply<P: Packed>(&self, x: &[P::Word], stride: usize, weights: Piece<'_>, sums: &mut [[P::Sum; PANEL]], start: Start) {
+    pub(crate) fn multiply<P: TileFormat>(
+        &self,
+        x: &[P::Word],
+        stride: usize,
+        weights: Piece<'_>,
+        sums: &mut [[P::Sum; PANEL]],
+        start: Start,
+    ) {
         let lines = weights.lines;
         assert!(lines.len().is_multiple_of(TILE) && sums.len().is_multiple_of(TILE), "whole tiles");
         if lines.is_empty() || sums.is_empty() {
@@ -208,11 +215,11 @@ impl Drop for Amx {
 #[derive(Clone, Copy)]
 pub(crate) struct Piece<'a> {
     lines: &'a [Line],
-    ahead: Ahead,
+    ahead: RoundPrefetch,
 }
 
 impl<'a> Piece<'a> {
-    /// Lines.
+    /// PanelFormat.
     pub(crate) fn len(&self) -> usize {
         self.lines.len()
     }
@@ -220,19 +227,19 @@ impl<'a> Piece<'a> {
     /// For lines that several tiles of rows multiply: what comes a little later.
     pub(crate) fn of_many_rows(lines: &'a [Line]) -> Self {
         let next = lines.as_ptr().cast::<u8>().wrapping_add(prefetch::STREAM_AHEAD_BYTES);
-        Self { lines, ahead: Ahead { next, apart: ROUND_BYTES / STREAMS, step: ROUND_BYTES, lines: LINES_OF_ALL } }
+        Self { lines, ahead: RoundPrefetch { next, apart: ROUND_BYTES / STREAMS, step: ROUND_BYTES, lines: LINES_OF_ALL } }
     }
 
     /// For lines that are in the caches, as what comes next is.
     pub(crate) fn in_caches(lines: &'a [Line]) -> Self {
-        Self { lines, ahead: Ahead::NOTHING }
+        Self { lines, ahead: RoundPrefetch::NONE }
     }
 }
 
 /// What each round asks memory for: some cache lines at `next`, and at seven more places, each `apart` bytes further; the round after
 /// it `step` bytes further.
 #[derive(Clone, Copy)]
-struct Ahead {
+struct RoundPrefetch {
     next: *const u8,
     apart: usize,
     step: usize,
@@ -240,8 +247,8 @@ struct Ahead {
     lines: usize,
 }
 
-impl Ahead {
-    const NOTHING: Self = Self { next: std::ptr::null(), apart: 0, step: 0, lines: 0 };
+impl RoundPrefetch {
+    const NONE: Self = Self { next: std::ptr::null(), apart: 0, step: 0, lines: 0 };
 
     /// What is left after so many rounds.
     #[inline(always)]
@@ -257,7 +264,7 @@ impl Ahead {
             _ if tiles == 1 || self.lines == 0 => self,
             0 => Self { lines: LINES_OF_HALF, ..self },
             1 => Self { next: self.next.wrapping_add(LINES_OF_HALF * CACHE_LINE), lines: LINES_OF_HALF, ..self },
-            _ => Self::NOTHING,
+            _ => Self::NONE,
         }
     }
 }
@@ -272,7 +279,7 @@ const LINES_OF_HALF: usize = LINES_OF_ALL / 2;
 /// Panels for a few rows, which are read once, from memory.
 ///
 /// The tiles hold the sums of one panel, and with one stream of weights a core waits at each of its pages until the prefetcher has
-/// followed (see [`Row`]). So weights are asked for in pieces, each in eight streams while the one before is multiplied, which is much
+/// followed (see [`OneRow`]). So weights are asked for in pieces, each in eight streams while the one before is multiplied, which is much
 /// faster than memory. The first is asked for at once; behind the last one, what follows, as a thread's next task mostly begins there.
 pub(crate) struct Stream<'a> {
     /// Those of its panels, and what follows.
@@ -309,13 +316,13 @@ impl<'a> Stream<'a> {
 
     /// The piece that begins with round `start`.
     #[inline(always)]
-    fn ahead(&self, start: usize) -> Ahead {
+    fn ahead(&self, start: usize) -> RoundPrefetch {
         match self.lines.get(start * TILE..) {
             Some(lines @ [_, ..]) => {
                 let bytes = size_of_val(&lines[..lines.len().min(self.piece_rounds * TILE)]);
-                Ahead { next: lines.as_ptr().cast(), apart: bytes / STREAMS, step: ROUND_BYTES / STREAMS, lines: LINES_OF_ALL }
+                RoundPrefetch { next: lines.as_ptr().cast(), apart: bytes / STREAMS, step: ROUND_BYTES / STREAMS, lines: LINES_OF_ALL }
             }
-            _ => Ahead::NOTHING,
+            _ => RoundPrefetch::NONE,
         }
     }
 }
@@ -347,9 +354,9 @@ macro_rules! ask {
     };
 }
 
-macro_rules! packed {
-    ($packed:ty, $word:ty, $sum:ty, $products:literal) => {
-        impl Packed for $packed {
+macro_rules! tile_format {
+    ($format:ty, $word:ty, $sum:ty, $products:literal) => {
+        impl TileFormat for $format {
             type Word = $word;
             type Sum = $sum;
 
@@ -409,33 +416,33 @@ macro_rules! packed {
     };
 }
 
-packed!(Bf16Pairs, u32, f32, "tdpbf16ps");
-packed!(Int8Fours, [i8; 4], i32, "tdpbsud");
+tile_format!(Bf16Pairs, u32, f32, "tdpbf16ps");
+tile_format!(Int8Fours, [i8; 4], i32, "tdpbsud");
 
 /// The same for one row and `P` panels, in vectors: tiles with a single row wait for memory more often than they compute.
 /// `sums[p][j] += x * weights[p].column(j)`.
 ///
-/// Lines of the panels take turns. A core that reads one stream has to wait at each of its pages until the prefetcher has
+/// PanelFormat of the panels take turns. A core that reads one stream has to wait at each of its pages until the prefetcher has
 /// followed; with several, there is always one that goes on.
-pub(crate) struct Row<'a, const P: usize> {
+pub(crate) struct OneRow<'a, const P: usize> {
     pub(crate) x: &'a [u32],
     pub(crate) weights: [&'a [Line]; P],
     pub(crate) sums: [&'a mut [f32; PANEL]; P],
 }
 
-impl<const P: usize> Kernel for Row<'_, P> {
+impl<const P: usize> Kernel for OneRow<'_, P> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let mut acc = [[simd.zero(); 2]; P];
-        let mut ahead = [prefetch::Ahead::within(self.weights[0]); P];
+        let mut ahead = [WeightPrefetch::within(self.weights[0]); P];
         let mut weights = [self.weights[0].as_chunks::<TILE>().0; P];
         let (x, _) = self.x.as_chunks::<TILE>();
         for p in 0..P {
             let (sums, _) = self.sums[p].as_chunks();
             acc[p] = [simd.load(&sums[0]), simd.load(&sums[1])];
-            ahead[p] = prefetch::Ahead::within(self.weights[p]);
+            ahead[p] = WeightPrefetch::within(self.weights[p]);
             weights[p] = &self.weights[p].as_chunks().0[..x.len()];
         }
         for (block, x) in x.iter().enumerate() {

@@ -15,83 +15,62 @@
 pub(crate) mod activations;
 mod weights;
 
-pub use activations::Tiles;
-pub use weights::Weights;
+pub use activations::FloatActivations;
+pub use weights::FloatWeights;
 
 use crate::cpu::{
     Cpu,
     element::with_element,
     elementwise::silu_mul_vector,
     gemm::{
-        micro_kernel::{Start, Words, tile, with_tile_rows},
-        panel::{BLOCK_INPUTS, PANEL, StoredLines},
-        prefetch::Ahead,
+        Output, Product, locate,
+        micro_kernel::{PackedRows, Start, multiply_tile, with_tile_rows},
+        panel::{BLOCK_INPUTS, PANEL, WeightFormat},
+        prefetch::WeightPrefetch,
         scratch::with_sums,
     },
     simd::{Kernel, LANES, Simd},
     threads::disjoint::Disjoint,
 };
-use activations::{BLOCK_ROWS, SharedTiles};
+use activations::{BLOCK_ROWS, SharedActivations};
 use std::{marker::PhantomData, ops::Range};
 
-/// One product of several that share their activations.
-pub struct Product<'a> {
-    pub weights: &'a Weights,
-    pub to: Output<'a>,
-}
-
-/// What becomes of the result `y`, which is `[rows, outputs]`.
-pub enum Output<'a> {
-    Set(&'a mut [f32]),
-    /// Added to what is there.
-    Add(&'a mut [f32]),
-    /// `silu(gate) * up`, of [gated](Weights::gated) weights, as activations for the next product.
-    SiluMul(&'a mut Tiles),
-}
-
-/// `y = x wᵀ + bias` for each of the products. `x` is [for weights](Tiles::for_weights) like theirs.
-pub fn matmul<const N: usize>(cpu: &Cpu, x: &Tiles, products: [Product<'_>; N]) {
+/// `y = x wᵀ + bias` for each of the products. `x` is [for weights](FloatActivations::for_weights) like theirs.
+pub fn matmul<const N: usize>(cpu: &Cpu, x: &FloatActivations, products: [Product<'_, FloatWeights, FloatActivations>; N]) {
     let rows = x.rows();
-    let jobs = products.map(|Product { weights, to }| {
+    let products = products.map(|Product { weights, output }| {
         assert_eq!(x.cols(), weights.inputs(), "x is [rows, inputs]");
         assert!(x.are_for(weights.dtype()), "x is for {:?} weights", weights.dtype());
+        assert_eq!(matches!(output, Output::SiluMul(_)), weights.columns().is_gated, "gated weights, and no others, are for SiluMul");
         let len = rows * weights.outputs();
-        let is_gated = matches!(to, Output::SiluMul(_));
-        assert_eq!(is_gated, weights.is_gated(), "gated weights, and no others, are for SiluMul");
-        let to = match to {
-            Output::Set(y) => (y.len() == len).then(|| Shared::Set(Disjoint::new(y))),
-            Output::Add(y) => (y.len() == len).then(|| Shared::Add(Disjoint::new(y))),
+        let output = match output {
+            Output::Set(y) => (y.len() == len).then(|| SharedOutput::Set(Disjoint::new(y))),
+            Output::Add(y) => (y.len() == len).then(|| SharedOutput::Add(Disjoint::new(y))),
             Output::SiluMul(y) => {
                 y.resize(cpu, rows, weights.outputs());
-                Some(Shared::SiluMul(y.shared()))
+                Some(SharedOutput::SiluMul(y.shared()))
             }
         };
-        Job { weights, to: to.expect("y is [rows, outputs]") }
+        SharedProduct { weights, output: output.expect("y is [rows, outputs]") }
     });
     if rows == 0 {
         return;
     }
-    let panels: usize = jobs.iter().map(|job| job.weights.panels()).sum();
+    let panels: usize = products.iter().map(|product| product.weights.panels()).sum();
     let plan = Plan::new(x, panels, cpu.threads());
-    let groups = |job: &Job<'_>| job.weights.panels().div_ceil(plan.group_panels);
-    cpu.for_each(jobs.iter().map(groups).sum::<usize>() * plan.blocks, |index| {
-        // Blocks of rows take turns with one group of panels while that is in the shared cache.
-        let (mut group, block) = (index / plan.blocks, index % plan.blocks);
-        let job = jobs.iter().find(|job| {
-            let here = groups(job);
-            let found = group < here;
-            group -= if found { 0 } else { here };
-            found
-        });
-        let job = job.expect("a group of one of the jobs");
-        let share = |group| group * job.weights.panels() / groups(job);
+    let groups = |product: &SharedProduct<'_>| product.weights.panels().div_ceil(plan.group_panels);
+    cpu.for_each(products.iter().map(groups).sum::<usize>() * plan.blocks, |index| {
+        // All blocks of rows take their turn with one group of panels while that is in the shared cache.
+        let (product, group) = locate(&products, groups, index / plan.blocks);
+        let block = index % plan.blocks;
+        let share = |group| group * product.weights.panels() / groups(product);
         let panels = share(group)..share(group + 1);
         let tiles = block * x.tiling.tiles / plan.blocks..(block + 1) * x.tiling.tiles / plan.blocks;
         let rows = x.tiling.tile(tiles.start).start..x.tiling.tile(tiles.end - 1).end;
         let sums_rows = if x.are_by_row() { rows.len().next_multiple_of(BLOCK_ROWS) } else { rows.len() };
         with_sums(sums_rows * panels.len(), |sums| {
-            with_element!(job.weights.dtype(), E => {
-                cpu.isa().dispatch_panel::<E, _>(Task::<E> { x, job, panels, tiles, rows, step: plan.step, sums, sums_rows, element: PhantomData });
+            with_element!(product.weights.dtype(), E => {
+                cpu.isa().dispatch_panel::<E, _>(Task::<E> { x, product, panels, tiles, rows, step: plan.step, sums, sums_rows, element: PhantomData });
             });
         });
     });
@@ -108,7 +87,7 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(x: &Tiles, panels: usize, threads: usize) -> Self {
+    fn new(x: &FloatActivations, panels: usize, threads: usize) -> Self {
         let (rows, inputs) = (x.rows(), x.cols());
         let blocks = rows.div_ceil(ROWS_PER_TASK);
         let group_panels = if threads == 1 || rows * inputs * panels * PANEL < WORK_MIN_TO_SHARE {
@@ -133,22 +112,22 @@ const ROWS_PER_TASK: usize = 96;
 const GROUP_PANELS: usize = 16;
 const STEP_INPUTS: usize = 768;
 
-struct Job<'a> {
-    weights: &'a Weights,
-    to: Shared<'a>,
+struct SharedProduct<'a> {
+    weights: &'a FloatWeights,
+    output: SharedOutput<'a>,
 }
 
 /// [`Output`], written by several tasks.
-enum Shared<'a> {
+enum SharedOutput<'a> {
     Set(Disjoint<'a, f32>),
     Add(Disjoint<'a, f32>),
-    SiluMul(SharedTiles<'a>),
+    SiluMul(SharedActivations<'a>),
 }
 
 /// Some panels times a block of rows.
 struct Task<'a, E> {
-    x: &'a Tiles,
-    job: &'a Job<'a>,
+    x: &'a FloatActivations,
+    product: &'a SharedProduct<'a>,
     panels: Range<usize>,
     tiles: Range<usize>,
     /// Those of the tiles.
@@ -160,13 +139,13 @@ struct Task<'a, E> {
     element: PhantomData<E>,
 }
 
-impl<E: StoredLines> Kernel for Task<'_, E> {
+impl<E: WeightFormat> Kernel for Task<'_, E> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
         for (i, panel) in self.panels.clone().enumerate() {
-            self.sums[i * self.sums_rows..(i + 1) * self.sums_rows].fill(*self.job.weights.bias(panel));
+            self.sums[i * self.sums_rows..(i + 1) * self.sums_rows].fill(*self.product.weights.bias(panel));
         }
         if self.x.are_by_row() {
             self.multiply_blocks(simd)
@@ -182,7 +161,7 @@ impl<E: StoredLines> Kernel for Task<'_, E> {
     }
 }
 
-impl<E: StoredLines> Task<'_, E> {
+impl<E: WeightFormat> Task<'_, E> {
     /// With AMX: that is why rows lie one after the other.
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     #[inline(always)]
@@ -191,7 +170,7 @@ impl<E: StoredLines> Task<'_, E> {
             element::Bf16,
             gemm::{
                 amx::{Amx, Bf16Pairs, Piece, Stream, TILE},
-                panel::Lines,
+                panel::PanelFormat,
             },
         };
         let (lines, step) = (Bf16::panel_lines(self.x.cols()), self.step.div_ceil(Bf16::INPUTS).next_multiple_of(TILE));
@@ -209,7 +188,7 @@ impl<E: StoredLines> Task<'_, E> {
         // SAFETY: rows lie so only for an instruction set that has tiles, and was found available.
         let unit = unsafe { Amx::new(self.rows.len()) };
         if self.rows.len() <= 2 * TILE {
-            let following = self.job.weights.lines::<Bf16>(self.panels.start..self.job.weights.panels());
+            let following = self.product.weights.lines::<Bf16>(self.panels.start..self.product.weights.panels());
             for (nth, line, weights) in Stream::of(simd, following, lines, self.panels.len()) {
                 let sums = &mut self.sums[nth * self.sums_rows..(nth + 1) * self.sums_rows];
                 unit.multiply::<Bf16Pairs>(self.x.words_from(self.rows.start, line), self.x.tiling.cols, weights, sums, Start::Sums);
@@ -219,7 +198,7 @@ impl<E: StoredLines> Task<'_, E> {
         for start in (0..lines).step_by(step) {
             let x = self.x.words_from(self.rows.start, start);
             for (panel, sums) in self.panels.clone().zip(self.sums.chunks_exact_mut(self.sums_rows)) {
-                let weights = self.job.weights.panel::<Bf16>(panel, start..(start + step).min(lines));
+                let weights = self.product.weights.panel::<Bf16>(panel, start..(start + step).min(lines));
                 unit.multiply::<Bf16Pairs>(x, self.x.tiling.cols, Piece::of_many_rows(weights), sums, Start::Sums);
             }
         }
@@ -229,14 +208,14 @@ impl<E: StoredLines> Task<'_, E> {
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     #[inline(always)]
     fn multiply_row<S: Simd, const P: usize>(&mut self, simd: S, first: usize) -> usize {
-        use crate::cpu::{element::Bf16, gemm::amx::Row};
+        use crate::cpu::{element::Bf16, gemm::amx::OneRow};
         use std::array::from_fn;
         let lines = Bf16::panel_lines(self.x.cols());
         let x = &self.x.words_from(self.rows.start, 0)[..lines];
-        let weights = from_fn(|p| self.job.weights.panel::<Bf16>(first + p, 0..lines));
+        let weights = from_fn(|p| self.product.weights.panel::<Bf16>(first + p, 0..lines));
         let mut sums = self.sums[(first - self.panels.start) * self.sums_rows..].chunks_exact_mut(self.sums_rows);
         let sums = from_fn(|_| &mut sums.next().expect("sums of each panel")[0]);
-        simd.call(Row::<P> { x, weights, sums });
+        simd.call(OneRow::<P> { x, weights, sums });
         P
     }
 
@@ -248,11 +227,11 @@ impl<E: StoredLines> Task<'_, E> {
     #[inline(always)]
     fn multiply<S: Simd>(&mut self, simd: S) {
         let (lines, step, first) = (self.x.cols().div_ceil(E::INPUTS), self.step.div_ceil(E::INPUTS), self.panels.start);
-        let (all, panel_lines) = (self.job.weights.lines::<E>(self.panels.clone()).as_ptr(), E::panel_lines(self.x.cols()));
+        let (all, panel_lines) = (self.product.weights.lines::<E>(self.panels.clone()).as_ptr(), E::panel_lines(self.x.cols()));
         for start in (0..lines).step_by(step) {
             let piece = start..(start + step).min(lines);
             for panel in self.panels.clone() {
-                let weights = self.job.weights.panel::<E>(panel, piece.clone());
+                let weights = self.product.weights.panel::<E>(panel, piece.clone());
                 let (next_panel, next_line) = match (panel + 1 < self.panels.end, piece.end < lines) {
                     (true, _) => (panel + 1, start),
                     (false, true) => (first, piece.end),
@@ -267,11 +246,11 @@ impl<E: StoredLines> Task<'_, E> {
                     let sums = &mut self.sums[sums..sums + rows.len()];
                     let ahead = match self.tiles.len() {
                         // So little is computed that the loads themselves run ahead, and the processor's own prefetching with them.
-                        1 if rows.len() == 1 => Ahead::NOTHING,
-                        1 => Ahead::within(weights),
-                        tiles => Ahead::share_of(next, weights.len(), nth, tiles),
+                        1 if rows.len() == 1 => WeightPrefetch::NONE,
+                        1 => WeightPrefetch::within(weights),
+                        tiles => WeightPrefetch::share_of(next, weights.len(), nth, tiles),
                     };
-                    with_tile_rows!(S, rows.len(), T => tile::<S, E, T>(simd, Words::<T>(x.as_chunks().0), weights, sums, Start::Sums, ahead));
+                    with_tile_rows!(S, rows.len(), T => multiply_tile::<S, E, T>(simd, PackedRows::<T>(x.as_chunks().0), weights, sums, Start::Sums, ahead));
                 }
             }
         }
@@ -280,9 +259,9 @@ impl<E: StoredLines> Task<'_, E> {
     /// Asks for where the sums of a row go.
     #[inline(always)]
     fn ask_for_outputs<S: Simd>(&self, simd: S, row: usize) {
-        if let Shared::Set(y) | Shared::Add(y) = &self.job.to {
-            let weights = self.job.weights;
-            let columns = weights.outputs_of(self.panels.start).start..weights.outputs_of(self.panels.end - 1).end;
+        if let SharedOutput::Set(y) | SharedOutput::Add(y) = &self.product.output {
+            let weights = self.product.weights;
+            let columns = weights.columns().outputs_of(self.panels.start).start..weights.columns().outputs_of(self.panels.end - 1).end;
             for column in columns.step_by(LANES) {
                 simd.prefetch_to_write(y.address(row * weights.outputs() + column));
             }
@@ -292,12 +271,12 @@ impl<E: StoredLines> Task<'_, E> {
     /// Hands over the sums of one row: what panels have of it lies together.
     #[inline(always)]
     fn finish<S: Simd>(&self, simd: S, row: usize) {
-        let weights = self.job.weights;
+        let weights = self.product.weights;
         let of_row = self.sums.chunks_exact(self.sums_rows).map(|sums| sums[row - self.rows.start].as_chunks::<LANES>().0);
-        let panels = self.panels.clone().map(|panel| weights.outputs_of(panel)).zip(of_row);
-        match &self.job.to {
-            Shared::Set(y) | Shared::Add(y) => {
-                let (start, add) = (row * weights.outputs(), matches!(self.job.to, Shared::Add(_)));
+        let panels = self.panels.clone().map(|panel| weights.columns().outputs_of(panel)).zip(of_row);
+        match &self.product.output {
+            SharedOutput::Set(y) | SharedOutput::Add(y) => {
+                let (start, add) = (row * weights.outputs(), matches!(self.product.output, SharedOutput::Add(_)));
                 for (columns, halves) in panels {
                     // SAFETY: no two tasks have the same rows and columns, and this is the only part alive within this one.
                     let y = unsafe { y.part(start + columns.start..start + columns.end) };
@@ -306,7 +285,7 @@ impl<E: StoredLines> Task<'_, E> {
                     }
                 }
             }
-            Shared::SiluMul(y) => {
+            SharedOutput::SiluMul(y) => {
                 let tile = y.tiling.tile_of(row);
                 for (columns, halves) in panels {
                     let product = simd.to_array(silu_mul_vector(simd, simd.load(&halves[0]), simd.load(&halves[1])));
@@ -334,8 +313,8 @@ mod tests {
     };
     use std::collections::HashMap;
 
-    fn tiles(cpu: &Cpu, dtype: Dtype, x: &[f32], cols: usize) -> Tiles {
-        let mut tiles = Tiles::for_weights(dtype);
+    fn tiles(cpu: &Cpu, dtype: Dtype, x: &[f32], cols: usize) -> FloatActivations {
+        let mut tiles = FloatActivations::for_weights(dtype);
         tiles.copy_from(cpu, x, cols);
         tiles
     }
@@ -373,15 +352,15 @@ mod tests {
                 let expected = reference(&rounded(dtype, &x), &decode(dtype, &bytes), &bias, k);
                 let mut first: HashMap<Bf16Products, Vec<f32>> = HashMap::new();
                 for cpu in cpus() {
-                    let weights = Weights::new(&cpu, Matrix::new(&bytes, dtype, n, k), Some(&bias));
+                    let weights = FloatWeights::new(&cpu, Matrix::new(&bytes, dtype, n, k), Some(&bias));
                     let x = tiles(&cpu, dtype, &x, k);
                     let (mut y, mut added) = (vec![f32::NAN; m * n], vec![2.0; m * n]);
                     matmul(
                         &cpu,
                         &x,
                         [
-                            Product { weights: &weights, to: Output::Set(&mut y) },
-                            Product { weights: &weights, to: Output::Add(&mut added) },
+                            Product { weights: &weights, output: Output::Set(&mut y) },
+                            Product { weights: &weights, output: Output::Add(&mut added) },
                         ],
                     );
                     assert_close(&y, &expected);
@@ -405,9 +384,9 @@ mod tests {
             let mut first: HashMap<Bf16Products, Vec<f32>> = HashMap::new();
             for cpu in cpus() {
                 let matrix = |bytes| Matrix::new(bytes, Dtype::Bf16, n, k);
-                let weights = Weights::gated(&cpu, (matrix(&gate), Some(&bias)), (matrix(&up), None));
-                let mut y = Tiles::default();
-                matmul(&cpu, &tiles(&cpu, Dtype::Bf16, &x, k), [Product { weights: &weights, to: Output::SiluMul(&mut y) }]);
+                let weights = FloatWeights::gated(&cpu, (matrix(&gate), Some(&bias)), (matrix(&up), None));
+                let mut y = FloatActivations::default();
+                matmul(&cpu, &tiles(&cpu, Dtype::Bf16, &x, k), [Product { weights: &weights, output: Output::SiluMul(&mut y) }]);
                 let rows = y.to_rows();
                 for (got, (expected, size)) in rows.iter().zip(expected.iter().zip(&ups)) {
                     assert!((f64::from(*got) - expected).abs() <= 1e-4 * (1.0 + size.1), "{got} is not {expected}");
@@ -442,9 +421,9 @@ mod tests {
                     Bf16Products::Blocks => blocks(x, w, bias),
                 };
                 let expected: Vec<f32> = x.chunks(k).flat_map(|x| w.chunks(k).zip(&bias).map(|(w, &bias)| sum(x, w, bias))).collect();
-                let weights = Weights::new(&cpu, Matrix::new(&bytes, Dtype::Bf16, n, k), Some(&bias));
+                let weights = FloatWeights::new(&cpu, Matrix::new(&bytes, Dtype::Bf16, n, k), Some(&bias));
                 let mut y = vec![0.0; m * n];
-                matmul(&cpu, &tiles(&cpu, Dtype::Bf16, &x, k), [Product { weights: &weights, to: Output::Set(&mut y) }]);
+                matmul(&cpu, &tiles(&cpu, Dtype::Bf16, &x, k), [Product { weights: &weights, output: Output::Set(&mut y) }]);
                 assert!(y == expected, "{k} inputs on {}", cpu.isa());
             }
         }
@@ -458,9 +437,9 @@ mod tests {
         let bytes = encode(Dtype::Bf16, &w);
         assert!(decode(Dtype::Bf16, &bytes) == w, "they can be stored");
         for cpu in cpus() {
-            let weights = Weights::new(&cpu, Matrix::new(&bytes, Dtype::Bf16, 1, w.len()), None);
+            let weights = FloatWeights::new(&cpu, Matrix::new(&bytes, Dtype::Bf16, 1, w.len()), None);
             let mut y = [f32::NAN];
-            matmul(&cpu, &tiles(&cpu, Dtype::Bf16, &x, w.len()), [Product { weights: &weights, to: Output::Set(&mut y) }]);
+            matmul(&cpu, &tiles(&cpu, Dtype::Bf16, &x, w.len()), [Product { weights: &weights, output: Output::Set(&mut y) }]);
             assert_eq!(y, [1.25], "{}", cpu.isa());
         }
     }
@@ -469,8 +448,8 @@ mod tests {
     #[should_panic(expected = "x is for Bf16 weights")]
     fn bf16_weights_refuse_activations_that_are_not_rounded() {
         let cpu = Cpu::new(None, 1).unwrap();
-        let weights = Weights::new(&cpu, Matrix::new(&[0; 2], Dtype::Bf16, 1, 1), None);
-        matmul(&cpu, &tiles(&cpu, Dtype::F32, &[1.0], 1), [Product { weights: &weights, to: Output::Set(&mut [0.0]) }]);
+        let weights = FloatWeights::new(&cpu, Matrix::new(&[0; 2], Dtype::Bf16, 1, 1), None);
+        matmul(&cpu, &tiles(&cpu, Dtype::F32, &[1.0], 1), [Product { weights: &weights, output: Output::Set(&mut [0.0]) }]);
     }
 
     #[test]
@@ -480,10 +459,10 @@ mod tests {
         let bytes = encode(Dtype::Bf16, &numbers(n * k, 4));
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
             let cpu = Cpu::new(Some(isa), 2).unwrap();
-            let weights = Weights::new(&cpu, Matrix::new(&bytes, Dtype::Bf16, n, k), None);
+            let weights = FloatWeights::new(&cpu, Matrix::new(&bytes, Dtype::Bf16, n, k), None);
             let product = |x: &[f32]| {
                 let mut y = vec![0.0; x.len() / k * n];
-                matmul(&cpu, &tiles(&cpu, Dtype::Bf16, x, k), [Product { weights: &weights, to: Output::Set(&mut y) }]);
+                matmul(&cpu, &tiles(&cpu, Dtype::Bf16, x, k), [Product { weights: &weights, output: Output::Set(&mut y) }]);
                 y
             };
             let together = product(&x);

@@ -11,7 +11,7 @@
 //! The sum is of integers and exact, so no order of it, tiling or instruction set changes a bit, and a row depends on nothing but itself.
 //!
 //! - [`Int8Weights`]: quantized, in the order in which the product reads them
-//! - [`Int8Rows`]: quantized rows of activations; `quantize`: one row
+//! - [`Int8Activations`]: quantized rows of activations; `quantize`: one row
 //! - [`matmul`]: the product; `dot`: sums of products for 16 outputs at a time, per instruction set
 
 mod activations;
@@ -19,13 +19,13 @@ mod dot;
 pub(crate) mod quantize;
 mod weights;
 
-pub use activations::Int8Rows;
+pub use activations::Int8Activations;
 pub use weights::Int8Weights;
 
 use crate::cpu::{
     Cpu,
     elementwise::silu_mul_vector,
-    gemm::{micro_kernel::with_tile_rows, prefetch::Ahead},
+    gemm::{Output, Product, locate, micro_kernel::with_tile_rows, prefetch::WeightPrefetch},
     simd::{LANES, Simd},
     threads::disjoint::Disjoint,
 };
@@ -36,46 +36,26 @@ use weights::PANEL_LINES;
 /// The longest sum of products that cannot overflow 32 bits.
 pub const INPUTS_MAX: usize = i32::MAX as usize / (127 * 127);
 
-/// One product of several that share their activations.
-pub struct Int8Product<'a> {
-    pub weights: &'a Int8Weights,
-    pub to: Int8Output<'a>,
-}
-
-/// What becomes of the result `y`, which is `[rows, outputs]`.
-pub enum Int8Output<'a> {
-    Set(&'a mut [f32]),
-    /// Added to what is there.
-    Add(&'a mut [f32]),
-    /// `silu(gate) * up`, of [gated](Int8Weights::gated) weights, as activations for the next product.
-    SiluMul(&'a mut Int8Rows),
-}
-
 /// `y = x wᵀ + bias` for each of the products.
-pub fn matmul<const N: usize>(cpu: &Cpu, x: &Int8Rows, mut products: [Int8Product<'_>; N]) {
-    let jobs = products.each_mut().map(|product| Job::new(x, product));
-    let panels = jobs.iter().map(|job| job.weights.panels()).sum::<usize>();
+pub fn matmul<const N: usize>(cpu: &Cpu, x: &Int8Activations, mut products: [Product<'_, Int8Weights, Int8Activations>; N]) {
+    let shared = products.each_mut().map(|product| SharedProduct::new(x, product));
+    let panels = shared.iter().map(|product| product.weights.panels()).sum::<usize>();
     let per_task = panels_per_task(x, panels, cpu.threads());
-    let tasks = |job: &Job<'_>| job.weights.panels().div_ceil(per_task);
-    cpu.for_each(jobs.iter().map(tasks).sum(), |mut index| {
-        let job = jobs.iter().find(|job| {
-            let found = index < tasks(job);
-            index -= if found { 0 } else { tasks(job) };
-            found
-        });
-        let job = job.expect("a task of one of the jobs");
-        let panels = index * per_task..((index + 1) * per_task).min(job.weights.panels());
-        x.unit().dispatch(Task { x, job, panels });
+    let tasks = |product: &SharedProduct<'_>| product.weights.panels().div_ceil(per_task);
+    cpu.for_each(shared.iter().map(tasks).sum(), |index| {
+        let (product, index) = locate(&shared, tasks, index);
+        let panels = index * per_task..((index + 1) * per_task).min(product.weights.panels());
+        x.unit().dispatch(Task { x, product, panels });
     });
-    for Int8Product { weights, to } in products {
-        if let Int8Output::SiluMul(y) = to {
+    for Product { weights, output } in products {
+        if let Output::SiluMul(y) = output {
             y.copy_from_exact(cpu, weights.outputs());
         }
     }
 }
 
 /// Enough for a thread to be worth asking, few enough that threads which are held up leave their share to the others.
-fn panels_per_task(x: &Int8Rows, panels: usize, threads: usize) -> usize {
+fn panels_per_task(x: &Int8Activations, panels: usize, threads: usize) -> usize {
     let products = x.rows() * x.cols() * PANEL_LINES * LANES;
     let worth = PRODUCTS_PER_TASK / products.max(1);
     // What tiles compute with they soon wait for: more panels share what is read of `x`.
@@ -91,7 +71,7 @@ const TASKS_PER_THREAD: usize = 16;
 const ROW_PANELS: usize = 4;
 
 /// One product, written by several tasks.
-struct Job<'a> {
+struct SharedProduct<'a> {
     weights: &'a Int8Weights,
     /// `[rows, outputs]`.
     y: Disjoint<'a, f32>,
@@ -106,20 +86,20 @@ enum Store {
     SiluMul,
 }
 
-impl<'a> Job<'a> {
-    fn new(x: &Int8Rows, product: &'a mut Int8Product<'_>) -> Self {
+impl<'a> SharedProduct<'a> {
+    fn new(x: &Int8Activations, product: &'a mut Product<'_, Int8Weights, Int8Activations>) -> Self {
         let weights = product.weights;
         assert_eq!(x.cols(), weights.inputs(), "x is [rows, inputs]");
         let len = x.rows() * weights.outputs();
-        let (y, store) = match &mut product.to {
-            Int8Output::Set(y) => (&mut **y, Store::Set),
-            Int8Output::Add(y) => (&mut **y, Store::Add),
-            Int8Output::SiluMul(y) => {
+        let (y, store) = match &mut product.output {
+            Output::Set(y) => (&mut **y, Store::Set),
+            Output::Add(y) => (&mut **y, Store::Add),
+            Output::SiluMul(y) => {
                 y.exact.resize(len, 0.0);
                 (&mut y.exact[..], Store::SiluMul)
             }
         };
-        assert_eq!(matches!(store, Store::SiluMul), weights.is_gated(), "gated weights, and no others, are for SiluMul");
+        assert_eq!(matches!(store, Store::SiluMul), weights.columns().is_gated, "gated weights, and no others, are for SiluMul");
         assert_eq!(y.len(), len, "y is [rows, outputs]");
         Self { weights, y: Disjoint::new(y), store }
     }
@@ -136,12 +116,12 @@ struct Panel<V> {
 impl<V: Copy> Panel<V> {
     #[inline(always)]
     fn of<S: Simd<V = V>>(simd: S, weights: &Int8Weights, panel: usize) -> Self {
-        let (scales, bias) = (weights.scales(panel), weights.bias(panel));
+        let (scales, bias) = (weights.scales(panel).as_chunks().0, weights.bias(panel).as_chunks().0);
         let mut this =
             Self { scales: [simd.zero(); PANEL_LINES], bias: [simd.zero(); PANEL_LINES], outputs: [const { 0..0 }; PANEL_LINES] };
         for line in 0..PANEL_LINES {
             (this.scales[line], this.bias[line]) = (simd.load(&scales[line]), simd.load(&bias[line]));
-            this.outputs[line] = weights.outputs_of(panel, line);
+            this.outputs[line] = weights.columns().outputs_of_vector(panel, line);
         }
         this
     }
@@ -149,8 +129,8 @@ impl<V: Copy> Panel<V> {
 
 /// All rows of some panels. A panel stays in the second cache while the tiles of rows pass by.
 struct Task<'a> {
-    x: &'a Int8Rows,
-    job: &'a Job<'a>,
+    x: &'a Int8Activations,
+    product: &'a SharedProduct<'a>,
     panels: Range<usize>,
 }
 
@@ -196,7 +176,7 @@ impl Task<'_> {
         let mut sums = [[0; PANEL_LINES * LANES]; ROWS_AT_A_TIME];
         if rows <= 2 * TILE {
             let sums = &mut sums[..rows.next_multiple_of(TILE)];
-            let following = self.job.weights.lines(self.panels.start..self.job.weights.panels());
+            let following = self.product.weights.lines(self.panels.start..self.product.weights.panels());
             for (nth, first, weights) in Stream::of(simd, following, quads, self.panels.len()) {
                 let end = first + weights.len();
                 let start = if first == 0 { Start::Zero } else { Start::Sums };
@@ -212,7 +192,7 @@ impl Task<'_> {
             for first in (0..rows).step_by(ROWS_AT_A_TIME) {
                 let rows = first..(first + ROWS_AT_A_TIME).min(rows);
                 for panel in panels.clone() {
-                    let weights = Piece::of_many_rows(self.job.weights.lines(panel..panel + 1));
+                    let weights = Piece::of_many_rows(self.product.weights.lines(panel..panel + 1));
                     let sums = &mut sums[..rows.len().next_multiple_of(TILE)];
                     self.ask_for_outputs(simd, panel, rows.clone());
                     unit.multiply::<Int8Fours>(self.x.quads_from(first), quads, weights, sums, Start::Zero);
@@ -225,11 +205,11 @@ impl Task<'_> {
     /// Asks memory for what is stored next, to have it by the time the sums are there.
     #[inline(always)]
     fn ask_for_outputs<S: Simd>(&self, simd: S, panel: usize, rows: Range<usize>) {
-        let weights = self.job.weights;
-        for line in 0..if weights.is_gated() { 1 } else { PANEL_LINES } {
-            let first = weights.outputs_of(panel, line).start;
+        let weights = self.product.weights;
+        for line in 0..if weights.columns().is_gated { 1 } else { PANEL_LINES } {
+            let first = weights.columns().outputs_of_vector(panel, line).start;
             for row in rows.clone() {
-                simd.prefetch_to_write(self.job.y.address(row * weights.outputs() + first));
+                simd.prefetch_to_write(self.product.y.address(row * weights.outputs() + first));
             }
         }
     }
@@ -243,7 +223,7 @@ impl Task<'_> {
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     #[inline(always)]
     fn finish_sums<S: Simd>(&self, simd: S, panel: usize, rows: Range<usize>, sums: &[[i32; PANEL_LINES * LANES]]) {
-        let panel = Panel::of(simd, self.job.weights, panel);
+        let panel = Panel::of(simd, self.product.weights, panel);
         // Loops, not closures: these are compiled for the instruction set only where they are inlined.
         for (sums, row) in sums.iter().zip(rows) {
             let (start, mut numbers) = (self.start(row), [simd.zero(); PANEL_LINES]);
@@ -271,7 +251,7 @@ impl Task<'_> {
         for (line, y) in y.iter_mut().enumerate() {
             *y = simd.add(simd.mul(simd.mul(*y, panel.scales[line]), scale), panel.bias[line]);
         }
-        if matches!(self.job.store, Store::SiluMul) {
+        if matches!(self.product.store, Store::SiluMul) {
             return self.store(simd, row, &panel.outputs[0], silu_mul_vector(simd, y[0], y[1]));
         }
         for (outputs, y) in panel.outputs.iter().zip(y) {
@@ -285,11 +265,11 @@ impl Task<'_> {
         let simd = dot.simd();
         let x = self.x.quads(&(0..1));
         let mut sums = [[dot.splat(self.start(0)); PANEL_LINES]; ROW_PANELS];
-        let mut panels = [self.job.weights.panel(first); ROW_PANELS];
-        let mut ahead = [Ahead::within(panels[0]); ROW_PANELS];
+        let mut panels = [self.product.weights.panel(first); ROW_PANELS];
+        let mut ahead = [WeightPrefetch::within(panels[0]); ROW_PANELS];
         for p in 0..ROW_PANELS {
-            panels[p] = &self.job.weights.panel(first + p)[..x.len()];
-            ahead[p] = Ahead::within(panels[p]);
+            panels[p] = &self.product.weights.panel(first + p)[..x.len()];
+            ahead[p] = WeightPrefetch::within(panels[p]);
         }
         for (quad, &x) in x.iter().enumerate() {
             for p in 0..ROW_PANELS {
@@ -304,7 +284,7 @@ impl Task<'_> {
             for line in 0..PANEL_LINES {
                 numbers[line] = dot.to_f32(sums[line]);
             }
-            self.finish(simd, &Panel::of(simd, self.job.weights, panel), 0, numbers);
+            self.finish(simd, &Panel::of(simd, self.product.weights, panel), 0, numbers);
         }
     }
 
@@ -322,7 +302,7 @@ impl Task<'_> {
                 self.lines::<D, T, 1>(dot, panel, line, index, &mut sums);
             }
         }
-        let panel = Panel::of(simd, self.job.weights, panel);
+        let panel = Panel::of(simd, self.product.weights, panel);
         for (row, sums) in rows.zip(sums) {
             self.finish(simd, &panel, row, sums);
         }
@@ -339,11 +319,11 @@ impl Task<'_> {
         numbers: &mut [[<D::Simd as Simd>::V; PANEL_LINES]; T],
     ) {
         let rows = self.x.tiling().tile(index);
-        let lines = self.job.weights.panel(panel);
+        let lines = self.product.weights.panel(panel);
         // The next panel follows in memory.
         let mut ahead = match self.x.tiling().tiles {
-            1 => Ahead::within(lines),
-            tiles => Ahead::share_of(lines.as_ptr_range().end, lines.len(), index, tiles),
+            1 => WeightPrefetch::within(lines),
+            tiles => WeightPrefetch::share_of(lines.as_ptr_range().end, lines.len(), index, tiles),
         };
         let mut sums: [[D::Sums; N]; T] = from_fn(|i| [dot.splat(self.start(rows.start + i)); N]);
         for (x, lines) in self.x.quads(&rows).as_chunks::<T>().0.iter().zip(lines) {
@@ -368,10 +348,10 @@ impl Task<'_> {
     /// Hands over numbers of one row.
     #[inline(always)]
     fn store<S: Simd>(&self, simd: S, row: usize, outputs: &Range<usize>, v: S::V) {
-        let start = row * self.job.weights.outputs();
+        let start = row * self.product.weights.outputs();
         // SAFETY: tasks have disjoint outputs, and within a task this is the only part alive.
-        let y = unsafe { self.job.y.part(start + outputs.start..start + outputs.end) };
-        simd.store_part(v, y, matches!(self.job.store, Store::Add));
+        let y = unsafe { self.product.y.part(start + outputs.start..start + outputs.end) };
+        simd.store_part(v, y, matches!(self.product.store, Store::Add));
     }
 }
 
@@ -381,7 +361,7 @@ mod tests {
     use crate::{
         cpu::{
             elementwise::rms_norm,
-            gemm::float::activations::Tiles,
+            gemm::float::activations::FloatActivations,
             isa::Isa,
             simd::Kernel,
             testing::{cpus, numbers},
@@ -403,10 +383,10 @@ mod tests {
 
     /// [`matmul`] on a unit that the machine has, whatever the instruction set of `cpu`.
     fn product(unit: DotUnit, cpu: &Cpu, x: &[f32], w: &Int8Weights) -> Vec<f32> {
-        let mut rows = Int8Rows::default();
+        let mut rows = Int8Activations::default();
         rows.copy_for(unit, cpu, x, w.inputs());
         let mut y = vec![f32::NAN; rows.rows() * w.outputs()];
-        matmul(cpu, &rows, [Int8Product { weights: w, to: Int8Output::Set(&mut y) }]);
+        matmul(cpu, &rows, [Product { weights: w, output: Output::Set(&mut y) }]);
         y
     }
 
@@ -477,21 +457,21 @@ mod tests {
                 let gates = Int8Weights::new(&cpu, a, Some(&bias));
                 let ups = Int8Weights::new(&cpu, b, None);
                 let gated = Int8Weights::gated(&cpu, (a, Some(&bias)), (b, None));
-                let mut rows = Int8Rows::default();
+                let mut rows = Int8Activations::default();
                 rows.copy_from(&cpu, &x, k);
                 let (mut gate, mut up, mut added, mut activated) =
-                    (vec![0.0; m * n], vec![0.0; m * n], vec![2.0; m * n], Int8Rows::default());
+                    (vec![0.0; m * n], vec![0.0; m * n], vec![2.0; m * n], Int8Activations::default());
                 let products = [
-                    Int8Product { weights: &gates, to: Int8Output::Set(&mut gate) },
-                    Int8Product { weights: &ups, to: Int8Output::Set(&mut up) },
-                    Int8Product { weights: &ups, to: Int8Output::Add(&mut added) },
-                    Int8Product { weights: &gated, to: Int8Output::SiluMul(&mut activated) },
+                    Product { weights: &gates, output: Output::Set(&mut gate) },
+                    Product { weights: &ups, output: Output::Set(&mut up) },
+                    Product { weights: &ups, output: Output::Add(&mut added) },
+                    Product { weights: &gated, output: Output::SiluMul(&mut activated) },
                 ];
                 matmul(&cpu, &rows, products);
                 assert!(added.iter().zip(&up).all(|(added, up)| *added == 2.0 + up));
                 let gate: Vec<f32> = gate.iter().zip(&up).map(|(&gate, &up)| cpu.isa().dispatch(SiluMul(gate, up))).collect();
                 assert_eq!(activated.exact, gate, "the same bits as one by one");
-                let mut expected = Int8Rows::default();
+                let mut expected = Int8Activations::default();
                 expected.copy_from(&cpu, &gate, n);
                 assert_same(&activated, &expected);
                 assert_eq!(*first.get_or_insert_with(|| gate.clone()), gate, "{m}x{n}x{k} on {} with {}", cpu.isa(), cpu.threads());
@@ -504,10 +484,10 @@ mod tests {
         for (rows, cols) in [(1, 1), (5, 33), (14, 64)] {
             let x = numbers(rows * cols, 1);
             for cpu in cpus() {
-                let mut from_rows = Int8Rows::default();
+                let mut from_rows = Int8Activations::default();
                 from_rows.copy_from(&cpu, &x, cols);
-                for mut tiles in [Tiles::default(), Tiles::rows_apart()] {
-                    let mut from_tiles = Int8Rows::default();
+                for mut tiles in [FloatActivations::default(), FloatActivations::rows_apart()] {
+                    let mut from_tiles = Int8Activations::default();
                     tiles.copy_from(&cpu, &x, cols);
                     from_tiles.copy_from_tiles(&cpu, &tiles);
                     assert_same(&from_tiles, &from_rows);
@@ -517,7 +497,7 @@ mod tests {
     }
 
     #[track_caller]
-    fn assert_same(a: &Int8Rows, b: &Int8Rows) {
+    fn assert_same(a: &Int8Activations, b: &Int8Activations) {
         assert_eq!((a.rows(), a.cols()), (b.rows(), b.cols()));
         for row in 0..a.rows() {
             assert_eq!(a.quantized(row), b.quantized(row));
@@ -535,7 +515,7 @@ mod tests {
             for cpu in cpus() {
                 let mut normed = x.clone();
                 rms_norm(&cpu, &mut normed, &weight, 1e-5);
-                let (mut fused, mut stored) = (Int8Rows::default(), Int8Rows::default());
+                let (mut fused, mut stored) = (Int8Activations::default(), Int8Activations::default());
                 fused.rms_norm_from(&cpu, &x, &weight, 1e-5);
                 stored.copy_from(&cpu, &normed, width);
                 assert_same(&fused, &stored);

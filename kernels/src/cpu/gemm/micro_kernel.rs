@@ -9,25 +9,25 @@
 
 use crate::cpu::{
     gemm::{
-        panel::{Lines, PANEL, steps},
-        prefetch::Ahead,
+        panel::{PANEL, PanelFormat, steps},
+        prefetch::WeightPrefetch,
     },
     simd::{Kernel, Simd},
 };
 
 /// Numbers that 32 columns are multiplied with, one line of the panel after the other.
-pub(crate) trait Factors<const T: usize>: Copy {
-    /// Lines of the panel.
+pub(crate) trait Broadcast<const T: usize>: Copy {
+    /// PanelFormat of the panel.
     fn len(self) -> usize;
     /// What line `l` of the panel is multiplied with for row `i` of the tile: the bits of an f32, or of two numbers of 16.
     fn at(self, l: usize, i: usize) -> u32;
 }
 
-/// `[line][T]`: a tile of [`Tiles`](crate::Tiles), or of queries.
+/// `[line][T]`: a tile of [`FloatActivations`](crate::FloatActivations), or of queries.
 #[derive(Clone, Copy)]
-pub(crate) struct Words<'a, const T: usize>(pub(crate) &'a [[u32; T]]);
+pub(crate) struct PackedRows<'a, const T: usize>(pub(crate) &'a [[u32; T]]);
 
-impl<const T: usize> Factors<T> for Words<'_, T> {
+impl<const T: usize> Broadcast<T> for PackedRows<'_, T> {
     #[inline(always)]
     fn len(self) -> usize {
         self.0.len()
@@ -49,27 +49,27 @@ pub(crate) enum Start {
 
 /// `sums[i][j] += x.at(l, i) * w[l][j]` for ascending `l`, or `=`: `w` is `[line][PANEL]`, `sums` is `[T][PANEL]`.
 #[inline(always)]
-pub(crate) fn tile<S: Simd, P: Lines, const T: usize>(
+pub(crate) fn multiply_tile<S: Simd, P: PanelFormat, const T: usize>(
     simd: S,
-    x: impl Factors<T>,
+    x: impl Broadcast<T>,
     w: &[P::Line],
     sums: &mut [[f32; PANEL]],
     start: Start,
-    ahead: Ahead,
+    ahead: WeightPrefetch,
 ) {
     assert_eq!(x.len(), w.len(), "one line of the panel for each word of a row of x");
-    simd.call(Tile::<_, P, T> { x, w, sums: sums.first_chunk_mut().expect("sums of the whole tile"), start, ahead });
+    simd.call(MicroKernel::<_, P, T> { x, w, sums: sums.first_chunk_mut().expect("sums of the whole tile"), start, ahead });
 }
 
-struct Tile<'a, X, P: Lines, const T: usize> {
+struct MicroKernel<'a, X, P: PanelFormat, const T: usize> {
     x: X,
     w: &'a [P::Line],
     sums: &'a mut [[f32; PANEL]; T],
     start: Start,
-    ahead: Ahead,
+    ahead: WeightPrefetch,
 }
 
-impl<X: Factors<T>, P: Lines, const T: usize> Kernel for Tile<'_, X, P, T> {
+impl<X: Broadcast<T>, P: PanelFormat, const T: usize> Kernel for MicroKernel<'_, X, P, T> {
     type Output = ();
 
     #[inline(always)]
@@ -83,7 +83,7 @@ impl<X: Factors<T>, P: Lines, const T: usize> Kernel for Tile<'_, X, P, T> {
     }
 }
 
-impl<X: Factors<T>, P: Lines, const T: usize> Tile<'_, X, P, T> {
+impl<X: Broadcast<T>, P: PanelFormat, const T: usize> MicroKernel<'_, X, P, T> {
     /// `N` of the panel's vectors, from `first` on.
     #[inline(always)]
     fn vectors<S: Simd, const N: usize>(&mut self, simd: S, first: usize) {
@@ -113,9 +113,9 @@ impl<X: Factors<T>, P: Lines, const T: usize> Tile<'_, X, P, T> {
 
 /// Step `STEP` of line `l`.
 #[inline(always)]
-fn step<S: Simd, P: Lines, const T: usize, const N: usize, const STEP: usize>(
+fn step<S: Simd, P: PanelFormat, const T: usize, const N: usize, const STEP: usize>(
     simd: S,
-    x: impl Factors<T>,
+    x: impl Broadcast<T>,
     l: usize,
     line: &P::Line,
     acc: &mut [[S::V; N]; T],

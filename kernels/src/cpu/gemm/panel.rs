@@ -13,8 +13,8 @@ use crate::cpu::{
 /// Columns of a panel: two vectors.
 pub(crate) const PANEL: usize = 2 * LANES;
 
-/// Lines of weights for 32 outputs: two vectors.
-pub(crate) trait Lines {
+/// PanelFormat of weights for 32 outputs: two vectors.
+pub(crate) trait PanelFormat {
     type Line: Send + Sync;
     /// Inputs of a line.
     const INPUTS: usize = 1;
@@ -40,17 +40,17 @@ pub(crate) trait Lines {
 }
 
 /// Steps in which a line is multiplied.
-pub(crate) const fn steps<S: Simd, L: Lines>() -> usize {
+pub(crate) const fn steps<S: Simd, L: PanelFormat>() -> usize {
     if L::IS_BF16 { S::BF16_STEPS } else { 1 }
 }
 
-/// Lines of stored numbers.
-pub(crate) trait StoredLines: Element + Lines {
+/// PanelFormat of stored numbers.
+pub(crate) trait WeightFormat: Element + PanelFormat {
     const LINE_BYTES: usize = Self::INPUTS * PANEL * Self::BYTES;
 
     fn lines(bytes: &[u8]) -> &[Self::Line];
 
-    /// Lines of a panel with so many inputs.
+    /// PanelFormat of a panel with so many inputs.
     fn panel_lines(inputs: usize) -> usize {
         inputs.div_ceil(Self::INPUTS)
     }
@@ -66,7 +66,7 @@ pub(crate) trait StoredLines: Element + Lines {
 
 macro_rules! widened_when_read {
     ($element:ty, $bytes:literal) => {
-        impl Lines for $element {
+        impl PanelFormat for $element {
             type Line = [u8; PANEL * $bytes];
 
             #[inline(always)]
@@ -75,7 +75,7 @@ macro_rules! widened_when_read {
             }
         }
 
-        impl StoredLines for $element {
+        impl WeightFormat for $element {
             #[inline(always)]
             fn lines(bytes: &[u8]) -> &[Self::Line] {
                 bytes.as_chunks().0
@@ -90,7 +90,7 @@ widened_when_read!(F16, 2);
 /// Inputs of a block of bf16 weights.
 pub(crate) const BLOCK_INPUTS: usize = 32;
 
-impl Lines for Bf16 {
+impl PanelFormat for Bf16 {
     type Line = [u8; 2 * PANEL * 2];
     const INPUTS: usize = 2;
     const MULTIPLIES_PAIRS: bool = true;
@@ -112,7 +112,7 @@ impl Lines for Bf16 {
     }
 }
 
-impl StoredLines for Bf16 {
+impl WeightFormat for Bf16 {
     #[inline(always)]
     fn lines(bytes: &[u8]) -> &[Self::Line] {
         bytes.as_chunks().0

@@ -6,13 +6,13 @@ pub(crate) const CACHE_LINE: usize = 64;
 
 /// Weights to ask memory for while a tile is computed.
 #[derive(Clone, Copy)]
-pub(crate) struct Ahead {
+pub(crate) struct WeightPrefetch {
     next: *const u8,
     /// Bytes further for each line of the panel.
     step: usize,
 }
 
-impl Ahead {
+impl WeightPrefetch {
     /// For one more line, of one cache line or two. Where three tiles or more have their shares, memory is not waited for.
     #[inline(always)]
     pub(crate) fn ask<S: Simd>(&mut self, simd: S) {
@@ -34,7 +34,7 @@ impl Ahead {
     }
 
     /// For a panel that is in the cache, as what is read with it.
-    pub(crate) const NOTHING: Self = Self { next: std::ptr::null(), step: 0 };
+    pub(crate) const NONE: Self = Self { next: std::ptr::null(), step: 0 };
 
     /// For a panel of `len` lines that stays in the cache for several tiles: tile `nth` of them asks for its share of the next.
     #[inline(always)]

@@ -4,17 +4,17 @@ use crate::cpu::{
     element::{Bf16, F16, F32},
     gemm::{
         int8::quantize,
-        panel::{Lines, PANEL},
+        panel::{PANEL, PanelFormat},
     },
     simd::{LANES, Simd},
 };
 
-/// A [`KvDtype`](super::KvDtype) as a type.
+/// A [`KvStorage`](super::KvStorage) as a type.
 pub(crate) trait KvElement {
     /// Of a number.
     const BYTES: usize;
     /// How it is multiplied: number by number, or pair by pair.
-    type Lines: KvLines;
+    type PanelFormat: KvPanelFormat;
     /// 16 words in memory: numbers, or pairs of numbers that are multiplied in one go.
     type Words;
 
@@ -42,7 +42,7 @@ pub(crate) type NumberBytes = [u8; 4 * LANES];
 pub(crate) type KvLine = [u8; 4 * PANEL];
 
 /// How lines of K and V are multiplied with queries and with weights.
-pub(crate) trait KvLines: Lines<Line = KvLine> {
+pub(crate) trait KvPanelFormat: PanelFormat<Line = KvLine> {
     /// Whether products are of integers: what is multiplied has scales, of K and V in their blocks.
     const HAS_SCALES: bool = false;
 
@@ -56,7 +56,7 @@ pub(crate) trait KvLines: Lines<Line = KvLine> {
     }
 }
 
-impl KvLines for F32 {
+impl KvPanelFormat for F32 {
     #[inline(always)]
     fn put_words<S: Simd>(simd: S, numbers: S::V, to: &mut [u32]) {
         to.copy_from_slice(&simd.to_array(numbers).map(f32::to_bits));
@@ -65,25 +65,25 @@ impl KvLines for F32 {
 
 /// Numbers in bf16 that are multiplied one by one, in f32.
 #[derive(Clone, Copy)]
-pub(crate) struct Bf16Apart;
+pub(crate) struct Bf16AsF32;
 
-impl Lines for Bf16Apart {
+impl PanelFormat for Bf16AsF32 {
     type Line = KvLine;
 
     #[inline(always)]
     fn load<S: Simd, const STEP: usize>(simd: S, line: &KvLine, half: usize) -> S::V {
-        <F32 as Lines>::load::<S, STEP>(simd, line, half)
+        <F32 as PanelFormat>::load::<S, STEP>(simd, line, half)
     }
 }
 
-impl KvLines for Bf16Apart {
+impl KvPanelFormat for Bf16AsF32 {
     #[inline(always)]
     fn put_words<S: Simd>(simd: S, numbers: S::V, to: &mut [u32]) {
         F32::put_words(simd, simd.round_to_bf16(numbers), to);
     }
 }
 
-impl KvLines for Bf16 {
+impl KvPanelFormat for Bf16 {
     #[inline(always)]
     fn put_words<S: Simd>(simd: S, numbers: S::V, to: &mut [u32]) {
         to.copy_from_slice(&simd.to_bf16_pairs(numbers));
@@ -93,12 +93,12 @@ impl KvLines for Bf16 {
 /// Pairs of 16-bit integers, whose products are added up in 32 bits: exactly, in whatever order. K and V are within ±127, so that queries of
 /// [`INT8_HEAD_DIM_MAX`] numbers, and a split's weights, may have all that 16 bits hold.
 #[derive(Clone, Copy)]
-pub(crate) struct Integers;
+pub(crate) struct Int16Pairs;
 
 /// Dimensions of a head whose products have room in 32 bits, with K in 8 bits.
 pub const INT8_HEAD_DIM_MAX: usize = (i32::MAX / (i8::MAX as i32 * i16::MAX as i32)) as usize;
 
-impl Lines for Integers {
+impl PanelFormat for Int16Pairs {
     type Line = KvLine;
     const INPUTS: usize = 2;
     const MULTIPLIES_PAIRS: bool = true;
@@ -114,7 +114,7 @@ impl Lines for Integers {
     }
 }
 
-impl KvLines for Integers {
+impl KvPanelFormat for Int16Pairs {
     const HAS_SCALES: bool = true;
 
     #[inline(always)]
@@ -130,7 +130,7 @@ impl KvLines for Integers {
 
 /// Numbers of a word of `E`.
 pub(crate) const fn inputs<E: KvElement>() -> usize {
-    <E::Lines as Lines>::INPUTS
+    <E::PanelFormat as PanelFormat>::INPUTS
 }
 
 /// The items of [`KvElement`] for words of so many bytes.
@@ -154,7 +154,7 @@ macro_rules! words_of_bytes {
 
 impl KvElement for F32 {
     const BYTES: usize = 4;
-    type Lines = F32;
+    type PanelFormat = F32;
     words_of_bytes!(4);
 
     #[inline(always)]
@@ -170,7 +170,7 @@ impl KvElement for F32 {
 
 impl KvElement for F16 {
     const BYTES: usize = 2;
-    type Lines = F32;
+    type PanelFormat = F32;
     words_of_bytes!(2);
 
     #[inline(always)]
@@ -186,7 +186,7 @@ impl KvElement for F16 {
 
 impl KvElement for Bf16 {
     const BYTES: usize = 2;
-    type Lines = Bf16;
+    type PanelFormat = Bf16;
     words_of_bytes!(4);
 
     #[inline(always)]
@@ -213,7 +213,7 @@ pub(crate) struct Int8;
 
 impl KvElement for Int8 {
     const BYTES: usize = 1;
-    type Lines = Integers;
+    type PanelFormat = Int16Pairs;
     words_of_bytes!(2);
 
     #[inline(always)]
@@ -233,19 +233,19 @@ impl KvElement for Int8 {
 macro_rules! with_kv_element {
     ($dtype:expr, $element:ident => $body:expr) => {
         match $dtype {
-            $crate::kv::KvDtype::F32 => {
+            $crate::kv::KvStorage::Float($crate::dtype::Dtype::F32) => {
                 type $element = $crate::cpu::element::F32;
                 $body
             }
-            $crate::kv::KvDtype::F16 => {
+            $crate::kv::KvStorage::Float($crate::dtype::Dtype::F16) => {
                 type $element = $crate::cpu::element::F16;
                 $body
             }
-            $crate::kv::KvDtype::Bf16 => {
+            $crate::kv::KvStorage::Float($crate::dtype::Dtype::Bf16) => {
                 type $element = $crate::cpu::element::Bf16;
                 $body
             }
-            $crate::kv::KvDtype::Int8 => {
+            $crate::kv::KvStorage::Int8 => {
                 type $element = $crate::cpu::kv::element::Int8;
                 $body
             }

@@ -7,11 +7,11 @@ use half::bf16;
 use rand::{Rng, seq::SliceRandom};
 use rayon::prelude::*;
 use tidemill_kernels::{
-    KvDtype, KvLayout,
+    Dtype, KvLayout, KvStorage,
     cuda::{
         Bf16, CudaError, DeviceKv, NO_POSITION,
         attention::{DecodeScratch, Queries, Tile, prefill_tiles, scale},
-        kv::Placed,
+        kv::BlockSlot,
     },
 };
 
@@ -62,7 +62,7 @@ struct Paged {
 
 impl Paged {
     fn new(gpu: &mut Gpu, head_dim: usize, kv_heads: usize, lens: &[usize]) -> Result<Self, CudaError> {
-        let layout = KvLayout { layers: LAYERS, kv_heads, head_dim, dtype: KvDtype::Bf16 };
+        let layout = KvLayout { layers: LAYERS, kv_heads, head_dim, dtype: KvStorage::Float(Dtype::Bf16) };
         let table_stride = lens.iter().max().expect("a sequence").div_ceil(16) + 1;
         let blocks: usize = lens.iter().map(|len| len.div_ceil(16)).sum::<usize>() + 1;
         let mut ids: Vec<u32> = (0..blocks as u32).collect();
@@ -92,8 +92,8 @@ impl Paged {
         }
         let mut kv = DeviceKv::new(&gpu.device, layout, blocks)?;
         let (slots, tables) = (gpu.upload(&slots)?, gpu.upload(&tables)?);
-        let placed: Vec<Placed> =
-            (0..blocks).map(|i| Placed { block: i as u32, slot: gpu.address(&slots) + (i * layout.block_bytes()) as u64 }).collect();
+        let placed: Vec<BlockSlot> =
+            (0..blocks).map(|i| BlockSlot { block: i as u32, slot: gpu.address(&slots) + (i * layout.block_bytes()) as u64 }).collect();
         // SAFETY: the slots are live memory of that many blocks, used by this stream alone until the device rests.
         unsafe { gpu.kernels(head_dim)?.kv_scatter(&gpu.stream, &mut kv, &placed, 0..LAYERS) }?;
         gpu.device.synchronize()?;

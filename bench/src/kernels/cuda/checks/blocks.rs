@@ -6,11 +6,11 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use rand::seq::SliceRandom;
 use std::{num::NonZeroUsize, ptr::NonNull};
 use tidemill_kernels::{
-    KvDtype, KvLayout,
+    Dtype, KvLayout, KvStorage,
     cuda::{
         CudaError, DeviceKv,
         graph::{StepGraphs, StepShape},
-        kv::Placed,
+        kv::BlockSlot,
         pinned::Pinned,
         transfer::Transfer,
     },
@@ -63,15 +63,15 @@ pub fn all(gpu: &mut Gpu, checks: &mut Checks) -> anyhow::Result<()> {
 /// Random blocks to the device and back, by fetch and publish, through more rounds than one; then layers one by one.
 fn across_the_bus(gpu: &mut Gpu, checks: &mut Checks) -> anyhow::Result<()> {
     const BLOCKS: usize = 150;
-    let layout = KvLayout { layers: 5, kv_heads: 3, head_dim: 80, dtype: KvDtype::Bf16 };
+    let layout = KvLayout { layers: 5, kv_heads: 3, head_dim: 80, dtype: KvStorage::Float(Dtype::Bf16) };
     let size = layout.block_bytes();
     let (mut from, mut to) = (HostMemory::new(gpu, BLOCKS * size)?, HostMemory::new(gpu, BLOCKS * size)?);
     rand::Rng::fill(&mut gpu.rng, from.as_slice_mut());
     let mut kv = DeviceKv::new(&gpu.device, layout, BLOCKS + 7)?;
     let mut ids: Vec<u32> = (0..kv.blocks() as u32).collect();
     ids.shuffle(&mut gpu.rng);
-    let placed = |memory: &HostMemory| -> Vec<Placed> {
-        ids[..BLOCKS].iter().enumerate().map(|(i, &block)| Placed { block, slot: memory.address(i * size) }).collect()
+    let placed = |memory: &HostMemory| -> Vec<BlockSlot> {
+        ids[..BLOCKS].iter().enumerate().map(|(i, &block)| BlockSlot { block, slot: memory.address(i * size) }).collect()
     };
     let kernels = gpu.kernels(80)?;
     let mut transfer = Transfer::new(&gpu.device, &kv, 70)?;

@@ -11,7 +11,7 @@ use rayon::prelude::*;
 use tidemill_kernels::cuda::{
     CudaError,
     compile::Arch,
-    gemm::{Factors, Product, Scales},
+    gemm::{Operands, Output, Scales},
 };
 
 /// Tensor cores add up in f32, but cut off instead of rounding.
@@ -48,21 +48,21 @@ fn bf16(gpu: &mut Gpu, checks: &mut Checks, rows: usize, inner: usize, columns: 
     let (x, weight, bias) = (gpu.bf16s(rows * inner, 1.0), gpu.bf16s(columns * inner, 1.0), gpu.bf16s(columns, 4.0));
     let (on_x, on_weight, on_bias) = (gpu.upload(&x)?, gpu.upload(&weight)?, gpu.upload(&bias)?);
     let (x_view, weight_view, bias_view) = (on_x.as_view(), on_weight.as_view(), on_bias.as_view());
-    let factors = Factors::Bf16 { x: &x_view, weight: &weight_view };
+    let operands = Operands::Bf16 { x: &x_view, weight: &weight_view };
     let stream = gpu.stream.clone();
     let reference = multiplied(&widened(&x), &widened(&weight), inner);
     let case = format!("{rows} × {inner} × {columns}");
 
     let mut y = gpu.poisoned::<u16>(rows * columns)?;
-    gpu.gemm.multiply(&stream, Product::Bf16(&mut y.as_view_mut()), factors, None, inner)?;
+    gpu.gemm.multiply(&stream, Output::Bf16(&mut y.as_view_mut()), operands, None, inner)?;
     checks.near("multiply bf16", case.clone(), &widened(&gpu.download(&y)?), &reference, BF16);
 
     let mut y: CudaSlice<f32> = gpu.poisoned(rows * columns)?;
-    gpu.gemm.multiply(&stream, Product::F32(&mut y.as_view_mut()), factors, None, inner)?;
+    gpu.gemm.multiply(&stream, Output::F32(&mut y.as_view_mut()), operands, None, inner)?;
     checks.near("multiply bf16 to f32", case.clone(), &doubles(&gpu.download(&y)?), &reference, F32);
 
     let mut y = gpu.poisoned::<u16>(rows * columns)?;
-    gpu.gemm.multiply(&stream, Product::Bf16(&mut y.as_view_mut()), factors, Some(&bias_view), inner)?;
+    gpu.gemm.multiply(&stream, Output::Bf16(&mut y.as_view_mut()), operands, Some(&bias_view), inner)?;
     let bias = widened(&bias);
     let with_bias: Vec<f64> = reference.iter().enumerate().map(|(i, y)| y + bias[i % columns]).collect();
     checks.near("multiply bf16 with bias", case, &widened(&gpu.download(&y)?), &with_bias, BF16);
@@ -85,8 +85,8 @@ fn fp8(gpu: &mut Gpu, checks: &mut Checks, rows: usize, inner: usize, columns: u
         if by_row { Scales::Rows { x: &x_scale, weight: &weight_scale } } else { Scales::Tensor { x: &x_scale, weight: &weight_scale } };
     let mut y = gpu.poisoned::<u16>(rows * columns)?;
     let stream = gpu.stream.clone();
-    let factors = Factors::Fp8 { x: &x_view, weight: &weight_view, scales };
-    gpu.gemm.multiply(&stream, Product::Bf16(&mut y.as_view_mut()), factors, None, inner)?;
+    let operands = Operands::Fp8 { x: &x_view, weight: &weight_view, scales };
+    gpu.gemm.multiply(&stream, Output::Bf16(&mut y.as_view_mut()), operands, None, inner)?;
 
     let numbers = |bytes: &[u8]| bytes.iter().map(|&byte| e4m3(byte)).collect::<Vec<_>>();
     let mut reference = multiplied(&numbers(&x), &numbers(&weight), inner);

@@ -4,11 +4,11 @@ use super::Checks;
 use crate::kernels::cuda::gpu::{Gpu, doubles, widened};
 use rand::Rng;
 use tidemill_kernels::{
-    KvDtype, KvLayout,
+    Dtype, KvLayout, KvStorage,
     cuda::{
         CudaError, DeviceKv, NO_POSITION,
         elementwise::{Norm, Rope, RowPlaces},
-        kv::Placed,
+        kv::BlockSlot,
     },
 };
 
@@ -150,13 +150,13 @@ fn rope_kv_write(gpu: &mut Gpu, checks: &mut Checks, d: usize, kv_heads: usize, 
     let weights = [gpu.f32s(d, 1.0), gpu.f32s(d, 1.0)];
 
     let kernels = gpu.kernels(d)?;
-    let layout = KvLayout { layers: LAYERS, kv_heads, head_dim: d, dtype: KvDtype::Bf16 };
+    let layout = KvLayout { layers: LAYERS, kv_heads, head_dim: d, dtype: KvStorage::Float(Dtype::Bf16) };
     let mut kv = DeviceKv::new(&gpu.device, layout, tables.len())?;
     let block_numbers = layout.block_bytes() / 2;
     // Every block's slot, poisoned: what is not written must stay so.
     let slots = gpu.poisoned::<u16>(tables.len() * block_numbers)?;
-    let placed: Vec<Placed> =
-        (0..tables.len()).map(|i| Placed { block: i as u32, slot: gpu.address(&slots) + (i * layout.block_bytes()) as u64 }).collect();
+    let placed: Vec<BlockSlot> =
+        (0..tables.len()).map(|i| BlockSlot { block: i as u32, slot: gpu.address(&slots) + (i * layout.block_bytes()) as u64 }).collect();
     // SAFETY: the slots are live memory of that many blocks, used by this stream alone.
     unsafe { kernels.kv_scatter(&gpu.stream, &mut kv, &placed, 0..LAYERS) }?;
 

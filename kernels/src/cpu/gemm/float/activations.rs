@@ -2,7 +2,7 @@
 //!
 //! Rows go in tiles of a few neighbours, as many as the registers hold sums for. Within a tile the numbers of one column lie
 //! together, `[tile][column][row of the tile]`, so a tile's kernel walks through memory in one stream. For bf16 weights, numbers are
-//! rounded to bf16 and those of two columns share a word, `[tile][two columns][row of the tile]`, filled up with zeros. Tiles are of
+//! rounded to bf16 and those of two columns share a word, `[tile][two columns][row of the tile]`, filled up with zeros. FloatActivations are of
 //! nearly equal size: 13 rows are 7 and 6, not 12 and 1.
 //!
 //! Where products go in blocks ([`Bf16Products::Blocks`]), rows for bf16 weights lie one after the other, `[row][two columns]`, filled
@@ -23,7 +23,7 @@ use std::ops::Range;
 
 /// Rows in tiles; the memory is kept from use to use. By default for f32 and f16 weights.
 #[derive(Default)]
-pub struct Tiles {
+pub struct FloatActivations {
     /// Of words.
     pub(crate) tiling: Tiling,
     cols: usize,
@@ -36,7 +36,7 @@ pub struct Tiles {
     words: Memory<u32>,
 }
 
-impl Tiles {
+impl FloatActivations {
     /// Numbers in f32 that are not multiplied, but read row by row.
     pub fn rows_apart() -> Self {
         Self { apart: true, ..Self::default() }
@@ -94,9 +94,9 @@ impl Tiles {
     }
 
     /// For tasks that write different numbers.
-    pub(crate) fn shared(&mut self) -> SharedTiles<'_> {
+    pub(crate) fn shared(&mut self) -> SharedActivations<'_> {
         let Self { tiling, cols, paired, by_row, .. } = *self;
-        SharedTiles { tiling, cols, paired, by_row, words: Disjoint::new(self.words.as_mut_slice()) }
+        SharedActivations { tiling, cols, paired, by_row, words: Disjoint::new(self.words.as_mut_slice()) }
     }
 
     /// `x`, which is `[rows, cols]`.
@@ -138,8 +138,8 @@ pub(crate) const BLOCK_ROWS: usize = 16;
 /// and words of each.
 const BLOCK_WORDS: usize = 16;
 
-/// [`Tiles`] being written by several tasks.
-pub(crate) struct SharedTiles<'a> {
+/// [`FloatActivations`] being written by several tasks.
+pub(crate) struct SharedActivations<'a> {
     /// Of words.
     pub(crate) tiling: Tiling,
     cols: usize,
@@ -148,7 +148,7 @@ pub(crate) struct SharedTiles<'a> {
     words: Disjoint<'a, u32>,
 }
 
-impl SharedTiles<'_> {
+impl SharedActivations<'_> {
     /// Writes `values` into row `row`, which is in the tile of `tile`, from column `col` on: from an even one to an even one or
     /// the last.
     ///
@@ -199,7 +199,7 @@ mod tests {
     fn columns_of_a_tile_lie_together() {
         let cpu = Cpu::new(Some(crate::Isa::Portable), 1).unwrap();
         let x: Vec<f32> = (0..35).map(|i| i as f32).collect();
-        let mut tiles = Tiles::default();
+        let mut tiles = FloatActivations::default();
         tiles.copy_from(&cpu, &x, 5);
         assert_eq!((tiles.rows(), tiles.cols()), (7, 5));
         assert_eq!(tiles.to_rows(), x);
@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn for_bf16_weights_two_columns_share_a_word_and_the_last_has_a_zero_beside_it() {
         let cpu = Cpu::new(Some(crate::Isa::Portable), 1).unwrap();
-        let mut tiles = Tiles::for_weights(Dtype::Bf16);
+        let mut tiles = FloatActivations::for_weights(Dtype::Bf16);
         // Memory that is used again is not zero.
         tiles.copy_from(&cpu, &[7.0; 9 * 40], 40);
         for cols in [1, 2, 5, 16, 33, 40] {

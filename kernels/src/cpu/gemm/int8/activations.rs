@@ -10,7 +10,7 @@ use crate::{
         Cpu,
         elementwise::rms_scale,
         gemm::{
-            float::activations::{BLOCK_ROWS, Tiles},
+            float::activations::{BLOCK_ROWS, FloatActivations},
             tiling::Tiling,
         },
         memory::Memory,
@@ -23,10 +23,10 @@ use std::ops::Range;
 
 /// Quantized rows `[rows, cols]`; the memory is kept from use to use.
 ///
-/// Rows go in tiles, as in [`Tiles`](crate::Tiles). Within a tile the same four columns of its rows lie together,
+/// Rows go in tiles, as in [`FloatActivations`](crate::FloatActivations). Within a tile the same four columns of its rows lie together,
 /// `[tile][four columns][row of the tile][column]`. For AMX they lie one after the other, filled up with zeros to whole blocks of 64.
 #[derive(Default)]
-pub struct Int8Rows {
+pub struct Int8Activations {
     unit: DotUnit,
     cols: usize,
     /// Of groups of four columns.
@@ -37,7 +37,7 @@ pub struct Int8Rows {
     pub(super) exact: Vec<f32>,
 }
 
-impl Int8Rows {
+impl Int8Activations {
     #[inline(always)]
     pub fn rows(&self) -> usize {
         self.tiling.rows
@@ -60,7 +60,7 @@ impl Int8Rows {
     }
 
     /// The rows of `x`, which are not rounded for bf16 weights.
-    pub fn copy_from_tiles(&mut self, cpu: &Cpu, x: &Tiles) {
+    pub fn copy_from_tiles(&mut self, cpu: &Cpu, x: &FloatActivations) {
         assert!(x.are_for(Dtype::F32), "rows are rounded once");
         self.fill(DotUnit::of(cpu.isa()), cpu, x.rows(), x.cols(), x);
     }
@@ -152,7 +152,7 @@ impl Sources for Rows<'_> {
     }
 }
 
-impl Sources for &Tiles {
+impl Sources for &FloatActivations {
     #[inline(always)]
     fn row<S: Simd>(&self, _: S, row: usize) -> impl Source {
         let rows = self.tiling.tile_of(row);

@@ -41,7 +41,7 @@ pub(super) trait DotKernel {
 /// The units there are.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) enum DotUnit {
-    /// Tiles for two rows or more, `Avx512Vnni` for one.
+    /// FloatActivations for two rows or more, `Avx512Vnni` for one.
     Amx,
     Avx512Vnni,
     AvxVnni,

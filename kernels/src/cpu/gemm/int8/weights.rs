@@ -1,103 +1,97 @@
-//! Quantized weights in the order in which the product reads them, made once from the matrices of a file.
+//! 8-bit weights, quantized and packed once from the matrices of a file.
 //!
-//! Outputs go in panels of 32. Within a panel the weights of four inputs lie together, `[panel][four inputs][32 outputs][input]`, so a
-//! panel is one stream through memory, and a cache line of weights serves 16 outputs. It ends with zeros where inputs are not whole blocks
-//! of 64, as AMX takes them.
+//! Outputs go in panels of 32. A panel keeps the weights of four inputs together, `[panel][four inputs][32 outputs][input]`: a panel is
+//! one stream through memory, and a cache line of weights serves 16 outputs. Zeros fill up inputs to whole blocks of 64, as AMX takes them.
 
 use super::{INPUTS_MAX, quantize::quantize};
 use crate::{
-    cpu::{Cpu, memory::Memory, simd::LANES, threads::disjoint::Disjoint},
+    cpu::{
+        Cpu,
+        gemm::{
+            packing::{Columns, Linear},
+            panel::PANEL,
+        },
+        memory::Memory,
+        simd::LANES,
+        threads::disjoint::Disjoint,
+    },
     dtype::decode,
     matrix::Matrix,
 };
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 use std::ops::Range;
 
-/// Four inputs of 16 outputs. Each weight has 128 added, so that it is not negative, as multiplication wants it.
+/// Four inputs of 16 outputs. Each weight is stored plus 128: `vpdpbusd` wants unsigned weights.
 pub(super) type Line = [[u8; 4]; LANES];
 
 const LINE_BYTES: usize = size_of::<Line>();
 /// Lines of the same inputs in a panel.
-pub(super) const PANEL_LINES: usize = 2;
-const PANEL: usize = PANEL_LINES * LANES;
-/// Fours of inputs that AMX takes at once.
+pub(super) const PANEL_LINES: usize = PANEL / LANES;
+/// Groups of four inputs that AMX takes at once.
 pub(super) const BLOCK_QUADS: usize = 16;
-/// Makes a signed integer 128 larger, and unsigned.
+/// Flipping this bit of a signed integer adds 128.
 const SIGN: i8 = i8::MIN;
 
-/// One layer's quantized weights, and biases: `inputs` numbers to `outputs` numbers.
+/// One layer's quantized and packed weights, and its biases.
 pub struct Int8Weights {
     memory: Memory<u8>,
-    /// Of inputs, in a panel.
+    columns: Columns,
+    /// Groups of four inputs in a panel.
     quads: usize,
-    inputs: usize,
-    outputs: usize,
-    /// Of each output of a panel; 0 for those that are not there.
-    scales: Vec<[[f32; LANES]; PANEL_LINES]>,
-    bias: Vec<[[f32; LANES]; PANEL_LINES]>,
-    /// A panel's first line is of gates, its second of the numbers that they multiply, for 16 outputs.
-    gated: bool,
+    /// `[panel]`; zeros beyond the last output.
+    scales: Vec<[f32; PANEL]>,
+    bias: Vec<[f32; PANEL]>,
 }
 
 impl Int8Weights {
-    /// `weight` is `[outputs, inputs]`, of at most [`INPUTS_MAX`] inputs; `bias` is `[outputs]`, without it zeros.
+    /// `weight` is `[outputs, inputs]`, of at most [`INPUTS_MAX`] inputs; `bias` is `[outputs]`; without it, zeros.
     pub fn new(cpu: &Cpu, weight: Matrix<'_>, bias: Option<&[f32]>) -> Self {
         Self::pack(cpu, &[(weight, bias)])
     }
 
-    /// For [`Int8Output::SiluMul`](super::Int8Output::SiluMul): `gate` and `up` are of one shape.
+    /// For [`Output::SiluMul`](crate::cpu::gemm::Output::SiluMul): `gate` and `up` have one shape.
     pub fn gated(cpu: &Cpu, gate: (Matrix<'_>, Option<&[f32]>), up: (Matrix<'_>, Option<&[f32]>)) -> Self {
-        let shape = |(m, _): &(Matrix<'_>, _)| (m.rows(), m.cols());
-        assert_eq!(shape(&gate), shape(&up), "gate and up have one shape");
         Self::pack(cpu, &[gate, up])
     }
 
-    /// Panels that take turns of `PANEL / parts.len()` outputs from each part.
-    fn pack(cpu: &Cpu, parts: &[(Matrix<'_>, Option<&[f32]>)]) -> Self {
-        let (outputs, inputs) = (parts[0].0.rows(), parts[0].0.cols());
-        assert!(outputs > 0 && (1..=INPUTS_MAX).contains(&inputs), "weights for 1 to {INPUTS_MAX} inputs");
-        assert!(parts.iter().all(|(_, bias)| bias.is_none_or(|bias| bias.len() == outputs)), "bias is [outputs]");
-        let turn = PANEL / parts.len();
-        let panels = outputs.div_ceil(turn);
+    fn pack(cpu: &Cpu, layers: &[Linear<'_>]) -> Self {
+        let columns = Columns::of(layers);
+        let (inputs, panels) = (columns.inputs, columns.panels());
+        assert!(inputs <= INPUTS_MAX, "weights for 1 to {INPUTS_MAX} inputs");
         let quads = inputs.div_ceil(4).next_multiple_of(BLOCK_QUADS);
         let panel_bytes = quads * PANEL_LINES * LINE_BYTES;
         let mut memory = cpu.memory(panels * panel_bytes);
-        let (mut scales, mut bias) = (vec![[[0.0; LANES]; PANEL_LINES]; panels], vec![[[0.0; LANES]; PANEL_LINES]; panels]);
+        let mut scales = vec![[0.0; PANEL]; panels];
         {
-            let (bytes, scales, biases) = (Disjoint::new(memory.as_mut_slice()), Disjoint::new(&mut scales), Disjoint::new(&mut bias));
+            let (bytes, scales) = (Disjoint::new(memory.as_mut_slice()), Disjoint::new(&mut scales));
             cpu.for_each(panels, |panel| {
-                // SAFETY: each task has the parts of one panel.
-                let (bytes, scales, biases) = unsafe {
-                    let bytes = bytes.part(panel * panel_bytes..(panel + 1) * panel_bytes);
-                    (bytes, scales.part(panel..panel + 1), biases.part(panel..panel + 1))
-                };
+                // SAFETY: each task has one panel's parts.
+                let (bytes, scales) =
+                    unsafe { (bytes.part(panel * panel_bytes..(panel + 1) * panel_bytes), scales.part(panel..panel + 1)) };
                 let mut integers = vec![[0; 4]; inputs.div_ceil(4)];
-                for i in 0..PANEL {
-                    let (weight, bias) = parts[i / turn];
-                    let output = panel * turn + i % turn;
-                    if output >= outputs {
-                        continue;
-                    }
+                for column in 0..PANEL {
+                    let Some((layer, output)) = columns.source(panel, column) else { continue };
+                    let weight = layers[layer].0;
                     let row = decode(weight.dtype(), weight.row(output));
-                    scales[0][i / LANES][i % LANES] = quantize(cpu.isa(), &row, &mut integers, 1).scale;
-                    biases[0][i / LANES][i % LANES] = bias.map_or(0.0, |bias| bias[output]);
-                    let places = bytes.as_chunks_mut::<4>().0.iter_mut().skip(i).step_by(PANEL);
+                    scales[0][column] = quantize(cpu.isa(), &row, &mut integers, 1).scale;
+                    let places = bytes.as_chunks_mut::<4>().0.iter_mut().skip(column).step_by(PANEL);
                     for (place, quad) in places.zip(&integers) {
                         *place = quad.map(|q| (q ^ SIGN) as u8);
                     }
                 }
             });
         }
-        Self { memory, quads, inputs, outputs, scales, bias, gated: parts.len() > 1 }
+        Self { memory, columns, quads, scales, bias: columns.biases(layers) }
     }
 
     #[inline(always)]
     pub fn inputs(&self) -> usize {
-        self.inputs
+        self.columns.inputs
     }
 
     #[inline(always)]
     pub fn outputs(&self) -> usize {
-        self.outputs
+        self.columns.outputs
     }
 
     /// What one pass over the weights reads, scales and biases aside.
@@ -106,8 +100,8 @@ impl Int8Weights {
     }
 
     #[inline(always)]
-    pub(super) fn is_gated(&self) -> bool {
-        self.gated
+    pub(super) fn columns(&self) -> &Columns {
+        &self.columns
     }
 
     #[inline(always)]
@@ -115,14 +109,14 @@ impl Int8Weights {
         self.scales.len()
     }
 
-    /// The lines of panel `panel`, for each four inputs.
+    /// The lines of panel `panel`, per group of four inputs.
     #[inline(always)]
     pub(super) fn panel(&self, panel: usize) -> &[[Line; PANEL_LINES]] {
         let (weights, _) = self.memory.as_slice().as_chunks::<4>();
         &weights.as_chunks::<LANES>().0.as_chunks().0[panel * self.quads..(panel + 1) * self.quads]
     }
 
-    /// The same of some panels, one panel after the other, as bytes.
+    /// The lines of some panels, one panel after the other, as bytes.
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     #[inline(always)]
     pub(super) fn lines(&self, panels: Range<usize>) -> &[[u8; PANEL_LINES * LINE_BYTES]] {
@@ -130,19 +124,12 @@ impl Int8Weights {
     }
 
     #[inline(always)]
-    pub(super) fn scales(&self, panel: usize) -> &[[f32; LANES]; PANEL_LINES] {
+    pub(super) fn scales(&self, panel: usize) -> &[f32; PANEL] {
         &self.scales[panel]
     }
 
     #[inline(always)]
-    pub(super) fn bias(&self, panel: usize) -> &[[f32; LANES]; PANEL_LINES] {
+    pub(super) fn bias(&self, panel: usize) -> &[f32; PANEL] {
         &self.bias[panel]
-    }
-
-    /// The outputs that begin at lane 0 of a line; with gates, both lines are of the same.
-    #[inline(always)]
-    pub(super) fn outputs_of(&self, panel: usize, line: usize) -> Range<usize> {
-        let group = if self.gated { panel } else { panel * PANEL_LINES + line };
-        (group * LANES).min(self.outputs)..((group + 1) * LANES).min(self.outputs)
     }
 }

@@ -1,14 +1,15 @@
-//! Weights of projections, and what they multiply, in the arithmetic that a model was loaded for.
+//! FloatWeights of projections, and what they multiply, in the arithmetic that a model was loaded for.
 
-use crate::{error::ModelError, tensors::Linear, weights::Checkpoint};
+use crate::{checkpoint::Checkpoint, error::ModelError, tensors::Linear};
 use std::borrow::Cow;
 use tidemill_kernels::{
     Cpu, Dtype, Matrix,
     cpu::{
         elementwise,
         gemm::{
-            float::{self, Tiles, Weights},
-            int8::{self, INPUTS_MAX, Int8Output, Int8Product, Int8Rows, Int8Weights},
+            Product,
+            float::{self, FloatActivations, FloatWeights},
+            int8::{self, INPUTS_MAX, Int8Activations, Int8Weights},
         },
     },
     dtype::{decode, encode},
@@ -17,7 +18,7 @@ use tidemill_kernels::{
 /// Arithmetic of all projections other than what their stored weights ask for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Quantization {
-    /// Weights with a scale for each output and activations with a scale for each row, both in 8-bit integers. The embedding that
+    /// FloatWeights with a scale for each output and activations with a scale for each row, both in 8-bit integers. The embedding that
     /// tokens are looked up in stays as it is, even where the head shares it.
     Int8,
 }
@@ -27,7 +28,7 @@ pub enum Quantization {
 pub(crate) enum Arithmetic {
     /// In f32, weights as they are stored, but for bf16: that is widened.
     F32,
-    /// Weights and activations in bf16, sums in f32.
+    /// FloatWeights and activations in bf16, sums in f32.
     Bf16,
     Int8,
 }
@@ -45,7 +46,7 @@ impl Arithmetic {
 
 /// Packed weights.
 pub(crate) enum Projection {
-    Float(Weights),
+    Float(FloatWeights),
     Int8(Int8Weights),
 }
 
@@ -57,13 +58,23 @@ impl Projection {
             Self::Int8(weights) => weights.as_bytes().len(),
         }
     }
+
+    fn float(&self) -> &FloatWeights {
+        let Self::Float(weights) = self else { panic!("{ONE_ARITHMETIC}") };
+        weights
+    }
+
+    fn int8(&self) -> &Int8Weights {
+        let Self::Int8(weights) = self else { panic!("{ONE_ARITHMETIC}") };
+        weights
+    }
 }
 
 impl Linear {
     pub(crate) fn pack(&self, cpu: &Cpu, arithmetic: Arithmetic) -> Result<Projection, ModelError> {
         match arithmetic {
-            Arithmetic::F32 => Ok(Projection::Float(Weights::new(cpu, self.widened().view(), self.bias.as_deref()))),
-            Arithmetic::Bf16 => Ok(Projection::Float(Weights::new(cpu, self.weight.view(), self.bias.as_deref()))),
+            Arithmetic::F32 => Ok(Projection::Float(FloatWeights::new(cpu, self.widened().view(), self.bias.as_deref()))),
+            Arithmetic::Bf16 => Ok(Projection::Float(FloatWeights::new(cpu, self.weight.view(), self.bias.as_deref()))),
             Arithmetic::Int8 => {
                 self.check_inputs()?;
                 Ok(Projection::Int8(Int8Weights::new(cpu, self.weight.view(), self.bias.as_deref())))
@@ -80,9 +91,9 @@ impl Linear {
                 if gate.dtype != up_weight.dtype {
                     return Err(ModelError::MixedDtypes { tensor: self.name.clone(), other: up.name.clone() });
                 }
-                Ok(Projection::Float(Weights::gated(cpu, (gate.view(), parts[0].1), (up_weight.view(), parts[1].1))))
+                Ok(Projection::Float(FloatWeights::gated(cpu, (gate.view(), parts[0].1), (up_weight.view(), parts[1].1))))
             }
-            Arithmetic::Bf16 => Ok(Projection::Float(Weights::gated(cpu, parts[0], parts[1]))),
+            Arithmetic::Bf16 => Ok(Projection::Float(FloatWeights::gated(cpu, parts[0], parts[1]))),
             Arithmetic::Int8 => {
                 self.check_inputs()?;
                 Ok(Projection::Int8(Int8Weights::gated(cpu, parts[0], parts[1])))
@@ -124,20 +135,20 @@ impl Widened<'_> {
 
 /// Rows that projections multiply; the memory is kept from use to use.
 pub(crate) enum Activations {
-    Float(Tiles),
+    Float(FloatActivations),
     Int8 {
-        rows: Int8Rows,
+        rows: Int8Activations,
         /// Room for numbers that others compute, before they are quantized.
-        exact: Tiles,
+        exact: FloatActivations,
     },
 }
 
 impl Activations {
     pub(crate) fn new(arithmetic: Arithmetic) -> Self {
         match arithmetic {
-            Arithmetic::F32 => Self::Float(Tiles::for_weights(Dtype::F32)),
-            Arithmetic::Bf16 => Self::Float(Tiles::for_weights(Dtype::Bf16)),
-            Arithmetic::Int8 => Self::Int8 { rows: Int8Rows::default(), exact: Tiles::rows_apart() },
+            Arithmetic::F32 => Self::Float(FloatActivations::for_weights(Dtype::F32)),
+            Arithmetic::Bf16 => Self::Float(FloatActivations::for_weights(Dtype::Bf16)),
+            Arithmetic::Int8 => Self::Int8 { rows: Int8Activations::default(), exact: FloatActivations::rows_apart() },
         }
     }
 
@@ -149,7 +160,7 @@ impl Activations {
     }
 
     /// What `write` makes.
-    pub(crate) fn fill(&mut self, cpu: &Cpu, write: impl FnOnce(&mut Tiles)) {
+    pub(crate) fn fill(&mut self, cpu: &Cpu, write: impl FnOnce(&mut FloatActivations)) {
         match self {
             Self::Float(tiles) => write(tiles),
             Self::Int8 { rows, exact } => {
@@ -157,6 +168,16 @@ impl Activations {
                 rows.copy_from_tiles(cpu, exact);
             }
         }
+    }
+
+    fn float(&mut self) -> &mut FloatActivations {
+        let Self::Float(activations) = self else { panic!("{ONE_ARITHMETIC}") };
+        activations
+    }
+
+    fn int8(&mut self) -> &mut Int8Activations {
+        let Self::Int8 { rows, .. } = self else { panic!("{ONE_ARITHMETIC}") };
+        rows
     }
 
     /// The root mean square norm of every row of `weight.len()` numbers.
@@ -168,51 +189,12 @@ impl Activations {
     }
 }
 
-/// One projection of several that share their activations.
-pub(crate) struct Product<'a> {
-    pub(crate) weights: &'a Projection,
-    pub(crate) to: Output<'a>,
-}
-
-/// What becomes of the result, which is `[rows, outputs]`.
-pub(crate) enum Output<'a> {
-    Set(&'a mut [f32]),
-    /// Added to what is there.
-    Add(&'a mut [f32]),
-    /// `silu(gate) * up`, as activations for the next projection.
-    SiluMul(&'a mut Activations),
-}
-
-/// `y = x wᵀ + bias` for each of the products. A model's weights and activations are all of one arithmetic.
-pub(crate) fn project<const N: usize>(cpu: &Cpu, x: &Activations, products: [Product<'_>; N]) {
+/// `y = x wᵀ + bias` for each of the products. A model's weights and activations all have one arithmetic.
+pub(crate) fn project<const N: usize>(cpu: &Cpu, x: &Activations, products: [Product<'_, Projection, Activations>; N]) {
     match x {
-        Activations::Float(x) => float::matmul(cpu, x, products.map(Product::into_float)),
-        Activations::Int8 { rows: x, .. } => int8::matmul(cpu, x, products.map(Product::into_int8)),
+        Activations::Float(x) => float::matmul(cpu, x, products.map(|product| product.map(Projection::float, Activations::float))),
+        Activations::Int8 { rows: x, .. } => int8::matmul(cpu, x, products.map(|product| product.map(Projection::int8, Activations::int8))),
     }
 }
 
-const ONE_ARITHMETIC: &str = "weights and activations of a model are of one arithmetic";
-
-impl<'a> Product<'a> {
-    fn into_float(self) -> float::Product<'a> {
-        let Projection::Float(weights) = self.weights else { panic!("{ONE_ARITHMETIC}") };
-        let to = match self.to {
-            Output::Set(y) => float::Output::Set(y),
-            Output::Add(y) => float::Output::Add(y),
-            Output::SiluMul(Activations::Float(y)) => float::Output::SiluMul(y),
-            Output::SiluMul(Activations::Int8 { .. }) => panic!("{ONE_ARITHMETIC}"),
-        };
-        float::Product { weights, to }
-    }
-
-    fn into_int8(self) -> Int8Product<'a> {
-        let Projection::Int8(weights) = self.weights else { panic!("{ONE_ARITHMETIC}") };
-        let to = match self.to {
-            Output::Set(y) => Int8Output::Set(y),
-            Output::Add(y) => Int8Output::Add(y),
-            Output::SiluMul(Activations::Int8 { rows: y, .. }) => Int8Output::SiluMul(y),
-            Output::SiluMul(Activations::Float(_)) => panic!("{ONE_ARITHMETIC}"),
-        };
-        Int8Product { weights, to }
-    }
-}
+const ONE_ARITHMETIC: &str = "a model's weights and activations have one arithmetic";

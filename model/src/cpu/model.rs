@@ -1,25 +1,24 @@
 //! Loading a checkpoint, and what a loaded model tells about itself.
 
-use crate::{
-    config::ModelConfig,
-    error::ModelError,
+use super::{
     forward::Buffers,
     projection::{Arithmetic, Projection, Quantization},
+};
+use crate::{
+    checkpoint::{Checkpoint, WeightMatrix},
+    config::ModelConfig,
+    error::ModelError,
+    fingerprint::fingerprint,
+    kv,
     rope::Rope,
     tensors::{LayerTensors, Tensors},
-    weights::{Checkpoint, WeightMatrix},
 };
 use std::{panic::resume_unwind, path::Path, thread};
 use tidemill_kernels::{
-    self as kernels, BLOCK_POSITIONS, Bf16Products, Cpu, Isa, KvLayout,
+    Bf16Products, Cpu, Isa, KvLayout,
     cpu::kv::{INT8_HEAD_DIM_MAX, KvMemory},
 };
-use tidemill_proto::block::{BLOCK_TOKENS, KvDtype, KvShape, LayoutFingerprint};
-
-const _: () = assert!(BLOCK_TOKENS == BLOCK_POSITIONS, "the KV kernels and the block keys must agree on a block");
-
-/// Part of the layout fingerprint: changes whenever the same weights and tokens would give other KV bytes than before.
-const ARITHMETIC_VERSION: u32 = 7;
+use tidemill_proto::block::{KvDtype, KvShape, LayoutFingerprint};
 
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
@@ -118,25 +117,8 @@ impl Model {
     }
 
     pub(crate) fn kv_layout(&self) -> KvLayout {
-        let KvShape { layers, kv_heads, head_dim, dtype } = self.kv_shape;
-        let dtype = match dtype {
-            KvDtype::F32 => kernels::KvDtype::F32,
-            KvDtype::F16 => kernels::KvDtype::F16,
-            KvDtype::Bf16 => kernels::KvDtype::Bf16,
-            KvDtype::Int8 => kernels::KvDtype::Int8,
-        };
-        KvLayout { layers, kv_heads, head_dim, dtype }
+        kv::layout(self.kv_shape)
     }
-}
-
-/// Digest of weights, settings and arithmetic, which has a number of its own on each backend.
-pub(crate) fn fingerprint(weights: &[u8; 32], config: &ModelConfig, arithmetic: u8) -> [u8; 32] {
-    let mut hasher = blake3::Hasher::new_derive_key("tidemill model v1");
-    hasher.update(&ARITHMETIC_VERSION.to_le_bytes());
-    hasher.update(weights);
-    hasher.update(&[arithmetic]);
-    hasher.update(&serde_json::to_vec(config).expect("names and finite numbers serialize"));
-    *hasher.finalize().as_bytes()
 }
 
 /// Products in bf16 are those of weights, of attention, or both.

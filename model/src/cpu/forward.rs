@@ -1,8 +1,8 @@
 //! A batch of chunks through the layers: K and V of every row into paged memory, logits of the rows that are asked for.
 
-use crate::{
+use super::{
     model::{Layer, Model},
-    projection::{Activations, Arithmetic, Output, Product, project},
+    projection::{Activations, Arithmetic, project},
 };
 use std::{
     ops::Range,
@@ -13,6 +13,7 @@ use tidemill_kernels::{
     cpu::{
         attention::{Attention, AttentionBuffers, attention},
         elementwise, embedding,
+        gemm::{Output, Product},
         kv::{self, KvMemory, KvRows, Span},
     },
 };
@@ -156,7 +157,7 @@ impl Model {
             self.project(last, Rows::Queries, &mut tail, scratch);
             self.rest_of_layer(last, layers.len(), kv, &mut tail, scratch);
             scratch.normed.rms_norm_from(cpu, &tail.x, &self.final_norm, self.config.norm_epsilon);
-            project(cpu, &scratch.normed, [Product { weights: &self.head, to: Output::Set(&mut buffers.logits) }]);
+            project(cpu, &scratch.normed, [Product { weights: &self.head, output: Output::Set(&mut buffers.logits) }]);
         }
         buffers.bands = all.into_iter().map(Band::recycle).collect();
         buffers.tail = tail.recycle();
@@ -228,7 +229,7 @@ impl Model {
         let products = [(&layer.q, q, config.heads), (&layer.k, k, config.kv_heads), (&layer.v, v, config.kv_heads)];
         let [q, k, v] = products.map(|(weights, to, heads)| {
             resize(to, normed.rows() * heads * config.head_dim);
-            Product { weights, to: Output::Set(to) }
+            Product { weights, output: Output::Set(to) }
         });
         match what {
             Rows::All => project(cpu, normed, [q, k, v]),
@@ -252,11 +253,11 @@ impl Model {
         elementwise::rotate(cpu, q, config.head_dim, cos, sin);
         let what = Attention { layer: index, heads: config.heads, window: config.windows[index] };
         attended.fill(cpu, |attended| attention(cpu, kv, what, spans, q, attended, buffers));
-        project(cpu, attended, [Product { weights: &layer.output, to: Output::Add(x) }]);
+        project(cpu, attended, [Product { weights: &layer.output, output: Output::Add(x) }]);
 
         normed.rms_norm_from(cpu, x, &layer.mlp_norm, config.norm_epsilon);
-        project(cpu, normed, [Product { weights: &layer.gate_up, to: Output::SiluMul(activated) }]);
-        project(cpu, activated, [Product { weights: &layer.down, to: Output::Add(x) }]);
+        project(cpu, normed, [Product { weights: &layer.gate_up, output: Output::SiluMul(activated) }]);
+        project(cpu, activated, [Product { weights: &layer.down, output: Output::Add(x) }]);
     }
 }
 

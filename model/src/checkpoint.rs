@@ -1,7 +1,7 @@
 //! Weights as Hugging Face stores them: one safetensors file, or several with an index. Files are mapped; what
 //! is taken from them is checked against the configuration and remembered for the digest.
 
-use crate::{config::read_json, error::ModelError};
+use crate::{error::ModelError, json::read_json};
 use memmap2::{Mmap, UncheckedAdvice};
 use safetensors::{Dtype as FileDtype, SafeTensorError, SafeTensors, tensor::Metadata};
 use serde::Deserialize;

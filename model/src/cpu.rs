@@ -1,0 +1,92 @@
+//! The model on this machine's cores.
+//!
+//! - [`model`]: loading, and what a loaded model tells about itself
+//! - `projection`: packed weights and activations, in f32, bf16 or 8-bit integers
+//! - [`forward`]: a batch of chunks through the layers, to logits
+
+pub mod forward;
+pub mod model;
+mod projection;
+
+pub use projection::Quantization;
+
+use crate::{
+    config::ModelConfig,
+    executor::{BlockBytes, Executor, ExecutorError},
+    sampler::SamplerScratch,
+    step::take_logits,
+};
+use forward::{Chunk, LogitRows};
+use model::Model;
+use tidemill_kernels::cpu::kv::KvMemory;
+use tidemill_proto::{
+    block::{KvShape, LayoutFingerprint},
+    step::{Segment, SegmentResult, Wanted},
+};
+
+/// A model and its KV blocks in this process's memory.
+pub struct CpuExecutor {
+    model: Model,
+    kv: KvMemory,
+    scratch: SamplerScratch,
+}
+
+impl CpuExecutor {
+    /// With memory for `blocks` KV blocks.
+    pub fn new(model: Model, blocks: usize) -> Self {
+        let kv = model.new_kv(blocks);
+        Self { model, kv, scratch: SamplerScratch::new() }
+    }
+}
+
+impl Executor for CpuExecutor {
+    fn device_name(&self) -> &str {
+        "CPU"
+    }
+
+    fn config(&self) -> &ModelConfig {
+        self.model.config()
+    }
+
+    fn kv_shape(&self) -> KvShape {
+        self.model.kv_shape()
+    }
+
+    fn layout(&self) -> LayoutFingerprint {
+        self.model.layout()
+    }
+
+    fn step(&mut self, segments: &[Segment<'_>]) -> Result<Vec<SegmentResult>, ExecutorError> {
+        let chunks: Vec<_> = segments.iter().map(chunk).collect();
+        let mut logits = self.model.forward(&chunks, &mut self.kv);
+        let mut first = 0;
+        let finish = |segment: &Segment<'_>| {
+            let mut result = SegmentResult::default();
+            for i in 0..segment.logit_rows() {
+                take_logits(segment, i, logits.row_mut(first + i), &mut self.scratch, &mut result);
+            }
+            first += segment.logit_rows();
+            result
+        };
+        Ok(segments.iter().map(finish).collect())
+    }
+
+    fn write_block(&mut self, block: u32, bytes: &[u8]) -> Result<(), ExecutorError> {
+        self.kv.block_mut(block).copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn read_blocks(&mut self, blocks: &[u32]) -> Result<BlockBytes, ExecutorError> {
+        Ok(BlockBytes::Ready(blocks.iter().map(|&block| self.kv.block(block).to_vec()).collect()))
+    }
+}
+
+/// What the layers compute for a segment.
+fn chunk<'a>(segment: &Segment<'a>) -> Chunk<'a> {
+    let logits = match segment.wanted {
+        Wanted::Nothing => LogitRows::None,
+        Wanted::Token(_) => LogitRows::Last,
+        Wanted::Scores { .. } => LogitRows::All,
+    };
+    Chunk { tokens: segment.tokens, start: segment.start, blocks: segment.blocks, logits }
+}

@@ -1,0 +1,73 @@
+//! A model on one backend, with the KV blocks it computes on: what an engine drives.
+//!
+//! All backends read a checkpoint's description and files alike. What they make of the weights, how they compute a step and what the
+//! bytes of a block are is their own business, so their layout fingerprints differ and their blocks never meet.
+
+use crate::{config::ModelConfig, cuda::PendingBlocks};
+use tidemill_kernels::cuda::CudaError;
+use tidemill_proto::{
+    block::{KvShape, LayoutFingerprint},
+    step::{Segment, SegmentResult},
+};
+
+/// A loaded model with its device blocks.
+///
+/// After an error nothing computed so far may be used, and the executor cannot go on.
+pub trait Executor: Send {
+    /// For people: `CPU`, or the GPU's name.
+    fn device_name(&self) -> &str;
+
+    fn config(&self) -> &ModelConfig;
+
+    /// Shape of a block, on this backend.
+    fn kv_shape(&self) -> KvShape;
+
+    /// Commits to everything that decides the bytes of a KV block, besides its tokens.
+    fn layout(&self) -> LayoutFingerprint;
+
+    /// Computes all segments: writes their K and V, and returns what is wanted of each, in order.
+    ///
+    /// # Panics
+    /// On a broken contract: a token outside the vocabulary, an empty segment, one beyond the model's context or its block table, or
+    /// an unknown block.
+    fn step(&mut self, segments: &[Segment<'_>]) -> Result<Vec<SegmentResult>, ExecutorError>;
+
+    /// Fills a block that no step uses yet.
+    fn write_block(&mut self, block: u32, bytes: &[u8]) -> Result<(), ExecutorError>;
+
+    /// The bytes that these blocks hold now, whatever later steps do to them.
+    fn read_blocks(&mut self, blocks: &[u32]) -> Result<BlockBytes, ExecutorError>;
+}
+
+/// A backend failed. The CPU's never does.
+#[derive(Debug, thiserror::Error)]
+pub enum ExecutorError {
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+}
+
+/// Any backend's executor: which one is decided when the model is loaded.
+pub type Runner = Box<dyn Executor>;
+
+/// Bytes of blocks, on their way into ordinary memory.
+pub enum BlockBytes {
+    Ready(Vec<Vec<u8>>),
+    /// A device is copying them.
+    Pending(PendingBlocks),
+}
+
+impl BlockBytes {
+    /// Waits for the copy, for milliseconds at most.
+    pub fn wait(self) -> Result<Vec<Vec<u8>>, ExecutorError> {
+        match self {
+            Self::Ready(blocks) => Ok(blocks),
+            Self::Pending(blocks) => Ok(blocks.wait()?),
+        }
+    }
+}
+
+const _: fn() = || {
+    // A loaded model moves to the engine's own thread.
+    fn assert_send<T: Send>() {}
+    assert_send::<(Runner, BlockBytes)>();
+};

@@ -1,0 +1,16 @@
+//! What a layout fingerprint commits to, besides the shape of a block.
+
+use crate::config::ModelConfig;
+
+/// Part of the layout fingerprint: changes whenever the same weights and tokens would give other KV bytes than before.
+const ARITHMETIC_VERSION: u32 = 7;
+
+/// Digest of weights, settings and arithmetic, which has a number of its own on each backend.
+pub(crate) fn fingerprint(weights: &[u8; 32], config: &ModelConfig, arithmetic: u8) -> [u8; 32] {
+    let mut hasher = blake3::Hasher::new_derive_key("tidemill model v1");
+    hasher.update(&ARITHMETIC_VERSION.to_le_bytes());
+    hasher.update(weights);
+    hasher.update(&[arithmetic]);
+    hasher.update(&serde_json::to_vec(config).expect("names and finite numbers serialize"));
+    *hasher.finalize().as_bytes()
+}

@@ -1,0 +1,31 @@
+//! The shape of KV blocks in the words of the protocol and in those of the kernels: converted here and nowhere else, as neither of the
+//! two crates knows the other.
+
+use tidemill_kernels::{BLOCK_POSITIONS, Dtype, KvLayout, KvStorage};
+use tidemill_proto::block::{BLOCK_TOKENS, KvDtype, KvShape};
+
+const _: () = assert!(BLOCK_TOKENS == BLOCK_POSITIONS, "the KV kernels and the block keys must agree on a block");
+
+pub(crate) fn layout(shape: KvShape) -> KvLayout {
+    let KvShape { layers, kv_heads, head_dim, dtype } = shape;
+    let dtype = match dtype {
+        KvDtype::F32 => KvStorage::Float(Dtype::F32),
+        KvDtype::F16 => KvStorage::Float(Dtype::F16),
+        KvDtype::Bf16 => KvStorage::Float(Dtype::Bf16),
+        KvDtype::Int8 => KvStorage::Int8,
+    };
+    KvLayout { layers, kv_heads, head_dim, dtype }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn protocol_and_kernels_agree_on_the_size_of_a_block() {
+        for (dtype, head_dim) in KvDtype::ALL.into_iter().flat_map(|dtype| [2, 6, 64, 80, 128].map(|head_dim| (dtype, head_dim))) {
+            let shape = KvShape { layers: 3, kv_heads: 2, head_dim, dtype };
+            assert_eq!(layout(shape).block_bytes(), shape.block_bytes(), "{shape:?}");
+        }
+    }
+}
