@@ -5,8 +5,7 @@
 //!   - [`kernels::limits`]: work, and the least time for it under the ceilings
 //!   - [`kernels::ops`]: each kernel
 //!   - [`kernels::phases`]: prefill and decode of whole models
-//!   - [`kernels::cuda`]: the same on a GPU: [`kernels::cuda::gpu`], a device under test; [`kernels::cuda::checks`], its operations against
-//!     references; [`kernels::cuda::ceilings`], [`kernels::cuda::ops`], [`kernels::cuda::phases`]
+//!   - [`kernels::cuda`]: the same on a GPU: [`kernels::cuda::gpu`], the device that is measured; [`kernels::cuda::ceilings`], [`kernels::cuda::ops`], [`kernels::cuda::phases`]
 //!   - [`kernels::report`]: what came out, and its tables
 //! - [`kv`]: `tidemill-bench kv`, bytes per second of the KV pool
 //!   - [`kv::transfer`]: put and get, timed

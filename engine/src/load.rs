@@ -3,7 +3,7 @@
 use crate::flags::{DeviceChoice, EngineSettings};
 use std::{fs, io::ErrorKind, path::Path};
 use tidemill_model::{
-    CpuExecutor, CudaError, CudaExecutor, Isa, LoadOptions, Model, ModelError, Quantization, Runner,
+    CpuExecutor, CudaError, CudaExecutor, Executor, Isa, LoadOptions, Model, ModelError, Quantization, Runner,
     cuda::{CudaOptions, KvBytes},
     read_json,
 };

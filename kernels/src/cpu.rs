@@ -10,7 +10,7 @@ mod exp;
 pub mod gemm;
 mod isa;
 pub mod kv;
-mod memory;
+pub(crate) mod memory;
 #[cfg(test)]
 mod shapes;
 mod simd;

@@ -19,6 +19,8 @@
 
 pub mod attention;
 pub mod cache;
+#[cfg(any(test, feature = "checks"))]
+pub mod checks;
 pub mod compile;
 pub mod device;
 pub mod elementwise;
@@ -30,6 +32,7 @@ pub mod kernels;
 pub mod kv;
 mod launch;
 pub mod pinned;
+mod prefill_kernel;
 pub mod sampling;
 pub mod transfer;
 pub mod upload;

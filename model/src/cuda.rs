@@ -9,6 +9,8 @@
 //! - `blocks`: KV blocks to and from the device
 
 mod blocks;
+#[cfg(any(test, feature = "checks"))]
+pub mod checks;
 mod decode;
 mod layers;
 mod prefill;

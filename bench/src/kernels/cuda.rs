@@ -1,27 +1,32 @@
-//! The device's half of `tidemill-bench kernels`: CUDA operations against references, and at a large model's shapes against the
-//! device's ceilings. `bench/gpu-check` runs it on a machine that has nothing but a driver.
+//! The GPU's half of `tidemill-bench kernels`: checks of the CUDA operations, then measurements at a large model's shapes beside the
+//! GPU's ceilings. `bench/gpu-check` runs it on a machine with a driver and no Rust.
 
 pub mod ceilings;
-pub mod checks;
 pub mod gpu;
 pub mod ops;
 pub mod phases;
 
 use super::{
-    Bench, KernelsArgs, progress,
+    Bench, CheckKind, KernelsArgs, progress,
     report::{Report, Row},
 };
 use crate::model::shapes::{self, Shape};
-use checks::Checks;
 use gpu::Gpu;
-use tidemill_kernels::{Dtype, KvLayout, KvStorage, cuda::CudaError};
+use tidemill_kernels::{
+    Dtype, KvLayout, KvStorage,
+    cuda::{
+        CudaError,
+        checks::{self, Checks},
+    },
+};
+use tidemill_model::cuda::checks as model_checks;
 
 /// Short name and shape of the model that is measured: large enough to keep a device busy. And of the one that `--quick` takes.
 const MODEL: (&str, &str) = ("8b", "llama-3.1-8b");
 const QUICK_MODEL: (&str, &str) = ("1b", "llama-3.2-1b");
 
 pub(super) fn measure(mut gpu: Gpu, args: &KernelsArgs) -> anyhow::Result<Report> {
-    let checks = (!args.no_checks).then(|| Checks::of(&mut gpu, args)).transpose()?;
+    let checks = (!args.no_checks).then(|| checks(&mut gpu, args)).transpose()?;
     let properties = gpu.device.properties();
     let device = format!("{}, {}, {} multiprocessors", properties.name, properties.arch, properties.multiprocessors);
     if args.checks_only.is_some() {
@@ -48,15 +53,29 @@ pub(super) fn measure(mut gpu: Gpu, args: &KernelsArgs) -> anyhow::Result<Report
     Ok(Report { device, rows: bench.rows, left_out: bench.left_out, checks })
 }
 
+/// Runs the checks that `args` ask for; whole models if it names a folder of them.
+fn checks(gpu: &mut Gpu, args: &KernelsArgs) -> anyhow::Result<Checks> {
+    let wants = |kind| args.checks_only.is_none_or(|only| only == kind);
+    let mut checks = Checks::new(gpu.seed);
+    if wants(CheckKind::Ops) {
+        checks::operations(gpu, &mut checks)?;
+        model_checks::sampling(gpu, &mut checks)?;
+    }
+    if let Some(folder) = args.checkpoints.as_ref().filter(|_| wants(CheckKind::Models)) {
+        model_checks::models(folder, &args.cache, &mut checks)?;
+    }
+    Ok(checks)
+}
+
 impl Bench<Gpu> {
     /// Keeps a row, or why there is none: the device's memory does not hold what it takes. Other errors are the run's.
-    fn keep(&mut self, name: &str, shape: &str, row: anyhow::Result<Row>) -> anyhow::Result<()> {
+    fn keep(&mut self, name: &str, shape: &str, row: Result<Row, CudaError>) -> anyhow::Result<()> {
         match row {
             Ok(row) => self.rows.push(row),
-            Err(error) if matches!(error.downcast_ref(), Some(CudaError::OutOfMemory { .. })) => {
+            Err(error @ CudaError::OutOfMemory { .. }) => {
                 self.left_out.push(format!("{name} {shape}: {error}"));
             }
-            Err(error) => return Err(error),
+            Err(error) => return Err(error.into()),
         }
         Ok(())
     }

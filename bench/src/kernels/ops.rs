@@ -11,8 +11,9 @@ use tidemill_kernels::{
         attention::{Attention, AttentionBuffers, attention},
         elementwise,
         gemm::{
-            float::{FloatActivations, Output, Product, Weights, matmul},
-            int8::{self, Int8Activations, Int8Weights, Output, Product},
+            Output, Product,
+            float::{FloatActivations, FloatWeights, matmul},
+            int8::{self, Int8Activations, Int8Weights},
         },
         kv::{KvMemory, Span},
         vocab,
@@ -69,12 +70,12 @@ fn matmuls(bench: &mut Bench, label: &str, shape: &Shape) {
             let count = copies(bench, 2 * n * k, &work);
             bench.row("matmul bf16", shape.clone(), work, count, |cpu| {
                 let stored = stored();
-                let copies: Vec<_> = (0..count).map(|_| Weights::new(cpu, Matrix::new(&stored, Dtype::Bf16, n, k), None)).collect();
+                let copies: Vec<_> = (0..count).map(|_| FloatWeights::new(cpu, Matrix::new(&stored, Dtype::Bf16, n, k), None)).collect();
                 let (mut tiles, mut y) = (FloatActivations::for_weights(Dtype::Bf16), vec![0.0; m * n]);
                 tiles.copy_from(cpu, &x(), k);
                 move |cpu: &Cpu| {
                     for weights in &copies {
-                        matmul(cpu, &tiles, [Product { weights, to: Output::Set(&mut y) }]);
+                        matmul(cpu, &tiles, [Product { weights, output: Output::Set(&mut y) }]);
                     }
                 }
             });
@@ -90,7 +91,7 @@ fn matmuls(bench: &mut Bench, label: &str, shape: &Shape) {
                     // As in a model, where every matrix has activations of its own.
                     for weights in &copies {
                         rows.copy_from(cpu, &x, k);
-                        int8::matmul(cpu, &rows, [Product { weights, to: Output::Set(&mut y) }]);
+                        int8::matmul(cpu, &rows, [Product { weights, output: Output::Set(&mut y) }]);
                     }
                 }
             });

@@ -1,11 +1,9 @@
 //! What came out: measurements as rows, and a GPU's checks. JSON for programs, tables for people.
 
-use super::{
-    cuda::checks::Checks,
-    limits::{Ceilings, Work},
-};
+use super::limits::{Ceilings, Work};
 use serde::Serialize;
 use std::fmt::Write;
+use tidemill_kernels::cuda::checks::{Check, Checks};
 
 /// All of one run.
 pub struct Report {
@@ -32,12 +30,12 @@ impl Report {
 
     /// Everything as rows, checks too.
     pub fn rows(&self) -> Vec<Row> {
-        self.rows.iter().cloned().chain(self.checks.iter().flat_map(Checks::rows)).collect()
+        self.rows.iter().cloned().chain(self.checks.iter().flat_map(|checks| checks.results.iter().map(Row::of_check))).collect()
     }
 
     /// An error if any check failed.
     pub fn verdict(&self) -> anyhow::Result<()> {
-        self.checks.as_ref().map_or(Ok(()), Checks::verdict)
+        Ok(self.checks.as_ref().map_or(Ok(()), Checks::verdict)?)
     }
 }
 
@@ -63,6 +61,11 @@ impl Row {
 
     pub fn new(name: &str, shape: String, measured: f64, limit: f64, unit: &'static str) -> Self {
         Self { name: name.into(), shape, measured, limit: Some(limit), unit, fraction: Some(measured / limit) }
+    }
+
+    /// A check's error beside its limit. Where the limit is 0, there is no fraction.
+    pub fn of_check(Check { op, case, error, limit }: &Check) -> Self {
+        Self::new(&format!("check {op}"), case.clone(), *error, *limit, "relative error")
     }
 
     /// `work` done in so many seconds, in the unit of whatever bounds it.

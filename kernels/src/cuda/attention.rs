@@ -3,11 +3,11 @@
 
 use super::{
     CudaError,
-    compile::{self, Arch, Source},
     device::{Bf16, Device},
     kernels::Kernels,
     kv::PagedLayer,
     launch::{Shape, launch},
+    prefill_kernel::tile_rows,
 };
 use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceRepr, ValidAsZeroBits};
 
@@ -70,34 +70,6 @@ pub struct Tile {
 unsafe impl DeviceRepr for Tile {}
 // SAFETY: zeros are numbers.
 unsafe impl ValidAsZeroBits for Tile {}
-
-/// Rows of a tile in both prefill kernels.
-fn tile_rows(head_dim: usize) -> usize {
-    if head_dim <= 128 { 128 } else { 64 }
-}
-
-/// One of the prefill kernels. Their arguments are the same.
-pub(super) struct PrefillKernel {
-    pub(super) source: &'static Source,
-    pub(super) name: &'static str,
-    pub(super) threads: usize,
-    pub(super) shared_bytes: usize,
-}
-
-impl PrefillKernel {
-    /// The best for a device and head size. Threads and bytes are as told in the sources.
-    pub(super) fn choose(arch: Arch, head_dim: usize) -> Self {
-        let row_bytes = head_dim * size_of::<Bf16>();
-        if compile::ATTENTION_PREFILL_HOPPER.suits(arch, head_dim) {
-            let (operands, alignment) = (5 * 128 * row_bytes, 1024);
-            let (source, name) = (&compile::ATTENTION_PREFILL_HOPPER, "attention_prefill_hopper");
-            return Self { source, name, threads: 256, shared_bytes: operands + alignment };
-        }
-        let positions = if (81..=128).contains(&head_dim) { 32 } else { 64 };
-        let shared_bytes = (tile_rows(head_dim) + 2 * positions) * (row_bytes + 16);
-        Self { source: &compile::ATTENTION_PREFILL, name: "attention_prefill", threads: 128, shared_bytes }
-    }
-}
 
 /// Cuts spans of rows, each given as a tile of any size, into tiles that the kernel takes. Those with the most to attend to come
 /// first: the device then ends on small ones.

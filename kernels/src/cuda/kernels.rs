@@ -2,9 +2,9 @@
 
 use super::{
     CudaError,
-    attention::PrefillKernel,
     compile::{self, Source},
     device::{Device, function},
+    prefill_kernel::PrefillKernel,
 };
 use cudarc::driver::CudaFunction;
 

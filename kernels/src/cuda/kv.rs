@@ -7,13 +7,13 @@ use super::{
     CudaError,
     device::{Bf16, Device},
     kernels::Kernels,
-    launch::{Arg, Shape, count, launch},
+    launch::{Arg, BATCH_BLOCKS, BlockBatch, Shape, count, launch},
 };
 use crate::{
     dtype::Dtype,
     kv::{BLOCK_POSITIONS, KvLayout, KvStorage},
 };
-use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceRepr};
+use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut};
 use std::ops::Range;
 
 /// A fixed number of blocks in device memory.
@@ -70,34 +70,11 @@ impl DeviceKv {
     }
 }
 
-/// Blocks of one launch, as in `kv_copy.cu`.
-pub const BATCH_BLOCKS: usize = 64;
-
 /// A block, and the address of its slot as the device sees it: device memory, or pinned memory of the host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockSlot {
     pub block: u32,
     pub slot: u64,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct Batch {
-    slots: [u64; BATCH_BLOCKS],
-    blocks: [u32; BATCH_BLOCKS],
-}
-
-// SAFETY: plain numbers in C's order, as kv_copy.cu declares them; any bits are valid.
-unsafe impl DeviceRepr for Batch {}
-
-impl Batch {
-    fn new(placed: &[BlockSlot]) -> Self {
-        let mut batch = Self { slots: [0; BATCH_BLOCKS], blocks: [0; BATCH_BLOCKS] };
-        for (i, BlockSlot { block, slot }) in placed.iter().enumerate() {
-            (batch.slots[i], batch.blocks[i]) = (*slot, *block);
-        }
-        batch
-    }
 }
 
 impl Kernels {
@@ -146,11 +123,14 @@ impl Kernels {
         let Arg::Pointer(pool) = memory else { unreachable!("memory is a pointer") };
         let slice_bytes = kv.slice_bytes();
         for placed in placed.chunks(BATCH_BLOCKS) {
-            let batch = Batch::new(placed);
+            let mut batch = BlockBatch::EMPTY;
+            for (i, BlockSlot { block, slot }) in placed.iter().enumerate() {
+                (batch.slots[i], batch.blocks[i]) = (*slot, *block);
+            }
             let shape = Shape::new((layers.len(), placed.len(), 1), COPY_THREADS);
             let args = [
                 Arg::Pointer(pool),
-                Arg::Batch(&batch),
+                Arg::Blocks(&batch),
                 Arg::U32(count(kv.blocks)),
                 Arg::U32(count(layers.start)),
                 Arg::U64(slice_bytes as u64),

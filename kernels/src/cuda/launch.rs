@@ -1,17 +1,35 @@
 //! Putting a kernel on a stream.
 
-use super::{CudaError, kv::Batch};
-use cudarc::driver::{CudaFunction, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, LaunchConfig, PushKernelArg};
+use super::CudaError;
+use cudarc::driver::{CudaFunction, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DeviceRepr, LaunchConfig, PushKernelArg};
 
-/// What a kernel is given.
+/// An argument of a kernel.
 pub(crate) enum Arg<'a> {
-    /// To device memory; 0 is null.
+    /// Into device memory; 0 is null.
     Pointer(u64),
     U32(u32),
     U64(u64),
     F32(f32),
-    Batch(&'a Batch),
+    Blocks(&'a BlockBatch),
 }
+
+/// Blocks of one launch, as in `kv_copy.cu`.
+pub(crate) const BATCH_BLOCKS: usize = 64;
+
+/// Blocks and the addresses of their slots, passed by value.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct BlockBatch {
+    pub(crate) slots: [u64; BATCH_BLOCKS],
+    pub(crate) blocks: [u32; BATCH_BLOCKS],
+}
+
+impl BlockBatch {
+    pub(crate) const EMPTY: Self = Self { slots: [0; BATCH_BLOCKS], blocks: [0; BATCH_BLOCKS] };
+}
+
+// SAFETY: plain numbers in C's order, as kv_copy.cu declares them; any bits are valid.
+unsafe impl DeviceRepr for BlockBatch {}
 
 /// A pointer that may be null.
 pub(crate) fn optional<T>(view: Option<&CudaView<'_, T>>) -> Arg<'static> {
@@ -55,7 +73,7 @@ impl From<f32> for Arg<'static> {
     }
 }
 
-/// Where memory is, as the device sees it. Ordering streams is the caller's business (`Device`).
+/// The address of device memory. Ordering streams is the caller's business (`Device`).
 pub(crate) fn address<T>(memory: &impl DevicePtr<T>) -> u64 {
     memory.device_ptr(memory.stream()).0
 }
@@ -77,7 +95,7 @@ impl Shape {
     }
 }
 
-/// Puts a kernel on the stream; nothing for an empty grid.
+/// Puts a kernel on the stream; an empty grid launches nothing.
 ///
 /// # Safety
 /// The arguments are the kernel's parameters, in order and type; behind each pointer is as much memory as the kernel, given the
@@ -93,7 +111,7 @@ pub(crate) unsafe fn launch(stream: &CudaStream, function: &CudaFunction, shape:
             Arg::Pointer(x) | Arg::U64(x) => builder.arg(x),
             Arg::U32(x) => builder.arg(x),
             Arg::F32(x) => builder.arg(x),
-            Arg::Batch(x) => builder.arg(*x),
+            Arg::Blocks(x) => builder.arg(*x),
         };
     }
     let config = LaunchConfig {

@@ -5,14 +5,14 @@ use super::{
     kernels::Kernels,
     launch::{Shape, launch},
 };
-use cudarc::driver::{CudaFunction, CudaStream, CudaView, CudaViewMut, DeviceRepr, ValidAsZeroBits};
+use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DeviceRepr, ValidAsZeroBits};
 
-/// How one row's token is drawn; the meaning is that of `Sampling` in the protocol.
+/// How to draw one row's token: the fields of the protocol's `Sampling`.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct SampleRequest {
     pub seed: u64,
-    /// Which draw of the sequence this is.
+    /// Number of the draw in its sequence.
     pub index: u64,
     pub temperature: f32,
     pub top_p: f32,
@@ -20,7 +20,7 @@ pub struct SampleRequest {
     pub top_k: u32,
 }
 
-/// What history a row has, and what it costs its tokens. (1, 0, 0) changes nothing.
+/// A row's history and its penalties. (1, 0, 0) changes nothing.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct RowPenalties {
@@ -36,7 +36,7 @@ pub struct RowPenalties {
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct LogitEntry {
     pub row: u32,
-    /// Those outside the vocabulary are passed over.
+    /// Skipped if outside the vocabulary.
     pub token: u32,
     pub value: f32,
 }
@@ -50,45 +50,37 @@ unsafe impl DeviceRepr for RowPenalties {}
 // SAFETY: as above.
 unsafe impl DeviceRepr for LogitEntry {}
 
-/// As many ids as a histogram of runs of threads has room for.
+/// The largest vocabulary that the kernel's histogram holds.
 const VOCAB_MAX: usize = 1 << 18;
 const THREADS: usize = 256;
 const SAMPLE_THREADS: usize = 1024;
 
-/// One of the kernels that change single logits.
-fn launch_entries(
-    stream: &CudaStream,
-    kernel: &CudaFunction,
-    logits: &mut CudaViewMut<'_, f32>,
-    entries: &CudaView<'_, LogitEntry>,
-    vocab: usize,
-) -> Result<(), CudaError> {
-    let args = [logits.into(), entries.into(), entries.len().into(), vocab.into()];
-    // SAFETY: tokens are checked by the kernel, rows are the caller's contract.
-    unsafe { launch(stream, kernel, Shape::new((entries.len().div_ceil(THREADS), 1, 1), THREADS), &args) }
+/// What [`Kernels::edit_logits`] does to each logit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LogitEdit {
+    /// Adds the entry's value.
+    Add,
+    /// Makes the token impossible, whatever the value.
+    Ban,
 }
 
 impl Kernels {
-    /// `logits[row, token] += value`. No (row, token) may be there twice; rows are rows of the logits, `[rows, vocab]`.
-    pub fn add_to_logits(
+    /// Edits single logits, `[rows, vocab]`. No (row, token) may occur twice; entries' rows are rows of the logits.
+    pub fn edit_logits(
         &self,
         stream: &CudaStream,
+        edit: LogitEdit,
         logits: &mut CudaViewMut<'_, f32>,
         entries: &CudaView<'_, LogitEntry>,
         vocab: usize,
     ) -> Result<(), CudaError> {
-        launch_entries(stream, &self.add_to_logits, logits, entries, vocab)
-    }
-
-    /// Makes tokens impossible. Entries as above, their values unused.
-    pub fn ban(
-        &self,
-        stream: &CudaStream,
-        logits: &mut CudaViewMut<'_, f32>,
-        entries: &CudaView<'_, LogitEntry>,
-        vocab: usize,
-    ) -> Result<(), CudaError> {
-        launch_entries(stream, &self.ban, logits, entries, vocab)
+        let kernel = match edit {
+            LogitEdit::Add => &self.add_to_logits,
+            LogitEdit::Ban => &self.ban,
+        };
+        let args = [logits.into(), entries.into(), entries.len().into(), vocab.into()];
+        // SAFETY: the kernel checks tokens; rows are the caller's contract.
+        unsafe { launch(stream, kernel, Shape::new((entries.len().div_ceil(THREADS), 1, 1), THREADS), &args) }
     }
 
     /// Presence, frequency and repetition penalties. logits: `[rows, vocab]`, penalties: `[rows]`, occurred: `[histories, vocab]`.
@@ -107,7 +99,7 @@ impl Kernels {
         unsafe { launch(stream, &self.penalize, Shape::new((vocab.div_ceil(THREADS), rows, 1), THREADS), &args) }
     }
 
-    /// Begins row `history` of `occurred`, `[histories, vocab]`, for a sequence with this prompt.
+    /// Starts row `history` of `occurred`, `[histories, vocab]`, from a sequence's prompt.
     pub fn begin_history(
         &self,
         stream: &CudaStream,
@@ -122,7 +114,7 @@ impl Kernels {
         unsafe { launch(stream, &self.begin_history, Shape::new((1, 1, 1), SAMPLE_THREADS), &args) }
     }
 
-    /// Counts the tokens that were just drawn; not for rows at [`NO_POSITION`](super::NO_POSITION). All but `occurred`, `[histories,
+    /// Counts the tokens just drawn, except in rows at [`NO_POSITION`](super::NO_POSITION). All but `occurred`, `[histories,
     /// vocab]`, are `[rows]`.
     pub fn extend_history(
         &self,
@@ -140,7 +132,7 @@ impl Kernels {
         unsafe { launch(stream, &self.extend_history, Shape::new((rows.div_ceil(THREADS), 1, 1), THREADS), &args) }
     }
 
-    /// A token from each row. logits: `[rows, vocab]`; tokens and requests: `[rows]`.
+    /// Draws a token from each row. logits: `[rows, vocab]`; tokens and requests: `[rows]`.
     pub fn sample(
         &self,
         stream: &CudaStream,

@@ -1,10 +1,11 @@
 //! What a device can do at best: a large product of bf16 numbers, and large copies in its memory and across the bus.
 
-use super::{checks::blocks::HostMemory, gpu::Gpu};
+use super::gpu::Gpu;
 use crate::kernels::{limits::Ceilings, report::Row};
 use cudarc::driver::sys::cuMemcpyAsync;
 use tidemill_kernels::cuda::{
     CudaError,
+    checks::blocks::HostMemory,
     gemm::{Operands, Output},
 };
 

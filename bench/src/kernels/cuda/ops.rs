@@ -1,6 +1,6 @@
 //! Each operation at a model's shapes. Inputs rotate where they would fit into the device's cache.
 
-use super::{Sizes, ceilings::Bus, checks::blocks::HostMemory, gpu::Gpu};
+use super::{Sizes, ceilings::Bus, gpu::Gpu};
 use crate::kernels::{
     Bench,
     limits::{Ceilings, Work},
@@ -13,6 +13,7 @@ use tidemill_kernels::{
     cuda::{
         CudaError, DeviceKv,
         attention::{DecodeScratch, Queries, Tile, prefill_tiles, scale},
+        checks::blocks::HostMemory,
         elementwise::{Norm, Rope, RowPlaces},
         gemm::{Operands, Output},
         kv::BlockSlot,
@@ -47,7 +48,7 @@ impl Bench<Gpu> {
         seconds: impl FnOnce(&mut Gpu) -> Result<f64, CudaError>,
     ) -> anyhow::Result<()> {
         let ceilings = self.ceilings;
-        self.row_under(&ceilings, name, shape, work, |gpu| Ok(seconds(gpu)?))
+        self.row_under(&ceilings, name, shape, work, seconds)
     }
 
     fn row_under(
@@ -56,7 +57,7 @@ impl Bench<Gpu> {
         name: &str,
         shape: String,
         work: Work,
-        seconds: impl FnOnce(&mut Gpu) -> anyhow::Result<f64>,
+        seconds: impl FnOnce(&mut Gpu) -> Result<f64, CudaError>,
     ) -> anyhow::Result<()> {
         if !self.wants(name, &shape) {
             return Ok(());
@@ -272,7 +273,7 @@ fn transfers(bench: &mut Bench<Gpu>, label: &str, sizes: &Sizes, bus: &Bus) -> a
     Ok(())
 }
 
-fn transfer(gpu: &mut Gpu, sizes: &Sizes, fetch: bool) -> anyhow::Result<f64> {
+fn transfer(gpu: &mut Gpu, sizes: &Sizes, fetch: bool) -> Result<f64, CudaError> {
     const AT_ONCE: usize = 32;
     let layers = sizes.layers;
     let Sequences { mut kv, .. } = Sequences::new(gpu, sizes, layers, 1, BLOCKS * BLOCK_POSITIONS)?;

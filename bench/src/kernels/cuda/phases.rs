@@ -39,7 +39,7 @@ pub(super) fn measure(bench: &mut Bench<Gpu>, label: &str, shape: &Shape) -> any
     }
     let sizes = Sizes::of(shape);
     let weights = match Weights::new(&bench.machine, sizes) {
-        Err(error) => return bench.keep("prefill and decode", label, Err(error.into())),
+        Err(error) => return bench.keep("prefill and decode", label, Err(error)),
         Ok(weights) => weights,
     };
     for phase in wanted {
@@ -52,7 +52,7 @@ pub(super) fn measure(bench: &mut Bench<Gpu>, label: &str, shape: &Shape) -> any
         let (tokens, limit) = (phase.tokens() as f64, bench.ceilings.seconds(&batch(shape, ARITHMETIC, &phase.rows())));
         let row =
             seconds.map(|seconds| Row::new(phase.name(), phase.shape(label, ARITHMETIC), tokens / seconds, tokens / limit, "tokens/s"));
-        bench.keep(phase.name(), &phase.shape(label, ARITHMETIC), row.map_err(Into::into))?;
+        bench.keep(phase.name(), &phase.shape(label, ARITHMETIC), row)?;
     }
     Ok(())
 }

@@ -1,20 +1,26 @@
-//! Whole models on the device: tiny checkpoints with references (`model/tests/fixtures`), whose every token is judged by the logits
-//! that the CPU computes for the same sequence.
+//! Whole models on the GPU: tiny checkpoints with references (`model/tests/fixtures`). The logits that the CPU computes for the same
+//! sequence judge every token.
 //!
-//! The device rounds otherwise than the CPU, and logits of random models lie close together, so its greedy tokens need not be the
-//! reference's. But each must be the likeliest for the CPU, or nearly so; and most must be.
+//! GPU and CPU round differently, and the logits of random models lie close together, so the GPU's greedy tokens need not be the
+//! reference's. But each must be the CPU's likeliest, or nearly so; and most must be.
 
-use super::Checks;
-use anyhow::{Context, ensure};
+use crate::{
+    cpu::{
+        forward::{Chunk, LogitRows},
+        model::{LoadOptions, Model},
+    },
+    cuda::{CudaExecutor, CudaOptions, KvBytes},
+    error::ModelError,
+    executor::{Executor, ExecutorError},
+    json::read_json,
+    sampler::token_logprob,
+};
 use serde::Deserialize;
 use std::{
     fs,
     path::{Path, PathBuf},
 };
-use tidemill_model::{
-    Chunk, CudaError, LoadOptions, LogitRows, Model, Runner,
-    cuda::{CudaOptions, CudaRunner, KvBytes},
-};
+use tidemill_kernels::cuda::checks::Checks;
 use tidemill_proto::{
     block::{BLOCK_TOKENS, KvDtype, Token},
     sampling::Sampling,
@@ -24,10 +30,10 @@ use tidemill_proto::{
 /// Logits of these models are within ±8; those of bf16 arithmetic differ by up to 0.16 on the CPU (`model/tests/checkpoints/bf16.rs`),
 /// and two of them are compared.
 const GAP_MAX: f64 = 0.4;
-/// Steps whose token is not the CPU's likeliest.
+/// Share of tokens that may differ from the CPU's likeliest.
 const OTHERS_MAX: f64 = 0.1;
 const GENERATED: usize = 48;
-/// So that prompts take several steps, and mix with others' tokens.
+/// Small enough for prompts to take several steps, and to mix with other sequences' tokens.
 const CHUNK_TOKENS: usize = 96;
 
 #[derive(Deserialize)]
@@ -41,22 +47,33 @@ struct Prompt {
     greedy: Vec<Token>,
 }
 
+/// Why checkpoints could not be checked.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckError {
+    #[error("{folder} holds no checkpoint with a reference.json")]
+    NoCheckpoints { folder: PathBuf },
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    #[error(transparent)]
+    Executor(#[from] ExecutorError),
+}
+
 /// Checks every checkpoint of `folder`.
-pub fn all(folder: &Path, cache: &Path, checks: &mut Checks) -> anyhow::Result<()> {
-    let entries = fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
+pub fn all(folder: &Path, cache: &Path, checks: &mut Checks) -> Result<(), CheckError> {
+    let entries = fs::read_dir(folder).map_err(|source| ModelError::Io { path: folder.to_owned(), source })?;
     let mut dirs: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
     dirs.retain(|dir| dir.join("reference.json").is_file());
     dirs.sort();
-    ensure!(!dirs.is_empty(), "{} holds no checkpoint with a reference.json", folder.display());
-    for dir in dirs {
-        checkpoint(&dir, cache, checks).with_context(|| format!("{}", dir.display()))?;
+    if dirs.is_empty() {
+        return Err(CheckError::NoCheckpoints { folder: folder.to_owned() });
     }
-    Ok(())
+    dirs.iter().try_for_each(|dir| checkpoint(dir, cache, checks))
 }
 
-fn checkpoint(dir: &Path, cache: &Path, checks: &mut Checks) -> anyhow::Result<()> {
+fn checkpoint(dir: &Path, cache: &Path, checks: &mut Checks) -> Result<(), CheckError> {
     let family = dir.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-    let reference: Reference = serde_json::from_slice(&fs::read(dir.join("reference.json"))?)?;
+    let path = dir.join("reference.json");
+    let reference: Reference = read_json(&path)?;
     let prompts: Vec<&Prompt> = reference.prompts.iter().filter(|prompt| !prompt.greedy.is_empty()).collect();
     let options = CudaOptions {
         kernel_cache: cache.to_owned(),
@@ -64,27 +81,27 @@ fn checkpoint(dir: &Path, cache: &Path, checks: &mut Checks) -> anyhow::Result<(
         sequences_max: prompts.len(),
         kv: KvBytes::Exactly(64 << 20),
     };
-    let load = || -> anyhow::Result<Runner> { Ok(Runner::Cuda(Box::new(CudaRunner::load(dir, &options, &mut |_, _| {})?))) };
+    let load = || CudaExecutor::load(dir, &options, &mut |_, _| {});
     let mut judge = Judge::new(dir)?;
 
-    let mut runner = load()?;
+    let mut executor = load()?;
     let ids: Vec<&[Token]> = prompts.iter().map(|prompt| &prompt.ids[..]).collect();
     let mut together = Sequences::new(&ids);
-    together.generate(&mut runner, GENERATED)?;
+    together.generate(&mut executor, GENERATED)?;
     let verdict = judge.of(&together);
     checks.near_zero("greedy tokens: gap to the likeliest", format!("{family} together"), verdict.gap_max, GAP_MAX);
     checks.near_zero("greedy tokens: others than the CPU's", format!("{family} together"), verdict.others, OTHERS_MAX);
     let as_transformers = prompts.iter().zip(&together.all).filter(|(p, s)| p.greedy.starts_with(s.generated())).count();
     checks.notes.push(format!("{family}: {as_transformers} of {} prompts go on as with transformers, in f32", prompts.len()));
 
-    // Hand-over: the full blocks of every prompt to another runner's memory, in other places.
+    // Hand-over: the full blocks of every prompt go to another executor's memory, to other places.
     let mut receiver = load()?;
     let mut handed = Sequences::new(&ids);
     handed.all.iter_mut().for_each(|sequence| sequence.blocks.reverse());
     let (mut sent, mut arrived) = (Vec::new(), Vec::new());
     for (from, to) in together.all.iter().zip(&mut handed.all) {
         let full = (from.prompt_tokens - 1) / BLOCK_TOKENS;
-        let bytes = runner.read_blocks(&from.blocks[..full])?.wait()?;
+        let bytes = executor.read_blocks(&from.blocks[..full])?.wait()?;
         for (bytes, &block) in bytes.iter().zip(&to.blocks) {
             receiver.write_block(block, bytes)?;
         }
@@ -98,19 +115,19 @@ fn checkpoint(dir: &Path, cache: &Path, checks: &mut Checks) -> anyhow::Result<(
     checks.near_zero("greedy tokens: gap to the likeliest", format!("{family} handed over"), verdict.gap_max, GAP_MAX);
     checks.near_zero("greedy tokens: others than the CPU's", format!("{family} handed over"), verdict.others, OTHERS_MAX);
 
-    let longest = ids.iter().max_by_key(|ids| ids.len()).context("it has no prompts")?;
-    scores(&mut runner, &mut judge, &family, longest, checks)?;
-    Ok(())
+    let longest = ids.iter().max_by_key(|ids| ids.len());
+    let longest = longest.ok_or_else(|| ModelError::Config { path, problem: "it has no prompts".into() })?;
+    Ok(scores(&mut executor, &mut judge, &family, longest, checks)?)
 }
 
 /// Log-probabilities of a prompt's tokens.
-fn scores(runner: &mut Runner, judge: &mut Judge, family: &str, ids: &[Token], checks: &mut Checks) -> Result<(), CudaError> {
+fn scores(executor: &mut CudaExecutor, judge: &mut Judge, family: &str, ids: &[Token], checks: &mut Checks) -> Result<(), ExecutorError> {
     let ids = &ids[..ids.len().min(CHUNK_TOKENS)];
     let blocks: Vec<u32> = (0..ids.len().div_ceil(BLOCK_TOKENS) as u32).collect();
     let wanted = Wanted::Scores { targets: &ids[1..], top: 1, token: None };
-    let results = runner.step(&[Segment { tokens: ids, start: 0, blocks: &blocks, wanted }])?;
+    let results = executor.step(&[Segment { tokens: ids, start: 0, blocks: &blocks, wanted }])?;
     let logits = judge.logits(ids);
-    let expected = logits.iter().zip(&ids[1..]).map(|(row, &id)| f64::from(tidemill_model::token_logprob(row, id, 0).logprob));
+    let expected = logits.iter().zip(&ids[1..]).map(|(row, &id)| f64::from(token_logprob(row, id, 0).logprob));
     let scored = results[0].scores.iter().map(|score| f64::from(score.logprob));
     let largest = scored.zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
     checks.near_zero("log-probabilities: largest difference", family.to_owned(), largest, GAP_MAX);
@@ -146,8 +163,8 @@ impl Sequences {
         Self { all: all.collect() }
     }
 
-    /// Greedily, as an engine does it: in every step a token of each sequence that has come so far, and chunks of the others.
-    fn generate(&mut self, runner: &mut Runner, count: usize) -> Result<(), CudaError> {
+    /// Greedily, as an engine does it: each step draws a token of every sequence that has its prompt, and computes chunks of the others.
+    fn generate(&mut self, executor: &mut CudaExecutor, count: usize) -> Result<(), ExecutorError> {
         let (sampling, history) = (Sampling { temperature: 0.0, ..Default::default() }, History::default());
         loop {
             let mut budget = CHUNK_TOKENS;
@@ -170,7 +187,7 @@ impl Sequences {
                     Segment { tokens: &tokens[*computed..computed + len], start: *computed, blocks, wanted }
                 })
                 .collect();
-            let results = runner.step(&segments)?;
+            let results = executor.step(&segments)?;
             for ((i, len), result) in planned.into_iter().zip(results) {
                 self.all[i].computed += len;
                 self.all[i].tokens.extend(result.drawn.map(|(token, _)| token));
@@ -185,20 +202,20 @@ struct Judge {
 }
 
 struct Verdict {
-    /// How far below the likeliest token's logit that of a drawn one was, at most.
+    /// Largest distance of a drawn token's logit from the likeliest one's.
     gap_max: f64,
     /// Share of the drawn tokens that were not the likeliest.
     others: f64,
 }
 
 impl Judge {
-    fn new(dir: &Path) -> anyhow::Result<Self> {
+    fn new(dir: &Path) -> Result<Self, ModelError> {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let options = LoadOptions { kv_dtype: KvDtype::Bf16, quantize: None, threads, isa: None };
         Ok(Self { model: Model::load(dir, &options, &mut |_, _| {})? })
     }
 
-    /// Of every position.
+    /// Logits at every position.
     fn logits(&mut self, tokens: &[Token]) -> Vec<Vec<f32>> {
         let blocks: Vec<u32> = (0..tokens.len().div_ceil(BLOCK_TOKENS) as u32).collect();
         let mut kv = self.model.new_kv(blocks.len());

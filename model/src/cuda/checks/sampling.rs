@@ -1,20 +1,19 @@
 //! Penalties and sampling, against the CPU's sampler with the same random numbers.
 
-use super::Checks;
-use crate::kernels::cuda::gpu::{Gpu, doubles};
+use crate::sampler::{SamplerScratch, sample};
 use rand::Rng;
 use tidemill_kernels::cuda::{
     CudaError, NO_POSITION,
-    sampling::{LogitEntry, RowPenalties, SampleRequest},
+    checks::{Checks, TestGpu, doubles},
+    sampling::{LogitEdit, LogitEntry, RowPenalties, SampleRequest},
 };
-use tidemill_model::{SamplerScratch, sample};
 use tidemill_proto::sampling::Sampling;
 use tidemill_proto::step::History;
 
-/// A draw that falls on the border between two tokens may fall to either side: exponentials differ in their last bits.
+/// Share of draws that may differ: at the border between two tokens, the last bits of exponentials decide.
 const BORDERLINE: f64 = 0.05;
 
-pub fn all(gpu: &mut Gpu, checks: &mut Checks) -> Result<(), CudaError> {
+pub fn all(gpu: &mut TestGpu, checks: &mut Checks) -> Result<(), CudaError> {
     for vocab in [7, 1000, 32_003, 128_256] {
         draws(gpu, checks, vocab)?;
     }
@@ -27,7 +26,7 @@ fn request(sampling: &Sampling, index: u64) -> SampleRequest {
 }
 
 /// One row for each way of sampling and each of several draws.
-fn draws(gpu: &mut Gpu, checks: &mut Checks, vocab: usize) -> Result<(), CudaError> {
+fn draws(gpu: &mut TestGpu, checks: &mut Checks, vocab: usize) -> Result<(), CudaError> {
     let neutral = Sampling::default();
     let ways = [
         ("greedy", Sampling { temperature: 0.0, ..neutral.clone() }),
@@ -40,7 +39,7 @@ fn draws(gpu: &mut Gpu, checks: &mut Checks, vocab: usize) -> Result<(), CudaErr
     ];
     const DRAWS: usize = 64;
     for (way, sampling) in ways {
-        // Steps of a quarter: ties in every row. One is not a number.
+        // Steps of a quarter make ties in every row. One logit is NaN.
         let mut logits: Vec<f32> = gpu.f32s(DRAWS * vocab, 9.0).iter().map(|x| (x * 4.0).round() / 4.0).collect();
         logits[vocab / 2] = f32::NAN;
         let samplings: Vec<Sampling> = (0..DRAWS).map(|_| Sampling { seed: gpu.rng.random(), ..sampling.clone() }).collect();
@@ -60,12 +59,12 @@ fn draws(gpu: &mut Gpu, checks: &mut Checks, vocab: usize) -> Result<(), CudaErr
     Ok(())
 }
 
-fn penalties(gpu: &mut Gpu, checks: &mut Checks) -> Result<(), CudaError> {
+fn penalties(gpu: &mut TestGpu, checks: &mut Checks) -> Result<(), CudaError> {
     const VOCAB: usize = 999;
     const HISTORIES: usize = 3;
     let logits = gpu.f32s(2 * VOCAB, 5.0);
     let prompt: Vec<u32> = (0..200).map(|_| gpu.rng.random_range(0..VOCAB as u32 + 5)).collect();
-    // In three steps, one token for each row.
+    // Three steps, one token for each row.
     let drawn: [[u32; 2]; 3] = [[5, 3], [5, 3], [900, 3]];
     let penalties = [
         RowPenalties { history: 2, repetition: 1.3, frequency: 0.25, presence: 0.5 },
@@ -87,9 +86,9 @@ fn penalties(gpu: &mut Gpu, checks: &mut Checks) -> Result<(), CudaError> {
         let mut view = occurred.as_view_mut();
         kernels.extend_history(stream, &mut view, &on_penalties.as_view(), &tokens.as_view(), &positions.as_view(), VOCAB)?;
     }
-    kernels.add_to_logits(stream, &mut on_logits.as_view_mut(), &on_bias.as_view(), VOCAB)?;
+    kernels.edit_logits(stream, LogitEdit::Add, &mut on_logits.as_view_mut(), &on_bias.as_view(), VOCAB)?;
     kernels.penalize(stream, &mut on_logits.as_view_mut(), &on_penalties.as_view(), &occurred.as_view(), VOCAB)?;
-    kernels.ban(stream, &mut on_logits.as_view_mut(), &on_bans.as_view(), VOCAB)?;
+    kernels.edit_logits(stream, LogitEdit::Ban, &mut on_logits.as_view_mut(), &on_bans.as_view(), VOCAB)?;
 
     let mut expected = doubles(&logits);
     expected[VOCAB + 17] += 2.5;

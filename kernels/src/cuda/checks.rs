@@ -1,28 +1,36 @@
-//! The CUDA operations against references: f64 arithmetic on the host, or the same operation another way.
+//! The CUDA operations against references: f64 arithmetic on the host, or the same operation another way. Every operation gets fresh
+//! random inputs, and outputs full of NaN.
 //!
-//! Every operation gets fresh random inputs, and outputs full of NaN.
+//! Not only this crate's tests run them: a machine with a GPU may have a driver and no Rust, so the feature `checks` hands them to
+//! programs, too.
 
 pub mod attention;
 pub mod blocks;
-pub mod models;
+mod gpu;
 pub mod products;
 pub mod rows;
-pub mod sampling;
 
-use super::{
-    super::{CheckKind, KernelsArgs, report::Row},
-    gpu::Gpu,
-};
+pub use gpu::{TestGpu, doubles, widened};
+
+use super::CudaError;
 use std::fmt::Write;
+
+/// Checks every operation but sampling, whose reference is a sampler that this crate does not have.
+pub fn operations(gpu: &mut TestGpu, checks: &mut Checks) -> Result<(), CudaError> {
+    rows::all(gpu, checks)?;
+    products::all(gpu, checks)?;
+    attention::all(gpu, checks)?;
+    blocks::all(gpu, checks)
+}
 
 /// What was checked.
 pub struct Checks {
     /// Replays the random inputs.
     pub seed: u64,
     pub results: Vec<Check>,
-    /// What this device cannot do, and so was not checked.
+    /// Checks that this device cannot run, and why.
     pub left_out: Vec<String>,
-    /// What is good to know, and no check.
+    /// Findings that are no checks.
     pub notes: Vec<String>,
 }
 
@@ -30,42 +38,25 @@ pub struct Checks {
 pub struct Check {
     pub op: &'static str,
     pub case: String,
-    /// ‖out - reference‖ / ‖reference‖; what was not written is NaN, and so is this then. For exact comparisons, the share of
-    /// elements that differ.
+    /// ‖out - reference‖ / ‖reference‖; NaN if the kernel left an element unwritten. For exact comparisons, the share of elements that
+    /// differ.
     pub error: f64,
     pub limit: f64,
 }
 
 impl Check {
     pub fn passes(&self) -> bool {
-        // Not so for NaN.
+        // False for NaN.
         self.error <= self.limit
     }
 }
 
 impl Checks {
-    /// Runs those that are wanted; whole models if there is a folder of them.
-    pub fn of(gpu: &mut Gpu, args: &KernelsArgs) -> anyhow::Result<Self> {
-        let wants = |kind| args.checks_only.is_none_or(|only| only == kind);
-        let mut checks = Self::new(gpu.seed);
-        if wants(CheckKind::Ops) {
-            rows::all(gpu, &mut checks)?;
-            products::all(gpu, &mut checks)?;
-            attention::all(gpu, &mut checks)?;
-            sampling::all(gpu, &mut checks)?;
-            blocks::all(gpu, &mut checks)?;
-        }
-        if let Some(folder) = args.checkpoints.as_ref().filter(|_| wants(CheckKind::Models)) {
-            models::all(folder, &args.cache, &mut checks)?;
-        }
-        Ok(checks)
-    }
-
-    fn new(seed: u64) -> Self {
+    pub fn new(seed: u64) -> Self {
         Self { seed, results: Vec::new(), left_out: Vec::new(), notes: Vec::new() }
     }
 
-    /// Compares numbers that a kernel computed with what they should be.
+    /// Compares a kernel's numbers with the reference.
     pub fn near(&mut self, op: &'static str, case: String, out: &[f64], reference: &[f64], limit: f64) {
         assert_eq!(out.len(), reference.len(), "{op} {case}: as many numbers as the reference");
         let norm = |numbers: &mut dyn Iterator<Item = f64>| numbers.map(|x| x * x).sum::<f64>().sqrt();
@@ -81,19 +72,12 @@ impl Checks {
         self.results.push(Check { op, case, error: different as f64 / out.len().max(1) as f64, limit });
     }
 
-    /// Keeps what should be zero, or little more.
+    /// Records an error that should be near zero.
     pub fn near_zero(&mut self, op: &'static str, case: String, error: f64, limit: f64) {
         self.results.push(Check { op, case, error, limit });
     }
 
-    /// For programs. What is to be exact has no fraction.
-    pub fn rows(&self) -> impl Iterator<Item = Row> {
-        self.results
-            .iter()
-            .map(|Check { op, case, error, limit }| Row::new(&format!("check {op}"), case.clone(), *error, *limit, "relative error"))
-    }
-
-    /// For people: failed checks one by one, the others by operation.
+    /// For people: a row per operation, then each failed check.
     pub fn table(&self) -> String {
         let mut text = String::from("| operation | checks | failed | largest error | its limit |\n|---|---:|---:|---:|---:|\n");
         let mut ops: Vec<&str> = Vec::new();
@@ -122,16 +106,37 @@ impl Checks {
     }
 
     /// An error if any check failed.
-    pub fn verdict(&self) -> anyhow::Result<()> {
+    pub fn verdict(&self) -> Result<(), ChecksFailed> {
         let failed = self.results.iter().filter(|check| !check.passes()).count();
-        anyhow::ensure!(failed == 0, "{failed} of {} checks failed", self.results.len());
-        Ok(())
+        if failed == 0 { Ok(()) } else { Err(ChecksFailed { failed, all: self.results.len() }) }
     }
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("{failed} of {all} checks failed")]
+pub struct ChecksFailed {
+    pub failed: usize,
+    pub all: usize,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_operation_matches_its_reference_on_this_machines_gpu() {
+        let mut gpu = match TestGpu::open(&std::env::temp_dir().join("tidemill-kernels"), rand::random()) {
+            Ok(gpu) => gpu,
+            Err(error) if error.is_absence() || matches!(error, CudaError::NoLibrary { .. }) => {
+                eprintln!("SKIPPED, there is no GPU to check: {error}");
+                return;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        let mut checks = Checks::new(gpu.seed);
+        operations(&mut gpu, &mut checks).unwrap();
+        assert!(checks.verdict().is_ok(), "{}", checks.table());
+    }
 
     #[test]
     fn what_was_not_written_or_is_wrong_fails() {

@@ -1,18 +1,18 @@
 //! Matrix products in bf16 and FP8.
 
 use super::{
-    Checks,
+    Checks, TestGpu, doubles,
     rows::{BF16, e4m3},
+    widened,
 };
-use crate::kernels::cuda::gpu::{Gpu, doubles, widened};
-use cudarc::driver::CudaSlice;
-use rand::Rng;
-use rayon::prelude::*;
-use tidemill_kernels::cuda::{
+use crate::cuda::{
     CudaError,
     compile::Arch,
     gemm::{Operands, Output, Scales},
 };
+use cudarc::driver::CudaSlice;
+use rand::Rng;
+use rayon::prelude::*;
 
 /// Tensor cores add up in f32, but cut off instead of rounding.
 const F32: f64 = 1e-4;
@@ -20,7 +20,7 @@ const F32: f64 = 1e-4;
 /// Hopper adds products of FP8 up with 14 bits (DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 3.3.2).
 const FP8: f64 = 2e-2;
 
-pub fn all(gpu: &mut Gpu, checks: &mut Checks) -> Result<(), CudaError> {
+pub fn all(gpu: &mut TestGpu, checks: &mut Checks) -> Result<(), CudaError> {
     for (rows, inner, columns) in [(1, 8, 8), (1, 4096, 520), (7, 264, 1032), (133, 1096, 520), (256, 2048, 1024)] {
         bf16(gpu, checks, rows, inner, columns)?;
     }
@@ -44,7 +44,7 @@ fn multiplied(x: &[f64], weight: &[f64], inner: usize) -> Vec<f64> {
     x.par_chunks(inner).flat_map_iter(|x| weight.chunks(inner).map(move |w| dot(x, w))).collect()
 }
 
-fn bf16(gpu: &mut Gpu, checks: &mut Checks, rows: usize, inner: usize, columns: usize) -> Result<(), CudaError> {
+fn bf16(gpu: &mut TestGpu, checks: &mut Checks, rows: usize, inner: usize, columns: usize) -> Result<(), CudaError> {
     let (x, weight, bias) = (gpu.bf16s(rows * inner, 1.0), gpu.bf16s(columns * inner, 1.0), gpu.bf16s(columns, 4.0));
     let (on_x, on_weight, on_bias) = (gpu.upload(&x)?, gpu.upload(&weight)?, gpu.upload(&bias)?);
     let (x_view, weight_view, bias_view) = (on_x.as_view(), on_weight.as_view(), on_bias.as_view());
@@ -69,7 +69,7 @@ fn bf16(gpu: &mut Gpu, checks: &mut Checks, rows: usize, inner: usize, columns: 
     Ok(())
 }
 
-fn fp8(gpu: &mut Gpu, checks: &mut Checks, rows: usize, inner: usize, columns: usize, by_row: bool) -> Result<(), CudaError> {
+fn fp8(gpu: &mut TestGpu, checks: &mut Checks, rows: usize, inner: usize, columns: usize, by_row: bool) -> Result<(), CudaError> {
     // Any bytes but the two that are no number.
     let mut bytes =
         |count: usize| -> Vec<u8> { (0..count).map(|_| gpu.rng.random_range(0..=0x76u8) | (gpu.rng.random::<u8>() & 0x80)).collect() };

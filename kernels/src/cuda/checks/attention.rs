@@ -1,12 +1,7 @@
 //! Attention over paged K and V: every head ratio, odd lengths, windows; and that a row's bits depend on nothing but the row.
 
-use super::{Checks, rows::BF16};
-use crate::kernels::cuda::gpu::{Gpu, widened};
-use cudarc::driver::CudaSlice;
-use half::bf16;
-use rand::{Rng, seq::SliceRandom};
-use rayon::prelude::*;
-use tidemill_kernels::{
+use super::{Checks, TestGpu, rows::BF16, widened};
+use crate::{
     Dtype, KvLayout, KvStorage,
     cuda::{
         Bf16, CudaError, DeviceKv, NO_POSITION,
@@ -14,11 +9,15 @@ use tidemill_kernels::{
         kv::BlockSlot,
     },
 };
+use cudarc::driver::CudaSlice;
+use half::bf16;
+use rand::{Rng, seq::SliceRandom};
+use rayon::prelude::*;
 
 const LAYERS: usize = 2;
 const LAYER: usize = 1;
 
-pub fn all(gpu: &mut Gpu, checks: &mut Checks) -> Result<(), CudaError> {
+pub fn all(gpu: &mut TestGpu, checks: &mut Checks) -> Result<(), CudaError> {
     for group in 1..=8 {
         both(gpu, checks, 128, 1 + group % 3, group, None)?;
         both(gpu, checks, 64, 1 + group % 2, group, Some(100))?;
@@ -37,7 +36,7 @@ pub fn all(gpu: &mut Gpu, checks: &mut Checks) -> Result<(), CudaError> {
 const SHARP: f32 = 3.0;
 
 fn both(
-    gpu: &mut Gpu,
+    gpu: &mut TestGpu,
     checks: &mut Checks,
     head_dim: usize,
     kv_heads: usize,
@@ -61,7 +60,7 @@ struct Paged {
 }
 
 impl Paged {
-    fn new(gpu: &mut Gpu, head_dim: usize, kv_heads: usize, lens: &[usize]) -> Result<Self, CudaError> {
+    fn new(gpu: &mut TestGpu, head_dim: usize, kv_heads: usize, lens: &[usize]) -> Result<Self, CudaError> {
         let layout = KvLayout { layers: LAYERS, kv_heads, head_dim, dtype: KvStorage::Float(Dtype::Bf16) };
         let table_stride = lens.iter().max().expect("a sequence").div_ceil(16) + 1;
         let blocks: usize = lens.iter().map(|len| len.div_ceil(16)).sum::<usize>() + 1;
@@ -142,7 +141,7 @@ fn case(head_dim: usize, kv_heads: usize, group: usize, window: Option<usize>) -
     format!("head_dim {head_dim}, {kv_heads} × {group} heads{window}")
 }
 
-fn decode(gpu: &mut Gpu, checks: &mut Checks, d: usize, kv_heads: usize, group: usize, window: Option<usize>) -> Result<(), CudaError> {
+fn decode(gpu: &mut TestGpu, checks: &mut Checks, d: usize, kv_heads: usize, group: usize, window: Option<usize>) -> Result<(), CudaError> {
     let heads = kv_heads * group;
     let lens: Vec<usize> = vec![1, 16, 33, 256, 257, 2048, 2049, gpu.rng.random_range(34..900)];
     let mut paged = Paged::new(gpu, d, kv_heads, &lens)?;
@@ -191,7 +190,14 @@ fn decode(gpu: &mut Gpu, checks: &mut Checks, d: usize, kv_heads: usize, group: 
     Ok(())
 }
 
-fn prefill(gpu: &mut Gpu, checks: &mut Checks, d: usize, kv_heads: usize, group: usize, window: Option<usize>) -> Result<(), CudaError> {
+fn prefill(
+    gpu: &mut TestGpu,
+    checks: &mut Checks,
+    d: usize,
+    kv_heads: usize,
+    group: usize,
+    window: Option<usize>,
+) -> Result<(), CudaError> {
     let heads = kv_heads * group;
     // Cold, behind a cached prefix, a single row, less than a block.
     let spans = [(0, 300), (37, 200), (500, 1), (3, 9)];
@@ -218,7 +224,7 @@ fn prefill(gpu: &mut Gpu, checks: &mut Checks, d: usize, kv_heads: usize, group:
         .iter()
         .flat_map(|t| (0..t.rows).step_by(77).map(|i| Tile { row: t.row + i, position: t.position + i, rows: (t.rows - i).min(77), ..*t }))
         .collect();
-    let run = |gpu: &mut Gpu, paged: &mut Paged, spans: &[Tile]| {
+    let run = |gpu: &mut TestGpu, paged: &mut Paged, spans: &[Tile]| {
         let tiles = gpu.upload(&prefill_tiles(d, spans))?;
         let mut out = gpu.poisoned(rows * width)?;
         let tables = paged.tables.clone();

@@ -1,9 +1,7 @@
 //! Operations on rows: embedding, norm, SwiGLU, FP8; and rotary embedding with the KV write.
 
-use super::Checks;
-use crate::kernels::cuda::gpu::{Gpu, doubles, widened};
-use rand::Rng;
-use tidemill_kernels::{
+use super::{Checks, TestGpu, doubles, widened};
+use crate::{
     Dtype, KvLayout, KvStorage,
     cuda::{
         CudaError, DeviceKv, NO_POSITION,
@@ -11,13 +9,14 @@ use tidemill_kernels::{
         kv::BlockSlot,
     },
 };
+use rand::Rng;
 
 /// What rounding to bf16 costs: 2^-9 of each number at most.
 pub const BF16: f64 = 3e-3;
 const EXACT: f64 = 0.0;
 const F32: f64 = 1e-6;
 
-pub fn all(gpu: &mut Gpu, checks: &mut Checks) -> Result<(), CudaError> {
+pub fn all(gpu: &mut TestGpu, checks: &mut Checks) -> Result<(), CudaError> {
     for (rows, width) in [(1, 8), (3, 520), (67, 2056), (33, 4096), (5, 16384)] {
         embedding(gpu, checks, rows, width)?;
         for (delta, chosen) in [(false, false), (true, false), (true, true)] {
@@ -34,7 +33,7 @@ pub fn all(gpu: &mut Gpu, checks: &mut Checks) -> Result<(), CudaError> {
     Ok(())
 }
 
-fn embedding(gpu: &mut Gpu, checks: &mut Checks, rows: usize, width: usize) -> Result<(), CudaError> {
+fn embedding(gpu: &mut TestGpu, checks: &mut Checks, rows: usize, width: usize) -> Result<(), CudaError> {
     const VOCAB: usize = 321;
     let table = gpu.bf16s(VOCAB * width, 1.0);
     let tokens: Vec<u32> = (0..rows).map(|_| gpu.rng.random_range(0..VOCAB as u32)).collect();
@@ -46,7 +45,7 @@ fn embedding(gpu: &mut Gpu, checks: &mut Checks, rows: usize, width: usize) -> R
     Ok(())
 }
 
-fn rms_norm(gpu: &mut Gpu, checks: &mut Checks, rows: usize, width: usize, delta: bool, chosen: bool) -> Result<(), CudaError> {
+fn rms_norm(gpu: &mut TestGpu, checks: &mut Checks, rows: usize, width: usize, delta: bool, chosen: bool) -> Result<(), CudaError> {
     let (residual, weight) = (gpu.f32s(rows * width, 2.0), gpu.f32s(width, 1.0));
     let deltas = delta.then(|| gpu.bf16s(rows * width, 2.0));
     let picked: Vec<u32> = (0..rows as u32).filter(|row| !chosen || row % 3 == 0).collect();
@@ -81,7 +80,7 @@ fn rms_norm(gpu: &mut Gpu, checks: &mut Checks, rows: usize, width: usize, delta
     Ok(())
 }
 
-fn swiglu(gpu: &mut Gpu, checks: &mut Checks, rows: usize, width: usize) -> Result<(), CudaError> {
+fn swiglu(gpu: &mut TestGpu, checks: &mut Checks, rows: usize, width: usize) -> Result<(), CudaError> {
     let gate_up = gpu.bf16s(rows * 2 * width, 8.0);
     let (on_device, mut out) = (gpu.upload(&gate_up)?, gpu.poisoned(rows * width)?);
     gpu.kernels(128)?.swiglu(&gpu.stream, &mut out.as_view_mut(), &on_device.as_view(), width)?;
@@ -111,7 +110,7 @@ fn is_nearest(x: f64, byte: u8) -> bool {
     (got - x).abs() <= 0.5001 * 2f64.powf(exponent - 3.0) || (x.abs() > 448.0 && got.abs() == 448.0)
 }
 
-fn quantize(gpu: &mut Gpu, checks: &mut Checks, rows: usize, width: usize) -> Result<(), CudaError> {
+fn quantize(gpu: &mut TestGpu, checks: &mut Checks, rows: usize, width: usize) -> Result<(), CudaError> {
     let x = gpu.bf16s(rows * width, 3.0);
     let kernels = gpu.kernels(128)?;
     let (on_device, mut out, mut scales) = (gpu.upload(&x)?, gpu.poisoned(rows * width)?, gpu.poisoned::<f32>(rows)?);
@@ -134,7 +133,7 @@ fn quantize(gpu: &mut Gpu, checks: &mut Checks, rows: usize, width: usize) -> Re
     Ok(())
 }
 
-fn rope_kv_write(gpu: &mut Gpu, checks: &mut Checks, d: usize, kv_heads: usize, group: usize, norms: bool) -> Result<(), CudaError> {
+fn rope_kv_write(gpu: &mut TestGpu, checks: &mut Checks, d: usize, kv_heads: usize, group: usize, norms: bool) -> Result<(), CudaError> {
     const LAYERS: usize = 3;
     const LAYER: usize = 1;
     const POSITIONS: usize = 70;

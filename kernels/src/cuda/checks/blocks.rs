@@ -1,12 +1,9 @@
 //! Blocks between paged memory and slots, on the device and across the bus; and steps recorded as graphs.
 
-use super::Checks;
-use crate::kernels::cuda::gpu::Gpu;
-use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
-use rand::seq::SliceRandom;
-use std::{num::NonZeroUsize, ptr::NonNull};
-use tidemill_kernels::{
+use super::{Checks, TestGpu};
+use crate::{
     Dtype, KvLayout, KvStorage,
+    cpu::memory::Memory,
     cuda::{
         CudaError, DeviceKv,
         graph::{StepGraphs, StepShape},
@@ -15,53 +12,43 @@ use tidemill_kernels::{
         transfer::Transfer,
     },
 };
+use rand::seq::SliceRandom;
+use std::ptr::NonNull;
 
 /// Pinned memory of the host, as the pool's arena is in a worker.
 pub struct HostMemory {
-    start: NonNull<u8>,
-    bytes: usize,
-    /// Dropped, and so unregistered, before the memory is unmapped.
-    pub pinned: Option<Pinned>,
+    /// Declared first: unregistered before the memory is freed.
+    pinned: Pinned,
+    memory: Memory<u8>,
 }
 
 impl HostMemory {
-    pub fn new(gpu: &Gpu, bytes: usize) -> anyhow::Result<Self> {
-        let length = NonZeroUsize::new(bytes).expect("some memory");
-        // SAFETY: a fresh mapping, of nothing else.
-        let start = unsafe { mmap_anonymous(None, length, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_PRIVATE) }?.cast();
-        let mut memory = Self { start, bytes, pinned: None };
-        memory.as_slice_mut().fill(0x5a);
-        // SAFETY: mapped until this is dropped, after `pinned`.
-        memory.pinned = Some(unsafe { Pinned::register(&gpu.device, start, bytes) }?);
-        Ok(memory)
+    pub fn new(gpu: &TestGpu, bytes: usize) -> Result<Self, CudaError> {
+        let mut memory = Memory::new(bytes);
+        memory.as_mut_slice().fill(0x5a);
+        let start = NonNull::from_mut(memory.as_mut_slice()).cast();
+        // SAFETY: the memory stays where it is until it is dropped, after `pinned`.
+        let pinned = unsafe { Pinned::register(&gpu.device, start, bytes) }?;
+        Ok(Self { pinned, memory })
     }
 
     /// While the device does not use it.
     pub fn as_slice_mut(&mut self) -> &mut [u8] {
-        // SAFETY: mapped and initialized; the device rests, says the contract.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.bytes) }
+        self.memory.as_mut_slice()
     }
 
     pub fn address(&self, offset: usize) -> u64 {
-        self.pinned.as_ref().expect("registered").address(offset)
+        self.pinned.address(offset)
     }
 }
 
-impl Drop for HostMemory {
-    fn drop(&mut self) {
-        self.pinned = None;
-        // SAFETY: mapped in `new`, unmapped only here.
-        let _ = unsafe { munmap(self.start.cast(), self.bytes) };
-    }
-}
-
-pub fn all(gpu: &mut Gpu, checks: &mut Checks) -> anyhow::Result<()> {
+pub fn all(gpu: &mut TestGpu, checks: &mut Checks) -> Result<(), CudaError> {
     across_the_bus(gpu, checks)?;
-    Ok(replayed(gpu, checks)?)
+    replayed(gpu, checks)
 }
 
 /// Random blocks to the device and back, by fetch and publish, through more rounds than one; then layers one by one.
-fn across_the_bus(gpu: &mut Gpu, checks: &mut Checks) -> anyhow::Result<()> {
+fn across_the_bus(gpu: &mut TestGpu, checks: &mut Checks) -> Result<(), CudaError> {
     const BLOCKS: usize = 150;
     let layout = KvLayout { layers: 5, kv_heads: 3, head_dim: 80, dtype: KvStorage::Float(Dtype::Bf16) };
     let size = layout.block_bytes();
@@ -85,7 +72,7 @@ fn across_the_bus(gpu: &mut Gpu, checks: &mut Checks) -> anyhow::Result<()> {
 
     to.as_slice_mut().fill(0);
     for layer in (0..layout.layers).rev() {
-        let ready = gpu.stream.record_event(None).map_err(CudaError::from)?;
+        let ready = gpu.stream.record_event(None)?;
         // SAFETY: as above.
         unsafe { transfer.publish(&kernels, &kv, &placed(&to), layer..layer + 1, &ready) }?;
     }
@@ -102,7 +89,7 @@ fn across_the_bus(gpu: &mut Gpu, checks: &mut Checks) -> anyhow::Result<()> {
 }
 
 /// A recorded step does what its launches did, each time it is launched.
-fn replayed(gpu: &mut Gpu, checks: &mut Checks) -> Result<(), CudaError> {
+fn replayed(gpu: &mut TestGpu, checks: &mut Checks) -> Result<(), CudaError> {
     const WIDTH: usize = 512;
     let shape = StepShape::holding(3, 1);
     let input = gpu.bf16s(shape.rows * 2 * WIDTH, 4.0);

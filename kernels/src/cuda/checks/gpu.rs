@@ -1,0 +1,87 @@
+//! A device under test: random numbers onto it, results off it.
+
+use crate::cuda::{Bf16, CudaError, Device, Gemm, Kernels, launch::address};
+use cudarc::driver::{CudaSlice, CudaStream, DeviceRepr, ValidAsZeroBits};
+use half::bf16;
+use rand::{Rng, SeedableRng, rngs::SmallRng};
+use std::{collections::HashMap, path::Path, rc::Rc, sync::Arc};
+
+pub struct TestGpu {
+    pub device: Device,
+    pub stream: Arc<CudaStream>,
+    pub gemm: Gemm,
+    /// Draws the checks' inputs.
+    pub rng: SmallRng,
+    /// Replays them.
+    pub seed: u64,
+    by_head_dim: HashMap<usize, Rc<Kernels>>,
+}
+
+/// Fills outputs before a kernel writes them: bits that are no number.
+const POISON: u8 = 0xff;
+
+impl TestGpu {
+    /// The first device, with compiled kernels kept in `cache`.
+    pub fn open(cache: &Path, seed: u64) -> Result<Self, CudaError> {
+        let device = Device::open(0, cache)?;
+        let (stream, gemm) = (device.stream().clone(), Gemm::new(&device)?);
+        Ok(Self { device, stream, gemm, rng: SmallRng::seed_from_u64(seed), seed, by_head_dim: HashMap::new() })
+    }
+
+    pub fn kernels(&mut self, head_dim: usize) -> Result<Rc<Kernels>, CudaError> {
+        if let Some(kernels) = self.by_head_dim.get(&head_dim) {
+            return Ok(kernels.clone());
+        }
+        let kernels = Rc::new(Kernels::load(&self.device, head_dim)?);
+        self.by_head_dim.insert(head_dim, kernels.clone());
+        Ok(kernels)
+    }
+
+    /// Random numbers in [-scale, scale).
+    pub fn f32s(&mut self, count: usize, scale: f32) -> Vec<f32> {
+        (0..count).map(|_| scale * self.rng.random_range(-1.0..1.0)).collect()
+    }
+
+    /// The same, rounded to bf16.
+    pub fn bf16s(&mut self, count: usize, scale: f32) -> Vec<Bf16> {
+        self.f32s(count, scale).into_iter().map(|x| bf16::from_f32(x).to_bits()).collect()
+    }
+
+    pub fn upload<T: DeviceRepr>(&self, numbers: &[T]) -> Result<CudaSlice<T>, CudaError> {
+        self.device.upload(numbers)
+    }
+
+    /// Memory that holds no number.
+    pub fn poisoned<T: DeviceRepr + ValidAsZeroBits>(&self, count: usize) -> Result<CudaSlice<T>, CudaError> {
+        let memory = self.device.alloc::<T>(count)?;
+        if count > 0 {
+            // SAFETY: all bytes of memory that was just allocated, and which nothing else uses yet.
+            unsafe {
+                cudarc::driver::result::memset_d8_async(self.address(&memory), POISON, count * size_of::<T>(), self.stream.cu_stream())
+            }?;
+        }
+        self.device.synchronize()?;
+        Ok(memory)
+    }
+
+    /// The content once the device has come to rest.
+    pub fn download<T: DeviceRepr + Default + Clone>(&self, memory: &CudaSlice<T>) -> Result<Vec<T>, CudaError> {
+        let numbers = self.stream.clone_dtoh(memory)?;
+        self.device.synchronize()?;
+        Ok(numbers)
+    }
+
+    pub fn address<T>(&self, memory: &CudaSlice<T>) -> u64 {
+        address(memory)
+    }
+}
+
+/// The numbers that these bits stand for.
+pub fn widened(bits: &[Bf16]) -> Vec<f64> {
+    bits.iter().map(|&x| f64::from(bf16::from_bits(x).to_f32())).collect()
+}
+
+/// f32 to f64.
+pub fn doubles(numbers: &[f32]) -> Vec<f64> {
+    numbers.iter().map(|&x| f64::from(x)).collect()
+}
