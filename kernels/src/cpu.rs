@@ -1,4 +1,22 @@
-//! An instruction set that this machine has, and threads to run on.
+//! The operations on this machine's cores: an instruction set and threads.
+//!
+//! The arithmetic is stated once, for a virtual machine with 16 lanes of f32 (`simd`). AVX-512 holds the 16 lanes in
+//! one register, AVX2 in two, NEON in four, portable code in an array; all give the same bits.
+//!
+//! Products and attention have their lanes along the outputs: each number is one chain of fused multiply-adds in
+//! ascending order (`gemm::micro_kernel`). For bf16 weights, activations are rounded to bf16 too, and the chain takes
+//! pairs of inputs, the odd one first (`gemm::panel`): the order of AVX-512 BF16, at twice the rate, used where a test
+//! at start-up finds it exact (`simd::proof`). AMX adds in another order (`gemm::amx`), at many times the rate: the one
+//! exception, and machines of different order never share KV. Norms and softmax sum lane by lane in ascending order,
+//! then add the lanes in one fixed tree.
+//!
+//! - `isa`: instruction sets; `dispatch`: running a kernel on one; `simd`: the 16-lane machine
+//! - `threads`: the thread pool; `memory`: aligned memory in huge pages
+//! - `element`, `bf16`, `exp`: numbers on 16 lanes
+//! - [`gemm`]: activations times weights
+//! - [`attention`]: attention over paged K and V; [`kv`]: the memory that holds them
+//! - [`elementwise`], [`embedding`], [`vocab`]: norm, rotary embedding and SiLU; row look-up; a sampler's operations on
+//!   logits
 
 pub mod attention;
 mod bf16;
@@ -43,17 +61,17 @@ impl FromStr for Isa {
     }
 }
 
-/// What kernels run on.
+/// An instruction set and threads, on which kernels run.
 pub struct Cpu {
     isa: Isa,
-    /// `None`: the calling thread alone.
+    /// `None`: only the calling thread.
     pool: Option<ThreadPool>,
     arena: Arena,
 }
 
 impl Cpu {
-    /// `isa`: `None` picks the best. `threads`: at least 1, the caller's among them. Where the process may run on exactly as
-    /// many cores, each thread but the caller's stays on one of its own.
+    /// `isa`: `None` picks the best. `threads`: at least 1, the caller's among them. If the process may run on exactly
+    /// that many cores, each thread but the caller's is pinned to one.
     pub fn new(isa: Option<Isa>, threads: usize) -> Result<Cpu, KernelError> {
         let isa = isa.unwrap_or_else(Isa::best);
         if !isa.is_available() {
@@ -82,7 +100,7 @@ impl Cpu {
         self.pool.as_ref().map_or(1, |pool| pool.workers() + 1)
     }
 
-    /// Zeros that are kept for long.
+    /// Zeroed memory for long-lived data.
     pub(crate) fn memory(&self, len: usize) -> Memory<u8> {
         self.arena.memory(len)
     }
@@ -95,14 +113,14 @@ impl Cpu {
         }
     }
 
-    /// Which of so many tasks the thread of task `index` mostly has next.
+    /// The task that the thread of task `index` most likely runs next, out of `tasks`.
     pub(crate) fn after(&self, index: usize, tasks: usize) -> Option<usize> {
         let next = index + 1;
         (next < tasks && !self.pool.as_ref().is_some_and(|pool| pool.begins(next, tasks))).then_some(next)
     }
 
-    /// Runs `task` for each of the items, in any order and in parallel. What it runs in parallel itself is on its own thread alone, but
-    /// for a single item.
+    /// Runs `task` for each item, in any order and in parallel. Loops inside `task` run on its own thread alone, unless
+    /// there is only one item.
     pub fn for_each_mut<T: Send>(&self, items: &mut [T], task: impl Fn(&mut T) + Sync) {
         let count = items.len();
         let items = Disjoint::new(items);
@@ -110,13 +128,13 @@ impl Cpu {
         self.for_each(count, |index| unsafe { items.part(index..index + 1) }.iter_mut().for_each(&task));
     }
 
-    /// Rows of `width` numbers that make a task worth another thread, for kernels that do little with each number.
+    /// Rows of `width` numbers that make a task worth another thread, for kernels with little work per number.
     pub(crate) fn rows_per_task(&self, width: usize) -> usize {
         if self.pool.is_none() { usize::MAX } else { (NUMBERS_PER_TASK / width.max(1)).max(1) }
     }
 }
 
-/// Numbers of light work in a task: some microseconds, which is still more than handing it to another thread costs.
+/// Numbers of light work in a task: some microseconds, more than the cost of handing it to another thread.
 const NUMBERS_PER_TASK: usize = 1 << 13;
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! f32, f16 and bf16 in memory: little-endian bytes, read as chunks of 16 numbers.
+//! f32, f16 and bf16 in memory, little-endian.
 
-/// How numbers are stored. Sums are always f32.
+/// The type of stored numbers. Sums are always f32.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Dtype {
     F32,
@@ -17,7 +17,7 @@ impl Dtype {
     }
 }
 
-/// `numbers` as stored in `dtype`, rounded to nearest.
+/// `numbers`, rounded to nearest and stored in `dtype`.
 pub fn encode(dtype: Dtype, numbers: &[f32]) -> Vec<u8> {
     match dtype {
         Dtype::F32 => numbers.iter().flat_map(|x| x.to_le_bytes()).collect(),

@@ -3,7 +3,7 @@
 use crate::dtype::Dtype;
 use std::ops::Range;
 
-/// Positions in a block: one vector of attention scores.
+/// Positions in a block: as many as a vector holds attention scores.
 pub const BLOCK_POSITIONS: usize = 16;
 
 /// How K and V are stored.
@@ -29,18 +29,19 @@ impl KvStorage {
     }
 }
 
-/// What a block holds: `[layer][K, V][kv head]`, and of each head
+/// A block: `[layer][K, V][kv head]`, and for each head
 ///
 /// ```text
 ///           f32, f16                      bf16                                   int8
 /// scales    none                          none                                   [16 positions] f32, 64 bytes
 /// numbers   K [head_dim][16 positions]    [head_dim / 2][16 positions][2]        as in bf16
 ///           V [16 positions][head_dim]    [8 pairs of positions][head_dim][2]    as in bf16
-/// padding   none, as head_dim is even     none                                   to a multiple of 64 bytes, where head_dim is none of 4
+/// padding   none, as head_dim is even     none                                   to a multiple of 64 bytes
 /// ```
 ///
-/// In K a vector holds one dimension of 16 positions, so that their scores need no sums across lanes. In bf16 and int8 a word holds two
-/// numbers that are multiplied in one go: of two dimensions in K, of two positions in V. Scales and numbers start on cache lines.
+/// In K a vector holds one dimension of 16 positions, so that their scores need no sums across lanes. In bf16 and int8
+/// a word holds two numbers that one instruction multiplies: two dimensions in K, two positions in V. Scales and
+/// numbers start on cache lines.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KvLayout {
     pub layers: usize,
@@ -49,7 +50,6 @@ pub struct KvLayout {
     pub dtype: KvStorage,
 }
 
-/// Which of the two.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Part {
     K,
@@ -74,14 +74,14 @@ impl KvLayout {
         BLOCK_POSITIONS * self.head_dim * self.dtype.bytes()
     }
 
-    /// Where in a block the scales of a head's 16 positions are; empty if there are none.
+    /// Bytes of a block that hold the scales of a head's 16 positions; empty if there are none.
     #[inline(always)]
     pub(crate) fn scales(&self, layer: usize, part: Part, head: usize) -> Range<usize> {
         let start = self.head(layer, part, head);
         start..start + self.scales_bytes()
     }
 
-    /// Where in a block the numbers of a head's 16 positions are.
+    /// Bytes of a block that hold the numbers of a head's 16 positions.
     #[inline(always)]
     pub(crate) fn numbers(&self, layer: usize, part: Part, head: usize) -> Range<usize> {
         let start = self.head(layer, part, head) + self.scales_bytes();

@@ -2,7 +2,7 @@
 
 use crate::dtype::Dtype;
 
-/// A borrowed row-major matrix `[rows, cols]`, in the bytes of a file as like as not. Needs no alignment.
+/// A borrowed row-major matrix `[rows, cols]`, often the bytes of a mapped file. Needs no alignment.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix<'a> {
     bytes: &'a [u8],

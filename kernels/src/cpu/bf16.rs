@@ -1,9 +1,9 @@
-//! The numbers that products of bf16 multiply: rounded to nearest, ties to even, and never denormal.
+//! Rounding to bf16, to nearest, ties to even.
 //!
-//! `vdpbf16ps` takes denormals for zeros, and fused multiply-adds do not. So there are none: what is one, before it is rounded, is a zero
-//! of the same sign, in activations as in weights, and all instruction sets multiply the same.
+//! Denormals are flushed to zeros of the same sign before rounding, in activations as in weights: `vdpbf16ps` reads
+//! them as zeros, fused multiply-adds do not, and all instruction sets must multiply the same numbers.
 
-/// `x` as the bits of a bf16; a zero if `x` is denormal. NaN stays NaN. All as `vcvtneps2bf16` does it.
+/// The bits of `x` as a bf16. Denormals become zeros, NaN stays NaN: all as `vcvtneps2bf16` does it.
 #[inline(always)]
 pub(crate) fn round(x: f32) -> u32 {
     let bits = x.to_bits();
@@ -15,13 +15,13 @@ pub(crate) fn round(x: f32) -> u32 {
     }
 }
 
-/// The bits of a bf16; of a zero, if it is denormal.
+/// The bits of a bf16, or of a zero if it is denormal.
 #[inline(always)]
 pub(crate) fn flush(bits: u32) -> u32 {
     if bits & EXPONENT == 0 { bits & SIGN } else { bits }
 }
 
-/// A lane of two: the first in its low half.
+/// A lane of two numbers, the first in its low half.
 #[inline(always)]
 pub(crate) fn pair(first: f32, second: f32) -> u32 {
     round(first) | round(second) << 16
@@ -29,7 +29,7 @@ pub(crate) fn pair(first: f32, second: f32) -> u32 {
 
 const SIGN: u32 = 0x8000;
 const EXPONENT: u32 = 0x7f80;
-/// The bit that tells NaN from infinity when the others are cut off.
+/// Keeps NaN apart from infinity when the low bits are cut off.
 const QUIET: u32 = 0x0040;
 
 #[cfg(test)]
@@ -54,7 +54,7 @@ mod tests {
             (1e-39, 0),
             (-1e-39, 0x8000),
             (f32::MIN_POSITIVE, 0x0080),
-            // Denormal, though rounded up it would not be.
+            // Denormal; rounding up would make it normal.
             (f32::from_bits(0x007f_ffff), 0),
             (f32::from_bits(0x3f80_8000), 0x3f80),
             (f32::from_bits(0x3f81_8000), 0x3f82),
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn vectors_are_rounded_alike_on_every_instruction_set() {
-        // Numbers of every size and sign, with all kinds of last places; NaN and infinities among them.
+        // Numbers of every size and sign and with every kind of low bits, NaN and infinities among them.
         let lanes = |i: u32| std::array::from_fn(|lane| f32::from_bits((i * LANES as u32 + lane as u32).wrapping_mul(0x0002_aaab)));
         for vector in (0..6000).map(lanes) {
             let expected: [u32; LANES / 2] = std::array::from_fn(|i| pair(vector[2 * i], vector[2 * i + 1]));

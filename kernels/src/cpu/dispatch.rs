@@ -1,4 +1,4 @@
-//! Which instruction sets this machine has, and running a kernel on one.
+//! Which instruction sets this machine has, and running a kernel on one of them.
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 use crate::cpu::gemm::amx;
@@ -34,7 +34,7 @@ impl Isa {
         self == Isa::Portable || self == Isa::Neon && cfg!(target_arch = "aarch64")
     }
 
-    /// The best that this machine has.
+    /// The best one that this machine has.
     pub fn best() -> Isa {
         Isa::ALL.into_iter().find(|isa| isa.is_available()).expect("portable code is always available")
     }
@@ -52,13 +52,13 @@ impl Isa {
         self.dispatch(TileRows)
     }
 
-    /// Runs `kernel` on this instruction set, which must be available: that of a [`Cpu`](crate::Cpu), which has checked it,
-    /// or [`Isa::best`]. No public function passes one on unchecked.
+    /// Runs `kernel` on this instruction set, which must be available: a [`Cpu`](crate::Cpu) has checked its own, and
+    /// [`Isa::best`] is. No public function passes on an unchecked one.
     pub(crate) fn dispatch<K: Kernel>(self, kernel: K) -> K::Output {
         debug_assert!(self.is_available());
         match self {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: callers dispatch only on what was found available.
+            // SAFETY: callers dispatch only on an available instruction set.
             Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512 => unsafe { avx512::run(kernel) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
@@ -73,8 +73,8 @@ impl Isa {
         }
     }
 
-    /// As [`dispatch`](Self::dispatch), for kernels that multiply pairs of 16 bits, with the instructions for that if there are some: others
-    /// are not compiled for them.
+    /// As [`dispatch`](Self::dispatch), for kernels that multiply pairs of 16 bits: uses the instructions for that
+    /// where there are any. Other kernels are not compiled for them.
     pub(crate) fn dispatch_pairs<K: Kernel>(self, kernel: K) -> K::Output {
         debug_assert!(self.is_available());
         match self {
@@ -85,7 +85,7 @@ impl Isa {
         }
     }
 
-    /// Runs what multiplies lines of `L`.
+    /// Runs a kernel that multiplies panels in format `L`.
     pub(crate) fn dispatch_panel<L: PanelFormat, K: Kernel>(self, kernel: K) -> K::Output {
         if const { L::MULTIPLIES_PAIRS } { self.dispatch_pairs(kernel) } else { self.dispatch(kernel) }
     }

@@ -1,4 +1,4 @@
-//! The types of stored numbers, read as vectors of 16 lanes.
+//! Stored numbers, loaded as vectors of 16 lanes.
 
 use crate::cpu::simd::{LANES, Simd};
 
@@ -12,7 +12,7 @@ pub(crate) trait Element: Copy + Send + Sync {
     fn chunks(bytes: &[u8]) -> (&[Self::Chunk], &[u8]);
     fn load<S: Simd>(simd: S, chunk: &Self::Chunk) -> S::V;
 
-    /// Fewer than 16 numbers, and zeros after them.
+    /// Fewer than 16 numbers, padded with zeros.
     #[inline(always)]
     fn load_part<S: Simd>(simd: S, bytes: &[u8]) -> S::V {
         let mut chunk = Self::ZEROS;
@@ -48,7 +48,7 @@ element!(F32, 4, load_f32_bytes);
 element!(F16, 2, load_f16_bytes);
 element!(Bf16, 2, load_bf16_bytes);
 
-/// `$body` with `$element` bound to the type of `$dtype`.
+/// `$body`, with `$element` bound to the type of `$dtype`.
 macro_rules! with_element {
     ($dtype:expr, $element:ident => $body:expr) => {
         match $dtype {
@@ -69,7 +69,7 @@ macro_rules! with_element {
 }
 pub(crate) use with_element;
 
-/// Fewer than 16 f32, and zeros after them.
+/// Fewer than 16 f32, padded with zeros.
 #[inline(always)]
 pub(crate) fn load_part<S: Simd>(simd: S, x: &[f32]) -> S::V {
     let mut lanes = [0.0; LANES];
@@ -77,7 +77,7 @@ pub(crate) fn load_part<S: Simd>(simd: S, x: &[f32]) -> S::V {
     simd.load(&lanes)
 }
 
-/// As many of `v`'s first lanes as `to` has room for.
+/// Stores as many of `v`'s first lanes as `to` has room for.
 #[inline(always)]
 pub(crate) fn store_part<S: Simd>(simd: S, v: S::V, to: &mut [f32]) {
     let lanes = simd.to_array(v);

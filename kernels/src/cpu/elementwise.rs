@@ -1,5 +1,4 @@
-//! Operations with little work per number: norm, rotary embedding, SiLU. Rows are shared out over threads when there
-//! are enough of them.
+//! Operations with little work per number: norm, rotary embedding, SiLU. Threads share the rows when there are enough.
 
 use crate::cpu::{
     Cpu,
@@ -16,7 +15,7 @@ pub fn rms_norm(cpu: &Cpu, x: &mut [f32], weight: &[f32], epsilon: f32) {
     share_rows(cpu, x, weight.len(), |_, x| cpu.isa().dispatch(RmsNorm { x, weight, epsilon }));
 }
 
-/// `y = weight * x / sqrt(mean(x²) + epsilon)` for every row of `weight.len()` numbers, as activations for a matrix product.
+/// `y = weight * x / sqrt(mean(x²) + epsilon)` for every row of `weight.len()` numbers, packed as activations.
 pub fn rms_norm_into(cpu: &Cpu, x: &[f32], weight: &[f32], epsilon: f32, y: &mut FloatActivations) {
     let width = weight.len();
     assert!(width > 0 && x.len().is_multiple_of(width), "whole rows of {width}");
@@ -30,9 +29,9 @@ pub fn rms_norm_into(cpu: &Cpu, x: &[f32], weight: &[f32], epsilon: f32, y: &mut
     });
 }
 
-/// Rotates pairs of each head's numbers: `(x[i], x[i + d/2])` by the angle whose cosine and sine are `cos[i]` and `sin[i]` of
-/// that row (Su et al., 2021, in the half-split order of Hugging Face checkpoints).
-/// `x` is `[rows, heads, head_dim]`; `cos` and `sin` are `[rows, head_dim / 2]`.
+/// Rotates pairs of each head's numbers: `(x[i], x[i + d/2])` by the angle with cosine `cos[i]` and sine `sin[i]` of
+/// that row (Su et al., 2021, in the half-split order of Hugging Face checkpoints). `x` is `[rows, heads, head_dim]`;
+/// `cos` and `sin` are `[rows, head_dim / 2]`.
 pub fn rotate(cpu: &Cpu, x: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32]) {
     let half = head_dim / 2;
     assert!(half > 0 && head_dim.is_multiple_of(2), "head_dim is even");
@@ -48,7 +47,7 @@ pub fn rotate(cpu: &Cpu, x: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32
     });
 }
 
-/// Calls `task(rows, numbers of those rows)` for all rows of `x`, in parallel if that is worth it.
+/// Calls `task(rows, their numbers)` for all rows of `x`, in parallel if that pays.
 fn share_rows(cpu: &Cpu, x: &mut [f32], width: usize, task: impl Fn(Range<usize>, &mut [f32]) + Sync + Send) {
     assert!(width > 0 && x.len().is_multiple_of(width), "whole rows of {width}");
     let rows = x.len() / width;
@@ -176,7 +175,7 @@ impl Kernel for Rotate<'_> {
     }
 }
 
-/// (a, b) turned by the angle.
+/// The pair (a, b), rotated by the angle.
 #[inline(always)]
 fn turn<S: Simd>(simd: S, a: S::V, b: S::V, cos: S::V, sin: S::V) -> (S::V, S::V) {
     (simd.sub(simd.mul(a, cos), simd.mul(b, sin)), simd.fma(b, cos, simd.mul(a, sin)))
@@ -200,7 +199,7 @@ mod tests {
 
     const WIDTHS: [usize; 5] = [1, 15, 16, 24, 2050];
 
-    /// Runs `op` on a copy of `x` everywhere: the same bits each time. Returns them.
+    /// Runs `op` on a copy of `x` on every instruction set, asserts equal bits, and returns the result.
     fn everywhere(x: &[f32], op: impl Fn(&Cpu, &mut [f32])) -> Vec<f32> {
         let results: Vec<Vec<f32>> = cpus()
             .iter()

@@ -10,7 +10,7 @@ use crate::{
     matrix::Matrix,
 };
 
-/// `y[i] = table[ids[i]]`: `y` is `[ids.len(), table.cols()]`. Every id must be a row of the table.
+/// `y[i] = table[ids[i]]`: `y` is `[ids.len(), cols]`. Every id must be a row of the table.
 pub fn lookup(cpu: &Cpu, table: Matrix<'_>, ids: &[u32], y: &mut [f32]) {
     assert_eq!(y.len(), ids.len() * table.cols(), "y is [ids, cols]");
     for (&id, row) in ids.iter().zip(y.chunks_exact_mut(table.cols())) {
@@ -19,7 +19,7 @@ pub fn lookup(cpu: &Cpu, table: Matrix<'_>, ids: &[u32], y: &mut [f32]) {
     }
 }
 
-/// Stored numbers to f32.
+/// Widens stored numbers to f32.
 struct Widen<'a> {
     from: &'a [u8],
     dtype: Dtype,

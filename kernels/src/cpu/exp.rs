@@ -1,14 +1,14 @@
-//! Exponential functions on 16 lanes, the same bits everywhere: neither libm nor a vendor's.
+//! Exponentials on 16 lanes, the same bits on every instruction set; no libm.
 
 use crate::cpu::simd::Simd;
 
-/// Below this the result is 0 (the true one is below `2^-126`).
+/// The result is 0 below this (the true value is below `2^-126`).
 const MIN: f32 = -87.336_54;
-/// Above this the result is that of this (`1.7e38`).
+/// Larger inputs give the result of this one (`1.7e38`).
 const MAX: f32 = 88.02;
-/// `1.5 * 2^23`: adding it rounds to an integer and leaves that integer in the low mantissa bits.
+/// `1.5 * 2^23`: adding it rounds to an integer and leaves that integer in the low bits of the mantissa.
 const SHIFT: f32 = 12_582_912.0;
-/// ln 2 in two parts, the first with so few bits that `n * LN2_HIGH` is exact.
+/// ln 2 in two parts, the first so short that `n * LN2_HIGH` is exact.
 const LN2_HIGH: f32 = 355.0 / 512.0;
 const LN2_LOW: f32 = -2.121_944_4e-4;
 /// `(e^r - 1 - r) / r²` on `|r| <= ln 2 / 2`, highest power first (Cephes, `expf`).
@@ -31,16 +31,18 @@ pub(crate) fn exp<S: Simd>(simd: S, x: S::V) -> S::V {
     simd.select_less(x, min, simd.zero(), simd.mul(e_r, simd.exp2_of_shifted(shifted)))
 }
 
-/// From here on down `2^x` is 0: its exponent is none of a normal number.
+/// At and below this `2^x` is 0: its exponent is out of range for normal numbers.
 const EXP2_MIN: f32 = -127.0;
-/// `(2^f - 1) / f` on `|f| <= 1/2`, highest power first: the polynomial whose largest error relative to `2^f` is the least, `1e-7`.
+/// `(2^f - 1) / f` on `|f| <= 1/2`, highest power first: the polynomial with the least maximum error relative to `2^f`,
+/// `1e-7`.
 #[expect(clippy::approx_constant, reason = "the last is near ln 2, but not that")]
 const EXP2_COEFFICIENTS: [f32; 5] = [1.326_472_7e-3, 9.671_513e-3, 5.550_733_6e-2, 2.402_224_2e-1, 6.931_47e-1];
 
-/// `2^x` for `x <= 0`, within 3 ulp where that is at least `2^-125`, and not above it by more elsewhere; `2^0` is 1. NaN gives NaN.
+/// `2^x` for `x <= 0`, within 3 ulp where the result is at least `2^-125`, and not above the true value by more
+/// elsewhere; `2^0` is 1. NaN gives NaN.
 ///
-/// For attention, which takes it of each score: two thirds of the operations of [`exp`], since nothing has to be taken apart that is
-/// no multiple of a power of two, and the least results become 0 without being chosen.
+/// For attention, which takes it of every score. It needs two thirds of the operations of [`exp`]: no reduction by ln
+/// 2, and the smallest results become 0 without a select.
 #[inline(always)]
 pub(crate) fn exp2<S: Simd>(simd: S, x: S::V) -> S::V {
     let (min, shift) = (simd.splat(EXP2_MIN), simd.splat(SHIFT));
@@ -78,7 +80,7 @@ mod tests {
         }
     }
 
-    /// The same bits everywhere.
+    /// Asserts that all instruction sets give the same bits.
     fn powers(of_two: bool, x: [f32; LANES]) -> [f32; LANES] {
         let bits = Isa::Portable.dispatch(Powers { of_two, x });
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
@@ -87,7 +89,7 @@ mod tests {
         bits.map(f32::from_bits)
     }
 
-    /// Of the lanes from `from` to `to` in hundredths: `(x, y)`.
+    /// `(x, y)` for `x` from `from` to `to` in steps of 0.01.
     fn many(of_two: bool, from: f32, to: f32) -> impl Iterator<Item = (f32, f32)> {
         let starts = (0..).map(move |i| from + i as f32 * 0.16).take_while(move |x| *x <= to - 0.15);
         starts.flat_map(move |start| {

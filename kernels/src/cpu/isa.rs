@@ -1,15 +1,16 @@
-//! Instruction sets.
+//! The instruction sets that kernels are compiled for.
 
 use std::fmt;
 
-/// Instruction sets that kernels are compiled for. All give the same bits, but for products with bf16 weights: see [`Bf16Products`].
+/// Instruction sets. All give the same bits, except for products of bf16: see [`Bf16Products`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Isa {
-    /// [`Avx512Bf16`](Self::Avx512Bf16), and AMX, which multiplies tiles of bf16 at eight times the rate of f32. Linux grants it.
+    /// [`Avx512Bf16`](Self::Avx512Bf16) and AMX, which multiplies tiles of bf16 at eight times the rate of f32. Linux
+    /// only.
     Amx,
-    /// AVX-512 F, BW, VL, DQ, VNNI, and BF16, whose `vdpbf16ps` takes two products at once where weights are bf16. It is available only
-    /// if it was found to compute what the others compute. Nothing measures whether it is faster: some processors run it at half
-    /// the rate of others, where it gains nothing over [`Avx512`](Self::Avx512) or is the slower, which can be chosen instead.
+    /// AVX-512 F, BW, VL, DQ, VNNI, and BF16, whose `vdpbf16ps` adds two products at once. Available only if it proved
+    /// to compute what the others compute. Nothing measures whether it is faster: some processors run it at half rate,
+    /// where [`Avx512`](Self::Avx512) is as fast or faster and can be chosen instead.
     Avx512Bf16,
     /// AVX-512 F, BW, VL, DQ.
     Avx512,
@@ -17,7 +18,7 @@ pub enum Isa {
     Avx2,
     /// NEON of aarch64.
     Neon,
-    /// Whatever the compiler's base target has.
+    /// The compiler's base target.
     Portable,
 }
 
@@ -25,18 +26,19 @@ impl Isa {
     /// Best first.
     pub const ALL: [Isa; 6] = [Isa::Amx, Isa::Avx512Bf16, Isa::Avx512, Isa::Avx2, Isa::Neon, Isa::Portable];
 
-    /// How products in bf16 are added up.
+    /// The order in which products of bf16 are added.
     pub fn bf16_products(self) -> Bf16Products {
         if self == Isa::Amx { Bf16Products::Blocks } else { Bf16Products::Chain }
     }
 }
 
-/// The order in which products in bf16 are added up, with weights or in attention. KV that was computed in one is not mixed with KV of the other.
+/// The order in which products of bf16 are added, with weights or in attention. KV of one order never mixes with KV of
+/// the other.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Bf16Products {
-    /// One by one, in twos of which the odd one comes first.
+    /// One chain, in pairs whose odd product comes first.
     Chain,
-    /// In blocks of 32 inputs, of which the even and the odd ones are chains of their own: AMX's.
+    /// Blocks of 32 inputs, whose even and odd products are chains of their own: AMX's order.
     Blocks,
 }
 

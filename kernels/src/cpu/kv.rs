@@ -1,4 +1,4 @@
-//! The paged memory for K and V, and writing into it. `layout`: what a block holds; `element`: its numbers as types.
+//! The paged memory for K and V on a CPU, and writing into it. `element`: stored numbers as types.
 
 pub(crate) mod element;
 
@@ -21,20 +21,20 @@ use std::ops::Range;
 /// Consecutive positions of one sequence, and the blocks that hold the sequence from position 0 on.
 #[derive(Clone, Copy, Debug)]
 pub struct Span<'a> {
-    /// Block of positions 0..16, of 16..32, …; at least up to the span's end.
+    /// Blocks of positions 0..16, 16..32, …, at least up to the span's end.
     pub blocks: &'a [u32],
     /// Position of the first row.
     pub start: usize,
     pub rows: usize,
 }
 
-/// Where block `id` of so many is, each of `size` bytes.
+/// The bytes of block `id` among `blocks` of `size` bytes each.
 fn block_range(id: u32, blocks: usize, size: usize) -> Range<usize> {
     assert!((id as usize) < blocks, "block {id} is not one of {blocks}");
     id as usize * size..(id as usize + 1) * size
 }
 
-/// What some spans store.
+/// K and V of some spans.
 #[derive(Clone, Copy, Debug)]
 pub struct KvRows<'a> {
     pub spans: &'a [Span<'a>],
@@ -43,7 +43,7 @@ pub struct KvRows<'a> {
     pub v: &'a [f32],
 }
 
-/// A fixed number of blocks. Pages of it cost nothing until they are touched.
+/// A fixed number of blocks. Pages cost nothing until they are touched.
 pub struct KvMemory {
     layout: KvLayout,
     blocks: usize,
@@ -59,7 +59,6 @@ impl KvMemory {
         &self.layout
     }
 
-    /// How many blocks there are.
     pub fn blocks(&self) -> usize {
         self.blocks
     }
@@ -85,13 +84,14 @@ impl KvMemory {
     }
 }
 
-/// Stores K and V of all rows at the positions of their spans, in `layer`. No two spans may hold the same position of the same block.
+/// Stores K and V of all rows at the positions of their spans, in `layer`. No two spans may hold the same position of
+/// the same block.
 ///
-/// In bf16 and int8, V of an even position leaves a zero for the next one, whose number shares its word: so positions of a block are
-/// written in ascending order. In bf16, what is denormal is zero.
+/// In bf16 and int8, V of an even position leaves a zero for the next one, whose number shares its word: so positions
+/// of a block must be written in ascending order. In bf16, denormals become zeros.
 ///
-/// In int8, the numbers of a head become `round(x * (127 / max |x|))`, ties to even, and its scale `max |x| / 127`; all of it is 0 if no
-/// `|x|` reaches 1e-30.
+/// In int8, a head's numbers become `round(x * (127 / max |x|))`, ties to even, and its scale `max |x| / 127`; all are
+/// 0 if no `|x|` reaches 1e-30.
 pub fn write<'a>(cpu: &Cpu, kv: &mut KvMemory, layer: usize, rows: impl Iterator<Item = KvRows<'a>> + Clone + Sync) {
     let layout = kv.layout;
     let width = layout.kv_heads * layout.head_dim;
@@ -114,7 +114,7 @@ pub fn write<'a>(cpu: &Cpu, kv: &mut KvMemory, layer: usize, rows: impl Iterator
                 for position in span.start..span.start + span.rows {
                     let id = span.blocks[position / BLOCK_POSITIONS];
                     if task_of(id, tasks) == task {
-                        // SAFETY: each block is of one task, and this is its only part alive.
+                        // SAFETY: each block belongs to one task, and this is its only part alive.
                         let block = unsafe { memory.part(block_range(id, blocks, layout.block_bytes())) };
                         for (part, from) in [(Part::K, k), (Part::V, v)] {
                             let from = &from[row * width..(row + 1) * width];
@@ -128,13 +128,13 @@ pub fn write<'a>(cpu: &Cpu, kv: &mut KvMemory, layer: usize, rows: impl Iterator
     });
 }
 
-/// Which of `tasks` writes block `id`. Ids are mixed first (Knuth, The Art of Computer Programming, volume 3, section 6.4): those that are
-/// written together may all be multiples of the same number.
+/// The task that writes block `id`. Ids are hashed first (Knuth, The Art of Computer Programming, volume 3, section
+/// 6.4): ids that are written together may all be multiples of the same number.
 fn task_of(id: u32, tasks: usize) -> usize {
     (id.wrapping_mul(0x9e37_79b9) >> 16) as usize % tasks
 }
 
-/// One position's K or V of all heads.
+/// Stores one position's K or V of all heads.
 struct Store<'a> {
     layout: KvLayout,
     layer: usize,
@@ -183,12 +183,12 @@ impl Store<'_> {
     }
 }
 
-/// Bytes of a word: of neighbouring dimensions in K, of neighbouring positions in V.
+/// Bytes of a word: neighbouring dimensions in K, neighbouring positions in V.
 const fn word_bytes<E: KvElement>() -> usize {
     inputs::<E>() * E::BYTES
 }
 
-/// Words of K, one for each of the `[head_dim / inputs][16 positions]`.
+/// Stores words of K, one for each of the `[head_dim / inputs][16 positions]`.
 #[inline(always)]
 fn put_across<E: KvElement>(words: &[u8], positions: &mut [u8], slot: usize) {
     let word = const { word_bytes::<E>() };
@@ -197,7 +197,7 @@ fn put_across<E: KvElement>(words: &[u8], positions: &mut [u8], slot: usize) {
     }
 }
 
-/// Numbers of V, each into place `nth` of a word, with zeros in the places after it.
+/// Stores numbers of V, each into place `nth` of a word, with zeros in the places after it.
 #[inline(always)]
 fn put_along<E: KvElement>(numbers: &[u8], words: &mut [u8], nth: usize) {
     for (from, word) in numbers.chunks_exact(E::BYTES).zip(words.chunks_exact_mut(word_bytes::<E>())) {
@@ -231,7 +231,7 @@ mod tests {
         }
     }
 
-    /// Writes 20 rows of two sequences and looks at what each became, which `expected` makes of a head's numbers.
+    /// Writes 20 rows of two sequences and compares them with what `expected` makes of a head's numbers.
     fn assert_written(layout: KvLayout, expected: impl Fn(&[f32]) -> Vec<f64>) {
         let width = layout.kv_heads * layout.head_dim;
         let (k, v) = (numbers(20 * width, 1), numbers(20 * width, 2));
@@ -281,7 +281,7 @@ mod tests {
     fn several_threads_write_what_one_does() {
         let width = 2 * 64;
         let (k, v) = (numbers(1100 * width, 1), numbers(1100 * width, 2));
-        // Sequences that begin and end within a block, of blocks that lie anywhere.
+        // Sequences that begin and end within a block, with blocks in any order.
         let blocks: Vec<u32> = (0..80).map(|i| i * 37 % 80).collect();
         let span = |first: usize, start, rows| Span { blocks: &blocks[first..], start, rows };
         let spans = [span(0, 3, 400), span(30, 7, 690), span(79, 0, 10)];

@@ -1,4 +1,4 @@
-//! Large zeroed memory that starts on a cache line, in huge pages where the system has them to give.
+//! Large zeroed memory, aligned to cache lines, in huge pages where the system has any.
 
 use std::{
     alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error},
@@ -8,17 +8,18 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-/// `len` zeros (`T` is `u8`, `u32`, `f32` or an array of such, with nothing to drop). Pages of it cost nothing until they are touched.
+/// `len` zeros. `T` is `u8`, `u32`, `f32` or an array of these, with nothing to drop. Pages cost nothing until they are
+/// touched.
 pub(crate) struct Memory<T> {
     start: NonNull<T>,
     len: usize,
-    /// What it is a part of, kept alive.
+    /// Keeps the allocation alive.
     _region: Option<Arc<Region>>,
     numbers: PhantomData<T>,
 }
 
 const CACHE_LINE: usize = 64;
-/// Of x86-64, and of aarch64 with 4 KiB pages.
+/// On x86-64, and on aarch64 with 4 KiB pages.
 const HUGE_PAGE: usize = 2 << 20;
 
 impl<T: Copy + Default> Memory<T> {
@@ -26,7 +27,7 @@ impl<T: Copy + Default> Memory<T> {
         Self::first_of(Arc::new(Region::new(len * size_of::<T>())), 0, len)
     }
 
-    /// `len` zeros from byte `at` of a region on, which no other memory may have.
+    /// `len` zeros from byte `at` of a region. No other memory may have these bytes.
     fn first_of(region: Arc<Region>, at: usize, len: usize) -> Self {
         assert!(
             align_of::<T>() <= CACHE_LINE && at.is_multiple_of(CACHE_LINE) && at + len * size_of::<T>() <= region.len,
@@ -41,8 +42,8 @@ impl<T: Copy + Default> Memory<T> {
 impl<T> Memory<T> {
     #[inline(always)]
     pub(crate) fn as_slice(&self) -> &[T] {
-        // SAFETY: initialized, with zeros, of which all these types can be made; in an allocation that lives as long as this; and written only
-        // through a borrow of this, as no other memory has these bytes.
+        // SAFETY: initialized with zeros, which are valid for all these types; the allocation lives as long as this;
+        // and only a borrow of this writes to it, as no other memory has these bytes.
         unsafe { slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 
@@ -59,16 +60,16 @@ impl<T> Default for Memory<T> {
     }
 }
 
-// SAFETY: it owns its numbers, as a vector does.
+// SAFETY: it owns its numbers, as a `Vec` does.
 unsafe impl<T: Send> Send for Memory<T> {}
 // SAFETY: as above.
 unsafe impl<T: Sync> Sync for Memory<T> {}
 
-/// Hands out memory that is kept for long, such as weights, from regions of many huge pages: a matrix of a small model would have no huge page
-/// of its own, and where each 4 KiB have to be found apart, reading takes up to 1.4 times as long. What is never handed out is never touched.
+/// Hands out long-lived memory, such as weights, from regions of many huge pages: a small model's matrix would fill no
+/// huge page of its own, and reading through 4 KiB pages takes up to 1.4 times as long. Untouched pages cost nothing.
 #[derive(Default)]
 pub(crate) struct Arena {
-    /// The region that is being handed out, and how much of it has been.
+    /// The region being handed out, and how much of it is used.
     current: Mutex<Option<(Arc<Region>, usize)>>,
 }
 
@@ -91,7 +92,7 @@ impl Arena {
 
 /// An allocation of zeros.
 struct Region {
-    /// On a cache line; of what has a huge page or more, on a huge page.
+    /// Aligned to a huge page if it holds one, else to a cache line.
     start: NonNull<u8>,
     len: usize,
     allocation: (NonNull<u8>, Layout),
@@ -100,7 +101,7 @@ struct Region {
 impl Region {
     fn new(len: usize) -> Self {
         let alignment = if len >= HUGE_PAGE { HUGE_PAGE } else { CACHE_LINE };
-        // The allocator hands out large zeroed memory as fresh, untouched pages only for alignments of its own, hence the slack in front.
+        // The allocator returns fresh, untouched pages only for its own alignments, hence the slack in front.
         let layout = Layout::array::<u128>((len + alignment).div_ceil(size_of::<u128>())).expect("less than the address space");
         // SAFETY: not of size zero.
         let allocated = NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap_or_else(|| handle_alloc_error(layout));
@@ -112,14 +113,14 @@ impl Region {
         region
     }
 
-    /// Reading weights and KV from memory is bound by address translation with small pages. Advice only: without it
-    /// everything works, more slowly.
+    /// With small pages, address translation bounds reading weights and KV. Advice only: without it everything works,
+    /// more slowly.
     #[cfg(target_os = "linux")]
     fn advise_huge_pages(&self) {
         use nix::sys::mman::{MmapAdvise, madvise};
         let whole_pages = self.len / HUGE_PAGE * HUGE_PAGE;
         if whole_pages > 0 {
-            // SAFETY: the range is within our own allocation, starts on a page, and this advice changes no content.
+            // SAFETY: the range is within our own allocation and starts on a page; this advice changes no content.
             let _ = unsafe { madvise(self.start.cast(), whole_pages, MmapAdvise::MADV_HUGEPAGE) };
         }
     }
@@ -128,12 +129,12 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         let (allocated, layout) = self.allocation;
-        // SAFETY: allocated so, and nothing refers to it any more.
+        // SAFETY: allocated with this layout, and nothing refers to it any more.
         unsafe { dealloc(allocated.as_ptr(), layout) };
     }
 }
 
-// SAFETY: it owns its allocation, of which it gives no access but through `Memory`.
+// SAFETY: it owns its allocation and gives access to it only through `Memory`.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}

@@ -1,14 +1,14 @@
-//! Threads that wait for work without asking the operating system, as long as the next piece comes soon.
+//! A thread pool whose workers wait for the next loop without a system call, as long as it comes soon.
 //!
-//! A step of a model is hundreds of short parallel loops. Between them workers spin, then spin and yield, and only when
-//! nothing has come for a while do they park: so a step makes no system call, an idle process costs nothing, and two
-//! processes that share cores hand them to each other.
+//! A step of a model is hundreds of short parallel loops. Between them workers spin, then spin and yield, and park only
+//! after a longer pause: so a step makes no system call, an idle process costs nothing, and two processes that share
+//! cores hand them to each other.
 //!
-//! One word, the *gate*, holds all that workers and caller must agree on: the number of the loop, whether it is open, and how
-//! many workers are inside. Tasks are dealt out beforehand: each thread has a range of neighbouring ones and walks through it, so
-//! that a task can ask memory for what the next one reads. Whoever is done takes tasks from the ends of others' ranges. The caller
-//! works too; when no tasks are left it closes the gate and waits for those inside only. A worker that slept through a whole loop
-//! is not waited for: others have done its tasks.
+//! One word, the *gate*, holds all that workers and caller must agree on: the number of the loop, whether it is open,
+//! and how many workers are inside. Tasks are dealt out beforehand: each thread has a range of neighbours and walks
+//! through it, so that a task can prefetch for the next one. A thread that is done steals from the ends of other
+//! ranges. The caller works too; when no tasks are left it closes the gate and waits for the workers inside. A worker
+//! that slept through a whole loop is not waited for: others have done its tasks.
 
 pub(crate) mod affinity;
 pub(crate) mod disjoint;
@@ -27,31 +27,32 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Threads besides the caller's.
+/// Worker threads, besides the caller's.
 pub(crate) struct ThreadPool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
-    /// Set while a loop runs: a second one, from within a task or from another thread, runs on its caller alone.
+    /// Set while a loop runs: a second loop, from within a task or from another thread, runs on its caller alone.
     busy: AtomicBool,
 }
 
 struct Shared {
     gate: Gate,
-    /// Written by the caller while the gate is closed and nobody is inside; read by those inside.
+    /// The caller writes it while the gate is closed with nobody inside; workers inside read it.
     job: UnsafeCell<Job>,
-    /// The tasks of each thread that nobody has taken; the caller's come first.
+    /// Each thread's tasks that are still to be taken; the caller's come first.
     left: Vec<Tasks>,
     stop: AtomicBool,
-    /// Which workers sleep, or are about to.
+    /// Workers that sleep or are about to.
     parked: Vec<AtomicBool>,
-    /// Of the first task that panicked.
+    /// The payload of the first task that panicked.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-// SAFETY: `job` is the only part that is not `Sync` by itself. The caller writes it before it opens the gate and after the last
-// worker of the loop before has left; workers read it only inside. The gate's release and acquire order the two.
+// SAFETY: `job` is the only part that is not `Sync` by itself. The caller writes it before it opens the gate and after
+// the last worker of the previous loop has left; workers read it only inside. The gate's release and acquire order the
+// two.
 unsafe impl Sync for Shared {}
-// SAFETY: the pointer in `job` leads to a closure that is `Sync`, and is followed only while the caller keeps that alive.
+// SAFETY: the pointer in `job` leads to a `Sync` closure, and is followed only while the caller keeps that alive.
 unsafe impl Send for Shared {}
 
 /// A closure without its type.
@@ -63,13 +64,13 @@ struct Job {
     task: *const (),
 }
 
-/// How long to look for work before giving way to others, and before parking. The first is longer than the serial
-/// parts of a step, the second longer than what usually lies between two steps.
+/// How long a worker looks for work before it yields, and before it parks. The first is longer than a step's serial
+/// parts, the second longer than the usual pause between two steps.
 const SPIN: Duration = Duration::from_micros(50);
 const SPIN_AND_YIELD: Duration = Duration::from_millis(1);
 
 impl ThreadPool {
-    /// `workers` threads besides the callers of [`for_each`](Self::for_each). Each calls `start` with its number first.
+    /// `workers` threads besides the callers of [`for_each`](Self::for_each). Each first calls `start` with its number.
     pub(crate) fn new(workers: usize, start: impl Fn(usize) + Clone + Send + 'static) -> std::io::Result<ThreadPool> {
         let shared = Arc::new(Shared {
             gate: Gate::default(),
@@ -95,8 +96,8 @@ impl ThreadPool {
         self.workers.len()
     }
 
-    /// Runs `task(0..tasks)` on all threads, in any order, though mostly a thread's next task is the one after, and returns when all
-    /// are done. A panic in one of them goes on in the caller, once no thread is inside any more.
+    /// Runs `task(0..tasks)` on all threads and returns when all are done. The order is arbitrary, but a thread's next
+    /// task mostly is the following one. A panic in a task resumes in the caller, once no thread is inside any more.
     pub(crate) fn for_each<F: Fn(usize) + Sync>(&self, tasks: usize, task: &F) {
         if self.busy.swap(true, Ordering::Acquire) {
             return (0..tasks).for_each(task);
@@ -125,13 +126,13 @@ impl ThreadPool {
         }
     }
 
-    /// Whether task `index` of so many begins what is dealt to a thread.
+    /// Whether task `index` out of `tasks` is the first of some thread's range.
     pub(crate) fn begins(&self, index: usize, tasks: usize) -> bool {
         let threads = self.shared.left.len();
         (0..threads).any(|thread| first_of(thread, threads, tasks) == index)
     }
 
-    /// Closes the gate and waits for those inside; afterwards nobody refers to the job any more.
+    /// Closes the gate and waits for the workers inside; afterwards nobody refers to the job any more.
     fn finish(&self) -> Option<Box<dyn Any + Send>> {
         self.shared.gate.close();
         let mut backoff = Backoff::default();
@@ -147,14 +148,14 @@ impl Drop for ThreadPool {
         self.shared.stop.store(true, Ordering::SeqCst);
         for worker in self.workers.drain(..) {
             worker.thread().unpark();
-            // A worker's tasks do not unwind through it, so there is nothing to learn from the result.
+            // A worker's tasks do not unwind through it, so the result tells nothing.
             let _ = worker.join();
         }
     }
 }
 
 impl Shared {
-    /// A worker's life.
+    /// A worker's loop.
     fn work(&self, index: usize) {
         let mut seen = 0;
         while let Some(entered) = self.wait(index, seen) {
@@ -164,7 +165,7 @@ impl Shared {
         }
     }
 
-    /// Waits for a loop after the one `seen`, and enters it. `None`: the pool ends.
+    /// Waits for a loop after number `seen`, and enters it. `None`: the pool ends.
     fn wait(&self, index: usize, seen: u32) -> Option<u32> {
         let mut backoff = Backoff::default();
         loop {
@@ -177,7 +178,8 @@ impl Shared {
             if backoff.wait() {
                 continue;
             }
-            // Whoever opens the gate from here on sees the flag and unparks; whoever opened it before is seen by us.
+            // A caller that opens the gate from here on sees the flag and unparks us; one that opened it before, we see
+            // below.
             self.parked[index].store(true, Ordering::SeqCst);
             if !self.gate.is_open_after(seen) && !self.stop.load(Ordering::SeqCst) {
                 thread::park();
@@ -187,7 +189,8 @@ impl Shared {
         }
     }
 
-    /// Takes tasks until there are none left: those of thread `own`, then others'. Only for those inside, and the caller of the loop.
+    /// Runs tasks until none are left: those of thread `own`, then others'. Only for workers inside, and the caller of
+    /// the loop.
     fn run_tasks(&self, own: usize) {
         // SAFETY: the job does not change while anybody is inside.
         let job = unsafe { *self.job.get() };
@@ -203,7 +206,7 @@ impl Shared {
         }
     }
 
-    /// The last task of whoever has most left.
+    /// Takes the last task of the thread that has most left.
     fn take_from_others(&self) -> Option<usize> {
         loop {
             let most = self.left.iter().max_by_key(|left| left.len()).filter(|left| left.len() > 0)?;
@@ -214,12 +217,12 @@ impl Shared {
     }
 }
 
-/// Of the tasks that are dealt to thread `thread`.
+/// The first task that is dealt to thread `thread`.
 fn first_of(thread: usize, threads: usize, tasks: usize) -> usize {
     tasks * thread / threads
 }
 
-/// A range of tasks: its start (32 bits) and its end. On cache lines of its own, as mostly one thread writes it.
+/// A range of tasks: start (32 bits) and end. On cache lines of its own, as mostly one thread writes it.
 #[derive(Default)]
 #[repr(align(128))]
 struct Tasks(AtomicU64);
@@ -238,7 +241,7 @@ impl Tasks {
         Self::range(self.0.load(Ordering::Relaxed)).len()
     }
 
-    /// Only the thread that they were dealt out to does, until there are none: each time the start goes on, even behind the end.
+    /// Only for the thread that owns the range. The start moves on at each call, even past the end.
     fn take_first(&self) -> Option<usize> {
         Self::range(self.0.fetch_add(1 << 32, Ordering::Relaxed)).next()
     }
@@ -276,7 +279,7 @@ impl Gate {
         gate & OPEN != 0 && number(gate) != seen
     }
 
-    /// Enters if the gate is open for another loop than the one `seen`; the number of that loop.
+    /// Enters if the gate is open for a loop other than number `seen`; returns the number of that loop.
     fn enter(&self, seen: u32) -> Option<u32> {
         let gate = self.0.load(Ordering::Relaxed);
         if gate & OPEN == 0 || number(gate) == seen {
@@ -294,7 +297,7 @@ impl Gate {
     }
 }
 
-/// Spins, then spins and yields, then says that it is time to park.
+/// Spins, then spins and yields, then tells the worker to park.
 #[derive(Default)]
 struct Backoff {
     rounds: u32,
@@ -302,7 +305,7 @@ struct Backoff {
 }
 
 impl Backoff {
-    /// Waits a little. False: long enough in vain.
+    /// Waits a little. `false`: the wait has been long enough.
     fn wait(&mut self) -> bool {
         spin_loop();
         self.rounds += 1;
@@ -317,7 +320,7 @@ impl Backoff {
     }
 }
 
-/// Rounds between two looks at the clock, which cost more than a round.
+/// Rounds between two looks at the clock; a look costs more than a round.
 const ROUNDS_PER_LOOK: u32 = 32;
 
 #[cfg(test)]
@@ -361,7 +364,7 @@ mod tests {
         pool.for_each(3, &|_| {
             threads.lock().unwrap().insert(thread::current().id());
             arrived.fetch_add(1, Ordering::SeqCst);
-            // Nobody takes two tasks, so this ends only if three threads take one each.
+            // No thread takes two tasks, so this ends only if three threads take one each.
             while arrived.load(Ordering::SeqCst) < 3 {
                 thread::yield_now();
             }
@@ -374,7 +377,7 @@ mod tests {
         let (pool, done) = (pool(2), AtomicUsize::new(0));
         for round in 1..20 {
             pool.for_each(100, &|i| {
-                // The first of the caller's, who goes on only when all others are done.
+                // The caller's first task goes on only when all others are done.
                 while i == 0 && done.load(Ordering::SeqCst) < 100 * round - 1 {
                     thread::yield_now();
                 }

@@ -1,5 +1,5 @@
-//! What a sampler needs of one long row of logits. On the calling thread, and on the best instruction set there is: all give
-//! the same bits.
+//! A sampler's operations on one long row of logits. They run on the calling thread, on the best instruction set: all
+//! give the same bits.
 
 use crate::cpu::{
     element::{load_part, store_part},
@@ -8,7 +8,7 @@ use crate::cpu::{
     simd::{Kernel, LANES, Simd},
 };
 
-/// Index and value of the largest number, the first of equals; NaN is passed over. `None` if there is no number.
+/// Index and value of the largest number, the first among equals. NaN is skipped; `None` if there is no number.
 pub fn argmax(x: &[f32]) -> Option<(usize, f32)> {
     argmax_on(Isa::best(), x)
 }
@@ -39,7 +39,7 @@ impl Kernel for Max<'_> {
         let (chunks, rest) = self.0.as_chunks::<LANES>();
         let mut largest = simd.splat(f32::NEG_INFINITY);
         for x in chunks {
-            // The second operand is the answer where one is NaN.
+            // `max` returns the second operand where one is NaN.
             largest = simd.max(simd.load(x), largest);
         }
         rest.iter().copied().fold(simd.max_lane(largest), f32::max)
@@ -75,7 +75,7 @@ impl Kernel for ExpShifted<'_> {
     }
 }
 
-/// `e^((x - shift) * scale)`. That is never negative, so only NaN gives way to zero.
+/// `e^((x - shift) * scale)`. It is never negative, so the maximum replaces only NaN.
 #[inline(always)]
 fn weight<S: Simd>(simd: S, x: S::V, shift: f32, scale: f32) -> S::V {
     let e = exp(simd, simd.mul(simd.sub(x, simd.splat(shift)), simd.splat(scale)));

@@ -1,11 +1,12 @@
-//! Products of bf16, and of 8-bit integers, on tiles: Intel's Advanced Matrix Extensions.
+//! Products of bf16 and of 8-bit integers on matrix tiles: Intel's Advanced Matrix Extensions.
 //!
-//! **The arithmetic** of integers is exact. That of bf16 is that of `TDPBF16PS` (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2): inputs are cut at
-//! multiples of 32. Of each 32, the products of the even inputs are a chain of fused multiply-adds from 0, and so are those of the odd
-//! ones; then the two are added to each other, and that to the sum. It is not what `vdpbf16ps` computes, and neither can be had from
-//! the other at a tolerable rate: so it is an arithmetic of its own, with a layout fingerprint of its own.
+//! **The arithmetic** of integers is exact. That of bf16 is `TDPBF16PS`'s (Intel 64 and IA-32 Architectures Software
+//! Developer's Manual, volume 2): inputs are cut at multiples of 32. In each block of 32, the products of the even
+//! inputs are a chain of fused multiply-adds from 0, and so are those of the odd inputs; the two are added, and then
+//! the result is added to the sum. `vdpbf16ps` adds in another order, and neither can emulate the other at a useful
+//! rate: so this is an arithmetic of its own, with a layout fingerprint of its own.
 //!
-//! Each process tries it before it relies on it. The system grants the state of tiles to processes that ask (`arch_prctl`).
+//! Each process tests it before use. The system grants tile state to processes that ask (`arch_prctl`).
 
 #[cfg(test)]
 mod emulated;
@@ -22,33 +23,33 @@ use crate::cpu::{
 use nix::libc;
 use std::{arch::asm, arch::x86_64::__cpuid_count, marker::PhantomData, ops::RangeInclusive, sync::LazyLock};
 
-/// Rows of a tile, and lines of weights: pairs of inputs in bf16, fours of integers.
+/// Rows of a tile, and lines of weights: pairs of bf16 inputs, or groups of four integers.
 pub(crate) const TILE: usize = 16;
 
-/// 32 outputs of a word of inputs: half a tile's width each.
+/// 32 outputs of a word of inputs, half from each of two tiles.
 type Line = <Bf16 as PanelFormat>::Line;
 
-/// Whether this process may use tiles, and they compute what is stated above. Asks and tries once, which takes microseconds.
+/// Whether this process may use tiles, and they compute as stated above. Asks and tests once, which takes microseconds.
 pub(crate) fn is_available() -> bool {
     static ANSWER: LazyLock<bool> = LazyLock::new(|| (are_there() || have_stand_ins()) && is_exact());
     *ANSWER
 }
 
-/// Whether tiles also multiply integers, where they are [available](is_available). Asks once: the processor of a virtual machine
-/// answers after microseconds.
+/// Whether tiles multiply integers too, where they are [available](is_available). Asks once: in a virtual machine
+/// `cpuid` takes microseconds.
 pub(crate) fn has_int8() -> bool {
     static ANSWER: LazyLock<bool> = LazyLock::new(|| has(AMX_INT8) || !are_there() && have_stand_ins());
     *ANSWER
 }
 
-/// FloatActivations of bf16.
+/// Whether there are tiles of bf16.
 fn are_there() -> bool {
     has(AMX_BF16) && has(AMX_TILE) && is_granted()
 }
 
 #[cfg(test)]
 use emulated::stand_in as have_stand_ins;
-/// Only in tests.
+/// Tests emulate tiles where there are none.
 #[cfg(not(test))]
 const fn have_stand_ins() -> bool {
     false
@@ -62,32 +63,32 @@ const AMX_BF16: u32 = 22;
 const AMX_TILE: u32 = 24;
 const AMX_INT8: u32 = 25;
 
-/// Asks the system for this process's permission. There is none where it does not know of tiles.
+/// Asks the system for this process's permission. A system that does not know tiles grants none.
 fn is_granted() -> bool {
     const ARCH_REQ_XCOMP_PERM: libc::c_int = 0x1023;
     const XFEATURE_XTILEDATA: libc::c_ulong = 18;
-    // SAFETY: it changes nothing but what this process may do.
+    // SAFETY: changes only this process's permissions.
     unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
 }
 
-/// This thread's tiles, ready: with 16 rows of 64 bytes, but for activations and sums of fewer rows. Given back in the end: the system
-/// saves what is in use at each switch of threads.
+/// This thread's configured tiles: 16 rows of 64 bytes, or fewer rows of activations and sums. Released on drop: the
+/// system saves tiles in use at each context switch.
 pub(crate) struct Amx {
     of_this_thread: PhantomData<*const ()>,
 }
 
-/// What tiles multiply. The numbers of a word are of neighbouring inputs.
+/// A number format that tiles multiply. A word holds numbers of neighbouring inputs.
 pub(crate) trait TileFormat {
     /// Of activations, 32 bits.
     type Word;
     /// 32 bits.
     type Sum;
 
-    /// `sums[i][j] += x.row(i) * weights.column(j)` for 16 rows, or `=`. `LINES`: those of `weights.ahead`.
+    /// `sums[i][j] += x.row(i) * weights.column(j)` for 16 rows, or `=`. `LINES`: that of `weights.ahead`.
     ///
     /// # Safety
-    /// There are tiles ready. In each round 16 rows of 64 bytes from `x` on, `stride` bytes apart, can be read, each time 64 bytes further;
-    /// 16 lines of weights for each round, of which there is one; 16 rows of sums can be read and written.
+    /// Tiles are configured. Each round reads 16 rows of 64 bytes from `x` on, `stride` bytes apart, 64 bytes further
+    /// each time, and 16 lines of weights; there is at least one round. 16 rows of sums can be read and written.
     unsafe fn multiply<const LINES: usize>(
         x: *const Self::Word,
         stride: usize,
@@ -97,13 +98,13 @@ pub(crate) trait TileFormat {
     );
 }
 
-/// Two bf16, whose products are added up in f32 as stated above.
+/// Two bf16, whose products are added in f32 as stated above.
 pub(crate) struct Bf16Pairs;
 
-/// Four integers of 8 bits, signed in activations, unsigned in weights, whose products are added up in 32 bits.
+/// Four 8-bit integers, signed in activations, unsigned in weights, whose products are added in 32 bits.
 pub(crate) struct Int8Fours;
 
-/// What `LDTILECFG` reads.
+/// The operand of `LDTILECFG`.
 #[repr(C, align(64))]
 struct Config {
     palette: u8,
@@ -136,32 +137,35 @@ impl Config {
     }
 }
 
-/// FloatActivations in use: two of sums, one of activations, and the one that holds weights.
+/// Tiles in use: two of sums, one of activations, one of weights.
 ///
-/// Where another thread shares the core, each tile more makes loading them slower: with four of sums and two of either operand, a product
-/// of two tiles in the first cache took 33 ns, with these four 14, and 7 without loading any; alone on a core, 7 to 11 either way.
+/// Where another thread shares the core, each further tile slows down loading them: with four of sums and two of either
+/// operand, a product of two tiles in the first-level cache took 33 ns, with these four 14, and 7 without loading any;
+/// alone on a core, 7 to 11 either way.
 const TILES: usize = 4;
 const WEIGHTS: usize = 3;
 
-/// Most rounds of weights, 24 KiB, that several tiles of rows multiply by turns while they are in the first cache. Two tiles come back
-/// to their activations, too, before others have pushed them out: with half as many rounds, all of it fits.
+/// Most rounds of weights, 24 KiB, that several tiles of rows multiply by turns while they are in the first-level
+/// cache. Two tiles also return to their activations before these are evicted: with half as many rounds, all of it
+/// fits.
 const ROUNDS_SHARED: usize = 12;
 const ROUNDS_SHARED_BY_TWO: usize = 6;
 
 impl Amx {
-    /// For so many rows. For up to 16 no more are read: a few rows would else be read with garbage that pushes weights out of the caches.
+    /// For `rows` rows. Up to 16, no more are read: padding rows would evict weights from the caches.
     ///
     /// # Safety
-    /// [`is_available`] says so. A thread has one at a time.
+    /// [`is_available`] is true. A thread has one of these at a time.
     pub(crate) unsafe fn new(rows: usize) -> Self {
         let config = &raw const CONFIGS[rows.clamp(1, TILE) - 1];
-        // SAFETY: the caller knows that there are tiles; the configuration is valid, and no compiled code uses them by itself.
+        // SAFETY: tiles are available, as the caller promises; the configuration is valid, and compiled code uses no
+        // tiles by itself.
         unsafe { asm!("ldtilecfg [{}]", in(reg) config, options(nostack, preserves_flags)) };
         Self { of_this_thread: PhantomData }
     }
 
-    /// `sums[i][j] += x.row(i) * weights.column(j)`, or `=`. OneRow `i` of `x` begins at word `i * stride`, and has as many words as there are
-    /// lines: a multiple of 16, as there are rows of sums, even where the last ones are not computed.
+    /// `sums[i][j] += x.row(i) * weights.column(j)`, or `=`. Row `i` of `x` begins at word `i * stride`, and has a word
+    /// per line. Lines and rows of sums are multiples of 16, even where the last rows are not computed.
     pub(crate) fn multiply<P: TileFormat>(
         &self,
         x: &[P::Word],
@@ -190,7 +194,7 @@ impl Amx {
                 let start = if first == 0 { start } else { Start::Sums };
                 let x = x[i * TILE * stride + first..].as_ptr();
                 let (weights, stride) = (Piece { lines, ahead }, stride * size_of::<P::Word>());
-                // SAFETY: there are tiles, as `self` says. Of 16 rows, as many words as there are lines are within `x`, by the assertion;
+                // SAFETY: `self` has configured tiles. By the assertion, `x` holds a word per line for each of 16 rows;
                 // there are 16 rows of sums.
                 unsafe {
                     match ahead.lines {
@@ -206,12 +210,12 @@ impl Amx {
 
 impl Drop for Amx {
     fn drop(&mut self) {
-        // SAFETY: there are tiles, as there were when this was made.
+        // SAFETY: tiles were configured when this was made.
         unsafe { asm!("tilerelease", options(nostack, preserves_flags)) };
     }
 }
 
-/// Some lines of a panel, and what to ask memory for while they are multiplied.
+/// Some lines of a panel, and what to prefetch while they are multiplied.
 #[derive(Clone, Copy)]
 pub(crate) struct Piece<'a> {
     lines: &'a [Line],
@@ -219,45 +223,45 @@ pub(crate) struct Piece<'a> {
 }
 
 impl<'a> Piece<'a> {
-    /// PanelFormat.
     pub(crate) fn len(&self) -> usize {
         self.lines.len()
     }
 
-    /// For lines that several tiles of rows multiply: what comes a little later.
+    /// For lines that several tiles of rows multiply: prefetches the weights a little further on.
     pub(crate) fn of_many_rows(lines: &'a [Line]) -> Self {
         let next = lines.as_ptr().cast::<u8>().wrapping_add(prefetch::STREAM_AHEAD_BYTES);
         Self { lines, ahead: RoundPrefetch { next, apart: ROUND_BYTES / STREAMS, step: ROUND_BYTES, lines: LINES_OF_ALL } }
     }
 
-    /// For lines that are in the caches, as what comes next is.
+    /// For lines in the caches, like those that follow.
     pub(crate) fn in_caches(lines: &'a [Line]) -> Self {
         Self { lines, ahead: RoundPrefetch::NONE }
     }
 }
 
-/// What each round asks memory for: some cache lines at `next`, and at seven more places, each `apart` bytes further; the round after
-/// it `step` bytes further.
+/// What each round prefetches: some cache lines at `next` and at seven more places, `apart` bytes from each other; the
+/// next round `step` bytes further.
 #[derive(Clone, Copy)]
 struct RoundPrefetch {
     next: *const u8,
     apart: usize,
     step: usize,
-    /// None, [`LINES_OF_ALL`] or half of these.
+    /// 0, [`LINES_OF_ALL`] or half of these.
     lines: usize,
 }
 
 impl RoundPrefetch {
     const NONE: Self = Self { next: std::ptr::null(), apart: 0, step: 0, lines: 0 };
 
-    /// What is left after so many rounds.
+    /// What is left after `rounds` rounds.
     #[inline(always)]
     fn after(self, rounds: usize) -> Self {
         Self { next: self.next.wrapping_add(rounds * self.step), ..self }
     }
 
-    /// What tile `nth` of several tiles of rows asks for, which multiply the same weights one after the other. The first two share it: memory
-    /// has nothing to do while the others compute, and with two, which wait for memory, that would be half of the time.
+    /// The share of tile `nth` among tiles of rows that multiply the same weights one after the other. The first two
+    /// share everything: memory idles while the others compute, which with two tiles, bound by memory, would be half of
+    /// the time.
     #[inline(always)]
     fn share_of(self, nth: usize, tiles: usize) -> Self {
         match nth {
@@ -269,35 +273,37 @@ impl RoundPrefetch {
     }
 }
 
-/// Bytes of the weights that a round multiplies.
+/// Bytes of weights that a round multiplies.
 const ROUND_BYTES: usize = TILE * size_of::<Line>();
 const STREAMS: usize = 8;
-/// With so many lines of each stream, a round asks for as much as it multiplies.
+/// With this many lines per stream, a round prefetches as much as it multiplies.
 const LINES_OF_ALL: usize = ROUND_BYTES / STREAMS / CACHE_LINE;
 const LINES_OF_HALF: usize = LINES_OF_ALL / 2;
 
-/// Panels for a few rows, which are read once, from memory.
+/// Panels for a few rows, read once, from memory.
 ///
-/// The tiles hold the sums of one panel, and with one stream of weights a core waits at each of its pages until the prefetcher has
-/// followed (see [`OneRow`]). So weights are asked for in pieces, each in eight streams while the one before is multiplied, which is much
-/// faster than memory. The first is asked for at once; behind the last one, what follows, as a thread's next task mostly begins there.
+/// The tiles hold the sums of one panel, and with a single stream of weights a core stalls at each page until the
+/// hardware prefetcher follows (see [`OneRow`]). So each piece is prefetched in eight streams while the one before is
+/// multiplied, which is much faster than memory. The first piece is prefetched at once; during the last one, the lines
+/// behind it, where a thread's next task mostly begins.
 pub(crate) struct Stream<'a> {
-    /// Those of its panels, and what follows.
+    /// The panels' lines, and what follows them.
     lines: &'a [Line],
     rounds: usize,
     panel_rounds: usize,
     piece_rounds: usize,
-    /// Rounds that were handed out.
+    /// Rounds handed out so far.
     done: usize,
 }
 
-/// A task's first piece may come without anything to be multiplied meanwhile, so it is a small part of the task; but with half of the least
-/// that it is here, streams are too short to be worth following. Two of the largest stay in the second cache, beside activations.
+/// A task's first piece may arrive with nothing to multiply meanwhile, so it is a small part of the task; but below
+/// half of this minimum, streams are too short for the prefetcher. Two of the largest fit the second-level cache beside
+/// activations.
 const PIECE_BYTES: RangeInclusive<usize> = 48 << 10..=128 << 10;
 const PIECES: usize = 8;
 
 impl<'a> Stream<'a> {
-    /// The first `panels` of whole panels, one after the other, of so many lines each.
+    /// The first `panels` whole panels of `panel_lines` lines each, one after the other.
     #[inline(always)]
     pub(crate) fn of<S: Simd>(simd: S, lines: &'a [Line], panel_lines: usize, panels: usize) -> Self {
         assert!(panel_lines.is_multiple_of(TILE) && lines.len() >= panels * panel_lines, "whole tiles and panels");
@@ -314,7 +320,7 @@ impl<'a> Stream<'a> {
         stream
     }
 
-    /// The piece that begins with round `start`.
+    /// Prefetches the piece that begins with round `start`.
     #[inline(always)]
     fn ahead(&self, start: usize) -> RoundPrefetch {
         match self.lines.get(start * TILE..) {
@@ -327,7 +333,7 @@ impl<'a> Stream<'a> {
     }
 }
 
-/// A piece, its panel, and which line of that it begins with.
+/// Yields a panel's number, the first line within it, and a piece.
 impl<'a> Iterator for Stream<'a> {
     type Item = (usize, usize, Piece<'a>);
 
@@ -347,7 +353,7 @@ impl<'a> Iterator for Stream<'a> {
     }
 }
 
-/// Asks for the round's lines at these places.
+/// Prefetches the round's lines at these places.
 macro_rules! ask {
     ($($place:literal),*) => {
         concat!(".irp at, 0, 1, 2, 3\n.if \\at < {lines}\n", $("prefetcht1 [", $place, " + 64 * \\at]\n",)* ".endif\n.endr")
@@ -367,8 +373,9 @@ macro_rules! tile_format {
                 sums: *mut [$sum; PANEL],
                 start: Start,
             ) {
-                // SAFETY: reads and writes what the caller vouches for. What is asked for lies evenly between tiles: in one go it would
-                // take all buffers for lines that are under way, also those that tiles wait for. It goes into the second cache only.
+                // SAFETY: reads and writes what the caller vouches for. Prefetches lie evenly between tiles: all at
+                // once, they would take all line-fill buffers, also those that tiles wait for. They go to the
+                // second-level cache only.
                 unsafe {
                     asm!(
                         "tilezero tmm0",
@@ -419,11 +426,11 @@ macro_rules! tile_format {
 tile_format!(Bf16Pairs, u32, f32, "tdpbf16ps");
 tile_format!(Int8Fours, [i8; 4], i32, "tdpbsud");
 
-/// The same for one row and `P` panels, in vectors: tiles with a single row wait for memory more often than they compute.
+/// Multiplies one row by `P` panels, in vectors: tiles with a single row wait for memory more often than they compute.
 /// `sums[p][j] += x * weights[p].column(j)`.
 ///
-/// PanelFormat of the panels take turns. A core that reads one stream has to wait at each of its pages until the prefetcher has
-/// followed; with several, there is always one that goes on.
+/// The panels' lines take turns. A core that reads one stream stalls at each page until the hardware prefetcher
+/// follows; with several streams, one always goes on.
 pub(crate) struct OneRow<'a, const P: usize> {
     pub(crate) x: &'a [u32],
     pub(crate) weights: [&'a [Line]; P],
@@ -472,7 +479,7 @@ impl<const P: usize> Kernel for OneRow<'_, P> {
     }
 }
 
-/// The stated arithmetic, number by number: `sum` and the products of pairs, `(even, odd)` each.
+/// The stated arithmetic, number by number: `sum` plus products of pairs, `(even, odd)` each.
 pub(crate) fn sum_in_blocks(sum: f32, pairs: impl Iterator<Item = ([f32; 2], [f32; 2])>) -> f32 {
     let (mut sum, mut chains, mut count) = (sum, [0.0f32; 2], 0);
     for (a, b) in pairs {
@@ -486,7 +493,7 @@ pub(crate) fn sum_in_blocks(sum: f32, pairs: impl Iterator<Item = ([f32; 2], [f3
     if count % TILE == 0 { sum } else { sum + (chains[0] + chains[1]) }
 }
 
-/// Tries it on numbers of either sign and of sizes that differ by up to 2^15, so that every rounding decides about some bits.
+/// Tests it on numbers of either sign and of sizes that differ by up to 2^15, so that every rounding decides some bits.
 fn is_exact() -> bool {
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
     let mut number = || {
@@ -505,7 +512,7 @@ fn is_exact() -> bool {
     let start = |i: usize, j: usize| f32::from_bits(x[i] ^ weights[0][j]).clamp(-1.0, 1.0);
     let mut sums: Vec<[f32; PANEL]> = (0..3 * TILE).map(|i| std::array::from_fn(|j| start(i, j))).collect();
     let lines: Vec<Line> = weights.iter().map(|line| std::array::from_fn(|byte| line[byte / 4].to_le_bytes()[byte % 4])).collect();
-    // SAFETY: the instructions are there, and granted: that was asked before.
+    // SAFETY: the instructions are there and granted, as was asked before.
     unsafe { Amx::new(3 * TILE) }.multiply::<Bf16Pairs>(&x, LINES, Piece::of_many_rows(&lines), &mut sums, Start::Sums);
     let halves = |word: u32| [f32::from_bits(word << 16), f32::from_bits(word & 0xffff_0000)];
     let expected = |i: usize, j: usize| sum_in_blocks(start(i, j), (0..LINES).map(|l| (halves(x[i * LINES + l]), halves(weights[l][j]))));
@@ -533,7 +540,7 @@ mod tests {
                 assert_eq!(panel * panel_lines + line, next, "in their order");
                 assert!(line + piece.len() <= panel_lines, "of one panel");
                 next += piece.len();
-                // As one tile of rows asks, and as two do.
+                // As one tile of rows prefetches, and as two do.
                 let tiles = 1 + panels % 2;
                 for ahead in (0..tiles).map(|nth| piece.ahead.share_of(nth, tiles)) {
                     for (round, nth) in (0..piece.len() / TILE).flat_map(|round| (0..STREAMS).map(move |nth| (round, nth))) {

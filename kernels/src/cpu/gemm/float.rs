@@ -1,16 +1,16 @@
-//! Activations times weights.
+//! Products with f32, f16 and bf16 weights.
 //!
-//! Each number of the result starts from its bias and takes in one product after the other, inputs ascending; with bf16 weights, whose
-//! activations are rounded to bf16 as well, inputs come in twos of which the odd one is first (see `lines`, `tile`), or in blocks of 32
-//! (`amx`). How rows, inputs and outputs are cut into pieces for the caches and the threads therefore changes no bit.
+//! Each number of the result starts from its bias and adds one product after the other, inputs ascending. For bf16
+//! weights, activations are rounded to bf16 too, and inputs come in pairs, the odd one first (see `panel`), or in
+//! blocks of 32 (`amx`). So it changes no bit how rows, inputs and outputs are cut into pieces for caches and threads.
 //!
-//! Sums below 2^-126, the least normal number, are the one exception: `vdpbf16ps` takes them for zeros, and fused multiply-adds do not.
-//! So a result that is itself about as small, or a chain that starts among numbers whose products are, may differ between
-//! instruction sets by that much.
+//! Sums below 2^-126, the smallest normal number, are the one exception: `vdpbf16ps` flushes them to zero, fused
+//! multiply-adds do not. A result that is itself about as small, or a chain that starts with products that are, may
+//! differ between instruction sets by that much.
 //!
-//! A task is a block of rows times a group of panels. It goes over the inputs in pieces, so that a piece of a panel stays
-//! in the first cache while all tiles of the block use it, and the block's piece of activations and the task's sums in the
-//! second. Few rows (decode) are one tile: then a panel streams through from end to end, once.
+//! A task is a block of rows times a group of panels. It goes over the inputs in pieces: a piece of a panel stays in
+//! the first-level cache while all tiles of the block use it; the block's piece of activations and the task's sums stay
+//! in the second. Few rows (decode) are one tile: then a panel streams through from end to end, once.
 
 pub(crate) mod activations;
 mod weights;
@@ -35,7 +35,7 @@ use crate::cpu::{
 use activations::{BLOCK_ROWS, SharedActivations};
 use std::{marker::PhantomData, ops::Range};
 
-/// `y = x wᵀ + bias` for each of the products. `x` is [for weights](FloatActivations::for_weights) like theirs.
+/// `y = x wᵀ + bias` for each of the products. `x` is packed [for weights](FloatActivations::for_weights) of this type.
 pub fn matmul<const N: usize>(cpu: &Cpu, x: &FloatActivations, products: [Product<'_, FloatWeights, FloatActivations>; N]) {
     let rows = x.rows();
     let products = products.map(|Product { weights, output }| {
@@ -80,9 +80,9 @@ pub fn matmul<const N: usize>(cpu: &Cpu, x: &FloatActivations, products: [Produc
 struct Plan {
     /// Blocks of rows.
     blocks: usize,
-    /// Most panels of a task; groups are of nearly equal size.
+    /// At most so many panels per task; groups are of nearly equal size.
     group_panels: usize,
-    /// Inputs of a piece; the last one may have a few less.
+    /// Inputs of a piece; the last piece may have a few less.
     step: usize,
 }
 
@@ -101,13 +101,13 @@ impl Plan {
     }
 }
 
-/// Multiply-adds below which other threads are not worth asking: some microseconds.
+/// Multiply-adds below which waking other threads does not pay: some microseconds.
 const WORK_MIN_TO_SHARE: usize = 1 << 17;
-/// Enough that threads which are held up leave their share to the others.
+/// Enough tasks for others to take over the share of a thread that is held up.
 const TASKS_PER_THREAD: usize = 4;
-/// A group's piece of weights, at most 16 × 768 × 64 bytes (bf16), a task's activations, 96 × 768 × 2, and its sums, 96 × 16 × 128, are
-/// about what a second cache of 1 MiB holds. Pieces of 384 to 1,024 inputs are equally fast, as long as they are even: one of 64 after one
-/// of 512 is not.
+/// A group's piece of weights, at most 16 × 768 × 64 bytes (bf16), a task's activations, 96 × 768 × 2, and its sums, 96
+/// × 16 × 128, about fill a second-level cache of 1 MiB. Pieces of 384 to 1,024 inputs are equally fast, as long as
+/// they are even: a piece of 64 after one of 512 is not.
 const ROWS_PER_TASK: usize = 96;
 const GROUP_PANELS: usize = 16;
 const STEP_INPUTS: usize = 768;
@@ -117,7 +117,7 @@ struct SharedProduct<'a> {
     output: SharedOutput<'a>,
 }
 
-/// [`Output`], written by several tasks.
+/// An [`Output`] that several tasks write.
 enum SharedOutput<'a> {
     Set(Disjoint<'a, f32>),
     Add(Disjoint<'a, f32>),
@@ -130,10 +130,10 @@ struct Task<'a, E> {
     product: &'a SharedProduct<'a>,
     panels: Range<usize>,
     tiles: Range<usize>,
-    /// Those of the tiles.
+    /// Rows of the tiles.
     rows: Range<usize>,
     step: usize,
-    /// `[panel][sums_rows]`, of which the task's rows come first.
+    /// `[panel][sums_rows]`; the task's rows come first.
     sums: &'a mut [[f32; PANEL]],
     sums_rows: usize,
     element: PhantomData<E>,
@@ -162,7 +162,7 @@ impl<E: WeightFormat> Kernel for Task<'_, E> {
 }
 
 impl<E: WeightFormat> Task<'_, E> {
-    /// With AMX: that is why rows lie one after the other.
+    /// On AMX, for which rows lie one after the other.
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     #[inline(always)]
     fn multiply_blocks<S: Simd>(&mut self, simd: S) {
@@ -185,7 +185,7 @@ impl<E: WeightFormat> Task<'_, E> {
             }
             return;
         }
-        // SAFETY: rows lie so only for an instruction set that has tiles, and was found available.
+        // SAFETY: rows lie this way only for an instruction set with tiles, which was found available.
         let unit = unsafe { Amx::new(self.rows.len()) };
         if self.rows.len() <= 2 * TILE {
             let following = self.product.weights.lines::<Bf16>(self.panels.start..self.product.weights.panels());
@@ -204,7 +204,7 @@ impl<E: WeightFormat> Task<'_, E> {
         }
     }
 
-    /// The only row times `P` panels, from `first` on; returns how many.
+    /// Multiplies the only row by `P` panels, from `first` on; returns `P`.
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     #[inline(always)]
     fn multiply_row<S: Simd, const P: usize>(&mut self, simd: S, first: usize) -> usize {
@@ -235,7 +235,7 @@ impl<E: WeightFormat> Task<'_, E> {
                 let (next_panel, next_line) = match (panel + 1 < self.panels.end, piece.end < lines) {
                     (true, _) => (panel + 1, start),
                     (false, true) => (first, piece.end),
-                    // With few rows, a thread's next task mostly begins there.
+                    // With few rows, the thread's next task mostly begins there.
                     (false, false) => (panel + 1, 0),
                 };
                 let next = all.wrapping_add((next_panel - first) * panel_lines + next_line);
@@ -245,7 +245,8 @@ impl<E: WeightFormat> Task<'_, E> {
                     let sums = (panel - first) * self.sums_rows + rows.start - self.rows.start;
                     let sums = &mut self.sums[sums..sums + rows.len()];
                     let ahead = match self.tiles.len() {
-                        // So little is computed that the loads themselves run ahead, and the processor's own prefetching with them.
+                        // One row computes so little that its loads run ahead by themselves, and hardware prefetching
+                        // with them.
                         1 if rows.len() == 1 => WeightPrefetch::NONE,
                         1 => WeightPrefetch::within(weights),
                         tiles => WeightPrefetch::share_of(next, weights.len(), nth, tiles),
@@ -256,7 +257,7 @@ impl<E: WeightFormat> Task<'_, E> {
         }
     }
 
-    /// Asks for where the sums of a row go.
+    /// Prefetches the outputs of a row.
     #[inline(always)]
     fn ask_for_outputs<S: Simd>(&self, simd: S, row: usize) {
         if let SharedOutput::Set(y) | SharedOutput::Add(y) = &self.product.output {
@@ -268,7 +269,7 @@ impl<E: WeightFormat> Task<'_, E> {
         }
     }
 
-    /// Hands over the sums of one row: what panels have of it lies together.
+    /// Stores the sums of one row: its outputs of all panels lie together.
     #[inline(always)]
     fn finish<S: Simd>(&self, simd: S, row: usize) {
         let weights = self.product.weights;
@@ -278,7 +279,8 @@ impl<E: WeightFormat> Task<'_, E> {
             SharedOutput::Set(y) | SharedOutput::Add(y) => {
                 let (start, add) = (row * weights.outputs(), matches!(self.product.output, SharedOutput::Add(_)));
                 for (columns, halves) in panels {
-                    // SAFETY: no two tasks have the same rows and columns, and this is the only part alive within this one.
+                    // SAFETY: no two tasks have the same rows and columns, and this is the only part alive within this
+                    // task.
                     let y = unsafe { y.part(start + columns.start..start + columns.end) };
                     for (y, half) in y.chunks_mut(LANES).zip(halves) {
                         simd.store_part(simd.load(half), y, add);
@@ -297,7 +299,7 @@ impl<E: WeightFormat> Task<'_, E> {
     }
 }
 
-/// How many rows before.
+/// How many rows ahead outputs are prefetched.
 const ROWS_AHEAD: usize = 8;
 
 #[cfg(test)]
@@ -319,12 +321,12 @@ mod tests {
         tiles
     }
 
-    /// `x`, as weights of type `dtype` multiply it.
+    /// `x`, rounded as for weights of type `dtype`.
     fn rounded(dtype: Dtype, x: &[f32]) -> Vec<f32> {
         if dtype == Dtype::Bf16 { decode(dtype, &encode(dtype, x)) } else { x.to_vec() }
     }
 
-    /// `[m, k]` times `[n, k]`, plus bias, in f64; and the sum of the terms' sizes.
+    /// `[m, k]` times `[n, k]`, plus bias, in f64; and the sum of the absolute terms.
     fn reference(x: &[f32], w: &[f32], bias: &[f32], k: usize) -> Vec<(f64, f64)> {
         let dot = |x: &[f32], w: &[f32], bias: f32| {
             let terms = x.iter().zip(w).map(|(&x, &w)| f64::from(x) * f64::from(w));
@@ -397,7 +399,7 @@ mod tests {
         }
     }
 
-    /// The stated arithmetic, number by number.
+    /// Against the stated arithmetic, number by number.
     #[test]
     fn products_of_bf16_are_chains_in_twos_the_odd_one_first_or_blocks_of_32() {
         let (m, n) = (3, 35);
@@ -431,7 +433,7 @@ mod tests {
 
     #[test]
     fn denormal_bf16_are_zeros_on_every_instruction_set() {
-        // Were they not, 2^-130 times 2^100 would count.
+        // If they were not, 2^-130 times 2^100 would count.
         let (tiny, large) = (2f32.powi(-130), 2f32.powi(100));
         let (x, w) = ([tiny, large, 0.5, tiny, 1.0], [large, tiny, 2.0, large, 0.25]);
         let bytes = encode(Dtype::Bf16, &w);

@@ -1,17 +1,16 @@
-//! Activations times weights in 8-bit integers.
+//! Products in 8-bit integers.
 //!
-//! Weights are quantized once, each output's with a scale of its own, activations as they come, each row with a scale of its own;
-//! both symmetrically:
+//! Weights are quantized once, with a scale per output; activations on the fly, with a scale per row. Both
+//! symmetrically:
 //!
 //! ```text
 //! scale = max |x| / 127        q = round(x * (127 / max |x|)), ties to even
 //! y     = f32(Σ q_x q_w) * scale_w * scale_x + bias        from left to right
 //! ```
 //!
-//! The sum is of integers and exact, so no order of it, tiling or instruction set changes a bit, and a row depends on nothing but itself.
+//! The integer sum is exact: no order, tiling or instruction set changes a bit, and a row depends on itself alone.
 //!
-//! - [`Int8Weights`]: quantized, in the order in which the product reads them
-//! - [`Int8Activations`]: quantized rows of activations; `quantize`: one row
+//! - [`Int8Weights`], [`Int8Activations`]: quantized and packed; `quantize`: one row
 //! - [`matmul`]: the product; `dot`: sums of products for 16 outputs at a time, per instruction set
 
 mod activations;
@@ -33,7 +32,7 @@ use dot::{Dot, DotKernel, DotUnit};
 use std::{array::from_fn, ops::Range};
 use weights::PANEL_LINES;
 
-/// The longest sum of products that cannot overflow 32 bits.
+/// The longest sum of products that fits 32 bits.
 pub const INPUTS_MAX: usize = i32::MAX as usize / (127 * 127);
 
 /// `y = x wᵀ + bias` for each of the products.
@@ -54,31 +53,31 @@ pub fn matmul<const N: usize>(cpu: &Cpu, x: &Int8Activations, mut products: [Pro
     }
 }
 
-/// Enough for a thread to be worth asking, few enough that threads which are held up leave their share to the others.
+/// Panels enough to pay for waking a thread, few enough for others to take over the share of one that is held up.
 fn panels_per_task(x: &Int8Activations, panels: usize, threads: usize) -> usize {
     let products = x.rows() * x.cols() * PANEL_LINES * LANES;
     let worth = PRODUCTS_PER_TASK / products.max(1);
-    // What tiles compute with they soon wait for: more panels share what is read of `x`.
+    // Tiles compute faster than memory delivers: with more panels per task, more of them share what is read of `x`.
     let tasks = if x.unit() == DotUnit::Amx { TASKS_PER_THREAD / 4 } else { TASKS_PER_THREAD };
     let panels = panels.div_ceil(tasks * threads).max(worth).max(1);
     if x.rows() == 1 { panels.next_multiple_of(ROW_PANELS) } else { panels }
 }
 
-/// Some microseconds.
+/// Products of some microseconds.
 const PRODUCTS_PER_TASK: usize = 1 << 18;
 const TASKS_PER_THREAD: usize = 16;
-/// Panels that one row takes at a time.
+/// Panels that one row multiplies at a time.
 const ROW_PANELS: usize = 4;
 
-/// One product, written by several tasks.
+/// A product that several tasks write.
 struct SharedProduct<'a> {
     weights: &'a Int8Weights,
-    /// `[rows, outputs]`.
+    /// `[rows, outputs]`
     y: Disjoint<'a, f32>,
     store: Store,
 }
 
-/// What is done with a number of the result.
+/// What happens to a number of the result.
 #[derive(Clone, Copy)]
 enum Store {
     Set,
@@ -105,11 +104,11 @@ impl<'a> SharedProduct<'a> {
     }
 }
 
-/// What makes numbers of the result of a panel's sums, and which.
+/// The epilogue of a panel: scales, biases and places of its outputs.
 struct Panel<V> {
     scales: [V; PANEL_LINES],
     bias: [V; PANEL_LINES],
-    /// Of each line.
+    /// Per line.
     outputs: [Range<usize>; PANEL_LINES],
 }
 
@@ -127,7 +126,7 @@ impl<V: Copy> Panel<V> {
     }
 }
 
-/// All rows of some panels. A panel stays in the second cache while the tiles of rows pass by.
+/// All rows times some panels. A panel stays in the second-level cache while the tiles of rows pass by.
 struct Task<'a> {
     x: &'a Int8Activations,
     product: &'a SharedProduct<'a>,
@@ -142,7 +141,7 @@ impl DotKernel for Task<'_> {
         }
         let mut panel = self.panels.start;
         while panel < self.panels.end {
-            // One row waits for memory, of which several panels are read faster than one (see `amx::Row`).
+            // One row waits for memory, which delivers several panels faster than one (see `amx::OneRow`).
             if D::LINES == PANEL_LINES && self.x.rows() == 1 && panel + ROW_PANELS <= self.panels.end {
                 self.row::<D>(dot, panel);
                 panel += ROW_PANELS;
@@ -158,7 +157,7 @@ impl DotKernel for Task<'_> {
 }
 
 impl Task<'_> {
-    /// With AMX.
+    /// On AMX.
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     #[inline(always)]
     fn multiply_blocks<S: Simd>(&self, simd: S) {
@@ -166,12 +165,12 @@ impl Task<'_> {
             amx::{Amx, Int8Fours, Piece, Stream, TILE},
             micro_kernel::Start,
         };
-        /// Weights that stay in a second cache of 2 MiB while rows pass by, so many at a time. A block of rows stores numbers of
-        /// neighbouring panels right after each other: else each would come back to memory that has left the caches, and their pages.
+        /// Panels at a time: their weights stay in a second-level cache of 2 MiB while rows pass by. A block of rows
+        /// stores neighbouring panels' numbers right after each other, before their cache lines and pages are evicted.
         const GROUP_BYTES: usize = 1 << 20;
         const ROWS_AT_A_TIME: usize = 64;
         let (rows, quads) = (self.x.rows(), self.x.tiling().cols);
-        // SAFETY: rows are laid out for tiles only where these are available.
+        // SAFETY: rows are laid out for tiles only where tiles are available.
         let unit = unsafe { Amx::new(rows) };
         let mut sums = [[0; PANEL_LINES * LANES]; ROWS_AT_A_TIME];
         if rows <= 2 * TILE {
@@ -202,7 +201,7 @@ impl Task<'_> {
         }
     }
 
-    /// Asks memory for what is stored next, to have it by the time the sums are there.
+    /// Prefetches the outputs of `rows`, to have them when the sums are ready.
     #[inline(always)]
     fn ask_for_outputs<S: Simd>(&self, simd: S, panel: usize, rows: Range<usize>) {
         let weights = self.product.weights;
@@ -219,12 +218,12 @@ impl Task<'_> {
         unreachable!("there is no AMX")
     }
 
-    /// Hands over the sums of `rows`, which began with zeros.
+    /// Stores the sums of `rows`, which started from zero.
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     #[inline(always)]
     fn finish_sums<S: Simd>(&self, simd: S, panel: usize, rows: Range<usize>, sums: &[[i32; PANEL_LINES * LANES]]) {
         let panel = Panel::of(simd, self.product.weights, panel);
-        // Loops, not closures: these are compiled for the instruction set only where they are inlined.
+        // Loops, not closures: only inlined code is compiled for the instruction set.
         for (sums, row) in sums.iter().zip(rows) {
             let (start, mut numbers) = (self.start(row), [simd.zero(); PANEL_LINES]);
             for (line, sums) in sums.as_chunks::<LANES>().0.iter().enumerate() {
@@ -238,13 +237,13 @@ impl Task<'_> {
         }
     }
 
-    /// What the sums of a row begin with: it makes up for weights that are 128 too large.
+    /// What a row's sums start from: it makes up for weights that are stored plus 128.
     #[inline(always)]
     fn start(&self, row: usize) -> i32 {
         -128 * self.x.quantized(row).sum
     }
 
-    /// Hands over a row's numbers of one panel; `y` is their sums.
+    /// Scales a row's sums of one panel, adds the bias, and stores the results.
     #[inline(always)]
     fn finish<S: Simd>(&self, simd: S, panel: &Panel<S::V>, row: usize, mut y: [S::V; PANEL_LINES]) {
         let scale = simd.splat(self.x.quantized(row).scale);
@@ -259,7 +258,7 @@ impl Task<'_> {
         }
     }
 
-    /// The only row times [`ROW_PANELS`] panels, from `first` on.
+    /// Multiplies the only row by [`ROW_PANELS`] panels, from `first` on.
     #[inline(always)]
     fn row<D: Dot>(&self, dot: D, first: usize) {
         let simd = dot.simd();
@@ -288,7 +287,7 @@ impl Task<'_> {
         }
     }
 
-    /// A tile of `T` rows times a panel.
+    /// Multiplies a tile of `T` rows by a panel.
     #[inline(always)]
     fn tile<D: Dot, const T: usize>(&self, dot: D, panel: usize, index: usize) {
         let simd = dot.simd();
@@ -308,7 +307,7 @@ impl Task<'_> {
         }
     }
 
-    /// `numbers[i][first..first + N]`: sums of `N` lines of the panel.
+    /// `numbers[i][first..first + N]` = sums of `N` lines of the panel.
     #[inline(always)]
     fn lines<D: Dot, const T: usize, const N: usize>(
         &self,
@@ -345,7 +344,7 @@ impl Task<'_> {
         }
     }
 
-    /// Hands over numbers of one row.
+    /// Stores numbers of one row.
     #[inline(always)]
     fn store<S: Simd>(&self, simd: S, row: usize, outputs: &Range<usize>, v: S::V) {
         let start = row * self.product.weights.outputs();
@@ -381,7 +380,7 @@ mod tests {
         }
     }
 
-    /// [`matmul`] on a unit that the machine has, whatever the instruction set of `cpu`.
+    /// [`matmul`] on any available unit, whatever the instruction set of `cpu`.
     fn product(unit: DotUnit, cpu: &Cpu, x: &[f32], w: &Int8Weights) -> Vec<f32> {
         let mut rows = Int8Activations::default();
         rows.copy_for(unit, cpu, x, w.inputs());
@@ -394,7 +393,7 @@ mod tests {
         DotUnit::ALL.into_iter().filter(|unit| unit.is_available())
     }
 
-    /// The definition, with sums of 64 bits.
+    /// The definition, with 64-bit sums.
     fn reference(x: &[f32], w: &[f32], bias: &[f32], (m, n, k): (usize, usize, usize)) -> Vec<f32> {
         let quantized = |row: &[f32]| {
             let largest = row.iter().fold(0.0f32, |a, x| a.max(x.abs()));
@@ -413,7 +412,7 @@ mod tests {
         (0..m * n).map(|i| number((i / n, i % n))).collect()
     }
 
-    /// On every unit, alone and with threads, the product has exactly the bits of the definition.
+    /// On every unit, with one and several threads, the product has exactly the bits of the definition.
     fn check(shape @ (m, n, k): (usize, usize, usize), dtype: Dtype, seed: u64) {
         let x: Vec<f32> = numbers(m * k, seed).iter().map(|x| 5.0 * x).collect();
         let bytes = encode(dtype, &numbers(n * k, seed + 1));

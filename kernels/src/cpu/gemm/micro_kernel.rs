@@ -1,9 +1,9 @@
-//! The inner loop of everything that multiplies: a tile of rows times a panel of 32 columns, with all sums in registers.
+//! The micro-kernel of products and attention: a tile of rows times a panel of 32 columns, all sums in registers.
 //!
-//! **The one order.** A number of the result is a chain of fused multiply-adds over ascending lines of the panel, from whatever its
-//! sum was before; of a line of bf16, which has two of k, the odd one comes first (`lines`). Lanes lie along the columns, so no lane
-//! ever meets another, and neither the width of the tile nor where the chain is interrupted (its sum stored and loaded again)
-//! changes a bit.
+//! **One order.** A number of the result is a chain of fused multiply-adds over ascending lines of the panel, starting
+//! from its previous sum; a bf16 line has two inputs, of which the odd one comes first (`panel`). Lanes lie along the
+//! columns, so no two lanes ever meet: neither the width of the tile nor interrupting the chain (its sum stored and
+//! loaded again) changes a bit.
 
 #![allow(clippy::needless_range_loop, reason = "tiles are indexed by numbers known at compile time")]
 
@@ -15,15 +15,15 @@ use crate::cpu::{
     simd::{Kernel, Simd},
 };
 
-/// Numbers that 32 columns are multiplied with, one line of the panel after the other.
+/// The left operand: numbers that are broadcast to multiply 32 columns, one line of the panel after the other.
 pub(crate) trait Broadcast<const T: usize>: Copy {
-    /// PanelFormat of the panel.
+    /// Lines of the panel.
     fn len(self) -> usize;
-    /// What line `l` of the panel is multiplied with for row `i` of the tile: the bits of an f32, or of two numbers of 16.
+    /// Multiplies line `l` of the panel for row `i` of the tile: the bits of an f32, or of two 16-bit numbers.
     fn at(self, l: usize, i: usize) -> u32;
 }
 
-/// `[line][T]`: a tile of [`FloatActivations`](crate::FloatActivations), or of queries.
+/// `[line][T]`: a packed tile of activations or of queries.
 #[derive(Clone, Copy)]
 pub(crate) struct PackedRows<'a, const T: usize>(pub(crate) &'a [[u32; T]]);
 
@@ -39,15 +39,15 @@ impl<const T: usize> Broadcast<T> for PackedRows<'_, T> {
     }
 }
 
-/// What sums begin with.
+/// What sums start from.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Start {
     Zero,
-    /// What is there.
+    /// Their previous values.
     Sums,
 }
 
-/// `sums[i][j] += x.at(l, i) * w[l][j]` for ascending `l`, or `=`: `w` is `[line][PANEL]`, `sums` is `[T][PANEL]`.
+/// `sums[i][j] += x.at(l, i) * w[l][j]` for ascending `l`, or `=`. `w` is `[line][PANEL]`, `sums` is `[T][PANEL]`.
 #[inline(always)]
 pub(crate) fn multiply_tile<S: Simd, P: PanelFormat, const T: usize>(
     simd: S,
@@ -133,7 +133,7 @@ fn step<S: Simd, P: PanelFormat, const T: usize, const N: usize, const STEP: usi
     }
 }
 
-/// `$body` with `$T` a constant equal to `$rows`, which is at most the instruction set's `TILE_ROWS`.
+/// `$body`, with `$T` a constant equal to `$rows`, which is at most the instruction set's `TILE_ROWS`.
 macro_rules! with_tile_rows {
     ($S:ty, $rows:expr, $T:ident => $body:expr) => {
         $crate::cpu::gemm::micro_kernel::with_tile_rows!(@ $S, $rows, $T => $body; 1 2 3 4 5 6 7 8 9 10 11 12)

@@ -1,8 +1,8 @@
-//! What lies side by side in a panel of weights, and how it is multiplied.
+//! What a line of a panel holds, and how it is multiplied.
 //!
-//! f32 and f16 weights: a line has one input's, and is widened and multiplied in f32. bf16 weights: a line has those of two inputs, and
-//! so has a word of activations, which are bf16 as well: the odd input's product is added first, then the even one's, each by a
-//! fused multiply-add in f32. An instruction that adds both so may do it (see [`Simd::BF16_STEPS`]).
+//! f32 and f16: a line has one input, and is widened to f32 and multiplied. bf16: a line has two inputs, and so has a
+//! word of activations, which are bf16 too: the odd input's product is added first, then the even one's, each by a
+//! fused multiply-add in f32. An instruction that adds both in this order may do it at once (see [`Simd::BF16_STEPS`]).
 
 use crate::cpu::{
     bf16::flush,
@@ -13,20 +13,20 @@ use crate::cpu::{
 /// Columns of a panel: two vectors.
 pub(crate) const PANEL: usize = 2 * LANES;
 
-/// PanelFormat of weights for 32 outputs: two vectors.
+/// How a panel of 32 outputs, two vectors, is stored and multiplied.
 pub(crate) trait PanelFormat {
     type Line: Send + Sync;
     /// Inputs of a line.
     const INPUTS: usize = 1;
-    /// Whether a step multiplies pairs of 16 bits, for which there may be instructions of their own.
+    /// Whether a step multiplies pairs of 16 bits, for which some processors have instructions.
     const MULTIPLIES_PAIRS: bool = false;
-    /// Whether these are pairs of bf16, which are multiplied in [`Simd::BF16_STEPS`].
+    /// Whether these are pairs of bf16, multiplied in [`Simd::BF16_STEPS`] steps.
     const IS_BF16: bool = false;
 
-    /// What outputs 0 to 15, or 16 to 31, are multiplied by in step `STEP`.
+    /// The right operand of step `STEP`: outputs 0 to 15, or 16 to 31.
     fn load<S: Simd, const STEP: usize>(simd: S, line: &Self::Line, half: usize) -> S::V;
 
-    /// What a word of activations multiplies in step `STEP`, in all lanes.
+    /// The left operand of step `STEP`: a word of activations in all lanes.
     #[inline(always)]
     fn splat<S: Simd, const STEP: usize>(simd: S, word: u32) -> S::V {
         simd.splat(f32::from_bits(word))
@@ -39,23 +39,23 @@ pub(crate) trait PanelFormat {
     }
 }
 
-/// Steps in which a line is multiplied.
+/// Steps that multiply a line.
 pub(crate) const fn steps<S: Simd, L: PanelFormat>() -> usize {
     if L::IS_BF16 { S::BF16_STEPS } else { 1 }
 }
 
-/// PanelFormat of stored numbers.
+/// A panel of stored weights.
 pub(crate) trait WeightFormat: Element + PanelFormat {
     const LINE_BYTES: usize = Self::INPUTS * PANEL * Self::BYTES;
 
     fn lines(bytes: &[u8]) -> &[Self::Line];
 
-    /// PanelFormat of a panel with so many inputs.
+    /// Lines of a panel with this many inputs.
     fn panel_lines(inputs: usize) -> usize {
         inputs.div_ceil(Self::INPUTS)
     }
 
-    /// Writes one output's weights into a panel of lines.
+    /// Packs one output's weights into a panel.
     fn pack(weights: &[u8], output: usize, panel: &mut [u8]) {
         let group = Self::INPUTS * Self::BYTES;
         for (line, numbers) in panel.chunks_exact_mut(Self::LINE_BYTES).zip(weights.chunks(group)) {

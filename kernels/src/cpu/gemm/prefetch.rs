@@ -1,19 +1,20 @@
-//! Asking memory for weights ahead of their use.
+//! Prefetching weights while a tile is computed.
 
 use crate::cpu::simd::Simd;
 
 pub(crate) const CACHE_LINE: usize = 64;
 
-/// Weights to ask memory for while a tile is computed.
+/// Weights to prefetch, a little with each line of the panel.
 #[derive(Clone, Copy)]
 pub(crate) struct WeightPrefetch {
     next: *const u8,
-    /// Bytes further for each line of the panel.
+    /// Bytes per line of the panel.
     step: usize,
 }
 
 impl WeightPrefetch {
-    /// For one more line, of one cache line or two. Where three tiles or more have their shares, memory is not waited for.
+    /// Prefetches for one more line, which has one or two cache lines. Three or more tiles compute longer than memory
+    /// takes: then the first-level cache can take the weights.
     #[inline(always)]
     pub(crate) fn ask<S: Simd>(&mut self, simd: S) {
         if self.step >= CACHE_LINE {
@@ -27,16 +28,17 @@ impl WeightPrefetch {
         self.next = self.next.wrapping_add(self.step);
     }
 
-    /// For a panel that streams through once: what comes a little later.
+    /// For a panel that streams through once: the weights a little further on.
     #[inline(always)]
     pub(crate) fn within<P>(panel: &[P]) -> Self {
         Self { next: panel.as_ptr().cast::<u8>().wrapping_add(STREAM_AHEAD_BYTES), step: size_of::<P>() }
     }
 
-    /// For a panel that is in the cache, as what is read with it.
+    /// For a panel in the cache, like everything read with it.
     pub(crate) const NONE: Self = Self { next: std::ptr::null(), step: 0 };
 
-    /// For a panel of `len` lines that stays in the cache for several tiles: tile `nth` of them asks for its share of the next.
+    /// For a panel of `len` lines that stays in the cache for several tiles: tile `nth` prefetches its share of the
+    /// next panel.
     #[inline(always)]
     pub(crate) fn share_of<P>(next: *const P, len: usize, nth: usize, tiles: usize) -> Self {
         let start = len * size_of::<P>() * nth / tiles;
@@ -44,5 +46,5 @@ impl WeightPrefetch {
     }
 }
 
-/// Measured: 2 KiB are too little for a memory that answers after 100 ns, and 16 KiB no better.
+/// Measured: 2 KiB are too little for memory with 100 ns latency, and 16 KiB are no better.
 pub(crate) const STREAM_AHEAD_BYTES: usize = 8192;

@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
-/// Where rows lie in tiles.
+/// The layout of rows in tiles.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Tiling {
     pub(crate) rows: usize,
     pub(crate) cols: usize,
-    /// How many tiles.
+    /// Number of tiles.
     pub(crate) tiles: usize,
 }
 
@@ -23,13 +23,13 @@ impl Tiling {
         start(index)..start(index + 1)
     }
 
-    /// The rows of the tile that `row` is in.
+    /// The rows of the tile that holds `row`.
     #[inline(always)]
     pub(crate) fn tile_of(&self, row: usize) -> Range<usize> {
         self.tile(((row + 1) * self.tiles - 1) / self.rows)
     }
 
-    /// Where the tile of `rows` is in memory.
+    /// Where the tile of `rows` lies in memory.
     #[inline(always)]
     pub(crate) fn numbers(&self, rows: &Range<usize>) -> Range<usize> {
         rows.start * self.cols..rows.end * self.cols

@@ -1,4 +1,4 @@
-//! Numbers of K and V in memory, what they stand for, and how they are multiplied.
+//! How K and V are stored and multiplied, as types.
 
 use crate::cpu::{
     element::{Bf16, F16, F32},
@@ -15,23 +15,23 @@ pub(crate) trait KvElement {
     const BYTES: usize;
     /// How it is multiplied: number by number, or pair by pair.
     type PanelFormat: KvPanelFormat;
-    /// 16 words in memory: numbers, or pairs of numbers that are multiplied in one go.
+    /// 16 words in memory: numbers, or pairs that one instruction multiplies.
     type Words;
 
     /// Whole vectors of words, and the bytes of the words after them.
     fn words(bytes: &[u8]) -> (&[Self::Words], &[u8]);
-    /// Fewer than 16 words, and zeros after them.
+    /// Fewer than 16 words, padded with zeros.
     fn part_of_words(bytes: &[u8]) -> Self::Words;
-    /// The words as half a line has them.
+    /// The words in the panel's format.
     fn widen<S: Simd>(simd: S, words: &Self::Words) -> S::V;
 
-    /// What step `STEP` multiplies.
+    /// The operand of step `STEP`.
     #[inline(always)]
     fn load_words<S: Simd, const STEP: usize>(simd: S, words: &Self::Words) -> S::V {
         Self::widen(simd, words)
     }
 
-    /// Writes `numbers` as they are stored, which may not take all bytes.
+    /// Stores `numbers`, which may not take all bytes.
     fn put<S: Simd>(simd: S, numbers: S::V, to: &mut NumberBytes);
 }
 
@@ -41,15 +41,15 @@ pub(crate) type NumberBytes = [u8; 4 * LANES];
 /// 32 numbers as f32, or 32 pairs of bf16 or of integers.
 pub(crate) type KvLine = [u8; 4 * PANEL];
 
-/// How lines of K and V are multiplied with queries and with weights.
+/// How panels of K and V are multiplied with queries and with weights.
 pub(crate) trait KvPanelFormat: PanelFormat<Line = KvLine> {
-    /// Whether products are of integers: what is multiplied has scales, of K and V in their blocks.
+    /// Whether products are of integers: then operands have scales, K and V in their blocks.
     const HAS_SCALES: bool = false;
 
-    /// 16 numbers, times the inverse of their scale if there is one, as words: of one number each, or of two.
+    /// 16 numbers, times the inverse of their scale if they have one, as words of one number or two.
     fn put_words<S: Simd>(simd: S, numbers: S::V, to: &mut [u32]);
 
-    /// What the sums of products stand for, not scaled yet.
+    /// The sums of products as f32, not scaled yet.
     #[inline(always)]
     fn numbers<S: Simd>(_: S, sums: S::V) -> S::V {
         sums
@@ -63,7 +63,7 @@ impl KvPanelFormat for F32 {
     }
 }
 
-/// Numbers in bf16 that are multiplied one by one, in f32.
+/// bf16 numbers that are multiplied one by one, in f32.
 #[derive(Clone, Copy)]
 pub(crate) struct Bf16AsF32;
 
@@ -90,12 +90,12 @@ impl KvPanelFormat for Bf16 {
     }
 }
 
-/// Pairs of 16-bit integers, whose products are added up in 32 bits: exactly, in whatever order. K and V are within ±127, so that queries of
-/// [`INT8_HEAD_DIM_MAX`] numbers, and a split's weights, may have all that 16 bits hold.
+/// Pairs of 16-bit integers, whose products are added in 32 bits: exactly, in any order. K and V are within ±127, so
+/// queries of up to [`INT8_HEAD_DIM_MAX`] numbers, and a split's weights, may use all 16 bits.
 #[derive(Clone, Copy)]
 pub(crate) struct Int16Pairs;
 
-/// Dimensions of a head whose products have room in 32 bits, with K in 8 bits.
+/// Largest head size whose products with K in 8 bits fit 32 bits.
 pub const INT8_HEAD_DIM_MAX: usize = (i32::MAX / (i8::MAX as i32 * i16::MAX as i32)) as usize;
 
 impl PanelFormat for Int16Pairs {
@@ -128,12 +128,12 @@ impl KvPanelFormat for Int16Pairs {
     }
 }
 
-/// Numbers of a word of `E`.
+/// Numbers in a word of `E`.
 pub(crate) const fn inputs<E: KvElement>() -> usize {
     <E::PanelFormat as PanelFormat>::INPUTS
 }
 
-/// The items of [`KvElement`] for words of so many bytes.
+/// The items of [`KvElement`] for words of `$bytes` bytes.
 macro_rules! words_of_bytes {
     ($bytes:literal) => {
         type Words = [u8; $bytes * LANES];
@@ -221,7 +221,7 @@ impl KvElement for Int8 {
         simd.load_i8_pairs(words)
     }
 
-    /// Rounds to nearest, ties to even, what is within ±127.
+    /// Rounds to nearest, ties to even. Numbers are within ±127.
     #[inline(always)]
     fn put<S: Simd>(simd: S, numbers: S::V, to: &mut NumberBytes) {
         let rounded = simd.to_array(simd.add(numbers, simd.splat(quantize::ROUND)));

@@ -1,4 +1,4 @@
-//! Which cores a process may run on, and keeping a thread on one. Elsewhere than on Linux nothing is known, and nothing done.
+//! Which cores a process may run on, and pinning a thread to one. Only Linux tells; elsewhere nothing is pinned.
 
 #[cfg(target_os = "linux")]
 mod linux {
@@ -7,7 +7,7 @@ mod linux {
         unistd::Pid,
     };
 
-    /// Of the calling thread, which is what it hands on to threads that it starts.
+    /// The calling thread; threads that it starts inherit its cores.
     const THIS_THREAD: Pid = Pid::from_raw(0);
 
     /// The cores that the calling thread may run on, ascending.
@@ -16,7 +16,7 @@ mod linux {
         (0..CpuSet::count()).filter(|&core| set.is_set(core).unwrap_or(false)).collect()
     }
 
-    /// Keeps the calling thread on `core`. A wish: where the system refuses it, the thread runs on any.
+    /// Pins the calling thread to `core`. A wish: if the system refuses, the thread runs on any core.
     pub(crate) fn stay_on(core: usize) {
         let mut set = CpuSet::new();
         if set.set(core).is_ok() {

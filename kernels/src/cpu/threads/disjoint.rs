@@ -1,8 +1,8 @@
-//! One output that several tasks write, each its own parts of it.
+//! One output that several tasks write, each its own parts.
 
 use std::{marker::PhantomData, ops::Range};
 
-/// A mutable slice of which tasks on other threads take parts that do not overlap.
+/// A mutable slice. Tasks on other threads take parts of it that do not overlap.
 pub(crate) struct Disjoint<'a, T> {
     start: *mut T,
     len: usize,
@@ -29,7 +29,7 @@ impl<'a, T> Disjoint<'a, T> {
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
     }
 
-    /// Where element `index` is, if there is one.
+    /// The address of element `index`, which may be beyond the end.
     #[inline(always)]
     pub(crate) fn address(&self, index: usize) -> *const T {
         self.start.wrapping_add(index)

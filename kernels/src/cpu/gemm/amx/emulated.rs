@@ -1,21 +1,21 @@
-//! A stand-in for the instructions of AMX in tests, so that what uses them is tested on any processor: where they are none, the system
-//! tells the process of each (`SIGILL`), which then does what the manual says of it (Intel 64 and IA-32 Architectures Software Developer's
-//! Manual, volume 2, and volume 1, section 18.2, for tiles), and goes on behind it.
+//! An emulation of AMX for tests, so that kernels on tiles are tested on any processor: where the instructions are
+//! missing, the system signals each one (`SIGILL`), and the handler does what the manual says (Intel 64 and IA-32
+//! Architectures Software Developer's Manual, volume 2; volume 1, section 18.2, for tiles) and skips it.
 //!
-//! It does what valid programs may do, and ends the process at what none may.
+//! It emulates valid programs, and ends the process at anything invalid.
 
 use nix::libc;
 use std::{cell::UnsafeCell, mem::MaybeUninit, ptr, sync::LazyLock};
 
 /// Bytes of a row.
 const ROW: usize = 64;
-/// Of a tile.
+/// Rows of a tile.
 const ROWS: usize = 16;
 const TILES: usize = 8;
 
 type Row = [u8; ROW];
 
-/// Of a thread.
+/// A thread's tiles.
 struct Tiles {
     /// `None`: not configured.
     shapes: Option<[Shape; TILES]>,
@@ -32,13 +32,14 @@ thread_local! {
     static THREAD: UnsafeCell<Tiles> = const { UnsafeCell::new(Tiles { shapes: None, tiles: [[[0; ROW]; ROWS]; TILES] }) };
 }
 
-/// Puts it in place. `false` where there is no AVX2, with which it would be too slow to be of use.
+/// Installs the handler. `false` without AVX2, where it would be too slow to be useful.
 pub(super) fn stand_in() -> bool {
     static IN_PLACE: LazyLock<bool> = LazyLock::new(|| {
         if !is_x86_feature_detected!("avx2") || !is_x86_feature_detected!("fma") {
             return false;
         }
-        // SAFETY: all zeros is a valid set of signals, and no flags; the handler takes what `SA_SIGINFO` says.
+        // SAFETY: all zeros are a valid set of signals and no flags; the handler has the signature that `SA_SIGINFO`
+        // asks for.
         unsafe {
             let mut action = MaybeUninit::<libc::sigaction>::zeroed().assume_init();
             action.sa_sigaction = handle as *const () as usize;
@@ -49,10 +50,11 @@ pub(super) fn stand_in() -> bool {
     *IN_PLACE
 }
 
-/// Does what the instruction does that the thread was stopped at. If it is none of AMX, the next attempt ends the process.
+/// Emulates the instruction at which the thread was stopped. If it is none of AMX, the next attempt ends the process.
 extern "C" fn handle(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the system passes the registers, which nothing else refers to. Reading the instruction: the processor has just done so.
-    // The signal comes from the instruction itself, so nothing of this thread is inside of what is called here.
+    // SAFETY: the system passes the registers, and nothing else refers to them. The instruction can be read: the
+    // processor has just done so. The signal comes from the instruction itself, so it interrupts none of the functions
+    // called here.
     unsafe {
         let registers = &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs;
         let instruction = registers[libc::REG_RIP as usize] as *const u8;
@@ -87,7 +89,7 @@ enum Instruction {
     },
 }
 
-/// Rows so many bytes apart.
+/// Rows `stride` bytes apart.
 #[derive(Clone, Copy)]
 struct Memory {
     start: *mut u8,
@@ -95,12 +97,12 @@ struct Memory {
 }
 
 impl Instruction {
-    /// And its length. `None`: none of those that are used.
+    /// And its length. `None`: an instruction that is not emulated.
     ///
     /// # Safety
-    /// There is an instruction.
+    /// `code` points to an instruction.
     unsafe fn at(code: *const u8, registers: &[i64; 23]) -> Option<(Self, usize)> {
-        // SAFETY: an instruction with such an opcode has so many bytes, read one after the other.
+        // SAFETY: an instruction with this opcode has these bytes, read one after the other.
         let byte = |i: usize| unsafe { code.add(i).read() };
         // Three bytes of VEX with the opcodes of 0F 38, and a vector length of 128.
         if byte(0) != 0xc4 || byte(1) & 0x1f != 2 || byte(2) & 0x84 != 0 {
@@ -132,7 +134,7 @@ impl Instruction {
         };
         let first = 5 + usize::from(has_index);
         let (displacement, len) = match modrm >> 6 {
-            // Relative to the instruction, or to nothing: not used.
+            // Relative to the instruction, or absolute: not used.
             0 if base & 7 == 5 => return None,
             0 => (0, first),
             1 => (byte(first) as i8 as isize, first + 1),
@@ -149,7 +151,7 @@ impl Instruction {
     }
 
     /// # Safety
-    /// What the instruction reads and writes can be.
+    /// The instruction's operands can be read and written.
     unsafe fn run(self, Tiles { shapes, tiles }: &mut Tiles) {
         let shape = |tile: usize| {
             let shape = shapes.and_then(|shapes| shapes.get(tile).copied()).filter(|shape| shape.rows > 0);
@@ -157,7 +159,7 @@ impl Instruction {
         };
         match self {
             Self::LoadConfig(from) => {
-                // SAFETY: 64 bytes are read.
+                // SAFETY: the operand has 64 bytes.
                 let config = unsafe { from.cast::<[u8; 64]>().read_unaligned() };
                 let shape = |tile: usize| Shape {
                     row_bytes: u16::from_le_bytes([config[16 + 2 * tile], config[17 + 2 * tile]]).into(),
@@ -180,14 +182,14 @@ impl Instruction {
                 let Shape { rows, row_bytes } = shape(tile);
                 tiles[tile] = [[0; ROW]; ROWS];
                 for (i, row) in tiles[tile][..rows].iter_mut().enumerate() {
-                    // SAFETY: so many rows of so many bytes are read.
+                    // SAFETY: the caller vouches for these rows and bytes.
                     unsafe { ptr::copy_nonoverlapping(memory.row(i), row.as_mut_ptr(), row_bytes) };
                 }
             }
             Self::Store(tile, memory) => {
                 let Shape { rows, row_bytes } = shape(tile);
                 for (i, row) in tiles[tile][..rows].iter().enumerate() {
-                    // SAFETY: so many rows of so many bytes are written.
+                    // SAFETY: the caller vouches for these rows and bytes.
                     unsafe { ptr::copy_nonoverlapping(row.as_ptr(), memory.row(i), row_bytes) };
                 }
             }
@@ -200,7 +202,7 @@ impl Instruction {
                 let (a, b) = (tiles[a], tiles[b]);
                 let rows = a[..of_a.rows].iter().zip(&mut tiles[sums]);
                 for (a, sums) in rows {
-                    // SAFETY: there is what they need, or this would not be in place.
+                    // SAFETY: the handler is installed only with AVX2 and FMA.
                     unsafe {
                         match self {
                             Self::Bf16 { .. } => multiply_bf16(a, &b[..of_b.rows], sums),
@@ -220,7 +222,7 @@ impl Memory {
     }
 }
 
-/// The system's places of registers 0 to 15.
+/// Registers 0 to 15 in the system's numbering.
 const REGISTERS: [libc::c_int; 16] = [
     libc::REG_RAX,
     libc::REG_RCX,
@@ -240,7 +242,7 @@ const REGISTERS: [libc::c_int; 16] = [
     libc::REG_R15,
 ];
 
-/// Nothing unwinds from here.
+/// Nothing unwinds from a signal handler.
 fn refuse(what: &str) -> ! {
     eprintln!("AMX, emulated: {what}");
     std::process::abort()
@@ -279,7 +281,7 @@ fn words(row: &Row) -> [u32; ROWS] {
     std::array::from_fn(|i| u32::from_le_bytes(row.as_chunks().0[i]))
 }
 
-/// What is denormal is zero.
+/// Flushes denormals to zero.
 fn flush(x: f32) -> f32 {
     if x.abs() < f32::MIN_POSITIVE { 0.0f32.copysign(x) } else { x }
 }

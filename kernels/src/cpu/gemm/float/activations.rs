@@ -1,12 +1,12 @@
-//! Rows of activations, in the order in which a matrix product reads them.
+//! Activations, packed in the order in which a product reads them.
 //!
-//! Rows go in tiles of a few neighbours, as many as the registers hold sums for. Within a tile the numbers of one column lie
-//! together, `[tile][column][row of the tile]`, so a tile's kernel walks through memory in one stream. For bf16 weights, numbers are
-//! rounded to bf16 and those of two columns share a word, `[tile][two columns][row of the tile]`, filled up with zeros. FloatActivations are of
-//! nearly equal size: 13 rows are 7 and 6, not 12 and 1.
+//! Neighbouring rows form tiles, as many rows as the registers hold sums for. A tile keeps the numbers of one column
+//! together, `[tile][column][row of the tile]`, so its kernel walks through memory in one stream. For bf16 weights,
+//! numbers are rounded to bf16 and two columns share a word, `[tile][two columns][row of the tile]`, padded with zeros.
+//! Tiles are of nearly equal size: 13 rows are 7 and 6, not 12 and 1.
 //!
-//! Where products go in blocks ([`Bf16Products::Blocks`]), rows for bf16 weights lie one after the other, `[row][two columns]`, filled
-//! up with zeros to whole blocks: the processor's tiles are loaded row by row.
+//! Where products go in blocks ([`Bf16Products::Blocks`]), rows for bf16 weights lie one after the other, `[row][two
+//! columns]`, padded with zeros to whole blocks: AMX loads its tiles row by row.
 
 use crate::cpu::gemm::tiling::Tiling;
 use crate::{
@@ -21,13 +21,13 @@ use crate::{
 };
 use std::ops::Range;
 
-/// Rows in tiles; the memory is kept from use to use. By default for f32 and f16 weights.
+/// Packed rows. Reuses its memory. By default for f32 and f16 weights.
 #[derive(Default)]
 pub struct FloatActivations {
-    /// Of words.
+    /// In words.
     pub(crate) tiling: Tiling,
     cols: usize,
-    /// A word is two numbers, rounded to bf16, not one in f32.
+    /// A word holds two numbers rounded to bf16, not one in f32.
     paired: bool,
     /// Rows lie one after the other.
     by_row: bool,
@@ -37,12 +37,12 @@ pub struct FloatActivations {
 }
 
 impl FloatActivations {
-    /// Numbers in f32 that are not multiplied, but read row by row.
+    /// For numbers in f32 that are not multiplied, but read row by row.
     pub fn rows_apart() -> Self {
         Self { apart: true, ..Self::default() }
     }
 
-    /// What weights of this type multiply: bf16 weights, numbers that are rounded to bf16; others, f32.
+    /// Rounds numbers to bf16 for bf16 weights; for others, keeps f32.
     pub fn for_weights(dtype: Dtype) -> Self {
         Self { paired: dtype == Dtype::Bf16, ..Self::default() }
     }
@@ -59,7 +59,7 @@ impl FloatActivations {
         self.cols
     }
 
-    /// Makes room for `[rows, cols]`, which have no meaning before they are written.
+    /// Makes room for `[rows, cols]`, whose content is undefined until written.
     pub fn resize(&mut self, cpu: &Cpu, rows: usize, cols: usize) {
         self.by_row = self.paired && cpu.isa().bf16_products() == Bf16Products::Blocks;
         let (words, tile_rows) = match (self.paired, self.by_row) {
@@ -79,8 +79,8 @@ impl FloatActivations {
         self.by_row
     }
 
-    /// Words from word `word` of row `row` on, where rows lie one after the other. After the last row there are more, of no meaning:
-    /// whichever row one begins with, there are whole blocks of [`BLOCK_ROWS`].
+    /// Words from word `word` of row `row` on, where rows lie one after the other. Padding follows the last row, so
+    /// that every row begins a whole block of [`BLOCK_ROWS`].
     pub(crate) fn words_from(&self, row: usize, word: usize) -> &[u32] {
         assert!(self.by_row);
         &self.words.as_slice()[row * self.tiling.cols + word..]
@@ -99,7 +99,7 @@ impl FloatActivations {
         SharedActivations { tiling, cols, paired, by_row, words: Disjoint::new(self.words.as_mut_slice()) }
     }
 
-    /// `x`, which is `[rows, cols]`.
+    /// Packs `x`, `[rows, cols]`.
     pub fn copy_from(&mut self, cpu: &Cpu, x: &[f32], cols: usize) {
         assert!(cols > 0 && x.len().is_multiple_of(cols), "whole rows of {cols}");
         self.resize(cpu, x.len() / cols, cols);
@@ -113,7 +113,7 @@ impl FloatActivations {
         });
     }
 
-    /// The rows, one after the other: `[rows, cols]`.
+    /// The unpacked rows: `[rows, cols]`.
     pub fn to_rows(&self) -> Vec<f32> {
         let word = |row: usize, word: usize| {
             if self.by_row {
@@ -133,14 +133,14 @@ impl FloatActivations {
     }
 }
 
-/// Rows that are loaded together where they lie one after the other,
+/// Rows of a block that AMX loads at once,
 pub(crate) const BLOCK_ROWS: usize = 16;
-/// and words of each.
+/// and words of each of them.
 const BLOCK_WORDS: usize = 16;
 
-/// [`FloatActivations`] being written by several tasks.
+/// [`FloatActivations`] that several tasks write.
 pub(crate) struct SharedActivations<'a> {
-    /// Of words.
+    /// In words.
     pub(crate) tiling: Tiling,
     cols: usize,
     paired: bool,
@@ -149,8 +149,8 @@ pub(crate) struct SharedActivations<'a> {
 }
 
 impl SharedActivations<'_> {
-    /// Writes `values` into row `row`, which is in the tile of `tile`, from column `col` on: from an even one to an even one or
-    /// the last.
+    /// Writes `values` into row `row` of tile `tile` from column `col` on. The range begins at an even column and ends
+    /// before an even one or at the last.
     ///
     /// # Safety
     /// No two tasks may write the same columns of a row.
@@ -162,9 +162,9 @@ impl SharedActivations<'_> {
             true => (row * self.tiling.cols, 1),
             false => (self.tiling.numbers(tile).start + (row - tile.start), tile.len()),
         };
-        // SAFETY: within the tile by the assertion above; written by this task only, as the caller promises.
+        // SAFETY: within the tile by the assertion above; no other task writes it, as the caller promises.
         let write = |word: usize, bits: u32| unsafe { self.words.write(start + word * step, bits) };
-        // SAFETY: as above, where words lie one after the other, and this is the only part alive.
+        // SAFETY: as above; words lie one after the other, and this is the only part alive.
         let part = |words: Range<usize>| unsafe { self.words.part(start + words.start..start + words.end) };
         if !self.paired {
             match step {
@@ -214,7 +214,7 @@ mod tests {
     fn for_bf16_weights_two_columns_share_a_word_and_the_last_has_a_zero_beside_it() {
         let cpu = Cpu::new(Some(crate::Isa::Portable), 1).unwrap();
         let mut tiles = FloatActivations::for_weights(Dtype::Bf16);
-        // Memory that is used again is not zero.
+        // Reused memory is not zero.
         tiles.copy_from(&cpu, &[7.0; 9 * 40], 40);
         for cols in [1, 2, 5, 16, 33, 40] {
             let x: Vec<f32> = (0..9 * cols).map(|i| i as f32 * 0.37).collect();

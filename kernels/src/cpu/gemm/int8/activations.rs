@@ -1,4 +1,4 @@
-//! Rows of activations, quantized, in the order in which the product reads them.
+//! Activations, quantized and packed in the order in which the product reads them.
 
 use super::{
     dot::DotUnit,
@@ -21,19 +21,19 @@ use crate::{
 };
 use std::ops::Range;
 
-/// Quantized rows `[rows, cols]`; the memory is kept from use to use.
+/// Quantized rows `[rows, cols]`. Reuses its memory.
 ///
-/// Rows go in tiles, as in [`FloatActivations`](crate::FloatActivations). Within a tile the same four columns of its rows lie together,
-/// `[tile][four columns][row of the tile][column]`. For AMX they lie one after the other, filled up with zeros to whole blocks of 64.
+/// Rows form tiles, as in [`FloatActivations`]. A tile keeps the same four columns of its rows together, `[tile][four
+/// columns][row of the tile][column]`. For AMX rows lie one after the other, padded with zeros to whole blocks of 64.
 #[derive(Default)]
 pub struct Int8Activations {
     unit: DotUnit,
     cols: usize,
-    /// Of groups of four columns.
+    /// In groups of four columns.
     tiling: Tiling,
     quads: Memory<[i8; 4]>,
     quantized: Vec<Quantized>,
-    /// Room for numbers before they are quantized.
+    /// Numbers before they are quantized.
     pub(super) exact: Vec<f32>,
 }
 
@@ -48,30 +48,30 @@ impl Int8Activations {
         self.cols
     }
 
-    /// `x`, which is `[rows, cols]`.
+    /// Quantizes `x`, `[rows, cols]`.
     pub fn copy_from(&mut self, cpu: &Cpu, x: &[f32], cols: usize) {
         self.copy_for(DotUnit::of(cpu.isa()), cpu, x, cols);
     }
 
-    /// Laid out for a unit that this machine has, whatever the instruction set of `cpu`.
+    /// Packs for any available unit, whatever the instruction set of `cpu`.
     pub(super) fn copy_for(&mut self, unit: DotUnit, cpu: &Cpu, x: &[f32], cols: usize) {
         assert!(cols > 0 && x.len().is_multiple_of(cols), "whole rows of {cols}");
         self.fill(unit, cpu, x.len() / cols, cols, Rows { x, cols });
     }
 
-    /// The rows of `x`, which are not rounded for bf16 weights.
+    /// Quantizes the rows of `x`, which must not be rounded to bf16.
     pub fn copy_from_tiles(&mut self, cpu: &Cpu, x: &FloatActivations) {
         assert!(x.are_for(Dtype::F32), "rows are rounded once");
         self.fill(DotUnit::of(cpu.isa()), cpu, x.rows(), x.cols(), x);
     }
 
-    /// `weight * x / sqrt(mean(x²) + epsilon)` for every row of `weight.len()` numbers.
+    /// Quantizes `weight * x / sqrt(mean(x²) + epsilon)` for every row of `weight.len()` numbers.
     pub fn rms_norm_from(&mut self, cpu: &Cpu, x: &[f32], weight: &[f32], epsilon: f32) {
         assert!(!weight.is_empty() && x.len().is_multiple_of(weight.len()), "whole rows of {}", weight.len());
         self.fill(DotUnit::of(cpu.isa()), cpu, x.len() / weight.len(), weight.len(), Norms { x, weight, epsilon });
     }
 
-    /// What is in `exact`.
+    /// Quantizes the numbers in `exact`.
     pub(super) fn copy_from_exact(&mut self, cpu: &Cpu, cols: usize) {
         let exact = std::mem::take(&mut self.exact);
         self.copy_from(cpu, &exact, cols);
@@ -80,7 +80,7 @@ impl Int8Activations {
 
     fn fill(&mut self, unit: DotUnit, cpu: &Cpu, rows: usize, cols: usize, sources: impl Sources) {
         let (quads, more_rows) = match unit {
-            // Whichever row one begins with, whole tiles can be loaded.
+            // Every row begins a whole tile that can be loaded.
             DotUnit::Amx => (cols.div_ceil(4).next_multiple_of(BLOCK_QUADS), BLOCK_ROWS - 1),
             _ => (cols.div_ceil(4), 0),
         };
@@ -103,7 +103,7 @@ impl Int8Activations {
         });
     }
 
-    /// What they are laid out for.
+    /// The unit that rows are packed for.
     #[inline(always)]
     pub(super) fn unit(&self) -> DotUnit {
         self.unit
@@ -120,7 +120,7 @@ impl Int8Activations {
         &self.quads.as_slice()[self.tiling.numbers(rows)]
     }
 
-    /// From row `row` on, where rows lie one after the other. After the last row there are more, of no meaning.
+    /// From row `row` on, where rows lie one after the other. Padding follows the last row.
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     #[inline(always)]
     pub(super) fn quads_from(&self, row: usize) -> &[[i8; 4]] {
@@ -160,7 +160,7 @@ impl Sources for &FloatActivations {
     }
 }
 
-/// One of the rows of a tile.
+/// A row of a tile.
 #[derive(Clone, Copy)]
 struct TileRow<'a> {
     tile: &'a [u32],

@@ -11,13 +11,14 @@ use crate::cpu::{
     simd::{LANES, Simd, portable},
 };
 
-/// What multiplies and adds. A value of an implementing type is the proof that this machine has the instructions.
+/// An instruction set's dot products. A value of an implementing type is the proof that this machine has the
+/// instructions.
 pub(super) trait Dot: Copy {
     /// 16 sums of 32 bits.
     type Sums: Copy;
     type Weights: Copy;
     type Simd: Simd;
-    /// Rows of a tile, for whose sums there are registers, with [`LINES`](Self::LINES) lines of weights each.
+    /// Rows of a tile whose sums fit the registers, with [`LINES`](Self::LINES) lines of weights each.
     const TILE_ROWS: usize;
     /// 1 or 2.
     const LINES: usize;
@@ -28,20 +29,20 @@ pub(super) trait Dot: Copy {
     fn load(self, line: &Line) -> Self::Weights;
     /// `sums[o] + Σ weights[o][i] * x[i]`, unsigned times signed, without saturation.
     fn add_products(self, sums: Self::Sums, weights: Self::Weights, x: [i8; 4]) -> Self::Sums;
-    /// Each sum rounded to the nearest f32.
+    /// Rounds each sum to the nearest f32.
     fn to_f32(self, sums: Self::Sums) -> <Self::Simd as Simd>::V;
 }
 
-/// A computation that can be compiled for every unit.
+/// A computation that is compiled for every unit.
 pub(super) trait DotKernel {
     /// Must be `#[inline(always)]`, as everything below it that uses `dot`.
     fn run<D: Dot>(self, dot: D);
 }
 
-/// The units there are.
+/// Instruction sets with 8-bit dot products.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) enum DotUnit {
-    /// FloatActivations for two rows or more, `Avx512Vnni` for one.
+    /// Tiles for two rows or more, `Avx512Vnni` for one.
     Amx,
     Avx512Vnni,
     AvxVnni,
@@ -54,7 +55,7 @@ impl DotUnit {
     /// Best first.
     pub(super) const ALL: [DotUnit; 5] = [DotUnit::Amx, DotUnit::Avx512Vnni, DotUnit::AvxVnni, DotUnit::Avx2, DotUnit::Portable];
 
-    /// The best that this machine has and `isa` includes.
+    /// The best unit that this machine has and `isa` includes.
     pub(super) fn of(isa: Isa) -> DotUnit {
         let included = DotUnit::ALL.into_iter().filter(|unit| match unit {
             DotUnit::Amx => isa == Isa::Amx,
@@ -84,7 +85,7 @@ impl DotUnit {
         self == DotUnit::Portable
     }
 
-    /// [`Dot::TILE_ROWS`]; or 1, where rows lie one after the other.
+    /// [`Dot::TILE_ROWS`], or 1 where rows lie one after the other.
     pub(super) fn tile_rows(self) -> usize {
         match self {
             DotUnit::Amx => 1,
@@ -116,7 +117,7 @@ impl DotUnit {
     }
 }
 
-/// Whatever the compiler's base target has.
+/// The compiler's base target.
 #[derive(Clone, Copy)]
 struct Portable;
 

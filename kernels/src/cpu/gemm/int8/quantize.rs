@@ -1,4 +1,4 @@
-//! One row of f32 to 8-bit integers and a scale.
+//! Quantizing one row of f32 to 8-bit integers and a scale.
 
 use crate::cpu::{
     element::load_part,
@@ -6,7 +6,7 @@ use crate::cpu::{
     simd::{Kernel, LANES, Simd},
 };
 
-/// A row whose numbers come 16 at a time, as often as they are asked for.
+/// A row whose numbers can be read 16 at a time, repeatedly.
 pub(crate) trait Source: Copy {
     fn len(&self) -> usize;
     /// Numbers `16 i` to `16 i + 15`, zeros after the last.
@@ -28,16 +28,16 @@ impl Source for &[f32] {
     }
 }
 
-/// What became of a row.
+/// A quantized row's scale and sum.
 #[derive(Clone, Copy, Default, PartialEq, Debug)]
 pub(super) struct Quantized {
-    /// A number is its integer times this. 0 for a row without a number worth speaking of (below 1e-30).
+    /// A number is its integer times this. 0 if all numbers are negligible (below 1e-30).
     pub(super) scale: f32,
-    /// Of the integers.
+    /// Sum of the integers.
     pub(super) sum: i32,
 }
 
-/// Writes four consecutive integers at a time to every `stride`th place of `to`, zeros after the last.
+/// Writes groups of four integers to every `stride`th place of `to`, padded with zeros.
 pub(super) fn quantize(isa: Isa, row: &[f32], to: &mut [[i8; 4]], stride: usize) -> Quantized {
     isa.dispatch(Quantize { row, to, stride })
 }
@@ -57,7 +57,7 @@ impl Kernel for Quantize<'_> {
     }
 }
 
-/// [`quantize`], inside of a kernel.
+/// [`quantize`], inside a kernel.
 #[inline(always)]
 pub(super) fn quantize_on<S: Simd>(simd: S, row: impl Source, to: &mut [[i8; 4]], stride: usize) -> Quantized {
     let (scale, inverse) = scale_of(simd, row);
@@ -78,7 +78,7 @@ pub(super) fn quantize_on<S: Simd>(simd: S, row: impl Source, to: &mut [[i8; 4]]
     Quantized { scale, sum: simd.to_array(sums).into_iter().map(|sum| sum as i32).sum() }
 }
 
-/// Of a vector.
+/// In a vector.
 const QUADS: usize = LANES / 4;
 
 /// The scale of a row's integers, and its inverse.
@@ -92,16 +92,16 @@ pub(crate) fn scale_of<S: Simd>(simd: S, row: impl Source) -> (f32, f32) {
     scale_and_inverse::<{ i8::MAX as i16 }>(simd.max_lane(largest))
 }
 
-/// What integers up to `MAX` are multiplied with to give numbers up to `largest`, and what these are multiplied with to give the integers.
+/// The scale that turns integers up to `MAX` into numbers up to `largest`, and its inverse.
 #[inline(always)]
 pub(crate) fn scale_and_inverse<const MAX: i16>(largest: f32) -> (f32, f32) {
     let integer = f32::from(MAX);
     if largest < NEGLIGIBLE { (0.0, 0.0) } else { (largest / integer, integer / largest) }
 }
 
-/// Above it, the largest integer over the largest number is finite.
+/// Above it, the largest integer divided by the largest number is finite.
 const NEGLIGIBLE: f32 = 1e-30;
-/// 1.5 × 2^23: a small number added to it is rounded to an integer (ties to even), which is in the low bits of the sum.
+/// 1.5 × 2^23: adding it rounds a small number to an integer (ties to even), in the low bits of the sum.
 pub(crate) const ROUND: f32 = 12_582_912.0;
 
 #[cfg(test)]

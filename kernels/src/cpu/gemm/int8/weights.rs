@@ -69,11 +69,11 @@ impl Int8Weights {
                 let (bytes, scales) =
                     unsafe { (bytes.part(panel * panel_bytes..(panel + 1) * panel_bytes), scales.part(panel..panel + 1)) };
                 let mut integers = vec![[0; 4]; inputs.div_ceil(4)];
-                for column in 0..PANEL {
+                for (column, scale) in scales[0].iter_mut().enumerate() {
                     let Some((layer, output)) = columns.source(panel, column) else { continue };
                     let weight = layers[layer].0;
                     let row = decode(weight.dtype(), weight.row(output));
-                    scales[0][column] = quantize(cpu.isa(), &row, &mut integers, 1).scale;
+                    *scale = quantize(cpu.isa(), &row, &mut integers, 1).scale;
                     let places = bytes.as_chunks_mut::<4>().0.iter_mut().skip(column).step_by(PANEL);
                     for (place, quad) in places.zip(&integers) {
                         *place = quad.map(|q| (q ^ SIGN) as u8);

@@ -1,18 +1,18 @@
-//! `vpdpbusd` on 512 and 256 bits, and multiplications of 16-bit pairs where there is neither.
+//! `vpdpbusd` on 512 and 256 bits; without it, multiplications of 16-bit pairs.
 
 use super::{Dot, DotKernel, Line};
 use crate::cpu::simd::{avx2, avx512::Avx512};
 use std::arch::x86_64::*;
 
-/// Proof of AVX-512 VNNI: made only by [`run_avx512_vnni`].
+/// Proof of AVX-512 VNNI; only [`run_avx512_vnni`] makes one.
 #[derive(Clone, Copy)]
 pub(super) struct Avx512Vnni(Avx512);
 
-/// Proof of AVX-VNNI: made only by [`run_avx_vnni`].
+/// Proof of AVX-VNNI; only [`run_avx_vnni`] makes one.
 #[derive(Clone, Copy)]
 pub(super) struct AvxVnni(avx2::Avx2);
 
-/// Proof of AVX2: made only by [`run_avx2`].
+/// Proof of AVX2; only [`run_avx2`] makes one.
 #[derive(Clone, Copy)]
 pub(super) struct Avx2(avx2::Avx2);
 
@@ -78,7 +78,7 @@ impl Dot for Avx512Vnni {
 /// Outputs 0 to 7 and 8 to 15.
 type Halves = [__m256i; 2];
 
-/// What [`AvxVnni`] and [`Avx2`] share.
+/// The items that [`AvxVnni`] and [`Avx2`] share.
 macro_rules! halves {
     () => {
         type Sums = Halves;
@@ -125,7 +125,8 @@ impl Dot for AvxVnni {
 impl Dot for Avx2 {
     halves!();
 
-    /// Inputs 0 and 2 of an output as a pair of 16-bit numbers, then 1 and 3: `vpmaddubsw`, which would take four at once, saturates.
+    /// Inputs 0 and 2 of an output as a pair of 16-bit numbers, then 1 and 3: `vpmaddubsw` would take all four at once,
+    /// but saturates.
     #[inline(always)]
     fn add_products(self, mut sums: Halves, weights: Halves, x: [i8; 4]) -> Halves {
         intrinsics! {
