@@ -1,24 +1,26 @@
 //! Attention over paged K and V.
 //!
-//! **The arithmetic.** A score is a chain of fused multiply-adds over the head's dimensions, of the query times
-//! `log2(e) / sqrt(head_dim)`. Positions are cut at multiples of 256, counted from the sequence's beginning. Within a split: the maximum of
-//! the visible scores, the powers of 2 relative to it, their sum lane by lane and then in the fixed tree, and for each output a chain over
-//! the visible positions. Splits are then merged in ascending order, each side scaled to the larger maximum (Dao, 2023, section 3.1). All
-//! of this depends on the query's own position alone: not on how a prompt was cut into chunks, nor on what computes it.
+//! **The arithmetic.** A score is a chain of fused multiply-adds over the head's dimensions, with the query scaled by
+//! `log2(e) / sqrt(head_dim)`. Positions are cut into splits at multiples of 256, counted from the sequence's
+//! beginning. In a split: the maximum of the visible scores, the powers of 2 relative to it, their sum lane by lane and
+//! then in the fixed tree, and for each output a chain over the visible positions. Splits are merged in ascending
+//! order, each side scaled to the larger maximum (online softmax: Dao, 2023, section 3.1). All of this depends on the
+//! query's own position alone: not on how a prompt was cut into chunks, nor on the kernel that computes it.
 //!
-//! K and V in bf16 are multiplied as bf16 weights are (`lines`): queries and powers are rounded to bf16, and chains go in twos, of
-//! the head's dimensions and of positions 2i and 2i + 1, or in blocks of 32 dimensions and 32 positions (`amx`). Powers are summed
-//! as they are before that.
+//! K and V in bf16 are multiplied like bf16 weights (`gemm::panel`): queries and powers are rounded to bf16, and chains
+//! take pairs of dimensions and pairs of positions 2i and 2i + 1, or blocks of 32 dimensions and 32 positions
+//! (`gemm::amx`). Powers are summed before rounding.
 //!
-//! K and V in 8 bits are multiplied as integers with integers of 16 bits: queries, each with a scale so that the largest number is
-//! 32,767, and powers times their positions' scales of V, so that the largest in the split is. So both lose less than they do in bf16, and
-//! sums are exact. They become numbers once all are added up, and are then scaled.
+//! K and V in 8 bits are multiplied as integers with 16-bit integers: queries, each scaled so that its largest number
+//! is 32,767, and powers times the scales of V at their positions, scaled so that the largest of the split is. So both
+//! lose less than in bf16, and integer sums are exact. Sums are converted and scaled at the end.
 //!
-//! There are two ways to compute it:
-//!
-//! - `shared`: many queries. A split's K and V are brought into panels once, and tiles of queries go over them as in a matrix product.
-//! - `single`: the queries of one row. K and V are read once, as they are stored, at the speed of memory; splits of a long
-//!   sequence may go to different threads and are merged afterwards.
+//! - `prefill`: many queries. A split's K and V are packed into panels once, and tiles of queries go over them as in a
+//!   matrix product
+//! - `decode`: the queries of one row. K and V are read once, as stored, at the speed of memory; splits of a long
+//!   sequence may go to different threads and are merged afterwards
+//! - `softmax`: from scores to weights, and merging splits; `split_kv`: one head's stored K and V; `prefetch`: bringing
+//!   them
 
 mod decode;
 mod prefetch;
@@ -45,33 +47,33 @@ use crate::{
 use softmax::{Scores, State, Weights};
 use std::ops::Range;
 
-/// Which attention.
+/// The parameters of a layer's attention.
 #[derive(Clone, Copy, Debug)]
 pub struct Attention {
     pub layer: usize,
-    /// Query heads; they share the KV heads in equal groups.
+    /// Query heads; equal groups of them share a KV head.
     pub heads: usize,
     /// A row at position `p` attends to positions `0..=p`, or to the last `window` of them.
     pub window: Option<usize>,
 }
 
-/// What is kept from call to call so that a call allocates nothing.
+/// Buffers kept from call to call, so that a call allocates nothing.
 #[derive(Default)]
 pub struct AttentionBuffers {
     tasks: Vec<Task>,
-    /// Queries whose splits are computed apart, by their first task.
+    /// For each query whose splits are separate tasks, the first of these tasks.
     merges: Vec<usize>,
     partial: Memory<f32>,
 }
 
-/// Positions that are normalized together.
+/// Positions in a split.
 pub(crate) const SPLIT: usize = 256;
 const SPLIT_BLOCKS: usize = SPLIT / BLOCK_POSITIONS;
-/// Pairs in a block of products, where they go in blocks.
+/// Pairs in a block of products, for AMX's order.
 const BLOCK_LINES: usize = 16;
 
-/// `out = softmax(q Kᵀ / sqrt(head_dim)) V` for each query head of each row of the spans, whose K and V (and those of all
-/// positions before) are already in `kv`. `q` is `[rows of all spans, heads, head_dim]`, and so becomes `out`, in tiles.
+/// `out = softmax(q Kᵀ / sqrt(head_dim)) V` for each query head of each row of the spans. `kv` already holds their K
+/// and V and those of all positions before. `q` is `[rows of all spans, heads, head_dim]`, and so is `out`, packed.
 pub fn attention(
     cpu: &Cpu,
     kv: &KvMemory,
@@ -108,7 +110,7 @@ pub fn attention(
         let task = &tasks[index];
         let next = cpu.after(index, tasks.len()).map(|next| &tasks[next]).filter(|next| next.rows.len() == 1);
         match &task.splits {
-            // SAFETY: each such task has its own part: they are the first tasks.
+            // SAFETY: tasks with splits come first, and each has its own part.
             Some(_) => decode::run(cpu, &call, task, next, Some(unsafe { states.part(part(index, states_len)) })),
             None if task.rows.len() == 1 => decode::run(cpu, &call, task, next, None),
             None => prefill::run(cpu, &call, task),
@@ -127,14 +129,14 @@ pub fn attention(
     });
 }
 
-/// Those of `positions` that are in split `split`, counted from its start.
+/// The part of `positions` in split `split`, counted from the split's start.
 fn within(split: usize, positions: &Range<usize>) -> Range<usize> {
     let clip = |position: usize| position.clamp(split * SPLIT, (split + 1) * SPLIT) - split * SPLIT;
     clip(positions.start)..clip(positions.end)
 }
 
-/// What the integers of a query times `scale` stand for, and what makes them of its numbers. The first is NaN where some are no finite numbers,
-/// which integers cannot tell.
+/// The scale of the integers that stand for a query times `scale`, and its inverse. The scale is NaN if a number is not
+/// finite, which integers cannot express.
 #[inline(always)]
 fn scale_of_query<S: Simd>(simd: S, q: &[f32], scale: S::V) -> (f32, f32) {
     let (mut largest, mut zeros) = (simd.zero(), simd.zero());
@@ -147,7 +149,7 @@ fn scale_of_query<S: Simd>(simd: S, q: &[f32], scale: S::V) -> (f32, f32) {
     (scale + simd.sum(zeros), inverse)
 }
 
-/// What products of queries and keys are multiplied with: weights are powers of 2 where they are defined as powers of e.
+/// Scales scores for powers of 2, where softmax has powers of e.
 fn score_scale(head_dim: usize) -> f32 {
     std::f32::consts::LOG2_E / (head_dim as f32).sqrt()
 }
@@ -156,14 +158,14 @@ fn part(index: usize, len: usize) -> Range<usize> {
     index * len..(index + 1) * len
 }
 
-/// Queries of a task: enough that widening K and V is little beside, few enough to keep all threads busy.
+/// Queries of a task: enough to make packing K and V cheap beside them, few enough to keep all threads busy.
 const QUERIES_PER_TASK: usize = 192;
-/// Tasks below which single rows are split.
+/// With fewer tasks, single rows are split.
 const TASKS_PER_THREAD: usize = 4;
-/// Numbers of K below which other threads are not worth waking.
+/// Numbers of K below which waking other threads does not pay.
 const NUMBERS_MIN_TO_SHARE: usize = 1 << 16;
 
-/// What all tasks share.
+/// The arguments that all tasks share.
 struct Call<'a> {
     kv: &'a KvMemory,
     layer: usize,
@@ -176,12 +178,12 @@ struct Call<'a> {
     out: &'a SharedActivations<'a>,
 }
 
-/// Some rows of a span, and the query heads of one KV head; or a single row, and the query heads of some.
+/// Some rows of a span with the query heads of one KV head; or a single row with the query heads of several.
 struct Task {
     span: usize,
     /// The span's first row in `q` and `out`.
     first: usize,
-    /// Of the span.
+    /// Within the span.
     rows: Range<usize>,
     kv_heads: Range<usize>,
     /// Only these splits, to be merged with those of other tasks.
@@ -195,7 +197,7 @@ impl Task {
 }
 
 impl Call<'_> {
-    /// Cuts the work into tasks, the longest first, so that threads end at about the same time.
+    /// Cuts the work into tasks, the longest first, so that threads finish at about the same time.
     fn plan(&self, threads: usize, tasks: &mut Vec<Task>, merges: &mut Vec<usize>) {
         tasks.clear();
         merges.clear();
@@ -204,8 +206,8 @@ impl Call<'_> {
         let split = threads > 1 && single_rows().count() * kv_heads < TASKS_PER_THREAD * threads;
         let splits = |span: &Span<'_>| self.splits(&self.visible(span.start));
         let pieces = single_rows().map(|span| if split { splits(span).len() } else { 1 }).sum::<usize>() * kv_heads;
-        // Heads are neighbours in memory, and what the processor fetches ahead of one's positions are the next one's: so the more heads
-        // in a task the better, as long as there are enough tasks.
+        // Heads are neighbours in memory, and the hardware prefetches from one head into the next: the more heads per
+        // task the better, as long as there are enough tasks.
         let heads_per_task = if threads == 1 { kv_heads } else { (pieces / (TASKS_PER_THREAD * threads)).clamp(1, kv_heads) };
         let head_groups = || (0..kv_heads).step_by(heads_per_task).map(|head| head..(head + heads_per_task).min(kv_heads));
         let firsts = |spans: &[Span<'_>]| spans.iter().map(|span| span.rows).sum::<usize>();
@@ -255,27 +257,27 @@ impl Call<'_> {
         positions.start / SPLIT..positions.end.div_ceil(SPLIT)
     }
 
-    /// Those that a task of a single row computes.
+    /// The splits that a single row's task computes.
     #[inline(always)]
     fn splits_of(&self, task: &Task) -> Range<usize> {
         task.splits.clone().unwrap_or(self.splits(&self.visible_to(task, 0)))
     }
 
-    /// Row (of all spans) and query head of query `index` of a task. Queries are numbered row by row, then head by head.
+    /// Row (of all spans) and query head of a task's query `index`. Queries are numbered row by row, then head by head.
     #[inline(always)]
     fn query(&self, task: &Task, index: usize) -> (usize, usize) {
         let heads = task.kv_heads.len() * self.group;
         (task.first + task.rows.start + index / heads, task.kv_heads.start * self.group + index % heads)
     }
 
-    /// Positions that query `index` of a task attends to.
+    /// Positions that a task's query `index` attends to.
     #[inline(always)]
     fn visible_to(&self, task: &Task, index: usize) -> Range<usize> {
         self.visible(self.spans[task.span].start + task.rows.start + index / (task.kv_heads.len() * self.group))
     }
 
-    /// The queries of a tile, as words that multiply `L`: `[head_dim / inputs][queries of the tile]`. Where they have scales: those of
-    /// integers, and then of scores.
+    /// Packs a tile of queries as words that multiply `L`: `[head_dim / inputs][queries of the tile]`. For integers,
+    /// also sets their scales, which then scale the scores.
     #[inline(always)]
     fn pack_queries<S: Simd, L: KvPanelFormat>(
         &self,
@@ -304,7 +306,7 @@ impl Call<'_> {
         }
     }
 
-    /// Writes the result of query `index` of a task.
+    /// Writes the result of a task's query `index`.
     #[inline(always)]
     fn finish<S: Simd>(&self, simd: S, task: &Task, index: usize, state: &State<'_>) {
         let (row, head) = self.query(task, index);
@@ -333,7 +335,7 @@ mod tests {
     };
     use std::collections::HashMap;
 
-    /// One sequence of `positions`, whose K and V are in blocks of a shuffled table.
+    /// One sequence of `positions`, whose K and V lie in blocks of a reversed table.
     struct Fixture {
         layout: KvLayout,
         heads: usize,
@@ -348,7 +350,7 @@ mod tests {
         let blocks = positions.div_ceil(BLOCK_POSITIONS);
         let table: Vec<u32> = (0..blocks as u32).rev().collect();
         let mut kv = KvMemory::new(layout, blocks);
-        // What an unwritten position holds must not matter.
+        // The content of an unwritten position must not matter.
         (0..blocks as u32).for_each(|id| kv.block_mut(id).fill(0xff));
         let width = kv_heads * head_dim;
         let span = Span { blocks: &table, start: 0, rows: positions };
@@ -427,8 +429,8 @@ mod tests {
                 let fixture = fixture(&cpu, positions, kv_heads, group, head_dim, dtype);
                 let out = fixture.run(&cpu, 0..positions, window);
                 let first = first.entry(order(cpu.isa(), dtype == KvStorage::Float(Dtype::Bf16))).or_insert_with(|| {
-                    // V is within ±1. Weights in bf16 are off by up to 2^-9 each; those in 16 bits by up to 2^-16 of the largest, and
-                    // there are 256 in a split.
+                    // V is within ±1. Weights in bf16 are off by up to 2^-9 each; those in 16 bits by up to 2^-16 of
+                    // the largest, and a split has 256.
                     let tolerance = match dtype {
                         KvStorage::Float(Dtype::Bf16) => 2f64.powi(-9),
                         KvStorage::Int8 => 2f64.powi(-12),

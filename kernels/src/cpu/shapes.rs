@@ -1,8 +1,8 @@
-//! Any shape: the same bits on every instruction set, with any number of threads, in any cut. And some shapes: the same bits on every
-//! architecture.
+//! Any shape has the same bits on every instruction set, with any number of threads, in any cut. And some shapes have
+//! the same bits on every architecture.
 //!
-//! A few dozen random shapes of each kernel in every test run; `make fuzz` tries as many as it is told. A shape that fails is shrunk to
-//! the smallest that does, and kept in `kernels/proptest-regressions/` to be tried first from then on.
+//! Every test run tries a few dozen random shapes of each kernel, `make fuzz` as many as one likes. A shape that fails
+//! is shrunk to the smallest that does, and kept in `kernels/proptest-regressions/` to be tried first from then on.
 
 use crate::{
     BLOCK_POSITIONS, Bf16Products, Cpu, Dtype, KvLayout, KvStorage, Matrix,
@@ -32,8 +32,9 @@ fn config() -> ProptestConfig {
     if std::env::var_os("PROPTEST_CASES").is_some() { config } else { ProptestConfig { cases: 60, ..config } }
 }
 
-/// Asserts that `rows(cpu, range)` gives the same bits for all rows at once, for `at_once` of them at a time, on every machine that adds
-/// up products of these numbers, in bf16 or not, in the same order. `width`: numbers of a row of the result.
+/// Asserts that `run(cpu, rows)` gives the same bits for all rows at once and for `at_once` of them at a time, on all
+/// machines that add products of these numbers, in bf16 or not, in the same order. `width`: numbers in a row of the
+/// result.
 fn assert_same_bits(
     rows: usize,
     at_once: usize,
@@ -70,7 +71,7 @@ fn int8_product(cpu: &Cpu, dtype: Dtype, (rows, outputs, inputs): (Range<usize>,
     y
 }
 
-/// One sequence, of which the rows from `start` on are asked for.
+/// One sequence, whose rows from `start` on are computed.
 struct Sequence {
     layout: KvLayout,
     heads: usize,
@@ -83,7 +84,7 @@ struct Sequence {
 }
 
 impl Sequence {
-    /// Only the last 20 rows are asked for, so that long sequences stay cheap on portable code.
+    /// Only the last 20 rows are computed, so that long sequences stay cheap on portable code.
     fn new(layout: KvLayout, group: usize, window: Option<usize>, positions: usize, seed: u64) -> Self {
         let (heads, start) = (layout.kv_heads * group, positions.saturating_sub(20));
         let [k, v] = [2, 3].map(|i| numbers(positions * layout.kv_heads * layout.head_dim, seed ^ i));
@@ -95,12 +96,12 @@ impl Sequence {
         self.heads * self.layout.head_dim
     }
 
-    /// `rows` are counted from `start`.
+    /// `rows` count from `start`.
     fn attention(&self, cpu: &Cpu, rows: Range<usize>) -> Vec<f32> {
         let blocks = self.positions.div_ceil(BLOCK_POSITIONS);
         let table: Vec<u32> = (0..blocks as u32).rev().collect();
         let mut kv = KvMemory::new(self.layout, blocks);
-        // What an unwritten position holds must not matter.
+        // The content of an unwritten position must not matter.
         (0..blocks as u32).for_each(|id| kv.block_mut(id).fill(0xff));
         let spans = &[Span { blocks: &table, start: 0, rows: self.positions }];
         kv::write(cpu, &mut kv, 0, [KvRows { spans, k: &self.k, v: &self.v }].into_iter());
@@ -147,7 +148,8 @@ proptest! {
     }
 }
 
-/// Whoever changes these bits changes what KV blocks hold: `ARITHMETIC_VERSION` in `tidemill-model` then has to change as well.
+/// A change of these bits changes the content of KV blocks: `ARITHMETIC_VERSION` in `tidemill-model` must then change
+/// too.
 #[test]
 fn some_shapes_have_these_bits_on_every_architecture() {
     let (rows, outputs, inputs) = (33, 70, 300);

@@ -1,9 +1,10 @@
 //! The virtual machine that all kernels are written for: vectors of 16 f32 lanes.
 //!
-//! [`Simd`] is a set of operations; a value of an implementing type is the proof that this machine has them. A kernel is a
-//! value that can [`run`](Kernel::run) on any of them; [`Isa::dispatch`](crate::cpu::Isa::dispatch) compiles it once per instruction set, inside a
-//! function with that instruction set enabled, so that everything marked `inline(always)` below it uses it. Closures cannot
-//! be so marked, and one that is not inlined loses the instruction set: kernels keep them away from vectors.
+//! [`Simd`] is a set of operations; a value of an implementing type is the proof that this machine has them. A kernel
+//! is a value that can [`run`](Kernel::run) on any of them; [`Isa::dispatch`](crate::cpu::Isa::dispatch) compiles it
+//! once per instruction set, inside a function with that instruction set enabled, so that everything marked
+//! `inline(always)` below it uses it. Closures cannot be marked, and one that is not inlined loses the instruction set:
+//! kernels use no closures on vectors.
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
@@ -22,13 +23,13 @@ pub(crate) const LANES: usize = 16;
 pub(crate) trait Simd: Copy + Send + Sync {
     type V: Copy;
 
-    /// Rows of activations whose sums, with [`TILE_VECTORS`](Self::TILE_VECTORS) vectors of weights each, fit the registers.
+    /// Rows of a tile whose sums, with [`TILE_VECTORS`](Self::TILE_VECTORS) vectors of weights each, fit the registers.
     const TILE_ROWS: usize;
     /// 1 or 2.
     const TILE_VECTORS: usize;
 
-    /// Runs `kernel` as a function of its own. For inner loops that come in many sizes: inlined all into one, they would take
-    /// the compiler minutes.
+    /// Runs `kernel` as a function of its own. For inner loops of many sizes: inlining them all into one function would
+    /// take the compiler minutes.
     fn call<K: Kernel>(self, kernel: K) -> K::Output;
 
     fn splat(self, x: f32) -> Self::V;
@@ -38,42 +39,42 @@ pub(crate) trait Simd: Copy + Send + Sync {
     fn load_f32_bytes(self, x: &[u8; 64]) -> Self::V;
     fn load_f16_bytes(self, x: &[u8; 32]) -> Self::V;
     fn load_bf16_bytes(self, x: &[u8; 32]) -> Self::V;
-    /// 16 bf16, the even or the odd ones of 32.
+    /// The even or the odd ones of 32 bf16.
     fn load_bf16_even(self, x: &[u8; 64]) -> Self::V;
     fn load_bf16_odd(self, x: &[u8; 64]) -> Self::V;
 
-    /// Steps in which products of bf16 pairs are added: 2 where the odd one of a pair is added before the even one, each by a fused
-    /// multiply-add; 1 where one instruction does just that. Then vectors of pairs have bits that mean nothing as f32.
+    /// Steps that add products of bf16 pairs: 2 where each pair's odd product is added before the even one, by fused
+    /// multiply-adds; 1 where one instruction does both. Then vectors of pairs are meaningless as f32.
     const BF16_STEPS: usize = 2;
 
-    /// What step `STEP` multiplies of 16 pairs.
+    /// The right operand of step `STEP`: from 16 pairs.
     #[inline(always)]
     fn load_bf16_pairs<const STEP: usize>(self, pairs: &[u8; 64]) -> Self::V {
         if STEP == 0 { self.load_bf16_odd(pairs) } else { self.load_bf16_even(pairs) }
     }
 
-    /// What step `STEP` multiplies of a pair, in all lanes. The even one is in the low half.
+    /// The left operand of step `STEP`: one pair in all lanes. The even number is in the low half.
     #[inline(always)]
     fn splat_bf16_pair<const STEP: usize>(self, pair: u32) -> Self::V {
         self.splat(f32::from_bits(if STEP == 0 { pair & 0xffff_0000 } else { pair << 16 }))
     }
 
-    /// `sum` and the products of one step.
+    /// Adds the products of one step to `sum`.
     #[inline(always)]
     fn add_bf16_products(self, a: Self::V, b: Self::V, sum: Self::V) -> Self::V {
         self.fma(a, b, sum)
     }
 
-    /// 16 pairs of 8-bit integers as pairs of 16 bits, the first of a pair in the low half: bits that mean nothing as f32.
+    /// 16 pairs of 8-bit integers as pairs of 16 bits, the first in the low half; meaningless as f32.
     fn load_i8_pairs(self, pairs: &[u8; 32]) -> Self::V;
 
-    /// The lanes, rounded to nearest, ties to even, in pairs of 16 bits. They are within ±32,767.
+    /// The lanes, rounded to nearest, ties to even, as pairs of 16-bit integers. They are within ±32,767.
     fn to_i16_pairs(self, v: Self::V) -> [u32; LANES / 2];
 
-    /// In each lane of 32 bits, `sum` and the two products of two pairs of 16: integers that wrap around.
+    /// In each 32-bit lane, `sum` plus the two products of two pairs of 16 bits: integers that wrap around.
     fn add_i16_products(self, a: Self::V, b: Self::V, sum: Self::V) -> Self::V;
 
-    /// Int16Pairs of 32 bits to the nearest f32, ties to even.
+    /// 32-bit integers to the nearest f32, ties to even.
     fn i32_to_f32(self, integers: Self::V) -> Self::V;
 
     fn store_f32_bytes(self, v: Self::V, to: &mut [u8; 64]);
@@ -83,29 +84,29 @@ pub(crate) trait Simd: Copy + Send + Sync {
     /// The lanes as [`bf16::pair`](crate::cpu::bf16::pair)s.
     fn to_bf16_pairs(self, v: Self::V) -> [u32; LANES / 2];
 
-    /// The lanes, rounded as [`bf16::round`](crate::cpu::bf16::round) does it.
+    /// The lanes, rounded as by [`bf16::round`](crate::cpu::bf16::round).
     #[inline(always)]
     fn round_to_bf16(self, v: Self::V) -> Self::V {
         let pairs = self.to_bf16_pairs(v).map(u32::to_le_bytes);
         self.load_bf16_bytes(pairs.as_flattened().as_array().expect("two bytes for each lane"))
     }
 
-    /// Asks for the cache line at `address`, wherever that is, to be brought into the second cache. A hint.
+    /// Prefetches the cache line at `address`, which may be anywhere, into the second-level cache.
     ///
-    /// For what memory is waited for: a core has more lines under way to its second cache than to its first (Zen 4, two threads: 2 KiB here
-    /// and there come at 20 GB/s into the first, at 31 to 40 into the second).
+    /// For kernels bound by memory: a core has more lines in flight to its second-level cache than to its first (Zen 4,
+    /// two threads: scattered pieces of 2 KiB arrive at 20 GB/s in the first, at 31 to 40 in the second).
     #[inline(always)]
     fn prefetch(self, _address: *const u8) {}
 
-    /// The same, into the first cache: where there is more to compute than to bring.
+    /// The same, into the first-level cache: for kernels bound by arithmetic.
     #[inline(always)]
     fn prefetch_near(self, _address: *const u8) {}
 
-    /// The same, to be written: no other core keeps it.
+    /// The same, for writing: takes the line from other cores.
     #[inline(always)]
     fn prefetch_to_write<T>(self, _address: *const T) {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: it changes nothing, wherever it points, and is an instruction of every processor with 64 bits or does nothing there.
+        // SAFETY: a hint, harmless at any address; every 64-bit processor executes it or ignores it.
         unsafe {
             std::arch::asm!("prefetchw [{}]", in(reg) _address, options(nostack, preserves_flags))
         };
@@ -123,10 +124,11 @@ pub(crate) trait Simd: Copy + Send + Sync {
     fn min(self, a: Self::V, b: Self::V) -> Self::V;
     /// `if x < limit { a } else { b }`.
     fn select_less(self, x: Self::V, limit: Self::V, a: Self::V, b: Self::V) -> Self::V;
-    /// `2^n` where `v` holds `1.5 * 2^23 + n` and `-126 <= n <= 127`, 0 where `n` is -127: moves the low mantissa bits into the exponent.
+    /// `2^n` where `v` holds `1.5 * 2^23 + n` and `-126 <= n <= 127`, 0 where `n` is -127: shifts the low bits of the
+    /// mantissa into the exponent.
     fn exp2_of_shifted(self, v: Self::V) -> Self::V;
 
-    /// The largest lane. Any if one is NaN.
+    /// The largest lane. Unspecified if one is NaN.
     fn max_lane(self, v: Self::V) -> f32;
 
     /// Sum of the lanes: lane `i` with lane `i + 8`, then `+ 4`, `+ 2`, `+ 1`.
@@ -144,7 +146,7 @@ pub(crate) trait Simd: Copy + Send + Sync {
         a
     }
 
-    /// As many lanes as `to` has, at most 16; with `add`, added to what is there.
+    /// Stores as many lanes as `to` has, at most 16; with `add`, adds them to what is there.
     #[inline(always)]
     fn store_part(self, v: Self::V, to: &mut [f32], add: bool) {
         match <&mut [f32; LANES]>::try_from(&mut *to) {
@@ -159,7 +161,7 @@ pub(crate) trait Simd: Copy + Send + Sync {
     }
 }
 
-/// A computation that can be compiled for every instruction set.
+/// A computation that is compiled for every instruction set.
 pub(crate) trait Kernel {
     type Output;
     /// Must be `#[inline(always)]`, as everything below it that uses `simd`.

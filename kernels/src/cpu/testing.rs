@@ -1,4 +1,4 @@
-//! What the kernels' tests share.
+//! Helpers for the kernels' tests.
 
 use crate::{
     cpu::{
@@ -10,13 +10,13 @@ use crate::{
     kv::{BLOCK_POSITIONS, KvStorage, Part},
 };
 
-/// One of each available instruction set, alone and with threads.
+/// Each available instruction set, with one thread and with three.
 pub(crate) fn cpus() -> Vec<Cpu> {
     let isas = Isa::ALL.into_iter().filter(|isa| isa.is_available());
     isas.flat_map(|isa| [1, 3].map(|threads| Cpu::new(Some(isa), threads).unwrap())).collect()
 }
 
-/// The order in which products are added up, with numbers in bf16 or others: bits are the same on all instruction sets of one order.
+/// The order in which products are added, in bf16 or not: all instruction sets of one order give the same bits.
 pub(crate) fn order(isa: Isa, in_bf16: bool) -> Bf16Products {
     if in_bf16 { isa.bf16_products() } else { Bf16Products::Chain }
 }
@@ -33,7 +33,7 @@ pub(crate) fn numbers(count: usize, seed: u64) -> Vec<f32> {
     (0..count).map(|_| next()).collect()
 }
 
-/// Asserts that each number is within `tolerance` of what is expected, relative to that or to 1.
+/// Asserts that each number is within `tolerance` of the expected one, relative to it or to 1.
 pub(crate) fn close(got: &[f32], expected: impl Iterator<Item = f64>, tolerance: f64) {
     let mut count = 0;
     for (i, (&got, expected)) in got.iter().zip(expected).enumerate() {
@@ -43,7 +43,7 @@ pub(crate) fn close(got: &[f32], expected: impl Iterator<Item = f64>, tolerance:
     assert_eq!(count, got.len());
 }
 
-/// What a head's K or V in a block stands for: `[position][dimension]`.
+/// The numbers that a head's K or V in a block stands for: `[position][dimension]`.
 pub(crate) fn stored(kv: &KvMemory, block: u32, layer: usize, part: Part, head: usize) -> Vec<Vec<f64>> {
     let (layout, bytes) = (kv.layout(), kv.block(block));
     let numbers = &bytes[layout.numbers(layer, part, head)];

@@ -1,4 +1,4 @@
-//! The queries of one row, over K and V as they are stored.
+//! The queries of one row over K and V as stored (split-KV decode).
 
 #![allow(clippy::needless_range_loop, reason = "tiles are indexed by numbers known at compile time")]
 
@@ -24,12 +24,12 @@ use crate::{
 };
 use std::{cell::RefCell, marker::PhantomData, ops::Range};
 
-/// Buffers of one thread, kept from task to task.
+/// A thread's buffers, kept from task to task.
 #[derive(Default)]
 struct Scratch {
-    /// All queries' words, in tiles; in blocks, their numbers.
+    /// All queries' words, in tiles; in AMX's order, their numbers.
     q: Vec<u32>,
-    /// Of each query.
+    /// Per query.
     q_scales: Vec<f32>,
     states: Vec<f32>,
     /// Of one KV head.
@@ -39,7 +39,7 @@ struct Scratch {
     weights: Vec<Weights>,
     /// Of one tile and split: `[query][vector of V]`.
     values: Vec<[f32; LANES]>,
-    /// Where that begins which the last task has asked for.
+    /// Address of the first cache line that the last task prefetched.
     asked: usize,
 }
 
@@ -47,7 +47,8 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// Computes the task's splits and finishes its queries; or leaves their states in `partial`, to be merged. `next`: the task after it.
+/// Computes the task's splits and finishes its queries, or leaves their states in `partial`, to be merged. `next`: the
+/// task after it.
 pub(super) fn run(cpu: &Cpu, call: &Call<'_>, task: &Task, next: Option<&Task>, partial: Option<&mut [f32]>) {
     with_kv_element!(call.kv.layout().dtype, E => run_with::<E>(cpu, call, task, next, partial));
 }
@@ -64,8 +65,9 @@ fn run_as<E: KvElement, const IN_BLOCKS: bool>(cpu: &Cpu, call: &Call<'_>, task:
     SCRATCH.with_borrow_mut(|scratch| {
         let head_dim = call.kv.layout().head_dim;
         let factors = if IN_BLOCKS { head_dim } else { head_dim / inputs::<E>() };
-        // Pairs: of half as many queries as there are sums for, four vectors of K or V are multiplied at a time, not two, so V of 64 dimensions is
-        // gone through once. Other numbers are widened for each tile of queries; blocks have more sums, and that was not tried for them.
+        // Pairs: with half as many queries as the registers hold sums for, four vectors of K or V are multiplied at a
+        // time instead of two, so V of 64 dimensions is read once. Other numbers are widened for each tile of queries,
+        // so they take full tiles; AMX's order has more sums, and this was not tried for it.
         let tile_rows = if IN_BLOCKS || inputs::<E>() == 1 { cpu.isa().tile_rows() } else { cpu.isa().tile_rows().div_ceil(2) };
         let queries = Tiling::new(call.group, factors, tile_rows);
         let all = task.kv_heads.len() * queries.rows;
@@ -114,7 +116,7 @@ impl Kernel for Merge<'_> {
     }
 }
 
-/// `IN_BLOCKS`: products are added up as AMX does (see [`Bf16Products::Blocks`]).
+/// `IN_BLOCKS`: adds products in AMX's order (see [`Bf16Products::Blocks`]).
 struct DecodeKernel<'a, E, const IN_BLOCKS: bool> {
     call: &'a Call<'a>,
     task: &'a Task,
@@ -122,7 +124,7 @@ struct DecodeKernel<'a, E, const IN_BLOCKS: bool> {
     /// Those of one KV head.
     queries: Tiling,
     scratch: &'a mut Scratch,
-    /// Where states are left, if they are to be merged.
+    /// Where to leave states that are to be merged.
     partial: Option<&'a mut [f32]>,
     element: PhantomData<E>,
 }
@@ -179,7 +181,7 @@ impl<E: KvElement, const IN_BLOCKS: bool> DecodeKernel<'_, E, IN_BLOCKS> {
         self.partial.as_deref_mut().unwrap_or(&mut self.scratch.states)
     }
 
-    /// Scales of a KV head's visible positions in a split, where there are some.
+    /// Reads the scales of a KV head's visible positions in a split, if they have scales.
     #[inline(always)]
     fn read_scales<S: Simd>(&mut self, simd: S, split: usize, visible: &Range<usize>, kv_head: usize) {
         if const { E::PanelFormat::HAS_SCALES } {
@@ -193,20 +195,20 @@ impl<E: KvElement, const IN_BLOCKS: bool> DecodeKernel<'_, E, IN_BLOCKS> {
         }
     }
 
-    /// Tile `index` of the queries of the task's KV head `nth`. They are numbered head by head.
+    /// Tile `index` of the queries of the task's `nth` KV head. Queries are numbered head by head.
     fn tile_of(&self, nth: usize, index: usize) -> Range<usize> {
         let (tile, first) = (self.queries.tile(index), nth * self.queries.rows);
         first + tile.start..first + tile.end
     }
 
-    /// Products of vectors that a stretch takes, or what takes as long.
+    /// Products of vectors in a stretch, or work that takes as long.
     fn products(&self, stretch: &Stretch) -> usize {
         let numbers = self.call.kv.layout().numbers(self.call.layer, Part::K, stretch.kv_heads.start);
         let block = 2 * numbers.len() / size_of::<E::Words>() + EXP_PRODUCTS as usize;
         stretch.kv_heads.len() * self.queries.rows * stretch.blocks().len() * block
     }
 
-    /// A tile of queries of one KV head over one split.
+    /// One tile of one KV head's queries over one split.
     #[inline(always)]
     fn tile<S: Simd, const T: usize>(
         &mut self,
@@ -250,7 +252,7 @@ impl<E: KvElement, const IN_BLOCKS: bool> DecodeKernel<'_, E, IN_BLOCKS> {
     }
 }
 
-/// Scores of a tile of queries with the positions of some panels of a split.
+/// Scores of a tile of queries for the positions of some panels of a split.
 struct ScoreSplit<'a, 'k, E, const T: usize, const IN_BLOCKS: bool> {
     stored: SplitKv<'a>,
     q: &'a [[u32; T]],
@@ -309,10 +311,10 @@ impl<E: KvElement, const T: usize, const IN_BLOCKS: bool> ScoreSplit<'_, '_, E, 
     }
 }
 
-/// Sums of `N` vectors for each of `T` queries, to which lines are added one after the other.
+/// Sums of `N` vectors for each of `T` queries; lines are added one after the other.
 struct Sums<S: Simd, const T: usize, const N: usize, const IN_BLOCKS: bool> {
     sums: [[S::V; N]; T],
-    /// Of a block that has begun, the chains of even and of odd numbers.
+    /// The chains of even and of odd numbers in the current block.
     even: [[S::V; N]; T],
     odd: [[S::V; N]; T],
 }
@@ -324,8 +326,9 @@ impl<S: Simd, const T: usize, const N: usize, const IN_BLOCKS: bool> Sums<S, T, 
         Self { sums: zero, even: zero, odd: zero }
     }
 
-    /// Line `line`: vectors of words with one word of each query, twice; in blocks, with the even and the odd number of each. These have all
-    /// their 32 bits in memory: from there they come to all lanes without another instruction.
+    /// Adds line `line`: vectors of words times one word of each query, given twice; in AMX's order, times the even and
+    /// the odd number of each query. These lie in memory as full 32 bits: a load broadcasts them without another
+    /// instruction.
     #[inline(always)]
     fn add<E: KvElement>(&mut self, simd: S, words: &[&E::Words; N], [even, odd]: [&[u32; T]; 2], line: usize) {
         if IN_BLOCKS {
@@ -353,7 +356,7 @@ impl<S: Simd, const T: usize, const N: usize, const IN_BLOCKS: bool> Sums<S, T, 
         }
     }
 
-    /// Once all lines before `end` have been added.
+    /// The sums, once all lines before `end` have been added.
     #[inline(always)]
     fn total(mut self, simd: S, end: usize) -> [[S::V; N]; T] {
         if IN_BLOCKS && !end.is_multiple_of(BLOCK_LINES) {
@@ -363,17 +366,17 @@ impl<S: Simd, const T: usize, const N: usize, const IN_BLOCKS: bool> Sums<S, T, 
     }
 }
 
-/// What each query multiplies a line with: a word; in blocks, the even number of a pair and the odd one.
+/// Words per query that multiply a line: one; in AMX's order, the even number of a pair and the odd one.
 const fn factors<const IN_BLOCKS: bool>() -> usize {
     if IN_BLOCKS { 2 } else { 1 }
 }
 
-/// Sums that are open for each that is asked for.
+/// Open chains per sum.
 const fn chains<const IN_BLOCKS: bool>() -> usize {
     if IN_BLOCKS { 2 } else { 1 }
 }
 
-/// Step `STEP` of `N` vectors of words with what `L` makes of one word of each query.
+/// Step `STEP` of `N` vectors of words times one word of each query, in format `L`.
 #[inline(always)]
 fn multiply<S: Simd, E: KvElement, L: PanelFormat, const T: usize, const N: usize, const STEP: usize>(
     simd: S,
@@ -399,7 +402,7 @@ struct SumSplit<'a, 'k, E, const T: usize, const IN_BLOCKS: bool> {
     head_dim: usize,
     lines: Range<usize>,
     weights: &'a [Weights; T],
-    /// `[query][vector]`.
+    /// `[query][vector]`
     sums: &'a mut [[f32; LANES]],
     prefetch: &'a mut Prefetch<'k>,
     element: PhantomData<E>,
@@ -436,8 +439,8 @@ impl<E: KvElement, const T: usize, const IN_BLOCKS: bool> Kernel for SumSplit<'_
 }
 
 impl<E: KvElement, const T: usize, const IN_BLOCKS: bool> SumSplit<'_, '_, E, T, IN_BLOCKS> {
-    /// `N` vectors from `first` on: `WHOLE` ones, or what is left of a last one. Nothing in the loop depends on where a sum is: else
-    /// the compiler keeps sums in memory.
+    /// `N` vectors from `first` on: whole ones, or the rest of the last one. Nothing in the loop depends on where a sum
+    /// is: else the compiler keeps sums in memory.
     #[inline(always)]
     fn vectors<S: Simd, const N: usize, const WHOLE: bool>(&mut self, simd: S, first: usize) {
         let head_dim = self.head_dim;
@@ -476,10 +479,10 @@ impl<E: KvElement, const T: usize, const IN_BLOCKS: bool> SumSplit<'_, '_, E, T,
     }
 }
 
-/// Whether the registers hold sums of so many rows and vectors.
+/// Whether the registers hold sums of this many rows and vectors.
 const fn fits<S: Simd>(rows: usize, vectors: usize) -> bool {
     rows * vectors <= S::TILE_ROWS * S::TILE_VECTORS
 }
 
-/// Blocks of a panel.
+/// Blocks in a panel.
 const BLOCKS: usize = PANEL / BLOCK_POSITIONS;

@@ -1,4 +1,4 @@
-//! What single rows read next is asked of memory while something is computed.
+//! Prefetching the K and V that single rows read next.
 
 use super::{Call, SPLIT, Task};
 use crate::{
@@ -7,7 +7,8 @@ use crate::{
 };
 use std::ops::Range;
 
-/// K and V of some neighbouring heads in a split of what a row attends to, or in the last two splits: what is asked for at a time.
+/// The unit of prefetching: K and V of some neighbouring heads in one split, or in the last two splits, of what a row
+/// attends to.
 #[derive(Clone)]
 pub(super) struct Stretch {
     span: usize,
@@ -17,17 +18,18 @@ pub(super) struct Stretch {
     pub(super) kv_heads: Range<usize>,
 }
 
-/// Of K and V. Two stretches stay in the second cache. Heads are neighbours in memory, where it is faster to read on than to begin elsewhere.
+/// Of K and V. Two stretches fit the second-level cache. Heads are neighbours in memory, where reading on is faster
+/// than starting elsewhere.
 const STRETCH_BYTES: usize = 192 << 10;
 
 impl Stretch {
-    /// The one that `task`, of a single row, begins with.
+    /// The first stretch of `task`, which has a single row.
     #[inline(always)]
     pub(super) fn first_of(call: &Call<'_>, task: &Task) -> Self {
         Self::from(call, task, call.splits_of(task).start, task.kv_heads.start)
     }
 
-    /// The one that comes after it in `task`.
+    /// The next stretch in `task`.
     #[inline(always)]
     pub(super) fn next_in(&self, call: &Call<'_>, task: &Task) -> Option<Self> {
         if self.kv_heads.end < task.kv_heads.end {
@@ -40,7 +42,7 @@ impl Stretch {
     fn from(call: &Call<'_>, task: &Task, split: usize, kv_head: usize) -> Self {
         let visible = call.visible_to(task, 0);
         let last = call.splits_of(task).end - 1;
-        // Each is asked for while the one before is computed on, so they should be about equal.
+        // Each is prefetched while the one before is computed on, so they should be about equal.
         let with_last = split + 1 == last && visible.end - last * SPLIT < SPLIT / 2;
         let one = Self { span: task.span, visible, splits: split..split + 1 + usize::from(with_last), kv_heads: kv_head..kv_head + 1 };
         let bytes = 2 * one.blocks().len() * call.kv.layout().numbers(call.layer, Part::K, kv_head).len();
@@ -56,30 +58,30 @@ impl Stretch {
     }
 }
 
-/// Asks for the cache lines of a [`Stretch`] in the order of memory, evenly over the work on another: a core that asks for many at once waits
-/// with whatever else it reads until they have come, and while it asks for none, memory has nothing to do. Loops work on a clone: its
-/// numbers stay in registers.
+/// Prefetches the cache lines of a [`Stretch`] in memory order, spread evenly over the work on another one: a core that
+/// prefetches many lines at once stalls its other loads, and while it prefetches none, memory idles. Loops work on a
+/// clone, whose numbers stay in registers.
 #[derive(Clone)]
 pub(super) struct Prefetch<'a> {
     /// All blocks, and the size of each.
     bytes: &'a [u8],
     block_bytes: usize,
-    /// Where in a block the heads' K and V begin, and how many lines each of them has there.
+    /// Where in a block the heads' K and V begin, and how many lines each has there.
     starts: [usize; 2],
     lines_of_each: usize,
-    /// Blocks of which V is left, and whether it is V that is asked for.
+    /// Blocks whose V is left, and whether V comes next.
     blocks: &'a [u32],
     in_v: bool,
     /// The next line, and how many are left from there on.
     next: *const u8,
     lines: usize,
-    /// PanelFormat that are due, and those that become due with each product of vectors: in parts of [`ONE`].
+    /// Lines that are due, and those that become due with each product of vectors, both in parts of [`ONE`].
     due: u32,
     per_product: u32,
 }
 
 const ONE: u32 = 1 << 16;
-/// Four lines with each product: a stretch may be much longer than the one that it is asked for with.
+/// Four lines per product: a stretch may be much longer than the one it is prefetched beside.
 const MOST_PER_PRODUCT: usize = 4 * ONE as usize;
 
 impl<'a> Prefetch<'a> {
@@ -98,7 +100,7 @@ impl<'a> Prefetch<'a> {
         }
     }
 
-    /// Asks for `stretch` over so many products of vectors.
+    /// Prefetches `stretch` over `products` products of vectors.
     #[inline(always)]
     pub(super) fn of(call: &Call<'a>, stretch: &Stretch, products: usize) -> Self {
         let layout = call.kv.layout();
@@ -123,12 +125,12 @@ impl<'a> Prefetch<'a> {
         prefetch
     }
 
-    /// Where the line is that is asked for first, if there is one.
+    /// Address of the first line, if there is one.
     pub(super) fn first(&self) -> usize {
         self.next.addr()
     }
 
-    /// Asks for what is due after so many more products of vectors.
+    /// Prefetches the lines due after `products` more products of vectors.
     #[inline(always)]
     pub(super) fn ask<S: Simd>(&mut self, simd: S, products: u32) {
         self.due += products * self.per_product;
@@ -143,7 +145,7 @@ impl<'a> Prefetch<'a> {
         }
     }
 
-    /// Asks for all that is left.
+    /// Prefetches all that is left.
     #[inline(always)]
     pub(super) fn ask_for_all<S: Simd>(mut self, simd: S) {
         while self.per_product > 0 {
@@ -151,7 +153,7 @@ impl<'a> Prefetch<'a> {
         }
     }
 
-    /// From K to V, from V to K of the next block, or to the end.
+    /// Goes on from K to V, from V to K of the next block, or to the end.
     #[inline(always)]
     fn go_on(&mut self) {
         self.in_v = !self.in_v;
@@ -180,7 +182,7 @@ mod tests {
         },
     };
 
-    /// Each line that is left, in its order.
+    /// All lines that are left, in order.
     fn lines(mut prefetch: Prefetch<'_>) -> Vec<usize> {
         let mut lines = Vec::new();
         while prefetch.per_product > 0 {

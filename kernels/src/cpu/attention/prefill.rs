@@ -1,4 +1,4 @@
-//! Many queries over K and V that are brought into panels once for all of them.
+//! Many queries over K and V, which are packed into panels once for all of them.
 
 #![allow(clippy::needless_range_loop, reason = "tiles are indexed by numbers known at compile time")]
 
@@ -27,7 +27,7 @@ use crate::{
 };
 use std::{cell::RefCell, marker::PhantomData, ops::Range};
 
-/// Buffers of one thread, kept from task to task.
+/// A thread's buffers, kept from task to task.
 #[derive(Default)]
 struct Scratch {
     /// Of one split: `[panel of positions][head_dim / inputs]`.
@@ -44,7 +44,7 @@ struct Scratch {
     /// Of one tile: `[panel][query]`.
     scores: Vec<[f32; PANEL]>,
     weights: Vec<Weights>,
-    /// Of one tile, where a query sees any of the split.
+    /// Of one tile; `None` for a query that sees nothing of the split.
     merges: Vec<Option<Merge>>,
     /// Of one tile and panel of V.
     sums: Vec<[f32; PANEL]>,
@@ -66,7 +66,7 @@ fn run_with<P: KvPanelFormat>(cpu: &Cpu, call: &Call<'_>, task: &Task) {
     SCRATCH.with_borrow_mut(|scratch| {
         let head_dim = call.kv.layout().head_dim;
         let in_blocks = P::IS_BF16 && cpu.isa().bf16_products() == Bf16Products::Blocks;
-        // For AMX, queries lie one after the other, filled up with zeros to whole blocks, as panels of K are.
+        // For AMX, queries lie one after the other, padded with zeros to whole blocks like panels of K.
         let (words, tile_rows) = match in_blocks {
             true => ((head_dim / P::INPUTS).next_multiple_of(BLOCK_LINES), 2 * BLOCK_ROWS),
             false => (head_dim / P::INPUTS, cpu.isa().tile_rows()),
@@ -84,12 +84,12 @@ fn run_with<P: KvPanelFormat>(cpu: &Cpu, call: &Call<'_>, task: &Task) {
     });
 }
 
-/// `P`: what K and V become.
+/// `P`: the format that K and V are packed into.
 struct PrefillKernel<'a, P> {
     call: &'a Call<'a>,
     task: &'a Task,
     queries: Tiling,
-    /// Products are added up as AMX does, and on it.
+    /// Runs on AMX, in its order.
     in_blocks: bool,
     scratch: &'a mut Scratch,
     lines: PhantomData<P>,
@@ -142,7 +142,7 @@ impl<P: KvPanelFormat> PrefillKernel<'_, P> {
         self.call.visible_to(self.task, queries.start).start..self.call.visible_to(self.task, queries.end - 1).end
     }
 
-    /// K and V of the split's `visible` positions, as panels of words, not scaled yet.
+    /// Packs K and V of the split's `visible` positions into panels, unscaled.
     #[inline(always)]
     fn widen<S: Simd, E: KvElement>(&mut self, simd: S, split: usize, visible: &Range<usize>) {
         let (call, task) = (self.call, self.task);
@@ -184,8 +184,8 @@ impl<P: KvPanelFormat> PrefillKernel<'_, P> {
         }
     }
 
-    /// Zeros for what blocks of products have beside the split's blocks of K and V: dimensions after the last, and positions that have no
-    /// weight but must be numbers.
+    /// Zeros around the split's blocks of K and V, up to whole blocks of products: dimensions after the last, and
+    /// positions whose weight is 0 but which must be numbers.
     #[inline(always)]
     fn fill_up(&mut self, blocks: &Range<usize>) {
         let (words, lines, half) = (self.call.kv.layout().head_dim / P::INPUTS, SPLIT / P::INPUTS, BLOCK_POSITIONS / P::INPUTS);
@@ -240,7 +240,7 @@ impl<P: KvPanelFormat> PrefillKernel<'_, P> {
         let rows = queries.len().next_multiple_of(BLOCK_ROWS);
         let panels = visible.start / PANEL..visible.end.div_ceil(PANEL);
         let Scratch { k, q, scores, .. } = &mut *self.scratch;
-        // SAFETY: products are added up so only where AMX was found available.
+        // SAFETY: `in_blocks` is set only where AMX was found available.
         let unit = unsafe { Amx::new(queries.len()) };
         for panel in panels.clone() {
             let k = Piece::in_caches(&k[panel * words..(panel + 1) * words]);
@@ -262,7 +262,8 @@ impl<P: KvPanelFormat> PrefillKernel<'_, P> {
         unreachable!("there is no AMX")
     }
 
-    /// Makes weights of a tile's scores, which are in panels of `rows`, and takes the split's maximum and sum into the queries' states.
+    /// Turns a tile's scores, in panels of `rows`, into weights, and merges the split's maximum and sum into the
+    /// queries' states.
     #[inline(always)]
     fn weigh<S: Simd>(&mut self, simd: S, split: usize, queries: &Range<usize>, panels: &Range<usize>, rows: usize) {
         let state_len = State::len(self.call.kv.layout().head_dim);

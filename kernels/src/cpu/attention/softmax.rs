@@ -1,4 +1,4 @@
-//! From scores to weights, and from the results of splits to that of all.
+//! Online softmax: from scores to weights, and merging splits.
 
 use super::{SPLIT, SPLIT_BLOCKS, prefetch::Prefetch};
 use crate::{
@@ -13,17 +13,18 @@ use crate::{
 };
 use std::ops::Range;
 
-/// Scores of a query with a split's positions.
+/// A query's scores for a split's positions.
 pub(super) type Scores = [f32; SPLIT];
 
-/// Weights of a query for a split's positions, as words that are multiplied with V: of one position each, or of two, in which case the
-/// second half means nothing.
+/// A query's weights for a split's positions, as words that multiply V: of one position each, or of two, which leaves
+/// the second half undefined.
 pub(super) type Weights = [u32; WEIGHTS_WORDS];
 
-/// A cache line more than there are positions: else the rows of a tile would have their lines in the same few sets of the first cache.
+/// A cache line longer than the split: else the rows of a tile would compete for the same few sets of the first-level
+/// cache.
 pub(super) const WEIGHTS_WORDS: usize = SPLIT + CACHE_LINE / size_of::<u32>();
 
-/// Weights of a tile of queries as factors of V's lines from `first` on.
+/// A tile of queries' weights, to multiply V's lines from `first` on.
 #[derive(Clone, Copy)]
 pub(super) struct Weighted<'a, const T: usize> {
     pub(super) weights: &'a [Weights; T],
@@ -43,7 +44,7 @@ impl<const T: usize> Broadcast<T> for Weighted<'_, T> {
     }
 }
 
-/// Of K and V of a split, where they have some: `[block][position]`.
+/// Scales of a split's K and V, where they have some: `[block][position]`.
 #[derive(Default)]
 pub(super) struct Scales {
     k: [[f32; LANES]; SPLIT_BLOCKS],
@@ -51,7 +52,7 @@ pub(super) struct Scales {
 }
 
 impl Scales {
-    /// Those of block `block` of the split.
+    /// Sets those of block `block` of the split.
     #[inline(always)]
     pub(super) fn set<S: Simd>(&mut self, simd: S, block: usize, part: Part, scales: &[u8; 4 * LANES]) {
         let all = if part == Part::K { &mut self.k } else { &mut self.v };
@@ -59,23 +60,23 @@ impl Scales {
     }
 }
 
-/// What is known of a query and a split.
+/// A query's softmax over one split.
 #[derive(Clone, Copy)]
 pub(super) struct Normalizer {
-    /// Of the scores.
+    /// The largest score.
     pub(super) max: f32,
-    /// Of the powers of 2 relative to it.
+    /// Sum of the powers of 2 relative to `max`.
     pub(super) sum: f32,
-    /// What sums of V that were weighted with the weights' words are to be multiplied with.
+    /// Scales sums of V that were weighted with integers.
     pub(super) unit: f32,
 }
 
 /// The number of each lane.
 const LANE: [f32; LANES] = [0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.];
 
-/// A query's sums of products with a split's positions, as lines add them up; then its scores.
+/// A query's sums of products with a split's positions; later its scores.
 pub(super) trait ScoreRow {
-    /// Of a panel of positions, one vector after the other.
+    /// A panel of positions, one vector after the other.
     fn panel(&mut self, panel: usize) -> &mut [[f32; LANES]; PANEL / LANES];
 }
 
@@ -86,7 +87,7 @@ impl ScoreRow for Scores {
     }
 }
 
-/// ScoreRow `row` of each panel of scores.
+/// Row `row` of each panel of scores.
 pub(super) struct PanelRow<'a> {
     /// `[panel][rows]`
     pub(super) panels: &'a mut [[f32; PANEL]],
@@ -104,8 +105,8 @@ impl ScoreRow for PanelRow<'_> {
 /// Products that take as long as weighing a vector of scores.
 pub(super) const EXP_PRODUCTS: u32 = 20;
 
-/// Makes weights of the scores of panels `panels`: powers of 2 for the split's positions `visible`, 0 for others.
-/// `None`: none is visible (and all weights are 0). `q_scale`, `scales`: read where `L` has scales.
+/// Turns the scores of panels `panels` into weights: powers of 2 at the split's `visible` positions, 0 elsewhere.
+/// `None` if no position is visible (then all weights are 0). `q_scale`, `scales`: used where `L` has scales.
 #[inline(always)]
 pub(super) fn weigh<S: Simd, L: KvPanelFormat>(
     simd: S,
@@ -176,7 +177,7 @@ pub(super) fn weigh<S: Simd, L: KvPanelFormat>(
     Some(Normalizer { max, sum: simd.sum(sum), unit })
 }
 
-/// Whether not all positions of the vector are visible.
+/// Whether some positions of the vector are hidden.
 #[inline(always)]
 fn is_cut(vector: usize, visible: &Range<usize>) -> bool {
     let first = vector * LANES;
@@ -191,7 +192,7 @@ fn only_visible<S: Simd>(simd: S, vector: usize, visible: &Range<usize>, numbers
     simd.select_less(position, simd.splat(visible.start as f32), hidden, below_end)
 }
 
-/// What a query's sums are multiplied with, and those of the next split, before they are added.
+/// Factors for a query's sums and for those of the next split, before they are added.
 #[derive(Clone, Copy)]
 pub(super) struct Merge {
     keep: f32,
@@ -200,18 +201,18 @@ pub(super) struct Merge {
     unit: f32,
 }
 
-/// What is known of a query after some splits: maximum and sum, and the sums of V weighted relative to that maximum.
+/// A query's state after some splits: maximum and sum, and the sums of V weighted relative to that maximum.
 pub(super) struct State<'a> {
     numbers: &'a mut [f32],
 }
 
 impl<'a> State<'a> {
-    /// Numbers of a state.
+    /// Numbers in a state.
     pub(super) fn len(head_dim: usize) -> usize {
         LANES + head_dim.next_multiple_of(PANEL)
     }
 
-    /// Nothing is known yet.
+    /// The state before the first split.
     pub(super) fn clear(numbers: &'a mut [f32]) -> Self {
         numbers.fill(0.0);
         numbers[0] = f32::NEG_INFINITY;
@@ -222,7 +223,7 @@ impl<'a> State<'a> {
         Self { numbers }
     }
 
-    /// Takes in the same query's next splits.
+    /// Merges the state of the same query's next splits.
     #[inline(always)]
     pub(super) fn merge_state<S: Simd>(&mut self, simd: S, next: &State<'_>) {
         let weights = self.merge(simd, Normalizer { max: next.numbers[0], sum: next.numbers[1], unit: 1.0 });
@@ -234,7 +235,7 @@ impl<'a> State<'a> {
         self.numbers[LANES..].as_chunks().0
     }
 
-    /// Takes in the next split: first its maximum and sum. What comes back is for [`add`](Self::add).
+    /// Merges the next split's maximum and sum; the result is for [`add`](Self::add).
     #[inline(always)]
     pub(super) fn merge<S: Simd>(&mut self, simd: S, split: Normalizer) -> Merge {
         let (max, sum) = (self.numbers[0], self.numbers[1]);
@@ -246,7 +247,7 @@ impl<'a> State<'a> {
         Merge { keep, take, unit: split.unit }
     }
 
-    /// Then its weighted sums, from vector `first` on, as `L` adds them up.
+    /// Adds the split's weighted sums, from vector `first` on, in `L`'s format.
     #[inline(always)]
     pub(super) fn add<S: Simd, L: KvPanelFormat>(
         &mut self,
@@ -260,7 +261,7 @@ impl<'a> State<'a> {
         for (ours, sums) in ours[first..first + sums.len()].iter_mut().zip(sums) {
             let mut value = L::numbers(simd, simd.load(sums));
             if const { L::HAS_SCALES } {
-                // Rounded by itself: a split's sums are the same whether they are merged now or were left for later.
+                // Rounded by itself: a split's sums are the same whether merged now or later.
                 value = simd.mul(value, unit);
             }
             simd.store(simd.fma(value, take, simd.mul(simd.load(ours), keep)), ours);
@@ -271,7 +272,7 @@ impl<'a> State<'a> {
     #[inline(always)]
     pub(super) fn result<S: Simd>(&self, simd: S, i: usize) -> S::V {
         let value = simd.div(simd.load(&self.values()[i]), simd.splat(self.numbers[1]));
-        // Positions with weight 0 may have left a sum of zero with either sign: adding 0 makes it one.
+        // Positions with weight 0 may leave a zero sum with either sign: adding 0 makes it positive.
         simd.add(value, simd.zero())
     }
 }

@@ -1,18 +1,18 @@
-//! K and V of one head in one split of a row's sequence, as they are stored.
+//! Stored K and V of one head in one split of a row's sequence.
 
 use super::{Call, SPLIT_BLOCKS};
 use crate::{cpu::simd::LANES, kv::Part};
 
-/// What does not change from block to block is worked out once.
+/// Offsets that do not change from block to block.
 #[derive(Clone, Copy)]
 pub(super) struct SplitKv<'a> {
     /// All blocks, and the size of each.
     bytes: &'a [u8],
     block_bytes: usize,
-    /// Those of the sequence, and which is the split's first.
+    /// The sequence's blocks, and the split's first among them.
     table: &'a [u32],
     first: usize,
-    /// Where in a block the numbers of K and V begin, and how many bytes there are.
+    /// Where in a block the numbers of K and V begin, and their bytes.
     k: usize,
     v: usize,
     len: usize,
@@ -40,7 +40,7 @@ impl<'a> SplitKv<'a> {
         &self.bytes[self.start(self.first + block, self.numbers_in_block(part))..][..self.len]
     }
 
-    /// Their positions' scales, which are in front of them where they have some.
+    /// The scales of these positions, which precede the numbers if there are any.
     #[inline(always)]
     pub(super) fn scales(&self, block: usize, part: Part) -> &'a [u8; 4 * LANES] {
         let numbers = self.start(self.first + block, self.numbers_in_block(part));
@@ -55,7 +55,7 @@ impl<'a> SplitKv<'a> {
         }
     }
 
-    /// Where a block of the sequence, or its last one, has byte `byte`.
+    /// Offset of byte `byte` in a block of the sequence, or in its last block.
     #[inline(always)]
     fn start(&self, block: usize, byte: usize) -> usize {
         self.table[block.min(self.table.len() - 1)] as usize * self.block_bytes + byte

@@ -3,7 +3,7 @@
 use super::{Kernel, LANES, Simd};
 use std::arch::x86_64::*;
 
-/// Proof of AVX2, FMA and F16C: made only by [`run`], and where [`enabled`](Self::enabled) says so.
+/// Proof of AVX2, FMA and F16C; only [`run`] and [`enabled`](Self::enabled) make one.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2(());
 
@@ -60,13 +60,13 @@ fn add_i16_products_x8(_: Avx2, a: __m256, b: __m256, sum: __m256) -> __m256 {
     }
 }
 
-/// Eight bf16, the even ones of 16, to f32.
+/// The even ones of 16 bf16 to f32.
 #[inline(always)]
 fn bf16_even_x8(_: Avx2, x: &[u8; 32]) -> __m256 {
     intrinsics!(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_loadu_si256(x.as_ptr().cast()))))
 }
 
-/// Eight bf16, the odd ones of 16, to f32.
+/// The odd ones of 16 bf16 to f32.
 #[inline(always)]
 fn bf16_odd_x8(_: Avx2, x: &[u8; 32]) -> __m256 {
     intrinsics! {
@@ -85,7 +85,7 @@ fn to_bf16x8(_: Avx2, v: __m256) -> __m256i {
     }
 }
 
-/// The same, with NaN kept and zeros for denormals.
+/// The same, with NaN kept and denormals flushed to zero.
 #[inline(always)]
 fn normal_bf16x8(simd: Avx2, v: __m256) -> __m256i {
     let nearest = to_bf16x8(simd, v);
@@ -228,7 +228,7 @@ impl Simd for Avx2 {
     fn to_bf16_pairs(self, v: V) -> [u32; LANES / 2] {
         let (low, high) = (normal_bf16x8(self, v[0]), normal_bf16x8(self, v[1]));
         let mut pairs = [0; LANES / 2];
-        // The pack works within 128-bit halves, so the middle quarters change places afterwards.
+        // The pack works within 128-bit halves, so the middle quarters are swapped afterwards.
         intrinsics!(_mm256_storeu_si256(
             pairs.as_mut_ptr().cast(),
             _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(low, high))

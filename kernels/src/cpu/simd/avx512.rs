@@ -3,8 +3,8 @@
 use super::{Kernel, LANES, Simd, avx2};
 use std::arch::x86_64::*;
 
-/// Proof of AVX-512 F, and of AVX-512 BF16 and VNNI if `PAIRS`: made only by [`run`] and [`run_pairs`], and where
-/// [`enabled`](Self::enabled) says so.
+/// Proof of AVX-512 F, and of AVX-512 BF16 and VNNI if `PAIRS`; only [`run`], [`run_pairs`] and
+/// [`enabled`](Self::enabled) make one.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512<const PAIRS: bool = false>(());
 
@@ -33,7 +33,7 @@ pub(crate) fn run<K: Kernel>(kernel: K) -> K::Output {
     kernel.run(Avx512::<false>(()))
 }
 
-/// Runs `kernel` with AVX-512 and its products of pairs of 16 bits enabled.
+/// Runs `kernel` with AVX-512 and its instructions for pairs of 16 bits enabled.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni,avx2,fma,f16c")]
 pub(crate) fn run_pairs<K: Kernel>(kernel: K) -> K::Output {
@@ -56,7 +56,7 @@ impl<const PAIRS: bool> Simd for Avx512<PAIRS> {
 
     #[inline(always)]
     fn call<K: Kernel>(self, kernel: K) -> K::Output {
-        // SAFETY: `self` exists only where AVX-512 is enabled, with products of pairs if that is said.
+        // SAFETY: `self` exists only where AVX-512 is enabled, with instructions for pairs if `PAIRS`.
         unsafe { if PAIRS { run_pairs(kernel) } else { run(kernel) } }
     }
 
@@ -126,7 +126,7 @@ impl<const PAIRS: bool> Simd for Avx512<PAIRS> {
     #[inline(always)]
     fn add_bf16_products(self, a: __m512, b: __m512, sum: __m512) -> __m512 {
         if PAIRS {
-            // SAFETY: a register of pairs is one of bf16; `self` exists only where the instruction is enabled.
+            // SAFETY: a register of pairs is a register of bf16; `self` exists only where the instruction is enabled.
             intrinsics!(_mm512_dpbf16_ps(sum, std::mem::transmute::<__m512, __m512bh>(a), std::mem::transmute::<__m512, __m512bh>(b)))
         } else {
             self.fma(a, b, sum)
@@ -183,7 +183,7 @@ impl<const PAIRS: bool> Simd for Avx512<PAIRS> {
         let mut pairs = [0; LANES / 2];
         intrinsics! {
             let rounded = if PAIRS {
-                // SAFETY: the type is as wide as that of integers.
+                // SAFETY: both types are 256 bits wide.
                 std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(v))
             } else {
                 let bits = _mm512_castps_si512(v);

@@ -1,13 +1,13 @@
-//! Whether this processor's products of bf16 pairs are those of two fused multiply-adds, and its bf16 those of `bf16::round`.
+//! Whether this processor multiplies bf16 pairs like two fused multiply-adds, and rounds to bf16 like `bf16::round`.
 //!
-//! Intel documents `vdpbf16ps` so: the odd product is added first, then the even one, each rounded to nearest even, with denormals
-//! taken for zeros (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, VDPBF16PS). It leaves room
-//! for others to differ, and one bit would break the exactness contract. So it is tried before it is used.
+//! Intel documents that `vdpbf16ps` adds the odd product first, then the even one, each rounded to nearest even, with
+//! denormals read as zeros (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, VDPBF16PS). Other
+//! vendors may differ, and one bit would break the exactness contract. So each process tests it before use.
 
 use super::{Kernel, LANES, Simd, avx512};
 use std::sync::LazyLock;
 
-/// Tries it once, which takes microseconds. `false` as well where there is no such instruction.
+/// Tests once, which takes microseconds. `false` also where the instruction is missing.
 pub(crate) fn bf16_products_are_exact() -> bool {
     static ANSWER: LazyLock<bool> = LazyLock::new(|| {
         let has = avx512::is_available() && is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512vnni");
@@ -21,7 +21,7 @@ pub(crate) fn bf16_products_are_exact() -> bool {
 /// A sum in every lane, and pairs whose products are added to it.
 struct Chain {
     start: [f32; LANES],
-    /// Any bits: numbers of every size, denormal ones, infinities and NaN.
+    /// Any bits: numbers of every size, denormals, infinities and NaN.
     any: [f32; LANES],
     links: [Link; LINKS],
 }
@@ -34,7 +34,7 @@ struct Link {
 const CHAINS: usize = 256;
 const LINKS: usize = 4;
 
-/// Numbers of either sign and of sizes that differ by up to 2^15, so that every rounding of a chain decides about some of its bits.
+/// Numbers of either sign and of sizes that differ by up to 2^15, so that every rounding of a chain decides some bits.
 fn chains() -> Vec<Chain> {
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
     let mut bits = || {
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
     use crate::cpu::{bf16, isa::Isa};
 
-    /// The chains' sums where `add(sum, a, b)` adds a pair of products, given as (even, odd).
+    /// The chains' sums, if `add(sum, a, b)` adds a pair of products, given as (even, odd).
     fn with(add: impl Fn(f32, [f32; 2], [f32; 2]) -> f32) -> Vec<[u32; LANES]> {
         let halves = |pair: u32| [f32::from_bits(pair << 16), f32::from_bits(pair & 0xffff_0000)];
         let lane = |chain: &Chain, lane: usize| {
