@@ -1,11 +1,11 @@
-//! `tidemill-bench kernels`: how close each kernel, and each phase of whole models, comes to what this machine can do.
+//! `tidemill-bench kernels`: how close each kernel, and each phase of whole models, comes to the machine's limits.
 //!
-//! On the CPU, or on an NVIDIA GPU ([`cuda`]), where operations are checked against references first: the machine with the GPU may
-//! have nothing but a driver, and so nothing to run the kernels' own tests with.
+//! On the CPU, or on an NVIDIA GPU ([`cuda`]). There it first checks operations against references, because a machine
+//! with a GPU may have a driver and no Rust to run the kernels' own tests with.
 //!
-//! The machine's ceilings are measured first, in the same run and with the same threads; memory's again beside each row, which is held
-//! to the best of those moments. Everything is repeated and the best is kept: what else the machine does can only make it slower.
-//! Operands stream from memory as the layers of a model do, so no cache makes a decode step look better than it is.
+//! The machine's ceilings are measured first, in the same run and with the same threads; memory again beside each row,
+//! which is compared with the best of these readings. Everything is repeated and the best is kept: other load can only
+//! slow it down. Operands stream from memory as a model's layers do, so no cache flatters a decode step.
 
 pub mod ceilings;
 pub mod cuda;
@@ -26,19 +26,20 @@ use tidemill_kernels::{Cpu, Isa};
 /// Measure kernels and whole models against this machine's ceilings.
 #[derive(Clone, Debug, clap::Args)]
 pub struct KernelsArgs {
-    /// What computes; `auto` is the GPU where there is one that works, else the CPU.
+    /// Where to compute; `auto` is the GPU if there is one that works, else the CPU.
     #[arg(long, value_enum, default_value_t = DeviceKind::Auto)]
     pub device: DeviceKind,
-    /// Write what came out here too.
+    /// Also write the results here.
     #[arg(long)]
     pub json: Option<PathBuf>,
     /// Only rows whose "name shape" holds this text; ceilings are always measured.
     #[arg(long)]
     pub only: Option<String>,
-    /// Less work, two layers, the smallest model alone: to see that it works, not how fast it is.
+    /// Less work, two layers, the smallest model only: to see that it works, not how fast it is.
     #[arg(long)]
     pub quick: bool,
-    /// CPU: spent on each row, of which the best run counts; three runs at least. More of it where others use the machine, too.
+    /// CPU: time spent on each row, whose best run counts; at least three runs. Give more of it where others use the
+    /// machine too.
     #[arg(long, default_value_t = 0.4, conflicts_with = "quick")]
     pub seconds: f64,
     /// CPU: threads that compute (default: all cores).
@@ -47,22 +48,23 @@ pub struct KernelsArgs {
     /// CPU: instruction set, avx512bf16, avx512, avx2, neon or portable (default: the best there is).
     #[arg(long)]
     pub isa: Option<Isa>,
-    /// CPU: where the models with random weights are kept for the next run (default: made anew, and removed at the end).
+    /// CPU: keep the models with random weights here for the next run (default: make them anew, and remove them at the
+    /// end).
     #[arg(long)]
     pub models: Option<PathBuf>,
-    /// GPU: of the random inputs of the checks (default: a fresh one, which is printed).
+    /// GPU: seed of the checks' random inputs (default: a fresh one, which is printed).
     #[arg(long)]
     pub seed: Option<u64>,
-    /// GPU: a folder of tiny checkpoints with references, which are checked as whole models (model/tests/fixtures).
+    /// GPU: a folder of tiny checkpoints with references, checked as whole models (model/tests/fixtures).
     #[arg(long)]
     pub checkpoints: Option<PathBuf>,
-    /// GPU: make only these checks, and measure nothing.
+    /// GPU: run only these checks, and measure nothing.
     #[arg(long, value_enum)]
     pub checks_only: Option<CheckKind>,
-    /// GPU: check nothing, only measure.
+    /// GPU: only measure, check nothing.
     #[arg(long, conflicts_with = "checks_only")]
     pub no_checks: bool,
-    /// GPU: where compiled kernels are kept.
+    /// GPU: keep compiled kernels here.
     #[arg(long, default_value_os_t = std::env::temp_dir().join("tidemill-kernels"))]
     pub cache: PathBuf,
 }
@@ -71,11 +73,11 @@ pub struct KernelsArgs {
 pub enum DeviceKind {
     Auto,
     Cpu,
-    /// The first one that CUDA_VISIBLE_DEVICES leaves.
+    /// The first device in CUDA_VISIBLE_DEVICES.
     Cuda,
 }
 
-/// What is checked on a GPU.
+/// A kind of check on a GPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 pub enum CheckKind {
     /// Each operation against references.
@@ -84,7 +86,7 @@ pub enum CheckKind {
     Models,
 }
 
-/// What the process ends with where `--device cuda` finds no GPU: not a failure of the kernels.
+/// Exit status where `--device cuda` finds no GPU: not a failure of the kernels.
 pub const NO_DEVICE: i32 = 3;
 
 /// Prints the tables, and fails if a check did.
@@ -101,7 +103,7 @@ pub fn run(args: &KernelsArgs) -> anyhow::Result<()> {
     report.verdict()
 }
 
-/// The GPU, if it is the one to measure.
+/// The GPU, if it is to be measured.
 fn open_gpu(args: &KernelsArgs) -> anyhow::Result<Option<Gpu>> {
     if args.device == DeviceKind::Cpu {
         return Ok(None);
@@ -131,24 +133,24 @@ fn measure_cpu(args: &KernelsArgs) -> anyhow::Result<Report> {
     Ok(Report { device, rows: bench.rows, left_out: bench.left_out, checks: None })
 }
 
-/// A CPU, and what measures its memory.
+/// A CPU, and the memory reading beside its rows.
 struct Host {
     cpu: Cpu,
     reading: Reading,
 }
 
-/// What computes, its ceilings, what is wanted, and what came out so far.
+/// The machine, its ceilings, the selection of rows, and the results so far.
 struct Bench<Machine = Host> {
     machine: Machine,
     ceilings: Ceilings,
     only: Option<String>,
     quick: bool,
-    /// Spent on each row, at least.
+    /// Least time spent on each row.
     seconds: f64,
     rows: Vec<Row>,
     /// Rows that this machine cannot have, and why.
     left_out: Vec<String>,
-    /// Says what is being measured. It draws only when that changes, and nothing while something is measured.
+    /// Shows what is being measured. Draws only when that changes, and nothing while something is measured.
     progress: ProgressBar,
 }
 
@@ -188,7 +190,8 @@ impl Bench {
         })
     }
 
-    /// A row in the unit of whatever bounds `work`, if it is wanted: `prepare` makes what runs and is done `times` over in each run.
+    /// Adds a row in the unit of the resource that bounds `work`, if it is wanted. `prepare` makes what runs; each run
+    /// does it `times` over.
     fn row<R: FnMut(&Cpu)>(&mut self, name: &str, shape: String, work: Work, times: usize, prepare: impl FnOnce(&Cpu) -> R) {
         if !self.wants(name, &shape) {
             return;
@@ -220,8 +223,8 @@ fn ceiling_rows(threads: usize, ceilings: &Ceilings) -> [Row; 4] {
     ]
 }
 
-/// The fastest of several runs of `work`, which take so many `seconds` or a little more (if that is 0: a single run, to see that it works),
-/// and the most bytes per second that memory gave before, between and after them.
+/// The fastest of several runs of `work`, which take about `seconds` in all (if that is 0: a single run, to see that it
+/// works), and the most bytes per second that memory gave before, between and after them.
 fn best_seconds(seconds: f64, reading: &Reading, mut work: impl FnMut()) -> (f64, f64) {
     let runs_min = if seconds > 0.0 { RUNS_MIN } else { 1 };
     let (mut best, mut bytes) = (f64::INFINITY, reading.bytes_per_second());

@@ -1,4 +1,4 @@
-//! `tidemill-bench kernels` on a small scale: every row is there, and says what it should; and what it says where there is no GPU.
+//! `tidemill-bench kernels` on a small scale: every row is there and correct; and the message where there is no GPU.
 
 use clap::Parser;
 use serde_json::Value;

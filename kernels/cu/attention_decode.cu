@@ -1,41 +1,44 @@
-// Attention of one new row per sequence over paged K and V, cut along the sequence so that few long sequences also keep the device
-// busy (Dao et al., "Flash-Decoding", 2023), with the query heads that share a KV head packed into one tensor-core operand.
+// Split-KV decode attention: one new row per sequence over paged K and V, cut along the sequence so that few long
+// sequences also keep the device busy (Dao et al., "Flash-Decoding", 2023). The query heads that share a KV head are
+// packed into one tensor-core operand.
 //
-// A part is 256 positions of a row that sees up to 2048, else 512: it depends on the row alone, and so do the row's bits.
-// Each warp of a block takes every fourth KV block of a part: its K and V go from memory straight into registers, in the order the
-// tensor cores want. The trick is that a product's inner dimension may be permuted freely, as long as both operands are:
+// A part has 256 positions if the row sees up to 2048, else 512: it depends on the row alone, and so do the row's bits.
+// Each warp of a block takes every fourth KV block of a part, and loads its K and V straight into registers, in the
+// tensor cores' order. The trick: a product's inner dimension may be permuted freely, as long as both operands are:
 //
-//   scores (positions x heads) = K (positions x HEAD_DIM) Q^T: a lane loads 8 neighbouring numbers of a row of K at once and uses
-//     them as two steps' operands; Q is laid out alike.
-//   out (HEAD_DIM x heads) = V^T (HEAD_DIM x positions) P^T: a lane loads 8 neighbouring numbers of rows 2t and 2t+1 of V and
-//     pairs them up; which number of V is which row of the operand is again free. P comes out of the first product as
-//     positions x heads and is transposed between lanes.
+//   scores (positions x heads) = K (positions x HEAD_DIM) Q^T: a lane loads 8 neighbouring numbers of a row of K at once
+//     and uses them as two steps' operands; Q is laid out alike.
+//   out (HEAD_DIM x heads) = V^T (HEAD_DIM x positions) P^T: a lane loads 8 neighbouring numbers of rows 2t and 2t+1 of V
+//     and pairs them up; again it is free which number of V is which row of the operand. The first product leaves P as
+//     positions x heads, and lanes transpose it.
 //
 // q: bf16, row r at q + r q_stride, [heads, HEAD_DIM]. kv: bf16 [block, K or V, kv_heads, 16, HEAD_DIM], one layer.
-// tables: u32 [rows, table_stride]. positions: u32 [rows], of the row itself, whose K and V are written already; a row at
-// NO_POSITION gets zeros. window: positions seen, the row's own included; 2^31 for all. scale_log2: log2(e) / sqrt(HEAD_DIM).
-// out: bf16 [rows, heads, HEAD_DIM]. Parts of a row that has several go to part_out: f32 [rows, heads, parts_max, HEAD_DIM] and
-// part_state: (maximum, sum) [rows, heads, parts_max], for attention_combine.
-// Grid (any number of parts at a time, kv_heads * ceil(group / 8), rows), 128 threads. HEAD_DIM is a multiple of 16, up to 256.
+// tables: u32 [rows, table_stride]. positions: u32 [rows], of the row itself, whose K and V are already written; a row
+// at NO_POSITION gets zeros. window: positions seen, including the row's own; 2^31 for all. scale_log2: log2(e) /
+// sqrt(HEAD_DIM).
+// out: bf16 [rows, heads, HEAD_DIM]. A row with several parts writes them to part_out: f32 [rows, heads, parts_max,
+// HEAD_DIM] and part_state: (maximum, sum) [rows, heads, parts_max], for attention_combine.
+// Grid (any number of parts at a time, kv_heads * ceil(group / 8), rows), 128 threads. HEAD_DIM is a multiple of 16, up
+// to 256.
 #include "common.cuh"
 
 constexpr u32 WARPS = 4;
 constexpr u32 THREADS = WARPS * 32;
-// Query heads of one operand.
+// Query heads per operand.
 constexpr u32 HEADS = 8;
 constexpr u32 SHORT_PART = 256, LONG_PART = 512, LONG_FROM = 2048;
 
-// Numbers that a lane loads at once, and that a group of lanes does: of a row of K 4 lanes, of V 8.
+// Numbers that a lane loads at once, and that its group of lanes loads: 4 lanes for a row of K, 8 for V.
 constexpr u32 K_VEC = HEAD_DIM % 32 == 0 ? 8 : 4;
 constexpr u32 K_CHUNK = 4 * K_VEC;
 constexpr u32 K_LOADS = HEAD_DIM / K_CHUNK;
 constexpr u32 V_VEC = HEAD_DIM % 64 == 0 ? 8 : HEAD_DIM % 32 == 0 ? 4 : 2;
 constexpr u32 V_CHUNK = 8 * V_VEC;
 constexpr u32 V_LOADS = HEAD_DIM / V_CHUNK;
-// Operand tiles of 16 rows that V^T has.
+// Operand tiles of 16 rows in V^T.
 constexpr u32 V_TILES = HEAD_DIM / 16;
 
-// `PAIRS` pairs of bf16 in one access, not kept in the first-level cache: nobody reads them again.
+// Loads `PAIRS` pairs of bf16 in one access that bypasses the first-level cache: they are read only once.
 template <u32 PAIRS>
 __device__ inline void load(u32 (&to)[PAIRS], const bf16* from) {
     if constexpr (PAIRS == 4) {
@@ -49,7 +52,7 @@ __device__ inline void load(u32 (&to)[PAIRS], const bf16* from) {
     }
 }
 
-// Which positions a row sees, and its parts: the same in both kernels.
+// The positions that a row sees, and its parts: the same in both kernels.
 struct Row {
     u32 first, end, part, part_first, parts;
 
@@ -62,7 +65,7 @@ struct Row {
     }
 };
 
-// Running result of one warp: the columns are this lane's two heads.
+// A warp's running result: the columns are this lane's two heads.
 struct State {
     float max[2], sum[2];
     // (numbers 2 j and 2 j + 1 of V_CHUNK's V_VEC) x two heads: [number][head].
@@ -81,7 +84,7 @@ __device__ inline void scores(float (&c)[4], const u32 (&q)[K_LOADS][K_VEC / 2],
         }
 }
 
-// Takes in a block's scores: `c` becomes the exponentials, in units of 2^max.
+// Adds a block's scores to the running softmax: `c` becomes the exponentials, in units of 2^max.
 __device__ inline void absorb(State& state, float (&c)[4], float scale_log2) {
     float max[2];
     bool grown = false;
@@ -126,7 +129,7 @@ __device__ inline void add_values(State& state, const float (&c)[4], const u32 (
         }
 }
 
-// Where one warp's result waits for the others: [head].
+// A warp's result, waiting for the others: [head].
 struct Shared {
     float out[WARPS][HEADS][HEAD_DIM];
     float max[WARPS][HEADS];
@@ -164,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM <= 128 ? 3 : 2)
     const u32 index = blockIdx.z;
     const u32 group = heads / kv_heads, tiles = (group + HEADS - 1) / HEADS;
     const u32 kv_head = blockIdx.y / tiles;
-    // Of these heads there are `present`.
+    // `present` of these heads exist.
     const u32 first_head = kv_head * group + blockIdx.y % tiles * HEADS;
     const u32 present = min(HEADS, (kv_head + 1) * group - first_head);
     out += (u64(index) * heads + first_head) * HEAD_DIM;
@@ -189,7 +192,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM <= 128 ? 3 : 2)
         const u32 part_start = (row.part_first + part) * row.part;
         const u32 start = max(part_start, row.first), end = min(part_start + row.part, row.end);
         const u32 first_block = part_start / BLOCK, end_block = (end + BLOCK - 1) / BLOCK;
-        // A part has up to 32 blocks: one table entry per lane, all of them fetched at once.
+        // A part has up to 32 blocks: one table entry per lane, all fetched at once.
         const u32 entry = first_block + lane < end_block ? table[first_block + lane] : 0;
 
         State state = {{NEG_INFINITY, NEG_INFINITY}, {0.0f, 0.0f}, {}};
@@ -211,7 +214,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM <= 128 ? 3 : 2)
             scores(c, queries, low, high);
             const u32 base = block * BLOCK;
             if (base < start || base + BLOCK > end) {
-                // What an unseen position holds must not matter, not even if it is no number.
+                // The content of an unseen position must not matter, not even NaN.
 #pragma unroll
                 for (u32 n = 0; n < 4; n++) {
                     const u32 of_score = base + g + n / 2 * 8, of_value = base + 2 * t + n % 2 + n / 2 * 8;
@@ -254,7 +257,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM <= 128 ? 3 : 2)
     }
 }
 
-// Adds up the parts of each row and head, in order. Grid (heads, rows), HEAD_DIM threads.
+// Combines the parts of each row and head, in order. Grid (heads, rows), HEAD_DIM threads.
 extern "C" __global__ void attention_combine(bf16* __restrict__ out, const float* __restrict__ part_out, const float2* __restrict__ part_state,
                                              const u32* __restrict__ positions, u32 heads, u32 window, u32 parts_max) {
     const u32 index = blockIdx.y, d = threadIdx.x;

@@ -1,29 +1,30 @@
-// Attention of many rows of a sequence over paged K and V, on tensor cores (Dao, "FlashAttention-2", 2023): chunked prefill behind a
-// cached prefix, and the few rows that a decode worker computes itself. For any device from sm_80 on; Hopper has a faster one for the
-// usual head sizes.
+// Prefill attention: many rows of a sequence over paged K and V, on tensor cores (Dao, "FlashAttention-2", 2023), for
+// chunked prefill behind a cached prefix and for the tails that a decode worker computes. Runs on any device from sm_80
+// on; Hopper has a faster kernel for the usual head sizes.
 //
-// A block of threads takes up to TILE_ROWS rows of one query head past the sequence's K and V, TILE_POSITIONS at a time, in absolute
-// order from a multiple of TILE_POSITIONS. What a row must not see counts exactly nothing, so its bits do not depend on how the
-// prompt was cut into chunks. While scores are computed the tile of V is on its way, and while it is added up the next one of K.
+// A block of threads computes up to TILE_ROWS rows of one query head over the sequence's K and V, TILE_POSITIONS at a
+// time, in absolute order from a multiple of TILE_POSITIONS. Hidden positions contribute exactly nothing, so a row's
+// bits do not depend on how the prompt was cut into chunks. The tile of V arrives while scores are computed, the next
+// tile of K while V is added up.
 //
 // q: bf16, row r at q + r q_stride, [heads, HEAD_DIM]. kv: bf16 [block, K or V, kv_heads, 16, HEAD_DIM], one layer.
-// tables: u32 [sequences, table_stride]. tiles: (sequence, first row in q and out, its position, rows), rows at consecutive
-// positions whose K and V are written already, as all before are. window: positions seen, the row's own included; 2^31 for all.
-// scale_log2: log2(e) / sqrt(HEAD_DIM). out: bf16 [rows, heads, HEAD_DIM].
+// tables: u32 [sequences, table_stride]. tiles: (sequence, first row in q and out, its position, rows), rows at
+// consecutive positions; their K and V, and those of all positions before, are already written. window: positions seen,
+// including the row's own; 2^31 for all. scale_log2: log2(e) / sqrt(HEAD_DIM). out: bf16 [rows, heads, HEAD_DIM].
 // Grid (heads, tiles), 128 threads, sizeof(Shared) of dynamic shared memory. HEAD_DIM is a multiple of 16, up to 256.
 #include "common.cuh"
 
 constexpr u32 WARPS = 4;
 constexpr u32 THREADS = WARPS * 32;
-// Operand tiles of 16 rows per warp: two reuse what is read of K and V, as long as the sums fit into registers.
+// Operand tiles of 16 rows per warp: two share each read of K and V, as long as the sums fit the registers.
 constexpr u32 M_TILES = HEAD_DIM <= 128 ? 2 : 1;
 constexpr u32 WARP_ROWS = M_TILES * 16;
 constexpr u32 TILE_ROWS = WARPS * WARP_ROWS;
-// As many as registers hold the scores of.
+// Positions whose scores fit the registers.
 constexpr u32 TILE_POSITIONS = HEAD_DIM > 80 && M_TILES == 2 ? 32 : 64;
 constexpr u32 SCORE_TILES = TILE_POSITIONS / 8;
 constexpr u32 OUT_TILES = HEAD_DIM / 8;
-// A row in shared memory is an odd number of 16 bytes: eight neighbouring rows then lie in different banks.
+// Rows in shared memory are an odd number of 16 bytes apart: eight neighbours then lie in different banks.
 constexpr u32 STRIDE = HEAD_DIM + 8;
 constexpr u32 VECTORS = HEAD_DIM / 8;
 
@@ -37,13 +38,13 @@ struct Shared {
     bf16 v[TILE_POSITIONS][STRIDE];
 };
 
-// What one warp has summed up. A lane has rows g and g + 8 of each operand tile.
+// A warp's sums. A lane has rows g and g + 8 of each operand tile.
 struct State {
     float max[M_TILES][2], sum[M_TILES][2];
     float out[M_TILES][OUT_TILES][4];
 };
 
-// Starts copying the queries of a tile; rows that are not there are zeros.
+// Starts copying the queries of a tile; zeros for missing rows.
 __device__ inline void load_queries(Shared& shared, const bf16* q, u32 q_stride, u32 rows) {
     for (u32 i = threadIdx.x; i < TILE_ROWS * VECTORS; i += THREADS) {
         const u32 row = i / VECTORS, vector = i % VECTORS;
@@ -52,7 +53,8 @@ __device__ inline void load_queries(Shared& shared, const bf16* q, u32 q_stride,
     }
 }
 
-// Starts copying a head's K or V, which is at `head` in a block, at positions first..first + TILE_POSITIONS; from `end` on, zeros.
+// Starts copying a head's K or V, at `head` in a block, for positions first..first + TILE_POSITIONS; zeros from `end`
+// on.
 __device__ inline void load_tile(bf16 (&to)[TILE_POSITIONS][STRIDE], const bf16* kv, u32 head, u32 block_numbers, const u32* table, u32 first, u32 end) {
 #pragma unroll
     for (u32 round = 0; round < (TILE_POSITIONS * VECTORS + THREADS - 1) / THREADS; round++) {
@@ -66,7 +68,7 @@ __device__ inline void load_tile(bf16 (&to)[TILE_POSITIONS][STRIDE], const bf16*
     }
 }
 
-// scores = Q K^T of this warp's rows.
+// scores = Q K^T for this warp's rows.
 __device__ inline void score(float (&scores)[M_TILES][SCORE_TILES][4], const Shared& shared, u32 warp_row, u32 lane) {
 #pragma unroll
     for (u32 step = 0; step < HEAD_DIM / 16; step++) {
@@ -86,7 +88,7 @@ __device__ inline void score(float (&scores)[M_TILES][SCORE_TILES][4], const Sha
     }
 }
 
-// Minus infinity where a row must not look. `row`: position of the lane's first row; `column`: of its first score.
+// Masks hidden positions with minus infinity. `row`: position of the lane's first row; `column`: of its first score.
 __device__ inline void mask(float (&scores)[M_TILES][SCORE_TILES][4], u32 row, u32 column, u32 window) {
 #pragma unroll
     for (u32 m = 0; m < M_TILES; m++)
@@ -95,7 +97,7 @@ __device__ inline void mask(float (&scores)[M_TILES][SCORE_TILES][4], u32 row, u
 #pragma unroll
             for (u32 i = 0; i < 4; i++) {
                 const u32 at = row + m * 16 + i / 2 * 8, seen = column + n * 8 + i % 2;
-                // Positions to come are far behind, in numbers without a sign.
+                // Future positions wrap around to large unsigned numbers.
                 if (at - seen >= window) scores[m][n][i] = NEG_INFINITY;
             }
 }
@@ -112,7 +114,7 @@ __device__ inline void absorb(State& state, float (&scores)[M_TILES][SCORE_TILES
             max = fmaxf(max, __shfl_xor_sync(ALL_LANES, max, 1));
             max = fmaxf(max, __shfl_xor_sync(ALL_LANES, max, 2));
             max = fmaxf(state.max[m][half], max * scale_log2);
-            // A row that has seen nothing yet has no unit: any will do, its exponentials are zeros.
+            // A row that has seen nothing yet has no maximum: any will do, as its exponentials are zeros.
             const float unit = max == NEG_INFINITY ? 0.0f : max;
             const float factor = exp2_approx(state.max[m][half] - unit);
             state.max[m][half] = max;
@@ -132,7 +134,7 @@ __device__ inline void absorb(State& state, float (&scores)[M_TILES][SCORE_TILES
         }
 }
 
-// out += P V. The scores' layout is that of a first operand already.
+// out += P V. The scores already have the layout of a first operand.
 __device__ inline void add_values(State& state, const float (&p)[M_TILES][SCORE_TILES][4], const Shared& shared, u32 lane) {
 #pragma unroll
     for (u32 step = 0; step < TILE_POSITIONS / 16; step++) {
@@ -163,7 +165,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     const u32 head = blockIdx.x, kv_head = head / (heads / kv_heads);
     const Tile tile = tiles[blockIdx.y];
     const u32* table = tables + u64(tile.sequence) * table_stride;
-    // Where in a block this head's K and V are.
+    // Where this head's K and V lie in a block.
     const u32 block_numbers = 2 * kv_heads * BLOCK * HEAD_DIM;
     const u32 keys = kv_head * BLOCK * HEAD_DIM, values = (kv_heads + kv_head) * BLOCK * HEAD_DIM;
 
@@ -186,7 +188,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     load_tile(shared.k, kv, keys, block_numbers, table, first, end);
     copies_commit();
     for (u32 base = first; base < end; base += TILE_POSITIONS) {
-        // K is there, and everybody is done with the last V.
+        // K is there, and no thread reads the last V any more.
         copies_wait<0>();
         __syncthreads();
         load_tile(shared.v, kv, values, block_numbers, table, base, end);
@@ -197,7 +199,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         float scores[M_TILES][SCORE_TILES][4] = {};
         if (sees) score(scores, shared, warp_row, lane);
 
-        // V is there, and everybody is done with K.
+        // V is there, and no thread reads K any more.
         copies_wait<0>();
         __syncthreads();
         if (base + TILE_POSITIONS < end) load_tile(shared.k, kv, keys, block_numbers, table, base + TILE_POSITIONS, end);

@@ -1,15 +1,16 @@
-// Attention of many rows of a sequence over paged K and V, with the warpgroup products of Hopper (sm_90a): what
-// attention_prefill.cu computes, from the same arguments, for HEAD_DIM 64 and 128. After Shah et al., "FlashAttention-3", 2024.
+// Prefill attention with Hopper's warpgroup products (sm_90a): attention_prefill.cu's result from the same arguments,
+// for HEAD_DIM 64 and 128. After Shah et al., "FlashAttention-3", 2024.
 //
-// A block of threads is two warpgroups of 64 rows each. K and V pass by TILE_POSITIONS at a time, in absolute order, copied into
-// double buffers by all threads (pages are too small for the bulk copy engine to pay off). A warpgroup starts the products Q K^T of
-// this tile and P V of the last one together; while the tensor cores are busy with the second, it makes exponentials of the first:
+// A block of threads is two warpgroups of 64 rows each. K and V pass TILE_POSITIONS at a time, in absolute order; all
+// threads copy them into double buffers (KV blocks are too small for the bulk copy engine to pay off). A warpgroup
+// starts the products Q K^T of this tile and P V of the last one together; while the tensor cores work on the second,
+// it turns the first into exponentials:
 //
 //   tensor cores   | S(n) = Q K(n)^T | O += P(n-1) V(n-1) | S(n+1) = ..
 //   other units                      | S(n) to P(n)       | rescale O
 //
-// Arguments and grid: see attention_prefill.cu. 256 threads; dynamic shared memory for Q, two tiles each of K and V, and what aligns
-// them: 5 OPERAND_BYTES + ALIGNMENT.
+// Arguments and grid: see attention_prefill.cu. 256 threads; dynamic shared memory for Q, two tiles each of K and V,
+// and alignment: 5 OPERAND_BYTES + ALIGNMENT.
 #include "common.cuh"
 
 static_assert(HEAD_DIM == 64 || HEAD_DIM == 128, "the operand layouts below are of panels of 64 columns");
@@ -18,7 +19,8 @@ constexpr u32 THREADS = 256;
 constexpr u32 TILE_ROWS = 128;
 constexpr u32 TILE_POSITIONS = 128;
 constexpr u32 VECTORS = HEAD_DIM / 8;
-// Operands lie in panels of 64 columns, whose rows of 128 bytes are swizzled: 16-byte vector v of row r is where v ^ (r % 8) would be.
+// Operands lie in panels of 64 columns, whose rows of 128 bytes are swizzled: 16-byte vector v of row r lies at v ^ (r
+// % 8).
 constexpr u32 ROW_BYTES = 128;
 constexpr u32 PANEL_BYTES = 128 * ROW_BYTES;
 constexpr u32 PANELS = HEAD_DIM / 64;
@@ -37,8 +39,8 @@ struct Tile {
 
 // --- Warpgroup products.
 
-// Where an operand is: its address, and in units of 16 bytes the strides that its layout takes: rows of K (and Q) 8 at a time lie
-// 1,024 bytes apart, and so do those of V; V's panels, which are columns of the product, PANEL_BYTES.
+// An operand's descriptor: its address, and its layout's strides in units of 16 bytes. Groups of 8 rows of K (and Q)
+// are 1,024 bytes apart, and so are those of V; V's panels, which are columns of the product, PANEL_BYTES.
 __device__ inline u64 operand(u32 address) {
     constexpr u64 SWIZZLE_128_BYTES = 1ull << 62;
     constexpr u64 EIGHT_ROWS = u64(8 * ROW_BYTES / 16) << 32;
@@ -55,7 +57,7 @@ __device__ inline u64 operand(u32 address) {
     NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
              "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
-// c (64 x 128) = a b^T + c, or without c if it is not to be `added`: a is 64 x 16, b 128 x 16, both in shared memory.
+// c (64 x 128) = a b^T, plus c if `added`: a is 64 x 16, b 128 x 16, both in shared memory.
 __device__ inline void multiply_shared(float (&c)[64], u64 a, u64 b, u32 added) {
     asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" NAMES_64 "}, %64, %65, add, 1, 1, 0, 0;\n}"
@@ -78,18 +80,19 @@ __device__ inline void multiply_registers(float (&c)[32], const u32* a, u64 b) {
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
-// Registers that were written before are seen by the products that follow.
+// Makes earlier writes to registers visible to the products that follow.
 __device__ inline void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
 __device__ inline void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// Waits until no more than `PENDING` groups of products are under way.
+// Waits until at most `PENDING` groups of products are in flight.
 template <int PENDING>
 __device__ inline void products_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// The compiler does not know that a product goes on after it was started: it must not move uses of its registers across this.
+// A product goes on after it was started, which the compiler does not know: keeps it from moving uses of the registers
+// across this.
 template <u32 N>
 __device__ inline void pin(float (&x)[N]) {
 #pragma unroll
@@ -102,7 +105,7 @@ __device__ inline void pin(u32 (&x)[N]) {
     for (u32 i = 0; i < N; i++) asm volatile("" : "+r"(x[i])::"memory");
 }
 
-// What this thread copied is seen by the products of all threads that meet it at a barrier afterwards.
+// Makes this thread's copies visible to the products of all threads that meet it at a later barrier.
 __device__ inline void copies_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // --- Operands in shared memory.
@@ -120,7 +123,7 @@ __device__ inline void load_queries(u8* to, const bf16* q, u32 q_stride, u32 row
     }
 }
 
-// A head's K or V, which is at `head` in a block, at positions first..first + TILE_POSITIONS; from `end` on, zeros.
+// A head's K or V, at `head` in a block, for positions first..first + TILE_POSITIONS; zeros from `end` on.
 __device__ inline void load_tile(u8* to, const bf16* kv, u32 head, u32 block_numbers, const u32* table, u32 first, u32 end) {
 #pragma unroll
     for (u32 i = threadIdx.x; i < TILE_POSITIONS * VECTORS; i += THREADS) {
@@ -157,7 +160,8 @@ __device__ inline void start_values(State& state, u32 v) {
     for (u32 step = 0; step < TILE_POSITIONS / 16; step++) multiply_registers(state.out, state.p + 4 * step, operand(v + step * 16 * ROW_BYTES));
 }
 
-// Scores to exponentials in units of 2^max; the answer is the factors for all that was summed before, in units of the old one.
+// Scores to exponentials in units of 2^max; returns the factors for all earlier sums, which are in units of the old
+// one.
 __device__ inline float2 absorb(State& state, float (&scores)[SCORES], float scale_log2) {
     float factors[2];
 #pragma unroll
@@ -168,7 +172,7 @@ __device__ inline float2 absorb(State& state, float (&scores)[SCORES], float sca
         max = fmaxf(max, __shfl_xor_sync(ALL_LANES, max, 1));
         max = fmaxf(max, __shfl_xor_sync(ALL_LANES, max, 2));
         max = fmaxf(state.max[half], max * scale_log2);
-        // A row that has seen nothing yet has no unit: any will do, its exponentials are zeros.
+        // A row that has seen nothing yet has no maximum: any will do, as its exponentials are zeros.
         const float unit = max == NEG_INFINITY ? 0.0f : max;
         factors[half] = exp2_approx(state.max[half] - unit);
         state.max[half] = max;
@@ -193,12 +197,12 @@ __device__ inline void keep_exponentials(State& state, const float (&scores)[SCO
     for (u32 i = 0; i < SCORES / 2; i++) state.p[i] = pack(scores[2 * i], scores[2 * i + 1]);
 }
 
-// Minus infinity where a row must not look. `row`: position of the lane's first row; `column`: of its first score.
+// Masks hidden positions with minus infinity. `row`: position of the lane's first row; `column`: of its first score.
 __device__ inline void mask(float (&scores)[SCORES], u32 row, u32 column, u32 window) {
 #pragma unroll
     for (u32 i = 0; i < SCORES; i++) {
         const u32 at = row + i % 4 / 2 * 8, seen = column + i / 4 * 8 + i % 2;
-        // Positions to come are far behind, in numbers without a sign.
+        // Future positions wrap around to large unsigned numbers.
         if (at - seen >= window) scores[i] = NEG_INFINITY;
     }
 }
@@ -260,7 +264,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
     u32 buffer = 1;
     for (u32 base = first + TILE_POSITIONS; base < end; base += TILE_POSITIONS, buffer ^= 1) {
-        // This tile's K and the last one's V are there; everybody is done with K before and V before that.
+        // This tile's K and the last one's V are there; no thread reads the K and V before them any more.
         copies_wait<0>();
         copies_to_products();
         __syncthreads();

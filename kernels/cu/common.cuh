@@ -1,6 +1,6 @@
-// What all kernels share: bf16 in registers, the tensor-core and copy instructions, reductions.
+// Shared by all kernels: bf16 in registers, the tensor-core and copy instructions, reductions.
 //
-// No header of the CUDA toolkit is included anywhere: a machine that has NVRTC and a driver can compile this.
+// No header of the CUDA toolkit is included anywhere: a machine with NVRTC and a driver can compile this.
 #pragma once
 
 typedef unsigned short bf16;  // the bits
@@ -10,7 +10,7 @@ typedef unsigned long long u64;
 
 // Positions in a KV block; `BLOCK_POSITIONS` in kv.rs.
 constexpr u32 BLOCK = 16;
-// The position of a row that only fills up a batch: nothing is read or written for it.
+// The position of a padding row: nothing is read or written for it.
 constexpr u32 NO_POSITION = 0xffffffffu;
 constexpr u32 ALL_LANES = 0xffffffffu;
 
@@ -70,7 +70,7 @@ __device__ inline u32 transpose8x8(u32 pair) {
 
 __device__ inline u32 shared_address(const void* pointer) { return u32(__cvta_generic_to_shared(pointer)); }
 
-// Four 8x8 matrices; lane i names the row i % 8 of matrix i / 8.
+// Four 8x8 matrices; lane i names row i % 8 of matrix i / 8.
 __device__ inline void load_matrices(u32 (&to)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -86,14 +86,14 @@ __device__ inline void load_matrices_transposed(u32 (&to)[4], const void* row) {
                  : "memory");
 }
 
-// 16 bytes from global to shared memory behind this thread's back; zeros, and nothing read, unless `present`.
+// Copies 16 bytes from global to shared memory asynchronously; writes zeros, and reads nothing, unless `present`.
 __device__ inline void copy16_async(void* to, const void* from, bool present) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(present ? 16 : 0) : "memory");
 }
 
 __device__ inline void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until no more than `PENDING` groups of this thread's copies are under way.
+// Waits until at most `PENDING` groups of this thread's copies are in flight.
 template <int PENDING>
 __device__ inline void copies_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
@@ -113,7 +113,7 @@ __device__ inline float warp_max(float x) {
     return x;
 }
 
-// Over all threads of the block, of whole warps; every thread gets the result.
+// Over all threads of the block, which has whole warps; every thread gets the result.
 template <typename Reduce>
 __device__ inline float block_reduce(float x, float neutral, Reduce reduce) {
     __shared__ float of_warps[32];

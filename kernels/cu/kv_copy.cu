@@ -1,12 +1,12 @@
-// Blocks between the paged memory and contiguous block slots.
+// Copies blocks between the paged memory and contiguous block slots.
 //
-// pool: [layer][block][slice], the paged memory, in which a layer's blocks are side by side: attention then walks through
-// memory that lies together. A slot holds [layer][slice] of one block, as the KV pool and peers know it: device memory, or pinned
-// memory of the host as the device sees it. A slice is K and V of one layer of a block: slice_bytes, a multiple of 16. Layers
-// first_layer.. of grid (layers, blocks) are copied, so that a layer can leave as soon as it is done.
+// pool: [layer][block][slice], the paged memory, which keeps a layer's blocks together for attention to read. A slot
+// holds [layer][slice] of one block, as the KV pool and peers know it, in device memory or in pinned host memory. A
+// slice is K and V of one layer of a block: slice_bytes, a multiple of 16. Copies layers first_layer.. of grid (layers,
+// blocks), so that a layer can leave as soon as it is done.
 #include "common.cuh"
 
-// Which blocks, and the address of each one's slot. It travels with the launch: nothing to upload, nothing to wait for.
+// Blocks and the addresses of their slots. Passed by value with the launch: nothing to upload, nothing to wait for.
 struct Batch {
     u64 slots[64];
     u32 blocks[64];
@@ -17,7 +17,7 @@ __device__ inline void copy_slice(uint4* __restrict__ to, const uint4* __restric
     for (u64 i = threadIdx.x; i < bytes / 16; i += blockDim.x) to[i] = from[i];
 }
 
-// Where a slice is in the paged memory, and in its slot.
+// A slice's place in the paged memory, and in its slot.
 struct Slice {
     u64 in_pool, in_slot;
 

@@ -1,9 +1,9 @@
-// What changes a row of logits before a token is drawn, in this order: bias, penalties (as vLLM defines them), bans.
+// Edits rows of logits before tokens are drawn, in this order: bias, penalties (as vLLM defines them), bans.
 //
 // logits: f32 [rows, vocab].
 #include "common.cuh"
 
-// Of `occurred`: set for tokens of the prompt. The other bits count how often the token was generated.
+// Bits of `occurred`: set for tokens of the prompt. The other bits count how often the token was generated.
 constexpr u32 IN_PROMPT = 1u << 31;
 
 struct Entry {
@@ -11,7 +11,8 @@ struct Entry {
     float value;
 };
 
-// Adds to single logits: bias, before the penalties. No (row, token) may be twice among the entries. One thread per entry.
+// Adds to single logits: bias, before the penalties. No (row, token) may occur twice among the entries. One thread per
+// entry.
 extern "C" __global__ void add_to_logits(float* __restrict__ logits, const Entry* __restrict__ entries, u32 count, u32 vocab) {
     const u32 i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= count || entries[i].token >= vocab) return;
@@ -24,8 +25,8 @@ struct Penalties {
     float repetition, frequency, presence;
 };
 
-// Repetition penalizes every token that occurred; presence and frequency those that were generated. penalties: one for each row,
-// neutral ones (1, 0, 0) change nothing. occurred: u32 [histories, vocab]. Grid (vocab over the block, rows).
+// Repetition penalizes every token that occurred; presence and frequency those that were generated. penalties: one per
+// row; (1, 0, 0) changes nothing. occurred: u32 [histories, vocab]. Grid (vocab over the block, rows).
 extern "C" __global__ void penalize(float* __restrict__ logits, const Penalties* __restrict__ penalties, const u32* __restrict__ occurred, u32 vocab) {
     const u32 token = blockIdx.x * blockDim.x + threadIdx.x;
     const Penalties p = penalties[blockIdx.y];
@@ -40,7 +41,7 @@ extern "C" __global__ void penalize(float* __restrict__ logits, const Penalties*
     *logit = x;
 }
 
-// Makes tokens impossible: the last to change the logits. One thread per entry; its value is not used.
+// Makes tokens impossible, after all other edits. One thread per entry; its value is not used.
 extern "C" __global__ void ban(float* __restrict__ logits, const Entry* __restrict__ entries, u32 count, u32 vocab) {
     const u32 i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= count || entries[i].token >= vocab) return;
@@ -56,7 +57,7 @@ extern "C" __global__ void begin_history(u32* __restrict__ occurred, u32 history
         if (prompt[i] < vocab) row[prompt[i]] = IN_PROMPT;
 }
 
-// Counts what was just drawn. One thread per row; nothing is counted for rows whose position is NO_POSITION.
+// Counts the tokens just drawn. One thread per row; rows at NO_POSITION are skipped.
 extern "C" __global__ void extend_history(u32* __restrict__ occurred, const Penalties* __restrict__ penalties, const u32* __restrict__ tokens,
                                           const u32* __restrict__ positions, u32 rows, u32 vocab) {
     const u32 row = blockIdx.x * blockDim.x + threadIdx.x;

@@ -1,11 +1,12 @@
-// Activations to FP8 (e4m3: 4 bits of exponent, 3 of mantissa, largest 448; Micikevicius et al., 2022), for products by cuBLASLt.
+// Quantizes activations to FP8 (e4m3: 4 bits of exponent, 3 of mantissa, largest 448; Micikevicius et al., 2022), for
+// cuBLASLt.
 //
 // x: bf16 [rows, width], out: e4m3 [rows, width], so that x = scale * out; width is a multiple of 8. One block per row.
 #include "common.cuh"
 
 constexpr float LARGEST = 448.0f;
 
-// To nearest, ties to even; beyond the largest number, that. NaN stays NaN.
+// To nearest, ties to even; saturates at the largest number. NaN stays NaN.
 __device__ inline u8 to_e4m3(float x) {
     if (isnan(x)) return 0x7f;
     const u32 sign = (__float_as_uint(x) >> 24) & 0x80;
@@ -41,14 +42,14 @@ extern "C" __global__ void quantize_fp8_rows(u8* __restrict__ out, float* __rest
         for (int j = 0; j < 8; j++) largest = fmaxf(largest, fabsf(numbers[j]));
     }
     largest = block_max(largest);
-    // A row of zeros stays one under any scale.
+    // A row of zeros stays zero under any scale.
     const float scale = largest > 0.0f ? largest / LARGEST : 1.0f;
     if (threadIdx.x == 0) scales[row] = scale;
     uint2* to = reinterpret_cast<uint2*>(out + row * width);
     for (u32 i = threadIdx.x; i < width / 8; i += blockDim.x) to[i] = quantize8(from[i], 1.0f / scale);
 }
 
-// One scale for all, given.
+// One given scale for all.
 extern "C" __global__ void quantize_fp8_tensor(u8* __restrict__ out, const float* __restrict__ scale, const bf16* __restrict__ x, u32 width) {
     const u64 row = blockIdx.x;
     const uint4* from = reinterpret_cast<const uint4*>(x + row * width);

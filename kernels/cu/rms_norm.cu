@@ -1,9 +1,9 @@
-// The residual stream takes in a layer's output, and the next layer's input is its norm, in one pass (Zhang & Sennrich, 2019):
+// Adds a layer's output to the residual stream and norms it for the next layer, in one pass (Zhang & Sennrich, 2019):
 //
 //   residual[r] += delta[r];  out[i] = weight * residual[r] / sqrt(mean(residual[r]^2) + epsilon), r = rows[i]
 //
-// out: bf16 [grid, width], residual: f32 [.., width], delta: bf16 [.., width] or null, weight: f32 [width],
-// rows: u32 [grid], which rows to take, or null for all. width is a multiple of 8. One block per row, whose numbers stay in shared
+// out: bf16 [grid, width], residual: f32 [.., width], delta: bf16 [.., width] or null, weight: f32 [width], rows: u32
+// [grid], the rows to take, or null for all. width is a multiple of 8. One block per row, whose numbers stay in shared
 // memory (dynamic, 4 width bytes) between the two uses. The residual is f32: it sums up dozens of layers.
 #include "common.cuh"
 

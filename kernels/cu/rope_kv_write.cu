@@ -1,5 +1,5 @@
-// What lies between the QKV product and attention: norms of each head's query and key (where the model has them), rotary embedding,
-// and K and V into their blocks.
+// Everything between the QKV product and attention: norms of each head's query and key (if the model has them), rotary
+// embedding, and writing K and V into their blocks.
 //
 // qkv: bf16 [rows, heads + 2 kv_heads, HEAD_DIM], queries first; queries are changed in place.
 // kv: bf16 [block, K or V, kv_heads, 16, HEAD_DIM], one layer of the paged memory.
@@ -12,10 +12,10 @@
 
 constexpr u32 HALF = HEAD_DIM / 2;
 constexpr u32 WARPS = 8;
-// Pairs of neighbours that a lane turns.
+// Pairs of neighbours that a lane rotates.
 constexpr u32 STEPS = (HALF + 63) / 64;
 
-// Turns a head by its position's angles. x[0] and x[1] are the numbers 2 i and 2 i + 1 of the first and second half.
+// Rotates a head by its position's angles. x[0] and x[1] are the numbers 2 i and 2 i + 1 of the first and second half.
 __device__ inline void turn(float (&x)[STEPS][4], const float* cos, const float* sin, u32 lane) {
 #pragma unroll
     for (u32 step = 0; step < STEPS; step++) {
@@ -80,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(256)
     bf16* to = from;
     if (!is_query) {
         const u64 block = tables[u64(sequences[row]) * table_stride + position / BLOCK];
-        // Of the block's K heads, then V heads.
+        // The block's K heads come first, then V heads.
         const u32 kv_head = head - heads;
         to = kv + ((block * 2 * kv_heads + kv_head) * BLOCK + position % BLOCK) * HEAD_DIM;
     }

@@ -1,18 +1,20 @@
-// One token from each row of logits: greedy, or drawn under temperature, min_p, top_k and top_p, as the CPU's sampler defines them
-// (model/src/sampler.rs), and with the same random numbers. Equal logits count in order of token id. NaN is impossible.
+// Draws one token from each row of logits: greedy, or under temperature, min_p, top_k and top_p, as the CPU's sampler
+// defines them (model/src/sampler.rs), and with the same random numbers. Equal logits are ordered by token id. NaN is
+// impossible.
 //
-// Nothing is sorted. The order of the tokens is that of a 32-bit key, their distance below the largest logit, and where a filter
-// cuts, or the draw falls, is found by descending through the key 8 bits at a time: a histogram of 256 bins, by count or by weight,
-// tells the bin, and the next 8 bits go on inside it. Weights are fixed-point integers, 2^40 for the likeliest token: their sums do
-// not depend on the order of addition, so a row's token depends on that row alone, and is the same each time. A token less likely
-// than 2^-40 of the likeliest one is impossible.
+// Nothing is sorted. Tokens are ordered by a 32-bit key, their distance below the largest logit. Where a filter cuts,
+// or the draw falls, is found by descending through the key 8 bits at a time: a histogram of 256 bins, by count or by
+// weight, gives the bin, and the next 8 bits go on inside it. Weights are fixed-point integers, 2^40 for the likeliest
+// token: their sums do not depend on the order of addition, so a row's token depends on that row alone and is always
+// the same. A token less likely than 2^-40 of the likeliest one is impossible.
 //
-// logits: f32 [rows, vocab], vocab up to 2^18. requests: one for each row. tokens: u32 [rows]. One block of 1,024 threads per row.
+// logits: f32 [rows, vocab], vocab up to 2^18. requests: one per row. tokens: u32 [rows]. One block of 1,024 threads
+// per row.
 #include "common.cuh"
 
 constexpr u32 THREADS = 1024;
 constexpr u32 BINS = 256;
-// Below this it is greedy: the quotient would overflow long before the draw could differ.
+// Temperatures below this are greedy: the quotient would overflow long before the draw could differ.
 constexpr float TEMPERATURE_MIN = 1e-5f;
 // Powers of two between the likeliest token and an impossible one, and keys from one power to the next.
 constexpr float POWERS = 40.0f;
@@ -21,7 +23,7 @@ constexpr u32 IMPOSSIBLE = 0xffffffffu;
 
 struct Request {
     u64 seed;
-    // Which draw of the sequence this is.
+    // Number of the draw in its sequence.
     u64 index;
     float temperature;
     float top_p;
@@ -51,7 +53,7 @@ __device__ inline u64 random53(u64 seed, u64 index) {
 
 struct Shared {
     u64 bins[BINS];
-    // The bin that was found, and the sum of those before it.
+    // The bin found, and the sum of those before it.
     u32 bin;
     u64 before;
     u64 best;
@@ -63,7 +65,7 @@ struct Row {
     float max;
     // log2(e) / temperature.
     float powers_per_logit;
-    // Keys above it are cut off by min_p.
+    // min_p cuts off larger keys.
     u32 key_max;
 
     // Ascends as likelihood descends.
@@ -91,7 +93,7 @@ __device__ inline void clear_bins(Shared& shared) {
     __syncthreads();
 }
 
-// Finds the bin in which the running sum exceeds `target`, which all bins together do.
+// Finds the bin in which the running sum exceeds `target`, which is below the sum of all bins.
 __device__ inline void find_bin(Shared& shared, u64 target) {
     constexpr u32 PER_LANE = BINS / 32;
     __syncthreads();
@@ -152,8 +154,8 @@ __device__ Found descend(Shared& shared, const Row& row, u64 target, Measure mea
     return found;
 }
 
-// The token in which the running sum of `measure(key)` exceeds `target`, in order of ids: first among runs of THREADS tokens, then
-// among that run's warps, then among the lanes.
+// The token in which the running sum of `measure(key)` exceeds `target`, in order of ids: searches runs of THREADS
+// tokens, then that run's warps, then the lanes.
 template <typename Measure>
 __device__ u32 select_by_id(Shared& shared, const Row& row, u64 target, Measure measure) {
     clear_bins(shared);
@@ -180,7 +182,7 @@ __device__ u32 select_by_id(Shared& shared, const Row& row, u64 target, Measure 
     return start + of_warp * 32 + shared.bin;
 }
 
-// The token that `random`, of 53 bits, falls on.
+// The token that the 53 bits of `random` select.
 __device__ u32 draw(Shared& shared, const Row& row, const Request& request, u64 random) {
     // floor(x * random / 2^53).
     const auto fraction = [&](u64 x) { return __umul64hi(x, random) << 11 | (x * random) >> 53; };
@@ -212,14 +214,14 @@ __device__ u32 draw(Shared& shared, const Row& row, const Request& request, u64 
     return select_by_id(shared, row, tie, [&](u32 key) { return u64(key == drawn.key); });
 }
 
-// Index of the largest number, the first of equals; 0 if there is none.
+// Index of the largest number, the first among equals; 0 if there is none.
 __device__ inline u32 argmax(Shared& shared, const float* logits, u32 vocab) {
     // Larger logit first, then smaller id, as one integer.
     u64 best = 0;
     for (u32 token = threadIdx.x; token < vocab; token += THREADS) {
         const float x = logits[token];
         if (isnan(x)) continue;
-        // Without a negative zero.
+        // Turns negative zero into zero.
         const u32 bits = __float_as_uint(x + 0.0f);
         const u32 ordered = bits >> 31 ? ~bits : bits | 1u << 31;
         best = max(best, u64(ordered) << 32 | ~token);

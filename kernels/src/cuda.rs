@@ -1,21 +1,25 @@
-//! The same operations on NVIDIA GPUs from sm_80 (A100) on, written for Hopper.
+//! The operations on NVIDIA GPUs from sm_80 (A100) on, tuned for Hopper.
 //!
-//! All CUDA libraries are loaded at run time: a program with this in it starts, and runs on the CPU, where there are none. Kernels are
-//! CUDA C++ (`kernels/cu`, one per file; a file says what its kernel does and why it is as it is), compiled by NVRTC for the device
-//! that is there, and kept on disk. Nothing waits for the device but what says so; an error that says the device failed means
-//! that nothing computed since may be used.
+//! All CUDA libraries are loaded at run time: a program with this in it also starts where there are none, and runs on
+//! the CPU. Kernels are CUDA C++ (`kernels/cu`, one per file, which says what it does and why), compiled by NVRTC for
+//! the present device and cached on disk. Calls are asynchronous unless they say otherwise; after an error that says
+//! the device failed, nothing computed since may be used.
 //!
-//! Activations and KV are bf16, the residual stream, logits and all sums f32.
+//! Activations and KV are bf16; the residual stream, logits and all sums are f32. Attention, norms and sampling give a
+//! row the same bits in any batch and any chunking; matrix products do not (see [`gemm`]).
 //!
 //! - [`error`]: what can go wrong, and what to do
-//! - [`compile`]: CUDA C++ to machine code; [`cache`]: and kept
+//! - [`compile`]: CUDA C++ to machine code; [`cache`]: keeping it on disk
 //! - [`device`]: a device, its memory and streams
-//! - [`kernels`]: all kernels, loaded for one head size; `launch`: putting one on a stream
-//! - [`elementwise`], [`attention`], [`sampling`]: the operations
+//! - [`kernels`]: all kernels, loaded for one head size; `launch`: launching one
+//! - [`elementwise`], [`attention`], [`sampling`]: the operations; `prefill_kernel`: which prefill kernel suits a
+//!   device
 //! - [`gemm`]: matrix products in bf16 and FP8, by cuBLASLt
-//! - [`kv`]: the paged memory, and blocks to and from contiguous slots
-//! - [`host`], [`pinned`]: DRAM that the device can reach, its own and others'; [`upload`], [`transfer`]: matrices and blocks across the bus
+//! - [`kv`]: the paged memory, and copying blocks to and from contiguous slots
+//! - [`host`], [`pinned`]: pinned host memory, our own and others'; [`upload`], [`transfer`]: matrices and blocks
+//!   across the bus
 //! - [`graph`]: a step's launches, recorded once
+//! - `checks` (feature `checks`): the operations against references
 
 pub mod attention;
 pub mod cache;
@@ -44,5 +48,5 @@ pub use gemm::Gemm;
 pub use kernels::Kernels;
 pub use kv::DeviceKv;
 
-/// The position of a row that only fills up a batch: nothing is read or written for it.
+/// The position of a padding row: nothing is read or written for it.
 pub const NO_POSITION: u32 = u32::MAX;

@@ -1,5 +1,5 @@
-//! What can be told of the CUDA kernels without a GPU: each compiles for the oldest and the newest device that they are written for,
-//! and those that every token passes keep their numbers in registers.
+//! Checks of the CUDA kernels that need no GPU: each compiles for the oldest and the newest supported device, and none
+//! spills registers.
 
 use std::collections::BTreeMap;
 use tidemill_kernels::cuda::{
@@ -8,10 +8,10 @@ use tidemill_kernels::cuda::{
 };
 
 const ARCHS: [Arch; 2] = [Arch::SM_80, Arch::SM_90A];
-/// The smallest, the largest, and what models have.
+/// The smallest, the largest, and those of real models.
 const HEAD_DIMS: [usize; 8] = [16, 32, 64, 80, 96, 112, 128, 256];
 
-/// What the assembler says of a kernel.
+/// The assembler's report on a kernel.
 #[derive(Debug)]
 struct Resources {
     kernel: String,
@@ -71,7 +71,7 @@ fn every_kernel_compiles_and_none_spills() {
     }
     println!("{:24}{:>9}{:>9}{:>11}{:>13}{:>13}", "kernel", "head_dim", "device", "registers", "spill bytes", "stack bytes");
     let mut kernels: BTreeMap<String, u32> = BTreeMap::new();
-    // The compiler takes its time: one thread for each device.
+    // The compiler is slow: one thread per device.
     let reports = std::thread::scope(|scope| {
         let threads = ARCHS.map(|arch| scope.spawn(move || reports(arch)));
         threads.map(|thread| thread.join().expect("every kernel compiles"))

@@ -1,5 +1,5 @@
-//! Weights as Hugging Face stores them: one safetensors file, or several with an index. Files are mapped; what
-//! is taken from them is checked against the configuration and remembered for the digest.
+//! Weights as Hugging Face stores them: one safetensors file, or several with an index. Files are mapped; the tensors
+//! taken from them are checked against the configuration and remembered for the digest.
 
 use crate::{error::ModelError, json::read_json};
 use memmap2::{Mmap, UncheckedAdvice};
@@ -16,7 +16,7 @@ use tidemill_kernels::{Dtype, Matrix, dtype::decode};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
-/// Hub checkpoints of a trillion parameters have some hundreds.
+/// Hub checkpoints of a trillion parameters have some hundreds of files.
 const FILES_MAX: usize = 4096;
 
 /// A matrix in a mapped file.
@@ -42,9 +42,9 @@ impl WeightMatrix {
 /// The open files of a checkpoint.
 pub(crate) struct Checkpoint {
     files: Vec<TensorFile>,
-    /// Which file holds a tensor; for a single file that is the only one.
+    /// Which file holds a tensor; `None` for a single file.
     index: Option<HashMap<String, usize>>,
-    /// Where a missing tensor was looked for.
+    /// Named in the error about a missing tensor.
     looked_in: PathBuf,
     taken: Vec<Taken>,
 }
@@ -119,7 +119,8 @@ impl Checkpoint {
         Ok(decode(taken.dtype, &taken.map[taken.range.clone()]))
     }
 
-    /// A tensor of one layer more than the configuration counts: without it, the model would compute something, but not what it was made for.
+    /// Refuses a tensor of one layer more than the configuration counts: the model would compute something, but not
+    /// what it was trained for.
     pub(crate) fn must_not_have(&self, name: &str) -> Result<(), ModelError> {
         match self.files.iter().find(|file| file.metadata.info(name).is_some()) {
             Some(file) => Err(ModelError::SurplusLayer { tensor: name.to_owned(), path: file.path.clone() }),
@@ -144,15 +145,15 @@ impl Checkpoint {
             FileDtype::BF16 => Dtype::Bf16,
             other => return Err(ModelError::Dtype { tensor: name.to_owned(), path: file.path.clone(), found: format!("{other:?}") }),
         };
-        // The file was checked to hold exactly the bytes that its header speaks of.
+        // The header was checked: the file holds exactly these bytes.
         let range = file.data + info.data_offsets.0..file.data + info.data_offsets.1;
         let name = name.to_owned();
         self.taken.push(Taken { name, map: file.map.clone(), range, dtype, shape: expected.to_vec() });
         Ok(self.taken.last().expect("just pushed"))
     }
 
-    /// BLAKE3 over all tensors taken, in order: names, dtypes, shapes and bytes. Reads every byte once, so it also brings the
-    /// files into memory; `progress` gets (bytes done, bytes in all).
+    /// BLAKE3 over all tensors taken, in order: names, dtypes, shapes and bytes. Reads every byte once, and so brings
+    /// the files into memory; `progress` gets (bytes done, bytes in all).
     pub(crate) fn digest(&self, progress: &mut dyn FnMut(u64, u64)) -> [u8; 32] {
         let total = self.taken.iter().map(|taken| taken.range.len() as u64).sum();
         let mut done = 0;
@@ -169,25 +170,25 @@ impl Checkpoint {
         *hasher.finalize().as_bytes()
     }
 
-    /// Lets go of the memory that holds the files: weights were copied, and what is looked up later is read again.
+    /// Frees the memory that holds the files: the weights have been copied, and later look-ups read again from disk.
     pub(crate) fn release(&self) {
         for file in &self.files {
-            // SAFETY: the map is read-only, so its pages hold what the file holds, and come back from there. It is advice:
-            // where it fails, pages stay until the system needs them.
+            // SAFETY: the map is read-only, so its pages hold the file's content and can be read again. Only advice: if
+            // it fails, pages stay until the system needs them.
             let _ = unsafe { file.map.unchecked_advise(UncheckedAdvice::DontNeed) };
         }
     }
 }
 
-/// Bytes hashed between two words about progress: some milliseconds.
+/// Bytes hashed between two reports of progress: some milliseconds.
 const PIECE_BYTES: usize = 32 << 20;
 
 impl TensorFile {
     fn open(path: PathBuf) -> Result<Self, ModelError> {
         let io = |source| ModelError::Io { path: path.clone(), source };
         let file = File::open(&path).map_err(io)?;
-        // SAFETY: the map is read-only and private to this process. Who changes a checkpoint's file under a running server
-        // breaks the promise that a checkpoint is immutable; every program that maps weights makes this assumption.
+        // SAFETY: the map is read-only and private to this process. Changing a checkpoint's file under a running server
+        // breaks the promise that a checkpoint is immutable; every program that maps weights relies on it.
         let map = unsafe { Mmap::map(&file) }.map_err(io)?;
         match SafeTensors::read_metadata(&map) {
             Ok((header_bytes, metadata)) => Ok(Self { path, map: Arc::new(map), metadata, data: LENGTH_BYTES + header_bytes }),
@@ -196,10 +197,10 @@ impl TensorFile {
     }
 }
 
-/// Bytes of the header's length, with which a file begins.
+/// Bytes of the length that begins the header.
 const LENGTH_BYTES: usize = 8;
 
-/// What is wrong with a file: for one that ends early, the first tensor that is cut off.
+/// What is wrong with a file: if it ends early, the first tensor that is cut off.
 fn problem(file: &[u8], error: SafeTensorError) -> String {
     let cut = || {
         let header_bytes = usize::try_from(u64::from_le_bytes(*file.first_chunk::<LENGTH_BYTES>()?)).ok()?;

@@ -1,5 +1,5 @@
-//! `config.json`, checked, with a family's rules applied: everything that decides which tensors there are and what is
-//! computed from them.
+//! `config.json`, checked, with the family's rules applied: everything that decides which tensors there are and how
+//! they are used.
 
 use crate::{
     error::ModelError,
@@ -13,7 +13,7 @@ use serde_json::Value;
 use std::path::Path;
 use tidemill_proto::block::Token;
 
-/// A model's dimensions and settings. What is serialized is what changes the arithmetic, besides the weights.
+/// A model's dimensions and settings. The serialized fields, besides the weights, decide the arithmetic.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct ModelConfig {
     pub(crate) architecture: &'static str,
@@ -28,7 +28,7 @@ pub struct ModelConfig {
     pub(crate) rope: RopeConfig,
     /// Tokens that each layer attends to; `None`: all.
     pub(crate) windows: Vec<Option<usize>>,
-    /// The head is the embedding.
+    /// The head shares the embedding's weights.
     pub(crate) tied: bool,
     pub(crate) qkv_bias: bool,
     pub(crate) output_bias: bool,
@@ -68,21 +68,21 @@ struct RawConfig {
     eos_token_id: Option<TokenIds>,
 }
 
-/// Nothing sensible is larger; products of three stay far from overflow.
+/// No real model is larger, and products of three stay far from overflow.
 const SIZE_MAX: usize = 1 << 20;
 /// f32 counts positions exactly up to here.
 const CONTEXT_MAX: usize = 1 << 24;
 const LAYERS_MAX: usize = 1 << 12;
 const VOCAB_MAX: usize = 1 << 24;
 
-/// Where `config.json` does not say.
+/// The default for `config.json`.
 const NORM_EPSILON_DEFAULT: f64 = 1e-6;
 
 impl ModelConfig {
     /// Reads `config.json` and `generation_config.json` of a checkpoint.
     pub(crate) fn load(dir: &Path) -> Result<Self, ModelError> {
         let path = dir.join("config.json");
-        // What the file is decides how to read it, so the architecture is looked at before anything else is asked for.
+        // The architecture decides how to read the rest, so it is checked first.
         let value: Value = read_json(&path)?;
         let family = family(&path, &value)?;
         let raw: RawConfig = serde_json::from_value(value).map_err(|source| ModelError::Json { path: path.clone(), source })?;
@@ -144,7 +144,7 @@ impl ModelConfig {
         })
     }
 
-    /// Tokens in the vocabulary: ids are below this.
+    /// Tokens in the vocabulary; ids are below this.
     pub fn vocab(&self) -> usize {
         self.vocab
     }
@@ -154,7 +154,7 @@ impl ModelConfig {
         &self.eos
     }
 
-    /// The longest sequence, prompt and answer together.
+    /// The longest sequence, prompt and completion together.
     pub fn context_tokens(&self) -> usize {
         self.context_tokens
     }

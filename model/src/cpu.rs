@@ -2,8 +2,9 @@
 //!
 //! - [`model`]: loading, and what a loaded model tells about itself
 //! - `projection`: packed weights and activations, in f32, bf16 or 8-bit integers
-//! - [`forward`]: a batch of chunks through the layers, to logits
+//! - [`forward`]: a batch of chunks through the layers, to logits; `band`: the rows that go through them together
 
+mod band;
 pub mod forward;
 pub mod model;
 mod projection;

@@ -1,12 +1,14 @@
 //! The model on an NVIDIA GPU.
 //!
-//! Weights and KV are bf16 there whatever the checkpoint has, sums f32. A step goes in two parts: sequences of which one token draws
-//! the next (`decode`: a recorded graph), and all others (`prefill`). Each part waits for its results: the host has nothing to do
-//! meanwhile but to take in blocks, which cross the bus on streams of their own (`blocks`).
+//! Weights and KV are bf16 whatever the checkpoint has, sums are f32. A step has two parts: sequences that draw the
+//! next token from one token (`decode`: a recorded graph), and all others (`prefill`). Each part waits for its results;
+//! meanwhile the host only takes in blocks, which cross the bus on streams of their own (`blocks`).
 //!
-//! - `shape`: sizes as the kernels want them; `weights`: the checkpoint on the device; `layers`: a batch through the layers
+//! - `shape`: the model's sizes, padded for the kernels; `weights`: the checkpoint on the device; `layers`: a batch
+//!   through the layers
 //! - `decode`, `prefill`: the two kinds of batches; `sampling`: from logits to tokens
 //! - `blocks`: KV blocks to and from the device
+//! - `checks` (feature `checks`): whole models and sampling against the CPU
 
 mod blocks;
 #[cfg(any(test, feature = "checks"))]
@@ -49,26 +51,26 @@ use tidemill_proto::{
 };
 use weights::DeviceWeights;
 
-/// Part of the layout fingerprint: changes whenever the same weights and tokens would give other KV bytes than before, by more than
-/// the rounding in which batches differ anyway.
+/// Part of the layout fingerprint: changes whenever the same weights and tokens would give KV bytes that differ by more
+/// than rounding in batches does anyway.
 const ARITHMETIC: u8 = 128;
 
 #[derive(Clone, Debug)]
 pub struct CudaOptions {
-    /// Compiled kernels are kept here.
+    /// Folder for compiled kernels.
     pub kernel_cache: PathBuf,
-    /// Most tokens of a step.
+    /// Most tokens per step.
     pub step_tokens: usize,
     /// Most sequences that one step draws tokens for.
     pub sequences_max: usize,
     pub kv: KvBytes,
 }
 
-/// How much device memory KV blocks get.
+/// Device memory for KV blocks.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum KvBytes {
     Exactly(u64),
-    /// What is left of this share of the device's memory when everything else of this process is there.
+    /// Whatever this process leaves of this share of the device's memory.
     UpToShare(f32),
 }
 
@@ -86,12 +88,12 @@ pub struct CudaExecutor {
 }
 
 impl CudaExecutor {
-    /// Loads a Hugging Face directory onto the first device, and makes everything ready that steps need. `progress` gets (bytes on
-    /// the device, bytes in all).
+    /// Loads a Hugging Face directory onto the first device, and prepares everything that steps need. `progress` gets
+    /// (bytes on the device, bytes in all).
     pub fn load(dir: &Path, options: &CudaOptions, progress: &mut dyn FnMut(u64, u64)) -> Result<Self, ModelError> {
         let config = ModelConfig::load(dir)?;
         let shape = DeviceShape::of(&config)?;
-        // What may be missing is missed before the weights are loaded.
+        // Fails on missing libraries before it loads the weights.
         let device = Device::open(0, &options.kernel_cache)?;
         let (kernels, gemm) = (Kernels::load(&device, shape.head_dim)?, Gemm::new(&device)?);
 
@@ -123,7 +125,7 @@ impl CudaExecutor {
         Ok(executor)
     }
 
-    /// KV blocks that the device holds.
+    /// KV blocks on the device.
     pub fn blocks(&self) -> usize {
         self.kv.blocks()
     }
@@ -145,8 +147,8 @@ impl CudaExecutor {
         Ok(results)
     }
 
-    /// A prefill as large as one may be, and ten steps after it if there will be any, so that nobody's request is the first. No block is
-    /// anybody's yet.
+    /// Runs the largest prefill, and ten decode steps after it if there will be any, so that no request pays for the
+    /// first run. No block is in use yet.
     fn warm_up(&mut self, decodes: bool) -> Result<(), CudaError> {
         let blocks: Vec<u32> = (0..self.kv.blocks().min(self.step_tokens.div_ceil(BLOCK_TOKENS) + 1) as u32).collect();
         let room = (blocks.len() * BLOCK_TOKENS).min(self.config.context_tokens);
@@ -216,7 +218,7 @@ fn device_blocks(device: &Device, layout: &KvLayout, bytes: KvBytes) -> Result<u
     let blocks = match bytes {
         KvBytes::Exactly(bytes) => blocks_that_fit(layout, usize::try_from(bytes).unwrap_or(usize::MAX), 0),
         KvBytes::UpToShare(share) => {
-            // Free memory alone would not do: others may share the device, and be loading at this moment.
+            // Free memory alone is not enough to go by: others may be loading onto the device at this moment.
             let ours = ((f64::from(share) * total as f64) as usize).saturating_sub(device.allocated_bytes());
             blocks_that_fit(layout, ours.min(free), UNSEEN_BYTES)
         }
@@ -228,7 +230,7 @@ fn device_blocks(device: &Device, layout: &KvLayout, bytes: KvBytes) -> Result<u
     Ok(blocks)
 }
 
-/// The driver's own: its context, kernels, graphs, copy buffers.
+/// Memory of the driver: its context, kernels, graphs, copy buffers.
 const UNSEEN_BYTES: usize = 1 << 30;
 /// With fewer nothing can be computed.
 const BLOCKS_MIN: usize = 2;

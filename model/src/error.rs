@@ -1,4 +1,4 @@
-//! What can be wrong with a checkpoint, in words that say what to do.
+//! What can be wrong with a checkpoint, and what to do about it.
 
 use std::{io, path::PathBuf};
 use tidemill_kernels::{KernelError, cuda::CudaError};

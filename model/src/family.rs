@@ -1,13 +1,13 @@
-//! What distinguishes the model families: a row each.
+//! The differences between model families: a row each.
 
-/// Where a yes or no comes from.
+/// Where a flag comes from.
 #[derive(Clone, Copy)]
 pub(crate) enum Flag {
     Never,
     Always,
-    /// `attention_bias` of `config.json`; no if absent.
+    /// `attention_bias` of `config.json`; false if absent.
     AttentionBias,
-    /// `mlp_bias` of `config.json`; no if absent.
+    /// `mlp_bias` of `config.json`; false if absent.
     MlpBias,
 }
 
@@ -15,9 +15,9 @@ pub(crate) enum Flag {
 #[derive(Clone, Copy)]
 pub(crate) enum WindowRule {
     Never,
-    /// All, if `sliding_window` is set.
+    /// All layers, if `sliding_window` is set.
     Everywhere,
-    /// If `use_sliding_window`: those that `layer_types` names, or without it those from `max_window_layers` on.
+    /// If `use_sliding_window`: the layers that `layer_types` names, or else those from `max_window_layers` on.
     ByLayer,
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct Family {
     /// RMSNorm over each query and key head before the rotation.
     pub(crate) qk_norm: bool,
     pub(crate) window: WindowRule,
-    /// Size of a head where `config.json` does not say; `None`: `hidden_size / num_attention_heads`.
+    /// Default size of a head; `None`: `hidden_size / num_attention_heads`.
     pub(crate) head_dim: Option<usize>,
 }
 

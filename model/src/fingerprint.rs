@@ -1,11 +1,11 @@
-//! What a layout fingerprint commits to, besides the shape of a block.
+//! The part of a layout fingerprint that is not the shape of a block.
 
 use crate::config::ModelConfig;
 
-/// Part of the layout fingerprint: changes whenever the same weights and tokens would give other KV bytes than before.
+/// Changes whenever the same weights and tokens would give other KV bytes than before.
 const ARITHMETIC_VERSION: u32 = 7;
 
-/// Digest of weights, settings and arithmetic, which has a number of its own on each backend.
+/// Digest of weights, settings and arithmetic. Each backend numbers its arithmetics differently.
 pub(crate) fn fingerprint(weights: &[u8; 32], config: &ModelConfig, arithmetic: u8) -> [u8; 32] {
     let mut hasher = blake3::Hasher::new_derive_key("tidemill model v1");
     hasher.update(&ARITHMETIC_VERSION.to_le_bytes());

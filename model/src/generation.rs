@@ -1,4 +1,4 @@
-//! Which tokens end a sequence: `generation_config.json`, or without it `config.json`.
+//! Which tokens end a sequence: `generation_config.json` decides, or else `config.json`.
 
 use crate::{error::ModelError, json::read_json};
 use serde::Deserialize;
@@ -18,7 +18,7 @@ struct GenerationConfig {
     eos_token_id: Option<TokenIds>,
 }
 
-/// End-of-sequence ids, ascending. Ids outside the vocabulary can never be drawn and are left out.
+/// End-of-sequence ids, ascending, without ids outside the vocabulary, which can never be drawn.
 pub(crate) fn eos_ids(dir: &Path, of_config: Option<TokenIds>, vocab: usize) -> Result<Vec<Token>, ModelError> {
     let path = dir.join("generation_config.json");
     let of_generation = if path.exists() { read_json::<GenerationConfig>(&path)?.eos_token_id } else { None };

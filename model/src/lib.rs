@@ -1,19 +1,20 @@
-//! One decoder, whose families differ in data: from a Hugging Face directory and paged KV to logits, and from logits to
-//! tokens.
+//! One decoder for all model families, whose differences are data: from a Hugging Face directory and paged KV to
+//! logits, and from logits to tokens.
 //!
-//! - `config`: `config.json`, checked; `family`: what distinguishes the families; `generation`: end-of-sequence ids
+//! - `config`: `config.json`, checked; `family`: the differences; `generation`: end-of-sequence ids; `json`: reading
+//!   such files
 //! - `rope`: rotary frequencies
-//! - `weights`: safetensors files, mapped and checked; their digest; `tensors`: what of them is where in the model
-//! - [`model`]: loading, and what a loaded model tells about itself
-//! - [`runner`]: a model on the device where it runs, with its KV blocks; `step`: what an engine asks of it
-//! - `projection`: weights and activations in f32 or in 8-bit integers
-//! - [`forward`]: a batch of chunks through the layers, to logits
-//! - [`cuda`]: the same on a GPU
-//! - [`sampler`]: a row of logits to a token; `penalties`: what came before weighs in; `rng`: the draws
+//! - `checkpoint`: safetensors files, mapped and checked; their digest; `tensors`: the place of each tensor in the
+//!   model
+//! - `fingerprint`, `kv`: what a KV block's bytes depend on, and its shape in the kernels' words
+//! - [`executor`]: a model on some backend with its KV blocks, as engines drive it
+//! - [`cpu`], [`cuda`]: the backends
+//! - [`sampler`]: a row of logits to a token; `penalties`; `rng`: the draws; `step`: from a segment's logits to its
+//!   result
 //!
-//! What a row of logits is depends on its sequence alone, bit for bit (see `tidemill_kernels`), and what is sampled from it
-//! on that row, the sequence and (seed, index). Files are not trusted: whatever they hold, loading ends in a model or in an
-//! error that names the file, the tensor or the field.
+//! A row of logits depends on its sequence alone, bit for bit on a CPU (see `tidemill_kernels`); the token drawn from
+//! it depends on that row, the sequence and (seed, index). Files are not trusted: whatever they hold, loading ends in a
+//! model or in an error that names the file, the tensor or the field.
 
 mod checkpoint;
 mod config;

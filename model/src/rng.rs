@@ -1,5 +1,5 @@
-//! Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): a random number is a pure function
-//! of (seed, index), so a sequence that is preempted or rescued goes on drawing what it would have drawn.
+//! Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): a random number is a pure
+//! function of (seed, index), so a preempted or rescued sequence continues with the same draws.
 
 const MULTIPLIERS: [u32; 2] = [0xd251_1f53, 0xcd9e_8d57];
 const WEYL: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];

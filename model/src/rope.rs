@@ -1,11 +1,11 @@
-//! Rotary frequencies, computed in f32 step by step as Hugging Face does: at position 2,000 an angle's last f32 bit is worth
-//! 1e-4, so a more exact frequency would be a different one.
+//! Rotary frequencies, computed in f32 step by step like Hugging Face: at position 2,000 the last f32 bit of an angle
+//! is worth 1e-4, so a more exact frequency would be a different one.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::f32::consts::PI;
 
-/// How the frequencies of a head are stretched for long contexts.
+/// How frequencies are scaled for long contexts.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub(crate) enum RopeScaling {
     None,
@@ -22,17 +22,17 @@ pub(crate) enum RopeScaling {
     },
 }
 
-/// What `config.json` says about the rotation.
+/// The rotary settings of `config.json`.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub(crate) struct RopeConfig {
     pub(crate) theta: f32,
     pub(crate) scaling: RopeScaling,
 }
 
-/// Where neither the configuration nor its rotary section names a base.
+/// The default base.
 const THETA_DEFAULT: f64 = 10_000.0;
 
-/// Settings of the types that need any.
+/// Settings of the rope types that have any.
 #[derive(Deserialize)]
 struct Settings {
     factor: f64,
@@ -42,8 +42,8 @@ struct Settings {
 }
 
 impl RopeConfig {
-    /// From `rope_parameters` (transformers 5) or `rope_scaling` (before), and `rope_theta` beside them. The error completes
-    /// "config.json: …".
+    /// From `rope_parameters` (transformers 5) or `rope_scaling` (older), and `rope_theta` beside them. The error
+    /// completes "config.json: …".
     pub(crate) fn parse(section: Option<&Value>, theta_beside: Option<f64>) -> Result<Self, String> {
         let empty = Map::new();
         let section = match section {
@@ -96,7 +96,7 @@ impl RopeConfig {
     }
 }
 
-/// The angle that each pair of a head's numbers turns by from one position to the next.
+/// By how much each pair of a head's numbers rotates from one position to the next.
 pub(crate) struct Rope {
     frequencies: Vec<f32>,
 }

@@ -1,7 +1,7 @@
 //! A row of logits to a token.
 //!
-//! In vLLM's order: bias, penalties, bans; then temperature, min_p, top_k, top_p; then one draw. What comes out depends on the
-//! row, the sequence's history and (seed, index) alone. Equal logits count in order of token id.
+//! In vLLM's order: bias, penalties, bans; then temperature, min_p, top_k, top_p; then one draw. The token depends on
+//! the row, the sequence's history and (seed, index) alone. Equal logits are ordered by token id.
 
 use crate::{penalties::penalize, rng};
 use std::cmp::Ordering;
@@ -15,15 +15,15 @@ use tidemill_proto::{
 /// Temperatures below this are greedy: the quotient would overflow long before the draw could differ.
 const TEMPERATURE_MIN: f32 = 1e-5;
 
-/// Logits whose exponentials are added up as one.
-const SEGMENT: usize = 512;
+/// Logits whose exponentials are summed together.
+const GROUP: usize = 512;
 
 /// Buffers of one sampling thread.
 #[derive(Default)]
 pub struct SamplerScratch {
     raw: Vec<f32>,
     weights: Vec<f32>,
-    segments: Vec<f32>,
+    groups: Vec<f32>,
     candidates: Vec<Token>,
 }
 
@@ -33,8 +33,8 @@ impl SamplerScratch {
     }
 }
 
-/// Draws generated token number `index` of a sequence from its row of raw `logits`, which are changed on the way. Tokens in
-/// `banned` are never drawn unless nothing else is left. NaN counts as impossible.
+/// Draws generated token number `index` of a sequence from its row of raw `logits`, which it overwrites. Never draws a
+/// token in `banned` unless all are. NaN counts as impossible.
 pub fn sample(
     logits: &mut [f32],
     sampling: &Sampling,
@@ -68,12 +68,12 @@ pub fn sample(
     (token, sampling.logprobs.map(|top| token_logprob(&scratch.raw, token, top)))
 }
 
-/// Log-probability of `token` under the softmax of raw `logits`, and the `top` likeliest tokens with theirs. Meant for a `top`
-/// of some tens. Minus infinity for what is impossible or not a number.
+/// Log-probability of `token` under the softmax of raw `logits`, and the `top` likeliest tokens with theirs, for `top`
+/// up to some tens. Minus infinity for impossible tokens and NaN.
 pub fn token_logprob(logits: &[f32], token: Token, top: u32) -> TokenLogprob {
     let max = vocab::argmax(logits).map_or(0.0, |(_, max)| max);
-    let mut weights = [0.0; SEGMENT];
-    let sum: f64 = logits.chunks(SEGMENT).map(|x| f64::from(vocab::exp_shifted(x, max, 1.0, &mut weights[..x.len()]))).sum();
+    let mut weights = [0.0; GROUP];
+    let sum: f64 = logits.chunks(GROUP).map(|x| f64::from(vocab::exp_shifted(x, max, 1.0, &mut weights[..x.len()]))).sum();
     let logprob = |token: Token| {
         let logprob = (f64::from(logits[token as usize]) - f64::from(max) - sum.ln()) as f32;
         if logprob.is_nan() { f32::NEG_INFINITY } else { logprob }
@@ -82,7 +82,7 @@ pub fn token_logprob(logits: &[f32], token: Token, top: u32) -> TokenLogprob {
     let mut likeliest: Vec<Token> = Vec::new();
     let room = (top as usize).min(logits.len());
     for (id, logit) in logits.iter().enumerate() {
-        // Ids ascend, so an equal logit comes after those that are there.
+        // Ids ascend, so an equal logit comes after those already there.
         let after = |other: &Token| logits[*other as usize] >= *logit;
         if logit.is_nan() || room == 0 || likeliest.len() == room && after(&likeliest[room - 1]) {
             continue;
@@ -93,21 +93,21 @@ pub fn token_logprob(logits: &[f32], token: Token, top: u32) -> TokenLogprob {
     TokenLogprob { logprob: logprob(token), top: likeliest.into_iter().map(|id| (id, logprob(id))).collect() }
 }
 
-/// The token that `uniform` in [0, 1) falls on. `max` is the largest logit, and finite.
+/// The token that `uniform` in [0, 1) selects. `max` is the largest logit, and finite.
 fn draw(logits: &[f32], max: f32, sampling: &Sampling, uniform: f64, scratch: &mut SamplerScratch) -> Token {
-    let SamplerScratch { weights, segments, candidates, .. } = scratch;
+    let SamplerScratch { weights, groups, candidates, .. } = scratch;
     weights.resize(logits.len(), 0.0);
-    segments.clear();
-    for (x, y) in logits.chunks(SEGMENT).zip(weights.chunks_mut(SEGMENT)) {
-        segments.push(vocab::exp_shifted(x, max, 1.0 / sampling.temperature, y));
+    groups.clear();
+    for (x, y) in logits.chunks(GROUP).zip(weights.chunks_mut(GROUP)) {
+        groups.push(vocab::exp_shifted(x, max, 1.0 / sampling.temperature, y));
     }
     let top_k = sampling.top_k as usize;
     let cut_by_rank = top_k > 0 && top_k < logits.len();
     if !cut_by_rank && sampling.top_p >= 1.0 && sampling.min_p <= 0.0 {
-        let segment = pick(segments.iter().copied(), uniform);
-        let start = segment.index * SEGMENT;
-        let end = (start + SEGMENT).min(logits.len());
-        return (start + pick(weights[start..end].iter().copied(), segment.rest).index) as Token;
+        let group = pick(groups.iter().copied(), uniform);
+        let start = group.index * GROUP;
+        let end = (start + GROUP).min(logits.len());
+        return (start + pick(weights[start..end].iter().copied(), group.rest).index) as Token;
     }
 
     candidates.clear();
@@ -123,20 +123,21 @@ fn draw(logits: &[f32], max: f32, sampling: &Sampling, uniform: f64, scratch: &m
     candidates[pick(candidates.iter().map(|id| weights[*id as usize]), uniform).index]
 }
 
-/// An element, and where in it the number fell, in [0, 1).
+/// An element, and where within it the number fell, in [0, 1).
 struct Picked {
     index: usize,
     rest: f64,
 }
 
-/// Divides [0, 1) in proportion to `weights`, of which one is positive, and finds the part that `uniform` falls into.
+/// Divides [0, 1) in proportion to `weights`, at least one of which is positive, and finds the part that holds
+/// `uniform`.
 fn pick(weights: impl Iterator<Item = f32> + Clone, uniform: f64) -> Picked {
     let mut left = uniform * weights.clone().map(f64::from).sum::<f64>();
     let mut picked = Picked { index: 0, rest: 0.0 };
     for (index, weight) in weights.enumerate() {
         let weight = f64::from(weight);
         if weight > 0.0 {
-            // Rounding may leave a last crumb: then it is the last possible element.
+            // Rounding may leave a remainder: then the last possible element is picked.
             picked = Picked { index, rest: (left / weight).clamp(0.0, ALMOST_ONE) };
             if left < weight {
                 break;
@@ -163,11 +164,11 @@ fn sort_likeliest(candidates: &mut [Token], count: usize, logits: &[f32]) {
     candidates[..count].sort_unstable_by(order);
 }
 
-/// Keeps the smallest set of likeliest candidates with at least `top_p` of the candidates' weight. One always stays.
+/// Keeps the smallest set of likeliest candidates with at least `top_p` of all candidates' weight, and at least one.
 fn keep_nucleus(candidates: &mut Vec<Token>, top_p: f32, logits: &[f32], weights: &[f32]) {
     let weight = |id: &Token| f64::from(weights[*id as usize]);
     let enough = f64::from(top_p) * candidates.iter().map(weight).sum::<f64>();
-    // A nucleus is mostly small: sort no more than it takes.
+    // A nucleus is mostly small: sort no more than needed.
     let mut sorted = 64;
     loop {
         sorted = sorted.min(candidates.len());
@@ -199,7 +200,7 @@ mod tests {
         (0..count).map(draw).collect()
     }
 
-    /// Which tokens come out at all.
+    /// The tokens that come out at all.
     fn support(logits: &[f32], sampling: &Sampling) -> Vec<Token> {
         let mut tokens = draws(logits, sampling, 2000);
         tokens.sort_unstable();
@@ -223,7 +224,7 @@ mod tests {
 
     #[test]
     fn draws_follow_the_distribution() {
-        // Chi-squared with 4 degrees of freedom: 23.5 is exceeded once in 10,000 seeds. Tokens lie in different segments.
+        // Chi-squared with 4 degrees of freedom: 23.5 is exceeded once in 10,000 seeds. Tokens lie in different groups.
         let probabilities = [0.4, 0.3, 0.15, 0.1, 0.05];
         let ids = [3, 511, 512, 1300, 1999];
         let mut logits = vec![f32::NEG_INFINITY; 2000];
@@ -262,7 +263,7 @@ mod tests {
         assert_eq!(support(&logits, &Sampling { top_p: 0.0, ..neutral.clone() }), [1]);
         assert_eq!(support(&logits, &Sampling { min_p: 0.3, ..neutral.clone() }), [1, 3, 4]);
         assert_eq!(support(&logits, &Sampling { min_p: 1.0, ..neutral.clone() }), [1]);
-        // 0.4 and 0.25 are all that top_k leaves, and 0.4 is more than half of it.
+        // top_k leaves 0.4 and 0.25, and 0.4 is more than half of these.
         assert_eq!(support(&logits, &Sampling { top_k: 2, top_p: 0.5, ..neutral.clone() }), [1]);
         assert_eq!(support(&logits, &Sampling { temperature: 1e-6, ..neutral }), [1]);
     }

@@ -1,5 +1,5 @@
-//! A checkpoint's tensors by their place in the model, checked against the configuration and still in the mapped files: where every
-//! backend begins.
+//! A checkpoint's tensors by their place in the model, checked against the configuration and still in the mapped files:
+//! where every backend begins.
 
 use crate::{
     checkpoint::{Checkpoint, WeightMatrix},
@@ -22,7 +22,7 @@ pub(crate) struct Tensors {
     pub(crate) head: Linear,
 }
 
-/// One decoder layer's.
+/// The tensors of one decoder layer.
 pub(crate) struct LayerTensors {
     pub(crate) attention_norm: Vec<f32>,
     pub(crate) q: Linear,
@@ -38,7 +38,7 @@ pub(crate) struct LayerTensors {
 }
 
 impl Tensors {
-    /// Takes all of them. The order in which they are taken is that of the checkpoint's digest.
+    /// Takes all tensors. Their order is that of the checkpoint's digest.
     pub(crate) fn take(checkpoint: &mut Checkpoint, config: &ModelConfig) -> Result<Self, ModelError> {
         let embedding = checkpoint.matrix("model.embed_tokens.weight", config.vocab, config.hidden)?;
         let layers = (0..config.layers).map(|i| LayerTensors::take(checkpoint, config, i)).collect::<Result<_, _>>()?;

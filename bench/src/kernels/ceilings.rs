@@ -1,8 +1,8 @@
-//! What this machine can do at best: multiply-adds in registers, and reading memory that no cache holds.
+//! The best this machine can do: multiply-adds in registers, and reading memory that no cache holds.
 //!
-//! Each is the best of several short runs, and of the ways tried: whatever else the machine does can only make it slower.
-//! Threads start together and the slowest one's time counts. Memory that others use, too, gives twice as much in one minute as in the
-//! next, so it is read again beside everything that is measured.
+//! Each ceiling is the best of several short runs, and of several methods: other load can only slow them down. Threads
+//! start together, and the slowest one's time counts. Memory that others use too may give twice as much in one minute
+//! as in the next, so it is read again beside every row.
 
 use super::limits::Ceilings;
 use anyhow::Context;
@@ -19,18 +19,19 @@ use std::{
 #[cfg(target_arch = "x86_64")]
 use tidemill_kernels::Isa;
 
-/// Measures with `threads` at once, and leaves what reads memory again. `shrink`: how many times less work than a proper measurement takes.
+/// Measures with `threads` at once, and returns the means to read memory again. `shrink`: divides the work of a proper
+/// measurement.
 pub fn measure(threads: usize, shrink: usize) -> anyhow::Result<(Ceilings, Reading)> {
     let (reading, bytes) = Reading::new(threads, (SPAN_BYTES / shrink).max(1 << 20)).context("cannot map memory to read")?;
     let rounds = 1_000_000 / shrink as u64;
     let best = |kernels: Vec<Arithmetic>| kernels.into_iter().map(|kernel| arithmetic(threads, kernel, rounds)).fold(0.0, f64::max);
     let f32_flops = best(f32_kernels());
-    // bf16 numbers are f32 numbers, too.
+    // bf16 numbers are f32 numbers too.
     let bf16_flops = best(bf16_kernels()).max(f32_flops);
     Ok((Ceilings { f32_flops, bf16_flops, int8_ops: best(int8_kernels()), bytes }, reading))
 }
 
-/// Of some milliseconds each: short enough that all threads run undisturbed in one of them.
+/// Runs of some milliseconds: short enough for all threads to run undisturbed in one of them.
 const ARITHMETIC_RUNS: usize = 50;
 const READ_RUNS: usize = 5;
 /// Far beyond any cache, for all threads together.
@@ -39,7 +40,7 @@ const SPAN_BYTES: usize = 512 << 20;
 /// A loop of independent multiply-adds.
 #[derive(Clone, Copy)]
 struct Arithmetic {
-    /// So many rounds. Safe to call where the instructions are available, and only there is one listed.
+    /// Runs this many rounds. Safe to call where the instructions are available; only then is the kernel listed.
     run: unsafe fn(u64),
     /// Additions and multiplications of one round.
     per_round: f64,
@@ -53,19 +54,19 @@ fn arithmetic(threads: usize, kernel: Arithmetic, rounds: u64) -> f64 {
     threads as f64 * kernel.per_round * rounds as f64 / best
 }
 
-/// Memory that no cache holds, of which each thread reads its own part.
+/// Memory that no cache holds; each thread reads its own part.
 pub struct Reading {
     threads: usize,
     span: MmapMut,
-    /// The fastest.
+    /// The fastest way.
     way: Way,
 }
 
 impl Reading {
-    /// And the bytes per second that it reads at best.
+    /// Also returns the best bytes per second.
     fn new(threads: usize, span_bytes: usize) -> io::Result<(Self, f64)> {
         let mut span = MmapMut::map_anon(span_bytes / LINE_BYTES / threads * threads * LINE_BYTES)?;
-        // In large pages where there are any, as weights are. A hint: small ones do.
+        // In huge pages if possible, like weights. A hint: small ones will do.
         #[cfg(target_os = "linux")]
         let _ = span.advise(Advice::HugePage);
         // Written, so that every page is there.
@@ -96,15 +97,15 @@ impl Reading {
     }
 }
 
-/// From how many places on in turn, and how far ahead of its use a line is asked for, if it is.
+/// How many parts are read in turn, and how far ahead lines are prefetched, if at all.
 #[derive(Clone, Copy)]
 struct Way {
     streams: usize,
     ahead: Option<usize>,
 }
 
-/// Those tried. Lines are asked for a page ahead, or further than the hardware's own prefetcher looks, which stays within one. Processors
-/// differ in what is fastest, by a third.
+/// All ways tried. Lines are prefetched a page ahead or further, beyond the hardware's prefetcher, which stays within a
+/// page. The fastest way depends on the processor, by a third.
 fn ways() -> impl Iterator<Item = Way> {
     [1, 2, 4, 8].into_iter().flat_map(|streams| [None, Some(4 << 10), Some(32 << 10)].map(|ahead| Way { streams, ahead }))
 }
@@ -125,7 +126,7 @@ fn read(lines: &[Line], way: Way) -> Line {
     read_streams(lines, way)
 }
 
-/// Folds all lines, going through `streams` equal parts side by side, and asking for those `ahead` bytes further on.
+/// Folds all lines, going through `streams` equal parts side by side and prefetching `ahead` bytes further on.
 #[inline(always)]
 fn read_streams(lines: &[Line], Way { streams, ahead }: Way) -> Line {
     let part = lines.len() / streams;
@@ -144,11 +145,11 @@ fn read_streams(lines: &[Line], Way { streams, ahead }: Way) -> Line {
     sums
 }
 
-/// Brings a line into the second cache. Any address will do.
+/// Prefetches a line into the second-level cache. Any address will do.
 #[inline(always)]
 fn prefetch(line: *const Line) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint, which no address can harm, and an instruction of the base target.
+    // SAFETY: a hint, harmless at any address, and an instruction of the base target.
     unsafe {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(line.cast());
     }
@@ -175,7 +176,7 @@ fn together(threads: usize, work: impl Fn(usize) + Sync) -> Duration {
     })
 }
 
-/// Those that this machine has.
+/// Those available on this machine.
 fn f32_kernels() -> Vec<Arithmetic> {
     let mut kernels = vec![Arithmetic { run: fma_portable, per_round: (2 * PORTABLE_LANES) as f64 }];
     #[cfg(target_arch = "x86_64")]
@@ -190,7 +191,7 @@ fn f32_kernels() -> Vec<Arithmetic> {
     kernels
 }
 
-/// Those that this machine has.
+/// Those available on this machine.
 fn bf16_kernels() -> Vec<Arithmetic> {
     let mut kernels: Vec<Arithmetic> = Vec::new();
     #[cfg(target_arch = "x86_64")]
@@ -205,7 +206,7 @@ fn bf16_kernels() -> Vec<Arithmetic> {
     kernels
 }
 
-/// Those that this machine has.
+/// Those available on this machine.
 fn int8_kernels() -> Vec<Arithmetic> {
     let mut kernels = vec![Arithmetic { run: int8_portable, per_round: (2 * PORTABLE_LANES) as f64 }];
     #[cfg(target_arch = "x86_64")]
@@ -229,7 +230,7 @@ fn fma_portable(rounds: u64) {
     let (a, b) = black_box((0.5f32, 1.0f32));
     let mut sums = [0.0f32; PORTABLE_LANES];
     for _ in 0..rounds {
-        // Fused only where the base target has an instruction for it: else that is a library call.
+        // Fused only where the base target has an instruction for it: elsewhere that is a library call.
         sums.iter_mut().for_each(|sum| *sum = if cfg!(target_arch = "aarch64") { sum.mul_add(a, b) } else { *sum * a + b });
     }
     black_box(sums);
@@ -242,14 +243,14 @@ fn int8_portable(rounds: u64) {
     for _ in 0..rounds {
         for i in 0..PORTABLE_LANES {
             sums[i] = sums[i].wrapping_add(i32::from(a[i]) * i32::from(b[i]));
-            // So that the product is not taken out of the loop.
+            // Keeps the product inside the loop.
             b[i] ^= 1;
         }
     }
     black_box(sums);
 }
 
-/// As many accumulators as registers hold, each a chain of its own: enough to fill the units' pipelines.
+/// As many accumulators as registers hold, each an independent chain: enough to fill the units' pipelines.
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::{Line, Way, read_streams};
@@ -301,20 +302,20 @@ mod x86 {
         black_box(sums);
     }
 
-    /// Sums of the loop's products of tiles, which do not wait for each other.
+    /// Independent sums of tiles in the loop.
     pub(super) const TILES: usize = 4;
 
-    /// An eighth of so many rounds: a product of tiles takes so much longer than one of registers.
+    /// Runs an eighth of `rounds`: a product of tiles takes that much longer than one of registers.
     ///
     /// # Safety
     /// This process may use tiles.
     pub(super) unsafe fn bf16_amx(rounds: u64) {
-        // Palette 1: of 16 rows each, of 64 bytes.
+        // Palette 1: tiles of 16 rows of 64 bytes.
         let mut config = [0u8; 64];
         config[0] = 1;
         config[16..32].as_chunks_mut::<2>().0.fill(64u16.to_le_bytes());
         config[48..56].fill(16);
-        // SAFETY: there are tiles, says the caller; nothing but registers is touched, and the configuration is valid.
+        // SAFETY: there are tiles, as the caller promises; only registers change, and the configuration is valid.
         unsafe {
             std::arch::asm!(
                 "ldtilecfg [{config}]",
@@ -357,13 +358,13 @@ mod x86 {
         black_box(sums);
     }
 
-    /// Pairs of 16-bit numbers, multiplied and added: without VNNI that is the way that cannot overflow.
+    /// Pairs of 16-bit numbers, multiplied and added: without VNNI the way that cannot overflow.
     #[target_feature(enable = "avx2")]
     pub(super) fn int8_avx2(rounds: u64) {
         let (a, b) = (_mm256_set1_epi16(black_box(3)), _mm256_set1_epi16(black_box(5)));
         let mut sums = [a; REGISTERS_AVX2];
         for _ in 0..rounds {
-            // Each product is one of the chain's own sum, so that none is computed once for all.
+            // Each product depends on its own chain, so that none is hoisted out of the loop.
             sums.iter_mut().for_each(|sum| *sum = _mm256_add_epi32(a, _mm256_madd_epi16(*sum, b)));
         }
         black_box(sums);
@@ -385,7 +386,7 @@ mod tests {
 
     #[test]
     fn every_line_is_read_in_every_way() {
-        // Each has a place of its own.
+        // Each line sets one byte of its own.
         let lines: Vec<Line> = (0..LINE_BYTES).map(|i| std::array::from_fn(|at| u8::from(at == i))).collect();
         for way in ways() {
             assert_eq!(read(&lines, way), [1; LINE_BYTES]);

@@ -21,7 +21,7 @@ use tidemill_kernels::{
 };
 use tidemill_model::cuda::checks as model_checks;
 
-/// Short name and shape of the model that is measured: large enough to keep a device busy. And of the one that `--quick` takes.
+/// Short name and shape of the measured model, large enough to keep a device busy; then those that `--quick` takes.
 const MODEL: (&str, &str) = ("8b", "llama-3.1-8b");
 const QUICK_MODEL: (&str, &str) = ("1b", "llama-3.2-1b");
 
@@ -68,7 +68,7 @@ fn checks(gpu: &mut Gpu, args: &KernelsArgs) -> anyhow::Result<Checks> {
 }
 
 impl Bench<Gpu> {
-    /// Keeps a row, or why there is none: the device's memory does not hold what it takes. Other errors are the run's.
+    /// Keeps a row, or notes that the device's memory is too small for it. Other errors end the run.
     fn keep(&mut self, name: &str, shape: &str, row: Result<Row, CudaError>) -> anyhow::Result<()> {
         match row {
             Ok(row) => self.rows.push(row),
@@ -81,7 +81,7 @@ impl Bench<Gpu> {
     }
 }
 
-/// A model's shape, as buffers are counted.
+/// A model's dimensions.
 #[derive(Clone, Copy)]
 struct Sizes {
     vocab: usize,

@@ -2,7 +2,7 @@
 
 use crate::model::shapes::Shape;
 
-/// What the machine can do in a second: a CPU with as many threads as the measurement has, or a GPU.
+/// What the machine can do per second: a CPU with the measurement's threads, or a GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct Ceilings {
     /// Additions and multiplications of f32 numbers. On a GPU all products are of bf16 numbers.
@@ -15,23 +15,23 @@ pub struct Ceilings {
     pub bytes: f64,
 }
 
-/// What has to be done, whatever the code that does it.
+/// The work to do, however the code does it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Work {
     pub f32_flops: f64,
     pub bf16_flops: f64,
     pub int8_ops: f64,
-    /// To be brought from memory: weights, K and V, streamed operands. Activations between kernels stay in caches.
+    /// Read from memory: weights, K and V, streamed operands. Activations between kernels stay in caches.
     pub bytes: f64,
 }
 
 impl Ceilings {
-    /// The limit: `max(bytes / bandwidth, FLOPs / peak)`, where all arithmetic takes turns on the same units.
+    /// The limit: `max(bytes / bandwidth, FLOPs / peak)`; all arithmetic shares the same units.
     pub fn seconds(&self, work: &Work) -> f64 {
         (work.bytes / self.bytes).max(self.arithmetic_seconds(work))
     }
 
-    /// Whether bringing the bytes takes longer than the arithmetic.
+    /// Whether memory takes longer than the arithmetic.
     pub fn is_memory_bound(&self, work: &Work) -> bool {
         work.bytes / self.bytes > self.arithmetic_seconds(work)
     }
@@ -47,16 +47,16 @@ pub struct Rows {
     /// Position of the first.
     pub start: usize,
     pub rows: usize,
-    /// Whether the last one is followed to its logits.
+    /// Whether the last one's logits are computed.
     pub logits: bool,
 }
 
-/// What projections are made of.
+/// The type of projections' weights.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Weights {
-    /// Times bf16.
+    /// Multiplied with bf16.
     Bf16,
-    /// Times 8-bit integers.
+    /// Multiplied with 8-bit integers.
     Int8,
 }
 
@@ -70,7 +70,7 @@ impl Weights {
         }
     }
 
-    /// A matrix of so many numbers, applied to so many rows: it is read once.
+    /// A matrix of `numbers`, applied to `rows` rows: it is read once.
     pub fn applied(self, numbers: f64, rows: usize) -> Work {
         let operations = 2.0 * numbers * rows as f64;
         let bytes = if rows == 0 { 0.0 } else { numbers };
@@ -81,12 +81,12 @@ impl Weights {
     }
 }
 
-/// What one batch asks of a model of this shape with bf16 KV.
+/// The work of one batch for a model of this shape with bf16 KV.
 ///
-/// - Operations: 2 for each weight and row it applies to, and `4 × heads × head_dim` of bf16 for each position that a row attends to. The last layer
-///   computes K and V of all rows, but the rest only of those that are followed to logits, and the head only for these.
-/// - Bytes: each weight that is applied once, and K and V of all positions attended to once per sequence. The rows looked up in the embedding
-///   are left out, and so are norms, rotary embedding, activation and sampling: they are below a hundredth.
+/// - Operations: 2 per weight and row it applies to, and `4 × heads × head_dim` in bf16 per position that a row attends
+///   to. The last layer computes K and V of all rows, everything else only for rows with logits.
+/// - Bytes: each weight once if it is applied at all, and K and V of all attended positions once per sequence. Left out
+///   are embedding rows, norms, rotary embedding, activation and sampling: less than a hundredth.
 pub fn batch(shape: &Shape, weights: Weights, batch: &[Rows]) -> Work {
     let [vocab, hidden, intermediate, layers, heads, kv_heads, head_dim] =
         [shape.vocab, shape.hidden, shape.intermediate, shape.layers, shape.heads, shape.kv_heads, shape.head_dim].map(f64::from);

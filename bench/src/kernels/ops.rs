@@ -21,9 +21,9 @@ use tidemill_kernels::{
     dtype,
 };
 
-/// Operands are spread over this many bytes, so that they come from memory in every run.
+/// Operands are spread over this many bytes, so that every run reads them from memory.
 const COLD_BYTES: usize = 256 << 20;
-/// No run takes longer than this at the limit, however many copies that leaves.
+/// No run takes longer than this at the limit, even if that leaves few copies.
 const RUN_SECONDS: f64 = 0.3;
 
 /// Short names of the shapes that are measured.
@@ -39,7 +39,7 @@ pub(super) fn measure(bench: &mut Bench) {
     }
 }
 
-/// Copies of an operand of `bytes`, worked through one after the other in each run.
+/// How many copies of an operand of `bytes` each run works through.
 fn copies(bench: &Bench, bytes: usize, work: &Work) -> usize {
     let cold = if bench.quick { 1 } else { COLD_BYTES.div_ceil(bytes) };
     cold.min((RUN_SECONDS / bench.ceilings.seconds(work)) as usize).max(1)
@@ -88,7 +88,7 @@ fn matmuls(bench: &mut Bench, label: &str, shape: &Shape) {
                 let (mut rows, mut y) = (Int8Activations::default(), vec![0.0; m * n]);
                 let x = x();
                 move |cpu: &Cpu| {
-                    // As in a model, where every matrix has activations of its own.
+                    // As in a model, where every matrix has its own activations.
                     for weights in &copies {
                         rows.copy_from(cpu, &x, k);
                         int8::matmul(cpu, &rows, [Product { weights, output: Output::Set(&mut y) }]);
@@ -111,7 +111,7 @@ fn attentions(bench: &mut Bench, label: &str, shape: &Shape) {
             let bytes = sequences * blocks * layer.block_bytes();
             let (operations, bytes_read) = ((sequences * attended * heads * head_dim * 4) as f64, bytes as f64);
             let work = if dtype == KvStorage::Int8 {
-                // What 8 bits allow: the kernel multiplies them with 16, at half the rate, to lose nothing.
+                // The limit of 8 bits: the kernel multiplies them with 16 bits, at half the rate, to keep precision.
                 Work { int8_ops: operations, bytes: bytes_read, ..Work::default() }
             } else {
                 Work { bf16_flops: operations, bytes: bytes_read, ..Work::default() }
@@ -138,7 +138,7 @@ fn attentions(bench: &mut Bench, label: &str, shape: &Shape) {
 /// How K and V are stored.
 const KV_DTYPES: [(&str, KvStorage); 2] = [("bf16", KvStorage::Float(Dtype::Bf16)), ("int8", KvStorage::Int8)];
 
-/// Kernels that do little with each number: the limit is reading their operands. What the activation takes is part of a product.
+/// Kernels with little work per number: reading their operands is the limit. The activation is part of a product.
 fn small(bench: &mut Bench, label: &str, shape: &Shape) {
     let [vocab, hidden, heads, head_dim] = [shape.vocab, shape.hidden, shape.heads, shape.head_dim].map(|n| n as usize);
     let rows = |width: usize| if bench.quick { 1 } else { COLD_BYTES / 4 / width };
@@ -154,7 +154,7 @@ fn small(bench: &mut Bench, label: &str, shape: &Shape) {
         let (mut x, cos, sin) = (numbers(rope_rows * heads * head_dim), numbers(rope_rows * angles), numbers(rope_rows * angles));
         move |cpu: &Cpu| elementwise::rotate(cpu, &mut x, head_dim, &cos, &sin)
     });
-    // One sampler runs on one thread: several rows so that they come from memory.
+    // A sampler runs on one thread: several rows, so that they come from memory.
     bench.row("sampling argmax", format!("{label} {vocab_rows} × {vocab}"), read(vocab_rows * vocab), 1, |_| {
         let logits = numbers(vocab_rows * vocab);
         move |_: &Cpu| logits.chunks_exact(vocab).for_each(|row| _ = std::hint::black_box(vocab::argmax(row)))
@@ -169,7 +169,7 @@ fn small(bench: &mut Bench, label: &str, shape: &Shape) {
     });
 }
 
-/// As bytes of bf16 and f32, 0.0115; as an integer, 60: small, and no special case for the arithmetic.
+/// Small as bf16 and f32, 0.0115; as an integer, 60. No special case for the arithmetic.
 pub(super) const SOME_NUMBER: u8 = 0x3c;
 
 /// Numbers in [-1, 1) that repeat only after a long time.

@@ -13,10 +13,10 @@ use std::{fs, path::Path};
 use tidemill_model::{Chunk, KvMemory, LoadOptions, LogitRows, Model, Quantization};
 use tidemill_proto::block::{BLOCK_TOKENS, KvDtype, Token};
 
-/// Tokens that are computed.
+/// The tokens to compute.
 #[derive(Clone, Copy)]
 pub(super) enum Phase {
-    /// A prompt of so many, in chunks as a worker cuts it, without logits.
+    /// A prompt of `tokens`, in chunks as a worker cuts it, without logits.
     Prefill { tokens: usize },
     /// One for each of `sequences`, after `context` others.
     Decode { sequences: usize, context: usize },
@@ -33,7 +33,7 @@ const PHASES: [Phase; 6] = [
 /// Tokens that prefill computes at a time.
 const CHUNK_TOKENS: usize = 512;
 
-/// `models`: a directory that keeps the checkpoints, else they are made in a temporary one.
+/// `models`: a directory that keeps the checkpoints; without it they go to a temporary one.
 pub(super) fn measure(bench: &mut Bench, models: Option<&Path>) -> anyhow::Result<()> {
     let temporary = tempfile::tempdir().context("cannot make a directory for models")?;
     let models = models.unwrap_or(temporary.path());
@@ -93,7 +93,7 @@ impl Phase {
         }
     }
 
-    /// The least that has to be computed: prefill's limit reads the weights once, however it is cut into chunks.
+    /// The least to compute: prefill's limit reads the weights once, however it is cut into chunks.
     pub(super) fn rows(self) -> Vec<Rows> {
         match self {
             Phase::Prefill { tokens } => vec![Rows { start: 0, rows: tokens, logits: false }],
@@ -101,7 +101,7 @@ impl Phase {
         }
     }
 
-    /// As [`best_seconds`] says.
+    /// Returns as [`best_seconds`] does.
     fn seconds(self, model: &mut Model, at_least: f64, reading: &Reading) -> (f64, f64) {
         let vocab = model.config().vocab();
         let token = |i: usize| (i * 7919 % vocab) as Token;

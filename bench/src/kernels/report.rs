@@ -1,18 +1,18 @@
-//! What came out: measurements as rows, and a GPU's checks. JSON for programs, tables for people.
+//! The results: measurements as rows, and a GPU's checks. JSON for programs, tables for people.
 
 use super::limits::{Ceilings, Work};
 use serde::Serialize;
 use std::fmt::Write;
 use tidemill_kernels::cuda::checks::{Check, Checks};
 
-/// All of one run.
+/// The results of one run.
 pub struct Report {
-    /// What computed.
+    /// The device's name.
     pub device: String,
     pub rows: Vec<Row>,
     /// Rows that this machine cannot have, and why.
     pub left_out: Vec<String>,
-    /// A GPU's operations against references. The CPU's have tests where they are written.
+    /// A GPU's operations against references. The CPU's have tests beside their code.
     pub checks: Option<Checks>,
 }
 
@@ -28,7 +28,7 @@ impl Report {
         text
     }
 
-    /// Everything as rows, checks too.
+    /// All measurements and checks as rows.
     pub fn rows(&self) -> Vec<Row> {
         self.rows.iter().cloned().chain(self.checks.iter().flat_map(|checks| checks.results.iter().map(Row::of_check))).collect()
     }
@@ -42,12 +42,12 @@ impl Report {
 /// One measurement.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// What ran: a ceiling, a kernel, a phase.
+    /// A ceiling, a kernel or a phase.
     pub name: String,
-    /// On what.
+    /// The operands' sizes.
     pub shape: String,
     pub measured: f64,
-    /// What the ceilings allow, in the same unit. A ceiling has none.
+    /// The limit by the ceilings, in the same unit. A ceiling has none.
     pub limit: Option<f64>,
     pub unit: &'static str,
     /// `measured / limit`.
@@ -68,7 +68,7 @@ impl Row {
         Self::new(&format!("check {op}"), case.clone(), *error, *limit, "relative error")
     }
 
-    /// `work` done in so many seconds, in the unit of whatever bounds it.
+    /// `work` done in `seconds`, in the unit of the resource that bounds it.
     pub fn of_work(name: &str, shape: String, seconds: f64, work: &Work, ceilings: &Ceilings) -> Self {
         let (amount, unit) = match () {
             () if ceilings.is_memory_bound(work) => (work.bytes, "GB/s"),
@@ -79,7 +79,7 @@ impl Row {
     }
 }
 
-/// The rows as a Markdown table that lines up in a terminal, too, with a bar for each fraction.
+/// The rows as a Markdown table that lines up in a terminal too, with a bar per fraction.
 pub fn table(rows: &[Row]) -> String {
     let head = ["name", "shape", "measured", "limit", "unit", "fraction", ""].map(String::from);
     let rows = rows.iter().map(|Row { name, shape, measured, limit, unit, fraction }| {
@@ -106,10 +106,10 @@ pub fn table(rows: &[Row]) -> String {
     table
 }
 
-/// Columns of [`table`] that end at the right.
+/// Columns of [`table`] that are right-aligned.
 const IS_NUMBER: [bool; 7] = [false, false, true, true, false, true, false];
 
-/// `fraction` of a length of ten, in eighths; beyond the limit, an arrow.
+/// `fraction` of a bar of ten characters, in eighths; an arrow beyond the limit.
 fn bar(fraction: f64) -> String {
     const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
     let eighths = (fraction * 80.0).round().clamp(0.0, 80.0) as usize;
@@ -117,7 +117,7 @@ fn bar(fraction: f64) -> String {
     if fraction >= 1.05 { bar + "▶" } else { bar }
 }
 
-/// Three digits that count, or all before the point.
+/// Three significant digits, or all before the point.
 fn number(x: f64) -> String {
     match x {
         x if x >= 100.0 => format!("{x:.0}"),

@@ -1,5 +1,5 @@
-//! Attention over paged K and V: many rows of a sequence (prefill), or one row each of many (decode). A row's bits do not depend on
-//! the batch around it, nor on how its prompt was cut; but the two kernels round differently.
+//! Attention over paged K and V: many rows of a sequence (prefill), or one row each of many (decode). A row's bits
+//! depend neither on the batch around it nor on how its prompt was cut; but the two kernels round differently.
 
 use super::{
     CudaError,
@@ -11,26 +11,26 @@ use super::{
 };
 use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceRepr, ValidAsZeroBits};
 
-/// Queries, and how they look.
+/// Queries and how they attend.
 pub struct Queries<'a> {
-    /// Row `r` begins at `r * stride`, `[heads, head_dim]`: rows of queries alone, or of queries, keys and values.
+    /// Row `r` begins at `r * stride`, `[heads, head_dim]`: in rows of queries alone, or of queries, keys and values.
     pub q: &'a CudaView<'a, Bf16>,
     pub stride: usize,
     pub heads: usize,
-    /// Of the scores: see [`scale`], which goes by the numbers that a head has before it is filled up.
+    /// Scales scores: see [`scale`], for the head size before padding.
     pub scale: f32,
     /// A row at position `p` attends to positions `0..=p`, or to the last `window` of them.
     pub window: Option<usize>,
 }
 
 impl Queries<'_> {
-    /// As the kernels want it.
+    /// In the kernels' encoding.
     fn window(&self) -> usize {
         assert!(self.window != Some(0), "a window holds at least the row itself");
         self.window.map_or(ALL_POSITIONS, |window| window.min(ALL_POSITIONS))
     }
 
-    /// Exponentials are powers of two.
+    /// For exponentials that are powers of two.
     fn scale_log2(&self) -> f32 {
         std::f32::consts::LOG2_E * self.scale
     }
@@ -46,33 +46,33 @@ impl Queries<'_> {
 
 const ALL_POSITIONS: usize = 1 << 31;
 
-/// Of the scores of heads of `head_dim` numbers.
+/// The scale of scores for heads of `head_dim` numbers.
 pub fn scale(head_dim: usize) -> f32 {
     1.0 / (head_dim as f32).sqrt()
 }
 
 // --- Prefill.
 
-/// Rows at consecutive positions of one sequence that go through [`Kernels::attention_prefill`] together.
+/// A query tile: rows at consecutive positions of one sequence that [`Kernels::attention_prefill`] computes together.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tile {
-    /// Row of the block tables.
+    /// Its row of the block tables.
     pub sequence: u32,
     /// The first row in `q` and `out`.
     pub row: u32,
-    /// Its position.
+    /// Position of the first row.
     pub position: u32,
     pub rows: u32,
 }
 
-// SAFETY: four u32 in C's order, as the kernel declares it; any bits are valid.
+// SAFETY: four u32 in C's order, as the kernel declares them; any bits are valid.
 unsafe impl DeviceRepr for Tile {}
 // SAFETY: zeros are numbers.
 unsafe impl ValidAsZeroBits for Tile {}
 
-/// Cuts spans of rows, each given as a tile of any size, into tiles that the kernel takes. Those with the most to attend to come
-/// first: the device then ends on small ones.
+/// Cuts spans of rows, each given as a tile of any size, into tiles of the kernel's size. Those that attend to most
+/// come first, so that the device ends on small ones.
 pub fn prefill_tiles(head_dim: usize, spans: &[Tile]) -> Vec<Tile> {
     let size = tile_rows(head_dim) as u32;
     let mut tiles: Vec<Tile> = spans
@@ -92,19 +92,20 @@ pub fn prefill_tiles(head_dim: usize, spans: &[Tile]) -> Vec<Tile> {
 
 // --- Decode.
 
-/// Positions of one part of a row, as in `attention_decode.cu`: parts of a row that sees up to `LONG_FROM` positions are short.
+/// Positions of a row's part (split-KV), as in `attention_decode.cu`: rows that see up to `LONG_FROM` positions have
+/// short parts.
 const SHORT_PART: usize = 256;
 const LONG_PART: usize = 512;
 const LONG_FROM: usize = 2048;
 
-/// How many parts a row has that sees so many positions, at most.
+/// Most parts of a row that sees up to `positions` positions.
 fn parts(positions: usize) -> usize {
     let long = if positions > LONG_FROM { positions.div_ceil(LONG_PART) } else { 0 };
     // A shorter row may have more, and a window need not begin where a part does.
     positions.min(LONG_FROM).div_ceil(SHORT_PART).max(long) + 1
 }
 
-/// Where decode attention keeps the parts of rows until they are added up.
+/// Partial results of decode attention, until they are combined.
 pub struct DecodeScratch {
     rows_max: usize,
     heads: usize,
@@ -123,8 +124,8 @@ impl DecodeScratch {
 }
 
 impl Kernels {
-    /// `out = softmax(scale q Kᵀ) V` for rows whose K and V, and those of all positions before, are written. `tiles` come
-    /// from [`prefill_tiles`]. q and out have `rows` rows; out: `[rows, heads, head_dim]`.
+    /// `out = softmax(scale q Kᵀ) V` for rows whose K and V, and those of all earlier positions, are written. `tiles`
+    /// come from [`prefill_tiles`]. q and out have `rows` rows; out: `[rows, heads, head_dim]`.
     pub fn attention_prefill(
         &self,
         stream: &CudaStream,
@@ -150,14 +151,14 @@ impl Kernels {
             queries.window().into(),
             queries.scale_log2().into(),
         ];
-        // SAFETY: shapes asserted; tiles within `rows` and the tables, and tables of blocks that the memory has, are the caller's
-        // contract.
+        // SAFETY: shapes asserted. The caller's contract: tiles lie within `rows` and the tables, and tables name
+        // blocks of the memory.
         unsafe { launch(stream, &self.attention_prefill, shape, &args) }
     }
 
     /// The same for one row each of `positions.len()` sequences, row `r` with table `r`. A row at
-    /// [`NO_POSITION`](super::NO_POSITION) gets zeros. `positions_max`: what the longest row sees; more costs a little time, and makes
-    /// no difference otherwise.
+    /// [`NO_POSITION`](super::NO_POSITION) gets zeros. `positions_max`: an upper bound on the positions that a row
+    /// sees; a loose one costs a little time.
     #[expect(clippy::too_many_arguments, reason = "each is another thing")]
     pub fn attention_decode(
         &self,
@@ -200,8 +201,8 @@ impl Kernels {
             queries.window().into(),
             scratch.parts_max.into(),
         ];
-        // SAFETY: shapes asserted; positions below `positions_max` with tables that cover them are the caller's contract. The second
-        // kernel comes after the first, on one stream.
+        // SAFETY: shapes asserted; positions are below `positions_max` and their tables cover them, by the caller's
+        // contract. The second kernel follows the first on one stream.
         unsafe {
             launch(stream, &self.attention_decode, Shape::new((at_once, heads_at_once, rows), DECODE_THREADS), &args)?;
             launch(stream, &self.attention_combine, Shape::new((queries.heads, rows, 1), self.head_dim), &combine)
@@ -210,7 +211,7 @@ impl Kernels {
 }
 
 const DECODE_THREADS: usize = 128;
-/// Query heads of one block of threads.
+/// Query heads per block of threads.
 const DECODE_HEADS: usize = 8;
 
 #[cfg(test)]
@@ -232,7 +233,7 @@ mod tests {
 
     #[test]
     fn there_is_room_for_the_parts_of_every_row() {
-        // What `Row` in attention_decode.cu counts.
+        // The parts that `Row` in attention_decode.cu counts.
         let of_row = |position: usize, window: usize| {
             let end = position + 1;
             let first = end.saturating_sub(window);

@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// A folder of machine code. Processes may share it: files appear whole, and under a name that commits to all that
+/// A folder of machine code. Processes may share it: files appear whole, under a name that commits to everything that
 /// decides their content.
 #[derive(Clone, Debug)]
 pub struct KernelCache {
@@ -17,13 +17,13 @@ pub struct KernelCache {
 }
 
 impl KernelCache {
-    /// Creates the folder if need be.
+    /// Creates the folder if it is missing.
     pub fn open(folder: &Path) -> Result<Self, CudaError> {
         fs::create_dir_all(folder).map_err(|source| CudaError::Cache { path: folder.to_owned(), source })?;
         Ok(Self { folder: folder.to_owned() })
     }
 
-    /// Machine code of `source`: from the folder, or compiled and put there.
+    /// Machine code of `source`: from the folder, or compiled and stored there.
     pub fn load(&self, source: &Source, arch: Arch, head_dim: usize) -> Result<Vec<u8>, CudaError> {
         let path = self.folder.join(name(source, arch, head_dim, compile::version()?));
         match fs::read(&path) {

@@ -1,8 +1,8 @@
-//! The CUDA operations against references: f64 arithmetic on the host, or the same operation another way. Every operation gets fresh
-//! random inputs, and outputs full of NaN.
+//! The CUDA operations against references: f64 arithmetic on the host, or the same operation another way. Every
+//! operation gets fresh random inputs, and outputs full of NaN.
 //!
-//! Not only this crate's tests run them: a machine with a GPU may have a driver and no Rust, so the feature `checks` hands them to
-//! programs, too.
+//! This crate's tests run them. So do programs, with the feature `checks`: a machine with a GPU may have a driver and
+//! no Rust.
 
 pub mod attention;
 pub mod blocks;
@@ -23,14 +23,14 @@ pub fn operations(gpu: &mut TestGpu, checks: &mut Checks) -> Result<(), CudaErro
     blocks::all(gpu, checks)
 }
 
-/// What was checked.
+/// The outcome of all checks.
 pub struct Checks {
     /// Replays the random inputs.
     pub seed: u64,
     pub results: Vec<Check>,
     /// Checks that this device cannot run, and why.
     pub left_out: Vec<String>,
-    /// Findings that are no checks.
+    /// Findings that are not checks.
     pub notes: Vec<String>,
 }
 

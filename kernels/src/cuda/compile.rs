@@ -1,4 +1,4 @@
-//! CUDA C++ to machine code, by NVRTC. Needs no device: what a machine without one can check of the kernels is that they compile.
+//! CUDA C++ to machine code, by NVRTC. Needs no GPU, so any machine can check that the kernels compile.
 
 use super::CudaError;
 use cudarc::nvrtc::{result, sys};
@@ -12,12 +12,12 @@ use std::{
 pub struct Source {
     pub file: &'static str,
     pub text: &'static str,
-    /// Compiled for one head size at a time.
+    /// Compiled separately for each head size.
     pub by_head_dim: bool,
 }
 
 impl Source {
-    /// Whether it is meant for this device and head size, a multiple of 16 up to 256.
+    /// Whether it supports this device and head size, a multiple of 16 up to 256.
     pub fn suits(&self, arch: Arch, head_dim: usize) -> bool {
         self.file != ATTENTION_PREFILL_HOPPER.file || arch == Arch::SM_90A && [64, 128].contains(&head_dim)
     }
@@ -55,10 +55,10 @@ pub static SOURCES: [&Source; 11] = [
     &SWIGLU,
 ];
 
-/// What all sources include.
+/// Included by all sources.
 pub(crate) const COMMON: &str = include_str!("../../cu/common.cuh");
 
-/// Which device the code is for, by compute capability.
+/// The device to compile for, by compute capability.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Arch {
     pub major: u32,
@@ -71,7 +71,7 @@ impl Arch {
 }
 
 impl fmt::Display for Arch {
-    /// Hopper with the instructions that no other device has.
+    /// Hopper gets its architecture-specific instructions (`a`).
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "sm_{}{}{}", self.major, self.minor, if *self == Arch::SM_90A { "a" } else { "" })
     }
@@ -85,27 +85,27 @@ pub struct Compiled {
     pub log: String,
 }
 
-/// NVRTC's version, which decides what comes out of it.
+/// NVRTC's version, which decides its output.
 pub fn version() -> Result<(i32, i32), CudaError> {
     assert_present()?;
     let (mut major, mut minor) = (0, 0);
-    // SAFETY: the library is there, and both pointers are to live numbers.
+    // SAFETY: the library is there, and both pointers are to live integers.
     unsafe { sys::nvrtcVersion(&mut major, &mut minor) }.result()?;
     Ok((major, minor))
 }
 
 fn assert_present() -> Result<(), CudaError> {
-    // SAFETY: looks for the library and loads it; NVRTC has no initializer with requirements of its own.
+    // SAFETY: looks for the library and loads it; NVRTC's initializer has no requirements.
     if unsafe { sys::is_culib_present() } { Ok(()) } else { Err(CudaError::NoLibrary { name: "libnvrtc" }) }
 }
 
-/// What the compiler is told. `head_dim` matters to sources that are `by_head_dim` alone.
+/// Compiler options. `head_dim` matters only to sources that are `by_head_dim`.
 pub(crate) fn options(source: &Source, arch: Arch, head_dim: usize) -> Vec<String> {
     let mut options = vec![
         format!("--gpu-architecture={arch}"),
         "--std=c++17".to_owned(),
         "--device-as-default-execution-space".to_owned(),
-        // The assembler's report goes to the log.
+        // Writes the assembler's report to the log.
         "--ptxas-options=-v".to_owned(),
     ];
     if source.by_head_dim {
@@ -154,7 +154,7 @@ impl Program {
 
     fn cubin(&self) -> Result<Vec<u8>, CudaError> {
         let mut size = 0;
-        // SAFETY: the program is alive and compiled; the buffer has the size that was asked for.
+        // SAFETY: the program is alive and compiled; the buffer has the queried size.
         unsafe {
             sys::nvrtcGetCUBINSize(self.0, &mut size).result()?;
             let mut cubin = vec![0u8; size];
@@ -166,7 +166,7 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // SAFETY: created in `new`, and destroyed only here. A failure leaves nothing to be done.
+        // SAFETY: created in `new`, and destroyed only here. A failure leaves nothing to do.
         let _ = unsafe { result::destroy_program(self.0) };
     }
 }

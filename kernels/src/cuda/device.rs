@@ -22,10 +22,10 @@ pub type Bf16 = u16;
 
 /// One GPU.
 ///
-/// Streams are ordered by their owners, with events: `cudarc`'s own tracking, an event or two per buffer and call, is off.
+/// The owners of streams order them with events; `cudarc`'s own tracking, an event or two per buffer and call, is off.
 pub struct Device {
     context: Arc<CudaContext>,
-    /// What the model computes on.
+    /// The model's stream.
     stream: Arc<CudaStream>,
     cache: KernelCache,
     properties: Properties,
@@ -39,7 +39,7 @@ pub struct Properties {
     pub multiprocessors: usize,
     /// Second-level cache.
     pub l2_bytes: usize,
-    /// Of one block of threads, at most.
+    /// Most shared memory of one block of threads.
     pub shared_bytes_max: usize,
     pub memory_bytes: usize,
 }
@@ -54,7 +54,7 @@ impl Device {
         CudaContext::device_count().map_or(0, |count| count.max(0) as usize)
     }
 
-    /// Compiled kernels are kept in the folder `cache`, which is made if there is a device.
+    /// Keeps compiled kernels in the folder `cache`, which it creates if there is a device.
     pub fn open(ordinal: usize, cache: &Path) -> Result<Self, CudaError> {
         // SAFETY: looks for the driver's library and loads it.
         if !unsafe { sys::is_culib_present() } {
@@ -66,8 +66,8 @@ impl Device {
         }
         let cache = KernelCache::open(cache)?;
         let context = CudaContext::new(ordinal)?;
-        // SAFETY: buffers are handed from stream to stream only where an event orders the two (`transfer`), and memory is freed on
-        // the stream that it was allocated on, or after the device has come to rest.
+        // SAFETY: a buffer passes from stream to stream only where an event orders the two (`transfer`), and memory is
+        // freed on the stream that allocated it, or after the device has come to rest.
         unsafe { context.disable_event_tracking() };
         let properties = Properties::of(&context)?;
         if properties.arch.major < 8 {
@@ -86,12 +86,12 @@ impl Device {
         &self.context
     }
 
-    /// What the model computes on.
+    /// The model's stream.
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
     }
 
-    /// Another one, beside the model's.
+    /// Another stream, beside the model's.
     pub fn new_stream(&self) -> Result<Arc<CudaStream>, CudaError> {
         Ok(self.context.new_stream()?)
     }
@@ -105,7 +105,7 @@ impl Device {
         Ok(memory)
     }
 
-    /// Memory with these numbers in it, ready for every stream. Waits, as [`Device::alloc`] does.
+    /// Memory holding these numbers, ready for every stream. Waits, as [`Device::alloc`] does.
     pub fn upload<T: DeviceRepr>(&self, numbers: &[T]) -> Result<CudaSlice<T>, CudaError> {
         let memory = self.stream.clone_htod(numbers).map_err(|error| CudaError::of_allocation(error, size_of_val(numbers)))?;
         self.stream.synchronize()?;
@@ -113,17 +113,17 @@ impl Device {
         Ok(memory)
     }
 
-    /// Bytes that are free, and in all.
+    /// Free and total bytes.
     pub fn memory(&self) -> Result<(usize, usize), CudaError> {
         Ok(self.context.mem_get_info()?)
     }
 
-    /// All that was ever allocated here: what this process takes, where others may share the device.
+    /// Bytes ever allocated here: this process's share where others use the device too.
     pub fn allocated_bytes(&self) -> usize {
         self.allocated_bytes.load(Ordering::Relaxed)
     }
 
-    /// Waits for all streams, and tells what went wrong on any of them.
+    /// Waits for all streams, and returns any error on them.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.context.check_err()?;
         Ok(self.context.synchronize()?)
@@ -152,7 +152,7 @@ impl Properties {
     }
 }
 
-/// A kernel that may use `bytes` of dynamic shared memory. More than 48 KiB must be asked for.
+/// A kernel that may use `bytes` of dynamic shared memory. More than 48 KiB must be requested.
 pub(crate) fn function(module: &Arc<CudaModule>, name: &str, bytes: usize) -> Result<CudaFunction, CudaError> {
     let function = module.load_function(name)?;
     if bytes > SHARED_BYTES_FREE {

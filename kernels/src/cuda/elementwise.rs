@@ -1,5 +1,5 @@
-//! Operations with little work per number: embedding, norm, rotary embedding with the KV write, SwiGLU, FP8. All are bound by
-//! memory, so what can be done in one pass is.
+//! Operations with little work per number: embedding, norm, rotary embedding with the KV write, SwiGLU, FP8. Memory
+//! bounds them all, so they are fused where one pass can do.
 
 use super::{
     CudaError,
@@ -12,38 +12,38 @@ use cudarc::driver::{CudaStream, CudaView, CudaViewMut};
 
 const THREADS: usize = 256;
 
-/// What [`Kernels::rms_norm`] reads besides the residual stream.
+/// The other operands of [`Kernels::rms_norm`].
 pub struct Norm<'a> {
-    /// A layer's output that the residual stream takes in first, `[.., width]`.
+    /// A layer's output, added to the residual stream first, `[.., width]`.
     pub delta: Option<&'a CudaView<'a, Bf16>>,
     /// `[width]`, a multiple of 8.
     pub weight: &'a CudaView<'a, f32>,
     pub epsilon: f32,
-    /// Which rows are wanted; `None`: all. Rows that are not wanted take nothing in.
+    /// The rows to compute; `None`: all. Other rows get no delta.
     pub rows: Option<&'a CudaView<'a, u32>>,
 }
 
-/// What turns queries and keys.
+/// The rotation of queries and keys.
 pub struct Rope<'a> {
     /// `[positions, head_dim / 2]`
     pub cos: &'a CudaView<'a, f32>,
     pub sin: &'a CudaView<'a, f32>,
-    /// Norms of each head's query and key, `[head_dim]`, where the model has them.
+    /// Norms of each head's query and key, `[head_dim]`, if the model has them.
     pub norms: Option<(&'a CudaView<'a, f32>, &'a CudaView<'a, f32>)>,
     pub epsilon: f32,
 }
 
-/// Which row of a batch belongs where, both `[rows]`.
+/// Where each row of a batch belongs, both `[rows]`.
 pub struct RowPlaces<'a> {
     /// Row of the block tables.
     pub sequences: &'a CudaView<'a, u32>,
-    /// [`NO_POSITION`](super::NO_POSITION) for rows that only fill up the batch.
+    /// [`NO_POSITION`](super::NO_POSITION) for padding rows.
     pub positions: &'a CudaView<'a, u32>,
 }
 
 impl Kernels {
-    /// `out[row] = table[tokens[row]]`, for tokens below the table's rows. out: `[tokens, width]`, table: `[vocab, width]`, width a
-    /// multiple of 8.
+    /// `out[row] = table[tokens[row]]`. Tokens must be rows of the table. out: `[tokens, width]`, table: `[vocab,
+    /// width]`, width a multiple of 8.
     pub fn embedding(
         &self,
         stream: &CudaStream,
@@ -55,7 +55,7 @@ impl Kernels {
         assert!(width > 0 && width.is_multiple_of(8) && table.len().is_multiple_of(width), "table is [vocab, width]");
         assert_eq!(out.len(), tokens.len() * width, "out is [tokens, width]");
         let shape = Shape::new((tokens.len(), 1, 1), THREADS);
-        // SAFETY: shapes asserted; tokens below the vocabulary are the caller's contract, as in a matrix look-up.
+        // SAFETY: shapes asserted; tokens are below the vocabulary, by the caller's contract.
         unsafe { launch(stream, &self.embedding, shape, &[out.into(), table.into(), tokens.into(), width.into()]) }
     }
 
@@ -75,11 +75,12 @@ impl Kernels {
         let shape = Shape { shared_bytes: width * size_of::<f32>(), ..Shape::new((rows, 1, 1), THREADS) };
         let args =
             [out.into(), residual.into(), optional(norm.delta), norm.weight.into(), optional(norm.rows), width.into(), norm.epsilon.into()];
-        // SAFETY: shapes asserted; that `rows` are rows of the residual stream is the caller's contract.
+        // SAFETY: shapes asserted; `rows` are rows of the residual stream, by the caller's contract.
         unsafe { launch(stream, &self.rms_norm, shape, &args) }
     }
 
-    /// Turns queries and keys to their positions, in place, and stores K and V. qkv: `[rows, heads + 2 kv_heads, head_dim]`.
+    /// Rotates queries and keys to their positions, in place, and stores K and V. qkv: `[rows, heads + 2 kv_heads,
+    /// head_dim]`.
     pub fn rope_kv_write(
         &self,
         stream: &CudaStream,
@@ -112,8 +113,8 @@ impl Kernels {
             paged.kv_heads.into(),
             paged.table_stride.into(),
         ];
-        // SAFETY: shapes asserted; positions that the angles and the tables cover, and tables of blocks that the memory has, are
-        // the caller's contract.
+        // SAFETY: shapes asserted. The caller's contract: angles and tables cover all positions, and tables name blocks
+        // of the memory.
         unsafe { launch(stream, &self.rope_kv_write, shape, &args) }
     }
 
@@ -132,7 +133,8 @@ impl Kernels {
         unsafe { launch(stream, &self.swiglu, shape, &[out.into(), gate_up.into(), width.into()]) }
     }
 
-    /// `x ≈ scales[row] * out`, each row's largest number at the end of e4m3's range. x and out: `[rows, width]`, scales: `[rows]`.
+    /// `x ≈ scales[row] * out`, each row's largest number at the end of e4m3's range. x and out: `[rows, width]`,
+    /// scales: `[rows]`.
     pub fn quantize_fp8_rows(
         &self,
         stream: &CudaStream,
@@ -148,7 +150,7 @@ impl Kernels {
         unsafe { launch(stream, &self.quantize_fp8_rows, shape, &[out.into(), scales.into(), x.into(), width.into()]) }
     }
 
-    /// `x ≈ scale * out` with a scale that is known, of one number. x and out: `[rows, width]`.
+    /// `x ≈ scale * out` with one given scale. x and out: `[rows, width]`.
     pub fn quantize_fp8_tensor(
         &self,
         stream: &CudaStream,

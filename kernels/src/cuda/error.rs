@@ -19,10 +19,10 @@ pub enum CudaError {
     TooOld { name: String, major: u32, minor: u32 },
     #[error("the device's memory is used up ({bytes} bytes asked for): give this worker fewer KV blocks, or a smaller batch")]
     OutOfMemory { bytes: usize },
-    /// The device's state is unknown from here on: nothing that it computed since may be used.
+    /// The device's state is unknown from here on: nothing computed since may be used.
     #[error("the CUDA device failed: {0}; drain this worker and start it again")]
     Device(DriverError),
-    /// As above: what it computed is not what was asked for.
+    /// As above: the results cannot be right.
     #[error("the CUDA device computed what cannot be, {what}; drain this worker and start it again")]
     Nonsense { what: String },
     #[error("{file} does not compile for {arch}: {source}\n{log}")]
@@ -47,7 +47,7 @@ impl From<DriverError> for CudaError {
 }
 
 impl CudaError {
-    /// Of an allocation of so many bytes.
+    /// For a failed allocation of `bytes`.
     pub(crate) fn of_allocation(error: DriverError, bytes: usize) -> Self {
         match CudaError::from(error) {
             CudaError::OutOfMemory { .. } => CudaError::OutOfMemory { bytes },
@@ -55,7 +55,7 @@ impl CudaError {
         }
     }
 
-    /// Whether there is simply nothing to run on, so that `--device auto` takes the CPU.
+    /// Whether there is no GPU to run on, so that `--device auto` takes the CPU.
     pub fn is_absence(&self) -> bool {
         matches!(self, CudaError::NoDriver | CudaError::NoDevice { .. })
     }

@@ -1,8 +1,9 @@
 //! Matrix products, by cuBLASLt.
 //!
-//! `y = x weightᵀ`, with x `[rows, inner]`, weight `[columns, inner]` as checkpoints store it, and y `[rows, columns]`. cuBLASLt counts
-//! columns first, so to it this is `yᵀ = weight xᵀ` of an `[inner, columns]` and an `[inner, rows]` matrix: transposed times plain, the
-//! one form in which it also multiplies FP8. Which algorithm runs depends on the number of rows, and so do a row's last bits.
+//! `y = x weightᵀ`, with x `[rows, inner]`, weight `[columns, inner]` as checkpoints store it, and y `[rows, columns]`.
+//! cuBLASLt is column-major, so it computes `yᵀ = weight xᵀ` of an `[inner, columns]` and an `[inner, rows]` matrix:
+//! transposed times plain, the one form in which it also multiplies FP8. The algorithm depends on the number of rows,
+//! and so do the last bits of a row.
 
 use super::{
     CudaError,
@@ -15,14 +16,14 @@ use cudarc::{
 };
 use std::{collections::HashMap, ffi::c_void, ptr};
 
-/// What is multiplied. x is `[rows, inner]`, weight `[columns, inner]`; inner is a multiple of 8, of 16 for FP8.
+/// The factors. x is `[rows, inner]`, weight `[columns, inner]`; inner is a multiple of 8, of 16 for FP8.
 #[derive(Clone, Copy)]
 pub enum Operands<'a> {
     Bf16 {
         x: &'a CudaView<'a, Bf16>,
         weight: &'a CudaView<'a, Bf16>,
     },
-    /// e4m3 numbers (sm_89 and later), and what they are to be multiplied by.
+    /// e4m3 numbers (sm_89 and later) and their scales.
     Fp8 {
         x: &'a CudaView<'a, u8>,
         weight: &'a CudaView<'a, u8>,
@@ -45,7 +46,7 @@ pub enum Output<'a, 'b> {
     F32(&'a mut CudaViewMut<'b, f32>),
 }
 
-/// What an algorithm is chosen for.
+/// The key of a plan.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct Problem {
     rows: usize,
@@ -63,14 +64,14 @@ enum Numbers {
     Fp8ByRow,
 }
 
-/// cuBLASLt, and the algorithms that it chose so far. For one stream: products share a workspace.
+/// cuBLASLt, and its plans so far. For one stream: products share a workspace.
 pub struct Gemm {
     handle: Handle,
     workspace: CudaSlice<u8>,
     plans: HashMap<Problem, Plan>,
 }
 
-/// As much as cuBLAS itself takes on Hopper.
+/// The size that cuBLAS itself takes on Hopper.
 const WORKSPACE_BYTES: usize = 32 << 20;
 
 impl Gemm {
@@ -83,7 +84,7 @@ impl Gemm {
         Ok(Self { handle: Handle(result::create_handle()?), workspace: device.alloc(WORKSPACE_BYTES)?, plans: HashMap::new() })
     }
 
-    /// `y = x weightᵀ + bias`; a bias, `[columns]`, comes with a product of bf16 alone.
+    /// `y = x weightᵀ + bias`. A bias, `[columns]`, needs a bf16 product.
     pub fn multiply(
         &mut self,
         stream: &CudaStream,
@@ -134,7 +135,7 @@ impl Gemm {
             plan.description.set(attribute, &address(bias)).map_err(failed)?;
         }
         stream.context().bind_to_thread()?;
-        // SAFETY: the shapes are those that the plan was made for, asserted above; the workspace is used by this stream alone.
+        // SAFETY: the shapes, asserted above, are those of the plan; only this stream uses the workspace.
         unsafe {
             result::matmul(
                 self.handle.0,
@@ -162,7 +163,7 @@ impl Gemm {
 static ONE: f32 = 1.0;
 static ZERO: f32 = 0.0;
 
-/// Everything about a product but where its numbers are.
+/// A product's description and algorithm, without the addresses.
 struct Plan {
     description: Description,
     weight: Layout,
@@ -197,7 +198,7 @@ impl Plan {
     }
 }
 
-/// `CUBLAS_OP_T`, which is of another header.
+/// `CUBLAS_OP_T`, from another header.
 const TRANSPOSED: i32 = 1;
 
 struct Handle(sys::cublasLtHandle_t);
@@ -207,13 +208,13 @@ struct Preference(sys::cublasLtMatmulPreference_t);
 
 impl Description {
     fn set<T>(&self, attribute: sys::cublasLtMatmulDescAttributes_t, value: &T) -> Result<(), CublasError> {
-        // SAFETY: the description is alive; the value is of the attribute's type, copied by the call.
+        // SAFETY: the description is alive; the value has the attribute's type, and the call copies it.
         unsafe { result::set_matmul_desc_attribute(self.0, attribute, ptr::from_ref(value).cast(), size_of::<T>()) }
     }
 }
 
 impl Layout {
-    /// Columns of `rows` numbers, side by side.
+    /// Columns of `rows` numbers, one after the other.
     fn new(numbers: sys::cudaDataType_t, rows: usize, columns: usize) -> Result<Self, CublasError> {
         Ok(Self(result::create_matrix_layout(numbers, rows as u64, columns as u64, rows as i64)?))
     }
@@ -223,7 +224,7 @@ impl Preference {
     fn new(workspace_bytes: usize) -> Result<Self, CublasError> {
         let preference = Self(result::create_matmul_pref()?);
         let attribute = sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
-        // SAFETY: the preference is alive; the value is of the attribute's type, copied by the call.
+        // SAFETY: the preference is alive; the value has the attribute's type, and the call copies it.
         unsafe { result::set_matmul_pref_attribute(preference.0, attribute, ptr::from_ref(&workspace_bytes).cast(), size_of::<usize>()) }?;
         Ok(preference)
     }
@@ -233,7 +234,7 @@ macro_rules! destroyed_by {
     ($type:ty, $destroy:path) => {
         impl Drop for $type {
             fn drop(&mut self) {
-                // SAFETY: created with this value, and destroyed only here. A failure leaves nothing to be done.
+                // SAFETY: created with this value, and destroyed only here. A failure leaves nothing to do.
                 let _ = unsafe { $destroy(self.0) };
             }
         }
@@ -245,5 +246,5 @@ destroyed_by!(Description, result::destroy_matmul_desc);
 destroyed_by!(Layout, result::destroy_matrix_layout);
 destroyed_by!(Preference, result::destroy_matmul_pref);
 
-// SAFETY: cuBLASLt's objects may be used from any thread, one at a time: `Gemm` is used by exclusive reference.
+// SAFETY: any thread may use cuBLASLt's objects, one at a time: `Gemm` is used by exclusive reference.
 unsafe impl Send for Gemm {}

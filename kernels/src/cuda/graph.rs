@@ -1,26 +1,28 @@
-//! A step's launches, recorded once and then replayed with one call: at small batches the device would otherwise wait for the host.
+//! A step's launches, recorded once as a CUDA graph and replayed with one call: at small batches the device would
+//! otherwise wait for the host.
 
 use super::CudaError;
 use cudarc::driver::{CudaGraph, CudaStream, sys};
 use std::{collections::BTreeMap, sync::Arc};
 
-/// Graphs of the same step for batches of different sizes. A batch is filled up to the next size with rows that do nothing.
+/// Graphs of one step for batches of different shapes. Padding rows fill a batch up to the next shape.
 pub struct StepGraphs {
     stream: Arc<CudaStream>,
     /// By shape: rows, and the power of two that bounds the positions.
     graphs: BTreeMap<StepShape, CudaGraph>,
 }
 
-/// What a graph is recorded for.
+/// The shape of a recorded batch.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct StepShape {
     pub rows: usize,
-    /// No row sees more.
+    /// Upper bound on the positions that a row sees.
     pub positions: usize,
 }
 
 impl StepShape {
-    /// The least shape that holds such a batch: up to 8 rows powers of two, then multiples of 8, from 64 on of 32.
+    /// The smallest shape that holds such a batch: rows are powers of two up to 8, then multiples of 8, from 64 on of
+    /// 32.
     pub fn holding(rows: usize, positions: usize) -> Self {
         let rows = match rows {
             0..=8 => rows.next_power_of_two(),
@@ -31,11 +33,11 @@ impl StepShape {
     }
 }
 
-/// Below this, attention has few parts anyway.
+/// With fewer positions, attention has few parts anyway.
 const POSITIONS_MIN: usize = 1024;
 
 impl StepGraphs {
-    /// On `stream`, which the recorded work goes to.
+    /// Records and replays on `stream`.
     pub fn new(stream: Arc<CudaStream>) -> Self {
         Self { stream, graphs: BTreeMap::new() }
     }
@@ -44,13 +46,13 @@ impl StepGraphs {
         self.graphs.contains_key(&shape)
     }
 
-    /// Records what `step` puts on the stream; it is not run. All memory that it names must outlive the graphs, and must be allocated
-    /// and every kernel loaded before: a capture allows neither.
+    /// Records the launches of `step` without running them. Before, all memory that it names must be allocated and
+    /// every kernel loaded: a capture allows neither. The memory must outlive the graphs.
     pub fn record<E: From<CudaError>>(&mut self, shape: StepShape, step: impl FnOnce(&Arc<CudaStream>) -> Result<(), E>) -> Result<(), E> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         self.stream.begin_capture(mode).map_err(CudaError::from)?;
         let outcome = step(&self.stream);
-        // The capture must end, whatever came of the step.
+        // The capture must end, even if the step failed.
         let graph = self.stream.end_capture(sys::CUgraphInstantiate_flags(0)).map_err(CudaError::from);
         outcome?;
         let graph = graph?.expect("a stream that captures has a graph");
@@ -59,7 +61,7 @@ impl StepGraphs {
         Ok(())
     }
 
-    /// Puts the recorded step on the stream.
+    /// Launches the recorded step.
     ///
     /// # Panics
     /// If none was recorded for this shape.
@@ -68,7 +70,7 @@ impl StepGraphs {
     }
 }
 
-// SAFETY: graphs may be used from any thread, one at a time; launching one is serialized by the engine's thread, which owns this.
+// SAFETY: any thread may use graphs, one at a time; the engine's thread owns this and launches them in order.
 unsafe impl Send for StepGraphs {}
 
 #[cfg(test)]

@@ -1,15 +1,15 @@
-//! Memory of the host that is the device's to copy from and to: pinned, so that a copy goes on while the host does something else.
+//! Our own pinned host memory: copies from and to it go on while the host does something else.
 
 use super::{CudaError, device::Device, launch::address};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, CudaView, CudaViewMut, DeviceRepr, ValidAsZeroBits, result};
 use std::{ptr::NonNull, sync::Arc};
 
-/// Pinned numbers. A copy from or to them may be under way: who touches them waits for it first.
+/// Pinned numbers. A copy from or to them may be in flight: every access waits for it first.
 pub struct HostBuffer<T> {
     context: Arc<CudaContext>,
     start: NonNull<T>,
     len: usize,
-    /// The last copy's end.
+    /// Marks the end of the last copy.
     busy: Option<CudaEvent>,
 }
 
@@ -35,12 +35,12 @@ impl<T: DeviceRepr + ValidAsZeroBits> HostBuffer<T> {
         self.len == 0
     }
 
-    /// The numbers, once no copy is under way.
+    /// The numbers, once no copy is in flight.
     pub fn numbers(&mut self) -> Result<&mut [T], CudaError> {
         if let Some(event) = self.busy.take() {
             event.synchronize()?;
         }
-        // SAFETY: allocated with this length, initialized, and borrowed as `self` is; no copy is under way.
+        // SAFETY: allocated with this length, initialized, and borrowed as `self` is; no copy is in flight.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) })
     }
 
@@ -48,23 +48,23 @@ impl<T: DeviceRepr + ValidAsZeroBits> HostBuffer<T> {
     pub fn send(&mut self, stream: &CudaStream, to: &mut CudaViewMut<'_, T>) -> Result<(), CudaError> {
         let (count, to) = (to.len(), address(to));
         self.context.bind_to_thread()?;
-        // SAFETY: `to` has as many numbers, and `busy` keeps ours as they are until they are copied.
+        // SAFETY: `to` has as many numbers, and `busy` keeps ours unchanged until they are copied.
         unsafe { result::memcpy_htod_async(to, &self.numbers()?[..count], stream.cu_stream()) }?;
         self.busy = Some(stream.record_event(None)?);
         Ok(())
     }
 
-    /// Copies `from` to the front, where [`numbers`](Self::numbers) finds it.
+    /// Copies `from` to the front, for [`numbers`](Self::numbers) to return.
     pub fn receive(&mut self, stream: &CudaStream, from: &CudaView<'_, T>) -> Result<(), CudaError> {
         let (count, from) = (from.len(), address(from));
         self.context.bind_to_thread()?;
-        // SAFETY: `from` has as many numbers, and `busy` keeps readers away until they are here.
+        // SAFETY: `from` has as many numbers, and `busy` holds readers back until they are here.
         unsafe { result::memcpy_dtoh_async(&mut self.numbers()?[..count], from, stream.cu_stream()) }?;
         self.busy = Some(stream.record_event(None)?);
         Ok(())
     }
 
-    /// Where the device sees number `offset`.
+    /// The device's address of number `offset`.
     pub fn address(&self, offset: usize) -> u64 {
         assert!(offset <= self.len);
         (self.start.as_ptr().addr() + offset * size_of::<T>()) as u64
@@ -77,7 +77,7 @@ impl<T> Drop for HostBuffer<T> {
         if let Some(event) = self.busy.take() {
             self.context.record_err(event.synchronize());
         }
-        // SAFETY: allocated in `new`, freed only here, and no copy is under way.
+        // SAFETY: allocated in `new`, freed only here, and no copy is in flight.
         self.context.record_err(unsafe { result::free_host(self.start.as_ptr().cast()) });
     }
 }

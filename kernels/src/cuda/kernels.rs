@@ -1,4 +1,4 @@
-//! The kernels, loaded for one head size.
+//! All kernels, loaded for one head size.
 
 use super::{
     CudaError,
@@ -8,8 +8,9 @@ use super::{
 };
 use cudarc::driver::CudaFunction;
 
-/// Every kernel that a model of this head size needs. What each does, and to what shapes, is told where its operation is:
-/// [`elementwise`](super::elementwise), [`attention`](super::attention), [`sampling`](super::sampling), [`kv`](super::kv).
+/// Every kernel that a model of this head size needs. The operations document them:
+/// [`elementwise`](super::elementwise), [`attention`](super::attention), [`sampling`](super::sampling),
+/// [`kv`](super::kv).
 pub struct Kernels {
     pub(super) head_dim: usize,
     pub(super) width_max: usize,
@@ -34,7 +35,7 @@ pub struct Kernels {
 }
 
 impl Kernels {
-    /// `head_dim`: a multiple of 16, up to 256. Compiles what the device's cache does not hold.
+    /// `head_dim`: a multiple of 16, up to 256. Compiles the kernels that the cache does not hold.
     pub fn load(device: &Device, head_dim: usize) -> Result<Self, CudaError> {
         assert!(head_dim.is_multiple_of(16) && (16..=256).contains(&head_dim), "heads of a multiple of 16 numbers, up to 256");
         let module = |source: &Source| device.module(source, head_dim);
@@ -43,7 +44,7 @@ impl Kernels {
         let kv_copy = module(&compile::KV_COPY)?;
         let penalties = module(&compile::PENALTIES)?;
         let quantize = module(&compile::QUANTIZE_FP8)?;
-        // All that a block may have, less what the kernel declares itself.
+        // All shared memory of a block of threads, less what the kernel declares itself.
         let norm_bytes = device.properties().shared_bytes_max - (1 << 10);
         Ok(Self {
             head_dim,

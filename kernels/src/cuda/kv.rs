@@ -1,7 +1,7 @@
-//! The paged memory on the device, and its blocks' way to and from contiguous slots.
+//! The paged memory on the device, and copying its blocks to and from contiguous slots.
 //!
-//! A layer's blocks lie together here, `[layer][block][K, V][kv head][16][head_dim]`, so that attention walks through one stretch of
-//! memory; a slot holds one block, `[layer][K, V][kv head][16][head_dim]`, as everybody else knows it.
+//! Here a layer's blocks lie together, `[layer][block][K, V][kv head][16][head_dim]`, so that attention reads one
+//! stretch of memory. A slot holds one block, `[layer][K, V][kv head][16][head_dim]`, the format that all others know.
 
 use super::{
     CudaError,
@@ -23,17 +23,17 @@ pub struct DeviceKv {
     memory: CudaSlice<Bf16>,
 }
 
-/// One layer of it, and where sequences have their blocks.
+/// One layer of it, and the sequences' block tables.
 pub struct PagedLayer<'a> {
     pub memory: CudaViewMut<'a, Bf16>,
     pub kv_heads: usize,
     pub head_dim: usize,
-    /// `[sequences, table_stride]`: the blocks of each sequence from position 0 on.
+    /// `[sequences, table_stride]`: each sequence's blocks from position 0 on.
     pub tables: &'a CudaView<'a, u32>,
     pub table_stride: usize,
 }
 
-/// How many blocks fit into `free_bytes` of device memory if `reserve_bytes` of it stay free.
+/// How many blocks fit into `free_bytes` of device memory with `reserve_bytes` left over.
 pub fn blocks_that_fit(layout: &KvLayout, free_bytes: usize, reserve_bytes: usize) -> usize {
     let blocks = free_bytes.saturating_sub(reserve_bytes) / layout.block_bytes();
     // Block ids are u32.
@@ -41,7 +41,7 @@ pub fn blocks_that_fit(layout: &KvLayout, free_bytes: usize, reserve_bytes: usiz
 }
 
 impl DeviceKv {
-    /// `layout` is of bf16.
+    /// `layout` must be of bf16.
     pub fn new(device: &Device, layout: KvLayout, blocks: usize) -> Result<Self, CudaError> {
         assert_eq!(layout.dtype, KvStorage::Float(Dtype::Bf16), "K and V on the device are bf16");
         let memory = device.alloc(blocks * layout.block_bytes() / size_of::<Bf16>())?;
@@ -64,13 +64,13 @@ impl DeviceKv {
         PagedLayer { memory, kv_heads, head_dim, tables, table_stride }
     }
 
-    /// Bytes of K and V of one layer of a block.
+    /// Bytes of one layer of a block, K and V.
     fn slice_bytes(&self) -> usize {
         self.layout.block_bytes() / self.layout.layers
     }
 }
 
-/// A block, and the address of its slot as the device sees it: device memory, or pinned memory of the host.
+/// A block, and the device's address of its slot in device memory or in pinned host memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockSlot {
     pub block: u32,
@@ -81,8 +81,8 @@ impl Kernels {
     /// Copies `layers` of blocks of `kv` to their slots.
     ///
     /// # Safety
-    /// Each slot is memory of a block's size that the device may write, aligned to 16 bytes, and stays so, unread and unwritten by
-    /// others, until the stream has come past this.
+    /// Each slot is memory of a block's size that the device may write, aligned to 16 bytes, and neither freed, read
+    /// nor written by others until the stream has passed this.
     pub unsafe fn kv_gather(
         &self,
         stream: &CudaStream,
@@ -96,8 +96,8 @@ impl Kernels {
     /// Copies `layers` of blocks from their slots into `kv`.
     ///
     /// # Safety
-    /// Each slot is memory of a block's size that the device may read, aligned to 16 bytes, and stays so, unwritten by others, until
-    /// the stream has come past this.
+    /// Each slot is memory of a block's size that the device may read, aligned to 16 bytes, and neither freed nor
+    /// written by others until the stream has passed this.
     pub unsafe fn kv_scatter(
         &self,
         stream: &CudaStream,
@@ -135,7 +135,7 @@ impl Kernels {
                 Arg::U32(count(layers.start)),
                 Arg::U64(slice_bytes as u64),
             ];
-            // SAFETY: blocks and layers are asserted, slots are the caller's contract. A launch copies its arguments.
+            // SAFETY: blocks and layers are asserted; slots are the caller's contract. A launch copies its arguments.
             unsafe { launch(stream, function, shape, &args) }?;
         }
         Ok(())

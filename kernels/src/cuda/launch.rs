@@ -1,4 +1,4 @@
-//! Putting a kernel on a stream.
+//! Launching a kernel on a stream.
 
 use super::CudaError;
 use cudarc::driver::{CudaFunction, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DeviceRepr, LaunchConfig, PushKernelArg};
@@ -61,7 +61,7 @@ impl<T> From<&mut CudaSlice<T>> for Arg<'static> {
 }
 
 impl From<usize> for Arg<'static> {
-    /// As u32: the kernels' counts and strides.
+    /// As u32, the type of the kernels' counts and strides.
     fn from(x: usize) -> Self {
         Arg::U32(count(x))
     }
@@ -73,7 +73,7 @@ impl From<f32> for Arg<'static> {
     }
 }
 
-/// The address of device memory. Ordering streams is the caller's business (`Device`).
+/// The address of device memory. Ordering streams is up to the caller (`Device`).
 pub(crate) fn address<T>(memory: &impl DevicePtr<T>) -> u64 {
     memory.device_ptr(memory.stream()).0
 }
@@ -82,7 +82,7 @@ pub(crate) fn count(x: usize) -> u32 {
     u32::try_from(x).expect("counts and strides of one launch are below 2^32")
 }
 
-/// Blocks of threads, threads of each, and bytes of dynamic shared memory.
+/// Grid of blocks, threads per block, and bytes of dynamic shared memory.
 pub(crate) struct Shape {
     pub(crate) grid: (usize, usize, usize),
     pub(crate) threads: usize,
@@ -95,11 +95,11 @@ impl Shape {
     }
 }
 
-/// Puts a kernel on the stream; an empty grid launches nothing.
+/// Launches a kernel on the stream; an empty grid launches nothing.
 ///
 /// # Safety
-/// The arguments are the kernel's parameters, in order and type; behind each pointer is as much memory as the kernel, given the
-/// others, touches; that memory lives, and nothing else writes to it, until the kernel is done.
+/// The arguments match the kernel's parameters in order and type. Behind each pointer is as much memory as the kernel
+/// touches, given the other arguments; it lives, and nothing else writes to it, until the kernel is done.
 pub(crate) unsafe fn launch(stream: &CudaStream, function: &CudaFunction, shape: Shape, args: &[Arg<'_>]) -> Result<(), CudaError> {
     let (x, y, z) = shape.grid;
     if x == 0 || y == 0 || z == 0 {
@@ -119,7 +119,7 @@ pub(crate) unsafe fn launch(stream: &CudaStream, function: &CudaFunction, shape:
         block_dim: (count(shape.threads), 1, 1),
         shared_mem_bytes: count(shape.shared_bytes),
     };
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { builder.launch(config) }?;
     Ok(())
 }

@@ -1,31 +1,30 @@
-//! The host's memory as the device's copy engines want it: pinned, so that bytes move at the rate of the bus, and while the
-//! host does something else.
+//! Pinning memory that others own, so that copies run at the rate of the bus while the host does something else.
 
 use super::{CudaError, device::Device};
 use cudarc::driver::{CudaContext, sys};
 use std::{ffi::c_void, ptr::NonNull, sync::Arc};
 
-/// Memory of the host that is registered with the device for as long as this lives: the pool's arena, mapped into a worker.
+/// Host memory, registered with the device for as long as this lives: the pool's arena, mapped into a worker.
 pub struct Pinned {
     context: Arc<CudaContext>,
     start: NonNull<u8>,
     bytes: usize,
-    /// Where the device sees it.
+    /// The device's address of it.
     address: u64,
 }
 
 impl Pinned {
-    /// Registers `bytes` from `start` on. Locks them in memory, which takes a while (some 10 ms for a GiB) and must be within the
-    /// process's limits.
+    /// Registers `bytes` from `start` on. Locks them in memory, which takes a while (some 10 ms per GiB) and counts
+    /// against the process's limits.
     ///
     /// # Safety
-    /// The memory is mapped, for reading and writing, until this is dropped.
+    /// The memory stays mapped, for reading and writing, until this is dropped.
     pub unsafe fn register(device: &Device, start: NonNull<u8>, bytes: usize) -> Result<Self, CudaError> {
         let context = device.context().clone();
         context.bind_to_thread()?;
         let host = start.as_ptr().cast::<c_void>();
         let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
-        // SAFETY: the memory is mapped, says the caller.
+        // SAFETY: the memory is mapped, as the caller promises.
         unsafe { sys::cuMemHostRegister_v2(host, bytes, flags) }.result().map_err(|error| CudaError::of_allocation(error, bytes))?;
         let mut pinned = Self { context, start, bytes, address: 0 };
         // SAFETY: registered with DEVICEMAP just now.
@@ -37,7 +36,7 @@ impl Pinned {
         self.bytes
     }
 
-    /// Where the device sees byte `offset` of it.
+    /// The device's address of byte `offset`.
     pub fn address(&self, offset: usize) -> u64 {
         assert!(offset <= self.bytes);
         self.address + offset as u64
@@ -52,7 +51,7 @@ impl Drop for Pinned {
     }
 }
 
-// SAFETY: only the address is kept; registering and unregistering may happen on any thread.
+// SAFETY: holds only an address; any thread may register and unregister.
 unsafe impl Send for Pinned {}
 // SAFETY: as above; nothing changes through a shared reference.
 unsafe impl Sync for Pinned {}

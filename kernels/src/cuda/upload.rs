@@ -1,4 +1,4 @@
-//! Matrices on their way to the device, row by row through two pinned buffers: while one crosses the bus, the other is filled.
+//! Uploading matrices, row by row through two pinned buffers: while one crosses the bus, the other is filled.
 
 use super::{
     CudaError,
@@ -12,7 +12,7 @@ pub struct Uploads<'a> {
     buffers: [HostBuffer<Bf16>; 2],
 }
 
-/// Numbers of a buffer. Larger ones are not faster.
+/// Numbers of a buffer. Larger buffers are not faster.
 const BUFFER_NUMBERS: usize = 16 << 20;
 
 impl<'a> Uploads<'a> {
@@ -20,8 +20,8 @@ impl<'a> Uploads<'a> {
         Ok(Self { device, buffers: [HostBuffer::new(device, BUFFER_NUMBERS)?, HostBuffer::new(device, BUFFER_NUMBERS)?] })
     }
 
-    /// A matrix `[rows, columns]`, of which `write(i, row)` writes every number of row `i`. It is on the device when the model's
-    /// stream has come past this.
+    /// Uploads a matrix `[rows, columns]`; `write(i, row)` must write every number of row `i`. The matrix is complete
+    /// when the model's stream has passed this.
     pub fn matrix(&mut self, rows: usize, columns: usize, mut write: impl FnMut(usize, &mut [Bf16])) -> Result<CudaSlice<Bf16>, CudaError> {
         assert!((1..=BUFFER_NUMBERS).contains(&columns), "rows of up to {BUFFER_NUMBERS} numbers");
         let mut matrix = self.device.alloc(rows * columns)?;

@@ -1,37 +1,35 @@
-//! A batch of chunks through the layers: K and V of every row into paged memory, logits of the rows that are asked for.
+//! A batch of chunks through the layers: K and V of every row into paged memory, logits of the requested rows.
 
 use super::{
+    band::{Band, Buffers, Scratch, band_start, free},
     model::{Layer, Model},
-    projection::{Activations, Arithmetic, project},
+    projection::project,
 };
-use std::{
-    ops::Range,
-    sync::{Mutex, MutexGuard, TryLockError},
-};
+use std::ops::Range;
 use tidemill_kernels::{
     Cpu,
     cpu::{
-        attention::{Attention, AttentionBuffers, attention},
+        attention::{Attention, attention},
         elementwise, embedding,
         gemm::{Output, Product},
-        kv::{self, KvMemory, KvRows, Span},
+        kv::{self, KvMemory, Span},
     },
 };
 use tidemill_proto::block::{BLOCK_TOKENS, Token};
 
-/// Consecutive tokens of one sequence. All positions before them are in `blocks` already.
+/// Consecutive tokens of one sequence. `blocks` already holds all positions before them.
 #[derive(Clone, Copy, Debug)]
 pub struct Chunk<'a> {
     pub tokens: &'a [Token],
     /// Position of the first token.
     pub start: usize,
-    /// Block table: covers `0..start + tokens.len()`. Blocks that chunks share are only read: no two chunks of a batch may
-    /// write the same block.
+    /// Block table: covers `0..start + tokens.len()`. Shared blocks are only read: no two chunks of a batch may write
+    /// the same block.
     pub blocks: &'a [u32],
     pub logits: LogitRows,
 }
 
-/// Which of a chunk's rows are followed to the logits.
+/// The rows of a chunk whose logits are computed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LogitRows {
     None,
@@ -59,59 +57,12 @@ impl Logits<'_> {
     }
 }
 
-/// What is kept from batch to batch so that a step allocates nothing.
-#[derive(Default)]
-pub(crate) struct Buffers {
-    bands: Vec<Band<'static>>,
-    /// The rows that are followed to the logits.
-    tail: Band<'static>,
-    /// For each thread.
-    scratch: Vec<Mutex<Scratch>>,
-    logits: Vec<f32>,
-}
-
-/// A band of rows, which go through the layers together. Numbers are `[rows, their width]`.
-#[derive(Default)]
-struct Band<'a> {
-    spans: Vec<Span<'a>>,
-    tokens: Vec<Token>,
-    /// Numbers of those rows that are followed to the logits, ascending.
-    followed: Vec<usize>,
-    /// The residual stream.
-    x: Vec<f32>,
-    q: Vec<f32>,
-    k: Vec<f32>,
-    v: Vec<f32>,
-    cos: Vec<f32>,
-    sin: Vec<f32>,
-}
-
-/// Intermediate results of a band that is in a layer.
-struct Scratch {
-    normed: Activations,
-    attention: AttentionBuffers,
-    attended: Activations,
-    activated: Activations,
-}
-
-impl Buffers {
-    /// For a model whose projections compute so, on so many threads.
-    pub(crate) fn new(arithmetic: Arithmetic, threads: usize) -> Self {
-        let scratch = || {
-            let [normed, attended, activated] = std::array::from_fn(|_| Activations::new(arithmetic));
-            Mutex::new(Scratch { normed, attention: AttentionBuffers::default(), attended, activated })
-        };
-        let scratch = std::iter::repeat_with(scratch).take(threads).collect();
-        Self { bands: Vec::new(), tail: Band::default(), scratch, logits: Vec::new() }
-    }
-}
-
 impl Model {
-    /// Runs all chunks in one batch: writes their K and V into `kv` and returns the logits asked for, in chunk order.
+    /// Runs all chunks in one batch: writes their K and V into `kv` and returns the requested logits, in chunk order.
     ///
     /// # Panics
-    /// On a broken contract: a token outside the vocabulary, an empty chunk, a chunk beyond the model's context or its block
-    /// table, a block id outside `kv`, or `kv` of another model.
+    /// On a broken contract: a token outside the vocabulary, an empty chunk, a chunk beyond the model's context or its
+    /// block table, a block id outside `kv`, or `kv` of another model.
     pub fn forward(&mut self, chunks: &[Chunk<'_>], kv: &mut KvMemory) -> Logits<'_> {
         assert_eq!(*kv.layout(), self.kv_layout(), "the KV memory is of another shape than the model");
         for chunk in chunks {
@@ -126,7 +77,8 @@ impl Model {
         Logits { data: &mut self.buffers.logits, vocab: self.config.vocab }
     }
 
-    /// One loop over bands for each layer, from its attention to the next one's keys: only to write these, bands wait for each other.
+    /// One loop over bands per layer, from its attention to the next layer's keys. Bands wait for each other only to
+    /// write these.
     fn run(&self, chunks: &[Chunk<'_>], kv: &mut KvMemory, buffers: &mut Buffers) {
         let (cpu, scratch) = (&self.cpu, &buffers.scratch);
         let (mut all, mut tail) = self.cut(chunks, std::mem::take(&mut buffers.bands), std::mem::take(&mut buffers.tail));
@@ -163,7 +115,8 @@ impl Model {
         buffers.tail = tail.recycle();
     }
 
-    /// Bands of the chunks' rows, and one for those that are followed to the logits, in the memory of others; there may be more, without rows.
+    /// Cuts the chunks' rows into bands, and collects the rows with logits in `tail`, reusing old bands' memory.
+    /// Trailing bands may be empty.
     fn cut<'a>(&self, chunks: &[Chunk<'a>], bands: Vec<Band<'_>>, tail: Band<'_>) -> (Vec<Band<'a>>, Band<'a>) {
         let mut bands: Vec<Band<'a>> = bands.into_iter().map(Band::recycle).collect();
         let mut tail = tail.recycle();
@@ -204,14 +157,15 @@ impl Model {
         (bands, tail)
     }
 
-    /// Bands of so many rows. Where a layer's weights are few, bands go through it on a thread of their own each, and what they make stays
-    /// in its caches; where they are many, or rows too few for all threads, threads share each product, and all rows are one band.
+    /// Number of bands for `rows` rows. If a layer's weights are small, each band goes through it on one thread, and
+    /// its intermediate results stay in that thread's caches. If they are large, or rows are too few for all threads,
+    /// there is one band, and threads share each product.
     fn bands(&self, rows: usize) -> usize {
         let bands = rows.div_ceil(BAND_ROWS).next_multiple_of(self.cpu.threads());
         if rows < (2 * BAND_ROWS).max(bands * BAND_ROWS_MIN) || self.layers[0].projection_bytes() > WEIGHTS_BYTES_MAX { 1 } else { bands }
     }
 
-    /// The residual stream's beginning, and the angles of positions.
+    /// Fills the residual stream from the embedding, and the angles of positions.
     fn embed(&self, band: &mut Band<'_>) {
         resize(&mut band.x, band.tokens.len() * self.config.hidden);
         embedding::lookup(&self.cpu, self.embedding.view(), &band.tokens, &mut band.x);
@@ -261,67 +215,20 @@ impl Model {
     }
 }
 
-/// What 64 rows of a small model need between two layers' attention stays in a second cache of 2 MiB, beside the weights that pass by.
+/// The intermediate results of 64 rows of a small model fit a second-level cache of 2 MiB, beside the weights that
+/// stream by.
 const BAND_ROWS: usize = 64;
-/// Fewer are not worth reading all weights again for.
+/// For fewer rows, reading all weights again does not pay.
 const BAND_ROWS_MIN: usize = BAND_ROWS / 2;
-/// A band reads all weights of the layer again: 3.5 MB (135M shape, 8 bits) cost less than waiting for each other after each product,
-/// 7 MB (the same in bf16) more.
+/// Each band reads all weights of the layer again: 3.5 MB (135M shape, 8 bits) cost less than synchronizing after each
+/// product, 7 MB (the same in bf16) more.
 const WEIGHTS_BYTES_MAX: usize = 5 << 20;
 
-/// First row of band `nth` of `bands`: about as many in each, in whole tiles of a matrix unit.
-fn band_start(nth: usize, rows: usize, bands: usize) -> usize {
-    const TILE_ROWS: usize = 16;
-    if nth == bands { rows } else { (rows * nth / bands + TILE_ROWS / 2) / TILE_ROWS * TILE_ROWS }
-}
-
-/// One of the threads' scratch that nobody uses.
-fn free(scratch: &[Mutex<Scratch>]) -> MutexGuard<'_, Scratch> {
-    let free = scratch.iter().find_map(|scratch| match scratch.try_lock() {
-        Ok(scratch) => Some(scratch),
-        // What a task that panicked has left is written before it is read.
-        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-        Err(TryLockError::WouldBlock) => None,
-    });
-    free.expect("as many as threads, each of which uses one at a time")
-}
-
-/// What is projected from a layer's rows. In the last layer all rows need keys and values, but only some need more.
+/// What to project from a layer's rows. In the last layer all rows need keys and values, but only some need more.
 enum Rows {
     All,
     KeysAndValues,
     Queries,
-}
-
-impl<'a> Band<'a> {
-    fn keys_and_values(&self) -> KvRows<'_> {
-        KvRows { spans: &self.spans, k: &self.k, v: &self.v }
-    }
-
-    /// Takes in those rows of `band` that are followed: `x`, `[rows, hidden]`, and `angles` cosines and sines of each.
-    fn follow(&mut self, band: &Band<'_>, hidden: usize, angles: usize) {
-        let parts = [(&mut self.x, &band.x, hidden), (&mut self.cos, &band.cos, angles), (&mut self.sin, &band.sin, angles)];
-        for (to, from, width) in parts {
-            band.followed.iter().for_each(|row| to.extend_from_slice(&from[row * width..(row + 1) * width]));
-        }
-    }
-
-    /// An empty band for rows of other chunks, in the same memory.
-    fn recycle<'b>(mut self) -> Band<'b> {
-        self.tokens.clear();
-        self.followed.clear();
-        for numbers in [&mut self.x, &mut self.cos, &mut self.sin] {
-            numbers.clear();
-        }
-        let Self { spans, tokens, followed, x, q, k, v, cos, sin } = self;
-        Band { spans: recycle(spans), tokens, followed, x, q, k, v, cos, sin }
-    }
-}
-
-/// An empty vector for spans of other chunks, in the same memory (`collect` reuses that of a vector's iterator).
-fn recycle<'b>(mut spans: Vec<Span<'_>>) -> Vec<Span<'b>> {
-    spans.clear();
-    spans.into_iter().map(|_| unreachable!("no spans are left")).collect()
 }
 
 fn resize(buffer: &mut Vec<f32>, len: usize) {
@@ -333,17 +240,3 @@ const _: fn() = || {
     fn assert_send<T: Send>() {}
     assert_send::<(Model, KvMemory, Cpu)>();
 };
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn bands_hold_all_rows_and_are_about_equal() {
-        for (rows, bands) in [(128, 2), (130, 4), (300, 6), (520, 10), (511, 8), (2048, 32), (1, 1), (77, 1)] {
-            let sizes: Vec<usize> = (0..bands).map(|nth| band_start(nth + 1, rows, bands) - band_start(nth, rows, bands)).collect();
-            assert_eq!(sizes.iter().sum::<usize>(), rows);
-            assert!(sizes.iter().max().unwrap() - sizes.iter().min().unwrap() < 2 * 16, "{rows} rows: {sizes:?}");
-        }
-    }
-}

@@ -1,7 +1,7 @@
-//! Loading a checkpoint, and what a loaded model tells about itself.
+//! Loading a checkpoint, and the properties of a loaded model.
 
 use super::{
-    forward::Buffers,
+    band::Buffers,
     projection::{Arithmetic, Projection, Quantization},
 };
 use crate::{
@@ -24,30 +24,30 @@ use tidemill_proto::block::{KvDtype, KvShape, LayoutFingerprint};
 pub struct LoadOptions {
     /// How K and V are stored.
     pub kv_dtype: KvDtype,
-    /// How projections compute; `None`: as their weights are stored, in products of bf16 or of f32 (and f16), with sums in f32.
+    /// `None`: projections multiply in the type of their weights, bf16 or f32 (also for f16), with sums in f32.
     pub quantize: Option<Quantization>,
     /// Compute threads, at least 1.
     pub threads: usize,
-    /// `None`: the best that this machine has. All give the same bits.
+    /// `None`: the best that this machine has. All give the same bits, except AMX's in bf16.
     pub isa: Option<Isa>,
 }
 
-/// A model ready to run.
+/// A loaded model.
 pub struct Model {
     pub(crate) config: ModelConfig,
     pub(crate) cpu: Cpu,
     pub(crate) rope: Rope,
-    /// As in the file: of a step's rows few are looked up.
+    /// Left in the file: a step looks up only a few rows.
     pub(crate) embedding: WeightMatrix,
     pub(crate) layers: Vec<Layer>,
     pub(crate) final_norm: Vec<f32>,
     pub(crate) head: Projection,
-    pub(crate) buffers: Buffers,
+    pub(super) buffers: Buffers,
     kv_shape: KvShape,
     layout: LayoutFingerprint,
 }
 
-/// One decoder layer's weights.
+/// The weights of one decoder layer.
 pub(crate) struct Layer {
     pub(crate) attention_norm: Vec<f32>,
     pub(crate) q: Projection,
@@ -72,7 +72,7 @@ impl Model {
         let mut checkpoint = Checkpoint::open(dir)?;
         let arithmetic = Arithmetic::of(&checkpoint, options.quantize);
         let Tensors { embedding, layers, final_norm, head } = Tensors::take(&mut checkpoint, &config)?;
-        // Both read the files from start to end, so what one of them brought into memory the other finds there.
+        // Both read the files from start to end, so each finds in memory what the other has read.
         let (weights, packed) = thread::scope(|scope| {
             let packed = scope.spawn(|| {
                 let layers = layers.into_iter().map(|layer| Layer::pack(layer, &cpu, arithmetic)).collect::<Result<_, _>>()?;
@@ -106,7 +106,7 @@ impl Model {
         self.layout
     }
 
-    /// The instruction set that runs.
+    /// The instruction set in use.
     pub fn isa(&self) -> Isa {
         self.cpu.isa()
     }
@@ -121,7 +121,7 @@ impl Model {
     }
 }
 
-/// Products in bf16 are those of weights, of attention, or both.
+/// The arithmetic's number in the fingerprint; AMX's order counts if weights or attention are in bf16.
 fn arithmetic_number(arithmetic: Arithmetic, kv_dtype: KvDtype, isa: Isa) -> u8 {
     let number = match arithmetic {
         Arithmetic::F32 => 0,
@@ -151,7 +151,7 @@ impl Layer {
         })
     }
 
-    /// What one pass over the weights of projections reads.
+    /// Bytes that one pass over the projections' weights reads.
     pub(crate) fn projection_bytes(&self) -> usize {
         let Self { q, k, v, output, gate_up, down, .. } = self;
         [q, k, v, output, gate_up, down].map(Projection::bytes).into_iter().sum()

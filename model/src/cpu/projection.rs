@@ -1,4 +1,4 @@
-//! FloatWeights of projections, and what they multiply, in the arithmetic that a model was loaded for.
+//! Packed weights and activations of projections, in the arithmetic that the model was loaded with.
 
 use crate::{checkpoint::Checkpoint, error::ModelError, tensors::Linear};
 use std::borrow::Cow;
@@ -15,26 +15,26 @@ use tidemill_kernels::{
     dtype::{decode, encode},
 };
 
-/// Arithmetic of all projections other than what their stored weights ask for.
+/// Overrides the arithmetic that the stored weights ask for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Quantization {
-    /// FloatWeights with a scale for each output and activations with a scale for each row, both in 8-bit integers. The embedding that
-    /// tokens are looked up in stays as it is, even where the head shares it.
+    /// Weights with a scale per output and activations with a scale per row, both in 8-bit integers. The embedding
+    /// table stays as it is, even where the head shares it.
     Int8,
 }
 
 /// How all projections of a model multiply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Arithmetic {
-    /// In f32, weights as they are stored, but for bf16: that is widened.
+    /// In f32. Weights keep their type, but bf16 is widened.
     F32,
-    /// FloatWeights and activations in bf16, sums in f32.
+    /// Weights and activations in bf16, sums in f32.
     Bf16,
     Int8,
 }
 
 impl Arithmetic {
-    /// bf16 if all matrices of the checkpoint are: one that mixes them with others would lose what it is precise in.
+    /// bf16 if all matrices of the checkpoint are: in a mixed checkpoint, the others would lose precision.
     pub(crate) fn of(checkpoint: &Checkpoint, quantize: Option<Quantization>) -> Self {
         match quantize {
             Some(Quantization::Int8) => Self::Int8,
@@ -51,7 +51,7 @@ pub(crate) enum Projection {
 }
 
 impl Projection {
-    /// What one pass over the weights reads.
+    /// Bytes that one pass over the weights reads.
     pub(crate) fn bytes(&self) -> usize {
         match self {
             Self::Float(weights) => weights.as_bytes().len(),
@@ -82,7 +82,7 @@ impl Linear {
         }
     }
 
-    /// `self` as the gate of `up`.
+    /// Packs `self` as the gate of `up`.
     pub(crate) fn pack_gated(&self, up: &Linear, cpu: &Cpu, arithmetic: Arithmetic) -> Result<Projection, ModelError> {
         let parts = [self, up].map(|linear| (linear.weight.view(), linear.bias.as_deref()));
         match arithmetic {
@@ -101,7 +101,7 @@ impl Linear {
         }
     }
 
-    /// The weight, in f32 if it is bf16.
+    /// The weight, widened to f32 if it is bf16.
     fn widened(&self) -> Widened<'_> {
         let view = self.weight.view();
         let (dtype, bytes) = match view.dtype() {
@@ -119,7 +119,7 @@ impl Linear {
     }
 }
 
-/// A matrix that products in f32 can use.
+/// A matrix for products in f32.
 struct Widened<'a> {
     bytes: Cow<'a, [u8]>,
     dtype: Dtype,
@@ -133,12 +133,12 @@ impl Widened<'_> {
     }
 }
 
-/// Rows that projections multiply; the memory is kept from use to use.
+/// Packed activations. Reuses its memory.
 pub(crate) enum Activations {
     Float(FloatActivations),
     Int8 {
         rows: Int8Activations,
-        /// Room for numbers that others compute, before they are quantized.
+        /// Numbers before they are quantized.
         exact: FloatActivations,
     },
 }
@@ -159,7 +159,7 @@ impl Activations {
         }
     }
 
-    /// What `write` makes.
+    /// Packs what `write` writes.
     pub(crate) fn fill(&mut self, cpu: &Cpu, write: impl FnOnce(&mut FloatActivations)) {
         match self {
             Self::Float(tiles) => write(tiles),

@@ -1,8 +1,8 @@
-//! KV blocks between the engine's memory and the device, on streams of their own.
+//! Copies KV blocks between host memory and the device, on streams of their own.
 //!
 //! ```text
 //!   write:  bytes ──► one of two pinned buffers ──(when it is full, or a step begins)──► device blocks
-//!   read:   device blocks ──► pinned buffers, one per block ──(whoever waits for them)──► bytes
+//! read:   device blocks ──► pinned buffers, one per block ──(`wait`)──► bytes
 //! ```
 
 use super::layers::Layers;
@@ -30,10 +30,10 @@ struct Arriving {
     arrival: Option<CudaEvent>,
 }
 
-/// Pinned buffers of a block, for the next reads.
+/// Pinned buffers of one block each, for the next reads.
 type Returned = Arc<Mutex<Vec<HostBuffer<u8>>>>;
 
-/// Bytes that one of the buffers holds, if a block is not larger: enough for the bus to be busy.
+/// Size of a buffer, unless a block is larger: enough to keep the bus busy.
 const BUFFER_BYTES: usize = 32 << 20;
 const BLOCKS_AT_ONCE_MAX: usize = 64;
 
@@ -73,7 +73,7 @@ impl BlockCopies {
         Ok(())
     }
 
-    /// Sends what has been written, and has the model's stream wait for those of `used` that are still on their way.
+    /// Sends all written blocks, and makes the model's stream wait for those of `used` that are still in flight.
     pub(super) fn settle(&mut self, layers: &Layers, kv: &mut DeviceKv, used: impl Iterator<Item = u32>) -> Result<(), CudaError> {
         self.flush(layers, kv)?;
         self.arriving.iter_mut().for_each(Arriving::forget_if_arrived);
@@ -94,14 +94,14 @@ impl BlockCopies {
         if placed.is_empty() || arrival.is_some() {
             return Ok(());
         }
-        // SAFETY: the buffer is pinned and has room for every block, and is written next when the event has come; until then no step
-        // uses these blocks, but after `settle`.
+        // SAFETY: the buffer is pinned, has room for every block, and is not overwritten before the event; until then
+        // no step uses these blocks, except after `settle`.
         *arrival = Some(unsafe { self.fetches.fetch(&layers.kernels, kv, placed) }?);
         self.arriving.swap(0, 1);
         Ok(())
     }
 
-    /// Starts to copy what the blocks hold when the model's stream has come here. Steps after this may overwrite them.
+    /// Starts to copy the blocks' content as of now on the model's stream. Later steps may overwrite them.
     pub(super) fn read(&mut self, layers: &Layers, kv: &DeviceKv, device: &Device, blocks: &[u32]) -> Result<PendingBlocks, CudaError> {
         let mut buffers = {
             let mut returned = self.returned.lock().unwrap_or_else(PoisonError::into_inner);
@@ -114,8 +114,8 @@ impl BlockCopies {
         let placed: Vec<BlockSlot> =
             blocks.iter().zip(&buffers).map(|(&block, buffer)| BlockSlot { block, slot: buffer.address(0) }).collect();
         let ready = layers.stream.record_event(None)?;
-        // SAFETY: each buffer is pinned, of a block's size, and left alone until `done`; what writes these blocks next is on the
-        // model's stream, which waits until they are gathered.
+        // SAFETY: each buffer is pinned, of a block's size, and left alone until `done`; later writes to these blocks
+        // are on the model's stream, which waits until they are gathered.
         let published = unsafe { self.publishes.publish(&layers.kernels, kv, &placed, 0..layers.shape.layers, &ready) }?;
         layers.stream.wait(&published.gathered)?;
         Ok(PendingBlocks { buffers, done: published.done, returned: Arc::clone(&self.returned) })
@@ -130,7 +130,7 @@ impl Arriving {
         }
     }
 
-    /// Waits until what it holds has arrived, if that is on its way.
+    /// Waits for the blocks that are in flight, if any.
     fn make_room(&mut self) -> Result<(), CudaError> {
         if let Some(arrival) = self.arrival.take() {
             arrival.synchronize()?;
@@ -156,7 +156,7 @@ impl PendingBlocks {
 
 impl Drop for PendingBlocks {
     fn drop(&mut self) {
-        // A buffer that the device may still write must not be used again; where that cannot be told, nothing works any more.
+        // A buffer that the device may still write must not be reused; if that cannot be known, nothing works any more.
         if self.done.synchronize().is_ok() {
             self.returned.lock().unwrap_or_else(PoisonError::into_inner).append(&mut self.buffers);
         }

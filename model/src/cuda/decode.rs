@@ -1,4 +1,5 @@
-//! One token of each of many sequences: a step that is recorded for every shape of batch before the first one, and then replayed.
+//! Decode: one token of each of many sequences. The step is recorded as a graph for every shape of batch, and then
+//! replayed.
 
 use super::{
     layers::{Attend, Batch, Layers},
@@ -22,7 +23,7 @@ pub(super) struct Decode {
     positions_max: usize,
 }
 
-/// Where a step finds its batch, at places that its shape alone decides: tokens, positions, block tables.
+/// The inputs of a step, at addresses that depend only on its shape: tokens, positions, block tables.
 struct Inputs {
     host: HostBuffer<u32>,
     device: CudaSlice<u32>,
@@ -35,7 +36,7 @@ impl Inputs {
         shape.rows * (2 + table_stride(shape))
     }
 
-    /// Fills up with rows that do nothing.
+    /// Sends a batch, padded with rows that do nothing.
     fn send(&mut self, layers: &Layers, shape: StepShape, segments: &[&Segment<'_>]) -> Result<(), CudaError> {
         let (rows, stride) = (shape.rows, table_stride(shape));
         let all = &mut self.host.numbers()?[..Self::len(shape)];
@@ -46,7 +47,7 @@ impl Inputs {
         for (i, segment) in segments.iter().enumerate() {
             tokens[i] = segment.tokens[0];
             positions[i] = segment.start as u32;
-            // Blocks beyond the position may be there for what is to come.
+            // The table may have blocks for later positions.
             let blocks = &segment.blocks[..segment.start / BLOCK_TOKENS + 1];
             tables[i * stride..][..blocks.len()].copy_from_slice(blocks);
         }
@@ -77,7 +78,7 @@ impl Decode {
         self.rows_max
     }
 
-    /// Records the steps of all shapes. Each number of rows is run once before, on a batch that does nothing: products choose their
+    /// Records the steps of all shapes. Runs an empty batch for each number of rows first: products choose their
     /// algorithms then, which a recording does not allow.
     pub(super) fn record(&mut self, layers: &mut Layers, kv: &mut DeviceKv, sampling: &mut Sampling) -> Result<(), CudaError> {
         let mut shapes: Vec<StepShape> = (1..=self.rows_max).map(|rows| StepShape::holding(rows, 1)).collect();
@@ -96,7 +97,7 @@ impl Decode {
         Ok(())
     }
 
-    /// Draws a token for each segment of `rows`, which has one token.
+    /// Draws a token for each row's segment, which has one token.
     pub(super) fn step(
         &mut self,
         layers: &Layers,
@@ -115,7 +116,7 @@ impl Decode {
     }
 }
 
-/// Puts a step on the stream.
+/// Launches a step on the stream.
 fn run(
     inputs: &Inputs,
     scratch: &mut DecodeScratch,

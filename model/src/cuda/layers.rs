@@ -1,4 +1,4 @@
-//! Rows of a batch through the layers on the device: K and V into the paged memory, logits of the rows that are asked for.
+//! A batch through the layers on the device: K and V into the paged memory, logits of the requested rows.
 
 use super::{
     shape::DeviceShape,
@@ -14,7 +14,7 @@ use tidemill_kernels::cuda::{
     gemm::{Operands, Output},
 };
 
-/// What computes: the weights, and room for what rows become on the way.
+/// The weights, the kernels, and buffers for intermediate results.
 pub(super) struct Layers {
     pub(super) stream: Arc<CudaStream>,
     pub(super) kernels: Kernels,
@@ -29,7 +29,7 @@ pub(super) struct Layers {
     buffers: Buffers,
 }
 
-/// Intermediate results of up to so many rows, `[rows, its width]`.
+/// Intermediate results, `[rows_max, width]`.
 struct Buffers {
     residual: CudaSlice<f32>,
     normed: CudaSlice<Bf16>,
@@ -40,7 +40,7 @@ struct Buffers {
     activated: CudaSlice<Bf16>,
 }
 
-/// A batch of rows, and where they belong.
+/// A batch of rows and their places.
 pub(super) struct Batch<'a> {
     pub(super) tokens: CudaView<'a, u32>,
     pub(super) positions: CudaView<'a, u32>,
@@ -52,9 +52,9 @@ pub(super) struct Batch<'a> {
     pub(super) attend: Attend<'a>,
 }
 
-/// Which attention.
+/// The attention kernel to use.
 pub(super) enum Attend<'a> {
-    /// One row of each sequence; none sees more than so many positions.
+    /// One row of each sequence, each seeing at most `positions_max` positions.
     Decode {
         scratch: &'a mut DecodeScratch,
         positions_max: usize,
@@ -99,8 +99,7 @@ impl Layers {
         })
     }
 
-    /// Puts the batch's way through all layers on the stream. `kv_only`: nothing is wanted of it but K and V, so the last layer ends
-    /// with them.
+    /// Launches the batch through all layers. `kv_only`: only K and V are wanted, so the last layer stops there.
     pub(super) fn run(&mut self, batch: &mut Batch<'_>, kv: &mut DeviceKv, kv_only: bool) -> Result<(), CudaError> {
         let rows = batch.tokens.len();
         let Self { stream, kernels, gemm, weights, buffers: b, shape, .. } = self;
@@ -151,7 +150,8 @@ impl Layers {
         Ok(())
     }
 
-    /// Logits of some of the `rows` rows that were [`run`](Self::run), `[wanted, vocab]`; each row may be wanted once.
+    /// Logits of the `wanted` rows of the batch that was just [`run`](Self::run), `[wanted, vocab]`. Each row may be
+    /// wanted once.
     pub(super) fn logits(&mut self, rows: usize, wanted: &CudaView<'_, u32>, logits: &mut CudaViewMut<'_, f32>) -> Result<(), CudaError> {
         let Self { stream, kernels, gemm, weights, buffers: b, shape, norm_epsilon, .. } = self;
         let hidden = shape.hidden;
@@ -176,7 +176,7 @@ fn multiply(
     gemm.multiply(stream, Output::Bf16(y), Operands::Bf16 { x, weight: &linear.weight.as_view() }, bias.as_ref(), linear.inputs)
 }
 
-/// Cosines and sines of every position's angles, each `[positions, head_dim / 2]`; what fills a head up is not turned.
+/// Cosines and sines of every position's angles, each `[positions, head_dim / 2]`; padding is not rotated.
 fn angles(config: &ModelConfig, shape: DeviceShape) -> (Vec<f32>, Vec<f32>) {
     let rope = Rope::new(&config.rope, config.head_dim);
     let (mut cos, mut sin) = (Vec::new(), Vec::new());

@@ -1,4 +1,4 @@
-//! Many tokens of some sequences: prompts and their chunks, and whatever else is not one token that draws the next.
+//! Prefill: prompts in chunks, and everything else that is not one token drawing the next.
 
 use super::{
     layers::{Attend, Batch, Layers},
@@ -21,7 +21,7 @@ pub(super) struct Prefill {
     tiles: Inputs<Tile>,
 }
 
-/// What a batch is inputs, in memory that grows with the largest one.
+/// Inputs of a batch, in memory that grows with the largest one.
 struct Inputs<T> {
     host: HostBuffer<T>,
     device: CudaSlice<T>,
@@ -41,7 +41,7 @@ impl<T: DeviceRepr + ValidAsZeroBits + Copy> Inputs<T> {
     }
 }
 
-/// A batch as the device is inputs of it: where in the numbers what lies.
+/// A batch's inputs, and where they lie among the numbers.
 #[derive(Default)]
 struct BatchInputs {
     numbers: Vec<u32>,
@@ -89,7 +89,7 @@ impl Prefill {
         Ok(Self { rows_max, numbers: Inputs::new(device, 8 * rows_max)?, tiles: Inputs::new(device, rows_max)? })
     }
 
-    /// Computes those of `segments` that `batch` names.
+    /// Computes the segments that `batch` names.
     #[expect(clippy::too_many_arguments, reason = "each is another thing")]
     pub(super) fn step(
         &mut self,

@@ -1,5 +1,5 @@
-//! From rows of logits on the device to tokens. What the device's sampler does not do (penalties, bias, bans, log-probabilities)
-//! is done on the host, for the rows that want it, with the same code as on a CPU.
+//! From logits on the device to tokens. The host does what the device's sampler does not (penalties, bias, bans,
+//! log-probabilities), for the rows that need it, with the CPU's code.
 
 use super::{layers::Layers, shape::DeviceShape};
 use crate::{sampler::SamplerScratch, step::take_logits};
@@ -7,7 +7,7 @@ use cudarc::driver::CudaSlice;
 use tidemill_kernels::cuda::{CudaError, Device, host::HostBuffer, sampling::SampleRequest};
 use tidemill_proto::step::{Draw, Segment, SegmentResult, Wanted};
 
-/// Logits of some rows, and what is drawn from them.
+/// Logits of some rows, and the tokens drawn from them.
 pub(super) struct Sampling {
     vocab: usize,
     /// `[rows_max, vocab]`
@@ -20,14 +20,14 @@ pub(super) struct Sampling {
     scratch: SamplerScratch,
 }
 
-/// A row of logits: the `index`th of those that segment number `segment` wants.
+/// Row `index` of the logits that segment `segment` needs.
 #[derive(Clone, Copy)]
 pub(super) struct LogitRow {
     pub(super) segment: usize,
     pub(super) index: usize,
 }
 
-/// For rows whose token is drawn elsewhere, or not at all.
+/// For padding, and for rows whose token the host draws.
 const GREEDY: SampleRequest = SampleRequest { seed: 0, index: 0, temperature: 0.0, top_p: 1.0, min_p: 0.0, top_k: 0 };
 
 impl Sampling {
@@ -48,7 +48,7 @@ impl Sampling {
         self.tokens.len()
     }
 
-    /// Says how the next tokens are drawn, one for each of `rows`; those up to `filled_up_to` are nobody's.
+    /// Sends the sampling parameters of `rows`, padded to `filled_up_to` rows.
     pub(super) fn request(
         &mut self,
         layers: &Layers,
@@ -67,13 +67,13 @@ impl Sampling {
         self.host_requests.send(&layers.stream, &mut self.requests.slice_mut(..filled_up_to))
     }
 
-    /// Puts the drawing of `count` tokens on the stream, after their logits and requests.
+    /// Launches the drawing of `count` tokens, after their logits and requests.
     pub(super) fn draw(&mut self, layers: &Layers, count: usize) -> Result<(), CudaError> {
         let (logits, requests) = (self.logits.slice(..count * self.vocab), self.requests.slice(..count));
         layers.kernels.sample(&layers.stream, &mut self.tokens.slice_mut(..count), &logits, &requests, self.vocab)
     }
 
-    /// Waits for the tokens, and takes in each row: `results` has one entry for each segment.
+    /// Waits for the tokens and takes in each row: `results` has one entry per segment.
     pub(super) fn collect(
         &mut self,
         layers: &Layers,
@@ -100,7 +100,7 @@ impl Sampling {
     }
 }
 
-/// What the device draws for a segment.
+/// The draw that the device makes for a segment.
 fn plain_draw<'a>(segment: &Segment<'a>) -> Option<Draw<'a>> {
     match segment.wanted {
         Wanted::Token(draw) if draw.is_plain() => Some(draw),

@@ -1,5 +1,5 @@
-//! A model's sizes as the device's kernels want them. Heads are filled up with zeros to a multiple of 16 numbers, and the inner layer
-//! to a multiple of 8; neither changes what is computed.
+//! A model's sizes, padded for the device's kernels: heads with zeros to a multiple of 16 numbers, the feed-forward
+//! layer to a multiple of 8. Neither changes the result.
 
 use crate::{config::ModelConfig, error::ModelError, kv};
 use tidemill_kernels::KvLayout;
@@ -9,19 +9,19 @@ use tidemill_proto::block::{KvDtype, KvShape};
 pub(super) struct DeviceShape {
     pub(super) vocab: usize,
     pub(super) hidden: usize,
-    /// Filled up.
+    /// Padded.
     pub(super) intermediate: usize,
     pub(super) layers: usize,
     pub(super) heads: usize,
     pub(super) kv_heads: usize,
-    /// Filled up.
+    /// Padded.
     pub(super) head_dim: usize,
-    /// What of a head is the model's.
+    /// Before padding.
     pub(super) head_dim_used: usize,
 }
 
 const HEAD_DIM_MAX: usize = 256;
-/// Of the sampling kernel.
+/// The limit of the sampling kernel.
 const VOCAB_MAX: usize = 1 << 18;
 
 impl DeviceShape {
@@ -59,8 +59,8 @@ impl DeviceShape {
         (self.heads + 2 * self.kv_heads) * self.head_dim
     }
 
-    /// Where number `i` of a head lies. The rotation turns the numbers of the first half with those of the second, so each half is
-    /// filled up by itself.
+    /// Where number `i` of a head lies. Rotation pairs the first half with the second, so each half is padded
+    /// separately.
     pub(super) fn place(&self, i: usize) -> usize {
         let half = self.head_dim_used / 2;
         if i < half { i } else { self.head_dim / 2 + i - half }

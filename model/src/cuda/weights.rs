@@ -1,4 +1,4 @@
-//! A checkpoint's tensors on the device: bf16, with the projections that share their input as one matrix.
+//! A checkpoint's tensors on the device: bf16, with projections that share their input merged into one matrix.
 
 use super::shape::DeviceShape;
 use crate::{
@@ -36,7 +36,7 @@ pub(super) struct DeviceWeights {
     pub(super) embedding: CudaSlice<Bf16>,
     pub(super) layers: Vec<DeviceLayer>,
     pub(super) final_norm: CudaSlice<f32>,
-    /// Where it is not the embedding.
+    /// `None`: the embedding.
     head: Option<CudaSlice<Bf16>>,
 }
 
@@ -74,7 +74,7 @@ struct Loader<'a> {
     progress: &'a mut dyn FnMut(u64, u64),
 }
 
-/// Where the numbers of a row come from.
+/// Source of one row's numbers.
 struct RowSource<'a> {
     matrix: &'a WeightMatrix,
     row: usize,
@@ -147,13 +147,13 @@ impl Loader<'_> {
         })
     }
 
-    /// As the file has it.
+    /// As in the file.
     fn plain(&mut self, matrix: &WeightMatrix) -> Result<CudaSlice<Bf16>, CudaError> {
         let (rows, columns) = (matrix.view().rows(), matrix.view().cols());
         self.matrix(rows, columns, |row| Some(RowSource { matrix, row }), Columns::InFront)
     }
 
-    /// Rows from wherever `source` says; zeros where it says nothing.
+    /// Rows from `source`; zeros where it gives none.
     fn matrix<'w>(
         &mut self,
         rows: usize,
@@ -170,15 +170,15 @@ impl Loader<'_> {
         Ok(matrix)
     }
 
-    /// `None` where no part has any.
+    /// `None` if no part has a bias.
     fn bias<'w>(&self, rows: usize, source: impl Fn(usize) -> Option<(&'w Linear, usize)>) -> Result<Option<CudaSlice<Bf16>>, CudaError> {
         let numbers: Option<Vec<f32>> =
             (0..rows).map(|row| source(row).map_or(Some(0.0), |(part, row)| Some(part.bias.as_ref()?[row]))).collect();
         numbers.map(|numbers| self.device.upload(&bf16s(Dtype::F32, &encode(Dtype::F32, &numbers)))).transpose()
     }
 
-    /// The kernel takes the mean of a whole head, of which `head_dim_used` numbers are not zero: the weight makes up for it, and
-    /// `epsilon` is divided in the same way.
+    /// The kernel averages over a whole padded head, of which `head_dim_used` numbers are not zero: the weight makes up
+    /// for it, and `epsilon` is scaled likewise.
     fn head_norm(&self, weight: &[f32]) -> Result<CudaSlice<f32>, CudaError> {
         let DeviceShape { head_dim, head_dim_used, .. } = self.shape;
         let factor = (head_dim_used as f32 / head_dim as f32).sqrt();
@@ -190,11 +190,11 @@ impl Loader<'_> {
     }
 }
 
-/// Where the numbers of a row go; zeros go elsewhere.
+/// Where a row's numbers go; zeros elsewhere.
 #[derive(Clone, Copy)]
 enum Columns {
     InFront,
-    /// Each head to its place.
+    /// Each head at its padded place.
     ByHead(DeviceShape),
 }
 
@@ -220,7 +220,7 @@ impl Columns {
     }
 }
 
-/// Stored numbers, rounded to bf16 if they are not.
+/// Stored numbers, rounded to bf16.
 fn bf16s(dtype: Dtype, bytes: &[u8]) -> Vec<Bf16> {
     let mut to = vec![0; bytes.len() / dtype.bytes()];
     write_bf16s(dtype, bytes, &mut to);

@@ -1,4 +1,4 @@
-//! Checkpoints in bf16, whose products are of numbers rounded to bf16: how far that is from f32, and what is computed in f32 all the same.
+//! Checkpoints in bf16, whose products round numbers to bf16: how far that is from f32.
 
 use crate::{
     fixtures::{FAMILIES, all_logits, argmax, greedy_together, is_bf16, load, load_dir, load_f32, reference, restored},
@@ -11,12 +11,13 @@ fn families() -> impl Iterator<Item = &'static str> {
     FAMILIES.into_iter().filter(|family| is_bf16(family))
 }
 
-/// Logits of the reference are within ±8. Every activation that a projection multiplies is rounded to 8 bits of fraction, an
-/// error of at most 2^-9 of it, and sums of some hundred of them, over a few layers, keep a few units of that. Found: at most 0.06 to
-/// 0.16, and 0.009 to 0.016 on average; the same first token in 974 to 987 of 1,000 rows.
+/// Logits of the reference are within ±8. Every activation that a projection multiplies is rounded to 8 bits of
+/// fraction, an error of at most 2^-9 of it, and sums of some hundred of them, over a few layers, keep a few units of
+/// that. Measured: at most 0.06 to 0.16, and 0.009 to 0.016 on average; the same first token in 974 to 987 of 1,000
+/// rows.
 const LARGEST_MAX: f32 = 0.25;
 const MEAN_MAX: f64 = 0.02;
-/// The logits of random models are close to each other, so a small change turns the order of the first two.
+/// The logits of random models lie close together, so a small change swaps the first two.
 const AGREEMENT_PERCENT: usize = 95;
 
 #[test]

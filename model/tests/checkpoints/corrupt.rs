@@ -1,4 +1,4 @@
-//! Checkpoints that are wrong: an error that names what is wrong, never a panic.
+//! Damaged checkpoints: an error that names what is wrong, never a panic.
 
 use crate::fixtures::fixture;
 use proptest::prelude::*;
@@ -28,7 +28,7 @@ fn load_with(dir: &Path, kv_dtype: KvDtype) -> Result<(), String> {
     Model::load(dir, &options, &mut |_, _| {}).map(|_| ()).map_err(|e| e.to_string())
 }
 
-/// The error must hold all of `words`.
+/// The error must contain all of `words`.
 #[track_caller]
 fn fails(dir: &Path, words: &[&str]) {
     let error = load(dir).expect_err("the checkpoint is broken");
@@ -186,7 +186,7 @@ fn wrong_files_are_named() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Random damage to the header: an error or, where the damage is beside the point, a model. Never a panic.
+    /// Random damage to the header gives an error or, if the damage does not matter, a model. Never a panic.
     #[test]
     fn a_damaged_header_never_panics(damage in proptest::collection::vec((0usize..4000, any::<u8>()), 1..8)) {
         let dir = copy("llama3");

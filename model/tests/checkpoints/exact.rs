@@ -1,17 +1,17 @@
-//! The exactness contract at the model's level: a row's logits and a block's bytes are the same bits however the tokens were
-//! cut, batched and computed, on all machines of one layout fingerprint.
+//! The exactness contract for whole models: a row's logits and a block's bytes are the same bits however the tokens
+//! were cut, batched and computed, on all machines of one layout fingerprint.
 
 use crate::fixtures::{FAMILIES, Sequence, all_logits, fixture, is_bf16, load, load_on, reference};
 use std::{collections::HashMap, path::Path};
 use tidemill_model::{Chunk, Isa, LoadOptions, LogitRows, Model};
 use tidemill_proto::block::{BLOCK_TOKENS, KvDtype};
 
-/// A prompt that crosses several blocks and, where there is one, the sliding window.
+/// A prompt that crosses several blocks and the sliding window, if there is one.
 fn prompt(family: &str) -> Vec<u32> {
     reference(family).0.prompts.swap_remove(5).ids
 }
 
-/// Families, and K and V as numbers and as scaled integers.
+/// Families, with K and V as numbers and as scaled integers.
 fn cases() -> impl Iterator<Item = (&'static str, KvDtype)> {
     FAMILIES.into_iter().flat_map(|family| [KvDtype::Bf16, KvDtype::Int8].map(|kv_dtype| (family, kv_dtype)))
 }
@@ -33,7 +33,7 @@ fn chunks_threads_and_instruction_sets_do_not_change_a_bit() {
                 }
             }
         }
-        // Only AMX adds up in an order of its own, and only where weights, or K and V, are bf16.
+        // Only AMX adds in an order of its own, and only where weights, or K and V, are bf16.
         let in_bf16 = is_bf16(family) || kv_dtype == KvDtype::Bf16;
         let layouts = if in_bf16 && Isa::Amx.is_available() { 2 } else { 1 };
         assert_eq!(expected.len(), layouts, "{family}, {kv_dtype:?}");
@@ -55,7 +55,7 @@ fn the_batch_around_a_row_does_not_change_a_bit() {
         let alone: Vec<f32> = prompts.iter().flat_map(|tokens| all_logits(&mut model, tokens, 64)).collect();
         assert!(together.concat() == alone, "{family}, {kv_dtype:?}: prompts together");
 
-        // Only the last rows, with others that want none between them.
+        // Logits of the last rows, between chunks that want none.
         let rows = |i: usize| if i.is_multiple_of(2) { LogitRows::Last } else { LogitRows::None };
         let chunks: Vec<_> = sequences.iter().enumerate().map(|(i, s)| s.next_chunk(300, rows(i))).collect();
         let last = model.forward(&chunks, &mut kv);
@@ -97,7 +97,7 @@ fn blocks_are_the_same_bytes_whoever_computes_them_and_serve_another_sequence() 
                 assert!(ours.block(id) == theirs.block(id), "{family}, {kv_dtype:?}: block {id}");
             }
 
-            // Copied into other places, the blocks stand for the computation.
+            // Copied to other places, the blocks replace the computation.
             let mut moved = decode.new_kv(7);
             let table: Vec<u32> = (0..7).rev().collect();
             for id in 0..6 {

@@ -13,7 +13,7 @@ use tidemill_proto::block::{BLOCK_TOKENS, KvDtype, Token};
 
 pub(crate) const FAMILIES: [&str; 5] = ["llama", "llama3", "mistral", "qwen2", "qwen3"];
 
-/// What transformers computed.
+/// The output of transformers.
 #[derive(Deserialize)]
 pub(crate) struct Reference {
     pub(crate) prompts: Vec<Prompt>,
@@ -31,7 +31,7 @@ pub(crate) fn fixture(family: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(family)
 }
 
-/// The reference, and for each prompt the logits kept.
+/// The reference, and the kept logits of each prompt.
 pub(crate) fn reference(family: &str) -> (Reference, Vec<Vec<f32>>) {
     let dir = fixture(family);
     let reference: Reference = serde_json::from_slice(&std::fs::read(dir.join("reference.json")).unwrap()).unwrap();
@@ -57,7 +57,7 @@ pub(crate) fn load_dir(dir: &Path, kv_dtype: KvDtype, threads: usize, isa: Optio
     Model::load(dir, &LoadOptions { kv_dtype, quantize: None, threads, isa }, &mut |_, _| {}).unwrap()
 }
 
-/// A family's numbers, in f32 if they are bf16: what is computed in f32 with them.
+/// A family's numbers, bf16 widened to f32, to compute in f32.
 pub(crate) fn load_f32(family: &str, kv_dtype: KvDtype) -> Model {
     match is_bf16(family) {
         true => load_dir(restored(family, |_| Dtype::F32).path(), kv_dtype, 2, None),
@@ -69,7 +69,7 @@ pub(crate) fn is_bf16(family: &str) -> bool {
     ["llama3", "qwen2", "qwen3"].contains(&family)
 }
 
-/// A checkpoint of the same numbers, each tensor stored as `dtype` says of its name.
+/// A checkpoint of the same numbers; `dtype` chooses how each tensor is stored.
 pub(crate) fn restored(family: &str, dtype: impl Fn(&str) -> Dtype) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     std::fs::copy(fixture(family).join("config.json"), dir.path().join("config.json")).unwrap();
@@ -100,7 +100,7 @@ pub(crate) fn restored(family: &str, dtype: impl Fn(&str) -> Dtype) -> TempDir {
     dir
 }
 
-/// A sequence with its own blocks, taken from the top of the memory downwards so that a block's id is not its place.
+/// A sequence with its own blocks, taken from the top of the memory down, so that a block's id is not its index.
 pub(crate) struct Sequence {
     pub(crate) tokens: Vec<Token>,
     pub(crate) blocks: Vec<u32>,

@@ -1,5 +1,5 @@
-//! Models with weights and activations in 8 bits (`--quantize int8`), with K and V in 8 bits (`--kv-dtype int8`), and with both: as exact
-//! as the others, and how far their logits are from the reference.
+//! Models with weights and activations in 8 bits (`--quantize int8`), with K and V in 8 bits (`--kv-dtype int8`), and
+//! with both: they are as exact as the others, and their logits are near the reference.
 
 use crate::fixtures::{FAMILIES, Sequence, all_logits, argmax, fixture, load, load_f32, reference};
 use tidemill_model::{Chunk, Isa, LoadOptions, LogitRows, Model, Quantization};
@@ -68,7 +68,7 @@ fn blocks_are_the_same_bytes_on_any_machine_and_their_layout_says_that_they_are_
 struct Quality {
     mean: f64,
     largest: f32,
-    /// Share of rows whose likeliest token is the same.
+    /// Share of rows with the same likeliest token.
     agreement: f64,
 }
 
@@ -94,8 +94,8 @@ fn quality(family: &str, model: &mut Model) -> Quality {
     Quality { mean, largest, agreement }
 }
 
-/// Logits of the reference are within ±8, and those of random models so close to each other that a small change of them turns the
-/// order of the first two. Found: mean 0.05 to 0.07, largest 0.36 to 0.75, the same first token in 88 to 95 of 100 rows.
+/// Logits of the reference are within ±8, and those of random models lie so close together that a small change swaps
+/// the first two. Measured: mean 0.05 to 0.07, largest 0.36 to 0.75, the same first token in 88 to 95 of 100 rows.
 #[test]
 fn logits_are_near_those_of_the_reference() {
     for family in FAMILIES {
@@ -105,7 +105,7 @@ fn logits_are_near_those_of_the_reference() {
     }
 }
 
-/// Found: mean 0.016 to 0.024, largest 0.14 to 0.27, the same first token in 96 to 100 of 100 rows.
+/// Measured: mean 0.016 to 0.024, largest 0.14 to 0.27, the same first token in 96 to 100 of 100 rows.
 #[test]
 fn logits_with_k_and_v_in_8_bits_are_nearer_than_with_weights_in_8_bits() {
     for family in FAMILIES {
@@ -115,7 +115,7 @@ fn logits_with_k_and_v_in_8_bits_are_nearer_than_with_weights_in_8_bits() {
     }
 }
 
-/// Found: mean 0.05 to 0.08, largest 0.38 to 0.81, the same first token in 82 to 93 of 100 rows.
+/// Measured: mean 0.05 to 0.08, largest 0.38 to 0.81, the same first token in 82 to 93 of 100 rows.
 #[test]
 fn logits_with_everything_in_8_bits_are_near_those_of_the_reference() {
     for family in FAMILIES {

@@ -1,14 +1,14 @@
-//! Against Hugging Face transformers, which computed in f32: logits and greedy tokens of every family, with products of f32. What
-//! products of bf16 change is in `bf16`.
+//! Against Hugging Face transformers, which computed in f32: logits and greedy tokens of every family, with f32
+//! products. `bf16` tests what bf16 products change.
 
 use crate::fixtures::{FAMILIES, all_logits, greedy_together, load_f32, reference};
 use tidemill_model::Model;
 use tidemill_proto::block::KvDtype;
 
-/// Tokens of a chunk that holds any prompt.
+/// A chunk size that holds any prompt.
 const WHOLE: usize = 4096;
 
-/// Largest difference between the logits kept in the reference and ours, computed in chunks.
+/// Largest difference between the reference's logits and ours, computed in chunks.
 pub(crate) fn largest_difference(family: &str, model: &mut Model, chunk: usize) -> f32 {
     let (reference, expected) = reference(family);
     let vocab = model.config().vocab();
@@ -38,7 +38,8 @@ fn logits_are_those_of_the_reference() {
 
 #[test]
 fn logits_with_rounded_keys_and_values_differ_by_no_more_than_the_rounding() {
-    // Logits are within ±8 and sums of some hundred rounded products: a few units in bf16's (2^-9) and f16's (2^-12) last place.
+    // Logits are within ±8 and sums of some hundred rounded products: a few units in bf16's (2^-9) and f16's (2^-12)
+    // last place.
     for (dtype, tolerance) in [(KvDtype::Bf16, 0.25), (KvDtype::F16, 0.03)] {
         for family in FAMILIES {
             let difference = largest_difference(family, &mut load_f32(family, dtype), 32);

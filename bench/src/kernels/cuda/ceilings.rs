@@ -1,4 +1,4 @@
-//! What a device can do at best: a large product of bf16 numbers, and large copies in its memory and across the bus.
+//! The best a device can do: a large product of bf16 numbers, and large copies in its memory and across the bus.
 
 use super::gpu::Gpu;
 use crate::kernels::{limits::Ceilings, report::Row};
@@ -19,7 +19,7 @@ pub struct Bus {
 pub fn measure(gpu: &mut Gpu) -> anyhow::Result<(Ceilings, Bus)> {
     let bus = bus(gpu)?;
     let flops = multiply(gpu)?;
-    // No operation of the device multiplies 8-bit integers.
+    // No CUDA operation here multiplies 8-bit integers.
     Ok((Ceilings { f32_flops: flops, bf16_flops: flops, int8_ops: f64::INFINITY, bytes: copy(gpu)? }, bus))
 }
 
@@ -43,7 +43,7 @@ fn copy(gpu: &mut Gpu) -> Result<f64, CudaError> {
     Ok(2.0 * (2 * numbers) as f64 / seconds)
 }
 
-/// Of the matrices that are multiplied.
+/// Side of the matrices that are multiplied.
 const SIDE: usize = 8192;
 
 fn multiply(gpu: &mut Gpu) -> Result<f64, CudaError> {
@@ -64,7 +64,8 @@ fn bus(gpu: &mut Gpu) -> anyhow::Result<Bus> {
     let (host_address, device_address) = (host.address(0), gpu.address(&device));
     let mut rate = |to, from| -> Result<f64, CudaError> {
         let seconds = gpu.best_seconds(|gpu, _| {
-            // SAFETY: both are live memory of this size, used by this stream alone until the device rests, which `best_seconds` waits for.
+            // SAFETY: both are live memory of this size, used by this stream alone until `best_seconds` has waited for
+            // the device.
             Ok(unsafe { cuMemcpyAsync(to, from, BYTES, gpu.stream.cu_stream()) }.result()?)
         })?;
         Ok(BYTES as f64 / seconds)

@@ -22,7 +22,7 @@ impl Gpu {
         Ok(Self { gpu: TestGpu::open(cache, seed)?, runs: if quick { 1 } else { RUNS } })
     }
 
-    /// Numbers in [-scale, scale) to measure with, more than the host could make in time: one stretch of them, many times over.
+    /// Numbers in [-scale, scale) to measure with, too many to make on the host in time: a stretch of them, repeated.
     pub fn random(&self, count: usize, scale: f32) -> Result<CudaSlice<Bf16>, CudaError> {
         let stretch: Vec<Bf16> = numbers(count.min(STRETCH)).into_iter().map(|x| bf16::from_f32(scale * x).to_bits()).collect();
         let stretch = self.upload(&stretch)?;
@@ -35,7 +35,7 @@ impl Gpu {
         Ok(memory)
     }
 
-    /// The fastest of several runs of `work(run)` on the model's stream, after a few that don't count.
+    /// The fastest of several runs of `work(run)` on the model's stream, after a few warm-ups.
     pub fn best_seconds(&mut self, mut work: impl FnMut(&mut Self, usize) -> Result<(), CudaError>) -> Result<f64, CudaError> {
         for i in 0..WARM_UPS {
             work(self, i)?;
@@ -52,7 +52,7 @@ impl Gpu {
     }
 }
 
-/// Numbers that are made on the host.
+/// Numbers made on the host.
 const STRETCH: usize = 16 << 20;
 const WARM_UPS: usize = 3;
 const RUNS: usize = 20;

@@ -1,4 +1,4 @@
-//! Each operation at a model's shapes. Inputs rotate where they would fit into the device's cache.
+//! Each operation at a model's shapes. Inputs rotate where they would fit the device's cache.
 
 use super::{Sizes, ceilings::Bus, gpu::Gpu};
 use crate::kernels::{
@@ -39,7 +39,7 @@ pub(super) fn measure(bench: &mut Bench<Gpu>, label: &str, sizes: &Sizes, bus: &
 }
 
 impl Bench<Gpu> {
-    /// A row in the unit of whatever bounds `work`, if it is wanted; `seconds` that it takes.
+    /// Adds a row in the unit of the resource that bounds `work`, if it is wanted; `seconds` measures it.
     fn row(
         &mut self,
         name: &str,
@@ -68,7 +68,7 @@ impl Bench<Gpu> {
     }
 }
 
-/// Paged memory full of random numbers, and one table for each of `sequences`, of consecutive blocks in reversed order.
+/// Paged memory full of random numbers, and a table per sequence of consecutive blocks in reversed order.
 pub(super) struct Sequences {
     pub kv: DeviceKv,
     pub tables: CudaSlice<u32>,
@@ -157,8 +157,8 @@ fn attention_prefill(gpu: &mut Gpu, sizes: &Sizes, cached: usize, rows: usize) -
     })
 }
 
-/// `y = x wᵀ` for each matrix, with as many rows as decode steps and prefill chunks have. Unlike a CPU's, activations count: at
-/// thousands of rows no cache holds them.
+/// `y = x wᵀ` for each matrix, with as many rows as decode steps and prefill chunks have. Unlike on a CPU, activations
+/// count: at thousands of rows no cache holds them.
 fn products(bench: &mut Bench<Gpu>, label: &str, sizes: &Sizes) -> anyhow::Result<()> {
     let Sizes { vocab, hidden, intermediate, .. } = *sizes;
     let matrices = [
@@ -194,7 +194,7 @@ fn multiply(gpu: &mut Gpu, m: usize, n: usize, k: usize) -> Result<f64, CudaErro
     })
 }
 
-/// Operations that do little with each number: the limit is bringing and taking their operands.
+/// Operations with little work per number: moving their operands is the limit.
 fn rows(bench: &mut Bench<Gpu>, label: &str, sizes: &Sizes) -> anyhow::Result<()> {
     let Sizes { vocab, hidden, intermediate, heads, head_dim, .. } = *sizes;
     let moved = |bytes: usize| Work { bytes: bytes as f64, ..Work::default() };
@@ -251,7 +251,7 @@ fn swiglu(gpu: &mut Gpu, sizes: &Sizes) -> Result<f64, CudaError> {
     gpu.best_seconds(|gpu, _| kernels.swiglu(&gpu.stream, &mut out.as_view_mut(), &gate_up.as_view(), sizes.intermediate))
 }
 
-/// Each sequence draws another random number.
+/// Each sequence draws with another random number.
 fn sample(gpu: &mut Gpu, sizes: &Sizes, request: SampleRequest) -> Result<f64, CudaError> {
     let row: Vec<f32> = numbers(sizes.vocab).into_iter().map(|x| 12.0 * x).collect();
     let logits = gpu.upload(&row.repeat(SAMPLED))?;
@@ -261,7 +261,7 @@ fn sample(gpu: &mut Gpu, sizes: &Sizes, request: SampleRequest) -> Result<f64, C
     gpu.best_seconds(|gpu, _| kernels.sample(&gpu.stream, &mut tokens.as_view_mut(), &logits.as_view(), &requests.as_view(), sizes.vocab))
 }
 
-/// Blocks from and to the host's memory, whose limit is the bus.
+/// Blocks from and to the host's memory; the bus is the limit.
 fn transfers(bench: &mut Bench<Gpu>, label: &str, sizes: &Sizes, bus: &Bus) -> anyhow::Result<()> {
     let block_bytes = sizes.kv_layout(sizes.layers).block_bytes();
     let work = Work { bytes: (BLOCKS * block_bytes) as f64, ..Work::default() };
@@ -284,7 +284,8 @@ fn transfer(gpu: &mut Gpu, sizes: &Sizes, fetch: bool) -> Result<f64, CudaError>
     let kernels = gpu.kernels(sizes.head_dim)?;
     let seconds = gpu.best_seconds(|gpu, _| {
         let ready = gpu.stream.record_event(None)?;
-        // SAFETY: pinned memory of a slot for each block, alive and left alone until the device rests, which `best_seconds` waits for.
+        // SAFETY: pinned memory of a slot per block, alive and left alone until `best_seconds` has waited for the
+        // device.
         let done = unsafe {
             if fetch {
                 transfer.fetch(&kernels, &mut kv, &placed)?
@@ -292,7 +293,7 @@ fn transfer(gpu: &mut Gpu, sizes: &Sizes, fetch: bool) -> Result<f64, CudaError>
                 transfer.publish(&kernels, &kv, &placed, 0..layers, &ready)?.done
             }
         };
-        // The time is taken on the model's stream.
+        // Time is taken on the model's stream.
         Ok(gpu.stream.wait(&done)?)
     })?;
     Ok(seconds)

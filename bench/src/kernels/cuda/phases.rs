@@ -69,14 +69,14 @@ struct Weights {
     layers: Vec<Layer>,
     embedding: CudaSlice<Bf16>,
     head: CudaSlice<Bf16>,
-    /// The same for all: norms are small.
+    /// Shared by all norms, which are small.
     norm: CudaSlice<f32>,
 }
 
 impl Weights {
     fn new(gpu: &Gpu, sizes: Sizes) -> Result<Self, CudaError> {
         let Sizes { vocab, hidden, intermediate, .. } = sizes;
-        // Of a size that keeps activations from growing.
+        // Scaled to keep activations from growing.
         let matrix = |inner: usize, columns: usize| gpu.random(inner * columns, 1.0 / (inner as f32).sqrt());
         let layer = || {
             Ok(Layer {
@@ -96,13 +96,13 @@ impl Weights {
     }
 }
 
-/// Which attention.
+/// The attention kernel to use.
 enum Attend {
     Decode { scratch: DecodeScratch, positions_max: usize },
     Prefill { tiles: CudaSlice<Tile> },
 }
 
-/// A batch, and what its rows become on the way.
+/// A batch, and the buffers for its intermediate results.
 struct Batch {
     rows: usize,
     kernels: Rc<Kernels>,
@@ -112,7 +112,7 @@ struct Batch {
     row_sequences: CudaSlice<u32>,
     positions: CudaSlice<u32>,
     angles: CudaSlice<f32>,
-    /// Unless K and V are all that is wanted.
+    /// `None` if only K and V are wanted.
     sampling: Option<Sampling>,
     residual: CudaSlice<f32>,
     normed: CudaSlice<Bf16>,
@@ -144,7 +144,7 @@ impl Sampling {
 }
 
 impl Batch {
-    /// One row for each of `positions`; `of_sequence` tells whose it is.
+    /// One row per position; `of_sequence` gives its sequence.
     fn new(
         gpu: &mut Gpu,
         sizes: Sizes,
@@ -211,7 +211,7 @@ impl Batch {
         self.kernels.rms_norm(stream, &mut self.normed.as_view_mut(), &mut self.residual.as_view_mut(), &norm)
     }
 
-    /// `kv_only`: K and V of the last layer are all that a prefill without logits leaves.
+    /// `kv_only`: a prefill without logits needs only K and V of the last layer.
     fn attention(&mut self, stream: &CudaStream, sizes: &Sizes, layer: usize, kv_only: bool) -> Result<(), CudaError> {
         let tables = self.sequences.tables.as_view();
         let mut paged = self.sequences.kv.layer(layer, &tables, self.sequences.table_stride);
@@ -256,7 +256,7 @@ fn decode_seconds(gpu: &mut Gpu, weights: &Weights, rows: usize, context: usize)
     let ids: Vec<u32> = (0..rows as u32).collect();
     let mut batch = Batch::new(gpu, sizes, sequences, attend, &vec![context as u32; rows], &ids)?;
     let stream = gpu.stream.clone();
-    // Once as it is: algorithms are chosen, and memory that they need is taken, before anything is recorded.
+    // Runs once unrecorded: algorithms are chosen, and their memory is allocated, before recording.
     batch.run(&stream, &mut gpu.gemm, weights)?;
     gpu.device.synchronize()?;
     let mut graphs = StepGraphs::new(stream);

@@ -1,4 +1,4 @@
-//! Attention over paged K and V: every head ratio, odd lengths, windows; and that a row's bits depend on nothing but the row.
+//! Attention over paged K and V: every head ratio, odd lengths, windows; and that a row's bits depend on the row alone.
 
 use super::{Checks, TestGpu, rows::BF16, widened};
 use crate::{
@@ -32,7 +32,7 @@ pub fn all(gpu: &mut TestGpu, checks: &mut Checks) -> Result<(), CudaError> {
     both(gpu, checks, 64, 2, 12, Some(33))
 }
 
-/// The sharpness of softmax: scores of a few units.
+/// Makes softmax sharp: scores of a few units.
 const SHARP: f32 = 3.0;
 
 fn both(
@@ -47,7 +47,7 @@ fn both(
     prefill(gpu, checks, head_dim, kv_heads, group, window)
 }
 
-/// Sequences in paged memory that holds no number anywhere else.
+/// Sequences in paged memory that is NaN everywhere else.
 struct Paged {
     head_dim: usize,
     kv_heads: usize,
@@ -99,7 +99,7 @@ impl Paged {
         Ok(Self { head_dim, kv_heads, kv, tables, table_stride, k: all_k, v: all_v })
     }
 
-    /// What one query sees: `q` is `[heads, head_dim]`.
+    /// A query's output: `q` is `[heads, head_dim]`.
     fn attended(&self, q: &[f64], sequence: usize, position: usize, window: Option<usize>) -> Vec<f64> {
         let d = self.head_dim;
         let group = q.len() / d / self.kv_heads;
@@ -121,7 +121,7 @@ impl Paged {
         out
     }
 
-    /// Outputs of rows of `q`, which begin every `stride` numbers.
+    /// Outputs for rows of `q`, which begin every `stride` numbers.
     fn reference(&self, q: &[Bf16], stride: usize, heads: usize, places: &[(usize, u32)], window: Option<usize>) -> Vec<f64> {
         let width = heads * self.head_dim;
         let rows: Vec<Vec<f64>> = places
@@ -147,7 +147,7 @@ fn decode(gpu: &mut TestGpu, checks: &mut Checks, d: usize, kv_heads: usize, gro
     let mut paged = Paged::new(gpu, d, kv_heads, &lens)?;
     let mut places: Vec<(usize, u32)> = lens.iter().enumerate().map(|(i, len)| (i, *len as u32 - 1)).collect();
     places.last_mut().expect("rows").1 -= 17;
-    // The fourth row only fills up the batch.
+    // The fourth row is padding.
     places[3].1 = NO_POSITION;
     let (rows, width, stride) = (places.len(), heads * d, (heads + 2 * kv_heads) * d);
     let q = gpu.bf16s(rows * stride, 1.0);
@@ -170,7 +170,7 @@ fn decode(gpu: &mut TestGpu, checks: &mut Checks, d: usize, kv_heads: usize, gro
     let together = gpu.download(&out)?;
     checks.near("attention_decode", case(d, kv_heads, group, window), &widened(&together), &reference, WEIGHTED);
 
-    // Each row alone, and with another number of parts at a time.
+    // Each row alone, and with a different number of parts at a time.
     let mut alone = Vec::new();
     for row in 0..rows {
         let mut out = gpu.poisoned(width)?;

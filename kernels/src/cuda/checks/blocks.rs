@@ -47,7 +47,7 @@ pub fn all(gpu: &mut TestGpu, checks: &mut Checks) -> Result<(), CudaError> {
     replayed(gpu, checks)
 }
 
-/// Random blocks to the device and back, by fetch and publish, through more rounds than one; then layers one by one.
+/// Random blocks to the device and back, by fetch and publish, in more than one round; then layer by layer.
 fn across_the_bus(gpu: &mut TestGpu, checks: &mut Checks) -> Result<(), CudaError> {
     const BLOCKS: usize = 150;
     let layout = KvLayout { layers: 5, kv_heads: 3, head_dim: 80, dtype: KvStorage::Float(Dtype::Bf16) };
@@ -62,7 +62,7 @@ fn across_the_bus(gpu: &mut TestGpu, checks: &mut Checks) -> Result<(), CudaErro
     };
     let kernels = gpu.kernels(80)?;
     let mut transfer = Transfer::new(&gpu.device, &kv, 70)?;
-    // SAFETY: both memories are pinned, of a slot for each block, and left alone until the device rests.
+    // SAFETY: both memories are pinned, have a slot per block, and are left alone until the device rests.
     unsafe {
         let fetched = transfer.fetch(&kernels, &mut kv, &placed(&from))?;
         transfer.publish(&kernels, &kv, &placed(&to), 0..layout.layers, &fetched)?;
@@ -79,7 +79,7 @@ fn across_the_bus(gpu: &mut TestGpu, checks: &mut Checks) -> Result<(), CudaErro
     gpu.device.synchronize()?;
     checks.same("publish by layer", format!("{BLOCKS} blocks"), to.as_slice_mut(), from.as_slice_mut(), 0.0);
 
-    // Straight to the host's memory, without staging.
+    // Straight to host memory, without staging.
     to.as_slice_mut().fill(0);
     // SAFETY: as above.
     unsafe { kernels.kv_gather(&gpu.stream, &kv, &placed(&to), 0..layout.layers) }?;
@@ -88,7 +88,7 @@ fn across_the_bus(gpu: &mut TestGpu, checks: &mut Checks) -> Result<(), CudaErro
     Ok(())
 }
 
-/// A recorded step does what its launches did, each time it is launched.
+/// A recorded step does each time what its launches did.
 fn replayed(gpu: &mut TestGpu, checks: &mut Checks) -> Result<(), CudaError> {
     const WIDTH: usize = 512;
     let shape = StepShape::holding(3, 1);

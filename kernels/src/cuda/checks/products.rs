@@ -14,10 +14,10 @@ use cudarc::driver::CudaSlice;
 use rand::Rng;
 use rayon::prelude::*;
 
-/// Tensor cores add up in f32, but cut off instead of rounding.
+/// Tensor cores accumulate in f32, but truncate instead of rounding.
 const F32: f64 = 1e-4;
 
-/// Hopper adds products of FP8 up with 14 bits (DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 3.3.2).
+/// Hopper accumulates products of FP8 with 14 bits (DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 3.3.2).
 const FP8: f64 = 2e-2;
 
 pub fn all(gpu: &mut TestGpu, checks: &mut Checks) -> Result<(), CudaError> {
@@ -70,7 +70,7 @@ fn bf16(gpu: &mut TestGpu, checks: &mut Checks, rows: usize, inner: usize, colum
 }
 
 fn fp8(gpu: &mut TestGpu, checks: &mut Checks, rows: usize, inner: usize, columns: usize, by_row: bool) -> Result<(), CudaError> {
-    // Any bytes but the two that are no number.
+    // Any bytes except the two NaNs.
     let mut bytes =
         |count: usize| -> Vec<u8> { (0..count).map(|_| gpu.rng.random_range(0..=0x76u8) | (gpu.rng.random::<u8>() & 0x80)).collect() };
     let (x, weight) = (bytes(rows * inner), bytes(columns * inner));

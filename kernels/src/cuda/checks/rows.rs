@@ -11,7 +11,7 @@ use crate::{
 };
 use rand::Rng;
 
-/// What rounding to bf16 costs: 2^-9 of each number at most.
+/// The error of rounding to bf16: at most 2^-9 of each number.
 pub const BF16: f64 = 3e-3;
 const EXACT: f64 = 0.0;
 const F32: f64 = 1e-6;
@@ -103,7 +103,7 @@ pub fn e4m3(byte: u8) -> f64 {
     }
 }
 
-/// Half of the distance between neighbours, and 2^-10 where they are closest.
+/// Half the distance between neighbours, which is 2^-10 where they are closest.
 fn is_nearest(x: f64, byte: u8) -> bool {
     let got = e4m3(byte);
     let exponent = x.abs().max(2f64.powi(-6)).log2().floor();
@@ -139,7 +139,7 @@ fn rope_kv_write(gpu: &mut TestGpu, checks: &mut Checks, d: usize, kv_heads: usi
     const POSITIONS: usize = 70;
     const TABLE: usize = 5;
     let heads = kv_heads * group;
-    // Two sequences; the last row only fills up the batch.
+    // Two sequences; the last row is padding.
     let places: Vec<(u32, u32)> = (0..23).map(|i| (0, 11 + i)).chain((0..40).map(|i| (1, 29 + i))).chain([(0, NO_POSITION)]).collect();
     let tables: Vec<u32> = vec![7, 2, 9, 4, 0, 1, 8, 3, 6, 5];
     let (rows, width, half) = (places.len(), heads + 2 * kv_heads, d / 2);
@@ -152,7 +152,7 @@ fn rope_kv_write(gpu: &mut TestGpu, checks: &mut Checks, d: usize, kv_heads: usi
     let layout = KvLayout { layers: LAYERS, kv_heads, head_dim: d, dtype: KvStorage::Float(Dtype::Bf16) };
     let mut kv = DeviceKv::new(&gpu.device, layout, tables.len())?;
     let block_numbers = layout.block_bytes() / 2;
-    // Every block's slot, poisoned: what is not written must stay so.
+    // Every block's slot, poisoned: unwritten numbers must stay so.
     let slots = gpu.poisoned::<u16>(tables.len() * block_numbers)?;
     let placed: Vec<BlockSlot> =
         (0..tables.len()).map(|i| BlockSlot { block: i as u32, slot: gpu.address(&slots) + (i * layout.block_bytes()) as u64 }).collect();
@@ -208,7 +208,7 @@ fn rope_kv_write(gpu: &mut TestGpu, checks: &mut Checks, d: usize, kv_heads: usi
     let case = format!("{heads} heads of {d}, {kv_heads} of keys{}", if norms { ", norms" } else { "" });
     checks.near("rope", case.clone(), &widened(&gpu.download(&on_device)?), &expected_rows, BF16);
     let written = widened(&gpu.download(&slots)?);
-    // Where nothing belongs there is still no number, and the other way round.
+    // Numbers are where they belong, and nowhere else.
     let is_number = |x: &[f64]| x.iter().map(|x| x.is_finite()).collect::<Vec<_>>();
     checks.same("kv_write places", case.clone(), &is_number(&written), &is_number(&expected_slots), EXACT);
     let numbers = |x: &[f64]| x.iter().zip(&expected_slots).map(|(x, e)| if e.is_finite() { *x } else { 0.0 }).collect::<Vec<_>>();

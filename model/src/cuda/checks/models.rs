@@ -1,8 +1,8 @@
-//! Whole models on the GPU: tiny checkpoints with references (`model/tests/fixtures`). The logits that the CPU computes for the same
-//! sequence judge every token.
+//! Whole models on the GPU: tiny checkpoints with references (`model/tests/fixtures`). The logits that the CPU computes
+//! for the same sequence judge every token.
 //!
-//! GPU and CPU round differently, and the logits of random models lie close together, so the GPU's greedy tokens need not be the
-//! reference's. But each must be the CPU's likeliest, or nearly so; and most must be.
+//! GPU and CPU round differently, and the logits of random models lie close together, so the GPU's greedy tokens need
+//! not be the reference's. But each must be the CPU's likeliest, or nearly so; and most must be.
 
 use crate::{
     cpu::{
@@ -27,8 +27,8 @@ use tidemill_proto::{
     step::{Draw, History, Segment, Wanted},
 };
 
-/// Logits of these models are within ±8; those of bf16 arithmetic differ by up to 0.16 on the CPU (`model/tests/checkpoints/bf16.rs`),
-/// and two of them are compared.
+/// Logits of these models are within ±8; in bf16 they differ by up to 0.16 on the CPU
+/// (`model/tests/checkpoints/bf16.rs`), and two of them are compared.
 const GAP_MAX: f64 = 0.4;
 /// Share of tokens that may differ from the CPU's likeliest.
 const OTHERS_MAX: f64 = 0.1;
@@ -163,7 +163,8 @@ impl Sequences {
         Self { all: all.collect() }
     }
 
-    /// Greedily, as an engine does it: each step draws a token of every sequence that has its prompt, and computes chunks of the others.
+    /// Greedily, as an engine does it: each step draws a token of every sequence that has its prompt, and computes
+    /// chunks of the others.
     fn generate(&mut self, executor: &mut CudaExecutor, count: usize) -> Result<(), ExecutorError> {
         let (sampling, history) = (Sampling { temperature: 0.0, ..Default::default() }, History::default());
         loop {

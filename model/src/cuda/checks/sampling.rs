@@ -70,7 +70,7 @@ fn penalties(gpu: &mut TestGpu, checks: &mut Checks) -> Result<(), CudaError> {
         RowPenalties { history: 2, repetition: 1.3, frequency: 0.25, presence: 0.5 },
         RowPenalties { history: 0, repetition: 1.0, frequency: 0.0, presence: 0.0 },
     ];
-    // The second row only fills up the batch.
+    // The second row is padding.
     let positions = gpu.upload(&[4, NO_POSITION])?;
     let bias = [LogitEntry { row: 1, token: 17, value: 2.5 }, LogitEntry { row: 0, token: VOCAB as u32, value: 1.0 }];
     let bans = [LogitEntry { row: 0, token: 44, value: 0.0 }];

@@ -1,0 +1,118 @@
+//! Bands: the rows of a batch that go through the layers together, and the buffers that they use.
+
+use super::projection::{Activations, Arithmetic};
+use std::sync::{Mutex, MutexGuard, TryLockError};
+use tidemill_kernels::cpu::{
+    attention::AttentionBuffers,
+    kv::{KvRows, Span},
+};
+use tidemill_proto::block::Token;
+
+/// Buffers kept from batch to batch, so that a step allocates nothing.
+#[derive(Default)]
+pub(super) struct Buffers {
+    pub(super) bands: Vec<Band<'static>>,
+    /// The rows with logits.
+    pub(super) tail: Band<'static>,
+    /// Per thread.
+    pub(super) scratch: Vec<Mutex<Scratch>>,
+    pub(super) logits: Vec<f32>,
+}
+
+/// A band: rows that go through the layers together. Numbers are `[rows, their width]`.
+#[derive(Default)]
+pub(super) struct Band<'a> {
+    pub(super) spans: Vec<Span<'a>>,
+    pub(super) tokens: Vec<Token>,
+    /// Indices of the rows with logits, ascending.
+    pub(super) followed: Vec<usize>,
+    /// The residual stream.
+    pub(super) x: Vec<f32>,
+    pub(super) q: Vec<f32>,
+    pub(super) k: Vec<f32>,
+    pub(super) v: Vec<f32>,
+    pub(super) cos: Vec<f32>,
+    pub(super) sin: Vec<f32>,
+}
+
+/// Intermediate results of a band within a layer.
+pub(super) struct Scratch {
+    pub(super) normed: Activations,
+    pub(super) attention: AttentionBuffers,
+    pub(super) attended: Activations,
+    pub(super) activated: Activations,
+}
+
+impl Buffers {
+    /// For a model with this arithmetic, on `threads` threads.
+    pub(super) fn new(arithmetic: Arithmetic, threads: usize) -> Self {
+        let scratch = || {
+            let [normed, attended, activated] = std::array::from_fn(|_| Activations::new(arithmetic));
+            Mutex::new(Scratch { normed, attention: AttentionBuffers::default(), attended, activated })
+        };
+        let scratch = std::iter::repeat_with(scratch).take(threads).collect();
+        Self { bands: Vec::new(), tail: Band::default(), scratch, logits: Vec::new() }
+    }
+}
+
+/// First row of band `nth` out of `bands`: bands have about as many rows, in whole matrix tiles.
+pub(super) fn band_start(nth: usize, rows: usize, bands: usize) -> usize {
+    const TILE_ROWS: usize = 16;
+    if nth == bands { rows } else { (rows * nth / bands + TILE_ROWS / 2) / TILE_ROWS * TILE_ROWS }
+}
+
+/// A thread's scratch that is not in use.
+pub(super) fn free(scratch: &[Mutex<Scratch>]) -> MutexGuard<'_, Scratch> {
+    let free = scratch.iter().find_map(|scratch| match scratch.try_lock() {
+        Ok(scratch) => Some(scratch),
+        // Leftovers of a task that panicked are overwritten before they are read.
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    });
+    free.expect("as many as threads, each of which uses one at a time")
+}
+
+impl<'a> Band<'a> {
+    pub(super) fn keys_and_values(&self) -> KvRows<'_> {
+        KvRows { spans: &self.spans, k: &self.k, v: &self.v }
+    }
+
+    /// Appends the rows of `band` that have logits: `x`, `[rows, hidden]`, and `angles` cosines and sines of each.
+    pub(super) fn follow(&mut self, band: &Band<'_>, hidden: usize, angles: usize) {
+        let parts = [(&mut self.x, &band.x, hidden), (&mut self.cos, &band.cos, angles), (&mut self.sin, &band.sin, angles)];
+        for (to, from, width) in parts {
+            band.followed.iter().for_each(|row| to.extend_from_slice(&from[row * width..(row + 1) * width]));
+        }
+    }
+
+    /// An empty band for other chunks' rows, in the same memory.
+    pub(super) fn recycle<'b>(mut self) -> Band<'b> {
+        self.tokens.clear();
+        self.followed.clear();
+        for numbers in [&mut self.x, &mut self.cos, &mut self.sin] {
+            numbers.clear();
+        }
+        let Self { spans, tokens, followed, x, q, k, v, cos, sin } = self;
+        Band { spans: recycle(spans), tokens, followed, x, q, k, v, cos, sin }
+    }
+}
+
+/// An empty vector for other chunks' spans, in the same memory (`collect` reuses the memory of a vector's iterator).
+fn recycle<'b>(mut spans: Vec<Span<'_>>) -> Vec<Span<'b>> {
+    spans.clear();
+    spans.into_iter().map(|_| unreachable!("no spans are left")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bands_hold_all_rows_and_are_about_equal() {
+        for (rows, bands) in [(128, 2), (130, 4), (300, 6), (520, 10), (511, 8), (2048, 32), (1, 1), (77, 1)] {
+            let sizes: Vec<usize> = (0..bands).map(|nth| band_start(nth + 1, rows, bands) - band_start(nth, rows, bands)).collect();
+            assert_eq!(sizes.iter().sum::<usize>(), rows);
+            assert!(sizes.iter().max().unwrap() - sizes.iter().min().unwrap() < 2 * 16, "{rows} rows: {sizes:?}");
+        }
+    }
+}
