@@ -5,9 +5,9 @@
 // kv: bf16 [block, K or V, kv_heads, 16, HEAD_DIM], one layer of the paged memory.
 // tables: u32 [sequences, table_stride], the blocks of each sequence from position 0 on.
 // sequences, positions: u32 [rows]; nothing is done for rows at NO_POSITION.
-// cos, sin: f32 [positions, HEAD_DIM / 2], pairs (i, i + HEAD_DIM / 2) as Hugging Face checkpoints have them (Su et al., 2021).
+// cos, sin: f32 [positions, HEAD_DIM / 2], pairs (i, i + HEAD_DIM / 2) as in Hugging Face checkpoints (Su et al., 2021).
 // q_norm, k_norm: f32 [HEAD_DIM], or null.
-// One warp per row and head; grid (rows, heads + 2 kv_heads over 8), 256 threads. HEAD_DIM is a multiple of 4, up to 256.
+// One warp per row and head; grid (rows, heads + 2 kv_heads over 8), 256 threads. HEAD_DIM: a multiple of 4, up to 256.
 #include "common.cuh"
 
 constexpr u32 HALF = HEAD_DIM / 2;

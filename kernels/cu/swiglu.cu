@@ -1,7 +1,7 @@
 // `out = gate * sigmoid(gate) * up` (Shazeer, 2020).
 //
-// gate_up: bf16 [rows, 2, width], out: bf16 [rows, width]; width is a multiple of 8. Eight numbers per thread, grid (width / 8 over the
-// block, rows).
+// gate_up: bf16 [rows, 2, width], out: bf16 [rows, width]; width is a multiple of 8. Eight numbers per thread, grid
+// (width / 8 over the block, rows).
 #include "common.cuh"
 
 extern "C" __global__ void swiglu(bf16* __restrict__ out, const bf16* __restrict__ gate_up, u32 width) {

@@ -1,7 +1,8 @@
 //! A model on one backend, with the KV blocks it computes on: what an engine drives.
 //!
-//! All backends read a checkpoint's description and files alike. What they make of the weights, how they compute a step and what the
-//! bytes of a block are is their own business, so their layout fingerprints differ and their blocks never meet.
+//! All backends read a checkpoint's description and files alike. What they make of the weights, how they compute a step
+//! and what the bytes of a block are is their own business, so their layout fingerprints differ and their blocks never
+//! meet.
 
 use crate::{config::ModelConfig, cuda::PendingBlocks};
 use tidemill_kernels::cuda::CudaError;
@@ -28,8 +29,8 @@ pub trait Executor: Send {
     /// Computes all segments: writes their K and V, and returns what is wanted of each, in order.
     ///
     /// # Panics
-    /// On a broken contract: a token outside the vocabulary, an empty segment, one beyond the model's context or its block table, or
-    /// an unknown block.
+    /// On a broken contract: a token outside the vocabulary, an empty segment, one beyond the model's context or its
+    /// block table, or an unknown block.
     fn step(&mut self, segments: &[Segment<'_>]) -> Result<Vec<SegmentResult>, ExecutorError>;
 
     /// Fills a block that no step uses yet.

@@ -1,5 +1,5 @@
-//! The GPU's half of `tidemill-bench kernels`: checks of the CUDA operations, then measurements at a large model's shapes beside the
-//! GPU's ceilings. `bench/gpu-check` runs it on a machine with a driver and no Rust.
+//! The GPU's half of `tidemill-bench kernels`: checks of the CUDA operations, then measurements at a large model's
+//! shapes beside the GPU's ceilings. `bench/gpu-check` runs it on a machine with a driver and no Rust.
 
 pub mod ceilings;
 pub mod gpu;

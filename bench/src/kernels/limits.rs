@@ -1,4 +1,5 @@
-//! Work, and the least time for it under this machine's ceilings (the roofline model: Williams, Waterman & Patterson, 2009).
+//! Work, and the least time for it under this machine's ceilings (the roofline model: Williams, Waterman & Patterson,
+//! 2009).
 
 use crate::model::shapes::Shape;
 

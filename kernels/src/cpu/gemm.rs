@@ -3,7 +3,8 @@
 //! - [`float`]: f32, f16 and bf16 weights; [`int8`]: 8-bit integers. Each packs its own activations and weights
 //! - `micro_kernel`: a tile of rows times a panel of 32 columns; `panel`: what a panel holds, per number type
 //! - `packing`: which outputs go into which panel; `tiling`: which rows go into which tile
-//! - `amx`: the same on matrix tiles; `prefetch`: asking memory for weights ahead of their use; `scratch`: each thread's sums
+//! - `amx`: the same on matrix tiles; `prefetch`: asking memory for weights ahead of their use; `scratch`: each
+//!   thread's sums
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub(crate) mod amx;
@@ -47,7 +48,8 @@ impl<'a, W, A> Product<'a, W, A> {
     }
 }
 
-/// Of consecutively numbered tasks, `tasks(product)` for each product: the product that task `index` belongs to, and its number there.
+/// Of consecutively numbered tasks, `tasks(product)` for each product: the product that task `index` belongs to, and
+/// its number there.
 fn locate<P>(products: &[P], tasks: impl Fn(&P) -> usize, mut index: usize) -> (&P, usize) {
     for product in products {
         let count = tasks(product);

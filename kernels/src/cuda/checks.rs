@@ -38,8 +38,8 @@ pub struct Checks {
 pub struct Check {
     pub op: &'static str,
     pub case: String,
-    /// ‖out - reference‖ / ‖reference‖; NaN if the kernel left an element unwritten. For exact comparisons, the share of elements that
-    /// differ.
+    /// ‖out - reference‖ / ‖reference‖; NaN if the kernel left an element unwritten. For exact comparisons, the share
+    /// of elements that differ.
     pub error: f64,
     pub limit: f64,
 }

@@ -59,7 +59,8 @@ impl Kernels {
         unsafe { launch(stream, &self.embedding, shape, &[out.into(), table.into(), tokens.into(), width.into()]) }
     }
 
-    /// `residual += delta; out = weight * residual / sqrt(mean(residual²) + epsilon)`. out: `[rows, width]`, residual: `[.., width]`.
+    /// `residual += delta; out = weight * residual / sqrt(mean(residual²) + epsilon)`. out: `[rows, width]`, residual:
+    /// `[.., width]`.
     pub fn rms_norm(
         &self,
         stream: &CudaStream,

@@ -83,7 +83,8 @@ impl Kernels {
         unsafe { launch(stream, kernel, Shape::new((entries.len().div_ceil(THREADS), 1, 1), THREADS), &args) }
     }
 
-    /// Presence, frequency and repetition penalties. logits: `[rows, vocab]`, penalties: `[rows]`, occurred: `[histories, vocab]`.
+    /// Presence, frequency and repetition penalties. logits: `[rows, vocab]`, penalties: `[rows]`, occurred:
+    /// `[histories, vocab]`.
     pub fn penalize(
         &self,
         stream: &CudaStream,
@@ -114,8 +115,8 @@ impl Kernels {
         unsafe { launch(stream, &self.begin_history, Shape::new((1, 1, 1), SAMPLE_THREADS), &args) }
     }
 
-    /// Counts the tokens just drawn, except in rows at [`NO_POSITION`](super::NO_POSITION). All but `occurred`, `[histories,
-    /// vocab]`, are `[rows]`.
+    /// Counts the tokens just drawn, except in rows at [`NO_POSITION`](super::NO_POSITION). All but `occurred`,
+    /// `[histories, vocab]`, are `[rows]`.
     pub fn extend_history(
         &self,
         stream: &CudaStream,

@@ -62,7 +62,8 @@ pub(crate) struct Layer {
 }
 
 impl Model {
-    /// Loads a Hugging Face directory. `progress` gets (bytes read, bytes in all) while the weights are read and hashed.
+    /// Loads a Hugging Face directory. `progress` gets (bytes read, bytes in all) while the weights are read and
+    /// hashed.
     pub fn load(dir: &Path, options: &LoadOptions, progress: &mut dyn FnMut(u64, u64)) -> Result<Model, ModelError> {
         let config = ModelConfig::load(dir)?;
         if options.kv_dtype == KvDtype::Int8 && config.head_dim > INT8_HEAD_DIM_MAX {

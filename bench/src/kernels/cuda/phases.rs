@@ -1,4 +1,5 @@
-//! Prefill and decode of a whole model with random weights: a decode step as one recorded graph, a prefill of one prompt.
+//! Prefill and decode of a whole model with random weights: a decode step as one recorded graph, a prefill of one
+//! prompt.
 
 use super::{Sizes, gpu::Gpu, ops::Sequences};
 use crate::{

@@ -9,8 +9,8 @@ use std::ops::Range;
 /// A linear layer as a file has it: `[outputs, inputs]`, and biases `[outputs]` or none.
 pub(crate) type Linear<'a> = (Matrix<'a>, Option<&'a [f32]>);
 
-/// The columns of all panels. A panel has 32 consecutive outputs; of gated weights, 16 gates and then the 16 numbers they multiply, for
-/// 16 outputs. The last panel is filled up with zeros.
+/// The columns of all panels. A panel has 32 consecutive outputs; of gated weights, 16 gates and then the 16 numbers
+/// they multiply, for 16 outputs. The last panel is filled up with zeros.
 #[derive(Clone, Copy)]
 pub(crate) struct Columns {
     pub(crate) inputs: usize,

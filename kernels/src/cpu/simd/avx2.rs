@@ -31,8 +31,8 @@ pub(crate) fn run<K: Kernel>(kernel: K) -> K::Output {
 /// An expression of intrinsics inside a method of [`Avx2`].
 macro_rules! intrinsics {
     ($($body:tt)*) => {
-        // SAFETY: `self` exists only where AVX2, FMA and F16C are enabled, and pointers come from references to arrays of the
-        // full width.
+        // SAFETY: `self` exists only where AVX2, FMA and F16C are enabled, and pointers come from references to arrays
+        // of the full width.
         unsafe { $($body)* }
     };
 }

@@ -43,7 +43,8 @@ pub(crate) fn run_pairs<K: Kernel>(kernel: K) -> K::Output {
 /// An expression of intrinsics inside a method of [`Avx512`].
 macro_rules! intrinsics {
     ($($body:tt)*) => {
-        // SAFETY: `self` exists only where AVX-512 is enabled, and pointers come from references to arrays of the full width.
+        // SAFETY: `self` exists only where AVX-512 is enabled, and pointers come from references to arrays of the full
+        // width.
         unsafe { $($body)* }
     };
 }

@@ -9,7 +9,8 @@ pub(crate) struct Disjoint<'a, T> {
     slice: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: the only accesses are `part` and `write`, whose callers promise that no element is reachable from two threads.
+// SAFETY: the only accesses are `part` and `write`, whose callers promise that no element is reachable from two
+// threads.
 unsafe impl<T: Send> Sync for Disjoint<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Send for Disjoint<'_, T> {}

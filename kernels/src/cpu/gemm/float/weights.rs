@@ -1,8 +1,9 @@
 //! Float weights, packed once from the matrices of a file.
 //!
-//! Outputs go in panels of 32. A panel keeps the weights of one input together, `[panel][input][32]`, or of two inputs for bf16,
-//! `[panel][two inputs][32][2]`: a panel is one stream through memory, and a vector of weights serves 16 outputs. Zeros fill up the last
-//! panel, and bf16 panels to whole blocks of 32 inputs. Denormal bf16 weights become zeros.
+//! Outputs go in panels of 32. A panel keeps the weights of one input together, `[panel][input][32]`, or of two inputs
+//! for bf16, `[panel][two inputs][32][2]`: a panel is one stream through memory, and a vector of weights serves 16
+//! outputs. Zeros fill up the last panel, and bf16 panels to whole blocks of 32 inputs. Denormal bf16 weights become
+//! zeros.
 
 use crate::{
     cpu::{

@@ -1,7 +1,8 @@
 //! 8-bit weights, quantized and packed once from the matrices of a file.
 //!
-//! Outputs go in panels of 32. A panel keeps the weights of four inputs together, `[panel][four inputs][32 outputs][input]`: a panel is
-//! one stream through memory, and a cache line of weights serves 16 outputs. Zeros fill up inputs to whole blocks of 64, as AMX takes them.
+//! Outputs go in panels of 32. A panel keeps the weights of four inputs together, `[panel][four inputs][32
+//! outputs][input]`: a panel is one stream through memory, and a cache line of weights serves 16 outputs. Zeros fill up
+//! inputs to whole blocks of 64, as AMX takes them.
 
 use super::{INPUTS_MAX, quantize::quantize};
 use crate::{

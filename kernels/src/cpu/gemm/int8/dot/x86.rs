@@ -37,7 +37,8 @@ pub(super) fn run_avx2<K: DotKernel>(kernel: K) {
 /// An expression of intrinsics inside a method of a unit.
 macro_rules! intrinsics {
     ($($body:tt)*) => {
-        // SAFETY: `self` exists only where its instructions are enabled; pointers come from references to arrays of the full width.
+        // SAFETY: `self` exists only where its instructions are enabled; pointers come from references to arrays of the
+        // full width.
         unsafe { $($body)* }
     };
 }
