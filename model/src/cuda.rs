@@ -10,7 +10,7 @@
 //! - `blocks`: KV blocks to and from the device
 //! - `checks` (feature `checks`): whole models and sampling against the CPU
 
-mod blocks;
+pub(crate) mod blocks;
 #[cfg(any(test, feature = "checks"))]
 pub mod checks;
 mod decode;

@@ -4,7 +4,7 @@
 //! and what the bytes of a block are is their own business, so their layout fingerprints differ and their blocks never
 //! meet.
 
-use crate::{config::ModelConfig, cuda::PendingBlocks};
+use crate::{config::ModelConfig, cuda::blocks::PendingBlocks};
 use tidemill_kernels::cuda::CudaError;
 use tidemill_proto::{
     block::{KvShape, LayoutFingerprint},
