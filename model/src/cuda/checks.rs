@@ -10,22 +10,12 @@ pub use sampling::all as sampling;
 mod tests {
     use super::*;
     use std::path::Path;
-    use tidemill_kernels::cuda::{
-        CudaError,
-        checks::{Checks, TestGpu},
-    };
+    use tidemill_kernels::cuda::checks::{Checks, TestGpu};
 
     #[test]
     fn sampling_and_every_checkpoint_match_their_references_on_this_machines_gpu() {
         let cache = std::env::temp_dir().join("tidemill-kernels");
-        let mut gpu = match TestGpu::open(&cache, rand::random()) {
-            Ok(gpu) => gpu,
-            Err(error) if error.is_absence() || matches!(error, CudaError::NoLibrary { .. }) => {
-                eprintln!("SKIPPED, there is no GPU to check: {error}");
-                return;
-            }
-            Err(error) => panic!("{error}"),
-        };
+        let Some(mut gpu) = TestGpu::for_test(&cache) else { return };
         let mut checks = Checks::new(gpu.seed);
         sampling(&mut gpu, &mut checks).unwrap();
         models(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures"), &cache, &mut checks).unwrap();

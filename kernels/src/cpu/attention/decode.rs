@@ -40,7 +40,7 @@ struct Scratch {
     /// Of one tile and split: `[query][vector of V]`.
     values: Vec<[f32; LANES]>,
     /// Address of the first cache line that the last task prefetched.
-    asked: usize,
+    prefetched: usize,
 }
 
 thread_local! {
@@ -151,15 +151,16 @@ impl<E: KvElement, const IN_BLOCKS: bool> Kernel for DecodeKernel<'_, E, IN_BLOC
         let (call, task) = (self.call, self.task);
         let visible = call.visible_to(task, 0);
         let mut stretch = Some(Stretch::first_of(call, task));
-        if let Some(first) = stretch.as_ref().map(|first| Prefetch::of(call, first, 1)).filter(|first| first.first() != self.scratch.asked)
+        if let Some(first) =
+            stretch.as_ref().map(|first| Prefetch::of(call, first, 1)).filter(|first| first.first() != self.scratch.prefetched)
         {
-            first.ask_for_all(simd);
+            first.issue_all(simd);
         }
         while let Some(this) = stretch {
             stretch = this.next_in(call, task);
             let after = stretch.clone().or_else(|| self.next.map(|next| Stretch::first_of(call, next)));
             let mut prefetch = after.map_or(Prefetch::nothing(), |after| Prefetch::of(call, &after, self.products(&this)));
-            self.scratch.asked = prefetch.first();
+            self.scratch.prefetched = prefetch.first();
             for (split, kv_head) in this.splits.flat_map(|split| this.kv_heads.clone().map(move |kv_head| (split, kv_head))) {
                 self.read_scales(simd, split, &visible, kv_head);
                 for index in 0..self.queries.tiles {
@@ -296,7 +297,7 @@ impl<E: KvElement, const T: usize, const IN_BLOCKS: bool> ScoreSplit<'_, '_, E, 
         let mut sums = Sums::<S, T, N, IN_BLOCKS>::zero(simd);
         let mut prefetch = self.prefetch.clone();
         for (line, q) in self.q.chunks_exact(const { factors::<IN_BLOCKS>() }).enumerate() {
-            prefetch.ask(simd, (T * N) as u32);
+            prefetch.issue(simd, (T * N) as u32);
             let k = std::array::from_fn(|j| &keys[j][line]);
             sums.add::<E>(simd, &k, [&q[0], &q[q.len() - 1]], line);
         }
@@ -454,7 +455,7 @@ impl<E: KvElement, const T: usize, const IN_BLOCKS: bool> SumSplit<'_, '_, E, T,
             let skipped = lines.start - base;
             let rows = self.stored.numbers(block, Part::V).chunks_exact(line_bytes).skip(skipped);
             for (row, line) in rows.zip(lines) {
-                prefetch.ask(simd, (T * N) as u32);
+                prefetch.issue(simd, (T * N) as u32);
                 let factor = line * factors::<IN_BLOCKS>() % SPLIT;
                 let even = std::array::from_fn(|i| self.weights[i][factor]);
                 let odd = std::array::from_fn(|i| self.weights[i][factor + factors::<IN_BLOCKS>() - 1]);

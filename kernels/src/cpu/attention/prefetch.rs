@@ -132,7 +132,7 @@ impl<'a> Prefetch<'a> {
 
     /// Prefetches the lines due after `products` more products of vectors.
     #[inline(always)]
-    pub(super) fn ask<S: Simd>(&mut self, simd: S, products: u32) {
+    pub(super) fn issue<S: Simd>(&mut self, simd: S, products: u32) {
         self.due += products * self.per_product;
         while self.due >= ONE {
             self.due -= ONE;
@@ -147,9 +147,9 @@ impl<'a> Prefetch<'a> {
 
     /// Prefetches all that is left.
     #[inline(always)]
-    pub(super) fn ask_for_all<S: Simd>(mut self, simd: S) {
+    pub(super) fn issue_all<S: Simd>(mut self, simd: S) {
         while self.per_product > 0 {
-            self.ask(simd, 1);
+            self.issue(simd, 1);
         }
     }
 
@@ -188,7 +188,7 @@ mod tests {
         while prefetch.per_product > 0 {
             lines.push(prefetch.next.addr());
             prefetch.due = ONE;
-            prefetch.ask(Portable, 0);
+            prefetch.issue(Portable, 0);
         }
         lines
     }
@@ -220,10 +220,10 @@ mod tests {
                 assert_eq!(all[0], Prefetch::of(&call, &stretch, 1).first());
                 for products in [all.len() / 3 + 1, 10 * all.len()] {
                     let mut prefetch = Prefetch::of(&call, &stretch, products);
-                    (0..products / 2).for_each(|_| prefetch.ask(Portable, 1));
+                    (0..products / 2).for_each(|_| prefetch.issue(Portable, 1));
                     let left = lines(prefetch.clone()).len();
                     assert!(left.abs_diff(all.len() / 2) <= 4, "{left} of {} lines are left half way", all.len());
-                    (products / 2..products).for_each(|_| prefetch.ask(Portable, 1));
+                    (products / 2..products).for_each(|_| prefetch.issue(Portable, 1));
                     assert!(lines(prefetch).is_empty());
                 }
                 asked.extend(all);

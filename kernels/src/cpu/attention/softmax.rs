@@ -147,7 +147,7 @@ pub(super) fn weigh<S: Simd, L: KvPanelFormat>(
     for panel in panels.clone() {
         for (nth, scores) in row.panel(panel).iter_mut().enumerate() {
             let vector = panel * per_panel + nth;
-            prefetch.ask(simd, EXP_PRODUCTS);
+            prefetch.issue(simd, EXP_PRODUCTS);
             let mut power = exp2(simd, simd.sub(simd.load(scores), simd.splat(max)));
             sum = simd.add(sum, power);
             if const { L::HAS_SCALES } {

@@ -354,7 +354,7 @@ impl<'a> Iterator for Stream<'a> {
 }
 
 /// Prefetches the round's lines at these places.
-macro_rules! ask {
+macro_rules! prefetch {
     ($($place:literal),*) => {
         concat!(".irp at, 0, 1, 2, 3\n.if \\at < {lines}\n", $("prefetcht1 [", $place, " + 64 * \\at]\n",)* ".endif\n.endr")
     };
@@ -386,13 +386,13 @@ macro_rules! tile_format {
                         "tileloadd tmm1, [{sums} + {line} + 64]",
                         "2:",
                         "tileloadd tmm2, [{x} + {row}]",
-                        ask!("{near}", "{near} + {apart}"),
+                        prefetch!("{near}", "{near} + {apart}"),
                         "tileloadd tmm3, [{weights} + {line}]",
                         concat!($products, " tmm0, tmm2, tmm3"),
-                        ask!("{near} + 2 * {apart}", "{near} + {apart_3}", "{near} + 4 * {apart}"),
+                        prefetch!("{near} + 2 * {apart}", "{near} + {apart_3}", "{near} + 4 * {apart}"),
                         "tileloadd tmm3, [{weights} + {line} + 64]",
                         concat!($products, " tmm1, tmm2, tmm3"),
-                        ask!("{far}", "{near} + 2 * {apart_3}", "{far} + 2 * {apart}"),
+                        prefetch!("{far}", "{near} + 2 * {apart_3}", "{far} + 2 * {apart}"),
                         "add {near}, {step}",
                         "add {far}, {step}",
                         "add {x}, 64",
@@ -457,7 +457,7 @@ impl<const P: usize> Kernel for OneRow<'_, P> {
             for (l, &word) in x.iter().enumerate() {
                 let (x_even, x_odd) = (simd.splat(f32::from_bits(word << 16)), simd.splat(f32::from_bits(word & 0xffff_0000)));
                 for p in 0..P {
-                    ahead[p].ask(simd);
+                    ahead[p].issue(simd);
                     let (halves, _) = weights[p][block][l].as_chunks();
                     for j in 0..2 {
                         even[p][j] = simd.fma(simd.load_bf16_even(&halves[j]), x_even, even[p][j]);

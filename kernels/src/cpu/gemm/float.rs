@@ -154,7 +154,7 @@ impl<E: WeightFormat> Kernel for Task<'_, E> {
         }
         for row in self.rows.clone() {
             if row + ROWS_AHEAD < self.rows.end {
-                self.ask_for_outputs(simd, row + ROWS_AHEAD);
+                self.prefetch_outputs(simd, row + ROWS_AHEAD);
             }
             self.finish(simd, row);
         }
@@ -259,7 +259,7 @@ impl<E: WeightFormat> Task<'_, E> {
 
     /// Prefetches the outputs of a row.
     #[inline(always)]
-    fn ask_for_outputs<S: Simd>(&self, simd: S, row: usize) {
+    fn prefetch_outputs<S: Simd>(&self, simd: S, row: usize) {
         if let SharedOutput::Set(y) | SharedOutput::Add(y) = &self.product.output {
             let weights = self.product.weights;
             let columns = weights.columns().outputs_of(self.panels.start).start..weights.columns().outputs_of(self.panels.end - 1).end;

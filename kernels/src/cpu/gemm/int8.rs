@@ -193,7 +193,7 @@ impl Task<'_> {
                 for panel in panels.clone() {
                     let weights = Piece::of_many_rows(self.product.weights.lines(panel..panel + 1));
                     let sums = &mut sums[..rows.len().next_multiple_of(TILE)];
-                    self.ask_for_outputs(simd, panel, rows.clone());
+                    self.prefetch_outputs(simd, panel, rows.clone());
                     unit.multiply::<Int8Fours>(self.x.quads_from(first), quads, weights, sums, Start::Zero);
                     self.finish_sums(simd, panel, rows.clone(), sums);
                 }
@@ -203,7 +203,7 @@ impl Task<'_> {
 
     /// Prefetches the outputs of `rows`, to have them when the sums are ready.
     #[inline(always)]
-    fn ask_for_outputs<S: Simd>(&self, simd: S, panel: usize, rows: Range<usize>) {
+    fn prefetch_outputs<S: Simd>(&self, simd: S, panel: usize, rows: Range<usize>) {
         let weights = self.product.weights;
         for line in 0..if weights.columns().is_gated { 1 } else { PANEL_LINES } {
             let first = weights.columns().outputs_of_vector(panel, line).start;
@@ -272,7 +272,7 @@ impl Task<'_> {
         }
         for (quad, &x) in x.iter().enumerate() {
             for p in 0..ROW_PANELS {
-                ahead[p].ask(simd);
+                ahead[p].issue(simd);
                 for line in 0..PANEL_LINES {
                     sums[p][line] = dot.add_products(sums[p][line], dot.load(&panels[p][quad][line]), x);
                 }
@@ -292,7 +292,7 @@ impl Task<'_> {
     fn tile<D: Dot, const T: usize>(&self, dot: D, panel: usize, index: usize) {
         let simd = dot.simd();
         let rows = self.x.tiling().tile(index);
-        self.ask_for_outputs(simd, panel, rows.clone());
+        self.prefetch_outputs(simd, panel, rows.clone());
         let mut sums = [[simd.zero(); PANEL_LINES]; T];
         if D::LINES == PANEL_LINES {
             self.lines::<D, T, PANEL_LINES>(dot, panel, 0, index, &mut sums);
@@ -326,7 +326,7 @@ impl Task<'_> {
         };
         let mut sums: [[D::Sums; N]; T] = from_fn(|i| [dot.splat(self.start(rows.start + i)); N]);
         for (x, lines) in self.x.quads(&rows).as_chunks::<T>().0.iter().zip(lines) {
-            ahead.ask(dot.simd());
+            ahead.issue(dot.simd());
             let mut line = [dot.load(&lines[first]); N];
             for j in 1..N {
                 line[j] = dot.load(&lines[first + j]);

@@ -97,7 +97,7 @@ impl<X: Broadcast<T>, P: PanelFormat, const T: usize> MicroKernel<'_, X, P, T> {
             }
         }
         for l in 0..w.len().min(x.len()) {
-            ahead.ask(simd);
+            ahead.issue(simd);
             step::<S, P, T, N, 0>(simd, x, l, &w[l], &mut acc, first);
             if const { steps::<S, P>() == 2 } {
                 step::<S, P, T, N, 1>(simd, x, l, &w[l], &mut acc, first);

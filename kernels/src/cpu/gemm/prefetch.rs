@@ -16,7 +16,7 @@ impl WeightPrefetch {
     /// Prefetches for one more line, which has one or two cache lines. Three or more tiles compute longer than memory
     /// takes: then the first-level cache can take the weights.
     #[inline(always)]
-    pub(crate) fn ask<S: Simd>(&mut self, simd: S) {
+    pub(crate) fn issue<S: Simd>(&mut self, simd: S) {
         if self.step >= CACHE_LINE {
             simd.prefetch(self.next);
             if self.step > CACHE_LINE {

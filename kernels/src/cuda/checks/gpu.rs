@@ -28,6 +28,19 @@ impl TestGpu {
         Ok(Self { device, stream, gemm, rng: SmallRng::seed_from_u64(seed), seed, by_head_dim: HashMap::new() })
     }
 
+    /// For a test: this machine's GPU, with fresh random inputs. `None`, which it prints, where there is no GPU or no CUDA
+    /// library; other errors panic.
+    pub fn for_test(cache: &Path) -> Option<Self> {
+        match Self::open(cache, rand::random()) {
+            Ok(gpu) => Some(gpu),
+            Err(error) if error.is_absence() || matches!(error, CudaError::NoLibrary { .. }) => {
+                eprintln!("SKIPPED, there is no GPU to check: {error}");
+                None
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+
     pub fn kernels(&mut self, head_dim: usize) -> Result<Rc<Kernels>, CudaError> {
         if let Some(kernels) = self.by_head_dim.get(&head_dim) {
             return Ok(kernels.clone());
