@@ -10,7 +10,7 @@
 //! - [`gateway`]: the state that all handlers share
 //! - [`http`]: endpoints and their server
 //! - [`backend`]: the cluster as the gateway sees it
-//! - [`metrics`]: `/metrics`
+//! - [`metrics`]: the numbers behind `/metrics`
 
 pub mod generation;
 pub mod text;
