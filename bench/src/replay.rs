@@ -11,7 +11,7 @@ use pool::ReplayedPool;
 use serde::{Serialize, Serializer};
 use serde_json::json;
 use std::{fs, path::PathBuf, str::FromStr, time::Instant};
-use tidemill_kvpool::eviction::Policy;
+use tidemill_kvpool::core::eviction::Policy;
 use trace::{Request, TRACE_BLOCK_TOKENS};
 
 /// Replay a request trace and measure how much of its prompts a KV pool remembers.

@@ -10,11 +10,14 @@
 //! opens it through `/proc/<pid>/fd/<fd>`, which the kernel allows to the same user in the same PID namespace. Its size
 //! is sealed: no peer can shrink it under another's feet.
 //!
-//! Only this module touches shared bytes, with the copies in `streaming`. It does so through raw pointers: nobody holds a
+//! Only this module touches shared bytes, with the copies in `hashed_copy`. It does so through raw pointers: nobody holds a
 //! reference into a slot, because another process may be writing it. Whether what was copied is what should have been there is for
-//! [`validate`](crate::validate::validate) to say.
+//! [`validate`](crate::core::validate::validate) to say.
 
-use crate::{streaming::copy_hashed, validate::Copied};
+pub(crate) mod hashed_copy;
+
+use crate::core::validate::Copied;
+use hashed_copy::copy_hashed;
 use memmap2::{Advice, MmapOptions, MmapRaw};
 use nix::{
     fcntl::{FcntlArg, SealFlag, fcntl},
@@ -260,7 +263,7 @@ impl Arena {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::validate::checksum;
+    use crate::core::validate::checksum;
 
     const NONCE: [u8; 16] = [9; 16];
 

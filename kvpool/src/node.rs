@@ -3,26 +3,27 @@
 //! ```text
 //!   clients ──► [session]s ──► [store]: directory + arena ──► [announce] ──► coordinators
 //!                  ▲                 │  ▲
-//!                  └── what to tell ─┘  └──► [disk_io]: the disk's threads
+//!                  └── what to tell ─┘  └──► [nvme]: the disk's threads
 //! ```
 
 mod announce;
-mod disk_io;
 mod drain;
+pub mod nvme;
 mod session;
 mod store;
 mod streams;
 
 use crate::{
     arena::{Arena, ArenaError},
-    directory::{Directory, DiskUsage, Limits},
-    disk::{Disk, DiskError, Geometry, Manifest},
-    eviction::Policy,
-    settings::{Nvme, Settings},
+    core::{
+        directory::{Directory, DiskUsage, Limits},
+        eviction::Policy,
+    },
+    settings::Settings,
 };
 use announce::Announcer;
-use disk_io::DiskIo;
 use drain::Drain;
+use nvme::{Nvme, NvmeThreads, slab::Manifest};
 use parking_lot::Mutex;
 use session::Session;
 use std::{
@@ -45,7 +46,6 @@ use tidemill_proto::{
     pool::BLOCK_BYTES_MAX,
 };
 use tokio::{
-    signal::unix::{SignalKind, signal},
     sync::{Notify, Semaphore},
     task::JoinSet,
     time::{MissedTickBehavior, interval},
@@ -63,7 +63,7 @@ struct Node {
     prefault: bool,
     /// There should be a disk, whether there is one or not.
     wants_nvme: bool,
-    nvme: Option<OpenDisk>,
+    nvme: Option<Nvme>,
     limits: Limits,
     policy: Policy,
     tenant_share: u8,
@@ -73,13 +73,6 @@ struct Node {
     /// Set when there are events to announce.
     changed: Arc<Notify>,
     traffic: Traffic,
-}
-
-/// A disk that could be opened.
-#[derive(Debug)]
-struct OpenDisk {
-    disk: Arc<Disk>,
-    capacity_bytes: u64,
 }
 
 /// The store, made for the first client, who says how large a block is, or for what was found on disk before there is one.
@@ -107,7 +100,7 @@ pub async fn run(settings: Settings, shutdown: impl Future<Output = ()>) -> Resu
         dram_bytes,
         prefault,
         wants_nvme: nvme.is_some(),
-        nvme: nvme.and_then(open_disk),
+        nvme: nvme.and_then(Nvme::open),
         limits,
         policy,
         tenant_share,
@@ -219,7 +212,7 @@ impl Node {
 
     /// Offers what is on disk before the first client comes: it was most likely left for the same model.
     fn recover(&self) {
-        let Some(manifest) = self.nvme.as_ref().and_then(|nvme| nvme.disk.manifest()) else { return };
+        let Some(manifest) = self.nvme.as_ref().and_then(|nvme| nvme.manifest()) else { return };
         match self.carve(manifest) {
             Ok(store) => *self.store.lock() = Some(Carved { store, recovered: Some(manifest) }),
             Err(error) => tracing::warn!(%error, "what is on disk cannot be offered"),
@@ -266,7 +259,7 @@ impl Node {
         }
         let store = Arc::new(Store::new(arena, directory, io.clone(), Arc::clone(&self.changed)));
         if let Some(io) = &io
-            && let Err(error) = DiskIo::start(&store, io)
+            && let Err(error) = NvmeThreads::start(&store, io)
         {
             tracing::error!(%error, "the disk's threads do not start");
             store.apply(|directory, _| directory.disk_failed());
@@ -302,41 +295,8 @@ impl Node {
                 blocks.nvme = Blocks { total: free + cached + used, free, cached, used, bytes_per_block };
             }
             let missing = message::Disk { given_up: u64::from(self.wants_nvme), ..Default::default() };
-            counters.disk = store.disk().map_or(missing, DiskIo::counters);
+            counters.disk = store.disk().map_or(missing, NvmeThreads::counters);
         }
         Report { blocks, counters, ..Report::default() }
-    }
-}
-
-/// Opens the disk, if that is possible: a node without one is slower, not broken.
-fn open_disk(Nvme { dir, capacity_bytes }: Nvme) -> Option<OpenDisk> {
-    // A write beyond a limit that the system sets on files would end the process. Handled, it is the disk's error like any other.
-    if let Err(error) = signal(SignalKind::from_raw(nix::libc::SIGXFSZ)) {
-        tracing::warn!(%error, "a limit on file sizes would end this node");
-    }
-    match Disk::open(&dir) {
-        Ok(disk) => Some(OpenDisk { disk: Arc::new(disk), capacity_bytes }),
-        Err(error) => {
-            tracing::error!(%error, "this node goes on without NVMe");
-            None
-        }
-    }
-}
-
-impl OpenDisk {
-    /// Ready for such blocks. `None`: it cannot be had, and the node goes on without it.
-    fn prepare(&self, manifest: Manifest) -> Option<DiskIo> {
-        let prepared = || -> Result<Geometry, DiskError> {
-            let geometry = Geometry::new(self.capacity_bytes, manifest.block_bytes)?;
-            self.disk.prepare(manifest, geometry)?;
-            Ok(geometry)
-        };
-        match prepared() {
-            Ok(geometry) => Some(DiskIo::new(Arc::clone(&self.disk), geometry)),
-            Err(error) => {
-                tracing::error!(%error, "this node goes on without NVMe");
-                None
-            }
-        }
     }
 }

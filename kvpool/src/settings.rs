@@ -1,6 +1,6 @@
 //! Flags and config file of `tidemill-kvpool`.
 
-use crate::{
+use crate::core::{
     directory::Limits,
     eviction::{Policy, UnknownPolicy},
 };

@@ -13,7 +13,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     time::Duration,
 };
-use tidemill_kvpool::{
+use tidemill_kvpool::core::{
     directory::{Action, ClientId, Directory, DiskBlock, DiskFault, Limits, Loaded, Usage},
     eviction::Policy,
 };

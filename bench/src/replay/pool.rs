@@ -3,7 +3,7 @@
 
 use super::trace::Request;
 use std::time::Duration;
-use tidemill_kvpool::{
+use tidemill_kvpool::core::{
     directory::{Action, ClientId, Directory, Limits},
     eviction::Policy,
 };

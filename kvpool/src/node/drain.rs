@@ -13,9 +13,11 @@
 
 use super::{Node, store::Store};
 use crate::{
-    clients::PoolClients,
-    directory::{Held, Place},
-    validate::validate,
+    client::PoolRouter,
+    core::{
+        directory::{Held, Place},
+        validate::validate,
+    },
 };
 use std::{future::pending, sync::Arc, time::Duration};
 use tidemill_net::link::Endpoint;
@@ -86,7 +88,7 @@ impl Drain {
 async fn hand_over(node: Arc<Node>, endpoint: Endpoint, peers: Vec<Peer>) {
     let Some((store, layout)) = node.store().zip(node.layout.get().copied()) else { return };
     let held = store.apply(|directory, _| directory.hottest());
-    let pools = PoolClients::new(endpoint, layout, store.arena().block_bytes(), false);
+    let pools = PoolRouter::new(endpoint, layout, store.arena().block_bytes(), false);
     let (mut moved, mut next) = (0, 0);
     for peer in peers {
         let (mut room, mut took) = (peer.free_blocks, Instant::now());

@@ -5,7 +5,7 @@ use super::{
     store::{Outbox, Store},
     streams::Streams,
 };
-use crate::directory::ClientId;
+use crate::core::directory::ClientId;
 use std::{sync::Arc, time::Duration};
 use tidemill_net::link::{CONNECT_MAX, Connection, LinkError, Receiver, Sender};
 use tidemill_proto::{

@@ -1,10 +1,10 @@
 //! Arena and directory of one node, and whom to tell what the directory says. The lock is held for one operation of the
 //! directory: never across a copy, a hash or an await.
 
-use super::disk_io::{DiskIo, Job};
+use super::nvme::{Job, NvmeThreads};
 use crate::{
     arena::Arena,
-    directory::{Action, ClientId, Directory, Events},
+    core::directory::{Action, ClientId, Directory, Events},
 };
 use parking_lot::Mutex;
 use std::{
@@ -24,7 +24,7 @@ pub(super) struct Store {
     arena: Arena,
     started: Instant,
     state: Mutex<State>,
-    disk: Option<Arc<DiskIo>>,
+    disk: Option<Arc<NvmeThreads>>,
     changed: Arc<Notify>,
 }
 
@@ -52,12 +52,12 @@ pub(super) struct StreamJob {
 
 impl Store {
     /// The directory has a disk exactly if there is one.
-    pub(super) fn new(arena: Arena, directory: Directory, disk: Option<Arc<DiskIo>>, changed: Arc<Notify>) -> Self {
+    pub(super) fn new(arena: Arena, directory: Directory, disk: Option<Arc<NvmeThreads>>, changed: Arc<Notify>) -> Self {
         let state = Mutex::new(State { directory, outboxes: HashMap::new() });
         Self { arena, started: Instant::now(), state, disk, changed }
     }
 
-    pub(super) fn disk(&self) -> Option<&DiskIo> {
+    pub(super) fn disk(&self) -> Option<&NvmeThreads> {
         self.disk.as_deref()
     }
 

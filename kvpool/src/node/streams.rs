@@ -2,7 +2,7 @@
 
 use super::{Node, store::StreamJob};
 use crate::{
-    directory::ClientId,
+    core::directory::ClientId,
     node::store::Store,
     transport::{
         STALL_MAX,

@@ -9,10 +9,9 @@
 //! sender, which is nobody's fault; a frame that does not decode is a broken peer.
 
 use crate::{
-    arena::Arena,
-    streaming::append_hashed,
+    arena::{Arena, hashed_copy::append_hashed},
+    core::validate::{Copied, checksum},
     transport::{STALL_MAX, shares},
-    validate::{Copied, checksum},
 };
 use bytes::Bytes;
 use quinn::{RecvStream, SendStream};

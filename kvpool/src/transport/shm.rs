@@ -6,7 +6,7 @@
 use super::shares;
 use crate::{
     arena::{Arena, ArenaError},
-    validate::{Invalid, validate},
+    core::validate::{Invalid, validate},
 };
 use bytes::Bytes;
 use std::{sync::Arc, time::Instant};

@@ -13,7 +13,7 @@ use std::{
 };
 use tidemill_kvpool::{
     client::{Miss, PoolClient, TransportChoice},
-    directory::Limits,
+    core::directory::Limits,
 };
 use tidemill_proto::block::LayoutFingerprint;
 

@@ -16,7 +16,7 @@ use std::{
     },
     thread,
 };
-use tidemill_kvpool::disk;
+use tidemill_kvpool::node::nvme::slab;
 
 /// Reads or writes at once: as many as the pool node has.
 pub const THREADS: usize = 8;
@@ -66,7 +66,7 @@ impl RawFile {
         let started = clocks.now()?;
         thread::scope(|scope| {
             let work = || -> anyhow::Result<()> {
-                let mut buffer = disk::buffer(self.block_bytes)?;
+                let mut buffer = slab::buffer(self.block_bytes)?;
                 loop {
                     let Some(&block) = self.order.get(next.fetch_add(1, Relaxed)) else { return Ok(()) };
                     let offset = block * self.block_bytes as u64;

@@ -10,9 +10,9 @@
 //! leave a record without its bytes, bytes without their record, or half of either. All of these are misses, since a record
 //! is only a claim: who loads a block checks that its bytes hash to what the record says.
 //!
-//! It is a cache: whatever cannot be used is wiped. Which slot is whose is for the [directory](crate::directory) to decide.
+//! It is a cache: whatever cannot be used is wiped. Which slot is whose is for the [directory](crate::core::directory) to decide.
 
-use crate::directory::DiskBlock;
+use crate::core::directory::DiskBlock;
 use memmap2::{Advice, MmapMut};
 use nix::{
     fcntl::{FallocateFlags, OFlag, fallocate},
@@ -33,7 +33,7 @@ use tidemill_proto::{
 };
 
 #[derive(Debug, thiserror::Error)]
-pub enum DiskError {
+pub enum SlabError {
     #[error("cannot use {path}: {source}")]
     File { path: PathBuf, source: io::Error },
     #[error("the index of blocks on disk: {0}")]
@@ -60,7 +60,7 @@ impl Manifest {
 
 /// Open for one process at a time: RocksDB holds a lock.
 #[derive(Debug)]
-pub struct Disk {
+pub struct Slab {
     index: DB,
     slab: File,
     slab_path: PathBuf,
@@ -85,8 +85,8 @@ const INDEX_BUFFER_BYTES: usize = 4 << 20;
 
 impl Geometry {
     /// As many slots as the capacity holds.
-    pub fn new(capacity_bytes: u64, block_bytes: u64) -> Result<Self, DiskError> {
-        let too_small = DiskError::TooSmall { capacity_bytes, block_bytes };
+    pub fn new(capacity_bytes: u64, block_bytes: u64) -> Result<Self, SlabError> {
+        let too_small = SlabError::TooSmall { capacity_bytes, block_bytes };
         let Some(stride) = block_bytes.checked_next_multiple_of(PAGE as u64) else { return Err(too_small) };
         let slots = (capacity_bytes / stride).min(u64::from(u32::MAX - 1)) as u32;
         if slots == 0 { Err(too_small) } else { Ok(Self { slots, stride: stride as usize }) }
@@ -101,10 +101,10 @@ impl Geometry {
     }
 }
 
-impl Disk {
+impl Slab {
     /// Opens what is in `dir`, or begins anew there. A broken index is wiped.
-    pub fn open(dir: &Path) -> Result<Self, DiskError> {
-        fs::create_dir_all(dir).map_err(|source| DiskError::File { path: dir.to_owned(), source })?;
+    pub fn open(dir: &Path) -> Result<Self, SlabError> {
+        fs::create_dir_all(dir).map_err(|source| SlabError::File { path: dir.to_owned(), source })?;
         let index_path = dir.join("index");
         let mut options = Options::default();
         options.create_if_missing(true);
@@ -121,7 +121,7 @@ impl Disk {
             opened => opened?,
         };
         let slab_path = dir.join("slab");
-        let slab = open_direct(&slab_path).map_err(|source| DiskError::File { path: slab_path.clone(), source })?;
+        let slab = open_direct(&slab_path).map_err(|source| SlabError::File { path: slab_path.clone(), source })?;
         Ok(Self { index, slab, slab_path })
     }
 
@@ -133,8 +133,8 @@ impl Disk {
 
     /// Makes this a disk for such blocks, of this many bytes: what is there stays if it is for the same, and its place is
     /// reserved.
-    pub fn prepare(&self, manifest: Manifest, geometry: Geometry) -> Result<(), DiskError> {
-        let failed = |source| DiskError::File { path: self.slab_path.clone(), source };
+    pub fn prepare(&self, manifest: Manifest, geometry: Geometry) -> Result<(), SlabError> {
+        let failed = |source| SlabError::File { path: self.slab_path.clone(), source };
         if self.manifest() != Some(manifest) {
             self.wipe()?;
             self.slab.set_len(0).map_err(failed)?;
@@ -147,7 +147,7 @@ impl Disk {
             let disk = fstatvfs(&self.slab).map_err(|error| failed(error.into()))?;
             let (free_bytes, wanted_bytes) = (disk.blocks_available() * disk.fragment_size(), geometry.bytes() - held);
             if free_bytes < wanted_bytes {
-                return Err(DiskError::Full { path: self.slab_path.clone(), free_bytes, wanted_bytes });
+                return Err(SlabError::Full { path: self.slab_path.clone(), free_bytes, wanted_bytes });
             }
             let length = i64::try_from(geometry.bytes()).map_err(|_| failed(io::ErrorKind::FileTooLarge.into()))?;
             fallocate(&self.slab, FallocateFlags::empty(), 0, length).map_err(|error| failed(error.into()))?;
@@ -155,7 +155,7 @@ impl Disk {
         Ok(())
     }
 
-    fn wipe(&self) -> Result<(), DiskError> {
+    fn wipe(&self) -> Result<(), SlabError> {
         let mut batch = WriteBatch::default();
         for entry in self.index.iterator(IteratorMode::Start) {
             batch.delete(entry?.0);
@@ -173,7 +173,7 @@ impl Disk {
     }
 
     /// Says what slots hold from now on.
-    pub fn record(&self, blocks: impl IntoIterator<Item = (u32, DiskBlock)>) -> Result<(), DiskError> {
+    pub fn record(&self, blocks: impl IntoIterator<Item = (u32, DiskBlock)>) -> Result<(), SlabError> {
         let mut batch = WriteBatch::default();
         for (slot, DiskBlock { key, checksum, lineage }) in blocks {
             batch.put(name(slot), encode(&(key, checksum, lineage)));
@@ -182,18 +182,18 @@ impl Disk {
     }
 
     /// A slot holds nothing of use.
-    pub fn erase(&self, slot: u32) -> Result<(), DiskError> {
+    pub fn erase(&self, slot: u32) -> Result<(), SlabError> {
         Ok(self.index.delete(name(slot))?)
     }
 
     /// `offset` and the length of `bytes` are whole [`PAGE`]s, and `bytes` begin at one.
-    pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), DiskError> {
-        self.slab.write_all_at(bytes, offset).map_err(|source| DiskError::File { path: self.slab_path.clone(), source })
+    pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), SlabError> {
+        self.slab.write_all_at(bytes, offset).map_err(|source| SlabError::File { path: self.slab_path.clone(), source })
     }
 
     /// As [`write`](Self::write).
-    pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), DiskError> {
-        self.slab.read_exact_at(bytes, offset).map_err(|source| DiskError::File { path: self.slab_path.clone(), source })
+    pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), SlabError> {
+        self.slab.read_exact_at(bytes, offset).map_err(|source| SlabError::File { path: self.slab_path.clone(), source })
     }
 }
 
@@ -233,8 +233,8 @@ mod tests {
         DiskBlock { key: BlockKey([n; 16]), checksum: u64::from(n), lineage }
     }
 
-    fn prepared(dir: &Path, block_bytes: u64, layout: LayoutFingerprint) -> (Disk, Geometry) {
-        let disk = Disk::open(dir).unwrap();
+    fn prepared(dir: &Path, block_bytes: u64, layout: LayoutFingerprint) -> (Slab, Geometry) {
+        let disk = Slab::open(dir).unwrap();
         let geometry = Geometry::new(1 << 20, block_bytes).unwrap();
         disk.prepare(Manifest::new(block_bytes, layout), geometry).unwrap();
         (disk, geometry)
@@ -274,10 +274,10 @@ mod tests {
 
     #[test]
     fn a_disk_that_is_too_small_is_refused_with_a_reason() {
-        assert!(matches!(Geometry::new(4095, 1), Err(DiskError::TooSmall { .. })));
-        assert!(matches!(Geometry::new(u64::MAX, u64::MAX), Err(DiskError::TooSmall { .. })));
+        assert!(matches!(Geometry::new(4095, 1), Err(SlabError::TooSmall { .. })));
+        assert!(matches!(Geometry::new(u64::MAX, u64::MAX), Err(SlabError::TooSmall { .. })));
         let dir = tempfile::tempdir().unwrap();
-        let disk = Disk::open(dir.path()).unwrap();
+        let disk = Slab::open(dir.path()).unwrap();
         let error = disk.prepare(Manifest::new(4096, LAYOUT), Geometry::new(1 << 43, 4096).unwrap()).unwrap_err();
         assert!(error.to_string().contains("--nvme-capacity"), "{error}");
     }
@@ -291,6 +291,6 @@ mod tests {
         assert_eq!(disk.records().collect::<Vec<_>>(), [(2, block(2))]);
         drop(disk);
         fs::write(dir.path().join("index/CURRENT"), b"nonsense").unwrap();
-        assert_eq!(Disk::open(dir.path()).unwrap().manifest(), None);
+        assert_eq!(Slab::open(dir.path()).unwrap().manifest(), None);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{
     Directory, Published, State,
-    disk::{DiskBlock, DiskTier},
+    disk_slots::{DiskBlock, DiskSlots},
 };
 use std::cmp::Reverse;
 use tidemill_proto::{
@@ -35,7 +35,7 @@ impl Directory {
             }
             _ => None,
         });
-        let on_disk = self.disk.iter().flat_map(DiskTier::held_slots).filter(|(_, block, _)| self.published(&block.key).is_none());
+        let on_disk = self.disk.iter().flat_map(DiskSlots::held_slots).filter(|(_, block, _)| self.published(&block.key).is_none());
         let on_disk = on_disk
             .map(|(slot, DiskBlock { key, checksum, lineage }, used)| (used, Held { key, lineage, place: Place::Disk { slot, checksum } }));
         let mut held: Vec<_> = in_dram.chain(on_disk).collect();

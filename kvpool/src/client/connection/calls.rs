@@ -1,8 +1,8 @@
 //! Calls under way on one connection, and the tasks that carry their messages.
 
 use crate::{
+    core::validate::Copied,
     transport::quic::{self, StreamError},
-    validate::Copied,
 };
 use parking_lot::Mutex;
 use std::{

@@ -11,7 +11,7 @@
 //! A block that is being stored is in DRAM, too, unchanged; where that ends, the store is abandoned.
 
 use super::shares::Shares;
-use crate::eviction::{EvictionPolicy, Use};
+use crate::core::eviction::{EvictionPolicy, Use};
 use std::collections::{HashMap, HashSet};
 use tidemill_proto::{
     block::BlockKey,
@@ -36,7 +36,7 @@ pub struct DiskUsage {
     pub busy: usize,
 }
 
-pub(super) struct DiskTier {
+pub(super) struct DiskSlots {
     slots: Vec<State>,
     /// Blocks that are held or being stored.
     by_key: HashMap<BlockKey, u32>,
@@ -59,7 +59,7 @@ enum State {
     Held { block: DiskBlock, used: Use, loading: bool },
 }
 
-impl DiskTier {
+impl DiskSlots {
     pub(super) fn new(slots: u32, policy: Box<dyn EvictionPolicy>) -> Self {
         Self {
             slots: vec![State::Free; slots as usize],

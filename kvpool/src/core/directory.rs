@@ -23,24 +23,24 @@
 //! Every wait, lease and reservation has a deadline, so whatever a dead peer held is free again within
 //! [`Limits::reclaim_max`].
 
-mod disk;
+mod disk_slots;
+mod dram_slots;
 mod events;
 mod hottest;
 mod integrity;
 mod leases;
 mod shares;
-mod slots;
 mod tiers;
 mod timers;
 mod waits;
 
-pub use disk::{DiskBlock, DiskUsage};
+pub use disk_slots::{DiskBlock, DiskUsage};
 pub use events::Events;
 pub use hottest::{Held, Place};
 pub use tiers::{DiskFault, Loaded};
 
-use crate::eviction::{EvictionPolicy, Use};
-use disk::DiskTier;
+use crate::core::eviction::{EvictionPolicy, Use};
+use disk_slots::DiskSlots;
 use events::EventLog;
 use leases::Leases;
 use shares::Shares;
@@ -122,7 +122,7 @@ pub struct Directory {
     by_key: HashMap<BlockKey, u32>,
     free: Vec<u32>,
     policy: Box<dyn EvictionPolicy>,
-    disk: Option<DiskTier>,
+    disk: Option<DiskSlots>,
     shares: Shares,
     /// Slots whose blocks the policy gave up and the disk has, in the order in which they leave.
     clean: BTreeMap<u64, u32>,
@@ -443,7 +443,7 @@ impl Directory {
             State::Published(Published { key, .. }) => Some(PoolEvent::Stored { key, tier: Tier::Dram }),
             _ => None,
         });
-        let on_disk = self.disk.iter().flat_map(DiskTier::blocks).filter(|block| self.published(&block.key).is_none());
+        let on_disk = self.disk.iter().flat_map(DiskSlots::blocks).filter(|block| self.published(&block.key).is_none());
         in_dram.chain(on_disk.map(|block| PoolEvent::Stored { key: block.key, tier: Tier::Nvme }))
     }
 
@@ -458,7 +458,7 @@ impl Directory {
 
     /// `None`: there is no disk (any more).
     pub fn disk_usage(&self) -> Option<DiskUsage> {
-        self.disk.as_ref().map(DiskTier::usage)
+        self.disk.as_ref().map(DiskSlots::usage)
     }
 }
 

@@ -3,8 +3,8 @@
 use super::{ANSWER_MAX, Block, Inner, Miss, calls::Call};
 use crate::{
     admission::blocks_within,
+    core::validate::{Invalid, validate},
     transport::{DataPath, shm::SharedArena},
-    validate::{Invalid, validate},
 };
 use std::{
     collections::BTreeSet,

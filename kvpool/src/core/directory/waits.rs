@@ -1,7 +1,7 @@
 //! Readers that wait for blocks that are not there yet.
 
 use super::{ClientId, timers::TimerId};
-use crate::eviction::Use;
+use crate::core::eviction::Use;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     time::Duration,

@@ -6,7 +6,7 @@ use super::{
     tiers::NODE,
     waits::{Asked, Get, Woken},
 };
-use crate::eviction::Use;
+use crate::core::eviction::Use;
 use std::{collections::BTreeMap, time::Duration};
 use tidemill_proto::{
     block::{BlockKey, Tenant},

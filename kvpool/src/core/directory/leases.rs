@@ -1,7 +1,7 @@
 //! Who may be reading which slots, and until when.
 
 use super::{ClientId, timers::TimerId};
-use crate::eviction::Use;
+use crate::core::eviction::Use;
 use std::collections::{BTreeMap, HashMap};
 use tidemill_proto::pool::{LeaseId, SlotRef};
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::eviction::lru::Lru;
+use crate::core::eviction::lru::Lru;
 use tidemill_proto::{block::Tenant, ids::RequestId};
 
 const LIMITS: Limits = Limits { put_deadline: Duration::from_secs(5), lease: Duration::from_secs(10) };

@@ -8,13 +8,15 @@
 //! and answers for all of its share at once, so that many small blocks cost about as much as one large one. The queues are
 //! bounded by the directory: a load has a DRAM slot, and stores are few.
 
-use super::store::Store;
+use super::slab::{self, Geometry, Slab, SlabError};
 use crate::{
     arena::Arena,
-    counters::Lane,
-    directory::{Directory, DiskBlock, DiskFault, Loaded},
-    disk::{self, Disk, DiskError, Geometry},
-    validate::checksum,
+    client::counters::Lane,
+    core::{
+        directory::{Directory, DiskBlock, DiskFault, Loaded},
+        validate::checksum,
+    },
+    node::store::Store,
 };
 use memmap2::MmapMut;
 use parking_lot::{Condvar, Mutex};
@@ -34,7 +36,7 @@ use tidemill_proto::{message, pool::SlotRef};
 
 /// One thing to do, as the directory says it.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Job {
+pub(in crate::node) enum Job {
     Store { disk: u32, from: SlotRef, block: DiskBlock },
     Load { disk: u32, to: SlotRef, checksum: u64, until: Duration },
     Erase { disk: u32 },
@@ -42,8 +44,8 @@ pub(super) enum Job {
 
 /// What waits for the disk, and what it did.
 #[derive(Debug)]
-pub(super) struct DiskIo {
-    disk: Arc<Disk>,
+pub(in crate::node) struct NvmeThreads {
+    disk: Arc<Slab>,
     geometry: Geometry,
     queues: Mutex<Queues>,
     waiting: Condvar,
@@ -72,17 +74,17 @@ const THREADS: usize = 8;
 /// The most that a thread takes at once, of more than one block.
 const BATCH_BYTES: usize = 512 << 10;
 
-impl DiskIo {
-    pub(super) fn new(disk: Arc<Disk>, geometry: Geometry) -> Self {
+impl NvmeThreads {
+    pub(in crate::node) fn new(disk: Arc<Slab>, geometry: Geometry) -> Self {
         Self { disk, geometry, queues: Mutex::default(), waiting: Condvar::new(), counters: Counters::default() }
     }
 
-    pub(super) fn slots(&self) -> u32 {
+    pub(in crate::node) fn slots(&self) -> u32 {
         self.geometry.slots
     }
 
     /// Tells the directory what an earlier run left on the disk.
-    pub(super) fn recover(&self, directory: &mut Directory) {
+    pub(in crate::node) fn recover(&self, directory: &mut Directory) {
         let useless = directory.recover(self.disk.records());
         self.push(useless.into_iter().map(|disk| Job::Erase { disk }));
         let blocks = directory.disk_usage().map_or(0, |usage| usage.cached);
@@ -90,7 +92,7 @@ impl DiskIo {
     }
 
     /// Without waiting. After the end, jobs are dropped.
-    pub(super) fn push(&self, jobs: impl IntoIterator<Item = Job>) {
+    pub(in crate::node) fn push(&self, jobs: impl IntoIterator<Item = Job>) {
         let queues = &mut *self.queues.lock();
         if queues.closed {
             return;
@@ -105,36 +107,36 @@ impl DiskIo {
     }
 
     /// What a slot holds, if that is what has this checksum. Apart from the queues, on the caller's thread.
-    pub(super) fn copy(&self, disk: u32, block_bytes: usize, expected: u64) -> Option<Vec<u8>> {
-        let mut buffer = disk::buffer(self.geometry.stride).ok()?;
+    pub(in crate::node) fn copy(&self, disk: u32, block_bytes: usize, expected: u64) -> Option<Vec<u8>> {
+        let mut buffer = slab::buffer(self.geometry.stride).ok()?;
         self.disk.read(self.geometry.offset(disk), &mut buffer).ok()?;
         let bytes = &buffer[..block_bytes];
         (checksum(bytes) == expected).then(|| bytes.to_vec())
     }
 
     /// The disk is not used any more: the directory waits for no answer.
-    pub(super) fn give_up(&self) {
+    pub(in crate::node) fn give_up(&self) {
         self.close();
         self.counters.given_up.store(1, Relaxed);
         tracing::error!("the disk failed: this node goes on without NVMe until it is restarted");
     }
 
     /// Ends the threads, after what they are doing.
-    pub(super) fn close(&self) {
+    pub(in crate::node) fn close(&self) {
         *self.queues.lock() = Queues { closed: true, ..Queues::default() };
         self.waiting.notify_all();
     }
 
-    pub(super) fn counters(&self) -> message::Disk {
+    pub(in crate::node) fn counters(&self) -> message::Disk {
         let Counters { stored, loaded, corrupt, errors, given_up } = &self.counters;
         let [corrupt, errors, given_up] = [corrupt, errors, given_up].map(|counter| counter.load(Relaxed));
         message::Disk { stored: stored.snapshot(), loaded: loaded.snapshot(), corrupt, errors, given_up }
     }
 
     /// Starts the threads that work for `store`.
-    pub(super) fn start(store: &Arc<Store>, io: &Arc<Self>) -> io::Result<()> {
+    pub(in crate::node) fn start(store: &Arc<Store>, io: &Arc<Self>) -> io::Result<()> {
         for n in 0..THREADS {
-            let buffer = disk::buffer(io.batch_max() * io.geometry.stride)?;
+            let buffer = slab::buffer(io.batch_max() * io.geometry.stride)?;
             let worker = Worker { store: Arc::clone(store), io: Arc::clone(io), buffer };
             thread::Builder::new().name(format!("disk-{n}")).spawn(move || worker.run())?;
         }
@@ -171,8 +173,8 @@ impl DiskIo {
         &self,
         batch: &[Job],
         mut buffer: &mut [u8],
-        io: impl Fn(&Disk, u64, &mut [u8]) -> Result<(), DiskError>,
-    ) -> Result<(), DiskError> {
+        io: impl Fn(&Slab, u64, &mut [u8]) -> Result<(), SlabError>,
+    ) -> Result<(), SlabError> {
         for run in batch.chunk_by(|job, next| next.disk() == job.disk() + 1) {
             let (bytes, rest) = buffer.split_at_mut(run.len() * self.geometry.stride);
             io(&self.disk, self.geometry.offset(run[0].disk()), bytes)?;
@@ -192,7 +194,7 @@ impl Job {
 
 struct Worker {
     store: Arc<Store>,
-    io: Arc<DiskIo>,
+    io: Arc<NvmeThreads>,
     buffer: MmapMut,
 }
 
@@ -264,7 +266,7 @@ impl Worker {
         self.store.apply(|directory, now| directory.loaded(&loads, now));
     }
 
-    fn failed(&self, error: &DiskError) {
+    fn failed(&self, error: &SlabError) {
         tracing::error!(%error, "disk");
         self.io.counters.errors.fetch_add(1, Relaxed);
     }

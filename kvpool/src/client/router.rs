@@ -21,7 +21,7 @@ use tokio::{sync::mpsc, time::timeout};
 
 /// Clones share the connections.
 #[derive(Clone, Debug)]
-pub struct PoolClients(Arc<Inner>);
+pub struct PoolRouter(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
@@ -51,7 +51,7 @@ const CONNECT_MAX: Duration = Duration::from_secs(5);
 /// and is not tried again sooner than this.
 const RETRY: Duration = Duration::from_secs(1);
 
-impl PoolClients {
+impl PoolRouter {
     /// `force_quic`: even near nodes are reached over the network.
     pub fn new(endpoint: Endpoint, layout: LayoutFingerprint, block_bytes: usize, force_quic: bool) -> Self {
         let counters = Arc::new(TransferCounters::default());

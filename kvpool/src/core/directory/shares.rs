@@ -1,6 +1,6 @@
 //! How many slots of a tier each tenant has.
 
-use crate::eviction::Use;
+use crate::core::eviction::Use;
 use std::{
     cmp::Reverse,
     collections::{BTreeSet, HashMap},

@@ -8,9 +8,9 @@
 
 use super::{
     Action, ClientId, Directory, Handovers, Limits, Published, Rank, State,
-    disk::{DiskBlock, DiskTier},
+    disk_slots::{DiskBlock, DiskSlots},
 };
-use crate::eviction::{EvictionPolicy, Use};
+use crate::core::eviction::{EvictionPolicy, Use};
 use std::time::Duration;
 use tidemill_proto::{
     block::BlockKey,
@@ -60,7 +60,7 @@ impl Watermarks {
 impl Directory {
     /// Adds a disk of so many slots, all free. `policy` must be for as many.
     pub fn with_disk(mut self, slots: u32, policy: Box<dyn EvictionPolicy>) -> Self {
-        self.disk = Some(DiskTier::new(slots, policy));
+        self.disk = Some(DiskSlots::new(slots, policy));
         self
     }
 
@@ -293,6 +293,6 @@ impl Directory {
     }
 }
 
-fn tier_of(disk: &mut Option<DiskTier>) -> &mut DiskTier {
+fn tier_of(disk: &mut Option<DiskSlots>) -> &mut DiskSlots {
     disk.as_mut().expect("the caller looked")
 }
