@@ -123,8 +123,10 @@ impl CostModel {
 
     /// Learns the transfer rates from two successive reports of one worker.
     pub fn observe_transfer(&mut self, before: &Transfer, after: &Transfer) {
-        learn(&mut self.near_bytes_per_ms, &[(&before.shm_put, &after.shm_put), (&before.shm_get, &after.shm_get)]);
-        learn(&mut self.far_bytes_per_ms, &[(&before.quic_put, &after.quic_put), (&before.quic_get, &after.quic_get)]);
+        for (rate, near) in [(&mut self.near_bytes_per_ms, true), (&mut self.far_bytes_per_ms, false)] {
+            let lanes = before.lanes().zip(after.lanes()).filter(|((transport, ..), _)| transport.same_host() == near);
+            learn(rate, &lanes.map(|((.., before), (.., after))| (before, after)).collect::<Vec<_>>());
+        }
     }
 
     /// Panics if a prediction would be no duration. Tests call it after every step.
@@ -178,6 +180,7 @@ fn dot(a: &[f64; TERMS], b: &[f64; TERMS]) -> f64 {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use tidemill_proto::pool::{Direction, Transport};
 
     /// A machine whose steps cost exactly this.
     fn machine(prefill_tokens: u32, cached: u64, decode_rows: u32, decode_context: u64) -> StepSample {
@@ -248,7 +251,9 @@ mod tests {
         let moved = |bytes, seconds| Moved { bytes, transfers: 1, seconds, ..Moved::default() };
         let mut cost = CostModel::default();
         for _ in 0..50 {
-            let after = Transfer { shm_get: moved(4 << 20, 1e-3), quic_put: moved(4 << 20, 8e-3), ..Transfer::default() };
+            let mut after = Transfer::default();
+            after[(Transport::Shm, Direction::Get)] = moved(4 << 20, 1e-3);
+            after[(Transport::Quic, Direction::Put)] = moved(4 << 20, 8e-3);
             cost.observe_transfer(&Transfer::default(), &after);
         }
         let ratio = cost.transfer_ms(0, 10, 1 << 20) / cost.transfer_ms(10, 0, 1 << 20);

@@ -178,34 +178,21 @@ impl Arena {
         hasher.finish()
     }
 
-    /// Copies a whole block out.
+    /// Copies a whole block into memory of its own.
     pub fn read_block(&self, slot: u32) -> (Vec<u8>, Copied) {
-        let mut bytes = Vec::with_capacity(self.layout.block_bytes);
-        // SAFETY: read_to() initializes as much as there is room for.
-        let copied = unsafe {
-            let copied = self.read_to(slot, bytes.as_mut_ptr());
-            bytes.set_len(self.layout.block_bytes);
-            copied
-        };
+        let mut bytes = vec![0; self.layout.block_bytes];
+        let copied = self.read_into(slot, &mut bytes);
         (bytes, copied)
     }
 
-    /// Copies a whole block to memory of this process's own.
-    pub fn read_into(&self, slot: u32, bytes: &mut [u8]) -> Copied {
-        assert_eq!(bytes.len(), self.layout.block_bytes, "a slot holds one block");
-        // SAFETY: it has room for a block.
-        unsafe { self.read_to(slot, bytes.as_mut_ptr()) }
-    }
-
-    /// # Safety
-    ///
-    /// `to` is memory of this process's own, with room for a block. All of it is initialized.
-    unsafe fn read_to(&self, slot: u32, to: *mut u8) -> Copied {
+    /// Copies a whole block to `to`, which must have exactly its length.
+    pub fn read_into(&self, slot: u32, to: &mut [u8]) -> Copied {
+        assert_eq!(to.len(), self.layout.block_bytes, "a slot holds one block");
         let mut hasher = XxHash3_64::new();
-        let from = self.part(slot, 0, self.layout.block_bytes);
+        let from = self.part(slot, 0, to.len());
         // SAFETY: part() is inside the mapping, which does not overlap this process's own memory. Another process may write the
         // slot meanwhile; any bytes are valid bytes, and whoever uses them validates them first.
-        unsafe { copy_hashed(from, to, self.layout.block_bytes, &mut hasher) };
+        unsafe { copy_hashed(from, to.as_mut_ptr(), to.len(), &mut hasher) };
         Copied { checksum: hasher.finish(), generation_after: self.generation_after(slot) }
     }
 
@@ -213,7 +200,7 @@ impl Arena {
     pub fn read(&self, slot: u32, offset: usize, len: usize) -> Vec<u8> {
         let from = self.part(slot, offset, len);
         let mut bytes = Vec::with_capacity(len);
-        // SAFETY: as in read_to(); the copy initializes `len` bytes.
+        // SAFETY: as in read_into(); the copy initializes `len` bytes.
         unsafe {
             std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), len);
             bytes.set_len(len);

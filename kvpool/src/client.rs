@@ -8,7 +8,7 @@ pub mod connection;
 pub mod counters;
 pub mod router;
 
-pub use crate::transport::Transport;
-pub use connection::{Block, Fetch, Miss, PoolClient, PoolError, PutReport, TransportChoice};
+pub use connection::{Block, Fetch, FetchedBlock, Miss, PoolClient, PoolError, PutReport, ReservedSlots, TransportChoice};
 pub use counters::TransferCounters;
 pub use router::PoolRouter;
+pub use tidemill_proto::pool::Transport;

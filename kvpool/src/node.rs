@@ -43,7 +43,7 @@ use tidemill_net::{
 use tidemill_proto::{
     block::LayoutFingerprint,
     message::{self, Blocks, Counters, Report, RoleInfo, TierBlocks, ToWorker, WorkerEvent},
-    pool::BLOCK_BYTES_MAX,
+    pool::{BLOCK_BYTES_MAX, Direction, Transport},
 };
 use tokio::{
     sync::{Notify, Semaphore},
@@ -277,8 +277,8 @@ impl Node {
 
     fn report(&self) -> Report {
         let mut counters = Counters::default();
-        counters.transfer.quic_put.bytes = self.traffic.put_bytes.load(Relaxed);
-        counters.transfer.quic_get.bytes = self.traffic.get_bytes.load(Relaxed);
+        counters.transfer[(Transport::Quic, Direction::Put)].bytes = self.traffic.put_bytes.load(Relaxed);
+        counters.transfer[(Transport::Quic, Direction::Get)].bytes = self.traffic.get_bytes.load(Relaxed);
         let mut blocks = TierBlocks::default();
         if let Some(store) = self.store() {
             let (usage, disk) = store.apply(|directory, _| (directory.usage(), directory.disk_usage()));

@@ -1,76 +1,64 @@
-//! How block bytes move. A transport is one file; which one a client uses is decided once, when it connects.
+//! How block bytes move. A transport is one file and one row of [`TRANSPORTS`]; a client picks one when it connects.
 //!
 //! - `shm`: the client copies to and from the mapped arena of a node on the same host
 //! - `quic`: bytes follow headers on one-way streams; works everywhere
 //!
-//! RDMA would be `rdma.rs`: like `shm` it works on slots ([`Via::Slots`]), with RDMA WRITE and READ in place of the copies,
-//! and is one more variant of `DataPath`. The node sees only how a client wants its bytes ([`Via`]).
+//! RDMA would be `rdma.rs`: another implementation of [`Slots`], with RDMA WRITE and READ in place of the copies. The node sees
+//! only whether a client reaches slots itself or wants streams ([`Via`]).
 
 pub(crate) mod quic;
-pub(crate) mod shm;
+mod shm;
 
-use bytes::Bytes;
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
-use tidemill_net::link::{Connection, LinkError};
-use tidemill_proto::pool::{CallId, SlotRef, Via, Written};
+use crate::{arena::ArenaError, core::validate::Copied};
+use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
+use tidemill_net::link::Connection;
+use tidemill_proto::pool::{ArenaInfo, Transport, Via};
 
 /// A peer that lets a transfer stand still for this long has broken it off.
 pub(crate) const STALL_MAX: Duration = Duration::from_secs(10);
 
-/// What carried a block's bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Transport {
-    Shm,
-    Quic,
+/// Every transport, and how it reaches a node. The first one that does is used.
+const TRANSPORTS: [(Transport, Open); Transport::ALL.len()] = [(Transport::Shm, shm::open), (Transport::Quic, quic::open)];
+
+type Open = fn(&Connection, &ArenaInfo) -> Result<Access, ArenaError>;
+
+/// A node's slots, as a client reaches them itself. Sizes and slot numbers are checked by the caller.
+pub(crate) trait Slots: fmt::Debug + Send + Sync {
+    /// Fills a slot; returns the checksum of what was written.
+    fn write(&self, slot: u32, bytes: &[u8]) -> u64;
+
+    /// Copies a slot's block. The copy must be validated.
+    fn read(&self, slot: u32, to: &mut [u8]) -> Copied;
+}
+
+/// How a client gets at a node's bytes.
+#[derive(Clone, Debug)]
+pub(crate) enum Access {
+    Slots(Arc<dyn Slots>),
+    Streams(Connection),
 }
 
 /// A client's way to a node's bytes.
 #[derive(Debug)]
-pub(crate) enum DataPath {
-    Shm(Arc<shm::SharedArena>),
-    Quic,
-}
-
-/// What a path did with the blocks of a put.
-#[derive(Debug)]
-pub(crate) enum Delivery {
-    /// They are in their slots: the node must be told.
-    InSlots(Vec<Written>),
-    /// They were sent on streams: the node answers each stream.
-    Sent,
+pub(crate) struct DataPath {
+    pub(crate) transport: Transport,
+    pub(crate) access: Access,
 }
 
 impl DataPath {
-    pub(crate) fn transport(&self) -> Transport {
-        match self {
-            DataPath::Shm(_) => Transport::Shm,
-            DataPath::Quic => Transport::Quic,
-        }
+    /// `near`: transports that work on one host only may be tried.
+    pub(crate) fn open(addr: SocketAddr, connection: &Connection, arena: &ArenaInfo, near: bool) -> Option<Self> {
+        TRANSPORTS.into_iter().filter(|(transport, _)| near || !transport.same_host()).find_map(|(transport, open)| {
+            let access = open(connection, arena);
+            let access = access.inspect_err(|error| tracing::info!(%addr, %error, transport = transport.name(), "transport not usable"));
+            Some(Self { transport, access: access.ok()? })
+        })
     }
 
     pub(crate) fn via(&self) -> Via {
-        match self {
-            DataPath::Shm(_) => Via::Slots,
-            DataPath::Quic => Via::Streams,
-        }
-    }
-
-    /// Moves blocks into slots reserved for `call`. Touches no slot after `until`, when it may be another's; nor after the last
-    /// clone of `reserved` is dropped, also when this is cancelled.
-    pub(crate) async fn write(
-        &self,
-        connection: &Connection,
-        call: CallId,
-        blocks: Vec<(SlotRef, Bytes)>,
-        until: Instant,
-        reserved: impl Clone + Send + 'static,
-    ) -> Result<Delivery, LinkError> {
-        match self {
-            DataPath::Shm(arena) => Ok(Delivery::InSlots(arena.write(blocks, until, reserved).await)),
-            DataPath::Quic => quic::send_put(connection, call, blocks, until).await.map(|()| Delivery::Sent),
+        match self.access {
+            Access::Slots(_) => Via::Slots,
+            Access::Streams(_) => Via::Streams,
         }
     }
 }
@@ -93,5 +81,10 @@ mod tests {
             assert!(shares.len() <= parts && shares.iter().all(|share| !share.is_empty()));
             assert_eq!(shares.concat(), (0..n).collect::<Vec<_>>());
         }
+    }
+
+    #[test]
+    fn every_transport_has_its_row() {
+        assert_eq!(TRANSPORTS.map(|(transport, _)| transport), Transport::ALL);
     }
 }

@@ -6,12 +6,15 @@
 use crate::{
     block::{BlockKey, LayoutFingerprint, Token},
     ids::{Epoch, RequestId, SequenceId},
-    pool::Tier,
+    pool::{Direction, Tier, Transport},
     sampling::{Sampling, StopRule, TokenLogprob},
     tokens::Tokens,
 };
 use serde::{Deserialize, Serialize};
-use std::net::SocketAddr;
+use std::{
+    net::SocketAddr,
+    ops::{Index, IndexMut},
+};
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -418,11 +421,28 @@ pub struct Counters {
 
 /// Blocks moved by this process, by transport and direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Transfer {
-    pub shm_put: Moved,
-    pub shm_get: Moved,
-    pub quic_put: Moved,
-    pub quic_get: Moved,
+pub struct Transfer(pub [[Moved; Direction::ALL.len()]; Transport::ALL.len()]);
+
+impl Transfer {
+    /// Every transport's, in the order of [`Transport::ALL`].
+    pub fn lanes(&self) -> impl Iterator<Item = (Transport, Direction, &Moved)> {
+        let of = |transport, lanes| Direction::ALL.into_iter().zip(lanes).map(move |(direction, moved)| (transport, direction, moved));
+        Transport::ALL.into_iter().zip(&self.0).flat_map(move |(transport, lanes)| of(transport, lanes))
+    }
+}
+
+impl Index<(Transport, Direction)> for Transfer {
+    type Output = Moved;
+
+    fn index(&self, (transport, direction): (Transport, Direction)) -> &Moved {
+        &self.0[transport as usize][direction as usize]
+    }
+}
+
+impl IndexMut<(Transport, Direction)> for Transfer {
+    fn index_mut(&mut self, (transport, direction): (Transport, Direction)) -> &mut Moved {
+        &mut self.0[transport as usize][direction as usize]
+    }
 }
 
 /// What went one way over one transport.

@@ -44,6 +44,48 @@ pub struct SlotRef {
     pub generation: u64,
 }
 
+/// What carries block bytes between a client and a node.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Transport {
+    Shm,
+    Quic,
+}
+
+impl Transport {
+    /// The cheapest first.
+    pub const ALL: [Transport; 2] = [Transport::Shm, Transport::Quic];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Transport::Shm => "shm",
+            Transport::Quic => "quic",
+        }
+    }
+
+    /// Whether it works only between processes of one host.
+    pub const fn same_host(self) -> bool {
+        matches!(self, Transport::Shm)
+    }
+}
+
+/// Which way blocks move, as a client sees it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Direction {
+    Put,
+    Get,
+}
+
+impl Direction {
+    pub const ALL: [Direction; 2] = [Direction::Put, Direction::Get];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Direction::Put => "put",
+            Direction::Get => "get",
+        }
+    }
+}
+
 /// How a reader gets its bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Via {

@@ -14,7 +14,7 @@ use super::{
     clocks::{Clocks, Spent},
     node::{DiskTold, PoolNode},
     report::{Rate, Row},
-    transfer::{Content, LINEAGE, fetch, transport_name},
+    transfer::{Content, LINEAGE, Readers, transport_name},
 };
 use anyhow::{Context, ensure};
 use bytes::Bytes;
@@ -192,8 +192,9 @@ async fn get(node: &PoolNode, client: &PoolClient, plan: Plan) -> anyhow::Result
     let loaded = node.told().loaded_bytes;
     let started = clocks.now()?;
     let every_other = async |first: usize| -> anyhow::Result<()> {
+        let mut readers = Readers::new(plan.block_bytes, plan.batch);
         for keys in on_disk.chunks(plan.batch).skip(first).step_by(2) {
-            fetch(client, keys.to_vec(), |_, _| Ok(())).await?;
+            readers.fetch(client, keys.to_vec()).await?;
         }
         Ok(())
     };

@@ -8,13 +8,14 @@ use super::{
     report::{Rate, Row},
 };
 use anyhow::{Context, anyhow, ensure};
-use std::time::Duration;
-use tidemill_kvpool::client::{PoolClient, Transport};
+use std::{sync::Arc, time::Duration};
+use tidemill_kvpool::client::{FetchedBlock, PoolClient};
 use tidemill_proto::{
     block::{BlockKey, Tenant},
     ids::RequestId,
     pool::Lineage,
 };
+use tokio::{sync::Mutex, task::JoinSet};
 
 /// Blocks are none of one chain; a node takes them as they come.
 pub(super) const LINEAGE: Lineage = Lineage { origin: RequestId(0), tenant: Tenant(0), parent: None, position: 0 };
@@ -33,6 +34,7 @@ pub struct Plan {
 /// Two rows. The first pass, in which memory is touched for the first time on both sides, is not among the repetitions.
 pub async fn measure(client: PoolClient, clocks: Clocks, plan: Plan) -> anyhow::Result<[Row; 2]> {
     let mut content = Content::new(plan.block_bytes);
+    let mut readers = Readers::new(plan.block_bytes, plan.batch);
     let mut passes = Vec::new();
     for _ in 0..=plan.repetitions {
         let (mut put, mut get) = (Spent::default(), Spent::default());
@@ -47,7 +49,7 @@ pub async fn measure(client: PoolClient, clocks: Clocks, plan: Plan) -> anyhow::
             put += clocks.now()? - started;
             ensure!(report.written == count, "of {count} blocks {} were written", report.written);
             let started = clocks.now()?;
-            fetch(&client, keys.clone(), |_, _| Ok(())).await?;
+            readers.fetch(&client, keys.clone()).await?;
             get += clocks.now()? - started;
             verify(&client, keys, &expected).await?;
             left -= count;
@@ -75,33 +77,57 @@ pub async fn measure(client: PoolClient, clocks: Clocks, plan: Plan) -> anyhow::
 
 /// As rows have it; datagrams where there are any.
 pub(super) fn transport_name(client: &PoolClient) -> (&'static str, Option<u16>) {
-    match client.transport() {
-        Transport::Shm => ("shm", None),
-        Transport::Quic => ("quic", Some(client.datagram_bytes())),
-    }
+    let transport = client.transport();
+    (transport.name(), (!transport.same_host()).then(|| client.datagram_bytes()))
 }
 
-/// Fetches blocks, handing each to `take`, and lets go of it.
-pub(super) async fn fetch(
-    client: &PoolClient,
-    keys: Vec<BlockKey>,
-    take: impl Fn(usize, &[u8]) -> anyhow::Result<()>,
-) -> anyhow::Result<()> {
-    let mut fetch = client.get(keys, Duration::ZERO);
-    while let Some((index, result)) = fetch.next().await {
-        let block = result.map_err(|miss| anyhow!("block {index} is a miss: {miss:?}"))?;
-        take(index, &block.bytes)?;
+/// Readers that copy fetched blocks to memory that they have already, as an engine does.
+pub(super) struct Readers {
+    places: Vec<Vec<u8>>,
+}
+
+/// Tasks that read one batch,
+const READERS_MAX: usize = 4;
+/// each at least this many bytes.
+const READER_BYTES_MIN: usize = 4 << 20;
+
+impl Readers {
+    /// For batches of `blocks`.
+    pub(super) fn new(block_bytes: usize, blocks: usize) -> Self {
+        let readers = (blocks * block_bytes / READER_BYTES_MIN).clamp(1, READERS_MAX);
+        Self { places: vec![vec![0; block_bytes]; readers] }
     }
-    Ok(())
+
+    /// Fetches blocks and reads them all.
+    pub(super) async fn fetch(&mut self, client: &PoolClient, keys: Vec<BlockKey>) -> anyhow::Result<()> {
+        let fetch = Arc::new(Mutex::new(client.get(keys, Duration::ZERO)));
+        let mut reading: JoinSet<anyhow::Result<Vec<u8>>> = JoinSet::new();
+        for mut place in self.places.drain(..) {
+            let fetch = Arc::clone(&fetch);
+            reading.spawn(async move {
+                loop {
+                    let next = fetch.lock().await.next().await;
+                    let Some((index, block)) = next else { return Ok(place) };
+                    let read = block.and_then(|block| block.read_into(&mut place));
+                    read.map_err(|miss| anyhow!("block {index} is a miss: {miss:?}"))?;
+                }
+            });
+        }
+        while let Some(place) = reading.join_next().await {
+            self.places.push(place??);
+        }
+        Ok(())
+    }
 }
 
 async fn verify(client: &PoolClient, keys: Vec<BlockKey>, expected: &[(BlockKey, Vec<u8>)]) -> anyhow::Result<()> {
-    let compare = |index: usize, bytes: &[u8]| {
+    let mut fetch = client.get(keys, Duration::ZERO);
+    while let Some((index, block)) = fetch.next().await {
+        let block = block.and_then(FetchedBlock::read).map_err(|miss| anyhow!("block {index} is a miss: {miss:?}"))?;
         let (_, put) = expected.get(index).context("a block nobody asked for")?;
-        ensure!(bytes == put, "block {index} came back with other bytes");
-        Ok(())
-    };
-    fetch(client, keys, compare).await
+        ensure!(block.bytes == *put, "block {index} came back with other bytes");
+    }
+    Ok(())
 }
 
 /// Blocks that differ from each other, no two with the same key.

@@ -149,11 +149,11 @@ const WORKER_FAMILIES: &[Family] = &[
 /// A member's transfers, by transport, tier and direction.
 fn lanes(member: &MemberView) -> Vec<([(&'static str, &'static str); 3], Moved)> {
     let Counters { transfer: t, disk: d, .. } = &member.report.counters;
-    let shared = [("shm", "put", t.shm_put), ("shm", "get", t.shm_get), ("quic", "put", t.quic_put), ("quic", "get", t.quic_get)];
+    let shared = t.lanes().map(|(transport, direction, moved)| (transport.name(), direction.name(), *moved));
     let disk = [("disk", "put", d.stored), ("disk", "get", d.loaded)];
     let of_tier = |tier| move |(transport, direction, moved)| ([("transport", transport), ("tier", tier), ("direction", direction)], moved);
     let disk = disk.into_iter().filter(|_| member.role == Role::Kvpool).map(of_tier("nvme"));
-    shared.into_iter().map(of_tier("dram")).chain(disk).collect()
+    shared.map(of_tier("dram")).chain(disk).collect()
 }
 
 /// How long transfers took: a histogram of each lane in which there were any.
@@ -201,14 +201,17 @@ fn label_set(member: &MemberView, more: &[(&str, &str)]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidemill_proto::message::Report;
+    use tidemill_proto::{
+        message::Report,
+        pool::{Direction, Transport},
+    };
 
     #[test]
     fn transfer_times_are_a_histogram_of_each_lane_that_was_used() {
         let mut times = [0; Moved::BOUNDS_S.len()];
         (times[0], times[2]) = (2, 1);
         let mut report = Report::default();
-        report.counters.transfer.shm_get = Moved { bytes: 40, transfers: 4, seconds: 9.5, times };
+        report.counters.transfer[(Transport::Shm, Direction::Get)] = Moved { bytes: 40, transfers: 4, seconds: 9.5, times };
         report.counters.disk.loaded = Moved { bytes: 10, transfers: 1, seconds: 0.5, ..Moved::default() };
         let member = |role| MemberView {
             name: "one".into(),

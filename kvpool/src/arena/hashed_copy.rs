@@ -35,15 +35,11 @@ pub(crate) unsafe fn copy_hashed(from: *const u8, to: *mut u8, len: usize, hashe
     }
 }
 
-/// Appends `chunk` and adds it to the checksum.
-pub(crate) fn append_hashed(bytes: &mut Vec<u8>, chunk: &[u8], hasher: &mut XxHash3_64) {
-    bytes.reserve(chunk.len());
-    // SAFETY: there is room for the chunk behind what `bytes` has, all of which is initialized by the copy; it borrows neither
-    // from the other.
-    unsafe {
-        copy_hashed(chunk.as_ptr(), bytes.as_mut_ptr().add(bytes.len()), chunk.len(), hasher);
-        bytes.set_len(bytes.len() + chunk.len());
-    }
+/// The same between two slices of one length.
+pub(crate) fn copy_slice_hashed(from: &[u8], to: &mut [u8], hasher: &mut XxHash3_64) {
+    assert_eq!(from.len(), to.len(), "a copy is as long as its source");
+    // SAFETY: both are valid for their length, which is the same; a shared and an exclusive borrow do not overlap.
+    unsafe { copy_hashed(from.as_ptr(), to.as_mut_ptr(), from.len(), hasher) }
 }
 
 /// Copies through the caches.

@@ -12,29 +12,20 @@
 
 mod calls;
 mod fetch;
+mod put;
 
-pub use fetch::Fetch;
+pub use fetch::{Block, Fetch, FetchedBlock, Miss};
+pub use put::{PutReport, ReservedSlots};
 
-use crate::{
-    admission::{Arrival, Source},
-    client::TransferCounters,
-    transport::{DataPath, Delivery, Transport, quic::STREAMS_PER_BATCH, shm::SharedArena},
-};
+use crate::{client::TransferCounters, transport::DataPath};
 use bytes::Bytes;
 use calls::{Call, Calls};
-use parking_lot::Mutex;
-use std::{
-    collections::HashSet,
-    net::SocketAddr,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 use tidemill_net::link::{CONNECT_MAX, Connection, Endpoint, LinkError};
 use tidemill_proto::{
     block::{BlockKey, LayoutFingerprint},
     frame::Preamble,
-    ids::RequestId,
-    pool::{FromPool, KEYS_MAX, Lineage, Reservation, Room, SlotRef, Tier, ToPool},
+    pool::{FromPool, KEYS_MAX, Lineage, Room, ToPool, Transport},
 };
 use tokio::{sync::mpsc, time::timeout};
 
@@ -56,52 +47,6 @@ pub enum PoolError {
     BlockSize { bytes: usize, expected: usize },
     #[error("{blocks} blocks were to be put at once, at most {KEYS_MAX} can be")]
     TooMany { blocks: usize },
-}
-
-/// What became of the blocks of a put; adds up to all of them.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct PutReport {
-    pub written: usize,
-    /// Held already, or being written by another.
-    pub held: usize,
-    /// No room, or written too late.
-    pub refused: usize,
-}
-
-/// A block that was fetched.
-#[derive(Debug)]
-pub struct Block {
-    /// A private copy, validated.
-    pub bytes: Vec<u8>,
-    /// The request that it was computed for.
-    pub origin: RequestId,
-    pub tier: Tier,
-    pub transport: Transport,
-}
-
-impl Block {
-    /// What admission keeps of it.
-    pub fn arrival(&self) -> Arrival {
-        let source = match (self.transport, self.tier) {
-            (Transport::Shm, Tier::Dram) => Source::Dram,
-            (Transport::Shm, Tier::Nvme) => Source::Nvme,
-            (Transport::Quic, _) => Source::Remote,
-        };
-        Arrival { origin: self.origin, source }
-    }
-}
-
-/// Why a block could not be fetched. All have one answer: compute it.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Miss {
-    /// Not there, and not there before the deadline.
-    Absent,
-    /// Its slot was reused while it was read.
-    Stale,
-    /// Its bytes differ from what was published.
-    Corrupt,
-    /// The node could not be reached, or the transfer broke off.
-    Unreachable,
 }
 
 /// Clones share the connection, which ends with the last of them and of their fetches.
@@ -150,13 +95,8 @@ impl PoolClient {
             let reason = format!("its slots hold {} bytes, our blocks have {block_bytes}", arena.block_bytes);
             return Err(PoolError::Refused { addr, reason });
         }
-        let path = match choice {
-            TransportChoice::Quic => DataPath::Quic,
-            TransportChoice::Auto => SharedArena::open(&arena).map(|arena| DataPath::Shm(Arc::new(arena))).unwrap_or_else(|error| {
-                tracing::info!(%addr, %error, "blocks go over QUIC");
-                DataPath::Quic
-            }),
-        };
+        let no_way = || PoolError::Unreachable { addr, reason: "no transport works".into() };
+        let path = DataPath::open(addr, &connection, &arena, choice == TransportChoice::Auto).ok_or_else(no_way)?;
         let (outgoing, queue) = mpsc::channel(OUTGOING_MAX);
         let calls = Arc::new(Calls::new(outgoing.downgrade()));
         tokio::spawn(calls::pump(connection.clone(), sender, receiver, queue, Arc::clone(&calls), block_bytes));
@@ -169,7 +109,7 @@ impl PoolClient {
     }
 
     pub fn transport(&self) -> Transport {
-        self.0.path.transport()
+        self.0.path.transport
     }
 
     /// UDP payload of the datagrams that go to the node now.
@@ -177,60 +117,35 @@ impl PoolClient {
         self.0.connection.datagram_bytes()
     }
 
-    /// Publishes full blocks that follow each other in one chain. Blocks already held or in flight are not written twice.
+    /// Reserves slots for blocks that follow each other in one chain, to be written and committed by the caller. Blocks already
+    /// held or in flight are not written twice.
+    pub async fn reserve(&self, room: Room, lineage: Lineage, keys: Vec<BlockKey>) -> Result<ReservedSlots, PoolError> {
+        if keys.len() > KEYS_MAX {
+            return Err(PoolError::TooMany { blocks: keys.len() });
+        }
+        ReservedSlots::reserve(&self.0, room, lineage, keys).await
+    }
+
+    /// Reserves, writes and commits in one call.
     pub async fn put(&self, lineage: Lineage, blocks: Vec<(BlockKey, impl Into<Bytes>)>) -> Result<PutReport, PoolError> {
         self.put_into(Room::Made, lineage, blocks).await
     }
 
-    /// As [`put`](Self::put), where no block leaves the node for these. What is refused now may find room when the node's disk has
+    /// As [`put`](Self::put), but no block leaves the node for these. What is refused now may find room when the node's disk has
     /// copies of more.
     pub async fn offer(&self, lineage: Lineage, blocks: Vec<(BlockKey, impl Into<Bytes>)>) -> Result<PutReport, PoolError> {
         self.put_into(Room::Spare, lineage, blocks).await
     }
 
     async fn put_into(&self, room: Room, lineage: Lineage, blocks: Vec<(BlockKey, impl Into<Bytes>)>) -> Result<PutReport, PoolError> {
-        let inner = &self.0;
-        let blocks: Vec<(BlockKey, Bytes)> = blocks.into_iter().map(|(key, bytes)| (key, bytes.into())).collect();
-        if let Some((_, wrong)) = blocks.iter().find(|(_, bytes)| bytes.len() != inner.block_bytes) {
-            return Err(PoolError::BlockSize { bytes: wrong.len(), expected: inner.block_bytes });
-        }
-        if blocks.len() > KEYS_MAX {
-            return Err(PoolError::TooMany { blocks: blocks.len() });
-        }
+        let (keys, blocks): (Vec<_>, Vec<Bytes>) = blocks.into_iter().map(|(key, bytes)| (key, bytes.into())).unzip();
+        blocks.iter().try_for_each(|bytes| self.0.check_size(bytes))?;
         if blocks.is_empty() {
             return Ok(PutReport::default());
         }
-        let mut call = inner.begin(1 + STREAMS_PER_BATCH)?;
-        let asked = Instant::now();
-        let keys = blocks.iter().map(|(key, _)| *key).collect();
-        inner.send(ToPool::PutStart { call: call.id(), lineage, room, keys }).await?;
-        let FromPool::PutStarted { deadline_ms, answers, .. } = inner.answer(&mut call).await? else { return Err(inner.nonsense()) };
-        if answers.len() != blocks.len() {
-            return Err(inner.nonsense());
-        }
-
-        let mut report = PutReport::default();
-        let mut to_write = Vec::new();
-        for (answer, (_, bytes)) in answers.into_iter().zip(blocks) {
-            match answer {
-                Reservation::Write(at) => to_write.push((at, bytes)),
-                Reservation::Held | Reservation::InFlight => report.held += 1,
-                Reservation::Full => report.refused += 1,
-            }
-        }
-        if to_write.iter().any(|(at, _)| at.slot >= inner.slots) {
-            return Err(inner.nonsense());
-        }
-        let count = to_write.len();
-        if count > 0 {
-            let until = asked.checked_add(Duration::from_millis(deadline_ms)).ok_or_else(|| inner.nonsense())?;
-            let slots = Mutex::new(to_write.iter().map(|(at, _)| *at).collect());
-            let reserved = Arc::new(Reserved { inner: Arc::clone(inner), slots });
-            report.written = inner.deliver(&mut call, to_write, until, &reserved).await?;
-            report.refused += count - report.written;
-            inner.counters.put(inner.path.transport(), report.written * inner.block_bytes, asked.elapsed());
-        }
-        Ok(report)
+        let reserved = Arc::new(self.reserve(room, lineage, keys).await?);
+        reserved.write_all(blocks).await?;
+        Arc::into_inner(reserved).expect("all writers have ended").commit().await
     }
 
     /// Blocks of the leading run of `keys` that the node holds right now. They stay for about a second, so that a get finds them.
@@ -274,34 +189,9 @@ impl Inner {
         }
     }
 
-    /// Writes blocks and has them published; returns how many were.
-    async fn deliver(
-        &self,
-        call: &mut Call,
-        blocks: Vec<(SlotRef, Bytes)>,
-        until: Instant,
-        reserved: &Arc<Reserved>,
-    ) -> Result<usize, PoolError> {
-        let mut delivered = blocks.len();
-        let mut late = Vec::new();
-        let delivery = self.path.write(&self.connection, call.id(), blocks, until, Arc::clone(reserved)).await;
-        if let Delivery::InSlots(blocks) = delivery.map_err(|error| self.unreachable(&error.to_string()))? {
-            delivered = blocks.len();
-            let in_time: HashSet<u32> = blocks.iter().map(|block| block.at.slot).collect();
-            late = reserved.slots.lock().iter().filter(|at| !in_time.contains(&at.slot)).copied().collect();
-            self.send(ToPool::PutEnd { call: call.id(), blocks }).await?;
-        }
-        let (mut written, mut answered) = (0, 0);
-        while answered < delivered {
-            let FromPool::PutEnded { published, refused, .. } = self.answer(call).await? else { return Err(self.nonsense()) };
-            written += published as usize;
-            answered += published as usize + refused as usize;
-        }
-        if answered > delivered {
-            return Err(self.nonsense());
-        }
-        *reserved.slots.lock() = late;
-        Ok(written)
+    fn check_size(&self, bytes: &[u8]) -> Result<(), PoolError> {
+        let (bytes, expected) = (bytes.len(), self.block_bytes);
+        if bytes == expected { Ok(()) } else { Err(PoolError::BlockSize { bytes, expected }) }
     }
 
     fn unreachable(&self, reason: &str) -> PoolError {
@@ -312,21 +202,5 @@ impl Inner {
     fn nonsense(&self) -> PoolError {
         self.connection.close("answer makes no sense");
         self.unreachable("its answer makes no sense")
-    }
-}
-
-/// Slots reserved and not ended: given up when the put does not come to its end, and nobody writes them any more.
-struct Reserved {
-    inner: Arc<Inner>,
-    slots: Mutex<Vec<SlotRef>>,
-}
-
-impl Drop for Reserved {
-    fn drop(&mut self) {
-        let slots = std::mem::take(self.slots.get_mut());
-        if !slots.is_empty() {
-            // Where the queue is full, the node's deadline does the same, later.
-            let _ = self.inner.outgoing.try_send(ToPool::PutRevoke { blocks: slots });
-        }
     }
 }

@@ -1,19 +1,19 @@
 //! What a process moved to and from the pool, and what it missed.
 
-use crate::{client::Miss, transport::Transport};
+use crate::client::Miss;
 use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
     time::Duration,
 };
-use tidemill_proto::message::{Misses, Moved, Transfer};
+use tidemill_proto::{
+    message::{Misses, Moved, Transfer},
+    pool::{Direction, Transport},
+};
 
 /// Shared by all pool connections of a process; read once per heartbeat.
 #[derive(Debug, Default)]
 pub struct TransferCounters {
-    shm_put: Lane,
-    shm_get: Lane,
-    quic_put: Lane,
-    quic_get: Lane,
+    lanes: [[Lane; Direction::ALL.len()]; Transport::ALL.len()],
     absent: AtomicU64,
     stale: AtomicU64,
     corrupt: AtomicU64,
@@ -51,18 +51,8 @@ impl Lane {
 }
 
 impl TransferCounters {
-    pub(crate) fn put(&self, transport: Transport, bytes: usize, took: Duration) {
-        match transport {
-            Transport::Shm => self.shm_put.moved(bytes, took),
-            Transport::Quic => self.quic_put.moved(bytes, took),
-        }
-    }
-
-    pub(crate) fn got(&self, transport: Transport, bytes: usize, took: Duration) {
-        match transport {
-            Transport::Shm => self.shm_get.moved(bytes, took),
-            Transport::Quic => self.quic_get.moved(bytes, took),
-        }
+    pub(crate) fn moved(&self, transport: Transport, direction: Direction, bytes: usize, took: Duration) {
+        self.lanes[transport as usize][direction as usize].moved(bytes, took);
     }
 
     pub(crate) fn miss(&self, miss: Miss, blocks: u64) {
@@ -77,12 +67,7 @@ impl TransferCounters {
 
     /// The counts so far, as reports carry them.
     pub fn snapshot(&self) -> (Transfer, Misses) {
-        let transfer = Transfer {
-            shm_put: self.shm_put.snapshot(),
-            shm_get: self.shm_get.snapshot(),
-            quic_put: self.quic_put.snapshot(),
-            quic_get: self.quic_get.snapshot(),
-        };
+        let transfer = Transfer(self.lanes.each_ref().map(|lanes| lanes.each_ref().map(Lane::snapshot)));
         let misses = Misses {
             absent: self.absent.load(Relaxed),
             stale: self.stale.load(Relaxed),

@@ -2,7 +2,7 @@
 
 use crate::{
     admission::Part,
-    client::{Block, Miss, PoolClient, PoolError, PutReport, TransferCounters, TransportChoice},
+    client::{Block, FetchedBlock, Miss, PoolClient, PoolError, PutReport, TransferCounters, TransportChoice},
 };
 use futures_util::future::join_all;
 use parking_lot::Mutex;
@@ -83,7 +83,7 @@ impl PoolRouter {
             Ok(client) => {
                 let mut fetch = client.get(keys, wait);
                 while let Some((index, result)) = fetch.next().await {
-                    if deliver.send(wrap(index, result)).await.is_err() {
+                    if deliver.send(wrap(index, result.and_then(FetchedBlock::read))).await.is_err() {
                         return;
                     }
                 }

@@ -9,9 +9,9 @@
 //! sender, which is nobody's fault; a frame that does not decode is a broken peer.
 
 use crate::{
-    arena::{Arena, hashed_copy::append_hashed},
+    arena::{Arena, ArenaError, hashed_copy::copy_slice_hashed},
     core::validate::{Copied, checksum},
-    transport::{STALL_MAX, shares},
+    transport::{Access, STALL_MAX, shares},
 };
 use bytes::Bytes;
 use quinn::{RecvStream, SendStream};
@@ -19,7 +19,7 @@ use std::{hash::Hasher, time::Instant};
 use tidemill_net::link::{Connection, LinkError};
 use tidemill_proto::{
     frame::{self, FrameError, HEADER_BYTES, Preamble},
-    pool::{CallId, Found, GetData, PutData, SlotRef, Written},
+    pool::{ArenaInfo, CallId, Found, GetData, PutData, SlotRef, Written},
 };
 use tokio::{
     task::JoinSet,
@@ -40,6 +40,34 @@ pub(crate) enum StreamError {
     Stalled,
     #[error(transparent)]
     Malformed(#[from] FrameError),
+}
+
+/// Client: blocks move over the connection that calls use.
+pub(super) fn open(connection: &Connection, _: &ArenaInfo) -> Result<Access, ArenaError> {
+    Ok(Access::Streams(connection.clone()))
+}
+
+/// Client: a block's bytes as they came, not validated.
+#[derive(Debug)]
+pub(crate) struct Received {
+    /// In order; together they are one block.
+    chunks: Vec<Bytes>,
+    generation_after: u64,
+}
+
+impl Received {
+    /// Copies the block to `to`, which must have exactly its length.
+    pub(crate) fn copy_to(&self, to: &mut [u8]) -> Copied {
+        let mut hasher = XxHash3_64::new();
+        let mut rest = to;
+        for chunk in &self.chunks {
+            let (part, after) = rest.split_at_mut(chunk.len());
+            copy_slice_hashed(chunk, part, &mut hasher);
+            rest = after;
+        }
+        assert!(rest.is_empty(), "a whole block was received");
+        Copied { checksum: hasher.finish(), generation_after: self.generation_after }
+    }
 }
 
 /// Client: sends the blocks of a put. Returns when all of it is handed to QUIC; the node answers each stream when it has
@@ -123,30 +151,25 @@ pub(crate) async fn send_block(stream: &mut SendStream, call: CallId, block: Fou
     timeout(STALL_MAX, sent).await.map_err(|_| StreamError::Stalled)?.map_err(|_| StreamError::GivenUp)
 }
 
-/// Client: the next block of a stream, not validated; `None` at the end of the stream.
-pub(crate) async fn receive_get(stream: &mut RecvStream, block_bytes: usize) -> Result<Option<(GetData, Vec<u8>, Copied)>, StreamError> {
+/// Client: the next block of a stream; `None` at the end of the stream.
+pub(crate) async fn receive_get(stream: &mut RecvStream, block_bytes: usize) -> Result<Option<(GetData, Received)>, StreamError> {
     let header = timeout(STALL_MAX, read_frame::<GetData>(stream)).await.map_err(|_| StreamError::Stalled)??;
     let Some(header) = header else { return Ok(None) };
-    let mut bytes = Vec::with_capacity(block_bytes);
-    let mut hasher = XxHash3_64::new();
-    read_block(stream, block_bytes, |chunk| {
-        append_hashed(&mut bytes, chunk, &mut hasher);
-    })
-    .await?;
+    let mut chunks = Vec::new();
+    read_block(stream, block_bytes, |chunk| chunks.push(chunk)).await?;
     let mut generation_after = [0; size_of::<u64>()];
     let read = timeout(STALL_MAX, stream.read_exact(&mut generation_after)).await;
     read.map_err(|_| StreamError::Stalled)?.map_err(|_| StreamError::GivenUp)?;
-    let copied = Copied { checksum: hasher.finish(), generation_after: u64::from_le_bytes(generation_after) };
-    Ok(Some((header, bytes, copied)))
+    Ok(Some((header, Received { chunks, generation_after: u64::from_le_bytes(generation_after) })))
 }
 
-async fn read_block(stream: &mut RecvStream, block_bytes: usize, mut take: impl FnMut(&[u8])) -> Result<(), StreamError> {
+async fn read_block(stream: &mut RecvStream, block_bytes: usize, mut take: impl FnMut(Bytes)) -> Result<(), StreamError> {
     let mut left = block_bytes;
     while left > 0 {
         let chunk = timeout(STALL_MAX, stream.read_chunk(left, true)).await;
         let chunk = chunk.map_err(|_| StreamError::Stalled)?.ok().flatten().ok_or(StreamError::GivenUp)?;
-        take(&chunk.bytes);
         left -= chunk.bytes.len();
+        take(chunk.bytes);
     }
     Ok(())
 }

@@ -19,7 +19,11 @@ use tidemill_net::{
 };
 use tidemill_proto::{
     frame::Preamble,
-    pool::{ArenaInfo, CallId, FromPool, Reservation, Room, ToPool},
+    pool::{
+        ArenaInfo, CallId,
+        Direction::{Get, Put},
+        FromPool, Reservation, Room, ToPool,
+    },
 };
 use twox_hash::XxHash3_64;
 
@@ -64,9 +68,12 @@ async fn the_cheapest_transport_is_used_and_quic_can_be_forced() {
     fetch(&client, keys(7..8), Duration::ZERO).await;
     let (transfer, misses) = counters.snapshot();
     let block = BLOCK_BYTES as u64;
-    assert_eq!((transfer.quic_put.bytes, transfer.quic_get.bytes, transfer.shm_get.bytes), (3 * block, 2 * block, 0));
+    assert_eq!(
+        (transfer[(Transport::Quic, Put)].bytes, transfer[(Transport::Quic, Get)].bytes, transfer[(Transport::Shm, Get)].bytes),
+        (3 * block, 2 * block, 0)
+    );
     assert_eq!((misses.absent, misses.corrupt), (1, 0));
-    node.told(|told| told.report.as_ref().is_some_and(|report| report.counters.transfer.quic_get.bytes == 2 * block)).await;
+    node.told(|told| told.report.as_ref().is_some_and(|report| report.counters.transfer[(Transport::Quic, Get)].bytes == 2 * block)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -80,7 +87,7 @@ async fn a_reader_waits_for_blocks_that_nobody_has_reserved_yet() {
             let mut arrived = BTreeSet::new();
             for _ in n.clone() {
                 let (index, result) = fetch.next().await.unwrap();
-                assert!(result.unwrap().bytes == bytes(index as u16));
+                assert!(result.unwrap().read().unwrap().bytes == bytes(index as u16));
                 arrived.insert(index as u16);
             }
             assert_eq!(arrived, n.collect(), "blocks arrive when they are put");
@@ -261,7 +268,10 @@ async fn a_writer_killed_between_start_and_end_holds_nothing_up() {
         }
         for _ in 0..8 {
             let (index, result) = waiting.next().await.unwrap();
-            assert!(result.unwrap().bytes == bytes(index as u16), "who waited for the dead writer's blocks got them from another");
+            assert!(
+                result.unwrap().read().unwrap().bytes == bytes(index as u16),
+                "who waited for the dead writer's blocks got them from another"
+            );
         }
         drop(waiting);
         // Every slot holds a block, and nobody holds a slot.

@@ -1,9 +1,6 @@
 //! Calls under way on one connection, and the tasks that carry their messages.
 
-use crate::{
-    core::validate::Copied,
-    transport::quic::{self, StreamError},
-};
+use crate::transport::quic::{self, Received, StreamError};
 use parking_lot::Mutex;
 use std::{
     collections::HashMap,
@@ -51,8 +48,7 @@ pub(super) struct Call {
 #[derive(Debug)]
 pub(super) struct StreamedBlock {
     pub(super) found: Found,
-    pub(super) bytes: Vec<u8>,
-    pub(super) copied: Copied,
+    pub(super) received: Received,
     pub(super) took: Duration,
 }
 
@@ -218,8 +214,8 @@ async fn pass_on_blocks(
     quic::check_preamble(connection, stream).await?;
     loop {
         let started = Instant::now();
-        let Some((header, bytes, copied)) = quic::receive_get(stream, block_bytes).await? else { return Ok(()) };
-        let block = StreamedBlock { found: header.block, bytes, copied, took: started.elapsed() };
+        let Some((header, received)) = quic::receive_get(stream, block_bytes).await? else { return Ok(()) };
+        let block = StreamedBlock { found: header.block, received, took: started.elapsed() };
         let delivered = match calls.blocks_of(header.call) {
             Some(blocks) => blocks.send(block).await.is_ok(),
             None => false,

@@ -1,10 +1,10 @@
-//! One get under way.
+//! One get: blocks are leased or received, read, and validated.
 
-use super::{ANSWER_MAX, Block, Inner, Miss, calls::Call};
+use super::{ANSWER_MAX, Call, Inner, calls::StreamedBlock};
 use crate::{
-    admission::blocks_within,
-    core::validate::{Invalid, validate},
-    transport::{DataPath, shm::SharedArena},
+    admission::{Arrival, Source, blocks_within},
+    core::validate::{Copied, Invalid, validate},
+    transport::{Access, Slots, quic::Received},
 };
 use std::{
     collections::BTreeSet,
@@ -13,7 +13,8 @@ use std::{
 };
 use tidemill_proto::{
     block::BlockKey,
-    pool::{Found, FromPool, KEYS_MAX, LeaseId, ToPool},
+    ids::RequestId,
+    pool::{Direction, Found, FromPool, KEYS_MAX, LeaseId, Tier, ToPool, Transport},
 };
 use tokio::{sync::mpsc, time::timeout_at};
 
@@ -24,12 +25,115 @@ pub struct Fetch {
 }
 
 /// Place in the get's keys, and the block or why there is none.
-type Outcome = (usize, Result<Block, Miss>);
+type Outcome = (usize, Result<FetchedBlock, Miss>);
+
+/// Why a block could not be fetched. All have one answer: compute it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Miss {
+    /// Not there, and not there before the deadline.
+    Absent,
+    /// Its slot was reused before it was read.
+    Stale,
+    /// Its bytes differ from what was published.
+    Corrupt,
+    /// The node could not be reached, or the transfer broke off.
+    Unreachable,
+}
+
+/// A block that can be read: it stays where it is until it is read or dropped. Its lease has a deadline; a block that is read
+/// after it may be a miss, and is never wrong.
+#[derive(Debug)]
+pub struct FetchedBlock {
+    /// The request that it was computed for.
+    pub origin: RequestId,
+    pub tier: Tier,
+    inner: Arc<Inner>,
+    found: Found,
+    bytes: UnreadBytes,
+    /// To get the bytes here, so far.
+    took: Duration,
+}
+
+/// A private, validated copy of a block.
+#[derive(Debug)]
+pub struct Block {
+    pub bytes: Vec<u8>,
+    pub origin: RequestId,
+    pub tier: Tier,
+    pub transport: Transport,
+}
+
+#[derive(Debug)]
+enum UnreadBytes {
+    Leased { slots: Arc<dyn Slots>, _lease: Arc<Lease> },
+    Received(Received),
+}
 
 /// Blocks that were fetched and not taken,
 const RESULTS_MAX: usize = 32;
 /// and their bytes.
 const RESULTS_BYTES_MAX: usize = 8 << 20;
+
+impl FetchedBlock {
+    pub fn transport(&self) -> Transport {
+        self.inner.path.transport
+    }
+
+    /// Copies the block to `to`, which must have exactly its length, and validates the copy. After a miss, what is in `to` is
+    /// meaningless.
+    pub fn read_into(self, to: &mut [u8]) -> Result<(), Miss> {
+        let started = Instant::now();
+        let counters = &self.inner.counters;
+        match validate(self.bytes.copy_to(self.found.at.slot, to), &self.found) {
+            Ok(()) => {
+                counters.moved(self.transport(), Direction::Get, to.len(), self.took + started.elapsed());
+                Ok(())
+            }
+            Err(invalid) => {
+                let miss = match invalid {
+                    Invalid::Stale => Miss::Stale,
+                    Invalid::Corrupt => {
+                        // Otherwise the node would go on offering it, and nobody could put it again.
+                        let _ = self.inner.outgoing.try_send(ToPool::Suspect { block: self.found.at });
+                        Miss::Corrupt
+                    }
+                };
+                counters.miss(miss, 1);
+                Err(miss)
+            }
+        }
+    }
+
+    /// Copies the block into memory of its own.
+    pub fn read(self) -> Result<Block, Miss> {
+        let mut bytes = vec![0; self.inner.block_bytes];
+        let Self { origin, tier, .. } = self;
+        let transport = self.transport();
+        self.read_into(&mut bytes)?;
+        Ok(Block { bytes, origin, tier, transport })
+    }
+}
+
+impl Block {
+    /// What admission keeps of it.
+    pub fn arrival(&self) -> Arrival {
+        let source = match self.tier {
+            _ if !self.transport.same_host() => Source::Remote,
+            Tier::Dram => Source::Dram,
+            Tier::Nvme => Source::Nvme,
+        };
+        Arrival { origin: self.origin, source }
+    }
+}
+
+impl UnreadBytes {
+    fn copy_to(&self, slot: u32, to: &mut [u8]) -> Copied {
+        match self {
+            UnreadBytes::Leased { slots, .. } => slots.read(slot, to),
+            UnreadBytes::Received(received) => received.copy_to(to),
+        }
+    }
+}
 
 impl Fetch {
     pub(super) fn start(inner: Arc<Inner>, keys: Vec<BlockKey>, wait: Duration) -> Self {
@@ -39,7 +143,7 @@ impl Fetch {
     }
 
     /// The next result; `None` after one for each key.
-    pub async fn next(&mut self) -> Option<(usize, Result<Block, Miss>)> {
+    pub async fn next(&mut self) -> Option<(usize, Result<FetchedBlock, Miss>)> {
         self.results.recv().await
     }
 }
@@ -49,25 +153,23 @@ async fn run(inner: Arc<Inner>, mut keys: Vec<BlockKey>, wait: Duration, results
     keys.truncate(KEYS_MAX);
     let call = inner.calls.begin(keys.len().max(1));
     let id = call.as_ref().map(Call::id);
-    let results = Results { inner, sender: results };
-    let inner = Arc::clone(&results.inner);
-    let mut answers = Answers { results: results.clone(), open: (0..keys.len()).collect() };
+    let mut answers = Answers { inner: Arc::clone(&inner), results: results.clone(), open: (0..keys.len()).collect() };
     let transfer = async {
         if let Some(call) = call.filter(|_| !keys.is_empty()) {
             // An error leaves keys open, and says nothing that the miss does not.
-            let _ = transfer(&inner, call, keys, wait, &mut answers).await;
+            let _ = answers.transfer(call, keys, wait).await;
         }
         for index in std::mem::take(&mut answers.open) {
-            results.send(index, Err(Miss::Unreachable)).await;
+            answers.miss(index, Miss::Unreachable).await;
         }
         for index in KEYS_MAX..asked {
-            results.send(index, Err(Miss::Absent)).await;
+            answers.miss(index, Miss::Absent).await;
         }
     };
     tokio::select! {
         () = transfer => {}
-        () = results.sender.closed() => {
-            // The node ends the wait by itself, later, where the queue is full.
+        () = results.closed() => {
+            // If the queue is full, the node ends the wait by itself, later.
             if let Some(call) = id {
                 let _ = inner.outgoing.try_send(ToPool::CancelGet { call });
             }
@@ -75,118 +177,91 @@ async fn run(inner: Arc<Inner>, mut keys: Vec<BlockKey>, wait: Duration, results
     }
 }
 
-/// Asks, and passes on what comes until all keys are answered. `Err`: the node is gone, silent or makes no sense.
-async fn transfer(inner: &Inner, mut call: Call, keys: Vec<BlockKey>, wait: Duration, answers: &mut Answers) -> Result<(), Gone> {
-    let wait_ms = wait.as_millis().try_into().unwrap_or(u64::MAX);
-    let asked = Instant::now();
-    inner.send(ToPool::Get { call: call.id(), keys, wait_ms, via: inner.path.via() }).await.map_err(|_| Gone)?;
-    while !answers.open.is_empty() {
-        // Until the wait is over, silence is what was asked for; after that, only between two answers and not for long.
-        let patience = Instant::now().max(asked.checked_add(wait).ok_or(Gone)?) + ANSWER_MAX;
-        tokio::select! {
-            reply = timeout_at(patience.into(), call.replies.recv()) => match reply.ok().flatten().ok_or(Gone)? {
-                FromPool::Found { lease, blocks, .. } => answers.found(lease, blocks).await?,
-                FromPool::Missed { indexes, .. } => {
-                    for index in indexes {
-                        let index = answers.take(index)?;
-                        answers.results.send(index, Err(Miss::Absent)).await;
-                    }
-                }
-                _ => return Err(answers.nonsense()),
-            },
-            Some(block) = call.blocks.recv() => {
-                answers.take(block.found.index)?;
-                let result = validate(block.copied, &block.found).map(|()| block.bytes);
-                answers.results.finish(&block.found, result, block.took).await;
-            }
-        }
-    }
-    Ok(())
-}
-
 /// Keys without an answer, and where answers go.
 struct Answers {
-    results: Results,
+    inner: Arc<Inner>,
+    results: mpsc::Sender<Outcome>,
     open: BTreeSet<usize>,
 }
 
+/// The node is gone, silent or makes no sense.
 struct Gone;
 
 impl Answers {
+    /// Asks, and passes on what comes until all keys are answered.
+    async fn transfer(&mut self, mut call: Call, keys: Vec<BlockKey>, wait: Duration) -> Result<(), Gone> {
+        let wait_ms = wait.as_millis().try_into().unwrap_or(u64::MAX);
+        let asked = Instant::now();
+        let get = ToPool::Get { call: call.id(), keys, wait_ms, via: self.inner.path.via() };
+        self.inner.send(get).await.map_err(|_| Gone)?;
+        while !self.open.is_empty() {
+            // Silence is expected until the wait is over; after that, only between two answers and not for long.
+            let patience = Instant::now().max(asked.checked_add(wait).ok_or(Gone)?) + ANSWER_MAX;
+            tokio::select! {
+                reply = timeout_at(patience.into(), call.replies.recv()) => match reply.ok().flatten().ok_or(Gone)? {
+                    FromPool::Found { lease, blocks, .. } => self.leased(lease, blocks).await?,
+                    FromPool::Missed { indexes, .. } => {
+                        for index in indexes {
+                            let index = self.take(index)?;
+                            self.miss(index, Miss::Absent).await;
+                        }
+                    }
+                    _ => return Err(self.nonsense()),
+                },
+                Some(StreamedBlock { found, received, took }) = call.blocks.recv() => {
+                    self.found(found, UnreadBytes::Received(received), took).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Blocks that this process reads from their slots. The lease ends when the last of them is read.
+    async fn leased(&mut self, lease: LeaseId, blocks: Vec<Found>) -> Result<(), Gone> {
+        let lease = Arc::new(Lease { inner: Arc::clone(&self.inner), lease });
+        let Access::Slots(slots) = &self.inner.path.access else { return Err(self.nonsense()) };
+        let slots = Arc::clone(slots);
+        for found in blocks {
+            let bytes = UnreadBytes::Leased { slots: Arc::clone(&slots), _lease: Arc::clone(&lease) };
+            self.found(found, bytes, Duration::ZERO).await?;
+        }
+        Ok(())
+    }
+
+    async fn found(&mut self, found: Found, bytes: UnreadBytes, took: Duration) -> Result<(), Gone> {
+        let index = self.take(found.index)?;
+        if found.at.slot >= self.inner.slots {
+            return Err(self.nonsense());
+        }
+        let Found { origin, tier, .. } = found;
+        self.send(index, Ok(FetchedBlock { origin, tier, inner: Arc::clone(&self.inner), found, bytes, took })).await;
+        Ok(())
+    }
+
     /// The node answers this key; each only once.
     fn take(&mut self, index: u32) -> Result<usize, Gone> {
         let index = index as usize;
         if self.open.remove(&index) { Ok(index) } else { Err(self.nonsense()) }
     }
 
-    /// Copies leased blocks.
-    async fn found(&mut self, lease: LeaseId, blocks: Vec<Found>) -> Result<(), Gone> {
-        let inner = &self.results.inner;
-        let lease = Arc::new(Lease { inner: Arc::clone(inner), lease });
-        let DataPath::Shm(arena) = &inner.path else { return Err(self.nonsense()) };
-        let indexes: BTreeSet<_> = blocks.iter().map(|found| found.index as usize).collect();
-        let once = indexes.len() == blocks.len() && indexes.is_subset(&self.open);
-        if !once || blocks.iter().any(|found| found.at.slot >= inner.slots) {
-            return Err(self.nonsense());
-        }
-        self.open.retain(|index| !indexes.contains(index));
-        let copy = |arena: Arc<SharedArena>, share: Vec<Found>| {
-            let (results, lease) = (self.results.clone(), Arc::clone(&lease));
-            async move {
-                let _lease = lease;
-                for found in share {
-                    let started = Instant::now();
-                    let result = arena.read(&found);
-                    results.finish(&found, result, started.elapsed()).await;
-                    tokio::task::yield_now().await;
-                }
-            }
-        };
-        arena.copy_shared(blocks, copy).await;
-        Ok(())
+    async fn miss(&self, index: usize, miss: Miss) {
+        self.inner.counters.miss(miss, 1);
+        self.send(index, Err(miss)).await;
+    }
+
+    async fn send(&self, index: usize, result: Result<FetchedBlock, Miss>) {
+        // If nobody listens any more, run() is about to end this task.
+        let _ = self.results.send((index, result)).await;
     }
 
     fn nonsense(&self) -> Gone {
-        let _ = self.results.inner.nonsense();
+        let _ = self.inner.nonsense();
         Gone
     }
 }
 
-/// Where answers go.
-#[derive(Clone)]
-struct Results {
-    inner: Arc<Inner>,
-    sender: mpsc::Sender<Outcome>,
-}
-
-impl Results {
-    async fn finish(&self, found: &Found, result: Result<Vec<u8>, Invalid>, took: Duration) {
-        let transport = self.inner.path.transport();
-        let result = match result {
-            Ok(bytes) => {
-                self.inner.counters.got(transport, bytes.len(), took);
-                Ok(Block { bytes, origin: found.origin, tier: found.tier, transport })
-            }
-            Err(Invalid::Stale) => Err(Miss::Stale),
-            Err(Invalid::Corrupt) => {
-                // Else the node would go on to offer it, and nobody could put it again.
-                let _ = self.inner.outgoing.try_send(ToPool::Suspect { block: found.at });
-                Err(Miss::Corrupt)
-            }
-        };
-        self.send(found.index as usize, result).await;
-    }
-
-    async fn send(&self, index: usize, result: Result<Block, Miss>) {
-        if let Err(miss) = result {
-            self.inner.counters.miss(miss, 1);
-        }
-        // Nobody listens any more: run() is about to end this task.
-        let _ = self.sender.send((index, result)).await;
-    }
-}
-
-/// Given back when the copies are made, or not made.
+/// Given back when the last block is read or dropped.
+#[derive(Debug)]
 struct Lease {
     inner: Arc<Inner>,
     lease: LeaseId,
@@ -194,7 +269,7 @@ struct Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        // Where the queue is full, the lease expires by itself.
+        // If the queue is full, the lease expires by itself.
         let _ = self.inner.outgoing.try_send(ToPool::Release { lease: self.lease });
     }
 }
