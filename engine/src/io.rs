@@ -30,6 +30,7 @@ use tidemill_net::{
 use tidemill_proto::{
     ids::LinkId,
     message::{EngineInfo, Report, RoleInfo, WorkerEvent},
+    pool::BlockFormat,
 };
 use tokio::{runtime::Handle, sync::mpsc, task::AbortHandle};
 
@@ -73,7 +74,7 @@ pub(crate) fn start(
     role: RoleInfo,
 ) -> Result<(Io, Links, mpsc::Receiver<Event>), LinkError> {
     let endpoint = Endpoint::bind_client(worker.bind, &worker.identity)?;
-    let pools = PoolClients::new(endpoint.clone(), info.layout, info.block_bytes as usize, engine.force_quic);
+    let pools = PoolClients::new(endpoint.clone(), BlockFormat::whole(info.layout, info.block_bytes), engine.force_quic);
     let report = Arc::new(Mutex::new(Report::default()));
     let (uplink, link_events) = Uplink::start(&endpoint, &worker.coordinators, worker.register(role), pools.reporter(Arc::clone(&report)));
     let uplink = Arc::new(uplink);

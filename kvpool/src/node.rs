@@ -41,9 +41,9 @@ use tidemill_net::{
     uplink::{LinkEvent, Uplink},
 };
 use tidemill_proto::{
-    block::LayoutFingerprint,
+    block::{LayoutFingerprint, Shard},
     message::{self, Blocks, Counters, Report, RoleInfo, TierBlocks, ToWorker, WorkerEvent},
-    pool::{BLOCK_BYTES_MAX, Direction, Transport},
+    pool::{BLOCK_BYTES_MAX, BlockFormat, Direction, Transport},
 };
 use tokio::{
     sync::{Notify, Semaphore},
@@ -201,6 +201,8 @@ enum Unwelcome {
     BlockBytes { has: usize, wants: u64 },
     #[error("blocks of {wants} bytes are not between 1 and {BLOCK_BYTES_MAX}")]
     Absurd { wants: u64 },
+    #[error("there is no shard {index} of {count}", index = .0.index, count = .0.count)]
+    NoSuchShard(Shard),
     #[error(transparent)]
     Arena(#[from] ArenaError),
 }
@@ -221,7 +223,10 @@ impl Node {
 
     /// The store, carved into slots for `block_bytes` if this is the first client. Other blocks than those that are on disk
     /// begin with an empty one.
-    fn store_for(&self, layout: LayoutFingerprint, block_bytes: u64) -> Result<Arc<Store>, Unwelcome> {
+    fn store_for(&self, BlockFormat { layout, shard, block_bytes }: BlockFormat) -> Result<Arc<Store>, Unwelcome> {
+        if !shard.is_valid() {
+            return Err(Unwelcome::NoSuchShard(shard));
+        }
         if !(1..=BLOCK_BYTES_MAX).contains(&block_bytes) {
             return Err(Unwelcome::Absurd { wants: block_bytes });
         }

@@ -118,7 +118,7 @@ impl CudaExecutor {
         if options.sequences_max > 0 {
             decode.record(&mut layers, &mut kv, &mut sampling)?;
         }
-        let layout = LayoutFingerprint::new(&fingerprint(&digest, &config, ARITHMETIC), &shape.kv_shape(), (0, 1));
+        let layout = LayoutFingerprint::new(&fingerprint(&digest, &config, ARITHMETIC), &shape.kv_shape());
         let step_tokens = options.step_tokens;
         let mut executor = Self { config, layout, step_tokens, kv, layers, decode, prefill, sampling, copies, device };
         executor.warm_up(options.sequences_max > 0)?;

@@ -38,7 +38,6 @@ impl KvDtype {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct KvShape {
     pub layers: usize,
-    /// KV heads of this tensor-parallel shard.
     pub kv_heads: usize,
     pub head_dim: usize,
     pub dtype: KvDtype,
@@ -69,15 +68,14 @@ impl KvShape {
 
 const CACHE_LINE: usize = 64;
 
-/// 128 bits of BLAKE3 over all that determines a block's bytes besides its tokens. It is the root of every chain, so
-/// a change of model, dtype, block size or shard can never read old bytes.
+/// 128 bits of BLAKE3 over everything but its tokens that determines a block's bytes. Every chain starts from it, so a change of
+/// model, dtype or block size never reads old bytes. All tensor-parallel shards of a model share it, and so one chain of keys.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LayoutFingerprint(pub [u8; 16]);
 
 impl LayoutFingerprint {
-    /// `weights` is the digest of the model's weights and of the settings that change its arithmetic;
-    /// `shard` is (index, count) of the tensor-parallel shard.
-    pub fn new(weights: &[u8; 32], shape: &KvShape, shard: (u32, u32)) -> Self {
+    /// `weights` is the digest of the model's weights and of the settings that change its arithmetic; `shape` is the whole model's.
+    pub fn new(weights: &[u8; 32], shape: &KvShape) -> Self {
         let mut hasher = blake3::Hasher::new_derive_key("tidemill kv layout v1");
         hasher.update(weights);
         for n in [BLOCK_TOKENS, shape.layers, shape.kv_heads, shape.head_dim] {
@@ -89,9 +87,23 @@ impl LayoutFingerprint {
             KvDtype::Bf16 => 2,
             KvDtype::Int8 => 3,
         }]);
-        hasher.update(&shard.0.to_le_bytes());
-        hasher.update(&shard.1.to_le_bytes());
         Self(first_16(&hasher.finalize()))
+    }
+}
+
+/// One of a model's equal tensor-parallel parts, which has its own KV heads of every block.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Shard {
+    pub index: u32,
+    pub count: u32,
+}
+
+impl Shard {
+    /// The only part of a model that is not cut.
+    pub const WHOLE: Shard = Shard { index: 0, count: 1 };
+
+    pub fn is_valid(self) -> bool {
+        self.index < self.count
     }
 }
 
@@ -116,6 +128,18 @@ impl BlockKey {
             bytes.copy_from_slice(&token.to_le_bytes());
         }
         Self(first_16(&blake3::hash(&input)))
+    }
+
+    /// The name under which a pool node keeps a shard's part of this block. A model that is not cut keeps the block's own.
+    pub fn of_shard(&self, shard: Shard) -> Self {
+        if shard == Shard::WHOLE {
+            return *self;
+        }
+        let mut hasher = blake3::Hasher::new_derive_key("tidemill block shard v1");
+        hasher.update(&self.0);
+        hasher.update(&shard.index.to_le_bytes());
+        hasher.update(&shard.count.to_le_bytes());
+        Self(first_16(&hasher.finalize()))
     }
 }
 
@@ -193,7 +217,7 @@ mod tests {
 
     #[test]
     fn a_chain_grows_to_the_same_keys_as_one_made_at_once() {
-        let layout = LayoutFingerprint::new(&[7; 32], &SHAPE, (0, 1));
+        let layout = LayoutFingerprint::new(&[7; 32], &SHAPE);
         let tokens: Vec<Token> = (0..100).collect();
         let whole = Chain::new(&layout, b"", &tokens);
         assert_eq!(whole.keys().len(), 6);
@@ -206,15 +230,27 @@ mod tests {
 
     #[test]
     fn a_key_commits_to_layout_salt_position_and_tokens() {
-        let a = LayoutFingerprint::new(&[7; 32], &SHAPE, (0, 1));
-        let b = LayoutFingerprint::new(&[7; 32], &KvShape { dtype: KvDtype::Bf16, ..SHAPE }, (0, 1));
-        let c = LayoutFingerprint::new(&[7; 32], &SHAPE, (1, 2));
+        let a = LayoutFingerprint::new(&[7; 32], &SHAPE);
+        let b = LayoutFingerprint::new(&[7; 32], &KvShape { dtype: KvDtype::Bf16, ..SHAPE });
+        let c = LayoutFingerprint::new(&[8; 32], &SHAPE);
         let tokens = [1; 32];
         let keys = [(&a, &b""[..]), (&b, b""), (&c, b""), (&a, b"tenant")].map(|(l, s)| Chain::new(l, s, &tokens).keys().to_vec());
         let mut all: Vec<_> = keys.concat();
         all.sort();
         all.dedup();
         assert_eq!(all.len(), 8, "equal tokens at another position, layout or salt have another key");
+    }
+
+    #[test]
+    fn shards_share_a_chain_and_name_its_blocks_apart() {
+        let key = BlockKey::root(&LayoutFingerprint::new(&[7; 32], &SHAPE), b"").child(&[1; BLOCK_TOKENS]);
+        assert_eq!(key.of_shard(Shard::WHOLE), key);
+        let shards = [(0, 2), (1, 2), (0, 4), (1, 4)].map(|(index, count)| Shard { index, count });
+        let mut names = [&[key][..], &shards.map(|shard| key.of_shard(shard))].concat();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), 5);
+        assert!(!Shard { index: 2, count: 2 }.is_valid() && !Shard { index: 0, count: 0 }.is_valid());
     }
 
     #[test]

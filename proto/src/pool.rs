@@ -18,7 +18,7 @@
 //! connection ends, and in any case at a deadline.
 
 use crate::{
-    block::{BlockKey, LayoutFingerprint, Tenant},
+    block::{BlockKey, LayoutFingerprint, Shard, Tenant},
     ids::RequestId,
 };
 use serde::{Deserialize, Serialize};
@@ -120,14 +120,27 @@ impl Lineage {
     }
 }
 
+/// What a client's blocks are. A connection is for one shard: its keys name that shard's part of each block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct BlockFormat {
+    pub layout: LayoutFingerprint,
+    pub shard: Shard,
+    /// Of the shard's part of a block.
+    pub block_bytes: u64,
+}
+
+impl BlockFormat {
+    /// Blocks of a model that is not cut into shards.
+    pub fn whole(layout: LayoutFingerprint, block_bytes: u64) -> Self {
+        Self { layout, shard: Shard::WHOLE, block_bytes }
+    }
+}
+
 /// Client to node.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum ToPool {
     /// First message. All clients of a node agree on `block_bytes`.
-    Hello {
-        layout: LayoutFingerprint,
-        block_bytes: u64,
-    },
+    Hello(BlockFormat),
     /// Reserve a slot for each key that is neither held nor in flight. `keys` follow each other in one chain.
     PutStart {
         call: CallId,
@@ -287,7 +300,7 @@ mod tests {
         let call = CallId(9);
         let found = Found { index: 2, at: AT, checksum: u64::MAX, origin: RequestId(5), tier: Tier::Nvme };
         for message in [
-            ToPool::Hello { layout: LayoutFingerprint([1; 16]), block_bytes: 2 << 20 },
+            ToPool::Hello(BlockFormat::whole(LayoutFingerprint([1; 16]), 2 << 20)),
             ToPool::PutStart { call, lineage: LINEAGE, room: Room::Spare, keys: vec![BlockKey([7; 16]); 3] },
             ToPool::PutEnd { call, blocks: vec![Written { at: AT, checksum: 8 }] },
             ToPool::Get { call, keys: vec![BlockKey([0xff; 16])], wait_ms: u64::MAX, via: Via::Streams },

@@ -20,7 +20,7 @@ use tidemill_proto::{
     frame::Preamble,
     ids::Epoch,
     message::{Disk, PoolEvent, Register, RoleInfo, ToCoordinator, ToWorker, WorkerEvent},
-    pool::Tier,
+    pool::{BlockFormat, Tier},
 };
 use tokio::{task::JoinHandle, time::timeout};
 
@@ -78,7 +78,8 @@ impl PoolNode {
     /// A connection on a socket of its own.
     pub async fn client(&self, block_bytes: usize, choice: TransportChoice, datagram_bytes_max: u16) -> anyhow::Result<PoolClient> {
         let endpoint = Endpoint::bind_client_limited(LOOPBACK, &self.identity, datagram_bytes_max)?;
-        Ok(PoolClient::connect(&endpoint, self.addr, LAYOUT, block_bytes, choice, Arc::new(TransferCounters::default())).await?)
+        let blocks = BlockFormat::whole(LAYOUT, block_bytes as u64);
+        Ok(PoolClient::connect(&endpoint, self.addr, blocks, choice, Arc::new(TransferCounters::default())).await?)
     }
 
     /// Once a second there is something new.

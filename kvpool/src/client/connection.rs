@@ -23,9 +23,9 @@ use calls::{Call, Calls};
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 use tidemill_net::link::{CONNECT_MAX, Connection, Endpoint, LinkError};
 use tidemill_proto::{
-    block::{BlockKey, LayoutFingerprint},
+    block::BlockKey,
     frame::Preamble,
-    pool::{FromPool, KEYS_MAX, Lineage, Room, ToPool, Transport},
+    pool::{BlockFormat, FromPool, KEYS_MAX, Lineage, Room, ToPool, Transport},
 };
 use tokio::{sync::mpsc, time::timeout};
 
@@ -71,30 +71,29 @@ const OUTGOING_MAX: usize = 1024;
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
 impl PoolClient {
-    /// Connects, and maps the node's arena if that is possible and allowed. `block_bytes` must be what all other clients of
-    /// the node use.
+    /// Connects, by the cheapest transport that works and is allowed. All clients of a node must have blocks of one size.
     pub async fn connect(
         endpoint: &Endpoint,
         addr: SocketAddr,
-        layout: LayoutFingerprint,
-        block_bytes: usize,
+        blocks: BlockFormat,
         choice: TransportChoice,
         counters: Arc<TransferCounters>,
     ) -> Result<Self, PoolError> {
         let unreachable = |error: LinkError| PoolError::Unreachable { addr, reason: error.to_string() };
         let connection = endpoint.connect(addr).await.map_err(unreachable)?;
         let (mut sender, mut receiver) = connection.open::<ToPool, FromPool>(Preamble::Pool).await.map_err(unreachable)?;
-        sender.send(&ToPool::Hello { layout, block_bytes: block_bytes as u64 }).await.map_err(unreachable)?;
+        sender.send(&ToPool::Hello(blocks)).await.map_err(unreachable)?;
         let silent = |_| PoolError::Unreachable { addr, reason: "no answer to hello".into() };
         let arena = match timeout(CONNECT_MAX, receiver.recv()).await.map_err(silent)?.map_err(unreachable)? {
             Some(FromPool::Welcome { arena }) => arena,
             Some(FromPool::Refused { reason }) => return Err(PoolError::Refused { addr, reason }),
             _ => return Err(PoolError::Unreachable { addr, reason: "no answer to hello".into() }),
         };
-        if arena.block_bytes != block_bytes as u64 {
-            let reason = format!("its slots hold {} bytes, our blocks have {block_bytes}", arena.block_bytes);
+        if arena.block_bytes != blocks.block_bytes {
+            let reason = format!("its slots hold {} bytes, our blocks have {}", arena.block_bytes, blocks.block_bytes);
             return Err(PoolError::Refused { addr, reason });
         }
+        let block_bytes = blocks.block_bytes as usize;
         let no_way = || PoolError::Unreachable { addr, reason: "no transport works".into() };
         let path = DataPath::open(addr, &connection, &arena, choice == TransportChoice::Auto).ok_or_else(no_way)?;
         let (outgoing, queue) = mpsc::channel(OUTGOING_MAX);

@@ -13,9 +13,9 @@ use std::{
 };
 use tidemill_net::{link::Endpoint, uplink::Reporter};
 use tidemill_proto::{
-    block::{BlockKey, LayoutFingerprint},
+    block::BlockKey,
     message::{PoolNode, Report},
-    pool::Lineage,
+    pool::{BlockFormat, Lineage},
 };
 use tokio::{sync::mpsc, time::timeout};
 
@@ -26,8 +26,7 @@ pub struct PoolRouter(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     endpoint: Endpoint,
-    layout: LayoutFingerprint,
-    block_bytes: usize,
+    blocks: BlockFormat,
     force_quic: bool,
     counters: Arc<TransferCounters>,
     /// One lock per node, so that a node that does not answer delays only who wants that node.
@@ -53,9 +52,9 @@ const RETRY: Duration = Duration::from_secs(1);
 
 impl PoolRouter {
     /// `force_quic`: even near nodes are reached over the network.
-    pub fn new(endpoint: Endpoint, layout: LayoutFingerprint, block_bytes: usize, force_quic: bool) -> Self {
+    pub fn new(endpoint: Endpoint, blocks: BlockFormat, force_quic: bool) -> Self {
         let counters = Arc::new(TransferCounters::default());
-        Self(Arc::new(Inner { endpoint, layout, block_bytes, force_quic, counters, nodes: Mutex::default() }))
+        Self(Arc::new(Inner { endpoint, blocks, force_quic, counters, nodes: Mutex::default() }))
     }
 
     /// Fetches all parts at once, and delivers one result per key, by its place among the keys of all parts, as they come.
@@ -137,9 +136,9 @@ impl PoolRouter {
             }
             _ => {}
         }
-        let Inner { endpoint, layout, block_bytes, force_quic, counters, .. } = &*self.0;
+        let Inner { endpoint, blocks, force_quic, counters, .. } = &*self.0;
         let choice = if at.near && !force_quic { TransportChoice::Auto } else { TransportChoice::Quic };
-        let connecting = PoolClient::connect(endpoint, addr, *layout, *block_bytes, choice, Arc::clone(counters));
+        let connecting = PoolClient::connect(endpoint, addr, *blocks, choice, Arc::clone(counters));
         let late = || PoolError::Unreachable { addr, reason: format!("no connection within {CONNECT_MAX:?}") };
         match timeout(CONNECT_MAX, connecting).await.unwrap_or_else(|_| Err(late())) {
             Ok(client) => {

@@ -21,7 +21,7 @@ use crate::{
 };
 use std::{future::pending, sync::Arc, time::Duration};
 use tidemill_net::link::Endpoint;
-use tidemill_proto::{block::BlockKey, message::Peer};
+use tidemill_proto::{block::BlockKey, message::Peer, pool::BlockFormat};
 use tokio::{
     task::{JoinHandle, spawn_blocking},
     time::{Instant, sleep, sleep_until, timeout_at},
@@ -88,7 +88,8 @@ impl Drain {
 async fn hand_over(node: Arc<Node>, endpoint: Endpoint, peers: Vec<Peer>) {
     let Some((store, layout)) = node.store().zip(node.layout.get().copied()) else { return };
     let held = store.apply(|directory, _| directory.hottest());
-    let pools = PoolRouter::new(endpoint, layout, store.arena().block_bytes(), false);
+    // Under the names that they have here: of whichever shard they are, they are kept under the same names there.
+    let pools = PoolRouter::new(endpoint, BlockFormat::whole(layout, store.arena().block_bytes() as u64), false);
     let (mut moved, mut next) = (0, 0);
     for peer in peers {
         let (mut room, mut took) = (peer.free_blocks, Instant::now());

@@ -9,7 +9,7 @@ use crate::core::directory::ClientId;
 use std::{sync::Arc, time::Duration};
 use tidemill_net::link::{CONNECT_MAX, Connection, LinkError, Receiver, Sender};
 use tidemill_proto::{
-    block::BlockKey,
+    block::{BlockKey, Shard},
     frame::Preamble,
     pool::{FromPool, KEYS_MAX, Reservation, SlotRef, ToPool},
 };
@@ -39,10 +39,10 @@ impl Session {
     pub(super) async fn run(self) {
         let peer = self.connection.peer();
         let reason = match timeout(CONNECT_MAX, self.hello()).await {
-            Ok(Ok((store, sender, receiver))) => {
+            Ok(Ok((store, shard, sender, receiver))) => {
                 tracing::info!(%peer, client = self.client.0, "client connected");
                 let served = Guard { store: Arc::clone(&store), client: self.client };
-                let reason = self.serve(store, sender, receiver).await;
+                let reason = self.serve(store, shard, sender, receiver).await;
                 drop(served);
                 reason
             }
@@ -53,18 +53,18 @@ impl Session {
         self.connection.close(&reason);
     }
 
-    async fn hello(&self) -> Result<(Arc<Store>, Sender<FromPool>, Receiver<ToPool>), String> {
+    async fn hello(&self) -> Result<(Arc<Store>, Shard, Sender<FromPool>, Receiver<ToPool>), String> {
         let broken = |error: LinkError| error.to_string();
         let (mut sender, mut receiver) = self.connection.accept::<FromPool, ToPool>(Preamble::Pool).await.map_err(broken)?;
-        let Some(ToPool::Hello { layout, block_bytes }) = receiver.recv().await.map_err(broken)? else {
+        let Some(ToPool::Hello(blocks)) = receiver.recv().await.map_err(broken)? else {
             return Err("the first message was not a hello".into());
         };
-        match self.node.store_for(layout, block_bytes) {
+        match self.node.store_for(blocks) {
             Ok(store) => {
-                tracing::debug!(client = self.client.0, %layout, "hello");
-                self.node.layout.get_or_init(|| layout);
+                tracing::debug!(client = self.client.0, layout = %blocks.layout, shard = ?blocks.shard, "hello");
+                self.node.layout.get_or_init(|| blocks.layout);
                 sender.send(&FromPool::Welcome { arena: store.arena().info() }).await.map_err(broken)?;
-                Ok((store, sender, receiver))
+                Ok((store, blocks.shard, sender, receiver))
             }
             Err(unwelcome) => {
                 let reason = unwelcome.to_string();
@@ -75,7 +75,7 @@ impl Session {
         }
     }
 
-    async fn serve(&self, store: Arc<Store>, sender: Sender<FromPool>, receiver: Receiver<ToPool>) -> String {
+    async fn serve(&self, store: Arc<Store>, shard: Shard, sender: Sender<FromPool>, receiver: Receiver<ToPool>) -> String {
         let (messages, queue) = mpsc::channel(QUEUE);
         let (jobs_in, jobs) = mpsc::channel(QUEUE);
         store.join(self.client, Outbox { connection: self.connection.clone(), messages: messages.clone(), streams: jobs_in });
@@ -88,13 +88,13 @@ impl Session {
         };
         tokio::select! {
             reason = write(sender, queue) => reason,
-            reason = self.read(&store, receiver, messages) => reason,
+            reason = self.read(&store, shard, receiver, messages) => reason,
             reason = streams.receive_all() => reason,
             reason = streams.send_all(jobs) => reason,
         }
     }
 
-    async fn read(&self, store: &Store, mut receiver: Receiver<ToPool>, messages: mpsc::Sender<FromPool>) -> String {
+    async fn read(&self, store: &Store, shard: Shard, mut receiver: Receiver<ToPool>, messages: mpsc::Sender<FromPool>) -> String {
         loop {
             // Waiting for permits of the queue would take them from those who must send without waiting.
             while QUEUE - messages.capacity() > BACKLOG {
@@ -105,7 +105,7 @@ impl Session {
                 Ok(None) => return "client ends".into(),
                 Err(error) => return error.to_string(),
             };
-            match self.handle(store, message) {
+            match self.handle(store, of_shard(message, shard)) {
                 Ok(None) => {}
                 Ok(Some(answer)) => {
                     if messages.send(answer).await.is_err() {
@@ -121,7 +121,7 @@ impl Session {
     fn handle(&self, store: &Store, message: ToPool) -> Result<Option<FromPool>, &'static str> {
         let client = self.client;
         match message {
-            ToPool::Hello { .. } => return Err("a second hello"),
+            ToPool::Hello(_) => return Err("a second hello"),
             ToPool::PutStart { call, lineage, room, keys } => {
                 check_keys(&keys)?;
                 let answers = store.apply(|directory, now| directory.put_start(client, lineage, room, &keys, now));
@@ -159,6 +159,17 @@ impl Session {
 
 /// No wait is longer, whatever a client asks for.
 const WAIT_MAX: Duration = Duration::from_secs(3600);
+
+/// The message with the names under which the node keeps this shard's blocks.
+fn of_shard(mut message: ToPool, shard: Shard) -> ToPool {
+    if let ToPool::PutStart { lineage, .. } = &mut message {
+        lineage.parent = lineage.parent.map(|parent| parent.of_shard(shard));
+    }
+    if let ToPool::PutStart { keys, .. } | ToPool::Match { keys, .. } | ToPool::Get { keys, .. } = &mut message {
+        keys.iter_mut().for_each(|key| *key = key.of_shard(shard));
+    }
+    message
+}
 
 fn check_keys(keys: &[BlockKey]) -> Result<(), &'static str> {
     if keys.len() > KEYS_MAX { Err("too many keys in one message") } else { Ok(()) }

@@ -18,6 +18,7 @@ use tidemill_net::{
     link::{Connection, Endpoint, Receiver, Sender},
 };
 use tidemill_proto::{
+    block::Shard,
     frame::Preamble,
     pool::{
         ArenaInfo, CallId,
@@ -34,7 +35,7 @@ const LONG: Duration = Duration::from_secs(60);
 async fn raw_client(node: &Node) -> (Connection, Sender<ToPool>, Receiver<FromPool>, ArenaInfo) {
     let connection = node.endpoint.connect(node.addr).await.unwrap();
     let (mut sender, mut receiver) = connection.open::<ToPool, FromPool>(Preamble::Pool).await.unwrap();
-    sender.send(&ToPool::Hello { layout: LAYOUT, block_bytes: BLOCK_BYTES as u64 }).await.unwrap();
+    sender.send(&ToPool::Hello(FORMAT)).await.unwrap();
     let Some(FromPool::Welcome { arena }) = receiver.recv().await.unwrap() else { panic!("not welcome") };
     (connection, sender, receiver, arena)
 }
@@ -62,7 +63,7 @@ async fn the_cheapest_transport_is_used_and_quic_can_be_forced() {
     }
     let counters = Arc::new(TransferCounters::default());
     let connect = tidemill_kvpool::client::PoolClient::connect;
-    let client = connect(&node.endpoint, node.addr, LAYOUT, BLOCK_BYTES, TransportChoice::Quic, Arc::clone(&counters)).await.unwrap();
+    let client = connect(&node.endpoint, node.addr, FORMAT, TransportChoice::Quic, Arc::clone(&counters)).await.unwrap();
     client.put(LINEAGE, blocks(0..3)).await.unwrap();
     assert_held(&client, 0..2).await;
     fetch(&client, keys(7..8), Duration::ZERO).await;
@@ -232,7 +233,7 @@ async fn dying_writer() {
     let endpoint = Endpoint::bind_client("127.0.0.1:0".parse().unwrap(), &Identity::load(pki.as_ref()).unwrap()).unwrap();
     let connection = endpoint.connect(addr.parse().unwrap()).await.unwrap();
     let (mut sender, mut receiver) = connection.open::<ToPool, FromPool>(Preamble::Pool).await.unwrap();
-    sender.send(&ToPool::Hello { layout: LAYOUT, block_bytes: BLOCK_BYTES as u64 }).await.unwrap();
+    sender.send(&ToPool::Hello(FORMAT)).await.unwrap();
     let Some(FromPool::Welcome { arena }) = receiver.recv().await.unwrap() else { panic!("not welcome") };
     let arena = Arena::open(&arena).unwrap();
     sender.send(&ToPool::PutStart { call: CallId(1), lineage: LINEAGE, room: Room::Made, keys: keys(0..8) }).await.unwrap();
@@ -298,7 +299,7 @@ async fn garbage_ends_the_connection_that_sent_it_and_no_other() {
         assert!(reason.contains("preamble"), "{reason}");
     }
     let (connection, mut sender, _receiver, _) = raw_client(&node).await;
-    sender.send(&ToPool::Hello { layout: LAYOUT, block_bytes: 1 }).await.unwrap();
+    sender.send(&ToPool::Hello(FORMAT)).await.unwrap();
     assert!(connection.closed().await.contains("second hello"));
     let (connection, mut sender, _receiver, _) = raw_client(&node).await;
     sender.send(&ToPool::Match { call: CallId(1), keys: vec![key(1); (1 << 16) + 1] }).await.unwrap();
@@ -329,6 +330,64 @@ async fn another_block_size_is_refused_with_a_reason() {
     let small = Node::start(1, &[]).await;
     let error = small.try_client(2 * BLOCK_BYTES, TransportChoice::Auto).await.unwrap_err();
     assert!(error.to_string().contains("--dram"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn shards_of_one_prompt_share_its_keys_and_never_their_bytes() {
+    for choice in BOTH {
+        let node = Node::start(64, &[]).await;
+        let shards = [0, 1].map(|index| Shard { index, count: 2 });
+        let [a, b] = [node.client_of_shard(shards[0], choice).await.unwrap(), node.client_of_shard(shards[1], choice).await.unwrap()];
+        assert_eq!(a.put(LINEAGE, blocks(0..8)).await.unwrap().written, 8);
+        assert_eq!(b.match_prefix(&keys(0..8)).await.unwrap(), 0, "what one shard has, the other has not");
+        assert!(fetch(&b, keys(0..1), Duration::ZERO).await[0].is_err());
+        // The same keys, other bytes.
+        let others = keys(0..8).into_iter().zip((100..).map(bytes)).collect();
+        assert_eq!(b.put(LINEAGE, others).await.unwrap(), PutReport { written: 8, held: 0, refused: 0 });
+        assert_held(&a, 0..8).await;
+        for (n, result) in (100..).zip(fetch(&b, keys(0..8), Duration::ZERO).await) {
+            assert!(result.unwrap().bytes == bytes(n), "block {n} of the other shard has other bytes");
+        }
+        assert_eq!(node.client(choice).await.match_prefix(&keys(0..8)).await.unwrap(), 0, "nor has the whole model");
+        let nobody = node.client_of_shard(Shard { index: 2, count: 2 }, choice).await.unwrap_err();
+        assert!(matches!(&nobody, PoolError::Refused { reason, .. } if reason.contains("no shard 2 of 2")), "{nobody}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_block_is_written_in_place_and_read_in_place() {
+    for choice in BOTH {
+        let node = Node::start(4, &["--lease-ms", "100"]).await;
+        let client = node.client(choice).await;
+        client.put(LINEAGE, blocks(0..1)).await.unwrap();
+        let reserved = client.reserve(Room::Made, LINEAGE, keys(0..4)).await.unwrap();
+        assert_eq!(reserved.wanted(), [1, 2, 3], "block 0 is held");
+        assert!(matches!(reserved.write(1, &[0; 5]), Err(PoolError::BlockSize { .. })));
+        for n in [2, 1, 0, 1] {
+            reserved.write(n, &bytes(n as u16)).unwrap();
+        }
+        assert_eq!(client.match_prefix(&keys(0..4)).await.unwrap(), 1, "found only when it is committed");
+        assert_eq!(reserved.commit().await.unwrap(), PutReport { written: 2, held: 1, refused: 1 });
+        assert_held(&client, 0..3).await;
+        drop(client.reserve(Room::Made, LINEAGE, keys(3..4)).await.unwrap());
+        assert_eq!(client.put(LINEAGE, blocks(3..4)).await.unwrap().written, 1, "given back");
+
+        // Read long after its lease, and after its slot went to another block: a miss, or the right bytes.
+        let mut fetch = client.get(keys(0..4), Duration::ZERO);
+        let mut late = Vec::new();
+        while let Some((n, result)) = fetch.next().await {
+            late.push((n as u16, result.unwrap()));
+        }
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert_eq!(client.put(LINEAGE, blocks(10..13)).await.unwrap().written, 3, "leases have ended");
+        let mut memory = vec![0; BLOCK_BYTES];
+        for (n, block) in late {
+            match block.read_into(&mut memory) {
+                Ok(()) => assert!(memory == bytes(n), "block {n} has other bytes"),
+                Err(miss) => assert_eq!((miss, choice), (Miss::Stale, TransportChoice::Auto)),
+            }
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -13,17 +13,18 @@ use tidemill_net::{
     link::Endpoint,
 };
 use tidemill_proto::{
-    block::{BlockKey, LayoutFingerprint, Tenant},
+    block::{BlockKey, LayoutFingerprint, Shard, Tenant},
     frame::Preamble,
     ids::{Epoch, RequestId},
     message::{PoolEvent, Register, Report, RoleInfo, ToCoordinator, ToWorker, WorkerEvent},
-    pool::Lineage,
+    pool::{BlockFormat, Lineage},
 };
 use tokio::sync::mpsc;
 
 pub(crate) const LAYOUT: LayoutFingerprint = LayoutFingerprint([5; 16]);
 /// Not a multiple of anything convenient.
 pub(crate) const BLOCK_BYTES: usize = 100_008;
+pub(crate) const FORMAT: BlockFormat = BlockFormat { layout: LAYOUT, shard: Shard::WHOLE, block_bytes: BLOCK_BYTES as u64 };
 pub(crate) const ORIGIN: RequestId = RequestId(77);
 pub(crate) const LINEAGE: Lineage = Lineage { origin: ORIGIN, tenant: Tenant(1), parent: None, position: 0 };
 pub(crate) const BOTH: [TransportChoice; 2] = [TransportChoice::Auto, TransportChoice::Quic];
@@ -72,7 +73,7 @@ impl Node {
     }
 
     pub(crate) async fn try_client(&self, block_bytes: usize, choice: TransportChoice) -> Result<PoolClient, PoolError> {
-        PoolClient::connect(&self.endpoint, self.addr, LAYOUT, block_bytes, choice, Arc::new(TransferCounters::default())).await
+        self.connect(BlockFormat::whole(LAYOUT, block_bytes as u64), choice).await
     }
 
     pub(crate) async fn client(&self, choice: TransportChoice) -> PoolClient {
@@ -81,8 +82,16 @@ impl Node {
 
     /// A client for another model.
     pub(crate) async fn client_of(&self, layout: LayoutFingerprint, choice: TransportChoice) -> PoolClient {
-        let counters = Arc::new(TransferCounters::default());
-        PoolClient::connect(&self.endpoint, self.addr, layout, BLOCK_BYTES, choice, counters).await.unwrap()
+        self.connect(BlockFormat { layout, ..FORMAT }, choice).await.unwrap()
+    }
+
+    /// A client for one shard of the model.
+    pub(crate) async fn client_of_shard(&self, shard: Shard, choice: TransportChoice) -> Result<PoolClient, PoolError> {
+        self.connect(BlockFormat { shard, ..FORMAT }, choice).await
+    }
+
+    async fn connect(&self, blocks: BlockFormat, choice: TransportChoice) -> Result<PoolClient, PoolError> {
+        PoolClient::connect(&self.endpoint, self.addr, blocks, choice, Arc::new(TransferCounters::default())).await
     }
 
     pub(crate) fn pki(&self) -> &std::path::Path {

@@ -84,11 +84,8 @@ impl Model {
         let (layers, head) = packed?;
         checkpoint.release();
         let kv_shape = KvShape { layers: config.layers, kv_heads: config.kv_heads, head_dim: config.head_dim, dtype: options.kv_dtype };
-        let layout = LayoutFingerprint::new(
-            &fingerprint(&weights, &config, arithmetic_number(arithmetic, options.kv_dtype, cpu.isa())),
-            &kv_shape,
-            (0, 1),
-        );
+        let layout =
+            LayoutFingerprint::new(&fingerprint(&weights, &config, arithmetic_number(arithmetic, options.kv_dtype, cpu.isa())), &kv_shape);
         let rope = Rope::new(&config.rope, config.head_dim);
         let buffers = Buffers::new(arithmetic, cpu.threads());
         Ok(Model { config, cpu, rope, embedding, layers, final_norm, head, buffers, kv_shape, layout })
