@@ -1,18 +1,17 @@
-//! The DRAM tier's memory: equal slots in one memory file that processes of the same host map.
+//! The DRAM tier's memory: equal slots in one memory file, which processes of the same host map.
 //!
 //! ```text
-//!   0           magic, nonce                     one page: proves that this is the arena which was announced
+//!   0           magic, nonce                     one page: proves that this is the announced arena
 //!   4096        generation of each slot (u64)    to whole pages
 //!   slots_at    slot 0 │ slot 1 │ …              each on a cache line
 //! ```
 //!
-//! The file has no name, so nothing is left behind however its owner ends; it lives as long as someone maps it. A client
-//! opens it through `/proc/<pid>/fd/<fd>`, which the kernel allows to the same user in the same PID namespace. Its size
-//! is sealed: no peer can shrink it under another's feet.
+//! The file has no name, so nothing is left behind however its owner ends; it lives as long as it is mapped. A client opens it
+//! through `/proc/<pid>/fd/<fd>`, which the kernel allows to the same user in the same PID namespace. Its size is sealed, so no peer
+//! can shrink it under another.
 //!
-//! Only this module touches shared bytes, with the copies in `hashed_copy`. It does so through raw pointers: nobody holds a
-//! reference into a slot, because another process may be writing it. Whether what was copied is what should have been there is for
-//! [`validate`](crate::core::validate::validate) to say.
+//! Only this module and its copies in `hashed_copy` touch shared bytes, through raw pointers: nobody holds a reference into a slot,
+//! because another process may be writing it. [`validate`](crate::core::validate::validate) says whether a copy is good.
 
 pub(crate) mod hashed_copy;
 
@@ -44,17 +43,17 @@ pub enum ArenaError {
     NotShared { path: PathBuf, reason: String },
 }
 
-/// A mapped arena. The process that created it and those that opened it see the same bytes.
+/// A mapped arena. Its creator and all that opened it see the same bytes.
 #[derive(Debug)]
 pub struct Arena {
     map: MmapRaw,
     layout: Layout,
     info: ArenaInfo,
-    /// Open for as long as others may want to map it.
+    /// Kept open so that others can map it.
     _file: File,
 }
 
-/// Where things are.
+/// Where everything is in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Layout {
     slots: u32,
@@ -67,9 +66,9 @@ struct Layout {
 const NAME: &str = "tidemill-kvpool";
 const MAGIC: [u8; 8] = *b"TIDEPOOL";
 const PAGE: usize = 4096;
-/// A cache line; also what the widest vector stores like.
+/// A cache line, which also suits the widest vector stores.
 const SLOT_ALIGN: usize = 64;
-/// Taken from the system at a time, so that a large arena does not hold the process's memory map for long.
+/// Taken from the system at a time, so that a large arena does not lock the process's memory map for long.
 const PREFAULT_BYTES: usize = 16 << 20;
 
 impl Layout {
@@ -85,7 +84,7 @@ impl Layout {
 }
 
 impl Arena {
-    /// As many slots of `block_bytes` as `capacity_bytes` hold. Memory is taken from the system as slots are first written.
+    /// Creates as many slots of `block_bytes` as `capacity_bytes` hold. The system provides memory as slots are first written.
     pub fn create(capacity_bytes: u64, block_bytes: u64, nonce: [u8; 16]) -> Result<Self, ArenaError> {
         let too_small = ArenaError::TooSmall { block_bytes, capacity_bytes };
         let stride = block_bytes.max(1).checked_next_multiple_of(SLOT_ALIGN as u64);
@@ -107,9 +106,9 @@ impl Arena {
         Ok(arena)
     }
 
-    /// Takes all of the memory from the system now, a part at a time, instead of page by page as slots are first written, which
-    /// is several times slower than copying. For a thread of its own: it takes about 0.2 s per GiB. Contents stay what they are.
-    /// Stops early where the system says no: memory is then taken as before.
+    /// Takes all memory from the system now, instead of page by page as slots are first written, which is several times slower than
+    /// copying. Call it on a thread of its own: it takes about 0.2 s per GiB. Contents do not change. If the system refuses, the rest
+    /// is taken page by page.
     pub fn prefault(&self) -> io::Result<()> {
         for at in (0..self.layout.file_bytes).step_by(PREFAULT_BYTES) {
             let len = PREFAULT_BYTES.min(self.layout.file_bytes - at);
@@ -124,7 +123,7 @@ impl Arena {
         let not_shared = |reason: String| ArenaError::NotShared { path: path.clone(), reason };
         let failed = |error: io::Error| not_shared(error.to_string());
         let layout = Layout::new(info.slots, info.block_bytes).ok_or_else(|| not_shared("its announced size is absurd".into()))?;
-        // On another host the path may name anything. Opening a device can have effects, reading a link has none.
+        // On another host the path may name anything. Opening a device can have effects; reading a link has none.
         let target = fs::read_link(&path).map_err(failed)?;
         if !target.to_string_lossy().starts_with(&format!("/memfd:{NAME}")) {
             return Err(not_shared(format!("it is {}", target.display())));
@@ -144,7 +143,7 @@ impl Arena {
         Ok(arena)
     }
 
-    /// What another process needs to open it.
+    /// What another process needs to map it.
     pub fn info(&self) -> ArenaInfo {
         self.info
     }
@@ -157,20 +156,19 @@ impl Arena {
         self.layout.block_bytes
     }
 
-    /// Announces that the slot's content is about to change. Must come before anyone is told to write.
+    /// Announces that the slot's content is about to change. Call it before anyone is told to write.
     pub fn set_generation(&self, slot: u32, generation: u64) {
         self.generation_cell(slot).store(generation, Ordering::Release);
     }
 
-    /// Copies `bytes` to `offset` in the slot, and adds them to the checksum. Panics if they do not fit: sizes from a peer are
-    /// checked before.
+    /// Copies `bytes` to `offset` in the slot and adds them to the checksum. Panics if they do not fit: callers check sizes from peers.
     pub fn write(&self, slot: u32, offset: usize, bytes: &[u8], hasher: &mut XxHash3_64) {
         let to = self.part(slot, offset, bytes.len());
         // SAFETY: part() is inside the mapping; `bytes` is memory of this process only, so the two do not overlap.
         unsafe { copy_hashed(bytes.as_ptr(), to, bytes.len(), hasher) }
     }
 
-    /// Copies a whole block in and returns the checksum of what was written.
+    /// Writes a whole block and returns the checksum of the bytes written.
     pub fn write_block(&self, slot: u32, bytes: &[u8]) -> u64 {
         assert_eq!(bytes.len(), self.layout.block_bytes, "a slot holds one block");
         let mut hasher = XxHash3_64::new();
@@ -191,12 +189,12 @@ impl Arena {
         let mut hasher = XxHash3_64::new();
         let from = self.part(slot, 0, to.len());
         // SAFETY: part() is inside the mapping, which does not overlap this process's own memory. Another process may write the
-        // slot meanwhile; any bytes are valid bytes, and whoever uses them validates them first.
+        // slot meanwhile; any bytes are valid bytes, and the copy is validated before use.
         unsafe { copy_hashed(from, to.as_mut_ptr(), to.len(), &mut hasher) };
         Copied { checksum: hasher.finish(), generation_after: self.generation_after(slot) }
     }
 
-    /// Copies a part of a block out. Panics if the slot has no such part.
+    /// Copies part of a block. Panics if the slot has no such part.
     pub fn read(&self, slot: u32, offset: usize, len: usize) -> Vec<u8> {
         let from = self.part(slot, offset, len);
         let mut bytes = Vec::with_capacity(len);
@@ -208,9 +206,9 @@ impl Arena {
         bytes
     }
 
-    /// The slot's generation, after all that was copied out of it before this call.
+    /// The slot's generation, read after everything that was copied from it before this call.
     pub fn generation_after(&self, slot: u32) -> u64 {
-        // If a copy saw a byte of a later writer, this load sees the generation that was stored before it wrote.
+        // If a copy saw a byte of a later writer, this load sees the generation that was stored before that writer began.
         fence(Ordering::Acquire);
         self.generation_cell(slot).load(Ordering::Relaxed)
     }
@@ -222,7 +220,7 @@ impl Arena {
         unsafe { &*self.map.as_ptr().add(PAGE + slot as usize * size_of::<AtomicU64>()).cast::<AtomicU64>() }
     }
 
-    /// Where a part of a slot is; all of it is inside the mapping. Panics if the slot has no such part.
+    /// A pointer to part of a slot, all of it inside the mapping. Panics if the slot has no such part.
     fn part(&self, slot: u32, offset: usize, len: usize) -> *mut u8 {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.layout.block_bytes), "outside the slot");
         // SAFETY: slot_at() keeps whole slots inside the mapping.

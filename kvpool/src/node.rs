@@ -1,9 +1,9 @@
-//! The pool node as a process: listens for clients, keeps deadlines, tells coordinators.
+//! The pool node as a process: it serves clients, keeps deadlines and informs coordinators.
 //!
 //! ```text
 //!   clients ──► [session]s ──► [store]: directory + arena ──► [announce] ──► coordinators
 //!                  ▲                 │  ▲
-//!                  └── what to tell ─┘  └──► [nvme]: the disk's threads
+//!                  └──── answers ─────┘  └──► [nvme]: the disk's threads
 //! ```
 
 mod announce;
@@ -51,7 +51,7 @@ use tokio::{
     time::{MissedTickBehavior, interval},
 };
 
-/// Connections at once. More are closed as they come.
+/// Connections at once. Further ones are refused.
 const CLIENTS_MAX: usize = 1024;
 /// How late a deadline may be noticed.
 const TICK: Duration = Duration::from_millis(20);
@@ -61,36 +61,36 @@ const TICK: Duration = Duration::from_millis(20);
 struct Node {
     dram_bytes: u64,
     prefault: bool,
-    /// There should be a disk, whether there is one or not.
+    /// A disk is configured, whether it could be opened or not.
     wants_nvme: bool,
     nvme: Option<Nvme>,
     limits: Limits,
     policy: Policy,
     tenant_share: u8,
-    store: Mutex<Option<Carved>>,
-    /// What its clients store; the first one says it.
+    store: Mutex<Option<OpenStore>>,
+    /// Of its clients' blocks; the first client says it.
     layout: OnceLock<LayoutFingerprint>,
     /// Set when there are events to announce.
     changed: Arc<Notify>,
     traffic: Traffic,
 }
 
-/// The store, made for the first client, who says how large a block is, or for what was found on disk before there is one.
+/// The store. It is created for the first client, which says how large a block is, or before that for blocks found on disk.
 #[derive(Debug)]
-struct Carved {
+struct OpenStore {
     store: Arc<Store>,
-    /// What it was carved for, as long as no client wanted the same.
+    /// What was found on disk, until a client wants the same.
     recovered: Option<Manifest>,
 }
 
-/// Bytes that the node itself moved, over QUIC.
+/// Bytes that the node itself moved, which is only over QUIC.
 #[derive(Debug, Default)]
 struct Traffic {
     put_bytes: AtomicU64,
     get_bytes: AtomicU64,
 }
 
-/// Runs a pool node until `shutdown`, and then until it has handed over what it holds.
+/// Runs a pool node until `shutdown`, and then until it has handed over its blocks.
 pub async fn run(settings: Settings, shutdown: impl Future<Output = ()>) -> Result<(), LinkError> {
     let Settings { worker, advertise, dram_bytes, prefault, nvme, policy, tenant_share, limits, drain } = settings;
     let endpoint = Endpoint::bind(worker.bind, &worker.identity)?;
@@ -142,7 +142,7 @@ pub async fn run(settings: Settings, shutdown: impl Future<Output = ()>) -> Resu
             () = node.changed.notified() => {
                 let store = node.store();
                 if store.is_some() && !mem::replace(&mut room_is_known, true) {
-                    // Whoever asks what fits here should not have to wait for the next heartbeat.
+                    // Coordinators should know what fits here before the next heartbeat.
                     uplink.broadcast(&WorkerEvent::Heartbeat(Box::new(node.report())));
                 }
                 announcer.announce(store.as_deref(), &uplink);
@@ -194,9 +194,9 @@ impl Sessions {
     }
 }
 
-/// Why a client is not served; the text goes to it.
+/// Why a client is refused; it is sent this text.
 #[derive(Debug, thiserror::Error)]
-enum Unwelcome {
+enum Refusal {
     #[error("blocks have {has} bytes at this node, not {wants}: give each model its own pool nodes")]
     BlockBytes { has: usize, wants: u64 },
     #[error("blocks of {wants} bytes are not between 1 and {BLOCK_BYTES_MAX}")]
@@ -209,50 +209,49 @@ enum Unwelcome {
 
 impl Node {
     fn store(&self) -> Option<Arc<Store>> {
-        self.store.lock().as_ref().map(|carved| Arc::clone(&carved.store))
+        self.store.lock().as_ref().map(|open| Arc::clone(&open.store))
     }
 
-    /// Offers what is on disk before the first client comes: it was most likely left for the same model.
+    /// Offers the blocks on disk before the first client comes: most likely they are the same model's.
     fn recover(&self) {
         let Some(manifest) = self.nvme.as_ref().and_then(|nvme| nvme.manifest()) else { return };
-        match self.carve(manifest) {
-            Ok(store) => *self.store.lock() = Some(Carved { store, recovered: Some(manifest) }),
+        match self.create_store(manifest) {
+            Ok(store) => *self.store.lock() = Some(OpenStore { store, recovered: Some(manifest) }),
             Err(error) => tracing::warn!(%error, "what is on disk cannot be offered"),
         }
     }
 
-    /// The store, carved into slots for `block_bytes` if this is the first client. Other blocks than those that are on disk
-    /// begin with an empty one.
-    fn store_for(&self, BlockFormat { layout, shard, block_bytes }: BlockFormat) -> Result<Arc<Store>, Unwelcome> {
+    /// The store, created for `block_bytes` if this is the first client. If the blocks on disk are others, the disk is wiped.
+    fn store_for(&self, BlockFormat { layout, shard, block_bytes }: BlockFormat) -> Result<Arc<Store>, Refusal> {
         if !shard.is_valid() {
-            return Err(Unwelcome::NoSuchShard(shard));
+            return Err(Refusal::NoSuchShard(shard));
         }
         if !(1..=BLOCK_BYTES_MAX).contains(&block_bytes) {
-            return Err(Unwelcome::Absurd { wants: block_bytes });
+            return Err(Refusal::Absurd { wants: block_bytes });
         }
         let wanted = Manifest::new(block_bytes, layout);
-        let mut carved = self.store.lock();
-        if let Some(Carved { store, .. }) = carved.take_if(|carved| carved.recovered.is_some_and(|manifest| manifest != wanted)) {
+        let mut open = self.store.lock();
+        if let Some(OpenStore { store, .. }) = open.take_if(|open| open.recovered.is_some_and(|manifest| manifest != wanted)) {
             tracing::warn!("what is on disk was left for another model: the disk is wiped");
             store.disk().iter().for_each(|disk| disk.close());
         }
-        let carved = match &mut *carved {
-            Some(carved) => carved,
-            None => carved.insert(Carved { store: self.carve(wanted)?, recovered: None }),
+        let open = match &mut *open {
+            Some(open) => open,
+            None => open.insert(OpenStore { store: self.create_store(wanted)?, recovered: None }),
         };
-        let has = carved.store.arena().block_bytes();
+        let has = open.store.arena().block_bytes();
         if has as u64 != block_bytes {
-            return Err(Unwelcome::BlockBytes { has, wants: block_bytes });
+            return Err(Refusal::BlockBytes { has, wants: block_bytes });
         }
-        carved.recovered = None;
-        Ok(Arc::clone(&carved.store))
+        open.recovered = None;
+        Ok(Arc::clone(&open.store))
     }
 
-    fn carve(&self, manifest: Manifest) -> Result<Arc<Store>, ArenaError> {
+    fn create_store(&self, manifest: Manifest) -> Result<Arc<Store>, ArenaError> {
         let Manifest { block_bytes, .. } = manifest;
         let arena = Arena::create(self.dram_bytes, block_bytes, rand::random())?;
         let slots = arena.slots();
-        tracing::info!(slots, block_bytes, "arena carved");
+        tracing::info!(slots, block_bytes, "arena created");
         let mut directory = Directory::new(slots, self.limits, self.policy.build(slots));
         let io = self.nvme.as_ref().and_then(|nvme| nvme.prepare(manifest)).map(Arc::new);
         if let Some(io) = &io {

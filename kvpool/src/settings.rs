@@ -6,7 +6,7 @@ use crate::core::{
 };
 use serde::{Deserialize, Serialize};
 use std::{
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    net::{Ipv4Addr, SocketAddr},
     path::PathBuf,
     time::Duration,
 };
@@ -35,7 +35,7 @@ pub struct PoolFlags {
     /// Memory for blocks, such as 4GiB; taken from the system as blocks arrive
     #[arg(long)]
     pub dram: Option<String>,
-    /// Take all of that memory when the first client comes, in the background, and not as blocks arrive
+    /// Take all of that memory in the background when the first client comes, not as blocks arrive
     #[arg(long)]
     pub prefault: Option<bool>,
     /// Disk for blocks that leave memory, such as 64GiB, in `data`; none if not given
@@ -56,7 +56,7 @@ pub struct PoolFlags {
     /// Time for which a reader may claim the blocks it was handed, in milliseconds
     #[arg(long)]
     pub lease_ms: Option<u64>,
-    /// When told to end, the node takes at most so many seconds to hand over what it holds to other nodes
+    /// When told to end, the node takes at most this many seconds to hand its blocks over to other nodes
     #[arg(long)]
     pub drain_s: Option<u64>,
 }
@@ -68,7 +68,7 @@ pub struct Settings {
     pub advertise: Option<SocketAddr>,
     pub dram_bytes: u64,
     pub prefault: bool,
-    /// `None`: blocks that leave memory are gone.
+    /// `None`: blocks that leave memory are lost.
     pub nvme: Option<Nvme>,
     pub policy: Policy,
     /// Percent.
@@ -81,11 +81,11 @@ pub struct Settings {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Nvme {
     pub dir: PathBuf,
-    /// Of blocks; their index takes about 100 bytes for each beside.
+    /// For blocks. Their index takes about 100 more bytes per block.
     pub capacity_bytes: u64,
 }
 
-/// Shorter than this, deadlines would pass while a batch is copied; longer, a dead peer would hold too much for too long.
+/// Shorter deadlines would pass while a batch is copied; with longer ones, a dead peer would hold too much for too long.
 const DEADLINE_MS: std::ops::RangeInclusive<u64> = 100..=600_000;
 
 /// More than any node needs.
@@ -95,13 +95,13 @@ impl Flags {
     pub fn check(self) -> Result<Settings, WorkerError> {
         let Flags { mut worker, kvpool } = self;
         let bind = *worker.bind.get_or_insert(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
-        if kvpool.advertise.is_none() && is_wildcard(bind.ip()) {
+        if kvpool.advertise.is_none() && bind.ip().is_unspecified() {
             return Err(invalid("bind", bind, "listens on every address: say with `advertise` which one workers should use").into());
         }
         let dram = kvpool.dram.unwrap_or_else(|| "1GiB".into());
         let dram_bytes = within_memory("dram", parse_bytes(&dram).map_err(|reason| invalid("dram", &dram, reason))?)?;
         if dram_bytes == 0 {
-            return Err(invalid("dram", dram, "blocks go through memory, those on disk, too").into());
+            return Err(invalid("dram", dram, "all blocks go through memory, also those on disk").into());
         }
         let capacity = kvpool.nvme_capacity.unwrap_or_else(|| "0".into());
         let nvme = match parse_bytes(&capacity).map_err(|reason| invalid("nvme_capacity", &capacity, reason))? {
@@ -134,10 +134,6 @@ impl Flags {
             drain,
         })
     }
-}
-
-fn is_wildcard(ip: IpAddr) -> bool {
-    ip.is_unspecified()
 }
 
 fn deadline(key: &'static str, ms: u64) -> Result<Duration, ConfigError> {

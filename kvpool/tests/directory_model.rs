@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 use tidemill_kvpool::core::{
-    directory::{Action, ClientId, Directory, DiskBlock, DiskFault, Limits, Loaded, Usage},
+    directory::{Action, ClientId, Directory, DiskBlock, DiskFault, DramUsage, Limits, Loaded},
     eviction::Policy,
 };
 use tidemill_proto::{
@@ -451,7 +451,7 @@ impl World {
         self.directory.tick(self.now);
         self.settle();
         self.check();
-        let Usage { free, cached, reserved, leased, quarantined } = self.directory.usage();
+        let DramUsage { free, cached, reserved, leased, quarantined } = self.directory.usage();
         assert_eq!((reserved, leased, quarantined), (0, 0, 0), "something leaked");
         assert_eq!(free + cached, SLOTS as usize);
         // A disk that answers again, however late, is not kept busy by what was asked of it in vain.

@@ -1,9 +1,9 @@
-//! The unit of KV: 16 token positions, named by a hash of everything that determines its bytes.
+//! The unit of KV: a block of 16 token positions, named by a hash of everything that determines its bytes.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Token positions in a block. Part of the layout fingerprint, so it can change only for a whole cluster.
+/// Token positions in a block. It is part of the layout fingerprint, so it changes only for a whole cluster at once.
 pub const BLOCK_TOKENS: usize = 16;
 
 /// A token's id in the model's vocabulary.
@@ -33,8 +33,8 @@ impl KvDtype {
     }
 }
 
-/// Shape of one block: `[layer][K, V][kv head]`, of each head `[16 positions][head_dim]` numbers (transposed in K) after the positions'
-/// scales if there are some, on cache lines. Contiguous, so that a layer's slice can be shipped when that layer is done.
+/// Shape of one block: `[layer][K, V][kv head]`. Each head is `[16 positions][head_dim]` numbers (transposed in K) after the positions'
+/// scales, if there are any, on cache lines. A layer's slice is contiguous, so it can be shipped when that layer is done.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct KvShape {
     pub layers: usize,
@@ -112,7 +112,7 @@ impl Shard {
 pub struct BlockKey(pub [u8; 16]);
 
 impl BlockKey {
-    /// The parent of a sequence's first block. `salt` separates tenants: without it nobody can probe their prompts.
+    /// The parent of a sequence's first block. `salt` separates tenants: nobody without it can probe their prompts.
     pub fn root(layout: &LayoutFingerprint, salt: &[u8]) -> Self {
         let mut hasher = blake3::Hasher::new_derive_key("tidemill block chain v1");
         hasher.update(&layout.0);
@@ -120,7 +120,7 @@ impl BlockKey {
         Self(first_16(&hasher.finalize()))
     }
 
-    /// The key of the block that follows `self` and holds `tokens`.
+    /// The key of the block with `tokens` that follows this one.
     pub fn child(&self, tokens: &[Token; BLOCK_TOKENS]) -> Self {
         let mut input = [0u8; 16 + 4 * BLOCK_TOKENS];
         input[..16].copy_from_slice(&self.0);
@@ -143,7 +143,7 @@ impl BlockKey {
     }
 }
 
-/// Whose blocks these are, as far as a pool node needs to know: a digest of the salt. All who share a salt are one tenant.
+/// The owner of blocks, as far as a pool node knows: a digest of the salt. Everyone who shares a salt is one tenant.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct Tenant(pub u64);
 
@@ -168,7 +168,7 @@ impl Chain {
         chain
     }
 
-    /// Hashes the full blocks of `tokens` that are not hashed yet. `tokens` is the whole sequence so far.
+    /// Adds the keys of new full blocks. `tokens` is the whole sequence so far.
     pub fn extend_to(&mut self, tokens: &[Token]) {
         let (blocks, _) = tokens.as_chunks::<BLOCK_TOKENS>();
         for block in &blocks[self.keys.len()..] {

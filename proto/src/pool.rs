@@ -1,8 +1,7 @@
-//! What a KV pool node and its clients tell each other.
+//! Messages between a KV pool node and its clients.
 //!
-//! A client opens one control stream, says [`ToPool::Hello`] and is welcomed or refused. After that it numbers its
-//! calls; answers come in any order and carry the call's number. Bytes go one of two ways ([`Via`]), never over the
-//! control stream:
+//! A client opens one control stream, sends [`ToPool::Hello`] and is welcomed or refused. Then it numbers its calls; answers come in
+//! any order and carry the call's number. Bytes go one of two ways ([`Via`]), never over the control stream:
 //!
 //! ```text
 //! Via::Slots    the client reads and writes the node's arena itself (shared memory; RDMA where there is hardware)
@@ -14,8 +13,8 @@
 //!     get   Get ──► (GetData, bytes, generation)…
 //! ```
 //!
-//! Every operation is batched and idempotent by key. What a client reserved or leased is given back when its
-//! connection ends, and in any case at a deadline.
+//! Every operation is batched and idempotent by key. Everything that a client reserved or leased is released when its connection
+//! ends, and at a deadline in any case.
 
 use crate::{
     block::{BlockKey, LayoutFingerprint, Shard, Tenant},
@@ -29,15 +28,15 @@ pub const KEYS_MAX: usize = 1 << 16;
 /// Largest block.
 pub const BLOCK_BYTES_MAX: u64 = 256 << 20;
 
-/// One call of one client. The client never uses a number again on the same connection.
+/// One call of one client. Numbers are never reused on the same connection.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct CallId(pub u64);
 
-/// Keeps the blocks of one answer where they are until it is released or expires.
+/// Keeps the blocks of one answer in place until it is released or expires.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct LeaseId(pub u64);
 
-/// A slot as it was at one time: the generation changes whenever the slot's content may change.
+/// A slot at one time: its generation changes whenever its content may change.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct SlotRef {
     pub slot: u32,
@@ -93,27 +92,27 @@ pub enum Via {
     Streams,
 }
 
-/// Where a pool node holds a block; the faster one where it has it twice.
+/// Where a pool node holds a block; the faster tier if both do.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub enum Tier {
     Dram,
     Nvme,
 }
 
-/// Where the blocks of a put come from: whom they are computed for, and behind which block of their chain they stand.
+/// Where the blocks of a put belong: the request they are computed for, and their place in their chain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Lineage {
-    /// The request that they are computed for.
+    /// The request they are computed for.
     pub origin: RequestId,
     pub tenant: Tenant,
-    /// The block before the first one; `None` at the beginning of the chain.
+    /// The block before the first one; `None` at the start of the chain.
     pub parent: Option<BlockKey>,
     /// Blocks of the chain before the first one.
     pub position: u32,
 }
 
 impl Lineage {
-    /// Of each of `keys`, which follow each other from here on.
+    /// The lineage of each of `keys`, which follow each other from here on.
     pub fn of_each(self, keys: &[BlockKey]) -> impl Iterator<Item = Self> {
         let parents = [self.parent].into_iter().chain(keys.iter().copied().map(Some));
         (self.position..).zip(parents).take(keys.len()).map(move |(position, parent)| Self { parent, position, ..self })
@@ -141,7 +140,7 @@ impl BlockFormat {
 pub enum ToPool {
     /// First message. All clients of a node agree on `block_bytes`.
     Hello(BlockFormat),
-    /// Reserve a slot for each key that is neither held nor in flight. `keys` follow each other in one chain.
+    /// Reserve a slot for each key that is neither held nor in flight. The keys follow each other in one chain.
     PutStart {
         call: CallId,
         lineage: Lineage,
@@ -157,27 +156,27 @@ pub enum ToPool {
     PutRevoke {
         blocks: Vec<SlotRef>,
     },
-    /// How many leading `keys` are held? What is found in DRAM stays for a short while, so that a get can follow.
+    /// How many leading `keys` are held? Blocks in DRAM stay for a short while, so that a get can follow.
     Match {
         call: CallId,
         keys: Vec<BlockKey>,
     },
-    /// Hand over these blocks, waiting up to `wait_ms` for those that are not there (reserved or not). Blocks that have to
-    /// be read from NVMe first may take longer than that, but not long.
+    /// Hand over these blocks, waiting up to `wait_ms` for those that are missing, reserved or not. Blocks on NVMe may take a little
+    /// longer.
     Get {
         call: CallId,
         keys: Vec<BlockKey>,
         wait_ms: u64,
         via: Via,
     },
-    /// Wait no longer; no answer follows.
+    /// Stop waiting; no answer follows.
     CancelGet {
         call: CallId,
     },
     Release {
         lease: LeaseId,
     },
-    /// The bytes of this slot did not match their checksum: check them, and forget the block if that is so.
+    /// This slot's bytes did not match their checksum: check them, and forget the block if they are wrong.
     Suspect {
         block: SlotRef,
     },
@@ -189,7 +188,7 @@ pub enum FromPool {
     Welcome {
         arena: ArenaInfo,
     },
-    /// The text says what to change. The connection ends.
+    /// The reason says what to change. The connection ends.
     Refused {
         reason: String,
     },
@@ -199,7 +198,7 @@ pub enum FromPool {
         deadline_ms: u64,
         answers: Vec<Reservation>,
     },
-    /// What became of blocks whose bytes were delivered. Their counts add up to the slots reserved.
+    /// What became of blocks whose bytes were delivered. Over all answers, the counts add up to them.
     PutEnded {
         call: CallId,
         published: u32,
@@ -215,14 +214,14 @@ pub enum FromPool {
         lease: LeaseId,
         blocks: Vec<Found>,
     },
-    /// These blocks of a get are not there, and were not before its deadline.
+    /// These blocks of a get are not there, and did not come before its deadline.
     Missed {
         call: CallId,
         indexes: Vec<u32>,
     },
 }
 
-/// How a process on the same host maps the node's arena: `/proc/<pid>/fd/<fd>`, proven by `nonce` in its first page.
+/// How a process on the same host maps the node's arena: through `/proc/<pid>/fd/<fd>`, with `nonce` in its first page as proof.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ArenaInfo {
     pub pid: u32,
@@ -232,12 +231,12 @@ pub struct ArenaInfo {
     pub block_bytes: u64,
 }
 
-/// What may leave memory for the blocks of a put.
+/// Which blocks may leave memory for those of a put.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Room {
-    /// What the policy gives up first, wherever else it is held.
+    /// The first that the policy gives up, whether they are also on disk or not.
     Made,
-    /// Copies of what is on disk: for blocks that nobody waits for, and that are worth no more than those which are there.
+    /// Only copies of blocks on disk. For blocks that nobody waits for and that are worth no more than those in memory.
     Spare,
 }
 
@@ -247,11 +246,11 @@ pub enum Reservation {
     Write(SlotRef),
     Held,
     InFlight,
-    /// No slot is free and none can be freed now, within [`Room`].
+    /// No slot is free, and [`Room`] allows none to be freed now.
     Full,
 }
 
-/// A slot full of bytes, and XXH3-64 of these bytes as their writer had them.
+/// A written slot, and XXH3-64 of the bytes as their writer had them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Written {
     pub at: SlotRef,
@@ -265,21 +264,21 @@ pub struct Found {
     pub index: u32,
     pub at: SlotRef,
     pub checksum: u64,
-    /// The request that the block was computed for.
+    /// The request the block was computed for.
     pub origin: RequestId,
-    /// Where the block was when it was asked for. Its bytes are in the slot, whichever it is.
+    /// Where the block was when it was asked for. Its bytes are in the slot in either case.
     pub tier: Tier,
 }
 
-/// In front of a block's bytes on a stream from client to node. All blocks of a stream belong to one call.
+/// Precedes a block's bytes on a stream from client to node. All blocks of a stream belong to one call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct PutData {
     pub call: CallId,
     pub block: Written,
 }
 
-/// In front of a block's bytes on a stream from node to client. After the bytes comes the slot's generation once more
-/// (little-endian `u64`), as it was when the node had read them.
+/// Precedes a block's bytes on a stream from node to client. After the bytes comes the slot's generation again (little-endian
+/// `u64`), as it was when the node had read them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct GetData {
     pub call: CallId,

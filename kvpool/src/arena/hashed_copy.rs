@@ -1,15 +1,14 @@
 //! Copying block bytes and hashing the copy, in one pass over memory.
 //!
-//! A block is larger than what a core's caches could keep of it, and nobody reads it here again soon. An ordinary copy reads
-//! the destination's old bytes into the cache before it overwrites them, and waits for each new page of the source. Here, bytes
-//! go to the destination past the caches (non-temporal stores), the source is asked for one chunk ahead, in two pages at a
-//! time, and what is hashed is a third copy that stays in the L1 cache: so that the checksum is of exactly the bytes
-//! that were written, whoever changes the source meanwhile.
+//! A block does not fit a core's caches, and is not read here again soon. An ordinary copy loads the destination's old bytes into
+//! the cache before it overwrites them, and waits for each new page of the source. This one writes past the caches (non-temporal
+//! stores) and prefetches the source one chunk ahead, two pages at a time. It hashes a third copy, which stays in the L1 cache: so
+//! the checksum is of exactly the bytes that were written, even if the source changes meanwhile.
 
 use std::{hash::Hasher, mem::MaybeUninit};
 use twox_hash::XxHash3_64;
 
-/// Copied and hashed at a time: two pages, which with what is prefetched fit the L1 cache.
+/// Bytes copied and hashed at a time: two pages, which fit the L1 cache together with the prefetched ones.
 const CHUNK: usize = 8 << 10;
 /// A cache line.
 const LINE: usize = 64;
@@ -23,7 +22,7 @@ struct Chunk(#[expect(dead_code, reason = "only its address is used")] [u8; CHUN
 /// # Safety
 ///
 /// `from` is valid for reading `len` bytes and `to` for writing them, and the two do not overlap. Another process may be
-/// writing `from`: some mixture of old and new bytes is copied then, and it is those that are hashed.
+/// writing `from`: the copy is then some mixture of old and new bytes, and the checksum is of that mixture.
 pub(crate) unsafe fn copy_hashed(from: *const u8, to: *mut u8, len: usize, hasher: &mut XxHash3_64) {
     let head = if cfg!(target_arch = "x86_64") && len >= 2 * CHUNK { to.align_offset(LINE) } else { len };
     // SAFETY: the parts lie side by side inside the ranges that the caller vouches for; align_offset() is less than LINE
@@ -61,7 +60,7 @@ unsafe fn copy_plain(from: *const u8, to: *mut u8, len: usize, hasher: &mut XxHa
     }
 }
 
-/// Copies past the caches; a rest of less than a chunk, through them.
+/// Copies past the caches; a last part of less than a chunk, through them.
 ///
 /// # Safety
 ///
@@ -77,7 +76,7 @@ unsafe fn copy_past_caches(from: *const u8, to: *mut u8, len: usize, hasher: &mu
         let hot = chunk.as_mut_ptr().cast::<u8>();
         for line in (0..CHUNK / 2).step_by(LINE) {
             for page in [0, CHUNK / 2] {
-                // Asking for what lies behind the source's end does nothing.
+                // Prefetching past the source's end has no effect.
                 _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(at + CHUNK + page + line).cast());
                 for part in (line..line + LINE).step_by(16) {
                     // SAFETY: page + part + 16 <= CHUNK and at + CHUNK <= len; `to` and `hot` are at the start of lines.
@@ -92,7 +91,7 @@ unsafe fn copy_past_caches(from: *const u8, to: *mut u8, len: usize, hasher: &mu
         // SAFETY: all of the chunk was just written.
         hasher.write(unsafe { std::slice::from_raw_parts(hot, CHUNK) });
     }
-    // Stores past the caches wait for nothing: without this, what is published next could be seen before them.
+    // Non-temporal stores are not ordered: without this, later stores could be seen before them.
     _mm_sfence();
     // SAFETY: whole <= len.
     unsafe { copy_plain(from.add(whole), to.add(whole), len - whole, hasher) }

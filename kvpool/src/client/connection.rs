@@ -1,14 +1,17 @@
-//! A worker's connection to one pool node.
+//! A connection to one pool node.
 //!
 //! ```text
 //!   PoolClient ──calls──► control stream ──► node           one round trip per batch
 //!       │   ▲                                  │
 //!       │   └── replies, by call number ◄──────┘
-//!       └── block bytes, by the cheapest way both ends have ([`transport`](crate::transport))
+//!       └── block bytes, by the cheapest transport that works ([`transport`](crate::transport))
 //! ```
 //!
-//! The connection is made once. When it breaks, every call under way and after answers `Unreachable` at once, and the
-//! owner makes a new one. Every call ends: the node answers by a deadline, and the client waits little longer.
+//! Both directions have two phases, so that bytes need no memory of their own on the way: a put *reserves* slots, the caller writes
+//! them, and it *commits*; a get *leases* blocks, the caller reads them, and each copy is *validated*.
+//!
+//! A connection is made once. When it breaks, all calls under way and all later ones answer `Unreachable` at once, and the owner
+//! makes a new connection. Every call ends: the node answers by a deadline, and the client waits little longer.
 
 mod calls;
 mod fetch;
@@ -49,7 +52,7 @@ pub enum PoolError {
     TooMany { blocks: usize },
 }
 
-/// Clones share the connection, which ends with the last of them and of their fetches.
+/// Clones share the connection. It ends with the last of them, of their fetches and of their blocks.
 #[derive(Clone, Debug)]
 pub struct PoolClient(Arc<Inner>);
 
@@ -67,7 +70,7 @@ struct Inner {
 
 /// Calls on their way to the node.
 const OUTGOING_MAX: usize = 1024;
-/// A node that does not answer what it could answer at once is gone.
+/// A node that takes longer than this for what it can answer at once is gone.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
 impl PoolClient {
@@ -111,7 +114,7 @@ impl PoolClient {
         self.0.path.transport
     }
 
-    /// UDP payload of the datagrams that go to the node now.
+    /// UDP payload bytes of the datagrams that go to the node now.
     pub fn datagram_bytes(&self) -> u16 {
         self.0.connection.datagram_bytes()
     }
@@ -147,7 +150,7 @@ impl PoolClient {
         Arc::into_inner(reserved).expect("all writers have ended").commit().await
     }
 
-    /// Blocks of the leading run of `keys` that the node holds right now. They stay for about a second, so that a get finds them.
+    /// How many leading `keys` the node holds now. It keeps these blocks for about a second, so that a get finds them.
     pub async fn match_prefix(&self, keys: &[BlockKey]) -> Result<usize, PoolError> {
         let keys = &keys[..keys.len().min(KEYS_MAX)];
         if keys.is_empty() {
@@ -161,8 +164,8 @@ impl PoolClient {
         }
     }
 
-    /// Asks for blocks, waiting for each at most `wait`. Results come as blocks do, in any order, one per key. Dropping the
-    /// [`Fetch`] cancels it. Must be called inside a tokio runtime.
+    /// Asks for blocks, and waits for each up to `wait`. Results come in any order, one per key. Dropping the [`Fetch`] cancels it.
+    /// Call it inside a tokio runtime.
     pub fn get(&self, keys: Vec<BlockKey>, wait: Duration) -> Fetch {
         Fetch::start(Arc::clone(&self.0), keys, wait)
     }
@@ -197,7 +200,7 @@ impl Inner {
         PoolError::Unreachable { addr: self.addr, reason: reason.to_owned() }
     }
 
-    /// The node said what no node says: neither it nor this connection can be used.
+    /// The node broke the protocol: neither it nor this connection can be used.
     fn nonsense(&self) -> PoolError {
         self.connection.close("answer makes no sense");
         self.unreachable("its answer makes no sense")

@@ -1,4 +1,4 @@
-//! What a process moved to and from the pool, and what it missed.
+//! Blocks that a process moved to and from the pool, and those it missed.
 
 use crate::client::Miss;
 use std::{

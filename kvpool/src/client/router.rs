@@ -1,4 +1,4 @@
-//! A worker's way to every pool node: one connection per node, made when first needed and again after it broke.
+//! A worker's way to every pool node: one connection per node, made when it is first needed and again after it broke.
 
 use crate::{
     admission::Part,
@@ -29,7 +29,7 @@ struct Inner {
     blocks: BlockFormat,
     force_quic: bool,
     counters: Arc<TransferCounters>,
-    /// One lock per node, so that a node that does not answer delays only who wants that node.
+    /// One lock per node, so that a node that does not answer delays only its own callers.
     nodes: Mutex<HashMap<PoolNode, Arc<tokio::sync::Mutex<Node>>>>,
 }
 
@@ -38,27 +38,27 @@ enum Node {
     #[default]
     Unknown,
     Connected(PoolClient),
-    /// All who waited for the attempt that failed share its result; soon after, there may be another.
+    /// All callers that waited for the attempt share its result, until the next attempt.
     Failed {
         since: Instant,
         reason: String,
     },
 }
 
-/// Connecting to a node ends within this time,
+/// Connecting to a node takes no longer than this,
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 /// and is not tried again sooner than this.
 const RETRY: Duration = Duration::from_secs(1);
 
 impl PoolRouter {
-    /// `force_quic`: even near nodes are reached over the network.
+    /// `force_quic`: near nodes, too, are reached over the network.
     pub fn new(endpoint: Endpoint, blocks: BlockFormat, force_quic: bool) -> Self {
         let counters = Arc::new(TransferCounters::default());
         Self(Arc::new(Inner { endpoint, blocks, force_quic, counters, nodes: Mutex::default() }))
     }
 
-    /// Fetches all parts at once, and delivers one result per key, by its place among the keys of all parts, as they come.
-    /// A node that cannot be reached is a miss of each of its keys.
+    /// Fetches all parts at once and delivers one result per key as they come, with its place among the keys of all parts. For a node
+    /// that cannot be reached, each key is a miss.
     pub async fn fetch<T: Send>(
         self,
         parts: Vec<Part>,
@@ -98,22 +98,22 @@ impl PoolRouter {
         }
     }
 
-    /// Publishes full blocks that follow each other in one chain at a node.
+    /// Publishes full blocks that follow each other in one chain, at one node.
     pub async fn put(&self, node: PoolNode, lineage: Lineage, blocks: Vec<(BlockKey, Vec<u8>)>) -> Result<PutReport, PoolError> {
         self.client(node).await?.put(lineage, blocks).await
     }
 
-    /// As [`put`](Self::put), where no block leaves the node for these.
+    /// As [`put`](Self::put), but no block leaves the node for these.
     pub async fn offer(&self, node: PoolNode, lineage: Lineage, blocks: Vec<(BlockKey, Vec<u8>)>) -> Result<PutReport, PoolError> {
         self.client(node).await?.offer(lineage, blocks).await
     }
 
-    /// Length of the leading run of `keys` that a node holds.
+    /// How many leading `keys` a node holds.
     pub async fn match_prefix(&self, node: PoolNode, keys: &[BlockKey]) -> Result<usize, PoolError> {
         self.client(node).await?.match_prefix(keys).await
     }
 
-    /// A heartbeat's report: the engine's `latest`, with what was moved. Steps are reported once.
+    /// Makes a heartbeat's report: the engine's `latest`, with the transfer counters. Steps are reported once.
     pub fn reporter(&self, latest: Arc<Mutex<Report>>) -> Reporter {
         let pools = self.clone();
         Arc::new(move || {

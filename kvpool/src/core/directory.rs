@@ -1,5 +1,5 @@
-//! What a pool node holds: keys to slots, and who may touch which slot. No bytes, no clock, no socket: calls come in with
-//! the time, results and [`Action`]s go out.
+//! What a pool node holds: keys to slots, and who may touch which slot. No bytes, no clock, no socket: calls bring the time,
+//! results and [`Action`]s go out.
 //!
 //! A slot's life:
 //!
@@ -12,15 +12,15 @@
 //!     └──── time is up ─── 4 quarantined ◄───┘        (3 published ── forget ──► 1 free, when not leased)
 //! ```
 //!
-//! (The node itself is the writer of a block that comes from disk: see `tiers`.)
+//! (A block that comes from disk is written by the node itself: see `tiers`.)
 //!
-//! 1. **free**: nobody's, content meaningless
-//! 2. **reserved**: one writer may write it until a deadline; its key is in flight and found by nobody. The slot got a
-//!    new generation when it was reserved, so who still reads what was there before can tell.
-//! 3. **published**: full, immutable, found by its key; leased by readers or else a candidate for eviction
-//! 4. **quarantined**: found by nobody and given to nobody, because a writer that was cut off may still be writing
+//! 1. **free**: its content means nothing
+//! 2. **reserved**: one writer may fill it until a deadline. Its key is in flight: nobody finds it. Reserving gives the slot a new
+//!    generation, which tells readers of its earlier content that it is gone.
+//! 3. **published**: full, immutable, found by its key; leased to readers, or a candidate for eviction
+//! 4. **quarantined**: nobody finds it and nobody gets it, because a writer that was cut off may still be writing
 //!
-//! Every wait, lease and reservation has a deadline, so whatever a dead peer held is free again within
+//! Every wait, lease and reservation has a deadline, so everything that a dead peer held is free again within
 //! [`Limits::reclaim_max`].
 
 mod disk_slots;
@@ -56,7 +56,7 @@ use tidemill_proto::{
 use timers::{TimerId, Timers};
 use waits::{Asked, Waits};
 
-/// One client's connection. Never used again.
+/// One client's connection. Numbers are never reused.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct ClientId(pub u64);
 
@@ -64,48 +64,48 @@ pub struct ClientId(pub u64);
 pub struct Limits {
     /// From `put_start` to `put_end`.
     pub put_deadline: Duration,
-    /// From handing out blocks to the end of the reader's claim on them.
+    /// From handing blocks to a reader to the end of its claim on them.
     pub lease: Duration,
 }
 
 impl Limits {
-    /// How long after its deadline a reserved slot is kept from others: a writer that looked at the clock just before
-    /// the deadline has finished its copy by then.
+    /// How long a reserved slot is kept from others after its deadline: a writer that checked the clock just before the deadline has
+    /// finished its copy by then.
     pub const QUARANTINE: Duration = Duration::from_millis(500);
 
-    /// From asking the disk for a block to having it. A reader that would not wait otherwise waits this long.
+    /// From asking the disk for a block to having it. Even a reader that wants no wait waits this long.
     pub const LOAD: Duration = Duration::from_secs(5);
 
-    /// How long `match_prefix` keeps what it found: enough for the get that follows at once.
+    /// How long `match_prefix` keeps the blocks it found: enough for the get that follows.
     pub const MATCH_LEASE: Duration = Duration::from_secs(1);
 
-    /// Nothing that a dead or silent peer held stays longer than this.
+    /// Nothing that a dead or silent peer holds stays longer than this.
     pub fn reclaim_max(&self) -> Duration {
         (self.put_deadline.max(Self::LOAD) + Self::QUARANTINE).max(self.lease).max(Self::MATCH_LEASE)
     }
 }
 
-/// What the shell is to do, in order.
+/// What the shell must do, in order.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Action {
     /// Hand these published blocks to a reader. They are leased to it.
     Found { client: ClientId, call: CallId, via: Via, lease: LeaseId, blocks: Vec<Found> },
-    /// Tell a reader that these blocks of its get will not come.
+    /// Tell a reader that it will not get these blocks.
     Missed { client: ClientId, call: CallId, indexes: Vec<u32> },
-    /// Copy a block to disk, if the slot still holds it after the copy, and answer with [`Directory::stored`], in every case.
+    /// Copy a block to disk, if the slot still holds it after the copy. Always answer with [`Directory::stored`].
     Store { disk: u32, from: SlotRef, block: DiskBlock },
-    /// Fill a slot from disk, and answer with [`Directory::loaded`], in every case: well only if what was filled in has this
-    /// checksum. Not a byte is written to the slot when it is `until` already.
+    /// Fill a slot from disk. Always answer with [`Directory::loaded`]: with success only if the bytes have this checksum. From
+    /// `until` on, no byte may be written to the slot.
     Load { disk: u32, to: SlotRef, checksum: u64, until: Duration },
-    /// What this disk slot holds is of no use, after a restart either.
+    /// Forget this disk slot's content, also after a restart.
     Erase { disk: u32 },
-    /// The disk is not to be used any more, nor answered for.
+    /// Stop using the disk. No more answers are expected for it.
     GiveUpDisk,
 }
 
-/// Slots by state; they add up to all slots.
+/// DRAM slots by state; they add up to all of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct DramUsage {
     pub free: usize,
     pub reserved: usize,
     /// Published and not leased.
@@ -124,7 +124,7 @@ pub struct Directory {
     policy: Box<dyn EvictionPolicy>,
     disk: Option<DiskSlots>,
     shares: Shares,
-    /// Slots whose blocks the policy gave up and the disk has, in the order in which they leave.
+    /// Slots whose blocks the policy gave up and the disk holds, in the order in which they leave.
     clean: BTreeMap<u64, u32>,
     /// Number of the last slot that became clean.
     cleaned: u64,
@@ -134,7 +134,7 @@ pub struct Directory {
     timers: Timers<Due>,
     events: EventLog,
     actions: VecDeque<Action>,
-    usage: Usage,
+    usage: DramUsage,
     /// Number of the last operation that used blocks.
     operation: u64,
 }
@@ -160,9 +160,9 @@ struct Reserved {
     lineage: Lineage,
     used: Use,
     timer: TimerId,
-    /// The node itself is writing, on the client's behalf.
+    /// The node itself is writing for the client.
     receiving: bool,
-    /// For a block that comes from disk: how many of the disk's reads and writes had ended when it was asked for.
+    /// For a block from disk: how many of the disk's reads and writes had ended when it was requested.
     disk_ended: u64,
 }
 
@@ -176,18 +176,18 @@ struct Published {
     rank: Rank,
 }
 
-/// What says when a published block leaves DRAM.
+/// What decides when a published block leaves DRAM.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Rank {
-    /// The policy, to which it is a candidate unless it is leased.
+    /// The policy: the block is one of its candidates unless it is leased.
     Policy,
-    /// The policy gave it up; it is being copied to disk.
+    /// The policy gave it up, and it is being copied to disk.
     Leaving,
-    /// It has a copy on disk and leaves in this order, before all others.
+    /// It has a copy on disk and leaves in this order, before all other blocks.
     Clean(u64),
 }
 
-/// What a reader is handed at once.
+/// Blocks to hand over, by reader and call.
 type Handovers = BTreeMap<(ClientId, CallId), (Via, Vec<(Found, Use)>)>;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -199,7 +199,7 @@ enum Due {
 }
 
 impl Directory {
-    /// All of `0..slots` free. `policy` must be for as many slots.
+    /// `0..slots` are free. `policy` must be for as many slots.
     pub fn new(slots: u32, limits: Limits, policy: Box<dyn EvictionPolicy>) -> Self {
         Self {
             limits,
@@ -217,12 +217,12 @@ impl Directory {
             timers: Timers::new(),
             events: EventLog::new(),
             actions: VecDeque::new(),
-            usage: Usage { free: slots as usize, ..Usage::default() },
+            usage: DramUsage { free: slots as usize, ..DramUsage::default() },
             operation: 0,
         }
     }
 
-    /// Lets no tenant have more than so many percent of the slots of a tier. Before anything else.
+    /// Limits each tenant to this percentage of a tier's slots. Call it before any operation.
     pub fn with_tenant_share(mut self, percent: u8) -> Self {
         self.shares = Shares::new(self.slots.len(), percent);
         if let Some(disk) = &mut self.disk {
@@ -231,7 +231,7 @@ impl Directory {
         self
     }
 
-    /// Blocks of the leading run of `keys` that are held. Those in DRAM stay for [`Limits::MATCH_LEASE`].
+    /// How many leading `keys` are held. Those in DRAM stay for [`Limits::MATCH_LEASE`].
     pub fn match_prefix(&mut self, client: ClientId, keys: &[BlockKey], now: Duration) -> usize {
         self.tick(now);
         self.operation += 1;
@@ -246,15 +246,14 @@ impl Directory {
         run
     }
 
-    /// Reserves a slot for each of `keys`, which follow each other in a chain from `lineage` on, that is neither held nor
-    /// in flight. Slots come from eviction when none is free, as far as `room` says; where it is made, the keys' own blocks
-    /// count as just used.
+    /// Reserves a slot for each of `keys` that is neither held nor in flight. The keys follow each other in one chain from `lineage`
+    /// on. If no slot is free, `room` says what may be evicted; with [`Room::Made`], the keys' own blocks count as just used.
     pub fn put_start(&mut self, client: ClientId, lineage: Lineage, room: Room, keys: &[BlockKey], now: Duration) -> Vec<Reservation> {
         self.tick(now);
         self.operation += 1;
         let at = self.operation_of(&lineage);
         let chain: Vec<(BlockKey, Use)> = keys.iter().copied().zip(Use::of_chain(at, keys.len())).collect();
-        // Where no room is made, what leaves memory is on disk: pinned, the blocks that an offer brought would keep out the rest of it.
+        // With spare room only, blocks that leave memory are on disk. Pinned, the blocks of an offer would keep out the rest of it.
         let kept = if room == Room::Made { &chain[..] } else { &[] };
         let held: Vec<(u32, Use)> = kept.iter().filter_map(|(key, used)| Some((self.published(key)?.slot, *used))).collect();
         held.iter().for_each(|&(slot, _)| self.pin(slot));
@@ -265,8 +264,8 @@ impl Directory {
         answers
     }
 
-    /// Publishes written slots and hands them to whoever waits for them. A slot that is not (or no longer) reserved by
-    /// this client under this generation is refused: its writer is late. Returns how many were published.
+    /// Publishes written slots and hands them to waiting readers. A slot that this client has not reserved under this generation, or
+    /// no longer, is refused: its writer is late. Returns how many were published.
     pub fn put_end(&mut self, client: ClientId, blocks: &[Written], now: Duration) -> usize {
         self.tick(now);
         let mut published = 0;
@@ -284,8 +283,8 @@ impl Directory {
         published
     }
 
-    /// Cancels reservations of slots that their client is not writing. Where the node itself is writing, the end of that
-    /// ends the reservation.
+    /// Cancels reservations of slots that their client is not writing. If the node itself is writing one, its reservation ends with
+    /// the write.
     pub fn put_revoke(&mut self, client: ClientId, blocks: &[SlotRef], now: Duration) {
         self.tick(now);
         for &at in blocks {
@@ -299,8 +298,8 @@ impl Directory {
         }
     }
 
-    /// The node starts to write a slot on behalf of the client that reserved it, and stops at the returned deadline at
-    /// the latest. `None`: not reserved by it (any more), or being written already.
+    /// The node starts to write a slot for the client that reserved it, and stops at the returned deadline at the latest. `None`: the
+    /// client has no such reservation, or the slot is being written already.
     pub fn receive_start(&mut self, client: ClientId, at: SlotRef, now: Duration) -> Option<Duration> {
         self.tick(now);
         let reserved = self.reservation(client, at).filter(|reserved| !reserved.receiving)?;
@@ -308,7 +307,7 @@ impl Directory {
         Some(reserved.timer.at())
     }
 
-    /// The node stopped writing a slot without success; its reservation ends.
+    /// The node failed to write a slot; its reservation ends.
     pub fn receive_failed(&mut self, client: ClientId, at: SlotRef, now: Duration) {
         if let Some(reserved) = self.reservation(client, at) {
             reserved.receiving = false;
@@ -316,9 +315,9 @@ impl Directory {
         self.put_revoke(client, &[at], now);
     }
 
-    /// Hands over the blocks of `keys` that are published, now, and the others when they are, if that is within `wait`.
-    /// Whether anyone reserved them yet makes no difference. Blocks on disk are read into DRAM, which may take as long as
-    /// [`Limits::LOAD`] whatever `wait` says. A number that names an unfinished get replaces it.
+    /// Hands over the published blocks of `keys` now, and the others as they are published within `wait`, reserved yet or not. Blocks
+    /// on disk are read into DRAM, which may take up to [`Limits::LOAD`] whatever `wait` says. A call number that names an unfinished
+    /// get replaces it.
     pub fn get(&mut self, client: ClientId, call: CallId, keys: &[BlockKey], wait: Duration, via: Via, now: Duration) {
         self.tick(now);
         self.cancel_get(client, call);
@@ -331,7 +330,7 @@ impl Directory {
                 None => drop(absent.insert(used.place, key)),
             }
         }
-        // Leased first, so that making room for what comes from disk does not push it out.
+        // Lease these first, so that making room for blocks from disk does not push them out.
         self.hand_over(client, call, via, found, now);
         if absent.len() > self.waits.room(client) {
             return self.miss(client, call, absent.into_keys().collect());
@@ -353,7 +352,7 @@ impl Directory {
         self.demote();
     }
 
-    /// Ends a get's waits without an answer.
+    /// Stops a get's waiting, without an answer.
     pub fn cancel_get(&mut self, client: ClientId, call: CallId) {
         if let Some(get) = self.waits.end(client, call) {
             self.timers.cancel(get.timer);
@@ -368,8 +367,7 @@ impl Directory {
         }
     }
 
-    /// Forgets a block whose bytes turned out to be wrong. Nobody finds it from now on; its slot is given to others when
-    /// no lease on it can be left.
+    /// Forgets a block whose bytes are wrong. Nobody finds it from now on; others get its slot once no lease on it can be left.
     pub fn forget(&mut self, at: SlotRef, now: Duration) {
         self.tick(now);
         let Some(Published { leases, .. }) = self.published_at(at) else { return };
@@ -385,8 +383,7 @@ impl Directory {
         }
     }
 
-    /// A client's connection ended: its waits and leases end, and its reservations are out of use until nobody can be
-    /// writing there.
+    /// A client's connection ended: its waits and leases end, and its reserved slots are quarantined until nobody can be writing them.
     pub fn client_gone(&mut self, client: ClientId, now: Duration) {
         self.tick(now);
         for get in self.waits.end_client(client) {
@@ -401,7 +398,7 @@ impl Directory {
         }
     }
 
-    /// Ends what is due at `now`. Every operation does this first, so calling it late changes no answer.
+    /// Ends everything that is due at `now`. Every operation does this first, so calling it late changes no answer.
     pub fn tick(&mut self, now: Duration) {
         while let Some(due) = self.timers.pop(now) {
             match due {
@@ -423,7 +420,7 @@ impl Directory {
         self.demote();
     }
 
-    /// The next thing to do for a reader. Take all after each call.
+    /// The next action. Take all of them after each call.
     pub fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
@@ -437,7 +434,7 @@ impl Directory {
         !self.events.is_empty()
     }
 
-    /// Everything that is held, as events from empty.
+    /// Everything that is held, as the events that would lead there from empty.
     pub fn snapshot(&self) -> impl Iterator<Item = PoolEvent> {
         let in_dram = self.slots.iter().filter_map(|slot| match slot.state {
             State::Published(Published { key, .. }) => Some(PoolEvent::Stored { key, tier: Tier::Dram }),
@@ -447,12 +444,12 @@ impl Directory {
         in_dram.chain(on_disk.map(|block| PoolEvent::Stored { key: block.key, tier: Tier::Nvme }))
     }
 
-    /// What a published block's bytes must hash to. `None`: it is no longer there.
+    /// The checksum of a published block's bytes. `None`: it is no longer there.
     pub fn checksum(&self, at: SlotRef) -> Option<u64> {
         self.published_at(at).map(|published| published.checksum)
     }
 
-    pub fn usage(&self) -> Usage {
+    pub fn usage(&self) -> DramUsage {
         self.usage
     }
 

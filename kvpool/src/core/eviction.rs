@@ -1,7 +1,7 @@
-//! Which block leaves when room is needed: a replaceable policy per tier, one file each.
+//! Which block leaves when room is needed: one policy per tier, replaceable, one file each.
 //!
-//! A policy sees slots (small dense numbers) and ranks those that may leave, the *candidates*. Whoever owns the slots
-//! tells it what happens to them; it never sees bytes, leases or clocks.
+//! A policy sees slots (small dense numbers) and ranks the *candidates*, those that may leave. The owner of the slots tells it what
+//! happens to them; it never sees bytes, leases or clocks.
 //!
 //! ```text
 //!            insert               pin
@@ -11,14 +11,14 @@
 //!                        └────── unpin ───────┘
 //! ```
 //!
-//! The blocks of one operation are a part of a chain, in order, and equally old. Of these, the one at the end should
-//! leave first: a block without those before it can never be matched, so a chain shrinks from its leaf.
+//! The blocks of one operation are part of a chain, in order, and equally old. The last of them should leave first: a block without
+//! those before it can never be matched, so a chain shrinks from its end.
 //!
 //! - [`lru`]: least recently used
-//! - [`lfu`]: least often used
-//! - [`s3fifo`]: three FIFO queues that let what is used once pass through quickly
-//! - [`hit_density`]: what, by all that was seen, brings the fewest hits for the room it takes
-//! - `ghosts`: what a policy remembers of blocks that left
+//! - [`lfu`]: least frequently used
+//! - [`s3fifo`]: three FIFO queues through which blocks that are used once pass quickly
+//! - [`hit_density`]: fewest expected hits for the room a block takes
+//! - `ghosts`: a policy's memory of blocks that left
 
 mod ghosts;
 pub mod hit_density;
@@ -36,11 +36,11 @@ use tidemill_proto::block::BlockKey;
 /// When a block was used last.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Use {
-    /// Number of the operation that used it: larger is later.
+    /// Number of the operation. Larger is later.
     pub at: u64,
-    /// Its place among the blocks of that operation, in chain order.
+    /// Place among that operation's blocks, in chain order.
     pub place: u32,
-    /// Whether that operation named no block after it.
+    /// Whether it was that operation's last block.
     pub tail: bool,
 }
 
@@ -50,39 +50,39 @@ impl Use {
         (0..blocks as u32).map(move |place| Use::in_chain(at, place, blocks))
     }
 
-    /// The same, counted from the beginning of the chain, where an operation began further on.
+    /// The same use with its place counted from the beginning of the chain.
     pub fn at_place(self, place: u32) -> Self {
         Self { place, ..self }
     }
 
-    /// The use of the block at `place` of an operation's `blocks`.
+    /// The use of the block at `place` among an operation's `blocks`.
     pub fn in_chain(at: u64, place: u32, blocks: usize) -> Self {
         Self { at, place, tail: place as usize + 1 == blocks }
     }
 }
 
-/// Ranks the blocks that may leave. Each call costs O(log n), some of them only on average.
+/// Ranks the blocks that may leave. Each call costs O(log n), some only on average.
 pub trait EvictionPolicy: Send {
-    /// `slot` holds the block `key` from now on and is a candidate. Where it was pinned, what it held is forgotten.
+    /// `slot` holds the block `key` from now on and is a candidate. If it was pinned, its earlier block is forgotten.
     fn insert(&mut self, slot: u32, key: &BlockKey, used: Use);
 
-    /// `slot`, a candidate, is being used: it is none until [`unpin`](Self::unpin).
+    /// `slot`, a candidate, is in use: it is no candidate until [`unpin`](Self::unpin).
     fn pin(&mut self, slot: u32);
 
-    /// The last user of `slot` is done. With the same operation as before, it was not used again in between.
+    /// The last user of `slot` is done. The same operation as in its last use means that it was not used again.
     fn unpin(&mut self, slot: u32, used: Use);
 
-    /// Chooses a candidate and forgets it; `None` when there is none.
+    /// Chooses a candidate and forgets it; `None` if there is none.
     fn evict(&mut self) -> Option<u32>;
 
-    /// Forgets the candidate `slot` without having chosen it.
+    /// Forgets the candidate `slot`, which someone else chose.
     fn remove(&mut self, slot: u32);
 
-    /// Whether `slot` is a candidate. For `check_integrity` of whoever owns the slots.
+    /// Whether `slot` is a candidate. For the `check_integrity` of the slots' owner.
     fn is_candidate(&self, slot: u32) -> bool;
 }
 
-/// The policies by name.
+/// The policies there are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Policy {
     Lru,

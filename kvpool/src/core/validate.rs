@@ -1,9 +1,9 @@
-//! The one check that stands between any copied bytes and whoever uses them.
+//! The one check between copied bytes and their use.
 
 use tidemill_proto::pool::Found;
 use twox_hash::XxHash3_64;
 
-/// Why copied bytes must not be used. Either way they are a miss.
+/// Why copied bytes must not be used. Both are a miss.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Invalid {
     #[error("the slot was reused while it was read")]
@@ -12,21 +12,21 @@ pub enum Invalid {
     Corrupt,
 }
 
-/// What a copy of a slot is judged by.
+/// What [`validate`] needs to know about a copy of a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Copied {
-    /// Of the copy, not of what was copied: that may have changed since.
+    /// Of the copy itself: the source may have changed since.
     pub checksum: u64,
-    /// The slot's, read after its last byte was copied.
+    /// The slot's generation, read after its last byte was copied.
     pub generation_after: u64,
 }
 
-/// Guards copies at memory speed; a block's name, not this, says what its content should be.
+/// Guards copies at memory speed. What a block should contain is defined by its key, not by this.
 pub fn checksum(bytes: &[u8]) -> u64 {
     XxHash3_64::oneshot(bytes)
 }
 
-/// Whether a copy is of the block that was `found`. Every read path calls this before it lets anyone have the copy.
+/// Checks that a copy is of the block that was `found`. Every read path calls this before anyone sees the copy.
 pub fn validate(copied: Copied, found: &Found) -> Result<(), Invalid> {
     if copied.generation_after != found.at.generation {
         return Err(Invalid::Stale);

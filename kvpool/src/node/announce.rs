@@ -1,4 +1,4 @@
-//! Tells coordinators what the node holds: everything when a link comes up, changes from then on.
+//! Tells coordinators what the node holds: everything when a link comes up, then changes.
 
 use super::store::Store;
 use tidemill_net::uplink::Uplink;
@@ -7,7 +7,7 @@ use tidemill_proto::{
     message::{PoolEvent, WorkerEvent},
 };
 
-/// What each coordinator has been told.
+/// How much each coordinator knows.
 #[derive(Debug)]
 pub(super) struct Announcer {
     /// By coordinator.
@@ -19,10 +19,10 @@ pub(super) struct Announcer {
 #[derive(Clone, Copy, Debug)]
 enum Link {
     Down,
-    /// Knows nothing, or what it knows is void; the next event it is told has this number.
-    Fresh(LinkId, u64),
-    /// Knows everything up to the last announcement; the next event it is told has this number.
-    Told(LinkId, u64),
+    /// Knows nothing valid. Its next event has this number.
+    Outdated(LinkId, u64),
+    /// Knows everything up to the last announcement. Its next event has this number.
+    UpToDate(LinkId, u64),
 }
 
 /// Keeps messages far below the frame limit.
@@ -34,24 +34,24 @@ impl Announcer {
     }
 
     pub(super) fn up(&mut self, link: LinkId) {
-        self.links[link.coordinator] = Link::Fresh(link, 0);
+        self.links[link.coordinator] = Link::Outdated(link, 0);
     }
 
     pub(super) fn down(&mut self, link: LinkId) {
         self.links[link.coordinator] = Link::Down;
     }
 
-    /// Brings every link that is up to what the store holds now. `None`: there is no store yet.
+    /// Brings every link that is up to date. `None`: there is no store yet.
     pub(super) fn announce(&mut self, store: Option<&Store>, uplink: &Uplink) {
         let (mut changes, mut snapshot) = (Vec::new(), None);
         if let Some(store) = store {
-            let fresh = self.links.iter().any(|link| matches!(link, Link::Fresh(..)));
-            let (events, all) = store.take_events(|events| fresh || events.from != self.next);
+            let outdated = self.links.iter().any(|link| matches!(link, Link::Outdated(..)));
+            let (events, all) = store.take_events(|events| outdated || events.from != self.next);
             if events.from != self.next {
                 tracing::warn!("events were lost: telling everything again");
                 for link in &mut self.links {
-                    if let Link::Told(id, next) = *link {
-                        *link = Link::Fresh(id, next);
+                    if let Link::UpToDate(id, next) = *link {
+                        *link = Link::Outdated(id, next);
                     }
                 }
             }
@@ -62,8 +62,8 @@ impl Announcer {
         for link in &mut self.links {
             let (id, from, events) = match *link {
                 Link::Down => continue,
-                Link::Fresh(id, from) => (id, from, &everything),
-                Link::Told(id, from) => (id, from, &changes),
+                Link::Outdated(id, from) => (id, from, &everything),
+                Link::UpToDate(id, from) => (id, from, &changes),
             };
             *link = tell(uplink, id, from, events);
         }
@@ -78,5 +78,5 @@ fn tell(uplink: &Uplink, link: LinkId, mut from: u64, events: &[PoolEvent]) -> L
         }
         from += part.len() as u64;
     }
-    Link::Told(link, from)
+    Link::UpToDate(link, from)
 }

@@ -1,15 +1,15 @@
-//! A node that is told to end hands over what it holds.
+//! A node that is told to end hands its blocks over.
 //!
 //! ```text
 //!   SIGTERM ─► Leaving ─► coordinators: no new blocks for this node
 //!              Peers   ◄─ one of them: who may take over, and how much
-//!              offer   ─► peers: hottest blocks first, from memory and from disk, as many as fit their free slots, and as fast as
-//!                         their disks make room: nothing is pushed out for them
+//!              offer   ─► peers: hottest blocks first, from memory and from disk, as many as fit their free slots and as fast as
+//!                         their disks make room; peers evict nothing for them
 //!              end        when nobody reads or writes here any more, or at the deadline
 //! ```
 //!
-//! Until then the node serves as ever. What it could not hand over is a miss for whoever wants it; what is on its disk is
-//! served again when it comes back.
+//! Until then the node serves as before. Blocks that it could not hand over are misses; those on its disk are served again when it
+//! comes back.
 
 use super::{Node, store::Store};
 use crate::{
@@ -27,23 +27,23 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout_at},
 };
 
-/// A coordinator that lives says within this time who may take over.
+/// A living coordinator says within this time who may take over.
 const PEERS_MAX: Duration = Duration::from_secs(1);
 /// Blocks handed over in one call.
 const BATCH: usize = 32;
-/// Between two looks at whether the node is still in use.
+/// Between two checks whether the node is still in use.
 const IN_USE_PAUSE: Duration = Duration::from_millis(20);
-/// Between two offers of what a peer had no room for,
+/// Between two offers of blocks that a peer had no room for,
 const OFFER_PAUSE: Duration = Duration::from_millis(10);
-/// and of a peer that took nothing for so long, nothing more is expected.
+/// until it has taken nothing for this long.
 const NO_ROOM_MAX: Duration = Duration::from_secs(2);
 
-/// A drain, from the day the node starts.
+/// A drain, from the start of the node.
 #[derive(Debug)]
 pub(super) struct Drain {
     node: Arc<Node>,
     endpoint: Endpoint,
-    /// No drain takes longer.
+    /// The drain takes no longer.
     limit: Duration,
     begun: Option<Instant>,
     moving: Option<JoinHandle<()>>,
@@ -88,7 +88,7 @@ impl Drain {
 async fn hand_over(node: Arc<Node>, endpoint: Endpoint, peers: Vec<Peer>) {
     let Some((store, layout)) = node.store().zip(node.layout.get().copied()) else { return };
     let held = store.apply(|directory, _| directory.hottest());
-    // Under the names that they have here: of whichever shard they are, they are kept under the same names there.
+    // Blocks keep the names that they have here, which tell shards apart, so this is no shard's connection.
     let pools = PoolRouter::new(endpoint, BlockFormat::whole(layout, store.arena().block_bytes() as u64), false);
     let (mut moved, mut next) = (0, 0);
     for peer in peers {
@@ -105,7 +105,7 @@ async fn hand_over(node: Arc<Node>, endpoint: Endpoint, peers: Vec<Peer>) {
                     break;
                 }
             };
-            // What it has already takes no room.
+            // Blocks that it had already take no room.
             room = room.saturating_sub(report.written as u64);
             if report.written > 0 || report.refused == 0 {
                 took = Instant::now();
@@ -124,7 +124,7 @@ async fn hand_over(node: Arc<Node>, endpoint: Endpoint, peers: Vec<Peer>) {
     }
 }
 
-/// How many of the first blocks, at most `max`, follow each other in one chain and were computed for one request.
+/// How many of the first blocks, up to `max`, follow each other in one chain and were computed for one request.
 fn chain(held: &[Held], max: usize) -> usize {
     let follows = |pair: &&[Held]| {
         let (before, after) = (&pair[0], &pair[1]);
@@ -134,7 +134,7 @@ fn chain(held: &[Held], max: usize) -> usize {
     1 + held.windows(2).take(max - 1).take_while(follows).count()
 }
 
-/// The blocks up to the first that is not there any more.
+/// Copies of the blocks up to the first that is gone.
 fn copies(store: &Store, held: &[Held]) -> Vec<(BlockKey, Vec<u8>)> {
     let arena = store.arena();
     let copy = |place| match place {

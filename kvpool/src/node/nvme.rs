@@ -6,7 +6,7 @@
 pub mod slab;
 mod threads;
 
-pub(super) use threads::{Job, NvmeThreads};
+pub(super) use threads::{DiskJob, NvmeThreads};
 
 use crate::settings;
 use slab::{Geometry, Manifest, Slab, SlabError};

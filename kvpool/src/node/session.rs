@@ -1,4 +1,4 @@
-//! One client of the node, from hello to its end.
+//! One client of the node, from its hello to its end.
 
 use super::{
     Node,
@@ -24,9 +24,9 @@ pub(super) struct Session {
     client: ClientId,
 }
 
-/// Messages, and blocks to be streamed, that wait to be sent to a client. More than a client that reads ever lets pile up.
+/// Messages, and blocks to stream, that wait to be sent to a client. A client that reads never lets as many pile up.
 const QUEUE: usize = 1 << 16;
-/// Nothing new is taken from a client while so many answers wait for it: answers can be large.
+/// No new message is taken from a client while this many answers wait for it: answers can be large.
 const BACKLOG: usize = 64;
 const BACKLOG_PAUSE: Duration = Duration::from_millis(1);
 
@@ -35,7 +35,7 @@ impl Session {
         Self { node, connection, client: ClientId(number) }
     }
 
-    /// Serves the client until its connection ends or it breaks the protocol, which ends only this connection.
+    /// Serves the client until its connection ends. Breaking the protocol ends only this connection.
     pub(super) async fn run(self) {
         let peer = self.connection.peer();
         let reason = match timeout(CONNECT_MAX, self.hello()).await {
@@ -66,8 +66,8 @@ impl Session {
                 sender.send(&FromPool::Welcome { arena: store.arena().info() }).await.map_err(broken)?;
                 Ok((store, blocks.shard, sender, receiver))
             }
-            Err(unwelcome) => {
-                let reason = unwelcome.to_string();
+            Err(refusal) => {
+                let reason = refusal.to_string();
                 sender.send(&FromPool::Refused { reason: reason.clone() }).await.map_err(broken)?;
                 sender.finish().await;
                 Err(reason)
@@ -96,7 +96,7 @@ impl Session {
 
     async fn read(&self, store: &Store, shard: Shard, mut receiver: Receiver<ToPool>, messages: mpsc::Sender<FromPool>) -> String {
         loop {
-            // Waiting for permits of the queue would take them from those who must send without waiting.
+            // Waiting for room in the queue would take it from those that must send without waiting.
             while QUEUE - messages.capacity() > BACKLOG {
                 sleep(BACKLOG_PAUSE).await;
             }
@@ -117,7 +117,7 @@ impl Session {
         }
     }
 
-    /// Carries a message out; `Err` breaks with a client that no Tidemill client is.
+    /// Carries out a message. `Err`: the client broke the protocol.
     fn handle(&self, store: &Store, message: ToPool) -> Result<Option<FromPool>, &'static str> {
         let client = self.client;
         match message {
@@ -127,7 +127,7 @@ impl Session {
                 let answers = store.apply(|directory, now| directory.put_start(client, lineage, room, &keys, now));
                 for answer in &answers {
                     if let Reservation::Write(at) = answer {
-                        // Before the writer hears of its slot, so that whoever still reads it can tell.
+                        // Before the writer hears of its slot, so that readers of its earlier content can tell.
                         store.arena().set_generation(at.slot, at.generation);
                     }
                 }
@@ -175,7 +175,7 @@ fn check_keys(keys: &[BlockKey]) -> Result<(), &'static str> {
     if keys.len() > KEYS_MAX { Err("too many keys in one message") } else { Ok(()) }
 }
 
-/// A reader found wrong bytes. Its word is not enough to throw a block away: the node looks itself.
+/// A reader found wrong bytes. The node checks before it throws the block away.
 fn examine(store: &Store, block: SlotRef) {
     let Some(expected) = store.apply(|directory, _| directory.checksum(block)) else { return };
     let (_, copied) = store.arena().read_block(block.slot);
@@ -194,7 +194,7 @@ async fn write(mut sender: Sender<FromPool>, mut queue: mpsc::Receiver<FromPool>
     "node ends".into()
 }
 
-/// Ends what the client held, however the session ends.
+/// Releases everything the client held, however the session ends.
 struct Guard {
     store: Arc<Store>,
     client: ClientId,

@@ -1,7 +1,7 @@
-//! Arena and directory of one node, and whom to tell what the directory says. The lock is held for one operation of the
-//! directory: never across a copy, a hash or an await.
+//! A node's arena and directory, and where the directory's answers go. The lock is held for one directory operation at a time, never
+//! across a copy, a hash or an await.
 
-use super::nvme::{Job, NvmeThreads};
+use super::nvme::{DiskJob, NvmeThreads};
 use crate::{
     arena::Arena,
     core::directory::{Action, ClientId, Directory, Events},
@@ -33,8 +33,8 @@ struct State {
     outboxes: HashMap<ClientId, Outbox>,
 }
 
-/// What a session has to send. It is closed when it does not keep up: its messages are bounded by what its client may wait
-/// for and lease, so a client that reads never gets there.
+/// Where a session's answers go. A session that does not keep up is closed. Its messages are bounded by what its client may wait for
+/// and lease, so this never happens to a client that reads.
 #[derive(Debug)]
 pub(super) struct Outbox {
     pub(super) connection: Connection,
@@ -51,7 +51,7 @@ pub(super) struct StreamJob {
 }
 
 impl Store {
-    /// The directory has a disk exactly if there is one.
+    /// The directory must have a disk exactly if `disk` is given.
     pub(super) fn new(arena: Arena, directory: Directory, disk: Option<Arc<NvmeThreads>>, changed: Arc<Notify>) -> Self {
         let state = Mutex::new(State { directory, outboxes: HashMap::new() });
         Self { arena, started: Instant::now(), state, disk, changed }
@@ -61,7 +61,7 @@ impl Store {
         self.disk.as_deref()
     }
 
-    /// The present, as a time of the directory.
+    /// The present as a time of the directory.
     pub(super) fn now(&self) -> Duration {
         self.started.elapsed()
     }
@@ -70,25 +70,25 @@ impl Store {
         &self.arena
     }
 
-    /// A time of the directory, as the clock shows it.
+    /// A time of the directory as one of the clock.
     pub(super) fn instant(&self, at: Duration) -> Instant {
         self.started + at
     }
 
-    /// One operation of the directory, at the present time, and everything that follows from it.
+    /// Applies one operation to the directory at the present time, and carries out its actions.
     pub(super) fn apply<R>(&self, operation: impl FnOnce(&mut Directory, Duration) -> R) -> R {
         let State { directory, outboxes } = &mut *self.state.lock();
         let result = operation(directory, self.now());
         let mut jobs = Vec::new();
         while let Some(action) = directory.poll_action() {
             match action {
-                Action::Store { disk, from, block } => jobs.push(Job::Store { disk, from, block }),
+                Action::Store { disk, from, block } => jobs.push(DiskJob::Store { disk, from, block }),
                 Action::Load { disk, to, checksum, until } => {
-                    // As for any writer: whoever still reads what was there can tell.
+                    // As for any writer: readers of its earlier content can tell.
                     self.arena.set_generation(to.slot, to.generation);
-                    jobs.push(Job::Load { disk, to, checksum, until });
+                    jobs.push(DiskJob::Load { disk, to, checksum, until });
                 }
-                Action::Erase { disk } => jobs.push(Job::Erase { disk }),
+                Action::Erase { disk } => jobs.push(DiskJob::Erase { disk }),
                 Action::GiveUpDisk => self.disk.iter().for_each(|disk| disk.give_up()),
                 Action::Found { client, call, via, lease, blocks } => {
                     send(outboxes, client, |outbox| match via {
@@ -121,7 +121,7 @@ impl Store {
         self.apply(|directory, now| directory.client_gone(client, now));
     }
 
-    /// What came and went since the last call; and everything that is there, if `wanted` says so for these events.
+    /// Changes since the last call, and a snapshot of everything if `wanted` says so for these events.
     pub(super) fn take_events(&self, wanted: impl FnOnce(&Events) -> bool) -> (Events, Option<Vec<PoolEvent>>) {
         let State { directory, .. } = &mut *self.state.lock();
         let events = directory.take_events();
@@ -130,7 +130,7 @@ impl Store {
     }
 }
 
-/// Without waiting: this happens under the lock.
+/// Does not wait: the lock is held.
 fn send(outboxes: &HashMap<ClientId, Outbox>, client: ClientId, what: impl FnOnce(&Outbox) -> bool) {
     let Some(outbox) = outboxes.get(&client) else { return };
     if !what(outbox) {

@@ -1,4 +1,4 @@
-//! The node's end of the streams that carry one client's blocks.
+//! The node's end of the streams with one client's blocks.
 
 use super::{Node, store::StreamJob};
 use crate::{
@@ -33,10 +33,10 @@ pub(super) struct Streams {
     pub(super) messages: mpsc::Sender<FromPool>,
 }
 
-/// Streams that one client is sent at once. Below the limit that QUIC is given, so that opening one never waits long.
+/// Streams to one client at once. Below QUIC's limit, so that opening one never waits long.
 const SENDING_MAX: usize = 32;
 
-/// Ends when the last share of a job has been copied out of its slots.
+/// Ends when the last share of a job has been copied from its slots.
 struct JobLease {
     store: Arc<Store>,
     client: ClientId,
@@ -60,7 +60,7 @@ impl Streams {
                 let permit = Arc::clone(&permits).acquire_owned().await.expect("the semaphore is never closed");
                 let (streams, lease) = (self.clone(), Arc::clone(&lease));
                 sending.spawn(async move {
-                    // A client that gave up, or stalls, gets no more of this share; its get has a deadline of its own.
+                    // A client that gave up or stalls gets no more of this share; its get has its own deadline.
                     let _ = streams.send(call, share, lease).await;
                     drop(permit);
                 });
@@ -85,7 +85,7 @@ impl Streams {
     pub(super) async fn receive_all(&self) -> String {
         let mut receiving = JoinSet::new();
         loop {
-            // How many there are at once is limited by QUIC.
+            // QUIC limits how many there are at once.
             match self.connection.accept_uni().await {
                 Ok(stream) => {
                     let streams = self.clone();

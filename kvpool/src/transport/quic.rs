@@ -5,8 +5,8 @@
 //!   node   ──►  (GetData frame, block bytes, generation u64)…     from private copies of the slot's parts
 //! ```
 //!
-//! A batch is spread over up to [`STREAMS_PER_BATCH`] streams. A stream that ends inside a block was given up by its
-//! sender, which is nobody's fault; a frame that does not decode is a broken peer.
+//! A batch is spread over up to [`STREAMS_PER_BATCH`] streams. A stream that ends inside a block was given up by its sender, which
+//! is no error; a frame that does not decode means a broken peer.
 
 use crate::{
     arena::{Arena, ArenaError, hashed_copy::copy_slice_hashed},
@@ -27,7 +27,7 @@ use tokio::{
 };
 use twox_hash::XxHash3_64;
 
-/// Enough that one stream's flow control never holds the others up.
+/// Enough that flow control of one stream does not hold up the whole batch.
 pub(crate) const STREAMS_PER_BATCH: usize = 4;
 
 /// Why a stream of blocks ended early.
@@ -70,8 +70,8 @@ impl Received {
     }
 }
 
-/// Client: sends the blocks of a put. Returns when all of it is handed to QUIC; the node answers each stream when it has
-/// all of it. Not done by `until`, or cancelled: the node sees streams that end inside a block, and gives these slots up.
+/// Client: sends the blocks of a put. Returns when everything is handed to QUIC; the node answers each stream once it has all of it.
+/// If this is cancelled or not done by `until`, the node sees streams that end inside a block, and gives these slots up.
 pub(crate) async fn send_put(
     connection: &Connection,
     call: CallId,
@@ -90,7 +90,7 @@ pub(crate) async fn send_put(
                 stream.write_all(&header).await.map_err(broken)?;
                 stream.write_chunk(bytes).await.map_err(broken)?;
             }
-            // Fails only on a stream that the peer stopped, which its answer tells.
+            // This fails only on a stream that the peer stopped, and its answer says so.
             let _ = stream.finish();
             Ok::<(), LinkError>(())
         }));
@@ -116,8 +116,8 @@ pub(crate) async fn receive_put_header(stream: &mut RecvStream) -> Result<Option
     timeout(STALL_MAX, read_frame(stream)).await.map_err(|_| StreamError::Stalled)?
 }
 
-/// Node: writes a block's bytes into its slot as they come; returns the checksum of what came. Stops at `until`, since the
-/// slot may be another's after that.
+/// Node: writes a block's bytes into its slot as they come; returns their checksum. Stops at `until`, since the slot may be another's
+/// after that.
 pub(crate) async fn receive_into(stream: &mut RecvStream, arena: &Arena, slot: u32, until: Instant) -> Result<u64, StreamError> {
     let mut hasher = XxHash3_64::new();
     let mut offset = 0;
@@ -141,7 +141,7 @@ pub(crate) async fn send_block(stream: &mut SendStream, call: CallId, block: Fou
     let slot = block.at.slot;
     let sent = async {
         stream.write_all(&header).await?;
-        // Part by part, so that what is encrypted is what was just copied, and the stream's pace is that of the copies.
+        // Part by part: bytes are encrypted right after they are copied, and copies keep the stream's pace.
         for offset in (0..arena.block_bytes()).step_by(PART_BYTES) {
             let part = arena.read(slot, offset, PART_BYTES.min(arena.block_bytes() - offset));
             stream.write_chunk(Bytes::from(part)).await?;
@@ -190,8 +190,8 @@ async fn read_frame<M: serde::de::DeserializeOwned>(stream: &mut RecvStream) -> 
     Ok(Some(frame::decode(&payload)?))
 }
 
-/// A sender copies this much out of a slot at a time: it stays in the cache until it is encrypted.
+/// The node copies this much out of a slot at a time: it stays in the cache until it is encrypted.
 const PART_BYTES: usize = 256 << 10;
 
-/// Headers in front of blocks are this small, so a stream of garbage costs next to nothing.
+/// Headers in front of blocks are no larger, so a stream of garbage costs next to nothing.
 const HEADER_FRAME_MAX: usize = 256;

@@ -19,7 +19,7 @@ use tokio::{
 pub(super) struct Calls {
     /// `None` once the connection is gone.
     open: Mutex<Option<Open>>,
-    /// For what arrives after its call has ended. Weak: this must not keep the connection open.
+    /// Gives back what arrives after its call has ended. Weak, so that this does not keep the connection open.
     outgoing: mpsc::WeakSender<ToPool>,
 }
 
@@ -35,7 +35,7 @@ struct Inbox {
     blocks: mpsc::Sender<StreamedBlock>,
 }
 
-/// One call; dropping it ends it, and gives back what arrives for it after that. Its channels end with the connection.
+/// One call. Dropping it ends it; what arrives for it later is given back. Its channels end with the connection.
 #[derive(Debug)]
 pub(super) struct Call {
     id: CallId,
@@ -52,7 +52,7 @@ pub(super) struct StreamedBlock {
     pub(super) took: Duration,
 }
 
-/// Blocks of one call that came on streams and were not looked at: the streams wait, and the node with them.
+/// Blocks of one call that came on streams and wait for the call: with more, the streams wait, and the node with them.
 const STREAMED_MAX: usize = 4;
 
 impl Calls {
@@ -64,7 +64,7 @@ impl Calls {
         self.open.lock().is_some()
     }
 
-    /// A new call that gets at most `replies` messages in answer. `None`: the connection is gone.
+    /// A new call that is answered by at most `replies` messages. `None`: the connection is gone.
     pub(super) fn begin(self: &Arc<Self>, replies: usize) -> Option<Call> {
         let mut open = self.open.lock();
         let open = open.as_mut()?;
@@ -81,7 +81,7 @@ impl Calls {
         self.open.lock().take();
     }
 
-    /// Passes a reply on. `Err`: a reply that no call can have.
+    /// Passes a reply on. `Err`: no call can have such a reply.
     fn deliver(&self, reply: FromPool) -> Result<(), &'static str> {
         let call = match &reply {
             FromPool::PutStarted { call, .. }
@@ -106,7 +106,7 @@ impl Calls {
         }
     }
 
-    /// Gives up what a reply leased to, or reserved for, a call that has ended. Where the queue is full, deadlines do.
+    /// Gives back the blocks leased to, or slots reserved for, a call that has ended. If the queue is full, deadlines do that.
     fn give_back(&self, reply: FromPool) {
         let message = match reply {
             FromPool::Found { lease, .. } => ToPool::Release { lease },
@@ -199,7 +199,7 @@ async fn take_streams(connection: &Connection, calls: &Arc<Calls>, block_bytes: 
 
 async fn take_blocks(mut stream: quinn::RecvStream, connection: Connection, calls: Arc<Calls>, block_bytes: usize) {
     match pass_on_blocks(&mut stream, &connection, &calls, block_bytes).await {
-        // Blocks that do not come are noticed by their call.
+        // The call notices which blocks did not come.
         Ok(()) | Err(StreamError::GivenUp | StreamError::Stalled) => {}
         Err(StreamError::Malformed(error)) => connection.close(&error.to_string()),
     }
@@ -221,7 +221,7 @@ async fn pass_on_blocks(
             None => false,
         };
         if !delivered {
-            // The call was cancelled: the node need not send the rest. Fails only on a stream that has ended.
+            // The call was cancelled: the node need not send the rest. This fails only on a stream that has ended.
             let _ = stream.stop(0u32.into());
             return Ok(());
         }

@@ -1,4 +1,4 @@
-//! What the disk holds: keys to disk slots. Decides nothing about DRAM; [`tiers`](super::tiers) moves blocks between the two.
+//! What the disk holds: keys to disk slots. It decides nothing about DRAM; [`tiers`](super::tiers) moves blocks between the two.
 //!
 //! ```text
 //!            reserve            stored                evicted by reserve, forgotten
@@ -8,7 +8,7 @@
 //!      └── store ended ── 4 abandoned       └──────────────────────────────────────────────────┘
 //! ```
 //!
-//! A block that is being stored is in DRAM, too, unchanged; where that ends, the store is abandoned.
+//! A block that is being stored is also in DRAM, unchanged. If it leaves DRAM, the store is abandoned.
 
 use super::shares::Shares;
 use crate::core::eviction::{EvictionPolicy, Use};
@@ -18,7 +18,7 @@ use tidemill_proto::{
     pool::{Lineage, SlotRef},
 };
 
-/// What is known of a block that is on disk, or on its way there.
+/// A block that is on disk or on its way there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DiskBlock {
     pub key: BlockKey,
@@ -26,11 +26,11 @@ pub struct DiskBlock {
     pub lineage: Lineage,
 }
 
-/// Slots of the disk by state; they add up to all of them.
+/// Disk slots by state; they add up to all of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskUsage {
     pub free: usize,
-    /// Held and not being read.
+    /// Held, not being read.
     pub cached: usize,
     /// Being written or read.
     pub busy: usize,
@@ -43,7 +43,7 @@ pub(super) struct DiskSlots {
     free: Vec<u32>,
     policy: Box<dyn EvictionPolicy>,
     shares: Shares,
-    /// Slots being written, abandoned ones too.
+    /// Slots being written, including abandoned ones.
     storing: usize,
     /// Blocks being read.
     loading: usize,
@@ -73,12 +73,13 @@ impl DiskSlots {
         }
     }
 
-    /// Lets no tenant have more than so many percent of the slots. Before anything else.
+    /// Limits each tenant to this percentage of the slots. Call it before any operation.
     pub(super) fn limit_tenants(&mut self, percent: u8) {
         self.shares = Shares::new(self.slots.len(), percent);
     }
 
-    /// A block that was there before this node started. `false`: not taken, since the slot is not free or the key is held already.
+    /// Takes a block that was there before this node started. `false`: not taken, since the slot is in use, the key is held already
+    /// or its tenant has its share.
     pub(super) fn recover(&mut self, disk: u32, block: DiskBlock, used: Use) -> bool {
         let free = matches!(self.slots.get(disk as usize), Some(State::Free));
         if !free || self.by_key.contains_key(&block.key) || self.shares.is_full(block.lineage.tenant) {
@@ -89,13 +90,13 @@ impl DiskSlots {
         true
     }
 
-    /// After the last [`recover`](Self::recover).
+    /// Call this after the last [`recover`](Self::recover).
     pub(super) fn recovered(&mut self) {
         let is_free = |disk: &u32| matches!(self.slots[*disk as usize], State::Free);
         self.free = (0..self.slots.len() as u32).rev().filter(is_free).collect();
     }
 
-    /// The slot of a block that can be read.
+    /// The slot of a block, if it can be read.
     pub(super) fn held(&self, key: &BlockKey) -> Option<u32> {
         let &disk = self.by_key.get(key)?;
         matches!(self.slots[disk as usize], State::Held { .. }).then_some(disk)
@@ -113,7 +114,7 @@ impl DiskSlots {
         self.by_key.contains_key(key)
     }
 
-    /// A slot for a block that is in DRAM, and the key that had to leave for it. `None`: all slots are being read or written.
+    /// Reserves a slot for a block that is in DRAM; also returns the key that had to leave. `None`: all slots are being read or written.
     pub(super) fn reserve(&mut self, block: DiskBlock, used: Use, from: SlotRef) -> Option<(u32, Option<BlockKey>)> {
         let tenant = block.lineage.tenant;
         let (disk, evicted) = if self.shares.is_full(tenant) {
@@ -133,7 +134,7 @@ impl DiskSlots {
         Some((disk, evicted))
     }
 
-    /// The DRAM copy of a block that is being stored is gone: what is being written is of no use.
+    /// The DRAM copy of a block that is being stored is gone: the bytes being written are of no use.
     pub(super) fn abandon(&mut self, key: &BlockKey) {
         if let Some(&disk) = self.by_key.get(key)
             && matches!(self.slots[disk as usize], State::Storing { .. })
@@ -144,7 +145,7 @@ impl DiskSlots {
         }
     }
 
-    /// A write ended. The DRAM slot that it was copied from, unless the store was abandoned.
+    /// A write ended. Returns the DRAM slot it was copied from, unless the store was abandoned.
     pub(super) fn store_ended(&mut self, disk: u32, written: bool) -> Option<SlotRef> {
         self.storing -= 1;
         self.ended += 1;
@@ -185,7 +186,7 @@ impl DiskSlots {
         self.policy.unpin(disk, used);
     }
 
-    /// Reads and writes that have ended: one that does not change shows a disk that hangs.
+    /// Reads and writes that have ended. If this stands still, the disk hangs.
     pub(super) fn ended(&self) -> u64 {
         self.ended
     }
@@ -195,7 +196,7 @@ impl DiskSlots {
         self.ended += 1;
     }
 
-    /// The block was used, from whichever tier.
+    /// The block was used, from either tier.
     pub(super) fn touch(&mut self, key: &BlockKey, now: Use) {
         let Some(&disk) = self.by_key.get(key) else { return };
         let now = now.at_place(self.block(disk).lineage.position);
@@ -214,14 +215,14 @@ impl DiskSlots {
         }
     }
 
-    /// Forgets a block that is held and not being read.
+    /// Forgets a block that is held, not being read.
     pub(super) fn forget(&mut self, disk: u32) {
         self.policy.remove(disk);
         self.leave(disk);
         self.set_free(disk);
     }
 
-    /// What the slot holds, which is no candidate any more, is found by nobody from now on.
+    /// Nobody finds this slot's block from now on. The policy has let go of it already.
     fn leave(&mut self, disk: u32) -> BlockKey {
         let State::Held { block, used, .. } = self.slots[disk as usize] else { unreachable!("only what is held can leave") };
         self.shares.set_idle(block.lineage.tenant, disk, used, false);
@@ -230,7 +231,7 @@ impl DiskSlots {
         block.key
     }
 
-    /// Whether another store may begin: some are enough to keep a disk busy.
+    /// Whether another store may begin.
     pub(super) fn takes_stores(&self) -> bool {
         self.storing < STORES_MAX
     }
@@ -248,7 +249,7 @@ impl DiskSlots {
         self.held_slots().map(|(_, block, _)| block)
     }
 
-    /// Where they are, and when they were used last.
+    /// The same with their slots and last uses.
     pub(super) fn held_slots(&self) -> impl Iterator<Item = (u32, DiskBlock, Use)> {
         let slots = (0..).zip(&self.slots);
         slots.filter_map(|(disk, slot)| if let State::Held { block, used, .. } = slot { Some((disk, *block, *used)) } else { None })
@@ -307,5 +308,5 @@ impl DiskSlots {
     }
 }
 
-/// Writes asked for and not ended: enough for any disk, small blocks too.
+/// Writes under way: enough to keep any disk busy, even with small blocks.
 const STORES_MAX: usize = 1024;

@@ -1,4 +1,4 @@
-//! The steps of a slot's life, each with all the books that it changes.
+//! The steps of a DRAM slot's life, each with all the books that it changes.
 
 use super::{
     Action, ClientId, Directory, Due, Handovers, Limits, Published, Rank, Reserved, Slot, State,
@@ -14,7 +14,7 @@ use tidemill_proto::{
 };
 
 impl Slot {
-    /// Its generation and block, where there is one: anything else is a bug.
+    /// Its generation and block. Only for published slots.
     pub(super) fn published(&mut self) -> (u64, &mut Published) {
         match &mut self.state {
             State::Published(published) => (self.generation, published),
@@ -30,8 +30,8 @@ impl Directory {
         matches!(state, State::Published(_)).then_some(SlotRef { slot, generation: *generation })
     }
 
-    /// The number of an operation that brings these blocks: the one of the block before them, if that came for the same
-    /// request. A prompt is one use of its chain, however many puts it takes, so it leaves from its end.
+    /// The number of the operation that brings these blocks: that of the block before them, if it came for the same request. A prompt
+    /// is one use of its chain however many puts it takes, so the chain leaves from its end.
     pub(super) fn operation_of(&mut self, lineage: &Lineage) -> u64 {
         self.operation += 1;
         let parent = lineage.parent.and_then(|parent| self.by_key.get(&parent)).map(|&slot| self.slots[slot as usize].state);
@@ -81,7 +81,7 @@ impl Directory {
         Reservation::Write(self.reserve_slot(slot, client, key, lineage, used, now + self.limits.put_deadline))
     }
 
-    /// Reserves a slot that was taken.
+    /// Reserves a slot that [`take_slot`](Self::take_slot) returned.
     pub(super) fn reserve_slot(
         &mut self,
         slot: u32,
@@ -104,8 +104,8 @@ impl Directory {
         SlotRef { slot, generation }
     }
 
-    /// A free slot, counted as nobody's: one that is free, else one whose block the disk has, too, else one that the policy
-    /// gives up where room is made. A tenant that has its share gets only what it has.
+    /// A slot for a new block, counted in no state: a free one, or one whose block is also on disk, or, if room may be made, one that
+    /// the policy gives up. A tenant with its full share gets only its own slots.
     pub(super) fn take_slot(&mut self, tenant: Tenant, room: Room) -> Option<u32> {
         let made = room == Room::Made;
         let slot = if self.shares.is_full(tenant) {
@@ -127,7 +127,7 @@ impl Directory {
         Some(slot)
     }
 
-    /// The slot's block is no candidate for leaving any more: it leaves.
+    /// Takes the slot's block, which leaves now, off the list that ranks it.
     pub(super) fn unrank(&mut self, slot: u32) {
         match self.slots[slot as usize].published().1.rank {
             Rank::Policy => self.policy.remove(slot),
@@ -136,7 +136,7 @@ impl Directory {
         }
     }
 
-    /// Nobody finds the slot's block in DRAM any more.
+    /// Nobody finds the slot's block in DRAM from now on.
     pub(super) fn leave_dram(&mut self, slot: u32) {
         let Published { key, lineage, used, .. } = *self.slots[slot as usize].published().1;
         self.shares.set_idle(lineage.tenant, slot, used, false);
@@ -152,10 +152,10 @@ impl Directory {
         }
     }
 
-    /// Makes a block that a slot was filled with public. Who waits for it is put on the list.
+    /// Publishes the block that fills a slot, and adds its waiting readers to `found`.
     pub(super) fn publish(&mut self, slot: u32, mut block: Published, from: Tier, found: &mut Handovers) {
         let woken = self.waits.wake(block.key);
-        // Who waits for a chain asked for all of it at once, however many puts it takes.
+        // Readers ask for a whole chain at once, however many puts it takes.
         block.used = woken.last().map_or(block.used, |woken| woken.used).at_place(block.lineage.position);
         self.shares.set_idle(block.lineage.tenant, slot, block.used, true);
         self.slots[slot as usize].state = State::Published(block);
@@ -179,7 +179,7 @@ impl Directory {
         }
     }
 
-    /// Ends a reservation of this client; the caller decides what becomes of slot and key.
+    /// Ends a reservation of this client; the caller decides what becomes of its slot and key.
     pub(super) fn take_reservation(&mut self, client: ClientId, at: SlotRef) -> Option<Reserved> {
         let reserved = *self.reservation(client, at)?;
         self.timers.cancel(reserved.timer);
@@ -243,7 +243,7 @@ impl Directory {
         }
     }
 
-    /// A get waits for what it is willing to wait for, and for what is being read from disk.
+    /// Lets a get wait until its deadline, and a little longer for blocks that are being read from disk.
     pub(super) fn await_blocks(
         &mut self,
         client: ClientId,

@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use tidemill_proto::{block::BlockKey, message::PoolEvent, pool::Tier};
 
-/// Events that nobody has taken yet. When too many pile up, the oldest are dropped, which whoever takes them sees from
-/// the numbers and answers with a snapshot.
+/// Events that nobody has taken yet. When too many pile up, the oldest are dropped; the taker sees that from the numbers and sends a
+/// snapshot instead.
 #[derive(Debug)]
 pub(super) struct EventLog {
     events: VecDeque<PoolEvent>,
@@ -15,19 +15,19 @@ pub(super) struct EventLog {
 /// Consecutive events.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Events {
-    /// Number of the first one. Larger than the number after the last one taken before: events were lost.
+    /// Number of the first one. If it is larger than the number that was due, events were lost.
     pub from: u64,
     pub events: Vec<PoolEvent>,
 }
 
 impl Events {
-    /// Number of the event that comes after these.
+    /// Number of the next event.
     pub fn next(&self) -> u64 {
         self.from + self.events.len() as u64
     }
 }
 
-/// Some seconds of a busy node.
+/// A few seconds of a busy node.
 const PENDING_MAX: usize = 1 << 17;
 
 impl EventLog {

@@ -1,4 +1,4 @@
-//! What a node that leaves hands over first.
+//! Which blocks a leaving node hands over first.
 
 use super::{
     Directory, Published, State,
@@ -18,7 +18,7 @@ pub struct Held {
     pub place: Place,
 }
 
-/// Where a block is now. Nothing keeps it there: whoever copies it validates the copy.
+/// Where a block is now. Nothing keeps it there, so a copy of it must be validated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place {
     Dram(Found),
@@ -26,8 +26,8 @@ pub enum Place {
 }
 
 impl Directory {
-    /// Every block in either tier, the most recently used chains first and each from its beginning, since a block is of no use
-    /// without those before it.
+    /// Every block in either tier: the most recently used chains first, each from its beginning, since a block is useless without
+    /// those before it.
     pub fn hottest(&self) -> Vec<Held> {
         let in_dram = self.slots.iter().zip(0..).filter_map(|(slot, number)| match slot.state {
             State::Published(Published { key, lineage, used, .. }) => {

@@ -1,13 +1,13 @@
 //! Whether a directory's books balance.
 
-use super::{Directory, Due, Published, Rank, Reserved, Slot, State, Usage, tiers::NODE};
+use super::{Directory, DramUsage, Due, Published, Rank, Reserved, Slot, State, tiers::NODE};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use tidemill_proto::pool::SlotRef;
 
 impl Directory {
-    /// Panics where the books do not balance. For tests, after every step; takes time in proportion to the slots.
+    /// Panics if the books do not balance. For tests, after every step; takes time proportional to the slots.
     pub fn check_integrity(&self) {
-        let (mut usage, mut clean) = (Usage::default(), 0);
+        let (mut usage, mut clean) = (DramUsage::default(), 0);
         let free: HashSet<u32> = self.free.iter().copied().collect();
         assert_eq!(free.len(), self.free.len(), "a slot is free twice");
         let mut leases: HashMap<SlotRef, u32> = HashMap::new();

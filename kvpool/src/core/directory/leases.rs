@@ -5,8 +5,7 @@ use crate::core::eviction::Use;
 use std::collections::{BTreeMap, HashMap};
 use tidemill_proto::pool::{LeaseId, SlotRef};
 
-/// Leases of all clients. A lease names slots with their generation: where a slot has moved on, ending the lease
-/// changes nothing there.
+/// Leases of all clients. A lease names slots with their generations, so ending it changes nothing for a slot that has moved on.
 #[derive(Debug)]
 pub(super) struct Leases {
     clients: HashMap<ClientId, ClientLeases>,
@@ -26,7 +25,7 @@ pub(super) struct Lease {
     pub(super) timer: TimerId,
 }
 
-/// Blocks that one client may lease: what it is handed and does not give back must not grow without bound.
+/// Blocks that one client may lease: one that gives nothing back must not grow this without bound.
 pub(super) const LEASED_MAX: usize = 1 << 18;
 
 impl Leases {
@@ -34,7 +33,7 @@ impl Leases {
         Self { clients: HashMap::new(), next: 0 }
     }
 
-    /// The id of a new lease on so many blocks; `None` when the client has too many.
+    /// The id of a new lease on this many blocks; `None` if the client would have too many.
     pub(super) fn next_id(&mut self, client: ClientId, blocks: usize) -> Option<LeaseId> {
         let leased = self.clients.get(&client).map_or(0, |client| client.blocks);
         if leased + blocks > LEASED_MAX {
@@ -50,7 +49,7 @@ impl Leases {
         client.leases.insert(id, lease);
     }
 
-    /// `None`: it ended before, or it is another client's.
+    /// `None`: it has ended, or it is another client's.
     pub(super) fn end(&mut self, client: ClientId, id: LeaseId) -> Option<Lease> {
         let leases = self.clients.get_mut(&client)?;
         let lease = leases.leases.remove(&id)?;

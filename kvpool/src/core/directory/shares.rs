@@ -7,13 +7,13 @@ use std::{
 };
 use tidemill_proto::block::Tenant;
 
-/// Slots of a tier by tenant. Whoever has as many as one tenant may have gets another only in exchange for one of its own,
-/// its least recently used, so that nobody is pushed out by it.
+/// Slots of a tier by tenant. A tenant that has its full share gets a slot only in exchange for its own least recently used one, so
+/// it pushes nobody else out.
 #[derive(Debug)]
 pub(super) struct Shares {
     /// Slots that one tenant may have.
     max: usize,
-    /// `None` where that is all of them.
+    /// `None` if one tenant may have all of them.
     tenants: Option<HashMap<Tenant, Share>>,
 }
 
@@ -30,12 +30,12 @@ impl Shares {
         Self { max, tenants: (max < slots).then(HashMap::new) }
     }
 
-    /// Whether a further slot must come from the tenant's own.
+    /// Whether the tenant's next slot must be one of its own.
     pub(super) fn is_full(&self, tenant: Tenant) -> bool {
         self.slots(tenant) >= self.max
     }
 
-    /// Slots that the tenant has; 0 where nobody counts.
+    /// The tenant's slots; 0 if they are not counted.
     pub(super) fn slots(&self, tenant: Tenant) -> usize {
         self.tenants.as_ref().and_then(|tenants| tenants.get(&tenant)).map_or(0, |share| share.slots)
     }
@@ -55,7 +55,7 @@ impl Shares {
         }
     }
 
-    /// The slot's block may leave, or may not any more. It may be said twice.
+    /// The slot's block may leave from now on, or may not. Idempotent.
     pub(super) fn set_idle(&mut self, tenant: Tenant, slot: u32, used: Use, idle: bool) {
         let Some(share) = self.tenants.as_mut().and_then(|tenants| tenants.get_mut(&tenant)) else { return };
         let rank = (used.at, Reverse(used.place), slot);
@@ -66,13 +66,13 @@ impl Shares {
         }
     }
 
-    /// The tenant's slot that leaves first.
+    /// The tenant's slot that should leave first.
     pub(super) fn oldest(&self, tenant: Tenant) -> Option<u32> {
         let share = self.tenants.as_ref()?.get(&tenant)?;
         share.idle.first().map(|&(.., slot)| slot)
     }
 
-    /// Panics unless these are the tenants' slots, and those of them that may leave.
+    /// Panics unless these are the tenants' slots, with the same ones free to leave.
     pub(super) fn check_integrity(&self, slots: impl Iterator<Item = (Tenant, u32, Use, bool)>) {
         let Some(tenants) = &self.tenants else { return };
         let mut expected: HashMap<Tenant, Share> = HashMap::new();

@@ -76,9 +76,9 @@ fn what_was_put_is_got_with_its_checksum_and_origin() {
         tier: Tier::Dram,
     });
     assert_eq!(found, expected.collect::<Vec<_>>());
-    assert_eq!(directory.usage(), Usage { free: 1, leased: 3, ..Usage::default() });
+    assert_eq!(directory.usage(), DramUsage { free: 1, leased: 3, ..DramUsage::default() });
     directory.release(READER, lease);
-    assert_eq!(directory.usage(), Usage { free: 1, cached: 3, ..Usage::default() });
+    assert_eq!(directory.usage(), DramUsage { free: 1, cached: 3, ..DramUsage::default() });
     directory.check_integrity();
 }
 
@@ -181,11 +181,11 @@ fn what_a_vanished_client_held_comes_back() {
     get(&mut directory, 1, &keys(0..3), Duration::from_secs(60));
     directory.client_gone(READER, NOW);
     directory.check_integrity();
-    assert_eq!(directory.usage(), Usage { cached: 2, quarantined: 2, ..Usage::default() });
+    assert_eq!(directory.usage(), DramUsage { cached: 2, quarantined: 2, ..DramUsage::default() });
     reserve(&mut directory, 10..11);
     directory.check_integrity();
     directory.tick(NOW + LIMITS.reclaim_max());
-    assert_eq!(directory.usage(), Usage { free: 3, cached: 1, ..Usage::default() });
+    assert_eq!(directory.usage(), DramUsage { free: 3, cached: 1, ..DramUsage::default() });
     directory.check_integrity();
 }
 
@@ -196,7 +196,7 @@ fn a_revoked_slot_is_reused_at_once_unless_the_node_is_writing_it() {
     assert_eq!(directory.receive_start(WRITER, blocks[1].at, NOW), Some(NOW + LIMITS.put_deadline));
     assert_eq!(directory.receive_start(WRITER, blocks[1].at, NOW), None, "one at a time");
     directory.put_revoke(WRITER, &[blocks[0].at, blocks[1].at, blocks[0].at], NOW);
-    assert_eq!(directory.usage(), Usage { free: 1, reserved: 1, ..Usage::default() });
+    assert_eq!(directory.usage(), DramUsage { free: 1, reserved: 1, ..DramUsage::default() });
     directory.receive_failed(WRITER, blocks[1].at, NOW);
     assert_eq!(directory.usage().free, 2);
     directory.check_integrity();
@@ -222,12 +222,12 @@ fn a_corrupt_block_is_forgotten_and_can_be_put_again() {
     let (lease, _) = found(&mut directory);
     directory.forget(blocks[0].at, NOW);
     assert_eq!(directory.match_prefix(READER, &keys(0..1), NOW), 0);
-    assert_eq!(directory.usage(), Usage { free: 1, quarantined: 1, ..Usage::default() });
+    assert_eq!(directory.usage(), DramUsage { free: 1, quarantined: 1, ..DramUsage::default() });
     directory.release(READER, lease);
     directory.check_integrity();
     store(&mut directory, 0..1);
     directory.tick(NOW + LIMITS.reclaim_max());
-    assert_eq!(directory.usage(), Usage { free: 1, cached: 1, ..Usage::default() });
+    assert_eq!(directory.usage(), DramUsage { free: 1, cached: 1, ..DramUsage::default() });
 }
 
 #[test]

@@ -1,9 +1,9 @@
-//! Blocks between DRAM and disk. DRAM is where blocks are written and read; the disk keeps what would have to leave.
+//! Moving blocks between DRAM and disk. Clients write and read blocks in DRAM; the disk keeps those that would have to leave.
 //!
-//! - **Demotion** runs in the background, before DRAM is full: while fewer than [`Watermarks::low`] slots are free or
-//!   *clean* (to be had at once, since the disk has a copy), those that the policy gives up are copied, up to
-//!   [`Watermarks::high`]. They stay readable; one that is read meanwhile counts as any other again.
-//! - **Promotion** happens on reading: a slot is reserved for the node itself, filled, and published to all who wait for it.
+//! - **Demotion** runs in the background, before DRAM is full. A slot is *clean* if the disk has a copy, so that it can be reused at
+//!   once. When fewer than [`Watermarks::low`] slots are free or clean, blocks that the policy gives up are copied until there are
+//!   [`Watermarks::high`]. They stay readable; the policy ranks those that are read meanwhile again.
+//! - **Promotion** happens on reading: the node reserves a slot for itself, fills it, and publishes it to all waiting readers.
 //! - **The disk may fail** at any time. From its first failure on, the node goes on without it.
 
 use super::{
@@ -17,19 +17,19 @@ use tidemill_proto::{
     pool::{Room, SlotRef, Tier},
 };
 
-/// Writes slots on behalf of the node itself. No client has this number.
+/// The node itself as a writer of slots. No client has this number.
 pub(super) const NODE: ClientId = ClientId(0);
 
-/// How a read or write of the disk failed.
+/// Why a read or write of the disk failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum DiskFault {
-    /// The source holds other bytes than it should: the disk's at a load, DRAM's at a store.
+    /// The source holds other bytes than it should: the disk in a load, DRAM in a store.
     #[error("the bytes differ from what was published")]
     Corrupt,
-    /// It was over before this began: the slot is another's.
+    /// It began too late: the slot holds something else.
     #[error("it came too late")]
     Late,
-    /// The disk does not do what it should.
+    /// The disk itself failed.
     #[error("the disk failed")]
     Io,
 }
@@ -38,16 +38,16 @@ pub enum DiskFault {
 #[derive(Clone, Copy, Debug)]
 pub struct Loaded {
     pub disk: u32,
-    /// Where it went well, this slot holds the block's bytes, checked.
+    /// On success, this slot holds the block's bytes, checked.
     pub to: SlotRef,
     pub outcome: Result<(), DiskFault>,
 }
 
-/// Slots that are free or clean.
+/// How many slots should be free or clean.
 struct Watermarks {
-    /// Below this, demotion begins,
+    /// Demotion begins below this,
     low: usize,
-    /// and goes on until there are so many.
+    /// and goes on up to this.
     high: usize,
 }
 
@@ -58,14 +58,14 @@ impl Watermarks {
 }
 
 impl Directory {
-    /// Adds a disk of so many slots, all free. `policy` must be for as many.
+    /// Adds a disk with this many free slots. `policy` must be for as many.
     pub fn with_disk(mut self, slots: u32, policy: Box<dyn EvictionPolicy>) -> Self {
         self.disk = Some(DiskSlots::new(slots, policy));
         self
     }
 
-    /// Before anything else: the blocks that an earlier run of this node left in disk slots. The slots of those for which
-    /// there is no use are returned.
+    /// Takes the blocks that an earlier run of this node left in disk slots. Call it before any operation. Returns the slots of blocks
+    /// that are of no use.
     pub fn recover(&mut self, blocks: impl IntoIterator<Item = (u32, DiskBlock)>) -> Vec<u32> {
         let mut useless = Vec::new();
         let Some(tier) = &mut self.disk else { return useless };
@@ -81,7 +81,7 @@ impl Directory {
         useless
     }
 
-    /// A [`Action::Store`] ended.
+    /// An [`Action::Store`] ended.
     pub fn stored(&mut self, disk: u32, outcome: Result<(), DiskFault>, now: Duration) {
         self.tick(now);
         let Some(tier) = &mut self.disk else { return };
@@ -111,7 +111,7 @@ impl Directory {
         self.demote();
     }
 
-    /// [`Action::Load`]s ended. Whoever waits for several of the blocks is handed them together. Returns how many were taken.
+    /// [`Action::Load`]s ended. A reader that waits for several of the blocks gets them together. Returns how many were taken.
     pub fn loaded(&mut self, loads: &[Loaded], now: Duration) -> usize {
         self.tick(now);
         let mut taken = 0;
@@ -149,7 +149,7 @@ impl Directory {
         taken
     }
 
-    /// The disk cannot be used (any more): what only it held is gone.
+    /// The disk cannot be used any more. Blocks that only it held are gone.
     pub fn disk_failed(&mut self) {
         let Some(tier) = self.disk.take() else { return };
         let loading: Vec<u32> = self.reserved.get(&NODE).into_iter().flatten().copied().collect();
@@ -171,12 +171,12 @@ impl Directory {
         self.actions.push_back(Action::GiveUpDisk);
     }
 
-    /// Whether there is a disk (still).
+    /// Whether there is a disk, and it has not failed.
     pub fn has_disk(&self) -> bool {
         self.disk.is_some()
     }
 
-    /// The disk slot of a block that can be read from there.
+    /// The block's disk slot, if it can be read from there.
     pub(super) fn on_disk(&self, key: &BlockKey) -> Option<u32> {
         self.disk.as_ref()?.held(key)
     }
@@ -190,7 +190,7 @@ impl Directory {
     /// Begins to read a block into DRAM. `false`: there is no slot for it.
     pub(super) fn load(&mut self, disk: u32, used: Use, now: Duration) -> bool {
         let DiskBlock { key, checksum, lineage } = tier_of(&mut self.disk).block(disk);
-        // First, so that making room does not push out what is wanted.
+        // First, so that making room does not push this block off the disk.
         tier_of(&mut self.disk).load_start(disk);
         let Some(slot) = self.take_slot(lineage.tenant, Room::Made) else {
             tier_of(&mut self.disk).load_ended(disk);
@@ -202,19 +202,19 @@ impl Directory {
         true
     }
 
-    /// The time for reading a block is over; its slot is being cut off.
+    /// Reading a block took too long; its slot is being cut off.
     pub(super) fn load_cut_off(&mut self, key: BlockKey, ended_then: u64) {
         self.miss_waiters(key);
         let Some(tier) = &mut self.disk else { return };
         let disk = tier.held(&key).expect("what is read stays held");
         tier.load_ended(disk);
         if tier.ended() == ended_then {
-            // Nothing at all came back in all that time.
+            // The disk has answered nothing at all since.
             self.disk_failed();
         }
     }
 
-    /// Starts copies to disk of blocks that are to leave DRAM, where there is too little room.
+    /// If DRAM has too little room, starts copying blocks that should leave it to disk.
     pub(super) fn demote(&mut self) {
         let Some(tier) = &self.disk else { return };
         let Watermarks { low, high } = Watermarks::of(self.slots.len());
@@ -236,7 +236,7 @@ impl Directory {
                 continue;
             }
             if tier.knows(&key) {
-                // On its way already.
+                // It is on its way already.
                 continue;
             }
             let from = SlotRef { slot, generation };
@@ -261,19 +261,19 @@ impl Directory {
         }
     }
 
-    /// Slots that can be had without loss.
+    /// Slots that can be reused without loss.
     fn ready(&self) -> usize {
         self.free.len() + self.clean.len()
     }
 
-    /// The block has a copy on disk and is the next to leave, after those that were before it.
+    /// The block has a copy on disk: it leaves next, after those that became clean before it.
     fn set_clean(&mut self, slot: u32) {
         self.cleaned += 1;
         self.clean.insert(self.cleaned, slot);
         self.slots[slot as usize].published().1.rank = Rank::Clean(self.cleaned);
     }
 
-    /// The policy ranks the block again, which it gave up before.
+    /// The policy, which had given the block up, ranks it again.
     pub(super) fn rerank(&mut self, slot: u32, key: &BlockKey, used: Use) {
         let published = self.slots[slot as usize].published().1;
         if let Rank::Clean(number) = std::mem::replace(&mut published.rank, Rank::Policy) {
@@ -282,7 +282,7 @@ impl Directory {
         self.policy.insert(slot, key, used);
     }
 
-    /// All who wait for the block miss it: it was held, so nobody else is about to bring it.
+    /// A miss for all who wait for the block: it was held, so nobody else is about to bring it.
     fn miss_waiters(&mut self, key: BlockKey) {
         for woken in self.waits.wake(key) {
             if let Some(timer) = woken.done {

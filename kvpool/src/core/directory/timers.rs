@@ -9,7 +9,7 @@ pub(super) struct Timers<T> {
     next: u64,
 }
 
-/// When, and a number that tells equal times apart.
+/// A time, and a number that tells equal times apart.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct TimerId(Duration, u64);
 
@@ -18,10 +18,10 @@ impl<T> Timers<T> {
         Self { due: BTreeMap::new(), next: 0 }
     }
 
-    pub(super) fn add(&mut self, at: Duration, what: T) -> TimerId {
+    pub(super) fn add(&mut self, at: Duration, due: T) -> TimerId {
         let id = TimerId(at, self.next);
         self.next += 1;
-        self.due.insert(id, what);
+        self.due.insert(id, due);
         id
     }
 
@@ -29,7 +29,7 @@ impl<T> Timers<T> {
         self.due.remove(&id);
     }
 
-    /// The earliest thing that is due, if its time has come.
+    /// Removes and returns the earliest thing, if it is due.
     pub(super) fn pop(&mut self, now: Duration) -> Option<T> {
         let first = self.due.first_entry()?;
         (first.key().0 <= now).then(|| first.remove())

@@ -1,4 +1,4 @@
-//! Readers that wait for blocks that are not there yet.
+//! Readers that wait for blocks.
 
 use super::{ClientId, timers::TimerId};
 use crate::core::eviction::Use;
@@ -21,7 +21,7 @@ pub(super) struct Waits {
 #[derive(Debug, Default)]
 struct ClientWaits {
     gets: BTreeMap<CallId, Get>,
-    /// Keys awaited, over all gets.
+    /// Awaited keys of all its gets.
     keys: usize,
 }
 
@@ -29,15 +29,15 @@ struct ClientWaits {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asked {
     pub(super) via: Via,
-    /// Number of the operation that asked.
+    /// Number of the get's operation.
     pub(super) operation: u64,
-    /// Blocks it asked for.
+    /// Blocks asked for.
     pub(super) blocks: usize,
-    /// How long it waits for blocks that nobody has.
+    /// Until when it waits for blocks that nobody has.
     pub(super) until: Duration,
 }
 
-/// What it still waits for.
+/// A get and the blocks it still waits for.
 #[derive(Debug)]
 pub(super) struct Get {
     pub(super) asked: Asked,
@@ -46,7 +46,7 @@ pub(super) struct Get {
     pub(super) waiting: BTreeMap<u32, BlockKey>,
 }
 
-/// One place of one get.
+/// One block of one get.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Waiter {
     pub(super) client: ClientId,
@@ -54,7 +54,7 @@ pub(super) struct Waiter {
     pub(super) index: u32,
 }
 
-/// A reader that has been woken. `done`: its get waits for nothing else, and this was its timer.
+/// A reader whose block is there. `done`: its get waits for nothing else; this was its timer.
 #[derive(Debug)]
 pub(super) struct Woken {
     pub(super) waiter: Waiter,
@@ -63,7 +63,7 @@ pub(super) struct Woken {
     pub(super) done: Option<TimerId>,
 }
 
-/// Keys that one client may wait for.
+/// Keys that one client may wait for at a time.
 pub(super) const WAITS_MAX: usize = 1 << 18;
 
 impl Waits {
@@ -82,7 +82,7 @@ impl Waits {
         assert!(earlier.is_none(), "a call number is in use twice");
     }
 
-    /// Takes all who wait for `key`.
+    /// Removes and returns all waiters for `key`.
     pub(super) fn wake(&mut self, key: BlockKey) -> Vec<Woken> {
         let waiters = self.by_key.remove(&key).unwrap_or_default();
         waiters.into_iter().map(|waiter| self.woken(waiter)).collect()
@@ -104,7 +104,7 @@ impl Waits {
         Woken { waiter, via, used, done }
     }
 
-    /// Ends one get; `None` where there is none.
+    /// Ends one get; `None` if there is none.
     pub(super) fn end(&mut self, client: ClientId, call: CallId) -> Option<Get> {
         let waits = self.clients.get_mut(&client)?;
         let get = waits.gets.remove(&call)?;

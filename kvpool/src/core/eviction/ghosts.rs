@@ -1,9 +1,9 @@
-//! What a policy remembers of blocks that left, so that it knows them when they come back.
+//! A policy's memory of blocks that left, so that it knows them when they come back.
 
 use std::collections::{BTreeMap, HashMap};
 use tidemill_proto::block::BlockKey;
 
-/// The latest `max` departed blocks with a note on each. Every operation is O(log n).
+/// The last `max` blocks that left, with a note on each. Every operation is O(log n).
 #[derive(Debug)]
 pub(super) struct Ghosts<T> {
     max: usize,
@@ -17,7 +17,7 @@ impl<T> Ghosts<T> {
         Self { max, by_key: HashMap::new(), by_age: BTreeMap::new(), next: 0 }
     }
 
-    /// Forgets the block that left first where there are more than `max`.
+    /// If there are more than `max` then, the block that left first is forgotten.
     pub(super) fn add(&mut self, key: BlockKey, note: T) {
         self.take(&key);
         self.by_age.insert(self.next, key);

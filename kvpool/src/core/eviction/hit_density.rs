@@ -1,21 +1,19 @@
-//! Whoever, by all that was seen, brings the fewest hits for the room it takes leaves first.
+//! The block with the fewest expected hits for the room it takes leaves first.
 //!
-//! What a kept block is worth is the computation that it saves when it is used again, and what it costs is its slot until
-//! then. Traffic has patterns in both: few blocks of a first turn are ever used again, most of a fourth turn are; nobody
-//! asks again within seconds of an answer, many after a minute or two, few after ten. So blocks are sorted into classes,
-//! and for each class the policy counts after how long blocks come back, whether they were still here by then or not
-//! (departed ones are remembered as ghosts). From these counts `reuse_times` tells for each class and age
-//! the chance of a hit per slot and time, looking as far ahead as is best. With nothing counted yet this is least recently
-//! used.
+//! A kept block saves computation when it is used again, and costs its slot until then. Traffic has patterns in both: few blocks of
+//! a conversation's first turn are ever used again, most of a fourth turn are; nobody asks again within seconds of an answer, many
+//! after a minute or two, few after ten. So the policy sorts blocks into classes, and counts for each class how long blocks take to
+//! come back, even if they had left by then (it remembers them as ghosts). From these counts `reuse_times` derives, for each class
+//! and age, the expected hits per slot and time over the best horizon. With nothing counted yet, this is least recently used.
 //!
-//! A class knows how often a block was used, up to four times (a shared prefix, a long conversation: worth keeping), and
-//! whether the chain ended with it. Within class and age the oldest operation's blocks leave first, from the end of the
-//! chain: a block costs the more to compute the later it stands in its chain, but without those before it, it saves nothing.
+//! A class is how often a block was used, up to four times (a shared prefix, a long conversation: worth keeping), and whether its
+//! chain ended with it. Within a class and age, the blocks of the oldest operation leave first, from the end of the chain: later
+//! blocks cost more to compute, but save nothing without those before them.
 //!
-//! Time is counted in blocks that came in, so nothing depends on a clock, and ages are measured against the slots there
-//! are. Uses that follow each other at once, as when prefill and decode fetch the same prompt, count as one.
+//! Time is counted in blocks that came in, so nothing depends on a clock, and ages are relative to the number of slots. Uses right
+//! after each other, as when prefill and decode fetch the same prompt, count as one.
 //!
-//! Sources: hit density and its online estimate are LHD's (Beckmann, Chen, Cidon: *LHD: improving cache hit rate by
+//! Sources: hit density and its online estimate are from LHD (Beckmann, Chen, Cidon: *LHD: improving cache hit rate by
 //! maximizing hit density*, NSDI '18, §3); the best horizon makes it a Gittins index (Gittins, *Bandit processes and dynamic
 //! allocation indices*, 1979); uses at once as one are LRU-K's correlated references (O'Neil, O'Neil, Weikum, SIGMOD '93).
 
@@ -26,20 +24,20 @@ use reuse_times::{AGES, Cell, ReuseTimes};
 use std::{cmp::Reverse, collections::BTreeSet};
 use tidemill_proto::block::BlockKey;
 
-/// O(log n) for each operation. An eviction goes on in the order of cells where the last one found a candidate, as long as no
-/// block came to an earlier cell and time did not move on.
+/// Every operation is O(log n). An eviction scans cells from where the last one found a candidate, unless a block came to an earlier
+/// cell or time moved on.
 #[derive(Debug)]
 pub struct HitDensity {
     /// By class, the candidates in the order in which they leave.
     queues: [BTreeSet<Rank>; CLASSES],
-    /// By slot; `None` for those that hold nothing.
+    /// By slot; `None` for empty ones.
     entries: Vec<Option<Entry>>,
     ghosts: Ghosts<History>,
     times: ReuseTimes,
-    /// Cells that are worth less than the one at this place hold no candidate.
+    /// Cells before this place, which are worth less, hold no candidate.
     empty_before: usize,
     clock: Clock,
-    /// The latest operation, and the window when it was first heard of: its blocks are equally old.
+    /// The latest operation and the window in which it began: its blocks are equally old.
     latest: (u64, u64),
 }
 
@@ -48,12 +46,12 @@ struct Entry {
     key: BlockKey,
     history: History,
     last: Use,
-    /// Blocks that had come in by the last use.
+    /// Blocks that had come in by its last use.
     last_came: u64,
     pinned: bool,
 }
 
-/// What is known of a block, here or departed.
+/// The history of a block, whether it is here or has left.
 #[derive(Clone, Copy, Debug)]
 struct History {
     uses: u8,
@@ -65,19 +63,19 @@ struct History {
 /// (window and operation of the last use, place in its chain, slot)
 type Rank = (u64, u64, Reverse<u32>, u32);
 
-/// More uses than this make no difference.
+/// More uses make no difference.
 const USES_MAX: u8 = 4;
 
-/// By uses, and by whether the chain ended there: two of each, see [`ReuseTimes`].
+/// By number of uses and by whether the chain ended there; see [`ReuseTimes`] for their order.
 const CLASSES: usize = 2 * USES_MAX as usize;
 
-/// Ages are distinguished to within this part of the slots.
+/// Windows in the time in which as many blocks come in as there are slots.
 const WINDOWS_PER_TURNOVER: u64 = 8;
 
-/// Uses with no more than this part of the slots filled in between count as one.
+/// Uses count as one if no more than this fraction of the slots was filled in between.
 const AT_ONCE_PER_TURNOVER: u64 = 256;
 
-/// As long as a departed block is remembered, at most, in turnovers of all slots: as far as ages are distinguished.
+/// Blocks that left and are remembered, per slot: as far back as ages are distinguished.
 const GHOSTS_PER_SLOT: usize = AGES / WINDOWS_PER_TURNOVER as usize;
 
 /// Counts blocks that came in, and windows of a fixed number of them.
@@ -142,7 +140,7 @@ impl HitDensity {
         history
     }
 
-    /// `entry`, of `slot`, is a candidate from now on.
+    /// `slot`, with this entry, is a candidate from now on.
     fn enqueue(&mut self, slot: u32, entry: &Entry) {
         let History { class, window, .. } = entry.history;
         let age = (AGES - 1).min((self.clock.window - window) as usize);
@@ -150,7 +148,7 @@ impl HitDensity {
         self.queues[class].insert(entry.rank(slot));
     }
 
-    /// The place of the cell that is worth least and has a candidate, and the candidate of it that leaves first.
+    /// The place of the least valuable cell with a candidate, and its first candidate to leave.
     fn first(&self) -> Option<(usize, Cell, Rank)> {
         let mut cells = self.times.cells().iter().enumerate().skip(self.empty_before);
         cells.find_map(|(place, &cell)| Some((place, cell, self.first_of(cell)?)))
@@ -159,7 +157,7 @@ impl HitDensity {
     /// The candidate of `cell` that leaves first.
     fn first_of(&self, cell: Cell) -> Option<Rank> {
         let latest = self.clock.window.checked_sub(cell.age as u64)?;
-        // What is older than the ages that are distinguished is of the last age.
+        // The last age includes all older blocks.
         let earliest = if cell.age + 1 == AGES { 0 } else { latest };
         let from = (earliest, 0, Reverse(u32::MAX), 0);
         self.queues[cell.class].range(from..).next().filter(|rank| rank.0 <= latest).copied()

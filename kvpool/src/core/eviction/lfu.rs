@@ -1,5 +1,5 @@
-//! Least often used since it came; of equally often used blocks the least recently used, and of equally old ones the
-//! later one of a chain first.
+//! The least frequently used block since it came leaves first; of equals the least recently used, and of equally old ones the later
+//! one of a chain.
 
 use super::{EvictionPolicy, Use};
 use std::{cmp::Reverse, collections::BTreeSet};
@@ -9,7 +9,7 @@ use tidemill_proto::block::BlockKey;
 #[derive(Debug)]
 pub struct Lfu {
     queue: BTreeSet<Rank>,
-    /// By slot; `None` for those that hold nothing.
+    /// By slot; `None` for empty ones.
     entries: Vec<Option<Entry>>,
 }
 

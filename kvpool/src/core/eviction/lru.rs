@@ -1,4 +1,4 @@
-//! Least recently used; of equally old blocks, the later one of a chain first.
+//! The least recently used block leaves first; of equally old ones, the later one of a chain.
 
 use super::{EvictionPolicy, Use};
 use std::{cmp::Reverse, collections::BTreeSet};
@@ -8,7 +8,7 @@ use tidemill_proto::block::BlockKey;
 #[derive(Debug)]
 pub struct Lru {
     queue: BTreeSet<Rank>,
-    /// By slot; `None` for those that are no candidates.
+    /// By slot; `None` for those that are not candidates.
     ranks: Vec<Option<Rank>>,
 }
 

@@ -8,19 +8,19 @@
 //!      └──────────────────────► main ──► out unless used since, in which case it goes round once more
 //! ```
 //!
-//! A block that is pinned leaves its queue and returns to the same position. Where the paper queues objects, this queues
-//! operations, and the blocks of one operation leave from the end of the chain.
+//! A pinned block leaves its queue and returns to the same position. The paper queues objects; this queues operations, and the
+//! blocks of one operation leave from the end of the chain.
 
 use super::{EvictionPolicy, Use, ghosts::Ghosts};
 use std::{cmp::Reverse, collections::BTreeSet};
 use tidemill_proto::block::BlockKey;
 
-/// O(log n) for each operation; an eviction also pays for uses that came before it, O(log n) for each.
+/// Every operation is O(log n); an eviction also pays O(log n) for each use before it that moved a block.
 #[derive(Debug)]
 pub struct S3Fifo {
     small: BTreeSet<Rank>,
     main: BTreeSet<Rank>,
-    /// By slot; `None` for those that hold nothing.
+    /// By slot; `None` for empty ones.
     entries: Vec<Option<Entry>>,
     /// Blocks that left through the small queue.
     ghosts: Ghosts<()>,
@@ -33,7 +33,7 @@ pub struct S3Fifo {
 struct Entry {
     key: BlockKey,
     queue: Queue,
-    /// When it entered its queue, and its place then.
+    /// When it entered its queue, and its place in the chain then.
     entered: (u64, Reverse<u32>),
     last: Use,
     /// Uses since it entered its queue, up to [`USES_MAX`].

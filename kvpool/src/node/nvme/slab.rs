@@ -1,4 +1,4 @@
-//! The NVMe tier's disk: blocks in the equal slots of one preallocated file, and RocksDB for what each slot holds.
+//! The NVMe tier's files: one preallocated file of equal slots, and RocksDB for what each slot holds.
 //!
 //! ```text
 //!   DIR/slab          slot 0 │ slot 1 │ …            whole pages each, read and written past the page cache (O_DIRECT)
@@ -6,11 +6,11 @@
 //!                     "s" slot   → key, checksum, lineage
 //! ```
 //!
-//! Values are outside of the LSM tree, so it stays small and no compaction ever moves a block. Nothing is synced: a crash may
-//! leave a record without its bytes, bytes without their record, or half of either. All of these are misses, since a record
-//! is only a claim: who loads a block checks that its bytes hash to what the record says.
+//! Blocks are outside the LSM tree, so it stays small and no compaction moves a block. Nothing is synced: a crash may leave a record
+//! without its bytes, bytes without their record, or half of either. All of these are misses, because a record is only a claim: a
+//! load checks that the bytes hash to the record's checksum.
 //!
-//! It is a cache: whatever cannot be used is wiped. Which slot is whose is for the [directory](crate::core::directory) to decide.
+//! It is a cache: anything unusable is wiped. The [directory](crate::core::directory) decides which slot holds which block.
 
 use crate::core::directory::DiskBlock;
 use memmap2::{Advice, MmapMut};
@@ -44,7 +44,7 @@ pub enum SlabError {
     TooSmall { capacity_bytes: u64, block_bytes: u64 },
 }
 
-/// What the blocks on a disk are. Another disk layout, or other blocks: what is there is wiped.
+/// What is on a disk. If it is another file format, or other blocks, it is wiped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Manifest {
     format: u32,
@@ -66,7 +66,7 @@ pub struct Slab {
     slab_path: PathBuf,
 }
 
-/// Where blocks of one size are on a disk.
+/// Where the blocks of one size are on a disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Geometry {
     pub slots: u32,
@@ -74,9 +74,9 @@ pub struct Geometry {
     pub stride: usize,
 }
 
-/// Changes with what is in the files.
+/// Changes with the format of the files.
 const FORMAT: u32 = 1;
-/// What O_DIRECT wants of offsets, lengths and memory, on any disk there is.
+/// Alignment that O_DIRECT wants of offsets, lengths and memory, enough for any disk.
 pub const PAGE: usize = 4096;
 const MANIFEST: &[u8] = b"manifest";
 const RECORD: u8 = b's';
@@ -102,7 +102,7 @@ impl Geometry {
 }
 
 impl Slab {
-    /// Opens what is in `dir`, or begins anew there. A broken index is wiped.
+    /// Opens the files in `dir`, or creates them. A broken index is wiped.
     pub fn open(dir: &Path) -> Result<Self, SlabError> {
         fs::create_dir_all(dir).map_err(|source| SlabError::File { path: dir.to_owned(), source })?;
         let index_path = dir.join("index");
@@ -125,14 +125,13 @@ impl Slab {
         Ok(Self { index, slab, slab_path })
     }
 
-    /// `None`: nothing is there, or nothing that this version can read.
+    /// `None`: there is none that this version can read.
     pub fn manifest(&self) -> Option<Manifest> {
         let bytes = self.index.get(MANIFEST).ok()??;
         frame::decode::<Manifest>(&bytes).ok().filter(|manifest| manifest.format == FORMAT)
     }
 
-    /// Makes this a disk for such blocks, of this many bytes: what is there stays if it is for the same, and its place is
-    /// reserved.
+    /// Prepares the disk for such blocks and reserves its space. Blocks that are there stay if they are the same kind.
     pub fn prepare(&self, manifest: Manifest, geometry: Geometry) -> Result<(), SlabError> {
         let failed = |source| SlabError::File { path: self.slab_path.clone(), source };
         if self.manifest() != Some(manifest) {
@@ -163,7 +162,7 @@ impl Slab {
         Ok(self.index.write(batch)?)
     }
 
-    /// What the disk claims to hold, by slot. A record that cannot be read ends its slot's claim.
+    /// The blocks that the disk claims to hold, by slot, without unreadable records.
     pub fn records(&self) -> impl Iterator<Item = (u32, DiskBlock)> {
         self.index.iterator(IteratorMode::Start).map_while(Result::ok).filter_map(|(name, value)| {
             let (&RECORD, slot) = name.split_first()? else { return None };
@@ -172,7 +171,7 @@ impl Slab {
         })
     }
 
-    /// Says what slots hold from now on.
+    /// Records what slots hold from now on.
     pub fn record(&self, blocks: impl IntoIterator<Item = (u32, DiskBlock)>) -> Result<(), SlabError> {
         let mut batch = WriteBatch::default();
         for (slot, DiskBlock { key, checksum, lineage }) in blocks {
@@ -181,12 +180,12 @@ impl Slab {
         Ok(self.index.write(batch)?)
     }
 
-    /// A slot holds nothing of use.
+    /// Forgets a slot's block.
     pub fn erase(&self, slot: u32) -> Result<(), SlabError> {
         Ok(self.index.delete(name(slot))?)
     }
 
-    /// `offset` and the length of `bytes` are whole [`PAGE`]s, and `bytes` begin at one.
+    /// `offset`, the length of `bytes` and their address must be multiples of [`PAGE`].
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), SlabError> {
         self.slab.write_all_at(bytes, offset).map_err(|source| SlabError::File { path: self.slab_path.clone(), source })
     }
@@ -197,15 +196,15 @@ impl Slab {
     }
 }
 
-/// Memory that the disk can be read into and written from.
+/// Memory for reading and writing the disk.
 pub fn buffer(bytes: usize) -> io::Result<MmapMut> {
     let buffer = MmapMut::map_anon(bytes)?;
-    // A block is one page then, to copy through and to have the disk write to. Where there are none, small ones do, too.
+    // With huge pages a block is one page, for copies and for the disk. Without them, small pages work too.
     let _ = buffer.advise(Advice::HugePage);
     Ok(buffer)
 }
 
-/// Past the page cache where the file system can do that: blocks would only push other things out of it.
+/// Past the page cache if the file system can do that: blocks would only push other things out of it.
 fn open_direct(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false);

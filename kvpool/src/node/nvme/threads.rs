@@ -4,9 +4,9 @@
 //!   directory ── Store, Load, Erase ──► queues ──► threads: copy, check, read or write ──► directory: stored, loaded
 //! ```
 //!
-//! Loads go first: someone waits for them. A thread takes its share of what waits, reads or writes neighbouring slots together,
-//! and answers for all of its share at once, so that many small blocks cost about as much as one large one. The queues are
-//! bounded by the directory: a load has a DRAM slot, and stores are few.
+//! Loads go first, because someone waits for them. A thread takes its share of the waiting jobs, reads or writes neighbouring slots
+//! together, and answers for its whole share at once, so that many small blocks cost about as much as a large one. The directory
+//! bounds the queues: each load has a DRAM slot, and stores are limited.
 
 use super::slab::{self, Geometry, Slab, SlabError};
 use crate::{
@@ -34,15 +34,15 @@ use std::{
 };
 use tidemill_proto::{message, pool::SlotRef};
 
-/// One thing to do, as the directory says it.
+/// One of the directory's actions for the disk.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::node) enum Job {
+pub(in crate::node) enum DiskJob {
     Store { disk: u32, from: SlotRef, block: DiskBlock },
     Load { disk: u32, to: SlotRef, checksum: u64, until: Duration },
     Erase { disk: u32 },
 }
 
-/// What waits for the disk, and what it did.
+/// The jobs that wait for the disk's threads, and the disk's counters.
 #[derive(Debug)]
 pub(in crate::node) struct NvmeThreads {
     disk: Arc<Slab>,
@@ -54,8 +54,8 @@ pub(in crate::node) struct NvmeThreads {
 
 #[derive(Debug, Default)]
 struct Queues {
-    loads: VecDeque<Job>,
-    others: VecDeque<Job>,
+    loads: VecDeque<DiskJob>,
+    others: VecDeque<DiskJob>,
     closed: bool,
 }
 
@@ -69,9 +69,9 @@ struct Counters {
     given_up: AtomicU64,
 }
 
-/// Reads and writes at once: what keeps an NVMe disk busy.
+/// Reads and writes at once: enough to keep an NVMe disk busy.
 const THREADS: usize = 8;
-/// The most that a thread takes at once, of more than one block.
+/// The most bytes that a thread takes at once, unless one block is larger.
 const BATCH_BYTES: usize = 512 << 10;
 
 impl NvmeThreads {
@@ -83,30 +83,30 @@ impl NvmeThreads {
         self.geometry.slots
     }
 
-    /// Tells the directory what an earlier run left on the disk.
+    /// Tells the directory which blocks an earlier run left on the disk.
     pub(in crate::node) fn recover(&self, directory: &mut Directory) {
         let useless = directory.recover(self.disk.records());
-        self.push(useless.into_iter().map(|disk| Job::Erase { disk }));
+        self.push(useless.into_iter().map(|disk| DiskJob::Erase { disk }));
         let blocks = directory.disk_usage().map_or(0, |usage| usage.cached);
         tracing::info!(blocks, slots = self.slots(), "disk ready");
     }
 
-    /// Without waiting. After the end, jobs are dropped.
-    pub(in crate::node) fn push(&self, jobs: impl IntoIterator<Item = Job>) {
+    /// Does not wait. After the end, jobs are dropped.
+    pub(in crate::node) fn push(&self, jobs: impl IntoIterator<Item = DiskJob>) {
         let queues = &mut *self.queues.lock();
         if queues.closed {
             return;
         }
         for job in jobs {
             match job {
-                Job::Load { .. } => queues.loads.push_back(job),
-                Job::Store { .. } | Job::Erase { .. } => queues.others.push_back(job),
+                DiskJob::Load { .. } => queues.loads.push_back(job),
+                DiskJob::Store { .. } | DiskJob::Erase { .. } => queues.others.push_back(job),
             }
         }
         self.waiting.notify_all();
     }
 
-    /// What a slot holds, if that is what has this checksum. Apart from the queues, on the caller's thread.
+    /// Reads a slot's block on the caller's thread, apart from the queues. `None`: its bytes do not have this checksum.
     pub(in crate::node) fn copy(&self, disk: u32, block_bytes: usize, expected: u64) -> Option<Vec<u8>> {
         let mut buffer = slab::buffer(self.geometry.stride).ok()?;
         self.disk.read(self.geometry.offset(disk), &mut buffer).ok()?;
@@ -114,14 +114,14 @@ impl NvmeThreads {
         (checksum(bytes) == expected).then(|| bytes.to_vec())
     }
 
-    /// The disk is not used any more: the directory waits for no answer.
+    /// Stops using the disk: the directory expects no more answers.
     pub(in crate::node) fn give_up(&self) {
         self.close();
         self.counters.given_up.store(1, Relaxed);
         tracing::error!("the disk failed: this node goes on without NVMe until it is restarted");
     }
 
-    /// Ends the threads, after what they are doing.
+    /// Ends the threads after their jobs under way.
     pub(in crate::node) fn close(&self) {
         *self.queues.lock() = Queues { closed: true, ..Queues::default() };
         self.waiting.notify_all();
@@ -148,8 +148,8 @@ impl NvmeThreads {
         (BATCH_BYTES / self.geometry.stride).max(1)
     }
 
-    /// A share of the jobs that wait, of one kind and in the disk's order. Waits for one; `None` at the end.
-    fn take(&self) -> Option<Vec<Job>> {
+    /// A share of the waiting jobs, all of one kind and in the order of their slots. Waits for one; `None` at the end.
+    fn take(&self) -> Option<Vec<DiskJob>> {
         let mut queues = self.queues.lock();
         loop {
             let Queues { loads, others, closed } = &mut *queues;
@@ -161,17 +161,18 @@ impl NvmeThreads {
                 let share = (queue.len() / THREADS).min(self.batch_max() - 1);
                 let mut batch = vec![first];
                 batch.extend(from_fn(|| queue.pop_front_if(|job| discriminant(job) == discriminant(&first))).take(share));
-                batch.sort_unstable_by_key(Job::disk);
+                batch.sort_unstable_by_key(DiskJob::disk);
                 return Some(batch);
             }
             self.waiting.wait(&mut queues);
         }
     }
 
-    /// Neighbouring slots of a batch, with their offset and their part of the buffer. Ends at the first error: it ends the disk.
+    /// Calls `io` for each run of neighbouring slots of a batch, with its offset and its part of the buffer. Stops at the first error,
+    /// since that ends the disk.
     fn each_run(
         &self,
-        batch: &[Job],
+        batch: &[DiskJob],
         mut buffer: &mut [u8],
         io: impl Fn(&Slab, u64, &mut [u8]) -> Result<(), SlabError>,
     ) -> Result<(), SlabError> {
@@ -184,10 +185,10 @@ impl NvmeThreads {
     }
 }
 
-impl Job {
+impl DiskJob {
     fn disk(&self) -> u32 {
         match *self {
-            Job::Store { disk, .. } | Job::Load { disk, .. } | Job::Erase { disk } => disk,
+            DiskJob::Store { disk, .. } | DiskJob::Load { disk, .. } | DiskJob::Erase { disk } => disk,
         }
     }
 }
@@ -202,12 +203,12 @@ impl Worker {
     fn run(mut self) {
         while let Some(batch) = self.io.take() {
             match batch[0] {
-                Job::Store { .. } => self.save(&batch),
-                Job::Load { .. } => self.load(&batch),
-                Job::Erase { .. } => {
+                DiskJob::Store { .. } => self.save(&batch),
+                DiskJob::Load { .. } => self.load(&batch),
+                DiskJob::Erase { .. } => {
                     for job in &batch {
                         if let Err(error) = self.io.disk.erase(job.disk()) {
-                            // After a restart the block will be found, and found to be wrong, again.
+                            // After a restart, the block will be found to be wrong again.
                             tracing::warn!(%error, "a broken block's record stays on disk");
                         }
                     }
@@ -216,18 +217,18 @@ impl Worker {
         }
     }
 
-    fn save(&mut self, batch: &[Job]) {
+    fn save(&mut self, batch: &[DiskJob]) {
         let (arena, Geometry { stride, .. }) = (self.store.arena(), self.io.geometry);
         let started = Instant::now();
         let mut outcomes: Vec<_> =
             batch.iter().zip(self.buffer.chunks_exact_mut(stride)).map(|(job, bytes)| copy(arena, job, bytes)).collect();
-        // A part of a run that is not to be written is written all the same: nobody will find it.
+        // Slots of a run whose copy failed are written too: nobody will find them.
         let written = self.io.each_run(batch, &mut self.buffer, |disk, offset, bytes| disk.write(offset, bytes));
         let recorded = written.and_then(|()| {
             let good = batch.iter().zip(&outcomes).filter(|(_, outcome)| outcome.is_ok());
             self.io
                 .disk
-                .record(good.filter_map(|(job, _)| if let Job::Store { disk, block, .. } = *job { Some((disk, block)) } else { None }))
+                .record(good.filter_map(|(job, _)| if let DiskJob::Store { disk, block, .. } = *job { Some((disk, block)) } else { None }))
         });
         if let Err(error) = recorded {
             self.failed(&error);
@@ -240,7 +241,7 @@ impl Worker {
         });
     }
 
-    fn load(&mut self, batch: &[Job]) {
+    fn load(&mut self, batch: &[DiskJob]) {
         let (arena, Geometry { stride, .. }) = (self.store.arena(), self.io.geometry);
         let started = Instant::now();
         let read = self.io.each_run(batch, &mut self.buffer, |disk, offset, bytes| disk.read(offset, bytes));
@@ -251,7 +252,7 @@ impl Worker {
         let blocks = batch.iter().zip(self.buffer.chunks_exact(stride));
         let loads: Vec<Loaded> = blocks
             .filter_map(|(job, bytes)| {
-                let Job::Load { disk, to, .. } = *job else { return None };
+                let DiskJob::Load { disk, to, .. } = *job else { return None };
                 let outcome = if read.is_ok() { fill(arena, job, &bytes[..arena.block_bytes()], now) } else { Err(DiskFault::Io) };
                 Some(Loaded { disk, to, outcome })
             })
@@ -272,9 +273,9 @@ impl Worker {
     }
 }
 
-/// A block on its way to disk, checked.
-fn copy(arena: &Arena, job: &Job, bytes: &mut [u8]) -> Result<(), DiskFault> {
-    let Job::Store { from, block, .. } = job else { return Err(DiskFault::Late) };
+/// Copies a block on its way to disk, and checks it.
+fn copy(arena: &Arena, job: &DiskJob, bytes: &mut [u8]) -> Result<(), DiskFault> {
+    let DiskJob::Store { from, block, .. } = job else { return Err(DiskFault::Late) };
     let copied = arena.read_into(from.slot, &mut bytes[..arena.block_bytes()]);
     if copied.generation_after != from.generation {
         return Err(DiskFault::Late);
@@ -282,9 +283,9 @@ fn copy(arena: &Arena, job: &Job, bytes: &mut [u8]) -> Result<(), DiskFault> {
     if copied.checksum == block.checksum { Ok(()) } else { Err(DiskFault::Corrupt) }
 }
 
-/// A block on its way from disk, checked before anyone can see it: until it is published, its slot is this writer's alone.
-fn fill(arena: &Arena, job: &Job, bytes: &[u8], now: Duration) -> Result<(), DiskFault> {
-    let &Job::Load { to, checksum: expected, until, .. } = job else { return Err(DiskFault::Late) };
+/// Fills a slot with a block from disk and checks it. Until it is published, the slot is this writer's alone.
+fn fill(arena: &Arena, job: &DiskJob, bytes: &[u8], now: Duration) -> Result<(), DiskFault> {
+    let &DiskJob::Load { to, checksum: expected, until, .. } = job else { return Err(DiskFault::Late) };
     if now >= until {
         return Err(DiskFault::Late);
     }

@@ -1,29 +1,29 @@
-//! After how long blocks of each class are used again, and what that makes keeping them worth.
+//! How long blocks of each class take to be used again, and what keeping them is worth.
 
-/// Ages that are distinguished, in windows.
+/// Number of ages, in windows.
 pub(super) const AGES: usize = 64;
 
-/// Of what was counted, this part is left after each window: traffic changes.
+/// Counts decay by this factor in each window: traffic changes.
 const KEPT: f64 = 0.99;
 
-/// A class's own counts outweigh those of all classes from so many blocks on. Blocks of one request share its fate, so
-/// this is some tens of independent observations.
+/// Weight of the pooled counts of all classes, in blocks. Blocks of one request share its fate, so this many are a few dozen
+/// independent observations.
 const PRIOR_BLOCKS: f64 = 500.0;
 
-/// Counts for each class and age, and the order that follows from them.
+/// Counts for each class and age, and the resulting order.
 ///
-/// Classes come in pairs: an even one for the ends of chains whose other blocks are in the odd one after it.
+/// Classes come in pairs: an even one for ends of chains, the odd one after it for their other blocks.
 #[derive(Debug)]
 pub(super) struct ReuseTimes {
     classes: Vec<Class>,
     window: u64,
-    /// All cells, those worth least first.
+    /// All cells, the least valuable first.
     cells: Vec<Cell>,
-    /// Where each is in that order, by class and age.
+    /// The place of each in that order, by class and age.
     places: Vec<[usize; AGES]>,
 }
 
-/// Blocks of one class whose last use was `age` windows ago; the last age stands for all older ones too.
+/// Blocks of one class whose last use was `age` windows ago. The last age includes all older ones.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Cell {
     pub(super) class: usize,
@@ -32,7 +32,7 @@ pub(super) struct Cell {
 
 #[derive(Clone, Debug)]
 struct Class {
-    /// By window, modulo [`AGES`]: blocks last used then and not since.
+    /// By window modulo [`AGES`]: blocks last used then.
     waiting: [u64; AGES],
     /// By age: blocks that reached the end of it or were used again in it.
     exposed: [f64; AGES],
@@ -41,7 +41,7 @@ struct Class {
 }
 
 impl ReuseTimes {
-    /// `classes` is even.
+    /// `classes` must be even.
     pub(super) fn new(classes: usize) -> Self {
         let class = Class { waiting: [0; AGES], exposed: [0.0; AGES], reused: [0.0; AGES] };
         let mut times = Self { classes: vec![class; classes], window: 0, cells: Vec::new(), places: vec![[0; AGES]; classes] };
@@ -49,14 +49,14 @@ impl ReuseTimes {
         times
     }
 
-    /// A block of that class is used in that window, and waits for its next use.
+    /// A block of this class was used in this window, and waits for its next use.
     pub(super) fn used(&mut self, class: usize, window: u64) {
         if self.remembers(window) {
             self.classes[class].waiting[index(window)] += 1;
         }
     }
 
-    /// A block of that class, last used in that window, is used again.
+    /// A block of this class, last used in this window, is used again.
     pub(super) fn reused(&mut self, class: usize, window: u64) {
         if self.forget(class, window) {
             let age = (self.window - window) as usize;
@@ -65,7 +65,7 @@ impl ReuseTimes {
         }
     }
 
-    /// A block of that class, last used in that window, waits no longer. Whether it was still counted.
+    /// A block of this class, last used in this window, waits no longer. Returns whether it was still counted.
     pub(super) fn forget(&mut self, class: usize, window: u64) -> bool {
         let remembers = self.remembers(window);
         if remembers {
@@ -74,12 +74,12 @@ impl ReuseTimes {
         remembers
     }
 
-    /// Whether blocks last used in that window are still counted.
+    /// Whether blocks last used in this window are still counted.
     pub(super) fn remembers(&self, window: u64) -> bool {
         self.window - window < AGES as u64
     }
 
-    /// The window ends: all that wait are one older.
+    /// The window ends: all waiting blocks get one window older.
     pub(super) fn next_window(&mut self) {
         for class in &mut self.classes {
             for count in class.exposed.iter_mut().chain(&mut class.reused) {
@@ -94,19 +94,19 @@ impl ReuseTimes {
         self.rank();
     }
 
-    /// All cells, those worth least first.
+    /// All cells, the least valuable first.
     pub(super) fn cells(&self) -> &[Cell] {
         &self.cells
     }
 
-    /// Where a cell is among them.
+    /// A cell's place among them.
     pub(super) fn place(&self, cell: Cell) -> usize {
         self.places[cell.class][cell.age]
     }
 
     fn rank(&mut self) {
         let sum = |of: fn(&Class) -> &[f64; AGES], age: usize| self.classes.iter().map(|class| of(class)[age]).sum::<f64>();
-        // Where little is counted yet, hazards go on falling with the square of age: the oldest leave first.
+        // With little counted yet, hazards are expected to fall with the square of age: the oldest leave first.
         let (mut pooled, mut expected) = ([0.0; AGES], 0.5);
         for (age, hazard) in pooled.iter_mut().enumerate() {
             *hazard = (sum(|class| &class.reused, age) + PRIOR_BLOCKS * expected) / (sum(|class| &class.exposed, age) + PRIOR_BLOCKS);
@@ -121,7 +121,7 @@ impl ReuseTimes {
         for (pair, classes) in self.classes.chunks_exact(2).enumerate() {
             let (ends, others) = (densities(&classes[0]), densities(&classes[1]));
             for age in 0..AGES {
-                // Without those before it, the end of a chain saves nothing: it is worth no more than they are.
+                // The end of a chain is useless without the blocks before it, so it is worth no more than they are.
                 ranked.push((ends[age].min(others[age]), Cell { class: 2 * pair, age }));
                 ranked.push((others[age], Cell { class: 2 * pair + 1, age }));
             }
@@ -138,13 +138,13 @@ fn index(window: u64) -> usize {
     (window % AGES as u64) as usize
 }
 
-/// Hits per slot and window, for a block of that age that is kept until it is used again or until the age at which giving
-/// up is best. `hazards`, by age: the chance that a block that got there is used again in it.
+/// Hits per slot and window for a block of this age, if it is kept until its next use or until the best age to give up. `hazards`,
+/// by age: the chance that a block of that age is used again within the window.
 fn hit_density(hazards: &[f64; AGES], age: usize) -> f64 {
     let (mut left, mut hits, mut room, mut best) = (1.0, 0.0, 0.0, 0.0f64);
     for hazard in &hazards[age..] {
         hits += left * hazard;
-        // On average a block is used again in the middle of a window.
+        // On average a block is used in the middle of a window.
         room += left * (1.0 - hazard / 2.0);
         left *= 1.0 - hazard;
         best = best.max(hits / room);
