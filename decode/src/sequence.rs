@@ -7,7 +7,7 @@ use tidemill_engine::{
     job::JobId,
     residency::{FetchedBlocks, JobKv},
 };
-use tidemill_kvpool::admission::{Arrival, Source};
+use tidemill_kvpool::client::{Arrival, Source};
 use tidemill_proto::{
     block::{BLOCK_TOKENS, LayoutFingerprint, Token},
     ids::{LinkId, SequenceId},

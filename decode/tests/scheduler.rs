@@ -11,7 +11,7 @@ use tidemill_engine::{
     job::{Action, Delivery},
     role::Role,
 };
-use tidemill_kvpool::admission::{Arrival, FetchId, Source};
+use tidemill_kvpool::client::{Arrival, FetchId, Source};
 use tidemill_proto::{
     block::{BLOCK_TOKENS, LayoutFingerprint},
     ids::{LinkId, RequestId, SequenceId},

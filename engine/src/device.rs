@@ -15,7 +15,7 @@
 //! 4. **cached**: findable by its key, not referenced, evictable
 
 use std::collections::HashMap;
-use tidemill_kvpool::eviction::{EvictionPolicy, Use, lru::Lru};
+use tidemill_kvpool::core::eviction::{EvictionPolicy, Use, lru::Lru};
 use tidemill_proto::{block::BlockKey, message::Blocks};
 
 /// Device blocks `0..n` of one worker. The caller gives back each reference it is handed with [`release`](Self::release).

@@ -15,11 +15,7 @@ use std::{
     ops::ControlFlow,
     time::{Duration, Instant},
 };
-use tidemill_kvpool::{
-    admission::FetchId,
-    client::{Block, Miss},
-};
-// The executor's error: today the CUDA backend's, the only one that fails.
+use tidemill_kvpool::client::{Arrival, FetchId, FetchedBlock, Miss};
 use tidemill_model::{ExecutorError, Runner};
 use tidemill_net::uplink::LinkEvent;
 use tidemill_proto::{
@@ -39,7 +35,7 @@ pub enum Event {
     Fetched {
         fetch: FetchId,
         index: usize,
-        result: Result<Block, Miss>,
+        result: Result<FetchedBlock, Miss>,
     },
     PutDone {
         job: JobId,
@@ -74,12 +70,11 @@ impl<R: Role> Driven for Engine<R> {
             }
             Event::Matched { job, held } => self.role.matched(job, held),
             Event::Fetched { fetch, index, result } => {
-                let arrival = result.as_ref().ok().map(Block::arrival);
-                if let Some(device_block) = self.role.fetched(fetch, index, arrival, now)
-                    && let Ok(block) = result
-                {
-                    self.runner.write_block(device_block, &block.bytes)?;
-                }
+                let arrival = match result {
+                    Ok(block) => self.read(fetch, index, &block)?,
+                    Err(_) => None,
+                };
+                self.role.fetched(fetch, index, arrival, now);
             }
             Event::PutDone { job, blocks, outcome } => self.role.put_done(job, blocks, outcome, now),
             Event::Drain => {
@@ -120,6 +115,15 @@ impl<R: Role> Driven for Engine<R> {
 }
 
 impl<R: Role> Engine<R> {
+    /// Reads a fetched block straight into the device block it is for, if anybody still wants it. `None`: it is a miss after all.
+    fn read(&mut self, fetch: FetchId, index: usize, block: &FetchedBlock) -> Result<Option<Arrival>, ExecutorError> {
+        let good = match self.role.destination(fetch, index) {
+            Some(device_block) => self.runner.write_block(device_block, &mut |memory| block.read_into(memory).is_ok())?,
+            None => true,
+        };
+        Ok(good.then(|| block.arrival()))
+    }
+
     fn compute(&mut self, chunks: &[ScheduledChunk]) -> Result<Vec<SegmentResult>, ExecutorError> {
         let segments: Vec<Segment<'_>> = chunks.iter().map(|chunk| self.role.segment(chunk)).collect();
         self.runner.step(&segments)

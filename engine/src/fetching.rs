@@ -4,7 +4,7 @@
 //! useless.
 
 use std::time::Duration;
-use tidemill_kvpool::admission::{Arrival, FetchId};
+use tidemill_kvpool::client::{Arrival, FetchId};
 
 /// A fetch of consecutive blocks of one job.
 #[derive(Debug)]
@@ -25,14 +25,17 @@ impl Fetching {
         Self { id, first, started: now, arrived: vec![None; blocks], asked: (0..blocks).collect(), cutoff: blocks }
     }
 
-    /// The fetch's key `index` is here. Returns its block's number in the chain, unless it is useless or a duplicate.
-    pub(crate) fn arrive(&mut self, index: usize, arrival: Arrival) -> Option<usize> {
+    /// The number in the chain of the block behind the fetch's key `index`, unless it is useless or a duplicate.
+    pub(crate) fn wanted(&self, index: usize) -> Option<usize> {
         let place = self.asked[index];
-        if place >= self.cutoff || self.arrived[place].is_some() {
-            return None;
-        }
-        self.arrived[place] = Some(arrival);
-        Some(self.first + place)
+        (place < self.cutoff && self.arrived[place].is_none()).then_some(self.first + place)
+    }
+
+    /// The fetch's key `index` is here. Returns its block's number, as [`wanted`](Self::wanted) does.
+    pub(crate) fn arrive(&mut self, index: usize, arrival: Arrival) -> Option<usize> {
+        let number = self.wanted(index)?;
+        self.arrived[number - self.first] = Some(arrival);
+        Some(number)
     }
 
     /// The fetch's key `index` will not come.
@@ -66,7 +69,7 @@ impl Fetching {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidemill_kvpool::admission::Source;
+    use tidemill_kvpool::client::Source;
     use tidemill_proto::ids::RequestId;
 
     const HERE: Arrival = Arrival { origin: RequestId(1), source: Source::Dram };

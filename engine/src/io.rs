@@ -18,10 +18,7 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use tidemill_kvpool::{
-    admission::{FetchId, Part, blocks_within},
-    clients::PoolClients,
-};
+use tidemill_kvpool::client::{FetchId, Part, PoolRouter, request::blocks_within};
 use tidemill_net::{
     link::{Endpoint, LinkError},
     uplink::{LinkEvent, Uplink},
@@ -47,7 +44,7 @@ pub(crate) fn queue_blocks(info: &EngineInfo, blocks_max: usize) -> usize {
 /// The engine's end.
 #[derive(Debug)]
 pub(crate) struct Io {
-    pub(crate) pools: PoolClients,
+    pub(crate) pools: PoolRouter,
     /// The engine's own, for tasks that answer to it.
     pub(crate) inbox: mpsc::Sender<Event>,
     pub(crate) runtime: Handle,
@@ -74,7 +71,7 @@ pub(crate) fn start(
     role: RoleInfo,
 ) -> Result<(Io, Links, mpsc::Receiver<Event>), LinkError> {
     let endpoint = Endpoint::bind_client(worker.bind, &worker.identity)?;
-    let pools = PoolClients::new(endpoint.clone(), BlockFormat::whole(info.layout, info.block_bytes), engine.force_quic);
+    let pools = PoolRouter::new(endpoint.clone(), BlockFormat::whole(info.layout, info.block_bytes), engine.force_quic);
     let report = Arc::new(Mutex::new(Report::default()));
     let (uplink, link_events) = Uplink::start(&endpoint, &worker.coordinators, worker.register(role), pools.reporter(Arc::clone(&report)));
     let uplink = Arc::new(uplink);

@@ -1,6 +1,6 @@
 //! What a scheduler and its engine say to each other: jobs, scheduled chunks and actions.
 
-use tidemill_kvpool::admission::{FetchId, Part};
+use tidemill_kvpool::client::{FetchId, Part};
 use tidemill_proto::{
     block::BlockKey,
     ids::LinkId,

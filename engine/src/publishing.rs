@@ -3,7 +3,7 @@
 //! Either way the engine reads a block's bytes when the scheduler says so, and the copies travel while it computes on.
 
 use std::mem;
-use tidemill_kvpool::clients::PoolClients;
+use tidemill_kvpool::client::PoolRouter;
 use tidemill_model::{BlockBytes, ExecutorError, Runner};
 use tidemill_proto::{block::BlockKey, message::PoolNode, pool::Lineage};
 use tokio::{sync::mpsc, task::JoinHandle};
@@ -14,7 +14,7 @@ const BATCH: usize = 32;
 /// The engine's end.
 #[derive(Debug)]
 pub(crate) struct Publisher {
-    pools: PoolClients,
+    pools: PoolRouter,
     queue: mpsc::Sender<Publication>,
 }
 
@@ -29,7 +29,7 @@ struct Publication {
 impl Publisher {
     /// With a queue of `blocks_max` blocks at best effort. The task ends when the publisher is dropped and the queue is empty. Must be called
     /// inside a tokio runtime.
-    pub(crate) fn start(pools: PoolClients, blocks_max: usize) -> (Self, JoinHandle<()>) {
+    pub(crate) fn start(pools: PoolRouter, blocks_max: usize) -> (Self, JoinHandle<()>) {
         let (queue, publications) = mpsc::channel(blocks_max);
         let task = tokio::spawn(publish(pools.clone(), publications));
         (Self { pools, queue }, task)
@@ -85,7 +85,7 @@ async fn copied(bytes: BlockBytes) -> Result<Vec<Vec<u8>>, String> {
 }
 
 /// Puts blocks into the pool as they come. A block that cannot be put is computed again by whoever needs it.
-async fn publish(pools: PoolClients, mut publications: mpsc::Receiver<Publication>) {
+async fn publish(pools: PoolRouter, mut publications: mpsc::Receiver<Publication>) {
     let mut batch = Vec::new();
     while publications.recv_many(&mut batch, BATCH).await > 0 {
         for (node, lineage, blocks) in runs(all_copied(mem::take(&mut batch)).await) {

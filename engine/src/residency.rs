@@ -16,7 +16,7 @@ use crate::{
     job::{Action, Delivery, JobId, ScheduledChunk},
 };
 use std::{collections::HashMap, ops::Range, time::Duration};
-use tidemill_kvpool::admission::{Arrival, FetchId, parts};
+use tidemill_kvpool::client::{Arrival, FetchId, request::parts};
 use tidemill_proto::{
     block::{BLOCK_TOKENS, BlockKey, Chain, LayoutFingerprint, Tenant, Token},
     ids::RequestId,
@@ -82,6 +82,11 @@ impl JobKv {
     /// Whether the next tokens can be computed: all that comes from elsewhere is here.
     pub fn is_ready(&self) -> bool {
         self.is_admitted() && self.fetching.is_none()
+    }
+
+    /// The device block for the key `index` of the job's fetch, if it is still wanted.
+    pub(crate) fn destination(&self, index: usize) -> Option<u32> {
+        Some(self.table[self.fetching.as_ref()?.wanted(index)?])
     }
 
     /// Lineage of block `number`.
@@ -303,7 +308,7 @@ impl Residency {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidemill_kvpool::admission::Source;
+    use tidemill_kvpool::client::Source;
 
     const LAYOUT: LayoutFingerprint = LayoutFingerprint([1; 16]);
 

@@ -2,10 +2,10 @@
 
 use crate::{
     job::{JobId, ScheduledChunk},
-    residency::Residency,
+    residency::{JobKv, Residency},
 };
 use std::time::Duration;
-use tidemill_kvpool::admission::{Arrival, FetchId};
+use tidemill_kvpool::client::{Arrival, FetchId};
 use tidemill_proto::{
     ids::LinkId,
     message::{Counters, ToWorker},
@@ -26,6 +26,14 @@ pub trait Role {
 
     /// A pool node holds this many of the first blocks that it was asked about.
     fn matched(&mut self, job: JobId, held: Result<usize, String>);
+
+    /// A live job's blocks.
+    fn kv(&self, job: JobId) -> Option<&JobKv>;
+
+    /// The device block that a fetched block is for, if anybody wants it. Its bytes must be there when [`fetched`](Self::fetched) is told.
+    fn destination(&self, fetch: FetchId, index: usize) -> Option<u32> {
+        self.kv(self.residency().fetching_job(fetch)?)?.destination(index)
+    }
 
     /// One answer of a fetch; no arrival is a miss. Returns the device block that the bytes belong into, if anybody wants them.
     fn fetched(&mut self, fetch: FetchId, index: usize, arrival: Option<Arrival>, now: Duration) -> Option<u32>;

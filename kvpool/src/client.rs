@@ -1,14 +1,24 @@
 //! What a process that reads and writes blocks uses.
 //!
+//! - [`request`]: what is asked for, and what is learned about each block (core)
 //! - [`connection`]: one pool node, and the calls it answers
 //! - [`router`]: all pool nodes, one connection each
 //! - [`counters`]: bytes moved and blocks missed
 
+#[cfg(feature = "shell")]
 pub mod connection;
+#[cfg(feature = "shell")]
 pub mod counters;
+pub mod request;
+#[cfg(feature = "shell")]
 pub mod router;
 
-pub use connection::{Block, Fetch, FetchedBlock, Miss, PoolClient, PoolError, PutReport, ReservedSlots, TransportChoice};
-pub use counters::TransferCounters;
-pub use router::PoolRouter;
-pub use tidemill_proto::pool::Transport;
+pub use request::{Arrival, FetchId, Part, Source};
+
+#[cfg(feature = "shell")]
+pub use {
+    connection::{Block, Fetch, FetchedBlock, Miss, PoolClient, PoolError, PutReport, ReservedSlots, TransportChoice},
+    counters::TransferCounters,
+    router::PoolRouter,
+    tidemill_proto::pool::Transport,
+};

@@ -3,7 +3,7 @@
 //! Core (no clock, socket or thread; builds with `--no-default-features`):
 //!
 //! - [`core`]: what a pool node decides
-//! - [`admission`]: what a client asks for, and what it learns of each block that comes
+//! - [`client::request`]: what a client asks for, and what it learns about each block
 //!
 //! Shell (feature `shell`, on by default):
 //!
@@ -13,23 +13,14 @@
 //! - [`node`]: the pool node as a process
 //! - [`settings`]: its flags and config file
 
-pub mod admission;
+pub mod client;
 pub mod core;
 
 #[cfg(feature = "shell")]
 pub mod arena;
-#[cfg(feature = "shell")]
-pub mod client;
 #[cfg(feature = "shell")]
 pub mod node;
 #[cfg(feature = "shell")]
 pub mod settings;
 #[cfg(feature = "shell")]
 pub mod transport;
-
-// Until the engines name them by their place.
-pub use self::core::eviction;
-#[cfg(feature = "shell")]
-pub mod clients {
-    pub use crate::client::PoolRouter as PoolClients;
-}

@@ -72,9 +72,8 @@ impl Executor for CpuExecutor {
         Ok(segments.iter().map(finish).collect())
     }
 
-    fn write_block(&mut self, block: u32, bytes: &[u8]) -> Result<(), ExecutorError> {
-        self.kv.block_mut(block).copy_from_slice(bytes);
-        Ok(())
+    fn write_block(&mut self, block: u32, fill: &mut dyn FnMut(&mut [u8]) -> bool) -> Result<bool, ExecutorError> {
+        Ok(fill(self.kv.block_mut(block)))
     }
 
     fn read_blocks(&mut self, blocks: &[u32]) -> Result<BlockBytes, ExecutorError> {

@@ -196,8 +196,8 @@ impl Executor for CudaExecutor {
         Ok(self.compute(segments)?)
     }
 
-    fn write_block(&mut self, block: u32, bytes: &[u8]) -> Result<(), ExecutorError> {
-        Ok(self.copies.write(&self.layers, &mut self.kv, block, bytes)?)
+    fn write_block(&mut self, block: u32, fill: &mut dyn FnMut(&mut [u8]) -> bool) -> Result<bool, ExecutorError> {
+        Ok(self.copies.write(&self.layers, &mut self.kv, block, fill)?)
     }
 
     fn read_blocks(&mut self, blocks: &[u32]) -> Result<BlockBytes, ExecutorError> {

@@ -33,8 +33,9 @@ pub trait Executor: Send {
     /// block table, or an unknown block.
     fn step(&mut self, segments: &[Segment<'_>]) -> Result<Vec<SegmentResult>, ExecutorError>;
 
-    /// Fills a block that no step uses yet.
-    fn write_block(&mut self, block: u32, bytes: &[u8]) -> Result<(), ExecutorError>;
+    /// Lets `fill` write the bytes of a block that no step uses yet. Returns its answer: whether the bytes are good. If
+    /// they are not, the block means nothing.
+    fn write_block(&mut self, block: u32, fill: &mut dyn FnMut(&mut [u8]) -> bool) -> Result<bool, ExecutorError>;
 
     /// The bytes that these blocks hold now, whatever later steps do to them.
     fn read_blocks(&mut self, blocks: &[u32]) -> Result<BlockBytes, ExecutorError>;

@@ -10,7 +10,7 @@ use tidemill_engine::{
     job::{Action, Delivery, JobId},
     role::Role,
 };
-use tidemill_kvpool::admission::{Arrival, FetchId, Source};
+use tidemill_kvpool::client::{Arrival, FetchId, Source};
 use tidemill_prefill::scheduler::{Limits, Scheduler};
 use tidemill_proto::{
     block::{BLOCK_TOKENS, BlockKey, Chain, LayoutFingerprint},

@@ -9,7 +9,7 @@ use super::{
 };
 use anyhow::{Context, anyhow, ensure};
 use std::{sync::Arc, time::Duration};
-use tidemill_kvpool::client::{FetchedBlock, PoolClient};
+use tidemill_kvpool::client::PoolClient;
 use tidemill_proto::{
     block::{BlockKey, Tenant},
     ids::RequestId,
@@ -123,7 +123,7 @@ impl Readers {
 async fn verify(client: &PoolClient, keys: Vec<BlockKey>, expected: &[(BlockKey, Vec<u8>)]) -> anyhow::Result<()> {
     let mut fetch = client.get(keys, Duration::ZERO);
     while let Some((index, block)) = fetch.next().await {
-        let block = block.and_then(FetchedBlock::read).map_err(|miss| anyhow!("block {index} is a miss: {miss:?}"))?;
+        let block = block.and_then(|block| block.read()).map_err(|miss| anyhow!("block {index} is a miss: {miss:?}"))?;
         let (_, put) = expected.get(index).context("a block nobody asked for")?;
         ensure!(block.bytes == *put, "block {index} came back with other bytes");
     }

@@ -4,10 +4,10 @@ use super::Scheduler;
 use std::time::Duration;
 use tidemill_engine::{
     job::{JobId, ScheduledChunk},
-    residency::Residency,
+    residency::{JobKv, Residency},
     role::{Load, Role},
 };
-use tidemill_kvpool::admission::{Arrival, FetchId};
+use tidemill_kvpool::client::{Arrival, FetchId};
 use tidemill_proto::{
     ids::LinkId,
     message::{Counters, Finish, ToWorker},
@@ -35,6 +35,10 @@ impl Role for Scheduler {
 
     /// Decode asks no node what it holds: its jobs say it.
     fn matched(&mut self, _: JobId, _: Result<usize, String>) {}
+
+    fn kv(&self, job: JobId) -> Option<&JobKv> {
+        Some(&self.sequences.get(&job)?.kv)
+    }
 
     fn fetched(&mut self, fetch: FetchId, index: usize, arrival: Option<Arrival>, now: Duration) -> Option<u32> {
         let id = self.residency.fetching_job(fetch)?;

@@ -1,9 +1,6 @@
 //! A worker's way to every pool node: one connection per node, made when it is first needed and again after it broke.
 
-use crate::{
-    admission::Part,
-    client::{Block, FetchedBlock, Miss, PoolClient, PoolError, PutReport, TransferCounters, TransportChoice},
-};
+use super::{FetchedBlock, Miss, Part, PoolClient, PoolError, PutReport, TransferCounters, TransportChoice};
 use futures_util::future::join_all;
 use parking_lot::Mutex;
 use std::{
@@ -63,7 +60,7 @@ impl PoolRouter {
         self,
         parts: Vec<Part>,
         deliver: mpsc::Sender<T>,
-        wrap: impl Fn(usize, Result<Block, Miss>) -> T + Send + Sync,
+        wrap: impl Fn(usize, Result<FetchedBlock, Miss>) -> T + Send + Sync,
     ) {
         let mut first = 0;
         let (deliver, wrap) = (&deliver, &wrap);
@@ -75,14 +72,19 @@ impl PoolRouter {
         join_all(fetches.collect::<Vec<_>>()).await;
     }
 
-    async fn fetch_part<T: Send>(&self, part: Part, deliver: &mpsc::Sender<T>, wrap: impl Fn(usize, Result<Block, Miss>) -> T + Send) {
+    async fn fetch_part<T: Send>(
+        &self,
+        part: Part,
+        deliver: &mpsc::Sender<T>,
+        wrap: impl Fn(usize, Result<FetchedBlock, Miss>) -> T + Send,
+    ) {
         let Part { node, keys, wait } = part;
         let count = keys.len();
         match self.client(node).await {
             Ok(client) => {
                 let mut fetch = client.get(keys, wait);
                 while let Some((index, result)) = fetch.next().await {
-                    if deliver.send(wrap(index, result.and_then(FetchedBlock::read))).await.is_err() {
+                    if deliver.send(wrap(index, result)).await.is_err() {
                         return;
                     }
                 }

@@ -7,7 +7,7 @@ use std::{
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
-use tidemill_kvpool::client::{Block, FetchedBlock, Miss, PoolClient, PoolError, TransferCounters, TransportChoice};
+use tidemill_kvpool::client::{Block, Miss, PoolClient, PoolError, TransferCounters, TransportChoice};
 use tidemill_net::{
     identity::{self, Identity},
     link::Endpoint,
@@ -187,7 +187,7 @@ pub(crate) async fn fetch(client: &PoolClient, keys: Vec<BlockKey>, wait: Durati
     let mut results: Vec<_> = keys.iter().map(|_| None).collect();
     let mut fetch = client.get(keys, wait);
     while let Some((index, result)) = fetch.next().await {
-        assert!(results[index].replace(result.and_then(FetchedBlock::read)).is_none(), "answered twice");
+        assert!(results[index].replace(result.and_then(|block| block.read())).is_none(), "answered twice");
     }
     results.into_iter().map(|result| result.expect("every key is answered")).collect()
 }

@@ -57,20 +57,27 @@ impl BlockCopies {
         })
     }
 
-    /// Fills a device block that no step uses yet.
-    pub(super) fn write(&mut self, layers: &Layers, kv: &mut DeviceKv, block: u32, bytes: &[u8]) -> Result<(), CudaError> {
-        assert_eq!(bytes.len(), self.block_bytes, "a block's bytes");
+    /// Lets `fill` write the bytes of a device block that no step uses yet into pinned memory. Sends them if it says that they are good.
+    pub(super) fn write(
+        &mut self,
+        layers: &Layers,
+        kv: &mut DeviceKv,
+        block: u32,
+        fill: &mut dyn FnMut(&mut [u8]) -> bool,
+    ) -> Result<bool, CudaError> {
         assert!((block as usize) < kv.blocks(), "block {block} is not one of {}", kv.blocks());
         let [filling, _] = &mut self.arriving;
         filling.make_room()?;
         let Arriving { buffer, placed, .. } = filling;
         let at = placed.len() * self.block_bytes;
-        buffer.numbers()?[at..at + self.block_bytes].copy_from_slice(bytes);
+        if !fill(&mut buffer.numbers()?[at..at + self.block_bytes]) {
+            return Ok(false);
+        }
         placed.push(BlockSlot { block, slot: buffer.address(at) });
         if at + 2 * self.block_bytes > buffer.len() {
             self.flush(layers, kv)?;
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Sends all written blocks, and makes the model's stream wait for those of `used` that are still in flight.

@@ -4,10 +4,10 @@ use super::Scheduler;
 use std::time::Duration;
 use tidemill_engine::{
     job::{JobId, ScheduledChunk},
-    residency::Residency,
+    residency::{JobKv, Residency},
     role::{Load, Role},
 };
-use tidemill_kvpool::admission::{Arrival, FetchId};
+use tidemill_kvpool::client::{Arrival, FetchId};
 use tidemill_proto::{
     ids::LinkId,
     message::{Counters, ToWorker},
@@ -37,6 +37,10 @@ impl Role for Scheduler {
             (_, Err(reason)) => self.fail(id, reason),
             (None, _) => {}
         }
+    }
+
+    fn kv(&self, job: JobId) -> Option<&JobKv> {
+        Some(&self.jobs.get(&job)?.kv)
     }
 
     fn fetched(&mut self, fetch: FetchId, index: usize, arrival: Option<Arrival>, now: Duration) -> Option<u32> {

@@ -2,7 +2,7 @@
 
 use super::{ANSWER_MAX, Call, Inner, calls::StreamedBlock};
 use crate::{
-    admission::{Arrival, Source, blocks_within},
+    client::request::{Arrival, Source, blocks_within},
     core::validate::{Copied, Invalid, validate},
     transport::{Access, Slots, quic::Received},
 };
@@ -79,9 +79,19 @@ impl FetchedBlock {
         self.inner.path.transport
     }
 
+    /// What admission keeps of it.
+    pub fn arrival(&self) -> Arrival {
+        let source = match self.tier {
+            _ if !self.transport().same_host() => Source::Remote,
+            Tier::Dram => Source::Dram,
+            Tier::Nvme => Source::Nvme,
+        };
+        Arrival { origin: self.origin, source }
+    }
+
     /// Copies the block to `to`, which must have exactly its length, and validates the copy. After a miss, what is in `to` is
     /// meaningless.
-    pub fn read_into(self, to: &mut [u8]) -> Result<(), Miss> {
+    pub fn read_into(&self, to: &mut [u8]) -> Result<(), Miss> {
         let started = Instant::now();
         let counters = &self.inner.counters;
         match validate(self.bytes.copy_to(self.found.at.slot, to), &self.found) {
@@ -105,24 +115,10 @@ impl FetchedBlock {
     }
 
     /// Copies the block into memory of its own.
-    pub fn read(self) -> Result<Block, Miss> {
+    pub fn read(&self) -> Result<Block, Miss> {
         let mut bytes = vec![0; self.inner.block_bytes];
-        let Self { origin, tier, .. } = self;
-        let transport = self.transport();
         self.read_into(&mut bytes)?;
-        Ok(Block { bytes, origin, tier, transport })
-    }
-}
-
-impl Block {
-    /// What admission keeps of it.
-    pub fn arrival(&self) -> Arrival {
-        let source = match self.tier {
-            _ if !self.transport.same_host() => Source::Remote,
-            Tier::Dram => Source::Dram,
-            Tier::Nvme => Source::Nvme,
-        };
-        Arrival { origin: self.origin, source }
+        Ok(Block { bytes, origin: self.origin, tier: self.tier, transport: self.transport() })
     }
 }
 

@@ -103,7 +103,10 @@ fn checkpoint(dir: &Path, cache: &Path, checks: &mut Checks) -> Result<(), Check
         let full = (from.prompt_tokens - 1) / BLOCK_TOKENS;
         let bytes = executor.read_blocks(&from.blocks[..full])?.wait()?;
         for (bytes, &block) in bytes.iter().zip(&to.blocks) {
-            receiver.write_block(block, bytes)?;
+            receiver.write_block(block, &mut |memory| {
+                memory.copy_from_slice(bytes);
+                true
+            })?;
         }
         arrived.extend(receiver.read_blocks(&to.blocks[..full])?.wait()?.concat());
         sent.extend(bytes.concat());

@@ -1,14 +1,14 @@
-//! What a client of the pool asks for, and what it learns of each block that comes.
+//! What a client asks the pool for, and what it learns about each block. Builds without the shell, for cores that decide what to fetch.
 
 use std::time::Duration;
 use tidemill_proto::{block::BlockKey, ids::RequestId, message::PoolNode};
 
-/// How many blocks a queue may hold: what fits into `bytes`, at least one and at most `blocks_max`.
+/// How many blocks a queue may hold: as many as fit into `bytes`, at least one and at most `blocks_max`.
 pub fn blocks_within(bytes: usize, block_bytes: usize, blocks_max: usize) -> usize {
     (bytes / block_bytes.max(1)).clamp(1, blocks_max)
 }
 
-/// Names one fetch; results of a fetch that was given up are recognized and dropped.
+/// Names one fetch, so that results of one that was given up are recognized and dropped.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct FetchId(pub u64);
 
@@ -21,7 +21,7 @@ pub struct Part {
     pub wait: Duration,
 }
 
-/// Splits a fetch where the node changes. Only at `home` is anything waited for: elsewhere, what is not there does not come.
+/// Splits a fetch where the node changes. Only `home` waits for blocks: elsewhere, a missing block does not come.
 pub fn parts(blocks: impl IntoIterator<Item = (PoolNode, BlockKey)>, home: Option<PoolNode>, wait: Duration) -> Vec<Part> {
     let mut parts: Vec<Part> = Vec::new();
     for (node, key) in blocks {
