@@ -65,9 +65,9 @@ test-aarch64: setup-build
 	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64-static -L /usr/aarch64-linux-gnu" \
 	cargo test --release --locked --target aarch64-unknown-linux-gnu -p tidemill-kernels -p tidemill-model --lib --test checkpoints
 
-# C compiler: BLAKE3's SIMD and aws-lc are C and assembly. C++ and Clang: RocksDB, and the bindings to it.
+# BLAKE3's SIMD and aws-lc are C and assembly.
 setup-build:
-	@deploy/apt-install cc:gcc as:binutils c++:g++ clang:clang clang:libclang-dev
+	@deploy/apt-install cc:gcc cc:libc6-dev as:binutils
 
 setup-test:
 	@deploy/apt-install python3:python3

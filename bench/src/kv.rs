@@ -4,7 +4,6 @@
 //! best is kept: what else the machine does can only make it slower. References (copying memory, TCP over loopback) are
 //! measured in the same run, since a rate says little without the machine's own.
 
-pub mod blobdb;
 pub mod clocks;
 pub mod node;
 pub mod nvme;
@@ -144,8 +143,7 @@ async fn nvme(pki: &Path, args: &KvArgs, repetitions: u32, shrink: usize, progre
         let (dram_bytes, disk_bytes, rounds) = (dram_bytes / shrink, disk_bytes / shrink, repetitions.min(3));
         let plan = nvme::Plan { block_bytes, batch, dram_bytes, disk_bytes, putting, rounds };
         let dir = tempfile::tempdir_in(&data).with_context(|| format!("cannot make a directory in {}", data.display()))?;
-        let (blobdb_dir, node_dir) = (dir.path().join("blobdb"), dir.path().join("node"));
-        rows.extend(tokio::task::spawn_blocking(move || blobdb::measure(&blobdb_dir, plan, rounds)).await??);
+        let node_dir = dir.path().join("node");
         let node = PoolNode::start(pki, plan.dram_bytes, true, Some((&node_dir, plan.disk_bytes))).await?;
         let mut clients = Vec::new();
         for way in WAYS.into_iter().take(2) {

@@ -10,7 +10,7 @@
 //! - [`kv`]: `tidemill-bench kv`, bytes per second of the KV pool
 //!   - [`kv::transfer`]: put and get, timed
 //!   - [`kv::reference`]: what the machine itself does: memcpy, TCP
-//!   - [`kv::nvme`]: blocks to and from disk, beside [`kv::nvme::raw`], the disk itself, and [`kv::blobdb`], a disk tier that it is not
+//!   - [`kv::nvme`]: blocks to and from disk, beside [`kv::nvme::raw`], the disk itself
 //!   - [`kv::node`]: the pool node under test, as a process
 //!   - [`kv::clocks`]: wall and CPU time of both sides
 //!   - [`kv::report`]: rows and their table

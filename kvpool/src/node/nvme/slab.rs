@@ -1,16 +1,16 @@
-//! The NVMe tier's files: one preallocated file of equal slots, and RocksDB for what each slot holds.
+//! The NVMe tier's files: one preallocated file of equal slots, and one of records that say what each slot holds.
 //!
 //! ```text
-//!   DIR/slab          slot 0 │ slot 1 │ …            whole pages each, read and written past the page cache (O_DIRECT)
-//!   DIR/index/        "manifest" → format, block size, layout fingerprint
-//!                     "s" slot   → key, checksum, lineage
+//!   DIR/slab       slot 0 │ slot 1 │ …                whole pages each, read and written past the page cache (O_DIRECT)
+//!   DIR/records    manifest │ slot 0 │ slot 1 │ …     format, block size, layout fingerprint; key, checksum, lineage of a block
 //! ```
 //!
-//! Blocks are outside the LSM tree, so it stays small and no compaction moves a block. Nothing is synced: a crash may leave a record
-//! without its bytes, bytes without their record, or half of either. All of these are misses, because a record is only a claim: a
-//! load checks that the bytes hash to the record's checksum.
+//! Nothing is synced: a crash may leave a record without its bytes, bytes without their record, or half of either. All of these are
+//! misses, because a record is only a claim: a load checks that the bytes hash to the record's checksum.
 //!
 //! It is a cache: anything unusable is wiped. The [directory](crate::core::directory) decides which slot holds which block.
+
+mod records;
 
 use crate::core::directory::DiskBlock;
 use memmap2::{Advice, MmapMut};
@@ -18,7 +18,7 @@ use nix::{
     fcntl::{FallocateFlags, OFlag, fallocate},
     sys::statvfs::fstatvfs,
 };
-use rocksdb::{DB, DBCompressionType, ErrorKind, IteratorMode, Options, WriteBatch};
+use records::Records;
 use serde::{Deserialize, Serialize};
 use std::{
     fs::{self, File, OpenOptions},
@@ -28,7 +28,6 @@ use std::{
 };
 use tidemill_proto::{
     block::{BlockKey, LayoutFingerprint},
-    frame,
     pool::Lineage,
 };
 
@@ -36,8 +35,6 @@ use tidemill_proto::{
 pub enum SlabError {
     #[error("cannot use {path}: {source}")]
     File { path: PathBuf, source: io::Error },
-    #[error("the index of blocks on disk: {0}")]
-    Index(#[from] rocksdb::Error),
     #[error("{path} has room for {free_bytes} bytes, and {wanted_bytes} are to be reserved: give the pool node a smaller --nvme-capacity")]
     Full { path: PathBuf, free_bytes: u64, wanted_bytes: u64 },
     #[error("{capacity_bytes} bytes of disk hold no block of {block_bytes} bytes: give the pool node a larger --nvme-capacity")]
@@ -58,10 +55,11 @@ impl Manifest {
     }
 }
 
-/// Open for one process at a time: RocksDB holds a lock.
+/// Open for one process at a time: the records are locked.
 #[derive(Debug)]
 pub struct Slab {
-    index: DB,
+    records: Records,
+    records_path: PathBuf,
     slab: File,
     slab_path: PathBuf,
 }
@@ -75,13 +73,12 @@ pub struct Geometry {
 }
 
 /// Changes with the format of the files.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 /// Alignment that O_DIRECT wants of offsets, lengths and memory, enough for any disk.
 pub const PAGE: usize = 4096;
-const MANIFEST: &[u8] = b"manifest";
-const RECORD: u8 = b's';
-/// The index's log and memory: a record has about 100 bytes.
-const INDEX_BUFFER_BYTES: usize = 4 << 20;
+/// Number of the manifest's record; slot `n` has the one `n` places after the first slot's.
+const MANIFEST: u64 = 0;
+const FIRST_SLOT: u64 = 1;
 
 impl Geometry {
     /// As many slots as the capacity holds.
@@ -102,42 +99,31 @@ impl Geometry {
 }
 
 impl Slab {
-    /// Opens the files in `dir`, or creates them. A broken index is wiped.
+    /// Opens the files in `dir`, or creates them.
     pub fn open(dir: &Path) -> Result<Self, SlabError> {
-        fs::create_dir_all(dir).map_err(|source| SlabError::File { path: dir.to_owned(), source })?;
-        let index_path = dir.join("index");
-        let mut options = Options::default();
-        options.create_if_missing(true);
-        options.set_write_buffer_size(INDEX_BUFFER_BYTES);
-        options.set_max_total_wal_size(4 * INDEX_BUFFER_BYTES as u64);
-        options.set_compression_type(DBCompressionType::Lz4);
-        options.set_keep_log_file_num(2);
-        let index = match DB::open(&options, &index_path) {
-            Err(error) if error.kind() == ErrorKind::Corruption => {
-                tracing::warn!(%error, "the index of blocks on disk is broken: the disk is wiped");
-                DB::destroy(&options, &index_path)?;
-                DB::open(&options, &index_path)?
-            }
-            opened => opened?,
+        let failed = |path: &Path| {
+            let path = path.to_owned();
+            move |source| SlabError::File { path, source }
         };
-        let slab_path = dir.join("slab");
-        let slab = open_direct(&slab_path).map_err(|source| SlabError::File { path: slab_path.clone(), source })?;
-        Ok(Self { index, slab, slab_path })
+        fs::create_dir_all(dir).map_err(failed(dir))?;
+        let (records_path, slab_path) = (dir.join("records"), dir.join("slab"));
+        let records = Records::open(&records_path).map_err(failed(&records_path))?;
+        let slab = open_direct(&slab_path).map_err(failed(&slab_path))?;
+        Ok(Self { records, records_path, slab, slab_path })
     }
 
     /// `None`: there is none that this version can read.
     pub fn manifest(&self) -> Option<Manifest> {
-        let bytes = self.index.get(MANIFEST).ok()??;
-        frame::decode::<Manifest>(&bytes).ok().filter(|manifest| manifest.format == FORMAT)
+        self.records.read::<Manifest>(MANIFEST).filter(|manifest| manifest.format == FORMAT)
     }
 
     /// Prepares the disk for such blocks and reserves its space. Blocks that are there stay if they are the same kind.
     pub fn prepare(&self, manifest: Manifest, geometry: Geometry) -> Result<(), SlabError> {
         let failed = |source| SlabError::File { path: self.slab_path.clone(), source };
         if self.manifest() != Some(manifest) {
-            self.wipe()?;
+            self.recorded(self.records.clear())?;
             self.slab.set_len(0).map_err(failed)?;
-            self.index.put(MANIFEST, encode(&manifest))?;
+            self.recorded(self.records.write(MANIFEST, &manifest))?;
         }
         let held = self.slab.metadata().map_err(failed)?.len();
         if held > geometry.bytes() {
@@ -154,35 +140,27 @@ impl Slab {
         Ok(())
     }
 
-    fn wipe(&self) -> Result<(), SlabError> {
-        let mut batch = WriteBatch::default();
-        for entry in self.index.iterator(IteratorMode::Start) {
-            batch.delete(entry?.0);
-        }
-        Ok(self.index.write(batch)?)
-    }
-
     /// The blocks that the disk claims to hold, by slot, without unreadable records.
     pub fn records(&self) -> impl Iterator<Item = (u32, DiskBlock)> {
-        self.index.iterator(IteratorMode::Start).map_while(Result::ok).filter_map(|(name, value)| {
-            let (&RECORD, slot) = name.split_first()? else { return None };
-            let (key, checksum, lineage) = frame::decode::<(BlockKey, u64, Lineage)>(&value).ok()?;
-            Some((u32::from_be_bytes(slot.try_into().ok()?), DiskBlock { key, checksum, lineage }))
+        self.records.read_from::<(BlockKey, u64, Lineage)>(FIRST_SLOT).filter_map(|(number, (key, checksum, lineage))| {
+            Some((u32::try_from(number - FIRST_SLOT).ok()?, DiskBlock { key, checksum, lineage }))
         })
     }
 
     /// Records what slots hold from now on.
     pub fn record(&self, blocks: impl IntoIterator<Item = (u32, DiskBlock)>) -> Result<(), SlabError> {
-        let mut batch = WriteBatch::default();
-        for (slot, DiskBlock { key, checksum, lineage }) in blocks {
-            batch.put(name(slot), encode(&(key, checksum, lineage)));
-        }
-        Ok(self.index.write(batch)?)
+        blocks.into_iter().try_for_each(|(slot, DiskBlock { key, checksum, lineage })| {
+            self.recorded(self.records.write(FIRST_SLOT + u64::from(slot), &(key, checksum, lineage)))
+        })
     }
 
     /// Forgets a slot's block.
     pub fn erase(&self, slot: u32) -> Result<(), SlabError> {
-        Ok(self.index.delete(name(slot))?)
+        self.recorded(self.records.erase(FIRST_SLOT + u64::from(slot)))
+    }
+
+    fn recorded(&self, outcome: io::Result<()>) -> Result<(), SlabError> {
+        outcome.map_err(|source| SlabError::File { path: self.records_path.clone(), source })
     }
 
     /// `offset`, the length of `bytes` and their address must be multiples of [`PAGE`].
@@ -209,15 +187,6 @@ fn open_direct(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false);
     options.clone().custom_flags(OFlag::O_DIRECT.bits()).open(path).or_else(|_| options.open(path))
-}
-
-fn name(slot: u32) -> [u8; 5] {
-    let [a, b, c, d] = slot.to_be_bytes();
-    [RECORD, a, b, c, d]
-}
-
-fn encode(value: &impl Serialize) -> Vec<u8> {
-    frame::encode(value).expect("a record fits a frame").split_off(frame::HEADER_BYTES)
 }
 
 #[cfg(test)]
@@ -282,14 +251,14 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_index_or_record_is_no_error() {
+    fn broken_records_are_no_error() {
         let dir = tempfile::tempdir().unwrap();
         let (disk, _) = prepared(dir.path(), 5000, LAYOUT);
         disk.record([(1, block(1)), (2, block(2))]).unwrap();
-        disk.index.put(name(1), b"nonsense").unwrap();
+        disk.records.write(FIRST_SLOT + 1, b"nonsense").unwrap();
         assert_eq!(disk.records().collect::<Vec<_>>(), [(2, block(2))]);
         drop(disk);
-        fs::write(dir.path().join("index/CURRENT"), b"nonsense").unwrap();
+        fs::write(dir.path().join("records"), b"nonsense").unwrap();
         assert_eq!(Slab::open(dir.path()).unwrap().manifest(), None);
     }
 }

@@ -1,0 +1,168 @@
+//! What each slot of the slab holds: one file of equal records, written in place.
+//!
+//! ```text
+//!   record 0: the manifest      record 1 + n: slot n's block      each RECORD_BYTES long:
+//!   ┌────────────┬───────────────────┬─────────┬──────────────────────────────────────┐
+//!   │ length u16 │ value, as a frame │ zeroes  │ XXH3 of all before and of its number │
+//!   └────────────┴───────────────────┴─────────┴──────────────────────────────────────┘
+//! ```
+//!
+//! Nothing is synced and nothing is logged. A torn, lost or foreign record fails its checksum and says nothing, which is
+//! all that a cache needs: a record is only a claim, and whoever loads a block checks that its bytes are what the record
+//! says. A log or a tree would only guard what may be lost.
+
+use serde::{Serialize, de::DeserializeOwned};
+use std::{
+    fs::{File, OpenOptions, TryLockError},
+    io,
+    os::unix::fs::FileExt,
+    path::Path,
+};
+use tidemill_proto::frame;
+use twox_hash::XxHash3_64;
+
+/// Room for a slot's key, checksum and lineage, and a divisor of any page or sector, so that one write tears at most one record.
+const RECORD_BYTES: usize = 128;
+const LENGTH_BYTES: usize = 2;
+const CHECKSUM_BYTES: usize = 8;
+const VALUE_BYTES_MAX: usize = RECORD_BYTES - LENGTH_BYTES - CHECKSUM_BYTES;
+/// Records read at a time when all are read.
+const RECORDS_PER_READ: usize = 4096;
+
+/// A file of records, open in one process at a time.
+#[derive(Debug)]
+pub(super) struct Records(File);
+
+impl Records {
+    /// Opens the file, or begins an empty one. `WouldBlock`: another process has it open.
+    pub(super) fn open(path: &Path) -> io::Result<Self> {
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+        match file.try_lock() {
+            Ok(()) => Ok(Self(file)),
+            Err(TryLockError::WouldBlock) => Err(io::Error::new(io::ErrorKind::WouldBlock, "another process uses it")),
+            Err(TryLockError::Error(error)) => Err(error),
+        }
+    }
+
+    /// `None`: nothing was written there, or nothing that can be read.
+    pub(super) fn read<T: DeserializeOwned>(&self, number: u64) -> Option<T> {
+        let mut record = [0; RECORD_BYTES];
+        self.0.read_exact_at(&mut record, offset(number)).ok()?;
+        decode(number, &record)
+    }
+
+    /// All records that can be read, from number `first` on, with their numbers.
+    pub(super) fn read_from<T: DeserializeOwned>(&self, first: u64) -> impl Iterator<Item = (u64, T)> {
+        let batches = (first..).step_by(RECORDS_PER_READ).map_while(|start| {
+            let mut batch = vec![0; RECORDS_PER_READ * RECORD_BYTES];
+            let read = read_up_to(&self.0, &mut batch, offset(start)).ok().filter(|&read| read > 0)?;
+            batch.truncate(read);
+            Some((start, batch))
+        });
+        batches.flat_map(|(start, batch)| {
+            let numbered = (start..).zip(batch.chunks_exact(RECORD_BYTES));
+            numbered.filter_map(|(number, record)| Some((number, decode(number, record.try_into().ok()?)?))).collect::<Vec<_>>()
+        })
+    }
+
+    pub(super) fn write<T: Serialize>(&self, number: u64, value: &T) -> io::Result<()> {
+        let value = frame::encode(value).map_err(io::Error::other)?.split_off(frame::HEADER_BYTES);
+        assert!(value.len() <= VALUE_BYTES_MAX, "a value of {} bytes fits no record", value.len());
+        let mut record = [0; RECORD_BYTES];
+        record[..LENGTH_BYTES].copy_from_slice(&(value.len() as u16).to_le_bytes());
+        record[LENGTH_BYTES..][..value.len()].copy_from_slice(&value);
+        let checksum = checksum(number, &record);
+        record[RECORD_BYTES - CHECKSUM_BYTES..].copy_from_slice(&checksum.to_le_bytes());
+        self.0.write_all_at(&record, offset(number))
+    }
+
+    pub(super) fn erase(&self, number: u64) -> io::Result<()> {
+        self.0.write_all_at(&[0; RECORD_BYTES], offset(number))
+    }
+
+    pub(super) fn clear(&self) -> io::Result<()> {
+        self.0.set_len(0)
+    }
+}
+
+fn offset(number: u64) -> u64 {
+    number * RECORD_BYTES as u64
+}
+
+/// Seeded with the record's number, so that a record in another's place says nothing either.
+fn checksum(number: u64, record: &[u8; RECORD_BYTES]) -> u64 {
+    XxHash3_64::oneshot_with_seed(number, &record[..RECORD_BYTES - CHECKSUM_BYTES])
+}
+
+fn decode<T: DeserializeOwned>(number: u64, record: &[u8; RECORD_BYTES]) -> Option<T> {
+    let stored = record.last_chunk::<CHECKSUM_BYTES>().expect("a record is longer than its checksum");
+    if u64::from_le_bytes(*stored) != checksum(number, record) {
+        return None;
+    }
+    let length = u16::from_le_bytes([record[0], record[1]]) as usize;
+    frame::decode(record[LENGTH_BYTES..].get(..length)?).ok()
+}
+
+/// Fills the buffer as far as the file goes.
+fn read_up_to(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        match file.read_at(&mut buffer[filled..], offset + filled as u64) {
+            Ok(0) => break,
+            Ok(read) => filled += read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(filled)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn records(dir: &tempfile::TempDir) -> Records {
+        Records::open(&dir.path().join("records")).unwrap()
+    }
+
+    #[test]
+    fn records_are_there_after_they_are_opened_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = records(&dir);
+        for number in [0, 3, 7, 10_000] {
+            first.write(number, &(number * 10)).unwrap();
+        }
+        first.write(7, &1_u64).unwrap();
+        first.erase(3).unwrap();
+        drop(first);
+        let again = records(&dir);
+        assert_eq!(again.read::<u64>(0), Some(0));
+        assert_eq!(again.read_from::<u64>(1).collect::<Vec<_>>(), [(7, 1), (10_000, 100_000)]);
+        again.clear().unwrap();
+        assert_eq!(again.read_from::<u64>(0).count(), 0);
+    }
+
+    #[test]
+    fn a_torn_or_misplaced_record_says_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = records(&dir);
+        for number in 0..4 {
+            records.write(number, &number).unwrap();
+        }
+        let mut record = [0; RECORD_BYTES];
+        records.0.read_exact_at(&mut record, offset(1)).unwrap();
+        records.0.write_all_at(&record, offset(2)).unwrap();
+        records.0.write_all_at(&[9], offset(3) + 20).unwrap();
+        assert_eq!(records.read_from::<u64>(0).collect::<Vec<_>>(), [(0, 0), (1, 1)]);
+    }
+
+    #[test]
+    fn one_process_has_it_at_a_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = records(&dir);
+        let second = Records::open(&dir.path().join("records"));
+        assert_eq!(second.unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        drop(first);
+        records(&dir);
+    }
+}
