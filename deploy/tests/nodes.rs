@@ -14,7 +14,7 @@ use tidemill_proto::{
     block::{BlockKey, Chain, LayoutFingerprint, Tenant},
     frame::Preamble,
     ids::RequestId,
-    pool::{CallId, FromPool, Lineage, Reservation, Room, ToPool},
+    pool::{BlockFormat, CallId, FromPool, Lineage, Reservation, Room, ToPool},
 };
 
 fn tokens(answers: &[Answer], source: &str) -> u64 {
@@ -162,7 +162,8 @@ async fn reserve_and_fall_silent(cluster: &Value, pki: &std::path::Path, keys: V
     let lineage = Lineage { origin: RequestId(0), tenant: Tenant::of_salt(b""), parent: None, position: 0 };
     let blocks = keys.len();
     let block_bytes = node["report"]["blocks"]["dram"]["bytes_per_block"].as_u64().expect("a number");
-    for message in [ToPool::Hello { layout, block_bytes }, ToPool::PutStart { call: CallId(0), lineage, room: Room::Made, keys }] {
+    let hello = ToPool::Hello(BlockFormat::whole(layout, block_bytes));
+    for message in [hello, ToPool::PutStart { call: CallId(0), lineage, room: Room::Made, keys }] {
         sender.send(&message).await.expect("the node reads");
     }
     assert!(matches!(receiver.recv().await, Ok(Some(FromPool::Welcome { .. }))));

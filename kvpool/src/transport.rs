@@ -1,9 +1,9 @@
-//! How block bytes move. A transport is one file and one row of [`TRANSPORTS`]; a client picks one when it connects.
+//! How block bytes move. A transport is one file and one row of `TRANSPORTS`; a client picks one when it connects.
 //!
 //! - `shm`: the client copies to and from the mapped arena of a node on the same host
 //! - `quic`: bytes follow headers on one-way streams; works everywhere
 //!
-//! RDMA would be `rdma.rs`: another implementation of [`Slots`], with RDMA WRITE and READ in place of the copies. The node sees
+//! RDMA would be `rdma.rs`: another implementation of `Slots`, with RDMA WRITE and READ in place of the copies. The node sees
 //! only whether a client reaches slots itself or wants streams ([`Via`]).
 
 pub(crate) mod quic;
