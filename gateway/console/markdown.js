@@ -5,7 +5,7 @@
 import { h } from "./dom.js";
 
 const FENCE = /^\s*```\s*([\w+#.-]*)/;
-const ITEM = /^\s*(?:[-*•]|(\d{1,9})[.)])\s+(.*)$/;
+const ITEM = /^\s*(?:[-*•]|(\d{1,9})[.)])(?:\s+(.*))?$/;
 const HEADING = /^#{1,6}\s+(.*)$/;
 
 /**
