@@ -213,6 +213,7 @@ impl Cluster {
         }
         for http in &front_doors {
             self.wait_ready(http, Duration::from_secs(args.ready_s)).await?;
+            eprintln!("tidemill: the console is at http://{http}/console");
             println!("ready http://{http}/v1");
         }
         Ok(())

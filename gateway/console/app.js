@@ -1,7 +1,7 @@
 // @ts-check
 // The page: panes, theme, and the live data on its way to them.
 
-import { model } from "./api.js";
+import { ApiError, model } from "./api.js";
 import { ChatPane } from "./chat.js";
 import { ClusterPane } from "./cluster.js";
 import { byId, icon, say } from "./dom.js";
@@ -15,6 +15,9 @@ import { Picture } from "./picture.js";
 const PANES = ["chat", "cluster"];
 /** The model is asked for again while the coordinator cannot be reached. */
 const MODEL_RETRY_MS = 2000;
+
+/** @type {Set<string>} panes without anything to show: clients and operators may have a port each */
+const absent = new Set();
 
 const history = new History();
 const chat = new ChatPane();
@@ -50,8 +53,16 @@ for (const [index, name] of PANES.entries()) {
     byId(`${other}-tab`).focus();
   });
 }
-const fromHash = () => show(PANES.find((name) => location.hash === `#${name}`) ?? "chat");
+const fromHash = () => show(PANES.find((name) => location.hash === `#${name}` && !absent.has(name)) ?? PANES.find((name) => !absent.has(name)) ?? "chat");
 addEventListener("hashchange", fromHash);
+
+/** @param {string} pane */
+function withdraw(pane) {
+  absent.add(pane);
+  byId(`${pane}-tab`).parentElement?.setAttribute("hidden", "");
+  document.body.classList.add(`without-${pane}`);
+  fromHash();
+}
 
 const theme = byId("theme");
 theme.append(icon("theme"));
@@ -71,10 +82,10 @@ let state = "connecting";
 function status() {
   const members = history.snapshot?.cluster.members.length ?? 0;
   /** @type {Record<FeedState, string>} */
-  const words = { connecting: "connecting", live: plural(members, "member"), polling: plural(members, "member"), lost: "no connection" };
+  const words = { connecting: "connecting", live: plural(members, "member"), polling: plural(members, "member"), lost: "no connection", absent: "" };
   const element = byId("status");
   element.dataset.state = state;
-  element.title = { connecting: "", live: "Live stream", polling: "Asked for once a second", lost: "The coordinator does not answer: trying again" }[state];
+  element.title = { connecting: "", live: "Live stream", polling: "Asked for once a second", lost: "The coordinator does not answer: trying again", absent: "" }[state];
   const label = element.querySelector("span");
   if (label) say(label, words[state]);
 }
@@ -86,7 +97,8 @@ async function findModel() {
       say(byId("model"), found.id);
       chat.serve(found.id);
       return;
-    } catch {
+    } catch (error) {
+      if (error instanceof ApiError && error.status === 404) return withdraw("chat");
       await new Promise((resolve) => setTimeout(resolve, MODEL_RETRY_MS));
     }
   }
@@ -97,6 +109,7 @@ fromHash();
 void findModel();
 watch({
   state(next) {
+    if (next === "absent") withdraw("cluster");
     if (next === "lost" && state !== "lost") history.note(Date.now(), "note", "The coordinator does not answer");
     else if ((next === "live" || next === "polling") && state === "lost") history.note(Date.now(), "note", "The coordinator answers again");
     state = next;

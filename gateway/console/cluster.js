@@ -121,14 +121,22 @@ function memberRow({ member, gone_ms }) {
     "tr",
     { class: state },
     h("th", { scope: "row" }, h("i", { class: "dot", title: state }), member.name),
-    h("td", {}, member.host),
+    h("td", { title: member.host }, short(member.host)),
     h("td", { class: "number" }, String(member.pid)),
-    h("td", { class: "code", title: member.epoch }, member.epoch.length > 10 ? `${member.epoch.slice(0, 10)}…` : member.epoch),
+    h("td", { class: "code" }, member.epoch),
     h("td", { class: "number" }, gone_ms !== null ? "–" : `${member.seconds_since_heartbeat.toFixed(1)} s`),
     h("td", { class: "number" }, `${count(report.running)} / ${count(report.waiting)}`),
     h("td", { class: "number" }, fill),
     h("td", { class: "number" }, count(misses.absent + misses.stale + misses.corrupt + misses.unreachable)),
   );
+}
+
+/**
+ * By default a host is named after its boot, in 36 characters.
+ * @param {string} host
+ */
+function short(host) {
+  return host.length > 16 ? `${host.slice(0, 8)}…` : host;
 }
 
 /**

@@ -1,5 +1,5 @@
 // @ts-check
-// Live data: one stream of server-sent events, or `/cluster` and `/metrics` once a second where the stream is not to be had.
+// Live data: one stream of server-sent events, or `/cluster` and `/metrics` once a second while the stream has no room.
 // Nothing is asked for while the page is hidden, so that its place in the stream is free for another viewer.
 
 import { ApiError, call, cluster } from "./api.js";
@@ -52,7 +52,9 @@ async function run(listener, signal) {
       await stream(listener, signal);
     } catch (error) {
       if (signal.aborted) return;
-      // An old coordinator has no stream, a busy one has too many viewers: both still have `/cluster`.
+      // Operators have a port of their own, and this is not it.
+      if (error instanceof ApiError && error.status === 404) return listener.state("absent");
+      // There are too many viewers already. `/cluster` is there for all.
       if (error instanceof ApiError) await poll(listener, signal);
     }
     if (signal.aborted) return;

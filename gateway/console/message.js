@@ -10,6 +10,7 @@ import { provenanceBar, provenanceLegend, reused, route, waterfall } from "./pat
 /** @typedef {import("./types.js").Receipt} Receipt */
 
 const COPIED_MS = 1200;
+const RATE_OVER_MS = 20;
 
 export class MessageView {
   /**
@@ -72,7 +73,8 @@ export class MessageView {
 function receipt({ ttft_ms, stream_ms, chunks, usage }, open) {
   const tokens = usage?.completion_tokens ?? chunks;
   const facts = [fact("first token", duration(ttft_ms))];
-  if (tokens > 1 && stream_ms > 0) facts.push(fact("tokens/s", rate((tokens - 1) / (stream_ms / 1000))));
+  // Tokens that came all at once have no rate.
+  if (tokens > 1 && stream_ms >= RATE_OVER_MS) facts.push(fact("tokens/s", rate((tokens - 1) / (stream_ms / 1000))));
   facts.push(fact(tokens === 1 ? "token" : "tokens", count(tokens)));
   const path = usage?.tidemill;
   if (!usage || !path) return h("div", { class: "receipt" }, h("div", { class: "facts" }, ...facts));

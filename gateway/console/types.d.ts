@@ -124,8 +124,8 @@ export interface Latencies {
   tpot_ms: number | null;
 }
 
-/** Where the live data comes from. */
-export type FeedState = "connecting" | "live" | "polling" | "lost";
+/** Where the live data comes from. `absent`: this port does not serve it. */
+export type FeedState = "connecting" | "live" | "polling" | "lost" | "absent";
 
 /** An empty value leaves the choice to the model or the server. */
 export interface Sampling {

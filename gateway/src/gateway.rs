@@ -6,8 +6,10 @@ use crate::{
         answer::Answer,
         errors::ApiError,
         parse::{self, Options},
+        watch::VIEWERS_MAX,
     },
     metrics::Objectives,
+    recent::Recent,
     text::TextModel,
 };
 use axum::body::Body;
@@ -24,7 +26,7 @@ use tidemill_proto::{
     sampling::{Sampling, StopRule},
     tokens::Tokens,
 };
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// A client has this long to send a request's body.
 const BODY_READ_MAX: Duration = Duration::from_secs(60);
@@ -46,6 +48,9 @@ pub struct Gateway {
     model_name: String,
     created: u64,
     objectives: Arc<Objectives>,
+    recent: Arc<Recent>,
+    /// Permits to watch the cluster.
+    viewers: Arc<Semaphore>,
     request_timeout: Duration,
     body_bytes_max: usize,
     /// Permits to render or tokenize: one per core.
@@ -62,6 +67,8 @@ impl Gateway {
             model_name: settings.model_name,
             created: unix_seconds(),
             objectives: Arc::new(settings.objectives),
+            recent: Arc::default(),
+            viewers: Arc::new(Semaphore::new(VIEWERS_MAX)),
             request_timeout: settings.request_timeout,
             body_bytes_max: settings.body_bytes_max,
             computing: Semaphore::new(cores),
@@ -102,6 +109,21 @@ impl Gateway {
 
     pub fn view(&self) -> ClusterView {
         self.backend.view()
+    }
+
+    /// The last choices that ended.
+    pub fn recent(&self) -> &Recent {
+        &self.recent
+    }
+
+    /// Share of choices that met the objectives; `None` before the first ended.
+    pub fn goodput(&self) -> Option<f64> {
+        self.objectives.share_met()
+    }
+
+    /// `None`: there are as many viewers as there may be.
+    pub fn admit_viewer(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.viewers).try_acquire_owned().ok()
     }
 
     /// Longest sequence that could run now.
@@ -163,7 +185,7 @@ impl Gateway {
             timeout: self.request_timeout,
         };
         let submission = Submission::new(Arc::clone(&self.backend), prompts.iter().map(request).collect())?;
-        Ok(Answer::new(submission, prompts, options, hidden, &self.text, Arc::clone(&self.objectives)))
+        Ok(Answer::new(submission, prompts, options, hidden, &self.text, Arc::clone(&self.objectives), Arc::clone(&self.recent)))
     }
 
     fn check_prompts(&self, param: &str, prompts: &[Tokens], generated: u32) -> Result<(), ApiError> {
@@ -184,7 +206,7 @@ impl Gateway {
         Ok(())
     }
 
-    fn check_draining(&self) -> Result<(), ApiError> {
+    pub fn check_draining(&self) -> Result<(), ApiError> {
         if self.draining.load(Ordering::Relaxed) { Err(ApiError::draining()) } else { Ok(()) }
     }
 }

@@ -1,6 +1,7 @@
 //! OpenAI's API over HTTP.
 //!
 //! - [`routes`]: both ports' routes; [`operator`]: for operators and probes; [`models`]: `/v1/models`
+//! - [`console`]: `/console`, the web page; [`watch`]: `/cluster/events`, its live data
 //! - [`endpoint`]: the generating endpoints' common part; [`chat`], [`completions`]: their wire shapes; [`openai`]: bodies
 //! - [`parse`]: bodies checked; [`errors`]: OpenAI's error object
 //! - [`answer`]: a running request's events as deltas of its choices; [`sse`]: deltas as a stream
@@ -9,6 +10,7 @@
 pub mod answer;
 pub mod chat;
 pub mod completions;
+pub mod console;
 pub mod endpoint;
 pub mod errors;
 pub mod models;
@@ -18,3 +20,4 @@ pub mod parse;
 pub mod routes;
 pub mod server;
 pub mod sse;
+pub mod watch;

@@ -10,7 +10,7 @@
 //! - [`gateway`]: the state that all handlers share
 //! - [`http`]: endpoints and their server
 //! - [`backend`]: the cluster as the gateway sees it
-//! - [`metrics`]: the numbers behind `/metrics`
+//! - [`metrics`]: the numbers behind `/metrics`; [`recent`]: the last choices that ended
 
 pub mod generation;
 pub mod text;
@@ -23,3 +23,5 @@ pub mod gateway;
 pub mod http;
 #[cfg(feature = "shell")]
 pub mod metrics;
+#[cfg(feature = "shell")]
+pub mod recent;

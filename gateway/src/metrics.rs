@@ -116,6 +116,12 @@ impl Objectives {
         let finished = self.finished.fetch_add(1, Ordering::Relaxed) + 1;
         gauge!("tidemill_goodput_ratio").set(met as f64 / finished as f64);
     }
+
+    /// `None` before the first choice ended.
+    pub fn share_met(&self) -> Option<f64> {
+        let finished = self.finished.load(Ordering::Relaxed);
+        (finished > 0).then(|| self.met.load(Ordering::Relaxed) as f64 / finished as f64)
+    }
 }
 
 pub struct WorkerLabels {

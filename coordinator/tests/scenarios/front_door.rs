@@ -320,9 +320,15 @@ async fn operators_may_have_a_port_of_their_own() {
     assert_eq!(cluster.ask("/v1/completions", json!({"prompt": "x"})).await.0, 200);
     let admin = cluster.admin.clone().unwrap();
     let status = async |url: &str, path: &str| reqwest::get(format!("{url}{path}")).await.unwrap().status().as_u16();
-    for (path, at_the_front_door, at_the_admin_port) in
-        [("/metrics", 404, 200), ("/cluster", 404, 200), ("/health", 200, 200), ("/ready", 200, 200), ("/v1/models", 200, 404)]
-    {
+    for (path, at_the_front_door, at_the_admin_port) in [
+        ("/metrics", 404, 200),
+        ("/cluster", 404, 200),
+        ("/cluster/events", 404, 200),
+        ("/console", 200, 200),
+        ("/health", 200, 200),
+        ("/ready", 200, 200),
+        ("/v1/models", 200, 404),
+    ] {
         assert_eq!((status(&cluster.url, path).await, status(&admin, path).await), (at_the_front_door, at_the_admin_port), "{path}");
     }
     let view: Value = reqwest::get(format!("{admin}/cluster")).await.unwrap().json().await.unwrap();

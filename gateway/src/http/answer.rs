@@ -12,6 +12,7 @@ use crate::{
     backend::Submission,
     generation::{Ended, Finish, Piece, Pipeline},
     metrics::{self, Objectives, RequestOutcome},
+    recent::{FinishedRequest, Recent},
     text::TextModel,
 };
 use std::{
@@ -40,6 +41,7 @@ pub struct Delta {
 pub struct Answer {
     submission: Submission,
     objectives: Arc<Objectives>,
+    recent: Arc<Recent>,
     /// When the request came in.
     arrived: Instant,
     /// Choice `j` of prompt `i` is at `i * choices_per_prompt + j`.
@@ -71,6 +73,7 @@ impl Answer {
         hidden: bool,
         model: &TextModel,
         objectives: Arc<Objectives>,
+        recent: Arc<Recent>,
     ) -> Self {
         let choices_per_prompt = options.choices as usize;
         let choice = |prompt: &Tokens| Choice {
@@ -85,6 +88,7 @@ impl Answer {
         Self {
             submission,
             objectives,
+            recent,
             arrived: options.arrived,
             open: choices.len(),
             choices,
@@ -211,6 +215,7 @@ impl Answer {
             let tpot = (choice.tokens > 1).then(|| (last - first) / (choice.tokens - 1));
             self.objectives.observe(first - self.arrived, tpot);
             usage.predicted_ttft_ms.into_iter().for_each(metrics::observe_predicted_ttft);
+            self.recent.push(finished(&usage, choice.tokens, first - self.arrived, tpot));
         }
         if self.open == 0 {
             metrics::observe_e2e(self.arrived.elapsed());
@@ -228,6 +233,22 @@ impl Answer {
 impl Drop for Answer {
     fn drop(&mut self) {
         metrics::count_request(self.outcome);
+    }
+}
+
+/// A choice by itself.
+fn finished(usage: &ChoiceUsage, completion_tokens: u32, ttft: Duration, tpot: Option<Duration>) -> FinishedRequest {
+    let ms = |time: Duration| time.as_secs_f64() * 1e3;
+    let mut path = TidemillUsage { tokens: usage.provenance.tokens, ..TidemillUsage::default() };
+    add(&mut path, usage.clone());
+    FinishedRequest {
+        at: Instant::now(),
+        prompt_tokens: path.tokens.total(),
+        completion_tokens,
+        ttft_ms: ms(ttft),
+        tpot_ms: tpot.map(ms),
+        ttft_predicted_ms: usage.predicted_ttft_ms,
+        path,
     }
 }
 

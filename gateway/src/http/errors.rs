@@ -74,6 +74,11 @@ impl ApiError {
         Self { retry_after_s: Some(5), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, "This coordinator is shutting down.") }
     }
 
+    pub fn too_many_viewers(limit: usize) -> Self {
+        let message = format!("{limit} viewers watch this cluster, and there may be no more: /cluster shows the same on request.");
+        Self { retry_after_s: Some(30), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
+    }
+
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, message)
     }

@@ -1,6 +1,6 @@
 //! Routes of the front door and of the operators' port.
 
-use super::{chat::Chat, completions::Completions, endpoint, errors::ApiError, models, operator};
+use super::{chat::Chat, completions::Completions, console, endpoint, errors::ApiError, models, operator, watch};
 use crate::gateway::Gateway;
 use axum::{
     Router,
@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// For clients. `operators_too`: operators have no port of their own.
 pub fn front_door(gateway: Arc<Gateway>, operators_too: bool) -> Router {
-    let routes = probes()
+    let routes = everywhere()
         .route("/v1/chat/completions", post(endpoint::serve::<Chat>))
         .route("/v1/completions", post(endpoint::serve::<Completions>))
         .route("/v1/models", get(models::list))
@@ -22,15 +22,24 @@ pub fn front_door(gateway: Arc<Gateway>, operators_too: bool) -> Router {
 
 /// For operators alone.
 pub fn admin(gateway: Arc<Gateway>) -> Router {
-    finish(probes().merge(operators()), gateway)
+    finish(everywhere().merge(operators()), gateway)
 }
 
-fn probes() -> Router<Arc<Gateway>> {
-    Router::new().route("/health", get(|| async { StatusCode::OK })).route("/ready", get(operator::ready))
+/// Probes, and the console: it shows what the port that it came from serves.
+fn everywhere() -> Router<Arc<Gateway>> {
+    Router::new()
+        .route("/health", get(|| async { StatusCode::OK }))
+        .route("/ready", get(operator::ready))
+        .route("/console", get(console::page))
+        .route("/console/", get(console::page_with_slash))
+        .route("/console/{asset}", get(console::asset))
 }
 
 fn operators() -> Router<Arc<Gateway>> {
-    Router::new().route("/metrics", get(operator::metrics)).route("/cluster", get(operator::cluster))
+    Router::new()
+        .route("/metrics", get(operator::metrics))
+        .route("/cluster", get(operator::cluster))
+        .route("/cluster/events", get(watch::events))
 }
 
 fn finish(routes: Router<Arc<Gateway>>, gateway: Arc<Gateway>) -> Router {
