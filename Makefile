@@ -2,7 +2,7 @@
 #
 #   make up      build, and run a cluster on this machine until Ctrl-C   (make up ARGS="--model DIR --prefill 2")
 #   make build   every program, the bench too
-#   make test    every test: Rust, then the official OpenAI client against a real cluster
+#   make test    every test: Rust, then the official OpenAI client and a browser against real clusters
 #   make fuzz    kernels at random shapes: the same bits on every instruction set, in any cut   (make fuzz CASES=100000)
 #
 #   make test-aarch64    the CPU backend's tests for aarch64, in qemu
@@ -28,6 +28,8 @@ test: setup-build setup-test
 	LD_LIBRARY_PATH=$$(echo $(abspath $(VENV))/lib/python3*/site-packages/nvidia/cu13/lib)$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH} \
 	cargo test --release --locked --workspace
 	TIDEMILL_BIN=$(abspath $(TARGET)/release/tidemill) $(VENV)/bin/python -m pytest -q tests/python
+	npm --prefix tests/console run --silent types
+	TIDEMILL_BIN=$(abspath $(TARGET)/release/tidemill) npm --prefix tests/console run --silent test
 
 # What `make test` does for a few dozen shapes, for as many as one has the time for. Failures are kept, shrunk, and tried first next time.
 CASES ?= 5000
@@ -70,6 +72,7 @@ setup-build:
 	@deploy/apt-install cc:gcc cc:libc6-dev as:binutils
 
 setup-test:
-	@deploy/apt-install python3:python3
+	@deploy/apt-install python3:python3 chromium:chromium node:nodejs npm:npm
 	@test -x $(VENV)/bin/python || python3 -m venv $(VENV) 2>/dev/null || { deploy/apt-install :python3-venv && python3 -m venv --clear $(VENV); }
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/python/requirements.txt -r kernels/tests/requirements.txt
+	@npm --prefix tests/console ci --silent --no-audit --no-fund

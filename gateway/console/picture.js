@@ -116,7 +116,7 @@ export class Picture {
     for (const [seen, box] of workers) {
       if (seen.gone_ms !== null) continue;
       const { member, rates } = seen;
-      const busy = member.report.running + member.report.waiting > 0;
+      const busy = member.assigned + member.report.running + member.report.waiting > 0;
       draw(`coordinator ${member.epoch}`, top, box, { down: busy ? 1 : 0, up: rates.generated > 0 ? 1 : 0, kind: "jobs", far: false });
       const alive = pools.filter(([pool]) => pool.gone_ms === null);
       const far = alive.filter(([pool]) => pool.member.host !== member.host);
@@ -211,7 +211,9 @@ class Worker {
    * @param {boolean} showHost
    */
   update({ member, rates, gone_ms }, box, showHost) {
-    const { running, waiting, blocks } = member.report;
+    const { waiting, blocks } = member.report;
+    // A report is up to a second old; what this coordinator has given out is not, but other coordinators give, too.
+    const running = Math.max(member.report.running, member.assigned - waiting);
     place(this.element, this.card, box);
     set(this.element, "class", `node ${this.role}${condition(member, gone_ms)}`);
     say(this.name, fit(member.name, box.w - 56));
@@ -223,7 +225,7 @@ class Worker {
     const speed = this.role === "decode" ? rates.generated : rates.prefilled;
     say(this.speed, speed > 0 ? `${rate(speed)} tok/s` : "");
     set(this.memory, "x", box.w - 14);
-    say(this.memory, blocks.hbm.total > 0 ? `HBM ${percent(1 - blocks.hbm.free / blocks.hbm.total)}` : "");
+    say(this.memory, blocks.hbm.total > 0 && gone_ms === null ? `HBM ${percent(1 - blocks.hbm.free / blocks.hbm.total)}` : "");
     this.bar.update(14, 94, box.w - 28, blocks.hbm);
     const put = rates.put_near + rates.put_far;
     const got = rates.get_near + rates.get_far;
@@ -300,7 +302,7 @@ class Basin {
     this.level = svg("g", { class: "level" }, this.wave, this.cached);
     const water = svg("g", { "clip-path": `url(#${id})` }, this.level, this.used);
     this.label = svg("text", { class: "tier" }, label);
-    this.amount = svg("text", { class: "detail" });
+    this.amount = svg("text", { class: "tier-amount" });
     this.element = svg("g", {}, svg("clipPath", { id }, this.clip), this.wall, water, this.label, this.amount);
   }
 
