@@ -55,7 +55,8 @@ export class MessageView {
   #actions(last) {
     const copy = h("button", { class: "plain", title: "Copy", "aria-label": "Copy", onclick: () => void this.#copy(copy) }, icon("copy"));
     const again = h("button", { class: "plain", title: "Answer again", "aria-label": "Answer again", onclick: () => this.again() }, icon("again"));
-    return h("div", { class: "actions" }, copy, last && again);
+    // Browsers give no clipboard to pages that came over plain HTTP from another machine.
+    return h("div", { class: "actions" }, navigator.clipboard && copy, last && again);
   }
 
   /** @param {HTMLElement} button */

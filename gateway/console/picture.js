@@ -300,6 +300,8 @@ class Basin {
     this.used = svg("rect", { class: "water used" });
     this.wave = svg("path", { class: "wave", d: WAVE });
     this.level = svg("g", { class: "level" }, this.wave, this.cached);
+    // Water rises from below.
+    this.level.style.transform = `translateY(${POOL.h}px)`;
     const water = svg("g", { "clip-path": `url(#${id})` }, this.level, this.used);
     this.label = svg("text", { class: "tier" }, label);
     this.amount = svg("text", { class: "tier-amount" });
@@ -321,7 +323,7 @@ class Basin {
     sized(this.used, x, y + h - used, w, used);
     write(this.label, x + 9, y + 18, this.label.textContent ?? "");
     const held = (blocks.cached + blocks.used) * blocks.bytes_per_block;
-    write(this.amount, x + 9, y + 34, `${size(held)} of ${size(blocks.total * blocks.bytes_per_block)}`);
+    write(this.amount, x + 9, y + 34, blocks.total > 0 ? `${size(held)} of ${size(blocks.total * blocks.bytes_per_block)}` : "");
   }
 }
 

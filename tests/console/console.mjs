@@ -39,6 +39,7 @@ console.log("the console works");
 async function run(browser) {
   const { page, complaints } = await open(browser, { viewport: { width: 1440, height: 900 } });
   await step("rendering", () => rendersMarkdownAsText(page));
+  await step("counters become rates and events", () => understandsSnapshots(page));
   const tokensPerSecond = await step("an answer streams", () => streams(page));
   await step("the same prompt again is reused", () => reuses(page));
   await step("the cluster", () => showsTheCluster(page));
@@ -61,7 +62,7 @@ async function startCluster() {
   const binary = process.env.TIDEMILL_BIN;
   assert(binary, "TIDEMILL_BIN must name the tidemill binary");
   const flags = ["up", "--http", "127.0.0.1:0", "--decode", "2", "--threads", "1", "--pool-memory", "64MiB", "--kv-memory", "64MiB", "--log", "warn"];
-  const child = spawn(binary, [...flags, ...(process.env.TIDEMILL_FLAGS?.split(" ") ?? [])], { stdio: ["ignore", "pipe", "pipe"] });
+  const child = spawn(binary, flags, { stdio: ["ignore", "pipe", "pipe"] });
   const ended = new Promise((resolve) => child.once("exit", (code) => resolve(code)));
   const printed = [];
   createInterface({ input: child.stderr }).on("line", (line) => printed.push(line));
@@ -116,6 +117,50 @@ async function rendersMarkdownAsText(page) {
       '<ol start="3"><li>three</li></ol><pre tabindex="0"><code>&lt;b&gt;</code></pre>' +
       "<p>&lt;img src=x onerror=alert(1)&gt; and &lt;script&gt;alert(2)&lt;/script&gt;</p>",
   );
+}
+
+async function understandsSnapshots(page) {
+  const found = await page.evaluate(async () => {
+    const { History, GHOST_MS } = await import("./console/history.js");
+    const moved = (bytes) => ({ bytes, transfers: 0, seconds: 0 });
+    const member = (epoch, bytes, draining = false) => ({
+      name: "decode-0",
+      epoch,
+      pid: 7,
+      draining,
+      report: {
+        counters: {
+          tokens_generated: bytes / 10,
+          prefill_computed_tokens: 0,
+          preemptions: 0,
+          transfer: { shm_put: moved(0), shm_get: moved(bytes), quic_put: moved(0), quic_get: moved(0) },
+          misses: { corrupt: 0 },
+          disk: { stored: moved(0), loaded: moved(0), corrupt: 0, given_up: 0 },
+        },
+      },
+    });
+    const snapshot = (members, rescues = 0) => ({ cluster: { members, rescues, sequences_running: 0, sequences_waiting: 0 }, goodput: null });
+    const history = new History();
+    const rates = [];
+    // Workers report once a second, snapshots come twice; after a rest, the first report is still about one second.
+    for (const [at, bytes] of [[0, 0], [1000, 500], [1500, 500], [2000, 1000], [60_000, 1000], [61_000, 3000]]) {
+      history.update(snapshot([member("a", bytes)]), at);
+      rates.push(history.seen.get("a").rates.get_near);
+    }
+    history.update(snapshot([], 1), 62_000);
+    history.update(snapshot([member("b", 0)], 1), 63_000);
+    history.update(snapshot([member("b", 0, true)], 1), 64_000);
+    history.update(snapshot([], 1), 65_000);
+    const ghosts = [...history.seen.keys()];
+    history.update(snapshot([], 1), 65_001 + GHOST_MS);
+    return { rates, log: history.log.map(({ kind }) => kind).reverse(), ghosts, left: history.seen.size };
+  });
+  assert.deepEqual(found, {
+    rates: [0, 500, 500, 500, 0, 2000],
+    log: ["note", "lost", "rescue", "join", "drain", "leave"],
+    ghosts: ["a", "b"],
+    left: 0,
+  });
 }
 
 /** Asks, and returns the tokens per second of the answer. */
