@@ -39,6 +39,8 @@ export const WINDOW_MS = 120_000;
 export const GHOST_MS = 8_000;
 const LOG_MAX = 200;
 const REQUESTS_MAX = 64;
+/** Under load, the window of what is told per request becomes shorter. */
+const POINTS_MAX = 600;
 /** Members report once a second; what has not changed for longer than that stands still. */
 const REPORT_MS = 1_000;
 const STILL_MS = 1_700;
@@ -174,7 +176,7 @@ export class History {
   #point(name, now, value) {
     const points = this.series[name];
     points.push({ at_ms: now, value });
-    while (points[0] && now - points[0].at_ms > WINDOW_MS) points.shift();
+    while (points.length > POINTS_MAX || (points[0] && now - points[0].at_ms > WINDOW_MS)) points.shift();
   }
 }
 

@@ -323,7 +323,8 @@ class Basin {
     sized(this.used, x, y + h - used, w, used);
     write(this.label, x + 9, y + 18, this.label.textContent ?? "");
     const held = (blocks.cached + blocks.used) * blocks.bytes_per_block;
-    write(this.amount, x + 9, y + 34, blocks.total > 0 ? `${size(held)} of ${size(blocks.total * blocks.bytes_per_block)}` : "");
+    // A pool node learns how large blocks are from the first one.
+    write(this.amount, x + 9, y + 34, blocks.total > 0 ? `${size(held)} of ${size(blocks.total * blocks.bytes_per_block)}` : "empty");
   }
 }
 
