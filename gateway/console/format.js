@@ -28,7 +28,7 @@ export function count(value) {
 
 /** @param {number} perSecond */
 export function rate(perSecond) {
-  return perSecond >= 10 ? count(perSecond) : perSecond.toFixed(1);
+  return perSecond === 0 || perSecond >= 10 ? count(perSecond) : perSecond.toFixed(1);
 }
 
 /** @param {number} share */
