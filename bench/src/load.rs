@@ -1,5 +1,5 @@
-//! `tidemill-bench load`: the thin shell. The schedule and the questions are fixed up front; tasks wait until their
-//! request is due, ask, and hand their answer's latencies to [`summary`].
+//! `tidemill-bench load`: the thin shell. Schedule and prompts are fixed up front. Each task waits until its request is due, sends it,
+//! and hands the answer's latencies to [`summary`].
 
 pub mod arrivals;
 pub mod summary;
@@ -26,10 +26,10 @@ use workload::{Ask, Length, Prompt, PromptKind, Workload};
 /// Send requests at a given rate and measure the answers' latencies.
 ///
 /// Arrivals are a Poisson process that does not wait for the server (open loop), and every latency counts from when the
-/// request was due. One short request goes ahead of the measurement, to see that the server takes such requests at all.
+/// request was due. One short request before the measurement checks that the server accepts such requests at all.
 #[derive(Clone, Debug, Serialize, clap::Args)]
 pub struct LoadArgs {
-    /// The server, up to and including /v1.
+    /// The server's URL, up to and including /v1.
     #[arg(long, default_value = "http://127.0.0.1:8000/v1")]
     pub url: String,
     /// The model, if the server has several; the first by default.
@@ -55,7 +55,7 @@ pub struct LoadArgs {
     /// Token ids, or words for servers that take only text.
     #[arg(long, value_enum, default_value_t = PromptKind::Tokens)]
     pub prompt: PromptKind,
-    /// Token ids are drawn below this; every vocabulary has the default's.
+    /// Token ids are drawn below this; the default fits every vocabulary.
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(16..))]
     pub vocab: u32,
     /// Ask /v1/chat/completions (prompts are text) instead of /v1/completions.
@@ -64,17 +64,17 @@ pub struct LoadArgs {
     /// Let answers end where the model ends them: for servers that do not know `ignore_eos`.
     #[arg(long)]
     pub allow_eos: bool,
-    /// Repeats a run's prompts and arrivals. By default each run draws its own: a server that caches prefixes has
-    /// already seen the last run's.
+    /// Repeats a run's prompts and arrivals. By default each run draws its own, since a server with a prefix cache has seen the last
+    /// run's.
     #[arg(long)]
     pub seed: Option<u64>,
     /// A request fails this many seconds after it was due.
     #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub timeout_s: u64,
-    /// Goodput counts requests whose first token came within this time,
+    /// Goodput counts requests whose first token came within this time (milliseconds)
     #[arg(long)]
     pub slo_ttft_ms: Option<u64>,
-    /// and whose later tokens came, on average, within this time each.
+    /// and whose later tokens came, on average, within this time each (milliseconds).
     #[arg(long)]
     pub slo_tpot_ms: Option<u64>,
     /// Write settings and results here too.
@@ -89,7 +89,7 @@ pub async fn run(mut args: LoadArgs) -> anyhow::Result<()> {
         let models = client.models().await.context("no model is given with --model, and the server does not list any")?;
         args.model = Some(models.first().context("the server lists no model: give --model")?.clone());
     }
-    // Short enough to be typed again.
+    // Short enough to type again.
     let seed = *args.seed.get_or_insert_with(|| rand::random::<u32>().into());
     if args.chat {
         args.prompt = PromptKind::Text;
@@ -110,7 +110,7 @@ pub async fn run(mut args: LoadArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The JSON file: results at the top level, and beside them the settings that they were measured with.
+/// The JSON file: results at the top level, with the settings beside them.
 #[derive(Serialize)]
 struct Report<'a> {
     settings: &'a LoadArgs,
@@ -133,9 +133,9 @@ impl Target {
         Workload { kind: prompt, input: input_len, output: output_len, prefix: prefix_len, vocab, seed }
     }
 
-    /// A refusal that would meet every request is better told before the load than after it.
+    /// Reports a refusal that would hit every request before the load starts.
     async fn probe(&self, seed: u64) -> anyhow::Result<()> {
-        // Another seed: nothing of the measured prompts is cached by this one.
+        // Another seed, so that this request caches nothing of the measured prompts.
         let workload = Workload { output: Length(2..=2), ..self.workload(!seed) };
         for ask in workload.draw(1) {
             let due = Instant::now();
@@ -146,7 +146,7 @@ impl Target {
         Ok(())
     }
 
-    /// Asks, and waits for the end of the answer, at most until the deadline of a request that was `due` then.
+    /// Sends the request and waits for the end of the answer, at most until the deadline that follows from `due`.
     async fn ask(&self, ask: &Ask, due: Instant) -> Result<Answer, Failure> {
         let deadline = due + Duration::from_secs(self.args.timeout_s);
         let answered = timeout_at(deadline, self.stream(ask, due)).await;
@@ -193,7 +193,7 @@ impl Target {
     }
 }
 
-/// One outcome and one lag a request, in no order, and the time from the start to the last outcome.
+/// One outcome and one lag per request, in no order, and the time from the start to the last outcome.
 async fn measure(target: &Arc<Target>, seed: u64) -> anyhow::Result<(Vec<Result<Answer, Failure>>, Vec<Duration>, Duration)> {
     let args = &target.args;
     let requests = args.requests as usize;

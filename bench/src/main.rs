@@ -9,6 +9,7 @@ use tidemill_bench::{
     perplexity::{self, PerplexityArgs},
     replay::{self, ReplayArgs},
 };
+use tidemill_net::process::Failed;
 
 /// Measure a Tidemill cluster, or any server that speaks OpenAI's API.
 #[derive(Parser)]
@@ -22,13 +23,14 @@ enum Command {
     Replay(ReplayArgs),
 }
 
-fn main() -> anyhow::Result<()> {
-    match Command::parse() {
+fn main() -> Result<(), Failed> {
+    let outcome = match Command::parse() {
         Command::Kernels(args) => kernels::run(&args),
         Command::Kv(args) => tokio::runtime::Runtime::new()?.block_on(kv::run(args)),
         Command::Load(args) => tokio::runtime::Runtime::new()?.block_on(load::run(args)),
         Command::Model(args) => model::make(&args),
         Command::Perplexity(args) => perplexity::run(&args),
         Command::Replay(args) => replay::run(&args),
-    }
+    };
+    Ok(outcome?)
 }

@@ -1,5 +1,5 @@
-//! `tidemill-bench model`: a Hugging Face directory with a published model's shape, random weights and a tokenizer that
-//! works. Speed depends on shapes, not on what the numbers are, and this needs no download.
+//! `tidemill-bench model`: a Hugging Face directory with a published model's shape, random weights and a working tokenizer. Speed
+//! depends on shapes, not on the weights' values, and this needs no download.
 
 pub mod shapes;
 pub mod tokenizer;
@@ -18,7 +18,7 @@ use weights::Dtype;
 /// Make a checkpoint with random weights in the shape of a published model.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ModelArgs {
-    /// The published model whose shape it gets.
+    /// The published model whose shape to use.
     #[arg(long, value_parser = shapes::by_name, help = format!("The published model whose shape it gets: {}", shapes::names()))]
     pub like: &'static Shape,
     /// The directory to make.
@@ -34,7 +34,7 @@ pub struct ModelArgs {
     pub layers: Option<u32>,
 }
 
-/// Makes the directory. Weights that are there already are not overwritten: they may be real ones.
+/// Makes the directory. Existing weights are never overwritten: they may be real.
 pub fn make(args: &ModelArgs) -> anyhow::Result<()> {
     let mut shape = args.like.clone();
     shape.layers = args.layers.unwrap_or(shape.layers);
@@ -49,7 +49,7 @@ pub fn make(args: &ModelArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What a model is loaded from, without what a front door needs besides: `config.json` and weights. The answer is the weights' bytes.
+/// Writes only what an engine needs, `config.json` and weights. Returns the weights' bytes.
 pub fn make_weights(shape: &Shape, out: &Path, dtype: Dtype, seed: u64) -> anyhow::Result<u64> {
     let weights = out.join("model.safetensors");
     ensure!(!weights.exists(), "{} exists: remove it, or choose another directory", weights.display());

@@ -12,7 +12,7 @@ use tidemill_model::{Chunk, KvMemory, LoadOptions, LogitRows, Model, Quantizatio
 use tidemill_proto::block::{BLOCK_TOKENS, KvDtype, Token};
 use tokenizers::Tokenizer;
 
-/// Measure how well a model predicts a text: the lower the better. The same text and window compare.
+/// Measure how well a model predicts a text: lower is better. Compare only results of the same text and window.
 #[derive(Clone, Debug, clap::Args)]
 pub struct PerplexityArgs {
     /// Hugging Face model directory.
@@ -33,21 +33,21 @@ pub struct PerplexityArgs {
     /// Threads that compute (default: all cores).
     #[arg(long)]
     pub threads: Option<usize>,
-    /// Write what came out here too.
+    /// Write the result here too.
     #[arg(long)]
     pub json: Option<PathBuf>,
 }
 
-/// What came out, and of what.
+/// The result and its settings.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     pub model: PathBuf,
     pub quantize: String,
     pub kv_dtype: String,
     pub window: usize,
-    /// That were predicted.
+    /// Number of predicted tokens.
     pub tokens: usize,
-    /// Of a token's negative log-probability, and the standard error of that mean, in nats.
+    /// Mean negative log-probability of a token, and the standard error of that mean, in nats.
     pub mean: f64,
     pub error: f64,
     /// `exp(mean)`.
@@ -115,7 +115,7 @@ pub fn measure(args: &PerplexityArgs) -> anyhow::Result<Report> {
     })
 }
 
-/// Tokens that are computed together, and those of them that count, all of which have one before them.
+/// Tokens that are computed together, and the range of them that counts. Each of those has a predecessor.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Window {
     tokens: Range<usize>,

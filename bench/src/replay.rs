@@ -19,7 +19,7 @@ use trace::{Request, TRACE_BLOCK_TOKENS};
 /// Requests come in file order, and the blocks of each are available to the next one at once.
 #[derive(Clone, Debug, Serialize, clap::Args)]
 pub struct ReplayArgs {
-    /// Through the pool's directory and eviction code only, without a cluster.
+    /// Use only the pool's directory and eviction code, without a cluster.
     #[arg(long, required = true)]
     pub cache_only: bool,
     /// Mooncake's format: one JSON object per line with `input_length` and `hash_ids`, one id per 512-token block.
@@ -31,7 +31,7 @@ pub struct ReplayArgs {
     /// lru, lfu, s3fifo, hit-density, `optimum` (knows the future), or `all`.
     #[arg(long, default_value = Policy::default().name())]
     pub policy: Choice,
-    /// Also say what no policy can beat that knows only what a pool can see of a block.
+    /// Also print upper bounds for policies that know only what a pool can see of a block.
     #[arg(long)]
     pub bounds: bool,
     /// Write settings and results here too; results of `all` as a list, `runs`.
@@ -45,25 +45,25 @@ pub enum Capacity {
     Unlimited,
 }
 
-/// What decides which blocks stay.
+/// The rule that decides which blocks stay.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Decider {
     Policy(Policy),
     Optimum,
 }
 
-/// The deciders to compare.
+/// The rules to compare.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Choice {
     One(Decider),
     All,
 }
 
-/// What was found of all prompts.
+/// Hits over all prompts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Hits {
     pub blocks: u64,
-    /// Blocks found with all those before them.
+    /// Blocks found together with all blocks before them.
     pub prefix_blocks: u64,
     pub tokens: u64,
     /// Tokens in `prefix_blocks`.
@@ -79,7 +79,7 @@ struct Row {
 }
 
 impl Hits {
-    /// Counts one prompt, of which so many leading blocks were found.
+    /// Counts one prompt and its number of leading blocks found.
     pub fn add(&mut self, request: &Request, leading_blocks: usize) {
         self.blocks += request.blocks.len() as u64;
         self.prefix_blocks += leading_blocks as u64;
@@ -97,9 +97,9 @@ impl Hits {
     }
 }
 
-/// What a pool of so many blocks finds of the requests' prompts.
+/// Hits of a pool of `capacity` blocks over the requests' prompts.
 pub fn replay(requests: &[Request], capacity: Capacity, decider: Decider) -> Hits {
-    // More slots than there are blocks change nothing.
+    // More slots than blocks change nothing.
     let unique = trace::unique_blocks(requests) as u32;
     let slots = match capacity {
         Capacity::Blocks(blocks) => blocks.min(unique),

@@ -1,4 +1,4 @@
-//! `tidemill-bench kernels` on a small scale: every row is there and correct; and the message where there is no GPU.
+//! `tidemill-bench kernels` on a small scale: every row is present and correct, and a missing GPU gives a clear error.
 
 use clap::Parser;
 use serde_json::Value;

@@ -27,7 +27,7 @@ struct Cli {
     load: LoadArgs,
 }
 
-/// Answers in order of arrival, by what `answers` says of each; the first is the probe.
+/// Serves requests in order of arrival as `answers` says; the first is the probe.
 struct Server {
     answer: fn(usize) -> Answer,
     asked: Mutex<Vec<Value>>,
@@ -40,9 +40,9 @@ enum Answer {
     /// As many tokens as asked for, this far apart.
     Tokens(Duration),
     Refuse,
-    /// Two tokens, and then the connection is gone.
+    /// Two tokens, then a closed connection.
     Break,
-    /// One token, and then an error object.
+    /// One token, then an error object.
     Fail,
     Silence,
 }
@@ -109,7 +109,7 @@ async fn complete(State(server): State<Arc<Server>>, Json(ask): Json<Value>) -> 
     ([("content-type", "text/event-stream")], Body::from_stream(paced.chain(at_end))).into_response()
 }
 
-/// Runs `load` with `flags`; the JSON that it wrote, and whether it was content.
+/// Runs `load` with `flags`. Returns the JSON that it wrote, and whether it succeeded.
 async fn load(url: &str, flags: &[&str]) -> (Value, bool) {
     let dir = tempfile::tempdir().unwrap();
     let json = dir.path().join("report.json");

@@ -1,5 +1,5 @@
-//! `tidemill-bench replay` as a program, on a small generated trace: 300 requests of conversations that share three system
-//! prompts. What LRU finds comes from a separate simulation.
+//! `tidemill-bench replay` as a program, on a small generated trace: 300 requests of conversations that share three system prompts.
+//! LRU's expected hits come from a separate simulation.
 
 use serde_json::Value;
 use std::{

@@ -4,7 +4,7 @@ use tidemill_coordinator::{run, settings::Flags};
 use tidemill_net::{config::Cli, process};
 
 #[tokio::main]
-async fn main() -> anyhow::Result<()> {
+async fn main() -> Result<(), process::Failed> {
     let cli = Cli::<Flags>::of_process("tidemill-coordinator", "The cluster's front door and scheduler");
     let settings = cli.resolve()?.check()?;
     process::init_logging(&settings.log);

@@ -2,9 +2,9 @@
 
 use tidemill_decode::settings::Flags;
 use tidemill_engine::worker;
-use tidemill_net::config::Cli;
+use tidemill_net::{config::Cli, process};
 
-fn main() -> anyhow::Result<()> {
+fn main() -> Result<(), process::Failed> {
     let cli = Cli::<Flags>::of_process(
         "tidemill-decode",
         "Generates tokens: continuous batching over KV blocks that it fetches, computes and publishes",

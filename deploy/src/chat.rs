@@ -1,5 +1,5 @@
-//! `tidemill chat`: a conversation in the terminal, or through pipes: questions on stdin, one a line; answers on
-//! stdout as they arrive; everything else on stderr.
+//! `tidemill chat`: a conversation in the terminal or through pipes. Questions come from stdin, one per line; answers go to stdout as
+//! they arrive, everything else to stderr.
 
 use crate::client::{Chunk, Client, ClientError, Usage};
 use anyhow::{Context, bail};
@@ -18,24 +18,24 @@ use tokio::{
 /// Talk with the model of a running cluster.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ChatArgs {
-    /// The server, up to and including /v1.
+    /// The server's URL, up to and including /v1.
     #[arg(long, default_value = "http://127.0.0.1:8000/v1")]
     pub url: String,
     /// The model, if the server has several; the first by default.
     #[arg(long)]
     pub model: Option<String>,
-    /// The most tokens of one answer.
+    /// Most tokens of one answer.
     #[arg(long, default_value_t = 512)]
     pub max_tokens: u32,
-    /// 0 always takes the likeliest token; the model's own default if not given.
+    /// 0 always takes the likeliest token (default: the model's own).
     #[arg(long)]
     pub temperature: Option<f32>,
-    /// What the model is told before the conversation.
+    /// System message before the conversation.
     #[arg(long)]
     pub system: Option<String>,
 }
 
-/// Talks until `/quit`, the end of stdin, or Ctrl-C at the prompt. With piped input the first error ends it.
+/// Runs until `/quit`, the end of stdin, or Ctrl-C at the prompt. With piped input the first error ends it.
 pub async fn chat(args: ChatArgs) -> anyhow::Result<()> {
     let client = Client::new(&args.url)?;
     let models = client.models().await.map_err(|error| match error {
@@ -89,7 +89,7 @@ pub async fn chat(args: ChatArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The messages so far, as OpenAI's API wants them.
+/// The messages so far, in OpenAI's form.
 struct Conversation(Vec<Value>);
 
 impl Conversation {
@@ -120,11 +120,11 @@ impl Conversation {
     }
 }
 
-/// One answer, complete or stopped, and what it took.
+/// One answer, complete or stopped, and its timings.
 #[derive(Default)]
 struct Answer {
     text: String,
-    /// Counted from the stream; `usage` knows better where there is one.
+    /// Counted from the stream; `usage`, if present, is exact.
     tokens: u64,
     ttft: Duration,
     elapsed: Duration,
@@ -132,7 +132,7 @@ struct Answer {
     usage: Option<Usage>,
 }
 
-/// Asks, and prints the answer while it arrives. Ctrl-C stops it: the stream is dropped, and what came is kept.
+/// Sends the request and prints the answer while it arrives. Ctrl-C drops the stream and keeps the text so far.
 async fn answer(client: &Client, request: &Value, interrupts: &mut Signal) -> anyhow::Result<Answer> {
     let asked = Instant::now();
     let mut answer = Answer::default();
@@ -198,8 +198,7 @@ impl Answer {
     }
 }
 
-/// Lines of stdin from a thread of their own: the runtime's stdin would hold the process back at its end, until one
-/// more line is entered.
+/// Reads lines of stdin on a separate thread: the runtime's stdin would keep the process alive until one more line is entered.
 fn stdin_lines() -> mpsc::Receiver<io::Result<String>> {
     let (sender, receiver) = mpsc::channel(1);
     std::thread::spawn(move || {
@@ -216,7 +215,7 @@ fn dim(text: &str) -> String {
     if io::stderr().is_terminal() { format!("\x1b[2m{text}\x1b[0m") } else { text.to_owned() }
 }
 
-/// Longest silence of a server in the middle of an answer.
+/// Longest pause of a server within an answer.
 const STALL: Duration = Duration::from_secs(300);
 
 #[cfg(test)]

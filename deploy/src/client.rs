@@ -1,6 +1,6 @@
 //! A streaming client of any OpenAI-compatible endpoint: one POST, then server-sent events parsed into [`Chunk`]s.
 //!
-//! `http://` only: Tidemill's front door speaks plain HTTP, and whoever faces the internet puts a TLS proxy before it.
+//! `http://` only: Tidemill's front door speaks plain HTTP. On the internet, put a TLS proxy in front of it.
 
 use eventsource_stream::Eventsource;
 use futures_util::{Stream, StreamExt};
@@ -16,7 +16,7 @@ pub struct Client {
     base: String,
 }
 
-/// Why a request has no (or only half an) answer.
+/// Why a request has no answer, or only part of one.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     #[error("`{0}` is not an http:// URL such as http://127.0.0.1:8000/v1")]
@@ -48,14 +48,14 @@ impl ClientError {
     }
 }
 
-/// What one event of a stream says, whether of `/v1/completions` or of `/v1/chat/completions`.
+/// One event of a stream of `/v1/completions` or `/v1/chat/completions`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Chunk {
     pub text: String,
-    /// The event stands for at least one token, even where that token completes no character yet.
+    /// The event carries at least one token, even if that token completes no character yet.
     pub is_token: bool,
     pub finish_reason: Option<String>,
-    /// In a last event of its own, when the request asked for `stream_options.include_usage`.
+    /// In a separate last event, if the request set `stream_options.include_usage`.
     pub usage: Option<Usage>,
 }
 
@@ -66,7 +66,7 @@ pub struct Usage {
     #[serde(default)]
     pub completion_tokens: u64,
     pub prompt_tokens_details: Option<PromptTokensDetails>,
-    /// Only Tidemill says this: where the prompt's KV came from.
+    /// Tidemill only: where the prompt's KV came from.
     pub tidemill: Option<Provenance>,
 }
 
@@ -83,20 +83,20 @@ pub struct Provenance {
 }
 
 impl Usage {
-    /// Prompt tokens that were not computed again; 0 where the server does not say.
+    /// Prompt tokens that were cached; 0 if the server does not report them.
     pub fn cached_tokens(&self) -> u64 {
         self.prompt_tokens_details.as_ref().and_then(|details| details.cached_tokens).unwrap_or(0)
     }
 }
 
 impl Client {
-    /// `base` ends in `/v1`; a slash after it does no harm.
+    /// `base` ends in `/v1`, with or without a slash.
     pub fn new(base: &str) -> Result<Client, ClientError> {
         let base = base.trim_end_matches('/').to_owned();
         if !base.starts_with("http://") || reqwest::Url::parse(&base).is_err() {
             return Err(ClientError::Url(base));
         }
-        // No proxy: what is measured is the server, and a cluster's addresses are private ones.
+        // No proxy: the bench measures the server itself, and a cluster's addresses are private.
         let http = reqwest::Client::builder()
             .connect_timeout(CONNECT_TIMEOUT)
             .pool_max_idle_per_host(usize::MAX)
@@ -153,7 +153,7 @@ impl Client {
         if status.is_success() {
             return Ok(response);
         }
-        // A refusal is short; whatever goes on for longer is not read to its end.
+        // A refusal is short: a longer body is not read to its end.
         let mut body = Vec::new();
         while let Ok(Ok(Some(bytes))) = timeout(REFUSAL_TIMEOUT, response.chunk()).await {
             body.extend_from_slice(&bytes);
@@ -165,7 +165,7 @@ impl Client {
     }
 }
 
-/// One event's data to a [`Chunk`]. An error object in place of a chunk is how servers say that a begun answer failed.
+/// Parses one event's data. Servers send an error object in place of a chunk when an answer fails midway.
 fn parse_chunk(data: &str) -> Result<Chunk, ClientError> {
     #[derive(Deserialize)]
     struct Wire {
@@ -193,7 +193,7 @@ fn parse_chunk(data: &str) -> Result<Chunk, ClientError> {
     for choice in wire.choices {
         let announces_role = choice.delta.as_ref().is_some_and(|delta| delta.role.is_some());
         let text = choice.text.or(choice.delta.and_then(|delta| delta.content)).unwrap_or_default();
-        // A token may have no text (half a character); the role and the bare finish are no tokens.
+        // A token may have no text (half a character). The role and a bare finish are not tokens.
         chunk.is_token |= !text.is_empty() || (!announces_role && choice.finish_reason.is_none());
         chunk.text.push_str(&text);
         chunk.finish_reason = choice.finish_reason.or(chunk.finish_reason);
@@ -201,7 +201,7 @@ fn parse_chunk(data: &str) -> Result<Chunk, ClientError> {
     Ok(chunk)
 }
 
-/// The message of OpenAI's error object, or the start of whatever came instead.
+/// The message of OpenAI's error object, or the start of any other body.
 fn error_message(body: &str) -> String {
     let value: Value = serde_json::from_str(body).unwrap_or(Value::Null);
     match value["error"]["message"].as_str().or(value["message"].as_str()).or(value["error"].as_str()) {

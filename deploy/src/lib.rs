@@ -1,4 +1,4 @@
-//! The people's side of a Tidemill cluster: the parts of the `tidemill` binary that other programs of ours use too.
+//! The parts of the `tidemill` binary, as a library for the bench.
 //!
 //! - [`client`]: a streaming client of any OpenAI-compatible endpoint (`tidemill chat` and `tidemill-bench load`)
 //! - [`chat`]: `tidemill chat`, a conversation in the terminal

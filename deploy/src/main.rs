@@ -1,8 +1,9 @@
-//! `tidemill`: a whole cluster on one machine, and what people do with it.
+//! `tidemill`: a whole cluster on one machine, a chat, and certificates.
 
 use clap::{Parser, Subcommand};
 use std::path::PathBuf;
 use tidemill_deploy::{chat, up};
+use tidemill_net::{identity, process::Failed};
 
 /// Disaggregated prefill/decode serving for large language models
 #[derive(Debug, Parser)]
@@ -18,7 +19,7 @@ enum Command {
     Up(Box<up::UpArgs>),
     /// Chat with a running cluster in the terminal
     Chat(chat::ChatArgs),
-    /// Make a cluster CA and a certificate that its processes share
+    /// Make a cluster CA, and a certificate for its processes
     Certs {
         /// Directory to write ca.pem, ca.key, node.pem and node.key into
         dir: PathBuf,
@@ -26,10 +27,11 @@ enum Command {
 }
 
 #[tokio::main]
-async fn main() -> anyhow::Result<()> {
+async fn main() -> Result<(), Failed> {
     match Cli::parse().command {
-        Command::Up(args) => up::up(*args).await,
-        Command::Chat(args) => chat::chat(args).await,
-        Command::Certs { dir } => Ok(tidemill_net::identity::create(&dir)?),
+        Command::Up(args) => up::up(*args).await?,
+        Command::Chat(args) => chat::chat(args).await?,
+        Command::Certs { dir } => identity::create(&dir)?,
     }
+    Ok(())
 }

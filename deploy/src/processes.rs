@@ -1,4 +1,4 @@
-//! Child processes of `tidemill up`: started beside this binary, ended by pid, never left behind.
+//! Child processes of `tidemill up`: started from this binary's directory, ended by pid, never left behind.
 
 use anyhow::{Context, bail};
 use nix::{
@@ -21,8 +21,8 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts `program` from this binary's own directory, in a process group of its own, so that a Ctrl-C reaches only us
-    /// and we decide who drains when. Its stdin is a pipe that closes with us, however we end.
+    /// Starts `program` from this binary's directory. Its own process group keeps Ctrl-C away from it, so that we decide the order of
+    /// draining. Its stdin is a pipe that closes when we end, however that happens.
     pub fn start(program: &str, name: &str, args: &[String]) -> anyhow::Result<Self> {
         let path = beside_this_binary(program)?;
         let mut command = Command::new(&path);
@@ -42,7 +42,7 @@ impl Process {
         }
     }
 
-    /// `None` once it has ended and was waited for.
+    /// `None` once the process has ended and was reaped.
     pub fn id(&self) -> Option<u32> {
         self.child.id()
     }
@@ -59,10 +59,10 @@ impl Process {
         }
     }
 
-    /// Waits for the process to end; kills it after `within`. Whether it ended well.
+    /// Waits for the process to end, and kills it after `within`. Returns whether it ended well.
     pub async fn wait(mut self, within: Duration) -> bool {
         match timeout(within, self.child.wait()).await {
-            // SIGTERM may come before a process handles it: then it just ends, as asked.
+            // SIGTERM may arrive before the process handles it. It then ends at once, which is fine.
             Ok(status) => status.is_ok_and(|s| s.success() || s.signal() == Some(Signal::SIGTERM as i32)),
             Err(_) => {
                 eprintln!("tidemill: {} did not end within {within:?}: killed", self.name);

@@ -1,4 +1,4 @@
-//! `tidemill up`: a whole cluster on one machine. Real processes, one per role instance, wired up over loopback.
+//! `tidemill up`: a whole cluster on one machine, as real processes connected over loopback.
 
 use crate::{demo_model, processes::Process};
 use anyhow::{Context, bail};
@@ -32,47 +32,47 @@ pub struct UpArgs {
     /// KV pool nodes
     #[arg(long, default_value_t = 1)]
     kvpool: usize,
-    /// Coordinators; the second one's front door is on the next port, and so on
+    /// Coordinators; the second one's front door takes the next port, and so on
     #[arg(long, default_value_t = 1)]
     coordinator: usize,
     /// Address of the front door
     #[arg(long, default_value = "127.0.0.1:8000")]
     http: SocketAddr,
-    /// Where certificates and models are kept (default: a directory that is removed at the end)
+    /// Directory for certificates and models (default: a temporary one, removed at the end)
     #[arg(long)]
     data: Option<PathBuf>,
     /// Where models compute
     #[arg(long, default_value = "auto", value_parser = ["auto", "cpu", "cuda"])]
     device: String,
-    /// Cores of prefill and decode workers: shared by all, or split, so that each stays on its own
+    /// Cores of prefill and decode workers: shared by all, or split, so that each worker has its own
     #[arg(long, default_value = "shared", value_parser = ["shared", "split"])]
     cores: String,
-    /// Threads of each prefill and decode worker (default: as many as it gets cores if they are dealt out evenly)
+    /// Threads of each prefill and decode worker (default: its even share of the cores)
     #[arg(long)]
     threads: Option<usize>,
     /// Device memory of each prefill and decode worker for KV blocks (default: 1GiB on a CPU, an equal share of a GPU)
     #[arg(long)]
     kv_memory: Option<String>,
-    /// How projections compute: none (as weights are stored: bf16 in products of bf16, others in f32) or int8 (weights and activations in 8-bit integers)
+    /// How projections compute: none (bf16 weights in bf16, others in f32) or int8 (weights and activations in 8-bit integers)
     #[arg(long, default_value = "none", value_parser = ["none", "int8"])]
     quantize: String,
-    /// How K and V are stored: bf16, f16, f32, or int8 (a scale for each position and head)
+    /// How K and V are stored: bf16, f16, f32, or int8 (with a scale per position and head)
     #[arg(long, default_value = "bf16", value_parser = ["bf16", "f16", "f32", "int8"])]
     kv_dtype: String,
     /// DRAM of each KV pool node
     #[arg(long, default_value = "2GiB")]
     pool_memory: String,
-    /// Time for which a reader may claim the blocks that a pool node handed it, in milliseconds
+    /// Time that a reader has to read blocks leased from a pool node, in milliseconds
     #[arg(long, default_value_t = 10_000)]
     pool_lease_ms: u64,
-    /// Time that a writer has from reserving a pool node's slots to publishing them, in milliseconds
+    /// Time that a writer has to publish slots reserved at a pool node, in milliseconds
     #[arg(long, default_value_t = 10_000)]
     pool_put_deadline_ms: u64,
-    /// Disk of each KV pool node, under `--data`, for blocks that leave its DRAM
+    /// Disk of each KV pool node, under `--data`, for blocks that leave its DRAM; 0: none
     #[arg(long, default_value = "0")]
     pool_nvme: String,
-    /// Make believe that this machine is so many hosts: the first of each role is on the first one, and so on. Blocks go
-    /// through shared memory within a host and over QUIC between hosts
+    /// Treat this machine as this many hosts: the first process of each role is on the first host, and so on. Blocks go through
+    /// shared memory within a host and over QUIC between hosts
     #[arg(long, default_value_t = 1)]
     hosts: usize,
     /// How blocks travel: auto (shared memory within a host) or quic
@@ -81,8 +81,8 @@ pub struct UpArgs {
     /// Most tokens that a worker computes in one step (default: 256 on a CPU, 8192 on a GPU)
     #[arg(long)]
     step_tokens: Option<usize>,
-    /// Uncached prompt suffixes of at most this many tokens are computed by the decode worker itself; 0 sends all full
-    /// blocks to a prefill worker (default: by predicted time)
+    /// The decode worker itself computes uncached prompt suffixes of at most this many tokens; 0 sends all full blocks to a
+    /// prefill worker (default: by predicted time)
     #[arg(long)]
     local_tail_tokens: Option<u32>,
     /// Sequences that a decode worker runs at once
@@ -130,7 +130,7 @@ pub async fn up(args: UpArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Of a GPU's memory, for all workers together.
+/// Share of a GPU's memory for all workers together.
 const GPU_SHARE: f32 = 0.9;
 
 #[derive(Debug, Default)]
@@ -193,7 +193,7 @@ impl Cluster {
             coordinators,
             ("--model", model.display().to_string()),
             ("--device", args.device.clone()),
-            // They all compute on one GPU, if there is one.
+            // All workers share one GPU, if there is one.
             ("--device-share", (GPU_SHARE / (args.prefill + args.decode) as f32).to_string()),
             ("--quantize", args.quantize.clone()),
             ("--kv-dtype", args.kv_dtype.clone()),
@@ -219,7 +219,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Starts the `n`th worker of a role, on the next one of `hosts`.
+    /// Starts the `n`th worker of a role. Workers go round the hosts.
     fn start_worker(&mut self, role: &str, n: usize, hosts: usize, flags: &[String]) -> anyhow::Result<()> {
         let host = if hosts > 1 { vec!["--host".to_owned(), format!("host-{}", n % hosts)] } else { Vec::new() };
         self.workers.push(Process::start(&format!("tidemill-{role}"), &format!("{role}-{n}"), &[flags, &host].concat())?);
@@ -246,7 +246,7 @@ impl Cluster {
         }
     }
 
-    /// Resolves, with why, when the cluster cannot serve any more. A lost worker is reported and lived with.
+    /// Resolves with the reason when the cluster can no longer serve. The loss of one worker is only reported.
     async fn broken(&mut self) -> String {
         loop {
             tokio::time::sleep(Duration::from_millis(500)).await;
@@ -267,7 +267,7 @@ impl Cluster {
         first_ended(&mut self.coordinators).or_else(|| first_ended(&mut self.workers))
     }
 
-    /// Front doors drain first, while there are workers to finish what runs. Whether every process ended well.
+    /// Coordinators drain first, while their workers can still finish running requests. Returns whether every process ended well.
     async fn stop(self) -> bool {
         let mut clean = true;
         for (processes, within) in [(self.coordinators, COORDINATOR_END), (self.workers, WORKER_END)] {
@@ -279,7 +279,7 @@ impl Cluster {
     }
 }
 
-/// What each prefill worker, then each decode worker, is told of cores and threads.
+/// Flags for cores and threads of each prefill worker, then of each decode worker.
 fn compute_shares(args: &UpArgs) -> anyhow::Result<Vec<Vec<String>>> {
     let workers = args.prefill + args.decode;
     let threads = |threads: usize| ["--threads".to_owned(), threads.to_string()];
@@ -295,7 +295,7 @@ fn compute_shares(args: &UpArgs) -> anyhow::Result<Vec<Vec<String>>> {
     Ok(vec![threads(args.threads.unwrap_or((cores / workers).max(1))).to_vec(); workers])
 }
 
-/// How many workers are registered, as far as the coordinator answers.
+/// Number of registered workers, if the coordinator answers.
 async fn members(client: &reqwest::Client, url: &str) -> Option<usize> {
     #[derive(serde::Deserialize)]
     struct Answer {
@@ -305,7 +305,7 @@ async fn members(client: &reqwest::Client, url: &str) -> Option<usize> {
     Some(answer.members.len())
 }
 
-/// A coordinator gives running requests 30 s to finish, and then needs a moment.
+/// A coordinator gives running requests 30 s to finish and then needs a moment to end.
 const COORDINATOR_END: Duration = Duration::from_secs(40);
 /// A worker has nothing to finish when its coordinators have ended.
 const WORKER_END: Duration = Duration::from_secs(10);

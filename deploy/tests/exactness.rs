@@ -1,11 +1,11 @@
-//! The exactness contract (docs/ARCHITECTURE.md, §5), end to end over real processes: whichever way a request goes, its
-//! tokens are the same. And the proof in numbers that it really went that way.
+//! The exactness contract (docs/ARCHITECTURE.md, §5), end to end over real processes: a request's tokens are the same whichever way it
+//! goes. Counters prove that it really went that way.
 
 mod support;
 
 use support::{Answer, Case, Cluster, DISAGGREGATED, Numbers, assert_same, complete_all, reference, reference_with, reusable};
 
-/// Lengths around block borders and chunk borders, and up to 1,500; every second case is seeded instead of greedy.
+/// Prompt lengths around block and chunk borders, and up to 1,500; every second case is seeded instead of greedy.
 fn cases() -> Vec<Case> {
     let lengths = [
         1, 2, 5, 15, 16, 17, 18, 31, 32, 33, 34, 47, 48, 49, 63, 64, 65, 80, 96, 100, 127, 128, 129, 150, 200, 255, 256, 257, 300, 320,
@@ -23,7 +23,7 @@ fn cases() -> Vec<Case> {
         .collect()
 }
 
-/// Short prompts with long answers: all fit at first, and none of them at their ends.
+/// Short prompts with long answers: all fit at first, but not at their ends.
 fn growing_cases() -> Vec<Case> {
     let mut numbers = Numbers(43);
     let case = |i: usize| Case {
@@ -70,7 +70,7 @@ async fn through_the_pool(reference: &[Answer], cases: &[Case], transport: &str,
     cluster.stop();
 }
 
-/// (h) Again, from the pool's disk: its memory holds one prompt or two.
+/// (h) Again, from the pool's disk: the node's memory holds only one or two prompts.
 async fn from_disk(reference: &[Answer], cases: &[Case]) {
     let flags = ["--kv-memory", "1MiB", "--pool-memory", "1MiB", "--pool-nvme", "64MiB"];
     let cluster = Cluster::start(&[DISAGGREGATED, &flags].concat());
@@ -101,8 +101,8 @@ async fn outputs_do_not_depend_on_the_way() {
         cluster.stop();
     }
 
-    // (f) Device memory for little more than the longest sequence, 16 at a time: sequences are preempted. The growing ones
-    // need four times that memory together.
+    // (f) Device memory for little more than the longest sequence, 16 at a time: sequences are preempted. Together, the growing ones
+    // need four times that memory.
     let growing = growing_cases();
     let cluster = Cluster::start(&[DISAGGREGATED, &["--kv-memory", "660KiB"]].concat());
     assert_same(&reference, &complete_all(&cluster, &cases, 16).await, &cases, "short of memory");
@@ -145,7 +145,7 @@ async fn blocks_of_every_tier_are_the_same() {
     }
 }
 
-/// With weights, activations, K and V in 8-bit integers: other tokens than in bf16, and again the same ones whichever way.
+/// With weights, activations, K and V in 8-bit integers: not the tokens of bf16, but the same ones whichever way.
 #[tokio::test(flavor = "multi_thread")]
 async fn outputs_in_int8_do_not_depend_on_the_way() {
     const INT8: &[&str] = &["--quantize", "int8", "--kv-dtype", "int8"];

@@ -1,4 +1,4 @@
-//! What an operator and a client live through: processes that crash, clients that leave, a clean end.
+//! Crashes, clients that leave, and a clean end, as operators and clients see them.
 
 mod support;
 
@@ -7,8 +7,7 @@ use std::time::Duration;
 use support::{Answer, Case, Cluster, complete, crash, terminate};
 use tidemill_net::cores::Cores;
 
-/// Long enough to be running when something happens to it: a prompt of `prompt` tokens, different for each `salt`, and an
-/// answer of `answer` tokens.
+/// A case that runs long enough to be hit: a prompt of `prompt` tokens, different for each `salt`, and an answer of `answer` tokens.
 fn long_case(salt: u32, prompt: u32, answer: u32) -> Case {
     Case { prompt: (0..prompt).map(|i| 3 + (salt + i * 7 + i / 5) % 500).collect(), seed: Some(11), max_tokens: answer }
 }
@@ -29,7 +28,7 @@ async fn survives(cluster: &Cluster, role: &str, case: &Case, reference: &Answer
     let crashing = async {
         loop {
             let now = cluster.cluster().await;
-            // A pool node is nobody's in particular: the first one serves.
+            // A pool node belongs to no request in particular: take the first.
             let first = cluster.pids(role).await[0];
             if let Some(pid) = if role == "kvpool" { (running(&now) > 0).then_some(first) } else { busy(&now, role) } {
                 crash(pid);
@@ -48,7 +47,7 @@ async fn survives(cluster: &Cluster, role: &str, case: &Case, reference: &Answer
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crash_of_any_worker_does_not_show_in_the_answer() {
-    // Each crash meets a request that nothing is cached of. Prefill workers are busy long enough to be hit with a long prompt.
+    // Each crash hits a request without cached blocks. A long prompt keeps a prefill worker busy long enough to be hit.
     let cases = [
         ("decode", long_case(0, 400, 3000)),
         ("decode", long_case(1, 400, 3000)),
@@ -72,7 +71,7 @@ async fn a_crash_of_any_worker_does_not_show_in_the_answer() {
     }
     let last = complete(&cluster, &cases[0].1).await;
     assert_eq!(last.tokens, references[0].tokens, "one decode worker is left, and serves");
-    // Not every process ended well, so `stop` is not for this cluster.
+    // Some processes did not end well, so `stop` does not apply.
     drop(cluster);
 }
 

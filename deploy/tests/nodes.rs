@@ -1,5 +1,5 @@
-//! Several pool nodes, on what the cluster takes for several hosts: blocks are read from whichever node has them, and nodes,
-//! writers and readers that go away in the middle of it do not show in any answer.
+//! Several pool nodes on several pretended hosts. Blocks are read from the node that has them, and the loss of a node, writer or
+//! reader during a transfer never shows in an answer.
 
 mod support;
 
@@ -21,7 +21,7 @@ fn tokens(answers: &[Answer], source: &str) -> u64 {
     answers.iter().map(|answer| answer.source(source)).sum()
 }
 
-/// More than enough: where the machine keeps up it is one.
+/// A generous bound: a machine that keeps up needs one.
 const READINGS_UNTIL_COPIED: usize = 10;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -35,7 +35,7 @@ async fn blocks_are_read_from_another_host_and_copied_when_they_are_hot() {
     let total: u64 = cases.iter().map(reusable).sum();
     assert_eq!((tokens(&cold, "prefill"), tokens(&cold, "remote")), (total, 0), "blocks were handed over near the decode worker");
 
-    // One at a time, all went to the same decode worker. The other one is on the other host.
+    // Sent one at a time, all went to the same decode worker. The other worker is on the other host.
     let first = cold[0].usage["tidemill"]["decode_worker"].as_str().expect("a name").to_owned();
     let first = cluster.pid(&first).await;
     terminate(first);
@@ -47,7 +47,7 @@ async fn blocks_are_read_from_another_host_and_copied_when_they_are_hot() {
         let (remote, hbm) = (tokens(&far, "remote"), tokens(&far, "hbm"));
         assert!(remote + hbm == total && remote > hbm, "reading for the {time}. time, {remote} tokens were remote and {hbm} in HBM");
     }
-    // Copies are put beside the answers, and one that cannot be put is tried again at the next reading.
+    // Copies are put in the background; one that fails is tried again at the next read.
     let mut near = (0, 0);
     for _ in 0..READINGS_UNTIL_COPIED {
         let again = complete_all(&cluster, &cases, 1).await;
@@ -60,7 +60,7 @@ async fn blocks_are_read_from_another_host_and_copied_when_they_are_hot() {
     let (dram, hbm) = near;
     assert!(dram > hbm && (dram + hbm) * 10 >= total * 9, "{dram} tokens came from the near node and {hbm} from HBM, of {total}");
     cluster.at_rest().await;
-    // Not every process is left, so `stop` is not for this cluster.
+    // Some processes are gone, so `stop` does not apply.
     drop(cluster);
 }
 
@@ -106,7 +106,7 @@ async fn a_node_killed_in_the_middle_of_transfers_costs_misses_only() {
         let cluster = Cluster::start(&flags);
         assert_same(&reference, &complete_all(&cluster, &cases, 4).await, &cases, "cold");
         let victim = cluster.pids("kvpool").await[0];
-        // Stopped first, so that transfers to and from it are certainly under way when it dies.
+        // Stopped first, so that transfers to and from it are in flight when it dies.
         let kill = async {
             pause(victim);
             cluster.until("requests running", |c| c["sequences_running"].as_u64() > Some(0)).await;
@@ -151,7 +151,7 @@ async fn a_reader_paused_past_its_lease_reads_nothing_wrong() {
     cluster.stop();
 }
 
-/// Reserves slots for blocks, and then neither writes nor revokes them nor goes away.
+/// Reserves slots for blocks, then neither writes nor revokes them, and stays connected.
 async fn reserve_and_fall_silent(cluster: &Value, pki: &std::path::Path, keys: Vec<BlockKey>) -> Endpoint {
     let node = member(cluster, "kvpool-0");
     let addr = node["addr"].as_str().expect("an address").parse().expect("an address");

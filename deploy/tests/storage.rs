@@ -1,5 +1,4 @@
-//! What can happen to a pool node's memory and disk while it serves: nothing of it shows in any answer, what is lost is counted, and
-//! the node goes on.
+//! Faults of a pool node's memory and disk while it serves: none shows in an answer, losses are counted, and the node goes on.
 
 mod support;
 
@@ -17,7 +16,7 @@ use support::{
 
 /// Memory for a prompt or two, and a disk for all of them.
 const ON_DISK: &[&str] = &["--pool-memory", "1MiB", "--pool-nvme", "64MiB", "--prefill", "1", "--decode", "1"];
-/// No offset within a block is as far from the next as this.
+/// Smaller than a block, so that every block is hit.
 const PAGE: u64 = 4096;
 
 /// The file behind the memory that a pool node shares.
@@ -39,7 +38,7 @@ fn flip(path: &Path, first: u64, step: u64) {
     file.sync_all().expect("its bytes, where the node reads them");
 }
 
-/// Nobody can let a process write less than it was told to, but the system.
+/// Only the system can make a process's writes come out short.
 fn forbid_writing(pid: u32) {
     let status = Command::new("prlimit").args(["--pid", &pid.to_string(), "--fsize=0"]).status().expect("util-linux is installed");
     assert!(status.success(), "prlimit ended with {status}");
@@ -152,7 +151,7 @@ async fn a_node_that_leaves_hands_over_what_is_on_its_disk() {
     let (cached, total) = cached(&after, &cases);
     assert!(cached > 0, "{cached} of {total} tokens are still cached");
     cluster.at_rest().await;
-    // Not every process is left, so `stop` is not for this cluster.
+    // Some processes are gone, so `stop` does not apply.
     drop(cluster);
 }
 

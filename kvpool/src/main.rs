@@ -4,7 +4,7 @@ use tidemill_kvpool::{node, settings::Flags};
 use tidemill_net::{config::Cli, process};
 
 #[tokio::main]
-async fn main() -> anyhow::Result<()> {
+async fn main() -> Result<(), process::Failed> {
     let cli = Cli::<Flags>::of_process("tidemill-kvpool", "Keeps KV blocks for the workers of a cluster: one node per host");
     let settings = cli.resolve()?.check()?;
     process::init_logging(&settings.worker.log);

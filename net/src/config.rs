@@ -1,7 +1,7 @@
-//! One knob, one statement: a struct of `Option`s is both the schema of a TOML file and a role's command-line flags.
+//! Each setting is stated once: one struct of `Option`s is both the schema of a role's TOML file and its command-line flags.
 //!
-//! A role derives `clap::Args`, `Serialize` and `Deserialize` (with `deny_unknown_fields`) on one struct and makes it its [`Cli`]:
-//! flags overlay the file. The role then turns the result into its validated settings once.
+//! A role derives `clap::Args`, `Serialize` and `Deserialize` (with `deny_unknown_fields`) on that struct and uses it in its [`Cli`].
+//! Flags override the file. The role then checks the result once and turns it into its settings.
 
 use clap::{CommandFactory, FromArgMatches};
 use serde::{Serialize, de::DeserializeOwned};
@@ -24,11 +24,11 @@ pub enum ConfigError {
     Invalid { key: &'static str, value: String, reason: String },
 }
 
-/// The command line of a role: a config file and flags `F`, which win.
+/// The command line of a role: a config file, and flags `F` that override it.
 #[derive(Debug, clap::Parser)]
 #[command(version)]
 pub struct Cli<F: clap::Args> {
-    /// TOML file with the same keys as the flags, `_` for `-`; headings in brackets are its sections
+    /// TOML file with the same keys as the flags, `_` for `-`; headings in brackets below are its sections
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     #[command(flatten)]
@@ -36,7 +36,7 @@ pub struct Cli<F: clap::Args> {
 }
 
 impl<F: clap::Args + Serialize + DeserializeOwned> Cli<F> {
-    /// This process's command line, as `name`, which is there to do what `about` says. Ends the process for `--help` and wrong flags.
+    /// Parses this process's command line. `name` and `about` go into the help text. `--help` and wrong flags end the process.
     pub fn of_process(name: &'static str, about: &'static str) -> Self {
         let matches = Self::command().name(name).about(about).get_matches();
         Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
@@ -47,14 +47,14 @@ impl<F: clap::Args + Serialize + DeserializeOwned> Cli<F> {
     }
 }
 
-/// `flags` over the contents of `file`. Errors name the key and the line.
+/// Merges `flags` over the contents of `file`. Errors name the key and the line.
 pub fn resolve<T: Serialize + DeserializeOwned>(flags: &T, file: Option<&Path>) -> Result<T, ConfigError> {
     let mut table = match file {
         None => toml::Table::new(),
         Some(path) => {
             let text = fs::read_to_string(path).map_err(|source| ConfigError::File { path: path.to_owned(), source })?;
             let invalid = |e: toml::de::Error| ConfigError::Toml { path: path.to_owned(), reason: e.to_string() };
-            // Checked on its own first: that error still knows the line.
+            // The file is checked alone first, while the error still knows its line.
             toml::from_str::<T>(&text).map_err(invalid)?;
             text.parse::<toml::Table>().map_err(invalid)?
         }
@@ -75,7 +75,7 @@ fn overlay(base: &mut toml::Table, over: toml::Table) {
     }
 }
 
-/// The value of a key that has no default.
+/// The value of a key that has no default, or an error that names the flag and the key.
 pub fn required<T>(section: Option<&'static str>, key: &'static str, value: Option<T>) -> Result<T, ConfigError> {
     value.ok_or(ConfigError::Missing { section, key })
 }
@@ -84,12 +84,12 @@ fn place(section: &Option<&'static str>) -> String {
     section.map_or("the config file".into(), |section| format!("section [{section}] of the config file"))
 }
 
-/// An error that names the key and says what would be right.
+/// An error that names the key and its value, and says what would be right.
 pub fn invalid(key: &'static str, value: impl ToString, reason: impl Into<String>) -> ConfigError {
     ConfigError::Invalid { key, value: value.to_string(), reason: reason.into() }
 }
 
-/// Bytes from `"512MiB"`, `"2GiB"`, `"64KiB"` or a plain number.
+/// Parses bytes from `"512MiB"`, `"2GiB"`, `"64KiB"` or a plain number.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic() || c == ' ');
     let unit = match text[digits.len()..].trim() {
@@ -103,7 +103,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     number.checked_mul(unit).ok_or_else(|| format!("`{text}` is too large"))
 }
 
-/// `bytes` for `key`, if this machine's memory could hold them.
+/// Returns `bytes`, or an error for `key` if this machine has less memory.
 pub fn within_memory(key: &'static str, bytes: u64) -> Result<u64, ConfigError> {
     #[cfg(target_os = "linux")]
     if let Ok(system) = nix::sys::sysinfo::sysinfo()

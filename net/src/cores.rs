@@ -1,21 +1,21 @@
-//! Cores of this machine, in lists such as `0-1,4`, and keeping a process on some of them.
+//! Lists of cores such as `0-1,4`, and pinning a process to them.
 
 use crate::config::{ConfigError, invalid};
 use std::{collections::BTreeSet, fmt, str::FromStr};
 
-/// At least one core, by the system's numbers.
+/// A set of at least one core, by the system's numbers.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Cores(BTreeSet<usize>);
 
 impl Cores {
-    /// How many there are.
+    /// Number of cores.
     #[allow(clippy::len_without_is_empty, reason = "there is at least one")]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Neighbours to each of `parts`, as many to each as to any other, and one more to the first where they do not divide evenly. `None`:
-    /// there are fewer cores than parts, or no parts.
+    /// Splits the cores into `parts` of neighbours. Where they do not divide evenly, the first parts get one more. `None` if there are
+    /// fewer cores than parts, or no parts.
     pub fn split(&self, parts: usize) -> Option<Vec<Cores>> {
         let each = self.len().checked_div(parts).filter(|&each| each > 0)?;
         let mut cores = self.0.iter().copied();
@@ -23,7 +23,7 @@ impl Cores {
         Some((0..parts).map(part).collect())
     }
 
-    /// Those that this process may run on.
+    /// The cores that this process may run on.
     #[cfg(target_os = "linux")]
     pub fn of_process() -> Result<Cores, ConfigError> {
         use nix::{
@@ -34,7 +34,7 @@ impl Cores {
         Ok(Cores((0..CpuSet::count()).filter(|&core| set.is_set(core).unwrap_or(false)).collect()))
     }
 
-    /// Keeps the calling thread on these cores, and the threads that it starts from now on: call it before there are others.
+    /// Pins the calling thread, and every thread that it starts later, to these cores. Call it before other threads exist.
     #[cfg(target_os = "linux")]
     pub fn stay(&self) -> Result<(), ConfigError> {
         use nix::{
@@ -52,12 +52,12 @@ impl Cores {
 
     #[cfg(not(target_os = "linux"))]
     pub fn of_process() -> Result<Cores, ConfigError> {
-        Err(invalid("cores", "those of this process", "only Linux tells them: leave it unset"))
+        Err(invalid("cores", "those of this process", "only Linux reports them: leave it unset"))
     }
 
     #[cfg(not(target_os = "linux"))]
     pub fn stay(&self) -> Result<(), ConfigError> {
-        Err(invalid("cores", self, "only Linux keeps processes on cores: leave it unset"))
+        Err(invalid("cores", self, "only Linux pins processes to cores: leave it unset"))
     }
 }
 
@@ -91,7 +91,7 @@ impl FromStr for Cores {
     }
 }
 
-/// The last one that the system's calls can name.
+/// The highest core number that the system calls accept.
 const CORE_MAX: usize = 1023;
 
 impl fmt::Display for Cores {

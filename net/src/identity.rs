@@ -1,7 +1,7 @@
-//! Who a process is to the rest of its cluster: one CA per cluster, one certificate per process, mTLS on every link.
+//! The identity of a process: one CA per cluster, one certificate per process or host, mTLS on every link.
 //!
-//! A PKI directory holds `ca.pem`, `node.pem` and `node.key` (PEM). [`create`] makes all of them, with the CA's key as
-//! `ca.key`, for a cluster on one machine; a fleet keeps `ca.key` offline and gives each host a directory without it.
+//! A PKI directory holds `ca.pem`, `node.pem` and `node.key` (PEM). [`create`] makes them, and the CA's key `ca.key`, which no
+//! process reads: keep it offline, and give each host a directory without it.
 
 use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose};
 use rustls::{
@@ -17,14 +17,14 @@ use std::{
     sync::Arc,
 };
 
-/// The one name in every certificate: membership of the cluster is what is proven, addresses come and go.
+/// The name in every certificate. A certificate proves membership of the cluster, not an address: addresses change.
 pub const SERVER_NAME: &str = "tidemill";
 
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
     #[error("cannot access {path}: {source} (make a PKI directory with `tidemill certs DIR`)")]
     File { path: PathBuf, source: io::Error },
-    #[error("cannot make {path}: {source} (certificates that exist are not replaced)")]
+    #[error("cannot make {path}: {source} (existing certificates are not replaced)")]
     Create { path: PathBuf, source: io::Error },
     #[error("{path} is not usable PEM: {reason}")]
     Pem { path: PathBuf, reason: String },
@@ -60,7 +60,7 @@ impl Identity {
         Ok(Self { ca: cert("ca.pem")?, cert: cert("node.pem")?, key })
     }
 
-    /// TLS of an accepting end: the peer must show a certificate of this CA.
+    /// TLS for accepting: the peer must present a certificate of this CA.
     pub(crate) fn server(&self) -> Result<rustls::ServerConfig, IdentityError> {
         let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(self.roots()?), provider()).build().map_err(mismatch)?;
         rustls::ServerConfig::builder_with_provider(provider())
@@ -71,7 +71,7 @@ impl Identity {
             .map_err(mismatch)
     }
 
-    /// TLS of a connecting end: shows its certificate, accepts this CA's only.
+    /// TLS for connecting: presents this certificate and accepts only this CA.
     pub(crate) fn client(&self) -> Result<rustls::ClientConfig, IdentityError> {
         rustls::ClientConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&rustls::version::TLS13])
@@ -88,8 +88,8 @@ impl Identity {
     }
 }
 
-/// Makes a CA and one certificate that all processes of a one-machine cluster share. Keys are readable by their owner only. Nothing
-/// that is there is replaced: a new CA would cut a running cluster apart.
+/// Makes a CA and one certificate, which several processes may share. Only the owner can read the keys. Existing files are never
+/// replaced: a new CA would cut a running cluster apart.
 pub fn create(dir: &Path) -> Result<(), IdentityError> {
     let file_error = |path: &Path| {
         let path = path.to_owned();
@@ -125,7 +125,7 @@ pub fn create(dir: &Path) -> Result<(), IdentityError> {
 
 fn provider() -> Arc<rustls::crypto::CryptoProvider> {
     let mut provider = rustls::crypto::aws_lc_rs::default_provider();
-    // AES-128 is as much as TLS 1.3 asks for, and has ten rounds where AES-256 has fourteen: blocks go through it by the gigabyte.
+    // Prefer AES-128, which satisfies TLS 1.3: it has ten rounds where AES-256 has fourteen, and gigabytes of blocks go through it.
     provider.cipher_suites.sort_by_key(|suite| suite.suite() != CipherSuite::TLS13_AES_128_GCM_SHA256);
     Arc::new(provider)
 }

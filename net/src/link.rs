@@ -1,6 +1,6 @@
 //! QUIC endpoints with mTLS, and streams that carry frames.
 //!
-//! - `socket`: the UDP socket below, with buffers for bulk data and sends that the kernel can take
+//! - `socket`: the UDP socket, with buffers sized for bulk data and sends sized for the kernel
 //! - `tuning`: windows, datagram sizes and other settings of every connection
 
 mod socket;
@@ -15,11 +15,11 @@ use tidemill_proto::frame::{self, FrameError, HEADER_BYTES, Preamble};
 use tokio::task::JoinSet;
 use tuning::DATAGRAM_BYTES_MAX;
 
-/// A peer that is silent for this long is gone: as long as a worker may miss its heartbeats.
+/// A peer that is silent for this long is gone. Equal to the time after which a worker without heartbeats is dead.
 pub const IDLE_MAX: Duration = Duration::from_secs(5);
-/// Peers in the middle of their handshakes; more wait to begin.
+/// Handshakes at a time; further peers wait.
 const HANDSHAKES_MAX: usize = 64;
-/// Connecting, and opening a stream, end within this time.
+/// Deadline for connecting and for opening a stream.
 pub const CONNECT_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Debug, thiserror::Error)]
@@ -36,11 +36,11 @@ pub enum LinkError {
     Frame { peer: SocketAddr, source: FrameError },
 }
 
-/// A bound UDP socket that connects and, unless it is a client's, accepts. Clones share it.
+/// A bound UDP socket that connects and, unless bound as a client, accepts. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Endpoint(quinn::Endpoint);
 
-/// Accepts peers at an endpoint. Handshakes run side by side: a peer that dies in the middle of its own holds up nobody.
+/// Accepts peers at an endpoint. Handshakes run concurrently, so a peer that dies during its handshake delays no other.
 #[derive(Debug)]
 pub struct Listener {
     endpoint: quinn::Endpoint,
@@ -48,7 +48,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// The next peer that completes its handshake; `None` once the endpoint is closed. Peers that fail are skipped.
+    /// The next peer that completes its handshake; `None` once the endpoint is closed. Failed handshakes are skipped.
     pub async fn accept(&mut self) -> Option<Connection> {
         loop {
             tokio::select! {
@@ -105,13 +105,13 @@ impl Endpoint {
         Self::new(addr, identity, Some(server), DATAGRAM_BYTES_MAX)
     }
 
-    /// Binds `addr` for connecting only: whoever knocks is not answered.
+    /// Binds `addr` for connecting only. Incoming connections get no answer.
     pub fn bind_client(addr: SocketAddr, identity: &Identity) -> Result<Self, LinkError> {
         Self::bind_client_limited(addr, identity, DATAGRAM_BYTES_MAX)
     }
 
-    /// The same, for connections whose datagrams stay within `datagram_bytes_max` of UDP payload in both directions (at least
-    /// 1,200, which QUIC demands): peers are told. Within the limit, the path decides.
+    /// Like [`Self::bind_client`], with datagrams of at most `datagram_bytes_max` of UDP payload in both directions (at least 1,200,
+    /// which QUIC requires; the peer learns the limit). Path MTU discovery chooses a size within it.
     pub fn bind_client_limited(addr: SocketAddr, identity: &Identity, datagram_bytes_max: u16) -> Result<Self, LinkError> {
         Self::new(addr, identity, None, datagram_bytes_max.clamp(tuning::DATAGRAM_BYTES_MIN, DATAGRAM_BYTES_MAX))
     }
@@ -148,7 +148,7 @@ impl Endpoint {
         }
     }
 
-    /// Closes all connections and waits until peers have been told (bounded).
+    /// Closes all connections and waits, up to a bound, until peers know.
     pub async fn close(&self) {
         self.0.close(ORDERLY.into(), b"closed");
         let _ = tokio::time::timeout(Duration::from_secs(1), self.0.wait_idle()).await;
@@ -160,12 +160,12 @@ impl Connection {
         self.0.remote_address()
     }
 
-    /// UDP payload of the datagrams that are sent now: grows as larger ones turn out to arrive, shrinks when they stop to.
+    /// UDP payload of the datagrams sent now. Path MTU discovery raises it while larger ones arrive, and lowers it when they stop.
     pub fn datagram_bytes(&self) -> u16 {
         self.0.stats().path.current_mtu
     }
 
-    /// Opens a stream in both directions. The peer sees it at once: the preamble goes out first.
+    /// Opens a bidirectional stream. The preamble goes out at once, so that the peer sees the stream.
     pub async fn open<Out: Serialize, In: DeserializeOwned>(&self, kind: Preamble) -> Result<(Sender<Out>, Receiver<In>), LinkError> {
         let opened = tokio::time::timeout(CONNECT_MAX, self.0.open_bi()).await;
         let (mut send, recv) = opened.map_err(|_| self.broken("no stream within the deadline"))?.map_err(|e| self.broken(e))?;
@@ -173,7 +173,7 @@ impl Connection {
         Ok((self.sender(send), self.receiver(recv)))
     }
 
-    /// The next stream that the peer opened in both directions.
+    /// The next bidirectional stream that the peer opens.
     pub async fn accept<Out: Serialize, In: DeserializeOwned>(&self, kind: Preamble) -> Result<(Sender<Out>, Receiver<In>), LinkError> {
         let (send, mut recv) = self.0.accept_bi().await.map_err(|e| self.broken(e))?;
         let checked = tokio::time::timeout(CONNECT_MAX, self.check_preamble(&mut recv, kind)).await;
@@ -188,25 +188,25 @@ impl Connection {
         Ok(send)
     }
 
-    /// The next one-way stream that the peer opened. What it carries is for [`Self::check_preamble`] to say, apart from this:
-    /// a stream's first bytes may have to wait until others, accepted after it, are read and flow control lets more come.
+    /// The next one-way stream that the peer opens. [`Self::check_preamble`] reads its kind separately, because its first bytes may
+    /// not arrive before streams accepted after it are read and flow control admits more.
     pub async fn accept_uni(&self) -> Result<quinn::RecvStream, LinkError> {
         self.0.accept_uni().await.map_err(|e| self.broken(e))
     }
 
-    /// Whether a stream carries what is expected. `Frame`: it does not. `Broken`: it ended before one could tell.
+    /// Checks that a stream is of the expected kind. `Frame`: it is not. `Broken`: it ended before its preamble.
     pub async fn check_preamble(&self, recv: &mut quinn::RecvStream, kind: Preamble) -> Result<(), LinkError> {
         let mut bytes = [0; 8];
         recv.read_exact(&mut bytes).await.map_err(|e| self.broken(e))?;
         kind.check(bytes).map_err(|source| LinkError::Frame { peer: self.peer(), source })
     }
 
-    /// Ends the connection; the reason is shown to the peer.
+    /// Ends the connection and sends the reason to the peer.
     pub fn close(&self, reason: &str) {
         self.0.close(1u32.into(), reason.as_bytes());
     }
 
-    /// Resolves when the connection is gone, with why.
+    /// Resolves with the reason when the connection has ended.
     pub async fn closed(&self) -> String {
         self.0.closed().await.to_string()
     }
@@ -230,7 +230,7 @@ impl<M: Serialize> Sender<M> {
         self.stream.write_all(&bytes).await.map_err(|e| LinkError::Broken { peer: self.peer, reason: e.to_string() })
     }
 
-    /// Says that nothing follows, and waits until the peer has everything (bounded by the idle timeout).
+    /// Finishes the stream and waits, up to the idle timeout, until the peer has everything.
     pub async fn finish(mut self) {
         if self.stream.finish().is_ok() {
             let _ = self.stream.stopped().await;
@@ -260,7 +260,7 @@ impl<M: DeserializeOwned> Receiver<M> {
     }
 }
 
-/// Close code of an endpoint that ends as planned.
+/// Close code of an orderly end.
 const ORDERLY: u32 = 0;
 
 fn is_orderly(lost: &quinn::ConnectionError) -> bool {

@@ -1,10 +1,10 @@
-//! `--model` to a directory: a directory is itself; anything else is a hub id, `org/name` or `org/name@revision`,
-//! fetched once into a cache.
+//! Turns `--model` into a directory. A directory is used as it is; anything else is a hub id, `org/name` or `org/name@revision`,
+//! and is fetched once into a cache.
 //!
 //! ```text
 //! cache/models--org--name/blobs/<etag>                each file's content, `.part` while it arrives
-//!                         snapshots/<commit>/<file>   links into blobs: what `resolve` returns
-//!                         refs/complete/<revision>    the commit of a snapshot that has all its files; written last
+//!                         snapshots/<commit>/<file>   links into blobs; `resolve` returns this folder
+//!                         refs/complete/<revision>    the commit of a complete snapshot; written last
 //! ```
 
 use hf_hub::{
@@ -22,7 +22,7 @@ use tokio::{
     time::timeout,
 };
 
-/// Where hub ids are looked up and kept.
+/// Where hub ids are looked up, and where models are kept.
 #[derive(Clone, Debug)]
 pub struct Hub {
     pub cache: PathBuf,
@@ -30,11 +30,11 @@ pub struct Hub {
     pub endpoint: Option<String>,
     /// For private and gated models; sent to the endpoint alone.
     pub token: Option<String>,
-    /// Longest wait without a byte.
+    /// Longest wait for the next byte.
     pub stall: Duration,
 }
 
-/// How far one file has arrived.
+/// Progress of one file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Download {
     pub file: String,
@@ -62,14 +62,14 @@ pub enum ModelDirError {
     Incomplete { model: String, endpoint: String, missing: &'static str },
     #[error("{file} of `{model}` arrived with {bytes} of {bytes_total} bytes; the rest is fetched when you start again")]
     Truncated { model: String, file: String, bytes: u64, bytes_total: u64 },
-    #[error("nothing came from {endpoint} for {} s while fetching `{model}`: try again, what has arrived is kept", stall.as_secs())]
+    #[error("nothing came from {endpoint} for {} s while fetching `{model}`: try again, the bytes that arrived are kept", stall.as_secs())]
     Stalled { model: String, endpoint: String, stall: Duration },
     #[error("there is no directory `{model}`, and it cannot be fetched from {endpoint}: {reason}")]
     Fetch { model: String, endpoint: String, reason: String },
 }
 
 impl Hub {
-    /// The hub that `HF_ENDPOINT` and `HF_TOKEN` name, as all tools around the hub do.
+    /// The hub that `HF_ENDPOINT` and `HF_TOKEN` name, as in other tools for the hub.
     pub fn from_env(cache: PathBuf) -> Hub {
         let set = |name| std::env::var(name).ok().filter(|value: &String| !value.is_empty());
         Hub { cache, endpoint: set("HF_ENDPOINT"), token: set("HF_TOKEN"), stall: STALL }
@@ -80,9 +80,9 @@ impl Hub {
     }
 }
 
-/// The directory that `model` names, fetched from `hub` if need be. `progress` sees every file, and its bytes now and then.
+/// Returns the directory that `model` names, fetched from `hub` if needed. `progress` sees every file, and its bytes now and then.
 ///
-/// With the hub out of reach, a model that was fetched completely before is served from the cache.
+/// While the hub is out of reach, a completely fetched model is served from the cache.
 pub async fn resolve(model: &str, hub: &Hub, mut progress: impl FnMut(&Download)) -> Result<PathBuf, ModelDirError> {
     if Path::new(model).is_dir() {
         return fs::canonicalize(model).map_err(|source| ModelDirError::Directory { path: model.into(), source });
@@ -90,8 +90,7 @@ pub async fn resolve(model: &str, hub: &Hub, mut progress: impl FnMut(&Download)
     let fetch = Fetch::new(model, hub)?;
     let (arrived, mut arriving) = watch::channel(Download::default());
     let (done, mut result) = oneshot::channel();
-    // A thread of its own, not the runtime's: the hub client blocks without a deadline, and a stalled one must not
-    // hold the process back when it gives up.
+    // Its own thread, not the runtime's: the hub client blocks without a deadline, and a stalled one must not keep the process alive.
     let spawned = thread::Builder::new().name("hub".into()).spawn({
         let fetch = fetch.clone();
         move || _ = done.send(fetch.run(&arrived))
@@ -103,7 +102,7 @@ pub async fn resolve(model: &str, hub: &Hub, mut progress: impl FnMut(&Download)
             result = &mut result => return result.unwrap_or_else(|_| Err(fetch.error("the hub client gave up".into()))),
             changed = timeout(hub.stall, arriving.changed()) => match changed {
                 Ok(Ok(())) => progress(&arriving.borrow_and_update()),
-                // The thread is at its end, and its result on the way.
+                // The thread has ended; its result follows.
                 Ok(Err(_)) => return (&mut result).await.unwrap_or_else(|_| Err(fetch.error("the hub client gave up".into()))),
                 Err(_) => {
                     let (model, endpoint) = (fetch.model.clone(), hub.endpoint().to_owned());
@@ -114,7 +113,7 @@ pub async fn resolve(model: &str, hub: &Hub, mut progress: impl FnMut(&Download)
     }
 }
 
-/// Which of a repository's files make a model directory. Others (other formats, pictures) can be many gigabytes.
+/// Whether a repository's file belongs in a model directory. The others (other formats, pictures) can be many gigabytes.
 fn is_wanted(file: &str, sharded: bool) -> bool {
     match file {
         "config.json" | "generation_config.json" | "chat_template.jinja" | "special_tokens_map.json" => true,
@@ -168,7 +167,7 @@ impl Fetch {
         let wanted: Vec<&str> = listed.into_iter().filter(|file| is_wanted(file, sharded)).collect();
         self.check_complete(&wanted)?;
 
-        // By commit, not by branch: all files are of one snapshot, even when the branch moves on meanwhile.
+        // By commit, not by branch: all files come from one snapshot even if the branch moves meanwhile.
         let snapshot = api.repo(repo(&info.sha));
         let cached = cache.repo(repo(&info.sha));
         for (index, file) in wanted.iter().enumerate() {
@@ -204,7 +203,7 @@ impl Fetch {
         Err(ModelDirError::Incomplete { model: self.model.clone(), endpoint: self.hub.endpoint().to_owned(), missing })
     }
 
-    /// The client takes a body that ends early for the whole file where the server does not say its length.
+    /// Where the server gives no length, the hub client accepts a body that ends early. This check finds it.
     fn check_length(&self, path: &Path, expected: &Download) -> Result<(), ModelDirError> {
         let bytes = fs::metadata(path).map_err(|e| self.error(e.to_string()))?.len();
         if bytes == expected.bytes_total {

@@ -1,30 +1,63 @@
-//! What every role process does alike: logs to stderr, ends on Ctrl-C or SIGTERM, and ends with its parent's pipe. Those that
-//! move blocks keep memory that they freed.
+//! What every process has in common: logging to stderr, the end on Ctrl-C, SIGTERM or a closed pipe from the parent, plain error
+//! output, and an allocator setting for processes that move blocks.
 
 use crate::{config::ConfigError, cores::Cores};
-use std::io::{self, IsTerminal, Read};
+use std::{
+    error::Error,
+    fmt,
+    io::{self, IsTerminal, Read},
+};
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::oneshot,
 };
 use tracing_subscriber::EnvFilter;
 
-/// Logs to stderr; stdout is for what a program says to programs. `level` is a tracing filter such as `info`.
+/// The error that ends a `main`. Prints the error and its causes, never a backtrace: RUST_BACKTRACE is often set for other programs,
+/// and an operator's mistake needs a sentence.
+pub struct Failed(Box<dyn Error + Send + Sync>);
+
+impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for Failed {
+    fn from(error: E) -> Self {
+        Self(error.into())
+    }
+}
+
+/// Rust prints an error that `main` returns with `Debug`.
+impl fmt::Debug for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut said = self.0.to_string();
+        f.write_str(&said)?;
+        let mut cause = self.0.source();
+        while let Some(error) = cause {
+            let text = error.to_string();
+            // Many errors already quote their cause.
+            if !said.contains(&text) {
+                write!(f, ": {text}")?;
+                said.push_str(&text);
+            }
+            cause = error.source();
+        }
+        Ok(())
+    }
+}
+
+/// Logs to stderr; stdout is for other programs to read. `level` is a tracing filter such as `info`.
 ///
-/// What stderr does not take is lost: where it is a file on a disk that is full, complaining there about that would be a panic.
+/// Lines that stderr refuses are lost. If it is a file on a full disk, reporting that there would panic.
 pub fn init_logging(level: &str) {
     let filter = EnvFilter::try_new(level).unwrap_or_else(|_| EnvFilter::new("info"));
     let ansi = std::io::stderr().is_terminal();
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(ansi).log_internal_errors(false).init();
 }
 
-/// Has the allocator keep freed memory for the next block, at most a GiB. Blocks of some MiB come and go with every
-/// transfer; by default each is mapped anew, and costs a page fault every 4 KiB. (Two MiB blocks over QUIC on loopback were received
-/// a third faster for it.) A setting of glibc's allocator; others are left as they are.
+/// Makes the allocator keep up to a GiB of freed memory for the next blocks. Every transfer allocates blocks of some MiB; by default
+/// each is mapped anew and costs a page fault every 4 KiB. With it, 2 MiB blocks arrive a third faster over QUIC on loopback. Only
+/// glibc's allocator has this setting.
 pub fn keep_freed_memory() {
     #[cfg(target_env = "gnu")]
     for (parameter, bytes) in [(libc::M_MMAP_THRESHOLD, MAPPED_BYTES_MIN), (libc::M_TRIM_THRESHOLD, KEPT_BYTES)] {
-        // SAFETY: takes two numbers, and may be called at any time from any thread.
+        // SAFETY: mallopt takes two numbers and may be called at any time from any thread.
         if unsafe { libc::mallopt(parameter, bytes) } == 0 {
             tracing::debug!(parameter, bytes, "the allocator does not take this setting");
         }
@@ -33,18 +66,18 @@ pub fn keep_freed_memory() {
 
 #[cfg(target_env = "gnu")]
 const KEPT_BYTES: libc::c_int = 1 << 30;
-/// Larger pieces come from the system and go back to it. The most that glibc allows.
+/// Larger allocations are mapped from the system and returned to it. The largest threshold that glibc allows.
 #[cfg(target_env = "gnu")]
 const MAPPED_BYTES_MIN: libc::c_int = 32 << 20;
 
-/// Runs `role` to its end, with two threads for all that is not computed, on the given cores alone if there are some.
+/// Runs `role` to its end with two runtime threads, pinned to `cores` if given. Model computation has its own threads.
 pub fn run<R: Future<Output = Result<(), E>>, E: From<ConfigError> + From<io::Error>>(cores: Option<&Cores>, role: R) -> Result<(), E> {
-    // Threads stay where the one that starts them is.
+    // Threads inherit the pinning of the thread that starts them.
     cores.map_or(Ok(()), Cores::stay)?;
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?.block_on(role)
 }
 
-/// Logs the progress of something long, each time another tenth is done. What is done in a blink is not worth a line.
+/// Logs each tenth of a long task. Tasks of under [`WORTH_A_LINE_BYTES`] log nothing.
 #[derive(Debug)]
 pub struct Progress {
     what: &'static str,
@@ -77,7 +110,7 @@ pub async fn terminated() {
     }
 }
 
-/// Resolves when the process should end: at Ctrl-C, SIGTERM, or, if it is to end with its parent, the end of stdin.
+/// Resolves when the process should end: on Ctrl-C, on SIGTERM or, with `exit_with_parent`, at the end of stdin.
 pub async fn shutdown(exit_with_parent: bool) {
     tokio::select! {
         () = terminated() => {}
@@ -85,15 +118,38 @@ pub async fn shutdown(exit_with_parent: bool) {
     }
 }
 
-/// Resolves when stdin is at its end. `tidemill up` keeps a pipe to each child's stdin open, so that a child
-/// notices even a parent that was killed, and no process is left behind.
+/// Resolves at the end of stdin. `tidemill up` holds a pipe to each child's stdin, so children notice even a killed parent and no
+/// process is left behind.
 pub async fn orphaned() {
     let (ended, end) = oneshot::channel();
-    // A thread of its own, not the runtime's: the runtime would wait for this read when the process ends for another reason.
+    // Its own thread, not the runtime's: the runtime would wait for this read when the process ends for another reason.
     std::thread::spawn(move || {
         let mut buffer = [0; 64];
         while std::io::stdin().read(&mut buffer).is_ok_and(|n| n > 0) {}
         let _ = ended.send(());
     });
     let _ = end.await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("cannot start: {source}")]
+    struct Quotes {
+        source: Hides,
+    }
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("cannot read the file")]
+    struct Hides {
+        source: io::Error,
+    }
+
+    #[test]
+    fn a_failure_prints_each_cause_once() {
+        let source = Hides { source: io::Error::other("disk on fire") };
+        assert_eq!(format!("{:?}", Failed::from(Quotes { source })), "cannot start: cannot read the file: disk on fire");
+    }
 }

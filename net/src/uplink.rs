@@ -6,7 +6,7 @@
 //!        └──────(link, LinkEvent)◄── bounded queue ◄── reader ◄───── QUIC
 //! ```
 //!
-//! A coordinator that does not drain its queue loses the link instead of stalling the worker.
+//! A coordinator that does not drain its queue loses the link; it never stalls the worker.
 
 use crate::link::{CONNECT_MAX, Connection, Endpoint, LinkError, Receiver, Sender};
 use std::{net::SocketAddr, sync::Arc, time::Duration};
@@ -19,15 +19,15 @@ use tokio::{sync::mpsc, time};
 
 /// How often a worker reports.
 pub const HEARTBEAT: Duration = Duration::from_secs(1);
-/// A worker that said nothing for this long is dead to its coordinator.
+/// A coordinator takes a worker for dead after this long without a heartbeat.
 pub const HEARTBEAT_DEAD: Duration = Duration::from_secs(5);
-/// Between two attempts to reach a coordinator.
+/// Pause between two attempts to reach a coordinator.
 const RETRY: Duration = Duration::from_millis(500);
-/// Between two attempts to register with a coordinator that refuses: only an operator's change helps.
+/// Pause between two attempts to register after a refusal: only an operator's change helps then.
 const RETRY_REFUSED: Duration = Duration::from_secs(5);
-/// Events on their way to one coordinator. A decode step is one event, so this is minutes of stall.
+/// Queued events to one coordinator. A decode step is one event, so this covers minutes of stall.
 const OUTGOING_MAX: usize = 4096;
-/// Messages from all coordinators that the worker has not looked at.
+/// Unread messages from all coordinators.
 const INCOMING_MAX: usize = 4096;
 
 /// What happens on a link.
@@ -35,11 +35,11 @@ const INCOMING_MAX: usize = 4096;
 pub enum LinkEvent {
     Up,
     Message(Box<ToWorker>),
-    /// Everything this coordinator asked for is void.
+    /// Everything that this coordinator asked for is void.
     Down,
 }
 
-/// Sends events to coordinators. Dropping it ends all links after what is queued has been sent.
+/// Sends events to coordinators. When dropped, it sends the queued events and ends all links.
 #[derive(Debug)]
 pub struct Uplink {
     coordinators: Vec<mpsc::Sender<Outgoing>>,
@@ -49,7 +49,7 @@ pub struct Uplink {
 /// An event in the queue to one coordinator.
 #[derive(Debug)]
 struct Outgoing {
-    /// It is about what was asked on the link with this number, and void on any other. `None`: true on every link.
+    /// The session that this event answers; it is void on any other. `None`: valid on every link.
     session: Option<u64>,
     event: WorkerEvent,
 }
@@ -58,7 +58,7 @@ struct Outgoing {
 pub type Reporter = Arc<dyn Fn() -> Report + Send + Sync>;
 
 impl Uplink {
-    /// Starts to connect to all `coordinators`, for as long as the `Uplink` lives.
+    /// Connects to all `coordinators`, and reconnects as long as the `Uplink` lives.
     pub fn start(
         endpoint: &Endpoint,
         coordinators: &[SocketAddr],
@@ -77,19 +77,19 @@ impl Uplink {
         (Self { coordinators: queues, tasks }, events)
     }
 
-    /// Queues an event, which is lost with its link. `false`: the coordinator's queue is full; a `Down` follows.
+    /// Queues an event; it is lost if the link breaks first. `false`: the coordinator's queue is full, and a `Down` follows.
     pub fn send(&self, link: LinkId, event: WorkerEvent) -> bool {
         self.coordinators[link.coordinator].try_send(Outgoing { session: Some(link.session), event }).is_ok()
     }
 
-    /// Tells every coordinator.
+    /// Sends `event` to every coordinator.
     pub fn broadcast(&self, event: &WorkerEvent) {
         for queue in &self.coordinators {
             let _ = queue.try_send(Outgoing { session: None, event: event.clone() });
         }
     }
 
-    /// Sends what is queued and ends the links (bounded).
+    /// Sends the queued events and ends the links, within a bound.
     pub async fn close(self) {
         drop(self.coordinators);
         for task in self.tasks {
@@ -116,7 +116,7 @@ impl Link {
         while !outgoing.is_closed() {
             let wait = match self.connect().await {
                 Ok((streams, epoch)) => {
-                    // Events queued while the link was down belong to an epoch that is over.
+                    // Events queued while the link was down belong to an old epoch.
                     while outgoing.try_recv().is_ok() {}
                     tracing::info!(coordinator = %self.addr, %epoch, "registered");
                     if incoming.send((self.id, LinkEvent::Up)).await.is_err() {
@@ -141,7 +141,7 @@ impl Link {
                     RETRY
                 }
             };
-            // Anything queued meanwhile is for a link that is down; a closed queue ends the wait.
+            // Events queued meanwhile are for a dead link; a closed queue ends the wait.
             let drained = time::timeout(wait, async { while outgoing.recv().await.is_some() {} });
             let _ = drained.await;
         }
@@ -160,7 +160,7 @@ impl Link {
         }
     }
 
-    /// Pumps both directions until one ends in good order, and says which, or breaks.
+    /// Pumps both directions until one breaks, or ends in good order and says which.
     async fn serve(
         &self,
         (connection, sender, receiver): Streams,

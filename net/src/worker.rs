@@ -1,4 +1,4 @@
-//! Settings that every worker process shares: its name, host, coordinators and identity.
+//! Settings that all worker processes have: name, host, coordinators, identity.
 
 use crate::{
     config::{ConfigError, invalid, required},
@@ -13,11 +13,11 @@ use tidemill_proto::message::{Host, Register, RoleInfo};
 #[serde(deny_unknown_fields)]
 #[command(next_help_heading = "[worker]")]
 pub struct WorkerFlags {
-    /// Name shown to people
+    /// Name in logs, /cluster and metrics (default: role and process id)
     #[arg(long)]
     pub name: Option<String>,
-    /// Which machine this is: KV blocks go through shared memory between processes that say the same, and over QUIC between
-    /// others. Different names let one machine play several (default: this boot of this machine)
+    /// Name of this machine. KV blocks go through shared memory between processes with the same name, and over QUIC between others;
+    /// with different names one machine can play several (default: this boot of this machine)
     #[arg(long)]
     pub host: Option<String>,
     /// QUIC addresses of the coordinators, separated by commas
@@ -26,7 +26,7 @@ pub struct WorkerFlags {
     /// Directory with ca.pem, node.pem and node.key
     #[arg(long)]
     pub pki: Option<PathBuf>,
-    /// Address that the worker's QUIC sockets bind to
+    /// Address (UDP) to bind; a pool node is reached there (default: any port, on every address, or for a pool node on loopback)
     #[arg(long)]
     pub bind: Option<SocketAddr>,
     /// Log filter: error, warn, info, debug, or tracing directives
@@ -37,7 +37,7 @@ pub struct WorkerFlags {
     pub exit_with_parent: Option<bool>,
 }
 
-/// The same, checked.
+/// [`WorkerFlags`], checked and with defaults filled in.
 #[derive(Debug)]
 pub struct WorkerSettings {
     pub name: String,
@@ -58,7 +58,7 @@ pub enum WorkerError {
 }
 
 impl WorkerFlags {
-    /// `role` names the worker where the operator does not.
+    /// `role` is part of the default name.
     pub fn check(self, role: &str) -> Result<WorkerSettings, WorkerError> {
         let coordinators = required(Some("worker"), "coordinators", self.coordinators)?;
         if coordinators.is_empty() {
@@ -80,18 +80,18 @@ impl WorkerFlags {
     }
 }
 
-/// Longest name of a host.
+/// Longest host name.
 pub const HOST_BYTES_MAX: usize = 128;
 
-/// What all processes on this machine, and no others, find here. Where there is no such thing, a process shares memory with
-/// nobody.
+/// The id of this boot, which all processes on this machine, and no others, read here. Without one, a process shares memory with
+/// no other.
 fn this_host(name: &str) -> Host {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok().map(|id| id.trim().to_owned());
     Host(boot.filter(|id| (1..=HOST_BYTES_MAX).contains(&id.len())).unwrap_or_else(|| format!("{name}-{}", std::process::id())))
 }
 
 impl WorkerSettings {
-    /// This process, as it introduces itself to coordinators.
+    /// The message with which this process registers.
     pub fn register(&self, role: RoleInfo) -> Register {
         Register { name: self.name.clone(), host: self.host.clone(), pid: std::process::id(), role }
     }

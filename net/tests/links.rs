@@ -51,7 +51,7 @@ async fn a_peer_that_dies_in_its_handshake_holds_up_nobody() {
     let addr = server.local_addr();
     let mut listener = server.listen();
     let accepting = tokio::spawn(async move { listener.accept().await.is_some() });
-    // Only its first datagram arrives; nothing more is heard of it.
+    // Only its first datagram arrives.
     let path = tokio::net::UdpSocket::bind(ANY_PORT).await.unwrap();
     let silent = Endpoint::bind_client(ANY_PORT, &identity).unwrap();
     let path_addr = path.local_addr().unwrap();

@@ -33,7 +33,7 @@ enum Fault {
     None,
     /// Breaks the connection halfway through the first full read.
     Cut,
-    /// Sends half without saying how much it will be.
+    /// Sends half, and no length.
     Short,
     /// Never sends a byte.
     Silent,
@@ -43,7 +43,7 @@ enum Fault {
 struct Server {
     files: BTreeMap<&'static str, Vec<u8>>,
     fault: Fault,
-    /// What the hub wants to see; `None` for public models.
+    /// The token that the hub requires; `None` for public models.
     token: Option<&'static str>,
     downloads: AtomicUsize,
 }
@@ -54,7 +54,7 @@ impl Server {
         Server { files: files.iter().map(|name| (*name, content(name))).collect(), ..Server::default() }
     }
 
-    /// Serves until the runtime ends; returns what to reach it by.
+    /// Serves until the runtime ends; returns how to reach it.
     async fn start(self: Arc<Self>, cache: &Path) -> Hub {
         let app = Router::new()
             .route("/api/models/org/tiny/revision/{revision}", get(listing))
@@ -202,7 +202,7 @@ async fn a_broken_download_says_so_and_goes_on_where_it_broke() {
     assert!(matches!(error, ModelDirError::Truncated { bytes: 150_000, bytes_total: 300_000, .. }), "{error}");
     assert!(resolve("org/tiny", &Hub { endpoint: Some("http://127.0.0.1:1".into()), ..hub.clone() }, |_| ()).await.is_err());
 
-    // The server breaks reads from the start alone: only a resumed one succeeds.
+    // The server breaks only reads from the start, so a resumed read succeeds.
     let dir = resolve("org/tiny", &hub, |_| ()).await.unwrap();
     assert_eq!(fs::read(dir.join(WEIGHTS)).unwrap(), Server::new(&REPO).files[WEIGHTS]);
 }

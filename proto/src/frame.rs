@@ -1,8 +1,8 @@
-//! Messages to bytes and back. The only module that knows the codec.
+//! Encodes messages to bytes and back. Only this module knows the codec.
 //!
-//! A frame is a little-endian `u32` length and that many bytes of bincode. Both ends refuse a frame above
-//! [`FRAME_BYTES_MAX`] before allocating for it, and decoding allocates no more than the frame's own limit, so
-//! a hostile peer costs at most one frame of memory. A stream opens with a [`Preamble`], which carries the protocol version.
+//! A frame is a little-endian `u32` length and that many bytes of bincode. Both ends refuse a frame above [`FRAME_BYTES_MAX`] before they
+//! allocate, and decoding allocates no more than that limit, so a hostile peer costs at most one frame of memory. A stream opens with a
+//! [`Preamble`], which carries the protocol version.
 
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -29,7 +29,7 @@ pub enum FrameError {
     Version { theirs: u16 },
 }
 
-/// One frame, header included.
+/// Encodes one frame, header included.
 pub fn encode<M: Serialize>(message: &M) -> Result<Vec<u8>, FrameError> {
     let mut bytes = vec![0; HEADER_BYTES];
     bincode::serde::encode_into_std_write(message, &mut bytes, CODEC).map_err(|e| FrameError::Malformed(e.to_string()))?;
@@ -41,13 +41,13 @@ pub fn encode<M: Serialize>(message: &M) -> Result<Vec<u8>, FrameError> {
     Ok(bytes)
 }
 
-/// Payload length of a header, checked.
+/// The payload length from a header, checked.
 pub fn payload_bytes(header: [u8; HEADER_BYTES]) -> Result<usize, FrameError> {
     let bytes = u32::from_le_bytes(header) as usize;
     if bytes > FRAME_BYTES_MAX { Err(FrameError::TooLarge { bytes }) } else { Ok(bytes) }
 }
 
-/// The message of one payload. The whole payload must be used.
+/// Decodes one payload. The message must use all of it.
 pub fn decode<M: DeserializeOwned>(payload: &[u8]) -> Result<M, FrameError> {
     if payload.len() > FRAME_BYTES_MAX {
         return Err(FrameError::TooLarge { bytes: payload.len() });
@@ -59,7 +59,7 @@ pub fn decode<M: DeserializeOwned>(payload: &[u8]) -> Result<M, FrameError> {
     }
 }
 
-/// What a stream carries; a peer that opens the wrong kind is refused at once.
+/// The kind of a stream. A peer that opens the wrong kind is refused at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u16)]
 pub enum Preamble {

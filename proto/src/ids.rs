@@ -1,4 +1,4 @@
-//! Names of things that travel. All are opaque numbers; none is ever reused.
+//! Identifiers. All are opaque numbers; none is ever reused.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -18,15 +18,15 @@ macro_rules! id {
 }
 
 id! {
-    /// One prompt of one client. Its high 32 bits are drawn by the coordinator process, so two coordinators never collide.
+    /// One prompt of one client. The coordinator process draws the high 32 bits, so two coordinators never collide.
     RequestId
 }
 id! {
-    /// One choice being generated for a request (`n = 3` makes three sequences of one request).
+    /// One choice of a request (`n = 3` makes three sequences).
     SequenceId
 }
-/// A worker's link to one coordinator, from registration to its end. The next link to the same coordinator is another one, so
-/// that nothing meant for this one is said on that one.
+/// A worker's link to one coordinator, from registration to its end. The next link to the same coordinator has another id, so that no
+/// message for the old link goes over the new one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct LinkId {
     /// Place in the worker's list of coordinators.
@@ -36,7 +36,6 @@ pub struct LinkId {
 }
 
 id! {
-    /// One registration of one worker with one coordinator. A message that carries an old epoch is refused:
-    /// a restarted worker is another worker.
+    /// One registration of one worker with one coordinator. A message with an old epoch is refused: a restarted worker is a new worker.
     Epoch
 }

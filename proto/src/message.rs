@@ -30,7 +30,7 @@ pub struct Register {
     /// For people: `decode-0`. Uniqueness comes from the epoch.
     pub name: String,
     pub host: Host,
-    /// Operating-system process, for people and for tests that stop one.
+    /// Process id, for people and for tests that stop one.
     pub pid: u32,
     pub role: RoleInfo,
 }
@@ -70,12 +70,12 @@ pub struct EngineInfo {
     pub device_blocks: u32,
     /// Longest sequence that the model allows, in tokens.
     pub context_tokens: u32,
-    /// Sequences, or prompts to prefill, that it is to be given at a time: those that it computes, and some that wait there.
+    /// Most sequences, or prompts to prefill, to give it at a time: those that it computes and some that wait there.
     pub work_max: u32,
 }
 
-/// What coordinator and workers, each from its own model directory, must know alike for a token id to mean the same to both. Only workers read
-/// the weights: their digest is in the layout, which they compare with each other. Can be read from a `config.json`, of whose keys these are some.
+/// The facts about a model on which coordinator and workers, each with its own model directory, must agree for a token id to mean the same
+/// to both. The fields are keys of `config.json`. Only workers read the weights; their digest is in the layout.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelIdentity {
     #[serde(default)]
@@ -83,7 +83,7 @@ pub struct ModelIdentity {
     pub vocab_size: u32,
     pub hidden_size: u32,
     pub num_hidden_layers: u32,
-    /// Of `tokenizer.json`, which is no part of a `config.json`. `None`: there is none, since a worker needs none.
+    /// Digest of `tokenizer.json`. `None`: the directory has none; a worker needs none.
     #[serde(default)]
     pub tokenizer_digest: Option<[u8; 16]>,
 }
@@ -122,7 +122,7 @@ pub enum WorkerEvent {
     Heartbeat(Box<Report>),
     /// What one decode step produced, for all sequences of this coordinator.
     Tokens(Vec<SequenceToken>),
-    /// A sequence ended, in good order or not. Its last word; sent after its last token.
+    /// A sequence ended, well or not. The last event of a sequence, after its last token.
     Finished {
         sequence: SequenceId,
         reason: Finish,
@@ -167,7 +167,7 @@ pub enum ToWorker {
     CancelPrefill {
         request: RequestId,
     },
-    /// Nobody is computing this sequence's missing blocks any more: compute them locally.
+    /// No worker computes this sequence's missing blocks any more: compute them locally.
     StopWaiting {
         sequence: SequenceId,
     },
@@ -206,7 +206,7 @@ pub struct Peer {
     pub free_blocks: u64,
 }
 
-/// Compute the first `blocks` full blocks of `tokens`, as far as they do not exist, and publish these.
+/// Compute and publish those of the first `blocks` full blocks of `tokens` that do not exist.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PrefillJob {
     pub request: RequestId,
@@ -237,11 +237,11 @@ pub struct DecodeJob {
     pub read: Vec<Run>,
     /// Where blocks come that are being computed, and where to publish those computed here. `None`: no pool node takes any.
     pub home: Option<PoolNode>,
-    /// Leading blocks that exist or are on their way to `home`: fetch them, waiting up to `wait_ms` for each that `home` does
-    /// not have yet. Blocks after these are computed locally (the tail).
+    /// Leading blocks that exist or are on their way to `home`: fetch them, and wait up to `wait_ms` for each that `home` does not have
+    /// yet. Blocks after these are computed locally (the tail).
     pub expected_blocks: u32,
     pub wait_ms: u64,
-    /// So many leading blocks are read often: publish what is fetched of them from elsewhere at `home`, too.
+    /// Number of leading blocks that are read often: those fetched from elsewhere are also published at `home`.
     pub hot_blocks: u32,
     pub sampling: Sampling,
     pub stop: StopRule,
@@ -349,11 +349,11 @@ pub enum PoolEvent {
     Moved { key: BlockKey, tier: Tier },
     /// The node holds it no longer, in any tier.
     Evicted(BlockKey),
-    /// Everything said before is void (the node's next events describe it from empty).
+    /// All earlier events are void. The node's next events describe it from empty.
     Cleared,
 }
 
-/// What a worker tells once per heartbeat: gauges as they are now, counters since the process started.
+/// A worker's report, once per heartbeat: current gauges, and counters since the process started.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// Jobs that wait for room.
@@ -379,7 +379,7 @@ impl Report {
     }
 }
 
-/// Blocks of each tier that a worker has; of the others, none. A block that is in two tiers counts in both.
+/// Blocks of each tier that a worker has; zero for the others. A block in two tiers counts in both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TierBlocks {
     /// Device blocks of a prefill or decode worker.
@@ -394,9 +394,9 @@ pub struct TierBlocks {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Blocks {
     pub total: u64,
-    /// Neither holding bytes that could be found nor promised to anyone.
+    /// Neither findable by key nor reserved.
     pub free: u64,
-    /// Findable by key and in use by nobody.
+    /// Findable by key and not in use.
     pub cached: u64,
     /// In use: by sequences (HBM), leased or being written (pool).
     pub used: u64,
@@ -449,7 +449,7 @@ impl IndexMut<(Transport, Direction)> for Transfer {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Moved {
     pub bytes: u64,
-    /// Puts are counted by batch, gets by block, and the disk's by read and write: what was waited for at a time.
+    /// Puts count batches, gets count blocks, and the disk counts reads and writes: one per wait.
     pub transfers: u64,
     /// Added up over transfers, which may run at the same time.
     pub seconds: f64,
@@ -468,7 +468,7 @@ impl Moved {
 pub struct Disk {
     pub stored: Moved,
     pub loaded: Moved,
-    /// Blocks whose bytes on disk were not what had been written.
+    /// Blocks whose bytes on disk had changed.
     pub corrupt: u64,
     /// Reads and writes that failed.
     pub errors: u64,
@@ -476,7 +476,7 @@ pub struct Disk {
     pub given_up: u64,
 }
 
-/// Blocks that were asked for and not usable, by reason.
+/// Blocks that were asked for and unusable, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Misses {
     /// Not there, and not there before the wait's deadline.

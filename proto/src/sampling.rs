@@ -1,10 +1,10 @@
-//! How a client wants its tokens drawn. Resolved by the front door (defaults filled in, ranges checked) and carried to
-//! the decode worker unchanged, so that a rescued sequence goes on drawing exactly as it would have.
+//! How a client's tokens are drawn. The front door resolves the settings (defaults, ranges) and they reach the decode worker unchanged,
+//! so that a rescued sequence draws exactly as it would have.
 
 use crate::block::Token;
 use serde::{Deserialize, Serialize};
 
-/// Everything that decides which token follows a row of logits.
+/// Everything that, besides the logits, decides the next token.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sampling {
     /// 0 is greedy.
@@ -15,7 +15,7 @@ pub struct Sampling {
     pub top_k: u32,
     /// Least probability, as a fraction of the likeliest token's; 0 turns it off.
     pub min_p: f32,
-    /// Draw number `i` of a sequence depends on (seed, i) alone. The front door picks one where the client does not.
+    /// Draw number `i` of a sequence depends on (seed, i) alone. The front door picks a seed if the client gives none.
     pub seed: u64,
     pub presence_penalty: f32,
     pub frequency_penalty: f32,
@@ -45,7 +45,7 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    /// What is wrong with settings that came from a peer, if anything: those under which no token could be drawn.
+    /// The fault in a peer's settings, if any: one that would let no token be drawn.
     pub fn fault(&self) -> Option<String> {
         let outside = |name: &str, value: f32, low: f32, high: f32| {
             let inside = value >= low && value <= high;
@@ -66,7 +66,7 @@ impl Sampling {
     }
 }
 
-/// When a sequence ends, as far as token ids can tell (stop strings are the front door's: text never passes it).
+/// When a sequence ends, by token ids. The front door handles stop strings, since text never passes it.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct StopRule {
     /// Most tokens to generate.

@@ -1,4 +1,4 @@
-//! One step of an engine: segments of sequences in; tokens and scores out.
+//! One step of an engine: segments of sequences in, tokens and scores out.
 //!
 //! A scheduler plans steps and a model computes them. Both use these types, so a scheduler needs no model.
 
@@ -8,8 +8,8 @@ use crate::{
 };
 use std::collections::HashMap;
 
-/// Consecutive tokens of one sequence, and what the step returns besides their K and V. `blocks` already holds all
-/// positions before them. No two segments of a step may write the same block.
+/// Consecutive tokens of one sequence, and the results wanted besides their K and V. `blocks` already holds all positions before them. No
+/// two segments of a step may write the same block.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment<'a> {
     pub tokens: &'a [Token],
@@ -38,12 +38,12 @@ pub enum Wanted<'a> {
 pub struct Draw<'a> {
     pub sampling: &'a Sampling,
     pub history: &'a History,
-    /// Number of the token among those drawn.
+    /// Index of the token among those drawn.
     pub index: u64,
     pub banned: &'a [Token],
 }
 
-/// Which tokens occurred in a sequence, in its prompt and among the generated ones. Penalties read it.
+/// The tokens that occurred in a sequence, in its prompt and generated. Penalties read it.
 #[derive(Clone, Debug, Default)]
 pub struct History {
     /// Times generated; 0 for a token of the prompt alone.

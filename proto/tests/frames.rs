@@ -1,4 +1,4 @@
-//! Frames from a hostile or broken peer: whatever the bytes, the answer is a message or an error, and no allocation beyond the frame.
+//! Frames from a hostile or broken peer: any bytes give a message or an error, and no allocation beyond the frame.
 
 use proptest::prelude::*;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};

@@ -1,10 +1,10 @@
-//! All answers to percentiles, rates and goodput; and how people see them.
+//! Turns all answers into percentiles, rates and goodput, and prints them.
 
 use super::timeline::Answer;
 use serde::Serialize;
 use std::{collections::BTreeMap, fmt, time::Duration};
 
-/// What a request must keep to count as good; a limit that is not given is always kept.
+/// Limits that a good request meets. A missing limit is always met.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Slo {
     pub ttft: Option<Duration>,
@@ -33,18 +33,18 @@ pub struct Percentiles {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Goodput {
     pub requests_per_s: f64,
-    /// Of all requests, failed ones included.
+    /// Share of all requests, failed ones included.
     pub ratio: f64,
 }
 
-/// Failed requests of one kind, and what the first of them said.
+/// Failed requests of one kind, with the first one's message.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ErrorKind {
     pub count: u64,
     pub example: String,
 }
 
-/// What was measured. A percentile is `null` where nothing was.
+/// The results. A percentile without samples is `null`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Summary {
     pub requests: u64,
@@ -62,13 +62,13 @@ pub struct Summary {
     pub tpot_ms: Option<Percentiles>,
     pub itl_ms: Option<Percentiles>,
     pub e2e_ms: Option<Percentiles>,
-    /// How late this program was to send: large values mean that it, not the server, was the bottleneck.
+    /// How late this program sent requests. Large values mean that it, not the server, was the bottleneck.
     pub send_lag_ms: Option<Percentiles>,
     pub goodput: Option<Goodput>,
 }
 
 impl Summary {
-    /// Of one measurement that took `duration`. `lags` are the delays between due and sent, one a request.
+    /// Summarizes a measurement that took `duration`. `lags` are the delays between due and sent, one per request.
     pub fn new(outcomes: &[Result<Answer, Failure>], lags: &[Duration], duration: Duration, slo: Slo) -> Summary {
         let answers: Vec<&Answer> = outcomes.iter().flatten().collect();
         let duration_s = duration.as_secs_f64();
@@ -112,7 +112,7 @@ impl Slo {
 }
 
 impl Percentiles {
-    /// `None` of nothing.
+    /// `None` without samples.
     pub fn of(values: impl Iterator<Item = Duration>) -> Option<Percentiles> {
         let mut sorted: Vec<f64> = values.map(|value| value.as_secs_f64() * 1e3).collect();
         sorted.sort_by(f64::total_cmp);

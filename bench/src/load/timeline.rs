@@ -1,10 +1,9 @@
-//! One answer's events to its latencies. All times count from when the request was *due*, not from when it was sent:
-//! what it waited for a slow server or a busy client is part of what its user would have waited (Tene's "coordinated
-//! omission").
+//! Turns one answer's events into latencies. All times count from when the request was *due*, not from when it was sent: a user would
+//! also have waited for a slow server or a busy client (Tene's "coordinated omission").
 
 use std::time::Duration;
 
-/// What arrived when, while an answer arrives.
+/// Arrival times within an unfinished answer.
 #[derive(Clone, Debug, Default)]
 pub struct Timeline {
     first: Option<Duration>,
@@ -38,8 +37,8 @@ impl Timeline {
         self.chunks += 1;
     }
 
-    /// The answer is complete. Token counts are the server's where it says them: (prompt, cached, output). `None` if
-    /// there was no token at all.
+    /// The answer is complete. `usage` has the server's token counts, if it reports them: (prompt, cached, output). `None` if there was
+    /// no token at all.
     pub fn finish(self, usage: Option<(u64, u64, u64)>) -> Option<Answer> {
         let (prompt_tokens, cached_tokens, output_tokens) = usage.unwrap_or((0, 0, self.chunks));
         let Timeline { last: e2e, gaps, .. } = self;
@@ -73,7 +72,7 @@ mod tests {
         assert_eq!((answer.ttft, answer.e2e, answer.output_tokens), (ms(100), ms(160), 4));
         assert_eq!(answer.gaps, [ms(20), ms(30), ms(10)]);
         assert_eq!(answer.tpot(), Some(ms(20)));
-        // Seven tokens in four chunks: the server knows better.
+        // Seven tokens in four chunks: the server's count is right.
         let answer = timeline.finish(Some((33, 32, 7))).unwrap();
         assert_eq!((answer.output_tokens, answer.tpot(), answer.cached_tokens), (7, Some(ms(10)), 32));
     }

@@ -1,5 +1,5 @@
-//! What each request asks: random prompts of given lengths, alike for the same seed, different from each other after
-//! the prefix that they share.
+//! The requests: random prompts of given lengths. The same seed gives the same prompts; after a shared prefix they differ from each
+//! other.
 
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use serde::{Serialize, Serializer};
@@ -15,7 +15,7 @@ pub struct Length(pub RangeInclusive<u32>);
 pub enum PromptKind {
     /// Token ids: lengths are exact. Needs a server that takes them.
     Tokens,
-    /// Common words: about a token each, depending on the server's tokenizer.
+    /// Common words: about one token each, depending on the server's tokenizer.
     Text,
 }
 
@@ -26,7 +26,7 @@ pub enum Prompt {
     Text(String),
 }
 
-/// One request's question, and how much of an answer it asks for.
+/// One request's prompt, and the answer's length.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ask {
     pub prompt: Prompt,
@@ -58,7 +58,7 @@ impl Workload {
         asks.collect()
     }
 
-    /// The lowest ids are left out: that is where models keep what begins, ends and pads.
+    /// The lowest ids are left out, since models keep their special tokens there.
     fn token(&self, rng: &mut StdRng) -> u32 {
         rng.random_range(SPECIAL.min(self.vocab - 1)..self.vocab)
     }
@@ -94,7 +94,7 @@ impl Serialize for Length {
 
 const SPECIAL: u32 = 8;
 
-/// English's most frequent words: a token each for most tokenizers.
+/// The most frequent English words: one token each in most tokenizers.
 const WORDS: [&str; 64] = [
     "the", "of", "and", "to", "in", "is", "you", "that", "it", "he", "was", "for", "on", "are", "as", "with", "his", "they", "at", "be",
     "this", "have", "from", "or", "one", "had", "by", "word", "but", "not", "what", "all", "were", "we", "when", "your", "can", "said",

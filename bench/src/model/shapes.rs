@@ -1,9 +1,9 @@
-//! Published decoder shapes, as data. Numbers are those of the checkpoints' own `config.json`.
+//! Published decoder shapes, as data, from the checkpoints' own `config.json`.
 
 use super::tokenizer;
 use serde_json::{Value, json};
 
-/// What decides a decoder's tensors and their sizes, and what its `config.json` says beyond that.
+/// Everything that decides a decoder's tensors and their sizes, and the rest of its `config.json`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
     pub name: &'static str,
@@ -143,7 +143,7 @@ impl Shape {
         tensors
     }
 
-    /// `config.json`, as the published checkpoint has it; only the special tokens are our tokenizer's.
+    /// `config.json` as in the published checkpoint, except for our tokenizer's special tokens.
     pub fn config(&self, torch_dtype: &str) -> Value {
         let mut config = json!({
             "architectures": [self.architecture],

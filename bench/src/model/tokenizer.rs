@@ -1,7 +1,7 @@
-//! A byte-level BPE tokenizer exactly as large as a model's vocabulary: every token id that random weights may draw has
-//! a text, and every text has token ids.
+//! A byte-level BPE tokenizer exactly as large as a model's vocabulary: every token id that random weights draw has a text, and every
+//! text has token ids.
 //!
-//! The merges at the front are learnt from this project's own text; words made of learnt tokens fill the rest.
+//! The first merges are learnt from this project's own text. Words made of learnt tokens fill the rest of the vocabulary.
 
 use anyhow::{anyhow, ensure};
 use serde_json::{Value, json};
@@ -22,7 +22,7 @@ pub const END_OF_TURN: u32 = 2;
 
 const SPECIAL: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
 
-/// What merges are learnt from: English prose, and some Rust.
+/// Training text for the merges: English prose, and some Rust.
 const CORPUS: [&str; 5] = [
     include_str!("../../../LICENSE"),
     include_str!("../../../README.md"),
@@ -31,7 +31,7 @@ const CORPUS: [&str; 5] = [
     include_str!("tokenizer.rs"),
 ];
 
-/// Learnt at most; a text this short has no more to teach.
+/// Most merges to learn: so short a text yields no more.
 const LEARNT_MAX: usize = 8192;
 
 /// `tokenizer.json` with `vocab` tokens.

@@ -1,21 +1,21 @@
-//! How much of the gap to the optimum a policy can close that knows only what a pool can see.
+//! An upper bound for policies that know only what a pool can see.
 //!
-//! Each use of a block falls into a class by what is known at that time: how often the block was used, whether the chain ended
-//! with it, how much of the prompt was new. A policy that keeps the blocks of a class for a fixed time after each use, the time
-//! being the best for this very trace, and that may exceed its capacity as long as it keeps to it on average, does no worse than
-//! any that has to learn these times, keeps to its capacity, and needs the blocks before a block for a hit. Its tokens are at most
+//! Each use of a block falls into a class by what is known at that time: how often the block was used, whether the chain ended with it,
+//! how much of the prompt was new. Consider a policy that keeps the blocks of each class for a fixed time after each use, that knows the
+//! best times for this very trace, and that keeps to its capacity only on average. It does no worse than any policy that must learn the
+//! times, always keeps to its capacity, and needs a block's predecessors for a hit. Its hit tokens are at most
 //!
 //! ```text
 //!   min over λ ≥ 0 of   λ · capacity  +  Σ over classes of  max over times τ of  ( tokens hit within τ  −  λ · slots taken for τ )
 //! ```
 //!
-//! (Lagrangian duality: λ is what a slot costs for the time of one request.) The finer the classes, the more of the future they
-//! give away: with one class for each request it is all of it.
+//! (Lagrangian duality: λ is the cost of a slot for the time of one request.) Finer classes give away more of the future; one class
+//! per request gives away all of it.
 
 use super::trace::{Request, TRACE_BLOCK_TOKENS};
 use std::collections::HashMap;
 
-/// A way to sort uses into classes, and what a policy that knows them gets at most.
+/// A way to sort uses into classes, and the bound that it gives.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Bound {
     pub classes_by: &'static str,
@@ -26,7 +26,7 @@ pub struct Bound {
 /// What a pool can see when a block is used.
 struct Sight {
     request: u32,
-    /// Uses so far, this one too.
+    /// Uses so far, including this one.
     uses: u32,
     ends_chain: bool,
     /// Blocks of the prompt, and those of them that were never seen before.
@@ -41,7 +41,7 @@ struct Use {
     sight: Sight,
     /// Requests until the next use, or to the end of the trace.
     gap: u64,
-    /// Tokens that the next use gets out of it; 0 where there is none.
+    /// Tokens that the next use would hit; 0 if there is none.
     tokens: u64,
 }
 
@@ -63,7 +63,7 @@ fn log(n: u32) -> u32 {
     n.checked_ilog2().map_or(0, |log| log + 1)
 }
 
-/// One bound for each way to sort, for a pool of so many blocks.
+/// One bound per way to sort, for a pool of `capacity` blocks.
 pub fn bounds(requests: &[Request], capacity: u64) -> Vec<Bound> {
     let uses = uses(requests);
     let tokens: u64 = requests.iter().map(|request| request.input_tokens).sum();
@@ -103,8 +103,8 @@ fn uses(requests: &[Request]) -> Vec<Use> {
     uses
 }
 
-/// What a class brings and costs when its blocks are kept for a time: (tokens hit, slots taken, in slots × requests), for each time
-/// that makes a difference.
+/// Gain and cost of a class whose blocks are kept for a time: (tokens hit, slots taken, in slots × requests), for each time that makes
+/// a difference.
 type Curve = Vec<(f64, f64)>;
 
 fn curve(mut uses: Vec<&Use>) -> Curve {
@@ -114,7 +114,7 @@ fn curve(mut uses: Vec<&Use>) -> Curve {
     for (gone, used) in uses.iter().enumerate() {
         hit += used.tokens;
         taken += used.gap;
-        // Those that come back later take their slots for as long.
+        // Blocks that come back later hold their slots for the whole time.
         let others = (uses.len() - gone - 1) as u64 * used.gap;
         curve.push((hit as f64, (taken + others) as f64));
     }
@@ -136,7 +136,7 @@ fn dual(curves: &[Curve], capacity: f64) -> f64 {
     value((low + high) / 2.0)
 }
 
-/// Each makes the interval a third smaller.
+/// Each step makes the interval a third smaller.
 const SEARCH_STEPS: usize = 60;
 
 #[cfg(test)]

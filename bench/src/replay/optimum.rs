@@ -1,13 +1,12 @@
-//! What no policy can beat: a cache that knows the future, Belady's MIN for prefixes.
+//! The best possible cache, which knows the future: Belady's MIN for prefixes.
 //!
-//! After each request it keeps, of the blocks that it held and those of the request, the ones that are needed again
-//! soonest; unlike a pool it need not take what it will not keep. Between two uses of a block lies an interval in which
-//! keeping it takes a slot and brings one hit. As many intervals as possible are to be chosen so that never more than there
-//! are slots overlap, and dropping the one that ends last wherever there are too many is an optimal choice (Carlisle and
-//! Lloyd, *On the k-coloring of intervals*, 1995; Belady's rule, 1966). So the number of hits is optimal among all caches,
-//! even those that count hits without the blocks before them. This one never has such: a block is needed again no later
-//! than those after it in its chain, and of equals the one further down the chain is dropped. Hit tokens are as good as
-//! optimal: only a prompt's last, partly filled block counts for less than the others.
+//! After each request it keeps those blocks, of its own and the request's, that are needed again soonest. Unlike a pool it need not
+//! take blocks that it will not keep. Between two uses of a block lies an interval; keeping the block takes a slot for that interval and
+//! yields one hit. The task is to choose as many intervals as possible such that no more overlap than there are slots. Dropping the one
+//! that ends last wherever there are too many is optimal (Carlisle and Lloyd, *On the k-coloring of intervals*, 1995; Belady's rule,
+//! 1966). So the number of hits is optimal among all caches, even those that count hits without a block's predecessors. This cache has
+//! no such hits: a block is needed again no later than its successors, and among equals the one further down the chain is dropped. Hit
+//! tokens are nearly optimal: only a prompt's last, partly filled block counts for less than the others.
 
 use super::{Hits, trace::Request};
 use std::collections::{BTreeSet, HashMap};
@@ -15,7 +14,7 @@ use std::collections::{BTreeSet, HashMap};
 /// When a block is needed next, its place in the chain, its id.
 type Need = (usize, usize, u64);
 
-/// What a cache of so many blocks finds of the requests' prompts.
+/// Hits of a cache of `capacity` blocks over the requests' prompts.
 pub fn hits(requests: &[Request], slots: usize) -> Hits {
     let next_uses = next_uses(requests);
     let mut kept: BTreeSet<Need> = BTreeSet::new();
@@ -23,7 +22,7 @@ pub fn hits(requests: &[Request], slots: usize) -> Hits {
     for (now, (request, next_uses)) in requests.iter().zip(next_uses).enumerate() {
         let held = |&(place, &id): &(usize, &u64)| kept.contains(&(now, place, id));
         hits.add(request, request.blocks.iter().enumerate().take_while(held).count());
-        // What is not needed now is needed later: the first ones are this request's.
+        // Blocks due now come first, and they are this request's; the others are due later.
         while kept.first().is_some_and(|need| need.0 == now) {
             kept.pop_first();
         }

@@ -1,5 +1,5 @@
-//! A trace through the pool's directory, the way a cluster uses it: decode asks for the whole prompt and waits, prefill
-//! puts what is missing, decode reads and lets go. No time passes and no bytes move.
+//! Runs a trace through the pool's directory as a cluster does: decode asks for the whole prompt and waits, prefill puts the missing
+//! blocks, decode reads and releases. No time passes and no bytes move.
 
 use super::trace::Request;
 use std::time::Duration;
@@ -22,7 +22,7 @@ pub struct ReplayedPool {
 const PREFILL: ClientId = ClientId(1);
 const DECODE: ClientId = ClientId(2);
 const NOW: Duration = Duration::ZERO;
-/// Any times will do: nothing is ever late.
+/// Any times work: nothing is ever late.
 const LIMITS: Limits = Limits { put_deadline: Duration::from_secs(1), lease: Duration::from_secs(1) };
 const WAIT: Duration = Duration::from_secs(1);
 
@@ -31,7 +31,7 @@ impl ReplayedPool {
         Self { directory: Directory::new(slots, LIMITS, policy.build(slots)), requests: 0 }
     }
 
-    /// How many leading blocks of the prompt are there. Afterwards all are, as far as they fit.
+    /// Number of leading blocks of the prompt that are present. Afterwards all that fit are.
     pub fn serve(&mut self, request: &Request) -> usize {
         self.requests += 1;
         let call = CallId(self.requests);
@@ -52,14 +52,14 @@ impl ReplayedPool {
         self.directory.put_end(PREFILL, &written, NOW);
         self.read(&mut leases, |_| ());
 
-        // Where the prompt is larger than the pool, it waits for the rest in vain.
+        // If the prompt is larger than the pool, the rest never comes.
         self.directory.cancel_get(DECODE, call);
         leases.into_iter().for_each(|lease| self.directory.release(DECODE, lease));
         self.directory.take_events();
         leading
     }
 
-    /// Takes what was handed over to decode.
+    /// Takes the blocks handed over to decode.
     fn read(&mut self, leases: &mut Vec<LeaseId>, mut each: impl FnMut(&Found)) {
         while let Some(action) = self.directory.poll_action() {
             if let Action::Found { lease, blocks, .. } = action {

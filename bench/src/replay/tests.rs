@@ -4,7 +4,7 @@ use super::*;
 use proptest::prelude::*;
 use std::collections::VecDeque;
 
-/// Requests that continue one of the earlier ones after some of its blocks, or start afresh.
+/// Requests that continue an earlier one after some of its blocks, or start afresh.
 fn traces() -> impl Strategy<Value = Vec<Request>> {
     let step = (any::<prop::sample::Index>(), 0usize..6, 1usize..5, prop_oneof![Just(0u64), 0u64..TRACE_BLOCK_TOKENS]);
     prop::collection::vec(step, 1..60).prop_map(|steps| {
@@ -21,7 +21,7 @@ fn traces() -> impl Strategy<Value = Vec<Request>> {
     })
 }
 
-/// Least recently used, naively: a list with the block that leaves next in front.
+/// A naive LRU: a list with the next block to evict in front.
 fn naive_lru(requests: &[Request], slots: usize) -> Hits {
     let mut list: VecDeque<u64> = VecDeque::new();
     let mut hits = Hits::default();

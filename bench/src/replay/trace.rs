@@ -12,15 +12,15 @@ use std::{
 /// Tokens that one id in `hash_ids` stands for.
 pub const TRACE_BLOCK_TOKENS: u64 = 512;
 
-/// The longest prompt that is believed.
+/// The longest prompt accepted.
 const INPUT_TOKENS_MAX: u64 = 1 << 24;
 
-/// What the cache sees of one request; other fields of the line are not read.
+/// The fields of a request that matter to the cache; others are ignored.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 pub struct Request {
     #[serde(rename = "input_length")]
     pub input_tokens: u64,
-    /// An id per block of the prompt, the last of which may not be full. An id stands for the block and all before it.
+    /// One id per block of the prompt; the last block may not be full. An id stands for the block and all before it.
     #[serde(rename = "hash_ids")]
     pub blocks: Vec<u64>,
 }

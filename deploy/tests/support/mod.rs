@@ -80,7 +80,7 @@ impl Cluster {
         self.until("the process being gone", |c| c["members"].as_array().expect("members").iter().all(|m| m["pid"] != pid)).await;
     }
 
-    /// Waits until nothing is held, waited for or written any more, at any worker in any tier.
+    /// Waits until no worker holds, awaits or writes a block in any tier.
     pub async fn at_rest(&self) {
         let unused = |m: &Value| ["hbm", "dram", "nvme"].iter().all(|tier| m["report"]["blocks"][tier]["used"] == 0);
         let at_rest = |c: &Value| c["requests"] == 0 && c["members"].as_array().expect("members").iter().all(unused);
@@ -143,7 +143,7 @@ impl Case {
     }
 }
 
-/// What one request brought.
+/// The result of one request.
 #[derive(Clone, Debug)]
 pub struct Answer {
     pub tokens: Vec<u32>,
@@ -171,7 +171,7 @@ pub fn terminate(pid: u32) {
     signal(pid, nix::sys::signal::Signal::SIGTERM);
 }
 
-/// Stops one process of a cluster as a machine does that has no time for it.
+/// Suspends one process of a cluster, as an overloaded machine would.
 pub fn pause(pid: u32) {
     signal(pid, nix::sys::signal::Signal::SIGSTOP);
 }
@@ -204,7 +204,7 @@ pub fn assert_same(reference: &[Answer], answers: &[Answer], cases: &[Case], how
     }
 }
 
-/// Prompt tokens of the full blocks before the last token: what a prefill worker computes, and what a cache can have.
+/// Prompt tokens of the full blocks before the last token: those that a prefill worker computes or a cache can hold.
 pub fn reusable(case: &Case) -> u64 {
     ((case.prompt.len() - 1) / 16 * 16) as u64
 }
@@ -226,7 +226,7 @@ pub async fn reference_with(flags: &[&str], cases: &[Case]) -> Vec<Answer> {
     answers
 }
 
-/// A little memory: what a worker has read it will have to read again.
+/// So little memory that a worker must read its blocks again.
 pub const SHORT_OF_MEMORY: &[&str] = &["--kv-memory", "1MiB", "--threads", "1"];
 
 /// More blocks than a worker's device memory holds, every second case seeded.

@@ -1,7 +1,7 @@
 //! The UDP socket below an endpoint.
 //!
-//! QUIC hands over up to ten datagrams at a time, for the kernel to cut up (GSO). One call to the kernel takes 64 KiB and no
-//! more, which is less than ten large datagrams: such a batch is sent in parts.
+//! QUIC hands over up to ten datagrams at a time, which the kernel segments (GSO). One system call takes at most 64 KiB, less than
+//! ten large datagrams, so such a batch is sent in parts.
 
 use super::tuning::DATAGRAM_BYTES_MAX;
 use quinn::{
@@ -17,9 +17,9 @@ use std::{
     task::{Context, Poll},
 };
 
-/// Room for what arrives while the reader is busy. The system grants what `net.core.rmem_max` and `wmem_max` allow.
+/// Buffer for datagrams that arrive while the reader is busy. The system grants no more than `net.core.rmem_max` and `wmem_max`.
 pub(super) const BUFFER_BYTES: usize = 4 << 20;
-/// The most that one call sends or receives.
+/// Most bytes that one system call sends or receives.
 const CALL_BYTES_MAX: usize = DATAGRAM_BYTES_MAX as usize;
 
 #[derive(Debug)]
@@ -44,8 +44,7 @@ impl AsyncUdpSocket for BulkSocket {
         Arc::clone(&self.inner).create_io_poller()
     }
 
-    /// A batch that does not go out as a whole is asked for again as a whole: its first datagrams then arrive twice, which
-    /// QUIC is made for.
+    /// If only part of a batch goes out, QUIC retries all of it. The first datagrams then arrive twice, which QUIC tolerates.
     fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
         match transmit.segment_size {
             Some(segment) if transmit.contents.len() > CALL_BYTES_MAX => {
@@ -71,7 +70,7 @@ impl AsyncUdpSocket for BulkSocket {
         self.inner.max_transmit_segments()
     }
 
-    /// The buffers for receiving are this many of the largest datagrams: as much as one call can bring, coalesced (GRO).
+    /// Receive buffers hold this many of the largest datagrams: as much as one call can return, coalesced (GRO).
     fn max_receive_segments(&self) -> usize {
         self.inner.max_receive_segments().min((u16::MAX as usize).div_ceil(self.datagram_bytes_max.into()))
     }

@@ -1,23 +1,23 @@
 //! Settings of every connection.
 //!
-//! The path MTU is never assumed: a connection starts with the datagrams that QUIC guarantees and probes for larger ones
-//! (DPLPMTUD, RFC 8899), up to what UDP can carry. So loopback gets 64 KiB, a network with jumbo frames 9 KB, and the
-//! internet 1.4 KB; datagrams that stop to arrive are noticed, and the connection falls back.
+//! No path MTU is assumed. A connection starts with the datagram size that QUIC guarantees and probes for larger ones (DPLPMTUD,
+//! RFC 8899), up to the UDP maximum: 64 KiB on loopback, 9 KB with jumbo frames, 1.4 KB on the internet. When large datagrams stop
+//! arriving, the connection falls back.
 
 use super::{IDLE_MAX, socket::BUFFER_BYTES};
 use std::sync::Arc;
 
-/// What every path must carry (RFC 9000, section 14).
+/// The size that every path must carry (RFC 9000, section 14).
 pub(super) const DATAGRAM_BYTES_MIN: u16 = 1_200;
 /// The largest UDP payload that fits an IPv4 packet.
 pub(super) const DATAGRAM_BYTES_MAX: u16 = 65_507;
 
-/// The most that a peer may have under way. No more than a socket's buffer holds: on a fast path the rest would only be lost,
-/// and sent again. It allows 400 MB/s per connection at a round trip of 10 ms.
+/// Most bytes that a peer may have in flight: no more than a socket buffer holds, since a fast path would lose the rest and send it
+/// again. It allows 400 MB/s per connection at a round trip of 10 ms.
 const WINDOW_BYTES: u32 = BUFFER_BYTES as u32;
 
-/// What may be under way before the first acknowledgement. Probes count: with less than the largest of them, all that follows a
-/// probe, even the close of the connection, would wait until it is acknowledged or lost.
+/// Bytes in flight before the first acknowledgement. Probes count: with a window smaller than the largest probe, everything behind
+/// one, even the close of the connection, would wait until it is acknowledged or lost.
 const INITIAL_WINDOW_BYTES: u64 = 4 * DATAGRAM_BYTES_MAX as u64;
 
 pub(super) fn transport(datagram_bytes_max: u16) -> quinn::TransportConfig {
