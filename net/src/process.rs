@@ -77,7 +77,7 @@ pub fn run<R: Future<Output = Result<(), E>>, E: From<ConfigError> + From<io::Er
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?.block_on(role)
 }
 
-/// Logs each tenth of a long task. Tasks of under [`WORTH_A_LINE_BYTES`] log nothing.
+/// Logs each tenth of a long task. Tasks of under 64 MiB log nothing.
 #[derive(Debug)]
 pub struct Progress {
     what: &'static str,

@@ -10,7 +10,7 @@ use crate::{
     sampling::{Sampling, StopRule, TokenLogprob},
     tokens::Tokens,
 };
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use std::{
     net::SocketAddr,
     ops::{Index, IndexMut},
@@ -420,7 +420,7 @@ pub struct Counters {
 }
 
 /// Blocks moved by this process, by transport and direction.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
 pub struct Transfer(pub [[Moved; Direction::ALL.len()]; Transport::ALL.len()]);
 
 impl Transfer {
@@ -428,6 +428,17 @@ impl Transfer {
     pub fn lanes(&self) -> impl Iterator<Item = (Transport, Direction, &Moved)> {
         let of = |transport, lanes| Direction::ALL.into_iter().zip(lanes).map(move |(direction, moved)| (transport, direction, moved));
         Transport::ALL.into_iter().zip(&self.0).flat_map(move |(transport, lanes)| of(transport, lanes))
+    }
+}
+
+/// By place on the wire, by name (`shm_put`) for people.
+impl Serialize for Transfer {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if !serializer.is_human_readable() {
+            return serializer.serialize_newtype_struct("Transfer", &self.0);
+        }
+        serializer
+            .collect_map(self.lanes().map(|(transport, direction, moved)| (format!("{}_{}", transport.name(), direction.name()), moved)))
     }
 }
 

@@ -74,6 +74,8 @@ async fn viewers_see_the_cluster_and_each_request_that_ends() {
     let (name, snapshot) = events.next().await.unwrap();
     assert_eq!((name.as_str(), &snapshot["cluster"]["members"][0]["name"]), ("snapshot", &json!("decode-0")));
     assert_eq!(snapshot["goodput"], 1.0);
+    let transfer = &snapshot["cluster"]["members"][0]["report"]["counters"]["transfer"];
+    assert!(transfer["shm_put"]["bytes"].is_u64() && transfer["quic_get"]["bytes"].is_u64(), "by name: {transfer}");
 
     assert_eq!(ask().await.0, 200);
     let request = loop {
