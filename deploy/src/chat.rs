@@ -1,17 +1,21 @@
 //! `tidemill chat`: a conversation in the terminal or through pipes. Questions come from stdin, one per line; answers go to stdout as
 //! they arrive, everything else to stderr.
 
+mod input;
+mod stats;
+
 use crate::client::{Chunk, Client, ClientError, Usage};
 use anyhow::{Context, bail};
 use futures_util::StreamExt;
+use input::Input;
 use serde_json::{Value, json};
+use stats::Stats;
 use std::{
-    io::{self, BufRead, IsTerminal, Write},
+    io::{self, IsTerminal, Write},
     time::{Duration, Instant},
 };
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
-    sync::mpsc,
     time::timeout,
 };
 
@@ -47,31 +51,27 @@ pub async fn chat(args: ChatArgs) -> anyhow::Result<()> {
         None => models.first().context("the server lists no model")?.clone(),
     };
     let interactive = io::stdin().is_terminal();
-    let mut lines = stdin_lines();
+    let mut input = if interactive { Input::terminal()? } else { Input::pipe()? };
     let mut interrupts = signal(SignalKind::interrupt())?;
-    let mut conversation = Conversation::new(&args);
+    let (mut conversation, mut stats) = (Conversation::new(&args), Stats::default());
     if interactive {
-        eprintln!("{model} at {}. /reset starts over, /quit ends, Ctrl-C stops an answer.", client.base());
+        eprintln!("{model} at {}. {HELP}", client.base());
     }
-    loop {
-        if interactive {
-            eprint!("\n> ");
-        }
-        let line = tokio::select! {
-            line = lines.recv() => line,
-            _ = interrupts.recv() => None,
-        };
-        let Some(line) = line else { break };
-        match line?.trim() {
+    while let Some((question, next)) = input.question().await? {
+        input = next;
+        match question.trim() {
             "" => {}
             "/quit" => break,
+            "/help" => eprintln!("{HELP}"),
             "/reset" => conversation = Conversation::new(&args),
+            "/stats" => eprintln!("{}", dim(&stats.to_string())),
             question => {
                 conversation.push("user", question);
                 let request = conversation.request(&model, &args);
                 match answer(&client, &request, &mut interrupts).await {
                     Ok(answer) => {
                         eprintln!("{}", dim(&answer.summary()));
+                        stats.add(&answer);
                         conversation.push("assistant", &answer.text);
                     }
                     Err(error) if interactive => {
@@ -172,14 +172,23 @@ impl Answer {
         Ok(())
     }
 
+    fn tokens(&self) -> u64 {
+        self.usage.as_ref().map_or(self.tokens, |usage| usage.completion_tokens)
+    }
+
+    /// From the first token to the last.
+    fn decoding(&self) -> Duration {
+        self.elapsed.saturating_sub(self.ttft)
+    }
+
     /// `24 tokens · first after 31 ms · 52.1 tokens/s · 32 of 57 prompt tokens cached · dram 32, computed 25`
     fn summary(&self) -> String {
-        let tokens = self.usage.as_ref().map_or(self.tokens, |usage| usage.completion_tokens);
+        let tokens = self.tokens();
         let mut parts = vec![format!("{tokens} tokens")];
         if self.tokens > 0 {
             parts.push(format!("first after {:.0} ms", self.ttft.as_secs_f64() * 1e3));
         }
-        let decoding = self.elapsed.saturating_sub(self.ttft);
+        let decoding = self.decoding();
         if tokens > 1 && !decoding.is_zero() {
             parts.push(format!("{:.1} tokens/s", (tokens - 1) as f64 / decoding.as_secs_f64()));
         }
@@ -198,22 +207,11 @@ impl Answer {
     }
 }
 
-/// Reads lines of stdin on a separate thread: the runtime's stdin would keep the process alive until one more line is entered.
-fn stdin_lines() -> mpsc::Receiver<io::Result<String>> {
-    let (sender, receiver) = mpsc::channel(1);
-    std::thread::spawn(move || {
-        for line in io::stdin().lock().lines() {
-            if sender.blocking_send(line).is_err() {
-                break;
-            }
-        }
-    });
-    receiver
-}
-
 fn dim(text: &str) -> String {
     if io::stderr().is_terminal() { format!("\x1b[2m{text}\x1b[0m") } else { text.to_owned() }
 }
+
+const HELP: &str = "/reset starts over, /stats sums up, /quit ends, Ctrl-C stops an answer; a line that ends in \\ goes on.";
 
 /// Longest pause of a server within an answer.
 const STALL: Duration = Duration::from_secs(300);

@@ -76,6 +76,18 @@ async fn a_conversation_goes_on_until_it_is_reset() {
 }
 
 #[tokio::test]
+async fn a_line_that_ends_in_a_backslash_goes_on_and_stats_sum_up() {
+    let (asked, url) = server().await;
+    let output = chat(&url, &[], "/stats\none \\\ntwo\nthree\n/stats\n").await;
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && stderr.starts_with("no answers yet"), "{stderr}");
+    assert!(stderr.contains("2 answers · 4 tokens") && stderr.contains("64 of 80 prompt tokens cached"), "{stderr}");
+    let asked = asked.lock().unwrap();
+    assert_eq!(asked[0]["messages"][0]["content"], "one \ntwo");
+    assert_eq!(asked.len(), 2);
+}
+
+#[tokio::test]
 async fn without_a_server_it_says_how_to_start_one() {
     let output = chat("http://127.0.0.1:1/v1", &[], "hello\n").await;
     assert!(!output.status.success() && output.stdout.is_empty());
