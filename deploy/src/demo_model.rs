@@ -1,10 +1,10 @@
-//! The model that a cluster serves when it is given none: a tiny random checkpoint, carried in the binary.
+//! The model that a cluster serves when it is given none: a small one that explains Tidemill, carried in the binary. `bench/demo-model` trains it.
 
 use std::{fs, io, path::Path};
 
 macro_rules! files {
     ($($name:literal),* $(,)?) => {
-        [$(($name, include_bytes!(concat!("../../model/tests/fixtures/llama3/", $name)).as_slice())),*]
+        [$(($name, include_bytes!(concat!("../demo-model/", $name)).as_slice())),*]
     };
 }
 

@@ -17,7 +17,7 @@ use tidemill_net::{
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct UpArgs {
-    /// Model directory, or a hub id such as org/name; a tiny built-in checkpoint if not given
+    /// Model directory, or a hub id such as org/name; a small built-in model that explains Tidemill if not given
     #[arg(long)]
     model: Option<String>,
     /// Name that clients know the model by (default: the directory's or the hub's)

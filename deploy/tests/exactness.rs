@@ -172,7 +172,7 @@ async fn outputs_in_int8_do_not_depend_on_the_way() {
 
 const TRANSFERRED: &str = "tidemill_kv_transfer_bytes_total";
 
-/// Bytes of a block of the demo model: 3 layers, K and V, 2 heads, 16 positions, 16 dimensions, bf16.
+/// Bytes of a block of the tests' model: 3 layers, K and V, 2 heads, 16 positions, 16 dimensions, bf16.
 const BLOCK_BYTES: u64 = 3 * 2 * 2 * 16 * 16 * 2;
 /// In int8, with a scale of 4 bytes for each position.
 const INT8_BLOCK_BYTES: u64 = 3 * 2 * 2 * 16 * (4 + 16);

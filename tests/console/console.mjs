@@ -8,8 +8,11 @@ import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
 import { createInterface } from "node:readline";
 import { setTimeout as sleep } from "node:timers/promises";
+import { fileURLToPath } from "node:url";
 import { chromium } from "playwright-core";
 
+/** Random weights: its answers go on until they are long enough to lose a worker in. */
+const MODEL = fileURLToPath(new URL("../../model/tests/fixtures/llama3", import.meta.url));
 const READY_MS = 60_000;
 const WAIT_MS = 20_000;
 const TEST_MS = 150_000;
@@ -61,7 +64,7 @@ async function step(name, act) {
 async function startCluster() {
   const binary = process.env.TIDEMILL_BIN;
   assert(binary, "TIDEMILL_BIN must name the tidemill binary");
-  const flags = ["up", "--http", "127.0.0.1:0", "--decode", "2", "--threads", "1", "--pool-memory", "64MiB", "--kv-memory", "64MiB", "--log", "warn"];
+  const flags = ["up", "--http", "127.0.0.1:0", "--model", MODEL, "--decode", "2", "--threads", "1", "--pool-memory", "64MiB", "--kv-memory", "64MiB", "--log", "warn"];
   const child = spawn(binary, flags, { stdio: ["ignore", "pipe", "pipe"] });
   const ended = new Promise((resolve) => child.once("exit", (code) => resolve(code)));
   const printed = [];

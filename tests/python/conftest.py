@@ -5,6 +5,7 @@ started for the session, ended with SIGTERM, and must leave nothing behind.
 """
 
 import os
+import pathlib
 import queue
 import signal
 import subprocess
@@ -15,6 +16,8 @@ import httpx
 import openai
 import pytest
 
+# A tiny checkpoint with random weights: it says anything, so any prompt will do.
+MODEL = pathlib.Path(__file__).parents[2] / "model/tests/fixtures/llama3"
 READY_S = 300
 DRAIN_S = 60
 
@@ -28,7 +31,7 @@ def url():
     binary = os.environ.get("TIDEMILL_BIN")
     if not binary:
         pytest.fail("set TIDEMILL_URL to a running cluster, or TIDEMILL_BIN to the tidemill binary")
-    command = [binary, "up", "--http", "127.0.0.1:0"]
+    command = [binary, "up", "--http", "127.0.0.1:0", "--model", str(MODEL)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
     try:
         url = ready_url(process)

@@ -15,12 +15,16 @@ pub struct Cluster {
     http: reqwest::Client,
 }
 
+/// A tiny checkpoint with random weights: any wrong bit of KV soon changes a token.
+pub const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../model/tests/fixtures/llama3");
+pub const MODEL_NAME: &str = "tiny";
+
 impl Cluster {
     /// Starts a cluster and waits for its ready line.
     pub fn start(flags: &[&str]) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_tidemill"))
             // What is promised bit by bit is promised on the CPU.
-            .args(["up", "--http", "127.0.0.1:0", "--log", "warn", "--device", "cpu"])
+            .args(["up", "--http", "127.0.0.1:0", "--log", "warn", "--device", "cpu", "--model", MODEL, "--served-model-name", MODEL_NAME])
             .args(flags)
             .stdout(Stdio::piped())
             .spawn()
@@ -132,7 +136,7 @@ impl Case {
     /// Greedy without a seed, else drawn with a mix of sampling settings.
     pub fn body(&self) -> Value {
         let mut body = json!({
-            "model": "tidemill-demo", "prompt": self.prompt, "max_tokens": self.max_tokens,
+            "model": MODEL_NAME, "prompt": self.prompt, "max_tokens": self.max_tokens,
             "ignore_eos": true, "return_token_ids": true, "temperature": 0.0,
         });
         if let Some(seed) = self.seed {
