@@ -3,6 +3,7 @@
 use std::time::Duration;
 use tidemill_proto::{
     block::Token,
+    grammar::Constraint,
     message::Provenance,
     sampling::{Sampling, StopRule, TokenLogprob},
     tokens::Tokens,
@@ -17,6 +18,8 @@ pub struct NewRequest {
     /// Of the first choice; choice `j` draws with `seed + j`.
     pub sampling: Sampling,
     pub stop: StopRule,
+    /// Of every choice.
+    pub constraint: Option<Constraint>,
     pub choices: u32,
     /// Report the prompt's log-probabilities (with the first choice), with this many likeliest tokens each.
     pub prompt_logprobs: Option<u32>,

@@ -43,6 +43,7 @@ fn request(tokens: usize, choices: u32) -> NewRequest {
         salt: Vec::new(),
         sampling: Sampling::default(),
         stop: StopRule { max_tokens: 4, min_tokens: 0, stop_tokens: vec![STOP] },
+        constraint: None,
         choices,
         prompt_logprobs: None,
         timeout: TIMEOUT,

@@ -220,6 +220,7 @@ mod tests {
             salt: Vec::new(),
             sampling: Sampling::default(),
             stop: StopRule { max_tokens: 1000, ..StopRule::default() },
+            constraint: None,
             choices,
             prompt_logprobs: None,
             timeout: Duration::from_secs(60),

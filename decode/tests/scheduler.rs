@@ -107,6 +107,7 @@ impl World {
                     wait_ms: 100,
                     sampling: Sampling::default(),
                     stop: StopRule { max_tokens, min_tokens: 0, stop_tokens: vec![7] },
+                    constraint: None,
                     prompt_logprobs: scored.then_some(2),
                 };
                 self.live.insert(id);

@@ -180,6 +180,7 @@ impl Gateway {
             salt: options.salt.clone(),
             sampling: Sampling { logprobs: options.sampling.logprobs.filter(|_| !hidden), ..options.sampling.clone() },
             stop: StopRule { max_tokens: generated, min_tokens, stop_tokens: options.rules.stop_tokens.clone() },
+            constraint: options.constraint.clone(),
             choices: options.choices,
             prompt_logprobs,
             timeout: self.request_timeout,

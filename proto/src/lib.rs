@@ -3,7 +3,7 @@
 //! - [`ids`]: requests, sequences, epochs
 //! - [`block`]: the 16-token block, its chained [`BlockKey`](block::BlockKey), the layout that its bytes commit to
 //! - [`tokens`]: lists of token ids that share memory
-//! - [`sampling`]: how a client wants its tokens drawn
+//! - [`sampling`]: how a client wants its tokens drawn; [`grammar`]: what their text must follow
 //! - [`step`]: what a worker's scheduler asks of a model in one step
 //! - [`message`]: what coordinator and workers tell each other
 //! - [`pool`]: what a KV pool node and its clients tell each other
@@ -11,6 +11,7 @@
 
 pub mod block;
 pub mod frame;
+pub mod grammar;
 pub mod ids;
 pub mod message;
 pub mod pool;

@@ -5,6 +5,7 @@
 
 use crate::{
     block::{BlockKey, LayoutFingerprint, Token},
+    grammar::Constraint,
     ids::{Epoch, RequestId, SequenceId},
     pool::{Direction, Tier, Transport},
     sampling::{Sampling, StopRule, TokenLogprob},
@@ -245,6 +246,8 @@ pub struct DecodeJob {
     pub hot_blocks: u32,
     pub sampling: Sampling,
     pub stop: StopRule,
+    /// What the generated text must follow.
+    pub constraint: Option<Constraint>,
     /// `Some(n)`: also report log-probabilities of the prompt's tokens, with the `n` likeliest of each.
     pub prompt_logprobs: Option<u32>,
 }

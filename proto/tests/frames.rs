@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use tidemill_proto::{
     block::LayoutFingerprint,
     frame::{self, FRAME_BYTES_MAX, FrameError, HEADER_BYTES, Preamble},
+    grammar::{Constraint, Grammar},
     ids::{Epoch, RequestId, SequenceId},
     message::*,
     sampling::{Sampling, StopRule, TokenLogprob},
@@ -27,6 +28,7 @@ fn job() -> impl Strategy<Value = DecodeJob> {
             wait_ms: id,
             sampling: Sampling { logit_bias: vec![(1, 2.0)], logprobs: prompt_logprobs, ..Sampling::default() },
             stop: StopRule { max_tokens: 1, min_tokens: 0, stop_tokens: vec![2] },
+            constraint: Some(Constraint { grammar: Grammar::Regex("a+".into()), end_tokens: vec![2], ends_late: true }),
             prompt_logprobs,
         },
     )

@@ -136,6 +136,7 @@ impl Cluster {
             hot_blocks: self.frequency.hot_blocks(&placement.read, sequence.keys(), threshold),
             sampling: Sampling { seed: request.new.sampling.seed.wrapping_add(at.1 as u64), ..request.new.sampling.clone() },
             stop: request.new.stop.clone(),
+            constraint: request.new.constraint.clone(),
             prompt_logprobs: request.prompt_logprobs(at.1),
         }
     }

@@ -14,7 +14,11 @@ use crate::{
 use axum::body::{Body, to_bytes};
 use serde::de::DeserializeOwned;
 use std::{error::Error, ops::RangeBounds, time::Instant};
-use tidemill_proto::{block::Token, sampling::Sampling};
+use tidemill_proto::{
+    block::Token,
+    grammar::{Constraint, Grammar},
+    sampling::Sampling,
+};
 
 /// Choices per prompt.
 const CHOICES_MAX: u32 = 128;
@@ -70,6 +74,8 @@ pub struct Options {
     /// As asked for; the endpoint has its own default.
     pub max_tokens: Option<u32>,
     pub rules: TextRules,
+    /// What every choice's text must follow.
+    pub constraint: Option<Constraint>,
     pub return_token_ids: bool,
     pub salt: Vec<u8>,
     /// Without log-probabilities; the endpoints spell those differently.
@@ -139,10 +145,26 @@ impl Options {
                 eos_tokens,
                 skip_special: request.skip_special_tokens.unwrap_or(true),
             },
+            constraint: None,
             return_token_ids: request.return_token_ids.unwrap_or(false),
             salt,
             sampling,
         })
+    }
+}
+
+impl Options {
+    /// Makes every choice's text follow a grammar that compiles. It ends with the model's end of sequence, which a client that ignores it
+    /// then only puts off.
+    pub fn constrain(&mut self, grammar: Grammar, model: &TextModel) {
+        let end_tokens = model.eos_tokens();
+        let TextRules { stop_tokens, eos_tokens, .. } = &mut self.rules;
+        let ends_late = eos_tokens.is_empty();
+        stop_tokens.extend(&end_tokens);
+        stop_tokens.sort_unstable();
+        stop_tokens.dedup();
+        eos_tokens.clone_from(&end_tokens);
+        self.constraint = Some(Constraint { grammar, end_tokens, ends_late });
     }
 }
 
