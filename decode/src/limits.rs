@@ -38,7 +38,7 @@ impl Limits {
                 "log-probabilities of {prompt} prompt tokens take about {scores_bytes} bytes, {FRAME_BYTES_MAX} is the most"
             ));
         }
-        if let Some(fault) = job.sampling.fault() {
+        if let Some(fault) = job.sampling.fault().or_else(|| job.urgency.fault()) {
             return Some(fault);
         }
         let longest = self.longest(device_blocks);

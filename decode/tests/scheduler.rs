@@ -18,6 +18,7 @@ use tidemill_proto::{
     message::{DecodeJob, Finish, PoolNode, Run, WorkerEvent},
     sampling::{Sampling, StopRule, TokenLogprob},
     step::{SegmentResult, Wanted},
+    urgency::Urgency,
 };
 
 const LINK: LinkId = LinkId { coordinator: 0, session: 0 };
@@ -108,6 +109,7 @@ impl World {
                     sampling: Sampling::default(),
                     stop: StopRule { max_tokens, min_tokens: 0, stop_tokens: vec![7] },
                     constraint: None,
+                    urgency: Urgency::default(),
                     prompt_logprobs: scored.then_some(2),
                 };
                 self.live.insert(id);

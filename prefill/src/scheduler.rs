@@ -189,6 +189,9 @@ impl Scheduler {
         if let Some(token) = order.tokens.iter().find(|&&token| token as usize >= self.limits.vocab) {
             return Some(format!("token {token} is not in the model's vocabulary of {}", self.limits.vocab));
         }
+        if let Some(fault) = order.urgency.fault() {
+            return Some(fault);
+        }
         if blocks > device_blocks {
             return Some(format!("{blocks} blocks do not fit this worker's device memory of {device_blocks}"));
         }

@@ -16,6 +16,7 @@ use tidemill_proto::{
     block::{BLOCK_TOKENS, BlockKey, Chain, LayoutFingerprint},
     ids::{LinkId, RequestId},
     message::{PoolNode, PrefillJob, PrefillOutcome, Run, WorkerEvent},
+    urgency::Urgency,
 };
 
 const LINK: LinkId = LinkId { coordinator: 0, session: 0 };
@@ -101,7 +102,16 @@ impl World {
                 }
                 let tokens = (0..blocks * BLOCK_TOKENS as u32 + 5).map(|i| i % 90).collect();
                 let read = vec![Run { node: node(2), blocks: elsewhere }, Run { node: node(1), blocks: 2 }];
-                let job = PrefillJob { request, tokens, blocks, salt: vec![salt], read, home: node(1), deadline_ms: 1_000_000 };
+                let job = PrefillJob {
+                    request,
+                    tokens,
+                    blocks,
+                    salt: vec![salt],
+                    read,
+                    home: node(1),
+                    deadline_ms: 1_000_000,
+                    urgency: Urgency::default(),
+                };
                 self.live.insert(request);
                 self.jobs.insert(request, job.clone());
                 self.scheduler.admit(LINK, job, self.now);

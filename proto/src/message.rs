@@ -10,6 +10,7 @@ use crate::{
     pool::{Direction, Tier, Transport},
     sampling::{Sampling, StopRule, TokenLogprob},
     tokens::Tokens,
+    urgency::Urgency,
 };
 use serde::{Deserialize, Serialize, Serializer};
 use std::{
@@ -222,6 +223,7 @@ pub struct PrefillJob {
     pub home: PoolNode,
     /// Give up after this long.
     pub deadline_ms: u64,
+    pub urgency: Urgency,
 }
 
 /// Generate one sequence.
@@ -248,6 +250,7 @@ pub struct DecodeJob {
     pub stop: StopRule,
     /// What the generated text must follow.
     pub constraint: Option<Constraint>,
+    pub urgency: Urgency,
     /// `Some(n)`: also report log-probabilities of the prompt's tokens, with the `n` likeliest of each.
     pub prompt_logprobs: Option<u32>,
 }

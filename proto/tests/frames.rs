@@ -9,6 +9,7 @@ use tidemill_proto::{
     ids::{Epoch, RequestId, SequenceId},
     message::*,
     sampling::{Sampling, StopRule, TokenLogprob},
+    urgency::Urgency,
 };
 
 const NODE: PoolNode = PoolNode { addr: SocketAddr::new(IpAddr::V6(Ipv6Addr::LOCALHOST), 7), near: true };
@@ -29,6 +30,7 @@ fn job() -> impl Strategy<Value = DecodeJob> {
             sampling: Sampling { logit_bias: vec![(1, 2.0)], logprobs: prompt_logprobs, ..Sampling::default() },
             stop: StopRule { max_tokens: 1, min_tokens: 0, stop_tokens: vec![2] },
             constraint: Some(Constraint { grammar: Grammar::Regex("a+".into()), end_tokens: vec![2], ends_late: true }),
+            urgency: Urgency { due_ms: Some(id), tpot_ms: Some(50.0), priority: 1, group: !id, weight: 2.0 },
             prompt_logprobs,
         },
     )

@@ -13,6 +13,7 @@ use tidemill_proto::{
     message::{DecodeJob, Run, ToWorker, TokensBySource},
     sampling::Sampling,
     tokens::Tokens,
+    urgency::Urgency,
 };
 
 /// A prefill job gets this many times its predicted duration, and the grace below, before its waiters give up on it.
@@ -137,6 +138,7 @@ impl Cluster {
             sampling: Sampling { seed: request.new.sampling.seed.wrapping_add(at.1 as u64), ..request.new.sampling.clone() },
             stop: request.new.stop.clone(),
             constraint: request.new.constraint.clone(),
+            urgency: Urgency::default(),
             prompt_logprobs: request.prompt_logprobs(at.1),
         }
     }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use tidemill_proto::{
     ids::{Epoch, RequestId},
     message::{PrefillJob, PrefillOutcome, ToWorker},
+    urgency::Urgency,
 };
 
 /// Prefill workers that are given one job before its waiters compute the blocks themselves.
@@ -30,6 +31,7 @@ impl Cluster {
             read: runs(&self.membership, &job.read, job.worker),
             home,
             deadline_ms,
+            urgency: Urgency::default(),
         };
         request.prefill_worker = Some(worker.name.clone());
         self.load.start_job(now, job.worker, id, job.predicted_ms);
