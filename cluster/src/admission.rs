@@ -39,7 +39,7 @@ pub fn admit(policy: &AdmissionPolicy, now: &Occupancy<'_>, tokens: u64, choices
 /// When a rejected client may try again: the queue, drained by one sequence per decode step of each worker.
 fn retry_after_ms(now: &Occupancy<'_>, ahead: usize) -> u64 {
     let workers = now.decode.len().max(1) as f64;
-    let step_ms = now.decode.iter().map(|w| now.cost.decode.step_ms(w.sequences.into(), w.tokens)).fold(1.0, f64::max);
+    let step_ms = now.decode.iter().map(|w| w.cost.step_ms(w.sequences.into(), w.tokens)).fold(1.0, f64::max);
     ((ahead as f64 * step_ms / workers) as u64).clamp(1_000, 30_000)
 }
 

@@ -1,6 +1,7 @@
 //! The scheduler's candidates: members joined with their load.
 
 use crate::{
+    cost::CostModel,
     load::{DecodeLoad, Load},
     membership::{Member, Membership, sequence_tokens_max},
     schedule::{DecodeCandidate, PoolCandidate, PrefillCandidate},
@@ -14,24 +15,42 @@ use tidemill_proto::{
 /// Before its first client a pool node knows no block size, and holds nothing that could be pushed out.
 const EVERYTHING_FITS: u64 = u64::MAX;
 
-pub(crate) fn prefill(membership: &Membership, load: &Load, now: Duration) -> Vec<PrefillCandidate> {
-    let candidate = |(worker, member): (Epoch, &Member)| match &member.role {
+pub(crate) fn prefill<'a>(membership: &'a Membership, load: &Load, cost: &'a CostModel, now: Duration) -> Vec<PrefillCandidate<'a>> {
+    let candidate = |(worker, member): (Epoch, &'a Member)| match &member.role {
         RoleInfo::Prefill(info) => {
             let queue = &load.get(worker)?.prefill;
-            (queue.len() < info.work_max as usize).then(|| PrefillCandidate { worker, queue_ms: queue.wait_ms(now) })
+            let (host, queue_ms) = (&member.host, queue.wait_ms(now));
+            (queue.len() < info.work_max as usize).then_some(PrefillCandidate {
+                worker,
+                host,
+                queue_ms,
+                cached_blocks: 0,
+                cost: &cost.prefill,
+            })
         }
         RoleInfo::Decode(_) | RoleInfo::Kvpool { .. } => None,
     };
     membership.taking_work().filter_map(candidate).collect()
 }
 
-pub(crate) fn decode<'a>(membership: &'a Membership, load: &Load) -> Vec<DecodeCandidate<'a>> {
+pub(crate) fn decode<'a>(membership: &'a Membership, load: &Load, cost: &'a CostModel) -> Vec<DecodeCandidate<'a>> {
     let candidate = |(worker, member): (Epoch, &'a Member)| {
         let info = member.decode_info()?;
         let DecodeLoad { sequences, tokens, tail_tokens } = load.get(worker)?.decode;
         let EngineInfo { device_blocks, work_max, .. } = *info;
         let context_tokens = sequence_tokens_max(info);
-        Some(DecodeCandidate { worker, host: &member.host, sequences, tokens, tail_tokens, device_blocks, context_tokens, work_max })
+        Some(DecodeCandidate {
+            worker,
+            host: &member.host,
+            sequences,
+            tokens,
+            tail_tokens,
+            device_blocks,
+            context_tokens,
+            work_max,
+            cached_blocks: 0,
+            cost: &cost.decode,
+        })
     };
     membership.taking_work().filter_map(candidate).collect()
 }

@@ -31,7 +31,7 @@ fn settings() -> ClusterSettings {
     ClusterSettings {
         id_base: 1 << 40,
         admission: AdmissionPolicy { queue_max: 6 },
-        policy: Policy { local_tail_tokens: Some(0), decode_sequences_max: Some(3), replicate_after: Some(2) },
+        policy: Policy { local_tail_tokens: Some(0), decode_sequences_max: Some(3), replicate_after: Some(2), ..Policy::default() },
         queue_wait_max: Duration::from_secs(20),
         heartbeat_dead: Duration::from_secs(5),
     }

@@ -207,7 +207,7 @@ mod tests {
         let settings = ClusterSettings {
             id_base: 0,
             admission: AdmissionPolicy { queue_max: 64 },
-            policy: Policy { local_tail_tokens: None, decode_sequences_max: None, replicate_after: None },
+            policy: Policy::default(),
             queue_wait_max: Duration::from_secs(60),
             heartbeat_dead: Duration::from_secs(60),
         };

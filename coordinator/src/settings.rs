@@ -2,7 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
-use tidemill_cluster::{ClusterSettings, admission::AdmissionPolicy, schedule::Policy};
+use tidemill_cluster::{
+    ClusterSettings,
+    admission::AdmissionPolicy,
+    schedule::{Policy, PolicyName},
+};
 use tidemill_gateway::metrics::Objectives;
 use tidemill_net::{
     config::{ConfigError, invalid, parse_bytes, required},
@@ -39,6 +43,10 @@ pub struct Flags {
     /// blocks to a prefill worker [default: by predicted time]
     #[arg(long, value_name = "TOKENS")]
     pub local_tail_tokens: Option<u32>,
+    /// How sequences are placed: goodput, least_ttft, random, load_balancing, local_cache, global_cache, colocated or
+    /// disaggregated [default: goodput]
+    #[arg(long, value_name = "NAME")]
+    pub policy: Option<String>,
     /// Sequences that may wait for a place; more are answered with 429 [default: 1024]
     #[arg(long, value_name = "N")]
     pub queue_max: Option<usize>,
@@ -124,7 +132,9 @@ impl Flags {
             if (least..=most).contains(&value) { Ok(value) } else { Err(invalid(key, value, format!("must be from {least} to {most}"))) }
         };
         let seconds = |key, value: Option<u64>, default| positive(key, value.unwrap_or(default)).map(Duration::from_secs);
+        let name = self.policy.as_deref().map_or(Ok(PolicyName::default()), str::parse);
         let policy = Policy {
+            name: name.map_err(|unknown| invalid("policy", self.policy.as_deref().unwrap_or_default(), unknown.to_string()))?,
             local_tail_tokens: self.local_tail_tokens,
             decode_sequences_max: match self.decode_sequences_max {
                 Some(0) => return Err(invalid("decode_sequences_max", 0, "must be at least 1")),
@@ -183,6 +193,7 @@ mod tests {
             (Flags { pki: None, ..flags() }, "--pki"),
             (Flags { body_bytes_max: Some("8MB".into()), ..flags() }, "body_bytes_max"),
             (Flags { queue_max: Some(0), ..flags() }, "queue_max"),
+            (Flags { policy: Some("best".into()), ..flags() }, "`policy` = best"),
             (Flags { connections_max: Some(usize::MAX), ..flags() }, "connections_max"),
             (Flags { served_model_name: None, ..flags() }, "`model` = /models/tiny"),
             (Flags { request_timeout_s: Some(0), ..flags() }, "request_timeout_s"),

@@ -52,6 +52,7 @@ impl Cluster {
             tokens_max: request.tokens_max(),
             local_only: request.prompt_logprobs(at.1).is_some(),
             joins: request.prefill.as_ref().map(|job| (job.home, common_prefix(&job.keys, keys) as u32)),
+            seed: at.0.0,
         };
         let mut snapshot = self.snapshot(now, keys);
         snapshot.prefill.retain(|candidate| !request.cancelled_at.contains(&candidate.worker));
@@ -60,8 +61,8 @@ impl Cluster {
 
     fn snapshot(&self, now: Duration, keys: &[BlockKey]) -> Snapshot<'_> {
         Snapshot {
-            prefill: candidates::prefill(&self.membership, &self.load, now),
-            decode: candidates::decode(&self.membership, &self.load),
+            prefill: candidates::prefill(&self.membership, &self.load, &self.cost, now),
+            decode: candidates::decode(&self.membership, &self.load, &self.cost),
             pools: candidates::pools(&self.membership, &self.load),
             blocks: self.index.leading(keys),
             block_bytes: self.membership.layout().map_or(0, |(_, bytes)| bytes),

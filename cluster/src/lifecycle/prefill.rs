@@ -70,12 +70,12 @@ impl Cluster {
     fn reassign(&mut self, now: Duration, id: RequestId, mut job: PendingPrefill) {
         job.tried.push(job.worker);
         let request = self.requests.get(id).expect("jobs belong to requests");
-        let mut candidates = candidates::prefill(&self.membership, &self.load, now);
+        let mut candidates = candidates::prefill(&self.membership, &self.load, &self.cost, now);
         candidates.retain(|candidate| !job.tried.contains(&candidate.worker) && !request.cancelled_at.contains(&candidate.worker));
-        match schedule::choose_prefill(&candidates) {
-            Some(next) if job.tried.len() < ATTEMPTS_MAX && self.membership.get(job.home).is_some() => {
+        match schedule::choose_prefill(&candidates).map(|next| next.worker) {
+            Some(worker) if job.tried.len() < ATTEMPTS_MAX && self.membership.get(job.home).is_some() => {
                 let deadline_ms = request.remaining(now).as_millis() as u64;
-                self.start_prefill(now, id, PendingPrefill { worker: next.worker, ..job }, deadline_ms);
+                self.start_prefill(now, id, PendingPrefill { worker, ..job }, deadline_ms);
             }
             _ => self.stop_waiting_for(id, job.home),
         }

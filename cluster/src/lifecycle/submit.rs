@@ -22,7 +22,7 @@ impl Cluster {
         let occupancy = Occupancy {
             context_tokens: self.membership.context_tokens(),
             waiting: self.requests.waiting(),
-            decode: &candidates::decode(&self.membership, &self.load),
+            decode: &candidates::decode(&self.membership, &self.load, &self.cost),
             cost: &self.cost,
         };
         admission::admit(&self.settings.admission, &occupancy, new.tokens_max(), new.choices as usize)?;

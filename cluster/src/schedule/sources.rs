@@ -7,7 +7,6 @@
 
 use super::PoolCandidate;
 use crate::index::Holder;
-use std::collections::BTreeMap;
 use tidemill_proto::{ids::Epoch, message::Host, pool::Tier};
 
 /// Consecutive blocks that are read from one node.
@@ -24,32 +23,50 @@ type Rank = (Tier, Far, Draining);
 type Far = bool;
 type Draining = bool;
 
-/// Splits `blocks`, each with its holders, into runs. Ends before a block that no candidate holds.
-pub(super) fn choose_runs(blocks: &[&[Holder]], pools: &[PoolCandidate], reader: &Host) -> Vec<SourceRun> {
-    let nodes: BTreeMap<Epoch, (Far, Draining)> = pools.iter().map(|pool| (pool.node, (pool.host != reader, pool.draining))).collect();
+/// Consecutive blocks with the same holders.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Held<'a> {
+    pub(super) holders: &'a [Holder],
+    pub(super) blocks: u32,
+}
+
+/// Blocks, each with its holders, as few stretches: every plan of a decision goes through these, and not through the blocks.
+pub(super) fn held<'a>(blocks: &[&'a [Holder]]) -> Vec<Held<'a>> {
+    let alike = blocks.chunk_by(|a, b| a == b);
+    alike.map(|blocks| Held { holders: blocks[0], blocks: blocks.len() as u32 }).collect()
+}
+
+/// The candidate with this epoch. `pools` are in that order.
+pub(super) fn find<'p, 'a>(pools: &'p [PoolCandidate<'a>], node: Epoch) -> Option<&'p PoolCandidate<'a>> {
+    pools.binary_search_by_key(&node, |pool| pool.node).ok().map(|at| &pools[at])
+}
+
+/// Splits stretches of blocks into runs, one per source. Ends before a block that no candidate holds (none on the host `only`).
+pub(super) fn choose_runs(held: &[Held<'_>], pools: &[PoolCandidate<'_>], reader: &Host, only: Option<&Host>) -> Vec<SourceRun> {
     let rank = |holder: &Holder| -> Option<Rank> {
-        let &(far, draining) = nodes.get(&holder.node)?;
-        Some((holder.tier, far, draining))
+        let pool = find(pools, holder.node).filter(|pool| only.is_none_or(|host| pool.host == host))?;
+        Some((holder.tier, pool.host != reader, pool.draining))
     };
-    let best: Vec<Rank> = blocks.iter().map_while(|holders| holders.iter().filter_map(rank).min()).collect();
-    let is_best = |at: usize, node: Epoch| blocks[at].iter().any(|holder| holder.node == node && rank(holder) == Some(best[at]));
+    let best: Vec<Rank> = held.iter().map_while(|held| held.holders.iter().filter_map(rank).min()).collect();
+    let is_best = |at: usize, node: Epoch| held[at].holders.iter().any(|holder| holder.node == node && rank(holder) == Some(best[at]));
     let mut runs: Vec<SourceRun> = Vec::new();
     let mut at = 0;
     while at < best.len() {
         // The run that reaches furthest, each time, makes the fewest of them.
-        let reach = |node: Epoch| (at..best.len()).take_while(|&block| is_best(block, node)).count();
-        let candidates = blocks[at].iter().map(|holder| holder.node).filter(|&node| is_best(at, node));
+        let reach = |node: Epoch| (at..best.len()).take_while(|&stretch| is_best(stretch, node)).count();
+        let candidates = held[at].holders.iter().map(|holder| holder.node).filter(|&node| is_best(at, node));
         let furthest = candidates.map(|node| (reach(node), node)).max_by(|a, b| a.0.cmp(&b.0).then(b.1.cmp(&a.1)));
         let (reach, node) = furthest.expect("some node has the best copy");
-        runs.push(SourceRun { node, near: !nodes[&node].0, blocks: reach as u32 });
+        let (_, far, _) = held[at].holders.iter().filter(|holder| holder.node == node).find_map(rank).expect("it was just ranked");
+        runs.push(SourceRun { node, near: !far, blocks: held[at..at + reach].iter().map(|held| held.blocks).sum() });
         at += reach;
     }
     runs
 }
 
 /// The node for `new_blocks` blocks of a sequence that reads `runs`.
-pub(super) fn choose_home(pools: &[PoolCandidate], reader: &Host, runs: &[SourceRun], new_blocks: u64) -> Option<Epoch> {
-    let merit = |pool: &PoolCandidate| {
+pub(super) fn choose_home(pools: &[PoolCandidate<'_>], reader: &Host, runs: &[SourceRun], new_blocks: u64) -> Option<Epoch> {
+    let merit = |pool: &PoolCandidate<'_>| {
         let read: u32 = runs.iter().filter(|run| run.node == pool.node).map(|run| run.blocks).sum();
         let has_room = pool.room_blocks >= new_blocks;
         (pool.host == reader, has_room, read, pool.free_blocks)
@@ -102,7 +119,7 @@ mod tests {
             };
             let held: Vec<Vec<Holder>> = items(blocks).map(holders).collect();
             let held: Vec<&[Holder]> = held.iter().map(Vec::as_slice).collect();
-            let runs = choose_runs(&held, &pools, &here);
+            let runs = choose_runs(&super::held(&held), &pools, &here, None);
             let home = choose_home(&pools, &here, &runs, 5).map_or("-".to_owned(), |node| node.to_string());
             let mut got: Vec<String> = runs.iter().map(|run| format!("{}×{}", run.node, run.blocks)).collect();
             got.push(format!("home {home}"));

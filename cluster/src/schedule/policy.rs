@@ -1,0 +1,93 @@
+//! The policies by name, and the operator's other choices.
+
+use super::{
+    colocated, disaggregated, global_cache, goodput, least_ttft, load_balancing, local_cache,
+    plan::{Plan, Planner},
+    random,
+};
+use std::{fmt, str::FromStr};
+
+/// The operator's choices.
+#[derive(Clone, Debug, Default)]
+pub struct Policy {
+    pub name: PolicyName,
+    /// The decode worker computes a missing suffix of at most this many tokens itself. `None`: by predicted time. `goodput` and
+    /// `least_ttft` ask.
+    pub local_tail_tokens: Option<u32>,
+    /// Sequences given to one decode worker at a time, at most; `None`: as many as it asks for.
+    pub decode_sequences_max: Option<u32>,
+    /// A block that is read over the network gets a copy at the reader's near node from this many reads on; `None`: never.
+    pub replicate_after: Option<u8>,
+}
+
+/// The policies there are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum PolicyName {
+    #[default]
+    Goodput,
+    LeastTtft,
+    Random,
+    LoadBalancing,
+    LocalCache,
+    GlobalCache,
+    Colocated,
+    Disaggregated,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("there is no policy `{0}`: choose one of {names}", names = PolicyName::ALL.map(PolicyName::name).join(", "))]
+pub struct UnknownPolicy(String);
+
+impl PolicyName {
+    pub const ALL: [PolicyName; 8] = [
+        PolicyName::Goodput,
+        PolicyName::LeastTtft,
+        PolicyName::Random,
+        PolicyName::LoadBalancing,
+        PolicyName::LocalCache,
+        PolicyName::GlobalCache,
+        PolicyName::Colocated,
+        PolicyName::Disaggregated,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            PolicyName::Goodput => "goodput",
+            PolicyName::LeastTtft => "least_ttft",
+            PolicyName::Random => "random",
+            PolicyName::LoadBalancing => "load_balancing",
+            PolicyName::LocalCache => "local_cache",
+            PolicyName::GlobalCache => "global_cache",
+            PolicyName::Colocated => "colocated",
+            PolicyName::Disaggregated => "disaggregated",
+        }
+    }
+
+    /// `None`: no decode worker has room.
+    pub(super) fn choose(self, planner: &Planner<'_>) -> Option<Plan> {
+        match self {
+            PolicyName::Goodput => goodput::choose(planner),
+            PolicyName::LeastTtft => least_ttft::choose(planner),
+            PolicyName::Random => random::choose(planner),
+            PolicyName::LoadBalancing => load_balancing::choose(planner),
+            PolicyName::LocalCache => local_cache::choose(planner),
+            PolicyName::GlobalCache => global_cache::choose(planner),
+            PolicyName::Colocated => colocated::choose(planner),
+            PolicyName::Disaggregated => disaggregated::choose(planner),
+        }
+    }
+}
+
+impl fmt::Display for PolicyName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for PolicyName {
+    type Err = UnknownPolicy;
+
+    fn from_str(name: &str) -> Result<Self, UnknownPolicy> {
+        Self::ALL.into_iter().find(|policy| policy.name() == name).ok_or_else(|| UnknownPolicy(name.to_owned()))
+    }
+}

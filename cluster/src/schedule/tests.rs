@@ -1,0 +1,282 @@
+//! Decisions as tables.
+
+use super::*;
+use std::{collections::BTreeMap, fmt::Write};
+use tidemill_proto::pool::Tier;
+
+/// Rows of `prompt tokens‥most tokens | prefill queues, ms | decode sequences×tokens+tail | pool leading blocks | decision`.
+/// Workers are named by kind and column: p0, d1, k0. They are on host `a`, or where an `@` says. A decision is
+/// `prefill decode home blocks read/blocks expected`.
+fn check(policy: &Policy, table: &str) {
+    let mut wrong = String::new();
+    for row in table.lines().map(str::trim).filter(|row| !row.is_empty()) {
+        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+        let [tokens, prefill, decode, pools, expected] = cells[..] else { panic!("row `{row}`") };
+        let cost = CostModel::default();
+        let hosts: BTreeMap<String, Host> = ["a", "b", "c"].map(|name| (name.to_owned(), Host(name.into()))).into();
+        let items = |cell: &str| -> Vec<(usize, (String, &Host))> {
+            let item = |item: &str| {
+                let (item, host) = item.split_once('@').unwrap_or((item, "a"));
+                (item.to_owned(), &hosts[host])
+            };
+            cell.split_whitespace().filter(|item| *item != "-").map(item).enumerate().collect()
+        };
+        let leading: Vec<usize> = items(pools).iter().map(|(_, (blocks, _))| blocks.parse().unwrap()).collect();
+        let holders = |block| leading.iter().enumerate().filter(move |(_, blocks)| block < **blocks);
+        let holder = |(i, _): (usize, _)| Holder { node: Epoch(300 + i as u64), tier: Tier::Dram };
+        let held: Vec<Vec<Holder>> =
+            (0..leading.iter().copied().max().unwrap_or(0)).map(|block| holders(block).map(holder).collect()).collect();
+        let snapshot = Snapshot {
+            prefill: items(prefill)
+                .iter()
+                .map(|(i, (ms, host))| PrefillCandidate {
+                    worker: Epoch(100 + *i as u64),
+                    host,
+                    queue_ms: ms.parse().unwrap(),
+                    cached_blocks: 0,
+                    cost: &cost.prefill,
+                })
+                .collect(),
+            decode: items(decode)
+                .iter()
+                .map(|(i, (item, host))| {
+                    let (sequences, rest) = item.split_once('×').unwrap();
+                    let (tokens, tail) = rest.split_once('+').unwrap();
+                    DecodeCandidate {
+                        worker: Epoch(200 + *i as u64),
+                        host,
+                        sequences: sequences.parse().unwrap(),
+                        tokens: tokens.parse().unwrap(),
+                        tail_tokens: tail.parse().unwrap(),
+                        device_blocks: 256,
+                        context_tokens: 4096,
+                        work_max: 8,
+                        cached_blocks: 0,
+                        cost: &cost.decode,
+                    }
+                })
+                .collect(),
+            pools: items(pools)
+                .iter()
+                .map(|(i, (_, host))| PoolCandidate {
+                    node: Epoch(300 + *i as u64),
+                    host,
+                    draining: false,
+                    free_blocks: 100 - *i as u64,
+                    room_blocks: 100,
+                })
+                .collect(),
+            blocks: held.iter().map(Vec::as_slice).collect(),
+            block_bytes: 1 << 16,
+            cost: &cost,
+        };
+        let (tokens, tokens_max) = tokens.split_once('‥').unwrap_or((tokens, tokens));
+        let (tokens, tokens_max) = (tokens.parse().unwrap(), tokens_max.parse().unwrap());
+        let got = describe(schedule(policy, &snapshot, &Demand { tokens, tokens_max, local_only: false, joins: None, seed: 1 }));
+        if got != expected {
+            writeln!(wrong, "{row}\n    got {got}").unwrap();
+        }
+    }
+    assert!(wrong.is_empty(), "\n{wrong}");
+}
+
+fn describe(decision: Decision) -> String {
+    match decision {
+        Decision::Queue => "queue".into(),
+        Decision::TooLong { context } => format!("too long for {context}"),
+        Decision::Place(p) => {
+            let name = |kind, epoch: Option<Epoch>| epoch.map_or("-".into(), |e| format!("{kind}{}", e.0 % 100));
+            format!(
+                "{} {} {} {}/{}",
+                name("p", p.prefill),
+                name("d", Some(p.decode)),
+                name("k", p.home),
+                p.read.iter().map(|run| run.blocks).sum::<u32>(),
+                p.expected_blocks
+            )
+        }
+    }
+}
+
+fn policy(local_tail_tokens: Option<u32>) -> Policy {
+    Policy { name: PolicyName::LeastTtft, local_tail_tokens, ..Policy::default() }
+}
+
+#[test]
+fn always_disaggregated() {
+    check(
+        &policy(Some(0)),
+        "
+        100    | 0       | 0×0+0             | 0     | p0 d0 k0 0/6
+        96     | 0       | 0×0+0             | 0     | p0 d0 k0 0/5
+        97     | 0       | 0×0+0             | 0     | p0 d0 k0 0/6
+        16     | 0       | 0×0+0             | 0     | - d0 k0 0/0
+        17     | 0       | 0×0+0             | 0     | p0 d0 k0 0/1
+        100    | 0       | 0×0+0             | 2     | p0 d0 k0 2/6
+        100    | 0       | 0×0+0             | 6     | - d0 k0 6/6
+        96     | 0       | 0×0+0             | 6     | - d0 k0 5/5
+        100    | -       | 0×0+0             | 2     | - d0 k0 2/2
+        100    | 0       | 0×0+0             | -     | - d0 - 0/0
+        100    | 50 20   | 0×0+0             | 0     | p1 d0 k0 0/6
+        100    | 0       | 0×0+0             | 1 3   | p0 d0 k1 3/6
+        100    | 0       | 3×900+0 1×100+0   | 0     | p0 d1 k0 0/6
+        100    | 0       | 1×100+900 1×100+0 | 0     | p0 d1 k0 0/6
+        ",
+    );
+}
+
+#[test]
+fn room_decides_between_placing_and_queueing() {
+    check(
+        &policy(Some(0)),
+        "
+        100    | 0       | -                 | 0     | queue
+        100    | 0       | 8×100+0           | 0     | queue
+        100    | 0       | 8×100+0 7×4000+0  | 0     | p0 d1 k0 0/6
+        5000   | 0       | 0×0+0             | 0     | too long for 4096
+        5000   | 0       | -                 | 0     | queue
+        9‥4096 | 0       | 0×0+0             | 0     | - d0 k0 0/0
+        9‥4097 | 0       | 0×0+0             | 0     | too long for 4096
+        4000   | 0       | 2×6000+0          | 0     | queue
+        ",
+    );
+}
+
+#[test]
+fn a_suffix_stays_local_when_a_prefill_worker_could_not_even_begin_in_that_time() {
+    // The start values make a prompt token cost 1 ms, a step 5 ms and a hand-over 4 ms.
+    check(
+        &policy(None),
+        "
+        100    | 0       | 0×0+0             | 0     | p0 d0 k0 0/6
+        100    | 200     | 0×0+0             | 0     | - d0 k0 0/0
+        100    | 200     | 1×100+50          | 0     | - d0 k0 0/0
+        100    | 200     | 1×100+200         | 0     | p0 d0 k0 0/6
+        1000   | 200     | 0×0+0             | 0     | p0 d0 k0 0/62
+        1000   | 200     | 0×0+0             | 60    | - d0 k0 60/60
+        ",
+    );
+    check(
+        &policy(Some(64)),
+        "
+        65     | 0       | 0×0+0             | 0     | - d0 k0 0/0
+        81     | 0       | 0×0+0             | 0     | p0 d0 k0 0/5
+        ",
+    );
+}
+
+#[test]
+fn a_sibling_joins_the_prefill_job_of_its_request() {
+    let cost = CostModel::default();
+    let here = Host("here".into());
+    let snapshot = Snapshot {
+        prefill: vec![PrefillCandidate { worker: Epoch(1), host: &here, queue_ms: 0.0, cached_blocks: 0, cost: &cost.prefill }],
+        decode: vec![DecodeCandidate {
+            worker: Epoch(2),
+            host: &here,
+            sequences: 1,
+            tokens: 100,
+            tail_tokens: 0,
+            device_blocks: 256,
+            context_tokens: 4096,
+            work_max: 8,
+            cached_blocks: 0,
+            cost: &cost.decode,
+        }],
+        pools: [3, 4].map(|n| PoolCandidate { node: Epoch(n), host: &here, draining: false, free_blocks: n, room_blocks: n }).to_vec(),
+        blocks: Vec::new(),
+        block_bytes: 1,
+        cost: &cost,
+    };
+    let demand = Demand { tokens: 100, tokens_max: 200, local_only: false, joins: Some((Epoch(3), 6)), seed: 1 };
+    let Decision::Place(placed) = schedule(&policy(Some(0)), &snapshot, &demand) else { panic!() };
+    assert_eq!((placed.prefill, placed.home, placed.expected_blocks), (None, Some(Epoch(3)), 6));
+    let demand = Demand { local_only: true, joins: None, ..demand };
+    let Decision::Place(placed) = schedule(&policy(Some(0)), &snapshot, &demand) else { panic!() };
+    assert_eq!((placed.prefill, placed.expected_blocks), (None, 0), "scoring needs every position's logits");
+}
+
+#[test]
+fn mooncakes_policies_use_prefixes_and_queues_as_the_paper_says() {
+    let of = |name| Policy { name, ..Policy::default() };
+    let decode = "0×0+0@c";
+    let table = |rows: &str| rows.replace("D", decode);
+    // A prompt token costs 1 ms, so 60 blocks cost a second.
+    check(
+        &of(PolicyName::LoadBalancing),
+        &table(
+            "
+            1000 | 50@a 20@b   | D | 0@a 0@b 0@c   | p1 d0 k1 0/62
+            1000 | 50@a 60@b   | D | 60@a 0@b 0@c  | p0 d0 k0 60/62
+            1000 | 90@a 60@b   | D | 60@a 0@b 0@c  | p1 d0 k1 0/62
+            1000 | -           | D | 60@a 0@b 0@c  | - d0 k2 60/60
+            ",
+        ),
+    );
+    check(
+        &of(PolicyName::LocalCache),
+        &table(
+            "
+            1000 | 90@a 60@b   | D | 60@a 0@b 0@c  | p0 d0 k0 60/62
+            1000 | 9000@a 60@b | D | 60@a 0@b 0@c  | p1 d0 k1 0/62
+            1000 | 9000@a 60@b | D | 60@a 9@b 0@c  | p1 d0 k1 9/62
+            ",
+        ),
+    );
+    check(
+        &of(PolicyName::GlobalCache),
+        &table(
+            "
+            1000 | 90@a 60@b   | D | 60@a 0@b 0@c  | p1 d0 k1 60/62
+            1000 | 60@a 60@b   | D | 60@a 0@b 0@c  | p0 d0 k0 60/62
+            1000 | 900@a 60@b  | D | 60@a 45@b 0@c | p1 d0 k1 45/62
+            1000 | 900@a 60@b  | D | 60@a 30@b 0@c | p1 d0 k1 60/62
+            ",
+        ),
+    );
+    check(
+        &of(PolicyName::Colocated),
+        "
+        1000 | 0 | 0×0+0 1×100+0        | 0  | - d0 k0 0/0
+        1000 | 0 | 1×100+500 1×100+0    | 60 | - d1 k0 60/60
+        ",
+    );
+    check(
+        &of(PolicyName::Disaggregated),
+        "
+        100  | 9000 8000 | 0×0+0         | 0  | p1 d0 k0 0/6
+        100  | 9000      | 0×0+0         | 6  | - d0 k0 6/6
+        ",
+    );
+}
+
+#[test]
+fn the_random_policy_draws_from_all_prefill_workers_and_the_same_for_the_same_request() {
+    let (cost, here) = (CostModel::default(), Host("a".into()));
+    let prefill = (0..4).map(|n| PrefillCandidate { worker: Epoch(n), host: &here, queue_ms: 0.0, cached_blocks: 0, cost: &cost.prefill });
+    let decode = DecodeCandidate {
+        worker: Epoch(9),
+        host: &here,
+        sequences: 0,
+        tokens: 0,
+        tail_tokens: 0,
+        device_blocks: 256,
+        context_tokens: 4096,
+        work_max: 8,
+        cached_blocks: 0,
+        cost: &cost.decode,
+    };
+    let pool = PoolCandidate { node: Epoch(10), host: &here, draining: false, free_blocks: 9, room_blocks: 9 };
+    let snapshot =
+        Snapshot { prefill: prefill.collect(), decode: vec![decode], pools: vec![pool], blocks: Vec::new(), block_bytes: 1, cost: &cost };
+    let policy = Policy { name: PolicyName::Random, ..Policy::default() };
+    let drawn = |seed| {
+        let demand = Demand { tokens: 100, tokens_max: 200, local_only: false, joins: None, seed };
+        let Decision::Place(placement) = schedule(&policy, &snapshot, &demand) else { panic!() };
+        placement.prefill.unwrap().0
+    };
+    let mut counts = [0; 4];
+    (0..400).for_each(|seed| counts[drawn(seed) as usize] += 1);
+    assert!(counts.iter().all(|count| (60..140).contains(count)), "{counts:?}");
+    assert_eq!(drawn(7), drawn(7));
+}
