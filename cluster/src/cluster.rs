@@ -11,6 +11,7 @@
 use crate::{
     RequestEvent,
     admission::AdmissionPolicy,
+    class::Classes,
     cost::CostModel,
     index::{PrefixIndex, frequency::FrequencySketch},
     load::Load,
@@ -30,6 +31,7 @@ pub struct ClusterSettings {
     pub id_base: u64,
     pub admission: AdmissionPolicy,
     pub policy: Policy,
+    pub classes: Classes,
     /// Longest wait for a place.
     pub queue_wait_max: Duration,
     /// A worker that says nothing for this long is dead.

@@ -2,6 +2,7 @@
 //!
 //! - [`Cluster`]: the machine as a whole; `workers`: workers' events
 //! - `lifecycle`: a request's stages, one per file; `requests`: requests, their sequences and the queue
+//! - [`class`]: what requests are promised
 //! - [`admission`]: may a request come in; [`schedule`]: where a sequence runs. Both pure, over what `candidates` joins
 //! - [`membership`]: the members, on which all coordinators can agree
 //! - [`load`]: each worker's work from this coordinator, and its last report (never replicated)
@@ -11,6 +12,7 @@
 
 pub mod admission;
 mod candidates;
+pub mod class;
 mod cluster;
 pub mod cost;
 pub mod index;

@@ -1,5 +1,6 @@
 //! A request as its client sees it: its parameters, events, usage and failures.
 
+use crate::class::ClassId;
 use std::time::Duration;
 use tidemill_proto::{
     block::Token,
@@ -15,6 +16,7 @@ pub struct NewRequest {
     pub prompt: Tokens,
     /// Tenant's cache salt.
     pub salt: Vec<u8>,
+    pub class: ClassId,
     /// Of the first choice; choice `j` draws with `seed + j`.
     pub sampling: Sampling,
     pub stop: StopRule,

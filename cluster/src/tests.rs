@@ -3,6 +3,7 @@
 use crate::{
     Action, Cluster, ClusterSettings, Failure, NewRequest, Outcome, RequestEvent,
     admission::AdmissionPolicy,
+    class::{ClassId, Classes},
     lifecycle::{HANDOVER_MAX, LOSSES_MAX},
     membership::tests::{engine, model, register, register_at},
     schedule::Policy,
@@ -32,6 +33,7 @@ fn settings() -> ClusterSettings {
         id_base: 1 << 40,
         admission: AdmissionPolicy { queue_max: 6 },
         policy: Policy { local_tail_tokens: Some(0), decode_sequences_max: Some(3), replicate_after: Some(2), ..Policy::default() },
+        classes: Classes::default(),
         queue_wait_max: Duration::from_secs(20),
         heartbeat_dead: Duration::from_secs(5),
     }
@@ -41,6 +43,7 @@ fn request(tokens: usize, choices: u32) -> NewRequest {
     NewRequest {
         prompt: (0..tokens as u32).collect(),
         salt: Vec::new(),
+        class: ClassId::default(),
         sampling: Sampling::default(),
         stop: StopRule { max_tokens: 4, min_tokens: 0, stop_tokens: vec![STOP] },
         constraint: None,

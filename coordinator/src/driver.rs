@@ -178,7 +178,12 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidemill_cluster::{Outcome, admission::AdmissionPolicy, schedule::Policy};
+    use tidemill_cluster::{
+        Outcome,
+        admission::AdmissionPolicy,
+        class::{ClassId, Classes},
+        schedule::Policy,
+    };
     use tidemill_gateway::backend::Submission;
     use tidemill_proto::{
         block::LayoutFingerprint,
@@ -208,6 +213,7 @@ mod tests {
             id_base: 0,
             admission: AdmissionPolicy { queue_max: 64 },
             policy: Policy::default(),
+            classes: Classes::default(),
             queue_wait_max: Duration::from_secs(60),
             heartbeat_dead: Duration::from_secs(60),
         };
@@ -218,6 +224,7 @@ mod tests {
         NewRequest {
             prompt: vec![1, 2, 3].into(),
             salt: Vec::new(),
+            class: ClassId::default(),
             sampling: Sampling::default(),
             stop: StopRule { max_tokens: 1000, ..StopRule::default() },
             constraint: None,

@@ -61,13 +61,13 @@ impl Coordinator {
         };
         let quic = endpoint.local_addr();
         tracing::info!(name = settings.name, model = settings.served_model_name, %http, ?admin, %quic, "coordinator is up");
-        let driver = Driver::new(settings.cluster, text.config.identity.clone());
         let gateway = GatewaySettings {
             model_name: settings.served_model_name,
-            objectives: settings.objectives,
+            classes: settings.cluster.classes.clone(),
             request_timeout: settings.request_timeout,
             body_bytes_max: settings.body_bytes_max,
         };
+        let driver = Driver::new(settings.cluster, text.config.identity.clone());
         let gateway = Gateway::new(Arc::<Driver>::clone(&driver), text, gateway);
         Ok(Self {
             gateway: Arc::new(gateway),

@@ -5,9 +5,9 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use tidemill_cluster::{
     ClusterSettings,
     admission::AdmissionPolicy,
+    class::{Class, Classes, OnMiss},
     schedule::{Policy, PolicyName},
 };
-use tidemill_gateway::metrics::Objectives;
 use tidemill_net::{
     config::{ConfigError, invalid, parse_bytes, required},
     uplink::HEARTBEAT_DEAD,
@@ -68,12 +68,16 @@ pub struct Flags {
     /// Connections of clients at a time; more wait to be accepted [default: 4096]
     #[arg(long, value_name = "N")]
     pub connections_max: Option<usize>,
-    /// Time to first token that counts as good, in milliseconds [default: 2000]
+    /// Time to first token that the class `standard` promises, in milliseconds, where no [[class]] is given [default: 2000]
     #[arg(long, value_name = "MS")]
     pub slo_ttft_ms: Option<u64>,
-    /// Time per further token that counts as good, in milliseconds [default: 100]
+    /// Time per further token that the class `standard` promises, in milliseconds, where no [[class]] is given [default: 100]
     #[arg(long, value_name = "MS")]
     pub slo_tpot_ms: Option<u64>,
+    /// Service classes, in the file only: `[[class]]` sections
+    #[arg(skip)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub class: Vec<ClassFlags>,
     /// At the end, running requests get this many seconds to finish [default: 30]
     #[arg(long, value_name = "S")]
     pub drain_s: Option<u64>,
@@ -83,6 +87,44 @@ pub struct Flags {
     /// End when stdin does: whoever started this process is gone
     #[arg(long, num_args = 0..=1, default_missing_value = "true")]
     pub exit_with_parent: Option<bool>,
+}
+
+/// One service class.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClassFlags {
+    pub name: String,
+    /// The `service_tier` of requests that chooses it [default: its name]
+    pub service_tier: Option<String>,
+    /// Limits in milliseconds [default: none]
+    pub ttft_ms: Option<f64>,
+    pub tpot_ms: Option<f64>,
+    /// The higher one goes first [default: 1]
+    pub priority: Option<u8>,
+    /// Worth of one request that keeps its limits [default: 1]
+    pub weight: Option<f32>,
+    /// `reject`, `queue` or `late` [default: late]
+    pub on_miss: Option<String>,
+}
+
+impl ClassFlags {
+    fn check(self) -> Result<Class, ConfigError> {
+        let on_miss = match self.on_miss.as_deref() {
+            Some("reject") => OnMiss::Reject,
+            Some("queue") => OnMiss::Queue,
+            Some("late") | None => OnMiss::Late,
+            Some(other) => return Err(invalid("class.on_miss", other, "must be reject, queue or late")),
+        };
+        Ok(Class {
+            service_tier: self.service_tier.unwrap_or_else(|| self.name.clone()),
+            name: self.name,
+            ttft_ms: self.ttft_ms,
+            tpot_ms: self.tpot_ms,
+            priority: self.priority.unwrap_or(1),
+            weight: self.weight.unwrap_or(1.0),
+            on_miss,
+        })
+    }
 }
 
 /// Everything checked, defaults filled in.
@@ -99,7 +141,6 @@ pub struct Settings {
     pub request_timeout: Duration,
     pub body_bytes_max: usize,
     pub connections_max: usize,
-    pub objectives: Objectives,
     pub drain: Duration,
     pub log: String,
     pub exit_with_parent: bool,
@@ -142,6 +183,13 @@ impl Flags {
             },
             replicate_after: Some(self.replicate_after.unwrap_or(REPLICATE_AFTER)).filter(|&reads| reads > 0),
         };
+        let classes = if self.class.is_empty() {
+            let limit = |key, value: Option<u64>, default| positive(key, value.unwrap_or(default)).map(|ms| ms as f64);
+            Classes::defaults(limit("slo_ttft_ms", self.slo_ttft_ms, 2000)?, limit("slo_tpot_ms", self.slo_tpot_ms, 100)?)
+        } else {
+            let classes = self.class.into_iter().map(ClassFlags::check).collect::<Result<Vec<_>, _>>()?;
+            Classes::new(classes).map_err(|error| invalid("class", "[[class]]", error.to_string()))?
+        };
         Ok(Settings {
             name: self.name.unwrap_or_else(|| "coordinator-0".into()),
             http: self.http.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8000))),
@@ -153,16 +201,13 @@ impl Flags {
                 id_base: u64::from(rand::random::<u32>()) << 32,
                 admission: AdmissionPolicy { queue_max: positive("queue_max", self.queue_max.unwrap_or(1024) as u64)? as usize },
                 policy,
+                classes,
                 queue_wait_max: seconds("queue_wait_s", self.queue_wait_s, 60)?,
                 heartbeat_dead: HEARTBEAT_DEAD,
             },
             request_timeout: seconds("request_timeout_s", self.request_timeout_s, 600)?,
             body_bytes_max: positive("body_bytes_max", body_bytes_max)? as usize,
             connections_max: within(1, CONNECTIONS_MAX, "connections_max", self.connections_max.unwrap_or(4096))?,
-            objectives: Objectives::new(
-                Duration::from_millis(self.slo_ttft_ms.unwrap_or(2000)),
-                Duration::from_millis(self.slo_tpot_ms.unwrap_or(100)),
-            ),
             drain: Duration::from_secs(self.drain_s.unwrap_or(30)),
             log: self.log.unwrap_or_else(|| "info".into()),
             exit_with_parent: self.exit_with_parent.unwrap_or(false),
@@ -184,6 +229,32 @@ mod tests {
         let settings = flags().check().unwrap();
         assert_eq!((settings.http.port(), settings.body_bytes_max), (8000, 8 << 20));
         assert_eq!(settings.cluster.id_base & 0xffff_ffff, 0);
+    }
+
+    #[test]
+    fn classes_come_from_the_file() {
+        let file = "
+            [[class]]
+            name = 'chat'
+            service_tier = 'default'
+            ttft_ms = 500
+            tpot_ms = 50
+            on_miss = 'reject'
+            [[class]]
+            name = 'night'
+            priority = 0
+            ";
+        let flags = |file: &str| Flags { class: toml::from_str::<Flags>(file).unwrap().class, ..flags() };
+        let classes = flags(file).check().unwrap().cluster.classes;
+        let class = |tier| classes.by_tier(tier).map(|id| classes.get(id));
+        assert_eq!(class(None).map(|class| (class.ttft_ms, class.on_miss)), Some((Some(500.0), OnMiss::Reject)));
+        assert_eq!(class(Some("night")).map(|class| (class.ttft_ms, class.priority)), Some((None, 0)));
+        assert_eq!(class(Some("priority")), None);
+        for (from, to, words) in [("'reject'", "'never'", "never"), ("'default'", "'gold'", "default"), ("500", "-1.0", "ttft_ms")] {
+            let error = flags(&file.replace(from, to)).check().unwrap_err().to_string();
+            assert!(error.contains("class") && error.contains(words), "{error}");
+        }
+        assert!(toml::from_str::<Flags>(&file.replace("tpot_ms", "tpot")).is_err());
     }
 
     #[test]

@@ -117,7 +117,14 @@ function read(metrics) {
   }
   /** @param {string} name */
   const total = (name) => ({ sum: values.get(`tidemill_${name}_seconds_sum`) ?? 0, count: values.get(`tidemill_${name}_seconds_count`) ?? 0 });
-  return { ttft: total("ttft"), tpot: total("tpot"), goodput: values.get("tidemill_goodput_ratio") ?? null };
+  /** @param {string} outcome */
+  const choices = (outcome) => {
+    const ended = [...values].filter(([name]) => name.startsWith("tidemill_class_choices_total{") && name.includes(`outcome="${outcome}"`));
+    return ended.reduce((sum, [, count]) => sum + count, 0);
+  };
+  const attained = choices("attained");
+  const finished = attained + choices("missed");
+  return { ttft: total("ttft"), tpot: total("tpot"), goodput: finished > 0 ? attained / finished : null };
 }
 
 /**

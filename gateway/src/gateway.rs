@@ -21,7 +21,7 @@ use std::{
     },
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
-use tidemill_cluster::{ClusterView, NewRequest, Rejection};
+use tidemill_cluster::{ClusterView, NewRequest, Rejection, class::Classes};
 use tidemill_proto::{
     sampling::{Sampling, StopRule},
     tokens::Tokens,
@@ -35,7 +35,7 @@ const BODY_READ_MAX: Duration = Duration::from_secs(60);
 pub struct GatewaySettings {
     /// The model's name in the API.
     pub model_name: String,
-    pub objectives: Objectives,
+    pub classes: Classes,
     /// No request lives longer.
     pub request_timeout: Duration,
     pub body_bytes_max: usize,
@@ -66,7 +66,7 @@ impl Gateway {
             text,
             model_name: settings.model_name,
             created: unix_seconds(),
-            objectives: Arc::new(settings.objectives),
+            objectives: Arc::new(Objectives::new(settings.classes)),
             recent: Arc::default(),
             viewers: Arc::new(Semaphore::new(VIEWERS_MAX)),
             request_timeout: settings.request_timeout,
@@ -89,6 +89,10 @@ impl Gateway {
 
     pub fn text(&self) -> &TextModel {
         &self.text
+    }
+
+    pub fn classes(&self) -> &Classes {
+        self.objectives.classes()
     }
 
     pub fn model_name(&self) -> &str {
@@ -178,6 +182,7 @@ impl Gateway {
         let request = |prompt: &Tokens| NewRequest {
             prompt: prompt.clone(),
             salt: options.salt.clone(),
+            class: options.class,
             sampling: Sampling { logprobs: options.sampling.logprobs.filter(|_| !hidden), ..options.sampling.clone() },
             stop: StopRule { max_tokens: generated, min_tokens, stop_tokens: options.rules.stop_tokens.clone() },
             constraint: options.constraint.clone(),
@@ -185,7 +190,9 @@ impl Gateway {
             prompt_logprobs,
             timeout: self.request_timeout,
         };
-        let submission = Submission::new(Arc::clone(&self.backend), prompts.iter().map(request).collect())?;
+        let submission = Submission::new(Arc::clone(&self.backend), prompts.iter().map(request).collect());
+        let choices = prompts.len() as u64 * u64::from(options.choices);
+        let submission = submission.inspect_err(|_| self.objectives.reject(options.class, choices))?;
         Ok(Answer::new(submission, prompts, options, hidden, &self.text, Arc::clone(&self.objectives), Arc::clone(&self.recent)))
     }
 

@@ -12,7 +12,10 @@ use std::{
     },
     time::Duration,
 };
-use tidemill_cluster::ClusterView;
+use tidemill_cluster::{
+    ClusterView,
+    class::{ClassId, Classes},
+};
 use tidemill_proto::message::{Role, StepSample};
 
 /// Upper bounds of the latency histograms, in seconds.
@@ -49,7 +52,8 @@ fn describe() {
     describe_histogram!("tidemill_step_seconds", "One step of an engine");
     describe_histogram!("tidemill_batch_size", "Sequences that decoded a token in one step");
     describe_counter!("tidemill_requests_total", "Requests that ended, by outcome");
-    describe_gauge!("tidemill_goodput_ratio", "Share of finished choices that met the TTFT and TPOT objectives");
+    describe_gauge!("tidemill_goodput_ratio", "Share of a class's finished choices that kept its limits");
+    describe_counter!("tidemill_class_choices_total", "Choices by class: attained or missed its limits, or rejected");
 }
 
 /// How a request ended.
@@ -92,36 +96,60 @@ pub fn observe_e2e(time: Duration) {
     histogram!("tidemill_e2e_seconds").record(time);
 }
 
-/// Latencies that count as good service.
+/// The classes' limits, and how many choices kept them.
 #[derive(Debug)]
 pub struct Objectives {
-    pub ttft: Duration,
-    pub tpot: Duration,
-    met: AtomicU64,
+    classes: Classes,
+    kept: Vec<Kept>,
+}
+
+/// Of one class.
+#[derive(Debug, Default)]
+struct Kept {
+    attained: AtomicU64,
     finished: AtomicU64,
 }
 
 impl Objectives {
-    pub fn new(ttft: Duration, tpot: Duration) -> Self {
-        Self { ttft, tpot, met: AtomicU64::new(0), finished: AtomicU64::new(0) }
+    pub fn new(classes: Classes) -> Self {
+        let kept = classes.iter().map(|_| Kept::default()).collect();
+        Self { classes, kept }
+    }
+
+    pub fn classes(&self) -> &Classes {
+        &self.classes
+    }
+
+    /// So many choices of a class were not taken.
+    pub fn reject(&self, class: ClassId, choices: u64) {
+        count_class(&self.classes.get(class).name, "rejected", choices);
     }
 
     /// A choice ended in good order. `tpot`: where there was more than one token.
-    pub fn observe(&self, ttft: Duration, tpot: Option<Duration>) {
+    pub fn observe(&self, class: ClassId, ttft: Duration, tpot: Option<Duration>) {
         if let Some(tpot) = tpot {
             histogram!("tidemill_tpot_seconds").record(tpot);
         }
-        let met = ttft <= self.ttft && tpot.is_none_or(|tpot| tpot <= self.tpot);
-        let met = self.met.fetch_add(met.into(), Ordering::Relaxed) + u64::from(met);
-        let finished = self.finished.fetch_add(1, Ordering::Relaxed) + 1;
-        gauge!("tidemill_goodput_ratio").set(met as f64 / finished as f64);
+        let limits = self.classes.get(class);
+        let within = |time: Duration, limit: Option<f64>| limit.is_none_or(|limit| time.as_secs_f64() * 1e3 <= limit);
+        let met = within(ttft, limits.ttft_ms) && tpot.is_none_or(|tpot| within(tpot, limits.tpot_ms));
+        count_class(&limits.name, if met { "attained" } else { "missed" }, 1);
+        let Some(kept) = self.kept.get(usize::from(class.0)) else { return };
+        let attained = kept.attained.fetch_add(met.into(), Ordering::Relaxed) + u64::from(met);
+        let finished = kept.finished.fetch_add(1, Ordering::Relaxed) + 1;
+        gauge!("tidemill_goodput_ratio", "class" => limits.name.clone()).set(attained as f64 / finished as f64);
     }
 
-    /// `None` before the first choice ended.
+    /// Of all classes; `None` before the first choice ended.
     pub fn share_met(&self) -> Option<f64> {
-        let finished = self.finished.load(Ordering::Relaxed);
-        (finished > 0).then(|| self.met.load(Ordering::Relaxed) as f64 / finished as f64)
+        let sum = |count: fn(&Kept) -> &AtomicU64| self.kept.iter().map(|kept| count(kept).load(Ordering::Relaxed)).sum::<u64>();
+        let finished = sum(|kept| &kept.finished);
+        (finished > 0).then(|| sum(|kept| &kept.attained) as f64 / finished as f64)
     }
+}
+
+fn count_class(class: &str, outcome: &'static str, choices: u64) {
+    counter!("tidemill_class_choices_total", "class" => class.to_owned(), "outcome" => outcome).increment(choices);
 }
 
 pub struct WorkerLabels {

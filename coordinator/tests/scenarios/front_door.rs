@@ -231,6 +231,36 @@ async fn a_token_without_an_embedding_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_service_tier_chooses_the_class_and_is_echoed() {
+    let cluster = Cluster::start(|_| {}).await;
+    let _worker = cluster.join("decode-0", RoleInfo::Decode(engine()), Script::reply(&ids("y"))).await;
+    for path in ["/v1/chat/completions", "/v1/completions"] {
+        let body = |tier: Value| json!({"messages": user("y"), "prompt": "y", "max_tokens": 1, "service_tier": tier});
+        for (asked, got) in [("priority", "priority"), ("flex", "flex"), ("auto", "default"), ("default", "default")] {
+            let (status, answer) = cluster.ask(path, body(json!(asked))).await;
+            assert_eq!((status, &answer["service_tier"]), (200, &json!(got)), "{answer}");
+        }
+        let (_, answer) = cluster.ask(path, body(Value::Null)).await;
+        assert_eq!(answer.get("service_tier"), None, "{answer}");
+        let (status, answer) = cluster.ask(path, body(json!("gold"))).await;
+        assert_eq!((status, &answer["error"]["param"]), (400, &json!("service_tier")), "{answer}");
+        let mut streamed = body(json!("flex"));
+        streamed["stream"] = json!(true);
+        let stream = cluster.post(path, streamed).await.text().await.unwrap();
+        assert!(
+            stream.lines().filter(|line| line.starts_with("data: {")).all(|line| line.contains(r#""service_tier":"flex""#)),
+            "{stream}"
+        );
+    }
+    let metrics = cluster.get("/metrics").await.text().await.unwrap();
+    for class in ["standard", "interactive", "batch"] {
+        assert!(metrics.contains(&format!("tidemill_goodput_ratio{{class=\"{class}\"}}")), "{metrics}");
+        assert!(metrics.contains(&format!("tidemill_class_choices_total{{class=\"{class}\",outcome=\"attained\"}}")), "{metrics}");
+    }
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn more_choices_than_the_queue_takes_are_an_error_for_good() {
     let cluster = Cluster::start(|flags| flags.queue_max = Some(4)).await;
     let _worker = cluster.join("decode-0", decode(), Script::reply(&[40])).await;

@@ -20,7 +20,7 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use tidemill_cluster::{ChoiceUsage, Outcome, RequestEvent};
+use tidemill_cluster::{ChoiceUsage, Outcome, RequestEvent, class::ClassId};
 use tidemill_proto::{block::Token, sampling::TokenLogprob, tokens::Tokens};
 
 /// How long a stream's first event may take before the status line goes out without it. Until then an error still has
@@ -41,6 +41,7 @@ pub struct Delta {
 pub struct Answer {
     submission: Submission,
     objectives: Arc<Objectives>,
+    class: ClassId,
     recent: Arc<Recent>,
     /// When the request came in.
     arrived: Instant,
@@ -88,6 +89,7 @@ impl Answer {
         Self {
             submission,
             objectives,
+            class: options.class,
             recent,
             arrived: options.arrived,
             open: choices.len(),
@@ -213,7 +215,7 @@ impl Answer {
         self.open -= 1;
         if let (Some(first), Some(last)) = (choice.first, choice.last) {
             let tpot = (choice.tokens > 1).then(|| (last - first) / (choice.tokens - 1));
-            self.objectives.observe(first - self.arrived, tpot);
+            self.objectives.observe(self.class, first - self.arrived, tpot);
             usage.predicted_ttft_ms.into_iter().for_each(metrics::observe_predicted_ttft);
             self.recent.push(finished(&usage, choice.tokens, first - self.arrived, tpot));
         }

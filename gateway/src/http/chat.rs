@@ -80,6 +80,7 @@ impl Endpoint for Chat {
             model: call.model.clone(),
             choices: choices.into_iter().map(choice).collect(),
             usage,
+            service_tier: call.options.service_tier.clone(),
             prompt_token_ids: call.options.return_token_ids.then(|| call.prompt(0).clone()),
         }
     }
@@ -150,6 +151,7 @@ fn chunk(call: &Call, choices: Vec<ChatChunkChoice>, usage: Option<Usage>) -> Ch
         choices,
         usage: call.options.include_usage.then_some(usage),
         prompt_token_ids: None,
+        service_tier: call.options.service_tier.clone(),
     }
 }
 

@@ -163,8 +163,16 @@ fn push_logprob(call: &Call, logprobs: &mut CompletionLogprobs, token: Token, lo
 }
 
 fn response(call: &Call, choices: Vec<CompletionChoice>, usage: Option<Option<Usage>>) -> CompletionResponse {
-    let Call { id, created, model, .. } = call;
-    CompletionResponse { id: id.clone(), object: "text_completion", created: *created, model: model.clone(), choices, usage }
+    let Call { id, created, model, options, .. } = call;
+    CompletionResponse {
+        id: id.clone(),
+        object: "text_completion",
+        created: *created,
+        model: model.clone(),
+        choices,
+        usage,
+        service_tier: options.service_tier.clone(),
+    }
 }
 
 fn chunk(call: &Call, choices: Vec<CompletionChoice>, usage: Option<Usage>) -> CompletionResponse {

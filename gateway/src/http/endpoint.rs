@@ -111,7 +111,7 @@ fn understand<E: Endpoint>(gateway: &Gateway, arrived: Instant, body: &[u8]) -> 
     let request: GenerateRequest = parse::json(body)?;
     gateway.check_model(request.model.as_deref())?;
     let body: E::Body = parse::json(body)?;
-    let mut options = Options::check(arrived, request, gateway.text())?;
+    let mut options = Options::check(arrived, request, gateway.text(), gateway.classes())?;
     let (endpoint, prompts) = E::understand(gateway, body, &mut options)?;
     Ok((endpoint, options, prompts.into_iter().map(Tokens::from).collect()))
 }

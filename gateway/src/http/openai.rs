@@ -34,6 +34,8 @@ pub struct GenerateRequest {
     pub return_token_ids: Option<bool>,
     /// Separates cached prefixes: only requests with the same salt share them.
     pub cache_salt: Option<String>,
+    /// Chooses the service class.
+    pub service_tier: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
@@ -128,6 +130,9 @@ pub struct ChatResponse {
     pub usage: Usage,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_ids: Option<Tokens>,
+    /// The one that it was served in, if the client asked for any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub service_tier: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -160,6 +165,9 @@ pub struct ChatChunk {
     pub usage: Option<Option<Usage>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_ids: Option<Tokens>,
+    /// The one that it was served in, if the client asked for any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub service_tier: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -211,6 +219,9 @@ pub struct CompletionResponse {
     pub choices: Vec<CompletionChoice>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Option<Usage>>,
+    /// The one that it was served in, if the client asked for any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub service_tier: Option<String>,
 }
 
 #[derive(Debug, Serialize)]

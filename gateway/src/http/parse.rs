@@ -14,6 +14,7 @@ use crate::{
 use axum::body::{Body, to_bytes};
 use serde::de::DeserializeOwned;
 use std::{error::Error, ops::RangeBounds, time::Instant};
+use tidemill_cluster::class::{ClassId, Classes};
 use tidemill_proto::{
     block::Token,
     grammar::{Constraint, Grammar},
@@ -78,13 +79,16 @@ pub struct Options {
     pub constraint: Option<Constraint>,
     pub return_token_ids: bool,
     pub salt: Vec<u8>,
+    pub class: ClassId,
+    /// The class's tier, if the client asked for any.
+    pub service_tier: Option<String>,
     /// Without log-probabilities; the endpoints spell those differently.
     pub sampling: Sampling,
 }
 
 impl Options {
     /// Fills in the model author's defaults, then the API's.
-    pub fn check(arrived: Instant, request: GenerateRequest, model: &TextModel) -> Result<Self, ApiError> {
+    pub fn check(arrived: Instant, request: GenerateRequest, model: &TextModel, classes: &Classes) -> Result<Self, ApiError> {
         let vocab_size = model.config.identity.vocab_size;
         let choices = in_range("n", request.n.unwrap_or(1), 1..=CHOICES_MAX)?;
         if request.best_of.is_some_and(|best_of| best_of > choices) {
@@ -111,6 +115,16 @@ impl Options {
         let stream_options = request.stream_options.unwrap_or_default();
         let salt = request.cache_salt.unwrap_or_default().into_bytes();
         at_most("cache_salt", salt.len(), SALT_BYTES_MAX)?;
+
+        let tier = request.service_tier.as_deref();
+        let class = classes.by_tier(tier).ok_or_else(|| {
+            let tiers = classes.iter().map(|(_, class)| format!("`{}`", class.service_tier)).collect::<Vec<_>>().join(", ");
+            ApiError::invalid(
+                "service_tier",
+                format!("`service_tier` is `{}`: it must be `auto` or one of {tiers}", tier.unwrap_or_default()),
+            )
+        })?;
+        let service_tier = tier.map(|_| classes.get(class).service_tier.clone());
 
         let SamplingDefaults { temperature, top_p, top_k, min_p, repetition_penalty } = model.config.sampling;
         let top_k = request.top_k.or(top_k).unwrap_or(0);
@@ -148,6 +162,8 @@ impl Options {
             constraint: None,
             return_token_ids: request.return_token_ids.unwrap_or(false),
             salt,
+            class,
+            service_tier,
             sampling,
         })
     }
