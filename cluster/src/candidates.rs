@@ -25,7 +25,7 @@ pub(crate) fn prefill<'a>(membership: &'a Membership, load: &Load, cost: &'a Cos
                 host,
                 queue_ms,
                 cached_blocks: 0,
-                cost: &cost.prefill,
+                cost: cost.steps(worker, Role::Prefill),
             })
         }
         RoleInfo::Decode(_) | RoleInfo::Kvpool { .. } => None,
@@ -49,7 +49,7 @@ pub(crate) fn decode<'a>(membership: &'a Membership, load: &Load, cost: &'a Cost
             context_tokens,
             work_max,
             cached_blocks: 0,
-            cost: &cost.decode,
+            cost: cost.steps(worker, Role::Decode),
         })
     };
     membership.taking_work().filter_map(candidate).collect()

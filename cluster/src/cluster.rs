@@ -148,6 +148,7 @@ impl Cluster {
         self.index.check_integrity();
         self.cost.check_integrity();
         self.requests.check_integrity();
+        assert!(self.cost.workers().all(|worker| self.membership.get(worker).is_some()), "costs of workers that are gone");
         let members: Vec<Epoch> = self.membership.iter().map(|(epoch, _)| epoch).collect();
         assert!(self.load.workers().eq(members.iter().copied()), "every member has a load, and nobody else");
         let pools = self.membership.iter().filter(|(_, member)| member.pool_addr().is_some()).map(|(epoch, _)| epoch);

@@ -30,4 +30,4 @@ mod workers;
 pub use cluster::{Action, Cluster, ClusterSettings, Warning};
 pub use membership::Refusal;
 pub use request::{ChoiceUsage, Failure, NewRequest, Outcome, Rejection, RequestEvent};
-pub use view::{ClusterView, MemberView};
+pub use view::{ClusterView, MemberView, PredictionError};

@@ -36,12 +36,22 @@ pub struct MemberView {
     pub assigned: usize,
     /// Its last report, without steps.
     pub report: Report,
+    /// Engines: how far predictions of its steps were off, as a share of the time that they took.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prediction_error: Option<PredictionError>,
     /// Pool nodes: blocks that the prefix index knows there.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub indexed_blocks: Option<usize>,
     /// Pool nodes: where their clients connect.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub addr: Option<std::net::SocketAddr>,
+}
+
+/// Half, and nine tenths, of the last predictions were off by no more than this.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct PredictionError {
+    pub p50: f64,
+    pub p90: f64,
 }
 
 impl Cluster {
@@ -70,6 +80,10 @@ impl Cluster {
             seconds_since_heartbeat: now.saturating_sub(load.heard).as_secs_f64(),
             assigned: load.decode.sequences as usize + load.prefill.len(),
             report,
+            prediction_error: self
+                .cost
+                .step_errors(epoch)
+                .and_then(|errors| Some(PredictionError { p50: errors.quantile(0.5)?, p90: errors.quantile(0.9)? })),
             indexed_blocks: (member.role() == Role::Kvpool).then(|| self.index.len(epoch)),
             addr: member.pool_addr(),
         })

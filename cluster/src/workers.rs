@@ -46,6 +46,7 @@ impl Cluster {
     pub fn worker_down(&mut self, now: Duration, worker: Epoch) {
         let Some(member) = self.membership.remove(worker) else { return };
         let jobs = self.load.remove_worker(worker);
+        self.cost.forget(worker);
         match member.role() {
             Role::Decode => self.decode_worker_down(now, worker),
             Role::Prefill => self.prefill_worker_down(now, &jobs),
@@ -56,14 +57,7 @@ impl Cluster {
 
     fn heartbeat(&mut self, worker: Epoch, role: Role, mut report: Report) {
         report.steps.truncate(Report::STEPS_MAX);
-        let cost = match role {
-            Role::Prefill => Some(&mut self.cost.prefill),
-            Role::Decode => Some(&mut self.cost.decode),
-            Role::Kvpool => None,
-        };
-        if let Some(cost) = cost {
-            report.steps.iter().for_each(|step| cost.observe(step));
-        }
+        self.cost.observe_steps(worker, role, &report.steps);
         let after = report.counters.transfer;
         if let Some(before) = self.load.reported(worker, report) {
             self.cost.observe_transfer(&before.counters.transfer, &after);

@@ -2,7 +2,7 @@
 
 use super::*;
 use std::{collections::BTreeMap, fmt::Write};
-use tidemill_proto::pool::Tier;
+use tidemill_proto::{message::Role, pool::Tier};
 
 /// Rows of `prompt tokens‥most tokens | prefill queues, ms | decode sequences×tokens+tail | pool leading blocks | decision`.
 /// Workers are named by kind and column: p0, d1, k0. They are on host `a`, or where an `@` says. A decision is
@@ -34,7 +34,7 @@ fn check(policy: &Policy, table: &str) {
                     host,
                     queue_ms: ms.parse().unwrap(),
                     cached_blocks: 0,
-                    cost: &cost.prefill,
+                    cost: cost.of_role(Role::Prefill),
                 })
                 .collect(),
             decode: items(decode)
@@ -52,7 +52,7 @@ fn check(policy: &Policy, table: &str) {
                         context_tokens: 4096,
                         work_max: 8,
                         cached_blocks: 0,
-                        cost: &cost.decode,
+                        cost: cost.of_role(Role::Decode),
                     }
                 })
                 .collect(),
@@ -170,7 +170,13 @@ fn a_sibling_joins_the_prefill_job_of_its_request() {
     let cost = CostModel::default();
     let here = Host("here".into());
     let snapshot = Snapshot {
-        prefill: vec![PrefillCandidate { worker: Epoch(1), host: &here, queue_ms: 0.0, cached_blocks: 0, cost: &cost.prefill }],
+        prefill: vec![PrefillCandidate {
+            worker: Epoch(1),
+            host: &here,
+            queue_ms: 0.0,
+            cached_blocks: 0,
+            cost: cost.of_role(Role::Prefill),
+        }],
         decode: vec![DecodeCandidate {
             worker: Epoch(2),
             host: &here,
@@ -181,7 +187,7 @@ fn a_sibling_joins_the_prefill_job_of_its_request() {
             context_tokens: 4096,
             work_max: 8,
             cached_blocks: 0,
-            cost: &cost.decode,
+            cost: cost.of_role(Role::Decode),
         }],
         pools: [3, 4].map(|n| PoolCandidate { node: Epoch(n), host: &here, draining: false, free_blocks: n, room_blocks: n }).to_vec(),
         blocks: Vec::new(),
@@ -253,7 +259,13 @@ fn mooncakes_policies_use_prefixes_and_queues_as_the_paper_says() {
 #[test]
 fn the_random_policy_draws_from_all_prefill_workers_and_the_same_for_the_same_request() {
     let (cost, here) = (CostModel::default(), Host("a".into()));
-    let prefill = (0..4).map(|n| PrefillCandidate { worker: Epoch(n), host: &here, queue_ms: 0.0, cached_blocks: 0, cost: &cost.prefill });
+    let prefill = (0..4).map(|n| PrefillCandidate {
+        worker: Epoch(n),
+        host: &here,
+        queue_ms: 0.0,
+        cached_blocks: 0,
+        cost: cost.of_role(Role::Prefill),
+    });
     let decode = DecodeCandidate {
         worker: Epoch(9),
         host: &here,
@@ -264,7 +276,7 @@ fn the_random_policy_draws_from_all_prefill_workers_and_the_same_for_the_same_re
         context_tokens: 4096,
         work_max: 8,
         cached_blocks: 0,
-        cost: &cost.decode,
+        cost: cost.of_role(Role::Decode),
     };
     let pool = PoolCandidate { node: Epoch(10), host: &here, draining: false, free_blocks: 9, room_blocks: 9 };
     let snapshot =

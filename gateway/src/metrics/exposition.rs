@@ -2,7 +2,7 @@
 
 use super::role_name;
 use std::fmt::Write;
-use tidemill_cluster::{ClusterView, MemberView};
+use tidemill_cluster::{ClusterView, MemberView, PredictionError};
 use tidemill_proto::message::{Blocks, Counters, Moved, Role, TierBlocks};
 
 /// Appends all of it.
@@ -143,6 +143,15 @@ const WORKER_FAMILIES: &[Family] = &[
         help: "Tokens drawn",
         samples: |m| vec![(vec![], m.report.counters.tokens_generated as f64)],
     },
+    Family {
+        name: "prediction_error_ratio",
+        kind: "gauge",
+        help: "How far predictions of a worker's steps were off, as a share of the time that they took",
+        samples: |m| {
+            let quantiles = |error: PredictionError| vec![(vec![("quantile", "0.5")], error.p50), (vec![("quantile", "0.9")], error.p90)];
+            m.prediction_error.map_or(vec![], quantiles)
+        },
+    },
     Family { name: "steps_total", kind: "counter", help: "Engine steps", samples: |m| vec![(vec![], m.report.counters.steps as f64)] },
 ];
 
@@ -223,6 +232,7 @@ mod tests {
             seconds_since_heartbeat: 0.0,
             assigned: 0,
             report: report.clone(),
+            prediction_error: None,
             indexed_blocks: None,
             addr: None,
         };
