@@ -15,7 +15,7 @@ use tidemill_proto::{
 /// Before its first client a pool node knows no block size, and holds nothing that could be pushed out.
 const EVERYTHING_FITS: u64 = u64::MAX;
 
-pub(crate) fn prefill<'a>(membership: &'a Membership, load: &Load, cost: &'a CostModel, now: Duration) -> Vec<PrefillCandidate<'a>> {
+pub(crate) fn prefill<'a>(membership: &'a Membership, load: &'a Load, cost: &'a CostModel, now: Duration) -> Vec<PrefillCandidate<'a>> {
     let candidate = |(worker, member): (Epoch, &'a Member)| match &member.role {
         RoleInfo::Prefill(info) => {
             let queue = &load.get(worker)?.prefill;
@@ -24,6 +24,7 @@ pub(crate) fn prefill<'a>(membership: &'a Membership, load: &Load, cost: &'a Cos
                 worker,
                 host,
                 queue_ms,
+                queue,
                 cached_blocks: 0,
                 cost: cost.steps(worker, Role::Prefill),
             })
@@ -36,7 +37,7 @@ pub(crate) fn prefill<'a>(membership: &'a Membership, load: &Load, cost: &'a Cos
 pub(crate) fn decode<'a>(membership: &'a Membership, load: &Load, cost: &'a CostModel) -> Vec<DecodeCandidate<'a>> {
     let candidate = |(worker, member): (Epoch, &'a Member)| {
         let info = member.decode_info()?;
-        let DecodeLoad { sequences, tokens, tail_tokens } = load.get(worker)?.decode;
+        let DecodeLoad { sequences, tokens, tail_tokens, decoding, classes } = load.get(worker)?.decode;
         let EngineInfo { device_blocks, work_max, .. } = *info;
         let context_tokens = sequence_tokens_max(info);
         Some(DecodeCandidate {
@@ -45,6 +46,8 @@ pub(crate) fn decode<'a>(membership: &'a Membership, load: &Load, cost: &'a Cost
             sequences,
             tokens,
             tail_tokens,
+            decoding,
+            classes,
             device_blocks,
             context_tokens,
             work_max,

@@ -5,6 +5,8 @@ use serde::Serialize;
 /// Classes of one cluster, at most.
 pub const CLASSES_MAX: usize = 16;
 const NAME_BYTES_MAX: usize = 64;
+/// Milliseconds: eleven days.
+const LIMIT_MAX: f64 = 1e9;
 
 /// What happens to a request whose limits cannot be met as things are predicted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
@@ -30,7 +32,7 @@ pub struct Class {
     pub tpot_ms: Option<f64>,
     /// The higher one goes first.
     pub priority: u8,
-    /// Worth of one request that keeps its limits, and the share of a tenant's turn that it is charged for (the inverse).
+    /// Worth of one request that keeps its limits.
     pub weight: f32,
     pub on_miss: OnMiss,
 }
@@ -53,7 +55,7 @@ pub enum ClassError {
     Twice { key: &'static str, value: String },
     #[error("no class has service_tier = \"default\", which requests without a service tier get")]
     NoDefault,
-    #[error("class `{class}`: {key} must be more than 0")]
+    #[error("class `{class}`: {key} must be more than 0, and at most {LIMIT_MAX}")]
     NotPositive { class: String, key: &'static str },
     #[error("class `{0}`: name and service_tier are letters, digits, `-`, `_` and `.`, at most {NAME_BYTES_MAX} of them")]
     Name(String),
@@ -71,7 +73,7 @@ impl Classes {
         }
         for (i, class) in classes.iter().enumerate() {
             let positive = |key, value: Option<f64>| match value {
-                Some(value) if !(value.is_finite() && value > 0.0) => Err(ClassError::NotPositive { class: class.name.clone(), key }),
+                Some(value) if !(value > 0.0 && value <= LIMIT_MAX) => Err(ClassError::NotPositive { class: class.name.clone(), key }),
                 _ => Ok(()),
             };
             let is_name = |name: &str| {

@@ -17,6 +17,9 @@ use tidemill_proto::{
 
 /// Share of a new rate that enters the moving average of transfer rates.
 const RATE_WEIGHT: f64 = 0.2;
+/// Length of an answer before the first one ended, and the share of a new one that enters the moving average.
+const OUTPUT_TOKENS: f64 = 128.0;
+const OUTPUT_WEIGHT: f64 = 0.01;
 
 /// How long everything takes that the scheduler plans.
 #[derive(Clone, Debug)]
@@ -29,6 +32,8 @@ pub struct CostModel {
     pub ttft: Errors,
     /// and mean time of each further one.
     pub tpot: Errors,
+    /// Mean length of an answer.
+    output_tokens: f64,
     /// Moving a block from or to a pool node on the same host,
     pub near_bytes_per_ms: f64,
     /// and over the network.
@@ -45,6 +50,7 @@ impl Default for CostModel {
             workers: HashMap::new(),
             ttft: Errors::default(),
             tpot: Errors::default(),
+            output_tokens: OUTPUT_TOKENS,
             near_bytes_per_ms: 1e6,
             far_bytes_per_ms: 5e5,
             handover_ms: 4.0,
@@ -91,6 +97,16 @@ impl CostModel {
             own.steps.observe(step);
             together.observe(step);
         }
+    }
+
+    /// An answer has ended by itself.
+    pub fn observe_output(&mut self, tokens: u32) {
+        self.output_tokens += OUTPUT_WEIGHT * (f64::from(tokens) - self.output_tokens);
+    }
+
+    /// Mean length of an answer; at least 1.
+    pub fn output_tokens(&self) -> f64 {
+        self.output_tokens.max(1.0)
     }
 
     /// Those that have reported steps.

@@ -3,10 +3,12 @@
 //! Soft state: never replicated, and gone with the worker. Sequences and prefill jobs enter and leave the books here and
 //! nowhere else, so the scheduler's sums cannot drift from reality.
 
-use std::{
-    collections::{BTreeMap, VecDeque},
-    time::Duration,
-};
+mod prefill_queue;
+
+pub use prefill_queue::{PrefillQueue, QueuedJob};
+
+use crate::class::{CLASSES_MAX, ClassId};
+use std::{collections::BTreeMap, time::Duration};
 use tidemill_proto::{
     ids::{Epoch, RequestId, SequenceId},
     message::Report,
@@ -35,14 +37,19 @@ pub struct DecodeLoad {
     pub tokens: u64,
     /// Tokens that the worker computes itself before those sequences' first tokens.
     pub tail_tokens: u64,
+    /// Those that have drawn a token.
+    pub decoding: u32,
+    /// By class.
+    pub classes: [u16; CLASSES_MAX],
 }
 
-/// Jobs at a prefill worker, in the order given.
-#[derive(Clone, Debug, Default)]
-pub struct PrefillQueue {
-    jobs: VecDeque<(RequestId, f64)>,
-    /// Since when the first of them is being computed.
-    head_since: Option<Duration>,
+/// A sequence that goes to a decode worker.
+#[derive(Clone, Copy, Debug)]
+pub struct NewShare {
+    pub tokens: u64,
+    /// Of these, the worker computes so many itself.
+    pub tail_tokens: u64,
+    pub class: ClassId,
 }
 
 /// One sequence's part of its worker's load.
@@ -51,6 +58,32 @@ struct Share {
     worker: Epoch,
     tokens: u64,
     tail_tokens: u64,
+    class: ClassId,
+    decoding: bool,
+}
+
+impl DecodeLoad {
+    fn add(&mut self, share: &Share) {
+        self.sequences += 1;
+        self.tokens += share.tokens;
+        self.tail_tokens += share.tail_tokens;
+        self.decoding += u32::from(share.decoding);
+        let class = &mut self.classes[place(share.class)];
+        *class = class.saturating_add(1);
+    }
+
+    fn remove(&mut self, share: &Share) {
+        self.sequences -= 1;
+        self.tokens -= share.tokens;
+        self.tail_tokens -= share.tail_tokens;
+        self.decoding -= u32::from(share.decoding);
+        let class = &mut self.classes[place(share.class)];
+        *class = class.saturating_sub(1);
+    }
+}
+
+fn place(class: ClassId) -> usize {
+    usize::from(class.0).min(CLASSES_MAX - 1)
 }
 
 impl Load {
@@ -90,13 +123,12 @@ impl Load {
         self.workers.iter().filter(|(_, load)| silent(load)).map(|(worker, _)| *worker).collect()
     }
 
-    /// A sequence of `tokens` tokens goes to a decode worker, which computes `tail_tokens` of them.
-    pub fn start_sequence(&mut self, worker: Epoch, sequence: SequenceId, tokens: u64, tail_tokens: u64) {
+    pub fn start_sequence(&mut self, worker: Epoch, sequence: SequenceId, new: NewShare) {
         if let Some(load) = self.workers.get_mut(&worker) {
-            load.decode.sequences += 1;
-            load.decode.tokens += tokens;
-            load.decode.tail_tokens += tail_tokens;
-            self.shares.insert(sequence, Share { worker, tokens, tail_tokens });
+            let NewShare { tokens, tail_tokens, class } = new;
+            let share = Share { worker, tokens, tail_tokens, class, decoding: false };
+            load.decode.add(&share);
+            self.shares.insert(sequence, share);
         }
     }
 
@@ -107,8 +139,10 @@ impl Load {
         {
             load.decode.tokens += 1;
             load.decode.tail_tokens -= share.tail_tokens;
+            load.decode.decoding += u32::from(!share.decoding);
             share.tokens += 1;
             share.tail_tokens = 0;
+            share.decoding = true;
         }
     }
 
@@ -117,16 +151,14 @@ impl Load {
         if let Some(share) = self.shares.remove(&sequence)
             && let Some(load) = self.workers.get_mut(&share.worker)
         {
-            load.decode.sequences -= 1;
-            load.decode.tokens -= share.tokens;
-            load.decode.tail_tokens -= share.tail_tokens;
+            load.decode.remove(&share);
         }
     }
 
-    /// A request's prefill job goes to a worker. `ms`: its predicted time.
-    pub fn start_job(&mut self, now: Duration, worker: Epoch, request: RequestId, ms: f64) {
+    /// A request's prefill job goes to a worker.
+    pub fn start_job(&mut self, now: Duration, worker: Epoch, job: QueuedJob) {
         if let Some(load) = self.workers.get_mut(&worker) {
-            load.prefill.push(now, request, ms);
+            load.prefill.push(now, job);
         }
     }
 
@@ -142,9 +174,8 @@ impl Load {
         let mut sums: BTreeMap<Epoch, DecodeLoad> = self.workers.keys().map(|worker| (*worker, DecodeLoad::default())).collect();
         for (sequence, share) in &self.shares {
             let sum = sums.get_mut(&share.worker).unwrap_or_else(|| panic!("sequence {sequence} runs at a worker that is gone"));
-            sum.sequences += 1;
-            sum.tokens += share.tokens;
-            sum.tail_tokens += share.tail_tokens;
+            sum.add(share);
+            assert!(!share.decoding || share.tail_tokens == 0, "sequence {sequence} decodes before its tail is computed");
             assert!(share.tail_tokens <= share.tokens, "sequence {sequence} has a longer tail than itself");
         }
         for (worker, load) in &self.workers {
@@ -154,80 +185,35 @@ impl Load {
     }
 }
 
-impl PrefillQueue {
-    fn push(&mut self, now: Duration, request: RequestId, ms: f64) {
-        if self.jobs.is_empty() {
-            self.head_since = Some(now);
-        }
-        self.jobs.push_back((request, ms));
-    }
-
-    fn remove(&mut self, now: Duration, request: RequestId) {
-        if self.jobs.front().is_some_and(|(head, _)| *head == request) {
-            self.head_since = Some(now);
-        }
-        self.jobs.retain(|(job, _)| *job != request);
-    }
-
-    pub fn len(&self) -> usize {
-        self.jobs.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.jobs.is_empty()
-    }
-
-    pub fn requests(&self) -> impl Iterator<Item = RequestId> {
-        self.jobs.iter().map(|(request, _)| *request)
-    }
-
-    /// Predicted time until another job could begin. A head that takes longer than predicted counts as almost done.
-    pub fn wait_ms(&self, now: Duration) -> f64 {
-        let total: f64 = self.jobs.iter().map(|(_, ms)| ms).sum();
-        let head_ms = self.jobs.front().map_or(0.0, |(_, ms)| *ms);
-        let elapsed_ms = self.head_since.map_or(0.0, |since| now.saturating_sub(since).as_secs_f64() * 1e3);
-        total - head_ms.min(elapsed_ms)
-    }
-
-    fn check_integrity(&self) {
-        assert!(self.jobs.is_empty() || self.head_since.is_some(), "somebody computes the first job");
-        for request in self.requests() {
-            assert_eq!(self.requests().filter(|other| *other == request).count(), 1, "request {request} has one job at a worker");
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_prefill_queue_shrinks_as_its_head_is_computed() {
-        let (mut queue, start) = (PrefillQueue::default(), Duration::ZERO);
-        queue.push(start, RequestId(1), 100.0);
-        queue.push(start, RequestId(2), 50.0);
-        queue.check_integrity();
-        assert_eq!(queue.wait_ms(start), 150.0);
-        assert_eq!(queue.wait_ms(start + Duration::from_millis(40)), 110.0);
-        assert_eq!(queue.wait_ms(start + Duration::from_secs(9)), 50.0);
-        queue.remove(start + Duration::from_millis(90), RequestId(1));
-        queue.check_integrity();
-        assert_eq!(queue.wait_ms(start + Duration::from_millis(100)), 40.0);
-    }
-
-    #[test]
     fn a_sequence_leaves_with_all_that_it_brought() {
+        let classes = |first, third| {
+            let mut classes = [0; CLASSES_MAX];
+            (classes[0], classes[2]) = (first, third);
+            classes
+        };
         let (mut load, worker) = (Load::default(), Epoch(1));
         load.add_worker(Duration::ZERO, worker);
-        load.start_sequence(worker, SequenceId(1), 40, 8);
-        load.start_sequence(worker, SequenceId(2), 10, 10);
+        let share = |tokens, tail_tokens, class| NewShare { tokens, tail_tokens, class: ClassId(class) };
+        load.start_sequence(worker, SequenceId(1), share(40, 8, 0));
+        load.start_sequence(worker, SequenceId(2), share(10, 10, 2));
         load.grow_sequence(SequenceId(1));
         load.check_integrity();
-        assert_eq!(load.get(worker).unwrap().decode, DecodeLoad { sequences: 2, tokens: 51, tail_tokens: 10 });
+        assert_eq!(
+            load.get(worker).unwrap().decode,
+            DecodeLoad { sequences: 2, tokens: 51, tail_tokens: 10, decoding: 1, classes: classes(1, 1) }
+        );
         load.end_sequence(SequenceId(1));
         load.end_sequence(SequenceId(1));
         load.check_integrity();
-        assert_eq!(load.get(worker).unwrap().decode, DecodeLoad { sequences: 1, tokens: 10, tail_tokens: 10 });
+        assert_eq!(
+            load.get(worker).unwrap().decode,
+            DecodeLoad { sequences: 1, tokens: 10, tail_tokens: 10, decoding: 0, classes: classes(0, 1) }
+        );
         load.remove_worker(worker);
         load.end_sequence(SequenceId(2));
         load.check_integrity();

@@ -70,6 +70,8 @@ pub enum Failure {
     Timeout(u64),
     #[error("no worker had room within {0} s; try again later")]
     QueueTimeout(u64),
+    #[error("the request waited, and can no longer be answered within the limits of its service class; try again in {} s", retry_after_ms.div_ceil(1000))]
+    Late { retry_after_ms: u64 },
     #[error("the request was lost with {0} workers")]
     Losses(u32),
     #[error(
@@ -88,6 +90,8 @@ pub enum Rejection {
     NoWorker,
     #[error("the cluster is full; try again later")]
     Full { retry_after_ms: u64 },
+    #[error("this request would not be answered within the limits of its service class; try again in {} s", retry_after_ms.div_ceil(1000))]
+    Late { retry_after_ms: u64 },
     #[error("this request needs {tokens} tokens of context, and the longest sequence this cluster can hold is {context}")]
     TooLong { tokens: u64, context: u32 },
     #[error(

@@ -4,7 +4,7 @@
 //! the decode worker itself: the *tail*). [`policy`] names the ways to answer; each is a small file. They share [`plan`], which
 //! spells one answer out: what is read where, awaited, computed, and how long it takes.
 //!
-//! - `goodput`: the joint choice with the least predicted TTFT
+//! - `goodput`: the joint choice with the greatest expected goodput
 //! - `least_ttft`: the least busy decode worker, then the prefill worker that is free first
 //! - `random`, `load_balancing`, `local_cache`, `global_cache`: those that the Mooncake paper compares (FAST'25, Figure 5)
 //! - `colocated`, `disaggregated`: no prefill worker ever; always one
@@ -25,15 +25,19 @@ mod random;
 #[cfg(test)]
 mod tests;
 
+pub use goodput::GIVE_UP;
 pub use plan::blocks_fetchable;
 pub use policy::{Policy, PolicyName, UnknownPolicy};
 pub use sources::SourceRun;
 
 use crate::{
+    class::{CLASSES_MAX, ClassId, Classes},
     cost::{CostModel, StepCost},
     index::Holder,
+    load::PrefillQueue,
 };
 use plan::Planner;
+use std::time::Duration;
 use tidemill_proto::{ids::Epoch, message::Host};
 
 /// The cluster as it is now.
@@ -47,6 +51,10 @@ pub struct Snapshot<'a> {
     pub blocks: Vec<&'a [Holder]>,
     pub block_bytes: u64,
     pub cost: &'a CostModel,
+    pub classes: &'a Classes,
+    pub now: Duration,
+    /// Longest sequence that some decode worker can hold, candidate or not; `None` without one.
+    pub context_tokens: Option<u32>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -55,6 +63,7 @@ pub struct PrefillCandidate<'a> {
     pub host: &'a Host,
     /// Until it could begin another job.
     pub queue_ms: f64,
+    pub queue: &'a PrefillQueue,
     /// Leading blocks of the sequence that it holds in its own memory.
     pub cached_blocks: u32,
     pub cost: &'a StepCost,
@@ -69,6 +78,10 @@ pub struct DecodeCandidate<'a> {
     pub tokens: u64,
     /// Prompt tokens it computes itself before those sequences' first tokens.
     pub tail_tokens: u64,
+    /// Those of the sequences that have drawn a token.
+    pub decoding: u32,
+    /// The sequences by class.
+    pub classes: [u16; CLASSES_MAX],
     pub device_blocks: u32,
     /// Longest sequence that the model and those blocks allow.
     pub context_tokens: u32,
@@ -102,6 +115,9 @@ pub struct Demand {
     pub local_only: bool,
     /// Another sequence of the same request already has a prefill job: (pool node, leading blocks in common).
     pub joins: Option<(Epoch, u32)>,
+    pub class: ClassId,
+    /// Until its first token is due; `None`: it has no limit, or has had its first token.
+    pub due_ms: Option<f64>,
     /// Differs between requests: a policy's only source of chance.
     pub seed: u64,
 }
@@ -111,6 +127,12 @@ pub enum Decision {
     Place(Placement),
     /// No room now: wait for some.
     Queue,
+    /// There is room, and to take it would cost others more than this sequence gains: wait for a quieter time.
+    Hold,
+    /// Its class is not to be served late, and it would be. In about this time it would not.
+    Reject {
+        retry_after_ms: u64,
+    },
     /// No decode worker could hold it even alone. The largest holds `context` tokens.
     TooLong {
         context: u32,
@@ -133,17 +155,31 @@ pub struct Placement {
     pub ttft_ms: f64,
     /// Time of a decode step with this sequence in the batch.
     pub tpot_ms: f64,
+    /// The chance that the sequence keeps its limits, as far as its policy knows.
+    pub chance: f64,
+    /// The best of what was compared, the chosen one first. Only the `goodput` policy says.
+    pub considered: Vec<Considered>,
+}
+
+/// One way to serve a sequence, as it was judged.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Considered {
+    pub decode: Epoch,
+    pub prefill: Option<Epoch>,
+    pub ttft_ms: f64,
+    pub tpot_ms: f64,
+    /// The chance that the sequence keeps its limits.
+    pub chance: f64,
+    /// What others would lose, in requests of weight 1.
+    pub harm: f64,
 }
 
 pub fn schedule(policy: &Policy, snapshot: &Snapshot, demand: &Demand) -> Decision {
-    if let Some(context) = snapshot.decode.iter().map(|worker| worker.context_tokens).max().filter(|&c| u64::from(c) < demand.tokens_max) {
+    if let Some(context) = snapshot.context_tokens.filter(|&context| u64::from(context) < demand.tokens_max) {
         return Decision::TooLong { context };
     }
     let planner = Planner::new(policy, snapshot, demand);
-    match policy.name.choose(&planner) {
-        Some(plan) => Decision::Place(plan.placement),
-        None => Decision::Queue,
-    }
+    policy.name.decide(&planner)
 }
 
 /// The prefill worker that could begin first.

@@ -3,7 +3,7 @@
 use crate::{
     Action, Cluster, ClusterSettings, Failure, NewRequest, Outcome, RequestEvent,
     admission::AdmissionPolicy,
-    class::{ClassId, Classes},
+    class::{Class, ClassId, Classes, OnMiss},
     lifecycle::{HANDOVER_MAX, LOSSES_MAX},
     membership::tests::{engine, model, register, register_at},
     schedule::Policy,
@@ -33,10 +33,26 @@ fn settings() -> ClusterSettings {
         id_base: 1 << 40,
         admission: AdmissionPolicy { queue_max: 6 },
         policy: Policy { local_tail_tokens: Some(0), decode_sequences_max: Some(3), replicate_after: Some(2), ..Policy::default() },
-        classes: Classes::default(),
+        classes: classes(),
         queue_wait_max: Duration::from_secs(20),
         heartbeat_dead: Duration::from_secs(5),
     }
+}
+
+/// The three that there are by default, and one with limits that are soon out of reach, and not served late.
+fn classes() -> Classes {
+    let three = Classes::default();
+    let all = three.iter().map(|(_, class)| class.clone());
+    let strict = Class {
+        name: "strict".into(),
+        service_tier: "strict".into(),
+        ttft_ms: Some(60.0),
+        tpot_ms: Some(9.0),
+        priority: 1,
+        weight: 1.0,
+        on_miss: OnMiss::Reject,
+    };
+    Classes::new(all.chain([strict]).collect()).unwrap()
 }
 
 fn request(tokens: usize, choices: u32) -> NewRequest {
@@ -348,6 +364,7 @@ enum Step {
     Leave(u8),
     Drain(u8),
     Submit {
+        class: u8,
         tokens: u16,
         choices: u8,
     },
@@ -383,7 +400,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => any::<u8>().prop_map(Step::Join),
         1 => any::<u8>().prop_map(Step::Leave),
         1 => any::<u8>().prop_map(Step::Drain),
-        4 => (1u16..200, 1u8..4).prop_map(|(tokens, choices)| Step::Submit { tokens, choices }),
+        4 => (0u8..4, 1u16..200, 1u8..4).prop_map(|(class, tokens, choices)| Step::Submit { class, tokens, choices }),
         1 => (any::<u8>(), any::<Option<u8>>()).prop_map(|(request, choice)| Step::Cancel { request, choice }),
         8 => (any::<u8>(), prop::bool::weighted(0.1), prop::bool::weighted(0.05)).prop_map(|(sequence, stop, skip)| Step::Token { sequence, stop, skip }),
         3 => (any::<u8>(), any::<u8>()).prop_map(|(sequence, how)| Step::Finish { sequence, how }),
@@ -457,8 +474,9 @@ impl World {
                     self.cluster.worker_event(now, epoch, WorkerEvent::Leaving);
                 }
             }
-            Step::Submit { tokens, choices } => {
-                if let Ok(id) = self.cluster.submit(now, request(tokens.into(), choices.into())) {
+            Step::Submit { class, tokens, choices } => {
+                let new = NewRequest { class: ClassId(class), ..request(tokens.into(), choices.into()) };
+                if let Ok(id) = self.cluster.submit(now, new) {
                     self.clients.insert(id, vec![Some(Heard::default()); choices.into()]);
                 }
             }

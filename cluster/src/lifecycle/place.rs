@@ -2,6 +2,7 @@
 
 use crate::{
     Cluster, Failure, Outcome, candidates,
+    load::NewShare,
     membership::Membership,
     requests::{ChoiceId, PendingPrefill, Place, Running, common_prefix},
     schedule::{self, Decision, Demand, Placement, Snapshot, SourceRun},
@@ -35,13 +36,15 @@ impl Cluster {
                         let tokens = self.requests.choice(at).0.tokens_max();
                         self.finish(now, at, Outcome::Failed(Failure::TooLong { tokens, context }));
                     }
+                    Decision::Reject { retry_after_ms } => self.finish(now, at, Outcome::Failed(Failure::Late { retry_after_ms })),
+                    Decision::Hold => position += 1,
                     Decision::Queue => return,
                 },
             }
         }
     }
 
-    fn decide(&mut self, now: Duration, at: ChoiceId) -> Decision {
+    pub(super) fn decide(&mut self, now: Duration, at: ChoiceId) -> Decision {
         if let Some((layout, _)) = self.membership.layout() {
             self.requests.get_mut(at.0).expect("a queued sequence has a request").hash(at.1, layout);
         }
@@ -52,6 +55,8 @@ impl Cluster {
             tokens_max: request.tokens_max(),
             local_only: request.prompt_logprobs(at.1).is_some(),
             joins: request.prefill.as_ref().map(|job| (job.home, common_prefix(&job.keys, keys) as u32)),
+            class: request.new.class,
+            due_ms: request.due(at.1, &self.settings.classes).map(|due| due.as_secs_f64() * 1e3 - now.as_secs_f64() * 1e3),
             seed: at.0.0,
         };
         let mut snapshot = self.snapshot(now, keys);
@@ -67,11 +72,15 @@ impl Cluster {
             blocks: self.index.leading(keys),
             block_bytes: self.membership.layout().map_or(0, |(_, bytes)| bytes),
             cost: &self.cost,
+            classes: &self.settings.classes,
+            now,
+            context_tokens: self.membership.context_tokens(),
         }
     }
 
     /// Gives a sequence to its decode worker, and its missing blocks to a prefill worker.
-    fn place(&mut self, now: Duration, at: ChoiceId, placement: &Placement) {
+    pub(super) fn place(&mut self, now: Duration, at: ChoiceId, placement: &Placement) {
+        let urgency = self.urgency(now, at, placement.chance);
         let (request, sequence) = self.requests.choice(at);
         let tokens = request.tokens_of(at.1);
         let patience_ms = PREFILL_GRACE_MS + PREFILL_PATIENCE * placement.ttft_ms;
@@ -86,10 +95,11 @@ impl Cluster {
             tokens: tokens.prefix(blocks * BLOCK_TOKENS),
             keys: sequence.keys()[..blocks].to_vec(),
             predicted_ms: placement.prefill_ms,
+            urgency,
             tried: Vec::new(),
         });
         self.book(now, at, placement, awaited);
-        let job = self.decode_job(at, tokens, placement, if awaited { patience_ms } else { 0 });
+        let job = self.decode_job(at, tokens, placement, urgency, if awaited { patience_ms } else { 0 });
         self.send(placement.decode, ToWorker::Decode(job));
         if let Some(prefill) = prefill {
             self.start_prefill(now, at.0, prefill, patience_ms);
@@ -111,7 +121,7 @@ impl Cluster {
             planned: planned(&placement.read, placement.expected_blocks),
             waits: awaited && placement.expected_blocks > 0,
         };
-        self.load.start_sequence(placement.decode, sequence.id, tokens, tail_tokens);
+        self.load.start_sequence(placement.decode, sequence.id, NewShare { tokens, tail_tokens, class: request.new.class });
         self.requests.start(at, running);
         let worker = self.membership.get(placement.decode).expect("the scheduler places at live workers");
         let sequence = self.requests.choice_mut(at);
@@ -121,7 +131,21 @@ impl Cluster {
         sequence.usage.decode_worker = worker.name.clone();
     }
 
-    fn decode_job(&mut self, at: ChoiceId, tokens: Tokens, placement: &Placement, wait_ms: u64) -> DecodeJob {
+    /// What workers order their work by. `chance`: of keeping the limits.
+    fn urgency(&self, now: Duration, at: ChoiceId, chance: f64) -> Urgency {
+        let request = self.requests.choice(at).0;
+        let class = self.settings.classes.get(request.new.class);
+        let due = request.due(at.1, &self.settings.classes).filter(|_| chance >= schedule::GIVE_UP);
+        Urgency {
+            due_ms: due.map(|due| due.saturating_sub(now).as_millis() as u64),
+            tpot_ms: class.tpot_ms.map(|limit| limit as f32),
+            priority: class.priority,
+            group: request.tenant,
+            weight: 1.0,
+        }
+    }
+
+    fn decode_job(&mut self, at: ChoiceId, tokens: Tokens, placement: &Placement, urgency: Urgency, wait_ms: u64) -> DecodeJob {
         let (request, sequence) = self.requests.choice(at);
         let home = placement.home.and_then(|node| self.membership.pool_node(node, placement.decode));
         let threshold = self.settings.policy.replicate_after.filter(|_| home.is_some_and(|home| home.near));
@@ -139,7 +163,7 @@ impl Cluster {
             sampling: Sampling { seed: request.new.sampling.seed.wrapping_add(at.1 as u64), ..request.new.sampling.clone() },
             stop: request.new.stop.clone(),
             constraint: request.new.constraint.clone(),
-            urgency: Urgency::default(),
+            urgency,
             prompt_logprobs: request.prompt_logprobs(at.1),
         }
     }

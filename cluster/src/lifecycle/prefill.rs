@@ -3,6 +3,7 @@
 use super::place::runs;
 use crate::{
     Cluster, Warning, candidates,
+    load::QueuedJob,
     requests::{ChoiceId, PendingPrefill},
     schedule,
 };
@@ -31,10 +32,13 @@ impl Cluster {
             read: runs(&self.membership, &job.read, job.worker),
             home,
             deadline_ms,
-            urgency: Urgency::default(),
+            urgency: job.urgency,
         };
         request.prefill_worker = Some(worker.name.clone());
-        self.load.start_job(now, job.worker, id, job.predicted_ms);
+        let Urgency { due_ms, priority, .. } = job.urgency;
+        let due = due_ms.map(|ms| now + Duration::from_millis(ms));
+        let queued = QueuedJob { request: id, class: request.new.class, priority, due, ms: job.predicted_ms };
+        self.load.start_job(now, job.worker, queued);
         let worker = job.worker;
         request.prefill = Some(job);
         self.send(worker, ToWorker::Prefill(message));

@@ -5,8 +5,12 @@ use crate::{
     admission::{self, Occupancy},
     candidates,
     requests::{Request, Sequence},
+    schedule::Decision,
 };
-use std::time::Duration;
+use std::{
+    hash::{DefaultHasher, Hash, Hasher},
+    time::Duration,
+};
 use tidemill_proto::ids::{RequestId, SequenceId};
 
 impl Cluster {
@@ -28,8 +32,10 @@ impl Cluster {
         admission::admit(&self.settings.admission, &occupancy, new.tokens_max(), new.choices as usize)?;
         let id = RequestId(self.draw_id());
         let sequences = (0..new.choices).map(|_| Sequence::queued(SequenceId(self.draw_id()), now)).collect();
+        let tenant = tenant(&new.salt);
         let request = Request {
             new,
+            tenant,
             submitted: now,
             sequences,
             prefill: None,
@@ -38,13 +44,32 @@ impl Cluster {
             prefill_worker: None,
             prefill_ms: 0.0,
         };
+        let alone = self.requests.waiting() == 0;
         self.requests.insert(id, request);
+        if alone && let Decision::Reject { retry_after_ms } = self.decide(now, (id, 0)) {
+            self.withdraw_new(id);
+            return Err(Rejection::Late { retry_after_ms });
+        }
         self.place_queued(now);
         Ok(id)
+    }
+
+    /// Forgets a request that nobody has heard of yet.
+    fn withdraw_new(&mut self, id: RequestId) {
+        let choices = self.requests.get(id).map_or(0, |request| request.sequences.len());
+        (0..choices).for_each(|choice| self.requests.end((id, choice)));
+        self.requests.remove_if_done(id);
     }
 
     fn draw_id(&mut self) -> u64 {
         self.next_id += 1;
         self.next_id
     }
+}
+
+/// Until there are tenants, those who share a salt are one.
+fn tenant(salt: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    salt.hash(&mut hasher);
+    hasher.finish()
 }

@@ -1,6 +1,6 @@
 //! The state of one request and of each of its choices.
 
-use crate::{ChoiceUsage, NewRequest, Outcome, schedule::SourceRun};
+use crate::{ChoiceUsage, NewRequest, Outcome, class::Classes, schedule::SourceRun};
 use std::time::Duration;
 use tidemill_proto::{
     block::{BLOCK_TOKENS, BlockKey, Chain, LayoutFingerprint, Token},
@@ -8,12 +8,15 @@ use tidemill_proto::{
     message::{PrefillOutcome, Provenance, TokensBySource},
     sampling::StopRule,
     tokens::Tokens,
+    urgency::Urgency,
 };
 
 #[derive(Debug)]
 pub(crate) struct Request {
     pub(crate) new: NewRequest,
     pub(crate) submitted: Duration,
+    /// Whose it is: a digest of its salt.
+    pub(crate) tenant: u64,
     pub(crate) sequences: Vec<Sequence>,
     /// All sequences of a request wait for the same keys, so there is at most one.
     pub(crate) prefill: Option<PendingPrefill>,
@@ -39,6 +42,7 @@ pub(crate) struct PendingPrefill {
     pub(crate) predicted_ms: f64,
     /// Workers that failed it.
     pub(crate) tried: Vec<Epoch>,
+    pub(crate) urgency: Urgency,
 }
 
 #[derive(Debug)]
@@ -181,6 +185,12 @@ impl Request {
 
     pub(crate) fn is_done(&self) -> bool {
         self.sequences.iter().all(|sequence| sequence.place == Place::Done)
+    }
+
+    /// When a choice's first token is due. `None`: whenever, or it has been drawn.
+    pub(crate) fn due(&self, choice: usize, classes: &Classes) -> Option<Duration> {
+        let limit_ms = classes.get(self.new.class).ttft_ms.filter(|_| self.sequences[choice].generated.is_empty())?;
+        Some(self.submitted + Duration::from_secs_f64(limit_ms / 1e3))
     }
 
     /// Time left until its timeout.

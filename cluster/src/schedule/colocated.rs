@@ -1,8 +1,11 @@
 //! No disaggregation: the decode worker that answers soonest computes the whole prompt in chunks beside its batch.
 
-use super::plan::{Plan, Planner, Pooling};
+use super::{
+    Placement,
+    plan::{Planner, Pooling},
+};
 
-pub(super) fn choose(planner: &Planner<'_>) -> Option<Plan> {
+pub(super) fn choose(planner: &Planner<'_>) -> Option<Placement> {
     let plans = planner.roomy().map(|decode| planner.plan(decode, None, Pooling::Shared));
-    plans.min_by(|a, b| a.placement.ttft_ms.total_cmp(&b.placement.ttft_ms))
+    plans.min_by(|a, b| a.ttft_ms.total_cmp(&b.ttft_ms))
 }

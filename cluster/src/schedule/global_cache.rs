@@ -1,13 +1,16 @@
 //! Mooncake's KVCache-centric scheduling (FAST'25, Algorithm 1): a prefill worker whose own prefix is much shorter than the best
 //! one anywhere fetches that; the others compute. The least of queue, transfer and computation wins.
 
-use super::plan::{Plan, Planner, Pooling};
+use super::{
+    Placement,
+    plan::{Planner, Pooling},
+};
 
 /// Worth a transfer: the best prefix anywhere is this many times as long as the worker's own. The paper names a threshold and no
 /// number.
 const BALANCING_THRESHOLD: f64 = 1.5;
 
-pub(super) fn choose(planner: &Planner<'_>) -> Option<Plan> {
+pub(super) fn choose(planner: &Planner<'_>) -> Option<Placement> {
     let decode = planner.least_busy()?;
     let best = planner.held_anywhere();
     let plans = planner.snapshot.prefill.iter().map(|worker| {
@@ -15,6 +18,6 @@ pub(super) fn choose(planner: &Planner<'_>) -> Option<Plan> {
         let transfer = f64::from(best) > BALANCING_THRESHOLD * f64::from(own);
         planner.plan(decode, Some(worker), Pooling::AtPrefill { transfer })
     });
-    let first = plans.min_by(|a, b| a.placement.ttft_ms.total_cmp(&b.placement.ttft_ms));
+    let first = plans.min_by(|a, b| a.ttft_ms.total_cmp(&b.ttft_ms));
     Some(first.unwrap_or_else(|| planner.plan(decode, None, Pooling::Shared)))
 }

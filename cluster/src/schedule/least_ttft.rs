@@ -2,14 +2,16 @@
 //! worker that is free first, unless the decode worker would finish the missing suffix before that one could begin.
 
 use super::{
-    choose_prefill,
-    plan::{Plan, Planner, Pooling},
+    Placement, choose_prefill,
+    plan::{Planner, Pooling},
 };
 
-pub(super) fn choose(planner: &Planner<'_>) -> Option<Plan> {
+pub(super) fn choose(planner: &Planner<'_>) -> Option<Placement> {
     let decode = planner.least_busy()?;
-    let local = planner.plan(decode, None, Pooling::Shared);
-    let Some(prefill) = choose_prefill(&planner.snapshot.prefill) else { return Some(local) };
-    let remote = planner.plan(decode, Some(&prefill), Pooling::Shared);
-    Some(if planner.stays_local(&local, &remote) { local } else { remote })
+    let at = planner.at(decode, Pooling::Shared, None);
+    let local = at.local();
+    let Some(prefill) = choose_prefill(&planner.snapshot.prefill).filter(|_| at.can_hand_over()) else { return Some(at.plan(local, None)) };
+    let remote = at.remote(&prefill, prefill.queue_ms);
+    let stays = planner.stays_local(at.found, local.ttft_ms - planner.step_ms(decode), remote.begin_ms);
+    Some(if stays { at.plan(local, None) } else { at.plan(remote, Some(&prefill)) })
 }

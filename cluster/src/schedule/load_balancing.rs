@@ -1,11 +1,11 @@
 //! Mooncake's second baseline: the prefill worker with the shortest queue, which uses what its own host holds of the prompt.
 
 use super::{
-    choose_prefill,
-    plan::{Plan, Planner, Pooling},
+    Placement, choose_prefill,
+    plan::{Planner, Pooling},
 };
 
-pub(super) fn choose(planner: &Planner<'_>) -> Option<Plan> {
+pub(super) fn choose(planner: &Planner<'_>) -> Option<Placement> {
     let decode = planner.least_busy()?;
     Some(planner.plan(decode, choose_prefill(&planner.snapshot.prefill).as_ref(), Pooling::AtPrefill { transfer: false }))
 }

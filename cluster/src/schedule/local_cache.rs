@@ -1,9 +1,12 @@
 //! Mooncake's cache-aware scheduling without transfer: the prefill worker whose queue, and computation of what its own host does
 //! not hold, end first (FAST'25, Algorithm 1, its first branch).
 
-use super::plan::{Plan, Planner, Pooling};
+use super::{
+    Placement,
+    plan::{Planner, Pooling},
+};
 
-pub(super) fn choose(planner: &Planner<'_>) -> Option<Plan> {
+pub(super) fn choose(planner: &Planner<'_>) -> Option<Placement> {
     let decode = planner.least_busy()?;
     let timed =
         planner.snapshot.prefill.iter().map(|worker| (worker, worker.queue_ms + planner.prefill_ms(worker, planner.held_at(worker.host))));

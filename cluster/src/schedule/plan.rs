@@ -2,7 +2,7 @@
 //! follows.
 
 use super::{DecodeCandidate, Demand, Placement, Policy, PrefillCandidate, Snapshot, SourceRun, sources};
-use tidemill_proto::{block::BLOCK_TOKENS, message::Host};
+use tidemill_proto::{block::BLOCK_TOKENS, ids::Epoch, message::Host};
 
 /// How many times its device blocks a decode worker is given. The surplus waits there, ready to start within a step; more of
 /// it would only wait in the wrong place.
@@ -22,20 +22,14 @@ pub(super) enum Pooling {
     AtPrefill { transfer: bool },
 }
 
-#[derive(Clone, Debug)]
-pub(super) struct Plan {
-    pub(super) placement: Placement,
-    /// Until somebody begins to compute the missing blocks.
-    pub(super) begin_ms: f64,
-}
-
 /// The decision's inputs, and what all its plans have in common.
 #[derive(Debug)]
 pub(super) struct Planner<'a> {
     pub(super) policy: &'a Policy,
     pub(super) snapshot: &'a Snapshot<'a>,
     pub(super) demand: &'a Demand,
-    fetchable: u32,
+    /// Leading blocks that can come from elsewhere.
+    pub(super) fetchable: u32,
     held: Vec<sources::Held<'a>>,
 }
 
@@ -47,7 +41,7 @@ impl<'a> Planner<'a> {
     }
 
     /// Decode workers that could take the sequence now.
-    pub(super) fn roomy(&self) -> impl Iterator<Item = &'a DecodeCandidate<'a>> {
+    pub(super) fn roomy(&self) -> impl Iterator<Item = &'a DecodeCandidate<'a>> + '_ {
         self.snapshot.decode.iter().filter(|worker| self.has_room(worker))
     }
 
@@ -76,14 +70,13 @@ impl<'a> Planner<'a> {
     }
 
     /// A decode step with this sequence in the batch.
-    fn step_ms(&self, worker: &DecodeCandidate<'_>) -> f64 {
+    pub(super) fn step_ms(&self, worker: &DecodeCandidate<'_>) -> f64 {
         worker.cost.step_ms(u64::from(worker.sequences) + 1, worker.tokens + u64::from(self.demand.tokens))
     }
 
-    /// The decode worker computes the missing blocks itself if `prefill` is `None`, and also if nothing is missing, if no pool node
-    /// could hand blocks over, and if the sequence joins a job that runs already.
-    pub(super) fn plan(&self, decode: &DecodeCandidate<'a>, prefill: Option<&PrefillCandidate<'a>>, pooling: Pooling) -> Plan {
-        let (demand, pools) = (self.demand, &self.snapshot.pools[..]);
+    /// What follows from who decodes.
+    pub(super) fn at(&self, decode: &'a DecodeCandidate<'a>, pooling: Pooling, prefill: Option<&PrefillCandidate<'a>>) -> At<'_, 'a> {
+        let pools = &self.snapshot.pools[..];
         let (keeper, only) = match (pooling, prefill) {
             (Pooling::AtPrefill { transfer }, Some(worker)) => (worker.host, (!transfer).then_some(worker.host)),
             (Pooling::Shared, _) | (_, None) => (decode.host, None),
@@ -91,56 +84,40 @@ impl<'a> Planner<'a> {
         let read = sources::choose_runs(&self.held, pools, decode.host, only);
         let found: u32 = read.iter().map(|run| run.blocks).sum();
         // A sibling's job puts its blocks at that job's home.
-        let joined = demand.joins.filter(|(home, _)| sources::find(pools, *home).is_some());
-        let new_blocks = u64::from(demand.tokens / BLOCK_TOKENS as u32 + 1 - found);
+        let joined = self.demand.joins.filter(|(home, _)| sources::find(pools, *home).is_some());
+        let new_blocks = u64::from(self.demand.tokens / BLOCK_TOKENS as u32 + 1 - found);
         let home = joined.map(|(home, _)| home).or_else(|| sources::choose_home(pools, keeper, &read, new_blocks));
-
+        let joined_blocks = joined.map_or(0, |(_, blocks)| blocks.min(self.fetchable));
         let fetch_ms = self.fetch_ms(&read, decode.host, decode.cached_blocks);
-        let (before_ms, step_ms) = (tails_ms(decode), self.step_ms(decode));
-        let tail_ms = |cached: u32| {
-            let cached = tokens_of(cached);
-            decode.cost.prefill_ms(u64::from(demand.tokens) - cached, cached)
-        };
-        let placement = Placement {
-            decode: decode.worker,
-            read,
-            home,
-            prefill: None,
-            expected_blocks: found,
-            prefill_ms: 0.0,
-            ttft_ms: 0.0,
-            tpot_ms: step_ms,
-        };
-        if demand.joins.is_some() {
-            let expected_blocks = joined.map_or(0, |(_, blocks)| blocks.min(self.fetchable)).max(found);
-            let ttft_ms = fetch_ms + before_ms + tail_ms(expected_blocks) + step_ms;
-            return Plan { placement: Placement { expected_blocks, ttft_ms, ..placement }, begin_ms: fetch_ms };
-        }
-        match prefill {
-            Some(worker) if home.is_some() && found < self.fetchable => {
-                let prefill_ms = self.prefill_ms(worker, found);
-                // The worker fetches for one job while it computes others.
-                let begin_ms = self.fetch_ms(&placement.read, worker.host, worker.cached_blocks).max(worker.queue_ms);
-                let handed_over_ms = begin_ms + prefill_ms + self.snapshot.cost.handover_ms;
-                let ttft_ms = handed_over_ms.max(fetch_ms) + before_ms + tail_ms(self.fetchable) + step_ms;
-                let prefill = Some(worker.worker);
-                Plan { placement: Placement { prefill, expected_blocks: self.fetchable, prefill_ms, ttft_ms, ..placement }, begin_ms }
-            }
-            _ => {
-                let ttft_ms = fetch_ms + before_ms + tail_ms(found.max(decode.cached_blocks.min(self.fetchable))) + step_ms;
-                Plan { placement: Placement { ttft_ms, ..placement }, begin_ms: fetch_ms }
-            }
+        let after_ms = tails_ms(decode) + self.step_ms(decode);
+        At { planner: self, decode, read, found, joined_blocks, home, fetch_ms, after_ms }
+    }
+
+    /// The decode worker computes the missing blocks itself if `prefill` is `None`, and also if nothing is missing, if no pool node
+    /// could hand blocks over, and if the sequence joins a job that runs already.
+    pub(super) fn plan(&self, decode: &'a DecodeCandidate<'a>, prefill: Option<&PrefillCandidate<'a>>, pooling: Pooling) -> Placement {
+        let at = self.at(decode, pooling, prefill);
+        match prefill.filter(|_| at.can_hand_over()) {
+            Some(worker) => at.plan(at.remote(worker, worker.queue_ms), Some(worker)),
+            None => at.plan(at.local(), None),
         }
     }
 
     /// Whether the decode worker should compute the missing blocks itself: by the operator's limit, or if it would be done before
     /// the prefill worker could even begin (conditional disaggregation).
-    pub(super) fn stays_local(&self, local: &Plan, remote: &Plan) -> bool {
-        let Placement { expected_blocks, ttft_ms, tpot_ms, .. } = local.placement;
+    ///
+    /// `found`: leading blocks that exist; `done_ms`: until the decode worker would have computed the others.
+    pub(super) fn stays_local(&self, found: u32, done_ms: f64, begin_ms: f64) -> bool {
         match self.policy.local_tail_tokens {
-            Some(tokens) => tokens_of(self.fetchable - expected_blocks) <= tokens.into(),
-            None => ttft_ms - tpot_ms <= remote.begin_ms + self.snapshot.cost.handover_ms,
+            Some(tokens) => tokens_of(self.fetchable - found) <= tokens.into(),
+            None => done_ms <= begin_ms + self.snapshot.cost.handover_ms,
         }
+    }
+
+    /// Time of a prompt's computation at a decode worker, after `cached` leading blocks.
+    fn tail_ms(&self, decode: &DecodeCandidate<'_>, cached: u32) -> f64 {
+        let cached = tokens_of(cached);
+        decode.cost.prefill_ms(u64::from(self.demand.tokens) - cached, cached)
     }
 
     /// Time to fetch those of the runs' blocks that the reader does not hold itself.
@@ -162,6 +139,72 @@ impl<'a> Planner<'a> {
         self.demand.tokens_max <= worker.context_tokens.into()
             && worker.sequences < self.policy.decode_sequences_max.map_or(worker.work_max, |most| most.min(worker.work_max))
             && (worker.sequences == 0 || together <= OVERCOMMIT * u64::from(worker.device_blocks))
+    }
+}
+
+/// A decode worker's part of a plan: the same whoever prefills, unless prefill workers' hosts keep the blocks.
+#[derive(Debug)]
+pub(super) struct At<'p, 'a> {
+    planner: &'p Planner<'a>,
+    pub(super) decode: &'a DecodeCandidate<'a>,
+    read: Vec<SourceRun>,
+    pub(super) found: u32,
+    joined_blocks: u32,
+    home: Option<Epoch>,
+    fetch_ms: f64,
+    /// From the last block to the first token, the tail left out.
+    after_ms: f64,
+}
+
+/// When the stages of a plan end.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Times {
+    /// Until somebody begins to compute the missing blocks.
+    pub(super) begin_ms: f64,
+    /// The prefill worker's own time.
+    pub(super) prefill_ms: f64,
+    /// The decode worker's own time for what it computes of the prompt.
+    pub(super) tail_ms: f64,
+    pub(super) ttft_ms: f64,
+}
+
+impl At<'_, '_> {
+    /// Whether a prefill worker could be of use.
+    pub(super) fn can_hand_over(&self) -> bool {
+        self.planner.demand.joins.is_none() && self.home.is_some() && self.found < self.planner.fetchable
+    }
+
+    /// The decode worker computes what is missing.
+    pub(super) fn local(&self) -> Times {
+        let cached = self.found.max(self.joined_blocks).max(self.decode.cached_blocks.min(self.planner.fetchable));
+        let tail_ms = self.planner.tail_ms(self.decode, cached);
+        Times { begin_ms: self.fetch_ms, prefill_ms: 0.0, tail_ms, ttft_ms: self.fetch_ms + tail_ms + self.after_ms }
+    }
+
+    /// A prefill worker computes what is missing, after `queue_ms`. It fetches for one job while it computes others.
+    pub(super) fn remote(&self, worker: &PrefillCandidate<'_>, queue_ms: f64) -> Times {
+        let planner = self.planner;
+        let prefill_ms = planner.prefill_ms(worker, self.found);
+        let begin_ms = planner.fetch_ms(&self.read, worker.host, worker.cached_blocks).max(queue_ms);
+        let tail_ms = planner.tail_ms(self.decode, planner.fetchable);
+        let handed_over_ms = (begin_ms + prefill_ms + planner.snapshot.cost.handover_ms).max(self.fetch_ms);
+        Times { begin_ms, prefill_ms, tail_ms, ttft_ms: handed_over_ms + tail_ms + self.after_ms }
+    }
+
+    pub(super) fn plan(&self, times: Times, prefill: Option<&PrefillCandidate<'_>>) -> Placement {
+        let expected_blocks = if prefill.is_some() { self.planner.fetchable } else { self.found.max(self.joined_blocks) };
+        Placement {
+            decode: self.decode.worker,
+            read: self.read.clone(),
+            home: self.home,
+            prefill: prefill.map(|worker| worker.worker),
+            expected_blocks,
+            prefill_ms: times.prefill_ms,
+            ttft_ms: times.ttft_ms,
+            tpot_ms: self.planner.step_ms(self.decode),
+            chance: 1.0,
+            considered: Vec::new(),
+        }
     }
 }
 

@@ -1,9 +1,7 @@
 //! The policies by name, and the operator's other choices.
 
 use super::{
-    colocated, disaggregated, global_cache, goodput, least_ttft, load_balancing, local_cache,
-    plan::{Plan, Planner},
-    random,
+    Decision, Placement, colocated, disaggregated, global_cache, goodput, least_ttft, load_balancing, local_cache, plan::Planner, random,
 };
 use std::{fmt, str::FromStr};
 
@@ -63,17 +61,17 @@ impl PolicyName {
         }
     }
 
-    /// `None`: no decode worker has room.
-    pub(super) fn choose(self, planner: &Planner<'_>) -> Option<Plan> {
+    pub(super) fn decide(self, planner: &Planner<'_>) -> Decision {
+        let served_with_room = |placement: Option<Placement>| placement.map_or(Decision::Queue, Decision::Place);
         match self {
-            PolicyName::Goodput => goodput::choose(planner),
-            PolicyName::LeastTtft => least_ttft::choose(planner),
-            PolicyName::Random => random::choose(planner),
-            PolicyName::LoadBalancing => load_balancing::choose(planner),
-            PolicyName::LocalCache => local_cache::choose(planner),
-            PolicyName::GlobalCache => global_cache::choose(planner),
-            PolicyName::Colocated => colocated::choose(planner),
-            PolicyName::Disaggregated => disaggregated::choose(planner),
+            PolicyName::Goodput => goodput::decide(planner),
+            PolicyName::LeastTtft => served_with_room(least_ttft::choose(planner)),
+            PolicyName::Random => served_with_room(random::choose(planner)),
+            PolicyName::LoadBalancing => served_with_room(load_balancing::choose(planner)),
+            PolicyName::LocalCache => served_with_room(local_cache::choose(planner)),
+            PolicyName::GlobalCache => served_with_room(global_cache::choose(planner)),
+            PolicyName::Colocated => served_with_room(colocated::choose(planner)),
+            PolicyName::Disaggregated => served_with_room(disaggregated::choose(planner)),
         }
     }
 }

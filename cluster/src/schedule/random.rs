@@ -1,8 +1,11 @@
 //! Mooncake's first baseline: any prefill worker, which uses what its own host holds of the prompt.
 
-use super::plan::{Plan, Planner, Pooling};
+use super::{
+    Placement,
+    plan::{Planner, Pooling},
+};
 
-pub(super) fn choose(planner: &Planner<'_>) -> Option<Plan> {
+pub(super) fn choose(planner: &Planner<'_>) -> Option<Placement> {
     let workers = &planner.snapshot.prefill;
     let drawn = (!workers.is_empty()).then(|| &workers[(mixed(planner.demand.seed) % workers.len() as u64) as usize]);
     Some(planner.plan(planner.least_busy()?, drawn, Pooling::AtPrefill { transfer: false }))

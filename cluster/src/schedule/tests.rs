@@ -1,8 +1,9 @@
 //! Decisions as tables.
 
 use super::*;
+use crate::load::QueuedJob;
 use std::{collections::BTreeMap, fmt::Write};
-use tidemill_proto::{message::Role, pool::Tier};
+use tidemill_proto::{ids::RequestId, message::Role, pool::Tier};
 
 /// Rows of `prompt tokens‥most tokens | prefill queues, ms | decode sequences×tokens+tail | pool leading blocks | decision`.
 /// Workers are named by kind and column: p0, d1, k0. They are on host `a`, or where an `@` says. A decision is
@@ -12,7 +13,7 @@ fn check(policy: &Policy, table: &str) {
     for row in table.lines().map(str::trim).filter(|row| !row.is_empty()) {
         let cells: Vec<&str> = row.split('|').map(str::trim).collect();
         let [tokens, prefill, decode, pools, expected] = cells[..] else { panic!("row `{row}`") };
-        let cost = CostModel::default();
+        let (cost, classes) = (CostModel::default(), Classes::default());
         let hosts: BTreeMap<String, Host> = ["a", "b", "c"].map(|name| (name.to_owned(), Host(name.into()))).into();
         let items = |cell: &str| -> Vec<(usize, (String, &Host))> {
             let item = |item: &str| {
@@ -26,6 +27,7 @@ fn check(policy: &Policy, table: &str) {
         let holder = |(i, _): (usize, _)| Holder { node: Epoch(300 + i as u64), tier: Tier::Dram };
         let held: Vec<Vec<Holder>> =
             (0..leading.iter().copied().max().unwrap_or(0)).map(|block| holders(block).map(holder).collect()).collect();
+        let queues: Vec<PrefillQueue> = items(prefill).iter().map(|(i, (ms, _))| queue(*i as u64, ms.parse().unwrap())).collect();
         let snapshot = Snapshot {
             prefill: items(prefill)
                 .iter()
@@ -33,6 +35,7 @@ fn check(policy: &Policy, table: &str) {
                     worker: Epoch(100 + *i as u64),
                     host,
                     queue_ms: ms.parse().unwrap(),
+                    queue: &queues[*i],
                     cached_blocks: 0,
                     cost: cost.of_role(Role::Prefill),
                 })
@@ -48,6 +51,8 @@ fn check(policy: &Policy, table: &str) {
                         sequences: sequences.parse().unwrap(),
                         tokens: tokens.parse().unwrap(),
                         tail_tokens: tail.parse().unwrap(),
+                        decoding: sequences.parse().unwrap(),
+                        classes: of_class_0(sequences.parse().unwrap()),
                         device_blocks: 256,
                         context_tokens: 4096,
                         work_max: 8,
@@ -69,10 +74,17 @@ fn check(policy: &Policy, table: &str) {
             blocks: held.iter().map(Vec::as_slice).collect(),
             block_bytes: 1 << 16,
             cost: &cost,
+            classes: &classes,
+            now: Duration::ZERO,
+            context_tokens: (!items(decode).is_empty()).then_some(4096),
         };
         let (tokens, tokens_max) = tokens.split_once('‥').unwrap_or((tokens, tokens));
         let (tokens, tokens_max) = (tokens.parse().unwrap(), tokens_max.parse().unwrap());
-        let got = describe(schedule(policy, &snapshot, &Demand { tokens, tokens_max, local_only: false, joins: None, seed: 1 }));
+        let got = describe(schedule(
+            policy,
+            &snapshot,
+            &Demand { tokens, tokens_max, local_only: false, joins: None, class: ClassId::default(), due_ms: None, seed: 1 },
+        ));
         if got != expected {
             writeln!(wrong, "{row}\n    got {got}").unwrap();
         }
@@ -80,9 +92,24 @@ fn check(policy: &Policy, table: &str) {
     assert!(wrong.is_empty(), "\n{wrong}");
 }
 
+/// One job without a limit.
+fn queue(request: u64, ms: f64) -> PrefillQueue {
+    let mut queue = PrefillQueue::default();
+    queue.push(Duration::ZERO, QueuedJob { request: RequestId(request), class: ClassId::default(), priority: 1, due: None, ms });
+    queue
+}
+
+fn of_class_0(sequences: u16) -> [u16; CLASSES_MAX] {
+    let mut classes = [0; CLASSES_MAX];
+    classes[0] = sequences;
+    classes
+}
+
 fn describe(decision: Decision) -> String {
     match decision {
         Decision::Queue => "queue".into(),
+        Decision::Hold => "hold".into(),
+        Decision::Reject { .. } => "reject".into(),
         Decision::TooLong { context } => format!("too long for {context}"),
         Decision::Place(p) => {
             let name = |kind, epoch: Option<Epoch>| epoch.map_or("-".into(), |e| format!("{kind}{}", e.0 % 100));
@@ -167,13 +194,13 @@ fn a_suffix_stays_local_when_a_prefill_worker_could_not_even_begin_in_that_time(
 
 #[test]
 fn a_sibling_joins_the_prefill_job_of_its_request() {
-    let cost = CostModel::default();
-    let here = Host("here".into());
+    let (cost, here, idle, classes) = (CostModel::default(), Host("here".into()), PrefillQueue::default(), Classes::default());
     let snapshot = Snapshot {
         prefill: vec![PrefillCandidate {
             worker: Epoch(1),
             host: &here,
             queue_ms: 0.0,
+            queue: &idle,
             cached_blocks: 0,
             cost: cost.of_role(Role::Prefill),
         }],
@@ -183,6 +210,8 @@ fn a_sibling_joins_the_prefill_job_of_its_request() {
             sequences: 1,
             tokens: 100,
             tail_tokens: 0,
+            decoding: 0,
+            classes: [0; CLASSES_MAX],
             device_blocks: 256,
             context_tokens: 4096,
             work_max: 8,
@@ -193,8 +222,19 @@ fn a_sibling_joins_the_prefill_job_of_its_request() {
         blocks: Vec::new(),
         block_bytes: 1,
         cost: &cost,
+        classes: &classes,
+        now: Duration::ZERO,
+        context_tokens: Some(4096),
     };
-    let demand = Demand { tokens: 100, tokens_max: 200, local_only: false, joins: Some((Epoch(3), 6)), seed: 1 };
+    let demand = Demand {
+        tokens: 100,
+        tokens_max: 200,
+        local_only: false,
+        joins: Some((Epoch(3), 6)),
+        class: ClassId::default(),
+        due_ms: None,
+        seed: 1,
+    };
     let Decision::Place(placed) = schedule(&policy(Some(0)), &snapshot, &demand) else { panic!() };
     assert_eq!((placed.prefill, placed.home, placed.expected_blocks), (None, Some(Epoch(3)), 6));
     let demand = Demand { local_only: true, joins: None, ..demand };
@@ -258,11 +298,12 @@ fn mooncakes_policies_use_prefixes_and_queues_as_the_paper_says() {
 
 #[test]
 fn the_random_policy_draws_from_all_prefill_workers_and_the_same_for_the_same_request() {
-    let (cost, here) = (CostModel::default(), Host("a".into()));
+    let (cost, here, idle, classes) = (CostModel::default(), Host("a".into()), PrefillQueue::default(), Classes::default());
     let prefill = (0..4).map(|n| PrefillCandidate {
         worker: Epoch(n),
         host: &here,
         queue_ms: 0.0,
+        queue: &idle,
         cached_blocks: 0,
         cost: cost.of_role(Role::Prefill),
     });
@@ -272,6 +313,8 @@ fn the_random_policy_draws_from_all_prefill_workers_and_the_same_for_the_same_re
         sequences: 0,
         tokens: 0,
         tail_tokens: 0,
+        decoding: 0,
+        classes: [0; CLASSES_MAX],
         device_blocks: 256,
         context_tokens: 4096,
         work_max: 8,
@@ -279,11 +322,20 @@ fn the_random_policy_draws_from_all_prefill_workers_and_the_same_for_the_same_re
         cost: cost.of_role(Role::Decode),
     };
     let pool = PoolCandidate { node: Epoch(10), host: &here, draining: false, free_blocks: 9, room_blocks: 9 };
-    let snapshot =
-        Snapshot { prefill: prefill.collect(), decode: vec![decode], pools: vec![pool], blocks: Vec::new(), block_bytes: 1, cost: &cost };
+    let snapshot = Snapshot {
+        prefill: prefill.collect(),
+        decode: vec![decode],
+        pools: vec![pool],
+        blocks: Vec::new(),
+        block_bytes: 1,
+        cost: &cost,
+        classes: &classes,
+        now: Duration::ZERO,
+        context_tokens: Some(4096),
+    };
     let policy = Policy { name: PolicyName::Random, ..Policy::default() };
     let drawn = |seed| {
-        let demand = Demand { tokens: 100, tokens_max: 200, local_only: false, joins: None, seed };
+        let demand = Demand { tokens: 100, tokens_max: 200, local_only: false, joins: None, class: ClassId::default(), due_ms: None, seed };
         let Decision::Place(placement) = schedule(&policy, &snapshot, &demand) else { panic!() };
         placement.prefill.unwrap().0
     };

@@ -79,6 +79,15 @@ impl ApiError {
         Self { retry_after_s: Some(30), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
     }
 
+    /// There is too much to do for this request to be taken.
+    fn overloaded(message: String, retry_after_ms: u64) -> Self {
+        Self {
+            retry_after_s: Some(retry_after_ms.div_ceil(1000)),
+            code: Some("rate_limit_exceeded"),
+            ..Self::new(StatusCode::TOO_MANY_REQUESTS, message)
+        }
+    }
+
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, message)
     }
@@ -121,11 +130,8 @@ impl From<Rejection> for ApiError {
         let message = rejection.to_string();
         match rejection {
             Rejection::NoWorker => Self { retry_after_s: Some(1), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) },
-            Rejection::Full { retry_after_ms } => Self {
-                retry_after_s: Some(retry_after_ms.div_ceil(1000)),
-                code: Some("rate_limit_exceeded"),
-                ..Self::new(StatusCode::TOO_MANY_REQUESTS, message)
-            },
+            Rejection::Full { retry_after_ms } => Self::overloaded(message, retry_after_ms),
+            Rejection::Late { retry_after_ms } => Self::overloaded(message, retry_after_ms),
             Rejection::TooManyChoices { .. } => Self::invalid("n", message),
             Rejection::TooLong { .. } => Self { code: Some("context_length_exceeded"), ..Self::malformed(message) },
         }
@@ -139,6 +145,7 @@ impl From<Failure> for ApiError {
             Failure::QueueTimeout(_) | Failure::TooLong { .. } => {
                 Self { retry_after_s: Some(5), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
             }
+            Failure::Late { retry_after_ms } => Self::overloaded(message, retry_after_ms),
             Failure::Losses(_) => Self { retry_after_s: Some(1), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) },
             Failure::Timeout(_) => Self::new(StatusCode::GATEWAY_TIMEOUT, message),
             Failure::Worker(_) => Self::internal(message),
