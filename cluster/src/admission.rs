@@ -1,6 +1,6 @@
 //! May a request come in? A pure decision, apart from where its sequences will run.
 
-use crate::{Rejection, cost::CostModel, schedule::DecodeCandidate};
+use crate::{Rejection, pace::Pace};
 
 /// The operator's choices.
 #[derive(Clone, Debug)]
@@ -16,8 +16,7 @@ pub struct Occupancy<'a> {
     pub context_tokens: Option<u32>,
     /// Sequences that wait for a place.
     pub waiting: usize,
-    pub decode: &'a [DecodeCandidate<'a>],
-    pub cost: &'a CostModel,
+    pub pace: &'a Pace,
 }
 
 /// Refuses more choices at a time than even an empty queue could take: no retry would help.
@@ -36,11 +35,9 @@ pub fn admit(policy: &AdmissionPolicy, now: &Occupancy<'_>, tokens: u64, choices
     if ahead >= policy.queue_max { Err(Rejection::Full { retry_after_ms: retry_after_ms(now, ahead) }) } else { Ok(()) }
 }
 
-/// When a rejected client may try again: the queue, drained by one sequence per decode step of each worker.
+/// When a rejected client may try again: half the queue will have gone by then.
 fn retry_after_ms(now: &Occupancy<'_>, ahead: usize) -> u64 {
-    let workers = now.decode.len().max(1) as f64;
-    let step_ms = now.decode.iter().map(|w| w.cost.step_ms(w.sequences.into(), w.tokens)).fold(1.0, f64::max);
-    ((ahead as f64 * step_ms / workers) as u64).clamp(1_000, 30_000)
+    (now.pace.wait_ms(ahead / 2).unwrap_or(0.0) as u64).clamp(1_000, 30_000)
 }
 
 #[cfg(test)]
@@ -63,11 +60,11 @@ mod tests {
             4096 | 2 | 100  | 2 | in
             4096 | 2 | 100  | 3 | full
             ";
-        let (policy, cost) = (AdmissionPolicy { queue_max: 4 }, CostModel::default());
+        let (policy, pace) = (AdmissionPolicy { queue_max: 4 }, Pace::default());
         for row in table.lines().map(str::trim).filter(|row| !row.is_empty()) {
             let cells: Vec<&str> = row.split('|').map(str::trim).collect();
             let [context, waiting, tokens, choices, expected] = cells[..] else { panic!("row `{row}`") };
-            let now = Occupancy { context_tokens: context.parse().ok(), waiting: waiting.parse().unwrap(), decode: &[], cost: &cost };
+            let now = Occupancy { context_tokens: context.parse().ok(), waiting: waiting.parse().unwrap(), pace: &pace };
             let got = match admit(&policy, &now, tokens.parse().unwrap(), choices.parse().unwrap()) {
                 Ok(()) => "in".to_owned(),
                 Err(Rejection::NoWorker) => "no worker".into(),

@@ -5,6 +5,7 @@ use crate::{
     load::{DecodeLoad, Load},
     membership::{Member, Membership, sequence_tokens_max},
     schedule::{DecodeCandidate, PoolCandidate, PrefillCandidate},
+    shortlist::{BEST_MAX, Shortlist, Standing},
 };
 use std::{cmp::Reverse, time::Duration};
 use tidemill_proto::{
@@ -12,60 +13,137 @@ use tidemill_proto::{
     message::{Blocks, EngineInfo, Peer, Role, RoleInfo, TierBlocks},
 };
 
+/// A prompt that workers are compared by.
+const TYPICAL_TOKENS: u64 = 1024;
 /// Before its first client a pool node knows no block size, and holds nothing that could be pushed out.
 const EVERYTHING_FITS: u64 = u64::MAX;
 
-pub(crate) fn prefill<'a>(membership: &'a Membership, load: &'a Load, cost: &'a CostModel, now: Duration) -> Vec<PrefillCandidate<'a>> {
-    let candidate = |(worker, member): (Epoch, &'a Member)| match &member.role {
-        RoleInfo::Prefill(info) => {
-            let queue = &load.get(worker)?.prefill;
-            let (host, queue_ms) = (&member.host, queue.wait_ms(now));
-            (queue.len() < info.work_max as usize).then_some(PrefillCandidate {
-                worker,
-                host,
-                queue_ms,
-                queue,
-                cached_blocks: 0,
-                cost: cost.steps(worker, Role::Prefill),
-            })
+/// What candidates are made of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Books<'a> {
+    pub(crate) membership: &'a Membership,
+    pub(crate) load: &'a Load,
+    pub(crate) cost: &'a CostModel,
+}
+
+/// For one decision.
+pub(crate) struct Candidates<'a> {
+    pub(crate) prefill: Vec<PrefillCandidate<'a>>,
+    pub(crate) decode: Vec<DecodeCandidate<'a>>,
+    /// In the order of their epochs.
+    pub(crate) pools: Vec<PoolCandidate<'a>>,
+}
+
+/// A prefill worker that may be given something new, with room in its queue.
+pub(crate) fn prefill<'a>(books: &Books<'a>, worker: Epoch, now: Duration) -> Option<PrefillCandidate<'a>> {
+    let member = books.membership.get(worker).filter(|member| !member.draining)?;
+    let RoleInfo::Prefill(info) = &member.role else { return None };
+    let queue = &books.load.get(worker)?.prefill;
+    (queue.len() < info.work_max as usize).then_some(PrefillCandidate {
+        worker,
+        host: &member.host,
+        queue_ms: queue.wait_ms(now),
+        queue,
+        cached_blocks: 0,
+        cost: books.cost.steps(worker, Role::Prefill),
+    })
+}
+
+/// A decode worker that may be given something new.
+pub(crate) fn decode<'a>(books: &Books<'a>, worker: Epoch) -> Option<DecodeCandidate<'a>> {
+    let member = books.membership.get(worker).filter(|member| !member.draining)?;
+    let info = member.decode_info()?;
+    let DecodeLoad { sequences, tokens, tail_tokens, decoding, classes } = books.load.get(worker)?.decode;
+    let EngineInfo { device_blocks, work_max, .. } = *info;
+    Some(DecodeCandidate {
+        worker,
+        host: &member.host,
+        sequences,
+        tokens,
+        tail_tokens,
+        decoding,
+        classes,
+        device_blocks,
+        context_tokens: sequence_tokens_max(info),
+        work_max,
+        cached_blocks: 0,
+        cost: books.cost.steps(worker, Role::Decode),
+    })
+}
+
+/// A pool node, draining or not: its blocks can be read.
+pub(crate) fn pool<'a>(books: &Books<'a>, node: Epoch) -> Option<PoolCandidate<'a>> {
+    let member = books.membership.get(node).filter(|member| member.role() == Role::Kvpool)?;
+    let Blocks { total, free, cached, .. } = books.load.get(node)?.report.blocks.dram;
+    let (free_blocks, room_blocks) = if total == 0 { (EVERYTHING_FITS, EVERYTHING_FITS) } else { (free, free.saturating_add(cached)) };
+    Some(PoolCandidate { node, host: &member.host, draining: member.draining, free_blocks, room_blocks })
+}
+
+/// Every candidate.
+pub(crate) fn all<'a>(books: &Books<'a>, now: Duration) -> Candidates<'a> {
+    let members = || books.membership.iter().map(|(epoch, _)| epoch);
+    Candidates {
+        prefill: members().filter_map(|worker| prefill(books, worker, now)).collect(),
+        decode: members().filter_map(|worker| decode(books, worker)).collect(),
+        pools: members().filter_map(|node| pool(books, node)).collect(),
+    }
+}
+
+/// Those worth comparing for a sequence whose leading blocks are at the pool nodes `holders`.
+pub(crate) fn few<'a>(books: &Books<'a>, shortlist: &Shortlist, holders: &[Epoch], seed: u64, now: Duration) -> Candidates<'a> {
+    let neighbours: Vec<Epoch> =
+        holders.iter().filter_map(|holder| books.membership.get(*holder)).flat_map(|member| shortlist.on_host(&member.host)).collect();
+    let mut found = Candidates { prefill: Vec::new(), decode: Vec::new(), pools: Vec::new() };
+    let add_decode = |found: &mut Candidates<'a>, worker| {
+        if !found.decode.iter().any(|known| known.worker == worker) {
+            found.decode.extend(decode(books, worker));
         }
-        RoleInfo::Decode(_) | RoleInfo::Kvpool { .. } => None,
     };
-    membership.taking_work().filter_map(candidate).collect()
+    let add_prefill = |found: &mut Candidates<'a>, worker| {
+        if !found.prefill.iter().any(|known| known.worker == worker) {
+            found.prefill.extend(prefill(books, worker, now));
+        }
+    };
+    shortlist.decode().take(BEST_MAX).for_each(|worker| add_decode(&mut found, worker));
+    shortlist.prefill().into_iter().for_each(|order| order.take(BEST_MAX).for_each(|worker| add_prefill(&mut found, worker)));
+    for &worker in neighbours.iter().take(4 * BEST_MAX) {
+        add_decode(&mut found, worker);
+        add_prefill(&mut found, worker);
+    }
+    let mut nodes: Vec<Epoch> = holders.to_vec();
+    let hosts = found.decode.iter().map(|worker| worker.host).chain(found.prefill.iter().map(|worker| worker.host));
+    nodes.extend(hosts.flat_map(|host| shortlist.on_host(host)).chain(shortlist.strangers(seed)));
+    nodes.sort_unstable();
+    nodes.dedup();
+    found.pools = nodes.into_iter().filter_map(|node| pool(books, node)).collect();
+    found
 }
 
-pub(crate) fn decode<'a>(membership: &'a Membership, load: &Load, cost: &'a CostModel) -> Vec<DecodeCandidate<'a>> {
-    let candidate = |(worker, member): (Epoch, &'a Member)| {
-        let info = member.decode_info()?;
-        let DecodeLoad { sequences, tokens, tail_tokens, decoding, classes } = load.get(worker)?.decode;
-        let EngineInfo { device_blocks, work_max, .. } = *info;
-        let context_tokens = sequence_tokens_max(info);
-        Some(DecodeCandidate {
-            worker,
-            host: &member.host,
-            sequences,
-            tokens,
-            tail_tokens,
-            decoding,
-            classes,
-            device_blocks,
-            context_tokens,
-            work_max,
-            cached_blocks: 0,
-            cost: cost.steps(worker, Role::Decode),
-        })
-    };
-    membership.taking_work().filter_map(candidate).collect()
-}
-
-/// Draining nodes too: their blocks can be read.
-pub(crate) fn pools<'a>(membership: &'a Membership, load: &Load) -> Vec<PoolCandidate<'a>> {
-    let candidate = |(node, member): (Epoch, &'a Member)| {
-        let Blocks { total, free, cached, .. } = load.get(node)?.report.blocks.dram;
-        let (free_blocks, room_blocks) = if total == 0 { (EVERYTHING_FITS, EVERYTHING_FITS) } else { (free, free.saturating_add(cached)) };
-        Some(PoolCandidate { node, host: &member.host, draining: member.draining, free_blocks, room_blocks })
-    };
-    membership.iter().filter(|(_, member)| member.role() == Role::Kvpool).filter_map(candidate).collect()
+/// Where a member belongs on the shortlist.
+pub(crate) fn standing(books: &Books<'_>, worker: Epoch, sequences_max: Option<u32>, now: Duration) -> Standing {
+    let (Some(member), Some(load)) = (books.membership.get(worker), books.load.get(worker)) else { return Standing::Out };
+    let micros = |ms: f64| (ms * 1e3) as u64;
+    match &member.role {
+        _ if member.draining => Standing::Out,
+        RoleInfo::Kvpool { .. } => Standing::Pool,
+        RoleInfo::Decode(info) => {
+            let DecodeLoad { sequences, tokens, tail_tokens, .. } = load.decode;
+            let cost = books.cost.steps(worker, Role::Decode);
+            let tails_ms = if tail_tokens == 0 { 0.0 } else { cost.prefill_ms(tail_tokens, 0) };
+            let wait_ms = tails_ms + cost.step_ms(u64::from(sequences) + 1, tokens + TYPICAL_TOKENS);
+            let is_full = sequences >= sequences_max.map_or(info.work_max, |most| most.min(info.work_max));
+            if is_full { Standing::Out } else { Standing::Decode(micros(wait_ms)) }
+        }
+        RoleInfo::Prefill(info) => {
+            let queue = &load.prefill;
+            let own_ms = books.cost.steps(worker, Role::Prefill).prefill_ms(TYPICAL_TOKENS, 0);
+            match queue.len() {
+                0 => Standing::IdlePrefill(micros(own_ms)),
+                jobs if jobs >= info.work_max as usize => Standing::Out,
+                _ => Standing::BusyPrefill(now.as_micros() as u64 + micros(queue.wait_ms(now) + own_ms)),
+            }
+        }
+    }
 }
 
 /// Pool nodes that may take over the blocks of `leaving`: near ones first, then by room.

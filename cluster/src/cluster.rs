@@ -11,13 +11,19 @@
 use crate::{
     RequestEvent,
     admission::AdmissionPolicy,
+    candidates::{self, Books},
     class::Classes,
     cost::CostModel,
+    decisions::Decisions,
+    fairness::Fairness,
     index::{PrefixIndex, frequency::FrequencySketch},
+    lifecycle::WAITING_TOLD_EVERY,
     load::Load,
     membership::Membership,
+    pace::Pace,
     requests::Requests,
     schedule::Policy,
+    shortlist::Shortlist,
 };
 use std::{collections::VecDeque, time::Duration};
 use tidemill_proto::{
@@ -80,9 +86,19 @@ pub struct Cluster {
     pub(crate) frequency: FrequencySketch,
     pub(crate) cost: CostModel,
     pub(crate) requests: Requests,
+    pub(crate) fairness: Fairness,
+    pub(crate) shortlist: Shortlist,
+    /// Longest sequence that some decode worker can hold.
+    pub(crate) context_tokens: Option<u32>,
     actions: VecDeque<Action>,
     pub(crate) next_id: u64,
     pub(crate) rescues: u64,
+    /// Something has happened that may let a waiting sequence go.
+    pub(crate) unsettled: bool,
+    pub(crate) pace: Pace,
+    pub(crate) decisions: Decisions,
+    /// When waiting clients last heard of their places.
+    pub(crate) waiting_told: Duration,
 }
 
 impl Cluster {
@@ -95,9 +111,16 @@ impl Cluster {
             frequency: FrequencySketch::default(),
             cost: CostModel::default(),
             requests: Requests::default(),
+            fairness: Fairness::default(),
+            shortlist: Shortlist::default(),
+            context_tokens: None,
             actions: VecDeque::new(),
             next_id: settings.id_base + 1,
             rescues: 0,
+            unsettled: false,
+            pace: Pace::default(),
+            decisions: Decisions::default(),
+            waiting_told: Duration::ZERO,
             settings,
         }
     }
@@ -109,7 +132,7 @@ impl Cluster {
 
     /// Longest sequence the cluster can hold now; `None` without a decode worker.
     pub fn context_tokens(&self) -> Option<u32> {
-        self.membership.context_tokens()
+        self.context_tokens
     }
 
     /// Lets time pass: dead workers, deadlines, and sequences that wait for room.
@@ -122,7 +145,30 @@ impl Cluster {
         self.end_overdue(now);
         self.end_handovers(now);
         self.end_waiting(now);
+        self.unsettled = true;
         self.place_queued(now);
+        if now.saturating_sub(self.waiting_told) >= WAITING_TOLD_EVERY {
+            self.waiting_told = now;
+            self.tell_waiting(now);
+        }
+    }
+
+    pub(crate) fn books(&self) -> Books<'_> {
+        Books { membership: &self.membership, load: &self.load, cost: &self.cost }
+    }
+
+    /// Somebody has come, leaves, or is gone.
+    pub(crate) fn members_changed(&mut self) {
+        self.unsettled = true;
+        self.context_tokens = self.membership.context_tokens();
+    }
+
+    /// Brings the shortlist's orders up to date.
+    pub(crate) fn reorder(&mut self, now: Duration) {
+        for worker in self.load.take_touched() {
+            let standing = candidates::standing(&self.books(), worker, self.settings.policy.decode_sequences_max, now);
+            self.shortlist.stand(worker, standing);
+        }
     }
 
     pub(crate) fn send(&mut self, worker: Epoch, message: ToWorker) {
@@ -145,9 +191,12 @@ impl Cluster {
     pub fn check_integrity(&self) {
         self.membership.check_integrity();
         self.load.check_integrity();
+        self.shortlist.check_integrity(self.membership.iter().map(|(epoch, _)| epoch));
+        assert_eq!(self.context_tokens, self.membership.context_tokens());
         self.index.check_integrity();
         self.cost.check_integrity();
         self.requests.check_integrity();
+        self.fairness.check_integrity(self.requests.iter().map(|(_, request)| request.tenant));
         assert!(self.cost.workers().all(|worker| self.membership.get(worker).is_some()), "costs of workers that are gone");
         let members: Vec<Epoch> = self.membership.iter().map(|(epoch, _)| epoch).collect();
         assert!(self.load.workers().eq(members.iter().copied()), "every member has a load, and nobody else");

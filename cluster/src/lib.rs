@@ -15,19 +15,24 @@ mod candidates;
 pub mod class;
 mod cluster;
 pub mod cost;
+mod decisions;
+mod fairness;
 pub mod index;
 mod lifecycle;
 pub mod load;
 pub mod membership;
+mod pace;
 mod request;
 mod requests;
 pub mod schedule;
+mod shortlist;
 #[cfg(test)]
 mod tests;
 mod view;
 mod workers;
 
 pub use cluster::{Action, Cluster, ClusterSettings, Warning};
+pub use decisions::{ConsideredView, DecisionView};
 pub use membership::Refusal;
 pub use request::{ChoiceUsage, Failure, NewRequest, Outcome, Rejection, RequestEvent};
 pub use view::{ClusterView, MemberView, PredictionError};

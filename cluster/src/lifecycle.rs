@@ -14,6 +14,9 @@ mod prefill;
 mod progress;
 mod requeue;
 mod submit;
+mod waiting;
+
+pub(crate) use waiting::WAITING_TOLD_EVERY;
 
 #[cfg(test)]
 pub(crate) use {prefill::HANDOVER_MAX, requeue::LOSSES_MAX};

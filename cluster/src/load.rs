@@ -14,10 +14,15 @@ use tidemill_proto::{
     message::Report,
 };
 
+/// Tokens that a decode worker's sequences gain before its place in an order is looked at again.
+const TOKENS_PER_TOUCH: u64 = 64;
+
 #[derive(Debug, Default)]
 pub struct Load {
     workers: BTreeMap<Epoch, WorkerLoad>,
     shares: BTreeMap<SequenceId, Share>,
+    /// Workers whose place in an order may have changed.
+    touched: Vec<Epoch>,
 }
 
 #[derive(Debug)]
@@ -27,6 +32,7 @@ pub struct WorkerLoad {
     pub report: Report,
     pub decode: DecodeLoad,
     pub prefill: PrefillQueue,
+    touched: bool,
 }
 
 /// Sequences at a decode worker.
@@ -88,8 +94,15 @@ fn place(class: ClassId) -> usize {
 
 impl Load {
     pub fn add_worker(&mut self, now: Duration, worker: Epoch) {
-        let load = WorkerLoad { heard: now, report: Report::default(), decode: DecodeLoad::default(), prefill: PrefillQueue::default() };
+        let load = WorkerLoad {
+            heard: now,
+            report: Report::default(),
+            decode: DecodeLoad::default(),
+            prefill: PrefillQueue::default(),
+            touched: false,
+        };
         self.workers.insert(worker, load);
+        self.touch(worker);
     }
 
     /// Forgets a worker and everything it had. Returns the requests of its prefill jobs, in the order given.
@@ -100,6 +113,22 @@ impl Load {
 
     pub fn workers(&self) -> impl Iterator<Item = Epoch> {
         self.workers.keys().copied()
+    }
+
+    /// Its place in an order may have changed.
+    pub fn touch(&mut self, worker: Epoch) {
+        if let Some(load) = self.workers.get_mut(&worker)
+            && !std::mem::replace(&mut load.touched, true)
+        {
+            self.touched.push(worker);
+        }
+    }
+
+    /// Those that were touched since the last call and are still there.
+    pub fn take_touched(&mut self) -> Vec<Epoch> {
+        let mut touched = std::mem::take(&mut self.touched);
+        touched.retain(|worker| self.workers.get_mut(worker).is_some_and(|load| std::mem::replace(&mut load.touched, false)));
+        touched
     }
 
     pub fn get(&self, worker: Epoch) -> Option<&WorkerLoad> {
@@ -114,6 +143,7 @@ impl Load {
 
     /// Keeps a worker's report; returns the one before.
     pub fn reported(&mut self, worker: Epoch, report: Report) -> Option<Report> {
+        self.touch(worker);
         self.workers.get_mut(&worker).map(|load| std::mem::replace(&mut load.report, report))
     }
 
@@ -129,6 +159,7 @@ impl Load {
             let share = Share { worker, tokens, tail_tokens, class, decoding: false };
             load.decode.add(&share);
             self.shares.insert(sequence, share);
+            self.touch(worker);
         }
     }
 
@@ -142,7 +173,12 @@ impl Load {
             load.decode.decoding += u32::from(!share.decoding);
             share.tokens += 1;
             share.tail_tokens = 0;
-            share.decoding = true;
+            let first = !std::mem::replace(&mut share.decoding, true);
+            // A token more or less changes no order.
+            let worker = share.worker;
+            if first || load.decode.tokens.is_multiple_of(TOKENS_PER_TOUCH) {
+                self.touch(worker);
+            }
         }
     }
 
@@ -152,6 +188,7 @@ impl Load {
             && let Some(load) = self.workers.get_mut(&share.worker)
         {
             load.decode.remove(&share);
+            self.touch(share.worker);
         }
     }
 
@@ -159,6 +196,7 @@ impl Load {
     pub fn start_job(&mut self, now: Duration, worker: Epoch, job: QueuedJob) {
         if let Some(load) = self.workers.get_mut(&worker) {
             load.prefill.push(now, job);
+            self.touch(worker);
         }
     }
 
@@ -166,6 +204,7 @@ impl Load {
     pub fn end_job(&mut self, now: Duration, worker: Epoch, request: RequestId) {
         if let Some(load) = self.workers.get_mut(&worker) {
             load.prefill.remove(now, request);
+            self.touch(worker);
         }
     }
 

@@ -39,6 +39,13 @@ impl NewRequest {
 /// A client's news of its request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RequestEvent {
+    /// A choice waits for a place: at its submission if it must, and every second since. `position` counts from 1; `estimate_ms`
+    /// is the time that is left, as places have become free so far.
+    Waiting {
+        choice: u32,
+        position: u32,
+        estimate_ms: Option<u64>,
+    },
     /// One entry per prompt token, the first `None`. Before the first token.
     PromptLogprobs(Vec<Option<TokenLogprob>>),
     Token {

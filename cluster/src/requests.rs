@@ -8,10 +8,12 @@
 //!                └────requeue─────┘
 //! ```
 
+pub(crate) mod order;
 mod state;
 
 pub(crate) use state::{PendingPrefill, Place, Request, Running, Sequence, common_prefix};
 
+use crate::class::Classes;
 use std::{
     collections::{BTreeMap, VecDeque},
     time::Duration,
@@ -89,11 +91,7 @@ impl Requests {
         self.sequences.len() - self.queue.len()
     }
 
-    /// The sequence at this place of the queue.
-    pub(crate) fn queued(&self, position: usize) -> Option<SequenceId> {
-        self.queue.get(position).copied()
-    }
-
+    /// In the order of their arrival, those that went back first.
     pub(crate) fn queue(&self) -> impl Iterator<Item = SequenceId> {
         self.queue.iter().copied()
     }
@@ -105,6 +103,18 @@ impl Requests {
         sequence.place = Place::Running(running);
         let id = sequence.id;
         self.queue.retain(|queued| *queued != id);
+    }
+
+    /// Sequences that came before this one and still wait, with no higher priority to excuse it, were overtaken.
+    pub(crate) fn note_overtaken(&mut self, by: SequenceId, classes: &Classes) {
+        let Some((request, _)) = self.locate(by).map(|at| self.choice(at)) else { return };
+        let priority = classes.get(request.new.class).priority;
+        let before: Vec<_> = self.queue.iter().take_while(|sequence| **sequence != by).map(|sequence| self.sequences[sequence]).collect();
+        for at in before {
+            if classes.get(self.choice(at).0.new.class).priority >= priority {
+                self.choice_mut(at).overtaken += 1;
+            }
+        }
     }
 
     /// From a decode worker to the front of the queue.

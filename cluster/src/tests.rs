@@ -162,6 +162,119 @@ fn new_sequences_wait_behind_those_that_wait_already() {
     assert!(after < decode_jobs(&drain(&mut cluster)).remove(0).1.sequence);
 }
 
+/// Submits a request of a class and a tenant; returns its only sequence's id and what its client has heard of its place.
+fn submit_as(cluster: &mut Cluster, now: Duration, tier: &str, salt: &[u8], tokens: usize) -> (RequestId, Vec<u32>) {
+    let class = classes().by_tier(Some(tier)).unwrap();
+    let id = cluster.submit(now, NewRequest { class, salt: salt.to_vec(), ..request(tokens, 1) }).unwrap();
+    let position = |action: &Action| match action {
+        Action::Client { request, event: RequestEvent::Waiting { position, .. } } if *request == id => Some(*position),
+        _ => None,
+    };
+    let positions = drain(cluster).iter().filter_map(position).collect();
+    (id, positions)
+}
+
+/// Ends the sequences that run, one by one, and returns the requests in the order in which they got their places.
+fn order_of_places(cluster: &mut Cluster, now: Duration, decode: Epoch, mut running: Vec<SequenceId>) -> Vec<RequestId> {
+    let mut placed = Vec::new();
+    while let Some(sequence) = running.pop() {
+        cluster.worker_event(now, decode, finished(sequence, Finish::Length));
+        for (_, job) in decode_jobs(&drain(cluster)) {
+            placed.push(job.request);
+            running.push(job.sequence);
+        }
+    }
+    placed
+}
+
+#[test]
+fn the_queue_goes_by_priority_and_by_tenant_and_clients_hear_their_places() {
+    let (mut cluster, now) = (Cluster::new(ClusterSettings { admission: AdmissionPolicy { queue_max: 20 }, ..settings() }, model()), START);
+    let decode = cluster.register(now, register("d", RoleInfo::Decode(engine(1)))).unwrap();
+    let mut running = Vec::new();
+    for _ in 0..3 {
+        cluster.submit(now, NewRequest { salt: b"flood".to_vec(), ..request(300, 1) }).unwrap();
+        running.extend(decode_jobs(&drain(&mut cluster)).into_iter().map(|(_, job)| job.sequence));
+    }
+    let mut submit = |tier, salt: &[u8]| submit_as(&mut cluster, now, tier, salt, 100);
+    let (batch, place) = submit("flex", b"quiet");
+    assert_eq!(place, [1]);
+    let flood: Vec<_> = (0..3).map(|_| submit("default", b"flood")).collect();
+    assert_eq!(flood.iter().map(|(_, place)| place[0]).collect::<Vec<_>>(), [1, 2, 3], "batch comes after all of them");
+    let (quiet, place) = submit("default", b"quiet");
+    assert_eq!(place, [1], "its tenant was served less");
+    let (urgent, place) = submit("priority", b"flood");
+    assert_eq!(place, [1]);
+    running.truncate(1);
+    let order = order_of_places(&mut cluster, now, decode, running);
+    assert_eq!(order, [urgent, quiet, flood[0].0, flood[1].0, flood[2].0, batch]);
+}
+
+#[test]
+fn one_that_does_not_fit_lets_others_pass_and_not_for_ever() {
+    let admission = AdmissionPolicy { queue_max: 500 };
+    let (mut cluster, now) = (Cluster::new(ClusterSettings { admission, ..settings() }, model()), START);
+    let decode = cluster.register(now, register("d", RoleInfo::Decode(small_engine()))).unwrap();
+    let first = cluster.submit(now, request(120, 1)).unwrap();
+    let running = decode_jobs(&drain(&mut cluster)).remove(0).1;
+    assert_eq!(running.request, first);
+    let (large, _) = submit_as(&mut cluster, now, "default", b"", 124);
+    // Short ones fit beside the one that runs; the large one does not, and waits for its turn.
+    let mut passed = 0;
+    for _ in 0..200 {
+        cluster.submit(now, request(5, 1)).unwrap();
+        for (_, job) in decode_jobs(&drain(&mut cluster)) {
+            assert_ne!(job.request, large, "there is no room for it");
+            passed += 1;
+            cluster.worker_event(now, decode, finished(job.sequence, Finish::Length));
+        }
+    }
+    let most = crate::requests::order::OVERTAKEN_MAX as usize;
+    assert_eq!(passed, most);
+    cluster.worker_event(now, decode, finished(running.sequence, Finish::Length));
+    assert_eq!(decode_jobs(&drain(&mut cluster))[0].1.request, large);
+}
+
+#[test]
+fn a_class_that_is_not_served_late_is_refused_in_time() {
+    let (mut cluster, now) = (Cluster::new(settings(), model()), START);
+    cluster.register(now, register("d", RoleInfo::Decode(engine(1)))).unwrap();
+    let strict = |tokens| NewRequest { class: classes().by_tier(Some("strict")).unwrap(), ..request(tokens, 1) };
+    cluster.submit(now, strict(20)).expect("20 ms of prompt and a step are within 60 ms");
+    drain(&mut cluster);
+    let rejection = cluster.submit(now, strict(500)).unwrap_err();
+    assert!(matches!(rejection, crate::Rejection::Late { retry_after_ms: 250..2000 }), "{rejection:?}");
+    assert_eq!(drain(&mut cluster), [], "nobody has heard of it");
+    cluster.submit(now, request(500, 1)).expect("others are served late");
+}
+
+#[test]
+fn a_decision_is_remembered_with_what_came_of_it() {
+    let (mut cluster, now) = (Cluster::new(settings(), model()), START);
+    cluster.register(now, register("d", RoleInfo::Decode(engine(1)))).unwrap();
+    for _ in 0..70 {
+        let id = cluster.submit(now, request(5, 1)).unwrap();
+        assert_eq!(cluster.view(now).decisions[0].outcome, None);
+        cluster.cancel(now, id, None);
+        assert_eq!(cluster.view(now).decisions[0].outcome, Some("left"));
+    }
+    assert_eq!(cluster.view(now).decisions.len(), 64);
+    drain(&mut cluster);
+
+    let (mut cluster, now) = (Cluster::new(settings(), model()), START);
+    let decode = cluster.register(now, register("d", RoleInfo::Decode(engine(1)))).unwrap();
+    cluster.submit(now, request(40, 1)).unwrap();
+    let sequence = decode_jobs(&drain(&mut cluster)).remove(0).1.sequence;
+    for index in 0..3 {
+        cluster.worker_event(now + Duration::from_millis(30 + 10 * u64::from(index)), decode, token(sequence, index, 1));
+    }
+    cluster.worker_event(now, decode, finished(sequence, Finish::Length));
+    let decision = cluster.view(now).decisions.remove(0);
+    assert_eq!((decision.ttft_ms, decision.tpot_ms, decision.tokens, decision.outcome), (Some(30.0), Some(10.0), 3, Some("length")));
+    assert_eq!((decision.chosen.decode.as_str(), decision.class.as_str(), decision.prompt_tokens), ("d", "standard", 40));
+    assert!(decision.chosen.predicted_ttft_ms > 40.0 && decision.chosen.chance > 0.9, "{decision:?}");
+}
+
 #[test]
 fn a_prompt_is_shared_and_not_copied() {
     let (mut cluster, now) = (Cluster::new(settings(), model()), START);
@@ -607,6 +720,10 @@ impl World {
             RequestEvent::Finished { choice, .. } => {
                 let Heard { ended, .. } = choices[choice as usize].as_mut().expect("no word after a cancellation");
                 assert!(!std::mem::replace(ended, true), "ends once");
+            }
+            RequestEvent::Waiting { choice, position, .. } => {
+                let Heard { ended, .. } = choices[choice as usize].as_mut().expect("no word after a cancellation");
+                assert!(!*ended && position > 0, "who has ended waits no more");
             }
             RequestEvent::PromptLogprobs(_) => panic!("nobody asked"),
         }

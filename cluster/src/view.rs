@@ -1,6 +1,6 @@
 //! The cluster as people and dashboards see it: `/cluster`, `/ready` and the workers' part of `/metrics`.
 
-use crate::{Cluster, membership::Member};
+use crate::{Cluster, decisions::DecisionView, membership::Member};
 use serde::Serialize;
 use std::time::Duration;
 use tidemill_proto::{
@@ -19,6 +19,9 @@ pub struct ClusterView {
     pub sequences_waiting: usize,
     pub sequences_running: usize,
     pub rescues: u64,
+    /// The last placements, the newest first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub decisions: Vec<DecisionView>,
 }
 
 #[derive(Debug, Serialize)]
@@ -64,6 +67,7 @@ impl Cluster {
             sequences_waiting: self.requests.waiting(),
             sequences_running: self.requests.running_count(),
             rescues: self.rescues,
+            decisions: self.decisions.view(now, &self.membership),
         }
     }
 

@@ -12,10 +12,13 @@ impl Cluster {
     pub fn register(&mut self, now: Duration, register: Register) -> Result<Epoch, Refusal> {
         let role = register.role.role();
         let epoch = self.membership.register(register)?;
+        let host = &self.membership.get(epoch).expect("it has just come").host;
+        self.shortlist.join(epoch, host);
         self.load.add_worker(now, epoch);
         if role == Role::Kvpool {
             self.index.add_node(epoch);
         }
+        self.members_changed();
         self.place_queued(now);
         Ok(epoch)
     }
@@ -33,6 +36,8 @@ impl Cluster {
             WorkerEvent::PoolEvents { from, events } => self.pool_events(now, worker, from, &events),
             WorkerEvent::Leaving => {
                 self.membership.drain(worker);
+                self.load.touch(worker);
+                self.members_changed();
                 if role == Role::Kvpool {
                     let peers = candidates::peers(&self.membership, &self.load, worker);
                     self.send(worker, ToWorker::Peers(peers));
@@ -45,6 +50,8 @@ impl Cluster {
     /// The worker's link is down: everything it had goes elsewhere.
     pub fn worker_down(&mut self, now: Duration, worker: Epoch) {
         let Some(member) = self.membership.remove(worker) else { return };
+        self.shortlist.leave(worker, &member.host);
+        self.members_changed();
         let jobs = self.load.remove_worker(worker);
         self.cost.forget(worker);
         match member.role() {

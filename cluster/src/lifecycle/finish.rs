@@ -10,6 +10,9 @@ use tidemill_proto::{
     message::{Finish, Provenance, ToWorker},
 };
 
+/// Tokens that an answer must have for its time per token to teach the cost model.
+const TPOT_TOKENS_MIN: u32 = 8;
+
 impl Cluster {
     /// Ends one choice, or all, without another word to the client.
     pub fn cancel(&mut self, now: Duration, request: RequestId, choice: Option<u32>) {
@@ -20,7 +23,7 @@ impl Cluster {
         };
         for choice in choices {
             self.withdraw((request, choice));
-            self.end((request, choice));
+            self.leave((request, choice));
         }
         self.forget_if_done(now, request);
         self.place_queued(now);
@@ -56,6 +59,7 @@ impl Cluster {
             Finish::Failed { reason } => Outcome::Failed(Failure::Worker(reason)),
         };
         request.account(at.1, provenance);
+        self.pace.observe(now);
         self.finish(now, at, outcome);
     }
 
@@ -97,9 +101,39 @@ impl Cluster {
             return;
         }
         let usage = request.usage(at.1);
+        self.conclude(at, &outcome);
         self.end(at);
         self.tell(at.0, RequestEvent::Finished { choice: at.1 as u32, outcome, usage });
         self.forget_if_done(now, at.0);
+    }
+
+    /// Ends a choice that its client, or the gateway, wants no more of.
+    fn leave(&mut self, at: ChoiceId) {
+        if self.requests.get(at.0).is_some_and(|request| request.sequences[at.1].place() != Place::Done) {
+            let sequence = self.requests.choice(at).1;
+            self.decisions.end(sequence.id, "left", sequence.generated.len() as u32, sequence.tpot_ms());
+            self.end(at);
+        }
+    }
+
+    /// Learns from a choice that ends.
+    fn conclude(&mut self, at: ChoiceId, outcome: &Outcome) {
+        let sequence = self.requests.choice(at).1;
+        let drawn = sequence.generated.len() as u32;
+        let tpot_ms = sequence.tpot_ms();
+        let word = match outcome {
+            Outcome::Stop(_) => "stop",
+            Outcome::Length => "length",
+            Outcome::Failed(_) => "failed",
+        };
+        self.decisions.end(sequence.id, word, drawn, tpot_ms);
+        if matches!(outcome, Outcome::Stop(_) | Outcome::Length) {
+            self.cost.observe_output(drawn);
+            // A few tokens say little, and those of two workers nothing about either.
+            if let (Some(predicted), Some(actual), true) = (sequence.predicted_tpot_ms, tpot_ms, drawn >= TPOT_TOKENS_MIN) {
+                self.cost.tpot.observe(predicted, actual);
+            }
+        }
     }
 
     /// Tells the worker of a choice that it ends.
@@ -112,15 +146,17 @@ impl Cluster {
     }
 
     fn end(&mut self, at: ChoiceId) {
+        self.unsettled = true;
         self.load.end_sequence(self.requests.choice(at).1.id);
         self.requests.end(at);
     }
 
     fn forget_if_done(&mut self, now: Duration, id: RequestId) {
-        if let Some(request) = self.requests.remove_if_done(id)
-            && let Some(job) = request.prefill
-        {
-            self.cancel_prefill(now, id, &job);
+        if let Some(request) = self.requests.remove_if_done(id) {
+            self.fairness.end(request.tenant);
+            if let Some(job) = request.prefill {
+                self.cancel_prefill(now, id, &job);
+            }
         }
     }
 }

@@ -1,15 +1,17 @@
 //! Queued sequences get their places: match existing blocks, have the rest computed, give the sequence to a decode worker.
 
 use crate::{
-    Cluster, Failure, Outcome, candidates,
+    Cluster, Failure, Outcome,
+    candidates::{self, Candidates},
     load::NewShare,
     membership::Membership,
-    requests::{ChoiceId, PendingPrefill, Place, Running, common_prefix},
+    requests::{ChoiceId, PendingPrefill, Place, Running, common_prefix, order::Turn},
     schedule::{self, Decision, Demand, Placement, Snapshot, SourceRun},
+    shortlist::BEST_MAX,
 };
 use std::time::Duration;
 use tidemill_proto::{
-    block::{BLOCK_TOKENS, BlockKey},
+    block::BLOCK_TOKENS,
     ids::Epoch,
     message::{DecodeJob, Run, ToWorker, TokensBySource},
     sampling::Sampling,
@@ -20,36 +22,85 @@ use tidemill_proto::{
 /// A prefill job gets this many times its predicted duration, and the grace below, before its waiters give up on it.
 const PREFILL_PATIENCE: f64 = 8.0;
 const PREFILL_GRACE_MS: f64 = 30_000.0;
+/// Sequences in a row that find no room, before the rest is left for the next occasion: it would find none either, and asking has
+/// its price.
+const TRIES_MAX: usize = 4;
+/// Pool nodes with the prompt's blocks whose neighbours are candidates: a popular prompt is everywhere.
+const HOLDERS_MAX: usize = 16;
 
 impl Cluster {
-    /// Places sequences from the head of the queue on, while there is room. A resting sequence lets others pass; one that fits
-    /// no worker any more ends, since it would block the queue until its deadline.
+    /// Places waiting sequences, each in its turn, while there is room. One that does not fit lets others pass, unless it has let
+    /// pass enough of them. One that fits no worker any more ends: else it would wait until its deadline.
+    ///
+    /// Does nothing as long as nothing has happened that could make room.
     pub(crate) fn place_queued(&mut self, now: Duration) {
-        let mut position = 0;
-        while let Some(sequence) = self.requests.queued(position) {
-            let at = self.requests.locate(sequence).expect("a queued sequence has a request");
-            match self.requests.choice(at).1.place() {
-                Place::Queued { not_before, .. } if not_before > now => position += 1,
-                _ => match self.decide(now, at) {
-                    Decision::Place(placement) => self.place(now, at, &placement),
-                    Decision::TooLong { context } => {
-                        let tokens = self.requests.choice(at).0.tokens_max();
-                        self.finish(now, at, Outcome::Failed(Failure::TooLong { tokens, context }));
-                    }
-                    Decision::Reject { retry_after_ms } => self.finish(now, at, Outcome::Failed(Failure::Late { retry_after_ms })),
-                    Decision::Hold => position += 1,
-                    Decision::Queue => return,
-                },
+        if !self.unsettled {
+            return;
+        }
+        let mut turns: Vec<(ChoiceId, Turn)> = self.turns(now).filter(|(_, turn)| !turn.rests).collect();
+        let mut misfits = 0;
+        while misfits < TRIES_MAX
+            && let Some(next) = (0..turns.len()).min_by(|&a, &b| turns[a].1.compare(&turns[b].1))
+        {
+            let (at, turn) = turns.swap_remove(next);
+            // The end of one choice may have ended the others of its request.
+            if self.requests.get(at.0).is_none_or(|request| !request.sequences[at.1].is_queued()) {
+                continue;
+            }
+            misfits += 1;
+            match self.decide(now, at) {
+                Decision::Place(placement) => {
+                    misfits = 0;
+                    self.place(now, at, &placement);
+                    let served = self.fairness.served(turn.tenant);
+                    turns.iter_mut().filter(|(_, other)| other.tenant == turn.tenant).for_each(|(_, other)| other.served = served);
+                }
+                Decision::TooLong { context } => {
+                    let tokens = self.requests.choice(at).0.tokens_max();
+                    self.finish(now, at, Outcome::Failed(Failure::TooLong { tokens, context }));
+                }
+                Decision::Reject { retry_after_ms } => self.finish(now, at, Outcome::Failed(Failure::Late { retry_after_ms })),
+                // It waits for its own sake, or others': it bars nobody.
+                Decision::Hold => {}
+                Decision::Queue if turn.resumed => break,
+                Decision::Queue if turn.is_overdue() => turns.retain(|(_, other)| other.priority > turn.priority),
+                Decision::Queue => {}
             }
         }
+        self.unsettled = false;
+    }
+
+    /// The waiting sequences, and what decides about their order.
+    pub(super) fn turns(&self, now: Duration) -> impl Iterator<Item = (ChoiceId, Turn)> {
+        self.requests.queue().enumerate().map(move |(arrival, id)| {
+            let at = self.requests.locate(id).expect("a queued sequence has a request");
+            let (request, sequence) = self.requests.choice(at);
+            let (since, not_before) = match sequence.place() {
+                Place::Queued { since, not_before } => (since, not_before),
+                Place::Running(_) | Place::Done => (now, now),
+            };
+            let turn = Turn {
+                rests: not_before > now,
+                resumed: sequence.is_resumed(),
+                priority: self.settings.classes.get(request.new.class).priority,
+                overtaken: sequence.overtaken,
+                waited: sequence.waited + now.saturating_sub(since),
+                tenant: request.tenant,
+                served: self.fairness.served(request.tenant),
+                due: request.due(at.1, &self.settings.classes),
+                arrival,
+            };
+            (at, turn)
+        })
     }
 
     pub(super) fn decide(&mut self, now: Duration, at: ChoiceId) -> Decision {
         if let Some((layout, _)) = self.membership.layout() {
             self.requests.get_mut(at.0).expect("a queued sequence has a request").hash(at.1, layout);
         }
+        self.reorder(now);
         let (request, sequence) = self.requests.choice(at);
-        let keys = sequence.keys();
+        let (keys, policy) = (sequence.keys(), &self.settings.policy);
         let demand = Demand {
             tokens: request.len_of(at.1),
             tokens_max: request.tokens_max(),
@@ -59,28 +110,44 @@ impl Cluster {
             due_ms: request.due(at.1, &self.settings.classes).map(|due| due.as_secs_f64() * 1e3 - now.as_secs_f64() * 1e3),
             seed: at.0.0,
         };
-        let mut snapshot = self.snapshot(now, keys);
-        snapshot.prefill.retain(|candidate| !request.cancelled_at.contains(&candidate.worker));
-        schedule::schedule(&self.settings.policy, &snapshot, &demand)
-    }
-
-    fn snapshot(&self, now: Duration, keys: &[BlockKey]) -> Snapshot<'_> {
-        Snapshot {
-            prefill: candidates::prefill(&self.membership, &self.load, &self.cost, now),
-            decode: candidates::decode(&self.membership, &self.load, &self.cost),
-            pools: candidates::pools(&self.membership, &self.load),
-            blocks: self.index.leading(keys),
-            block_bytes: self.membership.layout().map_or(0, |(_, bytes)| bytes),
-            cost: &self.cost,
-            classes: &self.settings.classes,
-            now,
-            context_tokens: self.membership.context_tokens(),
+        let blocks = self.index.leading(keys);
+        let books = self.books();
+        let decide = |candidates: Candidates<'_>| {
+            let Candidates { mut prefill, decode, pools } = candidates;
+            prefill.retain(|candidate| !request.cancelled_at.contains(&candidate.worker));
+            let snapshot = Snapshot {
+                prefill,
+                decode,
+                pools,
+                blocks: blocks.clone(),
+                block_bytes: self.membership.layout().map_or(0, |(_, bytes)| bytes),
+                cost: &self.cost,
+                classes: &self.settings.classes,
+                now,
+                context_tokens: self.context_tokens,
+            };
+            schedule::schedule(policy, &snapshot, &demand)
+        };
+        if policy.name.compares_all() {
+            return decide(candidates::all(&books, now));
+        }
+        // A sibling's job has its own home, which the shortlist may not know.
+        let mut holders: Vec<Epoch> = demand.joins.iter().map(|(home, _)| *home).collect();
+        if let (Some(first), Some(last)) = (blocks.first(), blocks.last()) {
+            holders.extend(first.iter().chain(*last).map(|holder| holder.node).take(HOLDERS_MAX));
+        }
+        match decide(candidates::few(&books, &self.shortlist, &holders, demand.seed, now)) {
+            // None of those has room for a sequence of this length; another one may.
+            Decision::Queue if self.shortlist.decode().nth(BEST_MAX).is_some() => decide(candidates::all(&books, now)),
+            decision => decision,
         }
     }
 
     /// Gives a sequence to its decode worker, and its missing blocks to a prefill worker.
     pub(super) fn place(&mut self, now: Duration, at: ChoiceId, placement: &Placement) {
         let urgency = self.urgency(now, at, placement.chance);
+        let (tenant, computed) = (self.requests.choice(at).0.tenant, self.requests.choice(at).0.len_of(at.1));
+        self.fairness.charge_prompt(tenant, computed);
         let (request, sequence) = self.requests.choice(at);
         let tokens = request.tokens_of(at.1);
         let patience_ms = PREFILL_GRACE_MS + PREFILL_PATIENCE * placement.ttft_ms;
@@ -98,6 +165,8 @@ impl Cluster {
             urgency,
             tried: Vec::new(),
         });
+        self.decisions.push(now, at, sequence.id, request, &self.settings, placement);
+        self.requests.note_overtaken(sequence.id, &self.settings.classes);
         self.book(now, at, placement, awaited);
         let job = self.decode_job(at, tokens, placement, urgency, if awaited { patience_ms } else { 0 });
         self.send(placement.decode, ToWorker::Decode(job));
@@ -120,12 +189,15 @@ impl Cluster {
             home: placement.home,
             planned: planned(&placement.read, placement.expected_blocks),
             waits: awaited && placement.expected_blocks > 0,
+            since: now,
+            predicted_ttft_ms: sequence.generated.is_empty().then_some(placement.ttft_ms),
         };
         self.load.start_sequence(placement.decode, sequence.id, NewShare { tokens, tail_tokens, class: request.new.class });
         self.requests.start(at, running);
         let worker = self.membership.get(placement.decode).expect("the scheduler places at live workers");
         let sequence = self.requests.choice_mut(at);
         sequence.waited += waited;
+        sequence.predicted_tpot_ms = (!sequence.is_resumed()).then_some(placement.tpot_ms);
         sequence.usage.queue_ms += waited.as_secs_f64() * 1e3;
         sequence.usage.predicted_ttft_ms.get_or_insert(sequence.usage.queue_ms + placement.ttft_ms);
         sequence.usage.decode_worker = worker.name.clone();

@@ -74,7 +74,7 @@ impl Cluster {
     fn reassign(&mut self, now: Duration, id: RequestId, mut job: PendingPrefill) {
         job.tried.push(job.worker);
         let request = self.requests.get(id).expect("jobs belong to requests");
-        let mut candidates = candidates::prefill(&self.membership, &self.load, &self.cost, now);
+        let mut candidates = candidates::all(&self.books(), now).prefill;
         candidates.retain(|candidate| !job.tried.contains(&candidate.worker) && !request.cancelled_at.contains(&candidate.worker));
         match schedule::choose_prefill(&candidates).map(|next| next.worker) {
             Some(worker) if job.tried.len() < ATTEMPTS_MAX && self.membership.get(job.home).is_some() => {

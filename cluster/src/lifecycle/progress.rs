@@ -22,8 +22,20 @@ impl Cluster {
             return self.rescue(now, at);
         }
         state.generated.push(token);
+        state.last_token = Some(now);
+        let first = state.first_token.is_none() && std::mem::replace(&mut state.first_token, Some(now)).is_none();
+        let predicted = state.running().and_then(|running| Some((running.predicted_ttft_ms?, running.since)));
         state.is_kept();
         state.stop_waiting();
+        if first {
+            if let Some((predicted_ms, since)) = predicted {
+                self.cost.ttft.observe(predicted_ms, now.saturating_sub(since).as_secs_f64() * 1e3);
+            }
+            let ttft = now.saturating_sub(self.requests.choice(at).0.submitted);
+            self.decisions.first_token(sequence, ttft);
+        }
+        let tenant = self.requests.choice(at).0.tenant;
+        self.fairness.charge_drawn(tenant);
         self.load.grow_sequence(sequence);
         self.tell(at.0, RequestEvent::Token { choice: at.1 as u32, token, logprob });
     }

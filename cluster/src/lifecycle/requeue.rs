@@ -46,6 +46,8 @@ impl Cluster {
             request.account(choice, Provenance { tokens: request.planned(&running), ..Provenance::default() });
         }
         let (sequence, losses) = (request.sequences[choice].id, request.sequences[choice].losses);
+        self.unsettled = true;
+        request.sequences[choice].predicted_tpot_ms = None;
         self.load.end_sequence(sequence);
         self.requests.requeue(at, now, now + rest);
         if let Some(outcome) = ended {

@@ -3,7 +3,8 @@
 use crate::{
     Cluster, NewRequest, Rejection,
     admission::{self, Occupancy},
-    candidates,
+    class::OnMiss,
+    requests::ChoiceId,
     requests::{Request, Sequence},
     schedule::Decision,
 };
@@ -23,12 +24,7 @@ impl Cluster {
     /// cancelled.
     pub fn submit(&mut self, now: Duration, new: NewRequest) -> Result<RequestId, Rejection> {
         debug_assert!(!new.prompt.is_empty() && new.choices > 0 && new.stop.max_tokens > 0, "the gateway checks");
-        let occupancy = Occupancy {
-            context_tokens: self.membership.context_tokens(),
-            waiting: self.requests.waiting(),
-            decode: &candidates::decode(&self.membership, &self.load, &self.cost),
-            cost: &self.cost,
-        };
+        let occupancy = Occupancy { context_tokens: self.context_tokens, waiting: self.requests.waiting(), pace: &self.pace };
         admission::admit(&self.settings.admission, &occupancy, new.tokens_max(), new.choices as usize)?;
         let id = RequestId(self.draw_id());
         let sequences = (0..new.choices).map(|_| Sequence::queued(SequenceId(self.draw_id()), now)).collect();
@@ -44,21 +40,42 @@ impl Cluster {
             prefill_worker: None,
             prefill_ms: 0.0,
         };
-        let alone = self.requests.waiting() == 0;
+        self.fairness.begin(tenant);
         self.requests.insert(id, request);
-        if alone && let Decision::Reject { retry_after_ms } = self.decide(now, (id, 0)) {
+        if let Some(retry_after_ms) = self.would_be_late(now, (id, 0)) {
             self.withdraw_new(id);
             return Err(Rejection::Late { retry_after_ms });
         }
+        self.unsettled = true;
         self.place_queued(now);
+        self.tell_waiting_of(now, id);
         Ok(id)
+    }
+
+    /// When to come back, for a new sequence whose class is not to be served late, and that would be.
+    fn would_be_late(&mut self, now: Duration, at: ChoiceId) -> Option<u64> {
+        let request = self.requests.choice(at).0;
+        let class = self.settings.classes.get(request.new.class);
+        if class.on_miss != OnMiss::Reject {
+            return None;
+        }
+        let limit_ms = class.ttft_ms;
+        let ahead = self.ahead_of(now, at);
+        if ahead == 0 {
+            let Decision::Reject { retry_after_ms } = self.decide(now, at) else { return None };
+            return Some(retry_after_ms);
+        }
+        let late_ms = self.pace.wait_ms(ahead + 1)? - limit_ms?;
+        (late_ms > 0.0).then_some(late_ms as u64)
     }
 
     /// Forgets a request that nobody has heard of yet.
     fn withdraw_new(&mut self, id: RequestId) {
         let choices = self.requests.get(id).map_or(0, |request| request.sequences.len());
         (0..choices).for_each(|choice| self.requests.end((id, choice)));
-        self.requests.remove_if_done(id);
+        if let Some(request) = self.requests.remove_if_done(id) {
+            self.fairness.end(request.tenant);
+        }
     }
 
     fn draw_id(&mut self) -> u64 {

@@ -58,6 +58,13 @@ pub(crate) struct Sequence {
     pub(crate) returns: u32,
     /// Time in the queue since its last token, without the wait that it may be in now.
     pub(crate) waited: Duration,
+    /// Sequences that came later and went first, while it could have gone.
+    pub(crate) overtaken: u32,
+    /// When the first and the last token were drawn.
+    pub(crate) first_token: Option<Duration>,
+    pub(crate) last_token: Option<Duration>,
+    /// By its decode worker's decision. `None`: it had more than one.
+    pub(crate) predicted_tpot_ms: Option<f64>,
     pub(crate) prompt_logprobs_seen: bool,
     /// The prompt's sources, as accounted by the first worker that admitted the sequence and then sent it back.
     pub(crate) first_sources: Option<TokensBySource>,
@@ -85,6 +92,9 @@ pub(crate) struct Running {
     pub(crate) planned: TokensBySource,
     /// May still wait for blocks.
     pub(crate) waits: bool,
+    pub(crate) since: Duration,
+    /// Predicted time from then to its first token, if none was drawn before.
+    pub(crate) predicted_ttft_ms: Option<f64>,
 }
 
 impl Sequence {
@@ -97,6 +107,10 @@ impl Sequence {
             losses: 0,
             returns: 0,
             waited: Duration::ZERO,
+            overtaken: 0,
+            first_token: None,
+            last_token: None,
+            predicted_tpot_ms: None,
             prompt_logprobs_seen: false,
             first_sources: None,
             usage: ChoiceUsage::default(),
@@ -114,6 +128,10 @@ impl Sequence {
         }
     }
 
+    pub(crate) fn is_queued(&self) -> bool {
+        matches!(self.place, Place::Queued { .. })
+    }
+
     /// Whether it may still wait for blocks to come to this pool node.
     pub(crate) fn waits_at(&self, home: Epoch) -> bool {
         self.running().is_some_and(|running| running.waits && running.home == Some(home))
@@ -124,6 +142,18 @@ impl Sequence {
         if let Place::Running(running) = &mut self.place {
             running.waits = false;
         }
+    }
+
+    /// Mean time per token after the first.
+    pub(crate) fn tpot_ms(&self) -> Option<f64> {
+        let between = self.last_token?.saturating_sub(self.first_token?);
+        let tokens = self.generated.len().checked_sub(1).filter(|&tokens| tokens > 0)?;
+        Some(between.as_secs_f64() * 1e3 / tokens as f64)
+    }
+
+    /// It had a place before.
+    pub(crate) fn is_resumed(&self) -> bool {
+        self.usage.predicted_ttft_ms.is_some()
     }
 
     /// A worker had room for it: its waits are counted anew.

@@ -61,6 +61,11 @@ impl PolicyName {
         }
     }
 
+    /// Baselines look at every worker; the others at those worth comparing.
+    pub fn compares_all(self) -> bool {
+        !matches!(self, PolicyName::Goodput | PolicyName::LeastTtft)
+    }
+
     pub(super) fn decide(self, planner: &Planner<'_>) -> Decision {
         let served_with_room = |placement: Option<Placement>| placement.map_or(Decision::Queue, Decision::Place);
         match self {

@@ -1,7 +1,10 @@
 //! Decisions as tables.
 
 use super::*;
-use crate::load::QueuedJob;
+use crate::{
+    class::{Class, OnMiss},
+    load::QueuedJob,
+};
 use std::{collections::BTreeMap, fmt::Write};
 use tidemill_proto::{ids::RequestId, message::Role, pool::Tier};
 
@@ -9,11 +12,16 @@ use tidemill_proto::{ids::RequestId, message::Role, pool::Tier};
 /// Workers are named by kind and column: p0, d1, k0. They are on host `a`, or where an `@` says. A decision is
 /// `prefill decode home blocks read/blocks expected`.
 fn check(policy: &Policy, table: &str) {
+    check_as(policy, &Classes::default(), None, table);
+}
+
+/// The same for a sequence of the default class, due in so many ms. A prefill queue `50!90` is one job of 50 ms, due in 90 ms.
+fn check_as(policy: &Policy, classes: &Classes, due_ms: Option<f64>, table: &str) {
     let mut wrong = String::new();
     for row in table.lines().map(str::trim).filter(|row| !row.is_empty()) {
         let cells: Vec<&str> = row.split('|').map(str::trim).collect();
         let [tokens, prefill, decode, pools, expected] = cells[..] else { panic!("row `{row}`") };
-        let (cost, classes) = (CostModel::default(), Classes::default());
+        let cost = CostModel::default();
         let hosts: BTreeMap<String, Host> = ["a", "b", "c"].map(|name| (name.to_owned(), Host(name.into()))).into();
         let items = |cell: &str| -> Vec<(usize, (String, &Host))> {
             let item = |item: &str| {
@@ -27,14 +35,14 @@ fn check(policy: &Policy, table: &str) {
         let holder = |(i, _): (usize, _)| Holder { node: Epoch(300 + i as u64), tier: Tier::Dram };
         let held: Vec<Vec<Holder>> =
             (0..leading.iter().copied().max().unwrap_or(0)).map(|block| holders(block).map(holder).collect()).collect();
-        let queues: Vec<PrefillQueue> = items(prefill).iter().map(|(i, (ms, _))| queue(*i as u64, ms.parse().unwrap())).collect();
+        let queues: Vec<PrefillQueue> = items(prefill).iter().map(|(i, (ms, _))| queue(*i as u64, ms)).collect();
         let snapshot = Snapshot {
             prefill: items(prefill)
                 .iter()
-                .map(|(i, (ms, host))| PrefillCandidate {
+                .map(|(i, (_, host))| PrefillCandidate {
                     worker: Epoch(100 + *i as u64),
                     host,
-                    queue_ms: ms.parse().unwrap(),
+                    queue_ms: queues[*i].wait_ms(Duration::ZERO),
                     queue: &queues[*i],
                     cached_blocks: 0,
                     cost: cost.of_role(Role::Prefill),
@@ -55,7 +63,7 @@ fn check(policy: &Policy, table: &str) {
                         classes: of_class_0(sequences.parse().unwrap()),
                         device_blocks: 256,
                         context_tokens: 4096,
-                        work_max: 8,
+                        work_max: policy.decode_sequences_max.unwrap_or(8),
                         cached_blocks: 0,
                         cost: cost.of_role(Role::Decode),
                     }
@@ -74,7 +82,7 @@ fn check(policy: &Policy, table: &str) {
             blocks: held.iter().map(Vec::as_slice).collect(),
             block_bytes: 1 << 16,
             cost: &cost,
-            classes: &classes,
+            classes,
             now: Duration::ZERO,
             context_tokens: (!items(decode).is_empty()).then_some(4096),
         };
@@ -83,7 +91,7 @@ fn check(policy: &Policy, table: &str) {
         let got = describe(schedule(
             policy,
             &snapshot,
-            &Demand { tokens, tokens_max, local_only: false, joins: None, class: ClassId::default(), due_ms: None, seed: 1 },
+            &Demand { tokens, tokens_max, local_only: false, joins: None, class: ClassId::default(), due_ms, seed: 1 },
         ));
         if got != expected {
             writeln!(wrong, "{row}\n    got {got}").unwrap();
@@ -92,10 +100,14 @@ fn check(policy: &Policy, table: &str) {
     assert!(wrong.is_empty(), "\n{wrong}");
 }
 
-/// One job without a limit.
-fn queue(request: u64, ms: f64) -> PrefillQueue {
+/// One job of that many ms, and when it is due.
+fn queue(request: u64, item: &str) -> PrefillQueue {
+    let (ms, due_ms) = item.split_once('!').map_or((item, None), |(ms, due_ms)| (ms, Some(due_ms.parse().unwrap())));
+    let (ms, due) = (ms.parse().unwrap(), due_ms.map(Duration::from_millis));
     let mut queue = PrefillQueue::default();
-    queue.push(Duration::ZERO, QueuedJob { request: RequestId(request), class: ClassId::default(), priority: 1, due: None, ms });
+    if ms > 0.0 {
+        queue.push(Duration::ZERO, QueuedJob { request: RequestId(request), class: ClassId::default(), priority: 1, due, ms });
+    }
     queue
 }
 
@@ -343,4 +355,51 @@ fn the_random_policy_draws_from_all_prefill_workers_and_the_same_for_the_same_re
     (0..400).for_each(|seed| counts[drawn(seed) as usize] += 1);
     assert!(counts.iter().all(|count| (60..140).contains(count)), "{counts:?}");
     assert_eq!(drawn(7), drawn(7));
+}
+
+/// The default class with these limits, and nothing else.
+fn classes(tpot_ms: f64, on_miss: OnMiss) -> Classes {
+    let standard = Classes::default().get(ClassId::default()).clone();
+    Classes::new(vec![Class { ttft_ms: Some(1000.0), tpot_ms: Some(tpot_ms), on_miss, ..standard }]).unwrap()
+}
+
+#[test]
+fn goodput_weighs_the_sequences_own_limits_against_what_others_lose() {
+    // A prompt token costs 1 ms, a step 5 ms and half a ms per sequence.
+    let policy = Policy { local_tail_tokens: Some(0), decode_sequences_max: Some(40), ..Policy::default() };
+    check_as(
+        &policy,
+        &classes(20.0, OnMiss::Late),
+        Some(1000.0),
+        "
+        300  | 500 500          | 0×0+0               | 0  | p0 d0 k0 0/18
+        300  | 500!600 500      | 0×0+0               | 0  | p1 d0 k0 0/18
+        300  | 500!600 600!2000 | 0×0+0               | 0  | p1 d0 k0 0/18
+        300  | 500!600 600!1020 | 0×0+0               | 0  | p0 d0 k0 0/18
+        300  | 0                | 25×2500+0 5×500+200 | 0  | p0 d1 k0 0/18
+        300  | 0                | 2×200+0 5×500+0     | 0  | p0 d0 k0 0/18
+        3000 | 500!600 400!3000 | 0×0+0               | 0  | p1 d0 k0 0/187
+        ",
+    );
+}
+
+#[test]
+fn what_cannot_be_met_is_refused_held_back_or_late_as_its_class_says() {
+    let policy = Policy { local_tail_tokens: Some(0), decode_sequences_max: Some(40), ..Policy::default() };
+    let (at_once, long, alone) = ("p0 d0 k0 0/18", "p0 d0 k0 0/187", "- d0 - 0/0");
+    for (on_miss, [late, early, crowded, idle]) in [
+        (OnMiss::Late, [long, at_once, at_once, alone]),
+        (OnMiss::Queue, [long, at_once, "hold", alone]),
+        (OnMiss::Reject, ["reject", at_once, "reject", alone]),
+    ] {
+        let table = format!(
+            "
+            3000 | 0 | 0×0+0     | 0 | {late}
+            300  | 0 | 0×0+0     | 0 | {early}
+            300  | 0 | 30×3000+0 | 0 | {crowded}
+            300  | - | 0×0+0     | - | {idle}
+            "
+        );
+        check_as(&policy, &classes(18.0, on_miss), Some(1000.0), &table);
+    }
 }

@@ -36,6 +36,20 @@ pub struct Delta {
     pub prompt_logprobs: Option<Vec<Option<TokenLogprob>>>,
 }
 
+/// The place of a request that waits, as last heard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    pub position: u32,
+    pub estimate_ms: Option<u64>,
+}
+
+/// News of an answer.
+#[derive(Debug)]
+pub enum News {
+    Delta(Delta),
+    Waiting(Waiting),
+}
+
 /// A request that runs in the cluster.
 #[derive(Debug)]
 pub struct Answer {
@@ -51,7 +65,9 @@ pub struct Answer {
     /// The one token of each choice is generated only because the cluster generates at least one; nobody sees it.
     hidden: bool,
     open: usize,
-    ready: VecDeque<Delta>,
+    ready: VecDeque<News>,
+    /// The first place in the queue that was heard of.
+    waited: Option<Waiting>,
     usage: Usage,
     /// Counted when the answer is dropped.
     outcome: RequestOutcome,
@@ -97,6 +113,7 @@ impl Answer {
             choices_per_prompt,
             hidden,
             ready: VecDeque::new(),
+            waited: None,
             usage: Usage { prompt_tokens, total_tokens: prompt_tokens, ..Usage::default() },
             outcome: RequestOutcome::Cancelled,
         }
@@ -112,11 +129,27 @@ impl Answer {
         &self.usage
     }
 
+    /// The place at which the request began to wait; `None`: it did not have to.
+    pub fn waited(&self) -> Option<Waiting> {
+        self.waited
+    }
+
     /// The next delta of any choice; `None` after the last. Cancel safe.
-    pub async fn next(&mut self) -> Result<Option<Delta>, ApiError> {
+    async fn next_delta(&mut self) -> Result<Option<Delta>, ApiError> {
         loop {
-            if let Some(delta) = self.ready.pop_front() {
-                return Ok(Some(delta));
+            match self.next().await? {
+                Some(News::Delta(delta)) => return Ok(Some(delta)),
+                Some(News::Waiting(_)) => {}
+                None => return Ok(None),
+            }
+        }
+    }
+
+    /// The next news of any choice; `None` after the last delta. Cancel safe.
+    pub async fn next(&mut self) -> Result<Option<News>, ApiError> {
+        loop {
+            if let Some(news) = self.ready.pop_front() {
+                return Ok(Some(news));
             }
             if self.open == 0 {
                 self.outcome = RequestOutcome::Ok;
@@ -136,7 +169,7 @@ impl Answer {
     /// All that each choice gains, to the end.
     pub async fn whole(&mut self) -> Result<Vec<Delta>, ApiError> {
         let mut choices: Vec<_> = (0..self.choices.len() as u32).map(|index| Delta { index, ..Delta::default() }).collect();
-        while let Some(delta) = self.next().await? {
+        while let Some(delta) = self.next_delta().await? {
             let choice = &mut choices[delta.index as usize];
             choice.piece.append(delta.piece);
             choice.prompt_logprobs = delta.prompt_logprobs.or(choice.prompt_logprobs.take());
@@ -146,8 +179,8 @@ impl Answer {
 
     /// Waits a moment for the first delta, so that a request that fails early fails with a status. It stays in line.
     pub async fn settle(&mut self) -> Result<(), ApiError> {
-        match tokio::time::timeout(FIRST_EVENT_MAX, self.next()).await {
-            Ok(Ok(Some(delta))) => self.ready.push_front(delta),
+        match tokio::time::timeout(FIRST_EVENT_MAX, self.next_delta()).await {
+            Ok(Ok(Some(delta))) => self.ready.push_front(News::Delta(delta)),
             Ok(Ok(None)) | Err(_) => {}
             Ok(Err(error)) => return Err(error),
         }
@@ -156,9 +189,14 @@ impl Answer {
 
     fn take(&mut self, prompt: usize, event: RequestEvent) -> Result<(), ApiError> {
         match event {
+            RequestEvent::Waiting { choice: _, position, estimate_ms } => {
+                let waiting = Waiting { position, estimate_ms };
+                self.waited.get_or_insert(waiting);
+                self.ready.push_back(News::Waiting(waiting));
+            }
             RequestEvent::PromptLogprobs(logprobs) => {
                 let index = (prompt * self.choices_per_prompt) as u32;
-                self.ready.push_back(Delta { index, prompt_logprobs: Some(logprobs), ..Delta::default() });
+                self.ready.push_back(News::Delta(Delta { index, prompt_logprobs: Some(logprobs), ..Delta::default() }));
             }
             RequestEvent::Token { choice, token, logprob } => self.token(prompt, choice, token, logprob),
             RequestEvent::Finished { choice, outcome, usage } => {
@@ -175,7 +213,7 @@ impl Answer {
                     false => self.choices[index].pipeline.finish(ended),
                 };
                 self.close(index, usage);
-                self.ready.push_back(Delta { index: index as u32, piece, prompt_logprobs: None });
+                self.ready.push_back(News::Delta(Delta { index: index as u32, piece, prompt_logprobs: None }));
             }
         }
         Ok(())
@@ -206,7 +244,7 @@ impl Answer {
             let usage = self.submission.end_choice(prompt, choice);
             self.close(index, usage);
         }
-        self.ready.push_back(Delta { index: index as u32, piece, prompt_logprobs: None });
+        self.ready.push_back(News::Delta(Delta { index: index as u32, piece, prompt_logprobs: None }));
     }
 
     fn close(&mut self, index: usize, usage: ChoiceUsage) {

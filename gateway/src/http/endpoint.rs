@@ -2,7 +2,7 @@
 //! once or as a stream. An [`Endpoint`] adds its wire shapes.
 
 use super::{
-    answer::{Answer, Delta},
+    answer::{Answer, Delta, Waiting},
     errors::ApiError,
     openai::{GenerateRequest, Usage},
     parse::{self, Options},
@@ -17,6 +17,7 @@ use axum::{
     Json,
     body::Body,
     extract::State,
+    http::HeaderValue,
     response::{IntoResponse, Response},
 };
 use serde::{Serialize, de::DeserializeOwned};
@@ -79,10 +80,22 @@ pub async fn serve<E: Endpoint>(State(gateway): State<Arc<Gateway>>, body: Body)
     let (mut answer, call, mut endpoint) = started?;
     if call.options.stream {
         answer.settle().await?;
-        return Ok(sse::respond(answer, call, endpoint));
+        let waited = answer.waited();
+        return Ok(tell_wait(sse::respond(answer, call, endpoint), waited));
     }
     let choices = answer.whole().await?;
-    Ok(Json(endpoint.whole(&call, choices, answer.usage().clone())).into_response())
+    Ok(tell_wait(Json(endpoint.whole(&call, choices, answer.usage().clone())).into_response(), answer.waited()))
+}
+
+/// Headers of an answer that had to wait: its first place in the queue, and the estimate that was made then.
+fn tell_wait(mut response: Response, waited: Option<Waiting>) -> Response {
+    if let Some(Waiting { position, estimate_ms }) = waited {
+        response.headers_mut().insert("x-queue-position", HeaderValue::from(position));
+        if let Some(ms) = estimate_ms {
+            response.headers_mut().insert("x-queue-estimate-ms", HeaderValue::from(ms));
+        }
+    }
+    response
 }
 
 async fn start<E: Endpoint>(gateway: &Arc<Gateway>, body: Body) -> Result<(Answer, Call, E), ApiError> {

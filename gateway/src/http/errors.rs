@@ -18,11 +18,13 @@ pub struct ApiError {
     param: Option<String>,
     code: Option<&'static str>,
     retry_after_s: Option<u64>,
+    /// The same, for clients that read the finer header.
+    retry_after_ms: Option<u64>,
 }
 
 impl ApiError {
     fn new(status: StatusCode, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), param: None, code: None, retry_after_s: None }
+        Self { status, message: message.into(), param: None, code: None, retry_after_s: None, retry_after_ms: None }
     }
 
     /// A field of the request is wrong.
@@ -83,6 +85,7 @@ impl ApiError {
     fn overloaded(message: String, retry_after_ms: u64) -> Self {
         Self {
             retry_after_s: Some(retry_after_ms.div_ceil(1000)),
+            retry_after_ms: Some(retry_after_ms),
             code: Some("rate_limit_exceeded"),
             ..Self::new(StatusCode::TOO_MANY_REQUESTS, message)
         }
@@ -120,6 +123,9 @@ impl IntoResponse for ApiError {
         let mut response = (self.status, Json(self.body())).into_response();
         if let Some(seconds) = self.retry_after_s {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if let Some(ms) = self.retry_after_ms {
+            response.headers_mut().insert("retry-after-ms", HeaderValue::from(ms));
         }
         response
     }

@@ -1,7 +1,7 @@
 //! An answer as server-sent events: `data: {chunk}` per delta, an error event if it breaks off, `data: [DONE]` at the end.
 
 use super::{
-    answer::Answer,
+    answer::{Answer, News, Waiting},
     endpoint::{Call, Endpoint},
 };
 use axum::response::{
@@ -38,7 +38,8 @@ impl<E: Endpoint> Streaming<E> {
     async fn next(&mut self) -> Option<Event> {
         while self.ready.is_empty() && !self.done {
             match self.answer.next().await {
-                Ok(Some(delta)) => {
+                Ok(Some(News::Waiting(waiting))) => self.ready.push_back(Event::default().comment(comment(waiting))),
+                Ok(Some(News::Delta(delta))) => {
                     let usage = self.call.options.continuous_usage.then(|| self.answer.usage().clone());
                     self.ready.push_back(event(&self.endpoint.chunk(&self.call, delta, usage)));
                 }
@@ -61,6 +62,12 @@ impl<E: Endpoint> Streaming<E> {
         self.ready.push_back(Event::default().data("[DONE]"));
         self.done = true;
     }
+}
+
+/// For a client that waits: programs skip comments, and people who look at the stream see them.
+fn comment(Waiting { position, estimate_ms }: Waiting) -> String {
+    let estimate = estimate_ms.map_or(String::new(), |ms| format!(", about {:.1} s", ms as f64 / 1e3));
+    format!("waiting: place {position} in the queue{estimate}")
 }
 
 fn event(chunk: &impl Serialize) -> Event {

@@ -1,0 +1,166 @@
+//! The last placements: what was compared and predicted, and what came of it. For people, in `/cluster`.
+
+use crate::{
+    ClusterSettings,
+    membership::Membership,
+    requests::{ChoiceId, Request},
+    schedule::{Considered, Placement},
+};
+use serde::Serialize;
+use std::{collections::VecDeque, time::Duration};
+use tidemill_proto::ids::{Epoch, SequenceId};
+
+const KEPT_MAX: usize = 64;
+
+#[derive(Debug, Default)]
+pub(crate) struct Decisions(VecDeque<Record>);
+
+#[derive(Debug)]
+struct Record {
+    sequence: SequenceId,
+    at: Duration,
+    request: String,
+    choice: u32,
+    class: String,
+    policy: &'static str,
+    prompt_tokens: u32,
+    /// Leading tokens that pool nodes hold.
+    read_tokens: u32,
+    waited_ms: f64,
+    chosen: Considered,
+    others: Vec<Considered>,
+    ttft_ms: Option<f64>,
+    tpot_ms: Option<f64>,
+    tokens: u32,
+    outcome: Option<&'static str>,
+}
+
+/// A placement as `/cluster` shows it. Times are milliseconds.
+#[derive(Debug, Serialize)]
+pub struct DecisionView {
+    pub age_ms: f64,
+    pub request: String,
+    pub choice: u32,
+    pub class: String,
+    pub policy: &'static str,
+    pub prompt_tokens: u32,
+    /// Of these, pool nodes held so many.
+    pub read_tokens: u32,
+    /// In the coordinator's queue.
+    pub waited_ms: f64,
+    pub chosen: ConsideredView,
+    /// The best of those not chosen.
+    pub others: Vec<ConsideredView>,
+    /// From the request's arrival, queueing included. `None`: no token yet.
+    pub ttft_ms: Option<f64>,
+    /// `None`: it has not ended, or had one token.
+    pub tpot_ms: Option<f64>,
+    pub tokens: u32,
+    /// `stop`, `length`, `failed`, or `left`: its client, or a stop string, ended it. `None`: it has not ended.
+    pub outcome: Option<&'static str>,
+}
+
+#[derive(Debug, Serialize)]
+pub struct ConsideredView {
+    /// Names of workers, or epochs of those that are gone.
+    pub decode: String,
+    pub prefill: Option<String>,
+    /// From the decision on.
+    pub predicted_ttft_ms: f64,
+    pub predicted_tpot_ms: f64,
+    /// That the limits are kept.
+    pub chance: f64,
+    /// What others would lose, in requests of weight 1.
+    pub harm: f64,
+}
+
+impl Decisions {
+    pub(crate) fn push(
+        &mut self,
+        now: Duration,
+        at: ChoiceId,
+        sequence: SequenceId,
+        request: &Request,
+        settings: &ClusterSettings,
+        placement: &Placement,
+    ) {
+        let itself = Considered {
+            decode: placement.decode,
+            prefill: placement.prefill,
+            ttft_ms: placement.ttft_ms,
+            tpot_ms: placement.tpot_ms,
+            chance: placement.chance,
+            harm: 0.0,
+        };
+        let mut considered = placement.considered.iter().copied();
+        let chosen = considered.next().unwrap_or(itself);
+        if self.0.len() == KEPT_MAX {
+            self.0.pop_front();
+        }
+        self.0.push_back(Record {
+            sequence,
+            at: now,
+            request: at.0.to_string(),
+            choice: at.1 as u32,
+            class: settings.classes.get(request.new.class).name.clone(),
+            policy: settings.policy.name.name(),
+            prompt_tokens: request.len_of(at.1),
+            read_tokens: placement.read.iter().map(|run| run.blocks).sum::<u32>() * tidemill_proto::block::BLOCK_TOKENS as u32,
+            waited_ms: now.saturating_sub(request.submitted).as_secs_f64() * 1e3,
+            chosen,
+            others: considered.collect(),
+            ttft_ms: None,
+            tpot_ms: None,
+            tokens: 0,
+            outcome: None,
+        });
+    }
+
+    pub(crate) fn first_token(&mut self, sequence: SequenceId, ttft: Duration) {
+        if let Some(record) = self.last_of(sequence) {
+            record.ttft_ms = Some(ttft.as_secs_f64() * 1e3);
+        }
+    }
+
+    pub(crate) fn end(&mut self, sequence: SequenceId, outcome: &'static str, tokens: u32, tpot_ms: Option<f64>) {
+        if let Some(record) = self.last_of(sequence) {
+            record.outcome = Some(outcome);
+            (record.tokens, record.tpot_ms) = (tokens, tpot_ms);
+        }
+    }
+
+    /// A sequence that moved has several; its news belongs to the newest.
+    fn last_of(&mut self, sequence: SequenceId) -> Option<&mut Record> {
+        self.0.iter_mut().rev().find(|record| record.sequence == sequence)
+    }
+
+    /// The newest first.
+    pub(crate) fn view(&self, now: Duration, membership: &Membership) -> Vec<DecisionView> {
+        let name = |epoch: Epoch| membership.get(epoch).map_or_else(|| epoch.to_string(), |member| member.name.clone());
+        let considered = |considered: &Considered| ConsideredView {
+            decode: name(considered.decode),
+            prefill: considered.prefill.map(name),
+            predicted_ttft_ms: considered.ttft_ms,
+            predicted_tpot_ms: considered.tpot_ms,
+            chance: considered.chance,
+            harm: considered.harm,
+        };
+        let view = |record: &Record| DecisionView {
+            age_ms: now.saturating_sub(record.at).as_secs_f64() * 1e3,
+            request: record.request.clone(),
+            choice: record.choice,
+            class: record.class.clone(),
+            policy: record.policy,
+            prompt_tokens: record.prompt_tokens,
+            read_tokens: record.read_tokens,
+            waited_ms: record.waited_ms,
+            chosen: considered(&record.chosen),
+            others: record.others.iter().map(considered).collect(),
+            ttft_ms: record.ttft_ms,
+            tpot_ms: record.tpot_ms,
+            tokens: record.tokens,
+            outcome: record.outcome,
+        };
+        self.0.iter().rev().map(view).collect()
+    }
+}
