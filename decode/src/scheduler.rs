@@ -1,25 +1,32 @@
 //! Continuous batching at token granularity: which sequences hold device blocks, and what the next step computes.
 //!
-//! - **Admission.** First come, first served. A sequence holds device blocks for all its tokens or none. It takes what the device's
-//!   prefix cache has, fetches what the pool has or will have, and computes the rest.
-//! - **A step** has at most `step_tokens` tokens: first one for each sequence that decodes, then chunks of tails, oldest sequence
-//!   first. So neither tails nor local prefill stall sequences that decode.
-//! - **Preemption** takes the youngest sequence's blocks and puts it back at the front of the queue.
+//! - **Admission.** In order ([`order`](tidemill_engine::order)): limits first, then short tails; shares between groups; no sequence starves.
+//!   A sequence holds device blocks for all its tokens or none. It takes what the device's prefix cache has, fetches what the pool has or
+//!   will have, and computes the rest.
+//! - **A step** has at most `step_tokens` tokens: first one for each sequence that decodes, then chunks of tails, in order, as many as fit
+//!   into the time that the tightest limit of the sequences that decode leaves ([`step_limit_ms`](Scheduler::step_limit_ms)). So neither
+//!   tails nor local prefill stall them.
+//! - **Preemption** takes the blocks of the youngest sequence of the lowest priority and puts it back at the front of the queue.
 
 mod integrity;
 mod role;
 
 use crate::{limits::Limits, sequence::Sequence};
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    cmp::Reverse,
+    collections::{BTreeMap, HashMap},
     time::Duration,
 };
 use tidemill_engine::{
+    budget::{self, Candidate, Room, STEP_MS},
     job::{Action, Delivery, JobId, ScheduledChunk},
+    order::{Owed, Rank, Standing},
+    pace::{Pace, StepWork},
     residency::{FetchedBlocks, Residency},
+    shares::{self, Shares},
 };
 use tidemill_proto::{
-    block::LayoutFingerprint,
+    block::{BLOCK_TOKENS, LayoutFingerprint},
     ids::{LinkId, SequenceId},
     message::{Counters, DecodeJob, Finish, Provenance, SequenceToken, WorkerEvent},
     pool::Lineage,
@@ -32,12 +39,30 @@ pub struct Scheduler {
     limits: Limits,
     residency: Residency,
     sequences: HashMap<JobId, Sequence>,
-    /// Hold no blocks; next to be admitted first.
-    waiting: VecDeque<JobId>,
-    /// Hold blocks; oldest first, the last is preempted first.
+    sequences_seen: u64,
+    /// Hold no blocks.
+    waiting: Vec<JobId>,
+    /// Hold blocks; those that have had them longest first.
     admitted: Vec<JobId>,
+    shares: Shares,
+    owed: Owed,
+    pace: Pace,
+    /// Time that steps left over under the tightest limit, as long as it was too short for a block of a prompt; and how many those were.
+    saved_ms: f64,
+    steps_saved: u32,
+    /// The step under way, and since when.
+    step: (StepWork, Duration),
     counters: Counters,
 }
+
+/// Without a limit, prompt tokens stretch a step to this many times its plain time, or to this time, whichever is longer: a reader does not
+/// notice.
+const STRETCH: f64 = 4.0;
+const STRETCHED_MS: f64 = 50.0;
+/// Share of a limit that a step is planned to take.
+const MARGIN: f64 = 0.9;
+/// Prompts wait this many steps for time that limits leave, then go on all the same.
+const STEPS_SAVED_MAX: u32 = 8;
 
 const LIVE: &str = "a listed sequence lives";
 
@@ -48,8 +73,15 @@ impl Scheduler {
             limits,
             residency: Residency::new(device_blocks),
             sequences: HashMap::new(),
-            waiting: VecDeque::new(),
+            sequences_seen: 0,
+            waiting: Vec::new(),
             admitted: Vec::new(),
+            shares: Shares::default(),
+            owed: Owed::default(),
+            pace: Pace::default(),
+            saved_ms: 0.0,
+            steps_saved: 0,
+            step: (StepWork::default(), Duration::ZERO),
             counters: Counters::default(),
         }
     }
@@ -62,8 +94,10 @@ impl Scheduler {
             Some(reason) => Finish::Failed { reason },
             None if is_full || self.sequences.contains_key(&id) => Finish::Returned,
             None => {
-                self.sequences.insert(id, Sequence::new(link, job, &self.layout, now));
-                self.waiting.push_back(id);
+                self.shares.enter(&job.urgency);
+                self.sequences.insert(id, Sequence::new(link, job, self.sequences_seen, &self.layout, now));
+                self.sequences_seen += 1;
+                self.waiting.push(id);
                 return;
             }
         };
@@ -84,25 +118,52 @@ impl Scheduler {
         }
     }
 
-    /// First in the queue first, as far as there is room.
-    fn admit_waiting(&mut self, now: Duration) {
-        while let Some(&id) = self.waiting.front() {
-            // Room to grow by one block each keeps a full device from admitting what it would preempt at once.
-            let headroom = self.admitted.len();
-            let state = self.sequences.get_mut(&id).expect(LIVE);
-            let (reusable, needed) = (state.reusable_blocks(), state.blocks_needed());
-            if headroom >= self.limits.sequences_max || !self.residency.admit(&mut state.kv, reusable, needed, headroom) {
+    /// In order, as far as there is room. One for which there is none lets others pass, a bounded number of times.
+    fn admit_waiting(&mut self, ranks: &HashMap<JobId, Rank>, now: Duration) {
+        let mut waiting = self.waiting.clone();
+        waiting.sort_by_key(|id| (Reverse(self.sequences[id].is_next()), ranks[id]));
+        for id in waiting {
+            if self.admit_one(id, now) {
+                let number = self.sequences[&id].number;
+                for older in &self.waiting {
+                    let older = self.sequences.get_mut(older).expect(LIVE);
+                    older.passed += u32::from(older.number < number);
+                }
+            } else if self.sequences[&id].is_next() || self.admitted.len() >= self.limits.sequences_max {
                 return;
             }
-            self.waiting.pop_front();
-            self.admitted.push(id);
-            state.note_admitted(now);
-            let (nodes, wait) = (state.fetchable(), Duration::from_millis(state.job.wait_ms));
-            if !self.residency.fetch(&mut state.kv, &nodes, state.job.home, wait, now) {
-                let nothing = FetchedBlocks { first: state.kv.computed_blocks(), arrivals: Vec::new() };
-                self.start(id, &nothing, now);
-            }
         }
+    }
+
+    fn admit_one(&mut self, id: JobId, now: Duration) -> bool {
+        // Room to grow by one block each keeps a full device from admitting what it would preempt at once.
+        let headroom = self.admitted.len();
+        let state = self.sequences.get_mut(&id).expect(LIVE);
+        let (reusable, needed) = (state.reusable_blocks(), state.blocks_needed());
+        if headroom >= self.limits.sequences_max || !self.residency.admit(&mut state.kv, reusable, needed, headroom) {
+            return false;
+        }
+        self.waiting.retain(|&waiting| waiting != id);
+        self.admitted.push(id);
+        state.note_admitted(now);
+        let (nodes, wait) = (state.fetchable(), Duration::from_millis(state.job.wait_ms));
+        if !self.residency.fetch(&mut state.kv, &nodes, state.job.home, wait, now) {
+            let nothing = FetchedBlocks { first: state.kv.computed_blocks(), arrivals: Vec::new() };
+            self.start(id, &nothing, now);
+        }
+        true
+    }
+
+    /// The place in the order of every sequence that waits for device blocks or has a tail to compute.
+    fn ranks(&self, now: Duration) -> HashMap<JobId, Rank> {
+        let over = self.shares.over();
+        let rank = |(&id, state): (&JobId, &Sequence)| {
+            let (urgency, tail, tokens) = (&state.job.urgency, state.tail(), state.job.tokens.len());
+            let left = self.pace.prompt(tokens - tail, tail);
+            let standing = Standing { arrived: state.arrived, work: left, left, over_share: over.contains(&shares::share(urgency)) };
+            (id, Rank::new(urgency, standing, state.number, now))
+        };
+        self.sequences.iter().filter(|(_, state)| !state.is_decoding()).map(rank).collect()
     }
 
     /// All blocks that could be had are on the device; the rest is computed.
@@ -113,16 +174,17 @@ impl Scheduler {
         }
     }
 
-    /// Every sequence gets a block for its next token; the youngest make room.
+    /// Every sequence gets a block for its next token; the youngest of the lowest priority make room.
     fn grow(&mut self) {
-        let mut i = 0;
-        while let Some(&id) = self.admitted.get(i) {
-            let state = self.sequences.get_mut(&id).expect(LIVE);
-            if state.kv.table().len() >= state.blocks_needed() || self.residency.grow(&mut state.kv) {
-                i += 1;
-            } else {
-                let youngest = *self.admitted.last().expect("at least the one that grows");
-                self.preempt(youngest);
+        for id in self.admitted.clone() {
+            while self.admitted.contains(&id) {
+                let state = self.sequences.get_mut(&id).expect(LIVE);
+                if state.kv.table().len() >= state.blocks_needed() || self.residency.grow(&mut state.kv) {
+                    break;
+                }
+                let priority = |id: &JobId| self.sequences[id].job.urgency.priority;
+                let victim = self.admitted.iter().copied().rev().min_by_key(priority).expect("at least the one that grows");
+                self.preempt(victim);
             }
         }
     }
@@ -133,24 +195,55 @@ impl Scheduler {
         state.note_preempted();
         self.counters.preemptions += 1;
         self.admitted.retain(|&admitted| admitted != id);
-        self.waiting.push_front(id);
+        self.waiting.push(id);
     }
 
     /// One token of each sequence that decodes, then chunks of what others still compute.
-    fn schedule(&self) -> Vec<ScheduledChunk> {
-        let mut budget = self.limits.step_tokens;
-        let mut chunks = Vec::new();
-        for decoding in [true, false] {
-            for &job in &self.admitted {
-                let state = &self.sequences[&job];
-                let len = state.remaining().min(budget);
-                if state.kv.is_ready() && (state.remaining() == 1) == decoding && len > 0 {
-                    chunks.push(ScheduledChunk { job, start: state.kv.computed(), len });
-                    budget -= len;
-                }
-            }
+    fn schedule(&mut self, ranks: &HashMap<JobId, Rank>, now: Duration) -> Vec<ScheduledChunk> {
+        let states = || self.admitted.iter().map(|id| (*id, &self.sequences[id])).filter(|(_, state)| state.kv.is_ready());
+        let rows = states().filter(|(_, state)| state.is_decoding());
+        let mut chunks: Vec<_> = rows.map(|(job, state)| ScheduledChunk { job, start: state.kv.computed(), len: 1 }).collect();
+        let rows = chunks.len();
+        let tails = states().filter(|(_, state)| !state.is_decoding());
+        let candidate = |(job, state): (JobId, &Sequence)| {
+            let (number, start, remaining) = (state.number, state.kv.computed(), state.remaining());
+            Candidate { job, rank: ranks[&job], number, start, remaining }
+        };
+        let tails: Vec<_> = tails.map(candidate).collect();
+        let limit_ms = self.step_limit_ms();
+        if let Some(ms) = self.tail_ms(rows, limit_ms, !tails.is_empty()) {
+            let room = Room { tokens: self.limits.step_tokens.saturating_sub(rows), ms };
+            chunks.extend(budget::give_out(room, tails, &self.pace, &mut self.owed));
         }
+        self.step = (budget::work(rows, &chunks[rows..]), now);
         chunks
+    }
+
+    /// How long the next step may take: the tightest limit of those that decode, or what their plain step may be stretched to.
+    fn step_limit_ms(&self) -> f64 {
+        let decoding = || self.admitted.iter().map(|id| &self.sequences[id]).filter(|state| state.is_decoding());
+        let tightest = decoding().filter_map(|state| state.job.urgency.tpot_ms).min_by(f32::total_cmp);
+        match (tightest, self.pace.plain_ms(decoding().count())) {
+            (Some(limit), _) => MARGIN * f64::from(limit),
+            (None, Some(plain)) if plain > 0.0 => STRETCHED_MS.max(STRETCH * plain),
+            (None, None) => STRETCHED_MS,
+            (None, Some(_)) => STEP_MS,
+        }
+    }
+
+    /// Time for prompts in a step with this many rows. `None`: less than a block of them takes, and they wait until enough is saved. Limits are
+    /// averages: a step may be longer by what others before it were shorter.
+    fn tail_ms(&mut self, rows: usize, limit_ms: f64, wanted: bool) -> Option<f64> {
+        let left_ms = (limit_ms - self.pace.plain_ms(rows).unwrap_or(0.0)).max(0.0);
+        let block_ms = self.pace.token_ms(0).unwrap_or(0.0) * BLOCK_TOKENS as f64;
+        let waits = wanted && rows > 0 && self.saved_ms + left_ms < block_ms && self.steps_saved < STEPS_SAVED_MAX;
+        if waits {
+            self.saved_ms += left_ms;
+            self.steps_saved += 1;
+            return None;
+        }
+        (self.saved_ms, self.steps_saved) = (0.0, 0);
+        Some(left_ms)
     }
 
     /// Streams the tokens that a step drew, in one message for each coordinator, and ends sequences with their last token.
@@ -215,6 +308,7 @@ impl Scheduler {
     fn forget(&mut self, id: JobId) -> Option<Sequence> {
         let mut state = self.sequences.remove(&id)?;
         self.residency.release(&mut state.kv);
+        self.shares.leave(&state.job.urgency);
         self.waiting.retain(|&waiting| waiting != id);
         self.admitted.retain(|&admitted| admitted != id);
         Some(state)

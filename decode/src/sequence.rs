@@ -5,6 +5,7 @@
 use std::time::Duration;
 use tidemill_engine::{
     job::JobId,
+    order::PASSED_MAX,
     residency::{FetchedBlocks, JobKv},
 };
 use tidemill_kvpool::client::{Arrival, Source};
@@ -22,12 +23,16 @@ pub(crate) struct Sequence {
     /// `job.tokens` grows with every token drawn.
     pub(crate) job: DecodeJob,
     pub(crate) kv: JobKv,
+    /// Number in order of arrival.
+    pub(crate) number: u64,
+    /// Sequences that came later and got device blocks first.
+    pub(crate) passed: u32,
     history: History,
     /// Leading blocks that need not be put into the pool: they came from it, or have been put.
     pub(crate) published: usize,
     /// Log-probabilities of the prompt so far, if asked for.
     prompt_logprobs: Vec<Option<TokenLogprob>>,
-    arrived: Duration,
+    pub(crate) arrived: Duration,
     /// All blocks that were worth fetching are here.
     ready: Option<Duration>,
     first_token: Option<Duration>,
@@ -35,7 +40,7 @@ pub(crate) struct Sequence {
 }
 
 impl Sequence {
-    pub(crate) fn new(link: LinkId, job: DecodeJob, layout: &LayoutFingerprint, now: Duration) -> Self {
+    pub(crate) fn new(link: LinkId, job: DecodeJob, number: u64, layout: &LayoutFingerprint, now: Duration) -> Self {
         let (prompt, generated) = job.tokens.split_at(job.prompt_tokens as usize);
         let mut history = History::new(prompt);
         for &token in generated {
@@ -44,6 +49,8 @@ impl Sequence {
         Self {
             link,
             kv: JobKv::new(Self::job_id(job.sequence), job.request, layout, &job.salt, &job.tokens),
+            number,
+            passed: 0,
             history,
             published: 0,
             prompt_logprobs: Vec::new(),
@@ -65,14 +72,40 @@ impl Sequence {
         self.job.tokens.len() - self.kv.computed()
     }
 
+    /// Whether the next step needs only the token drawn last.
+    pub(crate) fn is_decoding(&self) -> bool {
+        self.kv.is_ready() && self.remaining() == 1
+    }
+
+    /// Whether its next token is due by its TPOT: its client has had one.
+    pub(crate) fn is_streaming(&self) -> bool {
+        self.first_token.is_some()
+    }
+
+    /// Tokens that are computed here before the next one is drawn, as far as known: those that no block is expected for.
+    pub(crate) fn tail(&self) -> usize {
+        let expected = if self.kv.is_ready() { 0 } else { self.blocks_expected() * BLOCK_TOKENS };
+        self.job.tokens.len() - self.kv.computed().max(expected)
+    }
+
+    /// Whether it waits for device blocks and nobody may get some before it: its client has had a token, or it has been passed as often as
+    /// a sequence may be.
+    pub(crate) fn is_next(&self) -> bool {
+        self.is_streaming() || self.passed >= PASSED_MAX
+    }
+
     /// Leading blocks that may come from a cache: the last token is always computed, since its logits are needed.
     pub(crate) fn reusable_blocks(&self) -> usize {
         if self.is_scoring() { 0 } else { (self.job.tokens.len() - 1) / BLOCK_TOKENS }
     }
 
+    fn blocks_expected(&self) -> usize {
+        self.reusable_blocks().min(self.job.expected_blocks as usize)
+    }
+
     /// Where to ask for the leading blocks that are worth it: as far as runs go there, then at home.
     pub(crate) fn fetchable(&self) -> Vec<PoolNode> {
-        let expected = self.reusable_blocks().min(self.job.expected_blocks as usize);
+        let expected = self.blocks_expected();
         let mut nodes = Run::nodes(&self.job.read, expected);
         if let Some(home) = self.job.home {
             nodes.resize(expected, home);

@@ -9,6 +9,7 @@ use std::{
 use tidemill_decode::{limits::Limits, scheduler::Scheduler};
 use tidemill_engine::{
     job::{Action, Delivery},
+    order::PASSED_MAX,
     role::Role,
 };
 use tidemill_kvpool::client::{Arrival, FetchId, Source};
@@ -41,6 +42,7 @@ enum Event {
         elsewhere: u32,
         home: bool,
         scored: bool,
+        urgency: Urgency,
     },
     /// Answer the oldest open fetch's next block: there or not.
     Answer {
@@ -52,10 +54,22 @@ enum Event {
     LinkDown,
 }
 
+fn urgency() -> impl Strategy<Value = Urgency> {
+    let due = prop_oneof![Just(None), (0u64..50).prop_map(Some)];
+    let tpot = prop_oneof![Just(None), (0.1f32..5.0).prop_map(Some)];
+    (due, tpot, 0u8..3, 0u64..3, 1u32..4).prop_map(|(due_ms, tpot_ms, priority, group, weight)| Urgency {
+        due_ms,
+        tpot_ms,
+        priority,
+        group,
+        weight: weight as f32,
+    })
+}
+
 fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
-        3 => (1usize..120, 0u32..10, 1u32..40, 0u32..6, any::<bool>(), prop::bool::weighted(0.2))
-            .prop_map(|(prompt, expected, max_tokens, elsewhere, home, scored)| Event::Admit { prompt, expected, max_tokens, elsewhere, home, scored }),
+        3 => (1usize..120, 0u32..10, 1u32..40, 0u32..6, any::<bool>(), prop::bool::weighted(0.2), urgency())
+            .prop_map(|(prompt, expected, max_tokens, elsewhere, home, scored, urgency)| Event::Admit { prompt, expected, max_tokens, elsewhere, home, scored, urgency }),
         6 => prop::bool::weighted(0.85).prop_map(|there| Event::Answer { there }),
         8 => Just(Event::Step),
         1 => (0usize..20).prop_map(Event::Cancel),
@@ -74,6 +88,9 @@ struct World {
     live: BTreeSet<SequenceId>,
     tokens: BTreeMap<SequenceId, u32>,
     scores: BTreeMap<SequenceId, usize>,
+    /// For each sequence without a token yet: tokens of prompts that were there when it came, its own included, and tokens of later ones'
+    /// prompts that were computed since.
+    passed: BTreeMap<SequenceId, (usize, usize)>,
 }
 
 impl World {
@@ -86,13 +103,14 @@ impl World {
             live: BTreeSet::new(),
             tokens: BTreeMap::new(),
             scores: BTreeMap::new(),
+            passed: BTreeMap::new(),
         }
     }
 
     fn apply(&mut self, event: &Event) {
         self.now += Duration::from_millis(1);
         match *event {
-            Event::Admit { prompt, expected, max_tokens, elsewhere, home, scored } => {
+            Event::Admit { prompt, expected, max_tokens, elsewhere, home, scored, urgency } => {
                 let id = SequenceId(self.jobs.len() as u64);
                 let job = DecodeJob {
                     request: RequestId(id.0),
@@ -109,10 +127,12 @@ impl World {
                     sampling: Sampling::default(),
                     stop: StopRule { max_tokens, min_tokens: 0, stop_tokens: vec![7] },
                     constraint: None,
-                    urgency: Urgency::default(),
+                    urgency,
                     prompt_logprobs: scored.then_some(2),
                 };
                 self.live.insert(id);
+                let others: usize = self.live.iter().filter_map(|live| Some(self.jobs.get(live.0 as usize)?.tokens.len())).sum();
+                self.passed.insert(id, (others + prompt, 0));
                 self.jobs.push(job.clone());
                 self.scheduler.admit(LINK, job, self.now);
             }
@@ -146,6 +166,10 @@ impl World {
         self.observe();
         let total: usize = chunks.iter().map(|chunk| chunk.len).sum();
         assert!(total <= LIMITS.step_tokens, "a step of {total} tokens");
+        for chunk in chunks.iter().filter(|chunk| chunk.start < self.jobs[chunk.job.0 as usize].prompt_tokens as usize) {
+            let older = self.passed.range_mut(..SequenceId(chunk.job.0));
+            older.for_each(|(_, (_, later))| *later += chunk.len);
+        }
         let results = chunks
             .iter()
             .map(|chunk| {
@@ -251,5 +275,32 @@ proptest! {
         world.observe();
         prop_assert!(world.live.is_empty());
         prop_assert_eq!(world.scheduler.residency().blocks(1).used, 0);
+    }
+
+    /// One sequence without a limit among urgent ones that never end.
+    #[test]
+    fn no_sequence_starves_whatever_comes_after_it(
+        prompt in 1usize..120,
+        others in prop::collection::vec((1usize..120, 1u32..10, urgency()), 1..30),
+    ) {
+        let mut world = World::new();
+        let admit = |prompt, max_tokens, urgency| {
+            Event::Admit { prompt, expected: 0, max_tokens, elsewhere: 0, home: false, scored: true, urgency }
+        };
+        world.apply(&admit(prompt, 1, Urgency::default()));
+        let first = SequenceId(0);
+        for (prompt, max_tokens, urgency) in others.iter().cycle().take(10_000) {
+            if world.tokens.contains_key(&first) {
+                let (before, later) = world.passed[&first];
+                let bound = 8 * (before + 2 * LIMITS.context_tokens) + PASSED_MAX as usize * LIMITS.context_tokens;
+                prop_assert!(later <= bound, "{later} tokens passed a sequence with {before} before it");
+                return Ok(());
+            }
+            while world.live.len() < 8 {
+                world.apply(&admit(*prompt, *max_tokens, Urgency { priority: urgency.priority + 1, ..*urgency }));
+            }
+            world.apply(&Event::Step);
+        }
+        prop_assert!(false, "it never gets a token");
     }
 }

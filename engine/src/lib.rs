@@ -4,6 +4,8 @@
 //!
 //! - [`role`]: what a scheduler is to its engine
 //! - [`job`]: jobs, scheduled chunks, and the actions that a scheduler asks for
+//! - [`order`]: which job goes first; [`shares`]: fairness between groups; [`pace`]: how long steps take, learnt
+//! - [`budget`]: the tokens of a step
 //! - [`residency`]: which blocks of which job are on the device
 //! - [`device`]: what each device block holds
 //! - `fetching`: one fetch under way
@@ -18,11 +20,15 @@
 //! - [`load`]: from settings to a loaded model with its device memory
 //! - [`flags`]: section `[engine]` of a worker's settings
 
+pub mod budget;
 pub mod device;
 mod fetching;
 pub mod job;
+pub mod order;
+pub mod pace;
 pub mod residency;
 pub mod role;
+pub mod shares;
 
 #[cfg(feature = "shell")]
 mod drive;

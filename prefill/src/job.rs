@@ -1,7 +1,7 @@
 //! One job on its way through a prefill worker.
 
 use std::{ops::Range, time::Duration};
-use tidemill_engine::{job::JobId, residency::JobKv};
+use tidemill_engine::{job::JobId, order::PASSED_MAX, residency::JobKv};
 use tidemill_proto::{
     block::{BLOCK_TOKENS, BlockKey, LayoutFingerprint},
     ids::LinkId,
@@ -22,10 +22,13 @@ pub(crate) struct Job {
     handed_over: usize,
     /// Blocks on their way into the pool.
     pub(crate) putting: usize,
-    /// Tokens that did not need to be computed.
-    cached: usize,
+    /// Tokens that did not need to be computed, once that is known.
+    cached: Option<usize>,
+    /// Jobs that came later and got device blocks first.
+    pub(crate) passed: u32,
     pub(crate) arrived: Duration,
-    pub(crate) admitted: Duration,
+    /// It first got device blocks.
+    admitted: Option<Duration>,
 }
 
 impl Job {
@@ -37,7 +40,7 @@ impl Job {
         let elsewhere = Run::nodes(&order.read, blocks).into_iter().map(|node| (node != order.home).then_some(node));
         let mut sources: Vec<_> = elsewhere.collect();
         sources.resize(blocks, None);
-        Self { link, order, kv, matched: false, sources, handed_over: 0, putting: 0, cached: 0, arrived: now, admitted: now }
+        Self { link, order, kv, matched: false, sources, handed_over: 0, putting: 0, cached: None, passed: 0, arrived: now, admitted: None }
     }
 
     pub(crate) fn tokens(&self) -> usize {
@@ -69,17 +72,46 @@ impl Job {
     /// Blocks from `number` on did not come: they are computed and put again.
     pub(crate) fn lose_from(&mut self, number: usize) {
         self.sources[number..].fill(None);
+        self.handed_over = self.handed_over.min(number);
     }
 
-    /// All blocks that could be had are on the device. Returns the tokens that need not be computed.
-    pub(crate) fn note_ready(&mut self) -> usize {
-        self.cached = self.kv.computed();
-        self.cached
+    /// It got its device blocks.
+    pub(crate) fn note_admitted(&mut self, now: Duration) {
+        self.admitted.get_or_insert(now);
+    }
+
+    /// All blocks that could be had are on the device. The first time, returns the tokens that need not be computed.
+    pub(crate) fn note_ready(&mut self) -> Option<usize> {
+        let is_new = self.cached.is_none();
+        let cached = *self.cached.get_or_insert(self.kv.computed());
+        is_new.then_some(cached)
+    }
+
+    /// It lost its device blocks. What it has put is at home, unless the device still has it.
+    pub(crate) fn note_preempted(&mut self) {
+        let home = self.order.home;
+        self.sources[..self.handed_over].iter_mut().for_each(|source| *source = source.or(Some(home)));
     }
 
     /// Tokens to compute now.
     pub(crate) fn remaining(&self) -> usize {
         if self.kv.is_ready() { self.tokens() - self.kv.computed() } else { 0 }
+    }
+
+    /// Tokens that are still to be computed, as far as known.
+    pub(crate) fn tokens_left(&self) -> usize {
+        if self.kv.is_ready() { self.remaining() } else { self.tokens_queued() }
+    }
+
+    /// Whether it has been passed as often as a job may be.
+    pub(crate) fn is_next(&self) -> bool {
+        self.passed >= PASSED_MAX
+    }
+
+    /// All tokens that this job has computed here, or will.
+    pub(crate) fn tokens_new(&self) -> usize {
+        let known = || self.sources.iter().take_while(|source| source.is_some()).count() * BLOCK_TOKENS;
+        self.tokens() - self.cached.unwrap_or_else(known)
     }
 
     /// Tokens that are not on the device and, as far as known, nowhere else.
@@ -109,11 +141,12 @@ impl Job {
     }
 
     pub(crate) fn done(&self, now: Duration) -> PrefillOutcome {
+        let (cached, admitted) = (self.cached.unwrap_or(0), self.admitted.unwrap_or(now));
         PrefillOutcome::Done {
-            cached_tokens: self.cached as u32,
-            computed_tokens: (self.kv.computed() - self.cached) as u32,
-            queue_ms: (self.admitted - self.arrived).as_secs_f64() * 1e3,
-            compute_ms: (now - self.admitted).as_secs_f64() * 1e3,
+            cached_tokens: cached as u32,
+            computed_tokens: (self.kv.computed() - cached) as u32,
+            queue_ms: (admitted - self.arrived).as_secs_f64() * 1e3,
+            compute_ms: (now - admitted).as_secs_f64() * 1e3,
         }
     }
 
@@ -127,7 +160,7 @@ impl Job {
         assert_eq!(self.kv.table().len(), table, "device blocks for all of its blocks, or none");
         assert_eq!(self.sources.len(), self.kv.keys().len());
         assert!(self.matched || !self.kv.is_admitted(), "its home node is asked first");
-        assert!(self.putting <= self.handed_over, "blocks on their way have been handed over");
+        assert!(self.handed_over <= self.kv.keys().len());
         assert!(!self.is_done(), "a done job is forgotten at once");
     }
 }

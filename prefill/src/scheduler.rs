@@ -6,7 +6,12 @@
 //! ```
 //!
 //! - **Matching** asks the job's home node about the blocks that are not to be read elsewhere; those that it lacks are put there.
-//! - **A step** computes jobs in the order in which they came; the next job's tokens fill up its chunk.
+//! - **Order** ([`order`](tidemill_engine::order)): limits first, then short prompts; shares between groups; no job starves. It decides who
+//!   gets device blocks and whose tokens a step computes.
+//! - **A step** is short ([`STEP_MS`]), so that a chunk of a long prompt yields to a short one that has just come. Tokens of the next jobs
+//!   fill it up.
+//! - **Preemption.** Where device blocks or places run out, the last in order gives its own up. What it has computed stays findable on the
+//!   device as long as there is room, and in the pool.
 //! - **Putting** starts as soon as a block is full, while the next step computes. Blocks stay on the device as its prefix cache.
 //! - **Back-pressure.** A slow pool slows prefill down instead of filling memory: while `putting_max` blocks are on their way, nothing
 //!   is computed.
@@ -17,8 +22,12 @@ mod role;
 use crate::job::Job;
 use std::{collections::BTreeMap, time::Duration};
 use tidemill_engine::{
+    budget::{self, Candidate, Room, STEP_MS},
     job::{Action, Delivery, JobId, ScheduledChunk},
+    order::{Owed, Rank, Standing},
+    pace::{Pace, StepWork},
     residency::Residency,
+    shares::{self, Shares},
 };
 use tidemill_proto::{
     block::{BLOCK_TOKENS, LayoutFingerprint},
@@ -54,6 +63,11 @@ pub struct Scheduler {
     jobs_seen: u64,
     /// Blocks on their way into pools, those of jobs that are gone included.
     putting: usize,
+    shares: Shares,
+    owed: Owed,
+    pace: Pace,
+    /// The step under way, and since when.
+    step: (StepWork, Duration),
     counters: Counters,
 }
 
@@ -62,7 +76,19 @@ const LIVE: &str = "a listed job lives";
 impl Scheduler {
     pub fn new(layout: LayoutFingerprint, device_blocks: u32, limits: Limits) -> Self {
         let residency = Residency::new(device_blocks);
-        Self { layout, limits, residency, jobs: BTreeMap::new(), jobs_seen: 0, putting: 0, counters: Counters::default() }
+        Self {
+            layout,
+            limits,
+            residency,
+            jobs: BTreeMap::new(),
+            jobs_seen: 0,
+            putting: 0,
+            shares: Shares::default(),
+            owed: Owed::default(),
+            pace: Pace::default(),
+            step: (StepWork::default(), Duration::ZERO),
+            counters: Counters::default(),
+        }
     }
 
     /// A coordinator hands over a job. One that cannot run is answered at once.
@@ -74,6 +100,7 @@ impl Scheduler {
         self.jobs_seen += 1;
         let job = Job::new(id, link, order, &self.layout, now);
         self.residency.act(Action::Match { job: id, node: job.order.home, keys: job.keys_at_home() });
+        self.shares.enter(&job.order.urgency);
         self.jobs.insert(id, job);
     }
 
@@ -88,41 +115,87 @@ impl Scheduler {
         }
     }
 
-    /// First come, first served, as far as there is room.
-    fn admit_waiting(&mut self, now: Duration) {
-        for id in self.jobs_where(Job::is_waiting) {
-            let is_full = self.running() >= self.limits.admitted_max;
-            let job = self.jobs.get_mut(&id).expect(LIVE);
-            let blocks = job.kv.keys().len();
-            if is_full || !self.residency.admit(&mut job.kv, blocks, blocks, 0) {
+    /// In order, as far as there is room. One for which there is none lets others pass, a bounded number of times.
+    fn admit_waiting(&mut self, ranks: &BTreeMap<JobId, Rank>, now: Duration) {
+        let mut waiting = self.jobs_where(Job::is_waiting);
+        waiting.sort_by_key(|id| (!self.jobs[id].is_next(), ranks[id]));
+        for id in waiting {
+            if self.admit_one(id, now) || self.preempt_for(id, ranks, now) {
+                self.jobs.range_mut(..id).map(|(_, older)| older).filter(|older| older.is_waiting()).for_each(|older| older.passed += 1);
+            } else if self.jobs[&id].is_next() {
                 break;
             }
-            job.admitted = now;
-            let nodes = job.readable();
-            if !self.residency.fetch(&mut job.kv, &nodes, None, Duration::ZERO, now) {
-                self.start(id, now);
+        }
+    }
+
+    fn admit_one(&mut self, id: JobId, now: Duration) -> bool {
+        let is_full = self.running() >= self.limits.admitted_max;
+        let job = self.jobs.get_mut(&id).expect(LIVE);
+        let blocks = job.kv.keys().len();
+        if is_full || !self.residency.admit(&mut job.kv, blocks, blocks, 0) {
+            return false;
+        }
+        job.note_admitted(now);
+        let nodes = job.readable();
+        if !self.residency.fetch(&mut job.kv, &nodes, None, Duration::ZERO, now) {
+            self.start(id, now);
+        }
+        true
+    }
+
+    /// Takes device blocks from jobs that come after this one, the last one first, until there is room for it. Those that put what they
+    /// have computed keep theirs: they are done soon.
+    fn preempt_for(&mut self, id: JobId, ranks: &BTreeMap<JobId, Rank>, now: Duration) -> bool {
+        let mut victims = self.jobs_where(|job| job.kv.is_admitted() && job.tokens_left() > 0 && !job.is_next());
+        victims.retain(|victim| ranks[victim] > ranks[&id]);
+        victims.sort_by_key(|victim| ranks[victim]);
+        let blocks = |id: &JobId| self.jobs[id].kv.keys().len();
+        let free = self.residency.blocks(0);
+        let room = (free.free + free.cached) as usize + victims.iter().map(blocks).sum::<usize>();
+        if room < blocks(&id) {
+            return false;
+        }
+        while let Some(victim) = victims.pop() {
+            let job = self.jobs.get_mut(&victim).expect(LIVE);
+            self.residency.release(&mut job.kv);
+            job.note_preempted();
+            self.counters.preemptions += 1;
+            if self.admit_one(id, now) {
+                return true;
             }
         }
+        false
+    }
+
+    /// Every job's place in the order.
+    fn ranks(&self, now: Duration) -> BTreeMap<JobId, Rank> {
+        let over = self.shares.over();
+        let rank = |(&id, job): (&JobId, &Job)| {
+            let (urgency, tokens, new, left) = (&job.order.urgency, job.tokens(), job.tokens_new(), job.tokens_left());
+            let (work, left) = (self.pace.prompt(tokens - new, new), self.pace.prompt(tokens - left, left));
+            let standing = Standing { arrived: job.arrived, work, left, over_share: over.contains(&shares::share(urgency)) };
+            (id, Rank::new(urgency, standing, id.0, now))
+        };
+        self.jobs.iter().map(rank).collect()
     }
 
     /// All blocks that could be had are on the device; the rest, if there is one, is computed.
     fn start(&mut self, id: JobId, now: Duration) {
         let job = self.jobs.get_mut(&id).expect(LIVE);
-        self.counters.prefill_cached_tokens += job.note_ready() as u64;
+        self.counters.prefill_cached_tokens += job.note_ready().unwrap_or(0) as u64;
         self.finish_if_done(id, now);
     }
 
-    /// Oldest job first.
-    fn schedule(&self) -> Vec<ScheduledChunk> {
-        let mut budget = if self.putting < self.limits.putting_max { self.limits.step_tokens } else { 0 };
-        let mut chunks = Vec::new();
-        for (&id, job) in &self.jobs {
-            let len = job.remaining().min(budget);
-            if len > 0 {
-                chunks.push(ScheduledChunk { job: id, start: job.kv.computed(), len });
-                budget -= len;
-            }
-        }
+    /// Nothing while there is no room to put it.
+    fn schedule(&mut self, ranks: &BTreeMap<JobId, Rank>, now: Duration) -> Vec<ScheduledChunk> {
+        let tokens = if self.putting < self.limits.putting_max { self.limits.step_tokens } else { 0 };
+        let candidate = |(&id, job): (&JobId, &Job)| {
+            let (start, remaining) = (job.kv.computed(), job.remaining());
+            (remaining > 0).then(|| Candidate { job: id, rank: ranks[&id], number: id.0, start, remaining })
+        };
+        let candidates = self.jobs.iter().filter_map(candidate).collect();
+        let chunks = budget::give_out(Room { tokens, ms: STEP_MS }, candidates, &self.pace, &mut self.owed);
+        self.step = (budget::work(0, &chunks), now);
         chunks
     }
 
@@ -158,6 +231,7 @@ impl Scheduler {
     fn forget(&mut self, id: JobId) -> Option<Job> {
         let mut job = self.jobs.remove(&id)?;
         self.residency.release(&mut job.kv);
+        self.shares.leave(&job.order.urgency);
         Some(job)
     }
 

@@ -8,6 +8,7 @@ use std::{
 };
 use tidemill_engine::{
     job::{Action, Delivery, JobId},
+    order::PASSED_MAX,
     role::Role,
 };
 use tidemill_kvpool::client::{Arrival, FetchId, Source};
@@ -36,6 +37,7 @@ enum Event {
         salt: u8,
         /// Leading blocks that another node than the home is said to hold.
         elsewhere: u32,
+        urgency: Urgency,
     },
     /// Answer the oldest open question: match, fetched block or put. `well` says how.
     Answer {
@@ -47,9 +49,21 @@ enum Event {
     Lose,
 }
 
+fn urgency() -> impl Strategy<Value = Urgency> {
+    let due = prop_oneof![Just(None), (0u64..50).prop_map(Some)];
+    (due, 0u8..3, 0u64..3, 1u32..4).prop_map(|(due_ms, priority, group, weight)| Urgency {
+        due_ms,
+        tpot_ms: None,
+        priority,
+        group,
+        weight: weight as f32,
+    })
+}
+
 fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
-        3 => (1u32..14, 0u8..3, 0u32..8).prop_map(|(blocks, salt, elsewhere)| Event::Admit { blocks, salt, elsewhere }),
+        3 => (1u32..14, 0u8..3, 0u32..8, urgency())
+            .prop_map(|(blocks, salt, elsewhere, urgency)| Event::Admit { blocks, salt, elsewhere, urgency }),
         8 => prop::bool::weighted(0.9).prop_map(|well| Event::Answer { well }),
         5 => Just(Event::Step),
         1 => (0usize..20).prop_map(Event::Cancel),
@@ -74,6 +88,18 @@ struct World {
     jobs: BTreeMap<RequestId, PrefillJob>,
     live: BTreeSet<RequestId>,
     admitted: u64,
+    passed: BTreeMap<RequestId, Passed>,
+    /// All questions are answered at once.
+    prompt: bool,
+}
+
+/// What of other jobs' work was done before a job's own.
+struct Passed {
+    job: JobId,
+    /// Tokens of the jobs that were there when it came, and its own.
+    before: usize,
+    /// Tokens computed since for jobs that came later.
+    later: usize,
 }
 
 impl World {
@@ -87,13 +113,15 @@ impl World {
             jobs: BTreeMap::new(),
             live: BTreeSet::new(),
             admitted: 0,
+            passed: BTreeMap::new(),
+            prompt: false,
         }
     }
 
     fn apply(&mut self, event: &Event) {
         self.now += Duration::from_millis(1);
         match *event {
-            Event::Admit { blocks, salt, elsewhere } => {
+            Event::Admit { blocks, salt, elsewhere, urgency } => {
                 // Request ids come back, while their old jobs' questions may still be open.
                 let request = RequestId(self.admitted % 5);
                 self.admitted += 1;
@@ -102,16 +130,7 @@ impl World {
                 }
                 let tokens = (0..blocks * BLOCK_TOKENS as u32 + 5).map(|i| i % 90).collect();
                 let read = vec![Run { node: node(2), blocks: elsewhere }, Run { node: node(1), blocks: 2 }];
-                let job = PrefillJob {
-                    request,
-                    tokens,
-                    blocks,
-                    salt: vec![salt],
-                    read,
-                    home: node(1),
-                    deadline_ms: 1_000_000,
-                    urgency: Urgency::default(),
-                };
+                let job = PrefillJob { request, tokens, blocks, salt: vec![salt], read, home: node(1), deadline_ms: 1_000_000, urgency };
                 self.live.insert(request);
                 self.jobs.insert(request, job.clone());
                 self.scheduler.admit(LINK, job, self.now);
@@ -127,12 +146,16 @@ impl World {
                     assert_eq!((segment.start, segment.tokens.len()), (chunk.start, chunk.len));
                     assert!(segment.blocks.len() * BLOCK_TOKENS >= chunk.start + chunk.len, "the block table covers the chunk");
                 }
+                for chunk in &chunks {
+                    self.passed.values_mut().filter(|passed| passed.job < chunk.job).for_each(|passed| passed.later += chunk.len);
+                }
                 self.scheduler.stepped(&chunks, Vec::new(), self.now);
             }
             Event::Cancel(which) => {
                 let request = RequestId(which as u64 % 5);
                 self.scheduler.cancel(request);
                 self.live.remove(&request);
+                self.passed.remove(&request);
             }
             Event::Lose => {
                 self.pool.pop_last();
@@ -171,10 +194,30 @@ impl World {
         }
     }
 
+    /// Nothing is out of the pool for long, so only the order decides who waits.
+    fn answer_all(&mut self) {
+        while !self.questions.is_empty() {
+            self.apply(&Event::Answer { well: true });
+        }
+    }
+
+    /// Where all answers come at once, bounds hold whatever else arrives: the oldest job gets a ninth of all tokens, and a job is passed
+    /// over so many times when room is given out.
+    fn check_passed(&self, passed: &Passed) {
+        let longest = DEVICE_BLOCKS as usize * BLOCK_TOKENS;
+        let bound = 8 * (passed.before + 2 * longest) + PASSED_MAX as usize * longest;
+        assert!(!self.prompt || passed.later <= bound, "{} tokens passed a job with {} before it", passed.later, passed.before);
+    }
+
     fn observe(&mut self) {
         for action in self.scheduler.residency_mut().take_actions() {
             match action {
-                Action::Match { job, keys, .. } => self.questions.push_back(Question::Match { job, keys }),
+                Action::Match { job, keys, .. } => {
+                    let before = self.live.iter().map(|request| self.jobs[request].blocks as usize * BLOCK_TOKENS).sum();
+                    let request = *self.live.iter().find(|request| !self.passed.contains_key(request)).expect("the newest one");
+                    self.passed.insert(request, Passed { job, before, later: 0 });
+                    self.questions.push_back(Question::Match { job, keys });
+                }
                 Action::Fetch { fetch, parts } => {
                     let keys = parts.into_iter().flat_map(|part| part.keys.into_iter().map(move |key| (part.node, key))).collect();
                     self.questions.push_back(Question::Fetch { fetch, keys, next: 0 });
@@ -189,6 +232,7 @@ impl World {
                 }
                 Action::Send { event: WorkerEvent::Prefilled { request, outcome }, .. } => {
                     assert!(self.live.remove(&request), "a job ends once");
+                    let passed = self.passed.remove(&request);
                     let PrefillOutcome::Done { cached_tokens, computed_tokens, .. } = outcome else { continue };
                     let job = &self.jobs[&request];
                     assert_eq!(cached_tokens + computed_tokens, job.blocks * BLOCK_TOKENS as u32);
@@ -196,6 +240,7 @@ impl World {
                     let at_home = chain.keys()[..job.blocks as usize].iter().skip(job.read[0].blocks as usize);
                     let all_there = at_home.into_iter().all(|k| self.pool.contains(k));
                     assert!(self.lost || all_there, "a job is done when all its blocks are in the pool");
+                    self.check_passed(&passed.expect("it was admitted"));
                 }
                 Action::Send { event, .. } => panic!("unexpected {event:?}"),
             }
@@ -221,5 +266,33 @@ proptest! {
         }
         prop_assert!(world.live.is_empty(), "jobs that never end: {:?}", world.live);
         prop_assert_eq!(world.scheduler.residency().blocks(1).used, 0, "blocks leak");
+    }
+
+    /// One job without a limit among urgent ones that never end.
+    #[test]
+    fn no_job_starves_whatever_comes_after_it(
+        blocks in 1u32..12,
+        others in prop::collection::vec((1u32..12, 3u8..8, urgency()), 1..30),
+    ) {
+        let mut world = World { prompt: true, ..World::new() };
+        let urgency = Urgency::default();
+        world.apply(&Event::Admit { blocks, salt: 0, elsewhere: 0, urgency });
+        let first = world.jobs[&RequestId(0)].request;
+        for (i, (blocks, salt, urgency)) in others.iter().cycle().take(10_000).enumerate() {
+            if !world.live.contains(&first) {
+                return Ok(());
+            }
+            // Each prompt is a new one: nothing of it is cached.
+            let (salt, urgency) = (salt.wrapping_mul(i as u8 | 1).max(1), Urgency { priority: urgency.priority + 1, ..*urgency });
+            while world.live.len() < 5 {
+                world.apply(&Event::Admit { blocks: *blocks, salt, elsewhere: 0, urgency });
+            }
+            world.pool.clear();
+            world.lost = true;
+            world.answer_all();
+            world.apply(&Event::Step);
+            world.answer_all();
+        }
+        prop_assert!(false, "it never ends");
     }
 }

@@ -14,6 +14,8 @@ impl Scheduler {
             }
             assert!(state.remaining() > 0, "a live sequence has a token to compute");
         }
+        self.shares.check_integrity(self.sequences.values().map(|state| &state.job.urgency));
+        self.pace.check_integrity();
         assert_eq!(self.waiting.len() + self.admitted.len(), self.sequences.len());
         assert!(self.admitted.len() <= self.limits.sequences_max);
     }

@@ -58,9 +58,10 @@ impl Role for Scheduler {
     fn put_done(&mut self, _: JobId, _: usize, _: Result<(), String>, _: Duration) {}
 
     fn plan(&mut self, now: Duration) -> Vec<ScheduledChunk> {
-        self.admit_waiting(now);
+        let ranks = self.ranks(now);
+        self.admit_waiting(&ranks, now);
         self.grow();
-        self.schedule()
+        self.schedule(&ranks, now)
     }
 
     fn segment(&self, chunk: &ScheduledChunk) -> Segment<'_> {
@@ -70,7 +71,10 @@ impl Role for Scheduler {
     fn stepped(&mut self, chunks: &[ScheduledChunk], results: Vec<SegmentResult>, now: Duration) {
         assert_eq!(chunks.len(), results.len(), "one result per chunk");
         self.counters.steps += 1;
+        let (work, planned) = self.step;
+        self.pace.observe(&work, now.saturating_sub(planned));
         for chunk in chunks {
+            self.shares.serve(&self.sequences[&chunk.job].job.urgency, chunk.len);
             self.advance(chunk);
         }
         self.deliver(chunks, results, now);

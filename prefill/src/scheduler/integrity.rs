@@ -9,6 +9,8 @@ impl Scheduler {
         for job in self.jobs.values() {
             job.check_integrity();
         }
+        self.shares.check_integrity(self.jobs.values().map(|job| &job.order.urgency));
+        self.pace.check_integrity();
         assert!(self.running() <= self.limits.admitted_max);
         assert!(self.putting < self.limits.putting_max + PUT_BLOCKS);
         assert!(self.jobs.values().map(|job| job.putting).sum::<usize>() <= self.putting);

@@ -70,9 +70,10 @@ impl Role for Scheduler {
     /// Computes nothing while there is no room to put it.
     fn plan(&mut self, now: Duration) -> Vec<ScheduledChunk> {
         self.fail_late(now);
-        self.admit_waiting(now);
+        let ranks = self.ranks(now);
+        self.admit_waiting(&ranks, now);
         self.put_full_blocks();
-        self.schedule()
+        self.schedule(&ranks, now)
     }
 
     fn segment(&self, chunk: &ScheduledChunk) -> Segment<'_> {
@@ -81,9 +82,12 @@ impl Role for Scheduler {
 
     fn stepped(&mut self, chunks: &[ScheduledChunk], _: Vec<SegmentResult>, now: Duration) {
         self.counters.steps += 1;
+        let (work, planned) = self.step;
+        self.pace.observe(&work, now.saturating_sub(planned));
         for chunk in chunks {
             let job = self.jobs.get_mut(&chunk.job).expect("a planned job lives until its step is done");
             self.residency.advance(&mut job.kv, chunk);
+            self.shares.serve(&job.order.urgency, chunk.len);
             self.counters.prefill_computed_tokens += chunk.len as u64;
             self.finish_if_done(chunk.job, now);
         }

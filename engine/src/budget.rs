@@ -1,0 +1,155 @@
+//! The prompt tokens of one step: whose, and how many fit into its time.
+
+use crate::{
+    job::{JobId, ScheduledChunk},
+    order::{Owed, Rank},
+    pace::{Pace, StepWork},
+};
+use tidemill_proto::block::BLOCK_TOKENS;
+
+/// A step of prompts alone takes about this long at most, so that an urgent newcomer does not wait longer for its turn.
+pub const STEP_MS: f64 = 100.0;
+/// Prompt tokens of a step as long as nobody knows how long they take.
+const FIRST_TOKENS: usize = 128;
+
+/// A prompt that has tokens to compute.
+#[derive(Clone, Copy, Debug)]
+pub struct Candidate {
+    pub job: JobId,
+    pub rank: Rank,
+    /// Number in order of arrival.
+    pub number: u64,
+    /// Position of the next token.
+    pub start: usize,
+    pub remaining: usize,
+}
+
+/// Room for prompt tokens in a step.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    pub tokens: usize,
+    pub ms: f64,
+}
+
+/// Gives out a step's room: first what the oldest prompt is owed, then by rank. At least one block's tokens are computed, if `room` has the
+/// tokens: a step that is out of time goes on all the same.
+pub fn give_out(mut room: Room, mut candidates: Vec<Candidate>, pace: &Pace, owed: &mut Owed) -> Vec<ScheduledChunk> {
+    let Some(oldest) = candidates.iter().min_by_key(|candidate| candidate.number).copied() else { return Vec::new() };
+    let mut chunks: Vec<ScheduledChunk> = Vec::new();
+    if pace.token_ms(0).is_none() {
+        room.tokens = room.tokens.min(FIRST_TOKENS);
+    }
+    let due = owed.tokens(oldest.job).min(oldest.remaining);
+    candidates.sort_unstable_by_key(|candidate| candidate.rank);
+    for (candidate, most) in [(oldest, due)].into_iter().chain(candidates.iter().map(|candidate| (*candidate, candidate.remaining))) {
+        let Candidate { job, start, .. } = candidate;
+        let at = chunks.iter().position(|chunk| chunk.job == job);
+        let before = at.map_or(0, |at| chunks[at].len);
+        let len = fitting(&room, start + before, most - before.min(most), chunks.is_empty(), pace);
+        if len == 0 {
+            continue;
+        }
+        room.tokens -= len;
+        room.ms -= pace.prompt(start + before, len).as_secs_f64() * 1e3;
+        match at {
+            Some(at) => chunks[at].len += len,
+            None => chunks.push(ScheduledChunk { job, start, len }),
+        }
+    }
+    let own = chunks.iter().filter(|chunk| chunk.job == oldest.job).map(|chunk| chunk.len).sum();
+    let all: usize = chunks.iter().map(|chunk| chunk.len).sum();
+    owed.note(oldest.job, own, all - own);
+    chunks
+}
+
+/// Tokens from position `start` on, of at most `most`, that there is room for. Where time cuts them, they end with a block.
+fn fitting(room: &Room, start: usize, most: usize, is_first: bool, pace: &Pace) -> usize {
+    let most = most.min(room.tokens);
+    // As cheap as nothing: as many as there are.
+    let in_time = pace.token_ms(start).map_or(f64::INFINITY, |ms| room.ms.max(0.0) / ms.max(1e-9)) as usize;
+    if in_time >= most {
+        return most;
+    }
+    let to_boundary = (start + in_time) / BLOCK_TOKENS * BLOCK_TOKENS;
+    match to_boundary.saturating_sub(start) {
+        0 if is_first => most.min(BLOCK_TOKENS - start % BLOCK_TOKENS),
+        len => len,
+    }
+}
+
+/// What a step of these prompt chunks computes beside `rows` that decode.
+pub fn work(rows: usize, prompts: &[ScheduledChunk]) -> StepWork {
+    let mut work = StepWork { rows, ..StepWork::default() };
+    prompts.iter().for_each(|chunk| work.add(chunk));
+    work
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::order::Standing;
+    use std::time::Duration;
+    use tidemill_proto::urgency::Urgency;
+
+    /// Prompts `due in ms : start + remaining`, in the order of arrival, and the room `tokens, ms` where a token takes one millisecond:
+    /// chunks `prompt: start + length`.
+    fn check(owed: &mut Owed, prompts: &str, tokens: usize, ms: f64, expected: &str) {
+        let mut pace = Pace::default();
+        pace.observe(&work(0, &[ScheduledChunk { job: JobId(0), start: 0, len: 100 }]), Duration::from_millis(100));
+        let candidate = |(number, cell): (u64, &str)| {
+            let (due, rest) = cell.split_once(':').unwrap();
+            let (start, remaining) = rest.split_once('+').unwrap();
+            let urgency = Urgency { due_ms: Some(due.parse().unwrap()), ..Urgency::default() };
+            let standing = Standing { arrived: Duration::ZERO, work: Duration::ZERO, left: Duration::ZERO, over_share: false };
+            let rank = Rank::new(&urgency, standing, number, Duration::ZERO);
+            Candidate { job: JobId(number), rank, number, start: start.parse().unwrap(), remaining: remaining.parse().unwrap() }
+        };
+        let candidates = (0..).zip(prompts.split_whitespace()).map(candidate).collect();
+        let chunks = give_out(Room { tokens, ms }, candidates, &pace, owed);
+        let text: Vec<String> = chunks.iter().map(|chunk| format!("{}: {}+{}", chunk.job.0, chunk.start, chunk.len)).collect();
+        assert_eq!(text.join(", "), expected, "{prompts} in {tokens} tokens and {ms} ms");
+    }
+
+    #[test]
+    fn urgent_prompts_first_as_far_as_there_is_time() {
+        for (prompts, tokens, ms, expected) in [
+            ("9000:0+1000 300:0+50", 256, 100.0, "1: 0+50, 0: 0+48"),
+            ("9000:0+1000 300:0+50", 60, 100.0, "1: 0+50, 0: 0+10"),
+            ("9000:0+1000", 256, 100.0, "0: 0+96"),
+            ("9000:5+1000", 256, 100.0, "0: 5+91"),
+            ("9000:0+1000", 256, 3.0, "0: 0+16"),
+            ("9000:7+1000", 256, -5.0, "0: 7+9"),
+            ("9000:0+3 300:0+2", 256, 0.0, "1: 0+2"),
+            ("9000:0+3 300:0+2", 0, 10.0, ""),
+            ("", 256, 100.0, ""),
+        ] {
+            check(&mut Owed::default(), prompts, tokens, ms, expected);
+        }
+    }
+
+    #[test]
+    fn the_oldest_gets_what_it_is_owed_and_no_more() {
+        let mut owed = Owed::default();
+        owed.note(JobId(0), 0, 256);
+        check(&mut owed, "9000:0+1000 300:0+500", 200, 100.0, "0: 0+32, 1: 0+64");
+        check(&mut owed, "9000:32+968 300:64+436", 200, 100.0, "1: 64+96");
+    }
+
+    #[test]
+    fn before_anything_is_known_a_step_is_small() {
+        let candidate = Candidate {
+            job: JobId(1),
+            rank: Rank::new(
+                &Urgency::default(),
+                Standing { arrived: Duration::ZERO, work: Duration::ZERO, left: Duration::ZERO, over_share: false },
+                1,
+                Duration::ZERO,
+            ),
+            number: 1,
+            start: 0,
+            remaining: 10_000,
+        };
+        let chunks = give_out(Room { tokens: 8192, ms: STEP_MS }, vec![candidate], &Pace::default(), &mut Owed::default());
+        assert_eq!(chunks[0].len, FIRST_TOKENS);
+    }
+}

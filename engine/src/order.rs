@@ -1,0 +1,213 @@
+//! In which order a worker takes its work.
+//!
+//! Higher priorities go first. Among equals, groups that have had more than their share yield ([`shares`](crate::shares)). Then:
+//!
+//! 1. Jobs that can still be on time, by due time. On one machine whose jobs can be interrupted, that order meets all limits if any order
+//!    does (Liu and Layland, 1973). What a job still needs ([`pace`](crate::pace)) decides whether it can: a long prompt is late long
+//!    before its due time.
+//! 2. Late ones, the most delayed first, in proportion to the time that they were allowed. They no longer make others late.
+//!
+//! A job without a limit is allowed some time and a multiple of its own work, so a short prompt passes a long one, and waits grow in
+//! proportion to the work asked for.
+//!
+//! **No job starves**, whatever its rank: of the prompt tokens computed past the oldest job, it is owed a fixed share ([`Owed`]), and it
+//! is passed over a bounded number of times when device blocks are given out ([`PASSED_MAX`]).
+
+use crate::job::JobId;
+use std::{
+    cmp::{Ordering, Reverse},
+    time::Duration,
+};
+use tidemill_proto::{block::BLOCK_TOKENS, urgency::Urgency};
+
+/// Jobs that came later and got device blocks first. From this many on, nobody passes.
+pub const PASSED_MAX: u32 = 32;
+
+/// A job without a limit is allowed this much,
+const GRACE: Duration = Duration::from_millis(200);
+/// and this many times its own work.
+const STRETCH: f64 = 10.0;
+/// For this many tokens computed past the oldest job, it is owed one.
+const OWED_SHARE: usize = 8;
+
+/// What decides a job's rank, besides its urgency.
+#[derive(Clone, Copy, Debug)]
+pub struct Standing {
+    pub arrived: Duration,
+    /// Time that all its work takes here,
+    pub work: Duration,
+    /// and what is left of it.
+    pub left: Duration,
+    /// Its group has had more than its share.
+    pub over_share: bool,
+}
+
+/// A job's place among others: the least goes first.
+#[derive(Clone, Copy, Debug)]
+pub struct Rank {
+    priority: Reverse<u8>,
+    over_share: bool,
+    when: When,
+    /// Number in order of arrival.
+    number: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum When {
+    OnTime {
+        due: Duration,
+    },
+    Late {
+        /// Time since arrival, in times allowed.
+        stretch: f64,
+    },
+}
+
+impl Rank {
+    /// `number` counts jobs in the order in which they came.
+    pub fn new(urgency: &Urgency, standing: Standing, number: u64, now: Duration) -> Self {
+        let Standing { arrived, work, left, over_share } = standing;
+        let allowed = urgency.due_ms.map_or_else(|| GRACE + work.mul_f64(STRETCH), Duration::from_millis);
+        let due = arrived.saturating_add(allowed);
+        let when = if now + left <= due {
+            When::OnTime { due }
+        } else {
+            let waited = now.saturating_sub(arrived);
+            When::Late { stretch: waited.as_secs_f64() / allowed.as_secs_f64().max(1e-3) }
+        };
+        Self { priority: Reverse(urgency.priority), over_share, when, number }
+    }
+}
+
+impl Ord for Rank {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let when = match (&self.when, &other.when) {
+            (When::OnTime { due: a }, When::OnTime { due: b }) => a.cmp(b),
+            (When::OnTime { .. }, When::Late { .. }) => Ordering::Less,
+            (When::Late { .. }, When::OnTime { .. }) => Ordering::Greater,
+            (When::Late { stretch: a }, When::Late { stretch: b }) => b.total_cmp(a),
+        };
+        let over_all = (self.priority, self.over_share).cmp(&(other.priority, other.over_share));
+        over_all.then(when).then(self.number.cmp(&other.number))
+    }
+}
+
+impl PartialOrd for Rank {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Rank {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Rank {}
+
+/// Tokens that the oldest job is owed, for those that were computed past it.
+#[derive(Clone, Debug, Default)]
+pub struct Owed {
+    to: Option<JobId>,
+    /// Tokens computed past it and not made up for.
+    passed: usize,
+}
+
+impl Owed {
+    /// Tokens that the oldest job gets before all others in the next step. Whole blocks: fewer are not worth a place.
+    pub fn tokens(&self, oldest: JobId) -> usize {
+        if self.to == Some(oldest) { self.passed / OWED_SHARE / BLOCK_TOKENS * BLOCK_TOKENS } else { 0 }
+    }
+
+    /// A step computes this many tokens of the oldest job, and of others.
+    pub fn note(&mut self, oldest: JobId, own: usize, others: usize) {
+        if self.to != Some(oldest) {
+            *self = Self { to: Some(oldest), passed: 0 };
+        }
+        self.passed = (self.passed + others).saturating_sub(own.saturating_mul(OWED_SHARE));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rows of `name: priority due|- arrived work left share|over`, in milliseconds, in the order of arrival; then the order at 1,000 ms.
+    fn check(jobs: &str, expected: &str) {
+        let ms = |cell: &str| Duration::from_millis(cell.parse().unwrap());
+        let mut ranked: Vec<(Rank, &str)> = Vec::new();
+        for (number, row) in (0..).zip(jobs.lines().map(str::trim).filter(|row| !row.is_empty())) {
+            let cells: Vec<&str> = row.split_whitespace().collect();
+            let [name, priority, due, arrived, work, left, share] = cells[..] else { panic!("row `{row}`") };
+            let urgency = Urgency { priority: priority.parse().unwrap(), due_ms: due.parse().ok(), ..Urgency::default() };
+            let standing = Standing { arrived: ms(arrived), work: ms(work), left: ms(left), over_share: share == "over" };
+            ranked.push((Rank::new(&urgency, standing, number, ms("1000")), name.trim_end_matches(':')));
+        }
+        ranked.sort_unstable_by_key(|(rank, _)| *rank);
+        assert_eq!(ranked.iter().map(|(_, name)| *name).collect::<Vec<_>>().join(" "), expected, "{jobs}");
+    }
+
+    #[test]
+    fn limits_decide_and_late_jobs_yield() {
+        check(
+            "
+            relaxed: 0 5000 900 100 100 share
+            tight:   0 300  900 100 100 share
+            hopeless: 0 300 100 100 100 share
+            too-long: 0 2000 900 5000 5000 share
+            half-done: 0 2500 900 5000 1000 share
+            ",
+            "tight half-done relaxed hopeless too-long",
+        );
+    }
+
+    #[test]
+    fn without_limits_short_prompts_pass_long_ones_and_equals_keep_their_order() {
+        check(
+            "
+            long:    0 - 100 2500 2000 share
+            long-2:  0 - 200 2500 2500 share
+            short:   0 - 900 50 50 share
+            short-2: 0 - 950 50 50 share
+            ",
+            "short short-2 long long-2",
+        );
+        check(
+            "
+            waited-in-vain: 0 - 0 10 10 share
+            less-so:        0 - 400 10 10 share
+            new:            0 - 1000 10 10 share
+            ",
+            "new waited-in-vain less-so",
+        );
+    }
+
+    #[test]
+    fn priority_comes_first_and_a_group_over_its_share_yields() {
+        check(
+            "
+            batch:    0 -   100 10 10 share
+            flood:    1 300 990 10 10 over
+            fair:     1 900 990 10 10 share
+            premium:  2 -   999 900 900 over
+            ",
+            "premium fair flood batch",
+        );
+    }
+
+    #[test]
+    fn the_oldest_is_owed_a_share_of_what_passes_it() {
+        let (mut owed, oldest) = (Owed::default(), JobId(1));
+        owed.note(oldest, 0, 100);
+        assert_eq!(owed.tokens(oldest), 0, "less than a block");
+        owed.note(oldest, 0, 200);
+        assert_eq!(owed.tokens(oldest), 32);
+        owed.note(oldest, 32, 0);
+        assert_eq!(owed.tokens(oldest), 0);
+        owed.note(oldest, 0, 1000);
+        assert_eq!(owed.tokens(JobId(2)), 0, "another one is the oldest now");
+        owed.note(JobId(2), 0, 128);
+        assert_eq!((owed.tokens(oldest), owed.tokens(JobId(2))), (0, 16));
+    }
+}
