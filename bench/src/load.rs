@@ -2,17 +2,19 @@
 //! and hands the answer's latencies to [`summary`].
 
 pub mod arrivals;
+pub mod kind;
 pub mod summary;
 pub mod timeline;
 pub mod workload;
 
 use anyhow::{Context, bail, ensure};
 use arrivals::Rate;
-use futures_util::StreamExt;
+use futures_util::{StreamExt, future::try_join_all};
 use indicatif::{ProgressBar, ProgressStyle};
+use kind::Kind;
 use serde::Serialize;
 use serde_json::{Value, json};
-use std::{fs, path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, fs, path::PathBuf, sync::Arc, time::Duration};
 use summary::{Failure, Slo, Summary};
 use tidemill_deploy::client::Client;
 use timeline::{Answer, Timeline};
@@ -36,8 +38,18 @@ pub struct LoadArgs {
     #[arg(long)]
     pub model: Option<String>,
     /// Requests per second; 0 or `inf` sends all at once.
+    #[arg(long, required_unless_present = "kind")]
+    pub rate: Option<Rate>,
+    /// A mixed workload: one of its kinds as `name:rate:input-len:output-len`, with `:service-tier` if it has one. Give it once for each
+    /// kind; each has its own arrivals and results.
+    #[arg(long, conflicts_with_all = ["rate", "requests", "input_len", "output_len"])]
+    pub kind: Vec<Kind>,
+    /// How long requests of a mixed workload arrive.
+    #[arg(long, default_value_t = 60, requires = "kind", value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    pub seconds: u32,
+    /// OpenAI's `service_tier`: auto, default, flex or priority.
     #[arg(long)]
-    pub rate: Rate,
+    pub service_tier: Option<String>,
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub requests: u32,
     /// At most this many requests at a time; the others wait, and their wait is measured.
@@ -94,20 +106,52 @@ pub async fn run(mut args: LoadArgs) -> anyhow::Result<()> {
     if args.chat {
         args.prompt = PromptKind::Text;
     }
-    let target = Arc::new(Target { client, args: args.clone() });
-    target.probe(seed).await?;
+    let targets: Vec<_> = args.of_each_kind().into_iter().map(|args| Arc::new(Target { client: client.clone(), args })).collect();
+    for target in &targets {
+        target.probe(seed).await?;
+    }
+    let progress = progress_bar(targets.iter().map(|target| target.args.requests).sum());
+    let start = Instant::now() + LEAD;
+    // Another seed each, or prompts of one kind would begin as another's do.
+    let measured = (seed..).zip(&targets).map(|(seed, target)| measure(target, seed, start, &progress));
+    let measured = try_join_all(measured).await?;
+    progress.finish_and_clear();
 
-    let (outcomes, lags, duration) = measure(&target, seed).await?;
     let millis = |ms: Option<u64>| ms.map(Duration::from_millis);
     let slo = Slo { ttft: millis(args.slo_ttft_ms), tpot: millis(args.slo_tpot_ms) };
-    let summary = Summary::new(&outcomes, &lags, duration, slo);
-    println!("{} at {}, seed {seed}\n\n{summary}", target.model(), args.url);
+    let summaries: Vec<_> = measured.iter().map(|(outcomes, lags, took)| Summary::new(outcomes, lags, *took, slo)).collect();
+    println!("{} at {}, seed {seed}", args.model.as_deref().unwrap_or_default(), args.url);
+    let results = if args.kind.is_empty() {
+        println!("\n{}", summaries[0]);
+        Results::One(&summaries[0])
+    } else {
+        args.kind.iter().zip(&summaries).for_each(|(kind, summary)| println!("\n{kind}\n\n{summary}"));
+        Results::Kinds { kinds: args.kind.iter().map(|kind| kind.name.as_str()).zip(&summaries).collect() }
+    };
     if let Some(path) = &args.json {
-        let report = Report { settings: &args, results: &summary };
+        let report = Report { settings: &args, results };
         fs::write(path, serde_json::to_string_pretty(&report)? + "\n").with_context(|| format!("cannot write {}", path.display()))?;
     }
-    ensure!(summary.completed > 0, "no request was answered");
+    ensure!(summaries.iter().any(|summary| summary.completed > 0), "no request was answered");
     Ok(())
+}
+
+impl LoadArgs {
+    /// The settings of each kind of request.
+    fn of_each_kind(&self) -> Vec<LoadArgs> {
+        if self.kind.is_empty() {
+            return vec![self.clone()];
+        }
+        let of_kind = |kind: &Kind| LoadArgs {
+            rate: Some(Rate::PerSecond(kind.rate)),
+            requests: kind.requests(self.seconds),
+            input_len: kind.input.clone(),
+            output_len: kind.output.clone(),
+            service_tier: kind.service_tier.clone().or_else(|| self.service_tier.clone()),
+            ..self.clone()
+        };
+        self.kind.iter().map(of_kind).collect()
+    }
 }
 
 /// The JSON file: results at the top level, with the settings beside them.
@@ -115,8 +159,21 @@ pub async fn run(mut args: LoadArgs) -> anyhow::Result<()> {
 struct Report<'a> {
     settings: &'a LoadArgs,
     #[serde(flatten)]
-    results: &'a Summary,
+    results: Results<'a>,
 }
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Results<'a> {
+    One(&'a Summary),
+    /// By name.
+    Kinds {
+        kinds: BTreeMap<&'a str, &'a Summary>,
+    },
+}
+
+/// One outcome and one lag per request, in no order, and the time from the start to the last outcome.
+type Measured = (Vec<Result<Answer, Failure>>, Vec<Duration>, Duration);
 
 struct Target {
     client: Client,
@@ -186,6 +243,9 @@ impl Target {
             Prompt::Text(text) if self.args.chat => body["messages"] = json!([{"role": "user", "content": text}]),
             prompt => body["prompt"] = json!(prompt),
         }
+        if let Some(tier) = &self.args.service_tier {
+            body["service_tier"] = json!(tier);
+        }
         if !self.args.allow_eos {
             body["ignore_eos"] = json!(true);
         }
@@ -193,18 +253,15 @@ impl Target {
     }
 }
 
-/// One outcome and one lag per request, in no order, and the time from the start to the last outcome.
-async fn measure(target: &Arc<Target>, seed: u64) -> anyhow::Result<(Vec<Result<Answer, Failure>>, Vec<Duration>, Duration)> {
+async fn measure(target: &Arc<Target>, seed: u64, start: Instant, progress: &ProgressBar) -> anyhow::Result<Measured> {
     let args = &target.args;
     let requests = args.requests as usize;
     let permits = args.concurrency_max.map_or(Semaphore::MAX_PERMITS, |max| max as usize);
     let slots = Arc::new(Semaphore::new(permits.min(Semaphore::MAX_PERMITS)));
     let asks = target.workload(seed).draw(requests);
-    let arrivals = arrivals::schedule(args.rate, requests, seed);
-    let progress = progress_bar(args.requests);
+    let arrivals = arrivals::schedule(args.rate.unwrap_or(Rate::AllAtOnce), requests, seed);
 
     let mut tasks = JoinSet::new();
-    let start = Instant::now() + LEAD;
     for (ask, at) in asks.into_iter().zip(arrivals) {
         let (target, slots) = (target.clone(), slots.clone());
         let due = start.checked_add(at).context("the rate is so low that the last request is due in ages: fewer --requests?")?;
@@ -228,7 +285,6 @@ async fn measure(target: &Arc<Target>, seed: u64) -> anyhow::Result<(Vec<Result<
         outcomes.push(outcome);
         lags.push(lag);
     }
-    progress.finish_and_clear();
     Ok((outcomes, lags, start.elapsed()))
 }
 

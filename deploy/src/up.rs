@@ -41,6 +41,22 @@ pub struct UpArgs {
     /// Directory for certificates and models (default: a temporary one, removed at the end)
     #[arg(long)]
     data: Option<PathBuf>,
+    /// What computes on prefill and decode workers: model, or echo (no weights, tokens are a hash of the ids; for measuring everything
+    /// around a model)
+    #[arg(long, default_value = "model", value_parser = ["model", "echo"])]
+    engine: String,
+    /// With `--engine echo`: time of each step, in milliseconds
+    #[arg(long)]
+    step_ms: Option<f64>,
+    /// With `--engine echo`: time of each prompt token in a step, in milliseconds
+    #[arg(long)]
+    prompt_token_ms: Option<f64>,
+    /// With `--engine echo`: time of each sequence that decodes in a step, in milliseconds
+    #[arg(long)]
+    row_ms: Option<f64>,
+    /// With `--engine echo`: bytes of a KV block
+    #[arg(long)]
+    block_bytes: Option<usize>,
     /// Where models compute
     #[arg(long, default_value = "auto", value_parser = ["auto", "cpu", "cuda"])]
     device: String,
@@ -192,6 +208,7 @@ impl Cluster {
         let engine = common(&[
             coordinators,
             ("--model", model.display().to_string()),
+            ("--engine", args.engine.clone()),
             ("--device", args.device.clone()),
             // All workers share one GPU, if there is one.
             ("--device-share", (GPU_SHARE / (args.prefill + args.decode) as f32).to_string()),
@@ -199,9 +216,15 @@ impl Cluster {
             ("--kv-dtype", args.kv_dtype.clone()),
             ("--transport", args.transport.clone()),
         ]);
-        let step_tokens = args.step_tokens.map(|tokens| tokens.to_string());
-        let if_given = [("--kv-memory", &args.kv_memory), ("--step-tokens", &step_tokens)];
-        let given = if_given.into_iter().filter_map(|(flag, value)| Some([flag.to_owned(), value.clone()?])).flatten();
+        let if_given = [
+            ("--kv-memory", args.kv_memory.clone()),
+            ("--step-tokens", args.step_tokens.map(|tokens| tokens.to_string())),
+            ("--step-ms", args.step_ms.map(|ms| ms.to_string())),
+            ("--prompt-token-ms", args.prompt_token_ms.map(|ms| ms.to_string())),
+            ("--row-ms", args.row_ms.map(|ms| ms.to_string())),
+            ("--block-bytes", args.block_bytes.map(|bytes| bytes.to_string())),
+        ];
+        let given = if_given.into_iter().filter_map(|(flag, value)| Some([flag.to_owned(), value?])).flatten();
         let engine: Vec<String> = engine.into_iter().chain(given).collect();
         let (prefill_shares, decode_shares) = shares.split_at(args.prefill);
         for (n, share) in prefill_shares.iter().enumerate() {

@@ -1,7 +1,8 @@
 //! Settings of every worker that holds a model: the model, its device memory, its threads, its way to the pool.
 
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
+use tidemill_model::echo::{EchoOptions, StepTime};
 use tidemill_net::{
     config::{ConfigError, invalid, parse_bytes, required, within_memory},
     cores::Cores,
@@ -39,6 +40,21 @@ pub struct EngineFlags {
     /// Hugging Face model directory
     #[arg(long)]
     pub model: Option<PathBuf>,
+    /// What computes: model, or echo (no weights, tokens are a hash of the ids; for measuring everything around a model)
+    #[arg(long)]
+    pub engine: Option<String>,
+    /// With echo: time of each step, in milliseconds (default: 0, as fast as it goes)
+    #[arg(long)]
+    pub step_ms: Option<f64>,
+    /// With echo: time of each prompt token in a step, in milliseconds
+    #[arg(long)]
+    pub prompt_token_ms: Option<f64>,
+    /// With echo: time of each sequence that decodes in a step, in milliseconds
+    #[arg(long)]
+    pub row_ms: Option<f64>,
+    /// With echo: bytes of a KV block (default: 4096)
+    #[arg(long)]
+    pub block_bytes: Option<usize>,
     /// Where the model computes: auto (a GPU where there is one that can run it), cpu or cuda
     #[arg(long)]
     pub device: Option<String>,
@@ -87,6 +103,8 @@ pub enum DeviceChoice {
 #[derive(Clone, Debug)]
 pub struct EngineSettings {
     pub model: PathBuf,
+    /// `Some`: no model, but an echo.
+    pub echo: Option<EchoOptions>,
     pub device: DeviceChoice,
     /// Projections compute in 8-bit integers.
     pub quantize_int8: bool,
@@ -106,6 +124,7 @@ pub struct EngineSettings {
 
 impl EngineFlags {
     pub fn check(self) -> Result<EngineSettings, ConfigError> {
+        let echo = self.echo()?;
         let device = match self.device.as_deref() {
             None | Some("auto") => DeviceChoice::Auto,
             Some("cpu") => DeviceChoice::Cpu,
@@ -155,6 +174,7 @@ impl EngineFlags {
         let isa = self.isa.filter(|isa| isa != "auto");
         Ok(EngineSettings {
             model: required(Some("engine"), "model", self.model)?,
+            echo,
             device,
             quantize_int8,
             kv_dtype,
@@ -170,10 +190,43 @@ impl EngineFlags {
     }
 }
 
+impl EngineFlags {
+    fn echo(&self) -> Result<Option<EchoOptions>, ConfigError> {
+        let times = [("step_ms", self.step_ms), ("prompt_token_ms", self.prompt_token_ms), ("row_ms", self.row_ms)];
+        match self.engine.as_deref() {
+            Some("echo") => {}
+            None | Some("model") => {
+                let given = times.into_iter().find(|(_, ms)| ms.is_some()).map(|(key, _)| key);
+                return match given.or(self.block_bytes.map(|_| "block_bytes")) {
+                    Some(key) => Err(invalid(key, "given", "is for `--engine echo` only: a model takes the time and the bytes it takes")),
+                    None => Ok(None),
+                };
+            }
+            Some(other) => return Err(invalid("engine", other, "is not one of model, echo")),
+        }
+        let block_bytes = self.block_bytes.unwrap_or(ECHO_BLOCK_BYTES);
+        if !(1..=ECHO_BLOCK_BYTES_MAX).contains(&block_bytes) {
+            return Err(invalid("block_bytes", block_bytes, format!("must be from 1 to {ECHO_BLOCK_BYTES_MAX}")));
+        }
+        let [base, prompt_token, row] = times.map(|(key, ms)| match ms.unwrap_or(0.0) {
+            ms if (0.0..=ECHO_MS_MAX).contains(&ms) => Ok(Duration::from_secs_f64(ms / 1e3)),
+            ms => Err(invalid(key, ms, format!("must be from 0 to {ECHO_MS_MAX}"))),
+        });
+        Ok(Some(EchoOptions { block_bytes, step: StepTime { base: base?, prompt_token: prompt_token?, row: row? } }))
+    }
+}
+
+/// Bytes of an echo's KV block: small, so that bytes cost little beside everything else.
+const ECHO_BLOCK_BYTES: usize = 4096;
+const ECHO_BLOCK_BYTES_MAX: usize = 64 << 20;
+const ECHO_MS_MAX: f64 = 10_000.0;
+
 /// Most tokens of one step.
 pub const STEP_TOKENS_MAX: usize = 65_536;
-/// The default on a CPU.
+/// The default on a CPU,
 const KV_BYTES_DEFAULT: u64 = 1 << 30;
+/// and of an echo.
+const ECHO_KV_BYTES_DEFAULT: u64 = 128 << 20;
 
 fn kernel_cache_default() -> PathBuf {
     std::env::home_dir().unwrap_or_else(std::env::temp_dir).join(".cache/tidemill/kernels")
@@ -182,7 +235,10 @@ fn kernel_cache_default() -> PathBuf {
 impl EngineSettings {
     /// KV blocks that a CPU's memory holds.
     pub fn cpu_blocks(&self, block_bytes: usize) -> Result<usize, ConfigError> {
-        let bytes = within_memory("kv_memory", self.kv_memory_bytes.unwrap_or(KV_BYTES_DEFAULT))?;
+        let bytes = within_memory(
+            "kv_memory",
+            self.kv_memory_bytes.unwrap_or(if self.echo.is_some() { ECHO_KV_BYTES_DEFAULT } else { KV_BYTES_DEFAULT }),
+        )?;
         match usize::try_from(bytes / block_bytes as u64) {
             Ok(n) if n >= 2 && n <= u32::MAX as usize => Ok(n),
             _ => Err(invalid("kv_memory", bytes, format!("must hold from 2 to 2^32 blocks of {block_bytes} bytes"))),
@@ -207,6 +263,24 @@ mod tests {
         }
         let error = EngineFlags { kv_dtype: Some("int4".into()), ..flags() }.check().unwrap_err().to_string();
         assert!(error.contains("`kv_dtype` = int4") && error.contains("bf16, f16, f32, int8"), "{error}");
+    }
+
+    #[test]
+    fn an_echo_takes_the_time_it_is_told_and_a_model_is_told_none() {
+        let echo = EngineFlags { engine: Some("echo".into()), step_ms: Some(2.5), block_bytes: Some(1 << 20), ..flags() };
+        let options = echo.clone().check().unwrap().echo.unwrap();
+        assert_eq!((options.block_bytes, options.step.base, options.step.row), (1 << 20, Duration::from_micros(2500), Duration::ZERO));
+        assert_eq!(flags().check().unwrap().echo, None);
+        for (wrong, word) in [
+            (EngineFlags { engine: Some("mock".into()), ..flags() }, "model, echo"),
+            (EngineFlags { row_ms: Some(1.0), ..flags() }, "row_ms"),
+            (EngineFlags { block_bytes: Some(1), ..flags() }, "block_bytes"),
+            (EngineFlags { step_ms: Some(f64::NAN), ..echo.clone() }, "step_ms"),
+            (EngineFlags { block_bytes: Some(0), ..echo }, "block_bytes"),
+        ] {
+            let error = wrong.check().unwrap_err().to_string();
+            assert!(error.contains(word), "{error}");
+        }
     }
 
     #[test]

@@ -3,8 +3,9 @@
 use crate::flags::{DeviceChoice, EngineSettings};
 use std::{fs, io::ErrorKind, path::Path};
 use tidemill_model::{
-    CpuExecutor, CudaError, CudaExecutor, Executor, Isa, LoadOptions, Model, ModelError, Quantization, Runner,
+    CpuExecutor, CudaError, CudaExecutor, EchoExecutor, Executor, Isa, LoadOptions, Model, ModelError, Quantization, Runner,
     cuda::{CudaOptions, KvBytes},
+    echo::EchoOptions,
     read_json,
 };
 use tidemill_net::{
@@ -36,6 +37,7 @@ pub struct LoadedEngine {
 /// Tokens of a step, by default.
 const CPU_STEP_TOKENS: usize = 256;
 const CUDA_STEP_TOKENS: usize = 8192;
+const ECHO_STEP_TOKENS: usize = 8192;
 
 /// Loads the model, logging its progress, and sets up its device memory. A step draws tokens for up to `sequences_max` sequences; 0 if it
 /// never draws any. `work_max`: as in [`EngineInfo`].
@@ -71,6 +73,9 @@ struct LoadedRunner {
 }
 
 fn load_runner(settings: &EngineSettings, sequences_max: usize) -> Result<LoadedRunner, EngineError> {
+    if let Some(options) = &settings.echo {
+        return load_echo(settings, options, sequences_max);
+    }
     match settings.device {
         DeviceChoice::Cpu => load_on_cpu(settings, sequences_max),
         DeviceChoice::Cuda => Ok(load_on_cuda(settings, sequences_max)?),
@@ -109,6 +114,14 @@ fn load_on_cpu(settings: &EngineSettings, sequences_max: usize) -> Result<Loaded
     let blocks = settings.cpu_blocks(model.kv_shape().block_bytes())?;
     let step_tokens = settings.step_tokens.unwrap_or(CPU_STEP_TOKENS).max(sequences_max);
     Ok(LoadedRunner { runner: Box::new(CpuExecutor::new(model, blocks)), blocks, step_tokens })
+}
+
+fn load_echo(settings: &EngineSettings, options: &EchoOptions, sequences_max: usize) -> Result<LoadedRunner, EngineError> {
+    let echo = EchoExecutor::load(&settings.model, options)?;
+    let blocks = settings.cpu_blocks(echo.kv_shape().block_bytes())?;
+    let step_tokens = settings.step_tokens.unwrap_or(ECHO_STEP_TOKENS).max(sequences_max);
+    tracing::info!(blocks, "no model computes here: tokens are a hash of the ids");
+    Ok(LoadedRunner { runner: Box::new(echo.with_blocks(blocks)), blocks, step_tokens })
 }
 
 fn load_on_cuda(settings: &EngineSettings, sequences_max: usize) -> Result<LoadedRunner, ModelError> {

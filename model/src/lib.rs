@@ -8,7 +8,7 @@
 //!   model
 //! - `fingerprint`, `kv`: what a KV block's bytes depend on, and its shape in the kernels' words
 //! - [`executor`]: a model on some backend with its KV blocks, as engines drive it
-//! - [`cpu`], [`cuda`]: the backends
+//! - [`cpu`], [`cuda`]: the backends; [`echo`]: none, for measuring everything around one
 //! - [`sampler`]: a row of logits to a token; `penalties`; `rng`: the draws; `step`: from a segment's logits to its
 //!   result
 //!
@@ -20,6 +20,7 @@ mod checkpoint;
 mod config;
 pub mod cpu;
 pub mod cuda;
+pub mod echo;
 mod error;
 pub mod executor;
 mod family;
@@ -41,6 +42,7 @@ pub use cpu::{
     model::{LoadOptions, Model},
 };
 pub use cuda::CudaExecutor;
+pub use echo::EchoExecutor;
 pub use error::ModelError;
 pub use executor::{BlockBytes, Executor, ExecutorError, Runner};
 pub use json::read_json;

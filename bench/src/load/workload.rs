@@ -3,7 +3,7 @@
 
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use serde::{Serialize, Serializer};
-use std::{ops::RangeInclusive, str::FromStr};
+use std::{fmt, ops::RangeInclusive, str::FromStr};
 
 /// A number of tokens, fixed (`512`) or drawn evenly from a range (`128-1024`).
 #[derive(Clone, Debug, PartialEq)]
@@ -83,6 +83,13 @@ impl FromStr for Length {
             (Ok(least), Ok(most)) if 1 <= least && least <= most => Ok(Length(least..=most)),
             _ => Err("a length is a number of tokens, such as 512, or a range, such as 128-1024".into()),
         }
+    }
+}
+
+impl fmt::Display for Length {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (least, most) = (self.0.start(), self.0.end());
+        if least == most { write!(f, "{least}") } else { write!(f, "{least}-{most}") }
     }
 }
 
