@@ -251,7 +251,7 @@ impl Scheduler {
         let mut tokens: BTreeMap<LinkId, Vec<SequenceToken>> = BTreeMap::new();
         let mut finished = Vec::new();
         let longest = self.limits.longest(self.residency.device_blocks());
-        for (chunk, SegmentResult { scores, drawn }) in chunks.iter().zip(results) {
+        for (chunk, SegmentResult { scores, drawn, .. }) in chunks.iter().zip(results) {
             let state = self.sequences.get_mut(&chunk.job).expect(LIVE);
             if let Some(logprobs) = state.push_scores(scores, drawn.is_some()) {
                 let event = WorkerEvent::PromptLogprobs { sequence: state.job.sequence, logprobs };

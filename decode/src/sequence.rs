@@ -139,7 +139,7 @@ impl Sequence {
     fn draw(&self) -> Draw<'_> {
         let index = self.generated();
         let banned = if index < self.job.stop.min_tokens { &self.job.stop.stop_tokens[..] } else { &[] };
-        Draw { sampling: &self.job.sampling, history: &self.history, index: u64::from(index), banned }
+        Draw { sampling: &self.job.sampling, history: &self.history, index: u64::from(index), banned, allowed: None }
     }
 
     /// Number of the next token to be drawn.

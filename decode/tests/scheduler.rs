@@ -184,7 +184,7 @@ impl World {
                     }
                 };
                 let drawn = draws.then(|| ((chunk.start as u32 * 31) % VOCAB as u32, None));
-                SegmentResult { scores, drawn }
+                SegmentResult { scores, drawn, fault: None }
             })
             .collect();
         self.scheduler.stepped(&chunks, results, self.now);

@@ -156,7 +156,7 @@ impl CudaExecutor {
         self.compute(&[Segment { tokens: &prompt, start: 0, blocks: &blocks, wanted: Wanted::Nothing }])?;
         let (sampling, history) = (DrawSettings::default(), Default::default());
         for start in (prompt.len()..room).take(if decodes { WARM_UP_STEPS } else { 0 }) {
-            let draw = Draw { sampling: &sampling, history: &history, index: 0, banned: &[] };
+            let draw = Draw { sampling: &sampling, history: &history, index: 0, banned: &[], allowed: None };
             self.compute(&[Segment { tokens: &[0], start, blocks: &blocks, wanted: Wanted::Token(draw) }])?;
         }
         Ok(())

@@ -1,7 +1,8 @@
 //! A row of logits to a token.
 //!
-//! In vLLM's order: bias, penalties, bans; then temperature, min_p, top_k, top_p; then one draw. The token depends on
-//! the row, the sequence's history and (seed, index) alone. Equal logits are ordered by token id.
+//! In vLLM's order: bias, penalties, bans, the grammar's mask; then temperature, min_p, top_k, top_p; then one draw. The
+//! token depends on the row, the sequence's history, the mask and (seed, index) alone. Equal logits are ordered by token
+//! id. Log-probabilities are those of the raw row, before all of it: what the model would have said.
 
 use crate::{penalties::penalize, rng};
 use std::cmp::Ordering;
@@ -9,7 +10,7 @@ use tidemill_kernels::cpu::vocab;
 use tidemill_proto::{
     block::Token,
     sampling::{Sampling, TokenLogprob},
-    step::History,
+    step::{History, Mask},
 };
 
 /// Temperatures below this are greedy: the quotient would overflow long before the draw could differ.
@@ -34,13 +35,14 @@ impl SamplerScratch {
 }
 
 /// Draws generated token number `index` of a sequence from its row of raw `logits`, which it overwrites. Never draws a
-/// token in `banned` unless all are. NaN counts as impossible.
+/// token that is not `allowed`, nor one in `banned` unless no other is allowed. NaN counts as impossible.
 pub fn sample(
     logits: &mut [f32],
     sampling: &Sampling,
     history: &History,
     index: u64,
     banned: &[Token],
+    allowed: Option<&Mask>,
     scratch: &mut SamplerScratch,
 ) -> (Token, Option<TokenLogprob>) {
     if sampling.logprobs.is_some() {
@@ -55,17 +57,46 @@ pub fn sample(
     if sampling.penalizes() {
         penalize(history, logits, sampling);
     }
-    for token in banned {
-        if let Some(logit) = logits.get_mut(*token as usize) {
-            *logit = f32::NEG_INFINITY;
+    let is_banned = |token: &Token| banned.contains(token);
+    // A grammar that leaves nothing else is stronger than a ban.
+    if !allowed.is_some_and(|allowed| allowed.tokens().all(|token| is_banned(&token))) {
+        for token in banned {
+            if let Some(logit) = logits.get_mut(*token as usize) {
+                *logit = f32::NEG_INFINITY;
+            }
         }
     }
-    let token = match vocab::argmax(logits) {
-        None => 0,
-        Some((best, max)) if sampling.temperature < TEMPERATURE_MIN || !max.is_finite() => best as Token,
-        Some((_, max)) => draw(logits, max, sampling, rng::uniform(sampling.seed, index), scratch),
+    if let Some(allowed) = allowed {
+        forbid_others(logits, allowed);
+    }
+    let token = match (vocab::argmax(logits), allowed) {
+        // Whatever the model thinks of them.
+        (None | Some((_, f32::NEG_INFINITY)), Some(allowed)) => {
+            allowed.tokens().find(|token| !is_banned(token)).or(allowed.tokens().next()).unwrap_or(0)
+        }
+        (None, None) => 0,
+        (Some((best, max)), _) if sampling.temperature < TEMPERATURE_MIN || !max.is_finite() => best as Token,
+        (Some((_, max)), _) => draw(logits, max, sampling, rng::uniform(sampling.seed, index), scratch),
     };
     (token, sampling.logprobs.map(|top| token_logprob(&scratch.raw, token, top)))
+}
+
+/// Makes every token impossible that is not allowed.
+fn forbid_others(logits: &mut [f32], allowed: &Mask) {
+    const NONE: u32 = 0;
+    for (logits, &word) in logits.chunks_mut(32).zip(allowed.words()) {
+        match word {
+            u32::MAX => {}
+            NONE => logits.fill(f32::NEG_INFINITY),
+            _ => {
+                for (bit, logit) in logits.iter_mut().enumerate() {
+                    if word >> bit & 1 == 0 {
+                        *logit = f32::NEG_INFINITY;
+                    }
+                }
+            }
+        }
+    }
 }
 
 /// Log-probability of `token` under the softmax of raw `logits`, and the `top` likeliest tokens with theirs, for `top`
@@ -196,7 +227,7 @@ mod tests {
 
     fn draws(logits: &[f32], sampling: &Sampling, count: u64) -> Vec<Token> {
         let mut scratch = SamplerScratch::new();
-        let draw = |index| sample(&mut logits.to_vec(), sampling, &History::default(), index, &[], &mut scratch).0;
+        let draw = |index| sample(&mut logits.to_vec(), sampling, &History::default(), index, &[], None, &mut scratch).0;
         (0..count).map(draw).collect()
     }
 
@@ -283,7 +314,7 @@ mod tests {
             assert_eq!(once, draws(&logits, &sampling, 50));
             assert_ne!(once, draws(&logits, &Sampling { seed: 10, ..sampling.clone() }, 50));
             let mut scratch = SamplerScratch::new();
-            let later = sample(&mut logits.clone(), &sampling, &History::default(), 37, &[], &mut scratch).0;
+            let later = sample(&mut logits.clone(), &sampling, &History::default(), 37, &[], None, &mut scratch).0;
             assert_eq!(later, once[37]);
         }
     }
@@ -293,16 +324,43 @@ mod tests {
         let logits = ln(&[0.5, 0.25, 0.125, 0.125]);
         let sampling = Sampling { temperature: GREEDY, logit_bias: vec![(2, 5.0), (900, 1.0)], logprobs: Some(3), ..Sampling::default() };
         let mut scratch = SamplerScratch::new();
-        let (token, logprob) = sample(&mut logits.clone(), &sampling, &History::default(), 0, &[0, 900], &mut scratch);
+        let (token, logprob) = sample(&mut logits.clone(), &sampling, &History::default(), 0, &[0, 900], None, &mut scratch);
         let logprob = logprob.unwrap();
         assert_eq!(token, 2);
         assert!((logprob.logprob - 0.125f32.ln()).abs() < 1e-6);
         assert_eq!(logprob.top.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [0, 1, 2]);
         assert!(logprob.top.iter().zip([0.5f32, 0.25, 0.125]).all(|((_, l), p)| (l - p.ln()).abs() < 1e-6));
-        let (token, _) = sample(&mut logits.clone(), &sampling, &History::default(), 0, &[2], &mut scratch);
+        let (token, _) = sample(&mut logits.clone(), &sampling, &History::default(), 0, &[2], None, &mut scratch);
         assert_eq!(token, 0, "a ban is stronger than a bias");
-        let (token, _) = sample(&mut logits.clone(), &sampling, &History::default(), 0, &[0, 1, 2, 3], &mut scratch);
+        let (token, _) = sample(&mut logits.clone(), &sampling, &History::default(), 0, &[0, 1, 2, 3], None, &mut scratch);
         assert_eq!(token, 0, "something is drawn even if everything is banned");
+    }
+
+    #[test]
+    fn only_what_the_mask_allows_is_drawn() {
+        let mut mask = Mask::none(70);
+        [3, 40, 69].into_iter().for_each(|token| mask.allow(token));
+        let mut scratch = SamplerScratch::new();
+        let logits: Vec<f32> = (0..70).map(|i| -(i as f32) / 100.0).collect();
+        let mut draw = |logits: &[f32], sampling: &Sampling, index, banned: &[Token]| {
+            sample(&mut logits.to_vec(), sampling, &History::default(), index, banned, Some(&mask), &mut scratch)
+        };
+        let greedy = Sampling { temperature: GREEDY, logprobs: Some(2), ..Sampling::default() };
+        let (token, logprob) = draw(&logits, &greedy, 0, &[]);
+        let logprob = logprob.unwrap();
+        assert_eq!((token, logprob.top.iter().map(|(id, _)| *id).collect::<Vec<_>>()), (3, vec![0, 1]), "log-probabilities of the raw row");
+        let mut drawn: Vec<Token> =
+            (0..500).map(|i| draw(&logits, &Sampling { top_p: 0.99999, ..Sampling::default() }, i, &[]).0).collect();
+        drawn.sort_unstable();
+        drawn.dedup();
+        assert_eq!(drawn, [3, 40, 69]);
+        let biased = Sampling { logit_bias: vec![(69, 100.0), (5, 100.0)], ..greedy.clone() };
+        assert_eq!(draw(&logits, &biased, 0, &[]).0, 69, "a bias moves within the mask");
+        assert_eq!(draw(&logits, &greedy, 0, &[3, 7]).0, 40, "a ban holds");
+        assert_eq!(draw(&logits, &greedy, 0, &[3, 40, 69]).0, 3, "but the mask is stronger");
+        for nonsense in [f32::NAN, f32::NEG_INFINITY] {
+            assert_eq!(draw(&[nonsense; 70], &greedy, 0, &[3]).0, 40);
+        }
     }
 
     #[test]
@@ -311,7 +369,7 @@ mod tests {
         history.push(1);
         let greedy = Sampling { temperature: GREEDY, ..Sampling::default() };
         let mut scratch = SamplerScratch::new();
-        let mut token = |sampling: Sampling| sample(&mut [3.0, 2.9, 2.0], &sampling, &history, 1, &[], &mut scratch).0;
+        let mut token = |sampling: Sampling| sample(&mut [3.0, 2.9, 2.0], &sampling, &history, 1, &[], None, &mut scratch).0;
         assert_eq!(token(greedy.clone()), 0);
         assert_eq!(token(Sampling { repetition_penalty: 2.0, ..greedy.clone() }), 2);
         assert_eq!(token(Sampling { presence_penalty: -0.2, ..greedy }), 1);

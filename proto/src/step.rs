@@ -6,7 +6,7 @@ use crate::{
     block::Token,
     sampling::{Sampling, TokenLogprob},
 };
-use std::collections::HashMap;
+use std::{collections::HashMap, fmt};
 
 /// Consecutive tokens of one sequence, and the results wanted besides their K and V. `blocks` already holds all positions before them. No
 /// two segments of a step may write the same block.
@@ -40,7 +40,23 @@ pub struct Draw<'a> {
     pub history: &'a History,
     /// Index of the token among those drawn.
     pub index: u64,
+    /// Drawn only if nothing else is allowed.
     pub banned: &'a [Token],
+    /// `None`: all tokens are.
+    pub allowed: Option<&'a dyn Allowed>,
+}
+
+/// The tokens that a grammar allows next. They may still be on their way when a step begins.
+pub trait Allowed: fmt::Debug + Sync {
+    /// Waits until they are known. An error is the sequence's end.
+    fn wait(&self) -> Result<&Mask, &str>;
+}
+
+/// A set of tokens: a bit for each entry of a row of logits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mask {
+    words: Vec<u32>,
+    width: usize,
 }
 
 /// The tokens that occurred in a sequence, in its prompt and generated. Penalties read it.
@@ -56,6 +72,8 @@ pub struct SegmentResult {
     /// Log-probability of each target.
     pub scores: Vec<TokenLogprob>,
     pub drawn: Option<(Token, Option<TokenLogprob>)>,
+    /// Why no token could be drawn, where one was wanted: its grammar failed.
+    pub fault: Option<String>,
 }
 
 impl Segment<'_> {
@@ -73,7 +91,60 @@ impl Draw<'_> {
     /// Whether the draw depends on the logits, temperature, cuts and seed alone.
     pub fn is_plain(&self) -> bool {
         let Sampling { logit_bias, logprobs, .. } = self.sampling;
-        logit_bias.is_empty() && logprobs.is_none() && !self.sampling.penalizes() && self.banned.is_empty()
+        logit_bias.is_empty() && logprobs.is_none() && !self.sampling.penalizes() && self.banned.is_empty() && self.allowed.is_none()
+    }
+}
+
+impl Mask {
+    /// No tokens.
+    pub fn none(width: usize) -> Self {
+        Self { words: vec![0; width.div_ceil(32)], width }
+    }
+
+    /// Of `width` tokens: those whose bit is set, from the lowest bit of each word on. Words and bits beyond `width` are left out.
+    pub fn new(words: &[u32], width: usize) -> Self {
+        let mut mask = Self::none(width);
+        let words = &words[..words.len().min(mask.words.len())];
+        mask.words[..words.len()].copy_from_slice(words);
+        if !width.is_multiple_of(32)
+            && let Some(last) = mask.words.last_mut()
+        {
+            *last &= (1 << (width % 32)) - 1;
+        }
+        mask
+    }
+
+    /// Adds a token, if there is one of that id.
+    pub fn allow(&mut self, token: Token) {
+        if (token as usize) < self.width {
+            self.words[token as usize / 32] |= 1 << (token % 32);
+        }
+    }
+
+    pub fn allows(&self, token: Token) -> bool {
+        self.words.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
+    }
+
+    pub fn allows_any(&self) -> bool {
+        self.words.iter().any(|&word| word != 0)
+    }
+
+    /// From the lowest bit of each word on.
+    pub fn words(&self) -> &[u32] {
+        &self.words
+    }
+
+    /// In ascending order.
+    pub fn tokens(&self) -> impl Iterator<Item = Token> {
+        let bits = |word: u32| (0..32).filter(move |bit| word >> bit & 1 == 1);
+        self.words.iter().enumerate().flat_map(move |(i, &word)| bits(word).map(move |bit| 32 * i as Token + bit))
+    }
+}
+
+/// A set that is already known.
+impl Allowed for Mask {
+    fn wait(&self) -> Result<&Mask, &str> {
+        Ok(self)
     }
 }
 

@@ -186,7 +186,7 @@ impl Sequences {
                 .iter()
                 .map(|&(i, len)| {
                     let Sequence { tokens, blocks, computed, .. } = &self.all[i];
-                    let draw = Draw { sampling: &sampling, history: &history, index: 0, banned: &[] };
+                    let draw = Draw { sampling: &sampling, history: &history, index: 0, banned: &[], allowed: None };
                     let wanted = if computed + len == tokens.len() { Wanted::Token(draw) } else { Wanted::Nothing };
                     Segment { tokens: &tokens[*computed..computed + len], start: *computed, blocks, wanted }
                 })

@@ -51,7 +51,7 @@ fn draws(gpu: &mut TestGpu, checks: &mut Checks, vocab: usize) -> Result<(), Cud
             .chunks(vocab)
             .zip(&samplings)
             .enumerate()
-            .map(|(i, (row, sampling))| sample(&mut row.to_vec(), sampling, &History::default(), i as u64, &[], &mut scratch).0)
+            .map(|(i, (row, sampling))| sample(&mut row.to_vec(), sampling, &History::default(), i as u64, &[], None, &mut scratch).0)
             .collect();
         let limit = if way == "greedy" { 0.0 } else { BORDERLINE };
         checks.same("sample", format!("{vocab} tokens, {way}"), &gpu.download(&tokens)?, &expected, limit);

@@ -1,0 +1,258 @@
+//! Grammars to compiled ones: bounded in size and work, and kept for the next request with the same grammar.
+
+use crate::{
+    schema::{self, Prepared, SchemaError},
+    vocabulary::Vocabulary,
+};
+use llguidance::{
+    GrammarBuilder, JsonCompileOptions, ParserFactory,
+    api::{ParserLimits, TopLevelGrammar},
+    earley::SlicedBiasComputer,
+    toktrie::InferenceCapabilities,
+};
+use parking_lot::Mutex;
+use serde_json::Value;
+use std::{collections::VecDeque, fmt, sync::Arc, thread};
+use tidemill_proto::grammar::Grammar;
+
+/// Bytes of a grammar. Public schemas of more are rare, and nobody's answer needs them.
+pub const GRAMMAR_BYTES_MAX: usize = 256 << 10;
+/// Compiled grammars that are kept.
+const KEPT_MAX: usize = 64;
+/// Bytes of their texts. What is compiled of a grammar is mostly in proportion to it.
+const KEPT_BYTES_MAX: usize = 4 << 20;
+/// Compilation and its parsers recurse: a grammar of the largest size nests this deep at worst.
+const STACK_BYTES: usize = 256 << 20;
+/// Characters of what the compiler says, in an error.
+const MESSAGE_MAX: usize = 500;
+/// Parts of a schema that are compiled by themselves to find the one at fault.
+const TRIALS_MAX: usize = 200;
+
+/// What a grammar may cost. None of it depends on a clock: where a grammar is refused, it is refused everywhere.
+fn limits() -> ParserLimits {
+    ParserLimits {
+        // A large public schema (FHIR's) takes half of it, 10 ms.
+        initial_lexer_fuel: 1_000_000,
+        max_grammar_size: 200_000,
+        // 35 ms for one mask. Almost all take a hundredth of a thousandth of it.
+        step_lexer_fuel: 500_000,
+        step_max_items: 100_000,
+        // One or two kilobytes each, for each sequence.
+        max_lexer_states: 30_000,
+        verbose_errors: false,
+        ..ParserLimits::default()
+    }
+}
+
+/// A grammar is not taken.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GrammarError {
+    #[error("it has {bytes} bytes, and {GRAMMAR_BYTES_MAX} is the most")]
+    TooLarge { bytes: usize },
+    #[error(transparent)]
+    Schema(#[from] SchemaError),
+    #[error("{0}")]
+    Invalid(String),
+}
+
+impl GrammarError {
+    /// The place in the schema, if it is known: `.properties.tags.items`.
+    pub fn path(&self) -> Option<&str> {
+        match self {
+            Self::Schema(error) => Some(&error.path),
+            Self::TooLarge { .. } | Self::Invalid(_) => None,
+        }
+    }
+}
+
+/// A grammar ready to be followed, and never used itself.
+pub struct Compiled {
+    prototype: Mutex<llguidance::Matcher>,
+    pub(crate) width: usize,
+}
+
+impl Compiled {
+    /// A copy that shares nothing that changes.
+    pub(crate) fn fresh(&self) -> llguidance::Matcher {
+        self.prototype.lock().deep_clone()
+    }
+}
+
+impl fmt::Debug for Compiled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Compiled").field("width", &self.width).finish_non_exhaustive()
+    }
+}
+
+/// Compiles grammars for one model.
+pub struct Compiler {
+    factory: ParserFactory,
+    width: usize,
+    /// The last used first.
+    kept: Mutex<VecDeque<(Grammar, Arc<Compiled>)>>,
+}
+
+impl Compiler {
+    pub fn new(vocabulary: &Vocabulary) -> Self {
+        let slices = SlicedBiasComputer::general_slices();
+        let factory = ParserFactory::new(&vocabulary.env, InferenceCapabilities::default(), &slices);
+        let mut factory = factory.expect("the slices are expressions that compile");
+        factory.quiet();
+        *factory.limits_mut() = limits();
+        Self { factory, width: vocabulary.width(), kept: Mutex::default() }
+    }
+
+    /// Takes milliseconds, or up to a second for the worst that is allowed, unless the grammar was compiled before.
+    pub fn compile(&self, grammar: &Grammar) -> Result<Arc<Compiled>, GrammarError> {
+        if let Some(compiled) = self.kept(grammar) {
+            return Ok(compiled);
+        }
+        let bytes = grammar.text().len();
+        if bytes > GRAMMAR_BYTES_MAX {
+            return Err(GrammarError::TooLarge { bytes });
+        }
+        let compiled = Arc::new(on_deep_stack(|| self.compile_anew(grammar))?);
+        self.keep(grammar, &compiled);
+        Ok(compiled)
+    }
+
+    fn compile_anew(&self, grammar: &Grammar) -> Result<Compiled, GrammarError> {
+        let input = match grammar {
+            Grammar::JsonSchema(text) => {
+                let schema = serde_json::from_str(text).map_err(|error| GrammarError::Invalid(format!("it is not JSON: {error}")))?;
+                TopLevelGrammar::from_json_schema(schema)
+            }
+            Grammar::Regex(text) => TopLevelGrammar::from_regex(whole(text)),
+            Grammar::Lark(text) => TopLevelGrammar::from_lark(text.to_string()),
+        };
+        let matcher = llguidance::Matcher::new(self.factory.create_parser(input));
+        if let Some(error) = matcher.get_error() {
+            return Err(GrammarError::Invalid(message(&error)));
+        }
+        // Most that would fail later fail here: a grammar without any text, or one whose first lexeme is too complex.
+        let mut trial = matcher.deep_clone();
+        if trial.stop_reason() == llguidance::api::StopReason::NotStopped {
+            trial.compute_mask().map_err(|error| GrammarError::Invalid(first_mask(&error.to_string())))?;
+        }
+        Ok(Compiled { prototype: Mutex::new(matcher), width: self.width })
+    }
+
+    fn kept(&self, grammar: &Grammar) -> Option<Arc<Compiled>> {
+        let mut kept = self.kept.lock();
+        let at = kept.iter().position(|(known, _)| known == grammar)?;
+        let entry = kept.remove(at)?;
+        let compiled = Arc::clone(&entry.1);
+        kept.push_front(entry);
+        Some(compiled)
+    }
+
+    fn keep(&self, grammar: &Grammar, compiled: &Arc<Compiled>) {
+        let mut kept = self.kept.lock();
+        kept.push_front((grammar.clone(), Arc::clone(compiled)));
+        let mut bytes = 0;
+        let fitting = kept.iter().take_while(|(grammar, _)| {
+            bytes += grammar.text().len();
+            bytes <= KEPT_BYTES_MAX
+        });
+        let fitting = fitting.count().min(KEPT_MAX);
+        kept.truncate(fitting);
+    }
+}
+
+impl fmt::Debug for Compiler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Compiler").field("width", &self.width).finish_non_exhaustive()
+    }
+}
+
+/// A client's schema as a grammar. The error names the part at fault.
+pub fn json_schema(schema: &Value, layout: schema::Whitespace) -> Result<Grammar, GrammarError> {
+    on_deep_stack(|| {
+        let prepared = schema::prepare(schema, layout)?;
+        let grammar = Grammar::JsonSchema(prepared.document().to_string().into());
+        match try_schema(prepared.document()) {
+            Ok(()) => Ok(grammar),
+            Err(problem) => Err(fault(&prepared, problem).into()),
+        }
+    })
+}
+
+/// Whether a schema compiles by itself, without a vocabulary.
+fn try_schema(schema: &Value) -> Result<(), String> {
+    let builder = GrammarBuilder::new(None, limits());
+    let outcome = JsonCompileOptions::default().json_to_llg_with_overrides(builder, schema.clone());
+    outcome.map(|_| ()).map_err(|error| message(&error.to_string()))
+}
+
+/// The smallest part of a schema that fails as the whole does.
+fn fault(prepared: &Prepared, problem: String) -> SchemaError {
+    let mut found = SchemaError { path: String::new(), problem };
+    let mut trials = TRIALS_MAX;
+    let mut parts = prepared.parts("");
+    while let Some((place, path, part)) = parts.pop() {
+        if trials == 0 {
+            break;
+        }
+        trials -= 1;
+        if let Err(problem) = try_schema(&part) {
+            found = SchemaError { path, problem };
+            parts = prepared.parts(&place);
+        }
+    }
+    if found.problem.starts_with("oneOf constraints") {
+        "its options in `oneOf` may hold at the same time: tell them apart by a required property with another `const` in each, or use `anyOf`"
+            .clone_into(&mut found.problem);
+    }
+    found
+}
+
+/// An expression matches the whole text, with or without the anchors that say so.
+fn whole(expression: &str) -> &str {
+    let rest = expression.strip_prefix('^').unwrap_or(expression);
+    match rest.strip_suffix('$') {
+        Some(inner) if inner.chars().rev().take_while(|&c| c == '\\').count() % 2 == 0 && !has_top_level_choice(inner) => inner,
+        _ if has_top_level_choice(rest) => expression,
+        _ => rest,
+    }
+}
+
+/// `^a|b$` is not `a|b`: there each anchor belongs to one alternative.
+fn has_top_level_choice(expression: &str) -> bool {
+    let (mut depth, mut in_class, mut escaped) = (0i32, false, false);
+    for c in expression.chars() {
+        match c {
+            _ if escaped => escaped = false,
+            '\\' => escaped = true,
+            ']' => in_class = false,
+            _ if in_class => {}
+            '[' => in_class = true,
+            '(' => depth += 1,
+            ')' => depth -= 1,
+            '|' if depth == 0 => return true,
+            _ => {}
+        }
+    }
+    false
+}
+
+fn message(error: &str) -> String {
+    let end = error.find("<non-verbose/>").or_else(|| error.find("<backtrace>")).unwrap_or(error.len());
+    let message: String = error[..end].trim().chars().take(MESSAGE_MAX).collect();
+    if message.is_empty() { "it does not compile".to_owned() } else { message }
+}
+
+fn first_mask(error: &str) -> String {
+    let message = message(error);
+    if message == llguidance::api::StopReason::NoExtensionBias.to_string() { "no text follows it".to_owned() } else { message }
+}
+
+/// Runs `work` with room for deep recursion. The caller waits: this is a stack, not a second thread of work.
+fn on_deep_stack<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    thread::scope(|scope| {
+        let thread = thread::Builder::new().name("grammar".into()).stack_size(STACK_BYTES).spawn_scoped(scope, work);
+        match thread.expect("the system has room for a thread").join() {
+            Ok(outcome) => outcome,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    })
+}

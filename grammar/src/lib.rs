@@ -1,0 +1,23 @@
+//! Constrained decoding: from a client's schema, expression or grammar to the set of tokens that may be drawn next.
+//!
+//! - [`schema`]: a client's JSON Schema, checked and rewritten to what the compiler takes; `disjoint`: when `oneOf` is `anyOf`
+//! - [`gbnf`]: llama.cpp's grammars to Lark; [`lark`]: pieces of Lark
+//! - [`vocabulary`]: the bytes of each token, and their trie
+//! - [`compiler`]: grammars to compiled ones, bounded and cached
+//! - [`matcher`]: one sequence on its way through a grammar
+//!
+//! No clock and no entropy. A mask is a function of the grammar and the tokens so far: a [`Matcher`](matcher::Matcher) starts as a copy
+//! of a compiled grammar that was never used, and does the same work in the same order wherever a sequence goes on, so even where it
+//! fails, it fails everywhere. The parser is [llguidance](https://github.com/guidance-ai/llguidance).
+
+pub mod compiler;
+mod disjoint;
+pub mod gbnf;
+pub mod lark;
+pub mod matcher;
+pub mod schema;
+pub mod vocabulary;
+
+pub use compiler::{Compiled, Compiler, GrammarError};
+pub use matcher::{MatchError, Matcher};
+pub use vocabulary::{TokenBytes, Vocabulary};

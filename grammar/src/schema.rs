@@ -1,0 +1,500 @@
+//! A client's JSON Schema, checked part by part and rewritten to what the compiler takes.
+//!
+//! What is a constraint and cannot be kept is refused, with its path. What constrains nothing (titles, unknown keywords, formats that no
+//! draft defines) is left out. References may be pointers, anchors or ids within the schema; what they name moves to `$defs` under plain
+//! names. `oneOf` becomes `anyOf` where its options exclude each other.
+
+use crate::disjoint::disjoint;
+use serde_json::{Map, Value, json};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write,
+};
+
+/// Distinct references.
+const REFERENCES_MAX: usize = 2000;
+/// Integers beyond this are not themselves once they are read as floating-point numbers, which is what most readers of JSON do.
+const EXACT_INTEGER_MAX: f64 = 9_007_199_254_740_992.0;
+
+/// One part of a schema is at fault.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{problem}")]
+pub struct SchemaError {
+    /// `.properties.tags.items`; empty for the whole.
+    pub path: String,
+    pub problem: String,
+}
+
+/// White space between the lexemes of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Whitespace {
+    /// A space, or a line break with indentation, as people write JSON. Endless white space is a known way for models to lose themselves,
+    /// so there is no more of it.
+    #[default]
+    Some,
+    None,
+}
+
+/// At most this much at one place.
+const WHITESPACE: &str = r"( |\r?\n[ \t]{0,40})";
+
+/// A schema rewritten.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    document: Value,
+    /// Where each definition was, by its new name.
+    origins: BTreeMap<String, String>,
+}
+
+impl Prepared {
+    pub(crate) fn document(&self) -> &Value {
+        &self.document
+    }
+
+    /// The parts of the schema at `place`, a pointer into the document: each with its own place, its path in the client's schema, and as
+    /// a document of its own.
+    pub(crate) fn parts(&self, place: &str) -> Vec<(String, String, Value)> {
+        let Some(schema) = self.document.pointer(place).and_then(Value::as_object) else { return Vec::new() };
+        let mut places = Vec::new();
+        for (key, value) in schema {
+            match (part_of(key), value) {
+                (Part::Schema, Value::Array(list)) | (Part::Schemas, Value::Array(list)) => {
+                    places.extend((0..list.len()).map(|i| format!("{place}/{key}/{i}")));
+                }
+                (Part::Schema, _) => places.push(format!("{place}/{key}")),
+                (Part::Named, Value::Object(named)) => places.extend(named.keys().map(|name| format!("{place}/{key}/{}", escaped(name)))),
+                _ => {}
+            }
+            if let ("$ref", Some(definition)) = (key.as_str(), value.as_str().and_then(|target| target.strip_prefix('#')))
+                && !place.starts_with(definition)
+            {
+                places.push(definition.to_owned());
+            }
+        }
+        places.into_iter().map(|place| (place.clone(), self.path(&place), self.alone(&place))).collect()
+    }
+
+    /// A part as a document of its own.
+    fn alone(&self, place: &str) -> Value {
+        let mut part = self.document.pointer(place).cloned().unwrap_or(Value::Bool(true));
+        if let (Some(part), Some(definitions)) = (part.as_object_mut(), self.document.get("$defs")) {
+            part.insert("$defs".into(), definitions.clone());
+        }
+        part
+    }
+
+    /// A place in the rewritten document as a path in the client's.
+    fn path(&self, place: &str) -> String {
+        if let Some((name, rest)) = place.strip_prefix("/$defs/").map(|rest| rest.split_once('/').unwrap_or((rest, "")))
+            && let Some(origin) = self.origins.get(name)
+        {
+            return format!("{}{}", path_of(origin), path_of(format!("/{rest}").trim_end_matches('/')));
+        }
+        path_of(place)
+    }
+}
+
+/// What a keyword's value is made of.
+enum Part {
+    Schema,
+    Schemas,
+    Named,
+    Other,
+}
+
+fn part_of(keyword: &str) -> Part {
+    match keyword {
+        "items" | "additionalItems" | "additionalProperties" => Part::Schema,
+        "prefixItems" | "anyOf" | "allOf" | "oneOf" => Part::Schemas,
+        "properties" | "patternProperties" => Part::Named,
+        _ => Part::Other,
+    }
+}
+
+/// Rewrites a schema, or says which part of it cannot be kept.
+pub(crate) fn prepare(schema: &Value, whitespace: Whitespace) -> Result<Prepared, SchemaError> {
+    let mut preparer = Preparer { root: schema, anchors: BTreeMap::new(), names: BTreeMap::new(), taken: BTreeSet::new() };
+    preparer.collect_anchors(schema, &mut String::new());
+    let mut document = match preparer.schema(schema, "")? {
+        Value::Object(object) => object,
+        Value::Bool(true) => Map::new(),
+        _ => return Err(SchemaError { path: String::new(), problem: "no value matches this schema".into() }),
+    };
+    if let Some(draft) = schema.get("$schema").filter(|draft| is_known_draft(draft)) {
+        document.insert("$schema".into(), draft.clone());
+    }
+    let mut definitions = Map::new();
+    let mut origins = BTreeMap::new();
+    while let Some((place, name)) = preparer.names.iter().find(|(_, name)| !definitions.contains_key(*name)) {
+        let (place, name) = (place.clone(), name.clone());
+        let target = schema.pointer(&place).expect("a reference was resolved when it was named");
+        let rewritten = preparer.schema(target, &place)?;
+        definitions.insert(name.clone(), rewritten);
+        origins.insert(name, place);
+    }
+    if !definitions.is_empty() {
+        document.insert("$defs".into(), definitions.into());
+    }
+    let layout = match whitespace {
+        Whitespace::Some => json!({"whitespace_pattern": WHITESPACE}),
+        Whitespace::None => json!({"whitespace_flexible": false}),
+    };
+    document.insert("x-guidance".into(), layout);
+    Ok(Prepared { document: document.into(), origins })
+}
+
+struct Preparer<'a> {
+    root: &'a Value,
+    /// Places that have a name of their own: `#anchor`, or an id.
+    anchors: BTreeMap<String, String>,
+    /// New names of the places that are referred to.
+    names: BTreeMap<String, String>,
+    taken: BTreeSet<String>,
+}
+
+impl<'a> Preparer<'a> {
+    fn collect_anchors(&mut self, value: &'a Value, place: &mut String) {
+        let length = place.len();
+        match value {
+            Value::Object(object) => {
+                if let Some(Value::String(anchor)) = object.get("$anchor") {
+                    self.anchors.insert(format!("#{anchor}"), place.clone());
+                }
+                for id in ["$id", "id"].into_iter().filter_map(|key| object.get(key)?.as_str()) {
+                    self.anchors.insert(id.trim_end_matches('#').to_owned(), place.clone());
+                }
+                for (key, value) in object {
+                    let _ = write!(place, "/{}", escaped(key));
+                    self.collect_anchors(value, place);
+                    place.truncate(length);
+                }
+            }
+            Value::Array(list) => {
+                for (i, value) in list.iter().enumerate() {
+                    let _ = write!(place, "/{i}");
+                    self.collect_anchors(value, place);
+                    place.truncate(length);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The place that a reference names.
+    fn place_of(&self, reference: &str) -> Option<String> {
+        let (base, fragment) = reference.split_once('#').unwrap_or((reference, ""));
+        let base = if base.is_empty() { "" } else { self.anchors.get(base)? };
+        let place = match fragment.is_empty() || fragment.starts_with('/') {
+            true => format!("{base}{}", percent_decoded(fragment)?),
+            false => self.anchors.get(&format!("#{fragment}"))?.clone(),
+        };
+        self.root.pointer(&place).map(|_| place)
+    }
+
+    /// The plain name of a place in the new `$defs`.
+    fn name_of(&mut self, place: String, at: &str) -> Result<String, SchemaError> {
+        if let Some(name) = self.names.get(&place) {
+            return Ok(name.clone());
+        }
+        if self.names.len() >= REFERENCES_MAX {
+            return Err(refused(at, "$ref", format!("there are more than {REFERENCES_MAX} different references")));
+        }
+        let last = place.rsplit('/').next().unwrap_or_default();
+        let is_plain = !last.is_empty() && last.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
+        let wanted = if is_plain { last.to_owned() } else { format!("part{}", self.names.len()) };
+        let mut name = wanted.clone();
+        let mut number = 1;
+        while !self.taken.insert(name.clone()) {
+            number += 1;
+            name = format!("{wanted}-{number}");
+        }
+        self.names.insert(place, name.clone());
+        Ok(name)
+    }
+
+    /// The schema at `at`, rewritten.
+    fn schema(&mut self, schema: &'a Value, at: &str) -> Result<Value, SchemaError> {
+        let object = match schema {
+            Value::Bool(_) => return Ok(schema.clone()),
+            Value::Object(object) => object,
+            _ => return Err(SchemaError { path: path_of(at), problem: "a schema is an object, `true` or `false`".into() }),
+        };
+        let mut new = Map::new();
+        for (key, value) in object {
+            self.keyword(object, key, value, at, &mut new)?;
+        }
+        check_together(object, &new, at)?;
+        Ok(new.into())
+    }
+
+    fn keyword(
+        &mut self,
+        object: &'a Map<String, Value>,
+        key: &str,
+        value: &'a Value,
+        at: &str,
+        new: &mut Map<String, Value>,
+    ) -> Result<(), SchemaError> {
+        let wrong = |what: &str| Err(refused(at, key, format!("`{key}` must be {what}")));
+        let unsupported = || Err(refused(at, key, format!("`{key}` is not supported")));
+        let has = |key: &str| object.contains_key(key);
+        let inner = format!("{at}/{}", escaped(key));
+        let kept = match key {
+            "$ref" => match value.as_str() {
+                None => return wrong("a string"),
+                Some(reference) => match self.place_of(reference) {
+                    None => return Err(refused(at, key, format!("`{reference}` names nothing in this schema (nothing else is fetched)"))),
+                    Some(place) => format!("#/$defs/{}", self.name_of(place, at)?).into(),
+                },
+            },
+            "items" if value.is_array() => self.list(value, &inner)?,
+            "oneOf" => return self.one_of(value, &inner, at, new),
+            _ => match (part_of(key), value) {
+                (Part::Schema, _) => self.schema(value, &inner)?,
+                (Part::Schemas, Value::Array(list)) if !list.is_empty() => self.list(value, &inner)?,
+                (Part::Schemas, _) => return wrong("a list of schemas, not empty"),
+                (Part::Named, Value::Object(named)) => {
+                    let mut rewritten = Map::new();
+                    for (name, value) in named {
+                        rewritten.insert(name.clone(), self.schema(value, &format!("{inner}/{}", escaped(name)))?);
+                    }
+                    rewritten.into()
+                }
+                (Part::Named, _) => return wrong("an object of schemas"),
+                (Part::Other, _) => match key {
+                    "type" if is_type(value) => value.clone(),
+                    "type" => return wrong("null, boolean, integer, number, string, array or object, or a list of these"),
+                    "enum" if value.as_array().is_some_and(|values| !values.is_empty()) => exact(value, at, key)?,
+                    "enum" => return wrong("a list of values, not empty"),
+                    "const" => exact(value, at, key)?,
+                    "required" if value.as_array().is_some_and(|names| names.iter().all(Value::is_string)) => value.clone(),
+                    "required" => return wrong("a list of names"),
+                    "minLength" | "maxLength" | "minItems" | "maxItems" | "minProperties" | "maxProperties" => match count(value) {
+                        Some(count) => count.into(),
+                        None => return wrong("a whole number, 0 or more"),
+                    },
+                    "exclusiveMinimum" | "exclusiveMaximum" if value.is_boolean() => value.clone(),
+                    "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" if value.is_number() => exact(value, at, key)?,
+                    "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" => return wrong("a number"),
+                    "multipleOf" if value.as_f64().is_some_and(|step| step > 0.0) => value.clone(),
+                    "multipleOf" => return wrong("a number above 0"),
+                    "pattern" if value.is_string() => value.clone(),
+                    "pattern" => return wrong("a string"),
+                    "format" => match value.as_str() {
+                        None => return wrong("a string"),
+                        Some(format) if FORMATS.contains(&format) => value.clone(),
+                        Some(format) if FORMATS_MISSING.contains(&format) => {
+                            return Err(refused(at, key, format!("the format `{format}` is not supported")));
+                        }
+                        Some(_) => return Ok(()),
+                    },
+                    "uniqueItems" if *value == Value::Bool(false) || object.get("maxItems").and_then(count).is_some_and(|max| max <= 1) => {
+                        return Ok(());
+                    }
+                    "then" | "else" if !has("if") => return Ok(()),
+                    "minContains" | "maxContains" if !has("contains") => return Ok(()),
+                    "dependencies" | "dependentRequired" | "dependentSchemas" if value.as_object().is_some_and(Map::is_empty) => {
+                        return Ok(());
+                    }
+                    "propertyNames" | "unevaluatedProperties" | "unevaluatedItems" | "contains"
+                        if is_anything(value) && key != "contains" =>
+                    {
+                        return Ok(());
+                    }
+                    "propertyNames" if *value == json!({"type": "string"}) => return Ok(()),
+                    // Without other schemas in the same place, all that is not named is unevaluated.
+                    "unevaluatedProperties" if !APPLIED.iter().any(|key| has(key)) && !has("additionalProperties") => {
+                        new.insert("additionalProperties".into(), self.schema(value, &inner)?);
+                        return Ok(());
+                    }
+                    "unevaluatedItems" if !APPLIED.iter().any(|key| has(key)) && !has("items") => {
+                        new.insert("items".into(), self.schema(value, &inner)?);
+                        return Ok(());
+                    }
+                    "not"
+                    | "if"
+                    | "then"
+                    | "else"
+                    | "uniqueItems"
+                    | "contains"
+                    | "minContains"
+                    | "maxContains"
+                    | "dependencies"
+                    | "dependentRequired"
+                    | "dependentSchemas"
+                    | "propertyNames"
+                    | "unevaluatedProperties"
+                    | "unevaluatedItems"
+                    | "$dynamicRef"
+                    | "$recursiveRef"
+                    | "x-guidance" => return unsupported(),
+                    _ => return Ok(()),
+                },
+            },
+        };
+        // `anyOf` may be there already, made of `oneOf`.
+        match new.contains_key(key) {
+            true => push_all_of(new, json!({key: kept})),
+            false => drop(new.insert(key.to_owned(), kept)),
+        }
+        Ok(())
+    }
+
+    fn list(&mut self, value: &'a Value, at: &str) -> Result<Value, SchemaError> {
+        let list = value.as_array().into_iter().flatten();
+        list.enumerate().map(|(i, value)| self.schema(value, &format!("{at}/{i}"))).collect::<Result<Vec<_>, _>>().map(Value::from)
+    }
+
+    fn one_of(&mut self, value: &'a Value, inner: &str, at: &str, new: &mut Map<String, Value>) -> Result<(), SchemaError> {
+        let Some(options) = value.as_array().filter(|options| !options.is_empty()) else {
+            return Err(refused(at, "oneOf", "`oneOf` must be a list of schemas, not empty".into()));
+        };
+        let root = self.root;
+        let resolve = |reference: &str| self.place_of(reference).and_then(|place| root.pointer(&place));
+        let pairs = || (0..options.len()).flat_map(|a| (0..a).map(move |b| (a, b)));
+        let exclude = options.len() <= OPTIONS_COMPARED_MAX && pairs().all(|(a, b)| disjoint(&options[a], &options[b], &resolve));
+        let key = if exclude { "anyOf" } else { "oneOf" };
+        let rewritten = self.list(value, inner)?;
+        match new.contains_key(key) {
+            true => push_all_of(new, json!({key: rewritten})),
+            false => drop(new.insert(key.into(), rewritten)),
+        }
+        Ok(())
+    }
+}
+
+/// Options of one `oneOf` that are compared with each other.
+const OPTIONS_COMPARED_MAX: usize = 300;
+
+/// Keywords that apply other schemas to the same value.
+const APPLIED: [&str; 5] = ["allOf", "anyOf", "oneOf", "$ref", "if"];
+
+/// Formats of the drafts that the compiler has.
+const FORMATS: [&str; 10] = ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
+/// Those that it lacks. Other formats are notes to people.
+const FORMATS_MISSING: [&str; 9] = [
+    "idn-email",
+    "idn-hostname",
+    "iri",
+    "iri-reference",
+    "uri-reference",
+    "uri-template",
+    "json-pointer",
+    "relative-json-pointer",
+    "regex",
+];
+
+fn push_all_of(schema: &mut Map<String, Value>, part: Value) {
+    let all = schema.entry("allOf").or_insert_with(|| json!([]));
+    all.as_array_mut().expect("`allOf` was rewritten as a list").push(part);
+}
+
+/// Keywords of one schema that cannot be kept together.
+fn check_together(object: &Map<String, Value>, new: &Map<String, Value>, at: &str) -> Result<(), SchemaError> {
+    // An object may repeat a name that is not listed, and readers count it once.
+    let required = new.get("required").and_then(Value::as_array).map_or(0, Vec::len) as u64;
+    if new.get("minProperties").and_then(count).is_some_and(|min| min > required + 1) {
+        let problem = "`minProperties` is not supported beyond one more than the required properties";
+        return Err(refused(at, "minProperties", problem.into()));
+    }
+    for (low, high) in [("minLength", "maxLength"), ("minItems", "maxItems"), ("minProperties", "maxProperties")] {
+        if let (Some(min), Some(max)) = (new.get(low).and_then(count), new.get(high).and_then(count))
+            && min > max
+        {
+            return Err(refused(at, low, format!("`{low}` is {min}, more than `{high}`, which is {max}")));
+        }
+    }
+    // A list of schemas that `items` would follow, in the words of another draft.
+    if object.get("items").is_some_and(Value::is_array) && object.contains_key("prefixItems") {
+        return Err(refused(at, "items", "`items` must be a schema beside `prefixItems`".into()));
+    }
+    Ok(())
+}
+
+fn refused(at: &str, key: &str, problem: String) -> SchemaError {
+    SchemaError { path: path_of(&format!("{at}/{}", escaped(key))), problem }
+}
+
+fn is_known_draft(draft: &Value) -> bool {
+    let known = ["https://json-schema.org/draft/2020-12/schema", "https://json-schema.org/draft/2019-09/schema"];
+    let older =
+        ["http://json-schema.org/draft-07/schema", "http://json-schema.org/draft-06/schema", "http://json-schema.org/draft-04/schema"];
+    draft.as_str().is_some_and(|draft| known.into_iter().chain(older).any(|known| known == draft.trim_end_matches('#')))
+}
+
+fn is_type(value: &Value) -> bool {
+    let known = |value: &Value| matches!(value.as_str(), Some("null" | "boolean" | "integer" | "number" | "string" | "array" | "object"));
+    known(value) || value.as_array().is_some_and(|types| !types.is_empty() && types.iter().all(known))
+}
+
+/// A schema that every value matches.
+fn is_anything(value: &Value) -> bool {
+    *value == Value::Bool(true) || value.as_object().is_some_and(Map::is_empty)
+}
+
+/// A count may be written as `3.0`.
+fn count(value: &Value) -> Option<u64> {
+    value
+        .as_u64()
+        .or_else(|| value.as_f64().filter(|count| count.fract() == 0.0 && (0.0..EXACT_INTEGER_MAX).contains(count)).map(|c| c as u64))
+}
+
+/// A value without numbers that would be others once read.
+fn exact(value: &Value, at: &str, key: &str) -> Result<Value, SchemaError> {
+    let fits = |value: &Value| value.as_f64().is_none_or(|number| number.fract() != 0.0 || number.abs() < EXACT_INTEGER_MAX);
+    fn numbers(value: &Value) -> Box<dyn Iterator<Item = &Value> + '_> {
+        match value {
+            Value::Number(_) => Box::new(std::iter::once(value)),
+            Value::Array(list) => Box::new(list.iter().flat_map(numbers)),
+            Value::Object(object) => Box::new(object.values().flat_map(numbers)),
+            _ => Box::new(std::iter::empty()),
+        }
+    }
+    match numbers(value).find(|number| !fits(number)) {
+        Some(number) => Err(refused(at, key, format!("{number} is too large to be exact: write numbers from 2^53 on as strings"))),
+        None => Ok(value.clone()),
+    }
+}
+
+/// A key as part of a JSON pointer.
+fn escaped(key: &str) -> String {
+    key.replace('~', "~0").replace('/', "~1")
+}
+
+/// A JSON pointer as people write paths: `.properties.a.anyOf[2]`.
+fn path_of(place: &str) -> String {
+    let mut path = String::new();
+    for part in place.split('/').skip(1) {
+        let part = part.replace("~1", "/").replace("~0", "~");
+        let is_name = part.starts_with(|c: char| c.is_alphabetic() || c == '_' || c == '$')
+            && part.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '$'));
+        let _ = match part.parse::<usize>() {
+            Ok(index) => write!(path, "[{index}]"),
+            Err(_) if is_name => write!(path, ".{part}"),
+            Err(_) => write!(path, "[{}]", Value::from(part)),
+        };
+    }
+    path
+}
+
+fn percent_decoded(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&byte, after)) = rest.split_first() {
+        match byte {
+            b'%' => {
+                let hex = std::str::from_utf8(after.get(..2)?).ok()?;
+                bytes.push(u8::from_str_radix(hex, 16).ok()?);
+                rest = &after[2..];
+            }
+            _ => {
+                bytes.push(byte);
+                rest = after;
+            }
+        }
+    }
+    String::from_utf8(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,137 @@
+//! The bytes that the tokens of a model stand for, and the trie of them that masks are computed on.
+
+use std::{collections::HashMap, fmt, path::Path, sync::Arc};
+use tidemill_proto::block::Token;
+use tokenizers::{AddedToken, Decoder, DecoderWrapper, Tokenizer};
+use toktrie::{TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
+
+/// Tokens of more bytes are never allowed: the trie cannot hold them. They are runs of spaces.
+const TOKEN_BYTES_MAX: usize = 1000;
+
+/// From a token to its bytes.
+#[derive(Debug)]
+pub struct TokenBytes {
+    /// Bytes of the alphabet's characters, for byte-level vocabularies.
+    byte_of: Option<HashMap<char, u8>>,
+}
+
+impl TokenBytes {
+    pub fn new(tokenizer: &Tokenizer) -> Self {
+        Self { byte_of: tokenizer.get_decoder().is_some_and(is_byte_level).then(byte_level_alphabet) }
+    }
+
+    /// The bytes that one token stands for, as far as a token alone says: a part of a character in a byte-level vocabulary; with its
+    /// leading space in a SentencePiece one. None for an id without a token.
+    pub fn of(&self, tokenizer: &Tokenizer, id: Token) -> Vec<u8> {
+        let Some(piece) = tokenizer.id_to_token(id) else { return Vec::new() };
+        if tokenizer.get_added_vocabulary().get_added_tokens_decoder().contains_key(&id) {
+            return piece.into_bytes();
+        }
+        match &self.byte_of {
+            Some(byte_of) => piece.chars().map(|c| byte_of.get(&c).copied()).collect::<Option<_>>().unwrap_or_else(|| piece.into_bytes()),
+            None => match byte_fallback(&piece) {
+                Some(byte) => vec![byte],
+                None => piece.replace('▁', " ").into_bytes(),
+            },
+        }
+    }
+}
+
+/// `<0xE6>` is that byte.
+fn byte_fallback(piece: &str) -> Option<u8> {
+    let hex = piece.strip_prefix("<0x")?.strip_suffix('>')?;
+    (hex.len() == 2).then(|| u8::from_str_radix(hex, 16).ok()).flatten()
+}
+
+/// Byte-level decoders come alone or in a sequence; asking one is surer than looking inside.
+fn is_byte_level(decoder: &DecoderWrapper) -> bool {
+    decoder.decode(vec!["Ġ".into()]).is_ok_and(|text| text == " ")
+}
+
+/// GPT-2's mapping of bytes to printable characters (`bytes_to_unicode` in its encoder.py), inverted.
+fn byte_level_alphabet() -> HashMap<char, u8> {
+    let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
+    let others = (0..=255u8).filter(|&byte| !printable(byte)).zip(256u32..);
+    let others = others.map(|(byte, code)| (char::from_u32(code).expect("codes from 256 to 323 are characters"), byte));
+    (0..=255u8).filter(|&byte| printable(byte)).map(|byte| (char::from(byte), byte)).chain(others).collect()
+}
+
+/// All tokens of a model, as its grammars see them.
+#[derive(Clone)]
+pub struct Vocabulary {
+    pub(crate) env: TokEnv,
+    pub(crate) width: usize,
+}
+
+/// A model directory's `tokenizer.json` cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("{path}: {reason}")]
+pub struct VocabularyError {
+    path: String,
+    reason: String,
+}
+
+impl Vocabulary {
+    /// Of a model whose rows of logits have `width` entries. Tokens beyond it cannot be drawn, and entries without a token are never
+    /// allowed.
+    ///
+    /// Special tokens stand for no text: a grammar allows one only where it names it, as `<|name|>` or `<[id]>`. So does an added token
+    /// of the form `<…>` that is not marked as special, such as Qwen's `<tool_call>`.
+    pub fn new(tokenizer: &Tokenizer, width: usize) -> Self {
+        let bytes = TokenBytes::new(tokenizer);
+        let added = tokenizer.get_added_vocabulary().get_added_tokens_decoder();
+        let word = |id: TokenId| {
+            let mut word = match added.get(&id) {
+                Some(token) if is_special(token) => [&[TokTrie::SPECIAL_TOKEN_MARKER], token.content.as_bytes()].concat(),
+                _ => bytes.of(tokenizer, id),
+            };
+            if word.len() > TOKEN_BYTES_MAX {
+                word.clear();
+            }
+            word
+        };
+        // The last word is nobody's token. It takes the end of sequence's part: allowed where the grammar may end.
+        let words: Vec<Vec<u8>> = (0..width as TokenId).map(word).chain([Vec::new()]).collect();
+        let trie = TokTrie::from(&TokRxInfo::new(words.len() as u32, width as TokenId), &words);
+        Self { env: Arc::new(Environment(trie)), width }
+    }
+
+    /// From the `tokenizer.json` at `path`.
+    pub fn load(path: &Path, width: usize) -> Result<Self, VocabularyError> {
+        let tokenizer = Tokenizer::from_file(path);
+        let tokenizer = tokenizer.map_err(|error| VocabularyError { path: path.display().to_string(), reason: error.to_string() })?;
+        Ok(Self::new(&tokenizer, width))
+    }
+
+    /// Entries of a row of logits.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+}
+
+impl fmt::Debug for Vocabulary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Vocabulary").field("width", &self.width).finish_non_exhaustive()
+    }
+}
+
+fn is_special(token: &AddedToken) -> bool {
+    token.special || token.content.starts_with('<') && token.content.ends_with('>')
+}
+
+struct Environment(TokTrie);
+
+impl TokenizerEnv for Environment {
+    fn tok_trie(&self) -> &TokTrie {
+        &self.0
+    }
+
+    fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<TokenId> {
+        self.0.greedy_tokenize(bytes)
+    }
+
+    /// Tokens are never forced, so nobody needs to know how text would be cut into them.
+    fn tokenize_is_canonical(&self) -> bool {
+        false
+    }
+}
