@@ -2,6 +2,7 @@
 
 use crate::{
     backend::{Backend, Submission},
+    dialog::{Dialog, DialogError},
     http::{
         answer::Answer,
         errors::ApiError,
@@ -23,6 +24,7 @@ use std::{
 };
 use tidemill_cluster::{ClusterView, NewRequest, Rejection, class::Classes};
 use tidemill_proto::{
+    block::Token,
     sampling::{Sampling, StopRule},
     tokens::Tokens,
 };
@@ -56,6 +58,14 @@ pub struct Gateway {
     /// Permits to render or tokenize: one per core.
     computing: Semaphore,
     draining: AtomicBool,
+}
+
+/// A dialog whose answer comes.
+#[derive(Debug)]
+pub struct RunningDialog {
+    pub answer: Answer,
+    pub prompt: Tokens,
+    pub options: Options,
 }
 
 impl Gateway {
@@ -160,6 +170,32 @@ impl Gateway {
             return Err(ApiError::context_length(param, context, u64::from(context) + 1, 0));
         }
         Ok(())
+    }
+
+    /// A dialog as a prompt. `param`: the field with its messages, for errors. Takes a while: see [`compute`](Self::compute).
+    pub fn prompt(&self, param: &str, dialog: &Dialog) -> Result<Vec<Token>, ApiError> {
+        let text = dialog.render(&self.text, SystemTime::now()).map_err(|error| match error {
+            DialogError::NoTools | DialogError::NoSuchTool(_) => ApiError::invalid("tool_choice", error.to_string()),
+            DialogError::NoTemplate | DialogError::Template(_) => ApiError::invalid(param, error.to_string()),
+        })?;
+        self.check_text_length(param, &text)?;
+        // The template has written BOS where the model wants it.
+        self.text.tokenizer.encode(&text, false).map_err(|e| ApiError::invalid(param, e.to_string()))
+    }
+
+    /// Puts a dialog to the model. Unless the client gives a number, the answer is as long as fits.
+    pub async fn start_dialog(self: &Arc<Self>, param: &'static str, dialog: Dialog, options: Options) -> Result<RunningDialog, ApiError> {
+        let worker = Arc::clone(self);
+        let prompt = Tokens::from(self.compute(move || worker.prompt(param, &dialog)).await?);
+        let room = self.room(&[prompt.clone()])?;
+        let answer = self.start(param, &[prompt.clone()], &options, options.max_tokens.unwrap_or(room), None)?;
+        Ok(RunningDialog { answer, prompt, options })
+    }
+
+    /// Tokens that fit after the longest prompt.
+    pub fn room(&self, prompts: &[Tokens]) -> Result<u32, ApiError> {
+        let longest = prompts.iter().map(|prompt| prompt.len()).max().unwrap_or(0) as u32;
+        Ok(self.context_tokens()?.saturating_sub(longest).max(1))
     }
 
     /// Gives all prompts to the cluster. With `max_tokens` 0 (scoring only) one token is generated that nobody sees.

@@ -33,11 +33,30 @@ pub struct TextRules {
 /// A choice's gain.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Piece {
+    /// What the model says.
     pub text: String,
+    /// What it thought before.
+    pub reasoning: String,
+    /// Parts of its calls, in order: a call's first part has its id and name.
+    pub calls: Vec<CallDelta>,
+    /// Tokens that were a thought.
+    pub reasoning_tokens: u64,
     pub tokens: Vec<Token>,
     pub logprobs: Vec<Logprob>,
     /// The choice ends with this piece.
     pub finish: Option<Finish>,
+}
+
+/// A part of a call.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CallDelta {
+    /// Of the call among the choice's calls.
+    pub index: u32,
+    /// With the call's first part only, as is the name.
+    pub id: Option<String>,
+    pub name: Option<String>,
+    /// The next characters of the arguments' JSON text.
+    pub arguments: String,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -55,10 +74,12 @@ pub struct Finish {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "snake_case")]
 pub enum FinishReason {
     Stop,
     Length,
+    /// The model waits for what its calls return.
+    ToolCalls,
 }
 
 /// The cause of a choice's end, other than the model's end of sequence: vLLM's extension.
@@ -85,9 +106,17 @@ impl Finish {
 }
 
 impl Piece {
-    /// Appends the next piece. All pieces together are the whole answer.
+    /// Appends the next piece. All pieces together are the whole answer: one delta per call then.
     pub fn append(&mut self, next: Self) {
         self.text += &next.text;
+        self.reasoning += &next.reasoning;
+        self.reasoning_tokens += next.reasoning_tokens;
+        for delta in next.calls {
+            match self.calls.last_mut().filter(|call| call.index == delta.index) {
+                Some(call) => call.arguments += &delta.arguments,
+                None => self.calls.push(delta),
+            }
+        }
         self.tokens.extend(next.tokens);
         self.logprobs.extend(next.logprobs);
         self.finish = next.finish.or(self.finish.take());
@@ -140,7 +169,7 @@ impl Pipeline {
         let text = if silent { String::new() } else { self.detokenizer.push(token) };
         self.characters += text.chars().count();
         let (text, finish) = if silent { (text, None) } else { self.stop(&text) };
-        self.inspected(Piece { text, tokens: vec![token], logprobs, finish })
+        self.inspected(Piece { text, tokens: vec![token], logprobs, finish, ..Piece::default() })
     }
 
     /// No more tokens come. The rest of the text may still hold a stop string's last character.

@@ -3,6 +3,7 @@
 //! Core (builds with `--no-default-features`, without tokio):
 //!
 //! - [`text`]: tokenizer, chat template, incremental detokenizer, stop strings
+//! - [`dialog`]: a conversation by whatever protocol, and its way to a prompt
 //! - [`generation`]: a choice's tokens to the parts of its answer, one pure pipeline
 //!
 //! Shell (feature `shell`, on by default):
@@ -12,6 +13,7 @@
 //! - [`backend`]: the cluster as the gateway sees it
 //! - [`metrics`]: the numbers behind `/metrics`; [`recent`]: the last choices that ended
 
+pub mod dialog;
 pub mod generation;
 pub mod text;
 

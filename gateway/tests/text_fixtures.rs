@@ -3,7 +3,7 @@
 
 use serde::Deserialize;
 use std::{fs, path::PathBuf, sync::Arc, time::SystemTime};
-use tidemill_gateway::text::{TextModel, detokenizer::Detokenizer};
+use tidemill_gateway::text::{TextModel, detokenizer::Detokenizer, template::ChatInput};
 
 const FAMILIES: [&str; 5] = ["llama", "llama3", "mistral", "qwen2", "qwen3"];
 
@@ -48,7 +48,8 @@ fn chats_render_and_tokenize_as_in_transformers() {
         let template = model.template.as_ref().unwrap();
         assert!(!reference.chats.is_empty());
         for chat in reference.chats {
-            let text = template.render(&chat.messages, chat.add_generation_prompt, None, SystemTime::now()).unwrap();
+            let input = ChatInput { messages: chat.messages, add_generation_prompt: chat.add_generation_prompt, ..ChatInput::default() };
+            let text = template.render(input, SystemTime::now()).unwrap();
             assert_eq!(text, chat.text, "{family}");
             assert_eq!(model.tokenizer.encode(&text, false).unwrap(), chat.ids, "{family}: {text:?}");
         }

@@ -240,6 +240,7 @@ impl Answer {
         self.usage.completion_tokens += 1;
         self.usage.total_tokens += 1;
         let piece = state.pipeline.push(token, logprob);
+        self.usage.completion_tokens_details.reasoning_tokens += piece.reasoning_tokens;
         if piece.finish.is_some() {
             let usage = self.submission.end_choice(prompt, choice);
             self.close(index, usage);

@@ -5,18 +5,19 @@ use super::{
     endpoint::{Call, Endpoint, json_logprob},
     errors::ApiError,
     openai::{
-        ChatChoice, ChatChunk, ChatChunkChoice, ChatDelta, ChatLogprobs, ChatMessage, ChatRequest, ChatResponse, ChatToken,
-        ChatTokenLogprob, Content, ContentPart, Message, Usage,
+        ArgumentsField, CallPart, ChatChoice, ChatChunk, ChatChunkChoice, ChatDelta, ChatLogprobs, ChatMessage, ChatRequest, ChatResponse,
+        ChatToken, ChatTokenLogprob, ChatTool, ChatToolCall, Content, ContentPart, FunctionPart, Message, Thought, ToolChoiceField, Usage,
     },
     parse::{Options, TOP_LOGPROBS_MAX, in_range},
 };
 use crate::{
+    dialog::{self, Dialog, ReasoningWish, Tool, ToolCall, ToolChoice},
     gateway::Gateway,
-    generation::{Finish, Logprob},
-    text::{TextModel, tokenizer::printable},
+    generation::{CallDelta, Finish, Logprob},
+    text::tokenizer::printable,
 };
 use minijinja::{Value, value::ValueKind};
-use std::time::SystemTime;
+use std::collections::BTreeMap;
 use tidemill_proto::block::Token;
 
 #[derive(Debug)]
@@ -30,13 +31,10 @@ impl Endpoint for Chat {
     const PROMPT: &'static str = "messages";
 
     fn understand(gateway: &Gateway, chat: ChatRequest, options: &mut Options) -> Result<(Self, Vec<Vec<Token>>), ApiError> {
-        if chat.tools.is_some_and(|tools| !tools.is_empty()) {
-            return Err(ApiError::unsupported("tools"));
-        }
-        if chat.functions.is_some_and(|functions| !functions.is_empty()) {
+        if chat.functions.as_ref().is_some_and(|functions| !functions.is_empty()) {
             return Err(ApiError::unsupported("functions"));
         }
-        if chat.response_format.is_some_and(|format| format.r#type != "text") {
+        if chat.response_format.as_ref().is_some_and(|format| format.r#type != "text") {
             return Err(ApiError::unsupported("response_format"));
         }
         let top_logprobs = in_range("top_logprobs", chat.top_logprobs.unwrap_or(0), 0..=TOP_LOGPROBS_MAX)?;
@@ -44,17 +42,8 @@ impl Endpoint for Chat {
         if top_logprobs > 0 && options.sampling.logprobs.is_none() {
             return Err(ApiError::invalid("top_logprobs", "`top_logprobs` needs `logprobs: true`"));
         }
-        if chat.messages.is_empty() {
-            return Err(ApiError::invalid("messages", "`messages` is empty: at least one message is needed"));
-        }
-        if chat.chat_template_kwargs.as_ref().is_some_and(|kwargs| !matches!(kwargs.kind(), ValueKind::Map | ValueKind::None)) {
-            return Err(ApiError::invalid("chat_template_kwargs", "`chat_template_kwargs` must be an object"));
-        }
-        let prompt = render(gateway.text(), chat.messages, chat.add_generation_prompt.unwrap_or(true), chat.chat_template_kwargs)?;
-        gateway.check_text_length("messages", &prompt)?;
-        // The template has written BOS where the model wants it.
-        let tokens = gateway.text().tokenizer.encode(&prompt, false).map_err(|e| ApiError::invalid("messages", e.to_string()))?;
-        Ok((Self, vec![tokens]))
+        let prompt = gateway.prompt(Self::PROMPT, &dialog(chat)?)?;
+        Ok((Self, vec![prompt]))
     }
 
     fn max_tokens_default(room: u32) -> u32 {
@@ -66,7 +55,13 @@ impl Endpoint for Chat {
             let Finish { reason, stop_reason } = piece.finish.unwrap_or(Finish::LENGTH);
             ChatChoice {
                 index,
-                message: ChatMessage { role: "assistant", content: piece.text, refusal: None },
+                message: ChatMessage {
+                    role: "assistant",
+                    content: (!piece.text.is_empty() || piece.calls.is_empty()).then_some(piece.text),
+                    refusal: None,
+                    thought: thought(piece.reasoning),
+                    tool_calls: piece.calls.into_iter().map(|call| CallPart { index: None, ..call_part(call) }).collect(),
+                },
                 logprobs: call.options.sampling.logprobs.map(|_| logprobs(call, &piece.logprobs)),
                 finish_reason: reason,
                 stop_reason,
@@ -86,7 +81,7 @@ impl Endpoint for Chat {
     }
 
     fn opening(&mut self, call: &Call, index: u32) -> Option<ChatChunk> {
-        let delta = ChatDelta { role: Some("assistant"), content: Some(String::new()) };
+        let delta = ChatDelta { role: Some("assistant"), content: Some(String::new()), ..ChatDelta::default() };
         let choice = ChatChunkChoice { index, delta, logprobs: None, finish_reason: None, stop_reason: None, token_ids: None };
         let prompt_token_ids = call.options.return_token_ids.then(|| call.prompt(index).clone());
         Some(ChatChunk { prompt_token_ids, ..chunk(call, vec![choice], None) })
@@ -94,9 +89,16 @@ impl Endpoint for Chat {
 
     fn chunk(&mut self, call: &Call, Delta { index, piece, .. }: Delta, usage: Option<Usage>) -> ChatChunk {
         let (finish_reason, stop_reason) = piece.finish.map_or((None, None), |finish| (Some(finish.reason), finish.stop_reason));
+        let silent = finish_reason.is_none() && piece.reasoning.is_empty() && piece.calls.is_empty();
+        let delta = ChatDelta {
+            role: None,
+            content: (silent || !piece.text.is_empty()).then_some(piece.text),
+            thought: thought(piece.reasoning),
+            tool_calls: piece.calls.into_iter().map(call_part).collect(),
+        };
         let choice = ChatChunkChoice {
             index,
-            delta: ChatDelta { role: None, content: (finish_reason.is_none() || !piece.text.is_empty()).then_some(piece.text) },
+            delta,
             logprobs: (!piece.logprobs.is_empty()).then(|| logprobs(call, &piece.logprobs)),
             finish_reason,
             stop_reason,
@@ -110,36 +112,120 @@ impl Endpoint for Chat {
     }
 }
 
-fn render(model: &TextModel, messages: Vec<Message>, add_generation_prompt: bool, extra: Option<Value>) -> Result<String, ApiError> {
-    let template = model.template.as_ref().ok_or_else(|| {
-        ApiError::invalid("messages", "this model has no chat template (it is a base model, perhaps): use /v1/completions")
-    })?;
-    let messages = messages.into_iter().enumerate().map(|(i, message)| template_value(i, message)).collect::<Result<Vec<_>, _>>()?;
-    let rendered = template.render(&messages, add_generation_prompt, extra, SystemTime::now());
-    rendered.map_err(|e| ApiError::invalid("messages", e.to_string()))
+/// The body in words that no protocol owns.
+fn dialog(chat: ChatRequest) -> Result<Dialog, ApiError> {
+    if chat.messages.is_empty() {
+        return Err(ApiError::invalid("messages", "`messages` is empty: at least one message is needed"));
+    }
+    if chat.chat_template_kwargs.as_ref().is_some_and(|kwargs| !matches!(kwargs.kind(), ValueKind::Map | ValueKind::None)) {
+        return Err(ApiError::invalid("chat_template_kwargs", "`chat_template_kwargs` must be an object"));
+    }
+    Ok(Dialog {
+        messages: chat.messages.into_iter().enumerate().map(|(i, sent)| message(i, sent)).collect::<Result<_, _>>()?,
+        tools: chat.tools.unwrap_or_default().into_iter().enumerate().map(|(i, sent)| tool(i, sent)).collect::<Result<_, _>>()?,
+        tool_choice: tool_choice(chat.tool_choice)?,
+        parallel: chat.parallel_tool_calls.unwrap_or(true),
+        reasoning: ReasoningWish { effort: chat.reasoning_effort, enable_thinking: None },
+        template_kwargs: chat.chat_template_kwargs.map(template_kwargs).unwrap_or_default(),
+        continues: !chat.add_generation_prompt.unwrap_or(true),
+    })
+}
+
+fn message(index: usize, sent: Message) -> Result<dialog::Message, ApiError> {
+    let param = || format!("messages[{index}].content");
+    let content = match sent.content {
+        // Only an assistant's turn may be empty.
+        None if sent.role == "assistant" => None,
+        None => return Err(ApiError::invalid(param(), format!("a message of role `{}` needs `content`", sent.role))),
+        Some(Content::Text(text)) => Some(text),
+        Some(Content::Parts(parts)) => Some(joined(parts, &param())?),
+    };
+    Ok(dialog::Message {
+        role: sent.role,
+        content,
+        reasoning: sent.reasoning.or(sent.reasoning_content),
+        tool_calls: sent.tool_calls.unwrap_or_default().into_iter().map(past_call).collect(),
+        tool_call_id: sent.tool_call_id,
+        name: sent.name,
+        others: sent.others,
+    })
 }
 
 /// Templates expect text: parts are joined by line breaks, as vLLM does.
-fn template_value(index: usize, message: Message) -> Result<Value, ApiError> {
-    let param = || format!("messages[{index}].content");
-    let content = match message.content {
-        // Only an assistant's turn may be empty.
-        None if message.role == "assistant" => Value::from(()),
-        None => return Err(ApiError::invalid(param(), format!("a message of role `{}` needs `content`", message.role))),
-        Some(Content::Text(text)) => Value::from(text),
-        Some(Content::Parts(parts)) => {
-            let text = |part: ContentPart| match (part.r#type.as_str(), part.text) {
-                ("text", Some(text)) => Ok(text),
-                ("text", None) => Err(ApiError::invalid(param(), "a content part of type `text` needs `text`")),
-                (other, _) => {
-                    Err(ApiError::invalid(param(), format!("content parts of type `{other}` are not supported: this model reads text")))
-                }
-            };
-            Value::from(parts.into_iter().map(text).collect::<Result<Vec<_>, _>>()?.join("\n"))
+fn joined(parts: Vec<ContentPart>, param: &str) -> Result<String, ApiError> {
+    let text = |part: ContentPart| match (part.r#type.as_str(), part.text) {
+        ("text", Some(text)) => Ok(text),
+        ("text", None) => Err(ApiError::invalid(param, "a content part of type `text` needs `text`")),
+        ("image_url" | "input_image" | "image", _) => Err(ApiError::no_images(param)),
+        (other, _) => Err(ApiError::invalid(param, format!("content parts of type `{other}` are not supported: this model reads text"))),
+    };
+    Ok(parts.into_iter().map(text).collect::<Result<Vec<_>, _>>()?.join("\n"))
+}
+
+fn past_call(call: ChatToolCall) -> ToolCall {
+    let (id, name) = (call.id.unwrap_or_default(), call.function.name);
+    match call.function.arguments {
+        Some(ArgumentsField::Object(arguments)) => ToolCall { id, name, arguments: arguments.into() },
+        Some(ArgumentsField::Text(text)) => ToolCall::new(id, name, &text),
+        None => ToolCall::new(id, name, ""),
+    }
+}
+
+fn tool(index: usize, sent: ChatTool) -> Result<Tool, ApiError> {
+    let function = match (sent.r#type.as_str(), sent.function) {
+        ("function", Some(function)) => function,
+        ("function", None) => {
+            return Err(ApiError::invalid(format!("tools[{index}].function"), "a tool of type `function` needs `function`"));
+        }
+        (other, _) => {
+            return Err(ApiError::invalid(
+                format!("tools[{index}].type"),
+                format!("`{other}` is not supported: tools are of type `function`"),
+            ));
         }
     };
-    let fields = [("role".to_owned(), Value::from(message.role)), ("content".to_owned(), content)];
-    Ok(Value::from_pairs(fields.into_iter().chain(message.others)))
+    Ok(Tool {
+        name: function.name,
+        description: function.description,
+        parameters: function.parameters,
+        strict: function.strict.unwrap_or(false),
+    })
+}
+
+fn tool_choice(sent: Option<ToolChoiceField>) -> Result<ToolChoice, ApiError> {
+    match sent {
+        None => Ok(ToolChoice::Auto),
+        Some(ToolChoiceField::Named { function }) => Ok(ToolChoice::Named(function.name)),
+        Some(ToolChoiceField::Mode(mode)) => match mode.as_str() {
+            "none" => Ok(ToolChoice::None),
+            "auto" => Ok(ToolChoice::Auto),
+            "required" => Ok(ToolChoice::Required),
+            other => {
+                let message =
+                    format!("`tool_choice` is `{other}`: it must be `none`, `auto`, `required`, or an object that names a function");
+                Err(ApiError::invalid("tool_choice", message))
+            }
+        },
+    }
+}
+
+fn template_kwargs(kwargs: Value) -> BTreeMap<String, Value> {
+    let names = kwargs.try_iter().into_iter().flatten();
+    names.filter_map(|name| Some((name.as_str()?.to_owned(), kwargs.get_item(&name).ok()?))).collect()
+}
+
+fn thought(reasoning: String) -> Option<Thought> {
+    (!reasoning.is_empty()).then(|| Thought { reasoning: reasoning.clone(), reasoning_content: reasoning })
+}
+
+/// As a stream's part.
+fn call_part(call: CallDelta) -> CallPart {
+    CallPart {
+        index: Some(call.index),
+        r#type: call.id.is_some().then_some("function"),
+        id: call.id,
+        function: FunctionPart { name: call.name, arguments: call.arguments },
+    }
 }
 
 fn chunk(call: &Call, choices: Vec<ChatChunkChoice>, usage: Option<Usage>) -> ChatChunk {

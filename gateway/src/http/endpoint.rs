@@ -103,9 +103,8 @@ async fn start<E: Endpoint>(gateway: &Arc<Gateway>, body: Body) -> Result<(Answe
     let body = gateway.read(body).await?;
     let worker = Arc::clone(gateway);
     let (endpoint, options, prompts) = gateway.compute(move || understand::<E>(&worker, arrived, &body)).await?;
-    let longest = prompts.iter().map(|prompt| prompt.len()).max().unwrap_or(0) as u32;
     // A default shrinks to what fits; a number that the client gave must fit.
-    let room = gateway.context_tokens()?.saturating_sub(longest).max(1);
+    let room = gateway.room(&prompts)?;
     let max_tokens = options.max_tokens.unwrap_or_else(|| E::max_tokens_default(room));
     let prompt_logprobs = options.sampling.logprobs.filter(|_| endpoint.scores_prompt());
     let answer = gateway.start(E::PROMPT, &prompts, &options, max_tokens, prompt_logprobs)?;

@@ -37,6 +37,10 @@ impl ApiError {
         Self { code: Some("unsupported_parameter"), ..Self::invalid(param, format!("`{param}` is not supported yet")) }
     }
 
+    pub fn no_images(param: &str) -> Self {
+        Self::invalid(param, "image input is not supported by this model")
+    }
+
     /// The body as a whole is wrong.
     pub fn malformed(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, message)

@@ -66,9 +66,45 @@ pub struct ChatRequest {
     #[serde(default)]
     pub response_format: Option<ResponseFormat>,
     #[serde(default)]
-    pub tools: Option<Vec<serde_json::Value>>,
+    pub tools: Option<Vec<ChatTool>>,
+    #[serde(default)]
+    pub tool_choice: Option<ToolChoiceField>,
+    #[serde(default)]
+    pub parallel_tool_calls: Option<bool>,
     #[serde(default)]
     pub functions: Option<Vec<serde_json::Value>>,
+    #[serde(default)]
+    pub reasoning_effort: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct ChatTool {
+    pub r#type: String,
+    #[serde(default)]
+    pub function: Option<FunctionDefinition>,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct FunctionDefinition {
+    pub name: String,
+    #[serde(default)]
+    pub description: Option<String>,
+    #[serde(default)]
+    pub parameters: Option<serde_json::Value>,
+    #[serde(default)]
+    pub strict: Option<bool>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "expected `none`, `auto`, `required`, or an object that names a function")]
+pub enum ToolChoiceField {
+    Mode(String),
+    Named { function: FunctionName },
+}
+
+#[derive(Debug, Deserialize)]
+pub struct FunctionName {
+    pub name: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -82,8 +118,42 @@ pub struct Message {
     pub role: String,
     #[serde(default)]
     pub content: Option<Content>,
+    #[serde(default)]
+    pub reasoning: Option<String>,
+    /// The older name of `reasoning`.
+    #[serde(default)]
+    pub reasoning_content: Option<String>,
+    #[serde(default)]
+    pub tool_calls: Option<Vec<ChatToolCall>>,
+    #[serde(default)]
+    pub tool_call_id: Option<String>,
+    #[serde(default)]
+    pub name: Option<String>,
     #[serde(flatten)]
     pub others: BTreeMap<String, minijinja::Value>,
+}
+
+/// A call in history.
+#[derive(Debug, Deserialize)]
+pub struct ChatToolCall {
+    #[serde(default)]
+    pub id: Option<String>,
+    pub function: ChatFunctionCall,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct ChatFunctionCall {
+    pub name: String,
+    #[serde(default)]
+    pub arguments: Option<ArgumentsField>,
+}
+
+/// JSON as text, as OpenAI has it; some clients send the object itself.
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "expected JSON as a string, or an object")]
+pub enum ArgumentsField {
+    Text(String),
+    Object(serde_json::Map<String, serde_json::Value>),
 }
 
 #[derive(Debug, Deserialize)]
@@ -149,8 +219,40 @@ pub struct ChatChoice {
 #[derive(Debug, Serialize)]
 pub struct ChatMessage {
     pub role: &'static str,
-    pub content: String,
+    /// `null` where the answer is calls alone.
+    pub content: Option<String>,
     pub refusal: Option<String>,
+    #[serde(flatten)]
+    pub thought: Option<Thought>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<CallPart>,
+}
+
+/// By both names that clients look for.
+#[derive(Debug, Serialize)]
+pub struct Thought {
+    pub reasoning: String,
+    pub reasoning_content: String,
+}
+
+/// A whole call, or a stream's part of one.
+#[derive(Debug, Serialize)]
+pub struct CallPart {
+    /// In streams only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub index: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub r#type: Option<&'static str>,
+    pub function: FunctionPart,
+}
+
+#[derive(Debug, Serialize)]
+pub struct FunctionPart {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    pub arguments: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -188,6 +290,10 @@ pub struct ChatDelta {
     pub role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<String>,
+    #[serde(flatten)]
+    pub thought: Option<Thought>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<CallPart>,
 }
 
 #[derive(Debug, Default, Serialize)]
@@ -253,6 +359,7 @@ pub struct Usage {
     pub completion_tokens: u64,
     pub total_tokens: u64,
     pub prompt_tokens_details: PromptTokensDetails,
+    pub completion_tokens_details: CompletionTokensDetails,
     /// Complete with the last choice; `null` in running totals.
     pub tidemill: Option<TidemillUsage>,
 }
@@ -260,6 +367,11 @@ pub struct Usage {
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct PromptTokensDetails {
     pub cached_tokens: u64,
+}
+
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct CompletionTokensDetails {
+    pub reasoning_tokens: u64,
 }
 
 /// Sources of the prompt's KV, and time by phase. Of several choices, the slowest counts per phase.

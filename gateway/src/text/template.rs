@@ -9,7 +9,7 @@ use minijinja::{
 };
 use serde::Serialize;
 use serde_json::ser::{Formatter, PrettyFormatter};
-use std::{io, time::SystemTime};
+use std::{collections::BTreeMap, io, time::SystemTime};
 use time::{OffsetDateTime, format_description::parse_strftime_borrowed};
 
 /// Instructions that one rendering may execute: some hundred per message of the longest chat that fits a request.
@@ -18,7 +18,18 @@ const FUEL: u64 = 20_000_000;
 #[derive(Debug)]
 pub struct ChatTemplate {
     env: Environment<'static>,
+    source: String,
     specials: Vec<(&'static str, String)>,
+}
+
+/// What a template is given.
+#[derive(Debug, Default)]
+pub struct ChatInput {
+    pub messages: Vec<Value>,
+    pub tools: Option<Vec<Value>>,
+    pub add_generation_prompt: bool,
+    /// More variables: the request's `chat_template_kwargs`.
+    pub kwargs: BTreeMap<String, Value>,
 }
 
 /// The template does not compile, or refuses these messages.
@@ -46,28 +57,25 @@ impl ChatTemplate {
             ("unk_token", &config.unk_token),
             ("pad_token", &config.pad_token),
         ];
-        Ok(Self { env, specials: specials.into_iter().filter_map(|(name, token)| Some((name, token.clone()?))).collect() })
+        let specials = specials.into_iter().filter_map(|(name, token)| Some((name, token.clone()?))).collect();
+        Ok(Self { env, source, specials })
     }
 
-    /// `messages` and `extra` (the request's `chat_template_kwargs`) are passed to the template as they are.
-    pub fn render(
-        &self,
-        messages: &[Value],
-        add_generation_prompt: bool,
-        extra: Option<Value>,
-        now: SystemTime,
-    ) -> Result<String, TemplateError> {
+    /// Whether the template's own text contains this.
+    pub fn mentions(&self, text: &str) -> bool {
+        self.source.contains(text)
+    }
+
+    pub fn render(&self, input: ChatInput, now: SystemTime) -> Result<String, TemplateError> {
+        let ChatInput { messages, tools, add_generation_prompt, kwargs } = input;
         let strftime_now = Value::from_function(move |format: String| strftime(now, &format));
         let specials = Value::from_pairs(self.specials.iter().map(|(name, token)| (*name, Value::from(token.as_str()))));
         let base = context! {
-            messages => messages.to_vec(), add_generation_prompt, strftime_now,
-            tools => Value::from(()), documents => Value::from(()),
+            messages, tools, add_generation_prompt, strftime_now,
+            documents => Value::from(()),
             ..specials
         };
-        let all = match extra {
-            Some(extra) => context! { ..extra, ..base },
-            None => base,
-        };
+        let all = context! { ..Value::from(kwargs), ..base };
         let template = self.env.get_template("chat").map_err(|e| TemplateError(describe(&e)))?;
         template.render(all).map_err(|e| TemplateError(describe(&e)))
     }
@@ -161,7 +169,8 @@ mod tests {
     fn render(source: &str, message: serde_json::Value) -> Result<String, TemplateError> {
         let config = ModelConfig { bos_token: Some("<s>".into()), ..ModelConfig::default() };
         let message: Value = serde_json::from_value(message).unwrap();
-        ChatTemplate::new(source.into(), &config)?.render(&[message], true, None, SystemTime::UNIX_EPOCH + Duration::from_secs(86400 * 45))
+        let input = ChatInput { messages: vec![message], add_generation_prompt: true, ..ChatInput::default() };
+        ChatTemplate::new(source.into(), &config)?.render(input, SystemTime::UNIX_EPOCH + Duration::from_secs(86400 * 45))
     }
 
     #[test]
@@ -170,7 +179,7 @@ mod tests {
             "{{ true }} {{ none }} {{ missing }}{{ 1.0 }} {{ messages[0]|tojson }}",
             serde_json::json!({"b": "<é>", "a": [1, null]}),
         );
-        assert_eq!(text.unwrap(), r#"True None 1.0 {"a": [1, null], "b": "<é>"}"#);
+        assert_eq!(text.unwrap(), r#"True None 1.0 {"b": "<é>", "a": [1, null]}"#);
         let text = render("{{ messages[0]|tojson(indent=2) }}", serde_json::json!({"a": 1}));
         assert_eq!(text.unwrap(), "{\n  \"a\": 1\n}");
     }

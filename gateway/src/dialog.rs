@@ -1,0 +1,123 @@
+//! A conversation, whatever protocol it came by: what was said, what may be called, how to think. Endpoints translate their
+//! bodies into a [`Dialog`]; the model's chat template turns it into a prompt.
+//!
+//! - [`render`](Dialog::render): to the template's text
+
+mod render;
+
+use crate::text::{TextModel, template::TemplateError};
+use minijinja::Value;
+use std::{collections::BTreeMap, time::SystemTime};
+
+#[derive(Clone, Debug, Default)]
+pub struct Dialog {
+    pub messages: Vec<Message>,
+    pub tools: Vec<Tool>,
+    pub tool_choice: ToolChoice,
+    /// More than one call per answer is allowed.
+    pub parallel: bool,
+    pub reasoning: ReasoningWish,
+    /// Variables for the template; they win over those that the fields above imply.
+    pub template_kwargs: BTreeMap<String, Value>,
+    /// The prompt ends in the middle of the last message, and the model goes on with it.
+    pub continues: bool,
+}
+
+/// One turn of any role.
+#[derive(Clone, Debug, Default)]
+pub struct Message {
+    /// `system`, `developer`, `user`, `assistant`, or `tool`.
+    pub role: String,
+    pub content: Option<String>,
+    /// What an assistant thought before it spoke.
+    pub reasoning: Option<String>,
+    pub tool_calls: Vec<ToolCall>,
+    /// Of a `tool` message: the call that it answers.
+    pub tool_call_id: Option<String>,
+    pub name: Option<String>,
+    /// Fields that only the template knows.
+    pub others: BTreeMap<String, Value>,
+}
+
+/// A call that an assistant made.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ToolCall {
+    pub id: String,
+    pub name: String,
+    /// An object; a string where the model wrote no JSON.
+    pub arguments: serde_json::Value,
+}
+
+/// A function that the model may call.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Tool {
+    pub name: String,
+    pub description: Option<String>,
+    /// JSON schema of its arguments; `None`: an object with anything in it.
+    pub parameters: Option<serde_json::Value>,
+    /// Calls keep to the schema.
+    pub strict: bool,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ToolChoice {
+    /// The model does not learn of its tools.
+    None,
+    #[default]
+    Auto,
+    /// At least one call, and nothing else.
+    Required,
+    /// This tool.
+    Named(String),
+}
+
+/// How much the model shall think, as far as its template can say it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReasoningWish {
+    /// `none`, `minimal`, `low`, …
+    pub effort: Option<String>,
+    pub enable_thinking: Option<bool>,
+}
+
+/// A dialog cannot be put to this model.
+#[derive(Debug, thiserror::Error)]
+pub enum DialogError {
+    #[error("this model has no chat template (it is a base model, perhaps): use /v1/completions")]
+    NoTemplate,
+    #[error(transparent)]
+    Template(#[from] TemplateError),
+    #[error("the answer must call a tool, but there are no tools")]
+    NoTools,
+    #[error("the answer must call `{0}`, but there is no such tool")]
+    NoSuchTool(String),
+}
+
+impl ToolCall {
+    /// `arguments` as clients send them: JSON as text, nothing for no arguments.
+    pub fn new(id: impl Into<String>, name: impl Into<String>, arguments: &str) -> Self {
+        let arguments = match arguments.trim() {
+            "" => serde_json::Value::Object(serde_json::Map::new()),
+            text => serde_json::from_str(text).unwrap_or_else(|_| arguments.into()),
+        };
+        Self { id: id.into(), name: name.into(), arguments }
+    }
+}
+
+impl Dialog {
+    /// The prompt's text. `now`: templates may show the date.
+    pub fn render(&self, model: &TextModel, now: SystemTime) -> Result<String, DialogError> {
+        self.check_choice()?;
+        let template = model.template.as_ref().ok_or(DialogError::NoTemplate)?;
+        Ok(render::render(self, template, now)?)
+    }
+
+    fn check_choice(&self) -> Result<(), DialogError> {
+        match &self.tool_choice {
+            ToolChoice::None | ToolChoice::Auto => Ok(()),
+            ToolChoice::Required if self.tools.is_empty() => Err(DialogError::NoTools),
+            ToolChoice::Required => Ok(()),
+            ToolChoice::Named(name) if self.tools.iter().any(|tool| tool.name == *name) => Ok(()),
+            ToolChoice::Named(name) => Err(DialogError::NoSuchTool(name.clone())),
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! A dialog in the shape that chat templates expect: OpenAI's messages, but arguments as objects.
+
+use super::{Dialog, Message, Tool, ToolCall, ToolChoice};
+use crate::text::template::{ChatInput, ChatTemplate, TemplateError};
+use minijinja::{Value, value::Serde};
+use std::{collections::BTreeMap, time::SystemTime};
+
+/// An effort at which a model that can do without thinking does without.
+const NO_EFFORT: &str = "none";
+
+pub(super) fn render(dialog: &Dialog, template: &ChatTemplate, now: SystemTime) -> Result<String, TemplateError> {
+    let knows_developers = template.mentions("developer");
+    let messages = dialog.messages.iter().map(|message| message_value(message, knows_developers));
+    let tools = match dialog.tool_choice {
+        ToolChoice::None => None,
+        _ => Some(dialog.tools.iter().map(tool_value).collect()).filter(|tools: &Vec<_>| !tools.is_empty()),
+    };
+    let input = ChatInput { messages: messages.collect(), tools, add_generation_prompt: !dialog.continues, kwargs: kwargs(dialog) };
+    template.render(input, now)
+}
+
+fn message_value(message: &Message, knows_developers: bool) -> Value {
+    let role = match message.role.as_str() {
+        "developer" if !knows_developers => "system",
+        role => role,
+    };
+    let mut fields = vec![("role", Value::from(role)), ("content", Value::from(message.content.clone()))];
+    if let Some(reasoning) = &message.reasoning {
+        // Templates know it by either name.
+        fields.extend([("reasoning_content", Value::from(reasoning.as_str())), ("reasoning", Value::from(reasoning.as_str()))]);
+    }
+    if !message.tool_calls.is_empty() {
+        fields.push(("tool_calls", message.tool_calls.iter().map(call_value).collect()));
+    }
+    fields.extend(message.tool_call_id.as_deref().map(|id| ("tool_call_id", Value::from(id))));
+    fields.extend(message.name.as_deref().map(|name| ("name", Value::from(name))));
+    Value::from_pairs(fields.into_iter().chain(message.others.iter().map(|(name, value)| (name.as_str(), value.clone()))))
+}
+
+fn call_value(call: &ToolCall) -> Value {
+    let function = [("name", Value::from(call.name.as_str())), ("arguments", Value::from(Serde(&call.arguments)))];
+    Value::from_pairs([("id", Value::from(call.id.as_str())), ("type", Value::from("function")), ("function", Value::from_pairs(function))])
+}
+
+/// Always these fields in this order, so that the same tools are the same prompt by whatever protocol.
+fn tool_value(tool: &Tool) -> Value {
+    let description = tool.description.as_deref().map(|description| ("description", Value::from(description)));
+    let parameters = tool.parameters.as_ref().map(|parameters| ("parameters", Value::from(Serde(parameters))));
+    let function = [("name", Value::from(tool.name.as_str()))].into_iter().chain(description).chain(parameters);
+    Value::from_pairs([("type", Value::from("function")), ("function", Value::from_pairs(function))])
+}
+
+fn kwargs(dialog: &Dialog) -> BTreeMap<String, Value> {
+    let effort = dialog.reasoning.effort.as_deref();
+    let thinks = dialog.reasoning.enable_thinking.or(effort.map(|effort| effort != NO_EFFORT));
+    let mut kwargs = BTreeMap::new();
+    kwargs.extend(effort.map(|effort| ("reasoning_effort".to_owned(), Value::from(effort))));
+    // Families differ in the variable's name.
+    kwargs.extend(thinks.into_iter().flat_map(|thinks| ["enable_thinking", "thinking"].map(|name| (name.to_owned(), Value::from(thinks)))));
+    kwargs.extend(dialog.template_kwargs.iter().map(|(name, value)| (name.clone(), value.clone())));
+    kwargs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{dialog::ReasoningWish, text::config::ModelConfig};
+    use serde_json::json;
+
+    /// What the template gets, as JSON.
+    fn given(dialog: &Dialog, extra_text: &str) -> serde_json::Value {
+        let source = "{{ {'messages': messages, 'tools': tools, 'prompt': add_generation_prompt, 'effort': reasoning_effort, \
+                      'thinks': enable_thinking} | tojson }}";
+        let template = ChatTemplate::new(format!("{source}{{# {extra_text} #}}"), &ModelConfig::default()).unwrap();
+        serde_json::from_str(&render(dialog, &template, SystemTime::UNIX_EPOCH).unwrap()).unwrap()
+    }
+
+    fn calling() -> Dialog {
+        let call = ToolCall::new("call_1", "look", r#"{"z": 1.0, "a": {"y": [], "b": null}}"#);
+        let assistant = Message { role: "assistant".into(), reasoning: Some("hm".into()), tool_calls: vec![call], ..Message::default() };
+        let answer = Message { role: "tool".into(), content: Some("2".into()), tool_call_id: Some("call_1".into()), ..Message::default() };
+        let parameters = json!({"type": "object", "properties": {"z": {}, "a": {}}});
+        let tool = Tool { name: "look".into(), parameters: Some(parameters), ..Tool::default() };
+        Dialog { messages: vec![assistant, answer], tools: vec![tool], ..Dialog::default() }
+    }
+
+    #[test]
+    fn templates_get_arguments_as_objects_in_their_own_order() {
+        let given = given(&calling(), "");
+        assert_eq!(
+            given["messages"].to_string(),
+            json!([
+                {"role": "assistant", "content": null, "reasoning_content": "hm", "reasoning": "hm", "tool_calls": [
+                    {"id": "call_1", "type": "function", "function": {
+                        "name": "look", "arguments": {"z": 1.0, "a": {"y": [], "b": null}}}}]},
+                {"role": "tool", "content": "2", "tool_call_id": "call_1"},
+            ])
+            .to_string()
+        );
+        let tool =
+            json!([{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {"z": {}, "a": {}}}}}]);
+        assert_eq!(given["tools"].to_string(), tool.to_string());
+    }
+
+    #[test]
+    fn tools_that_must_not_be_called_are_not_told() {
+        assert_eq!(given(&Dialog { tool_choice: ToolChoice::None, ..calling() }, "")["tools"], json!(null));
+        assert_eq!(given(&Dialog { tools: vec![], ..calling() }, "")["tools"], json!(null));
+    }
+
+    #[test]
+    fn efforts_reach_the_template_and_kwargs_win() {
+        let wish = |effort: Option<&str>, enable_thinking| {
+            let reasoning = ReasoningWish { effort: effort.map(str::to_owned), enable_thinking };
+            let given = given(&Dialog { reasoning, ..calling() }, "");
+            (given["effort"].clone(), given["thinks"].clone())
+        };
+        assert_eq!(wish(None, None), (json!(null), json!(null)));
+        assert_eq!(wish(Some("low"), None), (json!("low"), json!(true)));
+        assert_eq!(wish(Some("none"), None), (json!("none"), json!(false)));
+        assert_eq!(wish(Some("high"), Some(false)), (json!("high"), json!(false)));
+        let reasoning = ReasoningWish { effort: Some("low".into()), enable_thinking: None };
+        let template_kwargs = [("enable_thinking".to_owned(), Value::from(false))].into();
+        assert_eq!(given(&Dialog { reasoning, template_kwargs, ..calling() }, "")["thinks"], json!(false));
+    }
+
+    #[test]
+    fn a_developer_is_the_system_where_the_template_knows_none() {
+        let message = Message { role: "developer".into(), content: Some("x".into()), ..Message::default() };
+        let dialog = Dialog { messages: vec![message], ..Dialog::default() };
+        assert_eq!(given(&dialog, "")["messages"][0]["role"], json!("system"));
+        assert_eq!(given(&dialog, "developer")["messages"][0]["role"], json!("developer"));
+    }
+}
