@@ -1,13 +1,20 @@
 //! A conversation, whatever protocol it came by: what was said, what may be called, how to think. Endpoints translate their
 //! bodies into a [`Dialog`]; the model's chat template turns it into a prompt.
-//!
-//! - [`render`](Dialog::render): to the template's text
 
 mod render;
 
-use crate::text::{TextModel, template::TemplateError};
+use crate::text::{
+    TextModel,
+    output::OutputRules,
+    reasoning::Thought,
+    template::TemplateError,
+    tools::{Calls, ToolFormat},
+};
 use minijinja::Value;
 use std::{collections::BTreeMap, time::SystemTime};
+
+/// Of a tool's name.
+const NAME_CHARS_MAX: usize = 128;
 
 #[derive(Clone, Debug, Default)]
 pub struct Dialog {
@@ -53,7 +60,7 @@ pub struct ToolCall {
 pub struct Tool {
     pub name: String,
     pub description: Option<String>,
-    /// JSON schema of its arguments; `None`: an object with anything in it.
+    /// JSON schema of its arguments; `None`: it has none.
     pub parameters: Option<serde_json::Value>,
     /// Calls keep to the schema.
     pub strict: bool,
@@ -79,6 +86,13 @@ pub struct ReasoningWish {
     pub enable_thinking: Option<bool>,
 }
 
+/// A dialog, put to a model.
+#[derive(Debug)]
+pub struct DialogPrompt {
+    pub text: String,
+    pub output: OutputRules,
+}
+
 /// A dialog cannot be put to this model.
 #[derive(Debug, thiserror::Error)]
 pub enum DialogError {
@@ -86,6 +100,12 @@ pub enum DialogError {
     NoTemplate,
     #[error(transparent)]
     Template(#[from] TemplateError),
+    #[error("`{0}` is not a tool's name: it must be 1 to {NAME_CHARS_MAX} letters, digits, or any of `_-.:/`")]
+    ToolName(String),
+    #[error("there are two tools `{0}`")]
+    ToolTwice(String),
+    #[error("the parameters of tool `{0}` must be a JSON schema: an object")]
+    Parameters(String),
     #[error("the answer must call a tool, but there are no tools")]
     NoTools,
     #[error("the answer must call `{0}`, but there is no such tool")]
@@ -104,11 +124,40 @@ impl ToolCall {
 }
 
 impl Dialog {
-    /// The prompt's text. `now`: templates may show the date.
-    pub fn render(&self, model: &TextModel, now: SystemTime) -> Result<String, DialogError> {
+    /// What the model is given, and how its answer is read. `now`: templates may show the date.
+    pub fn prompt(&self, model: &TextModel, now: SystemTime) -> Result<DialogPrompt, DialogError> {
+        self.check_tools()?;
         self.check_choice()?;
         let template = model.template.as_ref().ok_or(DialogError::NoTemplate)?;
-        Ok(render::render(self, template, now)?)
+        let text = render::render(self, template, now)?;
+        let thought = Thought::after(template, &text).filter(|thought| thought.possible(&text));
+        let format = ToolFormat::of(template);
+        let format = match self.tool_choice {
+            _ if self.tools.is_empty() => None,
+            ToolChoice::None => None,
+            // A template without a format may show the tools all the same; what the model makes of them is text.
+            ToolChoice::Auto => format,
+            ToolChoice::Required | ToolChoice::Named(_) => format.or(Some(ToolFormat::plain())),
+        };
+        let calls = format.map(|format| Calls { format, tools: self.tools.as_slice().into(), parallel: self.parallel });
+        Ok(DialogPrompt { text, output: OutputRules::new(model, thought, calls) })
+    }
+
+    /// Names become parts of calls, of grammars, and of tags.
+    fn check_tools(&self) -> Result<(), DialogError> {
+        for (i, tool) in self.tools.iter().enumerate() {
+            let name = &tool.name;
+            if !(1..=NAME_CHARS_MAX).contains(&name.chars().count()) || !name.chars().all(|c| c.is_alphanumeric() || "_-.:/".contains(c)) {
+                return Err(DialogError::ToolName(name.clone()));
+            }
+            if self.tools[..i].iter().any(|earlier| earlier.name == *name) {
+                return Err(DialogError::ToolTwice(name.clone()));
+            }
+            if tool.parameters.as_ref().is_some_and(|parameters| !parameters.is_object()) {
+                return Err(DialogError::Parameters(name.clone()));
+            }
+        }
+        Ok(())
     }
 
     fn check_choice(&self) -> Result<(), DialogError> {

@@ -2,7 +2,7 @@
 
 use crate::{
     backend::{Backend, Submission},
-    dialog::{Dialog, DialogError},
+    dialog::{Dialog, DialogError, DialogPrompt},
     http::{
         answer::Answer,
         errors::ApiError,
@@ -172,23 +172,34 @@ impl Gateway {
         Ok(())
     }
 
-    /// A dialog as a prompt. `param`: the field with its messages, for errors. Takes a while: see [`compute`](Self::compute).
-    pub fn prompt(&self, param: &str, dialog: &Dialog) -> Result<Vec<Token>, ApiError> {
-        let text = dialog.render(&self.text, SystemTime::now()).map_err(|error| match error {
+    /// A dialog as a prompt; `options` learn how its answer is read. `param`: the field with its messages, for errors. Takes a
+    /// while: see [`compute`](Self::compute).
+    pub fn prompt(&self, param: &str, dialog: &Dialog, options: &mut Options) -> Result<Vec<Token>, ApiError> {
+        let DialogPrompt { text, output } = dialog.prompt(&self.text, SystemTime::now()).map_err(|error| match error {
             DialogError::NoTools | DialogError::NoSuchTool(_) => ApiError::invalid("tool_choice", error.to_string()),
+            DialogError::ToolName(_) | DialogError::ToolTwice(_) | DialogError::Parameters(_) => {
+                ApiError::invalid("tools", error.to_string())
+            }
             DialogError::NoTemplate | DialogError::Template(_) => ApiError::invalid(param, error.to_string()),
         })?;
         self.check_text_length(param, &text)?;
+        options.rules.output = output;
         // The template has written BOS where the model wants it.
         self.text.tokenizer.encode(&text, false).map_err(|e| ApiError::invalid(param, e.to_string()))
     }
 
     /// Puts a dialog to the model. Unless the client gives a number, the answer is as long as fits.
-    pub async fn start_dialog(self: &Arc<Self>, param: &'static str, dialog: Dialog, options: Options) -> Result<RunningDialog, ApiError> {
+    pub async fn start_dialog(
+        self: &Arc<Self>,
+        param: &'static str,
+        dialog: Dialog,
+        mut options: Options,
+    ) -> Result<RunningDialog, ApiError> {
         let worker = Arc::clone(self);
-        let prompt = Tokens::from(self.compute(move || worker.prompt(param, &dialog)).await?);
-        let room = self.room(&[prompt.clone()])?;
-        let answer = self.start(param, &[prompt.clone()], &options, options.max_tokens.unwrap_or(room), None)?;
+        let prepare = move || worker.prompt(param, &dialog, &mut options).map(|prompt| (Tokens::from(prompt), options));
+        let (prompt, options) = self.compute(prepare).await?;
+        let room = self.room(std::slice::from_ref(&prompt))?;
+        let answer = self.start(param, std::slice::from_ref(&prompt), &options, options.max_tokens.unwrap_or(room), None)?;
         Ok(RunningDialog { answer, prompt, options })
     }
 

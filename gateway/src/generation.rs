@@ -1,18 +1,27 @@
 //! Token ids to an answer's parts, one pure [`Pipeline`] per choice:
 //!
 //! ```text
-//!   token ──► detokenizer ──► stop strings ──► inspection ──► Piece
+//!   token ──► detokenizer ──► thought, text and calls told apart ──► stop strings in the text ──► inspection ──► Piece
 //! ```
+//!
+//! Stop strings count in what the model says, not in its thought or in a call's arguments: they would cut either where no
+//! client could use it.
 //!
 //! No clock, no HTTP: every endpoint, streamed or not, only serializes the same pieces.
 
 use crate::text::{
     TextModel,
     detokenizer::Detokenizer,
+    output::{Event, OutputRules, Splitter},
     stop::{StopMatcher, Verdict},
 };
 use serde::Serialize;
-use std::{fmt, ops::ControlFlow, sync::Arc};
+use std::{
+    fmt,
+    hash::{DefaultHasher, Hash, Hasher},
+    ops::ControlFlow,
+    sync::Arc,
+};
 use tidemill_proto::{block::Token, sampling::TokenLogprob};
 
 /// A client's wishes about the text of its choices.
@@ -28,6 +37,8 @@ pub struct TextRules {
     /// Those of `stop_tokens` that are the model's end of sequence, and not the client's wish.
     pub eos_tokens: Vec<Token>,
     pub skip_special: bool,
+    /// What besides text the model's words may be.
+    pub output: OutputRules,
 }
 
 /// A choice's gain.
@@ -99,10 +110,6 @@ pub enum Ended {
 
 impl Finish {
     pub const LENGTH: Self = Self { reason: FinishReason::Length, stop_reason: None };
-
-    fn stopped_at(stop: String) -> Self {
-        Self { reason: FinishReason::Stop, stop_reason: Some(StopReason::Text(stop)) }
-    }
 }
 
 impl Piece {
@@ -123,6 +130,26 @@ impl Piece {
     }
 }
 
+impl Piece {
+    /// The same in pieces of at most one call's part each, as clients expect a stream: first what is said, then a call's name, then
+    /// its arguments.
+    pub fn parts(mut self) -> impl Iterator<Item = Self> {
+        let calls = std::mem::take(&mut self.calls);
+        let finish = self.finish.take();
+        let silent = self.text.is_empty() && self.reasoning.is_empty();
+        let mut parts: Vec<Self> = calls.into_iter().map(|call| Self { calls: vec![call], ..Self::default() }).collect();
+        if !silent || parts.is_empty() {
+            parts.insert(0, self);
+        } else {
+            let Self { tokens, logprobs, reasoning_tokens, .. } = self;
+            parts[0] = Self { tokens, logprobs, reasoning_tokens, calls: std::mem::take(&mut parts[0].calls), ..Self::default() };
+        }
+        let last = parts.len() - 1;
+        parts[last].finish = finish;
+        parts.into_iter()
+    }
+}
+
 /// Sees every piece before the client does, may change it, and may end the choice.
 pub trait Inspect: fmt::Debug + Send {
     fn inspect(&mut self, piece: &mut Piece) -> ControlFlow<Finish>;
@@ -132,25 +159,38 @@ pub trait Inspect: fmt::Debug + Send {
 #[derive(Debug)]
 pub struct Pipeline {
     detokenizer: Detokenizer,
+    /// `None`: everything is text.
+    splitter: Option<Splitter>,
     stops: StopMatcher,
     rules: TextRules,
     inspect: Option<Box<dyn Inspect>>,
     tokens: u32,
     /// Of generated text, whether sent or held back.
     characters: usize,
+    /// That have begun.
+    calls: u32,
+    /// What the ids of this choice's calls have in common.
+    call_ids: u64,
     ended: bool,
 }
 
 impl Pipeline {
-    /// For the tokens after `prompt`.
-    pub fn new(model: &TextModel, prompt: &[Token], rules: &TextRules) -> Self {
+    /// For the tokens after `prompt`. `seed`: the choice's own. Calls of the same choice of the same prompt have the same ids.
+    pub fn new(model: &TextModel, prompt: &[Token], rules: &TextRules, seed: u64) -> Self {
+        let mut hasher = DefaultHasher::new();
+        if rules.output.calls.is_some() {
+            (prompt, seed).hash(&mut hasher);
+        }
         Self {
             detokenizer: Detokenizer::new(Arc::clone(&model.tokenizer), prompt, rules.skip_special),
+            splitter: (!rules.output.is_plain()).then(|| Splitter::new(&rules.output)),
             stops: StopMatcher::new(rules.stops.clone(), rules.include_stop),
             rules: rules.clone(),
             inspect: None,
             tokens: 0,
             characters: 0,
+            calls: 0,
+            call_ids: hasher.finish(),
             ended: false,
         }
     }
@@ -165,35 +205,100 @@ impl Pipeline {
         self.tokens += 1;
         let offset = self.characters;
         let logprobs = logprob.map(|logprob| Logprob { token, logprob, offset }).into_iter().collect();
-        let silent = self.rules.stop_tokens.contains(&token) && !self.rules.include_stop;
-        let text = if silent { String::new() } else { self.detokenizer.push(token) };
-        self.characters += text.chars().count();
-        let (text, finish) = if silent { (text, None) } else { self.stop(&text) };
-        self.inspected(Piece { text, tokens: vec![token], logprobs, finish, ..Piece::default() })
+        let mut piece = Piece { tokens: vec![token], logprobs, ..Piece::default() };
+        let thought = self.thinks();
+        if self.rules.include_stop || !self.rules.stop_tokens.contains(&token) {
+            let text = self.text(token);
+            self.characters += text.chars().count();
+            let events = match &mut self.splitter {
+                Some(splitter) => splitter.push(&text),
+                None => vec![Event::Text(text)],
+            };
+            self.take(events, &mut piece);
+        }
+        piece.reasoning_tokens = (thought || self.thinks()).into();
+        self.inspected(piece)
     }
 
     /// No more tokens come. The rest of the text may still hold a stop string's last character.
     pub fn finish(&mut self, ended: Ended) -> Piece {
-        let finish = match ended {
-            Ended::Length => Finish::LENGTH,
-            Ended::StopToken(token) => {
-                let by_client = !self.rules.eos_tokens.contains(&token);
-                Finish { reason: FinishReason::Stop, stop_reason: by_client.then_some(StopReason::Token(token)) }
-            }
-        };
         let rest = self.detokenizer.finish();
-        let (text, finish) = match self.stop(&rest) {
-            (text, Some(stopped)) => (text, stopped),
-            (text, None) => (text + &self.stops.finish(), finish),
+        let events = match &mut self.splitter {
+            Some(splitter) => [splitter.push(&rest), splitter.finish()].concat(),
+            None => vec![Event::Text(rest)],
         };
-        self.inspected(Piece { text, finish: Some(finish), ..Piece::default() })
+        let mut piece = Piece::default();
+        self.take(events, &mut piece);
+        if piece.finish.is_none() {
+            piece.text += &self.stops.finish();
+            piece.finish = Some(match ended {
+                Ended::Length => Finish::LENGTH,
+                Ended::StopToken(token) => {
+                    let by_client = !self.rules.eos_tokens.contains(&token);
+                    self.stopped(by_client.then_some(StopReason::Token(token)))
+                }
+            });
+        }
+        self.inspected(piece)
     }
 
-    fn stop(&mut self, text: &str) -> (String, Option<Finish>) {
-        match self.stops.push(text, self.tokens > self.rules.min_tokens) {
-            Verdict::Continue(text) => (text, None),
-            Verdict::Stopped { text, stop } => (text, Some(Finish::stopped_at(stop))),
+    /// The text that is complete with this token.
+    fn text(&mut self, token: Token) -> String {
+        match self.rules.output.mark(token) {
+            // Left out of text like any special token, but the splitter must see it.
+            Some(mark) if self.rules.skip_special => {
+                let rest = self.detokenizer.finish();
+                rest + &self.detokenizer.push(token) + mark
+            }
+            _ => self.detokenizer.push(token),
         }
+    }
+
+    fn thinks(&self) -> bool {
+        self.splitter.as_ref().is_some_and(Splitter::thinks)
+    }
+
+    /// Adds events to a piece, up to a stop string.
+    fn take(&mut self, events: Vec<Event>, piece: &mut Piece) {
+        for event in events {
+            if !matches!(event, Event::Text(_)) {
+                // No stop string goes on behind a thought or a call.
+                piece.text += &self.stops.finish();
+            }
+            match event {
+                Event::Text(text) => match self.stops.push(&text, self.tokens > self.rules.min_tokens) {
+                    Verdict::Continue(text) => piece.text += &text,
+                    Verdict::Stopped { text, stop } => {
+                        piece.text += &text;
+                        piece.finish = Some(self.stopped(Some(StopReason::Text(stop))));
+                        return;
+                    }
+                },
+                Event::Thought(thought) => piece.reasoning += &thought,
+                Event::Call(name) => {
+                    self.calls += 1;
+                    let index = self.calls - 1;
+                    let id = format!("call_{:016x}{index:08x}", self.call_ids);
+                    self.call(CallDelta { index, id: Some(id), name: Some(name), arguments: String::new() }, piece);
+                }
+                Event::Arguments(arguments) => {
+                    let index = self.calls.saturating_sub(1);
+                    self.call(CallDelta { index, arguments, ..CallDelta::default() }, piece);
+                }
+            }
+        }
+    }
+
+    fn call(&self, delta: CallDelta, piece: &mut Piece) {
+        let parallel = self.rules.output.calls.as_ref().is_some_and(|calls| calls.parallel);
+        if delta.index == 0 || parallel {
+            piece.calls.push(delta);
+        }
+    }
+
+    fn stopped(&self, stop_reason: Option<StopReason>) -> Finish {
+        let reason = if self.calls > 0 { FinishReason::ToolCalls } else { FinishReason::Stop };
+        Finish { reason, stop_reason }
     }
 
     fn inspected(&mut self, mut piece: Piece) -> Piece {
@@ -216,7 +321,17 @@ impl Pipeline {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::text::{config::ModelConfig, tokenizer::tests::sentencepiece};
+    use crate::{
+        dialog::Tool,
+        text::{
+            config::ModelConfig,
+            reasoning::Thought,
+            template::ChatTemplate,
+            tokenizer::tests::{sentencepiece, sentencepiece_with},
+            tools::{Calls, ToolFormat},
+        },
+    };
+    use proptest::prelude::*;
 
     fn model() -> TextModel {
         TextModel { config: ModelConfig::default(), tokenizer: Arc::new(sentencepiece()), template: None }
@@ -246,19 +361,19 @@ mod tests {
         let (tokens, eos) = (ids(&model, "one END two"), ids(&model, "!")[0]);
         let stop = |reason, stop_reason| Some(Finish { reason, stop_reason });
         let rules = TextRules { stops: vec!["END".into()], ..TextRules::default() };
-        let piece = run(&mut Pipeline::new(&model, &[], &rules), &tokens, Ended::Length);
+        let piece = run(&mut Pipeline::new(&model, &[], &rules, 1), &tokens, Ended::Length);
         assert_eq!((piece.text.as_str(), piece.tokens.len()), ("one ", 7), "the rest of the tokens is not wanted");
         assert_eq!(piece.finish, stop(FinishReason::Stop, Some(StopReason::Text("END".into()))));
 
         let unarmed = TextRules { min_tokens: 7, ..rules };
-        assert_eq!(run(&mut Pipeline::new(&model, &[], &unarmed), &tokens, Ended::Length).text, "one END two");
+        assert_eq!(run(&mut Pipeline::new(&model, &[], &unarmed, 1), &tokens, Ended::Length).text, "one END two");
 
         let all = [&tokens[..], &[eos]].concat();
         let rules = TextRules { stop_tokens: vec![eos], eos_tokens: vec![eos], ..TextRules::default() };
-        let piece = run(&mut Pipeline::new(&model, &[], &rules), &all, Ended::StopToken(eos));
+        let piece = run(&mut Pipeline::new(&model, &[], &rules, 1), &all, Ended::StopToken(eos));
         assert_eq!((piece.text.as_str(), piece.finish), ("one END two", stop(FinishReason::Stop, None)));
         let rules = TextRules { eos_tokens: vec![], include_stop: true, ..rules };
-        let piece = run(&mut Pipeline::new(&model, &[], &rules), &all, Ended::StopToken(eos));
+        let piece = run(&mut Pipeline::new(&model, &[], &rules, 1), &all, Ended::StopToken(eos));
         assert_eq!((piece.text.as_str(), piece.finish), ("one END two!", stop(FinishReason::Stop, Some(StopReason::Token(eos)))));
     }
 
@@ -276,8 +391,127 @@ mod tests {
         }
 
         let model = model();
-        let mut pipeline = Pipeline::new(&model, &[], &TextRules::default()).inspected_by(Box::new(Censor(String::new())));
+        let mut pipeline = Pipeline::new(&model, &[], &TextRules::default(), 1).inspected_by(Box::new(Censor(String::new())));
         let piece = run(&mut pipeline, &ids(&model, "one two three"), Ended::Length);
         assert_eq!((piece.text.as_str(), piece.tokens.len(), piece.finish), ("ONE TWO", 7, Some(Finish::LENGTH)));
+    }
+
+    const MARKS: [&str; 4] = ["[THINK]", "[/THINK]", "[TOOL_CALLS]", "[ARGS]"];
+
+    /// A model whose marks are special tokens, and the rules for its answers.
+    fn caller(parallel: bool) -> (TextModel, TextRules) {
+        let template = ChatTemplate::new(MARKS.concat(), &ModelConfig::default()).unwrap();
+        let thought = Thought::after(&template, "");
+        let format = ToolFormat::of(&template).unwrap();
+        let model = TextModel { config: ModelConfig::default(), tokenizer: Arc::new(sentencepiece_with(&MARKS)), template: Some(template) };
+        let tools = [Tool { name: "f".into(), ..Tool::default() }].into();
+        let output = OutputRules::new(&model, thought, Some(Calls { format, tools, parallel }));
+        (model, TextRules { skip_special: true, output, ..TextRules::default() })
+    }
+
+    /// Marks and these pieces as their own tokens, everything else byte by byte.
+    fn spelled(model: &TextModel, text: &str, pieces: &[&str]) -> Vec<Token> {
+        let mut tokens = Vec::new();
+        let mut rest = text;
+        while !rest.is_empty() {
+            let mark = MARKS.into_iter().chain(pieces.iter().copied()).find(|mark| rest.starts_with(mark));
+            let (piece, after) = rest.split_at(mark.map_or_else(|| rest.chars().next().unwrap().len_utf8(), str::len));
+            match mark {
+                Some(mark) => tokens.push(model.tokenizer.id_of(&mark.replace(' ', "▁")).unwrap()),
+                None => tokens.extend(ids(model, piece)),
+            }
+            rest = after;
+        }
+        tokens
+    }
+
+    fn delta(index: u32, pieces: &Piece) -> (Option<&str>, &str) {
+        let call = &pieces.calls[index as usize];
+        assert_eq!(call.index, index);
+        (call.name.as_deref(), &call.arguments)
+    }
+
+    #[test]
+    fn special_tokens_that_are_marks_are_seen_and_not_shown() {
+        let (model, rules) = caller(true);
+        let text = "[THINK]\nhm é\n[/THINK]\nLook: [TOOL_CALLS]f[ARGS]{\"a\": \"é[ARGS]\"}[TOOL_CALLS]g[ARGS]{}";
+        let tokens = spelled(&model, text, &[]);
+        let eos = ids(&model, "!")[0];
+        let rules = TextRules { stop_tokens: vec![eos], eos_tokens: vec![eos], stops: vec!["hm".into(), "a".into()], ..rules };
+        let piece = run(&mut Pipeline::new(&model, &[], &rules, 1), &tokens, Ended::StopToken(eos));
+        assert_eq!((piece.reasoning.as_str(), piece.text.as_str()), ("hm é", "Look:"), "stop strings count in text alone");
+        assert_eq!(delta(0, &piece), (Some("f"), "{\"a\": \"é[ARGS]\"}"));
+        assert_eq!(delta(1, &piece), (Some("g"), "{}"));
+        assert_eq!(piece.finish, Some(Finish { reason: FinishReason::ToolCalls, stop_reason: None }));
+        assert_eq!(piece.reasoning_tokens as usize, "[".len() + "\nhm é\n".len() + "]".len(), "with both marks, which are a token each");
+        let call_ids: Vec<_> = piece.calls.iter().map(|call| call.id.clone().unwrap()).collect();
+        assert!(call_ids[0] != call_ids[1] && call_ids.iter().all(|id| id.starts_with("call_") && id.len() == 29), "{call_ids:?}");
+        let again = run(&mut Pipeline::new(&model, &[], &rules, 1), &tokens, Ended::StopToken(eos));
+        assert_eq!(again, piece);
+        let other = run(&mut Pipeline::new(&model, &[], &rules, 2), &tokens, Ended::StopToken(eos));
+        assert_ne!(other.calls[0].id, piece.calls[0].id);
+    }
+
+    #[test]
+    fn calls_come_in_parts_and_one_is_enough_if_the_client_says_so() {
+        let (model, rules) = caller(false);
+        let tokens = spelled(&model, "[TOOL_CALLS]f[ARGS]{\"a\": 1}[TOOL_CALLS]f[ARGS]{}", &[]);
+        let mut pipeline = Pipeline::new(&model, &[], &rules, 1);
+        let parts: Vec<_> = tokens.iter().flat_map(|&token| pipeline.push(token, None).calls).collect();
+        assert_eq!((parts[0].name.as_deref(), parts[0].arguments.as_str()), (Some("f"), ""), "a call's first part is its name");
+        assert_eq!(parts[1].arguments, "{\"", "as soon as it is certainly a call");
+        assert!(parts[1..].iter().all(|part| part.id.is_none() && part.name.is_none() && part.arguments.len() <= 2), "{parts:?}");
+        assert_eq!(parts.iter().map(|part| part.arguments.as_str()).collect::<String>(), "{\"a\": 1}");
+        assert_eq!(pipeline.finish(Ended::Length).finish, Some(Finish::LENGTH), "the client must know that the answer was cut");
+    }
+
+    #[test]
+    fn a_streams_parts_are_the_piece() {
+        let call = |index, name: Option<&str>, arguments: &str| CallDelta {
+            index,
+            id: name.map(str::to_owned),
+            name: name.map(str::to_owned),
+            arguments: arguments.into(),
+        };
+        let piece = Piece {
+            text: "a".into(),
+            tokens: vec![1, 2],
+            calls: vec![call(0, Some("f"), ""), call(0, None, "{}"), call(1, Some("g"), "")],
+            finish: Some(Finish::LENGTH),
+            ..Piece::default()
+        };
+        for piece in [piece.clone(), Piece { text: String::new(), ..piece.clone() }, Piece { calls: vec![], ..piece }] {
+            let parts: Vec<_> = piece.clone().parts().collect();
+            assert!(parts.iter().all(|part| part.calls.len() + usize::from(!part.text.is_empty()) == 1), "{parts:?}");
+            assert_eq!(parts.iter().filter(|part| part.finish.is_some()).count(), 1);
+            assert!(parts.last().unwrap().finish.is_some());
+            let join = |pieces: Vec<Piece>| {
+                let mut whole = Piece::default();
+                pieces.into_iter().for_each(|piece| whole.append(piece));
+                whole
+            };
+            assert_eq!(join(parts), join(vec![piece]));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn however_text_is_cut_into_tokens_the_answer_is_the_same(
+            parts in prop::collection::vec(prop_oneof![
+                prop::sample::select(&MARKS[..]).prop_map(str::to_owned),
+                prop::sample::select(&["f", "{}", "{\"a\": \"[ARGS] Hello world\"}", " Hello world", " Hello", "[", "\n"][..]).prop_map(str::to_owned),
+                r#"[a-c é潮"{}\[\\]{0,4}"#,
+            ], 0..12),
+        ) {
+            let (model, rules) = caller(true);
+            // A leading space is lost with some tokens, and with others not.
+            let text = "!".to_owned() + &parts.concat();
+            let read = |pieces: &[&str]| {
+                let piece = run(&mut Pipeline::new(&model, &[], &rules, 1), &spelled(&model, &text, pieces), Ended::Length);
+                let calls: Vec<_> = piece.calls.into_iter().map(|call| (call.name, call.arguments)).collect();
+                (piece.text, piece.reasoning, calls)
+            };
+            prop_assert_eq!(read(&[]), read(&[" Hello", " world", " ", "!"]));
+        }
     }
 }

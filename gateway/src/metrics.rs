@@ -54,6 +54,8 @@ fn describe() {
     describe_counter!("tidemill_requests_total", "Requests that ended, by outcome");
     describe_gauge!("tidemill_goodput_ratio", "Share of a class's finished choices that kept its limits");
     describe_counter!("tidemill_class_choices_total", "Choices by class: attained or missed its limits, or rejected");
+    describe_counter!("tidemill_prompt_tokens_total", "Prompt tokens of requests that ended");
+    describe_counter!("tidemill_generation_tokens_total", "Tokens generated for requests that ended");
 }
 
 /// How a request ended.
@@ -78,6 +80,12 @@ pub fn count_request(outcome: RequestOutcome) {
         RequestOutcome::Cancelled => "cancelled",
     };
     counter!("tidemill_requests_total", "outcome" => outcome).increment(1);
+}
+
+/// Of a request that ended, however it did.
+pub fn count_tokens(prompt: u64, generated: u64) {
+    counter!("tidemill_prompt_tokens_total").increment(prompt);
+    counter!("tidemill_generation_tokens_total").increment(generated);
 }
 
 pub fn observe_ttft(time: Duration) {

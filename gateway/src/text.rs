@@ -5,12 +5,17 @@
 //! - [`detokenizer`]: ids to text, one at a time, never broken UTF-8
 //! - [`stop`]: stop strings in a stream of text
 //! - [`template`]: chat messages to text, as Hugging Face renders them
+//! - [`output`]: a model's words told apart: [`reasoning`] before the answer, calls of [`tools`] in it
 
 pub mod config;
 pub mod detokenizer;
+mod marker;
+pub mod output;
+pub mod reasoning;
 pub mod stop;
 pub mod template;
 pub mod tokenizer;
+pub mod tools;
 
 use config::ModelConfig;
 use std::{

@@ -5,3 +5,4 @@ mod failures;
 mod front_door;
 mod hostile;
 mod support;
+mod tools;

@@ -3,14 +3,21 @@
 use super::{Dialog, Message, Tool, ToolCall, ToolChoice};
 use crate::text::template::{ChatInput, ChatTemplate, TemplateError};
 use minijinja::{Value, value::Serde};
-use std::{collections::BTreeMap, time::SystemTime};
+use std::{
+    collections::BTreeMap,
+    hash::{DefaultHasher, Hash, Hasher},
+    time::SystemTime,
+};
 
 /// An effort at which a model that can do without thinking does without.
 const NO_EFFORT: &str = "none";
+/// Templates that show one of these refuse ids of calls that are not nine letters and digits (Mistral's).
+const SHORT_ID_SIGNS: [&str; 2] = ["length != 9", "length == 9"];
 
 pub(super) fn render(dialog: &Dialog, template: &ChatTemplate, now: SystemTime) -> Result<String, TemplateError> {
     let knows_developers = template.mentions("developer");
-    let messages = dialog.messages.iter().map(|message| message_value(message, knows_developers));
+    let id = if SHORT_ID_SIGNS.iter().any(|sign| template.mentions(sign)) { short_id } else { str::to_owned };
+    let messages = dialog.messages.iter().map(|message| message_value(message, knows_developers, id));
     let tools = match dialog.tool_choice {
         ToolChoice::None => None,
         _ => Some(dialog.tools.iter().map(tool_value).collect()).filter(|tools: &Vec<_>| !tools.is_empty()),
@@ -19,7 +26,19 @@ pub(super) fn render(dialog: &Dialog, template: &ChatTemplate, now: SystemTime) 
     template.render(input, now)
 }
 
-fn message_value(message: &Message, knows_developers: bool) -> Value {
+/// Nine letters and digits that differ where the ids do.
+fn short_id(id: &str) -> String {
+    const ALPHABET: &[u8; 36] = b"0123456789abcdefghijklmnopqrstuvwxyz";
+    if id.len() == 9 && id.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+        return id.to_owned();
+    }
+    let mut hasher = DefaultHasher::new();
+    id.hash(&mut hasher);
+    let hash = hasher.finish();
+    (0..9).map(|place| char::from(ALPHABET[(hash / 36u64.pow(place) % 36) as usize])).collect()
+}
+
+fn message_value(message: &Message, knows_developers: bool, id: fn(&str) -> String) -> Value {
     let role = match message.role.as_str() {
         "developer" if !knows_developers => "system",
         role => role,
@@ -30,16 +49,16 @@ fn message_value(message: &Message, knows_developers: bool) -> Value {
         fields.extend([("reasoning_content", Value::from(reasoning.as_str())), ("reasoning", Value::from(reasoning.as_str()))]);
     }
     if !message.tool_calls.is_empty() {
-        fields.push(("tool_calls", message.tool_calls.iter().map(call_value).collect()));
+        fields.push(("tool_calls", message.tool_calls.iter().map(|call| call_value(call, id)).collect()));
     }
-    fields.extend(message.tool_call_id.as_deref().map(|id| ("tool_call_id", Value::from(id))));
+    fields.extend(message.tool_call_id.as_deref().map(|call| ("tool_call_id", Value::from(id(call)))));
     fields.extend(message.name.as_deref().map(|name| ("name", Value::from(name))));
     Value::from_pairs(fields.into_iter().chain(message.others.iter().map(|(name, value)| (name.as_str(), value.clone()))))
 }
 
-fn call_value(call: &ToolCall) -> Value {
+fn call_value(call: &ToolCall, id: fn(&str) -> String) -> Value {
     let function = [("name", Value::from(call.name.as_str())), ("arguments", Value::from(Serde(&call.arguments)))];
-    Value::from_pairs([("id", Value::from(call.id.as_str())), ("type", Value::from("function")), ("function", Value::from_pairs(function))])
+    Value::from_pairs([("id", Value::from(id(&call.id))), ("type", Value::from("function")), ("function", Value::from_pairs(function))])
 }
 
 /// Always these fields in this order, so that the same tools are the same prompt by whatever protocol.
@@ -130,5 +149,19 @@ mod tests {
         let dialog = Dialog { messages: vec![message], ..Dialog::default() };
         assert_eq!(given(&dialog, "")["messages"][0]["role"], json!("system"));
         assert_eq!(given(&dialog, "developer")["messages"][0]["role"], json!("developer"));
+    }
+
+    #[test]
+    fn ids_are_short_where_the_template_wants_them_so() {
+        let ids = |extra| {
+            let given = given(&calling(), extra);
+            let [call, answer] = [&given["messages"][0]["tool_calls"][0]["id"], &given["messages"][1]["tool_call_id"]];
+            assert_eq!(call, answer);
+            call.as_str().unwrap().to_owned()
+        };
+        assert_eq!(ids(""), "call_1");
+        let short = ids("x.id|length != 9");
+        assert!(short.len() == 9 && short.bytes().all(|byte| byte.is_ascii_alphanumeric()), "{short}");
+        assert_eq!(short_id("abcDEF123"), "abcDEF123");
     }
 }

@@ -27,7 +27,7 @@ use tidemill_proto::{block::Token, sampling::TokenLogprob, tokens::Tokens};
 /// its own status.
 const FIRST_EVENT_MAX: Duration = Duration::from_secs(5);
 
-/// One choice's gain.
+/// One choice's gain: at most one call's part.
 #[derive(Debug, Default)]
 pub struct Delta {
     pub index: u32,
@@ -93,14 +93,15 @@ impl Answer {
         recent: Arc<Recent>,
     ) -> Self {
         let choices_per_prompt = options.choices as usize;
-        let choice = |prompt: &Tokens| Choice {
-            pipeline: Pipeline::new(model, prompt, &options.rules),
+        let choice = |(prompt, choice): (&Tokens, u32)| Choice {
+            pipeline: Pipeline::new(model, prompt, &options.rules, options.sampling.seed.wrapping_add(choice.into())),
             closed: false,
             tokens: 0,
             first: None,
             last: None,
         };
-        let choices: Vec<_> = prompts.iter().flat_map(|prompt| (0..choices_per_prompt).map(move |_| prompt)).map(choice).collect();
+        let choices = prompts.iter().flat_map(|prompt| (0..options.choices).map(move |choice| (prompt, choice)));
+        let choices: Vec<_> = choices.map(choice).collect();
         let prompt_tokens = prompts.iter().map(|prompt| prompt.len() as u64).sum();
         Self {
             submission,
@@ -213,7 +214,7 @@ impl Answer {
                     false => self.choices[index].pipeline.finish(ended),
                 };
                 self.close(index, usage);
-                self.ready.push_back(News::Delta(Delta { index: index as u32, piece, prompt_logprobs: None }));
+                self.give(index, piece);
             }
         }
         Ok(())
@@ -245,7 +246,11 @@ impl Answer {
             let usage = self.submission.end_choice(prompt, choice);
             self.close(index, usage);
         }
-        self.ready.push_back(News::Delta(Delta { index: index as u32, piece, prompt_logprobs: None }));
+        self.give(index, piece);
+    }
+
+    fn give(&mut self, index: usize, piece: Piece) {
+        self.ready.extend(piece.parts().map(|piece| News::Delta(Delta { index: index as u32, piece, prompt_logprobs: None })));
     }
 
     fn close(&mut self, index: usize, usage: ChoiceUsage) {
@@ -274,6 +279,7 @@ impl Answer {
 impl Drop for Answer {
     fn drop(&mut self) {
         metrics::count_request(self.outcome);
+        metrics::count_tokens(self.usage.prompt_tokens, self.usage.completion_tokens);
     }
 }
 

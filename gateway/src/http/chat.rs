@@ -20,6 +20,11 @@ use minijinja::{Value, value::ValueKind};
 use std::collections::BTreeMap;
 use tidemill_proto::block::Token;
 
+/// Of messages. `function` is OpenAI's older name of `tool`.
+const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
+/// Of `reasoning_effort`.
+const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
+
 #[derive(Debug)]
 pub struct Chat;
 
@@ -37,12 +42,15 @@ impl Endpoint for Chat {
         if chat.response_format.as_ref().is_some_and(|format| format.r#type != "text") {
             return Err(ApiError::unsupported("response_format"));
         }
+        if options.max_tokens == Some(0) {
+            return Err(ApiError::invalid("max_tokens", "`max_tokens` is 0: an answer has at least one token"));
+        }
         let top_logprobs = in_range("top_logprobs", chat.top_logprobs.unwrap_or(0), 0..=TOP_LOGPROBS_MAX)?;
         options.sampling.logprobs = chat.logprobs.unwrap_or(false).then_some(top_logprobs);
         if top_logprobs > 0 && options.sampling.logprobs.is_none() {
             return Err(ApiError::invalid("top_logprobs", "`top_logprobs` needs `logprobs: true`"));
         }
-        let prompt = gateway.prompt(Self::PROMPT, &dialog(chat)?)?;
+        let prompt = gateway.prompt(Self::PROMPT, &dialog(chat)?, options)?;
         Ok((Self, vec![prompt]))
     }
 
@@ -120,6 +128,10 @@ fn dialog(chat: ChatRequest) -> Result<Dialog, ApiError> {
     if chat.chat_template_kwargs.as_ref().is_some_and(|kwargs| !matches!(kwargs.kind(), ValueKind::Map | ValueKind::None)) {
         return Err(ApiError::invalid("chat_template_kwargs", "`chat_template_kwargs` must be an object"));
     }
+    if let Some(effort) = chat.reasoning_effort.as_deref().filter(|effort| !EFFORTS.contains(effort)) {
+        let message = format!("`reasoning_effort` is `{effort}`: it must be one of `{}`", EFFORTS.join("`, `"));
+        return Err(ApiError::invalid("reasoning_effort", message));
+    }
     Ok(Dialog {
         messages: chat.messages.into_iter().enumerate().map(|(i, sent)| message(i, sent)).collect::<Result<_, _>>()?,
         tools: chat.tools.unwrap_or_default().into_iter().enumerate().map(|(i, sent)| tool(i, sent)).collect::<Result<_, _>>()?,
@@ -133,6 +145,14 @@ fn dialog(chat: ChatRequest) -> Result<Dialog, ApiError> {
 
 fn message(index: usize, sent: Message) -> Result<dialog::Message, ApiError> {
     let param = || format!("messages[{index}].content");
+    if !ROLES.contains(&sent.role.as_str()) {
+        let message = format!("`{}` is not a role: it must be one of `{}`", sent.role, ROLES.join("`, `"));
+        return Err(ApiError::invalid(format!("messages[{index}].role"), message));
+    }
+    if sent.role == "tool" && sent.tool_call_id.as_deref().is_none_or(str::is_empty) {
+        let message = "a message of role `tool` needs `tool_call_id`: the id of the call that it answers";
+        return Err(ApiError::invalid(format!("messages[{index}].tool_call_id"), message));
+    }
     let content = match sent.content {
         // Only an assistant's turn may be empty.
         None if sent.role == "assistant" => None,

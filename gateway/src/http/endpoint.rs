@@ -17,7 +17,7 @@ use axum::{
     Json,
     body::Body,
     extract::State,
-    http::HeaderValue,
+    http::{HeaderMap, HeaderValue},
     response::{IntoResponse, Response},
 };
 use serde::{Serialize, de::DeserializeOwned};
@@ -74,9 +74,9 @@ impl Call {
     }
 }
 
-pub async fn serve<E: Endpoint>(State(gateway): State<Arc<Gateway>>, body: Body) -> Result<Response, ApiError> {
+pub async fn serve<E: Endpoint>(State(gateway): State<Arc<Gateway>>, headers: HeaderMap, body: Body) -> Result<Response, ApiError> {
     // A request that runs is counted by its answer.
-    let started = start::<E>(&gateway, body).await.inspect_err(|error| metrics::count_request(error.outcome()));
+    let started = start::<E>(&gateway, &headers, body).await.inspect_err(|error| metrics::count_request(error.outcome()));
     let (mut answer, call, mut endpoint) = started?;
     if call.options.stream {
         answer.settle().await?;
@@ -98,8 +98,9 @@ fn tell_wait(mut response: Response, waited: Option<Waiting>) -> Response {
     response
 }
 
-async fn start<E: Endpoint>(gateway: &Arc<Gateway>, body: Body) -> Result<(Answer, Call, E), ApiError> {
+async fn start<E: Endpoint>(gateway: &Arc<Gateway>, headers: &HeaderMap, body: Body) -> Result<(Answer, Call, E), ApiError> {
     let arrived = Instant::now();
+    parse::check_content_type(headers)?;
     let body = gateway.read(body).await?;
     let worker = Arc::clone(gateway);
     let (endpoint, options, prompts) = gateway.compute(move || understand::<E>(&worker, arrived, &body)).await?;

@@ -68,6 +68,11 @@ impl ApiError {
         Self::new(StatusCode::REQUEST_TIMEOUT, format!("The request body did not arrive within {} s.", limit.as_secs()))
     }
 
+    pub fn not_json(content_type: &str) -> Self {
+        let message = format!("The content type is `{content_type}`: a request body must be `application/json`.");
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message)
+    }
+
     pub fn no_route(method: &str, path: &str) -> Self {
         Self::new(StatusCode::NOT_FOUND, format!("Unknown request URL: {method} {path}."))
     }

@@ -9,9 +9,13 @@ use crate::{
     text::{
         TextModel,
         config::{self, SamplingDefaults},
+        output::OutputRules,
     },
 };
-use axum::body::{Body, to_bytes};
+use axum::{
+    body::{Body, to_bytes},
+    http::{HeaderMap, header},
+};
 use serde::de::DeserializeOwned;
 use std::{error::Error, ops::RangeBounds, time::Instant};
 use tidemill_cluster::class::{ClassId, Classes};
@@ -41,8 +45,22 @@ pub async fn read(body: Body, limit: usize) -> Result<Vec<u8>, ApiError> {
     }
 }
 
+/// Refuses a body that says it is something else than JSON. One that says nothing is taken.
+pub fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
+    let Some(content_type) = headers.get(header::CONTENT_TYPE) else { return Ok(()) };
+    let content_type = String::from_utf8_lossy(content_type.as_bytes());
+    let kind = content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    match kind.strip_prefix("application/") {
+        Some(kind) if kind == "json" || kind.ends_with("+json") => Ok(()),
+        _ => Err(ApiError::not_json(&content_type)),
+    }
+}
+
 /// Reads a body as `T`, ignoring fields that `T` does not have.
 pub fn json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+    // Fields that are ignored count, too.
+    std::str::from_utf8(bytes)
+        .map_err(|error| ApiError::malformed(format!("the request body is not valid JSON: it is not UTF-8: {error}")))?;
     // Serde would also read a struct from a list of its fields.
     if bytes.trim_ascii_start().first() == Some(&b'[') {
         return Err(ApiError::malformed("the request body must be a JSON object"));
@@ -158,6 +176,7 @@ impl Options {
                 stop_tokens,
                 eos_tokens,
                 skip_special: request.skip_special_tokens.unwrap_or(true),
+                output: OutputRules::default(),
             },
             constraint: None,
             return_token_ids: request.return_token_ids.unwrap_or(false),
@@ -234,6 +253,26 @@ mod tests {
         for syntax in ["", "{", "{}x", "{\"n\": 1} {}", "\u{1}"] {
             assert!(error::<GenerateRequest>(syntax)["message"].as_str().unwrap().contains("not valid JSON"), "{syntax}");
         }
+    }
+
+    #[test]
+    fn a_body_says_that_it_is_json_or_nothing() {
+        let check = |content_type: Option<&'static str>| {
+            let headers = content_type.map(|content_type| (header::CONTENT_TYPE, content_type.parse().unwrap())).into_iter().collect();
+            check_content_type(&headers).map_err(|error| error.status().as_u16())
+        };
+        for json in [None, Some("application/json"), Some("Application/JSON; charset=utf-8"), Some("application/vnd.api+json")] {
+            assert_eq!(check(json), Ok(()), "{json:?}");
+        }
+        for other in ["text/plain", "application/x-www-form-urlencoded", "application/jsonl", "", "multipart/form-data; boundary=x"] {
+            assert_eq!(check(Some(other)), Err(415), "{other}");
+        }
+    }
+
+    #[test]
+    fn bytes_that_are_no_utf8_are_refused_wherever_they_are() {
+        let body = b"{\"messages\": [], \"metadata\": {\"x\": \"\xff\"}}";
+        assert!(json::<ChatRequest>(body).unwrap_err().body()["error"]["message"].as_str().unwrap().contains("UTF-8"));
     }
 
     #[test]

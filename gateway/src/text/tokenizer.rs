@@ -60,6 +60,19 @@ impl Tokenizer {
         self.inner.token_to_id(token)
     }
 
+    /// The id of a token that is left out of text where special tokens are.
+    pub fn special_id_of(&self, token: &str) -> Option<Token> {
+        self.inner.get_added_vocabulary().is_special_token(token).then(|| self.id_of(token)).flatten()
+    }
+
+    /// The id of a token that a grammar must name, since it stands for no text there: a special one, or one of the form `<…>` that
+    /// was added to the vocabulary.
+    pub fn unspoken_id_of(&self, token: &str) -> Option<Token> {
+        let id = self.id_of(token)?;
+        let added = self.inner.get_added_vocabulary().get_added_tokens_decoder().get(&id)?;
+        (added.special || token.starts_with('<') && token.ends_with('>')).then_some(id)
+    }
+
     /// The bytes that one token stands for, as far as a token alone says: a part of a character in a byte-level
     /// vocabulary; with its leading space in a SentencePiece one.
     pub fn token_bytes(&self, id: Token) -> Vec<u8> {
@@ -110,12 +123,22 @@ pub(crate) mod tests {
 
     /// A SentencePiece-style tokenizer as Llama 2 has it: `▁` for spaces, byte fallback, a stripped leading space.
     pub(crate) fn sentencepiece() -> Tokenizer {
+        sentencepiece_with(&[])
+    }
+
+    /// With more special tokens.
+    pub(crate) fn sentencepiece_with(specials: &[&str]) -> Tokenizer {
         let mut vocab = vec![("<unk>".to_owned(), 0.0), ("<s>".to_owned(), 0.0)];
         vocab.extend((0..256).map(|byte| (format!("<0x{byte:02X}>"), 0.0)));
         vocab.extend(["▁Hello", "▁world", "▁", "!"].map(|piece| (piece.to_owned(), -1.0)));
+        let special = |(id, content): (usize, &str)| {
+            serde_json::json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+                "special": true})
+        };
+        let added: Vec<_> = [(1, "<s>")].into_iter().chain((vocab.len()..).zip(specials.iter().copied())).map(special).collect();
         let json = serde_json::json!({
             "version": "1.0",
-            "added_tokens": [{"id": 1, "content": "<s>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true}],
+            "added_tokens": added,
             "normalizer": {"type": "Sequence", "normalizers": [
                 {"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]},
             "pre_tokenizer": null, "post_processor": null,

@@ -1,0 +1,136 @@
+//! A model's words told apart: its thought, its text, its calls. One character at a time, so that nothing can depend on how
+//! the text was cut into tokens.
+//!
+//! ```text
+//!   text ──► thought? ──► calls? ──► Event, Event, …
+//! ```
+
+use super::{
+    TextModel,
+    reasoning::{Thought, ThoughtSplitter},
+    tools::{Calls, frame::Frame},
+};
+use tidemill_proto::block::Token;
+
+/// What the model's words may be besides text.
+#[derive(Clone, Debug, Default)]
+pub struct OutputRules {
+    pub thought: Option<Thought>,
+    pub calls: Option<Calls>,
+    /// Special tokens whose text is wanted, though that of others is not: they are marks.
+    pub(super) marks: Vec<(Token, &'static str)>,
+}
+
+/// A stretch of words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    Thought(String),
+    Text(String),
+    /// A call of this name begins.
+    Call(String),
+    /// More of the last call's arguments: JSON text.
+    Arguments(String),
+}
+
+/// Events in order; those of a kind in a row are one.
+#[derive(Debug, Default)]
+pub(super) struct Events(Vec<Event>);
+
+impl OutputRules {
+    pub fn new(model: &TextModel, thought: Option<Thought>, calls: Option<Calls>) -> Self {
+        let marks = thought.iter().flat_map(Thought::marks).chain(calls.iter().flat_map(Calls::marks));
+        let special = |mark| Some((model.tokenizer.special_id_of(mark)?, mark));
+        let marks = marks.filter_map(special).collect();
+        Self { thought, calls, marks }
+    }
+
+    /// The mark that this special token is.
+    pub fn mark(&self, token: Token) -> Option<&'static str> {
+        self.marks.iter().find(|(id, _)| *id == token).map(|(_, mark)| *mark)
+    }
+
+    pub fn is_plain(&self) -> bool {
+        self.thought.is_none() && self.calls.is_none()
+    }
+}
+
+impl Events {
+    pub(super) fn text(&mut self, text: &str) {
+        match self.0.last_mut() {
+            Some(Event::Text(last)) => last.push_str(text),
+            _ if text.is_empty() => {}
+            _ => self.0.push(Event::Text(text.to_owned())),
+        }
+    }
+
+    pub(super) fn thought(&mut self, text: &str) {
+        match self.0.last_mut() {
+            Some(Event::Thought(last)) => last.push_str(text),
+            _ if text.is_empty() => {}
+            _ => self.0.push(Event::Thought(text.to_owned())),
+        }
+    }
+
+    pub(super) fn call(&mut self, name: &str) {
+        self.0.push(Event::Call(name.to_owned()));
+    }
+
+    pub(super) fn arguments(&mut self, json: &str) {
+        match self.0.last_mut() {
+            Some(Event::Arguments(last)) => last.push_str(json),
+            _ if json.is_empty() => {}
+            _ => self.0.push(Event::Arguments(json.to_owned())),
+        }
+    }
+}
+
+/// One choice's words.
+#[derive(Debug)]
+pub struct Splitter {
+    thought: Option<ThoughtSplitter>,
+    calls: Option<Frame>,
+}
+
+impl Splitter {
+    pub fn new(rules: &OutputRules) -> Self {
+        Self { thought: rules.thought.clone().map(ThoughtSplitter::new), calls: rules.calls.clone().map(Frame::new) }
+    }
+
+    /// Inside a thought.
+    pub fn thinks(&self) -> bool {
+        self.thought.as_ref().is_some_and(ThoughtSplitter::thinks)
+    }
+
+    pub fn push(&mut self, text: &str) -> Vec<Event> {
+        let mut events = Events::default();
+        let Self { thought, calls } = self;
+        let mut answer = |c: char, events: &mut Events| match calls {
+            Some(frame) => frame.step(c, events),
+            None => events.text(c.encode_utf8(&mut [0; 4])),
+        };
+        for c in text.chars() {
+            match thought {
+                Some(thought) => thought.step(c, &mut events, &mut answer),
+                None => answer(c, &mut events),
+            }
+        }
+        events.0
+    }
+
+    /// No more text comes.
+    pub fn finish(&mut self) -> Vec<Event> {
+        let mut events = Events::default();
+        let Self { thought, calls } = self;
+        let mut answer = |c: char, events: &mut Events| match calls {
+            Some(frame) => frame.step(c, events),
+            None => events.text(c.encode_utf8(&mut [0; 4])),
+        };
+        if let Some(thought) = thought {
+            thought.finish(&mut events, &mut answer);
+        }
+        if let Some(frame) = calls {
+            frame.finish(&mut events);
+        }
+        events.0
+    }
+}

@@ -1,0 +1,191 @@
+//! Thoughts: what a model writes between two marks before it answers. The marks are those of its chat template.
+
+use super::{marker::MarkerWatch, output::Events, template::ChatTemplate};
+
+/// Begin and end, as published templates have them.
+const MARKS: [(&str, &str); 4] =
+    [("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"), ("<|START_THINKING|>", "<|END_THINKING|>")];
+
+/// A model's way to think.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Thought {
+    pub begin: &'static str,
+    pub end: &'static str,
+    /// The prompt has begun the thought.
+    pub open: bool,
+}
+
+impl Thought {
+    /// For answers to this prompt. `None`: this model has no marks for thoughts.
+    pub fn after(template: &ChatTemplate, prompt: &str) -> Option<Self> {
+        let &(begin, end) = MARKS.iter().find(|(begin, end)| template.mentions(begin) && template.mentions(end))?;
+        Some(Self { begin, end, open: prompt.trim_end().ends_with(begin) })
+    }
+
+    /// Whether an answer to this prompt can begin with a thought: not where the prompt holds one already, as it does for
+    /// models that were told not to think.
+    pub fn possible(&self, prompt: &str) -> bool {
+        self.open || !prompt.trim_end().ends_with(self.end)
+    }
+
+    pub(super) fn marks(&self) -> impl Iterator<Item = &'static str> {
+        [self.begin, self.end].into_iter()
+    }
+}
+
+/// Splits a thought off the beginning of an answer. White space beside its marks is no part of anything.
+#[derive(Debug)]
+pub(super) struct ThoughtSplitter {
+    begin: &'static str,
+    end: MarkerWatch,
+    state: State,
+    /// White space that may turn out to stand before a mark.
+    space: String,
+}
+
+#[derive(Debug)]
+enum State {
+    /// Nothing but white space and this much of the begin mark.
+    Before(String),
+    /// `true`: something was thought.
+    Thinking(bool),
+    /// The thought is over, and only white space has come since.
+    Between,
+    Answer,
+}
+
+impl ThoughtSplitter {
+    pub(super) fn new(thought: Thought) -> Self {
+        let state = if thought.open { State::Thinking(false) } else { State::Before(String::new()) };
+        Self { begin: thought.begin, end: MarkerWatch::new([thought.end]), state, space: String::new() }
+    }
+
+    pub(super) fn thinks(&self) -> bool {
+        matches!(self.state, State::Thinking(_))
+    }
+
+    /// `answer` gets what is no thought.
+    pub(super) fn step(&mut self, c: char, events: &mut Events, answer: &mut impl FnMut(char, &mut Events)) {
+        match &mut self.state {
+            State::Answer => answer(c, events),
+            State::Between if c.is_whitespace() => {}
+            State::Between => {
+                self.state = State::Answer;
+                answer(c, events);
+            }
+            State::Before(mark) if mark.is_empty() && c.is_whitespace() => self.space.push(c),
+            State::Before(mark) => {
+                mark.push(c);
+                if mark == self.begin {
+                    self.space.clear();
+                    self.state = State::Thinking(false);
+                } else if !self.begin.starts_with(mark.as_str()) {
+                    self.give_up(events, answer);
+                }
+            }
+            State::Thinking(begun) => {
+                let space = &mut self.space;
+                let pass = |c: char| {
+                    if c.is_whitespace() {
+                        // Not yet clear whether it stands before the end; at the beginning it is nothing.
+                        if *begun {
+                            space.push(c);
+                        }
+                    } else {
+                        *begun = true;
+                        space.push(c);
+                        events.thought(space);
+                        space.clear();
+                    }
+                };
+                if self.end.step(c, pass).is_some() {
+                    self.space.clear();
+                    self.state = State::Between;
+                }
+            }
+        }
+    }
+
+    pub(super) fn finish(&mut self, events: &mut Events, answer: &mut impl FnMut(char, &mut Events)) {
+        match &self.state {
+            State::Before(_) => self.give_up(events, answer),
+            State::Thinking(_) => events.thought(&(std::mem::take(&mut self.space) + &self.end.finish())),
+            State::Between | State::Answer => {}
+        }
+    }
+
+    /// It is no thought.
+    fn give_up(&mut self, events: &mut Events, answer: &mut impl FnMut(char, &mut Events)) {
+        let State::Before(mark) = std::mem::replace(&mut self.state, State::Answer) else { return };
+        let held = std::mem::take(&mut self.space) + &mark;
+        held.chars().for_each(|c| answer(c, events));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{
+            config::ModelConfig,
+            output::{Event, OutputRules, Splitter},
+        },
+        *,
+    };
+
+    fn split(open: bool, text: &str) -> Vec<Event> {
+        let thought = Thought { begin: "<think>", end: "</think>", open };
+        let rules = OutputRules { thought: Some(thought), ..OutputRules::default() };
+        let mut splitter = Splitter::new(&rules);
+        let mut events = splitter.push(text);
+        events.extend(splitter.finish());
+        events
+    }
+
+    fn thought(text: &str) -> Event {
+        Event::Thought(text.into())
+    }
+
+    fn text(text: &str) -> Event {
+        Event::Text(text.into())
+    }
+
+    #[test]
+    fn a_thought_ends_where_its_mark_is_and_white_space_beside_marks_is_nothing() {
+        assert_eq!(split(false, "\n<think>\n a b\n\nc \n</think>\n\nd e\n"), [thought("a b\n\nc"), text("d e\n")]);
+        assert_eq!(split(true, "\na</thin</think>b"), [thought("a</thin"), text("b")]);
+        assert_eq!(split(true, "</think>\n\n"), []);
+        assert_eq!(split(false, "<think>\n\n</think>\n\nx"), [text("x")]);
+    }
+
+    #[test]
+    fn what_begins_otherwise_is_text() {
+        assert_eq!(split(false, "  <thing>x</think>"), [text("  <thing>x</think>")]);
+        assert_eq!(split(false, "a <think>b</think>"), [text("a <think>b</think>")]);
+        assert_eq!(split(false, " <th"), [text(" <th")]);
+    }
+
+    #[test]
+    fn a_thought_that_was_cut_is_all_thought() {
+        assert_eq!(split(true, "a b \n</thi").into_iter().reduce(join), Some(thought("a b \n</thi")));
+    }
+
+    fn join(a: Event, b: Event) -> Event {
+        match (a, b) {
+            (Event::Thought(a), Event::Thought(b)) => Event::Thought(a + &b),
+            (a, b) => panic!("{a:?}, {b:?}"),
+        }
+    }
+
+    #[test]
+    fn the_templates_own_marks_count() {
+        let template = |source: &str| ChatTemplate::new(source.into(), &ModelConfig::default()).unwrap();
+        let qwen = template("{% if '</think>' in x %}{% endif %}<think>\n");
+        let open = Thought::after(&qwen, "user: <think>?\nassistant:\n<think>\n").unwrap();
+        assert_eq!((open.begin, open.end, open.open), ("<think>", "</think>", true));
+        let told_not_to = "assistant:\n<think>\n\n</think>\n\n";
+        let closed = Thought::after(&qwen, told_not_to).unwrap();
+        assert!(!closed.open && !closed.possible(told_not_to) && closed.possible("assistant:\n"));
+        assert_eq!(Thought::after(&template("[THINK]{{ x }}[/THINK]"), "").unwrap().end, "[/THINK]");
+        assert_eq!(Thought::after(&template("<think>"), ""), None, "a begin without an end is no block");
+    }
+}

@@ -1,0 +1,201 @@
+//! Calls in an answer. A call that turns out to be none is text, to the last character; white space beside calls is nothing.
+//!
+//! ```text
+//!            mark                    first character              last character
+//!   Text ───────────► Opening ───────────────────────► Reading ───────────────────► After ───► Text
+//!     ▲                  └───────────── refused ──────────┘                           │
+//!     └───── text ───────────────────────────┘                    another ◄───────────┘
+//! ```
+
+use super::{
+    super::{marker::MarkerWatch, output::Events},
+    Calls, Names, Reader, Step,
+};
+use std::sync::Arc;
+
+/// White space in front of a call's first character, or between two calls: more is no format.
+const SPACE_MAX: usize = 256;
+
+#[derive(Debug)]
+pub(in super::super) struct Frame {
+    calls: Calls,
+    watch: MarkerWatch,
+    state: State,
+    /// Nothing but white space has come so far.
+    first: bool,
+    /// The last thing that was not white space is a call.
+    called: bool,
+    /// White space that may turn out to stand beside a call.
+    space: String,
+}
+
+#[derive(Debug)]
+enum State {
+    Text,
+    /// After a mark. `raw`: all that is text if this is no call.
+    Opening {
+        raw: String,
+        row: Row,
+    },
+    Reading {
+        raw: String,
+        row: Row,
+        reader: Box<dyn Reader>,
+    },
+    /// After a call. `held`: what may still be format.
+    After {
+        held: String,
+        row: Row,
+        end: usize,
+        separated: bool,
+    },
+}
+
+/// Calls one after another.
+#[derive(Clone, Copy, Debug, Default)]
+struct Row {
+    /// It began with `[`.
+    list: bool,
+    /// It began without a mark: only known names are calls.
+    bare: bool,
+}
+
+impl Frame {
+    pub(in super::super) fn new(calls: Calls) -> Self {
+        let watch = MarkerWatch::new(calls.format.begins.iter().chain(calls.format.opens).copied());
+        Self { calls, watch, state: State::Text, first: true, called: false, space: String::new() }
+    }
+
+    pub(in super::super) fn step(&mut self, c: char, events: &mut Events) {
+        match std::mem::replace(&mut self.state, State::Text) {
+            State::Text => self.text(c, events),
+            State::Opening { raw, row } => self.opening(c, raw, row, events),
+            State::Reading { raw, row, reader } => self.reading(c, raw, row, reader, events),
+            State::After { held, row, end, separated } => self.after(c, held, row, end, separated, events),
+        }
+    }
+
+    pub(in super::super) fn finish(&mut self, events: &mut Events) {
+        match std::mem::replace(&mut self.state, State::Text) {
+            State::Text => {
+                let held = self.watch.finish();
+                if !(self.called && held.is_empty()) {
+                    events.text(&std::mem::take(&mut self.space));
+                }
+                events.text(&held);
+            }
+            State::Opening { raw, .. } => events.text(&raw),
+            State::Reading { mut reader, .. } if reader.said() => reader.finish(events),
+            State::Reading { raw, .. } => events.text(&raw),
+            State::After { held, .. } if held.trim().is_empty() => {}
+            State::After { held, .. } => events.text(&held),
+        }
+    }
+
+    fn text(&mut self, c: char, events: &mut Events) {
+        if self.first && Some(c) == self.calls.format.bare {
+            let raw = std::mem::take(&mut self.space);
+            self.first = false;
+            return self.opening(c, raw, Row { list: false, bare: true }, events);
+        }
+        let Self { watch, first, called, space, .. } = self;
+        let mark = watch.step(c, |c| {
+            space.push(c);
+            if !c.is_whitespace() {
+                (*first, *called) = (false, false);
+                events.text(space);
+                space.clear();
+            }
+        });
+        let Some(mark) = mark else { return };
+        self.first = false;
+        let raw = std::mem::take(&mut self.space);
+        if self.calls.format.opens.contains(&mark) {
+            self.state = State::Opening { raw, row: Row::default() };
+            mark.chars().for_each(|c| self.step(c, events));
+        } else {
+            self.state = State::Opening { raw: raw + mark, row: Row::default() };
+        }
+    }
+
+    fn opening(&mut self, c: char, mut raw: String, row: Row, events: &mut Events) {
+        if c.is_whitespace() && raw.len() < SPACE_MAX {
+            raw.push(c);
+            self.state = State::Opening { raw, row };
+        } else if c == '[' && self.calls.format.lists && !row.list {
+            raw.push(c);
+            self.state = State::Opening { raw, row: Row { list: true, ..row } };
+        } else {
+            let reader = (self.calls.format.reader)(c, &Names { tools: Arc::clone(&self.calls.tools), known_only: row.bare });
+            self.reading(c, raw, row, reader, events);
+        }
+    }
+
+    fn reading(&mut self, c: char, mut raw: String, row: Row, mut reader: Box<dyn Reader>, events: &mut Events) {
+        let step = reader.step(c, events);
+        // Once its name is said it is a call, whatever comes.
+        self.called = reader.said();
+        let after = State::After { held: String::new(), row, end: 0, separated: false };
+        match step {
+            Step::More => {
+                if reader.said() {
+                    raw.clear();
+                } else {
+                    raw.push(c);
+                }
+                self.state = State::Reading { raw, row, reader };
+            }
+            Step::Done => self.state = after,
+            Step::Refused(before) if reader.said() => {
+                self.state = after;
+                before.chars().chain([c]).for_each(|c| self.step(c, events));
+            }
+            Step::Refused(_) => {
+                events.text(&raw);
+                self.step(c, events);
+            }
+        }
+    }
+
+    fn after(&mut self, c: char, mut held: String, row: Row, end: usize, separated: bool, events: &mut Events) {
+        let format = self.calls.format;
+        let end_mark = |end: usize| match (row.list, end) {
+            (true, 0) => Some("]"),
+            (list, end) => format.ends.get(end - usize::from(list)).copied(),
+        };
+        let partial = held.trim_start_matches(|c: char| c.is_whitespace() || format.separators.contains(&c)).to_owned();
+        if partial.is_empty() {
+            if c.is_whitespace() && held.len() < SPACE_MAX {
+                held.push(c);
+                self.state = State::After { held, row, end, separated };
+                return;
+            }
+            if end == 0 && !separated && format.separators.contains(&c) {
+                held.push(c);
+                self.state = State::After { held, row, end, separated: true };
+                return;
+            }
+            if end == 0 && (separated || !row.list) && (format.again)(c) {
+                return self.opening(c, held, row, events);
+            }
+        }
+        let candidate = partial + c.encode_utf8(&mut [0; 4]);
+        let ends = (end..).map_while(|end| Some((end, end_mark(end)?)));
+        match ends.into_iter().find(|(_, mark)| mark.starts_with(&candidate)) {
+            Some((end, mark)) if mark == candidate => {
+                self.state = match end_mark(end + 1) {
+                    Some(_) => State::After { held: String::new(), row, end: end + 1, separated: false },
+                    None => State::Text,
+                }
+            }
+            Some(_) => {
+                held.push(c);
+                self.state = State::After { held, row, end, separated };
+            }
+            None => {
+                held.chars().for_each(|c| self.text(c, events));
+                self.step(c, events);
+            }
+        }
+    }
+}

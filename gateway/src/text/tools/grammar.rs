@@ -1,0 +1,376 @@
+//! Grammars that force calls: the model's own format in llguidance's dialect of Lark, each tool's schema inside.
+//!
+//! ```text
+//! start: thought row                          what must be called
+//! start: thought (free row)* tail             what may be, strictly
+//! start: thought answer                       a response format after a thought
+//! row: begin call (join call)* end
+//! ```
+
+use super::{
+    Call, Calls, Script,
+    xml_call::{self, Kind},
+};
+use crate::{
+    dialog::Tool,
+    text::{reasoning::Thought, tokenizer::Tokenizer},
+};
+use serde_json::{Map, Value, json};
+use std::fmt::Write;
+
+/// White space between a thought and what follows.
+const GAP: &str = r"/\n{0,2}/";
+
+/// What an answer may be.
+#[derive(Debug)]
+pub struct AnswerRules<'a> {
+    pub tokenizer: &'a Tokenizer,
+    /// May come first.
+    pub thought: Option<&'a Thought>,
+    pub calls: Option<(&'a Calls, Forced<'a>)>,
+    /// What an answer that calls nothing keeps to: a part of a rule.
+    pub answer: Option<&'a str>,
+}
+
+/// Which calls the grammar forces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Forced<'a> {
+    /// At least one, of any tool.
+    Any,
+    /// One, or several if the client allows it, of this tool.
+    Named(&'a str),
+    /// None, but those that come keep to their schemas.
+    Nothing,
+}
+
+/// Checks a schema, and writes it as the compiler takes it.
+pub type PrepareSchema<'a, E> = &'a dyn Fn(&Value) -> Result<String, E>;
+
+/// The tool whose schema is refused.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Refused<E> {
+    pub tool: usize,
+    pub error: E,
+}
+
+impl AnswerRules<'_> {
+    /// The grammar as text. A schema that cannot be kept is refused where a tool is strict; elsewhere any object will do.
+    pub fn lark<E>(&self, prepare: PrepareSchema<E>) -> Result<String, Refused<E>> {
+        let mut lark = String::new();
+        let thought = self.thought.map(|thought| self.thought(thought, &mut lark)).unwrap_or_default();
+        let answer = self.answer.map(|answer| {
+            let _ = writeln!(lark, "answer: {answer}");
+        });
+        let start = match self.calls {
+            None => "answer".to_owned(),
+            Some((calls, forced)) => {
+                let script = &calls.format.script;
+                let mut names = Vec::new();
+                for (i, tool) in calls.tools.iter().enumerate() {
+                    if matches!(forced, Forced::Named(name) if name != tool.name) {
+                        continue;
+                    }
+                    self.call(script, i, tool, prepare, &mut lark).map_err(|error| Refused { tool: i, error })?;
+                    names.push(format!("call_{i}"));
+                }
+                let _ = writeln!(lark, "call: {}", names.join(" | "));
+                let more = if calls.parallel { format!("({} call)*", self.literal(script.join)) } else { String::new() };
+                let _ = writeln!(lark, "row: {} call {more} {}", self.literal(script.begin), self.literal(script.end));
+                match (forced, answer) {
+                    (Forced::Any | Forced::Named(_), _) => "row".to_owned(),
+                    (Forced::Nothing, Some(())) => "(row | answer)".to_owned(),
+                    (Forced::Nothing, None) => self.free(calls, &mut lark),
+                }
+            }
+        };
+        Ok(format!("start: {thought}{start}\n{lark}"))
+    }
+
+    /// A thought's rules, and how it is referred to.
+    fn thought(&self, thought: &Thought, lark: &mut String) -> String {
+        self.until("thought_end", thought.end, lark);
+        if thought.open { format!("thought_end {GAP} ") } else { format!("({} thought_end {GAP})? ", self.literal(thought.begin)) }
+    }
+
+    /// A rule for any text up to this mark, and the mark.
+    fn until(&self, rule: &str, mark: &str, lark: &mut String) {
+        let _ = match self.tokenizer.unspoken_id_of(mark) {
+            Some(id) => writeln!(lark, "{rule}: /(.|\\n)*/ <[{id}]>"),
+            None => writeln!(lark, "{rule}[suffix={}]: /(.|\\n)*/", quoted(mark)),
+        };
+    }
+
+    /// Text and rows of calls in any order, a row wherever its mark is.
+    fn free(&self, calls: &Calls, lark: &mut String) -> String {
+        let format = calls.format;
+        if let Some(bare) = format.bare {
+            // Without a mark, calls are all of the answer.
+            let _ = writeln!(lark, "FREE: /([ \\n\\t]*[^ \\n\\t\\{bare}](.|\\n)*)?/");
+            return "(row | FREE)".to_owned();
+        }
+        let marks: Vec<_> = format.begins.iter().chain(format.opens).collect();
+        let spoken = marks.iter().filter(|mark| self.tokenizer.unspoken_id_of(mark).is_none());
+        let without: String = spoken.map(|mark| format!(" & ~/(.|\\n)*{}(.|\\n)*/", escaped(mark))).collect();
+        let _ = writeln!(lark, "FREE: /(.|\\n)*/{without}");
+        "FREE (row FREE)*".to_owned()
+    }
+
+    fn call<E>(&self, script: &Script, i: usize, tool: &Tool, prepare: PrepareSchema<E>, lark: &mut String) -> Result<(), E> {
+        let anything = json!({"type": "object"});
+        let schema = tool.parameters.clone().unwrap_or_else(|| json!({"type": "object", "properties": {}, "additionalProperties": false}));
+        // Checked as a whole, so that what is refused does not depend on the notation.
+        let (schema, prepared) = match prepare(&schema) {
+            Ok(prepared) => (schema, prepared),
+            Err(error) if tool.strict => return Err(error),
+            Err(_) => (anything.clone(), prepare(&anything)?),
+        };
+        match script.call {
+            Call::Around { before, between, after } => {
+                let before = self.literal(&format!("{before}{}{between}", tool.name));
+                let _ = writeln!(lark, "call_{i}: {before} arguments_{i} {}\narguments_{i}: %json {prepared}", self.literal(after));
+            }
+            Call::Python => {
+                let arguments =
+                    self.properties(i, &schema, prepare, lark, &|key, value| format!("{} {value}", quoted(&format!("{key}="))), ", ")?;
+                let _ = writeln!(lark, "call_{i}: {} {arguments} \")\"", self.literal(&format!("{}(", tool.name)));
+            }
+            Call::Tags { before, after } => {
+                let tag = |key: &str, value: &str| format!("{} {value}", quoted(&format!("<parameter={key}>\n")));
+                let parameters = self.properties(i, &schema, prepare, lark, &tag, "")?;
+                let before = self.literal(&format!("{before}<function={}>\n", tool.name));
+                let _ = writeln!(lark, "call_{i}: {before} {parameters} {}", self.literal(&format!("</function>{after}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Rules for an object's properties in their order, those that are not required perhaps left out. Returns the first.
+    fn properties<E>(
+        &self,
+        i: usize,
+        schema: &Value,
+        prepare: PrepareSchema<E>,
+        lark: &mut String,
+        written: &dyn Fn(&str, &str) -> String,
+        join: &str,
+    ) -> Result<String, E> {
+        let none = Map::new();
+        let properties = schema.get("properties").and_then(Value::as_object).unwrap_or(&none);
+        let required = |key: &str| schema.get("required").and_then(Value::as_array).is_some_and(|keys| keys.iter().any(|k| k == key));
+        let tags = join.is_empty();
+        for (n, (key, property)) in properties.iter().enumerate() {
+            let value = format!("value_{i}_{n}");
+            if tags {
+                self.tag_value(&value, property, schema, prepare, lark)?;
+            } else {
+                let _ = writeln!(lark, "{value}: %json {}", prepare(&within(property, schema))?);
+            }
+            let one = written(key, &value);
+            let next = n + 1;
+            // `first`: nothing stands before it in this call.
+            for (kind, before) in [("first", String::new()), ("next", if tags { String::new() } else { quoted(join) })] {
+                let _ = write!(lark, "{kind}_{i}_{n}: {before} {one} next_{i}_{next}");
+                let _ = if required(key) { writeln!(lark) } else { writeln!(lark, " | {kind}_{i}_{next}") };
+            }
+        }
+        let end = properties.len();
+        let _ = writeln!(lark, "first_{i}_{end}: \"\"\nnext_{i}_{end}: \"\"");
+        Ok(format!("first_{i}_0"))
+    }
+
+    /// A value between tags. Free text cannot keep to a string's pattern or length; to an enumeration it can.
+    fn tag_value<E>(&self, rule: &str, property: &Value, schema: &Value, prepare: PrepareSchema<E>, lark: &mut String) -> Result<(), E> {
+        let end = "\n</parameter>\n";
+        let choices: Option<Vec<_>> = match (property.get("enum"), property.get("const")) {
+            (Some(Value::Array(choices)), _) => choices.iter().map(Value::as_str).collect(),
+            (_, Some(Value::String(only))) => Some(vec![only]),
+            _ => None,
+        };
+        let _ = match (choices, xml_call::kind(Some(property))) {
+            (Some(choices), _) if !choices.is_empty() => {
+                let choices: Vec<_> = choices.into_iter().map(quoted).collect();
+                writeln!(lark, "{rule}: ({}) {}", choices.join(" | "), quoted(end))
+            }
+            (_, Kind::Json { string: false }) => {
+                writeln!(lark, "{rule}: {rule}_json {}\n{rule}_json: %json {}", quoted(end), prepare(&within(property, schema))?)
+            }
+            _ => writeln!(lark, "{rule}[suffix={}]: /(.|\\n)*/", quoted(end)),
+        };
+        Ok(())
+    }
+
+    /// Text that stands for itself; marks in it that are tokens by their ids.
+    fn literal(&self, text: &str) -> String {
+        const MARK_BYTES_MAX: usize = 32;
+        let mut parts = Vec::new();
+        let mut plain = String::new();
+        let mut rest = text;
+        while let Some(c) = rest.chars().next() {
+            let ends = rest.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|end| *end <= MARK_BYTES_MAX);
+            let mark = ends.filter_map(|end| Some((end, self.tokenizer.unspoken_id_of(&rest[..end])?))).last();
+            match mark {
+                Some((end, id)) => {
+                    if !plain.is_empty() {
+                        parts.push(quoted(&std::mem::take(&mut plain)));
+                    }
+                    parts.push(format!("<[{id}]>"));
+                    rest = &rest[end..];
+                }
+                None => {
+                    plain.push(c);
+                    rest = &rest[c.len_utf8()..];
+                }
+            }
+        }
+        if !plain.is_empty() || parts.is_empty() {
+            parts.push(quoted(&plain));
+        }
+        parts.join(" ")
+    }
+}
+
+/// A property as a schema of its own: references go to the whole's definitions.
+fn within(property: &Value, whole: &Value) -> Value {
+    let mut property = property.clone();
+    if let Some(fields) = property.as_object_mut() {
+        for key in ["$defs", "definitions"] {
+            if let Some(definitions) = whole.get(key) {
+                fields.entry(key).or_insert_with(|| definitions.clone());
+            }
+        }
+    }
+    property
+}
+
+fn quoted(text: &str) -> String {
+    // JSON leaves this control character as it is.
+    Value::from(text).to_string().replace('\u{7f}', "\\u007f")
+}
+
+/// In a regular expression.
+fn escaped(text: &str) -> String {
+    let escape = |c: char| if c.is_alphanumeric() || matches!(c, '_' | '<' | '>' | '=') { c.to_string() } else { format!("\\{c}") };
+    text.chars().map(escape).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{ToolFormat, hermes, llama_json, mistral, pythonic, qwen_coder},
+        *,
+    };
+    use crate::text::tokenizer::tests::{sentencepiece, sentencepiece_with};
+
+    fn prepare(schema: &Value) -> Result<String, String> {
+        if schema.to_string().contains("forbidden") { Err("no".into()) } else { Ok(schema.to_string()) }
+    }
+
+    fn calls(format: &'static ToolFormat, parallel: bool) -> Calls {
+        let parameters = json!({"properties": {"a": {"type": "integer"}, "b": {"type": "string"}}, "required": ["a"]});
+        let tools =
+            [Tool { name: "f".into(), parameters: Some(parameters), ..Tool::default() }, Tool { name: "g".into(), ..Tool::default() }];
+        Calls { format, tools: tools.into(), parallel }
+    }
+
+    fn lark(tokenizer: &Tokenizer, thought: Option<&Thought>, calls: &Calls, forced: Forced) -> String {
+        AnswerRules { tokenizer, thought, calls: Some((calls, forced)), answer: None }.lark(&prepare).unwrap()
+    }
+
+    #[test]
+    fn required_calls_are_in_the_models_own_format() {
+        assert_eq!(
+            lark(&sentencepiece(), None, &calls(&hermes::FORMAT, true), Forced::Any),
+            r#"start: row
+call_0: "<tool_call>\n{\"name\": \"f\", \"arguments\": " arguments_0 "}\n</tool_call>"
+arguments_0: %json {"properties":{"a":{"type":"integer"},"b":{"type":"string"}},"required":["a"]}
+call_1: "<tool_call>\n{\"name\": \"g\", \"arguments\": " arguments_1 "}\n</tool_call>"
+arguments_1: %json {"type":"object","properties":{},"additionalProperties":false}
+call: call_0 | call_1
+row: "" call ("\n" call)* ""
+"#
+        );
+    }
+
+    #[test]
+    fn marks_that_are_tokens_go_by_their_ids_and_a_named_tool_is_alone() {
+        let tokenizer = sentencepiece_with(&["[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]"]);
+        let id = |mark| tokenizer.id_of(mark).unwrap();
+        let thought = Thought { begin: "[THINK]", end: "[/THINK]", open: false };
+        assert_eq!(
+            lark(&tokenizer, Some(&thought), &calls(&mistral::NAMED, false), Forced::Named("g")),
+            format!(
+                "start: (<[{}]> thought_end /\\n{{0,2}}/)? row\nthought_end: /(.|\\n)*/ <[{}]>\n\
+                 call_1: <[{}]> \"g\" <[{}]> arguments_1 \"\"\n\
+                 arguments_1: %json {{\"type\":\"object\",\"properties\":{{}},\"additionalProperties\":false}}\ncall: call_1\nrow: \"\" call  \"\"\n",
+                id("[THINK]"),
+                id("[/THINK]"),
+                id("[TOOL_CALLS]"),
+                id("[ARGS]")
+            )
+        );
+    }
+
+    #[test]
+    fn arguments_that_are_no_object_have_a_rule_each() {
+        let python = lark(&sentencepiece(), None, &calls(&pythonic::FORMAT, false), Forced::Named("f"));
+        for line in [
+            r#"value_0_0: %json {"type":"integer"}"#,
+            r#"first_0_0:  "a=" value_0_0 next_0_1"#,
+            r#"next_0_1: ", " "b=" value_0_1 next_0_2 | next_0_2"#,
+            r#"first_0_1:  "b=" value_0_1 next_0_2 | first_0_2"#,
+            r#"call_0: "f(" first_0_0 ")""#,
+            r#"row: "[" call  "]""#,
+        ] {
+            assert!(python.lines().any(|l| l == line), "{line} in\n{python}");
+        }
+        let tags = lark(&sentencepiece(), None, &calls(&qwen_coder::FORMAT, false), Forced::Named("f"));
+        for line in [
+            r#"value_0_0: value_0_0_json "\n</parameter>\n""#,
+            r#"value_0_1[suffix="\n</parameter>\n"]: /(.|\n)*/"#,
+            r#"next_0_1:  "<parameter=b>\n" value_0_1 next_0_2 | next_0_2"#,
+            r#"call_0: "<tool_call>\n<function=f>\n" first_0_0 "</function>\n</tool_call>""#,
+        ] {
+            assert!(tags.lines().any(|l| l == line), "{line} in\n{tags}");
+        }
+    }
+
+    #[test]
+    fn strict_tools_leave_the_rest_of_the_answer_free() {
+        let start = |format, tokenizer: &Tokenizer| {
+            let lark = lark(tokenizer, None, &calls(format, true), Forced::Nothing);
+            let free = lark.lines().find(|line| line.starts_with("FREE")).unwrap().to_owned();
+            (lark.lines().next().unwrap().to_owned(), free)
+        };
+        let marked = "start: FREE (row FREE)*".to_owned();
+        assert_eq!(start(&mistral::LIST, &sentencepiece_with(&["[TOOL_CALLS]"])), (marked.clone(), "FREE: /(.|\\n)*/".into()));
+        assert_eq!(start(&hermes::FORMAT, &sentencepiece()), (marked, "FREE: /(.|\\n)*/ & ~/(.|\\n)*<tool_call>(.|\\n)*/".into()));
+        assert_eq!(
+            start(&llama_json::FORMAT, &sentencepiece()),
+            ("start: (row | FREE)".into(), r"FREE: /([ \n\t]*[^ \n\t\{](.|\n)*)?/".into())
+        );
+    }
+
+    #[test]
+    fn an_answer_may_follow_a_thought() {
+        let thought = Thought { begin: "<think>", end: "</think>", open: true };
+        let rules = AnswerRules { tokenizer: &sentencepiece(), thought: Some(&thought), calls: None, answer: Some("%json {}") };
+        assert_eq!(
+            rules.lark(&prepare).unwrap(),
+            "start: thought_end /\\n{0,2}/ answer\nthought_end[suffix=\"</think>\"]: /(.|\\n)*/\nanswer: %json {}\n"
+        );
+        let calls = calls(&hermes::FORMAT, true);
+        let rules = AnswerRules { calls: Some((&calls, Forced::Nothing)), thought: None, ..rules };
+        assert!(rules.lark(&prepare).unwrap().starts_with("start: (row | answer)\nanswer: %json {}\n"));
+    }
+
+    #[test]
+    fn a_schema_that_cannot_be_kept_is_refused_where_it_must_be() {
+        let forbidden = Tool { name: "f".into(), parameters: Some(json!({"forbidden": 1})), ..Tool::default() };
+        let lark = |tool| {
+            let calls = Calls { format: &hermes::FORMAT, tools: [tool].into(), parallel: true };
+            AnswerRules { tokenizer: &sentencepiece(), thought: None, calls: Some((&calls, Forced::Any)), answer: None }.lark(&prepare)
+        };
+        assert_eq!(lark(Tool { strict: true, ..forbidden.clone() }), Err(Refused { tool: 0, error: "no".into() }));
+        assert!(lark(forbidden).unwrap().contains(r#"arguments_0: %json {"type":"object"}"#));
+    }
+}

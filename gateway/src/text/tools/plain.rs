@@ -1,0 +1,27 @@
+//! No model's own: what an answer that must be a call looks like where the chat template teaches no format.
+//!
+//! ```text
+//! {"name": "f", "arguments": {"a": 1}}
+//! ```
+
+use super::{Call, Script, ToolFormat, json_call::JsonCall};
+
+pub(super) const FORMAT: ToolFormat = ToolFormat {
+    name: "plain",
+    signs: &[],
+    begins: &[],
+    opens: &[],
+    bare: Some('{'),
+    lists: false,
+    ends: &[],
+    separators: &[],
+    inner: &[],
+    again: |c| c == '{',
+    reader: |_, names| Box::new(JsonCall::new(names)),
+    script: Script {
+        begin: "",
+        join: "\n",
+        end: "",
+        call: Call::Around { before: "{\"name\": \"", between: "\", \"arguments\": ", after: "}" },
+    },
+};

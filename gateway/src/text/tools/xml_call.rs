@@ -1,0 +1,294 @@
+//! A call as tags: `<function=f>`, `<parameter=a>` with a value as plain text on lines of its own, `</parameter>`,
+//! `</function>`. The tool's schema says which values are strings; others are JSON.
+
+use super::{
+    super::output::Events,
+    Names, Reader, Step,
+    json::{push_quoted, quote},
+};
+use serde_json::Value;
+
+const FUNCTION: &str = "<function=";
+const FUNCTION_END: &str = "</function>";
+const PARAMETER: &str = "<parameter=";
+const PARAMETER_END: &str = "</parameter>";
+/// What follows a call, if the model forgot the function's end.
+const CALL_END: &str = "</tool_call>";
+/// Longer names are no call.
+const NAME_BYTES_MAX: usize = 256;
+/// More white space between a parameter's end and what follows is part of a value.
+const SPACE_MAX: usize = 64;
+/// Values that are not strings are read as a whole. Longer ones are strings.
+const JSON_BYTES_MAX: usize = 1 << 20;
+
+#[derive(Debug)]
+pub(super) struct XmlCall {
+    names: Names,
+    name: String,
+    state: State,
+    said: bool,
+    /// A parameter was written.
+    given: bool,
+}
+
+#[derive(Debug)]
+enum State {
+    Function(String),
+    FunctionName,
+    /// Between parameters: part of a tag.
+    Between(String),
+    ParameterName(String),
+    Value(ParameterValue),
+}
+
+#[derive(Debug)]
+struct ParameterValue {
+    kind: Kind,
+    /// The line break after the tag is not the value's.
+    begun: bool,
+    /// What may be the value's end.
+    held: String,
+    /// All of a value that may be JSON.
+    text: String,
+}
+
+/// What a value's schema allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    String,
+    /// JSON of any other type; a string, too, if `string`.
+    Json {
+        string: bool,
+    },
+}
+
+impl XmlCall {
+    pub(super) fn new(names: &Names) -> Self {
+        Self { names: names.clone(), name: String::new(), state: State::Function(String::new()), said: false, given: false }
+    }
+
+    fn advance(&mut self, c: char, events: &mut Events) -> Result<State, Step> {
+        Ok(match std::mem::replace(&mut self.state, State::FunctionName) {
+            State::Function(mut tag) => {
+                tag.push(c);
+                match tag.as_str() {
+                    FUNCTION => State::FunctionName,
+                    tag if FUNCTION.starts_with(tag) => State::Function(tag.to_owned()),
+                    _ => return Err(Step::refused()),
+                }
+            }
+            State::FunctionName if c == '>' && self.names.allow(&self.name) => {
+                self.said = true;
+                events.call(&self.name);
+                events.arguments("{");
+                State::Between(String::new())
+            }
+            State::FunctionName if is_name(c) && self.name.len() < NAME_BYTES_MAX => {
+                self.name.push(c);
+                State::FunctionName
+            }
+            State::FunctionName => return Err(Step::refused()),
+            State::Between(tag) if tag.is_empty() && c.is_whitespace() => State::Between(tag),
+            State::Between(mut tag) => {
+                tag.push(c);
+                match tag.as_str() {
+                    PARAMETER => State::ParameterName(String::new()),
+                    FUNCTION_END => {
+                        events.arguments("}");
+                        return Err(Step::Done);
+                    }
+                    text if PARAMETER.starts_with(text) || FUNCTION_END.starts_with(text) => State::Between(tag),
+                    _ => {
+                        events.arguments("}");
+                        tag.pop();
+                        return Err(Step::Refused(tag));
+                    }
+                }
+            }
+            State::ParameterName(name) if c == '>' && !name.is_empty() => {
+                let kind = kind(self.names.parameter(&self.name, &name));
+                let comma = if std::mem::replace(&mut self.given, true) { ", " } else { "" };
+                let quote_mark = if kind == Kind::String { "\"" } else { "" };
+                events.arguments(&format!("{comma}{}: {quote_mark}", quote(&name)));
+                State::Value(ParameterValue { kind, begun: false, held: String::new(), text: String::new() })
+            }
+            State::ParameterName(mut name) if c != '>' && !c.is_control() && name.len() < NAME_BYTES_MAX => {
+                name.push(c);
+                State::ParameterName(name)
+            }
+            State::ParameterName(name) => {
+                events.arguments("}");
+                return Err(Step::Refused(PARAMETER.to_owned() + &name));
+            }
+            State::Value(mut value) => match value.step(c, events) {
+                None => State::Value(value),
+                Some(PARAMETER) => State::ParameterName(String::new()),
+                Some(FUNCTION_END) => {
+                    events.arguments("}");
+                    return Err(Step::Done);
+                }
+                Some(_) => {
+                    events.arguments("}");
+                    let mut tag = CALL_END.to_owned();
+                    tag.pop();
+                    return Err(Step::Refused(tag));
+                }
+            },
+        })
+    }
+}
+
+impl Reader for XmlCall {
+    fn step(&mut self, c: char, events: &mut Events) -> Step {
+        match self.advance(c, events) {
+            Ok(state) => {
+                self.state = state;
+                Step::More
+            }
+            Err(step) => step,
+        }
+    }
+
+    fn said(&self) -> bool {
+        self.said
+    }
+
+    fn finish(&mut self, events: &mut Events) {
+        if let State::Value(value) = &mut self.state {
+            value.cut(events);
+        }
+    }
+}
+
+impl ParameterValue {
+    /// The tag that follows the value, when it is complete with `c`.
+    fn step(&mut self, c: char, events: &mut Events) -> Option<&'static str> {
+        if !std::mem::replace(&mut self.begun, true) && c == '\n' {
+            return None;
+        }
+        self.held.push(c);
+        loop {
+            match following(&self.held) {
+                Following::Tag(tag) => {
+                    self.end(events);
+                    return Some(tag);
+                }
+                Following::Open => return None,
+                Following::Other => {
+                    let c = self.held.remove(0);
+                    self.add(c, events);
+                }
+            }
+        }
+    }
+
+    fn add(&mut self, c: char, events: &mut Events) {
+        match self.kind {
+            Kind::String => {
+                let mut text = String::new();
+                push_quoted(c, &mut text);
+                events.arguments(&text);
+            }
+            Kind::Json { .. } => {
+                self.text.push(c);
+                if self.text.len() > JSON_BYTES_MAX {
+                    self.kind = Kind::String;
+                    let quoted = quote(&std::mem::take(&mut self.text));
+                    events.arguments(&quoted[..quoted.len() - 1]);
+                }
+            }
+        }
+    }
+
+    fn end(&mut self, events: &mut Events) {
+        match self.kind {
+            Kind::String => events.arguments("\""),
+            Kind::Json { string } => events.arguments(&json(&self.text, string)),
+        }
+    }
+
+    /// No more text comes: a value that was cut stays open.
+    fn cut(&mut self, events: &mut Events) {
+        let held = std::mem::take(&mut self.held);
+        held.chars().for_each(|c| self.add(c, events));
+        events.arguments(&std::mem::take(&mut self.text));
+    }
+}
+
+enum Following {
+    Tag(&'static str),
+    /// It may still become a tag.
+    Open,
+    Other,
+}
+
+/// Whether this is a parameter's end and then another tag. An end that nothing follows is part of the value.
+fn following(held: &str) -> Following {
+    let end = held.strip_prefix('\n').unwrap_or(held);
+    let Some(rest) = end.strip_prefix(PARAMETER_END) else {
+        return if PARAMETER_END.starts_with(end) { Following::Open } else { Following::Other };
+    };
+    let tag = rest.trim_start();
+    if rest.len() - tag.len() > SPACE_MAX {
+        return Following::Other;
+    }
+    let tags = [PARAMETER, FUNCTION_END, CALL_END];
+    match tags.iter().find(|known| **known == tag) {
+        Some(known) => Following::Tag(known),
+        None if tags.iter().any(|known| known.starts_with(tag)) => Following::Open,
+        None => Following::Other,
+    }
+}
+
+/// A value that need not be a string.
+fn json(text: &str, string: bool) -> String {
+    let trimmed = text.trim();
+    let python = match trimmed {
+        "True" => "true",
+        "False" => "false",
+        "None" => "null",
+        other => other,
+    };
+    match serde_json::from_str::<Value>(python) {
+        // `"a"` where a string is allowed is a string with quotes, as any other text.
+        Ok(value) if !(string && value.is_string()) => python.to_owned(),
+        _ => quote(text),
+    }
+}
+
+/// What this schema allows.
+pub(super) fn kind(schema: Option<&Value>) -> Kind {
+    let Some(schema) = schema else { return Kind::Json { string: true } };
+    let mut types = Vec::new();
+    collect_types(schema, &mut types, 0);
+    match &types[..] {
+        [] => Kind::Json { string: true },
+        types if types.iter().all(|kind| *kind == "string") => Kind::String,
+        types => Kind::Json { string: types.contains(&"string") },
+    }
+}
+
+/// Names of the types that a schema allows, as far as it says so at once.
+fn collect_types<'a>(schema: &'a Value, types: &mut Vec<&'a str>, depth: usize) {
+    if depth > 4 {
+        return;
+    }
+    match schema.get("type") {
+        Some(Value::String(kind)) => types.push(kind),
+        Some(Value::Array(kinds)) => types.extend(kinds.iter().filter_map(Value::as_str)),
+        _ => {
+            for value in schema.get("enum").and_then(Value::as_array).into_iter().flatten().chain(schema.get("const")) {
+                types.push(if value.is_string() { "string" } else { "other" });
+            }
+            for key in ["anyOf", "oneOf", "allOf"] {
+                for inner in schema.get(key).and_then(Value::as_array).into_iter().flatten() {
+                    collect_types(inner, types, depth + 1);
+                }
+            }
+        }
+    }
+}
+
+fn is_name(c: char) -> bool {
+    !c.is_whitespace() && !c.is_control() && !matches!(c, '<' | '>' | '"' | '=')
+}
