@@ -6,6 +6,11 @@ use tidemill_gateway::{
     gateway::{Gateway, GatewaySettings},
     http::{routes, server},
     metrics,
+    store::{
+        Store,
+        memory::Memory,
+        sqlite::{OpenError, Sqlite},
+    },
     text::{ModelError, TextModel},
 };
 use tidemill_net::{
@@ -18,6 +23,8 @@ use tokio::net::TcpListener;
 pub enum RunError {
     #[error(transparent)]
     Model(#[from] ModelError),
+    #[error("responses cannot be stored: {0}")]
+    Store(#[from] OpenError),
     #[error(transparent)]
     Identity(#[from] IdentityError),
     #[error(transparent)]
@@ -53,6 +60,13 @@ impl Coordinator {
     pub async fn bind(settings: Settings) -> Result<Self, RunError> {
         metrics::install();
         let text = TextModel::load(&settings.model)?;
+        let store: Arc<dyn Store> = match &settings.data {
+            Some(dir) => Arc::new(Sqlite::open(&dir.join("responses.sqlite"), settings.store)?),
+            None => {
+                tracing::info!("stored responses and conversations end with this process: --data keeps them");
+                Arc::new(Memory::new(settings.store))
+            }
+        };
         let endpoint = Endpoint::bind(settings.listen, &Identity::load(&settings.pki)?)?;
         let (listener, http) = listen("--http", settings.http).await?;
         let (admin_listener, admin) = match settings.admin {
@@ -64,6 +78,8 @@ impl Coordinator {
         let gateway = GatewaySettings {
             model_name: settings.served_model_name,
             classes: settings.cluster.classes.clone(),
+            aliases: settings.aliases,
+            store,
             request_timeout: settings.request_timeout,
             body_bytes_max: settings.body_bytes_max,
         };
@@ -92,6 +108,9 @@ impl Coordinator {
         let mut ticking = tokio::spawn(async move { driver.tick().await });
 
         let gateway = Arc::clone(&self.gateway);
+        let mut expiring = tokio::spawn(async move { gateway.expire_stored().await });
+
+        let gateway = Arc::clone(&self.gateway);
         let stop = async move {
             shutdown.await;
             gateway.drain();
@@ -117,10 +136,12 @@ impl Coordinator {
             _ = operators => Err(RunError::Broken("serves operators")),
             _ = &mut ticking => Err(RunError::Broken("lets time pass")),
             _ = &mut accepting => Err(RunError::Broken("accepts workers")),
+            _ = &mut expiring => Err(RunError::Broken("deletes old responses")),
         };
         self.endpoint.close().await;
         ticking.abort();
         accepting.abort();
+        expiring.abort();
         served
     }
 }

@@ -1,13 +1,14 @@
 //! The coordinator's knobs, each stated once: flags and TOML keys are one struct, checked into [`Settings`].
 
 use serde::{Deserialize, Serialize};
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration};
 use tidemill_cluster::{
     ClusterSettings,
     admission::AdmissionPolicy,
     class::{Class, Classes, OnMiss},
     schedule::{Policy, PolicyName},
 };
+use tidemill_gateway::store;
 use tidemill_net::{
     config::{ConfigError, invalid, parse_bytes, required},
     uplink::HEARTBEAT_DEAD,
@@ -39,6 +40,18 @@ pub struct Flags {
     /// The model's name in the API [default: the directory's]
     #[arg(long, value_name = "NAME")]
     pub served_model_name: Option<String>,
+    /// Other names that clients may ask for, such as gpt-5=tidemill-demo,o3=tidemill-demo; in the config file a section [aliases]
+    #[arg(long, value_name = "NAME=MODEL,…", value_parser = parse_aliases)]
+    pub aliases: Option<BTreeMap<String, String>>,
+    /// Directory for stored responses and conversations [default: none, they end with this process]
+    #[arg(long, value_name = "DIR")]
+    pub data: Option<PathBuf>,
+    /// Days that stored responses and conversations are kept after they were last added to [default: 30]
+    #[arg(long, value_name = "DAYS")]
+    pub store_days: Option<u64>,
+    /// Bytes of stored responses and conversations, such as 1GiB: over this, the oldest go [default: 1GiB; 64MiB without --data]
+    #[arg(long, value_name = "SIZE")]
+    pub store_bytes_max: Option<String>,
     /// Prompt suffixes of at most this many uncached tokens are computed by the decode worker itself; 0 sends all full
     /// blocks to a prefill worker [default: by predicted time]
     #[arg(long, value_name = "TOKENS")]
@@ -137,6 +150,11 @@ pub struct Settings {
     pub pki: PathBuf,
     pub model: PathBuf,
     pub served_model_name: String,
+    /// Other names of models.
+    pub aliases: BTreeMap<String, String>,
+    /// Where responses and conversations are stored; `None`: in memory.
+    pub data: Option<PathBuf>,
+    pub store: store::Limits,
     pub cluster: ClusterSettings,
     pub request_timeout: Duration,
     pub body_bytes_max: usize,
@@ -155,6 +173,21 @@ const REPLICATE_AFTER: u8 = 3;
 /// More than a process may have open files.
 const CONNECTIONS_MAX: usize = 1 << 20;
 
+/// Less than this, and one long conversation would push all others out.
+const STORE_BYTES_MIN: u64 = 16 << 20;
+
+/// A hundred years.
+const STORE_DAYS_MAX: u64 = 36_500;
+
+/// `a=b,c=d` as a map.
+fn parse_aliases(text: &str) -> Result<BTreeMap<String, String>, String> {
+    let pair = |pair: &str| {
+        let (name, model) = pair.split_once('=').ok_or_else(|| format!("`{pair}` is not NAME=MODEL"))?;
+        Ok((name.trim().to_owned(), model.trim().to_owned()))
+    };
+    text.split(',').map(pair).collect()
+}
+
 impl Flags {
     pub fn check(self) -> Result<Settings, ConfigError> {
         let model = required(None, "model", self.model)?;
@@ -168,6 +201,12 @@ impl Flags {
         };
         let body = self.body_bytes_max.unwrap_or_else(|| "8MiB".into());
         let body_bytes_max = parse_bytes(&body).map_err(|reason| invalid("body_bytes_max", &body, reason))?;
+        let aliases = self.aliases.unwrap_or_default();
+        if let Some((name, model)) = aliases.iter().find(|(name, model)| name.is_empty() || **model != served_model_name) {
+            return Err(invalid("aliases", format!("{name}={model}"), format!("must name the served model, `{served_model_name}`")));
+        }
+        let store_bytes = self.store_bytes_max.unwrap_or_else(|| if self.data.is_some() { "1GiB" } else { "64MiB" }.into());
+        let store_bytes_max = parse_bytes(&store_bytes).map_err(|reason| invalid("store_bytes_max", &store_bytes, reason))?;
         let positive = |key, value: u64| if value == 0 { Err(invalid(key, value, "must be at least 1")) } else { Ok(value) };
         let within = |least, most, key, value| {
             if (least..=most).contains(&value) { Ok(value) } else { Err(invalid(key, value, format!("must be from {least} to {most}"))) }
@@ -197,6 +236,15 @@ impl Flags {
             listen: self.listen.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 0))),
             pki: required(None, "pki", self.pki)?,
             served_model_name,
+            aliases,
+            data: self.data,
+            store: store::Limits {
+                age: Duration::from_secs(within(1, STORE_DAYS_MAX, "store_days", self.store_days.unwrap_or(30))? * 24 * 3600),
+                bytes: match store_bytes_max {
+                    STORE_BYTES_MIN.. => store_bytes_max,
+                    _ => return Err(invalid("store_bytes_max", &store_bytes, "must be at least 16MiB")),
+                },
+            },
             cluster: ClusterSettings {
                 id_base: u64::from(rand::random::<u32>()) << 32,
                 admission: AdmissionPolicy { queue_max: positive("queue_max", self.queue_max.unwrap_or(1024) as u64)? as usize },
@@ -207,7 +255,7 @@ impl Flags {
             },
             request_timeout: seconds("request_timeout_s", self.request_timeout_s, 600)?,
             body_bytes_max: positive("body_bytes_max", body_bytes_max)? as usize,
-            connections_max: within(1, CONNECTIONS_MAX, "connections_max", self.connections_max.unwrap_or(4096))?,
+            connections_max: within(1, CONNECTIONS_MAX as u64, "connections_max", self.connections_max.unwrap_or(4096) as u64)? as usize,
             drain: Duration::from_secs(self.drain_s.unwrap_or(30)),
             log: self.log.unwrap_or_else(|| "info".into()),
             exit_with_parent: self.exit_with_parent.unwrap_or(false),
@@ -258,6 +306,13 @@ mod tests {
     }
 
     #[test]
+    fn aliases_are_a_map() {
+        let aliases = parse_aliases("gpt-5=tiny, o3 = tiny").unwrap();
+        assert_eq!(aliases.into_iter().collect::<Vec<_>>(), [("gpt-5".into(), "tiny".into()), ("o3".into(), "tiny".into())]);
+        assert!(parse_aliases("gpt-5").unwrap_err().contains("NAME=MODEL"));
+    }
+
+    #[test]
     fn an_error_names_its_key() {
         for (flags, key) in [
             (Flags { model: None, ..flags() }, "--model"),
@@ -268,6 +323,9 @@ mod tests {
             (Flags { connections_max: Some(usize::MAX), ..flags() }, "connections_max"),
             (Flags { served_model_name: None, ..flags() }, "`model` = /models/tiny"),
             (Flags { request_timeout_s: Some(0), ..flags() }, "request_timeout_s"),
+            (Flags { aliases: parse_aliases("gpt-5=big").ok(), ..flags() }, "`aliases` = gpt-5=big"),
+            (Flags { store_days: Some(u64::MAX), ..flags() }, "store_days"),
+            (Flags { store_bytes_max: Some("1MiB".into()), ..flags() }, "store_bytes_max"),
         ] {
             let error = flags.check().unwrap_err().to_string();
             assert!(error.contains(key), "{error}");

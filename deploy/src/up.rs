@@ -38,7 +38,7 @@ pub struct UpArgs {
     /// Address of the front door
     #[arg(long, default_value = "127.0.0.1:8000")]
     http: SocketAddr,
-    /// Directory for certificates and models (default: a temporary one, removed at the end)
+    /// Directory for certificates, models and stored responses (default: a temporary one, removed at the end)
     #[arg(long)]
     data: Option<PathBuf>,
     /// What computes on prefill and decode workers: model, or echo (no weights, tokens are a hash of the ids; for measuring everything
@@ -57,6 +57,9 @@ pub struct UpArgs {
     /// With `--engine echo`: bytes of a KV block
     #[arg(long)]
     block_bytes: Option<usize>,
+    /// Other names that clients may ask for, such as gpt-5=tidemill-demo
+    #[arg(long, value_name = "NAME=MODEL,…")]
+    aliases: Option<String>,
     /// Where models compute
     #[arg(long, default_value = "auto", value_parser = ["auto", "cpu", "cuda"])]
     device: String,
@@ -179,8 +182,13 @@ impl Cluster {
                     port.with_context(|| format!("there are not {} ports from {} on for --http", args.coordinator, http.port()))?,
                 );
             }
-            let flags =
-                common(&[("--http", http.to_string()), ("--model", model.display().to_string()), ("--served-model-name", name.clone())]);
+            let mut flags = common(&[
+                ("--http", http.to_string()),
+                ("--model", model.display().to_string()),
+                ("--served-model-name", name.clone()),
+                ("--data", data.join(format!("coordinator-{n}")).display().to_string()),
+            ]);
+            flags.extend(args.aliases.iter().flat_map(|aliases| ["--aliases".to_owned(), aliases.clone()]));
             let mut process = Process::start("tidemill-coordinator", &format!("coordinator-{n}"), &flags)?;
             let line = process.line(Duration::from_secs(30)).await;
             self.coordinators.push(process);

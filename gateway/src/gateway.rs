@@ -7,14 +7,17 @@ use crate::{
         answer::Answer,
         errors::ApiError,
         parse::{self, Options},
+        responses::running::RunningResponses,
         watch::VIEWERS_MAX,
     },
     metrics::Objectives,
     recent::Recent,
+    store::{Owner, Store},
     text::TextModel,
 };
 use axum::body::Body;
 use std::{
+    collections::BTreeMap,
     num::NonZero,
     sync::{
         Arc,
@@ -32,12 +35,17 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// A client has this long to send a request's body.
 const BODY_READ_MAX: Duration = Duration::from_secs(60);
+/// Between looks for stored responses that are too old.
+const EXPIRE_EVERY: Duration = Duration::from_secs(600);
 
 #[derive(Debug)]
 pub struct GatewaySettings {
     /// The model's name in the API.
     pub model_name: String,
     pub classes: Classes,
+    /// Other names, each with the model that it stands for.
+    pub aliases: BTreeMap<String, String>,
+    pub store: Arc<dyn Store>,
     /// No request lives longer.
     pub request_timeout: Duration,
     pub body_bytes_max: usize,
@@ -48,6 +56,9 @@ pub struct Gateway {
     backend: Arc<dyn Backend>,
     text: TextModel,
     model_name: String,
+    aliases: BTreeMap<String, String>,
+    store: Arc<dyn Store>,
+    running: Arc<RunningResponses>,
     created: u64,
     objectives: Arc<Objectives>,
     recent: Arc<Recent>,
@@ -75,6 +86,9 @@ impl Gateway {
             backend,
             text,
             model_name: settings.model_name,
+            aliases: settings.aliases,
+            store: settings.store,
+            running: Arc::default(),
             created: unix_seconds(),
             objectives: Arc::new(Objectives::new(settings.classes)),
             recent: Arc::default(),
@@ -114,10 +128,42 @@ impl Gateway {
         self.created
     }
 
+    /// Other names of models.
+    pub fn aliases(&self) -> &BTreeMap<String, String> {
+        &self.aliases
+    }
+
     pub fn check_model(&self, model: Option<&str>) -> Result<(), ApiError> {
-        match model {
+        match model.map(|name| self.aliases.get(name).map_or(name, String::as_str)) {
             Some(model) if model != self.model_name => Err(ApiError::model_not_found(model, &self.model_name)),
             Some(_) | None => Ok(()),
+        }
+    }
+
+    /// Where responses and conversations are.
+    pub fn store(&self) -> &dyn Store {
+        &*self.store
+    }
+
+    /// Responses that are being streamed.
+    pub fn running(&self) -> &Arc<RunningResponses> {
+        &self.running
+    }
+
+    /// Whose records a request may see: all clients are one owner until there are tenants.
+    pub fn owner(&self) -> Owner {
+        Owner::default()
+    }
+
+    /// Deletes stored responses that are too old, for ever.
+    pub async fn expire_stored(&self) {
+        loop {
+            match self.store.expire(unix_seconds()).await {
+                Ok(0) => {}
+                Ok(expired) => tracing::info!(expired, "old responses and conversations were deleted"),
+                Err(error) => tracing::warn!(%error, "old responses and conversations cannot be deleted"),
+            }
+            tokio::time::sleep(EXPIRE_EVERY).await;
         }
     }
 
@@ -175,17 +221,30 @@ impl Gateway {
     /// A dialog as a prompt; `options` learn how its answer is read. `param`: the field with its messages, for errors. Takes a
     /// while: see [`compute`](Self::compute).
     pub fn prompt(&self, param: &str, dialog: &Dialog, options: &mut Options) -> Result<Vec<Token>, ApiError> {
-        let DialogPrompt { text, output } = dialog.prompt(&self.text, SystemTime::now()).map_err(|error| match error {
+        let DialogPrompt { text, output } = self.render(param, dialog)?;
+        options.rules.output = output;
+        self.encode_rendered(param, &text)
+    }
+
+    /// The prompt alone, of a dialog that nobody answers.
+    pub fn prompt_only(&self, param: &str, dialog: &Dialog) -> Result<Vec<Token>, ApiError> {
+        self.encode_rendered(param, &self.render(param, dialog)?.text)
+    }
+
+    fn render(&self, param: &str, dialog: &Dialog) -> Result<DialogPrompt, ApiError> {
+        dialog.prompt(&self.text, SystemTime::now()).map_err(|error| match error {
             DialogError::NoTools | DialogError::NoSuchTool(_) => ApiError::invalid("tool_choice", error.to_string()),
             DialogError::ToolName(_) | DialogError::ToolTwice(_) | DialogError::Parameters(_) => {
                 ApiError::invalid("tools", error.to_string())
             }
             DialogError::NoTemplate | DialogError::Template(_) => ApiError::invalid(param, error.to_string()),
-        })?;
-        self.check_text_length(param, &text)?;
-        options.rules.output = output;
+        })
+    }
+
+    fn encode_rendered(&self, param: &str, text: &str) -> Result<Vec<Token>, ApiError> {
+        self.check_text_length(param, text)?;
         // The template has written BOS where the model wants it.
-        self.text.tokenizer.encode(&text, false).map_err(|e| ApiError::invalid(param, e.to_string()))
+        self.text.tokenizer.encode(text, false).map_err(|e| ApiError::invalid(param, e.to_string()))
     }
 
     /// Puts a dialog to the model. Unless the client gives a number, the answer is as long as fits.
@@ -199,7 +258,9 @@ impl Gateway {
         let prepare = move || worker.prompt(param, &dialog, &mut options).map(|prompt| (Tokens::from(prompt), options));
         let (prompt, options) = self.compute(prepare).await?;
         let room = self.room(std::slice::from_ref(&prompt))?;
-        let answer = self.start(param, std::slice::from_ref(&prompt), &options, options.max_tokens.unwrap_or(room), None)?;
+        let wanted = options.max_tokens.unwrap_or(room);
+        let max_tokens = if options.max_tokens_shrinks { wanted.min(room) } else { wanted };
+        let answer = self.start(param, std::slice::from_ref(&prompt), &options, max_tokens, None)?;
         Ok(RunningDialog { answer, prompt, options })
     }
 

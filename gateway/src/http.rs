@@ -3,6 +3,8 @@
 //! - [`routes`]: both ports' routes; [`operator`]: for operators and probes; [`models`]: `/v1/models`
 //! - [`console`]: `/console`, the web page; [`watch`]: `/cluster/events`, its live data
 //! - [`endpoint`]: the generating endpoints' common part; [`chat`], [`completions`]: their wire shapes; [`openai`]: bodies
+//! - [`responses`], [`conversations`]: what is stored, and goes on by its id
+//! - [`messages`]: Anthropic's API; [`tokenize`]: `/tokenize` and `/detokenize`
 //! - [`parse`]: bodies checked; [`errors`]: OpenAI's error object
 //! - [`answer`]: a running request's events as deltas of its choices; [`sse`]: deltas as a stream
 //! - [`server`]: clients' connections
@@ -11,13 +13,17 @@ pub mod answer;
 pub mod chat;
 pub mod completions;
 pub mod console;
+pub mod conversations;
 pub mod endpoint;
 pub mod errors;
+pub mod messages;
 pub mod models;
 pub mod openai;
 pub mod operator;
 pub mod parse;
+pub mod responses;
 pub mod routes;
 pub mod server;
 pub mod sse;
+pub mod tokenize;
 pub mod watch;

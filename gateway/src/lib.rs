@@ -11,6 +11,7 @@
 //! - [`gateway`]: the state that all handlers share
 //! - [`http`]: endpoints and their server
 //! - [`backend`]: the cluster as the gateway sees it
+//! - [`store`]: responses and conversations that clients may ask for again
 //! - [`metrics`]: the numbers behind `/metrics`; [`recent`]: the last choices that ended
 
 pub mod dialog;
@@ -27,3 +28,5 @@ pub mod http;
 pub mod metrics;
 #[cfg(feature = "shell")]
 pub mod recent;
+#[cfg(feature = "shell")]
+pub mod store;

@@ -217,7 +217,7 @@ mod tests {
     /// The token after `tokens[start..]`, computed in blocks `table`.
     fn next(echo: &mut EchoExecutor, tokens: &[Token], start: usize, table: &[u32], sampling: &Sampling) -> Token {
         let history = History::new(tokens);
-        let wanted = Wanted::Token(Draw { sampling, history: &history, index: 0, banned: &[] });
+        let wanted = Wanted::Token(Draw { sampling, history: &history, index: 0, banned: &[], allowed: None });
         let results = echo.step(&[Segment { tokens: &tokens[start..], start, blocks: table, wanted }]).unwrap();
         results[0].drawn.as_ref().unwrap().0
     }

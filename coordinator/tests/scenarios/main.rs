@@ -4,5 +4,7 @@ mod console;
 mod failures;
 mod front_door;
 mod hostile;
+mod messages;
+mod responses;
 mod support;
 mod tools;

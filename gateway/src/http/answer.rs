@@ -136,7 +136,7 @@ impl Answer {
     }
 
     /// The next delta of any choice; `None` after the last. Cancel safe.
-    async fn next_delta(&mut self) -> Result<Option<Delta>, ApiError> {
+    pub async fn next_delta(&mut self) -> Result<Option<Delta>, ApiError> {
         loop {
             match self.next().await? {
                 Some(News::Delta(delta)) => return Ok(Some(delta)),

@@ -121,7 +121,7 @@ impl Endpoint for Chat {
 }
 
 /// The body in words that no protocol owns.
-fn dialog(chat: ChatRequest) -> Result<Dialog, ApiError> {
+pub(super) fn dialog(chat: ChatRequest) -> Result<Dialog, ApiError> {
     if chat.messages.is_empty() {
         return Err(ApiError::invalid("messages", "`messages` is empty: at least one message is needed"));
     }

@@ -1,6 +1,6 @@
 //! Every failure as OpenAI's error object: `{"error": {"message", "type", "param", "code"}}`.
 
-use crate::metrics::RequestOutcome;
+use crate::{metrics::RequestOutcome, store::StoreError};
 use axum::{
     Json,
     http::{HeaderValue, StatusCode, header},
@@ -73,6 +73,25 @@ impl ApiError {
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message)
     }
 
+    /// What a request names is not stored here.
+    pub fn not_found(param: &str, message: impl Into<String>) -> Self {
+        Self { param: Some(param.into()), code: Some("not_found"), ..Self::new(StatusCode::NOT_FOUND, message) }
+    }
+
+    /// `param`: the field that names what was looked for.
+    pub fn of_store(param: &str, error: StoreError) -> Self {
+        let message = error.to_string();
+        match error {
+            StoreError::NotFound(_) => Self::not_found(param, message),
+            StoreError::TooLong { .. } => Self::invalid(param, message),
+            StoreError::Busy => Self { retry_after_s: Some(1), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) },
+            StoreError::Failed(_) => {
+                tracing::error!(%error, "the store of responses has failed");
+                Self::internal(message)
+            }
+        }
+    }
+
     pub fn no_route(method: &str, path: &str) -> Self {
         Self::new(StatusCode::NOT_FOUND, format!("Unknown request URL: {method} {path}."))
     }
@@ -102,6 +121,14 @@ impl ApiError {
 
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, message)
+    }
+
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    pub fn retry_after_s(&self) -> Option<u64> {
+        self.retry_after_s
     }
 
     pub fn status(&self) -> StatusCode {

@@ -2,7 +2,7 @@
 
 use super::{
     errors::ApiError,
-    openai::{Model, ModelList},
+    openai::{Model, ModelCard, ModelList, TruncationPolicy},
 };
 use crate::gateway::Gateway;
 use axum::{
@@ -11,23 +11,60 @@ use axum::{
 };
 use std::sync::Arc;
 
+/// Codex begins its prompt with these words; its tools speak for themselves.
+const BASE_INSTRUCTIONS: &str =
+    "You are a coding agent. You work in the user's directory with the tools that you are given. Keep answers short.";
+
 pub async fn list(State(gateway): State<Arc<Gateway>>) -> Json<ModelList> {
-    Json(ModelList { object: "list", data: vec![model(&gateway)] })
+    Json(ModelList {
+        object: "list",
+        data: names(&gateway).map(|name| model(&gateway, name)).collect(),
+        models: names(&gateway).map(|name| card(&gateway, name)).collect(),
+    })
 }
 
 pub async fn one(State(gateway): State<Arc<Gateway>>, id: Result<Path<String>, PathRejection>) -> Result<Json<Model>, ApiError> {
     let Path(id) = id.map_err(|rejection| ApiError::malformed(rejection.body_text()))?;
     gateway.check_model(Some(&id))?;
-    Ok(Json(model(&gateway)))
+    Ok(Json(model(&gateway, &id)))
 }
 
-fn model(gateway: &Gateway) -> Model {
+/// The served model's, then its other ones.
+fn names(gateway: &Gateway) -> impl Iterator<Item = &str> {
+    std::iter::once(gateway.model_name()).chain(gateway.aliases().keys().map(String::as_str))
+}
+
+fn model(gateway: &Gateway, name: &str) -> Model {
     Model {
-        id: gateway.model_name().to_owned(),
+        id: name.to_owned(),
         object: "model",
         created: gateway.created(),
         owned_by: "tidemill",
         root: gateway.model_name().to_owned(),
         max_model_len: gateway.context_tokens_max(),
+    }
+}
+
+fn card(gateway: &Gateway, name: &str) -> ModelCard {
+    ModelCard {
+        slug: name.to_owned(),
+        display_name: name.to_owned(),
+        description: format!("{} at Tidemill", gateway.model_name()),
+        supported_reasoning_levels: [],
+        shell_type: "shell_command",
+        visibility: "list",
+        supported_in_api: true,
+        priority: 0,
+        upgrade: None,
+        base_instructions: BASE_INSTRUCTIONS,
+        supports_reasoning_summaries: false,
+        support_verbosity: false,
+        default_verbosity: None,
+        apply_patch_tool_type: None,
+        truncation_policy: TruncationPolicy { mode: "bytes", limit: 10_000 },
+        supports_parallel_tool_calls: true,
+        context_window: gateway.context_tokens_max(),
+        experimental_supported_tools: [],
+        input_modalities: ["text"],
     }
 }

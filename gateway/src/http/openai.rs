@@ -395,6 +395,7 @@ pub struct TidemillUsage {
 pub struct ModelList {
     pub object: &'static str,
     pub data: Vec<Model>,
+    pub models: Vec<ModelCard>,
 }
 
 #[derive(Debug, Serialize)]
@@ -406,4 +407,35 @@ pub struct Model {
     pub root: String,
     /// Longest sequence (vLLM's extension).
     pub max_model_len: u32,
+}
+
+/// A model as Codex asks for it (`models` beside `data`): it takes a list whose entries lack one of these fields for broken.
+#[derive(Debug, Serialize)]
+pub struct ModelCard {
+    pub slug: String,
+    pub display_name: String,
+    pub description: String,
+    pub supported_reasoning_levels: [(); 0],
+    pub shell_type: &'static str,
+    pub visibility: &'static str,
+    pub supported_in_api: bool,
+    pub priority: i32,
+    pub upgrade: Option<()>,
+    pub base_instructions: &'static str,
+    pub supports_reasoning_summaries: bool,
+    pub support_verbosity: bool,
+    pub default_verbosity: Option<()>,
+    pub apply_patch_tool_type: Option<()>,
+    pub truncation_policy: TruncationPolicy,
+    pub supports_parallel_tool_calls: bool,
+    pub context_window: u32,
+    pub experimental_supported_tools: [(); 0],
+    pub input_modalities: [&'static str; 1],
+}
+
+/// How long an agent lets a tool's output be.
+#[derive(Debug, Serialize)]
+pub struct TruncationPolicy {
+    pub mode: &'static str,
+    pub limit: u32,
 }

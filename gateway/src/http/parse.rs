@@ -92,6 +92,8 @@ pub struct Options {
     pub continuous_usage: bool,
     /// As asked for; the endpoint has its own default.
     pub max_tokens: Option<u32>,
+    /// A `max_tokens` that does not fit after the prompt becomes what fits, where the protocol expects so.
+    pub max_tokens_shrinks: bool,
     pub rules: TextRules,
     /// What every choice's text must follow.
     pub constraint: Option<Constraint>,
@@ -169,6 +171,7 @@ impl Options {
             include_usage: stream_options.include_usage.unwrap_or(false),
             continuous_usage: stream_options.continuous_usage_stats.unwrap_or(false),
             max_tokens: request.max_completion_tokens.or(request.max_tokens),
+            max_tokens_shrinks: false,
             rules: TextRules {
                 stops,
                 include_stop: request.include_stop_str_in_output.unwrap_or(false),

@@ -1,6 +1,9 @@
 //! Routes of the front door and of the operators' port.
 
-use super::{chat::Chat, completions::Completions, console, endpoint, errors::ApiError, models, operator, watch};
+use super::{
+    chat::Chat, completions::Completions, console, conversations, endpoint, errors::ApiError, messages, models, operator, responses,
+    tokenize, watch,
+};
 use crate::gateway::Gateway;
 use axum::{
     Router,
@@ -14,6 +17,18 @@ pub fn front_door(gateway: Arc<Gateway>, operators_too: bool) -> Router {
     let routes = everywhere()
         .route("/v1/chat/completions", post(endpoint::serve::<Chat>))
         .route("/v1/completions", post(endpoint::serve::<Completions>))
+        .route("/v1/responses", post(responses::create))
+        .route("/v1/responses/{id}", get(responses::retrieve).delete(responses::delete))
+        .route("/v1/responses/{id}/input_items", get(responses::input_items))
+        .route("/v1/responses/{id}/cancel", post(responses::cancel))
+        .route("/v1/conversations", post(conversations::create))
+        .route("/v1/conversations/{id}", get(conversations::retrieve).post(conversations::update).delete(conversations::delete))
+        .route("/v1/conversations/{id}/items", get(conversations::items).post(conversations::add))
+        .route("/v1/conversations/{id}/items/{item}", get(conversations::item).delete(conversations::remove))
+        .route("/v1/messages", post(messages::create))
+        .route("/v1/messages/count_tokens", post(messages::count_tokens))
+        .route("/tokenize", post(tokenize::tokenize))
+        .route("/detokenize", post(tokenize::detokenize))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::one));
     let routes = if operators_too { routes.merge(operators()) } else { routes };

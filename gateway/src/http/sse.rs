@@ -31,7 +31,11 @@ pub fn respond<E: Endpoint>(answer: Answer, call: Call, mut endpoint: E) -> Resp
         let event = state.next().await?;
         Some((Ok::<_, Infallible>(event), state))
     });
-    Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()
+    Sse::new(events).keep_alive(keep_alive()).into_response()
+}
+
+pub(super) fn keep_alive() -> KeepAlive {
+    KeepAlive::new().interval(KEEP_ALIVE)
 }
 
 impl<E: Endpoint> Streaming<E> {

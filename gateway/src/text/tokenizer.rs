@@ -73,6 +73,11 @@ impl Tokenizer {
         (added.special || token.starts_with('<') && token.ends_with('>')).then_some(id)
     }
 
+    /// A token as its vocabulary spells it.
+    pub fn piece(&self, id: Token) -> String {
+        self.inner.id_to_token(id).unwrap_or_default()
+    }
+
     /// The bytes that one token stands for, as far as a token alone says: a part of a character in a byte-level
     /// vocabulary; with its leading space in a SentencePiece one.
     pub fn token_bytes(&self, id: Token) -> Vec<u8> {

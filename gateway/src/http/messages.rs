@@ -1,0 +1,195 @@
+//! `/v1/messages` and `/v1/messages/count_tokens`: Anthropic's API. A dialog like any other inside, with its own events and errors
+//! outside. Keys and `anthropic-…` headers are accepted as they come, like everywhere here.
+//!
+//! - [`request`]: the body as a dialog; [`blocks`]: an answer's pieces as content blocks and events
+
+mod blocks;
+mod request;
+
+use super::{answer::Answer, errors::ApiError, openai::Usage, responses::output::new_id, sse::keep_alive};
+use crate::{
+    gateway::{Gateway, RunningDialog},
+    generation::{Finish, FinishReason, StopReason},
+    metrics,
+};
+use axum::{
+    Json,
+    body::Body,
+    extract::State,
+    http::{HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response, Sse, sse::Event},
+};
+use blocks::Blocks;
+use futures_util::stream;
+use serde_json::{Value, json};
+use std::{collections::VecDeque, convert::Infallible, sync::Arc, time::Instant};
+
+/// A failure in Anthropic's words: `{"type": "error", "error": {"type", "message"}}`.
+#[derive(Debug)]
+pub struct MessagesError(ApiError);
+
+/// `POST /v1/messages`.
+pub async fn create(State(gateway): State<Arc<Gateway>>, body: Body) -> Result<Response, MessagesError> {
+    // A request that runs is counted by its answer.
+    let started = start(&gateway, body).await.inspect_err(|error| metrics::count_request(error.outcome()));
+    let (mut message, streams) = started?;
+    if !streams {
+        return Ok(Json(message.whole().await?).into_response());
+    }
+    message.answer.settle().await?;
+    let events = stream::unfold((message, VecDeque::new()), |(mut message, mut ready)| async move {
+        while ready.is_empty() {
+            ready.extend(message.next().await?);
+        }
+        let event: Value = ready.pop_front()?;
+        let named = Event::default().event(event["type"].as_str().unwrap_or_default()).data(event.to_string());
+        Some((Ok::<_, Infallible>(named), (message, ready)))
+    });
+    Ok(Sse::new(events).keep_alive(keep_alive()).into_response())
+}
+
+/// `POST /v1/messages/count_tokens`: system and tools included, because it is the prompt itself that is counted.
+pub async fn count_tokens(State(gateway): State<Arc<Gateway>>, body: Body) -> Result<Json<Value>, MessagesError> {
+    let body = gateway.read(body).await?;
+    let worker = Arc::clone(&gateway);
+    let count = gateway.compute(move || {
+        let (dialog, _) = request::understand(&worker, &body)?;
+        Ok(worker.prompt_only("messages", &dialog)?.len())
+    });
+    Ok(Json(json!({"input_tokens": count.await?})))
+}
+
+async fn start(gateway: &Arc<Gateway>, body: Body) -> Result<(Message, bool), ApiError> {
+    let arrived = Instant::now();
+    let body = gateway.read(body).await?;
+    let worker = Arc::clone(gateway);
+    let (dialog, options) = gateway.compute(move || request::to_answer(&worker, arrived, &body)).await?;
+    let streams = options.stream;
+    let RunningDialog { answer, .. } = gateway.start_dialog("messages", dialog, options).await?;
+    let message = Message {
+        id: new_id("msg"),
+        model: gateway.model_name().to_owned(),
+        answer,
+        blocks: Blocks::default(),
+        finish: None,
+        begun: false,
+        over: false,
+    };
+    Ok((message, streams))
+}
+
+/// An answer on its way.
+#[derive(Debug)]
+struct Message {
+    id: String,
+    model: String,
+    answer: Answer,
+    blocks: Blocks,
+    finish: Option<Finish>,
+    begun: bool,
+    over: bool,
+}
+
+impl Message {
+    async fn whole(&mut self) -> Result<Value, ApiError> {
+        while let Some(delta) = self.answer.next_delta().await? {
+            self.blocks.push(&delta.piece);
+            self.finish = delta.piece.finish.or(self.finish.take());
+        }
+        self.blocks.finish();
+        let (reason, sequence) = self.stop();
+        Ok(self.message(self.blocks.content(), json!(reason), json!(sequence)))
+    }
+
+    /// The next events; `None` after the last. The first comes with the first token: only then is known what was cached.
+    async fn next(&mut self) -> Option<Vec<Value>> {
+        if self.over {
+            return None;
+        }
+        let delta = self.answer.next_delta().await;
+        let mut events = Vec::new();
+        if !std::mem::replace(&mut self.begun, true) && delta.is_ok() {
+            events.push(json!({"type": "message_start", "message": self.message(&[], Value::Null, Value::Null)}));
+            events.push(json!({"type": "ping"}));
+        }
+        match delta {
+            Ok(Some(delta)) => {
+                self.blocks.push(&delta.piece);
+                self.finish = delta.piece.finish.or(self.finish.take());
+                events.extend(self.blocks.events());
+            }
+            Ok(None) => {
+                self.over = true;
+                self.blocks.finish();
+                events.extend(self.blocks.events());
+                let (reason, sequence) = self.stop();
+                let delta = json!({"stop_reason": reason, "stop_sequence": sequence});
+                events.push(json!({"type": "message_delta", "delta": delta, "usage": usage(self.answer.usage())}));
+                events.push(json!({"type": "message_stop"}));
+            }
+            Err(error) => {
+                self.over = true;
+                events.push(body(&error));
+            }
+        }
+        Some(events)
+    }
+
+    fn message(&self, content: &[Value], stop_reason: Value, stop_sequence: Value) -> Value {
+        json!({
+            "id": self.id, "type": "message", "role": "assistant", "model": self.model, "content": content,
+            "stop_reason": stop_reason, "stop_sequence": stop_sequence, "usage": usage(self.answer.usage()),
+        })
+    }
+
+    /// Why the message ended, and the client's stop sequence if that is why.
+    fn stop(&self) -> (&'static str, Option<&str>) {
+        match &self.finish {
+            Some(Finish { reason: FinishReason::ToolCalls, .. }) => ("tool_use", None),
+            Some(Finish { reason: FinishReason::Stop, stop_reason: Some(StopReason::Text(text)) }) => ("stop_sequence", Some(text)),
+            Some(Finish { reason: FinishReason::Stop, .. }) => ("end_turn", None),
+            Some(Finish { reason: FinishReason::Length, .. }) | None => ("max_tokens", None),
+        }
+    }
+}
+
+/// Anthropic counts cached tokens apart from the others.
+fn usage(usage: &Usage) -> Value {
+    let cached = usage.prompt_tokens_details.cached_tokens;
+    json!({
+        "input_tokens": usage.prompt_tokens.saturating_sub(cached),
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": usage.completion_tokens,
+        "tidemill": usage.tidemill,
+    })
+}
+
+fn body(error: &ApiError) -> Value {
+    let kind = match error.status() {
+        StatusCode::NOT_FOUND => "not_found_error",
+        StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
+        StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+        StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
+        StatusCode::GATEWAY_TIMEOUT | StatusCode::REQUEST_TIMEOUT => "timeout_error",
+        status if status.is_client_error() => "invalid_request_error",
+        _ => "api_error",
+    };
+    json!({"type": "error", "error": {"type": kind, "message": error.message()}})
+}
+
+impl From<ApiError> for MessagesError {
+    fn from(error: ApiError) -> Self {
+        Self(error)
+    }
+}
+
+impl IntoResponse for MessagesError {
+    fn into_response(self) -> Response {
+        let mut response = (self.0.status(), Json(body(&self.0))).into_response();
+        if let Some(seconds) = self.0.retry_after_s() {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response
+    }
+}

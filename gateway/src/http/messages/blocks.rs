@@ -1,0 +1,171 @@
+//! An answer's pieces as content blocks, and the events that tell of them.
+
+use crate::generation::{CallDelta, Piece};
+use serde_json::{Map, Value, json};
+
+/// Blocks in the order in which they begin; the last may still grow.
+#[derive(Debug, Default)]
+pub(super) struct Blocks {
+    done: Vec<Value>,
+    open: Option<Open>,
+    events: Vec<Value>,
+}
+
+#[derive(Debug)]
+struct Open {
+    kind: Kind,
+    /// So far: a thought, text, or a call's arguments.
+    text: String,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Kind {
+    Thinking,
+    Text,
+    ToolUse { index: u32, id: String, name: String },
+}
+
+impl Blocks {
+    pub(super) fn push(&mut self, piece: &Piece) {
+        if !piece.reasoning.is_empty() {
+            self.grow(Kind::Thinking, &piece.reasoning);
+        }
+        if !piece.text.is_empty() {
+            self.grow(Kind::Text, &piece.text);
+        }
+        for call in &piece.calls {
+            self.call(call);
+        }
+    }
+
+    /// Nothing follows.
+    pub(super) fn finish(&mut self) {
+        let Some(Open { kind, text }) = self.open.take() else { return };
+        let index = self.done.len();
+        let block = match kind {
+            Kind::Thinking => {
+                self.events.push(delta(index, json!({"type": "signature_delta", "signature": ""})));
+                json!({"type": "thinking", "thinking": text, "signature": ""})
+            }
+            Kind::Text => json!({"type": "text", "text": text}),
+            Kind::ToolUse { id, name, .. } => json!({"type": "tool_use", "id": id, "name": name, "input": input(text)}),
+        };
+        self.done.push(block);
+        self.events.push(json!({"type": "content_block_stop", "index": index}));
+    }
+
+    /// Events since the last call.
+    pub(super) fn events(&mut self) -> Vec<Value> {
+        std::mem::take(&mut self.events)
+    }
+
+    /// All blocks, once finished.
+    pub(super) fn content(&self) -> &[Value] {
+        debug_assert!(self.open.is_none(), "a block still grows");
+        &self.done
+    }
+
+    fn grow(&mut self, kind: Kind, text: &str) {
+        if self.open.as_ref().is_none_or(|open| open.kind != kind) {
+            self.open(kind);
+        }
+        self.append(text);
+    }
+
+    fn call(&mut self, call: &CallDelta) {
+        let goes_on = |open: &Open| matches!(open.kind, Kind::ToolUse { index, .. } if index == call.index);
+        if !self.open.as_ref().is_some_and(goes_on) {
+            let (id, name) = (call.id.clone().unwrap_or_default(), call.name.clone().unwrap_or_default());
+            self.open(Kind::ToolUse { index: call.index, id, name });
+        }
+        if !call.arguments.is_empty() {
+            self.append(&call.arguments);
+        }
+    }
+
+    fn open(&mut self, kind: Kind) {
+        self.finish();
+        let block = match &kind {
+            Kind::Thinking => json!({"type": "thinking", "thinking": "", "signature": ""}),
+            Kind::Text => json!({"type": "text", "text": ""}),
+            Kind::ToolUse { id, name, .. } => json!({"type": "tool_use", "id": id, "name": name, "input": {}}),
+        };
+        self.events.push(json!({"type": "content_block_start", "index": self.done.len(), "content_block": block}));
+        self.open = Some(Open { kind, text: String::new() });
+    }
+
+    fn append(&mut self, text: &str) {
+        let Some(open) = &mut self.open else { return };
+        open.text += text;
+        let gain = match open.kind {
+            Kind::Thinking => json!({"type": "thinking_delta", "thinking": text}),
+            Kind::Text => json!({"type": "text_delta", "text": text}),
+            Kind::ToolUse { .. } => json!({"type": "input_json_delta", "partial_json": text}),
+        };
+        self.events.push(delta(self.done.len(), gain));
+    }
+}
+
+fn delta(index: usize, gain: Value) -> Value {
+    json!({"type": "content_block_delta", "index": index, "delta": gain})
+}
+
+/// An input is an object. Where the model wrote something else (it was cut, perhaps), its words are kept.
+fn input(arguments: String) -> Value {
+    match serde_json::from_str(&arguments) {
+        Ok(object @ Value::Object(_)) => object,
+        Err(_) if arguments.trim().is_empty() => Value::Object(Map::new()),
+        _ => json!({"arguments": arguments}),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One line per event: its type, the block's index, and what it carries.
+    fn told(pieces: &[Piece]) -> (Vec<String>, Vec<Value>) {
+        let mut blocks = Blocks::default();
+        pieces.iter().for_each(|piece| blocks.push(piece));
+        blocks.finish();
+        let line = |event: Value| {
+            let carried = event.get("delta").or(event.get("content_block")).map_or("-", |inner| inner["type"].as_str().unwrap());
+            format!("{} {} {carried}", event["type"].as_str().unwrap(), event["index"])
+        };
+        (blocks.events().into_iter().map(line).collect(), blocks.content().to_vec())
+    }
+
+    #[test]
+    fn a_thought_a_text_and_a_call() {
+        let call = |id: Option<&str>, arguments: &str| Piece {
+            calls: vec![CallDelta { index: 0, id: id.map(str::to_owned), name: id.map(|_| "look".into()), arguments: arguments.into() }],
+            ..Piece::default()
+        };
+        let text = Piece { text: "Moment.".into(), ..Piece::default() };
+        let thought = Piece { reasoning: "hm".into(), ..Piece::default() };
+        let (events, content) = told(&[thought, Piece::default(), text, call(Some("c1"), ""), call(None, "{\"a\""), call(None, ": 1}")]);
+        let expected = "
+            content_block_start 0 thinking
+            content_block_delta 0 thinking_delta
+            content_block_delta 0 signature_delta
+            content_block_stop 0 -
+            content_block_start 1 text
+            content_block_delta 1 text_delta
+            content_block_stop 1 -
+            content_block_start 2 tool_use
+            content_block_delta 2 input_json_delta
+            content_block_delta 2 input_json_delta
+            content_block_stop 2 -";
+        assert_eq!(events, expected.trim().lines().map(str::trim).collect::<Vec<_>>());
+        assert_eq!(content[0], json!({"type": "thinking", "thinking": "hm", "signature": ""}));
+        assert_eq!(content[2], json!({"type": "tool_use", "id": "c1", "name": "look", "input": {"a": 1}}));
+    }
+
+    #[test]
+    fn an_input_is_always_an_object() {
+        assert_eq!(input(String::new()), json!({}));
+        assert_eq!(input("{\"a\":1}".into()), json!({"a": 1}));
+        assert_eq!(input("{\"a\":".into()), json!({"arguments": "{\"a\":"}));
+        assert_eq!(input("3".into()), json!({"arguments": "3"}));
+    }
+}

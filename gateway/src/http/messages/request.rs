@@ -1,0 +1,398 @@
+//! The body of `/v1/messages` as a dialog.
+//!
+//! The same conversation must be the same prompt at every turn, or the KV pool is of no use. So what changes from request to
+//! request without meaning anything is left out: the billing header that an agent puts before its system prompt, `cache_control`,
+//! signatures.
+
+use crate::{
+    dialog::{Dialog, Message, ReasoningWish, Tool, ToolCall, ToolChoice},
+    gateway::Gateway,
+    http::{
+        errors::ApiError,
+        openai::{GenerateRequest, StopField},
+        parse::{self, Options},
+    },
+};
+use serde::Deserialize;
+use serde_json::Value;
+use std::{collections::HashMap, time::Instant};
+
+/// A first system block that begins so differs in every request.
+const BILLING_HEADER: &str = "x-anthropic-billing-header:";
+/// Messages of one request.
+const MESSAGES_MAX: usize = 100_000;
+
+#[derive(Debug, Deserialize)]
+struct Body {
+    messages: Vec<Turn>,
+    #[serde(default)]
+    max_tokens: Option<u32>,
+    #[serde(default)]
+    system: Option<Content>,
+    #[serde(default)]
+    stop_sequences: Option<Vec<String>>,
+    #[serde(default)]
+    tools: Option<Vec<Value>>,
+    #[serde(default)]
+    tool_choice: Option<Choice>,
+    #[serde(default)]
+    thinking: Option<Thinking>,
+    #[serde(default)]
+    output_config: Option<OutputConfig>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Turn {
+    role: String,
+    content: Content,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "expected a string or a list of content blocks")]
+enum Content {
+    Text(String),
+    Blocks(Vec<Block>),
+}
+
+/// Of any type; each has some of these.
+#[derive(Debug, Deserialize)]
+struct Block {
+    r#type: String,
+    #[serde(default)]
+    text: Option<String>,
+    #[serde(default)]
+    thinking: Option<String>,
+    #[serde(default)]
+    id: Option<String>,
+    #[serde(default)]
+    name: Option<String>,
+    #[serde(default)]
+    input: Option<Value>,
+    #[serde(default)]
+    tool_use_id: Option<String>,
+    #[serde(default)]
+    content: Option<Content>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Choice {
+    r#type: String,
+    #[serde(default)]
+    name: Option<String>,
+    #[serde(default)]
+    disable_parallel_tool_use: Option<bool>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Thinking {
+    r#type: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct OutputConfig {
+    #[serde(default)]
+    effort: Option<String>,
+    #[serde(default)]
+    format: Option<Value>,
+}
+
+/// To be answered.
+pub(super) fn to_answer(gateway: &Gateway, arrived: Instant, bytes: &[u8]) -> Result<(Dialog, Options), ApiError> {
+    let mut request: GenerateRequest = parse::json(bytes)?;
+    let (dialog, rest) = understand(gateway, bytes)?;
+    match rest.max_tokens {
+        None => return Err(ApiError::invalid("max_tokens", "`max_tokens` is missing: how long may the answer be?")),
+        Some(0) => return Err(ApiError::invalid("max_tokens", "`max_tokens` is 0: it must be at least 1")),
+        Some(_) => {}
+    }
+    request.n = None;
+    request.best_of = None;
+    request.max_completion_tokens = None;
+    request.stop = rest.stop_sequences.map(StopField::Many);
+    let mut options = Options::check(arrived, request, gateway.text(), gateway.classes())?;
+    // Agents ask for as many tokens as their own models write.
+    options.max_tokens_shrinks = true;
+    Ok((dialog, options))
+}
+
+/// The dialog, and what is left of the body.
+pub(super) fn understand(gateway: &Gateway, bytes: &[u8]) -> Result<(Dialog, Rest), ApiError> {
+    let model: GenerateRequest = parse::json(bytes)?;
+    gateway.check_model(model.model.as_deref())?;
+    let body: Body = parse::json(bytes)?;
+    if body.messages.is_empty() || body.messages.len() > MESSAGES_MAX {
+        return Err(ApiError::invalid("messages", format!("`messages` must hold 1 to {MESSAGES_MAX} messages")));
+    }
+    if body.output_config.as_ref().is_some_and(|config| config.format.is_some()) {
+        return Err(ApiError::unsupported("output_config.format"));
+    }
+    let parallel = !body.tool_choice.as_ref().and_then(|choice| choice.disable_parallel_tool_use).unwrap_or(false);
+    // A last message of the assistant is the beginning of the answer.
+    let continues = body.messages.last().is_some_and(|last| last.role == "assistant");
+    let system = body.system.map(system).transpose()?.filter(|text| !text.is_empty());
+    let mut messages: Vec<_> =
+        system.map(|text| Message { role: "system".into(), content: Some(text), ..Message::default() }).into_iter().collect();
+    let mut names = HashMap::new();
+    for (place, turn) in body.messages.into_iter().enumerate() {
+        turns(place, turn, &mut names, &mut messages)?;
+    }
+    let dialog = Dialog {
+        messages,
+        tools: tools(body.tools.unwrap_or_default())?,
+        tool_choice: tool_choice(body.tool_choice)?,
+        parallel,
+        reasoning: ReasoningWish {
+            effort: body.output_config.and_then(|config| config.effort),
+            // Not asked for is not wanted.
+            enable_thinking: Some(body.thinking.is_some_and(|thinking| thinking.r#type != "disabled")),
+        },
+        continues,
+        ..Dialog::default()
+    };
+    Ok((dialog, Rest { max_tokens: body.max_tokens, stop_sequences: body.stop_sequences }))
+}
+
+#[derive(Debug)]
+pub(super) struct Rest {
+    max_tokens: Option<u32>,
+    stop_sequences: Option<Vec<String>>,
+}
+
+fn system(content: Content) -> Result<String, ApiError> {
+    match content {
+        Content::Text(text) if text.starts_with(BILLING_HEADER) => {
+            Ok(text.split_once('\n').map_or(String::new(), |(_, rest)| rest.to_owned()))
+        }
+        Content::Text(text) => Ok(text),
+        Content::Blocks(mut blocks) => {
+            if blocks.first().is_some_and(|first| first.text.as_deref().is_some_and(|text| text.starts_with(BILLING_HEADER))) {
+                blocks.remove(0);
+            }
+            text("system", Content::Blocks(blocks))
+        }
+    }
+}
+
+/// Text alone. Blocks are joined by line breaks, as in chat.
+fn text(param: &str, content: Content) -> Result<String, ApiError> {
+    match content {
+        Content::Text(text) => Ok(text),
+        Content::Blocks(blocks) => Ok(blocks.into_iter().map(|block| plain(param, block)).collect::<Result<Vec<_>, _>>()?.join("\n")),
+    }
+}
+
+fn plain(param: &str, block: Block) -> Result<String, ApiError> {
+    match (block.r#type.as_str(), block.text) {
+        ("text", Some(text)) => Ok(text),
+        ("text", None) => Err(ApiError::invalid(param, format!("`{param}`: a block of type `text` needs `text`"))),
+        ("image", _) => Err(ApiError::no_images(param)),
+        (other, _) => {
+            Err(ApiError::invalid(param, format!("`{param}`: blocks of type `{other}` are not supported: this model reads text")))
+        }
+    }
+}
+
+/// One of the client's messages as the turns that templates know: results of tools are turns of their own.
+fn turns(place: usize, turn: Turn, names: &mut HashMap<String, String>, messages: &mut Vec<Message>) -> Result<(), ApiError> {
+    let param = format!("messages[{place}].content");
+    let blocks = match turn.content {
+        Content::Text(text) => vec![Block::text(text)],
+        Content::Blocks(blocks) => blocks,
+    };
+    match turn.role.as_str() {
+        "assistant" => messages.push(answer(&param, blocks, names)?),
+        "user" | "system" => {
+            let mut said: Option<String> = None;
+            let message = |text| Message { role: turn.role.clone(), content: Some(text), ..Message::default() };
+            for block in blocks {
+                if block.r#type == "tool_result" {
+                    messages.extend(said.take().map(message));
+                    messages.push(result(&param, block, names)?);
+                    continue;
+                }
+                let text = plain(&param, block)?;
+                said = Some(said.map_or_else(|| text.clone(), |said| said + "\n" + &text));
+            }
+            messages.extend(said.map(message));
+        }
+        other => {
+            let message = format!("`messages[{place}].role` is `{other}`: it must be `user`, `assistant` or `system`");
+            return Err(ApiError::invalid(format!("messages[{place}].role"), message));
+        }
+    }
+    Ok(())
+}
+
+/// Signatures are for the server that signed: they do not matter here, and neither does their absence.
+fn answer(param: &str, blocks: Vec<Block>, names: &mut HashMap<String, String>) -> Result<Message, ApiError> {
+    let mut message = Message { role: "assistant".into(), ..Message::default() };
+    for block in blocks {
+        match block.r#type.as_str() {
+            "thinking" => *message.reasoning.get_or_insert_default() += &block.thinking.unwrap_or_default(),
+            "redacted_thinking" => {}
+            "tool_use" => {
+                let (Some(id), Some(name)) = (block.id, block.name) else {
+                    return Err(ApiError::invalid(param, format!("`{param}`: a block of type `tool_use` needs `id` and `name`")));
+                };
+                names.insert(id.clone(), name.clone());
+                let arguments = block.input.unwrap_or_else(|| Value::Object(serde_json::Map::new()));
+                message.tool_calls.push(ToolCall { id, name, arguments });
+            }
+            _ => *message.content.get_or_insert_default() += &plain(param, block)?,
+        }
+    }
+    Ok(message)
+}
+
+fn result(param: &str, block: Block, names: &HashMap<String, String>) -> Result<Message, ApiError> {
+    let id = block
+        .tool_use_id
+        .ok_or_else(|| ApiError::invalid(param, format!("`{param}`: a block of type `tool_result` needs `tool_use_id`")))?;
+    let content = block.content.map_or(Ok(String::new()), |content| text(param, content))?;
+    Ok(Message { role: "tool".into(), content: Some(content), name: names.get(&id).cloned(), tool_call_id: Some(id), ..Message::default() })
+}
+
+/// Tools that Anthropic would run itself are skipped: they have a type, and no schema.
+fn tools(tools: Vec<Value>) -> Result<Vec<Tool>, ApiError> {
+    let ours = tools.into_iter().enumerate().filter(|(_, tool)| matches!(tool["type"].as_str(), None | Some("custom")));
+    let tool = |(place, tool): (usize, Value)| {
+        let name = tool["name"].as_str().map(str::to_owned);
+        let name = name.ok_or_else(|| ApiError::invalid(format!("tools[{place}].name"), format!("`tools[{place}]` needs `name`")))?;
+        let parameters = match tool.get("input_schema") {
+            Some(Value::Object(schema)) => Some(Value::Object(schema.clone())),
+            None | Some(Value::Null) => None,
+            Some(_) => {
+                let param = format!("tools[{place}].input_schema");
+                return Err(ApiError::invalid(param.clone(), format!("`{param}` must be an object")));
+            }
+        };
+        let description = tool["description"].as_str().map(str::to_owned);
+        Ok(Tool { name, description, parameters, strict: tool["strict"].as_bool().unwrap_or(false) })
+    };
+    ours.map(tool).collect()
+}
+
+fn tool_choice(choice: Option<Choice>) -> Result<ToolChoice, ApiError> {
+    let Some(Choice { r#type, name, .. }) = choice else { return Ok(ToolChoice::Auto) };
+    match (r#type.as_str(), name) {
+        ("auto", _) => Ok(ToolChoice::Auto),
+        ("any", _) => Ok(ToolChoice::Required),
+        ("none", _) => Ok(ToolChoice::None),
+        ("tool", Some(name)) => Ok(ToolChoice::Named(name)),
+        ("tool", None) => Err(ApiError::invalid("tool_choice.name", "`tool_choice` of type `tool` needs `name`")),
+        (other, _) => Err(ApiError::invalid(
+            "tool_choice.type",
+            format!("`tool_choice.type` is `{other}`: it must be `auto`, `any`, `tool` or `none`"),
+        )),
+    }
+}
+
+impl Block {
+    fn text(text: String) -> Self {
+        Self {
+            r#type: "text".into(),
+            text: Some(text),
+            thinking: None,
+            id: None,
+            name: None,
+            input: None,
+            tool_use_id: None,
+            content: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn content(value: Value) -> Content {
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn all(messages: Value) -> Result<Vec<Message>, ApiError> {
+        let (mut names, mut out) = (HashMap::new(), Vec::new());
+        for (place, turn) in serde_json::from_value::<Vec<Turn>>(messages).unwrap().into_iter().enumerate() {
+            turns(place, turn, &mut names, &mut out)?;
+        }
+        Ok(out)
+    }
+
+    #[test]
+    fn the_system_prompt_is_the_same_at_every_turn() {
+        let blocks = |header: &str, cache: Value| {
+            let blocks = json!([{"type": "text", "text": header}, {"type": "text", "text": "You help."},
+                {"type": "text", "text": "Briefly.", "cache_control": cache}]);
+            system(content(blocks)).unwrap()
+        };
+        let first = blocks("x-anthropic-billing-header: cc_version=2.1; cch=00001;", json!({"type": "ephemeral"}));
+        assert_eq!(first, "You help.\nBriefly.");
+        assert_eq!(first, blocks("x-anthropic-billing-header: cc_version=2.1; cch=9f3a2;", Value::Null));
+        assert_eq!(system(content(json!("x-anthropic-billing-header: a\nYou help."))).unwrap(), "You help.");
+        assert_eq!(blocks("Hello", Value::Null), "Hello\nYou help.\nBriefly.", "any other block stays");
+    }
+
+    #[test]
+    fn results_are_turns_and_an_answer_is_one() {
+        let messages = all(json!([
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {"role": "assistant", "content": [
+                {"type": "thinking", "thinking": "hm", "signature": ""}, {"type": "redacted_thinking", "data": "x"},
+                {"type": "text", "text": "Look."}, {"type": "tool_use", "id": "t1", "name": "look", "input": {"z": 1, "a": 2}}]},
+            {"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "sun"}]},
+                {"type": "tool_result", "tool_use_id": "t2", "content": "rain", "is_error": true},
+                {"type": "text", "text": "So?"}]},
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "Go"},
+        ]));
+        let messages = messages.unwrap();
+        let told: Vec<_> = messages.iter().map(|message| (message.role.as_str(), message.content.as_deref().unwrap_or("-"))).collect();
+        let expected = [
+            ("user", "a\nb"),
+            ("assistant", "Look."),
+            ("tool", "sun"),
+            ("tool", "rain"),
+            ("user", "So?"),
+            ("system", "Be brief."),
+            ("user", "Go"),
+        ];
+        assert_eq!(told, expected);
+        assert_eq!(
+            (messages[1].reasoning.as_deref(), messages[2].name.as_deref(), messages[3].name.as_deref()),
+            (Some("hm"), Some("look"), None)
+        );
+        assert_eq!(messages[1].tool_calls, [ToolCall { id: "t1".into(), name: "look".into(), arguments: json!({"z": 1, "a": 2}) }]);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_named() {
+        for (turn, param, word) in [
+            (json!({"role": "robot", "content": "x"}), "messages[0].role", "robot"),
+            (json!({"role": "user", "content": [{"type": "image", "source": {}}]}), "messages[0].content", "image input is not supported"),
+            (json!({"role": "user", "content": [{"type": "document"}]}), "messages[0].content", "document"),
+            (json!({"role": "user", "content": [{"type": "tool_result"}]}), "messages[0].content", "tool_use_id"),
+            (json!({"role": "assistant", "content": [{"type": "tool_use", "id": "x"}]}), "messages[0].content", "name"),
+        ] {
+            let error = all(json!([turn])).unwrap_err();
+            assert_eq!(error.body()["error"]["param"], param);
+            assert!(error.message().contains(word), "{}", error.message());
+        }
+    }
+
+    #[test]
+    fn tools_and_choices() {
+        let found = tools(vec![
+            json!({"type": "web_search_20250305", "name": "web_search"}),
+            json!({"name": "look", "description": "Looks.", "input_schema": {"type": "object"}, "cache_control": {"type": "ephemeral"}}),
+        ]);
+        let expected =
+            Tool { name: "look".into(), description: Some("Looks.".into()), parameters: Some(json!({"type": "object"})), strict: false };
+        assert_eq!(found.unwrap(), [expected]);
+        let choice = |value: Value| tool_choice(serde_json::from_value(value).unwrap());
+        assert_eq!(choice(json!({"type": "any"})), Ok(ToolChoice::Required));
+        assert_eq!(choice(json!({"type": "tool", "name": "look"})), Ok(ToolChoice::Named("look".into())));
+        assert!(choice(json!({"type": "tool"})).is_err() && choice(json!({"type": "some"})).is_err());
+    }
+}

@@ -1,0 +1,147 @@
+//! `/v1/responses`: OpenAI's API of items. A response is created from what came before (stored, by an id) and what is new; its
+//! answer comes as items, at once or as events; and it is stored, unless the client wants otherwise.
+//!
+//! - [`request`]: the body, understood; [`items`]: items as turns of a dialog; [`output`]: an answer's pieces as items and events
+//! - [`run`]: a response from its start to its last event; [`running`]: those that can be cancelled
+
+pub(crate) mod items;
+pub(crate) mod output;
+pub(super) mod request;
+mod run;
+pub mod running;
+
+use super::{errors::ApiError, parse};
+use crate::{
+    gateway::Gateway,
+    metrics,
+    store::{Item, ItemPage, Page, Part, Record},
+};
+use axum::{
+    Json,
+    body::Body,
+    extract::{Path, Query, State, rejection::QueryRejection},
+    response::{IntoResponse, Response, Sse, sse::Event},
+};
+use futures_util::stream;
+use run::Run;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::{collections::VecDeque, convert::Infallible, sync::Arc, time::Instant};
+
+/// Items on one page.
+const PAGE_MAX: usize = 100;
+const PAGE_DEFAULT: usize = 20;
+
+/// `POST /v1/responses`.
+pub async fn create(State(gateway): State<Arc<Gateway>>, body: Body) -> Result<Response, ApiError> {
+    // A request that runs is counted by its answer.
+    let started = start(&gateway, body).await.inspect_err(|error| metrics::count_request(error.outcome()));
+    let (mut run, streams) = started?;
+    if !streams {
+        return Ok(Json(run.whole().await?).into_response());
+    }
+    run.settle().await?;
+    let events = stream::unfold((run, VecDeque::new()), |(mut run, mut ready)| async move {
+        while ready.is_empty() {
+            ready.extend(run.next().await?);
+        }
+        let event: Value = ready.pop_front()?;
+        let named = Event::default().event(event["type"].as_str().unwrap_or_default()).data(event.to_string());
+        Some((Ok::<_, Infallible>(named), (run, ready)))
+    });
+    Ok(Sse::new(events).keep_alive(super::sse::keep_alive()).into_response())
+}
+
+async fn start(gateway: &Arc<Gateway>, body: Body) -> Result<(Run, bool), ApiError> {
+    let arrived = Instant::now();
+    let body = gateway.read(body).await?;
+    let worker = Arc::clone(gateway);
+    let request = gateway.compute(move || request::understand(&worker, arrived, &body)).await?;
+    let streams = request.options.stream;
+    Ok((Run::start(gateway, request).await?, streams))
+}
+
+/// `GET /v1/responses/{id}`.
+pub async fn retrieve(State(gateway): State<Arc<Gateway>>, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+    if let Some(running) = gateway.running().get(&id) {
+        return Ok(Json(running));
+    }
+    stored(&gateway, &id).await.map(Json)
+}
+
+/// `DELETE /v1/responses/{id}`. Items that other histories name stay with them.
+pub async fn delete(State(gateway): State<Arc<Gateway>>, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+    check_id(&id)?;
+    gateway.store().delete(&gateway.owner(), &id).await.map_err(|error| ApiError::of_store("response_id", error))?;
+    Ok(Json(json!({"id": id, "object": "response", "deleted": true})))
+}
+
+/// `POST /v1/responses/{id}/cancel`: ends one that is being streamed.
+pub async fn cancel(State(gateway): State<Arc<Gateway>>, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+    if let Some(cancelled) = gateway.running().cancel(&id) {
+        return Ok(Json(cancelled));
+    }
+    let response = stored(&gateway, &id).await?;
+    match response["status"].as_str() {
+        Some("cancelled") => Ok(Json(response)),
+        status => {
+            let message = format!("`{id}` is {}: only a response that is being generated can be cancelled", status.unwrap_or("over"));
+            Err(ApiError::invalid("response_id", message))
+        }
+    }
+}
+
+/// `GET /v1/responses/{id}/input_items`: all that the response was an answer to, what came before included.
+pub async fn input_items(State(gateway): State<Arc<Gateway>>, Path(id): Path<String>, query: PageWish) -> Result<Json<Value>, ApiError> {
+    check_id(&id)?;
+    let page = page_wanted(query, Part::Input)?;
+    let page = gateway.store().page(&gateway.owner(), &id, page).await.map_err(|error| ApiError::of_store("response_id", error))?;
+    listed(page).map(Json)
+}
+
+async fn stored(gateway: &Gateway, id: &str) -> Result<Value, ApiError> {
+    check_id(id)?;
+    let record = gateway.store().load(&gateway.owner(), id, Part::Output).await;
+    let Record { body, items } = record.map_err(|error| ApiError::of_store("response_id", error))?;
+    let mut response = parsed(id, &body)?;
+    response["output"] = items.iter().map(|item| parsed(&item.id, &item.body)).collect::<Result<_, _>>()?;
+    Ok(response)
+}
+
+fn check_id(id: &str) -> Result<(), ApiError> {
+    if id.starts_with("resp_") { Ok(()) } else { Err(ApiError::not_found("response_id", format!("`{id}` is not a response's id"))) }
+}
+
+/// Stored JSON.
+pub(super) fn parsed(id: &str, body: &str) -> Result<Value, ApiError> {
+    serde_json::from_str(body).map_err(|error| ApiError::internal(format!("what is stored as `{id}` cannot be read: {error}")))
+}
+
+/// How a list of items is asked for.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct PageQuery {
+    after: Option<String>,
+    limit: Option<usize>,
+    order: Option<String>,
+}
+
+/// As axum reads it.
+pub(super) type PageWish = Result<Query<PageQuery>, QueryRejection>;
+
+pub(super) fn page_wanted(query: PageWish, part: Part) -> Result<Page, ApiError> {
+    let Query(PageQuery { after, limit, order }) = query.map_err(|rejection| ApiError::malformed(rejection.body_text()))?;
+    let descending = match order.as_deref() {
+        None | Some("desc") => true,
+        Some("asc") => false,
+        Some(other) => return Err(ApiError::invalid("order", format!("`order` is `{other}`: it must be `asc` or `desc`"))),
+    };
+    let limit = parse::in_range("limit", limit.unwrap_or(PAGE_DEFAULT), 1..=PAGE_MAX)?;
+    Ok(Page { part, after, limit, descending })
+}
+
+pub(super) fn listed(ItemPage { items, has_more }: ItemPage) -> Result<Value, ApiError> {
+    let id = |item: Option<&Item>| item.map(|item| item.id.clone());
+    let data = items.iter().map(|item| parsed(&item.id, &item.body)).collect::<Result<Vec<_>, _>>()?;
+    Ok(json!({"object": "list", "data": data, "first_id": id(items.first()), "last_id": id(items.last()), "has_more": has_more}))
+}

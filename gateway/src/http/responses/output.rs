@@ -1,0 +1,272 @@
+//! An answer's pieces as output items, and the events that tell of them as they grow.
+
+use crate::{
+    generation::{CallDelta, Piece},
+    store::Item,
+};
+use serde_json::{Value, json};
+
+/// Items in the order in which they begin; the last may still grow.
+#[derive(Debug, Default)]
+pub(super) struct Output {
+    done: Vec<Item>,
+    open: Option<Open>,
+    events: Vec<Event>,
+}
+
+/// An event of a stream, without its place in the sequence.
+#[derive(Debug)]
+pub(super) struct Event {
+    pub(super) kind: &'static str,
+    /// An object.
+    pub(super) fields: Value,
+}
+
+/// The item that grows.
+#[derive(Debug)]
+struct Open {
+    id: String,
+    kind: Kind,
+    /// So far: a thought, what is said, or a call's arguments.
+    text: String,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Kind {
+    Thought,
+    Message,
+    Call { index: u32, call_id: String, name: String },
+}
+
+impl Output {
+    pub(super) fn push(&mut self, piece: &Piece) {
+        if !piece.reasoning.is_empty() {
+            self.grow(Kind::Thought, &piece.reasoning);
+        }
+        if !piece.text.is_empty() {
+            self.grow(Kind::Message, &piece.text);
+        }
+        for call in &piece.calls {
+            self.call(call);
+        }
+    }
+
+    /// Nothing follows. An answer without anything is an empty message.
+    pub(super) fn finish(&mut self, status: &'static str) {
+        if self.done.is_empty() && self.open.is_none() {
+            self.open(Kind::Message);
+        }
+        self.close(status);
+    }
+
+    /// Events since the last call.
+    pub(super) fn events(&mut self) -> Vec<Event> {
+        std::mem::take(&mut self.events)
+    }
+
+    /// All items, once finished.
+    pub(super) fn items(&self) -> &[Item] {
+        debug_assert!(self.open.is_none(), "an item still grows");
+        &self.done
+    }
+
+    fn grow(&mut self, kind: Kind, text: &str) {
+        if self.open.as_ref().is_none_or(|open| open.kind != kind) {
+            self.open(kind);
+        }
+        self.append(text);
+    }
+
+    fn call(&mut self, delta: &CallDelta) {
+        let goes_on = |open: &Open| matches!(open.kind, Kind::Call { index, .. } if index == delta.index);
+        if !self.open.as_ref().is_some_and(goes_on) {
+            let (call_id, name) = (delta.id.clone().unwrap_or_default(), delta.name.clone().unwrap_or_default());
+            self.open(Kind::Call { index: delta.index, call_id, name });
+        }
+        if !delta.arguments.is_empty() {
+            self.append(&delta.arguments);
+        }
+    }
+
+    fn open(&mut self, kind: Kind) {
+        self.close("completed");
+        let prefix = match kind {
+            Kind::Thought => "rs",
+            Kind::Message => "msg",
+            Kind::Call { .. } => "fc",
+        };
+        let open = Open { id: new_id(prefix), kind, text: String::new() };
+        let index = self.done.len();
+        self.event("response.output_item.added", json!({"output_index": index, "item": open.item("in_progress")}));
+        if let Some(part) = open.part() {
+            self.event("response.content_part.added", json!({"item_id": open.id, "output_index": index, "content_index": 0, "part": part}));
+        }
+        self.open = Some(open);
+    }
+
+    fn append(&mut self, text: &str) {
+        let Some(open) = &mut self.open else { return };
+        open.text += text;
+        let mut fields = json!({"item_id": open.id, "output_index": self.done.len(), "delta": text});
+        let kind = match open.kind {
+            Kind::Thought => "response.reasoning_text.delta",
+            Kind::Message => "response.output_text.delta",
+            Kind::Call { .. } => "response.function_call_arguments.delta",
+        };
+        open.complete(&mut fields);
+        self.event(kind, fields);
+    }
+
+    fn close(&mut self, status: &'static str) {
+        let Some(open) = self.open.take() else { return };
+        let index = self.done.len();
+        let (kind, name) = match &open.kind {
+            Kind::Thought => ("response.reasoning_text.done", "text"),
+            Kind::Message => ("response.output_text.done", "text"),
+            Kind::Call { .. } => ("response.function_call_arguments.done", "arguments"),
+        };
+        let mut fields = json!({"item_id": open.id, "output_index": index, name: open.text});
+        open.complete(&mut fields);
+        if let Kind::Call { name, .. } = &open.kind {
+            fields["name"] = json!(name);
+        }
+        self.event(kind, fields);
+        if let Some(part) = open.part() {
+            self.event("response.content_part.done", json!({"item_id": open.id, "output_index": index, "content_index": 0, "part": part}));
+        }
+        let item = open.item(status);
+        self.done.push(Item { id: open.id, body: item.to_string() });
+        self.event("response.output_item.done", json!({"output_index": index, "item": item}));
+    }
+
+    fn event(&mut self, kind: &'static str, fields: Value) {
+        self.events.push(Event { kind, fields });
+    }
+}
+
+impl Open {
+    /// The one content part, of items that have any.
+    fn part(&self) -> Option<Value> {
+        match self.kind {
+            Kind::Thought => Some(json!({"type": "reasoning_text", "text": self.text})),
+            Kind::Message => Some(json!({"type": "output_text", "text": self.text, "annotations": [], "logprobs": []})),
+            Kind::Call { .. } => None,
+        }
+    }
+
+    fn item(&self, status: &'static str) -> Value {
+        let content: Vec<_> = if status == "in_progress" { Vec::new() } else { self.part().into_iter().collect() };
+        match &self.kind {
+            Kind::Thought => json!({"id": self.id, "type": "reasoning", "status": status, "summary": [], "content": content}),
+            Kind::Message => json!({"id": self.id, "type": "message", "status": status, "role": "assistant", "content": content}),
+            Kind::Call { call_id, name, .. } => json!({
+                "id": self.id, "type": "function_call", "status": status, "call_id": call_id, "name": name, "arguments": self.text,
+            }),
+        }
+    }
+
+    /// What events of this kind of item have besides.
+    fn complete(&self, fields: &mut Value) {
+        match self.kind {
+            Kind::Thought => fields["content_index"] = json!(0),
+            Kind::Message => {
+                fields["content_index"] = json!(0);
+                fields["logprobs"] = json!([]);
+            }
+            Kind::Call { .. } => {}
+        }
+    }
+}
+
+/// One of its own.
+pub(crate) fn new_id(prefix: &str) -> String {
+    format!("{prefix}_{:032x}", rand::random::<u128>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(text: &str) -> Piece {
+        Piece { text: text.into(), ..Piece::default() }
+    }
+
+    fn call(index: u32, name: Option<&str>, arguments: &str) -> Piece {
+        let id = name.map(|_| format!("call_{index}"));
+        let delta = CallDelta { index, id, name: name.map(str::to_owned), arguments: arguments.into() };
+        Piece { calls: vec![delta], ..Piece::default() }
+    }
+
+    /// One line per event: its name without `response.`, the output index, and what it carries.
+    fn told(pieces: &[Piece], status: &'static str) -> (Vec<String>, Vec<Value>) {
+        let mut output = Output::default();
+        let mut events = Vec::new();
+        for piece in pieces {
+            output.push(piece);
+            events.extend(output.events());
+        }
+        output.finish(status);
+        events.extend(output.events());
+        let line = |Event { kind, fields }: Event| {
+            let carried = ["delta", "text", "arguments"].into_iter().find_map(|name| fields[name].as_str());
+            let carried = carried.or(fields["part"]["text"].as_str()).or(fields["item"]["status"].as_str());
+            format!("{} {} {}", kind.trim_start_matches("response."), fields["output_index"], carried.unwrap_or("-"))
+        };
+        let items = output.items().iter().map(|item| serde_json::from_str(&item.body).unwrap());
+        (events.into_iter().map(line).collect(), items.collect())
+    }
+
+    #[test]
+    fn a_thought_a_text_and_two_calls() {
+        let thought = Piece { reasoning: "hm".into(), ..Piece::default() };
+        let pieces = [
+            thought,
+            text("one "),
+            Piece::default(),
+            text("two"),
+            call(0, Some("f"), ""),
+            call(0, None, "{}"),
+            call(1, Some("g"), "{\"a\":"),
+            call(1, None, "1}"),
+        ];
+        let (events, items) = told(&pieces, "completed");
+        let expected = "
+            output_item.added 0 in_progress
+            content_part.added 0
+            reasoning_text.delta 0 hm
+            reasoning_text.done 0 hm
+            content_part.done 0 hm
+            output_item.done 0 completed
+            output_item.added 1 in_progress
+            content_part.added 1
+            output_text.delta 1 one
+            output_text.delta 1 two
+            output_text.done 1 one two
+            content_part.done 1 one two
+            output_item.done 1 completed
+            output_item.added 2 in_progress
+            function_call_arguments.delta 2 {}
+            function_call_arguments.done 2 {}
+            output_item.done 2 completed
+            output_item.added 3 in_progress
+            function_call_arguments.delta 3 {\"a\":
+            function_call_arguments.delta 3 1}
+            function_call_arguments.done 3 {\"a\":1}
+            output_item.done 3 completed";
+        let expected: Vec<_> = expected.trim().lines().map(str::trim).collect();
+        assert_eq!(events.iter().map(|line| line.trim()).collect::<Vec<_>>(), expected);
+        assert_eq!(items[1]["content"][0]["text"], "one two");
+        assert_eq!((&items[3]["call_id"], &items[3]["name"], &items[3]["arguments"]), (&json!("call_1"), &json!("g"), &json!("{\"a\":1}")));
+        for (item, prefix) in items.iter().zip(["rs_", "msg_", "fc_", "fc_"]) {
+            assert!(item["id"].as_str().unwrap().starts_with(prefix));
+        }
+    }
+
+    #[test]
+    fn what_was_cut_is_incomplete_and_nothing_is_an_empty_message() {
+        let (_, items) = told(&[call(0, Some("f"), "{"), text("x")], "incomplete");
+        assert_eq!((&items[0]["status"], &items[1]["status"]), (&json!("completed"), &json!("incomplete")));
+        let (events, items) = told(&[Piece::default()], "completed");
+        assert_eq!((events.len(), &items[0]["content"][0]["text"]), (5, &json!("")));
+    }
+}

@@ -1,0 +1,281 @@
+//! The body of `POST /v1/responses`, understood as far as that goes without the store.
+
+use super::items::{self, ITEMS_MAX, Said, Sent};
+use crate::{
+    dialog::{ReasoningWish, Tool, ToolChoice},
+    gateway::Gateway,
+    http::{
+        errors::ApiError,
+        openai::GenerateRequest,
+        parse::{self, Options},
+    },
+};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use std::{collections::BTreeMap, time::Instant};
+
+/// OpenAI's limits on `metadata`.
+const METADATA_MAX: usize = 16;
+const METADATA_KEY_MAX: usize = 64;
+const METADATA_VALUE_MAX: usize = 512;
+
+/// A response to be made.
+#[derive(Debug)]
+pub(super) struct Request {
+    pub(super) options: Options,
+    pub(super) instructions: Option<String>,
+    pub(super) input: Vec<Sent>,
+    pub(super) before: Before,
+    pub(super) store: bool,
+    pub(super) tools: Vec<Tool>,
+    pub(super) tool_choice: ToolChoice,
+    pub(super) parallel: bool,
+    pub(super) reasoning: ReasoningWish,
+    /// What the response repeats of its request.
+    pub(super) echo: Map<String, Value>,
+}
+
+/// What the input goes on from.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Before {
+    Nothing,
+    Response(String),
+    Conversation(String),
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Body {
+    input: Option<Input>,
+    instructions: Option<String>,
+    previous_response_id: Option<String>,
+    conversation: Option<ConversationField>,
+    store: Option<bool>,
+    background: Option<bool>,
+    max_output_tokens: Option<u32>,
+    tools: Option<Vec<Value>>,
+    tool_choice: Option<Value>,
+    parallel_tool_calls: Option<bool>,
+    reasoning: Option<ReasoningField>,
+    text: Option<TextField>,
+    metadata: Option<BTreeMap<String, String>>,
+    prompt: Option<Value>,
+    top_logprobs: Option<u32>,
+    include: Option<Vec<String>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "expected a string or a list of items")]
+enum Input {
+    Text(String),
+    Items(Vec<Value>),
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "expected a conversation's id, or an object with it")]
+enum ConversationField {
+    Id(String),
+    Object { id: String },
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct ReasoningField {
+    effort: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct TextField {
+    format: Option<Value>,
+}
+
+pub(super) fn understand(gateway: &Gateway, arrived: Instant, bytes: &[u8]) -> Result<Request, ApiError> {
+    let mut request: GenerateRequest = parse::json(bytes)?;
+    gateway.check_model(request.model.as_deref())?;
+    let body: Body = parse::json(bytes)?;
+    if body.background.unwrap_or(false) {
+        return Err(ApiError::unsupported("background"));
+    }
+    if body.prompt.is_some() {
+        return Err(ApiError::unsupported("prompt"));
+    }
+    if body.top_logprobs.is_some_and(|n| n > 0) {
+        return Err(ApiError::unsupported("top_logprobs"));
+    }
+    if body.include.iter().flatten().any(|name| name == "message.output_text.logprobs") {
+        return Err(ApiError::unsupported("include"));
+    }
+    let metadata = metadata(body.metadata)?;
+    // A response is one answer; its length has a name of its own.
+    request.n = None;
+    request.best_of = None;
+    request.max_tokens = body.max_output_tokens;
+    request.max_completion_tokens = None;
+    let options = Options::check(arrived, request, gateway.text(), gateway.classes())?;
+    let before = match (body.previous_response_id, body.conversation) {
+        (None, None) => Before::Nothing,
+        (Some(id), None) => Before::Response(id),
+        (None, Some(ConversationField::Id(id) | ConversationField::Object { id })) => Before::Conversation(id),
+        (Some(_), Some(_)) => {
+            return Err(ApiError::invalid("previous_response_id", "`previous_response_id` and `conversation` exclude each other"));
+        }
+    };
+    let input = input(body.input, &before)?;
+    let (tools, repeated_tools) = tools(body.tools.unwrap_or_default())?;
+    let (tools, tool_choice) = tool_choice(tools, body.tool_choice.as_ref())?;
+    let parallel = body.parallel_tool_calls.unwrap_or(true);
+    let effort = body.reasoning.and_then(|reasoning| reasoning.effort);
+    let format = body.text.and_then(|text| text.format).unwrap_or_else(|| json!({"type": "text"}));
+    if format["type"] != "text" {
+        return Err(ApiError::unsupported("text.format"));
+    }
+    let store = body.store.unwrap_or(true);
+    let echo = json!({
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": metadata,
+        "parallel_tool_calls": parallel,
+        "previous_response_id": match &before { Before::Response(id) => Some(id), _ => None },
+        "conversation": match &before { Before::Conversation(id) => json!({"id": id}), _ => Value::Null },
+        "reasoning": {"effort": effort, "summary": null},
+        "store": store,
+        "temperature": options.sampling.temperature,
+        "text": {"format": format},
+        "tool_choice": body.tool_choice.unwrap_or_else(|| "auto".into()),
+        "tools": repeated_tools,
+        "top_p": options.sampling.top_p,
+        "truncation": "disabled",
+    });
+    let Value::Object(echo) = echo else { unreachable!("it is written as an object") };
+    Ok(Request {
+        options,
+        instructions: body.instructions,
+        input,
+        before,
+        store,
+        tools,
+        tool_choice,
+        parallel,
+        reasoning: ReasoningWish { effort, enable_thinking: None },
+        echo,
+    })
+}
+
+fn input(input: Option<Input>, before: &Before) -> Result<Vec<Sent>, ApiError> {
+    let items = match input {
+        None => Vec::new(),
+        Some(Input::Text(text)) => vec![json!({"type": "message", "role": "user", "content": text})],
+        Some(Input::Items(items)) => items,
+    };
+    if items.is_empty() && *before == Before::Nothing {
+        return Err(ApiError::invalid("input", "`input` is empty: at least one item is needed"));
+    }
+    sent(items, "input")
+}
+
+/// Items of a body's list.
+pub(crate) fn sent(items: Vec<Value>, param: &str) -> Result<Vec<Sent>, ApiError> {
+    if items.len() > ITEMS_MAX {
+        return Err(ApiError::invalid(param, format!("`{param}` has {} items, at most {ITEMS_MAX} are allowed", items.len())));
+    }
+    items.into_iter().enumerate().map(|(place, item)| items::understand(&format!("{param}[{place}]"), item)).collect()
+}
+
+/// The ids of stored items that the input names.
+pub(super) fn references(input: &[Sent]) -> Vec<String> {
+    let id = |sent: &Sent| if let Said::Reference(id) = &sent.said { Some(id.clone()) } else { None };
+    input.iter().filter_map(id).collect()
+}
+
+pub(crate) fn metadata(metadata: Option<BTreeMap<String, String>>) -> Result<BTreeMap<String, String>, ApiError> {
+    let metadata = metadata.unwrap_or_default();
+    let fits = |(key, value): (&String, &String)| key.chars().count() <= METADATA_KEY_MAX && value.chars().count() <= METADATA_VALUE_MAX;
+    if metadata.len() > METADATA_MAX || !metadata.iter().all(fits) {
+        let message = format!(
+            "`metadata` may have {METADATA_MAX} entries, with keys of {METADATA_KEY_MAX} and values of {METADATA_VALUE_MAX} characters"
+        );
+        return Err(ApiError::invalid("metadata", message));
+    }
+    Ok(metadata)
+}
+
+/// The functions among `tools`, understood and as sent. Tools that a host would have to run are skipped: agents offer them to every server.
+fn tools(tools: Vec<Value>) -> Result<(Vec<Tool>, Vec<Value>), ApiError> {
+    let functions = tools.into_iter().enumerate().filter(|(_, tool)| tool["type"] == "function");
+    let function = |(place, mut tool): (usize, Value)| {
+        let param = format!("tools[{place}]");
+        let name = tool["name"].as_str().map(str::to_owned);
+        let name = name.ok_or_else(|| ApiError::invalid(format!("{param}.name"), format!("`{param}` needs `name`")))?;
+        let parameters = match tool.get("parameters") {
+            None | Some(Value::Null) => None,
+            Some(Value::Object(schema)) => Some(Value::Object(schema.clone())),
+            Some(_) => return Err(ApiError::invalid(format!("{param}.parameters"), format!("`{param}.parameters` must be an object"))),
+        };
+        let strict = tool["strict"].as_bool().unwrap_or(false);
+        tool["strict"] = strict.into();
+        Ok((Tool { name, description: tool["description"].as_str().map(str::to_owned), parameters, strict }, tool))
+    };
+    Ok(functions.map(function).collect::<Result<Vec<_>, _>>()?.into_iter().unzip())
+}
+
+/// Some choices leave fewer tools.
+fn tool_choice(tools: Vec<Tool>, choice: Option<&Value>) -> Result<(Vec<Tool>, ToolChoice), ApiError> {
+    let wrong = || {
+        let message = "`tool_choice` must be `none`, `auto`, `required`, or an object that names a function or allowed functions";
+        ApiError::invalid("tool_choice", message)
+    };
+    let mode = |mode: &str| match mode {
+        "none" => Ok(ToolChoice::None),
+        "auto" => Ok(ToolChoice::Auto),
+        "required" => Ok(ToolChoice::Required),
+        _ => Err(wrong()),
+    };
+    match choice {
+        None | Some(Value::Null) => Ok((tools, ToolChoice::Auto)),
+        Some(Value::String(name)) => Ok((tools, mode(name)?)),
+        Some(object) => match object["type"].as_str() {
+            Some("function") => Ok((tools, ToolChoice::Named(object["name"].as_str().ok_or_else(wrong)?.to_owned()))),
+            Some("allowed_tools") => {
+                let allowed: Vec<_> =
+                    object["tools"].as_array().ok_or_else(wrong)?.iter().filter_map(|tool| tool["name"].as_str()).collect();
+                let tools = tools.into_iter().filter(|tool| allowed.contains(&tool.name.as_str())).collect();
+                Ok((tools, mode(object["mode"].as_str().unwrap_or("auto"))?))
+            }
+            _ => Err(wrong()),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(name: &str) -> Value {
+        json!({"type": "function", "name": name, "parameters": {"type": "object"}})
+    }
+
+    #[test]
+    fn functions_are_taken_and_other_tools_skipped() {
+        let (understood, repeated) =
+            tools(vec![json!({"type": "web_search"}), named("f"), json!({"type": "custom", "name": "c"})]).unwrap();
+        assert_eq!((understood.len(), understood[0].name.as_str(), understood[0].strict), (1, "f", false));
+        assert_eq!(repeated, [json!({"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": false})]);
+        for wrong in [json!({"type": "function"}), json!({"type": "function", "name": "f", "parameters": "none"})] {
+            assert!(tools(vec![wrong]).unwrap_err().message().contains("tools[0]"));
+        }
+    }
+
+    #[test]
+    fn choices_name_a_mode_a_function_or_some() {
+        let all = || tools(vec![named("f"), named("g")]).unwrap().0;
+        let choice = |value: Value| tool_choice(all(), Some(&value)).map(|(tools, choice)| (tools.len(), choice));
+        assert_eq!(choice(json!("required")).unwrap(), (2, ToolChoice::Required));
+        assert_eq!(choice(json!({"type": "function", "name": "g"})).unwrap(), (2, ToolChoice::Named("g".into())));
+        let some = json!({"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "g"}]});
+        assert_eq!(choice(some).unwrap(), (1, ToolChoice::Required));
+        for wrong in [json!("often"), json!(3), json!({"type": "web_search"}), json!({"type": "function"})] {
+            assert!(choice(wrong).is_err());
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! A response from its start to its last event. Streamed or not, it is the same run.
+
+use super::{
+    items::{self, Said, Sent},
+    output::{Output, new_id},
+    request::{Before, Request, references},
+    running::Place,
+};
+use crate::{
+    dialog::{Dialog, Message},
+    gateway::{Gateway, RunningDialog, unix_seconds},
+    generation::{FinishReason, Piece},
+    http::{answer::Answer, errors::ApiError, openai::Usage},
+    store::{Item, NewRecord, Owner, Part, StoreError},
+};
+use serde_json::{Map, Value, json};
+use std::{collections::HashMap, sync::Arc};
+
+#[derive(Debug)]
+pub(super) struct Run {
+    gateway: Arc<Gateway>,
+    answer: Answer,
+    output: Output,
+    record: Recording,
+    /// Events so far.
+    sequence: u64,
+    place: Place,
+    /// The model has no more to say.
+    ended: Option<FinishReason>,
+    over: bool,
+}
+
+/// What is stored at the end.
+#[derive(Debug)]
+struct Recording {
+    id: String,
+    owner: Owner,
+    /// The response's constant fields.
+    fixed: Map<String, Value>,
+    store: bool,
+    /// Stored items that the history begins with.
+    earlier: Vec<String>,
+    input: Vec<Item>,
+    conversation: Option<String>,
+}
+
+/// How a response ended.
+#[derive(Debug)]
+enum Ending {
+    Completed,
+    OutOfTokens,
+    Cancelled,
+    Failed(ApiError),
+}
+
+impl Run {
+    pub(super) async fn start(gateway: &Arc<Gateway>, request: Request) -> Result<Self, ApiError> {
+        let owner = gateway.owner();
+        let before = match &request.before {
+            Before::Nothing => Vec::new(),
+            Before::Response(id) => history(gateway, &owner, "previous_response_id", "resp_", id).await?,
+            Before::Conversation(id) => history(gateway, &owner, "conversation", "conv_", id).await?,
+        };
+        let named = references(&request.input);
+        let named = match named.is_empty() {
+            true => Vec::new(),
+            false => gateway.store().find(&owner, &named).await.map_err(|error| ApiError::of_store("input", error))?,
+        };
+        let Request { options, instructions, input, before: from, store, tools, tool_choice, parallel, reasoning, echo } = request;
+        let conversation = if let Before::Conversation(id) = from { Some(id) } else { None };
+        let chained = conversation.is_none();
+        let understood = gateway.compute(move || {
+            let recalled = before.iter().map(|item| items::recall(item).map(|(_, said)| said)).collect::<Result<Vec<_>, _>>()?;
+            let mut looked_up = HashMap::new();
+            for item in &named {
+                looked_up.insert(item.id.as_str(), (item, items::recall(item)?.1));
+            }
+            let (input, said) = complete(&input, &looked_up, before.last().map_or("", |item| &item.id), chained)?;
+            let system = instructions.map(|text| Message { role: "system".into(), content: Some(text), ..Message::default() });
+            let messages = system.into_iter().chain(items::turns(recalled.into_iter().chain(said))).collect();
+            let dialog = Dialog { messages, tools, tool_choice, parallel, reasoning, ..Dialog::default() };
+            Ok((before.into_iter().map(|item| item.id).collect(), input, dialog))
+        });
+        let (earlier, input, dialog): (Vec<String>, _, _) = understood.await?;
+        let RunningDialog { answer, .. } = gateway.start_dialog("input", dialog, options).await?;
+        let id = new_id("resp");
+        let mut fixed = Map::new();
+        fixed.insert("id".into(), id.clone().into());
+        fixed.insert("object".into(), "response".into());
+        fixed.insert("created_at".into(), unix_seconds().into());
+        fixed.insert("model".into(), gateway.model_name().into());
+        fixed.insert("background".into(), false.into());
+        fixed.extend(echo);
+        let record = Recording { id, owner, fixed, store, earlier, input, conversation };
+        let place = gateway.running().enter(&record.id, record.response("in_progress", &[], None));
+        Ok(Self { gateway: Arc::clone(gateway), answer, output: Output::default(), record, sequence: 0, place, ended: None, over: false })
+    }
+
+    /// Waits a moment for the first delta, so that a request that fails early fails with a status.
+    pub(super) async fn settle(&mut self) -> Result<(), ApiError> {
+        self.answer.settle().await
+    }
+
+    /// The response at once.
+    pub(super) async fn whole(&mut self) -> Result<Value, ApiError> {
+        let ending = loop {
+            match self.answer.next_delta().await {
+                Ok(Some(delta)) => self.take(&delta.piece),
+                Ok(None) => break self.ending(),
+                Err(error) => return Err(error),
+            }
+        };
+        match self.finish(ending).await {
+            (_, _, Some(error)) => Err(error),
+            (_, response, None) => Ok(response),
+        }
+    }
+
+    /// The next events; `None` after the last.
+    pub(super) async fn next(&mut self) -> Option<Vec<Value>> {
+        if self.over {
+            return None;
+        }
+        if self.sequence == 0 {
+            let response = self.record.response("in_progress", &[], None);
+            return Some(["response.created", "response.in_progress"].map(|kind| self.event(kind, json!({"response": response}))).into());
+        }
+        let ending = tokio::select! {
+            delta = self.answer.next_delta() => match delta {
+                Ok(Some(delta)) => {
+                    self.take(&delta.piece);
+                    return Some(self.output_events());
+                }
+                Ok(None) => self.ending(),
+                Err(error) => Ending::Failed(error),
+            },
+            () = self.place.cancelled() => Ending::Cancelled,
+        };
+        self.over = true;
+        let (kind, response, error) = self.finish(ending).await;
+        let mut events = self.output_events();
+        if let Some(error) = error {
+            events.push(self.event("error", json!({"code": code(&error), "message": error.message(), "param": null})));
+        }
+        events.push(self.event(kind, json!({"response": response})));
+        Some(events)
+    }
+
+    fn take(&mut self, piece: &Piece) {
+        self.output.push(piece);
+        self.ended = piece.finish.as_ref().map(|finish| finish.reason).or(self.ended);
+    }
+
+    fn ending(&self) -> Ending {
+        if self.ended == Some(FinishReason::Length) { Ending::OutOfTokens } else { Ending::Completed }
+    }
+
+    /// Closes what is open and stores the response. The kind of the last event, the response, and an error if it failed.
+    async fn finish(&mut self, ending: Ending) -> (&'static str, Value, Option<ApiError>) {
+        let (kind, status, error) = match ending {
+            Ending::Completed => ("response.completed", "completed", None),
+            Ending::OutOfTokens => ("response.incomplete", "incomplete", None),
+            Ending::Cancelled => ("response.incomplete", "cancelled", None),
+            Ending::Failed(error) => ("response.failed", "failed", Some(error)),
+        };
+        self.output.finish(if status == "completed" { "completed" } else { "incomplete" });
+        let usage = self.answer.usage();
+        let mut response = self.record.response(status, self.output.items(), Some(usage));
+        match (status, &error) {
+            ("completed", _) => response["completed_at"] = unix_seconds().into(),
+            ("incomplete", _) => response["incomplete_details"] = json!({"reason": "max_output_tokens"}),
+            (_, Some(error)) => response["error"] = failure(error),
+            _ => {}
+        }
+        match self.record.keep(&self.gateway, &response, self.output.items()).await {
+            Ok(()) => (kind, response, error),
+            // What cannot be gone on from has failed: the next turn would lack its context.
+            Err(lost) => {
+                let error = error.unwrap_or_else(|| ApiError::of_store("store", lost));
+                response["status"] = "failed".into();
+                response["error"] = failure(&error);
+                ("response.failed", response, Some(error))
+            }
+        }
+    }
+
+    fn output_events(&mut self) -> Vec<Value> {
+        self.output.events().into_iter().map(|event| self.event(event.kind, event.fields)).collect()
+    }
+
+    fn event(&mut self, kind: &str, fields: Value) -> Value {
+        let mut event = json!({"type": kind, "sequence_number": self.sequence});
+        self.sequence += 1;
+        if let (Value::Object(event), Value::Object(fields)) = (&mut event, fields) {
+            event.extend(fields);
+        }
+        event
+    }
+}
+
+impl Recording {
+    fn response(&self, status: &str, output: &[Item], usage: Option<&Usage>) -> Value {
+        let mut response = self.fixed.clone();
+        response.insert("status".into(), status.into());
+        response.insert("error".into(), Value::Null);
+        response.insert("incomplete_details".into(), Value::Null);
+        response.insert("output".into(), output.iter().map(|item| serde_json::from_str(&item.body).unwrap_or(Value::Null)).collect());
+        response.insert("usage".into(), usage.map_or(Value::Null, usage_value));
+        Value::Object(response)
+    }
+
+    async fn keep(&mut self, gateway: &Gateway, response: &Value, output: &[Item]) -> Result<(), StoreError> {
+        let now = unix_seconds();
+        let items: Vec<_> = std::mem::take(&mut self.input).into_iter().chain(output.iter().cloned()).collect();
+        if !self.store {
+            return match &self.conversation {
+                Some(conversation) => gateway.store().append(&self.owner, conversation, items, now).await,
+                None => Ok(()),
+            };
+        }
+        let mut body = response.clone();
+        body["output"] = json!([]);
+        let record = NewRecord {
+            id: self.id.clone(),
+            body: body.to_string(),
+            earlier: std::mem::take(&mut self.earlier),
+            items,
+            outputs: output.len(),
+            conversation: self.conversation.clone(),
+        };
+        gateway.store().put(&self.owner, record, now).await
+    }
+}
+
+/// The items of a stored response or conversation.
+async fn history(gateway: &Gateway, owner: &Owner, param: &str, prefix: &str, id: &str) -> Result<Vec<Item>, ApiError> {
+    if !id.starts_with(prefix) {
+        return Err(ApiError::not_found(param, format!("`{id}` is not an id that `{param}` could name: those begin with `{prefix}`")));
+    }
+    let record = gateway.store().load(owner, id, Part::All).await;
+    record.map(|record| record.items).map_err(|error| ApiError::of_store(param, error))
+}
+
+/// The input with ids, and what it says.
+fn complete(
+    input: &[Sent],
+    looked_up: &HashMap<&str, (&Item, Said)>,
+    before: &str,
+    chained: bool,
+) -> Result<(Vec<Item>, Vec<Said>), ApiError> {
+    let mut last = before.to_owned();
+    let mut items = Vec::with_capacity(input.len());
+    let mut all_said = Vec::with_capacity(input.len());
+    for sent in input {
+        let (item, said) = match &sent.said {
+            Said::Reference(id) => {
+                let (item, said) =
+                    looked_up.get(id.as_str()).ok_or_else(|| ApiError::not_found("input", format!("`{id}` is not stored here")))?;
+                ((*item).clone(), said.clone())
+            }
+            said => (sent.named(if chained { sent.chained_id(&last) } else { new_id(sent.prefix()) }), said.clone()),
+        };
+        last.clone_from(&item.id);
+        items.push(item);
+        all_said.push(said);
+    }
+    Ok((items, all_said))
+}
+
+fn usage_value(usage: &Usage) -> Value {
+    json!({
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.prompt_tokens_details.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.completion_tokens_details.reasoning_tokens},
+        "total_tokens": usage.total_tokens,
+        "tidemill": usage.tidemill,
+    })
+}
+
+fn failure(error: &ApiError) -> Value {
+    json!({"code": code(error), "message": error.message()})
+}
+
+fn code(error: &ApiError) -> &'static str {
+    if error.status() == 429 { "rate_limit_exceeded" } else { "server_error" }
+}

@@ -1,0 +1,66 @@
+//! Responses that are being streamed: they can be looked at and cancelled by their ids.
+
+use serde_json::Value;
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+use tokio::sync::Notify;
+
+#[derive(Debug, Default)]
+pub struct RunningResponses(Mutex<HashMap<String, Streaming>>);
+
+#[derive(Debug)]
+struct Streaming {
+    /// As at its beginning.
+    response: Value,
+    cancel: Arc<Notify>,
+}
+
+/// A response's place here, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Place {
+    all: Arc<RunningResponses>,
+    id: String,
+    cancel: Arc<Notify>,
+}
+
+impl RunningResponses {
+    pub(super) fn enter(self: &Arc<Self>, id: &str, response: Value) -> Place {
+        let cancel = Arc::new(Notify::new());
+        self.lock().insert(id.to_owned(), Streaming { response, cancel: Arc::clone(&cancel) });
+        Place { all: Arc::clone(self), id: id.to_owned(), cancel }
+    }
+
+    pub(super) fn get(&self, id: &str) -> Option<Value> {
+        self.lock().get(id).map(|streaming| streaming.response.clone())
+    }
+
+    /// The response as it will be; its stream says the rest.
+    pub(super) fn cancel(&self, id: &str) -> Option<Value> {
+        let all = self.lock();
+        let streaming = all.get(id)?;
+        streaming.cancel.notify_one();
+        let mut response = streaming.response.clone();
+        response["status"] = "cancelled".into();
+        Some(response)
+    }
+
+    /// Nothing that holds the lock panics.
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Streaming>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Place {
+    /// Returns when a client wants the response to end.
+    pub(super) async fn cancelled(&self) {
+        self.cancel.notified().await;
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.all.lock().remove(&self.id);
+    }
+}

@@ -1,0 +1,85 @@
+//! `/tokenize` and `/detokenize`, as vLLM has them.
+
+use super::{chat, errors::ApiError, openai::ChatRequest, parse};
+use crate::gateway::Gateway;
+use axum::{Json, body::Body, extract::State};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use tidemill_proto::block::Token;
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Fields {
+    model: Option<String>,
+    prompt: Option<String>,
+    messages: Option<Value>,
+    /// For a prompt, true; a chat's template writes them itself.
+    add_special_tokens: Option<bool>,
+    return_token_strs: Option<bool>,
+}
+
+#[derive(Debug, Serialize)]
+pub struct Tokenized {
+    count: usize,
+    max_model_len: u32,
+    tokens: Vec<Token>,
+    token_strs: Option<Vec<String>>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Tokens {
+    #[serde(default)]
+    model: Option<String>,
+    tokens: Vec<Token>,
+}
+
+/// `POST /tokenize`: a prompt, or a chat.
+pub async fn tokenize(State(gateway): State<Arc<Gateway>>, body: Body) -> Result<Json<Tokenized>, ApiError> {
+    let body = gateway.read(body).await?;
+    let worker = Arc::clone(&gateway);
+    gateway.compute(move || tokenized(&worker, &body)).await.map(Json)
+}
+
+fn tokenized(gateway: &Gateway, body: &[u8]) -> Result<Tokenized, ApiError> {
+    let fields: Fields = parse::json(body)?;
+    gateway.check_model(fields.model.as_deref())?;
+    let tokenizer = &gateway.text().tokenizer;
+    let encode = |text: &str, special| tokenizer.encode(text, special).map_err(|error| ApiError::invalid("prompt", error.to_string()));
+    let tokens = match (fields.prompt, fields.messages) {
+        (Some(prompt), None) => encode(&prompt, fields.add_special_tokens.unwrap_or(true))?,
+        (None, Some(_)) => {
+            let chat: ChatRequest = parse::json(body)?;
+            if fields.add_special_tokens.unwrap_or(false) {
+                let message = "`add_special_tokens` is for prompts: a chat's template writes them itself";
+                return Err(ApiError::invalid("add_special_tokens", message));
+            }
+            gateway.prompt_only("messages", &chat::dialog(chat)?)?
+        }
+        _ => return Err(ApiError::malformed("either `prompt` or `messages` is needed")),
+    };
+    let pieces = || tokens.iter().map(|&token| tokenizer.piece(token)).collect();
+    Ok(Tokenized {
+        count: tokens.len(),
+        max_model_len: gateway.context_tokens_max(),
+        token_strs: fields.return_token_strs.unwrap_or(false).then(pieces),
+        tokens,
+    })
+}
+
+/// `POST /detokenize`.
+pub async fn detokenize(State(gateway): State<Arc<Gateway>>, body: Body) -> Result<Json<Value>, ApiError> {
+    let body = gateway.read(body).await?;
+    let worker = Arc::clone(&gateway);
+    let prompt = gateway.compute(move || {
+        let Tokens { model, tokens } = parse::json(&body)?;
+        worker.check_model(model.as_deref())?;
+        let vocab_size = worker.text().config.identity.vocab_size;
+        if let Some(token) = tokens.iter().find(|&&token| token >= vocab_size) {
+            let message = format!("`tokens`: {token} is not a token id of this model ({vocab_size} tokens)");
+            return Err(ApiError::invalid("tokens", message));
+        }
+        Ok(worker.text().tokenizer.decode(&tokens, false))
+    });
+    Ok(Json(json!({"prompt": prompt.await?})))
+}

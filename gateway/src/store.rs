@@ -1,0 +1,155 @@
+//! What clients may ask for again: responses and conversations. Each is a [`Record`] with the ordered items of its history.
+//!
+//! Items are stored once, however many histories name them. A record keeps the ids of its whole history, so that the next turn
+//! loads it in one fetch, without a walk along a chain of responses; and an item goes when the last history that names it does.
+//!
+//! - [`memory`]: until this process ends
+//! - [`sqlite`]: a file in the data directory
+//!
+//! A store that several coordinators share (PostgreSQL) is one more implementation. Every call names an [`Owner`]: there is one
+//! until tenants exist.
+
+#[cfg(test)]
+mod contract;
+pub mod memory;
+pub mod sqlite;
+
+use futures_util::future::BoxFuture;
+use std::{fmt, ops::Range, time::Duration};
+
+/// Use cases, each all or nothing. `now` is in Unix seconds.
+pub trait Store: fmt::Debug + Send + Sync {
+    /// A new record, with those items of its history that are not stored yet.
+    fn put(&self, owner: &Owner, record: NewRecord, now: u64) -> Stored<'_, ()>;
+    /// A record, with a part of its items.
+    fn load(&self, owner: &Owner, id: &str, part: Part) -> Stored<'_, Record>;
+    /// Some of a record's items.
+    fn page(&self, owner: &Owner, id: &str, page: Page) -> Stored<'_, ItemPage>;
+    /// Stored items by their ids, in that order.
+    fn find(&self, owner: &Owner, ids: &[String]) -> Stored<'_, Vec<Item>>;
+    /// Another body for a record.
+    fn update(&self, owner: &Owner, id: &str, body: String, now: u64) -> Stored<'_, ()>;
+    /// More items at the end of a record's history.
+    fn append(&self, owner: &Owner, id: &str, items: Vec<Item>, now: u64) -> Stored<'_, ()>;
+    /// Takes an item out of a record's history.
+    fn remove(&self, owner: &Owner, id: &str, item: &str) -> Stored<'_, ()>;
+    fn delete(&self, owner: &Owner, id: &str) -> Stored<'_, ()>;
+    /// Deletes what is older than [`Limits::age`]. Returns how many records those were.
+    fn expire(&self, now: u64) -> Stored<'_, u64>;
+}
+
+pub type Stored<'a, T> = BoxFuture<'a, Result<T, StoreError>>;
+
+/// Who may see a record.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Owner(pub String);
+
+/// What a store holds at most.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Records that nothing was added to for this long go.
+    pub age: Duration,
+    /// Over this, the records that nothing was added to for the longest time go first.
+    pub bytes: u64,
+}
+
+/// Items in one history. A context holds fewer long before.
+pub const HISTORY_ITEMS_MAX: usize = 16_384;
+
+/// A message, a call, its output, or a thought: a JSON object with its `id` in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Item {
+    pub id: String,
+    pub body: String,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct NewRecord {
+    pub id: String,
+    /// A JSON object, without the items.
+    pub body: String,
+    /// Stored items that its history begins with.
+    pub earlier: Vec<String>,
+    /// The items that follow. One that is stored already (by its id) is not stored again.
+    pub items: Vec<Item>,
+    /// So many of `items`, at the end, are the record's output.
+    pub outputs: usize,
+    /// A record whose history gets `items`, too.
+    pub conversation: Option<String>,
+}
+
+/// A stored record, with the items asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    pub body: String,
+    pub items: Vec<Item>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    Nothing,
+    /// Everything before the output.
+    Input,
+    Output,
+    All,
+}
+
+#[derive(Clone, Debug)]
+pub struct Page {
+    pub part: Part,
+    /// The page begins behind this item.
+    pub after: Option<String>,
+    pub limit: usize,
+    /// The latest first.
+    pub descending: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ItemPage {
+    pub items: Vec<Item>,
+    pub has_more: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StoreError {
+    /// Never stored, deleted, or gone because of its age or for want of room.
+    #[error("`{0}` is not stored here (any more)")]
+    NotFound(String),
+    #[error("`{id}` would have more than {HISTORY_ITEMS_MAX} items: begin a new conversation")]
+    TooLong { id: String },
+    #[error("the store has too much to do: try again")]
+    Busy,
+    #[error("the store has failed: {0}")]
+    Failed(String),
+}
+
+impl Part {
+    /// Of a history of `items` items, the last `outputs` of which are output.
+    fn range(self, items: usize, outputs: usize) -> Range<usize> {
+        let input = items.saturating_sub(outputs);
+        match self {
+            Self::Nothing => 0..0,
+            Self::Input => 0..input,
+            Self::Output => input..items,
+            Self::All => 0..items,
+        }
+    }
+}
+
+impl Page {
+    /// The places of this page in `ids`, in the order wanted, and whether more follow. `None`: `after` is not among them.
+    fn places<'a>(&self, mut ids: impl Iterator<Item = &'a str>, count: usize) -> Option<(Vec<usize>, bool)> {
+        let after = match &self.after {
+            Some(after) => Some(ids.position(|id| id == after)?),
+            None => None,
+        };
+        let rest: Box<dyn Iterator<Item = usize>> = match (self.descending, after) {
+            (false, after) => Box::new(after.map_or(0, |after| after + 1)..count),
+            (true, after) => Box::new((0..after.unwrap_or(count)).rev()),
+        };
+        let mut places: Vec<_> = rest.take(self.limit.saturating_add(1)).collect();
+        let has_more = places.len() > self.limit;
+        places.truncate(self.limit);
+        Some((places, has_more))
+    }
+}

@@ -1,0 +1,243 @@
+//! A store that ends with its process.
+
+use super::{HISTORY_ITEMS_MAX, Item, ItemPage, Limits, NewRecord, Owner, Page, Part, Record, Store, StoreError, Stored};
+use std::{
+    collections::{BTreeSet, HashMap},
+    future,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+#[derive(Debug)]
+pub struct Memory {
+    limits: Limits,
+    state: Mutex<State>,
+}
+
+/// A record's or an item's key.
+type Key = (Owner, String);
+
+#[derive(Debug, Default)]
+struct State {
+    records: HashMap<Key, Kept>,
+    items: HashMap<Key, Used>,
+    /// Records by age, the oldest first.
+    order: BTreeSet<(u64, u64, Key)>,
+    /// Records put so far: decides between those of one second.
+    puts: u64,
+    bytes: u64,
+}
+
+#[derive(Debug)]
+struct Kept {
+    body: String,
+    /// Ids of items.
+    history: Vec<String>,
+    outputs: usize,
+    used: u64,
+    put: u64,
+}
+
+#[derive(Debug)]
+struct Used {
+    body: String,
+    /// Places in histories that name the item.
+    places: usize,
+}
+
+impl Memory {
+    pub fn new(limits: Limits) -> Self {
+        Self { limits, state: Mutex::default() }
+    }
+
+    /// What panicked while it held the lock has ended; no operation leaves the state in between.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Store for Memory {
+    fn put(&self, owner: &Owner, record: NewRecord, now: u64) -> Stored<'_, ()> {
+        let mut state = self.state();
+        let put = state.put(owner, record, now);
+        if put.is_ok() {
+            state.make_room(self.limits.bytes);
+        }
+        answer(put)
+    }
+
+    fn load(&self, owner: &Owner, id: &str, part: Part) -> Stored<'_, Record> {
+        let state = self.state();
+        answer(state.record(owner, id).map(|kept| {
+            let items = part.range(kept.history.len(), kept.outputs).map(|place| state.item(owner, &kept.history[place]));
+            Record { body: kept.body.clone(), items: items.collect() }
+        }))
+    }
+
+    fn page(&self, owner: &Owner, id: &str, page: Page) -> Stored<'_, ItemPage> {
+        let state = self.state();
+        answer(state.record(owner, id).and_then(|kept| {
+            let ids = &kept.history[page.part.range(kept.history.len(), kept.outputs)];
+            let places = page.places(ids.iter().map(String::as_str), ids.len());
+            let (places, has_more) = places.ok_or_else(|| StoreError::NotFound(page.after.clone().unwrap_or_default()))?;
+            Ok(ItemPage { items: places.into_iter().map(|place| state.item(owner, &ids[place])).collect(), has_more })
+        }))
+    }
+
+    fn find(&self, owner: &Owner, ids: &[String]) -> Stored<'_, Vec<Item>> {
+        let state = self.state();
+        let find = |id: &String| match state.items.get(&(owner.clone(), id.clone())) {
+            Some(used) => Ok(Item { id: id.clone(), body: used.body.clone() }),
+            None => Err(StoreError::NotFound(id.clone())),
+        };
+        answer(ids.iter().map(find).collect())
+    }
+
+    fn update(&self, owner: &Owner, id: &str, body: String, now: u64) -> Stored<'_, ()> {
+        answer(self.state().change(owner, id, now, |kept| kept.body = body))
+    }
+
+    fn append(&self, owner: &Owner, id: &str, items: Vec<Item>, now: u64) -> Stored<'_, ()> {
+        let mut state = self.state();
+        let appended = state.append(owner, id, items, now);
+        if appended.is_ok() {
+            state.make_room(self.limits.bytes);
+        }
+        answer(appended)
+    }
+
+    fn remove(&self, owner: &Owner, id: &str, item: &str) -> Stored<'_, ()> {
+        answer(self.state().remove(owner, id, item))
+    }
+
+    fn delete(&self, owner: &Owner, id: &str) -> Stored<'_, ()> {
+        answer(self.state().delete(&(owner.clone(), id.to_owned())))
+    }
+
+    fn expire(&self, now: u64) -> Stored<'_, u64> {
+        let mut state = self.state();
+        let limit = now.saturating_sub(self.limits.age.as_secs());
+        let mut expired = 0;
+        while let Some((_, _, key)) = state.order.first().filter(|(used, ..)| *used < limit).cloned() {
+            state.delete(&key).expect("what is ordered is stored");
+            expired += 1;
+        }
+        answer(Ok(expired))
+    }
+}
+
+fn answer<'a, T: Send + 'a>(result: Result<T, StoreError>) -> Stored<'a, T> {
+    Box::pin(future::ready(result))
+}
+
+impl State {
+    fn record(&self, owner: &Owner, id: &str) -> Result<&Kept, StoreError> {
+        self.records.get(&(owner.clone(), id.to_owned())).ok_or_else(|| StoreError::NotFound(id.to_owned()))
+    }
+
+    fn item(&self, owner: &Owner, id: &str) -> Item {
+        let used = &self.items[&(owner.clone(), id.to_owned())];
+        Item { id: id.to_owned(), body: used.body.clone() }
+    }
+
+    fn put(&mut self, owner: &Owner, record: NewRecord, now: u64) -> Result<(), StoreError> {
+        let NewRecord { id, body, earlier, items, outputs, conversation } = record;
+        if let Some(missing) = earlier.iter().find(|item| !self.items.contains_key(&(owner.clone(), (*item).clone()))) {
+            return Err(StoreError::NotFound(missing.clone()));
+        }
+        if earlier.len() + items.len() > HISTORY_ITEMS_MAX {
+            return Err(StoreError::TooLong { id });
+        }
+        let key = (owner.clone(), id);
+        if self.records.contains_key(&key) {
+            return Err(StoreError::Failed(format!("`{}` is stored already", key.1)));
+        }
+        if let Some(conversation) = conversation {
+            self.append(owner, &conversation, items.clone(), now)?;
+        }
+        let history: Vec<_> = earlier.into_iter().chain(items.iter().map(|item| item.id.clone())).collect();
+        self.insert(owner, items);
+        self.use_items(owner, &history);
+        self.puts += 1;
+        self.bytes += body.len() as u64;
+        self.order.insert((now, self.puts, key.clone()));
+        self.records.insert(key, Kept { body, history, outputs, used: now, put: self.puts });
+        Ok(())
+    }
+
+    fn insert(&mut self, owner: &Owner, items: Vec<Item>) {
+        for Item { id, body } in items {
+            let bytes = body.len() as u64;
+            self.items.entry((owner.clone(), id)).or_insert_with(|| {
+                self.bytes += bytes;
+                Used { body, places: 0 }
+            });
+        }
+    }
+
+    fn use_items(&mut self, owner: &Owner, history: &[String]) {
+        for id in history {
+            self.items.get_mut(&(owner.clone(), id.clone())).expect("a history names stored items").places += 1;
+        }
+    }
+
+    fn give_up(&mut self, owner: &Owner, history: &[String]) {
+        for id in history {
+            let key = (owner.clone(), id.clone());
+            let item = self.items.get_mut(&key).expect("a history names stored items");
+            item.places -= 1;
+            if item.places == 0 {
+                self.bytes -= item.body.len() as u64;
+                self.items.remove(&key);
+            }
+        }
+    }
+
+    fn change(&mut self, owner: &Owner, id: &str, now: u64, change: impl FnOnce(&mut Kept)) -> Result<(), StoreError> {
+        let key = (owner.clone(), id.to_owned());
+        let kept = self.records.get_mut(&key).ok_or_else(|| StoreError::NotFound(id.to_owned()))?;
+        self.bytes -= kept.body.len() as u64;
+        change(kept);
+        self.bytes += kept.body.len() as u64;
+        self.order.remove(&(kept.used, kept.put, key.clone()));
+        kept.used = now;
+        self.order.insert((now, kept.put, key));
+        Ok(())
+    }
+
+    fn append(&mut self, owner: &Owner, id: &str, items: Vec<Item>, now: u64) -> Result<(), StoreError> {
+        if self.record(owner, id)?.history.len() + items.len() > HISTORY_ITEMS_MAX {
+            return Err(StoreError::TooLong { id: id.to_owned() });
+        }
+        let ids: Vec<_> = items.iter().map(|item| item.id.clone()).collect();
+        self.insert(owner, items);
+        self.use_items(owner, &ids);
+        self.change(owner, id, now, |kept| kept.history.extend(ids))
+    }
+
+    fn remove(&mut self, owner: &Owner, id: &str, item: &str) -> Result<(), StoreError> {
+        let kept = self.records.get_mut(&(owner.clone(), id.to_owned())).ok_or_else(|| StoreError::NotFound(id.to_owned()))?;
+        let (gone, left): (Vec<_>, Vec<_>) = std::mem::take(&mut kept.history).into_iter().partition(|place| place == item);
+        kept.history = left;
+        if gone.is_empty() {
+            return Err(StoreError::NotFound(item.to_owned()));
+        }
+        self.give_up(owner, &gone);
+        Ok(())
+    }
+
+    fn delete(&mut self, key: &Key) -> Result<(), StoreError> {
+        let kept = self.records.remove(key).ok_or_else(|| StoreError::NotFound(key.1.clone()))?;
+        self.order.remove(&(kept.used, kept.put, key.clone()));
+        self.bytes -= kept.body.len() as u64;
+        self.give_up(&key.0, &kept.history);
+        Ok(())
+    }
+
+    /// The newest record stays, whatever its size.
+    fn make_room(&mut self, bytes_max: u64) {
+        while self.bytes > bytes_max && self.order.len() > 1 {
+            let (_, _, oldest) = self.order.first().expect("there are two").clone();
+            self.delete(&oldest).expect("what is ordered is stored");
+        }
+    }
+}

@@ -1,0 +1,406 @@
+//! A store in one SQLite file, written by a thread of its own.
+//!
+//! The log is written ahead (WAL) and synced at checkpoints: a process that dies loses nothing, a machine that loses its power
+//! may lose the last moments. One process at a time: it holds the file's lock from opening to end.
+
+use super::{HISTORY_ITEMS_MAX, Item, ItemPage, Limits, NewRecord, Owner, Page, Part, Record, Store, StoreError, Stored};
+use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
+use std::{
+    fs::{DirBuilder, OpenOptions},
+    io,
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+    sync::mpsc::{self, SyncSender, TrySendError},
+    thread::JoinHandle,
+    time::Duration,
+};
+use tokio::sync::oneshot;
+
+/// Calls that may wait. More are refused.
+const QUEUE_MAX: usize = 256;
+/// A call that takes longer has failed: the disk does not answer.
+const ANSWER_MAX: Duration = Duration::from_secs(20);
+/// Of the tables below.
+const SCHEMA_VERSION: i64 = 1;
+
+/// `history` is a JSON list of items' numbers: SQLite joins along it (`json_each`). `uses` counts the places that name an item, apart from
+/// the bodies, so that a turn of a long conversation rewrites small rows only.
+const SCHEMA: &str = "
+    CREATE TABLE records (
+        number INTEGER PRIMARY KEY, owner TEXT NOT NULL, id TEXT NOT NULL, used INTEGER NOT NULL,
+        body TEXT NOT NULL, history TEXT NOT NULL, outputs INTEGER NOT NULL, UNIQUE (owner, id));
+    CREATE INDEX records_by_age ON records (used, number);
+    CREATE TABLE items (number INTEGER PRIMARY KEY, owner TEXT NOT NULL, id TEXT NOT NULL, body TEXT NOT NULL, UNIQUE (owner, id));
+    CREATE TABLE uses (item INTEGER PRIMARY KEY, places INTEGER NOT NULL);
+    PRAGMA user_version = 1;";
+
+#[derive(Debug)]
+pub struct Sqlite {
+    /// `None` at the end only.
+    calls: Option<SyncSender<Call>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// The file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error("cannot make {path}: {source}")]
+    File { path: PathBuf, source: io::Error },
+    #[error("cannot open {path}: {source} (another process may have it open: each coordinator needs a data directory of its own)")]
+    Database { path: PathBuf, source: rusqlite::Error },
+    #[error("{path} was written by another version (schema {found}, not {SCHEMA_VERSION}): move it away to begin anew")]
+    Version { path: PathBuf, found: i64 },
+}
+
+type Call = Box<dyn FnOnce(&mut Database) + Send>;
+type Outcome<T> = Result<T, StoreError>;
+
+impl Sqlite {
+    /// Opens the file at `path`, or makes it, readable by this user only.
+    pub fn open(path: &Path, limits: Limits) -> Result<Self, OpenError> {
+        let file = |source| OpenError::File { path: path.to_owned(), source };
+        if let Some(dir) = path.parent().filter(|dir| !dir.is_dir()) {
+            DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(file)?;
+        }
+        // SQLite gives its other files the same permissions.
+        OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path).map_err(file)?;
+        let mut database = Database::open(path, limits)?;
+        let (calls, called) = mpsc::sync_channel::<Call>(QUEUE_MAX);
+        let thread = std::thread::Builder::new().name("store".into()).spawn(move || {
+            while let Ok(call) = called.recv() {
+                call(&mut database);
+            }
+        });
+        Ok(Self { calls: Some(calls), thread: Some(thread.map_err(file)?) })
+    }
+
+    fn call<T: Send + 'static>(&self, work: impl FnOnce(&mut Database) -> Outcome<T> + Send + 'static) -> Stored<'_, T> {
+        let (answer, answered) = oneshot::channel();
+        let call = Box::new(move |database: &mut Database| {
+            // Whoever asked may have gone; what was asked for is done.
+            let _ = answer.send(work(database));
+        });
+        let sent = self.calls.as_ref().expect("taken at the end only").try_send(call).map_err(|error| match error {
+            TrySendError::Full(_) => StoreError::Busy,
+            TrySendError::Disconnected(_) => StoreError::Failed("its thread has ended".into()),
+        });
+        Box::pin(async move {
+            sent?;
+            match tokio::time::timeout(ANSWER_MAX, answered).await {
+                Ok(Ok(outcome)) => outcome,
+                Ok(Err(_)) => Err(StoreError::Failed("its thread has ended".into())),
+                Err(_) => Err(StoreError::Failed(format!("no answer within {} s", ANSWER_MAX.as_secs()))),
+            }
+        })
+    }
+}
+
+impl Drop for Sqlite {
+    fn drop(&mut self) {
+        self.calls = None;
+        if let Some(thread) = self.thread.take() {
+            // A panic there was answered already.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Store for Sqlite {
+    fn put(&self, owner: &Owner, record: NewRecord, now: u64) -> Stored<'_, ()> {
+        let owner = owner.clone();
+        self.call(move |database| database.write(|writing| writing.put(&owner, record, now)))
+    }
+
+    fn load(&self, owner: &Owner, id: &str, part: Part) -> Stored<'_, Record> {
+        let (owner, id) = (owner.clone(), id.to_owned());
+        self.call(move |database| {
+            let (body, history, outputs) = database.record(&owner, &id)?;
+            let range = part.range(history.len(), outputs);
+            Ok(Record { body, items: database.items(&history[range])? })
+        })
+    }
+
+    fn page(&self, owner: &Owner, id: &str, page: Page) -> Stored<'_, ItemPage> {
+        let (owner, id) = (owner.clone(), id.to_owned());
+        self.call(move |database| {
+            let (_, history, outputs) = database.record(&owner, &id)?;
+            let numbers = &history[page.part.range(history.len(), outputs)];
+            let ids = if page.after.is_some() { database.ids(numbers)? } else { Vec::new() };
+            let places = page.places(ids.iter().map(String::as_str), numbers.len());
+            let (places, has_more) = places.ok_or_else(|| StoreError::NotFound(page.after.clone().unwrap_or_default()))?;
+            let numbers: Vec<_> = places.into_iter().map(|place| numbers[place]).collect();
+            Ok(ItemPage { items: database.items(&numbers)?, has_more })
+        })
+    }
+
+    fn find(&self, owner: &Owner, ids: &[String]) -> Stored<'_, Vec<Item>> {
+        let (owner, ids) = (owner.clone(), ids.to_vec());
+        self.call(move |database| {
+            let mut select = database.connection.prepare_cached("SELECT body FROM items WHERE owner = ?1 AND id = ?2")?;
+            let find = |id: String| match select.query_row(params![owner.0, id], |row| row.get(0)).optional()? {
+                Some(body) => Ok(Item { id, body }),
+                None => Err(StoreError::NotFound(id)),
+            };
+            ids.into_iter().map(find).collect()
+        })
+    }
+
+    fn update(&self, owner: &Owner, id: &str, body: String, now: u64) -> Stored<'_, ()> {
+        let (owner, id) = (owner.clone(), id.to_owned());
+        self.call(move |database| {
+            database.write(|writing| {
+                let changed = writing
+                    .0
+                    .execute("UPDATE records SET body = ?3, used = ?4 WHERE owner = ?1 AND id = ?2", params![owner.0, id, body, now])?;
+                if changed == 1 { Ok(()) } else { Err(StoreError::NotFound(id)) }
+            })
+        })
+    }
+
+    fn append(&self, owner: &Owner, id: &str, items: Vec<Item>, now: u64) -> Stored<'_, ()> {
+        let (owner, id) = (owner.clone(), id.to_owned());
+        self.call(move |database| {
+            database.write(|writing| {
+                let numbers = writing.insert_items(&owner, &items)?;
+                writing.append(&owner, &id, &numbers, now)
+            })
+        })
+    }
+
+    fn remove(&self, owner: &Owner, id: &str, item: &str) -> Stored<'_, ()> {
+        let (owner, id, item) = (owner.clone(), id.to_owned(), item.to_owned());
+        self.call(move |database| database.write(|writing| writing.remove(&owner, &id, &item)))
+    }
+
+    fn delete(&self, owner: &Owner, id: &str) -> Stored<'_, ()> {
+        let (owner, id) = (owner.clone(), id.to_owned());
+        self.call(move |database| {
+            database.write(|writing| {
+                let number =
+                    writing.0.query_row("SELECT number FROM records WHERE owner = ?1 AND id = ?2", params![owner.0, id], |row| row.get(0));
+                writing.delete(number.optional()?.ok_or(StoreError::NotFound(id))?)
+            })
+        })
+    }
+
+    fn expire(&self, now: u64) -> Stored<'_, u64> {
+        self.call(move |database| {
+            let limit = now.saturating_sub(database.limits.age.as_secs());
+            database.write(|writing| {
+                let mut expired = 0;
+                while let Some((number, used)) = writing.oldest()?
+                    && used < limit
+                {
+                    writing.delete(number)?;
+                    expired += 1;
+                }
+                Ok(expired)
+            })
+        })
+    }
+}
+
+#[derive(Debug)]
+struct Database {
+    connection: Connection,
+    limits: Limits,
+}
+
+impl Database {
+    fn open(path: &Path, limits: Limits) -> Result<Self, OpenError> {
+        let failed = |source| OpenError::Database { path: path.to_owned(), source };
+        let prepare = || {
+            let connection = Connection::open(path)?;
+            connection.busy_timeout(Duration::from_secs(1))?;
+            connection.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
+            connection.query_row("PRAGMA journal_mode = WAL", [], |_| Ok(()))?;
+            connection.pragma_update(None, "synchronous", "NORMAL")?;
+            let version: i64 = connection.query_row("PRAGMA user_version", [], |row| row.get(0))?;
+            if version == 0 {
+                connection.execute_batch(&format!("BEGIN EXCLUSIVE; {SCHEMA} COMMIT;"))?;
+            }
+            Ok((connection, version))
+        };
+        match prepare().map_err(failed)? {
+            (connection, 0 | SCHEMA_VERSION) => Ok(Self { connection, limits }),
+            (_, found) => Err(OpenError::Version { path: path.to_owned(), found }),
+        }
+    }
+
+    /// All of `work`, or nothing. Then the oldest records go, if there is too much.
+    fn write<T>(&mut self, work: impl FnOnce(&Writing<'_>) -> Outcome<T>) -> Outcome<T> {
+        let writing = Writing(self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?);
+        let done = work(&writing)?;
+        while writing.bytes()? > self.limits.bytes
+            && let Some(oldest) = writing.oldest_but_the_newest()?
+        {
+            writing.delete(oldest)?;
+        }
+        writing.0.commit()?;
+        Ok(done)
+    }
+
+    /// Body, numbers of its items, how many of those are output.
+    fn record(&self, owner: &Owner, id: &str) -> Outcome<(String, Vec<i64>, usize)> {
+        let mut select = self.connection.prepare_cached("SELECT body, history, outputs FROM records WHERE owner = ?1 AND id = ?2")?;
+        let row = select.query_row(params![owner.0, id], |row| Ok((row.get(0)?, row.get::<_, String>(1)?, row.get(2)?))).optional()?;
+        let (body, history, outputs) = row.ok_or_else(|| StoreError::NotFound(id.to_owned()))?;
+        Ok((body, numbers(&history)?, outputs))
+    }
+
+    fn items(&self, numbers: &[i64]) -> Outcome<Vec<Item>> {
+        let mut select = self.connection.prepare_cached(
+            "SELECT items.id, items.body FROM json_each(?1) AS place JOIN items ON items.number = place.value ORDER BY place.key",
+        )?;
+        let items = select.query_map([list(numbers)], |row| Ok(Item { id: row.get(0)?, body: row.get(1)? }))?;
+        let items = items.collect::<Result<Vec<_>, _>>()?;
+        whole(numbers, items)
+    }
+
+    fn ids(&self, numbers: &[i64]) -> Outcome<Vec<String>> {
+        let mut select = self
+            .connection
+            .prepare_cached("SELECT items.id FROM json_each(?1) AS place JOIN items ON items.number = place.value ORDER BY place.key")?;
+        let ids = select.query_map([list(numbers)], |row| row.get(0))?.collect::<Result<Vec<_>, _>>()?;
+        whole(numbers, ids)
+    }
+}
+
+/// A history that lacks an item must not pass for a whole one.
+fn whole<T>(numbers: &[i64], found: Vec<T>) -> Outcome<Vec<T>> {
+    if found.len() == numbers.len() { Ok(found) } else { Err(StoreError::Failed("a history names an item that is not there".into())) }
+}
+
+fn list(numbers: &[i64]) -> String {
+    serde_json::to_string(numbers).expect("numbers are JSON")
+}
+
+fn numbers(list: &str) -> Outcome<Vec<i64>> {
+    serde_json::from_str(list).map_err(|error| StoreError::Failed(format!("a history cannot be read: {error}")))
+}
+
+/// One transaction. Dropped before its commit, it has done nothing.
+struct Writing<'a>(Transaction<'a>);
+
+impl Writing<'_> {
+    fn put(&self, owner: &Owner, record: NewRecord, now: u64) -> Outcome<()> {
+        let NewRecord { id, body, earlier, items, outputs, conversation } = record;
+        let mut history = self.numbers_of(owner, &earlier)?;
+        let new = self.insert_items(owner, &items)?;
+        history.extend(&new);
+        if history.len() > HISTORY_ITEMS_MAX {
+            return Err(StoreError::TooLong { id });
+        }
+        if let Some(conversation) = conversation {
+            self.append(owner, &conversation, &new, now)?;
+        }
+        let history = list(&history);
+        self.0.execute(
+            "INSERT INTO records (owner, id, used, body, history, outputs) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+            params![owner.0, id, now, body, history, outputs],
+        )?;
+        self.use_items(&history)
+    }
+
+    fn numbers_of(&self, owner: &Owner, ids: &[String]) -> Outcome<Vec<i64>> {
+        let mut select = self.0.prepare_cached("SELECT number FROM items WHERE owner = ?1 AND id = ?2")?;
+        let number = |id: &String| {
+            let number = select.query_row(params![owner.0, id], |row| row.get(0)).optional()?;
+            number.ok_or_else(|| StoreError::NotFound(id.clone()))
+        };
+        ids.iter().map(number).collect()
+    }
+
+    fn insert_items(&self, owner: &Owner, items: &[Item]) -> Outcome<Vec<i64>> {
+        let mut insert = self.0.prepare_cached("INSERT OR IGNORE INTO items (owner, id, body) VALUES (?1, ?2, ?3)")?;
+        for item in items {
+            insert.execute(params![owner.0, item.id, item.body])?;
+        }
+        self.numbers_of(owner, &items.iter().map(|item| item.id.clone()).collect::<Vec<_>>())
+    }
+
+    fn use_items(&self, history: &str) -> Outcome<()> {
+        self.0.execute(
+            "INSERT INTO uses (item, places) SELECT value, count(*) FROM json_each(?1) WHERE true GROUP BY value
+             ON CONFLICT (item) DO UPDATE SET places = places + excluded.places",
+            [history],
+        )?;
+        Ok(())
+    }
+
+    /// Items that nothing else names go.
+    fn give_up(&self, history: &str) -> Outcome<()> {
+        self.0.execute(
+            "UPDATE uses SET places = uses.places - given.places
+             FROM (SELECT value AS item, count(*) AS places FROM json_each(?1) GROUP BY value) AS given WHERE uses.item = given.item",
+            [history],
+        )?;
+        self.0.execute(
+            "DELETE FROM items WHERE number IN (SELECT uses.item FROM json_each(?1) AS place JOIN uses ON uses.item = place.value WHERE uses.places = 0)",
+            [history],
+        )?;
+        self.0.execute("DELETE FROM uses WHERE places = 0 AND item IN (SELECT value FROM json_each(?1))", [history])?;
+        Ok(())
+    }
+
+    /// A record's number and its items'.
+    fn history(&self, owner: &Owner, id: &str) -> Outcome<(i64, Vec<i64>)> {
+        let mut select = self.0.prepare_cached("SELECT number, history FROM records WHERE owner = ?1 AND id = ?2")?;
+        let row = select.query_row(params![owner.0, id], |row| Ok((row.get(0)?, row.get::<_, String>(1)?))).optional()?;
+        let (number, history) = row.ok_or_else(|| StoreError::NotFound(id.to_owned()))?;
+        Ok((number, numbers(&history)?))
+    }
+
+    fn append(&self, owner: &Owner, id: &str, items: &[i64], now: u64) -> Outcome<()> {
+        let (number, mut history) = self.history(owner, id)?;
+        history.extend(items);
+        if history.len() > HISTORY_ITEMS_MAX {
+            return Err(StoreError::TooLong { id: id.to_owned() });
+        }
+        self.use_items(&list(items))?;
+        self.0.execute("UPDATE records SET history = ?2, used = ?3 WHERE number = ?1", params![number, list(&history), now])?;
+        Ok(())
+    }
+
+    fn remove(&self, owner: &Owner, id: &str, item: &str) -> Outcome<()> {
+        let (record, history) = self.history(owner, id)?;
+        let number = self.numbers_of(owner, &[item.to_owned()])?[0];
+        let (gone, left): (Vec<_>, Vec<_>) = history.into_iter().partition(|&place| place == number);
+        if gone.is_empty() {
+            return Err(StoreError::NotFound(item.to_owned()));
+        }
+        self.0.execute("UPDATE records SET history = ?2 WHERE number = ?1", params![record, list(&left)])?;
+        self.give_up(&list(&gone))
+    }
+
+    fn delete(&self, number: i64) -> Outcome<()> {
+        let history: String = self.0.query_row("DELETE FROM records WHERE number = ?1 RETURNING history", [number], |row| row.get(0))?;
+        self.give_up(&history)
+    }
+
+    /// The oldest record's number and age.
+    fn oldest(&self) -> Outcome<Option<(i64, u64)>> {
+        let mut select = self.0.prepare_cached("SELECT number, used FROM records ORDER BY used, number LIMIT 1")?;
+        Ok(select.query_row([], |row| Ok((row.get(0)?, row.get(1)?))).optional()?)
+    }
+
+    /// The newest record stays, whatever its size.
+    fn oldest_but_the_newest(&self) -> Outcome<Option<i64>> {
+        let mut select = self.0.prepare_cached("SELECT number FROM records ORDER BY used, number LIMIT 2")?;
+        let numbers = select.query_map([], |row| row.get(0))?.collect::<Result<Vec<_>, _>>()?;
+        Ok(if numbers.len() == 2 { numbers.first().copied() } else { None })
+    }
+
+    /// In use: pages of deleted rows are taken again before the file grows.
+    fn bytes(&self) -> Outcome<u64> {
+        let pragma = |name: &str| self.0.query_row(&format!("PRAGMA {name}"), [], |row| row.get::<_, u64>(0));
+        let pages = pragma("page_count")?.saturating_sub(pragma("freelist_count")?);
+        Ok(pages * pragma("page_size")?)
+    }
+}
+
+impl From<rusqlite::Error> for StoreError {
+    fn from(error: rusqlite::Error) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
