@@ -2,6 +2,7 @@
 
 use crate::{
     cost::CostModel,
+    index::Leading,
     load::{DecodeLoad, Load},
     membership::{Member, Membership, sequence_tokens_max},
     schedule::{DecodeCandidate, PoolCandidate, PrefillCandidate},
@@ -34,8 +35,9 @@ pub(crate) struct Candidates<'a> {
     pub(crate) pools: Vec<PoolCandidate<'a>>,
 }
 
-/// A prefill worker that may be given something new, with room in its queue.
-pub(crate) fn prefill<'a>(books: &Books<'a>, worker: Epoch, now: Duration) -> Option<PrefillCandidate<'a>> {
+/// A prefill worker that may be given something new, with room in its queue. `blocks`: who has the leading blocks of the sequence in
+/// question.
+pub(crate) fn prefill<'a>(books: &Books<'a>, worker: Epoch, blocks: &Leading, now: Duration) -> Option<PrefillCandidate<'a>> {
     let member = books.membership.get(worker).filter(|member| !member.draining)?;
     let RoleInfo::Prefill(info) = &member.role else { return None };
     let queue = &books.load.get(worker)?.prefill;
@@ -44,13 +46,13 @@ pub(crate) fn prefill<'a>(books: &Books<'a>, worker: Epoch, now: Duration) -> Op
         host: &member.host,
         queue_ms: queue.wait_ms(now),
         queue,
-        cached_blocks: 0,
+        cached_blocks: blocks.cached_by(worker),
         cost: books.cost.steps(worker, Role::Prefill),
     })
 }
 
 /// A decode worker that may be given something new.
-pub(crate) fn decode<'a>(books: &Books<'a>, worker: Epoch) -> Option<DecodeCandidate<'a>> {
+pub(crate) fn decode<'a>(books: &Books<'a>, worker: Epoch, blocks: &Leading) -> Option<DecodeCandidate<'a>> {
     let member = books.membership.get(worker).filter(|member| !member.draining)?;
     let info = member.decode_info()?;
     let DecodeLoad { sequences, tokens, tail_tokens, decoding, classes } = books.load.get(worker)?.decode;
@@ -66,7 +68,7 @@ pub(crate) fn decode<'a>(books: &Books<'a>, worker: Epoch) -> Option<DecodeCandi
         device_blocks,
         context_tokens: sequence_tokens_max(info),
         work_max,
-        cached_blocks: 0,
+        cached_blocks: blocks.cached_by(worker),
         cost: books.cost.steps(worker, Role::Decode),
     })
 }
@@ -80,33 +82,41 @@ pub(crate) fn pool<'a>(books: &Books<'a>, node: Epoch) -> Option<PoolCandidate<'
 }
 
 /// Every candidate.
-pub(crate) fn all<'a>(books: &Books<'a>, now: Duration) -> Candidates<'a> {
+pub(crate) fn all<'a>(books: &Books<'a>, blocks: &Leading, now: Duration) -> Candidates<'a> {
     let members = || books.membership.iter().map(|(epoch, _)| epoch);
     Candidates {
-        prefill: members().filter_map(|worker| prefill(books, worker, now)).collect(),
-        decode: members().filter_map(|worker| decode(books, worker)).collect(),
+        prefill: members().filter_map(|worker| prefill(books, worker, blocks, now)).collect(),
+        decode: members().filter_map(|worker| decode(books, worker, blocks)).collect(),
         pools: members().filter_map(|node| pool(books, node)).collect(),
     }
 }
 
-/// Those worth comparing for a sequence whose leading blocks are at the pool nodes `holders`.
-pub(crate) fn few<'a>(books: &Books<'a>, shortlist: &Shortlist, holders: &[Epoch], seed: u64, now: Duration) -> Candidates<'a> {
+/// Those worth comparing for a sequence: workers that are free first, those near the pool nodes `holders`, which have its leading
+/// blocks, and those with most of these on their own devices.
+pub(crate) fn few<'a>(
+    books: &Books<'a>,
+    shortlist: &Shortlist,
+    holders: &[Epoch],
+    blocks: &Leading,
+    seed: u64,
+    now: Duration,
+) -> Candidates<'a> {
     let neighbours: Vec<Epoch> =
         holders.iter().filter_map(|holder| books.membership.get(*holder)).flat_map(|member| shortlist.on_host(&member.host)).collect();
     let mut found = Candidates { prefill: Vec::new(), decode: Vec::new(), pools: Vec::new() };
     let add_decode = |found: &mut Candidates<'a>, worker| {
         if !found.decode.iter().any(|known| known.worker == worker) {
-            found.decode.extend(decode(books, worker));
+            found.decode.extend(decode(books, worker, blocks));
         }
     };
     let add_prefill = |found: &mut Candidates<'a>, worker| {
         if !found.prefill.iter().any(|known| known.worker == worker) {
-            found.prefill.extend(prefill(books, worker, now));
+            found.prefill.extend(prefill(books, worker, blocks, now));
         }
     };
     shortlist.decode().take(BEST_MAX).for_each(|worker| add_decode(&mut found, worker));
     shortlist.prefill().into_iter().for_each(|order| order.take(BEST_MAX).for_each(|worker| add_prefill(&mut found, worker)));
-    for &worker in neighbours.iter().take(4 * BEST_MAX) {
+    for worker in neighbours.iter().copied().take(4 * BEST_MAX).chain(most_cached(blocks, seed)) {
         add_decode(&mut found, worker);
         add_prefill(&mut found, worker);
     }
@@ -117,6 +127,18 @@ pub(crate) fn few<'a>(books: &Books<'a>, shortlist: &Shortlist, holders: &[Epoch
     nodes.dedup();
     found.pools = nodes.into_iter().filter_map(|node| pool(books, node)).collect();
     found
+}
+
+/// Engines with the most leading blocks on their own devices. Of those that have equally many, each request looks at others: one
+/// popular prompt must not send everybody to the same few.
+fn most_cached(blocks: &Leading, seed: u64) -> Vec<Epoch> {
+    let mut cached: Vec<(Reverse<u32>, u64, Epoch)> =
+        blocks.cached().map(|(engine, own)| (Reverse(own), (engine.0 ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15), engine)).collect();
+    if cached.len() > BEST_MAX {
+        cached.select_nth_unstable(BEST_MAX);
+        cached.truncate(BEST_MAX);
+    }
+    cached.into_iter().map(|(.., engine)| engine).collect()
 }
 
 /// Where a member belongs on the shortlist.

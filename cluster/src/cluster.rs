@@ -147,6 +147,7 @@ impl Cluster {
         self.end_waiting(now);
         self.unsettled = true;
         self.place_queued(now);
+        self.index.sweep();
         if now.saturating_sub(self.waiting_told) >= WAITING_TOLD_EVERY {
             self.waiting_told = now;
             self.tell_waiting(now);
@@ -200,8 +201,7 @@ impl Cluster {
         assert!(self.cost.workers().all(|worker| self.membership.get(worker).is_some()), "costs of workers that are gone");
         let members: Vec<Epoch> = self.membership.iter().map(|(epoch, _)| epoch).collect();
         assert!(self.load.workers().eq(members.iter().copied()), "every member has a load, and nobody else");
-        let pools = self.membership.iter().filter(|(_, member)| member.pool_addr().is_some()).map(|(epoch, _)| epoch);
-        assert!(self.index.nodes().eq(pools), "the index covers the pool nodes");
+        assert!(self.index.nodes().eq(members.iter().copied()), "the index covers every member");
         for &member in &members {
             let load = self.load.get(member).expect("just compared");
             let running = self.requests.running().filter(|(_, running)| running.worker == member);

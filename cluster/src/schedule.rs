@@ -33,7 +33,7 @@ pub use sources::SourceRun;
 use crate::{
     class::{CLASSES_MAX, ClassId, Classes},
     cost::{CostModel, StepCost},
-    index::Holder,
+    index::Leading,
     load::PrefillQueue,
 };
 use plan::Planner;
@@ -47,8 +47,8 @@ pub struct Snapshot<'a> {
     pub decode: Vec<DecodeCandidate<'a>>,
     /// In the order of their epochs.
     pub pools: Vec<PoolCandidate<'a>>,
-    /// Holders of the sequence's leading blocks, up to the first block that nobody holds.
-    pub blocks: Vec<&'a [Holder]>,
+    /// Who holds the sequence's leading blocks.
+    pub blocks: &'a Leading,
     pub block_bytes: u64,
     pub cost: &'a CostModel,
     pub classes: &'a Classes,

@@ -42,9 +42,8 @@ pub struct MemberView {
     /// Engines: how far predictions of its steps were off, as a share of the time that they took.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prediction_error: Option<PredictionError>,
-    /// Pool nodes: blocks that the prefix index knows there.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub indexed_blocks: Option<usize>,
+    /// Blocks that the prefix index knows there: a pool node's, or those on an engine's own device.
+    pub indexed_blocks: usize,
     /// Pool nodes: where their clients connect.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub addr: Option<std::net::SocketAddr>,
@@ -88,7 +87,7 @@ impl Cluster {
                 .cost
                 .step_errors(epoch)
                 .and_then(|errors| Some(PredictionError { p50: errors.quantile(0.5)?, p90: errors.quantile(0.9)? })),
-            indexed_blocks: (member.role() == Role::Kvpool).then(|| self.index.len(epoch)),
+            indexed_blocks: self.index.len(epoch),
             addr: member.pool_addr(),
         })
     }

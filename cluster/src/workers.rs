@@ -4,20 +4,17 @@ use crate::{Cluster, Refusal, candidates};
 use std::time::Duration;
 use tidemill_proto::{
     ids::Epoch,
-    message::{PoolEvent, Register, Report, Role, ToWorker, WorkerEvent},
+    message::{CacheEvent, PoolEvent, Register, Report, Role, ToWorker, WorkerEvent},
 };
 
 impl Cluster {
     /// Takes a worker in, or refuses it with the reason.
     pub fn register(&mut self, now: Duration, register: Register) -> Result<Epoch, Refusal> {
-        let role = register.role.role();
         let epoch = self.membership.register(register)?;
         let host = &self.membership.get(epoch).expect("it has just come").host;
         self.shortlist.join(epoch, host);
         self.load.add_worker(now, epoch);
-        if role == Role::Kvpool {
-            self.index.add_node(epoch);
-        }
+        self.index.add_node(epoch);
         self.members_changed();
         self.place_queued(now);
         Ok(epoch)
@@ -33,7 +30,10 @@ impl Cluster {
             WorkerEvent::Finished { sequence, reason, provenance } => self.finished(now, worker, sequence, reason, provenance),
             WorkerEvent::PromptLogprobs { sequence, logprobs } => self.prompt_logprobs(worker, sequence, logprobs),
             WorkerEvent::Prefilled { request, outcome } => self.prefilled(now, worker, request, &outcome),
-            WorkerEvent::PoolEvents { from, events } => self.pool_events(now, worker, from, &events),
+            WorkerEvent::PoolEvents { from, events } if role == Role::Kvpool => self.pool_events(now, worker, from, &events),
+            WorkerEvent::CacheEvents { from, events } if role != Role::Kvpool => self.cache_events(now, worker, from, &events),
+            // It says what is not for its role to say.
+            WorkerEvent::PoolEvents { .. } | WorkerEvent::CacheEvents { .. } => {}
             WorkerEvent::Leaving => {
                 self.membership.drain(worker);
                 self.load.touch(worker);
@@ -54,6 +54,7 @@ impl Cluster {
         self.members_changed();
         let jobs = self.load.remove_worker(worker);
         self.cost.forget(worker);
+        self.index.remove_node(worker);
         match member.role() {
             Role::Decode => self.decode_worker_down(now, worker),
             Role::Prefill => self.prefill_worker_down(now, &jobs),
@@ -75,6 +76,13 @@ impl Cluster {
         if let Err(gap) = self.index.apply(node, from, events) {
             self.close(node, gap.to_string());
             self.worker_down(now, node);
+        }
+    }
+
+    fn cache_events(&mut self, now: Duration, engine: Epoch, from: u64, events: &[CacheEvent]) {
+        if let Err(gap) = self.index.apply_cache(engine, from, events) {
+            self.close(engine, gap.to_string());
+            self.worker_down(now, engine);
         }
     }
 }

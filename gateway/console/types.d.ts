@@ -54,7 +54,7 @@ export interface Member {
     blocks: { hbm: Blocks; dram: Blocks; nvme: Blocks };
     counters: Counters;
   };
-  indexed_blocks?: number;
+  indexed_blocks: number;
   addr?: string;
 }
 

@@ -145,6 +145,11 @@ pub enum WorkerEvent {
         from: u64,
         events: Vec<PoolEvent>,
     },
+    /// Engine: what came and went in its device's prefix cache. Numbered like a pool node's events.
+    CacheEvents {
+        from: u64,
+        events: Vec<CacheEvent>,
+    },
     /// This worker drains: give it nothing new.
     Leaving,
 }
@@ -356,6 +361,15 @@ pub enum PoolEvent {
     /// The node holds it no longer, in any tier.
     Evicted(BlockKey),
     /// All earlier events are void. The node's next events describe it from empty.
+    Cleared,
+}
+
+/// What changed in the prefix cache of an engine's device. Only that engine can read these blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CacheEvent {
+    Stored(BlockKey),
+    Evicted(BlockKey),
+    /// All earlier events are void. The next ones describe the cache from empty.
     Cleared,
 }
 

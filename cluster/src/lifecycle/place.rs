@@ -119,7 +119,7 @@ impl Cluster {
                 prefill,
                 decode,
                 pools,
-                blocks: blocks.clone(),
+                blocks: &blocks,
                 block_bytes: self.membership.layout().map_or(0, |(_, bytes)| bytes),
                 cost: &self.cost,
                 classes: &self.settings.classes,
@@ -129,16 +129,16 @@ impl Cluster {
             schedule::schedule(policy, &snapshot, &demand)
         };
         if policy.name.compares_all() {
-            return decide(candidates::all(&books, now));
+            return decide(candidates::all(&books, &blocks, now));
         }
         // A sibling's job has its own home, which the shortlist may not know.
         let mut holders: Vec<Epoch> = demand.joins.iter().map(|(home, _)| *home).collect();
-        if let (Some(first), Some(last)) = (blocks.first(), blocks.last()) {
-            holders.extend(first.iter().chain(*last).map(|holder| holder.node).take(HOLDERS_MAX));
+        if let (Some((_, first)), Some((_, last))) = (blocks.readable().next(), blocks.readable().last()) {
+            holders.extend(first.iter().chain(last).map(|holder| holder.node).take(HOLDERS_MAX));
         }
-        match decide(candidates::few(&books, &self.shortlist, &holders, demand.seed, now)) {
+        match decide(candidates::few(&books, &self.shortlist, &holders, &blocks, demand.seed, now)) {
             // None of those has room for a sequence of this length; another one may.
-            Decision::Queue if self.shortlist.decode().nth(BEST_MAX).is_some() => decide(candidates::all(&books, now)),
+            Decision::Queue if self.shortlist.decode().nth(BEST_MAX).is_some() => decide(candidates::all(&books, &blocks, now)),
             decision => decision,
         }
     }

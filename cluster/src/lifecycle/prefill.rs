@@ -74,7 +74,7 @@ impl Cluster {
     fn reassign(&mut self, now: Duration, id: RequestId, mut job: PendingPrefill) {
         job.tried.push(job.worker);
         let request = self.requests.get(id).expect("jobs belong to requests");
-        let mut candidates = candidates::all(&self.books(), now).prefill;
+        let mut candidates = candidates::all(&self.books(), &self.index.leading(&job.keys), now).prefill;
         candidates.retain(|candidate| !job.tried.contains(&candidate.worker) && !request.cancelled_at.contains(&candidate.worker));
         match schedule::choose_prefill(&candidates).map(|next| next.worker) {
             Some(worker) if job.tried.len() < ATTEMPTS_MAX && self.membership.get(job.home).is_some() => {
@@ -95,7 +95,6 @@ impl Cluster {
 
     /// A pool node is gone: decode workers compute the blocks that they expected there. Readers notice by themselves.
     pub(crate) fn pool_node_down(&mut self, now: Duration, node: Epoch) {
-        self.index.remove_node(node);
         let lost = self.requests.iter().filter(|(_, request)| request.prefill.as_ref().is_some_and(|job| job.home == node));
         for id in lost.map(|(id, _)| id).collect::<Vec<_>>() {
             let request = self.requests.get_mut(id).expect("just listed");

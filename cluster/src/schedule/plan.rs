@@ -36,8 +36,7 @@ pub(super) struct Planner<'a> {
 impl<'a> Planner<'a> {
     pub(super) fn new(policy: &'a Policy, snapshot: &'a Snapshot<'a>, demand: &'a Demand) -> Self {
         let fetchable = if demand.local_only { 0 } else { blocks_fetchable(demand.tokens) };
-        let blocks = &snapshot.blocks[..snapshot.blocks.len().min(fetchable as usize)];
-        Self { policy, snapshot, demand, fetchable, held: sources::held(blocks) }
+        Self { policy, snapshot, demand, fetchable, held: sources::held(snapshot.blocks, fetchable) }
     }
 
     /// Decode workers that could take the sequence now.

@@ -6,7 +6,7 @@
 //!   that a chain stays together.
 
 use super::PoolCandidate;
-use crate::index::Holder;
+use crate::index::{Holder, Leading};
 use tidemill_proto::{ids::Epoch, message::Host, pool::Tier};
 
 /// Consecutive blocks that are read from one node.
@@ -30,10 +30,16 @@ pub(super) struct Held<'a> {
     pub(super) blocks: u32,
 }
 
-/// Blocks, each with its holders, as few stretches: every plan of a decision goes through these, and not through the blocks.
-pub(super) fn held<'a>(blocks: &[&'a [Holder]]) -> Vec<Held<'a>> {
-    let alike = blocks.chunk_by(|a, b| a == b);
-    alike.map(|blocks| Held { holders: blocks[0], blocks: blocks.len() as u32 }).collect()
+/// The first `blocks_max` leading blocks, as far as pool nodes hold them: every plan of a decision goes through these few
+/// stretches, and not through the blocks.
+pub(super) fn held(leading: &Leading, blocks_max: u32) -> Vec<Held<'_>> {
+    let mut left = blocks_max;
+    let cut = leading.readable().map(|(blocks, holders)| {
+        let blocks = blocks.min(left);
+        left -= blocks;
+        Held { holders, blocks }
+    });
+    cut.take_while(|held| held.blocks > 0).collect()
 }
 
 /// The candidate with this epoch. `pools` are in that order.
@@ -117,9 +123,8 @@ mod tests {
                 let tier = |at: usize| if item[at + 1..].starts_with('n') { Tier::Nvme } else { Tier::Dram };
                 digits.map(|(at, c)| Holder { node: Epoch(u64::from(c.to_digit(10).unwrap())), tier: tier(at) }).collect()
             };
-            let held: Vec<Vec<Holder>> = items(blocks).map(holders).collect();
-            let held: Vec<&[Holder]> = held.iter().map(Vec::as_slice).collect();
-            let runs = choose_runs(&super::held(&held), &pools, &here, None);
+            let leading: Leading = items(blocks).map(holders).collect();
+            let runs = choose_runs(&held(&leading, u32::MAX), &pools, &here, None);
             let home = choose_home(&pools, &here, &runs, 5).map_or("-".to_owned(), |node| node.to_string());
             let mut got: Vec<String> = runs.iter().map(|run| format!("{}×{}", run.node, run.blocks)).collect();
             got.push(format!("home {home}"));

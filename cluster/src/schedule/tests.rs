@@ -1,6 +1,7 @@
 //! Decisions as tables.
 
 use super::*;
+use crate::index::Holder;
 use crate::{
     class::{Class, OnMiss},
     load::QueuedJob,
@@ -33,8 +34,7 @@ fn check_as(policy: &Policy, classes: &Classes, due_ms: Option<f64>, table: &str
         let leading: Vec<usize> = items(pools).iter().map(|(_, (blocks, _))| blocks.parse().unwrap()).collect();
         let holders = |block| leading.iter().enumerate().filter(move |(_, blocks)| block < **blocks);
         let holder = |(i, _): (usize, _)| Holder { node: Epoch(300 + i as u64), tier: Tier::Dram };
-        let held: Vec<Vec<Holder>> =
-            (0..leading.iter().copied().max().unwrap_or(0)).map(|block| holders(block).map(holder).collect()).collect();
+        let held: Leading = (0..leading.iter().copied().max().unwrap_or(0)).map(|block| holders(block).map(holder)).collect();
         let queues: Vec<PrefillQueue> = items(prefill).iter().map(|(i, (ms, _))| queue(*i as u64, ms)).collect();
         let snapshot = Snapshot {
             prefill: items(prefill)
@@ -79,7 +79,7 @@ fn check_as(policy: &Policy, classes: &Classes, due_ms: Option<f64>, table: &str
                     room_blocks: 100,
                 })
                 .collect(),
-            blocks: held.iter().map(Vec::as_slice).collect(),
+            blocks: &held,
             block_bytes: 1 << 16,
             cost: &cost,
             classes,
@@ -231,7 +231,7 @@ fn a_sibling_joins_the_prefill_job_of_its_request() {
             cost: cost.of_role(Role::Decode),
         }],
         pools: [3, 4].map(|n| PoolCandidate { node: Epoch(n), host: &here, draining: false, free_blocks: n, room_blocks: n }).to_vec(),
-        blocks: Vec::new(),
+        blocks: &Leading::default(),
         block_bytes: 1,
         cost: &cost,
         classes: &classes,
@@ -338,7 +338,7 @@ fn the_random_policy_draws_from_all_prefill_workers_and_the_same_for_the_same_re
         prefill: prefill.collect(),
         decode: vec![decode],
         pools: vec![pool],
-        blocks: Vec::new(),
+        blocks: &Leading::default(),
         block_bytes: 1,
         cost: &cost,
         classes: &classes,

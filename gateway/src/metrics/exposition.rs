@@ -233,7 +233,7 @@ mod tests {
             assigned: 0,
             report: report.clone(),
             prediction_error: None,
-            indexed_blocks: None,
+            indexed_blocks: 0,
             addr: None,
         };
         let mut text = String::new();

@@ -1,0 +1,73 @@
+//! What is known of a prompt's leading blocks: who holds them, run by run.
+
+use tidemill_proto::{ids::Epoch, pool::Tier};
+
+/// A pool node's copy of a block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Holder {
+    pub node: Epoch,
+    pub tier: Tier,
+}
+
+/// The leading blocks that somebody holds. Consecutive blocks with the same holders are one run: mostly a few, however
+/// long the prompt.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Leading {
+    /// Blocks of each run, and where its holders end.
+    runs: Vec<(u32, usize)>,
+    holders: Vec<Holder>,
+    /// How many of the leading blocks an engine has on its own device, by epoch.
+    cached: Vec<(Epoch, u32)>,
+}
+
+impl Leading {
+    /// Blocks with the same holders, and those. A run without any is on engines' devices only.
+    pub fn runs(&self) -> impl Iterator<Item = (u32, &[Holder])> {
+        let starts = [0].into_iter().chain(self.runs.iter().map(|(_, end)| *end));
+        self.runs.iter().zip(starts).map(|(&(blocks, end), start)| (blocks, &self.holders[start..end]))
+    }
+
+    /// Runs that can be read, up to the first block that no pool node holds.
+    pub fn readable(&self) -> impl Iterator<Item = (u32, &[Holder])> {
+        self.runs().take_while(|(_, holders)| !holders.is_empty())
+    }
+
+    pub fn blocks(&self) -> u32 {
+        self.runs.iter().map(|(blocks, _)| blocks).sum()
+    }
+
+    /// Leading blocks that an engine has on its own device.
+    pub fn cached_by(&self, engine: Epoch) -> u32 {
+        self.cached.binary_search_by_key(&engine, |(engine, _)| *engine).map_or(0, |at| self.cached[at].1)
+    }
+
+    /// Engines with leading blocks on their own devices, by epoch.
+    pub fn cached(&self) -> impl Iterator<Item = (Epoch, u32)> {
+        self.cached.iter().copied()
+    }
+
+    /// Appends a run.
+    pub fn push(&mut self, blocks: u32, holders: impl IntoIterator<Item = Holder>) {
+        self.holders.extend(holders);
+        self.runs.push((blocks, self.holders.len()));
+    }
+
+    /// The last run goes on.
+    pub(super) fn extend_last(&mut self) {
+        self.runs.last_mut().expect("there is a run").0 += 1;
+    }
+
+    pub(super) fn set_cached(&mut self, mut cached: Vec<(Epoch, u32)>) {
+        cached.sort_unstable();
+        self.cached = cached;
+    }
+}
+
+/// One item per block.
+impl<H: IntoIterator<Item = Holder>> FromIterator<H> for Leading {
+    fn from_iter<I: IntoIterator<Item = H>>(blocks: I) -> Self {
+        let mut leading = Self::default();
+        blocks.into_iter().for_each(|holders| leading.push(1, holders));
+        leading
+    }
+}
