@@ -14,7 +14,8 @@
 //! 3. **shared**: referenced, full and immutable, findable by its key
 //! 4. **cached**: findable by its key, not referenced, evictable
 
-use std::collections::HashMap;
+use crate::announcing::Changes;
+use std::collections::{HashMap, hash_map::Entry};
 use tidemill_kvpool::core::eviction::{EvictionPolicy, Use, lru::Lru};
 use tidemill_proto::{block::BlockKey, message::Blocks};
 
@@ -28,6 +29,8 @@ pub struct DeviceBlocks {
     cached_count: usize,
     /// Number of the next release.
     releases: u64,
+    /// What became findable, and what is so no longer.
+    changes: Changes,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -48,6 +51,7 @@ impl DeviceBlocks {
             cached: Lru::new(n),
             cached_count: 0,
             releases: 0,
+            changes: Changes::default(),
         }
     }
 
@@ -75,6 +79,7 @@ impl DeviceBlocks {
             let block = self.cached.evict().expect("free_blocks counted it");
             let key = self.blocks[block as usize].key.take().expect("a cached block has a key");
             self.by_key.remove(&key);
+            self.changes.evicted(key);
             self.cached_count -= 1;
             self.free.push(block);
         }
@@ -91,9 +96,21 @@ impl DeviceBlocks {
         let entry = &mut self.blocks[block as usize];
         assert!(entry.refs > 0, "block {block} is published by someone who does not hold it");
         assert!(entry.key.is_none_or(|old| old == key), "block {block} is published under a second key");
-        if *self.by_key.entry(key).or_insert(block) == block {
+        if let Entry::Vacant(vacant) = self.by_key.entry(key) {
+            vacant.insert(block);
             entry.key = Some(key);
+            self.changes.stored(key);
         }
+    }
+
+    /// What became findable, and what is so no longer, since the last call.
+    pub(crate) fn take_changes(&mut self) -> Changes {
+        std::mem::take(&mut self.changes)
+    }
+
+    /// Keys of all findable blocks: chains mostly in order, since their blocks were handed out so.
+    pub fn findable(&self) -> impl Iterator<Item = BlockKey> {
+        self.blocks.iter().filter_map(|block| block.key)
     }
 
     /// Gives back one reference to each of `blocks`, which are in chain order: eviction starts at the end of the chain.

@@ -5,6 +5,7 @@
 //! ```
 
 use crate::{
+    announcing::Announcer,
     drive::Driven,
     io::Io,
     job::{Action, Delivery, JobId, ScheduledChunk},
@@ -52,6 +53,7 @@ pub(crate) struct Engine<R> {
     pub(crate) runner: Runner,
     pub(crate) io: Io,
     pub(crate) publisher: Publisher,
+    pub(crate) announcer: Announcer,
 }
 
 impl<R: Role> Driven for Engine<R> {
@@ -61,8 +63,11 @@ impl<R: Role> Driven for Engine<R> {
     fn apply(&mut self, event: Event) -> Result<ControlFlow<()>, ExecutorError> {
         let now = self.io.now();
         match event {
-            Event::Link(_, LinkEvent::Up) => {}
-            Event::Link(link, LinkEvent::Down) => self.role.link_down(link),
+            Event::Link(link, LinkEvent::Up) => self.announcer.up(link),
+            Event::Link(link, LinkEvent::Down) => {
+                self.announcer.down(link);
+                self.role.link_down(link);
+            }
             Event::Link(link, LinkEvent::Message(message)) => {
                 if let Some(message) = self.role.accept(link, *message, now) {
                     tracing::warn!(?message, "this role has no use for this message");
@@ -91,6 +96,7 @@ impl<R: Role> Driven for Engine<R> {
         let chunks = self.role.plan(self.io.now());
         self.act()?;
         self.report_load();
+        self.announce(!chunks.is_empty());
         if chunks.is_empty() {
             return Ok(false);
         }
@@ -152,6 +158,13 @@ impl<R: Role> Engine<R> {
             }
         }
         Ok(())
+    }
+
+    fn announce(&mut self, busy: bool) {
+        let now = self.io.now();
+        for (link, event) in self.announcer.announce(self.role.residency_mut(), busy, now) {
+            self.io.send(link, event);
+        }
     }
 
     fn report_load(&self) {

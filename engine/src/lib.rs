@@ -9,6 +9,7 @@
 //! - [`residency`]: which blocks of which job are on the device
 //! - [`device`]: what each device block holds
 //! - `fetching`: one fetch under way
+//! - [`announcing`]: what the device's prefix cache has, for coordinators
 //!
 //! Shell (feature `shell`, on by default):
 //!
@@ -20,6 +21,7 @@
 //! - [`load`]: from settings to a loaded model with its device memory
 //! - [`flags`]: section `[engine]` of a worker's settings
 
+pub mod announcing;
 pub mod budget;
 pub mod device;
 mod fetching;

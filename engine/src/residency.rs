@@ -11,6 +11,7 @@
 //! the fetches under way, and the queue of actions.
 
 use crate::{
+    announcing::Changes,
     device::DeviceBlocks,
     fetching::Fetching,
     job::{Action, Delivery, JobId, ScheduledChunk},
@@ -20,7 +21,7 @@ use tidemill_kvpool::client::{Arrival, FetchId, request::parts};
 use tidemill_proto::{
     block::{BLOCK_TOKENS, BlockKey, Chain, LayoutFingerprint, Tenant, Token},
     ids::RequestId,
-    message::{Blocks, PoolNode},
+    message::{Blocks, CacheEvent, PoolNode},
     pool::Lineage,
 };
 
@@ -157,6 +158,16 @@ impl Residency {
     /// Device blocks by state.
     pub fn blocks(&self, bytes_per_block: u64) -> Blocks {
         self.device.report(bytes_per_block)
+    }
+
+    /// What changed in the device's prefix cache since the last call.
+    pub(crate) fn take_changes(&mut self) -> Changes {
+        self.device.take_changes()
+    }
+
+    /// All that the device's prefix cache has, as events from empty.
+    pub(crate) fn cached(&self) -> Vec<CacheEvent> {
+        self.device.findable().map(CacheEvent::Stored).collect()
     }
 
     /// Gives a job a table of `blocks` device blocks: of its first `reusable` full blocks those that the device has, and private ones. All

@@ -1,6 +1,7 @@
 //! The process around an engine: load the model, link up with the coordinators, drive the engine, end cleanly.
 
 use crate::{
+    announcing::Announcer,
     drive::EngineEnded,
     engine::Engine,
     flags::Settings,
@@ -76,7 +77,7 @@ async fn serve<S: RoleSettings>(Settings { worker, engine, role }: Settings<S>) 
     let putting_max = io::queue_blocks(&info, PUTTING_MAX);
     let (publisher, publishing) = Publisher::start(io.pools.clone(), putting_max);
     let bounds = EngineBounds { vocab: runner.config().vocab(), step_tokens, putting_max, info };
-    let engine = Engine { role: role.scheduler(&bounds), runner, io, publisher };
+    let engine = Engine { role: role.scheduler(&bounds), runner, io, publisher, announcer: Announcer::default() };
     let outcome = links.drive(engine, events, shutdown).await;
     // At best effort, here too: what is not in the pool by now is computed again by whoever needs it.
     let _ = timeout(PUBLISHING_LAST, publishing).await;
