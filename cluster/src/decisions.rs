@@ -39,6 +39,8 @@ struct Record {
 #[derive(Debug, Serialize)]
 pub struct DecisionView {
     pub age_ms: f64,
+    /// The model that was asked for.
+    pub model: String,
     pub request: String,
     pub choice: u32,
     pub class: String,
@@ -147,6 +149,7 @@ impl Decisions {
         };
         let view = |record: &Record| DecisionView {
             age_ms: now.saturating_sub(record.at).as_secs_f64() * 1e3,
+            model: String::new(),
             request: record.request.clone(),
             choice: record.choice,
             class: record.class.clone(),

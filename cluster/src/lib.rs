@@ -8,6 +8,7 @@
 //! - [`load`]: each worker's work from this coordinator, and its last report (never replicated)
 //! - [`index`]: which pool nodes hold a block, and which blocks are read often
 //! - [`cost`]: how long things take, learnt from workers' steps
+//! - [`models`]: several models, each with a cluster of its own
 //! - `request`, `view`: the client's and the operator's side
 
 pub mod admission;
@@ -21,6 +22,7 @@ pub mod index;
 mod lifecycle;
 pub mod load;
 pub mod membership;
+pub mod models;
 mod pace;
 mod request;
 mod requests;
@@ -34,5 +36,6 @@ mod workers;
 pub use cluster::{Action, Cluster, ClusterSettings, Warning};
 pub use decisions::{ConsideredView, DecisionView};
 pub use membership::Refusal;
+pub use models::{ModelId, Models};
 pub use request::{ChoiceUsage, Failure, NewRequest, Outcome, Rejection, RequestEvent};
-pub use view::{ClusterView, MemberView, PredictionError};
+pub use view::{ClusterView, MemberView, ModelView, PredictionError};

@@ -46,6 +46,12 @@ pub enum Refusal {
     Layout { theirs: LayoutFingerprint, ours: LayoutFingerprint, other: String },
     #[error("its model is not the one that this coordinator's `--model` names: {0}")]
     Model(String),
+    #[error("no model named `{model}` is served here, but {served}: say with --model-name which of them this worker is for")]
+    NotServed { model: String, served: String },
+    #[error("several models are served here, {served}: say with --model-name which of them this worker is for")]
+    Unnamed { served: String },
+    #[error("its model is none of those that are served here, {served}: compared with `{first}`, {difference}")]
+    NoneOf { served: String, first: String, difference: String },
     #[error("it has no KV blocks or no context: give it more device memory")]
     Empty,
     #[error("the cluster has {MEMBERS_MAX} workers already")]
@@ -216,7 +222,7 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn register_at(host: &str, name: &str, role: RoleInfo) -> Register {
-        Register { name: name.into(), host: Host(host.into()), pid: 1, role }
+        Register { name: name.into(), host: Host(host.into()), pid: 1, model: None, role }
     }
 
     #[test]

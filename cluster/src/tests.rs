@@ -28,7 +28,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 const STOP: Token = 7;
 const START: Duration = Duration::from_secs(1000);
 
-fn settings() -> ClusterSettings {
+pub(crate) fn settings() -> ClusterSettings {
     ClusterSettings {
         id_base: 1 << 40,
         admission: AdmissionPolicy { queue_max: 6 },
@@ -55,7 +55,7 @@ fn classes() -> Classes {
     Classes::new(all.chain([strict]).collect()).unwrap()
 }
 
-fn request(tokens: usize, choices: u32) -> NewRequest {
+pub(crate) fn request(tokens: usize, choices: u32) -> NewRequest {
     NewRequest {
         prompt: (0..tokens as u32).collect(),
         salt: Vec::new(),

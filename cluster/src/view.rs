@@ -8,10 +8,12 @@ use tidemill_proto::{
     message::{Report, Role},
 };
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub struct ClusterView {
     pub members: Vec<MemberView>,
-    /// Hexadecimal fingerprint that all engines share.
+    /// Each model's part.
+    pub models: Vec<ModelView>,
+    /// Hexadecimal fingerprint that all engines share, where there is one model.
     pub layout: Option<String>,
     /// Longest sequence the cluster can hold.
     pub context_tokens: Option<u32>,
@@ -24,9 +26,24 @@ pub struct ClusterView {
     pub decisions: Vec<DecisionView>,
 }
 
+/// One model's part of the cluster.
+#[derive(Debug, Serialize)]
+pub struct ModelView {
+    pub name: String,
+    /// Hexadecimal fingerprint that its engines share.
+    pub layout: Option<String>,
+    pub context_tokens: Option<u32>,
+    pub requests: usize,
+    pub sequences_waiting: usize,
+    pub sequences_running: usize,
+    pub rescues: u64,
+}
+
 #[derive(Debug, Serialize)]
 pub struct MemberView {
     pub name: String,
+    /// The model that it belongs to.
+    pub model: String,
     /// Members of one host share its memory.
     pub host: String,
     pub role: Role,
@@ -57,9 +74,11 @@ pub struct PredictionError {
 }
 
 impl Cluster {
+    /// As the only model, without its name.
     pub fn view(&self, now: Duration) -> ClusterView {
         ClusterView {
             members: self.membership.iter().filter_map(|(epoch, member)| self.member_view(now, epoch, member)).collect(),
+            models: Vec::new(),
             layout: self.membership.layout().map(|(layout, _)| layout.to_string()),
             context_tokens: self.membership.context_tokens(),
             requests: self.requests.len(),
@@ -75,6 +94,7 @@ impl Cluster {
         let report = Report { steps: Vec::new(), ..load.report.clone() };
         Some(MemberView {
             name: member.name.clone(),
+            model: String::new(),
             host: member.host.0.clone(),
             role: member.role(),
             pid: member.pid,

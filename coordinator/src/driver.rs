@@ -1,4 +1,4 @@
-//! The cluster behind a lock, and its actions carried out: messages to workers' links, events to waiting clients.
+//! The models' clusters behind a lock, and their actions carried out: messages to workers' links, events to waiting clients.
 //!
 //! Every call locks, asks the core, and carries out its actions before it unlocks; nothing inside waits. Queues to links and
 //! clients are bounded: a link that does not keep up is dropped like a dead worker, a client like one that left.
@@ -9,7 +9,7 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use tidemill_cluster::{Action, ChoiceUsage, Cluster, ClusterSettings, ClusterView, NewRequest, Refusal, Rejection, RequestEvent};
+use tidemill_cluster::{Action, ChoiceUsage, ClusterSettings, ClusterView, ModelId, Models, NewRequest, Refusal, Rejection, RequestEvent};
 use tidemill_gateway::backend::{Accepted, Backend};
 use tidemill_proto::{
     ids::{Epoch, RequestId},
@@ -35,36 +35,42 @@ pub struct Driver {
 
 #[derive(Debug)]
 struct State {
-    cluster: Cluster,
+    models: Models,
     /// Dropping a sender ends that worker's link.
     links: HashMap<Epoch, mpsc::Sender<ToWorker>>,
     clients: HashMap<RequestId, mpsc::Sender<(RequestId, RequestEvent)>>,
 }
 
 impl Driver {
-    /// `model`: the gateway's.
-    pub fn new(settings: ClusterSettings, model: ModelIdentity) -> Arc<Self> {
-        let state = State { cluster: Cluster::new(settings, model), links: HashMap::new(), clients: HashMap::new() };
+    /// `models`: the gateway's, by name.
+    pub fn new(settings: &ClusterSettings, models: Vec<(String, ModelIdentity)>) -> Arc<Self> {
+        let state = State { models: Models::new(settings, models), links: HashMap::new(), clients: HashMap::new() };
         Arc::new(Self { state: Mutex::new(state), started: Instant::now() })
+    }
+
+    /// The gateway's way to each of the models, in the order given.
+    pub fn backends(self: &Arc<Self>) -> Vec<Arc<dyn Backend>> {
+        let backend = |model| Arc::new(ModelBackend { driver: Arc::clone(self), model }) as Arc<dyn Backend>;
+        self.state.lock().models.ids().map(backend).collect()
     }
 
     /// Takes a worker in. Its messages go to `link`, in order, after the answer to its registration.
     pub fn register(&self, register: Register, link: mpsc::Sender<ToWorker>) -> Result<Epoch, Refusal> {
         self.with(|state, now| {
-            let epoch = state.cluster.register(now, register)?;
+            let epoch = state.models.register(now, register)?;
             state.links.insert(epoch, link);
             Ok(epoch)
         })
     }
 
     pub fn worker_event(&self, epoch: Epoch, event: WorkerEvent) {
-        self.with(|state, now| state.cluster.worker_event(now, epoch, event));
+        self.with(|state, now| state.models.worker_event(now, epoch, event));
     }
 
     pub fn worker_down(&self, epoch: Epoch) {
         self.with(|state, now| {
             state.links.remove(&epoch);
-            state.cluster.worker_down(now, epoch);
+            state.models.worker_down(now, epoch);
         });
     }
 
@@ -73,8 +79,13 @@ impl Driver {
         let mut interval = tokio::time::interval(TICK);
         loop {
             interval.tick().await;
-            self.with(|state, now| state.cluster.tick(now));
+            self.with(|state, now| state.models.tick(now));
         }
+    }
+
+    /// Everything, of all models.
+    pub fn view(&self) -> ClusterView {
+        self.state.lock().models.view(self.started.elapsed())
     }
 
     fn with<T>(&self, act: impl FnOnce(&mut State, Duration) -> T) -> T {
@@ -86,15 +97,22 @@ impl Driver {
     }
 }
 
-impl Backend for Driver {
+/// One model, as the gateway reaches it.
+#[derive(Debug)]
+struct ModelBackend {
+    driver: Arc<Driver>,
+    model: ModelId,
+}
+
+impl Backend for ModelBackend {
     fn submit(&self, requests: Vec<NewRequest>) -> Result<Accepted, Rejection> {
         let choices: usize = requests.iter().map(|request| request.choices as usize).sum();
         let (sender, events) = mpsc::channel((choices * CHOICE_QUEUE_MAX).max(CLIENT_QUEUE_MAX));
-        self.with(|state, now| {
-            state.cluster.check_choices(choices)?;
+        self.driver.with(|state, now| {
+            state.models.cluster(self.model).check_choices(choices)?;
             let mut taken = Vec::with_capacity(requests.len());
             for request in requests {
-                match state.cluster.submit(now, request) {
+                match state.models.cluster_mut(self.model).submit(now, request) {
                     Ok(id) => {
                         state.clients.insert(id, sender.clone());
                         taken.push(id);
@@ -110,10 +128,11 @@ impl Backend for Driver {
     }
 
     fn end_choice(&self, request: RequestId, choice: u32) -> ChoiceUsage {
-        self.with(|state, now| {
-            let usage = state.cluster.usage(request, choice).unwrap_or_default();
-            state.cluster.cancel(now, request, Some(choice));
-            if !state.cluster.is_active(request) {
+        self.driver.with(|state, now| {
+            let cluster = state.models.cluster_mut(self.model);
+            let usage = cluster.usage(request, choice).unwrap_or_default();
+            cluster.cancel(now, request, Some(choice));
+            if !cluster.is_active(request) {
                 state.clients.remove(&request);
             }
             usage
@@ -121,35 +140,41 @@ impl Backend for Driver {
     }
 
     fn cancel(&self, requests: &[RequestId]) {
-        self.with(|state, now| state.cancel(now, requests));
+        self.driver.with(|state, now| state.cancel(now, requests));
     }
 
     fn context_tokens(&self) -> Option<u32> {
-        self.state.lock().cluster.context_tokens()
+        self.driver.state.lock().models.cluster(self.model).context_tokens()
     }
 
     fn view(&self) -> ClusterView {
-        self.state.lock().cluster.view(self.started.elapsed())
+        self.driver.view()
     }
 }
 
 impl State {
     fn cancel(&mut self, now: Duration, requests: &[RequestId]) {
         for &request in requests {
-            self.clients.remove(&request);
-            self.cluster.cancel(now, request, None);
+            self.give_up(now, request);
+        }
+    }
+
+    fn give_up(&mut self, now: Duration, request: RequestId) {
+        self.clients.remove(&request);
+        if let Some(cluster) = self.models.of_request(request) {
+            cluster.cancel(now, request, None);
         }
     }
 
     fn perform(&mut self, now: Duration) {
         let mut ended = Vec::new();
-        while let Some(action) = self.cluster.poll_action() {
+        while let Some(action) = self.models.poll_action() {
             match action {
                 Action::Send { worker, message } => {
                     if self.links.get(&worker).is_some_and(|link| link.try_send(message).is_err()) {
                         tracing::warn!(%worker, "worker does not keep up with its messages: link dropped");
                         self.links.remove(&worker);
-                        self.cluster.worker_down(now, worker);
+                        self.models.worker_down(now, worker);
                     }
                 }
                 Action::Close { worker, reason } => {
@@ -160,9 +185,8 @@ impl State {
                 Action::Client { request, event } => {
                     if self.clients.get(&request).is_some_and(|client| client.try_send((request, event)).is_err()) {
                         tracing::warn!(%request, "client does not keep up with its tokens: cancelled");
-                        self.clients.remove(&request);
-                        self.cluster.cancel(now, request, None);
-                    } else if !self.cluster.is_active(request) {
+                        self.give_up(now, request);
+                    } else if self.models.of_request(request).is_none_or(|cluster| !cluster.is_active(request)) {
                         ended.push(request);
                     }
                 }
@@ -201,11 +225,11 @@ mod tests {
             context_tokens: 2048,
             work_max: 64,
         };
-        Register { name: "decode-0".into(), host: Host("here".into()), pid: 1, role: RoleInfo::Decode(engine) }
+        Register { name: "decode-0".into(), host: Host("here".into()), pid: 1, model: None, role: RoleInfo::Decode(engine) }
     }
 
     fn submit(driver: &Arc<Driver>, requests: Vec<NewRequest>) -> Result<Submission, Rejection> {
-        Submission::new(Arc::<Driver>::clone(driver), requests)
+        Submission::new(driver.backends().swap_remove(0), requests)
     }
 
     fn driver() -> Arc<Driver> {
@@ -217,7 +241,7 @@ mod tests {
             queue_wait_max: Duration::from_secs(60),
             heartbeat_dead: Duration::from_secs(60),
         };
-        Driver::new(settings, ModelIdentity::default())
+        Driver::new(&settings, vec![("tiny".into(), ModelIdentity::default())])
     }
 
     fn request(choices: u32) -> NewRequest {

@@ -3,7 +3,7 @@
 use crate::{driver::Driver, links, settings::Settings};
 use std::{future, io, net::SocketAddr, sync::Arc, time::Duration};
 use tidemill_gateway::{
-    gateway::{Gateway, GatewaySettings},
+    gateway::{Gateway, GatewaySettings, ServedModel},
     http::{routes, server},
     metrics,
     store::{
@@ -59,7 +59,6 @@ impl Coordinator {
     /// Reads the model directory and binds all addresses.
     pub async fn bind(settings: Settings) -> Result<Self, RunError> {
         metrics::install();
-        let text = TextModel::load(&settings.model)?;
         let store: Arc<dyn Store> = match &settings.data {
             Some(dir) => Arc::new(Sqlite::open(&dir.join("responses.sqlite"), settings.store)?),
             None => {
@@ -67,6 +66,10 @@ impl Coordinator {
                 Arc::new(Memory::new(settings.store))
             }
         };
+        let mut models = Vec::new();
+        for model in settings.models {
+            models.push((model.name, TextModel::load(&model.dir)?));
+        }
         let endpoint = Endpoint::bind(settings.listen, &Identity::load(&settings.pki)?)?;
         let (listener, http) = listen("--http", settings.http).await?;
         let (admin_listener, admin) = match settings.admin {
@@ -74,17 +77,20 @@ impl Coordinator {
             None => (None, None),
         };
         let quic = endpoint.local_addr();
-        tracing::info!(name = settings.name, model = settings.served_model_name, %http, ?admin, %quic, "coordinator is up");
+        let names: Vec<&str> = models.iter().map(|(name, _)| name.as_str()).collect();
+        tracing::info!(name = settings.name, models = names.join(", "), %http, ?admin, %quic, "coordinator is up");
+        let identities = models.iter().map(|(name, text)| (name.clone(), text.config.identity.clone()));
+        let driver = Driver::new(&settings.cluster, identities.collect());
+        let served = driver.backends().into_iter().zip(models);
+        let served = served.map(|(backend, (name, text))| ServedModel { name, text, backend });
         let gateway = GatewaySettings {
-            model_name: settings.served_model_name,
-            classes: settings.cluster.classes.clone(),
+            classes: settings.cluster.classes,
             aliases: settings.aliases,
             store,
             request_timeout: settings.request_timeout,
             body_bytes_max: settings.body_bytes_max,
         };
-        let driver = Driver::new(settings.cluster, text.config.identity.clone());
-        let gateway = Gateway::new(Arc::<Driver>::clone(&driver), text, gateway);
+        let gateway = Gateway::new(served.collect(), gateway);
         Ok(Self {
             gateway: Arc::new(gateway),
             driver,

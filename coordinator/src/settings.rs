@@ -1,6 +1,6 @@
 //! The coordinator's knobs, each stated once: flags and TOML keys are one struct, checked into [`Settings`].
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration};
 use tidemill_cluster::{
     ClusterSettings,
@@ -34,12 +34,15 @@ pub struct Flags {
     /// Directory with ca.pem, node.pem and node.key
     #[arg(long, value_name = "DIR")]
     pub pki: Option<PathBuf>,
-    /// Model directory; only configuration, tokenizer and chat template are read
+    /// Model directory; only configuration, tokenizer and chat template are read. Several serve several models; so do [[model]]
+    /// sections of the file, with `dir` and `name`
     #[arg(long, value_name = "DIR")]
-    pub model: Option<PathBuf>,
-    /// The model's name in the API [default: the directory's]
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_several")]
+    pub model: Vec<ModelFlag>,
+    /// Each model's name in the API, in the same order [default: the directories']
     #[arg(long, value_name = "NAME")]
-    pub served_model_name: Option<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_several")]
+    pub served_model_name: Vec<String>,
     /// Other names that clients may ask for, such as gpt-5=tidemill-demo,o3=tidemill-demo; in the config file a section [aliases]
     #[arg(long, value_name = "NAME=MODEL,…", value_parser = parse_aliases)]
     pub aliases: Option<BTreeMap<String, String>>,
@@ -140,6 +143,81 @@ impl ClassFlags {
     }
 }
 
+/// One of the models: its directory, as a flag or a key's value; or a section of its own.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelFlag {
+    pub dir: PathBuf,
+    /// [default: the directory's]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+}
+
+impl<P: Into<PathBuf>> From<P> for ModelFlag {
+    fn from(dir: P) -> Self {
+        Self { dir: dir.into(), name: None }
+    }
+}
+
+/// A model that is served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelSettings {
+    /// In the API, and for workers.
+    pub name: String,
+    pub dir: PathBuf,
+}
+
+/// A key with one value, or a list.
+fn one_or_several<'de, D: Deserializer<'de>, T: DeserializeOwned + From<String>>(value: D) -> Result<Vec<T>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Item<T> {
+        Text(String),
+        Whole(T),
+    }
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "expected one value or several; a [[model]] section has `dir` and `name`, and nothing else")]
+    enum Value<T> {
+        One(Item<T>),
+        Several(Vec<Item<T>>),
+    }
+    let item = |item| match item {
+        Item::Text(text) => T::from(text),
+        Item::Whole(whole) => whole,
+    };
+    Ok(match Value::<T>::deserialize(value)? {
+        Value::One(one) => vec![item(one)],
+        Value::Several(several) => several.into_iter().map(item).collect(),
+    })
+}
+
+fn check_models(models: Vec<ModelFlag>, names: Vec<String>) -> Result<Vec<ModelSettings>, ConfigError> {
+    if models.is_empty() {
+        return required(None, "model", None);
+    }
+    if !names.is_empty() && names.len() != models.len() {
+        let reason = format!("must name each of the {} models, in the order of --model", models.len());
+        return Err(invalid("served_model_name", names.join(", "), reason));
+    }
+    let mut checked: Vec<ModelSettings> = Vec::new();
+    let mut names = names.into_iter();
+    for ModelFlag { dir, name } in models {
+        let name = match names.next().or(name) {
+            Some(name) => name,
+            None => {
+                let whole = dir.canonicalize().map_err(|error| invalid("model", dir.display(), error.to_string()))?;
+                let name = whole.file_name().and_then(|name| name.to_str()).map(str::to_owned);
+                required(None, "served_model_name", name)?
+            }
+        };
+        if checked.iter().any(|other| other.name == name) {
+            return Err(invalid("served_model_name", name, "is the name of two models: give each its own"));
+        }
+        checked.push(ModelSettings { name, dir });
+    }
+    Ok(checked)
+}
+
 /// Everything checked, defaults filled in.
 #[derive(Debug)]
 pub struct Settings {
@@ -148,8 +226,8 @@ pub struct Settings {
     pub admin: Option<SocketAddr>,
     pub listen: SocketAddr,
     pub pki: PathBuf,
-    pub model: PathBuf,
-    pub served_model_name: String,
+    /// At least one, each with another name.
+    pub models: Vec<ModelSettings>,
     /// Other names of models.
     pub aliases: BTreeMap<String, String>,
     /// Where responses and conversations are stored; `None`: in memory.
@@ -190,20 +268,13 @@ fn parse_aliases(text: &str) -> Result<BTreeMap<String, String>, String> {
 
 impl Flags {
     pub fn check(self) -> Result<Settings, ConfigError> {
-        let model = required(None, "model", self.model)?;
-        let served_model_name = match self.served_model_name {
-            Some(name) => name,
-            None => {
-                let dir = model.canonicalize().map_err(|error| invalid("model", model.display(), error.to_string()))?;
-                let name = dir.file_name().and_then(|name| name.to_str()).map(str::to_owned);
-                required(None, "served_model_name", name)?
-            }
-        };
+        let models = check_models(self.model, self.served_model_name)?;
         let body = self.body_bytes_max.unwrap_or_else(|| "8MiB".into());
         let body_bytes_max = parse_bytes(&body).map_err(|reason| invalid("body_bytes_max", &body, reason))?;
         let aliases = self.aliases.unwrap_or_default();
-        if let Some((name, model)) = aliases.iter().find(|(name, model)| name.is_empty() || **model != served_model_name) {
-            return Err(invalid("aliases", format!("{name}={model}"), format!("must name the served model, `{served_model_name}`")));
+        if let Some((name, model)) = aliases.iter().find(|(name, model)| name.is_empty() || models.iter().all(|served| served.name != **model)) {
+            let served = models.iter().map(|served| format!("`{}`", served.name)).collect::<Vec<_>>().join(", ");
+            return Err(invalid("aliases", format!("{name}={model}"), format!("must name a served model: {served}")));
         }
         let store_bytes = self.store_bytes_max.unwrap_or_else(|| if self.data.is_some() { "1GiB" } else { "64MiB" }.into());
         let store_bytes_max = parse_bytes(&store_bytes).map_err(|reason| invalid("store_bytes_max", &store_bytes, reason))?;
@@ -235,7 +306,7 @@ impl Flags {
             admin: self.admin,
             listen: self.listen.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 0))),
             pki: required(None, "pki", self.pki)?,
-            served_model_name,
+            models,
             aliases,
             data: self.data,
             store: store::Limits {
@@ -259,7 +330,6 @@ impl Flags {
             drain: Duration::from_secs(self.drain_s.unwrap_or(30)),
             log: self.log.unwrap_or_else(|| "info".into()),
             exit_with_parent: self.exit_with_parent.unwrap_or(false),
-            model,
         })
     }
 }
@@ -269,7 +339,7 @@ mod tests {
     use super::*;
 
     fn flags() -> Flags {
-        Flags { model: Some("/models/tiny".into()), pki: Some("/pki".into()), served_model_name: Some("tiny".into()), ..Flags::default() }
+        Flags { model: vec!["/models/tiny".into()], pki: Some("/pki".into()), served_model_name: vec!["tiny".into()], ..Flags::default() }
     }
 
     #[test]
@@ -313,15 +383,37 @@ mod tests {
     }
 
     #[test]
+    fn one_model_is_a_key_and_several_are_sections() {
+        let of = |file: &str| {
+            let Flags { model, served_model_name, .. } = toml::from_str(file).unwrap();
+            Flags { model, served_model_name, ..flags() }.check().map(|settings| settings.models).map_err(|error| error.to_string())
+        };
+        let model = |name: &str, dir: &str| ModelSettings { name: name.into(), dir: dir.into() };
+        assert_eq!(of("model = '/m/a'\nserved_model_name = 'a'"), Ok(vec![model("a", "/m/a")]));
+        let two = "[[model]]\nname = 'a'\ndir = '/m/a'\n[[model]]\nname = 'b'\ndir = '/m/b'";
+        assert_eq!(of(two), Ok(vec![model("a", "/m/a"), model("b", "/m/b")]));
+        for (file, words) in [
+            (two.replace("'b'", "'a'"), "two models"),
+            (format!("served_model_name = 'a'\n{two}"), "each of the 2 models"),
+            (two.replace("name = 'b'", ""), "`model` = /m/b"),
+        ] {
+            let error = of(&file).unwrap_err();
+            assert!(error.contains(words), "{error}");
+        }
+        let error = toml::from_str::<Flags>(&two.replace("dir", "path")).unwrap_err().to_string();
+        assert!(error.contains("[[model]] section has `dir`"), "{error}");
+    }
+
+    #[test]
     fn an_error_names_its_key() {
         for (flags, key) in [
-            (Flags { model: None, ..flags() }, "--model"),
+            (Flags { model: Vec::new(), ..flags() }, "--model"),
             (Flags { pki: None, ..flags() }, "--pki"),
             (Flags { body_bytes_max: Some("8MB".into()), ..flags() }, "body_bytes_max"),
             (Flags { queue_max: Some(0), ..flags() }, "queue_max"),
             (Flags { policy: Some("best".into()), ..flags() }, "`policy` = best"),
             (Flags { connections_max: Some(usize::MAX), ..flags() }, "connections_max"),
-            (Flags { served_model_name: None, ..flags() }, "`model` = /models/tiny"),
+            (Flags { served_model_name: Vec::new(), ..flags() }, "`model` = /models/tiny"),
             (Flags { request_timeout_s: Some(0), ..flags() }, "request_timeout_s"),
             (Flags { aliases: parse_aliases("gpt-5=big").ok(), ..flags() }, "`aliases` = gpt-5=big"),
             (Flags { store_days: Some(u64::MAX), ..flags() }, "store_days"),

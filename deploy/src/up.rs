@@ -17,19 +17,20 @@ use tidemill_net::{
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct UpArgs {
-    /// Model directory, or a hub id such as org/name; a small built-in model that explains Tidemill if not given
+    /// Model directory, or a hub id such as org/name; a small built-in model that explains Tidemill if not given. Several times
+    /// for several models: each gets the workers and pool nodes that the other options say
     #[arg(long)]
-    model: Option<String>,
-    /// Name that clients know the model by (default: the directory's or the hub's)
+    model: Vec<String>,
+    /// Name that clients know the model by (default: the directory's or the hub's); as often as --model, in the same order
     #[arg(long)]
-    served_model_name: Option<String>,
-    /// Prefill workers; with 0, decode workers compute prompts themselves
+    served_model_name: Vec<String>,
+    /// Prefill workers of each model; with 0, decode workers compute prompts themselves
     #[arg(long, default_value_t = 1)]
     prefill: usize,
-    /// Decode workers
+    /// Decode workers of each model
     #[arg(long, default_value_t = 1)]
     decode: usize,
-    /// KV pool nodes
+    /// KV pool nodes of each model
     #[arg(long, default_value_t = 1)]
     kvpool: usize,
     /// Coordinators; the second one's front door takes the next port, and so on
@@ -161,12 +162,12 @@ struct Cluster {
 impl Cluster {
     /// Starts every process and waits until requests will succeed.
     async fn start(&mut self, args: &UpArgs, data: &Path) -> anyhow::Result<()> {
-        let shares = compute_shares(args)?;
+        let models = resolve_models(args, data).await?;
+        let shares = compute_shares(args, models.len())?;
         let pki = data.join("pki");
         if !pki.join("node.pem").is_file() {
             identity::create(&pki)?;
         }
-        let (model, name) = resolve_model(args, data).await?;
         let common = |extra: &[(&str, String)]| -> Vec<String> {
             let shared = [("--pki", pki.display().to_string()), ("--log", args.log.clone())];
             shared.iter().chain(extra).flat_map(|(flag, value)| [(*flag).to_owned(), value.clone()]).collect()
@@ -182,12 +183,11 @@ impl Cluster {
                     port.with_context(|| format!("there are not {} ports from {} on for --http", args.coordinator, http.port()))?,
                 );
             }
-            let mut flags = common(&[
-                ("--http", http.to_string()),
-                ("--model", model.display().to_string()),
-                ("--served-model-name", name.clone()),
-                ("--data", data.join(format!("coordinator-{n}")).display().to_string()),
-            ]);
+            let stored = data.join(format!("coordinator-{n}")).display().to_string();
+            let mut flags = common(&[("--http", http.to_string()), ("--data", stored)]);
+            for (name, dir) in &models {
+                flags.extend(["--model".to_owned(), dir.display().to_string(), "--served-model-name".to_owned(), name.clone()]);
+            }
             flags.extend(args.aliases.iter().flat_map(|aliases| ["--aliases".to_owned(), aliases.clone()]));
             let mut process = Process::start("tidemill-coordinator", &format!("coordinator-{n}"), &flags)?;
             let line = process.line(Duration::from_secs(30)).await;
@@ -202,45 +202,48 @@ impl Cluster {
         }
 
         let coordinators = ("--coordinators", quic.join(","));
-        for n in 0..args.kvpool {
-            let flags = common(&[
-                coordinators.clone(),
-                ("--dram", args.pool_memory.clone()),
-                ("--nvme-capacity", args.pool_nvme.clone()),
-                ("--data", data.join(format!("kvpool-{n}")).display().to_string()),
-                ("--lease-ms", args.pool_lease_ms.to_string()),
-                ("--put-deadline-ms", args.pool_put_deadline_ms.to_string()),
+        let (prefill_shares, decode_shares) = shares.split_at(models.len() * args.prefill);
+        for (place, (name, dir)) in models.iter().enumerate() {
+            let of_model = |extra: &[(&str, String)]| common(&[&[coordinators.clone(), ("--model-name", name.clone())], extra].concat());
+            // Numbers run on over the models.
+            let numbered = |each: usize| place * each..(place + 1) * each;
+            for n in numbered(args.kvpool) {
+                let flags = of_model(&[
+                    ("--dram", args.pool_memory.clone()),
+                    ("--nvme-capacity", args.pool_nvme.clone()),
+                    ("--data", data.join(format!("kvpool-{n}")).display().to_string()),
+                    ("--lease-ms", args.pool_lease_ms.to_string()),
+                    ("--put-deadline-ms", args.pool_put_deadline_ms.to_string()),
+                ]);
+                self.start_worker("kvpool", n, args.hosts, &flags)?;
+            }
+            let engine = of_model(&[
+                ("--model", dir.display().to_string()),
+                ("--engine", args.engine.clone()),
+                ("--device", args.device.clone()),
+                // All workers share one GPU, if there is one.
+                ("--device-share", (GPU_SHARE / shares.len() as f32).to_string()),
+                ("--quantize", args.quantize.clone()),
+                ("--kv-dtype", args.kv_dtype.clone()),
+                ("--transport", args.transport.clone()),
             ]);
-            self.start_worker("kvpool", n, args.hosts, &flags)?;
-        }
-        let engine = common(&[
-            coordinators,
-            ("--model", model.display().to_string()),
-            ("--engine", args.engine.clone()),
-            ("--device", args.device.clone()),
-            // All workers share one GPU, if there is one.
-            ("--device-share", (GPU_SHARE / (args.prefill + args.decode) as f32).to_string()),
-            ("--quantize", args.quantize.clone()),
-            ("--kv-dtype", args.kv_dtype.clone()),
-            ("--transport", args.transport.clone()),
-        ]);
-        let if_given = [
-            ("--kv-memory", args.kv_memory.clone()),
-            ("--step-tokens", args.step_tokens.map(|tokens| tokens.to_string())),
-            ("--step-ms", args.step_ms.map(|ms| ms.to_string())),
-            ("--prompt-token-ms", args.prompt_token_ms.map(|ms| ms.to_string())),
-            ("--row-ms", args.row_ms.map(|ms| ms.to_string())),
-            ("--block-bytes", args.block_bytes.map(|bytes| bytes.to_string())),
-        ];
-        let given = if_given.into_iter().filter_map(|(flag, value)| Some([flag.to_owned(), value?])).flatten();
-        let engine: Vec<String> = engine.into_iter().chain(given).collect();
-        let (prefill_shares, decode_shares) = shares.split_at(args.prefill);
-        for (n, share) in prefill_shares.iter().enumerate() {
-            self.start_worker("prefill", n, args.hosts, &[&engine[..], share].concat())?;
-        }
-        let decode = [engine, vec!["--sequences-max".to_owned(), args.sequences_max.to_string()]].concat();
-        for (n, share) in decode_shares.iter().enumerate() {
-            self.start_worker("decode", n, args.hosts, &[&decode[..], share].concat())?;
+            let if_given = [
+                ("--kv-memory", args.kv_memory.clone()),
+                ("--step-tokens", args.step_tokens.map(|tokens| tokens.to_string())),
+                ("--step-ms", args.step_ms.map(|ms| ms.to_string())),
+                ("--prompt-token-ms", args.prompt_token_ms.map(|ms| ms.to_string())),
+                ("--row-ms", args.row_ms.map(|ms| ms.to_string())),
+                ("--block-bytes", args.block_bytes.map(|bytes| bytes.to_string())),
+            ];
+            let given = if_given.into_iter().filter_map(|(flag, value)| Some([flag.to_owned(), value?])).flatten();
+            let engine: Vec<String> = engine.into_iter().chain(given).collect();
+            for n in numbered(args.prefill) {
+                self.start_worker("prefill", n, args.hosts, &[&engine[..], &prefill_shares[n]].concat())?;
+            }
+            let decode = [engine, vec!["--sequences-max".to_owned(), args.sequences_max.to_string()]].concat();
+            for n in numbered(args.decode) {
+                self.start_worker("decode", n, args.hosts, &[&decode[..], &decode_shares[n]].concat())?;
+            }
         }
         for http in &front_doors {
             self.wait_ready(http, Duration::from_secs(args.ready_s)).await?;
@@ -310,9 +313,9 @@ impl Cluster {
     }
 }
 
-/// Flags for cores and threads of each prefill worker, then of each decode worker.
-fn compute_shares(args: &UpArgs) -> anyhow::Result<Vec<Vec<String>>> {
-    let workers = args.prefill + args.decode;
+/// Flags for cores and threads of each model's prefill workers, then of each model's decode workers.
+fn compute_shares(args: &UpArgs, models: usize) -> anyhow::Result<Vec<Vec<String>>> {
+    let workers = models * (args.prefill + args.decode);
     let threads = |threads: usize| ["--threads".to_owned(), threads.to_string()];
     if args.cores == "split" {
         let all = Cores::of_process()?;
@@ -345,32 +348,36 @@ fn first_ended(processes: &mut [Process]) -> Option<String> {
     processes.iter_mut().find_map(|p| p.ended().map(|status| format!("{} ended: {status}", p.name)))
 }
 
-/// The model's directory and the name that clients know it by.
-async fn resolve_model(args: &UpArgs, data: &Path) -> anyhow::Result<(PathBuf, String)> {
-    let (dir, name) = match &args.model {
-        None => {
-            let dir = data.join("demo-model");
-            demo_model::unpack(&dir).with_context(|| format!("cannot write {}", dir.display()))?;
-            (dir, "tidemill-demo".to_owned())
-        }
-        Some(model) => {
-            let hub = Hub::from_env(data.join("models"));
-            let progress = |d: &Download| {
-                eprint!(
-                    "\rtidemill: fetching {} ({} of {}), {} of {} MiB  ",
-                    d.file,
-                    d.index + 1,
-                    d.count,
-                    d.bytes >> 20,
-                    d.bytes_total >> 20
-                );
-            };
-            let dir = model_dir::resolve(model, &hub, progress).await?;
-            let name = if Path::new(model).is_dir() { directory_name(&dir) } else { model.clone() };
-            (dir, name)
-        }
+/// The names that clients know the models by, and their directories.
+async fn resolve_models(args: &UpArgs, data: &Path) -> anyhow::Result<Vec<(String, PathBuf)>> {
+    if args.model.is_empty() {
+        let dir = data.join("demo-model");
+        demo_model::unpack(&dir).with_context(|| format!("cannot write {}", dir.display()))?;
+        let [name] = &named(args, vec!["tidemill-demo".to_owned()])?[..] else { bail!("the built-in model has one name") };
+        return Ok(vec![(name.clone(), dir)]);
+    }
+    let hub = Hub::from_env(data.join("models"));
+    let progress = |d: &Download| {
+        eprint!("\rtidemill: fetching {} ({} of {}), {} of {} MiB  ", d.file, d.index + 1, d.count, d.bytes >> 20, d.bytes_total >> 20);
     };
-    Ok((dir, args.served_model_name.clone().unwrap_or(name)))
+    let (mut names, mut dirs) = (Vec::new(), Vec::new());
+    for model in &args.model {
+        let dir = model_dir::resolve(model, &hub, progress).await?;
+        names.push(if Path::new(model).is_dir() { directory_name(&dir) } else { model.clone() });
+        dirs.push(dir);
+    }
+    Ok(named(args, names)?.into_iter().zip(dirs).collect())
+}
+
+/// The operator's names instead of these, if there are any.
+fn named(args: &UpArgs, names: Vec<String>) -> anyhow::Result<Vec<String>> {
+    match args.served_model_name.len() {
+        0 => Ok(names),
+        given if given == names.len() => Ok(args.served_model_name.clone()),
+        given => {
+            bail!("--served-model-name is given {given} times for {} models: give each model a name, in the order of --model", names.len())
+        }
+    }
 }
 
 fn directory_name(dir: &Path) -> String {

@@ -40,8 +40,6 @@ const EXPIRE_EVERY: Duration = Duration::from_secs(600);
 
 #[derive(Debug)]
 pub struct GatewaySettings {
-    /// The model's name in the API.
-    pub model_name: String,
     pub classes: Classes,
     /// Other names, each with the model that it stands for.
     pub aliases: BTreeMap<String, String>,
@@ -51,11 +49,28 @@ pub struct GatewaySettings {
     pub body_bytes_max: usize,
 }
 
+/// A model that clients can ask for.
 #[derive(Debug)]
+pub struct ServedModel {
+    /// In the API.
+    pub name: String,
+    pub text: TextModel,
+    pub backend: Arc<dyn Backend>,
+}
+
+/// The front door, turned to one of the models: [`select`](Self::select) turns it to another.
+#[derive(Clone, Debug)]
 pub struct Gateway {
-    backend: Arc<dyn Backend>,
-    text: TextModel,
-    model_name: String,
+    model: Arc<ServedModel>,
+    shared: Arc<Shared>,
+}
+
+/// What all models have in common.
+#[derive(Debug)]
+struct Shared {
+    /// At least one, each with another name.
+    models: Vec<Arc<ServedModel>>,
+    /// Other names, each with the model that it stands for.
     aliases: BTreeMap<String, String>,
     store: Arc<dyn Store>,
     running: Arc<RunningResponses>,
@@ -80,12 +95,12 @@ pub struct RunningDialog {
 }
 
 impl Gateway {
-    pub fn new(backend: Arc<dyn Backend>, text: TextModel, settings: GatewaySettings) -> Self {
+    /// `models`: at least one, each with another name. Turned to the first.
+    pub fn new(models: Vec<ServedModel>, settings: GatewaySettings) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
-        Self {
-            backend,
-            text,
-            model_name: settings.model_name,
+        let models: Vec<_> = models.into_iter().map(Arc::new).collect();
+        let shared = Shared {
+            models,
             aliases: settings.aliases,
             store: settings.store,
             running: Arc::default(),
@@ -97,57 +112,69 @@ impl Gateway {
             body_bytes_max: settings.body_bytes_max,
             computing: Semaphore::new(cores),
             draining: AtomicBool::new(false),
-        }
+        };
+        Self { model: Arc::clone(shared.models.first().expect("a gateway serves a model")), shared: Arc::new(shared) }
+    }
+
+    /// Turned to the model that a client names. Where there is one model, it need not.
+    pub fn select(&self, name: Option<&str>) -> Result<Arc<Self>, ApiError> {
+        let models = &self.shared.models;
+        let name = name.map(|name| self.shared.aliases.get(name).map_or(name, String::as_str));
+        let names = || models.iter().map(|model| format!("`{}`", model.name)).collect::<Vec<_>>().join(", ");
+        let model = match (name, &models[..]) {
+            (None, [only]) => only,
+            (None, _) => return Err(ApiError::invalid("model", format!("`model` is missing: this cluster serves {}", names()))),
+            (Some(name), _) => models.iter().find(|model| model.name == name).ok_or_else(|| ApiError::model_not_found(name, &names()))?,
+        };
+        Ok(Arc::new(Self { model: Arc::clone(model), shared: Arc::clone(&self.shared) }))
+    }
+
+    /// Turned to each model in turn, in the operator's order.
+    pub fn models(&self) -> impl Iterator<Item = Self> {
+        self.shared.models.iter().map(|model| Self { model: Arc::clone(model), shared: Arc::clone(&self.shared) })
     }
 
     /// From now on nothing new is taken.
     pub fn drain(&self) {
-        self.draining.store(true, Ordering::Relaxed);
+        self.shared.draining.store(true, Ordering::Relaxed);
     }
 
-    /// Ready when a request would succeed.
+    /// Ready when a request would succeed, of one model at least: those of a model without workers say so themselves.
     pub fn check_ready(&self) -> Result<(), ApiError> {
         self.check_draining()?;
-        self.context_tokens().map(|_| ())
+        if self.models().any(|model| model.context_tokens().is_ok()) { Ok(()) } else { Err(Rejection::NoWorker.into()) }
     }
 
     pub fn text(&self) -> &TextModel {
-        &self.text
+        &self.model.text
     }
 
     pub fn classes(&self) -> &Classes {
-        self.objectives.classes()
+        self.shared.objectives.classes()
     }
 
     pub fn model_name(&self) -> &str {
-        &self.model_name
+        &self.model.name
     }
 
-    /// When this process began to serve the model, in Unix seconds.
+    /// When this process began to serve its models, in Unix seconds.
     pub fn created(&self) -> u64 {
-        self.created
+        self.shared.created
     }
 
-    /// Other names of models.
+    /// Other names of models, each with the model that it stands for.
     pub fn aliases(&self) -> &BTreeMap<String, String> {
-        &self.aliases
-    }
-
-    pub fn check_model(&self, model: Option<&str>) -> Result<(), ApiError> {
-        match model.map(|name| self.aliases.get(name).map_or(name, String::as_str)) {
-            Some(model) if model != self.model_name => Err(ApiError::model_not_found(model, &self.model_name)),
-            Some(_) | None => Ok(()),
-        }
+        &self.shared.aliases
     }
 
     /// Where responses and conversations are.
     pub fn store(&self) -> &dyn Store {
-        &*self.store
+        &*self.shared.store
     }
 
     /// Responses that are being streamed.
     pub fn running(&self) -> &Arc<RunningResponses> {
-        &self.running
+        &self.shared.running
     }
 
     /// Whose records a request may see: all clients are one owner until there are tenants.
@@ -158,7 +185,7 @@ impl Gateway {
     /// Deletes stored responses that are too old, for ever.
     pub async fn expire_stored(&self) {
         loop {
-            match self.store.expire(unix_seconds()).await {
+            match self.store().expire(unix_seconds()).await {
                 Ok(0) => {}
                 Ok(expired) => tracing::info!(expired, "old responses and conversations were deleted"),
                 Err(error) => tracing::warn!(%error, "old responses and conversations cannot be deleted"),
@@ -167,44 +194,45 @@ impl Gateway {
         }
     }
 
+    /// Everything, of all models.
     pub fn view(&self) -> ClusterView {
-        self.backend.view()
+        self.model.backend.view()
     }
 
     /// The last choices that ended.
     pub fn recent(&self) -> &Recent {
-        &self.recent
+        &self.shared.recent
     }
 
     /// Share of choices that met the objectives; `None` before the first ended.
     pub fn goodput(&self) -> Option<f64> {
-        self.objectives.share_met()
+        self.shared.objectives.share_met()
     }
 
     /// `None`: there are as many viewers as there may be.
     pub fn admit_viewer(&self) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.viewers).try_acquire_owned().ok()
+        Arc::clone(&self.shared.viewers).try_acquire_owned().ok()
     }
 
     /// Longest sequence that could run now.
     pub fn context_tokens(&self) -> Result<u32, ApiError> {
-        self.backend.context_tokens().ok_or_else(|| Rejection::NoWorker.into())
+        self.model.backend.context_tokens().ok_or_else(|| Rejection::NoWorker.into())
     }
 
     /// Longest sequence that can run now, or that the model allows.
     pub fn context_tokens_max(&self) -> u32 {
-        self.backend.context_tokens().unwrap_or(self.text.config.context_tokens)
+        self.model.backend.context_tokens().unwrap_or(self.model.text.config.context_tokens)
     }
 
     pub async fn read(&self, body: Body) -> Result<Vec<u8>, ApiError> {
         self.check_draining()?;
-        let read = tokio::time::timeout(BODY_READ_MAX, parse::read(body, self.body_bytes_max)).await;
+        let read = tokio::time::timeout(BODY_READ_MAX, parse::read(body, self.shared.body_bytes_max)).await;
         read.unwrap_or_else(|_| Err(ApiError::too_slow(BODY_READ_MAX)))
     }
 
     /// Runs longer computations beside the event loop.
     pub async fn compute<T: Send + 'static>(&self, work: impl FnOnce() -> Result<T, ApiError> + Send + 'static) -> Result<T, ApiError> {
-        let _permit = self.computing.acquire().await.expect("the semaphore is never closed");
+        let _permit = self.shared.computing.acquire().await.expect("the semaphore is never closed");
         let done = tokio::task::spawn_blocking(work).await;
         done.unwrap_or_else(|_| Err(ApiError::internal("the request could not be read: please report this as a bug")))
     }
@@ -212,7 +240,7 @@ impl Gateway {
     /// Refuses text that cannot fit, without tokenizing it.
     pub fn check_text_length(&self, param: &str, text: &str) -> Result<(), ApiError> {
         let context = self.context_tokens_max();
-        if text.len() > self.text.tokenizer.text_bytes_max(context as usize) {
+        if text.len() > self.model.text.tokenizer.text_bytes_max(context as usize) {
             return Err(ApiError::context_length(param, context, u64::from(context) + 1, 0));
         }
         Ok(())
@@ -232,7 +260,7 @@ impl Gateway {
     }
 
     fn render(&self, param: &str, dialog: &Dialog) -> Result<DialogPrompt, ApiError> {
-        dialog.prompt(&self.text, SystemTime::now()).map_err(|error| match error {
+        dialog.prompt(self.text(), SystemTime::now()).map_err(|error| match error {
             DialogError::NoTools | DialogError::NoSuchTool(_) => ApiError::invalid("tool_choice", error.to_string()),
             DialogError::ToolName(_) | DialogError::ToolTwice(_) | DialogError::Parameters(_) => {
                 ApiError::invalid("tools", error.to_string())
@@ -244,7 +272,7 @@ impl Gateway {
     fn encode_rendered(&self, param: &str, text: &str) -> Result<Vec<Token>, ApiError> {
         self.check_text_length(param, text)?;
         // The template has written BOS where the model wants it.
-        self.text.tokenizer.encode(text, false).map_err(|e| ApiError::invalid(param, e.to_string()))
+        self.text().tokenizer.encode(text, false).map_err(|e| ApiError::invalid(param, e.to_string()))
     }
 
     /// Puts a dialog to the model. Unless the client gives a number, the answer is as long as fits.
@@ -296,12 +324,20 @@ impl Gateway {
             constraint: options.constraint.clone(),
             choices: options.choices,
             prompt_logprobs,
-            timeout: self.request_timeout,
+            timeout: self.shared.request_timeout,
         };
-        let submission = Submission::new(Arc::clone(&self.backend), prompts.iter().map(request).collect());
+        let submission = Submission::new(Arc::clone(&self.model.backend), prompts.iter().map(request).collect());
         let choices = prompts.len() as u64 * u64::from(options.choices);
-        let submission = submission.inspect_err(|_| self.objectives.reject(options.class, choices))?;
-        Ok(Answer::new(submission, prompts, options, hidden, &self.text, Arc::clone(&self.objectives), Arc::clone(&self.recent)))
+        let submission = submission.inspect_err(|_| self.shared.objectives.reject(options.class, choices))?;
+        Ok(Answer::new(
+            submission,
+            prompts,
+            options,
+            hidden,
+            &self.model.text,
+            Arc::clone(&self.shared.objectives),
+            Arc::clone(&self.shared.recent),
+        ))
     }
 
     fn check_prompts(&self, param: &str, prompts: &[Tokens], generated: u32) -> Result<(), ApiError> {
@@ -314,7 +350,7 @@ impl Gateway {
             return Err(ApiError::context_length(param, context, prompt.len() as u64, generated.into()));
         }
         // Ids that a client sent, and tokenizers' own: some have tokens without an embedding in the model.
-        let vocab_size = self.text.config.identity.vocab_size;
+        let vocab_size = self.model.text.config.identity.vocab_size;
         if let Some(token) = prompts.iter().flat_map(|prompt| prompt.iter()).find(|&&token| token >= vocab_size) {
             let message = format!("`{param}`: {token} is not a token id of this model ({vocab_size} tokens)");
             return Err(ApiError::invalid(param, message));
@@ -323,7 +359,7 @@ impl Gateway {
     }
 
     pub fn check_draining(&self) -> Result<(), ApiError> {
-        if self.draining.load(Ordering::Relaxed) { Err(ApiError::draining()) } else { Ok(()) }
+        if self.shared.draining.load(Ordering::Relaxed) { Err(ApiError::draining()) } else { Ok(()) }
     }
 }
 

@@ -20,6 +20,10 @@ pub struct WorkerFlags {
     /// with different names one machine can play several (default: this boot of this machine)
     #[arg(long)]
     pub host: Option<String>,
+    /// Name of the model that this worker serves, or keeps blocks of, as the coordinator lists it (default: the one that it can only be;
+    /// a pool node has to say where several models are served)
+    #[arg(long)]
+    pub model_name: Option<String>,
     /// QUIC addresses of the coordinators, separated by commas
     #[arg(long, value_delimiter = ',')]
     pub coordinators: Option<Vec<SocketAddr>>,
@@ -42,6 +46,7 @@ pub struct WorkerFlags {
 pub struct WorkerSettings {
     pub name: String,
     pub host: Host,
+    pub model_name: Option<String>,
     pub coordinators: Vec<SocketAddr>,
     pub identity: Identity,
     pub bind: SocketAddr,
@@ -71,6 +76,7 @@ impl WorkerFlags {
         Ok(WorkerSettings {
             host: self.host.map_or_else(|| this_host(&name), Host),
             name,
+            model_name: self.model_name,
             coordinators,
             identity: Identity::load(&required(Some("worker"), "pki", self.pki)?)?,
             bind: self.bind.unwrap_or(SocketAddr::from(([0, 0, 0, 0], 0))),
@@ -93,7 +99,8 @@ fn this_host(name: &str) -> Host {
 impl WorkerSettings {
     /// The message with which this process registers.
     pub fn register(&self, role: RoleInfo) -> Register {
-        Register { name: self.name.clone(), host: self.host.clone(), pid: std::process::id(), role }
+        let Self { name, host, model_name, .. } = self;
+        Register { name: name.clone(), host: host.clone(), pid: std::process::id(), model: model_name.clone(), role }
     }
 
     /// Resolves when the process should end.

@@ -27,7 +27,7 @@ fn member() -> (tempfile::TempDir, Identity) {
 }
 
 fn register() -> Register {
-    Register { name: "kvpool-0".into(), host: Host("here".into()), pid: 1, role: RoleInfo::Kvpool { addr: ANY_PORT } }
+    Register { name: "kvpool-0".into(), host: Host("here".into()), pid: 1, model: None, role: RoleInfo::Kvpool { addr: ANY_PORT } }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -34,6 +34,8 @@ pub struct Register {
     pub host: Host,
     /// Process id, for people and for tests that stop one.
     pub pid: u32,
+    /// The name of the model that it belongs to. `None`: the operator did not say.
+    pub model: Option<String>,
     pub role: RoleInfo,
 }
 

@@ -217,7 +217,7 @@ async fn a_token_without_an_embedding_is_refused() {
     let mut config: Value = serde_json::from_slice(&std::fs::read(fixture("llama3").join("config.json")).unwrap()).unwrap();
     config["vocab_size"] = json!(ids("y")[0]);
     std::fs::write(model.path().join("config.json"), config.to_string()).unwrap();
-    let cluster = Cluster::start(|flags| flags.model = Some(model.path().into())).await;
+    let cluster = Cluster::start(|flags| flags.model = vec![model.path().into()]).await;
     let _worker = cluster.join("decode-0", RoleInfo::Decode(engine_of(model.path())), Script::reply(&[1])).await;
     for (path, mut body, param) in [
         ("/v1/chat/completions", json!({"messages": user("y")}), "messages"),

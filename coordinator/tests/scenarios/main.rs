@@ -5,6 +5,7 @@ mod failures;
 mod front_door;
 mod hostile;
 mod messages;
+mod models;
 mod responses;
 mod support;
 mod tools;

@@ -49,8 +49,8 @@ impl Cluster {
             http: any,
             listen: any,
             pki: Some(pki.path().to_owned()),
-            model: Some(fixture("llama3")),
-            served_model_name: Some("tiny".into()),
+            model: vec![fixture("llama3").into()],
+            served_model_name: vec!["tiny".into()],
             local_tail_tokens: Some(0),
             drain_s: Some(2),
             ..Flags::default()
@@ -72,7 +72,7 @@ impl Cluster {
     /// Joins the cluster and waits until the coordinator knows.
     pub(crate) async fn join(&self, name: &str, role: RoleInfo, script: Script) -> Worker {
         let endpoint = Endpoint::bind(([127, 0, 0, 1], 0).into(), &Identity::load(self.pki.path()).unwrap()).unwrap();
-        let register = Register { name: name.into(), host: Host("here".into()), pid: std::process::id(), role };
+        let register = Register { name: name.into(), host: Host("here".into()), pid: std::process::id(), model: None, role };
         let report = Arc::new(Report::default);
         let (uplink, mut events) = Uplink::start(&endpoint, &[self.quic], register, report);
         let (seen, messages) = mpsc::unbounded_channel();

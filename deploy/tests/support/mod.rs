@@ -22,9 +22,15 @@ pub const MODEL_NAME: &str = "tiny";
 impl Cluster {
     /// Starts a cluster and waits for its ready line.
     pub fn start(flags: &[&str]) -> Self {
+        Self::start_with(&[(MODEL_NAME, MODEL)], flags)
+    }
+
+    /// The same of other models: names and directories.
+    pub fn start_with(models: &[(&str, &str)], flags: &[&str]) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_tidemill"))
             // What is promised bit by bit is promised on the CPU.
-            .args(["up", "--http", "127.0.0.1:0", "--log", "warn", "--device", "cpu", "--model", MODEL, "--served-model-name", MODEL_NAME])
+            .args(["up", "--http", "127.0.0.1:0", "--log", "warn", "--device", "cpu"])
+            .args(models.iter().flat_map(|(name, dir)| ["--model", dir, "--served-model-name", name]))
             .args(flags)
             .stdout(Stdio::piped())
             .spawn()

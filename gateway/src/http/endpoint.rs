@@ -103,7 +103,7 @@ async fn start<E: Endpoint>(gateway: &Arc<Gateway>, headers: &HeaderMap, body: B
     parse::check_content_type(headers)?;
     let body = gateway.read(body).await?;
     let worker = Arc::clone(gateway);
-    let (endpoint, options, prompts) = gateway.compute(move || understand::<E>(&worker, arrived, &body)).await?;
+    let (gateway, endpoint, options, prompts) = gateway.compute(move || understand::<E>(&worker, arrived, &body)).await?;
     // A default shrinks to what fits; a number that the client gave must fit.
     let room = gateway.room(&prompts)?;
     let max_tokens = options.max_tokens.unwrap_or_else(|| E::max_tokens_default(room));
@@ -120,13 +120,16 @@ async fn start<E: Endpoint>(gateway: &Arc<Gateway>, headers: &HeaderMap, body: B
     Ok((answer, call, endpoint))
 }
 
-fn understand<E: Endpoint>(gateway: &Gateway, arrived: Instant, body: &[u8]) -> Result<(E, Options, Vec<Tokens>), ApiError> {
+/// The gateway of the model that is asked for, and what is asked of it.
+type Understood<E> = (Arc<Gateway>, E, Options, Vec<Tokens>);
+
+fn understand<E: Endpoint>(gateway: &Gateway, arrived: Instant, body: &[u8]) -> Result<Understood<E>, ApiError> {
     let request: GenerateRequest = parse::json(body)?;
-    gateway.check_model(request.model.as_deref())?;
+    let gateway = gateway.select(request.model.as_deref())?;
     let body: E::Body = parse::json(body)?;
     let mut options = Options::check(arrived, request, gateway.text(), gateway.classes())?;
-    let (endpoint, prompts) = E::understand(gateway, body, &mut options)?;
-    Ok((endpoint, options, prompts.into_iter().map(Tokens::from).collect()))
+    let (endpoint, prompts) = E::understand(&gateway, body, &mut options)?;
+    Ok((gateway, endpoint, options, prompts.into_iter().map(Tokens::from).collect()))
 }
 
 /// JSON has no infinity.

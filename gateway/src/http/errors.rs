@@ -47,7 +47,7 @@ impl ApiError {
     }
 
     pub fn model_not_found(model: &str, served: &str) -> Self {
-        let message = format!("The model `{model}` does not exist; this cluster serves `{served}`.");
+        let message = format!("The model `{model}` does not exist; this cluster serves {served}.");
         Self { param: Some("model".into()), code: Some("model_not_found"), ..Self::new(StatusCode::NOT_FOUND, message) }
     }
 

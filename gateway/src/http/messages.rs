@@ -53,7 +53,7 @@ pub async fn count_tokens(State(gateway): State<Arc<Gateway>>, body: Body) -> Re
     let body = gateway.read(body).await?;
     let worker = Arc::clone(&gateway);
     let count = gateway.compute(move || {
-        let (dialog, _) = request::understand(&worker, &body)?;
+        let (worker, dialog, _) = request::understand(&worker, &body)?;
         Ok(worker.prompt_only("messages", &dialog)?.len())
     });
     Ok(Json(json!({"input_tokens": count.await?})))
@@ -63,7 +63,7 @@ async fn start(gateway: &Arc<Gateway>, body: Body) -> Result<(Message, bool), Ap
     let arrived = Instant::now();
     let body = gateway.read(body).await?;
     let worker = Arc::clone(gateway);
-    let (dialog, options) = gateway.compute(move || request::to_answer(&worker, arrived, &body)).await?;
+    let (gateway, dialog, options) = gateway.compute(move || request::to_answer(&worker, arrived, &body)).await?;
     let streams = options.stream;
     let RunningDialog { answer, .. } = gateway.start_dialog("messages", dialog, options).await?;
     let message = Message {

@@ -16,22 +16,24 @@ const BASE_INSTRUCTIONS: &str =
     "You are a coding agent. You work in the user's directory with the tools that you are given. Keep answers short.";
 
 pub async fn list(State(gateway): State<Arc<Gateway>>) -> Json<ModelList> {
+    let names: Vec<_> = gateway.models().flat_map(names).collect();
     Json(ModelList {
         object: "list",
-        data: names(&gateway).map(|name| model(&gateway, name)).collect(),
-        models: names(&gateway).map(|name| card(&gateway, name)).collect(),
+        data: names.iter().map(|(gateway, name)| model(gateway, name)).collect(),
+        models: names.iter().map(|(gateway, name)| card(gateway, name)).collect(),
     })
 }
 
 pub async fn one(State(gateway): State<Arc<Gateway>>, id: Result<Path<String>, PathRejection>) -> Result<Json<Model>, ApiError> {
     let Path(id) = id.map_err(|rejection| ApiError::malformed(rejection.body_text()))?;
-    gateway.check_model(Some(&id))?;
-    Ok(Json(model(&gateway, &id)))
+    Ok(Json(model(&*gateway.select(Some(&id))?, &id)))
 }
 
-/// The served model's, then its other ones.
-fn names(gateway: &Gateway) -> impl Iterator<Item = &str> {
-    std::iter::once(gateway.model_name()).chain(gateway.aliases().keys().map(String::as_str))
+/// A model's name, then its other ones.
+fn names(gateway: Gateway) -> Vec<(Gateway, String)> {
+    let others = gateway.aliases().iter().filter(|(_, model)| *model == gateway.model_name()).map(|(name, _)| name.clone());
+    let names: Vec<String> = std::iter::once(gateway.model_name().to_owned()).chain(others).collect();
+    names.into_iter().map(|name| (gateway.clone(), name)).collect()
 }
 
 fn model(gateway: &Gateway, name: &str) -> Model {

@@ -56,9 +56,9 @@ async fn start(gateway: &Arc<Gateway>, body: Body) -> Result<(Run, bool), ApiErr
     let arrived = Instant::now();
     let body = gateway.read(body).await?;
     let worker = Arc::clone(gateway);
-    let request = gateway.compute(move || request::understand(&worker, arrived, &body)).await?;
+    let (gateway, request) = gateway.compute(move || request::understand(&worker, arrived, &body)).await?;
     let streams = request.options.stream;
-    Ok((Run::start(gateway, request).await?, streams))
+    Ok((Run::start(&gateway, request).await?, streams))
 }
 
 /// `GET /v1/responses/{id}`.

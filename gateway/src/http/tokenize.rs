@@ -43,7 +43,7 @@ pub async fn tokenize(State(gateway): State<Arc<Gateway>>, body: Body) -> Result
 
 fn tokenized(gateway: &Gateway, body: &[u8]) -> Result<Tokenized, ApiError> {
     let fields: Fields = parse::json(body)?;
-    gateway.check_model(fields.model.as_deref())?;
+    let gateway = gateway.select(fields.model.as_deref())?;
     let tokenizer = &gateway.text().tokenizer;
     let encode = |text: &str, special| tokenizer.encode(text, special).map_err(|error| ApiError::invalid("prompt", error.to_string()));
     let tokens = match (fields.prompt, fields.messages) {
@@ -73,7 +73,7 @@ pub async fn detokenize(State(gateway): State<Arc<Gateway>>, body: Body) -> Resu
     let worker = Arc::clone(&gateway);
     let prompt = gateway.compute(move || {
         let Tokens { model, tokens } = parse::json(&body)?;
-        worker.check_model(model.as_deref())?;
+        let worker = worker.select(model.as_deref())?;
         let vocab_size = worker.text().config.identity.vocab_size;
         if let Some(token) = tokens.iter().find(|&&token| token >= vocab_size) {
             let message = format!("`tokens`: {token} is not a token id of this model ({vocab_size} tokens)");

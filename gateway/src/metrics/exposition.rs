@@ -224,6 +224,7 @@ mod tests {
         report.counters.disk.loaded = Moved { bytes: 10, transfers: 1, seconds: 0.5, ..Moved::default() };
         let member = |role| MemberView {
             name: "one".into(),
+            model: "m".into(),
             host: "here".into(),
             role,
             pid: 1,

@@ -15,7 +15,7 @@ use crate::{
 };
 use serde::Deserialize;
 use serde_json::Value;
-use std::{collections::HashMap, time::Instant};
+use std::{collections::HashMap, sync::Arc, time::Instant};
 
 /// A first system block that begins so differs in every request.
 const BILLING_HEADER: &str = "x-anthropic-billing-header:";
@@ -97,9 +97,9 @@ struct OutputConfig {
 }
 
 /// To be answered.
-pub(super) fn to_answer(gateway: &Gateway, arrived: Instant, bytes: &[u8]) -> Result<(Dialog, Options), ApiError> {
+pub(super) fn to_answer(gateway: &Gateway, arrived: Instant, bytes: &[u8]) -> Result<(Arc<Gateway>, Dialog, Options), ApiError> {
     let mut request: GenerateRequest = parse::json(bytes)?;
-    let (dialog, rest) = understand(gateway, bytes)?;
+    let (gateway, dialog, rest) = understand(gateway, bytes)?;
     match rest.max_tokens {
         None => return Err(ApiError::invalid("max_tokens", "`max_tokens` is missing: how long may the answer be?")),
         Some(0) => return Err(ApiError::invalid("max_tokens", "`max_tokens` is 0: it must be at least 1")),
@@ -112,13 +112,13 @@ pub(super) fn to_answer(gateway: &Gateway, arrived: Instant, bytes: &[u8]) -> Re
     let mut options = Options::check(arrived, request, gateway.text(), gateway.classes())?;
     // Agents ask for as many tokens as their own models write.
     options.max_tokens_shrinks = true;
-    Ok((dialog, options))
+    Ok((gateway, dialog, options))
 }
 
-/// The dialog, and what is left of the body.
-pub(super) fn understand(gateway: &Gateway, bytes: &[u8]) -> Result<(Dialog, Rest), ApiError> {
+/// The gateway of the model that is asked for, the dialog, and what is left of the body.
+pub(super) fn understand(gateway: &Gateway, bytes: &[u8]) -> Result<(Arc<Gateway>, Dialog, Rest), ApiError> {
     let model: GenerateRequest = parse::json(bytes)?;
-    gateway.check_model(model.model.as_deref())?;
+    let gateway = gateway.select(model.model.as_deref())?;
     let body: Body = parse::json(bytes)?;
     if body.messages.is_empty() || body.messages.len() > MESSAGES_MAX {
         return Err(ApiError::invalid("messages", format!("`messages` must hold 1 to {MESSAGES_MAX} messages")));
@@ -149,7 +149,7 @@ pub(super) fn understand(gateway: &Gateway, bytes: &[u8]) -> Result<(Dialog, Res
         continues,
         ..Dialog::default()
     };
-    Ok((dialog, Rest { max_tokens: body.max_tokens, stop_sequences: body.stop_sequences }))
+    Ok((gateway, dialog, Rest { max_tokens: body.max_tokens, stop_sequences: body.stop_sequences }))
 }
 
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use crate::{
 };
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use std::{collections::BTreeMap, time::Instant};
+use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
 /// OpenAI's limits on `metadata`.
 const METADATA_MAX: usize = 16;
@@ -90,9 +90,10 @@ struct TextField {
     format: Option<Value>,
 }
 
-pub(super) fn understand(gateway: &Gateway, arrived: Instant, bytes: &[u8]) -> Result<Request, ApiError> {
+/// The gateway of the model that is asked for, and the request.
+pub(super) fn understand(gateway: &Gateway, arrived: Instant, bytes: &[u8]) -> Result<(Arc<Gateway>, Request), ApiError> {
     let mut request: GenerateRequest = parse::json(bytes)?;
-    gateway.check_model(request.model.as_deref())?;
+    let gateway = gateway.select(request.model.as_deref())?;
     let body: Body = parse::json(bytes)?;
     if body.background.unwrap_or(false) {
         return Err(ApiError::unsupported("background"));
@@ -148,7 +149,7 @@ pub(super) fn understand(gateway: &Gateway, arrived: Instant, bytes: &[u8]) -> R
         "truncation": "disabled",
     });
     let Value::Object(echo) = echo else { unreachable!("it is written as an object") };
-    Ok(Request {
+    let request = Request {
         options,
         instructions: body.instructions,
         input,
@@ -159,7 +160,8 @@ pub(super) fn understand(gateway: &Gateway, arrived: Instant, bytes: &[u8]) -> R
         parallel,
         reasoning: ReasoningWish { effort, enable_thinking: None },
         echo,
-    })
+    };
+    Ok((gateway, request))
 }
 
 fn input(input: Option<Input>, before: &Before) -> Result<Vec<Sent>, ApiError> {

@@ -1,0 +1,257 @@
+//! Several models behind one door: a [`Cluster`] for each, so that nothing of one model ever waits for another.
+//!
+//! Members, index, costs, queue and limits are a model's own. A worker belongs to one model: an engine to the one that it
+//! computes, a pool node to the one whose blocks it keeps, since its slots have the size of that model's blocks. Epochs and
+//! request ids tell their model by their upper half.
+
+use crate::{
+    Action, Cluster, ClusterSettings, ClusterView, DecisionView, Refusal,
+    view::{MemberView, ModelView},
+};
+use std::time::Duration;
+use tidemill_proto::{
+    ids::{Epoch, RequestId},
+    message::{ModelIdentity, Register, RoleInfo, WorkerEvent},
+};
+
+/// A place in the list of served models.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ModelId(usize);
+
+#[derive(Debug)]
+pub struct Models {
+    /// At least one.
+    models: Vec<Model>,
+    id_base: u64,
+}
+
+#[derive(Debug)]
+struct Model {
+    name: String,
+    identity: ModelIdentity,
+    cluster: Cluster,
+}
+
+/// Ids of one model have this many bits of their own.
+const ID_BITS: u32 = 32;
+
+impl Models {
+    /// `models`: at least one, each with another name.
+    pub fn new(settings: &ClusterSettings, models: Vec<(String, ModelIdentity)>) -> Self {
+        assert!(!models.is_empty(), "a coordinator serves a model");
+        let model = |(place, (name, identity)): (u64, (String, ModelIdentity))| {
+            let settings = ClusterSettings { id_base: settings.id_base.wrapping_add(place << ID_BITS), ..settings.clone() };
+            Model { name, cluster: Cluster::new(settings, identity.clone()), identity }
+        };
+        Self { models: (0..).zip(models).map(model).collect(), id_base: settings.id_base }
+    }
+
+    pub fn ids(&self) -> impl Iterator<Item = ModelId> + use<> {
+        (0..self.models.len()).map(ModelId)
+    }
+
+    pub fn cluster(&self, model: ModelId) -> &Cluster {
+        &self.models[model.0].cluster
+    }
+
+    pub fn cluster_mut(&mut self, model: ModelId) -> &mut Cluster {
+        &mut self.models[model.0].cluster
+    }
+
+    /// The model of a worker. `None`: nobody here gave out that epoch.
+    pub fn of_worker(&mut self, worker: Epoch) -> Option<&mut Cluster> {
+        self.of_id(worker.0)
+    }
+
+    /// The model of a request. `None`: nobody here gave out that id.
+    pub fn of_request(&mut self, request: RequestId) -> Option<&mut Cluster> {
+        self.of_id(request.0)
+    }
+
+    fn of_id(&mut self, id: u64) -> Option<&mut Cluster> {
+        let place = usize::try_from(id.wrapping_sub(self.id_base) >> ID_BITS).ok()?;
+        self.models.get_mut(place).map(|model| &mut model.cluster)
+    }
+
+    /// Takes a worker in, or refuses it with the reason.
+    pub fn register(&mut self, now: Duration, register: Register) -> Result<Epoch, Refusal> {
+        let model = self.choose(&register)?;
+        self.cluster_mut(model).register(now, register)
+    }
+
+    /// The model that a worker says it belongs to, or else the only one that it can belong to.
+    fn choose(&self, register: &Register) -> Result<ModelId, Refusal> {
+        if let Some(name) = &register.model {
+            let place = self.models.iter().position(|model| model.name == *name);
+            return place.map(ModelId).ok_or_else(|| Refusal::NotServed { model: name.clone(), served: self.names() });
+        }
+        if self.models.len() == 1 {
+            return Ok(ModelId(0));
+        }
+        let (RoleInfo::Prefill(engine) | RoleInfo::Decode(engine)) = &register.role else {
+            return Err(Refusal::Unnamed { served: self.names() });
+        };
+        let alike = |model: &ModelId| self.models[model.0].identity.difference(&engine.model).is_none();
+        let mut alike = self.ids().filter(alike);
+        match (alike.next(), alike.next()) {
+            (Some(model), None) => Ok(model),
+            (Some(_), Some(_)) => Err(Refusal::Unnamed { served: self.names() }),
+            (None, _) => {
+                let first = &self.models[0];
+                let difference = first.identity.difference(&engine.model).unwrap_or_default();
+                Err(Refusal::NoneOf { served: self.names(), first: first.name.clone(), difference })
+            }
+        }
+    }
+
+    fn names(&self) -> String {
+        self.models.iter().map(|model| format!("`{}`", model.name)).collect::<Vec<_>>().join(", ")
+    }
+
+    pub fn worker_event(&mut self, now: Duration, worker: Epoch, event: WorkerEvent) {
+        if let Some(cluster) = self.of_worker(worker) {
+            cluster.worker_event(now, worker, event);
+        }
+    }
+
+    pub fn worker_down(&mut self, now: Duration, worker: Epoch) {
+        if let Some(cluster) = self.of_worker(worker) {
+            cluster.worker_down(now, worker);
+        }
+    }
+
+    pub fn tick(&mut self, now: Duration) {
+        self.models.iter_mut().for_each(|model| model.cluster.tick(now));
+    }
+
+    /// The next thing to do. Call until `None` after every other call.
+    pub fn poll_action(&mut self) -> Option<Action> {
+        self.models.iter_mut().find_map(|model| model.cluster.poll_action())
+    }
+
+    /// All of it, and each model's part.
+    pub fn view(&self, now: Duration) -> ClusterView {
+        let mut whole = ClusterView::default();
+        for Model { name, cluster, .. } in &self.models {
+            let view = cluster.view(now);
+            whole.requests += view.requests;
+            whole.sequences_waiting += view.sequences_waiting;
+            whole.sequences_running += view.sequences_running;
+            whole.rescues += view.rescues;
+            whole.context_tokens = whole.context_tokens.max(view.context_tokens);
+            whole.layout = view.layout.clone().filter(|_| self.models.len() == 1);
+            whole.members.extend(view.members.into_iter().map(|member| MemberView { model: name.clone(), ..member }));
+            whole.decisions.extend(view.decisions.into_iter().map(|decision| DecisionView { model: name.clone(), ..decision }));
+            whole.models.push(ModelView {
+                name: name.clone(),
+                layout: view.layout,
+                context_tokens: view.context_tokens,
+                requests: view.requests,
+                sequences_waiting: view.sequences_waiting,
+                sequences_running: view.sequences_running,
+                rescues: view.rescues,
+            });
+        }
+        whole.decisions.sort_by(|a, b| a.age_ms.total_cmp(&b.age_ms));
+        whole
+    }
+
+    /// Panics if the books do not balance. Tests call it after every step.
+    pub fn check_integrity(&self) {
+        for (place, model) in (0..).zip(&self.models) {
+            model.cluster.check_integrity();
+            let ids = model.cluster.membership.iter().map(|(epoch, _)| epoch.0);
+            assert!(ids.into_iter().all(|id| id.wrapping_sub(self.id_base) >> ID_BITS == place), "ids tell their model");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Rejection,
+        membership::tests::{engine, model, register},
+        tests::{request, settings},
+    };
+    use tidemill_proto::message::{EngineInfo, ToWorker};
+
+    const NOW: Duration = Duration::ZERO;
+
+    fn qwen() -> ModelIdentity {
+        ModelIdentity { model_type: "qwen2".into(), vocab_size: 900, ..model() }
+    }
+
+    /// Serves a llama and two qwens, of which `config.json` says the same.
+    fn models() -> Models {
+        let of = |name: &str, identity| (name.to_owned(), identity);
+        Models::new(&settings(), vec![of("llama", model()), of("qwen", qwen()), of("qwen-tuned", qwen())])
+    }
+
+    fn decode(model: ModelIdentity) -> RoleInfo {
+        RoleInfo::Decode(EngineInfo { model, ..engine(1) })
+    }
+
+    fn named(model: Option<&str>, role: RoleInfo) -> Register {
+        Register { model: model.map(str::to_owned), ..register("w", role) }
+    }
+
+    #[test]
+    fn a_worker_belongs_to_the_model_that_it_names_or_else_to_the_only_one_it_can_be() {
+        let pool = || RoleInfo::Kvpool { addr: ([127, 0, 0, 1], 1).into() };
+        let other = ModelIdentity { vocab_size: 7, ..model() };
+        let rows = [
+            (None, decode(model()), Ok("llama")),
+            (Some("llama"), decode(model()), Ok("llama")),
+            (Some("qwen-tuned"), decode(qwen()), Ok("qwen-tuned")),
+            (None, decode(qwen()), Err("--model-name")),
+            (Some("llama"), decode(qwen()), Err("model_type is qwen2, not llama")),
+            (Some("gpt"), decode(model()), Err("no model named `gpt`")),
+            (None, decode(other), Err("vocab_size is 7, not 512")),
+            (Some("qwen"), pool(), Ok("qwen")),
+            (None, pool(), Err("`llama`, `qwen`, `qwen-tuned`")),
+        ];
+        for (name, role, expected) in rows {
+            let mut models = models();
+            match (models.register(NOW, named(name, role)), expected) {
+                (Ok(_), Ok(model)) => assert_eq!(models.view(NOW).members[0].model, model),
+                (Err(refusal), Err(words)) => assert!(refusal.to_string().contains(words), "{refusal}"),
+                (got, expected) => panic!("{name:?}: {got:?} instead of {expected:?}"),
+            }
+            models.check_integrity();
+        }
+        // Where there is one model, nobody has to name it.
+        let mut one = Models::new(&settings(), vec![("llama".into(), model())]);
+        assert!(one.register(NOW, named(None, pool())).is_ok());
+    }
+
+    #[test]
+    fn one_models_lack_of_workers_is_not_the_others() {
+        let mut models = models();
+        let [llama, qwen, _] = models.ids().collect::<Vec<_>>()[..] else { panic!() };
+        let worker = models.register(NOW, named(None, decode(model()))).unwrap();
+        let lonely = models.register(NOW, named(Some("qwen"), decode(self::qwen()))).unwrap();
+        let submit = |models: &mut Models, model| models.cluster_mut(model).submit(NOW, request(40, 1));
+        let first = submit(&mut models, qwen).unwrap();
+        let second = submit(&mut models, llama).unwrap();
+        assert!(models.of_request(first).unwrap().is_active(first) && models.of_request(second).unwrap().is_active(second));
+        let sent = |models: &mut Models| {
+            let job = |action| match action {
+                Action::Send { worker, message: ToWorker::Decode(job) } => Some((worker, job.request)),
+                _ => None,
+            };
+            std::iter::from_fn(|| models.poll_action()).filter_map(job).collect::<Vec<_>>()
+        };
+        assert_eq!(sent(&mut models), [(worker, second), (lonely, first)], "each at its own model's worker");
+
+        models.worker_down(NOW, lonely);
+        models.check_integrity();
+        assert_eq!(submit(&mut models, qwen), Err(Rejection::NoWorker));
+        let third = submit(&mut models, llama).unwrap();
+        assert_eq!(sent(&mut models), [(worker, third)]);
+        let view = models.view(NOW);
+        let waiting: Vec<_> = view.models.iter().map(|model| (model.sequences_running, model.sequences_waiting)).collect();
+        assert_eq!(waiting, [(2, 0), (0, 1), (0, 0)], "a rescued sequence waits for its own model's workers");
+        assert_eq!((view.requests, view.sequences_waiting, view.members.len()), (3, 1, 1));
+    }
+}
