@@ -2,12 +2,14 @@
 //!
 //! - [`client`]: a streaming client of any OpenAI-compatible endpoint (`tidemill chat` and `tidemill-bench load`)
 //! - [`chat`]: `tidemill chat`, a conversation in the terminal
+//! - [`cluster`]: `tidemill cluster`, what a running cluster does
 //! - [`up`]: `tidemill up`, a whole cluster on one machine
 //! - [`processes`]: the role processes that `up` starts, watches and ends
 //! - [`demo_model`]: the checkpoint that `up` serves when it is given none
 
 pub mod chat;
 pub mod client;
+pub mod cluster;
 pub mod demo_model;
 pub mod processes;
 pub mod up;

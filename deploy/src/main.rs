@@ -1,8 +1,8 @@
-//! `tidemill`: a whole cluster on one machine, a chat, and certificates.
+//! `tidemill`: a whole cluster on one machine, a chat, a view of a cluster, and certificates.
 
 use clap::{Parser, Subcommand};
 use std::path::PathBuf;
-use tidemill_deploy::{chat, up};
+use tidemill_deploy::{chat, cluster, up};
 use tidemill_net::{identity, process::Failed};
 
 /// Disaggregated prefill/decode serving for large language models
@@ -19,6 +19,8 @@ enum Command {
     Up(Box<up::UpArgs>),
     /// Chat with a running cluster in the terminal
     Chat(chat::ChatArgs),
+    /// Watch a running cluster in the terminal: models, members, tiers and decisions
+    Cluster(cluster::ClusterArgs),
     /// Make a cluster CA, and a certificate for its processes
     Certs {
         /// Directory to write ca.pem, ca.key, node.pem and node.key into
@@ -31,6 +33,7 @@ async fn main() -> Result<(), Failed> {
     match Cli::parse().command {
         Command::Up(args) => up::up(*args).await?,
         Command::Chat(args) => chat::chat(args).await?,
+        Command::Cluster(args) => cluster::cluster(args).await?,
         Command::Certs { dir } => identity::create(&dir)?,
     }
     Ok(())
