@@ -116,9 +116,20 @@ pub(crate) fn few<'a>(
     };
     shortlist.decode().take(BEST_MAX).for_each(|worker| add_decode(&mut found, worker));
     shortlist.prefill().into_iter().for_each(|order| order.take(BEST_MAX).for_each(|worker| add_prefill(&mut found, worker)));
-    for worker in neighbours.iter().copied().take(4 * BEST_MAX).chain(most_cached(blocks, seed)) {
+    for worker in most_cached(blocks, seed) {
         add_decode(&mut found, worker);
         add_prefill(&mut found, worker);
+    }
+    // Of many neighbours, others each time: the blocks of a popular prompt are everywhere.
+    let first = if neighbours.is_empty() { 0 } else { (seed % neighbours.len() as u64) as usize };
+    let (decode_max, prefill_max) = (found.decode.len() + BEST_MAX, found.prefill.len() + BEST_MAX);
+    for &worker in neighbours[first..].iter().chain(&neighbours[..first]) {
+        if found.decode.len() < decode_max {
+            add_decode(&mut found, worker);
+        }
+        if found.prefill.len() < prefill_max {
+            add_prefill(&mut found, worker);
+        }
     }
     let mut nodes: Vec<Epoch> = holders.to_vec();
     let hosts = found.decode.iter().map(|worker| worker.host).chain(found.prefill.iter().map(|worker| worker.host));

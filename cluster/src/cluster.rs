@@ -95,6 +95,8 @@ pub struct Cluster {
     pub(crate) rescues: u64,
     /// Something has happened that may let a waiting sequence go.
     pub(crate) unsettled: bool,
+    /// Given to sequences so far.
+    pub(crate) places: u64,
     pub(crate) pace: Pace,
     pub(crate) decisions: Decisions,
     /// When waiting clients last heard of their places.
@@ -118,6 +120,7 @@ impl Cluster {
             next_id: settings.id_base + 1,
             rescues: 0,
             unsettled: false,
+            places: 0,
             pace: Pace::default(),
             decisions: Decisions::default(),
             waiting_told: Duration::ZERO,

@@ -230,7 +230,8 @@ fn one_that_does_not_fit_lets_others_pass_and_not_for_ever() {
         }
     }
     let most = crate::requests::order::OVERTAKEN_MAX as usize;
-    assert_eq!(passed, most);
+    let share = crate::requests::order::OVERDUE_EVERY as usize;
+    assert!((most..most + share).contains(&passed), "{passed} went first");
     cluster.worker_event(now, decode, finished(running.sequence, Finish::Length));
     assert_eq!(decode_jobs(&drain(&mut cluster))[0].1.request, large);
 }

@@ -5,7 +5,10 @@ use crate::{
     candidates::{self, Candidates},
     load::NewShare,
     membership::Membership,
-    requests::{ChoiceId, PendingPrefill, Place, Running, common_prefix, order::Turn},
+    requests::{
+        ChoiceId, PendingPrefill, Place, Running, common_prefix,
+        order::{OVERDUE_EVERY, Turn},
+    },
     schedule::{self, Decision, Demand, Placement, Snapshot, SourceRun},
     shortlist::BEST_MAX,
 };
@@ -39,8 +42,9 @@ impl Cluster {
         }
         let mut turns: Vec<(ChoiceId, Turn)> = self.turns(now).filter(|(_, turn)| !turn.rests).collect();
         let mut misfits = 0;
+        let overdue_first = |places: u64| places % OVERDUE_EVERY == OVERDUE_EVERY - 1;
         while misfits < TRIES_MAX
-            && let Some(next) = (0..turns.len()).min_by(|&a, &b| turns[a].1.compare(&turns[b].1))
+            && let Some(next) = (0..turns.len()).min_by(|&a, &b| turns[a].1.compare(&turns[b].1, overdue_first(self.places)))
         {
             let (at, turn) = turns.swap_remove(next);
             // The end of one choice may have ended the others of its request.
@@ -51,6 +55,7 @@ impl Cluster {
             match self.decide(now, at) {
                 Decision::Place(placement) => {
                     misfits = 0;
+                    self.places += 1;
                     self.place(now, at, &placement);
                     let served = self.fairness.served(turn.tenant);
                     turns.iter_mut().filter(|(_, other)| other.tenant == turn.tenant).for_each(|(_, other)| other.served = served);
@@ -79,6 +84,7 @@ impl Cluster {
                 Place::Queued { since, not_before } => (since, not_before),
                 Place::Running(_) | Place::Done => (now, now),
             };
+            let due = request.due(at.1, &self.settings.classes);
             let turn = Turn {
                 rests: not_before > now,
                 resumed: sequence.is_resumed(),
@@ -87,7 +93,8 @@ impl Cluster {
                 waited: sequence.waited + now.saturating_sub(since),
                 tenant: request.tenant,
                 served: self.fairness.served(request.tenant),
-                due: request.due(at.1, &self.settings.classes),
+                due,
+                late: due.is_some_and(|due| due < now),
                 arrival,
             };
             (at, turn)
@@ -133,8 +140,10 @@ impl Cluster {
         }
         // A sibling's job has its own home, which the shortlist may not know.
         let mut holders: Vec<Epoch> = demand.joins.iter().map(|(home, _)| *home).collect();
-        if let (Some((_, first)), Some((_, last))) = (blocks.readable().next(), blocks.readable().last()) {
-            holders.extend(first.iter().chain(last).map(|holder| holder.node).take(HOLDERS_MAX));
+        for holder in blocks.readable().flat_map(|(_, holders)| holders) {
+            if holders.len() < HOLDERS_MAX && !holders.contains(&holder.node) {
+                holders.push(holder.node);
+            }
         }
         match decide(candidates::few(&books, &self.shortlist, &holders, &blocks, demand.seed, now)) {
             // None of those has room for a sequence of this length; another one may.
@@ -208,8 +217,10 @@ impl Cluster {
         let request = self.requests.choice(at).0;
         let class = self.settings.classes.get(request.new.class);
         let due = request.due(at.1, &self.settings.classes).filter(|_| chance >= schedule::GIVE_UP);
+        let due_ms = due.map(|due| due.saturating_sub(now).as_millis() as u64);
         Urgency {
-            due_ms: due.map(|due| due.saturating_sub(now).as_millis() as u64),
+            // A client that has had tokens waits for the next one.
+            due_ms: if request.sequences[at.1].generated.is_empty() { due_ms } else { Some(0) },
             tpot_ms: class.tpot_ms.map(|limit| limit as f32),
             priority: class.priority,
             group: request.tenant,

@@ -14,7 +14,7 @@ impl Cluster {
     /// Tells every client that waits.
     pub(crate) fn tell_waiting(&mut self, now: Duration) {
         let mut turns: Vec<(ChoiceId, Turn)> = self.turns(now).collect();
-        turns.sort_unstable_by(|(_, a), (_, b)| a.compare(b));
+        turns.sort_unstable_by(|(_, a), (_, b)| a.compare(b, false));
         for (ahead, (at, _)) in turns.into_iter().enumerate() {
             self.tell_place(at, ahead);
         }
@@ -34,7 +34,7 @@ impl Cluster {
     /// Waiting sequences whose turn comes before this one's.
     pub(super) fn ahead_of(&self, now: Duration, at: ChoiceId) -> usize {
         let Some((_, own)) = self.turns(now).find(|(other, _)| *other == at) else { return 0 };
-        self.turns(now).filter(|(_, turn)| turn.compare(&own).is_lt()).count()
+        self.turns(now).filter(|(_, turn)| turn.compare(&own, false).is_lt()).count()
     }
 
     fn tell_place(&mut self, (request, choice): ChoiceId, ahead: usize) {

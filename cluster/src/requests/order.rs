@@ -2,15 +2,20 @@
 //!
 //! 1. Those that had a place before and lost it: their clients are reading already.
 //! 2. The higher priority.
-//! 3. Those that others have overtaken too often, or that have waited too long, the oldest first: nobody waits forever.
-//! 4. The tenant that was served least, and of its sequences the one that is due first.
+//! 3. At every [`OVERDUE_EVERY`]th place: those that others have overtaken too often, or that have waited too long, the oldest first.
+//!    So nobody waits forever. It is not so at every place, since in an overload everyone would soon have waited too long, and the
+//!    queue would serve late ones only.
+//! 4. The tenant that was served least; of its sequences those that can be in time, and of these the one that is due first.
 
 use std::{cmp::Ordering, time::Duration};
 
 /// Sequences of the same priority or a lower one that may go before one that came earlier.
 pub(crate) const OVERTAKEN_MAX: u32 = 64;
-/// After this long in the queue it is its turn, as far as its priority goes.
+/// After this long in the queue a sequence is overdue.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Places of which one goes to a sequence that is overdue.
+pub(crate) const OVERDUE_EVERY: u64 = 4;
 
 /// What decides about one waiting sequence. The least goes first.
 #[derive(Clone, Copy, Debug)]
@@ -25,24 +30,28 @@ pub(crate) struct Turn {
     /// Tokens that its tenant was served.
     pub(crate) served: f64,
     pub(crate) due: Option<Duration>,
+    /// That moment has passed.
+    pub(crate) late: bool,
     /// Its place by arrival.
     pub(crate) arrival: usize,
 }
 
 impl Turn {
-    /// It goes before the others of its priority, and none of them passes if it does not fit.
+    /// At its place, it goes before the others of its priority, and none of them passes if it does not fit.
     pub(crate) fn is_overdue(&self) -> bool {
         self.overtaken >= OVERTAKEN_MAX || self.waited >= PATIENCE
     }
 
-    pub(crate) fn compare(&self, other: &Self) -> Ordering {
-        let urgent = |turn: &Self| (!turn.resumed, u8::MAX - turn.priority, !turn.is_overdue());
+    /// `overdue_first`: the place is one for those.
+    pub(crate) fn compare(&self, other: &Self, overdue_first: bool) -> Ordering {
+        let favoured = |turn: &Self| turn.resumed || (overdue_first && turn.is_overdue());
+        let urgent = |turn: &Self| (!turn.resumed, u8::MAX - turn.priority, !favoured(turn));
         urgent(self).cmp(&urgent(other)).then_with(|| {
             let by_arrival = self.arrival.cmp(&other.arrival);
-            if self.resumed || self.is_overdue() {
+            if favoured(self) {
                 return by_arrival;
             }
-            let due = |turn: &Self| turn.due.unwrap_or(Duration::MAX);
+            let due = |turn: &Self| (turn.late, turn.due.unwrap_or(Duration::MAX));
             self.served.total_cmp(&other.served).then(due(self).cmp(&due(other))).then(by_arrival)
         })
     }
@@ -53,20 +62,22 @@ mod tests {
     use super::*;
 
     /// Rows of `priority / tenant's tokens / due in ms / overtaken / waited in s`, in the order in which they came; `!` for one that
-    /// had a place. Then the order in which they go.
+    /// had a place, and negative for what was due before. Then the order in which they go, and at a place for the overdue.
     #[test]
     fn sequences_go_by_priority_then_by_tenant_then_by_what_is_due_and_nobody_waits_forever() {
         let table = "
-            1/0/900/0/0 1/0/300/0/0 1/0/-/0/0 1/0/600/0/0           | 1 3 0 2
-            0/0/1/0/0 1/0/-/0/0 2/0/-/0/0                           | 2 1 0
-            1/500/100/0/0 1/20/900/0/0 1/500/50/0/0 1/20/800/0/0    | 3 1 2 0
-            1/0/100/0/0 1/0/-/64/0 1/900/-/0/10                     | 1 2 0
-            0/0/-/64/60 1/900/-/0/0                                 | 1 0
-            2/0/1/0/0 !0/900/-/0/0 !1/0/-/0/0                       | 2 1 0
-            1/0/-/0/0 1/0/-/0/0 1/0/-/0/0                           | 0 1 2
+            1/0/900/0/0 1/0/300/0/0 1/0/-/0/0 1/0/600/0/0           | 1 3 0 2 | 1 3 0 2
+            1/0/-9/0/0 1/0/300/0/0 1/0/-5/0/0 1/0/600/0/0           | 1 3 0 2 | 1 3 0 2
+            0/0/1/0/0 1/0/-/0/0 2/0/-/0/0                           | 2 1 0   | 2 1 0
+            1/500/100/0/0 1/20/900/0/0 1/500/50/0/0 1/20/800/0/0    | 3 1 2 0 | 3 1 2 0
+            1/0/100/0/0 1/0/-/64/0 1/900/-/0/10                     | 0 1 2   | 1 2 0
+            0/0/-/64/60 1/900/-/0/0                                 | 1 0     | 1 0
+            2/0/1/0/0 !0/900/-/0/0 !1/0/-/0/0                       | 2 1 0   | 2 1 0
+            1/0/-/0/0 1/0/-/0/0 1/0/-/0/0                           | 0 1 2   | 0 1 2
             ";
         for row in table.lines().map(str::trim).filter(|row| !row.is_empty()) {
-            let (sequences, expected) = row.split_once('|').unwrap();
+            let cells: Vec<&str> = row.split('|').collect();
+            let [sequences, in_time, overdue] = cells[..] else { panic!("{row}") };
             let turn = |(arrival, item): (usize, &str)| {
                 let (resumed, item) = item.strip_prefix('!').map_or((false, item), |item| (true, item));
                 let cells: Vec<&str> = item.split('/').collect();
@@ -77,16 +88,19 @@ mod tests {
                     resumed,
                     priority: priority.parse().unwrap(),
                     served: served.parse().unwrap(),
-                    due: due.parse().ok().map(Duration::from_millis),
+                    due: due.parse().ok().map(|ms: i64| Duration::from_millis(ms.unsigned_abs())),
+                    late: due.len() > 1 && due.starts_with('-'),
                     overtaken: overtaken.parse().unwrap(),
                     waited: Duration::from_secs(waited.parse().unwrap()),
                     arrival,
                 }
             };
             let mut turns: Vec<Turn> = sequences.split_whitespace().enumerate().map(turn).collect();
-            turns.sort_by(Turn::compare);
-            let got: Vec<String> = turns.iter().map(|turn| turn.arrival.to_string()).collect();
-            assert_eq!(got.join(" "), expected.trim(), "{row}");
+            for (overdue_first, expected) in [(false, in_time), (true, overdue)] {
+                turns.sort_by(|a, b| a.compare(b, overdue_first));
+                let got: Vec<String> = turns.iter().map(|turn| turn.arrival.to_string()).collect();
+                assert_eq!(got.join(" "), expected.trim(), "{row}");
+            }
         }
     }
 }

@@ -67,6 +67,7 @@ impl Offer<'_> {
 struct Prefiller<'a> {
     worker: &'a PrefillCandidate<'a>,
     ahead_ms: f64,
+    own_ms: f64,
     harm: f64,
 }
 
@@ -134,7 +135,7 @@ fn judge_queue<'a>(
         let chance = |done_ms: f64| cost.ttft.chance(done_ms + cost.handover_ms, left_ms);
         f64::from(planner.snapshot.classes.get(job.class).weight) * (chance(done_ms) - chance(done_ms + more_ms))
     });
-    Prefiller { worker, ahead_ms: worker.queue.ahead_ms(now, class.priority, due), harm: harm.sum() }
+    Prefiller { worker, ahead_ms: worker.queue.ahead_ms(now, class.priority, due), own_ms: more_ms, harm: harm.sum() }
 }
 
 /// The best choice with this decode worker.
@@ -156,7 +157,7 @@ fn best_at<'a>(planner: &Planner<'a>, class: &Class, at: &At<'_, 'a>, place: usi
     if !at.can_hand_over() {
         return local;
     }
-    let timed = prefillers.iter().map(|prefiller| (prefiller, at.remote(prefiller.worker, prefiller.ahead_ms)));
+    let timed = prefillers.iter().map(|prefiller| (prefiller, at.remote(prefiller.worker, prefiller.ahead_ms, prefiller.own_ms)));
     // The decode worker's part differs little between prefill workers: the first token's chance and the queue decide.
     let judged = timed.map(|(prefiller, times)| {
         let worth = f64::from(class.weight) * ttft_chance(planner, times.ttft_ms) - prefiller.harm;

@@ -89,7 +89,8 @@ impl<'a> Planner<'a> {
         let joined_blocks = joined.map_or(0, |(_, blocks)| blocks.min(self.fetchable));
         let fetch_ms = self.fetch_ms(&read, decode.host, decode.cached_blocks);
         let after_ms = tails_ms(decode) + self.step_ms(decode);
-        At { planner: self, decode, read, found, joined_blocks, home, fetch_ms, after_ms }
+        let last_ms = self.tail_ms(decode, self.fetchable);
+        At { planner: self, decode, read, found, joined_blocks, home, fetch_ms, last_ms, after_ms }
     }
 
     /// The decode worker computes the missing blocks itself if `prefill` is `None`, and also if nothing is missing, if no pool node
@@ -97,7 +98,7 @@ impl<'a> Planner<'a> {
     pub(super) fn plan(&self, decode: &'a DecodeCandidate<'a>, prefill: Option<&PrefillCandidate<'a>>, pooling: Pooling) -> Placement {
         let at = self.at(decode, pooling, prefill);
         match prefill.filter(|_| at.can_hand_over()) {
-            Some(worker) => at.plan(at.remote(worker, worker.queue_ms), Some(worker)),
+            Some(worker) => at.plan(at.remote(worker, worker.queue_ms, self.prefill_ms(worker, at.found)), Some(worker)),
             None => at.plan(at.local(), None),
         }
     }
@@ -151,6 +152,8 @@ pub(super) struct At<'p, 'a> {
     joined_blocks: u32,
     home: Option<Epoch>,
     fetch_ms: f64,
+    /// To compute the tokens after the last full block.
+    last_ms: f64,
     /// From the last block to the first token, the tail left out.
     after_ms: f64,
 }
@@ -180,12 +183,11 @@ impl At<'_, '_> {
         Times { begin_ms: self.fetch_ms, prefill_ms: 0.0, tail_ms, ttft_ms: self.fetch_ms + tail_ms + self.after_ms }
     }
 
-    /// A prefill worker computes what is missing, after `queue_ms`. It fetches for one job while it computes others.
-    pub(super) fn remote(&self, worker: &PrefillCandidate<'_>, queue_ms: f64) -> Times {
+    /// A prefill worker computes what is missing in `prefill_ms`, after `queue_ms`. It fetches for one job while it computes others.
+    pub(super) fn remote(&self, worker: &PrefillCandidate<'_>, queue_ms: f64, prefill_ms: f64) -> Times {
         let planner = self.planner;
-        let prefill_ms = planner.prefill_ms(worker, self.found);
         let begin_ms = planner.fetch_ms(&self.read, worker.host, worker.cached_blocks).max(queue_ms);
-        let tail_ms = planner.tail_ms(self.decode, planner.fetchable);
+        let tail_ms = self.last_ms;
         let handed_over_ms = (begin_ms + prefill_ms + planner.snapshot.cost.handover_ms).max(self.fetch_ms);
         Times { begin_ms, prefill_ms, tail_ms, ttft_ms: handed_over_ms + tail_ms + self.after_ms }
     }

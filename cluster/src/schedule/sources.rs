@@ -53,17 +53,26 @@ pub(super) fn choose_runs(held: &[Held<'_>], pools: &[PoolCandidate<'_>], reader
         let pool = find(pools, holder.node).filter(|pool| only.is_none_or(|host| pool.host == host))?;
         Some((holder.tier, pool.host != reader, pool.draining))
     };
-    let best: Vec<Rank> = held.iter().map_while(|held| held.holders.iter().filter_map(rank).min()).collect();
-    let is_best = |at: usize, node: Epoch| held[at].holders.iter().any(|holder| holder.node == node && rank(holder) == Some(best[at]));
+    // Of each stretch, the nodes with the best copies.
+    let best = held.iter().map_while(|held| {
+        let mut best: Option<(Rank, Vec<Epoch>)> = None;
+        for (rank, node) in held.holders.iter().filter_map(|holder| Some((rank(holder)?, holder.node))) {
+            match &mut best {
+                Some((least, nodes)) if rank == *least => nodes.push(node),
+                Some((least, _)) if rank > *least => {}
+                _ => best = Some((rank, vec![node])),
+            }
+        }
+        best
+    });
+    let best: Vec<(Rank, Vec<Epoch>)> = best.collect();
     let mut runs: Vec<SourceRun> = Vec::new();
     let mut at = 0;
-    while at < best.len() {
+    while let Some(((_, far, _), nodes)) = best.get(at) {
         // The run that reaches furthest, each time, makes the fewest of them.
-        let reach = |node: Epoch| (at..best.len()).take_while(|&stretch| is_best(stretch, node)).count();
-        let candidates = held[at].holders.iter().map(|holder| holder.node).filter(|&node| is_best(at, node));
-        let furthest = candidates.map(|node| (reach(node), node)).max_by(|a, b| a.0.cmp(&b.0).then(b.1.cmp(&a.1)));
+        let reach = |node: Epoch| best[at..].iter().take_while(|(_, nodes)| nodes.contains(&node)).count();
+        let furthest = nodes.iter().map(|&node| (reach(node), node)).max_by(|a, b| a.0.cmp(&b.0).then(b.1.cmp(&a.1)));
         let (reach, node) = furthest.expect("some node has the best copy");
-        let (_, far, _) = held[at].holders.iter().filter(|holder| holder.node == node).find_map(rank).expect("it was just ranked");
         runs.push(SourceRun { node, near: !far, blocks: held[at..at + reach].iter().map(|held| held.blocks).sum() });
         at += reach;
     }

@@ -2,10 +2,11 @@
 
 use crate::support::{Cluster, Script, decode, engine, engine_of, fixture, pool, prefill};
 use serde_json::{Value, json};
+use tidemill_coordinator::settings::ClassFlags;
 use tidemill_gateway::text::TextModel;
 use tidemill_proto::{
     block::LayoutFingerprint,
-    message::{EngineInfo, RoleInfo, ToWorker},
+    message::{EngineInfo, Finish, Provenance, RoleInfo, ToWorker, WorkerEvent},
 };
 
 /// Ids of a text in the fixture's vocabulary.
@@ -258,6 +259,57 @@ async fn a_service_tier_chooses_the_class_and_is_echoed() {
         assert!(metrics.contains(&format!("tidemill_goodput_ratio{{class=\"{class}\"}}")), "{metrics}");
         assert!(metrics.contains(&format!("tidemill_class_choices_total{{class=\"{class}\",outcome=\"attained\"}}")), "{metrics}");
     }
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_waits_hears_its_place() {
+    let cluster = Cluster::start(|flags| flags.decode_sequences_max = Some(1)).await;
+    let script = Script { stall_after: 1, ..Script::reply(&ids("yyy")) };
+    let mut worker = cluster.join("decode-0", RoleInfo::Decode(engine()), script).await;
+    let body = |stream| json!({"prompt": "y", "max_tokens": 2, "stream": stream});
+    let client = reqwest::Client::new();
+    let first = client.post(format!("{}/v1/completions", cluster.url)).json(&body(true)).send();
+    let first = tokio::spawn(first);
+    let running = worker.decode_job().await.sequence;
+    let second = tokio::spawn(client.post(format!("{}/v1/completions", cluster.url)).json(&body(true)).send());
+    // After five seconds a stream begins without its first token, and says in comments that it waits.
+    let mut second = second.await.unwrap().unwrap();
+    assert_eq!(second.headers()["x-queue-position"], "1");
+    let mut text = String::new();
+    while !text.contains("waiting: place 1 in the queue") {
+        text += std::str::from_utf8(&second.chunk().await.unwrap().expect("the stream goes on")).unwrap();
+    }
+    worker.say.send(WorkerEvent::Finished { sequence: running, reason: Finish::Length, provenance: Provenance::default() }).unwrap();
+    let next = worker.decode_job().await.sequence;
+    worker.say.send(WorkerEvent::Finished { sequence: next, reason: Finish::Length, provenance: Provenance::default() }).unwrap();
+    let rest = second.text().await.unwrap();
+    assert!(rest.contains("[DONE]"), "{text}{rest}");
+    assert!(!first.await.unwrap().unwrap().headers().contains_key("x-queue-position"), "it did not wait");
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_class_that_is_not_served_late_is_refused_with_the_time_to_come_back() {
+    let strict = ClassFlags {
+        name: "strict".into(),
+        service_tier: Some("default".into()),
+        ttft_ms: Some(1.0),
+        tpot_ms: None,
+        priority: None,
+        weight: None,
+        on_miss: Some("reject".into()),
+    };
+    let cluster = Cluster::start(|flags| flags.class = vec![strict]).await;
+    let _worker = cluster.join("decode-0", RoleInfo::Decode(engine()), Script::reply(&ids("y"))).await;
+    let response = cluster.post("/v1/completions", json!({"prompt": "y", "max_tokens": 1})).await;
+    let header = |name| response.headers()[name].to_str().unwrap().parse::<u64>().unwrap();
+    assert_eq!((response.status().as_u16(), header("retry-after")), (429, 1));
+    assert!(header("retry-after-ms") >= 250);
+    let body: Value = response.json().await.unwrap();
+    assert!(body["error"]["message"].as_str().unwrap().contains("service class"), "{body}");
+    let metrics = cluster.get("/metrics").await.text().await.unwrap();
+    assert!(metrics.contains(r#"tidemill_class_choices_total{class="strict",outcome="rejected"} 1"#), "{metrics}");
     cluster.stop().await;
 }
 

@@ -40,7 +40,7 @@ fn text_model() -> TextModel {
 }
 
 async fn cluster(model: &Path, reply: &str) -> (Cluster, Worker) {
-    let cluster = Cluster::start(|flags| flags.model = Some(model.into())).await;
+    let cluster = Cluster::start(|flags| flags.model = vec![model.into()]).await;
     let reply = [text_model().tokenizer.encode(reply, false).unwrap(), vec![EOT]].concat();
     let worker = cluster.join("decode-0", decode(), Script::reply(&reply)).await;
     (cluster, worker)
