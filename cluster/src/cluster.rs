@@ -95,6 +95,8 @@ pub struct Cluster {
     pub(crate) rescues: u64,
     /// Something has happened that may let a waiting sequence go.
     pub(crate) unsettled: bool,
+    /// Requests refused because of predictions, since one of such a class was taken.
+    pub(crate) refused_in_a_row: u32,
     /// Given to sequences so far.
     pub(crate) places: u64,
     pub(crate) pace: Pace,
@@ -120,6 +122,7 @@ impl Cluster {
             next_id: settings.id_base + 1,
             rescues: 0,
             unsettled: false,
+            refused_in_a_row: 0,
             places: 0,
             pace: Pace::default(),
             decisions: Decisions::default(),

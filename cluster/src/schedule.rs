@@ -116,6 +116,8 @@ pub struct Demand {
     /// Another sequence of the same request already has a prefill job: (pool node, leading blocks in common).
     pub joins: Option<(Epoch, u32)>,
     pub class: ClassId,
+    /// Serve it even if its class rejects.
+    pub probe: bool,
     /// Until its first token is due; `None`: it has no limit, or has had its first token.
     pub due_ms: Option<f64>,
     /// Differs between requests: a policy's only source of chance.

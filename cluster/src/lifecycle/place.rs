@@ -3,6 +3,7 @@
 use crate::{
     Cluster, Failure, Outcome,
     candidates::{self, Candidates},
+    class::OnMiss,
     load::NewShare,
     membership::Membership,
     requests::{
@@ -28,6 +29,9 @@ const PREFILL_GRACE_MS: f64 = 30_000.0;
 /// Sequences in a row that find no room, before the rest is left for the next occasion: it would find none either, and asking has
 /// its price.
 const TRIES_MAX: usize = 4;
+/// After so many refusals in a row one request is served all the same. Only what is served teaches the cost model: one that has
+/// become too gloomy to let anything in would never learn better.
+const PROBE_AFTER: u32 = 32;
 /// Pool nodes with the prompt's blocks whose neighbours are candidates: a popular prompt is everywhere.
 const HOLDERS_MAX: usize = 16;
 
@@ -56,6 +60,7 @@ impl Cluster {
                 Decision::Place(placement) => {
                     misfits = 0;
                     self.places += 1;
+                    self.note_taken(at);
                     self.place(now, at, &placement);
                     let served = self.fairness.served(turn.tenant);
                     turns.iter_mut().filter(|(_, other)| other.tenant == turn.tenant).for_each(|(_, other)| other.served = served);
@@ -64,7 +69,10 @@ impl Cluster {
                     let tokens = self.requests.choice(at).0.tokens_max();
                     self.finish(now, at, Outcome::Failed(Failure::TooLong { tokens, context }));
                 }
-                Decision::Reject { retry_after_ms } => self.finish(now, at, Outcome::Failed(Failure::Late { retry_after_ms })),
+                Decision::Reject { retry_after_ms } => {
+                    self.refused_in_a_row += 1;
+                    self.finish(now, at, Outcome::Failed(Failure::Late { retry_after_ms }));
+                }
                 // It waits for its own sake, or others': it bars nobody.
                 Decision::Hold => {}
                 Decision::Queue if turn.resumed => break,
@@ -73,6 +81,14 @@ impl Cluster {
             }
         }
         self.unsettled = false;
+    }
+
+    /// A sequence got its place. If its class rejects, refusals in a row end here.
+    fn note_taken(&mut self, at: ChoiceId) {
+        let class = self.requests.get(at.0).map(|request| self.settings.classes.get(request.new.class));
+        if class.is_some_and(|class| class.on_miss == OnMiss::Reject) {
+            self.refused_in_a_row = 0;
+        }
     }
 
     /// The waiting sequences, and what decides about their order.
@@ -114,6 +130,7 @@ impl Cluster {
             local_only: request.prompt_logprobs(at.1).is_some(),
             joins: request.prefill.as_ref().map(|job| (job.home, common_prefix(&job.keys, keys) as u32)),
             class: request.new.class,
+            probe: self.refused_in_a_row >= PROBE_AFTER,
             due_ms: request.due(at.1, &self.settings.classes).map(|due| due.as_secs_f64() * 1e3 - now.as_secs_f64() * 1e3),
             seed: at.0.0,
         };

@@ -43,6 +43,7 @@ impl Cluster {
         self.fairness.begin(tenant);
         self.requests.insert(id, request);
         if let Some(retry_after_ms) = self.would_be_late(now, (id, 0)) {
+            self.refused_in_a_row += 1;
             self.withdraw_new(id);
             return Err(Rejection::Late { retry_after_ms });
         }

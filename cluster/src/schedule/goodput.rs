@@ -83,7 +83,7 @@ pub(super) fn decide(planner: &Planner<'_>) -> Decision {
     let decode = places[best.decode].decode;
     let hopeless = best.chance() < CHANCE_MIN;
     match class.on_miss {
-        OnMiss::Reject if hopeless || best.worth(class) < 0.0 => {
+        OnMiss::Reject if !planner.demand.probe && (hopeless || best.worth(class) < 0.0) => {
             return Decision::Reject { retry_after_ms: retry_after_ms(planner, class, best, decode) };
         }
         // An idle worker is nobody else's: waiting for a quieter time than that would be waiting forever.

@@ -91,7 +91,7 @@ fn check_as(policy: &Policy, classes: &Classes, due_ms: Option<f64>, table: &str
         let got = describe(schedule(
             policy,
             &snapshot,
-            &Demand { tokens, tokens_max, local_only: false, joins: None, class: ClassId::default(), due_ms, seed: 1 },
+            &Demand { tokens, tokens_max, local_only: false, joins: None, class: ClassId::default(), probe: false, due_ms, seed: 1 },
         ));
         if got != expected {
             writeln!(wrong, "{row}\n    got {got}").unwrap();
@@ -244,6 +244,7 @@ fn a_sibling_joins_the_prefill_job_of_its_request() {
         local_only: false,
         joins: Some((Epoch(3), 6)),
         class: ClassId::default(),
+        probe: false,
         due_ms: None,
         seed: 1,
     };
@@ -347,7 +348,16 @@ fn the_random_policy_draws_from_all_prefill_workers_and_the_same_for_the_same_re
     };
     let policy = Policy { name: PolicyName::Random, ..Policy::default() };
     let drawn = |seed| {
-        let demand = Demand { tokens: 100, tokens_max: 200, local_only: false, joins: None, class: ClassId::default(), due_ms: None, seed };
+        let demand = Demand {
+            tokens: 100,
+            tokens_max: 200,
+            local_only: false,
+            joins: None,
+            class: ClassId::default(),
+            probe: false,
+            due_ms: None,
+            seed,
+        };
         let Decision::Place(placement) = schedule(&policy, &snapshot, &demand) else { panic!() };
         placement.prefill.unwrap().0
     };
