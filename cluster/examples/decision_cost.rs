@@ -80,14 +80,16 @@ fn measure(name: PolicyName, workers: usize) -> Vec<Duration> {
     };
     for n in 0..workers {
         let host = Host(format!("host-{}", n / 8));
-        let mut join = |role| cluster.register(now, Register { name: format!("w{n}"), host: host.clone(), pid: 1, role }).expect("room");
+        let mut join =
+            |role| cluster.register(now, Register { name: format!("w{n}"), host: host.clone(), pid: 1, model: None, role }).expect("room");
         if n.is_multiple_of(8) {
             let pool = join(RoleInfo::Kvpool { addr: ([127, 0, 0, 1], 1).into() });
             let chain = Chain::new(&LAYOUT, b"", &prompt(n as u32 / 8 % PREFIXES)[..TOKENS as usize / 2]);
             let events = chain.keys().iter().map(|&key| PoolEvent::Stored { key, tier: Tier::Dram }).collect();
             cluster.worker_event(now, pool, WorkerEvent::PoolEvents { from: 0, events });
         }
-        let mut join = |role| cluster.register(now, Register { name: format!("w{n}"), host: host.clone(), pid: 1, role }).expect("room");
+        let mut join =
+            |role| cluster.register(now, Register { name: format!("w{n}"), host: host.clone(), pid: 1, model: None, role }).expect("room");
         join(if n % 2 == 0 { RoleInfo::Prefill(engine.clone()) } else { RoleInfo::Decode(engine.clone()) });
     }
     let (mut running, mut times) = (Vec::new(), Vec::new());

@@ -272,7 +272,9 @@ impl Flags {
         let body = self.body_bytes_max.unwrap_or_else(|| "8MiB".into());
         let body_bytes_max = parse_bytes(&body).map_err(|reason| invalid("body_bytes_max", &body, reason))?;
         let aliases = self.aliases.unwrap_or_default();
-        if let Some((name, model)) = aliases.iter().find(|(name, model)| name.is_empty() || models.iter().all(|served| served.name != **model)) {
+        if let Some((name, model)) =
+            aliases.iter().find(|(name, model)| name.is_empty() || models.iter().all(|served| served.name != **model))
+        {
             let served = models.iter().map(|served| format!("`{}`", served.name)).collect::<Vec<_>>().join(", ");
             return Err(invalid("aliases", format!("{name}={model}"), format!("must name a served model: {served}")));
         }
