@@ -18,7 +18,7 @@ use std::{
     time::Duration,
 };
 use tidemill_engine::{
-    budget::{self, Candidate, Room, STEP_MS},
+    budget::{self, Candidate, Room},
     job::{Action, Delivery, JobId, ScheduledChunk},
     order::{Owed, Rank, Standing},
     pace::{Pace, StepWork},
@@ -55,10 +55,11 @@ pub struct Scheduler {
     counters: Counters,
 }
 
-/// Without a limit, prompt tokens stretch a step to this many times its plain time, or to this time, whichever is longer: a reader does not
-/// notice.
+/// Without a limit, a step with prompts takes about this long at most: an urgent newcomer waits no longer for its turn. In shorter ones, what
+/// decodes would take more of the time from prompts.
+pub const STEP_MS: f64 = 200.0;
+/// Or this many times the plain time of what decodes, if that is longer.
 const STRETCH: f64 = 4.0;
-const STRETCHED_MS: f64 = 50.0;
 /// Share of a limit that a step is planned to take.
 const MARGIN: f64 = 0.9;
 /// Prompts wait this many steps for time that limits leave, then go on all the same.
@@ -225,9 +226,7 @@ impl Scheduler {
         let tightest = decoding().filter_map(|state| state.job.urgency.tpot_ms).min_by(f32::total_cmp);
         match (tightest, self.pace.plain_ms(decoding().count())) {
             (Some(limit), _) => MARGIN * f64::from(limit),
-            (None, Some(plain)) if plain > 0.0 => STRETCHED_MS.max(STRETCH * plain),
-            (None, None) => STRETCHED_MS,
-            (None, Some(_)) => STEP_MS,
+            (None, plain) => STEP_MS.max(STRETCH * plain.unwrap_or(0.0)),
         }
     }
 

@@ -3,7 +3,7 @@
 
 mod support;
 
-use support::{Answer, Case, Cluster, DISAGGREGATED, Numbers, assert_same, complete_all, reference, reference_with, reusable};
+use support::{Answer, Case, Cluster, DISAGGREGATED, Numbers, assert_same, complete, complete_all, reference, reference_with, reusable};
 
 /// Prompt lengths around block and chunk borders, and up to 1,500; every second case is seeded instead of greedy.
 fn cases() -> Vec<Case> {
@@ -168,6 +168,27 @@ async fn outputs_in_int8_do_not_depend_on_the_way() {
     }
     let in_bf16 = reference_with(&[], &cases).await;
     assert!(in_bf16.iter().zip(&reference).any(|(bf16, int8)| bf16.tokens != int8.tokens), "int8 was used at all");
+}
+
+/// An echo's answers follow from the bytes of its blocks: what loses or mixes some of them changes the answers.
+#[tokio::test(flavor = "multi_thread")]
+async fn outputs_of_an_echo_do_not_depend_on_the_way() {
+    const ECHO: &[&str] = &["--engine", "echo", "--block-bytes", "6144"];
+    let cases = cases();
+    let reference = reference_with(ECHO, &cases).await;
+    for transport in ["auto", "quic"] {
+        let cluster = Cluster::start(&[DISAGGREGATED, ECHO, &["--transport", transport, "--kv-memory", "1MiB"]].concat());
+        let cold = complete_all(&cluster, &cases, 1).await;
+        assert_same(&reference, &cold, &cases, &format!("echo, {transport}, cold"));
+        for (answer, case) in cold.iter().zip(&cases) {
+            assert_eq!(answer.source("prefill"), reusable(case), "a prefill worker computed all full blocks: {}", answer.usage);
+        }
+        let warm = complete_all(&cluster, &cases, 16).await;
+        assert_same(&reference, &warm, &cases, &format!("echo, {transport}, cached, 16 at a time"));
+        cluster.stop();
+    }
+    let of_a_model = complete(&Cluster::start(&["--prefill", "0"]), &cases[20]).await;
+    assert_ne!(of_a_model.tokens, reference[20].tokens, "it was an echo at all");
 }
 
 const TRANSFERRED: &str = "tidemill_kv_transfer_bytes_total";

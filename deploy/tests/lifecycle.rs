@@ -56,14 +56,25 @@ async fn a_crash_of_any_worker_does_not_show_in_the_answer() {
         ("kvpool", long_case(4, 400, 3000)),
         ("kvpool", long_case(5, 400, 3000)),
     ];
+    all_survive(&[], &cases).await;
+}
+
+/// The same roles around another engine, whose steps take a while.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crash_does_not_show_in_an_echo_either() {
+    let cases = [("decode", long_case(0, 400, 500)), ("prefill", long_case(2, 3900, 50)), ("kvpool", long_case(4, 400, 500))];
+    all_survive(&["--engine", "echo", "--step-ms", "2", "--prompt-token-ms", "0.2"], &cases).await;
+}
+
+async fn all_survive(flags: &[&str], cases: &[(&str, Case)]) {
     let mut references = Vec::new();
-    let alone = Cluster::start(&["--prefill", "0", "--kvpool", "0"]);
-    for (_, case) in &cases {
+    let alone = Cluster::start(&[&["--prefill", "0", "--kvpool", "0"], flags].concat());
+    for (_, case) in cases {
         references.push(complete(&alone, case).await);
     }
     alone.stop();
 
-    let cluster = Cluster::start(&["--prefill", "2", "--decode", "3", "--kvpool", "2", "--local-tail-tokens", "0"]);
+    let cluster = Cluster::start(&[&["--prefill", "2", "--decode", "3", "--kvpool", "2", "--local-tail-tokens", "0"], flags].concat());
     for ((role, case), reference) in cases.iter().zip(&references) {
         let answer = survives(&cluster, role, case, reference).await;
         let rescued = answer.usage["tidemill"]["rescues"].as_u64() > Some(0);

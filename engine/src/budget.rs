@@ -7,8 +7,6 @@ use crate::{
 };
 use tidemill_proto::block::BLOCK_TOKENS;
 
-/// A step of prompts alone takes about this long at most, so that an urgent newcomer does not wait longer for its turn.
-pub const STEP_MS: f64 = 100.0;
 /// Prompt tokens of a step as long as nobody knows how long they take.
 const FIRST_TOKENS: usize = 128;
 
@@ -31,14 +29,15 @@ pub struct Room {
     pub ms: f64,
 }
 
-/// Gives out a step's room: first what the oldest prompt is owed, then by rank. At least one block's tokens are computed, if `room` has the
-/// tokens: a step that is out of time goes on all the same.
+/// Gives out a step's room: first what the oldest prompt is owed, then by rank. A prompt that ends with this step does not wait for tokens of
+/// those that go on. At least one block's tokens are computed, if `room` has the tokens: a step that is out of time goes on all the same.
 pub fn give_out(mut room: Room, mut candidates: Vec<Candidate>, pace: &Pace, owed: &mut Owed) -> Vec<ScheduledChunk> {
     let Some(oldest) = candidates.iter().min_by_key(|candidate| candidate.number).copied() else { return Vec::new() };
     let mut chunks: Vec<ScheduledChunk> = Vec::new();
     if pace.token_ms(0).is_none() {
         room.tokens = room.tokens.min(FIRST_TOKENS);
     }
+    let mut one_ends = false;
     let due = owed.tokens(oldest.job).min(oldest.remaining);
     candidates.sort_unstable_by_key(|candidate| candidate.rank);
     for (candidate, most) in [(oldest, due)].into_iter().chain(candidates.iter().map(|candidate| (*candidate, candidate.remaining))) {
@@ -46,9 +45,11 @@ pub fn give_out(mut room: Room, mut candidates: Vec<Candidate>, pace: &Pace, owe
         let at = chunks.iter().position(|chunk| chunk.job == job);
         let before = at.map_or(0, |at| chunks[at].len);
         let len = fitting(&room, start + before, most - before.min(most), chunks.is_empty(), pace);
-        if len == 0 {
+        let ends = before + len == candidate.remaining;
+        if len == 0 || one_ends && !ends {
             continue;
         }
+        one_ends |= ends;
         room.tokens -= len;
         room.ms -= pace.prompt(start + before, len).as_secs_f64() * 1e3;
         match at {
@@ -62,7 +63,7 @@ pub fn give_out(mut room: Room, mut candidates: Vec<Candidate>, pace: &Pace, owe
     chunks
 }
 
-/// Tokens from position `start` on, of at most `most`, that there is room for. Where time cuts them, they end with a block.
+/// Tokens from position `start` on, of at most `most`, that there is room for. Where time cuts them, they end with the nearest block.
 fn fitting(room: &Room, start: usize, most: usize, is_first: bool, pace: &Pace) -> usize {
     let most = most.min(room.tokens);
     // As cheap as nothing: as many as there are.
@@ -70,10 +71,10 @@ fn fitting(room: &Room, start: usize, most: usize, is_first: bool, pace: &Pace) 
     if in_time >= most {
         return most;
     }
-    let to_boundary = (start + in_time) / BLOCK_TOKENS * BLOCK_TOKENS;
+    let to_boundary = (start + in_time + BLOCK_TOKENS / 2) / BLOCK_TOKENS * BLOCK_TOKENS;
     match to_boundary.saturating_sub(start) {
         0 if is_first => most.min(BLOCK_TOKENS - start % BLOCK_TOKENS),
-        len => len,
+        len => len.min(most),
     }
 }
 
@@ -111,12 +112,14 @@ mod tests {
     }
 
     #[test]
-    fn urgent_prompts_first_as_far_as_there_is_time() {
+    fn urgent_prompts_first_as_far_as_there_is_time_and_none_that_ends_waits_for_others() {
         for (prompts, tokens, ms, expected) in [
-            ("9000:0+1000 300:0+50", 256, 100.0, "1: 0+50, 0: 0+48"),
-            ("9000:0+1000 300:0+50", 60, 100.0, "1: 0+50, 0: 0+10"),
+            ("9000:0+1000 300:0+500", 256, 100.0, "1: 0+96"),
+            ("9000:0+1000 300:0+50", 256, 100.0, "1: 0+50"),
+            ("9000:0+30 300:0+50 9000:0+40", 256, 100.0, "1: 0+50, 0: 0+30"),
+            ("9000:0+1000 300:0+50", 30, 100.0, "1: 0+30"),
             ("9000:0+1000", 256, 100.0, "0: 0+96"),
-            ("9000:5+1000", 256, 100.0, "0: 5+91"),
+            ("9000:5+1000", 256, 100.0, "0: 5+107"),
             ("9000:0+1000", 256, 3.0, "0: 0+16"),
             ("9000:7+1000", 256, -5.0, "0: 7+9"),
             ("9000:0+3 300:0+2", 256, 0.0, "1: 0+2"),
@@ -149,7 +152,7 @@ mod tests {
             start: 0,
             remaining: 10_000,
         };
-        let chunks = give_out(Room { tokens: 8192, ms: STEP_MS }, vec![candidate], &Pace::default(), &mut Owed::default());
+        let chunks = give_out(Room { tokens: 8192, ms: 100.0 }, vec![candidate], &Pace::default(), &mut Owed::default());
         assert_eq!(chunks[0].len, FIRST_TOKENS);
     }
 }

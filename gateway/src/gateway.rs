@@ -19,6 +19,7 @@ use axum::body::Body;
 use std::{
     collections::BTreeMap,
     num::NonZero,
+    panic::{self, AssertUnwindSafe},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -37,6 +38,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 const BODY_READ_MAX: Duration = Duration::from_secs(60);
 /// Between looks for stored responses that are too old.
 const EXPIRE_EVERY: Duration = Duration::from_secs(600);
+
+/// Changing threads costs more than to render and tokenize this much.
+const COMPUTED_HERE_BYTES_MAX: usize = 2048;
 
 #[derive(Debug)]
 pub struct GatewaySettings {
@@ -230,11 +234,23 @@ impl Gateway {
         read.unwrap_or_else(|_| Err(ApiError::too_slow(BODY_READ_MAX)))
     }
 
+    /// Reads a request whose body has this many bytes: a long one beside the event loop, which must not wait for it.
+    pub async fn compute_body<T: Send + 'static>(
+        &self,
+        body_bytes: usize,
+        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        if body_bytes <= COMPUTED_HERE_BYTES_MAX {
+            return panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(unreadable()));
+        }
+        self.compute(work).await
+    }
+
     /// Runs longer computations beside the event loop.
     pub async fn compute<T: Send + 'static>(&self, work: impl FnOnce() -> Result<T, ApiError> + Send + 'static) -> Result<T, ApiError> {
         let _permit = self.shared.computing.acquire().await.expect("the semaphore is never closed");
         let done = tokio::task::spawn_blocking(work).await;
-        done.unwrap_or_else(|_| Err(ApiError::internal("the request could not be read: please report this as a bug")))
+        done.unwrap_or_else(|_| Err(unreadable()))
     }
 
     /// Refuses text that cannot fit, without tokenizing it.
@@ -361,6 +377,10 @@ impl Gateway {
     pub fn check_draining(&self) -> Result<(), ApiError> {
         if self.shared.draining.load(Ordering::Relaxed) { Err(ApiError::draining()) } else { Ok(()) }
     }
+}
+
+fn unreadable() -> ApiError {
+    ApiError::internal("the request could not be read: please report this as a bug")
 }
 
 pub(crate) fn unix_seconds() -> u64 {

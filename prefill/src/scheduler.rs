@@ -22,7 +22,7 @@ mod role;
 use crate::job::Job;
 use std::{collections::BTreeMap, time::Duration};
 use tidemill_engine::{
-    budget::{self, Candidate, Room, STEP_MS},
+    budget::{self, Candidate, Room},
     job::{Action, Delivery, JobId, ScheduledChunk},
     order::{Owed, Rank, Standing},
     pace::{Pace, StepWork},
@@ -35,6 +35,8 @@ use tidemill_proto::{
     message::{Counters, PrefillJob, PrefillOutcome, WorkerEvent},
 };
 
+/// A step takes about this long at most: an urgent newcomer waits no longer for its turn. Shorter ones cost more per token.
+pub const STEP_MS: f64 = 100.0;
 /// Blocks of one put.
 const PUT_BLOCKS: usize = 32;
 

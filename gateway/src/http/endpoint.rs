@@ -103,7 +103,7 @@ async fn start<E: Endpoint>(gateway: &Arc<Gateway>, headers: &HeaderMap, body: B
     parse::check_content_type(headers)?;
     let body = gateway.read(body).await?;
     let worker = Arc::clone(gateway);
-    let (gateway, endpoint, options, prompts) = gateway.compute(move || understand::<E>(&worker, arrived, &body)).await?;
+    let (gateway, endpoint, options, prompts) = gateway.compute_body(body.len(), move || understand::<E>(&worker, arrived, &body)).await?;
     // A default shrinks to what fits; a number that the client gave must fit.
     let room = gateway.room(&prompts)?;
     let max_tokens = options.max_tokens.unwrap_or_else(|| E::max_tokens_default(room));

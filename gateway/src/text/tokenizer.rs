@@ -14,8 +14,44 @@ pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     /// Bytes of the alphabet's characters, for byte-level vocabularies.
     byte_of: Option<HashMap<char, u8>>,
+    /// Where the decoder does nothing but put tokens' bytes together: those of each id.
+    bytes: Option<TokenBytes>,
     /// Longest token, in bytes.
     token_bytes_max: usize,
+}
+
+/// The bytes of every token, one after the other.
+#[derive(Debug)]
+pub struct TokenBytes {
+    bytes: Vec<u8>,
+    /// Where each id's bytes end, and whether it is special.
+    ends: Vec<(u32, bool)>,
+}
+
+impl TokenBytes {
+    fn new(tokenizer: &tokenizers::Tokenizer, byte_of: &HashMap<char, u8>) -> Self {
+        let ids = tokenizer.get_vocab(true).into_values().max().map_or(0, |last| last + 1);
+        let (mut bytes, mut ends) = (Vec::new(), Vec::new());
+        for id in 0..ids {
+            let piece = tokenizer.id_to_token(id);
+            let is_special = piece.as_ref().is_some_and(|piece| tokenizer.get_added_vocabulary().is_special_token(piece));
+            bytes.extend(piece.map_or_else(Vec::new, |piece| bytes_of(byte_of, piece)));
+            ends.push((bytes.len() as u32, is_special));
+        }
+        Self { bytes, ends }
+    }
+
+    /// Nothing for ids without a token.
+    pub fn of(&self, id: Token, skip_special: bool) -> &[u8] {
+        let id = id as usize;
+        match self.ends.get(id) {
+            Some(&(end, is_special)) if !(skip_special && is_special) => {
+                let start = id.checked_sub(1).map_or(0, |before| self.ends[before].0);
+                &self.bytes[start as usize..end as usize]
+            }
+            _ => &[],
+        }
+    }
 }
 
 /// The text cannot be tokenized.
@@ -35,8 +71,10 @@ impl Tokenizer {
         inner.with_padding(None);
         inner.with_truncation(None).expect("turning truncation off is always valid");
         let byte_of = inner.get_decoder().is_some_and(is_byte_level).then(byte_level_alphabet);
+        let is_bytewise = matches!(inner.get_decoder(), Some(DecoderWrapper::ByteLevel(_)));
+        let bytes = byte_of.as_ref().filter(|_| is_bytewise).map(|byte_of| TokenBytes::new(&inner, byte_of));
         let token_bytes_max = inner.get_vocab(true).keys().map(String::len).max().unwrap_or(1);
-        Self { inner, byte_of, token_bytes_max }
+        Self { inner, byte_of, bytes, token_bytes_max }
     }
 
     /// `special`: add the tokens that the model expects around every text (BOS). A rendered chat has them already.
@@ -54,6 +92,11 @@ impl Tokenizer {
     pub fn decode(&self, ids: &[Token], skip_special: bool) -> String {
         // A decoder fails on nothing that its own vocabulary contains.
         self.inner.decode(ids, skip_special).unwrap_or_default()
+    }
+
+    /// Each token's part of [`decode`](Self::decode), if that does not depend on other tokens.
+    pub fn bytes(&self) -> Option<&TokenBytes> {
+        self.bytes.as_ref()
     }
 
     pub fn id_of(&self, token: &str) -> Option<Token> {
@@ -86,13 +129,18 @@ impl Tokenizer {
             return piece.into_bytes();
         }
         match &self.byte_of {
-            Some(byte_of) => piece.chars().map(|c| byte_of.get(&c).copied()).collect::<Option<_>>().unwrap_or_else(|| piece.into_bytes()),
+            Some(byte_of) => bytes_of(byte_of, piece),
             None => match byte_fallback(&piece) {
                 Some(byte) => vec![byte],
                 None => piece.replace('▁', " ").into_bytes(),
             },
         }
     }
+}
+
+/// A piece that is not of the alphabet stands for itself.
+fn bytes_of(byte_of: &HashMap<char, u8>, piece: String) -> Vec<u8> {
+    piece.chars().map(|c| byte_of.get(&c).copied()).collect::<Option<_>>().unwrap_or_else(|| piece.into_bytes())
 }
 
 /// How OpenAI writes a token in text: itself, or `bytes:\xe6\xbd` if it is not whole characters.
