@@ -17,7 +17,7 @@ use tidemill_proto::{
     block::{BLOCK_TOKENS, BlockKey, Chain, Token},
     ids::{Epoch, RequestId, SequenceId},
     message::{
-        DecodeJob, EngineInfo, Finish, PoolEvent, PrefillOutcome, Provenance, RoleInfo, SequenceToken, ToWorker, TokensBySource,
+        CacheEvent, DecodeJob, EngineInfo, Finish, PoolEvent, PrefillOutcome, Provenance, RoleInfo, SequenceToken, ToWorker, TokensBySource,
         WorkerEvent,
     },
     pool::Tier,
@@ -121,6 +121,34 @@ fn a_lost_pool_node_ends_the_waiting_and_the_prefill() {
         Action::Send { worker: decode, message: stop },
     ];
     assert_eq!(drain(&mut cluster), expected, "the sequence that has a token waits for nothing");
+}
+
+#[test]
+fn a_sequence_goes_where_its_beginning_is_until_that_worker_is_busy() {
+    let (mut cluster, now) = (Cluster::new(settings(), model()), START);
+    let idle = cluster.register(now, register("d", RoleInfo::Decode(engine(1)))).unwrap();
+    let cached = cluster.register(now, register("e", RoleInfo::Decode(engine(1)))).unwrap();
+    let tokens: Vec<Token> = (0..400).collect();
+    let stored: Vec<CacheEvent> = Chain::new(&engine(1).layout, b"", &tokens).keys().iter().map(|key| CacheEvent::Stored(*key)).collect();
+    cluster.worker_event(now, cached, WorkerEvent::CacheEvents { from: 0, events: stored });
+    // Not for an engine to say: its blocks are nobody else's to read.
+    let event = PoolEvent::Stored { key: BlockKey([3; 16]), tier: Tier::Dram };
+    cluster.worker_event(now, idle, WorkerEvent::PoolEvents { from: 0, events: vec![event] });
+    let known: Vec<usize> = cluster.view(now).members.iter().map(|member| member.indexed_blocks).collect();
+    assert_eq!(known, [0, 25]);
+
+    let mut place = |tokens| {
+        cluster.submit(now, request(tokens, 1)).unwrap();
+        let jobs = decode_jobs(&drain(&mut cluster));
+        (jobs[0].0, jobs[0].1.expected_blocks)
+    };
+    assert_eq!(place(400), (cached, 0), "it has the blocks itself: there is nothing to fetch");
+    assert_eq!(place(400), (idle, 0), "one popular prompt does not make one worker the bottleneck");
+
+    let events = vec![CacheEvent::Evicted(BlockKey([9; 16]))];
+    cluster.worker_event(now, cached, WorkerEvent::CacheEvents { from: 99, events });
+    let actions = drain(&mut cluster);
+    assert!(actions.iter().any(|action| matches!(action, Action::Close { worker, .. } if *worker == cached)), "a gap: {actions:?}");
 }
 
 #[test]
