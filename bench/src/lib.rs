@@ -1,5 +1,6 @@
 //! Measurements of Tidemill, and the workloads and models that they need.
 //!
+//! - [`grammar`]: `tidemill-bench grammar`, what constrained decoding costs
 //! - [`kernels`]: `tidemill-bench kernels`, kernels and models against this machine's limits
 //!   - [`kernels::ceilings`]: the machine's limits: multiply-adds and bytes read per second
 //!   - [`kernels::limits`]: the least time for given work under the ceilings
@@ -31,6 +32,7 @@
 //!   - [`replay::optimum`]: the best possible policy, which knows the future
 //!   - [`replay::bound`]: a bound on policies that do not
 
+pub mod grammar;
 pub mod kernels;
 pub mod kv;
 pub mod load;

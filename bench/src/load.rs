@@ -76,6 +76,9 @@ pub struct LoadArgs {
     /// Let answers end where the model ends them: for servers that do not know `ignore_eos`.
     #[arg(long)]
     pub allow_eos: bool,
+    /// JSON fields added to every request, such as '{"response_format": {"type": "json_object"}}'
+    #[arg(long, value_parser = fields)]
+    pub fields: Option<Value>,
     /// Repeats a run's prompts and arrivals. By default each run draws its own, since a server with a prefix cache has seen the last
     /// run's.
     #[arg(long)]
@@ -175,6 +178,14 @@ enum Results<'a> {
 /// One outcome and one lag per request, in no order, and the time from the start to the last outcome.
 type Measured = (Vec<Result<Answer, Failure>>, Vec<Duration>, Duration);
 
+fn fields(text: &str) -> Result<Value, String> {
+    match serde_json::from_str(text) {
+        Ok(fields @ Value::Object(_)) => Ok(fields),
+        Ok(_) => Err("fields of a request are a JSON object".into()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
 struct Target {
     client: Client,
     args: LoadArgs,
@@ -248,6 +259,9 @@ impl Target {
         }
         if !self.args.allow_eos {
             body["ignore_eos"] = json!(true);
+        }
+        if let (Some(body), Some(Value::Object(fields))) = (body.as_object_mut(), &self.args.fields) {
+            body.extend(fields.clone());
         }
         body
     }

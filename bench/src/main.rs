@@ -2,6 +2,7 @@
 
 use clap::Parser;
 use tidemill_bench::{
+    grammar::{self, GrammarArgs},
     kernels::{self, KernelsArgs},
     kv::{self, KvArgs},
     load::{self, LoadArgs},
@@ -15,6 +16,7 @@ use tidemill_net::process::Failed;
 #[derive(Parser)]
 #[command(version)]
 enum Command {
+    Grammar(GrammarArgs),
     Kernels(KernelsArgs),
     Kv(KvArgs),
     Load(LoadArgs),
@@ -25,6 +27,7 @@ enum Command {
 
 fn main() -> Result<(), Failed> {
     let outcome = match Command::parse() {
+        Command::Grammar(args) => grammar::run(&args),
         Command::Kernels(args) => kernels::run(&args),
         Command::Kv(args) => tokio::runtime::Runtime::new()?.block_on(kv::run(args)),
         Command::Load(args) => tokio::runtime::Runtime::new()?.block_on(load::run(args)),

@@ -17,8 +17,8 @@ use tidemill_proto::{
     block::{BLOCK_TOKENS, BlockKey, Chain, Token},
     ids::{Epoch, RequestId, SequenceId},
     message::{
-        CacheEvent, DecodeJob, EngineInfo, Finish, PoolEvent, PrefillOutcome, Provenance, RoleInfo, SequenceToken, ToWorker, TokensBySource,
-        WorkerEvent,
+        CacheEvent, DecodeJob, EngineInfo, Finish, PoolEvent, PrefillOutcome, Provenance, RoleInfo, SequenceToken, ToWorker,
+        TokensBySource, WorkerEvent,
     },
     pool::Tier,
     sampling::{Sampling, StopRule},

@@ -82,7 +82,7 @@ impl Coordinator {
         let identities = models.iter().map(|(name, text)| (name.clone(), text.config.identity.clone()));
         let driver = Driver::new(&settings.cluster, identities.collect());
         let served = driver.backends().into_iter().zip(models);
-        let served = served.map(|(backend, (name, text))| ServedModel { name, text, backend });
+        let served = served.map(|(backend, (name, text))| ServedModel::new(name, text, backend));
         let gateway = GatewaySettings {
             classes: settings.cluster.classes,
             aliases: settings.aliases,
@@ -90,9 +90,15 @@ impl Coordinator {
             request_timeout: settings.request_timeout,
             body_bytes_max: settings.body_bytes_max,
         };
-        let gateway = Gateway::new(served.collect(), gateway);
+        let gateway = Arc::new(Gateway::new(served.collect(), gateway));
+        for model in gateway.models() {
+            // So that no request waits for it.
+            tokio::task::spawn_blocking(move || {
+                model.grammars();
+            });
+        }
         Ok(Self {
-            gateway: Arc::new(gateway),
+            gateway,
             driver,
             listener,
             admin_listener,

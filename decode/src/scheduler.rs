@@ -95,6 +95,10 @@ impl Scheduler {
             Some(reason) => Finish::Failed { reason },
             None if is_full || self.sequences.contains_key(&id) => Finish::Returned,
             None => {
+                if let Some(constraint) = job.constraint.clone() {
+                    let generated = job.tokens[job.prompt_tokens as usize..].to_vec();
+                    self.residency.act(Action::Constrain { job: id, constraint, generated });
+                }
                 self.shares.enter(&job.urgency);
                 self.sequences.insert(id, Sequence::new(link, job, self.sequences_seen, &self.layout, now));
                 self.sequences_seen += 1;
@@ -201,7 +205,7 @@ impl Scheduler {
 
     /// One token of each sequence that decodes, then chunks of what others still compute.
     fn schedule(&mut self, ranks: &HashMap<JobId, Rank>, now: Duration) -> Vec<ScheduledChunk> {
-        let states = || self.admitted.iter().map(|id| (*id, &self.sequences[id])).filter(|(_, state)| state.kv.is_ready());
+        let states = || self.admitted.iter().map(|id| (*id, &self.sequences[id])).filter(|(_, state)| state.is_ready());
         let rows = states().filter(|(_, state)| state.is_decoding());
         let mut chunks: Vec<_> = rows.map(|(job, state)| ScheduledChunk { job, start: state.kv.computed(), len: 1 }).collect();
         let rows = chunks.len();
@@ -250,7 +254,7 @@ impl Scheduler {
         let mut tokens: BTreeMap<LinkId, Vec<SequenceToken>> = BTreeMap::new();
         let mut finished = Vec::new();
         let longest = self.limits.longest(self.residency.device_blocks());
-        for (chunk, SegmentResult { scores, drawn, .. }) in chunks.iter().zip(results) {
+        for (chunk, SegmentResult { scores, drawn, fault }) in chunks.iter().zip(results) {
             let state = self.sequences.get_mut(&chunk.job).expect(LIVE);
             if let Some(logprobs) = state.push_scores(scores, drawn.is_some()) {
                 let event = WorkerEvent::PromptLogprobs { sequence: state.job.sequence, logprobs };
@@ -261,6 +265,7 @@ impl Scheduler {
                 self.counters.tokens_generated += 1;
                 finished.extend(state.finish(longest).map(|reason| (chunk.job, reason)));
             }
+            finished.extend(fault.map(|reason| (chunk.job, Finish::Failed { reason })));
         }
         for (link, tokens) in tokens {
             self.residency.act(Action::Send { link, event: WorkerEvent::Tokens(tokens) });

@@ -14,7 +14,7 @@ use tidemill_proto::{
     ids::{LinkId, SequenceId},
     message::{DecodeJob, Finish, PoolNode, Provenance, Run, SequenceToken, TokensBySource},
     sampling::TokenLogprob,
-    step::{Draw, History, Segment, Wanted},
+    step::{Draw, History, Segment, Unknown, Wanted},
 };
 
 #[derive(Debug)]
@@ -27,6 +27,8 @@ pub(crate) struct Sequence {
     pub(crate) number: u64,
     /// Sequences that came later and got device blocks first.
     pub(crate) passed: u32,
+    /// Its grammar is being compiled.
+    pub(crate) awaits_grammar: bool,
     history: History,
     /// Leading blocks that need not be put into the pool: they came from it, or have been put.
     pub(crate) published: usize,
@@ -51,6 +53,7 @@ impl Sequence {
             kv: JobKv::new(Self::job_id(job.sequence), job.request, layout, &job.salt, &job.tokens),
             number,
             passed: 0,
+            awaits_grammar: job.constraint.is_some(),
             history,
             published: 0,
             prompt_logprobs: Vec::new(),
@@ -72,9 +75,14 @@ impl Sequence {
         self.job.tokens.len() - self.kv.computed()
     }
 
+    /// Whether a step may compute it.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.kv.is_ready() && !self.awaits_grammar
+    }
+
     /// Whether the next step needs only the token drawn last.
     pub(crate) fn is_decoding(&self) -> bool {
-        self.kv.is_ready() && self.remaining() == 1
+        self.is_ready() && self.remaining() == 1
     }
 
     /// Whether its next token is due by its TPOT: its client has had one.
@@ -139,11 +147,12 @@ impl Sequence {
     fn draw(&self) -> Draw<'_> {
         let index = self.generated();
         let banned = if index < self.job.stop.min_tokens { &self.job.stop.stop_tokens[..] } else { &[] };
-        Draw { sampling: &self.job.sampling, history: &self.history, index: u64::from(index), banned, allowed: None }
+        let allowed = self.job.constraint.as_ref().map(|_| &Unknown as _);
+        Draw { sampling: &self.job.sampling, history: &self.history, index: u64::from(index), banned, allowed }
     }
 
     /// Number of the next token to be drawn.
-    fn generated(&self) -> u32 {
+    pub(crate) fn generated(&self) -> u32 {
         self.job.tokens.len() as u32 - self.job.prompt_tokens
     }
 

@@ -8,13 +8,14 @@ use std::{
 };
 use tidemill_decode::{limits::Limits, scheduler::Scheduler};
 use tidemill_engine::{
-    job::{Action, Delivery},
+    job::{Action, Delivery, JobId},
     order::PASSED_MAX,
     role::Role,
 };
 use tidemill_kvpool::client::{Arrival, FetchId, Source};
 use tidemill_proto::{
     block::{BLOCK_TOKENS, LayoutFingerprint},
+    grammar::{Constraint, Grammar},
     ids::{LinkId, RequestId, SequenceId},
     message::{DecodeJob, Finish, PoolNode, Run, WorkerEvent},
     sampling::{Sampling, StopRule, TokenLogprob},
@@ -43,6 +44,11 @@ enum Event {
         home: bool,
         scored: bool,
         urgency: Urgency,
+        constrained: bool,
+    },
+    /// The oldest grammar is compiled, or is not.
+    Constrained {
+        good: bool,
     },
     /// Answer the oldest open fetch's next block: there or not.
     Answer {
@@ -68,8 +74,19 @@ fn urgency() -> impl Strategy<Value = Urgency> {
 
 fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
-        3 => (1usize..120, 0u32..10, 1u32..40, 0u32..6, any::<bool>(), prop::bool::weighted(0.2), urgency())
-            .prop_map(|(prompt, expected, max_tokens, elsewhere, home, scored, urgency)| Event::Admit { prompt, expected, max_tokens, elsewhere, home, scored, urgency }),
+        3 => (1usize..120, 0u32..10, 1u32..40, 0u32..6, any::<bool>(), prop::bool::weighted(0.2), urgency(), prop::bool::weighted(0.3)).prop_map(
+            |(prompt, expected, max_tokens, elsewhere, home, scored, urgency, constrained)| Event::Admit {
+                prompt,
+                expected,
+                max_tokens,
+                elsewhere,
+                home,
+                scored,
+                urgency,
+                constrained,
+            },
+        ),
+        3 => prop::bool::weighted(0.9).prop_map(|good| Event::Constrained { good }),
         6 => prop::bool::weighted(0.85).prop_map(|there| Event::Answer { there }),
         8 => Just(Event::Step),
         1 => (0usize..20).prop_map(Event::Cancel),
@@ -84,6 +101,8 @@ struct World {
     now: Duration,
     /// Open fetches with the blocks that are not answered yet.
     fetches: VecDeque<(FetchId, VecDeque<usize>)>,
+    /// Jobs whose grammars are being compiled.
+    constraining: VecDeque<JobId>,
     jobs: Vec<DecodeJob>,
     live: BTreeSet<SequenceId>,
     tokens: BTreeMap<SequenceId, u32>,
@@ -99,6 +118,7 @@ impl World {
             scheduler: Scheduler::new(LayoutFingerprint([1; 16]), DEVICE_BLOCKS, LIMITS),
             now: Duration::ZERO,
             fetches: VecDeque::new(),
+            constraining: VecDeque::new(),
             jobs: Vec::new(),
             live: BTreeSet::new(),
             tokens: BTreeMap::new(),
@@ -110,7 +130,7 @@ impl World {
     fn apply(&mut self, event: &Event) {
         self.now += Duration::from_millis(1);
         match *event {
-            Event::Admit { prompt, expected, max_tokens, elsewhere, home, scored, urgency } => {
+            Event::Admit { prompt, expected, max_tokens, elsewhere, home, scored, urgency, constrained } => {
                 let id = SequenceId(self.jobs.len() as u64);
                 let job = DecodeJob {
                     request: RequestId(id.0),
@@ -126,7 +146,11 @@ impl World {
                     wait_ms: 100,
                     sampling: Sampling::default(),
                     stop: StopRule { max_tokens, min_tokens: 0, stop_tokens: vec![7] },
-                    constraint: None,
+                    constraint: constrained.then(|| Constraint {
+                        grammar: Grammar::Regex("a*".into()),
+                        end_tokens: vec![7],
+                        ends_late: false,
+                    }),
                     urgency,
                     prompt_logprobs: scored.then_some(2),
                 };
@@ -143,6 +167,15 @@ impl World {
                     self.fetches.push_back((fetch, open));
                     let arrival = there.then_some(Arrival { origin: RequestId(999), source: Source::Dram });
                     self.scheduler.fetched(fetch, index, arrival, self.now);
+                }
+            }
+            Event::Constrained { good } => {
+                if let Some(job) = self.constraining.pop_front() {
+                    let outcome = if good { Ok(()) } else { Err("no".to_owned()) };
+                    // An answer to an earlier job of the same sequence, which had other tokens, changes nothing.
+                    assert!(!self.scheduler.constrained(job, 3, Ok(())));
+                    self.scheduler.constrained(job, 0, outcome);
+                    assert!(!self.scheduler.constrained(job, 0, Ok(())), "answered once");
                 }
             }
             Event::Step => self.step(),
@@ -183,8 +216,17 @@ impl World {
                         (targets.iter().map(|_| TokenLogprob { logprob: -1.0, top: vec![] }).collect(), token.is_some())
                     }
                 };
-                let drawn = draws.then(|| ((chunk.start as u32 * 31) % VOCAB as u32, None));
-                SegmentResult { scores, drawn, fault: None }
+                assert!(!self.constraining.contains(&chunk.job), "nothing is computed before its grammar is there");
+                let draw = match segment.wanted {
+                    Wanted::Token(draw) | Wanted::Scores { token: Some(draw), .. } => Some(draw),
+                    _ => None,
+                };
+                let is_constrained = draw.is_some_and(|draw| draw.allowed.is_some());
+                let must_be = self.jobs[chunk.job.0 as usize].constraint.is_some();
+                assert_eq!(is_constrained, draws && must_be, "no token of a constrained job is drawn without its grammar");
+                let fault = (is_constrained && chunk.start % 17 == 3).then(|| "dead end".to_owned());
+                let drawn = (draws && fault.is_none()).then(|| ((chunk.start as u32 * 31) % VOCAB as u32, None));
+                SegmentResult { scores, drawn, fault }
             })
             .collect();
         self.scheduler.stepped(&chunks, results, self.now);
@@ -202,6 +244,10 @@ impl World {
                 Action::Put { node: at, delivery, .. } => {
                     assert_eq!(at, node(1), "blocks are published at home");
                     assert_eq!(delivery, Delivery::BestEffort);
+                }
+                Action::Constrain { job, generated, .. } => {
+                    assert!(generated.is_empty() && self.jobs[job.0 as usize].constraint.is_some());
+                    self.constraining.push_back(job);
                 }
                 Action::Match { .. } => panic!("a decode job says what is where"),
                 Action::Send { event: WorkerEvent::Tokens(tokens), .. } => {
@@ -244,6 +290,7 @@ impl World {
                 break;
             }
             self.apply(&Event::Answer { there: true });
+            self.apply(&Event::Constrained { good: true });
             self.apply(&Event::Step);
         }
         assert!(self.live.is_empty(), "sequences that never end: {:?}", self.live);
@@ -285,7 +332,7 @@ proptest! {
     ) {
         let mut world = World::new();
         let admit = |prompt, max_tokens, urgency| {
-            Event::Admit { prompt, expected: 0, max_tokens, elsewhere: 0, home: false, scored: true, urgency }
+            Event::Admit { prompt, expected: 0, max_tokens, elsewhere: 0, home: false, scored: true, urgency, constrained: false }
         };
         world.apply(&admit(prompt, 1, Urgency::default()));
         let first = SequenceId(0);

@@ -9,6 +9,7 @@ use crate::{
     drive::Driven,
     io::Io,
     job::{Action, Delivery, JobId, ScheduledChunk},
+    masks::{Constrained, Masks},
     publishing::Publisher,
     role::Role,
 };
@@ -20,6 +21,7 @@ use tidemill_kvpool::client::{Arrival, FetchId, FetchedBlock, Miss};
 use tidemill_model::{ExecutorError, Runner};
 use tidemill_net::uplink::LinkEvent;
 use tidemill_proto::{
+    block::Token,
     ids::LinkId,
     message::StepSample,
     step::{Segment, SegmentResult},
@@ -43,6 +45,11 @@ pub enum Event {
         blocks: usize,
         outcome: Result<(), String>,
     },
+    Constrained {
+        job: JobId,
+        generated: usize,
+        outcome: Result<Constrained, String>,
+    },
     /// Hand all jobs back and end.
     Drain,
 }
@@ -54,6 +61,8 @@ pub(crate) struct Engine<R> {
     pub(crate) io: Io,
     pub(crate) publisher: Publisher,
     pub(crate) announcer: Announcer,
+    /// `None`: this role draws no tokens.
+    pub(crate) masks: Option<Masks>,
 }
 
 impl<R: Role> Driven for Engine<R> {
@@ -82,6 +91,7 @@ impl<R: Role> Driven for Engine<R> {
                 self.role.fetched(fetch, index, arrival, now);
             }
             Event::PutDone { job, blocks, outcome } => self.role.put_done(job, blocks, outcome, now),
+            Event::Constrained { job, generated, outcome } => self.constrained(job, generated, outcome),
             Event::Drain => {
                 self.role.hand_back("this worker is shutting down");
                 self.act()?;
@@ -102,7 +112,9 @@ impl<R: Role> Driven for Engine<R> {
         }
         let started = Instant::now();
         let results = self.compute(&chunks)?;
+        let drawn: Vec<_> = chunks.iter().zip(&results).filter_map(|(chunk, result)| Some((chunk.job, result.drawn.as_ref()?.0))).collect();
         self.role.stepped(&chunks, results, self.io.now());
+        self.advance_masks(&drawn);
         self.io.report(|report| report.push_step(sample(&chunks, R::DECODES, started.elapsed())));
         self.act()?;
         Ok(true)
@@ -131,8 +143,36 @@ impl<R: Role> Engine<R> {
     }
 
     fn compute(&mut self, chunks: &[ScheduledChunk]) -> Result<Vec<SegmentResult>, ExecutorError> {
-        let segments: Vec<Segment<'_>> = chunks.iter().map(|chunk| self.role.segment(chunk)).collect();
+        let segment = |chunk: &ScheduledChunk| {
+            let mut segment = self.role.segment(chunk);
+            if let (Some(draw), Some(allowed)) = (segment.wanted.draw_mut(), self.masks.as_ref().and_then(|masks| masks.next(chunk.job))) {
+                draw.allowed = Some(allowed);
+            }
+            segment
+        };
+        let segments: Vec<Segment<'_>> = chunks.iter().map(segment).collect();
         self.runner.step(&segments)
+    }
+
+    fn constrained(&mut self, job: JobId, generated: usize, outcome: Result<Constrained, String>) {
+        let (outcome, constrained) = match outcome {
+            Ok(constrained) => (Ok(()), Some(constrained)),
+            Err(reason) => (Err(reason), None),
+        };
+        if self.role.constrained(job, generated, outcome)
+            && let (Some(masks), Some(constrained)) = (&mut self.masks, constrained)
+        {
+            masks.insert(job, constrained);
+        }
+    }
+
+    /// Masks of the next step begin now.
+    fn advance_masks(&mut self, drawn: &[(JobId, Token)]) {
+        let Some(masks) = &mut self.masks else { return };
+        masks.retain(|job| self.role.kv(job).is_some());
+        for &(job, token) in drawn {
+            masks.advance(job, token);
+        }
     }
 
     fn act(&mut self) -> Result<(), ExecutorError> {
@@ -153,6 +193,9 @@ impl<R: Role> Engine<R> {
                 Action::Put { node, lineage, blocks, delivery: Delivery::Acknowledged(job) } => {
                     let (count, put) = (blocks.len(), self.publisher.put(&mut self.runner, node, lineage, &blocks)?);
                     self.io.answer(async move { Event::PutDone { job, blocks: count, outcome: put.await } });
+                }
+                Action::Constrain { job, constraint, generated } => {
+                    self.masks.as_ref().expect("only roles that draw tokens follow grammars").compile(job, constraint, generated);
                 }
                 Action::Send { link, event } => self.io.send(link, event),
             }

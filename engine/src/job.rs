@@ -2,7 +2,8 @@
 
 use tidemill_kvpool::client::{FetchId, Part};
 use tidemill_proto::{
-    block::BlockKey,
+    block::{BlockKey, Token},
+    grammar::Constraint,
     ids::LinkId,
     message::{PoolNode, WorkerEvent},
     pool::Lineage,
@@ -32,6 +33,9 @@ pub enum Action {
     CancelFetch { fetch: FetchId },
     /// Put device blocks, with the bytes they hold now, into the pool. They follow each other in a chain; `lineage` is the first one's.
     Put { node: PoolNode, lineage: Lineage, blocks: Vec<(BlockKey, u32)>, delivery: Delivery },
+    /// Compile a job's grammar, and go through the tokens generated before. Answered by [`Role::constrained`](crate::role::Role::constrained).
+    /// From then on the engine tells every draw of the job what is allowed.
+    Constrain { job: JobId, constraint: Constraint, generated: Vec<Token> },
     /// Tell a coordinator.
     Send { link: LinkId, event: WorkerEvent },
 }

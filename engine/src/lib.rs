@@ -17,6 +17,7 @@
 //! - [`engine`]: events in, steps computed, actions performed
 //! - `drive`: the thread that does so, and its inbox
 //! - `io`: what that thread reaches: coordinators, pool nodes, its inbox, the report
+//! - `masks`: what constrained sequences may draw, computed beside the forward pass
 //! - `publishing`: device blocks into the pool
 //! - [`load`]: from settings to a loaded model with its device memory
 //! - [`flags`]: section `[engine]` of a worker's settings
@@ -42,6 +43,8 @@ pub mod flags;
 mod io;
 #[cfg(feature = "shell")]
 pub mod load;
+#[cfg(feature = "shell")]
+mod masks;
 #[cfg(feature = "shell")]
 mod publishing;
 #[cfg(feature = "shell")]

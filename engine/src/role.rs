@@ -41,6 +41,12 @@ pub trait Role {
     /// A put of `blocks` blocks of a job ended.
     fn put_done(&mut self, job: JobId, blocks: usize, outcome: Result<(), String>, now: Duration);
 
+    /// A job's grammar is compiled and stands after `generated` tokens, or the reason why it cannot be followed. Returns whether the job
+    /// waits for just that: the answer may be that of an earlier job of the same sequence.
+    fn constrained(&mut self, _job: JobId, _generated: usize, _outcome: Result<(), String>) -> bool {
+        false
+    }
+
     /// Admits what fits and schedules the next step; empty if there is nothing to compute.
     fn plan(&mut self, now: Duration) -> Vec<ScheduledChunk>;
 

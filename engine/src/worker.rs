@@ -7,6 +7,7 @@ use crate::{
     flags::Settings,
     io,
     load::{EngineError, LoadedEngine, load_engine},
+    masks::Masks,
     publishing::Publisher,
     role::Role,
 };
@@ -77,7 +78,9 @@ async fn serve<S: RoleSettings>(Settings { worker, engine, role }: Settings<S>) 
     let putting_max = io::queue_blocks(&info, PUTTING_MAX);
     let (publisher, publishing) = Publisher::start(io.pools.clone(), putting_max);
     let bounds = EngineBounds { vocab: runner.config().vocab(), step_tokens, putting_max, info };
-    let engine = Engine { role: role.scheduler(&bounds), runner, io, publisher, announcer: Announcer::default() };
+    let masks = (role.draws_max() > 0).then(|| Masks::start(engine.model.clone(), bounds.vocab, engine.threads, io.inbox.clone()));
+    let engine =
+        Engine { role: role.scheduler(&bounds), runner, io, publisher, announcer: Announcer::default(), masks: masks.transpose()? };
     let outcome = links.drive(engine, events, shutdown).await;
     // At best effort, here too: what is not in the pool by now is computed again by whoever needs it.
     let _ = timeout(PUBLISHING_LAST, publishing).await;

@@ -6,8 +6,9 @@ use crate::{
     http::{
         answer::Answer,
         errors::ApiError,
-        parse::{self, Options},
+        parse::{self, Constrained, Options},
         responses::running::RunningResponses,
+        structured,
         watch::VIEWERS_MAX,
     },
     metrics::Objectives,
@@ -21,12 +22,13 @@ use std::{
     num::NonZero,
     panic::{self, AssertUnwindSafe},
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 use tidemill_cluster::{ClusterView, NewRequest, Rejection, class::Classes};
+use tidemill_grammar::{Compiler, Vocabulary};
 use tidemill_proto::{
     block::Token,
     sampling::{Sampling, StopRule},
@@ -60,6 +62,13 @@ pub struct ServedModel {
     pub name: String,
     pub text: TextModel,
     pub backend: Arc<dyn Backend>,
+    grammars: OnceLock<Compiler>,
+}
+
+impl ServedModel {
+    pub fn new(name: String, text: TextModel, backend: Arc<dyn Backend>) -> Self {
+        Self { name, text, backend, grammars: OnceLock::new() }
+    }
 }
 
 /// The front door, turned to one of the models: [`select`](Self::select) turns it to another.
@@ -253,6 +262,28 @@ impl Gateway {
         done.unwrap_or_else(|_| Err(unreadable()))
     }
 
+    /// Refuses a grammar that does not compile, so that it fails before the request is taken. Takes milliseconds, beside the event loop.
+    pub async fn check_constraint(&self, options: &Options) -> Result<(), ApiError> {
+        let Some(constrained) = options.constraint.clone() else { return Ok(()) };
+        let worker = self.clone();
+        self.compute(move || worker.compile(&constrained)).await
+    }
+
+    fn compile(&self, Constrained { constraint, param }: &Constrained) -> Result<(), ApiError> {
+        if constraint.end_tokens.is_empty() {
+            let message = format!("`{param}`: this model names no end-of-sequence token, so its answer could not end");
+            return Err(ApiError::invalid(*param, message));
+        }
+        self.grammars().compile(&constraint.grammar).map(drop).map_err(|error| structured::refused(param, &error))
+    }
+
+    /// The compiler of this model's grammars. The first call makes it, which takes up to a second for a large vocabulary.
+    pub fn grammars(&self) -> &Compiler {
+        let ServedModel { text, grammars, .. } = &*self.model;
+        let width = text.config.identity.vocab_size as usize;
+        grammars.get_or_init(|| Compiler::new(&Vocabulary::new(text.tokenizer.inner(), width)))
+    }
+
     /// Refuses text that cannot fit, without tokenizing it.
     pub fn check_text_length(&self, param: &str, text: &str) -> Result<(), ApiError> {
         let context = self.context_tokens_max();
@@ -337,7 +368,7 @@ impl Gateway {
             class: options.class,
             sampling: Sampling { logprobs: options.sampling.logprobs.filter(|_| !hidden), ..options.sampling.clone() },
             stop: StopRule { max_tokens: generated, min_tokens, stop_tokens: options.rules.stop_tokens.clone() },
-            constraint: options.constraint.clone(),
+            constraint: options.constraint.as_ref().map(|constrained| constrained.constraint.clone()),
             choices: options.choices,
             prompt_logprobs,
             timeout: self.shared.request_timeout,

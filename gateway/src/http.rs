@@ -5,6 +5,7 @@
 //! - [`endpoint`]: the generating endpoints' common part; [`chat`], [`completions`]: their wire shapes; [`openai`]: bodies
 //! - [`responses`], [`conversations`]: what is stored, and goes on by its id
 //! - [`messages`]: Anthropic's API; [`tokenize`]: `/tokenize` and `/detokenize`
+//! - [`structured`]: what an answer's text must follow
 //! - [`parse`]: bodies checked; [`errors`]: OpenAI's error object
 //! - [`answer`]: a running request's events as deltas of its choices; [`sse`]: deltas as a stream
 //! - [`server`]: clients' connections
@@ -25,5 +26,6 @@ pub mod responses;
 pub mod routes;
 pub mod server;
 pub mod sse;
+pub mod structured;
 pub mod tokenize;
 pub mod watch;

@@ -207,7 +207,7 @@ fn fault(prepared: &Prepared, problem: String) -> SchemaError {
 }
 
 /// An expression matches the whole text, with or without the anchors that say so.
-fn whole(expression: &str) -> &str {
+pub(crate) fn whole(expression: &str) -> &str {
     let rest = expression.strip_prefix('^').unwrap_or(expression);
     match rest.strip_suffix('$') {
         Some(inner) if inner.chars().rev().take_while(|&c| c == '\\').count() % 2 == 0 && !has_top_level_choice(inner) => inner,

@@ -1,5 +1,7 @@
 //! Pieces of llguidance's dialect of Lark.
 
+use crate::compiler::whole;
+use llguidance::regex_to_lark;
 use tidemill_proto::grammar::Grammar;
 
 /// One of these texts, whole.
@@ -14,7 +16,11 @@ pub fn literal(text: &str) -> String {
     serde_json::to_string(text).expect("text is JSON").replace('\u{7f}', "\\u007f")
 }
 
-/// A schema as a part of a rule. It is the text of a [`Grammar::JsonSchema`].
-pub fn json(schema: &str) -> String {
-    format!("%json {schema}")
+/// Any grammar as a part of a rule, such as what follows a thought: `start: thought %json {…}`.
+pub fn part(grammar: &Grammar) -> String {
+    match grammar {
+        Grammar::JsonSchema(schema) => format!("%json {schema}"),
+        Grammar::Regex(expression) => format!("/{}/", regex_to_lark(whole(expression), "")),
+        Grammar::Lark(grammar) => format!("%lark {{\n{grammar}\n}}"),
+    }
 }

@@ -27,6 +27,11 @@ impl TokenBytes {
         if tokenizer.get_added_vocabulary().get_added_tokens_decoder().contains_key(&id) {
             return piece.into_bytes();
         }
+        self.spelt(piece)
+    }
+
+    /// The bytes of a token's spelling. In a byte-level vocabulary, one that is not of the alphabet stands for itself.
+    pub fn spelt(&self, piece: String) -> Vec<u8> {
         match &self.byte_of {
             Some(byte_of) => piece.chars().map(|c| byte_of.get(&c).copied()).collect::<Option<_>>().unwrap_or_else(|| piece.into_bytes()),
             None => match byte_fallback(&piece) {

@@ -110,6 +110,21 @@ fn expressions_choices_and_grammars_are_matched_whole() {
 }
 
 #[test]
+fn any_grammar_can_follow_another_text() {
+    let mut world = World::new();
+    let schema = json_schema(&json!({"type": "boolean"}), Whitespace::None).unwrap();
+    let choice = lark::choice(&["true", "false"]);
+    for grammar in [schema, Grammar::Regex("^(true|false)$".into()), choice] {
+        let whole =
+            Grammar::Lark(format!("start: thought answer\nthought: \"<\" /[a-z]{{0,3}}/ \">\"\nanswer: {}", lark::part(&grammar)).into());
+        for text in world.texts(&whole, 20) {
+            let answer = text.split_once('>').unwrap().1;
+            assert!(text.starts_with('<') && ["true", "false"].contains(&answer), "{grammar:?}: {text}");
+        }
+    }
+}
+
+#[test]
 fn special_tokens_are_allowed_where_they_are_named_and_nowhere_else() {
     let mut world = World::new();
     let special = tokenizer().get_added_vocabulary().get_added_tokens_decoder().clone();

@@ -212,6 +212,7 @@ impl World {
     fn observe(&mut self) {
         for action in self.scheduler.residency_mut().take_actions() {
             match action {
+                Action::Constrain { .. } => panic!("prefill draws nothing"),
                 Action::Match { job, keys, .. } => {
                     let before = self.live.iter().map(|request| self.jobs[request].blocks as usize * BLOCK_TOKENS).sum();
                     let request = *self.live.iter().find(|request| !self.passed.contains_key(request)).expect("the newest one");

@@ -87,6 +87,17 @@ impl Segment<'_> {
     }
 }
 
+impl<'a> Wanted<'a> {
+    /// The token to be drawn, if one is wanted.
+    pub fn draw_mut(&mut self) -> Option<&mut Draw<'a>> {
+        match self {
+            Self::Token(draw) => Some(draw),
+            Self::Scores { token, .. } => token.as_mut(),
+            Self::Nothing => None,
+        }
+    }
+}
+
 impl Draw<'_> {
     /// Whether the draw depends on the logits, temperature, cuts and seed alone.
     pub fn is_plain(&self) -> bool {
@@ -138,6 +149,16 @@ impl Mask {
     pub fn tokens(&self) -> impl Iterator<Item = Token> {
         let bits = |word: u32| (0..32).filter(move |bit| word >> bit & 1 == 1);
         self.words.iter().enumerate().flat_map(move |(i, &word)| bits(word).map(move |bit| 32 * i as Token + bit))
+    }
+}
+
+/// Of a constrained sequence whose grammar nobody has brought: nothing is drawn rather than anything.
+#[derive(Clone, Copy, Debug)]
+pub struct Unknown;
+
+impl Allowed for Unknown {
+    fn wait(&self) -> Result<&Mask, &str> {
+        Err("its grammar is not known here")
     }
 }
 

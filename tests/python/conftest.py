@@ -4,6 +4,7 @@ TIDEMILL_URL names a running one (http://…/v1); otherwise TIDEMILL_BIN names t
 started for the session, ended with SIGTERM, and must leave nothing behind.
 """
 
+import contextlib
 import os
 import pathlib
 import queue
@@ -25,13 +26,26 @@ DRAIN_S = 60
 @pytest.fixture(scope="session")
 def url():
     """Base URL of the API, up to and including /v1."""
+    with running_cluster() as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def disaggregated():
+    """The same of a cluster of its own, where a prefill worker computes every full block of a prompt."""
+    with running_cluster("--local-tail-tokens", "0") as url:
+        yield url
+
+
+@contextlib.contextmanager
+def running_cluster(*flags):
     if running := os.environ.get("TIDEMILL_URL"):
         yield running.rstrip("/")
         return
     binary = os.environ.get("TIDEMILL_BIN")
     if not binary:
         pytest.fail("set TIDEMILL_URL to a running cluster, or TIDEMILL_BIN to the tidemill binary")
-    command = [binary, "up", "--http", "127.0.0.1:0", "--model", str(MODEL)]
+    command = [binary, "up", "--http", "127.0.0.1:0", "--model", str(MODEL), *flags]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
     try:
         url = ready_url(process)

@@ -178,10 +178,10 @@ async fn every_failure_is_openais_error_object() {
         (chat, json!({"messages": hi, "max_tokens": 5000}), 400, json!("messages"), json!("context_length_exceeded")),
         (
             chat,
-            json!({"messages": hi, "response_format": {"type": "json_object"}}),
+            json!({"messages": hi, "guided_json": {"items": {"uniqueItems": true}}}),
             400,
-            json!("response_format"),
-            json!("unsupported_parameter"),
+            json!("guided_json.items.uniqueItems"),
+            Value::Null,
         ),
         (chat, json!({"messages": hi, "tools": [{"type": "function"}]}), 400, json!("tools[0].function"), Value::Null),
         (chat, json!({"messages": hi, "tool_choice": "required"}), 400, json!("tool_choice"), Value::Null),

@@ -15,7 +15,7 @@ use tokio::{
 const PATHS: [&str; 2] = ["/v1/chat/completions", "/v1/completions"];
 
 /// Fields that mean something, so that random bodies get past the first check.
-const FIELDS: [&str; 32] = [
+const FIELDS: [&str; 37] = [
     "messages",
     "prompt",
     "model",
@@ -46,6 +46,11 @@ const FIELDS: [&str; 32] = [
     "skip_special_tokens",
     "cache_salt",
     "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
     "tools",
     "chat_template_kwargs",
 ];

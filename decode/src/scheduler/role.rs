@@ -57,6 +57,18 @@ impl Role for Scheduler {
     /// Decode publishes at best effort.
     fn put_done(&mut self, _: JobId, _: usize, _: Result<(), String>, _: Duration) {}
 
+    fn constrained(&mut self, job: JobId, generated: usize, outcome: Result<(), String>) -> bool {
+        let Some(state) = self.sequences.get_mut(&job).filter(|state| state.awaits_grammar && state.generated() as usize == generated)
+        else {
+            return false;
+        };
+        state.awaits_grammar = false;
+        if let Err(reason) = outcome {
+            self.end(job, Finish::Failed { reason });
+        }
+        true
+    }
+
     fn plan(&mut self, now: Duration) -> Vec<ScheduledChunk> {
         let ranks = self.ranks(now);
         self.admit_waiting(&ranks, now);

@@ -39,9 +39,6 @@ impl Endpoint for Chat {
         if chat.functions.as_ref().is_some_and(|functions| !functions.is_empty()) {
             return Err(ApiError::unsupported("functions"));
         }
-        if chat.response_format.as_ref().is_some_and(|format| format.r#type != "text") {
-            return Err(ApiError::unsupported("response_format"));
-        }
         if options.max_tokens == Some(0) {
             return Err(ApiError::invalid("max_tokens", "`max_tokens` is 0: an answer has at least one token"));
         }

@@ -6,7 +6,7 @@ use super::{
     errors::ApiError,
     openai::{GenerateRequest, Usage},
     parse::{self, Options},
-    sse,
+    sse, structured,
 };
 use crate::{
     gateway::{Gateway, unix_seconds},
@@ -104,6 +104,7 @@ async fn start<E: Endpoint>(gateway: &Arc<Gateway>, headers: &HeaderMap, body: B
     let body = gateway.read(body).await?;
     let worker = Arc::clone(gateway);
     let (gateway, endpoint, options, prompts) = gateway.compute_body(body.len(), move || understand::<E>(&worker, arrived, &body)).await?;
+    gateway.check_constraint(&options).await?;
     // A default shrinks to what fits; a number that the client gave must fit.
     let room = gateway.room(&prompts)?;
     let max_tokens = options.max_tokens.unwrap_or_else(|| E::max_tokens_default(room));
@@ -124,10 +125,14 @@ async fn start<E: Endpoint>(gateway: &Arc<Gateway>, headers: &HeaderMap, body: B
 type Understood<E> = (Arc<Gateway>, E, Options, Vec<Tokens>);
 
 fn understand<E: Endpoint>(gateway: &Gateway, arrived: Instant, body: &[u8]) -> Result<Understood<E>, ApiError> {
-    let request: GenerateRequest = parse::json(body)?;
+    let mut request: GenerateRequest = parse::json(body)?;
     let gateway = gateway.select(request.model.as_deref())?;
     let body: E::Body = parse::json(body)?;
+    let asked = structured::grammar(&mut request)?;
     let mut options = Options::check(arrived, request, gateway.text(), gateway.classes())?;
+    if let Some(asked) = asked {
+        options.constrain(asked, gateway.text());
+    }
     let (endpoint, prompts) = E::understand(&gateway, body, &mut options)?;
     Ok((gateway, endpoint, options, prompts.into_iter().map(Tokens::from).collect()))
 }

@@ -1,5 +1,6 @@
 //! OpenAI's request and response bodies, with vLLM's usual extensions. Unknown fields are ignored, as both do.
 
+use super::structured::{ResponseFormat, StructuredOutputs};
 use crate::generation::{FinishReason, StopReason};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -32,6 +33,13 @@ pub struct GenerateRequest {
     pub repetition_penalty: Option<f32>,
     pub logit_bias: Option<BTreeMap<String, f32>>,
     pub return_token_ids: Option<bool>,
+    pub response_format: Option<ResponseFormat>,
+    pub structured_outputs: Option<StructuredOutputs>,
+    pub guided_json: Option<serde_json::Value>,
+    pub guided_regex: Option<String>,
+    pub guided_choice: Option<Vec<String>>,
+    pub guided_grammar: Option<String>,
+    pub guided_whitespace_pattern: Option<String>,
     /// Separates cached prefixes: only requests with the same salt share them.
     pub cache_salt: Option<String>,
     /// Chooses the service class.
@@ -63,8 +71,6 @@ pub struct ChatRequest {
     pub add_generation_prompt: Option<bool>,
     #[serde(default)]
     pub chat_template_kwargs: Option<minijinja::Value>,
-    #[serde(default)]
-    pub response_format: Option<ResponseFormat>,
     #[serde(default)]
     pub tools: Option<Vec<ChatTool>>,
     #[serde(default)]
@@ -105,11 +111,6 @@ pub enum ToolChoiceField {
 #[derive(Debug, Deserialize)]
 pub struct FunctionName {
     pub name: String,
-}
-
-#[derive(Debug, Deserialize)]
-pub struct ResponseFormat {
-    pub r#type: String,
 }
 
 /// Fields that only the template knows are kept as they came.

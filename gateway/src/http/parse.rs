@@ -3,6 +3,7 @@
 use super::{
     errors::ApiError,
     openai::{GenerateRequest, StopField},
+    structured::Asked,
 };
 use crate::{
     generation::TextRules,
@@ -19,11 +20,7 @@ use axum::{
 use serde::de::DeserializeOwned;
 use std::{error::Error, ops::RangeBounds, time::Instant};
 use tidemill_cluster::class::{ClassId, Classes};
-use tidemill_proto::{
-    block::Token,
-    grammar::{Constraint, Grammar},
-    sampling::Sampling,
-};
+use tidemill_proto::{block::Token, grammar::Constraint, sampling::Sampling};
 
 /// Choices per prompt.
 const CHOICES_MAX: u32 = 128;
@@ -96,7 +93,7 @@ pub struct Options {
     pub max_tokens_shrinks: bool,
     pub rules: TextRules,
     /// What every choice's text must follow.
-    pub constraint: Option<Constraint>,
+    pub constraint: Option<Constrained>,
     pub return_token_ids: bool,
     pub salt: Vec<u8>,
     pub class: ClassId,
@@ -191,18 +188,25 @@ impl Options {
     }
 }
 
+/// A constraint, and the field of the request that asked for it.
+#[derive(Clone, Debug)]
+pub struct Constrained {
+    pub constraint: Constraint,
+    pub param: &'static str,
+}
+
 impl Options {
-    /// Makes every choice's text follow a grammar that compiles. It ends with the model's end of sequence, which a client that ignores it
-    /// then only puts off.
-    pub fn constrain(&mut self, grammar: Grammar, model: &TextModel) {
+    /// Makes every choice's text follow a grammar, which is compiled before the request goes on. The text ends with the model's end of
+    /// sequence, which a client that ignores it then only puts off. The last call counts: it may wrap what an earlier one asked for.
+    pub fn constrain(&mut self, Asked { grammar, param }: Asked, model: &TextModel) {
         let end_tokens = model.eos_tokens();
         let TextRules { stop_tokens, eos_tokens, .. } = &mut self.rules;
-        let ends_late = eos_tokens.is_empty();
+        let ends_late = self.constraint.as_ref().map_or(eos_tokens.is_empty(), |earlier| earlier.constraint.ends_late);
         stop_tokens.extend(&end_tokens);
         stop_tokens.sort_unstable();
         stop_tokens.dedup();
         eos_tokens.clone_from(&end_tokens);
-        self.constraint = Some(Constraint { grammar, end_tokens, ends_late });
+        self.constraint = Some(Constrained { constraint: Constraint { grammar, end_tokens, ends_late }, param });
     }
 }
 

@@ -57,7 +57,7 @@ impl Detokenizer {
     pub fn new(tokenizer: Arc<Tokenizer>, prompt: &[Token], skip_special: bool) -> Self {
         let context = &prompt[prompt.len().saturating_sub(CONTEXT_TOKENS)..];
         // The first tokens may complete a character that the prompt's last bytes begin.
-        let text = match tokenizer.bytes() {
+        let text = match tokenizer.decoded() {
             Some(bytes) => {
                 let bytes: Vec<u8> = context.iter().flat_map(|&token| bytes.of(token, skip_special)).copied().collect();
                 Text::Bytes(Bytes { pending: bytes[complete(&bytes)..].to_vec(), generated: false })
@@ -73,7 +73,7 @@ impl Detokenizer {
     /// Adds a token; returns the text that is complete with it.
     pub fn push(&mut self, token: Token) -> String {
         match &mut self.text {
-            Text::Bytes(text) => text.push(self.tokenizer.bytes().map_or(&[], |bytes| bytes.of(token, self.skip_special))),
+            Text::Bytes(text) => text.push(self.tokenizer.decoded().map_or(&[], |bytes| bytes.of(token, self.skip_special))),
             Text::Window(text) => text.push(token, &self.tokenizer, self.skip_special),
         }
     }

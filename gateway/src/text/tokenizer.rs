@@ -1,10 +1,10 @@
-//! The model's own tokenizer (`tokenizer.json`, through Hugging Face's library), and one thing that the library lacks: the
-//! bytes of a single token.
+//! The model's own tokenizer (`tokenizer.json`, through Hugging Face's library).
 
 use super::ModelError;
-use std::{collections::HashMap, path::Path};
+use std::path::Path;
+use tidemill_grammar::TokenBytes;
 use tidemill_proto::block::Token;
-use tokenizers::{Decoder, DecoderWrapper};
+use tokenizers::DecoderWrapper;
 
 /// A normalizer can shrink text by at most this factor (canonical composition of three two-byte code points into one).
 const NORMALIZER_SHRINK_MAX: usize = 4;
@@ -12,30 +12,29 @@ const NORMALIZER_SHRINK_MAX: usize = 4;
 #[derive(Debug)]
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
-    /// Bytes of the alphabet's characters, for byte-level vocabularies.
-    byte_of: Option<HashMap<char, u8>>,
+    bytes: TokenBytes,
     /// Where the decoder does nothing but put tokens' bytes together: those of each id.
-    bytes: Option<TokenBytes>,
+    decoded: Option<DecodedBytes>,
     /// Longest token, in bytes.
     token_bytes_max: usize,
 }
 
-/// The bytes of every token, one after the other.
+/// What a byte-level decoder makes of every token, one after the other.
 #[derive(Debug)]
-pub struct TokenBytes {
+pub struct DecodedBytes {
     bytes: Vec<u8>,
     /// Where each id's bytes end, and whether it is special.
     ends: Vec<(u32, bool)>,
 }
 
-impl TokenBytes {
-    fn new(tokenizer: &tokenizers::Tokenizer, byte_of: &HashMap<char, u8>) -> Self {
+impl DecodedBytes {
+    fn new(tokenizer: &tokenizers::Tokenizer, token_bytes: &TokenBytes) -> Self {
         let ids = tokenizer.get_vocab(true).into_values().max().map_or(0, |last| last + 1);
         let (mut bytes, mut ends) = (Vec::new(), Vec::new());
         for id in 0..ids {
             let piece = tokenizer.id_to_token(id);
             let is_special = piece.as_ref().is_some_and(|piece| tokenizer.get_added_vocabulary().is_special_token(piece));
-            bytes.extend(piece.map_or_else(Vec::new, |piece| bytes_of(byte_of, piece)));
+            bytes.extend(piece.map_or_else(Vec::new, |piece| token_bytes.spelt(piece)));
             ends.push((bytes.len() as u32, is_special));
         }
         Self { bytes, ends }
@@ -70,11 +69,16 @@ impl Tokenizer {
         // Files often carry the truncation and padding of a training run.
         inner.with_padding(None);
         inner.with_truncation(None).expect("turning truncation off is always valid");
-        let byte_of = inner.get_decoder().is_some_and(is_byte_level).then(byte_level_alphabet);
+        let bytes = TokenBytes::new(&inner);
         let is_bytewise = matches!(inner.get_decoder(), Some(DecoderWrapper::ByteLevel(_)));
-        let bytes = byte_of.as_ref().filter(|_| is_bytewise).map(|byte_of| TokenBytes::new(&inner, byte_of));
+        let decoded = is_bytewise.then(|| DecodedBytes::new(&inner, &bytes));
         let token_bytes_max = inner.get_vocab(true).keys().map(String::len).max().unwrap_or(1);
-        Self { inner, byte_of, bytes, token_bytes_max }
+        Self { inner, bytes, decoded, token_bytes_max }
+    }
+
+    /// The library's own.
+    pub fn inner(&self) -> &tokenizers::Tokenizer {
+        &self.inner
     }
 
     /// `special`: add the tokens that the model expects around every text (BOS). A rendered chat has them already.
@@ -95,8 +99,8 @@ impl Tokenizer {
     }
 
     /// Each token's part of [`decode`](Self::decode), if that does not depend on other tokens.
-    pub fn bytes(&self) -> Option<&TokenBytes> {
-        self.bytes.as_ref()
+    pub fn decoded(&self) -> Option<&DecodedBytes> {
+        self.decoded.as_ref()
     }
 
     pub fn id_of(&self, token: &str) -> Option<Token> {
@@ -124,23 +128,8 @@ impl Tokenizer {
     /// The bytes that one token stands for, as far as a token alone says: a part of a character in a byte-level
     /// vocabulary; with its leading space in a SentencePiece one.
     pub fn token_bytes(&self, id: Token) -> Vec<u8> {
-        let Some(piece) = self.inner.id_to_token(id) else { return Vec::new() };
-        if self.inner.get_added_vocabulary().get_added_tokens_decoder().contains_key(&id) {
-            return piece.into_bytes();
-        }
-        match &self.byte_of {
-            Some(byte_of) => bytes_of(byte_of, piece),
-            None => match byte_fallback(&piece) {
-                Some(byte) => vec![byte],
-                None => piece.replace('▁', " ").into_bytes(),
-            },
-        }
+        self.bytes.of(&self.inner, id)
     }
-}
-
-/// A piece that is not of the alphabet stands for itself.
-fn bytes_of(byte_of: &HashMap<char, u8>, piece: String) -> Vec<u8> {
-    piece.chars().map(|c| byte_of.get(&c).copied()).collect::<Option<_>>().unwrap_or_else(|| piece.into_bytes())
 }
 
 /// How OpenAI writes a token in text: itself, or `bytes:\xe6\xbd` if it is not whole characters.
@@ -149,25 +138,6 @@ pub fn printable(bytes: &[u8]) -> String {
         Ok(text) => text.to_owned(),
         Err(_) => bytes.iter().fold("bytes:".to_owned(), |text, byte| text + &format!("\\x{byte:02x}")),
     }
-}
-
-/// `<0xE6>` is that byte.
-fn byte_fallback(piece: &str) -> Option<u8> {
-    let hex = piece.strip_prefix("<0x")?.strip_suffix('>')?;
-    (hex.len() == 2).then(|| u8::from_str_radix(hex, 16).ok()).flatten()
-}
-
-/// Byte-level decoders come alone or in a sequence; asking one is surer than looking inside.
-fn is_byte_level(decoder: &DecoderWrapper) -> bool {
-    decoder.decode(vec!["Ġ".into()]).is_ok_and(|text| text == " ")
-}
-
-/// GPT-2's mapping of bytes to printable characters (`bytes_to_unicode` in its encoder.py), inverted.
-fn byte_level_alphabet() -> HashMap<char, u8> {
-    let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
-    let others = (0..=255u8).filter(|&byte| !printable(byte)).zip(256u32..);
-    let others = others.map(|(byte, code)| (char::from_u32(code).expect("codes from 256 to 323 are characters"), byte));
-    (0..=255u8).filter(|&byte| printable(byte)).map(|byte| (char::from(byte), byte)).chain(others).collect()
 }
 
 #[cfg(test)]

@@ -1,0 +1,249 @@
+//! Grammars of constrained sequences: compiled when a job comes, then one mask per token, computed beside the forward pass.
+//!
+//! ```text
+//!   engine ── job ──► [ compiler ] ── first mask, matcher ──► inbox
+//!     │                                                          │
+//!     ├── token drawn ──► [ maskers ] ── next mask ──► Cell ◄────┘
+//!     └── next step: forward pass … sampler waits at the Cell
+//! ```
+//!
+//! A matcher has at most one token under way, so the queues hold no more than there are sequences. Compiling may take long, and so does
+//! going through the tokens of a sequence that comes from another worker: both have a thread of their own, and hold up nobody's masks.
+
+use crate::{engine::Event, job::JobId};
+use parking_lot::{Condvar, Mutex};
+use std::{
+    collections::HashMap,
+    fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::PathBuf,
+    sync::{Arc, OnceLock, mpsc},
+    thread,
+    time::{Duration, Instant},
+};
+use tidemill_grammar::{Compiler, Matcher, Vocabulary};
+use tidemill_proto::{
+    block::Token,
+    grammar::Constraint,
+    step::{Allowed, Mask},
+};
+
+/// Masks take microseconds, and their work is bounded. A sampler that waits this long would wait forever.
+const MASK_WAIT_MAX: Duration = Duration::from_secs(60);
+/// More threads would not find enough sequences to share.
+const MASKERS_MAX: usize = 4;
+
+/// The engine's end.
+pub(crate) struct Masks {
+    compiler: mpsc::Sender<Start>,
+    maskers: mpsc::Sender<Advance>,
+    sequences: HashMap<JobId, Constrained>,
+}
+
+/// A sequence whose grammar is compiled.
+#[derive(Debug)]
+pub struct Constrained {
+    matcher: Arc<Mutex<Matcher>>,
+    /// What may be drawn next.
+    next: Arc<Cell>,
+}
+
+struct Start {
+    job: JobId,
+    constraint: Constraint,
+    generated: Vec<Token>,
+}
+
+struct Advance {
+    matcher: Arc<Mutex<Matcher>>,
+    token: Token,
+    next: Arc<Cell>,
+}
+
+/// Answers to the engine's inbox.
+pub(crate) type Inbox = tokio::sync::mpsc::Sender<Event>;
+
+impl Masks {
+    /// For the model in `dir`, whose rows of logits have `width` entries. Its tokenizer is read at once, in the background.
+    pub(crate) fn start(dir: PathBuf, width: usize, threads: usize, inbox: Inbox) -> std::io::Result<Self> {
+        let (compiler, starts) = mpsc::channel();
+        thread::Builder::new().name("grammars".into()).spawn(move || compile(&dir, width, &starts, &inbox))?;
+        let (maskers, tokens) = mpsc::channel();
+        let tokens = Arc::new(Mutex::new(tokens));
+        for i in 0..threads.clamp(1, MASKERS_MAX) {
+            let tokens = Arc::clone(&tokens);
+            thread::Builder::new().name(format!("masks-{i}")).spawn(move || advance(&tokens))?;
+        }
+        Ok(Self { compiler, maskers, sequences: HashMap::new() })
+    }
+
+    /// Compiles a job's grammar. Answered by [`Event::Constrained`].
+    pub(crate) fn compile(&self, job: JobId, constraint: Constraint, generated: Vec<Token>) {
+        // The thread lives as long as this.
+        let _ = self.compiler.send(Start { job, constraint, generated });
+    }
+
+    /// From now on the job's tokens are drawn under its grammar.
+    pub(crate) fn insert(&mut self, job: JobId, constrained: Constrained) {
+        self.sequences.insert(job, constrained);
+    }
+
+    /// What the job may draw next. `None`: it has no grammar.
+    pub(crate) fn next(&self, job: JobId) -> Option<&dyn Allowed> {
+        self.sequences.get(&job).map(|constrained| &*constrained.next as &dyn Allowed)
+    }
+
+    /// A token was drawn: the next mask is computed from here on.
+    pub(crate) fn advance(&mut self, job: JobId, token: Token) {
+        let Some(constrained) = self.sequences.get_mut(&job) else { return };
+        constrained.next = Arc::default();
+        let (matcher, next) = (Arc::clone(&constrained.matcher), Arc::clone(&constrained.next));
+        let _ = self.maskers.send(Advance { matcher, token, next });
+    }
+
+    /// Forgets the jobs that ended.
+    pub(crate) fn retain(&mut self, lives: impl Fn(JobId) -> bool) {
+        self.sequences.retain(|&job, _| lives(job));
+    }
+}
+
+/// A mask on its way.
+#[derive(Default)]
+struct Cell {
+    mask: OnceLock<Result<Mask, String>>,
+    lock: Mutex<()>,
+    known: Condvar,
+}
+
+impl Cell {
+    fn set(&self, mask: Result<Mask, String>) {
+        let _lock = self.lock.lock();
+        let _ = self.mask.set(mask);
+        self.known.notify_all();
+    }
+}
+
+impl Allowed for Cell {
+    fn wait(&self) -> Result<&Mask, &str> {
+        let deadline = Instant::now() + MASK_WAIT_MAX;
+        let mut lock = self.lock.lock();
+        loop {
+            if let Some(mask) = self.mask.get() {
+                return mask.as_ref().map_err(String::as_str);
+            }
+            if self.known.wait_until(&mut lock, deadline).timed_out() && self.mask.get().is_none() {
+                return Err("its mask did not come");
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cell").field("known", &self.mask.get().is_some()).finish()
+    }
+}
+
+/// The compiler's thread.
+fn compile(dir: &std::path::Path, width: usize, starts: &mpsc::Receiver<Start>, inbox: &Inbox) {
+    let path = dir.join("tokenizer.json");
+    let compiler = Vocabulary::load(&path, width).map(|vocabulary| Compiler::new(&vocabulary));
+    if let Err(error) = &compiler {
+        tracing::warn!(%error, "this worker fails every request with a grammar: it needs the model's tokenizer.json");
+    }
+    for Start { job, constraint, generated } in starts {
+        let outcome = match &compiler {
+            Ok(compiler) => unwinding(|| begin(compiler, &constraint, &generated)),
+            Err(error) => Err(format!("this worker cannot follow a grammar without the model's tokenizer.json ({error})")),
+        };
+        // A closed inbox is the engine's end.
+        let _ = inbox.blocking_send(Event::Constrained { job, generated: generated.len(), outcome });
+    }
+}
+
+fn begin(compiler: &Compiler, constraint: &Constraint, generated: &[Token]) -> Result<Constrained, String> {
+    let compiled = compiler.compile(&constraint.grammar).map_err(|error| format!("its grammar does not compile: {error}"))?;
+    let mut matcher = Matcher::new(&compiled, constraint, generated).map_err(|error| error.to_string())?;
+    let next = Cell::default();
+    next.set(matcher.mask().map_err(|error| error.to_string()));
+    Ok(Constrained { matcher: Arc::new(Mutex::new(matcher)), next: Arc::new(next) })
+}
+
+/// A masker's thread.
+fn advance(tokens: &Mutex<mpsc::Receiver<Advance>>) {
+    loop {
+        let received = tokens.lock().recv();
+        let Ok(Advance { matcher, token, next }) = received else { return };
+        next.set(unwinding(|| {
+            let mut matcher = matcher.lock();
+            matcher.advance(token).and_then(|()| matcher.mask()).map_err(|error| error.to_string())
+        }));
+    }
+}
+
+/// A panic in a grammar is its sequence's end, and nobody else's.
+fn unwinding<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err("its grammar broke the matcher: please report this as a bug".into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidemill_proto::grammar::Grammar;
+    use tokio::sync::mpsc::channel;
+
+    const JOB: JobId = JobId(3);
+
+    fn masks(dir: &str) -> (Masks, tokio::sync::mpsc::Receiver<Event>) {
+        let (inbox, events) = channel(8);
+        let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures").join(dir);
+        (Masks::start(dir, 512, 2, inbox).unwrap(), events)
+    }
+
+    fn constraint(expression: &str) -> Constraint {
+        Constraint { grammar: Grammar::Regex(expression.into()), end_tokens: vec![1], ends_late: false }
+    }
+
+    fn outcome(events: &mut tokio::sync::mpsc::Receiver<Event>) -> Result<Constrained, String> {
+        match events.blocking_recv() {
+            Some(Event::Constrained { job: JOB, outcome, .. }) => outcome,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn each_token_brings_the_next_mask() {
+        let (mut masks, mut events) = masks("llama3");
+        masks.compile(JOB, constraint("a{3}"), Vec::new());
+        masks.insert(JOB, outcome(&mut events).unwrap());
+        assert!(masks.next(JobId(4)).is_none());
+        for _ in 0..3 {
+            let mask = masks.next(JOB).unwrap().wait().unwrap().clone();
+            assert!(!mask.allows(1));
+            let token = mask.tokens().next().unwrap();
+            masks.advance(JOB, token);
+            if masks.next(JOB).unwrap().wait().unwrap().allows(1) {
+                break;
+            }
+        }
+        assert_eq!(masks.next(JOB).unwrap().wait().unwrap().tokens().collect::<Vec<_>>(), [1], "the grammar is complete");
+        masks.retain(|_| false);
+        assert!(masks.next(JOB).is_none());
+    }
+
+    #[test]
+    fn what_goes_wrong_is_said() {
+        let (mut masks, mut events) = self::masks("llama3");
+        masks.compile(JOB, constraint("("), Vec::new());
+        assert!(outcome(&mut events).unwrap_err().contains("does not compile"));
+        masks.compile(JOB, constraint("a*"), vec![5]);
+        assert!(outcome(&mut events).unwrap_err().contains("does not follow the grammar"));
+        masks.compile(JOB, constraint("a*"), Vec::new());
+        masks.insert(JOB, outcome(&mut events).unwrap());
+        masks.advance(JOB, 5);
+        assert!(masks.next(JOB).unwrap().wait().unwrap_err().contains("does not follow the grammar"));
+        let (masks, mut events) = self::masks("no-such-model");
+        masks.compile(JOB, constraint("a"), Vec::new());
+        assert!(outcome(&mut events).unwrap_err().contains("tokenizer.json"));
+    }
+}

@@ -1,0 +1,225 @@
+//! What a client wants its answers to follow: OpenAI's `response_format`, and vLLM's `structured_outputs` and `guided_*`.
+
+use super::{errors::ApiError, openai::GenerateRequest};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tidemill_grammar::{GrammarError, compiler::json_schema, gbnf, lark, schema::Whitespace};
+use tidemill_proto::grammar::Grammar;
+
+/// vLLM's object of constraints. One of them, and how JSON is laid out.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct StructuredOutputs {
+    /// A schema, or its text.
+    pub json: Option<Value>,
+    pub regex: Option<String>,
+    pub choice: Option<Vec<String>>,
+    pub grammar: Option<String>,
+    pub json_object: Option<bool>,
+    pub structural_tag: Option<Value>,
+    pub disable_any_whitespace: Option<bool>,
+    pub disable_additional_properties: Option<bool>,
+    pub whitespace_pattern: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct ResponseFormat {
+    pub r#type: String,
+    #[serde(default)]
+    pub json_schema: Option<JsonSchema>,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct JsonSchema {
+    /// Kept whether or not the client calls it strict.
+    #[serde(default)]
+    pub schema: Option<Value>,
+}
+
+/// A grammar, and the field of the request that asked for it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Asked {
+    pub grammar: Grammar,
+    pub param: &'static str,
+}
+
+/// Takes the constraint that a request names, if it names one. The grammar has yet to be compiled.
+pub fn grammar(request: &mut GenerateRequest) -> Result<Option<Asked>, ApiError> {
+    let mut asked = Vec::new();
+    if let Some(format) = request.response_format.take() {
+        asked.extend(response_format(format)?);
+    }
+    let outputs = request.structured_outputs.take().unwrap_or_default();
+    let whitespace = check_layout(request, &outputs)?;
+    let none = Whitespace::default();
+    for (param, schema, whitespace) in
+        [("structured_outputs.json", outputs.json, whitespace), ("guided_json", request.guided_json.take(), none)]
+    {
+        if let Some(schema) = schema {
+            asked.push(Asked { grammar: schema_grammar(param, &parsed(param, schema)?, whitespace)?, param });
+        }
+    }
+    if outputs.json_object == Some(true) {
+        let param = "structured_outputs.json_object";
+        asked.push(Asked { grammar: schema_grammar(param, &any_object(), whitespace)?, param });
+    }
+    for (param, expression) in [("structured_outputs.regex", outputs.regex), ("guided_regex", request.guided_regex.take())] {
+        asked.extend(expression.map(|expression| Asked { grammar: Grammar::Regex(expression.into()), param }));
+    }
+    for (param, choices) in [("structured_outputs.choice", outputs.choice), ("guided_choice", request.guided_choice.take())] {
+        match choices {
+            Some(choices) if choices.is_empty() => {
+                return Err(ApiError::invalid(param, format!("`{param}` is empty: one choice at least")));
+            }
+            Some(choices) => asked.push(Asked { grammar: lark::choice(&choices), param }),
+            None => {}
+        }
+    }
+    for (param, text) in [("structured_outputs.grammar", outputs.grammar), ("guided_grammar", request.guided_grammar.take())] {
+        if let Some(text) = text {
+            asked.push(Asked { grammar: written_grammar(param, text)?, param });
+        }
+    }
+    match &asked[..] {
+        [] | [_] => Ok(asked.pop()),
+        [first, second, ..] => Err(ApiError::invalid(
+            second.param,
+            format!("`{}` and `{}` are both given: an answer follows one of them", first.param, second.param),
+        )),
+    }
+}
+
+/// A grammar is not taken: the field, and the place in it.
+pub fn refused(param: &str, error: &GrammarError) -> ApiError {
+    let param = format!("{param}{}", error.path().unwrap_or_default());
+    let message = format!("`{param}`: {error}");
+    ApiError::invalid(param, message)
+}
+
+fn response_format(format: ResponseFormat) -> Result<Option<Asked>, ApiError> {
+    let whitespace = Whitespace::default();
+    match format.r#type.as_str() {
+        "text" => Ok(None),
+        "json_object" => {
+            let param = "response_format";
+            Ok(Some(Asked { grammar: schema_grammar(param, &any_object(), whitespace)?, param }))
+        }
+        "json_schema" => {
+            let param = "response_format.json_schema.schema";
+            let schema = format.json_schema.and_then(|json_schema| json_schema.schema);
+            let schema = schema.ok_or_else(|| ApiError::invalid(param, format!("`{param}` is missing")))?;
+            Ok(Some(Asked { grammar: schema_grammar(param, &schema, whitespace)?, param }))
+        }
+        other => {
+            let message = format!("`response_format.type` is `{other}`: it must be `text`, `json_object` or `json_schema`");
+            Err(ApiError::invalid("response_format.type", message))
+        }
+    }
+}
+
+/// Refuses what vLLM has and we do not, rather than leave it out.
+fn check_layout(request: &GenerateRequest, outputs: &StructuredOutputs) -> Result<Whitespace, ApiError> {
+    for (param, given) in [
+        ("structured_outputs.structural_tag", outputs.structural_tag.is_some()),
+        ("structured_outputs.whitespace_pattern", outputs.whitespace_pattern.is_some()),
+        ("structured_outputs.disable_additional_properties", outputs.disable_additional_properties == Some(true)),
+        ("guided_whitespace_pattern", request.guided_whitespace_pattern.is_some()),
+    ] {
+        if given {
+            return Err(ApiError::unsupported(param));
+        }
+    }
+    Ok(if outputs.disable_any_whitespace == Some(true) { Whitespace::None } else { Whitespace::default() })
+}
+
+fn schema_grammar(param: &str, schema: &Value, whitespace: Whitespace) -> Result<Grammar, ApiError> {
+    json_schema(schema, whitespace).map_err(|error| refused(param, &error))
+}
+
+/// A schema may come as its text.
+fn parsed(param: &str, schema: Value) -> Result<Value, ApiError> {
+    match schema {
+        Value::String(text) => {
+            serde_json::from_str(&text).map_err(|error| ApiError::invalid(param, format!("`{param}` is not valid JSON: {error}")))
+        }
+        schema => Ok(schema),
+    }
+}
+
+fn written_grammar(param: &str, text: String) -> Result<Grammar, ApiError> {
+    let lark = match gbnf::is_gbnf(&text) {
+        true => gbnf::to_lark(&text).map_err(|error| ApiError::invalid(param, format!("`{param}`: {error}")))?,
+        false => text,
+    };
+    Ok(Grammar::Lark(lark.into()))
+}
+
+fn any_object() -> Value {
+    json!({"type": "object"})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::parse;
+
+    fn asked(body: &Value) -> Result<Option<Asked>, ApiError> {
+        grammar(&mut parse::json(body.to_string().as_bytes()).unwrap())
+    }
+
+    #[test]
+    fn every_spelling_becomes_a_grammar() {
+        let schema = json!({"type": "string"});
+        for (body, param) in [
+            (json!({"response_format": {"type": "json_object"}}), "response_format"),
+            (
+                json!({"response_format": {"type": "json_schema", "json_schema": {"name": "s", "strict": false, "schema": schema}}}),
+                "response_format.json_schema.schema",
+            ),
+            (json!({"structured_outputs": {"json": schema}}), "structured_outputs.json"),
+            (json!({"structured_outputs": {"json": schema.to_string(), "disable_any_whitespace": true}}), "structured_outputs.json"),
+            (json!({"structured_outputs": {"json_object": true}}), "structured_outputs.json_object"),
+            (json!({"structured_outputs": {"regex": "a+"}}), "structured_outputs.regex"),
+            (json!({"structured_outputs": {"choice": ["a", "b"]}}), "structured_outputs.choice"),
+            (json!({"structured_outputs": {"grammar": "start: \"a\""}}), "structured_outputs.grammar"),
+            (json!({"guided_json": schema, "guided_regex": null, "response_format": {"type": "text"}}), "guided_json"),
+            (json!({"guided_regex": "a+"}), "guided_regex"),
+            (json!({"guided_choice": ["a"], "structured_outputs": {"json_object": false}}), "guided_choice"),
+            (json!({"guided_grammar": "root ::= \"a\""}), "guided_grammar"),
+        ] {
+            assert_eq!(asked(&body).unwrap().map(|asked| asked.param), Some(param), "{body}");
+        }
+        assert_eq!(asked(&json!({"response_format": {"type": "text"}, "structured_outputs": null})), Ok(None));
+        let grammar = |body: Value| asked(&body).unwrap().unwrap().grammar;
+        assert_eq!(grammar(json!({"guided_grammar": "root ::= \"a\""})), grammar(json!({"guided_grammar": "start: \"a\"\n"})));
+        assert_eq!(grammar(json!({"guided_json": schema})), grammar(json!({"guided_json": schema.to_string()})));
+    }
+
+    #[test]
+    fn what_cannot_be_followed_is_refused_by_name() {
+        for (body, param, word) in [
+            (json!({"response_format": {"type": "xml"}}), "response_format.type", "json_schema"),
+            (
+                json!({"response_format": {"type": "json_schema", "json_schema": {"name": "s"}}}),
+                "response_format.json_schema.schema",
+                "missing",
+            ),
+            (json!({"response_format": {"type": "json_object"}, "guided_regex": "a"}), "guided_regex", "both"),
+            (json!({"structured_outputs": {"regex": "a", "choice": ["b"]}}), "structured_outputs.choice", "both"),
+            (json!({"structured_outputs": {"structural_tag": "{}"}}), "structured_outputs.structural_tag", "not supported"),
+            (json!({"structured_outputs": {"json": "{"}}), "structured_outputs.json", "not valid JSON"),
+            (json!({"guided_whitespace_pattern": " "}), "guided_whitespace_pattern", "not supported"),
+            (json!({"guided_choice": []}), "guided_choice", "empty"),
+            (json!({"guided_grammar": "root ::= x"}), "guided_grammar", "line 1"),
+            (
+                json!({"guided_json": {"properties": {"a": {"type": "array", "uniqueItems": true}}}}),
+                "guided_json.properties.a.uniqueItems",
+                "not supported",
+            ),
+            (json!({"guided_json": {"items": {"pattern": "("}}}), "guided_json.items", "unclosed"),
+        ] {
+            let error = asked(&body).unwrap_err().body()["error"].clone();
+            assert!(error["param"] == param && error["message"].as_str().unwrap().contains(word), "{body}: {error}");
+        }
+    }
+}
