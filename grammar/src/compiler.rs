@@ -194,7 +194,12 @@ fn fault(prepared: &Prepared, problem: String) -> SchemaError {
             break;
         }
         trials -= 1;
-        if let Err(problem) = try_schema(&part) {
+        // An option without a value is no fault, unless the whole has none.
+        let is_empty = |problem: &str| problem.starts_with("Unsatisfiable");
+        if let Err(problem) = try_schema(&part)
+            && part != Value::Bool(false)
+            && is_empty(&problem) == is_empty(&found.problem)
+        {
             found = SchemaError { path, problem };
             parts = prepared.parts(&place);
         }

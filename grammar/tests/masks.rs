@@ -241,6 +241,11 @@ fn a_part_that_the_compiler_refuses_is_found() {
             ".$defs.x.properties.y",
             "look",
         ),
+        (
+            json!({"type": "object", "additionalProperties": false, "properties": {"a": {"pattern": "a(?=b)"}, "b": false}}),
+            ".properties.a",
+            "look",
+        ),
         (json!({"properties": {"a": {"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}}}), ".properties.a", "`oneOf`"),
         (json!({"type": "object", "required": ["b"], "properties": {"b": {"type": "integer", "minimum": 3, "maximum": 2}}}), "", "b"),
     ] {
