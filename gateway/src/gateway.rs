@@ -2,21 +2,26 @@
 
 use crate::{
     backend::{Backend, Submission},
-    dialog::{Dialog, DialogError, DialogPrompt},
+    dialog::{Dialog, DialogError, DialogPrompt, ToolChoice},
     http::{
         answer::Answer,
         errors::ApiError,
         parse::{self, Constrained, Options},
         responses::running::RunningResponses,
-        structured,
+        structured::{self, Asked},
         watch::VIEWERS_MAX,
     },
     metrics::Objectives,
     recent::Recent,
     store::{Owner, Store},
-    text::TextModel,
+    text::{
+        TextModel,
+        output::OutputRules,
+        tools::grammar::{AnswerRules, Forced, Refused},
+    },
 };
 use axum::body::Body;
+use serde_json::Value;
 use std::{
     collections::BTreeMap,
     num::NonZero,
@@ -28,9 +33,10 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 use tidemill_cluster::{ClusterView, NewRequest, Rejection, class::Classes};
-use tidemill_grammar::{Compiler, Vocabulary};
+use tidemill_grammar::{Compiler, Vocabulary, compiler::json_schema, lark, schema::Whitespace};
 use tidemill_proto::{
     block::Token,
+    grammar::Grammar,
     sampling::{Sampling, StopRule},
     tokens::Tokens,
 };
@@ -298,6 +304,7 @@ impl Gateway {
     pub fn prompt(&self, param: &str, dialog: &Dialog, options: &mut Options) -> Result<Vec<Token>, ApiError> {
         let DialogPrompt { text, output } = self.render(param, dialog)?;
         options.rules.output = output;
+        self.force(dialog, options)?;
         self.encode_rendered(param, &text)
     }
 
@@ -322,6 +329,34 @@ impl Gateway {
         self.text().tokenizer.encode(text, false).map_err(|e| ApiError::invalid(param, e.to_string()))
     }
 
+    /// A grammar, where calls must come or keep to their schemas, and where what the client asked for comes after a thought.
+    fn force(&self, dialog: &Dialog, options: &mut Options) -> Result<(), ApiError> {
+        let OutputRules { thought, calls, .. } = &options.rules.output;
+        let answer = options.constraint.as_ref().map(|asked| lark::part(&asked.constraint.grammar));
+        let calls = calls.as_ref().and_then(|calls| {
+            let forced = match &dialog.tool_choice {
+                ToolChoice::Required => Forced::Any,
+                ToolChoice::Named(name) => Forced::Named(name),
+                _ if answer.is_some() || dialog.tools.iter().any(|tool| tool.strict) => Forced::Nothing,
+                _ => return None,
+            };
+            Some((calls, forced))
+        });
+        if calls.is_none() && (thought.is_none() || answer.is_none()) {
+            return Ok(());
+        }
+        let rules = AnswerRules { tokenizer: &self.text().tokenizer, thought: thought.as_ref(), calls, answer: answer.as_deref() };
+        let prepare = |schema: &Value| json_schema(schema, Whitespace::default()).map(|grammar| grammar.text().to_owned());
+        let grammar = rules.lark(&prepare).map_err(|Refused { tool, error }| {
+            let param = format!("tools[{tool}].function.parameters{}", error.path().unwrap_or_default());
+            ApiError::invalid(&*param, format!("`{param}`: {error}"))
+        })?;
+        // What the client asked for is a part of it, if there is such a thing.
+        let param = options.constraint.as_ref().map_or("tools", |asked| asked.param);
+        options.constrain(Asked { grammar: Grammar::Lark(grammar.into()), param }, self.text());
+        Ok(())
+    }
+
     /// Puts a dialog to the model. Unless the client gives a number, the answer is as long as fits.
     pub async fn start_dialog(
         self: &Arc<Self>,
@@ -330,7 +365,11 @@ impl Gateway {
         mut options: Options,
     ) -> Result<RunningDialog, ApiError> {
         let worker = Arc::clone(self);
-        let prepare = move || worker.prompt(param, &dialog, &mut options).map(|prompt| (Tokens::from(prompt), options));
+        let prepare = move || {
+            let prompt = worker.prompt(param, &dialog, &mut options)?;
+            options.constraint.as_ref().map_or(Ok(()), |asked| worker.compile(asked))?;
+            Ok((Tokens::from(prompt), options))
+        };
         let (prompt, options) = self.compute(prepare).await?;
         let room = self.room(std::slice::from_ref(&prompt))?;
         let wanted = options.max_tokens.unwrap_or(room);

@@ -103,13 +103,9 @@ impl Splitter {
 
     pub fn push(&mut self, text: &str) -> Vec<Event> {
         let mut events = Events::default();
-        let Self { thought, calls } = self;
-        let mut answer = |c: char, events: &mut Events| match calls {
-            Some(frame) => frame.step(c, events),
-            None => events.text(c.encode_utf8(&mut [0; 4])),
-        };
+        let mut answer = answer(&mut self.calls);
         for c in text.chars() {
-            match thought {
+            match &mut self.thought {
                 Some(thought) => thought.step(c, &mut events, &mut answer),
                 None => answer(c, &mut events),
             }
@@ -120,17 +116,20 @@ impl Splitter {
     /// No more text comes.
     pub fn finish(&mut self) -> Vec<Event> {
         let mut events = Events::default();
-        let Self { thought, calls } = self;
-        let mut answer = |c: char, events: &mut Events| match calls {
-            Some(frame) => frame.step(c, events),
-            None => events.text(c.encode_utf8(&mut [0; 4])),
-        };
-        if let Some(thought) = thought {
-            thought.finish(&mut events, &mut answer);
+        if let Some(thought) = &mut self.thought {
+            thought.finish(&mut events, &mut answer(&mut self.calls));
         }
-        if let Some(frame) = calls {
+        if let Some(frame) = &mut self.calls {
             frame.finish(&mut events);
         }
         events.0
+    }
+}
+
+/// Takes what is no thought.
+fn answer(calls: &mut Option<Frame>) -> impl FnMut(char, &mut Events) {
+    move |c, events| match calls {
+        Some(frame) => frame.step(c, events),
+        None => events.text(c.encode_utf8(&mut [0; 4])),
     }
 }

@@ -1,9 +1,9 @@
 //! How models write calls: one format per family, told from the chat template's own text.
 //!
-//! - [`frame`]: where calls begin and end in an answer; what becomes of those that are none
-//! - [`json_call`], [`named_call`], [`xml_call`], [`python_call`]: one call's own notation
+//! - `frame`: where calls begin and end in an answer; what becomes of those that are none
+//! - `json_call`, `named_call`, `xml_call`, `python_call`: one call's own notation
 //! - [`grammar`]: grammars that force calls
-//! - [`hermes`], [`llama_json`], [`pythonic`], [`qwen_coder`], [`mistral`], [`plain`]: the formats, as data
+//! - `hermes`, `llama_json`, `pythonic`, `qwen_coder`, `mistral`, `plain`: the formats, as data
 
 pub(super) mod frame;
 pub mod grammar;
@@ -25,7 +25,7 @@ use super::{output::Events, template::ChatTemplate};
 use crate::dialog::Tool;
 use std::{fmt, sync::Arc};
 
-/// A way to write calls. Data; the notation of a single call is its [`Reader`].
+/// A way to write calls. Data; the notation of a single call is its reader's.
 #[derive(Debug)]
 pub struct ToolFormat {
     pub name: &'static str,

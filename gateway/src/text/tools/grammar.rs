@@ -65,21 +65,26 @@ impl AnswerRules<'_> {
             None => "answer".to_owned(),
             Some((calls, forced)) => {
                 let script = &calls.format.script;
+                let free = matches!((forced, answer), (Forced::Nothing, None));
+                let spelled = if free { self.spelled_mark(calls) } else { None };
                 let mut names = Vec::new();
                 for (i, tool) in calls.tools.iter().enumerate() {
                     if matches!(forced, Forced::Named(name) if name != tool.name) {
                         continue;
                     }
-                    self.call(script, i, tool, prepare, &mut lark).map_err(|error| Refused { tool: i, error })?;
+                    self.call(script, spelled, i, tool, prepare, &mut lark).map_err(|error| Refused { tool: i, error })?;
                     names.push(format!("call_{i}"));
                 }
                 let _ = writeln!(lark, "call: {}", names.join(" | "));
-                let more = if calls.parallel { format!("({} call)*", self.literal(script.join)) } else { String::new() };
-                let _ = writeln!(lark, "row: {} call {more} {}", self.literal(script.begin), self.literal(script.end));
+                let begin = without(script.begin, spelled);
+                // Where each call has a mark of its own, and that ends the text before it, a call is a row.
+                let one = !calls.parallel || spelled.is_some() && begin == script.begin;
+                let more = if one { String::new() } else { format!("({} call)*", self.literal(script.join)) };
+                let _ = writeln!(lark, "row: {} call {more} {}", self.literal(begin), self.literal(script.end));
                 match (forced, answer) {
                     (Forced::Any | Forced::Named(_), _) => "row".to_owned(),
                     (Forced::Nothing, Some(())) => "(row | answer)".to_owned(),
-                    (Forced::Nothing, None) => self.free(calls, &mut lark),
+                    (Forced::Nothing, None) => self.free(calls, spelled, &mut lark),
                 }
             }
         };
@@ -100,22 +105,44 @@ impl AnswerRules<'_> {
         };
     }
 
+    /// The mark of this format's calls, if it is text like any other.
+    fn spelled_mark(&self, calls: &Calls) -> Option<&'static str> {
+        let mark = calls.format.begins.first().filter(|_| calls.format.bare.is_none())?;
+        self.tokenizer.unspoken_id_of(mark).is_none().then_some(*mark)
+    }
+
     /// Text and rows of calls in any order, a row wherever its mark is.
-    fn free(&self, calls: &Calls, lark: &mut String) -> String {
+    fn free(&self, calls: &Calls, spelled: Option<&str>, lark: &mut String) -> String {
         let format = calls.format;
         if let Some(bare) = format.bare {
             // Without a mark, calls are all of the answer.
             let _ = writeln!(lark, "FREE: /([ \\n\\t]*[^ \\n\\t\\{bare}](.|\\n)*)?/");
             return "(row | FREE)".to_owned();
         }
-        let marks: Vec<_> = format.begins.iter().chain(format.opens).collect();
-        let spoken = marks.iter().filter(|mark| self.tokenizer.unspoken_id_of(mark).is_none());
-        let without: String = spoken.map(|mark| format!(" & ~/(.|\\n)*{}(.|\\n)*/", escaped(mark))).collect();
+        let marks = format.begins.iter().chain(format.opens).filter(|mark| self.tokenizer.unspoken_id_of(mark).is_none());
+        let without: String = marks.map(|mark| format!(" & ~/(.|\\n)*{}(.|\\n)*/", escaped(mark))).collect();
         let _ = writeln!(lark, "FREE: /(.|\\n)*/{without}");
-        "FREE (row FREE)*".to_owned()
+        let often = if calls.parallel { '*' } else { '?' };
+        match spelled {
+            Some(mark) => {
+                // The lexer never goes back: what leads to a call must end with the mark itself.
+                self.until("marked", mark, lark);
+                format!("(marked row){often} FREE")
+            }
+            None => format!("FREE (row FREE){often}"),
+        }
     }
 
-    fn call<E>(&self, script: &Script, i: usize, tool: &Tool, prepare: PrepareSchema<E>, lark: &mut String) -> Result<(), E> {
+    /// `spelled`: this mark has come already.
+    fn call<E>(
+        &self,
+        script: &Script,
+        spelled: Option<&str>,
+        i: usize,
+        tool: &Tool,
+        prepare: PrepareSchema<E>,
+        lark: &mut String,
+    ) -> Result<(), E> {
         let anything = json!({"type": "object"});
         let schema = tool.parameters.clone().unwrap_or_else(|| json!({"type": "object", "properties": {}, "additionalProperties": false}));
         // Checked as a whole, so that what is refused does not depend on the notation.
@@ -126,7 +153,7 @@ impl AnswerRules<'_> {
         };
         match script.call {
             Call::Around { before, between, after } => {
-                let before = self.literal(&format!("{before}{}{between}", tool.name));
+                let before = self.literal(&format!("{}{}{between}", without(before, spelled), tool.name));
                 let _ = writeln!(lark, "call_{i}: {before} arguments_{i} {}\narguments_{i}: %json {prepared}", self.literal(after));
             }
             Call::Python => {
@@ -137,7 +164,7 @@ impl AnswerRules<'_> {
             Call::Tags { before, after } => {
                 let tag = |key: &str, value: &str| format!("{} {value}", quoted(&format!("<parameter={key}>\n")));
                 let parameters = self.properties(i, &schema, prepare, lark, &tag, "")?;
-                let before = self.literal(&format!("{before}<function={}>\n", tool.name));
+                let before = self.literal(&format!("{}<function={}>\n", without(before, spelled), tool.name));
                 let _ = writeln!(lark, "call_{i}: {before} {parameters} {}", self.literal(&format!("</function>{after}")));
             }
         }
@@ -242,6 +269,11 @@ fn within(property: &Value, whole: &Value) -> Value {
     property
 }
 
+/// Text without the mark that it begins with.
+fn without<'a>(text: &'a str, mark: Option<&str>) -> &'a str {
+    mark.and_then(|mark| text.strip_prefix(mark)).unwrap_or(text)
+}
+
 fn quoted(text: &str) -> String {
     // JSON leaves this control character as it is.
     Value::from(text).to_string().replace('\u{7f}', "\\u007f")
@@ -341,9 +373,12 @@ row: "" call ("\n" call)* ""
             let free = lark.lines().find(|line| line.starts_with("FREE")).unwrap().to_owned();
             (lark.lines().next().unwrap().to_owned(), free)
         };
-        let marked = "start: FREE (row FREE)*".to_owned();
-        assert_eq!(start(&mistral::LIST, &sentencepiece_with(&["[TOOL_CALLS]"])), (marked.clone(), "FREE: /(.|\\n)*/".into()));
-        assert_eq!(start(&hermes::FORMAT, &sentencepiece()), (marked, "FREE: /(.|\\n)*/ & ~/(.|\\n)*<tool_call>(.|\\n)*/".into()));
+        let token = sentencepiece_with(&["[TOOL_CALLS]"]);
+        assert_eq!(start(&mistral::LIST, &token), ("start: FREE (row FREE)*".into(), "FREE: /(.|\\n)*/".into()));
+        let free = "FREE: /(.|\\n)*/ & ~/(.|\\n)*<tool_call>(.|\\n)*/".to_owned();
+        assert_eq!(start(&hermes::FORMAT, &sentencepiece()), ("start: (marked row)* FREE".into(), free));
+        let lark = lark(&sentencepiece(), None, &calls(&hermes::FORMAT, true), Forced::Nothing);
+        assert!(lark.contains("call_0: \"\\n{\\\"name\\\": "), "its mark has come already: {lark}");
         assert_eq!(
             start(&llama_json::FORMAT, &sentencepiece()),
             ("start: (row | FREE)".into(), r"FREE: /([ \n\t]*[^ \n\t\{](.|\n)*)?/".into())

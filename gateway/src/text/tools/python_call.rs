@@ -174,6 +174,9 @@ impl<'a> Parser<'a> {
         self.0 = rest;
         let text = text.replace('_', "");
         let text = text.strip_prefix('+').unwrap_or(&text);
+        if text == "-0" {
+            return Some(0.into());
+        }
         if let Ok(number) = serde_json::from_str::<Number>(text) {
             return Some(Value::Number(number));
         }
@@ -241,6 +244,7 @@ mod tests {
     fn python_literals_become_json() {
         for (python, expected) in [
             ("f()", json!({})),
+            ("f(a=-0)", json!({"a": 0})),
             ("f( a = 1 , b=-2.5, c=1e3, d=.5, e=1_000, )", json!({"a": 1, "b": -2.5, "c": 1e3, "d": 0.5, "e": 1000})),
             ("f(a='it\\'s', b=\"x)\\n\\u00e9\", c='')", json!({"a": "it's", "b": "x)\né", "c": ""})),
             ("f(a='\\ud83c\\udf0a', b='\\ud83cx', c='\\b\\f')", json!({"a": "🌊", "b": "\u{fffd}x", "c": "\u{8}\u{c}"})),
