@@ -5,7 +5,7 @@ use std::time::Duration;
 use tidemill_proto::{
     block::Token,
     grammar::Constraint,
-    message::Provenance,
+    message::{Provenance, TokensBySource},
     sampling::{Sampling, StopRule, TokenLogprob},
     tokens::Tokens,
 };
@@ -25,6 +25,8 @@ pub struct NewRequest {
     pub choices: u32,
     /// Report the prompt's log-probabilities (with the first choice), with this many likeliest tokens each.
     pub prompt_logprobs: Option<u32>,
+    /// Report the prompt's embedding, and generate nothing.
+    pub embeds: bool,
     /// No request lives longer.
     pub timeout: Duration,
 }
@@ -48,6 +50,10 @@ pub enum RequestEvent {
     },
     /// One entry per prompt token, the first `None`. Before the first token.
     PromptLogprobs(Vec<Option<TokenLogprob>>),
+    /// The hidden state of the prompt's last token, after the final norm.
+    Embedding(Vec<f32>),
+    /// Where the first choice's prompt comes from, as its decode worker says once it has it. Before the first token.
+    Sources(TokensBySource),
     Token {
         choice: u32,
         token: Token,

@@ -65,6 +65,7 @@ pub(crate) fn request(tokens: usize, choices: u32) -> NewRequest {
         constraint: None,
         choices,
         prompt_logprobs: None,
+        embeds: false,
         timeout: TIMEOUT,
     }
 }
@@ -757,7 +758,7 @@ impl World {
                 let Heard { ended, .. } = choices[choice as usize].as_mut().expect("no word after a cancellation");
                 assert!(!*ended && position > 0, "who has ended waits no more");
             }
-            RequestEvent::PromptLogprobs(_) => panic!("nobody asked"),
+            RequestEvent::PromptLogprobs(_) | RequestEvent::Embedding(_) | RequestEvent::Sources(_) => panic!("nobody asked"),
         }
     }
 

@@ -29,6 +29,8 @@ impl Cluster {
             WorkerEvent::Tokens(tokens) => tokens.into_iter().for_each(|token| self.token(now, worker, token)),
             WorkerEvent::Finished { sequence, reason, provenance } => self.finished(now, worker, sequence, reason, provenance),
             WorkerEvent::PromptLogprobs { sequence, logprobs } => self.prompt_logprobs(worker, sequence, logprobs),
+            WorkerEvent::Embedding { sequence, values } => self.embedding(worker, sequence, values),
+            WorkerEvent::Sources { sequence, tokens } => self.sources(worker, sequence, tokens),
             WorkerEvent::Prefilled { request, outcome } => self.prefilled(now, worker, request, &outcome),
             WorkerEvent::PoolEvents { from, events } if role == Role::Kvpool => self.pool_events(now, worker, from, &events),
             WorkerEvent::CacheEvents { from, events } if role != Role::Kvpool => self.cache_events(now, worker, from, &events),

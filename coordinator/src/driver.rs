@@ -254,6 +254,7 @@ mod tests {
             constraint: None,
             choices,
             prompt_logprobs: None,
+            embeds: false,
             timeout: Duration::from_secs(60),
         }
     }

@@ -174,8 +174,10 @@ impl Scheduler {
     /// All blocks that could be had are on the device; the rest is computed.
     fn start(&mut self, id: JobId, fetched: &FetchedBlocks, now: Duration) {
         let state = self.sequences.get_mut(&id).expect(LIVE);
-        if let Some(tokens) = state.note_ready(fetched, now) {
-            self.counters.tokens.add(tokens);
+        if let Some(tokens) = state.note_ready(fetched, now).copied() {
+            self.counters.tokens.add(&tokens);
+            let event = WorkerEvent::Sources { sequence: state.job.sequence, tokens };
+            self.residency.act(Action::Send { link: state.link, event });
         }
     }
 
@@ -254,8 +256,14 @@ impl Scheduler {
         let mut tokens: BTreeMap<LinkId, Vec<SequenceToken>> = BTreeMap::new();
         let mut finished = Vec::new();
         let longest = self.limits.longest(self.residency.device_blocks());
-        for (chunk, SegmentResult { scores, drawn, fault }) in chunks.iter().zip(results) {
+        for (chunk, SegmentResult { scores, drawn, fault, embedding }) in chunks.iter().zip(results) {
             let state = self.sequences.get_mut(&chunk.job).expect(LIVE);
+            if let Some((values, finish)) = state.finish_embedding(chunk.start + chunk.len, embedding) {
+                let event = values.map(|values| WorkerEvent::Embedding { sequence: state.job.sequence, values });
+                event.into_iter().for_each(|event| self.residency.act(Action::Send { link: state.link, event }));
+                finished.push((chunk.job, finish));
+                continue;
+            }
             if let Some(logprobs) = state.push_scores(scores, drawn.is_some()) {
                 let event = WorkerEvent::PromptLogprobs { sequence: state.job.sequence, logprobs };
                 self.residency.act(Action::Send { link: state.link, event });

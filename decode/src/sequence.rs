@@ -135,6 +135,7 @@ impl Sequence {
         let end = start + len;
         let draw = (end == self.job.tokens.len()).then(|| self.draw());
         let wanted = match self.job.prompt_logprobs {
+            _ if self.job.embeds => draw.map_or(Wanted::Nothing, |_| Wanted::Embedding),
             Some(top) => {
                 let last = (end + 1).min(self.job.prompt_tokens as usize);
                 Wanted::Scores { targets: &self.job.tokens[(start + 1).min(last)..last], top, token: draw }
@@ -169,6 +170,18 @@ impl Sequence {
             self.job.prompt_logprobs = None;
             std::mem::take(&mut self.prompt_logprobs)
         })
+    }
+
+    /// Takes in the result of a step that computed the positions before `end`. If that is the whole prompt, an embedding job is
+    /// done.
+    pub(crate) fn finish_embedding(&self, end: usize, embedding: Option<Vec<f32>>) -> Option<(Option<Vec<f32>>, Finish)> {
+        if !self.job.embeds || end < self.job.tokens.len() {
+            return None;
+        }
+        let unable =
+            || Finish::Failed { reason: "this worker's device gives no hidden states: embeddings are computed by CPU workers".into() };
+        let finish = if embedding.is_some() { Finish::Length } else { unable() };
+        Some((embedding, finish))
     }
 
     /// Takes in the token that a step drew.

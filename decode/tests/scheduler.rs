@@ -43,6 +43,7 @@ enum Event {
         elsewhere: u32,
         home: bool,
         scored: bool,
+        embeds: bool,
         urgency: Urgency,
         constrained: bool,
     },
@@ -60,6 +61,19 @@ enum Event {
     LinkDown,
 }
 
+/// What a request wants besides plain tokens.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Wish {
+    Nothing,
+    Scores,
+    Embedding,
+    Constrained,
+}
+
+fn wish() -> impl Strategy<Value = Wish> {
+    prop_oneof![5 => Just(Wish::Nothing), 2 => Just(Wish::Scores), 1 => Just(Wish::Embedding), 3 => Just(Wish::Constrained)]
+}
+
 fn urgency() -> impl Strategy<Value = Urgency> {
     let due = prop_oneof![Just(None), (0u64..50).prop_map(Some)];
     let tpot = prop_oneof![Just(None), (0.1f32..5.0).prop_map(Some)];
@@ -74,16 +88,17 @@ fn urgency() -> impl Strategy<Value = Urgency> {
 
 fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
-        3 => (1usize..120, 0u32..10, 1u32..40, 0u32..6, any::<bool>(), prop::bool::weighted(0.2), urgency(), prop::bool::weighted(0.3)).prop_map(
-            |(prompt, expected, max_tokens, elsewhere, home, scored, urgency, constrained)| Event::Admit {
+        3 => (1usize..120, 0u32..10, 1u32..40, 0u32..6, any::<bool>(), wish(), urgency()).prop_map(
+            |(prompt, expected, max_tokens, elsewhere, home, wish, urgency)| Event::Admit {
                 prompt,
                 expected,
                 max_tokens,
                 elsewhere,
                 home,
-                scored,
+                scored: wish == Wish::Scores,
+                embeds: wish == Wish::Embedding,
+                constrained: wish == Wish::Constrained,
                 urgency,
-                constrained,
             },
         ),
         3 => prop::bool::weighted(0.9).prop_map(|good| Event::Constrained { good }),
@@ -110,6 +125,7 @@ struct World {
     /// For each sequence without a token yet: tokens of prompts that were there when it came, its own included, and tokens of later ones'
     /// prompts that were computed since.
     passed: BTreeMap<SequenceId, (usize, usize)>,
+    embedded: BTreeSet<SequenceId>,
 }
 
 impl World {
@@ -124,13 +140,14 @@ impl World {
             tokens: BTreeMap::new(),
             scores: BTreeMap::new(),
             passed: BTreeMap::new(),
+            embedded: BTreeSet::new(),
         }
     }
 
     fn apply(&mut self, event: &Event) {
         self.now += Duration::from_millis(1);
         match *event {
-            Event::Admit { prompt, expected, max_tokens, elsewhere, home, scored, urgency, constrained } => {
+            Event::Admit { prompt, expected, max_tokens, elsewhere, home, scored, embeds, urgency, constrained } => {
                 let id = SequenceId(self.jobs.len() as u64);
                 let job = DecodeJob {
                     request: RequestId(id.0),
@@ -153,6 +170,7 @@ impl World {
                     }),
                     urgency,
                     prompt_logprobs: scored.then_some(2),
+                    embeds,
                 };
                 self.live.insert(id);
                 let others: usize = self.live.iter().filter_map(|live| Some(self.jobs.get(live.0 as usize)?.tokens.len())).sum();
@@ -210,7 +228,7 @@ impl World {
                 assert_eq!((segment.start, segment.tokens.len()), (chunk.start, chunk.len));
                 assert!(segment.blocks.len() * BLOCK_TOKENS >= chunk.start + chunk.len, "the block table covers the chunk");
                 let (scores, draws) = match segment.wanted {
-                    Wanted::Nothing => (vec![], false),
+                    Wanted::Nothing | Wanted::Embedding => (vec![], false),
                     Wanted::Token(_) => (vec![], true),
                     Wanted::Scores { targets, token, .. } => {
                         (targets.iter().map(|_| TokenLogprob { logprob: -1.0, top: vec![] }).collect(), token.is_some())
@@ -226,7 +244,8 @@ impl World {
                 assert_eq!(is_constrained, draws && must_be, "no token of a constrained job is drawn without its grammar");
                 let fault = (is_constrained && chunk.start % 17 == 3).then(|| "dead end".to_owned());
                 let drawn = (draws && fault.is_none()).then(|| ((chunk.start as u32 * 31) % VOCAB as u32, None));
-                SegmentResult { scores, drawn, fault }
+                let embedding = matches!(segment.wanted, Wanted::Embedding).then(|| vec![chunk.start as f32]);
+                SegmentResult { scores, drawn, fault, embedding }
             })
             .collect();
         self.scheduler.stepped(&chunks, results, self.now);
@@ -261,12 +280,27 @@ impl World {
                 Action::Send { event: WorkerEvent::PromptLogprobs { sequence, logprobs }, .. } => {
                     self.scores.insert(sequence, logprobs.len());
                 }
+                Action::Send { event: WorkerEvent::Embedding { sequence, .. }, .. } => {
+                    assert!(
+                        self.jobs[sequence.0 as usize].embeds && self.embedded.insert(sequence),
+                        "an embedding that was asked for, once"
+                    );
+                }
+                Action::Send { event: WorkerEvent::Sources { sequence, tokens }, .. } => {
+                    assert_eq!(
+                        tokens.total(),
+                        u64::from(self.jobs[sequence.0 as usize].prompt_tokens),
+                        "every prompt token comes from somewhere"
+                    );
+                    assert!(!self.tokens.contains_key(&sequence), "before the first token");
+                }
                 Action::Send { event: WorkerEvent::Finished { sequence, reason, provenance }, .. } => {
                     assert!(self.live.remove(&sequence), "a sequence ends once");
                     let job = &self.jobs[sequence.0 as usize];
                     let tokens = self.tokens.get(&sequence).copied().unwrap_or(0);
                     match reason {
                         Finish::Stop { token } => assert_eq!(token, 7),
+                        Finish::Length if job.embeds => assert!(self.embedded.contains(&sequence) && tokens == 0),
                         Finish::Length => {
                             let total = (job.prompt_tokens + tokens) as usize;
                             assert!(tokens == job.stop.max_tokens || total == LIMITS.context_tokens, "{total} tokens");
@@ -332,7 +366,7 @@ proptest! {
     ) {
         let mut world = World::new();
         let admit = |prompt, max_tokens, urgency| {
-            Event::Admit { prompt, expected: 0, max_tokens, elsewhere: 0, home: false, scored: true, urgency, constrained: false }
+            Event::Admit { prompt, expected: 0, max_tokens, elsewhere: 0, home: false, scored: true, embeds: false, urgency, constrained: false }
         };
         world.apply(&admit(prompt, 1, Urgency::default()));
         let first = SequenceId(0);

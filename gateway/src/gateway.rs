@@ -32,7 +32,10 @@ use std::{
     },
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
-use tidemill_cluster::{ClusterView, NewRequest, Rejection, class::Classes};
+use tidemill_cluster::{
+    ClusterView, NewRequest, Rejection,
+    class::{ClassId, Classes},
+};
 use tidemill_grammar::{Compiler, Vocabulary, compiler::json_schema, lark, schema::Whitespace};
 use tidemill_proto::{
     block::Token,
@@ -410,6 +413,7 @@ impl Gateway {
             constraint: options.constraint.as_ref().map(|constrained| constrained.constraint.clone()),
             choices: options.choices,
             prompt_logprobs,
+            embeds: false,
             timeout: self.shared.request_timeout,
         };
         let submission = Submission::new(Arc::clone(&self.model.backend), prompts.iter().map(request).collect());
@@ -424,6 +428,24 @@ impl Gateway {
             Arc::clone(&self.shared.objectives),
             Arc::clone(&self.shared.recent),
         ))
+    }
+
+    /// Gives all prompts to the cluster to be embedded.
+    pub fn start_embeddings(&self, param: &str, prompts: &[Tokens]) -> Result<Submission, ApiError> {
+        self.check_prompts(param, prompts, 1)?;
+        let request = |prompt: &Tokens| NewRequest {
+            prompt: prompt.clone(),
+            salt: Vec::new(),
+            sampling: Sampling::default(),
+            stop: StopRule { max_tokens: 1, min_tokens: 0, stop_tokens: Vec::new() },
+            constraint: None,
+            choices: 1,
+            prompt_logprobs: None,
+            embeds: true,
+            class: ClassId::default(),
+            timeout: self.shared.request_timeout,
+        };
+        Ok(Submission::new(Arc::clone(&self.model.backend), prompts.iter().map(request).collect())?)
     }
 
     fn check_prompts(&self, param: &str, prompts: &[Tokens], generated: u32) -> Result<(), ApiError> {

@@ -4,7 +4,7 @@
 //! - [`console`]: `/console`, the web page; [`watch`]: `/cluster/events`, its live data
 //! - [`endpoint`]: the generating endpoints' common part; [`chat`], [`completions`]: their wire shapes; [`openai`]: bodies
 //! - [`responses`], [`conversations`]: what is stored, and goes on by its id
-//! - [`messages`]: Anthropic's API; [`tokenize`]: `/tokenize` and `/detokenize`
+//! - [`messages`]: Anthropic's API; [`embeddings`] and [`tokenize`]: what needs no answer
 //! - [`structured`]: what an answer's text must follow
 //! - [`parse`]: bodies checked; [`errors`]: OpenAI's error object
 //! - [`answer`]: a running request's events as deltas of its choices; [`sse`]: deltas as a stream
@@ -15,6 +15,7 @@ pub mod chat;
 pub mod completions;
 pub mod console;
 pub mod conversations;
+pub mod embeddings;
 pub mod endpoint;
 pub mod errors;
 pub mod messages;

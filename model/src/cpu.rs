@@ -63,6 +63,9 @@ impl Executor for CpuExecutor {
         let mut first = 0;
         let finish = |segment: &Segment<'_>| {
             let mut result = SegmentResult::default();
+            if let Wanted::Embedding = segment.wanted {
+                result.embedding = Some(logits.hidden(first).to_vec());
+            }
             for i in 0..segment.logit_rows() {
                 take_logits(segment, i, logits.row_mut(first + i), &mut self.scratch, &mut result);
             }
@@ -87,6 +90,7 @@ fn chunk<'a>(segment: &Segment<'a>) -> Chunk<'a> {
         Wanted::Nothing => LogitRows::None,
         Wanted::Token(_) => LogitRows::Last,
         Wanted::Scores { .. } => LogitRows::All,
+        Wanted::Embedding => LogitRows::LastHidden,
     };
     Chunk { tokens: segment.tokens, start: segment.start, blocks: segment.blocks, logits }
 }

@@ -137,6 +137,16 @@ pub enum WorkerEvent {
         sequence: SequenceId,
         logprobs: Vec<Option<TokenLogprob>>,
     },
+    /// The hidden state of the prompt's last token, after the final norm.
+    Embedding {
+        sequence: SequenceId,
+        values: Vec<f32>,
+    },
+    /// Where the prompt's K and V come from, once per sequence and worker, before the first token.
+    Sources {
+        sequence: SequenceId,
+        tokens: TokensBySource,
+    },
     /// A prefill job ended, in good order or not.
     Prefilled {
         request: RequestId,
@@ -260,6 +270,8 @@ pub struct DecodeJob {
     pub urgency: Urgency,
     /// `Some(n)`: also report log-probabilities of the prompt's tokens, with the `n` likeliest of each.
     pub prompt_logprobs: Option<u32>,
+    /// Report the prompt's embedding, and generate nothing.
+    pub embeds: bool,
 }
 
 /// One generated token.

@@ -31,6 +31,8 @@ pub enum Wanted<'a> {
         top: u32,
         token: Option<Draw<'a>>,
     },
+    /// The last token's hidden state, after the final norm.
+    Embedding,
 }
 
 /// The sampler's input for a sequence's next token.
@@ -74,6 +76,8 @@ pub struct SegmentResult {
     pub drawn: Option<(Token, Option<TokenLogprob>)>,
     /// Why no token could be drawn, where one was wanted: its grammar failed.
     pub fault: Option<String>,
+    /// The last token's hidden state; `None` also where the backend does not give it.
+    pub embedding: Option<Vec<f32>>,
 }
 
 impl Segment<'_> {
@@ -81,7 +85,8 @@ impl Segment<'_> {
     pub fn logit_rows(&self) -> usize {
         match self.wanted {
             Wanted::Nothing => 0,
-            Wanted::Token(_) => 1,
+            // A hidden state comes from a row that goes as far as its logits.
+            Wanted::Token(_) | Wanted::Embedding => 1,
             Wanted::Scores { .. } => self.tokens.len(),
         }
     }
@@ -93,7 +98,7 @@ impl<'a> Wanted<'a> {
         match self {
             Self::Token(draw) => Some(draw),
             Self::Scores { token, .. } => token.as_mut(),
-            Self::Nothing => None,
+            Self::Nothing | Self::Embedding => None,
         }
     }
 }

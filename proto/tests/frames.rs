@@ -32,6 +32,7 @@ fn job() -> impl Strategy<Value = DecodeJob> {
             constraint: Some(Constraint { grammar: Grammar::Regex("a+".into()), end_tokens: vec![2], ends_late: true }),
             urgency: Urgency { due_ms: Some(id), tpot_ms: Some(50.0), priority: 1, group: !id, weight: 2.0 },
             prompt_logprobs,
+            embeds: id % 2 == 0,
         },
     )
 }
@@ -46,6 +47,8 @@ fn events() -> Vec<WorkerEvent> {
             logprob: Some(TokenLogprob { logprob: -0.5, top: vec![(1, -0.5)] }),
         }]),
         WorkerEvent::Finished { sequence: SequenceId(1), reason: Finish::Returned, provenance: Provenance::default() },
+        WorkerEvent::Embedding { sequence: SequenceId(1), values: vec![0.5, -1.0] },
+        WorkerEvent::Sources { sequence: SequenceId(1), tokens: TokensBySource { hbm: 16, ..TokensBySource::default() } },
         WorkerEvent::Prefilled { request: RequestId(1), outcome: PrefillOutcome::Failed { reason: "no".into() } },
         WorkerEvent::PoolEvents { from: 7, events: vec![PoolEvent::Cleared] },
         WorkerEvent::Leaving,

@@ -265,6 +265,7 @@ impl Cluster {
             constraint: request.new.constraint.clone(),
             urgency,
             prompt_logprobs: request.prompt_logprobs(at.1),
+            embeds: request.new.embeds,
         }
     }
 }

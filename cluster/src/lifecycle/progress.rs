@@ -4,7 +4,7 @@ use crate::{Cluster, RequestEvent, Warning};
 use std::time::Duration;
 use tidemill_proto::{
     ids::{Epoch, SequenceId},
-    message::{SequenceToken, ToWorker},
+    message::{SequenceToken, ToWorker, TokensBySource},
     sampling::TokenLogprob,
 };
 
@@ -38,6 +38,21 @@ impl Cluster {
         self.fairness.charge_drawn(tenant);
         self.load.grow_sequence(sequence);
         self.tell(at.0, RequestEvent::Token { choice: at.1 as u32, token, logprob });
+    }
+
+    pub(crate) fn embedding(&mut self, worker: Epoch, sequence: SequenceId, values: Vec<f32>) {
+        let Some(at) = self.requests.running_at(worker, sequence) else { return };
+        self.tell(at.0, RequestEvent::Embedding(values));
+    }
+
+    /// Only the first choice's first place tells where the KV came from: further ones find it where that one put it.
+    pub(crate) fn sources(&mut self, worker: Epoch, sequence: SequenceId, tokens: TokensBySource) {
+        let Some(at) = self.requests.running_at(worker, sequence) else { return };
+        let (request, state) = self.requests.choice(at);
+        if at.1 == 0 && state.generated.is_empty() {
+            let tokens = request.of_prompt(&tokens);
+            self.tell(at.0, RequestEvent::Sources(tokens));
+        }
     }
 
     pub(crate) fn prompt_logprobs(&mut self, worker: Epoch, sequence: SequenceId, logprobs: Vec<Option<TokenLogprob>>) {

@@ -256,7 +256,7 @@ impl Request {
 
     /// An account over the prompt's tokens alone. To a rescued sequence's worker, tokens generated before look like prompt;
     /// and a peer's numbers need not add up. Only full blocks are ever fetched, so the worker computed the rest.
-    fn of_prompt(&self, tokens: &TokensBySource) -> TokensBySource {
+    pub(crate) fn of_prompt(&self, tokens: &TokensBySource) -> TokensBySource {
         let prompt = self.new.prompt.len() as u64;
         let mut fetched = prompt - prompt % BLOCK_TOKENS as u64;
         let mut local = prompt;

@@ -47,6 +47,7 @@ async fn a_message_streamed_is_the_message_at_once() {
     assert_eq!(names[..3], ["message_start", "ping", "content_block_start"]);
     assert_eq!(names[names.len() - 3..], ["content_block_stop", "message_delta", "message_stop"]);
     assert!(names[3..names.len() - 3].iter().all(|name| *name == "content_block_delta"));
+    assert_eq!(events[0]["message"]["usage"]["cache_read_input_tokens"], 16, "known at the first token");
     let text: String = events.iter().filter_map(|event| event["delta"]["text"].as_str()).collect();
     assert_eq!(text, "The tide turns. 🌊");
     let last = &events[names.len() - 2];
@@ -150,6 +151,34 @@ async fn tokens_of_a_text_and_back() {
         ("/detokenize", json!({"tokens": "x"}), 400),
     ] {
         assert_eq!(cluster.ask(path, body.clone()).await.0, status, "{path} {body}");
+    }
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn texts_are_embedded() {
+    let cluster = Cluster::start(|_| ()).await;
+    let _worker = cluster.join("decode-0", decode(), saying("never said")).await;
+    let (status, list) = cluster.ask("/v1/embeddings", json!({"model": "tiny", "input": [[5], [6, 7]]})).await;
+    assert_eq!(status, 200, "{list}");
+    let numbers = |value: &Value| value.as_array().unwrap().iter().map(|number| number.as_f64().unwrap()).collect::<Vec<_>>();
+    let (one, two) = (numbers(&list["data"][0]["embedding"]), numbers(&list["data"][1]["embedding"]));
+    assert_eq!((one.len(), two.len()), (2, 4), "in the order of the inputs");
+    for embedding in [one, two] {
+        assert!((embedding.iter().map(|number| number * number).sum::<f64>() - 1.0).abs() < 1e-6);
+    }
+    assert_eq!(list["usage"], json!({"prompt_tokens": 3, "total_tokens": 3}));
+    let (_, bytes) = cluster.ask("/v1/embeddings", json!({"input": [5], "encoding_format": "base64"})).await;
+    assert_eq!(bytes["data"][0]["embedding"], "mpkZP83MTD8=", "0.6 and 0.8, little-endian");
+    for (body, param) in [
+        (json!({"input": "x", "dimensions": 3}), "dimensions"),
+        (json!({"input": "x", "encoding_format": "hex"}), "encoding_format"),
+        (json!({"input": [[]]}), "input"),
+        (json!({"input": [[1_000_000]]}), "input"),
+        (json!({"model": "tiny"}), "input"),
+    ] {
+        let (status, error) = cluster.ask("/v1/embeddings", body.clone()).await;
+        assert_eq!((status, &error["error"]["param"]), (400, &json!(param)), "{body}: {error}");
     }
     cluster.stop().await;
 }

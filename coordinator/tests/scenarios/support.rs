@@ -182,6 +182,21 @@ impl Peer {
     fn take(&mut self, message: ToWorker) {
         match &message {
             ToWorker::Decode(job) => {
+                let tokens = TokensBySource {
+                    hbm: 16,
+                    local: u64::from(job.prompt_tokens) - 16.min(u64::from(job.prompt_tokens)),
+                    ..TokensBySource::default()
+                };
+                self.uplink.send(LINK, WorkerEvent::Sources { sequence: job.sequence, tokens });
+                if job.embeds {
+                    // As many threes and fours as the prompt has tokens.
+                    let values = [3.0, 4.0].repeat(job.tokens.len());
+                    self.uplink.send(LINK, WorkerEvent::Embedding { sequence: job.sequence, values });
+                    let provenance = Provenance { tokens, ..Provenance::default() };
+                    self.uplink.send(LINK, WorkerEvent::Finished { sequence: job.sequence, reason: Finish::Length, provenance });
+                    let _ = self.seen.send(message);
+                    return;
+                }
                 if let Some(n) = job.prompt_logprobs {
                     let logprob = |&token: &Token| Some(logprob(token, n));
                     let logprobs = std::iter::once(None).chain(job.tokens[1..].iter().map(logprob)).collect();

@@ -199,6 +199,11 @@ impl Answer {
                 let index = (prompt * self.choices_per_prompt) as u32;
                 self.ready.push_back(News::Delta(Delta { index, prompt_logprobs: Some(logprobs), ..Delta::default() }));
             }
+            RequestEvent::Sources(tokens) if self.choices.len() == self.choices_per_prompt => {
+                self.usage.prompt_tokens_details = PromptTokensDetails { cached_tokens: tokens.cached() };
+            }
+            // Of several prompts the totals are known at the end. Embeddings are not answers.
+            RequestEvent::Sources(_) | RequestEvent::Embedding(_) => {}
             RequestEvent::Token { choice, token, logprob } => self.token(prompt, choice, token, logprob),
             RequestEvent::Finished { choice, outcome, usage } => {
                 let index = prompt * self.choices_per_prompt + choice as usize;

@@ -17,6 +17,8 @@ pub(super) struct Buffers {
     /// Per thread.
     pub(super) scratch: Vec<Mutex<Scratch>>,
     pub(super) logits: Vec<f32>,
+    /// Rows with logits, after the final norm, in f32: only where a chunk wants its hidden state.
+    pub(super) hidden: Vec<f32>,
 }
 
 /// A band: rows that go through the layers together. Numbers are `[rows, their width]`.
@@ -51,7 +53,7 @@ impl Buffers {
             Mutex::new(Scratch { normed, attention: AttentionBuffers::default(), attended, activated })
         };
         let scratch = std::iter::repeat_with(scratch).take(threads).collect();
-        Self { bands: Vec::new(), tail: Band::default(), scratch, logits: Vec::new() }
+        Self { bands: Vec::new(), tail: Band::default(), scratch, logits: Vec::new(), hidden: Vec::new() }
     }
 }
 

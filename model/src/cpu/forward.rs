@@ -35,12 +35,17 @@ pub enum LogitRows {
     None,
     Last,
     All,
+    /// The last row's, and its hidden state.
+    LastHidden,
 }
 
 /// Rows of logits, in chunk order.
 pub struct Logits<'a> {
     data: &'a mut [f32],
     vocab: usize,
+    /// Of the same rows, after the final norm, if a chunk wants it.
+    hidden: &'a [f32],
+    width: usize,
 }
 
 impl Logits<'_> {
@@ -50,6 +55,11 @@ impl Logits<'_> {
 
     pub fn row(&self, i: usize) -> &[f32] {
         &self.data[i * self.vocab..(i + 1) * self.vocab]
+    }
+
+    /// A row's hidden state, after the final norm. Empty if no chunk wants any.
+    pub fn hidden(&self, i: usize) -> &[f32] {
+        self.hidden.get(i * self.width..(i + 1) * self.width).unwrap_or_default()
     }
 
     pub fn row_mut(&mut self, i: usize) -> &mut [f32] {
@@ -74,7 +84,8 @@ impl Model {
         let mut buffers = std::mem::take(&mut self.buffers);
         self.run(chunks, kv, &mut buffers);
         self.buffers = buffers;
-        Logits { data: &mut self.buffers.logits, vocab: self.config.vocab }
+        let Buffers { logits, hidden, .. } = &mut self.buffers;
+        Logits { data: logits, vocab: self.config.vocab, hidden, width: self.config.hidden }
     }
 
     /// One loop over bands per layer, from its attention to the next layer's keys. Bands wait for each other only to
@@ -108,6 +119,11 @@ impl Model {
             let scratch = &mut free(scratch);
             self.project(last, Rows::Queries, &mut tail, scratch);
             self.rest_of_layer(last, layers.len(), kv, &mut tail, scratch);
+            buffers.hidden.clear();
+            if chunks.iter().any(|chunk| chunk.logits == LogitRows::LastHidden) {
+                buffers.hidden.extend_from_slice(&tail.x);
+                elementwise::rms_norm(cpu, &mut buffers.hidden, &self.final_norm, self.config.norm_epsilon);
+            }
             scratch.normed.rms_norm_from(cpu, &tail.x, &self.final_norm, self.config.norm_epsilon);
             project(cpu, &scratch.normed, [Product { weights: &self.head, output: Output::Set(&mut buffers.logits) }]);
         }
@@ -127,7 +143,7 @@ impl Model {
             let len = chunk.tokens.len();
             let skip = match chunk.logits {
                 LogitRows::None => len,
-                LogitRows::Last => len - 1,
+                LogitRows::Last | LogitRows::LastHidden => len - 1,
                 LogitRows::All => 0,
             };
             let mut start = 0;

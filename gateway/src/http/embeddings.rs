@@ -1,0 +1,138 @@
+//! `/v1/embeddings`: the hidden state of a text's last token, after the model's final norm, at length 1. That is what a decoder knows of
+//! a text when it has read it to its end. Models trained for embeddings this way (last-token pooling) give good ones; any other chat
+//! model gives what it has.
+
+use super::{errors::ApiError, openai::Prompt, parse};
+use crate::{
+    backend::Submission,
+    gateway::Gateway,
+    metrics::{self, RequestOutcome},
+};
+use axum::{Json, body::Body, extract::State};
+use base64::{Engine, engine::general_purpose::STANDARD};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use tidemill_cluster::{Outcome, RequestEvent};
+use tidemill_proto::tokens::Tokens;
+
+/// Texts of one request, as OpenAI allows.
+const INPUTS_MAX: usize = 2048;
+
+#[derive(Debug, Deserialize)]
+struct Fields {
+    #[serde(default)]
+    model: Option<String>,
+    input: Prompt,
+    #[serde(default)]
+    encoding_format: Option<String>,
+    #[serde(default)]
+    dimensions: Option<u32>,
+}
+
+/// A request, understood.
+struct Wanted {
+    /// Of the model that is asked for.
+    gateway: Arc<Gateway>,
+    inputs: Vec<Tokens>,
+    /// Not as numbers.
+    base64: bool,
+}
+
+/// `POST /v1/embeddings`.
+pub async fn create(State(gateway): State<Arc<Gateway>>, body: Body) -> Result<Json<Value>, ApiError> {
+    let embedded = embed(&gateway, body).await.inspect_err(|error| metrics::count_request(error.outcome()))?;
+    metrics::count_request(RequestOutcome::Ok);
+    Ok(Json(embedded))
+}
+
+async fn embed(gateway: &Arc<Gateway>, body: Body) -> Result<Value, ApiError> {
+    let body = gateway.read(body).await?;
+    let worker = Arc::clone(gateway);
+    let Wanted { gateway, inputs, base64 } = gateway.compute(move || understand(&worker, &body)).await?;
+    let submission = gateway.start_embeddings("input", &inputs)?;
+    let embeddings = collect(submission, inputs.len()).await?;
+    let value = |embedding: &[f32]| match base64 {
+        true => STANDARD.encode(embedding.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<_>>()).into(),
+        false => json!(embedding),
+    };
+    let data = embeddings
+        .iter()
+        .enumerate()
+        .map(|(index, embedding)| json!({"object": "embedding", "index": index, "embedding": value(embedding)}));
+    let tokens: usize = inputs.iter().map(|input| input.len()).sum();
+    Ok(json!({
+        "object": "list", "data": data.collect::<Vec<_>>(), "model": gateway.model_name(),
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }))
+}
+
+fn understand(gateway: &Gateway, body: &[u8]) -> Result<Wanted, ApiError> {
+    let fields: Fields = parse::json(body)?;
+    let gateway = gateway.select(fields.model.as_deref())?;
+    let hidden = gateway.text().config.identity.hidden_size;
+    if fields.dimensions.is_some_and(|dimensions| dimensions != hidden) {
+        return Err(ApiError::invalid("dimensions", format!("`dimensions` must be {hidden}, this model's, or be left out")));
+    }
+    let base64 = match fields.encoding_format.as_deref() {
+        None | Some("float") => false,
+        Some("base64") => true,
+        Some(other) => {
+            let message = format!("`encoding_format` is `{other}`: it must be `float` or `base64`");
+            return Err(ApiError::invalid("encoding_format", message));
+        }
+    };
+    let encode = |text: &String| {
+        gateway.check_text_length("input", text)?;
+        gateway.text().tokenizer.encode(text, true).map(Tokens::from).map_err(|error| ApiError::invalid("input", error.to_string()))
+    };
+    let inputs: Vec<Tokens> = match fields.input {
+        Prompt::Text(text) => vec![encode(&text)?],
+        Prompt::Texts(texts) => texts.iter().map(encode).collect::<Result<_, _>>()?,
+        Prompt::Tokens(tokens) => vec![tokens.into()],
+        Prompt::TokenLists(lists) => lists.into_iter().map(Tokens::from).collect(),
+    };
+    if inputs.is_empty() || inputs.len() > INPUTS_MAX {
+        return Err(ApiError::invalid("input", format!("`input` must hold 1 to {INPUTS_MAX} texts")));
+    }
+    Ok(Wanted { gateway, inputs, base64 })
+}
+
+/// One embedding per input.
+async fn collect(mut submission: Submission, inputs: usize) -> Result<Vec<Vec<f32>>, ApiError> {
+    let mut embeddings = vec![None; inputs];
+    let mut open = inputs;
+    while open > 0 {
+        match submission.next().await {
+            Some((input, RequestEvent::Embedding(values))) => embeddings[input] = Some(unit(values)),
+            Some((_, RequestEvent::Finished { outcome: Outcome::Failed(failure), .. })) => return Err(failure.into()),
+            Some((_, RequestEvent::Finished { .. })) => open -= 1,
+            Some(_) => {}
+            None => return Err(ApiError::internal("the embeddings were produced faster than they were read, and were cut")),
+        }
+    }
+    embeddings
+        .into_iter()
+        .collect::<Option<_>>()
+        .ok_or_else(|| ApiError::internal("a worker gave no embedding: please report this as a bug"))
+}
+
+/// At length 1, as OpenAI's are: then a dot product is the cosine.
+fn unit(mut values: Vec<f32>) -> Vec<f32> {
+    let norm = values.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt();
+    if norm > 0.0 {
+        values.iter_mut().for_each(|value| *value = (f64::from(*value) / norm) as f32);
+    }
+    values
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn embeddings_have_length_1() {
+        assert_eq!(unit(vec![3.0, 4.0]), [0.6, 0.8]);
+        assert_eq!(unit(vec![0.0, 0.0]), [0.0, 0.0]);
+    }
+}
