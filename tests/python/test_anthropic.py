@@ -28,7 +28,8 @@ def body(model):
     def body(messages, **parameters):
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        return {"model": model, "max_tokens": 12, "temperature": 0, "messages": messages} | parameters
+        # The client knows no temperature any more; the API does.
+        return {"model": model, "max_tokens": 12, "messages": messages, "extra_body": {"temperature": 0}} | parameters
 
     return body
 

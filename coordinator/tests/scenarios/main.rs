@@ -1,5 +1,6 @@
 //! A real coordinator over real HTTP and QUIC, with scripted workers that speak the real protocol.
 
+mod agents;
 mod console;
 mod failures;
 mod front_door;

@@ -1,6 +1,9 @@
 //! Anthropic's API with a scripted decode worker behind it; `/tokenize`, `/detokenize`, names of models.
 
-use crate::support::{Cluster, Script, decode, fixture};
+use crate::{
+    support::{Cluster, Script, decode, fixture},
+    tools,
+};
 use serde_json::{Value, json};
 use tidemill_gateway::text::TextModel;
 
@@ -59,6 +62,45 @@ async fn a_message_streamed_is_the_message_at_once() {
     assert_eq!(counted, json!({"input_tokens": all}));
     let (_, without) = cluster.ask("/v1/messages/count_tokens", hello(json!({}))).await;
     assert!(without["input_tokens"].as_u64().unwrap() < all, "the system prompt counts");
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thought_a_text_and_calls_are_blocks() {
+    let model = tools::model(tools::TEMPLATE);
+    let (cluster, _worker) = tools::cluster(model.path(), tools::REPLY).await;
+    let functions =
+        json!([{"name": "get_weather", "input_schema": {"type": "object"}}, {"name": "get_time", "input_schema": {"type": "object"}}]);
+    let body = hello(json!({"max_tokens": 500, "tools": functions, "thinking": {"type": "enabled", "budget_tokens": 1024}, "seed": 3}));
+    let (status, whole) = cluster.ask("/v1/messages", body.clone()).await;
+    assert_eq!((status, &whole["stop_reason"]), (200, &json!("tool_use")), "{whole}");
+    let content = whole["content"].as_array().unwrap();
+    assert_eq!(content[0], json!({"type": "thinking", "thinking": "They ask about {京都}.", "signature": ""}));
+    assert_eq!(content[1], json!({"type": "text", "text": "I look it up."}));
+    assert_eq!((&content[2]["name"], &content[2]["input"]["days"], &content[3]["input"]), (&json!("get_weather"), &json!(2), &json!({})));
+
+    let mut streamed = body.clone();
+    streamed["stream"] = json!(true);
+    let events = events(&cluster, streamed).await;
+    for (index, block) in content.iter().enumerate() {
+        let gains = |name: &str| {
+            let of_block = events.iter().filter(|event| event["type"] == "content_block_delta" && event["index"] == index);
+            of_block.filter_map(|event| event["delta"][name].as_str()).collect::<String>()
+        };
+        match block["type"].as_str().unwrap() {
+            "thinking" => assert_eq!(block["thinking"], gains("thinking")),
+            "text" => assert_eq!(block["text"], gains("text")),
+            _ => assert_eq!(block["input"], serde_json::from_str::<Value>(&gains("partial_json")).unwrap()),
+        }
+    }
+    assert_eq!(events[events.len() - 2]["delta"]["stop_reason"], "tool_use");
+
+    let mut next = body;
+    let results: Vec<_> =
+        content[2..].iter().map(|call| json!({"type": "tool_result", "tool_use_id": call["id"], "content": "sun"})).collect();
+    let turns = next["messages"].as_array_mut().unwrap();
+    turns.extend([json!({"role": "assistant", "content": content}), json!({"role": "user", "content": results})]);
+    assert_eq!(cluster.ask("/v1/messages", next).await.0, 200);
     cluster.stop().await;
 }
 

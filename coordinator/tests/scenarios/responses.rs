@@ -1,6 +1,9 @@
 //! `/v1/responses` and `/v1/conversations` with a scripted decode worker behind them.
 
-use crate::support::{Cluster, Script, Worker, decode, fixture};
+use crate::{
+    support::{Cluster, Script, Worker, decode, fixture},
+    tools,
+};
 use serde_json::{Value, json};
 use tidemill_gateway::text::TextModel;
 
@@ -199,6 +202,57 @@ async fn calls_and_their_results_are_turns() {
     assert!(prompt(&mut worker).await.contains("sun all day"));
     let (status, error) = cluster.ask("/v1/responses", json!({"input": [{"type": "item_reference", "id": "msg_none"}]})).await;
     assert_eq!(status, 404, "{error}");
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thought_a_text_and_calls_are_items() {
+    let model = tools::model(tools::TEMPLATE);
+    let (cluster, mut worker) = tools::cluster(model.path(), tools::REPLY).await;
+    let functions =
+        json!([{"type": "function", "name": "get_weather", "parameters": {"type": "object"}}, {"type": "function", "name": "get_time"}]);
+    let body = json!({"input": "Weather?", "tools": functions, "seed": 3});
+    let (status, first) = cluster.ask("/v1/responses", body.clone()).await;
+    assert_eq!(status, 200, "{first}");
+    let output = first["output"].as_array().unwrap();
+    let kinds: Vec<_> = output.iter().map(|item| item["type"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["reasoning", "message", "function_call", "function_call"]);
+    assert_eq!(output[0]["content"][0], json!({"type": "reasoning_text", "text": "They ask about {京都}."}));
+    assert_eq!(output[1]["content"][0]["text"], "I look it up.");
+    assert_eq!((&output[2]["name"], &output[3]["arguments"], &first["status"]), (&json!("get_weather"), &json!("{}"), &json!("completed")));
+    assert!(first["usage"]["output_tokens_details"]["reasoning_tokens"].as_u64().unwrap() > 0);
+    let begun = prompt(&mut worker).await;
+
+    let results: Vec<_> =
+        output[2..].iter().map(|call| json!({"type": "function_call_output", "call_id": call["call_id"], "output": "sun"})).collect();
+    let next = json!({"input": results, "previous_response_id": first["id"], "tools": functions});
+    assert_eq!(cluster.ask("/v1/responses", next).await.0, 200);
+    let gone_on = prompt(&mut worker).await;
+    // What the model was given and what it wrote come back as they were, so that their KV is found.
+    let written = begun + tools::REPLY;
+    let squeezed = |text: &str| text.split_whitespace().collect::<String>();
+    assert!(squeezed(&gone_on).starts_with(&squeezed(&written)), "{gone_on}\n\n{written}");
+
+    let mut streamed = body;
+    streamed["stream"] = json!(true);
+    let events = events(&cluster, streamed).await;
+    let last = &events.last().unwrap()["response"];
+    let told = |name: &str| events.iter().filter(|event| event["type"] == name).cloned().collect::<Vec<_>>();
+    assert_eq!((told("response.reasoning_text.done").len(), told("response.output_text.done").len()), (1, 1));
+    for done in told("response.function_call_arguments.done") {
+        let deltas: String = told("response.function_call_arguments.delta")
+            .iter()
+            .filter(|delta| delta["item_id"] == done["item_id"])
+            .filter_map(|delta| delta["delta"].as_str().map(str::to_owned))
+            .collect();
+        assert_eq!(done["arguments"], deltas);
+    }
+    for (streamed, whole) in last["output"].as_array().unwrap().iter().zip(output) {
+        assert_eq!(
+            (&streamed["content"], &streamed["arguments"], &streamed["call_id"]),
+            (&whole["content"], &whole["arguments"], &whole["call_id"])
+        );
+    }
     cluster.stop().await;
 }
 

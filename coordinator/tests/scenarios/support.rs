@@ -117,11 +117,15 @@ impl Cluster {
     }
 }
 
+pub(crate) type ReplyTo = Arc<dyn Fn(&[Token]) -> Vec<Token> + Send + Sync>;
+
 /// What a scripted worker does with its jobs.
 #[derive(Clone)]
 pub(crate) struct Script {
     /// What it generates, whatever the prompt.
     pub(crate) reply: Vec<Token>,
+    /// What it generates instead, by the prompt.
+    pub(crate) reply_to: Option<ReplyTo>,
     /// Tokens after which a decode worker falls silent (but stays connected).
     pub(crate) stall_after: usize,
     pub(crate) prefill: PrefillOutcome,
@@ -130,7 +134,7 @@ pub(crate) struct Script {
 impl Script {
     pub(crate) fn reply(reply: &[Token]) -> Self {
         let prefill = PrefillOutcome::Done { cached_tokens: 0, computed_tokens: 16, queue_ms: 1.0, compute_ms: 2.0 };
-        Self { reply: reply.to_vec(), stall_after: usize::MAX, prefill }
+        Self { reply: reply.to_vec(), reply_to: None, stall_after: usize::MAX, prefill }
     }
 }
 
@@ -174,7 +178,8 @@ const LINK: LinkId = LinkId { coordinator: 0, session: 0 };
 struct Peer {
     uplink: Uplink,
     script: Script,
-    running: HashMap<SequenceId, DecodeJob>,
+    /// With what is to be generated.
+    running: HashMap<SequenceId, (DecodeJob, Vec<Token>)>,
     seen: mpsc::UnboundedSender<ToWorker>,
 }
 
@@ -202,7 +207,11 @@ impl Peer {
                     let logprobs = std::iter::once(None).chain(job.tokens[1..].iter().map(logprob)).collect();
                     self.uplink.send(LINK, WorkerEvent::PromptLogprobs { sequence: job.sequence, logprobs });
                 }
-                self.running.insert(job.sequence, job.clone());
+                let reply = match &self.script.reply_to {
+                    Some(reply_to) => reply_to(&job.tokens[..job.prompt_tokens as usize]),
+                    None => self.script.reply.clone(),
+                };
+                self.running.insert(job.sequence, (job.clone(), reply));
             }
             ToWorker::Prefill(job) => {
                 self.uplink.send(LINK, WorkerEvent::Prefilled { request: job.request, outcome: self.script.prefill.clone() });
@@ -219,9 +228,9 @@ impl Peer {
     fn step(&mut self) {
         let mut ended = Vec::new();
         let mut tokens = Vec::new();
-        for (&sequence, job) in &mut self.running {
+        for (&sequence, (job, reply)) in &mut self.running {
             let index = job.tokens.len() - job.prompt_tokens as usize;
-            let Some(&token) = self.script.reply.get(index) else {
+            let Some(&token) = reply.get(index) else {
                 ended.push((sequence, Finish::Length, job.prompt_tokens));
                 continue;
             };

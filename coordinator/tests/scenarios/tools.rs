@@ -9,7 +9,7 @@ const EOT: u32 = 1;
 const CHAT: &str = "/v1/chat/completions";
 
 /// A template in the manner of Hermes and Qwen, with thoughts.
-const TEMPLATE: &str = r#"
+pub(crate) const TEMPLATE: &str = r#"
 {%- if tools %}{{ '<|start_header_id|>tools<|end_header_id|>' }}{% for tool in tools %}{{ tool | tojson }}{% endfor %}{{ '<|eot_id|>' }}{% endif %}
 {%- for m in messages %}
     {{- '<|start_header_id|>' + m.role + '<|end_header_id|>' }}
@@ -26,7 +26,7 @@ const TEMPLATE: &str = r#"
 {%- endif %}"#;
 
 /// The fixture's weights and tokenizer with another template.
-fn model(template: &str) -> tempfile::TempDir {
+pub(crate) fn model(template: &str) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     for file in ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"] {
         std::fs::copy(fixture("llama3").join(file), dir.path().join(file)).unwrap();
@@ -39,7 +39,7 @@ fn text_model() -> TextModel {
     TextModel::load(&fixture("llama3")).unwrap()
 }
 
-async fn cluster(model: &Path, reply: &str) -> (Cluster, Worker) {
+pub(crate) async fn cluster(model: &Path, reply: &str) -> (Cluster, Worker) {
     let cluster = Cluster::start(|flags| flags.model = vec![model.into()]).await;
     let reply = [text_model().tokenizer.encode(reply, false).unwrap(), vec![EOT]].concat();
     let worker = cluster.join("decode-0", decode(), Script::reply(&reply)).await;
@@ -60,7 +60,7 @@ fn body(more: Value) -> Value {
     body
 }
 
-const REPLY: &str = "They ask about {京都}.\n</think>\n\nI look it up.\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"place\": \"京都 \
+pub(crate) const REPLY: &str = "They ask about {京都}.\n</think>\n\nI look it up.\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"place\": \"京都 \
                      </tool_call> \\\"\", \"days\": 2}}\n</tool_call>\n<tool_call>\n{\"name\": \"get_time\", \"arguments\": {}}\n</tool_call>";
 
 #[tokio::test(flavor = "multi_thread")]

@@ -274,8 +274,16 @@ fn usage_value(usage: &Usage) -> Value {
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": usage.completion_tokens_details.reasoning_tokens},
         "total_tokens": usage.total_tokens,
-        "tidemill": usage.tidemill,
+        "tidemill": in_microseconds(json!(usage.tidemill)),
     })
+}
+
+/// Times with few enough digits to come back from the store as they went.
+fn in_microseconds(mut usage: Value) -> Value {
+    for number in usage.as_object_mut().into_iter().flat_map(Map::values_mut).filter(|value| value.is_f64()) {
+        *number = number.as_f64().map(|ms| (ms * 1e3).round() / 1e3).into();
+    }
+    usage
 }
 
 fn failure(error: &ApiError) -> Value {
