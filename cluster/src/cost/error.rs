@@ -101,7 +101,7 @@ mod tests {
         for predicted in odd {
             for actual in odd {
                 errors.observe(predicted, actual);
-                let chance = errors.chance(predicted.max(0.0).min(1e300), 10.0);
+                let chance = errors.chance(if predicted > 0.0 { predicted } else { 0.0 }, 10.0);
                 assert!((0.0..=1.0).contains(&chance), "{predicted} {actual}: {chance}");
             }
         }

@@ -23,7 +23,8 @@ impl Cluster {
         }
         state.generated.push(token);
         state.last_token = Some(now);
-        let first = state.first_token.is_none() && std::mem::replace(&mut state.first_token, Some(now)).is_none();
+        let first = state.first_token.is_none();
+        state.first_token.get_or_insert(now);
         let predicted = state.running().and_then(|running| Some((running.predicted_ttft_ms?, running.since)));
         state.is_kept();
         state.stop_waiting();
