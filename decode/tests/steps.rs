@@ -46,6 +46,7 @@ impl Machine {
             constraint: None,
             urgency,
             prompt_logprobs: None,
+            embeds: false,
         };
         self.scheduler.admit(LINK, job, self.now);
     }

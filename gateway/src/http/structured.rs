@@ -45,7 +45,12 @@ pub struct Asked {
 
 /// Takes the constraint that a request names, if it names one. The grammar has yet to be compiled.
 pub fn grammar(request: &mut GenerateRequest) -> Result<Option<Asked>, ApiError> {
-    let mut asked = Vec::new();
+    grammar_beside(request, None)
+}
+
+/// The same where the protocol has a field of its own for it, which asked for `format`.
+pub fn grammar_beside(request: &mut GenerateRequest, format: Option<Asked>) -> Result<Option<Asked>, ApiError> {
+    let mut asked: Vec<Asked> = format.into_iter().collect();
     if let Some(format) = request.response_format.take() {
         asked.extend(response_format(format)?);
     }
@@ -86,6 +91,22 @@ pub fn grammar(request: &mut GenerateRequest) -> Result<Option<Asked>, ApiError>
             second.param,
             format!("`{}` and `{}` are both given: an answer follows one of them", first.param, second.param),
         )),
+    }
+}
+
+/// The format of an answer as Responses and Messages write it: the schema beside the type. `param` and `schema_param` name its fields.
+pub fn flat_format(param: &'static str, schema_param: &'static str, format: &Value) -> Result<Option<Asked>, ApiError> {
+    match format["type"].as_str() {
+        Some("text") => Ok(None),
+        Some("json_object") => Ok(Some(Asked { grammar: schema_grammar(param, &any_object(), Whitespace::default())?, param })),
+        Some("json_schema") => {
+            let schema = format.get("schema").ok_or_else(|| ApiError::invalid(schema_param, format!("`{schema_param}` is missing")))?;
+            Ok(Some(Asked { grammar: schema_grammar(schema_param, schema, Whitespace::default())?, param: schema_param }))
+        }
+        _ => {
+            let message = format!("`{param}.type` is {}: it must be `text`, `json_object` or `json_schema`", format["type"]);
+            Err(ApiError::invalid(format!("{param}.type"), message))
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use crate::{
         errors::ApiError,
         openai::{GenerateRequest, StopField},
         parse::{self, Options},
+        structured,
     },
 };
 use serde::Deserialize;
@@ -88,7 +89,7 @@ struct Thinking {
     r#type: String,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 struct OutputConfig {
     #[serde(default)]
     effort: Option<String>,
@@ -109,7 +110,12 @@ pub(super) fn to_answer(gateway: &Gateway, arrived: Instant, bytes: &[u8]) -> Re
     request.best_of = None;
     request.max_completion_tokens = None;
     request.stop = rest.stop_sequences.map(StopField::Many);
+    let format = rest.format.as_ref().map(|format| structured::flat_format("output_config.format", "output_config.format.schema", format));
+    let asked = structured::grammar_beside(&mut request, format.transpose()?.flatten())?;
     let mut options = Options::check(arrived, request, gateway.text(), gateway.classes())?;
+    if let Some(asked) = asked {
+        options.constrain(asked, gateway.text());
+    }
     // Agents ask for as many tokens as their own models write.
     options.max_tokens_shrinks = true;
     Ok((gateway, dialog, options))
@@ -123,9 +129,6 @@ pub(super) fn understand(gateway: &Gateway, bytes: &[u8]) -> Result<(Arc<Gateway
     if body.messages.is_empty() || body.messages.len() > MESSAGES_MAX {
         return Err(ApiError::invalid("messages", format!("`messages` must hold 1 to {MESSAGES_MAX} messages")));
     }
-    if body.output_config.as_ref().is_some_and(|config| config.format.is_some()) {
-        return Err(ApiError::unsupported("output_config.format"));
-    }
     let parallel = !body.tool_choice.as_ref().and_then(|choice| choice.disable_parallel_tool_use).unwrap_or(false);
     // A last message of the assistant is the beginning of the answer.
     let continues = body.messages.last().is_some_and(|last| last.role == "assistant");
@@ -136,26 +139,28 @@ pub(super) fn understand(gateway: &Gateway, bytes: &[u8]) -> Result<(Arc<Gateway
     for (place, turn) in body.messages.into_iter().enumerate() {
         turns(place, turn, &mut names, &mut messages)?;
     }
+    let output = body.output_config.unwrap_or_default();
     let dialog = Dialog {
         messages,
         tools: tools(body.tools.unwrap_or_default())?,
         tool_choice: tool_choice(body.tool_choice)?,
         parallel,
         reasoning: ReasoningWish {
-            effort: body.output_config.and_then(|config| config.effort),
+            effort: output.effort,
             // Not asked for is not wanted.
             enable_thinking: Some(body.thinking.is_some_and(|thinking| thinking.r#type != "disabled")),
         },
         continues,
         ..Dialog::default()
     };
-    Ok((gateway, dialog, Rest { max_tokens: body.max_tokens, stop_sequences: body.stop_sequences }))
+    Ok((gateway, dialog, Rest { max_tokens: body.max_tokens, stop_sequences: body.stop_sequences, format: output.format }))
 }
 
 #[derive(Debug)]
 pub(super) struct Rest {
     max_tokens: Option<u32>,
     stop_sequences: Option<Vec<String>>,
+    format: Option<Value>,
 }
 
 fn system(content: Content) -> Result<String, ApiError> {

@@ -8,6 +8,7 @@ use crate::{
         errors::ApiError,
         openai::GenerateRequest,
         parse::{self, Options},
+        structured,
     },
 };
 use serde::Deserialize;
@@ -113,7 +114,13 @@ pub(super) fn understand(gateway: &Gateway, arrived: Instant, bytes: &[u8]) -> R
     request.best_of = None;
     request.max_tokens = body.max_output_tokens;
     request.max_completion_tokens = None;
-    let options = Options::check(arrived, request, gateway.text(), gateway.classes())?;
+    let format = body.text.and_then(|text| text.format).unwrap_or_else(|| json!({"type": "text"}));
+    let asked = structured::flat_format("text.format", "text.format.schema", &format)?;
+    let asked = structured::grammar_beside(&mut request, asked)?;
+    let mut options = Options::check(arrived, request, gateway.text(), gateway.classes())?;
+    if let Some(asked) = asked {
+        options.constrain(asked, gateway.text());
+    }
     let before = match (body.previous_response_id, body.conversation) {
         (None, None) => Before::Nothing,
         (Some(id), None) => Before::Response(id),
@@ -127,10 +134,6 @@ pub(super) fn understand(gateway: &Gateway, arrived: Instant, bytes: &[u8]) -> R
     let (tools, tool_choice) = tool_choice(tools, body.tool_choice.as_ref())?;
     let parallel = body.parallel_tool_calls.unwrap_or(true);
     let effort = body.reasoning.and_then(|reasoning| reasoning.effort);
-    let format = body.text.and_then(|text| text.format).unwrap_or_else(|| json!({"type": "text"}));
-    if format["type"] != "text" {
-        return Err(ApiError::unsupported("text.format"));
-    }
     let store = body.store.unwrap_or(true);
     let echo = json!({
         "instructions": body.instructions,
