@@ -1,0 +1,21 @@
+//! A cluster in virtual time. The deciding parts are the production ones: `Cluster`, the schedulers of prefill and decode workers, the
+//! directories of pool nodes, and their messages. Only what has no code of ours in production is a model: devices, links, clients.
+//!
+//! No clock, thread, socket, file or entropy: the same settings and seed give the same events.
+//!
+//! - [`settings`]: what is simulated
+//! - [`workload`]: clients: arrivals, prompts, tokens
+//! - [`hardware`]: devices: the time of a step
+//! - [`flows`]: links: bytes that share them
+//! - [`world`]: everything together; [`world::World::run`] is a run
+//! - [`outcome`]: what became of each request, and the load over time
+//! - [`queue`], [`random`]: events by time, and seeded draws
+
+pub mod flows;
+pub mod hardware;
+pub mod outcome;
+pub mod queue;
+pub mod random;
+pub mod settings;
+pub mod workload;
+pub mod world;

@@ -1,0 +1,77 @@
+//! What became of each request, and the load over time.
+
+use crate::settings::Class;
+use serde::Serialize;
+use std::time::Duration;
+use tidemill_proto::message::TokensBySource;
+
+/// One request of a run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Answer {
+    pub class: usize,
+    pub at: Duration,
+    pub input_tokens: u32,
+    pub first_token: Option<Duration>,
+    pub last_token: Option<Duration>,
+    pub tokens: u32,
+    /// Longest time between two tokens.
+    pub gap_max: Duration,
+    pub end: End,
+    /// When the client learnt of its end.
+    pub ended: Duration,
+    pub predicted_ttft_ms: Option<f64>,
+    pub sources: TokensBySource,
+    pub prefilled_elsewhere: bool,
+    pub rescues: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    Complete,
+    /// Not taken at all.
+    Rejected(String),
+    Failed(String),
+    /// The run ended first.
+    Open,
+}
+
+/// A moment's load.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct LoadPoint {
+    pub s: f64,
+    /// Requests that wait for a place.
+    pub waiting: u32,
+    /// Prompt tokens that prefill workers have and have not computed, on average.
+    pub prefill_tokens: f64,
+    /// Time of those tokens over the tightest TTFT limit, on average over prefill workers.
+    pub prefill_load: f64,
+    /// Sequences that decode workers hold, on average.
+    pub decode_sequences: f64,
+    /// The last step's time over the tightest TPOT limit, on average over decode workers.
+    pub decode_load: f64,
+    /// Share of decode workers' device blocks in use, on average.
+    pub decode_blocks: f64,
+}
+
+impl Answer {
+    pub fn ttft_ms(&self) -> Option<f64> {
+        Some(millis(self.first_token? - self.at))
+    }
+
+    /// Time per token after the first; `None` for a single token.
+    pub fn tpot_ms(&self) -> Option<f64> {
+        let (first, last) = (self.first_token?, self.last_token?);
+        (self.tokens > 1).then(|| millis(last - first) / f64::from(self.tokens - 1))
+    }
+
+    /// Complete, and within both limits.
+    pub fn is_good(&self, class: &Class) -> bool {
+        self.end == End::Complete
+            && self.ttft_ms().is_some_and(|ms| ms <= class.ttft_ms)
+            && self.tpot_ms().is_none_or(|ms| ms <= class.tpot_ms)
+    }
+}
+
+pub(crate) fn millis(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}

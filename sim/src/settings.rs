@@ -1,0 +1,272 @@
+//! What is simulated, as a scenario file says it. Every key has a default but those that make no sense without a choice.
+
+use crate::hardware::{Gpu, Measured, Shape};
+use serde::{Deserialize, Serialize};
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Settings {
+    /// `llama2-70b`, `llama-3.1-8b` or `smollm-135m`.
+    pub model: String,
+    pub cluster: ClusterShape,
+    #[serde(default)]
+    pub network: NetworkSettings,
+    #[serde(default)]
+    pub policy: PolicySettings,
+    #[serde(default)]
+    pub workload: WorkloadSettings,
+}
+
+/// Instances and what each of them is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ClusterShape {
+    /// Engines, prefill and decode together.
+    pub instances: u32,
+    /// How many of them prefill,
+    pub prefill: Option<u32>,
+    /// or which share of them, in place of `prefill`: at least one does not, and at least one does unless this is 0.
+    pub prefill_share: Option<f64>,
+    /// `a800`, `h100`, `h200` or `l40s`.
+    pub gpu: String,
+    /// GPUs of one engine (tensor parallelism).
+    pub gpus_per_instance: u32,
+    pub instances_per_host: u32,
+    /// Share of the GPUs' peak that prompts reach, communication between GPUs included,
+    pub flops_efficiency: f64,
+    /// of their memory's bandwidth that decoding reaches,
+    pub memory_efficiency: f64,
+    /// and time of each step besides: launches, small all-reduces, sampling.
+    pub overhead_ms: f64,
+    /// Standard deviation of a step's time, as a share of it.
+    pub noise: f64,
+    /// Share of device memory that weights and KV may fill.
+    pub memory_share: f64,
+    /// The pool's DRAM on each host.
+    pub pool_gib_per_host: f64,
+    /// Eviction policy of pool nodes.
+    pub eviction: String,
+    /// Tokens of a step of a prefill worker,
+    pub prefill_step_tokens: usize,
+    /// and of a decode worker.
+    pub decode_step_tokens: usize,
+    /// Sequences that decode together at one instance.
+    pub sequences_max: usize,
+    /// Prompts that a prefill worker holds in device memory.
+    pub admitted_max: usize,
+    /// Blocks on their way into the pool from one worker.
+    pub putting_max: usize,
+    /// In place of the roofline: measured coefficients.
+    pub measured_prefill: Option<Measured>,
+    pub measured_decode: Option<Measured>,
+    /// Device blocks of each engine, in place of what is left of its memory.
+    pub device_blocks: Option<u32>,
+    /// Instances of another kind, besides.
+    pub others: Vec<OtherInstances>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OtherInstances {
+    pub prefill: u32,
+    pub decode: u32,
+    pub gpu: String,
+    pub gpus_per_instance: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct NetworkSettings {
+    /// A host's network cards together, each way.
+    pub nic_gb_per_s: f64,
+    /// Between a host's DRAM and one GPU, each way.
+    pub bus_gb_per_s: f64,
+    /// One way, for messages between processes of different hosts.
+    pub latency_us: f64,
+    /// One way, for messages between processes of one host.
+    pub local_latency_us: f64,
+}
+
+/// How the cluster schedules.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PolicySettings {
+    /// Uncached suffixes of at most this many tokens are computed by the decode worker. By default: by predicted time.
+    pub local_tail_tokens: Option<u32>,
+    /// Reads from afar after which a block gets a copy nearby; 0: never.
+    pub replicate_after: u8,
+    pub queue_max: usize,
+    pub queue_wait_s: f64,
+    pub request_timeout_s: f64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Arrivals {
+    /// When the trace says.
+    Trace,
+    Poisson,
+    /// Poisson, with a rate that goes up and down.
+    Diurnal,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct WorkloadSettings {
+    /// A file in Mooncake's format.
+    pub trace: Option<String>,
+    /// Requests to send; 0: all of the trace.
+    pub requests: usize,
+    /// Requests of the trace to leave out at its beginning.
+    pub skip: usize,
+    pub arrivals: Arrivals,
+    /// With the trace's arrivals: how many times as fast. Of a Poisson process over a trace: requests per second. With streams: a factor
+    /// on their rates.
+    pub rate: f64,
+    /// Diurnal: the time between two peaks,
+    pub period_s: f64,
+    /// and how far the rate swings around its mean, as a share of it.
+    pub swing: f64,
+    pub streams: Vec<Stream>,
+    pub classes: Vec<Class>,
+    /// Leading share of the requests that warm the cluster up and do not count.
+    pub warmup: f64,
+}
+
+/// Requests of one kind, without a trace.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Stream {
+    /// Requests per second.
+    pub rate: f64,
+    /// Tokens, drawn evenly from the first number to the second.
+    pub input: [u32; 2],
+    pub output: [u32; 2],
+    /// Leading tokens that all its prompts share, in steps of 512.
+    #[serde(default)]
+    pub prefix_tokens: u32,
+    #[serde(default)]
+    pub class: Option<String>,
+}
+
+/// What its requests need to count as good.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Class {
+    pub name: String,
+    /// Of a trace's requests, drawn at random.
+    #[serde(default)]
+    pub share: f64,
+    pub ttft_ms: f64,
+    pub tpot_ms: f64,
+}
+
+/// A setting that cannot be simulated.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{key}`: {reason}")]
+pub struct InvalidSetting {
+    pub key: String,
+    pub reason: String,
+}
+
+impl InvalidSetting {
+    pub fn new(key: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self { key: key.into(), reason: reason.into() }
+    }
+}
+
+impl Settings {
+    pub fn shape(&self) -> Result<Shape, InvalidSetting> {
+        Shape::find(&self.model).ok_or_else(|| InvalidSetting::new("model", format!("there is no shape {:?}", self.model)))
+    }
+}
+
+impl ClusterShape {
+    /// Instances that prefill, and those that decode.
+    pub fn split(&self) -> Result<(u32, u32), InvalidSetting> {
+        let prefill = match (self.prefill, self.prefill_share) {
+            (Some(prefill), None) => prefill,
+            (None, Some(share)) if share <= 0.0 => 0,
+            (None, Some(share)) => ((f64::from(self.instances) * share).round() as u32).clamp(1, self.instances.saturating_sub(1)),
+            (None, None) => self.instances / 2,
+            (Some(_), Some(_)) => return Err(InvalidSetting::new("cluster.prefill", "give `prefill` or `prefill_share`, not both")),
+        };
+        let others = self.others.iter().map(|others| others.decode).sum::<u32>();
+        match self.instances.checked_sub(prefill) {
+            Some(decode) if decode + others > 0 => Ok((prefill, decode)),
+            _ => Err(InvalidSetting::new("cluster.prefill", "leaves no instance that decodes")),
+        }
+    }
+
+    pub fn gpu(name: &str) -> Result<Gpu, InvalidSetting> {
+        Gpu::find(name).ok_or_else(|| InvalidSetting::new("cluster.gpu", format!("there is no GPU {name:?}")))
+    }
+}
+
+impl WorkloadSettings {
+    /// Place of a class by its name; the first for requests that name none.
+    pub fn class(&self, name: Option<&str>) -> Result<usize, InvalidSetting> {
+        let Some(name) = name else { return Ok(0) };
+        let place = self.classes.iter().position(|class| class.name == name);
+        place.ok_or_else(|| InvalidSetting::new("workload.streams.class", format!("there is no class {name:?}")))
+    }
+}
+
+impl Default for ClusterShape {
+    fn default() -> Self {
+        Self {
+            instances: 2,
+            prefill: None,
+            prefill_share: None,
+            gpu: "h100".into(),
+            gpus_per_instance: 1,
+            instances_per_host: 1,
+            flops_efficiency: 0.5,
+            memory_efficiency: 0.8,
+            overhead_ms: 3.0,
+            noise: 0.0,
+            memory_share: 0.9,
+            pool_gib_per_host: 512.0,
+            eviction: "hit-density".into(),
+            prefill_step_tokens: 8192,
+            decode_step_tokens: 2048,
+            sequences_max: 256,
+            admitted_max: 8,
+            putting_max: 256,
+            measured_prefill: None,
+            measured_decode: None,
+            device_blocks: None,
+            others: Vec::new(),
+        }
+    }
+}
+
+impl Default for NetworkSettings {
+    fn default() -> Self {
+        // Four cards of 200 Gbit/s; PCIe 4.0.
+        Self { nic_gb_per_s: 100.0, bus_gb_per_s: 20.0, latency_us: 50.0, local_latency_us: 20.0 }
+    }
+}
+
+impl Default for PolicySettings {
+    fn default() -> Self {
+        Self { local_tail_tokens: None, replicate_after: 3, queue_max: 1024, queue_wait_s: 60.0, request_timeout_s: 600.0 }
+    }
+}
+
+impl Default for WorkloadSettings {
+    fn default() -> Self {
+        Self {
+            trace: None,
+            requests: 0,
+            skip: 0,
+            arrivals: Arrivals::Trace,
+            rate: 1.0,
+            period_s: 600.0,
+            swing: 0.5,
+            streams: Vec::new(),
+            classes: Vec::new(),
+            warmup: 0.0,
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Small clusters: the same seed gives the same events, every request ends once, nothing leaks, and waits are as queueing theory has them.
+
+use super::*;
+use crate::hardware::Work;
+use crate::settings::{Arrivals, Class, NetworkSettings, PolicySettings, Stream, WorkloadSettings};
+
+fn settings(prefill: u32, decode: u32, rate: f64, requests: usize) -> Settings {
+    let stream = |rate, input, output| Stream { rate, input, output, prefix_tokens: 512, class: None };
+    Settings {
+        model: "llama-3.1-8b".into(),
+        cluster: ClusterShape {
+            instances: prefill + decode,
+            prefill: Some(prefill),
+            instances_per_host: 2,
+            noise: 0.05,
+            ..ClusterShape::default()
+        },
+        network: NetworkSettings::default(),
+        policy: PolicySettings::default(),
+        workload: WorkloadSettings {
+            arrivals: Arrivals::Poisson,
+            rate,
+            requests,
+            streams: vec![stream(1.0, [20, 3000], [1, 60]), stream(0.5, [600, 20_000], [1, 10])],
+            classes: vec![Class { name: "all".into(), share: 1.0, ttft_ms: 1000.0, tpot_ms: 50.0 }],
+            ..WorkloadSettings::default()
+        },
+    }
+}
+
+fn world(settings: &Settings, seed: u64) -> World {
+    let asks = workload::draw(&settings.workload, None, seed).unwrap();
+    World::new(settings, asks, seed).unwrap()
+}
+
+/// Runs to the end with the books checked now and then, and until nobody does anything any more.
+fn checked(settings: &Settings, seed: u64) -> Run {
+    let mut world = world(settings, seed);
+    while world.open() > 0 {
+        assert!(world.step(&mut Unwatched));
+        if world.events.is_multiple_of(4999) {
+            world.check_integrity();
+        }
+    }
+    let end = world.now() + Duration::from_secs(30);
+    while world.now() < end && !world.is_idle() {
+        world.step(&mut Unwatched);
+    }
+    world.check_integrity();
+    assert!(world.is_idle(), "nobody computes, moves or holds anything for requests that have ended");
+    world.finish()
+}
+
+#[test]
+fn the_same_seed_gives_the_same_events() {
+    let settings = settings(1, 2, 4.0, 120);
+    let [a, b, c] = [1, 1, 2].map(|seed| world(&settings, seed).run(&mut Unwatched));
+    assert_eq!((a.digest, a.events, &a.answers), (b.digest, b.events, &b.answers));
+    assert_ne!(a.digest, c.digest);
+}
+
+#[test]
+fn every_request_ends_once_with_all_its_tokens_and_nothing_is_left() {
+    for (prefill, decode) in [(0, 2), (1, 1), (2, 2)] {
+        let settings = settings(prefill, decode, 4.0, 90);
+        let run = checked(&settings, 3);
+        let asks = workload::draw(&settings.workload, None, 3).unwrap();
+        for (ask, answer) in asks.iter().zip(&run.answers) {
+            assert_eq!((&answer.end, answer.tokens), (&End::Complete, ask.output_tokens));
+            assert_eq!(answer.sources.total(), u64::from(ask.input_tokens), "each prompt token has a source");
+        }
+        assert_eq!((run.closed, run.warnings), (0, 0));
+        assert!(run.answers.iter().any(|answer| answer.sources.cached() > 0), "prefixes are found again");
+    }
+}
+
+#[test]
+fn a_cluster_that_is_too_small_loses_and_leaks_nothing() {
+    let mut settings = settings(1, 1, 60.0, 300);
+    settings.cluster.device_blocks = Some(2000);
+    settings.cluster.pool_gib_per_host = 5.0;
+    settings.policy = PolicySettings { queue_max: 50, queue_wait_s: 10.0, request_timeout_s: 20.0, ..PolicySettings::default() };
+    let run = checked(&settings, 5);
+    let ended = |wanted: fn(&End) -> bool| run.answers.iter().filter(|answer| wanted(&answer.end)).count();
+    assert_eq!(ended(|end| *end == End::Open), 0);
+    assert!(ended(|end| *end == End::Complete) > 20 && ended(|end| matches!(end, End::Rejected(_))) > 20);
+}
+
+/// One prefill worker with prompts of equal length is a queue with Poisson arrivals and constant service (M/D/1): the mean wait is
+/// ρ / 2(1 − ρ) services (Pollaczek and Khinchine).
+#[test]
+fn prompts_wait_as_long_as_queueing_theory_says() {
+    let mut settings = settings(1, 1, 1.0, 4000);
+    settings.cluster = ClusterShape { noise: 0.0, prefill_step_tokens: TOKENS, ..settings.cluster };
+    // A hand-over that takes no time leaves one server.
+    settings.network = NetworkSettings { nic_gb_per_s: 1e6, bus_gb_per_s: 1e6, latency_us: 1.0, local_latency_us: 1.0 };
+    settings.policy.local_tail_tokens = Some(0);
+    const TOKENS: usize = 1024;
+    let length = TOKENS as u32 + 1;
+    settings.workload.streams = vec![Stream { rate: 1.0, input: [length; 2], output: [1, 1], prefix_tokens: 0, class: None }];
+    let shape = Shape::find("llama-3.1-8b").unwrap();
+    let tokens = TOKENS as u64;
+    let step = Work { prefill_tokens: tokens, prefill_context: tokens * tokens / 2, kv_tokens: tokens, ..Work::default() };
+    let service_ms = device(&settings, shape, Gpu::find("h100").unwrap(), 1, false, 0).speed.step(&step).as_secs_f64() * 1e3;
+    let mean_ttft_ms = |rate: f64| {
+        let workload = WorkloadSettings { rate, ..settings.workload.clone() };
+        let run = world(&Settings { workload, ..settings.clone() }, 11).run(&mut Unwatched);
+        run.answers.iter().map(|answer| answer.ttft_ms().unwrap()).sum::<f64>() / run.answers.len() as f64
+    };
+    let alone_ms = mean_ttft_ms(0.1);
+    for load in [0.3, 0.5, 0.7] {
+        let wait_ms = mean_ttft_ms(load / service_ms * 1e3) - alone_ms;
+        let expected = service_ms * load / (2.0 * (1.0 - load));
+        assert!((wait_ms / expected - 1.0).abs() < 0.06, "at load {load}: {wait_ms} ms for {expected}");
+    }
+}
