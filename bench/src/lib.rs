@@ -31,6 +31,11 @@
 //!   - [`replay::pool`]: a trace through the pool's directory
 //!   - [`replay::optimum`]: the best possible policy, which knows the future
 //!   - [`replay::bound`]: a bound on policies that do not
+//! - [`sim`]: `tidemill-bench sim`, simulated clusters
+//!   - [`sim::scenario`]: scenario files
+//!   - [`sim::summary`]: runs to figures
+//!   - [`sim::timing`], [`sim::memory`]: what decisions cost in real time, and in bytes allocated
+//!   - [`sim::report`], [`sim::html`], [`sim::plot`]: figures as text, JSON and a page with plots
 
 pub mod grammar;
 pub mod kernels;
@@ -39,3 +44,4 @@ pub mod load;
 pub mod model;
 pub mod perplexity;
 pub mod replay;
+pub mod sim;

@@ -9,6 +9,7 @@ use tidemill_bench::{
     model::{self, ModelArgs},
     perplexity::{self, PerplexityArgs},
     replay::{self, ReplayArgs},
+    sim::{self, SimArgs},
 };
 use tidemill_net::process::Failed;
 
@@ -23,6 +24,7 @@ enum Command {
     Model(ModelArgs),
     Perplexity(PerplexityArgs),
     Replay(ReplayArgs),
+    Sim(SimArgs),
 }
 
 fn main() -> Result<(), Failed> {
@@ -34,6 +36,7 @@ fn main() -> Result<(), Failed> {
         Command::Model(args) => model::make(&args),
         Command::Perplexity(args) => perplexity::run(&args),
         Command::Replay(args) => replay::run(&args),
+        Command::Sim(args) => sim::run(&args),
     };
     Ok(outcome?)
 }

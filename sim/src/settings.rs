@@ -91,6 +91,10 @@ pub struct NetworkSettings {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PolicySettings {
+    /// One of the scheduler's policies.
+    pub name: String,
+    /// Sequences given to one decode worker at a time, at most. By default: as many as it asks for.
+    pub decode_sequences_max: Option<u32>,
     /// Uncached suffixes of at most this many tokens are computed by the decode worker. By default: by predicted time.
     pub local_tail_tokens: Option<u32>,
     /// Reads from afar after which a block gets a copy nearby; 0: never.
@@ -250,7 +254,15 @@ impl Default for NetworkSettings {
 
 impl Default for PolicySettings {
     fn default() -> Self {
-        Self { local_tail_tokens: None, replicate_after: 3, queue_max: 1024, queue_wait_s: 60.0, request_timeout_s: 600.0 }
+        Self {
+            name: "goodput".into(),
+            decode_sequences_max: None,
+            local_tail_tokens: None,
+            replicate_after: 3,
+            queue_max: 1024,
+            queue_wait_s: 60.0,
+            request_timeout_s: 600.0,
+        }
     }
 }
 

@@ -29,7 +29,11 @@ use engine::{Engine, Worker};
 use io::Io;
 use pool::PoolNode;
 use std::{collections::HashMap, time::Duration};
-use tidemill_cluster::{Action, Cluster, ClusterSettings, NewRequest, Outcome, RequestEvent, admission::AdmissionPolicy, schedule::Policy};
+use tidemill_cluster::{
+    Action, Cluster, ClusterSettings, NewRequest, Outcome, RequestEvent,
+    admission::AdmissionPolicy,
+    schedule::{Policy, UnknownPolicy},
+};
 use tidemill_kvpool::core::{
     directory::{Directory, Limits},
     eviction,
@@ -180,8 +184,9 @@ impl World {
                 id_base: 0,
                 admission: AdmissionPolicy { queue_max: policy.queue_max },
                 policy: Policy {
+                    name: policy.name.parse().map_err(|unknown: UnknownPolicy| InvalidSetting::new("policy.name", unknown.to_string()))?,
                     local_tail_tokens: policy.local_tail_tokens,
-                    decode_sequences_max: None,
+                    decode_sequences_max: policy.decode_sequences_max,
                     replicate_after: Some(policy.replicate_after).filter(|reads| *reads > 0),
                 },
                 queue_wait_max: Duration::from_secs_f64(policy.queue_wait_s),
@@ -410,6 +415,7 @@ impl World {
             sampling: Sampling { seed: number as u64, ..Sampling::default() },
             stop: StopRule { max_tokens: ask.output_tokens, ..StopRule::default() },
             choices: 1,
+            constraint: None,
             prompt_logprobs: None,
             timeout: self.timeout,
         };

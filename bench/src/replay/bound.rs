@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     fn request(blocks: &[u64]) -> Request {
-        Request { input_tokens: TRACE_BLOCK_TOKENS * blocks.len() as u64, blocks: blocks.to_vec() }
+        Request { input_tokens: TRACE_BLOCK_TOKENS * blocks.len() as u64, blocks: blocks.to_vec(), ..Request::default() }
     }
 
     #[test]

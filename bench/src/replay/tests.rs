@@ -15,7 +15,7 @@ fn traces() -> impl Strategy<Value = Vec<Request>> {
             let mut blocks = earlier[..shared.min(earlier.len())].to_vec();
             blocks.extend(next_id..next_id + fresh as u64);
             next_id += fresh as u64;
-            requests.push(Request { input_tokens: TRACE_BLOCK_TOKENS * blocks.len() as u64 - unfilled, blocks });
+            requests.push(Request { input_tokens: TRACE_BLOCK_TOKENS * blocks.len() as u64 - unfilled, blocks, ..Request::default() });
         }
         requests
     })
@@ -59,7 +59,11 @@ proptest! {
 
 #[test]
 fn the_optimum_keeps_what_is_needed_soonest() {
-    let request = |blocks: &[u64]| Request { input_tokens: TRACE_BLOCK_TOKENS * blocks.len() as u64 - 12, blocks: blocks.to_vec() };
+    let request = |blocks: &[u64]| Request {
+        input_tokens: TRACE_BLOCK_TOKENS * blocks.len() as u64 - 12,
+        blocks: blocks.to_vec(),
+        ..Request::default()
+    };
     let requests = [&[1, 2][..], &[3, 4], &[1, 2], &[3, 4], &[1, 9]].map(request);
     let hits = |slots| optimum::hits(&requests, slots).prefix_blocks;
     assert_eq!([1, 2, 3, 4].map(hits), [2, 3, 4, 5], "1 and 2 first, then 3, then 4");

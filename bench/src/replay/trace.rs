@@ -15,9 +15,14 @@ pub const TRACE_BLOCK_TOKENS: u64 = 512;
 /// The longest prompt accepted.
 const INPUT_TOKENS_MAX: u64 = 1 << 24;
 
-/// The fields of a request that matter to the cache; others are ignored.
-#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+/// One line. A cache needs no times and no answers, so those may be missing.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
 pub struct Request {
+    /// Milliseconds from the start.
+    #[serde(default)]
+    pub timestamp: Option<u64>,
+    #[serde(rename = "output_length", default)]
+    pub output_tokens: Option<u64>,
     #[serde(rename = "input_length")]
     pub input_tokens: u64,
     /// One id per block of the prompt; the last block may not be full. An id stands for the block and all before it.
@@ -39,7 +44,7 @@ pub fn read(path: &Path) -> anyhow::Result<Vec<Request>> {
 
 fn parse(line: &str) -> anyhow::Result<Request> {
     let request: Request = serde_json::from_str(line)?;
-    let Request { input_tokens, ref blocks } = request;
+    let Request { input_tokens, ref blocks, .. } = request;
     ensure!((1..=INPUT_TOKENS_MAX).contains(&input_tokens), "input_length must be from 1 to {INPUT_TOKENS_MAX}");
     let needed = input_tokens.div_ceil(TRACE_BLOCK_TOKENS);
     ensure!(blocks.len() as u64 == needed, "{input_tokens} tokens have {needed} blocks, but hash_ids has {}", blocks.len());
@@ -58,7 +63,7 @@ mod tests {
     #[test]
     fn a_line_is_read_and_a_bad_one_is_refused() {
         let line = r#"{"timestamp": 0, "input_length": 513, "output_length": 7, "hash_ids": [3, 9]}"#;
-        assert_eq!(parse(line).unwrap(), Request { input_tokens: 513, blocks: vec![3, 9] });
+        assert_eq!(parse(line).unwrap(), Request { timestamp: Some(0), output_tokens: Some(7), input_tokens: 513, blocks: vec![3, 9] });
         for (line, complaint) in [
             ("", "EOF"),
             (r#"{"hash_ids": []}"#, "input_length"),

@@ -90,12 +90,12 @@ fn a_cluster_that_is_too_small_loses_and_leaks_nothing() {
 /// ρ / 2(1 − ρ) services (Pollaczek and Khinchine).
 #[test]
 fn prompts_wait_as_long_as_queueing_theory_says() {
-    let mut settings = settings(1, 1, 1.0, 4000);
+    let mut settings = settings(1, 1, 1.0, 3000);
     settings.cluster = ClusterShape { noise: 0.0, prefill_step_tokens: TOKENS, ..settings.cluster };
     // A hand-over that takes no time leaves one server.
     settings.network = NetworkSettings { nic_gb_per_s: 1e6, bus_gb_per_s: 1e6, latency_us: 1.0, local_latency_us: 1.0 };
     settings.policy.local_tail_tokens = Some(0);
-    const TOKENS: usize = 1024;
+    const TOKENS: usize = 512;
     let length = TOKENS as u32 + 1;
     settings.workload.streams = vec![Stream { rate: 1.0, input: [length; 2], output: [1, 1], prefix_tokens: 0, class: None }];
     let shape = Shape::find("llama-3.1-8b").unwrap();
@@ -108,7 +108,7 @@ fn prompts_wait_as_long_as_queueing_theory_says() {
         run.answers.iter().map(|answer| answer.ttft_ms().unwrap()).sum::<f64>() / run.answers.len() as f64
     };
     let alone_ms = mean_ttft_ms(0.1);
-    for load in [0.3, 0.5, 0.7] {
+    for load in [0.3, 0.6] {
         let wait_ms = mean_ttft_ms(load / service_ms * 1e3) - alone_ms;
         let expected = service_ms * load / (2.0 * (1.0 - load));
         assert!((wait_ms / expected - 1.0).abs() < 0.06, "at load {load}: {wait_ms} ms for {expected}");

@@ -1,0 +1,201 @@
+//! `tidemill-bench sim`: simulated clusters. The world is `tidemill-sim`; here are files, runs side by side, and their report.
+
+pub mod html;
+pub mod memory;
+pub mod plot;
+pub mod report;
+pub mod scenario;
+pub mod summary;
+pub mod timing;
+
+use crate::replay::trace;
+use anyhow::{Context, ensure};
+use rayon::prelude::*;
+use report::{Found, Report, Row};
+use scenario::{Cell, Scenario, Search};
+use std::{
+    collections::HashMap,
+    fs,
+    path::{Path, PathBuf},
+    sync::Mutex,
+    time::{Duration, Instant},
+};
+use summary::Summary;
+use tidemill_sim::{
+    settings::Settings,
+    workload::{self, TraceRequest},
+    world::{Run, Unwatched, World},
+};
+use timing::{DecisionCost, Timing};
+
+/// Simulate a cluster in virtual time: the production schedulers on modelled GPUs and networks.
+///
+/// A scenario file says what; `bench/scenarios` has some. The same file and seed give the same events.
+#[derive(Clone, Debug, clap::Args)]
+pub struct SimArgs {
+    pub scenario: PathBuf,
+    /// Where the traces are that scenarios name.
+    #[arg(long, default_value = ".")]
+    pub traces: PathBuf,
+    /// Changes a key of the scenario: `cluster.instances=32`. May be given several times.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub sets: Vec<String>,
+    /// Of the first run of each cell; others count on.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Simulations at a time; 0: one per core.
+    #[arg(long, default_value_t = 0)]
+    pub threads: usize,
+    /// Write all figures here too.
+    #[arg(long)]
+    pub json: Option<PathBuf>,
+    /// Write a report with plots here: one file that needs nothing else.
+    #[arg(long)]
+    pub html: Option<PathBuf>,
+}
+
+pub fn run(args: &SimArgs) -> anyhow::Result<()> {
+    let text = fs::read_to_string(&args.scenario).with_context(|| format!("cannot read {}", args.scenario.display()))?;
+    let scenario = Scenario::parse(&text, &args.sets).with_context(|| args.scenario.display().to_string())?;
+    let bench = Bench { traces: Traces::new(&args.traces), seed: args.seed, scenario: &scenario };
+    let started = Instant::now();
+    // Decisions that are timed should have the machine's cache to themselves.
+    let threads = if scenario.head.time_decisions { 1 } else { args.threads };
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
+    let rows = pool.install(|| scenario.cells()?.into_par_iter().map(|cell| bench.row(&cell)).collect::<anyhow::Result<Vec<Row>>>())?;
+    let report = Report { head: scenario.head.clone(), rows, wall_s: started.elapsed().as_secs_f64() };
+    println!("{}", report.text());
+    if let Some(path) = &args.json {
+        fs::write(path, format!("{:#}\n", report.json())).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    if let Some(path) = &args.html {
+        fs::write(path, html::page(&report)).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+struct Bench<'a> {
+    traces: Traces,
+    seed: u64,
+    scenario: &'a Scenario,
+}
+
+/// Runs of one cell.
+struct Runs {
+    summary: Summary,
+    runs: Vec<Run>,
+    decisions: Option<DecisionCost>,
+}
+
+impl Bench<'_> {
+    fn row(&self, cell: &Cell) -> anyhow::Result<Row> {
+        let (found, settings) = match &self.scenario.head.search {
+            Some(search) => {
+                let found = self.search(cell, search)?;
+                let settings = cell.settings(Some((&search.key, found.value.max(search_low(search, cell)?))))?;
+                (Some(found), settings)
+            }
+            None => (None, cell.settings(None)?),
+        };
+        let Runs { summary, mut runs, decisions } = self.simulate(&settings)?;
+        let ttft = summary.ttft_ms.as_ref().map_or("no answer".into(), |ttft| format!("mean TTFT {:.2} s", ttft.mean / 1e3));
+        eprintln!("{}: {ttft}, goodput {:.1} %, {:.0} events/s", cell.name(), 100.0 * summary.goodput_ratio, summary.events_per_s);
+        Ok(Row {
+            variant: cell.variant.clone(),
+            at: cell.at.clone(),
+            x: cell.x,
+            settings,
+            summary,
+            found,
+            decisions,
+            run: runs.swap_remove(0),
+        })
+    }
+
+    /// Every seed of one setting.
+    fn simulate(&self, settings: &Settings) -> anyhow::Result<Runs> {
+        let trace = settings.workload.trace.as_deref().map(|name| self.traces.read(name)).transpose()?;
+        let mut timing = Timing::default();
+        let mut runs = Vec::new();
+        for seed in self.seed..self.seed + self.scenario.head.seeds.unwrap_or(1).max(1) {
+            let asks = workload::draw(&settings.workload, trace.as_deref().map(Vec::as_slice), seed)?;
+            ensure!(!asks.is_empty(), "the workload has no requests");
+            let world = World::new(settings, asks, seed)?;
+            let started = Instant::now();
+            let run = if self.scenario.head.time_decisions { world.run(&mut timing) } else { world.run(&mut Unwatched) };
+            runs.push((run, started.elapsed()));
+        }
+        let summary = Summary::new(&runs, &settings.workload);
+        let decisions = self.scenario.head.time_decisions.then(|| timing.cost());
+        Ok(Runs { summary, runs: runs.into_iter().map(|(run, _)| run).collect(), decisions })
+    }
+
+    /// The highest value at which enough requests are good, by bisection. 0: even the lowest is too high.
+    fn search(&self, cell: &Cell, search: &Search) -> anyhow::Result<Found> {
+        let good = |value: f64| -> anyhow::Result<bool> {
+            let ratio = self.simulate(&cell.settings(Some((&search.key, value)))?)?.summary.goodput_ratio;
+            Ok(ratio >= search.ratio)
+        };
+        let scale = search_scale(search, cell)?;
+        let (mut low, mut high) = (search.low * scale, search.high * scale);
+        ensure!(0.0 < low && low < high, "`search`: `low` must be above 0 and below `high`");
+        if !good(low)? {
+            return Ok(Found { key: search.key.clone(), value: 0.0, next: low });
+        }
+        let mut doublings = 0;
+        while good(high)? {
+            ensure!(doublings < DOUBLINGS_MAX, "`search`: at {high} enough requests are still good: raise `high`, or send more requests");
+            (low, high, doublings) = (high, 2.0 * high, doublings + 1);
+        }
+        for _ in 0..search.steps {
+            let middle = (low * high).sqrt();
+            if good(middle)? { low = middle } else { high = middle }
+        }
+        Ok(Found { key: search.key.clone(), value: low, next: high })
+    }
+}
+
+const DOUBLINGS_MAX: usize = 4;
+
+fn search_scale(search: &Search, cell: &Cell) -> anyhow::Result<f64> {
+    Ok(if search.per_instance { f64::from(cell.settings(None)?.cluster.instances) } else { 1.0 })
+}
+
+fn search_low(search: &Search, cell: &Cell) -> anyhow::Result<f64> {
+    Ok(search.low * search_scale(search, cell)?)
+}
+
+/// Trace files, each read once.
+struct Traces {
+    dir: PathBuf,
+    read: Mutex<HashMap<String, std::sync::Arc<Vec<TraceRequest>>>>,
+}
+
+impl Traces {
+    fn new(dir: &Path) -> Self {
+        Self { dir: dir.to_owned(), read: Mutex::default() }
+    }
+
+    fn read(&self, name: &str) -> anyhow::Result<std::sync::Arc<Vec<TraceRequest>>> {
+        let mut read = self.read.lock().expect("nobody panics with the lock");
+        if let Some(trace) = read.get(name) {
+            return Ok(std::sync::Arc::clone(trace));
+        }
+        let requests =
+            trace::read(&self.dir.join(name)).context("scenarios name their traces by file name: say where they are with --traces")?;
+        let of = |request: trace::Request| {
+            let (at, output) =
+                request.timestamp.zip(request.output_tokens).context("the trace has no `timestamp` or no `output_length`")?;
+            Ok(TraceRequest {
+                at: Duration::from_millis(at),
+                input_tokens: request.input_tokens as u32,
+                output_tokens: output.max(1) as u32,
+                ids: request.blocks,
+            })
+        };
+        let requests = requests.into_iter().map(of).collect::<anyhow::Result<Vec<_>>>()?;
+        let trace = std::sync::Arc::new(requests);
+        read.insert(name.to_owned(), std::sync::Arc::clone(&trace));
+        Ok(trace)
+    }
+}

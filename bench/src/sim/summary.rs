@@ -1,0 +1,167 @@
+//! Runs to figures: latencies, goodput, where tokens came from, and how steady the load was.
+
+use crate::load::summary::Percentiles;
+use serde::Serialize;
+use std::time::Duration;
+use tidemill_sim::{
+    outcome::{Answer, End, LoadPoint},
+    settings::{Class, WorkloadSettings},
+    world::Run,
+};
+
+/// Several runs of one cell, with different seeds, taken together.
+#[derive(Clone, Debug, Serialize)]
+pub struct Summary {
+    pub requests: usize,
+    pub complete: usize,
+    pub rejected: usize,
+    pub failed: usize,
+    /// Requests that came in a second, and those of them that were good.
+    pub requests_per_s: f64,
+    pub good_per_s: f64,
+    /// Share of all requests that were complete and met both limits of their class.
+    pub goodput_ratio: f64,
+    pub ttft_ms: Option<Percentiles>,
+    pub tpot_ms: Option<Percentiles>,
+    /// Share of the prompts' tokens that nobody computed for them,
+    pub cached_share: f64,
+    /// that prefill workers computed,
+    pub prefill_share: f64,
+    /// and that decode workers computed.
+    pub local_share: f64,
+    /// |predicted − actual| / actual TTFT.
+    pub prediction_error_p50: Option<f64>,
+    pub prediction_error_p90: Option<f64>,
+    /// How long rejected clients waited for that answer.
+    pub rejection_ms_max: Option<f64>,
+    pub classes: Vec<ClassSummary>,
+    pub load: Steadiness,
+    pub network_gb: f64,
+    pub virtual_s: f64,
+    pub events: u64,
+    pub wall_s: f64,
+    pub events_per_s: f64,
+    /// Mean TTFT of each seed's run.
+    pub ttft_mean_ms_by_seed: Vec<f64>,
+    /// Prefill jobs that failed, and links that were closed.
+    pub faults: u64,
+    pub digest: String,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct ClassSummary {
+    pub name: String,
+    pub requests: usize,
+    pub rejected: usize,
+    pub goodput_ratio: f64,
+    pub ttft_ms: Option<Percentiles>,
+    pub tpot_ms: Option<Percentiles>,
+}
+
+/// Mean and standard deviation of the load over time.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Steadiness {
+    pub prefill_mean: f64,
+    pub prefill_deviation: f64,
+    pub decode_mean: f64,
+    pub decode_deviation: f64,
+    /// Of the decode instances' sequences.
+    pub sequences_mean: f64,
+    pub sequences_deviation: f64,
+}
+
+impl Summary {
+    pub fn new(runs: &[(Run, Duration)], workload: &WorkloadSettings) -> Self {
+        let counted = |run: &'_ Run| (run.answers.len() as f64 * workload.warmup.clamp(0.0, 0.9)) as usize;
+        let answers: Vec<&Answer> = runs.iter().flat_map(|(run, _)| run.answers.iter().skip(counted(run))).collect();
+        let limitless = Class { name: "all".into(), share: 1.0, ttft_ms: f64::INFINITY, tpot_ms: f64::INFINITY };
+        let class = |answer: &Answer| workload.classes.get(answer.class).unwrap_or(&limitless);
+        let good = answers.iter().filter(|answer| answer.is_good(class(answer))).count();
+        let ended = |wanted: fn(&End) -> bool| answers.iter().filter(|answer| wanted(&answer.end)).count();
+        let sent_s: f64 = runs.iter().map(|(run, _)| sent_s(&run.answers[counted(run)..])).sum();
+        let prompts: f64 = answers.iter().map(|answer| answer.sources.total() as f64).sum::<f64>().max(1.0);
+        let share = |of: fn(&Answer) -> u64| answers.iter().map(|answer| of(answer) as f64).sum::<f64>() / prompts;
+        let mut errors: Vec<f64> =
+            answers.iter().filter_map(|answer| Some((answer.predicted_ttft_ms? / answer.ttft_ms()? - 1.0).abs())).collect();
+        errors.sort_by(f64::total_cmp);
+        let error_at = |share: f64| errors.get((errors.len() as f64 * share) as usize).copied();
+        let rejections = answers.iter().filter(|answer| matches!(answer.end, End::Rejected(_)));
+        let events: u64 = runs.iter().map(|(run, _)| run.events).sum();
+        let wall_s: f64 = runs.iter().map(|(_, wall)| wall.as_secs_f64()).sum();
+        Self {
+            requests: answers.len(),
+            complete: ended(|end| *end == End::Complete),
+            rejected: ended(|end| matches!(end, End::Rejected(_))),
+            failed: ended(|end| matches!(end, End::Failed(_) | End::Open)),
+            requests_per_s: answers.len() as f64 / sent_s,
+            good_per_s: good as f64 / sent_s,
+            goodput_ratio: good as f64 / answers.len().max(1) as f64,
+            ttft_ms: percentiles(&answers, Answer::ttft_ms),
+            tpot_ms: percentiles(&answers, Answer::tpot_ms),
+            cached_share: share(|answer| answer.sources.cached()),
+            prefill_share: share(|answer| answer.sources.prefill),
+            local_share: share(|answer| answer.sources.local),
+            prediction_error_p50: error_at(0.5),
+            prediction_error_p90: error_at(0.9),
+            rejection_ms_max: rejections.map(|answer| (answer.ended - answer.at).as_secs_f64() * 1e3).reduce(f64::max),
+            classes: workload.classes.iter().enumerate().map(|(number, class)| ClassSummary::new(&answers, number, class)).collect(),
+            load: Steadiness::of(runs.iter().flat_map(|(run, _)| counted_load(run, workload.warmup))),
+            network_gb: runs.iter().map(|(run, _)| run.network_bytes / 1e9).sum(),
+            virtual_s: runs.iter().map(|(run, _)| run.virtual_time.as_secs_f64()).sum(),
+            events,
+            wall_s,
+            events_per_s: events as f64 / wall_s,
+            ttft_mean_ms_by_seed: runs
+                .iter()
+                .filter_map(|(run, _)| Some(percentiles(&run.answers[counted(run)..].iter().collect::<Vec<_>>(), Answer::ttft_ms)?.mean))
+                .collect(),
+            faults: runs.iter().map(|(run, _)| run.closed + run.warnings).sum(),
+            digest: runs.iter().map(|(run, _)| format!("{:016x}", run.digest)).collect::<Vec<_>>().join(" "),
+        }
+    }
+}
+
+impl ClassSummary {
+    fn new(answers: &[&Answer], number: usize, class: &Class) -> Self {
+        let own: Vec<&Answer> = answers.iter().copied().filter(|answer| answer.class == number).collect();
+        Self {
+            name: class.name.clone(),
+            requests: own.len(),
+            rejected: own.iter().filter(|answer| matches!(answer.end, End::Rejected(_))).count(),
+            goodput_ratio: own.iter().filter(|answer| answer.is_good(class)).count() as f64 / own.len().max(1) as f64,
+            ttft_ms: percentiles(&own, Answer::ttft_ms),
+            tpot_ms: percentiles(&own, Answer::tpot_ms),
+        }
+    }
+}
+
+impl Steadiness {
+    fn of(points: impl Iterator<Item = LoadPoint>) -> Self {
+        let points: Vec<LoadPoint> = points.collect();
+        let moments = |of: fn(&LoadPoint) -> f64| {
+            let n = points.len().max(1) as f64;
+            let mean = points.iter().map(of).sum::<f64>() / n;
+            (mean, (points.iter().map(|point| (of(point) - mean).powi(2)).sum::<f64>() / n).sqrt())
+        };
+        let (prefill_mean, prefill_deviation) = moments(|point| point.prefill_load);
+        let (decode_mean, decode_deviation) = moments(|point| point.decode_load);
+        let (sequences_mean, sequences_deviation) = moments(|point| point.decode_sequences);
+        Self { prefill_mean, prefill_deviation, decode_mean, decode_deviation, sequences_mean, sequences_deviation }
+    }
+}
+
+/// While requests come, without the warm-up.
+fn counted_load(run: &Run, warmup: f64) -> impl Iterator<Item = LoadPoint> {
+    let (first, last) = (run.answers.first(), run.answers.last());
+    let end = first.zip(last).map_or(0.0, |(first, last)| (last.at - first.at).as_secs_f64());
+    run.load.iter().copied().filter(move |point| (end * warmup..=end).contains(&point.s))
+}
+
+fn sent_s(answers: &[Answer]) -> f64 {
+    let ends = answers.first().zip(answers.last());
+    ends.map_or(1.0, |(first, last)| (last.at - first.at).as_secs_f64()).max(1e-9)
+}
+
+pub fn percentiles(answers: &[&Answer], of: fn(&Answer) -> Option<f64>) -> Option<Percentiles> {
+    Percentiles::of(answers.iter().filter_map(|answer| of(answer)).map(|ms| Duration::from_secs_f64(ms / 1e3)))
+}
