@@ -22,6 +22,7 @@ use std::{
 };
 use summary::Summary;
 use tidemill_sim::{
+    outcome::{Answer, End},
     settings::Settings,
     workload::{self, TraceRequest},
     world::{Run, Unwatched, World},
@@ -114,28 +115,56 @@ impl Bench<'_> {
 
     /// Every seed of one setting.
     fn simulate(&self, settings: &Settings) -> anyhow::Result<Runs> {
-        let trace = settings.workload.trace.as_deref().map(|name| self.traces.read(name)).transpose()?;
         let mut timing = Timing::default();
         let mut runs = Vec::new();
-        for seed in self.seed..self.seed + self.scenario.head.seeds.unwrap_or(1).max(1) {
-            let asks = workload::draw(&settings.workload, trace.as_deref().map(Vec::as_slice), seed)?;
-            ensure!(!asks.is_empty(), "the workload has no requests");
-            let world = World::new(settings, asks, seed)?;
-            let started = Instant::now();
+        for seed in self.seeds() {
+            let world = self.world(settings, seed)?;
+            let started = timing::cpu_time();
             let run = if self.scenario.head.time_decisions { world.run(&mut timing) } else { world.run(&mut Unwatched) };
-            runs.push((run, started.elapsed()));
+            runs.push((run, timing::cpu_time() - started));
         }
         let summary = Summary::new(&runs, &settings.workload);
         let decisions = self.scenario.head.time_decisions.then(|| timing.cost());
         Ok(Runs { summary, runs: runs.into_iter().map(|(run, _)| run).collect(), decisions })
     }
 
+    /// Whether enough requests are good, over all seeds. Ends as soon as too many are bad for that.
+    fn is_good(&self, settings: &Settings, ratio: f64) -> anyhow::Result<bool> {
+        let mut bad_before = 0;
+        for seed in self.seeds() {
+            let mut world = self.world(settings, seed)?;
+            let first = summary::warmup(world.answers().len(), &settings.workload);
+            let counted = (world.answers().len() - first) * self.seeds().count();
+            let bad_max = ((1.0 - ratio) * counted as f64) as usize;
+            loop {
+                let more = (0..EVENTS_BETWEEN_LOOKS).all(|_| world.open() > 0 && world.step(&mut Unwatched));
+                let bad = bad_before + world.answers()[first..].iter().filter(|answer| is_bad(answer, world.now(), settings)).count();
+                if bad > bad_max {
+                    return Ok(false);
+                }
+                if !more {
+                    bad_before = bad;
+                    break;
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    fn seeds(&self) -> std::ops::Range<u64> {
+        self.seed..self.seed + self.scenario.head.seeds.unwrap_or(1).max(1)
+    }
+
+    fn world(&self, settings: &Settings, seed: u64) -> anyhow::Result<World> {
+        let trace = settings.workload.trace.as_deref().map(|name| self.traces.read(name)).transpose()?;
+        let asks = workload::draw(&settings.workload, trace.as_deref().map(Vec::as_slice), seed)?;
+        ensure!(!asks.is_empty(), "the workload has no requests");
+        Ok(World::new(settings, asks, seed)?)
+    }
+
     /// The highest value at which enough requests are good, by bisection. 0: even the lowest is too high.
     fn search(&self, cell: &Cell, search: &Search) -> anyhow::Result<Found> {
-        let good = |value: f64| -> anyhow::Result<bool> {
-            let ratio = self.simulate(&cell.settings(Some((&search.key, value)))?)?.summary.goodput_ratio;
-            Ok(ratio >= search.ratio)
-        };
+        let good = |value: f64| self.is_good(&cell.settings(Some((&search.key, value)))?, search.ratio);
         let scale = search_scale(search, cell)?;
         let (mut low, mut high) = (search.low * scale, search.high * scale);
         ensure!(0.0 < low && low < high, "`search`: `low` must be above 0 and below `high`");
@@ -156,6 +185,17 @@ impl Bench<'_> {
 }
 
 const DOUBLINGS_MAX: usize = 4;
+const EVENTS_BETWEEN_LOOKS: usize = 20_000;
+
+/// Whether a request cannot become good any more, while a run goes on.
+fn is_bad(answer: &Answer, now: Duration, settings: &Settings) -> bool {
+    let waited_ms = answer.ttft_ms().unwrap_or_else(|| now.saturating_sub(answer.at).as_secs_f64() * 1e3);
+    match settings.workload.classes.get(answer.class) {
+        Some(class) if answer.end == End::Open => class.ttft_ms.is_some_and(|limit| waited_ms > limit),
+        Some(class) => !answer.is_good(class),
+        None => !matches!(answer.end, End::Open | End::Complete),
+    }
+}
 
 fn search_scale(search: &Search, cell: &Cell) -> anyhow::Result<f64> {
     Ok(if search.per_instance { f64::from(cell.settings(None)?.cluster.instances) } else { 1.0 })

@@ -66,9 +66,8 @@ impl Answer {
 
     /// Complete, and within both limits.
     pub fn is_good(&self, class: &Class) -> bool {
-        self.end == End::Complete
-            && self.ttft_ms().is_some_and(|ms| ms <= class.ttft_ms)
-            && self.tpot_ms().is_none_or(|ms| ms <= class.tpot_ms)
+        let within = |ms: Option<f64>, limit: Option<f64>| ms.zip(limit).is_none_or(|(ms, limit)| ms <= limit);
+        self.end == End::Complete && within(self.ttft_ms(), class.ttft_ms) && within(self.tpot_ms(), class.tpot_ms)
     }
 }
 

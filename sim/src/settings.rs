@@ -159,10 +159,18 @@ pub struct Stream {
 pub struct Class {
     pub name: String,
     /// Of a trace's requests, drawn at random.
-    #[serde(default)]
+    #[serde(default = "one")]
     pub share: f64,
-    pub ttft_ms: f64,
-    pub tpot_ms: f64,
+    /// Time to the first token, at most; without it, any.
+    #[serde(default)]
+    pub ttft_ms: Option<f64>,
+    /// Mean time per further token, at most; without it, any.
+    #[serde(default)]
+    pub tpot_ms: Option<f64>,
+}
+
+fn one() -> f64 {
+    1.0
 }
 
 /// A setting that cannot be simulated.

@@ -21,7 +21,7 @@ use crate::{
     hardware::{Device, Gpu, Roofline, Shape, Speed},
     outcome::{Answer, End, LoadPoint},
     random::mix,
-    settings::{ClusterShape, InvalidSetting, Settings},
+    settings::{Class, ClusterShape, InvalidSetting, Settings},
     workload::{self, Ask},
 };
 use client::PoolClient;
@@ -194,7 +194,7 @@ impl World {
             },
             identity.clone(),
         );
-        let limit = |of: fn(&crate::settings::Class) -> f64| settings.workload.classes.iter().map(of).fold(f64::INFINITY, f64::min);
+        let limit = |of: fn(&Class) -> Option<f64>| settings.workload.classes.iter().filter_map(of).fold(f64::INFINITY, f64::min);
         let mut world = Self {
             io: Io::new(&settings.network),
             cluster,
@@ -523,6 +523,11 @@ impl World {
 
     pub fn now(&self) -> Duration {
         self.io.now
+    }
+
+    /// What is known of each request by now.
+    pub fn answers(&self) -> &[Answer] {
+        &self.answers
     }
 
     /// Requests that have not ended.

@@ -39,7 +39,8 @@ pub struct Summary {
     pub network_gb: f64,
     pub virtual_s: f64,
     pub events: u64,
-    pub wall_s: f64,
+    /// Of one core.
+    pub cpu_s: f64,
     pub events_per_s: f64,
     /// Mean TTFT of each seed's run.
     pub ttft_mean_ms_by_seed: Vec<f64>,
@@ -72,9 +73,9 @@ pub struct Steadiness {
 
 impl Summary {
     pub fn new(runs: &[(Run, Duration)], workload: &WorkloadSettings) -> Self {
-        let counted = |run: &'_ Run| (run.answers.len() as f64 * workload.warmup.clamp(0.0, 0.9)) as usize;
+        let counted = |run: &Run| warmup(run.answers.len(), workload);
         let answers: Vec<&Answer> = runs.iter().flat_map(|(run, _)| run.answers.iter().skip(counted(run))).collect();
-        let limitless = Class { name: "all".into(), share: 1.0, ttft_ms: f64::INFINITY, tpot_ms: f64::INFINITY };
+        let limitless = Class { name: "all".into(), share: 1.0, ttft_ms: None, tpot_ms: None };
         let class = |answer: &Answer| workload.classes.get(answer.class).unwrap_or(&limitless);
         let good = answers.iter().filter(|answer| answer.is_good(class(answer))).count();
         let ended = |wanted: fn(&End) -> bool| answers.iter().filter(|answer| wanted(&answer.end)).count();
@@ -87,7 +88,7 @@ impl Summary {
         let error_at = |share: f64| errors.get((errors.len() as f64 * share) as usize).copied();
         let rejections = answers.iter().filter(|answer| matches!(answer.end, End::Rejected(_)));
         let events: u64 = runs.iter().map(|(run, _)| run.events).sum();
-        let wall_s: f64 = runs.iter().map(|(_, wall)| wall.as_secs_f64()).sum();
+        let cpu_s: f64 = runs.iter().map(|(_, cpu)| cpu.as_secs_f64()).sum();
         Self {
             requests: answers.len(),
             complete: ended(|end| *end == End::Complete),
@@ -109,8 +110,8 @@ impl Summary {
             network_gb: runs.iter().map(|(run, _)| run.network_bytes / 1e9).sum(),
             virtual_s: runs.iter().map(|(run, _)| run.virtual_time.as_secs_f64()).sum(),
             events,
-            wall_s,
-            events_per_s: events as f64 / wall_s,
+            cpu_s,
+            events_per_s: events as f64 / cpu_s,
             ttft_mean_ms_by_seed: runs
                 .iter()
                 .filter_map(|(run, _)| Some(percentiles(&run.answers[counted(run)..].iter().collect::<Vec<_>>(), Answer::ttft_ms)?.mean))
@@ -160,6 +161,11 @@ fn counted_load(run: &Run, warmup: f64) -> impl Iterator<Item = LoadPoint> {
 fn sent_s(answers: &[Answer]) -> f64 {
     let ends = answers.first().zip(answers.last());
     ends.map_or(1.0, |(first, last)| (last.at - first.at).as_secs_f64()).max(1e-9)
+}
+
+/// Requests that warm the cluster up.
+pub fn warmup(requests: usize, workload: &WorkloadSettings) -> usize {
+    (requests as f64 * workload.warmup.clamp(0.0, 0.9)) as usize
 }
 
 pub fn percentiles(answers: &[&Answer], of: fn(&Answer) -> Option<f64>) -> Option<Percentiles> {

@@ -1,17 +1,15 @@
 //! What the coordinator's decisions cost in real time and memory. The simulation does not depend on it.
 
 use super::memory;
+use nix::time::{ClockId, clock_gettime};
 use serde::Serialize;
-use std::{
-    collections::BTreeMap,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, time::Duration};
 use tidemill_sim::world::{Call, Watch};
 
 /// Times every call of the coordinator.
 #[derive(Debug, Default)]
 pub struct Timing {
-    begun: Option<(Instant, u64)>,
+    begun: Option<(Duration, u64)>,
     calls: BTreeMap<Call, Vec<Duration>>,
     submit_bytes: Vec<u64>,
 }
@@ -32,14 +30,19 @@ pub struct DecisionCost {
     pub request_us: f64,
 }
 
+/// What this thread has computed so far: other processes on the machine do not count.
+pub fn cpu_time() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
+}
+
 impl Watch for Timing {
     fn begins(&mut self, _: Call) {
-        self.begun = Some((Instant::now(), memory::allocated()));
+        self.begun = Some((cpu_time(), memory::allocated()));
     }
 
     fn ended(&mut self, call: Call) {
         let Some((begun, bytes)) = self.begun.take() else { return };
-        let took = begun.elapsed();
+        let took = cpu_time() - begun;
         if call == Call::Submit {
             self.submit_bytes.push(memory::allocated() - bytes);
         }

@@ -22,7 +22,7 @@ fn settings(prefill: u32, decode: u32, rate: f64, requests: usize) -> Settings {
             rate,
             requests,
             streams: vec![stream(1.0, [20, 3000], [1, 60]), stream(0.5, [600, 20_000], [1, 10])],
-            classes: vec![Class { name: "all".into(), share: 1.0, ttft_ms: 1000.0, tpot_ms: 50.0 }],
+            classes: vec![Class { name: "all".into(), share: 1.0, ttft_ms: Some(1000.0), tpot_ms: Some(50.0) }],
             ..WorkloadSettings::default()
         },
     }
