@@ -2,6 +2,7 @@
 
 use crate::hardware::{Gpu, Measured, Shape};
 use serde::{Deserialize, Serialize};
+use tidemill_cluster::class;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -167,10 +168,32 @@ pub struct Class {
     /// Mean time per further token, at most; without it, any.
     #[serde(default)]
     pub tpot_ms: Option<f64>,
+    /// The higher one goes first.
+    #[serde(default = "standard")]
+    pub priority: u8,
+    /// Worth of one request that keeps its limits.
+    #[serde(default = "one")]
+    pub weight: f64,
+    /// What happens to a request whose limits cannot be met.
+    #[serde(default)]
+    pub on_miss: OnMiss,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnMiss {
+    Reject,
+    Queue,
+    #[default]
+    Late,
 }
 
 fn one() -> f64 {
     1.0
+}
+
+fn standard() -> u8 {
+    1
 }
 
 /// A setting that cannot be simulated.
@@ -216,6 +239,28 @@ impl ClusterShape {
 }
 
 impl WorkloadSettings {
+    /// As the cluster knows them: the first for requests that choose none.
+    pub fn cluster_classes(&self) -> Result<class::Classes, InvalidSetting> {
+        let of = |(place, class): (usize, &Class)| class::Class {
+            name: class.name.clone(),
+            service_tier: if place == 0 { "default".into() } else { class.name.clone() },
+            ttft_ms: class.ttft_ms,
+            tpot_ms: class.tpot_ms,
+            priority: class.priority,
+            weight: class.weight as f32,
+            on_miss: match class.on_miss {
+                OnMiss::Reject => class::OnMiss::Reject,
+                OnMiss::Queue => class::OnMiss::Queue,
+                OnMiss::Late => class::OnMiss::Late,
+            },
+        };
+        let limitless =
+            Class { name: "all".into(), share: 1.0, ttft_ms: None, tpot_ms: None, priority: 1, weight: 1.0, on_miss: OnMiss::Late };
+        let classes = if self.classes.is_empty() { std::slice::from_ref(&limitless) } else { &self.classes[..] };
+        class::Classes::new(classes.iter().enumerate().map(of).collect())
+            .map_err(|error| InvalidSetting::new("workload.classes", error.to_string()))
+    }
+
     /// Place of a class by its name; the first for requests that name none.
     pub fn class(&self, name: Option<&str>) -> Result<usize, InvalidSetting> {
         let Some(name) = name else { return Ok(0) };

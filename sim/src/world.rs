@@ -32,6 +32,7 @@ use std::{collections::HashMap, time::Duration};
 use tidemill_cluster::{
     Action, Cluster, ClusterSettings, NewRequest, Outcome, RequestEvent,
     admission::AdmissionPolicy,
+    class::ClassId,
     schedule::{Policy, UnknownPolicy},
 };
 use tidemill_kvpool::core::{
@@ -189,6 +190,7 @@ impl World {
                     decode_sequences_max: policy.decode_sequences_max,
                     replicate_after: Some(policy.replicate_after).filter(|reads| *reads > 0),
                 },
+                classes: settings.workload.cluster_classes()?,
                 queue_wait_max: Duration::from_secs_f64(policy.queue_wait_s),
                 heartbeat_dead: HEARTBEAT_DEAD,
             },
@@ -352,7 +354,7 @@ impl World {
     }
 
     fn register(&mut self, name: String, host: usize, role: RoleInfo) -> Result<Epoch, InvalidSetting> {
-        let register = Register { name, host: Host(format!("host-{host}")), pid: 1, role };
+        let register = Register { name, host: Host(format!("host-{host}")), pid: 1, model: None, role };
         self.cluster.register(self.io.now, register).map_err(|refusal| InvalidSetting::new("cluster", refusal.to_string()))
     }
 
@@ -412,6 +414,7 @@ impl World {
         let request = NewRequest {
             prompt: ask.prompt(self.vocab),
             salt: Vec::new(),
+            class: ClassId(ask.class as u8),
             sampling: Sampling { seed: number as u64, ..Sampling::default() },
             stop: StopRule { max_tokens: ask.output_tokens, ..StopRule::default() },
             choices: 1,
@@ -472,7 +475,7 @@ impl World {
                 };
                 self.end(number, end);
             }
-            RequestEvent::PromptLogprobs(_) => {}
+            RequestEvent::PromptLogprobs(_) | RequestEvent::Waiting { .. } => {}
         }
     }
 

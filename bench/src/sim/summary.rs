@@ -75,9 +75,9 @@ impl Summary {
     pub fn new(runs: &[(Run, Duration)], workload: &WorkloadSettings) -> Self {
         let counted = |run: &Run| warmup(run.answers.len(), workload);
         let answers: Vec<&Answer> = runs.iter().flat_map(|(run, _)| run.answers.iter().skip(counted(run))).collect();
-        let limitless = Class { name: "all".into(), share: 1.0, ttft_ms: None, tpot_ms: None };
-        let class = |answer: &Answer| workload.classes.get(answer.class).unwrap_or(&limitless);
-        let good = answers.iter().filter(|answer| answer.is_good(class(answer))).count();
+        let is_good =
+            |answer: &Answer| workload.classes.get(answer.class).map_or(answer.end == End::Complete, |class| answer.is_good(class));
+        let good = answers.iter().filter(|answer| is_good(answer)).count();
         let ended = |wanted: fn(&End) -> bool| answers.iter().filter(|answer| wanted(&answer.end)).count();
         let sent_s: f64 = runs.iter().map(|(run, _)| sent_s(&run.answers[counted(run)..])).sum();
         let prompts: f64 = answers.iter().map(|answer| answer.sources.total() as f64).sum::<f64>().max(1.0);

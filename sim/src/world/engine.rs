@@ -11,6 +11,7 @@ use crate::{
 };
 use std::{collections::VecDeque, time::Duration};
 use tidemill_engine::{
+    announcing::Announcer,
     job::{Action, Delivery, JobId, ScheduledChunk},
     role::{Load, Role},
 };
@@ -81,6 +82,7 @@ pub(crate) struct Engine<R> {
     role: R,
     device: Device,
     client: PoolClient,
+    announcer: Announcer,
     vocab: u32,
     block_bytes: u64,
     inbox: VecDeque<Input>,
@@ -102,12 +104,15 @@ const LINK: LinkId = LinkId { coordinator: 0, session: 0 };
 
 impl<R: Role + Checked> Engine<R> {
     pub(crate) fn new(index: WorkerIndex, epoch: Epoch, role: R, device: Device, client: PoolClient, vocab: u32, block_bytes: u64) -> Self {
+        let mut announcer = Announcer::default();
+        announcer.up(LINK);
         Self {
             index,
             epoch,
             role,
             device,
             client,
+            announcer,
             vocab,
             block_bytes,
             inbox: VecDeque::new(),
@@ -125,6 +130,9 @@ impl<R: Role + Checked> Engine<R> {
             }
             let chunks = self.role.plan(io.now);
             self.act(io);
+            for (_, event) in self.announcer.announce(self.role.residency_mut(), !chunks.is_empty(), io.now) {
+                io.to_coordinator(self.epoch, event);
+            }
             if chunks.is_empty() && self.inbox.is_empty() {
                 return;
             }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::hardware::Work;
-use crate::settings::{Arrivals, Class, NetworkSettings, PolicySettings, Stream, WorkloadSettings};
+use crate::settings::{Arrivals, Class, NetworkSettings, OnMiss, PolicySettings, Stream, WorkloadSettings};
 
 fn settings(prefill: u32, decode: u32, rate: f64, requests: usize) -> Settings {
     let stream = |rate, input, output| Stream { rate, input, output, prefix_tokens: 512, class: None };
@@ -22,7 +22,15 @@ fn settings(prefill: u32, decode: u32, rate: f64, requests: usize) -> Settings {
             rate,
             requests,
             streams: vec![stream(1.0, [20, 3000], [1, 60]), stream(0.5, [600, 20_000], [1, 10])],
-            classes: vec![Class { name: "all".into(), share: 1.0, ttft_ms: Some(1000.0), tpot_ms: Some(50.0) }],
+            classes: vec![Class {
+                name: "all".into(),
+                share: 1.0,
+                ttft_ms: Some(1000.0),
+                tpot_ms: Some(50.0),
+                priority: 1,
+                weight: 1.0,
+                on_miss: OnMiss::Late,
+            }],
             ..WorkloadSettings::default()
         },
     }
