@@ -420,6 +420,7 @@ impl World {
             choices: 1,
             constraint: None,
             prompt_logprobs: None,
+            embeds: false,
             timeout: self.timeout,
         };
         watch.begins(Call::Submit);
@@ -475,7 +476,7 @@ impl World {
                 };
                 self.end(number, end);
             }
-            RequestEvent::PromptLogprobs(_) | RequestEvent::Waiting { .. } => {}
+            RequestEvent::PromptLogprobs(_) | RequestEvent::Embedding(_) | RequestEvent::Sources(_) | RequestEvent::Waiting { .. } => {}
         }
     }
 

@@ -53,7 +53,7 @@ async fn a_model_for_agents_to_try() {
     let http = env::var("AGENTS_HTTP").ok().map(|addr| addr.parse().unwrap());
     let cluster = Cluster::start(|flags| {
         flags.http = http.or(flags.http);
-        flags.model = Some(dir.path().to_owned());
+        flags.model = vec![dir.path().into()];
     });
     let cluster = cluster.await;
     let role = RoleInfo::Decode(EngineInfo { context_tokens: 1 << 20, device_blocks: 1 << 17, ..engine_of(dir.path()) });

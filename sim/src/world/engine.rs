@@ -162,9 +162,9 @@ impl<R: Role + Checked> Engine<R> {
             work.add(chunk, R::DECODES, segment.logit_rows());
             let drawn = match segment.wanted {
                 Wanted::Token(draw) => Some((workload::token(draw.sampling.seed, draw.index as u32, self.vocab), None)),
-                Wanted::Nothing | Wanted::Scores { .. } => None,
+                Wanted::Nothing | Wanted::Embedding | Wanted::Scores { .. } => None,
             };
-            results.push(SegmentResult { scores: Vec::new(), drawn });
+            results.push(SegmentResult { scores: Vec::new(), drawn, ..SegmentResult::default() });
         }
         let took = self.device.step(&work);
         io.after(took, Event::StepDone { worker: self.index });
@@ -184,6 +184,7 @@ impl<R: Role + Checked> Engine<R> {
                         Delivery::Acknowledged(job) => self.client.put(io, job, node, lineage, keys),
                     }
                 }
+                Action::Constrain { .. } => unreachable!("simulated requests have no grammars"),
                 Action::Send { link: _, event } => io.to_coordinator(self.epoch, event),
             }
         }

@@ -98,7 +98,7 @@ fn a_cluster_that_is_too_small_loses_and_leaks_nothing() {
 /// ρ / 2(1 − ρ) services (Pollaczek and Khinchine).
 #[test]
 fn prompts_wait_as_long_as_queueing_theory_says() {
-    let mut settings = settings(1, 1, 1.0, 3000);
+    let mut settings = settings(1, 6, 1.0, 3000);
     settings.cluster = ClusterShape { noise: 0.0, prefill_step_tokens: TOKENS, ..settings.cluster };
     // A hand-over that takes no time leaves one server.
     settings.network = NetworkSettings { nic_gb_per_s: 1e6, bus_gb_per_s: 1e6, latency_us: 1.0, local_latency_us: 1.0 };
