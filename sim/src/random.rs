@@ -9,20 +9,20 @@ impl Random {
         Self(mix(seed))
     }
 
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(GOLDEN);
         finish(self.0)
     }
 
     /// Evenly from 0 to below 1.
     pub fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+        (self.draw() >> 11) as f64 / (1u64 << 53) as f64
     }
 
     /// Evenly from `least` to `most`, both included.
     pub fn between(&mut self, least: u32, most: u32) -> u32 {
         let span = u64::from(most.saturating_sub(least)) + 1;
-        least + (self.next() % span) as u32
+        least + (self.draw() % span) as u32
     }
 
     /// Time to the next event of a Poisson process with so many events per unit of time.

@@ -92,7 +92,7 @@ fn of_streams(settings: &WorkloadSettings, random: &mut Random) -> Result<Vec<As
     for (number, stream) in (0..).zip(&settings.streams) {
         let rate = positive("workload.streams.rate", stream.rate)? * factor;
         let class = settings.class(stream.class.as_deref())?;
-        let mut clock = Clock { now: 0.0, settings, random: Random::new(random.next()) };
+        let mut clock = Clock { now: 0.0, settings, random: Random::new(random.draw()) };
         let requests = (settings.requests as f64 * stream.rate / total).round() as u64;
         for request in 0..requests {
             let at = Duration::from_secs_f64(clock.next(rate));

@@ -375,7 +375,7 @@ impl World {
                 self.perform();
                 self.io.after(TICK, Event::Tick);
             }
-            Event::ToWorker { worker, message } => self.workers[worker.0].receive(&mut self.io, *message),
+            Event::ToWorker { worker, message } => self.workers[worker.0].receive(&mut self.io, message),
             Event::ToPool { worker, pool, message } => self.pools[pool.0].handle(&mut self.io, worker, *message),
             Event::FromPool { worker, pool, message } => self.workers[worker.0].pool_answered(&mut self.io, pool, *message),
             Event::TransferDue(deadline) => match self.io.transferred(deadline) {
@@ -390,12 +390,12 @@ impl World {
             Event::Heartbeat(index) => {
                 let worker = &mut self.workers[index.0];
                 let report = WorkerEvent::Heartbeat(Box::new(worker.report()));
-                self.io.to_coordinator(worker.epoch(), report);
+                self.io.tell_coordinator(worker.epoch(), report);
                 self.io.after(HEARTBEAT, Event::Heartbeat(index));
             }
             Event::PoolHeartbeat(index) => {
                 let pool = &self.pools[index.0];
-                self.io.to_coordinator(pool.epoch, WorkerEvent::Heartbeat(Box::new(pool.report())));
+                self.io.tell_coordinator(pool.epoch, WorkerEvent::Heartbeat(Box::new(pool.report())));
                 self.io.after(HEARTBEAT, Event::PoolHeartbeat(index));
             }
             Event::PoolTick(index) => {
@@ -438,7 +438,7 @@ impl World {
             match action {
                 Action::Send { worker, message } => {
                     if let Some(&index) = self.by_epoch.get(&worker) {
-                        self.io.to_worker(index, message);
+                        self.io.tell_worker(index, message);
                     }
                 }
                 Action::Client { request, event } => self.client(request, event),

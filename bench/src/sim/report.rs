@@ -100,7 +100,7 @@ impl Report {
     /// The table's columns: those that say something here.
     pub fn columns(&self) -> Vec<Column> {
         let any = |has: fn(&Row) -> bool| self.rows.iter().any(has);
-        let all: [(bool, &'static str, fn(&Row) -> String); 21] = [
+        let all: [(bool, &'static str, Figure); 21] = [
             (true, "variant", |row| row.variant.clone()),
             (any(|row| row.at.is_some()), "at", |row| row.at.clone().unwrap_or_default()),
             (any(|row| row.found.is_some()), "found", |row| {
@@ -135,9 +135,12 @@ impl Report {
     }
 }
 
+/// A row's cell.
+pub type Figure = fn(&Row) -> String;
+
 pub struct Column {
     pub name: &'static str,
-    pub cell: fn(&Row) -> String,
+    pub cell: Figure,
 }
 
 impl Row {

@@ -86,7 +86,7 @@ impl PoolClient {
             return Some(Input::Matched { job, held: Ok(0) });
         }
         let (pool, call) = self.begin(node, Call::Match { job });
-        io.to_pool(self.worker, pool, ToPool::Match { call, keys });
+        io.call_pool(self.worker, pool, ToPool::Match { call, keys });
         None
     }
 
@@ -98,14 +98,14 @@ impl PoolClient {
             first += left;
             self.fetches.entry(fetch).or_default().push((pool, call));
             let via = if io.is_near(self.worker, pool) { Via::Slots } else { Via::Streams };
-            io.to_pool(self.worker, pool, ToPool::Get { call, keys, wait_ms: wait.as_millis() as u64, via });
+            io.call_pool(self.worker, pool, ToPool::Get { call, keys, wait_ms: wait.as_millis() as u64, via });
         }
     }
 
     pub(crate) fn cancel_fetch(&mut self, io: &mut Io, fetch: FetchId) {
         for (pool, call) in self.fetches.remove(&fetch).unwrap_or_default() {
             if self.calls.remove(&(pool, call)).is_some() {
-                io.to_pool(self.worker, pool, ToPool::CancelGet { call });
+                io.call_pool(self.worker, pool, ToPool::CancelGet { call });
             }
         }
     }
@@ -206,7 +206,7 @@ impl PoolClient {
     fn start_put(&mut self, io: &mut Io, job: Option<JobId>, node: PoolNode, lineage: Lineage, keys: Vec<BlockKey>) {
         let put = Put { job, blocks: keys.len(), refused: 0, started: io.now };
         let (pool, call) = self.begin(node, Call::Put(put));
-        io.to_pool(self.worker, pool, ToPool::PutStart { call, lineage, room: Room::Made, keys });
+        io.call_pool(self.worker, pool, ToPool::PutStart { call, lineage, room: Room::Made, keys });
     }
 
     fn end_put(&mut self, io: &mut Io, pool: PoolIndex, call: CallId) -> Vec<Input> {

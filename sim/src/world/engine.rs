@@ -26,7 +26,7 @@ use tidemill_proto::{
 /// What arrives at an engine.
 #[derive(Debug)]
 pub(crate) enum Input {
-    Message(ToWorker),
+    Message(Box<ToWorker>),
     Matched { job: JobId, held: Result<usize, String> },
     Fetched { fetch: FetchId, index: usize, arrival: Option<Arrival> },
     PutDone { job: JobId, blocks: usize, outcome: Result<(), String> },
@@ -52,7 +52,7 @@ impl Checked for tidemill_decode::scheduler::Scheduler {
 /// A worker of either role.
 pub(crate) trait Worker {
     fn epoch(&self) -> Epoch;
-    fn receive(&mut self, io: &mut Io, message: ToWorker);
+    fn receive(&mut self, io: &mut Io, message: Box<ToWorker>);
     fn pool_answered(&mut self, io: &mut Io, pool: PoolIndex, message: FromPool);
     /// Blocks of a get are here.
     fn received(&mut self, io: &mut Io, from: PoolIndex, call: CallId, blocks: &[Found], valid: &[bool], started: Duration);
@@ -131,7 +131,7 @@ impl<R: Role + Checked> Engine<R> {
             let chunks = self.role.plan(io.now);
             self.act(io);
             for (_, event) in self.announcer.announce(self.role.residency_mut(), !chunks.is_empty(), io.now) {
-                io.to_coordinator(self.epoch, event);
+                io.tell_coordinator(self.epoch, event);
             }
             if chunks.is_empty() && self.inbox.is_empty() {
                 return;
@@ -145,7 +145,7 @@ impl<R: Role + Checked> Engine<R> {
     fn apply(&mut self, io: &mut Io, input: Input) {
         match input {
             Input::Message(message) => {
-                let refused = self.role.accept(LINK, message, io.now);
+                let refused = self.role.accept(LINK, *message, io.now);
                 debug_assert!(refused.is_none(), "a coordinator sends each role its own messages: {refused:?}");
             }
             Input::Matched { job, held } => self.role.matched(job, held),
@@ -185,7 +185,7 @@ impl<R: Role + Checked> Engine<R> {
                     }
                 }
                 Action::Constrain { .. } => unreachable!("simulated requests have no grammars"),
-                Action::Send { link: _, event } => io.to_coordinator(self.epoch, event),
+                Action::Send { link: _, event } => io.tell_coordinator(self.epoch, event),
             }
         }
     }
@@ -196,7 +196,7 @@ impl<R: Role + Checked> Worker for Engine<R> {
         self.epoch
     }
 
-    fn receive(&mut self, io: &mut Io, message: ToWorker) {
+    fn receive(&mut self, io: &mut Io, message: Box<ToWorker>) {
         self.inbox.push_back(Input::Message(message));
         self.drive(io);
     }

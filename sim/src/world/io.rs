@@ -76,19 +76,19 @@ impl Io {
         self.queue.push(self.now + delay, event);
     }
 
-    pub(crate) fn to_coordinator(&mut self, from: Epoch, event: WorkerEvent) {
+    pub(crate) fn tell_coordinator(&mut self, from: Epoch, event: WorkerEvent) {
         self.after(self.latency, Event::ToCoordinator { from, event: Box::new(event) });
     }
 
-    pub(crate) fn to_worker(&mut self, worker: WorkerIndex, message: ToWorker) {
+    pub(crate) fn tell_worker(&mut self, worker: WorkerIndex, message: ToWorker) {
         self.after(self.latency, Event::ToWorker { worker, message: Box::new(message) });
     }
 
-    pub(crate) fn to_pool(&mut self, worker: WorkerIndex, pool: PoolIndex, message: ToPool) {
+    pub(crate) fn call_pool(&mut self, worker: WorkerIndex, pool: PoolIndex, message: ToPool) {
         self.after(self.between(worker, pool), Event::ToPool { worker, pool, message: Box::new(message) });
     }
 
-    pub(crate) fn from_pool(&mut self, pool: PoolIndex, worker: WorkerIndex, message: FromPool) {
+    pub(crate) fn answer_worker(&mut self, pool: PoolIndex, worker: WorkerIndex, message: FromPool) {
         self.after(self.between(worker, pool), Event::FromPool { worker, pool, message: Box::new(message) });
     }
 

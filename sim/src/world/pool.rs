@@ -55,7 +55,7 @@ impl PoolNode {
             ToPool::Hello(_) | ToPool::Suspect { .. } => None,
         };
         if let Some(answer) = answer {
-            io.from_pool(self.index, worker, answer);
+            io.answer_worker(self.index, worker, answer);
         }
         self.act(io);
     }
@@ -63,7 +63,7 @@ impl PoolNode {
     /// The bytes of a put are in their slots.
     pub(crate) fn written(&mut self, io: &mut Io, worker: WorkerIndex, call: CallId, written: &[Written]) {
         let answer = self.put_end(ClientId(worker.0 as u64), call, written, io.now);
-        io.from_pool(self.index, worker, answer);
+        io.answer_worker(self.index, worker, answer);
         self.act(io);
     }
 
@@ -104,14 +104,14 @@ impl PoolNode {
                     let (worker, bytes) = (WorkerIndex(client.0 as usize), self.block_bytes * blocks.len() as u64);
                     match via {
                         // The reader copies by itself.
-                        Via::Slots => io.from_pool(self.index, worker, FromPool::Found { call, lease, blocks }),
+                        Via::Slots => io.answer_worker(self.index, worker, FromPool::Found { call, lease, blocks }),
                         Via::Streams => {
                             io.transfer(Transfer::Get { pool: self.index, worker, call, lease, blocks, started: io.now }, bytes)
                         }
                     }
                 }
                 Action::Missed { client, call, indexes } => {
-                    io.from_pool(self.index, WorkerIndex(client.0 as usize), FromPool::Missed { call, indexes });
+                    io.answer_worker(self.index, WorkerIndex(client.0 as usize), FromPool::Missed { call, indexes });
                 }
                 Action::Store { .. } | Action::Load { .. } | Action::Erase { .. } | Action::GiveUpDisk => {
                     unreachable!("simulated pool nodes have no disk")
@@ -120,7 +120,7 @@ impl PoolNode {
         }
         if self.directory.has_events() {
             let events = self.directory.take_events();
-            io.to_coordinator(self.epoch, WorkerEvent::PoolEvents { from: events.from, events: events.events });
+            io.tell_coordinator(self.epoch, WorkerEvent::PoolEvents { from: events.from, events: events.events });
         }
     }
 }
