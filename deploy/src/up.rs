@@ -189,6 +189,7 @@ impl Cluster {
                 flags.extend(["--model".to_owned(), dir.display().to_string(), "--served-model-name".to_owned(), name.clone()]);
             }
             flags.extend(args.aliases.iter().flat_map(|aliases| ["--aliases".to_owned(), aliases.clone()]));
+            flags.extend(args.local_tail_tokens.iter().flat_map(|tokens| ["--local-tail-tokens".to_owned(), tokens.to_string()]));
             let mut process = Process::start("tidemill-coordinator", &format!("coordinator-{n}"), &flags)?;
             let line = process.line(Duration::from_secs(30)).await;
             self.coordinators.push(process);

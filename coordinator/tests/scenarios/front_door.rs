@@ -195,7 +195,8 @@ async fn every_failure_is_openais_error_object() {
         (completions, json!({"prompt": "x", "suffix": "y"}), 400, json!("suffix"), json!("unsupported_parameter")),
         (completions, json!({"prompt": "x", "best_of": 3}), 400, json!("best_of"), json!("unsupported_parameter")),
         (completions, json!({"prompt": "x".repeat(100_000)}), 413, Value::Null, Value::Null),
-        ("/v1/embeddings", json!({}), 404, Value::Null, Value::Null),
+        ("/v1/embeddings", json!({}), 400, json!("input"), Value::Null),
+        ("/v1/audio/speech", json!({}), 404, Value::Null, Value::Null),
     ] {
         let (got, answer) = cluster.ask(path, body.clone()).await;
         let error = &answer["error"];
