@@ -1,4 +1,4 @@
-//! How long things take: [`step`], an engine's steps, learnt per worker; transfer rates; and [`error`], how wrong predictions are.
+//! How long things take: `step`, an engine's steps, learnt per worker; transfer rates; and [`error`], how wrong predictions are.
 //!
 //! A worker's model begins as its role's, which learns from all of them, and goes on with its own steps. So an H100 beside an
 //! L40S is known for what it is within a second of work.

@@ -1,7 +1,7 @@
 //! Where a sequence goes: one pure decision over a snapshot. No clock, no state, so a simulator runs this very code.
 //!
 //! A decision answers two questions together: who decodes, and who computes the prompt's missing blocks (a prefill worker, or
-//! the decode worker itself: the *tail*). [`policy`] names the ways to answer; each is a small file. They share [`plan`], which
+//! the decode worker itself: the *tail*). `policy` names the ways to answer; each is a small file. They share `plan`, which
 //! spells one answer out: what is read where, awaited, computed, and how long it takes.
 //!
 //! - `goodput`: the joint choice with the greatest expected goodput

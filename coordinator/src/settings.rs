@@ -34,7 +34,7 @@ pub struct Flags {
     /// Directory with ca.pem, node.pem and node.key
     #[arg(long, value_name = "DIR")]
     pub pki: Option<PathBuf>,
-    /// Model directory; only configuration, tokenizer and chat template are read. Several serve several models; so do [[model]]
+    /// Model directory; only configuration, tokenizer and chat template are read. Several serve several models; so do `[[model]]`
     /// sections of the file, with `dir` and `name`
     #[arg(long, value_name = "DIR")]
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_several")]
@@ -43,7 +43,7 @@ pub struct Flags {
     #[arg(long, value_name = "NAME")]
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_several")]
     pub served_model_name: Vec<String>,
-    /// Other names that clients may ask for, such as gpt-5=tidemill-demo,o3=tidemill-demo; in the config file a section [aliases]
+    /// Other names that clients may ask for, such as gpt-5=tidemill-demo,o3=tidemill-demo; in the config file a section `[aliases]`
     #[arg(long, value_name = "NAME=MODEL,…", value_parser = parse_aliases)]
     pub aliases: Option<BTreeMap<String, String>>,
     /// Directory for stored responses and conversations [default: none, they end with this process]
@@ -84,10 +84,10 @@ pub struct Flags {
     /// Connections of clients at a time; more wait to be accepted [default: 4096]
     #[arg(long, value_name = "N")]
     pub connections_max: Option<usize>,
-    /// Time to first token that the class `standard` promises, in milliseconds, where no [[class]] is given [default: 2000]
+    /// Time to first token that the class `standard` promises, in milliseconds, where no `[[class]]` is given [default: 2000]
     #[arg(long, value_name = "MS")]
     pub slo_ttft_ms: Option<u64>,
-    /// Time per further token that the class `standard` promises, in milliseconds, where no [[class]] is given [default: 100]
+    /// Time per further token that the class `standard` promises, in milliseconds, where no `[[class]]` is given [default: 100]
     #[arg(long, value_name = "MS")]
     pub slo_tpot_ms: Option<u64>,
     /// Service classes, in the file only: `[[class]]` sections

@@ -4,7 +4,7 @@
 //!   A sequence holds device blocks for all its tokens or none. It takes what the device's prefix cache has, fetches what the pool has or
 //!   will have, and computes the rest.
 //! - **A step** has at most `step_tokens` tokens: first one for each sequence that decodes, then chunks of tails, in order, as many as fit
-//!   into the time that the tightest limit of the sequences that decode leaves ([`step_limit_ms`](Scheduler::step_limit_ms)). So neither
+//!   into the time that the tightest limit of the sequences that decode leaves (`step_limit_ms`). So neither
 //!   tails nor local prefill stall them.
 //! - **Preemption** takes the blocks of the youngest sequence of the lowest priority and puts it back at the front of the queue.
 

@@ -6,7 +6,7 @@
 //! - [`compiler`]: grammars to compiled ones, bounded and cached
 //! - [`matcher`]: one sequence on its way through a grammar
 //!
-//! No clock and no entropy. A mask is a function of the grammar and the tokens so far: a [`Matcher`](matcher::Matcher) starts as a copy
+//! No clock and no entropy. A mask is a function of the grammar and the tokens so far: a [`Matcher`] starts as a copy
 //! of a compiled grammar that was never used, and does the same work in the same order wherever a sequence goes on, so even where it
 //! fails, it fails everywhere. The parser is [llguidance](https://github.com/guidance-ai/llguidance).
 

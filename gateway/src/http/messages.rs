@@ -1,7 +1,7 @@
 //! `/v1/messages` and `/v1/messages/count_tokens`: Anthropic's API. A dialog like any other inside, with its own events and errors
 //! outside. Keys and `anthropic-…` headers are accepted as they come, like everywhere here.
 //!
-//! - [`request`]: the body as a dialog; [`blocks`]: an answer's pieces as content blocks and events
+//! - `request`: the body as a dialog; `blocks`: an answer's pieces as content blocks and events
 
 mod blocks;
 mod request;

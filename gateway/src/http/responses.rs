@@ -1,8 +1,8 @@
 //! `/v1/responses`: OpenAI's API of items. A response is created from what came before (stored, by an id) and what is new; its
 //! answer comes as items, at once or as events; and it is stored, unless the client wants otherwise.
 //!
-//! - [`request`]: the body, understood; [`items`]: items as turns of a dialog; [`output`]: an answer's pieces as items and events
-//! - [`run`]: a response from its start to its last event; [`running`]: those that can be cancelled
+//! - `request`: the body, understood; `items`: items as turns of a dialog; `output`: an answer's pieces as items and events
+//! - `run`: a response from its start to its last event; `running`: those that can be cancelled
 
 pub(crate) mod items;
 pub(crate) mod output;
