@@ -17,7 +17,7 @@
 
 use super::{
     Considered, Decision, DecodeCandidate, Placement, PrefillCandidate,
-    plan::{At, Planner, Pooling, Times},
+    plan::{At, Planner, Pooling, Times, tails_ms},
 };
 use crate::class::{Class, OnMiss};
 use std::{cmp::Ordering, ops::RangeInclusive, time::Duration};
@@ -30,6 +30,10 @@ const CHANCE_MIN: f64 = 0.5;
 pub const GIVE_UP: f64 = 0.1;
 /// Worths that differ by less are equal: the cost model knows no better.
 const WORTH_STEP: f64 = 0.02;
+/// Share of the tightest limit that a decode worker's steps take at most, prompts included, and the least share of its time that prompts
+/// get: they never starve.
+const PACED: f64 = 0.9;
+const PACED_LEFT_MIN: f64 = 0.1;
 /// Choices that a decision remembers.
 const CONSIDERED_MAX: usize = 4;
 /// A client that is refused comes back no sooner and no later.
@@ -142,7 +146,7 @@ fn judge_queue<'a>(
 fn best_at<'a>(planner: &Planner<'a>, class: &Class, at: &At<'_, 'a>, place: usize, prefillers: &[Prefiller<'a>]) -> Offer<'a> {
     let offer = |prefill: Option<&Prefiller<'a>>, times: Times| {
         let arrival_ms = times.ttft_ms;
-        let after = steps_after(planner, at.decode, arrival_ms, times.tail_ms);
+        let after = steps_after(planner, at.decode, arrival_ms);
         Offer {
             decode: place,
             prefill: prefill.map(|prefiller| prefiller.worker),
@@ -153,7 +157,7 @@ fn best_at<'a>(planner: &Planner<'a>, class: &Class, at: &At<'_, 'a>, place: usi
             harm: after.harm + prefill.map_or(0.0, |prefiller| prefiller.harm),
         }
     };
-    let local = offer(None, at.local());
+    let local = offer(None, paced(planner, at));
     if !at.can_hand_over() {
         return local;
     }
@@ -182,6 +186,20 @@ fn best_at<'a>(planner: &Planner<'a>, class: &Class, at: &At<'_, 'a>, place: usi
     }
 }
 
+/// The decode worker computes what is missing, in chunks that its sequences' tightest limit leaves time for: what the prompt costs, it
+/// costs itself, and not the others.
+fn paced(planner: &Planner<'_>, at: &At<'_, '_>) -> Times {
+    let (worker, times) = (at.decode, at.local());
+    let present = planner.snapshot.classes.iter().filter(|(id, _)| worker.classes[usize::from(id.0)] > 0);
+    let Some(limit_ms) = present.filter_map(|(_, class)| class.tpot_ms).min_by(f64::total_cmp).filter(|_| worker.decoding > 0) else {
+        return times;
+    };
+    let plain_ms = worker.cost.step_ms(worker.decoding.into(), worker.tokens);
+    let left = (1.0 - plain_ms / (PACED * limit_ms)).max(PACED_LEFT_MIN);
+    let prompts_ms = times.tail_ms + tails_ms(worker);
+    Times { ttft_ms: times.ttft_ms + prompts_ms * (1.0 / left - 1.0), ..times }
+}
+
 fn ttft_chance(planner: &Planner<'_>, ttft_ms: f64) -> f64 {
     planner.demand.due_ms.map_or(1.0, |due_ms| planner.snapshot.cost.ttft.chance(ttft_ms, due_ms))
 }
@@ -192,7 +210,7 @@ struct StepsAfter {
 }
 
 /// A decode worker's steps when this sequence arrives in `arrival_ms`, and what its sequences lose by it.
-fn steps_after(planner: &Planner<'_>, worker: &DecodeCandidate<'_>, arrival_ms: f64, tail_ms: f64) -> StepsAfter {
+fn steps_after(planner: &Planner<'_>, worker: &DecodeCandidate<'_>, arrival_ms: f64) -> StepsAfter {
     let (cost, demand) = (planner.snapshot.cost, planner.demand);
     let output = cost.output_tokens();
     let now_ms = worker.cost.step_ms(worker.sequences.into(), worker.tokens).max(1e-3);
@@ -205,13 +223,11 @@ fn steps_after(planner: &Planner<'_>, worker: &DecodeCandidate<'_>, arrival_ms: 
     let before_ms = worker.cost.step_ms(rows.round() as u64, context as u64);
     let grown = f64::from(demand.tokens) + output / 2.0;
     let tpot_ms = worker.cost.step_ms(rows.round() as u64 + 1, (context + grown) as u64);
-    // The tail's chunks stand between the others' tokens.
-    let after_ms = tpot_ms + tail_ms / output;
     let lost = planner.snapshot.classes.iter().filter_map(|(id, class)| {
         let there = f64::from(worker.classes[usize::from(id.0)]) * share;
         let limit = class.tpot_ms.filter(|_| there > 0.0)?;
         let chance = |ms| cost.tpot.chance(ms, limit);
-        Some(there * f64::from(class.weight) * (chance(before_ms) - chance(after_ms)))
+        Some(there * f64::from(class.weight) * (chance(before_ms) - chance(tpot_ms)))
     });
     StepsAfter { tpot_ms, harm: lost.sum() }
 }

@@ -210,7 +210,7 @@ impl At<'_, '_> {
 }
 
 /// How long a worker computes prompts that it was given before.
-fn tails_ms(worker: &DecodeCandidate<'_>) -> f64 {
+pub(super) fn tails_ms(worker: &DecodeCandidate<'_>) -> f64 {
     if worker.tail_tokens == 0 { 0.0 } else { worker.cost.prefill_ms(worker.tail_tokens, 0) }
 }
 

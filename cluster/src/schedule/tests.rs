@@ -394,6 +394,16 @@ fn goodput_weighs_the_sequences_own_limits_against_what_others_lose() {
 }
 
 #[test]
+fn a_prompt_beside_a_batch_takes_the_time_that_the_batchs_limit_leaves() {
+    let policy = Policy { decode_sequences_max: Some(40), ..Policy::default() };
+    // A step of the four takes 7 ms.
+    for (tpot_ms, expected) in [(100.0, "- d0 k0 0/0"), (10.0, "p0 d0 k0 0/18")] {
+        let table = format!("300 | 500!600 | 4×400+0 | 0 | {expected}");
+        check_as(&policy, &classes(tpot_ms, OnMiss::Late), Some(1000.0), &table);
+    }
+}
+
+#[test]
 fn what_cannot_be_met_is_refused_held_back_or_late_as_its_class_says() {
     let policy = Policy { local_tail_tokens: Some(0), decode_sequences_max: Some(40), ..Policy::default() };
     let (at_once, long, alone) = ("p0 d0 k0 0/18", "p0 d0 k0 0/187", "- d0 - 0/0");
