@@ -1,6 +1,7 @@
 """Anthropic's API with its official client."""
 
 import concurrent.futures
+import json
 
 import anthropic
 import pytest
@@ -141,3 +142,15 @@ def test_sixteen_streams_at_once(claude, body):
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         together = list(pool.map(text, range(16)))
     assert together[5] == "".join(block.text for block in claude.messages.create(**body("Hello 5", system=SYSTEM)).content)
+
+
+def test_a_format_constrains_the_answer(claude, body):
+    schema = {"type": "object", "properties": {"high": {"type": "boolean"}}, "required": ["high"], "additionalProperties": False}
+    wanted = body("Hello", max_tokens=100)
+    wanted["extra_body"] = wanted["extra_body"] | {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
+    message = claude.messages.create(**wanted)
+    assert message.stop_reason == "end_turn" and isinstance(json.loads(message.content[0].text)["high"], bool)
+    wanted["extra_body"]["output_config"]["format"]["schema"] = {"not": {}}
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        claude.messages.create(**wanted)
+    assert "output_config.format.schema.not" in str(refused.value)

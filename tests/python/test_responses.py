@@ -1,8 +1,10 @@
 """Responses and conversations with the official client."""
 
 import concurrent.futures
+import typing
 
 import openai
+import pydantic
 import pytest
 
 PROMPT = "The tide fills the pool, and the wheel turns. " * 8
@@ -140,3 +142,16 @@ def test_sixteen_streams_at_once(respond):
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         together = list(pool.map(text, range(16)))
     assert together[3] == respond(f"{PROMPT} 3").output_text
+
+
+def test_a_format_constrains_the_answer(client, respond, model):
+    class Tide(pydantic.BaseModel):
+        high: bool
+        metres: typing.Literal[1, 2, 3]
+
+    parsed = client.responses.parse(model=model, input=PROMPT, text_format=Tide, max_output_tokens=100).output_parsed
+    assert isinstance(parsed, Tide)
+    schema = {"type": "array", "uniqueItems": True}
+    with pytest.raises(openai.BadRequestError) as refused:
+        respond(PROMPT, text={"format": {"type": "json_schema", "name": "x", "schema": schema}})
+    assert refused.value.param == "text.format.schema.uniqueItems"
