@@ -173,15 +173,15 @@ async function streams(page) {
     const look = () => window.lengths.add(document.querySelector(".message.assistant .text")?.textContent.length ?? 0);
     new MutationObserver(look).observe(document.querySelector("#messages"), { childList: true, subtree: true, characterData: true });
   });
-  // Whatever the model would say, it says more than a word.
-  await page.route("**/v1/chat/completions", (route) => change(route, { ignore_eos: true, max_tokens: 512 }));
+  // Whatever the model would say, it says enough for several frames.
+  await page.route("**/v1/chat/completions", (route) => change(route, { ignore_eos: true, max_tokens: 999 }));
   await page.fill("#input", "What is a KV block? Tell me all about it, from its name to the moment it is forgotten.");
   await page.keyboard.press("Enter");
   await page.waitForSelector(".receipt");
   const lengths = await page.evaluate(() => [...window.lengths]);
   assert(lengths.length >= 3, `text comes in pieces: ${lengths}`);
   const facts = await page.textContent(".receipt .facts");
-  assert.match(facts, /first token.*512 tokens.*decode-\d/);
+  assert.match(facts, /first token.*999 tokens.*decode-\d/);
   assert.match(await page.textContent(".receipt .verdict"), /prompt tokens/);
   assert.equal(await page.locator(".waterfall .row").count(), 6);
   return Number(/([\d.,]+) tokens\/s/.exec(facts)?.[1].replaceAll(",", "") ?? 1000);
