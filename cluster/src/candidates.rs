@@ -55,14 +55,13 @@ pub(crate) fn prefill<'a>(books: &Books<'a>, worker: Epoch, blocks: &Leading, no
 pub(crate) fn decode<'a>(books: &Books<'a>, worker: Epoch, blocks: &Leading) -> Option<DecodeCandidate<'a>> {
     let member = books.membership.get(worker).filter(|member| !member.draining)?;
     let info = member.decode_info()?;
-    let DecodeLoad { sequences, tokens, tail_tokens, decoding, classes } = books.load.get(worker)?.decode;
+    let DecodeLoad { sequences, tokens, decoding, ref classes, .. } = books.load.get(worker)?.decode;
     let EngineInfo { device_blocks, work_max, .. } = *info;
     Some(DecodeCandidate {
         worker,
         host: &member.host,
         sequences,
         tokens,
-        tail_tokens,
         decoding,
         classes,
         device_blocks,

@@ -9,6 +9,7 @@ mod step;
 pub use error::Errors;
 pub use step::StepCost;
 
+use crate::class::{CLASSES_MAX, ClassId};
 use std::collections::HashMap;
 use tidemill_proto::{
     ids::Epoch,
@@ -28,8 +29,8 @@ pub struct CostModel {
     prefill: StepCost,
     decode: StepCost,
     workers: HashMap<Epoch, WorkerCost>,
-    /// Of whole requests: time to the first token,
-    pub ttft: Errors,
+    /// Of whole requests: time to the first token, by class, since who goes first is predicted better than who is passed,
+    ttft: [Errors; CLASSES_MAX],
     /// and mean time of each further one.
     pub tpot: Errors,
     /// Mean length of an answer.
@@ -48,7 +49,7 @@ impl Default for CostModel {
             prefill: StepCost::default(),
             decode: StepCost::default(),
             workers: HashMap::new(),
-            ttft: Errors::default(),
+            ttft: Default::default(),
             tpot: Errors::default(),
             output_tokens: OUTPUT_TOKENS,
             near_bytes_per_ms: 1e6,
@@ -96,6 +97,17 @@ impl CostModel {
             own.errors.observe(own.steps.predict_step(step), f64::from(step.ms));
             own.steps.observe(step);
             together.observe(step);
+        }
+    }
+
+    /// How wrong predictions of the first token's time were.
+    pub fn ttft(&self, class: ClassId) -> &Errors {
+        self.ttft.get(usize::from(class.0)).unwrap_or(&self.ttft[0])
+    }
+
+    pub fn observe_ttft(&mut self, class: ClassId, predicted_ms: f64, actual_ms: f64) {
+        if let Some(errors) = self.ttft.get_mut(usize::from(class.0)) {
+            errors.observe(predicted_ms, actual_ms);
         }
     }
 

@@ -45,8 +45,15 @@ pub struct DecodeLoad {
     pub tail_tokens: u64,
     /// Those that have drawn a token.
     pub decoding: u32,
-    /// By class.
-    pub classes: [u16; CLASSES_MAX],
+    pub classes: [ClassLoad; CLASSES_MAX],
+}
+
+/// Sequences of one class.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClassLoad {
+    pub sequences: u32,
+    pub tokens: u64,
+    pub tail_tokens: u64,
 }
 
 /// A sequence that goes to a decode worker.
@@ -75,7 +82,9 @@ impl DecodeLoad {
         self.tail_tokens += share.tail_tokens;
         self.decoding += u32::from(share.decoding);
         let class = &mut self.classes[place(share.class)];
-        *class = class.saturating_add(1);
+        class.sequences += 1;
+        class.tokens += share.tokens;
+        class.tail_tokens += share.tail_tokens;
     }
 
     fn remove(&mut self, share: &Share) {
@@ -84,7 +93,9 @@ impl DecodeLoad {
         self.tail_tokens -= share.tail_tokens;
         self.decoding -= u32::from(share.decoding);
         let class = &mut self.classes[place(share.class)];
-        *class = class.saturating_sub(1);
+        class.sequences -= 1;
+        class.tokens -= share.tokens;
+        class.tail_tokens -= share.tail_tokens;
     }
 }
 
@@ -168,12 +179,11 @@ impl Load {
         if let Some(share) = self.shares.get_mut(&sequence)
             && let Some(load) = self.workers.get_mut(&share.worker)
         {
-            load.decode.tokens += 1;
-            load.decode.tail_tokens -= share.tail_tokens;
-            load.decode.decoding += u32::from(!share.decoding);
+            load.decode.remove(share);
             share.tokens += 1;
             share.tail_tokens = 0;
             let first = !std::mem::replace(&mut share.decoding, true);
+            load.decode.add(share);
             // A token more or less changes no order.
             let worker = share.worker;
             if first || load.decode.tokens.is_multiple_of(TOKENS_PER_TOUCH) {
@@ -231,10 +241,11 @@ mod tests {
     #[test]
     fn a_sequence_leaves_with_all_that_it_brought() {
         let classes = |first, third| {
-            let mut classes = [0; CLASSES_MAX];
+            let mut classes = [ClassLoad::default(); CLASSES_MAX];
             (classes[0], classes[2]) = (first, third);
             classes
         };
+        let class = |sequences, tokens, tail_tokens| ClassLoad { sequences, tokens, tail_tokens };
         let (mut load, worker) = (Load::default(), Epoch(1));
         load.add_worker(Duration::ZERO, worker);
         let share = |tokens, tail_tokens, class| NewShare { tokens, tail_tokens, class: ClassId(class) };
@@ -244,14 +255,14 @@ mod tests {
         load.check_integrity();
         assert_eq!(
             load.get(worker).unwrap().decode,
-            DecodeLoad { sequences: 2, tokens: 51, tail_tokens: 10, decoding: 1, classes: classes(1, 1) }
+            DecodeLoad { sequences: 2, tokens: 51, tail_tokens: 10, decoding: 1, classes: classes(class(1, 41, 0), class(1, 10, 10)) }
         );
         load.end_sequence(SequenceId(1));
         load.end_sequence(SequenceId(1));
         load.check_integrity();
         assert_eq!(
             load.get(worker).unwrap().decode,
-            DecodeLoad { sequences: 1, tokens: 10, tail_tokens: 10, decoding: 0, classes: classes(0, 1) }
+            DecodeLoad { sequences: 1, tokens: 10, tail_tokens: 10, decoding: 0, classes: classes(ClassLoad::default(), class(1, 10, 10)) }
         );
         load.remove_worker(worker);
         load.end_sequence(SequenceId(2));

@@ -34,7 +34,7 @@ use crate::{
     class::{CLASSES_MAX, ClassId, Classes},
     cost::{CostModel, StepCost},
     index::Leading,
-    load::PrefillQueue,
+    load::{ClassLoad, PrefillQueue},
 };
 use plan::Planner;
 use std::time::Duration;
@@ -76,12 +76,10 @@ pub struct DecodeCandidate<'a> {
     pub sequences: u32,
     /// Lengths of those sequences, added up.
     pub tokens: u64,
-    /// Prompt tokens it computes itself before those sequences' first tokens.
-    pub tail_tokens: u64,
     /// Those of the sequences that have drawn a token.
     pub decoding: u32,
-    /// The sequences by class.
-    pub classes: [u16; CLASSES_MAX],
+    /// The sequences by class, with the prompt tokens that it computes itself before their first tokens.
+    pub classes: &'a [ClassLoad; CLASSES_MAX],
     pub device_blocks: u32,
     /// Longest sequence that the model and those blocks allow.
     pub context_tokens: u32,

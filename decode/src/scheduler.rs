@@ -20,7 +20,7 @@ use std::{
 use tidemill_engine::{
     budget::{self, Candidate, Room},
     job::{Action, Delivery, JobId, ScheduledChunk},
-    order::{Owed, Rank, Standing},
+    order::{self, Owed, PASSED_MAX, Rank, Standing},
     pace::{Pace, StepWork},
     residency::{FetchedBlocks, Residency},
     shares::{self, Shares},
@@ -123,19 +123,30 @@ impl Scheduler {
         }
     }
 
-    /// In order, as far as there is room. One for which there is none lets others pass, a bounded number of times.
+    /// In order, as far as there is room. One for which there is none lets others of its priority pass, unless its client has had a token
+    /// or it has been passed too often.
     fn admit_waiting(&mut self, ranks: &HashMap<JobId, Rank>, now: Duration) {
+        let oldest = self.waiting.iter().copied().min_by_key(|id| self.sequences[id].number);
+        let overdue = oldest.filter(|id| self.sequences[id].passed >= PASSED_MAX);
+        let is_next = |id, state: &Sequence| state.is_streaming() || overdue == Some(id);
         let mut waiting = self.waiting.clone();
-        waiting.sort_by_key(|id| (Reverse(self.sequences[id].is_next()), ranks[id]));
+        waiting.sort_by_key(|id| (Reverse(is_next(*id, &self.sequences[id])), ranks[id]));
+        let mut priority_min = 0;
         for id in waiting {
+            let priority = self.sequences[&id].job.urgency.priority;
+            if priority < priority_min {
+                return;
+            }
             if self.admit_one(id, now) {
                 let number = self.sequences[&id].number;
-                for older in &self.waiting {
-                    let older = self.sequences.get_mut(older).expect(LIVE);
-                    older.passed += u32::from(older.number < number);
+                for other in &self.waiting {
+                    let other = self.sequences.get_mut(other).expect(LIVE);
+                    other.passed = order::passed(other.passed, other.number < number, overdue == Some(id));
                 }
-            } else if self.sequences[&id].is_next() || self.admitted.len() >= self.limits.sequences_max {
+            } else if is_next(id, &self.sequences[&id]) || self.admitted.len() >= self.limits.sequences_max {
                 return;
+            } else {
+                priority_min = priority;
             }
         }
     }

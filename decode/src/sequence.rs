@@ -5,7 +5,6 @@
 use std::time::Duration;
 use tidemill_engine::{
     job::JobId,
-    order::PASSED_MAX,
     residency::{FetchedBlocks, JobKv},
 };
 use tidemill_kvpool::client::{Arrival, Source};
@@ -25,7 +24,7 @@ pub(crate) struct Sequence {
     pub(crate) kv: JobKv,
     /// Number in order of arrival.
     pub(crate) number: u64,
-    /// Sequences that came later and got device blocks first.
+    /// Sequences that came later and got device blocks first, since the last one that nobody might pass any more.
     pub(crate) passed: u32,
     /// Its grammar is being compiled.
     pub(crate) awaits_grammar: bool,
@@ -94,12 +93,6 @@ impl Sequence {
     pub(crate) fn tail(&self) -> usize {
         let expected = if self.kv.is_ready() { 0 } else { self.blocks_expected() * BLOCK_TOKENS };
         self.job.tokens.len() - self.kv.computed().max(expected)
-    }
-
-    /// Whether it waits for device blocks and nobody may get some before it: its client has had a token, or it has been passed as often as
-    /// a sequence may be.
-    pub(crate) fn is_next(&self) -> bool {
-        self.is_streaming() || self.passed >= PASSED_MAX
     }
 
     /// Leading blocks that may come from a cache: the last token is always computed, since its logits are needed.

@@ -10,8 +10,9 @@
 //! A job without a limit is allowed some time and a multiple of its own work, so a short prompt passes a long one, and waits grow in
 //! proportion to the work asked for.
 //!
-//! **No job starves**, whatever its rank: of the prompt tokens computed past the oldest job, it is owed a fixed share ([`Owed`]), and it
-//! is passed over a bounded number of times when device blocks are given out ([`PASSED_MAX`]).
+//! **No job starves**, whatever its rank: of the prompt tokens computed past the oldest job, it is owed a fixed share ([`Owed`]), and of
+//! the places that have device blocks, the oldest that waits gets one after so many ([`PASSED_MAX`]). Only the oldest: in an overload all
+//! have been passed often, and nothing would be left of the order.
 
 use crate::job::JobId;
 use std::{
@@ -20,8 +21,18 @@ use std::{
 };
 use tidemill_proto::{block::BLOCK_TOKENS, urgency::Urgency};
 
-/// Jobs that came later and got device blocks first. From this many on, nobody passes.
+/// Jobs that came later and got device blocks first. From this many on, nobody passes the oldest one.
 pub const PASSED_MAX: u32 = 32;
+
+/// The new count of a waiting job when another one got device blocks: it counts if that came later than this one (`is_older`), and starts
+/// again after one that nobody might pass any more.
+pub fn passed(times: u32, is_older: bool, after_overdue: bool) -> u32 {
+    match (is_older, after_overdue) {
+        (true, _) => times + 1,
+        (false, true) => 0,
+        (false, false) => times,
+    }
+}
 
 /// A job without a limit is allowed this much,
 const GRACE: Duration = Duration::from_millis(200);

@@ -1,7 +1,7 @@
 //! One job on its way through a prefill worker.
 
 use std::{ops::Range, time::Duration};
-use tidemill_engine::{job::JobId, order::PASSED_MAX, residency::JobKv};
+use tidemill_engine::{job::JobId, residency::JobKv};
 use tidemill_proto::{
     block::{BLOCK_TOKENS, BlockKey, LayoutFingerprint},
     ids::LinkId,
@@ -24,8 +24,10 @@ pub(crate) struct Job {
     pub(crate) putting: usize,
     /// Tokens that did not need to be computed, once that is known.
     cached: Option<usize>,
-    /// Jobs that came later and got device blocks first.
+    /// Jobs that came later and got device blocks first, since the last one that nobody might pass any more.
     pub(crate) passed: u32,
+    /// It has been passed too often before it got its device blocks: nobody takes them.
+    pub(crate) stays: bool,
     pub(crate) arrived: Duration,
     /// It first got device blocks.
     admitted: Option<Duration>,
@@ -40,7 +42,20 @@ impl Job {
         let elsewhere = Run::nodes(&order.read, blocks).into_iter().map(|node| (node != order.home).then_some(node));
         let mut sources: Vec<_> = elsewhere.collect();
         sources.resize(blocks, None);
-        Self { link, order, kv, matched: false, sources, handed_over: 0, putting: 0, cached: None, passed: 0, arrived: now, admitted: None }
+        Self {
+            link,
+            order,
+            kv,
+            matched: false,
+            sources,
+            handed_over: 0,
+            putting: 0,
+            cached: None,
+            passed: 0,
+            stays: false,
+            arrived: now,
+            admitted: None,
+        }
     }
 
     pub(crate) fn tokens(&self) -> usize {
@@ -101,11 +116,6 @@ impl Job {
     /// Tokens that are still to be computed, as far as known.
     pub(crate) fn tokens_left(&self) -> usize {
         if self.kv.is_ready() { self.remaining() } else { self.tokens_queued() }
-    }
-
-    /// Whether it has been passed as often as a job may be.
-    pub(crate) fn is_next(&self) -> bool {
-        self.passed >= PASSED_MAX
     }
 
     /// All tokens that this job has computed here, or will.

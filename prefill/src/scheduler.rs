@@ -24,7 +24,7 @@ use std::{collections::BTreeMap, time::Duration};
 use tidemill_engine::{
     budget::{self, Candidate, Room},
     job::{Action, Delivery, JobId, ScheduledChunk},
-    order::{Owed, Rank, Standing},
+    order::{self, Owed, PASSED_MAX, Rank, Standing},
     pace::{Pace, StepWork},
     residency::Residency,
     shares::{self, Shares},
@@ -117,14 +117,22 @@ impl Scheduler {
         }
     }
 
-    /// In order, as far as there is room. One for which there is none lets others pass, a bounded number of times.
+    /// In order, as far as there is room. One for which there is none lets others pass, until it has been passed too often.
     fn admit_waiting(&mut self, ranks: &BTreeMap<JobId, Rank>, now: Duration) {
         let mut waiting = self.jobs_where(Job::is_waiting);
-        waiting.sort_by_key(|id| (!self.jobs[id].is_next(), ranks[id]));
+        let overdue = waiting.first().copied().filter(|oldest| self.jobs[oldest].passed >= PASSED_MAX);
+        waiting.sort_by_key(|id| (overdue != Some(*id), ranks[id]));
         for id in waiting {
+            let is_overdue = overdue == Some(id);
             if self.admit_one(id, now) || self.preempt_for(id, ranks, now) {
-                self.jobs.range_mut(..id).map(|(_, older)| older).filter(|older| older.is_waiting()).for_each(|older| older.passed += 1);
-            } else if self.jobs[&id].is_next() {
+                // It may have ended already, if nothing was left to do.
+                if let Some(job) = self.jobs.get_mut(&id) {
+                    job.stays = job.passed >= PASSED_MAX;
+                }
+                for (other, job) in self.jobs.iter_mut().filter(|(_, job)| job.is_waiting()) {
+                    job.passed = order::passed(job.passed, *other < id, is_overdue);
+                }
+            } else if is_overdue {
                 break;
             }
         }
@@ -148,7 +156,7 @@ impl Scheduler {
     /// Takes device blocks from jobs that come after this one, the last one first, until there is room for it. Those that put what they
     /// have computed keep theirs: they are done soon.
     fn preempt_for(&mut self, id: JobId, ranks: &BTreeMap<JobId, Rank>, now: Duration) -> bool {
-        let mut victims = self.jobs_where(|job| job.kv.is_admitted() && job.tokens_left() > 0 && !job.is_next());
+        let mut victims = self.jobs_where(|job| job.kv.is_admitted() && job.tokens_left() > 0 && !job.stays);
         victims.retain(|victim| ranks[victim] > ranks[&id]);
         victims.sort_by_key(|victim| ranks[victim]);
         let blocks = |id: &JobId| self.jobs[id].kv.keys().len();

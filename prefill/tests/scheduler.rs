@@ -96,6 +96,8 @@ struct World {
 /// What of other jobs' work was done before a job's own.
 struct Passed {
     job: JobId,
+    /// Jobs that were there when it came.
+    older: usize,
     /// Tokens of the jobs that were there when it came, and its own.
     before: usize,
     /// Tokens computed since for jobs that came later.
@@ -201,12 +203,19 @@ impl World {
         }
     }
 
-    /// Where all answers come at once, bounds hold whatever else arrives: the oldest job gets a ninth of all tokens, and a job is passed
-    /// over so many times when room is given out.
+    /// Where all answers come at once, bounds hold whatever else arrives: the oldest job gets a ninth of all tokens, and is passed
+    /// over so many times when room is given out; then the next one is the oldest.
     fn check_passed(&self, passed: &Passed) {
         let longest = DEVICE_BLOCKS as usize * BLOCK_TOKENS;
-        let bound = 8 * (passed.before + 2 * longest) + PASSED_MAX as usize * longest;
-        assert!(!self.prompt || passed.later <= bound, "{} tokens passed a job with {} before it", passed.later, passed.before);
+        let bound = 8 * (passed.before + 2 * longest) + (passed.older + 1) * PASSED_MAX as usize * longest;
+        assert!(
+            !self.prompt || passed.later <= bound,
+            "{} tokens passed job {:?} with {} older ones and {} tokens before it",
+            passed.later,
+            passed.job,
+            passed.older,
+            passed.before
+        );
     }
 
     fn observe(&mut self) {
@@ -216,7 +225,7 @@ impl World {
                 Action::Match { job, keys, .. } => {
                     let before = self.live.iter().map(|request| self.jobs[request].blocks as usize * BLOCK_TOKENS).sum();
                     let request = *self.live.iter().find(|request| !self.passed.contains_key(request)).expect("the newest one");
-                    self.passed.insert(request, Passed { job, before, later: 0 });
+                    self.passed.insert(request, Passed { job, older: self.passed.len(), before, later: 0 });
                     self.questions.push_back(Question::Match { job, keys });
                 }
                 Action::Fetch { fetch, parts } => {

@@ -30,7 +30,8 @@ impl Cluster {
         state.stop_waiting();
         if first {
             if let Some((predicted_ms, since)) = predicted {
-                self.cost.ttft.observe(predicted_ms, now.saturating_sub(since).as_secs_f64() * 1e3);
+                let class = self.requests.choice(at).0.new.class;
+                self.cost.observe_ttft(class, predicted_ms, now.saturating_sub(since).as_secs_f64() * 1e3);
             }
             let ttft = now.saturating_sub(self.requests.choice(at).0.submitted);
             self.decisions.first_token(sequence, ttft);

@@ -16,8 +16,8 @@
 //! the least predicted TTFT.
 
 use super::{
-    Considered, Decision, DecodeCandidate, Placement, PrefillCandidate,
-    plan::{At, Planner, Pooling, Times, tails_ms},
+    Considered, Decision, DecodeCandidate, Demand, Placement, PrefillCandidate,
+    plan::{At, Planner, Pooling, Times},
 };
 use crate::class::{Class, OnMiss};
 use std::{cmp::Ordering, ops::RangeInclusive, time::Duration};
@@ -136,7 +136,7 @@ fn judge_queue<'a>(
     let harm = worker.queue.behind(now, class.priority, due).map(|(job, done_ms)| {
         let Some(due) = job.due else { return 0.0 };
         let left_ms = due.saturating_sub(now).as_secs_f64() * 1e3;
-        let chance = |done_ms: f64| cost.ttft.chance(done_ms + cost.handover_ms, left_ms);
+        let chance = |done_ms: f64| cost.ttft(job.class).chance(done_ms + cost.handover_ms, left_ms);
         f64::from(planner.snapshot.classes.get(job.class).weight) * (chance(done_ms) - chance(done_ms + more_ms))
     });
     Prefiller { worker, ahead_ms: worker.queue.ahead_ms(now, class.priority, due), own_ms: more_ms, harm: harm.sum() }
@@ -190,18 +190,19 @@ fn best_at<'a>(planner: &Planner<'a>, class: &Class, at: &At<'_, 'a>, place: usi
 /// costs itself, and not the others.
 fn paced(planner: &Planner<'_>, at: &At<'_, '_>) -> Times {
     let (worker, times) = (at.decode, at.local());
-    let present = planner.snapshot.classes.iter().filter(|(id, _)| worker.classes[usize::from(id.0)] > 0);
+    let present = planner.snapshot.classes.iter().filter(|(id, _)| worker.classes[usize::from(id.0)].sequences > 0);
     let Some(limit_ms) = present.filter_map(|(_, class)| class.tpot_ms).min_by(f64::total_cmp).filter(|_| worker.decoding > 0) else {
         return times;
     };
     let plain_ms = worker.cost.step_ms(worker.decoding.into(), worker.tokens);
     let left = (1.0 - plain_ms / (PACED * limit_ms)).max(PACED_LEFT_MIN);
-    let prompts_ms = times.tail_ms + tails_ms(worker);
+    let prompts_ms = times.tail_ms + planner.tails_ms(worker);
     Times { ttft_ms: times.ttft_ms + prompts_ms * (1.0 / left - 1.0), ..times }
 }
 
 fn ttft_chance(planner: &Planner<'_>, ttft_ms: f64) -> f64 {
-    planner.demand.due_ms.map_or(1.0, |due_ms| planner.snapshot.cost.ttft.chance(ttft_ms, due_ms))
+    let Demand { due_ms, class, .. } = *planner.demand;
+    due_ms.map_or(1.0, |due_ms| planner.snapshot.cost.ttft(class).chance(ttft_ms, due_ms))
 }
 
 struct StepsAfter {
@@ -224,7 +225,7 @@ fn steps_after(planner: &Planner<'_>, worker: &DecodeCandidate<'_>, arrival_ms: 
     let grown = f64::from(demand.tokens) + output / 2.0;
     let tpot_ms = worker.cost.step_ms(rows.round() as u64 + 1, (context + grown) as u64);
     let lost = planner.snapshot.classes.iter().filter_map(|(id, class)| {
-        let there = f64::from(worker.classes[usize::from(id.0)]) * share;
+        let there = f64::from(worker.classes[usize::from(id.0)].sequences) * share;
         let limit = class.tpot_ms.filter(|_| there > 0.0)?;
         let chance = |ms| cost.tpot.chance(ms, limit);
         Some(there * f64::from(class.weight) * (chance(before_ms) - chance(tpot_ms)))

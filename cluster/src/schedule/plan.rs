@@ -2,6 +2,7 @@
 //! follows.
 
 use super::{DecodeCandidate, Demand, Placement, Policy, PrefillCandidate, Snapshot, SourceRun, sources};
+use crate::{class::ClassId, load::ClassLoad};
 use tidemill_proto::{block::BLOCK_TOKENS, ids::Epoch, message::Host};
 
 /// How many times its device blocks a decode worker is given. The surplus waits there, ready to start within a step; more of
@@ -46,7 +47,7 @@ impl<'a> Planner<'a> {
 
     /// The decode worker with room at which a new sequence waits least for its first step.
     pub(super) fn least_busy(&self) -> Option<&'a DecodeCandidate<'a>> {
-        let wait_ms = |worker: &DecodeCandidate| tails_ms(worker) + self.step_ms(worker);
+        let wait_ms = |worker: &DecodeCandidate| self.tails_ms(worker) + self.step_ms(worker);
         let timed = self.roomy().map(|worker| (worker, wait_ms(worker)));
         let least = timed.min_by(|(a, a_ms), (b, b_ms)| a_ms.total_cmp(b_ms).then((a.sequences, a.worker).cmp(&(b.sequences, b.worker))));
         least.map(|(worker, _)| worker)
@@ -73,6 +74,34 @@ impl<'a> Planner<'a> {
         worker.cost.step_ms(u64::from(worker.sequences) + 1, worker.tokens + u64::from(self.demand.tokens))
     }
 
+    /// How long a worker computes prompts that it was given before, and takes first.
+    pub(super) fn tails_ms(&self, worker: &DecodeCandidate<'_>) -> f64 {
+        match self.ahead(worker).map(|class| class.tail_tokens).sum() {
+            0 => 0.0,
+            tokens => worker.cost.prefill_ms(tokens, 0),
+        }
+    }
+
+    /// Time until enough sequences have ended for this one to have room on the device. At any token, one in so many ends.
+    fn room_ms(&self, worker: &DecodeCandidate<'_>) -> f64 {
+        let (own, capacity) = (u64::from(self.demand.tokens), u64::from(worker.device_blocks) * BLOCK_TOKENS as u64);
+        let missing = (worker.tokens + own).saturating_sub(capacity);
+        let waited_for = missing.min(self.ahead(worker).map(|class| class.tokens).sum::<u64>() + own);
+        if waited_for == 0 || worker.tokens == 0 {
+            return 0.0;
+        }
+        let ended = waited_for as f64 / worker.tokens.min(capacity) as f64;
+        ended * self.snapshot.cost.output_tokens() * worker.cost.step_ms(worker.decoding.into(), worker.tokens.min(capacity))
+    }
+
+    /// What a worker has of the classes that do not yield to this sequence's.
+    fn ahead(&self, worker: &DecodeCandidate<'a>) -> impl Iterator<Item = &'a ClassLoad> {
+        let classes = self.snapshot.classes;
+        let priority = classes.get(self.demand.class).priority;
+        let held = worker.classes.iter().zip(0..);
+        held.filter_map(move |(held, id)| (classes.get(ClassId(id)).priority >= priority).then_some(held))
+    }
+
     /// What follows from who decodes.
     pub(super) fn at(&self, decode: &'a DecodeCandidate<'a>, pooling: Pooling, prefill: Option<&PrefillCandidate<'a>>) -> At<'_, 'a> {
         let pools = &self.snapshot.pools[..];
@@ -88,9 +117,10 @@ impl<'a> Planner<'a> {
         let home = joined.map(|(home, _)| home).or_else(|| sources::choose_home(pools, keeper, &read, new_blocks));
         let joined_blocks = joined.map_or(0, |(_, blocks)| blocks.min(self.fetchable));
         let fetch_ms = self.fetch_ms(&read, decode.host, decode.cached_blocks);
-        let after_ms = tails_ms(decode) + self.step_ms(decode);
+        let room_ms = self.room_ms(decode);
+        let after_ms = self.tails_ms(decode) + self.step_ms(decode);
         let last_ms = self.tail_ms(decode, self.fetchable);
-        At { planner: self, decode, read, found, joined_blocks, home, fetch_ms, last_ms, after_ms }
+        At { planner: self, decode, read, found, joined_blocks, home, room_ms, fetch_ms, last_ms, after_ms }
     }
 
     /// The decode worker computes the missing blocks itself if `prefill` is `None`, and also if nothing is missing, if no pool node
@@ -151,6 +181,8 @@ pub(super) struct At<'p, 'a> {
     pub(super) found: u32,
     joined_blocks: u32,
     home: Option<Epoch>,
+    /// Until the decode worker's device has room.
+    room_ms: f64,
     fetch_ms: f64,
     /// To compute the tokens after the last full block.
     last_ms: f64,
@@ -180,7 +212,8 @@ impl At<'_, '_> {
     pub(super) fn local(&self) -> Times {
         let cached = self.found.max(self.joined_blocks).max(self.decode.cached_blocks.min(self.planner.fetchable));
         let tail_ms = self.planner.tail_ms(self.decode, cached);
-        Times { begin_ms: self.fetch_ms, prefill_ms: 0.0, tail_ms, ttft_ms: self.fetch_ms + tail_ms + self.after_ms }
+        let begin_ms = self.room_ms + self.fetch_ms;
+        Times { begin_ms, prefill_ms: 0.0, tail_ms, ttft_ms: begin_ms + tail_ms + self.after_ms }
     }
 
     /// A prefill worker computes what is missing in `prefill_ms`, after `queue_ms`. It fetches for one job while it computes others.
@@ -188,7 +221,7 @@ impl At<'_, '_> {
         let planner = self.planner;
         let begin_ms = planner.fetch_ms(&self.read, worker.host, worker.cached_blocks).max(queue_ms);
         let tail_ms = self.last_ms;
-        let handed_over_ms = (begin_ms + prefill_ms + planner.snapshot.cost.handover_ms).max(self.fetch_ms);
+        let handed_over_ms = (begin_ms + prefill_ms + planner.snapshot.cost.handover_ms).max(self.room_ms + self.fetch_ms);
         Times { begin_ms, prefill_ms, tail_ms, ttft_ms: handed_over_ms + tail_ms + self.after_ms }
     }
 
@@ -207,11 +240,6 @@ impl At<'_, '_> {
             considered: Vec::new(),
         }
     }
-}
-
-/// How long a worker computes prompts that it was given before.
-pub(super) fn tails_ms(worker: &DecodeCandidate<'_>) -> f64 {
-    if worker.tail_tokens == 0 { 0.0 } else { worker.cost.prefill_ms(worker.tail_tokens, 0) }
 }
 
 fn tokens_of(blocks: u32) -> u64 {

@@ -36,6 +36,12 @@ fn check_as(policy: &Policy, classes: &Classes, due_ms: Option<f64>, table: &str
         let holder = |(i, _): (usize, _)| Holder { node: Epoch(300 + i as u64), tier: Tier::Dram };
         let held: Leading = (0..leading.iter().copied().max().unwrap_or(0)).map(|block| holders(block).map(holder)).collect();
         let queues: Vec<PrefillQueue> = items(prefill).iter().map(|(i, (ms, _))| queue(*i as u64, ms)).collect();
+        let with_held = |(_, (item, _)): &(usize, (String, &Host))| {
+            let mut classes = NOBODY;
+            classes[0] = held_there(item);
+            classes
+        };
+        let loads: Vec<[ClassLoad; CLASSES_MAX]> = items(decode).iter().map(with_held).collect();
         let snapshot = Snapshot {
             prefill: items(prefill)
                 .iter()
@@ -50,23 +56,19 @@ fn check_as(policy: &Policy, classes: &Classes, due_ms: Option<f64>, table: &str
                 .collect(),
             decode: items(decode)
                 .iter()
-                .map(|(i, (item, host))| {
-                    let (sequences, rest) = item.split_once('×').unwrap();
-                    let (tokens, tail) = rest.split_once('+').unwrap();
-                    DecodeCandidate {
-                        worker: Epoch(200 + *i as u64),
-                        host,
-                        sequences: sequences.parse().unwrap(),
-                        tokens: tokens.parse().unwrap(),
-                        tail_tokens: tail.parse().unwrap(),
-                        decoding: sequences.parse().unwrap(),
-                        classes: of_class_0(sequences.parse().unwrap()),
-                        device_blocks: 256,
-                        context_tokens: 4096,
-                        work_max: policy.decode_sequences_max.unwrap_or(8),
-                        cached_blocks: 0,
-                        cost: cost.of_role(Role::Decode),
-                    }
+                .zip(&loads)
+                .map(|((i, (_, host)), classes)| DecodeCandidate {
+                    worker: Epoch(200 + *i as u64),
+                    host,
+                    sequences: classes[0].sequences,
+                    tokens: classes[0].tokens,
+                    decoding: classes[0].sequences,
+                    classes,
+                    device_blocks: 256,
+                    context_tokens: 4096,
+                    work_max: policy.decode_sequences_max.unwrap_or(8),
+                    cached_blocks: 0,
+                    cost: cost.of_role(Role::Decode),
                 })
                 .collect(),
             pools: items(pools)
@@ -111,10 +113,13 @@ fn queue(request: u64, item: &str) -> PrefillQueue {
     queue
 }
 
-fn of_class_0(sequences: u16) -> [u16; CLASSES_MAX] {
-    let mut classes = [0; CLASSES_MAX];
-    classes[0] = sequences;
-    classes
+const NOBODY: [ClassLoad; CLASSES_MAX] = [ClassLoad { sequences: 0, tokens: 0, tail_tokens: 0 }; CLASSES_MAX];
+
+/// Of the default class: `sequences×tokens+tail`.
+fn held_there(item: &str) -> ClassLoad {
+    let (sequences, rest) = item.split_once('×').unwrap();
+    let (tokens, tail) = rest.split_once('+').unwrap();
+    ClassLoad { sequences: sequences.parse().unwrap(), tokens: tokens.parse().unwrap(), tail_tokens: tail.parse().unwrap() }
 }
 
 fn describe(decision: Decision) -> String {
@@ -221,9 +226,8 @@ fn a_sibling_joins_the_prefill_job_of_its_request() {
             host: &here,
             sequences: 1,
             tokens: 100,
-            tail_tokens: 0,
             decoding: 0,
-            classes: [0; CLASSES_MAX],
+            classes: &NOBODY,
             device_blocks: 256,
             context_tokens: 4096,
             work_max: 8,
@@ -325,9 +329,8 @@ fn the_random_policy_draws_from_all_prefill_workers_and_the_same_for_the_same_re
         host: &here,
         sequences: 0,
         tokens: 0,
-        tail_tokens: 0,
         decoding: 0,
-        classes: [0; CLASSES_MAX],
+        classes: &NOBODY,
         device_blocks: 256,
         context_tokens: 4096,
         work_max: 8,
