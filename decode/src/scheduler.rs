@@ -1,6 +1,6 @@
 //! Continuous batching at token granularity: which sequences hold device blocks, and what the next step computes.
 //!
-//! - **Admission.** In order ([`order`](tidemill_engine::order)): limits first, then short tails; shares between groups; no sequence starves.
+//! - **Admission.** In order ([`order`]): limits first, then short tails; shares between groups; no sequence starves.
 //!   A sequence holds device blocks for all its tokens or none. It takes what the device's prefix cache has, fetches what the pool has or
 //!   will have, and computes the rest.
 //! - **A step** has at most `step_tokens` tokens: first one for each sequence that decodes, then chunks of tails, in order, as many as fit

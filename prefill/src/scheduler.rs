@@ -6,7 +6,7 @@
 //! ```
 //!
 //! - **Matching** asks the job's home node about the blocks that are not to be read elsewhere; those that it lacks are put there.
-//! - **Order** ([`order`](tidemill_engine::order)): limits first, then short prompts; shares between groups; no job starves. It decides who
+//! - **Order** ([`order`]): limits first, then short prompts; shares between groups; no job starves. It decides who
 //!   gets device blocks and whose tokens a step computes.
 //! - **A step** is short ([`STEP_MS`]), so that a chunk of a long prompt yields to a short one that has just come. Tokens of the next jobs
 //!   fill it up.
