@@ -1,5 +1,6 @@
 //! `tidemill-bench sim`: simulated clusters. The world is `tidemill-sim`; here are files, runs side by side, and their report.
 
+pub mod calibrate;
 pub mod html;
 pub mod memory;
 pub mod plot;
@@ -24,7 +25,7 @@ use summary::Summary;
 use tidemill_sim::{
     outcome::{Answer, End},
     settings::Settings,
-    workload::{self, TraceRequest},
+    workload::{self, Ask, TraceRequest},
     world::{Run, Unwatched, World},
 };
 use timing::{DecisionCost, Timing};
@@ -47,6 +48,9 @@ pub struct SimArgs {
     /// Simulations at a time; 0: one per core.
     #[arg(long, default_value_t = 0)]
     pub threads: usize,
+    /// Send the same requests to the live cluster at this URL, simulate its engines by their own step costs, and compare.
+    #[arg(long, value_name = "URL", conflicts_with = "html")]
+    pub calibrate: Option<String>,
     /// Write all figures here too.
     #[arg(long)]
     pub json: Option<PathBuf>,
@@ -59,6 +63,11 @@ pub fn run(args: &SimArgs) -> anyhow::Result<()> {
     let text = fs::read_to_string(&args.scenario).with_context(|| format!("cannot read {}", args.scenario.display()))?;
     let scenario = Scenario::parse(&text, &args.sets).with_context(|| args.scenario.display().to_string())?;
     let bench = Bench { traces: Traces::new(&args.traces), seed: args.seed, scenario: &scenario };
+    if let Some(url) = &args.calibrate {
+        let calibration = tokio::runtime::Runtime::new()?.block_on(calibrate::run(&bench, url))?;
+        print!("{calibration}");
+        return args.json.as_deref().map_or(Ok(()), |path| write_json(path, &serde_json::to_value(&calibration)?));
+    }
     let started = Instant::now();
     // Decisions that are timed should have the machine's cache to themselves.
     let threads = if scenario.head.time_decisions { 1 } else { args.threads };
@@ -67,12 +76,16 @@ pub fn run(args: &SimArgs) -> anyhow::Result<()> {
     let report = Report { head: scenario.head.clone(), rows, wall_s: started.elapsed().as_secs_f64() };
     println!("{}", report.text());
     if let Some(path) = &args.json {
-        fs::write(path, format!("{:#}\n", report.json())).with_context(|| format!("cannot write {}", path.display()))?;
+        write_json(path, &report.json())?;
     }
     if let Some(path) = &args.html {
         fs::write(path, html::page(&report)).with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(())
+}
+
+fn write_json(path: &Path, value: &serde_json::Value) -> anyhow::Result<()> {
+    fs::write(path, format!("{value:#}\n")).with_context(|| format!("cannot write {}", path.display()))
 }
 
 struct Bench<'a> {
@@ -156,10 +169,14 @@ impl Bench<'_> {
     }
 
     fn world(&self, settings: &Settings, seed: u64) -> anyhow::Result<World> {
+        Ok(World::new(settings, self.asks(settings, seed)?, seed)?)
+    }
+
+    fn asks(&self, settings: &Settings, seed: u64) -> anyhow::Result<Vec<Ask>> {
         let trace = settings.workload.trace.as_deref().map(|name| self.traces.read(name)).transpose()?;
         let asks = workload::draw(&settings.workload, trace.as_deref().map(Vec::as_slice), seed)?;
         ensure!(!asks.is_empty(), "the workload has no requests");
-        Ok(World::new(settings, asks, seed)?)
+        Ok(asks)
     }
 
     /// The highest value at which enough requests are good, by bisection. 0: even the lowest is too high.

@@ -7,7 +7,7 @@ pub mod error;
 mod step;
 
 pub use error::Errors;
-pub use step::StepCost;
+pub use step::{StepCoefficients, StepCost};
 
 use crate::class::{CLASSES_MAX, ClassId};
 use std::collections::HashMap;

@@ -1,6 +1,6 @@
 //! The cluster as people and dashboards see it: `/cluster`, `/ready` and the workers' part of `/metrics`.
 
-use crate::{Cluster, decisions::DecisionView, membership::Member};
+use crate::{Cluster, cost::StepCoefficients, decisions::DecisionView, membership::Member};
 use serde::Serialize;
 use std::time::Duration;
 use tidemill_proto::{
@@ -59,6 +59,9 @@ pub struct MemberView {
     /// Engines: how far predictions of its steps were off, as a share of the time that they took.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prediction_error: Option<PredictionError>,
+    /// and what is believed of them now.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub step_cost: Option<StepCoefficients>,
     /// Blocks that the prefix index knows there: a pool node's, or those on an engine's own device.
     pub indexed_blocks: usize,
     /// Pool nodes: where their clients connect.
@@ -103,6 +106,7 @@ impl Cluster {
             seconds_since_heartbeat: now.saturating_sub(load.heard).as_secs_f64(),
             assigned: load.decode.sequences as usize + load.prefill.len(),
             report,
+            step_cost: self.cost.step_errors(epoch).map(|_| self.cost.steps(epoch, member.role()).coefficients()),
             prediction_error: self
                 .cost
                 .step_errors(epoch)

@@ -4,7 +4,7 @@
 
 use eventsource_stream::Eventsource;
 use futures_util::{Stream, StreamExt};
-use serde::Deserialize;
+use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 use std::{collections::BTreeMap, time::Duration};
 use tokio::time::timeout;
@@ -125,6 +125,13 @@ impl Client {
         let response = self.accepted(request).await?;
         let models: Models = response.json().await.map_err(|e| ClientError::Malformed(in_full(&e)))?;
         Ok(models.data.into_iter().map(|model| model.id).collect())
+    }
+
+    /// What a Tidemill coordinator shows at `/cluster`, beside `/v1`.
+    pub async fn cluster<T: DeserializeOwned>(&self) -> Result<T, ClientError> {
+        let url = format!("{}/cluster", self.base.trim_end_matches("/v1"));
+        let response = self.accepted(self.http.get(url).timeout(MODELS_TIMEOUT)).await?;
+        response.json().await.map_err(|e| ClientError::Malformed(in_full(&e)))
     }
 
     /// Posts `body` (which asks for a stream) to `path`, such as `/completions`. The stream ends after the server's

@@ -8,8 +8,9 @@
 //! each sequence's K and V. The communication of tensor parallelism is part of the efficiency and the overhead.
 
 use crate::random::Random;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use std::time::Duration;
+pub use tidemill_cluster::cost::StepCoefficients;
 use tidemill_engine::job::ScheduledChunk;
 use tidemill_proto::{block::BLOCK_TOKENS, message::StepSample};
 
@@ -106,7 +107,7 @@ pub struct Device {
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Speed {
     Roofline(Roofline),
-    Measured(Measured),
+    Measured(StepCoefficients),
 }
 
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -116,17 +117,6 @@ pub struct Roofline {
     pub flops_per_s: f64,
     pub bytes_per_s: f64,
     pub overhead: Duration,
-}
-
-/// Milliseconds of a step, linear in its sums, as fitted to a device's own steps.
-#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Measured {
-    pub step_ms: f64,
-    pub prefill_token_ms: f64,
-    pub prefill_context_ms: f64,
-    pub decode_row_ms: f64,
-    pub decode_context_ms: f64,
 }
 
 impl Shape {
@@ -200,7 +190,10 @@ impl Speed {
     pub fn step(&self, work: &Work) -> Duration {
         match self {
             Speed::Roofline(roofline) => roofline.step(work),
-            Speed::Measured(measured) => measured.step(work),
+            Speed::Measured(measured) => {
+                let ms = measured.predict_ms(&work.sample(Duration::ZERO));
+                Duration::from_secs_f64(ms.max(0.0) / 1e3)
+            }
         }
     }
 }
@@ -214,20 +207,6 @@ impl Roofline {
         let head = if work.logit_rows > 0 { shape.head_weights() } else { 0.0 };
         let bytes = 2.0 * (shape.body_weights() + head) + (shape.kv_token_bytes() * work.kv_tokens) as f64;
         Duration::from_secs_f64((flops / self.flops_per_s).max(bytes / self.bytes_per_s)) + self.overhead
-    }
-}
-
-impl Measured {
-    fn step(&self, work: &Work) -> Duration {
-        let terms = [
-            (self.step_ms, 1.0),
-            (self.prefill_token_ms, work.prefill_tokens as f64),
-            (self.prefill_context_ms, work.prefill_context as f64),
-            (self.decode_row_ms, work.decode_rows as f64),
-            (self.decode_context_ms, work.decode_context as f64),
-        ];
-        let ms: f64 = terms.iter().map(|(cost, amount)| cost * amount).sum();
-        Duration::from_secs_f64(ms.max(0.0) / 1e3)
     }
 }
 

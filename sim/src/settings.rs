@@ -1,6 +1,6 @@
 //! What is simulated, as a scenario file says it. Every key has a default but those that make no sense without a choice.
 
-use crate::hardware::{Gpu, Measured, Shape};
+use crate::hardware::{Gpu, Shape, StepCoefficients};
 use serde::{Deserialize, Serialize};
 use tidemill_cluster::class;
 
@@ -58,8 +58,8 @@ pub struct ClusterShape {
     /// Blocks on their way into the pool from one worker.
     pub putting_max: usize,
     /// In place of the roofline: measured coefficients.
-    pub measured_prefill: Option<Measured>,
-    pub measured_decode: Option<Measured>,
+    pub measured_prefill: Option<StepCoefficients>,
+    pub measured_decode: Option<StepCoefficients>,
     /// Device blocks of each engine, in place of what is left of its memory.
     pub device_blocks: Option<u32>,
     /// Instances of another kind, besides.

@@ -6,6 +6,7 @@
 //! Uncertainty never grows beyond the prior: long runs of similar steps say little about some terms, whose variance would
 //! otherwise grow without bound.
 
+use serde::{Deserialize, Serialize};
 use tidemill_proto::message::StepSample;
 
 const TERMS: usize = 5;
@@ -30,6 +31,27 @@ pub struct StepCost {
     start: [f64; TERMS],
     /// Inverse of their covariance. Never less than at the start.
     information: [[f64; TERMS]; TERMS],
+}
+
+/// Milliseconds of a step, linear in its sums: what has been learnt, for others to use.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StepCoefficients {
+    pub step_ms: f64,
+    pub prefill_token_ms: f64,
+    pub prefill_context_ms: f64,
+    pub decode_row_ms: f64,
+    pub decode_context_ms: f64,
+}
+
+impl StepCoefficients {
+    pub fn predict_ms(&self, step: &StepSample) -> f64 {
+        self.step_ms
+            + self.prefill_token_ms * f64::from(step.prefill_tokens)
+            + self.prefill_context_ms * step.prefill_context as f64
+            + self.decode_row_ms * f64::from(step.decode_rows)
+            + self.decode_context_ms * step.decode_context as f64
+    }
 }
 
 impl Default for StepCost {
@@ -101,6 +123,13 @@ impl StepCost {
     /// Negative coefficients come from noise, and count as zero.
     fn predict(&self, terms: &[f64; TERMS]) -> f64 {
         self.coefficients.iter().zip(terms).map(|(c, t)| c.max(0.0) * t).sum()
+    }
+
+    /// What it predicts with.
+    pub fn coefficients(&self) -> StepCoefficients {
+        let [step_ms, prefill_token_ms, prefill_context_ms, decode_row_ms, decode_context_ms] =
+            std::array::from_fn(|i| self.coefficients[i].max(0.0) * SCALE[i]);
+        StepCoefficients { step_ms, prefill_token_ms, prefill_context_ms, decode_row_ms, decode_context_ms }
     }
 
     /// Panics if it has learnt something that is no number, or knows less than at the start. Tests call it after every step.
@@ -177,6 +206,8 @@ mod tests {
             let guess = cost.prefill_ms(new.into(), cached);
             assert!((guess / truth - 1.0).abs() < 0.1, "{new} after {cached}: {guess} for {truth}");
         }
+        let step = machine(300, 70, 5, 4000);
+        assert!((cost.coefficients().predict_ms(&step) / cost.predict_step(&step) - 1.0).abs() < 1e-9, "coefficients say the same");
         let truth = f64::from(machine(0, 0, 12, 6000).ms);
         assert!((cost.step_ms(12, 6000) / truth - 1.0).abs() < 0.1, "{} for {truth}", cost.step_ms(12, 6000));
     }
