@@ -87,6 +87,7 @@ impl Coordinator {
             classes: settings.cluster.classes,
             aliases: settings.aliases,
             store,
+            safety: settings.safety,
             request_timeout: settings.request_timeout,
             body_bytes_max: settings.body_bytes_max,
         };

@@ -1,17 +1,23 @@
 //! The coordinator's knobs, each stated once: flags and TOML keys are one struct, checked into [`Settings`].
 
 use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
-use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 use tidemill_cluster::{
     ClusterSettings,
     admission::AdmissionPolicy,
     class::{Class, Classes, OnMiss},
     schedule::{Policy, PolicyName},
 };
-use tidemill_gateway::store;
+use tidemill_gateway::{safety::Safety, store};
 use tidemill_net::{
     config::{ConfigError, invalid, parse_bytes, required},
     uplink::HEARTBEAT_DEAD,
+};
+use tidemill_safety::{
+    category::{Category, Threshold, Thresholds, Unknown},
+    classifier::Classifier,
+    guard::{Guard, built_in_classifier},
+    patterns::Patterns,
 };
 
 /// The cluster's front door and scheduler.
@@ -94,6 +100,9 @@ pub struct Flags {
     #[arg(skip)]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub class: Vec<ClassFlags>,
+    /// Check prompts and answers for harm; a section `[safety]` of the config file says how
+    #[arg(long, value_name = "on|off", num_args = 0..=1, default_missing_value = "on", value_parser = parse_safety)]
+    pub safety: Option<SafetyFlags>,
     /// At the end, running requests get this many seconds to finish [default: 30]
     #[arg(long, value_name = "S")]
     pub drain_s: Option<u64>,
@@ -141,6 +150,70 @@ impl ClassFlags {
             on_miss,
         })
     }
+}
+
+/// Safety checks.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SafetyFlags {
+    /// `false`: no checks [default: true]
+    pub enabled: Option<bool>,
+    /// Files with further patterns
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_several")]
+    pub patterns: Vec<String>,
+    /// `built-in`, `none`, or a file that `tidemill safety train` wrote [default: built-in]
+    pub classifier: Option<String>,
+    /// Thresholds of prompts by category, such as dangerous = "BLOCK_MEDIUM_AND_ABOVE" [default: BLOCK_HIGH_AND_ABOVE]
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub input: BTreeMap<String, String>,
+    /// Thresholds of answers [default: BLOCK_MEDIUM_AND_ABOVE]
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub output: BTreeMap<String, String>,
+}
+
+fn parse_safety(text: &str) -> Result<SafetyFlags, String> {
+    match text {
+        "on" | "true" => Ok(SafetyFlags::default()),
+        "off" | "false" => Ok(SafetyFlags { enabled: Some(false), ..SafetyFlags::default() }),
+        _ => Err("must be on or off".into()),
+    }
+}
+
+impl SafetyFlags {
+    /// `None`: switched off.
+    fn check(self) -> Result<Option<Safety>, ConfigError> {
+        if self.enabled == Some(false) {
+            return Ok(None);
+        }
+        let read = |key: &'static str, path: &str| std::fs::read_to_string(path).map_err(|error| invalid(key, path, error.to_string()));
+        let lists = self.patterns.iter().map(|path| read("safety.patterns", path)).collect::<Result<Vec<_>, _>>()?;
+        let patterns = Patterns::with(&lists).map_err(|error| invalid("safety.patterns", self.patterns.join(", "), error.to_string()))?;
+        let classifier = match self.classifier.as_deref() {
+            None | Some("built-in") => Some(built_in_classifier()),
+            Some("none") => None,
+            Some(path) => {
+                let classifier = Classifier::read(&read("safety.classifier", path)?);
+                Some(classifier.map_err(|error| invalid("safety.classifier", path, error.to_string()))?)
+            }
+        };
+        Ok(Some(Safety {
+            guard: Arc::new(Guard { patterns, classifier }),
+            input: thresholds("safety.input", Thresholds::INPUT, &self.input)?,
+            output: thresholds("safety.output", Thresholds::OUTPUT, &self.output)?,
+        }))
+    }
+}
+
+fn thresholds(key: &'static str, mut thresholds: Thresholds, given: &BTreeMap<String, String>) -> Result<Thresholds, ConfigError> {
+    for (category, threshold) in given {
+        let category: Category = category.parse().map_err(|error: Unknown| invalid(key, category, error.to_string()))?;
+        let threshold: Threshold = threshold.parse().map_err(|error: Unknown| invalid(key, threshold, error.to_string()))?;
+        if category == Category::Csam && threshold == Threshold::Off {
+            return Err(invalid(key, "csam", "cannot be switched off"));
+        }
+        thresholds.set(category, threshold);
+    }
+    Ok(thresholds)
 }
 
 /// One of the models: its directory, as a flag or a key's value; or a section of its own.
@@ -233,6 +306,8 @@ pub struct Settings {
     /// Where responses and conversations are stored; `None`: in memory.
     pub data: Option<PathBuf>,
     pub store: store::Limits,
+    /// `None`: everything may be asked and answered.
+    pub safety: Option<Safety>,
     pub cluster: ClusterSettings,
     pub request_timeout: Duration,
     pub body_bytes_max: usize,
@@ -318,6 +393,7 @@ impl Flags {
                     _ => return Err(invalid("store_bytes_max", &store_bytes, "must be at least 16MiB")),
                 },
             },
+            safety: self.safety.map_or(Ok(None), SafetyFlags::check)?,
             cluster: ClusterSettings {
                 id_base: u64::from(rand::random::<u32>()) << 32,
                 admission: AdmissionPolicy { queue_max: positive("queue_max", self.queue_max.unwrap_or(1024) as u64)? as usize },

@@ -3,6 +3,7 @@
 //! - [`client`]: a streaming client of any OpenAI-compatible endpoint (`tidemill chat` and `tidemill-bench load`)
 //! - [`chat`]: `tidemill chat`, a conversation in the terminal
 //! - [`cluster`]: `tidemill cluster`, what a running cluster does
+//! - [`safety`]: `tidemill safety`, the safety checks' classifier trained and judged
 //! - [`up`]: `tidemill up`, a whole cluster on one machine
 //! - [`processes`]: the role processes that `up` starts, watches and ends
 //! - [`demo_model`]: the checkpoint that `up` serves when it is given none
@@ -12,4 +13,5 @@ pub mod client;
 pub mod cluster;
 pub mod demo_model;
 pub mod processes;
+pub mod safety;
 pub mod up;

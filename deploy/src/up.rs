@@ -105,6 +105,9 @@ pub struct UpArgs {
     /// prefill worker (default: by predicted time)
     #[arg(long)]
     local_tail_tokens: Option<u32>,
+    /// Check prompts and answers for harm
+    #[arg(long)]
+    safety: bool,
     /// How requests are placed: goodput, least_ttft, random, load_balancing, local_cache, global_cache, colocated or disaggregated
     /// (default: goodput)
     #[arg(long)]
@@ -193,6 +196,7 @@ impl Cluster {
                 flags.extend(["--model".to_owned(), dir.display().to_string(), "--served-model-name".to_owned(), name.clone()]);
             }
             flags.extend(args.aliases.iter().flat_map(|aliases| ["--aliases".to_owned(), aliases.clone()]));
+            flags.extend(args.safety.then(|| "--safety=on".to_owned()));
             flags.extend(args.policy.iter().flat_map(|policy| ["--policy".to_owned(), policy.clone()]));
             flags.extend(args.local_tail_tokens.iter().flat_map(|tokens| ["--local-tail-tokens".to_owned(), tokens.to_string()]));
             let mut process = Process::start("tidemill-coordinator", &format!("coordinator-{n}"), &flags)?;

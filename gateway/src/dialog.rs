@@ -86,6 +86,13 @@ pub struct ReasoningWish {
     pub enable_thinking: Option<bool>,
 }
 
+impl Dialog {
+    /// What anybody but the model said: what safety checks read.
+    pub fn said_to_the_model(&self) -> impl Iterator<Item = &str> {
+        self.messages.iter().filter(|message| message.role != "assistant").filter_map(|message| message.content.as_deref())
+    }
+}
+
 /// A dialog, put to a model.
 #[derive(Debug)]
 pub struct DialogPrompt {

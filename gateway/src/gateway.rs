@@ -4,7 +4,7 @@ use crate::{
     backend::{Backend, Submission},
     dialog::{Dialog, DialogError, DialogPrompt, ToolChoice},
     http::{
-        answer::Answer,
+        answer::{Answer, Reader},
         errors::ApiError,
         parse::{self, Constrained, Options},
         responses::running::RunningResponses,
@@ -13,6 +13,7 @@ use crate::{
     },
     metrics::Objectives,
     recent::Recent,
+    safety::Safety,
     store::{Owner, Store},
     text::{
         TextModel,
@@ -59,6 +60,8 @@ pub struct GatewaySettings {
     /// Other names, each with the model that it stands for.
     pub aliases: BTreeMap<String, String>,
     pub store: Arc<dyn Store>,
+    /// `None`: everything may be asked and answered.
+    pub safety: Option<Safety>,
     /// No request lives longer.
     pub request_timeout: Duration,
     pub body_bytes_max: usize,
@@ -95,6 +98,7 @@ struct Shared {
     /// Other names, each with the model that it stands for.
     aliases: BTreeMap<String, String>,
     store: Arc<dyn Store>,
+    safety: Option<Safety>,
     running: Arc<RunningResponses>,
     created: u64,
     objectives: Arc<Objectives>,
@@ -125,6 +129,7 @@ impl Gateway {
             models,
             aliases: settings.aliases,
             store: settings.store,
+            safety: settings.safety,
             running: Arc::default(),
             created: unix_seconds(),
             objectives: Arc::new(Objectives::new(settings.classes)),
@@ -192,6 +197,17 @@ impl Gateway {
     /// Where responses and conversations are.
     pub fn store(&self) -> &dyn Store {
         &*self.shared.store
+    }
+
+    /// `None`: it is switched off.
+    pub fn safety(&self) -> Option<&Safety> {
+        self.shared.safety.as_ref()
+    }
+
+    /// Refuses a prompt's text that must not be answered.
+    pub fn check_input<'a>(&self, param: &str, texts: impl IntoIterator<Item = &'a str>, options: &Options) -> Result<(), ApiError> {
+        let Some(safety) = self.safety() else { return Ok(()) };
+        safety.check_input(texts, &options.safety).map_err(|finding| ApiError::content_filter(param, finding))
     }
 
     /// Responses that are being streamed.
@@ -305,6 +321,7 @@ impl Gateway {
     /// A dialog as a prompt; `options` learn how its answer is read. `param`: the field with its messages, for errors. Takes a
     /// while: see [`compute`](Self::compute).
     pub fn prompt(&self, param: &str, dialog: &Dialog, options: &mut Options) -> Result<Vec<Token>, ApiError> {
+        self.check_input(param, dialog.said_to_the_model(), options)?;
         let DialogPrompt { text, output } = self.render(param, dialog)?;
         options.rules.output = output;
         self.force(dialog, options)?;
@@ -424,7 +441,7 @@ impl Gateway {
             prompts,
             options,
             hidden,
-            &self.model.text,
+            &Reader { model: &self.model.text, guarded: self.safety().map(|safety| safety.guarded(&options.safety)) },
             Arc::clone(&self.shared.objectives),
             Arc::clone(&self.shared.recent),
         ))

@@ -7,7 +7,9 @@
 //! Stop strings count in what the model says, not in its thought or in a call's arguments: they would cut either where no
 //! client could use it.
 //!
-//! No clock, no HTTP: every endpoint, streamed or not, only serializes the same pieces.
+//! No clock, no HTTP: every endpoint, streamed or not, only serializes the same pieces. [`guarded`] is an inspection.
+
+pub mod guarded;
 
 use crate::text::{
     TextModel,
@@ -23,6 +25,7 @@ use std::{
     sync::Arc,
 };
 use tidemill_proto::{block::Token, sampling::TokenLogprob};
+use tidemill_safety::category::Finding;
 
 /// A client's wishes about the text of its choices.
 #[derive(Clone, Debug, Default)]
@@ -78,7 +81,7 @@ pub struct Logprob {
     pub offset: usize,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Finish {
     pub reason: FinishReason,
     pub stop_reason: Option<StopReason>,
@@ -91,14 +94,18 @@ pub enum FinishReason {
     Length,
     /// The model waits for what its calls return.
     ToolCalls,
+    /// What came next must not be said.
+    ContentFilter,
 }
 
 /// The cause of a choice's end, other than the model's end of sequence: vLLM's extension.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum StopReason {
     Token(Token),
     Text(String),
+    /// Of a [`FinishReason::ContentFilter`].
+    Violation(Finding),
 }
 
 /// How a choice's tokens ended in the cluster.

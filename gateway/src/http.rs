@@ -4,7 +4,7 @@
 //! - [`console`]: `/console`, the web page; [`watch`]: `/cluster/events`, its live data
 //! - [`endpoint`]: the generating endpoints' common part; [`chat`], [`completions`]: their wire shapes; [`openai`]: bodies
 //! - [`responses`], [`conversations`]: what is stored, and goes on by its id
-//! - [`messages`]: Anthropic's API; [`embeddings`] and [`tokenize`]: what needs no answer
+//! - [`messages`]: Anthropic's API; [`embeddings`], [`moderations`] and [`tokenize`]: what needs no answer
 //! - [`structured`]: what an answer's text must follow
 //! - [`parse`]: bodies checked; [`errors`]: OpenAI's error object
 //! - [`answer`]: a running request's events as deltas of its choices; [`sse`]: deltas as a stream
@@ -20,6 +20,7 @@ pub mod endpoint;
 pub mod errors;
 pub mod messages;
 pub mod models;
+pub mod moderations;
 pub mod openai;
 pub mod operator;
 pub mod parse;

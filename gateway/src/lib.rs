@@ -12,6 +12,7 @@
 //! - [`http`]: endpoints and their server
 //! - [`backend`]: the cluster as the gateway sees it
 //! - [`store`]: responses and conversations that clients may ask for again
+//! - [`safety`]: what may be asked and answered here
 //! - [`metrics`]: the numbers behind `/metrics`; [`recent`]: the last choices that ended
 
 pub mod dialog;
@@ -28,5 +29,7 @@ pub mod http;
 pub mod metrics;
 #[cfg(feature = "shell")]
 pub mod recent;
+#[cfg(feature = "shell")]
+pub mod safety;
 #[cfg(feature = "shell")]
 pub mod store;

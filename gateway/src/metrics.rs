@@ -51,6 +51,8 @@ fn describe() {
     describe_histogram!("tidemill_e2e_seconds", "From a request's arrival to its last token");
     describe_histogram!("tidemill_step_seconds", "One step of an engine");
     describe_histogram!("tidemill_batch_size", "Sequences that decoded a token in one step");
+    describe_counter!("tidemill_safety_blocks_total", "Prompts refused and answers cut by safety checks");
+    describe_histogram!("tidemill_safety_input_seconds", "Checking one prompt");
     describe_counter!("tidemill_requests_total", "Requests that ended, by outcome");
     describe_gauge!("tidemill_goodput_ratio", "Share of a class's finished choices that kept its limits");
     describe_counter!("tidemill_class_choices_total", "Choices by class: attained or missed its limits, or rejected");

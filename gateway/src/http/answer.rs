@@ -10,9 +10,10 @@ use super::{
 };
 use crate::{
     backend::Submission,
-    generation::{Ended, Finish, Piece, Pipeline},
+    generation::{Ended, Finish, Piece, Pipeline, guarded::Guarded},
     metrics::{self, Objectives, RequestOutcome},
     recent::{FinishedRequest, Recent},
+    safety,
     text::TextModel,
 };
 use std::{
@@ -82,19 +83,37 @@ struct Choice {
     last: Option<Instant>,
 }
 
+/// How tokens become what a client reads.
+#[derive(Debug)]
+pub struct Reader<'a> {
+    pub model: &'a TextModel,
+    /// `None`: everything may be said.
+    pub guarded: Option<Guarded>,
+}
+
+impl Reader<'_> {
+    fn pipeline(&self, prompt: &Tokens, options: &Options, choice: u32) -> Pipeline {
+        let pipeline = Pipeline::new(self.model, prompt, &options.rules, options.sampling.seed.wrapping_add(choice.into()));
+        match &self.guarded {
+            Some(guarded) => pipeline.inspected_by(Box::new(guarded.inspector())),
+            None => pipeline,
+        }
+    }
+}
+
 impl Answer {
     pub fn new(
         submission: Submission,
         prompts: &[Tokens],
         options: &Options,
         hidden: bool,
-        model: &TextModel,
+        reader: &Reader<'_>,
         objectives: Arc<Objectives>,
         recent: Arc<Recent>,
     ) -> Self {
         let choices_per_prompt = options.choices as usize;
         let choice = |(prompt, choice): (&Tokens, u32)| Choice {
-            pipeline: Pipeline::new(model, prompt, &options.rules, options.sampling.seed.wrapping_add(choice.into())),
+            pipeline: reader.pipeline(prompt, options, choice),
             closed: false,
             tokens: 0,
             first: None,
@@ -218,6 +237,7 @@ impl Answer {
                     true => Piece { finish: Some(Finish::LENGTH), ..Piece::default() },
                     false => self.choices[index].pipeline.finish(ended),
                 };
+                piece.finish.iter().for_each(safety::count_cut);
                 self.close(index, usage);
                 self.give(index, piece);
             }
@@ -247,7 +267,8 @@ impl Answer {
         self.usage.total_tokens += 1;
         let piece = state.pipeline.push(token, logprob);
         self.usage.completion_tokens_details.reasoning_tokens += piece.reasoning_tokens;
-        if piece.finish.is_some() {
+        if let Some(finish) = &piece.finish {
+            safety::count_cut(finish);
             let usage = self.submission.end_choice(prompt, choice);
             self.close(index, usage);
         }

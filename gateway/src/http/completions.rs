@@ -42,7 +42,7 @@ impl Endpoint for Completions {
         if echo && options.sampling.logprobs.is_some() && options.choices > 1 {
             return Err(ApiError::invalid("n", "`echo` with `logprobs` needs `n` = 1"));
         }
-        let prompts = tokenize(gateway, completion.prompt)?;
+        let prompts = tokenize(gateway, completion.prompt, options)?;
         if prompts.is_empty() || prompts.len() > PROMPTS_MAX {
             return Err(ApiError::invalid("prompt", format!("`prompt` must hold 1 to {PROMPTS_MAX} prompts")));
         }
@@ -135,18 +135,30 @@ impl Completions {
     }
 }
 
-fn tokenize(gateway: &Gateway, prompt: Prompt) -> Result<Vec<Vec<Token>>, ApiError> {
+fn tokenize(gateway: &Gateway, prompt: Prompt, options: &Options) -> Result<Vec<Vec<Token>>, ApiError> {
+    let tokenizer = &gateway.text().tokenizer;
     let texts = match prompt {
         Prompt::Text(text) => vec![text],
         Prompt::Texts(texts) => texts,
-        Prompt::Tokens(tokens) => return Ok(vec![tokens]),
-        Prompt::TokenLists(lists) => return Ok(lists),
+        Prompt::Tokens(tokens) => return checked(gateway, vec![tokens], options),
+        Prompt::TokenLists(lists) => return checked(gateway, lists, options),
     };
     let encode = |text: String| {
         gateway.check_text_length("prompt", &text)?;
-        gateway.text().tokenizer.encode(&text, true).map_err(|e| ApiError::invalid("prompt", e.to_string()))
+        gateway.check_input("prompt", [text.as_str()], options)?;
+        tokenizer.encode(&text, true).map_err(|e| ApiError::invalid("prompt", e.to_string()))
     };
     texts.into_iter().map(encode).collect()
+}
+
+/// Prompts of token ids say something, too.
+fn checked(gateway: &Gateway, prompts: Vec<Vec<Token>>, options: &Options) -> Result<Vec<Vec<Token>>, ApiError> {
+    if gateway.safety().is_some() {
+        for prompt in &prompts {
+            gateway.check_input("prompt", [gateway.text().tokenizer.decode(prompt, true).as_str()], options)?;
+        }
+    }
+    Ok(prompts)
 }
 
 fn push_logprob(call: &Call, logprobs: &mut CompletionLogprobs, token: Token, logprob: Option<&TokenLogprob>, offset: usize) {

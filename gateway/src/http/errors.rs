@@ -9,6 +9,7 @@ use axum::{
 use serde_json::{Value, json};
 use std::time::Duration;
 use tidemill_cluster::{Failure, Rejection};
+use tidemill_safety::category::Finding;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiError {
@@ -39,6 +40,15 @@ impl ApiError {
 
     pub fn no_images(param: &str) -> Self {
         Self::invalid(param, "image input is not supported by this model")
+    }
+
+    /// What is asked for must not be answered.
+    pub fn content_filter(param: &str, Finding { category, stage, score }: Finding) -> Self {
+        let message = format!(
+            "`{param}` was refused by this server's content policy: {category} (found by {}, score {score:.2} of 1). Please rephrase it.",
+            stage.name()
+        );
+        Self { code: Some("content_filter"), ..Self::invalid(param, message) }
     }
 
     /// The body as a whole is wrong.

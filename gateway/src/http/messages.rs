@@ -148,6 +148,7 @@ impl Message {
             Some(Finish { reason: FinishReason::ToolCalls, .. }) => ("tool_use", None),
             Some(Finish { reason: FinishReason::Stop, stop_reason: Some(StopReason::Text(text)) }) => ("stop_sequence", Some(text)),
             Some(Finish { reason: FinishReason::Stop, .. }) => ("end_turn", None),
+            Some(Finish { reason: FinishReason::ContentFilter, .. }) => ("refusal", None),
             Some(Finish { reason: FinishReason::Length, .. }) | None => ("max_tokens", None),
         }
     }

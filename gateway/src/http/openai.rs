@@ -44,6 +44,14 @@ pub struct GenerateRequest {
     pub cache_salt: Option<String>,
     /// Chooses the service class.
     pub service_tier: Option<String>,
+    /// Stricter thresholds of safety checks, as in Gemini's API.
+    pub safety_settings: Option<Vec<SafetySetting>>,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct SafetySetting {
+    pub category: String,
+    pub threshold: String,
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize)]

@@ -2,7 +2,7 @@
 
 use super::{
     errors::ApiError,
-    openai::{GenerateRequest, StopField},
+    openai::{GenerateRequest, SafetySetting, StopField},
     structured::Asked,
 };
 use crate::{
@@ -18,9 +18,10 @@ use axum::{
     http::{HeaderMap, header},
 };
 use serde::de::DeserializeOwned;
-use std::{error::Error, ops::RangeBounds, time::Instant};
+use std::{error::Error, fmt::Display, ops::RangeBounds, time::Instant};
 use tidemill_cluster::class::{ClassId, Classes};
 use tidemill_proto::{block::Token, grammar::Constraint, sampling::Sampling};
+use tidemill_safety::category::{Category, Threshold};
 
 /// Choices per prompt.
 const CHOICES_MAX: u32 = 128;
@@ -99,6 +100,8 @@ pub struct Options {
     pub class: ClassId,
     /// The class's tier, if the client asked for any.
     pub service_tier: Option<String>,
+    /// Stricter limits of the safety checks.
+    pub safety: Vec<(Category, Threshold)>,
     /// Without log-probabilities; the endpoints spell those differently.
     pub sampling: Sampling,
 }
@@ -183,9 +186,22 @@ impl Options {
             salt,
             class,
             service_tier,
+            safety: safety(request.safety_settings.unwrap_or_default())?,
             sampling,
         })
     }
+}
+
+fn safety(settings: Vec<SafetySetting>) -> Result<Vec<(Category, Threshold)>, ApiError> {
+    let setting = |(i, SafetySetting { category, threshold }): (usize, SafetySetting)| {
+        let wrong = |field: &str, error: &dyn Display| {
+            let param = format!("safety_settings[{i}].{field}");
+            ApiError::invalid(&*param, format!("`{param}`: {error}"))
+        };
+        let category = category.parse().map_err(|error| wrong("category", &error))?;
+        Ok((category, threshold.parse().map_err(|error| wrong("threshold", &error))?))
+    };
+    settings.into_iter().enumerate().map(setting).collect()
 }
 
 /// A constraint, and the field of the request that asked for it.

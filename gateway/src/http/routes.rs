@@ -1,8 +1,8 @@
 //! Routes of the front door and of the operators' port.
 
 use super::{
-    chat::Chat, completions::Completions, console, conversations, embeddings, endpoint, errors::ApiError, messages, models, operator,
-    responses, tokenize, watch,
+    chat::Chat, completions::Completions, console, conversations, embeddings, endpoint, errors::ApiError, messages, models, moderations,
+    operator, responses, tokenize, watch,
 };
 use crate::gateway::Gateway;
 use axum::{
@@ -28,6 +28,7 @@ pub fn front_door(gateway: Arc<Gateway>, operators_too: bool) -> Router {
         .route("/v1/messages", post(messages::create))
         .route("/v1/messages/count_tokens", post(messages::count_tokens))
         .route("/v1/embeddings", post(embeddings::create))
+        .route("/v1/moderations", post(moderations::create))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
         .route("/v1/models", get(models::list))

@@ -233,6 +233,7 @@ mod tests {
             seconds_since_heartbeat: 0.0,
             assigned: 0,
             report: report.clone(),
+            step_cost: None,
             prediction_error: None,
             indexed_blocks: 0,
             addr: None,

@@ -48,7 +48,8 @@ struct Recording {
 #[derive(Debug)]
 enum Ending {
     Completed,
-    OutOfTokens,
+    /// For this reason.
+    Incomplete(&'static str),
     Cancelled,
     Failed(ApiError),
 }
@@ -152,14 +153,19 @@ impl Run {
     }
 
     fn ending(&self) -> Ending {
-        if self.ended == Some(FinishReason::Length) { Ending::OutOfTokens } else { Ending::Completed }
+        match self.ended {
+            Some(FinishReason::Length) => Ending::Incomplete("max_output_tokens"),
+            Some(FinishReason::ContentFilter) => Ending::Incomplete("content_filter"),
+            _ => Ending::Completed,
+        }
     }
 
     /// Closes what is open and stores the response. The kind of the last event, the response, and an error if it failed.
     async fn finish(&mut self, ending: Ending) -> (&'static str, Value, Option<ApiError>) {
+        let incomplete = if let Ending::Incomplete(reason) = ending { Some(reason) } else { None };
         let (kind, status, error) = match ending {
             Ending::Completed => ("response.completed", "completed", None),
-            Ending::OutOfTokens => ("response.incomplete", "incomplete", None),
+            Ending::Incomplete(_) => ("response.incomplete", "incomplete", None),
             Ending::Cancelled => ("response.incomplete", "cancelled", None),
             Ending::Failed(error) => ("response.failed", "failed", Some(error)),
         };
@@ -168,7 +174,7 @@ impl Run {
         let mut response = self.record.response(status, self.output.items(), Some(usage));
         match (status, &error) {
             ("completed", _) => response["completed_at"] = unix_seconds().into(),
-            ("incomplete", _) => response["incomplete_details"] = json!({"reason": "max_output_tokens"}),
+            ("incomplete", _) => response["incomplete_details"] = json!({"reason": incomplete}),
             (_, Some(error)) => response["error"] = failure(error),
             _ => {}
         }

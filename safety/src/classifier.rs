@@ -1,0 +1,201 @@
+//! A linear classifier over hashed n-grams of a text in [normal form](crate::normal), one logistic regression per category.
+//!
+//! Features are words, pairs of neighbouring words, and four letters in a row, hashed into buckets (the "hashing trick" of Weinberger
+//! et al., ICML 2009; features and loss as in Joulin et al., "Bag of Tricks for Efficient Text Classification", 2016, without the hidden
+//! layer). A text of any length costs time in proportion to it and no memory.
+//!
+//! File format: a line `tidemill-classifier 1 <buckets>`, a line of the categories' names, a line of their biases, then a line
+//! `<bucket> <weight> …` for each bucket that has any weight.
+
+use crate::{category::Category, normal::Normal};
+use std::fmt::Write;
+
+const BUCKETS: usize = 1 << 16;
+const CATEGORIES: usize = Category::ALL.len();
+const MAGIC: &str = "tidemill-classifier 1";
+/// Passes over the examples.
+const EPOCHS: usize = 12;
+const RATE: f32 = 0.5;
+/// Pull of weights towards 0, per step.
+const DECAY: f32 = 1e-5;
+/// Weights below this are not written.
+const WEIGHT_LEAST: f32 = 1e-3;
+/// A text is classified in parts of about this many bytes, or a sentence would be lost among others, each half over the last one.
+pub const WINDOW_BYTES: usize = 320;
+
+/// One score per category, from 0 to 1.
+pub type Scores = [f32; CATEGORIES];
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Classifier {
+    /// One row per bucket.
+    weights: Vec<[f32; CATEGORIES]>,
+    bias: [f32; CATEGORIES],
+}
+
+/// A file that is no classifier.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: {reason}")]
+pub struct FormatError {
+    line: usize,
+    reason: String,
+}
+
+impl Classifier {
+    /// Learns from examples; `None`: harmless. The same examples give the same classifier.
+    pub fn train<'a>(examples: impl IntoIterator<Item = (&'a str, Option<Category>)>) -> Self {
+        let examples: Vec<_> =
+            examples.into_iter().map(|(text, label)| (buckets(Normal::of(text).bytes()), label)).filter(|(x, _)| !x.is_empty()).collect();
+        let mut classifier = Self { weights: vec![[0.0; CATEGORIES]; BUCKETS], bias: [-2.0; CATEGORIES] };
+        let mut squares = vec![[1e-6f32; CATEGORIES]; BUCKETS];
+        let mut order: Vec<usize> = (0..examples.len()).collect();
+        let mut random = 0x9e37_79b9_7f4a_7c15u64;
+        for _ in 0..EPOCHS {
+            for i in (1..order.len()).rev() {
+                random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+                order.swap(i, (random >> 33) as usize % (i + 1));
+            }
+            for &example in &order {
+                let (x, label) = &examples[example];
+                let value = 1.0 / (x.len() as f32).sqrt();
+                let scores = classifier.of_buckets(x);
+                for (category, score) in scores.into_iter().enumerate() {
+                    let wanted = if label.is_some_and(|label| label as usize == category) { 1.0 } else { 0.0 };
+                    let error = wanted - score;
+                    classifier.bias[category] += 0.01 * error;
+                    for &bucket in x {
+                        // AdaGrad (Duchi et al., JMLR 2011): rare features take larger steps.
+                        let (weight, square) = (&mut classifier.weights[bucket][category], &mut squares[bucket][category]);
+                        let gradient = error * value - DECAY * *weight;
+                        *square += gradient * gradient;
+                        *weight += RATE * gradient / square.sqrt().max(0.05);
+                    }
+                }
+            }
+        }
+        classifier
+    }
+
+    /// Of a text in normal form that fits one window.
+    pub fn score(&self, text: &[u8]) -> Scores {
+        self.of_buckets(&buckets(text))
+    }
+
+    /// Of a whole text in normal form: for each category, of the window that is worst.
+    pub fn score_windows(&self, text: &[u8]) -> Scores {
+        let mut worst = [0.0; CATEGORIES];
+        let mut start = 0;
+        loop {
+            let end = (start + WINDOW_BYTES).min(text.len());
+            for (worst, score) in worst.iter_mut().zip(self.score(&text[start..end])) {
+                *worst = score.max(*worst);
+            }
+            if end == text.len() {
+                return worst;
+            }
+            start += WINDOW_BYTES / 2;
+        }
+    }
+
+    fn of_buckets(&self, x: &[usize]) -> Scores {
+        let mut sums = [0.0f32; CATEGORIES];
+        for &bucket in x {
+            sums.iter_mut().zip(&self.weights[bucket]).for_each(|(sum, weight)| *sum += weight);
+        }
+        let value = 1.0 / (x.len().max(1) as f32).sqrt();
+        std::array::from_fn(|i| if x.is_empty() { 0.0 } else { 1.0 / (1.0 + (-(self.bias[i] + value * sums[i])).exp()) })
+    }
+
+    /// As a file.
+    pub fn write(&self) -> String {
+        let numbers = |numbers: &[f32]| numbers.iter().map(|number| format!("{number:.4}")).collect::<Vec<_>>().join(" ");
+        let mut text = format!("{MAGIC} {BUCKETS}\n{}\n{}\n", Category::ALL.map(Category::name).join(" "), numbers(&self.bias));
+        for (bucket, weights) in self.weights.iter().enumerate().filter(|(_, weights)| weights.iter().any(|w| w.abs() >= WEIGHT_LEAST)) {
+            writeln!(text, "{bucket} {}", numbers(weights)).expect("a string takes everything");
+        }
+        text
+    }
+
+    /// From a file.
+    pub fn read(text: &str) -> Result<Self, FormatError> {
+        let error = |line: usize, reason: &str| FormatError { line, reason: reason.into() };
+        let mut lines = (1..).zip(text.lines());
+        let mut head = |what: &str| lines.next().ok_or_else(|| error(1, what));
+        if head("the file is empty")?.1 != format!("{MAGIC} {BUCKETS}") {
+            return Err(error(1, "this is no classifier of this version"));
+        }
+        if head("there are no categories")?.1 != Category::ALL.map(Category::name).join(" ") {
+            return Err(error(2, "the categories are not this version's"));
+        }
+        let row = |line: usize, numbers: &str| {
+            let numbers: Option<Vec<f32>> = numbers.split(' ').map(|n| n.parse().ok().filter(|n: &f32| n.is_finite())).collect();
+            numbers.and_then(|numbers| numbers.try_into().ok()).ok_or_else(|| error(line, "there must be one number per category"))
+        };
+        let bias = row(3, head("there are no biases")?.1)?;
+        let mut weights = vec![[0.0; CATEGORIES]; BUCKETS];
+        for (line, text) in lines {
+            let (bucket, numbers) = text.split_once(' ').ok_or_else(|| error(line, "a bucket without weights"))?;
+            let slot = bucket.parse().ok().and_then(|bucket: usize| weights.get_mut(bucket));
+            *slot.ok_or_else(|| error(line, "there is no such bucket"))? = row(line, numbers)?;
+        }
+        Ok(Self { weights, bias })
+    }
+}
+
+/// The buckets of a text's features, each as often as it occurs.
+fn buckets(text: &[u8]) -> Vec<usize> {
+    let mut found = Vec::with_capacity(2 * text.len());
+    let mut last = None;
+    for word in text.split(|byte| !(byte.is_ascii_alphanumeric() || *byte >= 0x80 || *byte == b'\'')).filter(|word| !word.is_empty()) {
+        let of_word = hash(1, word);
+        found.push(of_word);
+        if let Some(last) = last.replace(of_word) {
+            found.push(last.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(17) ^ of_word);
+        }
+        found.extend(word.windows(4).map(|letters| hash(2, letters)));
+    }
+    found.into_iter().map(|hash| (hash >> 40) as usize % BUCKETS).collect()
+}
+
+/// FNV-1a, with a last mix: features are short.
+fn hash(kind: u64, bytes: &[u8]) -> u64 {
+    let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325 ^ kind, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3));
+    (hash ^ (hash >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tiny() -> Classifier {
+        let harm = ["build a bomb", "make a bomb now", "a bomb to hurt people"].map(|text| (text, Some(Category::Dangerous)));
+        let harmless = ["bake a cake", "make a cake now", "a cake to please people", "build a house"].map(|text| (text, None));
+        Classifier::train(harm.into_iter().chain(harmless))
+    }
+
+    #[test]
+    fn it_learns_what_it_is_shown() {
+        let classifier = tiny();
+        let score = |text: &str| classifier.score(text.as_bytes())[Category::Dangerous as usize];
+        assert!(score("a bomb") > 0.5 && score("a cake") < 0.2, "{} {}", score("a bomb"), score("a cake"));
+        assert_eq!(score(" .!?"), 0.0, "nothing is no harm");
+        let among = format!("{} a bomb to hurt people {}", "bake a cake. ".repeat(80), "bake a cake. ".repeat(80));
+        let windows = classifier.score_windows(among.as_bytes())[Category::Dangerous as usize];
+        assert!(windows > 1.5 * score(&among), "{windows} {}", score(&among));
+    }
+
+    #[test]
+    fn a_file_gives_it_back_and_a_wrong_one_an_error() {
+        let classifier = tiny();
+        let again = Classifier::read(&classifier.write()).unwrap();
+        let texts = ["build a bomb", "bake a cake", "hello"];
+        for (a, b) in texts.iter().flat_map(|text| classifier.score(text.as_bytes()).into_iter().zip(again.score(text.as_bytes()))) {
+            assert!((a - b).abs() < 0.01, "{a} {b}");
+        }
+        for (file, message) in [("", "line 1"), ("x", "no classifier"), (&*format!("{MAGIC} {BUCKETS}\nhate"), "line 2: the categories")] {
+            assert!(Classifier::read(file).unwrap_err().to_string().contains(message), "{file}");
+        }
+        let broken = classifier.write() + "99999999 1 2 3 4 5 6 7\n";
+        assert!(Classifier::read(&broken).unwrap_err().to_string().contains("no such bucket"));
+    }
+}

@@ -1,0 +1,21 @@
+//! What may be asked and answered: a cascade of checks over text, cheap ones first. A core: no clock, no I/O.
+//!
+//! ```text
+//!   text ──► normal form ──► patterns (exact, score 1) ──► classifier (hashed n-grams) ──► Finding, if any
+//! ```
+//!
+//! - [`category`]: kinds of harm, and from which score on each counts
+//! - [`normal`]: the form of a text that checks read: case, accents, look-alikes and invisible characters do not matter in it
+//! - [`patterns`]: lists of words and regular expressions; they also know where a match may still begin
+//! - [`classifier`]: a linear classifier over hashed n-grams, and how it is trained
+//! - [`corpus`]: examples to train it with
+//! - [`guard`]: all of it over a whole text
+//! - [`stream`]: the same over an answer while it comes: what is part of a violation is never released
+
+pub mod category;
+pub mod classifier;
+pub mod corpus;
+pub mod guard;
+pub mod normal;
+pub mod patterns;
+pub mod stream;

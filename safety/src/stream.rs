@@ -1,0 +1,175 @@
+//! The cascade over an answer while it comes. Text is released as soon as it cannot be part of a violation any more: what may be the
+//! beginning of a pattern's match is held back, and nothing else.
+
+use crate::{
+    category::{Finding, Stage, Thresholds},
+    classifier::WINDOW_BYTES,
+    guard::{Guard, worst},
+    normal::Normal,
+    patterns::{Begins, PATTERN_BYTES_MAX, places},
+};
+use std::sync::Arc;
+
+/// One text on its way to a client.
+#[derive(Debug)]
+pub struct Stream {
+    guard: Arc<Guard>,
+    thresholds: Thresholds,
+    /// Not released yet,
+    held: String,
+    /// and in normal form.
+    normal: Normal,
+    /// The end of what was released, in normal form: what the classifier reads before the next word.
+    before: Vec<u8>,
+    stopped: bool,
+}
+
+/// What may go on to the client, and what ended the text.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Released {
+    pub text: String,
+    pub violation: Option<Finding>,
+}
+
+impl Stream {
+    pub fn new(guard: Arc<Guard>, thresholds: Thresholds) -> Self {
+        Self { guard, thresholds, held: String::new(), normal: Normal::default(), before: Vec::new(), stopped: false }
+    }
+
+    /// More text. After a violation nothing is released any more.
+    pub fn push(&mut self, text: &str) -> Released {
+        self.add(text, false)
+    }
+
+    /// The text ends.
+    pub fn finish(&mut self) -> Released {
+        self.add("", true)
+    }
+
+    /// Bytes that wait.
+    pub fn held_bytes(&self) -> usize {
+        self.held.len()
+    }
+
+    fn add(&mut self, text: &str, ended: bool) -> Released {
+        if self.stopped || (text.is_empty() && !ended) {
+            return Released::default();
+        }
+        self.normal.push(text, self.held.len(), self.before.last().copied());
+        self.held += text;
+        let bytes = self.normal.bytes();
+        let behind = self.before.last().copied();
+        // Up to here, text is free to go.
+        let (mut free, mut listed) = (bytes.len(), None);
+        for place in places(bytes, behind) {
+            match self.guard.patterns.begins(bytes, place, behind, ended) {
+                Begins::Match(category) if 1.0 >= self.thresholds.of(category).score() => {
+                    listed = Some(Finding { category, stage: Stage::Patterns, score: 1.0 });
+                    free = free.min(place);
+                    break;
+                }
+                Begins::Perhaps => free = free.min(place),
+                Begins::Match(_) | Begins::Nothing => {}
+            }
+        }
+        let judged = self.judge(free);
+        let violation = judged.or(listed);
+        let free = if judged.is_some() { 0 } else { free };
+        let end = if free == bytes.len() && violation.is_none() { self.held.len() } else { self.normal.origin(free, self.held.len()) };
+        let released = self.held[..end].to_owned();
+        self.before.extend_from_slice(&bytes[..free]);
+        self.before.drain(..self.before.len().saturating_sub(WINDOW_BYTES));
+        self.held.drain(..end);
+        self.normal.forget_before(end);
+        self.stopped = violation.is_some();
+        debug_assert!(self.normal.bytes().len() <= PATTERN_BYTES_MAX + text.len(), "no pattern is longer");
+        Released { text: released, violation }
+    }
+
+    /// The classifier's opinion of what would be released, together with what came before.
+    fn judge(&self, free: usize) -> Option<Finding> {
+        let classifier = self.guard.classifier.as_ref().filter(|_| free > 0)?;
+        let text: Vec<u8> = self.before.iter().chain(&self.normal.bytes()[..free]).copied().collect();
+        worst(&classifier.score_windows(&text), &self.thresholds)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        category::{Category, Threshold},
+        patterns::Patterns,
+    };
+    use proptest::prelude::*;
+
+    fn guard() -> Arc<Guard> {
+        Arc::new(Guard { patterns: Patterns::new(&["[dangerous]\npipe bomb\nre: a .{0,9} trap"]).unwrap(), classifier: None })
+    }
+
+    fn stream() -> Stream {
+        Stream::new(guard(), Thresholds::OUTPUT)
+    }
+
+    #[test]
+    fn only_what_may_become_a_match_is_held_back() {
+        let mut stream = stream();
+        let mut push = |text: &str| stream.push(text).text;
+        assert_eq!(push("Hello "), "Hello ");
+        assert_eq!([push("the pi"), push("pe"), push("r plays")], ["the ", "", "piper plays"]);
+        assert_eq!([push(" a Pipe"), push(" bom"), push("bast.")], [" ", "", "a Pipe bombast."]);
+        assert_eq!(stream.held_bytes(), 0);
+    }
+
+    #[test]
+    fn nothing_of_a_violation_and_nothing_after_it_is_released() {
+        let mut stream = stream();
+        let pieces = ["This is a P", "ipe\u{200b} ", " B", "o", "mb", ", see"].map(|piece| stream.push(piece));
+        let text: String = pieces.iter().map(|piece| piece.text.as_str()).collect();
+        // `a … trap` could begin at the article, too.
+        assert_eq!(text, "This is a ");
+        let found = pieces.iter().find_map(|piece| piece.violation).unwrap();
+        assert_eq!((found.category, found.stage), (Category::Dangerous, Stage::Patterns));
+        assert_eq!([stream.push("more"), stream.finish()], [Released::default(), Released::default()]);
+    }
+
+    #[test]
+    fn a_match_may_end_with_the_text_and_a_category_may_be_allowed() {
+        let mut at_end = stream();
+        assert_eq!((at_end.push("pipe bomb").text.as_str(), at_end.finish().violation.is_some()), ("", true));
+        let mut thresholds = Thresholds::OUTPUT;
+        thresholds.set(Category::Dangerous, Threshold::Off);
+        let mut allowed = Stream::new(guard(), thresholds);
+        let text = allowed.push("pipe bomb!").text + &allowed.finish().text;
+        assert_eq!(text, "pipe bomb!");
+    }
+
+    proptest! {
+        /// However a text is cut, the same is released of it: all of it, or what comes before the first violation.
+        #[test]
+        fn pieces_do_not_matter(words in prop::collection::vec(0usize..9, 0..12), cuts in prop::collection::vec(1usize..7, 0..40)) {
+            let list = ["pipe", "bomb", " ", "a ", "é", " trap", "日", "pip", "e bomb "];
+            let text: String = words.into_iter().map(|word| list[word]).collect();
+            let characters: Vec<char> = text.chars().collect();
+            let (mut cut, mut rest) = (stream(), &characters[..]);
+            let (mut released, mut violation) = (String::new(), None);
+            let mut cuts = cuts.into_iter().cycle();
+            while !rest.is_empty() {
+                let (piece, after) = rest.split_at(cuts.next().unwrap_or(1).min(rest.len()));
+                let out = cut.push(&piece.iter().collect::<String>());
+                released += &out.text;
+                violation = violation.or(out.violation);
+                rest = after;
+            }
+            let out = cut.finish();
+            released += &out.text;
+            violation = violation.or(out.violation);
+
+            let whole = guard().check(&text, &Thresholds::OUTPUT);
+            prop_assert_eq!(violation.is_some(), whole.is_some(), "{:?}", text);
+            prop_assert!(text.starts_with(&released));
+            prop_assert!(whole.is_some() || released == text);
+            prop_assert!(guard().check(&released, &Thresholds::OUTPUT).is_none(), "{:?} of {:?}", released, text);
+        }
+    }
+}
