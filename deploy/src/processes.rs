@@ -1,11 +1,21 @@
-//! Child processes of `tidemill up`: started from this binary's directory, ended by pid, never left behind.
+//! Child processes of `tidemill up`: started from this binary's directory, started again when they crash, ended by pid, never left
+//! behind.
+
+mod restarts;
 
 use anyhow::{Context, bail};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use std::{os::unix::process::ExitStatusExt, path::PathBuf, process::Stdio, time::Duration};
+use restarts::{Restarts, WINDOW};
+
+use std::{
+    os::unix::process::ExitStatusExt,
+    path::PathBuf,
+    process::{ExitStatus, Stdio},
+    time::{Duration, Instant},
+};
 use tokio::{
     io::{AsyncBufReadExt, BufReader, Lines},
     process::{Child, ChildStdout, Command},
@@ -16,21 +26,73 @@ use tokio::{
 #[derive(Debug)]
 pub struct Process {
     pub name: String,
+    program: String,
+    /// What it is started with, should it be started again.
+    pub args: Vec<String>,
     child: Child,
     stdout: Lines<BufReader<ChildStdout>>,
+    restarts: Restarts,
+    /// It crashed, and is started again then.
+    due: Option<Instant>,
+}
+
+/// What [`Process::tend`] found.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Tended {
+    /// It runs, or will again.
+    Alive,
+    /// It has ended for good, and how.
+    Ended(String),
 }
 
 impl Process {
     /// Starts `program` from this binary's directory. Its own process group keeps Ctrl-C away from it, so that we decide the order of
     /// draining. Its stdin is a pipe that closes when we end, however that happens.
     pub fn start(program: &str, name: &str, args: &[String]) -> anyhow::Result<Self> {
-        let path = beside_this_binary(program)?;
-        let mut command = Command::new(&path);
-        command.args(args).args(["--name", name, "--exit-with-parent", "true"]);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0).kill_on_drop(true);
-        let mut child = command.spawn().with_context(|| format!("cannot start {}", path.display()))?;
-        let stdout = child.stdout.take().expect("stdout is piped");
-        Ok(Self { name: name.to_owned(), child, stdout: BufReader::new(stdout).lines() })
+        let (child, stdout) = spawn(program, name, args)?;
+        let (program, name, args) = (program.to_owned(), name.to_owned(), args.to_vec());
+        Ok(Self { name, program, args, child, stdout, restarts: Restarts::new(0), due: None })
+    }
+
+    /// The same, to be started again after up to so many crashes in a row.
+    pub fn restarted(self, max: u32) -> Self {
+        Self { restarts: Restarts::new(max), ..self }
+    }
+
+    /// Starts it again if it has crashed, after a wait that grows. An end in good order is an end.
+    pub fn tend(&mut self, now: Instant) -> Tended {
+        if let Some(due) = self.due {
+            if now >= due {
+                match spawn(&self.program, &self.name, &self.args) {
+                    Ok((child, stdout)) => (self.child, self.stdout, self.due) = (child, stdout, None),
+                    Err(error) => return self.crashed(now, &format!("{error:#}")),
+                }
+            }
+            return Tended::Alive;
+        }
+        match self.status() {
+            None => Tended::Alive,
+            Some(status) if status.success() => Tended::Ended(format!("{} ended: {status}", self.name)),
+            Some(status) => self.crashed(now, &status.to_string()),
+        }
+    }
+
+    fn crashed(&mut self, now: Instant, how: &str) -> Tended {
+        let Self { name, restarts, .. } = self;
+        match restarts.crashed(now) {
+            Some(wait) => {
+                let (count, max) = (restarts.count(), restarts.max());
+                eprintln!("tidemill: {name} ended: {how}; starting it again in {wait:?} ({count} of {max} within {WINDOW:?})");
+                self.due = Some(now + wait);
+                Tended::Alive
+            }
+            None if restarts.max() == 0 => Tended::Ended(format!("{name} ended: {how}")),
+            None => Tended::Ended(format!("{name} ended: {how}; it keeps failing and is not started again")),
+        }
+    }
+
+    fn status(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().ok().flatten()
     }
 
     /// The next line that the process prints on stdout.
@@ -49,7 +111,7 @@ impl Process {
 
     /// How the process ended, if it has.
     pub fn ended(&mut self) -> Option<String> {
-        self.child.try_wait().ok().flatten().map(|status| status.to_string())
+        self.status().map(|status| status.to_string())
     }
 
     /// Asks the process to drain and end.
@@ -61,6 +123,10 @@ impl Process {
 
     /// Waits for the process to end, and kills it after `within`. Returns whether it ended well.
     pub async fn wait(mut self, within: Duration) -> bool {
+        if self.due.is_some() {
+            // It crashed, which was said, and nothing of it runs.
+            return true;
+        }
         match timeout(within, self.child.wait()).await {
             // SIGTERM may arrive before the process handles it. It then ends at once, which is fine.
             Ok(status) => status.is_ok_and(|s| s.success() || s.signal() == Some(Signal::SIGTERM as i32)),
@@ -71,6 +137,16 @@ impl Process {
             }
         }
     }
+}
+
+fn spawn(program: &str, name: &str, args: &[String]) -> anyhow::Result<(Child, Lines<BufReader<ChildStdout>>)> {
+    let path = beside_this_binary(program)?;
+    let mut command = Command::new(&path);
+    command.args(args).args(["--name", name, "--exit-with-parent", "true"]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0).kill_on_drop(true);
+    let mut child = command.spawn().with_context(|| format!("cannot start {}", path.display()))?;
+    let stdout = child.stdout.take().expect("stdout is piped");
+    Ok((child, BufReader::new(stdout).lines()))
 }
 
 fn beside_this_binary(program: &str) -> anyhow::Result<PathBuf> {

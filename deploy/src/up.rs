@@ -1,6 +1,9 @@
 //! `tidemill up`: a whole cluster on one machine, as real processes connected over loopback.
 
-use crate::{demo_model, processes::Process};
+use crate::{
+    demo_model,
+    processes::{Process, Tended},
+};
 use anyhow::{Context, bail};
 use futures_util::future::join_all;
 use std::{
@@ -108,6 +111,9 @@ pub struct UpArgs {
     /// Check prompts and answers for harm
     #[arg(long)]
     safety: bool,
+    /// Start a process that crashes again, up to this many times within five minutes; 0: never
+    #[arg(long, default_value_t = 5, overrides_with = "restarts")]
+    restarts: u32,
     /// How requests are placed: goodput, least_ttft, random, load_balancing, local_cache, global_cache, colocated or disaggregated
     /// (default: goodput)
     #[arg(long)]
@@ -141,7 +147,7 @@ pub async fn up(args: UpArgs) -> anyhow::Result<()> {
             Ok(()) => {
                 tokio::select! {
                     () = &mut signalled => Ok(()),
-                    reason = cluster.broken() => Err(anyhow::anyhow!(reason)),
+                    reason = cluster.supervise() => Err(anyhow::anyhow!(reason)),
                 }
             }
             Err(error) => Err(error),
@@ -199,7 +205,7 @@ impl Cluster {
             flags.extend(args.safety.then(|| "--safety=on".to_owned()));
             flags.extend(args.policy.iter().flat_map(|policy| ["--policy".to_owned(), policy.clone()]));
             flags.extend(args.local_tail_tokens.iter().flat_map(|tokens| ["--local-tail-tokens".to_owned(), tokens.to_string()]));
-            let mut process = Process::start("tidemill-coordinator", &format!("coordinator-{n}"), &flags)?;
+            let mut process = Process::start("tidemill-coordinator", &format!("coordinator-{n}"), &flags)?.restarted(args.restarts);
             let line = process.line(Duration::from_secs(30)).await;
             self.coordinators.push(process);
             let line = line?;
@@ -207,6 +213,12 @@ impl Cluster {
                 .strip_prefix("listening http://")
                 .and_then(|rest| rest.split_once(" quic://"))
                 .with_context(|| format!("coordinator-{n} printed `{line}`"))?;
+            // Should it be started again, clients and workers look for it where it was.
+            if let Some(process) = self.coordinators.last_mut() {
+                let place = process.args.iter().position(|flag| flag == "--http").map(|flag| flag + 1);
+                place.into_iter().for_each(|place| process.args[place] = http.to_owned());
+                process.args.extend(["--listen".to_owned(), links.to_owned()]);
+            }
             front_doors.push(http.to_owned());
             quic.push(links.to_owned());
         }
@@ -225,7 +237,7 @@ impl Cluster {
                     ("--lease-ms", args.pool_lease_ms.to_string()),
                     ("--put-deadline-ms", args.pool_put_deadline_ms.to_string()),
                 ]);
-                self.start_worker("kvpool", n, args.hosts, &flags)?;
+                self.start_worker("kvpool", n, args, &flags)?;
             }
             let engine = of_model(&[
                 ("--model", dir.display().to_string()),
@@ -248,11 +260,11 @@ impl Cluster {
             let given = if_given.into_iter().filter_map(|(flag, value)| Some([flag.to_owned(), value?])).flatten();
             let engine: Vec<String> = engine.into_iter().chain(given).collect();
             for n in numbered(args.prefill) {
-                self.start_worker("prefill", n, args.hosts, &[&engine[..], &prefill_shares[n]].concat())?;
+                self.start_worker("prefill", n, args, &[&engine[..], &prefill_shares[n]].concat())?;
             }
             let decode = [engine, vec!["--sequences-max".to_owned(), args.sequences_max.to_string()]].concat();
             for n in numbered(args.decode) {
-                self.start_worker("decode", n, args.hosts, &[&decode[..], &decode_shares[n]].concat())?;
+                self.start_worker("decode", n, args, &[&decode[..], &decode_shares[n]].concat())?;
             }
         }
         for http in &front_doors {
@@ -264,9 +276,10 @@ impl Cluster {
     }
 
     /// Starts the `n`th worker of a role. Workers go round the hosts.
-    fn start_worker(&mut self, role: &str, n: usize, hosts: usize, flags: &[String]) -> anyhow::Result<()> {
-        let host = if hosts > 1 { vec!["--host".to_owned(), format!("host-{}", n % hosts)] } else { Vec::new() };
-        self.workers.push(Process::start(&format!("tidemill-{role}"), &format!("{role}-{n}"), &[flags, &host].concat())?);
+    fn start_worker(&mut self, role: &str, n: usize, args: &UpArgs, flags: &[String]) -> anyhow::Result<()> {
+        let host = if args.hosts > 1 { vec!["--host".to_owned(), format!("host-{}", n % args.hosts)] } else { Vec::new() };
+        let (program, name) = (format!("tidemill-{role}"), format!("{role}-{n}"));
+        self.workers.push(Process::start(&program, &name, &[flags, &host].concat())?.restarted(args.restarts));
         Ok(())
     }
 
@@ -290,17 +303,24 @@ impl Cluster {
         }
     }
 
-    /// Resolves with the reason when the cluster can no longer serve. The loss of one worker is only reported.
-    async fn broken(&mut self) -> String {
+    /// Starts crashed processes again. Resolves with the reason when the cluster can no longer serve. The loss of one worker is only
+    /// reported.
+    async fn supervise(&mut self) -> String {
         loop {
-            tokio::time::sleep(Duration::from_millis(500)).await;
-            if let Some(ended) = first_ended(&mut self.coordinators) {
-                return ended;
+            tokio::time::sleep(TEND_EVERY).await;
+            let now = Instant::now();
+            for coordinator in &mut self.coordinators {
+                if let Tended::Ended(how) = coordinator.tend(now) {
+                    return how;
+                }
             }
-            if let Some(ended) = first_ended(&mut self.workers) {
-                eprintln!("tidemill: {ended}; the cluster goes on without it");
-                self.workers.retain_mut(|process| process.ended().is_none());
-            }
+            self.workers.retain_mut(|worker| match worker.tend(now) {
+                Tended::Alive => true,
+                Tended::Ended(how) => {
+                    eprintln!("tidemill: {how}; the cluster goes on without it");
+                    false
+                }
+            });
             if self.workers.is_empty() {
                 return "no worker is left".into();
             }
@@ -349,6 +369,8 @@ async fn members(client: &reqwest::Client, url: &str) -> Option<usize> {
     Some(answer.members.len())
 }
 
+/// Between looks whether all processes live.
+const TEND_EVERY: Duration = Duration::from_millis(100);
 /// A coordinator gives running requests 30 s to finish and then needs a moment to end.
 const COORDINATOR_END: Duration = Duration::from_secs(40);
 /// A worker has nothing to finish when its coordinators have ended.

@@ -155,6 +155,49 @@ async fn nothing_is_left_behind() {
     assert_eq!(shm(), before, "shared memory is left");
 }
 
+/// The process that `tidemill up` has started from this program.
+fn child_of(up: u32, program: &str) -> Option<u32> {
+    let of = |pid: u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let parent: u32 = stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()?;
+        let command = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
+        (parent == up && command.split('\0').next()?.ends_with(program)).then_some(pid)
+    };
+    std::fs::read_dir("/proc").expect("Linux").filter_map(|entry| of(entry.ok()?.file_name().to_str()?.parse().ok()?)).next()
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_crashes_is_started_again() {
+    let cluster = Cluster::start(&["--restarts", "3"]);
+    let case = long_case(9, 200, 40);
+    let reference = complete(&cluster, &case).await;
+    for role in ["decode", "prefill", "kvpool"] {
+        let pid = cluster.pids(role).await[0];
+        crash(pid);
+        let again = |c: &Value| {
+            let members = c["members"].as_array().expect("members");
+            members.iter().any(|m| m["role"] == role && m["pid"] != pid) && members.iter().all(|m| m["pid"] != pid)
+        };
+        cluster.until("another process in its place", again).await;
+        assert_eq!(complete(&cluster, &case).await.tokens, reference.tokens, "after the crash of {role}");
+    }
+
+    // Clients and workers find a coordinator where it was.
+    let pid = child_of(cluster.up_pid(), "tidemill-coordinator").expect("a coordinator");
+    crash(pid);
+    let back = async {
+        let again = || child_of(cluster.up_pid(), "tidemill-coordinator").is_some_and(|other| other != pid);
+        while !again() || !reqwest::get(cluster.url.replace("/v1", "/ready")).await.is_ok_and(|answer| answer.status().is_success()) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        cluster.until("all workers", |c| c["members"].as_array().is_some_and(|members| members.len() == 3)).await;
+    };
+    tokio::time::timeout(Duration::from_secs(60), back).await.expect("the coordinator is back");
+    assert_eq!(complete(&cluster, &case).await.tokens, reference.tokens, "after the crash of the coordinator");
+    cluster.stop();
+}
+
 #[test]
 fn a_model_that_cannot_be_served_is_named() {
     let dir = tempfile::tempdir().expect("a directory");

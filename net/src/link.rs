@@ -1,12 +1,15 @@
 //! QUIC endpoints with mTLS, and streams that carry frames.
 //!
+//! - `liveness`: a TCP connection beside each link, which ends at once with the peer's process
 //! - `socket`: the UDP socket, with buffers sized for bulk data and sends sized for the kernel
 //! - `tuning`: windows, datagram sizes and other settings of every connection
 
+mod liveness;
 mod socket;
 mod tuning;
 
 use crate::identity::{Identity, IdentityError, SERVER_NAME};
+use liveness::Liveness;
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use serde::{Serialize, de::DeserializeOwned};
 use socket::BulkSocket;
@@ -19,6 +22,8 @@ use tuning::DATAGRAM_BYTES_MAX;
 pub const IDLE_MAX: Duration = Duration::from_secs(5);
 /// Handshakes at a time; further peers wait.
 const HANDSHAKES_MAX: usize = 64;
+/// Ports to try for one that is free for UDP and TCP.
+const PORTS_TRIED: u32 = 8;
 /// Deadline for connecting and for opening a stream.
 pub const CONNECT_MAX: Duration = Duration::from_secs(5);
 
@@ -38,12 +43,16 @@ pub enum LinkError {
 
 /// A bound UDP socket that connects and, unless bound as a client, accepts. Clones share it.
 #[derive(Clone, Debug)]
-pub struct Endpoint(quinn::Endpoint);
+pub struct Endpoint {
+    quic: quinn::Endpoint,
+    /// Of an accepting endpoint, unless its TCP port was taken.
+    liveness: Option<Arc<Liveness>>,
+}
 
 /// Accepts peers at an endpoint. Handshakes run concurrently, so a peer that dies during its handshake delays no other.
 #[derive(Debug)]
 pub struct Listener {
-    endpoint: quinn::Endpoint,
+    endpoint: Endpoint,
     handshakes: JoinSet<Option<Connection>>,
 }
 
@@ -52,8 +61,8 @@ impl Listener {
     pub async fn accept(&mut self) -> Option<Connection> {
         loop {
             tokio::select! {
-                incoming = self.endpoint.accept(), if self.handshakes.len() < HANDSHAKES_MAX => {
-                    self.handshakes.spawn(handshake(incoming?));
+                incoming = self.endpoint.quic.accept(), if self.handshakes.len() < HANDSHAKES_MAX => {
+                    self.handshakes.spawn(handshake(incoming?, self.endpoint.liveness.clone()));
                 }
                 Some(done) = self.handshakes.join_next() => {
                     if let Ok(Some(connection)) = done {
@@ -65,10 +74,13 @@ impl Listener {
     }
 }
 
-async fn handshake(incoming: quinn::Incoming) -> Option<Connection> {
+async fn handshake(incoming: quinn::Incoming, liveness: Option<Arc<Liveness>>) -> Option<Connection> {
     let peer = incoming.remote_address();
     match tokio::time::timeout(CONNECT_MAX, incoming).await {
-        Ok(Ok(connection)) => return Some(Connection(connection)),
+        Ok(Ok(connection)) => {
+            liveness.iter().for_each(|liveness| liveness.expect(&connection));
+            return Some(Connection(connection));
+        }
         Ok(Err(error)) => tracing::warn!(%peer, %error, "refused a connection"),
         Err(_) => tracing::warn!(%peer, "a handshake took longer than {CONNECT_MAX:?}"),
     }
@@ -102,7 +114,21 @@ impl Endpoint {
         let tls = QuicServerConfig::try_from(identity.server()?).map_err(|e| IdentityError::Mismatch(e.to_string()))?;
         let mut server = quinn::ServerConfig::with_crypto(Arc::new(tls));
         server.transport_config(Arc::new(tuning::transport(DATAGRAM_BYTES_MAX)));
-        Self::new(addr, identity, Some(server), DATAGRAM_BYTES_MAX)
+        // A port that is free for UDP may be taken for TCP.
+        let attempts = if addr.port() == 0 { PORTS_TRIED } else { 1 };
+        for attempt in 1..=attempts {
+            let endpoint = Self::new(addr, identity, Some(server.clone()), DATAGRAM_BYTES_MAX)?;
+            match Liveness::listen(endpoint.local_addr()) {
+                Ok(liveness) => return Ok(Self { liveness: Some(Arc::new(liveness)), ..endpoint }),
+                Err(error) if attempt == attempts => {
+                    let addr = endpoint.local_addr();
+                    tracing::warn!(%addr, %error, "cannot listen at the same TCP port: peers' crashes are noticed by their silence");
+                    return Ok(endpoint);
+                }
+                Err(_) => {}
+            }
+        }
+        unreachable!("the last attempt returns")
     }
 
     /// Binds `addr` for connecting only. Incoming connections get no answer.
@@ -126,23 +152,26 @@ impl Endpoint {
         let endpoint = quinn::Endpoint::new_with_abstract_socket(config, server, Arc::new(socket), Arc::new(quinn::TokioRuntime));
         let mut endpoint = endpoint.map_err(failed)?;
         endpoint.set_default_client_config(client);
-        Ok(Self(endpoint))
+        Ok(Self { quic: endpoint, liveness: None })
     }
 
     pub fn local_addr(&self) -> SocketAddr {
-        self.0.local_addr().expect("a bound socket has an address")
+        self.quic.local_addr().expect("a bound socket has an address")
     }
 
     /// Starts to accept peers.
     pub fn listen(&self) -> Listener {
-        Listener { endpoint: self.0.clone(), handshakes: JoinSet::new() }
+        Listener { endpoint: self.clone(), handshakes: JoinSet::new() }
     }
 
     pub async fn connect(&self, addr: SocketAddr) -> Result<Connection, LinkError> {
         let failed = |reason: String| LinkError::Connect { addr, reason };
-        let connecting = self.0.connect(addr, SERVER_NAME).map_err(|e| failed(e.to_string()))?;
+        let connecting = self.quic.connect(addr, SERVER_NAME).map_err(|e| failed(e.to_string()))?;
         match tokio::time::timeout(CONNECT_MAX, connecting).await {
-            Ok(Ok(connection)) => Ok(Connection(connection)),
+            Ok(Ok(connection)) => {
+                tokio::spawn(liveness::attend(connection.clone()));
+                Ok(Connection(connection))
+            }
             Ok(Err(error)) => Err(failed(error.to_string())),
             Err(_) => Err(failed(format!("no answer within {CONNECT_MAX:?}"))),
         }
@@ -150,8 +179,8 @@ impl Endpoint {
 
     /// Closes all connections and waits, up to a bound, until peers know.
     pub async fn close(&self) {
-        self.0.close(ORDERLY.into(), b"closed");
-        let _ = tokio::time::timeout(Duration::from_secs(1), self.0.wait_idle()).await;
+        self.quic.close(ORDERLY.into(), b"closed");
+        let _ = tokio::time::timeout(Duration::from_secs(1), self.quic.wait_idle()).await;
     }
 }
 
@@ -208,7 +237,7 @@ impl Connection {
 
     /// Resolves with the reason when the connection has ended.
     pub async fn closed(&self) -> String {
-        self.0.closed().await.to_string()
+        reason(&self.0.closed().await)
     }
 
     fn broken(&self, reason: impl ToString) -> LinkError {
@@ -247,7 +276,7 @@ impl<M: DeserializeOwned> Receiver<M> {
             Ok(()) => {}
             Err(quinn::ReadExactError::FinishedEarly(0)) => return Ok(None),
             Err(quinn::ReadExactError::ReadError(quinn::ReadError::ConnectionLost(lost))) => {
-                return if is_orderly(&lost) { Ok(None) } else { Err(broken(lost.to_string())) };
+                return if is_orderly(&lost) { Ok(None) } else { Err(broken(reason(&lost))) };
             }
             Err(error) => return Err(broken(error.to_string())),
         }
@@ -257,6 +286,13 @@ impl<M: DeserializeOwned> Receiver<M> {
         self.stream.read_exact(&mut self.payload).await.map_err(|e| broken(e.to_string()))?;
         let message = frame::decode(&self.payload).map_err(malformed)?;
         Ok(Some(message))
+    }
+}
+
+fn reason(lost: &quinn::ConnectionError) -> String {
+    match lost {
+        quinn::ConnectionError::LocallyClosed => "the peer's process is gone, or this one has ended the link".into(),
+        lost => lost.to_string(),
     }
 }
 

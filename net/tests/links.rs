@@ -67,6 +67,43 @@ async fn a_peer_that_dies_in_its_handshake_holds_up_nobody() {
     connecting.abort();
 }
 
+/// Runs a client's part on a runtime of its own, and then drops that as a kill would: nothing says farewell.
+fn dies_after<T: Send + 'static>(part: impl Future<Output = T> + Send + 'static) -> std::thread::JoinHandle<()> {
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let kept = runtime.block_on(part);
+        runtime.shutdown_background();
+        // What would say farewell is never dropped.
+        std::mem::forget(kept);
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_peer_that_is_killed_is_noticed_long_before_its_silence() {
+    let (_home, identity) = member();
+    let server = Endpoint::bind(ANY_PORT, &identity).unwrap();
+    let (addr, home) = (server.local_addr(), _home.path().to_owned());
+    let (die, dying) = tokio::sync::oneshot::channel::<()>();
+    let client = dies_after(async move {
+        let endpoint = Endpoint::bind_client(ANY_PORT, &Identity::load(&home).unwrap()).unwrap();
+        let connection = endpoint.connect(addr).await.unwrap();
+        dying.await.unwrap();
+        (endpoint, connection)
+    });
+    let mut listener = server.listen();
+    let connection = timeout(PATIENCE, listener.accept()).await.unwrap().unwrap();
+    // Somebody who knows nothing ends nothing.
+    let mut stranger = tokio::net::TcpStream::connect(addr).await.unwrap();
+    tokio::io::AsyncWriteExt::write_all(&mut stranger, &[7; 32]).await.unwrap();
+    drop(stranger);
+    assert!(timeout(Duration::from_millis(500), connection.closed()).await.is_err(), "the link lives on");
+
+    die.send(()).unwrap();
+    let noticed = timeout(tidemill_net::link::IDLE_MAX / 2, connection.closed()).await;
+    assert!(noticed.is_ok_and(|reason| reason.contains("gone")), "by its kernel, not by its silence");
+    client.join().unwrap();
+}
+
 /// Accepts a worker and gives it `epoch`.
 async fn accept(server: &Endpoint, epoch: u64) -> (Sender<ToWorker>, Receiver<ToCoordinator>) {
     let connection = timeout(PATIENCE, server.listen().accept()).await.unwrap().unwrap();

@@ -64,7 +64,7 @@ async function step(name, act) {
 async function startCluster() {
   const binary = process.env.TIDEMILL_BIN;
   assert(binary, "TIDEMILL_BIN must name the tidemill binary");
-  const flags = ["up", "--http", "127.0.0.1:0", "--model", MODEL, "--decode", "2", "--threads", "1", "--pool-memory", "64MiB", "--kv-memory", "64MiB", "--log", "warn"];
+  const flags = ["up", "--http", "127.0.0.1:0", "--model", MODEL, "--decode", "2", "--threads", "1", "--pool-memory", "64MiB", "--kv-memory", "64MiB", "--log", "warn", "--restarts", "0"];
   const child = spawn(binary, flags, { stdio: ["ignore", "pipe", "pipe"] });
   const ended = new Promise((resolve) => child.once("exit", (code) => resolve(code)));
   const printed = [];

@@ -22,7 +22,7 @@ use tidemill_sim::{
     workload::Ask,
     world::{Unwatched, World},
 };
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 /// All cells, live and simulated.
 #[derive(Debug, Serialize)]
@@ -89,6 +89,7 @@ pub(super) async fn run(bench: &Bench<'_>, url: &str) -> anyhow::Result<Calibrat
     for (cell, seed) in cells.iter().zip(bench.seed + 1..) {
         eprintln!("{}", cell.name());
         let (mut settings, asks) = requests(bench, cell, seed)?;
+        sleep(REPORTED).await;
         let engines = live.engines(&settings.cluster).await?;
         let answers = live.serve(&asks).await?;
         (settings.cluster.measured_prefill, settings.cluster.measured_decode) = (engines.prefill, Some(engines.decode));
@@ -216,6 +217,8 @@ fn mean(costs: &[StepCoefficients]) -> Option<StepCoefficients> {
     })
 }
 
+/// Workers report their steps every second.
+const REPORTED: Duration = Duration::from_secs(2);
 /// Token ids below this are in every vocabulary.
 const VOCAB: u32 = 256;
 /// Time to set all tasks up before the first request is due,

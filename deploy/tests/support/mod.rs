@@ -29,7 +29,8 @@ impl Cluster {
     pub fn start_with(models: &[(&str, &str)], flags: &[&str]) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_tidemill"))
             // What is promised bit by bit is promised on the CPU.
-            .args(["up", "--http", "127.0.0.1:0", "--log", "warn", "--device", "cpu"])
+            // Who crashes a process wants to see it gone.
+            .args(["up", "--http", "127.0.0.1:0", "--log", "warn", "--device", "cpu", "--restarts", "0"])
             .args(models.iter().flat_map(|(name, dir)| ["--model", dir, "--served-model-name", name]))
             .args(flags)
             .stdout(Stdio::piped())
@@ -49,6 +50,11 @@ impl Cluster {
         nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).expect("our own child");
         let status = child.wait().expect("our own child");
         assert!(status.success(), "tidemill up ended with {status}");
+    }
+
+    /// The `tidemill up` process.
+    pub fn up_pid(&self) -> u32 {
+        self.child.as_ref().expect("running").id()
     }
 
     pub async fn post(&self, path: &str, body: &Value) -> (u16, Value) {

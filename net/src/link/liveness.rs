@@ -1,0 +1,154 @@
+//! Noticing at once that a peer's process is gone.
+//!
+//! A process that is killed says nothing, and QUIC learns of it by silence, after [`IDLE_MAX`](super::IDLE_MAX). Its kernel, though,
+//! closes its TCP connections at once. So each QUIC connection has a TCP connection beside it, at the same address and port, that
+//! carries nothing: when that ends, the QUIC connection does. Which belongs to which, and that nobody else may end it, follows from a
+//! secret that only the QUIC connection's two ends can derive (RFC 8446, section 7.5): the only bytes that are ever sent.
+//!
+//! A host that is gone, a process that is paused, and a path that lets only UDP through are still noticed by silence.
+
+use socket2::{SockRef, TcpKeepalive};
+use std::{
+    collections::HashMap,
+    io,
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    task::{JoinHandle, JoinSet},
+    time::{Instant, sleep, timeout, timeout_at},
+};
+
+/// What both ends know of their connection, and nobody else.
+type Secret = [u8; 32];
+
+/// An orderly end is said by QUIC, and may come later than TCP's.
+const GRACE: Duration = Duration::from_millis(30);
+/// A TCP connection must come, and say whose it is, within this time.
+const INTRODUCED_MAX: Duration = Duration::from_secs(5);
+/// Between looks for the QUIC connection that a TCP connection belongs to: its handshake ends a moment later here than there.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// TCP connections that have not said whose they are; further ones wait.
+const STRANGERS_MAX: usize = 256;
+/// Devices on the way forget connections that are silent for long.
+const KEEPALIVE: Duration = Duration::from_secs(15);
+/// QUIC's code for an end that TCP told of.
+const GONE: u32 = 2;
+
+/// The accepting end's: connections whose TCP connection has not come yet.
+#[derive(Debug)]
+pub(super) struct Liveness {
+    expected: Arc<Mutex<HashMap<Secret, quinn::Connection>>>,
+    accepting: JoinHandle<()>,
+}
+
+impl Drop for Liveness {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+impl Liveness {
+    /// Listens on the address's TCP port. Must be called inside a tokio runtime.
+    pub(super) fn listen(addr: SocketAddr) -> io::Result<Self> {
+        let listener = std::net::TcpListener::bind(addr)?;
+        listener.set_nonblocking(true)?;
+        let expected = Arc::default();
+        let accepting = tokio::spawn(accept(TcpListener::from_std(listener)?, Arc::clone(&expected)));
+        Ok(Self { expected, accepting })
+    }
+
+    /// A QUIC connection was accepted: its TCP connection will come, or never.
+    pub(super) fn expect(&self, connection: &quinn::Connection) {
+        let Some(secret) = secret(connection) else { return };
+        lock(&self.expected).insert(secret, connection.clone());
+        let expected = Arc::clone(&self.expected);
+        tokio::spawn(async move {
+            sleep(INTRODUCED_MAX).await;
+            lock(&expected).remove(&secret);
+        });
+    }
+}
+
+/// The connecting end's: opens the TCP connection beside this QUIC connection, and stays with it.
+pub(super) async fn attend(connection: quinn::Connection) {
+    let Some(secret) = secret(&connection) else { return };
+    let peer = connection.remote_address();
+    let introduced = timeout(INTRODUCED_MAX, async {
+        let mut stream = TcpStream::connect(peer).await?;
+        stream.write_all(&secret).await?;
+        io::Result::Ok(stream)
+    });
+    match introduced.await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
+        Ok(stream) => watch(stream, connection).await,
+        Err(error) => tracing::debug!(%peer, %error, "no TCP beside this link: a crash of the peer is noticed by its silence"),
+    }
+}
+
+async fn accept(listener: TcpListener, expected: Arc<Mutex<HashMap<Secret, quinn::Connection>>>) {
+    let mut strangers = JoinSet::new();
+    let mut watching = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept(), if strangers.len() < STRANGERS_MAX => match accepted {
+                Ok((stream, _)) => drop(strangers.spawn(introduce(stream, Arc::clone(&expected)))),
+                // For want of file descriptors, most likely.
+                Err(_) => sleep(LOOK_EVERY).await,
+            },
+            Some(introduced) = strangers.join_next() => if let Ok(Some((stream, connection))) = introduced {
+                watching.spawn(watch(stream, connection));
+            },
+            Some(_) = watching.join_next() => {}
+        }
+    }
+}
+
+/// The QUIC connection that a TCP connection belongs to; `None`: none.
+async fn introduce(
+    mut stream: TcpStream,
+    expected: Arc<Mutex<HashMap<Secret, quinn::Connection>>>,
+) -> Option<(TcpStream, quinn::Connection)> {
+    let deadline = Instant::now() + INTRODUCED_MAX;
+    let mut secret = [0; 32];
+    timeout_at(deadline, stream.read_exact(&mut secret)).await.ok()?.ok()?;
+    while Instant::now() < deadline {
+        let found = lock(&expected).remove(&secret);
+        if let Some(connection) = found {
+            return Some((stream, connection));
+        }
+        sleep(LOOK_EVERY).await;
+    }
+    None
+}
+
+/// Ends the QUIC connection when its TCP connection ends.
+async fn watch(mut stream: TcpStream, connection: quinn::Connection) {
+    let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
+    if let Err(error) = SockRef::from(&stream).set_tcp_keepalive(&keepalive) {
+        tracing::debug!(%error, "no keep-alive beside a link");
+    }
+    let peer = connection.remote_address();
+    tokio::select! {
+        read = stream.read_u8() => if read.is_ok() {
+            tracing::warn!(%peer, "bytes where there should be none: this peer's crash will be noticed by its silence");
+            return;
+        },
+        _ = connection.closed() => return,
+    }
+    if timeout(GRACE, connection.closed()).await.is_err() {
+        tracing::info!(%peer, "the peer's process is gone");
+        connection.close(GONE.into(), b"your process is gone");
+    }
+}
+
+fn secret(connection: &quinn::Connection) -> Option<Secret> {
+    let mut secret = [0; 32];
+    connection.export_keying_material(&mut secret, b"tidemill liveness", b"").ok().map(|()| secret)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().expect("nobody panics with the lock")
+}
