@@ -88,6 +88,7 @@ impl Coordinator {
             aliases: settings.aliases,
             store,
             safety: settings.safety,
+            replay: settings.replay,
             request_timeout: settings.request_timeout,
             body_bytes_max: settings.body_bytes_max,
         };

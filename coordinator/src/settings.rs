@@ -8,7 +8,7 @@ use tidemill_cluster::{
     class::{Class, Classes, OnMiss},
     schedule::{Policy, PolicyName},
 };
-use tidemill_gateway::{safety::Safety, store};
+use tidemill_gateway::{replay, safety::Safety, store};
 use tidemill_net::{
     config::{ConfigError, invalid, parse_bytes, required},
     uplink::HEARTBEAT_DEAD,
@@ -61,6 +61,18 @@ pub struct Flags {
     /// Bytes of stored responses and conversations, such as 1GiB: over this, the oldest go [default: 1GiB; 64MiB without --data]
     #[arg(long, value_name = "SIZE")]
     pub store_bytes_max: Option<String>,
+    /// Bytes of answers that are kept for requests repeated with their Idempotency-Key; 0 keeps none [default: 64MiB]
+    #[arg(long, value_name = "SIZE")]
+    pub replay_bytes_max: Option<String>,
+    /// Such answers at a time [default: 4096]
+    #[arg(long, value_name = "N")]
+    pub replay_answers_max: Option<usize>,
+    /// Seconds that such an answer is kept after its end [default: 600]
+    #[arg(long, value_name = "S")]
+    pub replay_keep_s: Option<u64>,
+    /// Seconds that a request with an Idempotency-Key goes on without its client, who may come back [default: 30]
+    #[arg(long, value_name = "S")]
+    pub replay_grace_s: Option<u64>,
     /// Prompt suffixes of at most this many uncached tokens are computed by the decode worker itself; 0 sends all full
     /// blocks to a prefill worker [default: by predicted time]
     #[arg(long, value_name = "TOKENS")]
@@ -308,6 +320,8 @@ pub struct Settings {
     pub store: store::Limits,
     /// `None`: everything may be asked and answered.
     pub safety: Option<Safety>,
+    /// Of answers kept for repeated requests.
+    pub replay: replay::Limits,
     pub cluster: ClusterSettings,
     pub request_timeout: Duration,
     pub body_bytes_max: usize,
@@ -355,6 +369,8 @@ impl Flags {
         }
         let store_bytes = self.store_bytes_max.unwrap_or_else(|| if self.data.is_some() { "1GiB" } else { "64MiB" }.into());
         let store_bytes_max = parse_bytes(&store_bytes).map_err(|reason| invalid("store_bytes_max", &store_bytes, reason))?;
+        let replay_bytes = self.replay_bytes_max.unwrap_or_else(|| "64MiB".into());
+        let replay_bytes_max = parse_bytes(&replay_bytes).map_err(|reason| invalid("replay_bytes_max", &replay_bytes, reason))?;
         let positive = |key, value: u64| if value == 0 { Err(invalid(key, value, "must be at least 1")) } else { Ok(value) };
         let within = |least, most, key, value| {
             if (least..=most).contains(&value) { Ok(value) } else { Err(invalid(key, value, format!("must be from {least} to {most}"))) }
@@ -394,6 +410,12 @@ impl Flags {
                 },
             },
             safety: self.safety.map_or(Ok(None), SafetyFlags::check)?,
+            replay: replay::Limits {
+                bytes: replay_bytes_max,
+                recordings: positive("replay_answers_max", self.replay_answers_max.unwrap_or(4096) as u64)? as usize,
+                keep: seconds("replay_keep_s", self.replay_keep_s, 600)?,
+                grace: Duration::from_secs(self.replay_grace_s.unwrap_or(30)),
+            },
             cluster: ClusterSettings {
                 id_base: u64::from(rand::random::<u32>()) << 32,
                 admission: AdmissionPolicy { queue_max: positive("queue_max", self.queue_max.unwrap_or(1024) as u64)? as usize },
@@ -495,6 +517,9 @@ mod tests {
             (Flags { request_timeout_s: Some(0), ..flags() }, "request_timeout_s"),
             (Flags { aliases: parse_aliases("gpt-5=big").ok(), ..flags() }, "`aliases` = gpt-5=big"),
             (Flags { store_days: Some(u64::MAX), ..flags() }, "store_days"),
+            (Flags { replay_bytes_max: Some("64MB".into()), ..flags() }, "replay_bytes_max"),
+            (Flags { replay_answers_max: Some(0), ..flags() }, "replay_answers_max"),
+            (Flags { replay_keep_s: Some(0), ..flags() }, "replay_keep_s"),
             (Flags { store_bytes_max: Some("1MiB".into()), ..flags() }, "store_bytes_max"),
         ] {
             let error = flags.check().unwrap_err().to_string();

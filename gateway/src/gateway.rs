@@ -7,12 +7,14 @@ use crate::{
         answer::{Answer, Reader},
         errors::ApiError,
         parse::{self, Constrained, Options},
+        replay::Replays,
         responses::running::RunningResponses,
         structured::{self, Asked},
         watch::VIEWERS_MAX,
     },
     metrics::Objectives,
     recent::Recent,
+    replay,
     safety::Safety,
     store::{Owner, Store},
     text::{
@@ -62,6 +64,8 @@ pub struct GatewaySettings {
     pub store: Arc<dyn Store>,
     /// `None`: everything may be asked and answered.
     pub safety: Option<Safety>,
+    /// Of answers that are kept for repeated requests.
+    pub replay: replay::Limits,
     /// No request lives longer.
     pub request_timeout: Duration,
     pub body_bytes_max: usize,
@@ -100,6 +104,7 @@ struct Shared {
     store: Arc<dyn Store>,
     safety: Option<Safety>,
     running: Arc<RunningResponses>,
+    replays: Arc<Replays>,
     created: u64,
     objectives: Arc<Objectives>,
     recent: Arc<Recent>,
@@ -131,6 +136,7 @@ impl Gateway {
             store: settings.store,
             safety: settings.safety,
             running: Arc::default(),
+            replays: Arc::new(Replays::new(settings.replay)),
             created: unix_seconds(),
             objectives: Arc::new(Objectives::new(settings.classes)),
             recent: Arc::default(),
@@ -213,6 +219,11 @@ impl Gateway {
     /// Responses that are being streamed.
     pub fn running(&self) -> &Arc<RunningResponses> {
         &self.shared.running
+    }
+
+    /// Answers that repeated requests find.
+    pub fn replays(&self) -> &Arc<Replays> {
+        &self.shared.replays
     }
 
     /// Whose records a request may see: all clients are one owner until there are tenants.

@@ -5,6 +5,7 @@
 //! - [`text`]: tokenizer, chat template, incremental detokenizer, stop strings
 //! - [`dialog`]: a conversation by whatever protocol, and its way to a prompt
 //! - [`generation`]: a choice's tokens to the parts of its answer, one pure pipeline
+//! - [`replay`]: answers that are recorded, for requests that are repeated
 //!
 //! Shell (feature `shell`, on by default):
 //!
@@ -17,6 +18,7 @@
 
 pub mod dialog;
 pub mod generation;
+pub mod replay;
 pub mod text;
 
 #[cfg(feature = "shell")]

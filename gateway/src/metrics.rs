@@ -3,6 +3,7 @@
 
 mod exposition;
 
+use crate::replay::Counts;
 use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use std::{
@@ -58,6 +59,10 @@ fn describe() {
     describe_counter!("tidemill_class_choices_total", "Choices by class: attained or missed its limits, or rejected");
     describe_counter!("tidemill_prompt_tokens_total", "Prompt tokens of requests that ended");
     describe_counter!("tidemill_generation_tokens_total", "Tokens generated for requests that ended");
+    describe_counter!("tidemill_replays_total", "Requests with an Idempotency-Key, and streams asked for by id, by what became of them");
+    describe_gauge!("tidemill_replay_bytes", "Bytes of answers kept for repeated requests");
+    describe_gauge!("tidemill_replay_recordings", "Answers kept for repeated requests, and those that are being made");
+    describe_counter!("tidemill_replay_forgotten_total", "Such answers that were forgotten, or could not be kept, by reason");
 }
 
 /// How a request ended.
@@ -82,6 +87,22 @@ pub fn count_request(outcome: RequestOutcome) {
         RequestOutcome::Cancelled => "cancelled",
     };
     counter!("tidemill_requests_total", "outcome" => outcome).increment(1);
+}
+
+/// What became of a request that may be a repeat.
+pub fn count_replay(outcome: &'static str) {
+    counter!("tidemill_replays_total", "outcome" => outcome).increment(1);
+}
+
+pub fn show_replays(counts: &Counts) {
+    gauge!("tidemill_replay_bytes").set(counts.bytes as f64);
+    for (state, recordings) in [("running", counts.running), ("ended", counts.recordings - counts.running)] {
+        gauge!("tidemill_replay_recordings", "state" => state).set(recordings as f64);
+    }
+    let reasons = [("evicted", counts.evicted), ("expired", counts.expired), ("abandoned", counts.abandoned), ("passed", counts.passed)];
+    for (reason, recordings) in reasons {
+        counter!("tidemill_replay_forgotten_total", "reason" => reason).absolute(recordings);
+    }
 }
 
 /// Of a request that ended, however it did.

@@ -102,6 +102,21 @@ impl ApiError {
         }
     }
 
+    /// An `Idempotency-Key` with a body that is not its own.
+    pub fn other_body(message: impl Into<String>) -> Self {
+        Self { code: Some("idempotency_key_reused"), ..Self::new(StatusCode::UNPROCESSABLE_ENTITY, message) }
+    }
+
+    /// A stream whose rest is neither kept nor can be computed.
+    pub fn not_resumable(message: impl Into<String>) -> Self {
+        Self { code: Some("stream_not_kept"), ..Self::new(StatusCode::CONFLICT, message) }
+    }
+
+    pub fn no_room_to_replay() -> Self {
+        let message = "There is no room to keep this stream's events at the moment, so that it cannot go on after `Last-Event-ID`.";
+        Self { retry_after_s: Some(5), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
+    }
+
     pub fn no_route(method: &str, path: &str) -> Self {
         Self::new(StatusCode::NOT_FOUND, format!("Unknown request URL: {method} {path}."))
     }

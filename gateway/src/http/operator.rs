@@ -1,14 +1,23 @@
 //! For operators and probes: `/ready`, `/metrics`, `/cluster`.
 
 use super::errors::ApiError;
-use crate::{gateway::Gateway, metrics};
+use crate::{gateway::Gateway, metrics, replay::Counts};
 use axum::{
     Json,
     extract::State,
     http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
+use serde::Serialize;
 use std::sync::Arc;
+use tidemill_cluster::ClusterView;
+
+#[derive(Serialize)]
+struct Shown {
+    #[serde(flatten)]
+    cluster: ClusterView,
+    replays: Counts,
+}
 
 pub async fn ready(State(gateway): State<Arc<Gateway>>) -> Result<StatusCode, ApiError> {
     gateway.check_ready().map(|()| StatusCode::OK)
@@ -19,5 +28,5 @@ pub async fn metrics(State(gateway): State<Arc<Gateway>>) -> Response {
 }
 
 pub async fn cluster(State(gateway): State<Arc<Gateway>>) -> Response {
-    Json(gateway.view()).into_response()
+    Json(Shown { cluster: gateway.view(), replays: gateway.replays().counts() }).into_response()
 }

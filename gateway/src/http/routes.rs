@@ -2,32 +2,39 @@
 
 use super::{
     chat::Chat, completions::Completions, console, conversations, embeddings, endpoint, errors::ApiError, messages, models, moderations,
-    operator, responses, tokenize, watch,
+    operator, replay, responses, tokenize, watch,
 };
 use crate::gateway::Gateway;
 use axum::{
     Router,
     http::{Method, StatusCode, Uri},
+    middleware::from_fn_with_state,
     routing::{get, post},
 };
 use std::sync::Arc;
 
 /// For clients. `operators_too`: operators have no port of their own.
 pub fn front_door(gateway: Arc<Gateway>, operators_too: bool) -> Router {
-    let routes = everywhere()
+    let generating = Router::new()
         .route("/v1/chat/completions", post(endpoint::serve::<Chat>))
         .route("/v1/completions", post(endpoint::serve::<Completions>))
         .route("/v1/responses", post(responses::create))
         .route("/v1/responses/{id}", get(responses::retrieve).delete(responses::delete))
+        .route("/v1/messages", post(messages::create))
+        .route("/v1/embeddings", post(embeddings::create))
+        .route_layer(from_fn_with_state(Arc::clone(&gateway), replay::layer));
+    let routes = everywhere()
+        .merge(generating)
+        .route("/v1/chat/completions/{id}", get(replay::by_id))
+        .route("/v1/completions/{id}", get(replay::by_id))
+        .route("/v1/messages/{id}", get(replay::by_id))
         .route("/v1/responses/{id}/input_items", get(responses::input_items))
         .route("/v1/responses/{id}/cancel", post(responses::cancel))
         .route("/v1/conversations", post(conversations::create))
         .route("/v1/conversations/{id}", get(conversations::retrieve).post(conversations::update).delete(conversations::delete))
         .route("/v1/conversations/{id}/items", get(conversations::items).post(conversations::add))
         .route("/v1/conversations/{id}/items/{item}", get(conversations::item).delete(conversations::remove))
-        .route("/v1/messages", post(messages::create))
         .route("/v1/messages/count_tokens", post(messages::count_tokens))
-        .route("/v1/embeddings", post(embeddings::create))
         .route("/v1/moderations", post(moderations::create))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))

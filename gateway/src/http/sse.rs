@@ -13,7 +13,7 @@ use serde::Serialize;
 use std::{collections::VecDeque, convert::Infallible, time::Duration};
 
 /// A comment goes out after this much silence, so that a dead client is noticed while nothing is generated.
-const KEEP_ALIVE: Duration = Duration::from_secs(5);
+pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(5);
 
 struct Streaming<E> {
     answer: Answer,
