@@ -111,6 +111,12 @@ impl Cluster {
         (response.status().as_u16(), response.json().await.unwrap())
     }
 
+    /// Dies as a killed process does: connections break without a word.
+    pub(crate) async fn kill(self) {
+        self.served.abort();
+        let _ = self.served.await;
+    }
+
     pub(crate) async fn stop(mut self) {
         let _ = self.stop.take().unwrap().send(());
         tokio::time::timeout(Duration::from_secs(10), self.served).await.expect("ends within the drain time").unwrap();
