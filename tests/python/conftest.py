@@ -38,14 +38,14 @@ def disaggregated():
 
 
 @contextlib.contextmanager
-def running_cluster(*flags, model=MODEL):
+def running_cluster(*flags, model=MODEL, http="127.0.0.1:0"):
     if running := os.environ.get("TIDEMILL_URL"):
         yield running.rstrip("/")
         return
     binary = os.environ.get("TIDEMILL_BIN")
     if not binary:
         pytest.fail("set TIDEMILL_URL to a running cluster, or TIDEMILL_BIN to the tidemill binary")
-    command = [binary, "up", "--http", "127.0.0.1:0", "--model", str(model), *flags]
+    command = [binary, "up", "--http", http, "--model", str(model), *flags]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
     try:
         url = ready_url(process)

@@ -218,7 +218,7 @@ fn name_of(frame: &[u8]) -> Option<String> {
     }
     let start = frame.windows(6).position(|window| window == b"data: ").filter(|_| !frame.starts_with(b"{")).map_or(0, |at| at + 6);
     let named: Named = serde_json::from_slice(&frame[start..]).ok()?;
-    named.id.or(named.response.or(named.message)?.id)
+    named.id.or_else(|| named.response.or(named.message)?.id)
 }
 
 /// A client at a recording, until it is dropped.
