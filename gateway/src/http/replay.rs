@@ -1,6 +1,6 @@
 //! Requests with an `Idempotency-Key`: a repeat joins the answer that is being made, or finds it, instead of computing it
 //! twice; and a stream that broke off goes on after its `Last-Event-ID`. A layer around the generating endpoints: what they
-//! answer is recorded as it leaves them ([`recorder`]), and every client, the first included, listens to the recording.
+//! answer is recorded as it leaves them (`recorder.rs`), and every client, the first included, listens to the recording.
 //!
 //! A request without a key passes untouched.
 
