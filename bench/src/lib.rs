@@ -1,5 +1,6 @@
 //! Measurements of Tidemill, and the workloads and models that they need.
 //!
+//! - [`chaos`]: `tidemill-bench chaos`, faults of live processes
 //! - [`grammar`]: `tidemill-bench grammar`, what constrained decoding costs
 //! - [`kernels`]: `tidemill-bench kernels`, kernels and models against this machine's limits
 //!   - [`kernels::ceilings`]: the machine's limits: multiply-adds and bytes read per second
@@ -37,6 +38,7 @@
 //!   - [`sim::timing`], [`sim::memory`]: what decisions cost in real time, and in bytes allocated
 //!   - [`sim::report`], [`sim::html`], [`sim::plot`]: figures as text, JSON and a page with plots
 
+pub mod chaos;
 pub mod grammar;
 pub mod kernels;
 pub mod kv;

@@ -2,6 +2,7 @@
 
 use clap::Parser;
 use tidemill_bench::{
+    chaos::{self, ChaosArgs},
     grammar::{self, GrammarArgs},
     kernels::{self, KernelsArgs},
     kv::{self, KvArgs},
@@ -17,6 +18,7 @@ use tidemill_net::process::Failed;
 #[derive(Parser)]
 #[command(version)]
 enum Command {
+    Chaos(ChaosArgs),
     Grammar(GrammarArgs),
     Kernels(KernelsArgs),
     Kv(KvArgs),
@@ -29,6 +31,7 @@ enum Command {
 
 fn main() -> Result<(), Failed> {
     let outcome = match Command::parse() {
+        Command::Chaos(args) => tokio::runtime::Runtime::new()?.block_on(chaos::run(args)),
         Command::Grammar(args) => grammar::run(&args),
         Command::Kernels(args) => kernels::run(&args),
         Command::Kv(args) => tokio::runtime::Runtime::new()?.block_on(kv::run(args)),

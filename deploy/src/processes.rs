@@ -34,6 +34,8 @@ pub struct Process {
     restarts: Restarts,
     /// It crashed, and is started again then.
     due: Option<Instant>,
+    /// It was told to end, to be started again.
+    recalled: bool,
 }
 
 /// What [`Process::tend`] found.
@@ -51,7 +53,7 @@ impl Process {
     pub fn start(program: &str, name: &str, args: &[String]) -> anyhow::Result<Self> {
         let (child, stdout) = spawn(program, name, args)?;
         let (program, name, args) = (program.to_owned(), name.to_owned(), args.to_vec());
-        Ok(Self { name, program, args, child, stdout, restarts: Restarts::new(0), due: None })
+        Ok(Self { name, program, args, child, stdout, restarts: Restarts::new(0), due: None, recalled: false })
     }
 
     /// The same, to be started again after up to so many crashes in a row.
@@ -72,6 +74,10 @@ impl Process {
         }
         match self.status() {
             None => Tended::Alive,
+            Some(_) if std::mem::take(&mut self.recalled) => {
+                self.due = Some(now);
+                Tended::Alive
+            }
             Some(status) if status.success() => Tended::Ended(format!("{} ended: {status}", self.name)),
             Some(status) => self.crashed(now, &status.to_string()),
         }
@@ -112,6 +118,14 @@ impl Process {
     /// How the process ended, if it has.
     pub fn ended(&mut self) -> Option<String> {
         self.status().map(|status| status.to_string())
+    }
+
+    /// Asks the process to drain and end; [`tend`](Self::tend) starts it again then. Its process id, if it runs.
+    pub fn recall(&mut self) -> Option<u32> {
+        let pid = self.child.id()?;
+        self.recalled = true;
+        self.terminate();
+        Some(pid)
     }
 
     /// Asks the process to drain and end.

@@ -1,11 +1,14 @@
 //! `tidemill up`: a whole cluster on one machine, as real processes connected over loopback.
 
+mod rolling;
+
 use crate::{
     demo_model,
     processes::{Process, Tended},
 };
 use anyhow::{Context, bail};
 use futures_util::future::join_all;
+use rolling::Rolling;
 use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
@@ -129,7 +132,7 @@ pub struct UpArgs {
     ready_s: u64,
 }
 
-/// Runs until Ctrl-C or SIGTERM, then drains.
+/// Runs until Ctrl-C or SIGTERM, then drains. SIGHUP restarts process after process.
 pub async fn up(args: UpArgs) -> anyhow::Result<()> {
     if args.coordinator == 0 || args.decode == 0 {
         bail!("a cluster needs at least one coordinator and one decode worker");
@@ -147,7 +150,7 @@ pub async fn up(args: UpArgs) -> anyhow::Result<()> {
             Ok(()) => {
                 tokio::select! {
                     () = &mut signalled => Ok(()),
-                    reason = cluster.supervise() => Err(anyhow::anyhow!(reason)),
+                    reason = cluster.supervise(Duration::from_secs(args.ready_s)) => Err(anyhow::anyhow!(reason)),
                 }
             }
             Err(error) => Err(error),
@@ -170,6 +173,8 @@ const GPU_SHARE: f32 = 0.9;
 struct Cluster {
     coordinators: Vec<Process>,
     workers: Vec<Process>,
+    /// Of each coordinator.
+    front_doors: Vec<String>,
 }
 
 impl Cluster {
@@ -272,6 +277,7 @@ impl Cluster {
             eprintln!("tidemill: the console is at http://{http}/console");
             println!("ready http://{http}/v1");
         }
+        self.front_doors = front_doors;
         Ok(())
     }
 
@@ -286,14 +292,13 @@ impl Cluster {
     /// Waits until the coordinator at `http` knows every worker.
     async fn wait_ready(&mut self, http: &str, within: Duration) -> anyhow::Result<()> {
         let url = format!("http://{http}/cluster");
-        // No proxy: the front door is on this machine.
-        let client = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(5)).build()?;
+        let client = cluster_client()?;
         let deadline = Instant::now() + within;
         loop {
             if let Some(reason) = self.ended_process() {
                 bail!(reason);
             }
-            if members(&client, &url).await.is_some_and(|members| members >= self.workers.len()) {
+            if members(&client, &url).await.is_some_and(|members| members.len() >= self.workers.len()) {
                 return Ok(());
             }
             if Instant::now() > deadline {
@@ -303,11 +308,21 @@ impl Cluster {
         }
     }
 
-    /// Starts crashed processes again. Resolves with the reason when the cluster can no longer serve. The loss of one worker is only
-    /// reported.
-    async fn supervise(&mut self) -> String {
+    /// Starts crashed processes again, and all of them in turn after each SIGHUP, a process having `restart` for it. Resolves with the
+    /// reason when the cluster can no longer serve. The loss of one worker is only reported.
+    async fn supervise(&mut self, restart: Duration) -> String {
+        let mut hangups = process::hangups();
+        let mut rolling = Rolling::default();
         loop {
-            tokio::time::sleep(TEND_EVERY).await;
+            tokio::select! {
+                () = tokio::time::sleep(TEND_EVERY) => {}
+                Some(()) = hangups.recv() => {
+                    eprintln!("tidemill: restarting every process, one after the other");
+                    // Blocks on disk come back with their pool node, so those go first.
+                    let workers = self.workers.iter().chain(&self.coordinators);
+                    rolling.begin(workers.map(|process| process.name.clone()));
+                }
+            }
             let now = Instant::now();
             for coordinator in &mut self.coordinators {
                 if let Tended::Ended(how) = coordinator.tend(now) {
@@ -324,7 +339,49 @@ impl Cluster {
             if self.workers.is_empty() {
                 return "no worker is left".into();
             }
+            self.roll(&mut rolling, now, restart).await;
         }
+    }
+
+    /// One look at a rolling restart: is the process back whose turn it is, and who is next?
+    async fn roll(&mut self, rolling: &mut Rolling, now: Instant, within: Duration) {
+        if let Some(turn) = rolling.turn().cloned()
+            && self.is_back(&turn).await
+            && rolling.done()
+        {
+            eprintln!("tidemill: every process was restarted");
+        }
+        if let Some(name) = rolling.overdue(now, within) {
+            eprintln!("tidemill: {name} did not come back within {within:?}: the others are not restarted");
+        }
+        if let Some(name) = rolling.next() {
+            let process = self.workers.iter_mut().chain(&mut self.coordinators).find(|process| process.name == name);
+            // One that has ended meanwhile needs no restart.
+            if let Some(pid) = process.and_then(Process::recall) {
+                rolling.started(name, pid, now);
+            }
+        }
+    }
+
+    /// A worker is back when every coordinator has registered its new process; a coordinator, when it knows every worker.
+    async fn is_back(&self, turn: &rolling::Turn) -> bool {
+        let Ok(client) = cluster_client() else { return false };
+        let running = |process: &Process| process.name == turn.name && process.id().is_some_and(|pid| pid != turn.old_pid);
+        let of_worker = self.workers.iter().find(|process| running(process)).and_then(Process::id);
+        if of_worker.is_none() && !self.coordinators.iter().any(running) {
+            return false;
+        }
+        for http in &self.front_doors {
+            let members = members(&client, &format!("http://{http}/cluster")).await.unwrap_or_default();
+            let knows = match of_worker {
+                Some(pid) => members.contains(&pid),
+                None => members.len() >= self.workers.len(),
+            };
+            if !knows {
+                return false;
+            }
+        }
+        true
     }
 
     fn ended_process(&mut self) -> Option<String> {
@@ -359,14 +416,23 @@ fn compute_shares(args: &UpArgs, models: usize) -> anyhow::Result<Vec<Vec<String
     Ok(vec![threads(args.threads.unwrap_or((cores / workers).max(1))).to_vec(); workers])
 }
 
-/// Number of registered workers, if the coordinator answers.
-async fn members(client: &reqwest::Client, url: &str) -> Option<usize> {
+/// No proxy: front doors are on this machine.
+fn cluster_client() -> reqwest::Result<reqwest::Client> {
+    reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(5)).build()
+}
+
+/// Process ids of registered workers, if the coordinator answers.
+async fn members(client: &reqwest::Client, url: &str) -> Option<Vec<u32>> {
     #[derive(serde::Deserialize)]
     struct Answer {
-        members: Vec<serde::de::IgnoredAny>,
+        members: Vec<Member>,
+    }
+    #[derive(serde::Deserialize)]
+    struct Member {
+        pid: u32,
     }
     let answer: Answer = client.get(url).send().await.ok()?.json().await.ok()?;
-    Some(answer.members.len())
+    Some(answer.members.into_iter().map(|member| member.pid).collect())
 }
 
 /// Between looks whether all processes live.

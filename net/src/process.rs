@@ -8,7 +8,7 @@ use std::{
     io::{self, IsTerminal, Read},
 };
 use tokio::{
-    signal::unix::{SignalKind, signal},
+    signal::unix::{Signal, SignalKind, signal},
     sync::oneshot,
 };
 use tracing_subscriber::EnvFilter;
@@ -108,6 +108,11 @@ pub async fn terminated() {
         _ = interrupt.recv() => {}
         _ = terminate.recv() => {}
     }
+}
+
+/// SIGHUPs, as they come.
+pub fn hangups() -> Signal {
+    signal(SignalKind::hangup()).expect("SIGHUP can be handled")
 }
 
 /// Resolves when the process should end: on Ctrl-C, on SIGTERM or, with `exit_with_parent`, at the end of stdin.
