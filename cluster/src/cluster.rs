@@ -27,6 +27,7 @@ use crate::{
 };
 use std::{collections::VecDeque, time::Duration};
 use tidemill_proto::{
+    block::LayoutFingerprint,
     ids::{Epoch, RequestId, SequenceId},
     message::{ModelIdentity, ToWorker},
 };
@@ -134,6 +135,11 @@ impl Cluster {
     /// The next thing to do. Call until `None` after every other call.
     pub fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
+    }
+
+    /// What all engines compute alike; `None` without an engine.
+    pub fn layout(&self) -> Option<LayoutFingerprint> {
+        self.membership.layout().map(|(layout, _)| layout)
     }
 
     /// Longest sequence the cluster can hold now; `None` without a decode worker.

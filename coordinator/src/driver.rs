@@ -12,6 +12,7 @@ use std::{
 use tidemill_cluster::{Action, ChoiceUsage, ClusterSettings, ClusterView, ModelId, Models, NewRequest, Refusal, Rejection, RequestEvent};
 use tidemill_gateway::backend::{Accepted, Backend};
 use tidemill_proto::{
+    block::LayoutFingerprint,
     ids::{Epoch, RequestId},
     message::{ModelIdentity, Register, ToWorker, WorkerEvent},
 };
@@ -145,6 +146,10 @@ impl Backend for ModelBackend {
 
     fn context_tokens(&self) -> Option<u32> {
         self.driver.state.lock().models.cluster(self.model).context_tokens()
+    }
+
+    fn layout(&self) -> Option<LayoutFingerprint> {
+        self.driver.state.lock().models.cluster(self.model).layout()
     }
 
     fn view(&self) -> ClusterView {

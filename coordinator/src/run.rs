@@ -89,6 +89,7 @@ impl Coordinator {
             store,
             safety: settings.safety,
             replay: settings.replay,
+            response_cache: settings.response_cache,
             request_timeout: settings.request_timeout,
             body_bytes_max: settings.body_bytes_max,
         };

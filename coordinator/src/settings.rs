@@ -8,7 +8,7 @@ use tidemill_cluster::{
     class::{Class, Classes, OnMiss},
     schedule::{Policy, PolicyName},
 };
-use tidemill_gateway::{replay, safety::Safety, store};
+use tidemill_gateway::{replay, response_cache, safety::Safety, store};
 use tidemill_net::{
     config::{ConfigError, invalid, parse_bytes, required},
     uplink::HEARTBEAT_DEAD,
@@ -73,6 +73,12 @@ pub struct Flags {
     /// Seconds that a request with an Idempotency-Key goes on without its client, who may come back [default: 30]
     #[arg(long, value_name = "S")]
     pub replay_grace_s: Option<u64>,
+    /// Bytes of answers of greedy and seeded requests that are given again to whoever asks the same; 0: none [default: 0]
+    #[arg(long, value_name = "SIZE")]
+    pub response_cache_bytes_max: Option<String>,
+    /// Seconds that such an answer is given again [default: 3600]
+    #[arg(long, value_name = "S")]
+    pub response_cache_keep_s: Option<u64>,
     /// Prompt suffixes of at most this many uncached tokens are computed by the decode worker itself; 0 sends all full
     /// blocks to a prefill worker [default: by predicted time]
     #[arg(long, value_name = "TOKENS")]
@@ -322,6 +328,7 @@ pub struct Settings {
     pub safety: Option<Safety>,
     /// Of answers kept for repeated requests.
     pub replay: replay::Limits,
+    pub response_cache: Option<response_cache::Limits>,
     pub cluster: ClusterSettings,
     pub request_timeout: Duration,
     pub body_bytes_max: usize,
@@ -371,6 +378,8 @@ impl Flags {
         let store_bytes_max = parse_bytes(&store_bytes).map_err(|reason| invalid("store_bytes_max", &store_bytes, reason))?;
         let replay_bytes = self.replay_bytes_max.unwrap_or_else(|| "64MiB".into());
         let replay_bytes_max = parse_bytes(&replay_bytes).map_err(|reason| invalid("replay_bytes_max", &replay_bytes, reason))?;
+        let cached = self.response_cache_bytes_max.unwrap_or_else(|| "0".into());
+        let cached_bytes_max = parse_bytes(&cached).map_err(|reason| invalid("response_cache_bytes_max", &cached, reason))?;
         let positive = |key, value: u64| if value == 0 { Err(invalid(key, value, "must be at least 1")) } else { Ok(value) };
         let within = |least, most, key, value| {
             if (least..=most).contains(&value) { Ok(value) } else { Err(invalid(key, value, format!("must be from {least} to {most}"))) }
@@ -415,6 +424,10 @@ impl Flags {
                 recordings: positive("replay_answers_max", self.replay_answers_max.unwrap_or(4096) as u64)? as usize,
                 keep: seconds("replay_keep_s", self.replay_keep_s, 600)?,
                 grace: Duration::from_secs(self.replay_grace_s.unwrap_or(30)),
+            },
+            response_cache: {
+                let keep = seconds("response_cache_keep_s", self.response_cache_keep_s, 3600)?;
+                (cached_bytes_max > 0).then_some(response_cache::Limits { bytes: cached_bytes_max, keep })
             },
             cluster: ClusterSettings {
                 id_base: u64::from(rand::random::<u32>()) << 32,
@@ -518,6 +531,8 @@ mod tests {
             (Flags { aliases: parse_aliases("gpt-5=big").ok(), ..flags() }, "`aliases` = gpt-5=big"),
             (Flags { store_days: Some(u64::MAX), ..flags() }, "store_days"),
             (Flags { replay_bytes_max: Some("64MB".into()), ..flags() }, "replay_bytes_max"),
+            (Flags { response_cache_bytes_max: Some("64MB".into()), ..flags() }, "response_cache_bytes_max"),
+            (Flags { response_cache_keep_s: Some(0), ..flags() }, "response_cache_keep_s"),
             (Flags { replay_answers_max: Some(0), ..flags() }, "replay_answers_max"),
             (Flags { replay_keep_s: Some(0), ..flags() }, "replay_keep_s"),
             (Flags { store_bytes_max: Some("1MiB".into()), ..flags() }, "store_bytes_max"),

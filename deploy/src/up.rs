@@ -114,6 +114,9 @@ pub struct UpArgs {
     /// Check prompts and answers for harm
     #[arg(long)]
     safety: bool,
+    /// Bytes of answers of greedy and seeded requests that are given again to whoever asks the same; 0: none
+    #[arg(long, default_value = "0")]
+    response_cache: String,
     /// Start a process that crashes again, up to this many times within five minutes; 0: never
     #[arg(long, default_value_t = 5, overrides_with = "restarts")]
     restarts: u32,
@@ -207,6 +210,7 @@ impl Cluster {
                 flags.extend(["--model".to_owned(), dir.display().to_string(), "--served-model-name".to_owned(), name.clone()]);
             }
             flags.extend(args.aliases.iter().flat_map(|aliases| ["--aliases".to_owned(), aliases.clone()]));
+            flags.extend(["--response-cache-bytes-max".to_owned(), args.response_cache.clone()]);
             flags.extend(args.safety.then(|| "--safety=on".to_owned()));
             flags.extend(args.policy.iter().flat_map(|policy| ["--policy".to_owned(), policy.clone()]));
             flags.extend(args.local_tail_tokens.iter().flat_map(|tokens| ["--local-tail-tokens".to_owned(), tokens.to_string()]));

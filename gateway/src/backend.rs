@@ -1,9 +1,14 @@
-//! The cluster as the gateway sees it: five calls, and the events of what was submitted.
+//! The cluster as the gateway sees it: six calls, and the events of what was submitted.
 
+mod cached;
+
+pub use cached::Cache;
+
+use crate::response_cache::Events;
 use std::{fmt, sync::Arc};
 use tidemill_cluster::{ChoiceUsage, ClusterView, NewRequest, Rejection, RequestEvent};
-use tidemill_proto::ids::RequestId;
-use tokio::sync::mpsc;
+use tidemill_proto::{block::LayoutFingerprint, ids::RequestId};
+use tokio::{sync::mpsc, task::coop};
 
 /// Where requests are served. No call waits.
 pub trait Backend: fmt::Debug + Send + Sync {
@@ -15,6 +20,8 @@ pub trait Backend: fmt::Debug + Send + Sync {
     fn cancel(&self, requests: &[RequestId]);
     /// Longest sequence that could run now; `None` if none could.
     fn context_tokens(&self) -> Option<u32>;
+    /// What all engines of the model compute alike; `None`: there are no engines.
+    fn layout(&self) -> Option<LayoutFingerprint>;
     fn view(&self) -> ClusterView;
 }
 
@@ -30,31 +37,75 @@ pub struct Accepted {
 /// A client's running requests, one per prompt. Dropping it frees everything they hold.
 #[derive(Debug)]
 pub struct Submission {
-    backend: Arc<dyn Backend>,
-    accepted: Accepted,
+    source: Source,
+    /// Of the only request, if its answer is to be kept.
+    recording: Option<cached::Recorder>,
+}
+
+#[derive(Debug)]
+enum Source {
+    Cluster {
+        backend: Arc<dyn Backend>,
+        accepted: Accepted,
+    },
+    /// An answer that was kept, and how much of it was read.
+    Cache {
+        events: Events,
+        read: usize,
+    },
 }
 
 impl Submission {
     pub fn new(backend: Arc<dyn Backend>, requests: Vec<NewRequest>) -> Result<Self, Rejection> {
         let accepted = backend.submit(requests)?;
-        Ok(Self { backend, accepted })
+        Ok(Self { source: Source::Cluster { backend, accepted }, recording: None })
+    }
+
+    /// The answer comes from the cache, and not from the cluster.
+    pub fn is_cached(&self) -> bool {
+        matches!(self.source, Source::Cache { .. })
     }
 
     /// The next event, with the place of its request among those submitted. `None`: nothing more can come.
     pub async fn next(&mut self) -> Option<(usize, RequestEvent)> {
-        let (request, event) = self.accepted.events.recv().await?;
-        let prompt = self.accepted.requests.iter().position(|id| *id == request).expect("events come for submitted requests only");
-        Some((prompt, event))
+        match &mut self.source {
+            Source::Cluster { accepted, .. } => {
+                let (request, event) = accepted.events.recv().await?;
+                let prompt = accepted.requests.iter().position(|id| *id == request).expect("events come for submitted requests only");
+                self.recording.take_if(|recording| !recording.hear(&event));
+                Some((prompt, event))
+            }
+            Source::Cache { events, read } => {
+                // A long answer lets others have their turn.
+                coop::consume_budget().await;
+                let event = events.get(*read)?.clone();
+                *read += 1;
+                Some((0, event))
+            }
+        }
     }
 
     /// Ends one choice for a reason of the gateway's own, such as a stop string.
-    pub fn end_choice(&self, prompt: usize, choice: u32) -> ChoiceUsage {
-        self.backend.end_choice(self.accepted.requests[prompt], choice)
+    pub fn end_choice(&mut self, prompt: usize, choice: u32) -> ChoiceUsage {
+        // What would have come is not known.
+        self.recording = None;
+        match &self.source {
+            Source::Cluster { backend, accepted } => backend.end_choice(accepted.requests[prompt], choice),
+            Source::Cache { events, .. } => {
+                let of_choice = |event: &RequestEvent| match event {
+                    RequestEvent::Finished { choice: ended, usage, .. } if *ended == choice => Some(usage.clone()),
+                    _ => None,
+                };
+                events.iter().find_map(of_choice).unwrap_or_default()
+            }
+        }
     }
 }
 
 impl Drop for Submission {
     fn drop(&mut self) {
-        self.backend.cancel(&self.accepted.requests);
+        if let Source::Cluster { backend, accepted } = &self.source {
+            backend.cancel(&accepted.requests);
+        }
     }
 }

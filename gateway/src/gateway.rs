@@ -1,7 +1,7 @@
 //! The state that all handlers share, and the way of a request into the cluster.
 
 use crate::{
-    backend::{Backend, Submission},
+    backend::{Backend, Cache, Submission},
     dialog::{Dialog, DialogError, DialogPrompt, ToolChoice},
     http::{
         answer::{Answer, Reader},
@@ -14,7 +14,7 @@ use crate::{
     },
     metrics::Objectives,
     recent::Recent,
-    replay,
+    replay, response_cache,
     safety::Safety,
     store::{Owner, Store},
     text::{
@@ -66,6 +66,8 @@ pub struct GatewaySettings {
     pub safety: Option<Safety>,
     /// Of answers that are kept for repeated requests.
     pub replay: replay::Limits,
+    /// Of answers that are kept for whoever asks the same. `None`: none are.
+    pub response_cache: Option<response_cache::Limits>,
     /// No request lives longer.
     pub request_timeout: Duration,
     pub body_bytes_max: usize,
@@ -105,6 +107,7 @@ struct Shared {
     safety: Option<Safety>,
     running: Arc<RunningResponses>,
     replays: Arc<Replays>,
+    response_cache: Option<Arc<Cache>>,
     created: u64,
     objectives: Arc<Objectives>,
     recent: Arc<Recent>,
@@ -137,6 +140,7 @@ impl Gateway {
             safety: settings.safety,
             running: Arc::default(),
             replays: Arc::new(Replays::new(settings.replay)),
+            response_cache: settings.response_cache.map(|limits| Arc::new(Cache::new(limits))),
             created: unix_seconds(),
             objectives: Arc::new(Objectives::new(settings.classes)),
             recent: Arc::default(),
@@ -444,7 +448,11 @@ impl Gateway {
             embeds: false,
             timeout: self.shared.request_timeout,
         };
-        let submission = Submission::new(Arc::clone(&self.model.backend), prompts.iter().map(request).collect());
+        let backend = Arc::clone(&self.model.backend);
+        let submission = match (&self.shared.response_cache, prompts) {
+            (Some(cache), [prompt]) if options.repeatable => Submission::repeatable(backend, cache, request(prompt)),
+            _ => Submission::new(backend, prompts.iter().map(request).collect()),
+        };
         let choices = prompts.len() as u64 * u64::from(options.choices);
         let submission = submission.inspect_err(|_| self.shared.objectives.reject(options.class, choices))?;
         Ok(Answer::new(

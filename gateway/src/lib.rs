@@ -6,6 +6,7 @@
 //! - [`dialog`]: a conversation by whatever protocol, and its way to a prompt
 //! - [`generation`]: a choice's tokens to the parts of its answer, one pure pipeline
 //! - [`replay`]: answers that are recorded, for requests that are repeated
+//! - [`response_cache`]: answers that are kept, for whoever asks the same
 //!
 //! Shell (feature `shell`, on by default):
 //!
@@ -19,6 +20,7 @@
 pub mod dialog;
 pub mod generation;
 pub mod replay;
+pub mod response_cache;
 pub mod text;
 
 #[cfg(feature = "shell")]

@@ -59,6 +59,9 @@ fn describe() {
     describe_counter!("tidemill_class_choices_total", "Choices by class: attained or missed its limits, or rejected");
     describe_counter!("tidemill_prompt_tokens_total", "Prompt tokens of requests that ended");
     describe_counter!("tidemill_generation_tokens_total", "Tokens generated for requests that ended");
+    describe_counter!("tidemill_response_cache_total", "Greedy and seeded requests, by whether their answer was in the response cache");
+    describe_gauge!("tidemill_response_cache_bytes", "Bytes of answers in the response cache, about");
+    describe_gauge!("tidemill_response_cache_answers", "Answers in the response cache");
     describe_counter!("tidemill_replays_total", "Requests with an Idempotency-Key, and streams asked for by id, by what became of them");
     describe_gauge!("tidemill_replay_bytes", "Bytes of answers kept for repeated requests");
     describe_gauge!("tidemill_replay_recordings", "Answers kept for repeated requests, and those that are being made");
@@ -103,6 +106,16 @@ pub fn show_replays(counts: &Counts) {
     for (reason, recordings) in reasons {
         counter!("tidemill_replay_forgotten_total", "reason" => reason).absolute(recordings);
     }
+}
+
+/// Of a request whose answer may be in the response cache.
+pub fn count_response_cache(hit: bool) {
+    counter!("tidemill_response_cache_total", "outcome" => if hit { "hit" } else { "miss" }).increment(1);
+}
+
+pub fn show_response_cache(bytes: u64, answers: usize) {
+    gauge!("tidemill_response_cache_bytes").set(bytes as f64);
+    gauge!("tidemill_response_cache_answers").set(answers as f64);
 }
 
 /// Of a request that ended, however it did.

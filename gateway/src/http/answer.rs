@@ -293,6 +293,7 @@ impl Answer {
             metrics::observe_e2e(self.arrived.elapsed());
         }
         let tidemill = self.usage.tidemill.get_or_insert_default();
+        tidemill.response_cache = self.submission.is_cached();
         // Further choices of a prompt find its KV where the first one put it: only the first tells where the KV came from.
         if index.is_multiple_of(self.choices_per_prompt) {
             tidemill.tokens.add(&usage.provenance.tokens);

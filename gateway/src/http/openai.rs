@@ -398,6 +398,8 @@ pub struct TidemillUsage {
     pub prefill_worker: Option<String>,
     pub preemptions: u32,
     pub rescues: u32,
+    /// The whole answer was in the response cache. `tokens` tell where the KV came from when it was computed.
+    pub response_cache: bool,
 }
 
 #[derive(Debug, Serialize)]

@@ -97,6 +97,8 @@ pub struct Options {
     pub constraint: Option<Constrained>,
     pub return_token_ids: bool,
     pub salt: Vec<u8>,
+    /// Greedy, or with a seed of the client's: the same request has the same answer.
+    pub repeatable: bool,
     pub class: ClassId,
     /// The class's tier, if the client asked for any.
     pub service_tier: Option<String>,
@@ -184,6 +186,7 @@ impl Options {
             constraint: None,
             return_token_ids: request.return_token_ids.unwrap_or(false),
             salt,
+            repeatable: request.seed.is_some() || sampling.temperature == 0.0,
             class,
             service_tier,
             safety: safety(request.safety_settings.unwrap_or_default())?,
