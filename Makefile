@@ -29,7 +29,7 @@ test: setup-build setup-test
 	cargo test --release --locked --workspace
 	TIDEMILL_BIN=$(abspath $(TARGET)/release/tidemill) $(VENV)/bin/python -m pytest -q tests/python
 	npm --prefix tests/console run --silent types
-	TIDEMILL_BIN=$(abspath $(TARGET)/release/tidemill) npm --prefix tests/console run --silent test
+	TIDEMILL_BIN=$(abspath $(TARGET)/release/tidemill) TIDEMILL_BENCH=$(abspath $(TARGET)/release/tidemill-bench) npm --prefix tests/console run --silent test
 
 # What `make test` does for a few dozen shapes, for as many as one has the time for. Failures are kept, shrunk, and tried first next time.
 CASES ?= 5000

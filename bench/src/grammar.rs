@@ -1,13 +1,12 @@
 //! `tidemill-bench grammar`: what constrained decoding costs. Random walks through grammars, each step timed: the token taken in, and the
 //! mask of the next one.
 
-use crate::model::tokenizer;
+use crate::{model::tokenizer, record};
 use anyhow::{Context, anyhow};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 use serde::Serialize;
 use serde_json::json;
 use std::{
-    fs,
     path::PathBuf,
     time::{Duration, Instant},
 };
@@ -80,11 +79,7 @@ pub fn run(args: &GrammarArgs) -> anyhow::Result<()> {
         let worst = |of: fn(&Row) -> f64| rows[first..].iter().map(of).fold(0.0, f64::max);
         println!("{vocab:>8}  trie in {:.0} ms; worst p99 {:.0} µs\n", ready.as_secs_f64() * 1e3, worst(|row| row.step_p99_us));
     }
-    if let Some(path) = &args.json {
-        let report = Report { settings: args, rows: &rows };
-        fs::write(path, serde_json::to_string_pretty(&report)? + "\n").with_context(|| format!("cannot write {}", path.display()))?;
-    }
-    Ok(())
+    record::write(args.json.as_ref(), "grammar", &Report { settings: args, rows: &rows })
 }
 
 /// What clients ask for, from the cheapest to the dearest.
@@ -169,7 +164,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let json = dir.path().join("grammar.json");
         run(&GrammarArgs { vocab: vec![2000], tokens: 30, answer_len: 20, seed: 1, json: Some(json.clone()) }).unwrap();
-        let report: serde_json::Value = serde_json::from_slice(&fs::read(json).unwrap()).unwrap();
-        assert_eq!(report["rows"].as_array().unwrap().len(), grammars().unwrap().len());
+        let report: serde_json::Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
+        assert_eq!(report["result"]["rows"].as_array().unwrap().len(), grammars().unwrap().len());
     }
 }

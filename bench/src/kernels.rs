@@ -14,13 +14,14 @@ pub mod ops;
 pub mod phases;
 pub mod report;
 
-use anyhow::{Context, ensure};
+use crate::record;
+use anyhow::ensure;
 use ceilings::Reading;
 use cuda::gpu::Gpu;
 use indicatif::{ProgressBar, ProgressStyle};
 use limits::{Ceilings, Work};
 use report::{Report, Row};
-use std::{fs, path::PathBuf, time::Instant};
+use std::{path::PathBuf, time::Instant};
 use tidemill_kernels::{Cpu, Isa};
 
 /// Measure kernels and whole models against this machine's ceilings.
@@ -96,10 +97,7 @@ pub fn run(args: &KernelsArgs) -> anyhow::Result<()> {
         None => measure_cpu(args)?,
     };
     print!("{}", report.text());
-    if let Some(path) = &args.json {
-        let text = serde_json::to_string_pretty(&report.rows())?;
-        fs::write(path, text + "\n").with_context(|| format!("cannot write {}", path.display()))?;
-    }
+    record::write(args.json.as_ref(), "kernels", &report.rows())?;
     report.verdict()
 }
 

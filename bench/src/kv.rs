@@ -11,12 +11,12 @@ pub mod reference;
 pub mod report;
 pub mod transfer;
 
+use crate::record;
 use anyhow::{Context, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use node::PoolNode;
 use report::Row;
 use std::{
-    fs,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -104,10 +104,7 @@ pub async fn run(args: KvArgs) -> anyhow::Result<()> {
     progress.finish_and_clear();
     report::compare(&mut rows);
     print!("{}", report::table(&rows));
-    if let Some(path) = args.json {
-        let text = serde_json::to_string_pretty(&rows)?;
-        fs::write(&path, text + "\n").with_context(|| format!("cannot write {}", path.display()))?;
-    }
+    record::write(args.json.as_ref(), "kv", &rows)?;
     Ok(())
 }
 

@@ -1,166 +1,131 @@
-//! `tidemill-bench load`: the thin shell. Schedule and prompts are fixed up front. Each task waits until its request is due, sends it,
-//! and hands the answer's latencies to [`summary`].
+//! `tidemill-bench load`: requests at a given rate, or from so many users, and their latencies. Sessions and arrivals are fixed up
+//! front ([`workload`], [`arrivals`]); [`drive`] sends them; [`summary`] makes figures of what came of them.
 
 pub mod arrivals;
+pub mod chats;
+pub mod drive;
 pub mod kind;
+pub mod length;
+pub mod overhead;
+pub mod percentiles;
+pub mod progress;
 pub mod summary;
+pub mod target;
 pub mod timeline;
+pub mod trace;
 pub mod workload;
 
-use anyhow::{Context, bail, ensure};
-use arrivals::Rate;
-use futures_util::{StreamExt, future::try_join_all};
-use indicatif::{ProgressBar, ProgressStyle};
+use crate::record;
+use anyhow::{Context, ensure};
+use arrivals::{Pattern, Rate};
+use drive::{Driver, Sample};
+use futures_util::future::try_join_all;
 use kind::Kind;
+use overhead::{Meter, Overhead};
+use progress::Progress;
 use serde::Serialize;
-use serde_json::{Value, json};
-use std::{collections::BTreeMap, fs, path::PathBuf, sync::Arc, time::Duration};
-use summary::{Failure, Slo, Summary};
-use tidemill_deploy::client::Client;
-use timeline::{Answer, Timeline};
-use tokio::{
-    sync::Semaphore,
-    task::JoinSet,
-    time::{Instant, sleep_until, timeout_at},
-};
-use workload::{Ask, Length, Prompt, PromptKind, Workload};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+use summary::{Slo, Summary};
+use target::{RequestArgs, Target};
+use tokio::{sync::Semaphore, time::Instant};
+use workload::{PromptKind, Session, Workload, WorkloadArgs};
 
-/// Send requests at a given rate and measure the answers' latencies.
+/// Send requests to any OpenAI-compatible server and measure the answers' latencies.
 ///
-/// Arrivals are a Poisson process that does not wait for the server (open loop), and every latency counts from when the
-/// request was due. One short request before the measurement checks that the server accepts such requests at all.
+/// With --rate, arrivals do not wait for the server (open loop), and every latency counts from when the request was due. With --users,
+/// each user waits for an answer before it asks again (closed loop). One short request before the measurement checks that the server
+/// accepts such requests at all.
 #[derive(Clone, Debug, Serialize, clap::Args)]
 pub struct LoadArgs {
     /// The server's URL, up to and including /v1.
     #[arg(long, default_value = "http://127.0.0.1:8000/v1")]
     pub url: String,
-    /// The model, if the server has several; the first by default.
-    #[arg(long)]
-    pub model: Option<String>,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub traffic: Traffic,
     /// Requests per second; 0 or `inf` sends all at once.
-    #[arg(long, required_unless_present = "kind")]
+    #[arg(long, required_unless_present_any = ["kind", "users"], conflicts_with = "kind")]
     pub rate: Option<Rate>,
-    /// A mixed workload: one of its kinds as `name:rate:input-len:output-len`, with `:service-tier` if it has one. Give it once for each
-    /// kind; each has its own arrivals and results.
-    #[arg(long, conflicts_with_all = ["rate", "requests", "input_len", "output_len"])]
-    pub kind: Vec<Kind>,
+    /// A closed loop of so many users, in place of a rate.
+    #[arg(long, conflicts_with_all = ["rate", "kind"], value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub users: Option<u32>,
     /// How long requests of a mixed workload arrive.
     #[arg(long, default_value_t = 60, requires = "kind", value_parser = clap::value_parser!(u32).range(1..=86_400))]
     pub seconds: u32,
-    /// OpenAI's `service_tier`: auto, default, flex or priority.
-    #[arg(long)]
-    pub service_tier: Option<String>,
-    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    #[arg(long, default_value_t = 100, conflicts_with = "kind", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub requests: u32,
-    /// At most this many requests at a time; the others wait, and their wait is measured.
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
-    pub concurrency_max: Option<u32>,
-    /// Prompt length in tokens: `512`, or drawn evenly from `128-1024`.
-    #[arg(long, default_value = "512")]
-    pub input_len: Length,
-    /// Answer length in tokens: `128`, or drawn evenly from `32-256`.
-    #[arg(long, default_value = "128")]
-    pub output_len: Length,
-    /// Leading tokens that all prompts have in common.
-    #[arg(long, default_value_t = 0)]
-    pub prefix_len: u32,
-    /// Token ids, or words for servers that take only text.
-    #[arg(long, value_enum, default_value_t = PromptKind::Tokens)]
-    pub prompt: PromptKind,
-    /// Token ids are drawn below this; the default fits every vocabulary.
-    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(16..))]
-    pub vocab: u32,
-    /// Ask /v1/chat/completions (prompts are text) instead of /v1/completions.
-    #[arg(long)]
-    pub chat: bool,
-    /// Let answers end where the model ends them: for servers that do not know `ignore_eos`.
-    #[arg(long)]
-    pub allow_eos: bool,
-    /// JSON fields added to every request, such as '{"response_format": {"type": "json_object"}}'
-    #[arg(long, value_parser = fields)]
-    pub fields: Option<Value>,
     /// Repeats a run's prompts and arrivals. By default each run draws its own, since a server with a prefix cache has seen the last
     /// run's.
     #[arg(long)]
     pub seed: Option<u64>,
-    /// A request fails this many seconds after it was due.
-    #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    pub timeout_s: u64,
+    /// Of this program. One sends thousands of requests at a time.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub threads: u32,
+    /// Write settings and results here too.
+    #[arg(long)]
+    pub json: Option<PathBuf>,
+}
+
+/// What is sent, but for how fast, and what is good enough.
+#[derive(Clone, Debug, Serialize, clap::Args)]
+pub struct Traffic {
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub request: RequestArgs,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub workload: WorkloadArgs,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub pattern: Pattern,
+    /// A mixed workload: one of its kinds as `name:rate:input-len:output-len`, with `:service-tier` if it has one. Give it once for each
+    /// kind; each has its own arrivals and results.
+    #[arg(long, conflicts_with_all = ["input_len", "output_len", "lengths_from", "chats", "trace"])]
+    pub kind: Vec<Kind>,
+    /// Requests that are due in so many seconds at the beginning are sent, and not counted.
+    #[arg(long, default_value_t = 0.0, value_parser = seconds)]
+    pub warmup_s: f64,
+    /// At most this many requests at a time; the others wait, and their wait is measured.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub concurrency_max: Option<u32>,
     /// Goodput counts requests whose first token came within this time (milliseconds)
     #[arg(long)]
     pub slo_ttft_ms: Option<u64>,
     /// and whose later tokens came, on average, within this time each (milliseconds).
     #[arg(long)]
     pub slo_tpot_ms: Option<u64>,
-    /// Write settings and results here too.
+    /// The effective request capacity counts, in place of the latter, requests whose longest tenth of gaps lasted, on average, so long.
     #[arg(long)]
-    pub json: Option<PathBuf>,
+    pub slo_tbt_ms: Option<u64>,
 }
 
-/// Measures, prints a table, writes the JSON file. An error if no request was answered at all.
-pub async fn run(mut args: LoadArgs) -> anyhow::Result<()> {
-    let client = Client::new(&args.url)?;
-    if args.model.is_none() {
-        let models = client.models().await.context("no model is given with --model, and the server does not list any")?;
-        args.model = Some(models.first().context("the server lists no model: give --model")?.clone());
-    }
-    // Short enough to type again.
-    let seed = *args.seed.get_or_insert_with(|| rand::random::<u32>().into());
-    if args.chat {
-        args.prompt = PromptKind::Text;
-    }
-    let targets: Vec<_> = args.of_each_kind().into_iter().map(|args| Arc::new(Target { client: client.clone(), args })).collect();
-    for target in &targets {
-        target.probe(seed).await?;
-    }
-    let progress = progress_bar(targets.iter().map(|target| target.args.requests).sum());
-    let start = Instant::now() + LEAD;
-    // Another seed each, or prompts of one kind would begin as another's do.
-    let measured = (seed..).zip(&targets).map(|(seed, target)| measure(target, seed, start, &progress));
-    let measured = try_join_all(measured).await?;
-    progress.finish_and_clear();
-
-    let millis = |ms: Option<u64>| ms.map(Duration::from_millis);
-    let slo = Slo { ttft: millis(args.slo_ttft_ms), tpot: millis(args.slo_tpot_ms) };
-    let summaries: Vec<_> = measured.iter().map(|(outcomes, lags, took)| Summary::new(outcomes, lags, *took, slo)).collect();
-    println!("{} at {}, seed {seed}", args.model.as_deref().unwrap_or_default(), args.url);
-    let results = if args.kind.is_empty() {
-        println!("\n{}", summaries[0]);
-        Results::One(&summaries[0])
-    } else {
-        args.kind.iter().zip(&summaries).for_each(|(kind, summary)| println!("\n{kind}\n\n{summary}"));
-        Results::Kinds { kinds: args.kind.iter().map(|kind| kind.name.as_str()).zip(&summaries).collect() }
-    };
-    if let Some(path) = &args.json {
-        let report = Report { settings: &args, results };
-        fs::write(path, serde_json::to_string_pretty(&report)? + "\n").with_context(|| format!("cannot write {}", path.display()))?;
-    }
-    ensure!(summaries.iter().any(|summary| summary.completed > 0), "no request was answered");
-    Ok(())
+/// How much of it, and how fast.
+#[derive(Clone, Copy, Debug)]
+pub enum Amount {
+    Rate {
+        rate: Rate,
+        requests: u32,
+    },
+    Users {
+        users: u32,
+        requests: u32,
+    },
+    /// Each kind of a mixed workload at a multiple of its rate.
+    Kinds {
+        times: f64,
+        seconds: f64,
+    },
 }
 
-impl LoadArgs {
-    /// The settings of each kind of request.
-    fn of_each_kind(&self) -> Vec<LoadArgs> {
-        if self.kind.is_empty() {
-            return vec![self.clone()];
-        }
-        let of_kind = |kind: &Kind| LoadArgs {
-            rate: Some(Rate::PerSecond(kind.rate)),
-            requests: kind.requests(self.seconds),
-            input_len: kind.input.clone(),
-            output_len: kind.output.clone(),
-            service_tier: kind.service_tier.clone().or_else(|| self.service_tier.clone()),
-            ..self.clone()
-        };
-        self.kind.iter().map(of_kind).collect()
-    }
+fn seconds(text: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|value| (0.0..=86_400.0).contains(value)).ok_or_else(|| "must be seconds, from 0 to 86400".into())
 }
 
-/// The JSON file: results at the top level, with the settings beside them.
+/// The JSON file's result: figures at the top level, with the settings beside them.
 #[derive(Serialize)]
 struct Report<'a> {
     settings: &'a LoadArgs,
+    client: &'a Overhead,
     #[serde(flatten)]
     results: Results<'a>,
 }
@@ -175,137 +140,144 @@ enum Results<'a> {
     },
 }
 
-/// One outcome and one lag per request, in no order, and the time from the start to the last outcome.
-type Measured = (Vec<Result<Answer, Failure>>, Vec<Duration>, Duration);
-
-fn fields(text: &str) -> Result<Value, String> {
-    match serde_json::from_str(text) {
-        Ok(fields @ Value::Object(_)) => Ok(fields),
-        Ok(_) => Err("fields of a request are a JSON object".into()),
-        Err(error) => Err(error.to_string()),
-    }
+/// One stream of requests, and how they are sent.
+pub struct Stream {
+    pub target: Target,
+    pub sessions: Vec<Session>,
+    pub pace: Pace,
+    pub concurrency_max: Option<u32>,
 }
 
-struct Target {
-    client: Client,
-    args: LoadArgs,
+pub enum Pace {
+    /// When each session begins.
+    Open(Vec<Duration>),
+    /// Users at a time.
+    Closed(u32),
 }
 
-impl Target {
-    fn model(&self) -> &str {
-        self.args.model.as_deref().unwrap_or_default()
-    }
+/// A runtime for the client, with its own threads and no more.
+pub fn runtime(threads: u32) -> anyhow::Result<tokio::runtime::Runtime> {
+    Ok(tokio::runtime::Builder::new_multi_thread().worker_threads(threads as usize).enable_all().build()?)
+}
 
-    fn workload(&self, seed: u64) -> Workload {
-        let LoadArgs { prompt, input_len, output_len, prefix_len, vocab, .. } = self.args.clone();
-        Workload { kind: prompt, input: input_len, output: output_len, prefix: prefix_len, vocab, seed }
-    }
+/// Measures, prints a table, writes the JSON file. An error if no request was answered at all.
+pub async fn run(mut args: LoadArgs) -> anyhow::Result<()> {
+    args.traffic.check()?;
+    // Short enough to type again.
+    let seed = *args.seed.get_or_insert_with(|| rand::random::<u32>().into());
+    let target = Target::new(&args.url, &args.traffic.request).await?;
+    args.traffic.request.model = Some(target.model().to_owned());
+    target.probe(&args.traffic.workload, seed).await?;
+    let requests = args.requests;
+    let amount = match args.users {
+        _ if !args.traffic.kind.is_empty() => Amount::Kinds { times: 1.0, seconds: args.seconds.into() },
+        Some(users) => Amount::Users { users, requests },
+        None => Amount::Rate { rate: args.rate.unwrap_or(Rate::AllAtOnce), requests },
+    };
+    let slo = args.traffic.slo();
+    let measured = measure(args.traffic.streams(&target, amount, seed)?, slo, args.threads).await?;
 
-    /// Reports a refusal that would hit every request before the load starts.
-    async fn probe(&self, seed: u64) -> anyhow::Result<()> {
-        // Another seed, so that this request caches nothing of the measured prompts.
-        let workload = Workload { output: Length(2..=2), ..self.workload(!seed) };
-        for ask in workload.draw(1) {
-            let due = Instant::now();
-            if let Err(failure) = self.ask(&ask, due).await {
-                bail!("the server does not take such requests ({}): {}", failure.kind, failure.message);
-            }
+    let warmup = Duration::from_secs_f64(args.traffic.warmup_s);
+    let summaries: Vec<_> = measured.samples.iter().map(|(samples, took)| Summary::new(samples, *took, warmup, slo)).collect();
+    println!("{} at {}, seed {seed}", target.model(), args.url);
+    let kinds = &args.traffic.kind;
+    let results = if kinds.is_empty() {
+        println!("\n{}", summaries[0]);
+        Results::One(&summaries[0])
+    } else {
+        kinds.iter().zip(&summaries).for_each(|(kind, summary)| println!("\n{kind}\n\n{summary}"));
+        Results::Kinds { kinds: kinds.iter().map(|kind| kind.name.as_str()).zip(&summaries).collect() }
+    };
+    let Overhead { cores, threads, delay_ms, bottleneck } = &measured.overhead;
+    let late = delay_ms.as_ref().map_or(0.0, |delay| delay.p99);
+    println!("this client used {cores:.2} cores of {threads}; 99 % of its timers fired at most {late:.1} ms late");
+    if let Some(bottleneck) = bottleneck {
+        eprintln!("warning: this client was a bottleneck: {bottleneck}");
+    }
+    record::write(args.json.as_ref(), "load", &Report { settings: &args, client: &measured.overhead, results })?;
+    ensure!(summaries.iter().any(|summary| summary.completed > 0), "no request was answered");
+    Ok(())
+}
+
+/// What came of all streams, each with the time from the start to its last outcome.
+pub struct Measured {
+    pub samples: Vec<(Vec<Sample>, Duration)>,
+    pub overhead: Overhead,
+}
+
+/// Sends all streams from the same moment on. `threads` are those of the runtime.
+pub async fn measure(streams: Vec<Stream>, slo: Slo, threads: u32) -> anyhow::Result<Measured> {
+    let requests = streams.iter().flat_map(|stream| &stream.sessions).map(|session| session.turns.len() as u64).sum();
+    let progress = Arc::new(Progress::new(requests));
+    let telling = progress.tell();
+    let meter = Meter::start();
+    let start = Instant::now() + LEAD;
+    let send = |stream: Stream| {
+        let slots = stream.concurrency_max.map_or(Semaphore::MAX_PERMITS, |max| max as usize);
+        let slots = Arc::new(Semaphore::new(slots.min(Semaphore::MAX_PERMITS)));
+        let driver = Driver { target: stream.target, start, slots, slo, progress: progress.clone() };
+        async move {
+            let samples = match stream.pace {
+                Pace::Open(arrivals) => driver.open(stream.sessions, arrivals).await?,
+                Pace::Closed(users) => driver.closed(stream.sessions, users).await?,
+            };
+            anyhow::Ok((samples, start.elapsed()))
         }
+    };
+    // Elsewhere than on the thread that waits for it, so that all of the client runs on `threads`.
+    let samples =
+        tokio::spawn(try_join_all(streams.into_iter().map(send).collect::<Vec<_>>())).await.context("a stream's task broke")??;
+    drop(telling);
+    let all = || samples.iter().flat_map(|(samples, _)| samples);
+    let percentiles = |latencies: percentiles::Latencies| latencies.percentiles();
+    let lag = percentiles(all().map(|sample| sample.lag).collect());
+    let answers = || all().filter_map(|sample| sample.outcome.as_ref().ok());
+    let ttft = percentiles(answers().map(|answer| answer.ttft).collect());
+    let tpot = percentiles(answers().filter_map(|answer| answer.tpot()).collect());
+    let overhead = meter.finish(threads, lag.as_ref(), ttft.as_ref(), tpot.as_ref());
+    Ok(Measured { samples, overhead })
+}
+
+impl Traffic {
+    /// What clap cannot tell, and what follows from other settings.
+    pub fn check(&mut self) -> anyhow::Result<()> {
+        if self.request.chat {
+            self.workload.prompt = PromptKind::Text;
+        }
+        ensure!(self.workload.turns == 1 || self.request.chat, "--turns: chats of several turns need --chat");
         Ok(())
     }
 
-    /// Sends the request and waits for the end of the answer, at most until the deadline that follows from `due`.
-    async fn ask(&self, ask: &Ask, due: Instant) -> Result<Answer, Failure> {
-        let deadline = due + Duration::from_secs(self.args.timeout_s);
-        let answered = timeout_at(deadline, self.stream(ask, due)).await;
-        answered.unwrap_or_else(|_| {
-            let message = format!("not answered within {} s", self.args.timeout_s);
-            Err(Failure { kind: "timeout".into(), message })
-        })
+    pub fn slo(&self) -> Slo {
+        let millis = |ms: Option<u64>| ms.map(Duration::from_millis);
+        Slo { ttft: millis(self.slo_ttft_ms), tpot: millis(self.slo_tpot_ms), tbt: millis(self.slo_tbt_ms) }
     }
 
-    async fn stream(&self, ask: &Ask, due: Instant) -> Result<Answer, Failure> {
-        let failure = |e: tidemill_deploy::client::ClientError| Failure { kind: e.kind(), message: e.to_string() };
-        let path = if self.args.chat { "/chat/completions" } else { "/completions" };
-        let mut stream = Box::pin(self.client.stream(path, &self.body(ask)).await.map_err(failure)?);
-        let mut timeline = Timeline::default();
-        let mut usage = None;
-        while let Some(chunk) = stream.next().await {
-            let chunk = chunk.map_err(failure)?;
-            if chunk.is_token {
-                timeline.token(due.elapsed());
-            }
-            usage = chunk.usage.or(usage);
-        }
-        let counts = usage.map(|usage| (usage.prompt_tokens, usage.cached_tokens(), usage.completion_tokens));
-        let nothing = || Failure { kind: "empty".into(), message: "the answer has no token".into() };
-        timeline.finish(counts).ok_or_else(nothing)
+    /// One, or one for each kind.
+    pub fn streams(&self, target: &Target, amount: Amount, seed: u64) -> anyhow::Result<Vec<Stream>> {
+        let open = |rate, requests: u32, seed| Pace::Open(arrivals::schedule(&self.pattern, rate, requests as usize, seed));
+        let alone = |pace, requests| Ok(vec![self.stream(&self.workload, target.clone(), pace, requests, seed)?]);
+        let (times, seconds) = match amount {
+            Amount::Rate { rate, requests } => return alone(open(rate, requests, seed), requests),
+            Amount::Users { users, requests } => return alone(Pace::Closed(users), requests),
+            Amount::Kinds { times, seconds } => (times, seconds),
+        };
+        let of_kind = |(kind, seed): (&Kind, u64)| {
+            let (input_len, output_len) = (kind.input.clone(), kind.output.clone());
+            let workload = WorkloadArgs { input_len, output_len, ..self.workload.clone() };
+            let rate = kind.rate * times;
+            let requests = ((rate * seconds).round() as u32).max(1);
+            let target = target.with_tier(kind.service_tier.as_deref());
+            self.stream(&workload, target, open(Rate::PerSecond(rate), requests, seed), requests, seed)
+        };
+        // Another seed each, or prompts of one kind would begin as another's do.
+        self.kind.iter().zip(seed..).map(of_kind).collect()
     }
 
-    fn body(&self, ask: &Ask) -> Value {
-        let mut body = json!({
-            "model": self.model(),
-            "max_tokens": ask.output_tokens,
-            "temperature": 0,
-            "stream": true,
-            "stream_options": {"include_usage": true},
-        });
-        match &ask.prompt {
-            Prompt::Text(text) if self.args.chat => body["messages"] = json!([{"role": "user", "content": text}]),
-            prompt => body["prompt"] = json!(prompt),
-        }
-        if let Some(tier) = &self.args.service_tier {
-            body["service_tier"] = json!(tier);
-        }
-        if !self.args.allow_eos {
-            body["ignore_eos"] = json!(true);
-        }
-        if let (Some(body), Some(Value::Object(fields))) = (body.as_object_mut(), &self.args.fields) {
-            body.extend(fields.clone());
-        }
-        body
+    fn stream(&self, workload: &WorkloadArgs, target: Target, pace: Pace, requests: u32, seed: u64) -> anyhow::Result<Stream> {
+        let sessions = Workload::new(workload)?.draw(requests as usize, seed);
+        Ok(Stream { target, sessions, pace, concurrency_max: self.concurrency_max })
     }
-}
-
-async fn measure(target: &Arc<Target>, seed: u64, start: Instant, progress: &ProgressBar) -> anyhow::Result<Measured> {
-    let args = &target.args;
-    let requests = args.requests as usize;
-    let permits = args.concurrency_max.map_or(Semaphore::MAX_PERMITS, |max| max as usize);
-    let slots = Arc::new(Semaphore::new(permits.min(Semaphore::MAX_PERMITS)));
-    let asks = target.workload(seed).draw(requests);
-    let arrivals = arrivals::schedule(args.rate.unwrap_or(Rate::AllAtOnce), requests, seed);
-
-    let mut tasks = JoinSet::new();
-    for (ask, at) in asks.into_iter().zip(arrivals) {
-        let (target, slots) = (target.clone(), slots.clone());
-        let due = start.checked_add(at).context("the rate is so low that the last request is due in ages: fewer --requests?")?;
-        tasks.spawn(async move {
-            sleep_until(due).await;
-            let lag = due.elapsed();
-            let _slot = slots.acquire().await;
-            (target.ask(&ask, due).await, lag)
-        });
-    }
-    let mut outcomes = Vec::with_capacity(requests);
-    let mut lags = Vec::with_capacity(requests);
-    let mut failed = 0;
-    while let Some(joined) = tasks.join_next().await {
-        let (outcome, lag) = joined.context("a request's task broke")?;
-        if outcome.is_err() {
-            failed += 1;
-            progress.set_message(format!("{failed} failed"));
-        }
-        progress.inc(1);
-        outcomes.push(outcome);
-        lags.push(lag);
-    }
-    Ok((outcomes, lags, start.elapsed()))
-}
-
-/// On stderr, and only where that is a terminal.
-fn progress_bar(requests: u32) -> ProgressBar {
-    let style = ProgressStyle::with_template("{elapsed} [{wide_bar}] {pos}/{len} answered {msg}").expect("the template is well-formed");
-    ProgressBar::new(requests.into()).with_style(style)
 }
 
 /// Time to set all tasks up before the first request is due.

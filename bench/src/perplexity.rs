@@ -4,6 +4,7 @@
 //! least half a window before it, except for those of the first half. (As Hugging Face's "Perplexity of fixed-length models", with a
 //! stride of half the length.)
 
+use crate::record;
 use anyhow::{Context, anyhow, ensure};
 use indicatif::ProgressIterator;
 use serde::Serialize;
@@ -66,10 +67,7 @@ pub fn run(args: &PerplexityArgs) -> anyhow::Result<()> {
         if report.quantize == "none" { "as stored" } else { &report.quantize },
         report.kv_dtype
     );
-    if let Some(path) = &args.json {
-        fs::write(path, serde_json::to_string_pretty(&report)? + "\n").with_context(|| format!("cannot write {}", path.display()))?;
-    }
-    Ok(())
+    record::write(args.json.as_ref(), "perplexity", &report)
 }
 
 pub fn measure(args: &PerplexityArgs) -> anyhow::Result<Report> {

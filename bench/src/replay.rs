@@ -1,33 +1,40 @@
-//! `tidemill-bench replay`: recorded traffic through the KV pool's directory, one run per eviction policy.
+//! `tidemill-bench replay`: recorded traffic to a live server, or through the KV pool's directory alone, one run per eviction policy.
 
 pub mod bound;
+pub mod live;
 pub mod optimum;
 pub mod pool;
 pub mod trace;
 
+use crate::{load, record};
 use anyhow::{Context, bail, ensure};
 use bound::Bound;
+use live::LiveArgs;
 use pool::ReplayedPool;
 use serde::{Serialize, Serializer};
 use serde_json::json;
-use std::{fs, path::PathBuf, str::FromStr, time::Instant};
+use std::{path::PathBuf, str::FromStr, time::Instant};
 use tidemill_kvpool::core::eviction::Policy;
 use trace::{Request, TRACE_BLOCK_TOKENS};
 
-/// Replay a request trace and measure how much of its prompts a KV pool remembers.
+/// Replay a request trace: to a live server, or (--cache-only) to measure how much of its prompts a KV pool remembers.
 ///
-/// Requests come in file order, and the blocks of each are available to the next one at once.
+/// A live server gets prompts that are made up so that equal ids give equal prefixes, at the trace's times. With --cache-only, requests
+/// come in file order, and the blocks of each are available to the next one at once.
 #[derive(Clone, Debug, Serialize, clap::Args)]
 pub struct ReplayArgs {
     /// Use only the pool's directory and eviction code, without a cluster.
-    #[arg(long, required = true)]
+    #[arg(long, requires = "capacity")]
     pub cache_only: bool,
+    #[command(flatten)]
+    #[serde(skip)]
+    pub live: LiveArgs,
     /// Mooncake's format: one JSON object per line with `input_length` and `hash_ids`, one id per 512-token block.
     #[arg(long)]
     pub trace: PathBuf,
     /// Blocks of 512 tokens that the pool holds, or `unlimited`.
     #[arg(long)]
-    pub capacity: Capacity,
+    pub capacity: Option<Capacity>,
     /// lru, lfu, s3fifo, hit-density, `optimum` (knows the future), or `all`.
     #[arg(long, default_value = Policy::default().name())]
     pub policy: Choice,
@@ -117,22 +124,24 @@ pub fn replay(requests: &[Request], capacity: Capacity, decider: Decider) -> Hit
 }
 
 pub fn run(args: &ReplayArgs) -> anyhow::Result<()> {
+    let Some(capacity) = args.capacity.filter(|_| args.cache_only) else {
+        return load::runtime(args.live.threads)?.block_on(live::run(args));
+    };
     let requests = trace::read(&args.trace)?;
     let unique_blocks = trace::unique_blocks(&requests);
-    println!("{}: {} requests, {unique_blocks} different blocks, capacity {}", args.trace.display(), requests.len(), args.capacity);
+    println!("{}: {} requests, {unique_blocks} different blocks, capacity {}", args.trace.display(), requests.len(), capacity);
     println!("{:<12} {:>15} {:>22} {:>8}", "policy", "block hit rate", "prefix token hit rate", "seconds");
     let mut rows = Vec::new();
     for decider in args.policy.deciders() {
         let start = Instant::now();
-        let hits = replay(&requests, args.capacity, decider);
+        let hits = replay(&requests, capacity, decider);
         let (block_hit_rate, prefix_token_hit_rate) = (hits.block_hit_rate(), hits.prefix_token_hit_rate());
         let seconds = start.elapsed().as_secs_f64();
         let policy = decider.name();
         println!("{policy:<12} {block_hit_rate:>15.4} {prefix_token_hit_rate:>22.4} {seconds:>8.2}");
         rows.push(Row { policy, block_hit_rate, prefix_token_hit_rate, seconds });
     }
-    let bounds = if args.bounds { bounds(&requests, args.capacity, unique_blocks) } else { Vec::new() };
-    let Some(path) = &args.json else { return Ok(()) };
+    let bounds = if args.bounds { bounds(&requests, capacity, unique_blocks) } else { Vec::new() };
     let mut report = json!({
         "settings": args,
         "requests": requests.len(),
@@ -150,7 +159,7 @@ pub fn run(args: &ReplayArgs) -> anyhow::Result<()> {
     if args.bounds {
         report["bounds"] = json!(bounds);
     }
-    fs::write(path, format!("{report:#}\n")).with_context(|| format!("cannot write {}", path.display()))
+    record::write(args.json.as_ref(), "replay", &report)
 }
 
 fn bounds(requests: &[Request], capacity: Capacity, unique_blocks: usize) -> Vec<Bound> {

@@ -9,7 +9,7 @@ pub mod scenario;
 pub mod summary;
 pub mod timing;
 
-use crate::replay::trace;
+use crate::{record, replay::trace};
 use anyhow::{Context, ensure};
 use rayon::prelude::*;
 use report::{Found, Report, Row};
@@ -66,7 +66,7 @@ pub fn run(args: &SimArgs) -> anyhow::Result<()> {
     if let Some(url) = &args.calibrate {
         let calibration = tokio::runtime::Runtime::new()?.block_on(calibrate::run(&bench, url))?;
         print!("{calibration}");
-        return args.json.as_deref().map_or(Ok(()), |path| write_json(path, &serde_json::to_value(&calibration)?));
+        return record::write(args.json.as_ref(), "sim", &calibration);
     }
     let started = Instant::now();
     // Decisions that are timed should have the machine's cache to themselves.
@@ -75,17 +75,11 @@ pub fn run(args: &SimArgs) -> anyhow::Result<()> {
     let rows = pool.install(|| scenario.cells()?.into_par_iter().map(|cell| bench.row(&cell)).collect::<anyhow::Result<Vec<Row>>>())?;
     let report = Report { head: scenario.head.clone(), rows, wall_s: started.elapsed().as_secs_f64() };
     println!("{}", report.text());
-    if let Some(path) = &args.json {
-        write_json(path, &report.json())?;
-    }
+    record::write(args.json.as_ref(), "sim", &report.json())?;
     if let Some(path) = &args.html {
         fs::write(path, html::page(&report)).with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(())
-}
-
-fn write_json(path: &Path, value: &serde_json::Value) -> anyhow::Result<()> {
-    fs::write(path, format!("{value:#}\n")).with_context(|| format!("cannot write {}", path.display()))
 }
 
 struct Bench<'a> {

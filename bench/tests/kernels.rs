@@ -17,7 +17,8 @@ fn rows(flags: &[&str]) -> Vec<Value> {
     let json = dir.path().join("rows.json");
     let fixed = ["kernels", "--device", "cpu", "--quick", "--threads", "2", "--json", json.to_str().unwrap()];
     run(&Cli::parse_from(fixed.iter().chain(flags)).kernels).unwrap();
-    serde_json::from_slice(&fs::read(json).unwrap()).unwrap()
+    let record: serde_json::Value = serde_json::from_slice(&fs::read(json).unwrap()).unwrap();
+    serde_json::from_value(record["result"].clone()).unwrap()
 }
 
 #[test]

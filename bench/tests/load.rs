@@ -115,8 +115,9 @@ async fn load(url: &str, flags: &[&str]) -> (Value, bool) {
     let json = dir.path().join("report.json");
     let fixed = ["load", "--url", url, "--json", json.to_str().unwrap()];
     let done = run(Cli::parse_from(fixed.iter().chain(flags)).load).await.is_ok();
-    let text = std::fs::read_to_string(&json).unwrap_or("null".into());
-    (serde_json::from_str(&text).unwrap(), done)
+    let text = std::fs::read_to_string(&json).unwrap_or(r#"{"result": null}"#.into());
+    let record: Value = serde_json::from_str(&text).unwrap();
+    (record["result"].clone(), done)
 }
 
 #[tokio::test]

@@ -42,7 +42,7 @@ async fn live_and_simulated_requests_stand_side_by_side() {
     let done = calibrate(&cluster, dir.path(), &[]).await;
     assert!(done.status.success(), "{done:?}");
     let report: Value = serde_json::from_slice(&std::fs::read(dir.path().join("out.json")).unwrap()).unwrap();
-    let row = &report["rows"][0];
+    let row = &report["result"]["rows"][0];
     assert_eq!((row["class"].as_str(), row["requests"].as_u64()), (Some("standard"), Some(12)), "{report}");
     assert!(row["decode"]["step_ms"].as_f64() > Some(0.0), "step costs come from the live cluster: {report}");
     for what in ["ttft_ms", "tpot_ms"] {

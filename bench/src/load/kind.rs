@@ -1,6 +1,6 @@
 //! One kind of request in a mixed workload.
 
-use super::workload::Length;
+use super::length::Length;
 use serde::Serialize;
 use std::{fmt, str::FromStr};
 
@@ -13,13 +13,6 @@ pub struct Kind {
     pub input: Length,
     pub output: Length,
     pub service_tier: Option<String>,
-}
-
-impl Kind {
-    /// As many as arrive in that time, on average; at least one.
-    pub fn requests(&self, seconds: u32) -> u32 {
-        ((self.rate * f64::from(seconds)).round() as u32).max(1)
-    }
 }
 
 impl FromStr for Kind {
@@ -56,8 +49,8 @@ mod tests {
     #[test]
     fn a_kind_is_one_word() {
         let kind: Kind = "chats:1.5:64:32-128:priority".parse().unwrap();
-        assert_eq!((kind.name.as_str(), kind.rate, kind.requests(60)), ("chats", 1.5, 90));
-        assert_eq!((kind.input.clone(), kind.output.clone()), (Length(64..=64), Length(32..=128)));
+        assert_eq!((kind.name.as_str(), kind.rate), ("chats", 1.5));
+        assert_eq!((kind.input.clone(), kind.output.clone()), (Length::fixed(64), Length::Even(32..=128)));
         assert_eq!(kind.service_tier.as_deref(), Some("priority"));
         assert_eq!(kind.to_string(), "chats: 1.5/s, 64 tokens in, 32-128 out");
         for wrong in ["", "chats", "chats:0:1:1", "chats:inf:1:1", "chats:1:0:1", ":1:1:1", "a:1:1:1:x:y"] {

@@ -52,6 +52,14 @@ impl Answer {
         let steps = u32::try_from(self.output_tokens).ok()?.checked_sub(1)?;
         (self.e2e - self.ttft).checked_div(steps)
     }
+
+    /// Mooncake's time between tokens: the mean of the longest tenth of the gaps, at least one; `None` without a gap.
+    pub fn tbt(&self) -> Option<Duration> {
+        let mut gaps = self.gaps.clone();
+        gaps.sort_unstable_by(|a, b| b.cmp(a));
+        let longest = &gaps[..gaps.len().div_ceil(10)];
+        longest.iter().sum::<Duration>().checked_div(longest.len() as u32)
+    }
 }
 
 #[cfg(test)]
@@ -75,6 +83,15 @@ mod tests {
         // Seven tokens in four chunks: the server's count is right.
         let answer = timeline.finish(Some((33, 32, 7))).unwrap();
         assert_eq!((answer.output_tokens, answer.tpot(), answer.cached_tokens), (7, Some(ms(10)), 32));
+    }
+
+    #[test]
+    fn a_stutter_shows_in_the_longest_tenth_of_the_gaps() {
+        let answer = |gaps: Vec<Duration>| Answer { ttft: ms(1), e2e: ms(9), gaps, prompt_tokens: 0, cached_tokens: 0, output_tokens: 1 };
+        let mut gaps = vec![ms(10); 18];
+        gaps.extend([ms(100), ms(300)]);
+        assert_eq!(answer(gaps).tbt(), Some(ms(200)));
+        assert_eq!((answer(vec![ms(7)]).tbt(), answer(vec![]).tbt()), (Some(ms(7)), None));
     }
 
     #[test]

@@ -1,13 +1,76 @@
-//! The requests: random prompts of given lengths. The same seed gives the same prompts; after a shared prefix they differ from each
-//! other.
+//! What is asked: sessions of one or several turns. The same seed gives the same sessions; after a shared prefix their prompts differ
+//! from each other.
 
+use super::{
+    arrivals,
+    chats::{self, Chat},
+    length::Length,
+    trace::Synthesis,
+};
+use crate::replay::trace::{self, Request};
+use anyhow::ensure;
 use rand::{Rng, SeedableRng, rngs::StdRng};
-use serde::{Serialize, Serializer};
-use std::{fmt, ops::RangeInclusive, str::FromStr};
+use serde::Serialize;
+use std::{path::PathBuf, time::Duration};
 
-/// A number of tokens, fixed (`512`) or drawn evenly from a range (`128-1024`).
-#[derive(Clone, Debug, PartialEq)]
-pub struct Length(pub RangeInclusive<u32>);
+/// Prompts and answers.
+#[derive(Clone, Debug, Serialize, clap::Args)]
+pub struct WorkloadArgs {
+    /// Prompt length in tokens: `512`, drawn evenly from `128-1024`, or `lognormal/MEDIAN/SIGMA[/MAX]`.
+    #[arg(long, default_value = "512")]
+    pub input_len: Length,
+    /// Answer length in tokens, in the same forms.
+    #[arg(long, default_value = "128")]
+    pub output_len: Length,
+    /// Draw both lengths, in pairs, from the requests of a trace in Mooncake's format.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["input_len", "output_len", "chats"])]
+    pub lengths_from: Option<PathBuf>,
+    /// Draw chats from a file: one JSON object per line with `conversations` (`from`, `value`: ShareGPT) or `messages` (`role`, `content`).
+    /// Users say what is there; answers may be as long as those there, at four characters per token.
+    #[arg(long, value_name = "FILE", requires = "chat", conflicts_with_all = ["input_len", "output_len", "prefix_len"])]
+    pub chats: Option<PathBuf>,
+    /// The requests of a trace in Mooncake's format, from its beginning, with prompts that are made up: equal `hash_ids` give equal
+    /// prefixes.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["input_len", "output_len", "prefix_len", "lengths_from", "chats", "turns"])]
+    pub trace: Option<PathBuf>,
+    /// Factor on the lengths of a trace's prompts and answers.
+    #[arg(long, default_value_t = 1.0, value_parser = arrivals::positive)]
+    pub trace_scale: f64,
+    /// Leading tokens that all prompts have in common.
+    #[arg(long, default_value_t = 0)]
+    pub prefix_len: u32,
+    /// Turns of a chat. Each repeats all that was said before, with the server's own answers. --requests then counts chats.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub turns: u32,
+    /// Seconds that a user thinks before the next turn or request: the mean of an exponential distribution.
+    #[arg(long, default_value_t = 0.0)]
+    pub think_s: f64,
+    /// Token ids, or words for servers that take only text.
+    #[arg(long, value_enum, default_value_t = PromptKind::Tokens)]
+    pub prompt: PromptKind,
+    /// Token ids are drawn below this; the default fits every vocabulary.
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(16..))]
+    pub vocab: u32,
+}
+
+/// As without flags.
+impl Default for WorkloadArgs {
+    fn default() -> Self {
+        Self {
+            input_len: Length::fixed(512),
+            output_len: Length::fixed(128),
+            lengths_from: None,
+            chats: None,
+            trace: None,
+            trace_scale: 1.0,
+            prefix_len: 0,
+            turns: 1,
+            think_s: 0.0,
+            prompt: PromptKind::Tokens,
+            vocab: 256,
+        }
+    }
+}
 
 /// How prompts are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
@@ -26,45 +89,109 @@ pub enum Prompt {
     Text(String),
 }
 
-/// One request's prompt, and the answer's length.
+/// One request's prompt (in a later turn: what is new in it), and the answer's length.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ask {
     pub prompt: Prompt,
     pub output_tokens: u32,
 }
 
-/// How to draw [`Ask`]s.
-#[derive(Clone, Debug)]
-pub struct Workload {
-    pub kind: PromptKind,
-    pub input: Length,
-    pub output: Length,
-    /// Leading tokens that all prompts have in common; no prompt is shorter.
-    pub prefix: u32,
-    /// Token ids are drawn below this.
-    pub vocab: u32,
-    pub seed: u64,
+/// Turns of one user, each sent when the one before is answered and the user has thought about it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Session {
+    pub turns: Vec<Turn>,
 }
 
+#[derive(Clone, Debug, PartialEq)]
+pub struct Turn {
+    /// Before it.
+    pub think: Duration,
+    pub ask: Ask,
+}
+
+/// How to draw [`Session`]s.
+#[derive(Clone, Debug)]
+pub struct Workload {
+    args: WorkloadArgs,
+    /// Prompt and answer, of a trace.
+    lengths: Vec<(u32, u32)>,
+    chats: Vec<Chat>,
+    trace: Vec<Request>,
+}
+
+const THINK_S_MAX: f64 = 3600.0;
+
 impl Workload {
-    pub fn draw(&self, requests: usize) -> Vec<Ask> {
-        let mut rng = StdRng::seed_from_u64(self.seed);
-        let prefix: Vec<u32> = (0..self.prefix).map(|_| self.token(&mut rng)).collect();
-        let asks = (0..requests).map(|_| {
-            let length = rng.random_range(self.input.0.clone()).max(self.prefix);
-            let own: Vec<u32> = (self.prefix..length).map(|_| self.token(&mut rng)).collect();
-            Ask { prompt: self.prompt([&prefix[..], &own].concat()), output_tokens: rng.random_range(self.output.0.clone()) }
-        });
-        asks.collect()
+    /// Reads the files that the workload names.
+    pub fn new(args: &WorkloadArgs) -> anyhow::Result<Workload> {
+        ensure!((0.0..=THINK_S_MAX).contains(&args.think_s), "--think-s: from 0 to {THINK_S_MAX}");
+        let mut lengths = Vec::new();
+        if let Some(path) = &args.lengths_from {
+            let of = |request: trace::Request| {
+                (request.input_tokens as u32, request.output_tokens.unwrap_or(1).clamp(1, u32::MAX.into()) as u32)
+            };
+            lengths.extend(trace::read(path)?.into_iter().map(of));
+        }
+        let chats = args.chats.as_deref().map(chats::read).transpose()?.unwrap_or_default();
+        let trace = args.trace.as_deref().map(trace::read).transpose()?.unwrap_or_default();
+        Ok(Workload { args: args.clone(), lengths, chats, trace })
+    }
+
+    pub fn draw(&self, sessions: usize, seed: u64) -> Vec<Session> {
+        if !self.trace.is_empty() {
+            // A trace that is too short begins again; its prompts are then known.
+            let requests = self.trace.iter().cycle().take(sessions);
+            return requests.map(|request| self.of_trace(request, seed)).collect();
+        }
+        let mut rng = StdRng::seed_from_u64(seed);
+        let prefix: Vec<u32> = (0..self.args.prefix_len).map(|_| self.token(&mut rng)).collect();
+        (0..sessions).map(|_| self.session(&prefix, &mut rng)).collect()
+    }
+
+    pub fn of_trace(&self, request: &Request, seed: u64) -> Session {
+        let ask = Synthesis { scale: self.args.trace_scale, seed }.ask(request, &self.args);
+        Session { turns: vec![Turn { think: Duration::ZERO, ask }] }
+    }
+
+    fn session(&self, prefix: &[u32], rng: &mut StdRng) -> Session {
+        if !self.chats.is_empty() {
+            let chat = &self.chats[rng.random_range(0..self.chats.len())];
+            let turn = |said: &chats::Turn| Turn {
+                think: self.think(rng),
+                ask: Ask { prompt: Prompt::Text(said.user.clone()), output_tokens: said.answer_tokens },
+            };
+            let most = if self.args.turns > 1 { self.args.turns as usize } else { usize::MAX };
+            return Session { turns: chat.turns.iter().take(most).map(turn).collect() };
+        }
+        let turn = |number| {
+            let (input, output) = match self.lengths.as_slice() {
+                [] => (self.args.input_len.draw(rng), self.args.output_len.draw(rng)),
+                lengths => lengths[rng.random_range(0..lengths.len())],
+            };
+            // The prefix is part of the first prompt's length; no prompt is shorter.
+            let shared = if number == 0 { prefix } else { &[] };
+            let own: Vec<u32> = (shared.len() as u32..input).map(|_| self.token(rng)).collect();
+            let ask = Ask { prompt: self.args.prompt([shared, &own].concat()), output_tokens: output };
+            Turn { think: self.think(rng), ask }
+        };
+        Session { turns: (0..self.args.turns).map(turn).collect() }
+    }
+
+    fn think(&self, rng: &mut StdRng) -> Duration {
+        // `random` is below 1, so the logarithm is finite.
+        Duration::from_secs_f64(-(1.0 - rng.random::<f64>()).ln() * self.args.think_s)
     }
 
     /// The lowest ids are left out, since models keep their special tokens there.
     fn token(&self, rng: &mut StdRng) -> u32 {
-        rng.random_range(SPECIAL.min(self.vocab - 1)..self.vocab)
+        rng.random_range(SPECIAL.min(self.args.vocab - 1)..self.args.vocab)
     }
+}
 
-    fn prompt(&self, tokens: Vec<u32>) -> Prompt {
-        match self.kind {
+impl WorkloadArgs {
+    /// `tokens`, as this workload writes prompts.
+    pub fn prompt(&self, tokens: Vec<u32>) -> Prompt {
+        match self.prompt {
             PromptKind::Tokens => Prompt::Tokens(tokens),
             PromptKind::Text => {
                 let words: Vec<&str> = tokens.iter().map(|token| WORDS[*token as usize % WORDS.len()]).collect();
@@ -74,32 +201,8 @@ impl Workload {
     }
 }
 
-impl FromStr for Length {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Length, String> {
-        let (least, most) = text.split_once('-').unwrap_or((text, text));
-        match (least.parse(), most.parse()) {
-            (Ok(least), Ok(most)) if 1 <= least && least <= most => Ok(Length(least..=most)),
-            _ => Err("a length is a number of tokens, such as 512, or a range, such as 128-1024".into()),
-        }
-    }
-}
-
-impl fmt::Display for Length {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (least, most) = (self.0.start(), self.0.end());
-        if least == most { write!(f, "{least}") } else { write!(f, "{least}-{most}") }
-    }
-}
-
-impl Serialize for Length {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        (self.0.start(), self.0.end()).serialize(serializer)
-    }
-}
-
-const SPECIAL: u32 = 8;
+/// Models keep their special tokens below.
+pub const SPECIAL: u32 = 8;
 
 /// The most frequent English words: one token each in most tokenizers.
 const WORDS: [&str; 64] = [
@@ -113,26 +216,35 @@ const WORDS: [&str; 64] = [
 mod tests {
     use super::*;
 
-    fn workload(kind: PromptKind) -> Workload {
-        Workload { kind, input: Length(20..=40), output: Length(5..=5), prefix: 16, vocab: 256, seed: 3 }
+    fn args(prompt: PromptKind) -> WorkloadArgs {
+        WorkloadArgs { input_len: Length::Even(20..=40), output_len: Length::fixed(5), prefix_len: 16, prompt, ..WorkloadArgs::default() }
     }
 
-    fn tokens(ask: &Ask) -> &[u32] {
-        match &ask.prompt {
+    fn draw(args: &WorkloadArgs, sessions: usize) -> Vec<Session> {
+        Workload::new(args).unwrap().draw(sessions, 3)
+    }
+
+    fn tokens(session: &Session) -> &[u32] {
+        match &session.turns[0].ask.prompt {
             Prompt::Tokens(tokens) => tokens,
             Prompt::Text(text) => panic!("text: {text}"),
         }
     }
 
+    fn words(turn: &Turn) -> usize {
+        let Prompt::Text(text) = &turn.ask.prompt else { panic!("tokens") };
+        text.split(' ').count()
+    }
+
     #[test]
     fn prompts_share_their_prefix_and_nothing_more() {
-        let asks = workload(PromptKind::Tokens).draw(200);
-        assert_eq!(asks, workload(PromptKind::Tokens).draw(200));
-        let mut lengths: Vec<usize> = asks.iter().map(|ask| tokens(ask).len()).collect();
+        let sessions = draw(&args(PromptKind::Tokens), 200);
+        assert_eq!(sessions, draw(&args(PromptKind::Tokens), 200));
+        let mut lengths: Vec<usize> = sessions.iter().map(|session| tokens(session).len()).collect();
         lengths.sort();
         lengths.dedup();
         assert_eq!(lengths, Vec::from_iter(20..=40), "every length of the range comes up");
-        for pair in asks.windows(2) {
+        for pair in sessions.windows(2) {
             let (a, b) = (tokens(&pair[0]), tokens(&pair[1]));
             assert_eq!(a[..16], b[..16]);
             assert_ne!(a[16..20], b[16..20]);
@@ -142,24 +254,40 @@ mod tests {
 
     #[test]
     fn no_prompt_is_shorter_than_the_prefix() {
-        let short = Workload { input: Length(1..=1), ..workload(PromptKind::Tokens) };
-        assert!(short.draw(3).iter().all(|ask| tokens(ask).len() == 16));
+        let short = WorkloadArgs { input_len: Length::fixed(1), ..args(PromptKind::Tokens) };
+        assert!(draw(&short, 3).iter().all(|session| tokens(session).len() == 16));
     }
 
     #[test]
-    fn text_has_a_word_for_each_token() {
-        for ask in workload(PromptKind::Text).draw(20) {
-            let Prompt::Text(text) = ask.prompt else { panic!("tokens") };
-            assert!((20..=40).contains(&text.split(' ').count()));
+    fn text_has_a_word_for_each_token_and_later_turns_have_no_prefix() {
+        let chats = WorkloadArgs { turns: 3, think_s: 2.0, input_len: Length::fixed(20), ..args(PromptKind::Text) };
+        let sessions = draw(&chats, 300);
+        for session in &sessions {
+            assert_eq!(session.turns.iter().map(words).collect::<Vec<_>>(), [20, 20, 20]);
         }
+        let prefix = |turn: &Turn| match &turn.ask.prompt {
+            Prompt::Text(text) => text.split(' ').take(16).collect::<Vec<_>>().join(" "),
+            Prompt::Tokens(_) => panic!("tokens"),
+        };
+        assert_eq!(prefix(&sessions[0].turns[0]), prefix(&sessions[1].turns[0]));
+        assert_ne!(prefix(&sessions[0].turns[1]), prefix(&sessions[1].turns[1]));
+        let thought: f64 = sessions.iter().flat_map(|session| &session.turns).map(|turn| turn.think.as_secs_f64()).sum();
+        assert!((thought / 900.0 - 2.0).abs() < 0.3, "{thought}");
     }
 
     #[test]
-    fn lengths_are_checked() {
-        assert_eq!("512".parse(), Ok(Length(512..=512)));
-        assert_eq!("1-9".parse(), Ok(Length(1..=9)));
-        for wrong in ["", "0", "9-1", "a", "1-2-3", "-5"] {
-            assert!(wrong.parse::<Length>().is_err(), "{wrong}");
-        }
+    fn lengths_come_in_the_pairs_of_a_trace() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("trace.jsonl");
+        std::fs::write(
+            &path,
+            "{\"input_length\": 100, \"output_length\": 7, \"hash_ids\": [1]}\n{\"input_length\": 30, \"output_length\": 9, \"hash_ids\": [2]}\n",
+        )
+        .unwrap();
+        let from = WorkloadArgs { lengths_from: Some(path), prefix_len: 0, ..args(PromptKind::Tokens) };
+        let mut pairs: Vec<_> = draw(&from, 50).iter().map(|s| (tokens(s).len(), s.turns[0].ask.output_tokens)).collect();
+        pairs.sort();
+        pairs.dedup();
+        assert_eq!(pairs, [(30, 9), (100, 7)]);
     }
 }

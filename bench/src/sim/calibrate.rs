@@ -6,7 +6,7 @@
 
 use super::{Bench, scenario::Cell, summary};
 use crate::load::{
-    summary::Percentiles,
+    percentiles::Percentiles,
     timeline::{Answer, Timeline},
 };
 use anyhow::{Context, bail, ensure};

@@ -20,7 +20,12 @@ pub fn page(report: &Report) -> String {
         report.wall_s
     )
     .expect("a string takes everything");
-    let title = escape(&report.head.title);
+    document(&report.head.title, &body)
+}
+
+/// A page that needs nothing else, around `body`.
+pub fn document(title: &str, body: &str) -> String {
+    let title = escape(title);
     format!(
         "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
          <title>{title}</title><style>{STYLE}</style><main>{body}</main></html>\n"
@@ -63,7 +68,7 @@ fn plots(report: &Report) -> Vec<Plot> {
                 let Some(point) = row.x.zip(of(row)) else { continue };
                 match lines.iter_mut().find(|line| line.name == row.variant) {
                     Some(line) => line.points.push(point),
-                    None => lines.push(Line { name: row.variant.clone(), points: vec![point], dots: true }),
+                    None => lines.push(Line { name: row.variant.clone(), points: vec![point], dots: true, ..Line::default() }),
                 }
             }
             lines
@@ -95,7 +100,7 @@ fn plots(report: &Report) -> Vec<Plot> {
             let line = |name: &str, of: fn(&LoadPoint) -> f64| Line {
                 name: name.into(),
                 points: row.run.load.iter().map(|point| (point.s, of(point))).collect(),
-                dots: false,
+                ..Line::default()
             };
             let lines = vec![line("prefill", |point| point.prefill_load), line("decode", |point| point.decode_load)];
             let title = format!("Load over time, {}: 1 is the limit of TTFT or TPOT", row.name());
@@ -114,7 +119,8 @@ fn distribution(report: &Report, what: &str, of: fn(&Answer) -> Option<f64>) -> 
         values.sort_by(f64::total_cmp);
         // Requests without an answer are part of the whole.
         let all = row.run.answers.len() as f64;
-        Line { name: row.name(), points: values.iter().zip(1..).map(|(&value, n)| (value, f64::from(n) / all)).collect(), dots: false }
+        let points = values.iter().zip(1..).map(|(&value, n)| (value, f64::from(n) / all)).collect();
+        Line { name: row.name(), points, ..Line::default() }
     };
     Plot {
         title: format!("{what} of all requests (first seed)"),

@@ -31,6 +31,8 @@ pub struct Line {
     pub points: Vec<(f64, f64)>,
     /// Mark the points: they were measured one by one.
     pub dots: bool,
+    /// Where it is known how sure they are: x, low and high.
+    pub intervals: Vec<(f64, f64, f64)>,
 }
 
 /// The drawing's size and its margins: left, right, top, bottom.
@@ -69,6 +71,11 @@ impl Plot {
             let path: Vec<String> = places.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
             let color = number % COLORS;
             write!(svg, "<polyline style=\"stroke:var(--c{color})\" points=\"{}\"/>", path.join(" ")).expect("a string");
+            for &(x, low, high) in &line.intervals {
+                let ((x, low), (_, high)) = (at((x, low)), at((x, high)));
+                write!(svg, "<line style=\"stroke:var(--c{color})\" x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{low:.1}\" y2=\"{high:.1}\"/>")
+                    .expect("a string");
+            }
             for (x, y) in places.iter().filter(|_| line.dots) {
                 write!(svg, "<circle style=\"fill:var(--c{color})\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\"/>").expect("a string");
             }
@@ -174,7 +181,8 @@ mod tests {
 
     #[test]
     fn lines_stay_inside_whatever_their_points() {
-        let line = Line { name: "a<b".into(), points: vec![(0.0, 1.0), (1.0, f64::INFINITY), (2.0, -5.0)], dots: true };
+        let points = vec![(0.0, 1.0), (1.0, f64::INFINITY), (2.0, -5.0)];
+        let line = Line { name: "a<b".into(), points, dots: true, intervals: vec![(0.0, -1.0, f64::INFINITY)] };
         let axis = |scale| Axis { scale, ..Axis::default() };
         for (x, y) in [(Scale::Linear, Scale::Linear), (Scale::Log, Scale::Log)] {
             let figure = Plot { x: axis(x), y: axis(y), lines: vec![line.clone()], ..Plot::default() }.figure();

@@ -1,7 +1,7 @@
 //! All cells' figures: a table for people, JSON for programs.
 
 use super::{scenario::Head, summary::Summary, timing::DecisionCost};
-use crate::load::summary::Percentiles;
+use crate::load::percentiles::Percentiles;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::fmt::Write;

@@ -1,6 +1,6 @@
 //! Runs to figures: latencies, goodput, where tokens came from, and how steady the load was.
 
-use crate::load::summary::Percentiles;
+use crate::load::percentiles::Percentiles;
 use serde::Serialize;
 use std::time::Duration;
 use tidemill_sim::{

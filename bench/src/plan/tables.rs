@@ -1,0 +1,169 @@
+//! Models and hardware by name. Both only set rows of the assumptions.
+
+use super::assumptions::Assumptions;
+use anyhow::{Context, bail, ensure};
+use serde::{Deserialize, Serialize};
+use std::{fs, path::Path};
+
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct ModelRow {
+    pub name: &'static str,
+    pub params_b: f64,
+    pub active_b: f64,
+    pub layers: f64,
+    pub heads: f64,
+    pub kv_heads: f64,
+    pub head_dim: f64,
+}
+
+#[rustfmt::skip]
+pub const MODELS: [ModelRow; 8] = [
+    ModelRow { name: "llama2-70b", params_b: 69.0, active_b: 69.0, layers: 80.0, heads: 64.0, kv_heads: 8.0, head_dim: 128.0 },
+    ModelRow { name: "llama-3.1-70b", params_b: 70.6, active_b: 70.6, layers: 80.0, heads: 64.0, kv_heads: 8.0, head_dim: 128.0 },
+    ModelRow { name: "llama-3.1-8b", params_b: 8.03, active_b: 8.03, layers: 32.0, heads: 32.0, kv_heads: 8.0, head_dim: 128.0 },
+    ModelRow { name: "llama-3.1-405b", params_b: 405.9, active_b: 405.9, layers: 126.0, heads: 128.0, kv_heads: 8.0, head_dim: 128.0 },
+    ModelRow { name: "llama2-7b", params_b: 6.74, active_b: 6.74, layers: 32.0, heads: 32.0, kv_heads: 32.0, head_dim: 128.0 },
+    ModelRow { name: "qwen2.5-7b", params_b: 7.62, active_b: 7.62, layers: 28.0, heads: 28.0, kv_heads: 4.0, head_dim: 128.0 },
+    ModelRow { name: "mixtral-8x7b", params_b: 46.7, active_b: 12.9, layers: 32.0, heads: 32.0, kv_heads: 8.0, head_dim: 128.0 },
+    ModelRow { name: "smollm-135m", params_b: 0.135, active_b: 0.135, layers: 30.0, heads: 9.0, kv_heads: 3.0, head_dim: 64.0 },
+];
+
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct HardwareRow {
+    pub name: &'static str,
+    pub memory_gb: f64,
+    pub bandwidth_gb_s: f64,
+    /// Dense, 16-bit inputs.
+    pub tflops: f64,
+    /// Of one GPU (of the whole machine for `cpu`).
+    pub price_h: f64,
+    pub nic_gb_s: f64,
+}
+
+#[rustfmt::skip]
+pub const HARDWARE: [HardwareRow; 7] = [
+    HardwareRow { name: "h100", memory_gb: 80.0, bandwidth_gb_s: 3350.0, tflops: 989.0, price_h: 2.0, nic_gb_s: 50.0 },
+    HardwareRow { name: "h200", memory_gb: 141.0, bandwidth_gb_s: 4800.0, tflops: 989.0, price_h: 2.8, nic_gb_s: 50.0 },
+    HardwareRow { name: "a100", memory_gb: 80.0, bandwidth_gb_s: 2039.0, tflops: 312.0, price_h: 1.3, nic_gb_s: 25.0 },
+    HardwareRow { name: "a800", memory_gb: 80.0, bandwidth_gb_s: 2039.0, tflops: 312.0, price_h: 1.3, nic_gb_s: 25.0 },
+    HardwareRow { name: "b200", memory_gb: 180.0, bandwidth_gb_s: 7700.0, tflops: 2250.0, price_h: 4.0, nic_gb_s: 50.0 },
+    HardwareRow { name: "l40s", memory_gb: 48.0, bandwidth_gb_s: 864.0, tflops: 362.0, price_h: 0.9, nic_gb_s: 12.5 },
+    HardwareRow { name: "cpu", memory_gb: 768.0, bandwidth_gb_s: 460.0, tflops: 9.0, price_h: 2.5, nic_gb_s: 12.5 },
+];
+
+impl ModelRow {
+    pub fn apply(&self, assumptions: Assumptions) -> Assumptions {
+        assumptions.with(&[
+            ("params_b", self.params_b),
+            ("active_b", self.active_b),
+            ("layers", self.layers),
+            ("heads", self.heads),
+            ("kv_heads", self.kv_heads),
+            ("head_dim", self.head_dim),
+        ])
+    }
+}
+
+impl HardwareRow {
+    pub fn apply(&self, assumptions: Assumptions) -> Assumptions {
+        assumptions.with(&[
+            ("memory_gb", self.memory_gb),
+            ("bandwidth_gb_s", self.bandwidth_gb_s),
+            ("tflops", self.tflops),
+            ("price_h", self.price_h),
+            ("nic_gb_s", self.nic_gb_s),
+        ])
+    }
+}
+
+pub fn hardware(name: &str) -> anyhow::Result<HardwareRow> {
+    let names = HARDWARE.map(|row| row.name).join(", ");
+    HARDWARE.into_iter().find(|row| row.name == name).with_context(|| format!("there is no hardware `{name}`; there are {names}"))
+}
+
+/// By name, or from a `config.json` or the directory of one.
+pub fn model(name: &str, assumptions: Assumptions) -> anyhow::Result<Assumptions> {
+    if let Some(row) = MODELS.iter().find(|row| row.name == name) {
+        return Ok(row.apply(assumptions));
+    }
+    let path = Path::new(name);
+    let path = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
+    if !path.exists() {
+        bail!("there is no model `{name}`, nor such a file; there are {}", MODELS.map(|row| row.name).join(", "));
+    }
+    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    from_config(&text, assumptions).with_context(|| path.display().to_string())
+}
+
+#[derive(Deserialize)]
+struct Config {
+    hidden_size: f64,
+    intermediate_size: f64,
+    num_hidden_layers: f64,
+    num_attention_heads: f64,
+    num_key_value_heads: Option<f64>,
+    head_dim: Option<f64>,
+    vocab_size: f64,
+    #[serde(default)]
+    tie_word_embeddings: bool,
+    #[serde(alias = "num_local_experts")]
+    num_experts: Option<f64>,
+    num_experts_per_tok: Option<f64>,
+    moe_intermediate_size: Option<f64>,
+}
+
+/// Counts the parameters of a decoder with gated MLPs, dense or of experts.
+fn from_config(text: &str, assumptions: Assumptions) -> anyhow::Result<Assumptions> {
+    let config: Config = serde_json::from_str(text)?;
+    let Config { hidden_size: hidden, num_hidden_layers: layers, num_attention_heads: heads, .. } = config;
+    ensure!(hidden > 0.0 && layers > 0.0 && heads > 0.0, "hidden_size, num_hidden_layers and num_attention_heads must be above 0");
+    let kv_heads = config.num_key_value_heads.unwrap_or(heads);
+    let head_dim = config.head_dim.unwrap_or(hidden / heads);
+    let attention = hidden * head_dim * (2.0 * heads + 2.0 * kv_heads);
+    let expert = 3.0 * hidden * config.moe_intermediate_size.filter(|_| config.num_experts.is_some()).unwrap_or(config.intermediate_size);
+    let experts = config.num_experts.unwrap_or(1.0);
+    let used = config.num_experts_per_tok.unwrap_or(1.0).min(experts);
+    let embeddings = hidden * config.vocab_size * if config.tie_word_embeddings { 1.0 } else { 2.0 };
+    let params = |experts: f64| (layers * (attention + experts * expert) + embeddings) / 1e9;
+    Ok(assumptions.with(&[
+        ("params_b", params(experts)),
+        ("active_b", params(used)),
+        ("layers", layers),
+        ("heads", heads),
+        ("kv_heads", kv_heads),
+        ("head_dim", head_dim),
+    ]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_config_gives_the_published_parameters() {
+        let of = |text: &str| {
+            let assumptions = from_config(text, Assumptions::default()).unwrap();
+            (assumptions.get("params_b"), assumptions.get("active_b"), assumptions.get("kv_heads"), assumptions.get("head_dim"))
+        };
+        // huggingface.co/meta-llama/Llama-3.1-8B: 8,030,261,248 with its norms.
+        let (params, active, kv_heads, head_dim) = of(r#"{"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+            "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": false}"#);
+        assert!((params / 8.030_261_248 - 1.0).abs() < 1e-3 && params == active, "{params}");
+        assert_eq!((kv_heads, head_dim), (8.0, 128.0));
+        // huggingface.co/mistralai/Mixtral-8x7B-v0.1: 46.7 and 12.9 thousand millions.
+        let (params, active, ..) =
+            of(r#"{"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+            "num_key_value_heads": 8, "vocab_size": 32000, "num_local_experts": 8, "num_experts_per_tok": 2}"#);
+        assert!((params / 46.7 - 1.0).abs() < 2e-3 && (active / 12.9 - 1.0).abs() < 3e-3, "{params} {active}");
+        assert!(from_config("{}", Assumptions::default()).is_err());
+    }
+
+    #[test]
+    fn names_and_files_are_found() {
+        let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/../model/tests/fixtures/llama3");
+        assert!(model(fixture, Assumptions::default()).unwrap().get("params_b") < 0.1);
+        assert_eq!(model("llama-3.1-8b", Assumptions::default()).unwrap().get("layers"), 32.0);
+        assert!(model("gpt-9", Assumptions::default()).unwrap_err().to_string().contains("llama2-70b"));
+        assert!(hardware("tpu").unwrap_err().to_string().contains("h100"));
+    }
+}

@@ -1,0 +1,135 @@
+//! `--validate`: the plan in the simulator, that is, under the production schedulers, at the peak's rate. A large fleet is simulated in
+//! part, with as much less traffic.
+
+use super::{assumptions::Assumptions, fleet::Fleet};
+use crate::sim::summary::Summary;
+use anyhow::{Context, ensure};
+use serde::Serialize;
+use std::time::Duration;
+use tidemill_sim::{
+    hardware::{GPUS, SHAPES},
+    settings::{Arrivals, Class, ClusterShape, OnMiss, Settings, Stream, WorkloadSettings},
+    workload,
+    world::{Unwatched, World},
+};
+
+/// More take long, and answer nothing new.
+const INSTANCES_MAX: f64 = 24.0;
+const REQUESTS: usize = 3000;
+const SEED: u64 = 1;
+const HOST_GPUS: u32 = 8;
+
+#[derive(Clone, Debug, Serialize)]
+pub struct Validation {
+    pub instances: u32,
+    pub prefill: u32,
+    /// Of the fleet and its traffic.
+    pub part: f64,
+    pub requests_per_s: f64,
+    /// Both limits kept.
+    pub goodput_ratio: f64,
+    pub ttft_ms_p50: f64,
+    pub ttft_ms_p90: f64,
+    pub tpot_ms_p50: f64,
+    pub tpot_ms_p90: f64,
+    pub cached_share: f64,
+}
+
+/// `model` and `hardware` as they were named. The model itself is the simulator's, in 16 bits.
+pub fn run(model: &str, hardware: &str, a: &Assumptions, fleet: &Fleet) -> anyhow::Result<Validation> {
+    let gpu = if hardware == "a100" { "a800" } else { hardware };
+    ensure!(
+        SHAPES.iter().any(|shape| shape.name == model),
+        "--validate: the simulator knows {}",
+        SHAPES.map(|shape| shape.name).join(", ")
+    );
+    ensure!(GPUS.iter().any(|known| known.name == gpu), "--validate: the simulator knows {}", GPUS.map(|gpu| gpu.name).join(", "));
+    ensure!(a.get("kv_bits") == 16.0 && a.get("weight_bits") == 16.0, "--validate: the simulator computes in 16 bits");
+    let all = (fleet.prefill_gpus + fleet.decode_gpus) / fleet.gpus_per_instance;
+    ensure!(all >= 2.0, "--validate: a plan without an instance per role");
+    let part = (INSTANCES_MAX / all).min(1.0);
+    let count = |gpus: f64| (gpus / fleet.gpus_per_instance * part).round().max(1.0) as u32;
+    let (prefill, decode) = (count(fleet.prefill_gpus), count(fleet.decode_gpus));
+    // What rounding did to the fleet, the traffic follows.
+    let part = f64::from(prefill + decode) / all;
+    let requests_per_s = fleet.peak_requests_per_s * (1.0 - a.get("small_share")) * part;
+    let [input, output] = ["input_tokens", "output_tokens"].map(|key| a.get(key).round().max(1.0) as u32);
+    let class = Class {
+        name: "all".into(),
+        share: 1.0,
+        ttft_ms: Some(a.get("ttft_s") * 1e3),
+        tpot_ms: Some(a.get("tpot_ms")),
+        priority: 1,
+        weight: 1.0,
+        on_miss: OnMiss::Late,
+    };
+    let stream = Stream {
+        rate: requests_per_s,
+        input: [input, input],
+        output: [output, output],
+        // The simulator shares prefixes in steps of 512.
+        prefix_tokens: (a.get("input_tokens") * a.get("prefix_hit") / 512.0).round() as u32 * 512,
+        class: None,
+    };
+    let gpus_per_instance = fleet.gpus_per_instance as u32;
+    let settings = Settings {
+        model: model.into(),
+        cluster: ClusterShape {
+            instances: prefill + decode,
+            prefill: Some(prefill),
+            gpu: gpu.into(),
+            gpus_per_instance,
+            instances_per_host: (HOST_GPUS / gpus_per_instance).max(1),
+            flops_efficiency: a.get("flops_efficiency"),
+            memory_efficiency: a.get("memory_efficiency"),
+            sequences_max: a.get("sequences_max") as usize,
+            ..ClusterShape::default()
+        },
+        network: Default::default(),
+        policy: Default::default(),
+        workload: WorkloadSettings {
+            requests: REQUESTS,
+            arrivals: Arrivals::Poisson,
+            streams: vec![stream],
+            classes: vec![class],
+            warmup: 0.2,
+            ..WorkloadSettings::default()
+        },
+    };
+    let asks = workload::draw(&settings.workload, None, SEED)?;
+    let run = World::new(&settings, asks, SEED)?.run(&mut Unwatched);
+    let summary = Summary::new(&[(run, Duration::ZERO)], &settings.workload);
+    let (ttft, tpot) = summary.ttft_ms.zip(summary.tpot_ms).context("--validate: nothing was answered")?;
+    Ok(Validation {
+        instances: prefill + decode,
+        prefill,
+        part,
+        requests_per_s,
+        goodput_ratio: summary.goodput_ratio,
+        ttft_ms_p50: ttft.p50,
+        ttft_ms_p90: ttft.p90,
+        tpot_ms_p50: tpot.p50,
+        tpot_ms_p90: tpot.p90,
+        cached_share: summary.cached_share,
+    })
+}
+
+impl std::fmt::Display for Validation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "simulated: {} prefill and {} decode instances ({:.0} % of the fleet) at {:.1} requests/s: {:.1} % of requests keep both limits; \
+             TTFT p50 {:.0}, p90 {:.0} ms; TPOT p50 {:.1}, p90 {:.1} ms; {:.0} % of prompts cached",
+            self.prefill,
+            self.instances - self.prefill,
+            100.0 * self.part,
+            self.requests_per_s,
+            100.0 * self.goodput_ratio,
+            self.ttft_ms_p50,
+            self.ttft_ms_p90,
+            self.tpot_ms_p50,
+            self.tpot_ms_p90,
+            100.0 * self.cached_share
+        )
+    }
+}
