@@ -14,7 +14,12 @@ use assumptions::{Assumption, Assumptions};
 use fleet::Fleet;
 use levers::{Lever, Sensitivity};
 use serde::Serialize;
-use std::{fmt::Write, fs, path::PathBuf};
+use std::{
+    fmt::Write as _,
+    fs,
+    io::{Write as _, stdout},
+    path::PathBuf,
+};
 use validate::Validation;
 
 /// Plan a fleet: from users, limits, a model and hardware to GPUs, pool, network and dollars.
@@ -66,12 +71,12 @@ struct Assumed {
 
 pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
     if args.examples {
-        print!("{}", examples::text());
+        stdout().write_all(examples::text().as_bytes())?;
         return record::write(args.json.as_ref(), "plan", &serde_json::json!({"examples": examples::all()}));
     }
     let assumptions = assumed(args)?;
     let fleet = Fleet::plan(&assumptions);
-    print!("{}", text(args, &assumptions, &fleet));
+    stdout().write_all(text(args, &assumptions, &fleet).as_bytes())?;
     let validation = args.validate.then(|| validate::run(&args.model, &args.hardware, &assumptions, &fleet)).transpose()?;
     if let Some(validation) = &validation {
         println!("\n{validation}");

@@ -13,6 +13,7 @@ import { pathToFileURL } from "node:url";
 import { chromium } from "playwright-core";
 
 const TEST_MS = 90_000;
+const PICTURE = { width: 1120, height: 720 };
 const PHONE = { width: 390, height: 844 };
 
 const alarm = setTimeout(() => {
@@ -83,7 +84,9 @@ async function run(browser, url) {
   assert(await gpus() < before.gpus, "an 8B takes fewer GPUs");
   assert((await page.locator("#levers tr").count()) >= 8 && (await page.locator("#sensitivity tr").count()) >= 10);
 
-  await page.reload();
+  await page.setViewportSize(PICTURE);
+  await page.goto(url);
+  await page.evaluate(() => scrollTo(0, 0));
   if (process.env.SCREENSHOTS) await page.screenshot({ path: join(process.env.SCREENSHOTS, "plan.png") });
   await page.setViewportSize(PHONE);
   const width = await page.evaluate(() => document.documentElement.scrollWidth);
