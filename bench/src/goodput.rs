@@ -202,7 +202,7 @@ async fn compare(title: String, about: String, servers: &[ServerSettings], mut s
     let mut running = Vec::new();
     for server in servers {
         eprintln!("{}: starting", server.name);
-        running.push(server.start(&settings.traffic.request).await?);
+        running.push(server.start(&settings.traffic, settings.seed).await?);
     }
     let compared = take_turns(&running, &settings).await;
     for server in running {
@@ -213,11 +213,10 @@ async fn compare(title: String, about: String, servers: &[ServerSettings], mut s
 
 async fn take_turns(servers: &[Server], settings: &Settings) -> anyhow::Result<Vec<ServerResult>> {
     for server in servers {
-        server.target.probe(&settings.traffic.workload, settings.seed).await.with_context(|| server.name.clone())?;
         // Caches, connections and whatever a server learns of itself.
         try_rate(server, settings, settings.low, u64::MAX).await?;
     }
-    let mut results: Vec<ServerResult> = servers.iter().map(|server| ServerResult::new(server)).collect();
+    let mut results: Vec<ServerResult> = servers.iter().map(ServerResult::new).collect();
     for repeat in 0..settings.repeats {
         let mut searches = vec![Bisection::new(settings.low, settings.high); servers.len()];
         for step in 0..settings.steps {

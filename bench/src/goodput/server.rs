@@ -1,6 +1,6 @@
 //! Servers to compare: some run already, others are started here, waited for, and stopped by their process id.
 
-use crate::load::target::{RequestArgs, Target};
+use crate::load::{Traffic, target::Target};
 use anyhow::{Context, bail, ensure};
 use nix::{
     sched::{CpuSet, sched_getaffinity, sched_setaffinity},
@@ -45,11 +45,12 @@ const ASK_AGAIN: Duration = Duration::from_millis(200);
 const STOP: Duration = Duration::from_secs(30);
 
 impl ServerSettings {
-    pub async fn start(&self, request: &RequestArgs) -> anyhow::Result<Server> {
+    /// Until it has answered a request like those of `traffic`: some list their models before they can.
+    pub async fn start(&self, traffic: &Traffic, seed: u64) -> anyhow::Result<Server> {
         ensure!(!self.name.is_empty(), "[[server]]: give it a `name`");
-        ensure!(self.url.is_some() != !self.command.is_empty(), "server `{}`: give it a `url` or a `command`", self.name);
+        ensure!(self.url.is_some() == self.command.is_empty(), "server `{}`: give it a `url` or a `command`", self.name);
         if let Some(url) = &self.url {
-            let target = Target::new(url, request).await.with_context(|| format!("server `{}`", self.name))?;
+            let target = reach(url, traffic, seed).await.with_context(|| format!("server `{}`", self.name))?;
             return Ok(Server { name: self.name.clone(), target, settings: self.clone(), process: None });
         }
         // Free until somebody takes it: rarely anybody does.
@@ -62,7 +63,7 @@ impl ServerSettings {
             if let Some(status) = process.try_wait()? {
                 bail!("server `{}` ended before it was ready: {status}", self.name);
             }
-            let failure = match Target::new(&url, request).await {
+            let failure = match reach(&url, traffic, seed).await {
                 Ok(target) => return Ok(Server { name: self.name.clone(), target, settings: self.clone(), process: Some(process) }),
                 Err(failure) => failure,
             };
@@ -96,6 +97,12 @@ impl ServerSettings {
     }
 }
 
+async fn reach(url: &str, traffic: &Traffic, seed: u64) -> anyhow::Result<Target> {
+    let target = Target::new(url, &traffic.request).await?;
+    target.probe(&traffic.workload, seed).await?;
+    Ok(target)
+}
+
 const THIS_THREAD: Pid = Pid::from_raw(0);
 
 impl Server {
@@ -120,14 +127,17 @@ async fn stop(process: &mut Child) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::load::target::Form;
+    use clap::Parser;
 
-    fn request() -> RequestArgs {
-        RequestArgs { model: None, service_tier: None, chat: false, form: Form::Text, allow_eos: false, fields: None, timeout_s: 5 }
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        traffic: Traffic,
     }
 
     async fn start(settings: ServerSettings) -> String {
-        format!("{:#}", settings.start(&request()).await.err().expect("it cannot start"))
+        let Cli { traffic } = Cli::parse_from(["x"]);
+        format!("{:#}", settings.start(&traffic, 1).await.err().expect("it cannot start"))
     }
 
     #[tokio::test]
