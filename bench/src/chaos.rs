@@ -18,6 +18,7 @@
 pub mod fault;
 pub mod tally;
 
+use crate::record;
 use anyhow::{Context, ensure};
 use fault::{Fault, Faults, Kind};
 use futures_util::StreamExt;
@@ -26,7 +27,6 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use std::{
     collections::BTreeSet,
-    fs,
     path::PathBuf,
     process::Stdio,
     sync::{Arc, Mutex},
@@ -139,9 +139,7 @@ pub async fn run(args: ChaosArgs) -> anyhow::Result<()> {
         left_behind: left,
     };
     println!("{result}");
-    if let Some(path) = &args.json {
-        fs::write(path, serde_json::to_string_pretty(&result)? + "\n").with_context(|| format!("cannot write {}", path.display()))?;
-    }
+    record::write(args.json.as_ref(), "chaos", &result)?;
     ensure!(result.is_good(), "the cluster did not keep its promises");
     Ok(())
 }

@@ -14,5 +14,5 @@ fn no_answer_shows_the_faults_and_nothing_is_left_behind() {
     let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{said}");
     let result: serde_json::Value = serde_json::from_slice(&std::fs::read(json).expect("written")).expect("JSON");
-    assert!(result["faults"].as_array().is_some_and(|kinds| kinds.len() > 1), "some faults, and a restart: {said}");
+    assert!(result["result"]["faults"].as_array().is_some_and(|kinds| kinds.len() > 1), "some faults, and a restart: {said}");
 }
