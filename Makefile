@@ -43,7 +43,7 @@ check: setup-build check-cores check-aarch64
 	RUSTDOCFLAGS="-D warnings" cargo doc --release --locked --workspace --no-deps --quiet
 
 # The deciding part of each role builds without its shell: no tokio, no QUIC, no logging.
-CORES = proto grammar cluster safety gateway kvpool engine prefill decode sim
+CORES = proto grammar cluster registry safety gateway kvpool engine prefill decode sim
 check-cores:
 	@for core in $(CORES); do \
 		cargo check --release --locked --quiet -p tidemill-$$core --no-default-features || exit 1; \
@@ -67,9 +67,9 @@ test-aarch64: setup-build
 	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64-static -L /usr/aarch64-linux-gnu" \
 	cargo test --release --locked --target aarch64-unknown-linux-gnu -p tidemill-kernels -p tidemill-model --lib --test checkpoints
 
-# BLAKE3's SIMD and aws-lc are C and assembly.
+# BLAKE3's SIMD and aws-lc are C and assembly. protoc makes the types of raft's messages.
 setup-build:
-	@deploy/apt-install cc:gcc cc:libc6-dev as:binutils
+	@deploy/apt-install cc:gcc cc:libc6-dev as:binutils protoc:protobuf-compiler
 
 setup-test:
 	@deploy/apt-install python3:python3 chromium:chromium node:nodejs npm:npm

@@ -13,7 +13,7 @@ pub const FRAME_BYTES_MAX: usize = 8 << 20;
 pub const HEADER_BYTES: usize = 4;
 
 /// Changes whenever a message changes shape. Ends with different versions refuse each other.
-pub const PROTOCOL_VERSION: u16 = 4;
+pub const PROTOCOL_VERSION: u16 = 5;
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum FrameError {
@@ -69,6 +69,8 @@ pub enum Preamble {
     Pool = 2,
     /// [`pool`](crate::pool): block bytes for or from a pool node.
     PoolData = 3,
+    /// The registry's messages, one coordinator to another.
+    Registry = 4,
 }
 
 impl Preamble {

@@ -36,6 +36,11 @@ pub struct LinkId {
 }
 
 id! {
-    /// One registration of one worker with one coordinator. A message with an old epoch is refused: a restarted worker is a new worker.
+    /// One run of one worker process, which draws it at its start. All coordinators know a worker by it, whichever heard of it first.
+    Instance
+}
+id! {
+    /// What the coordinators agreed to call one run of one worker. A message with an old epoch is refused: a restarted worker is a new
+    /// worker.
     Epoch
 }
