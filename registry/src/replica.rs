@@ -398,7 +398,8 @@ impl Replica {
         self.write(vec![snapshot, hard_state]);
     }
 
-    fn halt(&mut self, reason: String) {
+    /// Ends it. Also for a `Write` that failed: nothing that follows from it may happen, until a restart finds what is durable.
+    pub fn halt(&mut self, reason: String) {
         self.actions.push_back(Action::Halted(reason.clone()));
         self.halted = Some(reason);
     }

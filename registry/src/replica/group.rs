@@ -11,7 +11,7 @@ use super::{Action, OpenError, Replica, node};
 use crate::{command::ReplicaId, log::Log, state::State, wire::Wire};
 use prost::Message as _;
 use raft::{
-    ProgressState, StateRole,
+    ProgressState, SnapshotStatus, StateRole,
     eraftpb::{ConfChange, ConfChangeType},
 };
 use std::collections::BTreeMap;
@@ -22,6 +22,8 @@ const REPLICAS_MAX: usize = 7;
 const ASK_TICKS: u64 = 5;
 /// What a peer said counts for this long.
 const SAID_TICKS: u64 = 4 * ASK_TICKS;
+/// Between two doubts about snapshots under way.
+const SNAPSHOT_TICKS: u64 = 40;
 /// One that lacks no more entries than this has caught up.
 const CAUGHT_UP: u64 = 64;
 
@@ -72,6 +74,9 @@ impl Replica {
     pub(super) fn tend_group(&mut self) {
         if self.raw.raft.state == StateRole::Leader {
             self.change_one();
+            if self.now.is_multiple_of(SNAPSHOT_TICKS) {
+                self.doubt_snapshots();
+            }
         }
         if self.now < self.group.asked + ASK_TICKS {
             return;
@@ -91,6 +96,15 @@ impl Replica {
         };
         for peer in self.settings.peers.clone() {
             self.send_wire(peer, &wire);
+        }
+    }
+
+    /// Raft waits for the answer to a snapshot for ever, and it may be lost: whoever still owes one is asked what it has.
+    fn doubt_snapshots(&mut self) {
+        let owing = |(id, progress): (&u64, &raft::Progress)| (progress.state == ProgressState::Snapshot).then_some(*id);
+        let owing: Vec<_> = self.raw.raft.prs().iter().filter_map(owing).collect();
+        for id in owing {
+            self.raw.report_snapshot(id, SnapshotStatus::Failure);
         }
     }
 
@@ -158,9 +172,7 @@ impl Replica {
                 };
                 return Some((kind, id, name.clone()));
             }
-            let progress = raft.prs().get(id.0)?;
-            let behind = raft.raft_log.last_index() - progress.matched;
-            if progress.state != ProgressState::Replicate || behind > CAUGHT_UP {
+            if raft.raft_log.last_index() - raft.prs().get(id.0)?.matched > CAUGHT_UP {
                 return None;
             }
             match conf.voters.iter().map(|id| ReplicaId(*id)).find(of_name) {

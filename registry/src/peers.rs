@@ -1,0 +1,83 @@
+//! Links to the other coordinators. Each coordinator opens one to each other, for what it has to say.
+
+use crate::registry::Registry;
+use serde::{Deserialize, Serialize};
+use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
+use tidemill_net::link::{Endpoint, LinkError, Receiver};
+use tidemill_proto::frame::Preamble;
+use tokio::sync::mpsc;
+
+/// Messages on their way to one coordinator. More are lost, which raft expects.
+const QUEUE_MAX: usize = 256;
+/// Between two attempts to reach a coordinator.
+const RETRY: Duration = Duration::from_millis(200);
+
+/// On the link of one coordinator to another.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum PeerMessage {
+    /// First: who speaks.
+    Introduce { name: String },
+    Registry(Vec<u8>),
+}
+
+/// Ways to all other coordinators. Dropping it ends their links.
+#[derive(Debug, Default)]
+pub struct Peers {
+    queues: BTreeMap<String, mpsc::Sender<Vec<u8>>>,
+}
+
+impl Peers {
+    /// `name`: this coordinator's. Must be called inside a tokio runtime.
+    pub fn start(endpoint: &Endpoint, name: &str, peers: &BTreeMap<String, SocketAddr>) -> Self {
+        let link = |(peer, addr): (&String, &SocketAddr)| {
+            let (queue, queued) = mpsc::channel(QUEUE_MAX);
+            tokio::spawn(run(endpoint.clone(), name.to_owned(), peer.clone(), *addr, queued));
+            (peer.clone(), queue)
+        };
+        Self { queues: peers.iter().map(link).collect() }
+    }
+
+    pub(crate) fn send(&self, to: &str, bytes: Vec<u8>) {
+        if let Some(queue) = self.queues.get(to) {
+            let _ = queue.try_send(bytes);
+        }
+    }
+}
+
+async fn run(endpoint: Endpoint, name: String, peer: String, addr: SocketAddr, mut queued: mpsc::Receiver<Vec<u8>>) {
+    while !queued.is_closed() {
+        match speak(&endpoint, &name, addr, &mut queued).await {
+            Ok(()) => return,
+            Err(error) => tracing::debug!(peer, %error, "no link to this coordinator"),
+        }
+        // What waited is old by now.
+        let _ = tokio::time::timeout(RETRY, async { while queued.recv().await.is_some() {} }).await;
+    }
+}
+
+async fn speak(endpoint: &Endpoint, name: &str, addr: SocketAddr, queued: &mut mpsc::Receiver<Vec<u8>>) -> Result<(), LinkError> {
+    let connection = endpoint.connect(addr).await?;
+    let (mut sender, _receiver) = connection.open::<PeerMessage, ()>(Preamble::Registry).await?;
+    sender.send(&PeerMessage::Introduce { name: name.to_owned() }).await?;
+    loop {
+        tokio::select! {
+            message = queued.recv() => match message {
+                Some(bytes) => sender.send(&PeerMessage::Registry(bytes)).await?,
+                None => return Ok(()),
+            },
+            reason = connection.closed() => return Err(LinkError::Broken { peer: addr, reason }),
+        }
+    }
+}
+
+/// Takes what another coordinator says, until its link ends; returns why it did. `from`: who it is, by its introduction.
+pub async fn listen(mut receiver: Receiver<PeerMessage>, from: &str, registry: &Registry) -> String {
+    loop {
+        match receiver.recv().await {
+            Ok(Some(PeerMessage::Registry(bytes))) => registry.message(from, bytes),
+            Ok(Some(PeerMessage::Introduce { .. })) => return "it introduced itself twice".into(),
+            Ok(None) => return "it ended".into(),
+            Err(error) => return error.to_string(),
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! The registry of one coordinator: a thread that owns replica and disk, and what the rest of the process sees of them.
+//!
+//! Whoever reads takes what this coordinator knows, which waits for nothing. Whoever changes something waits for a majority, with a
+//! deadline. Nothing on a request's way does either.
+
+use crate::{
+    command::{Command, NewMember, Outcome, Refusal, ReplicaId},
+    peers::Peers,
+    replica::{Action, CannotRemove, NotTaken, OpenError, Part, Replica, Settings, Status, Ticket, Unconfirmed},
+    sqlite::{FileError, Sqlite},
+    state::State,
+};
+use std::{
+    collections::HashMap,
+    io,
+    path::Path,
+    sync::{
+        Arc,
+        mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel},
+    },
+    time::{Duration, Instant},
+};
+use tidemill_proto::ids::Epoch;
+use tokio::sync::{oneshot, watch};
+
+/// A leader is missed after 10 to 20 of these.
+pub const TICK: Duration = Duration::from_millis(50);
+/// Messages and changes that wait for the thread. More messages are lost, which raft expects; more changes are refused.
+const INPUTS_MAX: usize = 1024;
+/// Taken together, so that one sync of the disk serves them all.
+const BATCH_MAX: usize = 128;
+
+/// Clones share it.
+#[derive(Clone, Debug)]
+pub struct Registry {
+    inputs: SyncSender<Input>,
+    view: watch::Receiver<View>,
+}
+
+/// What this coordinator knows.
+#[derive(Clone, Debug, Default)]
+pub struct View {
+    /// `None`: it is of no group yet.
+    pub state: Option<Arc<State>>,
+    pub status: Status,
+}
+
+#[derive(Debug)]
+enum Input {
+    Message { from: String, bytes: Vec<u8> },
+    Propose { command: Command, ticks: u64, answer: oneshot::Sender<Result<Outcome, Failed>> },
+    Remove { name: String, answer: oneshot::Sender<Result<(), CannotRemove>> },
+}
+
+/// A change that did not come about, or of which nobody knows.
+#[derive(Debug, thiserror::Error)]
+pub enum Failed {
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    #[error(transparent)]
+    Unconfirmed(#[from] Unconfirmed),
+    #[error(transparent)]
+    NotTaken(#[from] NotTaken),
+    #[error("this coordinator's registry has ended")]
+    Ended,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error(transparent)]
+    File(#[from] FileError),
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    #[error("cannot start the registry's thread: {0}")]
+    Thread(#[from] io::Error),
+}
+
+impl Registry {
+    /// Opens the file (`None`: in memory) and starts. It ends with its last clone.
+    pub fn start(file: Option<&Path>, settings: Settings, peers: Peers) -> Result<Self, StartError> {
+        // Even a replica that was never stored has an id of its own.
+        let (disk, found) = Sqlite::open(file, ReplicaId(rand::random::<u64>() | 1))?;
+        let replica = Replica::open(settings, &found)?;
+        let (inputs, taken) = sync_channel(INPUTS_MAX);
+        let (publish, view) = watch::channel(View::default());
+        let mut thread = Thread { replica, disk, peers, answers: HashMap::new(), publish, changed: true };
+        thread.carry_out();
+        std::thread::Builder::new().name("registry".into()).spawn(move || thread.run(&taken))?;
+        Ok(Self { inputs, view })
+    }
+
+    pub fn view(&self) -> View {
+        self.view.borrow().clone()
+    }
+
+    /// What changes, as it does.
+    pub fn watch(&self) -> watch::Receiver<View> {
+        self.view.clone()
+    }
+
+    /// A message of another coordinator.
+    pub fn message(&self, from: &str, bytes: Vec<u8>) {
+        let _ = self.inputs.try_send(Input::Message { from: from.to_owned(), bytes });
+    }
+
+    /// Changes something, and waits until a majority has it.
+    pub async fn change(&self, command: Command, within: Duration) -> Result<Outcome, Failed> {
+        let (answer, answered) = oneshot::channel();
+        let ticks = (within.as_millis() / TICK.as_millis()) as u64;
+        self.inputs.try_send(Input::Propose { command, ticks, answer }).map_err(|_| NotTaken::Full)?;
+        match answered.await.map_err(|_| Failed::Ended)?? {
+            Outcome::Refused(refusal) => Err(refusal.into()),
+            outcome => Ok(outcome),
+        }
+    }
+
+    /// The epoch of a worker: at once if it is known, else when a majority knows it.
+    pub async fn register(&self, member: NewMember, within: Duration) -> Result<Epoch, Failed> {
+        let known = self.view.borrow().state.as_ref().and_then(|state| state.member(member.instance)).map(|member| member.epoch);
+        match known {
+            Some(epoch) => Ok(epoch),
+            None => match self.change(Command::Register(member), within).await? {
+                Outcome::Registered(epoch) => Ok(epoch),
+                other => unreachable!("a registration ends with an epoch or a refusal, and not with {other:?}"),
+            },
+        }
+    }
+
+    /// Takes a coordinator that will not come back out of the group.
+    pub async fn remove(&self, name: String) -> Result<(), CannotRemove> {
+        let (answer, answered) = oneshot::channel();
+        self.inputs.try_send(Input::Remove { name, answer }).map_err(|_| CannotRemove::Busy)?;
+        answered.await.unwrap_or(Err(CannotRemove::Busy))
+    }
+}
+
+impl View {
+    /// For people who wait: why nothing can be confirmed now.
+    pub fn why_waiting(&self) -> String {
+        let Status { part, leader, voters, halted, .. } = &self.status;
+        match (part, leader) {
+            _ if halted.is_some() => format!("this coordinator's registry has stopped: {}", halted.as_deref().unwrap_or_default()),
+            (Part::Outside, _) => "this coordinator is in no group yet: at the first start, all of --peers must be up".into(),
+            (Part::Removed, _) => "this coordinator was taken out of the group".into(),
+            (_, None) => format!("the registry has no leader: a majority of {} must be up", voters.join(", ")),
+            (_, Some(leader)) => format!("the registry's leader `{leader}` does not confirm"),
+        }
+    }
+}
+
+struct Thread {
+    replica: Replica,
+    disk: Sqlite,
+    peers: Peers,
+    answers: HashMap<Ticket, oneshot::Sender<Result<Outcome, Failed>>>,
+    publish: watch::Sender<View>,
+    changed: bool,
+}
+
+impl Thread {
+    fn run(mut self, inputs: &Receiver<Input>) {
+        let mut next = Instant::now() + TICK;
+        loop {
+            match inputs.recv_timeout(next.saturating_duration_since(Instant::now())) {
+                Ok(first) => {
+                    self.take(first);
+                    inputs.try_iter().take(BATCH_MAX).for_each(|input| self.take(input));
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            if Instant::now() >= next {
+                self.replica.tick();
+                // After a pause, not all at once: others may have spoken meanwhile.
+                next = Instant::now() + TICK;
+            }
+            self.carry_out();
+        }
+    }
+
+    fn take(&mut self, input: Input) {
+        match input {
+            Input::Message { from, bytes } => {
+                if let Err(error) = self.replica.message(&from, &bytes) {
+                    tracing::warn!(peer = from, %error, "a message about the registry is refused");
+                }
+            }
+            Input::Propose { command, ticks, answer } => match self.replica.propose(command, ticks) {
+                Ok(ticket) => drop(self.answers.insert(ticket, answer)),
+                Err(error) => drop(answer.send(Err(error.into()))),
+            },
+            Input::Remove { name, answer } => drop(answer.send(self.replica.remove(&name))),
+        }
+    }
+
+    fn carry_out(&mut self) {
+        while let Some(action) = self.replica.poll() {
+            match action {
+                Action::Write(writes) => match self.disk.write(&writes) {
+                    Ok(()) => self.replica.written(),
+                    Err(error) => self.replica.halt(format!("its file cannot be written: {error}")),
+                },
+                Action::Send { to, bytes } => self.peers.send(&to, bytes),
+                Action::Done { ticket, outcome } => {
+                    if let Some(answer) = self.answers.remove(&ticket) {
+                        let _ = answer.send(outcome.map_err(Failed::from));
+                    }
+                }
+                Action::Changed => self.changed = true,
+                Action::Warn(warning) => tracing::warn!("{warning}"),
+                Action::Halted(reason) => {
+                    tracing::error!(reason, "the registry of this coordinator stops; requests go on with what it knows");
+                    self.answers.clear();
+                }
+            }
+        }
+        let status = self.replica.status();
+        let before = self.publish.borrow().status.clone();
+        if status.leader != before.leader || status.part != before.part {
+            tracing::info!(leader = status.leader, part = ?status.part, term = status.term, voters = status.voters.join(", "), "registry");
+        }
+        if std::mem::take(&mut self.changed) {
+            let state = self.replica.state().cloned().map(Arc::new);
+            self.publish.send_replace(View { state, status });
+        } else if status != before {
+            self.publish.send_modify(|view| view.status = status);
+        }
+    }
+}
