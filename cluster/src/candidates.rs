@@ -203,11 +203,11 @@ mod tests {
         let pool = |port: u16| RoleInfo::Kvpool { addr: ([127, 0, 0, 1], port).into() };
         let ports = [("a", 1), ("b", 2), ("a", 3), ("a", 4)];
         let nodes = ports.map(|(host, port)| {
-            let epoch = membership.register(register_at(host, "k", pool(port))).unwrap();
+            let epoch = membership.take(register_at(host, "k", pool(port))).unwrap();
             load.add_worker(Duration::ZERO, epoch);
             epoch
         });
-        let decode = membership.register(register_at("b", "d", RoleInfo::Decode(engine(1)))).unwrap();
+        let decode = membership.take(register_at("b", "d", RoleInfo::Decode(engine(1)))).unwrap();
         assert_eq!(nodes.map(|node| membership.pool_node(node, decode).unwrap().near), [false, true, false, false]);
         assert_eq!(membership.pool_node(decode, nodes[0]), None);
         let blocks = TierBlocks {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   registered ──Leaving──► draining ──┐
-//!       └───── link down, or silent ───┴──► gone (its epoch is never used again)
+//!       └───── link down, or silent ───┴──► gone (and back with its epoch, if the same process comes back)
 //! ```
 
 use std::{collections::BTreeMap, net::SocketAddr};
@@ -64,15 +64,24 @@ impl Membership {
         Self { model, members: BTreeMap::new(), next_epoch: first_epoch }
     }
 
-    pub fn register(&mut self, register: Register) -> Result<Epoch, Refusal> {
+    /// The next epoch that no member has, for clusters without a registry.
+    pub(crate) fn free_epoch(&self) -> Epoch {
+        Epoch(self.next_epoch)
+    }
+
+    /// Whether a worker would be taken in.
+    pub fn check(&self, register: &Register) -> Result<(), Refusal> {
         if self.members.len() >= MEMBERS_MAX {
             return Err(Refusal::Full);
         }
-        if let Some(engine) = engine_info(&register.role) {
-            self.check_engine(engine)?;
-        }
-        let epoch = Epoch(self.next_epoch);
-        self.next_epoch += 1;
+        engine_info(&register.role).map_or(Ok(()), |engine| self.check_engine(engine))
+    }
+
+    /// Takes a worker in under its epoch, which no member has.
+    pub fn register(&mut self, epoch: Epoch, register: Register) -> Result<(), Refusal> {
+        self.check(&register)?;
+        assert!(!self.members.contains_key(&epoch), "an epoch is one member's");
+        self.next_epoch = self.next_epoch.max(epoch.0 + 1);
         let member = Member {
             name: bounded(register.name),
             host: Host(bounded(register.host.0)),
@@ -81,7 +90,7 @@ impl Membership {
             draining: false,
         };
         self.members.insert(epoch, member);
-        Ok(epoch)
+        Ok(())
     }
 
     fn check_engine(&self, engine: &EngineInfo) -> Result<(), Refusal> {
@@ -146,7 +155,7 @@ impl Membership {
     /// Panics if an invariant is broken. Tests call it after every step.
     pub fn check_integrity(&self) {
         assert!(self.members.len() <= MEMBERS_MAX);
-        assert!(self.members.keys().all(|epoch| epoch.0 < self.next_epoch), "an epoch was never given out");
+        assert!(self.members.keys().all(|epoch| epoch.0 < self.next_epoch), "the next epoch is free");
         let engines = self.members.values().filter_map(|member| engine_info(&member.role));
         for engine in engines {
             assert_eq!(Some(engine.layout), self.layout().map(|(layout, _)| layout), "engines have one layout");
@@ -225,16 +234,23 @@ pub(crate) mod tests {
         Register { name: name.into(), host: Host(host.into()), pid: 1, model: None, role }
     }
 
+    impl Membership {
+        pub(crate) fn take(&mut self, register: Register) -> Result<Epoch, Refusal> {
+            let epoch = self.free_epoch();
+            self.register(epoch, register).map(|()| epoch)
+        }
+    }
+
     #[test]
     fn the_first_engine_sets_the_layout_until_it_is_gone() {
         let mut membership = Membership::new(7, model());
-        let first = membership.register(register("decode-0", RoleInfo::Decode(engine(1)))).unwrap();
+        let first = membership.take(register("decode-0", RoleInfo::Decode(engine(1)))).unwrap();
         let other = || register("prefill-0", RoleInfo::Prefill(engine(2)));
-        let refusal = membership.register(other()).unwrap_err();
+        let refusal = membership.take(other()).unwrap_err();
         assert!(refusal.to_string().contains("decode-0"), "{refusal}");
         membership.check_integrity();
         membership.remove(first);
-        let second = membership.register(other()).unwrap();
+        let second = membership.take(other()).unwrap();
         assert_ne!(first, second, "an epoch is never used again");
         membership.check_integrity();
     }
@@ -242,7 +258,7 @@ pub(crate) mod tests {
     #[test]
     fn an_engine_of_another_model_is_refused_with_what_differs() {
         let mut membership = Membership::new(0, model());
-        let mut with = |model| membership.register(register("d", RoleInfo::Decode(EngineInfo { model, ..engine(1) })));
+        let mut with = |model| membership.take(register("d", RoleInfo::Decode(EngineInfo { model, ..engine(1) })));
         let others = [
             (ModelIdentity { vocab_size: 513, ..model() }, "vocab_size is 513, not 512"),
             (ModelIdentity { num_hidden_layers: 3, ..model() }, "num_hidden_layers"),
@@ -260,7 +276,7 @@ pub(crate) mod tests {
     fn context_is_bounded_by_device_blocks() {
         let mut membership = Membership::new(0, model());
         assert_eq!(membership.context_tokens(), None);
-        let epoch = membership.register(register("decode-0", RoleInfo::Decode(engine(1)))).unwrap();
+        let epoch = membership.take(register("decode-0", RoleInfo::Decode(engine(1)))).unwrap();
         assert_eq!(membership.context_tokens(), Some(64 * 16));
         membership.drain(epoch);
         assert_eq!(membership.context_tokens(), None, "a draining worker takes nothing new");

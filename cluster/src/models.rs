@@ -1,14 +1,14 @@
 //! Several models behind one door: a [`Cluster`] for each, so that nothing of one model ever waits for another.
 //!
 //! Members, index, costs, queue and limits are a model's own. A worker belongs to one model: an engine to the one that it
-//! computes, a pool node to the one whose blocks it keeps, since its slots have the size of that model's blocks. Epochs and
-//! request ids tell their model by their upper half.
+//! computes, a pool node to the one whose blocks it keeps, since its slots have the size of that model's blocks. Request ids tell their
+//! model by their upper half.
 
 use crate::{
     Action, Cluster, ClusterSettings, ClusterView, DecisionView, Refusal,
     view::{MemberView, ModelView},
 };
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 use tidemill_proto::{
     ids::{Epoch, RequestId},
     message::{ModelIdentity, Register, RoleInfo, WorkerEvent},
@@ -23,6 +23,8 @@ pub struct Models {
     /// At least one.
     models: Vec<Model>,
     id_base: u64,
+    /// The model of each member.
+    workers: BTreeMap<Epoch, ModelId>,
 }
 
 #[derive(Debug)]
@@ -43,7 +45,7 @@ impl Models {
             let settings = ClusterSettings { id_base: settings.id_base.wrapping_add(place << ID_BITS), ..settings.clone() };
             Model { name, cluster: Cluster::new(settings, identity.clone()), identity }
         };
-        Self { models: (0..).zip(models).map(model).collect(), id_base: settings.id_base }
+        Self { models: (0..).zip(models).map(model).collect(), id_base: settings.id_base, workers: BTreeMap::new() }
     }
 
     pub fn ids(&self) -> impl Iterator<Item = ModelId> + use<> {
@@ -58,25 +60,31 @@ impl Models {
         &mut self.models[model.0].cluster
     }
 
-    /// The model of a worker. `None`: nobody here gave out that epoch.
+    /// The model of a worker. `None`: it is no member.
     pub fn of_worker(&mut self, worker: Epoch) -> Option<&mut Cluster> {
-        self.of_id(worker.0)
+        let model = self.workers.get(&worker).copied()?;
+        Some(self.cluster_mut(model))
     }
 
     /// The model of a request. `None`: nobody here gave out that id.
     pub fn of_request(&mut self, request: RequestId) -> Option<&mut Cluster> {
-        self.of_id(request.0)
-    }
-
-    fn of_id(&mut self, id: u64) -> Option<&mut Cluster> {
-        let place = usize::try_from(id.wrapping_sub(self.id_base) >> ID_BITS).ok()?;
+        let place = usize::try_from(request.0.wrapping_sub(self.id_base) >> ID_BITS).ok()?;
         self.models.get_mut(place).map(|model| &mut model.cluster)
     }
 
-    /// Takes a worker in, or refuses it with the reason.
-    pub fn register(&mut self, now: Duration, register: Register) -> Result<Epoch, Refusal> {
+    /// Whether a worker would be taken in.
+    pub fn check(&self, register: &Register) -> Result<(), Refusal> {
+        self.cluster(self.choose(register)?).check(register)
+    }
+
+    /// Takes a worker in under its epoch, or refuses it with the reason. One that is a member already is down first: its process has
+    /// begun anew with this coordinator.
+    pub fn register(&mut self, now: Duration, epoch: Epoch, register: Register) -> Result<(), Refusal> {
         let model = self.choose(&register)?;
-        self.cluster_mut(model).register(now, register)
+        self.worker_down(now, epoch);
+        self.cluster_mut(model).admit(now, epoch, register)?;
+        self.workers.insert(epoch, model);
+        Ok(())
     }
 
     /// The model that a worker says it belongs to, or else the only one that it can belong to.
@@ -118,6 +126,7 @@ impl Models {
         if let Some(cluster) = self.of_worker(worker) {
             cluster.worker_down(now, worker);
         }
+        self.workers.remove(&worker);
     }
 
     pub fn tick(&mut self, now: Duration) {
@@ -160,8 +169,8 @@ impl Models {
     pub fn check_integrity(&self) {
         for (place, model) in (0..).zip(&self.models) {
             model.cluster.check_integrity();
-            let ids = model.cluster.membership.iter().map(|(epoch, _)| epoch.0);
-            assert!(ids.into_iter().all(|id| id.wrapping_sub(self.id_base) >> ID_BITS == place), "ids tell their model");
+            let mut members = model.cluster.membership.iter().map(|(epoch, _)| epoch);
+            assert!(members.all(|epoch| self.workers.get(&epoch) == Some(&ModelId(place))), "members' models are known");
         }
     }
 }
@@ -196,6 +205,11 @@ mod tests {
         Register { model: model.map(str::to_owned), ..register("w", role) }
     }
 
+    fn take(models: &mut Models, register: Register) -> Result<Epoch, Refusal> {
+        let epoch = Epoch(100 + models.workers.len() as u64);
+        models.register(NOW, epoch, register).map(|()| epoch)
+    }
+
     #[test]
     fn a_worker_belongs_to_the_model_that_it_names_or_else_to_the_only_one_it_can_be() {
         let pool = || RoleInfo::Kvpool { addr: ([127, 0, 0, 1], 1).into() };
@@ -213,7 +227,7 @@ mod tests {
         ];
         for (name, role, expected) in rows {
             let mut models = models();
-            match (models.register(NOW, named(name, role)), expected) {
+            match (take(&mut models, named(name, role)), expected) {
                 (Ok(_), Ok(model)) => assert_eq!(models.view(NOW).members[0].model, model),
                 (Err(refusal), Err(words)) => assert!(refusal.to_string().contains(words), "{refusal}"),
                 (got, expected) => panic!("{name:?}: {got:?} instead of {expected:?}"),
@@ -222,15 +236,15 @@ mod tests {
         }
         // Where there is one model, nobody has to name it.
         let mut one = Models::new(&settings(), vec![("llama".into(), model())]);
-        assert!(one.register(NOW, named(None, pool())).is_ok());
+        assert!(take(&mut one, named(None, pool())).is_ok());
     }
 
     #[test]
     fn one_models_lack_of_workers_is_not_the_others() {
         let mut models = models();
         let [llama, qwen, _] = models.ids().collect::<Vec<_>>()[..] else { panic!() };
-        let worker = models.register(NOW, named(None, decode(model()))).unwrap();
-        let lonely = models.register(NOW, named(Some("qwen"), decode(self::qwen()))).unwrap();
+        let worker = take(&mut models, named(None, decode(model()))).unwrap();
+        let lonely = take(&mut models, named(Some("qwen"), decode(self::qwen()))).unwrap();
         let submit = |models: &mut Models, model| models.cluster_mut(model).submit(NOW, request(40, 1));
         let first = submit(&mut models, qwen).unwrap();
         let second = submit(&mut models, llama).unwrap();

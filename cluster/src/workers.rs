@@ -8,16 +8,27 @@ use tidemill_proto::{
 };
 
 impl Cluster {
-    /// Takes a worker in, or refuses it with the reason.
+    /// Takes a worker in under the next free epoch, or refuses it with the reason.
     pub fn register(&mut self, now: Duration, register: Register) -> Result<Epoch, Refusal> {
-        let epoch = self.membership.register(register)?;
+        let epoch = self.membership.free_epoch();
+        self.admit(now, epoch, register).map(|()| epoch)
+    }
+
+    /// Takes a worker in under the epoch that the coordinators agreed on, which no member has here.
+    pub fn admit(&mut self, now: Duration, epoch: Epoch, register: Register) -> Result<(), Refusal> {
+        self.membership.register(epoch, register)?;
         let host = &self.membership.get(epoch).expect("it has just come").host;
         self.shortlist.join(epoch, host);
         self.load.add_worker(now, epoch);
         self.index.add_node(epoch);
         self.members_changed();
         self.place_queued(now);
-        Ok(epoch)
+        Ok(())
+    }
+
+    /// Whether a worker would be taken in.
+    pub fn check(&self, register: &Register) -> Result<(), Refusal> {
+        self.membership.check(register)
     }
 
     /// Applies a member's event. Events of a worker that is gone, or about work that it no longer has, are void.

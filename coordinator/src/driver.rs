@@ -37,15 +37,23 @@ pub struct Driver {
 #[derive(Debug)]
 struct State {
     models: Models,
-    /// Dropping a sender ends that worker's link.
-    links: HashMap<Epoch, mpsc::Sender<ToWorker>>,
+    /// The last link of each worker: dropping a sender ends it.
+    links: HashMap<Epoch, (WorkerLink, mpsc::Sender<ToWorker>)>,
+    links_made: u64,
     clients: HashMap<RequestId, mpsc::Sender<(RequestId, RequestEvent)>>,
+}
+
+/// One link of one worker. What comes over an earlier one is void: that may still arrive when its worker has come back already.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WorkerLink {
+    epoch: Epoch,
+    number: u64,
 }
 
 impl Driver {
     /// `models`: the gateway's, by name.
     pub fn new(settings: &ClusterSettings, models: Vec<(String, ModelIdentity)>) -> Arc<Self> {
-        let state = State { models: Models::new(settings, models), links: HashMap::new(), clients: HashMap::new() };
+        let state = State { models: Models::new(settings, models), links: HashMap::new(), links_made: 0, clients: HashMap::new() };
         Arc::new(Self { state: Mutex::new(state), started: Instant::now() })
     }
 
@@ -55,24 +63,50 @@ impl Driver {
         self.state.lock().models.ids().map(backend).collect()
     }
 
+    /// Whether a worker would be taken in.
+    pub fn check(&self, register: &Register) -> Result<(), Refusal> {
+        self.state.lock().models.check(register)
+    }
+
     /// Takes a worker in. Its messages go to `link`, in order, after the answer to its registration.
-    pub fn register(&self, register: Register, link: mpsc::Sender<ToWorker>) -> Result<Epoch, Refusal> {
+    pub fn register(&self, epoch: Epoch, register: Register, link: mpsc::Sender<ToWorker>) -> Result<WorkerLink, Refusal> {
         self.with(|state, now| {
-            let epoch = state.models.register(now, register)?;
-            state.links.insert(epoch, link);
-            Ok(epoch)
+            state.links.remove(&epoch);
+            state.models.register(now, epoch, register)?;
+            state.links_made += 1;
+            let made = WorkerLink { epoch, number: state.links_made };
+            state.links.insert(epoch, (made, link));
+            Ok(made)
         })
     }
 
-    pub fn worker_event(&self, epoch: Epoch, event: WorkerEvent) {
-        self.with(|state, now| state.models.worker_event(now, epoch, event));
+    pub fn worker_event(&self, link: WorkerLink, event: WorkerEvent) {
+        self.with(|state, now| {
+            if state.is_last(link) {
+                state.models.worker_event(now, link.epoch, event);
+            }
+        });
     }
 
-    pub fn worker_down(&self, epoch: Epoch) {
+    pub fn worker_down(&self, link: WorkerLink) {
         self.with(|state, now| {
-            state.links.remove(&epoch);
-            state.models.worker_down(now, epoch);
+            if state.is_last(link) || !state.links.contains_key(&link.epoch) {
+                state.links.remove(&link.epoch);
+                state.models.worker_down(now, link.epoch);
+            }
         });
+    }
+
+    /// Whether a worker has a link here.
+    pub fn is_linked(&self, epoch: Epoch) -> bool {
+        self.state.lock().links.contains_key(&epoch)
+    }
+
+    /// Sends `message` to every worker.
+    pub fn tell_all(&self, message: &ToWorker) {
+        for (_, link) in self.state.lock().links.values() {
+            let _ = link.try_send(message.clone());
+        }
     }
 
     /// Lets time pass in the core, forever.
@@ -158,6 +192,10 @@ impl Backend for ModelBackend {
 }
 
 impl State {
+    fn is_last(&self, link: WorkerLink) -> bool {
+        self.links.get(&link.epoch).is_some_and(|(last, _)| *last == link)
+    }
+
     fn cancel(&mut self, now: Duration, requests: &[RequestId]) {
         for &request in requests {
             self.give_up(now, request);
@@ -176,7 +214,7 @@ impl State {
         while let Some(action) = self.models.poll_action() {
             match action {
                 Action::Send { worker, message } => {
-                    if self.links.get(&worker).is_some_and(|link| link.try_send(message).is_err()) {
+                    if self.links.get(&worker).is_some_and(|(_, link)| link.try_send(message).is_err()) {
                         tracing::warn!(%worker, "worker does not keep up with its messages: link dropped");
                         self.links.remove(&worker);
                         self.models.worker_down(now, worker);
@@ -264,9 +302,9 @@ mod tests {
         }
     }
 
-    fn decode_worker(driver: &Driver) -> (Epoch, mpsc::Receiver<ToWorker>) {
+    fn decode_worker(driver: &Driver) -> (WorkerLink, mpsc::Receiver<ToWorker>) {
         let (link, messages) = mpsc::channel(LINK_QUEUE_MAX);
-        (driver.register(decode_0(), link).unwrap(), messages)
+        (driver.register(Epoch(7), decode_0(), link).unwrap(), messages)
     }
 
     fn sequences(messages: &mut mpsc::Receiver<ToWorker>) -> Vec<SequenceId> {
@@ -349,9 +387,26 @@ mod tests {
     async fn a_worker_that_does_not_read_is_dropped() {
         let driver = driver();
         let (link, messages) = mpsc::channel(1);
-        driver.register(decode_0(), link).unwrap();
+        driver.register(Epoch(7), decode_0(), link).unwrap();
         let _submission = submit(&driver, vec![request(3)]).unwrap();
         assert!(driver.view().members.is_empty());
         assert!(messages.is_closed(), "its link ends");
+    }
+
+    #[tokio::test]
+    async fn a_worker_that_comes_back_ends_its_last_link_and_what_comes_late_over_that_is_void() {
+        let driver = driver();
+        let (first, mut messages) = decode_worker(&driver);
+        let _submission = submit(&driver, vec![request(1)]).unwrap();
+        let sequence = sequences(&mut messages)[0];
+        let (second, mut again) = decode_worker(&driver);
+        assert!(messages.is_closed() && first != second);
+        assert_eq!(sequences(&mut again), [sequence], "the sequence goes on over the new link");
+        let token = SequenceToken { sequence, index: 5, token: 5, logprob: None };
+        driver.worker_event(first, WorkerEvent::Tokens(vec![token]));
+        driver.worker_down(first);
+        assert_eq!((driver.view().members.len(), driver.view().sequences_running), (1, 1));
+        driver.worker_down(second);
+        assert!(driver.view().members.is_empty());
     }
 }

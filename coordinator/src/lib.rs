@@ -1,9 +1,11 @@
 //! The coordinator: drives the cluster's core, and puts the gateway in front of it.
 //!
 //! - [`driver`]: the cluster behind a lock, its actions carried out
-//! - [`links`]: accepts the workers' QUIC links
+//! - [`links`]: accepts the QUIC links of workers and of other coordinators
+//! - [`agreed`]: what the coordinators agree on, taken to where it counts, and changed by operators
 //! - [`settings`]: flags and config file; [`run`]: all of it together
 
+pub mod agreed;
 pub mod driver;
 pub mod links;
 pub mod run;

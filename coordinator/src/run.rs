@@ -1,7 +1,12 @@
 //! A coordinator from start to end.
 
-use crate::{driver::Driver, links, settings::Settings};
-use std::{future, io, net::SocketAddr, sync::Arc, time::Duration};
+use crate::{
+    agreed::{self, Agreed},
+    driver::Driver,
+    links::{self, Links},
+    settings::Settings,
+};
+use std::{collections::BTreeMap, future, io, net::SocketAddr, sync::Arc, time::Duration};
 use tidemill_gateway::{
     gateway::{Gateway, GatewaySettings, ServedModel},
     http::{routes, server},
@@ -17,6 +22,11 @@ use tidemill_net::{
     identity::{Identity, IdentityError},
     link::{Endpoint, LinkError},
 };
+use tidemill_registry::{
+    peers::Peers,
+    registry::{Registry, StartError},
+    replica,
+};
 use tokio::net::TcpListener;
 
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +35,8 @@ pub enum RunError {
     Model(#[from] ModelError),
     #[error("responses cannot be stored: {0}")]
     Store(#[from] OpenError),
+    #[error("the registry cannot start: {0}")]
+    Registry(#[from] StartError),
     #[error(transparent)]
     Identity(#[from] IdentityError),
     #[error(transparent)]
@@ -43,6 +55,10 @@ const ADMIN_CONNECTIONS_MAX: usize = 64;
 pub struct Coordinator {
     gateway: Arc<Gateway>,
     driver: Arc<Driver>,
+    registry: Registry,
+    peers: Arc<[String]>,
+    /// The operator's, from flags or file.
+    aliases: BTreeMap<String, String>,
     listener: TcpListener,
     admin_listener: Option<TcpListener>,
     endpoint: Endpoint,
@@ -81,11 +97,23 @@ impl Coordinator {
         tracing::info!(name = settings.name, models = names.join(", "), %http, ?admin, %quic, "coordinator is up");
         let identities = models.iter().map(|(name, text)| (name.clone(), text.config.identity.clone()));
         let driver = Driver::new(&settings.cluster, identities.collect());
+        let peers: Arc<[String]> = settings.peers.keys().cloned().collect();
+        let replica = replica::Settings {
+            name: settings.name.clone(),
+            peers: peers.to_vec(),
+            seed: rand::random(),
+            group: rand::random(),
+            first_epoch: settings.cluster.id_base,
+        };
+        let file = settings.data.as_deref().map(|dir| dir.join("registry.sqlite"));
+        let registry = Registry::start(file.as_deref(), replica, Peers::start(&endpoint, &settings.name, &settings.peers))?;
+        let served_names = models.iter().map(|(name, _)| name.clone()).collect();
         let served = driver.backends().into_iter().zip(models);
         let served = served.map(|(backend, (name, text))| ServedModel::new(name, text, backend));
         let gateway = GatewaySettings {
             classes: settings.cluster.classes,
-            aliases: settings.aliases,
+            aliases: settings.aliases.clone(),
+            registry: Arc::new(Agreed::new(registry.clone(), settings.name, served_names)),
             store,
             safety: settings.safety,
             replay: settings.replay,
@@ -103,6 +131,9 @@ impl Coordinator {
         Ok(Self {
             gateway,
             driver,
+            registry,
+            peers,
+            aliases: settings.aliases,
             listener,
             admin_listener,
             quic,
@@ -118,7 +149,10 @@ impl Coordinator {
     /// An error: a part of this process broke, and the rest must not go on without it (deadlines and dead workers would
     /// go unnoticed).
     pub async fn serve(self, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
-        let mut accepting = tokio::spawn(links::accept(self.endpoint.clone(), Arc::clone(&self.driver)));
+        let links = Links { driver: Arc::clone(&self.driver), registry: self.registry.clone(), peers: self.peers };
+        let mut accepting = tokio::spawn(links::accept(self.endpoint.clone(), links));
+        let mut agreeing = tokio::spawn(agreed::follow(self.registry.clone(), Arc::clone(&self.gateway), self.aliases));
+        let mut forgetting = tokio::spawn(agreed::forget(self.registry, Arc::clone(&self.driver)));
         let driver = Arc::clone(&self.driver);
         let mut ticking = tokio::spawn(async move { driver.tick().await });
 
@@ -151,11 +185,15 @@ impl Coordinator {
             _ = operators => Err(RunError::Broken("serves operators")),
             _ = &mut ticking => Err(RunError::Broken("lets time pass")),
             _ = &mut accepting => Err(RunError::Broken("accepts workers")),
+            _ = &mut agreeing => Err(RunError::Broken("follows the registry")),
+            _ = &mut forgetting => Err(RunError::Broken("forgets workers that are gone")),
             _ = &mut expiring => Err(RunError::Broken("deletes old responses")),
         };
         self.endpoint.close().await;
         ticking.abort();
         accepting.abort();
+        agreeing.abort();
+        forgetting.abort();
         expiring.abort();
         served
     }

@@ -13,6 +13,7 @@ use tidemill_net::{
     config::{ConfigError, invalid, parse_bytes, required},
     uplink::HEARTBEAT_DEAD,
 };
+use tidemill_registry::command::NAME_BYTES_MAX;
 use tidemill_safety::{
     category::{Category, Threshold, Thresholds, Unknown},
     classifier::Classifier,
@@ -52,7 +53,11 @@ pub struct Flags {
     /// Other names that clients may ask for, such as gpt-5=tidemill-demo,o3=tidemill-demo; in the config file a section `[aliases]`
     #[arg(long, value_name = "NAME=MODEL,…", value_parser = parse_aliases)]
     pub aliases: Option<BTreeMap<String, String>>,
-    /// Directory for stored responses and conversations [default: none, they end with this process]
+    /// All coordinators of the cluster, by name, with their --listen addresses, such as coordinator-0=10.0.0.1:4000,…; the same list for
+    /// each, which may name itself; in the config file a section `[peers]` [default: this one is alone]
+    #[arg(long, value_name = "NAME=ADDR,…", value_parser = parse_peers)]
+    pub peers: Option<BTreeMap<String, SocketAddr>>,
+    /// Directory for stored responses, conversations and the registry [default: none, they end with this process]
     #[arg(long, value_name = "DIR")]
     pub data: Option<PathBuf>,
     /// Days that stored responses and conversations are kept after they were last added to [default: 30]
@@ -317,11 +322,13 @@ pub struct Settings {
     pub admin: Option<SocketAddr>,
     pub listen: SocketAddr,
     pub pki: PathBuf,
+    /// The other coordinators.
+    pub peers: BTreeMap<String, SocketAddr>,
     /// At least one, each with another name.
     pub models: Vec<ModelSettings>,
     /// Other names of models.
     pub aliases: BTreeMap<String, String>,
-    /// Where responses and conversations are stored; `None`: in memory.
+    /// Where responses, conversations and the registry are stored; `None`: in memory.
     pub data: Option<PathBuf>,
     pub store: store::Limits,
     /// `None`: everything may be asked and answered.
@@ -352,6 +359,34 @@ const STORE_BYTES_MIN: u64 = 16 << 20;
 
 /// A hundred years.
 const STORE_DAYS_MAX: u64 = 36_500;
+
+/// Coordinators of one cluster: what agrees must be few.
+const COORDINATORS_MAX: usize = 5;
+
+/// `a=1.2.3.4:5,…` as a map.
+fn parse_peers(text: &str) -> Result<BTreeMap<String, SocketAddr>, String> {
+    let pair = |pair: &str| {
+        let (name, addr) = pair.split_once('=').ok_or_else(|| format!("`{pair}` is not NAME=ADDR"))?;
+        let addr = addr.trim().parse().map_err(|error| format!("`{addr}`: {error}"))?;
+        Ok((name.trim().to_owned(), addr))
+    };
+    text.split(',').map(pair).collect()
+}
+
+/// The other coordinators than `name`.
+fn check_peers(mut peers: BTreeMap<String, SocketAddr>, name: &str, stored: bool) -> Result<BTreeMap<String, SocketAddr>, ConfigError> {
+    peers.remove(name);
+    if peers.len() >= COORDINATORS_MAX {
+        return Err(invalid("peers", peers.len() + 1, format!("a cluster has at most {COORDINATORS_MAX} coordinators, best 1, 3 or 5")));
+    }
+    if let Some(name) = peers.keys().chain([&name.to_owned()]).find(|name| !(1..=NAME_BYTES_MAX).contains(&name.len())) {
+        return Err(invalid("peers", name, format!("a name has 1 to {NAME_BYTES_MAX} bytes")));
+    }
+    if !peers.is_empty() && !stored {
+        return Err(invalid("peers", peers.len(), "a coordinator among several must keep the registry: say where with --data"));
+    }
+    Ok(peers)
+}
 
 /// `a=b,c=d` as a map.
 fn parse_aliases(text: &str) -> Result<BTreeMap<String, String>, String> {
@@ -385,9 +420,9 @@ impl Flags {
             if (least..=most).contains(&value) { Ok(value) } else { Err(invalid(key, value, format!("must be from {least} to {most}"))) }
         };
         let seconds = |key, value: Option<u64>, default| positive(key, value.unwrap_or(default)).map(Duration::from_secs);
-        let name = self.policy.as_deref().map_or(Ok(PolicyName::default()), str::parse);
+        let policy_name = self.policy.as_deref().map_or(Ok(PolicyName::default()), str::parse);
         let policy = Policy {
-            name: name.map_err(|unknown| invalid("policy", self.policy.as_deref().unwrap_or_default(), unknown.to_string()))?,
+            name: policy_name.map_err(|unknown| invalid("policy", self.policy.as_deref().unwrap_or_default(), unknown.to_string()))?,
             local_tail_tokens: self.local_tail_tokens,
             decode_sequences_max: match self.decode_sequences_max {
                 Some(0) => return Err(invalid("decode_sequences_max", 0, "must be at least 1")),
@@ -402,8 +437,10 @@ impl Flags {
             let classes = self.class.into_iter().map(ClassFlags::check).collect::<Result<Vec<_>, _>>()?;
             Classes::new(classes).map_err(|error| invalid("class", "[[class]]", error.to_string()))?
         };
+        let name = self.name.unwrap_or_else(|| "coordinator-0".into());
         Ok(Settings {
-            name: self.name.unwrap_or_else(|| "coordinator-0".into()),
+            peers: check_peers(self.peers.unwrap_or_default(), &name, self.data.is_some())?,
+            name,
             http: self.http.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8000))),
             admin: self.admin,
             listen: self.listen.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 0))),
@@ -493,6 +530,18 @@ mod tests {
         let aliases = parse_aliases("gpt-5=tiny, o3 = tiny").unwrap();
         assert_eq!(aliases.into_iter().collect::<Vec<_>>(), [("gpt-5".into(), "tiny".into()), ("o3".into(), "tiny".into())]);
         assert!(parse_aliases("gpt-5").unwrap_err().contains("NAME=MODEL"));
+    }
+
+    #[test]
+    fn peers_are_the_others_and_need_a_disk() {
+        let peers = || parse_peers("coordinator-0=10.0.0.1:4000, b=10.0.0.2:4000").ok();
+        let settings = Flags { peers: peers(), data: Some("/data".into()), ..flags() }.check().unwrap();
+        assert_eq!(settings.peers.into_iter().collect::<Vec<_>>(), [("b".to_owned(), "10.0.0.2:4000".parse().unwrap())]);
+        assert!(Flags { peers: peers(), ..flags() }.check().unwrap_err().to_string().contains("--data"));
+        let many = (0..7).map(|n| (n.to_string(), "10.0.0.2:4000".parse().unwrap())).collect();
+        assert!(Flags { peers: Some(many), data: Some("/data".into()), ..flags() }.check().is_err());
+        assert!(parse_peers("b").unwrap_err().contains("NAME=ADDR"));
+        assert!(parse_peers("b=host").unwrap_err().contains("`host`"));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! - [`client`]: a streaming client of any OpenAI-compatible endpoint (`tidemill chat` and `tidemill-bench load`)
 //! - [`chat`]: `tidemill chat`, a conversation in the terminal
 //! - [`cluster`]: `tidemill cluster`, what a running cluster does
+//! - [`registry`]: `tidemill registry`, what the coordinators agree on
 //! - [`safety`]: `tidemill safety`, the safety checks' classifier trained and judged
 //! - [`up`]: `tidemill up`, a whole cluster on one machine
 //! - [`processes`]: the role processes that `up` starts, watches and ends
@@ -13,5 +14,6 @@ pub mod client;
 pub mod cluster;
 pub mod demo_model;
 pub mod processes;
+pub mod registry;
 pub mod safety;
 pub mod up;

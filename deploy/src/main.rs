@@ -1,8 +1,8 @@
-//! `tidemill`: a whole cluster on one machine, a chat, a view of a cluster, certificates, safety's classifier.
+//! `tidemill`: a whole cluster on one machine, a chat, a view of a cluster, its registry, certificates, safety's classifier.
 
 use clap::{Parser, Subcommand};
 use std::path::PathBuf;
-use tidemill_deploy::{chat, cluster, safety, up};
+use tidemill_deploy::{chat, cluster, registry, safety, up};
 use tidemill_net::{identity, process::Failed};
 
 /// Disaggregated prefill/decode serving for large language models
@@ -21,6 +21,8 @@ enum Command {
     Chat(chat::ChatArgs),
     /// Watch a running cluster in the terminal: models, members, tiers and decisions
     Cluster(cluster::ClusterArgs),
+    /// Read and change what the coordinators agree on, such as models' aliases
+    Registry(registry::RegistryArgs),
     /// Train and judge the classifier of the safety checks
     #[command(subcommand)]
     Safety(safety::SafetyCommand),
@@ -37,6 +39,7 @@ async fn main() -> Result<(), Failed> {
         Command::Up(args) => up::up(*args).await?,
         Command::Chat(args) => chat::chat(args).await?,
         Command::Cluster(args) => cluster::cluster(args).await?,
+        Command::Registry(args) => registry::registry(args).await?,
         Command::Safety(command) => safety::safety(command)?,
         Command::Certs { dir } => identity::create(&dir)?,
     }

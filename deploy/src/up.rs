@@ -45,7 +45,11 @@ pub struct UpArgs {
     /// Address of the front door
     #[arg(long, default_value = "127.0.0.1:8000")]
     http: SocketAddr,
-    /// Directory for certificates, models and stored responses (default: a temporary one, removed at the end)
+    /// Address of the operators' port, where aliases and other records can be changed, and /metrics and /cluster are then; the second
+    /// coordinator's is the next port, and so on
+    #[arg(long)]
+    admin: Option<SocketAddr>,
+    /// Directory for certificates, models, stored responses and what the coordinators agree on (default: a temporary one, removed at the end)
     #[arg(long)]
     data: Option<PathBuf>,
     /// What computes on prefill and decode workers: model, or echo (no weights, tokens are a hash of the ids; for measuring everything
@@ -196,16 +200,16 @@ impl Cluster {
 
         let mut front_doors = Vec::new();
         let mut quic = Vec::new();
-        for n in 0..args.coordinator {
-            let mut http = args.http;
-            if http.port() != 0 {
-                let port = u16::try_from(n).ok().and_then(|n| http.port().checked_add(n));
-                http.set_port(
-                    port.with_context(|| format!("there are not {} ports from {} on for --http", args.coordinator, http.port()))?,
-                );
-            }
+        let links = free_addresses(args.coordinator)?;
+        let peers: Vec<_> = links.iter().enumerate().map(|(n, addr)| format!("coordinator-{n}={addr}")).collect();
+        for (n, link) in links.iter().enumerate() {
+            let http = nth(args.http, n, "--http")?;
             let stored = data.join(format!("coordinator-{n}")).display().to_string();
-            let mut flags = common(&[("--http", http.to_string()), ("--data", stored)]);
+            let mut flags =
+                common(&[("--http", http.to_string()), ("--data", stored), ("--listen", link.to_string()), ("--peers", peers.join(","))]);
+            if let Some(admin) = args.admin {
+                flags.extend(["--admin".to_owned(), nth(admin, n, "--admin")?.to_string()]);
+            }
             for (name, dir) in &models {
                 flags.extend(["--model".to_owned(), dir.display().to_string(), "--served-model-name".to_owned(), name.clone()]);
             }
@@ -218,17 +222,19 @@ impl Cluster {
             let line = process.line(Duration::from_secs(30)).await;
             self.coordinators.push(process);
             let line = line?;
-            let (http, links) = line
+            let (http, rest) = line
                 .strip_prefix("listening http://")
                 .and_then(|rest| rest.split_once(" quic://"))
                 .with_context(|| format!("coordinator-{n} printed `{line}`"))?;
-            // Should it be started again, clients and workers look for it where it was.
+            let (links, admin) = rest.split_once(" admin http://").map_or((rest, None), |(links, admin)| (links, Some(admin)));
+            // Should it be started again, clients and operators look for it where it was.
             if let Some(process) = self.coordinators.last_mut() {
-                let place = process.args.iter().position(|flag| flag == "--http").map(|flag| flag + 1);
-                place.into_iter().for_each(|place| process.args[place] = http.to_owned());
-                process.args.extend(["--listen".to_owned(), links.to_owned()]);
+                for (flag, addr) in [("--http", Some(http)), ("--admin", admin)] {
+                    let place = process.args.iter().position(|given| given == flag).map(|flag| flag + 1);
+                    place.zip(addr).into_iter().for_each(|(place, addr)| process.args[place] = addr.to_owned());
+                }
             }
-            front_doors.push(http.to_owned());
+            front_doors.push((http.to_owned(), admin.map(str::to_owned)));
             quic.push(links.to_owned());
         }
 
@@ -276,10 +282,13 @@ impl Cluster {
                 self.start_worker("decode", n, args, &[&decode[..], &decode_shares[n]].concat())?;
             }
         }
-        for http in &front_doors {
-            self.wait_ready(http, Duration::from_secs(args.ready_s)).await?;
+        for (http, admin) in &front_doors {
+            self.wait_ready(admin.as_ref().unwrap_or(http), Duration::from_secs(args.ready_s)).await?;
             eprintln!("tidemill: the console is at http://{http}/console");
             println!("ready http://{http}/v1");
+            if let Some(admin) = admin {
+                eprintln!("tidemill: operators' port http://{admin}");
+            }
         }
         self.front_doors = front_doors;
         Ok(())
@@ -402,6 +411,29 @@ impl Cluster {
         }
         clean
     }
+}
+
+/// The address of the `n`th coordinator: the next ports, unless any will do.
+fn nth(mut addr: SocketAddr, n: usize, flag: &str) -> anyhow::Result<SocketAddr> {
+    if addr.port() != 0 {
+        let port = u16::try_from(n).ok().and_then(|n| addr.port().checked_add(n));
+        addr.set_port(port.with_context(|| format!("there are not {} ports from {} on for {flag}", n + 1, addr.port()))?);
+    }
+    Ok(addr)
+}
+
+/// So many free addresses on loopback, where coordinators will find one another. They are free for UDP and for TCP, which links use side
+/// by side.
+fn free_addresses(count: usize) -> anyhow::Result<Vec<SocketAddr>> {
+    let mut held = Vec::new();
+    while held.len() < count {
+        let udp = std::net::UdpSocket::bind("127.0.0.1:0").context("no port is free")?;
+        let addr = udp.local_addr()?;
+        if let Ok(tcp) = std::net::TcpListener::bind(addr) {
+            held.push((addr, udp, tcp));
+        }
+    }
+    Ok(held.into_iter().map(|(addr, ..)| addr).collect())
 }
 
 /// Flags for cores and threads of each model's prefill workers, then of each model's decode workers.

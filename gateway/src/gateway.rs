@@ -14,6 +14,7 @@ use crate::{
     },
     metrics::Objectives,
     recent::Recent,
+    registry::Registry,
     replay, response_cache,
     safety::Safety,
     store::{Owner, Store},
@@ -30,7 +31,7 @@ use std::{
     num::NonZero,
     panic::{self, AssertUnwindSafe},
     sync::{
-        Arc, OnceLock,
+        Arc, OnceLock, PoisonError, RwLock,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -61,6 +62,7 @@ pub struct GatewaySettings {
     pub classes: Classes,
     /// Other names, each with the model that it stands for.
     pub aliases: BTreeMap<String, String>,
+    pub registry: Arc<dyn Registry>,
     pub store: Arc<dyn Store>,
     /// `None`: everything may be asked and answered.
     pub safety: Option<Safety>,
@@ -102,7 +104,8 @@ struct Shared {
     /// At least one, each with another name.
     models: Vec<Arc<ServedModel>>,
     /// Other names, each with the model that it stands for.
-    aliases: BTreeMap<String, String>,
+    aliases: RwLock<Arc<BTreeMap<String, String>>>,
+    registry: Arc<dyn Registry>,
     store: Arc<dyn Store>,
     safety: Option<Safety>,
     running: Arc<RunningResponses>,
@@ -135,7 +138,8 @@ impl Gateway {
         let models: Vec<_> = models.into_iter().map(Arc::new).collect();
         let shared = Shared {
             models,
-            aliases: settings.aliases,
+            aliases: RwLock::new(Arc::new(settings.aliases)),
+            registry: settings.registry,
             store: settings.store,
             safety: settings.safety,
             running: Arc::default(),
@@ -156,7 +160,8 @@ impl Gateway {
     /// Turned to the model that a client names. Where there is one model, it need not.
     pub fn select(&self, name: Option<&str>) -> Result<Arc<Self>, ApiError> {
         let models = &self.shared.models;
-        let name = name.map(|name| self.shared.aliases.get(name).map_or(name, String::as_str));
+        let aliases = self.aliases();
+        let name = name.map(|name| aliases.get(name).map_or(name, String::as_str));
         let names = || models.iter().map(|model| format!("`{}`", model.name)).collect::<Vec<_>>().join(", ");
         let model = match (name, &models[..]) {
             (None, [only]) => only,
@@ -200,8 +205,17 @@ impl Gateway {
     }
 
     /// Other names of models, each with the model that it stands for.
-    pub fn aliases(&self) -> &BTreeMap<String, String> {
-        &self.shared.aliases
+    pub fn aliases(&self) -> Arc<BTreeMap<String, String>> {
+        Arc::clone(&self.shared.aliases.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// From now on these are all.
+    pub fn set_aliases(&self, aliases: BTreeMap<String, String>) {
+        *self.shared.aliases.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(aliases);
+    }
+
+    pub fn registry(&self) -> &dyn Registry {
+        &*self.shared.registry
     }
 
     /// Where responses and conversations are.

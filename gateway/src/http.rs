@@ -8,6 +8,7 @@
 //! - [`structured`]: what an answer's text must follow
 //! - [`parse`]: bodies checked; [`errors`]: OpenAI's error object
 //! - [`answer`]: a running request's events as deltas of its choices; [`sse`]: deltas as a stream
+//! - [`records`]: what coordinators agree on, for operators
 //! - [`replay`]: requests that are repeated, and streams that go on
 //! - [`server`]: clients' connections
 
@@ -25,6 +26,7 @@ pub mod moderations;
 pub mod openai;
 pub mod operator;
 pub mod parse;
+pub mod records;
 pub mod replay;
 pub mod responses;
 pub mod routes;

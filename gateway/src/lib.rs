@@ -13,6 +13,7 @@
 //! - [`gateway`]: the state that all handlers share
 //! - [`http`]: endpoints and their server
 //! - [`backend`]: the cluster as the gateway sees it
+//! - [`registry`]: what coordinators agree on, as operators see and change it
 //! - [`store`]: responses and conversations that clients may ask for again
 //! - [`safety`]: what may be asked and answered here
 //! - [`metrics`]: the numbers behind `/metrics`; [`recent`]: the last choices that ended
@@ -33,6 +34,8 @@ pub mod http;
 pub mod metrics;
 #[cfg(feature = "shell")]
 pub mod recent;
+#[cfg(feature = "shell")]
+pub mod registry;
 #[cfg(feature = "shell")]
 pub mod safety;
 #[cfg(feature = "shell")]

@@ -3,7 +3,7 @@
 
 mod exposition;
 
-use crate::replay::Counts;
+use crate::{registry::RegistryView, replay::Counts};
 use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use std::{
@@ -212,9 +212,10 @@ pub fn observe_steps(worker: &WorkerLabels, steps: &[StepSample]) {
 }
 
 /// Everything, in Prometheus' text format.
-pub fn render(cluster: &ClusterView) -> String {
+pub fn render(cluster: &ClusterView, registry: &RegistryView) -> String {
     let mut text = RECORDER.get().map(PrometheusHandle::render).unwrap_or_default();
     exposition::write(&mut text, cluster);
+    exposition::write_registry(&mut text, registry);
     text
 }
 

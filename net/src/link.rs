@@ -91,6 +91,15 @@ async fn handshake(incoming: quinn::Incoming, liveness: Option<Arc<Liveness>>) -
 #[derive(Clone, Debug)]
 pub struct Connection(quinn::Connection);
 
+/// A bidirectional stream of a known kind that a peer opened.
+#[derive(Debug)]
+pub struct Incoming {
+    kind: Preamble,
+    send: quinn::SendStream,
+    recv: quinn::RecvStream,
+    peer: SocketAddr,
+}
+
 /// The sending half of a stream of `M`.
 #[derive(Debug)]
 pub struct Sender<M> {
@@ -210,6 +219,16 @@ impl Connection {
         Ok((self.sender(send), self.receiver(recv)))
     }
 
+    /// The next bidirectional stream that the peer opens, of one of these kinds.
+    pub async fn accept_one_of(&self, kinds: &[Preamble]) -> Result<Incoming, LinkError> {
+        let (send, mut recv) = self.0.accept_bi().await.map_err(|e| self.broken(e))?;
+        let mut bytes = [0; 8];
+        let read = tokio::time::timeout(CONNECT_MAX, recv.read_exact(&mut bytes)).await;
+        read.map_err(|_| self.broken("no preamble within the deadline"))?.map_err(|e| self.broken(e))?;
+        let kind = Preamble::one_of(kinds, bytes).map_err(|source| LinkError::Frame { peer: self.peer(), source })?;
+        Ok(Incoming { kind, send, recv, peer: self.peer() })
+    }
+
     /// Opens a one-way stream for bytes.
     pub async fn open_uni(&self, kind: Preamble) -> Result<quinn::SendStream, LinkError> {
         let mut send = self.0.open_uni().await.map_err(|e| self.broken(e))?;
@@ -250,6 +269,18 @@ impl Connection {
 
     fn receiver<M>(&self, stream: quinn::RecvStream) -> Receiver<M> {
         Receiver { stream, peer: self.peer(), payload: Vec::new(), kind: PhantomData }
+    }
+}
+
+impl Incoming {
+    pub fn kind(&self) -> Preamble {
+        self.kind
+    }
+
+    /// Its halves, once its kind has said what they carry.
+    pub fn streams<Out: Serialize, In: DeserializeOwned>(self) -> (Sender<Out>, Receiver<In>) {
+        let Self { send, recv, peer, .. } = self;
+        (Sender { stream: send, peer, kind: PhantomData }, Receiver { stream: recv, peer, payload: Vec::new(), kind: PhantomData })
     }
 }
 

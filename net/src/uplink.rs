@@ -12,7 +12,7 @@ use crate::link::{CONNECT_MAX, Connection, Endpoint, LinkError, Receiver, Sender
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 use tidemill_proto::{
     frame::Preamble,
-    ids::{Epoch, LinkId},
+    ids::{Epoch, Instance, LinkId},
     message::{Register, Report, ToCoordinator, ToWorker, WorkerEvent},
 };
 use tokio::{sync::mpsc, time};
@@ -66,11 +66,12 @@ impl Uplink {
         report: Reporter,
     ) -> (Self, mpsc::Receiver<(LinkId, LinkEvent)>) {
         let (incoming, events) = mpsc::channel(INCOMING_MAX);
+        let instance = Instance(rand::random());
         let (mut queues, mut tasks) = (Vec::new(), Vec::new());
         for (coordinator, &addr) in coordinators.iter().enumerate() {
             let (send, outgoing) = mpsc::channel(OUTGOING_MAX);
             let id = LinkId { coordinator, session: 0 };
-            let link = Link { id, addr, endpoint: endpoint.clone(), register: register.clone(), report: Arc::clone(&report) };
+            let link = Link { id, addr, endpoint: endpoint.clone(), instance, register: register.clone(), report: Arc::clone(&report) };
             queues.push(send);
             tasks.push(tokio::spawn(link.run(outgoing, incoming.clone())));
         }
@@ -105,6 +106,8 @@ struct Link {
     id: LinkId,
     addr: SocketAddr,
     endpoint: Endpoint,
+    /// The same at all coordinators, and as long as this process lives.
+    instance: Instance,
     register: Register,
     report: Reporter,
 }
@@ -136,6 +139,10 @@ impl Link {
                     tracing::error!(coordinator = %self.addr, reason, "registration refused");
                     RETRY_REFUSED
                 }
+                Err(Failure::NotYet(reason)) => {
+                    tracing::warn!(coordinator = %self.addr, reason, "not registered yet");
+                    RETRY
+                }
                 Err(Failure::Link(error)) => {
                     tracing::debug!(coordinator = %self.addr, %error, "cannot register yet");
                     RETRY
@@ -150,12 +157,13 @@ impl Link {
     async fn connect(&self) -> Result<(Streams, Epoch), Failure> {
         let connection = self.endpoint.connect(self.addr).await?;
         let (mut sender, mut receiver) = connection.open(Preamble::Control).await?;
-        sender.send(&ToCoordinator::Register(self.register.clone())).await?;
+        sender.send(&ToCoordinator::Register { instance: self.instance, register: self.register.clone() }).await?;
         let answer = time::timeout(CONNECT_MAX, receiver.recv()).await;
         let silent = || Failure::Link(LinkError::Broken { peer: self.addr, reason: "no answer to registration".into() });
         match answer.map_err(|_| silent())?? {
             Some(ToWorker::Registered { epoch }) => Ok(((connection, sender, receiver), epoch)),
             Some(ToWorker::Refused { reason }) => Err(Failure::Refused(reason)),
+            Some(ToWorker::NotYet { reason }) => Err(Failure::NotYet(reason)),
             _ => Err(silent()),
         }
     }
@@ -219,6 +227,7 @@ impl Link {
 enum Failure {
     Link(LinkError),
     Refused(String),
+    NotYet(String),
 }
 
 impl From<LinkError> for Failure {

@@ -82,6 +82,11 @@ impl Preamble {
     }
 
     pub fn check(self, bytes: [u8; 8]) -> Result<(), FrameError> {
+        Self::one_of(&[self], bytes).map(drop)
+    }
+
+    /// Which of `kinds` a peer has opened.
+    pub fn one_of(kinds: &[Self], bytes: [u8; 8]) -> Result<Self, FrameError> {
         if bytes[..4] != *b"TIDE" {
             return Err(FrameError::BadPreamble(bytes));
         }
@@ -89,7 +94,7 @@ impl Preamble {
         if theirs != PROTOCOL_VERSION {
             return Err(FrameError::Version { theirs });
         }
-        if bytes != self.bytes() { Err(FrameError::BadPreamble(bytes)) } else { Ok(()) }
+        kinds.iter().copied().find(|kind| bytes == kind.bytes()).ok_or(FrameError::BadPreamble(bytes))
     }
 }
 

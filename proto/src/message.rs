@@ -6,7 +6,7 @@
 use crate::{
     block::{BlockKey, LayoutFingerprint, Token},
     grammar::Constraint,
-    ids::{Epoch, RequestId, SequenceId},
+    ids::{Epoch, Instance, RequestId, SequenceId},
     pool::{Direction, Tier, Transport},
     sampling::{Sampling, StopRule, TokenLogprob},
     tokens::Tokens,
@@ -113,7 +113,10 @@ impl ModelIdentity {
 /// Worker to coordinator.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ToCoordinator {
-    Register(Register),
+    Register {
+        instance: Instance,
+        register: Register,
+    },
     /// Everything after registration. An event with an epoch that is not the link's own is refused.
     Event {
         epoch: Epoch,
@@ -174,6 +177,10 @@ pub enum ToWorker {
     },
     /// Registration refused; the text says what to change.
     Refused {
+        reason: String,
+    },
+    /// Not registered, for want of something that comes back by itself; the text says what. Try again soon.
+    NotYet {
         reason: String,
     },
     Prefill(PrefillJob),

@@ -30,10 +30,21 @@ pub enum Command {
     /// A worker that nobody knows yet. One that is known keeps its epoch.
     Register(NewMember),
     /// A worker that has been away for long.
-    Forget { epoch: Epoch },
+    Forget {
+        epoch: Epoch,
+    },
     /// `expected`: only if this was the last change; 0 for a record that must not exist.
-    Put { kind: String, key: String, value: Vec<u8>, expected: Option<Revision> },
-    Delete { kind: String, key: String, expected: Option<Revision> },
+    Put {
+        kind: String,
+        key: String,
+        value: Vec<u8>,
+        expected: Option<Revision>,
+    },
+    Delete {
+        kind: String,
+        key: String,
+        expected: Option<Revision>,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,7 +75,9 @@ pub enum Refusal {
     Revision { found: Revision, expected: Revision },
     #[error("the registry has {RECORDS_MAX} records, or {RECORD_BYTES_MAX} bytes of them, already: delete some")]
     RecordsFull,
-    #[error("a kind has 1 to {KIND_BYTES_MAX} bytes, a key 1 to {KEY_BYTES_MAX}, a value at most {VALUE_BYTES_MAX}, a name {NAME_BYTES_MAX}")]
+    #[error(
+        "a kind has 1 to {KIND_BYTES_MAX} bytes, a key 1 to {KEY_BYTES_MAX}, a value at most {VALUE_BYTES_MAX}, a name {NAME_BYTES_MAX}"
+    )]
     Size,
     #[error("it was proposed too long ago")]
     Expired,

@@ -16,7 +16,9 @@ const RETRY: Duration = Duration::from_millis(200);
 #[derive(Debug, Serialize, Deserialize)]
 pub enum PeerMessage {
     /// First: who speaks.
-    Introduce { name: String },
+    Introduce {
+        name: String,
+    },
     Registry(Vec<u8>),
 }
 

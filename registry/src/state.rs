@@ -1,8 +1,8 @@
 //! The agreed state. The same commands in the same order make the same state everywhere: no clock, no chance, no hash order.
 
 use crate::command::{
-    Command, KEY_BYTES_MAX, KIND_BYTES_MAX, MEMBERS_MAX, NAME_BYTES_MAX, NewMember, Outcome, Proposal, RECORD_BYTES_MAX, RECORDS_MAX, Refusal,
-    ReplicaId, Revision, Unreadable, VALUE_BYTES_MAX, decode, encode,
+    Command, KEY_BYTES_MAX, KIND_BYTES_MAX, MEMBERS_MAX, NAME_BYTES_MAX, NewMember, Outcome, Proposal, RECORD_BYTES_MAX, RECORDS_MAX,
+    Refusal, ReplicaId, Revision, Unreadable, VALUE_BYTES_MAX, decode, encode,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

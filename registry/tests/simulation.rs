@@ -233,9 +233,7 @@ impl World {
             return;
         }
         if let (Command::Put { expected: Some(expected), key, .. }, Outcome::Put(_)) = (&command, &outcome) {
-            let same = |(other, done): &(Command, Outcome)| {
-                matches!((other, done), (Command::Put { expected: Some(other), key: of, .. }, Outcome::Put(_)) if other == expected && of == key)
-            };
+            let same = |(other, done): &(Command, Outcome)| matches!((other, done), (Command::Put { expected: Some(other), key: of, .. }, Outcome::Put(_)) if other == expected && of == key);
             assert!(!self.acknowledged.iter().any(same), "two changes followed revision {expected} of {key}");
         }
         self.acknowledged.push((command, outcome));
@@ -336,7 +334,8 @@ impl World {
         let name = &names[self.numbers.below(names.len() as u64) as usize];
         let kind = self.numbers.below(4);
         self.next_key += 1;
-        let record = |key: String, value: u64, expected| Command::Put { kind: "test".into(), key, value: value.to_le_bytes().into(), expected };
+        let record =
+            |key: String, value: u64, expected| Command::Put { kind: "test".into(), key, value: value.to_le_bytes().into(), expected };
         let node = self.nodes.get_mut(name).unwrap();
         let Some(replica) = &mut node.replica else { return };
         let command = match kind {
@@ -522,7 +521,13 @@ fn one_coordinator_grows_to_three_and_a_lost_one_is_taken_out() {
 
     world.crash("c2");
     let lost = world.nodes.remove("c2").unwrap();
-    let leads = |world: &World| world.nodes.iter().find(|(_, node)| node.replica.as_ref().is_some_and(|r| r.status().part == Part::Leader)).map(|(name, _)| name.clone());
+    let leads = |world: &World| {
+        world
+            .nodes
+            .iter()
+            .find(|(_, node)| node.replica.as_ref().is_some_and(|r| r.status().part == Part::Leader))
+            .map(|(name, _)| name.clone())
+    };
     world.until(100, "a leader", |world| leads(world).is_some());
     let leader = leads(&world).unwrap();
     world.nodes.get_mut(&leader).unwrap().replica.as_mut().unwrap().remove("c2").unwrap();

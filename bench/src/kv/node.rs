@@ -133,7 +133,7 @@ impl Drop for PoolNode {
 async fn register(endpoint: Endpoint, told: Arc<Mutex<Told>>) -> anyhow::Result<(SocketAddr, JoinHandle<()>)> {
     let connection = endpoint.listen().accept().await.context("the coordinator's socket is closed")?;
     let (mut sender, mut receiver) = connection.accept::<ToWorker, ToCoordinator>(Preamble::Control).await?;
-    let Some(ToCoordinator::Register(Register { role: RoleInfo::Kvpool { addr }, .. })) = receiver.recv().await? else {
+    let Some(ToCoordinator::Register { register: Register { role: RoleInfo::Kvpool { addr }, .. }, .. }) = receiver.recv().await? else {
         bail!("the pool node did not say where it listens");
     };
     sender.send(&ToWorker::Registered { epoch: Epoch(1) }).await?;

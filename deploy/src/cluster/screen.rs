@@ -21,6 +21,19 @@ pub(super) struct Screen {
     /// The last placements, the newest first.
     #[serde(default)]
     decisions: Vec<Decision>,
+    registry: Option<Registry>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Registry {
+    coordinator: String,
+    part: String,
+    leader: Option<String>,
+    term: u64,
+    voters: Vec<String>,
+    applied: u64,
+    lag: u64,
+    stopped: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -125,6 +138,11 @@ impl Display for Screen {
             counted(self.rescues, "rescue"),
             counted(generated, "token"),
         )?;
+        if let Some(Registry { coordinator, part, leader, term, voters, applied, lag, stopped }) = &self.registry {
+            let led = leader.as_ref().map_or("without a leader".to_owned(), |leader| format!("led by {leader} in term {term}"));
+            writeln!(f, "registry {led}; {} vote; {coordinator} ({part}) has applied {applied}, lacks {lag}", voters.join(", "))?;
+            stopped.iter().try_for_each(|reason| writeln!(f, "registry stopped: {reason}"))?;
+        }
         let parts = [
             ("queues", self.queues()),
             ("members", self.members()),

@@ -112,6 +112,15 @@ impl ApiError {
         Self { code: Some("stream_not_kept"), ..Self::new(StatusCode::CONFLICT, message) }
     }
 
+    pub fn conflict(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::CONFLICT, message)
+    }
+
+    /// No majority of the coordinators answers.
+    pub fn not_now(message: impl Into<String>) -> Self {
+        Self { code: Some("no_majority"), retry_after_s: Some(1), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
+    }
+
     pub fn no_room_to_replay() -> Self {
         let message = "There is no room to keep this stream's events at the moment, so that it cannot go on after `Last-Event-ID`.";
         Self { retry_after_s: Some(5), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }

@@ -31,7 +31,8 @@ pub async fn one(State(gateway): State<Arc<Gateway>>, id: Result<Path<String>, P
 
 /// A model's name, then its other ones.
 fn names(gateway: Gateway) -> Vec<(Gateway, String)> {
-    let others = gateway.aliases().iter().filter(|(_, model)| *model == gateway.model_name()).map(|(name, _)| name.clone());
+    let aliases = gateway.aliases();
+    let others = aliases.iter().filter(|(_, model)| *model == gateway.model_name()).map(|(name, _)| name.clone());
     let names: Vec<String> = std::iter::once(gateway.model_name().to_owned()).chain(others).collect();
     names.into_iter().map(|name| (gateway.clone(), name)).collect()
 }

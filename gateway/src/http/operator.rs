@@ -1,7 +1,7 @@
 //! For operators and probes: `/ready`, `/metrics`, `/cluster`.
 
 use super::errors::ApiError;
-use crate::{gateway::Gateway, metrics, replay::Counts};
+use crate::{gateway::Gateway, metrics, registry::RegistryView, replay::Counts};
 use axum::{
     Json,
     extract::State,
@@ -17,6 +17,7 @@ struct Shown {
     #[serde(flatten)]
     cluster: ClusterView,
     replays: Counts,
+    registry: RegistryView,
 }
 
 pub async fn ready(State(gateway): State<Arc<Gateway>>) -> Result<StatusCode, ApiError> {
@@ -24,9 +25,9 @@ pub async fn ready(State(gateway): State<Arc<Gateway>>) -> Result<StatusCode, Ap
 }
 
 pub async fn metrics(State(gateway): State<Arc<Gateway>>) -> Response {
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], metrics::render(&gateway.view())).into_response()
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], metrics::render(&gateway.view(), &gateway.registry().view())).into_response()
 }
 
 pub async fn cluster(State(gateway): State<Arc<Gateway>>) -> Response {
-    Json(Shown { cluster: gateway.view(), replays: gateway.replays().counts() }).into_response()
+    Json(Shown { cluster: gateway.view(), replays: gateway.replays().counts(), registry: gateway.registry().view() }).into_response()
 }

@@ -2,14 +2,14 @@
 
 use super::{
     chat::Chat, completions::Completions, console, conversations, embeddings, endpoint, errors::ApiError, messages, models, moderations,
-    operator, replay, responses, tokenize, watch,
+    operator, records, replay, responses, tokenize, watch,
 };
 use crate::gateway::Gateway;
 use axum::{
     Router,
     http::{Method, StatusCode, Uri},
     middleware::from_fn_with_state,
-    routing::{get, post},
+    routing::{delete, get, post},
 };
 use std::sync::Arc;
 
@@ -46,7 +46,11 @@ pub fn front_door(gateway: Arc<Gateway>, operators_too: bool) -> Router {
 
 /// For operators alone.
 pub fn admin(gateway: Arc<Gateway>) -> Router {
-    finish(everywhere().merge(operators()), gateway)
+    let records = Router::new()
+        .route("/registry", get(records::list))
+        .route("/registry/{kind}/{*key}", get(records::get).put(records::put).delete(records::delete))
+        .route("/coordinators/{name}", delete(records::remove_coordinator));
+    finish(everywhere().merge(operators()).merge(records), gateway)
 }
 
 /// Probes, and the console: it shows what the port that it came from serves.

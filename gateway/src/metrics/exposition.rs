@@ -1,6 +1,7 @@
 //! The cluster and its workers' reports in Prometheus' text format.
 
 use super::role_name;
+use crate::registry::RegistryView;
 use std::fmt::Write;
 use tidemill_cluster::{ClusterView, MemberView, PredictionError};
 use tidemill_proto::message::{Blocks, Counters, Moved, Role, TierBlocks};
@@ -26,6 +27,28 @@ pub(super) fn write(text: &mut String, cluster: &ClusterView) {
         family(name, kind, help, &all);
     }
     transfer_times(text, &cluster.members);
+}
+
+/// Where this coordinator's registry stands.
+pub(super) fn write_registry(text: &mut String, registry: &RegistryView) {
+    let behind = registry.behind.values().copied().max().unwrap_or(0);
+    let rows: [(&str, &str, &str, f64); 9] = [
+        ("leader", "gauge", "1 if this coordinator leads the registry", f64::from(registry.part == "leader")),
+        ("has_leader", "gauge", "1 if this coordinator knows a leader", f64::from(registry.leader.is_some())),
+        ("term", "counter", "Elections so far, lost ones too", registry.term as f64),
+        ("voters", "gauge", "Coordinators that vote", registry.voters.len() as f64),
+        ("applied_total", "counter", "Log entries applied here", registry.applied as f64),
+        ("lag", "gauge", "Entries committed and not applied here", registry.lag as f64),
+        ("behind", "gauge", "At the leader: entries that the slowest coordinator lacks", behind as f64),
+        ("records", "gauge", "Records agreed on", registry.records as f64),
+        ("stopped", "gauge", "1 if this coordinator's registry has stopped", f64::from(registry.stopped.is_some())),
+    ];
+    for (name, kind, help, value) in rows {
+        let _ = writeln!(
+            text,
+            "# HELP tidemill_registry_{name} {help}\n# TYPE tidemill_registry_{name} {kind}\ntidemill_registry_{name} {value}"
+        );
+    }
 }
 
 type Samples = Vec<(Vec<(&'static str, &'static str)>, f64)>;

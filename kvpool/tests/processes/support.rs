@@ -129,7 +129,9 @@ async fn coordinate(endpoint: Endpoint, told: Arc<Mutex<Told>>, registered: mpsc
     let mut listener = endpoint.listen();
     while let Some(connection) = listener.accept().await {
         let (mut sender, mut receiver) = connection.accept::<ToWorker, ToCoordinator>(Preamble::Control).await.unwrap();
-        let Some(ToCoordinator::Register(Register { role: RoleInfo::Kvpool { addr }, .. })) = receiver.recv().await.unwrap() else {
+        let Some(ToCoordinator::Register { register: Register { role: RoleInfo::Kvpool { addr }, .. }, .. }) =
+            receiver.recv().await.unwrap()
+        else {
             panic!("a pool node registers first");
         };
         sender.send(&ToWorker::Registered { epoch: Epoch(1) }).await.unwrap();

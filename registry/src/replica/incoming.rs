@@ -55,7 +55,8 @@ impl Replica {
             // For the one before this storage.
             return Err(BadMessage::Impostor);
         }
-        let of_other = self.state.as_ref().and_then(|state| state.replicas().get(&ReplicaId(message.from))).is_some_and(|name| name != from);
+        let of_other =
+            self.state.as_ref().and_then(|state| state.replicas().get(&ReplicaId(message.from))).is_some_and(|name| name != from);
         if of_other || message.from == self.id.0 || message.from == 0 {
             return Err(BadMessage::Impostor);
         }

@@ -1,0 +1,172 @@
+//! What the coordinators agree on, taken to where it counts here, and changed by operators.
+//!
+//! | kind of record | key | value | what it does |
+//! |---|---|---|---|
+//! | `alias` | a name | the name of a model | clients may ask for the model by that name; goes before `--aliases` |
+//!
+//! Records of other kinds are kept, and mean nothing yet.
+
+use crate::driver::Driver;
+use serde_json::Value;
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tidemill_gateway::{
+    gateway::Gateway,
+    registry::{ChangeError, Changing, RecordView, RegistryView},
+};
+use tidemill_proto::ids::Epoch;
+use tidemill_registry::{
+    command::{Command, Outcome, Refusal},
+    registry::{Failed, Registry, View},
+    replica::{CannotRemove, Part},
+};
+
+pub const ALIAS: &str = "alias";
+/// An operator waits this long for a majority.
+const CHANGED_MAX: Duration = Duration::from_secs(5);
+/// A worker that has no link to the registry's leader for this long is forgotten: should it come back, it is a new one.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(120);
+const FORGET_EVERY: Duration = Duration::from_secs(5);
+
+/// The registry as operators see it.
+#[derive(Debug)]
+pub struct Agreed {
+    registry: Registry,
+    /// This coordinator's.
+    name: String,
+    models: Vec<String>,
+}
+
+impl Agreed {
+    pub fn new(registry: Registry, name: String, models: Vec<String>) -> Self {
+        Self { registry, name, models }
+    }
+
+    async fn change(&self, command: Command) -> Result<Outcome, ChangeError> {
+        self.registry.change(command, CHANGED_MAX).await.map_err(|error| match error {
+            Failed::Refused(refusal @ Refusal::NoRecord) => ChangeError::NotFound(refusal.to_string()),
+            Failed::Refused(refusal @ Refusal::Revision { .. }) => ChangeError::Conflict(refusal.to_string()),
+            Failed::Refused(refusal) => ChangeError::Invalid(refusal.to_string()),
+            error => ChangeError::NotNow(format!("{error}: {}", self.registry.view().why_waiting())),
+        })
+    }
+
+    fn check(&self, kind: &str, value: &Value) -> Result<(), ChangeError> {
+        let served = || self.models.iter().map(|model| format!("`{model}`")).collect::<Vec<_>>().join(", ");
+        match kind {
+            ALIAS if !value.as_str().is_some_and(|model| self.models.iter().any(|served| served == model)) => {
+                Err(ChangeError::Invalid(format!("the value of an alias is the name of a model that is served here: {}", served())))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl tidemill_gateway::registry::Registry for Agreed {
+    fn view(&self) -> RegistryView {
+        let View { state, status } = self.registry.view();
+        RegistryView {
+            coordinator: self.name.clone(),
+            part: match status.part {
+                Part::Outside => "outside",
+                Part::Learner => "learner",
+                Part::Follower => "follower",
+                Part::Candidate => "candidate",
+                Part::Leader => "leader",
+                Part::Removed => "removed",
+            },
+            leader: status.leader,
+            term: status.term,
+            voters: status.voters,
+            learners: status.learners,
+            committed: status.committed,
+            applied: status.applied,
+            lag: status.committed.saturating_sub(status.applied),
+            behind: status.behind,
+            changes_waiting: status.waiting,
+            workers: state.as_ref().map_or(0, |state| state.members().count()),
+            records: state.as_ref().map_or(0, |state| state.records().count()),
+            stopped: status.halted,
+        }
+    }
+
+    fn records(&self, kind: Option<&str>, key: Option<&str>) -> Vec<RecordView> {
+        let Some(state) = self.registry.view().state else { return Vec::new() };
+        let wanted = |of: &str, wanted: Option<&str>| wanted.is_none_or(|wanted| wanted == of);
+        let records = state.records().filter(|(of, named, _)| wanted(of, kind) && wanted(named, key));
+        let view = |(kind, key, record): (&str, &str, &tidemill_registry::state::Record)| RecordView {
+            kind: kind.to_owned(),
+            key: key.to_owned(),
+            value: serde_json::from_slice(&record.value).unwrap_or_default(),
+            revision: record.revision,
+        };
+        records.map(view).collect()
+    }
+
+    fn put(&self, kind: String, key: String, value: Value, expected: Option<u64>) -> Changing<'_, u64> {
+        Box::pin(async move {
+            self.check(&kind, &value)?;
+            let value = value.to_string().into_bytes();
+            match self.change(Command::Put { kind, key, value, expected }).await? {
+                Outcome::Put(revision) => Ok(revision),
+                other => unreachable!("a record that is put has a revision, and not {other:?}"),
+            }
+        })
+    }
+
+    fn delete(&self, kind: String, key: String, expected: Option<u64>) -> Changing<'_, ()> {
+        Box::pin(async move { self.change(Command::Delete { kind, key, expected }).await.map(drop) })
+    }
+
+    fn remove_coordinator(&self, name: String) -> Changing<'_, ()> {
+        Box::pin(async move {
+            self.registry.remove(name).await.map_err(|error| match error {
+                CannotRemove::Unknown => ChangeError::NotFound(error.to_string()),
+                CannotRemove::NotLeader(_) | CannotRemove::Leader => ChangeError::Conflict(error.to_string()),
+                CannotRemove::Busy => ChangeError::NotNow(error.to_string()),
+            })
+        })
+    }
+}
+
+/// Takes what is agreed to where it counts, whenever it changes, until the registry ends. `aliases`: those that no record changes.
+pub async fn follow(registry: Registry, gateway: Arc<Gateway>, aliases: BTreeMap<String, String>) {
+    let mut changes = registry.watch();
+    loop {
+        let state = changes.borrow_and_update().state.clone();
+        if let Some(state) = state {
+            let mut all = aliases.clone();
+            let named = |value: &[u8]| serde_json::from_slice::<String>(value).ok();
+            all.extend(state.records_of(ALIAS).filter_map(|(name, record)| Some((name.to_owned(), named(&record.value)?))));
+            gateway.set_aliases(all);
+        }
+        if changes.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Where this coordinator leads the registry, workers that have been away for long are forgotten.
+pub async fn forget(registry: Registry, driver: Arc<Driver>) {
+    let mut away: HashMap<Epoch, Instant> = HashMap::new();
+    loop {
+        tokio::time::sleep(FORGET_EVERY).await;
+        let View { state, status } = registry.view();
+        let Some(state) = state.filter(|_| status.part == Part::Leader) else {
+            away.clear();
+            continue;
+        };
+        let now = Instant::now();
+        let absent: Vec<Epoch> = state.members().map(|(_, member)| member.epoch).filter(|epoch| !driver.is_linked(*epoch)).collect();
+        away.retain(|epoch, _| absent.contains(epoch));
+        for epoch in absent {
+            if now - *away.entry(epoch).or_insert(now) >= FORGOTTEN_AFTER {
+                // If it does not come about, the next round tries again.
+                let _ = registry.change(Command::Forget { epoch }, CHANGED_MAX).await;
+            }
+        }
+    }
+}

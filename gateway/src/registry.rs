@@ -1,0 +1,65 @@
+//! What coordinators agree on, as operators see and change it.
+
+use serde::Serialize;
+use serde_json::Value;
+use std::{collections::BTreeMap, fmt, future::Future, pin::Pin};
+
+/// Reading waits for nothing; a change waits for a majority of the coordinators, with a deadline.
+pub trait Registry: fmt::Debug + Send + Sync {
+    fn view(&self) -> RegistryView;
+    /// Those of this kind and key, in order.
+    fn records(&self, kind: Option<&str>, key: Option<&str>) -> Vec<RecordView>;
+    /// `expected`: only if this is the record's revision; 0 if it must not exist. The new revision.
+    fn put(&self, kind: String, key: String, value: Value, expected: Option<u64>) -> Changing<'_, u64>;
+    fn delete(&self, kind: String, key: String, expected: Option<u64>) -> Changing<'_, ()>;
+    /// Takes a coordinator that will not come back out of the group.
+    fn remove_coordinator(&self, name: String) -> Changing<'_, ()>;
+}
+
+pub type Changing<'a, T> = Pin<Box<dyn Future<Output = Result<T, ChangeError>> + Send + 'a>>;
+
+#[derive(Debug, thiserror::Error)]
+pub enum ChangeError {
+    #[error("{0}")]
+    Invalid(String),
+    #[error("{0}")]
+    NotFound(String),
+    #[error("{0}")]
+    Conflict(String),
+    /// It may still come about.
+    #[error("{0}")]
+    NotNow(String),
+}
+
+/// Where a coordinator's registry stands.
+#[derive(Clone, Debug, Serialize)]
+pub struct RegistryView {
+    /// This coordinator.
+    pub coordinator: String,
+    pub part: &'static str,
+    pub leader: Option<String>,
+    pub term: u64,
+    pub voters: Vec<String>,
+    pub learners: Vec<String>,
+    pub committed: u64,
+    pub applied: u64,
+    /// Committed and not applied here.
+    pub lag: u64,
+    /// At the leader: entries that each other coordinator lacks.
+    pub behind: BTreeMap<String, u64>,
+    /// Changes proposed here without an outcome.
+    pub changes_waiting: usize,
+    pub workers: usize,
+    pub records: usize,
+    /// Why it has stopped, if it has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stopped: Option<String>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct RecordView {
+    pub kind: String,
+    pub key: String,
+    pub value: Value,
+    pub revision: u64,
+}
