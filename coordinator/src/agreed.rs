@@ -3,6 +3,7 @@
 //! | kind of record | key | value | what it does |
 //! |---|---|---|---|
 //! | `alias` | a name | the name of a model | clients may ask for the model by that name; goes before `--aliases` |
+//! | `denied` | a certificate's serial, hexadecimal | the reason | the certificate is revoked, at all processes |
 //!
 //! Records of other kinds are kept, and mean nothing yet.
 
@@ -17,6 +18,7 @@ use tidemill_gateway::{
     gateway::Gateway,
     registry::{ChangeError, Changing, RecordView, RegistryView},
 };
+use tidemill_net::link::Endpoint;
 use tidemill_proto::ids::Epoch;
 use tidemill_registry::{
     command::{Command, Outcome, Refusal},
@@ -25,6 +27,7 @@ use tidemill_registry::{
 };
 
 pub const ALIAS: &str = "alias";
+pub const DENIED: &str = "denied";
 /// An operator waits this long for a majority.
 const CHANGED_MAX: Duration = Duration::from_secs(5);
 /// A worker that has no link to the registry's leader for this long is forgotten: should it come back, it is a new one.
@@ -54,11 +57,14 @@ impl Agreed {
         })
     }
 
-    fn check(&self, kind: &str, value: &Value) -> Result<(), ChangeError> {
+    fn check(&self, kind: &str, key: &str, value: &Value) -> Result<(), ChangeError> {
         let served = || self.models.iter().map(|model| format!("`{model}`")).collect::<Vec<_>>().join(", ");
         match kind {
             ALIAS if !value.as_str().is_some_and(|model| self.models.iter().any(|served| served == model)) => {
                 Err(ChangeError::Invalid(format!("the value of an alias is the name of a model that is served here: {}", served())))
+            }
+            DENIED if !key.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) => {
+                Err(ChangeError::Invalid("the key is a certificate's serial as `tidemill certs` prints it: 0 to 9 and a to f".into()))
             }
             _ => Ok(()),
         }
@@ -108,7 +114,7 @@ impl tidemill_gateway::registry::Registry for Agreed {
 
     fn put(&self, kind: String, key: String, value: Value, expected: Option<u64>) -> Changing<'_, u64> {
         Box::pin(async move {
-            self.check(&kind, &value)?;
+            self.check(&kind, &key, &value)?;
             let value = value.to_string().into_bytes();
             match self.change(Command::Put { kind, key, value, expected }).await? {
                 Outcome::Put(revision) => Ok(revision),
@@ -132,9 +138,19 @@ impl tidemill_gateway::registry::Registry for Agreed {
     }
 }
 
+/// Where what is agreed on counts.
+#[derive(Debug)]
+pub struct Followers {
+    pub gateway: Arc<Gateway>,
+    pub driver: Arc<Driver>,
+    pub endpoint: Endpoint,
+}
+
 /// Takes what is agreed to where it counts, whenever it changes, until the registry ends. `aliases`: those that no record changes.
-pub async fn follow(registry: Registry, gateway: Arc<Gateway>, aliases: BTreeMap<String, String>) {
+pub async fn follow(registry: Registry, to: Followers, aliases: BTreeMap<String, String>) {
+    let Followers { gateway, driver, endpoint } = to;
     let mut changes = registry.watch();
+    let mut denied = Vec::new();
     loop {
         let state = changes.borrow_and_update().state.clone();
         if let Some(state) = state {
@@ -142,6 +158,13 @@ pub async fn follow(registry: Registry, gateway: Arc<Gateway>, aliases: BTreeMap
             let named = |value: &[u8]| serde_json::from_slice::<String>(value).ok();
             all.extend(state.records_of(ALIAS).filter_map(|(name, record)| Some((name.to_owned(), named(&record.value)?))));
             gateway.set_aliases(all);
+            let now: Vec<String> = state.records_of(DENIED).map(|(serial, _)| serial.to_owned()).collect();
+            if now != denied {
+                tracing::info!(certificates = now.len(), "revoked certificates");
+                endpoint.deny(state.applied(), now.clone());
+                driver.deny(state.applied(), now.clone());
+                denied = now;
+            }
         }
         if changes.changed().await.is_err() {
             return;

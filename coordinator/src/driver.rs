@@ -40,6 +40,8 @@ struct State {
     /// The last link of each worker: dropping a sender ends it.
     links: HashMap<Epoch, (WorkerLink, mpsc::Sender<ToWorker>)>,
     links_made: u64,
+    /// For every worker that registers.
+    denied: Option<ToWorker>,
     clients: HashMap<RequestId, mpsc::Sender<(RequestId, RequestEvent)>>,
 }
 
@@ -53,7 +55,8 @@ pub struct WorkerLink {
 impl Driver {
     /// `models`: the gateway's, by name.
     pub fn new(settings: &ClusterSettings, models: Vec<(String, ModelIdentity)>) -> Arc<Self> {
-        let state = State { models: Models::new(settings, models), links: HashMap::new(), links_made: 0, clients: HashMap::new() };
+        let state =
+            State { models: Models::new(settings, models), links: HashMap::new(), links_made: 0, denied: None, clients: HashMap::new() };
         Arc::new(Self { state: Mutex::new(state), started: Instant::now() })
     }
 
@@ -74,6 +77,10 @@ impl Driver {
             state.links.remove(&epoch);
             state.models.register(now, epoch, register)?;
             state.links_made += 1;
+            if let Some(denied) = &state.denied {
+                // It is empty.
+                let _ = link.try_send(denied.clone());
+            }
             let made = WorkerLink { epoch, number: state.links_made };
             state.links.insert(epoch, (made, link));
             Ok(made)
@@ -102,11 +109,14 @@ impl Driver {
         self.state.lock().links.contains_key(&epoch)
     }
 
-    /// Sends `message` to every worker.
-    pub fn tell_all(&self, message: &ToWorker) {
-        for (_, link) in self.state.lock().links.values() {
+    /// Tells every worker, those that come later too, which certificates are revoked.
+    pub fn deny(&self, version: u64, serials: Vec<String>) {
+        let message = ToWorker::Denied { version, serials };
+        let mut state = self.state.lock();
+        for (_, link) in state.links.values() {
             let _ = link.try_send(message.clone());
         }
+        state.denied = Some(message);
     }
 
     /// Lets time pass in the core, forever.

@@ -7,7 +7,10 @@
 use crate::driver::{Driver, LINK_QUEUE_MAX, WorkerLink};
 use std::{sync::Arc, time::Duration};
 use tidemill_gateway::metrics;
-use tidemill_net::link::{CONNECT_MAX, Connection, Endpoint, LinkError, Receiver, Sender};
+use tidemill_net::{
+    identity::PeerRole,
+    link::{CONNECT_MAX, Connection, Endpoint, LinkError, Receiver, Sender},
+};
 use tidemill_proto::{
     frame::Preamble,
     ids::{Epoch, Instance},
@@ -76,13 +79,17 @@ async fn introduce(connection: &Connection) -> Result<Introduction, LinkError> {
         if incoming.kind() == Preamble::Registry {
             let (_, mut receiver) = incoming.streams::<(), PeerMessage>();
             return match receiver.recv().await? {
-                Some(PeerMessage::Introduce { name }) => Ok(Introduction::Coordinator { name, receiver }),
+                Some(PeerMessage::Introduce { name }) => {
+                    connection.expect_name(PeerRole::Coordinator, &name)?;
+                    Ok(Introduction::Coordinator { name, receiver })
+                }
                 _ => Err(broken("it did not introduce itself first")),
             };
         }
         let (sender, mut receiver) = incoming.streams();
         match receiver.recv().await? {
             Some(ToCoordinator::Register { instance, register }) => {
+                connection.expect_name(register.role.role().into(), &register.name)?;
                 Ok(Introduction::Worker { instance, register: Box::new(register), sender, receiver })
             }
             _ => Err(broken("it did not register first")),

@@ -1,7 +1,7 @@
 //! A coordinator from start to end.
 
 use crate::{
-    agreed::{self, Agreed},
+    agreed::{self, Agreed, Followers},
     driver::Driver,
     links::{self, Links},
     settings::Settings,
@@ -19,7 +19,7 @@ use tidemill_gateway::{
     text::{ModelError, TextModel},
 };
 use tidemill_net::{
-    identity::{Identity, IdentityError},
+    identity::{Identity, IdentityError, PeerRole},
     link::{Endpoint, LinkError},
 };
 use tidemill_registry::{
@@ -35,6 +35,8 @@ pub enum RunError {
     Model(#[from] ModelError),
     #[error("responses cannot be stored: {0}")]
     Store(#[from] OpenError),
+    #[error("`pki` has a certificate for {found}, and this is coordinator/{name} (--name)")]
+    OtherName { found: String, name: String },
     #[error("the registry cannot start: {0}")]
     Registry(#[from] StartError),
     #[error(transparent)]
@@ -86,7 +88,11 @@ impl Coordinator {
         for model in settings.models {
             models.push((model.name, TextModel::load(&model.dir)?));
         }
-        let endpoint = Endpoint::bind(settings.listen, &Identity::load(&settings.pki)?)?;
+        let identity = Identity::load(&settings.pki)?;
+        if !identity.name().is(PeerRole::Coordinator, Some(&settings.name)) {
+            return Err(RunError::OtherName { found: identity.name().to_string(), name: settings.name });
+        }
+        let endpoint = Endpoint::bind(settings.listen, &identity)?;
         let (listener, http) = listen("--http", settings.http).await?;
         let (admin_listener, admin) = match settings.admin {
             Some(addr) => listen("--admin", addr).await.map(|(listener, addr)| (Some(listener), Some(addr)))?,
@@ -151,7 +157,8 @@ impl Coordinator {
     pub async fn serve(self, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
         let links = Links { driver: Arc::clone(&self.driver), registry: self.registry.clone(), peers: self.peers };
         let mut accepting = tokio::spawn(links::accept(self.endpoint.clone(), links));
-        let mut agreeing = tokio::spawn(agreed::follow(self.registry.clone(), Arc::clone(&self.gateway), self.aliases));
+        let followers = Followers { gateway: Arc::clone(&self.gateway), driver: Arc::clone(&self.driver), endpoint: self.endpoint.clone() };
+        let mut agreeing = tokio::spawn(agreed::follow(self.registry.clone(), followers, self.aliases));
         let mut forgetting = tokio::spawn(agreed::forget(self.registry, Arc::clone(&self.driver)));
         let driver = Arc::clone(&self.driver);
         let mut ticking = tokio::spawn(async move { driver.tick().await });

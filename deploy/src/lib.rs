@@ -1,6 +1,7 @@
 //! The parts of the `tidemill` binary, as a library for the bench.
 //!
 //! - [`client`]: a streaming client of any OpenAI-compatible endpoint (`tidemill chat` and `tidemill-bench load`)
+//! - [`certs`]: `tidemill certs`, certificates with roles
 //! - [`chat`]: `tidemill chat`, a conversation in the terminal
 //! - [`cluster`]: `tidemill cluster`, what a running cluster does
 //! - [`registry`]: `tidemill registry`, what the coordinators agree on
@@ -9,6 +10,7 @@
 //! - [`processes`]: the role processes that `up` starts, watches and ends
 //! - [`demo_model`]: the checkpoint that `up` serves when it is given none
 
+pub mod certs;
 pub mod chat;
 pub mod client;
 pub mod cluster;

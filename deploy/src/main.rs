@@ -1,9 +1,8 @@
 //! `tidemill`: a whole cluster on one machine, a chat, a view of a cluster, its registry, certificates, safety's classifier.
 
 use clap::{Parser, Subcommand};
-use std::path::PathBuf;
-use tidemill_deploy::{chat, cluster, registry, safety, up};
-use tidemill_net::{identity, process::Failed};
+use tidemill_deploy::{certs, chat, cluster, registry, safety, up};
+use tidemill_net::process::Failed;
 
 /// Disaggregated prefill/decode serving for large language models
 #[derive(Debug, Parser)]
@@ -26,11 +25,8 @@ enum Command {
     /// Train and judge the classifier of the safety checks
     #[command(subcommand)]
     Safety(safety::SafetyCommand),
-    /// Make a cluster CA, and a certificate for its processes
-    Certs {
-        /// Directory to write ca.pem, ca.key, node.pem and node.key into
-        dir: PathBuf,
-    },
+    /// Make a cluster CA, and certificates for its processes; again, to renew them
+    Certs(certs::CertsArgs),
 }
 
 #[tokio::main]
@@ -41,7 +37,7 @@ async fn main() -> Result<(), Failed> {
         Command::Cluster(args) => cluster::cluster(args).await?,
         Command::Registry(args) => registry::registry(args).await?,
         Command::Safety(command) => safety::safety(command)?,
-        Command::Certs { dir } => identity::create(&dir)?,
+        Command::Certs(args) => certs::certs(&args)?,
     }
     Ok(())
 }

@@ -16,7 +16,7 @@ use std::{
 };
 use tidemill_net::{
     cores::Cores,
-    identity,
+    identity::issue,
     model_dir::{self, Download, Hub},
     process,
 };
@@ -190,11 +190,16 @@ impl Cluster {
         let models = resolve_models(args, data).await?;
         let shares = compute_shares(args, models.len())?;
         let pki = data.join("pki");
-        if !pki.join("node.pem").is_file() {
-            identity::create(&pki)?;
+        if !pki.join("ca.pem").is_file() {
+            issue::create_ca(&pki)?;
         }
+        // Each process gets a certificate of its own, a new one with each start.
+        let certified = |role_and_name: String| -> anyhow::Result<[String; 2]> {
+            let (dir, _) = issue::issue(&pki, &role_and_name, issue::DAYS)?;
+            Ok(["--pki".to_owned(), dir.display().to_string()])
+        };
         let common = |extra: &[(&str, String)]| -> Vec<String> {
-            let shared = [("--pki", pki.display().to_string()), ("--log", args.log.clone())];
+            let shared = [("--log", args.log.clone())];
             shared.iter().chain(extra).flat_map(|(flag, value)| [(*flag).to_owned(), value.clone()]).collect()
         };
 
@@ -207,6 +212,7 @@ impl Cluster {
             let stored = data.join(format!("coordinator-{n}")).display().to_string();
             let mut flags =
                 common(&[("--http", http.to_string()), ("--data", stored), ("--listen", link.to_string()), ("--peers", peers.join(","))]);
+            flags.extend(certified(format!("coordinator/coordinator-{n}"))?);
             if let Some(admin) = args.admin {
                 flags.extend(["--admin".to_owned(), nth(admin, n, "--admin")?.to_string()]);
             }
@@ -252,7 +258,7 @@ impl Cluster {
                     ("--lease-ms", args.pool_lease_ms.to_string()),
                     ("--put-deadline-ms", args.pool_put_deadline_ms.to_string()),
                 ]);
-                self.start_worker("kvpool", n, args, &flags)?;
+                self.start_worker("kvpool", n, args, &[&flags[..], &certified(format!("kvpool/kvpool-{n}"))?].concat())?;
             }
             let engine = of_model(&[
                 ("--model", dir.display().to_string()),
@@ -275,11 +281,13 @@ impl Cluster {
             let given = if_given.into_iter().filter_map(|(flag, value)| Some([flag.to_owned(), value?])).flatten();
             let engine: Vec<String> = engine.into_iter().chain(given).collect();
             for n in numbered(args.prefill) {
-                self.start_worker("prefill", n, args, &[&engine[..], &prefill_shares[n]].concat())?;
+                let own = certified(format!("prefill/prefill-{n}"))?;
+                self.start_worker("prefill", n, args, &[&engine[..], &prefill_shares[n], &own].concat())?;
             }
             let decode = [engine, vec!["--sequences-max".to_owned(), args.sequences_max.to_string()]].concat();
             for n in numbered(args.decode) {
-                self.start_worker("decode", n, args, &[&decode[..], &decode_shares[n]].concat())?;
+                let own = certified(format!("decode/decode-{n}"))?;
+                self.start_worker("decode", n, args, &[&decode[..], &decode_shares[n], &own].concat())?;
             }
         }
         for (http, admin) in &front_doors {

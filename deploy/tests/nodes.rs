@@ -194,7 +194,7 @@ async fn a_writer_that_dies_between_start_and_end_of_a_put_holds_nobody_up() {
     let mut silent = Vec::new();
     for case in &cases[1..] {
         let keys = Chain::new(&layout(&view), b"", &case.prompt).keys().to_vec();
-        silent.push(reserve_and_fall_silent(&view, &data.path().join("pki"), keys).await);
+        silent.push(reserve_and_fall_silent(&view, &data.path().join("pki/decode/decode-0"), keys).await);
     }
     assert_same(&reference, &complete_all(&cluster, &cases, 4).await, &cases, "with blocks that never come");
     cluster.at_rest().await;

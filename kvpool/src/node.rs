@@ -37,6 +37,7 @@ use std::{
 };
 use store::Store;
 use tidemill_net::{
+    identity::PeerRole,
     link::{Endpoint, LinkError},
     uplink::{LinkEvent, Uplink},
 };
@@ -178,6 +179,11 @@ impl Sessions {
     async fn accept(&mut self, endpoint: &Endpoint, node: &Arc<Node>) {
         let mut listener = endpoint.listen();
         while let Some(connection) = listener.accept().await {
+            // Engines, and other nodes while they drain.
+            if let Err(error) = connection.expect(&[PeerRole::Prefill, PeerRole::Decode, PeerRole::Kvpool]) {
+                tracing::warn!(%error, "refused");
+                continue;
+            }
             while self.tasks.try_join_next().is_some() {}
             let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() else {
                 tracing::warn!(client = %connection.peer(), "refused: {CLIENTS_MAX} clients are connected");

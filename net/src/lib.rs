@@ -1,7 +1,7 @@
 //! The shell of every process: how it is configured, who it is, and how it reaches the others.
 //!
 //! - [`config`]: a TOML file and command-line flags, resolved once
-//! - [`identity`]: the cluster CA, and the certificate of one process
+//! - [`identity`]: the cluster CA, and the certificate of one process: its role and name
 //! - [`link`]: QUIC endpoints with mTLS that carry frames
 //! - [`uplink`]: a worker's registered, heartbeating link to each coordinator
 //! - [`worker`]: flags that every worker process has

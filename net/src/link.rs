@@ -8,14 +8,15 @@ mod liveness;
 mod socket;
 mod tuning;
 
-use crate::identity::{Identity, IdentityError, SERVER_NAME};
+use crate::identity::{self, CertName, Identity, IdentityError, PeerRole, SERVER_NAME};
 use liveness::Liveness;
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use rustls::pki_types::CertificateDer;
 use serde::{Serialize, de::DeserializeOwned};
 use socket::BulkSocket;
-use std::{io, marker::PhantomData, net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, io, marker::PhantomData, net::SocketAddr, sync::Arc, time::Duration};
 use tidemill_proto::frame::{self, FrameError, HEADER_BYTES, Preamble};
-use tokio::task::JoinSet;
+use tokio::{sync::watch, task::JoinSet};
 use tuning::DATAGRAM_BYTES_MAX;
 
 /// A peer that is silent for this long is gone. Equal to the time after which a worker without heartbeats is dead.
@@ -37,6 +38,8 @@ pub enum LinkError {
     Connect { addr: SocketAddr, reason: String },
     #[error("link to {peer} broke: {reason}")]
     Broken { peer: SocketAddr, reason: String },
+    #[error("{peer} is {name}, and not {wanted}: a certificate for another role or name (`tidemill certs` makes them)")]
+    Role { peer: SocketAddr, name: CertName, wanted: String },
     #[error("peer {peer}: {source}")]
     Frame { peer: SocketAddr, source: FrameError },
 }
@@ -45,8 +48,19 @@ pub enum LinkError {
 #[derive(Clone, Debug)]
 pub struct Endpoint {
     quic: quinn::Endpoint,
+    /// Serials of certificates that are revoked.
+    denied: watch::Sender<Denied>,
+    /// What new links present.
+    _current: Arc<identity::Current>,
     /// Of an accepting endpoint, unless its TCP port was taken.
     liveness: Option<Arc<Liveness>>,
+}
+
+/// Certificates that are revoked, as of some version of the list.
+#[derive(Debug, Default)]
+struct Denied {
+    version: u64,
+    serials: BTreeSet<String>,
 }
 
 /// Accepts peers at an endpoint. Handshakes run concurrently, so a peer that dies during its handshake delays no other.
@@ -62,7 +76,7 @@ impl Listener {
         loop {
             tokio::select! {
                 incoming = self.endpoint.quic.accept(), if self.handshakes.len() < HANDSHAKES_MAX => {
-                    self.handshakes.spawn(handshake(incoming?, self.endpoint.liveness.clone()));
+                    self.handshakes.spawn(handshake(incoming?, self.endpoint.clone()));
                 }
                 Some(done) = self.handshakes.join_next() => {
                     if let Ok(Some(connection)) = done {
@@ -74,12 +88,18 @@ impl Listener {
     }
 }
 
-async fn handshake(incoming: quinn::Incoming, liveness: Option<Arc<Liveness>>) -> Option<Connection> {
+async fn handshake(incoming: quinn::Incoming, endpoint: Endpoint) -> Option<Connection> {
     let peer = incoming.remote_address();
     match tokio::time::timeout(CONNECT_MAX, incoming).await {
         Ok(Ok(connection)) => {
-            liveness.iter().for_each(|liveness| liveness.expect(&connection));
-            return Some(Connection(connection));
+            match endpoint.admit(connection) {
+                Ok(connection) => {
+                    endpoint.liveness.iter().for_each(|liveness| liveness.expect(&connection.quic));
+                    return Some(connection);
+                }
+                Err(reason) => tracing::warn!(%peer, reason, "refused a connection"),
+            }
+            return None;
         }
         Ok(Err(error)) => tracing::warn!(%peer, %error, "refused a connection"),
         Err(_) => tracing::warn!(%peer, "a handshake took longer than {CONNECT_MAX:?}"),
@@ -89,7 +109,10 @@ async fn handshake(incoming: quinn::Incoming, liveness: Option<Arc<Liveness>>) -
 
 /// One peer. Clones share the connection.
 #[derive(Clone, Debug)]
-pub struct Connection(quinn::Connection);
+pub struct Connection {
+    quic: quinn::Connection,
+    name: Arc<CertName>,
+}
 
 /// A bidirectional stream of a known kind that a peer opened.
 #[derive(Debug)]
@@ -120,13 +143,14 @@ pub struct Receiver<M> {
 impl Endpoint {
     /// Binds `addr` (port 0 picks one). Must be called inside a tokio runtime.
     pub fn bind(addr: SocketAddr, identity: &Identity) -> Result<Self, LinkError> {
-        let tls = QuicServerConfig::try_from(identity.server()?).map_err(|e| IdentityError::Mismatch(e.to_string()))?;
+        let current = identity.current();
+        let tls = QuicServerConfig::try_from(identity.server(Arc::clone(&current))?).map_err(|e| IdentityError::Mismatch(e.to_string()))?;
         let mut server = quinn::ServerConfig::with_crypto(Arc::new(tls));
         server.transport_config(Arc::new(tuning::transport(DATAGRAM_BYTES_MAX)));
         // A port that is free for UDP may be taken for TCP.
         let attempts = if addr.port() == 0 { PORTS_TRIED } else { 1 };
         for attempt in 1..=attempts {
-            let endpoint = Self::new(addr, identity, Some(server.clone()), DATAGRAM_BYTES_MAX)?;
+            let endpoint = Self::new(addr, identity, Arc::clone(&current), Some(server.clone()), DATAGRAM_BYTES_MAX)?;
             match Liveness::listen(endpoint.local_addr()) {
                 Ok(liveness) => return Ok(Self { liveness: Some(Arc::new(liveness)), ..endpoint }),
                 Err(error) if attempt == attempts => {
@@ -148,11 +172,17 @@ impl Endpoint {
     /// Like [`Self::bind_client`], with datagrams of at most `datagram_bytes_max` of UDP payload in both directions (at least 1,200,
     /// which QUIC requires; the peer learns the limit). Path MTU discovery chooses a size within it.
     pub fn bind_client_limited(addr: SocketAddr, identity: &Identity, datagram_bytes_max: u16) -> Result<Self, LinkError> {
-        Self::new(addr, identity, None, datagram_bytes_max.clamp(tuning::DATAGRAM_BYTES_MIN, DATAGRAM_BYTES_MAX))
+        Self::new(addr, identity, identity.current(), None, datagram_bytes_max.clamp(tuning::DATAGRAM_BYTES_MIN, DATAGRAM_BYTES_MAX))
     }
 
-    fn new(addr: SocketAddr, identity: &Identity, server: Option<quinn::ServerConfig>, datagram_bytes_max: u16) -> Result<Self, LinkError> {
-        let tls = QuicClientConfig::try_from(identity.client()?).map_err(|e| IdentityError::Mismatch(e.to_string()))?;
+    fn new(
+        addr: SocketAddr,
+        identity: &Identity,
+        current: Arc<identity::Current>,
+        server: Option<quinn::ServerConfig>,
+        datagram_bytes_max: u16,
+    ) -> Result<Self, LinkError> {
+        let tls = QuicClientConfig::try_from(identity.client(Arc::clone(&current))?).map_err(|e| IdentityError::Mismatch(e.to_string()))?;
         let mut client = quinn::ClientConfig::new(Arc::new(tls));
         client.transport_config(Arc::new(tuning::transport(datagram_bytes_max)));
         let failed = |source| LinkError::Bind { addr, source };
@@ -161,7 +191,49 @@ impl Endpoint {
         let endpoint = quinn::Endpoint::new_with_abstract_socket(config, server, Arc::new(socket), Arc::new(quinn::TokioRuntime));
         let mut endpoint = endpoint.map_err(failed)?;
         endpoint.set_default_client_config(client);
-        Ok(Self { quic: endpoint, liveness: None })
+        tokio::spawn(identity::follow(Arc::downgrade(&current)));
+        Ok(Self { quic: endpoint, denied: watch::Sender::default(), _current: current, liveness: None })
+    }
+
+    /// Certificates with these serials (hexadecimal) are revoked: their links end, and there are no new ones. An earlier `version` than
+    /// the last says nothing new.
+    pub fn deny(&self, version: u64, serials: Vec<String>) {
+        self.denied.send_if_modified(|denied| {
+            let newer = version >= denied.version;
+            if newer {
+                *denied = Denied { version, serials: serials.into_iter().collect() };
+            }
+            newer
+        });
+    }
+
+    /// A connection whose handshake is done, unless its peer is nobody or revoked: then the reason, which the peer is told.
+    fn admit(&self, quic: quinn::Connection) -> Result<Connection, String> {
+        let admitted = || {
+            let certificates = quic.peer_identity().and_then(|any| any.downcast::<Vec<CertificateDer<'static>>>().ok());
+            let name = CertName::of(certificates.as_deref().and_then(|chain| chain.first()).ok_or("it has no certificate")?)?;
+            let mut denied = self.denied.subscribe();
+            if denied.borrow_and_update().serials.contains(&name.serial) {
+                return Err(revoked(&name));
+            }
+            Ok((Arc::new(name), denied))
+        };
+        let (name, mut denied) = admitted().inspect_err(|reason| quic.close(REFUSED.into(), reason.as_bytes()))?;
+        let connection = Connection { quic, name };
+        let (quic, name) = (connection.quic.clone(), Arc::clone(&connection.name));
+        tokio::spawn(async move {
+            loop {
+                tokio::select! {
+                    _ = quic.closed() => return,
+                    changed = denied.changed() => match changed {
+                        Ok(()) if denied.borrow_and_update().serials.contains(&name.serial) => quic.close(REFUSED.into(), revoked(&name).as_bytes()),
+                        Ok(()) => {}
+                        Err(_) => return,
+                    },
+                }
+            }
+        });
+        Ok(connection)
     }
 
     pub fn local_addr(&self) -> SocketAddr {
@@ -178,8 +250,9 @@ impl Endpoint {
         let connecting = self.quic.connect(addr, SERVER_NAME).map_err(|e| failed(e.to_string()))?;
         match tokio::time::timeout(CONNECT_MAX, connecting).await {
             Ok(Ok(connection)) => {
-                tokio::spawn(liveness::attend(connection.clone()));
-                Ok(Connection(connection))
+                let connection = self.admit(connection).map_err(failed)?;
+                tokio::spawn(liveness::attend(connection.quic.clone()));
+                Ok(connection)
             }
             Ok(Err(error)) => Err(failed(error.to_string())),
             Err(_) => Err(failed(format!("no answer within {CONNECT_MAX:?}"))),
@@ -194,18 +267,40 @@ impl Endpoint {
 }
 
 impl Connection {
+    /// Whose certificate the peer has.
+    pub fn name(&self) -> &CertName {
+        &self.name
+    }
+
+    /// Checks that the peer may act as one of `roles`, else ends the connection and tells it so.
+    pub fn expect(&self, roles: &[PeerRole]) -> Result<(), LinkError> {
+        let wanted = || roles.iter().map(PeerRole::to_string).collect::<Vec<_>>().join(" or ");
+        if roles.iter().any(|role| self.name.role.is(*role)) { Ok(()) } else { Err(self.mistaken(wanted())) }
+    }
+
+    /// Checks that the peer may act as `role` under `name`, else ends the connection and tells it so.
+    pub fn expect_name(&self, role: PeerRole, name: &str) -> Result<(), LinkError> {
+        if self.name.is(role, Some(name)) { Ok(()) } else { Err(self.mistaken(format!("{role}/{name}"))) }
+    }
+
+    fn mistaken(&self, wanted: String) -> LinkError {
+        let error = LinkError::Role { peer: self.peer(), name: (*self.name).clone(), wanted };
+        self.quic.close(REFUSED.into(), error.to_string().as_bytes());
+        error
+    }
+
     pub fn peer(&self) -> SocketAddr {
-        self.0.remote_address()
+        self.quic.remote_address()
     }
 
     /// UDP payload of the datagrams sent now. Path MTU discovery raises it while larger ones arrive, and lowers it when they stop.
     pub fn datagram_bytes(&self) -> u16 {
-        self.0.stats().path.current_mtu
+        self.quic.stats().path.current_mtu
     }
 
     /// Opens a bidirectional stream. The preamble goes out at once, so that the peer sees the stream.
     pub async fn open<Out: Serialize, In: DeserializeOwned>(&self, kind: Preamble) -> Result<(Sender<Out>, Receiver<In>), LinkError> {
-        let opened = tokio::time::timeout(CONNECT_MAX, self.0.open_bi()).await;
+        let opened = tokio::time::timeout(CONNECT_MAX, self.quic.open_bi()).await;
         let (mut send, recv) = opened.map_err(|_| self.broken("no stream within the deadline"))?.map_err(|e| self.broken(e))?;
         send.write_all(&kind.bytes()).await.map_err(|e| self.broken(e))?;
         Ok((self.sender(send), self.receiver(recv)))
@@ -213,7 +308,7 @@ impl Connection {
 
     /// The next bidirectional stream that the peer opens.
     pub async fn accept<Out: Serialize, In: DeserializeOwned>(&self, kind: Preamble) -> Result<(Sender<Out>, Receiver<In>), LinkError> {
-        let (send, mut recv) = self.0.accept_bi().await.map_err(|e| self.broken(e))?;
+        let (send, mut recv) = self.quic.accept_bi().await.map_err(|e| self.broken(e))?;
         let checked = tokio::time::timeout(CONNECT_MAX, self.check_preamble(&mut recv, kind)).await;
         checked.map_err(|_| self.broken("no preamble within the deadline"))??;
         Ok((self.sender(send), self.receiver(recv)))
@@ -221,7 +316,7 @@ impl Connection {
 
     /// The next bidirectional stream that the peer opens, of one of these kinds.
     pub async fn accept_one_of(&self, kinds: &[Preamble]) -> Result<Incoming, LinkError> {
-        let (send, mut recv) = self.0.accept_bi().await.map_err(|e| self.broken(e))?;
+        let (send, mut recv) = self.quic.accept_bi().await.map_err(|e| self.broken(e))?;
         let mut bytes = [0; 8];
         let read = tokio::time::timeout(CONNECT_MAX, recv.read_exact(&mut bytes)).await;
         read.map_err(|_| self.broken("no preamble within the deadline"))?.map_err(|e| self.broken(e))?;
@@ -231,7 +326,7 @@ impl Connection {
 
     /// Opens a one-way stream for bytes.
     pub async fn open_uni(&self, kind: Preamble) -> Result<quinn::SendStream, LinkError> {
-        let mut send = self.0.open_uni().await.map_err(|e| self.broken(e))?;
+        let mut send = self.quic.open_uni().await.map_err(|e| self.broken(e))?;
         send.write_all(&kind.bytes()).await.map_err(|e| self.broken(e))?;
         Ok(send)
     }
@@ -239,7 +334,7 @@ impl Connection {
     /// The next one-way stream that the peer opens. [`Self::check_preamble`] reads its kind separately, because its first bytes may
     /// not arrive before streams accepted after it are read and flow control admits more.
     pub async fn accept_uni(&self) -> Result<quinn::RecvStream, LinkError> {
-        self.0.accept_uni().await.map_err(|e| self.broken(e))
+        self.quic.accept_uni().await.map_err(|e| self.broken(e))
     }
 
     /// Checks that a stream is of the expected kind. `Frame`: it is not. `Broken`: it ended before its preamble.
@@ -251,12 +346,12 @@ impl Connection {
 
     /// Ends the connection and sends the reason to the peer.
     pub fn close(&self, reason: &str) {
-        self.0.close(1u32.into(), reason.as_bytes());
+        self.quic.close(1u32.into(), reason.as_bytes());
     }
 
     /// Resolves with the reason when the connection has ended.
     pub async fn closed(&self) -> String {
-        reason(&self.0.closed().await)
+        reason(&self.quic.closed().await)
     }
 
     fn broken(&self, reason: impl ToString) -> LinkError {
@@ -326,6 +421,13 @@ fn reason(lost: &quinn::ConnectionError) -> String {
         lost => lost.to_string(),
     }
 }
+
+fn revoked(name: &CertName) -> String {
+    format!("the certificate {} of {name} is revoked", name.serial)
+}
+
+/// Close code towards a peer whose certificate is not good for this.
+const REFUSED: u32 = 3;
 
 /// Close code of an orderly end.
 const ORDERLY: u32 = 0;

@@ -8,7 +8,10 @@
 //!
 //! A coordinator that does not drain its queue loses the link; it never stalls the worker.
 
-use crate::link::{CONNECT_MAX, Connection, Endpoint, LinkError, Receiver, Sender};
+use crate::{
+    identity::PeerRole,
+    link::{CONNECT_MAX, Connection, Endpoint, LinkError, Receiver, Sender},
+};
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 use tidemill_proto::{
     frame::Preamble,
@@ -156,6 +159,7 @@ impl Link {
 
     async fn connect(&self) -> Result<(Streams, Epoch), Failure> {
         let connection = self.endpoint.connect(self.addr).await?;
+        connection.expect(&[PeerRole::Coordinator])?;
         let (mut sender, mut receiver) = connection.open(Preamble::Control).await?;
         sender.send(&ToCoordinator::Register { instance: self.instance, register: self.register.clone() }).await?;
         let answer = time::timeout(CONNECT_MAX, receiver.recv()).await;
@@ -216,6 +220,10 @@ impl Link {
         incoming: &mpsc::Sender<(LinkId, LinkEvent)>,
     ) -> Result<&'static str, LinkError> {
         while let Some(message) = receiver.recv().await? {
+            if let ToWorker::Denied { version, serials } = message {
+                self.endpoint.deny(version, serials);
+                continue;
+            }
             if incoming.send((self.id, LinkEvent::Message(Box::new(message)))).await.is_err() {
                 return Ok("worker ends");
             }

@@ -2,7 +2,7 @@
 
 use crate::{
     config::{ConfigError, invalid, required},
-    identity::{Identity, IdentityError},
+    identity::{Identity, IdentityError, PeerRole},
 };
 use serde::{Deserialize, Serialize};
 use std::{fs, net::SocketAddr, path::PathBuf};
@@ -13,7 +13,7 @@ use tidemill_proto::message::{Host, Register, RoleInfo};
 #[serde(deny_unknown_fields)]
 #[command(next_help_heading = "[worker]")]
 pub struct WorkerFlags {
-    /// Name in logs, /cluster and metrics (default: role and process id)
+    /// Name in logs, /cluster and metrics (default: its certificate's)
     #[arg(long)]
     pub name: Option<String>,
     /// Name of this machine. KV blocks go through shared memory between processes with the same name, and over QUIC between others;
@@ -69,7 +69,16 @@ impl WorkerFlags {
         if coordinators.is_empty() {
             return Err(invalid("coordinators", "[]", "a worker needs at least one").into());
         }
-        let name = self.name.unwrap_or_else(|| format!("{role}-{}", std::process::id()));
+        let pki = required(Some("worker"), "pki", self.pki)?;
+        let identity = Identity::load(&pki)?;
+        let of_certificate = identity.name();
+        let name = self.name.unwrap_or_else(|| match of_certificate.role {
+            PeerRole::Any => format!("{role}-{}", std::process::id()),
+            _ => of_certificate.name.clone(),
+        });
+        if !role.parse().is_ok_and(|role| of_certificate.is(role, Some(&name))) {
+            return Err(invalid("pki", pki.display(), format!("has a certificate for {of_certificate}, and this is {role}/{name}")).into());
+        }
         if let Some(host) = self.host.as_ref().filter(|host| !(1..=HOST_BYTES_MAX).contains(&host.len())) {
             return Err(invalid("host", host, format!("must have 1 to {HOST_BYTES_MAX} bytes")).into());
         }
@@ -78,7 +87,7 @@ impl WorkerFlags {
             name,
             model_name: self.model_name,
             coordinators,
-            identity: Identity::load(&required(Some("worker"), "pki", self.pki)?)?,
+            identity,
             bind: self.bind.unwrap_or(SocketAddr::from(([0, 0, 0, 0], 0))),
             log: self.log.unwrap_or_else(|| "info".into()),
             exit_with_parent: self.exit_with_parent.unwrap_or(false),

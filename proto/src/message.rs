@@ -197,6 +197,12 @@ pub enum ToWorker {
     StopWaiting {
         sequence: SequenceId,
     },
+    /// Certificates that are revoked, by their serials (hexadecimal): all of them, as of this place in the registry's log. An earlier
+    /// place says nothing new.
+    Denied {
+        version: u64,
+        serials: Vec<String>,
+    },
     /// To a pool node that said [`WorkerEvent::Leaving`]: who may take over what it holds, the best first.
     Peers(Vec<Peer>),
 }

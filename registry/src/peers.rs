@@ -3,7 +3,10 @@
 use crate::registry::Registry;
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
-use tidemill_net::link::{Endpoint, LinkError, Receiver};
+use tidemill_net::{
+    identity::PeerRole,
+    link::{Endpoint, LinkError, Receiver},
+};
 use tidemill_proto::frame::Preamble;
 use tokio::sync::mpsc;
 
@@ -48,7 +51,7 @@ impl Peers {
 
 async fn run(endpoint: Endpoint, name: String, peer: String, addr: SocketAddr, mut queued: mpsc::Receiver<Vec<u8>>) {
     while !queued.is_closed() {
-        match speak(&endpoint, &name, addr, &mut queued).await {
+        match speak(&endpoint, &name, &peer, addr, &mut queued).await {
             Ok(()) => return,
             Err(error) => tracing::debug!(peer, %error, "no link to this coordinator"),
         }
@@ -57,8 +60,15 @@ async fn run(endpoint: Endpoint, name: String, peer: String, addr: SocketAddr, m
     }
 }
 
-async fn speak(endpoint: &Endpoint, name: &str, addr: SocketAddr, queued: &mut mpsc::Receiver<Vec<u8>>) -> Result<(), LinkError> {
+async fn speak(
+    endpoint: &Endpoint,
+    name: &str,
+    peer: &str,
+    addr: SocketAddr,
+    queued: &mut mpsc::Receiver<Vec<u8>>,
+) -> Result<(), LinkError> {
     let connection = endpoint.connect(addr).await?;
+    connection.expect_name(PeerRole::Coordinator, peer)?;
     let (mut sender, _receiver) = connection.open::<PeerMessage, ()>(Preamble::Registry).await?;
     sender.send(&PeerMessage::Introduce { name: name.to_owned() }).await?;
     loop {

@@ -24,7 +24,10 @@ use crate::{client::TransferCounters, transport::DataPath};
 use bytes::Bytes;
 use calls::{Call, Calls};
 use std::{net::SocketAddr, sync::Arc, time::Duration};
-use tidemill_net::link::{CONNECT_MAX, Connection, Endpoint, LinkError};
+use tidemill_net::{
+    identity::PeerRole,
+    link::{CONNECT_MAX, Connection, Endpoint, LinkError},
+};
 use tidemill_proto::{
     block::BlockKey,
     frame::Preamble,
@@ -84,6 +87,7 @@ impl PoolClient {
     ) -> Result<Self, PoolError> {
         let unreachable = |error: LinkError| PoolError::Unreachable { addr, reason: error.to_string() };
         let connection = endpoint.connect(addr).await.map_err(unreachable)?;
+        connection.expect(&[PeerRole::Kvpool]).map_err(unreachable)?;
         let (mut sender, mut receiver) = connection.open::<ToPool, FromPool>(Preamble::Pool).await.map_err(unreachable)?;
         sender.send(&ToPool::Hello(blocks)).await.map_err(unreachable)?;
         let silent = |_| PoolError::Unreachable { addr, reason: "no answer to hello".into() };

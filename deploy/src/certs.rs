@@ -1,0 +1,33 @@
+//! `tidemill certs`: a cluster's CA, and certificates that say what their holders may act as.
+
+use std::path::PathBuf;
+use tidemill_net::identity::{IdentityError, issue};
+
+/// Make a cluster CA, and certificates for its processes.
+#[derive(Clone, Debug, clap::Args)]
+pub struct CertsArgs {
+    /// Directory of the CA, ca.pem and ca.key; they are made if there are none
+    pub dir: PathBuf,
+    /// Whom to make certificates for, in directories of their own under DIR, such as coordinator/c1 kvpool/k1 prefill/p1 decode/d1; in
+    /// place of the last ones, which running processes notice. Without any: one certificate in DIR itself that may act as anything,
+    /// for experiments
+    #[arg(value_name = "ROLE/NAME")]
+    pub names: Vec<String>,
+    /// Days that the certificates are good
+    #[arg(long, default_value_t = issue::DAYS)]
+    pub days: u32,
+}
+
+pub fn certs(args: &CertsArgs) -> Result<(), IdentityError> {
+    if args.names.is_empty() {
+        return issue::create(&args.dir);
+    }
+    if !args.dir.join("ca.pem").exists() {
+        issue::create_ca(&args.dir)?;
+    }
+    for name in &args.names {
+        let (dir, name) = issue::issue(&args.dir, name, args.days)?;
+        println!("{}\t{name}\tserial {}\tgood for {} days", dir.display(), name.serial, args.days);
+    }
+    Ok(())
+}

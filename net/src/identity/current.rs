@@ -1,0 +1,87 @@
+//! The certificate that new links present: read again when its files change, or on SIGHUP. Links that exist keep theirs.
+
+use super::{CertName, load_key};
+use rustls::{
+    SignatureScheme,
+    client::ResolvesClientCert,
+    server::{ClientHello, ResolvesServerCert},
+    sign::CertifiedKey,
+};
+use std::{
+    fs,
+    path::PathBuf,
+    sync::{Arc, PoisonError, RwLock, Weak},
+    time::{Duration, SystemTime},
+};
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Between looks at the files.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+
+#[derive(Debug)]
+pub(crate) struct Current {
+    dir: PathBuf,
+    name: CertName,
+    key: RwLock<Arc<CertifiedKey>>,
+}
+
+impl Current {
+    pub(super) fn new(dir: PathBuf, name: CertName, key: Arc<CertifiedKey>) -> Self {
+        Self { dir, name, key: RwLock::new(key) }
+    }
+
+    fn get(&self) -> Arc<CertifiedKey> {
+        Arc::clone(&self.key.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Reads the files again. While they do not belong together, or are another's, the last ones stay.
+    fn reload(&self) {
+        let Self { dir, name, .. } = self;
+        match load_key(dir) {
+            Ok((key, new)) if new.role == name.role && new.name == name.name => {
+                *self.key.write().unwrap_or_else(PoisonError::into_inner) = key;
+                tracing::info!(dir = %dir.display(), serial = new.serial, "certificate read again: new links present it");
+            }
+            Ok((_, new)) => tracing::warn!(dir = %dir.display(), "the new certificate is for {new}, this process is {name}: not taken"),
+            Err(error) => tracing::warn!(%error, "the certificate cannot be read again: the last one stays"),
+        }
+    }
+
+    fn changed(&self) -> [Option<SystemTime>; 2] {
+        ["node.pem", "node.key"].map(|file| fs::metadata(self.dir.join(file)).ok()?.modified().ok())
+    }
+}
+
+/// Reads the certificate again whenever there is a new one, until its endpoint is gone.
+pub(crate) async fn follow(current: Weak<Current>) {
+    let Ok(mut asked) = signal(SignalKind::hangup()) else { return };
+    let Some(mut seen) = current.upgrade().map(|current| current.changed()) else { return };
+    loop {
+        let forced = tokio::select! {
+            _ = asked.recv() => true,
+            () = tokio::time::sleep(LOOK_EVERY) => false,
+        };
+        let Some(current) = current.upgrade() else { return };
+        let now = current.changed();
+        if forced || now != seen {
+            seen = now;
+            current.reload();
+        }
+    }
+}
+
+impl ResolvesServerCert for Current {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(self.get())
+    }
+}
+
+impl ResolvesClientCert for Current {
+    fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        Some(self.get())
+    }
+
+    fn has_certs(&self) -> bool {
+        true
+    }
+}
