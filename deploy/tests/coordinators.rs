@@ -31,10 +31,15 @@ fn ports(count: u16) -> u16 {
 
 impl Three {
     fn start(flags: &[&str]) -> Self {
+        Self::start_some(COORDINATORS, flags)
+    }
+
+    fn start_some(count: usize, flags: &[&str]) -> Self {
         let first = ports(2 * COORDINATORS as u16);
         let data = tempfile::tempdir().expect("a directory");
         let (http, admin) = (format!("127.0.0.1:{first}"), format!("127.0.0.1:{}", first + COORDINATORS as u16));
-        let own = ["--coordinator", "3", "--http", &http, "--admin", &admin, "--restarts", "100", "--engine", "echo", "--data"];
+        let count = count.to_string();
+        let own = ["--coordinator", &count, "--http", &http, "--admin", &admin, "--restarts", "100", "--engine", "echo", "--data"];
         let cluster = Cluster::start(&[&own[..], &[data.path().to_str().expect("text")], flags].concat());
         let client = Client::builder().no_proxy().timeout(Duration::from_secs(20)).build().expect("a client");
         Self { cluster, http: first, admin: first + COORDINATORS as u16, data, client }
@@ -269,4 +274,51 @@ async fn measure_twenty_lost_leaders_and_requests_with_and_without_a_majority() 
         three.whole().await;
     }
     three.cluster.stop();
+}
+
+/// Not a test but a measurement, see above: eight clients, spread over one, two or three coordinators, and four decode workers whose steps
+/// take longer with each sequence. If they are placed evenly, there are two at each worker.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes a minute and asserts no times"]
+async fn measure_how_evenly_several_coordinators_place() {
+    const CLIENTS: usize = 8;
+    for count in [1, 2, 3] {
+        let costs = ["--step-ms", "5", "--row-ms", "10", "--prompt-token-ms", "0.1"];
+        let three = Three::start_some(count, &[&["--prefill", "0", "--kvpool", "0", "--decode", "4"], &costs[..]].concat());
+        let until = Instant::now() + Duration::from_secs(15);
+        let client = |n: usize| {
+            let three = &three;
+            async move {
+                let mut times = Vec::new();
+                while Instant::now() < until {
+                    times.extend(three.times(n % count, 1).await);
+                }
+                times
+            }
+        };
+        let looks = async {
+            let mut spread = Vec::new();
+            while Instant::now() < until {
+                tokio::time::sleep(Duration::from_millis(500)).await;
+                let url = format!("http://127.0.0.1:{}/cluster", three.admin);
+                let cluster: Value = three.client.get(url).send().await.expect("it answers").json().await.expect("JSON");
+                let members = cluster["members"].as_array().expect("members");
+                let running: Vec<u64> = members.iter().filter_map(|member| member["report"]["running"].as_u64()).collect();
+                spread.push(running.iter().max().unwrap_or(&0) - running.iter().min().unwrap_or(&0));
+            }
+            spread
+        };
+        let (times, spread) = tokio::join!(futures_util::future::join_all((0..CLIENTS).map(client)), looks);
+        let mut times: Vec<f64> = times.into_iter().flatten().collect();
+        times.sort_by(f64::total_cmp);
+        println!(
+            "{count} coordinators: {} requests, p50 {:.0} ms, p99 {:.0} ms; busiest worker less idlest, mean {:.2} sequences, worst {}",
+            times.len(),
+            times[times.len() / 2],
+            times[times.len() * 99 / 100],
+            spread.iter().sum::<u64>() as f64 / spread.len() as f64,
+            spread.iter().max().unwrap_or(&0),
+        );
+        three.cluster.stop();
+    }
 }
