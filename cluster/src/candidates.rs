@@ -55,7 +55,9 @@ pub(crate) fn prefill<'a>(books: &Books<'a>, worker: Epoch, blocks: &Leading, no
 pub(crate) fn decode<'a>(books: &Books<'a>, worker: Epoch, blocks: &Leading) -> Option<DecodeCandidate<'a>> {
     let member = books.membership.get(worker).filter(|member| !member.draining)?;
     let info = member.decode_info()?;
-    let DecodeLoad { sequences, tokens, decoding, ref classes, .. } = books.load.get(worker)?.decode;
+    let load = books.load.get(worker)?;
+    let DecodeLoad { decoding, ref classes, .. } = load.decode;
+    let (sequences, tokens) = load.whole(TYPICAL_TOKENS);
     let EngineInfo { device_blocks, work_max, .. } = *info;
     Some(DecodeCandidate {
         worker,
@@ -159,7 +161,7 @@ pub(crate) fn standing(books: &Books<'_>, worker: Epoch, sequences_max: Option<u
         _ if member.draining => Standing::Out,
         RoleInfo::Kvpool { .. } => Standing::Pool,
         RoleInfo::Decode(info) => {
-            let DecodeLoad { sequences, tokens, tail_tokens, .. } = load.decode;
+            let (tail_tokens, (sequences, tokens)) = (load.decode.tail_tokens, load.whole(TYPICAL_TOKENS));
             let cost = books.cost.steps(worker, Role::Decode);
             let tails_ms = if tail_tokens == 0 { 0.0 } else { cost.prefill_ms(tail_tokens, 0) };
             let wait_ms = tails_ms + cost.step_ms(u64::from(sequences) + 1, tokens + TYPICAL_TOKENS);

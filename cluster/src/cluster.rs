@@ -132,6 +132,11 @@ impl Cluster {
         }
     }
 
+    /// Other coordinators place at the same workers.
+    pub fn share_workers(&mut self) {
+        self.load.share();
+    }
+
     /// The next thing to do. Call until `None` after every other call.
     pub fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()

@@ -1,4 +1,4 @@
-//! Each worker's sequences and jobs from this coordinator, and its last report.
+//! Each worker's sequences and jobs from this coordinator, its last report, and what that says of other coordinators' sequences.
 //!
 //! Soft state: never replicated, and gone with the worker. Sequences and prefill jobs enter and leave the books here and
 //! nowhere else, so the scheduler's sums cannot drift from reality.
@@ -23,6 +23,8 @@ pub struct Load {
     shares: BTreeMap<SequenceId, Share>,
     /// Workers whose place in an order may have changed.
     touched: Vec<Epoch>,
+    /// Other coordinators place at these workers, too.
+    shared: bool,
 }
 
 #[derive(Debug)]
@@ -31,6 +33,8 @@ pub struct WorkerLoad {
     pub heard: Duration,
     pub report: Report,
     pub decode: DecodeLoad,
+    /// Sequences that other coordinators have at this decode worker, as of its last report.
+    pub others: u32,
     pub prefill: PrefillQueue,
     touched: bool,
 }
@@ -109,6 +113,7 @@ impl Load {
             heard: now,
             report: Report::default(),
             decode: DecodeLoad::default(),
+            others: 0,
             prefill: PrefillQueue::default(),
             touched: false,
         };
@@ -152,10 +157,19 @@ impl Load {
         }
     }
 
+    /// From now on, what workers report beyond this coordinator's own sequences is taken for others'.
+    pub fn share(&mut self) {
+        self.shared = true;
+    }
+
     /// Keeps a worker's report; returns the one before.
     pub fn reported(&mut self, worker: Epoch, report: Report) -> Option<Report> {
         self.touch(worker);
-        self.workers.get_mut(&worker).map(|load| std::mem::replace(&mut load.report, report))
+        let load = self.workers.get_mut(&worker)?;
+        if self.shared {
+            load.others = (report.running.saturating_add(report.waiting)).saturating_sub(load.decode.sequences);
+        }
+        Some(std::mem::replace(&mut load.report, report))
     }
 
     /// Workers that have said nothing for `silence`.
@@ -234,9 +248,36 @@ impl Load {
     }
 }
 
+impl WorkerLoad {
+    /// Sequences at this decode worker, and their lengths added up: others' are as long as this coordinator's, or typical.
+    pub fn whole(&self, typical_tokens: u64) -> (u32, u64) {
+        let DecodeLoad { sequences, tokens, .. } = self.decode;
+        let each = if sequences == 0 { typical_tokens } else { tokens / u64::from(sequences) };
+        (sequences.saturating_add(self.others), tokens.saturating_add(each.saturating_mul(self.others.into())))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_report_says_beyond_ones_own_sequences_is_others() {
+        let (mut load, worker) = (Load::default(), Epoch(1));
+        load.add_worker(Duration::ZERO, worker);
+        load.start_sequence(worker, SequenceId(1), NewShare { tokens: 40, tail_tokens: 0, class: ClassId(0) });
+        let report = || Report { running: 3, waiting: 1, ..Report::default() };
+        load.reported(worker, report());
+        assert_eq!(load.get(worker).unwrap().whole(1000), (1, 40), "alone, whatever a report says");
+        load.share();
+        load.reported(worker, report());
+        assert_eq!(load.get(worker).unwrap().whole(1000), (4, 160));
+        load.end_sequence(SequenceId(1));
+        assert_eq!(load.get(worker).unwrap().whole(1000), (3, 3000));
+        load.reported(worker, Report::default());
+        assert_eq!(load.get(worker).unwrap().whole(1000), (0, 0));
+        load.check_integrity();
+    }
 
     #[test]
     fn a_sequence_leaves_with_all_that_it_brought() {

@@ -17,7 +17,7 @@ use tidemill_proto::{
     block::{BLOCK_TOKENS, BlockKey, Chain, Token},
     ids::{Epoch, RequestId, SequenceId},
     message::{
-        CacheEvent, DecodeJob, EngineInfo, Finish, PoolEvent, PrefillOutcome, Provenance, RoleInfo, SequenceToken, ToWorker,
+        CacheEvent, DecodeJob, EngineInfo, Finish, PoolEvent, PrefillOutcome, Provenance, Report, RoleInfo, SequenceToken, ToWorker,
         TokensBySource, WorkerEvent,
     },
     pool::Tier,
@@ -796,4 +796,50 @@ proptest! {
         }
         prop_assert!(world.cluster.requests.len() == 0 && world.cluster.requests.waiting() == 0 && world.cluster.requests.running_count() == 0);
     }
+}
+
+/// Coordinators that place at the same four workers: how many sequences the busiest has beyond the idlest, at worst, with eight that
+/// come one after the other, at the coordinators in turn, and stay. Workers report after every `report_every` of them.
+fn unevenness(coordinators: u64, tells_others: bool, report_every: usize) -> u32 {
+    let settings = |n: u64| {
+        let policy = Policy { decode_sequences_max: None, ..settings().policy };
+        ClusterSettings { id_base: (0x9e37_79b9 * (n + 1)) << 32, policy, ..settings() }
+    };
+    let workers: Vec<Epoch> = (1..=4).map(Epoch).collect();
+    let mut all: Vec<Cluster> = (0..coordinators).map(|n| Cluster::new(settings(n), model())).collect();
+    for cluster in &mut all {
+        for worker in &workers {
+            cluster.admit(START, *worker, register("d", RoleInfo::Decode(engine(1)))).unwrap();
+        }
+        if tells_others {
+            cluster.share_workers();
+        }
+    }
+    let mut running: HashMap<Epoch, u32> = workers.iter().map(|worker| (*worker, 0)).collect();
+    for n in 0..8 {
+        let cluster = &mut all[n % coordinators as usize];
+        cluster.submit(START, request(40, 1)).unwrap();
+        for (worker, _) in decode_jobs(&drain(cluster)) {
+            *running.get_mut(&worker).unwrap() += 1;
+        }
+        if n % report_every == report_every - 1 {
+            for cluster in &mut all {
+                for worker in &workers {
+                    let report = Report { running: running[worker], ..Report::default() };
+                    cluster.worker_event(START, *worker, WorkerEvent::Heartbeat(Box::new(report)));
+                }
+                drain(cluster);
+            }
+        }
+    }
+    let counts = || running.values().copied();
+    counts().max().unwrap() - counts().min().unwrap()
+}
+
+#[test]
+fn coordinators_over_the_same_workers_place_evenly_by_the_workers_reports() {
+    assert_eq!(unevenness(1, false, 8), 0, "one coordinator knows all that it placed");
+    assert!(unevenness(3, false, 1) > 1, "three that do not look at reports take one another's workers");
+    assert!(unevenness(3, true, 1) <= 1, "with reports after each, it is as if they were one");
+    assert!(unevenness(3, true, 4) <= unevenness(3, false, 4), "late reports are better than none");
 }

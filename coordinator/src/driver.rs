@@ -60,6 +60,12 @@ impl Driver {
         Arc::new(Self { state: Mutex::new(state), started: Instant::now() })
     }
 
+    /// Other coordinators place at the same workers.
+    pub fn share_workers(&self) {
+        let models = &mut self.state.lock().models;
+        models.ids().for_each(|model| models.cluster_mut(model).share_workers());
+    }
+
     /// The gateway's way to each of the models, in the order given.
     pub fn backends(self: &Arc<Self>) -> Vec<Arc<dyn Backend>> {
         let backend = |model| Arc::new(ModelBackend { driver: Arc::clone(self), model }) as Arc<dyn Backend>;

@@ -104,6 +104,9 @@ impl Coordinator {
         let identities = models.iter().map(|(name, text)| (name.clone(), text.config.identity.clone()));
         let driver = Driver::new(&settings.cluster, identities.collect());
         let peers: Arc<[String]> = settings.peers.keys().cloned().collect();
+        if !peers.is_empty() {
+            driver.share_workers();
+        }
         let replica = replica::Settings {
             name: settings.name.clone(),
             peers: peers.to_vec(),

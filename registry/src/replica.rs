@@ -146,6 +146,8 @@ pub struct Replica {
     now: u64,
     /// How often an election was begun here.
     campaigns: u64,
+    /// At the last tick.
+    leader_seen: u64,
     next_number: u64,
     waiting: BTreeMap<u64, Waiting>,
     actions: VecDeque<Action>,
@@ -178,6 +180,7 @@ impl Replica {
             state,
             now: 0,
             campaigns: 0,
+            leader_seen: 0,
             next_number: 1,
             waiting: BTreeMap::new(),
             actions: VecDeque::new(),
@@ -209,6 +212,11 @@ impl Replica {
             self.campaigns += 1;
         }
         self.pin_timeout();
+        let leader = self.raw.raft.leader_id;
+        if std::mem::replace(&mut self.leader_seen, leader) != leader {
+            // What the last leader was told may be lost.
+            self.waiting.values_mut().for_each(|waiting| waiting.retry = self.now);
+        }
         self.retry();
         self.tend_group();
     }

@@ -21,7 +21,6 @@ use super::{
 };
 use crate::class::{Class, OnMiss};
 use std::{cmp::Ordering, ops::RangeInclusive, time::Duration};
-use tidemill_proto::ids::Epoch;
 
 /// Limits that are kept with a chance below this cannot be met, as far as anyone can tell.
 const CHANCE_MIN: f64 = 0.5;
@@ -114,13 +113,13 @@ fn judge<'a>(planner: &Planner<'a>, class: &Class, places: &[At<'_, 'a>], due: O
     let queues = planner.snapshot.prefill.iter().map(|worker| judge_queue(planner, class, worker, due, places[0].found));
     let queues: Vec<Prefiller<'_>> = queues.collect();
     let mut offers: Vec<Offer<'_>> = places.iter().enumerate().map(|(place, at)| best_at(planner, class, at, place, &queues)).collect();
-    offers.sort_by(|a, b| a.merit(class).cmp(&b.merit(class)).then(key(places, a).cmp(&key(places, b))));
+    offers.sort_by(|a, b| a.merit(class).cmp(&b.merit(class)).then(key(planner, places, a).cmp(&key(planner, places, b))));
     offers
 }
 
-fn key(places: &[At<'_, '_>], offer: &Offer<'_>) -> (u32, Epoch) {
+fn key(planner: &Planner<'_>, places: &[At<'_, '_>], offer: &Offer<'_>) -> (u32, u64) {
     let decode = places[offer.decode].decode;
-    (decode.sequences, decode.worker)
+    (decode.sequences, planner.tie(decode.worker))
 }
 
 /// The queue that this sequence would find at a prefill worker, and what those behind it would lose.

@@ -45,11 +45,19 @@ impl<'a> Planner<'a> {
         self.snapshot.decode.iter().filter(|worker| self.has_room(worker))
     }
 
+    /// An order of equal workers that differs between coordinators, which else would all take the same one. Ids of requests begin with
+    /// a number that their coordinator drew.
+    pub(super) fn tie(&self, worker: Epoch) -> u64 {
+        worker.0 ^ (self.demand.seed >> 32)
+    }
+
     /// The decode worker with room at which a new sequence waits least for its first step.
     pub(super) fn least_busy(&self) -> Option<&'a DecodeCandidate<'a>> {
         let wait_ms = |worker: &DecodeCandidate| self.tails_ms(worker) + self.step_ms(worker);
         let timed = self.roomy().map(|worker| (worker, wait_ms(worker)));
-        let least = timed.min_by(|(a, a_ms), (b, b_ms)| a_ms.total_cmp(b_ms).then((a.sequences, a.worker).cmp(&(b.sequences, b.worker))));
+        let least = timed.min_by(|(a, a_ms), (b, b_ms)| {
+            a_ms.total_cmp(b_ms).then((a.sequences, self.tie(a.worker)).cmp(&(b.sequences, self.tie(b.worker))))
+        });
         least.map(|(worker, _)| worker)
     }
 
