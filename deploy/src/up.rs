@@ -43,7 +43,7 @@ pub struct UpArgs {
     #[arg(long, default_value_t = 1)]
     coordinator: usize,
     /// Address of the front door
-    #[arg(long, default_value = "127.0.0.1:8000")]
+    #[arg(long, default_value = "127.0.0.1:8000", overrides_with = "http")]
     http: SocketAddr,
     /// Address of the operators' port, where aliases and other records can be changed, and /metrics and /cluster are then; the second
     /// coordinator's is the next port, and so on
@@ -180,8 +180,8 @@ const GPU_SHARE: f32 = 0.9;
 struct Cluster {
     coordinators: Vec<Process>,
     workers: Vec<Process>,
-    /// Of each coordinator.
-    front_doors: Vec<String>,
+    /// Where each coordinator shows its cluster.
+    operators: Vec<String>,
 }
 
 impl Cluster {
@@ -298,7 +298,7 @@ impl Cluster {
                 eprintln!("tidemill: operators' port http://{admin}");
             }
         }
-        self.front_doors = front_doors;
+        self.operators = front_doors.into_iter().map(|(http, admin)| admin.unwrap_or(http)).collect();
         Ok(())
     }
 
@@ -392,7 +392,7 @@ impl Cluster {
         if of_worker.is_none() && !self.coordinators.iter().any(running) {
             return false;
         }
-        for http in &self.front_doors {
+        for http in &self.operators {
             let members = members(&client, &format!("http://{http}/cluster")).await.unwrap_or_default();
             let knows = match of_worker {
                 Some(pid) => members.contains(&pid),

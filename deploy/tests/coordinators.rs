@@ -11,6 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 use support::{Cluster, crash, pause, resume};
+use tidemill_net::identity::Identity;
 
 const COORDINATORS: usize = 3;
 
@@ -93,6 +94,27 @@ impl Three {
             assert!(Instant::now() < deadline, "the group is not whole: {:#?}", self.registry(0).await);
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
+    }
+
+    /// Waits until every coordinator has this member, or none has.
+    async fn until_members(&self, name: &str, present: bool) {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        for n in 0..COORDINATORS {
+            loop {
+                let url = format!("http://127.0.0.1:{}/cluster", self.admin + n as u16);
+                let cluster: Value = self.client.get(url).send().await.expect("it answers").json().await.expect("JSON");
+                if cluster["members"].as_array().expect("members").iter().any(|member| member["name"] == name) == present {
+                    break;
+                }
+                assert!(Instant::now() < deadline, "{name} present: {present} at coordinator-{n}: {cluster:#}");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+
+    async fn delete(&self, n: usize, kind: &str, key: &str) -> Option<u16> {
+        let url = format!("http://127.0.0.1:{}/registry/{kind}/{key}", self.admin + n as u16);
+        self.client.delete(url).send().await.ok().map(|response| response.status().as_u16())
     }
 
     /// Status of a change, or `None` without an answer.
@@ -207,6 +229,14 @@ async fn what_was_acknowledged_survives_leaders_a_lost_disk_and_a_restart_and_a_
     tokio::time::sleep(Duration::from_millis(500)).await;
     three.whole().await;
     three.check_all(&acknowledged).await;
+
+    // A worker whose certificate is revoked is no member anywhere; when that is taken back, it is one again.
+    let pki = three.data.path().join("pki/prefill/prefill-0");
+    let serial = Identity::load(&pki).expect("a certificate").name().serial.clone();
+    assert_eq!(three.put(wiped, "denied", &serial, "a test").await, Some(200));
+    three.until_members("prefill-0", false).await;
+    assert_eq!(three.delete(leader, "denied", &serial).await, Some(200));
+    three.until_members("prefill-0", true).await;
 
     // A minority serves, and confirms nothing.
     let others = [(wiped + 1) % COORDINATORS, (wiped + 2) % COORDINATORS];
