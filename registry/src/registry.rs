@@ -18,6 +18,7 @@ use std::{
         Arc,
         mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel},
     },
+    thread::JoinHandle,
     time::{Duration, Instant},
 };
 use tidemill_proto::ids::Epoch;
@@ -30,11 +31,34 @@ const INPUTS_MAX: usize = 1024;
 /// Taken together, so that one sync of the disk serves them all.
 const BATCH_MAX: usize = 128;
 
-/// Clones share it.
+/// Clones share it. With the last one its thread ends and lets the file go.
 #[derive(Clone, Debug)]
 pub struct Registry {
-    inputs: SyncSender<Input>,
+    running: Arc<Running>,
     view: watch::Receiver<View>,
+}
+
+#[derive(Debug)]
+struct Running {
+    /// `None` at the end only.
+    inputs: Option<SyncSender<Input>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Running {
+    /// `false`: there is no room.
+    fn give(&self, input: Input) -> bool {
+        self.inputs.as_ref().is_some_and(|inputs| inputs.try_send(input).is_ok())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.inputs = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
 }
 
 /// What this coordinator knows.
@@ -85,8 +109,8 @@ impl Registry {
         let (publish, view) = watch::channel(View::default());
         let mut thread = Thread { replica, disk, peers, answers: HashMap::new(), publish, changed: true };
         thread.carry_out();
-        std::thread::Builder::new().name("registry".into()).spawn(move || thread.run(&taken))?;
-        Ok(Self { inputs, view })
+        let thread = std::thread::Builder::new().name("registry".into()).spawn(move || thread.run(&taken))?;
+        Ok(Self { running: Arc::new(Running { inputs: Some(inputs), thread: Some(thread) }), view })
     }
 
     pub fn view(&self) -> View {
@@ -100,14 +124,16 @@ impl Registry {
 
     /// A message of another coordinator.
     pub fn message(&self, from: &str, bytes: Vec<u8>) {
-        let _ = self.inputs.try_send(Input::Message { from: from.to_owned(), bytes });
+        self.running.give(Input::Message { from: from.to_owned(), bytes });
     }
 
     /// Changes something, and waits until a majority has it.
     pub async fn change(&self, command: Command, within: Duration) -> Result<Outcome, Failed> {
         let (answer, answered) = oneshot::channel();
         let ticks = (within.as_millis() / TICK.as_millis()) as u64;
-        self.inputs.try_send(Input::Propose { command, ticks, answer }).map_err(|_| NotTaken::Full)?;
+        if !self.running.give(Input::Propose { command, ticks, answer }) {
+            return Err(NotTaken::Full.into());
+        }
         match answered.await.map_err(|_| Failed::Ended)?? {
             Outcome::Refused(refusal) => Err(refusal.into()),
             outcome => Ok(outcome),
@@ -129,7 +155,9 @@ impl Registry {
     /// Takes a coordinator that will not come back out of the group.
     pub async fn remove(&self, name: String) -> Result<(), CannotRemove> {
         let (answer, answered) = oneshot::channel();
-        self.inputs.try_send(Input::Remove { name, answer }).map_err(|_| CannotRemove::Busy)?;
+        if !self.running.give(Input::Remove { name, answer }) {
+            return Err(CannotRemove::Busy);
+        }
         answered.await.unwrap_or(Err(CannotRemove::Busy))
     }
 }
