@@ -6,7 +6,6 @@
 //!                  └──── answers ─────┘  └──► [nvme]: the disk's threads
 //! ```
 
-mod announce;
 mod drain;
 pub mod nvme;
 mod session;
@@ -16,12 +15,12 @@ mod streams;
 use crate::{
     arena::{Arena, ArenaError},
     core::{
+        announce::Announcer,
         directory::{Directory, DiskUsage, Limits},
         eviction::Policy,
     },
     settings::Settings,
 };
-use announce::Announcer;
 use drain::Drain;
 use nvme::{Nvme, NvmeThreads, slab::Manifest};
 use parking_lot::Mutex;
@@ -146,12 +145,12 @@ pub async fn run(settings: Settings, shutdown: impl Future<Output = ()>) -> Resu
                     // Coordinators should know what fits here before the next heartbeat.
                     uplink.broadcast(&WorkerEvent::Heartbeat(Box::new(node.report())));
                 }
-                announcer.announce(store.as_deref(), &uplink);
+                announce(&mut announcer, store.as_deref(), &uplink);
             }
             Some((link, event)) = links.recv() => match event {
                 LinkEvent::Up => {
                     announcer.up(link);
-                    announcer.announce(node.store().as_deref(), &uplink);
+                    announce(&mut announcer, node.store().as_deref(), &uplink);
                 }
                 LinkEvent::Down => announcer.down(link),
                 LinkEvent::Message(message) => match *message {
@@ -166,6 +165,23 @@ pub async fn run(settings: Settings, shutdown: impl Future<Output = ()>) -> Resu
     uplink.close().await;
     endpoint.close().await;
     Ok(())
+}
+
+/// Brings every coordinator up to date.
+fn announce(announcer: &mut Announcer, store: Option<&Store>, uplink: &Uplink) {
+    let announcement = match store {
+        Some(store) => store.announce(announcer),
+        None => announcer.announce(None),
+    };
+    if announcement.repeats {
+        tracing::warn!("events were lost: telling everything again");
+    }
+    for (link, event) in announcement.messages {
+        if !uplink.send(link, event) {
+            // The uplink ends a link whose queue is full, and reports it.
+            announcer.down(link);
+        }
+    }
 }
 
 /// Clients being served. They end with this.

@@ -8,9 +8,11 @@
 //! - [`hardware`]: devices: the time of a step
 //! - [`flows`]: links: bytes that share them
 //! - [`world`]: everything together; [`world::World::run`] is a run
+//! - [`faults`]: another driver of the same world: everything fails that can
 //! - [`outcome`]: what became of each request, and the load over time
 //! - [`queue`], [`random`]: events by time, and seeded draws
 
+pub mod faults;
 pub mod flows;
 pub mod hardware;
 pub mod outcome;

@@ -31,6 +31,11 @@ impl<E> Queue<E> {
         self.scheduled += 1;
     }
 
+    /// When the next event comes.
+    pub fn next_at(&self) -> Option<Duration> {
+        self.heap.peek().map(|Reverse(entry)| entry.at)
+    }
+
     pub fn pop(&mut self) -> Option<(Duration, E)> {
         self.heap.pop().map(|Reverse(Entry { at, event, .. })| (at, event))
     }

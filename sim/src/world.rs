@@ -1,38 +1,57 @@
 //! The whole cluster in virtual time: one queue of events, and the processes that handle them.
 //!
 //! - [`World`]: builds the processes and delivers events
-//! - `engine`: a prefill or decode worker; `client`: its way to pool nodes
-//! - `pool`: a pool node
-//! - `io`: time, messages and bytes on links
+//! - `coordinator`; `engine`: a prefill or decode worker; `client`: its way to pool nodes; `pool`: a pool node, `disk`: what it keeps
+//! - `uplink`: workers' and pool nodes' links to coordinators
+//! - `reader`: clients of the front door
+//! - `io`: time, messages and bytes on links; `network`: connections; `process`: what runs, and its clock; `bytes`: what blocks contain
+//! - `trouble`: what may happen to processes, besides
 //!
 //! ```text
 //!   asks ──► Cluster ⇄ engines (prefill, decode) ⇄ pool nodes ──► Cluster        every arrow takes its time on a link
 //! ```
+//!
+//! Two drivers run it: [`World::run`] studies scheduling, and [`faults`](crate::faults) makes everything fail that can.
 
+pub(crate) mod bytes;
 mod client;
+mod coordinator;
+pub(crate) mod disk;
 mod engine;
-mod io;
+pub(crate) mod io;
+pub(crate) mod network;
 mod pool;
+pub(crate) mod process;
+pub(crate) mod reader;
 #[cfg(test)]
 mod tests;
+mod trouble;
+mod uplink;
 
 use crate::{
+    faults::plan::Trouble,
     flows::Deadline,
     hardware::{Device, Gpu, Roofline, Shape, Speed},
     outcome::{Answer, End, LoadPoint},
     random::mix,
     settings::{Class, ClusterShape, InvalidSetting, Settings},
-    workload::{self, Ask},
+    workload::Ask,
 };
+use bytes::{Bytes, Memory};
 use client::PoolClient;
-use engine::{Engine, Worker};
-use io::Io;
-use pool::PoolNode;
-use std::{collections::HashMap, time::Duration};
+use coordinator::Coordinator;
+use disk::{Disk, DiskJob};
+use engine::{Engine, Parts, Worker};
+use io::{Faulty, Io, Packet, Received};
+use network::{CLIENT, ConnId, SERVER};
+use pool::{PoolNode, PoolShape};
+pub use process::Process;
+use process::State;
+use reader::{Manners, Reader};
+use std::time::Duration;
 use tidemill_cluster::{
-    Action, Cluster, ClusterSettings, NewRequest, Outcome, RequestEvent,
+    Cluster, ClusterSettings,
     admission::AdmissionPolicy,
-    class::ClassId,
     schedule::{Policy, UnknownPolicy},
 };
 use tidemill_kvpool::core::{
@@ -41,64 +60,88 @@ use tidemill_kvpool::core::{
 };
 use tidemill_proto::{
     block::LayoutFingerprint,
-    ids::{Epoch, RequestId},
-    message::{EngineInfo, Host, ModelIdentity, Register, RoleInfo, ToWorker, WorkerEvent},
-    pool::{CallId, Found, FromPool, LeaseId, ToPool, Written},
-    sampling::{Sampling, StopRule},
+    message::{EngineInfo, Host, ModelIdentity, Register, RoleInfo},
+    pool::{CallId, Found, LeaseId, Via, Written},
 };
+use uplink::Uplink;
 
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct WorkerIndex(pub(crate) usize);
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct CoordinatorIndex(pub usize);
 
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct PoolIndex(pub(crate) usize);
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct WorkerIndex(pub usize);
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct PoolIndex(pub usize);
 
 /// What happens at one moment.
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// A client sends its request.
+    /// A client sends its request,
     Arrive(usize),
-    ToCoordinator {
-        from: Epoch,
-        event: Box<WorkerEvent>,
-    },
-    ToWorker {
-        worker: WorkerIndex,
-        message: Box<ToWorker>,
-    },
-    ToPool {
-        worker: WorkerIndex,
-        pool: PoolIndex,
-        message: Box<ToPool>,
-    },
-    FromPool {
-        worker: WorkerIndex,
-        pool: PoolIndex,
-        message: Box<FromPool>,
-    },
+    /// leaves,
+    Leave(usize),
+    /// or reads what came.
+    Read(usize),
+    /// A message comes to an end of a connection.
+    Packet { conn: ConnId, to: usize, number: u64, packet: Packet },
+    /// Streams of a put begin to come.
+    Header { conn: ConnId, put: Transfer },
+    /// Blocks of a get have come on streams.
+    Blocks { conn: ConnId, call: CallId, blocks: Vec<Received>, started: Duration },
+    Handshake { conn: ConnId, until: Duration },
+    Connected { conn: ConnId, established: bool },
+    /// An end learns that the other one is gone.
+    Ended { conn: ConnId, at: usize },
+    /// An end has heard nothing for so long that the connection is over, if that has not changed.
+    Silence { conn: ConnId, at: usize, since: Duration },
+    /// What could not come can come.
+    Resumed { conn: ConnId, to: usize },
     TransferDue(Deadline),
-    StepDone {
-        worker: WorkerIndex,
-    },
-    Heartbeat(WorkerIndex),
-    PoolHeartbeat(PoolIndex),
-    PoolTick(PoolIndex),
-    /// Time passes in the coordinator.
-    Tick,
+    Transferred(Transfer),
+    Timer { process: Process, incarnation: u32, timer: Timer },
     Sample,
+    /// Something of the plan goes wrong, or is repaired.
+    Trouble(usize),
+}
+
+/// What a process has waited for.
+#[derive(Debug)]
+pub(crate) enum Timer {
+    /// A device's step is done.
+    Step,
+    Heartbeat,
+    /// Time passes in a coordinator or pool node.
+    Tick,
+    /// To try a coordinator again.
+    Connect(usize),
+    /// A call should have been answered.
+    CallDue(CallId),
+    Disk(DiskJob),
+    /// A process that has handed its work over ends.
+    Exit,
 }
 
 /// Blocks on their way between a worker and a pool node.
 #[derive(Debug)]
 pub(crate) enum Transfer {
-    Get { pool: PoolIndex, worker: WorkerIndex, call: CallId, lease: LeaseId, blocks: Vec<Found>, started: Duration },
-    Put { pool: PoolIndex, worker: WorkerIndex, call: CallId, written: Vec<Written> },
+    /// With the bytes that were in the slots when the copy began.
+    Get { conn: ConnId, arena: usize, call: CallId, lease: LeaseId, blocks: Vec<(Found, Bytes)>, via: Via, started: Duration },
+    Put { conn: ConnId, arena: usize, call: CallId, blocks: Vec<(Written, Bytes)>, via: Via },
 }
 
 impl Transfer {
-    fn ends(&self) -> (WorkerIndex, PoolIndex) {
+    fn connection(&self) -> ConnId {
         match *self {
-            Transfer::Get { worker, pool, .. } | Transfer::Put { worker, pool, .. } => (worker, pool),
+            Transfer::Get { conn, .. } | Transfer::Put { conn, .. } => conn,
+        }
+    }
+
+    /// The end that does something when it is over: who copies by itself, or who has the slots.
+    fn end(&self) -> usize {
+        match self {
+            Transfer::Get { via: Via::Slots, .. } | Transfer::Put { via: Via::Slots, .. } => CLIENT,
+            Transfer::Get { via: Via::Streams, .. } | Transfer::Put { via: Via::Streams, .. } => SERVER,
         }
     }
 }
@@ -141,25 +184,59 @@ pub struct Run {
 }
 
 pub struct World {
-    io: Io,
-    cluster: Cluster,
-    workers: Vec<Box<dyn Worker>>,
-    pools: Vec<PoolNode>,
-    by_epoch: HashMap<Epoch, WorkerIndex>,
-    asks: Vec<Ask>,
-    /// The request of each ask that was taken.
-    taken: HashMap<RequestId, usize>,
-    answers: Vec<Answer>,
+    pub(crate) io: Io,
+    blueprint: Blueprint,
+    pub(crate) coordinators: Vec<Coordinator>,
+    pub(crate) workers: Vec<Box<dyn Worker>>,
+    pub(crate) pools: Vec<PoolNode>,
+    pub(crate) asks: Vec<Ask>,
+    /// Clients, by ask.
+    pub(crate) readers: Vec<Reader>,
+    pub(crate) answers: Vec<Answer>,
     open: usize,
     load: Vec<LoadPoint>,
-    vocab: u32,
+    pub(crate) plan: Vec<Trouble>,
+    pub(crate) events: u64,
+    digest: u64,
+    /// Of coordinators that are gone.
+    closed: u64,
+    warnings: u64,
+}
+
+/// What processes are made of, at the start and after every restart.
+struct Blueprint {
+    settings: Settings,
+    cluster: ClusterSettings,
+    identity: ModelIdentity,
+    shape: Shape,
+    eviction: eviction::Policy,
+    pool: PoolShape,
+    limits: Limits,
+    disk_slots: u32,
+    workers: Vec<WorkerPlan>,
     timeout: Duration,
     ttft_limit_ms: f64,
     tpot_limit_ms: f64,
-    events: u64,
-    digest: u64,
-    closed: u64,
-    warnings: u64,
+}
+
+struct WorkerPlan {
+    host: usize,
+    device: Device,
+    device_blocks: u32,
+    decodes: bool,
+    gpus: u32,
+}
+
+/// What a world has that studies of scheduling do without.
+pub(crate) struct Extras {
+    pub(crate) coordinators: usize,
+    /// Of each pool node; 0: it has no disk.
+    pub(crate) disk_slots: u32,
+    /// By ask.
+    pub(crate) manners: Vec<Manners>,
+    pub(crate) faulty: Option<Faulty>,
+    /// Of pool nodes.
+    pub(crate) limits: Limits,
 }
 
 /// As production's.
@@ -167,57 +244,57 @@ const TICK: Duration = Duration::from_millis(50);
 const POOL_TICK: Duration = Duration::from_millis(100);
 const HEARTBEAT: Duration = Duration::from_secs(1);
 const HEARTBEAT_DEAD: Duration = Duration::from_secs(5);
-const POOL_LIMITS: Limits = Limits { put_deadline: Duration::from_secs(10), lease: Duration::from_secs(10) };
+pub(crate) const POOL_LIMITS: Limits = Limits { put_deadline: Duration::from_secs(10), lease: Duration::from_secs(10) };
 /// Time for everybody to register before the first request comes.
 const START: Duration = Duration::from_secs(2);
 const SAMPLE: Duration = Duration::from_secs(1);
 /// Any will do: all engines have the same.
-const LAYOUT: LayoutFingerprint = LayoutFingerprint([1; 16]);
+pub(crate) const LAYOUT: LayoutFingerprint = LayoutFingerprint([1; 16]);
+/// From saying that it leaves to its end.
+const EXIT: Duration = Duration::from_millis(500);
 
 impl World {
     /// A cluster that is up, and clients that will send `asks`.
     pub fn new(settings: &Settings, asks: Vec<Ask>, seed: u64) -> Result<Self, InvalidSetting> {
-        let shape = settings.shape()?;
-        let identity = ModelIdentity { vocab_size: shape.vocab, ..ModelIdentity::default() };
-        let policy = &settings.policy;
-        let cluster = Cluster::new(
-            ClusterSettings {
-                id_base: 0,
-                admission: AdmissionPolicy { queue_max: policy.queue_max },
-                policy: Policy {
-                    name: policy.name.parse().map_err(|unknown: UnknownPolicy| InvalidSetting::new("policy.name", unknown.to_string()))?,
-                    local_tail_tokens: policy.local_tail_tokens,
-                    decode_sequences_max: policy.decode_sequences_max,
-                    replicate_after: Some(policy.replicate_after).filter(|reads| *reads > 0),
-                },
-                classes: settings.workload.cluster_classes()?,
-                queue_wait_max: Duration::from_secs_f64(policy.queue_wait_s),
-                heartbeat_dead: HEARTBEAT_DEAD,
-            },
-            identity.clone(),
-        );
-        let limit = |of: fn(&Class) -> Option<f64>| settings.workload.classes.iter().filter_map(of).fold(f64::INFINITY, f64::min);
+        let manners = vec![Manners::default(); asks.len()];
+        let extras = Extras { coordinators: 1, disk_slots: 0, manners, faulty: None, limits: POOL_LIMITS };
+        let mut world = Self::with(settings, asks, seed, extras)?;
+        // Everybody registers before anything else happens.
+        while world.io.queue.next_at().is_some_and(|at| at < START / 2) {
+            world.step(&mut Unwatched);
+        }
+        match world.refusal() {
+            Some(refusal) => Err(InvalidSetting::new("cluster", refusal)),
+            None => Ok(world),
+        }
+    }
+
+    pub(crate) fn with(settings: &Settings, asks: Vec<Ask>, seed: u64, extras: Extras) -> Result<Self, InvalidSetting> {
+        let Extras { coordinators, disk_slots, manners, faulty, limits } = extras;
+        let blueprint = Blueprint::new(settings, seed, disk_slots, limits)?;
+        let mut io = Io::new(&settings.network);
+        io.faulty = faulty;
+        let mut answers: Vec<Answer> = asks.iter().map(Answer::of).collect();
+        answers.iter_mut().for_each(|answer| answer.at += START);
+        let readers = manners.into_iter().map(|manners| Reader::new(manners, coordinators)).collect();
         let mut world = Self {
-            io: Io::new(&settings.network),
-            cluster,
+            io,
+            blueprint,
+            coordinators: Vec::new(),
             workers: Vec::new(),
             pools: Vec::new(),
-            by_epoch: HashMap::new(),
             open: asks.len(),
-            answers: asks.iter().map(Answer::of).collect(),
+            answers,
+            readers,
             asks,
-            taken: HashMap::new(),
             load: Vec::new(),
-            vocab: shape.vocab,
-            timeout: Duration::from_secs_f64(policy.request_timeout_s),
-            ttft_limit_ms: limit(|class| class.ttft_ms),
-            tpot_limit_ms: limit(|class| class.tpot_ms),
+            plan: Vec::new(),
             events: 0,
             digest: 0,
             closed: 0,
             warnings: 0,
         };
-        world.start(settings, shape, &identity, seed)?;
+        world.start(coordinators);
         Ok(world)
     }
 
@@ -239,252 +316,304 @@ impl World {
 
     /// What has happened so far.
     pub fn finish(self) -> Run {
+        let of = |gone: u64, of: fn(&Coordinator) -> u64| gone + self.coordinators.iter().map(of).sum::<u64>();
         Run {
-            answers: self.answers,
-            load: self.load,
             virtual_time: self.io.now,
             events: self.events,
             digest: self.digest,
             network_bytes: self.io.network_bytes(),
-            closed: self.closed,
-            warnings: self.warnings,
+            closed: of(self.closed, |coordinator| coordinator.closed),
+            warnings: of(self.warnings, |coordinator| coordinator.warnings),
+            answers: self.answers,
+            load: self.load,
         }
     }
 
-    fn start(&mut self, settings: &Settings, shape: Shape, identity: &ModelIdentity, seed: u64) -> Result<(), InvalidSetting> {
-        let cluster = &settings.cluster;
-        let (prefill, decode) = cluster.split()?;
-        let gpu = ClusterShape::gpu(&cluster.gpu)?;
-        let mut groups = vec![(prefill, decode, gpu, cluster.gpus_per_instance)];
-        for others in &cluster.others {
-            groups.push((others.prefill, others.decode, ClusterShape::gpu(&others.gpu)?, others.gpus_per_instance));
+    /// What goes wrong when, and by how much clocks are off.
+    pub(crate) fn set_plan(&mut self, plan: Vec<Trouble>, clocks: &[(Process, i32)]) {
+        for (number, trouble) in plan.iter().enumerate() {
+            self.io.queue.push(trouble.at, Event::Trouble(number));
         }
-        let instances: u32 = groups.iter().map(|(prefill, decode, ..)| prefill + decode).sum();
-        let hosts = instances.div_ceil(cluster.instances_per_host.max(1)) as usize;
-        self.start_pools(cluster, shape, hosts)?;
-        let mut number = 0;
-        for (prefill, decode, gpu, gpus) in groups {
-            for decodes in std::iter::repeat_n(false, prefill as usize).chain(std::iter::repeat_n(true, decode as usize)) {
-                let device = device(settings, shape, gpu, gpus, decodes, mix(seed).wrapping_add(number as u64));
-                let blocks = cluster.device_blocks.map_or_else(|| device_blocks(cluster, shape, gpu, gpus), Ok)?;
-                let bus = settings.network.bus_gb_per_s * 1e9 * f64::from(gpus);
-                self.start_engine(cluster, shape, identity, (number % hosts, bus), (device, blocks), decodes)?;
-                number += 1;
-            }
+        for &(process, ppm) in clocks {
+            self.io.life_mut(process).clock.change(Duration::ZERO, ppm, Duration::ZERO);
+        }
+        self.plan = plan;
+    }
+
+    pub(crate) fn digest(&self) -> u64 {
+        self.digest
+    }
+
+    fn start(&mut self, coordinators: usize) {
+        let cluster = &self.blueprint.settings.cluster;
+        let hosts = self.blueprint.workers.len().div_ceil(cluster.instances_per_host.max(1) as usize);
+        for _ in 0..coordinators {
+            let index = self.io.add_coordinator();
+            let coordinator = self.blueprint.coordinator(index, (index.0 as u64) << 32);
+            self.coordinators.push(coordinator);
+            self.start_coordinator(index);
+        }
+        for _ in 0..hosts {
+            let index = self.io.add_host();
+            let disk = (self.blueprint.disk_slots > 0).then(|| Disk::new(self.blueprint.disk_slots));
+            let pool = self.blueprint.pool_node(&mut self.io, index, coordinators, disk);
+            self.pools.push(pool);
+            self.start_pool(index);
+        }
+        for number in 0..self.blueprint.workers.len() {
+            let (host, bus) = (self.blueprint.workers[number].host, self.blueprint.bus(number));
+            let index = self.io.add_worker(host, bus);
+            let worker = self.blueprint.worker(&self.io, index, coordinators);
+            self.workers.push(worker);
+            // Heartbeats of many workers do not come at once.
+            self.start_worker(index, HEARTBEAT.mul_f64((number as f64 * 0.618) % 1.0));
         }
         for (number, ask) in self.asks.iter().enumerate() {
             self.io.queue.push(START + ask.at, Event::Arrive(number));
+            if let Some(after) = self.readers[number].manners.leaves {
+                self.io.queue.push(START + ask.at + after, Event::Leave(number));
+            }
         }
-        for answer in &mut self.answers {
-            answer.at += START;
-        }
-        self.io.queue.push(TICK, Event::Tick);
         self.io.queue.push(START, Event::Sample);
-        self.perform();
-        Ok(())
     }
 
-    fn start_pools(&mut self, cluster: &ClusterShape, shape: Shape, hosts: usize) -> Result<(), InvalidSetting> {
-        let policy: eviction::Policy = cluster
-            .eviction
-            .parse()
-            .map_err(|unknown: eviction::UnknownPolicy| InvalidSetting::new("cluster.eviction", unknown.to_string()))?;
-        let slots = (cluster.pool_gib_per_host * f64::from(1 << 30) / shape.block_bytes() as f64) as u32;
-        for _ in 0..hosts {
-            let index = self.io.add_host();
-            let role = RoleInfo::Kvpool { addr: io::address(index) };
-            let epoch = self.register(format!("kvpool-{}", index.0), index.0, role)?;
-            let directory = Directory::new(slots, POOL_LIMITS, policy.build(slots));
-            self.pools.push(PoolNode::new(index, epoch, directory, slots, shape.block_bytes(), POOL_LIMITS.put_deadline));
-            self.io.queue.push(Duration::ZERO, Event::PoolHeartbeat(index));
-            self.io.queue.push(POOL_TICK, Event::PoolTick(index));
-        }
-        Ok(())
+    fn start_coordinator(&mut self, index: CoordinatorIndex) {
+        self.io.timer(Process::Coordinator(index), TICK, Timer::Tick);
     }
 
-    fn start_engine(
-        &mut self,
-        cluster: &ClusterShape,
-        shape: Shape,
-        model: &ModelIdentity,
-        (host, bus): (usize, f64),
-        (device, device_blocks): (Device, u32),
-        decodes: bool,
-    ) -> Result<(), InvalidSetting> {
-        let index = self.io.add_worker(host, bus);
-        // As the roles' settings have it.
-        let work_max = if decodes { 4 * cluster.sequences_max } else { PREFILL_JOBS_MAX };
-        let info = EngineInfo {
-            model: model.clone(),
-            layout: LAYOUT,
-            block_bytes: shape.block_bytes(),
-            device_blocks,
-            context_tokens: shape.context_tokens,
-            work_max: work_max as u32,
-        };
-        let (name, role) = if decodes { ("decode", RoleInfo::Decode(info)) } else { ("prefill", RoleInfo::Prefill(info)) };
-        let epoch = self.register(format!("{name}-{}", index.0), host, role)?;
-        let client = PoolClient::new(index, shape.block_bytes(), cluster.putting_max);
-        let worker: Box<dyn Worker> = if decodes {
-            let limits = tidemill_decode::limits::Limits {
-                sequences_max: cluster.sequences_max,
-                waiting_max: 1024,
-                step_tokens: cluster.decode_step_tokens,
-                context_tokens: shape.context_tokens as usize,
-                vocab: shape.vocab as usize,
-            };
-            let role = tidemill_decode::scheduler::Scheduler::new(LAYOUT, device_blocks, limits);
-            Box::new(Engine::new(index, epoch, role, device, client, shape.vocab, shape.block_bytes()))
-        } else {
-            let limits = tidemill_prefill::scheduler::Limits {
-                admitted_max: cluster.admitted_max,
-                jobs_max: PREFILL_JOBS_MAX,
-                step_tokens: cluster.prefill_step_tokens,
-                putting_max: cluster.putting_max,
-                vocab: shape.vocab as usize,
-            };
-            let role = tidemill_prefill::scheduler::Scheduler::new(LAYOUT, device_blocks, limits);
-            Box::new(Engine::new(index, epoch, role, device, client, shape.vocab, shape.block_bytes()))
-        };
-        self.workers.push(worker);
-        self.by_epoch.insert(epoch, index);
-        // Heartbeats of many workers do not come at once.
-        self.io.queue.push(HEARTBEAT.mul_f64((index.0 as f64 * 0.618) % 1.0), Event::Heartbeat(index));
-        Ok(())
+    fn start_pool(&mut self, index: PoolIndex) {
+        self.pools[index.0].start(&mut self.io);
+        self.io.timer(Process::Pool(index), HEARTBEAT, Timer::Heartbeat);
+        self.io.timer(Process::Pool(index), POOL_TICK, Timer::Tick);
     }
 
-    fn register(&mut self, name: String, host: usize, role: RoleInfo) -> Result<Epoch, InvalidSetting> {
-        let register = Register { name, host: Host(format!("host-{host}")), pid: 1, model: None, role };
-        self.cluster.register(self.io.now, register).map_err(|refusal| InvalidSetting::new("cluster", refusal.to_string()))
+    fn start_worker(&mut self, index: WorkerIndex, first_heartbeat: Duration) {
+        self.workers[index.0].start(&mut self.io);
+        self.io.timer(Process::Worker(index), first_heartbeat, Timer::Heartbeat);
+    }
+
+    /// Why somebody may not take part.
+    fn refusal(&mut self) -> Option<String> {
+        let pools = self.pools.iter().filter_map(|pool| pool.uplink.refused.clone());
+        let refused = pools.chain(self.workers.iter_mut().filter_map(|worker| worker.uplink().refused.clone())).next();
+        refused
     }
 
     fn handle(&mut self, event: Event, watch: &mut dyn Watch) {
-        let now = self.io.now;
+        if let Some((process, incarnation)) = event.process(&self.io) {
+            let life = self.io.life_mut(process);
+            if life.incarnation != incarnation || life.state == State::Down {
+                return;
+            }
+            if life.state == State::Paused {
+                life.deferred.push_back(event);
+                return;
+            }
+        }
         match event {
             Event::Arrive(number) => self.arrive(number, watch),
-            Event::ToCoordinator { from, event } => {
-                watch.begins(Call::WorkerEvent);
-                self.cluster.worker_event(now, from, *event);
-                watch.ended(Call::WorkerEvent);
-                self.perform();
-            }
-            Event::Tick => {
-                watch.begins(Call::Tick);
-                self.cluster.tick(now);
-                watch.ended(Call::Tick);
-                self.perform();
-                self.io.after(TICK, Event::Tick);
-            }
-            Event::ToWorker { worker, message } => self.workers[worker.0].receive(&mut self.io, message),
-            Event::ToPool { worker, pool, message } => self.pools[pool.0].handle(&mut self.io, worker, *message),
-            Event::FromPool { worker, pool, message } => self.workers[worker.0].pool_answered(&mut self.io, pool, *message),
-            Event::TransferDue(deadline) => match self.io.transferred(deadline) {
-                Some(Transfer::Get { pool, worker, call, lease, blocks, started }) => {
-                    let valid = self.pools[pool.0].read(&mut self.io, worker, lease, &blocks);
-                    self.workers[worker.0].received(&mut self.io, pool, call, &blocks, &valid, started);
+            Event::Leave(number) => self.leave(number),
+            Event::Read(number) => self.read(number),
+            Event::Packet { conn, to, number, packet } => self.packet(conn, to, number, packet, watch),
+            Event::Header { .. } => self.header(event),
+            Event::Blocks { .. } => self.blocks(event),
+            Event::Handshake { conn, until } => self.io.shake_hands(conn, until),
+            Event::Connected { conn, established } => {
+                self.enter(conn, CLIENT);
+                match self.io.network.end(conn, CLIENT).process {
+                    Process::Worker(worker) => self.workers[worker.0].connected(&mut self.io, conn, established),
+                    Process::Pool(pool) => self.pools[pool.0].uplink.connected(&mut self.io, conn, established),
+                    Process::Coordinator(_) => unreachable!("coordinators connect to nobody"),
                 }
-                Some(Transfer::Put { pool, worker, call, written }) => self.pools[pool.0].written(&mut self.io, worker, call, &written),
-                None => {}
-            },
-            Event::StepDone { worker } => self.workers[worker.0].stepped(&mut self.io),
-            Event::Heartbeat(index) => {
-                let worker = &mut self.workers[index.0];
-                let report = WorkerEvent::Heartbeat(Box::new(worker.report()));
-                self.io.tell_coordinator(worker.epoch(), report);
-                self.io.after(HEARTBEAT, Event::Heartbeat(index));
             }
-            Event::PoolHeartbeat(index) => {
-                let pool = &self.pools[index.0];
-                self.io.tell_coordinator(pool.epoch, WorkerEvent::Heartbeat(Box::new(pool.report())));
-                self.io.after(HEARTBEAT, Event::PoolHeartbeat(index));
+            Event::Ended { conn, at } => self.ended(conn, at),
+            Event::Silence { conn, at, since } => {
+                if self.io.network.end(conn, at).silent == Some(since) {
+                    self.ended(conn, at);
+                }
             }
-            Event::PoolTick(index) => {
-                self.pools[index.0].tick(&mut self.io);
-                self.io.after(POOL_TICK, Event::PoolTick(index));
+            Event::Resumed { conn, to } => {
+                while let Some(packet) = self.io.network.next(conn, to) {
+                    self.deliver(conn, to, packet, watch);
+                }
+                if !self.holds_up(conn, to) {
+                    for event in std::mem::take(&mut self.io.network.end_mut(conn, to).stalled) {
+                        self.handle(event, watch);
+                    }
+                }
+            }
+            Event::TransferDue(deadline) => {
+                if let Some(transfer) = self.io.transferred(deadline) {
+                    self.handle(Event::Transferred(transfer), watch);
+                }
+            }
+            Event::Transferred(transfer) => self.transferred(transfer),
+            Event::Timer { process, timer, .. } => {
+                self.io.enter(process);
+                self.timer(process, timer, watch);
             }
             Event::Sample => {
                 self.sample();
                 self.io.after(SAMPLE, Event::Sample);
             }
+            Event::Trouble(number) => self.trouble(number),
         }
     }
 
-    fn arrive(&mut self, number: usize, watch: &mut dyn Watch) {
-        let ask = &self.asks[number];
-        let request = NewRequest {
-            prompt: ask.prompt(self.vocab),
-            salt: Vec::new(),
-            class: ClassId(ask.class as u8),
-            sampling: Sampling { seed: number as u64, ..Sampling::default() },
-            stop: StopRule { max_tokens: ask.output_tokens, ..StopRule::default() },
-            choices: 1,
-            constraint: None,
-            prompt_logprobs: None,
-            embeds: false,
-            timeout: self.timeout,
-        };
-        watch.begins(Call::Submit);
-        let submitted = self.cluster.submit(self.io.now, request);
-        watch.ended(Call::Submit);
-        match submitted {
-            Ok(id) => drop(self.taken.insert(id, number)),
-            Err(rejection) => self.end(number, End::Rejected(rejection.to_string())),
-        }
-        self.perform();
+    /// The process at an end acts.
+    fn enter(&mut self, conn: ConnId, end: usize) {
+        let process = self.io.network.end(conn, end).process;
+        self.io.enter(process);
     }
 
-    fn perform(&mut self) {
-        while let Some(action) = self.cluster.poll_action() {
-            match action {
-                Action::Send { worker, message } => {
-                    if let Some(&index) = self.by_epoch.get(&worker) {
-                        self.io.tell_worker(index, message);
-                    }
+    fn holds_up(&self, conn: ConnId, to: usize) -> bool {
+        self.io.network.is_cut(conn, to)
+    }
+
+    fn packet(&mut self, conn: ConnId, to: usize, number: u64, packet: Packet, watch: &mut dyn Watch) {
+        let is_cut = self.io.network.is_cut(conn, to);
+        let end = self.io.network.end_mut(conn, to);
+        if !is_cut && end.taken == number {
+            end.taken += 1;
+            self.deliver(conn, to, packet, watch);
+        } else {
+            end.held.insert(number, packet);
+        }
+        while let Some(packet) = self.io.network.next(conn, to) {
+            self.deliver(conn, to, packet, watch);
+        }
+    }
+
+    fn deliver(&mut self, conn: ConnId, to: usize, packet: Packet, watch: &mut dyn Watch) {
+        let end = self.io.network.end(conn, to);
+        if !end.open {
+            return;
+        }
+        let process = end.process;
+        self.io.enter(process);
+        match (process, packet) {
+            (_, Packet::End) => self.ended(conn, to),
+            (Process::Coordinator(index), Packet::ToCoordinator(message)) => {
+                watch.begins(Call::WorkerEvent);
+                self.coordinators[index.0].receive(&mut self.io, conn, *message);
+                watch.ended(Call::WorkerEvent);
+                self.perform(index);
+            }
+            (Process::Worker(worker), Packet::ToWorker(message)) => self.workers[worker.0].heard(&mut self.io, conn, message),
+            (Process::Worker(worker), Packet::FromPool(message)) => self.workers[worker.0].pool_answered(&mut self.io, conn, *message),
+            (Process::Pool(pool), Packet::ToWorker(message)) => self.pools[pool.0].heard(&mut self.io, conn, message),
+            (Process::Pool(pool), Packet::ToPool(message)) => self.pools[pool.0].handle(&mut self.io, conn, *message),
+            (process, packet) => unreachable!("{process} gets {packet:?}"),
+        }
+    }
+
+    /// A connection is over for one end.
+    fn ended(&mut self, conn: ConnId, at: usize) {
+        let end = self.io.network.end(conn, at);
+        if !end.open {
+            return;
+        }
+        let process = end.process;
+        self.io.enter(process);
+        self.io.close(conn, at, false);
+        self.io.note(|| format!("{process} loses a connection"));
+        match process {
+            Process::Coordinator(index) => {
+                self.coordinators[index.0].ended(&mut self.io, conn);
+                self.perform(index);
+            }
+            Process::Worker(worker) => self.workers[worker.0].ended(&mut self.io, conn),
+            Process::Pool(pool) => self.pools[pool.0].ended(&mut self.io, conn),
+        }
+    }
+
+    fn transferred(&mut self, transfer: Transfer) {
+        let (conn, end) = (transfer.connection(), transfer.end());
+        self.enter(conn, end);
+        let (worker, pool) = (worker_of(&self.io, conn), pool_of(&self.io, conn));
+        match transfer {
+            Transfer::Get { arena, call, lease, blocks, via: Via::Slots, started, .. } => {
+                let blocks = blocks.into_iter().map(|(found, before)| self.io.copy(arena, found, before)).collect();
+                self.workers[worker.0].received(&mut self.io, conn, call, (blocks, Some(lease)), started);
+            }
+            Transfer::Get { call, lease, blocks, via: Via::Streams, started, .. } => {
+                if self.io.network.end(conn, SERVER).open {
+                    let blocks = self.pools[pool.0].copies(&self.io, blocks);
+                    self.pools[pool.0].sent(&mut self.io, conn, lease);
+                    self.io.after(Duration::ZERO, Event::Blocks { conn, call, blocks, started });
                 }
-                Action::Client { request, event } => self.client(request, event),
-                Action::Close { .. } => self.closed += 1,
-                Action::Warn(_) => self.warnings += 1,
+            }
+            Transfer::Put { arena, call, blocks, via: Via::Slots, .. } => {
+                self.workers[worker.0].written(&mut self.io, conn, arena, call, blocks);
+            }
+            Transfer::Put { call, ref blocks, via: Via::Streams, .. } => {
+                if !self.io.network.end(conn, CLIENT).open {
+                    return;
+                }
+                if self.holds_up(conn, SERVER) {
+                    self.io.network.end_mut(conn, SERVER).stalled.push(Event::Transferred(transfer));
+                } else {
+                    self.pools[pool.0].streamed(&mut self.io, conn, call, blocks);
+                }
             }
         }
     }
 
-    /// A client hears of its request.
-    fn client(&mut self, request: RequestId, event: RequestEvent) {
-        let Some(&number) = self.taken.get(&request) else { return };
-        let (now, answer) = (self.io.now, &mut self.answers[number]);
-        match event {
-            RequestEvent::Token { token, .. } => {
-                assert_eq!(
-                    token,
-                    workload::token(number as u64, answer.tokens, self.vocab),
-                    "request {number} gets its own tokens, in order"
-                );
-                answer.tokens += 1;
-                answer.first_token.get_or_insert(now);
-                answer.gap_max = answer.last_token.map_or(Duration::ZERO, |last| answer.gap_max.max(now - last));
-                answer.last_token = Some(now);
-            }
-            RequestEvent::Finished { outcome, usage, .. } => {
-                answer.predicted_ttft_ms = usage.predicted_ttft_ms;
-                answer.sources = usage.provenance.tokens;
-                answer.prefilled_elsewhere = usage.prefill_worker.is_some();
-                answer.rescues = usage.rescues;
-                self.taken.remove(&request);
-                let end = match outcome {
-                    Outcome::Stop(_) | Outcome::Length => End::Complete,
-                    Outcome::Failed(failure) => End::Failed(failure.to_string()),
-                };
-                self.end(number, end);
-            }
-            RequestEvent::PromptLogprobs(_) | RequestEvent::Embedding(_) | RequestEvent::Sources(_) | RequestEvent::Waiting { .. } => {}
+    fn header(&mut self, event: Event) {
+        let Event::Header { conn, .. } = event else { return };
+        if self.holds_up(conn, SERVER) {
+            return self.io.network.end_mut(conn, SERVER).stalled.push(event);
+        }
+        let Event::Header { put, .. } = event else { return };
+        self.enter(conn, SERVER);
+        let pool = pool_of(&self.io, conn);
+        self.pools[pool.0].receive_start(&mut self.io, conn, put);
+    }
+
+    fn blocks(&mut self, event: Event) {
+        let Event::Blocks { conn, .. } = event else { return };
+        if self.holds_up(conn, CLIENT) {
+            return self.io.network.end_mut(conn, CLIENT).stalled.push(event);
+        }
+        let Event::Blocks { call, blocks, started, .. } = event else { return };
+        if self.io.network.end(conn, CLIENT).open {
+            self.enter(conn, CLIENT);
+            let worker = worker_of(&self.io, conn);
+            self.workers[worker.0].received(&mut self.io, conn, call, (blocks, None), started);
         }
     }
 
-    fn end(&mut self, number: usize, end: End) {
-        let answer = &mut self.answers[number];
-        assert_eq!(answer.end, End::Open, "request {number} ends once");
-        (answer.end, answer.ended) = (end, self.io.now);
-        self.open -= 1;
+    fn timer(&mut self, process: Process, timer: Timer, watch: &mut dyn Watch) {
+        match (process, timer) {
+            (Process::Coordinator(index), Timer::Tick) => {
+                let here = self.io.here;
+                watch.begins(Call::Tick);
+                self.coordinators[index.0].cluster.tick(here);
+                watch.ended(Call::Tick);
+                self.perform(index);
+                self.check_deadlines(index);
+                self.io.timer(process, TICK, Timer::Tick);
+            }
+            (Process::Pool(pool), Timer::Tick) => {
+                self.pools[pool.0].tick(&mut self.io);
+                self.io.timer(process, POOL_TICK, Timer::Tick);
+            }
+            (Process::Worker(worker), Timer::Heartbeat) => {
+                self.workers[worker.0].heartbeat(&mut self.io);
+                self.io.timer(process, HEARTBEAT, Timer::Heartbeat);
+            }
+            (Process::Pool(pool), Timer::Heartbeat) => {
+                self.pools[pool.0].heartbeat(&mut self.io);
+                self.io.timer(process, HEARTBEAT, Timer::Heartbeat);
+            }
+            (Process::Worker(worker), Timer::Step) => self.workers[worker.0].stepped(&mut self.io),
+            (Process::Worker(worker), Timer::Connect(coordinator)) => self.workers[worker.0].uplink().connect(&mut self.io, coordinator),
+            (Process::Pool(pool), Timer::Connect(coordinator)) => self.pools[pool.0].uplink.connect(&mut self.io, coordinator),
+            (Process::Worker(worker), Timer::CallDue(call)) => self.workers[worker.0].overdue(&mut self.io, call),
+            (Process::Pool(pool), Timer::Disk(job)) => self.pools[pool.0].disk_done(&mut self.io, job),
+            (process, Timer::Exit) => self.crash(process, false),
+            (process, timer) => unreachable!("{process} waits for {timer:?}"),
+        }
     }
 
     fn sample(&mut self) {
@@ -497,32 +626,64 @@ impl World {
         self.load.push(LoadPoint {
             s: (self.io.now - START).as_secs_f64(),
             waiting: self
-                .taken
-                .len()
+                .coordinators
+                .iter()
+                .map(|coordinator| coordinator.requests.len())
+                .sum::<usize>()
                 .saturating_sub(loads.iter().filter(|load| load.decodes).map(|load| load.load.waiting + load.load.running).sum())
                 as u32,
             prefill_tokens: mean(!has_prefill, &|load| load.load.tokens_queued as f64),
-            prefill_load: mean(!has_prefill, &|load| load.queue_ms / self.ttft_limit_ms),
+            prefill_load: mean(!has_prefill, &|load| load.queue_ms / self.blueprint.ttft_limit_ms),
             decode_sequences: mean(true, &|load| (load.load.waiting + load.load.running) as f64),
-            decode_load: mean(true, &|load| load.last_step_ms / self.tpot_limit_ms),
+            decode_load: mean(true, &|load| load.last_step_ms / self.blueprint.tpot_limit_ms),
             decode_blocks: mean(true, &|load| load.blocks.used as f64 / load.blocks.total.max(1) as f64),
         });
     }
 
     /// Panics if any process' books do not balance. Tests call it.
-    pub fn check_integrity(&self) {
-        self.cluster.check_integrity();
-        self.workers.iter().for_each(|worker| worker.check());
-        self.pools.iter().for_each(|pool| pool.directory.check_integrity());
+    pub fn check_integrity(&mut self) {
+        let runs = |io: &Io, process| io.life(process).state != State::Down;
+        for coordinator in &self.coordinators {
+            if runs(&self.io, Process::Coordinator(coordinator.index)) {
+                coordinator.check();
+            }
+        }
+        for (number, worker) in self.workers.iter().enumerate() {
+            if runs(&self.io, Process::Worker(WorkerIndex(number))) {
+                worker.check(&mut self.io);
+            }
+        }
+        for (number, pool) in self.pools.iter().enumerate() {
+            if runs(&self.io, Process::Pool(PoolIndex(number))) {
+                pool.check();
+            }
+        }
     }
 
     /// Whether nobody computes, moves or holds anything for a request. Tests ask when all requests have ended.
     pub fn is_idle(&self) -> bool {
-        let pool_is_idle = |pool: &PoolNode| {
+        self.open == 0 && self.io.is_quiet() && self.busy().is_empty()
+    }
+
+    /// What processes do, or hold for somebody.
+    pub(crate) fn busy(&self) -> Vec<String> {
+        let mut busy: Vec<String> = self.workers.iter().filter_map(|worker| worker.busy()).collect();
+        for (number, pool) in self.pools.iter().enumerate() {
             let usage = pool.directory.usage();
-            (usage.reserved, usage.leased, usage.quarantined) == (0, 0, 0)
-        };
-        self.open == 0 && self.io.is_quiet() && self.workers.iter().all(|worker| worker.is_idle()) && self.pools.iter().all(pool_is_idle)
+            if (usage.reserved, usage.leased, usage.quarantined) != (0, 0, 0) {
+                busy.push(format!("pool-{number}: {usage:?}"));
+            }
+        }
+        for coordinator in &self.coordinators {
+            let view = coordinator.cluster.view(self.io.here);
+            if view.requests > 0 {
+                busy.push(format!(
+                    "coordinator-{}: {} requests, {} sequences wait, {} run",
+                    coordinator.index.0, view.requests, view.sequences_waiting, view.sequences_running
+                ));
+            }
+        }
+        busy
     }
 
     pub fn now(&self) -> Duration {
@@ -539,6 +700,152 @@ impl World {
         self.open
     }
 }
+
+impl Blueprint {
+    fn new(settings: &Settings, seed: u64, disk_slots: u32, limits: Limits) -> Result<Self, InvalidSetting> {
+        let (shape, cluster, policy) = (settings.shape()?, &settings.cluster, &settings.policy);
+        let eviction = cluster
+            .eviction
+            .parse()
+            .map_err(|unknown: eviction::UnknownPolicy| InvalidSetting::new("cluster.eviction", unknown.to_string()))?;
+        let limit = |of: fn(&Class) -> Option<f64>| settings.workload.classes.iter().filter_map(of).fold(f64::INFINITY, f64::min);
+        Ok(Self {
+            cluster: ClusterSettings {
+                id_base: 0,
+                admission: AdmissionPolicy { queue_max: policy.queue_max },
+                policy: Policy {
+                    name: policy.name.parse().map_err(|unknown: UnknownPolicy| InvalidSetting::new("policy.name", unknown.to_string()))?,
+                    local_tail_tokens: policy.local_tail_tokens,
+                    decode_sequences_max: policy.decode_sequences_max,
+                    replicate_after: Some(policy.replicate_after).filter(|reads| *reads > 0),
+                },
+                classes: settings.workload.cluster_classes()?,
+                queue_wait_max: Duration::from_secs_f64(policy.queue_wait_s),
+                heartbeat_dead: HEARTBEAT_DEAD,
+            },
+            identity: ModelIdentity { vocab_size: shape.vocab, ..ModelIdentity::default() },
+            eviction,
+            pool: PoolShape {
+                slots: (cluster.pool_gib_per_host * f64::from(1 << 30) / shape.block_bytes() as f64) as u32,
+                block_bytes: shape.block_bytes(),
+                put_deadline: limits.put_deadline,
+            },
+            limits,
+            disk_slots,
+            workers: workers(settings, shape, seed)?,
+            timeout: Duration::from_secs_f64(policy.request_timeout_s),
+            ttft_limit_ms: limit(|class| class.ttft_ms),
+            tpot_limit_ms: limit(|class| class.tpot_ms),
+            shape,
+            settings: settings.clone(),
+        })
+    }
+
+    fn coordinator(&self, index: CoordinatorIndex, id_base: u64) -> Coordinator {
+        let settings = ClusterSettings { id_base, ..self.cluster.clone() };
+        Coordinator::new(index, Cluster::new(settings, self.identity.clone()), id_base)
+    }
+
+    fn pool_node(&self, io: &mut Io, index: PoolIndex, coordinators: usize, disk: Option<Disk>) -> PoolNode {
+        let slots = self.pool.slots;
+        let mut directory = Directory::new(slots, self.limits, self.eviction.build(slots));
+        if let Some(disk) = &disk {
+            directory = directory.with_disk(disk.slots(), self.eviction.build(disk.slots()));
+        }
+        let register = register(format!("kvpool-{}", index.0), index.0, RoleInfo::Kvpool { addr: io::address(index) });
+        let uplink = Uplink::new(Process::Pool(index), register, coordinators);
+        PoolNode::new(io, index, directory, self.pool, uplink, coordinators, disk)
+    }
+
+    fn worker(&self, io: &Io, index: WorkerIndex, coordinators: usize) -> Box<dyn Worker> {
+        let WorkerPlan { host, ref device, device_blocks, decodes, .. } = self.workers[index.0];
+        let (cluster, shape) = (&self.settings.cluster, self.shape);
+        let (vocab, block_bytes) = (shape.vocab, shape.block_bytes());
+        // As the roles' settings have it.
+        let work_max = if decodes { 4 * cluster.sequences_max } else { PREFILL_JOBS_MAX };
+        let info = EngineInfo {
+            model: self.identity.clone(),
+            layout: LAYOUT,
+            block_bytes,
+            device_blocks,
+            context_tokens: shape.context_tokens,
+            work_max: work_max as u32,
+        };
+        let (name, role) = if decodes { ("decode", RoleInfo::Decode(info)) } else { ("prefill", RoleInfo::Prefill(info)) };
+        let register = register(format!("{name}-{}", index.0), host, role);
+        let uplink = Uplink::new(Process::Worker(index), register, coordinators);
+        let client = PoolClient::new(index, LAYOUT, block_bytes, cluster.putting_max);
+        let memory = if io.faulty.is_some() { Memory::new(device_blocks as usize) } else { Memory::default() };
+        let device = device.clone();
+        if decodes {
+            let limits = tidemill_decode::limits::Limits {
+                sequences_max: cluster.sequences_max,
+                waiting_max: WAITING_MAX,
+                step_tokens: cluster.decode_step_tokens,
+                context_tokens: shape.context_tokens as usize,
+                vocab: vocab as usize,
+            };
+            let jobs_max = limits.sequences_max + limits.waiting_max;
+            let role = tidemill_decode::scheduler::Scheduler::new(LAYOUT, device_blocks, limits);
+            Box::new(Engine::new(Parts { index, role, device, memory, client, uplink, vocab, block_bytes, jobs_max }))
+        } else {
+            let limits = tidemill_prefill::scheduler::Limits {
+                admitted_max: cluster.admitted_max,
+                jobs_max: PREFILL_JOBS_MAX,
+                step_tokens: cluster.prefill_step_tokens,
+                putting_max: cluster.putting_max,
+                vocab: vocab as usize,
+            };
+            let jobs_max = limits.jobs_max;
+            let role = tidemill_prefill::scheduler::Scheduler::new(LAYOUT, device_blocks, limits);
+            Box::new(Engine::new(Parts { index, role, device, memory, client, uplink, vocab, block_bytes, jobs_max }))
+        }
+    }
+
+    /// Between a worker's devices and its host, bytes per second.
+    fn bus(&self, worker: usize) -> f64 {
+        self.settings.network.bus_gb_per_s * 1e9 * f64::from(self.workers[worker].gpus)
+    }
+}
+
+/// Every engine, over the hosts by turns.
+fn workers(settings: &Settings, shape: Shape, seed: u64) -> Result<Vec<WorkerPlan>, InvalidSetting> {
+    let cluster = &settings.cluster;
+    let (prefill, decode) = cluster.split()?;
+    let mut groups = vec![(prefill, decode, ClusterShape::gpu(&cluster.gpu)?, cluster.gpus_per_instance)];
+    for others in &cluster.others {
+        groups.push((others.prefill, others.decode, ClusterShape::gpu(&others.gpu)?, others.gpus_per_instance));
+    }
+    let instances: u32 = groups.iter().map(|(prefill, decode, ..)| prefill + decode).sum();
+    let hosts = instances.div_ceil(cluster.instances_per_host.max(1)) as usize;
+    let mut workers = Vec::new();
+    for (prefill, decode, gpu, gpus) in groups {
+        for decodes in std::iter::repeat_n(false, prefill as usize).chain(std::iter::repeat_n(true, decode as usize)) {
+            let number = workers.len();
+            let device = device(settings, shape, gpu, gpus, decodes, mix(seed).wrapping_add(number as u64));
+            let device_blocks = cluster.device_blocks.map_or_else(|| device_blocks(cluster, shape, gpu, gpus), Ok)?;
+            workers.push(WorkerPlan { host: number % hosts, device, device_blocks, decodes, gpus });
+        }
+    }
+    Ok(workers)
+}
+
+fn register(name: String, host: usize, role: RoleInfo) -> Register {
+    Register { name, host: Host(format!("host-{host}")), pid: 1, model: None, role }
+}
+
+fn worker_of(io: &Io, conn: ConnId) -> WorkerIndex {
+    let Process::Worker(worker) = io.network.end(conn, CLIENT).process else { unreachable!("workers fetch from pool nodes") };
+    worker
+}
+
+fn pool_of(io: &Io, conn: ConnId) -> PoolIndex {
+    let Process::Pool(pool) = io.network.end(conn, SERVER).process else { unreachable!("workers fetch from pool nodes") };
+    pool
+}
+
+/// Sequences that wait at a decode worker, by default.
+const WAITING_MAX: usize = 1024;
 
 /// Jobs altogether at a prefill worker, by default.
 const PREFILL_JOBS_MAX: usize = 1024;
@@ -589,30 +896,43 @@ impl Answer {
 }
 
 impl Event {
+    /// Who has to be there for it, and which incarnation. `None`: the world itself.
+    fn process(&self, io: &Io) -> Option<(Process, u32)> {
+        let at = |conn: ConnId, end: usize| {
+            let end = io.network.end(conn, end);
+            Some((end.process, end.incarnation))
+        };
+        match self {
+            Event::Packet { conn, to, .. } | Event::Resumed { conn, to } => at(*conn, *to),
+            Event::Ended { conn, at: end } | Event::Silence { conn, at: end, .. } => at(*conn, *end),
+            Event::Header { conn, .. } => at(*conn, SERVER),
+            Event::Blocks { conn, .. } | Event::Connected { conn, .. } => at(*conn, CLIENT),
+            Event::Transferred(transfer) => at(transfer.connection(), transfer.end()),
+            Event::Timer { process, incarnation, .. } => Some((*process, *incarnation)),
+            Event::Arrive(_) | Event::Leave(_) | Event::Read(_) | Event::Handshake { .. } | Event::TransferDue(_) | Event::Sample | Event::Trouble(_) => None,
+        }
+    }
+
     /// Enough of it to tell two runs apart.
     fn fingerprint(&self) -> u64 {
         let of = |kind: u64, a: usize, b: u64| mix(kind ^ (a as u64) << 8 ^ b << 32);
         match self {
             Event::Arrive(number) => of(1, *number, 0),
-            Event::ToCoordinator { from, event } => match &**event {
-                WorkerEvent::Tokens(tokens) => tokens.iter().fold(from.0, |digest, token| mix(digest ^ u64::from(token.token))),
-                WorkerEvent::PoolEvents { from: first, events } => of(3, events.len(), *first),
-                _ => of(4, 0, from.0),
-            },
-            Event::ToWorker { worker, message } => match &**message {
-                ToWorker::Prefill(job) => of(5, worker.0, job.request.0 ^ u64::from(job.blocks) << 16),
-                ToWorker::Decode(job) => of(6, worker.0, job.sequence.0 ^ u64::from(job.expected_blocks) << 16),
-                _ => of(7, worker.0, 0),
-            },
-            Event::ToPool { worker, pool, .. } => of(8, worker.0, pool.0 as u64),
-            Event::FromPool { worker, pool, .. } => of(9, worker.0, pool.0 as u64),
+            Event::Leave(number) => of(2, *number, 0),
+            Event::Read(number) => of(3, *number, 0),
+            Event::Packet { conn, number, packet, .. } => of(4, conn.0, mix(*number) ^ packet.fingerprint()),
+            Event::Header { conn, .. } => of(5, conn.0, 0),
+            Event::Blocks { conn, .. } => of(6, conn.0, 0),
+            Event::Handshake { conn, .. } => of(7, conn.0, 0),
+            Event::Connected { conn, established } => of(8, conn.0, u64::from(*established)),
+            Event::Ended { conn, at } => of(9, conn.0, *at as u64),
             Event::TransferDue(deadline) => of(10, 0, u64::from(deadline.version)),
-            Event::StepDone { worker } => of(11, worker.0, 0),
-            Event::Heartbeat(WorkerIndex(index)) => of(12, *index, 0),
-            Event::PoolHeartbeat(PoolIndex(index)) => of(13, *index, 0),
-            Event::PoolTick(PoolIndex(index)) => of(14, *index, 0),
-            Event::Tick => 15,
+            Event::Silence { conn, at, .. } => of(11, conn.0, *at as u64),
+            Event::Resumed { conn, to } => of(12, conn.0, *to as u64),
+            Event::Transferred(transfer) => of(13, transfer.connection().0, 0),
+            Event::Timer { incarnation, .. } => of(14, *incarnation as usize, 0),
             Event::Sample => 16,
+            Event::Trouble(number) => of(17, *number, 0),
         }
     }
 }

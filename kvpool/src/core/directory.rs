@@ -53,6 +53,7 @@ use tidemill_proto::{
     message::PoolEvent,
     pool::{CallId, Found, LeaseId, Lineage, Reservation, Room, SlotRef, Tier, Via, Written},
 };
+use tiers::NODE;
 use timers::{TimerId, Timers};
 use waits::{Asked, Waits};
 
@@ -447,6 +448,13 @@ impl Directory {
     /// The checksum of a published block's bytes. `None`: it is no longer there.
     pub fn checksum(&self, at: SlotRef) -> Option<u64> {
         self.published_at(at).map(|published| published.checksum)
+    }
+
+    /// Clients that hold a slot or a lease, or wait for something.
+    pub fn clients(&self) -> impl Iterator<Item = ClientId> {
+        let reserving = self.reserved.keys().copied().filter(|client| *client != NODE);
+        let (leasing, waiting) = (self.leases.iter().map(|(client, ..)| client), self.waits.iter().map(|(client, ..)| client));
+        reserving.chain(leasing).chain(waiting)
     }
 
     pub fn usage(&self) -> DramUsage {

@@ -4,7 +4,10 @@
 use super::nvme::{DiskJob, NvmeThreads};
 use crate::{
     arena::Arena,
-    core::directory::{Action, ClientId, Directory, Events},
+    core::{
+        announce::{Announcement, Announcer},
+        directory::{Action, ClientId, Directory},
+    },
 };
 use parking_lot::Mutex;
 use std::{
@@ -14,10 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tidemill_net::link::Connection;
-use tidemill_proto::{
-    message::PoolEvent,
-    pool::{CallId, Found, FromPool, LeaseId, Via},
-};
+use tidemill_proto::pool::{CallId, Found, FromPool, LeaseId, Via};
 use tokio::sync::{Notify, mpsc};
 
 pub(super) struct Store {
@@ -121,12 +121,9 @@ impl Store {
         self.apply(|directory, now| directory.client_gone(client, now));
     }
 
-    /// Changes since the last call, and a snapshot of everything if `wanted` says so for these events.
-    pub(super) fn take_events(&self, wanted: impl FnOnce(&Events) -> bool) -> (Events, Option<Vec<PoolEvent>>) {
-        let State { directory, .. } = &mut *self.state.lock();
-        let events = directory.take_events();
-        let snapshot = wanted(&events).then(|| directory.snapshot().collect());
-        (events, snapshot)
+    /// What coordinators are to be told since the last call.
+    pub(super) fn announce(&self, announcer: &mut Announcer) -> Announcement {
+        announcer.announce(Some(&mut self.state.lock().directory))
     }
 }
 

@@ -1,13 +1,20 @@
 //! A prefill or decode worker: the production scheduler, driven as its engine's thread drives it, on a modelled device.
 //!
 //! ```text
-//!   inbox ──► [ scheduler ──plan──► device: busy until the step's end ──stepped──► scheduler ] ──► coordinator, pool client
+//!   inbox ──► [ scheduler ──plan──► device: busy until the step's end ──stepped──► scheduler ] ──► coordinators, pool client
 //! ```
 
-use super::{Event, PoolIndex, WorkerIndex, client::PoolClient, io::Io};
+use super::{
+    Process, Timer, WorkerIndex,
+    bytes::{Bytes, Memory},
+    client::PoolClient,
+    io::{Io, Received},
+    network::ConnId,
+    uplink::{Heard, Uplink, tells_down},
+};
 use crate::{
     hardware::{Device, Work},
-    outcome, workload,
+    outcome,
 };
 use std::{collections::VecDeque, time::Duration};
 use tidemill_engine::{
@@ -17,19 +24,22 @@ use tidemill_engine::{
 };
 use tidemill_kvpool::client::{Arrival, FetchId};
 use tidemill_proto::{
-    ids::{Epoch, LinkId},
-    message::{Blocks, Report, ToWorker},
-    pool::{CallId, Found, FromPool},
-    step::{SegmentResult, Wanted},
+    ids::LinkId,
+    message::{Blocks, Report, ToWorker, WorkerEvent},
+    pool::{CallId, FromPool, LeaseId, Written},
+    step::SegmentResult,
 };
 
 /// What arrives at an engine.
 #[derive(Debug)]
 pub(crate) enum Input {
-    Message(Box<ToWorker>),
+    Up(LinkId),
+    Down(LinkId),
+    Message(LinkId, Box<ToWorker>),
     Matched { job: JobId, held: Result<usize, String> },
-    Fetched { fetch: FetchId, index: usize, arrival: Option<Arrival> },
+    Fetched { fetch: FetchId, index: usize, arrival: Option<Arrival>, bytes: Bytes },
     PutDone { job: JobId, blocks: usize, outcome: Result<(), String> },
+    Drain,
 }
 
 /// A scheduler whose books tests can check.
@@ -51,19 +61,28 @@ impl Checked for tidemill_decode::scheduler::Scheduler {
 
 /// A worker of either role.
 pub(crate) trait Worker {
-    fn epoch(&self) -> Epoch;
-    fn receive(&mut self, io: &mut Io, message: Box<ToWorker>);
-    fn pool_answered(&mut self, io: &mut Io, pool: PoolIndex, message: FromPool);
-    /// Blocks of a get are here.
-    fn received(&mut self, io: &mut Io, from: PoolIndex, call: CallId, blocks: &[Found], valid: &[bool], started: Duration);
+    fn start(&mut self, io: &mut Io);
+    fn uplink(&mut self) -> &mut Uplink;
+    fn connected(&mut self, io: &mut Io, conn: ConnId, established: bool);
+    fn heard(&mut self, io: &mut Io, conn: ConnId, message: Box<ToWorker>);
+    fn pool_answered(&mut self, io: &mut Io, conn: ConnId, message: FromPool);
+    /// Blocks of a get are here; `lease` if this process has read them itself.
+    fn received(&mut self, io: &mut Io, conn: ConnId, call: CallId, blocks: (Vec<Received>, Option<LeaseId>), started: Duration);
+    /// This process has written the blocks of a put into their slots.
+    fn written(&mut self, io: &mut Io, conn: ConnId, arena: usize, call: CallId, blocks: Vec<(Written, Bytes)>);
+    /// A connection is over.
+    fn ended(&mut self, io: &mut Io, conn: ConnId);
+    fn overdue(&mut self, io: &mut Io, call: CallId);
     /// The step that the device computed is done.
     fn stepped(&mut self, io: &mut Io);
-    /// Its report since the last one.
-    fn report(&mut self) -> Report;
+    /// Reports what happened since the last time.
+    fn heartbeat(&mut self, io: &mut Io);
+    /// Hands all its work back.
+    fn drain(&mut self, io: &mut Io);
     fn load(&self) -> WorkerLoad;
-    fn check(&self);
-    /// Whether it has nothing to do and holds nothing for anybody.
-    fn is_idle(&self) -> bool;
+    fn check(&self, io: &mut Io);
+    /// What it does, or holds for somebody. `None`: nothing.
+    fn busy(&self) -> Option<String>;
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -78,17 +97,22 @@ pub(crate) struct WorkerLoad {
 
 pub(crate) struct Engine<R> {
     index: WorkerIndex,
-    epoch: Epoch,
     role: R,
     device: Device,
+    memory: Memory,
     client: PoolClient,
+    uplink: Uplink,
     announcer: Announcer,
     vocab: u32,
     block_bytes: u64,
+    /// Most jobs that it should ever have.
+    jobs_max: usize,
     inbox: VecDeque<Input>,
     step: Option<Step>,
     last_step: Duration,
     report: Report,
+    /// It has handed its work back, and takes nothing any more.
+    drained: bool,
 }
 
 /// Under way on the device.
@@ -99,127 +123,144 @@ struct Step {
     took: Duration,
 }
 
-/// A worker has one coordinator here.
-const LINK: LinkId = LinkId { coordinator: 0, session: 0 };
+/// What an engine is made of.
+pub(crate) struct Parts<R> {
+    pub(crate) index: WorkerIndex,
+    pub(crate) role: R,
+    pub(crate) device: Device,
+    pub(crate) memory: Memory,
+    pub(crate) client: PoolClient,
+    pub(crate) uplink: Uplink,
+    pub(crate) vocab: u32,
+    pub(crate) block_bytes: u64,
+    pub(crate) jobs_max: usize,
+}
 
 impl<R: Role + Checked> Engine<R> {
-    pub(crate) fn new(index: WorkerIndex, epoch: Epoch, role: R, device: Device, client: PoolClient, vocab: u32, block_bytes: u64) -> Self {
-        let mut announcer = Announcer::default();
-        announcer.up(LINK);
+    pub(crate) fn new(parts: Parts<R>) -> Self {
+        let Parts { index, role, device, memory, client, uplink, vocab, block_bytes, jobs_max } = parts;
         Self {
             index,
-            epoch,
             role,
             device,
+            memory,
             client,
-            announcer,
+            uplink,
+            announcer: Announcer::default(),
             vocab,
             block_bytes,
+            jobs_max,
             inbox: VecDeque::new(),
             step: None,
             last_step: Duration::ZERO,
             report: Report::default(),
+            drained: false,
         }
+    }
+
+    fn take(&mut self, io: &mut Io, inputs: impl IntoIterator<Item = Input>) {
+        self.inbox.extend(inputs);
+        self.drive(io);
     }
 
     /// Takes in what has arrived and starts the next step, unless the device is busy.
     fn drive(&mut self, io: &mut Io) {
-        while self.step.is_none() {
+        while self.step.is_none() && !self.drained {
             while let Some(input) = self.inbox.pop_front() {
                 self.apply(io, input);
+                if self.drained {
+                    return;
+                }
             }
-            let chunks = self.role.plan(io.now);
+            let chunks = self.role.plan(io.here);
             self.act(io);
-            for (_, event) in self.announcer.announce(self.role.residency_mut(), !chunks.is_empty(), io.now) {
-                io.tell_coordinator(self.epoch, event);
+            for (link, event) in self.announcer.announce(self.role.residency_mut(), !chunks.is_empty(), io.here) {
+                self.uplink.send(io, link, event);
             }
             if chunks.is_empty() && self.inbox.is_empty() {
                 return;
             }
             if !chunks.is_empty() {
-                self.start(io, chunks);
+                self.begin(io, chunks);
             }
         }
     }
 
     fn apply(&mut self, io: &mut Io, input: Input) {
         match input {
-            Input::Message(message) => {
-                let refused = self.role.accept(LINK, *message, io.now);
+            Input::Up(link) => self.announcer.up(link),
+            Input::Down(link) => {
+                self.announcer.down(link);
+                if tells_down(io) {
+                    self.role.link_down(link);
+                }
+            }
+            Input::Message(link, message) => {
+                let refused = self.role.accept(link, *message, io.here);
                 debug_assert!(refused.is_none(), "a coordinator sends each role its own messages: {refused:?}");
             }
             Input::Matched { job, held } => self.role.matched(job, held),
-            Input::Fetched { fetch, index, arrival } => drop(self.role.fetched(fetch, index, arrival, io.now)),
-            Input::PutDone { job, blocks, outcome } => self.role.put_done(job, blocks, outcome, io.now),
+            Input::Fetched { fetch, index, arrival, bytes } => {
+                if let Some(block) = arrival.and_then(|_| self.role.destination(fetch, index)) {
+                    self.memory.write(block, bytes);
+                }
+                self.role.fetched(fetch, index, arrival, io.here);
+            }
+            Input::PutDone { job, blocks, outcome } => self.role.put_done(job, blocks, outcome, io.here),
+            Input::Drain => {
+                self.role.hand_back("this worker is shutting down");
+                self.drained = true;
+            }
         }
         self.act(io);
+        if self.drained {
+            self.uplink.leave(io);
+        }
     }
 
-    fn start(&mut self, io: &mut Io, chunks: Vec<ScheduledChunk>) {
+    fn begin(&mut self, io: &mut Io, chunks: Vec<ScheduledChunk>) {
         let (mut work, mut results) = (Work::default(), Vec::with_capacity(chunks.len()));
         for chunk in &chunks {
             let segment = self.role.segment(chunk);
             work.add(chunk, R::DECODES, segment.logit_rows());
-            let drawn = match segment.wanted {
-                Wanted::Token(draw) => Some((workload::token(draw.sampling.seed, draw.index as u32, self.vocab), None)),
-                Wanted::Nothing | Wanted::Embedding | Wanted::Scores { .. } => None,
-            };
-            results.push(SegmentResult { scores: Vec::new(), drawn, ..SegmentResult::default() });
+            results.push(self.memory.compute(&segment, self.vocab));
         }
         let took = self.device.step(&work);
-        io.after(took, Event::StepDone { worker: self.index });
+        io.timer(Process::Worker(self.index), took, Timer::Step);
         self.step = Some(Step { chunks, results, work, took });
     }
 
     fn act(&mut self, io: &mut Io) {
         for action in self.role.residency_mut().take_actions() {
             match action {
-                Action::Match { job, node, keys } => self.inbox.extend(self.client.ask(io, job, node, keys)),
-                Action::Fetch { fetch, parts } => self.client.fetch(io, fetch, parts),
+                Action::Match { job, node, keys } => {
+                    let inputs = self.client.ask(io, job, node, keys);
+                    self.inbox.extend(inputs);
+                }
+                Action::Fetch { fetch, parts } => {
+                    let inputs = self.client.fetch(io, fetch, parts);
+                    self.inbox.extend(inputs);
+                }
                 Action::CancelFetch { fetch } => self.client.cancel_fetch(io, fetch),
                 Action::Put { node, lineage, blocks, delivery } => {
-                    let keys: Vec<_> = blocks.into_iter().map(|(key, _)| key).collect();
+                    let blocks: Vec<_> = blocks.into_iter().map(|(key, block)| (key, self.memory.read(block))).collect();
+                    for (key, bytes) in &blocks {
+                        if io.faulty.as_ref().is_some_and(|faulty| faulty.truth.contradicts(key, *bytes)) {
+                            io.violated(|| format!("worker-{} puts wrong bytes for block {key:?}", self.index.0));
+                        }
+                    }
                     match delivery {
-                        Delivery::BestEffort => self.client.offer(io, node, lineage, &keys),
-                        Delivery::Acknowledged(job) => self.client.put(io, job, node, lineage, keys),
+                        Delivery::BestEffort => self.client.offer(io, node, lineage, blocks),
+                        Delivery::Acknowledged(job) => {
+                            let inputs = self.client.put(io, job, node, lineage, blocks);
+                            self.inbox.extend(inputs);
+                        }
                     }
                 }
                 Action::Constrain { .. } => unreachable!("simulated requests have no grammars"),
-                Action::Send { link: _, event } => io.tell_coordinator(self.epoch, event),
+                Action::Send { link, event } => self.uplink.send(io, link, event),
             }
         }
-    }
-}
-
-impl<R: Role + Checked> Worker for Engine<R> {
-    fn epoch(&self) -> Epoch {
-        self.epoch
-    }
-
-    fn receive(&mut self, io: &mut Io, message: Box<ToWorker>) {
-        self.inbox.push_back(Input::Message(message));
-        self.drive(io);
-    }
-
-    fn pool_answered(&mut self, io: &mut Io, pool: PoolIndex, message: FromPool) {
-        let inputs = self.client.answered(io, pool, message);
-        self.inbox.extend(inputs);
-        self.drive(io);
-    }
-
-    fn received(&mut self, io: &mut Io, from: PoolIndex, call: CallId, blocks: &[Found], valid: &[bool], started: Duration) {
-        let inputs = self.client.received(io, from, call, blocks, valid, started);
-        self.inbox.extend(inputs);
-        self.drive(io);
-    }
-
-    fn stepped(&mut self, io: &mut Io) {
-        let Step { chunks, results, work, took } = self.step.take().expect("a step that ends has begun");
-        self.last_step = took;
-        self.role.stepped(&chunks, results, io.now);
-        self.report.push_step(work.sample(took));
-        self.act(io);
-        self.drive(io);
     }
 
     fn report(&mut self) -> Report {
@@ -232,6 +273,82 @@ impl<R: Role + Checked> Worker for Engine<R> {
         (self.report.counters.transfer, self.report.counters.misses) = self.client.counters();
         let steps = std::mem::take(&mut self.report.steps);
         Report { steps, ..self.report.clone() }
+    }
+}
+
+impl<R: Role + Checked> Worker for Engine<R> {
+    fn start(&mut self, io: &mut Io) {
+        self.uplink.start(io);
+    }
+
+    fn uplink(&mut self) -> &mut Uplink {
+        &mut self.uplink
+    }
+
+    fn connected(&mut self, io: &mut Io, conn: ConnId, established: bool) {
+        if self.uplink.owns(conn) {
+            return self.uplink.connected(io, conn, established);
+        }
+        let inputs = self.client.connected(io, conn, established);
+        self.take(io, inputs);
+    }
+
+    fn heard(&mut self, io: &mut Io, conn: ConnId, message: Box<ToWorker>) {
+        let report = if matches!(*message, ToWorker::Registered { .. }) { self.report() } else { Report::default() };
+        match self.uplink.heard(io, conn, message, || report) {
+            Some(Heard::Up(link)) => self.take(io, [Input::Up(link)]),
+            Some(Heard::Message(link, message)) => self.take(io, [Input::Message(link, message)]),
+            None => {}
+        }
+    }
+
+    fn pool_answered(&mut self, io: &mut Io, conn: ConnId, message: FromPool) {
+        let inputs = self.client.answered(io, conn, message);
+        self.take(io, inputs);
+    }
+
+    fn received(&mut self, io: &mut Io, conn: ConnId, call: CallId, blocks: (Vec<Received>, Option<LeaseId>), started: Duration) {
+        let inputs = self.client.received(io, conn, call, blocks, started);
+        self.take(io, inputs);
+    }
+
+    fn written(&mut self, io: &mut Io, conn: ConnId, arena: usize, call: CallId, blocks: Vec<(Written, Bytes)>) {
+        self.client.written(io, conn, arena, call, blocks);
+    }
+
+    fn ended(&mut self, io: &mut Io, conn: ConnId) {
+        if self.uplink.owns(conn) {
+            if let Some(link) = self.uplink.ended(io, conn) {
+                self.take(io, [Input::Down(link)]);
+            }
+            return;
+        }
+        let inputs = self.client.ended(io, conn);
+        self.take(io, inputs);
+    }
+
+    fn overdue(&mut self, io: &mut Io, call: CallId) {
+        let inputs = self.client.overdue(io, call);
+        self.take(io, inputs);
+    }
+
+    fn stepped(&mut self, io: &mut Io) {
+        let Step { chunks, results, work, took } = self.step.take().expect("a step that ends has begun");
+        self.last_step = took;
+        self.role.stepped(&chunks, results, io.here);
+        self.report.push_step(work.sample(took));
+        self.act(io);
+        self.drive(io);
+    }
+
+    fn heartbeat(&mut self, io: &mut Io) {
+        let report = WorkerEvent::Heartbeat(Box::new(self.report()));
+        self.uplink.broadcast(io, &report);
+    }
+
+    fn drain(&mut self, io: &mut Io) {
+        self.uplink.broadcast(io, &WorkerEvent::Leaving);
+        self.take(io, [Input::Drain]);
     }
 
     fn load(&self) -> WorkerLoad {
@@ -247,16 +364,32 @@ impl<R: Role + Checked> Worker for Engine<R> {
         }
     }
 
-    fn check(&self) {
+    fn check(&self, io: &mut Io) {
         self.role.check();
+        let Load { waiting, running, .. } = self.role.load();
+        if waiting + running > self.jobs_max {
+            io.violated(|| format!("worker-{} has {} jobs, {} at most", self.index.0, waiting + running, self.jobs_max));
+        }
+        if waiting + running > 0 && self.inbox.is_empty() && self.uplink.up().next().is_none() {
+            io.violated(|| format!("worker-{} has {} jobs, and no coordinator", self.index.0, waiting + running));
+        }
     }
 
-    fn is_idle(&self) -> bool {
+    fn busy(&self) -> Option<String> {
         let load = self.role.load();
-        self.step.is_none()
-            && self.inbox.is_empty()
-            && self.client.is_quiet()
-            && (load.waiting, load.running) == (0, 0)
-            && self.role.residency().blocks(self.block_bytes).used == 0
+        let (calls, offers) = self.client.under_way();
+        let used = self.role.residency().blocks(self.block_bytes).used;
+        let idle = self.step.is_none() && self.inbox.is_empty() && self.client.is_quiet();
+        let none = (load.waiting, load.running, used) == (0, 0, 0);
+        (!idle || !none).then(|| {
+            format!(
+                "worker-{}: {} jobs wait, {} run, {used} device blocks used, {calls} calls, {offers} offers, {} inputs, computing: {}",
+                self.index.0,
+                load.waiting,
+                load.running,
+                self.inbox.len(),
+                self.step.is_some()
+            )
+        })
     }
 }

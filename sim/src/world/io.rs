@@ -1,31 +1,85 @@
 //! What every process reaches: time, messages to others, and bytes on links.
 
-use super::{Event, PoolIndex, Transfer, WorkerIndex};
+use super::{
+    CoordinatorIndex, Event, PoolIndex, Process, Timer, Transfer, WorkerIndex,
+    bytes::{Arena, Bytes, Truth, checksum},
+    network::{CLIENT, CONNECT_MAX, ConnId, IDLE_MAX, Network, SERVER},
+    process::{Life, State},
+};
 use crate::{
+    faults::mutation::Mutation,
     flows::{Deadline, Flows, LinkIndex},
     queue::Queue,
+    random::{Random, mix},
     settings::NetworkSettings,
 };
-use std::{net::SocketAddr, time::Duration};
+use std::{
+    collections::HashSet,
+    net::SocketAddr,
+    time::Duration,
+};
+use tidemill_kvpool::core::validate::Copied;
 use tidemill_proto::{
     ids::Epoch,
-    message::{ToWorker, WorkerEvent},
-    pool::{FromPool, ToPool},
+    message::{ToCoordinator, ToWorker, WorkerEvent},
+    pool::{Found, FromPool, SlotRef, ToPool},
 };
 
+/// A message on a connection.
 #[derive(Debug)]
+pub(crate) enum Packet {
+    ToCoordinator(Box<ToCoordinator>),
+    ToWorker(Box<ToWorker>),
+    ToPool(Box<ToPool>),
+    FromPool(Box<FromPool>),
+    /// The other end ends in good order.
+    End,
+}
+
+/// A block as a reader has copied it, not validated.
+#[derive(Debug)]
+pub(crate) struct Received {
+    pub(crate) found: Found,
+    pub(crate) copied: Copied,
+    pub(crate) bytes: Bytes,
+}
+
 pub(crate) struct Io {
+    /// The world's time,
     pub(crate) now: Duration,
+    /// and what the process that acts takes for it.
+    pub(crate) here: Duration,
     pub(crate) queue: Queue<Event>,
+    pub(crate) network: Network,
+    /// What happens besides what is wanted. `None`: nothing, and nobody keeps books for it.
+    pub(crate) faulty: Option<Faulty>,
+    /// Of coordinators, workers and pool nodes.
+    lives: [Vec<Life>; 3],
     flows: Flows<Transfer>,
     hosts: Vec<Nic>,
     /// By worker.
     buses: Vec<Bus>,
     /// By pool node: its host.
     pools: Vec<usize>,
+    arenas: Vec<Arena>,
     latency: Duration,
     local_latency: Duration,
     nic_bytes_per_s: f64,
+}
+
+/// A world in which things fail, and what is known there besides.
+pub(crate) struct Faulty {
+    pub(crate) random: Random,
+    pub(crate) truth: Truth,
+    pub(crate) planted: Option<Mutation>,
+    /// Which rules were broken.
+    pub(crate) violations: Vec<String>,
+    /// Slots that were published, for what is acknowledged must have been.
+    pub(crate) published: HashSet<(usize, SlotRef)>,
+    /// Every epoch that any coordinator has given.
+    pub(crate) epochs: HashSet<Epoch>,
+    /// What happened, for people. `None`: nobody reads it.
+    pub(crate) trace: Option<Vec<String>>,
 }
 
 #[derive(Debug)]
@@ -42,20 +96,53 @@ struct Bus {
     into: LinkIndex,
 }
 
+impl Packet {
+    /// Enough of it to tell two runs apart.
+    pub(crate) fn fingerprint(&self) -> u64 {
+        match self {
+            Packet::ToCoordinator(message) => match &**message {
+                ToCoordinator::Event { epoch, event: WorkerEvent::Tokens(tokens) } => {
+                    tokens.iter().fold(epoch.0, |digest, token| mix(digest ^ u64::from(token.token)))
+                }
+                ToCoordinator::Event { event: WorkerEvent::PoolEvents { from, events }, .. } => mix(*from ^ (events.len() as u64) << 32),
+                ToCoordinator::Event { .. } | ToCoordinator::Register(_) => 1,
+            },
+            Packet::ToWorker(message) => match &**message {
+                ToWorker::Prefill(job) => mix(job.request.0 ^ u64::from(job.blocks) << 48),
+                ToWorker::Decode(job) => mix(job.sequence.0 ^ u64::from(job.expected_blocks) << 48),
+                _ => 2,
+            },
+            Packet::ToPool(_) => 3,
+            Packet::FromPool(_) => 4,
+            Packet::End => 5,
+        }
+    }
+}
+
 impl Io {
     pub(crate) fn new(settings: &NetworkSettings) -> Self {
         let micros = |us: f64| Duration::from_secs_f64(us.max(0.0) / 1e6);
         Self {
             now: Duration::ZERO,
+            here: Duration::ZERO,
             queue: Queue::default(),
+            network: Network::default(),
+            faulty: None,
+            lives: Default::default(),
             flows: Flows::default(),
             hosts: Vec::new(),
             buses: Vec::new(),
             pools: Vec::new(),
+            arenas: Vec::new(),
             latency: micros(settings.latency_us),
             local_latency: micros(settings.local_latency_us),
             nic_bytes_per_s: settings.nic_gb_per_s * 1e9,
         }
+    }
+
+    pub(crate) fn add_coordinator(&mut self) -> CoordinatorIndex {
+        self.lives[0].push(Life::default());
+        CoordinatorIndex(self.lives[0].len() - 1)
     }
 
     /// A host with a pool node.
@@ -63,46 +150,194 @@ impl Io {
         let (out, into) = (self.flows.add_link(self.nic_bytes_per_s), self.flows.add_link(self.nic_bytes_per_s));
         self.hosts.push(Nic { out, into });
         self.pools.push(self.hosts.len() - 1);
+        self.lives[2].push(Life::default());
         PoolIndex(self.pools.len() - 1)
     }
 
     pub(crate) fn add_worker(&mut self, host: usize, bus_bytes_per_s: f64) -> WorkerIndex {
         let (out, into) = (self.flows.add_link(bus_bytes_per_s), self.flows.add_link(bus_bytes_per_s));
         self.buses.push(Bus { host, out, into });
+        self.lives[1].push(Life::default());
         WorkerIndex(self.buses.len() - 1)
+    }
+
+    pub(crate) fn life(&self, process: Process) -> &Life {
+        let (kind, number) = place(process);
+        &self.lives[kind][number]
+    }
+
+    pub(crate) fn life_mut(&mut self, process: Process) -> &mut Life {
+        let (kind, number) = place(process);
+        &mut self.lives[kind][number]
+    }
+
+    /// A process acts.
+    pub(crate) fn enter(&mut self, process: Process) {
+        self.here = self.life(process).clock.at(self.now);
+    }
+
+    /// Sends a put on streams. Its bytes follow their headers.
+    pub(crate) fn stream(&mut self, put: Transfer) {
+        let conn = put.connection();
+        let delay = self.delay_on(conn);
+        self.after(delay, Event::Header { conn, put });
     }
 
     pub(crate) fn after(&mut self, delay: Duration, event: Event) {
         self.queue.push(self.now + delay, event);
     }
 
-    pub(crate) fn tell_coordinator(&mut self, from: Epoch, event: WorkerEvent) {
-        self.after(self.latency, Event::ToCoordinator { from, event: Box::new(event) });
+    /// Wakes a process, unless it ends before.
+    pub(crate) fn timer(&mut self, process: Process, delay: Duration, timer: Timer) {
+        let incarnation = self.life(process).incarnation;
+        self.after(delay, Event::Timer { process, incarnation, timer });
     }
 
-    pub(crate) fn tell_worker(&mut self, worker: WorkerIndex, message: ToWorker) {
-        self.after(self.latency, Event::ToWorker { worker, message: Box::new(message) });
+    pub(crate) fn add_arena(&mut self, slots: u32) -> usize {
+        self.arenas.push(Arena::new(slots, self.faulty.is_some()));
+        self.arenas.len() - 1
     }
 
-    pub(crate) fn call_pool(&mut self, worker: WorkerIndex, pool: PoolIndex, message: ToPool) {
-        self.after(self.between(worker, pool), Event::ToPool { worker, pool, message: Box::new(message) });
+    pub(crate) fn arena(&mut self, arena: usize) -> &mut Arena {
+        &mut self.arenas[arena]
     }
 
-    pub(crate) fn answer_worker(&mut self, pool: PoolIndex, worker: WorkerIndex, message: FromPool) {
-        self.after(self.between(worker, pool), Event::FromPool { worker, pool, message: Box::new(message) });
+    /// A slot's bytes as a reader has them that began to copy when they were `before`.
+    pub(crate) fn copy(&self, arena: usize, found: Found, before: Bytes) -> Received {
+        let arena = &self.arenas[arena];
+        let after = arena.read(found.at.slot);
+        // A little of each.
+        let bytes = if before == after { after } else { after.map(|block| block.map(|word| mix(word ^ before.map_or(0, |b| b[0])))) };
+        let copied = Copied { checksum: if self.faulty.is_some() { checksum(bytes) } else { found.checksum }, generation_after: arena.generation(found.at.slot) };
+        Received { found, copied, bytes }
+    }
+
+    /// Connects, as production does: within [`CONNECT_MAX`], or not.
+    pub(crate) fn connect(&mut self, client: Process, server: Process) -> ConnId {
+        let conn = self.network.connect((client, self.life(client).incarnation), server);
+        let delay = self.delay(client, server);
+        self.after(2 * delay, Event::Handshake { conn, until: self.now + CONNECT_MAX });
+        conn
+    }
+
+    /// Tries to finish a handshake.
+    pub(crate) fn shake_hands(&mut self, conn: ConnId, until: Duration) {
+        let ends = &self.network.connections[conn.0].ends;
+        let (client, server, wanted) = (ends[CLIENT].process, ends[SERVER].process, ends[CLIENT].open);
+        if !wanted {
+            return;
+        }
+        let is_reachable = !self.network.is_cut(conn, CLIENT) && !self.network.is_cut(conn, SERVER);
+        if is_reachable && [client, server].iter().all(|process| self.life(*process).state == State::Running) {
+            let incarnation = self.life(server).incarnation;
+            let end = self.network.end_mut(conn, SERVER);
+            (end.open, end.incarnation) = (true, incarnation);
+            self.after(Duration::ZERO, Event::Connected { conn, established: true });
+        } else if self.now >= until {
+            self.network.end_mut(conn, CLIENT).open = false;
+            self.after(Duration::ZERO, Event::Connected { conn, established: false });
+        } else {
+            self.after(HANDSHAKE_AGAIN, Event::Handshake { conn, until });
+        }
+    }
+
+    /// Sends a message to the end `to`.
+    pub(crate) fn send(&mut self, conn: ConnId, to: usize, packet: Packet) {
+        if !self.network.end(conn, 1 - to).open {
+            return;
+        }
+        let delay = self.delay_on(conn);
+        let end = self.network.end_mut(conn, to);
+        let number = end.sent;
+        end.sent += 1;
+        self.after(delay, Event::Packet { conn, to, number, packet });
+    }
+
+    pub(crate) fn tell_coordinator(&mut self, conn: ConnId, message: ToCoordinator) {
+        self.send(conn, SERVER, Packet::ToCoordinator(Box::new(message)));
+    }
+
+    pub(crate) fn tell_worker(&mut self, conn: ConnId, message: ToWorker) {
+        self.send(conn, CLIENT, Packet::ToWorker(Box::new(message)));
+    }
+
+    pub(crate) fn call_pool(&mut self, conn: ConnId, message: ToPool) {
+        self.send(conn, SERVER, Packet::ToPool(Box::new(message)));
+    }
+
+    pub(crate) fn answer(&mut self, conn: ConnId, message: FromPool) {
+        self.send(conn, CLIENT, Packet::FromPool(Box::new(message)));
+    }
+
+    /// One end closes. The other one hears of it at once, or by silence where the path is cut or `silently` says so.
+    pub(crate) fn close(&mut self, conn: ConnId, end: usize, silently: bool) {
+        if !std::mem::replace(&mut self.network.end_mut(conn, end).open, false) {
+            return;
+        }
+        if !silently && !self.network.is_cut(conn, 1 - end) {
+            let delay = self.delay_on(conn);
+            self.after(delay, Event::Ended { conn, at: 1 - end });
+        }
+        self.review();
+    }
+
+    /// Looks who hears nothing, after what may have changed that.
+    pub(crate) fn review(&mut self) {
+        if self.faulty.is_none() {
+            return;
+        }
+        for number in 0..self.network.connections.len() {
+            for end in [CLIENT, SERVER] {
+                let (conn, other) = (ConnId(number), self.network.end(ConnId(number), 1 - end));
+                let life = self.life(other.process);
+                let is_running = life.state == State::Running && life.incarnation == other.incarnation;
+                let is_silent = !other.open || !is_running || self.network.is_cut(conn, end);
+                let this = self.network.end(conn, end);
+                if !this.open || (end == CLIENT && other.incarnation == u32::MAX) {
+                    continue;
+                }
+                match (this.silent, is_silent) {
+                    (None, true) => {
+                        self.network.end_mut(conn, end).silent = Some(self.now);
+                        self.after(IDLE_MAX, Event::Silence { conn, at: end, since: self.now });
+                    }
+                    (Some(_), false) => {
+                        self.network.end_mut(conn, end).silent = None;
+                        self.after(Duration::ZERO, Event::Resumed { conn, to: end });
+                    }
+                    _ => {}
+                }
+            }
+        }
     }
 
     pub(crate) fn is_near(&self, worker: WorkerIndex, pool: PoolIndex) -> bool {
         self.buses[worker.0].host == self.pools[pool.0]
     }
 
-    fn between(&self, worker: WorkerIndex, pool: PoolIndex) -> Duration {
-        if self.is_near(worker, pool) { self.local_latency } else { self.latency }
+    fn delay(&self, a: Process, b: Process) -> Duration {
+        match (a, b) {
+            (Process::Worker(worker), Process::Pool(pool)) if self.is_near(worker, pool) => self.local_latency,
+            _ => self.latency,
+        }
+    }
+
+    fn delay_on(&mut self, conn: ConnId) -> Duration {
+        let ends = &self.network.connections[conn.0].ends;
+        let delay = self.delay(ends[CLIENT].process, ends[SERVER].process);
+        match &mut self.faulty {
+            // Mostly soon; now and then a datagram is lost, and sent again.
+            Some(faulty) => delay.mul_f64(1.0 + faulty.random.exponential(1.0)) + if faulty.random.unit() < LOST { LOSS } else { Duration::ZERO },
+            None => delay,
+        }
     }
 
     /// Sends a transfer's bytes on their way.
     pub(crate) fn transfer(&mut self, transfer: Transfer, bytes: u64) {
-        let (worker, pool) = transfer.ends();
+        let ends = &self.network.connections[transfer.connection().0].ends;
+        let (Process::Worker(worker), Process::Pool(pool)) = (ends[CLIENT].process, ends[SERVER].process) else {
+            unreachable!("workers fetch from pool nodes")
+        };
         let (bus, nic) = (&self.buses[worker.0], &self.hosts[self.pools[pool.0]]);
         let near = self.is_near(worker, pool);
         let links = match (&transfer, near) {
@@ -135,6 +370,41 @@ impl Io {
         for deadline in deadlines {
             self.queue.push(deadline.at, Event::TransferDue(deadline));
         }
+    }
+
+    /// Whether this bug is planted.
+    pub(crate) fn has(&self, mutation: Mutation) -> bool {
+        self.faulty.as_ref().is_some_and(|faulty| faulty.planted == Some(mutation))
+    }
+
+    /// A rule is broken.
+    pub(crate) fn violated(&mut self, rule: impl FnOnce() -> String) {
+        if let Some(faulty) = &mut self.faulty {
+            faulty.violations.push(rule());
+        }
+    }
+
+    /// For those who read what happened.
+    pub(crate) fn note(&mut self, line: impl FnOnce() -> String) {
+        let now = self.now;
+        if let Some(trace) = self.faulty.as_mut().and_then(|faulty| faulty.trace.as_mut()) {
+            trace.push(format!("{:>10.4}  {}", now.as_secs_f64(), line()));
+        }
+    }
+}
+
+/// Between two attempts to reach a process that does not answer.
+const HANDSHAKE_AGAIN: Duration = Duration::from_millis(200);
+/// Share of messages that are lost on their way once,
+const LOST: f64 = 0.01;
+/// and come so much later.
+const LOSS: Duration = Duration::from_millis(30);
+
+fn place(process: Process) -> (usize, usize) {
+    match process {
+        Process::Coordinator(index) => (0, index.0),
+        Process::Worker(index) => (1, index.0),
+        Process::Pool(index) => (2, index.0),
     }
 }
 

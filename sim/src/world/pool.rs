@@ -1,86 +1,219 @@
-//! A pool node: the production directory, and a model of its shell.
+//! A pool node: the production directory and announcer, and a model of its shell: sessions, slots and the disk's threads.
 
-use super::{PoolIndex, Transfer, WorkerIndex, io::Io};
-use std::time::Duration;
-use tidemill_kvpool::core::directory::{Action, ClientId, Directory};
+use super::{
+    PoolIndex, Process, Timer, Transfer,
+    bytes::{Bytes, checksum},
+    disk::{Disk, DiskJob, checked},
+    io::{Io, Received},
+    network::ConnId,
+    uplink::{Heard, Uplink},
+};
+use crate::faults::mutation::Mutation;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+use tidemill_kvpool::core::{
+    announce::Announcer,
+    directory::{Action, ClientId, Directory, DiskFault, Loaded},
+};
 use tidemill_proto::{
-    ids::Epoch,
-    message::{Blocks, Report, TierBlocks, WorkerEvent},
-    pool::{CallId, Found, FromPool, LeaseId, ToPool, Via, Written},
+    message::{Blocks, Report, TierBlocks, ToWorker, WorkerEvent},
+    pool::{ArenaInfo, CallId, Found, FromPool, LeaseId, Reservation, SlotRef, ToPool, Via, Written},
 };
 
 pub(crate) struct PoolNode {
     index: PoolIndex,
-    pub(crate) epoch: Epoch,
     pub(crate) directory: Directory,
+    pub(crate) uplink: Uplink,
+    announcer: Announcer,
+    pub(crate) arena: usize,
+    pub(crate) disk: Option<Disk>,
     slots: u32,
     block_bytes: u64,
     put_deadline: Duration,
+    /// Clients, by connection.
+    sessions: BTreeSet<ConnId>,
+    /// Slots that clients' streams fill, and until when they may.
+    receiving: BTreeMap<(ConnId, SlotRef), Duration>,
+}
+
+/// What a node is made of.
+#[derive(Clone, Copy)]
+pub(crate) struct PoolShape {
+    pub(crate) slots: u32,
+    pub(crate) block_bytes: u64,
+    pub(crate) put_deadline: Duration,
 }
 
 impl PoolNode {
-    pub(crate) fn new(index: PoolIndex, epoch: Epoch, directory: Directory, slots: u32, block_bytes: u64, put_deadline: Duration) -> Self {
-        Self { index, epoch, directory, slots, block_bytes, put_deadline }
+    pub(crate) fn new(io: &mut Io, index: PoolIndex, directory: Directory, shape: PoolShape, uplink: Uplink, coordinators: usize, disk: Option<Disk>) -> Self {
+        let PoolShape { slots, block_bytes, put_deadline } = shape;
+        let arena = io.add_arena(slots);
+        let announcer = Announcer::new(coordinators);
+        let (sessions, receiving) = (BTreeSet::new(), BTreeMap::new());
+        let mut node = Self { index, directory, uplink, announcer, arena, disk, slots, block_bytes, put_deadline, sessions, receiving };
+        node.recover();
+        node
+    }
+
+    fn recover(&mut self) {
+        let Some(disk) = &mut self.disk else { return };
+        for useless in self.directory.recover(disk.records()) {
+            disk.erase(useless);
+        }
+    }
+
+    pub(crate) fn start(&mut self, io: &mut Io) {
+        self.uplink.start(io);
+        self.act(io);
     }
 
     /// A client's message.
-    pub(crate) fn handle(&mut self, io: &mut Io, worker: WorkerIndex, message: ToPool) {
-        let (client, now) = (ClientId(worker.0 as u64), io.now);
-        let answer = match message {
+    pub(crate) fn handle(&mut self, io: &mut Io, conn: ConnId, message: ToPool) {
+        let (client, now) = (client_of(conn), io.here);
+        if !self.sessions.contains(&conn) {
+            if let ToPool::Hello(_) = message {
+                self.sessions.insert(conn);
+                let (pid, fd, nonce) = (0, self.arena as i32, [0; 16]);
+                let arena = ArenaInfo { pid, fd, nonce, slots: self.slots, block_bytes: self.block_bytes };
+                io.answer(conn, FromPool::Welcome { arena });
+            }
+            return;
+        }
+        match message {
             ToPool::PutStart { call, lineage, room, keys } => {
                 let answers = self.directory.put_start(client, lineage, room, &keys, now);
-                Some(FromPool::PutStarted { call, deadline_ms: self.put_deadline.as_millis() as u64, answers })
+                for answer in &answers {
+                    if let Reservation::Write(at) = answer {
+                        io.arena(self.arena).set_generation(at.slot, at.generation);
+                    }
+                }
+                io.answer(conn, FromPool::PutStarted { call, deadline_ms: self.put_deadline.as_millis() as u64, answers });
             }
-            ToPool::PutEnd { call, blocks } => Some(self.put_end(client, call, &blocks, now)),
+            ToPool::PutEnd { call, blocks } => self.put_end(io, conn, call, &blocks),
             ToPool::Match { call, keys } => {
                 let blocks = self.directory.match_prefix(client, &keys, now) as u32;
-                Some(FromPool::Matched { call, blocks })
+                io.answer(conn, FromPool::Matched { call, blocks });
             }
-            ToPool::Get { call, keys, wait_ms, via } => {
-                self.directory.get(client, call, &keys, Duration::from_millis(wait_ms), via, now);
-                None
-            }
-            ToPool::CancelGet { call } => {
-                self.directory.cancel_get(client, call);
-                None
-            }
-            ToPool::Release { lease } => {
-                self.directory.release(client, lease);
-                None
-            }
-            ToPool::PutRevoke { blocks } => {
-                self.directory.put_revoke(client, &blocks, now);
-                None
-            }
-            ToPool::Hello(_) | ToPool::Suspect { .. } => None,
-        };
-        if let Some(answer) = answer {
-            io.answer_worker(self.index, worker, answer);
+            ToPool::Get { call, keys, wait_ms, via } => self.directory.get(client, call, &keys, Duration::from_millis(wait_ms), via, now),
+            ToPool::CancelGet { call } => self.directory.cancel_get(client, call),
+            ToPool::Release { lease } => self.directory.release(client, lease),
+            ToPool::PutRevoke { blocks } => self.directory.put_revoke(client, &blocks, now),
+            ToPool::Suspect { block } => self.examine(io, block),
+            ToPool::Hello(_) => {}
         }
         self.act(io);
     }
 
-    /// The bytes of a put are in their slots.
-    pub(crate) fn written(&mut self, io: &mut Io, worker: WorkerIndex, call: CallId, written: &[Written]) {
-        let answer = self.put_end(ClientId(worker.0 as u64), call, written, io.now);
-        io.answer_worker(self.index, worker, answer);
+    /// A reader found wrong bytes. The node checks before it throws the block away.
+    fn examine(&mut self, io: &mut Io, block: SlotRef) {
+        let Some(expected) = self.directory.checksum(block) else { return };
+        let arena = io.arena(self.arena);
+        if arena.generation(block.slot) == block.generation && checksum(arena.read(block.slot)) != expected {
+            self.directory.forget(block, io.here);
+        }
+    }
+
+    /// Streams begin to fill slots.
+    pub(crate) fn receive_start(&mut self, io: &mut Io, conn: ConnId, put: Transfer) {
+        let Transfer::Put { blocks, .. } = &put else { return };
+        for at in blocks.iter().map(|(written, _)| written.at) {
+            if self.sessions.contains(&conn)
+                && let Some(until) = self.directory.receive_start(client_of(conn), at, io.here)
+            {
+                self.receiving.insert((conn, at), until);
+            }
+        }
+        let bytes = self.block_bytes * blocks.len() as u64;
+        io.transfer(put, bytes);
         self.act(io);
     }
 
-    /// The bytes of a get have been read. Returns, for each block, whether they are what was published.
-    pub(crate) fn read(&mut self, io: &mut Io, worker: WorkerIndex, lease: LeaseId, blocks: &[Found]) -> Vec<bool> {
-        let valid = blocks.iter().map(|found| self.directory.checksum(found.at).is_some()).collect();
-        self.directory.release(ClientId(worker.0 as u64), lease);
+    /// Blocks have come on streams.
+    pub(crate) fn streamed(&mut self, io: &mut Io, conn: ConnId, call: CallId, blocks: &[(Written, Bytes)]) {
+        if !self.sessions.contains(&conn) {
+            return;
+        }
+        let mut written = Vec::new();
+        for &(block, bytes) in blocks {
+            match self.receiving.remove(&(conn, block.at)) {
+                Some(until) if io.here < until => {
+                    io.arena(self.arena).write(block.at.slot, bytes);
+                    written.push(block);
+                }
+                Some(_) => self.directory.receive_failed(client_of(conn), block.at, io.here),
+                None => {}
+            }
+        }
+        let published = self.publish(io, conn, &written);
+        io.answer(conn, FromPool::PutEnded { call, published, refused: blocks.len() as u32 - published });
         self.act(io);
-        valid
+    }
+
+    fn put_end(&mut self, io: &mut Io, conn: ConnId, call: CallId, blocks: &[Written]) {
+        let published = self.publish(io, conn, blocks);
+        io.answer(conn, FromPool::PutEnded { call, published, refused: blocks.len() as u32 - published });
+    }
+
+    fn publish(&mut self, io: &mut Io, conn: ConnId, blocks: &[Written]) -> u32 {
+        let mut published = 0;
+        for block in blocks {
+            if self.directory.put_end(client_of(conn), std::slice::from_ref(block), io.here) == 1 {
+                published += 1;
+                if let Some(faulty) = &mut io.faulty {
+                    faulty.published.insert((self.arena, block.at));
+                }
+            }
+        }
+        published
+    }
+
+    /// The blocks of a get have left on streams.
+    pub(crate) fn sent(&mut self, io: &mut Io, conn: ConnId, lease: LeaseId) {
+        self.directory.release(client_of(conn), lease);
+        self.act(io);
+    }
+
+    pub(crate) fn heard(&mut self, io: &mut Io, conn: ConnId, message: Box<ToWorker>) {
+        let report = self.report();
+        match self.uplink.heard(io, conn, message, || report) {
+            Some(Heard::Up(link)) => self.announcer.up(link),
+            Some(Heard::Message(..)) | None => {}
+        }
+        self.act(io);
+    }
+
+    /// A connection is over.
+    pub(crate) fn ended(&mut self, io: &mut Io, conn: ConnId) {
+        if let Some(link) = self.uplink.ended(io, conn) {
+            self.announcer.down(link);
+        }
+        if self.sessions.remove(&conn) {
+            self.receiving.retain(|(at, _), _| *at != conn);
+            if !io.has(Mutation::ForgetClientGone) {
+                self.directory.client_gone(client_of(conn), io.here);
+            }
+        }
+        self.act(io);
     }
 
     pub(crate) fn tick(&mut self, io: &mut Io) {
-        self.directory.tick(io.now);
+        self.directory.tick(io.here);
         self.act(io);
     }
 
-    pub(crate) fn report(&self) -> Report {
+    pub(crate) fn heartbeat(&mut self, io: &mut Io) {
+        let report = WorkerEvent::Heartbeat(Box::new(self.report()));
+        self.uplink.broadcast(io, &report);
+    }
+
+    /// It gets nothing new.
+    pub(crate) fn leave(&mut self, io: &mut Io) {
+        self.uplink.broadcast(io, &WorkerEvent::Leaving);
+    }
+
+    fn report(&self) -> Report {
         let usage = self.directory.usage();
         let dram = Blocks {
             total: u64::from(self.slots),
@@ -92,35 +225,96 @@ impl PoolNode {
         Report { blocks: TierBlocks { dram, ..TierBlocks::default() }, ..Report::default() }
     }
 
-    fn put_end(&mut self, client: ClientId, call: CallId, blocks: &[Written], now: Duration) -> FromPool {
-        let published = self.directory.put_end(client, blocks, now) as u32;
-        FromPool::PutEnded { call, published, refused: blocks.len() as u32 - published }
+    /// The disk has done a job.
+    pub(crate) fn disk_done(&mut self, io: &mut Io, job: DiskJob) {
+        let Some(disk) = self.disk.as_mut().filter(|disk| !disk.given_up) else { return };
+        match job {
+            DiskJob::Store { disk: slot, copied, .. } => {
+                let outcome = copied.and_then(|_| disk.write(slot));
+                self.directory.stored(slot, outcome, io.here);
+            }
+            DiskJob::Load { disk: slot, to, checksum: expected, until } => {
+                let outcome = disk.read(slot).and_then(|bytes| {
+                    if io.here >= until {
+                        return Err(DiskFault::Late);
+                    }
+                    io.arena(self.arena).write(to.slot, bytes);
+                    if checksum(bytes) == expected { Ok(()) } else { Err(DiskFault::Corrupt) }
+                });
+                self.directory.loaded(&[Loaded { disk: slot, to, outcome }], io.here);
+            }
+        }
+        self.act(io);
+    }
+
+    fn give_to_disk(&mut self, io: &mut Io, job: DiskJob) {
+        let Some(disk) = self.disk.as_mut().filter(|disk| !disk.given_up) else { return };
+        if let DiskJob::Store { disk: slot, block, copied: Ok(bytes) } = &job {
+            disk.begin_write(*slot, *block, *bytes);
+        }
+        io.timer(Process::Pool(self.index), disk.takes(), Timer::Disk(job));
     }
 
     fn act(&mut self, io: &mut Io) {
         while let Some(action) = self.directory.poll_action() {
             match action {
-                Action::Found { client, call, via, lease, blocks } => {
-                    let (worker, bytes) = (WorkerIndex(client.0 as usize), self.block_bytes * blocks.len() as u64);
-                    match via {
-                        // The reader copies by itself.
-                        Via::Slots => io.answer_worker(self.index, worker, FromPool::Found { call, lease, blocks }),
-                        Via::Streams => {
-                            io.transfer(Transfer::Get { pool: self.index, worker, call, lease, blocks, started: io.now }, bytes)
-                        }
-                    }
+                Action::Found { client, call, via, lease, blocks } => self.found(io, conn_of(client), call, via, lease, blocks),
+                Action::Missed { client, call, indexes } => io.answer(conn_of(client), FromPool::Missed { call, indexes }),
+                Action::Store { disk, from, block } => {
+                    let arena = io.arena(self.arena);
+                    let copied = checked(arena.read(from.slot), arena.generation(from.slot), from, &block);
+                    self.give_to_disk(io, DiskJob::Store { disk, block, copied });
                 }
-                Action::Missed { client, call, indexes } => {
-                    io.answer_worker(self.index, WorkerIndex(client.0 as usize), FromPool::Missed { call, indexes });
+                Action::Load { disk, to, checksum, until } => {
+                    io.arena(self.arena).set_generation(to.slot, to.generation);
+                    self.give_to_disk(io, DiskJob::Load { disk, to, checksum, until });
                 }
-                Action::Store { .. } | Action::Load { .. } | Action::Erase { .. } | Action::GiveUpDisk => {
-                    unreachable!("simulated pool nodes have no disk")
+                Action::Erase { disk: slot } => self.disk.iter_mut().for_each(|disk| disk.erase(slot)),
+                Action::GiveUpDisk => {
+                    io.note(|| format!("pool-{} gives its disk up", self.index.0));
+                    self.disk.iter_mut().for_each(|disk| disk.given_up = true);
                 }
             }
         }
-        if self.directory.has_events() {
-            let events = self.directory.take_events();
-            io.tell_coordinator(self.epoch, WorkerEvent::PoolEvents { from: events.from, events: events.events });
+        if self.directory.has_events() || self.announcer.is_behind() {
+            for (link, event) in self.announcer.announce(Some(&mut self.directory)).messages {
+                self.uplink.send(io, link, event);
+            }
         }
     }
+
+    fn found(&mut self, io: &mut Io, conn: ConnId, call: CallId, via: Via, lease: LeaseId, blocks: Vec<Found>) {
+        match via {
+            // The reader copies by itself.
+            Via::Slots => io.answer(conn, FromPool::Found { call, lease, blocks }),
+            Via::Streams => {
+                let bytes = self.block_bytes * blocks.len() as u64;
+                let arena = self.arena;
+                let blocks = blocks.into_iter().map(|found| (found, io.arena(arena).read(found.at.slot))).collect();
+                io.transfer(Transfer::Get { conn, arena, call, lease, blocks, via, started: io.now }, bytes);
+            }
+        }
+    }
+
+    /// Panics if its books do not balance.
+    pub(crate) fn check(&self) {
+        self.directory.check_integrity();
+        let stranger = self.directory.clients().find(|client| !self.sessions.contains(&conn_of(*client)));
+        assert_eq!(stranger, None, "pool-{}: it holds something for a client that is gone", self.index.0);
+    }
+
+    /// Copies of the blocks as they leave on streams.
+    pub(crate) fn copies(&self, io: &Io, blocks: Vec<(Found, Bytes)>) -> Vec<Received> {
+        blocks.into_iter().map(|(found, before)| io.copy(self.arena, found, before)).collect()
+    }
 }
+
+/// The node's own number is 0.
+fn client_of(conn: ConnId) -> ClientId {
+    ClientId(conn.0 as u64 + 1)
+}
+
+fn conn_of(client: ClientId) -> ConnId {
+    ConnId(client.0 as usize - 1)
+}
+

@@ -1,0 +1,193 @@
+//! A cluster under faults, in virtual time: processes crash, pause and come back, links break, clocks drift, disks fail, clients leave. One
+//! seed decides all of it, and replays it.
+//!
+//! - [`plan`]: what a seed stands for: a small cluster, its clients, and what goes wrong when
+//! - [`mutation`]: bugs that can be planted where the simulated shells join the cores, to see that they are found
+//! - [`run`]: one seed, with its rules checked throughout
+//!
+//! ```text
+//!   0 s ──► everybody registers ──► 2 s requests, and faults ──► [`QUIET`] all is repaired ──► [`RECOVERED`] full service: probes ──► [`END`]
+//! ```
+//!
+//! **The rules.** Each core's books balance (`check_integrity`). Every request ends within its deadline, by its coordinator's clock, and
+//! fails only for a reason that is true. No token is lost, doubled or wrong, and no reader takes a block with wrong bytes. What is
+//! acknowledged is published. Nobody sends to an epoch that is gone, and none is given out twice. Nothing is held for a client that is gone,
+//! and no worker works for nobody. [`RECOVERED`]: all earlier requests have ended, and everybody is a member everywhere. Probes are answered
+//! in full. [`END`]: nobody does or holds anything.
+
+pub mod mutation;
+pub mod plan;
+#[cfg(test)]
+mod tests;
+
+use crate::{
+    outcome::End,
+    random::Random,
+    world::{Extras, Unwatched, World, io::Faulty},
+};
+use mutation::Mutation;
+use plan::Plan;
+use std::{
+    any::Any,
+    cell::RefCell,
+    collections::HashSet,
+    panic::{self, AssertUnwindSafe},
+    sync::Once,
+    time::Duration,
+};
+
+/// When all is repaired,
+pub const QUIET: Duration = Duration::from_secs(24);
+/// when everything must work again: twice as long as the longest deadline of production's shells, and some,
+pub const RECOVERED: Duration = Duration::from_secs(40);
+/// and when all must be over.
+pub const END: Duration = Duration::from_secs(50);
+/// Events between two looks at all books.
+const LOOK_EVERY: u64 = 64;
+
+/// What a seed showed.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    pub seed: u64,
+    /// The rule that was broken first.
+    pub violation: Option<String>,
+    /// What happened, if it was asked for.
+    pub trace: Vec<String>,
+    pub events: u64,
+    pub digest: u64,
+    pub requests: u64,
+    pub complete: u64,
+    pub rescues: u64,
+    pub troubles: u64,
+}
+
+/// Runs one seed until a rule is broken or all is over.
+pub fn run(seed: u64, planted: Option<Mutation>, traced: bool) -> Report {
+    let plan = Plan::draw(seed);
+    let mut report = Report { seed, troubles: plan.troubles.len() as u64, requests: plan.asks.len() as u64, ..Report::default() };
+    let faulty = Faulty {
+        random: Random::new(seed ^ 0x5eed),
+        truth: Default::default(),
+        planted,
+        violations: Vec::new(),
+        published: HashSet::new(),
+        epochs: HashSet::new(),
+        trace: traced.then(|| vec![plan.describe()]),
+    };
+    let extras = Extras {
+        coordinators: plan.coordinators,
+        disk_slots: plan.disk_slots,
+        manners: plan.manners.clone(),
+        faulty: Some(faulty),
+        limits: plan.limits,
+    };
+    let mut world = World::with(&plan.settings, plan.asks.clone(), seed, extras).expect("plans are valid");
+    world.set_plan(plan.troubles.clone(), &plan.clocks);
+    silence_panics();
+    let caught = panic::catch_unwind(AssertUnwindSafe(|| watch(&mut world, &plan)));
+    QUIETLY.set(false);
+    report.violation = match caught {
+        Ok(violation) => violation,
+        Err(panic) => Some(format!("panic: {}", message(panic.as_ref()))),
+    };
+    let faulty = world.io.faulty.take();
+    report.trace = faulty.and_then(|faulty| faulty.trace).unwrap_or_default();
+    report.complete = world.answers.iter().filter(|answer| answer.end == End::Complete).count() as u64;
+    report.rescues = world.answers.iter().map(|answer| u64::from(answer.rescues)).sum();
+    report.events = world.events;
+    report.digest = world.digest();
+    report
+}
+
+/// The first of these seeds that breaks a rule.
+pub fn find(planted: Mutation, seeds: std::ops::Range<u64>) -> Option<Report> {
+    seeds.map(|seed| run(seed, Some(planted), false)).find(|report| report.violation.is_some())
+}
+
+/// How to see what happened in a seed.
+pub fn replay_command(seed: u64, planted: Option<Mutation>) -> String {
+    let planted = planted.map_or_else(String::new, |mutation| format!(" --plant {mutation}"));
+    format!("cargo run --release -p tidemill-sim --example faults -- --seed {seed}{planted}")
+}
+
+fn watch(world: &mut World, plan: &Plan) -> Option<String> {
+    let mut recovered = false;
+    while world.io.queue.next_at().is_some_and(|at| at <= END) {
+        if !recovered && world.io.queue.next_at().is_some_and(|at| at >= RECOVERED) {
+            recovered = true;
+            check_recovered(world, plan);
+        }
+        world.step(&mut Unwatched);
+        if world.events.is_multiple_of(LOOK_EVERY) {
+            world.check_integrity();
+        }
+        if let Some(violation) = first_violation(world) {
+            return Some(violation);
+        }
+    }
+    world.check_integrity();
+    check_over(world, plan);
+    first_violation(world)
+}
+
+fn first_violation(world: &World) -> Option<String> {
+    world.io.faulty.as_ref().and_then(|faulty| faulty.violations.first().cloned())
+}
+
+/// All earlier requests have ended, and everybody is a member everywhere.
+fn check_recovered(world: &mut World, plan: &Plan) {
+    for number in 0..plan.asks.len() {
+        if !plan.probes.contains(&number) && world.answers[number].end == End::Open {
+            let since = world.io.now - QUIET;
+            world.io.violated(|| format!("request {number} has not ended {since:?} after all was repaired"));
+        }
+    }
+    let everybody = world.workers.len() + world.pools.len();
+    for number in 0..world.coordinators.len() {
+        let members = world.coordinators[number].members();
+        if members != everybody {
+            world.io.violated(|| format!("coordinator-{number} has {members} members of {everybody} after all was repaired"));
+        }
+    }
+}
+
+/// Probes were answered, and nothing is left.
+fn check_over(world: &mut World, plan: &Plan) {
+    for &number in &plan.probes {
+        let end = world.answers[number].end.clone();
+        if end != End::Complete && plan.manners[number].leaves.is_none() {
+            world.io.violated(|| format!("after all was repaired, request {number} ends so: {end:?}"));
+        }
+    }
+    for busy in world.busy() {
+        world.io.violated(|| format!("something is left: {busy}"));
+    }
+}
+
+thread_local! {
+    /// The last panic of this thread, with its place.
+    static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
+    static QUIETLY: RefCell<bool> = const { RefCell::new(false) };
+}
+
+/// A core's failed assertion is a finding, with a trace of its own; the usual message would be one of thousands.
+fn silence_panics() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let usual = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            PANIC.set(Some(info.to_string()));
+            if !QUIETLY.with_borrow(|quietly| *quietly) {
+                usual(info);
+            }
+        }));
+    });
+    QUIETLY.set(true);
+}
+
+fn message(panic: &(dyn Any + Send)) -> String {
+    PANIC.take().unwrap_or_else(|| {
+        let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+        text.unwrap_or("without a message").to_owned()
+    })
+}

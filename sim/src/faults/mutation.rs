@@ -1,0 +1,73 @@
+//! Bugs to plant. Each alters or drops what passes between a simulated shell and its core, so that production code has no switches for it.
+
+use std::{fmt, str::FromStr};
+
+macro_rules! mutations {
+    ($($(#[doc = $doc:literal])* $name:ident = $text:literal,)*) => {
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        pub enum Mutation {
+            $($(#[doc = $doc])* $name,)*
+        }
+
+        impl Mutation {
+            pub const ALL: &'static [Mutation] = &[$(Mutation::$name,)*];
+
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Mutation::$name => $text,)*
+                }
+            }
+        }
+    };
+}
+
+mutations! {
+    /// A reader uses blocks whose checksum is wrong.
+    SkipChecksum = "skip-checksum",
+    /// A writer whose slot is another's by now publishes it all the same.
+    SkipGeneration = "skip-generation",
+    /// A put is acknowledged before its blocks are published.
+    AckBeforePublish = "ack-before-publish",
+    /// A sequence that a worker sends back is not queued again.
+    ForgetRequeue = "forget-requeue",
+    /// A restarted coordinator gives out the epochs of its earlier life.
+    ReuseEpoch = "reuse-epoch",
+    /// A reader never gives its leases back.
+    DropLease = "drop-lease",
+    /// A coordinator takes what a worker says under an old epoch.
+    ObeyStaleEpoch = "obey-stale-epoch",
+    /// A worker is not told that a sequence is cancelled, and keeps its blocks.
+    ForgetCancel = "forget-cancel",
+    /// A sequence goes on one token too early at its next worker.
+    ResumeEarly = "resume-early",
+    /// A worker is not told that nobody computes its blocks any more.
+    ForgetStopWaiting = "forget-stop-waiting",
+    /// A request's deadline is lost.
+    LoseDeadline = "lose-deadline",
+    /// A pool node keeps what a client held whose connection has ended.
+    ForgetClientGone = "forget-client-gone",
+    /// A worker keeps the work of a coordinator whose link is down.
+    ForgetLinkDown = "forget-link-down",
+    /// A put that breaks off is never answered.
+    ForgetPutDone = "forget-put-done",
+    /// Blocks of a node that is gone are neither here nor missing.
+    ForgetUnreachable = "forget-unreachable",
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there is no mutation {0:?}")]
+pub struct UnknownMutation(String);
+
+impl fmt::Display for Mutation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Mutation {
+    type Err = UnknownMutation;
+
+    fn from_str(name: &str) -> Result<Self, UnknownMutation> {
+        Self::ALL.iter().copied().find(|mutation| mutation.name() == name).ok_or_else(|| UnknownMutation(name.to_owned()))
+    }
+}

@@ -1,0 +1,143 @@
+//! What blocks contain. A position holds a hash of all tokens up to it, chained from the position before as it stands in its block, and the
+//! next token follows from the last position: a block that is lost, mixed up or changed on its way changes the answer. Worlds that study
+//! scheduling keep no bytes.
+
+use crate::{random::mix, workload};
+use std::collections::HashMap;
+use tidemill_proto::{
+    block::{BLOCK_TOKENS, BlockKey, Chain, LayoutFingerprint, Token},
+    step::{Segment, SegmentResult, Wanted},
+};
+
+/// The bytes of a block: a number for each position.
+pub(crate) type Block = [u64; BLOCK_TOKENS];
+
+/// As they travel; `None` where nobody keeps any.
+pub(crate) type Bytes = Option<Block>;
+
+/// An engine's device blocks.
+#[derive(Debug, Default)]
+pub(crate) struct Memory {
+    /// Empty: nothing is kept.
+    blocks: Vec<Block>,
+}
+
+/// A pool node's slots. Processes of its host reach it as long as they live.
+#[derive(Debug)]
+pub(crate) struct Arena {
+    generations: Vec<u64>,
+    blocks: Vec<Block>,
+}
+
+/// What each block has to contain, by the tokens that clients sent and are owed.
+#[derive(Debug, Default)]
+pub(crate) struct Truth {
+    blocks: HashMap<BlockKey, Block>,
+}
+
+pub(crate) fn checksum(bytes: Bytes) -> u64 {
+    bytes.map_or(0, |block| block.iter().fold(1, |sum, word| mix(sum ^ word)))
+}
+
+fn follow(state: u64, token: Token) -> u64 {
+    mix(state ^ mix(u64::from(token) + 1))
+}
+
+fn next_token(state: u64, vocab: u32) -> Token {
+    (mix(state) % u64::from(vocab)) as Token
+}
+
+impl Memory {
+    pub(crate) fn new(blocks: usize) -> Self {
+        Self { blocks: vec![[0; BLOCK_TOKENS]; blocks] }
+    }
+
+    pub(crate) fn read(&self, block: u32) -> Bytes {
+        self.blocks.get(block as usize).copied()
+    }
+
+    pub(crate) fn write(&mut self, block: u32, bytes: Bytes) {
+        if let (Some(to), Some(bytes)) = (self.blocks.get_mut(block as usize), bytes) {
+            *to = bytes;
+        }
+    }
+
+    /// Computes a segment. Without memory, tokens follow from seed and number alone.
+    pub(crate) fn compute(&mut self, segment: &Segment<'_>, vocab: u32) -> SegmentResult {
+        let mut state = 0;
+        if !self.blocks.is_empty() {
+            let place = |position: usize| (segment.blocks[position / BLOCK_TOKENS] as usize, position % BLOCK_TOKENS);
+            if let Some((block, at)) = segment.start.checked_sub(1).map(place) {
+                state = self.blocks[block][at];
+            }
+            for (position, &token) in (segment.start..).zip(segment.tokens) {
+                state = follow(state, token);
+                let (block, at) = place(position);
+                self.blocks[block][at] = state;
+            }
+        }
+        let drawn = match segment.wanted {
+            Wanted::Token(_) if !self.blocks.is_empty() => Some((next_token(state, vocab), None)),
+            Wanted::Token(draw) => Some((workload::token(draw.sampling.seed, draw.index as u32, vocab), None)),
+            Wanted::Nothing | Wanted::Embedding | Wanted::Scores { .. } => None,
+        };
+        SegmentResult { drawn, ..SegmentResult::default() }
+    }
+}
+
+impl Arena {
+    pub(crate) fn new(slots: u32, keeps_bytes: bool) -> Self {
+        Self { generations: vec![0; slots as usize], blocks: vec![[0; BLOCK_TOKENS]; if keeps_bytes { slots as usize } else { 0 }] }
+    }
+
+    pub(crate) fn set_generation(&mut self, slot: u32, generation: u64) {
+        self.generations[slot as usize] = generation;
+    }
+
+    pub(crate) fn generation(&self, slot: u32) -> u64 {
+        self.generations[slot as usize]
+    }
+
+    pub(crate) fn read(&self, slot: u32) -> Bytes {
+        self.blocks.get(slot as usize).copied()
+    }
+
+    pub(crate) fn write(&mut self, slot: u32, bytes: Bytes) {
+        if let (Some(to), Some(bytes)) = (self.blocks.get_mut(slot as usize), bytes) {
+            *to = bytes;
+        }
+    }
+
+    /// One bit of one slot is another from now on.
+    pub(crate) fn flip(&mut self, slot: u32, bit: u32) {
+        if let Some(block) = self.blocks.get_mut(slot as usize) {
+            flip(block, bit);
+        }
+    }
+}
+
+pub(crate) fn flip(block: &mut Block, bit: u32) {
+    block[bit as usize / 64 % BLOCK_TOKENS] ^= 1 << (bit % 64);
+}
+
+impl Truth {
+    /// The tokens that follow a prompt. Remembers what all blocks on the way contain.
+    pub(crate) fn answer(&mut self, layout: &LayoutFingerprint, prompt: &[Token], tokens: u32, vocab: u32) -> Vec<Token> {
+        let mut all = prompt.to_vec();
+        let mut states: Vec<u64> = Vec::with_capacity(prompt.len() + tokens as usize);
+        for position in 0..prompt.len() + tokens as usize {
+            if position >= prompt.len() {
+                all.push(next_token(states[position - 1], vocab));
+            }
+            states.push(follow(states.last().copied().unwrap_or(0), all[position]));
+        }
+        let (blocks, _) = states.as_chunks::<BLOCK_TOKENS>();
+        self.blocks.extend(Chain::new(layout, b"", &all).keys().iter().copied().zip(blocks.iter().copied()));
+        all.split_off(prompt.len())
+    }
+
+    /// Whether these bytes are not what the key stands for.
+    pub(crate) fn contradicts(&self, key: &BlockKey, bytes: Bytes) -> bool {
+        bytes.is_some_and(|bytes| self.blocks.get(key).is_some_and(|truth| *truth != bytes))
+    }
+}
