@@ -3,8 +3,8 @@
 //! ```text
 //!            reserve            stored                evicted by reserve, forgotten
 //!   1 free ──────────► 2 storing ──────► 3 held ─────────────────────────────────────► (1, or 2 for another block)
-//!      ▲                  │                 ▲ │ load_start
-//!      │                  │ abandon         │ └──────► (pinned while it is read) ── load_end ──┐
+//!      ▲                  │                 ▲ │ load_start, keep
+//!      │                  │ abandon         │ └──────► (pinned until load_end, keep no more) ───┐
 //!      └── store ended ── 4 abandoned       └──────────────────────────────────────────────────┘
 //! ```
 //!
@@ -56,7 +56,8 @@ enum State {
     Free,
     Storing { block: DiskBlock, used: Use, from: SlotRef },
     Abandoned,
-    Held { block: DiskBlock, used: Use, loading: bool },
+    /// `kept`: it makes its DRAM slot clean, which would not be if this left.
+    Held { block: DiskBlock, used: Use, loading: bool, kept: bool },
 }
 
 impl DiskSlots {
@@ -170,20 +171,31 @@ impl DiskSlots {
 
     /// Keeps the slot's content while it is being read.
     pub(super) fn load_start(&mut self, disk: u32) {
-        let State::Held { block, used, loading } = &mut self.slots[disk as usize] else { unreachable!("only what is held is read") };
-        assert!(!std::mem::replace(loading, true), "disk slot {disk} is being read already");
-        self.shares.set_idle(block.lineage.tenant, disk, *used, false);
         self.loading += 1;
-        self.policy.pin(disk);
+        self.pin(disk, |loading, _| assert!(!std::mem::replace(loading, true), "disk slot {disk} is being read already"));
     }
 
     pub(super) fn load_ended(&mut self, disk: u32) {
-        let State::Held { block, used, loading } = &mut self.slots[disk as usize] else { unreachable!("what is read stays") };
-        assert!(std::mem::replace(loading, false), "disk slot {disk} is not being read");
-        self.shares.set_idle(block.lineage.tenant, disk, *used, true);
-        let used = *used;
         self.loading -= 1;
-        self.policy.unpin(disk, used);
+        self.pin(disk, |loading, _| assert!(std::mem::replace(loading, false), "disk slot {disk} is not being read"));
+    }
+
+    /// The block makes a DRAM slot clean, or does no more. Until then it stays: to copy another block in its place would gain nothing.
+    pub(super) fn keep(&mut self, key: &BlockKey, keep: bool) {
+        let disk = self.held(key).expect("what makes a slot clean is held");
+        self.pin(disk, |_, kept| assert_ne!(std::mem::replace(kept, keep), keep, "disk slot {disk} is kept once"));
+    }
+
+    /// Changes why a block cannot leave.
+    fn pin(&mut self, disk: u32, change: impl FnOnce(&mut bool, &mut bool)) {
+        let State::Held { block, used, loading, kept } = &mut self.slots[disk as usize] else { unreachable!("only what is held is pinned") };
+        let was_idle = !*loading && !*kept;
+        change(loading, kept);
+        let (is_idle, tenant, used) = (!*loading && !*kept, block.lineage.tenant, *used);
+        if was_idle != is_idle {
+            self.shares.set_idle(tenant, disk, used, is_idle);
+            if is_idle { self.policy.unpin(disk, used) } else { self.policy.pin(disk) }
+        }
     }
 
     /// Reads and writes that have ended. If this stands still, the disk hangs.
@@ -201,9 +213,9 @@ impl DiskSlots {
         let Some(&disk) = self.by_key.get(key) else { return };
         let now = now.at_place(self.block(disk).lineage.position);
         match &mut self.slots[disk as usize] {
-            State::Held { block, used, loading } if now.at > used.at => {
+            State::Held { block, used, loading, kept } if now.at > used.at => {
                 let before = std::mem::replace(used, now);
-                if !*loading {
+                if !*loading && !*kept {
                     self.shares.set_idle(block.lineage.tenant, disk, before, false);
                     self.shares.set_idle(block.lineage.tenant, disk, now, true);
                     self.policy.pin(disk);
@@ -229,6 +241,10 @@ impl DiskSlots {
         self.shares.lose(block.lineage.tenant);
         self.by_key.remove(&block.key);
         block.key
+    }
+
+    pub(super) fn slots(&self) -> usize {
+        self.slots.len()
     }
 
     /// Whether another store may begin.
@@ -261,7 +277,7 @@ impl DiskSlots {
     }
 
     fn hold(&mut self, disk: u32, block: DiskBlock, used: Use) {
-        self.slots[disk as usize] = State::Held { block, used, loading: false };
+        self.slots[disk as usize] = State::Held { block, used, loading: false, kept: false };
         self.by_key.insert(block.key, disk);
         self.shares.set_idle(block.lineage.tenant, disk, used, true);
         self.policy.insert(disk, &block.key, used);
@@ -279,8 +295,8 @@ impl DiskSlots {
         let (mut storing, mut loads, mut keys) = (0, 0, 0);
         for (disk, state) in (0u32..).zip(&self.slots) {
             assert_eq!(matches!(state, State::Free), free.contains(&disk), "disk slot {disk} is free and in use");
-            let candidate = matches!(state, State::Held { loading: false, .. });
-            assert_eq!(self.policy.is_candidate(disk), candidate, "disk slot {disk} may leave exactly if it is held and not being read");
+            let candidate = matches!(state, State::Held { loading: false, kept: false, .. });
+            assert_eq!(self.policy.is_candidate(disk), candidate, "disk slot {disk} may leave exactly if it is held and not pinned");
             match state {
                 State::Free => {}
                 State::Abandoned => storing += 1,
@@ -298,7 +314,7 @@ impl DiskSlots {
             }
         }
         self.shares.check_integrity((0..).zip(&self.slots).filter_map(|(disk, state)| match *state {
-            State::Held { block, used, loading } => Some((block.lineage.tenant, disk, used, !loading)),
+            State::Held { block, used, loading, kept } => Some((block.lineage.tenant, disk, used, !loading && !kept)),
             State::Storing { block, used, .. } => Some((block.lineage.tenant, disk, used, false)),
             State::Free | State::Abandoned => None,
         }));

@@ -138,12 +138,15 @@ impl Directory {
 
     /// Nobody finds the slot's block in DRAM from now on.
     pub(super) fn leave_dram(&mut self, slot: u32) {
-        let Published { key, lineage, used, .. } = *self.slots[slot as usize].published().1;
+        let Published { key, lineage, used, rank, .. } = *self.slots[slot as usize].published().1;
         self.shares.set_idle(lineage.tenant, slot, used, false);
         self.shares.lose(lineage.tenant);
         self.by_key.remove(&key);
         if let Some(disk) = &mut self.disk {
             disk.abandon(&key);
+            if matches!(rank, Rank::Clean(_)) {
+                disk.keep(&key, false);
+            }
         }
         if self.on_disk(&key).is_some() {
             self.events.moved(key, Tier::Nvme);

@@ -430,3 +430,32 @@ fn what_is_read_while_it_is_copied_to_disk_stays_in_memory() {
     reserve(&mut directory, 20..21);
     assert_eq!(directory.take_events().events, [PoolEvent::Moved { key: key(6), tier: Tier::Nvme }]);
 }
+
+#[test]
+fn a_disk_smaller_than_what_should_be_clean_is_not_written_to_without_end() {
+    for policy in [crate::core::eviction::Policy::Lru, crate::core::eviction::Policy::HitDensity] {
+        for disk in [1, 3, 8] {
+            let mut directory = Directory::new(64, LIMITS, policy.build(64)).with_disk(disk, policy.build(disk));
+            store(&mut directory, 0..64);
+            let mut written = 0;
+            while let asked = stores(&mut directory)
+                && !asked.is_empty()
+                && written < 1000
+            {
+                for (disk, _) in asked {
+                    written += 1;
+                    directory.stored(disk, Ok(()), NOW);
+                    directory.check_integrity();
+                }
+            }
+            assert!(written <= 64, "{policy}: {written} writes to {disk} disk slots, and no client asked for anything");
+            // New blocks take what is clean, and what only the disk has leaves it for them.
+            store(&mut directory, 100..101);
+            let again = stores(&mut directory);
+            assert_eq!(again.len(), 1);
+            directory.stored(again[0].0, Ok(()), NOW);
+            directory.check_integrity();
+            assert_eq!(stores(&mut directory), []);
+        }
+    }
+}

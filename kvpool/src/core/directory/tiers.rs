@@ -1,7 +1,7 @@
 //! Moving blocks between DRAM and disk. Clients write and read blocks in DRAM; the disk keeps those that would have to leave.
 //!
 //! - **Demotion** runs in the background, before DRAM is full. A slot is *clean* if the disk has a copy, so that it can be reused at
-//!   once. When fewer than [`Watermarks::low`] slots are free or clean, blocks that the policy gives up are copied until there are
+//!   once; that copy stays as long as it does so. When fewer than [`Watermarks::low`] slots are free or clean, blocks that the policy gives up are copied until there are
 //!   [`Watermarks::high`]. They stay readable; the policy ranks those that are read meanwhile again.
 //! - **Promotion** happens on reading: the node reserves a slot for itself, fills it, and publishes it to all waiting readers.
 //! - **The disk may fail** at any time. From its first failure on, the node goes on without it.
@@ -52,8 +52,10 @@ struct Watermarks {
 }
 
 impl Watermarks {
-    fn of(slots: usize) -> Self {
-        Self { low: (slots / 8).max(1), high: (slots / 4).max(1) }
+    /// No more than the disk has copies for.
+    fn of(slots: usize, disk: usize) -> Self {
+        let high = (slots / 4).max(1).min(disk);
+        Self { low: (slots / 8).max(1).min(high), high }
     }
 }
 
@@ -217,7 +219,7 @@ impl Directory {
     /// If DRAM has too little room, starts copying blocks that should leave it to disk.
     pub(super) fn demote(&mut self) {
         let Some(tier) = &self.disk else { return };
-        let Watermarks { low, high } = Watermarks::of(self.slots.len());
+        let Watermarks { low, high } = Watermarks::of(self.slots.len(), tier.slots());
         let storing = tier.storing();
         if self.ready() + storing >= if storing == 0 { low } else { high } {
             return;
@@ -246,18 +248,12 @@ impl Directory {
                 return;
             };
             if let Some(evicted) = evicted {
-                self.leave_disk(&evicted);
+                // It was on disk only, or DRAM has it and will not lose it.
+                if self.published(&evicted).is_none() {
+                    self.events.evicted(evicted);
+                }
             }
             self.actions.push_back(Action::Store { disk, from, block });
-        }
-    }
-
-    /// The disk does not have the block any more.
-    fn leave_disk(&mut self, key: &BlockKey) {
-        let Some(at) = self.published(key) else { return self.events.evicted(*key) };
-        let Published { used, rank, .. } = *self.slots[at.slot as usize].published().1;
-        if matches!(rank, Rank::Clean(_)) {
-            self.rerank(at.slot, key, used);
         }
     }
 
@@ -270,7 +266,9 @@ impl Directory {
     fn set_clean(&mut self, slot: u32) {
         self.cleaned += 1;
         self.clean.insert(self.cleaned, slot);
-        self.slots[slot as usize].published().1.rank = Rank::Clean(self.cleaned);
+        let published = self.slots[slot as usize].published().1;
+        published.rank = Rank::Clean(self.cleaned);
+        tier_of(&mut self.disk).keep(&published.key, true);
     }
 
     /// The policy, which had given the block up, ranks it again.
@@ -278,6 +276,7 @@ impl Directory {
         let published = self.slots[slot as usize].published().1;
         if let Rank::Clean(number) = std::mem::replace(&mut published.rank, Rank::Policy) {
             self.clean.remove(&number);
+            self.disk.iter_mut().for_each(|disk| disk.keep(key, false));
         }
         self.policy.insert(slot, key, used);
     }
