@@ -11,7 +11,8 @@
 //!
 //! **The rules.** Each core's books balance (`check_integrity`). Every request ends within its deadline, by its coordinator's clock, and
 //! fails only for a reason that is true. No token is lost, doubled or wrong, and no reader takes a block with wrong bytes. What is
-//! acknowledged is published. Nobody sends to an epoch that is gone, and none is given out twice. Nothing is held for a client that is gone,
+//! acknowledged is published. Nobody sends to an epoch that is gone, and none is given out twice; a link ends
+//! on which something is said under an earlier one. Nothing is held for a client that is gone,
 //! and no worker works for nobody. [`RECOVERED`]: all earlier requests have ended, and everybody is a member everywhere. Probes are answered
 //! in full. [`END`]: nobody does or holds anything.
 
@@ -30,7 +31,7 @@ use plan::Plan;
 use std::{
     any::Any,
     cell::RefCell,
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     panic::{self, AssertUnwindSafe},
     sync::Once,
     time::Duration,
@@ -43,7 +44,7 @@ pub const RECOVERED: Duration = Duration::from_secs(40);
 /// and when all must be over.
 pub const END: Duration = Duration::from_secs(50);
 /// Events between two looks at all books.
-const LOOK_EVERY: u64 = 64;
+const LOOK_EVERY: u64 = 128;
 
 /// What a seed showed.
 #[derive(Clone, Debug, Default)]
@@ -72,6 +73,7 @@ pub fn run(seed: u64, planted: Option<Mutation>, traced: bool) -> Report {
         violations: Vec::new(),
         published: HashSet::new(),
         epochs: HashSet::new(),
+        granted: HashMap::new(),
         trace: traced.then(|| vec![plan.describe()]),
     };
     let extras = Extras {
@@ -80,6 +82,7 @@ pub fn run(seed: u64, planted: Option<Mutation>, traced: bool) -> Report {
         manners: plan.manners.clone(),
         faulty: Some(faulty),
         limits: plan.limits,
+        waiting_max: plan.waiting_max,
     };
     let mut world = World::with(&plan.settings, plan.asks.clone(), seed, extras).expect("plans are valid");
     world.set_plan(plan.troubles.clone(), &plan.clocks);

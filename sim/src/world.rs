@@ -212,6 +212,7 @@ struct Blueprint {
     eviction: eviction::Policy,
     pool: PoolShape,
     limits: Limits,
+    waiting_max: usize,
     disk_slots: u32,
     workers: Vec<WorkerPlan>,
     timeout: Duration,
@@ -237,6 +238,8 @@ pub(crate) struct Extras {
     pub(crate) faulty: Option<Faulty>,
     /// Of pool nodes.
     pub(crate) limits: Limits,
+    /// Sequences that wait at a decode worker.
+    pub(crate) waiting_max: usize,
 }
 
 /// As production's.
@@ -257,7 +260,7 @@ impl World {
     /// A cluster that is up, and clients that will send `asks`.
     pub fn new(settings: &Settings, asks: Vec<Ask>, seed: u64) -> Result<Self, InvalidSetting> {
         let manners = vec![Manners::default(); asks.len()];
-        let extras = Extras { coordinators: 1, disk_slots: 0, manners, faulty: None, limits: POOL_LIMITS };
+        let extras = Extras { coordinators: 1, disk_slots: 0, manners, faulty: None, limits: POOL_LIMITS, waiting_max: WAITING_MAX };
         let mut world = Self::with(settings, asks, seed, extras)?;
         // Everybody registers before anything else happens.
         while world.io.queue.next_at().is_some_and(|at| at < START / 2) {
@@ -270,8 +273,8 @@ impl World {
     }
 
     pub(crate) fn with(settings: &Settings, asks: Vec<Ask>, seed: u64, extras: Extras) -> Result<Self, InvalidSetting> {
-        let Extras { coordinators, disk_slots, manners, faulty, limits } = extras;
-        let blueprint = Blueprint::new(settings, seed, disk_slots, limits)?;
+        let Extras { coordinators, disk_slots, manners, faulty, limits, waiting_max } = extras;
+        let blueprint = Blueprint::new(settings, seed, disk_slots, (limits, waiting_max))?;
         let mut io = Io::new(&settings.network);
         io.faulty = faulty;
         let mut answers: Vec<Answer> = asks.iter().map(Answer::of).collect();
@@ -494,9 +497,13 @@ impl World {
         match (process, packet) {
             (_, Packet::End) => self.ended(conn, to),
             (Process::Coordinator(index), Packet::ToCoordinator(message)) => {
+                let is_stale = self.io.is_stale(conn, &message);
                 watch.begins(Call::WorkerEvent);
                 self.coordinators[index.0].receive(&mut self.io, conn, *message);
                 watch.ended(Call::WorkerEvent);
+                if is_stale && self.io.network.end(conn, to).open {
+                    self.io.violated(|| format!("{process} takes what is said under an epoch that is gone"));
+                }
                 self.perform(index);
             }
             (Process::Worker(worker), Packet::ToWorker(message)) => self.workers[worker.0].heard(&mut self.io, conn, message),
@@ -670,7 +677,9 @@ impl World {
         let mut busy: Vec<String> = self.workers.iter().filter_map(|worker| worker.busy()).collect();
         for (number, pool) in self.pools.iter().enumerate() {
             let usage = pool.directory.usage();
-            if (usage.reserved, usage.leased, usage.quarantined) != (0, 0, 0) {
+            // A block with wrong bytes is kept from others for as long as somebody may read it.
+            let quarantined = if self.io.faulty.is_some() { 0 } else { usage.quarantined };
+            if (usage.reserved, usage.leased, quarantined) != (0, 0, 0) {
                 busy.push(format!("pool-{number}: {usage:?}"));
             }
         }
@@ -702,7 +711,7 @@ impl World {
 }
 
 impl Blueprint {
-    fn new(settings: &Settings, seed: u64, disk_slots: u32, limits: Limits) -> Result<Self, InvalidSetting> {
+    fn new(settings: &Settings, seed: u64, disk_slots: u32, (limits, waiting_max): (Limits, usize)) -> Result<Self, InvalidSetting> {
         let (shape, cluster, policy) = (settings.shape()?, &settings.cluster, &settings.policy);
         let eviction = cluster
             .eviction
@@ -731,6 +740,7 @@ impl Blueprint {
                 put_deadline: limits.put_deadline,
             },
             limits,
+            waiting_max,
             disk_slots,
             workers: workers(settings, shape, seed)?,
             timeout: Duration::from_secs_f64(policy.request_timeout_s),
@@ -780,7 +790,7 @@ impl Blueprint {
         if decodes {
             let limits = tidemill_decode::limits::Limits {
                 sequences_max: cluster.sequences_max,
-                waiting_max: WAITING_MAX,
+                waiting_max: self.waiting_max,
                 step_tokens: cluster.decode_step_tokens,
                 context_tokens: shape.context_tokens as usize,
                 vocab: vocab as usize,

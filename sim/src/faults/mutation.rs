@@ -24,8 +24,8 @@ macro_rules! mutations {
 mutations! {
     /// A reader uses blocks whose checksum is wrong.
     SkipChecksum = "skip-checksum",
-    /// A writer whose slot is another's by now publishes it all the same.
-    SkipGeneration = "skip-generation",
+    /// A block is found before it is written.
+    PublishEarly = "publish-early",
     /// A put is acknowledged before its blocks are published.
     AckBeforePublish = "ack-before-publish",
     /// A sequence that a worker sends back is not queued again.

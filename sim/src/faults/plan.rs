@@ -16,6 +16,8 @@ pub(crate) struct Plan {
     pub(crate) coordinators: usize,
     pub(crate) disk_slots: u32,
     pub(crate) limits: Limits,
+    /// Sequences that wait at a decode worker.
+    pub(crate) waiting_max: usize,
     pub(crate) asks: Vec<Ask>,
     pub(crate) manners: Vec<Manners>,
     /// Requests that come after all is repaired.
@@ -54,9 +56,10 @@ pub(crate) enum Change {
     },
     Cut(Cut),
     Heal(Cut),
-    /// One of the process' connections.
+    /// One of the process' connections, or all to coordinators.
     Break {
         process: Process,
+        control: bool,
     },
     Clock {
         process: Process,
@@ -123,6 +126,7 @@ impl Plan {
             coordinators,
             disk_slots: pick(random, &[0, 0, 32, 128]),
             limits: Limits { put_deadline: limit, lease: limit },
+            waiting_max: pick(random, &[2, 4, 1024]),
             asks,
             manners,
             probes,
@@ -187,6 +191,9 @@ fn cluster(random: &mut Random, prefill: u32, decode: u32) -> ClusterShape {
 fn clients(random: &mut Random, cluster: &ClusterShape, coordinators: usize, moments: &[Duration]) -> (Vec<Ask>, Vec<Manners>, BTreeSet<usize>) {
     // A decode worker holds the longest, with room to spare.
     let tokens_max = cluster.device_blocks.map_or(0, |blocks| (blocks - 4) * 16);
+    // So that what is under way when all is repaired does not take longer than the rest: an answer of 400 tokens, or of 60.
+    let step_ms = cluster.measured_decode.map_or(0.0, |measured| measured.step_ms);
+    let longest = if step_ms < 3.0 { 400 } else if step_ms < 10.0 { 200 } else { 60 };
     let (mut asks, mut manners) = (Vec::new(), Vec::new());
     let requests = random.between(10, 40);
     for _ in 0..requests {
@@ -195,7 +202,7 @@ fn clients(random: &mut Random, cluster: &ClusterShape, coordinators: usize, mom
         let anytime = (QUIET - WARM).mul_f64(random.unit());
         let at = if random.unit() < 0.7 { pick(random, moments).saturating_sub(before) } else { anytime };
         let leaves = (random.unit() < 0.2).then(|| Duration::from_secs_f64(random.exponential(1.0)));
-        asks.push(ask(random, at, tokens_max, leaves.is_some()));
+        asks.push(ask(random, at, (tokens_max, longest), leaves.is_some()));
         manners.push(Manners {
             coordinator: random.between(0, coordinators as u32 - 1) as usize,
             choices: pick(random, &[1, 1, 1, 2]),
@@ -209,7 +216,7 @@ fn clients(random: &mut Random, cluster: &ClusterShape, coordinators: usize, mom
     for number in 0..4 * coordinators {
         let at = RECOVERED - WARM + Duration::from_secs_f64(0.1 + 2.0 * random.unit());
         let leaves = (number % 4 == 3).then(|| Duration::from_secs_f64(0.5 + random.unit()));
-        let mut probe = ask(random, at, tokens_max, leaves.is_some());
+        let mut probe = ask(random, at, (tokens_max, longest), leaves.is_some());
         if leaves.is_none() {
             probe.output_tokens = probe.output_tokens.min(20);
         }
@@ -220,9 +227,9 @@ fn clients(random: &mut Random, cluster: &ClusterShape, coordinators: usize, mom
 }
 
 /// Prompts begin alike, so that blocks are shared. `endless`: as long as it can be.
-fn ask(random: &mut Random, at: Duration, tokens_max: u32, endless: bool) -> Ask {
+fn ask(random: &mut Random, at: Duration, (tokens_max, longest): (u32, u32), endless: bool) -> Ask {
     let input_tokens = if random.unit() < 0.2 { random.between(1, 20) } else { random.between(17, tokens_max / 2) };
-    let (room, most) = (tokens_max - input_tokens, pick(random, &[60, 400]));
+    let (room, most) = (tokens_max - input_tokens, pick(random, &[60, longest]));
     let output_tokens = if endless { room } else { random.between(1, most.min(room)) };
     let topic = u64::from(random.between(0, 5));
     let ids = (0..input_tokens.div_ceil(crate::workload::ID_TOKENS)).map(|place| topic * 100 + u64::from(place)).collect();
@@ -269,6 +276,9 @@ fn trouble(random: &mut Random, processes: &[Process], pools: usize, at: Duratio
         }
         44..60 => {
             let other = pick(random, processes);
+            if other == process {
+                return;
+            }
             let one_way = random.unit() < 0.5;
             let cuts = [Cut { from: process, to: other }, Cut { from: other, to: process }];
             for cut in cuts.into_iter().take(if one_way { 1 } else { 2 }) {
@@ -280,7 +290,7 @@ fn trouble(random: &mut Random, processes: &[Process], pools: usize, at: Duratio
             push(at, Change::Drain { process });
             push(until.max(at + Duration::from_secs(1)), Change::Restart { process });
         }
-        66..74 => push(at, Change::Break { process }),
+        66..74 => push(at, Change::Break { process, control: false }),
         74..80 => {
             let jump = Duration::from_secs_f64(random.exponential(0.3).min(60.0));
             push(at, Change::Clock { process, ppm: ppm(random), jump });
@@ -293,8 +303,8 @@ fn trouble(random: &mut Random, processes: &[Process], pools: usize, at: Duratio
             push(until, Change::Disk { pool, health: Health::Good });
         }
         _ => {
-            push(at, Change::Break { process });
-            push(at + Duration::from_millis(700), Change::Confuse { process });
+            push(at, Change::Break { process, control: true });
+            push(at + Duration::from_millis(800), Change::Confuse { process });
         }
     }
 }

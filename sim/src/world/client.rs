@@ -253,10 +253,7 @@ impl PoolClient {
         for (written, bytes) in &blocks {
             io.arena(arena).write(written.at.slot, *bytes);
         }
-        let mut blocks: Vec<Written> = blocks.into_iter().map(|(written, _)| written).collect();
-        if io.has(Mutation::SkipGeneration) {
-            blocks.iter_mut().for_each(|written| written.at.generation = io.arena(arena).generation(written.at.slot));
-        }
+        let blocks = blocks.into_iter().map(|(written, _)| written).collect();
         io.call_pool(conn, ToPool::PutEnd { call, blocks });
     }
 

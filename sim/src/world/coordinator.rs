@@ -71,10 +71,11 @@ impl Coordinator {
         match (message, self.epochs.get(&conn).copied()) {
             (ToCoordinator::Register(register), None) => match self.cluster.register(io.here, register) {
                 Ok(epoch) => {
-                    if let Some(faulty) = &mut io.faulty
-                        && !faulty.epochs.insert(epoch)
-                    {
-                        io.violated(|| format!("epoch {epoch} is given out twice"));
+                    if let Some(faulty) = &mut io.faulty {
+                        faulty.granted.insert(conn, epoch);
+                        if !faulty.epochs.insert(epoch) {
+                            faulty.violations.push(format!("epoch {epoch} is given out twice"));
+                        }
                     }
                     self.links.insert(epoch, conn);
                     self.epochs.insert(conn, epoch);

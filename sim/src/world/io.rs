@@ -14,7 +14,7 @@ use crate::{
     settings::NetworkSettings,
 };
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     net::SocketAddr,
     time::Duration,
 };
@@ -76,8 +76,10 @@ pub(crate) struct Faulty {
     pub(crate) violations: Vec<String>,
     /// Slots that were published, for what is acknowledged must have been.
     pub(crate) published: HashSet<(usize, SlotRef)>,
-    /// Every epoch that any coordinator has given.
+    /// Every epoch that any coordinator has given,
     pub(crate) epochs: HashSet<Epoch>,
+    /// and on which connection.
+    pub(crate) granted: HashMap<ConnId, Epoch>,
     /// What happened, for people. `None`: nobody reads it.
     pub(crate) trace: Option<Vec<String>>,
 }
@@ -375,6 +377,12 @@ impl Io {
     /// Whether this bug is planted.
     pub(crate) fn has(&self, mutation: Mutation) -> bool {
         self.faulty.as_ref().is_some_and(|faulty| faulty.planted == Some(mutation))
+    }
+
+    /// Whether a worker says this under another epoch than the one that it was given on this connection.
+    pub(crate) fn is_stale(&self, conn: ConnId, message: &ToCoordinator) -> bool {
+        let (Some(faulty), ToCoordinator::Event { epoch, .. }) = (&self.faulty, message) else { return false };
+        faulty.granted.get(&conn) != Some(epoch)
     }
 
     /// A rule is broken.

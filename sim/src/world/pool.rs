@@ -87,6 +87,10 @@ impl PoolNode {
                 for answer in &answers {
                     if let Reservation::Write(at) = answer {
                         io.arena(self.arena).set_generation(at.slot, at.generation);
+                        if io.has(Mutation::PublishEarly) {
+                            let checksum = checksum(io.arena(self.arena).read(at.slot));
+                            self.directory.put_end(client, &[Written { at: *at, checksum }], now);
+                        }
                     }
                 }
                 io.answer(conn, FromPool::PutStarted { call, deadline_ms: self.put_deadline.as_millis() as u64, answers });

@@ -1,6 +1,6 @@
 //! What may happen to processes besides what they do: each is one small change of the world.
 
-use super::{CoordinatorIndex, Event, Process, State, Timer, World, disk::Health};
+use super::{CoordinatorIndex, Event, Process, State, Timer, World, disk::Health, network::SERVER};
 use crate::{
     faults::{
         mutation::Mutation,
@@ -29,7 +29,7 @@ impl World {
                 self.io.network.cuts.remove(&(from, to));
                 self.io.review();
             }
-            Change::Break { process } => self.break_link(process),
+            Change::Break { process, control } => self.break_links(process, control),
             Change::Clock { process, ppm, jump } => {
                 let now = self.io.now;
                 self.io.life_mut(process).clock.change(now, ppm, jump);
@@ -78,10 +78,15 @@ impl World {
             self.pools[pool.0].disk.iter_mut().for_each(|disk| disk.tear(&mut random));
         }
         if let Process::Coordinator(index) = process {
-            let waiting = deferred.into_iter().filter_map(|event| if let Event::Arrive(number) = event { Some(number) } else { None });
-            for number in self.readers_at(index).into_iter().chain(waiting.collect::<Vec<_>>()) {
-                self.broken(number);
+            let mut broken = self.readers_at(index);
+            for event in deferred {
+                match event {
+                    Event::Arrive(number) => broken.push(number),
+                    Event::Leave(_) => self.io.after(Duration::ZERO, event),
+                    _ => {}
+                }
             }
+            broken.into_iter().for_each(|number| self.broken(number));
         }
     }
 
@@ -153,15 +158,18 @@ impl World {
         self.io.timer(process, super::EXIT, Timer::Exit);
     }
 
-    /// One of a process' connections breaks, and both ends notice.
-    fn break_link(&mut self, process: Process) {
-        let ends = self.io.network.open_ends(process);
-        if ends.is_empty() {
-            return;
+    /// One of a process' connections breaks, or all to coordinators, and both ends notice.
+    fn break_links(&mut self, process: Process, control: bool) {
+        let mut ends = self.io.network.open_ends(process);
+        if control {
+            ends.retain(|&(conn, _)| matches!(self.io.network.end(conn, SERVER).process, Process::Coordinator(_)));
+        } else if !ends.is_empty() {
+            ends = vec![ends[self.random().between(0, ends.len() as u32 - 1) as usize]];
         }
-        let (conn, end) = ends[self.random().between(0, ends.len() as u32 - 1) as usize];
-        for at in [end, 1 - end] {
-            self.io.after(Duration::ZERO, Event::Ended { conn, at });
+        for (conn, end) in ends {
+            for at in [end, 1 - end] {
+                self.io.after(Duration::ZERO, Event::Ended { conn, at });
+            }
         }
     }
 
