@@ -33,3 +33,10 @@ fn the_same_seed_is_the_same_world() {
         assert_eq!((a.digest, a.events, a.complete, a.violation), (b.digest, b.events, b.complete, b.violation));
     }
 }
+
+#[test]
+fn planted_bugs_are_found() {
+    for &mutation in Mutation::ALL {
+        assert!(find(mutation, 0..1000).is_some(), "{mutation} is not found within 1,000 seeds");
+    }
+}

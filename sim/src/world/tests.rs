@@ -1,7 +1,7 @@
 //! Small clusters: the same seed gives the same events, every request ends once, nothing leaks, and waits are as queueing theory has them.
 
 use super::*;
-use crate::hardware::Work;
+use crate::{hardware::Work, workload};
 use crate::settings::{Arrivals, Class, NetworkSettings, OnMiss, PolicySettings, Stream, WorkloadSettings};
 
 fn settings(prefill: u32, decode: u32, rate: f64, requests: usize) -> Settings {
