@@ -84,22 +84,55 @@ pub(crate) enum Event {
     /// or reads what came.
     Read(usize),
     /// A message comes to an end of a connection.
-    Packet { conn: ConnId, to: usize, number: u64, packet: Packet },
+    Packet {
+        conn: ConnId,
+        to: usize,
+        number: u64,
+        packet: Packet,
+    },
     /// Streams of a put begin to come.
-    Header { conn: ConnId, put: Transfer },
+    Header {
+        conn: ConnId,
+        put: Transfer,
+    },
     /// Blocks of a get have come on streams.
-    Blocks { conn: ConnId, call: CallId, blocks: Vec<Received>, started: Duration },
-    Handshake { conn: ConnId, until: Duration },
-    Connected { conn: ConnId, established: bool },
+    Blocks {
+        conn: ConnId,
+        call: CallId,
+        blocks: Vec<Received>,
+        started: Duration,
+    },
+    Handshake {
+        conn: ConnId,
+        until: Duration,
+    },
+    Connected {
+        conn: ConnId,
+        established: bool,
+    },
     /// An end learns that the other one is gone.
-    Ended { conn: ConnId, at: usize },
+    Ended {
+        conn: ConnId,
+        at: usize,
+    },
     /// An end has heard nothing for so long that the connection is over, if that has not changed.
-    Silence { conn: ConnId, at: usize, since: Duration },
+    Silence {
+        conn: ConnId,
+        at: usize,
+        since: Duration,
+    },
     /// What could not come can come.
-    Resumed { conn: ConnId, to: usize },
+    Resumed {
+        conn: ConnId,
+        to: usize,
+    },
     TransferDue(Deadline),
     Transferred(Transfer),
-    Timer { process: Process, incarnation: u32, timer: Timer },
+    Timer {
+        process: Process,
+        incarnation: u32,
+        timer: Timer,
+    },
     Sample,
     /// Something of the plan goes wrong, or is repaired.
     Trouble(usize),
@@ -126,8 +159,22 @@ pub(crate) enum Timer {
 #[derive(Debug)]
 pub(crate) enum Transfer {
     /// With the bytes that were in the slots when the copy began.
-    Get { conn: ConnId, arena: usize, call: CallId, lease: LeaseId, blocks: Vec<(Found, Bytes)>, via: Via, started: Duration },
-    Put { conn: ConnId, arena: usize, call: CallId, blocks: Vec<(Written, Bytes)>, via: Via },
+    Get {
+        conn: ConnId,
+        arena: usize,
+        call: CallId,
+        lease: LeaseId,
+        blocks: Vec<(Found, Bytes)>,
+        via: Via,
+        started: Duration,
+    },
+    Put {
+        conn: ConnId,
+        arena: usize,
+        call: CallId,
+        blocks: Vec<(Written, Bytes)>,
+        via: Via,
+    },
 }
 
 impl Transfer {
@@ -919,7 +966,13 @@ impl Event {
             Event::Blocks { conn, .. } | Event::Connected { conn, .. } => at(*conn, CLIENT),
             Event::Transferred(transfer) => at(transfer.connection(), transfer.end()),
             Event::Timer { process, incarnation, .. } => Some((*process, *incarnation)),
-            Event::Arrive(_) | Event::Leave(_) | Event::Read(_) | Event::Handshake { .. } | Event::TransferDue(_) | Event::Sample | Event::Trouble(_) => None,
+            Event::Arrive(_)
+            | Event::Leave(_)
+            | Event::Read(_)
+            | Event::Handshake { .. }
+            | Event::TransferDue(_)
+            | Event::Sample
+            | Event::Trouble(_) => None,
         }
     }
 

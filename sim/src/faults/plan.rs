@@ -188,12 +188,23 @@ fn cluster(random: &mut Random, prefill: u32, decode: u32) -> ClusterShape {
     }
 }
 
-fn clients(random: &mut Random, cluster: &ClusterShape, coordinators: usize, moments: &[Duration]) -> (Vec<Ask>, Vec<Manners>, BTreeSet<usize>) {
+fn clients(
+    random: &mut Random,
+    cluster: &ClusterShape,
+    coordinators: usize,
+    moments: &[Duration],
+) -> (Vec<Ask>, Vec<Manners>, BTreeSet<usize>) {
     // A decode worker holds the longest, with room to spare.
     let tokens_max = cluster.device_blocks.map_or(0, |blocks| (blocks - 4) * 16);
     // So that what is under way when all is repaired does not take longer than the rest: an answer of 400 tokens, or of 60.
     let step_ms = cluster.measured_decode.map_or(0.0, |measured| measured.step_ms);
-    let longest = if step_ms < 3.0 { 400 } else if step_ms < 10.0 { 200 } else { 60 };
+    let longest = if step_ms < 3.0 {
+        400
+    } else if step_ms < 10.0 {
+        200
+    } else {
+        60
+    };
     let (mut asks, mut manners) = (Vec::new(), Vec::new());
     let requests = random.between(10, 40);
     for _ in 0..requests {

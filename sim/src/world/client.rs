@@ -27,7 +27,10 @@ use tidemill_kvpool::{
 use tidemill_proto::{
     block::{BlockKey, LayoutFingerprint},
     message::{self, Misses, Moved, PoolNode},
-    pool::{BlockFormat, CallId, Direction, Found, FromPool, LeaseId, Lineage, Reservation, Room, SlotRef, Tier, ToPool, Transport, Via, Written},
+    pool::{
+        BlockFormat, CallId, Direction, Found, FromPool, LeaseId, Lineage, Reservation, Room, SlotRef, Tier, ToPool, Transport, Via,
+        Written,
+    },
 };
 
 pub(crate) struct PoolClient {
@@ -203,7 +206,9 @@ impl PoolClient {
                 self.misses.absent += indexes.len() as u64;
                 self.arrive(call, indexes.into_iter().map(|index| (index, None)).collect())
             }
-            FromPool::PutStarted { call, deadline_ms, answers } => self.put_started(io, conn, call, Duration::from_millis(deadline_ms), &answers),
+            FromPool::PutStarted { call, deadline_ms, answers } => {
+                self.put_started(io, conn, call, Duration::from_millis(deadline_ms), &answers)
+            }
             FromPool::PutEnded { call, refused, .. } => {
                 if let Some(Call { what: What::Put(put), .. }) = self.calls.get_mut(&call) {
                     put.refused += refused as usize;
@@ -344,7 +349,14 @@ impl PoolClient {
         }
     }
 
-    fn start_put(&mut self, io: &mut Io, job: Option<JobId>, node: PoolNode, lineage: Lineage, blocks: Vec<(BlockKey, Bytes)>) -> Vec<Input> {
+    fn start_put(
+        &mut self,
+        io: &mut Io,
+        job: Option<JobId>,
+        node: PoolNode,
+        lineage: Lineage,
+        blocks: Vec<(BlockKey, Bytes)>,
+    ) -> Vec<Input> {
         let keys = blocks.iter().map(|(key, _)| *key).collect();
         let put = Put { job, blocks, refused: 0, reserved: Vec::new() };
         self.begin(io, node, 2 * ANSWER_MAX, What::Put(put), |call| ToPool::PutStart { call, lineage, room: Room::Made, keys }).1
@@ -378,7 +390,8 @@ impl PoolClient {
         let Some(Offer { node, lineage, block }) = self.offers.pop_front() else { return Vec::new() };
         let mut blocks = vec![block];
         while blocks.len() < OFFER_BLOCKS
-            && let Some(next) = self.offers.pop_front_if(|next| (next.node, next.lineage.parent) == (node, blocks.last().map(|(key, _)| *key)))
+            && let Some(next) =
+                self.offers.pop_front_if(|next| (next.node, next.lineage.parent) == (node, blocks.last().map(|(key, _)| *key)))
         {
             blocks.push(next.block);
         }
@@ -387,7 +400,14 @@ impl PoolClient {
     }
 
     /// A new call, sent now or when the node is reached. What the engine hears if that is hopeless.
-    fn begin(&mut self, io: &mut Io, node: PoolNode, patience: Duration, what: What, message: impl FnOnce(CallId) -> ToPool) -> (CallId, Vec<Input>) {
+    fn begin(
+        &mut self,
+        io: &mut Io,
+        node: PoolNode,
+        patience: Duration,
+        what: What,
+        message: impl FnOnce(CallId) -> ToPool,
+    ) -> (CallId, Vec<Input>) {
         let (pool, call) = (io::pool_at(node.addr), CallId(self.calls_begun));
         self.calls_begun += 1;
         let started = Call { pool, started: io.here, unsent: None, what };

@@ -167,7 +167,11 @@ fn planted(io: &Io, message: ToWorker) -> Option<ToWorker> {
         ToWorker::CancelSequence { .. } if io.has(Mutation::ForgetCancel) => None,
         ToWorker::StopWaiting { .. } if io.has(Mutation::ForgetStopWaiting) => None,
         ToWorker::Decode(job) if io.has(Mutation::ResumeEarly) && job.tokens.len() > job.prompt_tokens as usize => {
-            Some(ToWorker::Decode(DecodeJob { tokens: job.tokens.prefix(job.tokens.len() - 1), prompt_tokens: job.prompt_tokens - 1, ..job }))
+            Some(ToWorker::Decode(DecodeJob {
+                tokens: job.tokens.prefix(job.tokens.len() - 1),
+                prompt_tokens: job.prompt_tokens - 1,
+                ..job
+            }))
         }
         message => Some(message),
     }

@@ -210,7 +210,10 @@ impl Io {
         let after = arena.read(found.at.slot);
         // A little of each.
         let bytes = if before == after { after } else { after.map(|block| block.map(|word| mix(word ^ before.map_or(0, |b| b[0])))) };
-        let copied = Copied { checksum: if self.faulty.is_some() { checksum(bytes) } else { found.checksum }, generation_after: arena.generation(found.at.slot) };
+        let copied = Copied {
+            checksum: if self.faulty.is_some() { checksum(bytes) } else { found.checksum },
+            generation_after: arena.generation(found.at.slot),
+        };
         Received { found, copied, bytes }
     }
 
@@ -329,7 +332,9 @@ impl Io {
         let delay = self.delay(ends[CLIENT].process, ends[SERVER].process);
         match &mut self.faulty {
             // Mostly soon; now and then a datagram is lost, and sent again.
-            Some(faulty) => delay.mul_f64(1.0 + faulty.random.exponential(1.0)) + if faulty.random.unit() < LOST { LOSS } else { Duration::ZERO },
+            Some(faulty) => {
+                delay.mul_f64(1.0 + faulty.random.exponential(1.0)) + if faulty.random.unit() < LOST { LOSS } else { Duration::ZERO }
+            }
             None => delay,
         }
     }

@@ -47,7 +47,15 @@ pub(crate) struct PoolShape {
 }
 
 impl PoolNode {
-    pub(crate) fn new(io: &mut Io, index: PoolIndex, directory: Directory, shape: PoolShape, uplink: Uplink, coordinators: usize, disk: Option<Disk>) -> Self {
+    pub(crate) fn new(
+        io: &mut Io,
+        index: PoolIndex,
+        directory: Directory,
+        shape: PoolShape,
+        uplink: Uplink,
+        coordinators: usize,
+        disk: Option<Disk>,
+    ) -> Self {
         let PoolShape { slots, block_bytes, put_deadline } = shape;
         let arena = io.add_arena(slots);
         let announcer = Announcer::new(coordinators);
@@ -321,4 +329,3 @@ fn client_of(conn: ConnId) -> ClientId {
 fn conn_of(client: ClientId) -> ConnId {
     ConnId(client.0 as usize - 1)
 }
-

@@ -1,8 +1,8 @@
 //! Small clusters: the same seed gives the same events, every request ends once, nothing leaks, and waits are as queueing theory has them.
 
 use super::*;
-use crate::{hardware::Work, workload};
 use crate::settings::{Arrivals, Class, NetworkSettings, OnMiss, PolicySettings, Stream, WorkloadSettings};
+use crate::{hardware::Work, workload};
 
 fn settings(prefill: u32, decode: u32, rate: f64, requests: usize) -> Settings {
     let stream = |rate, input, output| Stream { rate, input, output, prefix_tokens: 512, class: None };

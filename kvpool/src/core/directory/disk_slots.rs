@@ -54,10 +54,19 @@ pub(super) struct DiskSlots {
 #[derive(Clone, Copy, Debug)]
 enum State {
     Free,
-    Storing { block: DiskBlock, used: Use, from: SlotRef },
+    Storing {
+        block: DiskBlock,
+        used: Use,
+        from: SlotRef,
+    },
     Abandoned,
     /// `kept`: it makes its DRAM slot clean, which would not be if this left.
-    Held { block: DiskBlock, used: Use, loading: bool, kept: bool },
+    Held {
+        block: DiskBlock,
+        used: Use,
+        loading: bool,
+        kept: bool,
+    },
 }
 
 impl DiskSlots {
@@ -188,7 +197,9 @@ impl DiskSlots {
 
     /// Changes why a block cannot leave.
     fn pin(&mut self, disk: u32, change: impl FnOnce(&mut bool, &mut bool)) {
-        let State::Held { block, used, loading, kept } = &mut self.slots[disk as usize] else { unreachable!("only what is held is pinned") };
+        let State::Held { block, used, loading, kept } = &mut self.slots[disk as usize] else {
+            unreachable!("only what is held is pinned")
+        };
         let was_idle = !*loading && !*kept;
         change(loading, kept);
         let (is_idle, tenant, used) = (!*loading && !*kept, block.lineage.tenant, *used);
