@@ -3,6 +3,7 @@
 #   make up      build, and run a cluster on this machine until Ctrl-C   (make up ARGS="--model DIR --prefill 2")
 #   make build   every program, the bench too
 #   make test    every test: Rust, then the official OpenAI client and a browser against real clusters
+#   make sim-faults    a simulated cluster under faults, by seeds   (make sim-faults SEEDS=10000)
 #   make fuzz    kernels at random shapes: the same bits on every instruction set, in any cut   (make fuzz CASES=100000)
 #
 #   make test-aarch64    the CPU backend's tests for aarch64, in qemu
@@ -35,6 +36,17 @@ test: setup-build setup-test
 CASES ?= 5000
 fuzz:
 	PROPTEST_CASES=$(CASES) cargo test --release --locked -p tidemill-kernels --lib shapes
+
+# What `make test` does for a few hundred seeds, for as many as one has the time for: 10,000 take about five minutes of one core. A seed
+# that breaks a rule prints the command that replays it with a trace.
+SEEDS ?= 10000
+.PHONY: sim-faults sim-mutations
+sim-faults:
+	cargo run --release --locked -p tidemill-sim --example faults -- --seeds $(SEEDS)
+
+# Which seed finds each of the bugs that can be planted.
+sim-mutations:
+	cargo run --release --locked -p tidemill-sim --example faults -- --mutations
 
 # Format, lints and documentation, without warnings.
 check: setup-build check-cores check-aarch64

@@ -14,7 +14,7 @@
 //! acknowledged is published. Nobody sends to an epoch that is gone, and none is given out twice; a link ends
 //! on which something is said under an earlier one. Nothing is held for a client that is gone,
 //! and no worker works for nobody. [`RECOVERED`]: all earlier requests have ended, and everybody is a member everywhere. Probes are answered
-//! in full. [`END`]: nobody does or holds anything.
+//! in full. [`END`]: nobody does or holds anything. Nobody is busy without an end.
 
 pub mod mutation;
 pub mod plan;
@@ -45,6 +45,8 @@ pub const RECOVERED: Duration = Duration::from_secs(40);
 pub const END: Duration = Duration::from_secs(50);
 /// Events between two looks at all books.
 const LOOK_EVERY: u64 = 128;
+/// Ten times as many as busy seeds take.
+const EVENTS_MAX: u64 = 500_000;
 
 /// What a seed showed.
 #[derive(Clone, Debug, Default)]
@@ -123,6 +125,9 @@ fn watch(world: &mut World, plan: &Plan) -> Option<String> {
         world.step(&mut Unwatched);
         if world.events.is_multiple_of(LOOK_EVERY) {
             world.check_integrity();
+        }
+        if world.events == EVENTS_MAX {
+            world.io.violated(|| format!("{EVENTS_MAX} events: somebody goes round in a circle"));
         }
         if let Some(violation) = first_violation(world) {
             return Some(violation);

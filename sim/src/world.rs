@@ -445,8 +445,7 @@ impl World {
     /// Why somebody may not take part.
     fn refusal(&mut self) -> Option<String> {
         let pools = self.pools.iter().filter_map(|pool| pool.uplink.refused.clone());
-        let refused = pools.chain(self.workers.iter_mut().filter_map(|worker| worker.uplink().refused.clone())).next();
-        refused
+        pools.chain(self.workers.iter_mut().filter_map(|worker| worker.uplink().refused.clone())).next()
     }
 
     fn handle(&mut self, event: Event, watch: &mut dyn Watch) {
