@@ -5,7 +5,7 @@
 //! - `uplink`: workers' and pool nodes' links to coordinators
 //! - `reader`: clients of the front door
 //! - `io`: time, messages and bytes on links; `network`: connections; `process`: what runs, and its clock; `bytes`: what blocks contain
-//! - `trouble`: what may happen to processes, besides
+//! - `event`: what happens; `blueprint`: what processes are made of; `trouble`: what may happen to them, besides
 //!
 //! ```text
 //!   asks ──► Cluster ⇄ engines (prefill, decode) ⇄ pool nodes ──► Cluster        every arrow takes its time on a link
@@ -13,11 +13,13 @@
 //!
 //! Two drivers run it: [`World::run`] studies scheduling, and [`faults`](crate::faults) makes everything fail that can.
 
+mod blueprint;
 pub(crate) mod bytes;
 mod client;
 mod coordinator;
 pub(crate) mod disk;
 mod engine;
+mod event;
 pub(crate) mod io;
 pub(crate) mod network;
 mod pool;
@@ -30,40 +32,25 @@ mod uplink;
 
 use crate::{
     faults::plan::Trouble,
-    flows::Deadline,
-    hardware::{Device, Gpu, Roofline, Shape, Speed},
     outcome::{Answer, End, LoadPoint},
     random::mix,
-    settings::{Class, ClusterShape, InvalidSetting, Settings},
+    settings::{InvalidSetting, Settings},
     workload::Ask,
 };
-use bytes::{Bytes, Memory};
-use client::PoolClient;
+use blueprint::{Blueprint, WAITING_MAX};
 use coordinator::Coordinator;
-use disk::{Disk, DiskJob};
-use engine::{Engine, Parts, Worker};
-use io::{Faulty, Io, Packet, Received};
+use disk::Disk;
+use engine::Worker;
+use event::{Event, Timer, Transfer};
+use io::{Faulty, Io, Packet};
 use network::{CLIENT, ConnId, SERVER};
-use pool::{PoolNode, PoolShape};
+use pool::PoolNode;
 pub use process::Process;
 use process::State;
 use reader::{Manners, Reader};
 use std::time::Duration;
-use tidemill_cluster::{
-    Cluster, ClusterSettings,
-    admission::AdmissionPolicy,
-    schedule::{Policy, UnknownPolicy},
-};
-use tidemill_kvpool::core::{
-    directory::{Directory, Limits},
-    eviction,
-};
-use tidemill_proto::{
-    block::LayoutFingerprint,
-    message::{EngineInfo, Host, ModelIdentity, Register, RoleInfo},
-    pool::{CallId, Found, LeaseId, Via, Written},
-};
-use uplink::Uplink;
+use tidemill_kvpool::core::directory::Limits;
+use tidemill_proto::{block::LayoutFingerprint, pool::Via};
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct CoordinatorIndex(pub usize);
@@ -73,125 +60,6 @@ pub struct WorkerIndex(pub usize);
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct PoolIndex(pub usize);
-
-/// What happens at one moment.
-#[derive(Debug)]
-pub(crate) enum Event {
-    /// A client sends its request,
-    Arrive(usize),
-    /// leaves,
-    Leave(usize),
-    /// or reads what came.
-    Read(usize),
-    /// A message comes to an end of a connection.
-    Packet {
-        conn: ConnId,
-        to: usize,
-        number: u64,
-        packet: Packet,
-    },
-    /// Streams of a put begin to come.
-    Header {
-        conn: ConnId,
-        put: Transfer,
-    },
-    /// Blocks of a get have come on streams.
-    Blocks {
-        conn: ConnId,
-        call: CallId,
-        blocks: Vec<Received>,
-        started: Duration,
-    },
-    Handshake {
-        conn: ConnId,
-        until: Duration,
-    },
-    Connected {
-        conn: ConnId,
-        established: bool,
-    },
-    /// An end learns that the other one is gone.
-    Ended {
-        conn: ConnId,
-        at: usize,
-    },
-    /// An end has heard nothing for so long that the connection is over, if that has not changed.
-    Silence {
-        conn: ConnId,
-        at: usize,
-        since: Duration,
-    },
-    /// What could not come can come.
-    Resumed {
-        conn: ConnId,
-        to: usize,
-    },
-    TransferDue(Deadline),
-    Transferred(Transfer),
-    Timer {
-        process: Process,
-        incarnation: u32,
-        timer: Timer,
-    },
-    Sample,
-    /// Something of the plan goes wrong, or is repaired.
-    Trouble(usize),
-}
-
-/// What a process has waited for.
-#[derive(Debug)]
-pub(crate) enum Timer {
-    /// A device's step is done.
-    Step,
-    Heartbeat,
-    /// Time passes in a coordinator or pool node.
-    Tick,
-    /// To try a coordinator again.
-    Connect(usize),
-    /// A call should have been answered.
-    CallDue(CallId),
-    Disk(DiskJob),
-    /// A process that has handed its work over ends.
-    Exit,
-}
-
-/// Blocks on their way between a worker and a pool node.
-#[derive(Debug)]
-pub(crate) enum Transfer {
-    /// With the bytes that were in the slots when the copy began.
-    Get {
-        conn: ConnId,
-        arena: usize,
-        call: CallId,
-        lease: LeaseId,
-        blocks: Vec<(Found, Bytes)>,
-        via: Via,
-        started: Duration,
-    },
-    Put {
-        conn: ConnId,
-        arena: usize,
-        call: CallId,
-        blocks: Vec<(Written, Bytes)>,
-        via: Via,
-    },
-}
-
-impl Transfer {
-    fn connection(&self) -> ConnId {
-        match *self {
-            Transfer::Get { conn, .. } | Transfer::Put { conn, .. } => conn,
-        }
-    }
-
-    /// The end that does something when it is over: who copies by itself, or who has the slots.
-    fn end(&self) -> usize {
-        match self {
-            Transfer::Get { via: Via::Slots, .. } | Transfer::Put { via: Via::Slots, .. } => CLIENT,
-            Transfer::Get { via: Via::Streams, .. } | Transfer::Put { via: Via::Streams, .. } => SERVER,
-        }
-    }
-}
 
 /// A call of the coordinator, for those who time them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -248,31 +116,6 @@ pub struct World {
     /// Of coordinators that are gone.
     closed: u64,
     warnings: u64,
-}
-
-/// What processes are made of, at the start and after every restart.
-struct Blueprint {
-    settings: Settings,
-    cluster: ClusterSettings,
-    identity: ModelIdentity,
-    shape: Shape,
-    eviction: eviction::Policy,
-    pool: PoolShape,
-    limits: Limits,
-    waiting_max: usize,
-    disk_slots: u32,
-    workers: Vec<WorkerPlan>,
-    timeout: Duration,
-    ttft_limit_ms: f64,
-    tpot_limit_ms: f64,
-}
-
-struct WorkerPlan {
-    host: usize,
-    device: Device,
-    device_blocks: u32,
-    decodes: bool,
-    gpus: u32,
 }
 
 /// What a world has that studies of scheduling do without.
@@ -756,140 +599,6 @@ impl World {
     }
 }
 
-impl Blueprint {
-    fn new(settings: &Settings, seed: u64, disk_slots: u32, (limits, waiting_max): (Limits, usize)) -> Result<Self, InvalidSetting> {
-        let (shape, cluster, policy) = (settings.shape()?, &settings.cluster, &settings.policy);
-        let eviction = cluster
-            .eviction
-            .parse()
-            .map_err(|unknown: eviction::UnknownPolicy| InvalidSetting::new("cluster.eviction", unknown.to_string()))?;
-        let limit = |of: fn(&Class) -> Option<f64>| settings.workload.classes.iter().filter_map(of).fold(f64::INFINITY, f64::min);
-        Ok(Self {
-            cluster: ClusterSettings {
-                id_base: 0,
-                admission: AdmissionPolicy { queue_max: policy.queue_max },
-                policy: Policy {
-                    name: policy.name.parse().map_err(|unknown: UnknownPolicy| InvalidSetting::new("policy.name", unknown.to_string()))?,
-                    local_tail_tokens: policy.local_tail_tokens,
-                    decode_sequences_max: policy.decode_sequences_max,
-                    replicate_after: Some(policy.replicate_after).filter(|reads| *reads > 0),
-                },
-                classes: settings.workload.cluster_classes()?,
-                queue_wait_max: Duration::from_secs_f64(policy.queue_wait_s),
-                heartbeat_dead: HEARTBEAT_DEAD,
-            },
-            identity: ModelIdentity { vocab_size: shape.vocab, ..ModelIdentity::default() },
-            eviction,
-            pool: PoolShape {
-                slots: (cluster.pool_gib_per_host * f64::from(1 << 30) / shape.block_bytes() as f64) as u32,
-                block_bytes: shape.block_bytes(),
-                put_deadline: limits.put_deadline,
-            },
-            limits,
-            waiting_max,
-            disk_slots,
-            workers: workers(settings, shape, seed)?,
-            timeout: Duration::from_secs_f64(policy.request_timeout_s),
-            ttft_limit_ms: limit(|class| class.ttft_ms),
-            tpot_limit_ms: limit(|class| class.tpot_ms),
-            shape,
-            settings: settings.clone(),
-        })
-    }
-
-    fn coordinator(&self, index: CoordinatorIndex, id_base: u64) -> Coordinator {
-        let settings = ClusterSettings { id_base, ..self.cluster.clone() };
-        Coordinator::new(index, Cluster::new(settings, self.identity.clone()), id_base)
-    }
-
-    fn pool_node(&self, io: &mut Io, index: PoolIndex, coordinators: usize, disk: Option<Disk>) -> PoolNode {
-        let slots = self.pool.slots;
-        let mut directory = Directory::new(slots, self.limits, self.eviction.build(slots));
-        if let Some(disk) = &disk {
-            directory = directory.with_disk(disk.slots(), self.eviction.build(disk.slots()));
-        }
-        let register = register(format!("kvpool-{}", index.0), index.0, RoleInfo::Kvpool { addr: io::address(index) });
-        let uplink = Uplink::new(Process::Pool(index), register, coordinators);
-        PoolNode::new(io, index, directory, self.pool, uplink, coordinators, disk)
-    }
-
-    fn worker(&self, io: &Io, index: WorkerIndex, coordinators: usize) -> Box<dyn Worker> {
-        let WorkerPlan { host, ref device, device_blocks, decodes, .. } = self.workers[index.0];
-        let (cluster, shape) = (&self.settings.cluster, self.shape);
-        let (vocab, block_bytes) = (shape.vocab, shape.block_bytes());
-        // As the roles' settings have it.
-        let work_max = if decodes { 4 * cluster.sequences_max } else { PREFILL_JOBS_MAX };
-        let info = EngineInfo {
-            model: self.identity.clone(),
-            layout: LAYOUT,
-            block_bytes,
-            device_blocks,
-            context_tokens: shape.context_tokens,
-            work_max: work_max as u32,
-        };
-        let (name, role) = if decodes { ("decode", RoleInfo::Decode(info)) } else { ("prefill", RoleInfo::Prefill(info)) };
-        let register = register(format!("{name}-{}", index.0), host, role);
-        let uplink = Uplink::new(Process::Worker(index), register, coordinators);
-        let client = PoolClient::new(index, LAYOUT, block_bytes, cluster.putting_max);
-        let memory = if io.faulty.is_some() { Memory::new(device_blocks as usize) } else { Memory::default() };
-        let device = device.clone();
-        if decodes {
-            let limits = tidemill_decode::limits::Limits {
-                sequences_max: cluster.sequences_max,
-                waiting_max: self.waiting_max,
-                step_tokens: cluster.decode_step_tokens,
-                context_tokens: shape.context_tokens as usize,
-                vocab: vocab as usize,
-            };
-            let jobs_max = limits.sequences_max + limits.waiting_max;
-            let role = tidemill_decode::scheduler::Scheduler::new(LAYOUT, device_blocks, limits);
-            Box::new(Engine::new(Parts { index, role, device, memory, client, uplink, vocab, block_bytes, jobs_max }))
-        } else {
-            let limits = tidemill_prefill::scheduler::Limits {
-                admitted_max: cluster.admitted_max,
-                jobs_max: PREFILL_JOBS_MAX,
-                step_tokens: cluster.prefill_step_tokens,
-                putting_max: cluster.putting_max,
-                vocab: vocab as usize,
-            };
-            let jobs_max = limits.jobs_max;
-            let role = tidemill_prefill::scheduler::Scheduler::new(LAYOUT, device_blocks, limits);
-            Box::new(Engine::new(Parts { index, role, device, memory, client, uplink, vocab, block_bytes, jobs_max }))
-        }
-    }
-
-    /// Between a worker's devices and its host, bytes per second.
-    fn bus(&self, worker: usize) -> f64 {
-        self.settings.network.bus_gb_per_s * 1e9 * f64::from(self.workers[worker].gpus)
-    }
-}
-
-/// Every engine, over the hosts by turns.
-fn workers(settings: &Settings, shape: Shape, seed: u64) -> Result<Vec<WorkerPlan>, InvalidSetting> {
-    let cluster = &settings.cluster;
-    let (prefill, decode) = cluster.split()?;
-    let mut groups = vec![(prefill, decode, ClusterShape::gpu(&cluster.gpu)?, cluster.gpus_per_instance)];
-    for others in &cluster.others {
-        groups.push((others.prefill, others.decode, ClusterShape::gpu(&others.gpu)?, others.gpus_per_instance));
-    }
-    let instances: u32 = groups.iter().map(|(prefill, decode, ..)| prefill + decode).sum();
-    let hosts = instances.div_ceil(cluster.instances_per_host.max(1)) as usize;
-    let mut workers = Vec::new();
-    for (prefill, decode, gpu, gpus) in groups {
-        for decodes in std::iter::repeat_n(false, prefill as usize).chain(std::iter::repeat_n(true, decode as usize)) {
-            let number = workers.len();
-            let device = device(settings, shape, gpu, gpus, decodes, mix(seed).wrapping_add(number as u64));
-            let device_blocks = cluster.device_blocks.map_or_else(|| device_blocks(cluster, shape, gpu, gpus), Ok)?;
-            workers.push(WorkerPlan { host: number % hosts, device, device_blocks, decodes, gpus });
-        }
-    }
-    Ok(workers)
-}
-
-fn register(name: String, host: usize, role: RoleInfo) -> Register {
-    Register { name, host: Host(format!("host-{host}")), pid: 1, model: None, role }
-}
-
 fn worker_of(io: &Io, conn: ConnId) -> WorkerIndex {
     let Process::Worker(worker) = io.network.end(conn, CLIENT).process else { unreachable!("workers fetch from pool nodes") };
     worker
@@ -898,37 +607,6 @@ fn worker_of(io: &Io, conn: ConnId) -> WorkerIndex {
 fn pool_of(io: &Io, conn: ConnId) -> PoolIndex {
     let Process::Pool(pool) = io.network.end(conn, SERVER).process else { unreachable!("workers fetch from pool nodes") };
     pool
-}
-
-/// Sequences that wait at a decode worker, by default.
-const WAITING_MAX: usize = 1024;
-
-/// Jobs altogether at a prefill worker, by default.
-const PREFILL_JOBS_MAX: usize = 1024;
-
-fn device(settings: &Settings, shape: Shape, gpu: Gpu, gpus: u32, decodes: bool, seed: u64) -> Device {
-    let cluster = &settings.cluster;
-    let measured = if decodes { cluster.measured_decode } else { cluster.measured_prefill };
-    let roofline = || {
-        Speed::Roofline(Roofline {
-            shape,
-            flops_per_s: gpu.tera_flops * 1e12 * f64::from(gpus) * cluster.flops_efficiency,
-            bytes_per_s: gpu.memory_gb_per_s * 1e9 * f64::from(gpus) * cluster.memory_efficiency,
-            overhead: Duration::from_secs_f64(cluster.overhead_ms / 1e3),
-        })
-    };
-    Device::new(measured.map_or_else(roofline, Speed::Measured), cluster.noise, seed)
-}
-
-/// Blocks in what the weights leave of an instance's memory.
-fn device_blocks(cluster: &ClusterShape, shape: Shape, gpu: Gpu, gpus: u32) -> Result<u32, InvalidSetting> {
-    let memory = gpu.memory_gib * f64::from(gpus) * f64::from(1 << 30) * cluster.memory_share;
-    let blocks = (memory - shape.weight_bytes()) / shape.block_bytes() as f64;
-    if blocks >= 1.0 {
-        Ok(blocks as u32)
-    } else {
-        Err(InvalidSetting::new("cluster.gpus_per_instance", format!("{} does not fit {gpus} GPUs of kind {}", shape.name, gpu.name)))
-    }
 }
 
 impl Answer {
@@ -947,54 +625,6 @@ impl Answer {
             sources: Default::default(),
             prefilled_elsewhere: false,
             rescues: 0,
-        }
-    }
-}
-
-impl Event {
-    /// Who has to be there for it, and which incarnation. `None`: the world itself.
-    fn process(&self, io: &Io) -> Option<(Process, u32)> {
-        let at = |conn: ConnId, end: usize| {
-            let end = io.network.end(conn, end);
-            Some((end.process, end.incarnation))
-        };
-        match self {
-            Event::Packet { conn, to, .. } | Event::Resumed { conn, to } => at(*conn, *to),
-            Event::Ended { conn, at: end } | Event::Silence { conn, at: end, .. } => at(*conn, *end),
-            Event::Header { conn, .. } => at(*conn, SERVER),
-            Event::Blocks { conn, .. } | Event::Connected { conn, .. } => at(*conn, CLIENT),
-            Event::Transferred(transfer) => at(transfer.connection(), transfer.end()),
-            Event::Timer { process, incarnation, .. } => Some((*process, *incarnation)),
-            Event::Arrive(_)
-            | Event::Leave(_)
-            | Event::Read(_)
-            | Event::Handshake { .. }
-            | Event::TransferDue(_)
-            | Event::Sample
-            | Event::Trouble(_) => None,
-        }
-    }
-
-    /// Enough of it to tell two runs apart.
-    fn fingerprint(&self) -> u64 {
-        let of = |kind: u64, a: usize, b: u64| mix(kind ^ (a as u64) << 8 ^ b << 32);
-        match self {
-            Event::Arrive(number) => of(1, *number, 0),
-            Event::Leave(number) => of(2, *number, 0),
-            Event::Read(number) => of(3, *number, 0),
-            Event::Packet { conn, number, packet, .. } => of(4, conn.0, mix(*number) ^ packet.fingerprint()),
-            Event::Header { conn, .. } => of(5, conn.0, 0),
-            Event::Blocks { conn, .. } => of(6, conn.0, 0),
-            Event::Handshake { conn, .. } => of(7, conn.0, 0),
-            Event::Connected { conn, established } => of(8, conn.0, u64::from(*established)),
-            Event::Ended { conn, at } => of(9, conn.0, *at as u64),
-            Event::TransferDue(deadline) => of(10, 0, u64::from(deadline.version)),
-            Event::Silence { conn, at, .. } => of(11, conn.0, *at as u64),
-            Event::Resumed { conn, to } => of(12, conn.0, *to as u64),
-            Event::Transferred(transfer) => of(13, transfer.connection().0, 0),
-            Event::Timer { incarnation, .. } => of(14, *incarnation as usize, 0),
-            Event::Sample => 16,
-            Event::Trouble(number) => of(17, *number, 0),
         }
     }
 }

@@ -1,8 +1,12 @@
 //! Small clusters: the same seed gives the same events, every request ends once, nothing leaks, and waits are as queueing theory has them.
 
-use super::*;
-use crate::settings::{Arrivals, Class, NetworkSettings, OnMiss, PolicySettings, Stream, WorkloadSettings};
-use crate::{hardware::Work, workload};
+use super::blueprint::device;
+use super::{blueprint::device, *};
+use crate::{
+    hardware::{Gpu, Shape, Work},
+    settings::{Arrivals, Class, ClusterShape, NetworkSettings, OnMiss, PolicySettings, Stream, WorkloadSettings},
+    workload,
+};
 
 fn settings(prefill: u32, decode: u32, rate: f64, requests: usize) -> Settings {
     let stream = |rate, input, output| Stream { rate, input, output, prefix_tokens: 512, class: None };

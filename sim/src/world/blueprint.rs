@@ -1,0 +1,223 @@
+//! What processes are made of, at the start and after every restart.
+
+use super::{
+    CoordinatorIndex, HEARTBEAT_DEAD, LAYOUT, PoolIndex, WorkerIndex,
+    bytes::Memory,
+    client::PoolClient,
+    coordinator::Coordinator,
+    disk::Disk,
+    engine::{Engine, Parts, Worker},
+    io::{self, Io},
+    pool::{PoolNode, PoolShape},
+    process::Process,
+    uplink::Uplink,
+};
+use crate::{
+    hardware::{Device, Gpu, Roofline, Shape, Speed},
+    random::mix,
+    settings::{Class, ClusterShape, InvalidSetting, Settings},
+};
+use std::time::Duration;
+use tidemill_cluster::{
+    Cluster, ClusterSettings,
+    admission::AdmissionPolicy,
+    schedule::{Policy, UnknownPolicy},
+};
+use tidemill_kvpool::core::{
+    directory::{Directory, Limits},
+    eviction,
+};
+use tidemill_proto::message::{EngineInfo, Host, ModelIdentity, Register, RoleInfo};
+
+pub(crate) struct Blueprint {
+    pub(crate) settings: Settings,
+    pub(crate) cluster: ClusterSettings,
+    pub(crate) identity: ModelIdentity,
+    pub(crate) shape: Shape,
+    pub(crate) eviction: eviction::Policy,
+    pub(crate) pool: PoolShape,
+    pub(crate) limits: Limits,
+    pub(crate) waiting_max: usize,
+    pub(crate) disk_slots: u32,
+    pub(crate) workers: Vec<WorkerPlan>,
+    pub(crate) timeout: Duration,
+    pub(crate) ttft_limit_ms: f64,
+    pub(crate) tpot_limit_ms: f64,
+}
+
+pub(crate) struct WorkerPlan {
+    pub(crate) host: usize,
+    pub(crate) device: Device,
+    pub(crate) device_blocks: u32,
+    pub(crate) decodes: bool,
+    pub(crate) gpus: u32,
+}
+
+/// Sequences that wait at a decode worker, by default.
+pub(crate) const WAITING_MAX: usize = 1024;
+/// Jobs altogether at a prefill worker, by default.
+const PREFILL_JOBS_MAX: usize = 1024;
+
+impl Blueprint {
+    pub(crate) fn new(
+        settings: &Settings,
+        seed: u64,
+        disk_slots: u32,
+        (limits, waiting_max): (Limits, usize),
+    ) -> Result<Self, InvalidSetting> {
+        let (shape, cluster, policy) = (settings.shape()?, &settings.cluster, &settings.policy);
+        let eviction = cluster
+            .eviction
+            .parse()
+            .map_err(|unknown: eviction::UnknownPolicy| InvalidSetting::new("cluster.eviction", unknown.to_string()))?;
+        let limit = |of: fn(&Class) -> Option<f64>| settings.workload.classes.iter().filter_map(of).fold(f64::INFINITY, f64::min);
+        Ok(Self {
+            cluster: ClusterSettings {
+                id_base: 0,
+                admission: AdmissionPolicy { queue_max: policy.queue_max },
+                policy: Policy {
+                    name: policy.name.parse().map_err(|unknown: UnknownPolicy| InvalidSetting::new("policy.name", unknown.to_string()))?,
+                    local_tail_tokens: policy.local_tail_tokens,
+                    decode_sequences_max: policy.decode_sequences_max,
+                    replicate_after: Some(policy.replicate_after).filter(|reads| *reads > 0),
+                },
+                classes: settings.workload.cluster_classes()?,
+                queue_wait_max: Duration::from_secs_f64(policy.queue_wait_s),
+                heartbeat_dead: HEARTBEAT_DEAD,
+            },
+            identity: ModelIdentity { vocab_size: shape.vocab, ..ModelIdentity::default() },
+            eviction,
+            pool: PoolShape {
+                slots: (cluster.pool_gib_per_host * f64::from(1 << 30) / shape.block_bytes() as f64) as u32,
+                block_bytes: shape.block_bytes(),
+                put_deadline: limits.put_deadline,
+            },
+            limits,
+            waiting_max,
+            disk_slots,
+            workers: workers(settings, shape, seed)?,
+            timeout: Duration::from_secs_f64(policy.request_timeout_s),
+            ttft_limit_ms: limit(|class| class.ttft_ms),
+            tpot_limit_ms: limit(|class| class.tpot_ms),
+            shape,
+            settings: settings.clone(),
+        })
+    }
+
+    pub(crate) fn coordinator(&self, index: CoordinatorIndex, id_base: u64) -> Coordinator {
+        let settings = ClusterSettings { id_base, ..self.cluster.clone() };
+        Coordinator::new(index, Cluster::new(settings, self.identity.clone()), id_base)
+    }
+
+    pub(crate) fn pool_node(&self, io: &mut Io, index: PoolIndex, coordinators: usize, disk: Option<Disk>) -> PoolNode {
+        let slots = self.pool.slots;
+        let mut directory = Directory::new(slots, self.limits, self.eviction.build(slots));
+        if let Some(disk) = &disk {
+            directory = directory.with_disk(disk.slots(), self.eviction.build(disk.slots()));
+        }
+        let register = register(format!("kvpool-{}", index.0), index.0, RoleInfo::Kvpool { addr: io::address(index) });
+        let uplink = Uplink::new(Process::Pool(index), register, coordinators);
+        PoolNode::new(io, index, directory, self.pool, uplink, coordinators, disk)
+    }
+
+    pub(crate) fn worker(&self, io: &Io, index: WorkerIndex, coordinators: usize) -> Box<dyn Worker> {
+        let WorkerPlan { host, ref device, device_blocks, decodes, .. } = self.workers[index.0];
+        let (cluster, shape) = (&self.settings.cluster, self.shape);
+        let (vocab, block_bytes) = (shape.vocab, shape.block_bytes());
+        // As the roles' settings have it.
+        let work_max = if decodes { 4 * cluster.sequences_max } else { PREFILL_JOBS_MAX };
+        let info = EngineInfo {
+            model: self.identity.clone(),
+            layout: LAYOUT,
+            block_bytes,
+            device_blocks,
+            context_tokens: shape.context_tokens,
+            work_max: work_max as u32,
+        };
+        let (name, role) = if decodes { ("decode", RoleInfo::Decode(info)) } else { ("prefill", RoleInfo::Prefill(info)) };
+        let register = register(format!("{name}-{}", index.0), host, role);
+        let uplink = Uplink::new(Process::Worker(index), register, coordinators);
+        let client = PoolClient::new(index, LAYOUT, block_bytes, cluster.putting_max);
+        let memory = if io.faulty.is_some() { Memory::new(device_blocks as usize) } else { Memory::default() };
+        let device = device.clone();
+        if decodes {
+            let limits = tidemill_decode::limits::Limits {
+                sequences_max: cluster.sequences_max,
+                waiting_max: self.waiting_max,
+                step_tokens: cluster.decode_step_tokens,
+                context_tokens: shape.context_tokens as usize,
+                vocab: vocab as usize,
+            };
+            let jobs_max = limits.sequences_max + limits.waiting_max;
+            let role = tidemill_decode::scheduler::Scheduler::new(LAYOUT, device_blocks, limits);
+            Box::new(Engine::new(Parts { index, role, device, memory, client, uplink, vocab, block_bytes, jobs_max }))
+        } else {
+            let limits = tidemill_prefill::scheduler::Limits {
+                admitted_max: cluster.admitted_max,
+                jobs_max: PREFILL_JOBS_MAX,
+                step_tokens: cluster.prefill_step_tokens,
+                putting_max: cluster.putting_max,
+                vocab: vocab as usize,
+            };
+            let jobs_max = limits.jobs_max;
+            let role = tidemill_prefill::scheduler::Scheduler::new(LAYOUT, device_blocks, limits);
+            Box::new(Engine::new(Parts { index, role, device, memory, client, uplink, vocab, block_bytes, jobs_max }))
+        }
+    }
+
+    /// Between a worker's devices and its host, bytes per second.
+    pub(crate) fn bus(&self, worker: usize) -> f64 {
+        self.settings.network.bus_gb_per_s * 1e9 * f64::from(self.workers[worker].gpus)
+    }
+}
+
+/// Every engine, over the hosts by turns.
+fn workers(settings: &Settings, shape: Shape, seed: u64) -> Result<Vec<WorkerPlan>, InvalidSetting> {
+    let cluster = &settings.cluster;
+    let (prefill, decode) = cluster.split()?;
+    let mut groups = vec![(prefill, decode, ClusterShape::gpu(&cluster.gpu)?, cluster.gpus_per_instance)];
+    for others in &cluster.others {
+        groups.push((others.prefill, others.decode, ClusterShape::gpu(&others.gpu)?, others.gpus_per_instance));
+    }
+    let instances: u32 = groups.iter().map(|(prefill, decode, ..)| prefill + decode).sum();
+    let hosts = instances.div_ceil(cluster.instances_per_host.max(1)) as usize;
+    let mut workers = Vec::new();
+    for (prefill, decode, gpu, gpus) in groups {
+        for decodes in std::iter::repeat_n(false, prefill as usize).chain(std::iter::repeat_n(true, decode as usize)) {
+            let number = workers.len();
+            let device = device(settings, shape, gpu, gpus, decodes, mix(seed).wrapping_add(number as u64));
+            let device_blocks = cluster.device_blocks.map_or_else(|| device_blocks(cluster, shape, gpu, gpus), Ok)?;
+            workers.push(WorkerPlan { host: number % hosts, device, device_blocks, decodes, gpus });
+        }
+    }
+    Ok(workers)
+}
+
+fn register(name: String, host: usize, role: RoleInfo) -> Register {
+    Register { name, host: Host(format!("host-{host}")), pid: 1, model: None, role }
+}
+
+pub(crate) fn device(settings: &Settings, shape: Shape, gpu: Gpu, gpus: u32, decodes: bool, seed: u64) -> Device {
+    let cluster = &settings.cluster;
+    let measured = if decodes { cluster.measured_decode } else { cluster.measured_prefill };
+    let roofline = || {
+        Speed::Roofline(Roofline {
+            shape,
+            flops_per_s: gpu.tera_flops * 1e12 * f64::from(gpus) * cluster.flops_efficiency,
+            bytes_per_s: gpu.memory_gb_per_s * 1e9 * f64::from(gpus) * cluster.memory_efficiency,
+            overhead: Duration::from_secs_f64(cluster.overhead_ms / 1e3),
+        })
+    };
+    Device::new(measured.map_or_else(roofline, Speed::Measured), cluster.noise, seed)
+}
+
+/// Blocks in what the weights leave of an instance's memory.
+fn device_blocks(cluster: &ClusterShape, shape: Shape, gpu: Gpu, gpus: u32) -> Result<u32, InvalidSetting> {
+    let memory = gpu.memory_gib * f64::from(gpus) * f64::from(1 << 30) * cluster.memory_share;
+    let blocks = (memory - shape.weight_bytes()) / shape.block_bytes() as f64;
+    if blocks >= 1.0 {
+        Ok(blocks as u32)
+    } else {
+        Err(InvalidSetting::new("cluster.gpus_per_instance", format!("{} does not fit {gpus} GPUs of kind {}", shape.name, gpu.name)))
+    }
+}

@@ -1,0 +1,179 @@
+//! What happens at one moment, and whom it needs.
+
+use super::{
+    bytes::Bytes,
+    disk::DiskJob,
+    io::{Io, Packet, Received},
+    network::{CLIENT, ConnId, SERVER},
+    process::Process,
+};
+use crate::{flows::Deadline, random::mix};
+use std::time::Duration;
+use tidemill_proto::pool::{CallId, Found, LeaseId, Via, Written};
+
+/// What happens at one moment.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// A client sends its request,
+    Arrive(usize),
+    /// leaves,
+    Leave(usize),
+    /// or reads what came.
+    Read(usize),
+    /// A message comes to an end of a connection.
+    Packet {
+        conn: ConnId,
+        to: usize,
+        number: u64,
+        packet: Packet,
+    },
+    /// Streams of a put begin to come.
+    Header {
+        conn: ConnId,
+        put: Transfer,
+    },
+    /// Blocks of a get have come on streams.
+    Blocks {
+        conn: ConnId,
+        call: CallId,
+        blocks: Vec<Received>,
+        started: Duration,
+    },
+    Handshake {
+        conn: ConnId,
+        until: Duration,
+    },
+    Connected {
+        conn: ConnId,
+        established: bool,
+    },
+    /// An end learns that the other one is gone.
+    Ended {
+        conn: ConnId,
+        at: usize,
+    },
+    /// An end has heard nothing for so long that the connection is over, if that has not changed.
+    Silence {
+        conn: ConnId,
+        at: usize,
+        since: Duration,
+    },
+    /// What could not come can come.
+    Resumed {
+        conn: ConnId,
+        to: usize,
+    },
+    TransferDue(Deadline),
+    Transferred(Transfer),
+    Timer {
+        process: Process,
+        incarnation: u32,
+        timer: Timer,
+    },
+    Sample,
+    /// Something of the plan goes wrong, or is repaired.
+    Trouble(usize),
+}
+
+/// What a process has waited for.
+#[derive(Debug)]
+pub(crate) enum Timer {
+    /// A device's step is done.
+    Step,
+    Heartbeat,
+    /// Time passes in a coordinator or pool node.
+    Tick,
+    /// To try a coordinator again.
+    Connect(usize),
+    /// A call should have been answered.
+    CallDue(CallId),
+    Disk(DiskJob),
+    /// A process that has handed its work over ends.
+    Exit,
+}
+
+/// Blocks on their way between a worker and a pool node.
+#[derive(Debug)]
+pub(crate) enum Transfer {
+    /// With the bytes that were in the slots when the copy began.
+    Get {
+        conn: ConnId,
+        arena: usize,
+        call: CallId,
+        lease: LeaseId,
+        blocks: Vec<(Found, Bytes)>,
+        via: Via,
+        started: Duration,
+    },
+    Put {
+        conn: ConnId,
+        arena: usize,
+        call: CallId,
+        blocks: Vec<(Written, Bytes)>,
+        via: Via,
+    },
+}
+
+impl Transfer {
+    pub(crate) fn connection(&self) -> ConnId {
+        match *self {
+            Transfer::Get { conn, .. } | Transfer::Put { conn, .. } => conn,
+        }
+    }
+
+    /// The end that does something when it is over: who copies by itself, or who has the slots.
+    pub(crate) fn end(&self) -> usize {
+        match self {
+            Transfer::Get { via: Via::Slots, .. } | Transfer::Put { via: Via::Slots, .. } => CLIENT,
+            Transfer::Get { via: Via::Streams, .. } | Transfer::Put { via: Via::Streams, .. } => SERVER,
+        }
+    }
+}
+
+impl Event {
+    /// Who has to be there for it, and which incarnation. `None`: the world itself.
+    pub(crate) fn process(&self, io: &Io) -> Option<(Process, u32)> {
+        let at = |conn: ConnId, end: usize| {
+            let end = io.network.end(conn, end);
+            Some((end.process, end.incarnation))
+        };
+        match self {
+            Event::Packet { conn, to, .. } | Event::Resumed { conn, to } => at(*conn, *to),
+            Event::Ended { conn, at: end } | Event::Silence { conn, at: end, .. } => at(*conn, *end),
+            Event::Header { conn, .. } => at(*conn, SERVER),
+            Event::Blocks { conn, .. } | Event::Connected { conn, .. } => at(*conn, CLIENT),
+            Event::Transferred(transfer) => at(transfer.connection(), transfer.end()),
+            Event::Timer { process, incarnation, .. } => Some((*process, *incarnation)),
+            Event::Arrive(_)
+            | Event::Leave(_)
+            | Event::Read(_)
+            | Event::Handshake { .. }
+            | Event::TransferDue(_)
+            | Event::Sample
+            | Event::Trouble(_) => None,
+        }
+    }
+
+    /// Enough of it to tell two runs apart.
+    pub(crate) fn fingerprint(&self) -> u64 {
+        let of = |kind: u64, a: usize, b: u64| mix(kind ^ (a as u64) << 8 ^ b << 32);
+        match self {
+            Event::Arrive(number) => of(1, *number, 0),
+            Event::Leave(number) => of(2, *number, 0),
+            Event::Read(number) => of(3, *number, 0),
+            Event::Packet { conn, number, packet, .. } => of(4, conn.0, mix(*number) ^ packet.fingerprint()),
+            Event::Header { conn, .. } => of(5, conn.0, 0),
+            Event::Blocks { conn, .. } => of(6, conn.0, 0),
+            Event::Handshake { conn, .. } => of(7, conn.0, 0),
+            Event::Connected { conn, established } => of(8, conn.0, u64::from(*established)),
+            Event::Ended { conn, at } => of(9, conn.0, *at as u64),
+            Event::TransferDue(deadline) => of(10, 0, u64::from(deadline.version)),
+            Event::Silence { conn, at, .. } => of(11, conn.0, *at as u64),
+            Event::Resumed { conn, to } => of(12, conn.0, *to as u64),
+            Event::Transferred(transfer) => of(13, transfer.connection().0, 0),
+            Event::Timer { incarnation, .. } => of(14, *incarnation as usize, 0),
+            Event::Sample => 16,
+            Event::Trouble(number) => of(17, *number, 0),
+        }
+    }
+}
