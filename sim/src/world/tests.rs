@@ -1,6 +1,5 @@
 //! Small clusters: the same seed gives the same events, every request ends once, nothing leaks, and waits are as queueing theory has them.
 
-use super::blueprint::device;
 use super::{blueprint::device, *};
 use crate::{
     hardware::{Gpu, Shape, Work},
