@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use std::{path::PathBuf, time::Duration};
+use tidemill_kvpool::client::{DeviceNames, TransportChoice};
 use tidemill_model::echo::{EchoOptions, StepTime};
 use tidemill_net::{
     config::{ConfigError, invalid, parse_bytes, required, within_memory},
@@ -82,9 +83,12 @@ pub struct EngineFlags {
     /// Instruction set: auto, amx, avx512bf16, avx512, avx2, neon or portable. All give the same bits, except that amx goes with amx only
     #[arg(long)]
     pub isa: Option<String>,
-    /// How blocks travel: auto (shared memory where the pool node is on this host, see --host) or quic
+    /// How blocks travel: auto (shared memory where the pool node is on this host, see --host; else RDMA where both have a device; else QUIC), or shm, rdma or quic, with QUIC where that does not work
     #[arg(long)]
     pub transport: Option<String>,
+    /// RDMA devices that blocks may travel over: all, none, or names such as mlx5_0,mlx5_1 (default: all)
+    #[arg(long)]
+    pub rdma_devices: Option<String>,
     /// Most tokens computed in one step (default: 256 on a CPU, 8192 on a GPU)
     #[arg(long)]
     pub step_tokens: Option<usize>,
@@ -118,7 +122,8 @@ pub struct EngineSettings {
     pub threads: usize,
     /// `None`: the best that this CPU has.
     pub isa: Option<String>,
-    pub force_quic: bool,
+    pub transport: TransportChoice,
+    pub rdma_devices: DeviceNames,
     pub step_tokens: Option<usize>,
 }
 
@@ -149,10 +154,13 @@ impl EngineFlags {
         if !(device_share > 0.0 && device_share <= 1.0) {
             return Err(invalid("device_share", device_share, "must be above 0 and at most 1"));
         }
-        let force_quic = match self.transport.as_deref() {
-            None | Some("auto") => false,
-            Some("quic") => true,
-            Some(other) => return Err(invalid("transport", other, "is not one of auto, quic")),
+        let transport = self.transport.as_deref().unwrap_or("auto");
+        let transport = TransportChoice::ALL.into_iter().find(|choice| choice.name() == transport).ok_or_else(|| {
+            invalid("transport", transport, "is not one of auto, shm, rdma, quic")
+        })?;
+        let rdma_devices = match &self.rdma_devices {
+            Some(names) => names.parse().map_err(|reason: &str| invalid("rdma_devices", names, reason))?,
+            None => DeviceNames::All,
         };
         let cores = match &self.cores {
             None => None,
@@ -184,7 +192,8 @@ impl EngineFlags {
             kernel_cache: self.kernel_cache.unwrap_or_else(kernel_cache_default),
             threads,
             isa,
-            force_quic,
+            transport,
+            rdma_devices,
             step_tokens: self.step_tokens,
         })
     }

@@ -18,7 +18,7 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use tidemill_kvpool::client::{FetchId, Part, PoolRouter, request::blocks_within};
+use tidemill_kvpool::client::{FetchId, Part, PoolRouter, request::blocks_within, Nics, TransportChoice, Ways};
 use tidemill_net::{
     link::{Endpoint, LinkError},
     uplink::{LinkEvent, Uplink},
@@ -71,7 +71,7 @@ pub(crate) fn start(
     role: RoleInfo,
 ) -> Result<(Io, Links, mpsc::Receiver<Event>), LinkError> {
     let endpoint = Endpoint::bind_client(worker.bind, &worker.identity)?;
-    let pools = PoolRouter::new(endpoint.clone(), BlockFormat::whole(info.layout, info.block_bytes), engine.force_quic);
+    let pools = PoolRouter::new(endpoint.clone(), BlockFormat::whole(info.layout, info.block_bytes), ways(engine));
     let report = Arc::new(Mutex::new(Report::default()));
     let (uplink, link_events) = Uplink::start(&endpoint, &worker.coordinators, worker.register(role), pools.reporter(Arc::clone(&report)));
     let uplink = Arc::new(uplink);
@@ -79,6 +79,13 @@ pub(crate) fn start(
     let links = Links { endpoint, uplink: Arc::clone(&uplink), events: link_events, inbox: inbox.clone() };
     let (runtime, fetches) = (Handle::current(), HashMap::new());
     Ok((Io { pools, inbox, runtime, uplink, report, fetches, started: Instant::now() }, links, events))
+}
+
+/// Opens the RDMA devices, if they may be used.
+fn ways(engine: &EngineSettings) -> Ways {
+    let choice = engine.transport;
+    let may = matches!(choice, TransportChoice::Auto | TransportChoice::Rdma);
+    Ways { choice, nics: may.then(|| Nics::open(&engine.rdma_devices)) }
 }
 
 impl Io {

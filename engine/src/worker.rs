@@ -73,8 +73,9 @@ async fn serve<S: RoleSettings>(Settings { worker, engine, role }: Settings<S>) 
     process::init_logging(&worker.log);
     process::keep_freed_memory();
     let shutdown = worker.shutdown();
-    let LoadedEngine { runner, info, step_tokens } = load_engine(&engine, role.draws_max(), role.work_max())?;
+    let LoadedEngine { mut runner, info, step_tokens } = load_engine(&engine, role.draws_max(), role.work_max())?;
     let (io, mut links, events) = io::start(&worker, &engine, &info, S::role_info(info.clone()))?;
+    let _registered = runner.block_memory().and_then(|memory| io.pools.register(memory));
     let putting_max = io::queue_blocks(&info, PUTTING_MAX);
     let (publisher, publishing) = Publisher::start(io.pools.clone(), putting_max);
     let bounds = EngineBounds { vocab: runner.config().vocab(), step_tokens, putting_max, info };

@@ -39,6 +39,8 @@ pub enum ArenaError {
     TooSmall { block_bytes: u64, capacity_bytes: u64 },
     #[error("cannot make a shared memory file of {bytes} bytes: {source}")]
     Create { bytes: u64, source: io::Error },
+    #[error("RDMA cannot be used: {0}")]
+    Rails(String),
     #[error("{path} is not a pool node's arena that this process may map: {reason}")]
     NotShared { path: PathBuf, reason: String },
 }
@@ -55,12 +57,12 @@ pub struct Arena {
 
 /// Where everything is in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Layout {
+pub(crate) struct Layout {
     slots: u32,
-    block_bytes: usize,
+    pub(crate) block_bytes: usize,
     stride: usize,
-    slots_at: usize,
-    file_bytes: usize,
+    pub(crate) slots_at: usize,
+    pub(crate) file_bytes: usize,
 }
 
 const NAME: &str = "tidemill-kvpool";
@@ -71,15 +73,38 @@ const SLOT_ALIGN: usize = 64;
 /// Taken from the system at a time, so that a large arena does not lock the process's memory map for long.
 const PREFAULT_BYTES: usize = 16 << 20;
 
+/// Bytes at the start of the file that prove whose arena it is.
+pub(crate) const PROOF_BYTES: usize = MAGIC.len() + 16;
+
+/// What the start of an arena with this nonce must be.
+pub(crate) fn proof(nonce: [u8; 16]) -> [u8; PROOF_BYTES] {
+    let mut proof = [0; PROOF_BYTES];
+    proof[..MAGIC.len()].copy_from_slice(&MAGIC);
+    proof[MAGIC.len()..].copy_from_slice(&nonce);
+    proof
+}
+
 impl Layout {
     /// `None`: the sizes overflow.
-    fn new(slots: u32, block_bytes: u64) -> Option<Self> {
+    pub(crate) fn new(slots: u32, block_bytes: u64) -> Option<Self> {
         let block_bytes = usize::try_from(block_bytes).ok()?;
         let stride = block_bytes.checked_next_multiple_of(SLOT_ALIGN)?;
         let slots_at = PAGE + (slots as usize * size_of::<AtomicU64>()).next_multiple_of(PAGE);
         let file_bytes = stride.checked_mul(slots as usize)?.checked_add(slots_at)?;
         isize::try_from(file_bytes).ok()?;
         Some(Self { slots, block_bytes, stride, slots_at, file_bytes })
+    }
+
+    /// Panics if there is no such slot.
+    pub(crate) fn slot_at(&self, slot: u32) -> usize {
+        assert!(slot < self.slots, "slot {slot} is outside the arena");
+        self.slots_at + slot as usize * self.stride
+    }
+
+    /// Where a slot's generation is. Panics if there is no such slot.
+    pub(crate) fn generation_at(&self, slot: u32) -> usize {
+        assert!(slot < self.slots, "slot {slot} is outside the arena");
+        PAGE + slot as usize * size_of::<AtomicU64>()
     }
 }
 
@@ -101,8 +126,7 @@ impl Arena {
         let (file, map) = create().map_err(|source| ArenaError::Create { bytes: layout.file_bytes as u64, source })?;
         let info = ArenaInfo { pid: std::process::id(), fd: file.as_raw_fd(), nonce, slots, block_bytes };
         let arena = Self { map, layout, info, _file: file };
-        arena.copy_to(0, &MAGIC);
-        arena.copy_to(MAGIC.len(), &nonce);
+        arena.copy_to(0, &proof(nonce));
         Ok(arena)
     }
 
@@ -135,9 +159,9 @@ impl Arena {
         }
         let map = MmapOptions::new().len(layout.file_bytes).map_raw(&file).map_err(failed)?;
         let arena = Self { map, layout, info: *info, _file: file };
-        let mut header = [0; MAGIC.len() + 16];
-        arena.copy_from(0, &mut header);
-        if header[..MAGIC.len()] != MAGIC || header[MAGIC.len()..] != info.nonce {
+        let mut start = [0; PROOF_BYTES];
+        arena.copy_from(0, &mut start);
+        if start != proof(info.nonce) {
             return Err(not_shared("it belongs to another pool node".into()));
         }
         Ok(arena)
@@ -214,22 +238,26 @@ impl Arena {
     }
 
     fn generation_cell(&self, slot: u32) -> &AtomicU64 {
-        assert!(slot < self.layout.slots, "slot {slot} is outside the arena");
         // SAFETY: generations are 8 bytes each from PAGE on and end before slots_at, inside the mapping, which is page
         // aligned; every process accesses them as atomics only.
-        unsafe { &*self.map.as_ptr().add(PAGE + slot as usize * size_of::<AtomicU64>()).cast::<AtomicU64>() }
+        unsafe { &*self.map.as_ptr().add(self.layout.generation_at(slot)).cast::<AtomicU64>() }
     }
 
     /// A pointer to part of a slot, all of it inside the mapping. Panics if the slot has no such part.
     fn part(&self, slot: u32, offset: usize, len: usize) -> *mut u8 {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.layout.block_bytes), "outside the slot");
         // SAFETY: slot_at() keeps whole slots inside the mapping.
-        unsafe { self.map.as_mut_ptr().add(self.slot_at(slot) + offset) }
+        unsafe { self.map.as_mut_ptr().add(self.layout.slot_at(slot) + offset) }
     }
 
-    fn slot_at(&self, slot: u32) -> usize {
-        assert!(slot < self.layout.slots, "slot {slot} is outside the arena");
-        self.layout.slots_at + slot as usize * self.layout.stride
+    pub(crate) fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// The whole mapping, for devices that access it. It stays where it is as long as the arena lives, and nobody holds a reference
+    /// into it but to atomics.
+    pub(crate) fn mapping(&self) -> *mut u8 {
+        self.map.as_mut_ptr()
     }
 
     fn copy_to(&self, at: usize, bytes: &[u8]) {
@@ -279,7 +307,7 @@ mod tests {
     fn capacity_is_whole_slots_on_cache_lines() {
         let arena = Arena::create(1000, 100, NONCE).unwrap();
         assert_eq!(arena.slots(), 7);
-        assert!((0..7).all(|slot| arena.slot_at(slot).is_multiple_of(SLOT_ALIGN)));
+        assert!((0..7).all(|slot| arena.layout.slot_at(slot).is_multiple_of(SLOT_ALIGN)));
     }
 
     #[test]

@@ -8,6 +8,7 @@
 
 mod drain;
 pub mod nvme;
+mod rails;
 mod session;
 mod store;
 mod streams;
@@ -20,6 +21,7 @@ use crate::{
         eviction::Policy,
     },
     settings::Settings,
+    transport::rdma::DeviceNames,
 };
 use drain::Drain;
 use nvme::{Nvme, NvmeThreads, slab::Manifest};
@@ -67,6 +69,7 @@ struct Node {
     limits: Limits,
     policy: Policy,
     tenant_share: u8,
+    rdma: DeviceNames,
     store: Mutex<Option<OpenStore>>,
     /// Of its clients' blocks; the first client says it.
     layout: OnceLock<LayoutFingerprint>,
@@ -92,7 +95,7 @@ struct Traffic {
 
 /// Runs a pool node until `shutdown`, and then until it has handed over its blocks.
 pub async fn run(settings: Settings, shutdown: impl Future<Output = ()>) -> Result<(), LinkError> {
-    let Settings { worker, advertise, dram_bytes, prefault, nvme, policy, tenant_share, limits, drain } = settings;
+    let Settings { worker, advertise, dram_bytes, prefault, nvme, policy, tenant_share, rdma, limits, drain } = settings;
     let endpoint = Endpoint::bind(worker.bind, &worker.identity)?;
     let addr = advertise.unwrap_or_else(|| endpoint.local_addr());
     tracing::info!(%addr, dram_bytes, %policy, reclaim_ms = limits.reclaim_max().as_millis() as u64, "pool node listens");
@@ -104,6 +107,7 @@ pub async fn run(settings: Settings, shutdown: impl Future<Output = ()>) -> Resu
         limits,
         policy,
         tenant_share,
+        rdma,
         store: Mutex::default(),
         layout: OnceLock::new(),
         changed: Arc::default(),
@@ -283,7 +287,7 @@ impl Node {
         if let Some(io) = &io {
             io.recover(&mut directory);
         }
-        let store = Arc::new(Store::new(arena, directory, io.clone(), Arc::clone(&self.changed)));
+        let store = Store::new(arena, directory, io.clone(), self.rdma.clone(), Arc::clone(&self.changed));
         if let Some(io) = &io
             && let Err(error) = NvmeThreads::start(&store, io)
         {
@@ -321,6 +325,7 @@ impl Node {
                 blocks.nvme = Blocks { total: free + cached + used, free, cached, used, bytes_per_block };
             }
             let missing = message::Disk { given_up: u64::from(self.wants_nvme), ..Default::default() };
+            counters.rails.fenced = store.fenced.load(Relaxed);
             counters.disk = store.disk().map_or(missing, NvmeThreads::counters);
         }
         Report { blocks, counters, ..Report::default() }

@@ -1,8 +1,11 @@
 //! Flags and config file of `tidemill-kvpool`.
 
-use crate::core::{
-    directory::Limits,
-    eviction::{Policy, UnknownPolicy},
+use crate::{
+    core::{
+        directory::Limits,
+        eviction::{Policy, UnknownPolicy},
+    },
+    transport::rdma::DeviceNames,
 };
 use serde::{Deserialize, Serialize};
 use std::{
@@ -50,6 +53,9 @@ pub struct PoolFlags {
     /// Slots of memory, and of disk, that one tenant may fill, in percent
     #[arg(long)]
     pub tenant_share: Option<u8>,
+    /// RDMA devices through which workers may reach its memory: all, none, or names such as mlx5_0,mlx5_1 (default: all)
+    #[arg(long)]
+    pub rdma_devices: Option<String>,
     /// Time from reserving slots to publishing them, in milliseconds
     #[arg(long)]
     pub put_deadline_ms: Option<u64>,
@@ -73,6 +79,7 @@ pub struct Settings {
     pub policy: Policy,
     /// Percent.
     pub tenant_share: u8,
+    pub rdma: DeviceNames,
     pub limits: Limits,
     pub drain: Duration,
 }
@@ -117,6 +124,10 @@ impl Flags {
         if !(1..=100).contains(&tenant_share) {
             return Err(invalid("tenant_share", tenant_share, "must be from 1 to 100 percent").into());
         }
+        let rdma = match &kvpool.rdma_devices {
+            Some(names) => names.parse().map_err(|reason: &str| invalid("rdma_devices", names, reason))?,
+            None => DeviceNames::All,
+        };
         let limits = Limits {
             put_deadline: deadline("put_deadline_ms", kvpool.put_deadline_ms.unwrap_or(10_000))?,
             lease: deadline("lease_ms", kvpool.lease_ms.unwrap_or(10_000))?,
@@ -130,6 +141,7 @@ impl Flags {
             nvme,
             policy,
             tenant_share,
+            rdma,
             limits,
             drain,
         })
@@ -177,6 +189,7 @@ mod tests {
             (["--put-deadline-ms", "99999999"], "put_deadline_ms"),
             (["--bind", "0.0.0.0:0"], "advertise"),
             (["--tenant-share", "0"], "tenant_share"),
+            (["--rdma-devices", "mlx5_0,,"], "rdma_devices"),
             (["--nvme-capacity", "1TB"], "nvme_capacity"),
             (["--nvme-capacity", "1GiB"], "data"),
         ] {

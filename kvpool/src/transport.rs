@@ -1,65 +1,154 @@
-//! How block bytes move. A transport is one file and one row of `TRANSPORTS`; a client picks one when it connects.
+//! How block bytes move. A transport is one file and one row of `TRANSPORTS`; a client opens those that it may use when it connects,
+//! and asks for the cheapest that works whenever it moves a block.
 //!
 //! - `shm`: the client copies to and from the mapped arena of a node on the same host
+//! - [`rdma`]: the client's devices read and write the arena of a node on the same fabric
 //! - `quic`: bytes follow headers on one-way streams; works everywhere
 //!
-//! RDMA would be `rdma.rs`: another implementation of `Slots`, with RDMA WRITE and READ in place of the copies. The node sees
-//! only whether a client reaches slots itself or wants streams ([`Via`]).
+//! The node sees only whether a client reaches slots itself or wants streams ([`Via`]).
 
 pub(crate) mod quic;
+pub mod rdma;
 mod shm;
 
-use crate::{arena::ArenaError, core::validate::Copied};
-use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
-use tidemill_net::link::Connection;
-use tidemill_proto::pool::{ArenaInfo, Transport, Via};
+use crate::{arena::ArenaError, client::TransferCounters, core::validate::Copied};
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use rdma::{Nics, client::Rails};
+use std::{fmt, future::ready, net::SocketAddr, sync::Arc, time::Duration};
+use tidemill_proto::pool::{ArenaInfo, ToPool, Transport, Via};
+use tokio::sync::mpsc;
 
 /// A peer that lets a transfer stand still for this long has broken it off.
 pub(crate) const STALL_MAX: Duration = Duration::from_secs(10);
 
-/// Every transport, and how it reaches a node. The first one that does is used.
-const TRANSPORTS: [(Transport, Open); Transport::ALL.len()] = [(Transport::Shm, shm::open), (Transport::Quic, quic::open)];
+/// Every transport, and how it reaches a node; the cheapest first.
+const TRANSPORTS: [(Transport, Open); Transport::ALL.len()] =
+    [(Transport::Shm, shm::open), (Transport::Rdma, rdma::client::open), (Transport::Quic, quic::open)];
 
-type Open = fn(&Connection, &ArenaInfo) -> Result<Access, ArenaError>;
+type Open = fn(&Offer<'_>) -> Result<Access, ArenaError>;
+
+/// What a client has to open a transport with.
+pub(crate) struct Offer<'a> {
+    pub(crate) arena: &'a ArenaInfo,
+    pub(crate) nics: Option<&'a Arc<Nics>>,
+    /// For what a transport has to say on the control stream.
+    pub(crate) control: mpsc::WeakSender<ToPool>,
+    pub(crate) counters: &'a Arc<TransferCounters>,
+}
+
+/// Bytes were to be moved, and what would have moved them is gone. Some of them may have moved.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Broken;
 
 /// A node's slots, as a client reaches them itself. Sizes and slot numbers are checked by the caller.
 pub(crate) trait Slots: fmt::Debug + Send + Sync {
-    /// Fills a slot; returns the checksum of what was written.
-    fn write(&self, slot: u32, bytes: &[u8]) -> u64;
+    fn transport(&self) -> Transport;
+
+    /// Whether slots can be reached now.
+    fn usable(&self) -> bool {
+        true
+    }
+
+    /// What must be opened in talks with the node, if this is such a transport.
+    fn rails(&self) -> Option<&Arc<Rails>> {
+        None
+    }
+
+    /// Resolves when a write is not likely to wait.
+    fn room(&self) -> BoxFuture<'_, ()> {
+        Box::pin(ready(()))
+    }
+
+    /// Fills a slot, or begins to. `bytes` are free afterwards.
+    fn write(&self, slot: u32, bytes: &[u8]) -> Result<Filled, Broken>;
+
+    /// Sends on its way what was begun.
+    fn flush(&self) {}
 
     /// Copies a slot's block. The copy must be validated.
-    fn read(&self, slot: u32, to: &mut [u8]) -> Copied;
+    fn read(&self, slot: u32, to: &mut [u8]) -> Result<Copied, Broken>;
+}
+
+/// A slot that is filled, or being filled.
+#[derive(Debug)]
+pub(crate) struct Filled {
+    /// Of the block.
+    pub(crate) checksum: u64,
+    /// `None`: the bytes are there.
+    pub(crate) landing: Option<Landing>,
+}
+
+/// The rest of a block's way into its slot, after [`Slots::flush`]. `Err`: it cannot get there; nothing writes the slot any more.
+pub(crate) struct Landing(pub(crate) BoxFuture<'static, Result<(), Bytes>>);
+
+impl fmt::Debug for Landing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Landing")
+    }
 }
 
 /// How a client gets at a node's bytes.
 #[derive(Clone, Debug)]
 pub(crate) enum Access {
     Slots(Arc<dyn Slots>),
-    Streams(Connection),
+    Streams,
 }
 
-/// A client's way to a node's bytes.
-#[derive(Debug)]
-pub(crate) struct DataPath {
-    pub(crate) transport: Transport,
-    pub(crate) access: Access,
-}
+impl Access {
+    fn usable(&self) -> bool {
+        match self {
+            Access::Slots(slots) => slots.usable(),
+            Access::Streams => true,
+        }
+    }
 
-impl DataPath {
-    /// `near`: transports that work on one host only may be tried.
-    pub(crate) fn open(addr: SocketAddr, connection: &Connection, arena: &ArenaInfo, near: bool) -> Option<Self> {
-        TRANSPORTS.into_iter().filter(|(transport, _)| near || !transport.same_host()).find_map(|(transport, open)| {
-            let access = open(connection, arena);
-            let access = access.inspect_err(|error| tracing::info!(%addr, %error, transport = transport.name(), "transport not usable"));
-            Some(Self { transport, access: access.ok()? })
-        })
+    pub(crate) fn transport(&self) -> Transport {
+        match self {
+            Access::Slots(slots) => slots.transport(),
+            Access::Streams => Transport::Quic,
+        }
     }
 
     pub(crate) fn via(&self) -> Via {
-        match self.access {
+        match self {
             Access::Slots(_) => Via::Slots,
-            Access::Streams(_) => Via::Streams,
+            Access::Streams => Via::Streams,
         }
+    }
+}
+
+/// A client's ways to a node's bytes.
+#[derive(Debug)]
+pub(crate) struct DataPath {
+    /// The cheapest first. The last one is always usable.
+    ways: Vec<Access>,
+}
+
+impl DataPath {
+    /// Opens transports that may be used, up to the first that is usable now. `None`: there is no such.
+    pub(crate) fn open(addr: SocketAddr, offer: &Offer<'_>, allowed: impl Fn(Transport) -> bool) -> Option<Self> {
+        let mut ways: Vec<Access> = Vec::new();
+        for (transport, open) in TRANSPORTS.into_iter().filter(|(transport, _)| allowed(*transport)) {
+            match open(offer) {
+                Ok(way) => ways.push(way),
+                Err(error) => tracing::info!(%addr, %error, transport = transport.name(), "transport not usable"),
+            }
+            if ways.last().is_some_and(Access::usable) {
+                return Some(Self { ways });
+            }
+        }
+        None
+    }
+
+    /// The cheapest that is usable now.
+    pub(crate) fn now(&self) -> &Access {
+        let (last, others) = self.ways.split_last().expect("there is a way");
+        others.iter().find(|way| way.usable()).unwrap_or(last)
+    }
+
+    pub(crate) fn rails(&self) -> Option<&Arc<Rails>> {
+        self.ways.iter().find_map(|way| if let Access::Slots(slots) = way { slots.rails() } else { None })
     }
 }
 

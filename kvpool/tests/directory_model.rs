@@ -407,6 +407,7 @@ impl World {
                     self.asked_of_disk.clear();
                     self.unheard.clear();
                 }
+                Action::Fence { .. } => unreachable!("no client here writes remotely"),
                 Action::Missed { client, call, indexes, .. } => {
                     let asked = self.asked.get_mut(&(client, call)).expect("answers go to who asked");
                     let failed = |&index: &u32| asked.on_disk.contains(&asked.keys[index as usize]);

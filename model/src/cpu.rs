@@ -79,6 +79,10 @@ impl Executor for CpuExecutor {
         Ok(fill(self.kv.block_mut(block)))
     }
 
+    fn block_memory(&mut self) -> Option<&mut [u8]> {
+        Some(self.kv.bytes_mut())
+    }
+
     fn read_blocks(&mut self, blocks: &[u32]) -> Result<BlockBytes, ExecutorError> {
         Ok(BlockBytes::Ready(blocks.iter().map(|&block| self.kv.block(block).to_vec()).collect()))
     }

@@ -37,6 +37,12 @@ pub trait Executor: Send {
     /// they are not, the block means nothing.
     fn write_block(&mut self, block: u32, fill: &mut dyn FnMut(&mut [u8]) -> bool) -> Result<bool, ExecutorError>;
 
+    /// The memory that [`write_block`](Self::write_block) hands out parts of, where it is ordinary memory: all of it, so that it can be
+    /// made known to a network device. It stays where it is as long as this executor lives.
+    fn block_memory(&mut self) -> Option<&mut [u8]> {
+        None
+    }
+
     /// The bytes that these blocks hold now, whatever later steps do to them.
     fn read_blocks(&mut self, blocks: &[u32]) -> Result<BlockBytes, ExecutorError>;
 }

@@ -464,6 +464,7 @@ pub struct Counters {
     pub transfer: Transfer,
     pub misses: Misses,
     pub disk: Disk,
+    pub rails: Rails,
 }
 
 /// Blocks moved by this process, by transport and direction.
@@ -532,6 +533,16 @@ pub struct Disk {
     pub errors: u64,
     /// Whether the disk was given up because of errors: 0 or 1.
     pub given_up: u64,
+}
+
+/// RDMA connections of a process. A reader or writer whose rails are all lost goes on over QUIC.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rails {
+    pub opened: u64,
+    /// Opened ones that broke, or that their node closed.
+    pub lost: u64,
+    /// A pool node's: how often it closed a client's rails because the client was late to fill a slot.
+    pub fenced: u64,
 }
 
 /// Blocks that were asked for and unusable, by reason.

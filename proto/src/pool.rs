@@ -4,13 +4,20 @@
 //! any order and carry the call's number. Bytes go one of two ways ([`Via`]), never over the control stream:
 //!
 //! ```text
-//! Via::Slots    the client reads and writes the node's arena itself (shared memory; RDMA where there is hardware)
+//! Via::Slots    the client reads and writes the node's arena itself (shared memory, RDMA)
 //!     put   PutStart ──► PutStarted(slots)   write slots   PutEnd(checksums) ──► PutEnded
 //!     get   Get ──► Found(slots, lease)      read slots    Release
 //!
 //! Via::Streams  bytes follow a header on one-way streams, several at a time (QUIC)
 //!     put   PutStart ──► PutStarted(slots)   (PutData, bytes)… ──► PutEnded, one per stream
 //!     get   Get ──► (GetData, bytes, generation)…
+//! ```
+//!
+//! RDMA needs *rails* first: connections between a device of the client and one of the node. The client may ask for them, or for more,
+//! at any time; either end may close them at any time, and streams work meanwhile.
+//!
+//! ```text
+//!     OpenRails(ends) ──► RailsOpened(ends, keys)        CloseRail ──► (client: it failed)   ◄── RailsClosed (node: fenced)
 //! ```
 //!
 //! Every operation is batched and idempotent by key. Everything that a client reserved or leased is released when its connection
@@ -27,6 +34,9 @@ pub const KEYS_MAX: usize = 1 << 16;
 
 /// Largest block.
 pub const BLOCK_BYTES_MAX: u64 = 256 << 20;
+
+/// Most rails of one client.
+pub const RAILS_MAX: usize = 16;
 
 /// One call of one client. Numbers are never reused on the same connection.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
@@ -47,16 +57,18 @@ pub struct SlotRef {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Transport {
     Shm,
+    Rdma,
     Quic,
 }
 
 impl Transport {
     /// The cheapest first.
-    pub const ALL: [Transport; 2] = [Transport::Shm, Transport::Quic];
+    pub const ALL: [Transport; 3] = [Transport::Shm, Transport::Rdma, Transport::Quic];
 
     pub const fn name(self) -> &'static str {
         match self {
             Transport::Shm => "shm",
+            Transport::Rdma => "rdma",
             Transport::Quic => "quic",
         }
     }
@@ -176,6 +188,15 @@ pub enum ToPool {
     Release {
         lease: LeaseId,
     },
+    /// Open a rail to each of these ends, at most [`RAILS_MAX`] in all.
+    OpenRails {
+        call: CallId,
+        ends: Vec<RailEnd>,
+    },
+    /// The rail with this queue pair of the node has failed, and nothing is on its way over it.
+    CloseRail {
+        pair: u32,
+    },
     /// This slot's bytes did not match their checksum: check them, and forget the block if they are wrong.
     Suspect {
         block: SlotRef,
@@ -214,11 +235,46 @@ pub enum FromPool {
         lease: LeaseId,
         blocks: Vec<Found>,
     },
+    /// One answer per end; `None` where no rail can be opened.
+    RailsOpened {
+        call: CallId,
+        rails: Vec<Option<RailOpened>>,
+    },
+    /// All rails of this client are gone: a slot that it was late to fill had to be protected from it.
+    RailsClosed,
     /// These blocks of a get are not there, and did not come before its deadline.
     Missed {
         call: CallId,
         indexes: Vec<u32>,
     },
+}
+
+/// One end of an RDMA connection, as its device's port and queue pair are reached.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct RailEnd {
+    pub gid: [u8; 16],
+    /// 0 on Ethernet.
+    pub lid: u16,
+    /// As verbs number them: 1 is 256 bytes, 5 is 4096.
+    pub mtu: u8,
+    /// Number of the queue pair.
+    pub pair: u32,
+    /// Number of the first packet from this end.
+    pub psn: u32,
+    /// READs that this end answers at once, and that it has under way.
+    pub reads_in: u8,
+    pub reads_out: u8,
+}
+
+/// The node's end of a rail, and how its arena (laid out as in shared memory) is reached over it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct RailOpened {
+    pub end: RailEnd,
+    pub arena_at: u64,
+    /// For reading anything of the arena.
+    pub read_key: u32,
+    /// For writing slots.
+    pub write_key: u32,
 }
 
 /// How a process on the same host maps the node's arena: through `/proc/<pid>/fd/<fd>`, with `nonce` in its first page as proof.
@@ -293,6 +349,7 @@ mod tests {
 
     const LINEAGE: Lineage = Lineage { origin: RequestId(1), tenant: Tenant(2), parent: Some(BlockKey([6; 16])), position: 3 };
     const AT: SlotRef = SlotRef { slot: 3, generation: 1 << 40 };
+    const END: RailEnd = RailEnd { gid: [7; 16], lid: 3, mtu: 5, pair: 1 << 23, psn: 9, reads_in: 16, reads_out: 1 };
 
     #[test]
     fn messages_survive_the_wire() {
@@ -303,6 +360,7 @@ mod tests {
             ToPool::PutStart { call, lineage: LINEAGE, room: Room::Spare, keys: vec![BlockKey([7; 16]); 3] },
             ToPool::PutEnd { call, blocks: vec![Written { at: AT, checksum: 8 }] },
             ToPool::Get { call, keys: vec![BlockKey([0xff; 16])], wait_ms: u64::MAX, via: Via::Streams },
+            ToPool::OpenRails { call, ends: vec![END; RAILS_MAX] },
         ] {
             assert_eq!(decode::<ToPool>(&encode(&message).unwrap()[4..]), Ok(message));
         }
@@ -310,6 +368,7 @@ mod tests {
             FromPool::PutStarted { call, deadline_ms: 1, answers: vec![Reservation::Write(AT), Reservation::Full] },
             FromPool::Found { call, lease: LeaseId(4), blocks: vec![found; 2] },
             FromPool::Missed { call, indexes: vec![0, 70_000] },
+            FromPool::RailsOpened { call, rails: vec![None, Some(RailOpened { end: END, arena_at: 1 << 47, read_key: 1, write_key: 2 })] },
         ] {
             assert_eq!(decode::<FromPool>(&encode(&message).unwrap()[4..]), Ok(message));
         }

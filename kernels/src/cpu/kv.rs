@@ -68,6 +68,11 @@ impl KvMemory {
         self.memory.as_slice()
     }
 
+    /// The same, for making them known to a device. Blocks are written one at a time.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        self.memory.as_mut_slice()
+    }
+
     /// The bytes of block `id`, for copying it out.
     pub fn block(&self, id: u32) -> &[u8] {
         &self.memory.as_slice()[self.range(id)]

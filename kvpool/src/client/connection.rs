@@ -16,11 +16,15 @@
 mod calls;
 mod fetch;
 mod put;
+mod rails;
 
 pub use fetch::{Block, Fetch, FetchedBlock, Miss};
 pub use put::{PutReport, ReservedSlots};
 
-use crate::{client::TransferCounters, transport::DataPath};
+use crate::{
+    client::TransferCounters,
+    transport::{DataPath, Offer, rdma::Nics},
+};
 use bytes::Bytes;
 use calls::{Call, Calls};
 use std::{net::SocketAddr, sync::Arc, time::Duration};
@@ -35,12 +39,59 @@ use tidemill_proto::{
 };
 use tokio::{sync::mpsc, time::timeout};
 
-/// Which transport a client may use.
+/// Which transports a client may use: the cheapest of them that works.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TransportChoice {
-    /// Shared memory where the node's arena can be mapped, else QUIC.
+    /// Shared memory where the node's arena can be mapped, else RDMA where both ends have a device, else QUIC.
     Auto,
+    /// Shared memory, else QUIC.
+    Shm,
+    /// RDMA, else QUIC.
+    Rdma,
     Quic,
+}
+
+impl TransportChoice {
+    pub const ALL: [TransportChoice; 4] = [Self::Auto, Self::Shm, Self::Rdma, Self::Quic];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Shm => "shm",
+            Self::Rdma => "rdma",
+            Self::Quic => "quic",
+        }
+    }
+
+    /// What is left of it between hosts.
+    pub const fn far(self) -> Self {
+        match self {
+            Self::Auto | Self::Rdma => Self::Rdma,
+            Self::Shm | Self::Quic => Self::Quic,
+        }
+    }
+
+    fn allows(self, transport: Transport) -> bool {
+        match transport {
+            Transport::Shm => matches!(self, Self::Auto | Self::Shm),
+            Transport::Rdma => matches!(self, Self::Auto | Self::Rdma),
+            Transport::Quic => true,
+        }
+    }
+}
+
+/// A choice, and the devices that RDMA takes.
+#[derive(Clone, Debug)]
+pub struct Ways {
+    pub choice: TransportChoice,
+    pub nics: Option<Arc<Nics>>,
+}
+
+/// Without RDMA, whatever the choice is.
+impl From<TransportChoice> for Ways {
+    fn from(choice: TransportChoice) -> Self {
+        Self { choice, nics: None }
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -82,9 +133,10 @@ impl PoolClient {
         endpoint: &Endpoint,
         addr: SocketAddr,
         blocks: BlockFormat,
-        choice: TransportChoice,
+        ways: impl Into<Ways>,
         counters: Arc<TransferCounters>,
     ) -> Result<Self, PoolError> {
+        let Ways { choice, nics } = ways.into();
         let unreachable = |error: LinkError| PoolError::Unreachable { addr, reason: error.to_string() };
         let connection = endpoint.connect(addr).await.map_err(unreachable)?;
         connection.expect(&[PeerRole::Kvpool]).map_err(unreachable)?;
@@ -102,11 +154,17 @@ impl PoolClient {
         }
         let block_bytes = blocks.block_bytes as usize;
         let no_way = || PoolError::Unreachable { addr, reason: "no transport works".into() };
-        let path = DataPath::open(addr, &connection, &arena, choice == TransportChoice::Auto).ok_or_else(no_way)?;
         let (outgoing, queue) = mpsc::channel(OUTGOING_MAX);
+        let offer = Offer { arena: &arena, nics: nics.as_ref(), control: outgoing.downgrade(), counters: &counters };
+        let path = DataPath::open(addr, &offer, |transport| choice.allows(transport)).ok_or_else(no_way)?;
         let calls = Arc::new(Calls::new(outgoing.downgrade()));
-        tokio::spawn(calls::pump(connection.clone(), sender, receiver, queue, Arc::clone(&calls), block_bytes));
-        Ok(Self(Arc::new(Inner { addr, block_bytes, slots: arena.slots, connection, path, calls, outgoing, counters })))
+        let rails = path.rails().cloned();
+        tokio::spawn(calls::pump(connection.clone(), sender, receiver, queue, Arc::clone(&calls), rails.clone(), block_bytes));
+        let inner = Arc::new(Inner { addr, block_bytes, slots: arena.slots, connection, path, calls, outgoing, counters });
+        if let Some(rails) = rails {
+            rails::keep_open(&inner, rails).await;
+        }
+        Ok(Self(inner))
     }
 
     /// Whether calls have a chance.
@@ -114,8 +172,9 @@ impl PoolClient {
         self.0.calls.is_open()
     }
 
+    /// What carries blocks now.
     pub fn transport(&self) -> Transport {
-        self.0.path.transport
+        self.0.path.now().transport()
     }
 
     /// UDP payload bytes of the datagrams that go to the node now.

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 use tidemill_proto::{
-    message::{Misses, Moved, Transfer},
+    message::{Misses, Moved, Rails, Transfer},
     pool::{Direction, Transport},
 };
 
@@ -18,6 +18,8 @@ pub struct TransferCounters {
     stale: AtomicU64,
     corrupt: AtomicU64,
     unreachable: AtomicU64,
+    rails_opened: AtomicU64,
+    rails_lost: AtomicU64,
 }
 
 /// One direction of one transport, or of a disk.
@@ -63,6 +65,19 @@ impl TransferCounters {
             Miss::Unreachable => &self.unreachable,
         };
         counter.fetch_add(blocks, Relaxed);
+    }
+
+    pub(crate) fn rail_opened(&self) {
+        self.rails_opened.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn rail_lost(&self) {
+        self.rails_lost.fetch_add(1, Relaxed);
+    }
+
+    /// RDMA rails opened and lost so far.
+    pub fn rails(&self) -> Rails {
+        Rails { opened: self.rails_opened.load(Relaxed), lost: self.rails_lost.load(Relaxed), fenced: 0 }
     }
 
     /// The counts so far, as reports carry them.

@@ -1,6 +1,6 @@
 //! A worker's way to every pool node: one connection per node, made when it is first needed and again after it broke.
 
-use super::{FetchedBlock, Miss, Part, PoolClient, PoolError, PutReport, TransferCounters, TransportChoice};
+use super::{FetchedBlock, Miss, Part, PoolClient, PoolError, PutReport, Registration, TransferCounters, Ways};
 use futures_util::future::join_all;
 use parking_lot::Mutex;
 use std::{
@@ -24,7 +24,7 @@ pub struct PoolRouter(Arc<Inner>);
 struct Inner {
     endpoint: Endpoint,
     blocks: BlockFormat,
-    force_quic: bool,
+    ways: Ways,
     counters: Arc<TransferCounters>,
     /// One lock per node, so that a node that does not answer delays only its own callers.
     nodes: Mutex<HashMap<PoolNode, Arc<tokio::sync::Mutex<Node>>>>,
@@ -48,10 +48,17 @@ const CONNECT_MAX: Duration = Duration::from_secs(5);
 const RETRY: Duration = Duration::from_secs(1);
 
 impl PoolRouter {
-    /// `force_quic`: near nodes, too, are reached over the network.
-    pub fn new(endpoint: Endpoint, blocks: BlockFormat, force_quic: bool) -> Self {
+    /// `ways`: how near nodes are reached; far ones as far as that works between hosts.
+    pub fn new(endpoint: Endpoint, blocks: BlockFormat, ways: Ways) -> Self {
         let counters = Arc::new(TransferCounters::default());
-        Self(Arc::new(Inner { endpoint, blocks, force_quic, counters, nodes: Mutex::default() }))
+        Self(Arc::new(Inner { endpoint, blocks, ways, counters, nodes: Mutex::default() }))
+    }
+
+    /// Registers memory that blocks will be read to with the RDMA devices, if there are any. Without that they come with a copy.
+    pub fn register(&self, memory: &mut [u8]) -> Option<Registration> {
+        let nics = self.0.ways.nics.as_ref().filter(|nics| !nics.is_empty())?;
+        let bytes = memory.len();
+        nics.register(memory).inspect_err(|error| tracing::warn!(%error, bytes, "blocks are copied after they have come by RDMA")).ok()
     }
 
     /// Fetches all parts at once and delivers one result per key as they come, with its place among the keys of all parts. For a node
@@ -123,6 +130,7 @@ impl PoolRouter {
             let steps = std::mem::take(&mut latest.steps);
             let mut report = Report { steps, ..latest.clone() };
             (report.counters.transfer, report.counters.misses) = pools.0.counters.snapshot();
+            report.counters.rails = pools.0.counters.rails();
             report
         })
     }
@@ -138,9 +146,10 @@ impl PoolRouter {
             }
             _ => {}
         }
-        let Inner { endpoint, blocks, force_quic, counters, .. } = &*self.0;
-        let choice = if at.near && !force_quic { TransportChoice::Auto } else { TransportChoice::Quic };
-        let connecting = PoolClient::connect(endpoint, addr, *blocks, choice, Arc::clone(counters));
+        let Inner { endpoint, blocks, ways, counters, .. } = &*self.0;
+        let Ways { choice, nics } = ways.clone();
+        let ways = Ways { choice: if at.near { choice } else { choice.far() }, nics };
+        let connecting = PoolClient::connect(endpoint, addr, *blocks, ways, Arc::clone(counters));
         let late = || PoolError::Unreachable { addr, reason: format!("no connection within {CONNECT_MAX:?}") };
         match timeout(CONNECT_MAX, connecting).await.unwrap_or_else(|_| Err(late())) {
             Ok(client) => {

@@ -18,7 +18,8 @@
 //! 2. **reserved**: one writer may fill it until a deadline. Its key is in flight: nobody finds it. Reserving gives the slot a new
 //!    generation, which tells readers of its earlier content that it is gone.
 //! 3. **published**: full, immutable, found by its key; leased to readers, or a candidate for eviction
-//! 4. **quarantined**: nobody finds it and nobody gets it, because a writer that was cut off may still be writing
+//! 4. **quarantined**: nobody finds it and nobody gets it, because a writer that was cut off may still be writing; of a writer on this
+//!    host or behind the node, for a time; of one that writes from another host (RDMA), until the shell has fenced it
 //!
 //! Every wait, lease and reservation has a deadline, so everything that a dead peer held is free again within
 //! [`Limits::reclaim_max`].
@@ -45,7 +46,7 @@ use events::EventLog;
 use leases::Leases;
 use shares::Shares;
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
     time::Duration,
 };
 use tidemill_proto::{
@@ -102,6 +103,8 @@ pub enum Action {
     Erase { disk: u32 },
     /// Stop using the disk. No more answers are expected for it.
     GiveUpDisk,
+    /// See to it that this client writes no byte from another host any more. Always answer with [`Directory::fenced`].
+    Fence { client: ClientId },
 }
 
 /// DRAM slots by state; they add up to all of them.
@@ -130,6 +133,10 @@ pub struct Directory {
     /// Number of the last slot that became clean.
     cleaned: u64,
     reserved: HashMap<ClientId, BTreeSet<u32>>,
+    /// Clients that write from another host, at their own pace.
+    remote: HashSet<ClientId>,
+    /// Quarantined slots of clients that are being fenced.
+    unfenced: HashMap<ClientId, Vec<u32>>,
     leases: Leases,
     waits: Waits,
     timers: Timers<Due>,
@@ -213,6 +220,8 @@ impl Directory {
             clean: BTreeMap::new(),
             cleaned: 0,
             reserved: HashMap::new(),
+            remote: HashSet::new(),
+            unfenced: HashMap::new(),
             leases: Leases::new(),
             waits: Waits::default(),
             timers: Timers::new(),
@@ -384,8 +393,25 @@ impl Directory {
         }
     }
 
-    /// A client's connection ended: its waits and leases end, and its reserved slots are quarantined until nobody can be writing them.
+    /// From now on, this client may write slots from another host: a clock does not bound when its bytes arrive.
+    pub fn writes_remotely(&mut self, client: ClientId) {
+        self.remote.insert(client);
+    }
+
+    /// No byte of this client arrives from another host any more, unless [`writes_remotely`](Self::writes_remotely) is called again.
+    pub fn fenced(&mut self, client: ClientId, now: Duration) {
+        self.remote.remove(&client);
+        for slot in self.unfenced.remove(&client).unwrap_or_default() {
+            self.usage.quarantined -= 1;
+            self.set_free(slot);
+        }
+        self.tick(now);
+    }
+
+    /// A client's connection ended, and it is fenced: its waits and leases end, and its reserved slots are quarantined until nobody can be
+    /// writing them.
     pub fn client_gone(&mut self, client: ClientId, now: Duration) {
+        self.remote.remove(&client);
         self.tick(now);
         for get in self.waits.end_client(client) {
             self.timers.cancel(get.timer);

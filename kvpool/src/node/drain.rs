@@ -13,7 +13,7 @@
 
 use super::{Node, store::Store};
 use crate::{
-    client::PoolRouter,
+    client::{PoolRouter, TransportChoice},
     core::{
         directory::{Held, Place},
         validate::validate,
@@ -89,7 +89,7 @@ async fn hand_over(node: Arc<Node>, endpoint: Endpoint, peers: Vec<Peer>) {
     let Some((store, layout)) = node.store().zip(node.layout.get().copied()) else { return };
     let held = store.apply(|directory, _| directory.hottest());
     // Blocks keep the names that they have here, which tell shards apart, so this is no shard's connection.
-    let pools = PoolRouter::new(endpoint, BlockFormat::whole(layout, store.arena().block_bytes() as u64), false);
+    let pools = PoolRouter::new(endpoint, BlockFormat::whole(layout, store.arena().block_bytes() as u64), TransportChoice::Auto.into());
     let (mut moved, mut next) = (0, 0);
     for peer in peers {
         let (mut room, mut took) = (peer.free_blocks, Instant::now());

@@ -2,6 +2,7 @@
 
 use super::{
     Node,
+    rails::SessionRails,
     store::{Outbox, Store},
     streams::Streams,
 };
@@ -11,10 +12,11 @@ use tidemill_net::link::{CONNECT_MAX, Connection, LinkError, Receiver, Sender};
 use tidemill_proto::{
     block::{BlockKey, Shard},
     frame::Preamble,
-    pool::{FromPool, KEYS_MAX, Reservation, SlotRef, ToPool},
+    pool::{CallId, FromPool, KEYS_MAX, RAILS_MAX, RailEnd, Reservation, SlotRef, ToPool},
 };
 use tokio::{
-    sync::mpsc,
+    sync::{Semaphore, mpsc},
+    task::spawn_blocking,
     time::{sleep, timeout},
 };
 
@@ -22,6 +24,9 @@ pub(super) struct Session {
     node: Arc<Node>,
     connection: Connection,
     client: ClientId,
+    rails: Arc<SessionRails>,
+    /// Rails are opened by one task at a time.
+    opening: Arc<Semaphore>,
 }
 
 /// Messages, and blocks to stream, that wait to be sent to a client. A client that reads never lets as many pile up.
@@ -32,7 +37,8 @@ const BACKLOG_PAUSE: Duration = Duration::from_millis(1);
 
 impl Session {
     pub(super) fn new(node: Arc<Node>, connection: Connection, number: u64) -> Self {
-        Self { node, connection, client: ClientId(number) }
+        let client = ClientId(number);
+        Self { node, connection, client, rails: SessionRails::new(client), opening: Arc::new(Semaphore::new(1)) }
     }
 
     /// Serves the client until its connection ends. Breaking the protocol ends only this connection.
@@ -41,7 +47,7 @@ impl Session {
         let reason = match timeout(CONNECT_MAX, self.hello()).await {
             Ok(Ok((store, shard, sender, receiver))) => {
                 tracing::info!(%peer, client = self.client.0, "client connected");
-                let served = Guard { store: Arc::clone(&store), client: self.client };
+                let served = Guard { store: Arc::clone(&store), client: self.client, rails: Arc::clone(&self.rails) };
                 let reason = self.serve(store, shard, sender, receiver).await;
                 drop(served);
                 reason
@@ -78,7 +84,13 @@ impl Session {
     async fn serve(&self, store: Arc<Store>, shard: Shard, sender: Sender<FromPool>, receiver: Receiver<ToPool>) -> String {
         let (messages, queue) = mpsc::channel(QUEUE);
         let (jobs_in, jobs) = mpsc::channel(QUEUE);
-        store.join(self.client, Outbox { connection: self.connection.clone(), messages: messages.clone(), streams: jobs_in });
+        let outbox = Outbox {
+            connection: self.connection.clone(),
+            messages: messages.clone(),
+            streams: jobs_in,
+            rails: Arc::clone(&self.rails),
+        };
+        store.join(self.client, outbox);
         let streams = Streams {
             node: Arc::clone(&self.node),
             store: Arc::clone(&store),
@@ -94,7 +106,7 @@ impl Session {
         }
     }
 
-    async fn read(&self, store: &Store, shard: Shard, mut receiver: Receiver<ToPool>, messages: mpsc::Sender<FromPool>) -> String {
+    async fn read(&self, store: &Arc<Store>, shard: Shard, mut receiver: Receiver<ToPool>, messages: mpsc::Sender<FromPool>) -> String {
         loop {
             // Waiting for room in the queue would take it from those that must send without waiting.
             while QUEUE - messages.capacity() > BACKLOG {
@@ -105,6 +117,21 @@ impl Session {
                 Ok(None) => return "client ends".into(),
                 Err(error) => return error.to_string(),
             };
+            match message {
+                ToPool::OpenRails { call, ends } => {
+                    if let Err(reason) = self.open_rails(store, call, ends, &messages) {
+                        return reason.into();
+                    }
+                    continue;
+                }
+                // In order: what follows may rely on the rail being closed.
+                ToPool::CloseRail { pair } => {
+                    let rails = Arc::clone(&self.rails);
+                    spawn_blocking(move || rails.close(pair)).await.expect("closing does not panic and is not aborted");
+                    continue;
+                }
+                _ => {}
+            }
             match self.handle(store, of_shard(message, shard)) {
                 Ok(None) => {}
                 Ok(Some(answer)) => {
@@ -115,6 +142,28 @@ impl Session {
                 Err(reason) => return reason.into(),
             }
         }
+    }
+
+    /// Opens rails on a thread that may block, and answers then. `Err`: the client broke the protocol.
+    fn open_rails(
+        &self,
+        store: &Arc<Store>,
+        call: CallId,
+        ends: Vec<RailEnd>,
+        messages: &mpsc::Sender<FromPool>,
+    ) -> Result<(), &'static str> {
+        if ends.len() > RAILS_MAX {
+            return Err("too many rails in one message");
+        }
+        let permit = Arc::clone(&self.opening).try_acquire_owned().map_err(|_| "it opens rails while it opens rails")?;
+        let (store, rails, messages) = (Arc::clone(store), Arc::clone(&self.rails), messages.clone());
+        spawn_blocking(move || {
+            let opened = rails.open(&store, &ends);
+            drop(permit);
+            // Closed only with the session.
+            let _ = messages.blocking_send(FromPool::RailsOpened { call, rails: opened });
+        });
+        Ok(())
     }
 
     /// Carries out a message. `Err`: the client broke the protocol.
@@ -152,6 +201,7 @@ impl Session {
             ToPool::CancelGet { call } => store.apply(|directory, _| directory.cancel_get(client, call)),
             ToPool::Release { lease } => store.apply(|directory, _| directory.release(client, lease)),
             ToPool::Suspect { block } => examine(store, block),
+            ToPool::OpenRails { .. } | ToPool::CloseRail { .. } => unreachable!("read() takes these"),
         }
         Ok(None)
     }
@@ -198,10 +248,13 @@ async fn write(mut sender: Sender<FromPool>, mut queue: mpsc::Receiver<FromPool>
 struct Guard {
     store: Arc<Store>,
     client: ClientId,
+    rails: Arc<SessionRails>,
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
+        // First: what it had reserved is free soon after.
+        self.rails.end();
         self.store.leave(self.client);
     }
 }

@@ -1,19 +1,23 @@
 //! A node's arena and directory, and where the directory's answers go. The lock is held for one directory operation at a time, never
 //! across a copy, a hash or an await.
 
-use super::nvme::{DiskJob, NvmeThreads};
+use super::{
+    nvme::{DiskJob, NvmeThreads},
+    rails::SessionRails,
+};
 use crate::{
     arena::Arena,
     core::{
         announce::{Announcement, Announcer},
         directory::{Action, ClientId, Directory},
     },
+    transport::rdma::{DeviceNames, node::ArenaNics},
 };
 use parking_lot::Mutex;
 use std::{
     collections::HashMap,
     fmt,
-    sync::Arc,
+    sync::{Arc, OnceLock, Weak, atomic::AtomicU64},
     time::{Duration, Instant},
 };
 use tidemill_net::link::Connection;
@@ -21,7 +25,14 @@ use tidemill_proto::pool::{CallId, Found, FromPool, LeaseId, Via};
 use tokio::sync::{Notify, mpsc};
 
 pub(super) struct Store {
-    arena: Arena,
+    arena: Arc<Arena>,
+    /// The arena's, opened for the first client that can use them.
+    nics: OnceLock<ArenaNics>,
+    devices: DeviceNames,
+    /// How often a client's rails were closed because it was late.
+    pub(super) fenced: AtomicU64,
+    /// For threads that outlive a call.
+    this: Weak<Store>,
     started: Instant,
     state: Mutex<State>,
     disk: Option<Arc<NvmeThreads>>,
@@ -40,6 +51,7 @@ pub(super) struct Outbox {
     pub(super) connection: Connection,
     pub(super) messages: mpsc::Sender<FromPool>,
     pub(super) streams: mpsc::Sender<StreamJob>,
+    pub(super) rails: Arc<SessionRails>,
 }
 
 /// Blocks to send on streams.
@@ -52,9 +64,30 @@ pub(super) struct StreamJob {
 
 impl Store {
     /// The directory must have a disk exactly if `disk` is given.
-    pub(super) fn new(arena: Arena, directory: Directory, disk: Option<Arc<NvmeThreads>>, changed: Arc<Notify>) -> Self {
+    pub(super) fn new(
+        arena: Arena,
+        directory: Directory,
+        disk: Option<Arc<NvmeThreads>>,
+        devices: DeviceNames,
+        changed: Arc<Notify>,
+    ) -> Arc<Self> {
         let state = Mutex::new(State { directory, outboxes: HashMap::new() });
-        Self { arena, started: Instant::now(), state, disk, changed }
+        Arc::new_cyclic(|this| Self {
+            arena: Arc::new(arena),
+            nics: OnceLock::new(),
+            devices,
+            fenced: AtomicU64::new(0),
+            this: Weak::clone(this),
+            started: Instant::now(),
+            state,
+            disk,
+            changed,
+        })
+    }
+
+    /// Takes a while at first: the arena's memory is taken and registered.
+    pub(super) fn nics(&self) -> &ArenaNics {
+        self.nics.get_or_init(|| ArenaNics::open(&self.devices, &self.arena))
     }
 
     pub(super) fn disk(&self) -> Option<&NvmeThreads> {
@@ -89,6 +122,11 @@ impl Store {
                     jobs.push(DiskJob::Load { disk, to, checksum, until });
                 }
                 Action::Erase { disk } => jobs.push(DiskJob::Erase { disk }),
+                Action::Fence { client } => match (outboxes.get(&client), self.this.upgrade()) {
+                    (Some(outbox), Some(store)) => Arc::clone(&outbox.rails).fence(store, outbox.messages.clone()),
+                    // A session's rails are closed before its outbox goes.
+                    _ => directory.fenced(client, self.now()),
+                },
                 Action::GiveUpDisk => self.disk.iter().for_each(|disk| disk.give_up()),
                 Action::Found { client, call, via, lease, blocks } => {
                     send(outboxes, client, |outbox| match via {

@@ -11,7 +11,7 @@
 use crate::{
     arena::{Arena, ArenaError, hashed_copy::copy_slice_hashed},
     core::validate::{Copied, checksum},
-    transport::{Access, STALL_MAX, shares},
+    transport::{Access, Offer, STALL_MAX, shares},
 };
 use bytes::Bytes;
 use quinn::{RecvStream, SendStream};
@@ -19,7 +19,7 @@ use std::{hash::Hasher, time::Instant};
 use tidemill_net::link::{Connection, LinkError};
 use tidemill_proto::{
     frame::{self, FrameError, HEADER_BYTES, Preamble},
-    pool::{ArenaInfo, CallId, Found, GetData, PutData, SlotRef, Written},
+    pool::{CallId, Found, GetData, PutData, SlotRef, Written},
 };
 use tokio::{
     task::JoinSet,
@@ -43,8 +43,8 @@ pub(crate) enum StreamError {
 }
 
 /// Client: blocks move over the connection that calls use.
-pub(super) fn open(connection: &Connection, _: &ArenaInfo) -> Result<Access, ArenaError> {
-    Ok(Access::Streams(connection.clone()))
+pub(super) fn open(_: &Offer<'_>) -> Result<Access, ArenaError> {
+    Ok(Access::Streams)
 }
 
 /// Client: a block's bytes as they came, not validated.

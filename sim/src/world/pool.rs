@@ -286,6 +286,7 @@ impl PoolNode {
                     io.note(|| format!("pool-{} gives its disk up", self.index.0));
                     self.disk.iter_mut().for_each(|disk| disk.given_up = true);
                 }
+                Action::Fence { .. } => unreachable!("no simulated client writes by RDMA"),
             }
         }
         if self.directory.has_events() || self.announcer.is_behind() {

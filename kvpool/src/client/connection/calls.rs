@@ -1,6 +1,9 @@
 //! Calls under way on one connection, and the tasks that carry their messages.
 
-use crate::transport::quic::{self, Received, StreamError};
+use crate::transport::{
+    quic::{self, Received, StreamError},
+    rdma::client::Rails,
+};
 use parking_lot::Mutex;
 use std::{
     collections::HashMap,
@@ -88,7 +91,9 @@ impl Calls {
             | FromPool::PutEnded { call, .. }
             | FromPool::Matched { call, .. }
             | FromPool::Found { call, .. }
-            | FromPool::Missed { call, .. } => *call,
+            | FromPool::Missed { call, .. }
+            | FromPool::RailsOpened { call, .. } => *call,
+            FromPool::RailsClosed => return Err("it closes rails that no call asks about"),
             FromPool::Welcome { .. } | FromPool::Refused { .. } => return Err("it welcomes twice"),
         };
         let open = self.open.lock();
@@ -113,6 +118,13 @@ impl Calls {
             FromPool::PutStarted { answers, .. } => {
                 let slot = |answer| if let Reservation::Write(at) = answer { Some(at) } else { None };
                 ToPool::PutRevoke { blocks: answers.into_iter().filter_map(slot).collect() }
+            }
+            FromPool::RailsOpened { rails, .. } => {
+                let pairs = rails.into_iter().flatten().map(|rail| ToPool::CloseRail { pair: rail.end.pair });
+                if let Some(outgoing) = self.outgoing.upgrade() {
+                    pairs.for_each(|close| drop(outgoing.try_send(close)));
+                }
+                return;
             }
             _ => return,
         };
@@ -150,16 +162,20 @@ pub(super) async fn pump(
     receiver: Receiver<FromPool>,
     outgoing: mpsc::Receiver<ToPool>,
     calls: Arc<Calls>,
+    rails: Option<Arc<Rails>>,
     block_bytes: usize,
 ) {
     let reason = tokio::select! {
         reason = write(sender, outgoing) => reason,
-        reason = read(receiver, &calls) => reason,
+        reason = read(receiver, &calls, rails.as_deref()) => reason,
         reason = take_streams(&connection, &calls, block_bytes) => reason,
     };
     tracing::debug!(node = %connection.peer(), reason, "pool connection ended");
     calls.close();
     connection.close(&reason);
+    if let Some(rails) = rails {
+        rails.close("the connection ended");
+    }
 }
 
 async fn write(mut sender: Sender<ToPool>, mut outgoing: mpsc::Receiver<ToPool>) -> String {
@@ -171,9 +187,14 @@ async fn write(mut sender: Sender<ToPool>, mut outgoing: mpsc::Receiver<ToPool>)
     "client ends".into()
 }
 
-async fn read(mut receiver: Receiver<FromPool>, calls: &Calls) -> String {
+async fn read(mut receiver: Receiver<FromPool>, calls: &Calls, rails: Option<&Rails>) -> String {
     loop {
         match receiver.recv().await {
+            Ok(Some(FromPool::RailsClosed)) => {
+                if let Some(rails) = rails {
+                    rails.close("the node has closed it");
+                }
+            }
             Ok(Some(reply)) => {
                 if let Err(reason) = calls.deliver(reply) {
                     return reason.into();

@@ -4,7 +4,7 @@ use super::{ANSWER_MAX, Call, Inner, calls::StreamedBlock};
 use crate::{
     client::request::{Arrival, Source, blocks_within},
     core::validate::{Copied, Invalid, validate},
-    transport::{Access, Slots, quic::Received},
+    transport::{Access, Broken, Slots, quic::Received},
 };
 use std::{
     collections::BTreeSet,
@@ -75,8 +75,12 @@ const RESULTS_MAX: usize = 32;
 const RESULTS_BYTES_MAX: usize = 8 << 20;
 
 impl FetchedBlock {
+    /// What brings, or has brought, its bytes.
     pub fn transport(&self) -> Transport {
-        self.inner.path.transport
+        match &self.bytes {
+            UnreadBytes::Leased { slots, .. } => slots.transport(),
+            UnreadBytes::Received(_) => Transport::Quic,
+        }
     }
 
     /// What admission keeps of it.
@@ -94,7 +98,11 @@ impl FetchedBlock {
     pub fn read_into(&self, to: &mut [u8]) -> Result<(), Miss> {
         let started = Instant::now();
         let counters = &self.inner.counters;
-        match validate(self.bytes.copy_to(self.found.at.slot, to), &self.found) {
+        let Ok(copied) = self.bytes.copy_to(self.found.at.slot, to) else {
+            counters.miss(Miss::Unreachable, 1);
+            return Err(Miss::Unreachable);
+        };
+        match validate(copied, &self.found) {
             Ok(()) => {
                 counters.moved(self.transport(), Direction::Get, to.len(), self.took + started.elapsed());
                 Ok(())
@@ -123,10 +131,10 @@ impl FetchedBlock {
 }
 
 impl UnreadBytes {
-    fn copy_to(&self, slot: u32, to: &mut [u8]) -> Copied {
+    fn copy_to(&self, slot: u32, to: &mut [u8]) -> Result<Copied, Broken> {
         match self {
             UnreadBytes::Leased { slots, .. } => slots.read(slot, to),
-            UnreadBytes::Received(received) => received.copy_to(to),
+            UnreadBytes::Received(received) => Ok(received.copy_to(to)),
         }
     }
 }
@@ -188,14 +196,15 @@ impl Answers {
     async fn transfer(&mut self, mut call: Call, keys: Vec<BlockKey>, wait: Duration) -> Result<(), Gone> {
         let wait_ms = wait.as_millis().try_into().unwrap_or(u64::MAX);
         let asked = Instant::now();
-        let get = ToPool::Get { call: call.id(), keys, wait_ms, via: self.inner.path.via() };
+        let way = self.inner.path.now().clone();
+        let get = ToPool::Get { call: call.id(), keys, wait_ms, via: way.via() };
         self.inner.send(get).await.map_err(|_| Gone)?;
         while !self.open.is_empty() {
             // Silence is expected until the wait is over; after that, only between two answers and not for long.
             let patience = Instant::now().max(asked.checked_add(wait).ok_or(Gone)?) + ANSWER_MAX;
             tokio::select! {
                 reply = timeout_at(patience.into(), call.replies.recv()) => match reply.ok().flatten().ok_or(Gone)? {
-                    FromPool::Found { lease, blocks, .. } => self.leased(lease, blocks).await?,
+                    FromPool::Found { lease, blocks, .. } => self.leased(&way, lease, blocks).await?,
                     FromPool::Missed { indexes, .. } => {
                         for index in indexes {
                             let index = self.take(index)?;
@@ -213,12 +222,11 @@ impl Answers {
     }
 
     /// Blocks that this process reads from their slots. The lease ends when the last of them is read.
-    async fn leased(&mut self, lease: LeaseId, blocks: Vec<Found>) -> Result<(), Gone> {
+    async fn leased(&mut self, way: &Access, lease: LeaseId, blocks: Vec<Found>) -> Result<(), Gone> {
         let lease = Arc::new(Lease { inner: Arc::clone(&self.inner), lease });
-        let Access::Slots(slots) = &self.inner.path.access else { return Err(self.nonsense()) };
-        let slots = Arc::clone(slots);
+        let Access::Slots(slots) = way else { return Err(self.nonsense()) };
         for found in blocks {
-            let bytes = UnreadBytes::Leased { slots: Arc::clone(&slots), _lease: Arc::clone(&lease) };
+            let bytes = UnreadBytes::Leased { slots: Arc::clone(slots), _lease: Arc::clone(&lease) };
             self.found(found, bytes, Duration::ZERO).await?;
         }
         Ok(())

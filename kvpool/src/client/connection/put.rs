@@ -1,7 +1,7 @@
 //! One put: slots are reserved, written and committed.
 
 use super::{Call, Inner, PoolError};
-use crate::transport::{Access, quic, shares};
+use crate::transport::{Access, Filled, Landing, STALL_MAX, Slots, quic, shares};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use std::{
@@ -12,9 +12,13 @@ use std::{
 };
 use tidemill_proto::{
     block::BlockKey,
-    pool::{Direction, FromPool, Lineage, Reservation, Room, SlotRef, ToPool, Written},
+    pool::{Direction, FromPool, Lineage, Reservation, Room, SlotRef, ToPool, Transport, Written},
 };
-use tokio::task::{JoinSet, yield_now};
+use tokio::{
+    runtime::Handle,
+    task::{JoinSet, yield_now},
+    time::{timeout, timeout_at},
+};
 
 /// What became of the blocks of a put; adds up to all of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -48,7 +52,11 @@ struct Blocks {
     /// By place among the keys.
     wanted: BTreeMap<usize, SlotRef>,
     written: Vec<Written>,
+    /// On their way into their slots.
+    landing: Vec<(Written, Landing)>,
     to_send: Vec<(SlotRef, Bytes)>,
+    /// What wrote the first one itself.
+    wrote: Option<Arc<dyn Slots>>,
 }
 
 /// A batch is written by several tasks, at most this many,
@@ -60,7 +68,7 @@ impl ReservedSlots {
     /// Asks the node for slots.
     pub(super) async fn reserve(inner: &Arc<Inner>, room: Room, lineage: Lineage, keys: Vec<BlockKey>) -> Result<Self, PoolError> {
         let (asked, count) = (Instant::now(), keys.len());
-        let mut call = inner.begin(1 + quic::STREAMS_PER_BATCH)?;
+        let mut call = inner.begin(2 + quic::STREAMS_PER_BATCH)?;
         inner.send(ToPool::PutStart { call: call.id(), lineage, room, keys }).await?;
         let FromPool::PutStarted { deadline_ms, answers, .. } = inner.answer(&mut call).await? else { return Err(inner.nonsense()) };
         let mut report = PutReport::default();
@@ -103,13 +111,19 @@ impl ReservedSlots {
             return Ok(());
         }
         let Some(at) = self.blocks.lock().wanted.remove(&place) else { return Ok(()) };
-        match &self.inner.path.access {
-            Access::Slots(slots) => {
-                let checksum = slots.write(at.slot, bytes);
-                self.blocks.lock().written.push(Written { at, checksum });
-            }
-            Access::Streams(_) => self.blocks.lock().to_send.push((at, own(bytes))),
+        let way = self.inner.path.now();
+        let filled = if let Access::Slots(slots) = way { slots.write(at.slot, bytes).ok().map(|filled| (slots, filled)) } else { None };
+        let mut blocks = self.blocks.lock();
+        let Some((slots, Filled { checksum, landing })) = filled else {
+            blocks.to_send.push((at, own(bytes)));
+            return Ok(());
+        };
+        let written = Written { at, checksum };
+        match landing {
+            Some(landing) => blocks.landing.push((written, landing)),
+            None => blocks.written.push(written),
         }
+        blocks.wrote.get_or_insert_with(|| Arc::clone(slots));
         Ok(())
     }
 
@@ -117,11 +131,16 @@ impl ReservedSlots {
     /// yield between: 2 MiB take 0.2 ms, less than handing them to a thread that may block.
     pub(super) async fn write_all(self: &Arc<Self>, blocks: Vec<Bytes>) -> Result<(), PoolError> {
         let bytes: usize = blocks.iter().map(Bytes::len).sum();
-        let writers = if matches!(self.inner.path.access, Access::Slots(_)) { (bytes / WRITER_BYTES_MIN).clamp(1, WRITERS_MAX) } else { 1 };
+        let way = self.inner.path.now().clone();
+        let writers = if matches!(way, Access::Slots(_)) { (bytes / WRITER_BYTES_MIN).clamp(1, WRITERS_MAX) } else { 1 };
         let mut shares = shares(blocks.into_iter().enumerate().collect(), writers).into_iter().map(|share| {
-            let reserved = Arc::clone(self);
+            let (reserved, way) = (Arc::clone(self), way.clone());
             async move {
                 for (place, bytes) in share {
+                    if let Access::Slots(slots) = &way {
+                        // If room does not come, the write finds that out.
+                        let _ = timeout(STALL_MAX, slots.room()).await;
+                    }
                     reserved.write_owned(place, bytes)?;
                     yield_now().await;
                 }
@@ -142,18 +161,18 @@ impl ReservedSlots {
 
     /// Publishes what was written, and gives the other slots back.
     pub async fn commit(mut self) -> Result<PutReport, PoolError> {
-        let Blocks { wanted, written, to_send } = mem::take(self.blocks.get_mut());
-        let (inner, id) = (Arc::clone(&self.inner), self.call.id());
         let count = self.owed.len();
-        let delivered = written.len() + to_send.len();
-        if delivered > 0 {
-            match &inner.path.access {
-                Access::Slots(_) => inner.send(ToPool::PutEnd { call: id, blocks: written }).await?,
-                Access::Streams(connection) => {
-                    let sent = quic::send_put(connection, id, to_send, self.until).await;
-                    sent.map_err(|error| inner.unreachable(&error.to_string()))?;
-                }
-            }
+        self.land().await;
+        let Blocks { wanted, written, to_send, wrote, .. } = mem::take(self.blocks.get_mut());
+        let (inner, id) = (Arc::clone(&self.inner), self.call.id());
+        let streamed = to_send.len();
+        let delivered = written.len() + streamed;
+        if !written.is_empty() {
+            inner.send(ToPool::PutEnd { call: id, blocks: written }).await?;
+        }
+        if streamed > 0 {
+            let sent = quic::send_put(&inner.connection, id, to_send, self.until).await;
+            sent.map_err(|error| inner.unreachable(&error.to_string()))?;
         }
         let mut answered = 0;
         while answered < delivered {
@@ -166,20 +185,60 @@ impl ReservedSlots {
         }
         self.owed = wanted.into_values().collect();
         self.report.refused += count - self.report.written;
-        if count > 0 {
-            let bytes = self.report.written * inner.block_bytes;
-            inner.counters.moved(inner.path.transport, Direction::Put, bytes, self.asked.elapsed());
+        // What was streamed may have been refused; it is rarely streamed and written in one put.
+        let streamed = streamed.min(self.report.written);
+        let quic = (Transport::Quic, streamed);
+        for (transport, blocks) in [(wrote.map_or(Transport::Quic, |slots| slots.transport()), self.report.written - streamed), quic] {
+            if blocks > 0 {
+                inner.counters.moved(transport, Direction::Put, blocks * inner.block_bytes, self.asked.elapsed());
+            }
         }
         Ok(self.report)
+    }
+
+    /// Waits until all blocks that are on their way have arrived, until their deadline. Those that cannot are sent another way.
+    async fn land(&mut self) {
+        let blocks = self.blocks.get_mut();
+        if let Some(slots) = &blocks.wrote {
+            slots.flush();
+        }
+        // One after the other: they end in any case, and at about the same time.
+        while let Some((written, Landing(landing))) = blocks.landing.last_mut() {
+            match timeout_at(self.until.into(), landing).await {
+                Ok(Ok(())) => blocks.written.push(*written),
+                Ok(Err(bytes)) => blocks.to_send.push((written.at, bytes)),
+                // The node fences them.
+                Err(_) => self.owed.retain(|at| *at != written.at),
+            }
+            blocks.landing.pop();
+        }
     }
 }
 
 impl Drop for ReservedSlots {
     fn drop(&mut self) {
-        let blocks = mem::take(&mut self.owed);
+        let mut blocks = mem::take(&mut self.owed);
+        // Those that are still being written are not given back; the node takes them at its deadline, and fences them.
+        let landing = mem::take(&mut self.blocks.get_mut().landing);
+        blocks.retain(|at| landing.iter().all(|(written, _)| written.at != *at));
+        if let (Some((first, _)), Ok(runtime)) = (landing.first(), Handle::try_current()) {
+            tracing::debug!(slot = first.at.slot, blocks = landing.len(), "a put is given up while blocks are on their way");
+            runtime.spawn(revoke_landed(Arc::clone(&self.inner), landing, self.until));
+        }
         if !blocks.is_empty() {
             // If the queue is full, the node's deadline does the same, later.
             let _ = self.inner.outgoing.try_send(ToPool::PutRevoke { blocks });
         }
     }
+}
+
+/// Gives slots back whose put was given up, once nothing writes them any more.
+async fn revoke_landed(inner: Arc<Inner>, landing: Vec<(Written, Landing)>, until: Instant) {
+    let mut blocks = Vec::new();
+    for (Written { at, .. }, Landing(landing)) in landing {
+        if timeout_at(until.into(), landing).await.is_ok() {
+            blocks.push(at);
+        }
+    }
+    let _ = inner.outgoing.try_send(ToPool::PutRevoke { blocks });
 }

@@ -210,7 +210,11 @@ impl Directory {
         self.usage.reserved -= 1;
         self.by_key.remove(&reserved.key);
         self.shares.lose(reserved.lineage.tenant);
-        self.quarantine(slot, reserved.timer.at() + Limits::QUARANTINE);
+        if self.remote.contains(&reserved.writer) {
+            self.quarantine_until_fenced(slot, reserved.writer);
+        } else {
+            self.quarantine(slot, reserved.timer.at() + Limits::QUARANTINE);
+        }
         if reserved.writer == NODE {
             self.load_cut_off(reserved.key, reserved.disk_ended);
         }
@@ -220,6 +224,16 @@ impl Directory {
         self.slots[slot as usize].state = State::Quarantined;
         self.usage.quarantined += 1;
         self.timers.add(until, Due::Quarantine(slot));
+    }
+
+    fn quarantine_until_fenced(&mut self, slot: u32, writer: ClientId) {
+        self.slots[slot as usize].state = State::Quarantined;
+        self.usage.quarantined += 1;
+        let slots = self.unfenced.entry(writer).or_default();
+        if slots.is_empty() {
+            self.actions.push_back(Action::Fence { client: writer });
+        }
+        slots.push(slot);
     }
 
     pub(super) fn set_free(&mut self, slot: u32) {

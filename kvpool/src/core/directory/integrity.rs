@@ -73,9 +73,12 @@ impl Directory {
         for (client, call, get) in self.waits.iter() {
             assert_eq!(self.timers.get(get.timer), Some(&Due::Get(client, call)), "a get has no deadline");
         }
-        let timers = usage.reserved + usage.quarantined + self.leases.iter().count() + self.waits.iter().count();
+        let unfenced: Vec<u32> = self.unfenced.values().flatten().copied().collect();
+        assert!(self.unfenced.values().all(|slots| !slots.is_empty()), "a client is being fenced for nothing");
+        assert!(unfenced.iter().all(|&slot| matches!(self.slots[slot as usize].state, State::Quarantined)), "a fence is late");
+        let timers = usage.reserved + usage.quarantined - unfenced.len() + self.leases.iter().count() + self.waits.iter().count();
         assert_eq!(self.timers.iter().count(), timers, "a timer is left over");
         let quarantined = self.timers.iter().filter(|due| matches!(due, Due::Quarantine(_))).count();
-        assert_eq!(quarantined, usage.quarantined, "a quarantined slot has no deadline");
+        assert_eq!(quarantined + unfenced.len(), usage.quarantined, "a quarantined slot waits for nothing");
     }
 }

@@ -63,6 +63,31 @@ fn found(directory: &mut Directory) -> (LeaseId, Vec<Found>) {
 }
 
 #[test]
+fn the_slots_of_a_remote_writer_that_is_late_are_nobodys_until_it_is_fenced() {
+    let mut directory = directory(3);
+    directory.writes_remotely(WRITER);
+    let blocks = reserve(&mut directory, 0..2);
+    let late = NOW + LIMITS.put_deadline;
+    directory.tick(late);
+    directory.check_integrity();
+    assert_eq!(actions(&mut directory), [Action::Fence { client: WRITER }], "once for both");
+    // However long that takes, nobody gets them, and their writer cannot publish them.
+    directory.tick(late + 100 * LIMITS.put_deadline);
+    assert_eq!((directory.usage().quarantined, directory.usage().free), (2, 1));
+    assert_eq!(directory.put_end(WRITER, &blocks, late), 0);
+    directory.client_gone(WRITER, late);
+    assert_eq!(directory.usage().quarantined, 2);
+    directory.fenced(WRITER, late);
+    directory.check_integrity();
+    assert_eq!(directory.usage().free, 3);
+    // A writer on this host is trusted to keep to the clock.
+    reserve(&mut directory, 0..1);
+    directory.tick(NOW + LIMITS.put_deadline + late + Limits::QUARANTINE);
+    directory.check_integrity();
+    assert_eq!((actions(&mut directory), directory.usage().free), (vec![], 3));
+}
+
+#[test]
 fn what_was_put_is_got_with_its_checksum_and_origin() {
     let mut directory = directory(4);
     let blocks = store(&mut directory, 0..3);

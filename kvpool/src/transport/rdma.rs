@@ -1,0 +1,34 @@
+//! RDMA: the client's devices write into and read from the node's arena, which the node's CPU has no part in.
+//!
+//! ```text
+//!   client                                                    node
+//!   staging, engine memory  ◄── READ  block, generation ───  arena
+//!                           ───  WRITE block ─────────────►
+//!   control stream (QUIC):  reserve, commit, lease, release, open and close rails
+//! ```
+//!
+//! A *rail* is a reliable connection between a device of the client and one of the node; a client has one for each of its devices,
+//! and spreads blocks over them. A rail that fails is closed, its work goes over another one, and over QUIC when none is left; the client
+//! goes on trying to open it again.
+//!
+//! - [`verbs`]: libibverbs, loaded at run time
+//! - [`devices`]: which devices a process uses
+//! - [`staging`]: registered memory through which blocks pass whose own memory is not registered
+//! - [`completions`]: the thread that waits for a device, and who waits for what
+//! - [`rail`]: one rail's client end
+//! - [`client`]: a connection's rails, as [`Slots`](super::Slots)
+//! - [`node`]: the arena, registered; rails' other ends, and how writers are fenced
+
+pub(crate) mod client;
+mod completions;
+pub(crate) mod devices;
+pub(crate) mod node;
+mod rail;
+mod staging;
+mod verbs;
+
+#[cfg(test)]
+mod tests;
+
+pub use client::Nics;
+pub use devices::DeviceNames;

@@ -1,0 +1,156 @@
+//! The node's side: its arena, registered, and the other ends of its clients' rails.
+//!
+//! **Fences.** A client gets keys that work on its own rail only (memory windows of type 2): one for reading the arena, one for writing
+//! slots. Closing its rails frees the windows, which ends what the keys open, and destroys the queue pairs, which ends the connection
+//! itself: packets that are still on their way, or sent again later, meet nothing. Both happen before a slot that a late or vanished
+//! client had reserved is given to another.
+//!
+//! On a device without such windows, keys are those of the registration, the same for all; only the second half protects slots then.
+
+use super::{
+    DeviceNames,
+    devices::{Device, open_all},
+    verbs::{Access, QueuePair, Region, VerbsError, Window},
+};
+use crate::arena::Arena;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use tidemill_proto::pool::{RAILS_MAX, RailEnd, RailOpened};
+
+/// The node's devices.
+#[derive(Debug)]
+pub(crate) struct ArenaNics {
+    nics: Vec<ArenaNic>,
+}
+
+#[derive(Debug)]
+struct ArenaNic {
+    regions: Regions,
+    /// Bindings of windows share the device's completions: one at a time.
+    binding: Mutex<()>,
+    device: Device,
+    /// Longer than its registration.
+    arena: Arc<Arena>,
+}
+
+#[derive(Debug)]
+enum Regions {
+    /// Clients get windows on it.
+    Windows(Region),
+    /// Clients get its keys.
+    Whole { read: Region, write: Region },
+}
+
+/// Completions of bindings, and of work that is flushed when a rail closes.
+const COMPLETIONS: u32 = 64;
+/// A rail's end here posts nothing but the bindings of its windows.
+const REQUESTS: u32 = 4;
+
+impl ArenaNics {
+    /// Registers the arena with the devices, which takes all of its memory: some 0.2 s per GiB.
+    pub(crate) fn open(names: &DeviceNames, arena: &Arc<Arena>) -> Self {
+        let open = |name: &str| {
+            let device = Device::open(name, COMPLETIONS)?;
+            let layout = arena.layout();
+            let register = |at, access| {
+                // SAFETY: the arena lives longer than the region, and nobody holds references into slots, which are all that peers write.
+                unsafe { Region::register(Arc::clone(&device.domain), arena.mapping().add(at), layout.file_bytes - at, access) }
+            };
+            let regions = if device.limits.windows {
+                Regions::Windows(register(0, Access::LOCAL.and(Access::WINDOWS))?)
+            } else {
+                tracing::warn!(device = name, "it has no memory windows: its keys are the same for all clients");
+                let (read, write) = (Access::REMOTE_READ, Access::LOCAL.and(Access::REMOTE_WRITE));
+                Regions::Whole { read: register(0, read)?, write: register(layout.slots_at, write)? }
+            };
+            tracing::info!(device = name, bytes = layout.file_bytes, "arena registered");
+            Ok(ArenaNic { regions, binding: Mutex::default(), device, arena: Arc::clone(arena) })
+        };
+        Self { nics: open_all(names, open) }
+    }
+
+    /// The device that a client's end is reached from: on its network, as far as addresses tell, and with few of this client's rails.
+    fn nearest(&self, end: &RailEnd, taken: &[usize]) -> Option<usize> {
+        let up = (0..self.nics.len()).filter_map(|nic| {
+            let port = self.nics[nic].device.port().ok()?;
+            ((port.lid == 0) == (end.lid == 0)).then_some((nic, port.gid))
+        });
+        let rank = |(nic, gid): &(usize, [u8; 16])| {
+            let differ = u128::from_be_bytes(*gid) ^ u128::from_be_bytes(end.gid);
+            (differ.leading_zeros(), usize::MAX - taken.iter().filter(|taken| *taken == nic).count())
+        };
+        up.max_by_key(rank).map(|(nic, _)| nic)
+    }
+}
+
+/// One client's rails.
+#[derive(Debug, Default)]
+pub(crate) struct ClientRails {
+    rails: Vec<NodeRail>,
+}
+
+/// Fields are dropped in this order.
+#[derive(Debug)]
+struct NodeRail {
+    _windows: Vec<Window>,
+    pair: QueuePair,
+    nic: usize,
+}
+
+impl ClientRails {
+    /// Opens a rail to each of these ends, as far as there may be more. Takes a while: call it on a thread that may block.
+    pub(crate) fn open(&mut self, nics: &ArenaNics, ends: &[RailEnd]) -> Vec<Option<RailOpened>> {
+        let open = |end: &RailEnd| {
+            let taken: Vec<usize> = self.rails.iter().map(|rail| rail.nic).collect();
+            let nic = nics.nearest(end, &taken).filter(|_| self.rails.len() < RAILS_MAX)?;
+            match NodeRail::open(&nics.nics[nic], nic, end) {
+                Ok((rail, opened)) => {
+                    self.rails.push(rail);
+                    Some(opened)
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "no rail");
+                    None
+                }
+            }
+        };
+        ends.iter().map(open).collect()
+    }
+
+    pub(crate) fn close(&mut self, pair: u32) {
+        self.rails.retain(|rail| rail.pair.number() != pair);
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rails.is_empty()
+    }
+
+    /// When this returns, nothing that the client began touches the arena any more.
+    pub(crate) fn close_all(&mut self) {
+        self.rails.clear();
+    }
+}
+
+impl NodeRail {
+    fn open(nic: &ArenaNic, index: usize, peer: &RailEnd) -> Result<(Self, RailOpened), VerbsError> {
+        let ArenaNic { regions, binding, device, arena } = nic;
+        let (port, psn) = (device.port()?, rand::random());
+        let pair = QueuePair::new(Arc::clone(&device.domain), Arc::clone(&device.queue), REQUESTS)?;
+        let (read, write) = (Access::REMOTE_READ, Access::REMOTE_WRITE);
+        pair.connect(&port, &device.limits, psn, peer, Some(read.and(write)))?;
+        let (windows, read_key, write_key) = match regions {
+            Regions::Windows(region) => {
+                let _one_at_a_time = binding.lock();
+                let (slots_at, bytes) = (arena.layout().slots_at, arena.layout().file_bytes);
+                let reading = pair.grant(region, region.addr(), bytes, read)?;
+                let writing = pair.grant(region, region.addr() + slots_at, bytes - slots_at, write)?;
+                let keys = (reading.remote_key(), writing.remote_key());
+                (vec![reading, writing], keys.0, keys.1)
+            }
+            Regions::Whole { read, write } => (vec![], read.remote_key(), write.remote_key()),
+        };
+        let end = device.end(&port, pair.number(), psn);
+        let arena_at = arena.mapping() as u64;
+        Ok((Self { _windows: windows, pair, nic: index }, RailOpened { end, arena_at, read_key, write_key }))
+    }
+}
