@@ -7,11 +7,12 @@
 #   make fuzz    kernels at random shapes: the same bits on every instruction set, in any cut   (make fuzz CASES=100000)
 #
 #   make test-aarch64    the CPU backend's tests for aarch64, in qemu
+#   make test-rdma       RDMA on real verbs, in a QEMU guest with the kernel's software devices   (make test-rdma PARTS="rails pool")
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 VENV   ?= .venv
 
-.PHONY: up programs build test test-aarch64 check check-cores check-aarch64 fuzz setup-build setup-test
+.PHONY: up programs build test test-aarch64 test-rdma check check-cores check-aarch64 fuzz setup-build setup-test
 
 up: programs
 	$(TARGET)/release/tidemill up $(ARGS)
@@ -78,6 +79,13 @@ test-aarch64: setup-build
 	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
 	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64-static -L /usr/aarch64-linux-gnu" \
 	cargo test --release --locked --target aarch64-unknown-linux-gnu -p tidemill-kernels -p tidemill-model --lib --test checkpoints
+
+# No RDMA hardware is needed, nor any module on this machine. Two minutes on two quiet cores when everything is built and fetched.
+PARTS ?= rails pool cluster
+test-rdma: programs
+	@deploy/apt-install qemu-system-x86_64:qemu-system-x86 busybox:busybox-static cpio:cpio depmod:kmod ip:iproute2 xz:xz-utils zstd:zstd ib_write_bw:perftest
+	@ls /etc/libibverbs.d/rxe.driver >/dev/null 2>&1 || deploy/apt-install :ibverbs-providers
+	kvpool/rdma-guest/test $(PARTS)
 
 # BLAKE3's SIMD and aws-lc are C and assembly. protoc makes the types of raft's messages.
 setup-build:

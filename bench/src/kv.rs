@@ -20,7 +20,7 @@ use std::{
     path::{Path, PathBuf},
     time::Duration,
 };
-use tidemill_kvpool::client::TransportChoice;
+use tidemill_kvpool::client::{DeviceNames, Nics, Transport, TransportChoice, Ways};
 use tidemill_net::process;
 use transfer::Plan;
 
@@ -36,9 +36,19 @@ pub struct KvArgs {
     /// Measure blocks of this many bytes only
     #[arg(long)]
     pub block_bytes: Option<usize>,
-    /// Measure this transport only (DRAM tier): shm or quic
-    #[arg(long, value_parser = ["shm", "quic"])]
+    /// Measure this transport only (DRAM tier): shm, quic or rdma. RDMA is measured only if asked for, with perftest (`ib_write_bw`,
+    /// `ib_read_bw`) as its reference
+    #[arg(long, value_parser = ["shm", "quic", "rdma"])]
     pub transport: Option<String>,
+    /// RDMA device of this process
+    #[arg(long, default_value = "all")]
+    pub rdma_device: DeviceNames,
+    /// RDMA device of the node
+    #[arg(long, default_value = "all")]
+    pub node_rdma_device: DeviceNames,
+    /// Where perftest finds the devices' addresses (`show_gids`)
+    #[arg(long, default_value_t = 1)]
+    pub gid_index: u32,
     /// Directory on the disk to be measured (default: where temporary files go)
     #[arg(long)]
     pub data: Option<PathBuf>,
@@ -56,7 +66,8 @@ impl KvArgs {
     }
 
     fn wants_way(&self, way: Way) -> bool {
-        self.transport.as_ref().is_none_or(|only| (only == "quic") == matches!(way.choice, TransportChoice::Quic))
+        let name = if way.choice == TransportChoice::Auto { "shm" } else { way.choice.name() };
+        self.transport.as_ref().map_or(name != "rdma", |only| only == name)
     }
 }
 
@@ -68,11 +79,12 @@ struct Way {
 }
 
 /// Discovered path MTU, then what an Ethernet with jumbo frames and one without would carry.
-const WAYS: [Way; 4] = [
+const WAYS: [Way; 5] = [
     Way { choice: TransportChoice::Auto, datagram_bytes_max: u16::MAX },
     Way { choice: TransportChoice::Quic, datagram_bytes_max: u16::MAX },
     Way { choice: TransportChoice::Quic, datagram_bytes_max: 8_952 },
     Way { choice: TransportChoice::Quic, datagram_bytes_max: 1_452 },
+    Way { choice: TransportChoice::Rdma, datagram_bytes_max: u16::MAX },
 ];
 
 /// Block size, blocks per call, bytes per repetition.
@@ -109,22 +121,35 @@ pub async fn run(args: KvArgs) -> anyhow::Result<()> {
 }
 
 async fn dram(pki: &Path, args: &KvArgs, repetitions: u32, shrink: usize, progress: &ProgressBar) -> anyhow::Result<Vec<Row>> {
-    progress.set_message("memcpy");
-    let mut rows = tokio::task::spawn_blocking(move || reference::memcpy(repetitions, shrink)).await??;
-    progress.inc(1);
-    progress.set_message("TCP");
-    rows.push(tokio::task::spawn_blocking(move || reference::tcp(repetitions, shrink)).await??);
-    progress.inc(1);
+    let rdma = args.transport.as_deref() == Some("rdma");
+    let mut rows = Vec::new();
+    if !rdma {
+        progress.set_message("memcpy");
+        rows = tokio::task::spawn_blocking(move || reference::memcpy(repetitions, shrink)).await??;
+        progress.inc(1);
+        progress.set_message("TCP");
+        rows.push(tokio::task::spawn_blocking(move || reference::tcp(repetitions, shrink)).await??);
+        progress.inc(1);
+    }
+    let nics = rdma.then(|| Nics::open(&args.rdma_device));
     for (block_bytes, batch, bytes) in LOADS.into_iter().filter(|load| args.wants(load.0)) {
         for way in WAYS.into_iter().filter(|way| args.wants_way(*way)) {
             let blocks = (bytes / shrink / block_bytes).max(batch);
             let plan = Plan { block_bytes, batch, blocks, repetitions };
             progress.set_message(format!("{block_bytes} B × {batch}, {:?}, datagrams up to {}", way.choice, way.datagram_bytes_max));
             // A fresh node each time, with memory for one repetition: the first one touches all of it.
-            let node = PoolNode::start(pki, blocks * block_bytes, args.prefault, None).await?;
-            let client = node.client(block_bytes, way.choice, way.datagram_bytes_max).await?;
+            let node = PoolNode::start(pki, blocks * block_bytes, args.prefault, None, &args.node_rdma_device).await?;
+            let ways = Ways { choice: way.choice, nics: nics.clone() };
+            let client = node.client(block_bytes, ways, way.datagram_bytes_max).await?;
+            if rdma {
+                ensure!(client.transport() == Transport::Rdma, "the node cannot be reached by RDMA from {}", args.rdma_device);
+                // By turns with what is compared.
+                let (client, node, gid_index) = (args.rdma_device.to_string(), args.node_rdma_device.to_string(), args.gid_index);
+                let measured = move || reference::perftest(&client, &node, gid_index, block_bytes, blocks);
+                rows.extend(tokio::task::spawn_blocking(measured).await??);
+            }
             // On a worker thread, as everything is that a worker does.
-            rows.extend(tokio::spawn(transfer::measure(client, node.clocks()?, plan)).await??);
+            rows.extend(tokio::spawn(transfer::measure(client, nics.clone(), node.clocks()?, plan)).await??);
             progress.inc(1);
         }
     }
@@ -141,10 +166,11 @@ async fn nvme(pki: &Path, args: &KvArgs, repetitions: u32, shrink: usize, progre
         let plan = nvme::Plan { block_bytes, batch, dram_bytes, disk_bytes, putting, rounds };
         let dir = tempfile::tempdir_in(&data).with_context(|| format!("cannot make a directory in {}", data.display()))?;
         let node_dir = dir.path().join("node");
-        let node = PoolNode::start(pki, plan.dram_bytes, true, Some((&node_dir, plan.disk_bytes))).await?;
+        let none = DeviceNames::Only(vec![]);
+        let node = PoolNode::start(pki, plan.dram_bytes, true, Some((&node_dir, plan.disk_bytes)), &none).await?;
         let mut clients = Vec::new();
         for way in WAYS.into_iter().take(2) {
-            clients.push(node.client(block_bytes, way.choice, way.datagram_bytes_max).await?);
+            clients.push(node.client(block_bytes, way.choice.into(), way.datagram_bytes_max).await?);
         }
         // On a worker thread, as everything is that a worker does.
         rows.extend(tokio::spawn(async move { nvme::measure(&node, &clients, &node_dir, plan).await }).await??);

@@ -105,9 +105,15 @@ pub struct UpArgs {
     /// shared memory within a host and over QUIC between hosts
     #[arg(long, default_value_t = 1)]
     hosts: usize,
-    /// How blocks travel: auto (shared memory within a host) or quic
+    /// How blocks travel: auto (shared memory within a host), shm, rdma or quic
     #[arg(long, default_value = "auto")]
     transport: String,
+    /// RDMA devices of the workers: all, none, or names with commas between them
+    #[arg(long, default_value = "all")]
+    rdma_devices: String,
+    /// RDMA devices of the pool nodes (default: those of the workers)
+    #[arg(long)]
+    pool_rdma_devices: Option<String>,
     /// Most tokens that a worker computes in one step (default: 256 on a CPU, 8192 on a GPU)
     #[arg(long)]
     step_tokens: Option<usize>,
@@ -257,6 +263,7 @@ impl Cluster {
                     ("--data", data.join(format!("kvpool-{n}")).display().to_string()),
                     ("--lease-ms", args.pool_lease_ms.to_string()),
                     ("--put-deadline-ms", args.pool_put_deadline_ms.to_string()),
+                    ("--rdma-devices", args.pool_rdma_devices.as_ref().unwrap_or(&args.rdma_devices).clone()),
                 ]);
                 self.start_worker("kvpool", n, args, &[&flags[..], &certified(format!("kvpool/kvpool-{n}"))?].concat())?;
             }
@@ -269,6 +276,7 @@ impl Cluster {
                 ("--quantize", args.quantize.clone()),
                 ("--kv-dtype", args.kv_dtype.clone()),
                 ("--transport", args.transport.clone()),
+                ("--rdma-devices", args.rdma_devices.clone()),
             ]);
             let if_given = [
                 ("--kv-memory", args.kv_memory.clone()),

@@ -1,6 +1,7 @@
 //! The directory under clients that lose, delay and repeat their messages, stop without a word, and sleep for any time,
 //! beside an arena and a disk of which only the last writer of each slot is remembered. The disk answers when it likes, or
-//! never, fails, and writes what it should not. Checked after every step:
+//! never, fails, and writes what it should not. Clients with rails write at their own pace: what they have begun in time may land at
+//! any time until they are fenced. Checked after every step:
 //!
 //! - a reader is only ever handed a slot that holds the block it asked for, and as long as its lease runs, the slot stays so
 //! - what the events tell is what the directory holds
@@ -65,6 +66,10 @@ enum Op {
         generation: u64,
     },
     Gone(usize),
+    /// It writes remotely from now on.
+    OpenRails(usize),
+    /// One of the clients that were to be fenced is.
+    Fenced(Index),
     /// The disk does one of the things that it was asked to do,
     Disk(Index, Disk),
     /// and what it did is heard of.
@@ -99,7 +104,9 @@ fn op() -> impl Strategy<Value = Op> {
         1 => index().prop_map(Op::Cancel),
         4 => index().prop_map(Op::Release),
         2 => (0..SLOTS, 1u64..6).prop_map(|(slot, generation)| Op::Forget { slot, generation }),
-        2 => client.prop_map(Op::Gone),
+        2 => client.clone().prop_map(Op::Gone),
+        2 => client.prop_map(Op::OpenRails),
+        3 => index().prop_map(Op::Fenced),
         10 => (index(), prop_oneof![30 => Just(Disk::Works), 3 => Just(Disk::Tears), 1 => Just(Disk::Fails)])
             .prop_map(|(index, how)| Op::Disk(index, how)),
         10 => (index(), any::<bool>()).prop_map(|(index, together)| Op::Answer(index, together)),
@@ -114,6 +121,8 @@ struct Put {
     at: SlotRef,
     deadline: Duration,
     written: bool,
+    /// Its writer has rails, and began in time: the bytes may land now or later.
+    begun: bool,
     /// The node writes this one for the client.
     receiving: bool,
 }
@@ -170,6 +179,8 @@ struct World {
     /// What was written to each disk slot last, and what the index says of it.
     platter: HashMap<u32, BlockKey>,
     index: BTreeMap<u32, DiskBlock>,
+    remote: BTreeSet<ClientId>,
+    to_fence: Vec<ClientId>,
     asked_of_disk: Vec<Io>,
     unheard: Vec<(Io, Result<(), DiskFault>)>,
 }
@@ -192,6 +203,8 @@ impl World {
             generations: HashMap::new(),
             platter: HashMap::new(),
             index: BTreeMap::new(),
+            remote: BTreeSet::new(),
+            to_fence: Vec::new(),
             asked_of_disk: Vec::new(),
             unheard: Vec::new(),
         }
@@ -212,13 +225,14 @@ impl World {
                     if let Reservation::Write(at) = answer {
                         self.generations.insert(at.slot, at.generation);
                         let deadline = self.now + LIMITS.put_deadline;
-                        self.puts.push(Put { client, key, at, deadline, written: false, receiving: false });
+                        self.puts.push(Put { client, key, at, deadline, written: false, begun: false, receiving: false });
                     }
                 }
             }
             Op::Write(index) => {
                 let now = self.now;
-                if let Some(put) = pick(&mut self.puts, index).filter(|put| now < put.deadline) {
+                if let Some(put) = pick(&mut self.puts, index).filter(|put| now < put.deadline || put.begun) {
+                    put.begun |= self.remote.contains(&put.client) && !put.receiving;
                     put.written = true;
                     self.arena.insert(put.at.slot, put.key);
                 }
@@ -228,6 +242,7 @@ impl World {
                     self.directory.put_end(put.client, &[Written { at: put.at, checksum: checksum(put.key) }], self.now);
                     // Whoever says that it is done writes no more.
                     put.deadline = Duration::ZERO;
+                    put.begun = false;
                 }
             }
             Op::Revoke(index) => {
@@ -237,6 +252,7 @@ impl World {
                     if !put.receiving {
                         put.deadline = Duration::ZERO;
                     }
+                    put.begun = false;
                 }
             }
             Op::ReceiveStart(index) => {
@@ -287,6 +303,17 @@ impl World {
             }
             Op::Forget { slot, generation } => self.directory.forget(SlotRef { slot, generation }, self.now),
             Op::Gone(client) => self.client_gone(client),
+            Op::OpenRails(client) => {
+                self.directory.writes_remotely(self.clients[client]);
+                self.remote.insert(self.clients[client]);
+            }
+            Op::Fenced(index) => {
+                if !self.to_fence.is_empty() {
+                    let client = self.to_fence.remove(index.index(self.to_fence.len()));
+                    self.close_rails(client);
+                    self.directory.fenced(client, self.now);
+                }
+            }
             Op::Disk(index, how) => {
                 if !self.asked_of_disk.is_empty() {
                     let io = self.asked_of_disk.remove(index.index(self.asked_of_disk.len()));
@@ -359,6 +386,8 @@ impl World {
         self.directory = directory(self.setup);
         self.asked_of_disk.clear();
         self.unheard.clear();
+        self.remote.clear();
+        self.to_fence.clear();
         (self.arena, self.generations) = Default::default();
         (self.puts, self.asked, self.readings, self.leases) = Default::default();
         (self.told, self.told_next) = Default::default();
@@ -369,10 +398,21 @@ impl World {
         assert!(self.index.values().all(|block| self.told.contains_key(&block.key)), "what is on disk is found again");
     }
 
+    /// Nothing that it has begun lands any more.
+    fn close_rails(&mut self, client: ClientId) {
+        if self.remote.remove(&client) {
+            for put in self.puts.iter_mut().filter(|put| put.client == client && put.begun) {
+                put.begun = false;
+                put.deadline = Duration::ZERO;
+            }
+        }
+    }
+
     /// A client stops; another one connects in its place. Its writes may go on until their deadline.
     fn client_gone(&mut self, index: usize) {
         let gone = std::mem::replace(&mut self.clients[index], ClientId(self.next));
         self.next += 1;
+        self.close_rails(gone);
         self.directory.client_gone(gone, self.now);
         self.asked.retain(|&(client, _), _| client != gone);
         self.readings.retain(|reading| reading.client != gone);
@@ -407,7 +447,10 @@ impl World {
                     self.asked_of_disk.clear();
                     self.unheard.clear();
                 }
-                Action::Fence { .. } => unreachable!("no client here writes remotely"),
+                Action::Fence { client } => {
+                    assert!(self.remote.contains(&client) && !self.to_fence.contains(&client), "fenced for nothing, or twice");
+                    self.to_fence.push(client);
+                }
                 Action::Missed { client, call, indexes, .. } => {
                     let asked = self.asked.get_mut(&(client, call)).expect("answers go to who asked");
                     let failed = |&index: &u32| asked.on_disk.contains(&asked.keys[index as usize]);
@@ -448,6 +491,7 @@ impl World {
 
     fn end(mut self) {
         (0..3).for_each(|client| self.client_gone(client));
+        std::mem::take(&mut self.to_fence).into_iter().for_each(|client| self.directory.fenced(client, self.now));
         self.now += LIMITS.reclaim_max();
         self.directory.tick(self.now);
         self.settle();

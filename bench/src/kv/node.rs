@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tidemill_deploy::processes::Process;
-use tidemill_kvpool::client::{PoolClient, TransferCounters, TransportChoice};
+use tidemill_kvpool::client::{DeviceNames, PoolClient, TransferCounters, Ways};
 use tidemill_net::{
     identity::Identity,
     link::{Endpoint, LinkError},
@@ -53,7 +53,13 @@ const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCA
 
 impl PoolNode {
     /// `nvme`: a directory, and the bytes of disk to use there.
-    pub async fn start(pki: &Path, dram_bytes: usize, prefault: bool, nvme: Option<(&Path, usize)>) -> anyhow::Result<Self> {
+    pub async fn start(
+        pki: &Path,
+        dram_bytes: usize,
+        prefault: bool,
+        nvme: Option<(&Path, usize)>,
+        rdma_devices: &DeviceNames,
+    ) -> anyhow::Result<Self> {
         let identity = Identity::load(pki)?;
         let coordinator = Endpoint::bind(LOOPBACK, &identity)?;
         let mut flags = vec![
@@ -61,6 +67,7 @@ impl PoolNode {
             ("--coordinators", coordinator.local_addr().to_string()),
             ("--dram", dram_bytes.to_string()),
             ("--prefault", prefault.to_string()),
+            ("--rdma-devices", rdma_devices.to_string()),
             ("--log", "warn".into()),
         ];
         if let Some((dir, bytes)) = nvme {
@@ -76,10 +83,10 @@ impl PoolNode {
     }
 
     /// A connection on a socket of its own.
-    pub async fn client(&self, block_bytes: usize, choice: TransportChoice, datagram_bytes_max: u16) -> anyhow::Result<PoolClient> {
+    pub async fn client(&self, block_bytes: usize, ways: Ways, datagram_bytes_max: u16) -> anyhow::Result<PoolClient> {
         let endpoint = Endpoint::bind_client_limited(LOOPBACK, &self.identity, datagram_bytes_max)?;
         let blocks = BlockFormat::whole(LAYOUT, block_bytes as u64);
-        Ok(PoolClient::connect(&endpoint, self.addr, blocks, choice, Arc::new(TransferCounters::default())).await?)
+        Ok(PoolClient::connect(&endpoint, self.addr, blocks, ways, Arc::new(TransferCounters::default())).await?)
     }
 
     /// Once a second there is something new.

@@ -9,6 +9,7 @@ use std::{
     hint::black_box,
     io::{Read, Write},
     net::{Ipv4Addr, TcpListener, TcpStream},
+    process::{Command, Stdio},
     thread,
 };
 
@@ -81,4 +82,59 @@ pub fn tcp(repetitions: u32, shrink: usize) -> anyhow::Result<Row> {
         rates.push(Rate::new(spent, blocks * BLOCK));
     }
     Ok(Row { op: "tcp", bytes: BLOCK, transport: Some("tcp"), ..Row::new(Rate::best(&rates)) })
+}
+
+/// What perftest, the usual measure of RDMA devices, moves between two of them: WRITEs and READs of `bytes`.
+pub fn perftest(client: &str, node: &str, gid_index: u32, bytes: usize, count: usize) -> anyhow::Result<Vec<Row>> {
+    let row = |op| {
+        let gb_per_s = perftest_rate(op, client, node, gid_index, bytes, count)?;
+        // It polls without a pause: what that costs says nothing.
+        Ok(Row { op, bytes, transport: Some("verbs"), ..Row::new(Rate { gb_per_s, cpu_s_per_gb: f64::NAN }) })
+    };
+    ["ib_write_bw", "ib_read_bw"].into_iter().map(row).collect()
+}
+
+fn perftest_rate(program: &str, client: &str, node: &str, gid_index: u32, bytes: usize, count: usize) -> anyhow::Result<f64> {
+    // A port that was free a moment ago.
+    let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
+    let start = |device: &str, server: &[&str]| {
+        let numbers = [("-x", gid_index as usize), ("-s", bytes), ("-n", count.max(PERFTEST_COUNT_MIN)), ("-p", port.into())];
+        let numbers = numbers.into_iter().flat_map(|(flag, number)| [flag.to_owned(), number.to_string()]);
+        let mut command = Command::new(program);
+        command.args(["-F", "-d", device]).args(numbers).args(server).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().with_context(|| format!("cannot start {program} (Debian: perftest)"))
+    };
+    let mut server = start(node, &[])?;
+    thread::sleep(PERFTEST_START);
+    let output = start(client, &["127.0.0.1"])?.wait_with_output()?;
+    // It ends with its client, or has never begun.
+    let _ = server.kill();
+    server.wait()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let mib_per_s = perftest_average(&text, bytes);
+    let mib_per_s = mib_per_s.with_context(|| format!("{program} did not say how fast it was: {}", String::from_utf8_lossy(&output.stderr)))?;
+    Ok(mib_per_s * f64::from(1 << 20) / 1e9)
+}
+
+/// From the line of numbers: bytes, count, peak, average, messages.
+fn perftest_average(text: &str, bytes: usize) -> Option<f64> {
+    let rows = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let row = rows.into_iter().find(|row| row.len() >= 4 && row[0].parse() == Ok(bytes))?;
+    row[3].parse().ok().filter(|average| *average > 0.0)
+}
+
+/// It wants no fewer.
+const PERFTEST_COUNT_MIN: usize = 5;
+/// Until the server listens.
+const PERFTEST_START: std::time::Duration = std::time::Duration::from_secs(2);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_average_is_in_the_line_of_numbers() {
+        let text = " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]\n 2097152    40     99.1   87.25   0.000044\n---";
+        assert_eq!((perftest_average(text, 2 << 20), perftest_average(text, 4096)), (Some(87.25), None));
+    }
 }

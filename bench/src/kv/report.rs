@@ -26,7 +26,7 @@ impl Rate {
 /// One measurement.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// `put`, `get`, or a reference: `memcpy`, `tcp`, `disk write`, `disk read`.
+    /// `put`, `get`, or a reference: `memcpy`, `tcp`, `disk write`, `disk read`, `ib_write_bw`, `ib_read_bw`.
     pub op: &'static str,
     /// Of a block; of the span that `memcpy` runs over.
     pub bytes: usize,
@@ -72,12 +72,16 @@ pub fn compare(rows: &mut [Row]) {
     let tcp = rows.iter().find(|row| row.op == "tcp").map(|row| row.rate.gb_per_s);
     let disk: Vec<_> = rows.iter().filter(|row| row.op.starts_with("disk")).map(|row| (row.op, row.bytes, row.rate.gb_per_s)).collect();
     let disk = |op, bytes| disk.iter().find(|row| (row.0, row.1) == (op, bytes)).map(|row| row.2);
+    let verbs: Vec<_> = rows.iter().filter(|row| row.op.starts_with("ib_")).map(|row| (row.op, row.bytes, row.rate.gb_per_s)).collect();
+    let perftest = |op, bytes| verbs.iter().filter(|row| (row.0, row.1) == (op, bytes)).map(|row| row.2).reduce(f64::max);
     for row in rows {
         let reference = match (row.tier, row.transport, row.op) {
             (Some("nvme"), Some(_), "put") => disk("disk write", row.bytes),
             (Some("nvme"), Some(_), _) => disk("disk read", row.bytes),
             (_, Some("shm"), _) => memcpy,
             (_, Some("quic"), _) => tcp,
+            (_, Some("rdma"), "put") => perftest("ib_write_bw", row.bytes),
+            (_, Some("rdma"), "get") => perftest("ib_read_bw", row.bytes),
             _ => None,
         };
         row.of_reference = reference.map(|reference| row.rate.gb_per_s / reference);
@@ -99,10 +103,11 @@ pub fn table(rows: &[Row]) -> String {
         let ratio = row.of_reference.map_or(String::new(), |ratio| format!("{ratio:.2}"));
         let first = row.first_gb_per_s.map_or(String::new(), |rate| format!("{rate:.2}"));
         let (tier, Rate { gb_per_s, cpu_s_per_gb }) = (row.tier.unwrap_or_default(), row.rate);
+        let cpu_s_per_gb = if cpu_s_per_gb.is_nan() { String::new() } else { format!("{cpu_s_per_gb:.2}") };
         let size = size(row.bytes);
         writeln!(
             table,
-            "| {} | {transport} | {tier} | {size} | {} | {gb_per_s:.2} | {cpu_s_per_gb:.2} | {ratio} | {first} |",
+            "| {} | {transport} | {tier} | {size} | {} | {gb_per_s:.2} | {cpu_s_per_gb} | {ratio} | {first} |",
             row.op, row.batch
         )
         .expect("a string takes all");

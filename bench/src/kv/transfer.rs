@@ -9,7 +9,7 @@ use super::{
 };
 use anyhow::{Context, anyhow, ensure};
 use std::{sync::Arc, time::Duration};
-use tidemill_kvpool::client::PoolClient;
+use tidemill_kvpool::client::{Nics, PoolClient, Registration, Transport};
 use tidemill_proto::{
     block::{BlockKey, Tenant},
     ids::RequestId,
@@ -32,9 +32,10 @@ pub struct Plan {
 }
 
 /// Two rows. The first pass, in which memory is touched for the first time on both sides, is not among the repetitions.
-pub async fn measure(client: PoolClient, clocks: Clocks, plan: Plan) -> anyhow::Result<[Row; 2]> {
+pub async fn measure(client: PoolClient, nics: Option<Arc<Nics>>, clocks: Clocks, plan: Plan) -> anyhow::Result<[Row; 2]> {
     let mut content = Content::new(plan.block_bytes);
     let mut readers = Readers::new(plan.block_bytes, plan.batch);
+    let _registered = nics.map(|nics| readers.register(&nics)).transpose()?;
     let mut passes = Vec::new();
     for _ in 0..=plan.repetitions {
         let (mut put, mut get) = (Spent::default(), Spent::default());
@@ -78,7 +79,7 @@ pub async fn measure(client: PoolClient, clocks: Clocks, plan: Plan) -> anyhow::
 /// As rows have it; datagrams where there are any.
 pub(super) fn transport_name(client: &PoolClient) -> (&'static str, Option<u16>) {
     let transport = client.transport();
-    (transport.name(), (!transport.same_host()).then(|| client.datagram_bytes()))
+    (transport.name(), (transport == Transport::Quic).then(|| client.datagram_bytes()))
 }
 
 /// Readers that copy fetched blocks to memory that they have already, as an engine does.
@@ -96,6 +97,11 @@ impl Readers {
     pub(super) fn new(block_bytes: usize, blocks: usize) -> Self {
         let readers = (blocks * block_bytes / READER_BYTES_MIN).clamp(1, READERS_MAX);
         Self { places: vec![vec![0; block_bytes]; readers] }
+    }
+
+    /// Makes their memory known to the RDMA devices, as an engine does. It stays where it is: fetches pass it around.
+    fn register(&mut self, nics: &Arc<Nics>) -> anyhow::Result<Vec<Registration>> {
+        Ok(self.places.iter_mut().map(|place| nics.register(place)).collect::<Result<_, _>>()?)
     }
 
     /// Fetches blocks and reads them all.

@@ -143,6 +143,24 @@ const WORKER_FAMILIES: &[Family] = &[
         },
     },
     Family {
+        name: "kv_rails_opened_total",
+        kind: "counter",
+        help: "RDMA connections that were opened",
+        samples: |m| vec![(vec![], m.report.counters.rails.opened as f64)],
+    },
+    Family {
+        name: "kv_rails_lost_total",
+        kind: "counter",
+        help: "RDMA connections that broke, or that their pool node closed; without any left, blocks travel over QUIC",
+        samples: |m| vec![(vec![], m.report.counters.rails.lost as f64)],
+    },
+    Family {
+        name: "kv_rails_fenced_total",
+        kind: "counter",
+        help: "How often a pool node closed a client's RDMA connections because it was late to fill a slot",
+        samples: |m| vec![(vec![], m.report.counters.rails.fenced as f64)],
+    },
+    Family {
         name: "kv_disk_errors_total",
         kind: "counter",
         help: "Reads and writes of a pool node's disk that failed",

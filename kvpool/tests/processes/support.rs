@@ -68,7 +68,7 @@ impl Node {
         let told = Arc::new(Mutex::new(Told::default()));
         let (registered, mut addrs) = mpsc::channel(16);
         tokio::spawn(coordinate(coordinator, Arc::clone(&told), registered));
-        let addr = tokio::time::timeout(Duration::from_secs(20), addrs.recv()).await.expect("the node registers").unwrap();
+        let addr = tokio::time::timeout(Duration::from_secs(60), addrs.recv()).await.expect("the node registers").unwrap();
         Self { child, addr, endpoint: Endpoint::bind_client(loopback, &identity).unwrap(), told, pki }
     }
 
@@ -119,7 +119,7 @@ impl Drop for Node {
 pub(crate) async fn eventually(mut condition: impl FnMut() -> bool) {
     let started = Instant::now();
     while !condition() {
-        assert!(started.elapsed() < Duration::from_secs(30), "this never happens");
+        assert!(started.elapsed() < Duration::from_secs(60), "this never happens");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }

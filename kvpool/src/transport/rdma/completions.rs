@@ -106,19 +106,22 @@ fn run(queue: &CompletionQueue, pending: &Pending, stop: &PipeReader) {
         } else if !pending.is_empty() && last.elapsed() < SPIN {
             hint::spin_loop();
         } else {
-            if let Err(error) = queue.arm() {
-                // Work under way ends by its waiters' own deadlines.
-                tracing::error!(%error, "completions are not waited for any more");
-                return;
-            }
+            let armed = queue.arm();
             // One may have come before it was armed.
-            if !take_all(queue, pending) {
-                match wait(queue, stop) {
-                    Woken::Event => drop(queue.take_event().inspect_err(|error| tracing::warn!(%error, "no completion event"))),
-                    Woken::Stopped => return,
-                }
+            if armed.is_ok() && take_all(queue, pending) {
+                last = Instant::now();
+                continue;
             }
-            last = Instant::now();
+            let woken = armed.and_then(|()| match wait(queue, stop) {
+                Woken::Event => queue.take_event().map(|()| true),
+                Woken::Stopped => Ok(false),
+            });
+            match woken {
+                Ok(true) => last = Instant::now(),
+                Ok(false) => return,
+                // Work under way ends by its waiters' own deadlines.
+                Err(error) => return tracing::error!(%error, "the device's completions are not waited for any more"),
+            }
         }
     }
 }

@@ -29,14 +29,13 @@ struct ArenaNic {
     /// Bindings of windows share the device's completions: one at a time.
     binding: Mutex<()>,
     device: Device,
-    /// Longer than its registration.
     arena: Arc<Arena>,
 }
 
 #[derive(Debug)]
 enum Regions {
     /// Clients get windows on it.
-    Windows(Region),
+    Windows(Arc<Region>),
     /// Clients get its keys.
     Whole { read: Region, write: Region },
 }
@@ -53,11 +52,12 @@ impl ArenaNics {
             let device = Device::open(name, COMPLETIONS)?;
             let layout = arena.layout();
             let register = |at, access| {
-                // SAFETY: the arena lives longer than the region, and nobody holds references into slots, which are all that peers write.
+                // SAFETY: the arena outlives the region, as ClientRails and ArenaNics hold it, and nobody holds references into slots, which
+                // are all that peers write.
                 unsafe { Region::register(Arc::clone(&device.domain), arena.mapping().add(at), layout.file_bytes - at, access) }
             };
             let regions = if device.limits.windows {
-                Regions::Windows(register(0, Access::LOCAL.and(Access::WINDOWS))?)
+                Regions::Windows(Arc::new(register(0, Access::LOCAL.and(Access::WINDOWS))?))
             } else {
                 tracing::warn!(device = name, "it has no memory windows: its keys are the same for all clients");
                 let (read, write) = (Access::REMOTE_READ, Access::LOCAL.and(Access::REMOTE_WRITE));
@@ -95,6 +95,8 @@ struct NodeRail {
     _windows: Vec<Window>,
     pair: QueuePair,
     nic: usize,
+    /// Windows keep it registered.
+    _arena: Arc<Arena>,
 }
 
 impl ClientRails {
@@ -151,6 +153,6 @@ impl NodeRail {
         };
         let end = device.end(&port, pair.number(), psn);
         let arena_at = arena.mapping() as u64;
-        Ok((Self { _windows: windows, pair, nic: index }, RailOpened { end, arena_at, read_key, write_key }))
+        Ok((Self { _windows: windows, pair, nic: index, _arena: Arc::clone(arena) }, RailOpened { end, arena_at, read_key, write_key }))
     }
 }

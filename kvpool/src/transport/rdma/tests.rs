@@ -194,7 +194,7 @@ async fn only_the_rails_own_keys_open_anything() {
 #[tokio::test]
 #[ignore = "needs the RDMA guest"]
 async fn no_byte_of_a_fenced_write_lands_after_its_slot_was_given_to_another() {
-    const BYTES: usize = 2 << 20;
+    const BYTES: usize = 8 << 20;
     for fenced in [false, true] {
         let mut fabric = Fabric::new(BYTES, 3, "ra0", "rb0");
         fabric.open();

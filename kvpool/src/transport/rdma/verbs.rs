@@ -492,7 +492,7 @@ impl QueuePair {
     }
 
     /// Lets this pair's peer, and no other, access part of a region of its domain, until the returned window is dropped.
-    pub(crate) fn grant(&self, region: &Region, addr: usize, bytes: usize, access: Access) -> Result<Window> {
+    pub(crate) fn grant(&self, region: &Arc<Region>, addr: usize, bytes: usize, access: Access) -> Result<Window> {
         let device = &self.domain.context.name;
         // SAFETY: domain and context exist.
         let raw = unsafe {
@@ -500,7 +500,7 @@ impl QueuePair {
             alloc.map_or(ptr::null_mut(), |alloc| alloc(self.domain.raw.as_ptr(), WINDOW_TYPE_2))
         };
         let raw = NonNull::new(raw).ok_or_else(|| failed(device, "making a memory window"))?;
-        let mut window = Window { raw, key: 0, domain: Arc::clone(&self.domain) };
+        let mut window = Window { raw, key: 0, region: Arc::clone(region) };
         // SAFETY: the window exists.
         let old = unsafe { raw.as_ref().remote_key };
         // The lowest byte is ours to choose; each binding should have another.
@@ -554,7 +554,7 @@ impl Drop for QueuePair {
 pub(crate) struct Window {
     raw: NonNull<ffi::Window>,
     key: u32,
-    domain: Arc<Domain>,
+    region: Arc<Region>,
 }
 
 impl Window {
@@ -568,7 +568,7 @@ impl Drop for Window {
         // SAFETY: the window and its context exist; it is freed once.
         let code = unsafe { (*self.raw.as_ref().context).ops.dealloc_window.map_or(0, |dealloc| dealloc(self.raw.as_ptr())) };
         if code != 0 {
-            tracing::error!(device = self.domain.context.name, code, "a memory window cannot be freed");
+            tracing::error!(device = self.region.domain.context.name, code, "a memory window cannot be freed");
         }
     }
 }

@@ -237,6 +237,7 @@ const _: () = {
 macro_rules! functions {
     ($($field:ident = $symbol:literal: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
         /// The library's functions.
+        #[cfg_attr(not(feature = "rdma"), allow(dead_code, reason = "there is nothing to load"))]
         pub(super) struct Functions {
             $(pub(super) $field: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
         }
