@@ -155,9 +155,10 @@ impl EngineFlags {
             return Err(invalid("device_share", device_share, "must be above 0 and at most 1"));
         }
         let transport = self.transport.as_deref().unwrap_or("auto");
-        let transport = TransportChoice::ALL.into_iter().find(|choice| choice.name() == transport).ok_or_else(|| {
-            invalid("transport", transport, "is not one of auto, shm, rdma, quic")
-        })?;
+        let transport = TransportChoice::ALL
+            .into_iter()
+            .find(|choice| choice.name() == transport)
+            .ok_or_else(|| invalid("transport", transport, "is not one of auto, shm, rdma, quic"))?;
         let rdma_devices = match &self.rdma_devices {
             Some(names) => names.parse().map_err(|reason: &str| invalid("rdma_devices", names, reason))?,
             None => DeviceNames::All,

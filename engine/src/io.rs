@@ -18,7 +18,7 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use tidemill_kvpool::client::{FetchId, Part, PoolRouter, request::blocks_within, Nics, TransportChoice, Ways};
+use tidemill_kvpool::client::{FetchId, Nics, Part, PoolRouter, TransportChoice, Ways, request::blocks_within};
 use tidemill_net::{
     link::{Endpoint, LinkError},
     uplink::{LinkEvent, Uplink},

@@ -17,9 +17,9 @@ pub use request::{Arrival, FetchId, Part, Source};
 
 #[cfg(feature = "shell")]
 pub use {
+    crate::transport::rdma::{DeviceNames, Nics, client::Registration},
     connection::{Block, Fetch, FetchedBlock, Miss, PoolClient, PoolError, PutReport, ReservedSlots, TransportChoice, Ways},
     counters::TransferCounters,
     router::PoolRouter,
-    crate::transport::rdma::{DeviceNames, Nics, client::Registration},
     tidemill_proto::pool::Transport,
 };

@@ -112,7 +112,8 @@ fn perftest_rate(program: &str, client: &str, node: &str, gid_index: u32, bytes:
     server.wait()?;
     let text = String::from_utf8_lossy(&output.stdout);
     let mib_per_s = perftest_average(&text, bytes);
-    let mib_per_s = mib_per_s.with_context(|| format!("{program} did not say how fast it was: {}", String::from_utf8_lossy(&output.stderr)))?;
+    let mib_per_s =
+        mib_per_s.with_context(|| format!("{program} did not say how fast it was: {}", String::from_utf8_lossy(&output.stderr)))?;
     Ok(mib_per_s * f64::from(1 << 20) / 1e9)
 }
 

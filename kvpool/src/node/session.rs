@@ -84,12 +84,8 @@ impl Session {
     async fn serve(&self, store: Arc<Store>, shard: Shard, sender: Sender<FromPool>, receiver: Receiver<ToPool>) -> String {
         let (messages, queue) = mpsc::channel(QUEUE);
         let (jobs_in, jobs) = mpsc::channel(QUEUE);
-        let outbox = Outbox {
-            connection: self.connection.clone(),
-            messages: messages.clone(),
-            streams: jobs_in,
-            rails: Arc::clone(&self.rails),
-        };
+        let outbox =
+            Outbox { connection: self.connection.clone(), messages: messages.clone(), streams: jobs_in, rails: Arc::clone(&self.rails) };
         store.join(self.client, outbox);
         let streams = Streams {
             node: Arc::clone(&self.node),

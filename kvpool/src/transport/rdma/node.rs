@@ -52,8 +52,8 @@ impl ArenaNics {
             let device = Device::open(name, COMPLETIONS)?;
             let layout = arena.layout();
             let register = |at, access| {
-                // SAFETY: the arena outlives the region, as ClientRails and ArenaNics hold it, and nobody holds references into slots, which
-                // are all that peers write.
+                // SAFETY: the arena outlives the region, as those that hold the one hold the other; nobody holds references into slots,
+                // which are all that peers write.
                 unsafe { Region::register(Arc::clone(&device.domain), arena.mapping().add(at), layout.file_bytes - at, access) }
             };
             let regions = if device.limits.windows {

@@ -1,10 +1,10 @@
 //! One rail's client end: a queue pair, and the work posted to it.
 //!
-//! WRITEs are posted in batches with one completion for all; a batch goes out when it is large or long enough, or flushed. A READ of a block
-//! and one of its slot's generation go together and have one completion. A reliable connection answers READs in order. Should a device fetch
-//! the second one's bytes first all the same, a slot that is reused in between is told by the checksum instead. (A fence between the two would
-//! cost a round trip, and the kernel's software device at times never wakes from one.) How much can be under way is bounded by the places
-//! of the staging memory, which every request needs.
+//! WRITEs are posted in batches with one completion for all; a batch goes out when it is large or long enough, or flushed. A READ of
+//! a block and one of its slot's generation go together and have one completion. A reliable connection answers READs in order. Should
+//! a device fetch the second one's bytes first all the same, a slot that is reused in between is told by the checksum instead. (A
+//! fence between the two would cost a round trip, and the kernel's software device at times never wakes from one.) How much can be
+//! under way is bounded by the places of the staging memory, which every request needs.
 
 use super::{
     client::Nic,

@@ -410,7 +410,13 @@ impl QueuePair {
             send_queue: queue.raw.as_ptr(),
             receive_queue: queue.raw.as_ptr(),
             shared_receive_queue: ptr::null_mut(),
-            capacities: ffi::Capacities { send_requests: requests, receive_requests: 1, send_ranges: 1, receive_ranges: 1, inline_bytes: 0 },
+            capacities: ffi::Capacities {
+                send_requests: requests,
+                receive_requests: 1,
+                send_ranges: 1,
+                receive_ranges: 1,
+                inline_bytes: 0,
+            },
             kind: RELIABLE,
             signal_all: 0,
         };
