@@ -220,6 +220,7 @@ mod tests {
         let fleet = Fleet::plan(&assumptions);
         let validation = validate::run(&args.model, &args.hardware, &assumptions, &fleet).unwrap();
         assert!(validation.goodput_ratio > 0.0 && validation.ttft_ms_p50 > 0.0, "{validation}");
+        assert!((validation.cached_share - 0.37).abs() < 0.05, "{validation}");
         assert!(validate::run("qwen2.5-7b", "h100", &assumptions, &fleet).unwrap_err().to_string().contains("simulator knows"));
     }
 

@@ -17,6 +17,7 @@ use tidemill_sim::{
 const INSTANCES_MAX: f64 = 24.0;
 const REQUESTS: usize = 3000;
 const SEED: u64 = 1;
+const PREFIX_STEP: u32 = 512;
 const HOST_GPUS: u32 = 8;
 
 #[derive(Clone, Debug, Serialize)]
@@ -63,14 +64,18 @@ pub fn run(model: &str, hardware: &str, a: &Assumptions, fleet: &Fleet) -> anyho
         weight: 1.0,
         on_miss: OnMiss::Late,
     };
-    let stream = Stream {
-        rate: requests_per_s,
+    // The simulator shares prefixes in steps of 512 tokens: as many requests have one as it takes for the planned share.
+    let known = a.get("input_tokens") * a.get("prefix_hit");
+    let prefix_tokens = (known.min(f64::from(input / PREFIX_STEP * PREFIX_STEP)) / f64::from(PREFIX_STEP)).ceil() as u32 * PREFIX_STEP;
+    let with_prefix = if prefix_tokens > 0 { (known / f64::from(prefix_tokens)).min(1.0) } else { 0.0 };
+    let stream = |share: f64, prefix_tokens: u32| Stream {
+        rate: requests_per_s * share,
         input: [input, input],
         output: [output, output],
-        // The simulator shares prefixes in steps of 512.
-        prefix_tokens: (a.get("input_tokens") * a.get("prefix_hit") / 512.0).round() as u32 * 512,
+        prefix_tokens,
         class: None,
     };
+    let streams = [stream(with_prefix, prefix_tokens), stream(1.0 - with_prefix, 0)].into_iter().filter(|stream| stream.rate > 0.0);
     let gpus_per_instance = fleet.gpus_per_instance as u32;
     let settings = Settings {
         model: model.into(),
@@ -90,7 +95,7 @@ pub fn run(model: &str, hardware: &str, a: &Assumptions, fleet: &Fleet) -> anyho
         workload: WorkloadSettings {
             requests: REQUESTS,
             arrivals: Arrivals::Poisson,
-            streams: vec![stream],
+            streams: streams.collect(),
             classes: vec![class],
             warmup: 0.2,
             ..WorkloadSettings::default()

@@ -3,7 +3,7 @@
 
 use super::Named;
 use crate::{
-    goodput::search::Estimate,
+    goodput::search::{Estimate, wilson},
     load::{percentiles::Percentiles, summary::Summary},
     plan::short,
     sim::plot::{Axis, Line, Plot, Scale},
@@ -122,15 +122,7 @@ impl Figures {
             let number = |point: &Value, key: &str| point[key].as_f64().unwrap_or(f64::NAN);
             let mut curve: Vec<&Value> = points.iter().collect();
             curve.sort_by(|a, b| number(a, "rate").total_cmp(&number(b, "rate")));
-            curves.push(Line {
-                name: name.clone(),
-                points: curve.iter().map(|point| (number(point, "rate"), number(point, "ratio"))).collect(),
-                dots: true,
-                intervals: curve
-                    .iter()
-                    .map(|point| (number(point, "rate"), number(point, "ratio_low"), number(point, "ratio_high")))
-                    .collect(),
-            });
+            curves.push(pooled(name.clone(), &curve));
             let best = curve.iter().rev().find(|point| number(point, "ratio") >= ratio);
             let best: Option<Summary> = best.map(|point| serde_json::from_value(point["summary"].clone())).transpose()?;
             let mut row = vec![name.clone()];
@@ -206,6 +198,20 @@ impl Figures {
     fn table(&mut self, title: &str, head: &[&str], rows: Vec<Vec<String>>) {
         self.tables.push(Table { title: title.to_owned(), head: head.iter().map(|cell| (*cell).to_owned()).collect(), rows });
     }
+}
+
+/// The share of good requests by rate; of a rate that was tried several times, of all its requests. `points` are in order of their rates.
+fn pooled(name: String, points: &[&Value]) -> Line {
+    let mut line = Line { name, dots: true, ..Line::default() };
+    for same in points.chunk_by(|a, b| a["rate"] == b["rate"]) {
+        let count = |point: &&Value| point["summary"]["requests"].as_u64().unwrap_or(0);
+        let good = |point: &&Value| (point["ratio"].as_f64().unwrap_or(0.0) * count(point) as f64).round() as u64;
+        let (all, good) = (same.iter().map(count).sum::<u64>(), same.iter().map(good).sum::<u64>());
+        let (Some(rate), (low, high)) = (same[0]["rate"].as_f64(), wilson(good, all)) else { continue };
+        line.points.push((rate, good as f64 / all.max(1) as f64));
+        line.intervals.push((rate, low, high));
+    }
+    line
 }
 
 /// The summaries in a load's result: one, or one of each kind.

@@ -62,6 +62,18 @@ fn a_page_shows_every_record_and_needs_nothing_else() {
 }
 
 #[test]
+fn repeats_of_a_rate_are_one_point_of_a_curve() {
+    let mut twice = goodput("x", 2.0, 3.0);
+    let points = twice.record.result["comparisons"][0]["servers"][0]["points"].as_array_mut().unwrap();
+    points.push(json!({"rate": 2.0, "ratio": 0.55, "summary": summary(100, 50)}));
+    let figures = Figures::of(&[twice]).unwrap();
+    let curve = &figures.plots[0].lines[0];
+    let (xs, ys): (Vec<f64>, Vec<f64>) = curve.points.iter().copied().unzip();
+    // 48 and 28 good of 50 each.
+    assert_eq!((xs.as_slice(), ys[0], curve.intervals.len()), (&[2.0, 4.0][..], 0.76, 2));
+}
+
+#[test]
 fn only_what_is_beyond_noise_has_changed() {
     let said = |a: &Named, b: &Named| compare::text(a, b).unwrap();
     let line = |text: &str, what: &str| text.lines().find(|line| line.starts_with(what)).unwrap().to_owned();
