@@ -1,6 +1,9 @@
 """The disaggregated cluster on one GPU, prefill and decode processes sharing it, against a decode worker alone: the same greedy answers.
 
-    python3 bench/gpu_cluster.py --bin target/release --model model/tests/fixtures/llama3 [--device cuda] [--json FILE] [-- FLAGS]
+    python3 bench/gpu_cluster.py --bin target/release --model model/tests/fixtures/llama3 [--device cuda] [--json FILE] [--way WAY] [-- FLAGS]
+
+Ways: `disaggregated`, also with everything cached (the default); `preempted`, with device blocks for a few sequences only; `crashed`, a
+prefill and a decode worker of two killed while they answer; `failing`, where one device is expected to fail by itself.
 
 Answers are compared token by token. On a GPU a row's bits depend on how many rows are multiplied at once (docs/ARCHITECTURE.md, §5), and
 the two clusters cut prompts differently. So an answer may differ, but only from a token on that was as likely as the other's, within
@@ -29,9 +32,9 @@ DRAIN_S = 60
 class Cluster:
     """`tidemill up`, until the end of the block."""
 
-    def __init__(self, args, prefill):
+    def __init__(self, args, prefill, flags=()):
         command = [os.path.join(args.bin, "tidemill"), "up", "--http", "127.0.0.1:0", "--device", args.device, "--model", args.model]
-        command += ["--prefill", str(prefill), "--decode", "1", "--local-tail-tokens", "0", "--pool-memory", "1GiB", "--log", "warn", *args.up]
+        command += ["--prefill", str(prefill), "--decode", "1", "--local-tail-tokens", "0", "--pool-memory", "1GiB", "--log", "warn", *args.up, *flags]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
 
     def __enter__(self):
@@ -64,6 +67,18 @@ class Cluster:
         request = urllib.request.Request(self.url + "/completions", json.dumps(body).encode(), {"content-type": "application/json"})
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=120) as response:
             return json.load(response)
+
+    def get(self, path):
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(self.url.replace("/v1", path), timeout=60) as response:
+            return response.read().decode()
+
+    def members(self, role):
+        return [member for member in json.loads(self.get("/cluster"))["members"] if member["role"] == role]
+
+    def metric(self, name):
+        """Once heartbeats have brought it."""
+        time.sleep(2.5)
+        return sum(float(line.rsplit(" ", 1)[1]) for line in self.get("/metrics").splitlines() if line.startswith(name))
 
     def complete(self, prompt):
         """Without log-probabilities first: that is what is drawn on the device."""
@@ -106,23 +121,51 @@ def main():
     parser.add_argument("--model", required=True)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--json")
+    parser.add_argument("--way", default="disaggregated", choices=["disaggregated", "preempted", "crashed", "failing"])
+    parser.add_argument("--few-blocks", default="288KiB", help="with --way preempted: a worker's memory for blocks")
     parser.add_argument("up", nargs="*", help="further arguments of `tidemill up`, after --")
     args = parser.parse_args()
     # Of a block and a few, of chunks, and of shared beginnings.
     prompts = [[3 + (7 * i + 31 * length) % 180 for i in range(length)] for length in (5, 16, 17, 40, 100, 200, 300)]
     prompts += [prompts[-1][:150] + [9, 8, 7], prompts[-1][:150] + [7, 8, 9]]
-    answers, ready = {}, {}
-    for name, prefill in (("alone", 0), ("disaggregated", 1)):
-        with Cluster(args, prefill) as cluster:
+    answers, ready, notes = {}, {}, {}
+
+    def ask(name, prefill, flags=(), meanwhile=None, again=True):
+        with Cluster(args, prefill, flags) as cluster:
             ready[name] = cluster.ready_s
+            disturbance = threading.Thread(target=meanwhile or (lambda _: None), args=(cluster,))
+            disturbance.start()
             answers[name] = cluster.complete_all(prompts)
-            # Again, with everything cached.
-            answers[name + ", cached"] = cluster.complete_all(prompts)
-    report = {"model": args.model, "device": args.device, "ready_s": ready, "answers": len(prompts), "comparisons": {}}
+            disturbance.join()
+            if again:
+                # With everything cached.
+                answers[name + ", cached"] = cluster.complete_all(prompts)
+            notes[name] = {"preemptions": cluster.metric("tidemill_preemptions_total"), "rescues": cluster.metric("tidemill_rescues_total")}
+
+    def crash(cluster):
+        """Ends the first decode worker that is seen to work, then a prefill worker."""
+        for role in ("decode", "prefill"):
+            for _ in range(600):
+                running = [member["pid"] for member in cluster.members(role) if member["assigned"]]
+                if running:
+                    os.kill(running[0], signal.SIGKILL)
+                    break
+                time.sleep(0.05)
+
+    ask("alone", 0)
+    if args.way == "disaggregated":
+        ask("disaggregated", 1)
+    elif args.way == "preempted":
+        ask("preempted", 1, ["--kv-memory", args.few_blocks], again=False)
+    elif args.way == "crashed":
+        ask("crashed", 2, ["--decode", "2"], crash)
+    else:
+        ask("failing", 1, ["--decode", "2"])
+    report = {"model": args.model, "device": args.device, "ready_s": ready, "answers": len(prompts), "notes": notes, "comparisons": {}}
     for name in answers:
         outcomes = [compare(answer, reference) for answer, reference in zip(answers[name], answers["alone"])]
         report["comparisons"][name] = {outcome: outcomes.count(outcome) for outcome in ("same", "differ_at_a_tie", "differ")}
-    report["tokens_from_the_prefill_worker"] = sum(answer["prefill_tokens"] for answer in answers["disaggregated"])
+    report["tokens_from_the_prefill_worker"] = sum(answer["prefill_tokens"] for name in answers if name == args.way for answer in answers[name])
     print(json.dumps(report, indent=2))
     if args.json:
         with open(args.json, "w") as file:

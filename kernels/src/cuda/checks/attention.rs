@@ -35,7 +35,8 @@ pub fn all(gpu: &mut TestGpu, checks: &mut Checks) -> Result<(), CudaError> {
 /// Makes softmax sharp: scores of a few units.
 const SHARP: f32 = 3.0;
 
-fn both(
+/// Decode and prefill at one shape: `kv_heads` times `group` query heads.
+pub fn both(
     gpu: &mut TestGpu,
     checks: &mut Checks,
     head_dim: usize,

@@ -45,7 +45,7 @@ fn embedding(gpu: &mut TestGpu, checks: &mut Checks, rows: usize, width: usize) 
     Ok(())
 }
 
-fn rms_norm(gpu: &mut TestGpu, checks: &mut Checks, rows: usize, width: usize, delta: bool, chosen: bool) -> Result<(), CudaError> {
+pub fn rms_norm(gpu: &mut TestGpu, checks: &mut Checks, rows: usize, width: usize, delta: bool, chosen: bool) -> Result<(), CudaError> {
     let (residual, weight) = (gpu.f32s(rows * width, 2.0), gpu.f32s(width, 1.0));
     let deltas = delta.then(|| gpu.bf16s(rows * width, 2.0));
     let picked: Vec<u32> = (0..rows as u32).filter(|row| !chosen || row % 3 == 0).collect();
@@ -133,7 +133,14 @@ fn quantize(gpu: &mut TestGpu, checks: &mut Checks, rows: usize, width: usize) -
     Ok(())
 }
 
-fn rope_kv_write(gpu: &mut TestGpu, checks: &mut Checks, d: usize, kv_heads: usize, group: usize, norms: bool) -> Result<(), CudaError> {
+pub fn rope_kv_write(
+    gpu: &mut TestGpu,
+    checks: &mut Checks,
+    d: usize,
+    kv_heads: usize,
+    group: usize,
+    norms: bool,
+) -> Result<(), CudaError> {
     const LAYERS: usize = 3;
     const LAYER: usize = 1;
     const POSITIONS: usize = 70;

@@ -38,6 +38,8 @@ const CHUNK_TOKENS: usize = 96;
 
 #[derive(Deserialize)]
 struct Reference {
+    /// None for checkpoints whose reference is another thing, such as a perplexity.
+    #[serde(default)]
     prompts: Vec<Prompt>,
 }
 
@@ -75,6 +77,10 @@ fn checkpoint(dir: &Path, cache: &Path, checks: &mut Checks) -> Result<(), Check
     let path = dir.join("reference.json");
     let reference: Reference = read_json(&path)?;
     let prompts: Vec<&Prompt> = reference.prompts.iter().filter(|prompt| !prompt.greedy.is_empty()).collect();
+    if prompts.is_empty() {
+        checks.left_out.push(format!("{family}: its reference has no prompts"));
+        return Ok(());
+    }
     let options = CudaOptions {
         kernel_cache: cache.to_owned(),
         step_tokens: CHUNK_TOKENS + prompts.len(),

@@ -1,0 +1,355 @@
+//! The device: streams of work, events, graphs.
+//!
+//! Nothing runs when it is launched. Work runs when the host waits for it, or for something that must come after it, and
+//! then no more than that needs: as late as events and dependencies allow. Sometimes, by chance, other streams run
+//! first. So a missing wait shows as old or unwritten data.
+
+use crate::{
+    exec,
+    fault::{Fault, Kind},
+    gemm::Product,
+    memory::Memory,
+    options::{Random, options},
+    ptx::program::Kernel,
+};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+};
+
+pub(crate) struct Device {
+    pub(crate) memory: Memory,
+    streams: BTreeMap<u64, Stream>,
+    events: BTreeMap<u64, Event>,
+    graphs: BTreeMap<u64, Vec<Work>>,
+    next_id: u64,
+    pub(crate) random: Random,
+    launches: u64,
+    /// After a fault every call fails with this.
+    pub(crate) failed: Option<u32>,
+    /// Pinned memory of our own: start and size.
+    pub(crate) host_allocations: BTreeMap<u64, std::alloc::Layout>,
+}
+
+#[derive(Default)]
+struct Stream {
+    queue: VecDeque<Work>,
+    /// Works queued, and done, so far.
+    queued: u64,
+    done: u64,
+    /// Being recorded into a graph.
+    capture: Option<Vec<Work>>,
+}
+
+/// An event's last record: the stream, and how many works of it are to be done.
+#[derive(Clone, Copy, Default)]
+struct Event {
+    record: Option<(u64, u64)>,
+}
+
+/// Work on a stream.
+#[derive(Clone)]
+pub(crate) enum Work {
+    Launch {
+        kernel: Arc<Kernel>,
+        grid: [u32; 3],
+        threads: [u32; 3],
+        shared_bytes: u32,
+        params: Vec<u8>,
+    },
+    /// Between addresses of the device's space. `check`: of host memory's bytes when this was queued.
+    Copy {
+        to: u64,
+        from: u64,
+        bytes: u64,
+        check: Option<u64>,
+    },
+    /// From ordinary host memory, which the call has read.
+    Send {
+        to: u64,
+        bytes: Vec<u8>,
+    },
+    Fill {
+        to: u64,
+        byte: u8,
+        bytes: u64,
+    },
+    Free {
+        address: u64,
+    },
+    Multiply(Box<Product>),
+    /// Waits until a stream has done so much.
+    Wait {
+        stream: u64,
+        done: u64,
+    },
+    Marker,
+}
+
+/// What host memory holds while the device may still write it.
+const POISON: u8 = 0xa5;
+
+pub(crate) fn device() -> MutexGuard<'static, Device> {
+    static DEVICE: OnceLock<Mutex<Device>> = OnceLock::new();
+    let device = DEVICE.get_or_init(|| {
+        Mutex::new(Device {
+            memory: Memory::new(options().memory_bytes),
+            streams: BTreeMap::new(),
+            events: BTreeMap::new(),
+            graphs: BTreeMap::new(),
+            next_id: 1,
+            random: Random::new(options().seed),
+            launches: 0,
+            failed: None,
+            host_allocations: BTreeMap::new(),
+        })
+    });
+    device.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn misuse(what: impl Into<String>) -> Fault {
+    Fault::new(Kind::Address, what)
+}
+
+fn digest(bytes: &[u8]) -> u64 {
+    let mut hash = 0xcbf2_9ce4_8422_2325u64;
+    let mut chunks = bytes.chunks_exact(8);
+    for chunk in &mut chunks {
+        hash = (hash ^ u64::from_le_bytes(chunk.try_into().expect("eight bytes"))).wrapping_mul(0x0100_0000_01b3).rotate_left(23);
+    }
+    chunks.remainder().iter().fold(hash, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+impl Device {
+    fn new_id(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id * 16
+    }
+
+    pub(crate) fn new_stream(&mut self) -> u64 {
+        let id = self.new_id();
+        self.streams.insert(id, Stream::default());
+        id
+    }
+
+    /// Its work goes on.
+    pub(crate) fn destroy_stream(&mut self, stream: u64) -> Result<(), Fault> {
+        self.synchronize_stream(stream)?;
+        self.streams.remove(&stream);
+        Ok(())
+    }
+
+    pub(crate) fn new_event(&mut self) -> u64 {
+        let id = self.new_id();
+        self.events.insert(id, Event::default());
+        id
+    }
+
+    pub(crate) fn destroy_event(&mut self, event: u64) {
+        self.events.remove(&event);
+    }
+
+    fn stream(&mut self, stream: u64) -> Result<&mut Stream, Fault> {
+        if stream == 0 {
+            self.streams.entry(0).or_default();
+        }
+        self.streams.get_mut(&stream).ok_or_else(|| misuse(format!("stream {stream} is not one, or was destroyed")))
+    }
+
+    pub(crate) fn is_capturing(&self, stream: u64) -> bool {
+        self.streams.get(&stream).is_some_and(|stream| stream.capture.is_some())
+    }
+
+    pub(crate) fn captures(&self) -> bool {
+        self.streams.values().any(|stream| stream.capture.is_some())
+    }
+
+    pub(crate) fn push(&mut self, stream: u64, mut work: Work) -> Result<(), Fault> {
+        let captured = self.is_capturing(stream);
+        if let Work::Copy { to, from, bytes, check } = &mut work
+            && *bytes > 0
+        {
+            // Both ends must be there now, whatever comes.
+            self.memory.read(*from, *bytes, false, "copies from")?;
+            if !captured {
+                if self.memory.is_pinned(*from, *bytes) {
+                    *check = Some(digest(self.memory.read(*from, *bytes, false, "copies from")?));
+                }
+                if self.memory.is_pinned(*to, *bytes) {
+                    self.memory.write(*to, *bytes, "copies to")?.fill(POISON);
+                }
+            }
+        }
+        let stream = self.stream(stream)?;
+        match &mut stream.capture {
+            Some(_) if matches!(work, Work::Wait { .. } | Work::Free { .. } | Work::Marker | Work::Send { .. }) => {
+                return Err(Fault::new(Kind::Unsupported, "only launches, pinned copies, fills and products can be recorded into a graph"));
+            }
+            Some(works) => works.push(work),
+            None => {
+                stream.queue.push_back(work);
+                stream.queued += 1;
+            }
+        }
+        Ok(())
+    }
+
+    // --- Events.
+
+    pub(crate) fn record(&mut self, event: u64, stream: u64) -> Result<(), Fault> {
+        self.push(stream, Work::Marker)?;
+        let queued = self.stream(stream)?.queued;
+        let event = self.events.get_mut(&event).ok_or_else(|| misuse("an event that is none is recorded"))?;
+        event.record = Some((stream, queued));
+        Ok(())
+    }
+
+    pub(crate) fn wait_event(&mut self, stream: u64, event: u64) -> Result<(), Fault> {
+        let event = self.events.get(&event).ok_or_else(|| misuse("a stream waits for an event that is none"))?;
+        match event.record {
+            Some((of, done)) => self.push(stream, Work::Wait { stream: of, done }),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether it has happened. What was not waited for happens by chance.
+    pub(crate) fn query(&mut self, event: u64) -> Result<bool, Fault> {
+        let record = self.events.get(&event).ok_or_else(|| misuse("an event that is none is asked for"))?.record;
+        let Some((stream, done)) = record else { return Ok(true) };
+        let happened = self.streams.get(&stream).is_none_or(|stream| stream.done >= done);
+        if happened || self.random.below(3) > 0 {
+            return Ok(happened);
+        }
+        self.run_until(stream, done)?;
+        Ok(true)
+    }
+
+    pub(crate) fn synchronize_event(&mut self, event: u64) -> Result<(), Fault> {
+        let record = self.events.get(&event).ok_or_else(|| misuse("the host waits for an event that is none"))?.record;
+        let Some((stream, done)) = record else { return Ok(()) };
+        self.run_others_by_chance()?;
+        self.run_until(stream, done)
+    }
+
+    pub(crate) fn synchronize_stream(&mut self, stream: u64) -> Result<(), Fault> {
+        self.run_others_by_chance()?;
+        let queued = self.stream(stream)?.queued;
+        self.run_until(stream, queued)
+    }
+
+    pub(crate) fn synchronize(&mut self) -> Result<(), Fault> {
+        let mut streams: Vec<(u64, u64)> = self.streams.iter().map(|(id, stream)| (*id, stream.queued)).collect();
+        self.random.shuffle(&mut streams);
+        streams.into_iter().try_for_each(|(stream, queued)| self.run_until(stream, queued))
+    }
+
+    /// One time in eight, some streams get ahead.
+    fn run_others_by_chance(&mut self) -> Result<(), Fault> {
+        if self.random.below(8) > 0 {
+            return Ok(());
+        }
+        let mut streams: Vec<(u64, u64)> = self.streams.iter().map(|(id, stream)| (*id, stream.done + stream.queue.len() as u64)).collect();
+        self.random.shuffle(&mut streams);
+        let some = self.random.below(streams.len() as u64 + 1) as usize;
+        streams.into_iter().take(some).try_for_each(|(stream, end)| self.run_until(stream, end))
+    }
+
+    // --- Graphs.
+
+    pub(crate) fn begin_capture(&mut self, stream: u64) -> Result<(), Fault> {
+        let stream = self.stream(stream)?;
+        if stream.capture.is_some() {
+            return Err(misuse("a stream that is recorded is to be recorded"));
+        }
+        stream.capture = Some(Vec::new());
+        Ok(())
+    }
+
+    pub(crate) fn end_capture(&mut self, stream: u64) -> Result<u64, Fault> {
+        let works = self.stream(stream)?.capture.take().ok_or_else(|| misuse("a recording ends that did not begin"))?;
+        let id = self.new_id();
+        self.graphs.insert(id, works);
+        Ok(id)
+    }
+
+    pub(crate) fn instantiate(&mut self, graph: u64) -> Result<u64, Fault> {
+        let works = self.graphs.get(&graph).ok_or_else(|| misuse("a graph that is none"))?.clone();
+        let id = self.new_id();
+        self.graphs.insert(id, works);
+        Ok(id)
+    }
+
+    pub(crate) fn destroy_graph(&mut self, graph: u64) {
+        self.graphs.remove(&graph);
+    }
+
+    pub(crate) fn launch_graph(&mut self, graph: u64, stream: u64) -> Result<(), Fault> {
+        let works = self.graphs.get(&graph).ok_or_else(|| misuse("a graph that is none is launched"))?.clone();
+        works.into_iter().try_for_each(|work| self.push(stream, work))
+    }
+
+    // --- Running.
+
+    fn run_until(&mut self, stream: u64, done: u64) -> Result<(), Fault> {
+        loop {
+            let Some(found) = self.streams.get_mut(&stream) else { return Ok(()) };
+            if found.done >= done {
+                return Ok(());
+            }
+            let work = found.queue.front().cloned().expect("as much is queued as is waited for");
+            match work {
+                Work::Wait { stream: of, done } => self.run_until(of, done)?,
+                work => self.run(work)?,
+            }
+            // The stream of a wait is another one: this one's front is unchanged.
+            let found = self.streams.get_mut(&stream).expect("it runs");
+            found.queue.pop_front();
+            found.done += 1;
+        }
+    }
+
+    fn run(&mut self, work: Work) -> Result<(), Fault> {
+        match work {
+            Work::Launch { kernel, grid, threads, shared_bytes, params } => {
+                self.launches += 1;
+                if options().trace {
+                    eprintln!("gpu-standin: launch {} of {} on {grid:?} × {threads:?}", self.launches, kernel.name);
+                }
+                let first = || options().fail_once.as_ref().is_none_or(|path| std::fs::File::create_new(path).is_ok());
+                if options().fail_launch == Some(self.launches) && first() {
+                    let what = format!("launch {} of {} fails, as TIDEMILL_GPU_STANDIN says", self.launches, kernel.name);
+                    return Err(Fault::new(Kind::Injected, what));
+                }
+                let launch = exec::Launch { kernel: &kernel, grid, threads, shared_bytes, params: &params, number: self.launches };
+                exec::run(&launch, &mut self.memory, &mut self.random)
+            }
+            Work::Copy { to, from, bytes, check } => {
+                if options().trace {
+                    eprintln!("gpu-standin: copy {bytes} bytes from {from:#x} to {to:#x}");
+                }
+                if let Some(check) = check
+                    && digest(self.memory.read(from, bytes, false, "copies from")?) != check
+                {
+                    let what = format!("{bytes} bytes of host memory at {from:#x} were changed while a copy of them was pending");
+                    return Err(Fault::new(Kind::InFlight, what));
+                }
+                if self.memory.is_pinned(to, bytes) && self.memory.read(to, bytes, false, "copies to")?.iter().any(|byte| *byte != POISON) {
+                    let what = format!("{bytes} bytes of host memory at {to:#x} were changed while a copy to them was pending");
+                    return Err(Fault::new(Kind::InFlight, what));
+                }
+                self.memory.copy(to, from, bytes)
+            }
+            Work::Send { to, bytes } => {
+                self.memory.write(to, bytes.len() as u64, "copies to")?.copy_from_slice(&bytes);
+                Ok(())
+            }
+            Work::Fill { to, byte, bytes } => {
+                self.memory.write(to, bytes, "fills")?.fill(byte);
+                Ok(())
+            }
+            Work::Free { address } => self.memory.free(address),
+            Work::Multiply(product) => product.run(&mut self.memory),
+            Work::Wait { .. } | Work::Marker => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Runs kernels, block after block, warp by warp: 32 lanes per operation, so that decoding an instruction is paid once
+//! for all of them.
+//!
+//! - [`warp`]: a warp's registers, its instructions, where its lanes part and meet; [`alu`]: what only computes;
+//!   [`tensor`]: products of fragments
+//! - [`shared`]: a block's shared memory
+//!
+//! Blocks run one after the other in random order, and between two barriers so do a block's warps. What hardware leaves
+//! to timing is an error here.
+
+pub(crate) mod alu;
+pub(crate) mod shared;
+pub(crate) mod tensor;
+pub(crate) mod warp;
+
+use crate::{
+    fault::{Fault, Kind},
+    memory::Memory,
+    options::Random,
+    ptx::program::{Kernel, SHARED_START, Special},
+};
+use shared::Shared;
+use warp::{State, Warp};
+
+/// A kernel with its arguments.
+pub(crate) struct Launch<'a> {
+    pub(crate) kernel: &'a Kernel,
+    pub(crate) grid: [u32; 3],
+    pub(crate) threads: [u32; 3],
+    pub(crate) shared_bytes: u32,
+    pub(crate) params: &'a [u8],
+    /// Tells launches apart.
+    pub(crate) number: u64,
+}
+
+/// What the warps of a block share.
+pub(crate) struct Block<'a> {
+    pub(crate) kernel: &'a Kernel,
+    pub(crate) memory: &'a mut Memory,
+    pub(crate) shared: Shared,
+    pub(crate) params: &'a [u8],
+    pub(crate) launch: u64,
+    pub(crate) index: u64,
+    /// Number of barriers passed.
+    pub(crate) interval: u32,
+}
+
+pub(crate) fn run(launch: &Launch<'_>, memory: &mut Memory, random: &mut Random) -> Result<(), Fault> {
+    let Launch { kernel, grid, threads, shared_bytes, params, number } = launch;
+    let name = &kernel.name;
+    let count: u32 = threads.iter().product();
+    if count == 0 || count > kernel.threads_max || grid.contains(&0) || grid[1] > 65535 || grid[2] > 65535 {
+        let what = format!("{name} is launched on a grid of {grid:?} with {threads:?} threads; it takes up to {}", kernel.threads_max);
+        return Err(Fault::new(Kind::Unsupported, what));
+    }
+    let mut ranges = kernel.shared.clone();
+    ranges.push((kernel.dynamic_at, kernel.dynamic_at + shared_bytes));
+    debug_assert!(ranges.iter().all(|r| r.0 >= SHARED_START));
+    let warp_count = count.div_ceil(32) as usize;
+    let mut block = Block { kernel, memory, shared: Shared::new(&ranges, warp_count), params, launch: *number, index: 0, interval: 0 };
+    let mut warps: Vec<Warp> = (0..warp_count).map(|i| Warp::new(kernel, i, count, *threads, *grid)).collect();
+
+    let blocks: u64 = grid.iter().map(|&n| u64::from(n)).product();
+    let mut order: Vec<u64> = (0..blocks).collect();
+    random.shuffle(&mut order);
+    for (turn, index) in order.into_iter().enumerate() {
+        if turn > 0 {
+            block.shared.clear();
+        }
+        (block.index, block.interval) = (index, 0);
+        let at =
+            [index % u64::from(grid[0]), index / u64::from(grid[0]) % u64::from(grid[1]), index / u64::from(grid[0]) / u64::from(grid[1])];
+        warps.iter_mut().for_each(|warp| warp.begin(kernel, at.map(|x| x as u32)));
+        run_block(&mut block, &mut warps, random).map_err(|fault| fault.at(format!("kernel {name}, block {at:?} of {grid:?}")))?;
+    }
+    Ok(())
+}
+
+fn run_block(block: &mut Block<'_>, warps: &mut [Warp], random: &mut Random) -> Result<(), Fault> {
+    let mut order: Vec<usize> = (0..warps.len()).collect();
+    loop {
+        random.shuffle(&mut order);
+        for &i in &order {
+            warps[i].run(block)?;
+        }
+        let waiting: Vec<(usize, usize)> = warps
+            .iter()
+            .enumerate()
+            .filter_map(|(i, warp)| if let State::AtBarrier(pc) = warp.state { Some((i, pc)) } else { None })
+            .collect();
+        let Some(&(first, pc)) = waiting.first() else { return Ok(()) };
+        let place = |pc: usize| block.kernel.place(pc);
+        if waiting.len() < warps.len() {
+            let missing = (0..warps.len()).find(|i| !waiting.iter().any(|w| w.0 == *i)).unwrap_or_default();
+            let what = format!("warp {first} waits at a barrier, and warp {missing} has ended");
+            return Err(Fault::new(Kind::Divergence, what).at(place(pc)));
+        }
+        if let Some((other, other_pc)) = waiting.iter().find(|w| w.1 != pc) {
+            let what = format!("warps {first} and {other} wait at different barriers");
+            return Err(Fault::new(Kind::Divergence, what).at(place(pc)).at(place(*other_pc)));
+        }
+        block.shared.pass_barrier();
+        block.interval += 1;
+        warps.iter_mut().for_each(Warp::pass_barrier);
+    }
+}
+
+/// A special register's values, lane by lane.
+pub(crate) fn special(which: Special, first_thread: u32, threads: [u32; 3], grid: [u32; 3], at: [u32; 3]) -> [u32; 32] {
+    std::array::from_fn(|lane| {
+        let thread = first_thread + lane as u32;
+        match which {
+            Special::TidX => thread % threads[0],
+            Special::TidY => thread / threads[0] % threads[1],
+            Special::TidZ => thread / threads[0] / threads[1],
+            Special::NtidX => threads[0],
+            Special::NtidY => threads[1],
+            Special::NtidZ => threads[2],
+            Special::CtaX => at[0],
+            Special::CtaY => at[1],
+            Special::CtaZ => at[2],
+            Special::NctaX => grid[0],
+            Special::NctaY => grid[1],
+            Special::NctaZ => grid[2],
+            Special::Lane => lane as u32,
+        }
+    })
+}

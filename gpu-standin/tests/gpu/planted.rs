@@ -1,0 +1,292 @@
+//! Bugs planted into kernels' sources, and driver calls dropped: each is found, by a rule that it breaks or by its
+//! results.
+
+use crate::standin::{Standin, cache, repository, told};
+use tidemill_kernels::cuda::checks::{self, Checks, TestGpu};
+
+/// A bug, and how it must show.
+struct Planted {
+    what: &'static str,
+    options: &'static str,
+    /// File, text, and what takes its place.
+    edit: Option<(&'static str, &'static str, &'static str)>,
+    /// The test that meets it.
+    test: &'static str,
+    /// What is said of it: one of these.
+    said: &'static [&'static str],
+}
+
+/// What is not ordered is a race, a use of something in flight, or of something that has not even begun.
+const UNORDERED: &[&str] = &["[race]", "[in flight]", UNINITIALIZED];
+const ALIGNMENT: &str = "[alignment]";
+const ADDRESS: &str = "[address]";
+const DIVERGENCE: &str = "[divergence]";
+const UNINITIALIZED: &str = "[uninitialized]";
+const WRONG_RESULT: &str = "FAILED attention";
+
+const PREFILL: &str = "attention_prefill.cu";
+const HOPPER: &str = "attention_prefill_hopper.cu";
+const DECODE: &str = "attention_decode.cu";
+const ATTENTION: &str = "planted::attention";
+const BLOCKS: &str = "planted::blocks";
+const ROWS: &str = "planted::rows";
+const HANDED_OVER: &str = "planted::handed_over";
+
+const ALL: &[Planted] = &[
+    Planted {
+        what: "a dropped __syncthreads",
+        options: "arch=80",
+        edit: Some((
+            PREFILL,
+            "        // V is there, and no thread reads K any more.\n        copies_wait<0>();\n        __syncthreads();",
+            "        copies_wait<0>();",
+        )),
+        test: ATTENTION,
+        said: UNORDERED,
+    },
+    Planted {
+        what: "a dropped __syncthreads of decode, after its last use of what the warps share",
+        options: "",
+        edit: Some((
+            DECODE,
+            "        share(shared, state, warp, g, t);\n        __syncthreads();",
+            "        share(shared, state, warp, g, t);",
+        )),
+        test: ATTENTION,
+        said: UNORDERED,
+    },
+    Planted {
+        what: "a barrier that some warps do not reach",
+        options: "",
+        edit: Some((
+            DECODE,
+            "            }\n        }\n        __syncthreads();\n    }\n}",
+            "            }\n        }\n        if (warp != 3) __syncthreads();\n    }\n}",
+        )),
+        test: ATTENTION,
+        said: &[DIVERGENCE],
+    },
+    Planted {
+        what: "a shuffle that some lanes do not reach",
+        options: "",
+        edit: Some((
+            "rope_kv_write.cu",
+            "if (weight) norm(x, weight, epsilon, lane);",
+            "if (weight && lane != 5) norm(x, weight, epsilon, lane);",
+        )),
+        test: ROWS,
+        said: &[DIVERGENCE],
+    },
+    Planted {
+        what: "a dropped copies_wait",
+        options: "arch=80",
+        edit: Some((
+            PREFILL,
+            "        // V is there, and no thread reads K any more.\n        copies_wait<0>();",
+            "        copies_wait<1>();",
+        )),
+        test: ATTENTION,
+        said: UNORDERED,
+    },
+    Planted {
+        what: "a buffer reused too early",
+        options: "arch=80",
+        edit: Some((
+            PREFILL,
+            "        copies_wait<0>();\n        __syncthreads();\n        load_tile(shared.v, kv, values, block_numbers, table, base, end);",
+            "        copies_wait<0>();\n        load_tile(shared.v, kv, values, block_numbers, table, base, end);\n        __syncthreads();",
+        )),
+        test: ATTENTION,
+        said: UNORDERED,
+    },
+    Planted {
+        what: "a dropped wait for a warpgroup's products",
+        options: "arch=90",
+        edit: Some((
+            HOPPER,
+            "        products_wait<1>();\n        pin(scores);\n        hide(scores, base);",
+            "        pin(scores);\n        hide(scores, base);",
+        )),
+        test: ATTENTION,
+        said: UNORDERED,
+    },
+    Planted {
+        what: "copies that are not made visible to products",
+        options: "arch=90",
+        edit: Some((
+            HOPPER,
+            "        // This tile's K and the last one's V are there; no thread reads the K and V before them any more.\n        copies_wait<0>();\n        copies_to_products();",
+            "        copies_wait<0>();",
+        )),
+        test: ATTENTION,
+        said: UNORDERED,
+    },
+    Planted {
+        what: "a wrong swizzle",
+        options: "arch=90",
+        edit: Some((HOPPER, "(vector % 8 ^ row % 8) * 16", "(vector % 8 ^ row % 4) * 16")),
+        test: ATTENTION,
+        said: &[WRONG_RESULT],
+    },
+    Planted {
+        what: "an off-by-one in the causal mask",
+        options: "arch=80",
+        edit: Some((PREFILL, "if (at - seen >= window)", "if (at + 1 - seen >= window)")),
+        test: ATTENTION,
+        said: &[WRONG_RESULT],
+    },
+    Planted {
+        what: "an off-by-one in the mask of the Hopper kernel",
+        options: "arch=90",
+        edit: Some((HOPPER, "if (at - seen >= window)", "if (at - seen - 1 >= window)")),
+        test: ATTENTION,
+        said: &[WRONG_RESULT],
+    },
+    Planted {
+        what: "decode that sees one position too few",
+        options: "",
+        edit: Some((DECODE, "end = position + 1;", "end = position > 0 ? position : 1;")),
+        test: ATTENTION,
+        said: &[WRONG_RESULT],
+    },
+    Planted {
+        what: "an unaligned vector load",
+        options: "",
+        edit: Some((
+            DECODE,
+            "load(low[i], k + g * HEAD_DIM + i * K_CHUNK + t * K_VEC);",
+            "load(low[i], k + g * HEAD_DIM + i * K_CHUNK + t * K_VEC + 2);",
+        )),
+        test: ATTENTION,
+        said: &[ALIGNMENT],
+    },
+    Planted {
+        what: "a read beyond a block table",
+        options: "",
+        edit: Some((DECODE, "first_block + lane < end_block ? table[first_block + lane] : 0;", "table[first_block + lane];")),
+        test: ATTENTION,
+        said: &[ADDRESS],
+    },
+    Planted {
+        what: "shared memory that was not written",
+        options: "",
+        edit: Some((
+            "common.cuh",
+            "    if (lane == 0) of_warps[threadIdx.x / 32] = x;\n",
+            "    if (lane == 0 && threadIdx.x > 32) of_warps[threadIdx.x / 32] = x;\n",
+        )),
+        test: ROWS,
+        said: &[UNINITIALIZED],
+    },
+    Planted {
+        what: "a missing event between copy and compute stream",
+        options: "drop=cuStreamWaitEvent",
+        edit: None,
+        test: HANDED_OVER,
+        said: &["FAILED "],
+    },
+    Planted {
+        what: "a host buffer reused before its copy",
+        options: "drop=cuEventSynchronize",
+        edit: None,
+        test: "planted::uploads",
+        said: UNORDERED,
+    },
+];
+
+#[test]
+fn every_planted_bug_is_found() {
+    for planted in ALL {
+        let mut standin = Standin::new(planted.options);
+        if let Some(edit) = planted.edit {
+            standin = standin.with_edit(edit);
+        }
+        let output = standin.run(planted.test);
+        let text = told(&output);
+        assert!(!output.status.success(), "{} is not found:\n{text}", planted.what);
+        assert!(planted.said.iter().any(|said| text.contains(said)), "{} is not told as {:?}:\n{text}", planted.what, planted.said);
+        println!("{}: found", planted.what);
+    }
+}
+
+/// The same tests pass without a bug.
+#[test]
+fn nothing_is_found_where_nothing_is_planted() {
+    for (test, options) in
+        [(ATTENTION, "arch=80,seed=3"), (ATTENTION, "arch=90,seed=4"), (BLOCKS, "seed=5"), (ROWS, "seed=6"), ("planted::uploads", "seed=7")]
+    {
+        Standin::new(options).passes(test);
+    }
+}
+
+/// An error names the kernel, the line in its source, and the other side of a race.
+#[test]
+fn an_error_says_where() {
+    let edit = (DECODE, "        share(shared, state, warp, g, t);\n        __syncthreads();", "        share(shared, state, warp, g, t);");
+    let text = told(&Standin::new("").with_edit(edit).run(ATTENTION));
+    for part in
+        ["kernel attention_decode, block [", "attention_decode.cu:", "inlined at", "PTX line", "lane ", "the other side: ", "seed 1"]
+    {
+        assert!(text.contains(part), "no {part} in:\n{text}");
+    }
+}
+
+fn judge(run: impl FnOnce(&mut TestGpu, &mut Checks) -> Result<(), tidemill_kernels::cuda::CudaError>) {
+    let mut gpu = TestGpu::open(&cache(), 30).unwrap();
+    let mut checks = Checks::new(gpu.seed);
+    run(&mut gpu, &mut checks).unwrap();
+    println!("{}", checks.table());
+    assert!(checks.verdict().is_ok());
+}
+
+#[test]
+#[ignore = "runs on the stand-in, started by the tests above"]
+fn attention() {
+    judge(|gpu, checks| checks::attention::both(gpu, checks, 64, 1, 3, Some(100)));
+}
+
+#[test]
+#[ignore = "runs on the stand-in, started by the tests above"]
+fn blocks() {
+    judge(checks::blocks::all);
+}
+
+#[test]
+#[ignore = "runs on the stand-in, started by the tests above"]
+fn rows() {
+    judge(|gpu, checks| {
+        checks::rows::rms_norm(gpu, checks, 3, 520, true, true)?;
+        checks::rows::rope_kv_write(gpu, checks, 64, 2, 7, true)
+    });
+}
+
+/// A checkpoint on two executors, and blocks from one to the other.
+#[test]
+#[ignore = "runs on the stand-in, started by the tests above"]
+fn handed_over() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let fixture = repository().join("model/tests/fixtures/llama3").canonicalize().unwrap();
+    std::os::unix::fs::symlink(fixture, folder.path().join("llama3")).unwrap();
+    let mut checks = Checks::new(0);
+    tidemill_model::cuda::checks::models(folder.path(), &cache(), &mut checks).unwrap();
+    println!("{}", checks.table());
+    assert!(checks.verdict().is_ok());
+}
+
+/// Matrices through two pinned buffers, each larger than they are.
+#[test]
+#[ignore = "runs on the stand-in, started by the tests above"]
+fn uploads() {
+    judge(|gpu, checks| {
+        let mut uploads = tidemill_kernels::cuda::upload::Uploads::new(&gpu.device)?;
+        for base in 0..5u16 {
+            let matrix = uploads.matrix(20, 40, |i, row| row.fill(base * 100 + i as u16))?;
+            let expected: Vec<u16> = (0..20).flat_map(|i| [base * 100 + i; 40]).collect();
+            // Other matrices are on their way when this one is looked at.
+            if base == 4 {
+                checks.same("upload", format!("matrix {base}"), &gpu.download(&matrix)?, &expected, 0.0);
+            }
+        }
+        gpu.device.synchronize()
+    });
+}

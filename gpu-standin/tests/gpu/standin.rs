@@ -1,0 +1,102 @@
+//! Processes that find the stand-in when they look for CUDA's libraries.
+
+use std::{
+    ffi::OsString,
+    fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+use tempfile::TempDir;
+
+/// A folder of CUDA's libraries, and one for compiled kernels, which goes with the sources that they were made from.
+pub(crate) struct Standin {
+    folder: TempDir,
+    options: String,
+}
+
+/// The names under which the libraries are looked for.
+const NAMES: [&str; 3] = ["libcuda.so.1", "libcublasLt.so.13", "libnvrtc.so.13"];
+
+impl Standin {
+    /// `options`: as `src/options.rs` lists them.
+    pub(crate) fn new(options: &str) -> Self {
+        let folder = TempDir::new().expect("a folder");
+        for name in NAMES {
+            symlink(library(), folder.path().join(name)).expect("a link");
+        }
+        Self { folder, options: options.to_owned() }
+    }
+
+    /// Edits kernels' sources before they are compiled: (file, text that occurs once, text in its place).
+    pub(crate) fn with_edit(mut self, (file, from, to): (&str, &str, &str)) -> Self {
+        let plan = self.folder.path().join("plan");
+        fs::write(&plan, format!("{file}\n<<<<\n{from}\n====\n{to}\n>>>>\n")).expect("a file");
+        // Sources that are not edited need not be compiled again.
+        fs::create_dir(self.folder.path().join("kernels")).expect("a folder");
+        for entry in fs::read_dir(self.cache()).into_iter().flatten().flatten().filter(|_| file != "common.cuh") {
+            let name = entry.file_name();
+            if !name.to_string_lossy().starts_with(&format!("{}-", file.trim_end_matches(".cu"))) {
+                fs::copy(entry.path(), self.folder.path().join("kernels").join(&name)).expect("a copy");
+            }
+        }
+        self.options =
+            [&self.options, &*format!("plant={}", plan.display())].into_iter().filter(|o| !o.is_empty()).collect::<Vec<_>>().join(",");
+        self
+    }
+
+    /// Compiled kernels of unchanged sources, kept between runs; of edited ones, not.
+    pub(crate) fn cache(&self) -> PathBuf {
+        if self.options.contains("plant=") { self.folder.path().join("kernels") } else { library().with_file_name("gpu-standin-kernels") }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Lets a command find the stand-in.
+    pub(crate) fn prepare(&self, command: &mut Command) {
+        let mut folders: Vec<OsString> = vec![self.folder.path().into()];
+        folders.extend(std::env::var_os("LD_LIBRARY_PATH"));
+        command.env("LD_LIBRARY_PATH", folders.join(":".as_ref()));
+        command.env("TIDEMILL_GPU_STANDIN", &self.options).env("GPU_STANDIN_CACHE", self.cache());
+    }
+
+    /// Runs a test of this program, which is ignored otherwise, in a process of its own.
+    pub(crate) fn run(&self, test: &str) -> Output {
+        let mut command = Command::new(std::env::current_exe().expect("a program"));
+        self.prepare(command.args([test, "--exact", "--ignored", "--nocapture"]));
+        command.output().expect("it starts")
+    }
+
+    /// Runs such a test, which must pass.
+    pub(crate) fn passes(&self, test: &str) -> String {
+        let output = self.run(test);
+        let text = told(&output);
+        assert!(output.status.success() && text.contains("1 passed"), "{test} on the stand-in ({}):\n{text}", self.options);
+        text
+    }
+}
+
+/// What a process said, errors last.
+pub(crate) fn told(output: &Output) -> String {
+    format!("{}\n{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+/// In a process that `run` started: where compiled kernels are kept.
+pub(crate) fn cache() -> PathBuf {
+    PathBuf::from(std::env::var_os("GPU_STANDIN_CACHE").expect("started by `Standin::run`"))
+}
+
+/// The stand-in: the newest that Cargo has built beside this program.
+pub(crate) fn library() -> PathBuf {
+    let program = std::env::current_exe().expect("a program");
+    let deps = program.parent().expect("a folder");
+    let candidates = [deps.to_owned(), deps.join("..")].map(|folder| folder.join("libtidemill_gpu_standin.so"));
+    let newest = candidates.into_iter().filter(|path| path.exists()).max_by_key(|path| path.metadata().and_then(|m| m.modified()).ok());
+    newest.expect("Cargo builds the library before its tests").canonicalize().expect("a path")
+}
+
+pub(crate) fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
