@@ -1,4 +1,5 @@
-// Edits rows of logits before tokens are drawn, in this order: bias, penalties (as vLLM defines them), bans.
+// Edits rows of logits before tokens are drawn, in this order: bias, penalties (as vLLM defines them), bans,
+// masks.
 //
 // logits: f32 [rows, vocab].
 #include "common.cuh"
@@ -46,6 +47,16 @@ extern "C" __global__ void ban(float* __restrict__ logits, const Entry* __restri
     const u32 i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= count || entries[i].token >= vocab) return;
     logits[u64(entries[i].row) * vocab + entries[i].token] = NEG_INFINITY;
+}
+
+// Makes the tokens impossible that a mask leaves out: the last edit. masks: u32 [masks, ceil(vocab / 32)], bit token % 32
+// of word token / 32 set where the token may come. rows: the row of logits that each mask is for. Grid (vocab over the
+// block, masks).
+extern "C" __global__ void mask_logits(float* __restrict__ logits, const u32* __restrict__ masks, const u32* __restrict__ rows, u32 vocab) {
+    const u32 token = blockIdx.x * blockDim.x + threadIdx.x;
+    if (token >= vocab) return;
+    const u32 word = masks[u64(blockIdx.y) * ((vocab + 31) / 32) + token / 32];
+    if (!(word >> token % 32 & 1)) logits[u64(rows[blockIdx.y]) * vocab + token] = NEG_INFINITY;
 }
 
 // Starts the history of a new sequence: clears its row and marks the prompt's tokens. One block of threads.

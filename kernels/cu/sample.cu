@@ -187,7 +187,8 @@ __device__ u32 draw(Shared& shared, const Row& row, const Request& request, u64 
     // floor(x * random / 2^53).
     const auto fraction = [&](u64 x) { return __umul64hi(x, random) << 11 | (x * random) >> 53; };
     const bool by_rank = request.top_k > 0 && request.top_k < row.vocab;
-    if (!by_rank && request.top_p >= 1.0f && request.min_p <= 0.0f) {
+    // Nothing needs an order of likelihood: as the CPU's, the draw goes by id. Row::key knows min_p.
+    if (!by_rank && request.top_p >= 1.0f) {
         const u64 total = sum_by_key(shared, row, Row::weight);
         return select_by_id(shared, row, fraction(total), Row::weight);
     }

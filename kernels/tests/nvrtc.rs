@@ -97,6 +97,7 @@ fn every_kernel_compiles_and_none_spills() {
         "extend_history",
         "kv_gather",
         "kv_scatter",
+        "mask_logits",
         "penalize",
         "quantize_fp8_rows",
         "quantize_fp8_tensor",

@@ -6,7 +6,7 @@
 //!
 //! - `shape`: the model's sizes, padded for the kernels; `weights`: the checkpoint on the device; `layers`: a batch
 //!   through the layers
-//! - `decode`, `prefill`: the two kinds of batches; `sampling`: from logits to tokens
+//! - `decode`, `prefill`: the two kinds of batches; `inputs`: what the host sends along; `sampling`: from logits to tokens
 //! - `blocks`: KV blocks to and from the device
 //! - `checks` (feature `checks`): whole models and sampling against the CPU
 
@@ -14,6 +14,7 @@ pub(crate) mod blocks;
 #[cfg(any(test, feature = "checks"))]
 pub mod checks;
 mod decode;
+mod inputs;
 mod layers;
 mod prefill;
 mod sampling;
@@ -137,7 +138,7 @@ impl CudaExecutor {
         let (decoding, others): (Vec<usize>, Vec<usize>) = (0..segments.len()).partition(|&i| is_decoding(&segments[i]));
         for batch in decoding.chunks(self.decode.rows_max()) {
             let rows: Vec<LogitRow> = batch.iter().map(|&segment| LogitRow { segment, index: 0 }).collect();
-            self.decode.step(&self.layers, &mut self.sampling, segments, &rows, &mut results)?;
+            self.decode.step(&self.device, &self.layers, &mut self.sampling, segments, &rows, &mut results)?;
         }
         if !others.is_empty() {
             let Self { device, layers, kv, sampling, prefill, .. } = self;

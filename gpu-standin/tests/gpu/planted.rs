@@ -161,9 +161,13 @@ const ALL: &[Planted] = &[
         said: &[ALIGNMENT],
     },
     Planted {
-        what: "a read beyond a block table",
+        what: "a read beyond the block tables",
         options: "",
-        edit: Some((DECODE, "first_block + lane < end_block ? table[first_block + lane] : 0;", "table[first_block + lane];")),
+        edit: Some((
+            DECODE,
+            "const u32* table = tables + u64(index) * table_stride;",
+            "const u32* table = tables + u64(index + 1) * table_stride;",
+        )),
         test: ATTENTION,
         said: &[ADDRESS],
     },
@@ -222,10 +226,10 @@ fn nothing_is_found_where_nothing_is_planted() {
 /// An error names the kernel, the line in its source, and the other side of a race.
 #[test]
 fn an_error_says_where() {
-    let edit = (DECODE, "        share(shared, state, warp, g, t);\n        __syncthreads();", "        share(shared, state, warp, g, t);");
-    let text = told(&Standin::new("").with_edit(edit).run(ATTENTION));
+    let early = ALL.iter().find(|planted| planted.what == "a buffer reused too early").expect("it is listed");
+    let text = told(&Standin::new(early.options).with_edit(early.edit.expect("an edit")).run(ATTENTION));
     for part in
-        ["kernel attention_decode, block [", "attention_decode.cu:", "inlined at", "PTX line", "lane ", "the other side: ", "seed 1"]
+        ["kernel attention_prefill, block [", "attention_prefill.cu:", "inlined at", "PTX line", "lane ", "the other side: ", "seed 1"]
     {
         assert!(text.contains(part), "no {part} in:\n{text}");
     }

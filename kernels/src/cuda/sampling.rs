@@ -1,4 +1,4 @@
-//! From logits to tokens, on the device: bias, penalties and bans, then one draw per row.
+//! From logits to tokens, on the device: bias, penalties, bans and masks, then one draw per row.
 
 use super::{
     CudaError,
@@ -49,6 +49,8 @@ unsafe impl ValidAsZeroBits for SampleRequest {}
 unsafe impl DeviceRepr for RowPenalties {}
 // SAFETY: as above.
 unsafe impl DeviceRepr for LogitEntry {}
+// SAFETY: zeros are numbers.
+unsafe impl ValidAsZeroBits for LogitEntry {}
 
 /// The largest vocabulary that the kernel's histogram holds.
 const VOCAB_MAX: usize = 1 << 18;
@@ -81,6 +83,23 @@ impl Kernels {
         let args = [logits.into(), entries.into(), entries.len().into(), vocab.into()];
         // SAFETY: the kernel checks tokens; rows are the caller's contract.
         unsafe { launch(stream, kernel, Shape::new((entries.len().div_ceil(THREADS), 1, 1), THREADS), &args) }
+    }
+
+    /// Makes the tokens impossible that masks leave out: one mask for each of `rows`, which are different rows of the
+    /// logits. logits: `[.., vocab]`, masks: `[rows, ceil(vocab / 32)]`, a bit per token that may come, the lowest first.
+    pub fn mask_logits(
+        &self,
+        stream: &CudaStream,
+        logits: &mut CudaViewMut<'_, f32>,
+        masks: &CudaView<'_, u32>,
+        rows: &CudaView<'_, u32>,
+        vocab: usize,
+    ) -> Result<(), CudaError> {
+        assert_eq!(masks.len(), rows.len() * vocab.div_ceil(32), "masks are [rows, ceil(vocab / 32)]");
+        assert!(logits.len().is_multiple_of(vocab) && rows.len() <= logits.len() / vocab, "logits are [.., vocab]");
+        let args = [logits.into(), masks.into(), rows.into(), vocab.into()];
+        // SAFETY: shapes asserted; rows are rows of the logits, by the caller's contract.
+        unsafe { launch(stream, &self.mask_logits, Shape::new((vocab.div_ceil(THREADS), rows.len(), 1), THREADS), &args) }
     }
 
     /// Presence, frequency and repetition penalties. logits: `[rows, vocab]`, penalties: `[rows]`, occurred:

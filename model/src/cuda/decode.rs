@@ -100,6 +100,7 @@ impl Decode {
     /// Draws a token for each row's segment, which has one token.
     pub(super) fn step(
         &mut self,
+        device: &Device,
         layers: &Layers,
         sampling: &mut Sampling,
         segments: &[Segment<'_>],
@@ -112,6 +113,7 @@ impl Decode {
         self.inputs.send(layers, shape, &of_rows)?;
         sampling.request(layers, segments, rows, shape.rows)?;
         self.graphs.launch(shape)?;
+        sampling.redraw(layers, device, segments, rows)?;
         sampling.collect(layers, segments, rows, results)
     }
 }

@@ -1,15 +1,14 @@
 //! Prefill: prompts in chunks, and everything else that is not one token drawing the next.
 
 use super::{
+    inputs::Inputs,
     layers::{Attend, Batch, Layers},
     sampling::{LogitRow, Sampling},
 };
-use cudarc::driver::{CudaSlice, DeviceRepr, ValidAsZeroBits};
 use std::ops::Range;
 use tidemill_kernels::cuda::{
     CudaError, Device, DeviceKv,
     attention::{Tile, prefill_tiles},
-    host::HostBuffer,
 };
 use tidemill_proto::block::BLOCK_TOKENS;
 use tidemill_proto::step::{Segment, SegmentResult};
@@ -19,26 +18,6 @@ pub(super) struct Prefill {
     /// Tokens, positions, sequences, block tables and wanted rows.
     numbers: Inputs<u32>,
     tiles: Inputs<Tile>,
-}
-
-/// Inputs of a batch, in memory that grows with the largest one.
-struct Inputs<T> {
-    host: HostBuffer<T>,
-    device: CudaSlice<T>,
-}
-
-impl<T: DeviceRepr + ValidAsZeroBits + Copy> Inputs<T> {
-    fn new(device: &Device, len: usize) -> Result<Self, CudaError> {
-        Ok(Self { host: HostBuffer::new(device, len)?, device: device.alloc(len)? })
-    }
-
-    fn send(&mut self, device: &Device, values: &[T]) -> Result<(), CudaError> {
-        if values.len() > self.host.len() {
-            *self = Self::new(device, values.len().next_power_of_two())?;
-        }
-        self.host.numbers()?[..values.len()].copy_from_slice(values);
-        self.host.send(device.stream(), &mut self.device.slice_mut(..values.len()))
-    }
 }
 
 /// A batch's inputs, and where they lie among the numbers.
@@ -122,6 +101,7 @@ impl Prefill {
             layers.logits(rows, &on_device.slice(first..first + count), &mut sampling.logits.slice_mut(..count * vocab))?;
             sampling.request(layers, segments, wanted, count)?;
             sampling.draw(layers, count)?;
+            sampling.redraw(layers, device, segments, wanted)?;
             sampling.collect(layers, segments, wanted, results)?;
             first += count;
         }

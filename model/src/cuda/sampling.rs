@@ -1,11 +1,19 @@
-//! From logits on the device to tokens. The host does what the device's sampler does not (penalties, bias, bans,
-//! log-probabilities), for the rows that need it, with the CPU's code.
+//! From logits on the device to tokens. Rows with a bias, bans or a grammar's mask are edited on the device and drawn once
+//! more there. The host does what the device's sampler does not (penalties, log-probabilities), for the rows that need
+//! it, with the CPU's code.
 
-use super::{layers::Layers, shape::DeviceShape};
+use super::{inputs::Inputs, layers::Layers, shape::DeviceShape};
 use crate::{sampler::SamplerScratch, step::take_logits};
 use cudarc::driver::CudaSlice;
-use tidemill_kernels::cuda::{CudaError, Device, host::HostBuffer, sampling::SampleRequest};
-use tidemill_proto::step::{Draw, Segment, SegmentResult, Wanted};
+use tidemill_kernels::cuda::{
+    CudaError, Device,
+    host::HostBuffer,
+    sampling::{LogitEdit, LogitEntry, SampleRequest},
+};
+use tidemill_proto::{
+    block::Token,
+    step::{Allowed, Draw, Mask, Segment, SegmentResult, Wanted},
+};
 
 /// Logits of some rows, and the tokens drawn from them.
 pub(super) struct Sampling {
@@ -18,6 +26,10 @@ pub(super) struct Sampling {
     host_tokens: HostBuffer<u32>,
     host_row: HostBuffer<f32>,
     scratch: SamplerScratch,
+    biases: Inputs<LogitEntry>,
+    bans: Inputs<LogitEntry>,
+    masks: Inputs<u32>,
+    masked_rows: Inputs<u32>,
 }
 
 /// Row `index` of the logits that segment `segment` needs.
@@ -30,6 +42,9 @@ pub(super) struct LogitRow {
 /// For padding, and for rows whose token the host draws.
 const GREEDY: SampleRequest = SampleRequest { seed: 0, index: 0, temperature: 0.0, top_p: 1.0, min_p: 0.0, top_k: 0 };
 
+/// Room for edits of single logits; grows.
+const ENTRIES: usize = 1024;
+
 impl Sampling {
     pub(super) fn new(device: &Device, shape: DeviceShape, rows_max: usize) -> Result<Self, CudaError> {
         Ok(Self {
@@ -41,6 +56,10 @@ impl Sampling {
             host_tokens: HostBuffer::new(device, rows_max)?,
             host_row: HostBuffer::new(device, shape.vocab)?,
             scratch: SamplerScratch::new(),
+            biases: Inputs::new(device, ENTRIES)?,
+            bans: Inputs::new(device, ENTRIES)?,
+            masks: Inputs::new(device, rows_max * shape.vocab.div_ceil(32))?,
+            masked_rows: Inputs::new(device, rows_max)?,
         })
     }
 
@@ -59,7 +78,7 @@ impl Sampling {
         let requests = self.host_requests.numbers()?;
         requests[..filled_up_to].fill(GREEDY);
         for (row, request) in rows.iter().zip(requests) {
-            if let Some(Draw { sampling, index, .. }) = plain_draw(&segments[row.segment]) {
+            if let Some(Draw { sampling, index, .. }) = device_draw(&segments[row.segment]) {
                 let (temperature, top_p, min_p, top_k) = (sampling.temperature, sampling.top_p, sampling.min_p, sampling.top_k);
                 *request = SampleRequest { seed: sampling.seed, index, temperature, top_p, min_p, top_k };
             }
@@ -73,6 +92,53 @@ impl Sampling {
         layers.kernels.sample(&layers.stream, &mut self.tokens.slice_mut(..count), &logits, &requests, self.vocab)
     }
 
+    /// Edits the logits of rows that ask for it, and launches the drawing of all rows again. Waits for the masks of
+    /// grammars, which are computed meanwhile.
+    pub(super) fn redraw(
+        &mut self,
+        layers: &Layers,
+        device: &Device,
+        segments: &[Segment<'_>],
+        rows: &[LogitRow],
+    ) -> Result<(), CudaError> {
+        let words = self.vocab.div_ceil(32);
+        let (mut biases, mut bans, mut masks, mut masked_rows) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for (row, LogitRow { segment, .. }) in (0u32..).zip(rows) {
+            let Some(draw) = device_draw(&segments[*segment]) else { continue };
+            // Without its mask nothing is drawn: `collect` says why.
+            let Ok(mask) = draw.allowed.map(Allowed::wait).transpose() else { continue };
+            biases.extend(draw.sampling.logit_bias.iter().map(|&(token, value)| LogitEntry { row, token, value }));
+            if !bans_all(draw.banned, mask) {
+                bans.extend(draw.banned.iter().map(|&token| LogitEntry { row, token, value: 0.0 }));
+            }
+            if let Some(mask) = mask {
+                let end = masks.len() + words;
+                masks.extend(mask.words().iter().take(words));
+                // Tokens beyond a mask are not its business.
+                masks.resize(end, u32::MAX);
+                masked_rows.push(row);
+            }
+        }
+        if biases.is_empty() && bans.is_empty() && masked_rows.is_empty() {
+            return Ok(());
+        }
+        let (kernels, stream, vocab) = (&layers.kernels, &layers.stream, self.vocab);
+        let mut logits = self.logits.slice_mut(..rows.len() * vocab);
+        for (edit, entries, values) in [(LogitEdit::Add, &mut self.biases, biases), (LogitEdit::Ban, &mut self.bans, bans)] {
+            if !values.is_empty() {
+                entries.send(device, &values)?;
+                kernels.edit_logits(stream, edit, &mut logits, &entries.device.slice(..values.len()), vocab)?;
+            }
+        }
+        if !masked_rows.is_empty() {
+            self.masks.send(device, &masks)?;
+            self.masked_rows.send(device, &masked_rows)?;
+            let (masks, rows) = (self.masks.device.slice(..masks.len()), self.masked_rows.device.slice(..masked_rows.len()));
+            kernels.mask_logits(stream, &mut logits, &masks, &rows, vocab)?;
+        }
+        self.draw(layers, rows.len())
+    }
+
     /// Waits for the tokens and takes in each row: `results` has one entry per segment.
     pub(super) fn collect(
         &mut self,
@@ -84,10 +150,22 @@ impl Sampling {
         self.host_tokens.receive(&layers.stream, &self.tokens.slice(..rows.len()))?;
         for (i, row) in rows.iter().enumerate() {
             let (segment, result) = (&segments[row.segment], &mut results[row.segment]);
-            if plain_draw(segment).is_some() {
-                let token = self.host_tokens.numbers()?[i];
+            if let Some(draw) = device_draw(segment) {
+                let mut token = self.host_tokens.numbers()?[i];
                 if token as usize >= self.vocab {
                     return Err(CudaError::Nonsense { what: format!("token {token} of {} that there are", self.vocab) });
+                }
+                match draw.allowed.map(Allowed::wait).transpose() {
+                    Err(reason) => {
+                        result.fault = Some(reason.to_owned());
+                        continue;
+                    }
+                    // The model thinks all of them impossible: the first then, as on the CPU.
+                    Ok(Some(mask)) if !mask.allows(token) => {
+                        let is_banned = |token: &Token| draw.banned.contains(token);
+                        token = mask.tokens().find(|token| !is_banned(token)).or(mask.tokens().next()).unwrap_or(0);
+                    }
+                    Ok(_) => {}
                 }
                 result.drawn = Some((token, None));
             } else {
@@ -101,9 +179,21 @@ impl Sampling {
 }
 
 /// The draw that the device makes for a segment.
-fn plain_draw<'a>(segment: &Segment<'a>) -> Option<Draw<'a>> {
+fn device_draw<'a>(segment: &Segment<'a>) -> Option<Draw<'a>> {
     match segment.wanted {
-        Wanted::Token(draw) if draw.is_plain() => Some(draw),
+        Wanted::Token(draw) if draw.sampling.logprobs.is_none() && !draw.sampling.penalizes() && is_single(&draw.sampling.logit_bias) => {
+            Some(draw)
+        }
         _ => None,
     }
+}
+
+/// Whether each token has one bias: entries of one launch are added in no order.
+fn is_single(biases: &[(Token, f32)]) -> bool {
+    biases.iter().enumerate().all(|(i, (token, _))| biases[..i].iter().all(|(other, _)| other != token))
+}
+
+/// A grammar that leaves nothing else is stronger than a ban.
+fn bans_all(banned: &[Token], mask: Option<&Mask>) -> bool {
+    mask.is_some_and(|mask| mask.tokens().all(|token| banned.contains(&token)))
 }

@@ -24,7 +24,7 @@ use tidemill_kernels::cuda::checks::Checks;
 use tidemill_proto::{
     block::{BLOCK_TOKENS, KvDtype, Token},
     sampling::Sampling,
-    step::{Draw, History, Segment, Wanted},
+    step::{Allowed, Draw, History, Mask, Segment, Wanted},
 };
 
 /// Logits of these models are within ±8; in bf16 they differ by up to 0.16 on the CPU
@@ -126,7 +126,51 @@ fn checkpoint(dir: &Path, cache: &Path, checks: &mut Checks) -> Result<(), Check
 
     let longest = ids.iter().max_by_key(|ids| ids.len());
     let longest = longest.ok_or_else(|| ModelError::Config { path, problem: "it has no prompts".into() })?;
-    Ok(scores(&mut executor, &mut judge, &family, longest, checks)?)
+    scores(&mut executor, &mut judge, &family, longest, checks)?;
+    Ok(edited(&mut executor, &mut judge, &family, longest, checks)?)
+}
+
+/// Greedy tokens under a grammar's mask, bias and bans, as prefill and as decode draw them.
+fn edited(executor: &mut CudaExecutor, judge: &mut Judge, family: &str, ids: &[Token], checks: &mut Checks) -> Result<(), ExecutorError> {
+    let ids = &ids[..ids.len().min(CHUNK_TOKENS)];
+    let (last, blocks): (usize, Vec<u32>) = (ids.len() - 1, (0..ids.len().div_ceil(BLOCK_TOKENS) as u32).collect());
+    let logits = judge.logits(ids).pop().expect("a row for each token");
+    let likeliest = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).expect("a vocabulary") as Token;
+    let mut few = Mask::none(logits.len());
+    (0..logits.len() as Token).filter(|token| token % 7 == 3 && *token != likeliest).for_each(|token| few.allow(token));
+    let mut only = Mask::none(logits.len());
+    only.allow(5);
+    let (biased, banned) = (vec![(9, 100.0), (11, -100.0)], [likeliest]);
+    let cases: [(&str, Option<&Mask>, &[(Token, f32)], &[Token]); 5] = [
+        ("a mask", Some(&few), &[], &[]),
+        ("a bias", None, &biased, &[]),
+        ("a ban", None, &[], &banned),
+        ("a mask, a bias and a ban", Some(&few), &biased, &banned),
+        ("a mask of banned tokens only", Some(&only), &[], &[5]),
+    ];
+    let history = History::default();
+    for (what, mask, bias, banned) in cases {
+        let sampling = Sampling { temperature: 0.0, logit_bias: bias.to_vec(), ..Default::default() };
+        let mut expected = logits.clone();
+        bias.iter().for_each(|&(token, bias)| expected[token as usize] += bias);
+        let possible = |token: Token| mask.is_none_or(|mask| mask.allows(token)) && (what.ends_with("only") || !banned.contains(&token));
+        let best =
+            (0..logits.len() as Token).filter(|&token| possible(token)).map(|token| expected[token as usize]).fold(f32::MIN, f32::max);
+        for start in [0, last] {
+            let draw = Draw { sampling: &sampling, history: &history, index: 0, banned, allowed: mask.map(|mask| mask as &dyn Allowed) };
+            let segment = Segment { tokens: &ids[start..], start, blocks: &blocks, wanted: Wanted::Token(draw) };
+            let drawn = executor.step(&[segment])?.remove(0).drawn;
+            let gap = drawn.map_or(
+                f64::INFINITY,
+                |(token, _)| {
+                    if possible(token) { f64::from(best - expected[token as usize]) } else { f64::INFINITY }
+                },
+            );
+            let way = if start == 0 { "prefill" } else { "decode" };
+            checks.near_zero("edited logits: gap to the likeliest", format!("{family}, {what}, {way}"), gap, GAP_MAX);
+        }
+    }
+    Ok(())
 }
 
 /// Log-probabilities of a prompt's tokens.

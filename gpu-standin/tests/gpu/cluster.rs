@@ -1,0 +1,70 @@
+//! A cluster whose workers run on the stand-in: disaggregated against decode alone, preemption, a crash, memory that is
+//! used up, a device that fails in the middle of a step.
+
+use crate::standin::{Standin, library, repository, told};
+use std::{path::PathBuf, process::Command};
+
+/// The programs that Cargo has built beside this one.
+fn programs() -> PathBuf {
+    let folder = std::env::current_exe().expect("a program").parent().expect("deps").join("..");
+    assert!(folder.join("tidemill-decode").exists(), "the programs are built first: make programs");
+    folder
+}
+
+/// Runs `bench/gpu_cluster.py`, which compares answers token by token, and returns its report.
+fn compared(standin: &Standin, way: &str) -> serde_json::Value {
+    let out = standin.path().join("cluster.json");
+    let mut command = Command::new("python3");
+    command.arg(repository().join("bench/gpu_cluster.py")).arg("--bin").arg(programs());
+    command.arg("--model").arg(repository().join("model/tests/fixtures/llama3")).args(["--way", way, "--json"]).arg(&out);
+    command.args(["--", "--kv-memory", "8MiB", "--step-tokens", "128", "--sequences-max", "8", "--threads", "1"]);
+    standin.prepare(&mut command);
+    // Workers keep compiled kernels in the user's cache.
+    command.env("HOME", library().with_file_name("gpu-standin-home"));
+    let output = command.output().expect("python3");
+    let text = told(&output);
+    assert!(output.status.success(), "{way}:\n{text}");
+    let report = serde_json::from_slice(&std::fs::read(&out).expect("a report")).expect("JSON");
+    println!("{report:#}");
+    report
+}
+
+#[test]
+fn a_disaggregated_cluster_answers_as_decode_alone_does() {
+    compared(&Standin::new("memory=512"), "disaggregated");
+}
+
+#[test]
+fn preempted_sequences_go_on_where_they_were() {
+    let report = compared(&Standin::new("memory=512"), "preempted");
+    assert!(report["notes"]["preempted"]["preemptions"].as_f64() > Some(0.0), "{report:#}");
+}
+
+#[test]
+fn a_crash_of_workers_does_not_show_in_the_answers() {
+    let report = compared(&Standin::new("memory=512"), "crashed");
+    assert!(report["notes"]["crashed"]["rescues"].as_f64() > Some(0.0), "{report:#}");
+}
+
+/// One launch of one worker fails in the middle of a step: the worker ends, and its sequences go on elsewhere.
+#[test]
+fn a_device_that_fails_ends_its_worker_only() {
+    let marker = tempfile::TempDir::new().expect("a folder");
+    let file = marker.path().join("failed");
+    let standin = Standin::new(&format!("memory=512,fail_launch=2500,fail_once={}", file.display()));
+    let report = compared(&standin, "failing");
+    assert!(file.exists(), "a launch failed: {report:#}");
+}
+
+/// The model does not fit: the worker says so, and what to do.
+#[test]
+fn a_device_without_room_is_a_clear_error() {
+    let standin = Standin::new("memory=1");
+    let mut command = Command::new(programs().join("tidemill-bench"));
+    command.args(["kernels", "--device", "cuda", "--checks-only", "models", "--checkpoints"]);
+    command.arg(repository().join("model/tests/fixtures")).arg("--cache").arg(standin.cache());
+    standin.prepare(&mut command);
+    let output = command.output().expect("it starts");
+    let text = told(&output);
+    assert!(!output.status.success() && text.contains("the device's memory is used up"), "{text}");
+}
