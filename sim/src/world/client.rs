@@ -186,6 +186,7 @@ impl PoolClient {
                 }
                 Vec::new()
             }
+            FromPool::RailsOpened { .. } | FromPool::RailsClosed => unreachable!("no simulated client asks for RDMA"),
             FromPool::Matched { call, blocks } => match self.calls.remove(&call) {
                 Some(Call { what: What::Match { job }, .. }) => vec![Input::Matched { job, held: Ok(blocks as usize) }],
                 _ => Vec::new(),

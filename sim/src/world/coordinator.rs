@@ -69,7 +69,8 @@ impl Coordinator {
     /// A worker's message.
     pub(crate) fn receive(&mut self, io: &mut Io, conn: ConnId, message: ToCoordinator) {
         match (message, self.epochs.get(&conn).copied()) {
-            (ToCoordinator::Register(register), None) => match self.cluster.register(io.here, register) {
+            // Simulated coordinators give epochs of their own: the registry is simulated by itself.
+            (ToCoordinator::Register { register, .. }, None) => match self.cluster.register(io.here, register) {
                 Ok(epoch) => {
                     if let Some(faulty) = &mut io.faulty {
                         faulty.granted.insert(conn, epoch);

@@ -107,7 +107,7 @@ impl Packet {
                     tokens.iter().fold(epoch.0, |digest, token| mix(digest ^ u64::from(token.token)))
                 }
                 ToCoordinator::Event { event: WorkerEvent::PoolEvents { from, events }, .. } => mix(*from ^ (events.len() as u64) << 32),
-                ToCoordinator::Event { .. } | ToCoordinator::Register(_) => 1,
+                ToCoordinator::Event { .. } | ToCoordinator::Register { .. } => 1,
             },
             Packet::ToWorker(message) => match &**message {
                 ToWorker::Prefill(job) => mix(job.request.0 ^ u64::from(job.blocks) << 48),

@@ -114,6 +114,7 @@ impl PoolNode {
             ToPool::PutRevoke { blocks } => self.directory.put_revoke(client, &blocks, now),
             ToPool::Suspect { block } => self.examine(io, block),
             ToPool::Hello(_) => {}
+            ToPool::OpenRails { .. } | ToPool::CloseRail { .. } => unreachable!("no simulated client asks for RDMA"),
         }
         self.act(io);
     }

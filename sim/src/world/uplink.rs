@@ -8,7 +8,7 @@ use super::{
 use crate::faults::mutation::Mutation;
 use std::time::Duration;
 use tidemill_proto::{
-    ids::{Epoch, LinkId},
+    ids::{Epoch, Instance, LinkId},
     message::{Register, Report, ToCoordinator, ToWorker, WorkerEvent},
 };
 
@@ -78,7 +78,7 @@ impl Uplink {
             return self.down(io, coordinator, RETRY);
         }
         self.links[coordinator].state = State::Registering(conn);
-        io.tell_coordinator(conn, ToCoordinator::Register(self.register.clone()));
+        io.tell_coordinator(conn, ToCoordinator::Register { instance: Instance(conn.0 as u64), register: self.register.clone() });
     }
 
     pub(crate) fn heard(&mut self, io: &mut Io, conn: ConnId, message: Box<ToWorker>, report: impl FnOnce() -> Report) -> Option<Heard> {
