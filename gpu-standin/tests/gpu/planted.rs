@@ -190,11 +190,11 @@ const ALL: &[Planted] = &[
         said: &["FAILED "],
     },
     Planted {
-        what: "a host buffer reused before its copy",
+        what: "a host buffer read before its copy",
         options: "drop=cuEventSynchronize",
         edit: None,
-        test: "planted::uploads",
-        said: UNORDERED,
+        test: HANDED_OVER,
+        said: &["the CUDA device computed what cannot be", "[in flight]"],
     },
 ];
 
@@ -216,9 +216,7 @@ fn every_planted_bug_is_found() {
 /// The same tests pass without a bug.
 #[test]
 fn nothing_is_found_where_nothing_is_planted() {
-    for (test, options) in
-        [(ATTENTION, "arch=80,seed=3"), (ATTENTION, "arch=90,seed=4"), (BLOCKS, "seed=5"), (ROWS, "seed=6"), ("planted::uploads", "seed=7")]
-    {
+    for (test, options) in [(ATTENTION, "arch=80,seed=3"), (ATTENTION, "arch=90,seed=4"), (BLOCKS, "seed=5"), (ROWS, "seed=6")] {
         Standin::new(options).passes(test);
     }
 }
@@ -275,22 +273,4 @@ fn handed_over() {
     tidemill_model::cuda::checks::models(folder.path(), &cache(), &mut checks).unwrap();
     println!("{}", checks.table());
     assert!(checks.verdict().is_ok());
-}
-
-/// Matrices through two pinned buffers, each larger than they are.
-#[test]
-#[ignore = "runs on the stand-in, started by the tests above"]
-fn uploads() {
-    judge(|gpu, checks| {
-        let mut uploads = tidemill_kernels::cuda::upload::Uploads::new(&gpu.device)?;
-        for base in 0..5u16 {
-            let matrix = uploads.matrix(20, 40, |i, row| row.fill(base * 100 + i as u16))?;
-            let expected: Vec<u16> = (0..20).flat_map(|i| [base * 100 + i; 40]).collect();
-            // Other matrices are on their way when this one is looked at.
-            if base == 4 {
-                checks.same("upload", format!("matrix {base}"), &gpu.download(&matrix)?, &expected, 0.0);
-            }
-        }
-        gpu.device.synchronize()
-    });
 }
