@@ -737,7 +737,12 @@ impl World {
                 self.jobs.push((worker, job.request));
             }
             ToWorker::CancelPrefill { request } => self.jobs.retain(|job| *job != (worker, request)),
-            ToWorker::StopWaiting { .. } | ToWorker::Peers(_) | ToWorker::Registered { .. } | ToWorker::Refused { .. } => {}
+            ToWorker::StopWaiting { .. }
+            | ToWorker::Peers(_)
+            | ToWorker::Registered { .. }
+            | ToWorker::Refused { .. }
+            | ToWorker::NotYet { .. }
+            | ToWorker::Denied { .. } => {}
         }
     }
 
