@@ -5,16 +5,16 @@
 //! timing, the stand-in does not: memory is checked for bounds, alignment, freed and unwritten bytes; warps and blocks
 //! that race are errors, and so are barriers and shuffles that not all lanes reach; copies and products arrive as late
 //! as their waits allow; streams run as late as events allow; a host buffer is watched while a copy is pending. Every
-//! random choice comes from one seed ([`options`]).
+//! random choice comes from one seed (`options`).
 //!
 //! It is no measure of speed, and no proof: what hardware does beyond PTX's rules (compilers' and caches' errors,
 //! timing) it cannot show.
 //!
-//! - [`ptx`]: text to instructions
-//! - [`exec`]: running them; [`memory`]: what they access
-//! - [`device`]: streams, events, graphs, and the work on them; [`gemm`]: products
-//! - [`api`]: the libraries' functions, one file each
-//! - [`options`]: the simulated device; [`fault`]: what is wrong
+//! - `ptx`: text to instructions
+//! - `exec`: running them; `memory`: what they access
+//! - `device`: streams, events, graphs, and the work on them; `gemm`: products
+//! - `api`: the libraries' functions, one file each
+//! - `options`: the simulated device; `fault`: what is wrong
 
 mod api;
 mod device;

@@ -140,7 +140,7 @@ fn edited(executor: &mut CudaExecutor, judge: &mut Judge, family: &str, ids: &[T
     (0..logits.len() as Token).filter(|token| token % 7 == 3 && *token != likeliest).for_each(|token| few.allow(token));
     let mut only = Mask::none(logits.len());
     only.allow(5);
-    let (biased, banned) = (vec![(9, 100.0), (11, -100.0)], [likeliest]);
+    let (biased, banned) = ([(9, 100.0), (11, -100.0)], [likeliest]);
     let cases: [(&str, Option<&Mask>, &[(Token, f32)], &[Token]); 5] = [
         ("a mask", Some(&few), &[], &[]),
         ("a bias", None, &biased, &[]),
