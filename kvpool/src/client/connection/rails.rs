@@ -51,10 +51,14 @@ async fn open(inner: &Inner, rails: &Arc<Rails>) -> Option<()> {
     let mut call = inner.begin(1).ok()?;
     inner.send(ToPool::OpenRails { call: call.id(), ends }).await.ok()?;
     let reply = timeout(ANSWER_MAX, call.replies.recv()).await.ok()??;
-    let FromPool::RailsOpened { rails: opened, .. } = reply else { return drop(inner.nonsense()).into() };
-    if opened.len() != count {
-        return drop(inner.nonsense()).into();
-    }
+    let opened = match reply {
+        FromPool::RailsOpened { rails, .. } if rails.len() == count => rails,
+        _ => {
+            // Ends the connection: there are no rails without it.
+            let _ = inner.nonsense();
+            return Some(());
+        }
+    };
     let finishing = Arc::clone(rails);
     spawn_blocking(move || finishing.finish(opening, opened)).await.ok()
 }
