@@ -33,8 +33,12 @@ class Cluster:
     """`tidemill up`, until the end of the block."""
 
     def __init__(self, args, prefill, flags=()):
-        command = [os.path.join(args.bin, "tidemill"), "up", "--http", "127.0.0.1:0", "--device", args.device, "--model", args.model]
-        command += ["--prefill", str(prefill), "--decode", "1", "--local-tail-tokens", "0", "--pool-memory", "1GiB", "--log", "warn", *args.up, *flags]
+        options = {"--http": "127.0.0.1:0", "--device": args.device, "--model": args.model, "--prefill": str(prefill), "--decode": "1"}
+        options |= {"--local-tail-tokens": "0", "--pool-memory": "1GiB", "--log": "warn"}
+        # Later ones replace earlier ones: the program takes each once.
+        given = [*args.up, *flags]
+        options |= dict(zip(given[::2], given[1::2], strict=True))
+        command = [os.path.join(args.bin, "tidemill"), "up", *(word for option in options.items() for word in option)]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
 
     def __enter__(self):
