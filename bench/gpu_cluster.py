@@ -126,7 +126,7 @@ def main():
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--json")
     parser.add_argument("--way", default="disaggregated", choices=["disaggregated", "preempted", "crashed", "failing"])
-    parser.add_argument("--few-blocks", default="288KiB", help="with --way preempted: a worker's memory for blocks")
+    parser.add_argument("--few-blocks", default="192KiB", help="with --way preempted: a worker's memory for blocks")
     parser.add_argument("up", nargs="*", help="further arguments of `tidemill up`, after --")
     args = parser.parse_args()
     # Of a block and a few, of chunks, and of shared beginnings.
