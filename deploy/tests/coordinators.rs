@@ -315,6 +315,12 @@ async fn measure_how_evenly_several_coordinators_place() {
     for count in [1, 2, 3] {
         let costs = ["--step-ms", "5", "--row-ms", "10", "--prompt-token-ms", "0.1"];
         let three = Three::start_some(count, &[&["--prefill", "0", "--kvpool", "0", "--decode", "4"], &costs[..]].concat());
+        for n in 0..count {
+            // The first is ready before the others.
+            while three.complete(n, support::MODEL_NAME).await != Some(200) {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
         let until = Instant::now() + Duration::from_secs(15);
         let client = |n: usize| {
             let three = &three;

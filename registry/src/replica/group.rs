@@ -111,10 +111,11 @@ impl Replica {
     fn consider_founding(&mut self) {
         let first = self.settings.peers.iter().all(|peer| self.settings.name < *peer);
         let groupless = |peer: &String| self.group.groupless.get(peer).is_some_and(|said| said + SAID_TICKS >= self.now);
-        if first && self.settings.peers.iter().all(groupless) {
-            if let Err(error) = self.found() {
-                self.halt(error.to_string());
-            }
+        if first
+            && self.settings.peers.iter().all(groupless)
+            && let Err(error) = self.found()
+        {
+            self.halt(error.to_string());
         }
     }
 
