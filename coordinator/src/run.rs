@@ -4,18 +4,22 @@ use crate::{
     agreed::{self, Agreed, Followers},
     driver::Driver,
     links::{self, Links},
-    settings::Settings,
+    settings::{Settings, TlsFiles},
 };
 use std::{collections::BTreeMap, future, io, net::SocketAddr, sync::Arc, time::Duration};
 use tidemill_gateway::{
     gateway::{Gateway, GatewaySettings, ServedModel},
-    http::{routes, server},
+    http::{
+        routes,
+        server::{self, Tls, TlsError},
+    },
     metrics,
     store::{
         Store,
         memory::Memory,
         sqlite::{OpenError, Sqlite},
     },
+    tenants::{MeterSettings, TenantSettings, Tenants, TenantsError},
     text::{ModelError, TextModel},
 };
 use tidemill_net::{
@@ -26,6 +30,10 @@ use tidemill_registry::{
     peers::Peers,
     registry::{Registry, StartError},
     replica,
+};
+use tidemill_tenancy::{
+    jwt::{JwksError, Verifier},
+    keeper::{self, KeepError, Keeper},
 };
 use tokio::net::TcpListener;
 
@@ -39,6 +47,19 @@ pub enum RunError {
     OtherName { found: String, name: String },
     #[error("the registry cannot start: {0}")]
     Registry(#[from] StartError),
+    #[error(transparent)]
+    Tenants(#[from] TenantsError),
+    #[error(transparent)]
+    Keep(#[from] KeepError),
+    #[error("the identity provider's keys: {0}")]
+    Jwks(#[from] JwksError),
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    #[error(
+        "there is no key yet, so everybody who can reach {http} could use this cluster: give --admin 127.0.0.1:9100 and make one \
+         (`tidemill keys create`), configure [jwt], or say --open"
+    )]
+    Open { http: SocketAddr },
     #[error(transparent)]
     Identity(#[from] IdentityError),
     #[error(transparent)]
@@ -64,6 +85,7 @@ pub struct Coordinator {
     listener: TcpListener,
     admin_listener: Option<TcpListener>,
     endpoint: Endpoint,
+    tls: Option<Arc<Tls>>,
     connections_max: usize,
     drain: Duration,
     pub http: SocketAddr,
@@ -84,6 +106,26 @@ impl Coordinator {
                 Arc::new(Memory::new(settings.store))
             }
         };
+        let keeper: Arc<dyn Keeper> = match &settings.tenants {
+            Some(path) => Arc::new(keeper::sqlite::Sqlite::open(path)?),
+            None => Arc::new(keeper::memory::Memory::default()),
+        };
+        let tenants = Arc::new(Tenants::open(TenantSettings {
+            keeper,
+            jwt: settings.jwt.map(Verifier::new).transpose()?,
+            tiers: settings.tiers,
+            share: settings.share,
+            prices: settings.prices,
+            // Nobody but this machine may come in without a key, unless the operator says so; the first key may still have to be made.
+            closed: !settings.open && !settings.http.ip().is_loopback(),
+            shedding: settings.shedding,
+            meter: settings.data.as_ref().map(|dir| MeterSettings { dir: dir.join("usage"), log: settings.usage }),
+            request_timeout: settings.request_timeout,
+        })?);
+        if !settings.open && !settings.http.ip().is_loopback() && settings.admin.is_none() && !tenants.has_keys() {
+            return Err(RunError::Open { http: settings.http });
+        }
+        let tls = settings.tls.map(|TlsFiles { cert, key }| Tls::load(cert, key)).transpose()?.map(Arc::new);
         let mut models = Vec::new();
         for model in settings.models {
             models.push((model.name, TextModel::load(&model.dir)?));
@@ -124,6 +166,7 @@ impl Coordinator {
             aliases: settings.aliases.clone(),
             registry: Arc::new(Agreed::new(registry.clone(), settings.name, served_names)),
             store,
+            tenants,
             safety: settings.safety,
             replay: settings.replay,
             response_cache: settings.response_cache,
@@ -147,6 +190,7 @@ impl Coordinator {
             admin_listener,
             quic,
             endpoint,
+            tls,
             connections_max: settings.connections_max,
             drain: settings.drain,
             http,
@@ -170,23 +214,27 @@ impl Coordinator {
         let mut expiring = tokio::spawn(async move { gateway.expire_stored().await });
 
         let gateway = Arc::clone(&self.gateway);
+        let mut tending = tokio::spawn(async move { gateway.tend_tenants().await });
+        let reloading = self.tls.clone().map(|tls| tokio::spawn(async move { tls.reload_on_hangup().await }));
+
+        let gateway = Arc::clone(&self.gateway);
         let stop = async move {
             shutdown.await;
             gateway.drain();
         };
-        let front_door = routes::front_door(Arc::clone(&self.gateway), self.admin_listener.is_none());
+        let front_door = routes::front_door(Arc::clone(&self.gateway), self.admin_listener.is_none() && self.gateway.tenants().is_open());
         // Until the last request has ended, operators can watch.
         let operators = async {
             match self.admin_listener {
                 Some(listener) => {
                     let router = routes::admin(Arc::clone(&self.gateway));
-                    server::serve(listener, router, ADMIN_CONNECTIONS_MAX, future::pending(), Duration::ZERO).await
+                    server::serve(listener, None, router, ADMIN_CONNECTIONS_MAX, future::pending(), Duration::ZERO).await
                 }
                 None => future::pending().await,
             }
         };
         let served = tokio::select! {
-            whole = server::serve(self.listener, front_door, self.connections_max, stop, self.drain) => {
+            whole = server::serve(self.listener, self.tls, front_door, self.connections_max, stop, self.drain) => {
                 if !whole {
                     tracing::warn!("requests still ran, or were being sent, after {:?}: they are cut", self.drain);
                 }
@@ -198,13 +246,19 @@ impl Coordinator {
             _ = &mut agreeing => Err(RunError::Broken("follows the registry")),
             _ = &mut forgetting => Err(RunError::Broken("forgets workers that are gone")),
             _ = &mut expiring => Err(RunError::Broken("deletes old responses")),
+            _ = &mut tending => Err(RunError::Broken("looks after tenants")),
         };
         self.endpoint.close().await;
         ticking.abort();
         accepting.abort();
         agreeing.abort();
         forgetting.abort();
-        expiring.abort();
+        // They hold what the next process wants to open.
+        for task in [&mut expiring, &mut tending].into_iter().filter(|task| !task.is_finished()) {
+            task.abort();
+            let _ = task.await;
+        }
+        reloading.inspect(|task| task.abort());
         served
     }
 }
@@ -220,6 +274,7 @@ async fn listen(flag: &'static str, addr: SocketAddr) -> Result<(TcpListener, So
 pub async fn run(settings: Settings, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
     let coordinator = Coordinator::bind(settings).await?;
     let admin = coordinator.admin.map_or(String::new(), |addr| format!(" admin http://{addr}"));
-    println!("listening http://{} quic://{}{admin}", coordinator.http, coordinator.quic);
+    let scheme = if coordinator.tls.is_some() { "https" } else { "http" };
+    println!("listening {scheme}://{} quic://{}{admin}", coordinator.http, coordinator.quic);
     coordinator.serve(shutdown).await
 }

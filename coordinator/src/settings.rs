@@ -1,7 +1,10 @@
 //! The coordinator's knobs, each stated once: flags and TOML keys are one struct, checked into [`Settings`].
 
+pub mod tenants;
+
 use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use tenants::{JwtFlags, SheddingFlags, TierFlags};
 use tidemill_cluster::{
     ClusterSettings,
     admission::AdmissionPolicy,
@@ -20,6 +23,14 @@ use tidemill_safety::{
     guard::{Guard, built_in_classifier},
     patterns::Patterns,
 };
+use tidemill_tenancy::{
+    jwt,
+    limits::Share,
+    meter,
+    shedding::Watermarks,
+    tier::Tiers,
+    usage::price::{Price, Prices},
+};
 
 /// The cluster's front door and scheduler.
 #[derive(Clone, Debug, Default, clap::Args, Serialize, Deserialize)]
@@ -35,6 +46,46 @@ pub struct Flags {
     /// [default: all at --http]
     #[arg(long, value_name = "ADDR")]
     pub admin: Option<SocketAddr>,
+    /// Let everybody use the front door, also at an address that others can reach, until there is a key
+    #[arg(long, num_args = 0..=1, default_missing_value = "true")]
+    pub open: Option<bool>,
+    /// Let --admin be an address that others can reach: whoever reaches it can make keys
+    #[arg(long, num_args = 0..=1, default_missing_value = "true")]
+    pub admin_public: Option<bool>,
+    /// File with tenants and keys; coordinators of one host may share it [default: tenants.sqlite in --data, else none]
+    #[arg(long, value_name = "FILE")]
+    pub tenants: Option<PathBuf>,
+    /// This coordinator's part of all quotas where there are several, such as 0/2 and 1/2 [default: 0/1]
+    #[arg(long, value_name = "I/N")]
+    pub quota_share: Option<String>,
+    /// Milliseconds between two syncs of the usage log, which a machine that loses its power may lose; 0 syncs before each answer's end
+    /// [default: 100]
+    #[arg(long, value_name = "MS")]
+    pub usage_sync_ms: Option<u64>,
+    /// Bytes of one file of the usage log [default: 64MiB]
+    #[arg(long, value_name = "SIZE")]
+    pub usage_segment_bytes: Option<String>,
+    /// PEM files of the front door's certificate chain and private key: it then speaks HTTPS; read again on SIGHUP
+    #[arg(long, value_name = "FILE")]
+    pub tls_cert: Option<PathBuf>,
+    #[arg(long, value_name = "FILE")]
+    pub tls_key: Option<PathBuf>,
+    /// Tiers, in the file only: `[tier.NAME]` sections
+    #[arg(skip)]
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub tier: BTreeMap<String, TierFlags>,
+    /// Prices of a million tokens, in the file only: `[price.MODEL]` sections
+    #[arg(skip)]
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub price: BTreeMap<String, Price>,
+    /// An identity provider, in the file only: a section `[jwt]`
+    #[arg(skip)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub jwt: Option<JwtFlags>,
+    /// When tiers are turned away, in the file only: a section `[shedding]`
+    #[arg(skip)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shedding: Option<SheddingFlags>,
     /// Address (UDP) that workers connect to; port 0 picks one [default: 127.0.0.1:0]
     #[arg(long, value_name = "ADDR")]
     pub listen: Option<SocketAddr>,
@@ -57,7 +108,7 @@ pub struct Flags {
     /// each, which may name itself; in the config file a section `[peers]` [default: this one is alone]
     #[arg(long, value_name = "NAME=ADDR,…", value_parser = parse_peers)]
     pub peers: Option<BTreeMap<String, SocketAddr>>,
-    /// Directory for stored responses, conversations and the registry [default: none, they end with this process]
+    /// Directory for stored responses, conversations, tenants and their usage, and the registry [default: none, they end with this process]
     #[arg(long, value_name = "DIR")]
     pub data: Option<PathBuf>,
     /// Days that stored responses and conversations are kept after they were last added to [default: 30]
@@ -328,6 +379,18 @@ pub struct Settings {
     pub models: Vec<ModelSettings>,
     /// Other names of models.
     pub aliases: BTreeMap<String, String>,
+    /// Until there is a key, everybody who can reach `http` may ask. Otherwise, only whoever is on this machine.
+    pub open: bool,
+    /// `None`: plain HTTP.
+    pub tls: Option<TlsFiles>,
+    /// Where tenants and keys are kept; `None`: in memory.
+    pub tenants: Option<PathBuf>,
+    pub share: Share,
+    pub tiers: Tiers,
+    pub prices: Prices,
+    pub jwt: Option<jwt::Settings>,
+    pub shedding: Option<Watermarks>,
+    pub usage: meter::Settings,
     /// Where responses, conversations and the registry are stored; `None`: in memory.
     pub data: Option<PathBuf>,
     pub store: store::Limits,
@@ -344,6 +407,16 @@ pub struct Settings {
     pub log: String,
     pub exit_with_parent: bool,
 }
+
+/// The front door's certificate chain and key, as PEM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    pub cert: PathBuf,
+    pub key: PathBuf,
+}
+
+/// Less than a group of events, and every group would have a file of its own.
+const USAGE_SEGMENT_BYTES_MIN: u64 = 1 << 20;
 
 /// A copy takes the place of another block, so it should more likely than not be read again. On the Mooncake conversation
 /// trace, split at random over two hosts, that holds from the third read over the network on (57 % of copies are read again;
@@ -437,11 +510,39 @@ impl Flags {
             let classes = self.class.into_iter().map(ClassFlags::check).collect::<Result<Vec<_>, _>>()?;
             Classes::new(classes).map_err(|error| invalid("class", "[[class]]", error.to_string()))?
         };
+        let tiers = tenants::tiers(self.tier, &classes)?;
+        let segment = self.usage_segment_bytes.unwrap_or_else(|| "64MiB".into());
+        let segment_bytes = parse_bytes(&segment).map_err(|reason| invalid("usage_segment_bytes", &segment, reason))?;
+        if segment_bytes < USAGE_SEGMENT_BYTES_MIN {
+            return Err(invalid("usage_segment_bytes", &segment, "must be at least 1MiB"));
+        }
+        let share = self.quota_share.as_deref().map_or(Ok(Share::WHOLE), str::parse);
+        let share = share.map_err(|reason: &str| invalid("quota_share", self.quota_share.as_deref().unwrap_or_default(), reason))?;
+        let tls = match (self.tls_cert, self.tls_key) {
+            (None, None) => None,
+            (Some(cert), Some(key)) => Some(TlsFiles { cert, key }),
+            (Some(cert), None) => return Err(invalid("tls_cert", cert.display(), "needs tls_key, the file with its private key")),
+            (None, Some(key)) => return Err(invalid("tls_key", key.display(), "needs tls_cert, the file with its certificate chain")),
+        };
+        let http = self.http.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8000)));
+        if let Some(admin) = self.admin.filter(|admin| !admin.ip().is_loopback() && self.admin_public != Some(true)) {
+            let reason = "others can reach this address, and whoever reaches it can make keys: use 127.0.0.1, or say admin_public";
+            return Err(invalid("admin", admin, reason));
+        }
         let name = self.name.unwrap_or_else(|| "coordinator-0".into());
         Ok(Settings {
             peers: check_peers(self.peers.unwrap_or_default(), &name, self.data.is_some())?,
             name,
-            http: self.http.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8000))),
+            http,
+            open: self.open == Some(true),
+            tls,
+            tenants: self.tenants.or_else(|| self.data.as_ref().map(|data| data.join("tenants.sqlite"))),
+            share,
+            prices: tenants::prices(self.price)?,
+            jwt: self.jwt.map(|jwt| jwt.check(&tiers)).transpose()?,
+            shedding: self.shedding.unwrap_or_default().check(&classes)?,
+            tiers,
+            usage: meter::Settings { sync_every: Duration::from_millis(self.usage_sync_ms.unwrap_or(100)), segment_bytes },
             admin: self.admin,
             listen: self.listen.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 0))),
             pki: required(None, "pki", self.pki)?,
@@ -585,6 +686,10 @@ mod tests {
             (Flags { replay_answers_max: Some(0), ..flags() }, "replay_answers_max"),
             (Flags { replay_keep_s: Some(0), ..flags() }, "replay_keep_s"),
             (Flags { store_bytes_max: Some("1MiB".into()), ..flags() }, "store_bytes_max"),
+            (Flags { admin: Some(([0, 0, 0, 0], 9100).into()), ..flags() }, "admin_public"),
+            (Flags { tls_cert: Some("cert.pem".into()), ..flags() }, "tls_key"),
+            (Flags { quota_share: Some("2/2".into()), ..flags() }, "quota_share"),
+            (Flags { usage_segment_bytes: Some("1KiB".into()), ..flags() }, "usage_segment_bytes"),
         ] {
             let error = flags.check().unwrap_err().to_string();
             assert!(error.contains(key), "{error}");

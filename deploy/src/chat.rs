@@ -11,7 +11,9 @@ use input::Input;
 use serde_json::{Value, json};
 use stats::Stats;
 use std::{
+    fs,
     io::{self, IsTerminal, Write},
+    path::PathBuf,
     time::{Duration, Instant},
 };
 use tokio::{
@@ -37,11 +39,15 @@ pub struct ChatArgs {
     /// System message before the conversation.
     #[arg(long)]
     pub system: Option<String>,
+    /// File with an API key, if the server wants one
+    #[arg(long, value_name = "FILE")]
+    pub key_file: Option<PathBuf>,
 }
 
 /// Runs until `/quit`, the end of stdin, or Ctrl-C at the prompt. With piped input the first error ends it.
 pub async fn chat(args: ChatArgs) -> anyhow::Result<()> {
-    let client = Client::new(&args.url)?;
+    let key = args.key_file.as_ref().map(|path| fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display())));
+    let client = Client::new(&args.url)?.with_key(key.transpose()?.as_deref())?;
     let models = client.models().await.map_err(|error| match error {
         ClientError::Unreachable { .. } => anyhow::anyhow!("{error}\nIs a cluster running? Start one with `make up`."),
         other => other.into(),

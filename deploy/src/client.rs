@@ -4,6 +4,7 @@
 
 use eventsource_stream::Eventsource;
 use futures_util::{Stream, StreamExt};
+use reqwest::header::{AUTHORIZATION, HeaderValue};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 use std::{collections::BTreeMap, time::Duration};
@@ -14,6 +15,7 @@ use tokio::time::timeout;
 pub struct Client {
     http: reqwest::Client,
     base: String,
+    key: Option<HeaderValue>,
 }
 
 /// Why a request has no answer, or only part of one.
@@ -21,6 +23,8 @@ pub struct Client {
 pub enum ClientError {
     #[error("`{0}` is not an http:// URL such as http://127.0.0.1:8000/v1")]
     Url(String),
+    #[error("the API key is not one line of ASCII characters")]
+    Key,
     #[error("no answer from {base}: {reason}")]
     Unreachable { base: String, reason: String },
     /// The server refused, with OpenAI's error object or without.
@@ -39,6 +43,7 @@ impl ClientError {
     pub fn kind(&self) -> String {
         match self {
             ClientError::Url(_) => "url".into(),
+            ClientError::Key => "key".into(),
             ClientError::Unreachable { .. } => "unreachable".into(),
             ClientError::Status { status, .. } => format!("http_{status}"),
             ClientError::Broken(_) => "broken_stream".into(),
@@ -104,7 +109,21 @@ impl Client {
             .no_proxy()
             .build()
             .map_err(|e| ClientError::Url(format!("{base}: {e}")))?;
-        Ok(Client { http, base })
+        Ok(Client { http, base, key: None })
+    }
+
+    /// Sends an API key with each request.
+    pub fn with_key(mut self, key: Option<&str>) -> Result<Client, ClientError> {
+        self.key = match key {
+            None => None,
+            Some(key) => {
+                let mut value = HeaderValue::from_str(&format!("Bearer {}", key.trim())).map_err(|_| ClientError::Key)?;
+                // So that nothing that formats a request shows it.
+                value.set_sensitive(true);
+                Some(value)
+            }
+        };
+        Ok(self)
     }
 
     pub fn base(&self) -> &str {
@@ -153,7 +172,10 @@ impl Client {
         }))
     }
 
-    async fn accepted(&self, request: reqwest::RequestBuilder) -> Result<reqwest::Response, ClientError> {
+    async fn accepted(&self, mut request: reqwest::RequestBuilder) -> Result<reqwest::Response, ClientError> {
+        if let Some(key) = &self.key {
+            request = request.header(AUTHORIZATION, key.clone());
+        }
         let unreachable = |e: reqwest::Error| ClientError::Unreachable { base: self.base.clone(), reason: in_full(&e.without_url()) };
         let mut response = request.send().await.map_err(unreachable)?;
         let status = response.status();

@@ -4,6 +4,7 @@
 //! - [`certs`]: `tidemill certs`, certificates with roles
 //! - [`chat`]: `tidemill chat`, a conversation in the terminal
 //! - [`cluster`]: `tidemill cluster`, what a running cluster does
+//! - [`keys`]: `tidemill keys` and `tidemill tenants`; [`usage`]: `tidemill usage`
 //! - [`registry`]: `tidemill registry`, what the coordinators agree on
 //! - [`safety`]: `tidemill safety`, the safety checks' classifier trained and judged
 //! - [`up`]: `tidemill up`, a whole cluster on one machine
@@ -15,7 +16,9 @@ pub mod chat;
 pub mod client;
 pub mod cluster;
 pub mod demo_model;
+pub mod keys;
 pub mod processes;
 pub mod registry;
 pub mod safety;
 pub mod up;
+pub mod usage;

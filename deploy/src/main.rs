@@ -1,7 +1,8 @@
-//! `tidemill`: a whole cluster on one machine, a chat, a view of a cluster, its registry, certificates, safety's classifier.
+//! `tidemill`: a whole cluster on one machine, a chat, a view of a cluster, its registry, tenants and their usage, certificates, safety's
+//! classifier.
 
 use clap::{Parser, Subcommand};
-use tidemill_deploy::{certs, chat, cluster, registry, safety, up};
+use tidemill_deploy::{certs, chat, cluster, keys, registry, safety, up, usage};
 use tidemill_net::process::Failed;
 
 /// Disaggregated prefill/decode serving for large language models
@@ -22,6 +23,14 @@ enum Command {
     Cluster(cluster::ClusterArgs),
     /// Read and change what the coordinators agree on, such as models' aliases
     Registry(registry::RegistryArgs),
+    /// Make, show and revoke API keys
+    #[command(subcommand)]
+    Keys(keys::KeysCommand),
+    /// Show and change tenants: their tiers and limits
+    #[command(subcommand)]
+    Tenants(keys::TenantsCommand),
+    /// Add up what was used, by tenant, model and day
+    Usage(usage::UsageArgs),
     /// Train and judge the classifier of the safety checks
     #[command(subcommand)]
     Safety(safety::SafetyCommand),
@@ -36,6 +45,9 @@ async fn main() -> Result<(), Failed> {
         Command::Chat(args) => chat::chat(args).await?,
         Command::Cluster(args) => cluster::cluster(args).await?,
         Command::Registry(args) => registry::registry(args).await?,
+        Command::Keys(command) => keys::keys(command).await?,
+        Command::Tenants(command) => keys::tenants(command).await?,
+        Command::Usage(args) => usage::usage(&args)?,
         Command::Safety(command) => safety::safety(command)?,
         Command::Certs(args) => certs::certs(&args)?,
     }

@@ -45,11 +45,17 @@ pub struct UpArgs {
     /// Address of the front door
     #[arg(long, default_value = "127.0.0.1:8000", overrides_with = "http")]
     http: SocketAddr,
-    /// Address of the operators' port, where aliases and other records can be changed, and /metrics and /cluster are then; the second
-    /// coordinator's is the next port, and so on
+    /// Address of the operators' port, where tenants and keys, aliases and other records can be changed, and /metrics and /cluster are
+    /// then; the second coordinator's is the next port, and so on
     #[arg(long)]
     admin: Option<SocketAddr>,
-    /// Directory for certificates, models, stored responses and what the coordinators agree on (default: a temporary one, removed at the end)
+    /// Let everybody use the front door, also at an address that others can reach, until there is a key
+    #[arg(long)]
+    open: bool,
+    /// File with settings of the coordinators that have no flag here: tiers, prices, an identity provider
+    #[arg(long, value_name = "FILE")]
+    coordinator_config: Option<PathBuf>,
+    /// Directory for certificates, models, tenants and their usage, stored responses and what the coordinators agree on (default: a temporary one, removed at the end)
     #[arg(long)]
     data: Option<PathBuf>,
     /// What computes on prefill and decode workers: model, or echo (no weights, tokens are a hash of the ids; for measuring everything
@@ -186,8 +192,16 @@ const GPU_SHARE: f32 = 0.9;
 struct Cluster {
     coordinators: Vec<Process>,
     workers: Vec<Process>,
-    /// Where each coordinator shows its cluster.
-    operators: Vec<String>,
+    /// Of each coordinator.
+    doors: Vec<Door>,
+}
+
+/// Where a coordinator is asked.
+#[derive(Debug)]
+struct Door {
+    http: String,
+    /// Where it shows the cluster, if not at `http`.
+    admin: Option<String>,
 }
 
 impl Cluster {
@@ -209,19 +223,27 @@ impl Cluster {
             shared.iter().chain(extra).flat_map(|(flag, value)| [(*flag).to_owned(), value.clone()]).collect()
         };
 
-        let mut front_doors = Vec::new();
+        let mut doors = Vec::new();
         let mut quic = Vec::new();
         let links = free_addresses(args.coordinator)?;
         let peers: Vec<_> = links.iter().enumerate().map(|(n, addr)| format!("coordinator-{n}={addr}")).collect();
         for (n, link) in links.iter().enumerate() {
             let http = nth(args.http, n, "--http")?;
             let stored = data.join(format!("coordinator-{n}")).display().to_string();
-            let mut flags =
-                common(&[("--http", http.to_string()), ("--data", stored), ("--listen", link.to_string()), ("--peers", peers.join(","))]);
+            let mut flags = common(&[
+                ("--http", http.to_string()),
+                ("--data", stored),
+                ("--listen", link.to_string()),
+                ("--peers", peers.join(",")),
+                ("--tenants", data.join("tenants.sqlite").display().to_string()),
+                ("--quota-share", format!("{n}/{}", args.coordinator)),
+            ]);
             flags.extend(certified(format!("coordinator/coordinator-{n}"))?);
             if let Some(admin) = args.admin {
                 flags.extend(["--admin".to_owned(), nth(admin, n, "--admin")?.to_string()]);
             }
+            flags.extend(args.open.then(|| "--open".to_owned()));
+            flags.extend(args.coordinator_config.iter().flat_map(|file| ["--config".to_owned(), file.display().to_string()]));
             for (name, dir) in &models {
                 flags.extend(["--model".to_owned(), dir.display().to_string(), "--served-model-name".to_owned(), name.clone()]);
             }
@@ -234,6 +256,11 @@ impl Cluster {
             let line = process.line(Duration::from_secs(30)).await;
             self.coordinators.push(process);
             let line = line?;
+            if line.starts_with("listening https://") {
+                bail!(
+                    "`tidemill up` speaks plain HTTP: for TLS at the front door, start the roles' programs themselves (docs/operating.md)"
+                );
+            }
             let (http, rest) = line
                 .strip_prefix("listening http://")
                 .and_then(|rest| rest.split_once(" quic://"))
@@ -246,7 +273,7 @@ impl Cluster {
                     place.zip(addr).into_iter().for_each(|(place, addr)| process.args[place] = addr.to_owned());
                 }
             }
-            front_doors.push((http.to_owned(), admin.map(str::to_owned)));
+            doors.push(Door { http: http.to_owned(), admin: admin.map(str::to_owned) });
             quic.push(links.to_owned());
         }
 
@@ -298,15 +325,15 @@ impl Cluster {
                 self.start_worker("decode", n, args, &[&decode[..], &decode_shares[n], &own].concat())?;
             }
         }
-        for (http, admin) in &front_doors {
-            self.wait_ready(admin.as_ref().unwrap_or(http), Duration::from_secs(args.ready_s)).await?;
-            eprintln!("tidemill: the console is at http://{http}/console");
-            println!("ready http://{http}/v1");
-            if let Some(admin) = admin {
+        for door in &doors {
+            self.wait_ready(door, Duration::from_secs(args.ready_s)).await?;
+            eprintln!("tidemill: the console is at http://{}/console", door.http);
+            if let Some(admin) = &door.admin {
                 eprintln!("tidemill: operators' port http://{admin}");
             }
+            println!("ready http://{}/v1", door.http);
         }
-        self.operators = front_doors.into_iter().map(|(http, admin)| admin.unwrap_or(http)).collect();
+        self.doors = doors;
         Ok(())
     }
 
@@ -318,16 +345,15 @@ impl Cluster {
         Ok(())
     }
 
-    /// Waits until the coordinator at `http` knows every worker.
-    async fn wait_ready(&mut self, http: &str, within: Duration) -> anyhow::Result<()> {
-        let url = format!("http://{http}/cluster");
+    /// Waits until the coordinator behind `door` knows every worker.
+    async fn wait_ready(&mut self, door: &Door, within: Duration) -> anyhow::Result<()> {
         let client = cluster_client()?;
         let deadline = Instant::now() + within;
         loop {
             if let Some(reason) = self.ended_process() {
                 bail!(reason);
             }
-            if members(&client, &url).await.is_some_and(|members| members.len() >= self.workers.len()) {
+            if known(&client, door).await.is_some_and(|known| known.is_all(self.workers.len())) {
                 return Ok(());
             }
             if Instant::now() > deadline {
@@ -400,12 +426,12 @@ impl Cluster {
         if of_worker.is_none() && !self.coordinators.iter().any(running) {
             return false;
         }
-        for http in &self.operators {
-            let members = members(&client, &format!("http://{http}/cluster")).await.unwrap_or_default();
-            let knows = match of_worker {
-                Some(pid) => members.contains(&pid),
-                None => members.len() >= self.workers.len(),
-            };
+        for door in &self.doors {
+            let known = known(&client, door).await;
+            let knows = known.is_some_and(|known| match of_worker {
+                Some(pid) => known.has(pid),
+                None => known.is_all(self.workers.len()),
+            });
             if !knows {
                 return false;
             }
@@ -473,8 +499,32 @@ fn cluster_client() -> reqwest::Result<reqwest::Client> {
     reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(5)).build()
 }
 
-/// Process ids of registered workers, if the coordinator answers.
-async fn members(client: &reqwest::Client, url: &str) -> Option<Vec<u32>> {
+/// The workers that a coordinator knows.
+enum Known {
+    /// Their process ids.
+    Members(Vec<u32>),
+    /// It is ready, and shows the cluster to nobody: its front door is closed, and it has no address for operators.
+    Hidden,
+}
+
+impl Known {
+    fn is_all(&self, workers: usize) -> bool {
+        match self {
+            Self::Members(pids) => pids.len() >= workers,
+            Self::Hidden => true,
+        }
+    }
+
+    fn has(&self, pid: u32) -> bool {
+        match self {
+            Self::Members(pids) => pids.contains(&pid),
+            Self::Hidden => true,
+        }
+    }
+}
+
+/// What a coordinator says of its workers, if it answers.
+async fn known(client: &reqwest::Client, door: &Door) -> Option<Known> {
     #[derive(serde::Deserialize)]
     struct Answer {
         members: Vec<Member>,
@@ -483,8 +533,14 @@ async fn members(client: &reqwest::Client, url: &str) -> Option<Vec<u32>> {
     struct Member {
         pid: u32,
     }
-    let answer: Answer = client.get(url).send().await.ok()?.json().await.ok()?;
-    Some(answer.members.into_iter().map(|member| member.pid).collect())
+    let at = door.admin.as_ref().unwrap_or(&door.http);
+    let answer = client.get(format!("http://{at}/cluster")).send().await.ok()?;
+    if answer.status() == reqwest::StatusCode::NOT_FOUND && door.admin.is_none() {
+        let ready = client.get(format!("http://{at}/ready")).send().await.ok()?;
+        return ready.status().is_success().then_some(Known::Hidden);
+    }
+    let answer: Answer = answer.json().await.ok()?;
+    Some(Known::Members(answer.members.into_iter().map(|member| member.pid).collect()))
 }
 
 /// Between looks whether all processes live.

@@ -4,8 +4,9 @@ use crate::{
     backend::{Backend, Cache, Submission},
     dialog::{Dialog, DialogError, DialogPrompt, ToolChoice},
     http::{
-        answer::{Answer, Reader},
+        answer::{Answer, Books, Reader},
         errors::ApiError,
+        openai::GenerateRequest,
         parse::{self, Constrained, Options},
         replay::Replays,
         responses::running::RunningResponses,
@@ -18,6 +19,10 @@ use crate::{
     replay, response_cache,
     safety::Safety,
     store::{Owner, Store},
+    tenants::{
+        Caller, Tenants,
+        metered::{Metered, Wanted},
+    },
     text::{
         TextModel,
         output::OutputRules,
@@ -34,7 +39,7 @@ use std::{
         Arc, OnceLock, PoisonError, RwLock,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 use tidemill_cluster::{
     ClusterView, NewRequest, Rejection,
@@ -44,6 +49,7 @@ use tidemill_grammar::{Compiler, Vocabulary, compiler::json_schema, lark, schema
 use tidemill_proto::{
     block::Token,
     grammar::Grammar,
+    message::Role,
     sampling::{Sampling, StopRule},
     tokens::Tokens,
 };
@@ -53,6 +59,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 const BODY_READ_MAX: Duration = Duration::from_secs(60);
 /// Between looks for stored responses that are too old.
 const EXPIRE_EVERY: Duration = Duration::from_secs(600);
+
+/// Between looks at what tenants do to this cluster,
+const TENDED_EVERY: Duration = Duration::from_millis(500);
+/// each so many of them also at what others have changed.
+const REFRESHED_EACH: u64 = 2;
 
 /// Changing threads costs more than to render and tokenize this much.
 const COMPUTED_HERE_BYTES_MAX: usize = 2048;
@@ -64,6 +75,7 @@ pub struct GatewaySettings {
     pub aliases: BTreeMap<String, String>,
     pub registry: Arc<dyn Registry>,
     pub store: Arc<dyn Store>,
+    pub tenants: Arc<Tenants>,
     /// `None`: everything may be asked and answered.
     pub safety: Option<Safety>,
     /// Of answers that are kept for repeated requests.
@@ -91,11 +103,13 @@ impl ServedModel {
     }
 }
 
-/// The front door, turned to one of the models: [`select`](Self::select) turns it to another.
+/// The front door, turned to one of the models, and to one request's sender: [`select`](Self::select) turns it to another model.
 #[derive(Clone, Debug)]
 pub struct Gateway {
     model: Arc<ServedModel>,
     shared: Arc<Shared>,
+    /// `None`: nobody asks, or an operator.
+    caller: Option<Arc<Caller>>,
 }
 
 /// What all models have in common.
@@ -107,6 +121,7 @@ struct Shared {
     aliases: RwLock<Arc<BTreeMap<String, String>>>,
     registry: Arc<dyn Registry>,
     store: Arc<dyn Store>,
+    tenants: Arc<Tenants>,
     safety: Option<Safety>,
     running: Arc<RunningResponses>,
     replays: Arc<Replays>,
@@ -141,6 +156,7 @@ impl Gateway {
             aliases: RwLock::new(Arc::new(settings.aliases)),
             registry: settings.registry,
             store: settings.store,
+            tenants: settings.tenants,
             safety: settings.safety,
             running: Arc::default(),
             replays: Arc::new(Replays::new(settings.replay)),
@@ -154,7 +170,7 @@ impl Gateway {
             computing: Semaphore::new(cores),
             draining: AtomicBool::new(false),
         };
-        Self { model: Arc::clone(shared.models.first().expect("a gateway serves a model")), shared: Arc::new(shared) }
+        Self { model: Arc::clone(shared.models.first().expect("a gateway serves a model")), shared: Arc::new(shared), caller: None }
     }
 
     /// Turned to the model that a client names. Where there is one model, it need not.
@@ -168,12 +184,17 @@ impl Gateway {
             (None, _) => return Err(ApiError::invalid("model", format!("`model` is missing: this cluster serves {}", names()))),
             (Some(name), _) => models.iter().find(|model| model.name == name).ok_or_else(|| ApiError::model_not_found(name, &names()))?,
         };
-        Ok(Arc::new(Self { model: Arc::clone(model), shared: Arc::clone(&self.shared) }))
+        Ok(Arc::new(Self { model: Arc::clone(model), ..self.clone() }))
+    }
+
+    /// Turned to whoever sent a request.
+    pub fn for_caller(&self, caller: Arc<Caller>) -> Arc<Self> {
+        Arc::new(Self { caller: Some(caller), ..self.clone() })
     }
 
     /// Turned to each model in turn, in the operator's order.
     pub fn models(&self) -> impl Iterator<Item = Self> {
-        self.shared.models.iter().map(|model| Self { model: Arc::clone(model), shared: Arc::clone(&self.shared) })
+        self.shared.models.iter().map(|model| Self { model: Arc::clone(model), ..self.clone() })
     }
 
     /// From now on nothing new is taken.
@@ -244,9 +265,65 @@ impl Gateway {
         &self.shared.replays
     }
 
-    /// Whose records a request may see: all clients are one owner until there are tenants.
+    /// Whose records a request may see: its tenant's. Where the door is open, all clients are one owner.
     pub fn owner(&self) -> Owner {
-        Owner::default()
+        Owner(self.tenant().unwrap_or_default().to_owned())
+    }
+
+    fn tenant(&self) -> Option<&str> {
+        self.caller.as_ref()?.tenant()
+    }
+
+    pub fn tenants(&self) -> &Arc<Tenants> {
+        &self.shared.tenants
+    }
+
+    /// A request's wishes, as far as its sender may have them.
+    pub fn options(&self, arrived: Instant, mut request: GenerateRequest) -> Result<Options, ApiError> {
+        if let Some(tier) = self.caller.as_ref().and_then(|caller| caller.tier()) {
+            let asked = request.service_tier.as_deref();
+            // What nobody has is an error, whoever asks.
+            if self.classes().by_tier(asked).is_some() {
+                request.service_tier = Some(tier.service_tier(asked).to_owned());
+            }
+        }
+        let mut options = Options::check(arrived, request, self.text(), self.classes())?;
+        options.salt = self.salt(&options.salt);
+        Ok(options)
+    }
+
+    /// Separates cached blocks: a tenant's from all others', and within it those with another `cache_salt`. Nothing that a client sends
+    /// can take the tenant's place.
+    fn salt(&self, cache_salt: &[u8]) -> Vec<u8> {
+        let tenant = self.tenant().map(|tenant| blake3::derive_key("tidemill tenant salt v1", tenant.as_bytes()));
+        tenant.iter().flatten().chain(cache_salt).copied().collect()
+    }
+
+    /// Takes a request's quota.
+    fn reserve(&self, class: ClassId, prompts: &[Tokens], answer_tokens: u64) -> Result<Metered, ApiError> {
+        let caller = self.caller.as_ref().ok_or_else(|| ApiError::internal("nobody asks for this: please report this as a bug"))?;
+        let prompt_tokens = prompts.iter().map(|prompt| prompt.len() as u64).sum();
+        let class = &self.classes().get(class).name;
+        self.shared.tenants.reserve(caller, Wanted { model: &self.model.name, class, prompt_tokens, answer_tokens })
+    }
+
+    /// Lets time pass for tenants: what others have changed, what was lost, and whether there is too much to do. For ever.
+    pub async fn tend_tenants(&self) {
+        let mut interval = tokio::time::interval(TENDED_EVERY);
+        interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        for tick in 0_u64.. {
+            interval.tick().await;
+            let tenants = self.tenants();
+            if tenants.sheds() {
+                tenants.observe_load(kv_used(&self.view()));
+            }
+            if tick % REFRESHED_EACH == 0 {
+                let worker = Arc::clone(tenants);
+                // A panic there was logged.
+                let _ = tokio::task::spawn_blocking(move || worker.refresh()).await;
+                tenants.sweep();
+            }
+        }
     }
 
     /// Deletes stored responses that are too old, for ever.
@@ -421,7 +498,7 @@ impl Gateway {
         };
         let (prompt, options) = self.compute(prepare).await?;
         let room = self.room(std::slice::from_ref(&prompt))?;
-        let wanted = options.max_tokens.unwrap_or(room);
+        let wanted = options.max_tokens.unwrap_or_else(|| self.answer_tokens(std::slice::from_ref(&prompt), options.choices, room));
         let max_tokens = if options.max_tokens_shrinks { wanted.min(room) } else { wanted };
         let answer = self.start(param, std::slice::from_ref(&prompt), &options, max_tokens, None)?;
         Ok(RunningDialog { answer, prompt, options })
@@ -431,6 +508,14 @@ impl Gateway {
     pub fn room(&self, prompts: &[Tokens]) -> Result<u32, ApiError> {
         let longest = prompts.iter().map(|prompt| prompt.len()).max().unwrap_or(0) as u32;
         Ok(self.context_tokens()?.saturating_sub(longest).max(1))
+    }
+
+    /// Tokens that an answer may have whose length the client leaves open: all that fit, or what its quota makes of them.
+    pub fn answer_tokens(&self, prompts: &[Tokens], choices: u32, room: u32) -> u32 {
+        let Some(caller) = &self.caller else { return room };
+        let prompt_tokens = prompts.iter().map(|prompt| prompt.len() as u64).sum();
+        let choices = prompts.len() as u64 * u64::from(choices);
+        self.shared.tenants.answer_tokens(caller, &self.model.name, room, prompt_tokens, choices)
     }
 
     /// Gives all prompts to the cluster. With `max_tokens` 0 (scoring only) one token is generated that nobody sees.
@@ -462,40 +547,47 @@ impl Gateway {
             embeds: false,
             timeout: self.shared.request_timeout,
         };
+        let choices = prompts.len() as u64 * u64::from(options.choices);
+        let mut metered = self.reserve(options.class, prompts, choices * u64::from(generated))?;
         let backend = Arc::clone(&self.model.backend);
         let submission = match (&self.shared.response_cache, prompts) {
             (Some(cache), [prompt]) if options.repeatable => Submission::repeatable(backend, cache, request(prompt)),
             _ => Submission::new(backend, prompts.iter().map(request).collect()),
         };
-        let choices = prompts.len() as u64 * u64::from(options.choices);
-        let submission = submission.inspect_err(|_| self.shared.objectives.reject(options.class, choices))?;
+        let submission = submission.inspect_err(|_| {
+            metered.cancel();
+            self.shared.objectives.reject(options.class, choices);
+        })?;
         Ok(Answer::new(
             submission,
             prompts,
             options,
             hidden,
             &Reader { model: &self.model.text, guarded: self.safety().map(|safety| safety.guarded(&options.safety)) },
-            Arc::clone(&self.shared.objectives),
-            Arc::clone(&self.shared.recent),
+            Books { objectives: Arc::clone(&self.shared.objectives), recent: Arc::clone(&self.shared.recent), metered },
         ))
     }
 
     /// Gives all prompts to the cluster to be embedded.
-    pub fn start_embeddings(&self, param: &str, prompts: &[Tokens]) -> Result<Submission, ApiError> {
+    pub fn start_embeddings(&self, param: &str, prompts: &[Tokens]) -> Result<(Submission, Metered), ApiError> {
         self.check_prompts(param, prompts, 1)?;
+        let tier = self.caller.as_ref().and_then(|caller| caller.tier()).map(|tier| tier.service_tier(None));
+        let class = self.classes().by_tier(tier).unwrap_or_default();
         let request = |prompt: &Tokens| NewRequest {
             prompt: prompt.clone(),
-            salt: Vec::new(),
+            salt: self.salt(&[]),
             sampling: Sampling::default(),
             stop: StopRule { max_tokens: 1, min_tokens: 0, stop_tokens: Vec::new() },
             constraint: None,
             choices: 1,
             prompt_logprobs: None,
             embeds: true,
-            class: ClassId::default(),
+            class,
             timeout: self.shared.request_timeout,
         };
-        Ok(Submission::new(Arc::clone(&self.model.backend), prompts.iter().map(request).collect())?)
+        let mut metered = self.reserve(class, prompts, 0)?;
+        let submission = Submission::new(Arc::clone(&self.model.backend), prompts.iter().map(request).collect());
+        Ok((submission.inspect_err(|_| metered.cancel())?, metered))
     }
 
     fn check_prompts(&self, param: &str, prompts: &[Tokens], generated: u32) -> Result<(), ApiError> {
@@ -519,6 +611,13 @@ impl Gateway {
     pub fn check_draining(&self) -> Result<(), ApiError> {
         if self.shared.draining.load(Ordering::Relaxed) { Err(ApiError::draining()) } else { Ok(()) }
     }
+}
+
+/// The share of the decode workers' blocks that sequences use.
+fn kv_used(cluster: &ClusterView) -> Option<f64> {
+    let workers = cluster.members.iter().filter(|member| member.role == Role::Decode).map(|member| member.report.blocks.hbm);
+    let (used, total) = workers.fold((0, 0), |(used, total), blocks| (used + blocks.used, total + blocks.total));
+    (total > 0).then(|| used as f64 / total as f64)
 }
 
 fn unreadable() -> ApiError {

@@ -1,5 +1,6 @@
 //! OpenAI's API over HTTP.
 //!
+//! - [`access`]: who asks; [`admin`]: tenants and keys, for operators
 //! - [`routes`]: both ports' routes; [`operator`]: for operators and probes; [`models`]: `/v1/models`
 //! - [`console`]: `/console`, the web page; [`watch`]: `/cluster/events`, its live data
 //! - [`endpoint`]: the generating endpoints' common part; [`chat`], [`completions`]: their wire shapes; [`openai`]: bodies
@@ -12,6 +13,8 @@
 //! - [`replay`]: requests that are repeated, and streams that go on
 //! - [`server`]: clients' connections
 
+pub mod access;
+pub mod admin;
 pub mod answer;
 pub mod chat;
 pub mod completions;

@@ -15,6 +15,7 @@
 //! - [`backend`]: the cluster as the gateway sees it
 //! - [`registry`]: what coordinators agree on, as operators see and change it
 //! - [`store`]: responses and conversations that clients may ask for again
+//! - [`tenants`]: who asks, how much, and what it came to
 //! - [`safety`]: what may be asked and answered here
 //! - [`metrics`]: the numbers behind `/metrics`; [`recent`]: the last choices that ended
 
@@ -40,3 +41,5 @@ pub mod registry;
 pub mod safety;
 #[cfg(feature = "shell")]
 pub mod store;
+#[cfg(feature = "shell")]
+pub mod tenants;

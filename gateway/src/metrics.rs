@@ -59,6 +59,11 @@ fn describe() {
     describe_counter!("tidemill_class_choices_total", "Choices by class: attained or missed its limits, or rejected");
     describe_counter!("tidemill_prompt_tokens_total", "Prompt tokens of requests that ended");
     describe_counter!("tidemill_generation_tokens_total", "Tokens generated for requests that ended");
+    describe_counter!("tidemill_quota_refusals_total", "Requests refused because their tenant has used up a limit, by the kind of limit");
+    describe_counter!("tidemill_shed_total", "Requests turned away because there is too much to do, by tier");
+    describe_gauge!("tidemill_shedding_step", "How many steps of tiers are turned away: 0 none, 1 the first ones, 2 the second ones, too");
+    describe_counter!("tidemill_usage_events_lost_total", "Events of the usage log that there was no room for while the disk failed");
+    describe_gauge!("tidemill_usage_log_failing", "1 while the usage log cannot be written");
     describe_counter!("tidemill_response_cache_total", "Greedy and seeded requests, by whether their answer was in the response cache");
     describe_gauge!("tidemill_response_cache_bytes", "Bytes of answers in the response cache, about");
     describe_gauge!("tidemill_response_cache_answers", "Answers in the response cache");
@@ -81,15 +86,37 @@ pub enum RequestOutcome {
     Cancelled,
 }
 
+impl RequestOutcome {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Invalid => "invalid",
+            Self::Rejected => "rejected",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
 pub fn count_request(outcome: RequestOutcome) {
-    let outcome = match outcome {
-        RequestOutcome::Ok => "ok",
-        RequestOutcome::Invalid => "invalid",
-        RequestOutcome::Rejected => "rejected",
-        RequestOutcome::Failed => "failed",
-        RequestOutcome::Cancelled => "cancelled",
-    };
-    counter!("tidemill_requests_total", "outcome" => outcome).increment(1);
+    counter!("tidemill_requests_total", "outcome" => outcome.name()).increment(1);
+}
+
+pub fn count_quota_refusal(kind: &'static str) {
+    counter!("tidemill_quota_refusals_total", "kind" => kind).increment(1);
+}
+
+pub fn count_shed(tier: &str) {
+    counter!("tidemill_shed_total", "tier" => tier.to_owned()).increment(1);
+}
+
+pub fn show_shedding(step: u8) {
+    gauge!("tidemill_shedding_step").set(step);
+}
+
+pub fn show_usage_log(lost: u64, failing: bool) {
+    counter!("tidemill_usage_events_lost_total").absolute(lost);
+    gauge!("tidemill_usage_log_failing").set(u8::from(failing));
 }
 
 /// What became of a request that may be a repeat.

@@ -143,13 +143,21 @@ impl BlockKey {
     }
 }
 
-/// The owner of blocks, as far as a pool node knows: a digest of the salt. Everyone who shares a salt is one tenant.
+/// A salt begins with the tenant's part, of so many bytes; what follows is the tenant's own way to separate its requests.
+pub const TENANT_SALT_BYTES: usize = 32;
+
+/// The part of a salt that says whose it is. Where there are no tenants, salts are short, and each is a tenant by itself.
+pub fn tenant_part(salt: &[u8]) -> &[u8] {
+    &salt[..salt.len().min(TENANT_SALT_BYTES)]
+}
+
+/// The owner of blocks, as far as a pool node knows: a digest of the salt's [`tenant_part`]. Everyone who shares it is one tenant.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct Tenant(pub u64);
 
 impl Tenant {
     pub fn of_salt(salt: &[u8]) -> Self {
-        let digest = blake3::derive_key("tidemill tenant v1", salt);
+        let digest = blake3::derive_key("tidemill tenant v1", tenant_part(salt));
         Self(u64::from_le_bytes(*digest.first_chunk().expect("a BLAKE3 key has 32 bytes")))
     }
 }

@@ -12,7 +12,10 @@ use std::{
     hash::{DefaultHasher, Hash, Hasher},
     time::Duration,
 };
-use tidemill_proto::ids::{RequestId, SequenceId};
+use tidemill_proto::{
+    block::tenant_part,
+    ids::{RequestId, SequenceId},
+};
 
 impl Cluster {
     /// Refuses more choices at a time than even an empty queue could take: no retry would help.
@@ -85,9 +88,9 @@ impl Cluster {
     }
 }
 
-/// Until there are tenants, those who share a salt are one.
+/// Those whose salts begin alike: see [`tenant_part`].
 fn tenant(salt: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
-    salt.hash(&mut hasher);
+    tenant_part(salt).hash(&mut hasher);
     hasher.finish()
 }

@@ -10,4 +10,5 @@ mod models;
 mod replay;
 mod responses;
 mod support;
+mod tenants;
 mod tools;

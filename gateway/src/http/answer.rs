@@ -14,8 +14,10 @@ use crate::{
     metrics::{self, Objectives, RequestOutcome},
     recent::{FinishedRequest, Recent},
     safety,
+    tenants::metered::Metered,
     text::TextModel,
 };
+use futures_util::FutureExt;
 use std::{
     collections::VecDeque,
     sync::Arc,
@@ -55,9 +57,8 @@ pub enum News {
 #[derive(Debug)]
 pub struct Answer {
     submission: Submission,
-    objectives: Arc<Objectives>,
+    books: Books,
     class: ClassId,
-    recent: Arc<Recent>,
     /// When the request came in.
     arrived: Instant,
     /// Choice `j` of prompt `i` is at `i * choices_per_prompt + j`.
@@ -83,6 +84,14 @@ struct Choice {
     last: Option<Instant>,
 }
 
+/// What an answer is entered in.
+#[derive(Debug)]
+pub struct Books {
+    pub objectives: Arc<Objectives>,
+    pub recent: Arc<Recent>,
+    pub metered: Metered,
+}
+
 /// How tokens become what a client reads.
 #[derive(Debug)]
 pub struct Reader<'a> {
@@ -102,15 +111,7 @@ impl Reader<'_> {
 }
 
 impl Answer {
-    pub fn new(
-        submission: Submission,
-        prompts: &[Tokens],
-        options: &Options,
-        hidden: bool,
-        reader: &Reader<'_>,
-        objectives: Arc<Objectives>,
-        recent: Arc<Recent>,
-    ) -> Self {
+    pub fn new(submission: Submission, prompts: &[Tokens], options: &Options, hidden: bool, reader: &Reader<'_>, books: Books) -> Self {
         let choices_per_prompt = options.choices as usize;
         let choice = |(prompt, choice): (&Tokens, u32)| Choice {
             pipeline: reader.pipeline(prompt, options, choice),
@@ -124,9 +125,8 @@ impl Answer {
         let prompt_tokens = prompts.iter().map(|prompt| prompt.len() as u64).sum();
         Self {
             submission,
-            objectives,
+            books,
             class: options.class,
-            recent,
             arrived: options.arrived,
             open: choices.len(),
             choices,
@@ -168,22 +168,33 @@ impl Answer {
     /// The next news of any choice; `None` after the last delta. Cancel safe.
     pub async fn next(&mut self) -> Result<Option<News>, ApiError> {
         loop {
+            if self.open == 0 && !self.books.metered.is_settled() {
+                // Before the last delta goes out: what a client has in full was counted.
+                self.outcome = RequestOutcome::Ok;
+                self.settle_usage().await;
+            }
             if let Some(news) = self.ready.pop_front() {
                 return Ok(Some(news));
             }
             if self.open == 0 {
-                self.outcome = RequestOutcome::Ok;
                 return Ok(None);
             }
-            let Some((prompt, event)) = self.submission.next().await else {
-                self.outcome = RequestOutcome::Failed;
-                return Err(ApiError::internal("the answer was produced faster than it was read, and was cut"));
+            let error = match self.submission.next().await {
+                Some((prompt, event)) => self.take(prompt, event).err(),
+                None => Some(ApiError::internal("the answer was produced faster than it was read, and was cut")),
             };
-            if let Err(error) = self.take(prompt, event) {
+            if let Some(error) = error {
                 self.outcome = error.outcome();
+                self.settle_usage().await;
                 return Err(error);
             }
         }
+    }
+
+    /// Nothing more will be used, whether or not everything has ended: once, and then it is counted. Cancel safe.
+    pub async fn settle_usage(&mut self) {
+        let first = self.choices.iter().filter_map(|choice| choice.first).min();
+        self.books.metered.settle(self.outcome, &self.usage, first.map(|first| first - self.arrived)).await;
     }
 
     /// All that each choice gains, to the end.
@@ -257,6 +268,9 @@ impl Answer {
             None => {
                 state.first = Some(now);
                 metrics::observe_ttft(now - self.arrived);
+                if self.books.objectives.classes().get(self.class).ttft_ms.is_some() {
+                    self.books.metered.observe_ttft(now, now - self.arrived);
+                }
             }
         }
         if self.hidden {
@@ -285,9 +299,9 @@ impl Answer {
         self.open -= 1;
         if let (Some(first), Some(last)) = (choice.first, choice.last) {
             let tpot = (choice.tokens > 1).then(|| (last - first) / (choice.tokens - 1));
-            self.objectives.observe(self.class, first - self.arrived, tpot);
+            self.books.objectives.observe(self.class, first - self.arrived, tpot);
             usage.predicted_ttft_ms.into_iter().for_each(metrics::observe_predicted_ttft);
-            self.recent.push(finished(&usage, choice.tokens, first - self.arrived, tpot));
+            self.books.recent.push(finished(&usage, choice.tokens, first - self.arrived, tpot));
         }
         if self.open == 0 {
             metrics::observe_e2e(self.arrived.elapsed());
@@ -306,6 +320,8 @@ impl Answer {
 impl Drop for Answer {
     fn drop(&mut self) {
         metrics::count_request(self.outcome);
+        // Unless it was settled, its client has left: nobody waits.
+        let _ = self.settle_usage().now_or_never();
         metrics::count_tokens(self.usage.prompt_tokens, self.usage.completion_tokens);
     }
 }

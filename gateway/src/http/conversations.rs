@@ -1,6 +1,7 @@
 //! `/v1/conversations`: items that responses go on from and are added to.
 
 use super::{
+    access::Client,
     errors::ApiError,
     parse,
     responses::{
@@ -15,14 +16,10 @@ use crate::{
     gateway::{Gateway, unix_seconds},
     store::{Item, ItemPage, NewRecord, Part, StoreError},
 };
-use axum::{
-    Json,
-    body::Body,
-    extract::{Path, State},
-};
+use axum::{Json, body::Body, extract::Path};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
-use std::{collections::BTreeMap, sync::Arc};
+use std::collections::BTreeMap;
 
 type Answered = Result<Json<Value>, ApiError>;
 
@@ -34,7 +31,7 @@ struct Fields {
 }
 
 /// `POST /v1/conversations`.
-pub async fn create(State(gateway): State<Arc<Gateway>>, body: Body) -> Answered {
+pub async fn create(Client(gateway): Client, body: Body) -> Answered {
     let Fields { metadata, items } = fields(&gateway, body).await?;
     let metadata = request::metadata(metadata)?;
     let items = new_items(items.unwrap_or_default())?;
@@ -46,12 +43,12 @@ pub async fn create(State(gateway): State<Arc<Gateway>>, body: Body) -> Answered
 }
 
 /// `GET /v1/conversations/{id}`.
-pub async fn retrieve(State(gateway): State<Arc<Gateway>>, Path(id): Path<String>) -> Answered {
+pub async fn retrieve(Client(gateway): Client, Path(id): Path<String>) -> Answered {
     conversation(&gateway, &id).await.map(Json)
 }
 
 /// `POST /v1/conversations/{id}`: other metadata.
-pub async fn update(State(gateway): State<Arc<Gateway>>, Path(id): Path<String>, body: Body) -> Answered {
+pub async fn update(Client(gateway): Client, Path(id): Path<String>, body: Body) -> Answered {
     let Fields { metadata, .. } = fields(&gateway, body).await?;
     let mut conversation = conversation(&gateway, &id).await?;
     conversation["metadata"] = json!(request::metadata(metadata)?);
@@ -60,21 +57,21 @@ pub async fn update(State(gateway): State<Arc<Gateway>>, Path(id): Path<String>,
 }
 
 /// `DELETE /v1/conversations/{id}`. Responses keep the items that they were made from.
-pub async fn delete(State(gateway): State<Arc<Gateway>>, Path(id): Path<String>) -> Answered {
+pub async fn delete(Client(gateway): Client, Path(id): Path<String>) -> Answered {
     check_id(&id)?;
     gateway.store().delete(&gateway.owner(), &id).await.map_err(of_store)?;
     Ok(Json(json!({"id": id, "object": "conversation.deleted", "deleted": true})))
 }
 
 /// `GET /v1/conversations/{id}/items`.
-pub async fn items(State(gateway): State<Arc<Gateway>>, Path(id): Path<String>, query: PageWish) -> Answered {
+pub async fn items(Client(gateway): Client, Path(id): Path<String>, query: PageWish) -> Answered {
     check_id(&id)?;
     let page = gateway.store().page(&gateway.owner(), &id, page_wanted(query, Part::All)?).await.map_err(of_store)?;
     listed(page).map(Json)
 }
 
 /// `POST /v1/conversations/{id}/items`.
-pub async fn add(State(gateway): State<Arc<Gateway>>, Path(id): Path<String>, body: Body) -> Answered {
+pub async fn add(Client(gateway): Client, Path(id): Path<String>, body: Body) -> Answered {
     check_id(&id)?;
     let Fields { items, .. } = fields(&gateway, body).await?;
     let items = new_items(items.ok_or_else(|| ApiError::invalid("items", "`items` is missing"))?)?;
@@ -83,7 +80,7 @@ pub async fn add(State(gateway): State<Arc<Gateway>>, Path(id): Path<String>, bo
 }
 
 /// `GET /v1/conversations/{id}/items/{item}`.
-pub async fn item(State(gateway): State<Arc<Gateway>>, Path((id, item)): Path<(String, String)>) -> Answered {
+pub async fn item(Client(gateway): Client, Path((id, item)): Path<(String, String)>) -> Answered {
     check_id(&id)?;
     let record = gateway.store().load(&gateway.owner(), &id, Part::All).await.map_err(of_store)?;
     match record.items.iter().find(|stored| stored.id == item) {
@@ -93,7 +90,7 @@ pub async fn item(State(gateway): State<Arc<Gateway>>, Path((id, item)): Path<(S
 }
 
 /// `DELETE /v1/conversations/{id}/items/{item}`. Answers with the conversation.
-pub async fn remove(State(gateway): State<Arc<Gateway>>, Path((id, item)): Path<(String, String)>) -> Answered {
+pub async fn remove(Client(gateway): Client, Path((id, item)): Path<(String, String)>) -> Answered {
     check_id(&id)?;
     gateway.store().remove(&gateway.owner(), &id, &item).await.map_err(of_store)?;
     conversation(&gateway, &id).await.map(Json)

@@ -2,13 +2,18 @@
 //! a text when it has read it to its end. Models trained for embeddings this way (last-token pooling) give good ones; any other chat
 //! model gives what it has.
 
-use super::{errors::ApiError, openai::Prompt, parse};
+use super::{
+    access::Client,
+    errors::ApiError,
+    openai::{Prompt, Usage},
+    parse,
+};
 use crate::{
     backend::Submission,
     gateway::Gateway,
     metrics::{self, RequestOutcome},
 };
-use axum::{Json, body::Body, extract::State};
+use axum::{Json, body::Body};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -40,7 +45,7 @@ struct Wanted {
 }
 
 /// `POST /v1/embeddings`.
-pub async fn create(State(gateway): State<Arc<Gateway>>, body: Body) -> Result<Json<Value>, ApiError> {
+pub async fn create(Client(gateway): Client, body: Body) -> Result<Json<Value>, ApiError> {
     let embedded = embed(&gateway, body).await.inspect_err(|error| metrics::count_request(error.outcome()))?;
     metrics::count_request(RequestOutcome::Ok);
     Ok(Json(embedded))
@@ -50,8 +55,13 @@ async fn embed(gateway: &Arc<Gateway>, body: Body) -> Result<Value, ApiError> {
     let body = gateway.read(body).await?;
     let worker = Arc::clone(gateway);
     let Wanted { gateway, inputs, base64 } = gateway.compute(move || understand(&worker, &body)).await?;
-    let submission = gateway.start_embeddings("input", &inputs)?;
-    let embeddings = collect(submission, inputs.len()).await?;
+    let (submission, mut metered) = gateway.start_embeddings("input", &inputs)?;
+    let tokens = inputs.iter().map(|input| input.len() as u64).sum();
+    let usage = Usage { prompt_tokens: tokens, total_tokens: tokens, ..Usage::default() };
+    let collected = collect(submission, inputs.len()).await;
+    let outcome = collected.as_ref().map_or_else(ApiError::outcome, |_| RequestOutcome::Ok);
+    metered.settle(outcome, &usage, None).await;
+    let embeddings = collected?;
     let value = |embedding: &[f32]| match base64 {
         true => STANDARD.encode(embedding.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<_>>()).into(),
         false => json!(embedding),
@@ -60,7 +70,6 @@ async fn embed(gateway: &Arc<Gateway>, body: Body) -> Result<Value, ApiError> {
         .iter()
         .enumerate()
         .map(|(index, embedding)| json!({"object": "embedding", "index": index, "embedding": value(embedding)}));
-    let tokens: usize = inputs.iter().map(|input| input.len()).sum();
     Ok(json!({
         "object": "list", "data": data.collect::<Vec<_>>(), "model": gateway.model_name(),
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},

@@ -2,6 +2,7 @@
 //! once or as a stream. An [`Endpoint`] adds its wire shapes.
 
 use super::{
+    access::Client,
     answer::{Answer, Delta, Waiting},
     errors::ApiError,
     openai::{GenerateRequest, Usage},
@@ -16,7 +17,6 @@ use crate::{
 use axum::{
     Json,
     body::Body,
-    extract::State,
     http::{HeaderMap, HeaderValue},
     response::{IntoResponse, Response},
 };
@@ -74,7 +74,7 @@ impl Call {
     }
 }
 
-pub async fn serve<E: Endpoint>(State(gateway): State<Arc<Gateway>>, headers: HeaderMap, body: Body) -> Result<Response, ApiError> {
+pub async fn serve<E: Endpoint>(Client(gateway): Client, headers: HeaderMap, body: Body) -> Result<Response, ApiError> {
     // A request that runs is counted by its answer.
     let started = start::<E>(&gateway, &headers, body).await.inspect_err(|error| metrics::count_request(error.outcome()));
     let (mut answer, call, mut endpoint) = started?;
@@ -107,7 +107,7 @@ async fn start<E: Endpoint>(gateway: &Arc<Gateway>, headers: &HeaderMap, body: B
     gateway.check_constraint(&options).await?;
     // A default shrinks to what fits; a number that the client gave must fit.
     let room = gateway.room(&prompts)?;
-    let max_tokens = options.max_tokens.unwrap_or_else(|| E::max_tokens_default(room));
+    let max_tokens = options.max_tokens.unwrap_or_else(|| E::max_tokens_default(gateway.answer_tokens(&prompts, options.choices, room)));
     let prompt_logprobs = options.sampling.logprobs.filter(|_| endpoint.scores_prompt());
     let answer = gateway.start(E::PROMPT, &prompts, &options, max_tokens, prompt_logprobs)?;
     let call = Call {
@@ -129,7 +129,7 @@ fn understand<E: Endpoint>(gateway: &Gateway, arrived: Instant, body: &[u8]) -> 
     let gateway = gateway.select(request.model.as_deref())?;
     let body: E::Body = parse::json(body)?;
     let asked = structured::grammar(&mut request)?;
-    let mut options = Options::check(arrived, request, gateway.text(), gateway.classes())?;
+    let mut options = gateway.options(arrived, request)?;
     if let Some(asked) = asked {
         options.constrain(asked, gateway.text());
     }

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use std::time::Duration;
 use tidemill_cluster::{Failure, Rejection};
 use tidemill_safety::category::Finding;
+use tidemill_tenancy::quota::{Kind, Refusal};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiError {
@@ -143,6 +144,71 @@ impl ApiError {
         Self { retry_after_s: Some(30), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
     }
 
+    fn unauthorized(message: impl Into<String>) -> Self {
+        Self { code: Some("invalid_api_key"), ..Self::new(StatusCode::UNAUTHORIZED, message) }
+    }
+
+    pub fn no_key() -> Self {
+        Self::unauthorized("You didn't provide an API key: send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`.")
+    }
+
+    /// Which key it was is not said: it may be a secret of somewhere else.
+    pub fn wrong_key() -> Self {
+        Self::unauthorized("Incorrect API key provided: it does not exist here, has expired, or was revoked.")
+    }
+
+    pub fn wrong_token(problem: &str) -> Self {
+        Self::unauthorized(format!("The token is not accepted: {problem}."))
+    }
+
+    pub fn no_such_tier(tier: &str, tiers: &str) -> Self {
+        let message = format!("Your tier is `{tier}`, and this server has only {tiers}: please tell whoever gave you your key.");
+        Self { code: Some("unknown_tier"), ..Self::new(StatusCode::FORBIDDEN, message) }
+    }
+
+    /// A tenant has used up what it may use, or asks for more than that.
+    pub fn over_quota(tenant: &str, refusal: Refusal) -> Self {
+        let of = |kind| match kind {
+            Kind::Requests => "requests per minute",
+            Kind::Tokens => "tokens per minute",
+            Kind::TokensPerDay => "tokens per day",
+            Kind::Concurrent => "requests at a time",
+        };
+        match refusal {
+            Refusal::Wait { kind, limit, used, needed, retry } => {
+                let ms = (retry.as_nanos().div_ceil(1_000_000) as u64).max(1);
+                let message = format!(
+                    "Rate limit reached for `{tenant}` on {}: limit {limit}, used {used}, requested {needed}. Please try again in {}s.",
+                    of(kind),
+                    ms as f64 / 1e3
+                );
+                Self::overloaded(message, ms)
+            }
+            Refusal::Never { kind, limit, needed } => {
+                let message = format!(
+                    "Request too large for `{tenant}` on {}: limit {limit}, requested {needed} (the prompt and the longest possible \
+                     answer). It can never be served: shorten the prompt, or lower the answer's `max_tokens` or `n`.",
+                    of(kind)
+                );
+                Self { code: Some("request_too_large"), ..Self::malformed(message) }
+            }
+        }
+    }
+
+    /// There is too much to do for a tier.
+    pub fn shed(tier: &str, wait: Duration) -> Self {
+        let message = format!(
+            "There is too much to do at the moment, and requests of tier `{tier}` are turned away. Please try again in {}s.",
+            wait.as_secs()
+        );
+        Self {
+            retry_after_s: Some(wait.as_secs()),
+            retry_after_ms: Some(wait.as_millis() as u64),
+            code: Some("overloaded"),
+            ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message)
+        }
+    }
+
     /// There is too much to do for this request to be taken.
     fn overloaded(message: String, retry_after_ms: u64) -> Self {
         Self {
@@ -163,6 +229,10 @@ impl ApiError {
 
     pub fn retry_after_s(&self) -> Option<u64> {
         self.retry_after_s
+    }
+
+    pub fn retry_after_ms(&self) -> Option<u64> {
+        self.retry_after_ms
     }
 
     pub fn status(&self) -> StatusCode {
@@ -193,6 +263,9 @@ impl IntoResponse for ApiError {
         let mut response = (self.status, Json(self.body())).into_response();
         if let Some(seconds) = self.retry_after_s {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         if let Some(ms) = self.retry_after_ms {
             response.headers_mut().insert("retry-after-ms", HeaderValue::from(ms));

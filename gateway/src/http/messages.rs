@@ -1,12 +1,12 @@
 //! `/v1/messages` and `/v1/messages/count_tokens`: Anthropic's API. A dialog like any other inside, with its own events and errors
-//! outside. Keys and `anthropic-…` headers are accepted as they come, like everywhere here.
+//! outside. `anthropic-…` headers are accepted as they come, like everywhere here.
 //!
 //! - `request`: the body as a dialog; `blocks`: an answer's pieces as content blocks and events
 
 mod blocks;
 mod request;
 
-use super::{answer::Answer, errors::ApiError, openai::Usage, responses::output::new_id, sse::keep_alive};
+use super::{access::Client, answer::Answer, errors::ApiError, openai::Usage, responses::output::new_id, sse::keep_alive};
 use crate::{
     gateway::{Gateway, RunningDialog},
     generation::{Finish, FinishReason, StopReason},
@@ -15,7 +15,6 @@ use crate::{
 use axum::{
     Json,
     body::Body,
-    extract::State,
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response, Sse, sse::Event},
 };
@@ -29,7 +28,7 @@ use std::{collections::VecDeque, convert::Infallible, sync::Arc, time::Instant};
 pub struct MessagesError(ApiError);
 
 /// `POST /v1/messages`.
-pub async fn create(State(gateway): State<Arc<Gateway>>, body: Body) -> Result<Response, MessagesError> {
+pub async fn create(Client(gateway): Client, body: Body) -> Result<Response, MessagesError> {
     // A request that runs is counted by its answer.
     let started = start(&gateway, body).await.inspect_err(|error| metrics::count_request(error.outcome()));
     let (mut message, streams) = started?;
@@ -49,7 +48,7 @@ pub async fn create(State(gateway): State<Arc<Gateway>>, body: Body) -> Result<R
 }
 
 /// `POST /v1/messages/count_tokens`: system and tools included, because it is the prompt itself that is counted.
-pub async fn count_tokens(State(gateway): State<Arc<Gateway>>, body: Body) -> Result<Json<Value>, MessagesError> {
+pub async fn count_tokens(Client(gateway): Client, body: Body) -> Result<Json<Value>, MessagesError> {
     let body = gateway.read(body).await?;
     let worker = Arc::clone(&gateway);
     let count = gateway.compute(move || {
@@ -168,6 +167,8 @@ fn usage(usage: &Usage) -> Value {
 
 fn body(error: &ApiError) -> Value {
     let kind = match error.status() {
+        StatusCode::UNAUTHORIZED => "authentication_error",
+        StatusCode::FORBIDDEN => "permission_error",
         StatusCode::NOT_FOUND => "not_found_error",
         StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
         StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
@@ -190,6 +191,9 @@ impl IntoResponse for MessagesError {
         let mut response = (self.0.status(), Json(body(&self.0))).into_response();
         if let Some(seconds) = self.0.retry_after_s() {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if let Some(ms) = self.0.retry_after_ms() {
+            response.headers_mut().insert("retry-after-ms", HeaderValue::from(ms));
         }
         response
     }

@@ -1,21 +1,21 @@
 //! `/v1/models`.
 
 use super::{
+    access::Client,
     errors::ApiError,
     openai::{Model, ModelCard, ModelList, TruncationPolicy},
 };
 use crate::gateway::Gateway;
 use axum::{
     Json,
-    extract::{Path, State, rejection::PathRejection},
+    extract::{Path, rejection::PathRejection},
 };
-use std::sync::Arc;
 
 /// Codex begins its prompt with these words; its tools speak for themselves.
 const BASE_INSTRUCTIONS: &str =
     "You are a coding agent. You work in the user's directory with the tools that you are given. Keep answers short.";
 
-pub async fn list(State(gateway): State<Arc<Gateway>>) -> Json<ModelList> {
+pub async fn list(Client(gateway): Client) -> Json<ModelList> {
     let names: Vec<_> = gateway.models().flat_map(names).collect();
     Json(ModelList {
         object: "list",
@@ -24,7 +24,7 @@ pub async fn list(State(gateway): State<Arc<Gateway>>) -> Json<ModelList> {
     })
 }
 
-pub async fn one(State(gateway): State<Arc<Gateway>>, id: Result<Path<String>, PathRejection>) -> Result<Json<Model>, ApiError> {
+pub async fn one(Client(gateway): Client, id: Result<Path<String>, PathRejection>) -> Result<Json<Model>, ApiError> {
     let Path(id) = id.map_err(|rejection| ApiError::malformed(rejection.body_text()))?;
     Ok(Json(model(&*gateway.select(Some(&id))?, &id)))
 }

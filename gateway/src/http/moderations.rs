@@ -1,8 +1,8 @@
 //! `/v1/moderations`: the safety checks' opinion of a text.
 
-use super::{errors::ApiError, parse};
+use super::{access::Client, errors::ApiError, parse};
 use crate::gateway::Gateway;
-use axum::{Json, body::Body, extract::State};
+use axum::{Json, body::Body};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -42,7 +42,7 @@ fn name(category: Category) -> &'static str {
 }
 
 /// `POST /v1/moderations`.
-pub async fn create(State(gateway): State<Arc<Gateway>>, body: Body) -> Result<Json<Value>, ApiError> {
+pub async fn create(Client(gateway): Client, body: Body) -> Result<Json<Value>, ApiError> {
     let body = gateway.read(body).await?;
     let worker = Arc::clone(&gateway);
     gateway.compute(move || moderated(&worker, &body)).await.map(Json)

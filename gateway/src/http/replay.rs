@@ -13,8 +13,10 @@ use crate::{
     gateway::Gateway,
     metrics,
     replay::{Asked, Digest},
+    tenants::Caller,
 };
 use axum::{
+    Extension,
     body::Body,
     extract::{Path, Query, Request, State},
     http::{HeaderMap, HeaderValue, Method, Uri, header::AUTHORIZATION},
@@ -45,7 +47,8 @@ pub async fn layer(State(gateway): State<Arc<Gateway>>, request: Request, next: 
         }
         Method::GET if wants_stream(request.uri()) => {
             let id = path.rsplit('/').next().unwrap_or_default().to_owned();
-            listen_by_id(&gateway, request.headers(), request.uri(), &id).await
+            let scope = scope(caller(&request).as_deref(), request.headers());
+            listen_by_id(&gateway, &scope, request.headers(), request.uri(), &id).await
         }
         _ => return next.run(request).await,
     };
@@ -58,18 +61,21 @@ pub async fn layer(State(gateway): State<Arc<Gateway>>, request: Request, next: 
 /// `GET /v1/chat/completions/{id}` and the like: an answer that is recorded, by its id.
 pub async fn by_id(
     State(gateway): State<Arc<Gateway>>,
+    Extension(caller): Extension<Arc<Caller>>,
     Path(id): Path<String>,
     headers: HeaderMap,
     uri: Uri,
 ) -> Result<Response, ApiError> {
-    listen_by_id(&gateway, &headers, &uri, &id).await
+    listen_by_id(&gateway, &scope(Some(&caller), &headers), &headers, &uri, &id).await
 }
 
 async fn repeated(gateway: &Arc<Gateway>, request: Request, next: Next) -> Result<Response, ApiError> {
+    let caller = caller(&request);
     let (parts, body) = request.into_parts();
+    let scope = scope(caller.as_deref(), &parts.headers);
     let name = key_of(&parts.headers)?;
     let body = gateway.read(body).await?;
-    let key = digest(&[&scope(&parts.headers), parts.uri.path().as_bytes(), name.as_bytes()]);
+    let key = digest(&[&scope, parts.uri.path().as_bytes(), name.as_bytes()]);
     let stream = Stream::of(&key, &digest(&[&body]));
     let after = parts.headers.get(LAST_EVENT_ID).map(|id| stream.after(id)).transpose()?;
     let replays = gateway.replays();
@@ -80,7 +86,6 @@ async fn repeated(gateway: &Arc<Gateway>, request: Request, next: Next) -> Resul
              computing it again would not continue it: repeat it without `Last-Event-ID`",
         ));
     }
-    let scope = scope(&parts.headers);
     let (asked, signal) = replays.ask(key, digest(&[&body]), after);
     let mut request = Request::from_parts(parts, Body::from(body));
     let (seat, status) = match asked {
@@ -114,7 +119,7 @@ async fn repeated(gateway: &Arc<Gateway>, request: Request, next: Next) -> Resul
     Ok(told(Listener::new(replays, seat, signal).respond().await, status))
 }
 
-async fn listen_by_id(gateway: &Gateway, headers: &HeaderMap, uri: &Uri, id: &str) -> Result<Response, ApiError> {
+async fn listen_by_id(gateway: &Gateway, scope: &Digest, headers: &HeaderMap, uri: &Uri, id: &str) -> Result<Response, ApiError> {
     let Query(query) = Query::<StreamQuery>::try_from_uri(uri).map_err(|rejection| ApiError::malformed(rejection.body_text()))?;
     let after = match (query.starting_after, headers.get(LAST_EVENT_ID)) {
         (Some(after), _) => Some(after),
@@ -122,7 +127,7 @@ async fn listen_by_id(gateway: &Gateway, headers: &HeaderMap, uri: &Uri, id: &st
         (None, None) => None,
     };
     let replays = gateway.replays();
-    let found = replays.find(&digest(&[&scope(headers), id.as_bytes()]), after);
+    let found = replays.find(&digest(&[scope, id.as_bytes()]), after);
     let Some((seat, signal)) = found else {
         let message = format!("the stream of `{id}` is not kept: streams are, for a while, when their requests have an `Idempotency-Key`");
         return Err(ApiError::not_found("id", message));
@@ -158,10 +163,17 @@ fn key_of(headers: &HeaderMap) -> Result<String, ApiError> {
     Ok(key.to_owned())
 }
 
-/// Clients with different credentials never meet.
-fn scope(headers: &HeaderMap) -> Digest {
+/// Who may meet at a recording: a tenant's clients. Where the door is open, those with the same credentials.
+fn scope(caller: Option<&Caller>, headers: &HeaderMap) -> Digest {
+    if let Some(tenant) = caller.and_then(Caller::tenant) {
+        return digest(&[b"tenant", tenant.as_bytes()]);
+    }
     let credential = |name: &str| headers.get(name).map_or(&[][..], HeaderValue::as_bytes);
     digest(&[credential(AUTHORIZATION.as_str()), credential("x-api-key")])
+}
+
+fn caller(request: &Request) -> Option<Arc<Caller>> {
+    request.extensions().get().cloned()
 }
 
 fn digest(parts: &[&[u8]]) -> Digest {

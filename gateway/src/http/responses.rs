@@ -10,7 +10,7 @@ pub(super) mod request;
 mod run;
 pub mod running;
 
-use super::{errors::ApiError, parse};
+use super::{access::Client, errors::ApiError, parse};
 use crate::{
     gateway::Gateway,
     metrics,
@@ -19,7 +19,7 @@ use crate::{
 use axum::{
     Json,
     body::Body,
-    extract::{Path, Query, State, rejection::QueryRejection},
+    extract::{Path, Query, rejection::QueryRejection},
     response::{IntoResponse, Response, Sse, sse::Event},
 };
 use futures_util::stream;
@@ -33,7 +33,7 @@ const PAGE_MAX: usize = 100;
 const PAGE_DEFAULT: usize = 20;
 
 /// `POST /v1/responses`.
-pub async fn create(State(gateway): State<Arc<Gateway>>, body: Body) -> Result<Response, ApiError> {
+pub async fn create(Client(gateway): Client, body: Body) -> Result<Response, ApiError> {
     // A request that runs is counted by its answer.
     let started = start(&gateway, body).await.inspect_err(|error| metrics::count_request(error.outcome()));
     let (mut run, streams) = started?;
@@ -62,23 +62,23 @@ async fn start(gateway: &Arc<Gateway>, body: Body) -> Result<(Run, bool), ApiErr
 }
 
 /// `GET /v1/responses/{id}`.
-pub async fn retrieve(State(gateway): State<Arc<Gateway>>, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
-    if let Some(running) = gateway.running().get(&id) {
+pub async fn retrieve(Client(gateway): Client, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+    if let Some(running) = gateway.running().get(&gateway.owner(), &id) {
         return Ok(Json(running));
     }
     stored(&gateway, &id).await.map(Json)
 }
 
 /// `DELETE /v1/responses/{id}`. Items that other histories name stay with them.
-pub async fn delete(State(gateway): State<Arc<Gateway>>, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+pub async fn delete(Client(gateway): Client, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
     check_id(&id)?;
     gateway.store().delete(&gateway.owner(), &id).await.map_err(|error| ApiError::of_store("response_id", error))?;
     Ok(Json(json!({"id": id, "object": "response", "deleted": true})))
 }
 
 /// `POST /v1/responses/{id}/cancel`: ends one that is being streamed.
-pub async fn cancel(State(gateway): State<Arc<Gateway>>, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
-    if let Some(cancelled) = gateway.running().cancel(&id) {
+pub async fn cancel(Client(gateway): Client, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+    if let Some(cancelled) = gateway.running().cancel(&gateway.owner(), &id) {
         return Ok(Json(cancelled));
     }
     let response = stored(&gateway, &id).await?;
@@ -92,7 +92,7 @@ pub async fn cancel(State(gateway): State<Arc<Gateway>>, Path(id): Path<String>)
 }
 
 /// `GET /v1/responses/{id}/input_items`: all that the response was an answer to, what came before included.
-pub async fn input_items(State(gateway): State<Arc<Gateway>>, Path(id): Path<String>, query: PageWish) -> Result<Json<Value>, ApiError> {
+pub async fn input_items(Client(gateway): Client, Path(id): Path<String>, query: PageWish) -> Result<Json<Value>, ApiError> {
     check_id(&id)?;
     let page = page_wanted(query, Part::Input)?;
     let page = gateway.store().page(&gateway.owner(), &id, page).await.map_err(|error| ApiError::of_store("response_id", error))?;

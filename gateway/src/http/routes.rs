@@ -1,19 +1,19 @@
 //! Routes of the front door and of the operators' port.
 
 use super::{
-    chat::Chat, completions::Completions, console, conversations, embeddings, endpoint, errors::ApiError, messages, models, moderations,
-    operator, records, replay, responses, tokenize, watch,
+    access, admin, chat::Chat, completions::Completions, console, conversations, embeddings, endpoint, errors::ApiError, messages, models,
+    moderations, operator, records, replay, responses, tokenize, watch,
 };
 use crate::gateway::Gateway;
 use axum::{
     Router,
     http::{Method, StatusCode, Uri},
-    middleware::from_fn_with_state,
-    routing::{delete, get, post},
+    middleware::{from_fn, from_fn_with_state},
+    routing::{delete, get, post, put},
 };
 use std::sync::Arc;
 
-/// For clients. `operators_too`: operators have no port of their own.
+/// For clients. `operators_too`: operators have no port of their own, and need none: the door is open.
 pub fn front_door(gateway: Arc<Gateway>, operators_too: bool) -> Router {
     let generating = Router::new()
         .route("/v1/chat/completions", post(endpoint::serve::<Chat>))
@@ -22,9 +22,9 @@ pub fn front_door(gateway: Arc<Gateway>, operators_too: bool) -> Router {
         .route("/v1/responses/{id}", get(responses::retrieve).delete(responses::delete))
         .route("/v1/messages", post(messages::create))
         .route("/v1/embeddings", post(embeddings::create))
+        .route_layer(from_fn_with_state(Arc::clone(&gateway), access::admit))
         .route_layer(from_fn_with_state(Arc::clone(&gateway), replay::layer));
-    let routes = everywhere()
-        .merge(generating)
+    let routes = generating
         .route("/v1/chat/completions/{id}", get(replay::by_id))
         .route("/v1/completions/{id}", get(replay::by_id))
         .route("/v1/messages/{id}", get(replay::by_id))
@@ -39,7 +39,9 @@ pub fn front_door(gateway: Arc<Gateway>, operators_too: bool) -> Router {
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
         .route("/v1/models", get(models::list))
-        .route("/v1/models/{*id}", get(models::one));
+        .route("/v1/models/{*id}", get(models::one))
+        .route_layer(from_fn_with_state(Arc::clone(&gateway), access::authenticate));
+    let routes = everywhere().merge(routes);
     let routes = if operators_too { routes.merge(operators()) } else { routes };
     finish(routes, gateway)
 }
@@ -47,9 +49,14 @@ pub fn front_door(gateway: Arc<Gateway>, operators_too: bool) -> Router {
 /// For operators alone.
 pub fn admin(gateway: Arc<Gateway>) -> Router {
     let records = Router::new()
+        .route("/admin/keys", get(admin::list_keys).post(admin::create_key))
+        .route("/admin/keys/{id}", delete(admin::revoke_key))
+        .route("/admin/tenants", get(admin::list_tenants))
+        .route("/admin/tenants/{id}", put(admin::put_tenant))
         .route("/registry", get(records::list))
         .route("/registry/{kind}/{*key}", get(records::get).put(records::put).delete(records::delete))
-        .route("/coordinators/{name}", delete(records::remove_coordinator));
+        .route("/coordinators/{name}", delete(records::remove_coordinator))
+        .route_layer(from_fn(admin::host));
     finish(everywhere().merge(operators()).merge(records), gateway)
 }
 

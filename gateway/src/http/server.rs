@@ -1,5 +1,9 @@
 //! Client connections: a bounded number, without Nagle's delay, none idle for ever, be it that the client sends nothing or
-//! that it reads nothing.
+//! that it reads nothing. Over TLS, if there is a certificate (`tls`).
+
+mod tls;
+
+pub use tls::{Tls, TlsError};
 
 use axum::Router;
 use hyper::server::conn::http1;
@@ -25,7 +29,14 @@ const WRITE_STALL_MAX: Duration = Duration::from_secs(75);
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 /// Serves until `stop`, then lets running requests finish within `drain`. `false`: some were cut.
-pub async fn serve(listener: TcpListener, router: Router, connections_max: usize, stop: impl Future<Output = ()>, drain: Duration) -> bool {
+pub async fn serve(
+    listener: TcpListener,
+    tls: Option<Arc<Tls>>,
+    router: Router,
+    connections_max: usize,
+    stop: impl Future<Output = ()>,
+    drain: Duration,
+) -> bool {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEAD_READ_MAX);
     let service = TowerToHyperService::new(router);
@@ -37,11 +48,28 @@ pub async fn serve(listener: TcpListener, router: Router, connections_max: usize
             // Without a permit, clients wait in the kernel's backlog.
             let permit = Arc::clone(&permits).acquire_owned().await.expect("the semaphore is never closed");
             let stream = accept(&listener).await;
-            let connection = connections.watch(http.serve_connection(TokioIo::new(stream), service.clone()));
             while tasks.try_join_next().is_some() {}
+            let (http, service) = (http.clone(), service.clone());
+            let Some(tls) = tls.clone() else {
+                let connection = connections.watch(http.serve_connection(TokioIo::new(stream), service));
+                tasks.spawn(async move {
+                    if let Err(error) = connection.await {
+                        tracing::debug!(%error, "client connection ended");
+                    }
+                    drop(permit);
+                });
+                continue;
+            };
+            let watcher = connections.watcher();
             tasks.spawn(async move {
-                if let Err(error) = connection.await {
-                    tracing::debug!(%error, "client connection ended");
+                let served = match tls.accept(stream).await {
+                    Ok(stream) => {
+                        watcher.watch(http.serve_connection(TokioIo::new(stream), service)).await.map_err(|error| error.to_string())
+                    }
+                    Err(error) => Err(error.to_string()),
+                };
+                if let Err(error) = served {
+                    tracing::debug!(error, "client connection ended");
                 }
                 drop(permit);
             });

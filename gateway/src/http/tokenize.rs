@@ -1,8 +1,8 @@
 //! `/tokenize` and `/detokenize`, as vLLM has them.
 
-use super::{chat, errors::ApiError, openai::ChatRequest, parse};
+use super::{access::Client, chat, errors::ApiError, openai::ChatRequest, parse};
 use crate::gateway::Gateway;
-use axum::{Json, body::Body, extract::State};
+use axum::{Json, body::Body};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -35,7 +35,7 @@ struct Tokens {
 }
 
 /// `POST /tokenize`: a prompt, or a chat.
-pub async fn tokenize(State(gateway): State<Arc<Gateway>>, body: Body) -> Result<Json<Tokenized>, ApiError> {
+pub async fn tokenize(Client(gateway): Client, body: Body) -> Result<Json<Tokenized>, ApiError> {
     let body = gateway.read(body).await?;
     let worker = Arc::clone(&gateway);
     gateway.compute(move || tokenized(&worker, &body)).await.map(Json)
@@ -68,7 +68,7 @@ fn tokenized(gateway: &Gateway, body: &[u8]) -> Result<Tokenized, ApiError> {
 }
 
 /// `POST /detokenize`.
-pub async fn detokenize(State(gateway): State<Arc<Gateway>>, body: Body) -> Result<Json<Value>, ApiError> {
+pub async fn detokenize(Client(gateway): Client, body: Body) -> Result<Json<Value>, ApiError> {
     let body = gateway.read(body).await?;
     let worker = Arc::clone(&gateway);
     let prompt = gateway.compute(move || {

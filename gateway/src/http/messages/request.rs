@@ -112,7 +112,7 @@ pub(super) fn to_answer(gateway: &Gateway, arrived: Instant, bytes: &[u8]) -> Re
     request.stop = rest.stop_sequences.map(StopField::Many);
     let format = rest.format.as_ref().map(|format| structured::flat_format("output_config.format", "output_config.format.schema", format));
     let asked = structured::grammar_beside(&mut request, format.transpose()?.flatten())?;
-    let mut options = Options::check(arrived, request, gateway.text(), gateway.classes())?;
+    let mut options = gateway.options(arrived, request)?;
     if let Some(asked) = asked {
         options.constrain(asked, gateway.text());
     }

@@ -117,7 +117,7 @@ pub(super) fn understand(gateway: &Gateway, arrived: Instant, bytes: &[u8]) -> R
     let format = body.text.and_then(|text| text.format).unwrap_or_else(|| json!({"type": "text"}));
     let asked = structured::flat_format("text.format", "text.format.schema", &format)?;
     let asked = structured::grammar_beside(&mut request, asked)?;
-    let mut options = Options::check(arrived, request, gateway.text(), gateway.classes())?;
+    let mut options = gateway.options(arrived, request)?;
     if let Some(asked) = asked {
         options.constrain(asked, gateway.text());
     }

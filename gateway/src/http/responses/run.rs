@@ -93,7 +93,7 @@ impl Run {
         fixed.insert("background".into(), false.into());
         fixed.extend(echo);
         let record = Recording { id, owner, fixed, store, earlier, input, conversation };
-        let place = gateway.running().enter(&record.id, record.response("in_progress", &[], None));
+        let place = gateway.running().enter(&record.owner, &record.id, record.response("in_progress", &[], None));
         Ok(Self { gateway: Arc::clone(gateway), answer, output: Output::default(), record, sequence: 0, place, ended: None, over: false })
     }
 
@@ -162,6 +162,8 @@ impl Run {
 
     /// Closes what is open and stores the response. The kind of the last event, the response, and an error if it failed.
     async fn finish(&mut self, ending: Ending) -> (&'static str, Value, Option<ApiError>) {
+        // Of one that is cancelled: the others are settled.
+        self.answer.settle_usage().await;
         let incomplete = if let Ending::Incomplete(reason) = ending { Some(reason) } else { None };
         let (kind, status, error) = match ending {
             Ending::Completed => ("response.completed", "completed", None),

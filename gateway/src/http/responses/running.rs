@@ -1,5 +1,6 @@
 //! Responses that are being streamed: they can be looked at and cancelled by their ids.
 
+use crate::store::Owner;
 use serde_json::Value;
 use std::{
     collections::HashMap,
@@ -8,7 +9,7 @@ use std::{
 use tokio::sync::Notify;
 
 #[derive(Debug, Default)]
-pub struct RunningResponses(Mutex<HashMap<String, Streaming>>);
+pub struct RunningResponses(Mutex<HashMap<(Owner, String), Streaming>>);
 
 #[derive(Debug)]
 struct Streaming {
@@ -21,25 +22,26 @@ struct Streaming {
 #[derive(Debug)]
 pub(super) struct Place {
     all: Arc<RunningResponses>,
-    id: String,
+    id: (Owner, String),
     cancel: Arc<Notify>,
 }
 
 impl RunningResponses {
-    pub(super) fn enter(self: &Arc<Self>, id: &str, response: Value) -> Place {
+    pub(super) fn enter(self: &Arc<Self>, owner: &Owner, id: &str, response: Value) -> Place {
         let cancel = Arc::new(Notify::new());
-        self.lock().insert(id.to_owned(), Streaming { response, cancel: Arc::clone(&cancel) });
-        Place { all: Arc::clone(self), id: id.to_owned(), cancel }
+        let id = (owner.clone(), id.to_owned());
+        self.lock().insert(id.clone(), Streaming { response, cancel: Arc::clone(&cancel) });
+        Place { all: Arc::clone(self), id, cancel }
     }
 
-    pub(super) fn get(&self, id: &str) -> Option<Value> {
-        self.lock().get(id).map(|streaming| streaming.response.clone())
+    pub(super) fn get(&self, owner: &Owner, id: &str) -> Option<Value> {
+        self.lock().get(&(owner.clone(), id.to_owned())).map(|streaming| streaming.response.clone())
     }
 
     /// The response as it will be; its stream says the rest.
-    pub(super) fn cancel(&self, id: &str) -> Option<Value> {
+    pub(super) fn cancel(&self, owner: &Owner, id: &str) -> Option<Value> {
         let all = self.lock();
-        let streaming = all.get(id)?;
+        let streaming = all.get(&(owner.clone(), id.to_owned()))?;
         streaming.cancel.notify_one();
         let mut response = streaming.response.clone();
         response["status"] = "cancelled".into();
@@ -47,7 +49,7 @@ impl RunningResponses {
     }
 
     /// Nothing that holds the lock panics.
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Streaming>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<(Owner, String), Streaming>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

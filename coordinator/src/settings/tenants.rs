@@ -1,0 +1,265 @@
+//! What the file says of tenants: tiers, prices, an identity provider, shedding.
+
+use serde::{Deserialize, Serialize};
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+use tidemill_cluster::class::Classes;
+use tidemill_net::config::{ConfigError, invalid};
+use tidemill_tenancy::{
+    jwt,
+    limits::{Limit, Overrides},
+    shedding::Watermarks,
+    tier::{ANSWER_TOKENS, Tier, Tiers},
+    usage::price::{Price, Prices},
+};
+
+/// One tier, in place of a built-in one of this name, or beside them.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TierFlags {
+    /// Each a number, or `none` [default: the built-in tier's, or none]
+    pub requests_per_minute: Option<Limit>,
+    pub tokens_per_minute: Option<Limit>,
+    pub tokens_per_day: Option<Limit>,
+    pub concurrent: Option<Limit>,
+    /// Limits beside the others, by model: what a tenant may ask of that model
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub models: BTreeMap<String, Overrides>,
+    /// The `service_tier` of requests that ask for none
+    pub class: Option<String>,
+    /// Those that requests may ask for
+    pub classes: Option<Vec<String>>,
+    /// 1: turned away first when there is too much to do; 2: then; 0: never
+    pub shed: Option<u8>,
+    /// Tokens of an answer whose length a client leaves open, at most, where tokens are limited [default: 4096]
+    pub answer_tokens: Option<u32>,
+}
+
+/// An identity provider whose tokens are accepted.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct JwtFlags {
+    /// What tokens must have as `iss`
+    pub issuer: String,
+    /// What they must have in `aud`: one of these
+    pub audience: Vec<String>,
+    /// Algorithms that are accepted, such as ES256
+    pub algorithms: Vec<String>,
+    /// File with the provider's public keys; read again when it changes
+    pub jwks: PathBuf,
+    /// [default: tenant]
+    pub tenant_claim: Option<String>,
+    /// [default: sub]
+    pub user_claim: Option<String>,
+    /// [default: tier]
+    pub tier_claim: Option<String>,
+    /// Of tokens without that claim [default: free]
+    pub tier: Option<String>,
+}
+
+/// When tiers are turned away.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SheddingFlags {
+    /// `false`: never [default: true]
+    pub enabled: Option<bool>,
+    /// Share of the decode workers' KV blocks in use [default: 0.9]
+    pub kv_used: Option<f64>,
+    /// Time to first token that 19 of 20 requests keep, in milliseconds [default: the limit of the class `default`, else 800]
+    pub ttft_p95_ms: Option<u64>,
+}
+
+pub(super) fn tiers(given: BTreeMap<String, TierFlags>, classes: &Classes) -> Result<Tiers, ConfigError> {
+    let mut tiers = Tiers::default();
+    // Where an operator has other classes, the built-in tiers have what there is of theirs.
+    let built_in: Vec<Tier> = tiers.iter().cloned().collect();
+    for mut tier in built_in {
+        tier.classes.retain(|class| classes.by_tier(Some(class)).is_some());
+        if tier.classes.is_empty() {
+            tier.classes.push("default".into());
+        }
+        tier.class = tier.classes[0].clone();
+        tiers.put(tier);
+    }
+    for (name, flags) in given {
+        tidemill_tenancy::records::check_name("tier", &name).map_err(|problem| invalid("tier", &name, problem))?;
+        let earlier = tiers.get(&name).map(|tier| (**tier).clone());
+        let earlier = earlier.unwrap_or_else(|| Tier {
+            name: name.clone(),
+            limits: Default::default(),
+            models: BTreeMap::new(),
+            class: "default".into(),
+            classes: vec!["default".into()],
+            shed: 2,
+            answer_tokens: ANSWER_TOKENS,
+        });
+        tiers.put(flags.check(earlier, classes)?);
+    }
+    Ok(tiers)
+}
+
+impl TierFlags {
+    fn check(self, earlier: Tier, classes: &Classes) -> Result<Tier, ConfigError> {
+        let name = earlier.name;
+        let limits = Overrides {
+            requests_per_minute: self.requests_per_minute,
+            tokens_per_minute: self.tokens_per_minute,
+            tokens_per_day: self.tokens_per_day,
+            concurrent: self.concurrent,
+        };
+        let class = match (&self.class, &self.classes) {
+            (Some(class), _) => class.clone(),
+            (None, Some(classes)) => classes.first().cloned().unwrap_or_default(),
+            (None, None) => earlier.class,
+        };
+        let mut has = self.classes.unwrap_or(if self.class.is_some() { vec![class.clone()] } else { earlier.classes });
+        if !has.contains(&class) {
+            has.push(class.clone());
+        }
+        if let Some(unknown) = has.iter().find(|class| *class == "auto" || classes.by_tier(Some(class)).is_none()) {
+            let all = classes.iter().map(|(_, class)| class.service_tier.as_str()).collect::<Vec<_>>().join(", ");
+            return Err(invalid("tier.classes", unknown, format!("tier `{name}` may have the classes' service tiers: {all}")));
+        }
+        let shed = match self.shed.unwrap_or(earlier.shed) {
+            shed @ 0..=2 => shed,
+            other => return Err(invalid("tier.shed", other, "must be 0 (never), 1 (first) or 2 (then)")),
+        };
+        let answer_tokens = match self.answer_tokens.unwrap_or(earlier.answer_tokens) {
+            0 => return Err(invalid("tier.answer_tokens", 0, "must be at least 1")),
+            tokens => tokens,
+        };
+        let models = self.models.into_iter().map(|(model, limits)| (model, limits.over(Default::default())));
+        Ok(Tier { name, limits: limits.over(earlier.limits), models: models.collect(), class, classes: has, shed, answer_tokens })
+    }
+}
+
+pub(super) fn prices(given: BTreeMap<String, Price>) -> Result<Prices, ConfigError> {
+    match given.iter().find(|(_, price)| !price.is_sound()) {
+        Some((model, _)) => Err(invalid("price", model, "prices are per million tokens, and not negative")),
+        None => Ok(Prices(given)),
+    }
+}
+
+impl JwtFlags {
+    pub(super) fn check(self, tiers: &Tiers) -> Result<jwt::Settings, ConfigError> {
+        let known = |name: &String| jwt::ALGORITHMS.iter().find(|(known, _)| known == name).map(|(_, algorithm)| *algorithm);
+        let algorithm = |name: &String| {
+            let names = jwt::ALGORITHMS.map(|(name, _)| name).join(", ");
+            known(name).ok_or_else(|| invalid("jwt.algorithms", name, format!("must be some of {names}")))
+        };
+        let algorithms = self.algorithms.iter().map(algorithm).collect::<Result<Vec<_>, _>>()?;
+        for (key, empty) in [
+            ("jwt.algorithms", algorithms.is_empty()),
+            ("jwt.audience", self.audience.iter().all(String::is_empty)),
+            ("jwt.issuer", self.issuer.is_empty()),
+        ] {
+            if empty {
+                return Err(invalid(key, "", "must not be empty"));
+            }
+        }
+        let tier = self.tier.unwrap_or_else(|| "free".into());
+        if tiers.get(&tier).is_none() {
+            return Err(invalid("jwt.tier", tier, format!("must be one of {}", tiers.names())));
+        }
+        Ok(jwt::Settings {
+            issuer: self.issuer,
+            audience: self.audience,
+            algorithms,
+            jwks: self.jwks,
+            tenant_claim: self.tenant_claim.unwrap_or_else(|| "tenant".into()),
+            user_claim: self.user_claim.unwrap_or_else(|| "sub".into()),
+            tier_claim: self.tier_claim.unwrap_or_else(|| "tier".into()),
+            tier,
+        })
+    }
+}
+
+impl SheddingFlags {
+    /// `None`: never.
+    pub(super) fn check(self, classes: &Classes) -> Result<Option<Watermarks>, ConfigError> {
+        if self.enabled == Some(false) {
+            return Ok(None);
+        }
+        let kv_used = self.kv_used.unwrap_or(0.9);
+        if !(kv_used > 0.0 && kv_used <= 1.0) {
+            return Err(invalid("shedding.kv_used", kv_used, "must be more than 0, and at most 1"));
+        }
+        let promised = classes.by_tier(None).and_then(|class| classes.get(class).ttft_ms);
+        let ttft_p95 = match self.ttft_p95_ms {
+            Some(0) => return Err(invalid("shedding.ttft_p95_ms", 0, "must be at least 1")),
+            Some(ms) => Duration::from_millis(ms),
+            None => Duration::from_secs_f64(promised.unwrap_or(800.0) / 1e3),
+        };
+        Ok(Some(Watermarks { kv_used, ttft_p95 }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidemill_tenancy::limits::Limits;
+
+    fn tiers_of(file: &str) -> Result<Tiers, String> {
+        #[derive(Deserialize)]
+        struct File {
+            tier: BTreeMap<String, TierFlags>,
+        }
+        let File { tier } = toml::from_str(file).map_err(|error| error.to_string())?;
+        tiers(tier, &Classes::defaults(2000.0, 100.0)).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_section_changes_a_tier_or_makes_one() {
+        let tiers = tiers_of(
+            "[tier.free]\nrequests_per_minute = 5\n[tier.free.models.big]\nrequests_per_minute = 1\n\
+             [tier.gold]\ntokens_per_day = 1000\nclass = 'priority'\nshed = 0",
+        )
+        .unwrap();
+        let free = tiers.get("free").unwrap();
+        assert_eq!((free.limits.requests_per_minute, free.limits.tokens_per_minute), (Some(5), Some(100_000)));
+        assert_eq!(free.models["big"], Limits { requests_per_minute: Some(1), ..Limits::default() });
+        let gold = tiers.get("gold").unwrap();
+        assert_eq!((gold.service_tier(None), gold.service_tier(Some("flex")), gold.shed), ("priority", "priority", 0));
+        assert!(tiers.get("premium").is_some());
+    }
+
+    #[test]
+    fn wrong_tiers_are_told_why() {
+        for (file, words) in [
+            ("[tier.free]\nclass = 'gold'", "priority"),
+            ("[tier.free]\nclasses = ['auto']", "auto"),
+            ("[tier.free]\nshed = 3", "tier.shed"),
+            ("[tier.free]\nrequests_per_minute = 0", "from 1 on"),
+            ("[tier.free]\nrequests = 1", "requests"),
+            ("[tier.'a b']\nshed = 1", "letters"),
+            ("[tier.free]\nanswer_tokens = 0", "answer_tokens"),
+        ] {
+            let error = tiers_of(file).unwrap_err();
+            assert!(error.contains(words), "{file}: {error}");
+        }
+    }
+
+    #[test]
+    fn tokens_of_a_provider_need_pinned_algorithms() {
+        let flags = JwtFlags {
+            issuer: "https://id.example".into(),
+            audience: vec!["tidemill".into()],
+            algorithms: vec!["ES256".into()],
+            jwks: "jwks.json".into(),
+            tenant_claim: None,
+            user_claim: None,
+            tier_claim: None,
+            tier: None,
+        };
+        let check = |flags: JwtFlags| flags.check(&Tiers::default()).map(drop).map_err(|error| error.to_string());
+        assert_eq!(check(flags.clone()), Ok(()));
+        for (flags, words) in [
+            (JwtFlags { algorithms: vec!["HS256".into()], ..flags.clone() }, "HS256"),
+            (JwtFlags { algorithms: vec![], ..flags.clone() }, "jwt.algorithms"),
+            (JwtFlags { audience: vec![], ..flags.clone() }, "jwt.audience"),
+            (JwtFlags { tier: Some("gold".into()), ..flags }, "gold"),
+        ] {
+            let error = check(flags).unwrap_err();
+            assert!(error.contains(words), "{error}");
+        }
+    }
+}

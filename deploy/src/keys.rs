@@ -1,0 +1,227 @@
+//! `tidemill keys` and `tidemill tenants`: at a coordinator's operators' address.
+
+use anyhow::{Context, bail};
+use serde_json::{Map, Value, json};
+use std::time::Duration;
+use tidemill_tenancy::limits::Limit;
+
+/// A coordinator answers within milliseconds.
+const ANSWER_MAX: Duration = Duration::from_secs(20);
+
+#[derive(Debug, clap::Subcommand)]
+pub enum KeysCommand {
+    /// Make a key: the secret is printed once, on stdout, and kept nowhere
+    Create {
+        /// Whom it is for; a new tenant is made, too
+        #[arg(long)]
+        tenant: String,
+        /// Of a new tenant: free, paid, premium, or one of the coordinator's file
+        #[arg(long)]
+        tier: Option<String>,
+        /// The tenant's user, in the usage log
+        #[arg(long)]
+        user: Option<String>,
+        /// For people
+        #[arg(long)]
+        name: Option<String>,
+        /// It opens nothing any more after so many days
+        #[arg(long, value_name = "DAYS")]
+        expires_days: Option<u64>,
+        // Of this key alone, beside its tenant's.
+        #[command(flatten)]
+        limits: LimitArgs,
+        #[command(flatten)]
+        at: At,
+    },
+    /// Show all keys, without their secrets
+    List {
+        /// Of one tenant
+        #[arg(long)]
+        tenant: Option<String>,
+        #[command(flatten)]
+        at: At,
+    },
+    /// Make a key open nothing any more
+    Revoke {
+        /// Its id, as `list` shows it
+        id: String,
+        #[command(flatten)]
+        at: At,
+    },
+}
+
+#[derive(Debug, clap::Subcommand)]
+pub enum TenantsCommand {
+    /// Show all tenants, and the tiers that there are
+    List {
+        #[command(flatten)]
+        at: At,
+    },
+    /// Make a tenant, or change its tier or its own limits
+    Set {
+        tenant: String,
+        #[arg(long)]
+        tier: Option<String>,
+        /// Drop the limits that it has instead of the tier's
+        #[arg(long)]
+        reset_limits: bool,
+        #[command(flatten)]
+        limits: LimitArgs,
+        #[command(flatten)]
+        at: At,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+pub struct At {
+    /// A coordinator's --admin address
+    #[arg(long, default_value = "http://127.0.0.1:9100")]
+    url: String,
+    /// Print what the coordinator says, as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct LimitArgs {
+    /// A number, or none
+    #[arg(long, value_name = "N")]
+    requests_per_minute: Option<Limit>,
+    /// A number, or none
+    #[arg(long, value_name = "N")]
+    tokens_per_minute: Option<Limit>,
+    /// A number, or none
+    #[arg(long, value_name = "N")]
+    tokens_per_day: Option<Limit>,
+    /// A number, or none
+    #[arg(long, value_name = "N")]
+    concurrent: Option<Limit>,
+}
+
+pub async fn keys(command: KeysCommand) -> anyhow::Result<()> {
+    match command {
+        KeysCommand::Create { tenant, tier, user, name, expires_days, limits, at } => {
+            let expires_in_s = expires_days.map(|days| days.saturating_mul(24 * 3600));
+            let body = given([
+                ("tenant", json!(tenant)),
+                ("tier", json!(tier)),
+                ("user", json!(user)),
+                ("name", json!(name)),
+                ("expires_in_s", json!(expires_in_s)),
+                ("limits", limits.value()),
+            ]);
+            let made = at.call(reqwest::Method::POST, "/admin/keys", Some(body)).await?;
+            at.print(&made, |made| {
+                eprintln!("key {} of tenant {}: keep it, it is shown this once", text(made, "id"), text(made, "tenant"));
+                println!("{}", text(made, "key"));
+            });
+        }
+        KeysCommand::List { tenant, at } => {
+            let mut listed = at.call(reqwest::Method::GET, "/admin/keys", None).await?;
+            if let (Some(tenant), Some(keys)) = (tenant, listed["keys"].as_array_mut()) {
+                keys.retain(|key| key["tenant"] == tenant);
+            }
+            at.print(&listed, |listed| table(&["id", "tenant", "user", "name", "limits", "expires", "revoked"], &listed["keys"]));
+        }
+        KeysCommand::Revoke { id, at } => {
+            if id.len() > ID_BYTES || !id.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_') {
+                bail!("a key is named by its id, such as tm_0123456789ab, and not by its secret: `tidemill keys list` shows the ids");
+            }
+            let revoked = at.call(reqwest::Method::DELETE, &format!("/admin/keys/{id}"), None).await?;
+            at.print(&revoked, |revoked| println!("{} of tenant {} opens nothing any more", text(revoked, "id"), text(revoked, "tenant")));
+        }
+    }
+    Ok(())
+}
+
+/// Of a key's id.
+const ID_BYTES: usize = 15;
+
+pub async fn tenants(command: TenantsCommand) -> anyhow::Result<()> {
+    match command {
+        TenantsCommand::List { at } => {
+            let listed = at.call(reqwest::Method::GET, "/admin/tenants", None).await?;
+            at.print(&listed, |listed| {
+                table(&["id", "tier", "limits"], &listed["tenants"]);
+                println!();
+                let limits = ["requests_per_minute", "tokens_per_minute", "tokens_per_day", "concurrent"];
+                table(&[&["name", "class"][..], &limits, &["shed"]].concat(), &listed["tiers"]);
+            });
+        }
+        TenantsCommand::Set { tenant, tier, reset_limits, limits, at } => {
+            tidemill_tenancy::records::check_name("tenant", &tenant).map_err(anyhow::Error::msg)?;
+            let body = given([("tier", json!(tier)), ("limits", limits.value()), ("reset_limits", json!(reset_limits))]);
+            // Of the characters that a name may have, only this one would end a path's segment in a URL.
+            let path = format!("/admin/tenants/{}", tenant.replace('|', "%7C"));
+            let put = at.call(reqwest::Method::PUT, &path, Some(body)).await?;
+            at.print(&put, |put| println!("tenant {} has tier {}", text(put, "id"), text(put, "tier")));
+        }
+    }
+    Ok(())
+}
+
+impl LimitArgs {
+    fn value(&self) -> Value {
+        given([
+            ("requests_per_minute", json!(self.requests_per_minute)),
+            ("tokens_per_minute", json!(self.tokens_per_minute)),
+            ("tokens_per_day", json!(self.tokens_per_day)),
+            ("concurrent", json!(self.concurrent)),
+        ])
+    }
+}
+
+impl At {
+    async fn call(&self, method: reqwest::Method, path: &str, body: Option<Value>) -> anyhow::Result<Value> {
+        let url = format!("{}{path}", self.url.trim_end_matches('/'));
+        // No proxy: keys go to the coordinator, and to nobody else.
+        let client = reqwest::Client::builder().timeout(ANSWER_MAX).no_proxy().build()?;
+        let mut request = client.request(method, &url);
+        if let Some(body) = body {
+            request = request.json(&body);
+        }
+        let unreachable = || format!("no answer from {}: is this a coordinator's --admin address?", self.url);
+        let response = request.send().await.map_err(reqwest::Error::without_url).with_context(unreachable)?;
+        let status = response.status();
+        let answer: Value = response.json().await.map_err(reqwest::Error::without_url).with_context(unreachable)?;
+        if !status.is_success() {
+            let message = answer["error"]["message"].as_str().unwrap_or("no reason was given");
+            bail!(
+                "{message}{}",
+                if status == 404 && path == "/admin/keys" { " (this may be a front door, not an --admin address)" } else { "" }
+            );
+        }
+        Ok(answer)
+    }
+
+    fn print(&self, answer: &Value, people: impl FnOnce(&Value)) {
+        if self.json { println!("{answer:#}") } else { people(answer) }
+    }
+}
+
+/// Fields that say something.
+fn given<const N: usize>(fields: [(&str, Value); N]) -> Value {
+    let given = fields.into_iter().filter(|(_, value)| !value.is_null() && value.as_object().is_none_or(|object| !object.is_empty()));
+    given.map(|(name, value)| (name.to_owned(), value)).collect::<Map<_, _>>().into()
+}
+
+fn text<'a>(object: &'a Value, field: &str) -> &'a str {
+    object[field].as_str().unwrap_or_default()
+}
+
+fn table(columns: &[&str], rows: &Value) {
+    let cell = |value: &Value| match value {
+        Value::Null => "-".to_owned(),
+        Value::String(text) => text.clone(),
+        Value::Object(fields) => fields.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" "),
+        other => other.to_string(),
+    };
+    let row = |row: &Value| columns.iter().map(|column| cell(&row[*column])).collect::<Vec<_>>();
+    let header = columns.iter().map(|column| (*column).to_owned()).collect();
+    let lines: Vec<Vec<String>> = std::iter::once(header).chain(rows.as_array().into_iter().flatten().map(row)).collect();
+    let width = |column: usize| lines.iter().map(|line| line[column].len()).max().unwrap_or(0);
+    for line in &lines {
+        let cells: Vec<_> = line.iter().enumerate().map(|(column, cell)| format!("{cell:<0$}", width(column))).collect();
+        println!("{}", cells.join("  ").trim_end());
+    }
+}

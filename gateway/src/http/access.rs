@@ -1,0 +1,136 @@
+//! Who a request comes from, and whether it may come at all. A layer around everything that clients can ask for: no handler runs without
+//! it, since handlers get their gateway from [`Client`], which only the layer can give them.
+
+use super::{errors::ApiError, messages::MessagesError};
+use crate::{gateway::Gateway, metrics, tenants::Caller};
+use axum::{
+    extract::{FromRequestParts, Request, State},
+    http::{HeaderMap, HeaderName, HeaderValue, Method, header, request::Parts},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use std::{fmt::Display, sync::Arc, time::Duration};
+use tidemill_tenancy::quota::Level;
+
+const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+
+/// The gateway, turned to whoever sent the request.
+#[derive(Debug)]
+pub struct Client(pub Arc<Gateway>);
+
+impl FromRequestParts<Arc<Gateway>> for Client {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, gateway: &Arc<Gateway>) -> Result<Self, ApiError> {
+        let caller = parts.extensions.get::<Arc<Caller>>();
+        let caller = caller.ok_or_else(|| ApiError::internal("nobody asked who sent this: please report this as a bug"))?;
+        Ok(Self(gateway.for_caller(Arc::clone(caller))))
+    }
+}
+
+/// Around all client routes: finds out who asks, and tells them their request's id and what is left to them.
+pub async fn authenticate(State(gateway): State<Arc<Gateway>>, mut request: Request, next: Next) -> Response {
+    let messages = speaks_anthropic(&request);
+    let identified = gateway.tenants().identify(credential(request.headers()));
+    let caller = match identified {
+        Ok(principal) => Arc::new(Caller::new(principal)),
+        Err(error) => {
+            metrics::count_request(error.outcome());
+            return refusal(error, messages);
+        }
+    };
+    if caller.principal.is_some() {
+        // Nothing behind this has a use for them.
+        request.headers_mut().remove(header::AUTHORIZATION);
+        request.headers_mut().remove(API_KEY);
+    }
+    request.extensions_mut().insert(Arc::clone(&caller));
+    let mut response = next.run(request).await;
+    tell(response.headers_mut(), &caller);
+    response
+}
+
+/// Around the generating endpoints, inside of what repeats answers: refuses early what could not pass anyhow.
+pub async fn admit(State(gateway): State<Arc<Gateway>>, request: Request, next: Next) -> Response {
+    let messages = speaks_anthropic(&request);
+    if request.method() == Method::POST
+        && let Some(caller) = request.extensions().get::<Arc<Caller>>()
+        && let Err(error) = gateway.tenants().peek(caller)
+    {
+        metrics::count_request(error.outcome());
+        return refusal(error, messages);
+    }
+    next.run(request).await
+}
+
+fn speaks_anthropic(request: &Request) -> bool {
+    request.uri().path().starts_with("/v1/messages")
+}
+
+fn refusal(error: ApiError, messages: bool) -> Response {
+    if messages { MessagesError::from(error).into_response() } else { error.into_response() }
+}
+
+/// OpenAI's clients send a bearer token, Anthropic's a header of their own.
+fn credential(headers: &HeaderMap) -> Option<&str> {
+    let bearer = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok()).and_then(|value| {
+        let (scheme, credential) = value.split_once(' ')?;
+        scheme.eq_ignore_ascii_case("bearer").then_some(credential.trim())
+    });
+    bearer.or_else(|| headers.get(API_KEY)?.to_str().ok())
+}
+
+fn tell(headers: &mut HeaderMap, caller: &Caller) {
+    let mut put = |name: &'static str, value: &dyn Display| {
+        if let Ok(value) = HeaderValue::from_str(&value.to_string()) {
+            headers.insert(name, value);
+        }
+    };
+    put("x-request-id", &caller.id);
+    let Some(standing) = caller.standing() else { return };
+    let mut level = |level: &Option<Level>, [limit, remaining, reset]: [&'static str; 3]| {
+        if let Some(level) = level {
+            put(limit, &level.limit);
+            put(remaining, &level.remaining);
+            put(reset, &as_duration(level.reset));
+        }
+    };
+    level(&standing.requests, ["x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"]);
+    level(&standing.tokens, ["x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"]);
+}
+
+/// As OpenAI writes it: `350ms`, `1.5s`, `6m0s`.
+fn as_duration(time: Duration) -> String {
+    let ms = time.as_nanos().div_ceil(1_000_000);
+    match ms {
+        0 => "0s".into(),
+        1..1000 => format!("{ms}ms"),
+        1000..60_000 => format!("{}s", ms as f64 / 1e3),
+        _ => format!("{}m{}s", ms / 60_000, ms % 60_000 / 1000),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_credential_comes_in_either_header() {
+        let of = |name: &'static str, value: &str| {
+            let headers: HeaderMap = [(HeaderName::from_static(name), HeaderValue::from_str(value).unwrap())].into_iter().collect();
+            credential(&headers).map(str::to_owned)
+        };
+        assert_eq!(of("authorization", "Bearer tm_1").as_deref(), Some("tm_1"));
+        assert_eq!(of("authorization", "bearer  tm_1 ").as_deref(), Some("tm_1"));
+        assert_eq!(of("x-api-key", "tm_1").as_deref(), Some("tm_1"));
+        assert_eq!(of("authorization", "Basic dXNlcg=="), None);
+        assert_eq!(of("authorization", "tm_1"), None);
+    }
+
+    #[test]
+    fn times_are_written_as_clients_read_them() {
+        for (ms, text) in [(0, "0s"), (350, "350ms"), (1500, "1.5s"), (2000, "2s"), (360_000, "6m0s"), (61_500, "1m1s")] {
+            assert_eq!(as_duration(Duration::from_millis(ms)), text);
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! Tenants and keys, for operators: on a listener of their own, never at the front door. A secret is shown once, in the answer that makes
+//! its key.
+//!
+//! Bodies must say that they are JSON, so that no web page can make a browser on the operator's machine send one.
+
+use super::{errors::ApiError, parse};
+use crate::{gateway::Gateway, tenants::Tenants};
+use axum::{
+    Json,
+    body::Body,
+    extract::{Path, Request, State},
+    http::{HeaderMap, header},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+use std::{net::IpAddr, sync::Arc};
+use tidemill_tenancy::{
+    key::Secret,
+    limits::Overrides,
+    records::{Change, Key, Tenant, check_name},
+};
+
+/// No body here is longer.
+const BODY_BYTES_MAX: usize = 64 << 10;
+
+type Answered = Result<Json<Value>, ApiError>;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NewKey {
+    tenant: String,
+    /// Of a new tenant.
+    #[serde(default)]
+    tier: Option<String>,
+    #[serde(default)]
+    user: Option<String>,
+    #[serde(default)]
+    name: Option<String>,
+    /// Of this key alone.
+    #[serde(default)]
+    limits: Overrides,
+    #[serde(default)]
+    expires_in_s: Option<u64>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TenantFields {
+    #[serde(default)]
+    tier: Option<String>,
+    /// Instead of the tier's: those that are given take the place of earlier ones.
+    #[serde(default)]
+    limits: Overrides,
+    /// Earlier ones go.
+    #[serde(default)]
+    reset_limits: bool,
+}
+
+/// `POST /admin/keys`. A tenant that is new is made, too.
+pub async fn create_key(State(gateway): State<Arc<Gateway>>, headers: HeaderMap, body: Body) -> Answered {
+    let wanted: NewKey = read(&headers, body).await?;
+    let made = change(&gateway, move |tenants| {
+        for (what, name) in [("tenant", Some(&wanted.tenant)), ("user", wanted.user.as_ref()), ("key", wanted.name.as_ref())] {
+            name.map_or(Ok(()), |name| check_name(what, name)).map_err(|problem| ApiError::invalid(what, problem))?;
+        }
+        let now = crate::gateway::unix_seconds();
+        match (tenants.tenant(&wanted.tenant), wanted.tier) {
+            (Some(tenant), Some(tier)) if tier != tenant.tier => {
+                let message = format!(
+                    "tenant `{}` has tier `{}`: change it first (`tidemill tenants set {0} --tier {tier}`), or leave the tier out",
+                    tenant.id, tenant.tier
+                );
+                return Err(ApiError::invalid("tier", message));
+            }
+            (Some(_), _) => {}
+            (None, Some(tier)) => {
+                check_tier(tenants, &tier)?;
+                let tenant = Tenant { id: wanted.tenant.clone(), tier, limits: Overrides::default(), created: now };
+                tenants.change(Change::Tenant(tenant)).map_err(not_kept)?;
+            }
+            (None, None) => {
+                let message = format!("tenant `{}` is new: say its tier, one of {}", wanted.tenant, tenants.tiers().names());
+                return Err(ApiError::invalid("tier", message));
+            }
+        }
+        // Two prefixes of 48 bits are hardly ever the same; a key is never taken over by another.
+        let secret = std::iter::repeat_with(|| Secret::new(rand::random())).find(|secret| tenants.key(secret.prefix()).is_none());
+        let secret = secret.expect("there is an end to the keys that are kept");
+        let key = Key {
+            id: secret.prefix().to_owned(),
+            digest: secret.digest(),
+            tenant: wanted.tenant,
+            user: wanted.user,
+            name: wanted.name,
+            limits: wanted.limits,
+            created: now,
+            expires: wanted.expires_in_s.map(|seconds| now.saturating_add(seconds)),
+            revoked: None,
+        };
+        let mut shown = shown(&key);
+        shown["key"] = secret.reveal().into();
+        tenants.change(Change::Key(key)).map_err(not_kept)?;
+        Ok(shown)
+    });
+    let made = made.await?;
+    tracing::info!(key = made["id"].as_str(), tenant = made["tenant"].as_str(), "a key was made");
+    Ok(made)
+}
+
+/// `GET /admin/keys`.
+pub async fn list_keys(State(gateway): State<Arc<Gateway>>) -> Json<Value> {
+    let mut keys = gateway.tenants().all_keys();
+    keys.sort_by(|a, b| (&a.tenant, a.created, &a.id).cmp(&(&b.tenant, b.created, &b.id)));
+    Json(json!({"keys": keys.iter().map(shown).collect::<Vec<_>>()}))
+}
+
+/// `DELETE /admin/keys/{id}`. The key stays in the list, and opens nothing any more.
+pub async fn revoke_key(State(gateway): State<Arc<Gateway>>, Path(id): Path<String>) -> Answered {
+    let revoked = change(&gateway, move |tenants| {
+        let missing = || ApiError::not_found("id", "there is no key with this id: `tidemill keys list` shows those that there are");
+        let key = tenants.key(&id).ok_or_else(missing)?;
+        let key = Key { revoked: key.revoked.or_else(|| Some(crate::gateway::unix_seconds())), ..key };
+        let shown = shown(&key);
+        tenants.change(Change::Key(key)).map_err(not_kept)?;
+        Ok(shown)
+    });
+    let revoked = revoked.await?;
+    tracing::info!(key = revoked["id"].as_str(), tenant = revoked["tenant"].as_str(), "a key was revoked");
+    Ok(revoked)
+}
+
+/// `GET /admin/tenants`, with the tiers that they may have.
+pub async fn list_tenants(State(gateway): State<Arc<Gateway>>) -> Json<Value> {
+    let tiers = gateway.tenants().tiers().iter().map(|tier| {
+        let limits = tier.limits;
+        json!({
+            "name": tier.name, "class": tier.class, "classes": tier.classes, "shed": tier.shed,
+            "requests_per_minute": limits.requests_per_minute, "tokens_per_minute": limits.tokens_per_minute,
+            "tokens_per_day": limits.tokens_per_day, "concurrent": limits.concurrent,
+        })
+    });
+    Json(json!({"tenants": gateway.tenants().all_tenants(), "tiers": tiers.collect::<Vec<_>>()}))
+}
+
+/// `PUT /admin/tenants/{id}`: a new one, or another tier or limits for one.
+pub async fn put_tenant(State(gateway): State<Arc<Gateway>>, Path(id): Path<String>, headers: HeaderMap, body: Body) -> Answered {
+    let wanted: TenantFields = read(&headers, body).await?;
+    change(&gateway, move |tenants| {
+        check_name("tenant", &id).map_err(|problem| ApiError::invalid("id", problem))?;
+        let earlier = tenants.tenant(&id);
+        let tier = wanted.tier.or_else(|| earlier.as_ref().map(|tenant| tenant.tier.clone()));
+        let missing = || ApiError::invalid("tier", format!("tenant `{id}` is new: say its tier, one of {}", tenants.tiers().names()));
+        let tier = tier.ok_or_else(missing)?;
+        check_tier(tenants, &tier)?;
+        let (limits, created) = earlier.map_or((Overrides::default(), crate::gateway::unix_seconds()), |it| (it.limits, it.created));
+        let limits = if wanted.reset_limits { wanted.limits } else { wanted.limits.or(limits) };
+        let tenant = Tenant { id, tier, limits, created };
+        let shown = json!(tenant);
+        tenants.change(Change::Tenant(tenant)).map_err(not_kept)?;
+        Ok(shown)
+    })
+    .await
+}
+
+/// A layer: a browser may be made to believe that any name is this machine; it says that name.
+pub async fn host(request: Request, next: Next) -> Response {
+    match check_host(request.headers()) {
+        Ok(()) => next.run(request).await,
+        Err(error) => error.into_response(),
+    }
+}
+
+fn check_host(headers: &HeaderMap) -> Result<(), ApiError> {
+    let Some(host) = headers.get(header::HOST).and_then(|host| host.to_str().ok()) else { return Ok(()) };
+    let name = host.rsplit_once(':').filter(|(_, port)| port.bytes().all(|digit| digit.is_ascii_digit())).map_or(host, |(name, _)| name);
+    let name = name.trim_start_matches('[').trim_end_matches(']');
+    if name == "localhost" || name.parse::<IpAddr>().is_ok() {
+        return Ok(());
+    }
+    Err(ApiError::malformed("keys are managed at an address, such as http://127.0.0.1:9100, or at `localhost`, and at no other name"))
+}
+
+/// Runs beside the event loop: records are synced to a disk.
+async fn change(gateway: &Arc<Gateway>, work: impl FnOnce(&Tenants) -> Result<Value, ApiError> + Send + 'static) -> Answered {
+    let worker = Arc::clone(gateway);
+    gateway.compute(move || work(worker.tenants())).await.map(Json)
+}
+
+async fn read<T: DeserializeOwned>(headers: &HeaderMap, body: Body) -> Result<T, ApiError> {
+    if !headers.contains_key(header::CONTENT_TYPE) {
+        return Err(ApiError::not_json(""));
+    }
+    parse::check_content_type(headers)?;
+    parse::json(&parse::read(body, BODY_BYTES_MAX).await?)
+}
+
+fn check_tier(tenants: &Tenants, tier: &str) -> Result<(), ApiError> {
+    match tenants.tiers().get(tier) {
+        Some(_) => Ok(()),
+        None => Err(ApiError::invalid("tier", format!("`{tier}` is not a tier: it must be one of {}", tenants.tiers().names()))),
+    }
+}
+
+/// Without its digest.
+fn shown(key: &Key) -> Value {
+    let mut shown = json!(key);
+    if let Value::Object(fields) = &mut shown {
+        fields.remove("digest");
+    }
+    shown
+}
+
+fn not_kept(error: tidemill_tenancy::keeper::KeepError) -> ApiError {
+    tracing::error!(%error, "a change of tenants or keys was not kept");
+    ApiError::internal(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::http::HeaderValue;
+
+    #[test]
+    fn only_addresses_are_hosts() {
+        let check = |host: &'static str| {
+            let headers = [(header::HOST, HeaderValue::from_static(host))].into_iter().collect();
+            check_host(&headers).is_ok()
+        };
+        for good in ["127.0.0.1:9100", "localhost", "localhost:1", "[::1]:9100", "10.0.0.1"] {
+            assert!(check(good), "{good}");
+        }
+        for wrong in ["evil.example", "evil.example:9100", "127.0.0.1.evil.example:80"] {
+            assert!(!check(wrong), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! Tenants at the front door: who asks, what they may, and what it came to. The cores of `tidemill-tenancy` behind locks that nobody
+//! holds for long.
+//!
+//! - [`metered`]: a request that has its quota, until it is settled; `ttft`: what shedding measures
+
+pub mod metered;
+mod ttft;
+
+use crate::{http::errors::ApiError, metrics};
+use metered::{Metered, Wanted};
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock,
+        atomic::{AtomicU8, Ordering},
+    },
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+use tidemill_tenancy::{
+    directory::{Directory, Principal},
+    jwt::Verifier,
+    keeper::{KeepError, Keeper},
+    key::Secret,
+    limits::{Limits, Share},
+    meter::{Meter, OpenError},
+    quota::{Kind, Quota, Refusal, Scope, Standing},
+    records::{Change, Key, Tenant},
+    shedding::{Load, Shedding, Step, Watermarks},
+    tier::{Tier, Tiers},
+    usage::{Event, price::Prices},
+};
+use ttft::RecentTtfts;
+
+/// What the usage log remembers of quotas: no window is longer.
+const REMEMBERED: Duration = Duration::from_secs(24 * 3600);
+
+#[derive(Debug)]
+pub struct TenantSettings {
+    pub keeper: Arc<dyn Keeper>,
+    pub jwt: Option<Verifier>,
+    pub tiers: Tiers,
+    /// This coordinator's part of every limit.
+    pub share: Share,
+    pub prices: Prices,
+    /// Nobody comes in without a key, even before there is one.
+    pub closed: bool,
+    /// `None`: nobody is turned away for what others do.
+    pub shedding: Option<Watermarks>,
+    /// The usage log; `None`: usage is not kept.
+    pub meter: Option<MeterSettings>,
+    /// A request that is not settled by then is lost.
+    pub request_timeout: Duration,
+}
+
+#[derive(Clone, Debug)]
+pub struct MeterSettings {
+    pub dir: std::path::PathBuf,
+    pub log: tidemill_tenancy::meter::Settings,
+}
+
+#[derive(Debug)]
+pub struct Tenants {
+    keeper: Arc<dyn Keeper>,
+    directory: RwLock<Directory>,
+    jwt: Option<Verifier>,
+    tiers: Tiers,
+    share: Share,
+    prices: Prices,
+    closed: bool,
+    quota: Mutex<Quota>,
+    /// Time counts from the Unix epoch, and never jumps.
+    began: (Duration, Instant),
+    meter: Option<Meter>,
+    shedding: Option<Mutex<Shedding>>,
+    shed: AtomicU8,
+    ttfts: RecentTtfts,
+    request_timeout: Duration,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum TenantsError {
+    #[error(transparent)]
+    Keep(#[from] KeepError),
+    #[error(transparent)]
+    Meter(#[from] OpenError),
+}
+
+/// Who sent one HTTP request.
+#[derive(Debug)]
+pub struct Caller {
+    /// Of the request, in its answer's `x-request-id` and in the usage log.
+    pub id: String,
+    /// `None`: the door is open.
+    pub principal: Option<(Principal, Arc<Tier>)>,
+    /// Once the request has its quota, or was refused one.
+    standing: OnceLock<Standing>,
+}
+
+impl Caller {
+    pub fn new(principal: Option<(Principal, Arc<Tier>)>) -> Self {
+        Self { id: format!("req_{:032x}", rand::random::<u128>()), principal, standing: OnceLock::new() }
+    }
+
+    pub fn standing(&self) -> Option<&Standing> {
+        self.standing.get()
+    }
+
+    /// `None`: the door is open.
+    pub fn tenant(&self) -> Option<&str> {
+        self.principal.as_ref().map(|(principal, _)| &*principal.tenant)
+    }
+
+    pub fn tier(&self) -> Option<&Arc<Tier>> {
+        self.principal.as_ref().map(|(_, tier)| tier)
+    }
+}
+
+impl Tenants {
+    /// Loads everybody, and what they have used.
+    pub fn open(settings: TenantSettings) -> Result<Self, TenantsError> {
+        let mut directory = Directory::default();
+        settings.keeper.load()?.into_iter().for_each(|change| directory.apply(change));
+        let mut quota = Quota::default();
+        let since = SystemTime::now().checked_sub(REMEMBERED).unwrap_or(UNIX_EPOCH);
+        let restore = |event: Event| {
+            if !event.tenant.is_empty() {
+                quota.restore(Duration::from_millis(event.at_ms), &charged(&event, &directory, &settings.tiers), event.tokens());
+            }
+        };
+        let meter = settings.meter.map(|meter| Meter::open(&meter.dir, meter.log, since, restore)).transpose()?;
+        Ok(Self {
+            keeper: settings.keeper,
+            directory: RwLock::new(directory),
+            jwt: settings.jwt,
+            tiers: settings.tiers,
+            share: settings.share,
+            prices: settings.prices,
+            closed: settings.closed,
+            quota: Mutex::new(quota),
+            began: (unix_time(), Instant::now()),
+            meter,
+            shedding: settings.shedding.map(|watermarks| Mutex::new(Shedding::new(watermarks))),
+            shed: AtomicU8::new(0),
+            ttfts: RecentTtfts::default(),
+            request_timeout: settings.request_timeout,
+        })
+    }
+
+    /// Nobody needs a key: none was ever made, no identity provider is configured, and nobody said otherwise.
+    pub fn is_open(&self) -> bool {
+        !self.closed && !self.has_keys()
+    }
+
+    /// Whether anybody could come in, or could have.
+    pub fn has_keys(&self) -> bool {
+        self.jwt.is_some() || self.directory().has_keys()
+    }
+
+    /// Whoever the credential belongs to. `None`: the door is open.
+    pub fn identify(&self, credential: Option<&str>) -> Result<Option<(Principal, Arc<Tier>)>, ApiError> {
+        if self.is_open() {
+            return Ok(None);
+        }
+        let credential = credential.ok_or_else(ApiError::no_key)?;
+        let now = self.now().as_secs();
+        let principal = match (&self.jwt, Secret::parse(credential)) {
+            (_, Some(secret)) => self.directory().authenticate(now, &secret).ok_or_else(ApiError::wrong_key)?,
+            (Some(jwt), None) if Verifier::looks_like_one(credential) => {
+                let mut principal = jwt.verify(now, credential).map_err(|invalid| ApiError::wrong_token(&invalid.to_string()))?;
+                principal.tenant_limits = self.directory().tenant(&principal.tenant).map_or_else(Default::default, |tenant| tenant.limits);
+                principal
+            }
+            _ => return Err(ApiError::wrong_key()),
+        };
+        let Some(tier) = self.tiers.get(&principal.tier).cloned() else {
+            return Err(ApiError::no_such_tier(&principal.tier, &self.tiers.names()));
+        };
+        Ok(Some((principal, tier)))
+    }
+
+    /// Refuses a request that could not pass whatever it asks for, before it costs anything.
+    pub fn peek(&self, caller: &Caller) -> Result<(), ApiError> {
+        let Some((principal, tier)) = &caller.principal else { return Ok(()) };
+        let step = self.shed.load(Ordering::Relaxed);
+        if (1..=step).contains(&tier.shed) {
+            metrics::count_shed(&tier.name);
+            return Err(ApiError::shed(&tier.name, Shedding::wait(step, tier.shed)));
+        }
+        let scopes = self.scopes(principal, tier, None);
+        let mut quota = self.quota();
+        let now = self.now();
+        quota.peek(now, &scopes).map_err(|refusal| {
+            let _ = caller.standing.set(quota.standing(now, &scopes));
+            self.refused(caller, refusal)
+        })
+    }
+
+    /// Takes what a request may use at most. `None` of a quota: the door is open, and usage is kept all the same.
+    pub fn reserve(self: &Arc<Self>, caller: &Caller, wanted: Wanted<'_>) -> Result<Metered, ApiError> {
+        let reservation = match &caller.principal {
+            None => None,
+            Some((principal, tier)) => {
+                let scopes = self.scopes(principal, tier, Some(wanted.model));
+                let tokens = wanted.prompt_tokens + wanted.answer_tokens;
+                let mut quota = self.quota();
+                let now = self.now();
+                let reserved = quota.reserve(now, &scopes, tokens, now + self.request_timeout * 2);
+                let _ = caller.standing.set(quota.standing(now, &scopes));
+                drop(quota);
+                Some(reserved.map_err(|refusal| self.refused(caller, refusal))?)
+            }
+        };
+        Ok(Metered::new(Arc::clone(self), caller, reservation, wanted))
+    }
+
+    /// Tokens that an answer may have whose length the client left open: what the tier says, and no more than its limits could ever
+    /// take. `room`: what fits after the prompt.
+    pub fn answer_tokens(&self, caller: &Caller, model: &str, room: u32, prompt_tokens: u64, choices: u64) -> u32 {
+        let Some((principal, tier)) = &caller.principal else { return room };
+        let limits = self.scopes(principal, tier, Some(model)).into_iter();
+        let least = limits.flat_map(|(_, limits)| [limits.tokens_per_minute, limits.tokens_per_day]).flatten().min();
+        let Some(least) = least else { return room };
+        let each = least.saturating_sub(prompt_tokens) / choices.max(1);
+        room.min(tier.answer_tokens).min(u32::try_from(each).unwrap_or(u32::MAX)).max(1)
+    }
+
+    fn refused(&self, caller: &Caller, refusal: Refusal) -> ApiError {
+        let tenant = caller.tenant().unwrap_or_default();
+        metrics::count_quota_refusal(match refusal.kind() {
+            Kind::Requests => "requests",
+            Kind::Tokens => "tokens",
+            Kind::TokensPerDay => "tokens-per-day",
+            Kind::Concurrent => "concurrent",
+        });
+        ApiError::over_quota(tenant, refusal)
+    }
+
+    fn scopes(&self, principal: &Principal, tier: &Tier, model: Option<&str>) -> Vec<(Scope, Limits)> {
+        let tenant = || Arc::clone(&principal.tenant);
+        let of_model = model.and_then(|model| Some((Scope::Model(tenant(), model.into()), *tier.models.get(model)?)));
+        let of_key = principal.key.as_ref().map(|key| (Scope::Key(Arc::clone(key)), principal.key_limits.over(Limits::default())));
+        let all = [Some((Scope::Tenant(tenant()), tier.limits(&principal.tenant_limits))), of_key, of_model];
+        let limited = all.into_iter().flatten().filter(|(_, limits)| *limits != Limits::default());
+        limited.map(|(scope, limits)| (scope, self.share.of(limits))).collect()
+    }
+
+    pub fn tiers(&self) -> &Tiers {
+        &self.tiers
+    }
+
+    /// Makes a change that outlives this process. May take a while: not for the event loop.
+    pub fn change(&self, change: Change) -> Result<(), KeepError> {
+        self.keeper.apply(&change)?;
+        self.directory.write().unwrap_or_else(PoisonError::into_inner).apply(change);
+        Ok(())
+    }
+
+    pub fn tenant(&self, id: &str) -> Option<Tenant> {
+        self.directory().tenant(id).cloned()
+    }
+
+    pub fn key(&self, id: &str) -> Option<Key> {
+        self.directory().key(id).cloned()
+    }
+
+    pub fn all_tenants(&self) -> Vec<Tenant> {
+        self.directory().tenants().cloned().collect()
+    }
+
+    pub fn all_keys(&self) -> Vec<Key> {
+        self.directory().keys().cloned().collect()
+    }
+
+    /// What other processes have changed. Not for the event loop.
+    pub fn refresh(&self) {
+        let changed = self.keeper.changed().and_then(|changed| if changed { self.keeper.load().map(Some) } else { Ok(None) });
+        match changed {
+            Ok(Some(changes)) => {
+                let mut directory = self.directory.write().unwrap_or_else(PoisonError::into_inner);
+                changes.into_iter().for_each(|change| directory.apply(change));
+            }
+            Ok(None) => {}
+            Err(error) => tracing::warn!(%error, "tenants and keys are as they were: changes by others are not seen"),
+        }
+        match self.jwt.as_ref().map_or(Ok(false), Verifier::refresh) {
+            Ok(true) => tracing::info!("the identity provider's keys were read again"),
+            Ok(false) => {}
+            Err(error) => tracing::warn!(%error, "the identity provider's keys are as they were"),
+        }
+    }
+
+    /// Takes back what was lost. Now and then.
+    pub fn sweep(&self) {
+        self.quota().sweep(self.now());
+        let (lost, failing) = self.meter.as_ref().map_or((0, false), |meter| (meter.lost(), meter.is_failing()));
+        metrics::show_usage_log(lost, failing);
+    }
+
+    /// `kv_used`: the share of decode workers' blocks in use. Several times a second.
+    pub fn observe_load(&self, kv_used: Option<f64>) {
+        let Some(shedding) = &self.shedding else { return };
+        let load = Load { kv_used, ttft_p95: self.ttfts.p95(Instant::now()) };
+        let step: Step = shedding.lock().unwrap_or_else(PoisonError::into_inner).observe(self.now(), load);
+        if self.shed.swap(step, Ordering::Relaxed) != step {
+            tracing::warn!(step, ?load, "there is too much to do, or no more: tiers are turned away up to this step");
+        }
+        metrics::show_shedding(step);
+    }
+
+    /// Whether anybody looks at the load.
+    pub fn sheds(&self) -> bool {
+        self.shedding.is_some() && !self.is_open()
+    }
+
+    fn now(&self) -> Duration {
+        self.began.0 + self.began.1.elapsed()
+    }
+
+    /// Nothing that holds the locks panics.
+    fn quota(&self) -> MutexGuard<'_, Quota> {
+        self.quota.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn directory(&self) -> std::sync::RwLockReadGuard<'_, Directory> {
+        self.directory.read().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The scopes that an event was charged to. Their limits do not matter here.
+fn charged(event: &Event, directory: &Directory, tiers: &Tiers) -> Vec<(Scope, Limits)> {
+    let tenant: Arc<str> = event.tenant.as_str().into();
+    let key = event.key.as_deref().filter(|id| directory.key(id).is_some_and(|key| !key.limits.is_empty()));
+    let model = tiers.iter().any(|tier| tier.models.contains_key(&event.model));
+    let scopes = [
+        Some(Scope::Tenant(Arc::clone(&tenant))),
+        key.map(|key| Scope::Key(key.into())),
+        model.then(|| Scope::Model(tenant, event.model.as_str().into())),
+    ];
+    scopes.into_iter().flatten().map(|scope| (scope, Limits::default())).collect()
+}
+
+fn unix_time() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}

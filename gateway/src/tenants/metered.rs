@@ -1,0 +1,122 @@
+//! A request that has its quota, until it is settled: once, by whatever ends it first. Dropping it settles it, too (its client left).
+
+use super::{Caller, Tenants};
+use crate::{http::openai::Usage, metrics::RequestOutcome};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tidemill_tenancy::{
+    quota::Reservation,
+    usage::{Event, Source},
+};
+
+/// What a request is about to use.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted<'a> {
+    pub model: &'a str,
+    pub class: &'a str,
+    pub prompt_tokens: u64,
+    /// At most, of all choices together.
+    pub answer_tokens: u64,
+}
+
+#[derive(Debug)]
+pub struct Metered {
+    tenants: Arc<Tenants>,
+    reservation: Option<Reservation>,
+    began: Instant,
+    prompt_tokens: u64,
+    /// `None`: settled. Filled in as far as it is known.
+    event: Option<Event>,
+}
+
+impl Metered {
+    pub(super) fn new(tenants: Arc<Tenants>, caller: &Caller, reservation: Option<Reservation>, wanted: Wanted<'_>) -> Self {
+        let Wanted { model, class, prompt_tokens, answer_tokens: _ } = wanted;
+        let principal = caller.principal.as_ref().map(|(principal, _)| principal);
+        let event = Event {
+            id: caller.id.clone(),
+            at_ms: tenants.now().as_millis() as u64,
+            tenant: caller.tenant().unwrap_or_default().to_owned(),
+            user: principal.and_then(|principal| principal.user.as_deref()).map(str::to_owned),
+            key: principal.and_then(|principal| principal.key.as_deref()).map(str::to_owned),
+            model: model.to_owned(),
+            class: class.to_owned(),
+            ..Event::default()
+        };
+        Self { tenants, reservation, began: Instant::now(), prompt_tokens, event: Some(event) }
+    }
+
+    /// The cluster did not take the request: nothing was used.
+    pub fn cancel(&mut self) {
+        self.event = None;
+        if let Some(reservation) = self.reservation.take() {
+            self.tenants.quota().cancel(reservation);
+        }
+    }
+
+    /// A choice's first token has come, of a request that was promised a time for it.
+    pub fn observe_ttft(&self, now: Instant, ttft: Duration) {
+        self.tenants.ttfts.push(now, ttft);
+    }
+
+    pub fn is_settled(&self) -> bool {
+        self.event.is_none()
+    }
+
+    /// Gives back what was not used, and hands the event to the log. What is returned waits until it is written: what is sent to the
+    /// client after that was counted, whatever happens to this process. A second call does nothing.
+    pub fn settle(&mut self, outcome: RequestOutcome, usage: &Usage, ttft: Option<Duration>) -> impl Future<Output = ()> + Send + use<> {
+        let unused = matches!(outcome, RequestOutcome::Rejected) && usage.completion_tokens == 0;
+        if unused {
+            self.cancel();
+        }
+        let written = self.event.take().map(|event| {
+            let event = self.complete(event, outcome, usage, ttft);
+            if let Some(reservation) = self.reservation.take() {
+                self.tenants.quota().settle(reservation, event.tokens());
+            }
+            self.tenants.meter.as_ref().map(|meter| meter.write(event))
+        });
+        async move {
+            if let Some(written) = written.flatten() {
+                written.await;
+            }
+        }
+    }
+
+    fn complete(&self, event: Event, outcome: RequestOutcome, usage: &Usage, ttft: Option<Duration>) -> Event {
+        let ms = |time: Duration| (time.as_secs_f64() * 1e6).round() / 1e3;
+        let path = usage.tidemill.as_ref();
+        let event = Event {
+            prompt_tokens: usage.prompt_tokens,
+            cached_tokens: usage.prompt_tokens_details.cached_tokens,
+            output_tokens: usage.completion_tokens,
+            reasoning_tokens: usage.completion_tokens_details.reasoning_tokens,
+            source: path.map_or_else(Source::default, |path| Source {
+                hbm: path.tokens.hbm,
+                dram: path.tokens.dram,
+                nvme: path.tokens.nvme,
+                remote: path.tokens.remote,
+                prefill: path.tokens.prefill,
+                local: path.tokens.local,
+            }),
+            queue_ms: path.map_or(0.0, |path| (path.queue_ms * 1e3).round() / 1e3),
+            ttft_ms: ttft.map(ms),
+            total_ms: ms(self.began.elapsed()),
+            outcome: outcome.name().to_owned(),
+            ..event
+        };
+        Event { cost_micros: self.tenants.prices.cost_micros(&event), ..event }
+    }
+}
+
+impl Drop for Metered {
+    fn drop(&mut self) {
+        if !self.is_settled() {
+            let usage = Usage { prompt_tokens: self.prompt_tokens, ..Usage::default() };
+            drop(self.settle(RequestOutcome::Cancelled, &usage, None));
+        }
+    }
+}

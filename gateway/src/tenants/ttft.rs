@@ -1,0 +1,56 @@
+//! The last times to first tokens: what 19 of 20 requests kept.
+
+use std::{
+    collections::VecDeque,
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+/// Older ones say nothing about now.
+const WINDOW: Duration = Duration::from_secs(10);
+/// Of as many at most,
+const KEPT_MAX: usize = 2048;
+/// and of so many at least: one slow request is no overload.
+const KEPT_MIN: usize = 20;
+
+#[derive(Debug, Default)]
+pub(super) struct RecentTtfts(Mutex<VecDeque<(Instant, Duration)>>);
+
+impl RecentTtfts {
+    pub(super) fn push(&self, now: Instant, ttft: Duration) {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.len() == KEPT_MAX {
+            kept.pop_front();
+        }
+        kept.push_back((now, ttft));
+    }
+
+    pub(super) fn p95(&self, now: Instant) -> Option<Duration> {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        while kept.front().is_some_and(|(at, _)| now.saturating_duration_since(*at) > WINDOW) {
+            kept.pop_front();
+        }
+        if kept.len() < KEPT_MIN {
+            return None;
+        }
+        let mut times: Vec<_> = kept.iter().map(|(_, ttft)| *ttft).collect();
+        drop(kept);
+        let place = times.len() * 95 / 100;
+        Some(*times.select_nth_unstable(place).1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn old_ones_and_few_ones_say_nothing() {
+        let (recent, now) = (RecentTtfts::default(), Instant::now());
+        (1..=19).for_each(|ms| recent.push(now, Duration::from_millis(ms)));
+        assert_eq!(recent.p95(now), None);
+        (20..=100).for_each(|ms| recent.push(now, Duration::from_millis(ms)));
+        assert_eq!(recent.p95(now), Some(Duration::from_millis(96)));
+        assert_eq!(recent.p95(now + WINDOW + Duration::from_millis(1)), None);
+    }
+}

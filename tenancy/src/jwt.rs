@@ -1,0 +1,325 @@
+//! Tokens (JWT) that an identity provider has signed: their claims say who asks. Only algorithms with a public key, and only those that
+//! are configured: what a token's header says chooses among them and no others.
+
+use crate::{directory::Principal, limits::Overrides, records::check_name};
+use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header, jwk::JwkSet};
+use serde_json::{Map, Value};
+use std::{
+    collections::HashMap,
+    fmt,
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError, RwLock},
+    time::SystemTime,
+};
+
+/// Clocks differ by no more.
+const LEEWAY_S: u64 = 30;
+/// Tokens that were found good a moment ago are not verified again,
+const TRUSTED_S: u64 = 60;
+/// and this many are remembered.
+const TRUSTED_MAX: usize = 16_384;
+/// A longer one is none.
+const TOKEN_BYTES_MAX: usize = 16 << 10;
+
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub issuer: String,
+    /// A token is for one of them.
+    pub audience: Vec<String>,
+    pub algorithms: Vec<Algorithm>,
+    /// File with the provider's public keys, read again when it changes.
+    pub jwks: PathBuf,
+    /// Names of claims.
+    pub tenant_claim: String,
+    pub user_claim: String,
+    pub tier_claim: String,
+    /// Of tokens without that claim.
+    pub tier: String,
+}
+
+/// The algorithms that may be configured.
+pub const ALGORITHMS: [(&str, Algorithm); 9] = [
+    ("RS256", Algorithm::RS256),
+    ("RS384", Algorithm::RS384),
+    ("RS512", Algorithm::RS512),
+    ("PS256", Algorithm::PS256),
+    ("PS384", Algorithm::PS384),
+    ("PS512", Algorithm::PS512),
+    ("ES256", Algorithm::ES256),
+    ("ES384", Algorithm::ES384),
+    ("EdDSA", Algorithm::EdDSA),
+];
+
+pub struct Verifier {
+    settings: Settings,
+    keys: RwLock<Keys>,
+    /// By the token's digest.
+    trusted: Mutex<HashMap<[u8; 32], Trusted>>,
+}
+
+struct Keys {
+    /// With its id, if it has one.
+    all: Vec<(Option<String>, DecodingKey)>,
+    written: Option<SystemTime>,
+}
+
+struct Trusted {
+    principal: Principal,
+    until: u64,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum JwksError {
+    #[error("cannot read {path}: {source}")]
+    File { path: PathBuf, source: std::io::Error },
+    #[error("{path} is not a set of JSON web keys: {source}")]
+    Syntax { path: PathBuf, source: serde_json::Error },
+    #[error("{path} has no key that can verify signatures")]
+    Empty { path: PathBuf },
+}
+
+/// Why a token is not accepted. No part of it is shown.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Invalid {
+    #[error("it is not a JSON web token")]
+    Syntax,
+    #[error("its algorithm is not accepted here")]
+    Algorithm,
+    #[error("its key is not known here")]
+    Key,
+    #[error("{0}")]
+    Claims(String),
+}
+
+impl fmt::Debug for Verifier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Verifier").field("settings", &self.settings).finish_non_exhaustive()
+    }
+}
+
+impl Verifier {
+    pub fn new(settings: Settings) -> Result<Self, JwksError> {
+        let keys = read(&settings.jwks)?;
+        Ok(Self { settings, keys: RwLock::new(keys), trusted: Mutex::default() })
+    }
+
+    /// Whether this can be one at all, and not a key.
+    pub fn looks_like_one(sent: &str) -> bool {
+        sent.len() <= TOKEN_BYTES_MAX && sent.bytes().filter(|&byte| byte == b'.').count() == 2
+    }
+
+    /// `now` in Unix seconds.
+    pub fn verify(&self, now: u64, token: &str) -> Result<Principal, Invalid> {
+        let digest = *blake3::hash(token.as_bytes()).as_bytes();
+        let trusted = || self.trusted.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = trusted().get(&digest).filter(|known| now < known.until) {
+            return Ok(known.principal.clone());
+        }
+        let (principal, expires) = self.check(now, token)?;
+        let mut trusted = trusted();
+        if trusted.len() >= TRUSTED_MAX {
+            trusted.clear();
+        }
+        trusted.insert(digest, Trusted { principal: principal.clone(), until: expires.min(now + TRUSTED_S) });
+        Ok(principal)
+    }
+
+    /// Reads the keys again, if their file has changed. Tokens of keys that are gone are not trusted any more.
+    pub fn refresh(&self) -> Result<bool, JwksError> {
+        let written = std::fs::metadata(&self.settings.jwks).and_then(|metadata| metadata.modified()).ok();
+        if written == self.keys.read().unwrap_or_else(PoisonError::into_inner).written {
+            return Ok(false);
+        }
+        let keys = read(&self.settings.jwks)?;
+        *self.keys.write().unwrap_or_else(PoisonError::into_inner) = keys;
+        self.trusted.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        Ok(true)
+    }
+
+    fn check(&self, now: u64, token: &str) -> Result<(Principal, u64), Invalid> {
+        let header = decode_header(token).map_err(|_| Invalid::Syntax)?;
+        if !self.settings.algorithms.contains(&header.alg) {
+            return Err(Invalid::Algorithm);
+        }
+        let mut validation = Validation::new(header.alg);
+        validation.leeway = LEEWAY_S;
+        validation.set_issuer(&[&self.settings.issuer]);
+        validation.set_audience(&self.settings.audience);
+        validation.set_required_spec_claims(&["exp", "iss", "aud"]);
+        // Times are checked below, against the time that was given.
+        validation.validate_exp = false;
+        validation.validate_nbf = false;
+        let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
+        let named = |id: &Option<String>| header.kid.is_none() || id.is_none() || *id == header.kid;
+        let mut refusal = Invalid::Key;
+        for (_, key) in keys.all.iter().filter(|(id, _)| named(id)) {
+            match decode::<Map<String, Value>>(token, key, &validation) {
+                Ok(data) => return self.principal(now, &data.claims),
+                Err(error) => refusal = Invalid::Claims(error.to_string()),
+            }
+        }
+        Err(refusal)
+    }
+
+    fn principal(&self, now: u64, claims: &Map<String, Value>) -> Result<(Principal, u64), Invalid> {
+        let Settings { tenant_claim, user_claim, tier_claim, tier, .. } = &self.settings;
+        let seconds = |name: &str| claims.get(name).and_then(Value::as_f64);
+        let expires = seconds("exp").filter(|at| *at >= 0.0).ok_or_else(|| Invalid::Claims("`exp` is not a time".into()))? as u64;
+        if expires.saturating_add(LEEWAY_S) <= now {
+            return Err(Invalid::Claims("it has expired".into()));
+        }
+        if seconds("nbf").is_some_and(|from| from > (now + LEEWAY_S) as f64) {
+            return Err(Invalid::Claims("it is not valid yet".into()));
+        }
+        let named = |claim: &str, what: &str| match claims.get(claim).and_then(Value::as_str) {
+            Some(name) => check_name(what, name).map(|()| Some(name)).map_err(Invalid::Claims),
+            None => Ok(None),
+        };
+        let tenant = named(tenant_claim, "tenant")?.ok_or_else(|| Invalid::Claims(format!("it has no claim `{tenant_claim}`")))?;
+        let principal = Principal {
+            tenant: tenant.into(),
+            tier: named(tier_claim, "tier")?.unwrap_or(tier).into(),
+            user: named(user_claim, "user")?.map(Into::into),
+            key: None,
+            tenant_limits: Overrides::default(),
+            key_limits: Overrides::default(),
+        };
+        Ok((principal, expires + LEEWAY_S))
+    }
+}
+
+fn read(path: &Path) -> Result<Keys, JwksError> {
+    let file = |source| JwksError::File { path: path.to_owned(), source };
+    let written = std::fs::metadata(path).map_err(file)?.modified().ok();
+    let text = std::fs::read(path).map_err(file)?;
+    let set: JwkSet = serde_json::from_slice(&text).map_err(|source| JwksError::Syntax { path: path.to_owned(), source })?;
+    // Those of other kinds than we know are for others.
+    let all: Vec<_> = set.keys.iter().filter_map(|key| Some((key.common.key_id.clone(), DecodingKey::from_jwk(key).ok()?))).collect();
+    if all.is_empty() {
+        return Err(JwksError::Empty { path: path.to_owned() });
+    }
+    Ok(Keys { all, written })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+    use jsonwebtoken::{EncodingKey, Header, encode};
+    use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256};
+    use serde_json::json;
+
+    struct Provider {
+        dir: tempfile::TempDir,
+        signing: KeyPair,
+    }
+
+    impl Provider {
+        fn new() -> Self {
+            let provider = Self { dir: tempfile::tempdir().unwrap(), signing: KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap() };
+            provider.publish(&provider.signing);
+            provider
+        }
+
+        fn path(&self) -> PathBuf {
+            self.dir.path().join("jwks.json")
+        }
+
+        fn publish(&self, pair: &KeyPair) {
+            let point = pair.public_key_raw();
+            let coordinate = |range: std::ops::Range<usize>| URL_SAFE_NO_PAD.encode(&point[range]);
+            let key = json!({"kty": "EC", "crv": "P-256", "kid": "one", "use": "sig", "x": coordinate(1..33), "y": coordinate(33..65)});
+            std::fs::write(self.path(), json!({"keys": [key]}).to_string()).unwrap();
+        }
+
+        fn verifier(&self) -> Verifier {
+            Verifier::new(Settings {
+                issuer: "https://id.example".into(),
+                audience: vec!["tidemill".into()],
+                algorithms: vec![Algorithm::ES256],
+                jwks: self.path(),
+                tenant_claim: "org".into(),
+                user_claim: "sub".into(),
+                tier_claim: "plan".into(),
+                tier: "free".into(),
+            })
+            .unwrap()
+        }
+
+        fn sign(&self, change: impl FnOnce(&mut Value)) -> String {
+            let mut claims =
+                json!({"iss": "https://id.example", "aud": "tidemill", "exp": 1000, "org": "acme", "sub": "ann", "plan": "paid"});
+            change(&mut claims);
+            let header = Header { kid: Some("one".into()), ..Header::new(Algorithm::ES256) };
+            encode(&header, &claims, &EncodingKey::from_ec_der(self.signing.serialized_der())).unwrap()
+        }
+    }
+
+    #[test]
+    fn claims_say_who_asks() {
+        let provider = Provider::new();
+        let verifier = provider.verifier();
+        let principal = verifier.verify(900, &provider.sign(|_| ())).unwrap();
+        assert_eq!((&*principal.tenant, &*principal.tier, principal.user.as_deref()), ("acme", "paid", Some("ann")));
+        let plain = provider.sign(|claims| claims["plan"] = Value::Null);
+        assert_eq!(&*verifier.verify(900, &plain).unwrap().tier, "free");
+    }
+
+    #[test]
+    fn a_token_is_for_us_from_them_and_in_time() {
+        let provider = Provider::new();
+        let verifier = provider.verifier();
+        type Spoil<'a> = &'a dyn Fn(&mut Value);
+        let refused: [(&str, Spoil<'_>); 9] = [
+            ("Audience", &|claims| claims["aud"] = json!("another")),
+            ("aud", &|claims| drop(claims.as_object_mut().unwrap().remove("aud"))),
+            ("Issuer", &|claims| claims["iss"] = json!("https://evil.example")),
+            ("iss", &|claims| drop(claims.as_object_mut().unwrap().remove("iss"))),
+            ("exp", &|claims| drop(claims.as_object_mut().unwrap().remove("exp"))),
+            ("expired", &|claims| claims["exp"] = json!(800)),
+            ("not valid yet", &|claims| claims["nbf"] = json!(950)),
+            ("org", &|claims| claims["org"] = Value::Null),
+            ("the name of a tenant", &|claims| claims["org"] = json!("a b")),
+        ];
+        for (words, change) in refused {
+            let error = verifier.verify(900, &provider.sign(change)).unwrap_err().to_string();
+            assert!(error.contains(words), "{words}: {error}");
+        }
+        let token = provider.sign(|_| ());
+        assert!(verifier.verify(1029, &token).is_ok());
+        assert!(verifier.verify(1031, &token).is_err(), "trust ends with the token");
+    }
+
+    #[test]
+    fn other_algorithms_and_keys_are_refused() {
+        let provider = Provider::new();
+        let verifier = provider.verifier();
+        let claims = json!({"iss": "https://id.example", "aud": "tidemill", "exp": 1000, "org": "acme"});
+        // The public key as if it were a shared secret.
+        let confused = encode(&Header::new(Algorithm::HS256), &claims, &EncodingKey::from_secret(provider.signing.public_key_raw()));
+        assert_eq!(verifier.verify(900, &confused.unwrap()), Err(Invalid::Algorithm));
+        let part = |value: Value| URL_SAFE_NO_PAD.encode(value.to_string());
+        let unsigned = format!("{}.{}.", part(json!({"alg": "none"})), part(claims));
+        assert_eq!(verifier.verify(900, &unsigned), Err(Invalid::Syntax));
+        let token = provider.sign(|_| ());
+        let (signed, signature) = token.rsplit_once('.').unwrap();
+        assert!(verifier.verify(900, &format!("{signed}.{}", signature.chars().rev().collect::<String>())).is_err());
+        assert!(verifier.verify(900, &token).is_ok());
+    }
+
+    #[test]
+    fn a_key_that_is_published_no_more_opens_no_more() {
+        let provider = Provider::new();
+        let verifier = provider.verifier();
+        let token = provider.sign(|_| ());
+        assert!(verifier.verify(900, &token).is_ok());
+        assert!(!verifier.refresh().unwrap());
+        provider.publish(&KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap());
+        let file = std::fs::File::options().write(true).open(provider.path()).unwrap();
+        file.set_modified(SystemTime::now() + std::time::Duration::from_secs(5)).unwrap();
+        assert!(verifier.refresh().unwrap());
+        assert!(verifier.verify(900, &token).is_err());
+        std::fs::write(provider.path(), "{}").unwrap();
+        assert!(verifier.refresh().is_err());
+    }
+}

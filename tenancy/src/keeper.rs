@@ -1,0 +1,107 @@
+//! Where tenants and keys are kept. A narrow seam: a keeper hands out all changes that made what there is, and takes further ones. A
+//! replicated registry is one more implementation: `apply` proposes, and `changed` says that the log has grown.
+//!
+//! - [`memory`]: until this process ends; [`sqlite`]: a file, which several coordinators of one host may share
+
+pub mod memory;
+pub mod sqlite;
+
+use crate::records::Change;
+use std::fmt::Debug;
+
+/// No request waits for any of this: it happens when a process starts, when an operator changes something, and now and then.
+pub trait Keeper: Debug + Send + Sync {
+    /// Every record, tenants before keys.
+    fn load(&self) -> Result<Vec<Change>, KeepError>;
+    /// Keeps a change. When this returns, it outlives the process.
+    fn apply(&self, change: &Change) -> Result<(), KeepError>;
+    /// Whether others may have changed something since the last call.
+    fn changed(&self) -> Result<bool, KeepError>;
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum KeepError {
+    #[error("cannot make {path}: {source}")]
+    File { path: std::path::PathBuf, source: std::io::Error },
+    #[error("tenants and keys cannot be kept: {0}")]
+    Database(#[from] rusqlite::Error),
+    #[error("a record of tenants and keys cannot be read: {0}")]
+    Record(#[from] serde_json::Error),
+    #[error("{path} was written by another version (schema {found}, not {expected}): use that version, or another file")]
+    Version { path: std::path::PathBuf, found: i64, expected: i64 },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{memory::Memory, sqlite::Sqlite, *};
+    use crate::{
+        key::Secret,
+        limits::{Limit, Overrides},
+        records::{Key, Tenant},
+    };
+
+    fn changes() -> [Change; 3] {
+        let limits = Overrides { requests_per_minute: Some(Limit(Some(3))), ..Overrides::default() };
+        let tenant = Tenant { id: "acme".into(), tier: "free".into(), limits, created: 5 };
+        let secret = Secret::new([3; 32]);
+        let key = Key {
+            id: secret.prefix().into(),
+            digest: secret.digest(),
+            tenant: "acme".into(),
+            user: None,
+            name: Some("ci".into()),
+            limits: Overrides::default(),
+            created: 6,
+            expires: None,
+            revoked: None,
+        };
+        [Change::Tenant(tenant), Change::Key(key.clone()), Change::Key(Key { revoked: Some(9), ..key })]
+    }
+
+    /// What every keeper promises.
+    fn contract(keeper: &dyn Keeper) {
+        let [tenant, key, revoked] = changes();
+        assert!(keeper.load().unwrap().is_empty());
+        for change in [&tenant, &key, &revoked, &tenant, &revoked] {
+            keeper.apply(change).unwrap();
+        }
+        assert_eq!(keeper.load().unwrap(), [tenant, revoked]);
+    }
+
+    #[test]
+    fn keepers_keep_the_last_of_each_record() {
+        contract(&Memory::default());
+        let dir = tempfile::tempdir().unwrap();
+        contract(&Sqlite::open(&dir.path().join("new/tenants.sqlite")).unwrap());
+    }
+
+    #[test]
+    fn two_processes_share_a_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("tenants.sqlite");
+        let (first, second) = (Sqlite::open(&path).unwrap(), Sqlite::open(&path).unwrap());
+        assert!(!second.changed().unwrap());
+        first.apply(&changes()[0]).unwrap();
+        assert!(!first.changed().unwrap(), "one's own changes are known");
+        assert_eq!([second.changed().unwrap(), second.changed().unwrap()], [true, false]);
+        assert_eq!(second.load().unwrap(), changes()[..1]);
+    }
+
+    #[test]
+    fn no_secret_is_in_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("tenants.sqlite");
+        let keeper = Sqlite::open(&path).unwrap();
+        changes().iter().for_each(|change| keeper.apply(change).unwrap());
+        drop(keeper);
+        let secret = Secret::new([3; 32]);
+        let rest = &secret.reveal()[secret.prefix().len()..];
+        for file in std::fs::read_dir(dir.path()).unwrap() {
+            let path = file.unwrap().path();
+            let text = String::from_utf8_lossy(&std::fs::read(&path).unwrap()).into_owned();
+            assert!(!text.contains(rest), "{}", path.display());
+        }
+        use std::os::unix::fs::PermissionsExt;
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+}

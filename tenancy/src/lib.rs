@@ -1,0 +1,33 @@
+//! Who may ask, how much, and what it came to.
+//!
+//! Core (builds with `--no-default-features`: no clock, file, socket or entropy):
+//!
+//! - [`key`]: API keys, as clients hold them and as they are kept
+//! - [`records`]: tenants and keys, and the changes that make them; [`directory`]: all of them, and whose a key is
+//! - [`tier`]: what a tenant pays for: its limits, its service classes, its turn when there is too much to do; [`limits`]
+//! - [`quota`]: reserve, settle, cancel, over sliding windows ([`window`])
+//! - [`shedding`]: when there is too much to do
+//! - [`usage`]: events, their prices, their log as bytes, and reports
+//!
+//! Shell (feature `shell`, on by default):
+//!
+//! - [`keeper`]: where tenants and keys are kept
+//! - [`jwt`]: tokens that an identity provider has signed
+//! - [`meter`]: the usage log as files
+
+pub mod directory;
+pub mod key;
+pub mod limits;
+pub mod quota;
+pub mod records;
+pub mod shedding;
+pub mod tier;
+pub mod usage;
+pub mod window;
+
+#[cfg(feature = "shell")]
+pub mod jwt;
+#[cfg(feature = "shell")]
+pub mod keeper;
+#[cfg(feature = "shell")]
+pub mod meter;

@@ -1,0 +1,48 @@
+//! What tokens cost.
+
+use super::Event;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Of one model, in whatever currency, per million tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Price {
+    /// Of a prompt, those aside that were cached.
+    pub prompt: f64,
+    pub cached: f64,
+    pub output: f64,
+}
+
+/// By model. A model without a price is free.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Prices(pub BTreeMap<String, Price>);
+
+impl Prices {
+    /// In millionths: a price per million tokens is one of millionths per token.
+    pub fn cost_micros(&self, event: &Event) -> u64 {
+        let Some(price) = self.0.get(&event.model) else { return 0 };
+        let cached = event.cached_tokens.min(event.prompt_tokens);
+        let parts = [(event.prompt_tokens - cached, price.prompt), (cached, price.cached), (event.output_tokens, price.output)];
+        parts.iter().map(|(tokens, price)| *tokens as f64 * price).sum::<f64>().round() as u64
+    }
+}
+
+impl Price {
+    pub fn is_sound(&self) -> bool {
+        [self.prompt, self.cached, self.output].iter().all(|price| price.is_finite() && *price >= 0.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cached_tokens_have_their_own_price() {
+        let prices = Prices([("m".into(), Price { prompt: 2.0, cached: 0.5, output: 8.0 })].into());
+        let event = Event { model: "m".into(), prompt_tokens: 1000, cached_tokens: 400, output_tokens: 10, ..Event::default() };
+        assert_eq!(prices.cost_micros(&event), 1200 + 200 + 80);
+        assert_eq!(prices.cost_micros(&Event { model: "other".into(), ..event }), 0);
+    }
+}
