@@ -26,8 +26,11 @@ use tidemill_proto::pool::{
 const NEEDS_GUEST: &str = "run by `make test-rdma`";
 const WHOLE: PutReport = PutReport { written: 1, held: 0, refused: 0 };
 
-/// A node that is reached over rb0 and rb1.
+/// A node that is reached over rb0 and rb1, on a network as a failed test may have left it, made whole.
 async fn node(slots: usize, flags: &[&str]) -> Node {
+    network("");
+    run("ip link set va0 up");
+    run("ip link set va1 up");
     Node::start(slots, &[&["--rdma-devices", "rb0,rb1"], flags].concat()).await
 }
 
