@@ -333,7 +333,7 @@ mod tests {
     fn what_is_not_there_is_named() {
         let mut memory = Memory::new(1 << 20);
         let start = memory.allocate(100).unwrap();
-        assert!(start % 256 == 0 && start % 512 != 0, "no more alignment than is promised");
+        assert!(start.is_multiple_of(256) && !start.is_multiple_of(512), "no more alignment than is promised");
         memory.write(start, 100, "fills").unwrap().fill(7);
         assert_eq!(memory.load(start + 96, 4, ONE).unwrap()[..4], [7; 4]);
         assert!(memory.load(start + 100, 4, ONE).unwrap_err().what.contains("0 bytes behind device memory no. 1 (100 bytes"));

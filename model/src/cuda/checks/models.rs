@@ -141,7 +141,9 @@ fn edited(executor: &mut CudaExecutor, judge: &mut Judge, family: &str, ids: &[T
     let mut only = Mask::none(logits.len());
     only.allow(5);
     let (biased, banned) = ([(9, 100.0), (11, -100.0)], [likeliest]);
-    let cases: [(&str, Option<&Mask>, &[(Token, f32)], &[Token]); 5] = [
+    /// What it is; its mask, bias and bans.
+    type Case<'a> = (&'a str, Option<&'a Mask>, &'a [(Token, f32)], &'a [Token]);
+    let cases: [Case<'_>; 5] = [
         ("a mask", Some(&few), &[], &[]),
         ("a bias", None, &biased, &[]),
         ("a ban", None, &[], &banned),
