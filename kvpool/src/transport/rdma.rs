@@ -11,13 +11,13 @@
 //! and spreads blocks over them. A rail that fails is closed, its work goes over another one, and over QUIC when none is left; the client
 //! goes on trying to open it again.
 //!
-//! - [`verbs`]: libibverbs, loaded at run time
-//! - [`devices`]: which devices a process uses
-//! - [`staging`]: registered memory through which blocks pass whose own memory is not registered
-//! - [`completions`]: the thread that waits for a device, and who waits for what
-//! - [`rail`]: one rail's client end
-//! - [`client`]: a connection's rails, as [`Slots`](super::Slots)
-//! - [`node`]: the arena, registered; rails' other ends, and how writers are fenced
+//! - `verbs`: libibverbs, loaded at run time
+//! - `devices`: which devices a process uses
+//! - `staging`: registered memory through which blocks pass whose own memory is not registered
+//! - `completions`: the thread that waits for a device, and who waits for what
+//! - `rail`: one rail's client end
+//! - `client`: a connection's rails, as `Slots`
+//! - `node`: the arena, registered; rails' other ends, and how writers are fenced
 
 pub(crate) mod client;
 mod completions;
