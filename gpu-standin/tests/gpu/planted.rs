@@ -194,7 +194,7 @@ const ALL: &[Planted] = &[
         options: "drop=cuEventSynchronize",
         edit: None,
         test: HANDED_OVER,
-        said: &["the CUDA device computed what cannot be", "[in flight]"],
+        said: &["Nonsense {", "[in flight]"],
     },
 ];
 
