@@ -53,13 +53,16 @@ pub struct Identity {
     ca: CertificateDer<'static>,
     key: Arc<CertifiedKey>,
     name: CertName,
+    /// Of the files, before they were read.
+    versions: current::Versions,
 }
 
 impl Identity {
     pub fn load(dir: &Path) -> Result<Self, IdentityError> {
         let ca = certificate(&dir.join("ca.pem"))?;
+        let versions = current::versions(dir);
         let (key, name) = load_key(dir)?;
-        Ok(Self { dir: dir.to_owned(), ca, key, name })
+        Ok(Self { dir: dir.to_owned(), ca, key, name, versions })
     }
 
     /// Whose certificate it is.
@@ -69,7 +72,7 @@ impl Identity {
 
     /// What new links present. It may change; role and name stay.
     pub(crate) fn current(&self) -> Arc<Current> {
-        Arc::new(Current::new(self.dir.clone(), self.name.clone(), Arc::clone(&self.key)))
+        Arc::new(Current::new(self.dir.clone(), self.name.clone(), Arc::clone(&self.key), self.versions))
     }
 
     /// TLS for accepting: the peer must present a certificate of this CA.

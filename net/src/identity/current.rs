@@ -9,7 +9,8 @@ use rustls::{
 };
 use std::{
     fs,
-    path::PathBuf,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
     sync::{Arc, PoisonError, RwLock, Weak},
     time::{Duration, SystemTime},
 };
@@ -23,11 +24,24 @@ pub(crate) struct Current {
     dir: PathBuf,
     name: CertName,
     key: RwLock<Arc<CertifiedKey>>,
+    /// What was there when the first key was read.
+    first: Versions,
+}
+
+/// Of certificate and key: which file it is, and when it was written.
+pub(super) type Versions = [Option<(u64, SystemTime)>; 2];
+
+/// Take them before the files are read: what is written meanwhile is then seen later.
+pub(super) fn versions(dir: &Path) -> Versions {
+    ["node.pem", "node.key"].map(|file| {
+        let metadata = fs::metadata(dir.join(file)).ok()?;
+        Some((metadata.ino(), metadata.modified().ok()?))
+    })
 }
 
 impl Current {
-    pub(super) fn new(dir: PathBuf, name: CertName, key: Arc<CertifiedKey>) -> Self {
-        Self { dir, name, key: RwLock::new(key) }
+    pub(super) fn new(dir: PathBuf, name: CertName, key: Arc<CertifiedKey>, first: Versions) -> Self {
+        Self { dir, name, key: RwLock::new(key), first }
     }
 
     fn get(&self) -> Arc<CertifiedKey> {
@@ -46,23 +60,19 @@ impl Current {
             Err(error) => tracing::warn!(%error, "the certificate cannot be read again: the last one stays"),
         }
     }
-
-    fn changed(&self) -> [Option<SystemTime>; 2] {
-        ["node.pem", "node.key"].map(|file| fs::metadata(self.dir.join(file)).ok()?.modified().ok())
-    }
 }
 
 /// Reads the certificate again whenever there is a new one, until its endpoint is gone.
 pub(crate) async fn follow(current: Weak<Current>) {
     let Ok(mut asked) = signal(SignalKind::hangup()) else { return };
-    let Some(mut seen) = current.upgrade().map(|current| current.changed()) else { return };
+    let Some(mut seen) = current.upgrade().map(|current| current.first) else { return };
     loop {
         let forced = tokio::select! {
             _ = asked.recv() => true,
             () = tokio::time::sleep(LOOK_EVERY) => false,
         };
         let Some(current) = current.upgrade() else { return };
-        let now = current.changed();
+        let now = versions(&current.dir);
         if forced || now != seen {
             seen = now;
             current.reload();
