@@ -78,20 +78,26 @@ impl Identity {
     /// TLS for accepting: the peer must present a certificate of this CA.
     pub(crate) fn server(&self, current: Arc<Current>) -> Result<rustls::ServerConfig, IdentityError> {
         let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(self.roots()?), provider()).build().map_err(mismatch)?;
-        Ok(rustls::ServerConfig::builder_with_provider(provider())
+        let mut config = rustls::ServerConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&rustls::version::TLS13])
             .map_err(mismatch)?
             .with_client_cert_verifier(verifier)
-            .with_cert_resolver(current))
+            .with_cert_resolver(current);
+        // Nor may another's client go on with a session.
+        config.send_tls13_tickets = 0;
+        Ok(config)
     }
 
     /// TLS for connecting: presents this certificate and accepts only this CA.
     pub(crate) fn client(&self, current: Arc<Current>) -> Result<rustls::ClientConfig, IdentityError> {
-        Ok(rustls::ClientConfig::builder_with_provider(provider())
+        let mut config = rustls::ClientConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&rustls::version::TLS13])
             .map_err(mismatch)?
             .with_root_certificates(self.roots()?)
-            .with_client_cert_resolver(current))
+            .with_client_cert_resolver(current);
+        // A session that goes on presents no certificate again: neither a renewed one would be seen, nor a revoked one.
+        config.resumption = rustls::client::Resumption::disabled();
+        Ok(config)
     }
 
     fn roots(&self) -> Result<RootCertStore, IdentityError> {
