@@ -41,6 +41,7 @@ class Cluster:
         self.start()
 
     def start(self):
+        self.begun = len(self.log)
         self.process = subprocess.Popen(
             [tidemill(), "up", "--http", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--model", str(MODEL), "--data", str(self.data)]
             + ["--coordinator-config", str(self.config), "--prefill", "0", "--restarts", "1000"],
@@ -51,7 +52,15 @@ class Cluster:
         )
         threading.Thread(target=self.read, args=(self.process,), daemon=True).start()
         self.url = ready_url(self.process)
-        [self.admin] = re.findall(r"operators' port (http://\S+)", "".join(self.log))
+        self.admin = self.told(r"operators' port (http://\S+)")
+
+    def told(self, pattern):
+        """What stderr says, which may come a moment after what stdout said."""
+        deadline = time.monotonic() + 10
+        while not (found := re.findall(pattern, "".join(self.log[self.begun :]))):
+            assert time.monotonic() < deadline, f"no {pattern} in {self.log}"
+            time.sleep(0.01)
+        return found[-1]
 
     def read(self, process):
         for line in process.stderr:
