@@ -398,13 +398,10 @@ impl World {
         assert!(self.index.values().all(|block| self.told.contains_key(&block.key)), "what is on disk is found again");
     }
 
-    /// Nothing that it has begun lands any more.
+    /// Nothing that it has begun lands any more. What it still has reserved it may write otherwise, until the deadline.
     fn close_rails(&mut self, client: ClientId) {
         if self.remote.remove(&client) {
-            for put in self.puts.iter_mut().filter(|put| put.client == client && put.begun) {
-                put.begun = false;
-                put.deadline = Duration::ZERO;
-            }
+            self.puts.iter_mut().filter(|put| put.client == client).for_each(|put| put.begun = false);
         }
     }
 

@@ -317,12 +317,17 @@ impl Directory {
         Some(reserved.timer.at())
     }
 
-    /// The node failed to write a slot; its reservation ends.
+    /// The node failed to write a slot; its reservation ends. A client with rails may have begun to write it remotely before it sent the
+    /// bytes another way: such a slot waits for a fence.
     pub fn receive_failed(&mut self, client: ClientId, at: SlotRef, now: Duration) {
-        if let Some(reserved) = self.reservation(client, at) {
-            reserved.receiving = false;
+        self.tick(now);
+        let Some(reserved) = self.reservation(client, at) else { return };
+        reserved.receiving = false;
+        if self.remote.contains(&client) {
+            self.cut_off(at.slot);
+        } else {
+            self.put_revoke(client, &[at], now);
         }
-        self.put_revoke(client, &[at], now);
     }
 
     /// Hands over the published blocks of `keys` now, and the others as they are published within `wait`, reserved yet or not. Blocks
