@@ -32,6 +32,9 @@ use tidemill_proto::{
     message::{ModelIdentity, ToWorker},
 };
 
+/// A worker that comes back does so within this: it notices a broken link after five seconds, and registers again.
+const RETURN_MAX: Duration = Duration::from_secs(10);
+
 #[derive(Clone, Debug)]
 pub struct ClusterSettings {
     /// Added to all ids and epochs. Drawn at random into the high 32 bits, so that two coordinators never collide.
@@ -91,6 +94,8 @@ pub struct Cluster {
     pub(crate) shortlist: Shortlist,
     /// Longest sequence that some decode worker can hold.
     pub(crate) context_tokens: Option<u32>,
+    /// When the last decode worker went, and what it held.
+    last_decode: Option<(Duration, u32)>,
     actions: VecDeque<Action>,
     pub(crate) next_id: u64,
     pub(crate) rescues: u64,
@@ -119,6 +124,7 @@ impl Cluster {
             fairness: Fairness::default(),
             shortlist: Shortlist::default(),
             context_tokens: None,
+            last_decode: None,
             actions: VecDeque::new(),
             next_id: settings.id_base + 1,
             rescues: 0,
@@ -147,9 +153,11 @@ impl Cluster {
         self.membership.layout().map(|(layout, _)| layout)
     }
 
-    /// Longest sequence the cluster can hold now; `None` without a decode worker.
-    pub fn context_tokens(&self) -> Option<u32> {
-        self.context_tokens
+    /// Longest sequence the cluster can hold now; `None` without a decode worker. A cluster that has just lost its last one goes on
+    /// taking requests, which wait: a restarted worker, or one that was only out of reach, is back in a moment.
+    pub fn context_tokens(&self, now: Duration) -> Option<u32> {
+        let awaited = self.last_decode.filter(|(gone, _)| now.saturating_sub(*gone) < RETURN_MAX.min(self.settings.queue_wait_max));
+        self.context_tokens.or(awaited.map(|(_, context)| context))
     }
 
     /// Lets time pass: dead workers, deadlines, and sequences that wait for room.
@@ -176,9 +184,12 @@ impl Cluster {
     }
 
     /// Somebody has come, leaves, or is gone.
-    pub(crate) fn members_changed(&mut self) {
+    pub(crate) fn members_changed(&mut self, now: Duration) {
         self.unsettled = true;
-        self.context_tokens = self.membership.context_tokens();
+        let before = std::mem::replace(&mut self.context_tokens, self.membership.context_tokens());
+        if let (Some(context), None) = (before, self.context_tokens) {
+            self.last_decode = Some((now, context));
+        }
     }
 
     /// Brings the shortlist's orders up to date.

@@ -260,7 +260,9 @@ mod tests {
 
         models.worker_down(NOW, lonely);
         models.check_integrity();
-        assert_eq!(submit(&mut models, qwen), Err(Rejection::NoWorker));
+        let later = NOW + Duration::from_secs(10);
+        assert!(models.cluster(qwen).context_tokens(later - Duration::from_millis(1)).is_some(), "it may come back");
+        assert_eq!(models.cluster_mut(qwen).submit(later, request(40, 1)), Err(Rejection::NoWorker));
         let third = submit(&mut models, llama).unwrap();
         assert_eq!(sent(&mut models), [(worker, third)]);
         let view = models.view(NOW);

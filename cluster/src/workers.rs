@@ -21,7 +21,7 @@ impl Cluster {
         self.shortlist.join(epoch, host);
         self.load.add_worker(now, epoch);
         self.index.add_node(epoch);
-        self.members_changed();
+        self.members_changed(now);
         self.place_queued(now);
         Ok(())
     }
@@ -50,7 +50,7 @@ impl Cluster {
             WorkerEvent::Leaving => {
                 self.membership.drain(worker);
                 self.load.touch(worker);
-                self.members_changed();
+                self.members_changed(now);
                 if role == Role::Kvpool {
                     let peers = candidates::peers(&self.membership, &self.load, worker);
                     self.send(worker, ToWorker::Peers(peers));
@@ -64,7 +64,7 @@ impl Cluster {
     pub fn worker_down(&mut self, now: Duration, worker: Epoch) {
         let Some(member) = self.membership.remove(worker) else { return };
         self.shortlist.leave(worker, &member.host);
-        self.members_changed();
+        self.members_changed(now);
         let jobs = self.load.remove_worker(worker);
         self.cost.forget(worker);
         self.index.remove_node(worker);

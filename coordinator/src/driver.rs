@@ -195,7 +195,8 @@ impl Backend for ModelBackend {
     }
 
     fn context_tokens(&self) -> Option<u32> {
-        self.driver.state.lock().models.cluster(self.model).context_tokens()
+        let now = self.driver.started.elapsed();
+        self.driver.state.lock().models.cluster(self.model).context_tokens(now)
     }
 
     fn layout(&self) -> Option<LayoutFingerprint> {

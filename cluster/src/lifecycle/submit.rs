@@ -27,7 +27,7 @@ impl Cluster {
     /// cancelled.
     pub fn submit(&mut self, now: Duration, new: NewRequest) -> Result<RequestId, Rejection> {
         debug_assert!(!new.prompt.is_empty() && new.choices > 0 && new.stop.max_tokens > 0, "the gateway checks");
-        let occupancy = Occupancy { context_tokens: self.context_tokens, waiting: self.requests.waiting(), pace: &self.pace };
+        let occupancy = Occupancy { context_tokens: self.context_tokens(now), waiting: self.requests.waiting(), pace: &self.pace };
         admission::admit(&self.settings.admission, &occupancy, new.tokens_max(), new.choices as usize)?;
         let id = RequestId(self.draw_id());
         let sequences = (0..new.choices).map(|_| Sequence::queued(SequenceId(self.draw_id()), now)).collect();
