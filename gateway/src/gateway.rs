@@ -265,9 +265,12 @@ impl Gateway {
         &self.shared.replays
     }
 
-    /// Whose records a request may see: its tenant's. Where the door is open, all clients are one owner.
+    /// Whose records a request may see: its user's, or its tenant's where its key or token names no user. Where the door is open, all
+    /// clients are one owner.
     pub fn owner(&self) -> Owner {
-        Owner(self.tenant().unwrap_or_default().to_owned())
+        let user = self.caller.as_ref().and_then(|caller| caller.user());
+        // No tenant's name has a slash.
+        Owner(self.tenant().into_iter().chain(user).collect::<Vec<_>>().join("/"))
     }
 
     fn tenant(&self) -> Option<&str> {

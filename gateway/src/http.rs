@@ -5,6 +5,7 @@
 //! - [`console`]: `/console`, the web page; [`watch`]: `/cluster/events`, its live data
 //! - [`endpoint`]: the generating endpoints' common part; [`chat`], [`completions`]: their wire shapes; [`openai`]: bodies
 //! - [`responses`], [`conversations`]: what is stored, and goes on by its id
+//! - [`context`]: long dialogs fitted into the window
 //! - [`messages`]: Anthropic's API; [`embeddings`], [`moderations`] and [`tokenize`]: what needs no answer
 //! - [`structured`]: what an answer's text must follow
 //! - [`parse`]: bodies checked; [`errors`]: OpenAI's error object
@@ -19,6 +20,7 @@ pub mod answer;
 pub mod chat;
 pub mod completions;
 pub mod console;
+pub mod context;
 pub mod conversations;
 pub mod embeddings;
 pub mod endpoint;

@@ -4,6 +4,7 @@
 //!
 //! - [`text`]: tokenizer, chat template, incremental detokenizer, stop strings
 //! - [`dialog`]: a conversation by whatever protocol, and its way to a prompt
+//! - [`context`]: what of a long dialog a model is given
 //! - [`generation`]: a choice's tokens to the parts of its answer, one pure pipeline
 //! - [`replay`]: answers that are recorded, for requests that are repeated
 //! - [`response_cache`]: answers that are kept, for whoever asks the same
@@ -19,6 +20,7 @@
 //! - [`safety`]: what may be asked and answered here
 //! - [`metrics`]: the numbers behind `/metrics`; [`recent`]: the last choices that ended
 
+pub mod context;
 pub mod dialog;
 pub mod generation;
 pub mod replay;

@@ -6,8 +6,7 @@
 //! - [`memory`]: until this process ends
 //! - [`sqlite`]: a file in the data directory
 //!
-//! A store that several coordinators share (PostgreSQL) is one more implementation. Every call names an [`Owner`]: there is one
-//! until tenants exist.
+//! Every call names an [`Owner`], who sees nothing of others.
 
 #[cfg(test)]
 mod contract;
@@ -24,13 +23,15 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// A record, with a part of its items.
     fn load(&self, owner: &Owner, id: &str, part: Part) -> Stored<'_, Record>;
     /// Some of a record's items.
-    fn page(&self, owner: &Owner, id: &str, page: Page) -> Stored<'_, ItemPage>;
+    fn page(&self, owner: &Owner, id: &str, part: Part, page: Page) -> Stored<'_, ItemPage>;
+    /// Some of an owner's records, in the order in which they were put, without their items.
+    fn list(&self, owner: &Owner, kind: Kind, page: Page) -> Stored<'_, RecordPage>;
     /// Stored items by their ids, in that order.
     fn find(&self, owner: &Owner, ids: &[String]) -> Stored<'_, Vec<Item>>;
     /// Another body for a record.
     fn update(&self, owner: &Owner, id: &str, body: String, now: u64) -> Stored<'_, ()>;
-    /// More items at the end of a record's history.
-    fn append(&self, owner: &Owner, id: &str, items: Vec<Item>, now: u64) -> Stored<'_, ()>;
+    /// Another end of a record's history.
+    fn append(&self, owner: &Owner, id: &str, addition: Addition, now: u64) -> Stored<'_, ()>;
     /// Takes an item out of a record's history.
     fn remove(&self, owner: &Owner, id: &str, item: &str) -> Stored<'_, ()>;
     fn delete(&self, owner: &Owner, id: &str) -> Stored<'_, ()>;
@@ -40,7 +41,7 @@ pub trait Store: fmt::Debug + Send + Sync {
 
 pub type Stored<'a, T> = BoxFuture<'a, Result<T, StoreError>>;
 
-/// Who may see a record.
+/// Who may see a record: a tenant, or one of its users.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Owner(pub String);
 
@@ -56,16 +57,29 @@ pub struct Limits {
 /// Items in one history. A context holds fewer long before.
 pub const HISTORY_ITEMS_MAX: usize = 16_384;
 
+/// What messages' ids begin with. Other items are parts of an answer besides what is said, and what calls returned.
+const MESSAGE: &str = "msg_";
+
 /// A message, a call, its output, or a thought: a JSON object with its `id` in it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Item {
     pub id: String,
     pub body: String,
+    /// Of what it says, without a template's marks. 0: nobody has counted.
+    pub tokens: u32,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    #[default]
+    Response,
+    Conversation,
 }
 
 #[derive(Clone, Debug, Default)]
 pub struct NewRecord {
     pub id: String,
+    pub kind: Kind,
     /// A JSON object, without the items.
     pub body: String,
     /// Stored items that its history begins with.
@@ -74,15 +88,49 @@ pub struct NewRecord {
     pub items: Vec<Item>,
     /// So many of `items`, at the end, are the record's output.
     pub outputs: usize,
-    /// A record whose history gets `items`, too.
-    pub conversation: Option<String>,
+    /// A conversation whose history gets `items`, too, and its other body.
+    pub conversation: Option<(String, Option<Rewrite>)>,
+}
+
+/// What a history gets.
+#[derive(Clone, Debug, Default)]
+pub struct Addition {
+    /// First the history loses its end.
+    pub cut: Option<Cut>,
+    pub items: Vec<Item>,
+    pub body: Option<Rewrite>,
+}
+
+/// Of the `of` items that a history must still have, the first `keep` stay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cut {
+    pub keep: usize,
+    pub of: usize,
+}
+
+/// Another body, unless somebody has changed it meanwhile: theirs stays then.
+#[derive(Clone, Debug)]
+pub struct Rewrite {
+    pub from: String,
+    pub to: String,
 }
 
 /// A stored record, with the items asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
+    pub id: String,
     pub body: String,
+    /// When something was added or changed last, in Unix seconds.
+    pub updated: u64,
+    pub totals: Totals,
     pub items: Vec<Item>,
+}
+
+/// Of a conversation's history.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    pub messages: u64,
+    pub tokens: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,8 +144,7 @@ pub enum Part {
 
 #[derive(Clone, Debug)]
 pub struct Page {
-    pub part: Part,
-    /// The page begins behind this item.
+    /// The page begins behind this item or record.
     pub after: Option<String>,
     pub limit: usize,
     /// The latest first.
@@ -110,6 +157,12 @@ pub struct ItemPage {
     pub has_more: bool,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordPage {
+    pub records: Vec<Record>,
+    pub has_more: bool,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
     /// Never stored, deleted, or gone because of its age or for want of room.
@@ -117,10 +170,31 @@ pub enum StoreError {
     NotFound(String),
     #[error("`{id}` would have more than {HISTORY_ITEMS_MAX} items: begin a new conversation")]
     TooLong { id: String },
+    #[error("`{0}` was changed meanwhile: look at it again")]
+    Changed(String),
     #[error("the store has too much to do: try again")]
     Busy,
     #[error("the store has failed: {0}")]
     Failed(String),
+}
+
+impl Addition {
+    pub fn of(items: Vec<Item>) -> Self {
+        Self { items, ..Self::default() }
+    }
+}
+
+impl Cut {
+    /// Takes the end off a history, and returns it. `None`: it has another length by now.
+    fn take<T>(self, history: &mut Vec<T>) -> Option<Vec<T>> {
+        (history.len() == self.of && self.keep <= self.of).then(|| history.split_off(self.keep))
+    }
+}
+
+impl Item {
+    fn is_message(&self) -> bool {
+        self.id.starts_with(MESSAGE)
+    }
 }
 
 impl Part {

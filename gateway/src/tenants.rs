@@ -109,6 +109,11 @@ impl Caller {
         self.principal.as_ref().map(|(principal, _)| &*principal.tenant)
     }
 
+    /// `None`: the key or token is for a whole tenant.
+    pub fn user(&self) -> Option<&str> {
+        self.principal.as_ref().and_then(|(principal, _)| principal.user.as_deref())
+    }
+
     pub fn tier(&self) -> Option<&Arc<Tier>> {
         self.principal.as_ref().map(|(_, tier)| tier)
     }

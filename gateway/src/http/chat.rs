@@ -2,6 +2,8 @@
 
 use super::{
     answer::Delta,
+    context::{self, ContextUsage},
+    conversations::turn::{Before, Turn},
     endpoint::{Call, Endpoint, json_logprob},
     errors::ApiError,
     openai::{
@@ -11,6 +13,7 @@ use super::{
     parse::{Options, TOP_LOGPROBS_MAX, in_range},
 };
 use crate::{
+    context::Strategy,
     dialog::{self, Dialog, ReasoningWish, Tool, ToolCall, ToolChoice},
     gateway::Gateway,
     generation::{CallDelta, Finish, Logprob},
@@ -26,7 +29,20 @@ const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "f
 const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
 #[derive(Debug)]
-pub struct Chat;
+pub struct Chat {
+    /// `None`: nothing is stored.
+    turn: Option<Turn>,
+    context: Option<ContextUsage>,
+}
+
+impl Chat {
+    fn usage(&self, mut usage: Usage) -> Usage {
+        if let Some(tidemill) = &mut usage.tidemill {
+            tidemill.context = self.context;
+        }
+        usage
+    }
+}
 
 impl Endpoint for Chat {
     type Body = ChatRequest;
@@ -34,8 +50,14 @@ impl Endpoint for Chat {
     type Chunk = ChatChunk;
     const ID_PREFIX: &'static str = "chatcmpl";
     const PROMPT: &'static str = "messages";
+    const CONVERSES: bool = true;
 
-    fn understand(gateway: &Gateway, chat: ChatRequest, options: &mut Options) -> Result<(Self, Vec<Vec<Token>>), ApiError> {
+    fn understand(
+        gateway: &Gateway,
+        chat: ChatRequest,
+        before: Option<Before>,
+        options: &mut Options,
+    ) -> Result<(Self, Vec<Vec<Token>>), ApiError> {
         if chat.functions.as_ref().is_some_and(|functions| !functions.is_empty()) {
             return Err(ApiError::unsupported("functions"));
         }
@@ -47,8 +69,28 @@ impl Endpoint for Chat {
         if top_logprobs > 0 && options.sampling.logprobs.is_none() {
             return Err(ApiError::invalid("top_logprobs", "`top_logprobs` needs `logprobs: true`"));
         }
-        let prompt = gateway.prompt(Self::PROMPT, &dialog(chat)?, options)?;
-        Ok((Self, vec![prompt]))
+        if chat.conversation.is_some() != before.is_some() {
+            return Err(ApiError::invalid("conversation", "`conversation` must be written without escapes"));
+        }
+        let context = context::wanted(chat.context, if before.is_some() { Strategy::Steps } else { Strategy::None })?;
+        let (dialog, turn, costs) = match before {
+            None => (dialog(chat)?, None, None),
+            Some(_) if options.choices > 1 => return Err(ApiError::invalid("n", "a conversation goes on with one answer: `n` must be 1")),
+            Some(_) if chat.add_generation_prompt == Some(false) => {
+                return Err(ApiError::invalid("add_generation_prompt", "a conversation goes on with an answer of its own"));
+            }
+            Some(before) => {
+                let (dialog, turn, costs) = before.enter(gateway, dialog(chat)?)?;
+                (dialog, Some(turn), costs)
+            }
+        };
+        let (dialog, context) = context::fit(gateway, Self::PROMPT, dialog, costs, context, options)?;
+        let prompt = gateway.prompt(Self::PROMPT, &dialog, options)?;
+        Ok((Self { turn, context }, vec![prompt]))
+    }
+
+    fn turn(&mut self) -> Option<&mut Turn> {
+        self.turn.as_mut()
     }
 
     fn max_tokens_default(room: u32) -> u32 {
@@ -79,9 +121,10 @@ impl Endpoint for Chat {
             created: call.created,
             model: call.model.clone(),
             choices: choices.into_iter().map(choice).collect(),
-            usage,
+            usage: self.usage(usage),
             service_tier: call.options.service_tier.clone(),
             prompt_token_ids: call.options.return_token_ids.then(|| call.prompt(0).clone()),
+            conversation: self.turn.as_ref().map(Turn::told),
         }
     }
 
@@ -109,17 +152,18 @@ impl Endpoint for Chat {
             stop_reason,
             token_ids: call.options.return_token_ids.then_some(piece.tokens),
         };
-        chunk(call, vec![choice], usage)
+        let conversation = self.turn.as_ref().filter(|_| choice.finish_reason.is_some()).map(Turn::told);
+        ChatChunk { conversation, ..chunk(call, vec![choice], usage.map(|usage| self.usage(usage))) }
     }
 
     fn closing(&mut self, call: &Call, usage: Usage) -> ChatChunk {
-        chunk(call, Vec::new(), Some(usage))
+        chunk(call, Vec::new(), Some(self.usage(usage)))
     }
 }
 
 /// The body in words that no protocol owns.
 pub(super) fn dialog(chat: ChatRequest) -> Result<Dialog, ApiError> {
-    if chat.messages.is_empty() {
+    if chat.messages.is_empty() && chat.conversation.is_none() {
         return Err(ApiError::invalid("messages", "`messages` is empty: at least one message is needed"));
     }
     if chat.chat_template_kwargs.as_ref().is_some_and(|kwargs| !matches!(kwargs.kind(), ValueKind::Map | ValueKind::None)) {
@@ -255,6 +299,7 @@ fn chunk(call: &Call, choices: Vec<ChatChunkChoice>, usage: Option<Usage>) -> Ch
         usage: call.options.include_usage.then_some(usage),
         prompt_token_ids: None,
         service_tier: call.options.service_tier.clone(),
+        conversation: None,
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::{
     answer::Delta,
+    conversations::turn::Before,
     endpoint::{Call, Endpoint, json_logprob},
     errors::ApiError,
     openai::{CompletionChoice, CompletionLogprobs, CompletionRequest, CompletionResponse, Prompt, Usage},
@@ -33,7 +34,12 @@ impl Endpoint for Completions {
     const ID_PREFIX: &'static str = "cmpl";
     const PROMPT: &'static str = "prompt";
 
-    fn understand(gateway: &Gateway, completion: CompletionRequest, options: &mut Options) -> Result<(Self, Vec<Vec<Token>>), ApiError> {
+    fn understand(
+        gateway: &Gateway,
+        completion: CompletionRequest,
+        _: Option<Before>,
+        options: &mut Options,
+    ) -> Result<(Self, Vec<Vec<Token>>), ApiError> {
         if completion.suffix.is_some_and(|suffix| !suffix.is_empty()) {
             return Err(ApiError::unsupported("suffix"));
         }

@@ -4,6 +4,7 @@
 use super::{
     access::Client,
     answer::{Answer, Delta, Waiting},
+    conversations::turn::{self, Before, Turn},
     errors::ApiError,
     openai::{GenerateRequest, Usage},
     parse::{self, Options},
@@ -36,9 +37,20 @@ pub trait Endpoint: Sized + Send + 'static {
     const ID_PREFIX: &'static str;
     /// The field with the prompts, for errors.
     const PROMPT: &'static str;
+    /// Whether its body may name a conversation.
+    const CONVERSES: bool = false;
 
-    /// Checks the body, completes the options, and makes the prompts.
-    fn understand(gateway: &Gateway, body: Self::Body, options: &mut Options) -> Result<(Self, Vec<Vec<Token>>), ApiError>;
+    /// Checks the body, completes the options, and makes the prompts. `before`: the conversation that the body names.
+    fn understand(
+        gateway: &Gateway,
+        body: Self::Body,
+        before: Option<Before>,
+        options: &mut Options,
+    ) -> Result<(Self, Vec<Vec<Token>>), ApiError>;
+    /// The turn of a conversation that the answer is part of.
+    fn turn(&mut self) -> Option<&mut Turn> {
+        None
+    }
     /// Tokens to generate where the client gives no number; `room` of them fit.
     fn max_tokens_default(room: u32) -> u32;
     /// Whether log-probabilities are wanted for the prompt, too.
@@ -81,14 +93,34 @@ pub async fn serve<E: Endpoint>(Client(gateway): Client, headers: HeaderMap, bod
     if call.options.stream {
         answer.settle().await?;
         let waited = answer.waited();
-        return Ok(tell_wait(sse::respond(answer, call, endpoint), waited));
+        let not_stored = endpoint.turn().and_then(tell_not_stored);
+        return Ok(tell(sse::respond(answer, call, endpoint), waited, not_stored));
     }
     let choices = answer.whole().await?;
-    Ok(tell_wait(Json(endpoint.whole(&call, choices, answer.usage().clone())).into_response(), answer.waited()))
+    let not_stored = match endpoint.turn() {
+        Some(turn) => {
+            for choice in &choices {
+                turn.hear(choice, answer.usage()).await;
+            }
+            tell_not_stored(turn)
+        }
+        None => None,
+    };
+    Ok(tell(Json(endpoint.whole(&call, choices, answer.usage().clone())).into_response(), answer.waited(), not_stored))
 }
 
-/// Headers of an answer that had to wait: its first place in the queue, and the estimate that was made then.
-fn tell_wait(mut response: Response, waited: Option<Waiting>) -> Response {
+/// Why a turn is not stored, as a header.
+fn tell_not_stored(turn: &mut Turn) -> Option<HeaderValue> {
+    let visible = |reason: &str| reason.chars().map(|c| if c == ' ' || c.is_ascii_graphic() { c } else { '?' }).collect::<String>();
+    turn.not_stored().and_then(|reason| HeaderValue::from_str(&visible(reason)).ok())
+}
+
+/// Headers of an answer whose turn is not stored, and of one that had to wait: its first place in the queue, and the estimate that was
+/// made then.
+fn tell(mut response: Response, waited: Option<Waiting>, not_stored: Option<HeaderValue>) -> Response {
+    if let Some(reason) = not_stored {
+        response.headers_mut().insert("x-tidemill-not-stored", reason);
+    }
     if let Some(Waiting { position, estimate_ms }) = waited {
         response.headers_mut().insert("x-queue-position", HeaderValue::from(position));
         if let Some(ms) = estimate_ms {
@@ -102,8 +134,11 @@ async fn start<E: Endpoint>(gateway: &Arc<Gateway>, headers: &HeaderMap, body: B
     let arrived = Instant::now();
     parse::check_content_type(headers)?;
     let body = gateway.read(body).await?;
+    let before = if E::CONVERSES { turn::before(gateway, &body).await? } else { None };
     let worker = Arc::clone(gateway);
-    let (gateway, endpoint, options, prompts) = gateway.compute_body(body.len(), move || understand::<E>(&worker, arrived, &body)).await?;
+    let bytes = body.len() + before.as_ref().map_or(0, Before::bytes);
+    let (gateway, endpoint, options, prompts) =
+        gateway.compute_body(bytes, move || understand::<E>(&worker, arrived, &body, before)).await?;
     gateway.check_constraint(&options).await?;
     // A default shrinks to what fits; a number that the client gave must fit.
     let room = gateway.room(&prompts)?;
@@ -124,16 +159,16 @@ async fn start<E: Endpoint>(gateway: &Arc<Gateway>, headers: &HeaderMap, body: B
 /// The gateway of the model that is asked for, and what is asked of it.
 type Understood<E> = (Arc<Gateway>, E, Options, Vec<Tokens>);
 
-fn understand<E: Endpoint>(gateway: &Gateway, arrived: Instant, body: &[u8]) -> Result<Understood<E>, ApiError> {
+fn understand<E: Endpoint>(gateway: &Gateway, arrived: Instant, body: &[u8], before: Option<Before>) -> Result<Understood<E>, ApiError> {
     let mut request: GenerateRequest = parse::json(body)?;
-    let gateway = gateway.select(request.model.as_deref())?;
+    let gateway = gateway.select(request.model.as_deref().or_else(|| before.as_ref()?.model()))?;
     let body: E::Body = parse::json(body)?;
     let asked = structured::grammar(&mut request)?;
     let mut options = gateway.options(arrived, request)?;
     if let Some(asked) = asked {
         options.constrain(asked, gateway.text());
     }
-    let (endpoint, prompts) = E::understand(&gateway, body, &mut options)?;
+    let (endpoint, prompts) = E::understand(&gateway, body, before, &mut options)?;
     Ok((gateway, endpoint, options, prompts.into_iter().map(Tokens::from).collect()))
 }
 

@@ -95,6 +95,7 @@ impl ApiError {
         match error {
             StoreError::NotFound(_) => Self::not_found(param, message),
             StoreError::TooLong { .. } => Self::invalid(param, message),
+            StoreError::Changed(_) => Self::conflict(message),
             StoreError::Busy => Self { retry_after_s: Some(1), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) },
             StoreError::Failed(_) => {
                 tracing::error!(%error, "the store of responses has failed");

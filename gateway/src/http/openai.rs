@@ -1,6 +1,10 @@
 //! OpenAI's request and response bodies, with vLLM's usual extensions. Unknown fields are ignored, as both do.
 
-use super::structured::{ResponseFormat, StructuredOutputs};
+use super::{
+    context::{ContextField, ContextUsage},
+    conversations::turn::ConversationField,
+    structured::{ResponseFormat, StructuredOutputs},
+};
 use crate::generation::{FinishReason, StopReason};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -89,6 +93,12 @@ pub struct ChatRequest {
     pub functions: Option<Vec<serde_json::Value>>,
     #[serde(default)]
     pub reasoning_effort: Option<String>,
+    /// A stored one that the messages go on from, and that gets them and the answer.
+    #[serde(default)]
+    pub conversation: Option<ConversationField>,
+    /// How a dialog that is too long is fitted into the window.
+    #[serde(default)]
+    pub context: Option<ContextField>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -212,6 +222,9 @@ pub struct ChatResponse {
     /// The one that it was served in, if the client asked for any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service_tier: Option<String>,
+    /// What became of the turn, if the client named a conversation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub conversation: Option<serde_json::Value>,
 }
 
 #[derive(Debug, Serialize)]
@@ -279,6 +292,9 @@ pub struct ChatChunk {
     /// The one that it was served in, if the client asked for any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service_tier: Option<String>,
+    /// What became of the turn, in the last chunk of its answer, if the client named a conversation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub conversation: Option<serde_json::Value>,
 }
 
 #[derive(Debug, Serialize)]
@@ -400,6 +416,9 @@ pub struct TidemillUsage {
     pub rescues: u32,
     /// The whole answer was in the response cache. `tokens` tell where the KV came from when it was computed.
     pub response_cache: bool,
+    /// What the model was not given, where something may be left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub context: Option<ContextUsage>,
 }
 
 #[derive(Debug, Serialize)]

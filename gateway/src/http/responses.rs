@@ -94,15 +94,16 @@ pub async fn cancel(Client(gateway): Client, Path(id): Path<String>) -> Result<J
 /// `GET /v1/responses/{id}/input_items`: all that the response was an answer to, what came before included.
 pub async fn input_items(Client(gateway): Client, Path(id): Path<String>, query: PageWish) -> Result<Json<Value>, ApiError> {
     check_id(&id)?;
-    let page = page_wanted(query, Part::Input)?;
-    let page = gateway.store().page(&gateway.owner(), &id, page).await.map_err(|error| ApiError::of_store("response_id", error))?;
+    let page = page_wanted(query)?;
+    let page =
+        gateway.store().page(&gateway.owner(), &id, Part::Input, page).await.map_err(|error| ApiError::of_store("response_id", error))?;
     listed(page).map(Json)
 }
 
 async fn stored(gateway: &Gateway, id: &str) -> Result<Value, ApiError> {
     check_id(id)?;
     let record = gateway.store().load(&gateway.owner(), id, Part::Output).await;
-    let Record { body, items } = record.map_err(|error| ApiError::of_store("response_id", error))?;
+    let Record { body, items, .. } = record.map_err(|error| ApiError::of_store("response_id", error))?;
     let mut response = parsed(id, &body)?;
     response["output"] = items.iter().map(|item| parsed(&item.id, &item.body)).collect::<Result<_, _>>()?;
     Ok(response)
@@ -129,7 +130,7 @@ pub struct PageQuery {
 /// As axum reads it.
 pub(super) type PageWish = Result<Query<PageQuery>, QueryRejection>;
 
-pub(super) fn page_wanted(query: PageWish, part: Part) -> Result<Page, ApiError> {
+pub(super) fn page_wanted(query: PageWish) -> Result<Page, ApiError> {
     let Query(PageQuery { after, limit, order }) = query.map_err(|rejection| ApiError::malformed(rejection.body_text()))?;
     let descending = match order.as_deref() {
         None | Some("desc") => true,
@@ -137,7 +138,7 @@ pub(super) fn page_wanted(query: PageWish, part: Part) -> Result<Page, ApiError>
         Some(other) => return Err(ApiError::invalid("order", format!("`order` is `{other}`: it must be `asc` or `desc`"))),
     };
     let limit = parse::in_range("limit", limit.unwrap_or(PAGE_DEFAULT), 1..=PAGE_MAX)?;
-    Ok(Page { part, after, limit, descending })
+    Ok(Page { after, limit, descending })
 }
 
 pub(super) fn listed(ItemPage { items, has_more }: ItemPage) -> Result<Value, ApiError> {

@@ -44,6 +44,9 @@ impl<E: Endpoint> Streaming<E> {
             match self.answer.next().await {
                 Ok(Some(News::Waiting(waiting))) => self.ready.push_back(Event::default().comment(comment(waiting))),
                 Ok(Some(News::Delta(delta))) => {
+                    if let Some(turn) = self.endpoint.turn() {
+                        turn.hear(&delta, self.answer.usage()).await;
+                    }
                     let usage = self.call.options.continuous_usage.then(|| self.answer.usage().clone());
                     self.ready.push_back(event(&self.endpoint.chunk(&self.call, delta, usage)));
                 }

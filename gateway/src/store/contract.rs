@@ -1,6 +1,9 @@
 //! What every store promises, run on each.
 
-use super::{Item, ItemPage, Limits, NewRecord, Owner, Page, Part, Record, Store, StoreError, memory::Memory, sqlite::Sqlite};
+use super::{
+    Addition, Cut, Item, ItemPage, Kind, Limits, NewRecord, Owner, Page, Part, Record, RecordPage, Rewrite, Store, StoreError, Totals,
+    memory::Memory, sqlite::Sqlite,
+};
 use std::{sync::Arc, time::Duration};
 
 const LIMITS: Limits = Limits { age: Duration::from_secs(100), bytes: 1 << 30 };
@@ -17,7 +20,7 @@ fn me() -> Owner {
 }
 
 fn item(id: &str) -> Item {
-    Item { id: id.into(), body: format!(r#"{{"id":"{id}"}}"#) }
+    Item { id: id.into(), body: format!(r#"{{"id":"{id}"}}"#), tokens: id.len() as u32 }
 }
 
 fn items(ids: &str) -> Vec<Item> {
@@ -28,12 +31,17 @@ fn items(ids: &str) -> Vec<Item> {
 fn record(id: &str, earlier: &str, new: &str, outputs: usize) -> NewRecord {
     NewRecord {
         id: id.into(),
-        body: format!("{{\"record\":\"{id}\"}}"),
+        kind: if id.starts_with("conv_") { Kind::Conversation } else { Kind::Response },
+        body: body(id),
         earlier: earlier.split_whitespace().map(str::to_owned).collect(),
         items: items(new),
         outputs,
         conversation: None,
     }
+}
+
+fn body(id: &str) -> String {
+    format!("{{\"record\":\"{id}\"}}")
 }
 
 fn ids(items: &[Item]) -> String {
@@ -54,7 +62,7 @@ async fn a_response_and_the_next_turn() {
         store.put(&me(), record("resp_1", "", "a b", 1), 0).await.unwrap();
         store.put(&me(), record("resp_2", "a b", "c d e", 2), 1).await.unwrap();
         let one = store.load(&me(), "resp_1", Part::All).await.unwrap();
-        assert_eq!(one, Record { body: r#"{"record":"resp_1"}"#.into(), items: items("a b") });
+        assert_eq!((one.id.as_str(), one.body, one.updated, one.items), ("resp_1", body("resp_1"), 0, items("a b")));
         for (part, expected) in [(Part::Nothing, ""), (Part::Input, "a b c"), (Part::Output, "d e"), (Part::All, "a b c d e")] {
             assert_eq!(history(&*store, "resp_2", part).await.unwrap(), expected, "{part:?}");
         }
@@ -68,7 +76,7 @@ async fn what_is_not_there_is_said() {
         assert_eq!(history(&*store, "resp_9", Part::All).await, gone("resp_9"));
         assert_eq!(store.delete(&me(), "resp_9").await, gone("resp_9"));
         assert_eq!(store.update(&me(), "resp_9", "{}".into(), 0).await, gone("resp_9"));
-        assert_eq!(store.append(&me(), "resp_9", items("x"), 0).await, gone("resp_9"));
+        assert_eq!(store.append(&me(), "resp_9", Addition::of(items("x")), 0).await, gone("resp_9"));
         assert_eq!(store.remove(&me(), "resp_1", "x").await, gone("x"));
         assert_eq!(store.put(&me(), record("resp_2", "a x", "b", 0), 0).await, gone("x"), "a turn never lacks what came before");
         assert_eq!(history(&*store, "resp_2", Part::All).await, gone("resp_2"), "all or nothing");
@@ -112,9 +120,9 @@ async fn an_item_lives_as_long_as_a_history_names_it() {
 async fn a_conversation_grows_with_its_responses() {
     for (store, _dir) in stores(LIMITS) {
         store.put(&me(), record("conv_1", "", "a", 0), 0).await.unwrap();
-        let turn = |id, earlier, new| NewRecord { conversation: Some("conv_1".into()), ..record(id, earlier, new, 1) };
+        let turn = |id, earlier, new| NewRecord { conversation: Some(("conv_1".into(), None)), ..record(id, earlier, new, 1) };
         store.put(&me(), turn("resp_1", "a", "b c"), 1).await.unwrap();
-        store.append(&me(), "conv_1", items("d"), 2).await.unwrap();
+        store.append(&me(), "conv_1", Addition::of(items("d")), 2).await.unwrap();
         store.put(&me(), turn("resp_2", "a b c d", "e f"), 3).await.unwrap();
         assert_eq!(history(&*store, "conv_1", Part::All).await.unwrap(), "a b c d e f");
         assert_eq!(history(&*store, "resp_2", Part::Output).await.unwrap(), "f");
@@ -131,7 +139,7 @@ async fn a_conversation_grows_with_its_responses() {
 
 #[tokio::test]
 async fn items_come_in_pages() {
-    let page = |after: Option<&str>, limit, descending| Page { part: Part::Input, after: after.map(str::to_owned), limit, descending };
+    let page = |after: Option<&str>, limit, descending| Page { after: after.map(str::to_owned), limit, descending };
     for (store, _dir) in stores(LIMITS) {
         store.put(&me(), record("resp_1", "", "a b c d e x", 1), 0).await.unwrap();
         for (after, limit, descending, expected, has_more) in [
@@ -142,10 +150,67 @@ async fn items_come_in_pages() {
             (Some("d"), 2, true, "c b", true),
             (Some("b"), 2, true, "a", false),
         ] {
-            let ItemPage { items, has_more: more } = store.page(&me(), "resp_1", page(after, limit, descending)).await.unwrap();
+            let ItemPage { items, has_more: more } =
+                store.page(&me(), "resp_1", Part::Input, page(after, limit, descending)).await.unwrap();
             assert_eq!((ids(&items).as_str(), more), (expected, has_more), "{after:?} {limit} {descending}");
         }
-        assert_eq!(store.page(&me(), "resp_1", page(Some("x"), 2, true)).await, gone("x"), "an output is no input");
+        assert_eq!(store.page(&me(), "resp_1", Part::Input, page(Some("x"), 2, true)).await, gone("x"), "an output is no input");
+    }
+}
+
+#[tokio::test]
+async fn an_owners_conversations_are_listed_as_they_were_put() {
+    let page = |after: Option<&str>, limit, descending| Page { after: after.map(str::to_owned), limit, descending };
+    for (store, _dir) in stores(LIMITS) {
+        for n in 1..=5 {
+            store.put(&me(), record(&format!("conv_{n}"), "", "", 0), n).await.unwrap();
+            store.put(&me(), record(&format!("resp_{n}"), "", "", 0), n).await.unwrap();
+        }
+        store.put(&Owner("other".into()), record("conv_6", "", "", 0), 6).await.unwrap();
+        store.append(&me(), "conv_1", Addition::of(items("msg_1")), 9).await.unwrap();
+        store.delete(&me(), "conv_4").await.unwrap();
+        for (after, limit, descending, expected, more) in [
+            (None, 2, true, "conv_5 conv_3", true),
+            (Some("conv_3"), 2, true, "conv_2 conv_1", false),
+            (Some("conv_1"), 2, true, "", false),
+            (None, 9, false, "conv_1 conv_2 conv_3 conv_5", false),
+            (Some("conv_2"), 1, false, "conv_3", true),
+        ] {
+            let RecordPage { records, has_more } = store.list(&me(), Kind::Conversation, page(after, limit, descending)).await.unwrap();
+            let listed: Vec<_> = records.iter().map(|record| record.id.as_str()).collect();
+            assert_eq!((listed.join(" ").as_str(), has_more), (expected, more), "{after:?} {limit} {descending}");
+        }
+        for stranger in ["conv_4", "conv_6", "resp_1"] {
+            assert_eq!(store.list(&me(), Kind::Conversation, page(Some(stranger), 2, true)).await, gone(stranger));
+        }
+        let first = store.list(&me(), Kind::Conversation, page(None, 1, false)).await.unwrap().records.remove(0);
+        let totals = Totals { messages: 1, tokens: 5 };
+        assert_eq!(first, Record { id: "conv_1".into(), body: body("conv_1"), updated: 9, totals, items: vec![] });
+    }
+}
+
+#[tokio::test]
+async fn a_history_gets_another_end_or_stays() {
+    for (store, _dir) in stores(LIMITS) {
+        store.put(&me(), record("conv_1", "", "msg_1 msg_2 rs_3 msg_4", 0), 0).await.unwrap();
+        store.put(&me(), record("conv_2", "msg_1 msg_2", "", 0), 0).await.unwrap();
+        let cut = |keep, of| Some(Cut { keep, of });
+        let late = Addition { cut: cut(1, 3), ..Addition::of(items("msg_5")) };
+        assert_eq!(store.append(&me(), "conv_1", late, 1).await, Err(StoreError::Changed("conv_1".into())));
+        assert_eq!(store.find(&me(), &["msg_5".into()]).await, gone("msg_5"), "nothing of it was kept");
+        let rewrite = Rewrite { from: body("conv_1"), to: "{}".into() };
+        let addition = Addition { cut: cut(1, 4), items: items("rs_6 msg_7"), body: Some(rewrite.clone()) };
+        store.append(&me(), "conv_1", addition, 2).await.unwrap();
+        let one = store.load(&me(), "conv_1", Part::All).await.unwrap();
+        assert_eq!((ids(&one.items).as_str(), one.body.as_str(), one.updated), ("msg_1 rs_6 msg_7", "{}", 2));
+        assert_eq!(one.totals, Totals { messages: 2, tokens: 5 + 4 + 5 });
+        assert_eq!(history(&*store, "conv_2", Part::All).await.unwrap(), "msg_1 msg_2", "what another history names stays");
+        assert_eq!(store.find(&me(), &["msg_4".into()]).await, gone("msg_4"), "what no history names is gone");
+        let other = Some(Rewrite { to: "{\"late\":1}".into(), ..rewrite });
+        store.append(&me(), "conv_1", Addition { body: other, ..Addition::default() }, 3).await.unwrap();
+        store.remove(&me(), "conv_1", "msg_1").await.unwrap();
+        let one = store.load(&me(), "conv_1", Part::Nothing).await.unwrap();
+        assert_eq!((one.body.as_str(), one.totals), ("{}", Totals { messages: 1, tokens: 4 + 5 }), "another's change is not undone");
     }
 }
 
@@ -155,7 +220,7 @@ async fn what_is_old_goes_with_what_only_it_needs() {
         store.put(&me(), record("resp_1", "", "a b", 0), 10).await.unwrap();
         store.put(&me(), record("conv_1", "", "c", 0), 10).await.unwrap();
         store.put(&me(), record("resp_2", "a", "d", 0), 50).await.unwrap();
-        store.append(&me(), "conv_1", items("e"), 60).await.unwrap();
+        store.append(&me(), "conv_1", Addition::of(items("e")), 60).await.unwrap();
         assert_eq!(store.find(&me(), &["e".into(), "a".into()]).await, Ok(items("e a")));
         assert_eq!(store.expire(110).await, Ok(0));
         assert_eq!(store.expire(111).await, Ok(1));
@@ -171,7 +236,7 @@ async fn what_is_old_goes_with_what_only_it_needs() {
 async fn the_oldest_make_room_for_the_newest() {
     for (store, _dir) in stores(Limits { bytes: 1 << 20, ..LIMITS }) {
         let big = |n: u64| NewRecord {
-            items: vec![Item { id: format!("item_{n}"), body: "x".repeat(100 << 10) }],
+            items: vec![Item { id: format!("item_{n}"), body: "x".repeat(100 << 10), tokens: 0 }],
             ..record(&format!("resp_{n}"), "", "", 0)
         };
         for n in 0..30 {
@@ -184,10 +249,37 @@ async fn the_oldest_make_room_for_the_newest() {
             kept += u64::from(loaded.is_ok());
         }
         assert!((8..=10).contains(&kept), "{kept} of 100 KiB in 1 MiB");
-        let huge = NewRecord { items: vec![Item { id: "huge".into(), body: "x".repeat(3 << 20) }], ..record("resp_huge", "", "", 0) };
+        let huge =
+            NewRecord { items: vec![Item { id: "huge".into(), body: "x".repeat(3 << 20), tokens: 0 }], ..record("resp_huge", "", "", 0) };
         store.put(&me(), huge, 40).await.unwrap();
         assert_eq!(history(&*store, "resp_huge", Part::All).await.unwrap(), "huge");
         assert_eq!(history(&*store, "resp_29", Part::All).await, gone("resp_29"));
+    }
+}
+
+#[tokio::test]
+async fn a_file_of_version_1_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("store.sqlite");
+    let version_1 = "
+        CREATE TABLE records (
+            number INTEGER PRIMARY KEY, owner TEXT NOT NULL, id TEXT NOT NULL, used INTEGER NOT NULL,
+            body TEXT NOT NULL, history TEXT NOT NULL, outputs INTEGER NOT NULL, UNIQUE (owner, id));
+        CREATE INDEX records_by_age ON records (used, number);
+        CREATE TABLE items (number INTEGER PRIMARY KEY, owner TEXT NOT NULL, id TEXT NOT NULL, body TEXT NOT NULL, UNIQUE (owner, id));
+        CREATE TABLE uses (item INTEGER PRIMARY KEY, places INTEGER NOT NULL);
+        PRAGMA user_version = 1;
+        INSERT INTO records VALUES (1, 'me', 'conv_1', 7, '{}', '[1,2]', 0), (2, 'me', 'resp_1', 8, '{}', '[1]', 1);
+        INSERT INTO items VALUES (1, 'me', 'msg_1', '{\"id\":\"msg_1\"}'), (2, 'me', 'rs_2', '{\"id\":\"rs_2\"}');
+        INSERT INTO uses VALUES (1, 2), (2, 1);";
+    rusqlite::Connection::open(&path).unwrap().execute_batch(version_1).unwrap();
+    for _ in 0..2 {
+        let store = Sqlite::open(&path, LIMITS).unwrap();
+        let page = Page { after: None, limit: 9, descending: true };
+        let RecordPage { records, .. } = store.list(&me(), Kind::Conversation, page).await.unwrap();
+        assert_eq!((records.len(), records[0].id.as_str(), records[0].totals.messages), (1, "conv_1", 1));
+        assert_eq!(history(&store, "conv_1", Part::All).await.unwrap(), "msg_1 rs_2");
+        assert_eq!(history(&store, "resp_1", Part::Output).await.unwrap(), "msg_1");
     }
 }
 

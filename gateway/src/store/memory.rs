@@ -1,8 +1,11 @@
 //! A store that ends with its process.
 
-use super::{HISTORY_ITEMS_MAX, Item, ItemPage, Limits, NewRecord, Owner, Page, Part, Record, Store, StoreError, Stored};
+use super::{
+    Addition, HISTORY_ITEMS_MAX, Item, ItemPage, Kind, Limits, NewRecord, Owner, Page, Part, Record, RecordPage, Rewrite, Store,
+    StoreError, Stored, Totals,
+};
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     future,
     sync::{Mutex, MutexGuard, PoisonError},
 };
@@ -22,6 +25,8 @@ struct State {
     items: HashMap<Key, Used>,
     /// Records by age, the oldest first.
     order: BTreeSet<(u64, u64, Key)>,
+    /// Records of each owner and kind, in the order in which they were put.
+    listed: BTreeMap<(Owner, Kind, u64), String>,
     /// Records put so far: decides between those of one second.
     puts: u64,
     bytes: u64,
@@ -29,6 +34,7 @@ struct State {
 
 #[derive(Debug)]
 struct Kept {
+    kind: Kind,
     body: String,
     /// Ids of items.
     history: Vec<String>,
@@ -40,6 +46,7 @@ struct Kept {
 #[derive(Debug)]
 struct Used {
     body: String,
+    tokens: u32,
     /// Places in histories that name the item.
     places: usize,
 }
@@ -69,24 +76,34 @@ impl Store for Memory {
         let state = self.state();
         answer(state.record(owner, id).map(|kept| {
             let items = part.range(kept.history.len(), kept.outputs).map(|place| state.item(owner, &kept.history[place]));
-            Record { body: kept.body.clone(), items: items.collect() }
+            Record { items: items.collect(), ..state.without_items(owner, id, kept) }
         }))
     }
 
-    fn page(&self, owner: &Owner, id: &str, page: Page) -> Stored<'_, ItemPage> {
+    fn page(&self, owner: &Owner, id: &str, part: Part, page: Page) -> Stored<'_, ItemPage> {
         let state = self.state();
         answer(state.record(owner, id).and_then(|kept| {
-            let ids = &kept.history[page.part.range(kept.history.len(), kept.outputs)];
+            let ids = &kept.history[part.range(kept.history.len(), kept.outputs)];
             let places = page.places(ids.iter().map(String::as_str), ids.len());
             let (places, has_more) = places.ok_or_else(|| StoreError::NotFound(page.after.clone().unwrap_or_default()))?;
             Ok(ItemPage { items: places.into_iter().map(|place| state.item(owner, &ids[place])).collect(), has_more })
         }))
     }
 
+    fn list(&self, owner: &Owner, kind: Kind, page: Page) -> Stored<'_, RecordPage> {
+        let state = self.state();
+        let ids: Vec<_> = state.listed.range((owner.clone(), kind, 0)..=(owner.clone(), kind, u64::MAX)).map(|(_, id)| id).collect();
+        let places = page.places(ids.iter().map(|id| id.as_str()), ids.len());
+        answer(places.ok_or_else(|| StoreError::NotFound(page.after.clone().unwrap_or_default())).map(|(places, has_more)| {
+            let record = |place: usize| state.without_items(owner, ids[place], &state.records[&(owner.clone(), ids[place].clone())]);
+            RecordPage { records: places.into_iter().map(record).collect(), has_more }
+        }))
+    }
+
     fn find(&self, owner: &Owner, ids: &[String]) -> Stored<'_, Vec<Item>> {
         let state = self.state();
         let find = |id: &String| match state.items.get(&(owner.clone(), id.clone())) {
-            Some(used) => Ok(Item { id: id.clone(), body: used.body.clone() }),
+            Some(used) => Ok(Item { id: id.clone(), body: used.body.clone(), tokens: used.tokens }),
             None => Err(StoreError::NotFound(id.clone())),
         };
         answer(ids.iter().map(find).collect())
@@ -96,9 +113,9 @@ impl Store for Memory {
         answer(self.state().change(owner, id, now, |kept| kept.body = body))
     }
 
-    fn append(&self, owner: &Owner, id: &str, items: Vec<Item>, now: u64) -> Stored<'_, ()> {
+    fn append(&self, owner: &Owner, id: &str, addition: Addition, now: u64) -> Stored<'_, ()> {
         let mut state = self.state();
-        let appended = state.append(owner, id, items, now);
+        let appended = state.append(owner, id, addition, now);
         if appended.is_ok() {
             state.make_room(self.limits.bytes);
         }
@@ -136,11 +153,24 @@ impl State {
 
     fn item(&self, owner: &Owner, id: &str) -> Item {
         let used = &self.items[&(owner.clone(), id.to_owned())];
-        Item { id: id.to_owned(), body: used.body.clone() }
+        Item { id: id.to_owned(), body: used.body.clone(), tokens: used.tokens }
+    }
+
+    fn without_items(&self, owner: &Owner, id: &str, kept: &Kept) -> Record {
+        let totals = if kept.kind == Kind::Conversation { self.totals(owner, &kept.history) } else { Totals::default() };
+        Record { id: id.to_owned(), body: kept.body.clone(), updated: kept.used, totals, items: Vec::new() }
+    }
+
+    fn totals(&self, owner: &Owner, history: &[String]) -> Totals {
+        let add = |Totals { messages, tokens }: Totals, item: Item| Totals {
+            messages: messages + u64::from(item.is_message()),
+            tokens: tokens + u64::from(item.tokens),
+        };
+        history.iter().map(|id| self.item(owner, id)).fold(Totals::default(), add)
     }
 
     fn put(&mut self, owner: &Owner, record: NewRecord, now: u64) -> Result<(), StoreError> {
-        let NewRecord { id, body, earlier, items, outputs, conversation } = record;
+        let NewRecord { id, kind, body, earlier, items, outputs, conversation } = record;
         if let Some(missing) = earlier.iter().find(|item| !self.items.contains_key(&(owner.clone(), (*item).clone()))) {
             return Err(StoreError::NotFound(missing.clone()));
         }
@@ -151,8 +181,8 @@ impl State {
         if self.records.contains_key(&key) {
             return Err(StoreError::Failed(format!("`{}` is stored already", key.1)));
         }
-        if let Some(conversation) = conversation {
-            self.append(owner, &conversation, items.clone(), now)?;
+        if let Some((conversation, body)) = conversation {
+            self.append(owner, &conversation, Addition { body, ..Addition::of(items.clone()) }, now)?;
         }
         let history: Vec<_> = earlier.into_iter().chain(items.iter().map(|item| item.id.clone())).collect();
         self.insert(owner, items);
@@ -160,16 +190,17 @@ impl State {
         self.puts += 1;
         self.bytes += body.len() as u64;
         self.order.insert((now, self.puts, key.clone()));
-        self.records.insert(key, Kept { body, history, outputs, used: now, put: self.puts });
+        self.listed.insert((owner.clone(), kind, self.puts), key.1.clone());
+        self.records.insert(key, Kept { kind, body, history, outputs, used: now, put: self.puts });
         Ok(())
     }
 
     fn insert(&mut self, owner: &Owner, items: Vec<Item>) {
-        for Item { id, body } in items {
+        for Item { id, body, tokens } in items {
             let bytes = body.len() as u64;
             self.items.entry((owner.clone(), id)).or_insert_with(|| {
                 self.bytes += bytes;
-                Used { body, places: 0 }
+                Used { body, tokens, places: 0 }
             });
         }
     }
@@ -204,14 +235,28 @@ impl State {
         Ok(())
     }
 
-    fn append(&mut self, owner: &Owner, id: &str, items: Vec<Item>, now: u64) -> Result<(), StoreError> {
-        if self.record(owner, id)?.history.len() + items.len() > HISTORY_ITEMS_MAX {
+    fn append(&mut self, owner: &Owner, id: &str, addition: Addition, now: u64) -> Result<(), StoreError> {
+        let Addition { cut, items, body } = addition;
+        let mut history = self.record(owner, id)?.history.clone();
+        let gone = match cut {
+            Some(cut) => cut.take(&mut history).ok_or_else(|| StoreError::Changed(id.to_owned()))?,
+            None => Vec::new(),
+        };
+        if history.len() + items.len() > HISTORY_ITEMS_MAX {
             return Err(StoreError::TooLong { id: id.to_owned() });
         }
         let ids: Vec<_> = items.iter().map(|item| item.id.clone()).collect();
         self.insert(owner, items);
         self.use_items(owner, &ids);
-        self.change(owner, id, now, |kept| kept.history.extend(ids))
+        history.extend(ids);
+        self.change(owner, id, now, |kept| {
+            kept.history = history;
+            if let Some(Rewrite { to, .. }) = body.filter(|rewrite| rewrite.from == kept.body) {
+                kept.body = to;
+            }
+        })?;
+        self.give_up(owner, &gone);
+        Ok(())
     }
 
     fn remove(&mut self, owner: &Owner, id: &str, item: &str) -> Result<(), StoreError> {
@@ -228,6 +273,7 @@ impl State {
     fn delete(&mut self, key: &Key) -> Result<(), StoreError> {
         let kept = self.records.remove(key).ok_or_else(|| StoreError::NotFound(key.1.clone()))?;
         self.order.remove(&(kept.used, kept.put, key.clone()));
+        self.listed.remove(&(key.0.clone(), kept.kind, kept.put));
         self.bytes -= kept.body.len() as u64;
         self.give_up(&key.0, &kept.history);
         Ok(())

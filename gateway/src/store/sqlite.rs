@@ -3,8 +3,14 @@
 //! The log is written ahead (WAL) and synced at checkpoints: a process that dies loses nothing, a machine that loses its power
 //! may lose the last moments. One process at a time: it holds the file's lock from opening to end.
 
-use super::{HISTORY_ITEMS_MAX, Item, ItemPage, Limits, NewRecord, Owner, Page, Part, Record, Store, StoreError, Stored};
-use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
+use super::{
+    Addition, HISTORY_ITEMS_MAX, Item, ItemPage, Kind, Limits, NewRecord, Owner, Page, Part, Record, RecordPage, Rewrite, Store,
+    StoreError, Stored, Totals,
+};
+use rusqlite::{
+    Connection, OptionalExtension, Row, ToSql, Transaction, TransactionBehavior, params,
+    types::{ToSqlOutput, Value},
+};
 use std::{
     fs::{DirBuilder, OpenOptions},
     io,
@@ -21,18 +27,34 @@ const QUEUE_MAX: usize = 256;
 /// A call that takes longer has failed: the disk does not answer.
 const ANSWER_MAX: Duration = Duration::from_secs(20);
 /// Of the tables below.
-const SCHEMA_VERSION: i64 = 1;
+const SCHEMA_VERSION: i64 = 2;
 
 /// `history` is a JSON list of items' numbers: SQLite joins along it (`json_each`). `uses` counts the places that name an item, apart from
 /// the bodies, so that a turn of a long conversation rewrites small rows only.
 const SCHEMA: &str = "
     CREATE TABLE records (
         number INTEGER PRIMARY KEY, owner TEXT NOT NULL, id TEXT NOT NULL, used INTEGER NOT NULL,
-        body TEXT NOT NULL, history TEXT NOT NULL, outputs INTEGER NOT NULL, UNIQUE (owner, id));
+        body TEXT NOT NULL, history TEXT NOT NULL, outputs INTEGER NOT NULL,
+        kind INTEGER NOT NULL DEFAULT 0, messages INTEGER NOT NULL DEFAULT 0, tokens INTEGER NOT NULL DEFAULT 0, UNIQUE (owner, id));
     CREATE INDEX records_by_age ON records (used, number);
-    CREATE TABLE items (number INTEGER PRIMARY KEY, owner TEXT NOT NULL, id TEXT NOT NULL, body TEXT NOT NULL, UNIQUE (owner, id));
+    CREATE INDEX records_by_kind ON records (owner, kind, number);
+    CREATE TABLE items (
+        number INTEGER PRIMARY KEY, owner TEXT NOT NULL, id TEXT NOT NULL, body TEXT NOT NULL, tokens INTEGER NOT NULL DEFAULT 0,
+        UNIQUE (owner, id));
     CREATE TABLE uses (item INTEGER PRIMARY KEY, places INTEGER NOT NULL);
-    PRAGMA user_version = 1;";
+    PRAGMA user_version = 2;";
+
+/// From version 1, which had no kinds and counted nothing: what its items say stays uncounted.
+const TO_VERSION_2: &str = "
+    ALTER TABLE records ADD COLUMN kind INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE records ADD COLUMN messages INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE records ADD COLUMN tokens INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE items ADD COLUMN tokens INTEGER NOT NULL DEFAULT 0;
+    UPDATE records SET kind = 1, messages = (
+        SELECT count(*) FROM json_each(history) AS place JOIN items ON items.number = place.value WHERE items.id GLOB 'msg_*')
+    WHERE id GLOB 'conv_*';
+    CREATE INDEX records_by_kind ON records (owner, kind, number);
+    PRAGMA user_version = 2;";
 
 #[derive(Debug)]
 pub struct Sqlite {
@@ -114,17 +136,17 @@ impl Store for Sqlite {
     fn load(&self, owner: &Owner, id: &str, part: Part) -> Stored<'_, Record> {
         let (owner, id) = (owner.clone(), id.to_owned());
         self.call(move |database| {
-            let (body, history, outputs) = database.record(&owner, &id)?;
+            let (record, history, outputs) = database.record(&owner, &id)?;
             let range = part.range(history.len(), outputs);
-            Ok(Record { body, items: database.items(&history[range])? })
+            Ok(Record { items: database.items(&history[range])?, ..record })
         })
     }
 
-    fn page(&self, owner: &Owner, id: &str, page: Page) -> Stored<'_, ItemPage> {
+    fn page(&self, owner: &Owner, id: &str, part: Part, page: Page) -> Stored<'_, ItemPage> {
         let (owner, id) = (owner.clone(), id.to_owned());
         self.call(move |database| {
             let (_, history, outputs) = database.record(&owner, &id)?;
-            let numbers = &history[page.part.range(history.len(), outputs)];
+            let numbers = &history[part.range(history.len(), outputs)];
             let ids = if page.after.is_some() { database.ids(numbers)? } else { Vec::new() };
             let places = page.places(ids.iter().map(String::as_str), numbers.len());
             let (places, has_more) = places.ok_or_else(|| StoreError::NotFound(page.after.clone().unwrap_or_default()))?;
@@ -133,14 +155,16 @@ impl Store for Sqlite {
         })
     }
 
+    fn list(&self, owner: &Owner, kind: Kind, page: Page) -> Stored<'_, RecordPage> {
+        let owner = owner.clone();
+        self.call(move |database| database.list(&owner, kind, &page))
+    }
+
     fn find(&self, owner: &Owner, ids: &[String]) -> Stored<'_, Vec<Item>> {
         let (owner, ids) = (owner.clone(), ids.to_vec());
         self.call(move |database| {
-            let mut select = database.connection.prepare_cached("SELECT body FROM items WHERE owner = ?1 AND id = ?2")?;
-            let find = |id: String| match select.query_row(params![owner.0, id], |row| row.get(0)).optional()? {
-                Some(body) => Ok(Item { id, body }),
-                None => Err(StoreError::NotFound(id)),
-            };
+            let mut select = database.connection.prepare_cached("SELECT id, body, tokens FROM items WHERE owner = ?1 AND id = ?2")?;
+            let find = |id: String| select.query_row(params![owner.0, id], item).optional()?.ok_or(StoreError::NotFound(id));
             ids.into_iter().map(find).collect()
         })
     }
@@ -157,12 +181,12 @@ impl Store for Sqlite {
         })
     }
 
-    fn append(&self, owner: &Owner, id: &str, items: Vec<Item>, now: u64) -> Stored<'_, ()> {
+    fn append(&self, owner: &Owner, id: &str, addition: Addition, now: u64) -> Stored<'_, ()> {
         let (owner, id) = (owner.clone(), id.to_owned());
         self.call(move |database| {
             database.write(|writing| {
-                let numbers = writing.insert_items(&owner, &items)?;
-                writing.append(&owner, &id, &numbers, now)
+                let numbers = writing.insert_items(&owner, &addition.items)?;
+                writing.append(&owner, &id, &numbers, &addition, now)
             })
         })
     }
@@ -216,13 +240,13 @@ impl Database {
             connection.query_row("PRAGMA journal_mode = WAL", [], |_| Ok(()))?;
             connection.pragma_update(None, "synchronous", "NORMAL")?;
             let version: i64 = connection.query_row("PRAGMA user_version", [], |row| row.get(0))?;
-            if version == 0 {
-                connection.execute_batch(&format!("BEGIN EXCLUSIVE; {SCHEMA} COMMIT;"))?;
+            if let Some(missing) = [SCHEMA, TO_VERSION_2].get(version as usize) {
+                connection.execute_batch(&format!("BEGIN EXCLUSIVE; {missing} COMMIT;"))?;
             }
             Ok((connection, version))
         };
         match prepare().map_err(failed)? {
-            (connection, 0 | SCHEMA_VERSION) => Ok(Self { connection, limits }),
+            (connection, 0..=SCHEMA_VERSION) => Ok(Self { connection, limits }),
             (_, found) => Err(OpenError::Version { path: path.to_owned(), found }),
         }
     }
@@ -240,20 +264,44 @@ impl Database {
         Ok(done)
     }
 
-    /// Body, numbers of its items, how many of those are output.
-    fn record(&self, owner: &Owner, id: &str) -> Outcome<(String, Vec<i64>, usize)> {
-        let mut select = self.connection.prepare_cached("SELECT body, history, outputs FROM records WHERE owner = ?1 AND id = ?2")?;
-        let row = select.query_row(params![owner.0, id], |row| Ok((row.get(0)?, row.get::<_, String>(1)?, row.get(2)?))).optional()?;
-        let (body, history, outputs) = row.ok_or_else(|| StoreError::NotFound(id.to_owned()))?;
-        Ok((body, numbers(&history)?, outputs))
+    /// Without its items, whose numbers come beside it, and how many of those are output.
+    fn record(&self, owner: &Owner, id: &str) -> Outcome<(Record, Vec<i64>, usize)> {
+        let mut select = self
+            .connection
+            .prepare_cached("SELECT id, body, used, messages, tokens, history, outputs FROM records WHERE owner = ?1 AND id = ?2")?;
+        let row = select.query_row(params![owner.0, id], |row| Ok((record(row)?, row.get::<_, String>(5)?, row.get(6)?))).optional()?;
+        let (record, history, outputs) = row.ok_or_else(|| StoreError::NotFound(id.to_owned()))?;
+        Ok((record, numbers(&history)?, outputs))
+    }
+
+    fn list(&self, owner: &Owner, kind: Kind, page: &Page) -> Outcome<RecordPage> {
+        let after = match &page.after {
+            Some(after) => {
+                let mut select = self.connection.prepare_cached("SELECT number FROM records WHERE owner = ?1 AND id = ?2 AND kind = ?3")?;
+                let number = select.query_row(params![owner.0, after, kind], |row| row.get(0)).optional()?;
+                number.ok_or_else(|| StoreError::NotFound(after.clone()))?
+            }
+            None if page.descending => i64::MAX,
+            None => i64::MIN,
+        };
+        let (beyond, order) = if page.descending { ("<", "DESC") } else { (">", "ASC") };
+        let mut select = self.connection.prepare_cached(&format!(
+            "SELECT id, body, used, messages, tokens FROM records WHERE owner = ?1 AND kind = ?2 AND number {beyond} ?3
+             ORDER BY number {order} LIMIT ?4",
+        ))?;
+        let records = select.query_map(params![owner.0, kind, after, page.limit.saturating_add(1) as i64], record)?;
+        let mut records = records.collect::<Result<Vec<_>, _>>()?;
+        let has_more = records.len() > page.limit;
+        records.truncate(page.limit);
+        Ok(RecordPage { records, has_more })
     }
 
     fn items(&self, numbers: &[i64]) -> Outcome<Vec<Item>> {
         let mut select = self.connection.prepare_cached(
-            "SELECT items.id, items.body FROM json_each(?1) AS place JOIN items ON items.number = place.value ORDER BY place.key",
+            "SELECT items.id, items.body, items.tokens FROM json_each(?1) AS place JOIN items ON items.number = place.value
+             ORDER BY place.key",
         )?;
-        let items = select.query_map([list(numbers)], |row| Ok(Item { id: row.get(0)?, body: row.get(1)? }))?;
-        let items = items.collect::<Result<Vec<_>, _>>()?;
+        let items = select.query_map([list(numbers)], item)?.collect::<Result<Vec<_>, _>>()?;
         whole(numbers, items)
     }
 
@@ -263,6 +311,21 @@ impl Database {
             .prepare_cached("SELECT items.id FROM json_each(?1) AS place JOIN items ON items.number = place.value ORDER BY place.key")?;
         let ids = select.query_map([list(numbers)], |row| row.get(0))?.collect::<Result<Vec<_>, _>>()?;
         whole(numbers, ids)
+    }
+}
+
+fn record(row: &Row<'_>) -> rusqlite::Result<Record> {
+    let totals = Totals { messages: row.get(3)?, tokens: row.get(4)? };
+    Ok(Record { id: row.get(0)?, body: row.get(1)?, updated: row.get(2)?, totals, items: Vec::new() })
+}
+
+fn item(row: &Row<'_>) -> rusqlite::Result<Item> {
+    Ok(Item { id: row.get(0)?, body: row.get(1)?, tokens: row.get(2)? })
+}
+
+impl ToSql for Kind {
+    fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {
+        Ok(ToSqlOutput::Owned(Value::Integer(*self as i64)))
     }
 }
 
@@ -284,21 +347,24 @@ struct Writing<'a>(Transaction<'a>);
 
 impl Writing<'_> {
     fn put(&self, owner: &Owner, record: NewRecord, now: u64) -> Outcome<()> {
-        let NewRecord { id, body, earlier, items, outputs, conversation } = record;
+        let NewRecord { id, kind, body, earlier, items, outputs, conversation } = record;
         let mut history = self.numbers_of(owner, &earlier)?;
         let new = self.insert_items(owner, &items)?;
         history.extend(&new);
         if history.len() > HISTORY_ITEMS_MAX {
             return Err(StoreError::TooLong { id });
         }
-        if let Some(conversation) = conversation {
-            self.append(owner, &conversation, &new, now)?;
+        if let Some((conversation, body)) = conversation {
+            self.append(owner, &conversation, &new, &Addition { body, ..Addition::default() }, now)?;
         }
         let history = list(&history);
         self.0.execute(
-            "INSERT INTO records (owner, id, used, body, history, outputs) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
-            params![owner.0, id, now, body, history, outputs],
+            "INSERT INTO records (owner, id, used, body, history, outputs, kind) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+            params![owner.0, id, now, body, history, outputs, kind],
         )?;
+        if kind == Kind::Conversation {
+            self.count(self.0.last_insert_rowid())?;
+        }
         self.use_items(&history)
     }
 
@@ -312,9 +378,9 @@ impl Writing<'_> {
     }
 
     fn insert_items(&self, owner: &Owner, items: &[Item]) -> Outcome<Vec<i64>> {
-        let mut insert = self.0.prepare_cached("INSERT OR IGNORE INTO items (owner, id, body) VALUES (?1, ?2, ?3)")?;
+        let mut insert = self.0.prepare_cached("INSERT OR IGNORE INTO items (owner, id, body, tokens) VALUES (?1, ?2, ?3, ?4)")?;
         for item in items {
-            insert.execute(params![owner.0, item.id, item.body])?;
+            insert.execute(params![owner.0, item.id, item.body, item.tokens])?;
         }
         self.numbers_of(owner, &items.iter().map(|item| item.id.clone()).collect::<Vec<_>>())
     }
@@ -351,15 +417,24 @@ impl Writing<'_> {
         Ok((number, numbers(&history)?))
     }
 
-    fn append(&self, owner: &Owner, id: &str, items: &[i64], now: u64) -> Outcome<()> {
+    /// `items`: the numbers of the addition's items.
+    fn append(&self, owner: &Owner, id: &str, items: &[i64], addition: &Addition, now: u64) -> Outcome<()> {
         let (number, mut history) = self.history(owner, id)?;
+        let gone = match addition.cut {
+            Some(cut) => cut.take(&mut history).ok_or_else(|| StoreError::Changed(id.to_owned()))?,
+            None => Vec::new(),
+        };
         history.extend(items);
         if history.len() > HISTORY_ITEMS_MAX {
             return Err(StoreError::TooLong { id: id.to_owned() });
         }
         self.use_items(&list(items))?;
         self.0.execute("UPDATE records SET history = ?2, used = ?3 WHERE number = ?1", params![number, list(&history), now])?;
-        Ok(())
+        self.count(number)?;
+        if let Some(Rewrite { from, to }) = &addition.body {
+            self.0.execute("UPDATE records SET body = ?3 WHERE number = ?1 AND body = ?2", params![number, from, to])?;
+        }
+        self.give_up(&list(&gone))
     }
 
     fn remove(&self, owner: &Owner, id: &str, item: &str) -> Outcome<()> {
@@ -370,7 +445,21 @@ impl Writing<'_> {
             return Err(StoreError::NotFound(item.to_owned()));
         }
         self.0.execute("UPDATE records SET history = ?2 WHERE number = ?1", params![record, list(&left)])?;
+        self.count(record)?;
         self.give_up(&list(&gone))
+    }
+
+    /// Brings a conversation's totals up to date.
+    fn count(&self, record: i64) -> Outcome<()> {
+        self.0.execute(
+            "UPDATE records SET messages = counted.messages, tokens = counted.tokens FROM (
+                 SELECT count(*) FILTER (WHERE items.id GLOB 'msg_*') AS messages, coalesce(sum(items.tokens), 0) AS tokens
+                 FROM records AS conversation, json_each(conversation.history) AS place JOIN items ON items.number = place.value
+                 WHERE conversation.number = ?1) AS counted
+             WHERE records.number = ?1",
+            [record],
+        )?;
+        Ok(())
     }
 
     fn delete(&self, number: i64) -> Outcome<()> {

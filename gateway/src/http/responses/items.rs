@@ -4,6 +4,7 @@ use crate::{
     dialog::{Message, ToolCall},
     http::errors::ApiError,
     store::Item,
+    text::tokenizer::Tokenizer,
 };
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -128,13 +129,25 @@ pub(crate) fn recall(item: &Item) -> Result<(Value, Said), ApiError> {
     Ok((value, sent.said))
 }
 
+impl Said {
+    /// Of the text, without what a template puts around it.
+    pub(crate) fn tokens(&self, tokenizer: &Tokenizer) -> u32 {
+        let tokens = |text: &str| tokenizer.encode(text, false).map_or(0, |tokens| tokens.len() as u32);
+        match self {
+            Self::Message { text, .. } | Self::Thought(text) | Self::Returned { text, .. } => tokens(text),
+            Self::Call(call) => tokens(&call.name) + tokens(&call.arguments.to_string()),
+            Self::Reference(_) => 0,
+        }
+    }
+}
+
 impl Sent {
     /// As it is stored and listed.
     pub(crate) fn named(&self, id: String) -> Item {
         let mut body = Map::new();
         body.insert("id".into(), id.clone().into());
         body.extend(self.body.iter().map(|(name, value)| (name.clone(), value.clone())));
-        Item { id, body: Value::Object(body).to_string() }
+        Item { id, body: Value::Object(body).to_string(), tokens: 0 }
     }
 
     pub(crate) fn prefix(&self) -> &'static str {

@@ -2,13 +2,14 @@
 
 use crate::{
     generation::{CallDelta, Piece},
+    http::openai::Usage,
     store::Item,
 };
 use serde_json::{Value, json};
 
 /// Items in the order in which they begin; the last may still grow.
 #[derive(Debug, Default)]
-pub(super) struct Output {
+pub(crate) struct Output {
     done: Vec<Item>,
     open: Option<Open>,
     events: Vec<Event>,
@@ -16,10 +17,10 @@ pub(super) struct Output {
 
 /// An event of a stream, without its place in the sequence.
 #[derive(Debug)]
-pub(super) struct Event {
-    pub(super) kind: &'static str,
+pub(crate) struct Event {
+    pub(crate) kind: &'static str,
     /// An object.
-    pub(super) fields: Value,
+    pub(crate) fields: Value,
 }
 
 /// The item that grows.
@@ -39,7 +40,7 @@ enum Kind {
 }
 
 impl Output {
-    pub(super) fn push(&mut self, piece: &Piece) {
+    pub(crate) fn push(&mut self, piece: &Piece) {
         if !piece.reasoning.is_empty() {
             self.grow(Kind::Thought, &piece.reasoning);
         }
@@ -52,7 +53,7 @@ impl Output {
     }
 
     /// Nothing follows. An answer without anything is an empty message.
-    pub(super) fn finish(&mut self, status: &'static str) {
+    pub(crate) fn finish(&mut self, status: &'static str) {
         if self.done.is_empty() && self.open.is_none() {
             self.open(Kind::Message);
         }
@@ -60,12 +61,12 @@ impl Output {
     }
 
     /// Events since the last call.
-    pub(super) fn events(&mut self) -> Vec<Event> {
+    pub(crate) fn events(&mut self) -> Vec<Event> {
         std::mem::take(&mut self.events)
     }
 
     /// All items, once finished.
-    pub(super) fn items(&self) -> &[Item] {
+    pub(crate) fn items(&self) -> &[Item] {
         debug_assert!(self.open.is_none(), "an item still grows");
         &self.done
     }
@@ -135,7 +136,7 @@ impl Output {
             self.event("response.content_part.done", json!({"item_id": open.id, "output_index": index, "content_index": 0, "part": part}));
         }
         let item = open.item(status);
-        self.done.push(Item { id: open.id, body: item.to_string() });
+        self.done.push(Item { id: open.id, body: item.to_string(), tokens: 0 });
         self.event("response.output_item.done", json!({"output_index": index, "item": item}));
     }
 
@@ -176,6 +177,20 @@ impl Open {
             Kind::Call { .. } => {}
         }
     }
+}
+
+/// An answer's items, with the tokens that they took: the first its thoughts', the last all others.
+pub(crate) fn counted(items: &[Item], usage: &Usage) -> Vec<Item> {
+    let mut items = items.to_vec();
+    let thought = usage.completion_tokens_details.reasoning_tokens;
+    let said = usage.completion_tokens.saturating_sub(thought);
+    if let Some(first) = items.first_mut() {
+        first.tokens += thought as u32;
+    }
+    if let Some(last) = items.last_mut() {
+        last.tokens += said as u32;
+    }
+    items
 }
 
 /// One of its own.

@@ -2,7 +2,7 @@
 
 use super::{
     items::{self, Said, Sent},
-    output::{Output, new_id},
+    output::{Output, counted, new_id},
     request::{Before, Request, references},
     running::Place,
 };
@@ -10,8 +10,14 @@ use crate::{
     dialog::{Dialog, Message},
     gateway::{Gateway, RunningDialog, unix_seconds},
     generation::{FinishReason, Piece},
-    http::{answer::Answer, errors::ApiError, openai::Usage},
-    store::{Item, NewRecord, Owner, Part, StoreError},
+    http::{
+        answer::Answer,
+        conversations::{record::Conversation, retitled},
+        errors::ApiError,
+        openai::Usage,
+    },
+    store::{Addition, Item, NewRecord, Owner, Part, Record, Rewrite, StoreError},
+    text::tokenizer::Tokenizer,
 };
 use serde_json::{Map, Value, json};
 use std::{collections::HashMap, sync::Arc};
@@ -41,7 +47,8 @@ struct Recording {
     /// Stored items that the history begins with.
     earlier: Vec<String>,
     input: Vec<Item>,
-    conversation: Option<String>,
+    /// As it was found, without its items.
+    conversation: Option<Record>,
 }
 
 /// How a response ended.
@@ -57,26 +64,33 @@ enum Ending {
 impl Run {
     pub(super) async fn start(gateway: &Arc<Gateway>, request: Request) -> Result<Self, ApiError> {
         let owner = gateway.owner();
-        let before = match &request.before {
-            Before::Nothing => Vec::new(),
-            Before::Response(id) => history(gateway, &owner, "previous_response_id", "resp_", id).await?,
-            Before::Conversation(id) => history(gateway, &owner, "conversation", "conv_", id).await?,
+        let (before, conversation) = match &request.before {
+            Before::Nothing => (Vec::new(), None),
+            Before::Response(id) => (history(gateway, &owner, "previous_response_id", "resp_", id).await?.items, None),
+            Before::Conversation(id) => {
+                let mut record = history(gateway, &owner, "conversation", "conv_", id).await?;
+                (std::mem::take(&mut record.items), Some(record))
+            }
         };
         let named = references(&request.input);
         let named = match named.is_empty() {
             true => Vec::new(),
             false => gateway.store().find(&owner, &named).await.map_err(|error| ApiError::of_store("input", error))?,
         };
-        let Request { options, instructions, input, before: from, store, tools, tool_choice, parallel, reasoning, echo } = request;
-        let conversation = if let Before::Conversation(id) = from { Some(id) } else { None };
+        let Request { options, instructions, input, before: _, store, tools, tool_choice, parallel, reasoning, echo } = request;
         let chained = conversation.is_none();
+        let instructions = match (instructions, &conversation) {
+            (None, Some(record)) => Conversation::read(record)?.instructions().map(str::to_owned),
+            (instructions, _) => instructions,
+        };
+        let worker = Arc::clone(gateway);
         let understood = gateway.compute(move || {
             let recalled = before.iter().map(|item| items::recall(item).map(|(_, said)| said)).collect::<Result<Vec<_>, _>>()?;
             let mut looked_up = HashMap::new();
             for item in &named {
                 looked_up.insert(item.id.as_str(), (item, items::recall(item)?.1));
             }
-            let (input, said) = complete(&input, &looked_up, before.last().map_or("", |item| &item.id), chained)?;
+            let (input, said) = complete(&input, &looked_up, before.last().map_or("", |item| &item.id), chained, &worker.text().tokenizer)?;
             let system = instructions.map(|text| Message { role: "system".into(), content: Some(text), ..Message::default() });
             let messages = system.into_iter().chain(items::turns(recalled.into_iter().chain(said))).collect();
             let dialog = Dialog { messages, tools, tool_choice, parallel, reasoning, ..Dialog::default() };
@@ -180,7 +194,7 @@ impl Run {
             (_, Some(error)) => response["error"] = failure(error),
             _ => {}
         }
-        match self.record.keep(&self.gateway, &response, self.output.items()).await {
+        match self.record.keep(&self.gateway, &response, &counted(self.output.items(), self.answer.usage())).await {
             Ok(()) => (kind, response, error),
             // What cannot be gone on from has failed: the next turn would lack its context.
             Err(lost) => {
@@ -220,9 +234,10 @@ impl Recording {
     async fn keep(&mut self, gateway: &Gateway, response: &Value, output: &[Item]) -> Result<(), StoreError> {
         let now = unix_seconds();
         let items: Vec<_> = std::mem::take(&mut self.input).into_iter().chain(output.iter().cloned()).collect();
+        let conversation = self.conversation.take().map(|record| (titled(&record, &items), record.id));
         if !self.store {
-            return match &self.conversation {
-                Some(conversation) => gateway.store().append(&self.owner, conversation, items, now).await,
+            return match conversation {
+                Some((body, id)) => gateway.store().append(&self.owner, &id, Addition { body, ..Addition::of(items) }, now).await,
                 None => Ok(()),
             };
         }
@@ -234,19 +249,27 @@ impl Recording {
             earlier: std::mem::take(&mut self.earlier),
             items,
             outputs: output.len(),
-            conversation: self.conversation.clone(),
+            conversation: conversation.map(|(body, id)| (id, body)),
+            ..NewRecord::default()
         };
         gateway.store().put(&self.owner, record, now).await
     }
 }
 
-/// The items of a stored response or conversation.
-async fn history(gateway: &Gateway, owner: &Owner, param: &str, prefix: &str, id: &str) -> Result<Vec<Item>, ApiError> {
+/// A response is not lost for want of a title.
+fn titled(record: &Record, items: &[Item]) -> Option<Rewrite> {
+    retitled(record, items).unwrap_or_else(|error| {
+        tracing::warn!(error = error.message(), "a conversation gets no title");
+        None
+    })
+}
+
+/// A stored response or conversation.
+async fn history(gateway: &Gateway, owner: &Owner, param: &str, prefix: &str, id: &str) -> Result<Record, ApiError> {
     if !id.starts_with(prefix) {
         return Err(ApiError::not_found(param, format!("`{id}` is not an id that `{param}` could name: those begin with `{prefix}`")));
     }
-    let record = gateway.store().load(owner, id, Part::All).await;
-    record.map(|record| record.items).map_err(|error| ApiError::of_store(param, error))
+    gateway.store().load(owner, id, Part::All).await.map_err(|error| ApiError::of_store(param, error))
 }
 
 /// The input with ids, and what it says.
@@ -255,6 +278,7 @@ fn complete(
     looked_up: &HashMap<&str, (&Item, Said)>,
     before: &str,
     chained: bool,
+    tokenizer: &Tokenizer,
 ) -> Result<(Vec<Item>, Vec<Said>), ApiError> {
     let mut last = before.to_owned();
     let mut items = Vec::with_capacity(input.len());
@@ -266,7 +290,10 @@ fn complete(
                     looked_up.get(id.as_str()).ok_or_else(|| ApiError::not_found("input", format!("`{id}` is not stored here")))?;
                 ((*item).clone(), said.clone())
             }
-            said => (sent.named(if chained { sent.chained_id(&last) } else { new_id(sent.prefix()) }), said.clone()),
+            said => {
+                let id = if chained { sent.chained_id(&last) } else { new_id(sent.prefix()) };
+                (Item { tokens: said.tokens(tokenizer), ..sent.named(id) }, said.clone())
+            }
         };
         last.clone_from(&item.id);
         items.push(item);

@@ -1,0 +1,125 @@
+//! What of a long history a model is given: the newest turns. Which of the oldest are left out follows from the history alone, so that
+//! nothing has to be remembered from one request to the next.
+//!
+//! A prompt's KV is found again as far as the prompt is the same from its beginning. So leaving out one more turn each time ([`Slide`])
+//! loses all but the system prompt's KV with every turn. [`Steps`] leaves out half of what fits at once, and nothing again until it is full:
+//!
+//! ```text
+//!   turn   slide     steps          (four fit)
+//!     4    1234      1234
+//!     5     2345        45    ◄ another beginning
+//!     6      3456       456
+//!     7       4567      4567
+//!     8        5678        78 ◄
+//! ```
+//!
+//! [`Slide`]: Strategy::Slide
+//! [`Steps`]: Strategy::Steps
+
+use serde::{Deserialize, Serialize};
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Strategy {
+    /// All is given; what does not fit is an error.
+    #[default]
+    None,
+    /// As many turns as fit.
+    Slide,
+    /// Once they do not fit any more: half of what would.
+    Steps,
+}
+
+/// What fits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    pub turns: usize,
+    /// Of all turns that are given.
+    pub tokens: u64,
+}
+
+impl Limits {
+    fn hold(self, turns: usize, tokens: u64) -> bool {
+        turns <= self.turns && tokens <= self.tokens
+    }
+
+    fn halved(self) -> Self {
+        Self { turns: self.turns.div_ceil(2), tokens: self.tokens / 2 }
+    }
+}
+
+/// How many of the oldest turns are left out. `turns`: the tokens of each, the oldest first. The last one always stays.
+pub fn left_out(strategy: Strategy, limits: Limits, turns: &[u64]) -> usize {
+    let kept = match strategy {
+        Strategy::None => return 0,
+        Strategy::Slide => limits,
+        Strategy::Steps => limits.halved(),
+    };
+    let (mut first, mut tokens) = (0, 0);
+    // As it went, turn by turn: where it was full before decides where it is full next.
+    for (last, turn) in turns.iter().enumerate() {
+        tokens += turn;
+        if limits.hold(last + 1 - first, tokens) {
+            continue;
+        }
+        while first < last && !kept.hold(last + 1 - first, tokens) {
+            tokens -= turns[first];
+            first += 1;
+        }
+    }
+    first
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Strategy, *};
+    use proptest::prelude::*;
+
+    const FOUR: Limits = Limits { turns: 4, tokens: 1_000 };
+
+    fn each(strategy: Strategy, limits: Limits, turns: &[u64]) -> Vec<usize> {
+        (1..=turns.len()).map(|count| left_out(strategy, limits, &turns[..count])).collect()
+    }
+
+    #[test]
+    fn steps_are_large_and_rare() {
+        let turns = [10; 9];
+        assert_eq!(each(Strategy::None, FOUR, &turns), [0; 9]);
+        assert_eq!(each(Strategy::Slide, FOUR, &turns), [0, 0, 0, 0, 1, 2, 3, 4, 5]);
+        assert_eq!(each(Strategy::Steps, FOUR, &turns), [0, 0, 0, 0, 3, 3, 3, 6, 6]);
+    }
+
+    #[test]
+    fn tokens_count_as_turns_do() {
+        let limits = Limits { turns: usize::MAX, tokens: 100 };
+        assert_eq!(each(Strategy::Steps, limits, &[40, 40, 40, 10, 60]), [0, 0, 2, 2, 4]);
+        assert_eq!(each(Strategy::Slide, limits, &[40, 40, 40, 10, 60]), [0, 0, 1, 1, 3]);
+        assert_eq!(left_out(Strategy::Steps, limits, &[10, 500]), 1, "the newest turn stays, whatever its size");
+        assert_eq!(left_out(Strategy::Steps, limits, &[]), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_given_fits_and_its_beginning_stays(
+            turns in prop::collection::vec(0u64..60, 1..80),
+            most in 1usize..20,
+            tokens in 1u64..400,
+        ) {
+            let limits = Limits { turns: most, tokens };
+            for strategy in [Strategy::Slide, Strategy::Steps] {
+                let each = each(strategy, limits, &turns);
+                for (last, &first) in each.iter().enumerate() {
+                    prop_assert!(first <= last, "the newest turn is given");
+                    let given = &turns[first..=last];
+                    prop_assert!(given.len() == 1 || limits.hold(given.len(), given.iter().sum()), "what is given fits");
+                    let before = if last == 0 { 0 } else { each[last - 1] };
+                    prop_assert!(before <= first, "what was left out stays out");
+                    if before < first {
+                        let all = &turns[before..=last];
+                        prop_assert!(!limits.hold(all.len(), all.iter().sum()), "nothing is left out that fits");
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Conversations as JSON lines: one conversation each, with all its items.
+
+use super::{super::access::Client, load, of_store, parsed, shown};
+use crate::{
+    gateway::Gateway,
+    http::errors::ApiError,
+    store::{Kind, Page, Part, Record, RecordPage},
+};
+use axum::{
+    body::Body,
+    extract::Path,
+    http::header,
+    response::{IntoResponse, Response},
+};
+use futures_util::stream;
+use serde_json::Value;
+use std::{collections::VecDeque, sync::Arc};
+
+/// Conversations whose ids are looked up at a time.
+const PAGE: usize = 100;
+
+/// `GET /v1/conversations/{id}/export`.
+pub async fn export(Client(gateway): Client, Path(id): Path<String>) -> Result<Response, ApiError> {
+    Ok(jsonl(Body::from(line(&load(&gateway, &id, Part::All).await?)?)))
+}
+
+/// `GET /v1/conversations/export`: all that the caller has, the oldest first. What cannot be read breaks it off, so that a part never passes
+/// for the whole.
+pub async fn export_all(Client(gateway): Client) -> Result<Response, ApiError> {
+    let mut walk = Walk { gateway, ids: VecDeque::new(), after: None, last: false };
+    // The first page now: a store that is down has a status.
+    walk.more().await?;
+    let lines = stream::unfold(Some(walk), |walk| async move {
+        let mut walk = walk?;
+        match walk.next().await {
+            Ok(Some(line)) => Some((Ok(line), Some(walk))),
+            Ok(None) => None,
+            Err(error) => Some((Err(error.message().to_owned()), None)),
+        }
+    });
+    Ok(jsonl(Body::from_stream(lines)))
+}
+
+struct Walk {
+    gateway: Arc<Gateway>,
+    ids: VecDeque<String>,
+    after: Option<String>,
+    last: bool,
+}
+
+impl Walk {
+    async fn next(&mut self) -> Result<Option<String>, ApiError> {
+        loop {
+            let Some(id) = self.ids.pop_front() else {
+                if self.last {
+                    return Ok(None);
+                }
+                self.more().await?;
+                continue;
+            };
+            match load(&self.gateway, &id, Part::All).await {
+                Ok(record) => return line(&record).map(Some),
+                // Deleted meanwhile.
+                Err(error) if error.status() == 404 => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    async fn more(&mut self) -> Result<(), ApiError> {
+        let page = Page { after: self.after.take(), limit: PAGE, descending: false };
+        let found = self.gateway.store().list(&self.gateway.owner(), Kind::Conversation, page).await;
+        let RecordPage { records, has_more } = found.map_err(of_store)?;
+        self.last = !has_more;
+        self.after = records.last().map(|record| record.id.clone());
+        self.ids = records.into_iter().map(|record| record.id).collect();
+        Ok(())
+    }
+}
+
+fn line(record: &Record) -> Result<String, ApiError> {
+    let mut conversation = shown(record)?;
+    conversation["items"] = record.items.iter().map(|item| parsed(&item.id, &item.body)).collect::<Result<Value, _>>()?;
+    Ok(format!("{conversation}\n"))
+}
+
+fn jsonl(body: Body) -> Response {
+    ([(header::CONTENT_TYPE, "application/jsonl"), (header::CONTENT_DISPOSITION, "attachment; filename=\"conversations.jsonl\"")], body)
+        .into_response()
+}

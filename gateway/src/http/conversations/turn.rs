@@ -1,0 +1,320 @@
+//! A chat's turn in a stored conversation: what was said before it, and what is added when its answer has ended. Both are added together,
+//! before the answer's last part goes out: what a client has in full is stored, and what broke off has left nothing.
+//!
+//! Where the store does not answer, a chat goes on with what was sent alone, and says so.
+
+use super::{
+    super::{
+        answer::Delta,
+        context::Cost,
+        errors::ApiError,
+        openai::Usage,
+        parse,
+        responses::{
+            items::{self, Said, Sent, recall},
+            output::{Output, counted, new_id},
+        },
+    },
+    no_item, place_of,
+    record::{Changes, Conversation},
+};
+use crate::{
+    dialog::{Dialog, Message},
+    gateway::{Gateway, unix_seconds},
+    generation::FinishReason,
+    store::{Addition, Cut, Item, Kind, NewRecord, Part, Record, Rewrite, StoreError},
+    text::tokenizer::Tokenizer,
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+/// In place of an id: one that does not exist yet.
+const NEW: &str = "new";
+
+/// `conversation` in a chat's body.
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "expected a conversation's id, `new`, or an object")]
+pub enum ConversationField {
+    Id(String),
+    Wish(Box<Wish>),
+}
+
+/// What a turn does to its conversation.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Wish {
+    /// `None`: a new conversation.
+    id: Option<String>,
+    /// This item and what follows it go when the new answer has ended.
+    replace: Option<String>,
+    /// The last answer goes.
+    regenerate: bool,
+    #[serde(flatten)]
+    changes: Changes,
+}
+
+/// The part of a chat's body that is read before all else.
+#[derive(Debug, Deserialize)]
+struct Peek {
+    #[serde(default)]
+    conversation: Option<ConversationField>,
+}
+
+/// The conversation that a chat goes on with, as it was found.
+#[derive(Debug)]
+pub enum Before {
+    New(Conversation),
+    Stored {
+        record: Record,
+        conversation: Conversation,
+        /// Items of its history that the turn goes on from.
+        kept: usize,
+    },
+    /// The store does not answer.
+    Lost(StoreError),
+}
+
+/// A turn that is being answered.
+#[derive(Debug)]
+pub struct Turn {
+    /// Its model answers, and its sender owns the conversation.
+    gateway: Gateway,
+    fate: Fate,
+    input: Vec<Item>,
+    output: Output,
+}
+
+/// What becomes of a turn.
+#[derive(Debug)]
+enum Fate {
+    Begins(Conversation),
+    GoesOn {
+        conversation: Conversation,
+        /// As it was found.
+        body: String,
+        cut: Option<Cut>,
+    },
+    Stored {
+        id: String,
+    },
+    NotStored {
+        reason: String,
+    },
+}
+
+/// Looks for the conversation that a chat's body names, if it names one.
+pub async fn before(gateway: &Gateway, body: &[u8]) -> Result<Option<Before>, ApiError> {
+    if !std::str::from_utf8(body).is_ok_and(|body| body.contains("\"conversation\"")) {
+        return Ok(None);
+    }
+    let wish = match parse::json::<Peek>(body)?.conversation {
+        None => return Ok(None),
+        Some(ConversationField::Id(id)) if id == NEW => Wish::default(),
+        Some(ConversationField::Id(id)) => Wish { id: Some(id), ..Wish::default() },
+        Some(ConversationField::Wish(wish)) => *wish,
+    };
+    let Some(id) = &wish.id else {
+        if wish.regenerate || wish.replace.is_some() {
+            return Err(ApiError::invalid(
+                "conversation.id",
+                "`conversation.id` is missing: only a stored conversation's turns can be replaced",
+            ));
+        }
+        let mut conversation = Conversation::new(unix_seconds());
+        conversation.change(gateway, wish.changes)?;
+        return Ok(Some(Before::New(conversation)));
+    };
+    if !id.starts_with("conv_") {
+        return Err(ApiError::not_found("conversation", format!("`{id}` is not a conversation's id")));
+    }
+    let record = match gateway.store().load(&gateway.owner(), id, Part::All).await {
+        Ok(record) => record,
+        Err(error @ (StoreError::Failed(_) | StoreError::Busy)) => {
+            tracing::warn!(%error, "a chat goes on without its conversation");
+            return Ok(Some(Before::Lost(error)));
+        }
+        Err(error) => return Err(ApiError::of_store("conversation", error)),
+    };
+    let kept = kept(&record, &wish)?;
+    let mut conversation = Conversation::read(&record)?;
+    conversation.change(gateway, wish.changes)?;
+    Ok(Some(Before::Stored { record, conversation, kept }))
+}
+
+fn kept(record: &Record, wish: &Wish) -> Result<usize, ApiError> {
+    match (&wish.replace, wish.regenerate) {
+        (Some(_), true) => Err(ApiError::invalid("conversation.replace", "`replace` and `regenerate` exclude each other")),
+        (Some(item), false) => place_of(record, item).ok_or_else(|| no_item("conversation.replace", &record.id, item)),
+        (None, false) => Ok(record.items.len()),
+        (None, true) => {
+            // An answer is what follows the last that the model was told.
+            let answers = |item: &Item| {
+                recall(item).is_ok_and(|(_, said)| match said {
+                    Said::Message { role, .. } => role == "assistant",
+                    Said::Thought(_) | Said::Call(_) => true,
+                    Said::Returned { .. } | Said::Reference(_) => false,
+                })
+            };
+            let kept = record.items.iter().rposition(|item| !answers(item)).map_or(0, |last| last + 1);
+            if kept < record.items.len() {
+                return Ok(kept);
+            }
+            Err(ApiError::invalid(
+                "conversation.regenerate",
+                format!("`{}` does not end with an answer: there is none to replace", record.id),
+            ))
+        }
+    }
+}
+
+impl Before {
+    /// The model that answered last, for a request that names none.
+    pub fn model(&self) -> Option<&str> {
+        match self {
+            Self::New(conversation) | Self::Stored { conversation, .. } => conversation.model(),
+            Self::Lost(_) => None,
+        }
+    }
+
+    /// Of what was said.
+    pub fn bytes(&self) -> usize {
+        if let Self::Stored { record, .. } = self { record.items.iter().map(|item| item.body.len()).sum() } else { 0 }
+    }
+
+    /// The dialog with all that was said before, and the turn that it is, with what is known of each turn's tokens. `dialog`: what was sent.
+    pub fn enter(self, gateway: &Gateway, mut dialog: Dialog) -> Result<(Dialog, Turn, Option<Vec<Cost>>), ApiError> {
+        let (mut conversation, recalled, found) = match self {
+            Self::New(conversation) => (conversation, Vec::new(), None),
+            Self::Stored { mut record, conversation, kept } => {
+                let cut = (kept < record.items.len()).then_some(Cut { keep: kept, of: record.items.len() });
+                record.items.truncate(kept);
+                (conversation, record.items, Some((record.body, cut)))
+            }
+            Self::Lost(error) if dialog.messages.is_empty() => return Err(ApiError::of_store("conversation", error)),
+            Self::Lost(error) => return Ok((dialog, Turn::new(gateway, Fate::NotStored { reason: error.to_string() }, Vec::new()), None)),
+        };
+        let instructs = dialog.messages.first().is_some_and(|first| matches!(first.role.as_str(), "system" | "developer"));
+        if let Some(instructions) = instructs.then(|| dialog.messages.remove(0)).and_then(|first| first.content) {
+            conversation.instruct(instructions);
+        }
+        conversation.answered_by(gateway.model_name());
+        let sent = dialog.messages.into_iter().flat_map(bodies).enumerate();
+        let sent = sent.map(|(place, body)| items::understand(&format!("messages[{place}]"), body)).collect::<Result<Vec<_>, _>>()?;
+        let tokenizer = &gateway.text().tokenizer;
+        let item = |sent: &Sent| Item { tokens: sent.said.tokens(tokenizer), ..sent.named(new_id(sent.prefix())) };
+        let input: Vec<_> = sent.iter().map(item).collect();
+        conversation.take_title(if recalled.is_empty() { &input } else { &recalled });
+
+        let mut said = recalled.iter().map(|item| recall(item).map(|(_, said)| said)).collect::<Result<Vec<_>, _>>()?;
+        said.extend(sent.into_iter().map(|sent| sent.said));
+        let answerable = |last: &Said| match last {
+            Said::Message { role, .. } => role != "assistant",
+            last => matches!(last, Said::Returned { .. }),
+        };
+        if !said.last().is_some_and(answerable) {
+            let message = "a turn ends with what a user says or a call returned, and then the model answers: put it into `messages`";
+            return Err(ApiError::invalid("messages", message));
+        }
+        let costs = costs(recalled.iter().chain(&input).zip(&said), tokenizer);
+        let system =
+            conversation.instructions().map(|text| Message { role: "system".into(), content: Some(text.to_owned()), ..Message::default() });
+        let messages = system.into_iter().chain(items::turns(said)).collect();
+        let fate = match found {
+            Some((body, cut)) => Fate::GoesOn { conversation, body, cut },
+            None => Fate::Begins(conversation),
+        };
+        Ok((Dialog { messages, ..dialog }, Turn::new(gateway, fate, input), Some(costs)))
+    }
+}
+
+impl Turn {
+    fn new(gateway: &Gateway, fate: Fate, input: Vec<Item>) -> Self {
+        Self { gateway: gateway.clone(), fate, input, output: Output::default() }
+    }
+
+    /// The answer's next part. With the last one the turn is stored.
+    pub async fn hear(&mut self, delta: &Delta, usage: &Usage) {
+        self.output.push(&delta.piece);
+        self.output.events();
+        if let Some(finish) = &delta.piece.finish {
+            let whole = matches!(finish.reason, FinishReason::Stop | FinishReason::ToolCalls);
+            self.output.finish(if whole { "completed" } else { "incomplete" });
+            self.store(usage).await;
+        }
+    }
+
+    async fn store(&mut self, usage: &Usage) {
+        let (store, owner, now) = (self.gateway.store(), self.gateway.owner(), unix_seconds());
+        let mut items = std::mem::take(&mut self.input);
+        items.extend(counted(self.output.items(), usage));
+        let (id, stored) = match &self.fate {
+            Fate::Begins(conversation) => {
+                let (id, body) = (conversation.id().to_owned(), conversation.body());
+                let record = NewRecord { id: id.clone(), kind: Kind::Conversation, body, items, ..NewRecord::default() };
+                (id, store.put(&owner, record, now).await)
+            }
+            Fate::GoesOn { conversation, body, cut } => {
+                let to = conversation.body();
+                let body = (to != *body).then(|| Rewrite { from: body.clone(), to });
+                (conversation.id().to_owned(), store.append(&owner, conversation.id(), Addition { cut: *cut, items, body }, now).await)
+            }
+            Fate::Stored { .. } | Fate::NotStored { .. } => return,
+        };
+        self.fate = match stored {
+            Ok(()) => Fate::Stored { id },
+            Err(error) => {
+                tracing::warn!(%error, conversation = id, "a turn was not stored");
+                Fate::NotStored { reason: error.to_string() }
+            }
+        };
+    }
+
+    /// Why the turn is not stored, and will not be.
+    pub fn not_stored(&self) -> Option<&str> {
+        if let Fate::NotStored { reason } = &self.fate { Some(reason) } else { None }
+    }
+
+    /// For the client, at the end.
+    pub fn told(&self) -> Value {
+        match &self.fate {
+            Fate::Stored { id } => json!({"id": id, "stored": true}),
+            Fate::NotStored { reason } => json!({"id": null, "stored": false, "reason": reason}),
+            Fate::Begins(_) | Fate::GoesOn { .. } => json!({"id": null, "stored": false, "reason": "the answer has not ended"}),
+        }
+    }
+}
+
+/// Of each turn. Thoughts of turns that are over are not shown to the model again.
+fn costs<'a>(items: impl Iterator<Item = (&'a Item, &'a Said)>, tokenizer: &Tokenizer) -> Vec<Cost> {
+    let mut costs: Vec<Cost> = Vec::new();
+    let mut user_spoke = false;
+    for (item, said) in items {
+        let user = matches!(said, Said::Message { role, .. } if role == "user");
+        if costs.is_empty() || user && user_spoke {
+            costs.push(Cost::default());
+        }
+        user_spoke |= user;
+        if let (Some(cost), false) = (costs.last_mut(), matches!(said, Said::Thought(_))) {
+            // Nobody counted what an earlier version stored.
+            let tokens = if item.tokens > 0 { item.tokens } else { said.tokens(tokenizer) };
+            *cost = Cost { tokens: cost.tokens + u64::from(tokens), messages: cost.messages + 1 };
+        }
+    }
+    costs
+}
+
+/// A message as items, in the order in which answers have them.
+fn bodies(message: Message) -> Vec<Value> {
+    let Message { role, content, reasoning, tool_calls, tool_call_id, name, .. } = message;
+    if matches!(role.as_str(), "tool" | "function") {
+        let call_id = tool_call_id.or(name).unwrap_or_default();
+        return vec![json!({"type": "function_call_output", "call_id": call_id, "output": content.unwrap_or_default()})];
+    }
+    let thought = reasoning.map(|text| json!({"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]}));
+    let said = content.map(|text| json!({"type": "message", "role": role, "content": text}));
+    let calls = tool_calls.into_iter().map(|call| {
+        let arguments = call.arguments.as_str().map_or_else(|| call.arguments.to_string(), str::to_owned);
+        json!({"type": "function_call", "call_id": call.id, "name": call.name, "arguments": arguments})
+    });
+    thought.into_iter().chain(said).chain(calls).collect()
+}
