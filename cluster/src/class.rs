@@ -148,6 +148,12 @@ impl Classes {
         self.0.iter().enumerate().map(|(place, class)| (ClassId(place as u8), class))
     }
 
+    /// The one for what nobody waits for: it goes last, and is worth least.
+    pub fn background(&self) -> &Class {
+        let last = self.0.iter().min_by(|a, b| a.priority.cmp(&b.priority).then(a.weight.total_cmp(&b.weight)));
+        last.expect("a cluster has classes")
+    }
+
     /// The class that a client chooses; `auto`, and no word, choose the default.
     pub fn by_tier(&self, tier: Option<&str>) -> Option<ClassId> {
         let tier = tier.filter(|&tier| tier != "auto").unwrap_or("default");

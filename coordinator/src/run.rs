@@ -8,6 +8,7 @@ use crate::{
 };
 use std::{collections::BTreeMap, future, io, net::SocketAddr, sync::Arc, time::Duration};
 use tidemill_gateway::{
+    batches::{self, Batches},
     gateway::{Gateway, GatewaySettings, ServedModel},
     http::{
         routes,
@@ -43,6 +44,8 @@ pub enum RunError {
     Model(#[from] ModelError),
     #[error("responses cannot be stored: {0}")]
     Store(#[from] OpenError),
+    #[error(transparent)]
+    Batches(#[from] batches::OpenError),
     #[error("`pki` has a certificate for {found}, and this is coordinator/{name} (--name)")]
     OtherName { found: String, name: String },
     #[error("the registry cannot start: {0}")]
@@ -106,6 +109,7 @@ impl Coordinator {
                 Arc::new(Memory::new(settings.store))
             }
         };
+        let batches = settings.data.as_ref().map(|dir| Batches::open(&dir.join("batches"), settings.batches)).transpose()?;
         let keeper: Arc<dyn Keeper> = match &settings.tenants {
             Some(path) => Arc::new(keeper::sqlite::Sqlite::open(path)?),
             None => Arc::new(keeper::memory::Memory::default()),
@@ -166,6 +170,7 @@ impl Coordinator {
             aliases: settings.aliases.clone(),
             registry: Arc::new(Agreed::new(registry.clone(), settings.name, served_names)),
             store,
+            batches: batches.map(Arc::new),
             tenants,
             safety: settings.safety,
             replay: settings.replay,
@@ -215,6 +220,7 @@ impl Coordinator {
 
         let gateway = Arc::clone(&self.gateway);
         let mut tending = tokio::spawn(async move { gateway.tend_tenants().await });
+        let mut batching = tokio::spawn(Arc::clone(&self.gateway).run_batches());
         let reloading = self.tls.clone().map(|tls| tokio::spawn(async move { tls.reload_on_hangup().await }));
 
         let gateway = Arc::clone(&self.gateway);
@@ -247,6 +253,7 @@ impl Coordinator {
             _ = &mut forgetting => Err(RunError::Broken("forgets workers that are gone")),
             _ = &mut expiring => Err(RunError::Broken("deletes old responses")),
             _ = &mut tending => Err(RunError::Broken("looks after tenants")),
+            _ = &mut batching => Err(RunError::Broken("runs batches")),
         };
         self.endpoint.close().await;
         ticking.abort();
@@ -254,7 +261,7 @@ impl Coordinator {
         agreeing.abort();
         forgetting.abort();
         // They hold what the next process wants to open.
-        for task in [&mut expiring, &mut tending].into_iter().filter(|task| !task.is_finished()) {
+        for task in [&mut expiring, &mut tending, &mut batching].into_iter().filter(|task| !task.is_finished()) {
             task.abort();
             let _ = task.await;
         }

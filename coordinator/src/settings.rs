@@ -11,7 +11,7 @@ use tidemill_cluster::{
     class::{Class, Classes, OnMiss},
     schedule::{Policy, PolicyName},
 };
-use tidemill_gateway::{replay, response_cache, safety::Safety, store};
+use tidemill_gateway::{batch::file::Room, batches, replay, response_cache, safety::Safety, store};
 use tidemill_net::{
     config::{ConfigError, invalid, parse_bytes, required},
     uplink::HEARTBEAT_DEAD,
@@ -135,6 +135,24 @@ pub struct Flags {
     /// Seconds that such an answer is given again [default: 3600]
     #[arg(long, value_name = "S")]
     pub response_cache_keep_s: Option<u64>,
+    /// Largest file of a batch's requests [default: 200MiB]
+    #[arg(long, value_name = "SIZE")]
+    pub batch_file_bytes_max: Option<String>,
+    /// Requests of one batch, at most [default: 50000]
+    #[arg(long, value_name = "N")]
+    pub batch_requests_max: Option<usize>,
+    /// Files of one tenant, batches' answers among them [default: 500]
+    #[arg(long, value_name = "N")]
+    pub batch_files_max: Option<usize>,
+    /// Bytes of all files of one tenant; over this it stores no more until it deletes some [default: 4GiB]
+    #[arg(long, value_name = "SIZE")]
+    pub batch_bytes_max: Option<String>,
+    /// Days that files, and batches that have ended, are kept [default: 30]
+    #[arg(long, value_name = "DAYS")]
+    pub batch_days: Option<u64>,
+    /// Requests of all batches that run at a time [default: 16]
+    #[arg(long, value_name = "N")]
+    pub batch_concurrency: Option<usize>,
     /// Prompt suffixes of at most this many uncached tokens are computed by the decode worker itself; 0 sends all full
     /// blocks to a prefill worker [default: by predicted time]
     #[arg(long, value_name = "TOKENS")]
@@ -394,6 +412,8 @@ pub struct Settings {
     /// Where responses, conversations and the registry are stored; `None`: in memory.
     pub data: Option<PathBuf>,
     pub store: store::Limits,
+    /// Of clients' files and batches.
+    pub batches: batches::Limits,
     /// `None`: everything may be asked and answered.
     pub safety: Option<Safety>,
     /// Of answers kept for repeated requests.
@@ -429,6 +449,9 @@ const CONNECTIONS_MAX: usize = 1 << 20;
 
 /// Less than this, and one long conversation would push all others out.
 const STORE_BYTES_MIN: u64 = 16 << 20;
+
+/// More would fill the queue that live requests wait in.
+const BATCH_CONCURRENCY_MAX: u64 = 1024;
 
 /// A hundred years.
 const STORE_DAYS_MAX: u64 = 36_500;
@@ -488,6 +511,14 @@ impl Flags {
         let replay_bytes_max = parse_bytes(&replay_bytes).map_err(|reason| invalid("replay_bytes_max", &replay_bytes, reason))?;
         let cached = self.response_cache_bytes_max.unwrap_or_else(|| "0".into());
         let cached_bytes_max = parse_bytes(&cached).map_err(|reason| invalid("response_cache_bytes_max", &cached, reason))?;
+        let bytes = |key, given: Option<String>, default: &str| {
+            let given = given.unwrap_or_else(|| default.into());
+            match parse_bytes(&given) {
+                Ok(0) => Err(invalid(key, given, "must be at least 1")),
+                Ok(bytes) => Ok(bytes),
+                Err(reason) => Err(invalid(key, &given, reason)),
+            }
+        };
         let positive = |key, value: u64| if value == 0 { Err(invalid(key, value, "must be at least 1")) } else { Ok(value) };
         let within = |least, most, key, value| {
             if (least..=most).contains(&value) { Ok(value) } else { Err(invalid(key, value, format!("must be from {least} to {most}"))) }
@@ -555,6 +586,17 @@ impl Flags {
                     STORE_BYTES_MIN.. => store_bytes_max,
                     _ => return Err(invalid("store_bytes_max", &store_bytes, "must be at least 16MiB")),
                 },
+            },
+            batches: batches::Limits {
+                file_bytes: bytes("batch_file_bytes_max", self.batch_file_bytes_max, "200MiB")?,
+                lines: positive("batch_requests_max", self.batch_requests_max.unwrap_or(50_000) as u64)? as usize,
+                room: Room {
+                    files: positive("batch_files_max", self.batch_files_max.unwrap_or(500) as u64)? as usize,
+                    bytes: bytes("batch_bytes_max", self.batch_bytes_max, "4GiB")?,
+                },
+                age: Duration::from_secs(within(1, STORE_DAYS_MAX, "batch_days", self.batch_days.unwrap_or(30))? * 24 * 3600),
+                at_once: within(1, BATCH_CONCURRENCY_MAX, "batch_concurrency", self.batch_concurrency.unwrap_or(16) as u64)? as usize,
+                line_bytes: body_bytes_max as usize,
             },
             safety: self.safety.map_or(Ok(None), SafetyFlags::check)?,
             replay: replay::Limits {
@@ -689,6 +731,9 @@ mod tests {
             (Flags { admin: Some(([0, 0, 0, 0], 9100).into()), ..flags() }, "admin_public"),
             (Flags { tls_cert: Some("cert.pem".into()), ..flags() }, "tls_key"),
             (Flags { quota_share: Some("2/2".into()), ..flags() }, "quota_share"),
+            (Flags { batch_bytes_max: Some("0".into()), ..flags() }, "batch_bytes_max"),
+            (Flags { batch_concurrency: Some(0), ..flags() }, "batch_concurrency"),
+            (Flags { batch_days: Some(0), ..flags() }, "batch_days"),
             (Flags { usage_segment_bytes: Some("1KiB".into()), ..flags() }, "usage_segment_bytes"),
         ] {
             let error = flags.check().unwrap_err().to_string();

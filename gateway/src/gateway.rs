@@ -2,6 +2,8 @@
 
 use crate::{
     backend::{Backend, Cache, Submission},
+    batch::life::Sender,
+    batches::Batches,
     dialog::{Dialog, DialogError, DialogPrompt, ToolChoice},
     http::{
         answer::{Answer, Books, Reader},
@@ -75,6 +77,8 @@ pub struct GatewaySettings {
     pub aliases: BTreeMap<String, String>,
     pub registry: Arc<dyn Registry>,
     pub store: Arc<dyn Store>,
+    /// `None`: there is no data directory.
+    pub batches: Option<Arc<Batches>>,
     pub tenants: Arc<Tenants>,
     /// `None`: everything may be asked and answered.
     pub safety: Option<Safety>,
@@ -121,6 +125,7 @@ struct Shared {
     aliases: RwLock<Arc<BTreeMap<String, String>>>,
     registry: Arc<dyn Registry>,
     store: Arc<dyn Store>,
+    batches: Option<Arc<Batches>>,
     tenants: Arc<Tenants>,
     safety: Option<Safety>,
     running: Arc<RunningResponses>,
@@ -156,6 +161,7 @@ impl Gateway {
             aliases: RwLock::new(Arc::new(settings.aliases)),
             registry: settings.registry,
             store: settings.store,
+            batches: settings.batches,
             tenants: settings.tenants,
             safety: settings.safety,
             running: Arc::default(),
@@ -244,6 +250,19 @@ impl Gateway {
         &*self.shared.store
     }
 
+    /// Where clients' files and batches are, if they are kept.
+    pub fn batches(&self) -> Result<&Arc<Batches>, ApiError> {
+        self.shared.batches.as_ref().ok_or_else(ApiError::no_data_directory)
+    }
+
+    /// Runs clients' batches, for ever.
+    pub async fn run_batches(self: Arc<Self>) {
+        match &self.shared.batches {
+            Some(batches) => Arc::clone(batches).run(Arc::clone(&self)).await,
+            None => std::future::pending().await,
+        }
+    }
+
     /// `None`: it is switched off.
     pub fn safety(&self) -> Option<&Safety> {
         self.shared.safety.as_ref()
@@ -273,6 +292,15 @@ impl Gateway {
         Owner(self.tenant().into_iter().chain(user).collect::<Vec<_>>().join("/"))
     }
 
+    /// Who asks, for what is asked in its name later.
+    pub fn sender(&self) -> Sender {
+        self.caller.as_ref().map_or_else(Sender::default, |caller| caller.sender())
+    }
+
+    pub fn request_timeout(&self) -> Duration {
+        self.shared.request_timeout
+    }
+
     fn tenant(&self) -> Option<&str> {
         self.caller.as_ref()?.tenant()
     }
@@ -283,16 +311,25 @@ impl Gateway {
 
     /// A request's wishes, as far as its sender may have them.
     pub fn options(&self, arrived: Instant, mut request: GenerateRequest) -> Result<Options, ApiError> {
-        if let Some(tier) = self.caller.as_ref().and_then(|caller| caller.tier()) {
-            let asked = request.service_tier.as_deref();
-            // What nobody has is an error, whoever asks.
-            if self.classes().by_tier(asked).is_some() {
-                request.service_tier = Some(tier.service_tier(asked).to_owned());
-            }
+        let asked = request.service_tier.as_deref();
+        // What nobody has is an error, whoever asks.
+        if self.classes().by_tier(asked).is_some()
+            && let Some(tier) = self.service_tier(asked)
+        {
+            request.service_tier = Some(tier.to_owned());
         }
         let mut options = Options::check(arrived, request, self.text(), self.classes())?;
         options.salt = self.salt(&options.salt);
         Ok(options)
+    }
+
+    /// The service tier of a request that asks for `asked`. `None`: what it asks for.
+    fn service_tier<'a>(&'a self, asked: Option<&'a str>) -> Option<&'a str> {
+        let caller = self.caller.as_ref()?;
+        match caller.in_background {
+            true => Some(&self.classes().background().service_tier),
+            false => caller.tier().map(|tier| tier.service_tier(asked)),
+        }
     }
 
     /// Separates cached blocks: a tenant's from all others', and within it those with another `cache_salt`. Nothing that a client sends
@@ -574,8 +611,7 @@ impl Gateway {
     /// Gives all prompts to the cluster to be embedded.
     pub fn start_embeddings(&self, param: &str, prompts: &[Tokens]) -> Result<(Submission, Metered), ApiError> {
         self.check_prompts(param, prompts, 1)?;
-        let tier = self.caller.as_ref().and_then(|caller| caller.tier()).map(|tier| tier.service_tier(None));
-        let class = self.classes().by_tier(tier).unwrap_or_default();
+        let class = self.classes().by_tier(self.service_tier(None)).unwrap_or_default();
         let request = |prompt: &Tokens| NewRequest {
             prompt: prompt.clone(),
             salt: self.salt(&[]),

@@ -6,6 +6,7 @@
 //! - [`endpoint`]: the generating endpoints' common part; [`chat`], [`completions`]: their wire shapes; [`openai`]: bodies
 //! - [`responses`], [`conversations`]: what is stored, and goes on by its id
 //! - [`context`]: long dialogs fitted into the window
+//! - [`files`], [`batches`]: requests in files, answered within a day
 //! - [`messages`]: Anthropic's API; [`embeddings`], [`moderations`] and [`tokenize`]: what needs no answer
 //! - [`structured`]: what an answer's text must follow
 //! - [`parse`]: bodies checked; [`errors`]: OpenAI's error object
@@ -17,6 +18,7 @@
 pub mod access;
 pub mod admin;
 pub mod answer;
+pub mod batches;
 pub mod chat;
 pub mod completions;
 pub mod console;
@@ -25,6 +27,7 @@ pub mod conversations;
 pub mod embeddings;
 pub mod endpoint;
 pub mod errors;
+pub mod files;
 pub mod messages;
 pub mod models;
 pub mod moderations;

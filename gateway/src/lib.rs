@@ -8,6 +8,7 @@
 //! - [`generation`]: a choice's tokens to the parts of its answer, one pure pipeline
 //! - [`replay`]: answers that are recorded, for requests that are repeated
 //! - [`response_cache`]: answers that are kept, for whoever asks the same
+//! - [`batch`]: files of requests, and the order and pace in which they are answered
 //!
 //! Shell (feature `shell`, on by default):
 //!
@@ -16,10 +17,12 @@
 //! - [`backend`]: the cluster as the gateway sees it
 //! - [`registry`]: what coordinators agree on, as operators see and change it
 //! - [`store`]: responses and conversations that clients may ask for again
+//! - [`batches`]: clients' files and batches, on disk and running
 //! - [`tenants`]: who asks, how much, and what it came to
 //! - [`safety`]: what may be asked and answered here
 //! - [`metrics`]: the numbers behind `/metrics`; [`recent`]: the last choices that ended
 
+pub mod batch;
 pub mod context;
 pub mod dialog;
 pub mod generation;
@@ -29,6 +32,8 @@ pub mod text;
 
 #[cfg(feature = "shell")]
 pub mod backend;
+#[cfg(feature = "shell")]
+pub mod batches;
 #[cfg(feature = "shell")]
 pub mod gateway;
 #[cfg(feature = "shell")]

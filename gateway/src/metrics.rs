@@ -64,6 +64,11 @@ fn describe() {
     describe_gauge!("tidemill_shedding_step", "How many steps of tiers are turned away: 0 none, 1 the first ones, 2 the second ones, too");
     describe_counter!("tidemill_usage_events_lost_total", "Events of the usage log that there was no room for while the disk failed");
     describe_gauge!("tidemill_usage_log_failing", "1 while the usage log cannot be written");
+    describe_counter!(
+        "tidemill_batch_requests_total",
+        "Attempts of batches' requests, by whether they were answered, failed, or are to come later"
+    );
+    describe_gauge!("tidemill_batches_running", "Batches that have not ended");
     describe_counter!("tidemill_response_cache_total", "Greedy and seeded requests, by whether their answer was in the response cache");
     describe_gauge!("tidemill_response_cache_bytes", "Bytes of answers in the response cache, about");
     describe_gauge!("tidemill_response_cache_answers", "Answers in the response cache");
@@ -117,6 +122,15 @@ pub fn show_shedding(step: u8) {
 pub fn show_usage_log(lost: u64, failing: bool) {
     counter!("tidemill_usage_events_lost_total").absolute(lost);
     gauge!("tidemill_usage_log_failing").set(u8::from(failing));
+}
+
+/// An attempt of a batch's request has ended.
+pub fn count_batch_request(outcome: &'static str) {
+    counter!("tidemill_batch_requests_total", "outcome" => outcome).increment(1);
+}
+
+pub fn show_batches(running: usize) {
+    gauge!("tidemill_batches_running").set(running as f64);
 }
 
 /// What became of a request that may be a repeat.

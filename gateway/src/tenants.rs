@@ -6,7 +6,7 @@
 pub mod metered;
 mod ttft;
 
-use crate::{http::errors::ApiError, metrics};
+use crate::{batch::life::Sender, http::errors::ApiError, metrics};
 use metered::{Metered, Wanted};
 use std::{
     sync::{
@@ -20,7 +20,7 @@ use tidemill_tenancy::{
     jwt::Verifier,
     keeper::{KeepError, Keeper},
     key::Secret,
-    limits::{Limits, Share},
+    limits::{Limits, Overrides, Share},
     meter::{Meter, OpenError},
     quota::{Kind, Quota, Refusal, Scope, Standing},
     records::{Change, Key, Tenant},
@@ -91,13 +91,15 @@ pub struct Caller {
     pub id: String,
     /// `None`: the door is open.
     pub principal: Option<(Principal, Arc<Tier>)>,
+    /// Nobody waits for the answer: it comes when there is room that nobody else needs.
+    pub in_background: bool,
     /// Once the request has its quota, or was refused one.
     standing: OnceLock<Standing>,
 }
 
 impl Caller {
     pub fn new(principal: Option<(Principal, Arc<Tier>)>) -> Self {
-        Self { id: format!("req_{:032x}", rand::random::<u128>()), principal, standing: OnceLock::new() }
+        Self { id: format!("req_{:032x}", rand::random::<u128>()), principal, in_background: false, standing: OnceLock::new() }
     }
 
     pub fn standing(&self) -> Option<&Standing> {
@@ -116,6 +118,16 @@ impl Caller {
 
     pub fn tier(&self) -> Option<&Arc<Tier>> {
         self.principal.as_ref().map(|(_, tier)| tier)
+    }
+
+    pub fn sender(&self) -> Sender {
+        let Some((principal, tier)) = &self.principal else { return Sender::default() };
+        Sender {
+            tenant: Some(principal.tenant.as_ref().to_owned()),
+            tier: Some(tier.name.clone()),
+            user: principal.user.as_deref().map(str::to_owned),
+            key: principal.key.as_deref().map(str::to_owned),
+        }
     }
 }
 
@@ -171,15 +183,48 @@ impl Tenants {
             (_, Some(secret)) => self.directory().authenticate(now, &secret).ok_or_else(ApiError::wrong_key)?,
             (Some(jwt), None) if Verifier::looks_like_one(credential) => {
                 let mut principal = jwt.verify(now, credential).map_err(|invalid| ApiError::wrong_token(&invalid.to_string()))?;
-                principal.tenant_limits = self.directory().tenant(&principal.tenant).map_or_else(Default::default, |tenant| tenant.limits);
+                principal.tenant_limits = self.limits_of(&principal.tenant);
                 principal
             }
             _ => return Err(ApiError::wrong_key()),
         };
-        let Some(tier) = self.tiers.get(&principal.tier).cloned() else {
-            return Err(ApiError::no_such_tier(&principal.tier, &self.tiers.names()));
+        self.with_tier(principal).map(Some)
+    }
+
+    fn with_tier(&self, principal: Principal) -> Result<(Principal, Arc<Tier>), ApiError> {
+        match self.tiers.get(&principal.tier).cloned() {
+            Some(tier) => Ok((principal, tier)),
+            None => Err(ApiError::no_such_tier(&principal.tier, &self.tiers.names())),
+        }
+    }
+
+    /// Whoever made a batch, for one of its requests: as things are now, since keys are revoked, and tenants get other tiers. An error: it
+    /// may not ask any more, and why.
+    pub fn caller_of_batch(&self, sender: &Sender) -> Result<Caller, String> {
+        let now = self.now().as_secs();
+        let principal = match (&sender.tenant, &sender.key) {
+            (None, _) if self.is_open() => None,
+            (None, _) => return Err("it was made without a key, and by now keys are needed".into()),
+            (Some(_), Some(key)) => match self.directory().principal(now, key) {
+                Some(principal) => Some(principal),
+                None => return Err(format!("its key `{key}` was revoked, or has expired")),
+            },
+            (Some(tenant), None) if self.jwt.is_some() => Some(Principal {
+                tenant: tenant.as_str().into(),
+                tier: sender.tier.as_deref().unwrap_or_default().into(),
+                user: sender.user.as_deref().map(Into::into),
+                key: None,
+                tenant_limits: self.limits_of(tenant),
+                key_limits: Default::default(),
+            }),
+            (Some(_), None) => return Err("it was made with an identity provider's token, and by now there is no provider".into()),
         };
-        Ok(Some((principal, tier)))
+        let principal = principal.map(|principal| self.with_tier(principal)).transpose().map_err(|error| error.message().to_owned())?;
+        Ok(Caller { in_background: true, ..Caller::new(principal) })
+    }
+
+    fn limits_of(&self, tenant: &str) -> Overrides {
+        self.directory().tenant(tenant).map_or_else(Default::default, |tenant| tenant.limits)
     }
 
     /// Refuses a request that could not pass whatever it asks for, before it costs anything.

@@ -1,6 +1,6 @@
 //! Every failure as OpenAI's error object: `{"error": {"message", "type", "param", "code"}}`.
 
-use crate::{metrics::RequestOutcome, store::StoreError};
+use crate::{batches::BatchError, metrics::RequestOutcome, store::StoreError};
 use axum::{
     Json,
     http::{HeaderValue, StatusCode, header},
@@ -102,6 +102,29 @@ impl ApiError {
                 Self::internal(message)
             }
         }
+    }
+
+    /// `param`: the field that names what was looked for.
+    pub fn of_batches(param: &str, error: BatchError) -> Self {
+        let message = error.to_string();
+        match error {
+            BatchError::NotFound(_) => Self::not_found(param, message),
+            BatchError::Purpose { .. } | BatchError::Over(..) => Self::invalid(param, message),
+            BatchError::TooLarge(_) => Self { code: Some("file_too_large"), ..Self::new(StatusCode::PAYLOAD_TOO_LARGE, message) },
+            BatchError::NoRoom(_) => Self { code: Some("no_room_for_files"), ..Self::new(StatusCode::BAD_REQUEST, message) },
+            BatchError::InUse { .. } => Self::conflict(message),
+            BatchError::TooMany => Self { code: Some("too_many_batches"), ..Self::new(StatusCode::BAD_REQUEST, message) },
+            BatchError::Busy => Self { retry_after_s: Some(1), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) },
+            BatchError::Disk(_) => {
+                tracing::error!(%error, "files and batches");
+                Self::internal(message)
+            }
+        }
+    }
+
+    pub fn no_data_directory() -> Self {
+        let message = "This coordinator keeps no files, and so runs no batches: it was started without a data directory (--data DIR).";
+        Self { code: Some("files_not_kept"), ..Self::new(StatusCode::NOT_IMPLEMENTED, message) }
     }
 
     /// An `Idempotency-Key` with a body that is not its own.

@@ -1,12 +1,13 @@
 //! Routes of the front door and of the operators' port.
 
 use super::{
-    access, admin, chat::Chat, completions::Completions, console, conversations, embeddings, endpoint, errors::ApiError, messages, models,
-    moderations, operator, records, replay, responses, tokenize, watch,
+    access, admin, batches, chat::Chat, completions::Completions, console, conversations, embeddings, endpoint, errors::ApiError, files,
+    messages, models, moderations, operator, records, replay, responses, tokenize, watch,
 };
 use crate::gateway::Gateway;
 use axum::{
     Router,
+    extract::DefaultBodyLimit,
     http::{Method, StatusCode, Uri},
     middleware::{from_fn, from_fn_with_state},
     routing::{delete, get, post, put},
@@ -15,16 +16,8 @@ use std::sync::Arc;
 
 /// For clients. `operators_too`: operators have no port of their own, and need none: the door is open.
 pub fn front_door(gateway: Arc<Gateway>, operators_too: bool) -> Router {
-    let generating = Router::new()
-        .route("/v1/chat/completions", post(endpoint::serve::<Chat>))
-        .route("/v1/completions", post(endpoint::serve::<Completions>))
-        .route("/v1/responses", post(responses::create))
-        .route("/v1/responses/{id}", get(responses::retrieve).delete(responses::delete))
-        .route("/v1/messages", post(messages::create))
-        .route("/v1/embeddings", post(embeddings::create))
-        .route_layer(from_fn_with_state(Arc::clone(&gateway), access::admit))
-        .route_layer(from_fn_with_state(Arc::clone(&gateway), replay::layer));
-    let routes = generating
+    let routes = generating(&gateway)
+        .route_layer(from_fn_with_state(Arc::clone(&gateway), replay::layer))
         .route("/v1/chat/completions/{id}", get(replay::by_id))
         .route("/v1/completions/{id}", get(replay::by_id))
         .route("/v1/messages/{id}", get(replay::by_id))
@@ -38,6 +31,13 @@ pub fn front_door(gateway: Arc<Gateway>, operators_too: bool) -> Router {
         .route("/v1/conversations/{id}/items", get(conversations::items).post(conversations::add))
         .route("/v1/conversations/{id}/items/{item}", get(conversations::item).delete(conversations::remove))
         .route("/v1/messages/count_tokens", post(messages::count_tokens))
+        // A file says by itself when it is too long.
+        .route("/v1/files", post(files::create).layer(DefaultBodyLimit::disable()).get(files::list))
+        .route("/v1/files/{id}", get(files::retrieve).delete(files::delete))
+        .route("/v1/files/{id}/content", get(files::content))
+        .route("/v1/batches", post(batches::create).get(batches::list))
+        .route("/v1/batches/{id}", get(batches::retrieve))
+        .route("/v1/batches/{id}/cancel", post(batches::cancel))
         .route("/v1/moderations", post(moderations::create))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
@@ -47,6 +47,18 @@ pub fn front_door(gateway: Arc<Gateway>, operators_too: bool) -> Router {
     let routes = everywhere().merge(routes);
     let routes = if operators_too { routes.merge(operators()) } else { routes };
     finish(routes, gateway)
+}
+
+/// What takes quota and gives an answer, from clients that are known already: batches' requests take this way, too.
+pub(crate) fn generating(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
+    Router::new()
+        .route("/v1/chat/completions", post(endpoint::serve::<Chat>))
+        .route("/v1/completions", post(endpoint::serve::<Completions>))
+        .route("/v1/responses", post(responses::create))
+        .route("/v1/responses/{id}", get(responses::retrieve).delete(responses::delete))
+        .route("/v1/messages", post(messages::create))
+        .route("/v1/embeddings", post(embeddings::create))
+        .route_layer(from_fn_with_state(Arc::clone(gateway), access::admit))
 }
 
 /// For operators alone.

@@ -1,0 +1,78 @@
+//! Files that clients have stored, and those that answers are in.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+/// What a file is for: a client stores requests, and gets answers.
+pub const INPUT: &str = "batch";
+pub const OUTPUT: &str = "batch_output";
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoredFile {
+    pub id: String,
+    /// A tenant; nobody's, where the door is open.
+    pub owner: String,
+    pub filename: String,
+    pub purpose: String,
+    pub bytes: u64,
+    /// Orders lists.
+    pub created_ms: u64,
+    /// Unix seconds.
+    pub expires_at: u64,
+}
+
+impl StoredFile {
+    /// As clients see it.
+    pub fn view(&self) -> Value {
+        json!({
+            "id": self.id, "object": "file", "bytes": self.bytes, "created_at": self.created_ms / 1000, "expires_at": self.expires_at,
+            "filename": self.filename, "purpose": self.purpose, "status": "processed", "status_details": null,
+        })
+    }
+}
+
+/// What one owner may store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    pub files: usize,
+    /// Of all files together.
+    pub bytes: u64,
+}
+
+/// Why a file is not stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoRoom {
+    #[error("you have {0} files, and may have no more: delete some")]
+    Files(usize),
+    #[error("your files would have {bytes} bytes, and may have {max}: delete some")]
+    Bytes { bytes: u64, max: u64 },
+}
+
+impl Room {
+    /// Whether one more file of so many bytes fits beside `others`, of one owner.
+    pub fn check(&self, others: impl Iterator<Item = u64>, bytes: u64) -> Result<(), NoRoom> {
+        let (files, stored) = others.fold((0, 0_u64), |(files, stored), bytes| (files + 1, stored.saturating_add(bytes)));
+        let bytes = stored.saturating_add(bytes);
+        if files >= self.files {
+            return Err(NoRoom::Files(files));
+        }
+        if bytes > self.bytes {
+            return Err(NoRoom::Bytes { bytes, max: self.bytes });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_owner_has_so_many_files_and_bytes() {
+        let room = Room { files: 2, bytes: 10 };
+        assert_eq!(room.check([6].into_iter(), 4), Ok(()));
+        assert_eq!(room.check([6].into_iter(), 5), Err(NoRoom::Bytes { bytes: 11, max: 10 }));
+        assert_eq!(room.check([1, 1].into_iter(), 1), Err(NoRoom::Files(2)));
+        assert_eq!(room.check(std::iter::empty(), u64::MAX), Err(NoRoom::Bytes { bytes: u64::MAX, max: 10 }));
+    }
+}

@@ -1,0 +1,553 @@
+//! Files and batches of clients: in the data directory, and run from there, each request as if its client had sent it now. All of it
+//! survives this process: a batch goes on where its files of answers end.
+//!
+//! - [`disk`]: what is where, and how it gets there; `journal`: a batch's answers so far
+//! - `runner`: a batch from its file to its end
+
+pub mod disk;
+mod journal;
+mod runner;
+
+use crate::batch::{
+    file::{INPUT, NoRoom, OUTPUT, Room, StoredFile},
+    input::Problem,
+    life::{Batch, Sender, Wanted},
+};
+use disk::{Disk, Kind, Upload};
+use std::{
+    collections::BTreeMap,
+    io,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+
+/// Batches of one owner that have not ended.
+const OPEN_MAX: usize = 64;
+/// Batches of one owner that are kept; over this, those that ended first go.
+const KEPT_MAX: usize = 2000;
+/// Files that arrive at a time.
+const UPLOADS_MAX: usize = 16;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Of one file of requests.
+    pub file_bytes: u64,
+    /// Requests in it.
+    pub lines: usize,
+    /// Of one owner.
+    pub room: Room,
+    /// Files, and batches that have ended, go after this.
+    pub age: Duration,
+    /// Requests of all batches that run at a time.
+    pub at_once: usize,
+    /// Of one request.
+    pub line_bytes: usize,
+}
+
+#[derive(Debug)]
+pub struct Batches {
+    disk: Disk,
+    limits: Limits,
+    index: Mutex<Index>,
+    /// One change of a batch is written at a time, so that the last one is what stays.
+    saving: tokio::sync::Mutex<()>,
+    /// A batch has come.
+    come: Notify,
+    permits: Arc<Semaphore>,
+    uploads: Arc<Semaphore>,
+}
+
+/// All of it, in memory: contents of files are not.
+#[derive(Debug, Default)]
+struct Index {
+    files: BTreeMap<String, StoredFile>,
+    batches: BTreeMap<String, Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    batch: Batch,
+    /// A client has cancelled it.
+    cancelled: Arc<Notify>,
+    /// Somebody has it in hand.
+    taken: bool,
+}
+
+impl Entry {
+    fn new(batch: Batch) -> Self {
+        Self { batch, cancelled: Arc::default(), taken: false }
+    }
+
+    fn owner(&self) -> &str {
+        self.batch.sender.tenant.as_deref().unwrap_or_default()
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("files and batches in {path}: {source}")]
+pub struct OpenError {
+    path: PathBuf,
+    source: io::Error,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum BatchError {
+    /// Never stored, deleted, too old, or somebody else's.
+    #[error("`{0}` does not exist here (any more)")]
+    NotFound(String),
+    #[error(transparent)]
+    NoRoom(#[from] NoRoom),
+    #[error("the file is larger than {0} bytes")]
+    TooLarge(u64),
+    #[error("`{file}` is the input of `{batch}`, which has not ended: cancel it first")]
+    InUse { file: String, batch: String },
+    #[error("`{file}` is for `{purpose}`: a batch's input is stored with `purpose` `{INPUT}`")]
+    Purpose { file: String, purpose: String },
+    #[error("you have {OPEN_MAX} batches that have not ended, and may have no more")]
+    TooMany,
+    #[error("`{0}` is {1}: it is too late to cancel it")]
+    Over(String, String),
+    #[error("{UPLOADS_MAX} files are arriving, and there may be no more at a time")]
+    Busy,
+    #[error("the data directory has failed: {0}")]
+    Disk(#[from] io::Error),
+}
+
+/// A page of a list, the latest first.
+#[derive(Clone, Debug, Default)]
+pub struct Page {
+    /// It begins behind this id.
+    pub after: Option<String>,
+    pub limit: usize,
+    pub ascending: bool,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Listed<T> {
+    pub items: Vec<T>,
+    pub has_more: bool,
+}
+
+impl Batches {
+    /// Reads what is there. What a crash left half done is finished, or removed.
+    pub fn open(root: &Path, limits: Limits) -> Result<Self, OpenError> {
+        let failed = |source| OpenError { path: root.to_owned(), source };
+        let disk = Disk::open(root.to_owned()).map_err(failed)?;
+        let files: Vec<StoredFile> = disk.load(Kind::File).map_err(failed)?;
+        let batches: Vec<Batch> = disk.load(Kind::Batch).map_err(failed)?;
+        let index = Index {
+            files: files.into_iter().map(|file| (file.id.clone(), file)).collect(),
+            batches: batches.into_iter().map(|batch| (batch.id.clone(), Entry::new(batch))).collect(),
+        };
+        let named = |id: &str| {
+            let finishing = index.batches.values().map(|entry| &entry.batch).filter(|batch| !batch.is_over());
+            let mut outputs = finishing.flat_map(|batch| [&batch.output_file, &batch.error_file]).flatten();
+            index.files.contains_key(id) || outputs.any(|output| output == id)
+        };
+        disk.remove_contents_unless(named).map_err(failed)?;
+        disk.remove_journals_unless(|id| index.batches.get(id).is_some_and(|entry| !entry.batch.is_over())).map_err(failed)?;
+        Ok(Self {
+            disk,
+            limits,
+            index: Mutex::new(index),
+            saving: tokio::sync::Mutex::new(()),
+            come: Notify::new(),
+            permits: Arc::new(Semaphore::new(limits.at_once)),
+            uploads: Arc::new(Semaphore::new(UPLOADS_MAX)),
+        })
+    }
+
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Begins to take a file of this owner's, if there may be one more.
+    pub async fn upload(&self, owner: &str) -> Result<Arriving, BatchError> {
+        let permit = Arc::clone(&self.uploads).try_acquire_owned().map_err(|_| BatchError::Busy)?;
+        self.check_room(owner, 0)?;
+        Ok(Arriving { upload: self.disk.upload(&new_id("file-")).await?, bytes: 0, bytes_max: self.limits.file_bytes, _permit: permit })
+    }
+
+    /// Keeps a file that has arrived. `age_s`: as its owner wants, at most as long as the server keeps files.
+    pub async fn keep(&self, arrived: Arriving, owner: &str, filename: String, age_s: Option<u64>) -> Result<StoredFile, BatchError> {
+        let Arriving { upload, bytes, .. } = arrived;
+        let file = self.file(upload.id().to_owned(), owner, filename, INPUT, bytes, age_s);
+        self.check_room(owner, bytes)?;
+        upload.publish().await?;
+        self.disk.save(Kind::File, &file.id, &file).await?;
+        self.index().files.insert(file.id.clone(), file.clone());
+        Ok(file)
+    }
+
+    fn check_room(&self, owner: &str, bytes: u64) -> Result<(), NoRoom> {
+        let index = self.index();
+        self.limits.room.check(index.files.values().filter(|file| file.owner == owner).map(|file| file.bytes), bytes)
+    }
+
+    fn file(&self, id: String, owner: &str, filename: String, purpose: &str, bytes: u64, age_s: Option<u64>) -> StoredFile {
+        let created_ms = unix_ms();
+        let age = self.limits.age.as_secs();
+        let expires_at = created_ms / 1000 + age_s.map_or(age, |wanted| wanted.min(age));
+        StoredFile { id, owner: owner.to_owned(), filename, purpose: purpose.to_owned(), bytes, created_ms, expires_at }
+    }
+
+    pub fn stored_file(&self, owner: &str, id: &str) -> Result<StoredFile, BatchError> {
+        let now = unix_ms() / 1000;
+        let index = self.index();
+        let file = index.files.get(id).filter(|file| file.owner == owner && now < file.expires_at);
+        file.cloned().ok_or_else(|| BatchError::NotFound(id.to_owned()))
+    }
+
+    /// Where a file's content is.
+    pub fn content(&self, file: &StoredFile) -> PathBuf {
+        self.disk.content(&file.id)
+    }
+
+    /// `purpose`: those with another are left out.
+    pub fn files(&self, owner: &str, purpose: Option<&str>, page: &Page) -> Result<Listed<StoredFile>, BatchError> {
+        let now = unix_ms() / 1000;
+        let index = self.index();
+        let shown =
+            |file: &&StoredFile| file.owner == owner && now < file.expires_at && purpose.is_none_or(|purpose| purpose == file.purpose);
+        page.of(index.files.values().filter(shown).cloned().map(|file| (file.created_ms, file.id.clone(), file)).collect())
+    }
+
+    pub async fn delete_file(&self, owner: &str, id: &str) -> Result<(), BatchError> {
+        self.stored_file(owner, id)?;
+        {
+            let mut index = self.index();
+            if let Some(batch) = index.user_of(id) {
+                return Err(BatchError::InUse { file: id.to_owned(), batch: batch.to_owned() });
+            }
+            index.files.remove(id);
+        }
+        Ok(self.disk.remove_file(id).await?)
+    }
+
+    pub async fn create(&self, sender: Sender, wanted: Wanted) -> Result<Batch, BatchError> {
+        let owner = sender.tenant.clone().unwrap_or_default();
+        let file = self.stored_file(&owner, &wanted.input_file)?;
+        if file.purpose != INPUT {
+            return Err(BatchError::Purpose { file: file.id, purpose: file.purpose });
+        }
+        let batch = Batch::new(new_id("batch_"), sender, wanted, unix_ms());
+        let forgotten = {
+            let mut index = self.index();
+            let of_owner = || index.batches.values().filter(|entry| entry.owner() == owner).map(|entry| &entry.batch);
+            if of_owner().filter(|batch| !batch.is_over()).count() >= OPEN_MAX {
+                return Err(BatchError::TooMany);
+            }
+            let forgotten =
+                (of_owner().count() >= KEPT_MAX).then(|| of_owner().filter_map(|batch| Some((batch.ended_at()?, batch.id.clone()))).min());
+            // Whoever deletes the file now is told whose it is.
+            if !index.files.contains_key(&batch.input_file) {
+                return Err(BatchError::NotFound(batch.input_file));
+            }
+            index.batches.insert(batch.id.clone(), Entry { taken: true, ..Entry::new(batch.clone()) });
+            forgotten.flatten().map(|(_, id)| id)
+        };
+        if let Err(error) = self.save(&batch.id).await {
+            self.index().batches.remove(&batch.id);
+            return Err(error.into());
+        }
+        if let Some(entry) = self.index().batches.get_mut(&batch.id) {
+            entry.taken = false;
+        }
+        if let Some(id) = forgotten {
+            self.forget(&id).await?;
+        }
+        self.come.notify_one();
+        Ok(batch)
+    }
+
+    pub fn batch(&self, owner: &str, id: &str) -> Result<Batch, BatchError> {
+        let index = self.index();
+        let entry = index.batches.get(id).filter(|entry| entry.owner() == owner);
+        entry.map(|entry| entry.batch.clone()).ok_or_else(|| BatchError::NotFound(id.to_owned()))
+    }
+
+    pub fn list(&self, owner: &str, page: &Page) -> Result<Listed<Batch>, BatchError> {
+        let index = self.index();
+        let batches = index.batches.values().filter(|entry| entry.owner() == owner).map(|entry| entry.batch.clone());
+        page.of(batches.map(|batch| (batch.created_ms, batch.id.clone(), batch)).collect())
+    }
+
+    pub async fn cancel(&self, owner: &str, id: &str) -> Result<Batch, BatchError> {
+        self.batch(owner, id)?;
+        let mut in_time = false;
+        let batch = self.change(id, |batch| in_time = batch.cancel(unix_ms() / 1000)).await?;
+        if !in_time {
+            let status = serde_json::to_value(batch.status).ok().and_then(|status| status.as_str().map(str::to_owned));
+            return Err(BatchError::Over(batch.id, status.unwrap_or_default()));
+        }
+        if let Some(entry) = self.index().batches.get(id) {
+            entry.cancelled.notify_one();
+        }
+        Ok(batch)
+    }
+
+    /// Changes a batch, here and on disk.
+    async fn change(&self, id: &str, change: impl FnOnce(&mut Batch)) -> Result<Batch, BatchError> {
+        {
+            let mut index = self.index();
+            let entry = index.batches.get_mut(id).ok_or_else(|| BatchError::NotFound(id.to_owned()))?;
+            change(&mut entry.batch);
+        }
+        Ok(self.save(id).await?)
+    }
+
+    /// Writes a batch as it is now.
+    async fn save(&self, id: &str) -> io::Result<Batch> {
+        let _one_at_a_time = self.saving.lock().await;
+        let batch = self.index().batches.get(id).map(|entry| entry.batch.clone());
+        let batch = batch.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the batch is gone"))?;
+        self.disk.save(Kind::Batch, id, &batch).await?;
+        Ok(batch)
+    }
+
+    /// A request has its answer; the disk has that in the answers themselves.
+    fn count(&self, id: &str, good: bool) {
+        if let Some(entry) = self.index().batches.get_mut(id) {
+            entry.batch.answered(good);
+        }
+    }
+
+    /// Makes a batch's answers a file of its owner's. Done twice, it is done once.
+    async fn publish(&self, batch: &Batch, journal: &Path, id: &str, filename: String) -> io::Result<()> {
+        let bytes = self.disk.adopt(journal, id).await?;
+        let owner = batch.sender.tenant.as_deref().unwrap_or_default();
+        let file = self.file(id.to_owned(), owner, filename, OUTPUT, bytes, batch.output_age_s);
+        self.disk.save(Kind::File, id, &file).await?;
+        self.index().files.insert(id.to_owned(), file);
+        Ok(())
+    }
+
+    /// Removes files that are too old, and batches that ended long ago.
+    async fn expire(&self) -> io::Result<()> {
+        let now = unix_ms() / 1000;
+        let (files, batches) = {
+            let mut index = self.index();
+            let old = index.files.values().filter(|file| file.expires_at <= now && index.user_of(&file.id).is_none());
+            let files: Vec<_> = old.map(|file| file.id.clone()).collect();
+            files.iter().for_each(|id| drop(index.files.remove(id)));
+            let ended = index.batches.values().filter_map(|entry| Some((entry.batch.ended_at()?, &entry.batch.id)));
+            let batches = ended.filter(|(at, _)| at + self.limits.age.as_secs() <= now).map(|(_, id)| id.clone());
+            (files, batches.collect::<Vec<_>>())
+        };
+        if !files.is_empty() || !batches.is_empty() {
+            tracing::info!(files = files.len(), batches = batches.len(), "old files and batches were deleted");
+        }
+        for id in files {
+            self.disk.remove_file(&id).await?;
+        }
+        for id in batches {
+            self.forget(&id).await?;
+        }
+        Ok(())
+    }
+
+    async fn forget(&self, id: &str) -> io::Result<()> {
+        self.index().batches.remove(id);
+        self.disk.remove_batch(id).await
+    }
+
+    /// Batches that nobody has in hand yet.
+    fn take(&self) -> Vec<String> {
+        let mut index = self.index();
+        let waiting = index.batches.values_mut().filter(|entry| !entry.taken && !entry.batch.is_over());
+        waiting
+            .map(|entry| {
+                entry.taken = true;
+                entry.batch.id.clone()
+            })
+            .collect()
+    }
+
+    /// Nothing that holds the lock panics.
+    fn index(&self) -> MutexGuard<'_, Index> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Index {
+    /// The batch that still reads a file.
+    fn user_of(&self, file: &str) -> Option<&str> {
+        let mut open = self.batches.values().map(|entry| &entry.batch).filter(|batch| !batch.is_over());
+        open.find(|batch| batch.input_file == file).map(|batch| batch.id.as_str())
+    }
+}
+
+impl Page {
+    /// `all`: each with its time and its id.
+    fn of<T>(&self, mut all: Vec<(u64, String, T)>) -> Result<Listed<T>, BatchError> {
+        all.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
+        if !self.ascending {
+            all.reverse();
+        }
+        let begin = match &self.after {
+            None => 0,
+            Some(after) => 1 + all.iter().position(|(_, id, _)| id == after).ok_or_else(|| BatchError::NotFound(after.clone()))?,
+        };
+        let has_more = all.len() > begin + self.limit;
+        Ok(Listed { items: all.into_iter().skip(begin).take(self.limit).map(|(_, _, item)| item).collect(), has_more })
+    }
+}
+
+/// A file that is being stored. Dropped, it never was.
+#[derive(Debug)]
+pub struct Arriving {
+    upload: Upload,
+    bytes: u64,
+    bytes_max: u64,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Arriving {
+    pub async fn write(&mut self, bytes: &[u8]) -> Result<(), BatchError> {
+        self.bytes += bytes.len() as u64;
+        if self.bytes > self.bytes_max {
+            return Err(BatchError::TooLarge(self.bytes_max));
+        }
+        Ok(self.upload.write(bytes).await?)
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+fn new_id(prefix: &str) -> String {
+    format!("{prefix}{:032x}", rand::random::<u128>())
+}
+
+fn unix_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}
+
+/// The sender of a batch may not ask any more.
+fn gone(reason: String) -> Problem {
+    Problem::new("invalid_api_key", format!("The rest of this batch was not run: {reason}."))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::batch::life::{Counts, Ending, Status};
+
+    fn limits() -> Limits {
+        let room = Room { files: 3, bytes: 100 };
+        Limits { file_bytes: 50, lines: 10, room, age: Duration::from_secs(3600), at_once: 2, line_bytes: 1000 }
+    }
+
+    async fn stored(batches: &Batches, owner: &str, content: &str) -> Result<StoredFile, BatchError> {
+        let mut arriving = batches.upload(owner).await?;
+        arriving.write(content.as_bytes()).await?;
+        batches.keep(arriving, owner, "requests.jsonl".into(), None).await
+    }
+
+    fn sender(tenant: &str) -> Sender {
+        Sender { tenant: Some(tenant.into()), ..Sender::default() }
+    }
+
+    fn wanted(file: &StoredFile) -> Wanted {
+        Wanted { endpoint: "/v1/embeddings".into(), input_file: file.id.clone(), ..Wanted::default() }
+    }
+
+    #[tokio::test]
+    async fn files_and_batches_outlive_the_process_and_belong_to_their_owner() {
+        let dir = tempfile::tempdir().unwrap();
+        let batches = Batches::open(dir.path(), limits()).unwrap();
+        let file = stored(&batches, "acme", "hello\n").await.unwrap();
+        let batch = batches.create(sender("acme"), wanted(&file)).await.unwrap();
+        assert!(matches!(batches.create(sender("other"), wanted(&file)).await, Err(BatchError::NotFound(_))));
+        drop(batches);
+        let batches = Batches::open(dir.path(), limits()).unwrap();
+        assert_eq!(batches.stored_file("acme", &file.id).unwrap(), file);
+        assert_eq!(std::fs::read_to_string(batches.content(&file)).unwrap(), "hello\n");
+        assert_eq!(batches.batch("acme", &batch.id).unwrap(), batch);
+        for missing in [batches.batch("other", &batch.id).map(drop), batches.stored_file("other", &file.id).map(drop)] {
+            assert!(matches!(missing, Err(BatchError::NotFound(_))));
+        }
+        assert!(matches!(batches.delete_file("other", &file.id).await, Err(BatchError::NotFound(_))));
+        assert!(matches!(batches.cancel("other", &batch.id).await, Err(BatchError::NotFound(_))));
+        assert_eq!(batches.list("other", &Page { limit: 9, ..Page::default() }).unwrap().items, []);
+    }
+
+    #[tokio::test]
+    async fn a_file_that_a_batch_reads_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let batches = Batches::open(dir.path(), limits()).unwrap();
+        let file = stored(&batches, "acme", "hello\n").await.unwrap();
+        let batch = batches.create(sender("acme"), wanted(&file)).await.unwrap();
+        assert!(matches!(batches.delete_file("acme", &file.id).await, Err(BatchError::InUse { .. })));
+        batches.change(&batch.id, |batch| batch.refuse(1, vec![])).await.unwrap();
+        batches.delete_file("acme", &file.id).await.unwrap();
+        assert!(!batches.content(&file).exists());
+    }
+
+    #[tokio::test]
+    async fn there_is_so_much_room_and_what_does_not_fit_leaves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let batches = Batches::open(dir.path(), limits()).unwrap();
+        assert!(matches!(stored(&batches, "acme", &"x".repeat(51)).await, Err(BatchError::TooLarge(50))));
+        stored(&batches, "acme", &"x".repeat(50)).await.unwrap();
+        stored(&batches, "acme", &"x".repeat(50)).await.unwrap();
+        assert!(matches!(stored(&batches, "acme", "x").await, Err(BatchError::NoRoom(NoRoom::Bytes { .. }))));
+        stored(&batches, "other", "x").await.unwrap();
+        let uploads = std::fs::read_dir(dir.path().join("uploads")).unwrap().count();
+        assert_eq!(uploads, 0, "what did not fit is gone");
+    }
+
+    #[tokio::test]
+    async fn pages_are_the_latest_first() {
+        let all: Vec<_> = (0..5_u64).map(|n| (n / 2, n.to_string(), n)).collect();
+        let page = |after: Option<&str>, limit, ascending| Page { after: after.map(str::to_owned), limit, ascending }.of(all.clone());
+        assert_eq!(page(None, 2, false).unwrap(), Listed { items: vec![4, 3], has_more: true });
+        assert_eq!(page(Some("3"), 3, false).unwrap(), Listed { items: vec![2, 1, 0], has_more: false });
+        assert_eq!(page(Some("3"), 3, true).unwrap(), Listed { items: vec![4], has_more: false });
+        assert!(page(Some("9"), 3, true).is_err());
+    }
+
+    #[tokio::test]
+    async fn answers_become_a_file_once_whenever_the_process_dies() {
+        let dir = tempfile::tempdir().unwrap();
+        let batches = Batches::open(dir.path(), limits()).unwrap();
+        let file = stored(&batches, "acme", "hello\n").await.unwrap();
+        let id = batches.create(sender("acme"), wanted(&file)).await.unwrap().id;
+        batches.change(&id, |batch| batch.accept(1, Counts { total: 1, completed: 1, failed: 0 })).await.unwrap();
+        let journal = batches.disk.journal(&id, true);
+        std::fs::write(&journal, "answer\n").unwrap();
+        let batch = batches.change(&id, |batch| batch.finalize(2, Ending::Completed, Some("file-out".into()), None)).await.unwrap();
+        for _ in 0..2 {
+            // The second time, the journal has gone where it belongs, and all but its record is there.
+            batches.publish(&batch, &journal, "file-out", "out.jsonl".into()).await.unwrap();
+            std::fs::remove_file(dir.path().join("files/file-out.json")).unwrap();
+            let again = Batches::open(dir.path(), limits()).unwrap();
+            assert!(again.disk.content("file-out").exists(), "a batch that finishes has named it");
+        }
+        batches.publish(&batch, &journal, "file-out", "out.jsonl".into()).await.unwrap();
+        batches.change(&id, |batch| batch.close(3)).await.unwrap();
+        let again = Batches::open(dir.path(), limits()).unwrap();
+        let out = again.stored_file("acme", "file-out").unwrap();
+        assert_eq!((out.bytes, out.purpose.as_str()), (7, OUTPUT));
+        assert_eq!(again.batch("acme", &id).unwrap().status, Status::Completed);
+    }
+
+    #[tokio::test]
+    async fn what_is_old_goes() {
+        let dir = tempfile::tempdir().unwrap();
+        let batches = Batches::open(dir.path(), limits()).unwrap();
+        let file = stored(&batches, "acme", "hello\n").await.unwrap();
+        let id = batches.create(sender("acme"), wanted(&file)).await.unwrap().id;
+        batches.index().files.get_mut(&file.id).unwrap().expires_at = 1;
+        batches.expire().await.unwrap();
+        assert!(batches.content(&file).exists(), "a batch reads it");
+        batches.change(&id, |batch| batch.refuse(1, vec![])).await.unwrap();
+        batches.expire().await.unwrap();
+        assert!(!batches.content(&file).exists());
+        assert!(batches.batch("acme", &id).is_err());
+        assert_eq!(Batches::open(dir.path(), limits()).unwrap().list("acme", &Page { limit: 9, ..Page::default() }).unwrap().items, []);
+    }
+}

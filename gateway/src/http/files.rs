@@ -1,0 +1,173 @@
+//! `/v1/files`: requests of batches, and their answers.
+
+use super::{access::Client, errors::ApiError, parse};
+use crate::{
+    batch::file::{INPUT, StoredFile},
+    batches::{BatchError, Batches, Listed, Page},
+    gateway::Gateway,
+};
+use axum::{
+    Json,
+    body::{Body, Bytes},
+    extract::{
+        Multipart, Path, Query,
+        multipart::{Field, MultipartError, MultipartRejection},
+        rejection::QueryRejection,
+    },
+    http::header,
+    response::{IntoResponse, Response},
+};
+use futures_util::stream;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::{sync::Arc, time::Duration};
+use tokio::{io::AsyncReadExt, time};
+
+/// A client that sends nothing for this long has left,
+const SILENCE_MAX: Duration = Duration::from_secs(60);
+/// and no file takes longer.
+const UPLOAD_MAX: Duration = Duration::from_secs(3600);
+/// Of a form's field that is no file.
+const FIELD_BYTES_MAX: usize = 1024;
+const NAME_CHARS_MAX: usize = 255;
+/// Of `expires_after`, as OpenAI has it.
+const AGE_S_MIN: u64 = 3600;
+const AGE_S_MAX: u64 = 2_592_000;
+const PAGE_MAX: usize = 10_000;
+const CHUNK_BYTES: usize = 64 << 10;
+
+type Answered = Result<Json<Value>, ApiError>;
+
+/// `POST /v1/files`.
+pub async fn create(Client(gateway): Client, form: Result<Multipart, MultipartRejection>) -> Answered {
+    gateway.check_draining()?;
+    let batches = gateway.batches()?;
+    let form = form.map_err(|rejection| ApiError::malformed(format!("a file comes as multipart/form-data: {}", rejection.body_text())))?;
+    let stored = time::timeout(UPLOAD_MAX, store(&gateway, batches, form)).await;
+    Ok(Json(stored.unwrap_or_else(|_| Err(ApiError::too_slow(UPLOAD_MAX)))?.view()))
+}
+
+async fn store(gateway: &Gateway, batches: &Batches, mut form: Multipart) -> Result<StoredFile, ApiError> {
+    let owner = gateway.owner().0;
+    let (mut arrived, mut purpose, mut anchor, mut age) = (None, None, None, None);
+    while let Some(mut field) = in_time(form.next_field()).await? {
+        match field.name().unwrap_or_default() {
+            "file" => {
+                let filename: String = field.file_name().unwrap_or("requests.jsonl").chars().take(NAME_CHARS_MAX).collect();
+                let mut arriving = batches.upload(&owner).await.map_err(of_file)?;
+                while let Some(chunk) = in_time(field.chunk()).await? {
+                    arriving.write(&chunk).await.map_err(of_file)?;
+                }
+                arrived = Some((arriving, filename));
+            }
+            "purpose" => purpose = Some(text("purpose", field).await?),
+            "expires_after[anchor]" => anchor = Some(text("expires_after[anchor]", field).await?),
+            "expires_after[seconds]" => age = Some(text("expires_after[seconds]", field).await?),
+            other => return Err(ApiError::malformed(format!("the form has a field `{}`, which files do not have", other.escape_debug()))),
+        }
+    }
+    match purpose.as_deref() {
+        Some(INPUT) => {}
+        Some(other) => {
+            let message = format!("`purpose` is `{}`: files are kept for `{INPUT}` only", other.escape_debug());
+            return Err(ApiError::invalid("purpose", message));
+        }
+        None => return Err(ApiError::invalid("purpose", format!("`purpose` is missing: it must be `{INPUT}`"))),
+    }
+    let age =
+        age.map(|age| age.parse().map_err(|_| ApiError::invalid("expires_after.seconds", "`expires_after[seconds]` is not a number")));
+    let age = check_age(anchor.as_deref(), age.transpose()?)?;
+    let (arrived, filename) = arrived.ok_or_else(|| ApiError::invalid("file", "`file` is missing"))?;
+    if arrived.bytes() == 0 {
+        return Err(ApiError::invalid("file", "`file` is empty: it must have a line per request"));
+    }
+    batches.keep(arrived, &owner, filename, age).await.map_err(of_file)
+}
+
+/// `expires_after`, as far as it was given.
+pub(super) fn check_age(anchor: Option<&str>, seconds: Option<u64>) -> Result<Option<u64>, ApiError> {
+    match (anchor, seconds) {
+        (None, None) => Ok(None),
+        (Some("created_at") | None, Some(seconds)) => parse::in_range("expires_after.seconds", seconds, AGE_S_MIN..=AGE_S_MAX).map(Some),
+        _ => Err(ApiError::invalid("expires_after", "`expires_after` has an `anchor`, which is `created_at`, and `seconds`")),
+    }
+}
+
+async fn text(name: &str, mut field: Field<'_>) -> Result<String, ApiError> {
+    let mut text = Vec::new();
+    while let Some(chunk) = in_time(field.chunk()).await? {
+        text.extend_from_slice(&chunk);
+        if text.len() > FIELD_BYTES_MAX {
+            return Err(ApiError::invalid(name, format!("`{name}` is longer than {FIELD_BYTES_MAX} bytes")));
+        }
+    }
+    String::from_utf8(text).map_err(|_| ApiError::invalid(name, format!("`{name}` is not UTF-8")))
+}
+
+async fn in_time<T>(read: impl Future<Output = Result<T, MultipartError>>) -> Result<T, ApiError> {
+    let read = time::timeout(SILENCE_MAX, read).await.map_err(|_| ApiError::too_slow(SILENCE_MAX))?;
+    read.map_err(|error| ApiError::malformed(format!("the form cannot be read: {}", error.body_text())))
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct ListQuery {
+    pub(super) after: Option<String>,
+    pub(super) limit: Option<usize>,
+    pub(super) order: Option<String>,
+    purpose: Option<String>,
+}
+
+/// `GET /v1/files`.
+pub async fn list(Client(gateway): Client, query: Result<Query<ListQuery>, QueryRejection>) -> Answered {
+    let Query(query) = query.map_err(|rejection| ApiError::malformed(rejection.body_text()))?;
+    let page = page(&query, PAGE_MAX, PAGE_MAX)?;
+    let files = gateway.batches()?.files(&gateway.owner().0, query.purpose.as_deref(), &page);
+    Ok(Json(listed(files.map_err(|error| ApiError::of_batches("after", error))?, StoredFile::view)))
+}
+
+pub(super) fn page(query: &ListQuery, limit_default: usize, limit_max: usize) -> Result<Page, ApiError> {
+    let ascending = match query.order.as_deref() {
+        None | Some("desc") => false,
+        Some("asc") => true,
+        Some(other) => return Err(ApiError::invalid("order", format!("`order` is `{other}`: it must be `asc` or `desc`"))),
+    };
+    let limit = parse::in_range("limit", query.limit.unwrap_or(limit_default), 1..=limit_max)?;
+    Ok(Page { after: query.after.clone(), limit, ascending })
+}
+
+pub(super) fn listed<T>(page: Listed<T>, view: impl Fn(&T) -> Value) -> Value {
+    let data: Vec<_> = page.items.iter().map(view).collect();
+    let id = |item: Option<&Value>| item.map(|item| item["id"].clone());
+    json!({"object": "list", "first_id": id(data.first()), "last_id": id(data.last()), "has_more": page.has_more, "data": data})
+}
+
+/// `GET /v1/files/{id}`.
+pub async fn retrieve(Client(gateway): Client, Path(id): Path<String>) -> Answered {
+    gateway.batches()?.stored_file(&gateway.owner().0, &id).map(|file| Json(file.view())).map_err(of_file)
+}
+
+/// `DELETE /v1/files/{id}`.
+pub async fn delete(Client(gateway): Client, Path(id): Path<String>) -> Answered {
+    gateway.batches()?.delete_file(&gateway.owner().0, &id).await.map_err(of_file)?;
+    Ok(Json(json!({"id": id, "object": "file", "deleted": true})))
+}
+
+/// `GET /v1/files/{id}/content`.
+pub async fn content(Client(gateway): Client, Path(id): Path<String>) -> Result<Response, ApiError> {
+    let batches: &Arc<Batches> = gateway.batches()?;
+    let stored = batches.stored_file(&gateway.owner().0, &id).map_err(of_file)?;
+    let file = tokio::fs::File::open(batches.content(&stored)).await.map_err(|error| of_file(error.into()))?;
+    let chunks = stream::try_unfold(file, |mut file| async move {
+        let mut chunk = vec![0; CHUNK_BYTES];
+        let bytes = file.read(&mut chunk).await?;
+        chunk.truncate(bytes);
+        Ok::<_, std::io::Error>((bytes > 0).then(|| (Bytes::from(chunk), file)))
+    });
+    let headers = [(header::CONTENT_TYPE, "application/octet-stream".to_owned()), (header::CONTENT_LENGTH, stored.bytes.to_string())];
+    Ok((headers, Body::from_stream(chunks)).into_response())
+}
+
+fn of_file(error: BatchError) -> ApiError {
+    ApiError::of_batches("file_id", error)
+}
