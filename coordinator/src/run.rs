@@ -123,7 +123,11 @@ impl Coordinator {
             // Nobody but this machine may come in without a key, unless the operator says so; the first key may still have to be made.
             closed: !settings.open && !settings.http.ip().is_loopback(),
             shedding: settings.shedding,
-            meter: settings.data.as_ref().map(|dir| MeterSettings { dir: dir.join("usage"), log: settings.usage }),
+            meter: settings.data.as_ref().map(|dir| MeterSettings {
+                dir: dir.join("usage"),
+                log: settings.usage,
+                sink: settings.usage_sink,
+            }),
             request_timeout: settings.request_timeout,
         })?);
         if !settings.open && !settings.http.ip().is_loopback() && settings.admin.is_none() && !tenants.has_keys() {

@@ -4,7 +4,7 @@ pub mod tenants;
 
 use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
-use tenants::{JwtFlags, SheddingFlags, TierFlags};
+use tenants::{JwtFlags, SheddingFlags, SinkFlags, TierFlags};
 use tidemill_cluster::{
     ClusterSettings,
     admission::AdmissionPolicy,
@@ -28,6 +28,7 @@ use tidemill_tenancy::{
     limits::Share,
     meter,
     shedding::Watermarks,
+    sink,
     tier::Tiers,
     usage::price::{Price, Prices},
 };
@@ -82,6 +83,10 @@ pub struct Flags {
     #[arg(skip)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub jwt: Option<JwtFlags>,
+    /// Who gets usage events, in the file only: a section `[usage_sink]`
+    #[arg(skip)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub usage_sink: Option<SinkFlags>,
     /// When tiers are turned away, in the file only: a section `[shedding]`
     #[arg(skip)]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -409,6 +414,8 @@ pub struct Settings {
     pub jwt: Option<jwt::Settings>,
     pub shedding: Option<Watermarks>,
     pub usage: meter::Settings,
+    /// `None`: usage events stay here.
+    pub usage_sink: Option<sink::Settings>,
     /// Where responses, conversations and the registry are stored; `None`: in memory.
     pub data: Option<PathBuf>,
     pub store: store::Limits,
@@ -561,8 +568,12 @@ impl Flags {
             return Err(invalid("admin", admin, reason));
         }
         let name = self.name.unwrap_or_else(|| "coordinator-0".into());
+        if let Some(sink) = self.usage_sink.as_ref().filter(|_| self.data.is_none()) {
+            return Err(invalid("usage_sink.url", &sink.url, "events come from the usage log, which needs a place: say where with --data"));
+        }
         Ok(Settings {
             peers: check_peers(self.peers.unwrap_or_default(), &name, self.data.is_some())?,
+            usage_sink: self.usage_sink.map(|sink| sink.check(&name)).transpose()?,
             name,
             http,
             open: self.open == Some(true),
@@ -707,6 +718,20 @@ mod tests {
         }
         let error = toml::from_str::<Flags>(&two.replace("dir", "path")).unwrap_err().to_string();
         assert!(error.contains("[[model]] section has `dir`"), "{error}");
+    }
+
+    #[test]
+    fn usage_goes_somewhere_from_a_disk_and_encrypted() {
+        let of = |file: &str, data: bool| {
+            let usage_sink = toml::from_str::<Flags>(&format!("[usage_sink]\n{file}")).unwrap().usage_sink;
+            let checked = Flags { usage_sink, data: data.then(|| "/data".into()), ..flags() }.check();
+            checked.map(|settings| settings.usage_sink.map(|sink| sink.source)).map_err(|error| error.to_string())
+        };
+        assert_eq!(of("url = 'https://books.example/usage'", true), Ok(Some("coordinator-0".into())));
+        for (file, data, words) in [("url = 'https://books.example/'", false, "--data"), ("url = 'http://books.example/'", true, "https")] {
+            let error = of(file, data).unwrap_err();
+            assert!(error.contains("usage_sink") && error.contains(words), "{error}");
+        }
     }
 
     #[test]

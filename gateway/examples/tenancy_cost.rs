@@ -49,6 +49,7 @@ async fn main() {
         meter: Some(MeterSettings {
             dir: dir.clone(),
             log: meter::Settings { sync_every: Duration::from_millis(100), segment_bytes: 64 << 20 },
+            sink: None,
         }),
         request_timeout: Duration::from_secs(600),
     };
@@ -58,7 +59,7 @@ async fn main() {
     let one = |n: u64| {
         let (tenants, secret) = (Arc::clone(&tenants), secrets[(n % KEYS) as usize].clone());
         async move {
-            let caller = Caller::new(tenants.identify(Some(&secret)).expect("the key is valid"));
+            let caller = Caller::new(tenants.identify(Some(&secret)).await.expect("the key is valid"));
             tenants.peek(&caller).expect("there is room");
             let wanted = Wanted { model: "model", class: "standard", prompt_tokens: 500, answer_tokens: 200 };
             let mut metered = tenants.reserve(&caller, wanted).expect("there is room");

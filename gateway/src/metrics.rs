@@ -18,6 +18,7 @@ use tidemill_cluster::{
     class::{ClassId, Classes},
 };
 use tidemill_proto::message::{Role, StepSample};
+use tidemill_tenancy::sink;
 
 /// Upper bounds of the latency histograms, in seconds.
 const SECONDS: &[f64] =
@@ -69,6 +70,11 @@ fn describe() {
         "Attempts of batches' requests, by whether they were answered, failed, or are to come later"
     );
     describe_gauge!("tidemill_batches_running", "Batches that have not ended");
+    describe_counter!("tidemill_jwks_fetches_total", "Fetches of the identity provider's keys, by outcome");
+    describe_counter!("tidemill_usage_sink_events_total", "Usage events that arrived where they are sent");
+    describe_counter!("tidemill_usage_sink_failures_total", "Requests with usage events that failed");
+    describe_gauge!("tidemill_usage_sink_failing", "1 while usage events do not arrive");
+    describe_gauge!("tidemill_usage_sink_behind_bytes", "Bytes of the usage log that have not arrived");
     describe_counter!("tidemill_response_cache_total", "Greedy and seeded requests, by whether their answer was in the response cache");
     describe_gauge!("tidemill_response_cache_bytes", "Bytes of answers in the response cache, about");
     describe_gauge!("tidemill_response_cache_answers", "Answers in the response cache");
@@ -122,6 +128,19 @@ pub fn show_shedding(step: u8) {
 pub fn show_usage_log(lost: u64, failing: bool) {
     counter!("tidemill_usage_events_lost_total").absolute(lost);
     gauge!("tidemill_usage_log_failing").set(u8::from(failing));
+}
+
+/// Fetches that ended, and those of them that failed.
+pub fn show_jwks((ended, failed): (u64, u64)) {
+    counter!("tidemill_jwks_fetches_total", "outcome" => "ok").absolute(ended.saturating_sub(failed));
+    counter!("tidemill_jwks_fetches_total", "outcome" => "failed").absolute(failed);
+}
+
+pub fn show_usage_sink(counts: &sink::Counts) {
+    counter!("tidemill_usage_sink_events_total").absolute(counts.events);
+    counter!("tidemill_usage_sink_failures_total").absolute(counts.failed);
+    gauge!("tidemill_usage_sink_failing").set(u8::from(counts.is_failing));
+    gauge!("tidemill_usage_sink_behind_bytes").set(counts.behind_bytes as f64);
 }
 
 /// An attempt of a batch's request has ended.

@@ -17,7 +17,7 @@ use std::{
 };
 use tidemill_tenancy::{
     directory::{Directory, Principal},
-    jwt::Verifier,
+    jwt::{Invalid, Verifier},
     keeper::{KeepError, Keeper},
     key::Secret,
     limits::{Limits, Overrides, Share},
@@ -25,6 +25,7 @@ use tidemill_tenancy::{
     quota::{Kind, Quota, Refusal, Scope, Standing},
     records::{Change, Key, Tenant},
     shedding::{Load, Shedding, Step, Watermarks},
+    sink::{self, Sink},
     tier::{Tier, Tiers},
     usage::{Event, price::Prices},
 };
@@ -55,6 +56,8 @@ pub struct TenantSettings {
 pub struct MeterSettings {
     pub dir: std::path::PathBuf,
     pub log: tidemill_tenancy::meter::Settings,
+    /// Who gets the events; `None`: nobody but the log.
+    pub sink: Option<sink::Settings>,
 }
 
 #[derive(Debug)]
@@ -70,6 +73,7 @@ pub struct Tenants {
     /// Time counts from the Unix epoch, and never jumps.
     began: (Duration, Instant),
     meter: Option<Meter>,
+    sink: Option<Sink>,
     shedding: Option<Mutex<Shedding>>,
     shed: AtomicU8,
     ttfts: RecentTtfts,
@@ -82,6 +86,8 @@ pub enum TenantsError {
     Keep(#[from] KeepError),
     #[error(transparent)]
     Meter(#[from] OpenError),
+    #[error("usage events cannot be sent: {0}")]
+    Sink(#[from] sink::StartError),
 }
 
 /// Who sent one HTTP request.
@@ -143,7 +149,13 @@ impl Tenants {
                 quota.restore(Duration::from_millis(event.at_ms), &charged(&event, &directory, &settings.tiers), event.tokens());
             }
         };
-        let meter = settings.meter.map(|meter| Meter::open(&meter.dir, meter.log, since, restore)).transpose()?;
+        let (meter, sink) = match settings.meter {
+            None => (None, None),
+            Some(MeterSettings { dir, log, sink }) => {
+                let meter = Meter::open(&dir, log, since, restore)?;
+                (Some(meter), sink.map(|sink| Sink::start(&dir, sink)).transpose()?)
+            }
+        };
         Ok(Self {
             keeper: settings.keeper,
             directory: RwLock::new(directory),
@@ -155,6 +167,7 @@ impl Tenants {
             quota: Mutex::new(quota),
             began: (unix_time(), Instant::now()),
             meter,
+            sink,
             shedding: settings.shedding.map(|watermarks| Mutex::new(Shedding::new(watermarks))),
             shed: AtomicU8::new(0),
             ttfts: RecentTtfts::default(),
@@ -173,7 +186,7 @@ impl Tenants {
     }
 
     /// Whoever the credential belongs to. `None`: the door is open.
-    pub fn identify(&self, credential: Option<&str>) -> Result<Option<(Principal, Arc<Tier>)>, ApiError> {
+    pub async fn identify(&self, credential: Option<&str>) -> Result<Option<(Principal, Arc<Tier>)>, ApiError> {
         if self.is_open() {
             return Ok(None);
         }
@@ -182,7 +195,12 @@ impl Tenants {
         let principal = match (&self.jwt, Secret::parse(credential)) {
             (_, Some(secret)) => self.directory().authenticate(now, &secret).ok_or_else(ApiError::wrong_key)?,
             (Some(jwt), None) if Verifier::looks_like_one(credential) => {
-                let mut principal = jwt.verify(now, credential).map_err(|invalid| ApiError::wrong_token(&invalid.to_string()))?;
+                let mut verified = jwt.verify(now, credential);
+                if let (Err(Invalid::Key), Some(arrived)) = (&verified, jwt.new_keys()) {
+                    arrived.await;
+                    verified = jwt.verify(now, credential);
+                }
+                let mut principal = verified.map_err(|invalid| ApiError::wrong_token(&invalid.to_string()))?;
                 principal.tenant_limits = self.limits_of(&principal.tenant);
                 principal
             }
@@ -343,6 +361,12 @@ impl Tenants {
         self.quota().sweep(self.now());
         let (lost, failing) = self.meter.as_ref().map_or((0, false), |meter| (meter.lost(), meter.is_failing()));
         metrics::show_usage_log(lost, failing);
+        if let Some(jwt) = &self.jwt {
+            metrics::show_jwks(jwt.fetches());
+        }
+        if let Some(sink) = &self.sink {
+            metrics::show_usage_sink(&sink.counts());
+        }
     }
 
     /// `kv_used`: the share of decode workers' blocks in use. Several times a second.

@@ -1,14 +1,19 @@
 //! Tokens (JWT) that an identity provider has signed: their claims say who asks. Only algorithms with a public key, and only those that
 //! are configured: what a token's header says chooses among them and no others.
+//!
+//! - [`remote`]: the provider's keys from a URL
 
-use crate::{directory::Principal, limits::Overrides, records::check_name};
+pub mod remote;
+
+use crate::{directory::Principal, limits::Overrides, records::check_name, web::TargetError};
 use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header, jwk::JwkSet};
+use remote::Remote;
 use serde_json::{Map, Value};
 use std::{
     collections::HashMap,
-    fmt,
+    fmt::{self, Display},
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError, RwLock},
+    sync::{Arc, Mutex, PoisonError, RwLock},
     time::SystemTime,
 };
 
@@ -27,14 +32,21 @@ pub struct Settings {
     /// A token is for one of them.
     pub audience: Vec<String>,
     pub algorithms: Vec<Algorithm>,
-    /// File with the provider's public keys, read again when it changes.
-    pub jwks: PathBuf,
+    pub jwks: Jwks,
     /// Names of claims.
     pub tenant_claim: String,
     pub user_claim: String,
     pub tier_claim: String,
     /// Of tokens without that claim.
     pub tier: String,
+}
+
+/// Where a provider's public keys are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Jwks {
+    /// Read again when it changes.
+    File(PathBuf),
+    Url(remote::Settings),
 }
 
 /// The algorithms that may be configured.
@@ -52,15 +64,29 @@ pub const ALGORITHMS: [(&str, Algorithm); 9] = [
 
 pub struct Verifier {
     settings: Settings,
+    known: Arc<Known>,
+    remote: Option<Remote>,
+    /// Of the keys' file, when it was read.
+    written: Mutex<Option<SystemTime>>,
+}
+
+/// The provider's keys, and tokens that they have shown good.
+#[derive(Default)]
+struct Known {
     keys: RwLock<Keys>,
     /// By the token's digest.
     trusted: Mutex<HashMap<[u8; 32], Trusted>>,
 }
 
-struct Keys {
-    /// With its id, if it has one.
-    all: Vec<(Option<String>, DecodingKey)>,
-    written: Option<SystemTime>,
+/// Each with its id, if it has one.
+type Keys = Vec<(Option<String>, DecodingKey)>;
+
+impl Known {
+    /// Tokens of keys that are gone are not trusted any more.
+    fn replace(&self, keys: Keys) {
+        *self.keys.write().unwrap_or_else(PoisonError::into_inner) = keys;
+        self.trusted.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
 }
 
 struct Trusted {
@@ -72,10 +98,14 @@ struct Trusted {
 pub enum JwksError {
     #[error("cannot read {path}: {source}")]
     File { path: PathBuf, source: std::io::Error },
-    #[error("{path} is not a set of JSON web keys: {source}")]
-    Syntax { path: PathBuf, source: serde_json::Error },
-    #[error("{path} has no key that can verify signatures")]
-    Empty { path: PathBuf },
+    #[error("cannot get {url}: {source}")]
+    Fetch { url: String, source: ureq::Error },
+    #[error(transparent)]
+    Target(#[from] TargetError),
+    #[error("{from} is not a set of JSON web keys: {source}")]
+    Syntax { from: String, source: serde_json::Error },
+    #[error("{from} has no key that can verify signatures")]
+    Empty { from: String },
 }
 
 /// Why a token is not accepted. No part of it is shown.
@@ -98,9 +128,18 @@ impl fmt::Debug for Verifier {
 }
 
 impl Verifier {
+    /// Reads the keys' file, or begins to fetch them: a provider that cannot be reached yet keeps nothing else from starting.
     pub fn new(settings: Settings) -> Result<Self, JwksError> {
-        let keys = read(&settings.jwks)?;
-        Ok(Self { settings, keys: RwLock::new(keys), trusted: Mutex::default() })
+        let known = Arc::new(Known::default());
+        let (remote, written) = match &settings.jwks {
+            Jwks::File(path) => {
+                let (keys, written) = read(path)?;
+                known.replace(keys);
+                (None, written)
+            }
+            Jwks::Url(url) => (Some(Remote::start(url.clone(), Arc::clone(&known))?), None),
+        };
+        Ok(Self { settings, known, remote, written: Mutex::new(written) })
     }
 
     /// Whether this can be one at all, and not a key.
@@ -111,7 +150,7 @@ impl Verifier {
     /// `now` in Unix seconds.
     pub fn verify(&self, now: u64, token: &str) -> Result<Principal, Invalid> {
         let digest = *blake3::hash(token.as_bytes()).as_bytes();
-        let trusted = || self.trusted.lock().unwrap_or_else(PoisonError::into_inner);
+        let trusted = || self.known.trusted.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = trusted().get(&digest).filter(|known| now < known.until) {
             return Ok(known.principal.clone());
         }
@@ -124,16 +163,29 @@ impl Verifier {
         Ok(principal)
     }
 
-    /// Reads the keys again, if their file has changed. Tokens of keys that are gone are not trusted any more.
+    /// Reads the keys again, if their file has changed.
     pub fn refresh(&self) -> Result<bool, JwksError> {
-        let written = std::fs::metadata(&self.settings.jwks).and_then(|metadata| metadata.modified()).ok();
-        if written == self.keys.read().unwrap_or_else(PoisonError::into_inner).written {
+        let Jwks::File(path) = &self.settings.jwks else { return Ok(false) };
+        let modified = std::fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
+        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        if modified == *written {
             return Ok(false);
         }
-        let keys = read(&self.settings.jwks)?;
-        *self.keys.write().unwrap_or_else(PoisonError::into_inner) = keys;
-        self.trusted.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        let (keys, modified) = read(path)?;
+        self.known.replace(keys);
+        *written = modified;
         Ok(true)
+    }
+
+    /// After [`Invalid::Key`]: the provider may have a new key. What is returned waits until its keys have been asked for. `None`: that
+    /// was a moment ago, or they are in a file.
+    pub fn new_keys(&self) -> Option<impl Future<Output = ()> + Send + use<>> {
+        self.remote.as_ref()?.ask()
+    }
+
+    /// How often the provider's keys were asked for, and how often in vain.
+    pub fn fetches(&self) -> (u64, u64) {
+        self.remote.as_ref().map_or((0, 0), Remote::fetches)
     }
 
     fn check(&self, now: u64, token: &str) -> Result<(Principal, u64), Invalid> {
@@ -149,10 +201,10 @@ impl Verifier {
         // Times are checked below, against the time that was given.
         validation.validate_exp = false;
         validation.validate_nbf = false;
-        let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
+        let keys = self.known.keys.read().unwrap_or_else(PoisonError::into_inner);
         let named = |id: &Option<String>| header.kid.is_none() || id.is_none() || *id == header.kid;
         let mut refusal = Invalid::Key;
-        for (_, key) in keys.all.iter().filter(|(id, _)| named(id)) {
+        for (_, key) in keys.iter().filter(|(id, _)| named(id)) {
             match decode::<Map<String, Value>>(token, key, &validation) {
                 Ok(data) => return self.principal(now, &data.claims),
                 Err(error) => refusal = Invalid::Claims(error.to_string()),
@@ -188,26 +240,33 @@ impl Verifier {
     }
 }
 
-fn read(path: &Path) -> Result<Keys, JwksError> {
+fn read(path: &Path) -> Result<(Keys, Option<SystemTime>), JwksError> {
     let file = |source| JwksError::File { path: path.to_owned(), source };
     let written = std::fs::metadata(path).map_err(file)?.modified().ok();
     let text = std::fs::read(path).map_err(file)?;
-    let set: JwkSet = serde_json::from_slice(&text).map_err(|source| JwksError::Syntax { path: path.to_owned(), source })?;
+    Ok((parse(&text, &path.display())?, written))
+}
+
+/// `from`: where it is, for errors.
+fn parse(text: &[u8], from: &dyn Display) -> Result<Keys, JwksError> {
+    let set: JwkSet = serde_json::from_slice(text).map_err(|source| JwksError::Syntax { from: from.to_string(), source })?;
     // Those of other kinds than we know are for others.
     let all: Vec<_> = set.keys.iter().filter_map(|key| Some((key.common.key_id.clone(), DecodingKey::from_jwk(key).ok()?))).collect();
     if all.is_empty() {
-        return Err(JwksError::Empty { path: path.to_owned() });
+        return Err(JwksError::Empty { from: from.to_string() });
     }
-    Ok(Keys { all, written })
+    Ok(all)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::web::tests::{Reply, Server, wait_until};
     use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
     use jsonwebtoken::{EncodingKey, Header, encode};
     use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256};
     use serde_json::json;
+    use std::time::Duration;
 
     struct Provider {
         dir: tempfile::TempDir,
@@ -226,18 +285,19 @@ mod tests {
         }
 
         fn publish(&self, pair: &KeyPair) {
-            let point = pair.public_key_raw();
-            let coordinate = |range: std::ops::Range<usize>| URL_SAFE_NO_PAD.encode(&point[range]);
-            let key = json!({"kty": "EC", "crv": "P-256", "kid": "one", "use": "sig", "x": coordinate(1..33), "y": coordinate(33..65)});
-            std::fs::write(self.path(), json!({"keys": [key]}).to_string()).unwrap();
+            std::fs::write(self.path(), set("one", pair)).unwrap();
         }
 
         fn verifier(&self) -> Verifier {
+            self.verifier_of(Jwks::File(self.path()))
+        }
+
+        fn verifier_of(&self, jwks: Jwks) -> Verifier {
             Verifier::new(Settings {
                 issuer: "https://id.example".into(),
                 audience: vec!["tidemill".into()],
                 algorithms: vec![Algorithm::ES256],
-                jwks: self.path(),
+                jwks,
                 tenant_claim: "org".into(),
                 user_claim: "sub".into(),
                 tier_claim: "plan".into(),
@@ -247,12 +307,94 @@ mod tests {
         }
 
         fn sign(&self, change: impl FnOnce(&mut Value)) -> String {
+            self.sign_as("one", &self.signing, change)
+        }
+
+        fn sign_as(&self, kid: &str, pair: &KeyPair, change: impl FnOnce(&mut Value)) -> String {
             let mut claims =
                 json!({"iss": "https://id.example", "aud": "tidemill", "exp": 1000, "org": "acme", "sub": "ann", "plan": "paid"});
             change(&mut claims);
-            let header = Header { kid: Some("one".into()), ..Header::new(Algorithm::ES256) };
-            encode(&header, &claims, &EncodingKey::from_ec_der(self.signing.serialized_der())).unwrap()
+            let header = Header { kid: Some(kid.into()), ..Header::new(Algorithm::ES256) };
+            encode(&header, &claims, &EncodingKey::from_ec_der(pair.serialized_der())).unwrap()
         }
+    }
+
+    fn set(kid: &str, pair: &KeyPair) -> String {
+        let point = pair.public_key_raw();
+        let coordinate = |range: std::ops::Range<usize>| URL_SAFE_NO_PAD.encode(&point[range]);
+        let key = json!({"kty": "EC", "crv": "P-256", "kid": kid, "use": "sig", "x": coordinate(1..33), "y": coordinate(33..65)});
+        json!({"keys": [key]}).to_string()
+    }
+
+    /// The provider at work: it answers late, not at all, and changes its keys.
+    #[tokio::test]
+    async fn keys_come_from_a_url_and_stay_while_it_is_down() {
+        let provider = Provider::new();
+        let server = Server::start(Reply { after: Duration::from_millis(100), ..Reply::ok(set("one", &provider.signing)) }, None);
+        let verifier = |max_age| provider.verifier_of(Jwks::Url(remote::Settings { target: server.target(), max_age }));
+        let asked = || server.asked.lock().unwrap().len();
+
+        let patient = verifier(Duration::from_secs(3600));
+        let token = provider.sign(|_| ());
+        assert_eq!(patient.verify(900, &token), Err(Invalid::Key), "not fetched yet");
+        patient.new_keys().expect("the first fetch runs").await;
+        assert!(patient.verify(900, &token).is_ok());
+        assert_eq!((asked(), patient.fetches()), (1, (1, 0)));
+
+        // Tokens with keys of anybody's make no more requests.
+        let stranger = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
+        for n in 0..100 {
+            let forged = provider.sign_as(&n.to_string(), &stranger, |_| ());
+            assert_eq!(patient.verify(900, &forged), Err(Invalid::Key));
+            assert!(patient.new_keys().is_none());
+        }
+        assert_eq!(asked(), 1);
+
+        // By age, again and again; failures change nothing and are counted.
+        let eager = verifier(Duration::from_millis(20));
+        wait_until(|| eager.fetches().0 > 3);
+        server.set(Reply::status(500));
+        wait_until(|| eager.fetches().1 > 0);
+        assert!(eager.verify(900, &token).is_ok());
+        server.set(Reply::ok("<html>"));
+        let failed = eager.fetches().1;
+        wait_until(|| eager.fetches().1 > failed);
+        assert!(eager.verify(900, &token).is_ok());
+
+        // With a new key, the old one is worth nothing any more.
+        server.set(Reply::ok(set("two", &stranger)));
+        let renewed = provider.sign_as("two", &stranger, |_| ());
+        wait_until(|| eager.verify(900, &renewed).is_ok());
+        assert_eq!(eager.verify(900, &token), Err(Invalid::Key));
+    }
+
+    #[tokio::test]
+    async fn an_unknown_key_has_the_keys_fetched() {
+        let provider = Provider::new();
+        let server = Server::start(Reply::status(503), None);
+        let settings = remote::Settings { target: server.target(), max_age: Duration::from_secs(3600) };
+        let verifier = provider.verifier_of(Jwks::Url(settings));
+        let token = provider.sign(|_| ());
+        // It starts with the provider down, and tries again by itself.
+        wait_until(|| verifier.fetches().1 > 0);
+        server.set(Reply::ok(set("one", &provider.signing)));
+        wait_until(|| verifier.verify(900, &token).is_ok());
+        let asked = || server.asked.lock().unwrap().len();
+        let before = asked();
+        let next = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
+        server.set(Reply::ok(set("two", &next)));
+        let renewed = provider.sign_as("two", &next, |_| ());
+        // So many seconds after the last fetch, an unknown key is asked for at once.
+        let arrived = loop {
+            assert_eq!(verifier.verify(900, &renewed), Err(Invalid::Key));
+            match verifier.new_keys() {
+                Some(arrived) => break arrived,
+                None => tokio::time::sleep(Duration::from_millis(100)).await,
+            }
+        };
+        arrived.await;
+        assert!(verifier.verify(900, &renewed).is_ok());
+        assert_eq!(asked(), before + 1);
     }
 
     #[test]

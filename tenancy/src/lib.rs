@@ -7,19 +7,22 @@
 //! - [`tier`]: what a tenant pays for: its limits, its service classes, its turn when there is too much to do; [`limits`]
 //! - [`quota`]: reserve, settle, cancel, over sliding windows ([`window`])
 //! - [`shedding`]: when there is too much to do
+//! - [`retry`]: how long to wait after a failure
 //! - [`usage`]: events, their prices, their log as bytes, and reports
 //!
 //! Shell (feature `shell`, on by default):
 //!
 //! - [`keeper`]: where tenants and keys are kept
 //! - [`jwt`]: tokens that an identity provider has signed
-//! - [`meter`]: the usage log as files
+//! - [`web`]: HTTP requests of our own
+//! - [`meter`]: the usage log as files; [`sink`]: its events on their way to somebody else
 
 pub mod directory;
 pub mod key;
 pub mod limits;
 pub mod quota;
 pub mod records;
+pub mod retry;
 pub mod shedding;
 pub mod tier;
 pub mod usage;
@@ -31,3 +34,7 @@ pub mod jwt;
 pub mod keeper;
 #[cfg(feature = "shell")]
 pub mod meter;
+#[cfg(feature = "shell")]
+pub mod sink;
+#[cfg(feature = "shell")]
+pub mod web;

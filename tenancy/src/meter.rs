@@ -275,7 +275,7 @@ fn open(path: &Path) -> io::Result<File> {
 }
 
 /// The numbers of a directory's segments.
-fn segments(dir: &Path) -> io::Result<Vec<u64>> {
+pub(crate) fn segments(dir: &Path) -> io::Result<Vec<u64>> {
     let names = std::fs::read_dir(dir)?.map(|entry| Ok(entry?.file_name().to_str().and_then(log::segment_number)));
     names.filter_map(Result::transpose).collect()
 }

@@ -5,11 +5,13 @@ use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 use tidemill_cluster::class::Classes;
 use tidemill_net::config::{ConfigError, invalid};
 use tidemill_tenancy::{
-    jwt,
+    jwt::{self, Jwks, remote},
     limits::{Limit, Overrides},
     shedding::Watermarks,
+    sink,
     tier::{ANSWER_TOKENS, Tier, Tiers},
     usage::price::{Price, Prices},
+    web::Target,
 };
 
 /// One tier, in place of a built-in one of this name, or beside them.
@@ -45,7 +47,13 @@ pub struct JwtFlags {
     /// Algorithms that are accepted, such as ES256
     pub algorithms: Vec<String>,
     /// File with the provider's public keys; read again when it changes
-    pub jwks: PathBuf,
+    pub jwks: Option<PathBuf>,
+    /// Or the URL of it, fetched again by age, and when a token names a key that is not known
+    pub jwks_url: Option<String>,
+    /// PEM file with the authorities that the URL's certificate may come from [default: those that browsers trust]
+    pub jwks_ca: Option<PathBuf>,
+    /// Seconds after which keys are fetched again [default: 3600]
+    pub jwks_max_age_s: Option<u64>,
     /// [default: tenant]
     pub tenant_claim: Option<String>,
     /// [default: sub]
@@ -54,6 +62,27 @@ pub struct JwtFlags {
     pub tier_claim: Option<String>,
     /// Of tokens without that claim [default: free]
     pub tier: Option<String>,
+}
+
+/// An endpoint that collects usage events.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SinkFlags {
+    /// Where events are posted
+    pub url: String,
+    /// File with a token that is sent as `Authorization: Bearer`; read before each request
+    pub token: Option<PathBuf>,
+    /// PEM file with the authorities that the URL's certificate may come from [default: those that browsers trust]
+    pub ca: Option<PathBuf>,
+}
+
+impl SinkFlags {
+    /// `source`: this coordinator's name.
+    pub(super) fn check(self, source: &str) -> Result<sink::Settings, ConfigError> {
+        let target = Target { url: self.url, ca: self.ca };
+        target.check().map_err(|error| invalid("usage_sink.url", &target.url, error.to_string()))?;
+        Ok(sink::Settings { target, token: self.token, source: source.to_owned() })
+    }
 }
 
 /// When tiers are turned away.
@@ -67,6 +96,9 @@ pub struct SheddingFlags {
     /// Time to first token that 19 of 20 requests keep, in milliseconds [default: the limit of the class `default`, else 800]
     pub ttft_p95_ms: Option<u64>,
 }
+
+/// Providers that withdraw a key expect it to be forgotten within hours.
+const JWKS_MAX_AGE_S: u64 = 3600;
 
 pub(super) fn tiers(given: BTreeMap<String, TierFlags>, classes: &Classes) -> Result<Tiers, ConfigError> {
     let mut tiers = Tiers::default();
@@ -156,6 +188,22 @@ impl JwtFlags {
                 return Err(invalid(key, "", "must not be empty"));
             }
         }
+        let jwks = match (self.jwks, self.jwks_url) {
+            (Some(path), None) => Jwks::File(path),
+            (None, Some(url)) => {
+                let target = Target { url, ca: self.jwks_ca };
+                target.check().map_err(|error| invalid("jwt.jwks_url", &target.url, error.to_string()))?;
+                let max_age = match self.jwks_max_age_s.unwrap_or(JWKS_MAX_AGE_S) {
+                    0 => return Err(invalid("jwt.jwks_max_age_s", 0, "must be at least 1")),
+                    seconds => Duration::from_secs(seconds),
+                };
+                Jwks::Url(remote::Settings { target, max_age })
+            }
+            (None, None) => {
+                return Err(invalid("jwt.jwks", "", "the provider's public keys are needed: in a file (jwks), or at a URL (jwks_url)"));
+            }
+            (Some(path), Some(_)) => return Err(invalid("jwt.jwks", path.display(), "there is jwks_url, too: give one of them")),
+        };
         let tier = self.tier.unwrap_or_else(|| "free".into());
         if tiers.get(&tier).is_none() {
             return Err(invalid("jwt.tier", tier, format!("must be one of {}", tiers.names())));
@@ -164,7 +212,7 @@ impl JwtFlags {
             issuer: self.issuer,
             audience: self.audience,
             algorithms,
-            jwks: self.jwks,
+            jwks,
             tenant_claim: self.tenant_claim.unwrap_or_else(|| "tenant".into()),
             user_claim: self.user_claim.unwrap_or_else(|| "sub".into()),
             tier_claim: self.tier_claim.unwrap_or_else(|| "tier".into()),
@@ -244,7 +292,10 @@ mod tests {
             issuer: "https://id.example".into(),
             audience: vec!["tidemill".into()],
             algorithms: vec!["ES256".into()],
-            jwks: "jwks.json".into(),
+            jwks: Some("jwks.json".into()),
+            jwks_url: None,
+            jwks_ca: None,
+            jwks_max_age_s: None,
             tenant_claim: None,
             user_claim: None,
             tier_claim: None,
@@ -252,11 +303,17 @@ mod tests {
         };
         let check = |flags: JwtFlags| flags.check(&Tiers::default()).map(drop).map_err(|error| error.to_string());
         assert_eq!(check(flags.clone()), Ok(()));
+        let at = |url: &str| JwtFlags { jwks: None, jwks_url: Some(url.into()), ..flags.clone() };
+        assert_eq!(check(at("https://id.example/jwks.json")), Ok(()));
         for (flags, words) in [
             (JwtFlags { algorithms: vec!["HS256".into()], ..flags.clone() }, "HS256"),
             (JwtFlags { algorithms: vec![], ..flags.clone() }, "jwt.algorithms"),
             (JwtFlags { audience: vec![], ..flags.clone() }, "jwt.audience"),
-            (JwtFlags { tier: Some("gold".into()), ..flags }, "gold"),
+            (JwtFlags { jwks: None, ..flags.clone() }, "jwks_url"),
+            (JwtFlags { jwks_url: Some("https://id.example/".into()), ..flags.clone() }, "one of them"),
+            (at("http://id.example/jwks.json"), "https"),
+            (JwtFlags { jwks_max_age_s: Some(0), ..at("https://id.example/") }, "jwks_max_age_s"),
+            (JwtFlags { tier: Some("gold".into()), ..flags.clone() }, "gold"),
         ] {
             let error = check(flags).unwrap_err();
             assert!(error.contains(words), "{error}");

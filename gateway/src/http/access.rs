@@ -31,7 +31,8 @@ impl FromRequestParts<Arc<Gateway>> for Client {
 /// Around all client routes: finds out who asks, and tells them their request's id and what is left to them.
 pub async fn authenticate(State(gateway): State<Arc<Gateway>>, mut request: Request, next: Next) -> Response {
     let messages = speaks_anthropic(&request);
-    let identified = gateway.tenants().identify(credential(request.headers()));
+    let credential = credential(request.headers()).map(str::to_owned);
+    let identified = gateway.tenants().identify(credential.as_deref()).await;
     let caller = match identified {
         Ok(principal) => Arc::new(Caller::new(principal)),
         Err(error) => {

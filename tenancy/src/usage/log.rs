@@ -59,8 +59,8 @@ pub fn read(bytes: &[u8]) -> Result<Segment, NotOurs> {
     Ok(segment)
 }
 
-/// The first record, and the bytes that it takes.
-fn record(bytes: &[u8]) -> Option<(Event, usize)> {
+/// The first record, and the bytes that it takes. `None`: it is torn, or damaged.
+pub fn record(bytes: &[u8]) -> Option<(Event, usize)> {
     let (length, rest) = bytes.split_first_chunk::<4>()?;
     let (checksum, rest) = rest.split_first_chunk::<8>()?;
     let length = u32::from_le_bytes(*length) as usize;

@@ -1,0 +1,232 @@
+//! HTTP requests of our own: to an identity provider, to whoever collects usage events. They block, each with a deadline, so they are
+//! made by threads that nobody waits for.
+
+use std::{net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
+use ureq::{
+    Agent,
+    http::Uri,
+    tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem},
+};
+
+/// More than a server needs that works.
+const REQUEST_MAX: Duration = Duration::from_secs(10);
+const REDIRECTS_MAX: u32 = 3;
+
+/// A server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    pub url: String,
+    /// PEM file with the authorities that its certificate may come from; `None`: those that browsers trust.
+    pub ca: Option<PathBuf>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum TargetError {
+    #[error("`{0}` is not a URL with a host, such as https://id.example/jwks.json")]
+    Url(String),
+    #[error("`{0}` is not encrypted, and whoever is between could change what it says: use https (http is for this machine only)")]
+    Plain(String),
+    #[error("cannot read {path}: {source}")]
+    Ca { path: PathBuf, source: std::io::Error },
+    #[error("{path} has no certificate in PEM: {reason}")]
+    Pem { path: PathBuf, reason: String },
+}
+
+impl Target {
+    pub fn check(&self) -> Result<(), TargetError> {
+        let uri: Uri = self.url.parse().map_err(|_| TargetError::Url(self.url.clone()))?;
+        let host = uri.host().ok_or_else(|| TargetError::Url(self.url.clone()))?;
+        let address: Option<IpAddr> = host.trim_matches(['[', ']']).parse().ok();
+        let is_here = host == "localhost" || address.is_some_and(|address| address.is_loopback());
+        match uri.scheme_str() {
+            Some("https") => Ok(()),
+            Some("http") if is_here => Ok(()),
+            Some("http") => Err(TargetError::Plain(self.url.clone())),
+            _ => Err(TargetError::Url(self.url.clone())),
+        }
+    }
+
+    /// Keeps connections to the server between requests. Reads the file of authorities.
+    pub fn client(&self) -> Result<Agent, TargetError> {
+        self.check()?;
+        // The one that all of Tidemill uses.
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let mut tls = TlsConfig::builder().unversioned_rustls_crypto_provider(provider);
+        if let Some(path) = &self.ca {
+            let pem = std::fs::read(path).map_err(|source| TargetError::Ca { path: path.clone(), source })?;
+            tls = tls.root_certs(RootCerts::from(certificates(&pem).map_err(|reason| TargetError::Pem { path: path.clone(), reason })?));
+        }
+        let config = Agent::config_builder()
+            .tls_config(tls.build())
+            .timeout_global(Some(REQUEST_MAX))
+            .max_redirects(REDIRECTS_MAX)
+            .https_only(self.url.starts_with("https:"))
+            // What is configured is in files and flags, not in the environment.
+            .proxy(None)
+            .user_agent("tidemill");
+        Ok(config.build().new_agent())
+    }
+}
+
+fn certificates(pem: &[u8]) -> Result<Vec<Certificate<'static>>, String> {
+    let mut found = Vec::new();
+    for item in parse_pem(pem) {
+        if let PemItem::Certificate(certificate) = item.map_err(|error| error.to_string())? {
+            found.push(certificate);
+        }
+    }
+    if found.is_empty() { Err("it is empty, or holds something else".into()) } else { Ok(found) }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use rcgen::{CertificateParams, KeyPair};
+    use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
+    use std::{
+        io::{BufRead, BufReader, Read, Write},
+        net::{SocketAddr, TcpListener},
+        sync::{
+            Mutex,
+            atomic::{AtomicUsize, Ordering},
+        },
+        thread,
+    };
+
+    /// How a server answers: a status and a body, after a while.
+    #[derive(Clone, Debug)]
+    pub(crate) struct Reply {
+        pub(crate) status: u16,
+        pub(crate) body: String,
+        pub(crate) after: Duration,
+    }
+
+    impl Reply {
+        pub(crate) fn ok(body: impl Into<String>) -> Self {
+            Self { status: 200, body: body.into(), after: Duration::ZERO }
+        }
+
+        pub(crate) fn status(status: u16) -> Self {
+            Self { status, body: String::new(), after: Duration::ZERO }
+        }
+    }
+
+    /// What came: the head, and the body.
+    pub(crate) type Asked = (String, String);
+
+    /// A small HTTP server, which goes on until the test ends.
+    pub(crate) struct Server {
+        pub(crate) address: SocketAddr,
+        pub(crate) reply: Arc<Mutex<Reply>>,
+        pub(crate) asked: Arc<Mutex<Vec<Asked>>>,
+        pub(crate) connections: Arc<AtomicUsize>,
+    }
+
+    impl Server {
+        pub(crate) fn start(reply: Reply, tls: Option<Arc<rustls::ServerConfig>>) -> Self {
+            Self::at("127.0.0.1:0".parse().unwrap(), reply, tls)
+        }
+
+        pub(crate) fn at(address: SocketAddr, reply: Reply, tls: Option<Arc<rustls::ServerConfig>>) -> Self {
+            let listener = TcpListener::bind(address).unwrap();
+            let server = Self {
+                address: listener.local_addr().unwrap(),
+                reply: Arc::new(Mutex::new(reply)),
+                asked: Arc::default(),
+                connections: Arc::default(),
+            };
+            let (reply, asked, connections) = (Arc::clone(&server.reply), Arc::clone(&server.asked), Arc::clone(&server.connections));
+            thread::spawn(move || {
+                for stream in listener.incoming() {
+                    connections.fetch_add(1, Ordering::Relaxed);
+                    let (reply, asked, tls) = (Arc::clone(&reply), Arc::clone(&asked), tls.clone());
+                    thread::spawn(move || {
+                        let stream = stream.unwrap();
+                        match tls {
+                            None => answer(stream, &reply, &asked),
+                            Some(tls) => {
+                                let connection = rustls::ServerConnection::new(tls).unwrap();
+                                answer(rustls::StreamOwned::new(connection, stream), &reply, &asked);
+                            }
+                        }
+                    });
+                }
+            });
+            server
+        }
+
+        pub(crate) fn set(&self, reply: Reply) {
+            *self.reply.lock().unwrap() = reply;
+        }
+
+        pub(crate) fn target(&self) -> Target {
+            Target { url: format!("http://{}/", self.address), ca: None }
+        }
+    }
+
+    /// One request per connection. A client that breaks off is none.
+    fn answer(mut stream: impl Read + Write, reply: &Mutex<Reply>, asked: &Mutex<Vec<Asked>>) {
+        let mut reader = BufReader::new(&mut stream);
+        let mut head = String::new();
+        while !head.ends_with("\r\n\r\n") {
+            if reader.read_line(&mut head).is_ok_and(|bytes| bytes > 0) {
+                continue;
+            }
+            return;
+        }
+        let length = head.lines().find_map(|line| line.to_lowercase().strip_prefix("content-length:")?.trim().parse().ok());
+        let mut body = vec![0; length.unwrap_or(0)];
+        if reader.read_exact(&mut body).is_err() {
+            return;
+        }
+        asked.lock().unwrap().push((head, String::from_utf8(body).unwrap()));
+        let Reply { status, body, after } = reply.lock().unwrap().clone();
+        thread::sleep(after);
+        let answer = format!("HTTP/1.1 {status} X\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}", body.len());
+        let _ = stream.write_all(answer.as_bytes()).and_then(|()| stream.flush());
+    }
+
+    pub(crate) fn wait_until(holds: impl Fn() -> bool) {
+        let deadline = std::time::Instant::now() + Duration::from_secs(60);
+        while !holds() {
+            assert!(std::time::Instant::now() < deadline, "it takes too long");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[test]
+    fn what_comes_from_elsewhere_is_encrypted() {
+        let check = |url: &str| Target { url: url.into(), ca: None }.check().map_err(|error| error.to_string());
+        for good in ["https://id.example/keys", "http://127.0.0.1:9/keys", "http://[::1]:9/", "http://localhost/"] {
+            assert_eq!(check(good), Ok(()), "{good}");
+        }
+        for (wrong, words) in [("http://id.example/", "https"), ("ftp://id.example/", "URL"), ("keys.json", "URL"), ("", "URL")] {
+            assert!(check(wrong).unwrap_err().contains(words), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_certificate_must_come_from_whom_the_operator_names() {
+        let key = KeyPair::generate().unwrap();
+        let certificate = CertificateParams::new(vec!["localhost".into()]).unwrap().self_signed(&key).unwrap();
+        let chain = vec![certificate.der().clone()];
+        let private = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.serialized_der().to_vec()));
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let tls = rustls::ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+        let tls = tls.with_no_client_auth().with_single_cert(chain, private).unwrap();
+        let server = Server::start(Reply::ok("hello"), Some(Arc::new(tls)));
+        let dir = tempfile::tempdir().unwrap();
+        let ca = dir.path().join("ca.pem");
+        std::fs::write(&ca, certificate.pem()).unwrap();
+        let url = format!("https://localhost:{}/", server.address.port());
+        let get = |ca| {
+            let target = Target { url: url.clone(), ca };
+            let mut answer = target.client().unwrap().get(&url).call()?;
+            answer.body_mut().read_to_string()
+        };
+        assert_eq!(get(Some(ca.clone())).unwrap(), "hello");
+        assert!(get(None).is_err(), "browsers do not trust it");
+        std::fs::write(&ca, "nonsense").unwrap();
+        assert!(matches!(Target { url, ca: Some(ca) }.client(), Err(TargetError::Pem { .. })));
+    }
+}
