@@ -21,6 +21,7 @@ use crate::{
     load::Load,
     membership::Membership,
     pace::Pace,
+    probes::{ProbeSettings, Probes},
     requests::Requests,
     schedule::Policy,
     shortlist::Shortlist,
@@ -46,6 +47,8 @@ pub struct ClusterSettings {
     pub queue_wait_max: Duration,
     /// A worker that says nothing for this long is dead.
     pub heartbeat_dead: Duration,
+    /// Whether engines' answers are checked; `None`: not.
+    pub probes: Option<ProbeSettings>,
 }
 
 /// For the shell to carry out.
@@ -75,6 +78,15 @@ pub enum Warning {
     SkippedToken { worker: Epoch, sequence: SequenceId, index: u32, expected: u32 },
     #[error("worker {worker} failed the prefill job of request {request}: {reason}")]
     PrefillFailed { request: RequestId, worker: Epoch, reason: String },
+    #[error(
+        "worker `{name}` ({worker}) is unhealthy: it answers probes otherwise than it must, so its memory or its processor is at fault. It \
+         gets no more work; end it, and look at the machine. Blocks that it computed may still be in pool nodes: restart these, too"
+    )]
+    Unhealthy { worker: Epoch, name: String },
+    #[error(
+        "{workers} decode workers answer probes, and no majority of them alike: one is at fault, and nobody can say which. Restart them"
+    )]
+    NoMajority { workers: usize },
 }
 
 /// Each part owns its data and is the only one that changes it. `lifecycle` has the stages of a request, `workers` the events
@@ -109,6 +121,7 @@ pub struct Cluster {
     pub(crate) decisions: Decisions,
     /// When waiting clients last heard of their places.
     pub(crate) waiting_told: Duration,
+    pub(crate) probes: Option<Probes>,
 }
 
 impl Cluster {
@@ -134,6 +147,7 @@ impl Cluster {
             pace: Pace::default(),
             decisions: Decisions::default(),
             waiting_told: Duration::ZERO,
+            probes: settings.probes.map(Probes::new),
             settings,
         }
     }
@@ -172,6 +186,7 @@ impl Cluster {
         self.end_waiting(now);
         self.unsettled = true;
         self.place_queued(now);
+        self.probe(now);
         self.index.sweep();
         if now.saturating_sub(self.waiting_told) >= WAITING_TOLD_EVERY {
             self.waiting_told = now;
@@ -209,6 +224,12 @@ impl Cluster {
     }
 
     pub(crate) fn tell(&mut self, request: RequestId, event: RequestEvent) {
+        if self.requests.get(request).is_some_and(|request| request.pin.is_some()) {
+            if let Some(probes) = &mut self.probes {
+                probes.hear(request, &event);
+            }
+            return;
+        }
         self.actions.push_back(Action::Client { request, event });
     }
 

@@ -8,6 +8,7 @@
 //! - [`load`]: each worker's work from this coordinator, and its last report (never replicated)
 //! - [`index`]: which pool nodes hold a block, and which blocks are read often
 //! - [`cost`]: how long things take, learnt from workers' steps
+//! - [`probes`]: whether engines still compute what they must
 //! - [`models`]: several models, each with a cluster of its own
 //! - `request`, `view`: the client's and the operator's side
 
@@ -24,6 +25,7 @@ pub mod load;
 pub mod membership;
 pub mod models;
 mod pace;
+pub mod probes;
 mod request;
 mod requests;
 pub mod schedule;
@@ -38,4 +40,4 @@ pub use decisions::{ConsideredView, DecisionView};
 pub use membership::Refusal;
 pub use models::{ModelId, Models};
 pub use request::{ChoiceUsage, Failure, NewRequest, Outcome, Rejection, RequestEvent};
-pub use view::{ClusterView, MemberView, ModelView, PredictionError};
+pub use view::{ClusterView, MemberView, ModelView, PredictionError, ProbeView, ProbesView};

@@ -1,8 +1,8 @@
 //! Members by epoch, and the reasons to refuse one. No load, no clock: all coordinators can agree on this.
 //!
 //! ```text
-//!   registered ──Leaving──► draining ──┐
-//!       └───── link down, or silent ───┴──► gone (and back with its epoch, if the same process comes back)
+//!   registered ──Leaving, or distrusted──► draining ──┐
+//!       └───── link down, or silent ──────────────────┴──► gone (and back with its epoch, if the same process comes back)
 //! ```
 
 use std::{collections::BTreeMap, net::SocketAddr};
@@ -33,6 +33,8 @@ pub struct Member {
     pub role: RoleInfo,
     /// Gets nothing new.
     pub draining: bool,
+    /// It answered probes otherwise than it must.
+    pub unhealthy: bool,
 }
 
 /// Why a registration is refused. The operator of that worker reads it.
@@ -88,6 +90,7 @@ impl Membership {
             pid: register.pid,
             role: register.role,
             draining: false,
+            unhealthy: false,
         };
         self.members.insert(epoch, member);
         Ok(())
@@ -117,6 +120,18 @@ impl Membership {
         if let Some(member) = self.members.get_mut(&epoch) {
             member.draining = true;
         }
+    }
+
+    /// The same, because it is not to be trusted. `None`: that was known, or it is no member.
+    pub fn distrust(&mut self, epoch: Epoch) -> Option<&Member> {
+        let member = self.members.get_mut(&epoch).filter(|member| !member.unhealthy)?;
+        (member.unhealthy, member.draining) = (true, true);
+        Some(member)
+    }
+
+    /// Number of tokens that the model knows.
+    pub fn vocabulary(&self) -> u32 {
+        self.model.vocab_size
     }
 
     pub fn get(&self, epoch: Epoch) -> Option<&Member> {

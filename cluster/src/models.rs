@@ -159,6 +159,7 @@ impl Models {
                 sequences_waiting: view.sequences_waiting,
                 sequences_running: view.sequences_running,
                 rescues: view.rescues,
+                probes: view.probes,
             });
         }
         whole.decisions.sort_by(|a, b| a.age_ms.total_cmp(&b.age_ms));

@@ -11,7 +11,7 @@
 pub(crate) mod order;
 mod state;
 
-pub(crate) use state::{PendingPrefill, Place, Request, Running, Sequence, common_prefix};
+pub(crate) use state::{PendingPrefill, Pin, Place, Request, Running, Sequence, common_prefix};
 
 use crate::class::Classes;
 use std::{

@@ -36,6 +36,7 @@ pub(crate) fn settings() -> ClusterSettings {
         classes: classes(),
         queue_wait_max: Duration::from_secs(20),
         heartbeat_dead: Duration::from_secs(5),
+        probes: None,
     }
 }
 

@@ -1,6 +1,6 @@
 //! The cluster as people and dashboards see it: `/cluster`, `/ready` and the workers' part of `/metrics`.
 
-use crate::{Cluster, cost::StepCoefficients, decisions::DecisionView, membership::Member};
+use crate::{Cluster, cost::StepCoefficients, decisions::DecisionView, membership::Member, probes::ProbeOutcome};
 use serde::Serialize;
 use std::time::Duration;
 use tidemill_proto::{
@@ -24,6 +24,33 @@ pub struct ClusterView {
     /// The last placements, the newest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub decisions: Vec<DecisionView>,
+    /// Of the only model.
+    #[serde(skip)]
+    pub probes: Option<ProbesView>,
+}
+
+/// What probes of a model's engines came to.
+#[derive(Clone, Debug, Serialize)]
+pub struct ProbesView {
+    pub every_s: f64,
+    /// Rounds that ended.
+    pub rounds: u64,
+    /// Workers' answers to a round.
+    pub same: u64,
+    pub differs: u64,
+    pub unanswered: u64,
+    /// Decode workers that gave the answer which counts as right.
+    pub votes: usize,
+    /// Since the last round ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub age_s: Option<f64>,
+}
+
+/// An engine's last round.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct ProbeView {
+    pub outcome: ProbeOutcome,
+    pub age_s: f64,
 }
 
 /// One model's part of the cluster.
@@ -37,6 +64,8 @@ pub struct ModelView {
     pub sequences_waiting: usize,
     pub sequences_running: usize,
     pub rescues: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub probes: Option<ProbesView>,
 }
 
 #[derive(Debug, Serialize)]
@@ -51,6 +80,10 @@ pub struct MemberView {
     /// Hexadecimal.
     pub epoch: String,
     pub draining: bool,
+    /// It answered probes otherwise than it must.
+    pub unhealthy: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub probe: Option<ProbeView>,
     pub seconds_since_heartbeat: f64,
     /// Sequences or prefill jobs that this coordinator has given it and that have not ended.
     pub assigned: usize,
@@ -89,6 +122,7 @@ impl Cluster {
             sequences_running: self.requests.running_count(),
             rescues: self.rescues,
             decisions: self.decisions.view(now, &self.membership),
+            probes: self.probes.as_ref().map(|probes| probes.view(now)),
         }
     }
 
@@ -103,6 +137,8 @@ impl Cluster {
             pid: member.pid,
             epoch: epoch.to_string(),
             draining: member.draining,
+            unhealthy: member.unhealthy,
+            probe: self.probes.as_ref().and_then(|probes| probes.of_worker(now, epoch)),
             seconds_since_heartbeat: now.saturating_sub(load.heard).as_secs_f64(),
             assigned: load.decode.sequences as usize + load.prefill.len(),
             report,

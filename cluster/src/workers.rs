@@ -22,6 +22,9 @@ impl Cluster {
         self.load.add_worker(now, epoch);
         self.index.add_node(epoch);
         self.members_changed(now);
+        if self.probes.as_ref().is_some_and(|probes| probes.is_unhealthy(epoch)) {
+            self.distrust(now, epoch);
+        }
         self.place_queued(now);
         Ok(())
     }
@@ -67,6 +70,9 @@ impl Cluster {
         self.members_changed(now);
         let jobs = self.load.remove_worker(worker);
         self.cost.forget(worker);
+        if let Some(probes) = &mut self.probes {
+            probes.forget(worker);
+        }
         self.index.remove_node(worker);
         match member.role() {
             Role::Decode => self.decode_worker_down(now, worker),

@@ -9,7 +9,9 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use tidemill_cluster::{Action, ChoiceUsage, ClusterSettings, ClusterView, ModelId, Models, NewRequest, Refusal, Rejection, RequestEvent};
+use tidemill_cluster::{
+    Action, ChoiceUsage, ClusterSettings, ClusterView, ModelId, Models, NewRequest, Refusal, Rejection, RequestEvent, Warning,
+};
 use tidemill_gateway::backend::{Accepted, Backend};
 use tidemill_proto::{
     block::LayoutFingerprint,
@@ -241,6 +243,7 @@ impl State {
                     tracing::warn!(%worker, reason, "link dropped");
                     self.links.remove(&worker);
                 }
+                Action::Warn(warning @ (Warning::Unhealthy { .. } | Warning::NoMajority { .. })) => tracing::error!("{warning}"),
                 Action::Warn(warning) => tracing::warn!("{warning}"),
                 Action::Client { request, event } => {
                     if self.clients.get(&request).is_some_and(|client| client.try_send((request, event)).is_err()) {
@@ -300,6 +303,7 @@ mod tests {
             classes: Classes::default(),
             queue_wait_max: Duration::from_secs(60),
             heartbeat_dead: Duration::from_secs(60),
+            probes: None,
         };
         Driver::new(&settings, vec![("tiny".into(), ModelIdentity::default())])
     }

@@ -177,6 +177,7 @@ impl Coordinator {
             batches: batches.map(Arc::new),
             tenants,
             safety: settings.safety,
+            pii: settings.pii,
             replay: settings.replay,
             response_cache: settings.response_cache,
             request_timeout: settings.request_timeout,

@@ -9,9 +9,10 @@ use tidemill_cluster::{
     ClusterSettings,
     admission::AdmissionPolicy,
     class::{Class, Classes, OnMiss},
+    probes::ProbeSettings,
     schedule::{Policy, PolicyName},
 };
-use tidemill_gateway::{batch::file::Room, batches, replay, response_cache, safety::Safety, store};
+use tidemill_gateway::{batch::file::Room, batches, pii::Pii, replay, response_cache, safety::Safety, store};
 use tidemill_net::{
     config::{ConfigError, invalid, parse_bytes, required},
     uplink::HEARTBEAT_DEAD,
@@ -22,6 +23,7 @@ use tidemill_safety::{
     classifier::Classifier,
     guard::{Guard, built_in_classifier},
     patterns::Patterns,
+    pii::{Kind, find::Finder},
 };
 use tidemill_tenancy::{
     jwt,
@@ -200,6 +202,16 @@ pub struct Flags {
     /// Check prompts and answers for harm; a section `[safety]` of the config file says how
     #[arg(long, value_name = "on|off", num_args = 0..=1, default_missing_value = "on", value_parser = parse_safety)]
     pub safety: Option<SafetyFlags>,
+    /// Seconds between two rounds of probes, which find engines that compute wrongly; 0: no probes [default: 0]
+    #[arg(long, value_name = "S")]
+    pub probe_every_s: Option<u64>,
+    /// By how much log-probabilities of probes may differ: more than 0 where devices do not compute alike, bit by bit [default: 0]
+    #[arg(long, value_name = "NATS")]
+    pub probe_tolerance: Option<f32>,
+    /// What identifies people, in the file only: a section `[pii]`
+    #[arg(skip)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pii: Option<PiiFlags>,
     /// At the end, running requests get this many seconds to finish [default: 30]
     #[arg(long, value_name = "S")]
     pub drain_s: Option<u64>,
@@ -298,6 +310,42 @@ impl SafetyFlags {
             input: thresholds("safety.input", Thresholds::INPUT, &self.input)?,
             output: thresholds("safety.output", Thresholds::OUTPUT, &self.output)?,
         }))
+    }
+}
+
+/// What identifies people.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PiiFlags {
+    /// In prompts: `off`, or `redact` for placeholders that models see in its place [default: off]
+    pub input: Option<String>,
+    /// In answers: `off`, or `redact` [default: off]
+    pub output: Option<String>,
+    /// `email`, `phone`, `card`, `iban`, `ssn`, `ip`, `name` [default: all]
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_several")]
+    pub kinds: Vec<String>,
+    /// A file with people's names, one a line
+    pub names: Option<PathBuf>,
+}
+
+impl PiiFlags {
+    /// `None`: nothing is done.
+    fn check(self) -> Result<Option<Pii>, ConfigError> {
+        let redacts = |key, mode: Option<&str>| match mode.unwrap_or("off") {
+            "off" => Ok(false),
+            "redact" => Ok(true),
+            other => Err(invalid(key, other, "must be off or redact")),
+        };
+        let (input, output) = (redacts("pii.input", self.input.as_deref())?, redacts("pii.output", self.output.as_deref())?);
+        let kind = |name: &String| name.parse::<Kind>().map_err(|error| invalid("pii.kinds", name, error.to_string()));
+        let kinds = self.kinds.iter().map(kind).collect::<Result<Vec<_>, _>>()?;
+        let mut finder = Finder::new(if kinds.is_empty() { &Kind::ALL } else { &kinds });
+        if let Some(path) = &self.names {
+            let wrong = |reason: String| invalid("pii.names", path.display(), reason);
+            let list = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
+            finder = finder.with_names(&list).map_err(|error| wrong(error.to_string()))?;
+        }
+        Ok((input || output).then(|| Pii { finder: Arc::new(finder), input, output }))
     }
 }
 
@@ -423,6 +471,7 @@ pub struct Settings {
     pub batches: batches::Limits,
     /// `None`: everything may be asked and answered.
     pub safety: Option<Safety>,
+    pub pii: Option<Pii>,
     /// Of answers kept for repeated requests.
     pub replay: replay::Limits,
     pub response_cache: Option<response_cache::Limits>,
@@ -462,6 +511,8 @@ const BATCH_CONCURRENCY_MAX: u64 = 1024;
 
 /// A hundred years.
 const STORE_DAYS_MAX: u64 = 36_500;
+/// A week.
+const PROBE_EVERY_S_MAX: u64 = 7 * 24 * 3600;
 
 /// Coordinators of one cluster: what agrees must be few.
 const COORDINATORS_MAX: usize = 5;
@@ -610,6 +661,7 @@ impl Flags {
                 line_bytes: body_bytes_max as usize,
             },
             safety: self.safety.map_or(Ok(None), SafetyFlags::check)?,
+            pii: self.pii.map_or(Ok(None), PiiFlags::check)?,
             replay: replay::Limits {
                 bytes: replay_bytes_max,
                 recordings: positive("replay_answers_max", self.replay_answers_max.unwrap_or(4096) as u64)? as usize,
@@ -627,6 +679,16 @@ impl Flags {
                 classes,
                 queue_wait_max: seconds("queue_wait_s", self.queue_wait_s, 60)?,
                 heartbeat_dead: HEARTBEAT_DEAD,
+                probes: match self.probe_every_s.unwrap_or(0) {
+                    0 => None,
+                    every_s => Some(ProbeSettings {
+                        every: Duration::from_secs(within(1, PROBE_EVERY_S_MAX, "probe_every_s", every_s)?),
+                        tolerance: match self.probe_tolerance.unwrap_or(0.0) {
+                            tolerance @ 0.0..=10.0 => tolerance,
+                            wrong => return Err(invalid("probe_tolerance", wrong, "must be from 0 to 10")),
+                        },
+                    }),
+                },
             },
             request_timeout: seconds("request_timeout_s", self.request_timeout_s, 600)?,
             body_bytes_max: positive("body_bytes_max", body_bytes_max)? as usize,
@@ -759,6 +821,8 @@ mod tests {
             (Flags { batch_bytes_max: Some("0".into()), ..flags() }, "batch_bytes_max"),
             (Flags { batch_concurrency: Some(0), ..flags() }, "batch_concurrency"),
             (Flags { batch_days: Some(0), ..flags() }, "batch_days"),
+            (Flags { probe_every_s: Some(u64::MAX), ..flags() }, "probe_every_s"),
+            (Flags { probe_every_s: Some(9), probe_tolerance: Some(f32::NAN), ..flags() }, "probe_tolerance"),
             (Flags { usage_segment_bytes: Some("1KiB".into()), ..flags() }, "usage_segment_bytes"),
         ] {
             let error = flags.check().unwrap_err().to_string();

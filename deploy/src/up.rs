@@ -130,6 +130,9 @@ pub struct UpArgs {
     /// Check prompts and answers for harm
     #[arg(long)]
     safety: bool,
+    /// Seconds between two rounds of probes, which find engines that compute wrongly; 0: no probes
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    probe_every_s: u64,
     /// Bytes of answers of greedy and seeded requests that are given again to whoever asks the same; 0: none
     #[arg(long, default_value = "0")]
     response_cache: String,
@@ -249,6 +252,7 @@ impl Cluster {
             }
             flags.extend(args.aliases.iter().flat_map(|aliases| ["--aliases".to_owned(), aliases.clone()]));
             flags.extend(["--response-cache-bytes-max".to_owned(), args.response_cache.clone()]);
+            flags.extend(["--probe-every-s".to_owned(), args.probe_every_s.to_string()]);
             flags.extend(args.safety.then(|| "--safety=on".to_owned()));
             flags.extend(args.policy.iter().flat_map(|policy| ["--policy".to_owned(), policy.clone()]));
             flags.extend(args.local_tail_tokens.iter().flat_map(|tokens| ["--local-tail-tokens".to_owned(), tokens.to_string()]));

@@ -116,7 +116,7 @@ function memberRow({ member, gone_ms }) {
   const tier = member.role === "kvpool" ? report.blocks.dram : report.blocks.hbm;
   const fill = tier.total > 0 ? percent(1 - tier.free / tier.total) : "–";
   const { misses } = report.counters;
-  const state = gone_ms !== null ? "gone" : member.draining ? "draining" : "up";
+  const state = gone_ms !== null ? "gone" : member.unhealthy ? "unhealthy" : member.draining ? "draining" : "up";
   return h(
     "tr",
     { class: state },

@@ -138,7 +138,8 @@ export class History {
     }
     const { counters } = member.report;
     const before = seen.member.report.counters;
-    if (member.draining && !seen.member.draining) this.note(now, "drain", `${member.name} drains: it takes nothing new`);
+    if (member.unhealthy && !seen.member.unhealthy) this.note(now, "fault", `${member.name} is unhealthy: it answers probes wrongly and gets no more work`);
+    else if (member.draining && !seen.member.draining) this.note(now, "drain", `${member.name} drains: it takes nothing new`);
     const preempted = counters.preemptions - before.preemptions;
     if (preempted > 0) this.note(now, "preempt", `${sequences(preempted)} preempted at ${member.name}`);
     if (counters.disk.given_up > before.disk.given_up) this.note(now, "fault", `${member.name} goes on without its disk`);

@@ -220,7 +220,7 @@ class Worker {
     this.mark.style.transform = `translate(${box.w - 24}px, 21px)`;
     set(this.mark, "class", `mark${rates.generated + rates.prefilled > 0 ? " turning" : ""}`);
     const doing = this.role === "decode" ? "batch" : "jobs";
-    say(this.state, gone_ms !== null ? "gone" : member.draining ? "draining" : `${doing} ${count(running)} · queue ${count(waiting)}`);
+    say(this.state, gone_ms !== null ? "gone" : member.unhealthy ? "unhealthy" : member.draining ? "draining" : `${doing} ${count(running)} · queue ${count(waiting)}`);
     this.#squares(running, waiting, Math.floor((box.w - 28) / CELL));
     const speed = this.role === "decode" ? rates.generated : rates.prefilled;
     say(this.speed, speed > 0 ? `${rate(speed)} tok/s` : "");
@@ -437,7 +437,7 @@ function sized(rect, x, y, w, h) {
  * @param {number | null} gone
  */
 function condition(member, gone) {
-  return gone !== null ? " gone" : member.draining ? " draining" : "";
+  return gone !== null ? " gone" : member.unhealthy ? " unhealthy" : member.draining ? " draining" : "";
 }
 
 /**

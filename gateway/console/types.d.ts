@@ -45,6 +45,7 @@ export interface Member {
   pid: number;
   epoch: string;
   draining: boolean;
+  unhealthy: boolean;
   seconds_since_heartbeat: number;
   assigned: number;
   report: {

@@ -87,9 +87,26 @@ pub struct ReasoningWish {
 }
 
 impl Dialog {
+    /// Everything that anybody said, wrote into a call, or got from one.
+    pub fn each_text(&mut self, mut act: impl FnMut(&mut String)) {
+        for message in &mut self.messages {
+            message.content.iter_mut().chain(&mut message.reasoning).for_each(&mut act);
+            message.tool_calls.iter_mut().for_each(|call| each_string(&mut call.arguments, &mut act));
+        }
+    }
+
     /// What anybody but the model said: what safety checks read.
     pub fn said_to_the_model(&self) -> impl Iterator<Item = &str> {
         self.messages.iter().filter(|message| message.role != "assistant").filter_map(|message| message.content.as_deref())
+    }
+}
+
+fn each_string(value: &mut serde_json::Value, act: &mut impl FnMut(&mut String)) {
+    match value {
+        serde_json::Value::String(text) => act(text),
+        serde_json::Value::Array(items) => items.iter_mut().for_each(|item| each_string(item, act)),
+        serde_json::Value::Object(fields) => fields.values_mut().for_each(|field| each_string(field, act)),
+        serde_json::Value::Null | serde_json::Value::Bool(_) | serde_json::Value::Number(_) => {}
     }
 }
 

@@ -5,6 +5,7 @@ use crate::{
     batch::life::Sender,
     batches::Batches,
     dialog::{Dialog, DialogError, DialogPrompt, ToolChoice},
+    generation::personal::Personal,
     http::{
         answer::{Answer, Books, Reader},
         errors::ApiError,
@@ -16,6 +17,7 @@ use crate::{
         watch::VIEWERS_MAX,
     },
     metrics::Objectives,
+    pii::Pii,
     recent::Recent,
     registry::Registry,
     replay, response_cache,
@@ -82,6 +84,8 @@ pub struct GatewaySettings {
     pub tenants: Arc<Tenants>,
     /// `None`: everything may be asked and answered.
     pub safety: Option<Safety>,
+    /// `None`: nothing is done about what identifies people.
+    pub pii: Option<Pii>,
     /// Of answers that are kept for repeated requests.
     pub replay: replay::Limits,
     /// Of answers that are kept for whoever asks the same. `None`: none are.
@@ -128,6 +132,7 @@ struct Shared {
     batches: Option<Arc<Batches>>,
     tenants: Arc<Tenants>,
     safety: Option<Safety>,
+    pii: Option<Pii>,
     running: Arc<RunningResponses>,
     replays: Arc<Replays>,
     response_cache: Option<Arc<Cache>>,
@@ -164,6 +169,7 @@ impl Gateway {
             batches: settings.batches,
             tenants: settings.tenants,
             safety: settings.safety,
+            pii: settings.pii,
             running: Arc::default(),
             replays: Arc::new(Replays::new(settings.replay)),
             response_cache: settings.response_cache.map(|limits| Arc::new(Cache::new(limits))),
@@ -266,6 +272,10 @@ impl Gateway {
     /// `None`: it is switched off.
     pub fn safety(&self) -> Option<&Safety> {
         self.shared.safety.as_ref()
+    }
+
+    pub fn pii(&self) -> Option<&Pii> {
+        self.shared.pii.as_ref()
     }
 
     /// Refuses a prompt's text that must not be answered.
@@ -468,7 +478,8 @@ impl Gateway {
     /// while: see [`compute`](Self::compute).
     pub fn prompt(&self, param: &str, dialog: &Dialog, options: &mut Options) -> Result<Vec<Token>, ApiError> {
         self.check_input(param, dialog.said_to_the_model(), options)?;
-        let DialogPrompt { text, output } = self.render(param, dialog)?;
+        let hidden = self.pii().and_then(|pii| pii.hide_dialog(dialog, options));
+        let DialogPrompt { text, output } = self.render(param, hidden.as_ref().unwrap_or(dialog))?;
         options.rules.output = output;
         self.force(dialog, options)?;
         self.encode_rendered(param, &text)
@@ -603,7 +614,11 @@ impl Gateway {
             prompts,
             options,
             hidden,
-            &Reader { model: &self.model.text, guarded: self.safety().map(|safety| safety.guarded(&options.safety)) },
+            &Reader {
+                model: &self.model.text,
+                guarded: self.safety().map(|safety| safety.guarded(&options.safety)),
+                personal: self.pii().map_or_else(Personal::default, |pii| pii.personal(options)),
+            },
             Books { objectives: Arc::clone(&self.shared.objectives), recent: Arc::clone(&self.shared.recent), metered },
         ))
     }

@@ -7,9 +7,10 @@
 //! Stop strings count in what the model says, not in its thought or in a call's arguments: they would cut either where no
 //! client could use it.
 //!
-//! No clock, no HTTP: every endpoint, streamed or not, only serializes the same pieces. [`guarded`] is an inspection.
+//! No clock, no HTTP: every endpoint, streamed or not, only serializes the same pieces. [`guarded`] and [`personal`] are inspections.
 
 pub mod guarded;
+pub mod personal;
 
 use crate::text::{
     TextModel,
@@ -170,7 +171,7 @@ pub struct Pipeline {
     splitter: Option<Splitter>,
     stops: StopMatcher,
     rules: TextRules,
-    inspect: Option<Box<dyn Inspect>>,
+    inspect: Vec<Box<dyn Inspect>>,
     tokens: u32,
     /// Of generated text, whether sent or held back.
     characters: usize,
@@ -193,7 +194,7 @@ impl Pipeline {
             splitter: (!rules.output.is_plain()).then(|| Splitter::new(&rules.output)),
             stops: StopMatcher::new(rules.stops.clone(), rules.include_stop),
             rules: rules.clone(),
-            inspect: None,
+            inspect: Vec::new(),
             tokens: 0,
             characters: 0,
             calls: 0,
@@ -202,8 +203,10 @@ impl Pipeline {
         }
     }
 
-    pub fn inspected_by(self, inspect: Box<dyn Inspect>) -> Self {
-        Self { inspect: Some(inspect), ..self }
+    /// Each sees what those before it have left.
+    pub fn inspected_by(mut self, inspect: Box<dyn Inspect>) -> Self {
+        self.inspect.push(inspect);
+        self
     }
 
     /// The next token. The piece has a `finish` if the choice must end here, whatever its worker does.
@@ -309,10 +312,10 @@ impl Pipeline {
     }
 
     fn inspected(&mut self, mut piece: Piece) -> Piece {
-        if let Some(inspect) = &mut self.inspect
-            && let ControlFlow::Break(finish) = inspect.inspect(&mut piece)
-        {
-            piece.finish = Some(finish);
+        for inspect in &mut self.inspect {
+            if let ControlFlow::Break(finish) = inspect.inspect(&mut piece) {
+                piece.finish = Some(finish);
+            }
         }
         self.ended = piece.finish.is_some();
         piece

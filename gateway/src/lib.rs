@@ -19,7 +19,7 @@
 //! - [`store`]: responses and conversations that clients may ask for again
 //! - [`batches`]: clients' files and batches, on disk and running
 //! - [`tenants`]: who asks, how much, and what it came to
-//! - [`safety`]: what may be asked and answered here
+//! - [`safety`]: what may be asked and answered here; [`pii`]: what identifies people
 //! - [`metrics`]: the numbers behind `/metrics`; [`recent`]: the last choices that ended
 
 pub mod batch;
@@ -40,6 +40,8 @@ pub mod gateway;
 pub mod http;
 #[cfg(feature = "shell")]
 pub mod metrics;
+#[cfg(feature = "shell")]
+pub mod pii;
 #[cfg(feature = "shell")]
 pub mod recent;
 #[cfg(feature = "shell")]

@@ -10,7 +10,8 @@
 //! - [`classifier`]: a linear classifier over hashed n-grams, and how it is trained
 //! - [`corpus`]: examples to train it with
 //! - [`guard`]: all of it over a whole text
-//! - [`stream`]: the same over an answer while it comes: what is part of a violation is never released
+//! - [`pii`]: what identifies a person, found, taken out, put back
+//! - [`stream`]: the cascade over an answer while it comes: what is part of a violation is never released
 
 pub mod category;
 pub mod classifier;
@@ -18,4 +19,5 @@ pub mod corpus;
 pub mod guard;
 pub mod normal;
 pub mod patterns;
+pub mod pii;
 pub mod stream;

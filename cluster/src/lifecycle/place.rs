@@ -10,7 +10,7 @@ use crate::{
         ChoiceId, PendingPrefill, Place, Running, common_prefix,
         order::{OVERDUE_EVERY, Turn},
     },
-    schedule::{self, Decision, Demand, Placement, Snapshot, SourceRun},
+    schedule::{self, Decision, Demand, Placement, Policy, PolicyName, Snapshot, SourceRun},
     shortlist::BEST_MAX,
 };
 use std::time::Duration;
@@ -123,7 +123,13 @@ impl Cluster {
         }
         self.reorder(now);
         let (request, sequence) = self.requests.choice(at);
-        let (keys, policy) = (sequence.keys(), &self.settings.policy);
+        let keys = sequence.keys();
+        // A probe goes where it must; how is not the policy's to say.
+        let pinned = request.pin.map(|pin| {
+            let name = if pin.prefill.is_some() { PolicyName::Disaggregated } else { PolicyName::Colocated };
+            Policy { name, ..self.settings.policy.clone() }
+        });
+        let policy = pinned.as_ref().unwrap_or(&self.settings.policy);
         let demand = Demand {
             tokens: request.len_of(at.1),
             tokens_max: request.tokens_max(),
@@ -137,8 +143,12 @@ impl Cluster {
         let blocks = self.index.leading(keys);
         let books = self.books();
         let decide = |candidates: Candidates<'_>| {
-            let Candidates { mut prefill, decode, pools } = candidates;
+            let Candidates { mut prefill, mut decode, pools } = candidates;
             prefill.retain(|candidate| !request.cancelled_at.contains(&candidate.worker));
+            if let Some(pin) = request.pin {
+                prefill.retain(|candidate| pin.prefill == Some(candidate.worker));
+                decode.retain(|candidate| pin.decode == candidate.worker);
+            }
             let snapshot = Snapshot {
                 prefill,
                 decode,
@@ -152,6 +162,13 @@ impl Cluster {
             };
             schedule::schedule(policy, &snapshot, &demand)
         };
+        if request.pin.is_some() {
+            return match decide(candidates::all(&books, &blocks, now)) {
+                // It waits for one worker, and bars nobody from the others.
+                Decision::Queue => Decision::Hold,
+                decision => decision,
+            };
+        }
         if policy.name.compares_all() {
             return decide(candidates::all(&books, &blocks, now));
         }

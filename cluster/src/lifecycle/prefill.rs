@@ -70,6 +70,18 @@ impl Cluster {
         }
     }
 
+    /// A prefill worker is not to be trusted any more: others take its jobs over.
+    pub(crate) fn leave_prefill_worker(&mut self, now: Duration, worker: Epoch) {
+        let held: Vec<RequestId> = self.load.get(worker).map_or(Vec::new(), |load| load.prefill.requests().collect());
+        for id in held {
+            let request = self.requests.get_mut(id).expect("jobs belong to requests");
+            let Some(job) = request.prefill.take() else { continue };
+            request.cancelled_at.push(worker);
+            self.cancel_prefill(now, id, &job);
+            self.reassign(now, id, job);
+        }
+    }
+
     /// Gives a job to another prefill worker; without one, its sequences stop waiting.
     fn reassign(&mut self, now: Duration, id: RequestId, mut job: PendingPrefill) {
         job.tried.push(job.worker);

@@ -2,7 +2,10 @@
 
 use crate::{Cluster, Failure, Outcome, requests::ChoiceId};
 use std::time::Duration;
-use tidemill_proto::{ids::Epoch, message::Provenance};
+use tidemill_proto::{
+    ids::Epoch,
+    message::{Provenance, ToWorker},
+};
 
 /// Workers that a sequence is lost with before its client hears of it.
 pub(crate) const LOSSES_MAX: u32 = 12;
@@ -20,6 +23,15 @@ impl Cluster {
             self.requests.choice_mut(at).usage.rescues += 1;
             self.rescue(now, at);
         }
+    }
+
+    /// A decode worker is not to be trusted any more: its sequences go elsewhere.
+    pub(crate) fn leave_decode_worker(&mut self, now: Duration, worker: Epoch) {
+        let held = self.requests.running().filter(|(_, running)| running.worker == worker);
+        for sequence in held.map(|(at, _)| self.requests.choice(at).1.id).collect::<Vec<_>>() {
+            self.send(worker, ToWorker::CancelSequence { sequence });
+        }
+        self.decode_worker_down(now, worker);
     }
 
     /// The worker of a running sequence is lost, or no longer to be trusted with it.

@@ -5,7 +5,7 @@ use crate::{
     admission::{self, Occupancy},
     class::OnMiss,
     requests::ChoiceId,
-    requests::{Request, Sequence},
+    requests::{Pin, Request, Sequence},
     schedule::Decision,
 };
 use std::{
@@ -26,6 +26,11 @@ impl Cluster {
     /// Takes a request. Its events follow as [`Action::Client`](crate::Action::Client), one `Finished` per choice, unless it is
     /// cancelled.
     pub fn submit(&mut self, now: Duration, new: NewRequest) -> Result<RequestId, Rejection> {
+        self.submit_at(now, new, None)
+    }
+
+    /// The same; with a pin, of a probe.
+    pub(crate) fn submit_at(&mut self, now: Duration, new: NewRequest, pin: Option<Pin>) -> Result<RequestId, Rejection> {
         debug_assert!(!new.prompt.is_empty() && new.choices > 0 && new.stop.max_tokens > 0, "the gateway checks");
         let occupancy = Occupancy { context_tokens: self.context_tokens(now), waiting: self.requests.waiting(), pace: &self.pace };
         admission::admit(&self.settings.admission, &occupancy, new.tokens_max(), new.choices as usize)?;
@@ -42,6 +47,7 @@ impl Cluster {
             cancelled_at: Vec::new(),
             prefill_worker: None,
             prefill_ms: 0.0,
+            pin,
         };
         self.fairness.begin(tenant);
         self.requests.insert(id, request);
@@ -60,7 +66,7 @@ impl Cluster {
     fn would_be_late(&mut self, now: Duration, at: ChoiceId) -> Option<u64> {
         let request = self.requests.choice(at).0;
         let class = self.settings.classes.get(request.new.class);
-        if class.on_miss != OnMiss::Reject {
+        if class.on_miss != OnMiss::Reject || request.pin.is_some() {
             return None;
         }
         let limit_ms = class.ttft_ms;

@@ -27,6 +27,15 @@ pub(crate) struct Request {
     pub(crate) cancelled_at: Vec<Epoch>,
     pub(crate) prefill_worker: Option<String>,
     pub(crate) prefill_ms: f64,
+    /// Where it must run: it is a probe.
+    pub(crate) pin: Option<Pin>,
+}
+
+/// The workers that a probe is for. `prefill: None`: the decode worker computes everything.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Pin {
+    pub(crate) decode: Epoch,
+    pub(crate) prefill: Option<Epoch>,
 }
 
 /// A prefill job on its way, complete enough for another worker to take it over.

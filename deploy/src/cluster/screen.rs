@@ -80,6 +80,8 @@ struct Member {
     host: String,
     role: String,
     draining: bool,
+    #[serde(default)]
+    unhealthy: bool,
     seconds_since_heartbeat: f64,
     assigned: u64,
     #[serde(default)]
@@ -175,6 +177,7 @@ impl Screen {
             let Report { waiting, running, tokens_queued, blocks, .. } = &member.report;
             let health = match member.seconds_since_heartbeat {
                 silent if silent > SILENT_S => format!("silent for {silent:.0} s"),
+                _ if member.unhealthy => "unhealthy".to_owned(),
                 _ if member.draining => "draining".to_owned(),
                 _ => "ok".to_owned(),
             };

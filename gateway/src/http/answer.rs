@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     backend::Submission,
-    generation::{Ended, Finish, Piece, Pipeline, guarded::Guarded},
+    generation::{Ended, Finish, Piece, Pipeline, guarded::Guarded, personal::Personal},
     metrics::{self, Objectives, RequestOutcome},
     recent::{FinishedRequest, Recent},
     safety,
@@ -98,15 +98,20 @@ pub struct Reader<'a> {
     pub model: &'a TextModel,
     /// `None`: everything may be said.
     pub guarded: Option<Guarded>,
+    /// What becomes of what it says of people.
+    pub personal: Personal,
 }
 
 impl Reader<'_> {
     fn pipeline(&self, prompt: &Tokens, options: &Options, choice: u32) -> Pipeline {
-        let pipeline = Pipeline::new(self.model, prompt, &options.rules, options.sampling.seed.wrapping_add(choice.into()));
-        match &self.guarded {
-            Some(guarded) => pipeline.inspected_by(Box::new(guarded.inspector())),
-            None => pipeline,
+        let mut pipeline = Pipeline::new(self.model, prompt, &options.rules, options.sampling.seed.wrapping_add(choice.into()));
+        if let Some(guarded) = &self.guarded {
+            pipeline = pipeline.inspected_by(Box::new(guarded.inspector()));
         }
+        if let Some(inspector) = self.personal.inspector() {
+            pipeline = pipeline.inspected_by(Box::new(inspector));
+        }
+        pipeline
     }
 }
 

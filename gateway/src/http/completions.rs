@@ -141,19 +141,22 @@ impl Completions {
     }
 }
 
-fn tokenize(gateway: &Gateway, prompt: Prompt, options: &Options) -> Result<Vec<Vec<Token>>, ApiError> {
+fn tokenize(gateway: &Gateway, prompt: Prompt, options: &mut Options) -> Result<Vec<Vec<Token>>, ApiError> {
     let tokenizer = &gateway.text().tokenizer;
-    let texts = match prompt {
+    let mut texts = match prompt {
         Prompt::Text(text) => vec![text],
         Prompt::Texts(texts) => texts,
         Prompt::Tokens(tokens) => return checked(gateway, vec![tokens], options),
         Prompt::TokenLists(lists) => return checked(gateway, lists, options),
     };
-    let encode = |text: String| {
-        gateway.check_text_length("prompt", &text)?;
+    for text in &texts {
+        gateway.check_text_length("prompt", text)?;
         gateway.check_input("prompt", [text.as_str()], options)?;
-        tokenizer.encode(&text, true).map_err(|e| ApiError::invalid("prompt", e.to_string()))
-    };
+    }
+    if let Some(pii) = gateway.pii() {
+        pii.hide_texts(&mut texts, options);
+    }
+    let encode = |text: String| tokenizer.encode(&text, true).map_err(|e| ApiError::invalid("prompt", e.to_string()));
     texts.into_iter().map(encode).collect()
 }
 

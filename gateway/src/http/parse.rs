@@ -18,10 +18,13 @@ use axum::{
     http::{HeaderMap, header},
 };
 use serde::de::DeserializeOwned;
-use std::{error::Error, fmt::Display, ops::RangeBounds, time::Instant};
+use std::{error::Error, fmt::Display, ops::RangeBounds, sync::Arc, time::Instant};
 use tidemill_cluster::class::{ClassId, Classes};
 use tidemill_proto::{block::Token, grammar::Constraint, sampling::Sampling};
-use tidemill_safety::category::{Category, Threshold};
+use tidemill_safety::{
+    category::{Category, Threshold},
+    pii::vault::Vault,
+};
 
 /// Choices per prompt.
 const CHOICES_MAX: u32 = 128;
@@ -104,6 +107,8 @@ pub struct Options {
     pub service_tier: Option<String>,
     /// Stricter limits of the safety checks.
     pub safety: Vec<(Category, Threshold)>,
+    /// What placeholders in the prompt stand for.
+    pub vault: Option<Arc<Vault>>,
     /// Without log-probabilities; the endpoints spell those differently.
     pub sampling: Sampling,
 }
@@ -190,6 +195,7 @@ impl Options {
             class,
             service_tier,
             safety: safety(request.safety_settings.unwrap_or_default())?,
+            vault: None,
             sampling,
         })
     }

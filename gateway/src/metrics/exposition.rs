@@ -3,7 +3,7 @@
 use super::role_name;
 use crate::registry::RegistryView;
 use std::fmt::Write;
-use tidemill_cluster::{ClusterView, MemberView, PredictionError};
+use tidemill_cluster::{ClusterView, MemberView, ModelView, PredictionError, ProbesView};
 use tidemill_proto::message::{Blocks, Counters, Moved, Role, TierBlocks};
 
 /// Appends all of it.
@@ -27,6 +27,31 @@ pub(super) fn write(text: &mut String, cluster: &ClusterView) {
         family(name, kind, help, &all);
     }
     transfer_times(text, &cluster.members);
+    probes(text, &cluster.models);
+}
+
+/// Of models whose engines are probed.
+fn probes(text: &mut String, models: &[ModelView]) {
+    let probed: Vec<_> = models.iter().filter_map(|model| Some((escaped(&model.name), model.probes.as_ref()?))).collect();
+    let mut family = |name: &str, kind: &str, help: &str, samples: &dyn Fn(&ProbesView) -> Vec<(&'static str, f64)>| {
+        let _ = writeln!(text, "# HELP tidemill_probe_{name} {help}\n# TYPE tidemill_probe_{name} {kind}");
+        for (model, probes) in &probed {
+            for (label, value) in samples(probes) {
+                let _ = writeln!(text, "tidemill_probe_{name}{{model=\"{model}\"{label}}} {value}");
+            }
+        }
+    };
+    if probed.is_empty() {
+        return;
+    }
+    family("rounds_total", "counter", "Rounds of probes that ended", &|probes| vec![("", probes.rounds as f64)]);
+    family("answers_total", "counter", "Workers' answers to a round of probes", &|probes| {
+        let ProbesView { same, differs, unanswered, .. } = probes;
+        [(",outcome=\"same\"", same), (",outcome=\"differs\"", differs), (",outcome=\"unanswered\"", unanswered)]
+            .map(|(label, count)| (label, *count as f64))
+            .to_vec()
+    });
+    family("age_seconds", "gauge", "Since the last round of probes ended", &|probes| probes.age_s.map_or(vec![], |age| vec![("", age)]));
 }
 
 /// Where this coordinator's registry stands.
@@ -64,6 +89,12 @@ struct Family {
 
 const WORKER_FAMILIES: &[Family] = &[
     Family { name: "worker_up", kind: "gauge", help: "1 for every registered worker", samples: |_| vec![(vec![], 1.0)] },
+    Family {
+        name: "probe_unhealthy",
+        kind: "gauge",
+        help: "1 for a worker that answered probes otherwise than it must, and gets no more work",
+        samples: |m| if m.probe.is_some() { vec![(vec![], f64::from(m.unhealthy))] } else { vec![] },
+    },
     Family {
         name: "worker_waiting",
         kind: "gauge",
@@ -238,9 +269,14 @@ fn tiers(member: &MemberView) -> Vec<(&'static str, Blocks)> {
     }
 }
 
+/// A quote or a line break must not end a label.
+fn escaped(label: &str) -> String {
+    label.replace('\\', r"\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
 fn label_set(member: &MemberView, more: &[(&str, &str)]) -> String {
-    // A worker chooses its name; a quote or a line break in it must not end the label.
-    let name = member.name.replace('\\', r"\\").replace('"', "\\\"").replace('\n', "\\n");
+    // A worker chooses its name.
+    let name = escaped(&member.name);
     let mut labels = format!("{{worker=\"{name}\",role=\"{}\"", role_name(member.role));
     for (key, value) in more {
         let _ = write!(labels, ",{key}=\"{value}\"");
@@ -271,6 +307,8 @@ mod tests {
             pid: 1,
             epoch: "1".into(),
             draining: false,
+            unhealthy: false,
+            probe: None,
             seconds_since_heartbeat: 0.0,
             assigned: 0,
             report: report.clone(),

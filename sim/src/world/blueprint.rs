@@ -84,6 +84,7 @@ impl Blueprint {
                 classes: settings.workload.cluster_classes()?,
                 queue_wait_max: Duration::from_secs_f64(policy.queue_wait_s),
                 heartbeat_dead: HEARTBEAT_DEAD,
+                probes: None,
             },
             identity: ModelIdentity { vocab_size: shape.vocab, ..ModelIdentity::default() },
             eviction,
