@@ -130,8 +130,11 @@ impl Finder {
         for _ in 1..self.words_max {
             let end = text[..word].trim_end_matches(' ').len();
             word = last_word(end);
-            let core = text[word..end].trim_matches(|c: char| !c.is_alphanumeric());
-            if self.names.contains_key(&core.to_lowercase()) {
+            // It may begin behind a bracket, say.
+            let said = text[word..end].to_lowercase();
+            let said = said.trim_end_matches(|c: char| !c.is_alphanumeric());
+            let behind = said.char_indices().filter(|(_, c)| !c.is_alphanumeric()).map(|(at, c)| at + c.len_utf8());
+            if std::iter::once(0).chain(behind).any(|at| self.names.contains_key(&said[at..])) {
                 names = word;
             }
         }
