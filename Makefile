@@ -92,7 +92,7 @@ setup-build:
 	@deploy/apt-install cc:gcc cc:libc6-dev as:binutils protoc:protobuf-compiler
 
 setup-test:
-	@deploy/apt-install python3:python3 chromium:chromium node:nodejs npm:npm
+	@deploy/apt-install python3:python3 chromium:chromium node:nodejs npm:npm pg_createcluster:postgresql
 	@test -x $(VENV)/bin/python || python3 -m venv $(VENV) 2>/dev/null || { deploy/apt-install :python3-venv && python3 -m venv --clear $(VENV); }
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/python/requirements.txt -r kernels/tests/requirements.txt
 	@npm --prefix tests/console ci --silent --no-audit --no-fund

@@ -18,6 +18,7 @@ use tidemill_gateway::{
     store::{
         Store,
         memory::Memory,
+        postgres::Postgres,
         sqlite::{OpenError, Sqlite},
     },
     tenants::{MeterSettings, TenantSettings, Tenants, TenantsError},
@@ -102,9 +103,10 @@ impl Coordinator {
     /// Reads the model directory and binds all addresses.
     pub async fn bind(settings: Settings) -> Result<Self, RunError> {
         metrics::install();
-        let store: Arc<dyn Store> = match &settings.data {
-            Some(dir) => Arc::new(Sqlite::open(&dir.join("responses.sqlite"), settings.store)?),
-            None => {
+        let store: Arc<dyn Store> = match (&settings.database, &settings.data) {
+            (Some(address), _) => Arc::new(Postgres::new(address.clone(), settings.store)),
+            (None, Some(dir)) => Arc::new(Sqlite::open(&dir.join("responses.sqlite"), settings.store)?),
+            (None, None) => {
                 tracing::info!("stored responses and conversations end with this process: --data keeps them");
                 Arc::new(Memory::new(settings.store))
             }

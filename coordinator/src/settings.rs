@@ -12,7 +12,14 @@ use tidemill_cluster::{
     probes::ProbeSettings,
     schedule::{Policy, PolicyName},
 };
-use tidemill_gateway::{batch::file::Room, batches, pii::Pii, replay, response_cache, safety::Safety, store};
+use tidemill_gateway::{
+    batch::file::Room,
+    batches,
+    pii::Pii,
+    replay, response_cache,
+    safety::Safety,
+    store::{self, postgres::Address},
+};
 use tidemill_net::{
     config::{ConfigError, invalid, parse_bytes, required},
     uplink::HEARTBEAT_DEAD,
@@ -118,6 +125,10 @@ pub struct Flags {
     /// Directory for stored responses, conversations, tenants and their usage, and the registry [default: none, they end with this process]
     #[arg(long, value_name = "DIR")]
     pub data: Option<PathBuf>,
+    /// PostgreSQL database for stored responses and conversations, such as postgres:///tidemill?host=/run/postgresql; with a password, put it
+    /// into the config file, where other users do not see it [default: a file in --data]
+    #[arg(long, value_name = "URL")]
+    pub store: Option<String>,
     /// Days that stored responses and conversations are kept after they were last added to [default: 30]
     #[arg(long, value_name = "DAYS")]
     pub store_days: Option<u64>,
@@ -466,6 +477,8 @@ pub struct Settings {
     pub usage_sink: Option<sink::Settings>,
     /// Where responses, conversations and the registry are stored; `None`: in memory.
     pub data: Option<PathBuf>,
+    /// Where responses and conversations are stored instead.
+    pub database: Option<Address>,
     pub store: store::Limits,
     /// Of clients' files and batches.
     pub batches: batches::Limits,
@@ -563,7 +576,13 @@ impl Flags {
             let served = models.iter().map(|served| format!("`{}`", served.name)).collect::<Vec<_>>().join(", ");
             return Err(invalid("aliases", format!("{name}={model}"), format!("must name a served model: {served}")));
         }
-        let store_bytes = self.store_bytes_max.unwrap_or_else(|| if self.data.is_some() { "1GiB" } else { "64MiB" }.into());
+        // The address itself may hold a password.
+        let database = self
+            .store
+            .map(|address| address.parse::<Address>().map_err(|reason| invalid("store", "(the address)", reason.to_string())))
+            .transpose()?;
+        let kept = self.data.is_some() || database.is_some();
+        let store_bytes = self.store_bytes_max.unwrap_or_else(|| if kept { "1GiB" } else { "64MiB" }.into());
         let store_bytes_max = parse_bytes(&store_bytes).map_err(|reason| invalid("store_bytes_max", &store_bytes, reason))?;
         let replay_bytes = self.replay_bytes_max.unwrap_or_else(|| "64MiB".into());
         let replay_bytes_max = parse_bytes(&replay_bytes).map_err(|reason| invalid("replay_bytes_max", &replay_bytes, reason))?;
@@ -642,6 +661,7 @@ impl Flags {
             models,
             aliases,
             data: self.data,
+            database,
             store: store::Limits {
                 age: Duration::from_secs(within(1, STORE_DAYS_MAX, "store_days", self.store_days.unwrap_or(30))? * 24 * 3600),
                 bytes: match store_bytes_max {
@@ -815,6 +835,7 @@ mod tests {
             (Flags { replay_answers_max: Some(0), ..flags() }, "replay_answers_max"),
             (Flags { replay_keep_s: Some(0), ..flags() }, "replay_keep_s"),
             (Flags { store_bytes_max: Some("1MiB".into()), ..flags() }, "store_bytes_max"),
+            (Flags { store: Some("postgres://me@localhost/x?sslmode=require".into()), ..flags() }, "TLS, which is not supported"),
             (Flags { admin: Some(([0, 0, 0, 0], 9100).into()), ..flags() }, "admin_public"),
             (Flags { tls_cert: Some("cert.pem".into()), ..flags() }, "tls_key"),
             (Flags { quota_share: Some("2/2".into()), ..flags() }, "quota_share"),

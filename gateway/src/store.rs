@@ -5,12 +5,14 @@
 //!
 //! - [`memory`]: until this process ends
 //! - [`sqlite`]: a file in the data directory
+//! - [`postgres`]: a database that several coordinators share
 //!
 //! Every call names an [`Owner`], who sees nothing of others.
 
 #[cfg(test)]
 mod contract;
 pub mod memory;
+pub mod postgres;
 pub mod sqlite;
 
 use futures_util::future::BoxFuture;

@@ -1,18 +1,27 @@
-//! What every store promises, run on each.
+//! What every store promises, run on each: PostgreSQL is a real server (`server`).
+
+mod server;
 
 use super::{
     Addition, Cut, Item, ItemPage, Kind, Limits, NewRecord, Owner, Page, Part, Record, RecordPage, Rewrite, Store, StoreError, Totals,
-    memory::Memory, sqlite::Sqlite,
+    memory::Memory, postgres::Postgres, sqlite::Sqlite,
 };
-use std::{sync::Arc, time::Duration};
+use server::Server;
+use std::{
+    any::Any,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 const LIMITS: Limits = Limits { age: Duration::from_secs(100), bytes: 1 << 30 };
 
-/// Each kind of store, for one scenario.
-fn stores(limits: Limits) -> Vec<(Arc<dyn Store>, Option<tempfile::TempDir>)> {
+/// Each kind of store, for one scenario, with what it stands on.
+async fn stores(limits: Limits) -> Vec<(Arc<dyn Store>, Box<dyn Any>)> {
     let dir = tempfile::tempdir().unwrap();
     let sqlite = Sqlite::open(&dir.path().join("new/store.sqlite"), limits).unwrap();
-    vec![(Arc::new(Memory::new(limits)), None), (Arc::new(sqlite), Some(dir))]
+    let server = Server::shared().await;
+    let postgres = Postgres::new(server.database().await.parse().unwrap(), limits);
+    vec![(Arc::new(Memory::new(limits)), Box::new(())), (Arc::new(sqlite), Box::new(dir)), (Arc::new(postgres), Box::new(server))]
 }
 
 fn me() -> Owner {
@@ -58,7 +67,7 @@ fn gone<T>(id: &str) -> Result<T, StoreError> {
 
 #[tokio::test]
 async fn a_response_and_the_next_turn() {
-    for (store, _dir) in stores(LIMITS) {
+    for (store, _dir) in stores(LIMITS).await {
         store.put(&me(), record("resp_1", "", "a b", 1), 0).await.unwrap();
         store.put(&me(), record("resp_2", "a b", "c d e", 2), 1).await.unwrap();
         let one = store.load(&me(), "resp_1", Part::All).await.unwrap();
@@ -71,7 +80,7 @@ async fn a_response_and_the_next_turn() {
 
 #[tokio::test]
 async fn what_is_not_there_is_said() {
-    for (store, _dir) in stores(LIMITS) {
+    for (store, _dir) in stores(LIMITS).await {
         store.put(&me(), record("resp_1", "", "a", 0), 0).await.unwrap();
         assert_eq!(history(&*store, "resp_9", Part::All).await, gone("resp_9"));
         assert_eq!(store.delete(&me(), "resp_9").await, gone("resp_9"));
@@ -89,7 +98,7 @@ async fn what_is_not_there_is_said() {
 #[tokio::test]
 async fn another_owner_sees_nothing() {
     let other = Owner("other".into());
-    for (store, _dir) in stores(LIMITS) {
+    for (store, _dir) in stores(LIMITS).await {
         store.put(&me(), record("resp_1", "", "a", 0), 0).await.unwrap();
         assert_eq!(store.load(&other, "resp_1", Part::All).await, gone("resp_1"));
         assert_eq!(store.delete(&other, "resp_1").await, gone("resp_1"));
@@ -102,7 +111,7 @@ async fn another_owner_sees_nothing() {
 
 #[tokio::test]
 async fn an_item_lives_as_long_as_a_history_names_it() {
-    for (store, _dir) in stores(LIMITS) {
+    for (store, _dir) in stores(LIMITS).await {
         store.put(&me(), record("resp_1", "", "a b", 1), 0).await.unwrap();
         store.put(&me(), record("resp_2", "a b", "c", 0), 0).await.unwrap();
         store.put(&me(), record("resp_3", "a", "a d", 0), 0).await.unwrap();
@@ -118,7 +127,7 @@ async fn an_item_lives_as_long_as_a_history_names_it() {
 
 #[tokio::test]
 async fn a_conversation_grows_with_its_responses() {
-    for (store, _dir) in stores(LIMITS) {
+    for (store, _dir) in stores(LIMITS).await {
         store.put(&me(), record("conv_1", "", "a", 0), 0).await.unwrap();
         let turn = |id, earlier, new| NewRecord { conversation: Some(("conv_1".into(), None)), ..record(id, earlier, new, 1) };
         store.put(&me(), turn("resp_1", "a", "b c"), 1).await.unwrap();
@@ -140,7 +149,7 @@ async fn a_conversation_grows_with_its_responses() {
 #[tokio::test]
 async fn items_come_in_pages() {
     let page = |after: Option<&str>, limit, descending| Page { after: after.map(str::to_owned), limit, descending };
-    for (store, _dir) in stores(LIMITS) {
+    for (store, _dir) in stores(LIMITS).await {
         store.put(&me(), record("resp_1", "", "a b c d e x", 1), 0).await.unwrap();
         for (after, limit, descending, expected, has_more) in [
             (None, 2, false, "a b", true),
@@ -161,7 +170,7 @@ async fn items_come_in_pages() {
 #[tokio::test]
 async fn an_owners_conversations_are_listed_as_they_were_put() {
     let page = |after: Option<&str>, limit, descending| Page { after: after.map(str::to_owned), limit, descending };
-    for (store, _dir) in stores(LIMITS) {
+    for (store, _dir) in stores(LIMITS).await {
         for n in 1..=5 {
             store.put(&me(), record(&format!("conv_{n}"), "", "", 0), n).await.unwrap();
             store.put(&me(), record(&format!("resp_{n}"), "", "", 0), n).await.unwrap();
@@ -191,7 +200,7 @@ async fn an_owners_conversations_are_listed_as_they_were_put() {
 
 #[tokio::test]
 async fn a_history_gets_another_end_or_stays() {
-    for (store, _dir) in stores(LIMITS) {
+    for (store, _dir) in stores(LIMITS).await {
         store.put(&me(), record("conv_1", "", "msg_1 msg_2 rs_3 msg_4", 0), 0).await.unwrap();
         store.put(&me(), record("conv_2", "msg_1 msg_2", "", 0), 0).await.unwrap();
         let cut = |keep, of| Some(Cut { keep, of });
@@ -216,7 +225,7 @@ async fn a_history_gets_another_end_or_stays() {
 
 #[tokio::test]
 async fn what_is_old_goes_with_what_only_it_needs() {
-    for (store, _dir) in stores(LIMITS) {
+    for (store, _dir) in stores(LIMITS).await {
         store.put(&me(), record("resp_1", "", "a b", 0), 10).await.unwrap();
         store.put(&me(), record("conv_1", "", "c", 0), 10).await.unwrap();
         store.put(&me(), record("resp_2", "a", "d", 0), 50).await.unwrap();
@@ -234,7 +243,7 @@ async fn what_is_old_goes_with_what_only_it_needs() {
 
 #[tokio::test]
 async fn the_oldest_make_room_for_the_newest() {
-    for (store, _dir) in stores(Limits { bytes: 1 << 20, ..LIMITS }) {
+    for (store, _dir) in stores(Limits { bytes: 1 << 20, ..LIMITS }).await {
         let big = |n: u64| NewRecord {
             items: vec![Item { id: format!("item_{n}"), body: "x".repeat(100 << 10), tokens: 0 }],
             ..record(&format!("resp_{n}"), "", "", 0)
@@ -297,4 +306,62 @@ async fn a_file_outlives_its_process_and_belongs_to_one() {
     drop(store);
     std::fs::write(&path, "This is no database, and far longer than its header would have to be. ".repeat(20)).unwrap();
     assert!(Sqlite::open(&path, LIMITS).unwrap_err().to_string().contains("store.sqlite"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn coordinators_share_a_database() {
+    let server = Server::shared().await;
+    let address = server.database().await;
+    let coordinators: Vec<_> = (0..2).map(|_| Arc::new(Postgres::new(address.parse().unwrap(), LIMITS))).collect();
+    coordinators[0].put(&me(), record("conv_1", "", "", 0), 0).await.unwrap();
+    let tasks = (0..8).map(|n| {
+        let store = Arc::clone(&coordinators[n % 2]);
+        tokio::spawn(async move {
+            for turn in 0..10 {
+                let (user, answer) = (format!("msg_user_{n}_{turn}"), format!("msg_answer_{n}_{turn}"));
+                store.append(&me(), "conv_1", Addition::of(items(&format!("{user} {answer}"))), 1).await.unwrap();
+                let branch = format!("conv_{n}_{turn}");
+                store.put(&me(), record(&branch, &format!("{answer} {user}"), "msg_shared", 0), 1).await.unwrap();
+                if turn % 2 == 0 {
+                    store.delete(&me(), &branch).await.unwrap();
+                }
+            }
+        })
+    });
+    for task in tasks.collect::<Vec<_>>() {
+        task.await.unwrap();
+    }
+    let whole = coordinators[1].load(&me(), "conv_1", Part::All).await.unwrap();
+    assert_eq!((whole.items.len(), whole.totals.messages), (160, 160));
+    for turn in whole.items.chunks(2) {
+        assert_eq!(turn[0].id.replace("user", "answer"), turn[1].id, "a turn stays together");
+    }
+    assert_eq!(coordinators[0].expire(1000).await, Ok(41));
+    assert_eq!(coordinators[1].find(&me(), &["msg_shared".into()]).await, gone("msg_shared"));
+    let (client, connection) = tokio_postgres::connect(&address, tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(connection);
+    let left = "SELECT (SELECT count(*) FROM tidemill.items), (SELECT count(*) FROM tidemill.uses), (SELECT sum(bytes)::BIGINT FROM tidemill.stored)";
+    let left = client.query_one(left, &[]).await.unwrap();
+    assert_eq!((left.get::<_, i64>(0), left.get::<_, i64>(1), left.get::<_, i64>(2)), (0, 0, 0), "nothing is left, and that is known");
+}
+
+#[tokio::test]
+async fn a_server_that_goes_fails_calls_soon_and_serves_when_it_is_back() {
+    let server = Server::start().await;
+    let store = Postgres::new(server.database().await.parse().unwrap(), LIMITS);
+    server.stop();
+    let called = Instant::now();
+    let refused = store.put(&me(), record("resp_1", "", "a", 0), 0).await;
+    assert!(matches!(refused, Err(StoreError::Failed(_))), "{refused:?}");
+    server.go_on().await;
+    store.put(&me(), record("resp_1", "", "a", 0), 0).await.unwrap();
+    server.stop();
+    for _ in 0..3 {
+        let refused = store.load(&me(), "resp_1", Part::All).await;
+        assert!(matches!(refused, Err(StoreError::Failed(_))), "{refused:?}");
+    }
+    assert!(called.elapsed() < Duration::from_secs(60), "each wait has a deadline");
+    server.go_on().await;
+    assert_eq!(history(&store, "resp_1", Part::All).await.unwrap(), "a");
+    assert_eq!(store.load(&me(), "resp\0", Part::All).await, gone("resp\0"), "text that the server would refuse");
 }

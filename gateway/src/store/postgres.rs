@@ -1,0 +1,434 @@
+//! A store in a PostgreSQL database, which several coordinators share.
+//!
+//! The schema `tidemill` is made by whoever comes first. Each call is one transaction on a connection of a pool, in a task of its own: it is
+//! done, or undone, whether or not anybody still waits for it. A server that is not there fails calls within seconds, and serves them again
+//! when it is back; this process needs neither be started after it nor again.
+//!
+//! Connections are not encrypted: a socket on this machine, or a network that is trusted.
+
+mod writing;
+
+use super::{Addition, Item, ItemPage, Kind, Limits, NewRecord, Owner, Page, Part, Record, RecordPage, Store, StoreError, Stored, Totals};
+use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime, Timeouts};
+use futures_util::future::BoxFuture;
+use std::{str::FromStr, sync::Arc, time::Duration};
+use tokio::{sync::OnceCell, time::timeout};
+use tokio_postgres::{Client, Config, NoTls, Row, config::SslMode, error::SqlState};
+use writing::Writing;
+
+const CONNECTIONS_MAX: usize = 16;
+/// For a server's answer to a new connection, and for a connection that is free.
+const CONNECT_MAX: Duration = Duration::from_secs(3);
+/// A call that takes longer has failed. The server is told to give up sooner.
+const ANSWER_MAX: Duration = Duration::from_secs(20);
+const STATEMENT_MAX_MS: u32 = 15_000;
+/// Of a transaction that others were in the way of.
+const ATTEMPTS_MAX: u32 = 5;
+/// Records that are deleted in one transaction.
+const EXPIRED_AT_A_TIME: i64 = 100;
+/// Makes those wait who begin at the same time: any number that nobody else locks.
+const SCHEMA_LOCK: i64 = 0x7469_6465_6d69_6c6c;
+const SCHEMA_VERSION: i32 = 1;
+
+/// As in SQLite: a history is a list of items' numbers, and `uses` counts the places that name an item, apart from the bodies. `stored` has
+/// the bytes of all bodies, in rows enough that transactions seldom wait for one another there.
+const SCHEMA: &str = "
+    CREATE SCHEMA IF NOT EXISTS tidemill;
+    CREATE TABLE tidemill.version (version INTEGER NOT NULL);
+    INSERT INTO tidemill.version VALUES (1);
+    CREATE TABLE tidemill.records (
+        number BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, owner TEXT NOT NULL, id TEXT NOT NULL, used BIGINT NOT NULL,
+        body TEXT NOT NULL, history BIGINT[] NOT NULL, outputs BIGINT NOT NULL,
+        kind SMALLINT NOT NULL, messages BIGINT NOT NULL DEFAULT 0, tokens BIGINT NOT NULL DEFAULT 0, UNIQUE (owner, id));
+    CREATE INDEX records_by_age ON tidemill.records (used, number);
+    CREATE INDEX records_by_kind ON tidemill.records (owner, kind, number);
+    CREATE TABLE tidemill.items (
+        number BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, owner TEXT NOT NULL, id TEXT NOT NULL, body TEXT NOT NULL,
+        tokens BIGINT NOT NULL, UNIQUE (owner, id));
+    CREATE TABLE tidemill.uses (item BIGINT PRIMARY KEY, places BIGINT NOT NULL) WITH (fillfactor = 70);
+    CREATE TABLE tidemill.stored (part INTEGER PRIMARY KEY, bytes BIGINT NOT NULL);";
+
+#[derive(Clone, Debug)]
+pub struct Postgres {
+    pool: Pool,
+    limits: Limits,
+    /// The schema is there.
+    prepared: Arc<OnceCell<()>>,
+}
+
+/// What a connection string must not say, or does not.
+#[derive(Debug, thiserror::Error)]
+pub enum AddressError {
+    /// The string itself may hold a password.
+    #[error("it cannot be read: {0}")]
+    Unreadable(tokio_postgres::Error),
+    #[error(
+        "it asks for TLS, which is not supported: use a socket, as in postgres:///tidemill?host=/run/postgresql, or a network that is trusted"
+    )]
+    Tls,
+    #[error("it names no host: add `host`, as in postgres:///tidemill?host=/run/postgresql")]
+    NoHost,
+}
+
+/// Where a server is and who asks it, as in `postgres://USER:PASSWORD@HOST/DATABASE`.
+#[derive(Clone, Debug)]
+pub struct Address(Config);
+
+impl FromStr for Address {
+    type Err = AddressError;
+
+    fn from_str(address: &str) -> Result<Self, AddressError> {
+        let mut config: Config = address.parse().map_err(AddressError::Unreadable)?;
+        if config.get_ssl_mode() == SslMode::Require {
+            return Err(AddressError::Tls);
+        }
+        if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
+            return Err(AddressError::NoHost);
+        }
+        config.ssl_mode(SslMode::Disable);
+        Ok(Self(config))
+    }
+}
+
+/// Why a transaction failed, and whether it may be tried again.
+enum Failed {
+    Store(StoreError),
+    Server(tokio_postgres::Error),
+    /// Others have deleted meanwhile what was there.
+    Overtaken,
+}
+
+type Outcome<T> = Result<T, Failed>;
+
+impl Postgres {
+    /// Asks nothing of the server yet.
+    pub fn new(Address(mut config): Address, limits: Limits) -> Self {
+        config
+            .application_name("tidemill")
+            .connect_timeout(CONNECT_MAX)
+            .keepalives_idle(Duration::from_secs(30))
+            .tcp_user_timeout(ANSWER_MAX);
+        let given = config.get_options().map_or(String::new(), |options| format!("{options} "));
+        config.options(format!("{given}-c statement_timeout={STATEMENT_MAX_MS} -c idle_in_transaction_session_timeout={STATEMENT_MAX_MS}"));
+        let manager = Manager::from_config(config, NoTls, ManagerConfig { recycling_method: RecyclingMethod::Fast });
+        let wait = Some(CONNECT_MAX);
+        let pool = Pool::builder(manager).max_size(CONNECTIONS_MAX).runtime(Runtime::Tokio1);
+        let pool = pool.timeouts(Timeouts { wait, create: wait, recycle: wait }).build().expect("a pool with a runtime has its timeouts");
+        Self { pool, limits, prepared: Arc::default() }
+    }
+
+    fn call<T: Send + 'static>(
+        &self,
+        work: impl for<'a> Fn(&'a mut Client, Limits) -> BoxFuture<'a, Outcome<T>> + Send + Sync + 'static,
+    ) -> Stored<'_, T> {
+        let this = self.clone();
+        Box::pin(async move {
+            let call = tokio::spawn(async move {
+                let mut connection = this.pool.get().await?;
+                match timeout(ANSWER_MAX, this.tried(&mut connection, work)).await {
+                    Ok(outcome) => outcome,
+                    Err(_) => {
+                        // Nobody knows what it still does.
+                        drop(Object::take(connection));
+                        Err(StoreError::Failed(format!("no answer within {} s", ANSWER_MAX.as_secs())))
+                    }
+                }
+            });
+            call.await.unwrap_or_else(|_| Err(StoreError::Failed("the call was cut off".into())))
+        })
+    }
+
+    async fn tried<T>(
+        &self,
+        client: &mut Client,
+        work: impl for<'a> Fn(&'a mut Client, Limits) -> BoxFuture<'a, Outcome<T>>,
+    ) -> Result<T, StoreError> {
+        self.prepared.get_or_try_init(|| prepare(client)).await?;
+        for attempt in 1.. {
+            match work(client, self.limits).await {
+                Ok(done) => return Ok(done),
+                Err(Failed::Store(error)) => return Err(error),
+                Err(Failed::Server(error)) if attempt == ATTEMPTS_MAX || !may_be_repeated(&error) => return Err(error.into()),
+                Err(Failed::Overtaken) if attempt == ATTEMPTS_MAX => return Err(StoreError::Busy),
+                Err(_) => tokio::time::sleep(Duration::from_millis(rand::random_range(1..10) * u64::from(attempt))).await,
+            }
+        }
+        unreachable!("the last attempt returns")
+    }
+}
+
+fn may_be_repeated(error: &tokio_postgres::Error) -> bool {
+    [SqlState::T_R_DEADLOCK_DETECTED, SqlState::T_R_SERIALIZATION_FAILURE].iter().any(|code| error.code() == Some(code))
+}
+
+async fn prepare(client: &mut Client) -> Result<(), StoreError> {
+    let transaction = client.transaction().await?;
+    transaction.execute("SELECT pg_advisory_xact_lock($1)", &[&SCHEMA_LOCK]).await?;
+    let there: bool = transaction.query_one("SELECT to_regclass('tidemill.version') IS NOT NULL", &[]).await?.get(0);
+    if !there {
+        transaction.batch_execute(SCHEMA).await?;
+    }
+    let found: i32 = transaction.query_one("SELECT version FROM tidemill.version", &[]).await?.get(0);
+    if found != SCHEMA_VERSION {
+        return Err(StoreError::Failed(format!("the database was written by another version (schema {found}, not {SCHEMA_VERSION})")));
+    }
+    Ok(transaction.commit().await?)
+}
+
+impl Store for Postgres {
+    fn put(&self, owner: &Owner, record: NewRecord, now: u64) -> Stored<'_, ()> {
+        let owner = owner.clone();
+        self.call(move |client, limits| {
+            let (owner, record) = (owner.clone(), record.clone());
+            Box::pin(async move {
+                let mut writing = Writing::begin(client).await?;
+                writing.put(&owner, record, now).await?;
+                writing.commit(limits).await
+            })
+        })
+    }
+
+    fn load(&self, owner: &Owner, id: &str, part: Part) -> Stored<'_, Record> {
+        let (owner, id) = (owner.clone(), id.to_owned());
+        self.call(move |client, _| {
+            let (owner, id) = (owner.clone(), id.clone());
+            Box::pin(async move {
+                let reading = Reading::begin(client).await?;
+                let (record, history, outputs) = reading.record(&owner, &id).await?;
+                let range = part.range(history.len(), outputs);
+                Ok(Record { items: reading.items(&history[range]).await?, ..record })
+            })
+        })
+    }
+
+    fn page(&self, owner: &Owner, id: &str, part: Part, page: Page) -> Stored<'_, ItemPage> {
+        let (owner, id) = (owner.clone(), id.to_owned());
+        self.call(move |client, _| {
+            let (owner, id, page) = (owner.clone(), id.clone(), page.clone());
+            Box::pin(async move {
+                let reading = Reading::begin(client).await?;
+                let (_, history, outputs) = reading.record(&owner, &id).await?;
+                let numbers = &history[part.range(history.len(), outputs)];
+                let ids = if page.after.is_some() { reading.ids(numbers).await? } else { Vec::new() };
+                let places = page.places(ids.iter().map(String::as_str), numbers.len());
+                let (places, has_more) = places.ok_or_else(|| missing(page.after.as_deref().unwrap_or_default()))?;
+                let numbers: Vec<_> = places.into_iter().map(|place| numbers[place]).collect();
+                Ok(ItemPage { items: reading.items(&numbers).await?, has_more })
+            })
+        })
+    }
+
+    fn list(&self, owner: &Owner, kind: Kind, page: Page) -> Stored<'_, RecordPage> {
+        let owner = owner.clone();
+        self.call(move |client, _| {
+            let (owner, page) = (owner.clone(), page.clone());
+            Box::pin(async move { Reading::begin(client).await?.list(&owner, kind, &page).await })
+        })
+    }
+
+    fn find(&self, owner: &Owner, ids: &[String]) -> Stored<'_, Vec<Item>> {
+        let (owner, ids) = (owner.clone(), ids.to_vec());
+        self.call(move |client, _| {
+            let (owner, ids) = (owner.clone(), ids.clone());
+            Box::pin(async move {
+                let ids: Vec<_> = ids.iter().map(|id| speakable(id)).collect::<Result<_, _>>()?;
+                let select = "SELECT id, body, tokens FROM tidemill.items WHERE owner = $1 AND id = ANY($2)";
+                let found: Vec<_> = client.query(select, &[&owner.0, &ids]).await?.iter().map(item).collect();
+                let find = |id: &&str| found.iter().find(|item| item.id == **id).cloned().ok_or_else(|| missing(id));
+                ids.iter().map(find).collect()
+            })
+        })
+    }
+
+    fn update(&self, owner: &Owner, id: &str, body: String, now: u64) -> Stored<'_, ()> {
+        let (owner, id) = (owner.clone(), id.to_owned());
+        self.call(move |client, limits| {
+            let (owner, id, body) = (owner.clone(), id.clone(), body.clone());
+            Box::pin(async move {
+                let mut writing = Writing::begin(client).await?;
+                writing.update(&owner, &id, &body, now).await?;
+                writing.commit(limits).await
+            })
+        })
+    }
+
+    fn append(&self, owner: &Owner, id: &str, addition: Addition, now: u64) -> Stored<'_, ()> {
+        let (owner, id) = (owner.clone(), id.to_owned());
+        self.call(move |client, limits| {
+            let (owner, id, addition) = (owner.clone(), id.clone(), addition.clone());
+            Box::pin(async move {
+                let mut writing = Writing::begin(client).await?;
+                writing.append(&owner, &id, &addition, now).await?;
+                writing.commit(limits).await
+            })
+        })
+    }
+
+    fn remove(&self, owner: &Owner, id: &str, item: &str) -> Stored<'_, ()> {
+        let (owner, id, item) = (owner.clone(), id.to_owned(), item.to_owned());
+        self.call(move |client, limits| {
+            let (owner, id, item) = (owner.clone(), id.clone(), item.clone());
+            Box::pin(async move {
+                let mut writing = Writing::begin(client).await?;
+                writing.remove(&owner, &id, &item).await?;
+                writing.commit(limits).await
+            })
+        })
+    }
+
+    fn delete(&self, owner: &Owner, id: &str) -> Stored<'_, ()> {
+        let (owner, id) = (owner.clone(), id.to_owned());
+        self.call(move |client, limits| {
+            let (owner, id) = (owner.clone(), id.clone());
+            Box::pin(async move {
+                let mut writing = Writing::begin(client).await?;
+                writing.delete(&owner, &id).await?;
+                writing.commit(limits).await
+            })
+        })
+    }
+
+    fn expire(&self, now: u64) -> Stored<'_, u64> {
+        let limit = now.saturating_sub(self.limits.age.as_secs());
+        Box::pin(async move {
+            let mut expired = 0;
+            loop {
+                let some = self.call(move |client, limits| {
+                    Box::pin(async move {
+                        let mut writing = Writing::begin(client).await?;
+                        let deleted = writing.delete_older(limit, EXPIRED_AT_A_TIME).await?;
+                        writing.commit(limits).await?;
+                        Ok(deleted)
+                    })
+                });
+                match some.await? {
+                    0 => return Ok(expired),
+                    deleted => expired += deleted,
+                }
+            }
+        })
+    }
+}
+
+/// One look: what it reads belongs together.
+struct Reading<'a>(tokio_postgres::Transaction<'a>);
+
+impl<'a> Reading<'a> {
+    async fn begin(client: &'a mut Client) -> Outcome<Self> {
+        let transaction = client.build_transaction().isolation_level(tokio_postgres::IsolationLevel::RepeatableRead).read_only(true);
+        Ok(Self(transaction.start().await?))
+    }
+
+    /// Without its items, whose numbers come beside it, and how many of those are output.
+    async fn record(&self, owner: &Owner, id: &str) -> Outcome<(Record, Vec<i64>, usize)> {
+        let select = "SELECT id, body, used, messages, tokens, history, outputs FROM tidemill.records WHERE owner = $1 AND id = $2";
+        let row = self.0.query_opt(select, &[&owner.0, &speakable(id)?]).await?.ok_or_else(|| missing(id))?;
+        Ok((record(&row), row.get(5), row.get::<_, i64>(6) as usize))
+    }
+
+    async fn items(&self, numbers: &[i64]) -> Outcome<Vec<Item>> {
+        let select = "SELECT items.id, items.body, items.tokens FROM unnest($1::BIGINT[]) WITH ORDINALITY AS place (item, place)
+             JOIN tidemill.items ON items.number = place.item ORDER BY place.place";
+        let items: Vec<_> = self.0.query(select, &[&numbers]).await?.iter().map(item).collect();
+        whole(numbers, items)
+    }
+
+    async fn ids(&self, numbers: &[i64]) -> Outcome<Vec<String>> {
+        let select = "SELECT items.id FROM unnest($1::BIGINT[]) WITH ORDINALITY AS place (item, place)
+             JOIN tidemill.items ON items.number = place.item ORDER BY place.place";
+        let ids = self.0.query(select, &[&numbers]).await?.iter().map(|row| row.get(0)).collect();
+        whole(numbers, ids)
+    }
+
+    async fn list(&self, owner: &Owner, kind: Kind, page: &Page) -> Outcome<RecordPage> {
+        let after: i64 = match &page.after {
+            Some(after) => {
+                let select = "SELECT number FROM tidemill.records WHERE owner = $1 AND id = $2 AND kind = $3";
+                let row = self.0.query_opt(select, &[&owner.0, &speakable(after)?, &(kind as i16)]).await?;
+                row.ok_or_else(|| missing(after))?.get(0)
+            }
+            None if page.descending => i64::MAX,
+            None => i64::MIN,
+        };
+        let (beyond, order) = if page.descending { ("<", "DESC") } else { (">", "ASC") };
+        let select = format!(
+            "SELECT id, body, used, messages, tokens FROM tidemill.records WHERE owner = $1 AND kind = $2 AND number {beyond} $3
+             ORDER BY number {order} LIMIT $4"
+        );
+        let rows = self.0.query(&select, &[&owner.0, &(kind as i16), &after, &(page.limit.saturating_add(1) as i64)]).await?;
+        let mut records: Vec<_> = rows.iter().map(record).collect();
+        let has_more = records.len() > page.limit;
+        records.truncate(page.limit);
+        Ok(RecordPage { records, has_more })
+    }
+}
+
+fn record(row: &Row) -> Record {
+    let totals = Totals { messages: row.get::<_, i64>(3) as u64, tokens: row.get::<_, i64>(4) as u64 };
+    Record { id: row.get(0), body: row.get(1), updated: row.get::<_, i64>(2) as u64, totals, items: Vec::new() }
+}
+
+fn item(row: &Row) -> Item {
+    Item { id: row.get(0), body: row.get(1), tokens: row.get::<_, i64>(2) as u32 }
+}
+
+/// A history that lacks an item must not pass for a whole one.
+fn whole<T>(numbers: &[i64], found: Vec<T>) -> Outcome<Vec<T>> {
+    let error = || Failed::Store(StoreError::Failed("a history names an item that is not there".into()));
+    if found.len() == numbers.len() { Ok(found) } else { Err(error()) }
+}
+
+fn missing(id: &str) -> Failed {
+    Failed::Store(StoreError::NotFound(id.to_owned()))
+}
+
+/// The server refuses text with a NUL, so no id has one.
+fn speakable(id: &str) -> Outcome<&str> {
+    if id.contains('\0') { Err(missing(id)) } else { Ok(id) }
+}
+
+impl From<tokio_postgres::Error> for Failed {
+    fn from(error: tokio_postgres::Error) -> Self {
+        Self::Server(error)
+    }
+}
+
+impl From<tokio_postgres::Error> for StoreError {
+    fn from(error: tokio_postgres::Error) -> Self {
+        match error.as_db_error() {
+            Some(said) => Self::Failed(said.message().to_owned()),
+            None => Self::Failed(with_cause(&error)),
+        }
+    }
+}
+
+impl From<PoolError> for StoreError {
+    fn from(error: PoolError) -> Self {
+        match error {
+            PoolError::Timeout(deadpool_postgres::TimeoutType::Wait) => Self::Busy,
+            PoolError::Backend(error) => error.into(),
+            error => Self::Failed(with_cause(&error)),
+        }
+    }
+}
+
+fn with_cause(error: &dyn std::error::Error) -> String {
+    error.source().map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_says_where_and_never_what_the_password_is() {
+        for good in ["postgres://me@localhost/tidemill", "postgresql:///tidemill?host=/run/postgresql", "postgres://me:secret@%2Frun%2Fx/y"]
+        {
+            assert!(!format!("{:?}", good.parse::<Address>().unwrap()).contains("secret"));
+        }
+        assert!(matches!("postgres://me@localhost/x?sslmode=require".parse::<Address>(), Err(AddressError::Tls)));
+        assert!(matches!("postgres:///tidemill".parse::<Address>(), Err(AddressError::NoHost)));
+        let unreadable = "postgres://me:secret@localhost/x?port=many".parse::<Address>().unwrap_err().to_string();
+        assert!(!unreadable.contains("secret"), "{unreadable}");
+    }
+}

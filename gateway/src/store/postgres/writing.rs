@@ -1,0 +1,239 @@
+//! One transaction that changes something. Dropped before its commit, it has done nothing.
+//!
+//! Locks are taken in one order, records before items and both by number, so that transactions seldom wait for each other in a circle. Where
+//! they do, the server ends one, which is tried again.
+
+use super::{
+    super::{Addition, HISTORY_ITEMS_MAX, Item, Kind, Limits, NewRecord, Owner, Rewrite, StoreError},
+    Failed, Outcome, missing, speakable,
+};
+use std::collections::HashMap;
+use tokio_postgres::{Client, Transaction};
+
+/// Rows of `stored`.
+const PARTS: i32 = 16;
+
+pub(super) struct Writing<'a> {
+    transaction: Transaction<'a>,
+    /// Of bodies that came or went.
+    bytes: i64,
+}
+
+impl<'a> Writing<'a> {
+    pub(super) async fn begin(client: &'a mut Client) -> Outcome<Self> {
+        Ok(Self { transaction: client.transaction().await?, bytes: 0 })
+    }
+
+    /// Then the oldest records go, if there is too much.
+    pub(super) async fn commit(mut self, limits: Limits) -> Outcome<()> {
+        let limit = i64::try_from(limits.bytes).unwrap_or(i64::MAX);
+        while self.bytes > 0 && self.stored().await? > limit && self.delete_oldest_but_the_newest().await? {}
+        if self.bytes != 0 {
+            let add = "INSERT INTO tidemill.stored AS stored (part, bytes) VALUES (pg_backend_pid() % $1, $2)
+                 ON CONFLICT (part) DO UPDATE SET bytes = stored.bytes + excluded.bytes";
+            self.transaction.execute(add, &[&PARTS, &self.bytes]).await?;
+        }
+        Ok(self.transaction.commit().await?)
+    }
+
+    async fn stored(&self) -> Outcome<i64> {
+        let sum = "SELECT coalesce(sum(bytes), 0)::BIGINT FROM tidemill.stored";
+        Ok(self.transaction.query_one(sum, &[]).await?.get::<_, i64>(0) + self.bytes)
+    }
+
+    pub(super) async fn put(&mut self, owner: &Owner, record: NewRecord, now: u64) -> Outcome<()> {
+        let NewRecord { id, kind, body, earlier, items, outputs, conversation } = record;
+        let conversation = match &conversation {
+            Some((conversation, body)) => Some((self.lock(owner, conversation).await?, body, conversation)),
+            None => None,
+        };
+        let mut history = self.numbers_of(owner, &earlier).await?;
+        let new = self.insert_items(owner, &items).await?;
+        history.extend(&new);
+        if history.len() > HISTORY_ITEMS_MAX {
+            return Err(StoreError::TooLong { id }.into());
+        }
+        if let Some((locked, body, conversation)) = conversation {
+            self.extend(conversation, locked, &new, &Addition { body: body.clone(), ..Addition::default() }, now).await?;
+        }
+        let insert = "INSERT INTO tidemill.records (owner, id, used, body, history, outputs, kind) VALUES ($1, $2, $3, $4, $5, $6, $7)
+             ON CONFLICT (owner, id) DO NOTHING RETURNING number";
+        let (used, outputs, kind_number) = (now as i64, outputs as i64, kind as i16);
+        let row = self.transaction.query_opt(insert, &[&owner.0, &id, &used, &body, &history, &outputs, &kind_number]).await?;
+        let Some(row) = row else {
+            return Err(StoreError::Failed(format!("`{id}` is stored already")).into());
+        };
+        self.bytes += body.len() as i64;
+        if kind == Kind::Conversation {
+            self.count(row.get(0)).await?;
+        }
+        self.use_items(&history).await
+    }
+
+    pub(super) async fn update(&mut self, owner: &Owner, id: &str, body: &str, now: u64) -> Outcome<()> {
+        let Locked { number, body: before, .. } = self.lock(owner, id).await?;
+        let update = "UPDATE tidemill.records SET body = $2, used = $3 WHERE number = $1";
+        self.transaction.execute(update, &[&number, &body, &(now as i64)]).await?;
+        self.bytes += body.len() as i64 - before.len() as i64;
+        Ok(())
+    }
+
+    pub(super) async fn append(&mut self, owner: &Owner, id: &str, addition: &Addition, now: u64) -> Outcome<()> {
+        let locked = self.lock(owner, id).await?;
+        let numbers = self.insert_items(owner, &addition.items).await?;
+        self.extend(id, locked, &numbers, addition, now).await
+    }
+
+    /// `items`: the numbers of the addition's items.
+    async fn extend(&mut self, id: &str, locked: Locked, items: &[i64], addition: &Addition, now: u64) -> Outcome<()> {
+        let Locked { number, body, mut history } = locked;
+        let gone = match addition.cut {
+            Some(cut) => cut.take(&mut history).ok_or_else(|| StoreError::Changed(id.to_owned()))?,
+            None => Vec::new(),
+        };
+        history.extend(items);
+        if history.len() > HISTORY_ITEMS_MAX {
+            return Err(StoreError::TooLong { id: id.to_owned() }.into());
+        }
+        self.use_items(items).await?;
+        let update = "UPDATE tidemill.records SET history = $2, used = $3 WHERE number = $1";
+        self.transaction.execute(update, &[&number, &history, &(now as i64)]).await?;
+        self.count(number).await?;
+        if let Some(Rewrite { to, .. }) = addition.body.as_ref().filter(|rewrite| rewrite.from == body) {
+            self.transaction.execute("UPDATE tidemill.records SET body = $2 WHERE number = $1", &[&number, &to]).await?;
+            self.bytes += to.len() as i64 - body.len() as i64;
+        }
+        self.give_up(&gone).await
+    }
+
+    pub(super) async fn remove(&mut self, owner: &Owner, id: &str, item: &str) -> Outcome<()> {
+        let Locked { number, history, .. } = self.lock(owner, id).await?;
+        let place = self.numbers_of(owner, &[item.to_owned()]).await?[0];
+        let (gone, left): (Vec<_>, Vec<_>) = history.into_iter().partition(|&number| number == place);
+        if gone.is_empty() {
+            return Err(missing(item));
+        }
+        self.transaction.execute("UPDATE tidemill.records SET history = $2 WHERE number = $1", &[&number, &left]).await?;
+        self.count(number).await?;
+        self.give_up(&gone).await
+    }
+
+    pub(super) async fn delete(&mut self, owner: &Owner, id: &str) -> Outcome<()> {
+        let delete = "DELETE FROM tidemill.records WHERE owner = $1 AND id = $2 RETURNING history, octet_length(body)";
+        let row = self.transaction.query_opt(delete, &[&owner.0, &speakable(id)?]).await?.ok_or_else(|| missing(id))?;
+        self.bytes -= i64::from(row.get::<_, i32>(1));
+        self.give_up(&row.get::<_, Vec<i64>>(0)).await
+    }
+
+    /// Deletes some records that nothing was added to since `limit`. Returns how many.
+    pub(super) async fn delete_older(&mut self, limit: u64, some: i64) -> Outcome<u64> {
+        let delete = "DELETE FROM tidemill.records WHERE number IN (
+                 SELECT number FROM tidemill.records WHERE used < $1 ORDER BY used, number LIMIT $2 FOR UPDATE SKIP LOCKED)
+             RETURNING history, octet_length(body)";
+        let rows = self.transaction.query(delete, &[&(limit as i64), &some]).await?;
+        self.bytes -= rows.iter().map(|row| i64::from(row.get::<_, i32>(1))).sum::<i64>();
+        self.give_up(&rows.iter().flat_map(|row| row.get::<_, Vec<i64>>(0)).collect::<Vec<_>>()).await?;
+        Ok(rows.len() as u64)
+    }
+
+    /// The newest record stays, whatever its size. Whether one was deleted.
+    async fn delete_oldest_but_the_newest(&mut self) -> Outcome<bool> {
+        let delete = "DELETE FROM tidemill.records WHERE number = (
+                 SELECT number FROM tidemill.records WHERE number <> (SELECT number FROM tidemill.records ORDER BY used DESC, number DESC LIMIT 1)
+                 ORDER BY used, number LIMIT 1 FOR UPDATE SKIP LOCKED)
+             RETURNING history, octet_length(body)";
+        let Some(row) = self.transaction.query_opt(delete, &[]).await? else { return Ok(false) };
+        self.bytes -= i64::from(row.get::<_, i32>(1));
+        self.give_up(&row.get::<_, Vec<i64>>(0)).await?;
+        Ok(true)
+    }
+
+    async fn lock(&self, owner: &Owner, id: &str) -> Outcome<Locked> {
+        let select = "SELECT number, body, history FROM tidemill.records WHERE owner = $1 AND id = $2 FOR UPDATE";
+        let row = self.transaction.query_opt(select, &[&owner.0, &speakable(id)?]).await?.ok_or_else(|| missing(id))?;
+        Ok(Locked { number: row.get(0), body: row.get(1), history: row.get(2) })
+    }
+
+    /// Of stored items, which stay until this is over.
+    async fn numbers_of(&self, owner: &Owner, ids: &[String]) -> Outcome<Vec<i64>> {
+        if ids.is_empty() {
+            return Ok(Vec::new());
+        }
+        let ids: Vec<_> = ids.iter().map(|id| speakable(id)).collect::<Result<_, _>>()?;
+        let select = "SELECT items.id, items.number FROM tidemill.items JOIN tidemill.uses ON uses.item = items.number
+             WHERE items.owner = $1 AND items.id = ANY($2) ORDER BY items.number FOR UPDATE OF uses";
+        let rows = self.transaction.query(select, &[&owner.0, &ids]).await?;
+        let numbers: HashMap<String, i64> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+        ids.iter().map(|id| numbers.get(*id).copied().ok_or_else(|| missing(id))).collect()
+    }
+
+    async fn insert_items(&mut self, owner: &Owner, items: &[Item]) -> Outcome<Vec<i64>> {
+        if items.is_empty() {
+            return Ok(Vec::new());
+        }
+        let ids: Vec<_> = items.iter().map(|item| item.id.as_str()).collect();
+        let bodies: Vec<_> = items.iter().map(|item| item.body.as_str()).collect();
+        let tokens: Vec<_> = items.iter().map(|item| i64::from(item.tokens)).collect();
+        let insert = "WITH new AS (
+                 INSERT INTO tidemill.items (owner, id, body, tokens)
+                 SELECT $1, given.id, given.body, given.tokens FROM unnest($2::TEXT[], $3::TEXT[], $4::BIGINT[]) AS given (id, body, tokens)
+                 ON CONFLICT (owner, id) DO NOTHING RETURNING number, octet_length(body) AS bytes),
+             counted AS (INSERT INTO tidemill.uses (item, places) SELECT number, 0 FROM new)
+             SELECT coalesce(sum(bytes), 0)::BIGINT FROM new";
+        self.bytes += self.transaction.query_one(insert, &[&owner.0, &ids, &bodies, &tokens]).await?.get::<_, i64>(0);
+        let ids: Vec<_> = items.iter().map(|item| item.id.clone()).collect();
+        self.numbers_of(owner, &ids).await.map_err(|error| match error {
+            // One was there, and its last history went before this could name it.
+            Failed::Store(StoreError::NotFound(_)) => Failed::Overtaken,
+            error => error,
+        })
+    }
+
+    async fn use_items(&self, history: &[i64]) -> Outcome<()> {
+        let update = "UPDATE tidemill.uses SET places = uses.places + given.places
+             FROM (SELECT item, count(*) AS places FROM unnest($1::BIGINT[]) AS item GROUP BY item) AS given WHERE uses.item = given.item";
+        self.transaction.execute(update, &[&history]).await?;
+        Ok(())
+    }
+
+    /// Items that nothing else names go.
+    async fn give_up(&mut self, history: &[i64]) -> Outcome<()> {
+        if history.is_empty() {
+            return Ok(());
+        }
+        let lock = "SELECT 1 FROM tidemill.uses WHERE item = ANY($1) ORDER BY item FOR UPDATE";
+        self.transaction.execute(lock, &[&history]).await?;
+        let update = "UPDATE tidemill.uses SET places = uses.places - given.places
+             FROM (SELECT item, count(*) AS places FROM unnest($1::BIGINT[]) AS item GROUP BY item) AS given WHERE uses.item = given.item";
+        self.transaction.execute(update, &[&history]).await?;
+        let delete = "WITH gone AS (DELETE FROM tidemill.uses WHERE item = ANY($1) AND places = 0 RETURNING item),
+             deleted AS (DELETE FROM tidemill.items USING gone WHERE items.number = gone.item RETURNING octet_length(items.body) AS bytes)
+             SELECT coalesce(sum(bytes), 0)::BIGINT FROM deleted";
+        self.bytes -= self.transaction.query_one(delete, &[&history]).await?.get::<_, i64>(0);
+        Ok(())
+    }
+
+    /// Brings a conversation's totals up to date.
+    async fn count(&self, record: i64) -> Outcome<()> {
+        let update = "UPDATE tidemill.records SET messages = counted.messages, tokens = counted.tokens FROM (
+                 SELECT count(*) FILTER (WHERE items.id LIKE 'msg\\_%') AS messages, coalesce(sum(items.tokens), 0)::BIGINT AS tokens
+                 FROM tidemill.records AS conversation, unnest(conversation.history) AS item
+                 JOIN tidemill.items ON items.number = item WHERE conversation.number = $1) AS counted
+             WHERE records.number = $1";
+        self.transaction.execute(update, &[&record]).await?;
+        Ok(())
+    }
+}
+
+/// A record that nobody else changes meanwhile.
+struct Locked {
+    number: i64,
+    body: String,
+    history: Vec<i64>,
+}
+
+impl From<StoreError> for Failed {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}
