@@ -12,7 +12,8 @@ async fn outputs_over_rdma_are_those_of_one_worker_alone() {
     let cases = mixed_cases(27);
     let threads = &["--threads", "1"];
     let reference = reference_with(threads, &cases).await;
-    let devices = ["--transport", "rdma", "--rdma-devices", "ra0,ra1", "--pool-rdma-devices", "rb0,rb1"];
+    // The guest has little memory.
+    let devices = ["--transport", "rdma", "--rdma-devices", "ra0,ra1", "--pool-rdma-devices", "rb0,rb1", "--pool-memory", "64MiB"];
     let cluster = Cluster::start(&[DISAGGREGATED, SHORT_OF_MEMORY, &devices].concat());
     assert_same(&reference, &complete_all(&cluster, &cases, 2).await, &cases, "rdma, cold");
     let warm = complete_all(&cluster, &cases, 2).await;
