@@ -1,9 +1,9 @@
 """What a noisy free tenant costs a paid one: the paid tenant's TTFT with and without it, by turns, in one run.
 
-    noisy.py TIDEMILL [TURNS] [SECONDS]
+    noisy.py TIDEMILL [TURNS] [SECONDS] [FLAG...]
 
-starts a cluster with `--engine echo`, gives a paid tenant four streams a second, and in every other turn lets a free tenant ask
-ten times as often as it may (200 times a minute). Needs nothing but Python.
+starts a cluster (`tidemill up FLAG...`, by default with `--engine echo`), gives a paid tenant four streams a second, and in every other
+turn lets a free tenant ask ten times as often as it may (200 times a minute). Needs nothing but Python.
 """
 
 import http.client
@@ -25,11 +25,11 @@ ANSWER_TOKENS = 32
 
 def main():
     tidemill = sys.argv[1]
-    turns, seconds = (int(value) for value in (sys.argv[2:] + ["8", "20"][len(sys.argv) - 2 :])[:2])
+    turns, seconds = (int(value) for value in (sys.argv[2:4] + ["8", "20"][len(sys.argv[2:4]) :]))
+    flags = sys.argv[4:] or ["--engine", "echo", "--step-ms", "10", "--row-ms", "0.1", "--prompt-token-ms", "0.05"]
     with tempfile.TemporaryDirectory() as data:
         errors = pathlib.Path(data, "log")
-        command = [tidemill, "up", "--http", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data", data, "--engine", "echo"]
-        command += ["--step-ms", "10", "--row-ms", "0.1", "--prompt-token-ms", "0.05"]
+        command = [tidemill, "up", "--http", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data", data, *flags]
         with errors.open("w") as log, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as cluster:
             try:
                 url = re.match(r"ready http://([^/]+)/v1", cluster.stdout.readline())[1]

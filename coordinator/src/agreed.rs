@@ -4,8 +4,11 @@
 //! |---|---|---|---|
 //! | `alias` | a name | the name of a model | clients may ask for the model by that name; goes before `--aliases` |
 //! | `denied` | a certificate's serial, hexadecimal | the reason | the certificate is revoked, at all processes |
+//! | `tenant`, `key` | its id | tenancy's record, as JSON | see [`keys`]; shown and changed by `/admin/` alone |
 //!
 //! Records of other kinds are kept, and mean nothing yet.
+
+pub mod keys;
 
 use crate::driver::Driver;
 use serde_json::Value;
@@ -28,6 +31,8 @@ use tidemill_registry::{
 
 pub const ALIAS: &str = "alias";
 pub const DENIED: &str = "denied";
+/// Not for operators' eyes: a key's record has its digest.
+const HIDDEN: [&str; 2] = [keys::TENANT, keys::KEY];
 /// An operator waits this long for a majority.
 const CHANGED_MAX: Duration = Duration::from_secs(5);
 /// A worker that has no link to the registry's leader for this long is forgotten: should it come back, it is a new one.
@@ -60,6 +65,7 @@ impl Agreed {
     fn check(&self, kind: &str, key: &str, value: &Value) -> Result<(), ChangeError> {
         let served = || self.models.iter().map(|model| format!("`{model}`")).collect::<Vec<_>>().join(", ");
         match kind {
+            kind if HIDDEN.contains(&kind) => Err(hidden()),
             ALIAS if !value.as_str().is_some_and(|model| self.models.iter().any(|served| served == model)) => {
                 Err(ChangeError::Invalid(format!("the value of an alias is the name of a model that is served here: {}", served())))
             }
@@ -102,7 +108,7 @@ impl tidemill_gateway::registry::Registry for Agreed {
     fn records(&self, kind: Option<&str>, key: Option<&str>) -> Vec<RecordView> {
         let Some(state) = self.registry.view().state else { return Vec::new() };
         let wanted = |of: &str, wanted: Option<&str>| wanted.is_none_or(|wanted| wanted == of);
-        let records = state.records().filter(|(of, named, _)| wanted(of, kind) && wanted(named, key));
+        let records = state.records().filter(|(of, named, _)| !HIDDEN.contains(of) && wanted(of, kind) && wanted(named, key));
         let view = |(kind, key, record): (&str, &str, &tidemill_registry::state::Record)| RecordView {
             kind: kind.to_owned(),
             key: key.to_owned(),
@@ -124,7 +130,12 @@ impl tidemill_gateway::registry::Registry for Agreed {
     }
 
     fn delete(&self, kind: String, key: String, expected: Option<u64>) -> Changing<'_, ()> {
-        Box::pin(async move { self.change(Command::Delete { kind, key, expected }).await.map(drop) })
+        Box::pin(async move {
+            if HIDDEN.contains(&kind.as_str()) {
+                return Err(hidden());
+            }
+            self.change(Command::Delete { kind, key, expected }).await.map(drop)
+        })
     }
 
     fn remove_coordinator(&self, name: String) -> Changing<'_, ()> {
@@ -136,6 +147,10 @@ impl tidemill_gateway::registry::Registry for Agreed {
             })
         })
     }
+}
+
+fn hidden() -> ChangeError {
+    ChangeError::Invalid("tenants and keys are changed with `tidemill tenants` and `tidemill keys`".into())
 }
 
 /// Where what is agreed on counts.

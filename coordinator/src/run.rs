@@ -1,10 +1,10 @@
 //! A coordinator from start to end.
 
 use crate::{
-    agreed::{self, Agreed, Followers},
+    agreed::{self, Agreed, Followers, keys::KeysAgreed},
     driver::Driver,
     links::{self, Links},
-    settings::{Settings, TlsFiles},
+    settings::{Settings, TlsFiles, tenants::KeptIn},
 };
 use std::{collections::BTreeMap, future, io, net::SocketAddr, sync::Arc, time::Duration};
 use tidemill_gateway::{
@@ -112,29 +112,6 @@ impl Coordinator {
             }
         };
         let batches = settings.data.as_ref().map(|dir| Batches::open(&dir.join("batches"), settings.batches)).transpose()?;
-        let keeper: Arc<dyn Keeper> = match &settings.tenants {
-            Some(path) => Arc::new(keeper::sqlite::Sqlite::open(path)?),
-            None => Arc::new(keeper::memory::Memory::default()),
-        };
-        let tenants = Arc::new(Tenants::open(TenantSettings {
-            keeper,
-            jwt: settings.jwt.map(Verifier::new).transpose()?,
-            tiers: settings.tiers,
-            share: settings.share,
-            prices: settings.prices,
-            // Nobody but this machine may come in without a key, unless the operator says so; the first key may still have to be made.
-            closed: !settings.open && !settings.http.ip().is_loopback(),
-            shedding: settings.shedding,
-            meter: settings.data.as_ref().map(|dir| MeterSettings {
-                dir: dir.join("usage"),
-                log: settings.usage,
-                sink: settings.usage_sink,
-            }),
-            request_timeout: settings.request_timeout,
-        })?);
-        if !settings.open && !settings.http.ip().is_loopback() && settings.admin.is_none() && !tenants.has_keys() {
-            return Err(RunError::Open { http: settings.http });
-        }
         let tls = settings.tls.map(|TlsFiles { cert, key }| Tls::load(cert, key)).transpose()?.map(Arc::new);
         let mut models = Vec::new();
         for model in settings.models {
@@ -168,6 +145,31 @@ impl Coordinator {
         };
         let file = settings.data.as_deref().map(|dir| dir.join("registry.sqlite"));
         let registry = Registry::start(file.as_deref(), replica, Peers::start(&endpoint, &settings.name, &settings.peers))?;
+        let keeper: Arc<dyn Keeper> = match settings.tenants {
+            KeptIn::Registry { earlier } => Arc::new(KeysAgreed::new(registry.clone(), earlier)),
+            KeptIn::File(path) => Arc::new(keeper::sqlite::Sqlite::open(&path)?),
+            KeptIn::Memory => Arc::new(keeper::memory::Memory::default()),
+        };
+        let tenants = Arc::new(Tenants::open(TenantSettings {
+            keeper,
+            jwt: settings.jwt.map(Verifier::new).transpose()?,
+            tiers: settings.tiers,
+            share: settings.share,
+            prices: settings.prices,
+            // Nobody but this machine may come in without a key, unless the operator says so; the first key may still have to be made.
+            closed: !settings.open && !settings.http.ip().is_loopback(),
+            shedding: settings.shedding,
+            meter: settings.data.as_ref().map(|dir| MeterSettings {
+                dir: dir.join("usage"),
+                log: settings.usage,
+                sink: settings.usage_sink,
+            }),
+            request_timeout: settings.request_timeout,
+        })?);
+        let no_keys = tenants.are_known() && !tenants.has_keys();
+        if !settings.open && !settings.http.ip().is_loopback() && settings.admin.is_none() && no_keys {
+            return Err(RunError::Open { http: settings.http });
+        }
         let served_names = models.iter().map(|(name, _)| name.clone()).collect();
         let served = driver.backends().into_iter().zip(models);
         let served = served.map(|(backend, (name, text))| ServedModel::new(name, text, backend));
@@ -235,7 +237,7 @@ impl Coordinator {
             shutdown.await;
             gateway.drain();
         };
-        let front_door = routes::front_door(Arc::clone(&self.gateway), self.admin_listener.is_none() && self.gateway.tenants().is_open());
+        let front_door = routes::front_door(Arc::clone(&self.gateway), self.admin_listener.is_none());
         // Until the last request has ended, operators can watch.
         let operators = async {
             match self.admin_listener {

@@ -4,7 +4,7 @@ pub mod tenants;
 
 use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
-use tenants::{JwtFlags, SheddingFlags, SinkFlags, TierFlags};
+use tenants::{JwtFlags, KeptIn, SheddingFlags, SinkFlags, TierFlags};
 use tidemill_cluster::{
     ClusterSettings,
     admission::AdmissionPolicy,
@@ -62,7 +62,8 @@ pub struct Flags {
     /// Let --admin be an address that others can reach: whoever reaches it can make keys
     #[arg(long, num_args = 0..=1, default_missing_value = "true")]
     pub admin_public: Option<bool>,
-    /// File with tenants and keys; coordinators of one host may share it [default: tenants.sqlite in --data, else none]
+    /// File with tenants and keys; coordinators of one host may share it [default: several coordinators agree on them; one keeps them in
+    /// tenants.sqlite in --data, or until it ends]
     #[arg(long, value_name = "FILE")]
     pub tenants: Option<PathBuf>,
     /// This coordinator's part of all quotas where there are several, such as 0/2 and 1/2 [default: 0/1]
@@ -465,8 +466,7 @@ pub struct Settings {
     pub open: bool,
     /// `None`: plain HTTP.
     pub tls: Option<TlsFiles>,
-    /// Where tenants and keys are kept; `None`: in memory.
-    pub tenants: Option<PathBuf>,
+    pub tenants: KeptIn,
     pub share: Share,
     pub tiers: Tiers,
     pub prices: Prices,
@@ -641,14 +641,21 @@ impl Flags {
         if let Some(sink) = self.usage_sink.as_ref().filter(|_| self.data.is_none()) {
             return Err(invalid("usage_sink.url", &sink.url, "events come from the usage log, which needs a place: say where with --data"));
         }
+        let peers = check_peers(self.peers.unwrap_or_default(), &name, self.data.is_some())?;
+        let earlier = self.data.as_ref().map(|data| data.join("tenants.sqlite"));
         Ok(Settings {
-            peers: check_peers(self.peers.unwrap_or_default(), &name, self.data.is_some())?,
+            tenants: match (self.tenants, earlier) {
+                (Some(file), _) => KeptIn::File(file),
+                (None, Some(earlier)) if !peers.is_empty() => KeptIn::Registry { earlier },
+                (None, Some(file)) => KeptIn::File(file),
+                (None, None) => KeptIn::Memory,
+            },
+            peers,
             usage_sink: self.usage_sink.map(|sink| sink.check(&name)).transpose()?,
             name,
             http,
             open: self.open == Some(true),
             tls,
-            tenants: self.tenants.or_else(|| self.data.as_ref().map(|data| data.join("tenants.sqlite"))),
             share,
             prices: tenants::prices(self.price)?,
             jwt: self.jwt.map(|jwt| jwt.check(&tiers)).transpose()?,

@@ -238,7 +238,6 @@ impl Cluster {
                 ("--data", stored),
                 ("--listen", link.to_string()),
                 ("--peers", peers.join(",")),
-                ("--tenants", data.join("tenants.sqlite").display().to_string()),
                 ("--quota-share", format!("{n}/{}", args.coordinator)),
             ]);
             flags.extend(certified(format!("coordinator/coordinator-{n}"))?);

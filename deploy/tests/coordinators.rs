@@ -130,9 +130,15 @@ impl Three {
     }
 
     async fn complete(&self, n: usize, model: &str) -> Option<u16> {
+        self.complete_as(n, model, None).await
+    }
+
+    async fn complete_as(&self, n: usize, model: &str, key: Option<&str>) -> Option<u16> {
         let url = format!("http://127.0.0.1:{}/v1/completions", self.http + n as u16);
         let body = json!({ "model": model, "prompt": [5, 6, 7, 8], "max_tokens": 8, "ignore_eos": true });
-        let response = self.client.post(url).json(&body).send().await.ok()?;
+        let request = self.client.post(url).json(&body);
+        let request = key.into_iter().fold(request, |request, key| request.bearer_auth(key));
+        let response = request.send().await.ok()?;
         let status = response.status().as_u16();
         response.bytes().await.ok().map(|_| status)
     }
@@ -185,6 +191,17 @@ impl Three {
             for key in acknowledged {
                 let found = self.get(n, "test", key).await;
                 assert_eq!(found.as_ref().and_then(Value::as_str), Some(&**key), "coordinator-{n} lost {key}");
+            }
+        }
+    }
+
+    /// Waits until every coordinator answers whoever has the key with this status.
+    async fn until_opens(&self, key: Option<&str>, status: u16) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        for n in 0..COORDINATORS {
+            while self.complete_as(n, support::MODEL_NAME, key).await != Some(status) {
+                assert!(Instant::now() < deadline, "coordinator-{n} does not answer {key:?} with {status}");
+                tokio::time::sleep(Duration::from_millis(50)).await;
             }
         }
     }
@@ -247,7 +264,36 @@ async fn what_was_acknowledged_survives_leaders_a_lost_disk_and_a_restart_and_a_
     assert_eq!(three.complete(wiped, "nickname").await, Some(200));
     paused.into_iter().for_each(resume);
     three.whole().await;
+    keys_count_everywhere(&three).await;
     three.cluster.stop();
+}
+
+/// A key that one coordinator makes opens all of them, and closes them to everybody else, also to whoever comes while one starts again.
+async fn keys_count_everywhere(three: &Three) {
+    let admin = |n: usize, path: &str| format!("http://127.0.0.1:{}{path}", three.admin + n as u16);
+    let wanted = json!({ "tenant": "acme", "tier": "premium" });
+    let made: Value =
+        three.client.post(admin(0, "/admin/keys")).json(&wanted).send().await.expect("it answers").json().await.expect("JSON");
+    let (key, id) = (made["key"].as_str().expect("it is shown once"), made["id"].as_str().expect("an id"));
+    three.until_opens(Some(key), 200).await;
+    three.until_opens(None, 401).await;
+
+    crash(three.pid(1).expect("it runs"));
+    let died = Instant::now();
+    while three.complete_as(1, support::MODEL_NAME, Some(key)).await != Some(200) {
+        let stranger = three.complete(1, support::MODEL_NAME).await;
+        assert!(matches!(stranger, None | Some(401 | 503)), "the door stood open: {stranger:?}");
+        assert!(died.elapsed() < Duration::from_secs(60), "it does not come back");
+    }
+
+    // Nobody sees or changes a key but as a key.
+    let records = three.client.get(admin(2, "/registry")).send().await.expect("it answers").text().await.expect("text");
+    assert!(!records.contains(id) && !records.contains("acme"), "{records}");
+    assert_eq!(three.delete(2, "key", id).await, Some(400));
+    assert_eq!(three.put(2, "tenant", "acme", "x").await, Some(400));
+    let revoked = three.client.delete(admin(2, &format!("/admin/keys/{id}"))).send().await.expect("it answers");
+    assert_eq!(revoked.status(), 200);
+    three.until_opens(Some(key), 401).await;
 }
 
 /// Not a test but a measurement: `cargo test --release -p tidemill-deploy --test coordinators -- --ignored --nocapture`.

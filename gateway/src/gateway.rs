@@ -217,6 +217,7 @@ impl Gateway {
     /// Ready when a request would succeed, of one model at least: those of a model without workers say so themselves.
     pub fn check_ready(&self) -> Result<(), ApiError> {
         self.check_draining()?;
+        self.tenants().check_known()?;
         if self.models().any(|model| model.context_tokens().is_ok()) { Ok(()) } else { Err(Rejection::NoWorker.into()) }
     }
 

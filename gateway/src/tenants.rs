@@ -11,7 +11,7 @@ use metered::{Metered, Wanted};
 use std::{
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock,
-        atomic::{AtomicU8, Ordering},
+        atomic::{AtomicBool, AtomicU8, Ordering},
     },
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -64,6 +64,8 @@ pub struct MeterSettings {
 pub struct Tenants {
     keeper: Arc<dyn Keeper>,
     directory: RwLock<Directory>,
+    /// Everybody is in the directory.
+    known: AtomicBool,
     jwt: Option<Verifier>,
     tiers: Tiers,
     share: Share,
@@ -141,12 +143,17 @@ impl Tenants {
     /// Loads everybody, and what they have used.
     pub fn open(settings: TenantSettings) -> Result<Self, TenantsError> {
         let mut directory = Directory::default();
+        let known = settings.keeper.is_complete();
         settings.keeper.load()?.into_iter().for_each(|change| directory.apply(change));
         let mut quota = Quota::default();
         let since = SystemTime::now().checked_sub(REMEMBERED).unwrap_or(UNIX_EPOCH);
         let restore = |event: Event| {
             if !event.tenant.is_empty() {
-                quota.restore(Duration::from_millis(event.at_ms), &charged(&event, &directory, &settings.tiers), event.tokens());
+                quota.restore(
+                    Duration::from_millis(event.at_ms),
+                    &charged(&event, known.then_some(&directory), &settings.tiers),
+                    event.tokens(),
+                );
             }
         };
         let (meter, sink) = match settings.meter {
@@ -159,6 +166,7 @@ impl Tenants {
         Ok(Self {
             keeper: settings.keeper,
             directory: RwLock::new(directory),
+            known: known.into(),
             jwt: settings.jwt,
             tiers: settings.tiers,
             share: settings.share,
@@ -177,7 +185,17 @@ impl Tenants {
 
     /// Nobody needs a key: none was ever made, no identity provider is configured, and nobody said otherwise.
     pub fn is_open(&self) -> bool {
-        !self.closed && !self.has_keys()
+        !self.closed && self.are_known() && !self.has_keys()
+    }
+
+    /// Whether all tenants and keys are known. A coordinator among several must hear of the others' first.
+    pub fn are_known(&self) -> bool {
+        self.known.load(Ordering::Acquire)
+    }
+
+    pub fn check_known(&self) -> Result<(), ApiError> {
+        let message = "This coordinator does not know yet which keys there are: it has to hear from a majority of the coordinators first.";
+        if self.are_known() { Ok(()) } else { Err(ApiError::not_now(message)) }
     }
 
     /// Whether anybody could come in, or could have.
@@ -187,6 +205,7 @@ impl Tenants {
 
     /// Whoever the credential belongs to. `None`: the door is open.
     pub async fn identify(&self, credential: Option<&str>) -> Result<Option<(Principal, Arc<Tier>)>, ApiError> {
+        self.check_known()?;
         if self.is_open() {
             return Ok(None);
         }
@@ -338,17 +357,23 @@ impl Tenants {
         self.directory().keys().cloned().collect()
     }
 
-    /// What other processes have changed. Not for the event loop.
-    pub fn refresh(&self) {
+    /// What other processes have changed of tenants and keys. Not for the event loop.
+    pub fn refresh_records(&self) {
         let changed = self.keeper.changed().and_then(|changed| if changed { self.keeper.load().map(Some) } else { Ok(None) });
         match changed {
             Ok(Some(changes)) => {
                 let mut directory = self.directory.write().unwrap_or_else(PoisonError::into_inner);
                 changes.into_iter().for_each(|change| directory.apply(change));
+                self.known.store(self.keeper.is_complete(), Ordering::Release);
             }
             Ok(None) => {}
             Err(error) => tracing::warn!(%error, "tenants and keys are as they were: changes by others are not seen"),
         }
+    }
+
+    /// What others have changed. Not for the event loop.
+    pub fn refresh(&self) {
+        self.refresh_records();
         match self.jwt.as_ref().map_or(Ok(false), Verifier::refresh) {
             Ok(true) => tracing::info!("the identity provider's keys were read again"),
             Ok(false) => {}
@@ -399,10 +424,11 @@ impl Tenants {
     }
 }
 
-/// The scopes that an event was charged to. Their limits do not matter here.
-fn charged(event: &Event, directory: &Directory, tiers: &Tiers) -> Vec<(Scope, Limits)> {
+/// The scopes that an event was charged to. Their limits do not matter here. Without a directory, any key may have limits of its own.
+fn charged(event: &Event, directory: Option<&Directory>, tiers: &Tiers) -> Vec<(Scope, Limits)> {
     let tenant: Arc<str> = event.tenant.as_str().into();
-    let key = event.key.as_deref().filter(|id| directory.key(id).is_some_and(|key| !key.limits.is_empty()));
+    let limited = |id: &&str| directory.is_none_or(|directory| directory.key(id).is_some_and(|key| !key.limits.is_empty()));
+    let key = event.key.as_deref().filter(limited);
     let model = tiers.iter().any(|tier| tier.models.contains_key(&event.model));
     let scopes = [
         Some(Scope::Tenant(Arc::clone(&tenant))),

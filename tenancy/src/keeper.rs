@@ -1,7 +1,7 @@
-//! Where tenants and keys are kept. A narrow seam: a keeper hands out all changes that made what there is, and takes further ones. A
-//! replicated registry is one more implementation: `apply` proposes, and `changed` says that the log has grown.
+//! Where tenants and keys are kept. A narrow seam: a keeper hands out all changes that made what there is, and takes further ones.
 //!
 //! - [`memory`]: until this process ends; [`sqlite`]: a file, which several coordinators of one host may share
+//! - the coordinator has another: records of the registry that several coordinators agree on
 
 pub mod memory;
 pub mod sqlite;
@@ -9,10 +9,15 @@ pub mod sqlite;
 use crate::records::Change;
 use std::fmt::Debug;
 
-/// No request waits for any of this: it happens when a process starts, when an operator changes something, and now and then.
+/// No request waits for any of this: it happens when a process starts, when an operator changes something, and now and then. Calls may
+/// block.
 pub trait Keeper: Debug + Send + Sync {
-    /// Every record, tenants before keys.
+    /// Every record, tenants before keys. Does not block.
     fn load(&self) -> Result<Vec<Change>, KeepError>;
+    /// Whether that is all there is. Until then nobody can be let in, with a key or without.
+    fn is_complete(&self) -> bool {
+        true
+    }
     /// Keeps a change. When this returns, it outlives the process.
     fn apply(&self, change: &Change) -> Result<(), KeepError>;
     /// Whether others may have changed something since the last call.
@@ -29,6 +34,10 @@ pub enum KeepError {
     Record(#[from] serde_json::Error),
     #[error("{path} was written by another version (schema {found}, not {expected}): use that version, or another file")]
     Version { path: std::path::PathBuf, found: i64, expected: i64 },
+    #[error("the coordinators did not agree on a change of tenants or keys, which may still come about: {0}")]
+    NotNow(String),
+    #[error("the coordinators refused a change of tenants or keys: {0}")]
+    Refused(String),
 }
 
 #[cfg(test)]

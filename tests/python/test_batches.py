@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 from conftest import MODEL
-from test_tenants import Cluster, client, complete, tidemill
+from clusters import Cluster, client, complete, tidemill
 
 CONFIG = """
 batch_concurrency = 4
@@ -27,17 +27,11 @@ classes = ["default", "flex"]
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     data = tmp_path_factory.mktemp("batches")
-    cluster = BatchCluster(data)
+    cluster = Cluster(data, CONFIG)
     cluster.key("first", "premium")
     yield cluster
     if cluster.process.poll() is None:
         cluster.stop()
-
-
-class BatchCluster(Cluster):
-    def start(self):
-        self.config.write_text(CONFIG)
-        super().start()
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ import time
 import httpx
 import openai
 import pytest
-from test_tenants import cluster, wait_until  # noqa: F401
+from clusters import wait_until
+from test_tenants import cluster  # noqa: F401
 
 QUESTION = "What turns the wheel?"
 

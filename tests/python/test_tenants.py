@@ -1,6 +1,5 @@
 """Tenants with the official clients: keys, limits and their headers, what belongs to whom, and what is written down."""
 
-import contextlib
 import json
 import os
 import pathlib
@@ -17,7 +16,8 @@ import anthropic
 import httpx
 import openai
 import pytest
-from conftest import MODEL, ready_url
+from clusters import Cluster, client, complete, tidemill, wait_until
+from conftest import MODEL
 
 CONFIG = """
 [tier.free]
@@ -30,89 +30,13 @@ output = 10.0
 """
 
 
-class Cluster:
-    """`tidemill up` with a data directory of its own that outlives it, and an operators' address."""
-
-    def __init__(self, data):
-        self.data = data
-        self.config = data / "coordinator.toml"
-        self.config.write_text(CONFIG)
-        self.log = []
-        self.start()
-
-    def start(self):
-        self.begun = len(self.log)
-        self.process = subprocess.Popen(
-            [tidemill(), "up", "--http", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--model", str(MODEL), "--data", str(self.data)]
-            + ["--coordinator-config", str(self.config), "--prefill", "0", "--restarts", "1000"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            stdin=subprocess.DEVNULL,
-            text=True,
-        )
-        threading.Thread(target=self.read, args=(self.process,), daemon=True).start()
-        self.url = ready_url(self.process)
-        self.admin = self.told(r"operators' port (http://\S+)")
-
-    def told(self, pattern):
-        """What stderr says, which may come a moment after what stdout said."""
-        deadline = time.monotonic() + 10
-        while not (found := re.findall(pattern, "".join(self.log[self.begun :]))):
-            assert time.monotonic() < deadline, f"no {pattern} in {self.log}"
-            time.sleep(0.01)
-        return found[-1]
-
-    def read(self, process):
-        for line in process.stderr:
-            self.log.append(line)
-
-    def stop(self):
-        self.process.send_signal(signal.SIGTERM)
-        assert self.process.wait(60) == 0, "a cluster that is told to stop ends well"
-
-    def keys(self, *arguments):
-        return subprocess.run([tidemill(), "keys", *arguments, "--url", self.admin], capture_output=True, text=True, timeout=60)
-
-    def key(self, tenant, tier=None):
-        made = self.keys("create", "--tenant", tenant, *(["--tier", tier] if tier else []))
-        assert made.returncode == 0, made.stderr
-        return made.stdout.strip()
-
-    def usage(self, *arguments):
-        command = [tidemill(), "usage", "--data", str(self.data), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-
-    def coordinator_pid(self):
-        """`None`: it was killed, and is not started again yet."""
-        for task in pathlib.Path(f"/proc/{self.process.pid}/task").iterdir():
-            for child in (task / "children").read_text().split():
-                with contextlib.suppress(OSError):
-                    # A command's name is cut there.
-                    if pathlib.Path(f"/proc/{child}/comm").read_text().strip() == "tidemill-coordinator"[:15]:
-                        return int(child)
-        return None
-
-
-def tidemill():
-    return os.environ.get("TIDEMILL_BIN") or pytest.skip("these tests start clusters of their own: set TIDEMILL_BIN")
-
-
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    cluster = Cluster(tmp_path_factory.mktemp("tenants"))
+    cluster = Cluster(tmp_path_factory.mktemp("tenants"), CONFIG)
     cluster.key("first", "premium")
     yield cluster
     if cluster.process.poll() is None:
         cluster.stop()
-
-
-def client(cluster, key):
-    return openai.OpenAI(base_url=cluster.url, api_key=key, max_retries=0, timeout=60)
-
-
-def complete(client, **fields):
-    given = {"model": "llama3", "prompt": [1, 2, 3, 4], "max_tokens": 4, "temperature": 0, "extra_body": {"ignore_eos": True}}
-    return client.completions.create(**(given | fields))
 
 
 def test_without_a_key_nobody_gets_in(cluster):
@@ -307,10 +231,3 @@ def test_tls_with_a_certificate_that_changes(tmp_path):
         finally:
             coordinator.send_signal(signal.SIGTERM)
             coordinator.wait(60)
-
-
-def wait_until(holds, within_s=120):
-    deadline = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < deadline, "it takes too long"
-        time.sleep(0.01)

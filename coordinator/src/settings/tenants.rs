@@ -14,6 +14,18 @@ use tidemill_tenancy::{
     web::Target,
 };
 
+/// Where tenants and keys are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KeptIn {
+    /// Until this process ends.
+    Memory,
+    File(PathBuf),
+    /// In what the coordinators agree on. `earlier`: the file in which this one keeps them while it is alone.
+    Registry {
+        earlier: PathBuf,
+    },
+}
+
 /// One tier, in place of a built-in one of this name, or beside them.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]

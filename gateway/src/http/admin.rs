@@ -17,6 +17,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use std::{net::IpAddr, sync::Arc};
 use tidemill_tenancy::{
+    keeper::KeepError,
     key::Secret,
     limits::Overrides,
     records::{Change, Key, Tenant, check_name},
@@ -182,10 +183,17 @@ fn check_host(headers: &HeaderMap) -> Result<(), ApiError> {
     Err(ApiError::malformed("keys are managed at an address, such as http://127.0.0.1:9100, or at `localhost`, and at no other name"))
 }
 
-/// Runs beside the event loop: records are synced to a disk.
+/// Runs beside the event loop: records are synced to a disk, or agreed on by several coordinators.
 async fn change(gateway: &Arc<Gateway>, work: impl FnOnce(&Tenants) -> Result<Value, ApiError> + Send + 'static) -> Answered {
     let worker = Arc::clone(gateway);
-    gateway.compute(move || work(worker.tenants())).await.map(Json)
+    let changed = gateway.compute(move || {
+        let tenants = worker.tenants();
+        // What another coordinator has changed a moment ago counts.
+        tenants.refresh_records();
+        tenants.check_known()?;
+        work(tenants)
+    });
+    changed.await.map(Json)
 }
 
 async fn read<T: DeserializeOwned>(headers: &HeaderMap, body: Body) -> Result<T, ApiError> {
@@ -212,9 +220,13 @@ fn shown(key: &Key) -> Value {
     shown
 }
 
-fn not_kept(error: tidemill_tenancy::keeper::KeepError) -> ApiError {
+fn not_kept(error: KeepError) -> ApiError {
     tracing::error!(%error, "a change of tenants or keys was not kept");
-    ApiError::internal(error.to_string())
+    match error {
+        KeepError::NotNow(_) => ApiError::not_now(error.to_string()),
+        KeepError::Refused(_) => ApiError::conflict(error.to_string()),
+        _ => ApiError::internal(error.to_string()),
+    }
 }
 
 #[cfg(test)]

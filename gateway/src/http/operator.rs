@@ -4,8 +4,9 @@ use super::errors::ApiError;
 use crate::{gateway::Gateway, metrics, registry::RegistryView, replay::Counts};
 use axum::{
     Json,
-    extract::State,
+    extract::{Request, State},
     http::{StatusCode, header},
+    middleware::Next,
     response::{IntoResponse, Response},
 };
 use serde::Serialize;
@@ -18,6 +19,15 @@ struct Shown {
     cluster: ClusterView,
     replays: Counts,
     registry: RegistryView,
+}
+
+/// A layer: at the front door this is for everybody, or for nobody.
+pub async fn while_open(State(gateway): State<Arc<Gateway>>, request: Request, next: Next) -> Response {
+    match gateway.tenants().check_known() {
+        Err(error) => error.into_response(),
+        Ok(()) if gateway.tenants().is_open() => next.run(request).await,
+        Ok(()) => ApiError::no_route(request.method().as_str(), request.uri().path()).into_response(),
+    }
 }
 
 pub async fn ready(State(gateway): State<Arc<Gateway>>) -> Result<StatusCode, ApiError> {

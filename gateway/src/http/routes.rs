@@ -14,7 +14,7 @@ use axum::{
 };
 use std::sync::Arc;
 
-/// For clients. `operators_too`: operators have no port of their own, and need none: the door is open.
+/// For clients. `operators_too`: operators have no port of their own; as long as the door is open, they need none.
 pub fn front_door(gateway: Arc<Gateway>, operators_too: bool) -> Router {
     let routes = generating(&gateway)
         .route_layer(from_fn_with_state(Arc::clone(&gateway), replay::layer))
@@ -45,6 +45,7 @@ pub fn front_door(gateway: Arc<Gateway>, operators_too: bool) -> Router {
         .route("/v1/models/{*id}", get(models::one))
         .route_layer(from_fn_with_state(Arc::clone(&gateway), access::authenticate));
     let routes = everywhere().merge(routes);
+    let operators = || operators().route_layer(from_fn_with_state(Arc::clone(&gateway), operator::while_open));
     let routes = if operators_too { routes.merge(operators()) } else { routes };
     finish(routes, gateway)
 }
