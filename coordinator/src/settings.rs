@@ -1,7 +1,9 @@
 //! The coordinator's knobs, each stated once: flags and TOML keys are one struct, checked into [`Settings`].
 
+pub mod context;
 pub mod tenants;
 
+use context::{ContextFlags, MemoryFlags};
 use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 use tenants::{JwtFlags, SheddingFlags, SinkFlags, TierFlags};
@@ -15,10 +17,13 @@ use tidemill_cluster::{
 use tidemill_gateway::{
     batch::file::Room,
     batches,
+    context::Strategy,
+    http::memories,
     pii::Pii,
     replay, response_cache,
     safety::Safety,
     store::{self, postgres::Address},
+    summarizer,
 };
 use tidemill_net::{
     config::{ConfigError, invalid, parse_bytes, required},
@@ -223,6 +228,14 @@ pub struct Flags {
     #[arg(skip)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pii: Option<PiiFlags>,
+    /// Long conversations, in the file only: a section `[context]`
+    #[arg(skip)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub context: Option<ContextFlags>,
+    /// What is remembered of users, in the file only: a section `[memory]`
+    #[arg(skip)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemoryFlags>,
     /// At the end, running requests get this many seconds to finish [default: 30]
     #[arg(long, value_name = "S")]
     pub drain_s: Option<u64>,
@@ -485,6 +498,11 @@ pub struct Settings {
     /// `None`: everything may be asked and answered.
     pub safety: Option<Safety>,
     pub pii: Option<Pii>,
+    /// Of stored conversations, where chats do not say.
+    pub context: Strategy,
+    pub summaries: summarizer::Settings,
+    /// `None`: nothing is remembered of users.
+    pub memories: Option<memories::Limits>,
     /// Of answers kept for repeated requests.
     pub replay: replay::Limits,
     pub response_cache: Option<response_cache::Limits>,
@@ -641,7 +659,11 @@ impl Flags {
         if let Some(sink) = self.usage_sink.as_ref().filter(|_| self.data.is_none()) {
             return Err(invalid("usage_sink.url", &sink.url, "events come from the usage log, which needs a place: say where with --data"));
         }
+        let (context, summaries) = self.context.unwrap_or_default().check(&models, &aliases)?;
         Ok(Settings {
+            context,
+            summaries,
+            memories: self.memory.map_or(Ok(None), MemoryFlags::check)?,
             peers: check_peers(self.peers.unwrap_or_default(), &name, self.data.is_some())?,
             usage_sink: self.usage_sink.map(|sink| sink.check(&name)).transpose()?,
             name,
