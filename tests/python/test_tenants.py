@@ -33,17 +33,18 @@ output = 10.0
 class Cluster:
     """`tidemill up` with a data directory of its own that outlives it, and an operators' address."""
 
-    def __init__(self, data):
+    def __init__(self, data, config=CONFIG, models=(MODEL,)):
         self.data = data
+        self.models = [flag for model in models for flag in ("--model", str(model))]
         self.config = data / "coordinator.toml"
-        self.config.write_text(CONFIG)
+        self.config.write_text(config)
         self.log = []
         self.start()
 
     def start(self):
         self.begun = len(self.log)
         self.process = subprocess.Popen(
-            [tidemill(), "up", "--http", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--model", str(MODEL), "--data", str(self.data)]
+            [tidemill(), "up", "--http", "127.0.0.1:0", "--admin", "127.0.0.1:0", *self.models, "--data", str(self.data)]
             + ["--coordinator-config", str(self.config), "--prefill", "0", "--restarts", "1000"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

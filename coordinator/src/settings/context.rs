@@ -54,10 +54,9 @@ impl ContextFlags {
             Some("summary") => Strategy::Summary,
             Some(other) => return Err(invalid("context.strategy", other, "must be none, slide, steps or summary")),
         };
-        if let Some(model) = self.summary_model.as_ref().filter(|model| !aliases.contains_key(*model)) {
-            if models.iter().all(|served| served.name != *model) {
-                return Err(invalid("context.summary_model", model, "must name a served model"));
-            }
+        let served = |model: &String| aliases.contains_key(model) || models.iter().any(|served| served.name == *model);
+        if let Some(model) = self.summary_model.as_ref().filter(|model| !served(model)) {
+            return Err(invalid("context.summary_model", model, "must name a served model"));
         }
         let usual = summarizer::Settings::default();
         let deadline =
