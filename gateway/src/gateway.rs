@@ -317,6 +317,11 @@ impl Gateway {
         safety.check_input(texts, &options.safety).map_err(|finding| ApiError::content_filter(param, finding))
     }
 
+    /// Whether a text may be put into a prompt that its client did not write it into.
+    pub fn accepts(&self, text: &str, options: &Options) -> bool {
+        self.safety().is_none_or(|safety| safety.accepts(text, &options.safety))
+    }
+
     /// Responses that are being streamed.
     pub fn running(&self) -> &Arc<RunningResponses> {
         &self.shared.running

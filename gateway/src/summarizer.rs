@@ -191,6 +191,10 @@ async fn make(gateway: &Arc<Gateway>, settings: &Settings, (owner, id): &Key, wi
     let Some(text) = text.filter(|text| !text.is_empty()) else {
         return Err(Unmade::Failed("the model had nothing to say".into()));
     };
+    // Or every prompt that it is put into would be refused.
+    if given_to.safety().is_some_and(|safety| !safety.accepts(&text, &[])) {
+        return Err(Unmade::Failed("safety checks refuse it".into()));
+    }
     // Another model's tokens are not those of the prompts that it is put into.
     let text = given_to.text().tokenizer.cut(&text, TOKENS_MAX.into());
     let tokens = given_to.text().tokenizer.count(&text) as u32;

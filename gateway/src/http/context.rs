@@ -267,7 +267,7 @@ impl Fitting<'_> {
                 },
             };
             let summary_text = summary.and_then(|place| self.history.summaries.iter().nth(place)).map(|summary| summary.text.as_str());
-            let (passages, retrieved) = self.retrieved(left_out);
+            let (passages, retrieved) = self.retrieved(left_out, options);
             dialog.messages = self.placed(left_out, summary_text, &passages);
             let usage = ContextUsage {
                 turns_left_out: left_out,
@@ -345,7 +345,7 @@ impl Fitting<'_> {
     }
 
     /// The old messages that have most to do with the newest of the user's, as a block, among those that are left out.
-    fn retrieved(&self, left_out: usize) -> (String, Option<RetrievedUsage>) {
+    fn retrieved(&self, left_out: usize, options: &Options) -> (String, Option<RetrievedUsage>) {
         if self.wanted.retrieve == 0 {
             return Default::default();
         }
@@ -354,6 +354,8 @@ impl Fitting<'_> {
         let texts: Vec<_> = old.iter().map(|message| message.text.as_str()).collect();
         let ranked = bm25::best(question.unwrap_or_default(), &texts, self.wanted.retrieve);
         let ranked: Vec<_> = ranked.into_iter().map(|place| (place, (old[place].role.as_str(), old[place].text.as_str()))).collect();
+        // What a model said was never checked as a prompt is: it must not make this one be refused.
+        let ranked: Vec<_> = ranked.into_iter().filter(|(_, (_, text))| self.gateway.accepts(text, options)).collect();
         let tokenizer = &self.gateway.text().tokenizer;
         let count = |text: &str| tokenizer.count(text);
         let cut = |text: &str, most: u64| tokenizer.cut(text, most);
