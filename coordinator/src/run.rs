@@ -182,6 +182,9 @@ impl Coordinator {
             tenants,
             safety: settings.safety,
             pii: settings.pii,
+            context: settings.context,
+            summaries: settings.summaries,
+            memories: settings.memories,
             replay: settings.replay,
             response_cache: settings.response_cache,
             request_timeout: settings.request_timeout,
@@ -230,6 +233,7 @@ impl Coordinator {
         let gateway = Arc::clone(&self.gateway);
         let mut tending = tokio::spawn(async move { gateway.tend_tenants().await });
         let mut batching = tokio::spawn(Arc::clone(&self.gateway).run_batches());
+        let mut summarizing = tokio::spawn(Arc::clone(&self.gateway).run_summaries());
         let reloading = self.tls.clone().map(|tls| tokio::spawn(async move { tls.reload_on_hangup().await }));
 
         let gateway = Arc::clone(&self.gateway);
@@ -263,6 +267,7 @@ impl Coordinator {
             _ = &mut expiring => Err(RunError::Broken("deletes old responses")),
             _ = &mut tending => Err(RunError::Broken("looks after tenants")),
             _ = &mut batching => Err(RunError::Broken("runs batches")),
+            _ = &mut summarizing => Err(RunError::Broken("summarizes conversations")),
         };
         self.endpoint.close().await;
         ticking.abort();
@@ -270,7 +275,7 @@ impl Coordinator {
         agreeing.abort();
         forgetting.abort();
         // They hold what the next process wants to open.
-        for task in [&mut expiring, &mut tending, &mut batching].into_iter().filter(|task| !task.is_finished()) {
+        for task in [&mut expiring, &mut tending, &mut batching, &mut summarizing].into_iter().filter(|task| !task.is_finished()) {
             task.abort();
             let _ = task.await;
         }

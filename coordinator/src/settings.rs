@@ -1,7 +1,9 @@
 //! The coordinator's knobs, each stated once: flags and TOML keys are one struct, checked into [`Settings`].
 
+pub mod context;
 pub mod tenants;
 
+use context::{ContextFlags, MemoryFlags};
 use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 use tenants::{JwtFlags, KeptIn, SheddingFlags, SinkFlags, TierFlags};
@@ -15,10 +17,13 @@ use tidemill_cluster::{
 use tidemill_gateway::{
     batch::file::Room,
     batches,
+    context::Strategy,
+    http::memories,
     pii::Pii,
     replay, response_cache,
     safety::Safety,
     store::{self, postgres::Address},
+    summarizer,
 };
 use tidemill_net::{
     config::{ConfigError, invalid, parse_bytes, required},
@@ -224,6 +229,14 @@ pub struct Flags {
     #[arg(skip)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pii: Option<PiiFlags>,
+    /// Long conversations, in the file only: a section `[context]`
+    #[arg(skip)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub context: Option<ContextFlags>,
+    /// What is remembered of users, in the file only: a section `[memory]`
+    #[arg(skip)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemoryFlags>,
     /// At the end, running requests get this many seconds to finish [default: 30]
     #[arg(long, value_name = "S")]
     pub drain_s: Option<u64>,
@@ -485,6 +498,11 @@ pub struct Settings {
     /// `None`: everything may be asked and answered.
     pub safety: Option<Safety>,
     pub pii: Option<Pii>,
+    /// Of stored conversations, where chats do not say.
+    pub context: Strategy,
+    pub summaries: summarizer::Settings,
+    /// `None`: nothing is remembered of users.
+    pub memories: Option<memories::Limits>,
     /// Of answers kept for repeated requests.
     pub replay: replay::Limits,
     pub response_cache: Option<response_cache::Limits>,
@@ -643,7 +661,11 @@ impl Flags {
         }
         let peers = check_peers(self.peers.unwrap_or_default(), &name, self.data.is_some())?;
         let earlier = self.data.as_ref().map(|data| data.join("tenants.sqlite"));
+        let (context, summaries) = self.context.unwrap_or_default().check(&models, &aliases)?;
         Ok(Settings {
+            context,
+            summaries,
+            memories: self.memory.map_or(Ok(None), MemoryFlags::check)?,
             tenants: match (self.tenants, earlier) {
                 (Some(file), _) => KeptIn::File(file),
                 (None, Some(earlier)) if !peers.is_empty() => KeptIn::Registry { earlier },

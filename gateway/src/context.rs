@@ -13,8 +13,21 @@
 //!     8        5678        78 ◄
 //! ```
 //!
+//! What a step will leave out is decided when three quarters are full ([`Steps::ahead`](steps::Steps::ahead)), so that a summary of it can
+//! be there when the step comes.
+//!
+//! - [`steps`]: where steps are taken; [`summary`]: what tells of the turns that are left out, and when it is given
+//! - [`bm25`]: which old messages a new one is about; [`blocks`]: text that is put into prompts
+//! - [`summing`]: what is to be summarized, one conversation after the other
+//!
 //! [`Slide`]: Strategy::Slide
 //! [`Steps`]: Strategy::Steps
+
+pub mod blocks;
+pub mod bm25;
+pub mod steps;
+pub mod summary;
+pub mod summing;
 
 use serde::{Deserialize, Serialize};
 
@@ -28,6 +41,8 @@ pub enum Strategy {
     Slide,
     /// Once they do not fit any more: half of what would.
     Steps,
+    /// The same, and a summary tells of what is left out.
+    Summary,
 }
 
 /// What fits.
@@ -43,31 +58,30 @@ impl Limits {
         turns <= self.turns && tokens <= self.tokens
     }
 
-    fn halved(self) -> Self {
-        Self { turns: self.turns.div_ceil(2), tokens: self.tokens / 2 }
+    /// So many quarters of them.
+    fn quarters(self, quarters: u64) -> Self {
+        let part = |whole: u64| whole / 4 * quarters + whole % 4 * quarters / 4;
+        Self { turns: part(self.turns as u64) as usize, tokens: part(self.tokens) }
     }
 }
 
 /// How many of the oldest turns are left out. `turns`: the tokens of each, the oldest first. The last one always stays.
 pub fn left_out(strategy: Strategy, limits: Limits, turns: &[u64]) -> usize {
-    let kept = match strategy {
-        Strategy::None => return 0,
-        Strategy::Slide => limits,
-        Strategy::Steps => limits.halved(),
-    };
-    let (mut first, mut tokens) = (0, 0);
-    // As it went, turn by turn: where it was full before decides where it is full next.
-    for (last, turn) in turns.iter().enumerate() {
-        tokens += turn;
-        if limits.hold(last + 1 - first, tokens) {
-            continue;
-        }
-        while first < last && !kept.hold(last + 1 - first, tokens) {
-            tokens -= turns[first];
-            first += 1;
+    match strategy {
+        Strategy::None => 0,
+        Strategy::Steps | Strategy::Summary => steps::steps(limits, turns).left_out,
+        Strategy::Slide => {
+            let (mut first, mut tokens) = (0, 0);
+            for (last, turn) in turns.iter().enumerate() {
+                tokens += turn;
+                while first < last && !limits.hold(last + 1 - first, tokens) {
+                    tokens -= turns[first];
+                    first += 1;
+                }
+            }
+            first
         }
     }
-    first
 }
 
 #[cfg(test)]
@@ -92,7 +106,7 @@ mod tests {
     #[test]
     fn tokens_count_as_turns_do() {
         let limits = Limits { turns: usize::MAX, tokens: 100 };
-        assert_eq!(each(Strategy::Steps, limits, &[40, 40, 40, 10, 60]), [0, 0, 2, 2, 4]);
+        assert_eq!(each(Strategy::Steps, limits, &[40, 40, 40, 10, 60]), [0, 0, 2, 2, 3]);
         assert_eq!(each(Strategy::Slide, limits, &[40, 40, 40, 10, 60]), [0, 0, 1, 1, 3]);
         assert_eq!(left_out(Strategy::Steps, limits, &[10, 500]), 1, "the newest turn stays, whatever its size");
         assert_eq!(left_out(Strategy::Steps, limits, &[]), 0);

@@ -4,11 +4,13 @@ use crate::{
     backend::{Backend, Cache, Submission},
     batch::life::Sender,
     batches::Batches,
+    context::Strategy,
     dialog::{Dialog, DialogError, DialogPrompt, ToolChoice},
     generation::personal::Personal,
     http::{
         answer::{Answer, Books, Reader},
         errors::ApiError,
+        memories,
         openai::GenerateRequest,
         parse::{self, Constrained, Options},
         replay::Replays,
@@ -23,6 +25,7 @@ use crate::{
     replay, response_cache,
     safety::Safety,
     store::{Owner, Store},
+    summarizer::{self, Summarizer},
     tenants::{
         Caller, Tenants,
         metered::{Metered, Wanted},
@@ -86,6 +89,11 @@ pub struct GatewaySettings {
     pub safety: Option<Safety>,
     /// `None`: nothing is done about what identifies people.
     pub pii: Option<Pii>,
+    /// What is done about stored conversations that are too long, where a chat does not say.
+    pub context: Strategy,
+    pub summaries: summarizer::Settings,
+    /// Of what is remembered of users. `None`: nothing is.
+    pub memories: Option<memories::Limits>,
     /// Of answers that are kept for repeated requests.
     pub replay: replay::Limits,
     /// Of answers that are kept for whoever asks the same. `None`: none are.
@@ -133,6 +141,9 @@ struct Shared {
     tenants: Arc<Tenants>,
     safety: Option<Safety>,
     pii: Option<Pii>,
+    context: Strategy,
+    summarizer: Summarizer,
+    memories: Option<memories::Limits>,
     running: Arc<RunningResponses>,
     replays: Arc<Replays>,
     response_cache: Option<Arc<Cache>>,
@@ -170,6 +181,9 @@ impl Gateway {
             tenants: settings.tenants,
             safety: settings.safety,
             pii: settings.pii,
+            context: settings.context,
+            summarizer: Summarizer::new(settings.summaries),
+            memories: settings.memories,
             running: Arc::default(),
             replays: Arc::new(Replays::new(settings.replay)),
             response_cache: settings.response_cache.map(|limits| Arc::new(Cache::new(limits))),
@@ -270,6 +284,25 @@ impl Gateway {
         }
     }
 
+    /// What is done about stored conversations that are too long, where a chat does not say.
+    pub fn context(&self) -> Strategy {
+        self.shared.context
+    }
+
+    pub fn summarizer(&self) -> &Summarizer {
+        &self.shared.summarizer
+    }
+
+    /// Makes summaries, for ever.
+    pub async fn run_summaries(self: Arc<Self>) {
+        self.summarizer().run(&self).await;
+    }
+
+    /// `None`: nothing is remembered of users.
+    pub fn memories(&self) -> Option<memories::Limits> {
+        self.shared.memories
+    }
+
     /// `None`: it is switched off.
     pub fn safety(&self) -> Option<&Safety> {
         self.shared.safety.as_ref()
@@ -283,6 +316,11 @@ impl Gateway {
     pub fn check_input<'a>(&self, param: &str, texts: impl IntoIterator<Item = &'a str>, options: &Options) -> Result<(), ApiError> {
         let Some(safety) = self.safety() else { return Ok(()) };
         safety.check_input(texts, &options.safety).map_err(|finding| ApiError::content_filter(param, finding))
+    }
+
+    /// Whether a text may be put into a prompt that its client did not write it into.
+    pub fn accepts(&self, text: &str, options: &Options) -> bool {
+        self.safety().is_none_or(|safety| safety.accepts(text, &options.safety))
     }
 
     /// Responses that are being streamed.

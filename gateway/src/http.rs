@@ -5,6 +5,7 @@
 //! - [`console`]: `/console`, the web page; [`watch`]: `/cluster/events`, its live data
 //! - [`endpoint`]: the generating endpoints' common part; [`chat`], [`completions`]: their wire shapes; [`openai`]: bodies
 //! - [`responses`], [`conversations`]: what is stored, and goes on by its id
+//! - [`stored`]: what a chat needs of these; [`memories`]: what is remembered of users
 //! - [`context`]: long dialogs fitted into the window
 //! - [`files`], [`batches`]: requests in files, answered within a day
 //! - [`messages`]: Anthropic's API; [`embeddings`], [`moderations`] and [`tokenize`]: what needs no answer
@@ -28,6 +29,7 @@ pub mod embeddings;
 pub mod endpoint;
 pub mod errors;
 pub mod files;
+pub mod memories;
 pub mod messages;
 pub mod models;
 pub mod moderations;
@@ -40,6 +42,7 @@ pub mod responses;
 pub mod routes;
 pub mod server;
 pub mod sse;
+pub mod stored;
 pub mod structured;
 pub mod tokenize;
 pub mod watch;

@@ -4,7 +4,7 @@
 //!
 //! - [`text`]: tokenizer, chat template, incremental detokenizer, stop strings
 //! - [`dialog`]: a conversation by whatever protocol, and its way to a prompt
-//! - [`context`]: what of a long dialog a model is given
+//! - [`context`]: what of a long dialog a model is given, and what in place of the rest
 //! - [`generation`]: a choice's tokens to the parts of its answer, one pure pipeline
 //! - [`replay`]: answers that are recorded, for requests that are repeated
 //! - [`response_cache`]: answers that are kept, for whoever asks the same
@@ -17,6 +17,7 @@
 //! - [`backend`]: the cluster as the gateway sees it
 //! - [`registry`]: what coordinators agree on, as operators see and change it
 //! - [`store`]: responses and conversations that clients may ask for again
+//! - [`summarizer`]: running summaries of long conversations, made in the background
 //! - [`batches`]: clients' files and batches, on disk and running
 //! - [`tenants`]: who asks, how much, and what it came to
 //! - [`safety`]: what may be asked and answered here; [`pii`]: what identifies people
@@ -50,5 +51,7 @@ pub mod registry;
 pub mod safety;
 #[cfg(feature = "shell")]
 pub mod store;
+#[cfg(feature = "shell")]
+pub mod summarizer;
 #[cfg(feature = "shell")]
 pub mod tenants;

@@ -70,6 +70,8 @@ fn describe() {
         "Attempts of batches' requests, by whether they were answered, failed, or are to come later"
     );
     describe_gauge!("tidemill_batches_running", "Batches that have not ended");
+    describe_counter!("tidemill_summaries_total", "Summaries that conversations needed, by what became of them");
+    describe_gauge!("tidemill_summaries_waiting", "Conversations that wait to be summarized");
     describe_counter!("tidemill_jwks_fetches_total", "Fetches of the identity provider's keys, by outcome");
     describe_counter!("tidemill_usage_sink_events_total", "Usage events that arrived where they are sent");
     describe_counter!("tidemill_usage_sink_failures_total", "Requests with usage events that failed");
@@ -150,6 +152,15 @@ pub fn count_batch_request(outcome: &'static str) {
 
 pub fn show_batches(running: usize) {
     gauge!("tidemill_batches_running").set(running as f64);
+}
+
+/// What became of a summary that a conversation needed.
+pub fn count_summary(outcome: &'static str) {
+    counter!("tidemill_summaries_total", "outcome" => outcome).increment(1);
+}
+
+pub fn show_summaries_waiting(waiting: usize) {
+    gauge!("tidemill_summaries_waiting").set(waiting as f64);
 }
 
 /// What became of a request that may be a repeat.

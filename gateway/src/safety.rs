@@ -24,6 +24,11 @@ impl Safety {
         found.inspect(|finding| count("input", finding)).map_or(Ok(()), Err)
     }
 
+    /// Whether a text may be put into a prompt that its client did not write it into. Nothing is refused, and so nothing counted.
+    pub fn accepts(&self, text: &str, stricter: &[(Category, Threshold)]) -> bool {
+        self.guard.check(text, &tightened(self.input, stricter)).is_none()
+    }
+
     pub fn guarded(&self, stricter: &[(Category, Threshold)]) -> Guarded {
         Guarded { guard: Arc::clone(&self.guard), thresholds: tightened(self.output, stricter) }
     }

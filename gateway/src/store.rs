@@ -1,4 +1,5 @@
-//! What clients may ask for again: responses and conversations. Each is a [`Record`] with the ordered items of its history.
+//! What clients may ask for again: responses and conversations, and what is remembered of users. Each is a [`Record`] with the ordered
+//! items of its history.
 //!
 //! Items are stored once, however many histories name them. A record keeps the ids of its whole history, so that the next turn
 //! loads it in one fetch, without a walk along a chain of responses; and an item goes when the last history that names it does.
@@ -34,6 +35,8 @@ pub trait Store: fmt::Debug + Send + Sync {
     fn update(&self, owner: &Owner, id: &str, body: String, now: u64) -> Stored<'_, ()>;
     /// Another end of a record's history.
     fn append(&self, owner: &Owner, id: &str, addition: Addition, now: u64) -> Stored<'_, ()>;
+    /// Keeps what tells of the beginning of a record's history, in place of what was kept before.
+    fn summarize(&self, owner: &Owner, id: &str, summary: Summary) -> Stored<'_, ()>;
     /// Takes an item out of a record's history.
     fn remove(&self, owner: &Owner, id: &str, item: &str) -> Stored<'_, ()>;
     fn delete(&self, owner: &Owner, id: &str) -> Stored<'_, ()>;
@@ -76,6 +79,17 @@ pub enum Kind {
     #[default]
     Response,
     Conversation,
+    /// A fact about a user. It has no age, and makes no room for others.
+    Memory,
+}
+
+/// When a record counts as used that has no age.
+const ALWAYS: u64 = i64::MAX as u64;
+
+impl Kind {
+    fn used(self, now: u64) -> u64 {
+        if self == Self::Memory { ALWAYS } else { now }
+    }
 }
 
 #[derive(Clone, Debug, Default)]
@@ -110,6 +124,23 @@ pub struct Cut {
     pub of: usize,
 }
 
+/// What tells of the first items of a history. It is kept as long as all of these are there: it goes with the first that does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Summary {
+    pub body: String,
+    pub items: usize,
+    /// The id of the last of them: another one, and the history has changed meanwhile.
+    pub last: String,
+}
+
+impl Summary {
+    /// Of a history with these items.
+    fn check<'a>(&self, id: &str, place: impl FnOnce(usize) -> Option<&'a str>) -> Result<(), StoreError> {
+        let last = self.items.checked_sub(1).and_then(place);
+        if last == Some(self.last.as_str()) { Ok(()) } else { Err(StoreError::Changed(id.to_owned())) }
+    }
+}
+
 /// Another body, unless somebody has changed it meanwhile: theirs stays then.
 #[derive(Clone, Debug)]
 pub struct Rewrite {
@@ -122,9 +153,11 @@ pub struct Rewrite {
 pub struct Record {
     pub id: String,
     pub body: String,
-    /// When something was added or changed last, in Unix seconds.
+    /// When something was added or changed last, in Unix seconds; far in the future for what has no age.
     pub updated: u64,
     pub totals: Totals,
+    /// What tells of the beginning of its history. Lists do not show it.
+    pub summary: Option<String>,
     pub items: Vec<Item>,
 }
 

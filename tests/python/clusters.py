@@ -17,8 +17,9 @@ from conftest import MODEL, ready_url
 class Cluster:
     """`tidemill up` with a data directory of its own that outlives it, and an operators' address."""
 
-    def __init__(self, data, config, *flags):
+    def __init__(self, data, config, *flags, models=(MODEL,)):
         self.data = data
+        self.models = [flag for model in models for flag in ("--model", str(model))]
         self.config = data / "coordinator.toml"
         self.config.write_text(config)
         self.flags = flags
@@ -28,7 +29,7 @@ class Cluster:
     def start(self):
         self.begun = len(self.log)
         self.process = subprocess.Popen(
-            [tidemill(), "up", "--http", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--model", str(MODEL), "--data", str(self.data)]
+            [tidemill(), "up", "--http", "127.0.0.1:0", "--admin", "127.0.0.1:0", *self.models, "--data", str(self.data)]
             + ["--coordinator-config", str(self.config), "--prefill", "0", "--restarts", "1000", *self.flags],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

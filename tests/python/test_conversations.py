@@ -187,7 +187,7 @@ def test_another_tenants_and_users_conversations_do_not_exist(cluster, say):  # 
     assert len(texts(mine, id)) == 2
 
 
-@pytest.mark.parametrize("strategy", ["none", "slide", "steps"])
+@pytest.mark.parametrize("strategy", ["none", "slide", "steps", "summary"])
 def test_a_long_conversation_is_fitted_into_the_window(client, model, strategy):
     """A chat of a hundred turns, of which a model is given ten at most. `pytest -s` shows what each strategy finds in the KV cache."""
     id = client.conversations.create(extra_body={"instructions": f"You answer in few words, strategy {strategy}. " + "Be kind. " * 12}).id
@@ -214,8 +214,11 @@ def test_a_long_conversation_is_fitted_into_the_window(client, model, strategy):
             before = left_out
         prompts += answer.usage.prompt_tokens
         cached += answer.usage.prompt_tokens_details.cached_tokens
+        # Whoever reads an answer leaves time to summarize: it is decided after eight turns, and given from the eleventh on.
+        if strategy == "summary" and turn >= 7 and (turn - 7) % 6 == 0:
+            wait_until(lambda: client.conversations.retrieve(id).to_dict().get("summary", {}).get("items") == 2 * (turn - 1))  # noqa: B023
     print(f"{strategy}: {prompts} prompt tokens, {cached / prompts:.3f} of them cached, {beginnings} times another beginning")
-    assert beginnings == {"none": 0, "slide": 90, "steps": 15}[strategy]
+    assert beginnings == {"none": 0, "slide": 90, "steps": 15, "summary": 15}[strategy]
     assert client.conversations.retrieve(id).messages == 200, "what is left out stays stored"
 
 

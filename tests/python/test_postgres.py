@@ -10,6 +10,7 @@ import time
 import openai
 import pytest
 from conftest import running_cluster
+from clusters import wait_until
 
 # The server refuses to run as root: then it runs as nobody.
 NOBODY = 65534 if os.geteuid() == 0 else None
@@ -84,15 +85,24 @@ def test_coordinators_share_conversations_and_chats_outlive_the_server(server, t
             openai.OpenAI(base_url=f"http://127.0.0.1:{port + n}/v1", api_key="unused", max_retries=0, timeout=60) for n in range(2)
         )
 
-        def say(client, conversation, said, **parameters):
+        def say(client, conversation, said, context="steps", **parameters):
             return client.chat.completions.with_raw_response.create(
                 model=client.models.list().data[0].id,
                 messages=[{"role": "user", "content": said}],
                 max_tokens=4,
-                extra_body={"conversation": conversation},
+                extra_body={"conversation": conversation, "context": context},
                 **parameters,
             )
 
+        wish = {"strategy": "summary", "turns_max": 4}
+        long = say(first, "new", "Turn 1.").parse().conversation["id"]
+        for turn in (2, 3, 4):
+            say(first, long, f"Turn {turn}.", context=wish)
+        summary = lambda client: client.conversations.retrieve(long).to_dict().get("summary")  # noqa: E731
+        wait_until(lambda: summary(second))
+        assert summary(second) == summary(first), "what one coordinator summarized, all have"
+        told = say(second, long, "Turn 5.", context=wish).parse().usage.tidemill["context"]["summary"]
+        assert (told["state"], told["turns"]) == ("given", 3)
         id = say(first, "new", "One.").parse().conversation["id"]
         assert say(second, id, "Two.").parse().conversation == {"id": id, "stored": True}
         assert first.conversations.retrieve(id).messages == 4

@@ -2,8 +2,8 @@
 
 use super::{
     answer::Delta,
-    context::{self, ContextUsage},
-    conversations::turn::{Before, Turn},
+    context::{self, ContextUsage, Fitted},
+    conversations::turn::Turn,
     endpoint::{Call, Endpoint, json_logprob},
     errors::ApiError,
     openai::{
@@ -11,6 +11,7 @@ use super::{
         ChatToken, ChatTokenLogprob, ChatTool, ChatToolCall, Content, ContentPart, FunctionPart, Message, Thought, ToolChoiceField, Usage,
     },
     parse::{Options, TOP_LOGPROBS_MAX, in_range},
+    stored::Stored,
 };
 use crate::{
     context::Strategy,
@@ -38,7 +39,7 @@ pub struct Chat {
 impl Chat {
     fn usage(&self, mut usage: Usage) -> Usage {
         if let Some(tidemill) = &mut usage.tidemill {
-            tidemill.context = self.context;
+            tidemill.context.clone_from(&self.context);
         }
         usage
     }
@@ -55,7 +56,7 @@ impl Endpoint for Chat {
     fn understand(
         gateway: &Gateway,
         chat: ChatRequest,
-        before: Option<Before>,
+        Stored { before, facts }: Stored,
         options: &mut Options,
     ) -> Result<(Self, Vec<Vec<Token>>), ApiError> {
         if chat.functions.as_ref().is_some_and(|functions| !functions.is_empty()) {
@@ -72,19 +73,27 @@ impl Endpoint for Chat {
         if chat.conversation.is_some() != before.is_some() {
             return Err(ApiError::invalid("conversation", "`conversation` must be written without escapes"));
         }
-        let context = context::wanted(chat.context, if before.is_some() { Strategy::Steps } else { Strategy::None })?;
-        let (dialog, turn, costs) = match before {
+        if (chat.memory == Some(true)) != facts.is_some() {
+            return Err(ApiError::invalid("memory", "`memory` must be written without escapes"));
+        }
+        let usual = if before.is_some() { gateway.context() } else { Strategy::None };
+        let context = context::wanted(chat.context, usual, before.is_some())?;
+        let (dialog, mut turn, history) = match before {
             None => (dialog(chat)?, None, None),
             Some(_) if options.choices > 1 => return Err(ApiError::invalid("n", "a conversation goes on with one answer: `n` must be 1")),
             Some(_) if chat.add_generation_prompt == Some(false) => {
                 return Err(ApiError::invalid("add_generation_prompt", "a conversation goes on with an answer of its own"));
             }
             Some(before) => {
-                let (dialog, turn, costs) = before.enter(gateway, dialog(chat)?)?;
-                (dialog, Some(turn), costs)
+                let (dialog, turn, history) = before.enter(gateway, dialog(chat)?, context.retrieve > 0)?;
+                (dialog, Some(turn), history)
             }
         };
-        let (dialog, context) = context::fit(gateway, Self::PROMPT, dialog, costs, context, options)?;
+        let fitted = context::fit(gateway, Self::PROMPT, dialog, history, facts.as_ref(), context, options)?;
+        let Fitted { dialog, usage: context, outlook } = fitted;
+        if let Some(turn) = &mut turn {
+            turn.look_ahead(outlook);
+        }
         let prompt = gateway.prompt(Self::PROMPT, &dialog, options)?;
         Ok((Self { turn, context }, vec![prompt]))
     }

@@ -2,11 +2,11 @@
 
 use super::{
     answer::Delta,
-    conversations::turn::Before,
     endpoint::{Call, Endpoint, json_logprob},
     errors::ApiError,
     openai::{CompletionChoice, CompletionLogprobs, CompletionRequest, CompletionResponse, Prompt, Usage},
     parse::{Options, TOP_LOGPROBS_MAX, in_range},
+    stored::Stored,
 };
 use crate::{
     gateway::Gateway,
@@ -37,7 +37,7 @@ impl Endpoint for Completions {
     fn understand(
         gateway: &Gateway,
         completion: CompletionRequest,
-        _: Option<Before>,
+        _: Stored,
         options: &mut Options,
     ) -> Result<(Self, Vec<Vec<Token>>), ApiError> {
         if completion.suffix.is_some_and(|suffix| !suffix.is_empty()) {

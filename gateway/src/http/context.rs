@@ -1,11 +1,17 @@
-//! A dialog fitted into the model's window: the system prompt and the newest turns stay.
+//! A dialog fitted into the model's window: the system prompt and the newest turns stay, and what is known of the rest is put beside them.
+//! What is left out, and what is given in its place, is decided by [`crate::context`].
 
 use super::{
     errors::ApiError,
+    memories::Facts,
     parse::{Options, in_range},
 };
 use crate::{
-    context::{self, Limits, Strategy},
+    context::{
+        self, Limits, Strategy, blocks, bm25,
+        steps::steps,
+        summary::{self, Choice, Outlook, State, Summaries, TOKENS_MAX},
+    },
     dialog::{Dialog, Message},
     gateway::Gateway,
 };
@@ -17,10 +23,22 @@ const WINDOW_SHARE: f64 = 0.75;
 const MARKS: u64 = 8;
 /// Attempts to fit a prompt whose parts take more tokens together than by themselves.
 const ATTEMPTS_MAX: usize = 4;
+/// Old messages that are looked up for a new one.
+const RETRIEVE_MAX: usize = 32;
+/// Tokens that they may have, unless the client says otherwise.
+const RETRIEVE_TOKENS: u64 = 512;
+/// Facts about a user take no more than this part of the window.
+const FACTS_SHARE: u64 = 8;
+/// Tokens of a line break and the like between a block and what stands beside it.
+const JOINTS: u64 = 4;
 
 /// `context` in a chat's body.
 #[derive(Clone, Copy, Debug, Deserialize)]
-#[serde(untagged, expecting = "expected `none`, `slide`, `steps`, or an object with `strategy`, `turns_max` and `window_share`")]
+#[serde(
+    untagged,
+    expecting = "expected `none`, `slide`, `steps`, `summary`, or an object with `strategy`, `turns_max`, `window_share`, `retrieve` and \
+                 `retrieve_tokens`"
+)]
 pub enum ContextField {
     Strategy(Strategy),
     Wish(ContextWish),
@@ -32,27 +50,101 @@ pub struct ContextWish {
     strategy: Option<Strategy>,
     turns_max: Option<usize>,
     window_share: Option<f64>,
+    retrieve: Option<usize>,
+    retrieve_tokens: Option<u64>,
 }
 
-/// In `usage.tidemill`: what the model was not given.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+/// `context`, checked.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Wanted {
+    pub strategy: Strategy,
+    turns_max: Option<usize>,
+    window_share: f64,
+    /// Old messages, at most.
+    pub retrieve: usize,
+    retrieve_tokens: u64,
+}
+
+/// In `usage.tidemill`: what the model was not given, and what in its place.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ContextUsage {
     pub strategy: Strategy,
     /// Of the whole dialog: from a user's message up to the next.
     pub turns: usize,
     pub turns_left_out: usize,
     pub tokens_left_out: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub summary: Option<SummaryUsage>,
+    /// Old messages, by their ids.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retrieved: Option<RetrievedUsage>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemoryUsage>,
 }
 
-/// Tokens of each turn, and its messages.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct SummaryUsage {
+    pub state: State,
+    /// Those that the summary tells of.
+    pub turns: usize,
+    pub tokens: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct RetrievedUsage {
+    pub messages: Vec<String>,
+    pub tokens: u64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct MemoryUsage {
+    pub facts: usize,
+    pub facts_left_out: usize,
+    pub tokens: u64,
+    /// Why there are none, where the store does not answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+/// What is known of a stored conversation's turns.
+#[derive(Clone, Debug, Default)]
+pub struct History {
+    /// `None`: it has none yet.
+    pub conversation: Option<String>,
+    pub costs: Vec<Cost>,
+    pub summaries: Summaries,
+    /// What was said in it, if it may be looked up.
+    pub messages: Vec<OldMessage>,
+}
+
+/// A turn's tokens, messages, and items of the history.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cost {
     pub tokens: u64,
     pub messages: u64,
+    pub items: usize,
 }
 
-/// `context`, checked. Without one, `usual` is done.
-pub fn wanted(field: Option<ContextField>, usual: Strategy) -> Result<(Strategy, ContextWish), ApiError> {
+#[derive(Clone, Debug)]
+pub struct OldMessage {
+    pub id: String,
+    pub role: String,
+    pub text: String,
+    /// The place of its turn.
+    pub turn: usize,
+}
+
+#[derive(Debug)]
+pub struct Fitted {
+    pub dialog: Dialog,
+    /// `None`: everything is given, and nothing else.
+    pub usage: Option<ContextUsage>,
+    /// If summaries are made.
+    pub outlook: Option<Outlook>,
+}
+
+/// `context`, checked. Without one, `usual` is done. `stored`: the dialog is a conversation.
+pub fn wanted(field: Option<ContextField>, usual: Strategy, stored: bool) -> Result<Wanted, ApiError> {
     let wish = match field {
         None => ContextWish::default(),
         Some(ContextField::Strategy(strategy)) => ContextWish { strategy: Some(strategy), ..ContextWish::default() },
@@ -60,55 +152,265 @@ pub fn wanted(field: Option<ContextField>, usual: Strategy) -> Result<(Strategy,
     };
     wish.turns_max.map(|turns| in_range("context.turns_max", turns, 1..)).transpose()?;
     wish.window_share.map(|share| in_range("context.window_share", share, 0.05..=1.0)).transpose()?;
+    let retrieve = in_range("context.retrieve", wish.retrieve.unwrap_or(0), 0..=RETRIEVE_MAX)?;
+    let retrieve_tokens = in_range("context.retrieve_tokens", wish.retrieve_tokens.unwrap_or(RETRIEVE_TOKENS), 32..=65_536)?;
     // Who sets a limit wants it kept.
-    let set = wish.turns_max.is_some() || wish.window_share.is_some();
-    Ok((wish.strategy.unwrap_or(if set { Strategy::Steps } else { usual }), wish))
+    let set = wish.turns_max.is_some() || wish.window_share.is_some() || retrieve > 0;
+    let usual = if set && usual == Strategy::None { Strategy::Steps } else { usual };
+    let strategy = wish.strategy.unwrap_or(usual);
+    if !stored && strategy == Strategy::Summary {
+        let message = "`context.strategy` is `summary`, which is kept with a stored conversation: name one with `conversation`";
+        return Err(ApiError::invalid("context.strategy", message));
+    }
+    if !stored && retrieve > 0 {
+        let message = "`context.retrieve` looks up a stored conversation's messages: name one with `conversation`";
+        return Err(ApiError::invalid("context.retrieve", message));
+    }
+    Ok(Wanted { strategy, turns_max: wish.turns_max, window_share: wish.window_share.unwrap_or(WINDOW_SHARE), retrieve, retrieve_tokens })
 }
 
-/// Leaves out what does not fit. `costs`: of each turn, as far as they are known (else they are counted).
+/// Leaves out what does not fit, and puts in what is known besides. `history`: of a dialog that is stored.
 pub fn fit(
     gateway: &Gateway,
     param: &str,
     mut dialog: Dialog,
-    costs: Option<Vec<Cost>>,
-    (strategy, wish): (Strategy, ContextWish),
+    history: Option<History>,
+    facts: Option<&Facts>,
+    wanted: Wanted,
     options: &Options,
-) -> Result<(Dialog, Option<ContextUsage>), ApiError> {
-    if strategy == Strategy::None {
-        return Ok((dialog, None));
+) -> Result<Fitted, ApiError> {
+    if wanted.strategy == Strategy::None && facts.is_none() {
+        return Ok(Fitted { dialog, usage: None, outlook: None });
     }
     let fixed = dialog.messages.iter().position(|message| !instructs(message)).unwrap_or(dialog.messages.len());
     let said = dialog.messages.split_off(fixed);
     let starts: Vec<_> = starts(&said).collect();
     let marks = marks(gateway, &dialog);
-    let costs = costs.filter(|costs| costs.len() == starts.len()).unwrap_or_else(|| counted(gateway, &said, &starts));
-    let costs: Vec<_> = costs.iter().map(|cost| cost.tokens + cost.messages * marks).collect();
-    let window = u64::from(gateway.context_tokens()?);
-    let answer = u64::from(options.max_tokens.unwrap_or(1));
-    let own: u64 = dialog.messages.iter().map(|message| tokens(gateway, message) + marks).sum();
-    let share = (window as f64 * wish.window_share.unwrap_or(WINDOW_SHARE)) as u64;
-    let mut limits = Limits { turns: wish.turns_max.unwrap_or(usize::MAX), tokens: share.saturating_sub(own) };
-    let total: u64 = costs.iter().sum();
+    let history = history.filter(|history| history.costs.len() == starts.len());
+    let counted = || counted(gateway, &said, &starts);
+    let costs = history.as_ref().map_or_else(counted, |history| history.costs.clone());
     let instructions = std::mem::take(&mut dialog.messages);
-    for attempt in 1.. {
-        let left_out = context::left_out(strategy, limits, &costs);
-        let from = starts.get(left_out).copied().unwrap_or(0);
-        dialog.messages = instructions.iter().chain(&said[from..]).cloned().collect();
-        let usage =
-            ContextUsage { strategy, turns: costs.len(), turns_left_out: left_out, tokens_left_out: costs[..left_out].iter().sum() };
-        let given = total - usage.tokens_left_out;
-        let last = attempt == ATTEMPTS_MAX || left_out + 1 >= costs.len();
-        // Counted by parts, it is a rough guess of what tools take, and exact to a few tokens otherwise: far from the edge that is enough.
-        if last || (dialog.tools.is_empty() && own + given + answer <= window / 2) {
-            return Ok((dialog, Some(usage)));
-        }
-        let exact = gateway.prompt_only(param, &dialog)?.len() as u64;
-        if exact + answer <= window {
-            return Ok((dialog, Some(usage)));
-        }
-        limits.tokens = given.min(limits.tokens).saturating_sub(exact + answer - window);
+    let (facts, memory) = facts.map(|facts| remembered(gateway, facts)).transpose()?.unzip();
+    let mut fitting = Fitting {
+        gateway,
+        takes_system: instructions.is_empty() && takes_system(gateway, &dialog),
+        turns: costs.iter().map(|cost| cost.tokens + cost.messages * marks).collect(),
+        costs,
+        marks,
+        instructions,
+        facts: facts.unwrap_or_default(),
+        said,
+        starts,
+        wanted,
+        history: history.unwrap_or_default(),
+    };
+    // Without what is stored there is nothing to keep a summary with.
+    if wanted.strategy == Strategy::Summary && fitting.history.costs.is_empty() {
+        fitting.wanted.strategy = Strategy::Steps;
     }
-    unreachable!("the last attempt returns")
+    let usage = ContextUsage {
+        strategy: fitting.wanted.strategy,
+        turns: fitting.turns.len(),
+        turns_left_out: 0,
+        tokens_left_out: 0,
+        summary: None,
+        retrieved: None,
+        memory,
+    };
+    if wanted.strategy == Strategy::None {
+        dialog.messages = fitting.placed(0, None, "");
+        return Ok(Fitted { dialog, usage: Some(usage), outlook: None });
+    }
+    fitting.fit(param, dialog, usage, options)
+}
+
+struct Fitting<'a> {
+    gateway: &'a Gateway,
+    instructions: Vec<Message>,
+    /// Whether there may be a system message, where there is none yet.
+    takes_system: bool,
+    facts: String,
+    said: Vec<Message>,
+    /// Where turns begin in `said`.
+    starts: Vec<usize>,
+    costs: Vec<Cost>,
+    /// Tokens of each turn, with its marks.
+    turns: Vec<u64>,
+    marks: u64,
+    wanted: Wanted,
+    history: History,
+}
+
+impl Fitting<'_> {
+    fn fit(self, param: &str, mut dialog: Dialog, usage: ContextUsage, options: &Options) -> Result<Fitted, ApiError> {
+        let (window, answer) = (u64::from(self.gateway.context_tokens()?), u64::from(options.max_tokens.unwrap_or(1)));
+        let summarizes = self.wanted.strategy == Strategy::Summary;
+        let beside = self.beside();
+        let own = self.own(param, &dialog);
+        let share = (window as f64 * self.wanted.window_share) as u64;
+        let usual = Limits { turns: self.wanted.turns_max.unwrap_or(usize::MAX), tokens: share.saturating_sub(own + beside) };
+        // While a summary is awaited, half of what is free is given away, and a quarter more turns.
+        let mut late = Limits {
+            turns: usual.turns.saturating_add(usual.turns.div_ceil(4)),
+            tokens: (share.midpoint(window)).min(window.saturating_sub(answer)).saturating_sub(own + beside),
+        };
+        let mut limits = usual;
+        let told: Vec<usize> = self.history.summaries.iter().map(|summary| self.turns_of(summary.items)).collect();
+        let total: u64 = self.turns.iter().sum();
+        for attempt in 1.. {
+            let Choice { left_out, summary, state } = match summarizes {
+                true => summary::choose(limits, late, &self.turns, &told, self.has_failed(steps(limits, &self.turns).left_out)),
+                false => Choice {
+                    left_out: context::left_out(self.wanted.strategy, limits, &self.turns),
+                    summary: None,
+                    state: State::NotNeeded,
+                },
+            };
+            let summary_text = summary.and_then(|place| self.history.summaries.iter().nth(place)).map(|summary| summary.text.as_str());
+            let (passages, retrieved) = self.retrieved(left_out, options);
+            dialog.messages = self.placed(left_out, summary_text, &passages);
+            let usage = ContextUsage {
+                turns_left_out: left_out,
+                tokens_left_out: self.turns[..left_out].iter().sum(),
+                summary: summarizes.then(|| SummaryUsage {
+                    state,
+                    turns: summary.map_or(0, |place| told[place]),
+                    tokens: summary_text.map_or(0, |text| self.count(text)),
+                }),
+                retrieved,
+                ..usage.clone()
+            };
+            let given = total - usage.tokens_left_out;
+            let last = attempt == ATTEMPTS_MAX || left_out + 1 >= self.turns.len();
+            // Counted by parts, it is exact to a few tokens: far from the edge that is enough.
+            let fits = last || own + beside + given + answer <= window / 2 || {
+                let exact = self.gateway.prompt_only(param, &dialog)?.len() as u64;
+                let over = (exact + answer).saturating_sub(window);
+                limits.tokens = given.min(limits.tokens).saturating_sub(over);
+                late = limits;
+                over == 0
+            };
+            if fits {
+                let outlook = summarizes.then(|| Outlook {
+                    limits: usual,
+                    turns: self.turns.iter().zip(&self.costs).map(|(tokens, cost)| (*tokens, cost.items)).collect(),
+                    marks: self.marks,
+                    told: self.history.summaries.iter().map(|summary| summary.items).collect(),
+                });
+                return Ok(Fitted { dialog, usage: Some(usage), outlook });
+            }
+        }
+        unreachable!("the last attempt returns")
+    }
+
+    /// Room that is kept for what is given in place of turns, so that what it says does not decide which turns are left out.
+    fn beside(&self) -> u64 {
+        let summary = match self.wanted.strategy {
+            Strategy::Summary => self.count(&blocks::summary("")) + u64::from(TOKENS_MAX) + JOINTS,
+            _ => 0,
+        };
+        let retrieved = if self.wanted.retrieve > 0 { self.wanted.retrieve_tokens + JOINTS } else { 0 };
+        summary + retrieved
+    }
+
+    /// Tokens of what is always given.
+    fn own(&self, param: &str, dialog: &Dialog) -> u64 {
+        let facts = if self.facts.is_empty() { 0 } else { self.count(&self.facts) + JOINTS };
+        let instructions: u64 = self.instructions.iter().map(|message| tokens(self.gateway, message) + self.marks).sum();
+        if dialog.tools.is_empty() {
+            return instructions + facts;
+        }
+        // What a template makes of tools, only the template can say.
+        let question = Message { role: "user".into(), content: Some("a".into()), ..Message::default() };
+        let messages = self.instructions.iter().cloned().chain([question]).collect();
+        let with_tools = self.gateway.prompt_only(param, &Dialog { messages, ..dialog.clone() });
+        with_tools.map_or(instructions, |prompt| (prompt.len() as u64).saturating_sub(self.marks)) + facts
+    }
+
+    /// The turns that these first items are. 0: they are no whole turns.
+    fn turns_of(&self, items: usize) -> usize {
+        let mut before = 0;
+        let turns = self.costs.iter().position(|cost| {
+            before += cost.items;
+            before >= items
+        });
+        turns.filter(|_| before == items).map_or(0, |last| last + 1)
+    }
+
+    /// Whether summarizing these turns has failed.
+    fn has_failed(&self, turns: usize) -> bool {
+        let items = self.costs[..turns].iter().map(|cost| cost.items).sum();
+        let conversation = self.history.conversation.as_deref();
+        conversation.is_some_and(|conversation| self.gateway.summarizer().has_failed(self.gateway, conversation, items))
+    }
+
+    /// The old messages that have most to do with the newest of the user's, as a block, among those that are left out.
+    fn retrieved(&self, left_out: usize, options: &Options) -> (String, Option<RetrievedUsage>) {
+        if self.wanted.retrieve == 0 {
+            return Default::default();
+        }
+        let question = self.said.iter().rfind(|message| message.role == "user").and_then(|message| message.content.as_deref());
+        let old: Vec<_> = self.history.messages.iter().filter(|message| message.turn < left_out).collect();
+        let texts: Vec<_> = old.iter().map(|message| message.text.as_str()).collect();
+        let ranked = bm25::best(question.unwrap_or_default(), &texts, self.wanted.retrieve);
+        let ranked: Vec<_> = ranked.into_iter().map(|place| (place, (old[place].role.as_str(), old[place].text.as_str()))).collect();
+        // What a model said was never checked as a prompt is: it must not make this one be refused.
+        let ranked: Vec<_> = ranked.into_iter().filter(|(_, (_, text))| self.gateway.accepts(text, options)).collect();
+        let tokenizer = &self.gateway.text().tokenizer;
+        let count = |text: &str| tokenizer.count(text);
+        let cut = |text: &str, most: u64| tokenizer.cut(text, most);
+        let taken = blocks::passages_that_fit(&ranked, self.wanted.retrieve_tokens, count, cut);
+        let block = match taken.is_empty() {
+            true => String::new(),
+            false => blocks::passages(taken.iter().map(|(place, text)| (old[*place].role.as_str(), text.as_str()))),
+        };
+        let messages = taken.iter().map(|(place, _)| old[*place].id.clone()).collect();
+        let usage = RetrievedUsage { messages, tokens: self.count(&block) };
+        (block, Some(usage))
+    }
+
+    /// All that is given, each at its place: what changes least first, and what changes with every question just before it.
+    fn placed(&self, left_out: usize, summary: Option<&str>, passages: &str) -> Vec<Message> {
+        let from = self.starts.get(left_out).copied().unwrap_or(0);
+        let mut messages: Vec<_> = self.instructions.iter().chain(&self.said[from..]).cloned().collect();
+        let summary = summary.map(blocks::summary).unwrap_or_default();
+        let block = blocks::joined([self.facts.as_str(), &summary]);
+        if !block.is_empty() {
+            match self.instructions.len().checked_sub(1) {
+                Some(last) => append(&mut messages[last], &block),
+                None if self.takes_system => {
+                    messages.insert(0, Message { role: "system".into(), content: Some(block), ..Message::default() });
+                }
+                None => messages.iter_mut().find(|message| message.role == "user").into_iter().for_each(|first| prepend(first, &block)),
+            }
+        }
+        if !passages.is_empty() {
+            messages.iter_mut().rfind(|message| message.role == "user").into_iter().for_each(|newest| prepend(newest, passages));
+        }
+        messages
+    }
+
+    fn count(&self, text: &str) -> u64 {
+        self.gateway.text().tokenizer.count(text)
+    }
+}
+
+fn append(message: &mut Message, block: &str) {
+    message.content = Some(blocks::joined([message.content.as_deref().unwrap_or_default(), block]));
+}
+
+fn prepend(message: &mut Message, block: &str) {
+    message.content = Some(blocks::joined([block, message.content.as_deref().unwrap_or_default()]));
+}
+
+/// The block of facts, and what is said of it.
+fn remembered(gateway: &Gateway, Facts { texts, lost }: &Facts) -> Result<(String, MemoryUsage), ApiError> {
+    let tokenizer = &gateway.text().tokenizer;
+    let room = u64::from(gateway.context_tokens()?) / FACTS_SHARE;
+    let facts = blocks::facts_that_fit(texts, room, |text| tokenizer.count(text));
+    let block = if facts == 0 { String::new() } else { blocks::facts(texts[..facts].iter().map(String::as_str)) };
+    let usage = MemoryUsage { facts, facts_left_out: texts.len() - facts, tokens: tokenizer.count(&block), reason: lost.clone() };
+    Ok((block, usage))
 }
 
 fn instructs(message: &Message) -> bool {
@@ -131,27 +433,38 @@ fn counted(gateway: &Gateway, said: &[Message], starts: &[usize]) -> Vec<Cost> {
     let cost = |(start, end): (&usize, usize)| Cost {
         tokens: said[*start..end].iter().map(|message| tokens(gateway, message)).sum(),
         messages: (end - start) as u64,
+        items: end - start,
     };
     starts.iter().zip(ends).map(cost).collect()
 }
 
 fn tokens(gateway: &Gateway, message: &Message) -> u64 {
-    let count = |text: &str| gateway.text().tokenizer.encode(text, false).map_or(0, |tokens| tokens.len() as u64);
+    let count = |text: &str| gateway.text().tokenizer.count(text);
     let calls = message.tool_calls.iter().map(|call| count(&call.name) + count(&call.arguments.to_string()));
     message.content.as_deref().map_or(0, count) + calls.sum::<u64>()
 }
 
+fn rendered(gateway: &Gateway, dialog: &Dialog, roles: &[&str]) -> Result<u64, ApiError> {
+    let said = |role: &&str| Message { role: (*role).into(), content: Some("a".into()), ..Message::default() };
+    let messages = roles.iter().map(said).collect();
+    let probe = Dialog { messages, template_kwargs: dialog.template_kwargs.clone(), ..Dialog::default() };
+    gateway.prompt_only("messages", &probe).map(|prompt| prompt.len() as u64)
+}
+
 /// Tokens that the template puts around a message.
 fn marks(gateway: &Gateway, dialog: &Dialog) -> u64 {
-    let said = |role: &str| Message { role: role.into(), content: Some("a".into()), ..Message::default() };
-    let rendered = |messages: Vec<Message>| {
-        let probe = Dialog { messages, template_kwargs: dialog.template_kwargs.clone(), ..Dialog::default() };
-        gateway.prompt_only("messages", &probe).map(|prompt| prompt.len() as u64)
-    };
-    let letter = gateway.text().tokenizer.encode("a", false).map_or(1, |tokens| tokens.len() as u64);
-    match (rendered(vec![said("user")]), rendered(vec![said("user"), said("assistant"), said("user")])) {
+    let letter = gateway.text().tokenizer.count("a").max(1);
+    match (rendered(gateway, dialog, &["user"]), rendered(gateway, dialog, &["user", "assistant", "user"])) {
         (Ok(one), Ok(three)) => three.saturating_sub(one).div_ceil(2).saturating_sub(letter),
         _ => MARKS,
+    }
+}
+
+/// Whether the template has a place for a system message.
+fn takes_system(gateway: &Gateway, dialog: &Dialog) -> bool {
+    match (rendered(gateway, dialog, &["user"]), rendered(gateway, dialog, &["system", "user"])) {
+        (Ok(without), Ok(with)) => with > without,
+        _ => false,
     }
 }
 
@@ -173,13 +486,19 @@ mod tests {
 
     #[test]
     fn who_sets_a_limit_wants_it_kept() {
-        let strategy = |json: &str, usual| wanted(serde_json::from_str(json).unwrap(), usual).map(|(strategy, _)| strategy).ok();
+        let of = |json: &str, usual, stored| wanted(serde_json::from_str(json).unwrap(), usual, stored).map(|wanted| wanted.strategy).ok();
+        let strategy = |json: &str, usual| of(json, usual, true);
         assert_eq!(strategy("null", Strategy::None), Some(Strategy::None));
         assert_eq!(strategy("null", Strategy::Steps), Some(Strategy::Steps));
         assert_eq!(strategy(r#""none""#, Strategy::Steps), Some(Strategy::None));
         assert_eq!(strategy(r#"{"turns_max": 10}"#, Strategy::None), Some(Strategy::Steps));
+        assert_eq!(strategy(r#"{"turns_max": 10}"#, Strategy::Summary), Some(Strategy::Summary));
         assert_eq!(strategy(r#"{"turns_max": 0}"#, Strategy::None), None);
         assert_eq!(strategy(r#"{"window_share": 1.5}"#, Strategy::None), None);
+        assert_eq!(strategy(r#"{"retrieve": 33}"#, Strategy::Steps), None);
         assert!(serde_json::from_str::<ContextField>(r#""all""#).is_err());
+        assert_eq!(of(r#"{"turns_max": 10}"#, Strategy::None, false), Some(Strategy::Steps));
+        assert_eq!(of(r#""summary""#, Strategy::None, false), None, "there is nothing to keep it with");
+        assert_eq!(of(r#"{"retrieve": 3}"#, Strategy::None, false), None);
     }
 }

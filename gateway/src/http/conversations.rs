@@ -22,8 +22,9 @@ use super::{
     },
 };
 use crate::{
+    context::summary::Summaries,
     gateway::{Gateway, unix_seconds},
-    store::{Addition, Item, ItemPage, Kind, NewRecord, Part, Record, RecordPage, Rewrite, StoreError},
+    store::{self, Addition, Item, ItemPage, Kind, NewRecord, Part, Record, RecordPage, Rewrite, StoreError},
 };
 use axum::{Json, body::Body, extract::Path};
 use record::{Changes, Conversation};
@@ -85,7 +86,7 @@ pub async fn update(Client(gateway): Client, Path(id): Path<String>, body: Body)
     conversation.change(&gateway, changes)?;
     let now = unix_seconds();
     gateway.store().update(&gateway.owner(), &id, conversation.body(), now).await.map_err(of_store)?;
-    Ok(Json(conversation.shown(now, record.totals)))
+    Ok(Json(conversation.shown(now, record.totals, Summaries::read(record.summary.as_deref()).newest())))
 }
 
 /// `DELETE /v1/conversations/{id}`, with its items: but other histories keep what they were made from.
@@ -107,7 +108,20 @@ pub async fn branch(Client(gateway): Client, Path(id): Path<String>, body: Body)
     let mut branch = Conversation::read(&record)?.branched(record.items[..kept].last().map(|item| item.id.as_str()), now);
     branch.change(&gateway, changes)?;
     let earlier = record.items[..kept].iter().map(|item| item.id.clone()).collect();
-    put(&gateway, branch, earlier, Vec::new(), now).await
+    let id = branch.id().to_owned();
+    let put = put(&gateway, branch, earlier, Vec::new(), now).await?;
+    let summaries = Summaries::read(record.summary.as_deref()).within(kept);
+    let items = summaries.newest().map_or(0, |summary| summary.items);
+    let Some(last) = items.checked_sub(1).and_then(|last| record.items.get(last)) else { return Ok(put) };
+    // What tells of the beginning tells of the same there.
+    let summary = store::Summary { body: summaries.write(), items, last: last.id.clone() };
+    match gateway.store().summarize(&gateway.owner(), &id, summary).await {
+        Ok(()) => shown(&load(&gateway, &id, Part::Nothing).await?).map(Json),
+        Err(error) => {
+            tracing::warn!(%error, "a branch begins without a summary, which is made again");
+            Ok(put)
+        }
+    }
 }
 
 /// `GET /v1/conversations/{id}/items`.
@@ -175,7 +189,8 @@ async fn load(gateway: &Gateway, id: &str, part: Part) -> Result<Record, ApiErro
 }
 
 fn shown(record: &Record) -> Result<Value, ApiError> {
-    Ok(Conversation::read(record)?.shown(record.updated, record.totals))
+    let summaries = Summaries::read(record.summary.as_deref());
+    Ok(Conversation::read(record)?.shown(record.updated, record.totals, summaries.newest()))
 }
 
 /// The place of an item in a history: the last, if it is there twice.

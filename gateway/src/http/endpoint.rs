@@ -4,11 +4,13 @@
 use super::{
     access::Client,
     answer::{Answer, Delta, Waiting},
-    conversations::turn::{self, Before, Turn},
+    conversations::turn::Turn,
     errors::ApiError,
     openai::{GenerateRequest, Usage},
     parse::{self, Options},
-    sse, structured,
+    sse,
+    stored::Stored,
+    structured,
 };
 use crate::{
     gateway::{Gateway, unix_seconds},
@@ -37,16 +39,11 @@ pub trait Endpoint: Sized + Send + 'static {
     const ID_PREFIX: &'static str;
     /// The field with the prompts, for errors.
     const PROMPT: &'static str;
-    /// Whether its body may name a conversation.
+    /// Whether its body may ask for what is stored.
     const CONVERSES: bool = false;
 
-    /// Checks the body, completes the options, and makes the prompts. `before`: the conversation that the body names.
-    fn understand(
-        gateway: &Gateway,
-        body: Self::Body,
-        before: Option<Before>,
-        options: &mut Options,
-    ) -> Result<(Self, Vec<Vec<Token>>), ApiError>;
+    /// Checks the body, completes the options, and makes the prompts.
+    fn understand(gateway: &Gateway, body: Self::Body, stored: Stored, options: &mut Options) -> Result<(Self, Vec<Vec<Token>>), ApiError>;
     /// The turn of a conversation that the answer is part of.
     fn turn(&mut self) -> Option<&mut Turn> {
         None
@@ -134,11 +131,11 @@ async fn start<E: Endpoint>(gateway: &Arc<Gateway>, headers: &HeaderMap, body: B
     let arrived = Instant::now();
     parse::check_content_type(headers)?;
     let body = gateway.read(body).await?;
-    let before = if E::CONVERSES { turn::before(gateway, &body).await? } else { None };
+    let stored = if E::CONVERSES { Stored::look_up(gateway, &body).await? } else { Stored::default() };
     let worker = Arc::clone(gateway);
-    let bytes = body.len() + before.as_ref().map_or(0, Before::bytes);
+    let bytes = body.len() + stored.bytes();
     let (gateway, endpoint, options, prompts) =
-        gateway.compute_body(bytes, move || understand::<E>(&worker, arrived, &body, before)).await?;
+        gateway.compute_body(bytes, move || understand::<E>(&worker, arrived, &body, stored)).await?;
     gateway.check_constraint(&options).await?;
     // A default shrinks to what fits; a number that the client gave must fit.
     let room = gateway.room(&prompts)?;
@@ -159,16 +156,16 @@ async fn start<E: Endpoint>(gateway: &Arc<Gateway>, headers: &HeaderMap, body: B
 /// The gateway of the model that is asked for, and what is asked of it.
 type Understood<E> = (Arc<Gateway>, E, Options, Vec<Tokens>);
 
-fn understand<E: Endpoint>(gateway: &Gateway, arrived: Instant, body: &[u8], before: Option<Before>) -> Result<Understood<E>, ApiError> {
+fn understand<E: Endpoint>(gateway: &Gateway, arrived: Instant, body: &[u8], stored: Stored) -> Result<Understood<E>, ApiError> {
     let mut request: GenerateRequest = parse::json(body)?;
-    let gateway = gateway.select(request.model.as_deref().or_else(|| before.as_ref()?.model()))?;
+    let gateway = gateway.select(request.model.as_deref().or_else(|| stored.before.as_ref()?.model()))?;
     let body: E::Body = parse::json(body)?;
     let asked = structured::grammar(&mut request)?;
     let mut options = gateway.options(arrived, request)?;
     if let Some(asked) = asked {
         options.constrain(asked, gateway.text());
     }
-    let (endpoint, prompts) = E::understand(&gateway, body, before, &mut options)?;
+    let (endpoint, prompts) = E::understand(&gateway, body, stored, &mut options)?;
     Ok((gateway, endpoint, options, prompts.into_iter().map(Tokens::from).collect()))
 }
 

@@ -127,6 +127,15 @@ impl ApiError {
         Self { code: Some("files_not_kept"), ..Self::new(StatusCode::NOT_IMPLEMENTED, message) }
     }
 
+    pub fn no_memories() -> Self {
+        let message = "This server remembers nothing of users between conversations: its operator has not switched it on ([memory]).";
+        Self { code: Some("memory_off"), ..Self::new(StatusCode::NOT_IMPLEMENTED, message) }
+    }
+
+    pub fn no_room_to_remember(message: impl Into<String>) -> Self {
+        Self { code: Some("no_room_for_facts"), ..Self::new(StatusCode::BAD_REQUEST, message) }
+    }
+
     /// An `Idempotency-Key` with a body that is not its own.
     pub fn other_body(message: impl Into<String>) -> Self {
         Self { code: Some("idempotency_key_reused"), ..Self::new(StatusCode::UNPROCESSABLE_ENTITY, message) }

@@ -99,6 +99,9 @@ pub struct ChatRequest {
     /// How a dialog that is too long is fitted into the window.
     #[serde(default)]
     pub context: Option<ContextField>,
+    /// Whether it is given what is remembered of its user.
+    #[serde(default)]
+    pub memory: Option<bool>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -416,7 +419,7 @@ pub struct TidemillUsage {
     pub rescues: u32,
     /// The whole answer was in the response cache. `tokens` tell where the KV came from when it was computed.
     pub response_cache: bool,
-    /// What the model was not given, where something may be left out.
+    /// What the model was not given, where something may be left out, and what it was given besides.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub context: Option<ContextUsage>,
 }

@@ -2,7 +2,7 @@
 
 use super::{
     access, admin, batches, chat::Chat, completions::Completions, console, conversations, embeddings, endpoint, errors::ApiError, files,
-    messages, models, moderations, operator, records, replay, responses, tokenize, watch,
+    memories, messages, models, moderations, operator, records, replay, responses, tokenize, watch,
 };
 use crate::gateway::Gateway;
 use axum::{
@@ -30,6 +30,8 @@ pub fn front_door(gateway: Arc<Gateway>, operators_too: bool) -> Router {
         .route("/v1/conversations/{id}/export", get(conversations::export))
         .route("/v1/conversations/{id}/items", get(conversations::items).post(conversations::add))
         .route("/v1/conversations/{id}/items/{item}", get(conversations::item).delete(conversations::remove))
+        .route("/v1/memories", get(memories::list).post(memories::create).delete(memories::delete_all))
+        .route("/v1/memories/{id}", get(memories::retrieve).delete(memories::delete))
         .route("/v1/messages/count_tokens", post(messages::count_tokens))
         // A file says by itself when it is too long.
         .route("/v1/files", post(files::create).layer(DefaultBodyLimit::disable()).get(files::list))

@@ -3,8 +3,8 @@
 mod server;
 
 use super::{
-    Addition, Cut, Item, ItemPage, Kind, Limits, NewRecord, Owner, Page, Part, Record, RecordPage, Rewrite, Store, StoreError, Totals,
-    memory::Memory, postgres::Postgres, sqlite::Sqlite,
+    Addition, Cut, Item, ItemPage, Kind, Limits, NewRecord, Owner, Page, Part, Record, RecordPage, Rewrite, Store, StoreError, Summary,
+    Totals, memory::Memory, postgres::Postgres, sqlite::Sqlite,
 };
 use server::Server;
 use std::{
@@ -194,7 +194,7 @@ async fn an_owners_conversations_are_listed_as_they_were_put() {
         }
         let first = store.list(&me(), Kind::Conversation, page(None, 1, false)).await.unwrap().records.remove(0);
         let totals = Totals { messages: 1, tokens: 5 };
-        assert_eq!(first, Record { id: "conv_1".into(), body: body("conv_1"), updated: 9, totals, items: vec![] });
+        assert_eq!(first, Record { id: "conv_1".into(), body: body("conv_1"), updated: 9, totals, summary: None, items: vec![] });
     }
 }
 
@@ -220,6 +220,69 @@ async fn a_history_gets_another_end_or_stays() {
         store.remove(&me(), "conv_1", "msg_1").await.unwrap();
         let one = store.load(&me(), "conv_1", Part::Nothing).await.unwrap();
         assert_eq!((one.body.as_str(), one.totals), ("{}", Totals { messages: 1, tokens: 4 + 5 }), "another's change is not undone");
+    }
+}
+
+#[tokio::test]
+async fn a_summary_lives_as_long_as_all_that_it_tells_of() {
+    let summary = |body: &str, items, last: &str| Summary { body: body.into(), items, last: last.into() };
+    for (store, _dir) in stores(LIMITS).await {
+        let kept = async || store.load(&me(), "conv_1", Part::Nothing).await.unwrap().summary;
+        store.put(&me(), record("conv_1", "", "msg_1 msg_2 msg_3 msg_4 msg_5", 0), 7).await.unwrap();
+        assert_eq!(kept().await, None);
+        assert_eq!(store.summarize(&me(), "conv_9", summary("[]", 1, "msg_1")).await, gone("conv_9"));
+        assert_eq!(store.summarize(&Owner("other".into()), "conv_1", summary("[]", 1, "msg_1")).await, gone("conv_1"));
+        for (items, last) in [(3, "msg_2"), (0, "msg_1"), (6, "msg_5"), (2, "msg_x")] {
+            let late = store.summarize(&me(), "conv_1", summary("[]", items, last)).await;
+            assert_eq!(late, Err(StoreError::Changed("conv_1".into())), "{items} {last}");
+        }
+        store.summarize(&me(), "conv_1", summary("one", 2, "msg_2")).await.unwrap();
+        store.summarize(&me(), "conv_1", summary("three", 3, "msg_3")).await.unwrap();
+        store.update(&me(), "conv_1", "{}".into(), 8).await.unwrap();
+        store.append(&me(), "conv_1", Addition { cut: Some(Cut { keep: 4, of: 5 }), ..Addition::of(items("msg_6")) }, 8).await.unwrap();
+        store.remove(&me(), "conv_1", "msg_4").await.unwrap();
+        let whole = store.load(&me(), "conv_1", Part::All).await.unwrap();
+        assert_eq!((whole.summary.as_deref(), ids(&whole.items).as_str(), whole.updated), (Some("three"), "msg_1 msg_2 msg_3 msg_6", 8));
+        let page = Page { after: None, limit: 1, descending: true };
+        assert_eq!(store.list(&me(), Kind::Conversation, page).await.unwrap().records[0].summary, None, "lists do not show it");
+        store.remove(&me(), "conv_1", "msg_1").await.unwrap();
+        assert_eq!(kept().await, None, "a message that it tells of is gone");
+        store.summarize(&me(), "conv_1", summary("two", 2, "msg_3")).await.unwrap();
+        store
+            .append(&me(), "conv_1", Addition { cut: Some(Cut { keep: 1, of: 3 }), ..Addition::of(items("msg_7 msg_8")) }, 9)
+            .await
+            .unwrap();
+        assert_eq!(kept().await, None, "what it told of was replaced");
+        store.summarize(&me(), "conv_1", summary("all", 3, "msg_8")).await.unwrap();
+        store.delete(&me(), "conv_1").await.unwrap();
+        store.put(&me(), record("conv_1", "", "msg_1", 0), 10).await.unwrap();
+        assert_eq!(kept().await, None);
+    }
+}
+
+#[tokio::test]
+async fn facts_have_no_age() {
+    let fact = |id: &str| NewRecord { kind: Kind::Memory, ..record(id, "", "", 0) };
+    for (store, _dir) in stores(Limits { bytes: 1 << 20, ..LIMITS }).await {
+        store.put(&me(), fact("mem_1"), 0).await.unwrap();
+        store.put(&me(), fact("mem_2"), 1).await.unwrap();
+        store.put(&me(), record("conv_1", "", "a", 0), 1).await.unwrap();
+        store.update(&me(), "mem_1", "{\"text\":\"other\"}".into(), 2).await.unwrap();
+        assert_eq!(store.expire(1_000_000).await, Ok(1), "the conversation");
+        for n in 0..2 {
+            let huge = Item { id: format!("huge_{n}"), body: "x".repeat(2 << 20), tokens: 0 };
+            store.put(&me(), NewRecord { items: vec![huge], ..record(&format!("resp_{n}"), "", "", 0) }, 1_000_000).await.unwrap();
+            assert_eq!(history(&*store, &format!("resp_{n}"), Part::All).await.unwrap(), format!("huge_{n}"), "the newest stays");
+        }
+        assert_eq!(history(&*store, "resp_0", Part::All).await, gone("resp_0"));
+        let page = || Page { after: None, limit: 9, descending: false };
+        let listed = store.list(&me(), Kind::Memory, page()).await.unwrap().records;
+        assert_eq!(listed.iter().map(|record| record.id.as_str()).collect::<Vec<_>>(), ["mem_1", "mem_2"]);
+        assert_eq!(listed[0].body, "{\"text\":\"other\"}");
+        assert_eq!(store.list(&Owner("other".into()), Kind::Memory, page()).await.unwrap().records, []);
+        assert_eq!(store.delete(&Owner("other".into()), "mem_1").await, gone("mem_1"));
+        store.delete(&me(), "mem_1").await.unwrap();
+        assert_eq!(store.load(&me(), "mem_1", Part::Nothing).await, gone("mem_1"));
     }
 }
 
@@ -289,6 +352,36 @@ async fn a_file_of_version_1_goes_on() {
         assert_eq!((records.len(), records[0].id.as_str(), records[0].totals.messages), (1, "conv_1", 1));
         assert_eq!(history(&store, "conv_1", Part::All).await.unwrap(), "msg_1 rs_2");
         assert_eq!(history(&store, "resp_1", Part::Output).await.unwrap(), "msg_1");
+    }
+}
+
+#[tokio::test]
+async fn a_database_of_version_1_goes_on() {
+    let server = Server::shared().await;
+    let address = server.database().await;
+    let (client, connection) = tokio_postgres::connect(&address, tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(connection);
+    let version_1 = "
+        CREATE SCHEMA tidemill;
+        CREATE TABLE tidemill.version (version INTEGER NOT NULL);
+        INSERT INTO tidemill.version VALUES (1);
+        CREATE TABLE tidemill.records (
+            number BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, owner TEXT NOT NULL, id TEXT NOT NULL, used BIGINT NOT NULL,
+            body TEXT NOT NULL, history BIGINT[] NOT NULL, outputs BIGINT NOT NULL,
+            kind SMALLINT NOT NULL, messages BIGINT NOT NULL DEFAULT 0, tokens BIGINT NOT NULL DEFAULT 0, UNIQUE (owner, id));
+        CREATE TABLE tidemill.items (
+            number BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, owner TEXT NOT NULL, id TEXT NOT NULL, body TEXT NOT NULL,
+            tokens BIGINT NOT NULL, UNIQUE (owner, id));
+        CREATE TABLE tidemill.uses (item BIGINT PRIMARY KEY, places BIGINT NOT NULL);
+        CREATE TABLE tidemill.stored (part INTEGER PRIMARY KEY, bytes BIGINT NOT NULL);
+        INSERT INTO tidemill.items (owner, id, body, tokens) VALUES ('me', 'msg_1', '{}', 3);
+        INSERT INTO tidemill.uses VALUES (1, 1);
+        INSERT INTO tidemill.records (owner, id, used, body, history, outputs, kind) VALUES ('me', 'conv_1', 7, '{}', '{1}', 0, 1);";
+    client.batch_execute(version_1).await.unwrap();
+    for _ in 0..2 {
+        let store = Postgres::new(address.parse().unwrap(), LIMITS);
+        assert_eq!(history(&store, "conv_1", Part::All).await.unwrap(), "msg_1");
+        store.summarize(&me(), "conv_1", Summary { body: "[]".into(), items: 1, last: "msg_1".into() }).await.unwrap();
     }
 }
 

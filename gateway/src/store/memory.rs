@@ -1,8 +1,8 @@
 //! A store that ends with its process.
 
 use super::{
-    Addition, HISTORY_ITEMS_MAX, Item, ItemPage, Kind, Limits, NewRecord, Owner, Page, Part, Record, RecordPage, Rewrite, Store,
-    StoreError, Stored, Totals,
+    ALWAYS, Addition, HISTORY_ITEMS_MAX, Item, ItemPage, Kind, Limits, NewRecord, Owner, Page, Part, Record, RecordPage, Rewrite, Store,
+    StoreError, Stored, Summary, Totals,
 };
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -39,8 +39,21 @@ struct Kept {
     /// Ids of items.
     history: Vec<String>,
     outputs: usize,
+    /// What tells of so many items of the history.
+    summary: Option<(usize, String)>,
     used: u64,
     put: u64,
+}
+
+impl Kept {
+    fn bytes(&self) -> u64 {
+        (self.body.len() + self.summary.as_ref().map_or(0, |(_, summary)| summary.len())) as u64
+    }
+
+    /// Items from this place on go.
+    fn cut(&mut self, place: usize) {
+        self.summary.take_if(|(items, _)| *items > place);
+    }
 }
 
 #[derive(Debug)]
@@ -76,7 +89,8 @@ impl Store for Memory {
         let state = self.state();
         answer(state.record(owner, id).map(|kept| {
             let items = part.range(kept.history.len(), kept.outputs).map(|place| state.item(owner, &kept.history[place]));
-            Record { items: items.collect(), ..state.without_items(owner, id, kept) }
+            let summary = kept.summary.as_ref().map(|(_, summary)| summary.clone());
+            Record { summary, items: items.collect(), ..state.without_items(owner, id, kept) }
         }))
     }
 
@@ -122,6 +136,10 @@ impl Store for Memory {
         answer(appended)
     }
 
+    fn summarize(&self, owner: &Owner, id: &str, summary: Summary) -> Stored<'_, ()> {
+        answer(self.state().summarize(owner, id, summary))
+    }
+
     fn remove(&self, owner: &Owner, id: &str, item: &str) -> Stored<'_, ()> {
         answer(self.state().remove(owner, id, item))
     }
@@ -158,7 +176,7 @@ impl State {
 
     fn without_items(&self, owner: &Owner, id: &str, kept: &Kept) -> Record {
         let totals = if kept.kind == Kind::Conversation { self.totals(owner, &kept.history) } else { Totals::default() };
-        Record { id: id.to_owned(), body: kept.body.clone(), updated: kept.used, totals, items: Vec::new() }
+        Record { id: id.to_owned(), body: kept.body.clone(), updated: kept.used, totals, summary: None, items: Vec::new() }
     }
 
     fn totals(&self, owner: &Owner, history: &[String]) -> Totals {
@@ -189,9 +207,10 @@ impl State {
         self.use_items(owner, &history);
         self.puts += 1;
         self.bytes += body.len() as u64;
-        self.order.insert((now, self.puts, key.clone()));
+        let used = kind.used(now);
+        self.order.insert((used, self.puts, key.clone()));
         self.listed.insert((owner.clone(), kind, self.puts), key.1.clone());
-        self.records.insert(key, Kept { kind, body, history, outputs, used: now, put: self.puts });
+        self.records.insert(key, Kept { kind, body, history, outputs, summary: None, used, put: self.puts });
         Ok(())
     }
 
@@ -226,12 +245,12 @@ impl State {
     fn change(&mut self, owner: &Owner, id: &str, now: u64, change: impl FnOnce(&mut Kept)) -> Result<(), StoreError> {
         let key = (owner.clone(), id.to_owned());
         let kept = self.records.get_mut(&key).ok_or_else(|| StoreError::NotFound(id.to_owned()))?;
-        self.bytes -= kept.body.len() as u64;
+        self.bytes -= kept.bytes();
         change(kept);
-        self.bytes += kept.body.len() as u64;
+        self.bytes += kept.bytes();
         self.order.remove(&(kept.used, kept.put, key.clone()));
-        kept.used = now;
-        self.order.insert((now, kept.put, key));
+        kept.used = kept.kind.used(now);
+        self.order.insert((kept.used, kept.put, key));
         Ok(())
     }
 
@@ -248,8 +267,9 @@ impl State {
         let ids: Vec<_> = items.iter().map(|item| item.id.clone()).collect();
         self.insert(owner, items);
         self.use_items(owner, &ids);
-        history.extend(ids);
+        history.extend_from_slice(&ids);
         self.change(owner, id, now, |kept| {
+            kept.cut(history.len() - ids.len());
             kept.history = history;
             if let Some(Rewrite { to, .. }) = body.filter(|rewrite| rewrite.from == kept.body) {
                 kept.body = to;
@@ -261,12 +281,24 @@ impl State {
 
     fn remove(&mut self, owner: &Owner, id: &str, item: &str) -> Result<(), StoreError> {
         let kept = self.records.get_mut(&(owner.clone(), id.to_owned())).ok_or_else(|| StoreError::NotFound(id.to_owned()))?;
+        let Some(first) = kept.history.iter().position(|place| place == item) else {
+            return Err(StoreError::NotFound(item.to_owned()));
+        };
         let (gone, left): (Vec<_>, Vec<_>) = std::mem::take(&mut kept.history).into_iter().partition(|place| place == item);
         kept.history = left;
-        if gone.is_empty() {
-            return Err(StoreError::NotFound(item.to_owned()));
-        }
+        self.bytes -= kept.bytes();
+        kept.cut(first);
+        self.bytes += kept.bytes();
         self.give_up(owner, &gone);
+        Ok(())
+    }
+
+    fn summarize(&mut self, owner: &Owner, id: &str, summary: Summary) -> Result<(), StoreError> {
+        let kept = self.records.get_mut(&(owner.clone(), id.to_owned())).ok_or_else(|| StoreError::NotFound(id.to_owned()))?;
+        summary.check(id, |place| kept.history.get(place).map(String::as_str))?;
+        self.bytes -= kept.bytes();
+        kept.summary = Some((summary.items, summary.body));
+        self.bytes += kept.bytes();
         Ok(())
     }
 
@@ -274,16 +306,17 @@ impl State {
         let kept = self.records.remove(key).ok_or_else(|| StoreError::NotFound(key.1.clone()))?;
         self.order.remove(&(kept.used, kept.put, key.clone()));
         self.listed.remove(&(key.0.clone(), kept.kind, kept.put));
-        self.bytes -= kept.body.len() as u64;
+        self.bytes -= kept.bytes();
         self.give_up(&key.0, &kept.history);
         Ok(())
     }
 
     /// The newest record stays, whatever its size.
     fn make_room(&mut self, bytes_max: u64) {
-        while self.bytes > bytes_max && self.order.len() > 1 {
-            let (_, _, oldest) = self.order.first().expect("there are two").clone();
-            self.delete(&oldest).expect("what is ordered is stored");
+        while self.bytes > bytes_max {
+            let mut oldest = self.order.iter().take_while(|(used, ..)| *used < ALWAYS);
+            let (Some((_, _, key)), Some(_)) = (oldest.next().cloned(), oldest.next()) else { return };
+            self.delete(&key).expect("what is ordered is stored");
         }
     }
 }

@@ -8,7 +8,9 @@
 
 mod writing;
 
-use super::{Addition, Item, ItemPage, Kind, Limits, NewRecord, Owner, Page, Part, Record, RecordPage, Store, StoreError, Stored, Totals};
+use super::{
+    Addition, Item, ItemPage, Kind, Limits, NewRecord, Owner, Page, Part, Record, RecordPage, Store, StoreError, Stored, Summary, Totals,
+};
 use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime, Timeouts};
 use futures_util::future::BoxFuture;
 use std::{str::FromStr, sync::Arc, time::Duration};
@@ -28,18 +30,19 @@ const ATTEMPTS_MAX: u32 = 5;
 const EXPIRED_AT_A_TIME: i64 = 100;
 /// Makes those wait who begin at the same time: any number that nobody else locks.
 const SCHEMA_LOCK: i64 = 0x7469_6465_6d69_6c6c;
-const SCHEMA_VERSION: i32 = 1;
+const SCHEMA_VERSION: i32 = 2;
 
 /// As in SQLite: a history is a list of items' numbers, and `uses` counts the places that name an item, apart from the bodies. `stored` has
 /// the bytes of all bodies, in rows enough that transactions seldom wait for one another there.
 const SCHEMA: &str = "
     CREATE SCHEMA IF NOT EXISTS tidemill;
     CREATE TABLE tidemill.version (version INTEGER NOT NULL);
-    INSERT INTO tidemill.version VALUES (1);
+    INSERT INTO tidemill.version VALUES (2);
     CREATE TABLE tidemill.records (
         number BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, owner TEXT NOT NULL, id TEXT NOT NULL, used BIGINT NOT NULL,
         body TEXT NOT NULL, history BIGINT[] NOT NULL, outputs BIGINT NOT NULL,
-        kind SMALLINT NOT NULL, messages BIGINT NOT NULL DEFAULT 0, tokens BIGINT NOT NULL DEFAULT 0, UNIQUE (owner, id));
+        kind SMALLINT NOT NULL, messages BIGINT NOT NULL DEFAULT 0, tokens BIGINT NOT NULL DEFAULT 0,
+        summary TEXT, summarized BIGINT NOT NULL DEFAULT 0, UNIQUE (owner, id));
     CREATE INDEX records_by_age ON tidemill.records (used, number);
     CREATE INDEX records_by_kind ON tidemill.records (owner, kind, number);
     CREATE TABLE tidemill.items (
@@ -47,6 +50,11 @@ const SCHEMA: &str = "
         tokens BIGINT NOT NULL, UNIQUE (owner, id));
     CREATE TABLE tidemill.uses (item BIGINT PRIMARY KEY, places BIGINT NOT NULL) WITH (fillfactor = 70);
     CREATE TABLE tidemill.stored (part INTEGER PRIMARY KEY, bytes BIGINT NOT NULL);";
+
+/// From version 1, which had no summaries.
+const TO_VERSION_2: &str = "
+    ALTER TABLE tidemill.records ADD COLUMN summary TEXT, ADD COLUMN summarized BIGINT NOT NULL DEFAULT 0;
+    UPDATE tidemill.version SET version = 2;";
 
 #[derive(Clone, Debug)]
 pub struct Postgres {
@@ -169,7 +177,9 @@ async fn prepare(client: &mut Client) -> Result<(), StoreError> {
         transaction.batch_execute(SCHEMA).await?;
     }
     let found: i32 = transaction.query_one("SELECT version FROM tidemill.version", &[]).await?.get(0);
-    if found != SCHEMA_VERSION {
+    if found == 1 {
+        transaction.batch_execute(TO_VERSION_2).await?;
+    } else if found != SCHEMA_VERSION {
         return Err(StoreError::Failed(format!("the database was written by another version (schema {found}, not {SCHEMA_VERSION})")));
     }
     Ok(transaction.commit().await?)
@@ -264,6 +274,18 @@ impl Store for Postgres {
         })
     }
 
+    fn summarize(&self, owner: &Owner, id: &str, summary: Summary) -> Stored<'_, ()> {
+        let (owner, id) = (owner.clone(), id.to_owned());
+        self.call(move |client, limits| {
+            let (owner, id, summary) = (owner.clone(), id.clone(), summary.clone());
+            Box::pin(async move {
+                let mut writing = Writing::begin(client).await?;
+                writing.summarize(&owner, &id, &summary).await?;
+                writing.commit(limits).await
+            })
+        })
+    }
+
     fn remove(&self, owner: &Owner, id: &str, item: &str) -> Stored<'_, ()> {
         let (owner, id, item) = (owner.clone(), id.to_owned(), item.to_owned());
         self.call(move |client, limits| {
@@ -321,9 +343,10 @@ impl<'a> Reading<'a> {
 
     /// Without its items, whose numbers come beside it, and how many of those are output.
     async fn record(&self, owner: &Owner, id: &str) -> Outcome<(Record, Vec<i64>, usize)> {
-        let select = "SELECT id, body, used, messages, tokens, history, outputs FROM tidemill.records WHERE owner = $1 AND id = $2";
+        let select =
+            "SELECT id, body, used, messages, tokens, summary, history, outputs FROM tidemill.records WHERE owner = $1 AND id = $2";
         let row = self.0.query_opt(select, &[&owner.0, &speakable(id)?]).await?.ok_or_else(|| missing(id))?;
-        Ok((record(&row), row.get(5), row.get::<_, i64>(6) as usize))
+        Ok((record(&row), row.get(6), row.get::<_, i64>(7) as usize))
     }
 
     async fn items(&self, numbers: &[i64]) -> Outcome<Vec<Item>> {
@@ -352,7 +375,7 @@ impl<'a> Reading<'a> {
         };
         let (beyond, order) = if page.descending { ("<", "DESC") } else { (">", "ASC") };
         let select = format!(
-            "SELECT id, body, used, messages, tokens FROM tidemill.records WHERE owner = $1 AND kind = $2 AND number {beyond} $3
+            "SELECT id, body, used, messages, tokens, NULL::TEXT FROM tidemill.records WHERE owner = $1 AND kind = $2 AND number {beyond} $3
              ORDER BY number {order} LIMIT $4"
         );
         let rows = self.0.query(&select, &[&owner.0, &(kind as i16), &after, &(page.limit.saturating_add(1) as i64)]).await?;
@@ -365,7 +388,7 @@ impl<'a> Reading<'a> {
 
 fn record(row: &Row) -> Record {
     let totals = Totals { messages: row.get::<_, i64>(3) as u64, tokens: row.get::<_, i64>(4) as u64 };
-    Record { id: row.get(0), body: row.get(1), updated: row.get::<_, i64>(2) as u64, totals, items: Vec::new() }
+    Record { id: row.get(0), body: row.get(1), updated: row.get::<_, i64>(2) as u64, totals, summary: row.get(5), items: Vec::new() }
 }
 
 fn item(row: &Row) -> Item {

@@ -4,8 +4,8 @@
 //! may lose the last moments. One process at a time: it holds the file's lock from opening to end.
 
 use super::{
-    Addition, HISTORY_ITEMS_MAX, Item, ItemPage, Kind, Limits, NewRecord, Owner, Page, Part, Record, RecordPage, Rewrite, Store,
-    StoreError, Stored, Totals,
+    ALWAYS, Addition, HISTORY_ITEMS_MAX, Item, ItemPage, Kind, Limits, NewRecord, Owner, Page, Part, Record, RecordPage, Rewrite, Store,
+    StoreError, Stored, Summary, Totals,
 };
 use rusqlite::{
     Connection, OptionalExtension, Row, ToSql, Transaction, TransactionBehavior, params,
@@ -27,7 +27,7 @@ const QUEUE_MAX: usize = 256;
 /// A call that takes longer has failed: the disk does not answer.
 const ANSWER_MAX: Duration = Duration::from_secs(20);
 /// Of the tables below.
-const SCHEMA_VERSION: i64 = 2;
+const SCHEMA_VERSION: i64 = 3;
 
 /// `history` is a JSON list of items' numbers: SQLite joins along it (`json_each`). `uses` counts the places that name an item, apart from
 /// the bodies, so that a turn of a long conversation rewrites small rows only.
@@ -35,14 +35,15 @@ const SCHEMA: &str = "
     CREATE TABLE records (
         number INTEGER PRIMARY KEY, owner TEXT NOT NULL, id TEXT NOT NULL, used INTEGER NOT NULL,
         body TEXT NOT NULL, history TEXT NOT NULL, outputs INTEGER NOT NULL,
-        kind INTEGER NOT NULL DEFAULT 0, messages INTEGER NOT NULL DEFAULT 0, tokens INTEGER NOT NULL DEFAULT 0, UNIQUE (owner, id));
+        kind INTEGER NOT NULL DEFAULT 0, messages INTEGER NOT NULL DEFAULT 0, tokens INTEGER NOT NULL DEFAULT 0,
+        summary TEXT, summarized INTEGER NOT NULL DEFAULT 0, UNIQUE (owner, id));
     CREATE INDEX records_by_age ON records (used, number);
     CREATE INDEX records_by_kind ON records (owner, kind, number);
     CREATE TABLE items (
         number INTEGER PRIMARY KEY, owner TEXT NOT NULL, id TEXT NOT NULL, body TEXT NOT NULL, tokens INTEGER NOT NULL DEFAULT 0,
         UNIQUE (owner, id));
     CREATE TABLE uses (item INTEGER PRIMARY KEY, places INTEGER NOT NULL);
-    PRAGMA user_version = 2;";
+    PRAGMA user_version = 3;";
 
 /// From version 1, which had no kinds and counted nothing: what its items say stays uncounted.
 const TO_VERSION_2: &str = "
@@ -55,6 +56,12 @@ const TO_VERSION_2: &str = "
     WHERE id GLOB 'conv_*';
     CREATE INDEX records_by_kind ON records (owner, kind, number);
     PRAGMA user_version = 2;";
+
+/// From version 2, which had no summaries.
+const TO_VERSION_3: &str = "
+    ALTER TABLE records ADD COLUMN summary TEXT;
+    ALTER TABLE records ADD COLUMN summarized INTEGER NOT NULL DEFAULT 0;
+    PRAGMA user_version = 3;";
 
 #[derive(Debug)]
 pub struct Sqlite {
@@ -173,9 +180,10 @@ impl Store for Sqlite {
         let (owner, id) = (owner.clone(), id.to_owned());
         self.call(move |database| {
             database.write(|writing| {
-                let changed = writing
-                    .0
-                    .execute("UPDATE records SET body = ?3, used = ?4 WHERE owner = ?1 AND id = ?2", params![owner.0, id, body, now])?;
+                let changed = writing.0.execute(
+                    "UPDATE records SET body = ?3, used = CASE kind WHEN ?5 THEN used ELSE ?4 END WHERE owner = ?1 AND id = ?2",
+                    params![owner.0, id, body, now, Kind::Memory],
+                )?;
                 if changed == 1 { Ok(()) } else { Err(StoreError::NotFound(id)) }
             })
         })
@@ -189,6 +197,11 @@ impl Store for Sqlite {
                 writing.append(&owner, &id, &numbers, &addition, now)
             })
         })
+    }
+
+    fn summarize(&self, owner: &Owner, id: &str, summary: Summary) -> Stored<'_, ()> {
+        let (owner, id) = (owner.clone(), id.to_owned());
+        self.call(move |database| database.write(|writing| writing.summarize(&owner, &id, &summary)))
     }
 
     fn remove(&self, owner: &Owner, id: &str, item: &str) -> Stored<'_, ()> {
@@ -240,8 +253,14 @@ impl Database {
             connection.query_row("PRAGMA journal_mode = WAL", [], |_| Ok(()))?;
             connection.pragma_update(None, "synchronous", "NORMAL")?;
             let version: i64 = connection.query_row("PRAGMA user_version", [], |row| row.get(0))?;
-            if let Some(missing) = [SCHEMA, TO_VERSION_2].get(version as usize) {
-                connection.execute_batch(&format!("BEGIN EXCLUSIVE; {missing} COMMIT;"))?;
+            let missing: &[&str] = match version {
+                0 => &[SCHEMA],
+                1 => &[TO_VERSION_2, TO_VERSION_3],
+                2 => &[TO_VERSION_3],
+                _ => &[],
+            };
+            if !missing.is_empty() {
+                connection.execute_batch(&format!("BEGIN EXCLUSIVE; {} COMMIT;", missing.concat()))?;
             }
             Ok((connection, version))
         };
@@ -266,10 +285,10 @@ impl Database {
 
     /// Without its items, whose numbers come beside it, and how many of those are output.
     fn record(&self, owner: &Owner, id: &str) -> Outcome<(Record, Vec<i64>, usize)> {
-        let mut select = self
-            .connection
-            .prepare_cached("SELECT id, body, used, messages, tokens, history, outputs FROM records WHERE owner = ?1 AND id = ?2")?;
-        let row = select.query_row(params![owner.0, id], |row| Ok((record(row)?, row.get::<_, String>(5)?, row.get(6)?))).optional()?;
+        let mut select = self.connection.prepare_cached(
+            "SELECT id, body, used, messages, tokens, summary, history, outputs FROM records WHERE owner = ?1 AND id = ?2",
+        )?;
+        let row = select.query_row(params![owner.0, id], |row| Ok((record(row)?, row.get::<_, String>(6)?, row.get(7)?))).optional()?;
         let (record, history, outputs) = row.ok_or_else(|| StoreError::NotFound(id.to_owned()))?;
         Ok((record, numbers(&history)?, outputs))
     }
@@ -286,7 +305,7 @@ impl Database {
         };
         let (beyond, order) = if page.descending { ("<", "DESC") } else { (">", "ASC") };
         let mut select = self.connection.prepare_cached(&format!(
-            "SELECT id, body, used, messages, tokens FROM records WHERE owner = ?1 AND kind = ?2 AND number {beyond} ?3
+            "SELECT id, body, used, messages, tokens, NULL FROM records WHERE owner = ?1 AND kind = ?2 AND number {beyond} ?3
              ORDER BY number {order} LIMIT ?4",
         ))?;
         let records = select.query_map(params![owner.0, kind, after, page.limit.saturating_add(1) as i64], record)?;
@@ -316,7 +335,7 @@ impl Database {
 
 fn record(row: &Row<'_>) -> rusqlite::Result<Record> {
     let totals = Totals { messages: row.get(3)?, tokens: row.get(4)? };
-    Ok(Record { id: row.get(0)?, body: row.get(1)?, updated: row.get(2)?, totals, items: Vec::new() })
+    Ok(Record { id: row.get(0)?, body: row.get(1)?, updated: row.get(2)?, totals, summary: row.get(5)?, items: Vec::new() })
 }
 
 fn item(row: &Row<'_>) -> rusqlite::Result<Item> {
@@ -360,7 +379,7 @@ impl Writing<'_> {
         let history = list(&history);
         self.0.execute(
             "INSERT INTO records (owner, id, used, body, history, outputs, kind) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
-            params![owner.0, id, now, body, history, outputs, kind],
+            params![owner.0, id, kind.used(now), body, history, outputs, kind],
         )?;
         if kind == Kind::Conversation {
             self.count(self.0.last_insert_rowid())?;
@@ -424,6 +443,7 @@ impl Writing<'_> {
             Some(cut) => cut.take(&mut history).ok_or_else(|| StoreError::Changed(id.to_owned()))?,
             None => Vec::new(),
         };
+        self.forget_summary(number, history.len())?;
         history.extend(items);
         if history.len() > HISTORY_ITEMS_MAX {
             return Err(StoreError::TooLong { id: id.to_owned() });
@@ -440,13 +460,32 @@ impl Writing<'_> {
     fn remove(&self, owner: &Owner, id: &str, item: &str) -> Outcome<()> {
         let (record, history) = self.history(owner, id)?;
         let number = self.numbers_of(owner, &[item.to_owned()])?[0];
+        let first = history.iter().position(|&place| place == number).ok_or_else(|| StoreError::NotFound(item.to_owned()))?;
+        self.forget_summary(record, first)?;
         let (gone, left): (Vec<_>, Vec<_>) = history.into_iter().partition(|&place| place == number);
-        if gone.is_empty() {
-            return Err(StoreError::NotFound(item.to_owned()));
-        }
         self.0.execute("UPDATE records SET history = ?2 WHERE number = ?1", params![record, list(&left)])?;
         self.count(record)?;
         self.give_up(&list(&gone))
+    }
+
+    fn summarize(&self, owner: &Owner, id: &str, summary: &Summary) -> Outcome<()> {
+        let (number, history) = self.history(owner, id)?;
+        let last = summary.items.checked_sub(1).and_then(|last| history.get(last));
+        let last: Option<String> = match last {
+            Some(last) => self.0.query_row("SELECT id FROM items WHERE number = ?1", [last], |row| row.get(0)).optional()?,
+            None => None,
+        };
+        summary.check(id, |_| last.as_deref())?;
+        self.0
+            .execute("UPDATE records SET summary = ?2, summarized = ?3 WHERE number = ?1", params![number, summary.body, summary.items])?;
+        Ok(())
+    }
+
+    /// Items of the history from this place on go, if there are any.
+    fn forget_summary(&self, record: i64, place: usize) -> Outcome<()> {
+        self.0
+            .execute("UPDATE records SET summary = NULL, summarized = 0 WHERE number = ?1 AND summarized > ?2", params![record, place])?;
+        Ok(())
     }
 
     /// Brings a conversation's totals up to date.
@@ -475,8 +514,8 @@ impl Writing<'_> {
 
     /// The newest record stays, whatever its size.
     fn oldest_but_the_newest(&self) -> Outcome<Option<i64>> {
-        let mut select = self.0.prepare_cached("SELECT number FROM records ORDER BY used, number LIMIT 2")?;
-        let numbers = select.query_map([], |row| row.get(0))?.collect::<Result<Vec<_>, _>>()?;
+        let mut select = self.0.prepare_cached("SELECT number FROM records WHERE used < ?1 ORDER BY used, number LIMIT 2")?;
+        let numbers = select.query_map([ALWAYS], |row| row.get(0))?.collect::<Result<Vec<_>, _>>()?;
         Ok(if numbers.len() == 2 { numbers.first().copied() } else { None })
     }
 

@@ -87,6 +87,26 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
+    /// Tokens of a text. One that the tokenizer refuses has none: nothing can be made of it.
+    pub fn count(&self, text: &str) -> u64 {
+        self.inner.encode_fast(text, false).map_or(0, |encoding| encoding.len() as u64)
+    }
+
+    /// The beginning of a text, of at most so many tokens.
+    pub fn cut(&self, text: &str, tokens: u64) -> String {
+        let mut text = text;
+        // A beginning may have more tokens by itself than it had in the whole.
+        for keep in (0..=tokens as usize).rev() {
+            let Ok(encoding) = self.inner.encode(text, false) else { break };
+            if encoding.len() as u64 <= tokens {
+                return text.to_owned();
+            }
+            let end = encoding.get_offsets()[keep].0;
+            text = &text[..text.floor_char_boundary(end.min(text.len()))];
+        }
+        String::new()
+    }
+
     /// Text of more bytes than this has certainly more than `tokens` tokens, so it need not be tokenized to be refused.
     pub fn text_bytes_max(&self, tokens: usize) -> usize {
         tokens.saturating_mul(self.token_bytes_max).saturating_mul(NORMALIZER_SHRINK_MAX)

@@ -9,6 +9,7 @@ use super::super::{
     },
 };
 use crate::{
+    context::summary::Summary,
     gateway::Gateway,
     store::{Item, Record, Totals},
 };
@@ -100,8 +101,11 @@ impl Conversation {
         serde_json::to_string(self).expect("its keys are strings")
     }
 
-    pub(crate) fn shown(&self, updated: u64, Totals { messages, tokens }: Totals) -> Value {
+    pub(crate) fn shown(&self, updated: u64, Totals { messages, tokens }: Totals, summary: Option<&Summary>) -> Value {
         let mut shown = json!(self);
+        if let Some(summary) = summary {
+            shown["summary"] = json!(summary);
+        }
         shown["updated_at"] = updated.into();
         shown["messages"] = messages.into();
         shown["tokens"] = tokens.into();
@@ -198,9 +202,15 @@ mod tests {
     #[test]
     fn what_an_earlier_version_stored_is_read() {
         let body = r#"{"id":"conv_1","object":"conversation","created_at":7,"metadata":{"a":"b"}}"#;
-        let record =
-            Record { id: "conv_1".into(), body: body.into(), updated: 8, totals: Totals { messages: 2, tokens: 9 }, items: vec![] };
-        let shown = Conversation::read(&record).unwrap().shown(record.updated, record.totals);
+        let record = Record {
+            id: "conv_1".into(),
+            body: body.into(),
+            updated: 8,
+            totals: Totals { messages: 2, tokens: 9 },
+            summary: None,
+            items: vec![],
+        };
+        let shown = Conversation::read(&record).unwrap().shown(record.updated, record.totals, None);
         assert_eq!((&shown["metadata"]["a"], &shown["title"], &shown["tokens"]), (&json!("b"), &Value::Null, &json!(9)));
     }
 }

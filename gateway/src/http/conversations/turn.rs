@@ -6,10 +6,9 @@
 use super::{
     super::{
         answer::Delta,
-        context::Cost,
+        context::{Cost, History, OldMessage},
         errors::ApiError,
         openai::Usage,
-        parse,
         responses::{
             items::{self, Said, Sent, recall},
             output::{Output, counted, new_id},
@@ -19,6 +18,7 @@ use super::{
     record::{Changes, Conversation},
 };
 use crate::{
+    context::summary::{Answered, Outlook, Summaries},
     dialog::{Dialog, Message},
     gateway::{Gateway, unix_seconds},
     generation::FinishReason,
@@ -53,13 +53,6 @@ pub struct Wish {
     changes: Changes,
 }
 
-/// The part of a chat's body that is read before all else.
-#[derive(Debug, Deserialize)]
-struct Peek {
-    #[serde(default)]
-    conversation: Option<ConversationField>,
-}
-
 /// The conversation that a chat goes on with, as it was found.
 #[derive(Debug)]
 pub enum Before {
@@ -82,6 +75,8 @@ pub struct Turn {
     fate: Fate,
     input: Vec<Item>,
     output: Output,
+    /// If summaries are made.
+    outlook: Option<Outlook>,
 }
 
 /// What becomes of a turn.
@@ -102,16 +97,12 @@ enum Fate {
     },
 }
 
-/// Looks for the conversation that a chat's body names, if it names one.
-pub async fn before(gateway: &Gateway, body: &[u8]) -> Result<Option<Before>, ApiError> {
-    if !std::str::from_utf8(body).is_ok_and(|body| body.contains("\"conversation\"")) {
-        return Ok(None);
-    }
-    let wish = match parse::json::<Peek>(body)?.conversation {
-        None => return Ok(None),
-        Some(ConversationField::Id(id)) if id == NEW => Wish::default(),
-        Some(ConversationField::Id(id)) => Wish { id: Some(id), ..Wish::default() },
-        Some(ConversationField::Wish(wish)) => *wish,
+/// Looks for the conversation that a chat's body names.
+pub async fn before(gateway: &Gateway, named: ConversationField) -> Result<Before, ApiError> {
+    let wish = match named {
+        ConversationField::Id(id) if id == NEW => Wish::default(),
+        ConversationField::Id(id) => Wish { id: Some(id), ..Wish::default() },
+        ConversationField::Wish(wish) => *wish,
     };
     let Some(id) = &wish.id else {
         if wish.regenerate || wish.replace.is_some() {
@@ -122,7 +113,7 @@ pub async fn before(gateway: &Gateway, body: &[u8]) -> Result<Option<Before>, Ap
         }
         let mut conversation = Conversation::new(unix_seconds());
         conversation.change(gateway, wish.changes)?;
-        return Ok(Some(Before::New(conversation)));
+        return Ok(Before::New(conversation));
     };
     if !id.starts_with("conv_") {
         return Err(ApiError::not_found("conversation", format!("`{id}` is not a conversation's id")));
@@ -131,14 +122,14 @@ pub async fn before(gateway: &Gateway, body: &[u8]) -> Result<Option<Before>, Ap
         Ok(record) => record,
         Err(error @ (StoreError::Failed(_) | StoreError::Busy)) => {
             tracing::warn!(%error, "a chat goes on without its conversation");
-            return Ok(Some(Before::Lost(error)));
+            return Ok(Before::Lost(error));
         }
         Err(error) => return Err(ApiError::of_store("conversation", error)),
     };
     let kept = kept(&record, &wish)?;
     let mut conversation = Conversation::read(&record)?;
     conversation.change(gateway, wish.changes)?;
-    Ok(Some(Before::Stored { record, conversation, kept }))
+    Ok(Before::Stored { record, conversation, kept })
 }
 
 fn kept(record: &Record, wish: &Wish) -> Result<usize, ApiError> {
@@ -181,13 +172,16 @@ impl Before {
         if let Self::Stored { record, .. } = self { record.items.iter().map(|item| item.body.len()).sum() } else { 0 }
     }
 
-    /// The dialog with all that was said before, and the turn that it is, with what is known of each turn's tokens. `dialog`: what was sent.
-    pub fn enter(self, gateway: &Gateway, mut dialog: Dialog) -> Result<(Dialog, Turn, Option<Vec<Cost>>), ApiError> {
+    /// The dialog with all that was said before, and the turn that it is, with what is known of its history. `dialog`: what was sent.
+    /// `looks_up`: old messages may be looked up.
+    pub fn enter(self, gateway: &Gateway, mut dialog: Dialog, looks_up: bool) -> Result<(Dialog, Turn, Option<History>), ApiError> {
+        let mut summaries = Summaries::default();
         let (mut conversation, recalled, found) = match self {
             Self::New(conversation) => (conversation, Vec::new(), None),
             Self::Stored { mut record, conversation, kept } => {
                 let cut = (kept < record.items.len()).then_some(Cut { keep: kept, of: record.items.len() });
                 record.items.truncate(kept);
+                summaries = Summaries::read(record.summary.as_deref()).within(kept);
                 (conversation, record.items, Some((record.body, cut)))
             }
             Self::Lost(error) if dialog.messages.is_empty() => return Err(ApiError::of_store("conversation", error)),
@@ -215,7 +209,9 @@ impl Before {
             let message = "a turn ends with what a user says or a call returned, and then the model answers: put it into `messages`";
             return Err(ApiError::invalid("messages", message));
         }
-        let costs = costs(recalled.iter().chain(&input).zip(&said), tokenizer);
+        let (costs, messages) = turns(recalled.iter().chain(&input).zip(&said), tokenizer, looks_up);
+        let conversation_id = found.as_ref().map(|_| conversation.id().to_owned());
+        let history = History { conversation: conversation_id, costs, summaries, messages };
         let system =
             conversation.instructions().map(|text| Message { role: "system".into(), content: Some(text.to_owned()), ..Message::default() });
         let messages = system.into_iter().chain(items::turns(said)).collect();
@@ -223,13 +219,18 @@ impl Before {
             Some((body, cut)) => Fate::GoesOn { conversation, body, cut },
             None => Fate::Begins(conversation),
         };
-        Ok((Dialog { messages, ..dialog }, Turn::new(gateway, fate, input), Some(costs)))
+        Ok((Dialog { messages, ..dialog }, Turn::new(gateway, fate, input), Some(history)))
     }
 }
 
 impl Turn {
     fn new(gateway: &Gateway, fate: Fate, input: Vec<Item>) -> Self {
-        Self { gateway: gateway.clone(), fate, input, output: Output::default() }
+        Self { gateway: gateway.clone(), fate, input, output: Output::default(), outlook: None }
+    }
+
+    /// With `outlook`, what the conversation's next step leaves out is summarized once the turn is stored.
+    pub fn look_ahead(&mut self, outlook: Option<Outlook>) {
+        self.outlook = outlook;
     }
 
     /// The answer's next part. With the last one the turn is stored.
@@ -246,7 +247,9 @@ impl Turn {
     async fn store(&mut self, usage: &Usage) {
         let (store, owner, now) = (self.gateway.store(), self.gateway.owner(), unix_seconds());
         let mut items = std::mem::take(&mut self.input);
-        items.extend(counted(self.output.items(), usage));
+        let answer = counted(self.output.items(), usage);
+        let answered = answer.iter().map(|item| Answered { tokens: item.tokens.into(), is_thought: item.id.starts_with("rs_") }).collect();
+        items.extend(answer);
         let (id, stored) = match &self.fate {
             Fate::Begins(conversation) => {
                 let (id, body) = (conversation.id().to_owned(), conversation.body());
@@ -261,12 +264,21 @@ impl Turn {
             Fate::Stored { .. } | Fate::NotStored { .. } => return,
         };
         self.fate = match stored {
-            Ok(()) => Fate::Stored { id },
+            Ok(()) => {
+                self.wish_for_a_summary(&id, answered);
+                Fate::Stored { id }
+            }
             Err(error) => {
                 tracing::warn!(%error, conversation = id, "a turn was not stored");
                 Fate::NotStored { reason: error.to_string() }
             }
         };
+    }
+
+    fn wish_for_a_summary(&mut self, id: &str, answered: Vec<Answered>) {
+        if let Some(items) = self.outlook.take().and_then(|outlook| outlook.ended(&answered)) {
+            self.gateway.summarizer().wish(&self.gateway, id, items);
+        }
     }
 
     /// Why the turn is not stored, and will not be.
@@ -284,9 +296,9 @@ impl Turn {
     }
 }
 
-/// Of each turn. Thoughts of turns that are over are not shown to the model again.
-fn costs<'a>(items: impl Iterator<Item = (&'a Item, &'a Said)>, tokenizer: &Tokenizer) -> Vec<Cost> {
-    let mut costs: Vec<Cost> = Vec::new();
+/// What each turn costs, and, if they may be looked up, the messages. Thoughts of turns that are over are not shown to the model again.
+fn turns<'a>(items: impl Iterator<Item = (&'a Item, &'a Said)>, tokenizer: &Tokenizer, looks_up: bool) -> (Vec<Cost>, Vec<OldMessage>) {
+    let (mut costs, mut messages): (Vec<Cost>, _) = (Vec::new(), Vec::new());
     let mut user_spoke = false;
     for (item, said) in items {
         let user = matches!(said, Said::Message { role, .. } if role == "user");
@@ -294,13 +306,20 @@ fn costs<'a>(items: impl Iterator<Item = (&'a Item, &'a Said)>, tokenizer: &Toke
             costs.push(Cost::default());
         }
         user_spoke |= user;
-        if let (Some(cost), false) = (costs.last_mut(), matches!(said, Said::Thought(_))) {
+        let turn = costs.len() - 1;
+        let cost = &mut costs[turn];
+        cost.items += 1;
+        if !matches!(said, Said::Thought(_)) {
             // Nobody counted what an earlier version stored.
             let tokens = if item.tokens > 0 { item.tokens } else { said.tokens(tokenizer) };
-            *cost = Cost { tokens: cost.tokens + u64::from(tokens), messages: cost.messages + 1 };
+            cost.tokens += u64::from(tokens);
+            cost.messages += 1;
+        }
+        if let (true, Said::Message { role, text }) = (looks_up, said) {
+            messages.push(OldMessage { id: item.id.clone(), role: role.clone(), text: text.clone(), turn });
         }
     }
-    costs
+    (costs, messages)
 }
 
 /// A message as items, in the order in which answers have them.

@@ -4,7 +4,7 @@
 //! they do, the server ends one, which is tried again.
 
 use super::{
-    super::{Addition, HISTORY_ITEMS_MAX, Item, Kind, Limits, NewRecord, Owner, Rewrite, StoreError},
+    super::{ALWAYS, Addition, HISTORY_ITEMS_MAX, Item, Kind, Limits, NewRecord, Owner, Rewrite, StoreError, Summary},
     Failed, Outcome, missing, speakable,
 };
 use std::collections::HashMap;
@@ -12,6 +12,8 @@ use tokio_postgres::{Client, Transaction};
 
 /// Rows of `stored`.
 const PARTS: i32 = 16;
+/// Of a record that is deleted: its items' numbers, and its bytes.
+const GONE: &str = "RETURNING history, octet_length(body) + coalesce(octet_length(summary), 0)";
 
 pub(super) struct Writing<'a> {
     transaction: Transaction<'a>,
@@ -58,7 +60,7 @@ impl<'a> Writing<'a> {
         }
         let insert = "INSERT INTO tidemill.records (owner, id, used, body, history, outputs, kind) VALUES ($1, $2, $3, $4, $5, $6, $7)
              ON CONFLICT (owner, id) DO NOTHING RETURNING number";
-        let (used, outputs, kind_number) = (now as i64, outputs as i64, kind as i16);
+        let (used, outputs, kind_number) = (kind.used(now) as i64, outputs as i64, kind as i16);
         let row = self.transaction.query_opt(insert, &[&owner.0, &id, &used, &body, &history, &outputs, &kind_number]).await?;
         let Some(row) = row else {
             return Err(StoreError::Failed(format!("`{id}` is stored already")).into());
@@ -72,8 +74,8 @@ impl<'a> Writing<'a> {
 
     pub(super) async fn update(&mut self, owner: &Owner, id: &str, body: &str, now: u64) -> Outcome<()> {
         let Locked { number, body: before, .. } = self.lock(owner, id).await?;
-        let update = "UPDATE tidemill.records SET body = $2, used = $3 WHERE number = $1";
-        self.transaction.execute(update, &[&number, &body, &(now as i64)]).await?;
+        let update = "UPDATE tidemill.records SET body = $2, used = CASE kind WHEN $4 THEN used ELSE $3 END WHERE number = $1";
+        self.transaction.execute(update, &[&number, &body, &(now as i64), &(Kind::Memory as i16)]).await?;
         self.bytes += body.len() as i64 - before.len() as i64;
         Ok(())
     }
@@ -85,12 +87,13 @@ impl<'a> Writing<'a> {
     }
 
     /// `items`: the numbers of the addition's items.
-    async fn extend(&mut self, id: &str, locked: Locked, items: &[i64], addition: &Addition, now: u64) -> Outcome<()> {
-        let Locked { number, body, mut history } = locked;
+    async fn extend(&mut self, id: &str, mut locked: Locked, items: &[i64], addition: &Addition, now: u64) -> Outcome<()> {
         let gone = match addition.cut {
-            Some(cut) => cut.take(&mut history).ok_or_else(|| StoreError::Changed(id.to_owned()))?,
+            Some(cut) => cut.take(&mut locked.history).ok_or_else(|| StoreError::Changed(id.to_owned()))?,
             None => Vec::new(),
         };
+        self.forget_summary(&locked, locked.history.len()).await?;
+        let Locked { number, body, mut history, .. } = locked;
         history.extend(items);
         if history.len() > HISTORY_ITEMS_MAX {
             return Err(StoreError::TooLong { id: id.to_owned() }.into());
@@ -107,30 +110,31 @@ impl<'a> Writing<'a> {
     }
 
     pub(super) async fn remove(&mut self, owner: &Owner, id: &str, item: &str) -> Outcome<()> {
-        let Locked { number, history, .. } = self.lock(owner, id).await?;
+        let locked = self.lock(owner, id).await?;
         let place = self.numbers_of(owner, &[item.to_owned()]).await?[0];
+        let first = locked.history.iter().position(|&number| number == place).ok_or_else(|| missing(item))?;
+        self.forget_summary(&locked, first).await?;
+        let Locked { number, history, .. } = locked;
         let (gone, left): (Vec<_>, Vec<_>) = history.into_iter().partition(|&number| number == place);
-        if gone.is_empty() {
-            return Err(missing(item));
-        }
         self.transaction.execute("UPDATE tidemill.records SET history = $2 WHERE number = $1", &[&number, &left]).await?;
         self.count(number).await?;
         self.give_up(&gone).await
     }
 
     pub(super) async fn delete(&mut self, owner: &Owner, id: &str) -> Outcome<()> {
-        let delete = "DELETE FROM tidemill.records WHERE owner = $1 AND id = $2 RETURNING history, octet_length(body)";
-        let row = self.transaction.query_opt(delete, &[&owner.0, &speakable(id)?]).await?.ok_or_else(|| missing(id))?;
+        let delete = format!("DELETE FROM tidemill.records WHERE owner = $1 AND id = $2 {GONE}");
+        let row = self.transaction.query_opt(&delete, &[&owner.0, &speakable(id)?]).await?.ok_or_else(|| missing(id))?;
         self.bytes -= i64::from(row.get::<_, i32>(1));
         self.give_up(&row.get::<_, Vec<i64>>(0)).await
     }
 
     /// Deletes some records that nothing was added to since `limit`. Returns how many.
     pub(super) async fn delete_older(&mut self, limit: u64, some: i64) -> Outcome<u64> {
-        let delete = "DELETE FROM tidemill.records WHERE number IN (
-                 SELECT number FROM tidemill.records WHERE used < $1 ORDER BY used, number LIMIT $2 FOR UPDATE SKIP LOCKED)
-             RETURNING history, octet_length(body)";
-        let rows = self.transaction.query(delete, &[&(limit as i64), &some]).await?;
+        let delete = format!(
+            "DELETE FROM tidemill.records WHERE number IN (
+                 SELECT number FROM tidemill.records WHERE used < $1 ORDER BY used, number LIMIT $2 FOR UPDATE SKIP LOCKED) {GONE}"
+        );
+        let rows = self.transaction.query(&delete, &[&(limit as i64), &some]).await?;
         self.bytes -= rows.iter().map(|row| i64::from(row.get::<_, i32>(1))).sum::<i64>();
         self.give_up(&rows.iter().flat_map(|row| row.get::<_, Vec<i64>>(0)).collect::<Vec<_>>()).await?;
         Ok(rows.len() as u64)
@@ -138,20 +142,48 @@ impl<'a> Writing<'a> {
 
     /// The newest record stays, whatever its size. Whether one was deleted.
     async fn delete_oldest_but_the_newest(&mut self) -> Outcome<bool> {
-        let delete = "DELETE FROM tidemill.records WHERE number = (
-                 SELECT number FROM tidemill.records WHERE number <> (SELECT number FROM tidemill.records ORDER BY used DESC, number DESC LIMIT 1)
-                 ORDER BY used, number LIMIT 1 FOR UPDATE SKIP LOCKED)
-             RETURNING history, octet_length(body)";
-        let Some(row) = self.transaction.query_opt(delete, &[]).await? else { return Ok(false) };
+        let delete = format!(
+            "DELETE FROM tidemill.records WHERE number = (
+                 SELECT number FROM tidemill.records WHERE used < $1 AND number <> (
+                     SELECT number FROM tidemill.records WHERE used < $1 ORDER BY used DESC, number DESC LIMIT 1)
+                 ORDER BY used, number LIMIT 1 FOR UPDATE SKIP LOCKED) {GONE}"
+        );
+        let Some(row) = self.transaction.query_opt(&delete, &[&(ALWAYS as i64)]).await? else { return Ok(false) };
         self.bytes -= i64::from(row.get::<_, i32>(1));
         self.give_up(&row.get::<_, Vec<i64>>(0)).await?;
         Ok(true)
     }
 
     async fn lock(&self, owner: &Owner, id: &str) -> Outcome<Locked> {
-        let select = "SELECT number, body, history FROM tidemill.records WHERE owner = $1 AND id = $2 FOR UPDATE";
+        let select = "SELECT number, body, history, summarized, coalesce(octet_length(summary), 0) FROM tidemill.records
+             WHERE owner = $1 AND id = $2 FOR UPDATE";
         let row = self.transaction.query_opt(select, &[&owner.0, &speakable(id)?]).await?.ok_or_else(|| missing(id))?;
-        Ok(Locked { number: row.get(0), body: row.get(1), history: row.get(2) })
+        Ok(Locked { number: row.get(0), body: row.get(1), history: row.get(2), summarized: row.get(3), summary_bytes: row.get(4) })
+    }
+
+    pub(super) async fn summarize(&mut self, owner: &Owner, id: &str, summary: &Summary) -> Outcome<()> {
+        let Locked { number, history, summary_bytes, .. } = self.lock(owner, id).await?;
+        let last = summary.items.checked_sub(1).and_then(|last| history.get(last));
+        let last = match last {
+            Some(last) => self.transaction.query_opt("SELECT id FROM tidemill.items WHERE number = $1", &[last]).await?,
+            None => None,
+        };
+        let last = last.map(|row| row.get::<_, String>(0));
+        summary.check(id, |_| last.as_deref())?;
+        let update = "UPDATE tidemill.records SET summary = $2, summarized = $3 WHERE number = $1";
+        self.transaction.execute(update, &[&number, &summary.body, &(summary.items as i64)]).await?;
+        self.bytes += summary.body.len() as i64 - i64::from(summary_bytes);
+        Ok(())
+    }
+
+    /// Items of the history from this place on go, if there are any.
+    async fn forget_summary(&mut self, locked: &Locked, place: usize) -> Outcome<()> {
+        if locked.summarized > place as i64 {
+            let update = "UPDATE tidemill.records SET summary = NULL, summarized = 0 WHERE number = $1";
+            self.transaction.execute(update, &[&locked.number]).await?;
+            self.bytes -= i64::from(locked.summary_bytes);
+        }
+        Ok(())
     }
 
     /// Of stored items, which stay until this is over.
@@ -230,6 +262,9 @@ struct Locked {
     number: i64,
     body: String,
     history: Vec<i64>,
+    /// The items that its summary tells of, and that summary's bytes.
+    summarized: i64,
+    summary_bytes: i32,
 }
 
 impl From<StoreError> for Failed {

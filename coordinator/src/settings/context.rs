@@ -1,0 +1,139 @@
+//! What the file says of long conversations, and of what is remembered between them.
+
+use super::ModelSettings;
+use serde::{Deserialize, Serialize};
+use std::{collections::BTreeMap, time::Duration};
+use tidemill_gateway::{context::Strategy, http::memories, summarizer};
+use tidemill_net::config::{ConfigError, invalid, parse_bytes};
+
+/// More would take the whole of a small window.
+const FACTS_MAX: usize = 1000;
+/// An hour.
+const DEADLINE_S_MAX: u64 = 3600;
+const WAITING_MAX: usize = 65_536;
+const AT_ONCE_MAX: usize = 64;
+
+/// What is done about conversations that are too long.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ContextFlags {
+    /// Of stored conversations whose chats do not say: `none`, `slide`, `steps` or `summary` [default: steps]
+    pub strategy: Option<String>,
+    /// The model that summarizes [default: the one that the conversation is had with]
+    pub summary_model: Option<String>,
+    /// Seconds after which a summary is given up [default: 120]
+    pub summary_deadline_s: Option<u64>,
+    /// Conversations that may wait to be summarized [default: 256]
+    pub summaries_waiting_max: Option<usize>,
+    /// Summaries that are made at a time [default: 2]
+    pub summaries_at_once: Option<usize>,
+}
+
+/// What is remembered of users from one conversation to the next.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MemoryFlags {
+    /// [default: true, where there is such a section]
+    pub enabled: Option<bool>,
+    /// Facts about one user [default: 64]
+    pub facts_max: Option<usize>,
+    /// Bytes of all of them [default: 16KiB]
+    pub bytes_max: Option<String>,
+}
+
+impl ContextFlags {
+    pub(super) fn check(
+        self,
+        models: &[ModelSettings],
+        aliases: &BTreeMap<String, String>,
+    ) -> Result<(Strategy, summarizer::Settings), ConfigError> {
+        let strategy = match self.strategy.as_deref() {
+            None | Some("steps") => Strategy::Steps,
+            Some("none") => Strategy::None,
+            Some("slide") => Strategy::Slide,
+            Some("summary") => Strategy::Summary,
+            Some(other) => return Err(invalid("context.strategy", other, "must be none, slide, steps or summary")),
+        };
+        let served = |model: &String| aliases.contains_key(model) || models.iter().any(|served| served.name == *model);
+        if let Some(model) = self.summary_model.as_ref().filter(|model| !served(model)) {
+            return Err(invalid("context.summary_model", model, "must name a served model"));
+        }
+        let usual = summarizer::Settings::default();
+        let deadline =
+            self.summary_deadline_s.map_or(Ok(usual.deadline.as_secs()), |s| within("context.summary_deadline_s", s, DEADLINE_S_MAX));
+        let waiting = self.summaries_waiting_max.unwrap_or(usual.waiting_max);
+        let at_once = self.summaries_at_once.unwrap_or(usual.at_once);
+        let settings = summarizer::Settings {
+            model: self.summary_model,
+            deadline: Duration::from_secs(deadline?),
+            waiting_max: within("context.summaries_waiting_max", waiting, WAITING_MAX)?,
+            at_once: within("context.summaries_at_once", at_once, AT_ONCE_MAX)?,
+        };
+        Ok((strategy, settings))
+    }
+}
+
+impl MemoryFlags {
+    /// `None`: nothing is remembered.
+    pub(super) fn check(self) -> Result<Option<memories::Limits>, ConfigError> {
+        let bytes = self.bytes_max.unwrap_or_else(|| "16KiB".into());
+        let limits = memories::Limits {
+            facts: within("memory.facts_max", self.facts_max.unwrap_or(64), FACTS_MAX)?,
+            bytes: match parse_bytes(&bytes).map_err(|reason| invalid("memory.bytes_max", &bytes, reason))? {
+                0 => return Err(invalid("memory.bytes_max", &bytes, "must be at least 1")),
+                bytes => bytes as usize,
+            },
+        };
+        Ok((self.enabled != Some(false)).then_some(limits))
+    }
+}
+
+fn within<T: PartialOrd + From<u8> + std::fmt::Display + Copy>(key: &'static str, value: T, most: T) -> Result<T, ConfigError> {
+    if (T::from(1)..=most).contains(&value) { Ok(value) } else { Err(invalid(key, value, format!("must be from 1 to {most}"))) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn context(file: &str) -> Result<(Strategy, summarizer::Settings), String> {
+        let flags: ContextFlags = toml::from_str(file).map_err(|error| error.to_string())?;
+        let models = [ModelSettings { name: "big".into(), dir: "/m/big".into() }];
+        flags.check(&models, &[("gpt-5".to_owned(), "big".to_owned())].into()).map_err(|error| error.to_string())
+    }
+
+    fn memory(file: &str) -> Result<Option<memories::Limits>, String> {
+        toml::from_str::<MemoryFlags>(file).map_err(|error| error.to_string())?.check().map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn defaults_are_filled_in() {
+        let (strategy, summaries) = context("").unwrap();
+        assert_eq!((strategy, summaries.model, summaries.deadline.as_secs()), (Strategy::Steps, None, 120));
+        let (strategy, summaries) = context("strategy = 'summary'\nsummary_model = 'gpt-5'\nsummaries_at_once = 1").unwrap();
+        assert_eq!((strategy, summaries.model.as_deref(), summaries.at_once), (Strategy::Summary, Some("gpt-5"), 1));
+        assert_eq!(memory(""), Ok(Some(memories::Limits { facts: 64, bytes: 16 << 10 })));
+        assert_eq!(memory("enabled = false"), Ok(None));
+    }
+
+    #[test]
+    fn an_error_names_its_key() {
+        for (file, key) in [
+            ("strategy = 'all'", "context.strategy"),
+            ("summary_model = 'small'", "context.summary_model"),
+            ("summary_deadline_s = 0", "context.summary_deadline_s"),
+            ("summaries_waiting_max = 0", "context.summaries_waiting_max"),
+            ("summaries_at_once = 65", "context.summaries_at_once"),
+            ("unknown = 1", "unknown"),
+        ] {
+            let error = context(file).unwrap_err();
+            assert!(error.contains(key), "{error}");
+        }
+        for (file, key) in
+            [("facts_max = 0", "memory.facts_max"), ("bytes_max = '1KB'", "memory.bytes_max"), ("bytes_max = '0'", "memory.bytes_max")]
+        {
+            let error = memory(file).unwrap_err();
+            assert!(error.contains(key), "{error}");
+        }
+    }
+}

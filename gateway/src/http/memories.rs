@@ -1,0 +1,190 @@
+//! `/v1/memories`: what is remembered of a user from one conversation to the next. Facts are put, listed and deleted by their owner alone,
+//! and reach only those chats that ask for them (`memory: true`).
+
+use super::{
+    access::Client,
+    errors::ApiError,
+    parse,
+    responses::{PageWish, output::new_id, page_wanted, parsed},
+};
+use crate::{
+    gateway::{Gateway, unix_seconds},
+    store::{Kind, NewRecord, Page, Part, Record, RecordPage, StoreError},
+};
+use axum::{Json, body::Body, extract::Path};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+/// Of one fact: longer ones are notes, and would take the room of all others.
+const TEXT_BYTES_MAX: usize = 1024;
+/// Facts that are deleted at a time, where all are.
+const DELETED_AT_A_TIME: usize = 100;
+
+/// Of one owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    pub facts: usize,
+    /// Of their texts.
+    pub bytes: usize,
+}
+
+/// What is remembered of the sender of a chat, in the order in which it was put: so that what was known stays at its place in the prompt.
+#[derive(Debug, Default)]
+pub struct Facts {
+    pub texts: Vec<String>,
+    /// Why there are none, where the store does not answer.
+    pub lost: Option<String>,
+}
+
+/// As stored and as shown.
+#[derive(Debug, Serialize, Deserialize)]
+struct Memory {
+    id: String,
+    object: String,
+    created_at: u64,
+    text: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct Fields {
+    text: String,
+}
+
+type Answered = Result<Json<Value>, ApiError>;
+
+/// `POST /v1/memories`.
+pub async fn create(Client(gateway): Client, body: Body) -> Answered {
+    let limits = limits(&gateway)?;
+    let body = gateway.read(body).await?;
+    let Fields { text } = parse::json(&body)?;
+    let text = text.trim().to_owned();
+    if !(1..=TEXT_BYTES_MAX).contains(&text.len()) {
+        let message = format!("`text` must have 1 to {TEXT_BYTES_MAX} bytes, and this one has {}", text.len());
+        return Err(ApiError::invalid("text", message));
+    }
+    // It will stand in system prompts.
+    if let Some(safety) = gateway.safety() {
+        safety.check_input([text.as_str()], &[]).map_err(|finding| ApiError::content_filter("text", finding))?;
+    }
+    let now = unix_seconds();
+    let memory = Memory { id: new_id("mem"), object: "memory".into(), created_at: now, text };
+    let body = serde_json::to_string(&memory).expect("it is made of strings and a number");
+    let record = NewRecord { id: memory.id.clone(), kind: Kind::Memory, body, ..NewRecord::default() };
+    let owner = gateway.owner();
+    gateway.store().put(&owner, record, now).await.map_err(of_store)?;
+    // Looked at after it was put: of several that are put at once, those that came first stay.
+    match check_room(&gateway, limits, &memory.id).await {
+        Ok(()) => Ok(Json(json!(memory))),
+        Err(error) => {
+            if let Err(left) = gateway.store().delete(&owner, &memory.id).await {
+                tracing::warn!(error = %left, "a fact stays for which there is no room");
+            }
+            Err(error)
+        }
+    }
+}
+
+/// `GET /v1/memories`: the caller's own, the newest first.
+pub async fn list(Client(gateway): Client, query: PageWish) -> Answered {
+    limits(&gateway)?;
+    let found = gateway.store().list(&gateway.owner(), Kind::Memory, page_wanted(query)?).await;
+    let RecordPage { records, has_more } = found.map_err(|error| ApiError::of_store("after", error))?;
+    let data = records.iter().map(|record| read(record).map(|memory| json!(memory))).collect::<Result<Vec<_>, _>>()?;
+    let id = |record: Option<&Record>| record.map(|record| record.id.clone());
+    Ok(Json(json!({
+        "object": "list", "data": data, "first_id": id(records.first()), "last_id": id(records.last()), "has_more": has_more,
+    })))
+}
+
+/// `GET /v1/memories/{id}`.
+pub async fn retrieve(Client(gateway): Client, Path(id): Path<String>) -> Answered {
+    limits(&gateway)?;
+    check_id(&id)?;
+    let record = gateway.store().load(&gateway.owner(), &id, Part::Nothing).await.map_err(of_store)?;
+    Ok(Json(json!(read(&record)?)))
+}
+
+/// `DELETE /v1/memories/{id}`.
+pub async fn delete(Client(gateway): Client, Path(id): Path<String>) -> Answered {
+    limits(&gateway)?;
+    check_id(&id)?;
+    gateway.store().delete(&gateway.owner(), &id).await.map_err(of_store)?;
+    Ok(Json(json!({"id": id, "object": "memory.deleted", "deleted": true})))
+}
+
+/// `DELETE /v1/memories`: all that is remembered of the caller.
+pub async fn delete_all(Client(gateway): Client) -> Answered {
+    limits(&gateway)?;
+    let owner = gateway.owner();
+    let mut deleted = 0;
+    loop {
+        let RecordPage { records, has_more } = all(&gateway, DELETED_AT_A_TIME).await.map_err(of_store)?;
+        for record in records {
+            match gateway.store().delete(&owner, &record.id).await {
+                Ok(()) => deleted += 1,
+                // Somebody else was quicker.
+                Err(StoreError::NotFound(_)) => {}
+                Err(error) => return Err(of_store(error)),
+            }
+        }
+        if !has_more {
+            return Ok(Json(json!({"object": "memories.deleted", "deleted": deleted})));
+        }
+    }
+}
+
+/// For a chat that asks for them. Where the store does not answer, it goes on without, and says so.
+pub async fn facts(gateway: &Gateway) -> Result<Facts, ApiError> {
+    let limits = gateway.memories().ok_or_else(|| {
+        ApiError::invalid(
+            "memory",
+            "`memory` is true, but this server remembers nothing between conversations: it was started without [memory]",
+        )
+    })?;
+    match all(gateway, limits.facts).await {
+        Ok(RecordPage { records, .. }) => {
+            let texts = records.iter().map(|record| read(record).map(|memory| memory.text)).collect::<Result<_, _>>()?;
+            Ok(Facts { texts, lost: None })
+        }
+        Err(error @ (StoreError::Failed(_) | StoreError::Busy)) => {
+            tracing::warn!(%error, "a chat goes on without what is remembered of its user");
+            Ok(Facts { texts: Vec::new(), lost: Some(error.to_string()) })
+        }
+        Err(error) => Err(ApiError::of_store("memory", error)),
+    }
+}
+
+/// Refuses a fact that was put although there is no room for it.
+async fn check_room(gateway: &Gateway, limits: Limits, id: &str) -> Result<(), ApiError> {
+    let RecordPage { records, .. } = all(gateway, limits.facts).await.map_err(of_store)?;
+    let Some(place) = records.iter().position(|record| record.id == id) else {
+        return Err(ApiError::no_room_to_remember(format!("you have {} facts, and may have no more: delete some first", limits.facts)));
+    };
+    let bytes = records[..=place].iter().map(|record| read(record).map(|memory| memory.text.len())).sum::<Result<usize, _>>()?;
+    if bytes <= limits.bytes {
+        return Ok(());
+    }
+    Err(ApiError::no_room_to_remember(format!("your facts would have {bytes} bytes, and may have {}: delete some first", limits.bytes)))
+}
+
+/// The first of the caller's own.
+async fn all(gateway: &Gateway, limit: usize) -> Result<RecordPage, StoreError> {
+    gateway.store().list(&gateway.owner(), Kind::Memory, Page { after: None, limit, descending: false }).await
+}
+
+fn read(record: &Record) -> Result<Memory, ApiError> {
+    serde_json::from_value(parsed(&record.id, &record.body)?)
+        .map_err(|error| ApiError::internal(format!("what is stored as `{}` is no fact: {error}", record.id)))
+}
+
+fn limits(gateway: &Gateway) -> Result<Limits, ApiError> {
+    gateway.memories().ok_or_else(ApiError::no_memories)
+}
+
+fn check_id(id: &str) -> Result<(), ApiError> {
+    if id.starts_with("mem_") { Ok(()) } else { Err(ApiError::not_found("memory_id", format!("`{id}` is not a memory's id"))) }
+}
+
+fn of_store(error: StoreError) -> ApiError {
+    ApiError::of_store("memory_id", error)
+}

@@ -1,0 +1,48 @@
+//! What a chat's body asks for that is stored: a conversation to go on from, and what is remembered of its user. It is loaded before all
+//! else, since nothing else of a chat waits for the store.
+
+use super::{
+    conversations::turn::{Before, ConversationField, before},
+    errors::ApiError,
+    memories::{self, Facts},
+    parse,
+};
+use crate::gateway::Gateway;
+use serde::Deserialize;
+
+/// The parts of a chat's body that are read before all else.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Peek {
+    conversation: Option<ConversationField>,
+    memory: Option<bool>,
+}
+
+#[derive(Debug, Default)]
+pub struct Stored {
+    /// The conversation that the body names, if it names one.
+    pub before: Option<Before>,
+    /// If the body asks for them.
+    pub facts: Option<Facts>,
+}
+
+impl Stored {
+    pub async fn look_up(gateway: &Gateway, body: &[u8]) -> Result<Self, ApiError> {
+        let named = |field: &str| std::str::from_utf8(body).is_ok_and(|body| body.contains(field));
+        if !named("\"conversation\"") && !named("\"memory\"") {
+            return Ok(Self::default());
+        }
+        let Peek { conversation, memory } = parse::json(body)?;
+        let before = match conversation {
+            Some(conversation) => Some(before(gateway, conversation).await?),
+            None => None,
+        };
+        let facts = if memory == Some(true) { Some(memories::facts(gateway).await?) } else { None };
+        Ok(Self { before, facts })
+    }
+
+    /// Of what was said.
+    pub fn bytes(&self) -> usize {
+        self.before.as_ref().map_or(0, Before::bytes)
+    }
+}
