@@ -8,7 +8,9 @@ use crate::{
 };
 use std::{collections::BTreeMap, future, io, net::SocketAddr, sync::Arc, time::Duration};
 use tidemill_gateway::{
+    audit::{self, Audit},
     batches::{self, Batches},
+    feedback::{self, Feedback},
     gateway::{Gateway, GatewaySettings, ServedModel},
     http::{
         routes,
@@ -57,6 +59,10 @@ pub enum RunError {
     Keep(#[from] KeepError),
     #[error("the identity provider's keys: {0}")]
     Jwks(#[from] JwksError),
+    #[error(transparent)]
+    Audit(#[from] audit::OpenError),
+    #[error(transparent)]
+    Feedback(#[from] feedback::OpenError),
     #[error(transparent)]
     Tls(#[from] TlsError),
     #[error(
@@ -180,6 +186,8 @@ impl Coordinator {
             tenants,
             safety: settings.safety,
             pii: settings.pii,
+            feedback: settings.feedback.map(Feedback::open).transpose()?.map(Arc::new),
+            audit: settings.audit.map(Audit::open).transpose()?.map(Arc::new),
             replay: settings.replay,
             response_cache: settings.response_cache,
             request_timeout: settings.request_timeout,
@@ -228,6 +236,8 @@ impl Coordinator {
         let gateway = Arc::clone(&self.gateway);
         let mut tending = tokio::spawn(async move { gateway.tend_tenants().await });
         let mut batching = tokio::spawn(Arc::clone(&self.gateway).run_batches());
+        let gateway = Arc::clone(&self.gateway);
+        let mut retiring = tokio::spawn(async move { gateway.expire_audit().await });
         let reloading = self.tls.clone().map(|tls| tokio::spawn(async move { tls.reload_on_hangup().await }));
 
         let gateway = Arc::clone(&self.gateway);
@@ -261,6 +271,7 @@ impl Coordinator {
             _ = &mut expiring => Err(RunError::Broken("deletes old responses")),
             _ = &mut tending => Err(RunError::Broken("looks after tenants")),
             _ = &mut batching => Err(RunError::Broken("runs batches")),
+            _ = &mut retiring => Err(RunError::Broken("lets old audit records go")),
         };
         self.endpoint.close().await;
         ticking.abort();
@@ -268,7 +279,7 @@ impl Coordinator {
         agreeing.abort();
         forgetting.abort();
         // They hold what the next process wants to open.
-        for task in [&mut expiring, &mut tending, &mut batching].into_iter().filter(|task| !task.is_finished()) {
+        for task in [&mut expiring, &mut tending, &mut batching, &mut retiring].into_iter().filter(|task| !task.is_finished()) {
             task.abort();
             let _ = task.await;
         }

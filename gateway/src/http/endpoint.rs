@@ -134,6 +134,7 @@ async fn start<E: Endpoint>(gateway: &Arc<Gateway>, headers: &HeaderMap, body: B
     let arrived = Instant::now();
     parse::check_content_type(headers)?;
     let body = gateway.read(body).await?;
+    let asked = gateway.asked(&body);
     let before = if E::CONVERSES { turn::before(gateway, &body).await? } else { None };
     let worker = Arc::clone(gateway);
     let bytes = body.len() + before.as_ref().map_or(0, Before::bytes);
@@ -144,7 +145,7 @@ async fn start<E: Endpoint>(gateway: &Arc<Gateway>, headers: &HeaderMap, body: B
     let room = gateway.room(&prompts)?;
     let max_tokens = options.max_tokens.unwrap_or_else(|| E::max_tokens_default(gateway.answer_tokens(&prompts, options.choices, room)));
     let prompt_logprobs = options.sampling.logprobs.filter(|_| endpoint.scores_prompt());
-    let answer = gateway.start(E::PROMPT, &prompts, &options, max_tokens, prompt_logprobs)?;
+    let mut answer = gateway.start(E::PROMPT, &prompts, &options, max_tokens, prompt_logprobs)?;
     let call = Call {
         id: format!("{}-{:032x}", E::ID_PREFIX, rand::random::<u128>()),
         created: unix_seconds(),
@@ -153,6 +154,7 @@ async fn start<E: Endpoint>(gateway: &Arc<Gateway>, headers: &HeaderMap, body: B
         prompts,
         tokenizer: Arc::clone(&gateway.text().tokenizer),
     };
+    gateway.remember(&mut answer, &call.id, asked);
     Ok((answer, call, endpoint))
 }
 
