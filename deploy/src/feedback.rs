@@ -67,7 +67,10 @@ pub async fn feedback(command: FeedbackCommand) -> anyhow::Result<()> {
                 "an answer is named by its id, such as chatcmpl-0123…: `tidemill feedback list` shows the ids"
             );
             let found = at.call(reqwest::Method::GET, &format!("/admin/feedback?response_id={response_id}"), None).await?;
-            let opinion = found["feedback"].get(0).with_context(|| format!("nobody has said anything of {response_id}"))?;
+            let opinions = found["feedback"].as_array().into_iter().flatten();
+            // Of several users', the latest that says what is wrong.
+            let worth = |opinion: &&Value| (opinion["rating"] == "down", opinion["comment"].is_string(), opinion["at"].as_u64());
+            let opinion = opinions.max_by_key(worth).with_context(|| format!("nobody has said anything of {response_id}"))?;
             let mut checks = Vec::new();
             if !contains.is_empty() {
                 checks.push(Check::Contains(Texts::Several(contains)));
