@@ -56,7 +56,7 @@ check: setup-build check-cores check-aarch64
 	RUSTDOCFLAGS="-D warnings" cargo doc --release --locked --workspace --no-deps --quiet
 
 # The deciding part of each role builds without its shell: no tokio, no QUIC, no logging.
-CORES = proto grammar cluster registry safety tenancy gateway kvpool engine prefill decode sim
+CORES = proto grammar cluster registry safety tenancy eval gateway kvpool engine prefill decode sim
 check-cores:
 	@for core in $(CORES); do \
 		cargo check --release --locked --quiet -p tidemill-$$core --no-default-features || exit 1; \

@@ -8,7 +8,9 @@ use crate::{
 };
 use std::{collections::BTreeMap, future, io, net::SocketAddr, sync::Arc, time::Duration};
 use tidemill_gateway::{
+    audit::{self, Audit},
     batches::{self, Batches},
+    feedback::{self, Feedback},
     gateway::{Gateway, GatewaySettings, ServedModel},
     http::{
         routes,
@@ -57,6 +59,10 @@ pub enum RunError {
     Keep(#[from] KeepError),
     #[error("the identity provider's keys: {0}")]
     Jwks(#[from] JwksError),
+    #[error(transparent)]
+    Audit(#[from] audit::OpenError),
+    #[error(transparent)]
+    Feedback(#[from] feedback::OpenError),
     #[error(transparent)]
     Tls(#[from] TlsError),
     #[error(
@@ -185,6 +191,8 @@ impl Coordinator {
             context: settings.context,
             summaries: settings.summaries,
             memories: settings.memories,
+            feedback: settings.feedback.map(Feedback::open).transpose()?.map(Arc::new),
+            audit: settings.audit.map(Audit::open).transpose()?.map(Arc::new),
             replay: settings.replay,
             response_cache: settings.response_cache,
             request_timeout: settings.request_timeout,
@@ -234,6 +242,8 @@ impl Coordinator {
         let mut tending = tokio::spawn(async move { gateway.tend_tenants().await });
         let mut batching = tokio::spawn(Arc::clone(&self.gateway).run_batches());
         let mut summarizing = tokio::spawn(Arc::clone(&self.gateway).run_summaries());
+        let gateway = Arc::clone(&self.gateway);
+        let mut retiring = tokio::spawn(async move { gateway.expire_audit().await });
         let reloading = self.tls.clone().map(|tls| tokio::spawn(async move { tls.reload_on_hangup().await }));
 
         let gateway = Arc::clone(&self.gateway);
@@ -268,6 +278,7 @@ impl Coordinator {
             _ = &mut tending => Err(RunError::Broken("looks after tenants")),
             _ = &mut batching => Err(RunError::Broken("runs batches")),
             _ = &mut summarizing => Err(RunError::Broken("summarizes conversations")),
+            _ = &mut retiring => Err(RunError::Broken("lets old audit records go")),
         };
         self.endpoint.close().await;
         ticking.abort();
@@ -275,7 +286,9 @@ impl Coordinator {
         agreeing.abort();
         forgetting.abort();
         // They hold what the next process wants to open.
-        for task in [&mut expiring, &mut tending, &mut batching, &mut summarizing].into_iter().filter(|task| !task.is_finished()) {
+        for task in
+            [&mut expiring, &mut tending, &mut batching, &mut summarizing, &mut retiring].into_iter().filter(|task| !task.is_finished())
+        {
             task.abort();
             let _ = task.await;
         }

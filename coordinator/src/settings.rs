@@ -1,9 +1,13 @@
 //! The coordinator's knobs, each stated once: flags and TOML keys are one struct, checked into [`Settings`].
 
+pub mod audit;
 pub mod context;
+pub mod feedback;
 pub mod tenants;
 
+use audit::AuditFlags;
 use context::{ContextFlags, MemoryFlags};
+use feedback::FeedbackFlags;
 use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 use tenants::{JwtFlags, KeptIn, SheddingFlags, SinkFlags, TierFlags};
@@ -15,9 +19,11 @@ use tidemill_cluster::{
     schedule::{Policy, PolicyName},
 };
 use tidemill_gateway::{
+    audit::AuditSettings,
     batch::file::Room,
     batches,
     context::Strategy,
+    feedback::FeedbackSettings,
     http::memories,
     pii::Pii,
     replay, response_cache,
@@ -38,9 +44,8 @@ use tidemill_safety::{
     pii::{Kind, find::Finder},
 };
 use tidemill_tenancy::{
-    jwt,
+    journal, jwt,
     limits::Share,
-    meter,
     shedding::Watermarks,
     sink,
     tier::Tiers,
@@ -225,6 +230,14 @@ pub struct Flags {
     /// By how much log-probabilities of probes may differ: more than 0 where devices do not compute alike, bit by bit [default: 0]
     #[arg(long, value_name = "NATS")]
     pub probe_tolerance: Option<f32>,
+    /// Days that blocks by safety checks, and appeals against them, are kept in an audit log in --data; 0: there is none. Or a section
+    /// `[audit]` of the config file [default: 0]
+    #[arg(long, value_name = "DAYS")]
+    pub audit: Option<AuditFlags>,
+    /// Let users say what they think of answers, which are remembered for that; a section `[feedback]` of the config file says how
+    /// [default: off]
+    #[arg(long, value_name = "on|off", num_args = 0..=1, default_missing_value = "on")]
+    pub feedback: Option<FeedbackFlags>,
     /// What identifies people, in the file only: a section `[pii]`
     #[arg(skip)]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -354,8 +367,8 @@ pub struct PiiFlags {
 }
 
 impl PiiFlags {
-    /// `None`: nothing is done.
-    fn check(self) -> Result<Option<Pii>, ConfigError> {
+    /// What is done about prompts and answers, and the finder, which logs use, too.
+    fn check(self) -> Result<(Option<Pii>, Arc<Finder>), ConfigError> {
         let redacts = |key, mode: Option<&str>| match mode.unwrap_or("off") {
             "off" => Ok(false),
             "redact" => Ok(true),
@@ -370,7 +383,8 @@ impl PiiFlags {
             let list = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
             finder = finder.with_names(&list).map_err(|error| wrong(error.to_string()))?;
         }
-        Ok((input || output).then(|| Pii { finder: Arc::new(finder), input, output }))
+        let finder = Arc::new(finder);
+        Ok(((input || output).then(|| Pii { finder: Arc::clone(&finder), input, output }), finder))
     }
 }
 
@@ -485,7 +499,7 @@ pub struct Settings {
     pub prices: Prices,
     pub jwt: Option<jwt::Settings>,
     pub shedding: Option<Watermarks>,
-    pub usage: meter::Settings,
+    pub usage: journal::Settings,
     /// `None`: usage events stay here.
     pub usage_sink: Option<sink::Settings>,
     /// Where responses, conversations and the registry are stored; `None`: in memory.
@@ -503,6 +517,10 @@ pub struct Settings {
     pub summaries: summarizer::Settings,
     /// `None`: nothing is remembered of users.
     pub memories: Option<memories::Limits>,
+    /// `None`: blocks are not recorded.
+    pub audit: Option<AuditSettings>,
+    /// `None`: none is taken.
+    pub feedback: Option<FeedbackSettings>,
     /// Of answers kept for repeated requests.
     pub replay: replay::Limits,
     pub response_cache: Option<response_cache::Limits>,
@@ -662,6 +680,9 @@ impl Flags {
         let peers = check_peers(self.peers.unwrap_or_default(), &name, self.data.is_some())?;
         let earlier = self.data.as_ref().map(|data| data.join("tenants.sqlite"));
         let (context, summaries) = self.context.unwrap_or_default().check(&models, &aliases)?;
+        let (pii, finder) = self.pii.unwrap_or_default().check()?;
+        let audit = self.audit.unwrap_or_default().check(self.data.as_deref(), &finder)?;
+        let feedback = self.feedback.map_or(Ok(None), |feedback| feedback.check(self.data.as_deref(), &finder))?;
         Ok(Settings {
             context,
             summaries,
@@ -683,7 +704,11 @@ impl Flags {
             jwt: self.jwt.map(|jwt| jwt.check(&tiers)).transpose()?,
             shedding: self.shedding.unwrap_or_default().check(&classes)?,
             tiers,
-            usage: meter::Settings { sync_every: Duration::from_millis(self.usage_sync_ms.unwrap_or(100)), segment_bytes },
+            usage: journal::Settings {
+                sync_every: Duration::from_millis(self.usage_sync_ms.unwrap_or(100)),
+                segment_bytes,
+                segment_age: None,
+            },
             admin: self.admin,
             listen: self.listen.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 0))),
             pki: required(None, "pki", self.pki)?,
@@ -710,7 +735,9 @@ impl Flags {
                 line_bytes: body_bytes_max as usize,
             },
             safety: self.safety.map_or(Ok(None), SafetyFlags::check)?,
-            pii: self.pii.map_or(Ok(None), PiiFlags::check)?,
+            pii,
+            audit,
+            feedback,
             replay: replay::Limits {
                 bytes: replay_bytes_max,
                 recordings: positive("replay_answers_max", self.replay_answers_max.unwrap_or(4096) as u64)? as usize,
@@ -872,6 +899,8 @@ mod tests {
             (Flags { batch_concurrency: Some(0), ..flags() }, "batch_concurrency"),
             (Flags { batch_days: Some(0), ..flags() }, "batch_days"),
             (Flags { probe_every_s: Some(u64::MAX), ..flags() }, "probe_every_s"),
+            (Flags { audit: "30".parse().ok(), ..flags() }, "--data"),
+            (Flags { audit: "40000".parse().ok(), data: Some("/data".into()), ..flags() }, "audit.days"),
             (Flags { probe_every_s: Some(9), probe_tolerance: Some(f32::NAN), ..flags() }, "probe_tolerance"),
             (Flags { usage_segment_bytes: Some("1KiB".into()), ..flags() }, "usage_segment_bytes"),
         ] {

@@ -4,6 +4,9 @@
 //! - [`certs`]: `tidemill certs`, certificates with roles
 //! - [`chat`]: `tidemill chat`, a conversation in the terminal
 //! - [`cluster`]: `tidemill cluster`, what a running cluster does
+//! - [`appeals`]: `tidemill appeals`; [`audit`]: `tidemill audit`; [`feedback`]: `tidemill feedback`;
+//!   [`golden`]: the file of golden cases
+//! - [`eval`]: `tidemill eval`, whether models' answers are good
 //! - [`keys`]: `tidemill keys` and `tidemill tenants`; [`usage`]: `tidemill usage`
 //! - [`registry`]: `tidemill registry`, what the coordinators agree on
 //! - [`safety`]: `tidemill safety`, the safety checks' classifier trained and judged
@@ -11,11 +14,16 @@
 //! - [`processes`]: the role processes that `up` starts, watches and ends
 //! - [`demo_model`]: the checkpoint that `up` serves when it is given none
 
+pub mod appeals;
+pub mod audit;
 pub mod certs;
 pub mod chat;
 pub mod client;
 pub mod cluster;
 pub mod demo_model;
+pub mod eval;
+pub mod feedback;
+pub mod golden;
 pub mod keys;
 pub mod processes;
 pub mod registry;

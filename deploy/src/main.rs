@@ -2,7 +2,7 @@
 //! classifier.
 
 use clap::{Parser, Subcommand};
-use tidemill_deploy::{certs, chat, cluster, keys, registry, safety, up, usage};
+use tidemill_deploy::{appeals, audit, certs, chat, cluster, eval, feedback, keys, registry, safety, up, usage};
 use tidemill_net::process::Failed;
 
 /// Disaggregated prefill/decode serving for large language models
@@ -34,6 +34,18 @@ enum Command {
     /// Train and judge the classifier of the safety checks
     #[command(subcommand)]
     Safety(safety::SafetyCommand),
+    /// Check and show the log of what was blocked
+    #[command(subcommand)]
+    Audit(audit::AuditCommand),
+    /// Show and decide appeals against what was blocked
+    #[command(subcommand)]
+    Appeals(appeals::AppealsCommand),
+    /// Show what users think of answers, and make golden cases of it
+    #[command(subcommand)]
+    Feedback(feedback::FeedbackCommand),
+    /// Ask models golden cases, and compare them
+    #[command(subcommand)]
+    Eval(Box<eval::EvalCommand>),
     /// Make a cluster CA, and certificates for its processes; again, to renew them
     Certs(certs::CertsArgs),
 }
@@ -49,6 +61,10 @@ async fn main() -> Result<(), Failed> {
         Command::Tenants(command) => keys::tenants(command).await?,
         Command::Usage(args) => usage::usage(&args)?,
         Command::Safety(command) => safety::safety(command)?,
+        Command::Audit(command) => audit::audit(command)?,
+        Command::Appeals(command) => appeals::appeals(command).await?,
+        Command::Feedback(command) => feedback::feedback(command).await?,
+        Command::Eval(command) => eval::eval(*command).await?,
         Command::Certs(args) => certs::certs(&args)?,
     }
     Ok(())

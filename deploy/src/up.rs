@@ -133,6 +133,13 @@ pub struct UpArgs {
     /// Seconds between two rounds of probes, which find engines that compute wrongly; 0: no probes
     #[arg(long, value_name = "S", default_value_t = 0)]
     probe_every_s: u64,
+    /// Days that blocks by safety checks, and appeals against them, are kept in an audit log under --data; 0: there is none
+    /// [default: 0]
+    #[arg(long, value_name = "DAYS")]
+    audit: Option<u64>,
+    /// Let users say what they think of answers (POST /v1/feedback)
+    #[arg(long)]
+    feedback: bool,
     /// Bytes of answers of greedy and seeded requests that are given again to whoever asks the same; 0: none
     #[arg(long, default_value = "0")]
     response_cache: String,
@@ -251,6 +258,8 @@ impl Cluster {
             }
             flags.extend(args.aliases.iter().flat_map(|aliases| ["--aliases".to_owned(), aliases.clone()]));
             flags.extend(["--response-cache-bytes-max".to_owned(), args.response_cache.clone()]);
+            flags.extend(args.feedback.then(|| "--feedback=on".to_owned()));
+            flags.extend(args.audit.iter().flat_map(|days| ["--audit".to_owned(), days.to_string()]));
             flags.extend(["--probe-every-s".to_owned(), args.probe_every_s.to_string()]);
             flags.extend(args.safety.then(|| "--safety=on".to_owned()));
             flags.extend(args.policy.iter().flat_map(|policy| ["--policy".to_owned(), policy.clone()]));

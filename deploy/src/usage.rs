@@ -6,9 +6,12 @@ use std::{
     fs,
     path::{Path, PathBuf},
 };
-use tidemill_tenancy::usage::{
-    Event, log,
-    report::{Dimension, Report, day},
+use tidemill_tenancy::{
+    segment,
+    usage::{
+        Event,
+        report::{Dimension, Report, day},
+    },
 };
 
 #[derive(Debug, clap::Args)]
@@ -47,8 +50,8 @@ pub fn usage(args: &UsageArgs) -> anyhow::Result<()> {
     let mut seen = HashSet::new();
     for path in segments {
         let bytes = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        let segment = log::read(&bytes).with_context(|| path.display().to_string())?;
-        for event in segment.events {
+        let segment = segment::read::<Event>(&bytes).with_context(|| path.display().to_string())?;
+        for event in segment.entries {
             if args.wants(&event) && seen.insert(event.id.clone()) {
                 match args.format.as_str() {
                     "events" => println!("{}", serde_json::to_string(&event)?),
@@ -88,7 +91,7 @@ fn find(data: &Path, segments: &mut Vec<PathBuf>) -> anyhow::Result<()> {
         Ok(paths)
     };
     let is_segment =
-        |path: &PathBuf| path.file_name().and_then(|name| name.to_str()).is_some_and(|name| log::segment_number(name).is_some());
+        |path: &PathBuf| path.file_name().and_then(|name| name.to_str()).is_some_and(|name| segment::number::<Event>(name).is_some());
     let usage = |dir: &Path| dir.join("usage");
     let coordinators: Vec<_> = if usage(data).is_dir() { vec![data.to_owned()] } else { listed(data)? };
     for dir in coordinators.iter().map(|dir| usage(dir)).filter(|dir| dir.is_dir()) {

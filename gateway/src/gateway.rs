@@ -1,11 +1,13 @@
 //! The state that all handlers share, and the way of a request into the cluster.
 
 use crate::{
+    audit::Audit,
     backend::{Backend, Cache, Submission},
     batch::life::Sender,
     batches::Batches,
     context::Strategy,
     dialog::{Dialog, DialogError, DialogPrompt, ToolChoice},
+    feedback::{self, Answered, Feedback},
     generation::personal::Personal,
     http::{
         answer::{Answer, Books, Reader},
@@ -23,7 +25,7 @@ use crate::{
     recent::Recent,
     registry::Registry,
     replay, response_cache,
-    safety::Safety,
+    safety::{Blocks, Safety},
     store::{Owner, Store},
     summarizer::{self, Summarizer},
     tenants::{
@@ -94,6 +96,10 @@ pub struct GatewaySettings {
     pub summaries: summarizer::Settings,
     /// Of what is remembered of users. `None`: nothing is.
     pub memories: Option<memories::Limits>,
+    /// `None`: blocks are not recorded.
+    pub audit: Option<Arc<Audit>>,
+    /// `None`: none is taken.
+    pub feedback: Option<Arc<Feedback>>,
     /// Of answers that are kept for repeated requests.
     pub replay: replay::Limits,
     /// Of answers that are kept for whoever asks the same. `None`: none are.
@@ -144,6 +150,8 @@ struct Shared {
     context: Strategy,
     summarizer: Summarizer,
     memories: Option<memories::Limits>,
+    audit: Option<Arc<Audit>>,
+    feedback: Option<Arc<Feedback>>,
     running: Arc<RunningResponses>,
     replays: Arc<Replays>,
     response_cache: Option<Arc<Cache>>,
@@ -184,6 +192,8 @@ impl Gateway {
             context: settings.context,
             summarizer: Summarizer::new(settings.summaries),
             memories: settings.memories,
+            audit: settings.audit,
+            feedback: settings.feedback,
             running: Arc::default(),
             replays: Arc::new(Replays::new(settings.replay)),
             response_cache: settings.response_cache.map(|limits| Arc::new(Cache::new(limits))),
@@ -308,6 +318,36 @@ impl Gateway {
         self.shared.safety.as_ref()
     }
 
+    pub fn audit(&self) -> Option<&Audit> {
+        self.shared.audit.as_deref()
+    }
+
+    pub fn feedback(&self) -> Option<&Arc<Feedback>> {
+        self.shared.feedback.as_ref()
+    }
+
+    /// What is asked in a body, if anybody may have an opinion of its answer.
+    pub fn asked(&self, body: &[u8]) -> Option<Vec<Value>> {
+        self.feedback().map(|_| feedback::asked(body))
+    }
+
+    /// Remembers an answer, for what its user may think of it.
+    pub fn remember(&self, answer: &mut Answer, id: &str, asked: Option<Vec<Value>>) {
+        if let (Some(feedback), Some(question)) = (self.feedback(), asked) {
+            let (tenant, model) = (self.tenant().map(str::to_owned), self.model.name.clone());
+            feedback.remember(id, Answered { tenant, model, question, answer: String::new() });
+            answer.remember(Arc::clone(feedback), id);
+        }
+    }
+
+    /// Lets old records of the audit log go, for ever.
+    pub async fn expire_audit(&self) {
+        match self.audit() {
+            Some(audit) => audit.expire().await,
+            None => std::future::pending().await,
+        }
+    }
+
     pub fn pii(&self) -> Option<&Pii> {
         self.shared.pii.as_ref()
     }
@@ -315,7 +355,10 @@ impl Gateway {
     /// Refuses a prompt's text that must not be answered.
     pub fn check_input<'a>(&self, param: &str, texts: impl IntoIterator<Item = &'a str>, options: &Options) -> Result<(), ApiError> {
         let Some(safety) = self.safety() else { return Ok(()) };
-        safety.check_input(texts, &options.safety).map_err(|finding| ApiError::content_filter(param, finding))
+        safety.check_input(texts, &options.safety).map_err(|(finding, text)| {
+            let blocked = |audit: &Audit| audit.blocked("input", self.tenant(), &self.model.name, finding, text);
+            ApiError::content_filter(param, finding, self.audit().map(blocked))
+        })
     }
 
     /// Whether a text may be put into a prompt that its client did not write it into.
@@ -350,7 +393,8 @@ impl Gateway {
         self.shared.request_timeout
     }
 
-    fn tenant(&self) -> Option<&str> {
+    /// Whoever asks.
+    pub fn tenant(&self) -> Option<&str> {
         self.caller.as_ref()?.tenant()
     }
 
@@ -658,7 +702,16 @@ impl Gateway {
                 guarded: self.safety().map(|safety| safety.guarded(&options.safety)),
                 personal: self.pii().map_or_else(Personal::default, |pii| pii.personal(options)),
             },
-            Books { objectives: Arc::clone(&self.shared.objectives), recent: Arc::clone(&self.shared.recent), metered },
+            Books {
+                objectives: Arc::clone(&self.shared.objectives),
+                recent: Arc::clone(&self.shared.recent),
+                metered,
+                blocks: self.shared.audit.clone().map(|audit| Blocks {
+                    audit,
+                    tenant: self.tenant().map(str::to_owned),
+                    model: self.model.name.clone(),
+                }),
+            },
         ))
     }
 

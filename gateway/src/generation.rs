@@ -106,7 +106,19 @@ pub enum StopReason {
     Token(Token),
     Text(String),
     /// Of a [`FinishReason::ContentFilter`].
-    Violation(Finding),
+    Violation(Violation),
+}
+
+/// What must not be said.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Violation {
+    #[serde(flatten)]
+    pub finding: Finding,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub appeal_id: Option<String>,
+    /// Of the answer, where the violation begins. For reviewers.
+    #[serde(skip)]
+    pub text: String,
 }
 
 /// How a choice's tokens ended in the cluster.

@@ -19,6 +19,7 @@
 pub mod access;
 pub mod admin;
 pub mod answer;
+pub mod appeals;
 pub mod batches;
 pub mod chat;
 pub mod completions;
@@ -28,6 +29,7 @@ pub mod conversations;
 pub mod embeddings;
 pub mod endpoint;
 pub mod errors;
+pub mod feedback;
 pub mod files;
 pub mod memories;
 pub mod messages;

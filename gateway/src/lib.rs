@@ -20,6 +20,8 @@
 //! - [`summarizer`]: running summaries of long conversations, made in the background
 //! - [`batches`]: clients' files and batches, on disk and running
 //! - [`tenants`]: who asks, how much, and what it came to
+//! - [`feedback`]: what users think of answers
+//! - [`audit`]: what was blocked, and who appealed
 //! - [`safety`]: what may be asked and answered here; [`pii`]: what identifies people
 //! - [`metrics`]: the numbers behind `/metrics`; [`recent`]: the last choices that ended
 
@@ -32,9 +34,13 @@ pub mod response_cache;
 pub mod text;
 
 #[cfg(feature = "shell")]
+pub mod audit;
+#[cfg(feature = "shell")]
 pub mod backend;
 #[cfg(feature = "shell")]
 pub mod batches;
+#[cfg(feature = "shell")]
+pub mod feedback;
 #[cfg(feature = "shell")]
 pub mod gateway;
 #[cfg(feature = "shell")]

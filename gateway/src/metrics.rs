@@ -54,6 +54,8 @@ fn describe() {
     describe_histogram!("tidemill_step_seconds", "One step of an engine");
     describe_histogram!("tidemill_batch_size", "Sequences that decoded a token in one step");
     describe_counter!("tidemill_safety_blocks_total", "Prompts refused and answers cut by safety checks");
+    describe_counter!("tidemill_feedback_total", "What users think of answers: up, down, or regenerate");
+    describe_counter!("tidemill_audit_lost_total", "Records that the audit log had no room for, because its disk failed");
     describe_histogram!("tidemill_safety_input_seconds", "Checking one prompt");
     describe_counter!("tidemill_requests_total", "Requests that ended, by outcome");
     describe_gauge!("tidemill_goodput_ratio", "Share of a class's finished choices that kept its limits");

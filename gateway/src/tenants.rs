@@ -17,11 +17,11 @@ use std::{
 };
 use tidemill_tenancy::{
     directory::{Directory, Principal},
+    journal::{self, Journal, OpenError},
     jwt::{Invalid, Verifier},
     keeper::{KeepError, Keeper},
     key::Secret,
     limits::{Limits, Overrides, Share},
-    meter::{Meter, OpenError},
     quota::{Kind, Quota, Refusal, Scope, Standing},
     records::{Change, Key, Tenant},
     shedding::{Load, Shedding, Step, Watermarks},
@@ -55,7 +55,7 @@ pub struct TenantSettings {
 #[derive(Clone, Debug)]
 pub struct MeterSettings {
     pub dir: std::path::PathBuf,
-    pub log: tidemill_tenancy::meter::Settings,
+    pub log: journal::Settings,
     /// Who gets the events; `None`: nobody but the log.
     pub sink: Option<sink::Settings>,
 }
@@ -74,7 +74,7 @@ pub struct Tenants {
     quota: Mutex<Quota>,
     /// Time counts from the Unix epoch, and never jumps.
     began: (Duration, Instant),
-    meter: Option<Meter>,
+    meter: Option<Journal<Event>>,
     sink: Option<Sink>,
     shedding: Option<Mutex<Shedding>>,
     shed: AtomicU8,
@@ -159,7 +159,7 @@ impl Tenants {
         let (meter, sink) = match settings.meter {
             None => (None, None),
             Some(MeterSettings { dir, log, sink }) => {
-                let meter = Meter::open(&dir, log, since, restore)?;
+                let meter = Journal::open(&dir, log, since, restore)?;
                 (Some(meter), sink.map(|sink| Sink::start(&dir, sink)).transpose()?)
             }
         };

@@ -11,8 +11,10 @@
 //! - [`corpus`]: examples to train it with
 //! - [`guard`]: all of it over a whole text
 //! - [`pii`]: what identifies a person, found, taken out, put back
+//! - [`appeals`]: what was blocked, and the queue of those who disagree
 //! - [`stream`]: the cascade over an answer while it comes: what is part of a violation is never released
 
+pub mod appeals;
 pub mod category;
 pub mod classifier;
 pub mod corpus;

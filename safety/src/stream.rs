@@ -46,6 +46,11 @@ impl Stream {
         self.add("", true)
     }
 
+    /// The end of what was released, in normal form, and what was held back.
+    pub fn excerpt(&self) -> String {
+        String::from_utf8_lossy(&self.before).into_owned() + &self.held
+    }
+
     /// Bytes that wait.
     pub fn held_bytes(&self) -> usize {
         self.held.len()

@@ -8,32 +8,35 @@
 //! - [`quota`]: reserve, settle, cancel, over sliding windows ([`window`])
 //! - [`shedding`]: when there is too much to do
 //! - [`retry`]: how long to wait after a failure
-//! - [`usage`]: events, their prices, their log as bytes, and reports
+//! - [`usage`]: events, their prices, and reports
+//! - [`segment`]: a log as bytes; [`audit`]: one whose records are chained by their digests
 //!
 //! Shell (feature `shell`, on by default):
 //!
 //! - [`keeper`]: where tenants and keys are kept
 //! - [`jwt`]: tokens that an identity provider has signed
 //! - [`web`]: HTTP requests of our own
-//! - [`meter`]: the usage log as files; [`sink`]: its events on their way to somebody else
+//! - [`journal`]: a log as files; [`sink`]: usage events on their way to somebody else
 
+pub mod audit;
 pub mod directory;
 pub mod key;
 pub mod limits;
 pub mod quota;
 pub mod records;
 pub mod retry;
+pub mod segment;
 pub mod shedding;
 pub mod tier;
 pub mod usage;
 pub mod window;
 
 #[cfg(feature = "shell")]
+pub mod journal;
+#[cfg(feature = "shell")]
 pub mod jwt;
 #[cfg(feature = "shell")]
 pub mod keeper;
-#[cfg(feature = "shell")]
-pub mod meter;
 #[cfg(feature = "shell")]
 pub mod sink;
 #[cfg(feature = "shell")]

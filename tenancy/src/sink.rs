@@ -5,9 +5,10 @@
 //! again, later each time, and nothing is skipped.
 
 use crate::{
-    meter::segments,
+    journal::segments,
     retry,
-    usage::{Event, log},
+    segment::{self, Entry},
+    usage::Event,
     web::{Target, TargetError},
 };
 use serde::{Deserialize, Serialize};
@@ -214,11 +215,11 @@ impl Follower {
 /// The events after `cursor`, and where the next ones are. None, and the same place: there are none yet.
 fn read(dir: &Path, cursor: Cursor) -> io::Result<(Vec<Event>, Cursor)> {
     // Before anything is read: a segment that has a successor now will not grow any more.
-    let later = segments(dir)?.into_iter().filter(|&number| number > cursor.segment).min();
+    let later = segments::<Event>(dir)?.into_iter().filter(|&number| number > cursor.segment).min();
     let after = later.map_or(cursor, |segment| Cursor { segment, offset: 0 });
     let mut bytes = Vec::new();
-    let offset = cursor.offset.max(log::HEADER.len() as u64);
-    match File::open(dir.join(log::segment_name(cursor.segment))) {
+    let offset = cursor.offset.max(Event::HEADER.len() as u64);
+    match File::open(dir.join(segment::name::<Event>(cursor.segment))) {
         Ok(mut file) => {
             file.seek(SeekFrom::Start(offset))?;
             file.take(BYTES_MAX).read_to_end(&mut bytes)?;
@@ -228,7 +229,7 @@ fn read(dir: &Path, cursor: Cursor) -> io::Result<(Vec<Event>, Cursor)> {
     }
     let (mut events, mut taken) = (Vec::new(), 0);
     while events.len() < EVENTS_MAX
-        && let Some((event, length)) = log::record(&bytes[taken..])
+        && let Some((event, length)) = segment::record(&bytes[taken..])
     {
         events.push(event);
         taken += length;
@@ -241,18 +242,18 @@ fn read(dir: &Path, cursor: Cursor) -> io::Result<(Vec<Event>, Cursor)> {
 }
 
 fn behind(dir: &Path, cursor: Cursor) -> io::Result<u64> {
-    let numbers = segments(dir)?.into_iter().filter(|&number| number >= cursor.segment);
-    let length = |number| std::fs::metadata(dir.join(log::segment_name(number))).map(|metadata| metadata.len());
+    let numbers = segments::<Event>(dir)?.into_iter().filter(|&number| number >= cursor.segment);
+    let length = |number| std::fs::metadata(dir.join(segment::name::<Event>(number))).map(|metadata| metadata.len());
     let bytes: u64 = numbers.map(length).sum::<io::Result<u64>>()?;
     // A segment's header is nothing that could arrive.
-    Ok(bytes.saturating_sub(cursor.offset.max(log::HEADER.len() as u64)))
+    Ok(bytes.saturating_sub(cursor.offset.max(Event::HEADER.len() as u64)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{
-        meter::{self, Meter},
+        journal::{self, Journal},
         web::tests::{Reply, Server, wait_until},
     };
     use std::{
@@ -261,13 +262,13 @@ mod tests {
     };
 
     /// Few events fill a segment, so that the sink has to go from one to the next.
-    const LOG: meter::Settings = meter::Settings { sync_every: Duration::from_millis(20), segment_bytes: 2000 };
+    const LOG: journal::Settings = journal::Settings { sync_every: Duration::from_millis(20), segment_bytes: 2000, segment_age: None };
 
-    fn meter(dir: &Path) -> Meter {
-        Meter::open(dir, LOG, SystemTime::UNIX_EPOCH, drop).unwrap()
+    fn meter(dir: &Path) -> Journal<Event> {
+        Journal::open(dir, LOG, SystemTime::UNIX_EPOCH, drop).unwrap()
     }
 
-    async fn write(meter: &Meter, ids: std::ops::Range<usize>) {
+    async fn write(meter: &Journal<Event>, ids: std::ops::Range<usize>) {
         for id in ids {
             meter.write(Event { id: format!("req_{id}"), tenant: "acme".into(), ..Event::default() }).await;
         }
@@ -360,10 +361,10 @@ mod tests {
     fn the_torn_end_of_a_closed_segment_is_passed_over() {
         let dir = tempfile::tempdir().unwrap();
         let segment = |number: u64, ids: std::ops::Range<usize>, torn: usize| {
-            let mut bytes = log::HEADER.to_vec();
-            ids.for_each(|id| log::write(&mut bytes, &Event { id: format!("req_{id}"), ..Event::default() }));
+            let mut bytes = Event::HEADER.to_vec();
+            ids.for_each(|id| segment::write(&mut bytes, &Event { id: format!("req_{id}"), ..Event::default() }));
             bytes.truncate(bytes.len() - torn);
-            std::fs::write(dir.path().join(log::segment_name(number)), bytes).unwrap();
+            std::fs::write(dir.path().join(segment::name::<Event>(number)), bytes).unwrap();
         };
         segment(1, 0..2, 5);
         let (events, cursor) = read(dir.path(), Cursor { segment: 1, offset: 0 }).unwrap();

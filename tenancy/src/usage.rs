@@ -1,8 +1,7 @@
 //! What was used: one [`Event`] per request that ran.
 //!
-//! - [`price`]: what it costs; [`log`]: events as the bytes of a segment; [`report`]: events added up
+//! - [`price`]: what it costs; [`report`]: events added up
 
-pub mod log;
 pub mod price;
 pub mod report;
 

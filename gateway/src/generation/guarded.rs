@@ -1,7 +1,7 @@
 //! An answer under safety checks: nothing of a violation reaches the client, be it text, thought, a call's arguments, or the same as
 //! token ids or log-probabilities.
 
-use super::{CallDelta, Finish, FinishReason, Inspect, Logprob, Piece, StopReason};
+use super::{CallDelta, Finish, FinishReason, Inspect, Logprob, Piece, StopReason, Violation};
 use std::{ops::ControlFlow, sync::Arc};
 use tidemill_proto::block::Token;
 use tidemill_safety::{
@@ -52,7 +52,9 @@ impl Inspect for Inspector {
         self.tokens.append(&mut piece.tokens);
         self.logprobs.append(&mut piece.logprobs);
         if let Err(finding) = self.release(piece) {
-            return ControlFlow::Break(Finish { reason: FinishReason::ContentFilter, stop_reason: Some(StopReason::Violation(finding)) });
+            let parts = [&self.reasoning, &self.text, &self.arguments].map(Stream::excerpt);
+            let violation = Violation { finding, appeal_id: None, text: parts.concat() };
+            return ControlFlow::Break(Finish { reason: FinishReason::ContentFilter, stop_reason: Some(StopReason::Violation(violation)) });
         }
         let held = self.text.held_bytes() + self.reasoning.held_bytes() + self.arguments.held_bytes();
         if held == 0 {
@@ -146,7 +148,8 @@ mod tests {
         );
         let mut end = Piece { finish: Some(Finish::LENGTH), ..Piece::default() };
         let ControlFlow::Break(finish) = inspector.inspect(&mut end) else { panic!("a violation ends with the answer, too") };
-        assert!(matches!(finish.stop_reason, Some(StopReason::Violation(Finding { category: Category::Dangerous, .. }))), "{finish:?}");
+        let Some(StopReason::Violation(Violation { finding, text, .. })) = finish.stop_reason else { panic!("{:?}", finish.stop_reason) };
+        assert_eq!((finding.category, text.as_str()), (Category::Dangerous, "a pipe organ pipe bomb"));
         assert_eq!((end.text.as_str(), end.tokens.len()), ("", 0));
     }
 

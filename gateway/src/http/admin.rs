@@ -196,7 +196,7 @@ async fn change(gateway: &Arc<Gateway>, work: impl FnOnce(&Tenants) -> Result<Va
     changed.await.map(Json)
 }
 
-async fn read<T: DeserializeOwned>(headers: &HeaderMap, body: Body) -> Result<T, ApiError> {
+pub(super) async fn read<T: DeserializeOwned>(headers: &HeaderMap, body: Body) -> Result<T, ApiError> {
     if !headers.contains_key(header::CONTENT_TYPE) {
         return Err(ApiError::not_json(""));
     }

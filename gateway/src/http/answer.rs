@@ -10,10 +10,11 @@ use super::{
 };
 use crate::{
     backend::Submission,
+    feedback::Feedback,
     generation::{Ended, Finish, Piece, Pipeline, guarded::Guarded, personal::Personal},
     metrics::{self, Objectives, RequestOutcome},
     recent::{FinishedRequest, Recent},
-    safety,
+    safety::{self, Blocks},
     tenants::metered::Metered,
     text::TextModel,
 };
@@ -73,6 +74,15 @@ pub struct Answer {
     usage: Usage,
     /// Counted when the answer is dropped.
     outcome: RequestOutcome,
+    /// What the first choice said, where somebody may have an opinion of it.
+    remembered: Option<Remembered>,
+}
+
+#[derive(Debug)]
+struct Remembered {
+    feedback: Arc<Feedback>,
+    id: String,
+    text: String,
 }
 
 #[derive(Debug)]
@@ -90,6 +100,8 @@ pub struct Books {
     pub objectives: Arc<Objectives>,
     pub recent: Arc<Recent>,
     pub metered: Metered,
+    /// `None`: nobody records them.
+    pub blocks: Option<Blocks>,
 }
 
 /// How tokens become what a client reads.
@@ -141,7 +153,13 @@ impl Answer {
             waited: None,
             usage: Usage { prompt_tokens, total_tokens: prompt_tokens, ..Usage::default() },
             outcome: RequestOutcome::Cancelled,
+            remembered: None,
         }
+    }
+
+    /// What it says is remembered under this id.
+    pub fn remember(&mut self, feedback: Arc<Feedback>, id: &str) {
+        self.remembered = Some(Remembered { feedback, id: id.to_owned(), text: String::new() });
     }
 
     /// Choices of all prompts together.
@@ -249,11 +267,11 @@ impl Answer {
                     Outcome::Stop(token) => Ended::StopToken(token),
                     Outcome::Length => Ended::Length,
                 };
-                let piece = match self.hidden {
+                let mut piece = match self.hidden {
                     true => Piece { finish: Some(Finish::LENGTH), ..Piece::default() },
                     false => self.choices[index].pipeline.finish(ended),
                 };
-                piece.finish.iter().for_each(safety::count_cut);
+                piece.finish.iter_mut().for_each(|finish| safety::note_cut(finish, self.books.blocks.as_ref()));
                 self.close(index, usage);
                 self.give(index, piece);
             }
@@ -284,10 +302,10 @@ impl Answer {
         state.tokens += 1;
         self.usage.completion_tokens += 1;
         self.usage.total_tokens += 1;
-        let piece = state.pipeline.push(token, logprob);
+        let mut piece = state.pipeline.push(token, logprob);
         self.usage.completion_tokens_details.reasoning_tokens += piece.reasoning_tokens;
-        if let Some(finish) = &piece.finish {
-            safety::count_cut(finish);
+        if let Some(finish) = &mut piece.finish {
+            safety::note_cut(finish, self.books.blocks.as_ref());
             let usage = self.submission.end_choice(prompt, choice);
             self.close(index, usage);
         }
@@ -295,6 +313,12 @@ impl Answer {
     }
 
     fn give(&mut self, index: usize, piece: Piece) {
+        if let Some(remembered) = self.remembered.as_mut().filter(|_| index == 0) {
+            remembered.text += &piece.text;
+            if piece.finish.is_some() {
+                remembered.feedback.complete(&remembered.id, &remembered.text);
+            }
+        }
         self.ready.extend(piece.parts().map(|piece| News::Delta(Delta { index: index as u32, piece, prompt_logprobs: None })));
     }
 

@@ -131,6 +131,7 @@ async fn start<E: Endpoint>(gateway: &Arc<Gateway>, headers: &HeaderMap, body: B
     let arrived = Instant::now();
     parse::check_content_type(headers)?;
     let body = gateway.read(body).await?;
+    let asked = gateway.asked(&body);
     let stored = if E::CONVERSES { Stored::look_up(gateway, &body).await? } else { Stored::default() };
     let worker = Arc::clone(gateway);
     let bytes = body.len() + stored.bytes();
@@ -141,7 +142,7 @@ async fn start<E: Endpoint>(gateway: &Arc<Gateway>, headers: &HeaderMap, body: B
     let room = gateway.room(&prompts)?;
     let max_tokens = options.max_tokens.unwrap_or_else(|| E::max_tokens_default(gateway.answer_tokens(&prompts, options.choices, room)));
     let prompt_logprobs = options.sampling.logprobs.filter(|_| endpoint.scores_prompt());
-    let answer = gateway.start(E::PROMPT, &prompts, &options, max_tokens, prompt_logprobs)?;
+    let mut answer = gateway.start(E::PROMPT, &prompts, &options, max_tokens, prompt_logprobs)?;
     let call = Call {
         id: format!("{}-{:032x}", E::ID_PREFIX, rand::random::<u128>()),
         created: unix_seconds(),
@@ -150,6 +151,7 @@ async fn start<E: Endpoint>(gateway: &Arc<Gateway>, headers: &HeaderMap, body: B
         prompts,
         tokenizer: Arc::clone(&gateway.text().tokenizer),
     };
+    gateway.remember(&mut answer, &call.id, asked);
     Ok((answer, call, endpoint))
 }
 

@@ -19,6 +19,8 @@ pub struct ApiError {
     /// The request's field at fault.
     param: Option<String>,
     code: Option<&'static str>,
+    /// Of a block.
+    appeal_id: Option<String>,
     retry_after_s: Option<u64>,
     /// The same, for clients that read the finer header.
     retry_after_ms: Option<u64>,
@@ -26,7 +28,7 @@ pub struct ApiError {
 
 impl ApiError {
     fn new(status: StatusCode, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), param: None, code: None, retry_after_s: None, retry_after_ms: None }
+        Self { status, message: message.into(), param: None, code: None, appeal_id: None, retry_after_s: None, retry_after_ms: None }
     }
 
     /// A field of the request is wrong.
@@ -44,12 +46,12 @@ impl ApiError {
     }
 
     /// What is asked for must not be answered.
-    pub fn content_filter(param: &str, Finding { category, stage, score }: Finding) -> Self {
+    pub fn content_filter(param: &str, Finding { category, stage, score }: Finding, appeal_id: Option<String>) -> Self {
         let message = format!(
             "`{param}` was refused by this server's content policy: {category} (found by {}, score {score:.2} of 1). Please rephrase it.",
             stage.name()
         );
-        Self { code: Some("content_filter"), ..Self::invalid(param, message) }
+        Self { code: Some("content_filter"), appeal_id, ..Self::invalid(param, message) }
     }
 
     /// The body as a whole is wrong.
@@ -256,6 +258,10 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, message)
     }
 
+    pub fn appeal_id(&self) -> Option<&str> {
+        self.appeal_id.as_deref()
+    }
+
     pub fn message(&self) -> &str {
         &self.message
     }
@@ -287,7 +293,11 @@ impl ApiError {
             status if status.is_client_error() => "invalid_request_error",
             _ => "server_error",
         };
-        json!({"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}})
+        let mut error = json!({"message": self.message, "type": kind, "param": self.param, "code": self.code});
+        if let Some(id) = &self.appeal_id {
+            error["appeal_id"] = id.as_str().into();
+        }
+        json!({"error": error})
     }
 }
 

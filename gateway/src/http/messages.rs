@@ -61,11 +61,12 @@ pub async fn count_tokens(Client(gateway): Client, body: Body) -> Result<Json<Va
 async fn start(gateway: &Arc<Gateway>, body: Body) -> Result<(Message, bool), ApiError> {
     let arrived = Instant::now();
     let body = gateway.read(body).await?;
+    let asked = gateway.asked(&body);
     let worker = Arc::clone(gateway);
     let (gateway, dialog, options) = gateway.compute(move || request::to_answer(&worker, arrived, &body)).await?;
     let streams = options.stream;
     let RunningDialog { answer, .. } = gateway.start_dialog("messages", dialog, options).await?;
-    let message = Message {
+    let mut message = Message {
         id: new_id("msg"),
         model: gateway.model_name().to_owned(),
         answer,
@@ -74,6 +75,7 @@ async fn start(gateway: &Arc<Gateway>, body: Body) -> Result<(Message, bool), Ap
         begun: false,
         over: false,
     };
+    gateway.remember(&mut message.answer, &message.id, asked);
     Ok((message, streams))
 }
 
@@ -97,7 +99,17 @@ impl Message {
         }
         self.blocks.finish();
         let (reason, sequence) = self.stop();
-        Ok(self.message(self.blocks.content(), json!(reason), json!(sequence)))
+        let mut message = self.message(self.blocks.content(), json!(reason), json!(sequence));
+        self.tell_refusal(&mut message);
+        Ok(message)
+    }
+
+    /// Says what was found in a refused answer, and how to appeal.
+    fn tell_refusal(&self, message: &mut Value) {
+        if let Some(StopReason::Violation(violation)) = self.finish.as_ref().and_then(|finish| finish.stop_reason.as_ref()) {
+            message["stop_details"] = json!(violation);
+            message["stop_details"]["type"] = "refusal".into();
+        }
     }
 
     /// The next events; `None` after the last. The first comes with the first token: only then is known what was cached.
@@ -122,7 +134,8 @@ impl Message {
                 self.blocks.finish();
                 events.extend(self.blocks.events());
                 let (reason, sequence) = self.stop();
-                let delta = json!({"stop_reason": reason, "stop_sequence": sequence});
+                let mut delta = json!({"stop_reason": reason, "stop_sequence": sequence});
+                self.tell_refusal(&mut delta);
                 events.push(json!({"type": "message_delta", "delta": delta, "usage": usage(self.answer.usage())}));
                 events.push(json!({"type": "message_stop"}));
             }
@@ -177,7 +190,11 @@ fn body(error: &ApiError) -> Value {
         status if status.is_client_error() => "invalid_request_error",
         _ => "api_error",
     };
-    json!({"type": "error", "error": {"type": kind, "message": error.message()}})
+    let mut body = json!({"type": "error", "error": {"type": kind, "message": error.message()}});
+    if let Some(id) = error.appeal_id() {
+        body["error"]["appeal_id"] = id.into();
+    }
+    body
 }
 
 impl From<ApiError> for MessagesError {

@@ -14,6 +14,17 @@ const TEXTS_MAX: usize = 256;
 #[derive(Debug, Deserialize)]
 struct Moderation {
     input: Input,
+    /// Whose thresholds count; not in OpenAI's API.
+    #[serde(default)]
+    side: Side,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Side {
+    #[default]
+    Input,
+    Output,
 }
 
 #[derive(Debug, Deserialize)]
@@ -49,7 +60,7 @@ pub async fn create(Client(gateway): Client, body: Body) -> Result<Json<Value>, 
 }
 
 fn moderated(gateway: &Gateway, body: &[u8]) -> Result<Value, ApiError> {
-    let Moderation { input } = parse::json(body)?;
+    let Moderation { input, side } = parse::json(body)?;
     let off = || ApiError::malformed("safety checks are switched off at this server: `tidemill up --safety` switches them on");
     let safety = gateway.safety().ok_or_else(off)?;
     let texts = match input {
@@ -60,9 +71,13 @@ fn moderated(gateway: &Gateway, body: &[u8]) -> Result<Value, ApiError> {
     if texts.is_empty() || texts.len() > TEXTS_MAX {
         return Err(ApiError::invalid("input", format!("`input` must hold 1 to {TEXTS_MAX} texts")));
     }
+    let thresholds = match side {
+        Side::Input => &safety.input,
+        Side::Output => &safety.output,
+    };
     let results = texts.iter().map(|text| {
         let scores = safety.guard.scores(text);
-        let over = |category: Category| scores[category as usize] >= safety.input.of(category).score();
+        let over = |category: Category| scores[category as usize] >= thresholds.of(category).score();
         let of_each = |value: &dyn Fn(Category) -> Value| -> Map<String, Value> {
             Category::ALL.into_iter().map(|category| (name(category).to_owned(), value(category))).collect()
         };

@@ -55,10 +55,13 @@ pub async fn create(Client(gateway): Client, body: Body) -> Result<Response, Api
 async fn start(gateway: &Arc<Gateway>, body: Body) -> Result<(Run, bool), ApiError> {
     let arrived = Instant::now();
     let body = gateway.read(body).await?;
+    let asked = gateway.asked(&body);
     let worker = Arc::clone(gateway);
     let (gateway, request) = gateway.compute(move || request::understand(&worker, arrived, &body)).await?;
     let streams = request.options.stream;
-    Ok((Run::start(&gateway, request).await?, streams))
+    let mut run = Run::start(&gateway, request).await?;
+    run.remember(asked);
+    Ok((run, streams))
 }
 
 /// `GET /v1/responses/{id}`.

@@ -1,8 +1,8 @@
 //! Routes of the front door and of the operators' port.
 
 use super::{
-    access, admin, batches, chat::Chat, completions::Completions, console, conversations, embeddings, endpoint, errors::ApiError, files,
-    memories, messages, models, moderations, operator, records, replay, responses, tokenize, watch,
+    access, admin, appeals, batches, chat::Chat, completions::Completions, console, conversations, embeddings, endpoint, errors::ApiError,
+    feedback, files, memories, messages, models, moderations, operator, records, replay, responses, tokenize, watch,
 };
 use crate::gateway::Gateway;
 use axum::{
@@ -41,6 +41,8 @@ pub fn front_door(gateway: Arc<Gateway>, operators_too: bool) -> Router {
         .route("/v1/batches/{id}", get(batches::retrieve))
         .route("/v1/batches/{id}/cancel", post(batches::cancel))
         .route("/v1/moderations", post(moderations::create))
+        .route("/v1/appeals", post(appeals::create))
+        .route("/v1/feedback", post(feedback::create))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
         .route("/v1/models", get(models::list))
@@ -69,6 +71,9 @@ pub fn admin(gateway: Arc<Gateway>) -> Router {
     let records = Router::new()
         .route("/admin/keys", get(admin::list_keys).post(admin::create_key))
         .route("/admin/keys/{id}", delete(admin::revoke_key))
+        .route("/admin/feedback", get(feedback::list))
+        .route("/admin/appeals", get(appeals::list))
+        .route("/admin/appeals/{id}", post(appeals::decide))
         .route("/admin/tenants", get(admin::list_tenants))
         .route("/admin/tenants/{id}", put(admin::put_tenant))
         .route("/registry", get(records::list))

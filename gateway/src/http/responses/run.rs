@@ -9,7 +9,7 @@ use super::{
 use crate::{
     dialog::{Dialog, Message},
     gateway::{Gateway, RunningDialog, unix_seconds},
-    generation::{FinishReason, Piece},
+    generation::{Finish, FinishReason, Piece, StopReason},
     http::{
         answer::Answer,
         conversations::{record::Conversation, retitled},
@@ -32,7 +32,7 @@ pub(super) struct Run {
     sequence: u64,
     place: Place,
     /// The model has no more to say.
-    ended: Option<FinishReason>,
+    ended: Option<Finish>,
     over: bool,
 }
 
@@ -111,6 +111,11 @@ impl Run {
         Ok(Self { gateway: Arc::clone(gateway), answer, output: Output::default(), record, sequence: 0, place, ended: None, over: false })
     }
 
+    /// For what its user may think of it.
+    pub(super) fn remember(&mut self, asked: Option<Vec<Value>>) {
+        self.gateway.remember(&mut self.answer, &self.record.id, asked);
+    }
+
     /// Waits a moment for the first delta, so that a request that fails early fails with a status.
     pub(super) async fn settle(&mut self) -> Result<(), ApiError> {
         self.answer.settle().await
@@ -163,11 +168,11 @@ impl Run {
 
     fn take(&mut self, piece: &Piece) {
         self.output.push(piece);
-        self.ended = piece.finish.as_ref().map(|finish| finish.reason).or(self.ended);
+        self.ended = piece.finish.clone().or(self.ended.take());
     }
 
     fn ending(&self) -> Ending {
-        match self.ended {
+        match self.ended.as_ref().map(|finish| finish.reason) {
             Some(FinishReason::Length) => Ending::Incomplete("max_output_tokens"),
             Some(FinishReason::ContentFilter) => Ending::Incomplete("content_filter"),
             _ => Ending::Completed,
@@ -190,7 +195,12 @@ impl Run {
         let mut response = self.record.response(status, self.output.items(), Some(usage));
         match (status, &error) {
             ("completed", _) => response["completed_at"] = unix_seconds().into(),
-            ("incomplete", _) => response["incomplete_details"] = json!({"reason": incomplete}),
+            ("incomplete", _) => {
+                response["incomplete_details"] = json!({"reason": incomplete});
+                if let Some(StopReason::Violation(violation)) = self.ended.as_ref().and_then(|finish| finish.stop_reason.as_ref()) {
+                    response["incomplete_details"]["violation"] = json!(violation);
+                }
+            }
             (_, Some(error)) => response["error"] = failure(error),
             _ => {}
         }

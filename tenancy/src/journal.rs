@@ -1,14 +1,15 @@
-//! The usage log as files: segments in a directory, appended to by a thread of its own, one process at a time.
+//! A log as files: segments in a directory, appended to by a thread of its own, one process at a time.
 //!
 //! A process that dies loses nothing that was acknowledged. Segments are synced to the disk at most so often, so that a machine that
-//! loses its power loses at most that much; with no time between, every group of events is synced before it is acknowledged.
+//! loses its power loses at most that much; with no time between, every group of entries is synced before it is acknowledged.
 //!
-//! A disk that fails holds no request up: events wait in memory, up to a bound, and are written when it works again.
+//! A disk that fails holds no request up: entries wait in memory, up to a bound, and are written when it works again.
 
-use crate::usage::{Event, log};
+use crate::segment::{self, Entry};
 use std::{
     fs::{DirBuilder, File, OpenOptions, TryLockError},
     io::{self, Read, Seek, SeekFrom, Write},
+    marker::PhantomData,
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::{
@@ -21,9 +22,9 @@ use std::{
 };
 use tokio::sync::oneshot;
 
-/// Events that wait to be written: about 30 MB of them.
+/// Entries that wait to be written: about 30 MB of usage events.
 const WAITING_MAX: usize = 65_536;
-/// Events written at once.
+/// Entries written at once.
 const GROUP_MAX: usize = 1024;
 /// An answer is not held back for longer.
 const WRITTEN_MAX: Duration = Duration::from_millis(250);
@@ -36,12 +37,14 @@ pub struct Settings {
     pub sync_every: Duration,
     /// A segment that has as many is closed, and another begun.
     pub segment_bytes: u64,
+    /// So is one that is as old, or another process's; `None`: age does not matter.
+    pub segment_age: Option<Duration>,
 }
 
 #[derive(Debug)]
-pub struct Meter {
+pub struct Journal<E> {
     /// `None` at the end only.
-    events: Option<SyncSender<Entry>>,
+    entries: Option<SyncSender<Waiting<E>>>,
     state: Arc<State>,
     thread: Option<JoinHandle<()>>,
 }
@@ -54,27 +57,32 @@ struct State {
 }
 
 #[derive(Debug)]
-struct Entry {
-    event: Event,
+struct Waiting<E> {
+    entry: E,
     written: oneshot::Sender<()>,
 }
 
+/// Too many entries wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the log is not written: its disk fails, and too many entries wait")]
+pub struct Full;
+
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    #[error("cannot use {path} for the usage log: {source}")]
-    File { path: PathBuf, source: io::Error },
-    #[error("{0} is another process's usage log: each coordinator needs a data directory of its own")]
-    Taken(PathBuf),
+    #[error("cannot use {path} for the {log}: {source}")]
+    File { log: &'static str, path: PathBuf, source: io::Error },
+    #[error("{path} is another process's {log}: each coordinator needs a data directory of its own")]
+    Taken { log: &'static str, path: PathBuf },
     #[error("{path}: {source}")]
-    NotOurs { path: PathBuf, source: log::NotOurs },
+    NotOurs { path: PathBuf, source: segment::NotOurs },
 }
 
-impl Meter {
+impl<E: Entry> Journal<E> {
     /// Opens the log in `dir`, cuts a torn end off, and hands over what was written to since `since`, roughly in its order.
-    pub fn open(dir: &Path, settings: Settings, since: SystemTime, mut earlier: impl FnMut(Event)) -> Result<Self, OpenError> {
+    pub fn open(dir: &Path, settings: Settings, since: SystemTime, mut earlier: impl FnMut(E)) -> Result<Self, OpenError> {
         let failed = |path: &Path| {
             let path = path.to_owned();
-            move |source| OpenError::File { path, source }
+            move |source| OpenError::File { log: E::LOG, path, source }
         };
         if !dir.is_dir() {
             DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(failed(dir))?;
@@ -82,63 +90,86 @@ impl Meter {
         let path = dir.join("lock");
         let lock = open(&path).map_err(failed(&path))?;
         lock.try_lock().map_err(|error| match error {
-            TryLockError::WouldBlock => OpenError::Taken(dir.to_owned()),
-            TryLockError::Error(source) => OpenError::File { path, source },
+            TryLockError::WouldBlock => OpenError::Taken { log: E::LOG, path: dir.to_owned() },
+            TryLockError::Error(source) => OpenError::File { log: E::LOG, path, source },
         })?;
-        let mut numbers = segments(dir).map_err(failed(dir))?;
-        numbers.sort_unstable();
+        let numbers = segments::<E>(dir).map_err(failed(dir))?;
         let last = numbers.last().copied().unwrap_or(1);
         let mut size = 0;
         for number in numbers {
-            let path = dir.join(log::segment_name(number));
+            let path = dir.join(segment::name::<E>(number));
             let changed = std::fs::metadata(&path).and_then(|metadata| metadata.modified()).map_err(failed(&path))?;
             if number != last && changed < since {
                 continue;
             }
             let mut bytes = Vec::new();
             open(&path).and_then(|mut file| file.read_to_end(&mut bytes)).map_err(failed(&path))?;
-            let segment = log::read(&bytes).map_err(|source| OpenError::NotOurs { path: path.clone(), source })?;
+            let segment = segment::read(&bytes).map_err(|source| OpenError::NotOurs { path: path.clone(), source })?;
             if number == last {
                 let torn = bytes.len() - segment.whole_bytes;
                 if torn > 0 {
-                    tracing::warn!(path = %path.display(), torn, "the usage log was torn: its last write was never acknowledged, and is cut off");
+                    let (log, path) = (E::LOG, path.display());
+                    tracing::warn!(%path, torn, "the {log} was torn: its last write was never acknowledged, and is cut off");
                 }
                 size = segment.whole_bytes as u64;
             }
-            segment.events.into_iter().for_each(&mut earlier);
+            segment.entries.into_iter().for_each(&mut earlier);
         }
-        let path = dir.join(log::segment_name(last));
-        let mut writer =
-            Writer { dir: dir.to_owned(), file: open(&path).map_err(failed(&path))?, number: last, size, settings, dirty: None };
+        let path = dir.join(segment::name::<E>(last));
+        let file = open(&path).map_err(failed(&path))?;
+        let mut writer = Writer::<E> {
+            dir: dir.to_owned(),
+            file,
+            number: last,
+            size,
+            settings,
+            // Whatever is in it is another process's.
+            begun: (size <= E::HEADER.len() as u64).then(Instant::now),
+            dirty: None,
+            entries: PhantomData,
+        };
         writer.cut().map_err(failed(&path))?;
 
         let state = Arc::new(State::default());
-        let (events, waiting) = mpsc::sync_channel(WAITING_MAX);
+        let (entries, waiting) = mpsc::sync_channel(WAITING_MAX);
         let (shared, path) = (Arc::clone(&state), dir.to_owned());
-        let thread = std::thread::Builder::new().name("usage".into()).spawn(move || {
+        let name = E::SUFFIX.trim_start_matches('.').to_owned();
+        let thread = std::thread::Builder::new().name(name).spawn(move || {
             writer.run(&waiting, &shared);
             drop(lock);
         });
-        Ok(Self { events: Some(events), state, thread: Some(thread.map_err(failed(&path))?) })
+        Ok(Self { entries: Some(entries), state, thread: Some(thread.map_err(failed(&path))?) })
     }
 
-    /// Hands an event over: from here on it is written, whatever becomes of the caller. What is returned waits until it is, for a moment
+    /// Hands an entry over: from here on it is written, whatever becomes of the caller. What is returned waits until it is, for a moment
     /// at most; not at all while the disk fails.
-    pub fn write(&self, event: Event) -> impl Future<Output = ()> + Send + use<> {
-        let (written, done) = oneshot::channel();
-        let sent = self.events.as_ref().expect("taken at the end only").try_send(Entry { event, written });
-        if sent.is_err() && self.state.lost.fetch_add(1, Ordering::Relaxed) == 0 {
-            tracing::error!("the usage log cannot be written, and too many events wait: usage is lost from now on");
-        }
-        let waits = sent.is_ok() && !self.state.failing.load(Ordering::Relaxed);
+    pub fn write(&self, entry: E) -> impl Future<Output = ()> + Send + use<E> {
+        let offered = self.offer(entry);
+        let waits = !self.is_failing();
         async move {
-            if waits {
-                let _ = tokio::time::timeout(WRITTEN_MAX, done).await;
+            if let (Ok(written), true) = (offered, waits) {
+                let _ = tokio::time::timeout(WRITTEN_MAX, written).await;
             }
         }
     }
 
-    /// Events that there was no room for.
+    /// The same for who must know: what is returned is told once the entry is written, however long that takes.
+    pub fn offer(&self, entry: E) -> Result<oneshot::Receiver<()>, Full> {
+        let (written, done) = oneshot::channel();
+        match self.entries.as_ref().expect("taken at the end only").try_send(Waiting { entry, written }) {
+            Ok(()) => Ok(done),
+            Err(_) => {
+                if self.state.lost.fetch_add(1, Ordering::Relaxed) == 0 {
+                    tracing::error!("the {} cannot be written, and too many entries wait: they are lost from now on", E::LOG);
+                }
+                Err(Full)
+            }
+        }
+    }
+}
+
+impl<E> Journal<E> {
+    /// Entries that there was no room for.
     pub fn lost(&self) -> u64 {
         self.state.lost.load(Ordering::Relaxed)
     }
@@ -149,11 +180,11 @@ impl Meter {
     }
 }
 
-impl Drop for Meter {
+impl<E> Drop for Journal<E> {
     /// Writes what waits, unless the disk fails.
     fn drop(&mut self) {
         self.state.ending.store(true, Ordering::Relaxed);
-        self.events = None;
+        self.entries = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -161,19 +192,22 @@ impl Drop for Meter {
 }
 
 #[derive(Debug)]
-struct Writer {
+struct Writer<E> {
     dir: PathBuf,
     file: File,
     number: u64,
     /// Bytes of whole records: the next one begins here.
     size: u64,
     settings: Settings,
+    /// When this process began the segment. `None`: it did not.
+    begun: Option<Instant>,
     /// Since when something is written and not synced.
     dirty: Option<Instant>,
+    entries: PhantomData<E>,
 }
 
-impl Writer {
-    fn run(&mut self, waiting: &Receiver<Entry>, state: &State) {
+impl<E: Entry> Writer<E> {
+    fn run(&mut self, waiting: &Receiver<Waiting<E>>, state: &State) {
         let mut bytes = Vec::new();
         loop {
             let first = match self.dirty {
@@ -184,26 +218,26 @@ impl Writer {
                 Ok(first) => {
                     let group: Vec<_> = std::iter::once(first).chain(waiting.try_iter()).take(GROUP_MAX).collect();
                     bytes.clear();
-                    group.iter().for_each(|entry| log::write(&mut bytes, &entry.event));
+                    group.iter().for_each(|waiting| segment::write(&mut bytes, &waiting.entry));
                     if !self.persist(&bytes, state) {
                         return;
                     }
-                    for entry in group {
+                    for waiting in group {
                         // Whoever waited may have gone.
-                        let _ = entry.written.send(());
+                        let _ = waiting.written.send(());
                     }
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
                     if let Err(error) = self.file.sync_data() {
-                        tracing::warn!(%error, "the usage log cannot be synced");
+                        tracing::warn!(%error, "the {} cannot be synced", E::LOG);
                     }
                     return;
                 }
             }
             if self.dirty.is_some_and(|since| since.elapsed() >= self.settings.sync_every) {
                 if let Err(error) = self.file.sync_data() {
-                    tracing::warn!(%error, "the usage log cannot be synced");
+                    tracing::warn!(%error, "the {} cannot be synced", E::LOG);
                 }
                 self.dirty = None;
             }
@@ -214,22 +248,24 @@ impl Writer {
     fn persist(&mut self, bytes: &[u8], state: &State) -> bool {
         while let Err(error) = self.append(bytes) {
             if !state.failing.swap(true, Ordering::Relaxed) {
-                tracing::error!(%error, dir = %self.dir.display(), "the usage log cannot be written: events wait in memory");
+                tracing::error!(%error, dir = %self.dir.display(), "the {} cannot be written: entries wait in memory", E::LOG);
             }
             if state.ending.load(Ordering::Relaxed) {
-                tracing::error!("the usage log could not be written to the end: the last events are lost");
+                tracing::error!("the {} could not be written to the end: the last entries are lost", E::LOG);
                 return false;
             }
             std::thread::sleep(RETRY_EVERY);
         }
         if state.failing.swap(false, Ordering::Relaxed) {
-            tracing::info!("the usage log is written again");
+            tracing::info!("the {} is written again", E::LOG);
         }
         true
     }
 
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
-        if self.size > log::HEADER.len() as u64 && self.size + bytes.len() as u64 > self.settings.segment_bytes {
+        let is_full = self.size + bytes.len() as u64 > self.settings.segment_bytes;
+        let is_old = self.settings.segment_age.is_some_and(|age| self.begun.is_none_or(|begun| begun.elapsed() >= age));
+        if self.size > E::HEADER.len() as u64 && (is_full || is_old) {
             self.rotate()?;
         }
         let written =
@@ -249,8 +285,8 @@ impl Writer {
     fn rotate(&mut self) -> io::Result<()> {
         self.file.sync_data()?;
         self.dirty = None;
-        let file = open(&self.dir.join(log::segment_name(self.number + 1)))?;
-        (self.file, self.number, self.size) = (file, self.number + 1, 0);
+        let file = open(&self.dir.join(segment::name::<E>(self.number + 1)))?;
+        (self.file, self.number, self.size, self.begun) = (file, self.number + 1, 0, Some(Instant::now()));
         self.cut()
     }
 
@@ -259,8 +295,8 @@ impl Writer {
         self.file.set_len(self.size)?;
         self.file.seek(SeekFrom::Start(self.size))?;
         if self.size == 0 {
-            self.file.write_all(log::HEADER)?;
-            self.size = log::HEADER.len() as u64;
+            self.file.write_all(E::HEADER)?;
+            self.size = E::HEADER.len() as u64;
             // The segment itself outlives a loss of power, too.
             self.file.sync_all()?;
             File::open(&self.dir)?.sync_all()?;
@@ -274,26 +310,29 @@ fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
 }
 
-/// The numbers of a directory's segments.
-pub(crate) fn segments(dir: &Path) -> io::Result<Vec<u64>> {
-    let names = std::fs::read_dir(dir)?.map(|entry| Ok(entry?.file_name().to_str().and_then(log::segment_number)));
-    names.filter_map(Result::transpose).collect()
+/// The numbers of a directory's segments, in their order.
+pub fn segments<E: Entry>(dir: &Path) -> io::Result<Vec<u64>> {
+    let names = std::fs::read_dir(dir)?.map(|entry| Ok(entry?.file_name().to_str().and_then(segment::number::<E>)));
+    let mut numbers = names.filter_map(Result::transpose).collect::<io::Result<Vec<_>>>()?;
+    numbers.sort_unstable();
+    Ok(numbers)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::usage::Event;
     use std::{future::Future, pin::pin, task::Poll};
 
-    const SETTINGS: Settings = Settings { sync_every: Duration::from_millis(20), segment_bytes: 2000 };
+    const SETTINGS: Settings = Settings { sync_every: Duration::from_millis(20), segment_bytes: 2000, segment_age: None };
 
     fn event(id: usize) -> Event {
         Event { id: format!("req_{id}"), prompt_tokens: 1, ..Event::default() }
     }
 
-    fn open_at(dir: &Path, settings: Settings) -> (Meter, Vec<String>) {
+    fn open_at(dir: &Path, settings: Settings) -> (Journal<Event>, Vec<String>) {
         let mut ids = Vec::new();
-        let meter = Meter::open(dir, settings, SystemTime::UNIX_EPOCH, |event| ids.push(event.id)).unwrap();
+        let meter = Journal::<Event>::open(dir, settings, SystemTime::UNIX_EPOCH, |event: Event| ids.push(event.id)).unwrap();
         (meter, ids)
     }
 
@@ -313,11 +352,11 @@ mod tests {
             }
             // As a killed process leaves it: nobody has said goodbye.
             let copy = tempfile::tempdir().unwrap();
-            for number in segments(dir.path()).unwrap() {
-                let name = log::segment_name(number);
+            for number in segments::<Event>(dir.path()).unwrap() {
+                let name = segment::name::<Event>(number);
                 std::fs::copy(dir.path().join(&name), copy.path().join(&name)).unwrap();
             }
-            assert!(segments(copy.path()).unwrap().len() > 3, "segments are bounded");
+            assert!(segments::<Event>(copy.path()).unwrap().len() > 3, "segments are bounded");
             let (again, earlier) = open_at(copy.path(), settings);
             assert_eq!(earlier, ids(0..50));
             again.write(event(50)).await;
@@ -335,7 +374,7 @@ mod tests {
             meter.write(event(id)).await;
         }
         drop(meter);
-        let path = dir.path().join(log::segment_name(1));
+        let path = dir.path().join(segment::name::<Event>(1));
         let bytes = std::fs::read(&path).unwrap();
         for torn in [1, 13, 40] {
             std::fs::write(&path, &bytes[..bytes.len() - torn]).unwrap();
@@ -347,12 +386,29 @@ mod tests {
         }
     }
 
+    #[tokio::test]
+    async fn a_segment_ends_by_age_and_with_its_process() {
+        let dir = tempfile::tempdir().unwrap();
+        let count = || segments::<Event>(dir.path()).unwrap().len();
+        let day = Settings { segment_age: Some(Duration::from_secs(86_400)), segment_bytes: 1 << 20, ..SETTINGS };
+        for process in 1..4 {
+            let (meter, _) = open_at(dir.path(), day);
+            meter.write(event(0)).await;
+            meter.write(event(1)).await;
+            assert_eq!(count(), process);
+        }
+        let (meter, _) = open_at(dir.path(), Settings { segment_age: Some(Duration::ZERO), ..day });
+        meter.write(event(2)).await;
+        meter.write(event(3)).await;
+        assert_eq!(count(), 5);
+    }
+
     #[test]
     fn a_log_has_one_writer() {
         let dir = tempfile::tempdir().unwrap();
         let (_meter, _) = open_at(dir.path(), SETTINGS);
-        let second = Meter::open(dir.path(), SETTINGS, SystemTime::UNIX_EPOCH, drop);
-        assert!(matches!(second, Err(OpenError::Taken(_))));
+        let second = Journal::<Event>::open(dir.path(), SETTINGS, SystemTime::UNIX_EPOCH, drop);
+        assert!(matches!(second, Err(OpenError::Taken { .. })));
     }
 
     #[tokio::test]
@@ -361,7 +417,7 @@ mod tests {
         let (meter, _) = open_at(dir.path(), SETTINGS);
         meter.write(event(0)).await;
         // Rotation needs a new file, and finds a directory in its place.
-        std::fs::create_dir(dir.path().join(log::segment_name(2))).unwrap();
+        std::fs::create_dir(dir.path().join(segment::name::<Event>(2))).unwrap();
         let mut id = 1;
         while !meter.is_failing() {
             meter.write(event(id)).await;
@@ -371,7 +427,7 @@ mod tests {
         let mut immediately = pin!(meter.write(event(id)));
         let ready = std::future::poll_fn(|context| Poll::Ready(immediately.as_mut().poll(context).is_ready())).await;
         assert!(ready, "no request waits for a disk that has failed");
-        std::fs::remove_dir(dir.path().join(log::segment_name(2))).unwrap();
+        std::fs::remove_dir(dir.path().join(segment::name::<Event>(2))).unwrap();
         while meter.is_failing() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }

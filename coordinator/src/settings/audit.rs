@@ -1,0 +1,48 @@
+//! What is kept of blocks by safety checks.
+
+use serde::{Deserialize, Serialize};
+use std::{path::Path, str::FromStr, sync::Arc, time::Duration};
+use tidemill_gateway::audit::AuditSettings;
+use tidemill_net::config::{ConfigError, invalid, parse_bytes};
+use tidemill_safety::pii::find::Finder;
+
+/// The audit log: a number of days as a flag, or a section `[audit]`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AuditFlags {
+    /// Records are kept for so long; 0: there are none
+    pub days: u64,
+    /// Over this, the oldest records go earlier [default: 1GiB]
+    pub bytes_max: Option<String>,
+}
+
+/// A hundred years.
+const DAYS_MAX: u64 = 36_500;
+
+impl FromStr for AuditFlags {
+    type Err = std::num::ParseIntError;
+
+    fn from_str(days: &str) -> Result<Self, Self::Err> {
+        Ok(Self { days: days.parse()?, bytes_max: None })
+    }
+}
+
+impl AuditFlags {
+    /// `None`: switched off.
+    pub(super) fn check(self, data: Option<&Path>, finder: &Arc<Finder>) -> Result<Option<AuditSettings>, ConfigError> {
+        if self.days == 0 {
+            return Ok(None);
+        }
+        if self.days > DAYS_MAX {
+            return Err(invalid("audit.days", self.days, format!("must be from 0 to {DAYS_MAX}")));
+        }
+        let data = data.ok_or_else(|| invalid("audit.days", self.days, "the log needs a directory: say which with --data"))?;
+        let bytes = self.bytes_max.unwrap_or_else(|| "1GiB".into());
+        Ok(Some(AuditSettings {
+            dir: data.join("audit"),
+            keep: Duration::from_secs(self.days * 24 * 3600),
+            bytes_max: parse_bytes(&bytes).map_err(|reason| invalid("audit.bytes_max", &bytes, reason))?,
+            finder: Arc::clone(finder),
+        }))
+    }
+}

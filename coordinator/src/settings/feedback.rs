@@ -1,0 +1,54 @@
+//! Whether users may say what they think of answers.
+
+use serde::{Deserialize, Serialize};
+use std::{path::Path, str::FromStr, sync::Arc, time::Duration};
+use tidemill_gateway::feedback::FeedbackSettings;
+use tidemill_net::config::{ConfigError, invalid, parse_bytes};
+use tidemill_safety::pii::find::Finder;
+
+/// `on` or `off` as a flag, or a section `[feedback]`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct FeedbackFlags {
+    /// `false`: no feedback is taken, and no answer remembered for it [default: true]
+    pub enabled: Option<bool>,
+    /// Seconds that an answer is remembered after it began [default: 3600]
+    pub keep_s: Option<u64>,
+    /// Bytes of remembered questions and answers; over this, the oldest go [default: 64MiB]
+    pub bytes_max: Option<String>,
+}
+
+impl FromStr for FeedbackFlags {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "on" | "true" => Ok(Self::default()),
+            "off" | "false" => Ok(Self { enabled: Some(false), ..Self::default() }),
+            _ => Err("must be on or off"),
+        }
+    }
+}
+
+/// A week.
+const KEEP_S_MAX: u64 = 7 * 24 * 3600;
+
+impl FeedbackFlags {
+    /// `None`: switched off.
+    pub(super) fn check(self, data: Option<&Path>, finder: &Arc<Finder>) -> Result<Option<FeedbackSettings>, ConfigError> {
+        if self.enabled == Some(false) {
+            return Ok(None);
+        }
+        let keep_s = self.keep_s.unwrap_or(3600);
+        if !(1..=KEEP_S_MAX).contains(&keep_s) {
+            return Err(invalid("feedback.keep_s", keep_s, format!("must be from 1 to {KEEP_S_MAX}")));
+        }
+        let bytes = self.bytes_max.unwrap_or_else(|| "64MiB".into());
+        Ok(Some(FeedbackSettings {
+            file: data.map(|data| data.join("feedback.sqlite")),
+            keep: Duration::from_secs(keep_s),
+            bytes_max: parse_bytes(&bytes).map_err(|reason| invalid("feedback.bytes_max", &bytes, reason))?,
+            finder: Arc::clone(finder),
+        }))
+    }
+}

@@ -1,0 +1,120 @@
+//! What users think of answers: clients tell, operators look.
+
+use super::{access::Client, errors::ApiError, parse};
+use crate::{
+    feedback::{Answered, Feedback, Opinion, Rating},
+    gateway::{Gateway, unix_seconds},
+    store::{Item, Part},
+};
+use axum::{
+    Json,
+    body::Body,
+    extract::{Query, State, rejection::QueryRejection},
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// Of a comment.
+const COMMENT_BYTES_MAX: usize = 4096;
+/// Of a user's name.
+const USER_BYTES_MAX: usize = 256;
+/// Opinions in one answer.
+const LISTED_MAX: usize = 1000;
+const LISTED: usize = 100;
+
+#[derive(Debug, Deserialize)]
+struct Given {
+    response_id: String,
+    rating: Option<Rating>,
+    #[serde(default)]
+    regenerate: bool,
+    comment: Option<String>,
+    /// Whose opinion it is, where several users ask with one key.
+    user: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Wanted {
+    rating: Option<Rating>,
+    response_id: Option<String>,
+    limit: Option<usize>,
+}
+
+/// `POST /v1/feedback`.
+pub async fn create(Client(gateway): Client, body: Body) -> Result<Json<Value>, ApiError> {
+    let Given { response_id, rating, regenerate, comment, user } = parse::json(&gateway.read(body).await?)?;
+    if rating.is_none() && !regenerate && comment.is_none() {
+        return Err(ApiError::invalid("rating", "say at least one of `rating` (`up` or `down`), `regenerate` and `comment`"));
+    }
+    let too_long = |name, text: Option<&String>, most| match text {
+        Some(text) if text.len() > most => Err(ApiError::invalid(name, format!("`{name}` must have at most {most} bytes"))),
+        _ => Ok(()),
+    };
+    too_long("comment", comment.as_ref(), COMMENT_BYTES_MAX)?;
+    too_long("user", user.as_ref(), USER_BYTES_MAX)?;
+    let answered = match feedback(&gateway)?.find(gateway.tenant(), &response_id) {
+        Some(answered) => answered,
+        None => stored(&gateway, &response_id).await?,
+    };
+    let opinion = Opinion { user: user.unwrap_or_else(|| gateway.owner().0), rating, regenerate, comment };
+    let worker = Arc::clone(&gateway);
+    let kept = gateway.compute(move || {
+        let replaced = feedback(&worker)?.keep(unix_seconds(), &response_id, &answered, &opinion).map_err(failed)?;
+        Ok(json!({"object": "feedback", "response_id": response_id, "rating": opinion.rating, "replaced": replaced}))
+    });
+    kept.await.map(Json)
+}
+
+/// `GET /admin/feedback`.
+pub async fn list(State(gateway): State<Arc<Gateway>>, wanted: Result<Query<Wanted>, QueryRejection>) -> Result<Json<Value>, ApiError> {
+    let Query(Wanted { rating, response_id, limit }) = wanted.map_err(|rejection| ApiError::malformed(rejection.body_text()))?;
+    let limit = parse::in_range("limit", limit.unwrap_or(LISTED), 1..=LISTED_MAX)?;
+    let worker = Arc::clone(&gateway);
+    let listed = gateway.compute(move || feedback(&worker)?.list(rating, response_id.as_deref(), limit).map_err(failed));
+    Ok(Json(json!({"feedback": listed.await?})))
+}
+
+/// A response that its tenant has stored is known for as long as it is stored.
+async fn stored(gateway: &Gateway, id: &str) -> Result<Answered, ApiError> {
+    let missing = || {
+        ApiError::not_found(
+            "response_id",
+            format!("`{id}` is not the id of an answer that this server remembers: it is too old, or not yours"),
+        )
+    };
+    if !id.starts_with("resp_") {
+        return Err(missing());
+    }
+    let (owner, store) = (gateway.owner(), gateway.store());
+    let input = store.load(&owner, id, Part::Input).await.map_err(|_| missing())?;
+    let output = store.load(&owner, id, Part::Output).await.map_err(|_| missing())?;
+    let body: Value = serde_json::from_str(&output.body).unwrap_or_default();
+    let item = |item: &Item| serde_json::from_str::<Value>(&item.body).unwrap_or_default();
+    let message = |item: Value| item["role"].is_string().then(|| json!({"role": item["role"], "content": said(&item)}));
+    Ok(Answered {
+        tenant: gateway.tenant().map(str::to_owned),
+        model: body["model"].as_str().unwrap_or_default().to_owned(),
+        question: input.items.iter().map(item).filter_map(message).collect(),
+        answer: output.items.iter().map(|output| said(&item(output))).collect(),
+    })
+}
+
+/// A stored message's text.
+fn said(item: &Value) -> String {
+    match &item["content"] {
+        Value::String(text) => text.clone(),
+        Value::Array(parts) => parts.iter().filter_map(|part| part["text"].as_str()).collect(),
+        _ => String::new(),
+    }
+}
+
+fn feedback(gateway: &Gateway) -> Result<&Feedback, ApiError> {
+    gateway.feedback().map(AsRef::as_ref).ok_or_else(|| ApiError::malformed("this server takes no feedback: --feedback switches it on"))
+}
+
+fn failed(error: rusqlite::Error) -> ApiError {
+    tracing::error!(%error, "feedback cannot be kept");
+    ApiError::internal(format!("feedback cannot be kept: {error}"))
+}

@@ -1,0 +1,303 @@
+//! An append-only log whose records are chained by their digests: who changes, removes or moves one, breaks the chain there.
+//!
+//! A record is a JSON object with the digest (BLAKE3) of the record before it, as that one's bytes are:
+//!
+//! ```text
+//!   {"seq":2,"at":1764000000,"prev":"a07e…","event":{"kind":"block",…}}
+//! ```
+//!
+//! Old records may go, from the beginning: the log says so first, in a record with the last digest that goes. Records that are missing at
+//! the end cannot be seen in what is left, nor that all of it was written anew: whoever noted a head elsewhere finds out.
+
+use crate::segment::{self, Entry, NotOurs};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+const NOTHING: blake3::Hash = blake3::Hash::from_bytes([0; 32]);
+/// The kind of the event which says that records went.
+const RETIRED: &str = "retired";
+
+/// A record's content, byte by byte: its digest depends on all of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Line(String);
+
+impl Entry for Line {
+    const HEADER: &'static [u8] = b"tidemill audit 1\n";
+    const SUFFIX: &'static str = ".audit";
+    const LOG: &'static str = "audit log";
+
+    fn encode(&self, content: &mut Vec<u8>) {
+        content.extend_from_slice(self.0.as_bytes());
+    }
+
+    fn decode(content: &[u8]) -> Option<Self> {
+        Some(Self(str::from_utf8(content).ok()?.to_owned()))
+    }
+}
+
+/// The end of a log, to go on from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chain {
+    /// Of the last record; 0: there is none.
+    pub seq: u64,
+    /// Its digest.
+    pub head: blake3::Hash,
+}
+
+impl Default for Chain {
+    fn default() -> Self {
+        Self { seq: 0, head: NOTHING }
+    }
+}
+
+impl Chain {
+    /// The next record, and the end with it. `at`: in Unix seconds.
+    pub fn next(self, at: u64, event: &Value) -> (Self, Line) {
+        let seq = self.seq + 1;
+        let line = json!({"seq": seq, "at": at, "prev": self.head.to_hex().as_str(), "event": event}).to_string();
+        (Self { seq, head: blake3::hash(line.as_bytes()) }, Line(line))
+    }
+
+    /// The event that must be logged before the records up to this end go.
+    pub fn retirement(self) -> Value {
+        json!(Retired { kind: RETIRED.into(), through: self.seq, digest: self.head.to_hex().to_string() })
+    }
+}
+
+/// One record, read back.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Record {
+    /// From 1.
+    pub seq: u64,
+    /// In Unix seconds.
+    pub at: u64,
+    pub event: Value,
+    /// The log's end when it was the last one.
+    pub end: Chain,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Body {
+    seq: u64,
+    at: u64,
+    prev: String,
+    event: Value,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Retired {
+    kind: String,
+    through: u64,
+    digest: String,
+}
+
+/// Why a log cannot be trusted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Broken {
+    #[error(transparent)]
+    NotOurs(#[from] NotOurs),
+    #[error("record {0} was changed: its bytes do not have their checksum, or are no record")]
+    Damaged(u64),
+    #[error("record {0} was changed: record {next} is chained to another one", next = .0 + 1)]
+    Changed(u64),
+    #[error("records {from} to {to} are not where they belong: they were removed or moved")]
+    Removed { from: u64, to: u64 },
+    #[error("record {found} follows record {after}: records were moved or inserted")]
+    Moved { after: u64, found: u64 },
+    #[error("the log begins with record {0}, and nothing in it says that those before were retired")]
+    NoBeginning(u64),
+    #[error("no record has the digest {0}: the end of the log is missing, or this is another log")]
+    HeadMissing(String),
+}
+
+/// Reads a log from its beginning.
+#[derive(Debug, Default)]
+pub struct Verifier {
+    records: u64,
+    last: Option<Chain>,
+    /// Number and predecessor's digest of the first record, unless it is the very first.
+    begins: Option<(u64, String)>,
+    retired: Option<Retired>,
+    wanted: Option<String>,
+}
+
+/// What was read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verified {
+    pub records: u64,
+    /// Number of the first record.
+    pub first: u64,
+    pub end: Chain,
+}
+
+impl Verifier {
+    /// Also looks for a record with this digest, hexadecimal.
+    pub fn looking_for(head: Option<String>) -> Self {
+        Self { wanted: head, ..Self::default() }
+    }
+
+    /// The next segment. `is_last`: a crash may have torn its end.
+    pub fn segment(&mut self, bytes: &[u8], is_last: bool, mut each: impl FnMut(Record)) -> Result<(), Broken> {
+        let segment = segment::read::<Line>(bytes)?;
+        for line in &segment.entries {
+            each(self.line(line)?);
+        }
+        let rest = &bytes[segment.whole_bytes..];
+        if rest.is_empty() || is_last && !segment::is_damaged::<Line>(rest) { Ok(()) } else { Err(Broken::Damaged(self.seq() + 1)) }
+    }
+
+    fn line(&mut self, Line(line): &Line) -> Result<Record, Broken> {
+        let Body { seq, at, prev, event } = serde_json::from_str(line).map_err(|_| Broken::Damaged(self.seq() + 1))?;
+        match self.last {
+            None if seq == 1 && prev == NOTHING.to_hex().as_str() => {}
+            None => self.begins = Some((seq, prev)),
+            Some(last) if seq > last.seq + 1 => return Err(Broken::Removed { from: last.seq + 1, to: seq - 1 }),
+            Some(last) if seq <= last.seq => return Err(Broken::Moved { after: last.seq, found: seq }),
+            Some(last) if prev != last.head.to_hex().as_str() => return Err(Broken::Changed(last.seq)),
+            Some(_) => {}
+        }
+        let end = Chain { seq, head: blake3::hash(line.as_bytes()) };
+        self.records += 1;
+        self.last = Some(end);
+        if event["kind"] == RETIRED {
+            self.retired = serde_json::from_value(event.clone()).ok();
+        }
+        if self.wanted.as_deref() == Some(end.head.to_hex().as_str()) {
+            self.wanted = None;
+        }
+        Ok(Record { seq, at, event, end })
+    }
+
+    pub fn finish(self) -> Result<Verified, Broken> {
+        if let Some((seq, prev)) = &self.begins {
+            // Where a crash came between, the first of the records that retired are still there.
+            let said = self.retired.as_ref().is_some_and(|retired| match (seq - 1).cmp(&retired.through) {
+                std::cmp::Ordering::Less => true,
+                std::cmp::Ordering::Equal => *prev == retired.digest,
+                std::cmp::Ordering::Greater => false,
+            });
+            if !said {
+                return Err(Broken::NoBeginning(*seq));
+            }
+        }
+        match self.wanted {
+            Some(head) => Err(Broken::HeadMissing(head)),
+            None => {
+                Ok(Verified { records: self.records, first: self.begins.map_or(1, |(seq, _)| seq), end: self.last.unwrap_or_default() })
+            }
+        }
+    }
+
+    fn seq(&self) -> u64 {
+        self.last.map_or(0, |last| last.seq)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn log(records: u64) -> (Chain, Vec<Line>) {
+        let mut chain = Chain::default();
+        let mut next = |at| {
+            let (end, line) = chain.next(at, &json!({"kind": "block", "text": format!("no {at}")}));
+            chain = end;
+            line
+        };
+        let lines = (0..records).map(&mut next).collect();
+        (chain, lines)
+    }
+
+    fn bytes(lines: &[Line]) -> Vec<u8> {
+        let mut bytes = Line::HEADER.to_vec();
+        lines.iter().for_each(|line| segment::write(&mut bytes, line));
+        bytes
+    }
+
+    fn verify_bytes(bytes: &[u8], head: Option<String>) -> Result<Verified, Broken> {
+        let mut verifier = Verifier::looking_for(head);
+        verifier.segment(bytes, true, drop)?;
+        verifier.finish()
+    }
+
+    fn verify(lines: &[Line]) -> Result<Verified, Broken> {
+        verify_bytes(&bytes(lines), None)
+    }
+
+    fn changed(line: &Line) -> Line {
+        Line(line.0.replace("no ", "on "))
+    }
+
+    #[test]
+    fn a_log_reads_back_and_goes_on() {
+        let (chain, mut lines) = log(3);
+        let read = verify(&lines).unwrap();
+        assert_eq!((read.records, read.first, read.end), (3, 1, chain));
+        lines.push(chain.next(9, &json!({})).1);
+        assert_eq!(verify(&lines).unwrap().records, 4);
+        assert_eq!(verify(&[]).unwrap().records, 0);
+    }
+
+    #[test]
+    fn what_was_done_is_named() {
+        let (_, lines) = log(6);
+        let with = |change: &dyn Fn(&mut Vec<Line>)| {
+            let mut lines = lines.clone();
+            change(&mut lines);
+            verify(&lines).unwrap_err()
+        };
+        assert_eq!(with(&|lines| lines[2] = changed(&lines[2])), Broken::Changed(3));
+        assert_eq!(with(&|lines| drop(lines.drain(2..4))), Broken::Removed { from: 3, to: 4 });
+        assert_eq!(with(&|lines| lines.swap(2, 3)), Broken::Removed { from: 3, to: 3 });
+        assert_eq!(with(&|lines| lines.insert(3, lines[2].clone())), Broken::Moved { after: 3, found: 3 });
+        assert_eq!(with(&|lines| drop(lines.drain(..2))), Broken::NoBeginning(3));
+        let mut damaged = bytes(&lines);
+        let third = bytes(&lines[..2]).len() + 40;
+        damaged[third] ^= 1;
+        assert_eq!(verify_bytes(&damaged, None), Err(Broken::Damaged(3)));
+    }
+
+    #[test]
+    fn a_beginning_may_go_if_the_log_says_so() {
+        let (chain, mut lines) = log(4);
+        let end = verify(&lines[..2]).unwrap().end;
+        lines.push(chain.next(5, &end.retirement()).1);
+        assert_eq!(verify(&lines[2..]).unwrap().first, 3);
+        assert_eq!(verify(&lines[1..]).unwrap().first, 2, "a crash came between");
+        assert_eq!(verify(&lines[3..]), Err(Broken::NoBeginning(4)), "more went than was said");
+    }
+
+    #[test]
+    fn an_end_that_went_is_told_by_its_digest() {
+        let (chain, lines) = log(3);
+        let head = chain.head.to_hex().to_string();
+        assert!(verify_bytes(&bytes(&lines), Some(head.clone())).is_ok());
+        assert_eq!(verify_bytes(&bytes(&lines[..2]), Some(head.clone())), Err(Broken::HeadMissing(head)));
+    }
+
+    proptest! {
+        /// One bit that changes, anywhere, is noticed by whoever knows the head, and all but in the last record by anybody.
+        #[test]
+        fn no_bit_changes_unnoticed(at in 0_usize..4096, bit in 0_u32..8) {
+            let (chain, lines) = log(4);
+            let mut changed = bytes(&lines);
+            let at = at % changed.len();
+            changed[at] ^= 1 << bit;
+            let head = chain.head.to_hex().to_string();
+            prop_assert!(verify_bytes(&changed, Some(head)).is_err());
+            let in_last = at >= bytes(&lines[..3]).len();
+            prop_assert!(in_last || verify_bytes(&changed, None).is_err());
+        }
+
+        #[test]
+        fn no_record_goes_or_moves_unnoticed(gone in 0_usize..3, first in 0_usize..4, second in 0_usize..4) {
+            let (_, mut lines) = log(4);
+            let mut swapped = lines.clone();
+            swapped.swap(first, second);
+            prop_assert_eq!(verify(&swapped).is_ok(), first == second);
+            lines.remove(gone);
+            prop_assert!(verify(&lines).is_err());
+        }
+    }
+}
