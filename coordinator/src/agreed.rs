@@ -3,6 +3,8 @@
 //! | kind of record | key | value | what it does |
 //! |---|---|---|---|
 //! | `alias` | a name | the name of a model | clients may ask for the model by that name; goes before `--aliases` |
+//! | `rollout` | the model that users move from | a [`Rollout`] | users move, step by step: see `tidemill rollout` |
+//! | `rollout-seen` | `ID@COORDINATOR` | what that coordinator has seen of it | the others judge by it, too |
 //! | `denied` | a certificate's serial, hexadecimal | the reason | the certificate is revoked, at all processes |
 //!
 //! Records of other kinds are kept, and mean nothing yet.
@@ -17,6 +19,7 @@ use std::{
 use tidemill_gateway::{
     gateway::Gateway,
     registry::{ChangeError, Changing, RecordView, RegistryView},
+    rollout::{self, record::Rollout, running},
 };
 use tidemill_net::link::Endpoint;
 use tidemill_proto::ids::Epoch;
@@ -65,6 +68,19 @@ impl Agreed {
             }
             DENIED if !key.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) => {
                 Err(ChangeError::Invalid("the key is a certificate's serial as `tidemill certs` prints it: 0 to 9 and a to f".into()))
+            }
+            rollout::KIND => {
+                let wrong = |reason: String| {
+                    Err(ChangeError::Invalid(format!("this is no rollout: {reason} (`tidemill rollout start` makes one)")))
+                };
+                match serde_json::from_value::<Rollout>(value.clone()) {
+                    Err(error) => wrong(error.to_string()),
+                    Ok(rollout) if rollout.from != key => wrong(format!("its key must be `{}`", rollout.from)),
+                    Ok(rollout) => match [&rollout.from, &rollout.to].into_iter().find(|model| !self.models.contains(model)) {
+                        Some(model) => Err(ChangeError::Invalid(format!("`{model}` is not served here: {}", served()))),
+                        None => rollout.check().or_else(|error| wrong(error.to_string())),
+                    },
+                }
             }
             _ => Ok(()),
         }
@@ -158,6 +174,9 @@ pub async fn follow(registry: Registry, to: Followers, aliases: BTreeMap<String,
             let named = |value: &[u8]| serde_json::from_slice::<String>(value).ok();
             all.extend(state.records_of(ALIAS).filter_map(|(name, record)| Some((name.to_owned(), named(&record.value)?))));
             gateway.set_aliases(all);
+            let rollouts = state.records_of(rollout::KIND).map(|(key, record)| (key, &*record.value, record.revision));
+            let told = state.records_of(rollout::SEEN_KIND).map(|(key, record)| (key, &*record.value));
+            gateway.rollouts().set(running::read(rollouts), &running::read_told(told), &gateway.registry().view().coordinator);
             let now: Vec<String> = state.records_of(DENIED).map(|(serial, _)| serial.to_owned()).collect();
             if now != denied {
                 tracing::info!(certificates = now.len(), "revoked certificates");

@@ -174,6 +174,7 @@ impl Coordinator {
         let gateway = GatewaySettings {
             classes: settings.cluster.classes,
             aliases: settings.aliases.clone(),
+            router: settings.router,
             registry: Arc::new(Agreed::new(registry.clone(), settings.name, served_names)),
             store,
             batches: batches.map(Arc::new),
@@ -228,6 +229,8 @@ impl Coordinator {
         let gateway = Arc::clone(&self.gateway);
         let mut tending = tokio::spawn(async move { gateway.tend_tenants().await });
         let mut batching = tokio::spawn(Arc::clone(&self.gateway).run_batches());
+        let gateway = Arc::clone(&self.gateway);
+        let mut rolling = tokio::spawn(async move { gateway.tend_rollouts().await });
         let reloading = self.tls.clone().map(|tls| tokio::spawn(async move { tls.reload_on_hangup().await }));
 
         let gateway = Arc::clone(&self.gateway);
@@ -261,12 +264,14 @@ impl Coordinator {
             _ = &mut expiring => Err(RunError::Broken("deletes old responses")),
             _ = &mut tending => Err(RunError::Broken("looks after tenants")),
             _ = &mut batching => Err(RunError::Broken("runs batches")),
+            _ = &mut rolling => Err(RunError::Broken("looks after rollouts")),
         };
         self.endpoint.close().await;
         ticking.abort();
         accepting.abort();
         agreeing.abort();
         forgetting.abort();
+        rolling.abort();
         // They hold what the next process wants to open.
         for task in [&mut expiring, &mut tending, &mut batching].into_iter().filter(|task| !task.is_finished()) {
             task.abort();

@@ -1,7 +1,9 @@
 //! The coordinator's knobs, each stated once: flags and TOML keys are one struct, checked into [`Settings`].
 
+pub mod routing;
 pub mod tenants;
 
+use routing::{RouteFlags, RouterFlags};
 use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 use tenants::{JwtFlags, SheddingFlags, SinkFlags, TierFlags};
@@ -17,6 +19,7 @@ use tidemill_gateway::{
     batches,
     pii::Pii,
     replay, response_cache,
+    routing::Router,
     safety::Safety,
     store::{self, postgres::Address},
 };
@@ -223,6 +226,14 @@ pub struct Flags {
     #[arg(skip)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pii: Option<PiiFlags>,
+    /// Which model answers, in the file only: a section `[router]`
+    #[arg(skip)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub router: Option<RouterFlags>,
+    /// and `[[route]]` sections
+    #[arg(skip)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub route: Vec<RouteFlags>,
     /// At the end, running requests get this many seconds to finish [default: 30]
     #[arg(long, value_name = "S")]
     pub drain_s: Option<u64>,
@@ -485,6 +496,8 @@ pub struct Settings {
     /// `None`: everything may be asked and answered.
     pub safety: Option<Safety>,
     pub pii: Option<Pii>,
+    /// `None`: the model that is asked for answers.
+    pub router: Option<Router>,
     /// Of answers kept for repeated requests.
     pub replay: replay::Limits,
     pub response_cache: Option<response_cache::Limits>,
@@ -619,6 +632,7 @@ impl Flags {
             Classes::new(classes).map_err(|error| invalid("class", "[[class]]", error.to_string()))?
         };
         let tiers = tenants::tiers(self.tier, &classes)?;
+        let router = routing::router(self.router, self.route, &models, &aliases, &tiers)?;
         let segment = self.usage_segment_bytes.unwrap_or_else(|| "64MiB".into());
         let segment_bytes = parse_bytes(&segment).map_err(|reason| invalid("usage_segment_bytes", &segment, reason))?;
         if segment_bytes < USAGE_SEGMENT_BYTES_MIN {
@@ -680,6 +694,7 @@ impl Flags {
                 at_once: within(1, BATCH_CONCURRENCY_MAX, "batch_concurrency", self.batch_concurrency.unwrap_or(16) as u64)? as usize,
                 line_bytes: body_bytes_max as usize,
             },
+            router,
             safety: self.safety.map_or(Ok(None), SafetyFlags::check)?,
             pii: self.pii.map_or(Ok(None), PiiFlags::check)?,
             replay: replay::Limits {

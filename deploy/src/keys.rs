@@ -172,7 +172,7 @@ impl LimitArgs {
 }
 
 impl At {
-    async fn call(&self, method: reqwest::Method, path: &str, body: Option<Value>) -> anyhow::Result<Value> {
+    pub(crate) async fn call(&self, method: reqwest::Method, path: &str, body: Option<Value>) -> anyhow::Result<Value> {
         let url = format!("{}{path}", self.url.trim_end_matches('/'));
         // No proxy: keys go to the coordinator, and to nobody else.
         let client = reqwest::Client::builder().timeout(ANSWER_MAX).no_proxy().build()?;
@@ -194,7 +194,7 @@ impl At {
         Ok(answer)
     }
 
-    fn print(&self, answer: &Value, people: impl FnOnce(&Value)) {
+    pub(crate) fn print(&self, answer: &Value, people: impl FnOnce(&Value)) {
         if self.json { println!("{answer:#}") } else { people(answer) }
     }
 }

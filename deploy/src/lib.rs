@@ -6,6 +6,7 @@
 //! - [`cluster`]: `tidemill cluster`, what a running cluster does
 //! - [`keys`]: `tidemill keys` and `tidemill tenants`; [`usage`]: `tidemill usage`
 //! - [`registry`]: `tidemill registry`, what the coordinators agree on
+//! - [`rollout`]: `tidemill rollout`, users that move from one model to another
 //! - [`safety`]: `tidemill safety`, the safety checks' classifier trained and judged
 //! - [`up`]: `tidemill up`, a whole cluster on one machine
 //! - [`processes`]: the role processes that `up` starts, watches and ends
@@ -19,6 +20,7 @@ pub mod demo_model;
 pub mod keys;
 pub mod processes;
 pub mod registry;
+pub mod rollout;
 pub mod safety;
 pub mod up;
 pub mod usage;

@@ -10,9 +10,11 @@ use super::{
 };
 use crate::{
     backend::Submission,
+    gateway::Routed,
     generation::{Ended, Finish, Piece, Pipeline, guarded::Guarded, personal::Personal},
     metrics::{self, Objectives, RequestOutcome},
     recent::{FinishedRequest, Recent},
+    rollout::{running::Seat, seen::Ended as RequestEnded, shadow::Tap},
     safety,
     tenants::metered::Metered,
     text::TextModel,
@@ -71,6 +73,8 @@ pub struct Answer {
     /// The first place in the queue that was heard of.
     waited: Option<Waiting>,
     usage: Usage,
+    /// The slowest choice, and whether all kept their class's limits.
+    seen: RequestEnded,
     /// Counted when the answer is dropped.
     outcome: RequestOutcome,
 }
@@ -90,6 +94,10 @@ pub struct Books {
     pub objectives: Arc<Objectives>,
     pub recent: Arc<Recent>,
     pub metered: Metered,
+    /// Where there was a model to choose.
+    pub routed: Option<Arc<Routed>>,
+    /// Who else listens.
+    pub tap: Option<Tap>,
 }
 
 /// How tokens become what a client reads.
@@ -140,6 +148,7 @@ impl Answer {
             ready: VecDeque::new(),
             waited: None,
             usage: Usage { prompt_tokens, total_tokens: prompt_tokens, ..Usage::default() },
+            seen: RequestEnded { kept: true, ..RequestEnded::default() },
             outcome: RequestOutcome::Cancelled,
         }
     }
@@ -173,9 +182,10 @@ impl Answer {
     /// The next news of any choice; `None` after the last delta. Cancel safe.
     pub async fn next(&mut self) -> Result<Option<News>, ApiError> {
         loop {
-            if self.open == 0 && !self.books.metered.is_settled() {
+            if self.open == 0 && matches!(self.outcome, RequestOutcome::Cancelled) {
                 // Before the last delta goes out: what a client has in full was counted.
                 self.outcome = RequestOutcome::Ok;
+                self.books.tap.take().into_iter().for_each(Tap::end);
                 self.settle_usage().await;
             }
             if let Some(news) = self.ready.pop_front() {
@@ -193,6 +203,16 @@ impl Answer {
                 self.settle_usage().await;
                 return Err(error);
             }
+        }
+    }
+
+    /// What a client has caused itself says nothing of the model.
+    fn count_in_rollout(&self) {
+        let Some(seat) = self.books.routed.as_ref().and_then(|routed| routed.seat.as_ref()) else { return };
+        match self.outcome {
+            RequestOutcome::Ok => seat.ended(&self.seen),
+            RequestOutcome::Failed | RequestOutcome::Rejected => seat.ended(&RequestEnded { failed: true, ..RequestEnded::default() }),
+            RequestOutcome::Invalid | RequestOutcome::Cancelled => {}
         }
     }
 
@@ -273,6 +293,7 @@ impl Answer {
             None => {
                 state.first = Some(now);
                 metrics::observe_ttft(now - self.arrived);
+                self.books.routed.iter().filter_map(|routed| routed.seat.as_ref()).for_each(Seat::first_token);
                 if self.books.objectives.classes().get(self.class).ttft_ms.is_some() {
                     self.books.metered.observe_ttft(now, now - self.arrived);
                 }
@@ -295,6 +316,9 @@ impl Answer {
     }
 
     fn give(&mut self, index: usize, piece: Piece) {
+        if let (0, Some(tap)) = (index, &mut self.books.tap) {
+            tap.hear(&piece);
+        }
         self.ready.extend(piece.parts().map(|piece| News::Delta(Delta { index: index as u32, piece, prompt_logprobs: None })));
     }
 
@@ -304,7 +328,14 @@ impl Answer {
         self.open -= 1;
         if let (Some(first), Some(last)) = (choice.first, choice.last) {
             let tpot = (choice.tokens > 1).then(|| (last - first) / (choice.tokens - 1));
-            self.books.objectives.observe(self.class, first - self.arrived, tpot);
+            let ttft = first - self.arrived;
+            let kept = self.books.objectives.observe(self.class, ttft, tpot);
+            self.seen = RequestEnded {
+                kept: kept && self.seen.kept,
+                ttft: self.seen.ttft.max(Some(ttft)),
+                tpot: self.seen.tpot.max(tpot),
+                failed: false,
+            };
             usage.predicted_ttft_ms.into_iter().for_each(metrics::observe_predicted_ttft);
             self.books.recent.push(finished(&usage, choice.tokens, first - self.arrived, tpot));
         }
@@ -313,6 +344,7 @@ impl Answer {
         }
         let tidemill = self.usage.tidemill.get_or_insert_default();
         tidemill.response_cache = self.submission.is_cached();
+        tidemill.route = self.books.routed.as_ref().map(|routed| routed.told.clone());
         // Further choices of a prompt find its KV where the first one put it: only the first tells where the KV came from.
         if index.is_multiple_of(self.choices_per_prompt) {
             tidemill.tokens.add(&usage.provenance.tokens);
@@ -325,6 +357,7 @@ impl Answer {
 impl Drop for Answer {
     fn drop(&mut self) {
         metrics::count_request(self.outcome);
+        self.count_in_rollout();
         // Unless it was settled, its client has left: nobody waits.
         let _ = self.settle_usage().now_or_never();
         metrics::count_tokens(self.usage.prompt_tokens, self.usage.completion_tokens);
