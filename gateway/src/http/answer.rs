@@ -206,13 +206,16 @@ impl Answer {
         }
     }
 
-    /// What a client has caused itself says nothing of the model.
+    /// What a client has caused itself says nothing of the model. Who leaves before the first token has waited for it in vain.
     fn count_in_rollout(&self) {
         let Some(seat) = self.books.routed.as_ref().and_then(|routed| routed.seat.as_ref()) else { return };
         match self.outcome {
             RequestOutcome::Ok => seat.ended(&self.seen),
-            RequestOutcome::Failed | RequestOutcome::Rejected => seat.ended(&RequestEnded { failed: true, ..RequestEnded::default() }),
-            RequestOutcome::Invalid | RequestOutcome::Cancelled => {}
+            RequestOutcome::Cancelled if self.choices.iter().any(|choice| choice.first.is_some()) => {}
+            RequestOutcome::Failed | RequestOutcome::Rejected | RequestOutcome::Cancelled => {
+                seat.ended(&RequestEnded { failed: true, ..RequestEnded::default() })
+            }
+            RequestOutcome::Invalid => {}
         }
     }
 
