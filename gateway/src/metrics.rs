@@ -87,7 +87,7 @@ fn describe() {
         "Requests that there was a model to choose for, by the model that answers, and by what chose it"
     );
     describe_gauge!("tidemill_rollout_share", "Share of users at a rollout's new model");
-    describe_gauge!("tidemill_rollout_state", "1 running, 2 paused, 3 done, 4 rolled back, 5 aborted");
+    describe_gauge!("tidemill_rollout_state", "0 forgotten, 1 running, 2 paused, 3 done, 4 rolled back, 5 aborted");
     describe_gauge!("tidemill_rollout_requests", "Requests of a rollout's models within its window, at all coordinators");
     describe_gauge!("tidemill_rollout_error_ratio", "Share of these that failed");
     describe_gauge!("tidemill_rollout_goodput_ratio", "Share of answers within their class's limits");
@@ -183,6 +183,13 @@ pub fn count_shadow(to: &str, outcome: &'static str) {
 
 pub fn count_rollback(rollout: &Rollout) {
     counter!("tidemill_rollbacks_total", "from" => rollout.from.clone(), "to" => rollout.to.clone()).increment(1);
+}
+
+/// It is over and forgotten.
+pub fn hide_rollout(rollout: &Rollout) {
+    let labels = [("from", rollout.from.clone()), ("to", rollout.to.clone())];
+    gauge!("tidemill_rollout_share", &labels).set(0.0);
+    gauge!("tidemill_rollout_state", &labels).set(0.0);
 }
 
 /// `share`: as it is here. `sides`: what was seen of both models.

@@ -184,9 +184,13 @@ impl Rollouts {
     pub async fn tend(&self, registry: &dyn Registry) {
         let mut interval = time::interval(JUDGED_EVERY);
         interval.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
+        let mut shown: Arc<[Arc<Live>]> = Arc::default();
         loop {
             interval.tick().await;
             let live = self.live();
+            let gone = shown.iter().filter(|old| live.iter().all(|live| live.record.id != old.record.id));
+            gone.for_each(|old| metrics::hide_rollout(&old.record));
+            shown = Arc::clone(&live);
             if live.is_empty() {
                 continue;
             }
