@@ -27,6 +27,7 @@ use tidemill_registry::{
     command::{Command, Outcome, Refusal},
     registry::{Failed, Registry, View},
     replica::{CannotRemove, Part},
+    state::State,
 };
 
 pub const ALIAS: &str = "alias";
@@ -174,9 +175,7 @@ pub async fn follow(registry: Registry, to: Followers, aliases: BTreeMap<String,
             let named = |value: &[u8]| serde_json::from_slice::<String>(value).ok();
             all.extend(state.records_of(ALIAS).filter_map(|(name, record)| Some((name.to_owned(), named(&record.value)?))));
             gateway.set_aliases(all);
-            let rollouts = state.records_of(rollout::KIND).map(|(key, record)| (key, &*record.value, record.revision));
-            let told = state.records_of(rollout::SEEN_KIND).map(|(key, record)| (key, &*record.value));
-            gateway.rollouts().set(running::read(rollouts), &running::read_told(told), &gateway.registry().view().coordinator);
+            set_rollouts(&gateway, &state);
             let now: Vec<String> = state.records_of(DENIED).map(|(serial, _)| serial.to_owned()).collect();
             if now != denied {
                 tracing::info!(certificates = now.len(), "revoked certificates");
@@ -189,6 +188,13 @@ pub async fn follow(registry: Registry, to: Followers, aliases: BTreeMap<String,
             return;
         }
     }
+}
+
+/// Takes rollouts to the front door. Before it opens, too: whoever was at a new model when this process ended is there when it is back.
+pub fn set_rollouts(gateway: &Gateway, state: &State) {
+    let rollouts = state.records_of(rollout::KIND).map(|(key, record)| (key, &*record.value, record.revision));
+    let told = state.records_of(rollout::SEEN_KIND).map(|(key, record)| (key, &*record.value));
+    gateway.rollouts().set(running::read(rollouts), &running::read_told(told), &gateway.registry().view().coordinator);
 }
 
 /// Where this coordinator leads the registry, workers that have been away for long are forgotten.

@@ -217,6 +217,9 @@ impl Coordinator {
     pub async fn serve(self, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
         let links = Links { driver: Arc::clone(&self.driver), registry: self.registry.clone(), peers: self.peers };
         let mut accepting = tokio::spawn(links::accept(self.endpoint.clone(), links));
+        if let Some(state) = self.registry.view().state {
+            agreed::set_rollouts(&self.gateway, &state);
+        }
         let followers = Followers { gateway: Arc::clone(&self.gateway), driver: Arc::clone(&self.driver), endpoint: self.endpoint.clone() };
         let mut agreeing = tokio::spawn(agreed::follow(self.registry.clone(), followers, self.aliases));
         let mut forgetting = tokio::spawn(agreed::forget(self.registry, Arc::clone(&self.driver)));

@@ -9,7 +9,7 @@ use crate::{
 };
 use axum::{
     extract::{FromRequestParts, Request, State},
-    http::{HeaderMap, HeaderName, HeaderValue, Method, header, request::Parts},
+    http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header, request::Parts},
     middleware::Next,
     response::{IntoResponse, Response},
 };
@@ -68,6 +68,11 @@ pub async fn admit(State(gateway): State<Arc<Gateway>>, request: Request, next: 
     let caller = request.extensions().get::<Arc<Caller>>().cloned();
     let mut response = next.run(request).await;
     if let Some(routed) = caller.as_ref().and_then(|caller| caller.routed()) {
+        let status = response.status();
+        let lacks_workers = status == StatusCode::SERVICE_UNAVAILABLE && gateway.rollouts().is_young();
+        if status.is_server_error() && !lacks_workers {
+            routed.failed();
+        }
         tell_route(&mut response, routed);
     }
     response
@@ -75,9 +80,6 @@ pub async fn admit(State(gateway): State<Arc<Gateway>>, request: Request, next: 
 
 /// Which model answers, and why. Inside of what repeats answers: a repeat says the same.
 fn tell_route(response: &mut Response, routed: &Routed) {
-    if response.status().is_server_error() {
-        routed.failed();
-    }
     for (name, value) in [("x-tidemill-model", &routed.told.model), ("x-tidemill-route", &routed.told.why)] {
         if let Ok(value) = HeaderValue::from_str(value) {
             response.headers_mut().insert(name, value);

@@ -37,6 +37,8 @@ const TOLD_EVERY: Duration = Duration::from_secs(1);
 const TELLING_MAX: Duration = Duration::from_secs(2);
 /// What another coordinator told counts so much longer than its window.
 const TOLD_LATE: Duration = Duration::from_secs(5);
+/// After its start a coordinator has all workers within this.
+const YOUNG: Duration = Duration::from_secs(15);
 /// Shadows at a time, with the requests that they wait for.
 const SHADOWS_MAX: usize = 16;
 
@@ -169,6 +171,11 @@ impl Rollouts {
             }
         }
         counted
+    }
+
+    /// This process has just begun: workers that it does not know yet are no fault of a model's.
+    pub fn is_young(&self) -> bool {
+        self.began.elapsed() < YOUNG
     }
 
     /// For one more shadow; `None`: there are as many as there may be.
