@@ -37,6 +37,7 @@ mod workers;
 
 pub use cluster::{Action, Cluster, ClusterSettings, Warning};
 pub use decisions::{ConsideredView, DecisionView};
+pub use lifecycle::Forecast;
 pub use membership::Refusal;
 pub use models::{ModelId, Models};
 pub use request::{ChoiceUsage, Failure, NewRequest, Outcome, Rejection, RequestEvent};

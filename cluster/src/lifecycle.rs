@@ -9,6 +9,7 @@
 //! [`prefill`] is the side branch: the job that computes a prompt's missing blocks, and the sequences that wait for it.
 
 mod finish;
+mod forecast;
 mod place;
 mod prefill;
 mod progress;
@@ -16,6 +17,7 @@ mod requeue;
 mod submit;
 mod waiting;
 
+pub use forecast::Forecast;
 pub(crate) use waiting::WAITING_TOLD_EVERY;
 
 #[cfg(test)]

@@ -283,6 +283,26 @@ fn a_class_that_is_not_served_late_is_refused_in_time() {
 }
 
 #[test]
+fn a_forecast_says_how_long_a_prompt_would_take_and_changes_nothing() {
+    let (mut cluster, now) = (Cluster::new(settings(), model()), START);
+    let strict = classes().by_tier(Some("strict")).unwrap();
+    assert_eq!(cluster.forecast(now, 20, strict).ttft_ms, None, "there is no worker");
+    cluster.register(now, register("d", RoleInfo::Decode(engine(1)))).unwrap();
+    let [short, long] = [20, 500].map(|tokens| cluster.forecast(now, tokens, strict).ttft_ms.unwrap());
+    assert!(short < 60.0 && (250.0..2000.0).contains(&long), "{short} and {long}, though the class rejects what is late");
+    assert_eq!(cluster.forecast(now, 5000, strict).ttft_ms, None, "longer than any worker's context");
+    assert_eq!(drain(&mut cluster), []);
+    for _ in 0..3 {
+        cluster.submit(now, request(40, 1)).unwrap();
+    }
+    let full = cluster.forecast(now, 20, ClassId::default());
+    assert_eq!((full.waiting, full.ttft_ms), (0, Some(f64::INFINITY)), "no place, and none has become free yet");
+    cluster.submit(now, request(40, 1)).unwrap();
+    assert_eq!(cluster.forecast(now, 20, ClassId::default()).waiting, 1);
+    drain(&mut cluster);
+}
+
+#[test]
 fn a_decision_is_remembered_with_what_came_of_it() {
     let (mut cluster, now) = (Cluster::new(settings(), model()), START);
     cluster.register(now, register("d", RoleInfo::Decode(engine(1)))).unwrap();

@@ -3,6 +3,8 @@
 //! | kind of record | key | value | what it does |
 //! |---|---|---|---|
 //! | `alias` | a name | the name of a model | clients may ask for the model by that name; goes before `--aliases` |
+//! | `rollout` | the model that users move from | a [`Rollout`] | users move, step by step: see `tidemill rollout` |
+//! | `rollout-seen` | `ID@COORDINATOR` | what that coordinator has seen of it | the others judge by it, too |
 //! | `denied` | a certificate's serial, hexadecimal | the reason | the certificate is revoked, at all processes |
 //! | `tenant`, `key` | its id | tenancy's record, as JSON | see [`keys`]; shown and changed by `/admin/` alone |
 //!
@@ -20,6 +22,7 @@ use std::{
 use tidemill_gateway::{
     gateway::Gateway,
     registry::{ChangeError, Changing, RecordView, RegistryView},
+    rollout::{self, record::Rollout, running},
 };
 use tidemill_net::link::Endpoint;
 use tidemill_proto::ids::Epoch;
@@ -27,6 +30,7 @@ use tidemill_registry::{
     command::{Command, Outcome, Refusal},
     registry::{Failed, Registry, View},
     replica::{CannotRemove, Part},
+    state::State,
 };
 
 pub const ALIAS: &str = "alias";
@@ -71,6 +75,19 @@ impl Agreed {
             }
             DENIED if !key.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) => {
                 Err(ChangeError::Invalid("the key is a certificate's serial as `tidemill certs` prints it: 0 to 9 and a to f".into()))
+            }
+            rollout::KIND => {
+                let wrong = |reason: String| {
+                    Err(ChangeError::Invalid(format!("this is no rollout: {reason} (`tidemill rollout start` makes one)")))
+                };
+                match serde_json::from_value::<Rollout>(value.clone()) {
+                    Err(error) => wrong(error.to_string()),
+                    Ok(rollout) if rollout.from != key => wrong(format!("its key must be `{}`", rollout.from)),
+                    Ok(rollout) => match [&rollout.from, &rollout.to].into_iter().find(|model| !self.models.contains(model)) {
+                        Some(model) => Err(ChangeError::Invalid(format!("`{model}` is not served here: {}", served()))),
+                        None => rollout.check().or_else(|error| wrong(error.to_string())),
+                    },
+                }
             }
             _ => Ok(()),
         }
@@ -173,6 +190,7 @@ pub async fn follow(registry: Registry, to: Followers, aliases: BTreeMap<String,
             let named = |value: &[u8]| serde_json::from_slice::<String>(value).ok();
             all.extend(state.records_of(ALIAS).filter_map(|(name, record)| Some((name.to_owned(), named(&record.value)?))));
             gateway.set_aliases(all);
+            set_rollouts(&gateway, &state);
             let now: Vec<String> = state.records_of(DENIED).map(|(serial, _)| serial.to_owned()).collect();
             if now != denied {
                 tracing::info!(certificates = now.len(), "revoked certificates");
@@ -185,6 +203,13 @@ pub async fn follow(registry: Registry, to: Followers, aliases: BTreeMap<String,
             return;
         }
     }
+}
+
+/// Takes rollouts to the front door. Before it opens, too: whoever was at a new model when this process ended is there when it is back.
+pub fn set_rollouts(gateway: &Gateway, state: &State) {
+    let rollouts = state.records_of(rollout::KIND).map(|(key, record)| (key, &*record.value, record.revision));
+    let told = state.records_of(rollout::SEEN_KIND).map(|(key, record)| (key, &*record.value));
+    gateway.rollouts().set(running::read(rollouts), &running::read_told(told), &gateway.registry().view().coordinator);
 }
 
 /// Where this coordinator leads the registry, workers that have been away for long are forgotten.

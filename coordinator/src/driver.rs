@@ -10,7 +10,8 @@ use std::{
     time::{Duration, Instant},
 };
 use tidemill_cluster::{
-    Action, ChoiceUsage, ClusterSettings, ClusterView, ModelId, Models, NewRequest, Refusal, Rejection, RequestEvent, Warning,
+    Action, ChoiceUsage, ClusterSettings, ClusterView, Forecast, ModelId, Models, NewRequest, Refusal, Rejection, RequestEvent, Warning,
+    class::ClassId,
 };
 use tidemill_gateway::backend::{Accepted, Backend};
 use tidemill_proto::{
@@ -205,6 +206,11 @@ impl Backend for ModelBackend {
         self.driver.state.lock().models.cluster(self.model).layout()
     }
 
+    fn forecast(&self, tokens: u32, class: ClassId) -> Forecast {
+        let now = self.driver.started.elapsed();
+        self.driver.state.lock().models.cluster_mut(self.model).forecast(now, tokens, class)
+    }
+
     fn view(&self) -> ClusterView {
         self.driver.view()
     }
@@ -265,12 +271,7 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidemill_cluster::{
-        Outcome,
-        admission::AdmissionPolicy,
-        class::{ClassId, Classes},
-        schedule::Policy,
-    };
+    use tidemill_cluster::{Outcome, admission::AdmissionPolicy, class::Classes, schedule::Policy};
     use tidemill_gateway::backend::Submission;
     use tidemill_proto::{
         block::LayoutFingerprint,

@@ -182,6 +182,7 @@ impl Coordinator {
         let gateway = GatewaySettings {
             classes: settings.cluster.classes,
             aliases: settings.aliases.clone(),
+            router: settings.router,
             registry: Arc::new(Agreed::new(registry.clone(), settings.name, served_names)),
             store,
             batches: batches.map(Arc::new),
@@ -229,6 +230,9 @@ impl Coordinator {
     pub async fn serve(self, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
         let links = Links { driver: Arc::clone(&self.driver), registry: self.registry.clone(), peers: self.peers };
         let mut accepting = tokio::spawn(links::accept(self.endpoint.clone(), links));
+        if let Some(state) = self.registry.view().state {
+            agreed::set_rollouts(&self.gateway, &state);
+        }
         let followers = Followers { gateway: Arc::clone(&self.gateway), driver: Arc::clone(&self.driver), endpoint: self.endpoint.clone() };
         let mut agreeing = tokio::spawn(agreed::follow(self.registry.clone(), followers, self.aliases));
         let mut forgetting = tokio::spawn(agreed::forget(self.registry, Arc::clone(&self.driver)));
@@ -244,6 +248,8 @@ impl Coordinator {
         let mut summarizing = tokio::spawn(Arc::clone(&self.gateway).run_summaries());
         let gateway = Arc::clone(&self.gateway);
         let mut retiring = tokio::spawn(async move { gateway.expire_audit().await });
+        let gateway = Arc::clone(&self.gateway);
+        let mut rolling = tokio::spawn(async move { gateway.tend_rollouts().await });
         let reloading = self.tls.clone().map(|tls| tokio::spawn(async move { tls.reload_on_hangup().await }));
 
         let gateway = Arc::clone(&self.gateway);
@@ -279,12 +285,14 @@ impl Coordinator {
             _ = &mut batching => Err(RunError::Broken("runs batches")),
             _ = &mut summarizing => Err(RunError::Broken("summarizes conversations")),
             _ = &mut retiring => Err(RunError::Broken("lets old audit records go")),
+            _ = &mut rolling => Err(RunError::Broken("looks after rollouts")),
         };
         self.endpoint.close().await;
         ticking.abort();
         accepting.abort();
         agreeing.abort();
         forgetting.abort();
+        rolling.abort();
         // They hold what the next process wants to open.
         for task in
             [&mut expiring, &mut tending, &mut batching, &mut summarizing, &mut retiring].into_iter().filter(|task| !task.is_finished())

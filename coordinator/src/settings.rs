@@ -3,11 +3,13 @@
 pub mod audit;
 pub mod context;
 pub mod feedback;
+pub mod routing;
 pub mod tenants;
 
 use audit::AuditFlags;
 use context::{ContextFlags, MemoryFlags};
 use feedback::FeedbackFlags;
+use routing::{RouteFlags, RouterFlags};
 use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 use tenants::{JwtFlags, KeptIn, SheddingFlags, SinkFlags, TierFlags};
@@ -27,6 +29,7 @@ use tidemill_gateway::{
     http::memories,
     pii::Pii,
     replay, response_cache,
+    routing::Router,
     safety::Safety,
     store::{self, postgres::Address},
     summarizer,
@@ -250,6 +253,14 @@ pub struct Flags {
     #[arg(skip)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryFlags>,
+    /// Which model answers, in the file only: a section `[router]`
+    #[arg(skip)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub router: Option<RouterFlags>,
+    /// and `[[route]]` sections
+    #[arg(skip)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub route: Vec<RouteFlags>,
     /// At the end, running requests get this many seconds to finish [default: 30]
     #[arg(long, value_name = "S")]
     pub drain_s: Option<u64>,
@@ -521,6 +532,8 @@ pub struct Settings {
     pub audit: Option<AuditSettings>,
     /// `None`: none is taken.
     pub feedback: Option<FeedbackSettings>,
+    /// `None`: the model that is asked for answers.
+    pub router: Option<Router>,
     /// Of answers kept for repeated requests.
     pub replay: replay::Limits,
     pub response_cache: Option<response_cache::Limits>,
@@ -655,6 +668,7 @@ impl Flags {
             Classes::new(classes).map_err(|error| invalid("class", "[[class]]", error.to_string()))?
         };
         let tiers = tenants::tiers(self.tier, &classes)?;
+        let router = routing::router(self.router, self.route, &models, &aliases, &tiers)?;
         let segment = self.usage_segment_bytes.unwrap_or_else(|| "64MiB".into());
         let segment_bytes = parse_bytes(&segment).map_err(|reason| invalid("usage_segment_bytes", &segment, reason))?;
         if segment_bytes < USAGE_SEGMENT_BYTES_MIN {
@@ -734,6 +748,7 @@ impl Flags {
                 at_once: within(1, BATCH_CONCURRENCY_MAX, "batch_concurrency", self.batch_concurrency.unwrap_or(16) as u64)? as usize,
                 line_bytes: body_bytes_max as usize,
             },
+            router,
             safety: self.safety.map_or(Ok(None), SafetyFlags::check)?,
             pii,
             audit,

@@ -9,6 +9,7 @@
 //! - [`eval`]: `tidemill eval`, whether models' answers are good
 //! - [`keys`]: `tidemill keys` and `tidemill tenants`; [`usage`]: `tidemill usage`
 //! - [`registry`]: `tidemill registry`, what the coordinators agree on
+//! - [`rollout`]: `tidemill rollout`, users that move from one model to another
 //! - [`safety`]: `tidemill safety`, the safety checks' classifier trained and judged
 //! - [`up`]: `tidemill up`, a whole cluster on one machine
 //! - [`processes`]: the role processes that `up` starts, watches and ends
@@ -27,6 +28,7 @@ pub mod golden;
 pub mod keys;
 pub mod processes;
 pub mod registry;
+pub mod rollout;
 pub mod safety;
 pub mod up;
 pub mod usage;

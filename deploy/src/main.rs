@@ -2,7 +2,7 @@
 //! classifier.
 
 use clap::{Parser, Subcommand};
-use tidemill_deploy::{appeals, audit, certs, chat, cluster, eval, feedback, keys, registry, safety, up, usage};
+use tidemill_deploy::{appeals, audit, certs, chat, cluster, eval, feedback, keys, registry, rollout, safety, up, usage};
 use tidemill_net::process::Failed;
 
 /// Disaggregated prefill/decode serving for large language models
@@ -23,6 +23,9 @@ enum Command {
     Cluster(cluster::ClusterArgs),
     /// Read and change what the coordinators agree on, such as models' aliases
     Registry(registry::RegistryArgs),
+    /// Move users from one model to another, step by step, and back when it is worse
+    #[command(subcommand)]
+    Rollout(rollout::RolloutCommand),
     /// Make, show and revoke API keys
     #[command(subcommand)]
     Keys(keys::KeysCommand),
@@ -57,6 +60,7 @@ async fn main() -> Result<(), Failed> {
         Command::Chat(args) => chat::chat(args).await?,
         Command::Cluster(args) => cluster::cluster(args).await?,
         Command::Registry(args) => registry::registry(args).await?,
+        Command::Rollout(command) => rollout::rollout(command).await?,
         Command::Keys(command) => keys::keys(command).await?,
         Command::Tenants(command) => keys::tenants(command).await?,
         Command::Usage(args) => usage::usage(&args)?,

@@ -5,6 +5,7 @@ mod support;
 use reqwest::Client;
 use serde_json::{Value, json};
 use std::{
+    collections::BTreeSet,
     fs,
     net::{TcpListener, UdpSocket},
     path::Path,
@@ -36,14 +37,27 @@ impl Three {
     }
 
     fn start_some(count: usize, flags: &[&str]) -> Self {
+        Self::start_models(&[(support::MODEL_NAME, support::MODEL)], count, flags)
+    }
+
+    fn start_models(models: &[(&str, &str)], count: usize, flags: &[&str]) -> Self {
         let first = ports(2 * COORDINATORS as u16);
         let data = tempfile::tempdir().expect("a directory");
         let (http, admin) = (format!("127.0.0.1:{first}"), format!("127.0.0.1:{}", first + COORDINATORS as u16));
         let count = count.to_string();
         let own = ["--coordinator", &count, "--http", &http, "--admin", &admin, "--restarts", "100", "--engine", "echo", "--data"];
-        let cluster = Cluster::start(&[&own[..], &[data.path().to_str().expect("text")], flags].concat());
+        let cluster = Cluster::start_with(models, &[&own[..], &[data.path().to_str().expect("text")], flags].concat());
         let client = Client::builder().no_proxy().timeout(Duration::from_secs(20)).build().expect("a client");
         Self { cluster, http: first, admin: first + COORDINATORS as u16, data, client }
+    }
+
+    /// Process id of a decode worker of this model, as a coordinator sees it.
+    async fn cluster_member(&self, n: usize, model: &str) -> u32 {
+        let url = format!("http://127.0.0.1:{}/cluster", self.admin + n as u16);
+        let cluster: Value = self.client.get(url).send().await.expect("it answers").json().await.expect("JSON");
+        let mut members = cluster["members"].as_array().expect("members").iter();
+        let member = members.find(|member| member["model"] == model && member["role"] == "decode").expect("it has a worker");
+        member["pid"].as_u64().expect("a pid") as u32
     }
 
     /// Process id of the `n`th coordinator, unless it is down.
@@ -78,6 +92,10 @@ impl Three {
 
     /// Waits until all coordinators are up, vote, know a leader, and have every worker.
     async fn whole(&self) {
+        self.whole_with(support::MODEL_NAME).await;
+    }
+
+    async fn whole_with(&self, model: &str) {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             let mut whole = true;
@@ -86,7 +104,7 @@ impl Three {
                 let voters = registry["voters"].as_array().map_or(0, Vec::len);
                 let learners = registry["learners"].as_array().map_or(1, Vec::len);
                 whole &= voters == COORDINATORS && learners == 0 && registry["leader"].is_string() && registry["part"] != "learner";
-                whole &= matches!(self.complete(n, support::MODEL_NAME).await, Some(200));
+                whole &= matches!(self.complete(n, model).await, Some(200));
             }
             if whole {
                 return;
@@ -294,6 +312,114 @@ async fn keys_count_everywhere(three: &Three) {
     let revoked = three.client.delete(admin(2, &format!("/admin/keys/{id}"))).send().await.expect("it answers");
     assert_eq!(revoked.status(), 200);
     three.until_opens(Some(key), 401).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rollout_goes_on_when_its_leader_is_lost_and_back_when_its_candidate_is() {
+    let three =
+        Three::start_models(&[("old", support::MODEL), ("new", support::MODEL)], COORDINATORS, &["--prefill", "0", "--kvpool", "0"]);
+    three.whole_with("old").await;
+    let command = |args: &[&str]| {
+        let url = format!("http://127.0.0.1:{}", three.admin);
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_tidemill")).arg("rollout").args(args).args(["--url", &url]).output();
+        let output = output.expect("tidemill starts");
+        (output.status.success(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
+    };
+    let rollout = async |n: usize| {
+        let url = format!("http://127.0.0.1:{}/rollouts", three.admin + n as u16);
+        let listed = three.client.get(url).send().await.ok()?.json::<Value>().await.ok();
+        listed.map(|mut listed| listed["rollouts"][0].take()).filter(|rollout| !rollout.is_null())
+    };
+    let ask = async |n: usize, user: usize| {
+        let url = format!("http://127.0.0.1:{}/v1/completions", three.http + n as u16);
+        let body = json!({"model": "old", "prompt": [5, 6, 7, 8], "max_tokens": 4, "ignore_eos": true, "user": format!("user-{user}")});
+        let response = three.client.post(url).json(&body).send().await.ok().filter(|response| response.status() == 200)?;
+        response.json::<Value>().await.ok().and_then(|answer| answer["model"].as_str().map(str::to_owned))
+    };
+    let start = ["start", "--from", "old", "--to", "new", "--requests-min", "10", "--latency-ratio", "1000", "--goodput-under", "1"];
+    let (refused, words) = command(&start);
+    assert!(!refused && words.contains("--no-gate"), "{words}");
+    let steps = ["--steps", "20,50,100", "--step-seconds", "4", "--golden-from", "0.91", "--golden-to", "0.90", "--window-s", "20"];
+    let (started, words) = command(&[&start[..], &steps[..]].concat());
+    assert!(started && words.contains("started at 20 %"), "{words}");
+
+    // Users ask at all coordinators, by turns. Meanwhile the leader is lost: whoever is at the new model stays there. A coordinator hears of
+    // a step moments after the others, and one that was down when it is back, so each is looked at by itself.
+    let mut there = vec![BTreeSet::new(); COORDINATORS];
+    let mut shares = BTreeSet::new();
+    let mut lost: Option<(usize, Instant)> = None;
+    let deadline = Instant::now() + Duration::from_secs(120);
+    for round in 0.. {
+        assert!(Instant::now() < deadline, "{:#?}", rollout(0).await);
+        let Some(state) = rollout(round % COORDINATORS).await else { continue };
+        shares.insert(state["steps"][state["step"].as_u64().expect("a step") as usize].to_string());
+        for user in 0..30 {
+            let n = (round + user) % COORDINATORS;
+            let was_lost = lost.is_some_and(|(leader, _)| leader == n);
+            match ask(n, user).await.as_deref() {
+                Some("new") => drop(there[n].insert(user)),
+                Some(_) => assert!(was_lost || !there[n].contains(&user), "user {user} went back at coordinator-{n}: {state:#}"),
+                None => assert!(was_lost, "user {user} got no answer at coordinator-{n}"),
+            }
+        }
+        match (state["state"].as_str(), lost) {
+            (Some("done"), _) => break,
+            (Some("running"), None) if state["step"] == 1 => {
+                let leader = three.leader().await.expect("the group is whole");
+                crash(three.pid(leader).expect("it leads"));
+                lost = Some((leader, Instant::now()));
+            }
+            (Some("running"), _) => {}
+            other => panic!("{other:?}: {state:#}"),
+        }
+    }
+    assert_eq!((shares.len(), lost.is_some()), (3, true), "{shares:?}");
+    three.whole_with("old").await;
+    for n in 0..COORDINATORS {
+        for user in 0..30 {
+            assert_eq!(ask(n, user).await.as_deref(), Some("new"), "user {user} at coordinator-{n}");
+        }
+    }
+
+    // The candidate's only worker hangs: users are back by themselves, at all coordinators.
+    assert!(command(&["abort", "--from", "old"]).0);
+    let steps = ["--steps", "50,100", "--step-seconds", "600", "--no-gate", "--overdue-s", "2"];
+    let (started, words) = command(&[&start[..], &steps[..]].concat());
+    assert!(started, "{words}");
+    for user in 0..30 {
+        ask(user % COORDINATORS, user).await;
+    }
+    let worker = three.cluster_member(0, "new").await;
+    pause(worker);
+    let began = Instant::now();
+    let (client, http) = (&three.client, three.http);
+    let asking = (0..30).map(|user| async move {
+        let url = format!("http://127.0.0.1:{}/v1/completions", http + (user % COORDINATORS) as u16);
+        let body = json!({"model": "old", "prompt": [5, 6, 7, 8], "max_tokens": 4, "user": format!("user-{user}")});
+        drop(client.post(url).json(&body).timeout(Duration::from_secs(15)).send().await);
+    });
+    let back = async {
+        loop {
+            let mut all = true;
+            for n in 0..COORDINATORS {
+                all &= rollout(n).await.is_some_and(|rollout| rollout["state"] == "rolled_back");
+            }
+            if all {
+                return began.elapsed();
+            }
+            assert!(began.elapsed() < Duration::from_secs(60), "{:#?}", rollout(0).await);
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    let (_, took) = tokio::join!(futures_util::future::join_all(asking), back);
+    println!("rolled back at all coordinators {took:?} after the candidate's worker was stopped");
+    for user in 0..30 {
+        assert_eq!(ask(user % COORDINATORS, user).await.as_deref(), Some("old"));
+    }
+    resume(worker);
+    let (_, words) = command(&["status"]);
+    assert!(words.contains("rolled back") && words.contains("requests failed"), "{words}");
+    three.cluster.stop();
 }
 
 /// Not a test but a measurement: `cargo test --release -p tidemill-deploy --test coordinators -- --ignored --nocapture`.

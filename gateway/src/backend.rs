@@ -1,4 +1,4 @@
-//! The cluster as the gateway sees it: six calls, and the events of what was submitted.
+//! The cluster as the gateway sees it: seven calls, and the events of what was submitted.
 
 mod cached;
 
@@ -6,7 +6,7 @@ pub use cached::Cache;
 
 use crate::response_cache::Events;
 use std::{fmt, sync::Arc};
-use tidemill_cluster::{ChoiceUsage, ClusterView, NewRequest, Rejection, RequestEvent};
+use tidemill_cluster::{ChoiceUsage, ClusterView, Forecast, NewRequest, Rejection, RequestEvent, class::ClassId};
 use tidemill_proto::{block::LayoutFingerprint, ids::RequestId};
 use tokio::{sync::mpsc, task::coop};
 
@@ -22,6 +22,8 @@ pub trait Backend: fmt::Debug + Send + Sync {
     fn context_tokens(&self) -> Option<u32>;
     /// What all engines of the model compute alike; `None`: there are no engines.
     fn layout(&self) -> Option<LayoutFingerprint>;
+    /// How a prompt of so many tokens would be taken now.
+    fn forecast(&self, tokens: u32, class: ClassId) -> Forecast;
     fn view(&self) -> ClusterView;
 }
 

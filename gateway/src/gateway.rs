@@ -1,4 +1,8 @@
-//! The state that all handlers share, and the way of a request into the cluster.
+//! The state that all handlers share, and the way of a request into the cluster. `route`: which model that is.
+
+mod route;
+
+pub use route::{Asking, RouteUsage, Routed};
 
 use crate::{
     audit::Audit,
@@ -25,6 +29,8 @@ use crate::{
     recent::Recent,
     registry::Registry,
     replay, response_cache,
+    rollout::running::Rollouts,
+    routing::Router,
     safety::{Blocks, Safety},
     store::{Owner, Store},
     summarizer::{self, Summarizer},
@@ -82,6 +88,8 @@ pub struct GatewaySettings {
     pub classes: Classes,
     /// Other names, each with the model that it stands for.
     pub aliases: BTreeMap<String, String>,
+    /// Rules for which model answers. `None`: the one that is asked for.
+    pub router: Option<Router>,
     pub registry: Arc<dyn Registry>,
     pub store: Arc<dyn Store>,
     /// `None`: there is no data directory.
@@ -132,6 +140,8 @@ pub struct Gateway {
     shared: Arc<Shared>,
     /// `None`: nobody asks, or an operator.
     caller: Option<Arc<Caller>>,
+    /// Of a request that there was something to choose for.
+    routed: Option<Arc<Routed>>,
 }
 
 /// What all models have in common.
@@ -141,6 +151,8 @@ struct Shared {
     models: Vec<Arc<ServedModel>>,
     /// Other names, each with the model that it stands for.
     aliases: RwLock<Arc<BTreeMap<String, String>>>,
+    router: Option<Router>,
+    rollouts: Rollouts,
     registry: Arc<dyn Registry>,
     store: Arc<dyn Store>,
     batches: Option<Arc<Batches>>,
@@ -183,6 +195,8 @@ impl Gateway {
         let shared = Shared {
             models,
             aliases: RwLock::new(Arc::new(settings.aliases)),
+            router: settings.router,
+            rollouts: Rollouts::default(),
             registry: settings.registry,
             store: settings.store,
             batches: settings.batches,
@@ -206,7 +220,12 @@ impl Gateway {
             computing: Semaphore::new(cores),
             draining: AtomicBool::new(false),
         };
-        Self { model: Arc::clone(shared.models.first().expect("a gateway serves a model")), shared: Arc::new(shared), caller: None }
+        Self {
+            model: Arc::clone(shared.models.first().expect("a gateway serves a model")),
+            shared: Arc::new(shared),
+            caller: None,
+            routed: None,
+        }
     }
 
     /// Turned to the model that a client names. Where there is one model, it need not.
@@ -270,6 +289,15 @@ impl Gateway {
     /// From now on these are all.
     pub fn set_aliases(&self, aliases: BTreeMap<String, String>) {
         *self.shared.aliases.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(aliases);
+    }
+
+    pub fn rollouts(&self) -> &Rollouts {
+        &self.shared.rollouts
+    }
+
+    /// Looks after rollouts, for ever.
+    pub async fn tend_rollouts(&self) {
+        self.shared.rollouts.tend(self.registry()).await;
     }
 
     pub fn registry(&self) -> &dyn Registry {
@@ -691,7 +719,10 @@ impl Gateway {
         let submission = submission.inspect_err(|_| {
             metered.cancel();
             self.shared.objectives.reject(options.class, choices);
+            self.routed.iter().for_each(|routed| routed.failed());
         })?;
+        let own = self.routed.as_ref().and_then(|routed| routed.tap(self, options.repeatable));
+        let tap = own.or_else(|| self.caller.as_ref().and_then(|caller| caller.take_tap()));
         Ok(Answer::new(
             submission,
             prompts,
@@ -711,6 +742,8 @@ impl Gateway {
                     tenant: self.tenant().map(str::to_owned),
                     model: self.model.name.clone(),
                 }),
+                routed: self.routed.clone(),
+                tap,
             },
         ))
     }

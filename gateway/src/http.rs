@@ -12,7 +12,7 @@
 //! - [`structured`]: what an answer's text must follow
 //! - [`parse`]: bodies checked; [`errors`]: OpenAI's error object
 //! - [`answer`]: a running request's events as deltas of its choices; [`sse`]: deltas as a stream
-//! - [`records`]: what coordinators agree on, for operators
+//! - [`records`]: what coordinators agree on, for operators; [`rollouts`]: users that move to another model, for operators
 //! - [`replay`]: requests that are repeated, and streams that go on
 //! - [`server`]: clients' connections
 
@@ -41,6 +41,7 @@ pub mod parse;
 pub mod records;
 pub mod replay;
 pub mod responses;
+pub mod rollouts;
 pub mod routes;
 pub mod server;
 pub mod sse;

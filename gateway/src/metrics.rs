@@ -3,7 +3,11 @@
 
 mod exposition;
 
-use crate::{registry::RegistryView, replay::Counts};
+use crate::{
+    registry::RegistryView,
+    replay::Counts,
+    rollout::record::{Rollout, Summary},
+};
 use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use std::{
@@ -82,6 +86,22 @@ fn describe() {
     describe_counter!("tidemill_response_cache_total", "Greedy and seeded requests, by whether their answer was in the response cache");
     describe_gauge!("tidemill_response_cache_bytes", "Bytes of answers in the response cache, about");
     describe_gauge!("tidemill_response_cache_answers", "Answers in the response cache");
+    describe_counter!(
+        "tidemill_routed_total",
+        "Requests that there was a model to choose for, by the model that answers, and by what chose it"
+    );
+    describe_gauge!("tidemill_rollout_share", "Share of users at a rollout's new model");
+    describe_gauge!("tidemill_rollout_state", "0 forgotten, 1 running, 2 paused, 3 done, 4 rolled back, 5 aborted");
+    describe_gauge!("tidemill_rollout_requests", "Requests of a rollout's models within its window, at all coordinators");
+    describe_gauge!("tidemill_rollout_error_ratio", "Share of these that failed");
+    describe_gauge!("tidemill_rollout_goodput_ratio", "Share of answers within their class's limits");
+    describe_gauge!("tidemill_rollout_ttft_p95_seconds", "95th percentile of their times to first token");
+    describe_gauge!("tidemill_rollout_tpot_p95_seconds", "95th percentile of their times per further token");
+    describe_counter!("tidemill_rollbacks_total", "Rollouts that this coordinator has found to be worse");
+    describe_counter!(
+        "tidemill_shadows_total",
+        "Requests that a rollout's new model answered unseen, or should have, by what became of them"
+    );
     describe_counter!("tidemill_replays_total", "Requests with an Idempotency-Key, and streams asked for by id, by what became of them");
     describe_gauge!("tidemill_replay_bytes", "Bytes of answers kept for repeated requests");
     describe_gauge!("tidemill_replay_recordings", "Answers kept for repeated requests, and those that are being made");
@@ -165,6 +185,45 @@ pub fn show_summaries_waiting(waiting: usize) {
     gauge!("tidemill_summaries_waiting").set(waiting as f64);
 }
 
+/// Which model answers a request, and what chose it.
+pub fn count_routed(model: &str, by: &'static str) {
+    counter!("tidemill_routed_total", "model" => model.to_owned(), "by" => by).increment(1);
+}
+
+pub fn count_shadow(to: &str, outcome: &'static str) {
+    counter!("tidemill_shadows_total", "to" => to.to_owned(), "outcome" => outcome).increment(1);
+}
+
+pub fn count_rollback(rollout: &Rollout) {
+    counter!("tidemill_rollbacks_total", "from" => rollout.from.clone(), "to" => rollout.to.clone()).increment(1);
+}
+
+/// It is over and forgotten.
+pub fn hide_rollout(rollout: &Rollout) {
+    let labels = [("from", rollout.from.clone()), ("to", rollout.to.clone())];
+    gauge!("tidemill_rollout_share", &labels).set(0.0);
+    gauge!("tidemill_rollout_state", &labels).set(0.0);
+}
+
+/// `share`: as it is here. `sides`: what was seen of both models.
+pub fn show_rollout(rollout: &Rollout, share: f64, sides: &[(&'static str, Summary)]) {
+    let labels = || [("from", rollout.from.clone()), ("to", rollout.to.clone())];
+    gauge!("tidemill_rollout_share", &labels()).set(share);
+    gauge!("tidemill_rollout_state", &labels()).set(rollout.state.number());
+    for (side, summary) in sides {
+        let labels = || [("from", rollout.from.clone()), ("to", rollout.to.clone()), ("side", (*side).to_owned())];
+        gauge!("tidemill_rollout_requests", &labels()).set(summary.requests as f64);
+        gauge!("tidemill_rollout_error_ratio", &labels()).set(summary.error_rate);
+        gauge!("tidemill_rollout_goodput_ratio", &labels()).set(summary.goodput);
+        if let Some(ms) = summary.ttft_p95_ms {
+            gauge!("tidemill_rollout_ttft_p95_seconds", &labels()).set(ms / 1e3);
+        }
+        if let Some(ms) = summary.tpot_p95_ms {
+            gauge!("tidemill_rollout_tpot_p95_seconds", &labels()).set(ms / 1e3);
+        }
+    }
+}
+
 /// What became of a request that may be a repeat.
 pub fn count_replay(outcome: &'static str) {
     counter!("tidemill_replays_total", "outcome" => outcome).increment(1);
@@ -242,8 +301,8 @@ impl Objectives {
         count_class(&self.classes.get(class).name, "rejected", choices);
     }
 
-    /// A choice ended in good order. `tpot`: where there was more than one token.
-    pub fn observe(&self, class: ClassId, ttft: Duration, tpot: Option<Duration>) {
+    /// A choice ended in good order. `tpot`: where there was more than one token. Returns whether it kept its class's limits.
+    pub fn observe(&self, class: ClassId, ttft: Duration, tpot: Option<Duration>) -> bool {
         if let Some(tpot) = tpot {
             histogram!("tidemill_tpot_seconds").record(tpot);
         }
@@ -251,10 +310,11 @@ impl Objectives {
         let within = |time: Duration, limit: Option<f64>| limit.is_none_or(|limit| time.as_secs_f64() * 1e3 <= limit);
         let met = within(ttft, limits.ttft_ms) && tpot.is_none_or(|tpot| within(tpot, limits.tpot_ms));
         count_class(&limits.name, if met { "attained" } else { "missed" }, 1);
-        let Some(kept) = self.kept.get(usize::from(class.0)) else { return };
+        let Some(kept) = self.kept.get(usize::from(class.0)) else { return met };
         let attained = kept.attained.fetch_add(met.into(), Ordering::Relaxed) + u64::from(met);
         let finished = kept.finished.fetch_add(1, Ordering::Relaxed) + 1;
         gauge!("tidemill_goodput_ratio", "class" => limits.name.clone()).set(attained as f64 / finished as f64);
+        met
     }
 
     /// Of all classes; `None` before the first choice ended.

@@ -6,7 +6,7 @@
 pub mod metered;
 mod ttft;
 
-use crate::{batch::life::Sender, http::errors::ApiError, metrics};
+use crate::{batch::life::Sender, gateway::Routed, http::errors::ApiError, metrics, rollout::shadow::Tap};
 use metered::{Metered, Wanted};
 use std::{
     sync::{
@@ -101,13 +101,52 @@ pub struct Caller {
     pub principal: Option<(Principal, Arc<Tier>)>,
     /// Nobody waits for the answer: it comes when there is room that nobody else needs.
     pub in_background: bool,
+    /// Where it comes from, if rules ask for that and it says so.
+    pub region: Option<String>,
+    /// Which model it was turned to, if anything was there to choose.
+    routed: OnceLock<Arc<Routed>>,
+    /// Of a shadow: who listens to its answer.
+    shadow: Option<Mutex<Option<Tap>>>,
     /// Once the request has its quota, or was refused one.
     standing: OnceLock<Standing>,
 }
 
 impl Caller {
     pub fn new(principal: Option<(Principal, Arc<Tier>)>) -> Self {
-        Self { id: format!("req_{:032x}", rand::random::<u128>()), principal, in_background: false, standing: OnceLock::new() }
+        Self {
+            id: format!("req_{:032x}", rand::random::<u128>()),
+            principal,
+            in_background: false,
+            region: None,
+            routed: OnceLock::new(),
+            shadow: None,
+            standing: OnceLock::new(),
+        }
+    }
+
+    pub fn from_region(self, region: Option<String>) -> Self {
+        Self { region, ..self }
+    }
+
+    /// For a request that another model answers, too: it takes no quota, is on no bill, and nobody waits for it.
+    pub fn of_shadow(of: &Self, tap: Tap) -> Self {
+        Self { in_background: true, shadow: Some(Mutex::new(Some(tap))), ..Self::new(of.principal.clone()) }
+    }
+
+    pub fn is_shadow(&self) -> bool {
+        self.shadow.is_some()
+    }
+
+    pub(crate) fn take_tap(&self) -> Option<Tap> {
+        self.shadow.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    pub(crate) fn note_routed(&self, routed: &Arc<Routed>) {
+        let _ = self.routed.set(Arc::clone(routed));
+    }
+
+    pub(crate) fn routed(&self) -> Option<&Arc<Routed>> {
+        self.routed.get()
     }
 
     pub fn standing(&self) -> Option<&Standing> {
@@ -122,6 +161,11 @@ impl Caller {
     /// `None`: the key or token is for a whole tenant.
     pub fn user(&self) -> Option<&str> {
         self.principal.as_ref().and_then(|(principal, _)| principal.user.as_deref())
+    }
+
+    /// The id of the key that was used.
+    pub fn key(&self) -> Option<&str> {
+        self.principal.as_ref().and_then(|(principal, _)| principal.key.as_deref())
     }
 
     pub fn tier(&self) -> Option<&Arc<Tier>> {
@@ -266,7 +310,7 @@ impl Tenants {
 
     /// Refuses a request that could not pass whatever it asks for, before it costs anything.
     pub fn peek(&self, caller: &Caller) -> Result<(), ApiError> {
-        let Some((principal, tier)) = &caller.principal else { return Ok(()) };
+        let Some((principal, tier)) = caller.principal.as_ref().filter(|_| !caller.is_shadow()) else { return Ok(()) };
         let step = self.shed.load(Ordering::Relaxed);
         if (1..=step).contains(&tier.shed) {
             metrics::count_shed(&tier.name);
@@ -283,6 +327,9 @@ impl Tenants {
 
     /// Takes what a request may use at most. `None` of a quota: the door is open, and usage is kept all the same.
     pub fn reserve(self: &Arc<Self>, caller: &Caller, wanted: Wanted<'_>) -> Result<Metered, ApiError> {
+        if caller.is_shadow() {
+            return Ok(Metered::free(Arc::clone(self)));
+        }
         let reservation = match &caller.principal {
             None => None,
             Some((principal, tier)) => {
@@ -403,6 +450,11 @@ impl Tenants {
             tracing::warn!(step, ?load, "there is too much to do, or no more: tiers are turned away up to this step");
         }
         metrics::show_shedding(step);
+    }
+
+    /// Whether anybody is turned away for what others do.
+    pub fn is_shedding(&self) -> bool {
+        self.shed.load(Ordering::Relaxed) > 0
     }
 
     /// Whether anybody looks at the load.

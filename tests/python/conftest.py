@@ -38,7 +38,8 @@ def disaggregated():
 
 
 @contextlib.contextmanager
-def running_cluster(*flags, model=MODEL, http="127.0.0.1:0"):
+def running_cluster(*flags, model=MODEL, http="127.0.0.1:0", operators=None):
+    """`operators`: the URL of their port, if they have one of their own."""
     if running := os.environ.get("TIDEMILL_URL"):
         yield running.rstrip("/")
         return
@@ -50,7 +51,7 @@ def running_cluster(*flags, model=MODEL, http="127.0.0.1:0"):
     try:
         url = ready_url(process)
         yield url
-        pids = [member["pid"] for member in cluster_at(url)["members"]]
+        pids = [member["pid"] for member in cluster_at(operators or url)["members"]]
         process.send_signal(signal.SIGTERM)
         assert process.wait(DRAIN_S) == 0, "a cluster that is told to stop ends well"
         assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")], "no process is left behind"

@@ -9,6 +9,8 @@ mod messages;
 mod models;
 mod replay;
 mod responses;
+mod rollouts;
+mod routes;
 mod support;
 mod tenants;
 mod tools;

@@ -2,10 +2,14 @@
 //! it, since handlers get their gateway from [`Client`], which only the layer can give them.
 
 use super::{errors::ApiError, messages::MessagesError};
-use crate::{gateway::Gateway, metrics, tenants::Caller};
+use crate::{
+    gateway::{Gateway, Routed},
+    metrics,
+    tenants::Caller,
+};
 use axum::{
     extract::{FromRequestParts, Request, State},
-    http::{HeaderMap, HeaderName, HeaderValue, Method, header, request::Parts},
+    http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header, request::Parts},
     middleware::Next,
     response::{IntoResponse, Response},
 };
@@ -34,7 +38,7 @@ pub async fn authenticate(State(gateway): State<Arc<Gateway>>, mut request: Requ
     let credential = credential(request.headers()).map(str::to_owned);
     let identified = gateway.tenants().identify(credential.as_deref()).await;
     let caller = match identified {
-        Ok(principal) => Arc::new(Caller::new(principal)),
+        Ok(principal) => Arc::new(Caller::new(principal).from_region(region(&gateway, request.headers()))),
         Err(error) => {
             metrics::count_request(error.outcome());
             return refusal(error, messages);
@@ -61,7 +65,31 @@ pub async fn admit(State(gateway): State<Arc<Gateway>>, request: Request, next: 
         metrics::count_request(error.outcome());
         return refusal(error, messages);
     }
-    next.run(request).await
+    let caller = request.extensions().get::<Arc<Caller>>().cloned();
+    let mut response = next.run(request).await;
+    if let Some(routed) = caller.as_ref().and_then(|caller| caller.routed()) {
+        let status = response.status();
+        let lacks_workers = status == StatusCode::SERVICE_UNAVAILABLE && gateway.rollouts().is_young();
+        if status.is_server_error() && !lacks_workers {
+            routed.failed();
+        }
+        tell_route(&mut response, routed);
+    }
+    response
+}
+
+/// Which model answers, and why. Inside of what repeats answers: a repeat says the same.
+fn tell_route(response: &mut Response, routed: &Routed) {
+    for (name, value) in [("x-tidemill-model", &routed.told.model), ("x-tidemill-route", &routed.told.why)] {
+        if let Ok(value) = HeaderValue::from_str(value) {
+            response.headers_mut().insert(name, value);
+        }
+    }
+}
+
+/// What a request says of its region, where rules ask for that.
+fn region(gateway: &Gateway, headers: &HeaderMap) -> Option<String> {
+    headers.get(gateway.region_header()?)?.to_str().ok().map(str::to_owned)
 }
 
 fn speaks_anthropic(request: &Request) -> bool {

@@ -11,9 +11,11 @@ use super::{
 use crate::{
     backend::Submission,
     feedback::Feedback,
+    gateway::Routed,
     generation::{Ended, Finish, Piece, Pipeline, guarded::Guarded, personal::Personal},
     metrics::{self, Objectives, RequestOutcome},
     recent::{FinishedRequest, Recent},
+    rollout::{running::Seat, seen::Ended as RequestEnded, shadow::Tap},
     safety::{self, Blocks},
     tenants::metered::Metered,
     text::TextModel,
@@ -72,6 +74,8 @@ pub struct Answer {
     /// The first place in the queue that was heard of.
     waited: Option<Waiting>,
     usage: Usage,
+    /// The slowest choice, and whether all kept their class's limits.
+    seen: RequestEnded,
     /// Counted when the answer is dropped.
     outcome: RequestOutcome,
     /// What the first choice said, where somebody may have an opinion of it.
@@ -102,6 +106,10 @@ pub struct Books {
     pub metered: Metered,
     /// `None`: nobody records them.
     pub blocks: Option<Blocks>,
+    /// Where there was a model to choose.
+    pub routed: Option<Arc<Routed>>,
+    /// Who else listens.
+    pub tap: Option<Tap>,
 }
 
 /// How tokens become what a client reads.
@@ -152,6 +160,7 @@ impl Answer {
             ready: VecDeque::new(),
             waited: None,
             usage: Usage { prompt_tokens, total_tokens: prompt_tokens, ..Usage::default() },
+            seen: RequestEnded { kept: true, ..RequestEnded::default() },
             outcome: RequestOutcome::Cancelled,
             remembered: None,
         }
@@ -191,9 +200,10 @@ impl Answer {
     /// The next news of any choice; `None` after the last delta. Cancel safe.
     pub async fn next(&mut self) -> Result<Option<News>, ApiError> {
         loop {
-            if self.open == 0 && !self.books.metered.is_settled() {
+            if self.open == 0 && matches!(self.outcome, RequestOutcome::Cancelled) {
                 // Before the last delta goes out: what a client has in full was counted.
                 self.outcome = RequestOutcome::Ok;
+                self.books.tap.take().into_iter().for_each(Tap::end);
                 self.settle_usage().await;
             }
             if let Some(news) = self.ready.pop_front() {
@@ -211,6 +221,19 @@ impl Answer {
                 self.settle_usage().await;
                 return Err(error);
             }
+        }
+    }
+
+    /// What a client has caused itself says nothing of the model. Who leaves before the first token has waited for it in vain.
+    fn count_in_rollout(&self) {
+        let Some(seat) = self.books.routed.as_ref().and_then(|routed| routed.seat.as_ref()) else { return };
+        match self.outcome {
+            RequestOutcome::Ok => seat.ended(&self.seen),
+            RequestOutcome::Cancelled if self.choices.iter().any(|choice| choice.first.is_some()) => {}
+            RequestOutcome::Failed | RequestOutcome::Rejected | RequestOutcome::Cancelled => {
+                seat.ended(&RequestEnded { failed: true, ..RequestEnded::default() })
+            }
+            RequestOutcome::Invalid => {}
         }
     }
 
@@ -291,6 +314,7 @@ impl Answer {
             None => {
                 state.first = Some(now);
                 metrics::observe_ttft(now - self.arrived);
+                self.books.routed.iter().filter_map(|routed| routed.seat.as_ref()).for_each(Seat::first_token);
                 if self.books.objectives.classes().get(self.class).ttft_ms.is_some() {
                     self.books.metered.observe_ttft(now, now - self.arrived);
                 }
@@ -319,6 +343,9 @@ impl Answer {
                 remembered.feedback.complete(&remembered.id, &remembered.text);
             }
         }
+        if let (0, Some(tap)) = (index, &mut self.books.tap) {
+            tap.hear(&piece);
+        }
         self.ready.extend(piece.parts().map(|piece| News::Delta(Delta { index: index as u32, piece, prompt_logprobs: None })));
     }
 
@@ -328,7 +355,14 @@ impl Answer {
         self.open -= 1;
         if let (Some(first), Some(last)) = (choice.first, choice.last) {
             let tpot = (choice.tokens > 1).then(|| (last - first) / (choice.tokens - 1));
-            self.books.objectives.observe(self.class, first - self.arrived, tpot);
+            let ttft = first - self.arrived;
+            let kept = self.books.objectives.observe(self.class, ttft, tpot);
+            self.seen = RequestEnded {
+                kept: kept && self.seen.kept,
+                ttft: self.seen.ttft.max(Some(ttft)),
+                tpot: self.seen.tpot.max(tpot),
+                failed: false,
+            };
             usage.predicted_ttft_ms.into_iter().for_each(metrics::observe_predicted_ttft);
             self.books.recent.push(finished(&usage, choice.tokens, first - self.arrived, tpot));
         }
@@ -337,6 +371,7 @@ impl Answer {
         }
         let tidemill = self.usage.tidemill.get_or_insert_default();
         tidemill.response_cache = self.submission.is_cached();
+        tidemill.route = self.books.routed.as_ref().map(|routed| routed.told.clone());
         // Further choices of a prompt find its KV where the first one put it: only the first tells where the KV came from.
         if index.is_multiple_of(self.choices_per_prompt) {
             tidemill.tokens.add(&usage.provenance.tokens);
@@ -349,6 +384,7 @@ impl Answer {
 impl Drop for Answer {
     fn drop(&mut self) {
         metrics::count_request(self.outcome);
+        self.count_in_rollout();
         // Unless it was settled, its client has left: nobody waits.
         let _ = self.settle_usage().now_or_never();
         metrics::count_tokens(self.usage.prompt_tokens, self.usage.completion_tokens);

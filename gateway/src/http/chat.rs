@@ -49,6 +49,7 @@ impl Endpoint for Chat {
     type Body = ChatRequest;
     type Whole = ChatResponse;
     type Chunk = ChatChunk;
+    const PATH: &'static str = "/v1/chat/completions";
     const ID_PREFIX: &'static str = "chatcmpl";
     const PROMPT: &'static str = "messages";
     const CONVERSES: bool = true;

@@ -31,6 +31,7 @@ impl Endpoint for Completions {
     type Body = CompletionRequest;
     type Whole = CompletionResponse;
     type Chunk = CompletionResponse;
+    const PATH: &'static str = "/v1/completions";
     const ID_PREFIX: &'static str = "cmpl";
     const PROMPT: &'static str = "prompt";
 

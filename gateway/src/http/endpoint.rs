@@ -13,7 +13,7 @@ use super::{
     structured,
 };
 use crate::{
-    gateway::{Gateway, unix_seconds},
+    gateway::{Asking, Gateway, unix_seconds},
     metrics,
     text::tokenizer::Tokenizer,
 };
@@ -36,6 +36,7 @@ pub trait Endpoint: Sized + Send + 'static {
     type Body: DeserializeOwned;
     type Whole: Serialize;
     type Chunk: Serialize;
+    const PATH: &'static str;
     const ID_PREFIX: &'static str;
     /// The field with the prompts, for errors.
     const PROMPT: &'static str;
@@ -160,7 +161,12 @@ type Understood<E> = (Arc<Gateway>, E, Options, Vec<Tokens>);
 
 fn understand<E: Endpoint>(gateway: &Gateway, arrived: Instant, body: &[u8], stored: Stored) -> Result<Understood<E>, ApiError> {
     let mut request: GenerateRequest = parse::json(body)?;
-    let gateway = gateway.select(request.model.as_deref().or_else(|| stored.before.as_ref()?.model()))?;
+    let gateway = gateway.route(Asking {
+        path: Some(E::PATH),
+        model: request.model.as_deref().or_else(|| stored.before.as_ref()?.model()),
+        service_tier: request.service_tier.as_deref(),
+        body,
+    })?;
     let body: E::Body = parse::json(body)?;
     let asked = structured::grammar(&mut request)?;
     let mut options = gateway.options(arrived, request)?;

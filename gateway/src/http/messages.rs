@@ -52,7 +52,7 @@ pub async fn count_tokens(Client(gateway): Client, body: Body) -> Result<Json<Va
     let body = gateway.read(body).await?;
     let worker = Arc::clone(&gateway);
     let count = gateway.compute(move || {
-        let (worker, dialog, _) = request::understand(&worker, &body)?;
+        let (worker, dialog, _) = request::understand(&worker, &body, None)?;
         Ok(worker.prompt_only("messages", &dialog)?.len())
     });
     Ok(Json(json!({"input_tokens": count.await?})))

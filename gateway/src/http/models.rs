@@ -16,7 +16,9 @@ const BASE_INSTRUCTIONS: &str =
     "You are a coding agent. You work in the user's directory with the tools that you are given. Keep answers short.";
 
 pub async fn list(Client(gateway): Client) -> Json<ModelList> {
-    let names: Vec<_> = gateway.models().flat_map(names).collect();
+    // A name that rules answer to is as long as the shortest model behind it.
+    let routed = gateway.routed_names().into_iter().filter_map(|(name, models)| Some((shortest(models)?, name)));
+    let names: Vec<_> = gateway.models().flat_map(names).chain(routed).collect();
     Json(ModelList {
         object: "list",
         data: names.iter().map(|(gateway, name)| model(gateway, name)).collect(),
@@ -26,7 +28,15 @@ pub async fn list(Client(gateway): Client) -> Json<ModelList> {
 
 pub async fn one(Client(gateway): Client, id: Result<Path<String>, PathRejection>) -> Result<Json<Model>, ApiError> {
     let Path(id) = id.map_err(|rejection| ApiError::malformed(rejection.body_text()))?;
-    Ok(Json(model(&*gateway.select(Some(&id))?, &id)))
+    let routed = gateway.routed_names().into_iter().find(|(name, _)| *name == id).and_then(|(_, models)| shortest(models));
+    match routed {
+        Some(gateway) => Ok(Json(model(&gateway, &id))),
+        None => Ok(Json(model(&*gateway.select(Some(&id))?, &id))),
+    }
+}
+
+fn shortest(models: Vec<Gateway>) -> Option<Gateway> {
+    models.into_iter().min_by_key(Gateway::context_tokens_max)
 }
 
 /// A model's name, then its other ones.

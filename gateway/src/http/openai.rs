@@ -5,7 +5,10 @@ use super::{
     conversations::turn::ConversationField,
     structured::{ResponseFormat, StructuredOutputs},
 };
-use crate::generation::{FinishReason, StopReason};
+use crate::{
+    gateway::RouteUsage,
+    generation::{FinishReason, StopReason},
+};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use tidemill_proto::{block::Token, message::TokensBySource, tokens::Tokens};
@@ -419,6 +422,9 @@ pub struct TidemillUsage {
     pub rescues: u32,
     /// The whole answer was in the response cache. `tokens` tell where the KV came from when it was computed.
     pub response_cache: bool,
+    /// Which model answered, where there was one to choose.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub route: Option<RouteUsage>,
     /// What the model was not given, where something may be left out, and what it was given besides.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub context: Option<ContextUsage>,

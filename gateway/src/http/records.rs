@@ -72,7 +72,7 @@ pub async fn remove_coordinator(State(gateway): State<Arc<Gateway>>, Path(name):
     Ok(Json(json!({ "removed": true })))
 }
 
-fn refused(error: ChangeError) -> ApiError {
+pub(super) fn refused(error: ChangeError) -> ApiError {
     let message = format!("It was not changed: {error}.");
     match error {
         ChangeError::Invalid(_) => ApiError::malformed(message),

@@ -80,7 +80,7 @@ async fn repeated(gateway: &Arc<Gateway>, request: Request, next: Next) -> Resul
     let after = parts.headers.get(LAST_EVENT_ID).map(|id| stream.after(id)).transpose()?;
     let replays = gateway.replays();
     // What is not here can go on only if it comes out the same again.
-    if after.is_some() && !replays.has(&key) && !comes_out_the_same(&body) {
+    if after.is_some() && !replays.has(&key) && !(comes_out_the_same(&body) && gateway.routes_repeatably()) {
         return Err(ApiError::not_resumable(
             "the events of this stream are not kept here any more, and the request is neither greedy nor seeded (with one choice), so that \
              computing it again would not continue it: repeat it without `Last-Event-ID`",

@@ -2,7 +2,7 @@
 
 use super::{
     access, admin, appeals, batches, chat::Chat, completions::Completions, console, conversations, embeddings, endpoint, errors::ApiError,
-    feedback, files, memories, messages, models, moderations, operator, records, replay, responses, tokenize, watch,
+    feedback, files, memories, messages, models, moderations, operator, records, replay, responses, rollouts, tokenize, watch,
 };
 use crate::gateway::Gateway;
 use axum::{
@@ -78,6 +78,8 @@ pub fn admin(gateway: Arc<Gateway>) -> Router {
         .route("/admin/tenants/{id}", put(admin::put_tenant))
         .route("/registry", get(records::list))
         .route("/registry/{kind}/{*key}", get(records::get).put(records::put).delete(records::delete))
+        .route("/rollouts", get(rollouts::list).post(rollouts::start))
+        .route("/rollouts/{action}", post(rollouts::act))
         .route("/coordinators/{name}", delete(records::remove_coordinator))
         .route_layer(from_fn(admin::host));
     finish(everywhere().merge(operators()).merge(records), gateway)

@@ -48,6 +48,11 @@ impl Metered {
         Self { tenants, reservation, began: Instant::now(), prompt_tokens, event: Some(event) }
     }
 
+    /// Of what nobody pays for.
+    pub(super) fn free(tenants: Arc<Tenants>) -> Self {
+        Self { tenants, reservation: None, began: Instant::now(), prompt_tokens: 0, event: None }
+    }
+
     /// The cluster did not take the request: nothing was used.
     pub fn cancel(&mut self) {
         self.event = None;

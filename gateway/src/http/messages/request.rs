@@ -6,7 +6,7 @@
 
 use crate::{
     dialog::{Dialog, Message, ReasoningWish, Tool, ToolCall, ToolChoice},
-    gateway::Gateway,
+    gateway::{Asking, Gateway},
     http::{
         errors::ApiError,
         openai::{GenerateRequest, StopField},
@@ -100,7 +100,7 @@ struct OutputConfig {
 /// To be answered.
 pub(super) fn to_answer(gateway: &Gateway, arrived: Instant, bytes: &[u8]) -> Result<(Arc<Gateway>, Dialog, Options), ApiError> {
     let mut request: GenerateRequest = parse::json(bytes)?;
-    let (gateway, dialog, rest) = understand(gateway, bytes)?;
+    let (gateway, dialog, rest) = understand(gateway, bytes, Some("/v1/messages"))?;
     match rest.max_tokens {
         None => return Err(ApiError::invalid("max_tokens", "`max_tokens` is missing: how long may the answer be?")),
         Some(0) => return Err(ApiError::invalid("max_tokens", "`max_tokens` is 0: it must be at least 1")),
@@ -121,10 +121,11 @@ pub(super) fn to_answer(gateway: &Gateway, arrived: Instant, bytes: &[u8]) -> Re
     Ok((gateway, dialog, options))
 }
 
-/// The gateway of the model that is asked for, the dialog, and what is left of the body.
-pub(super) fn understand(gateway: &Gateway, bytes: &[u8]) -> Result<(Arc<Gateway>, Dialog, Rest), ApiError> {
-    let model: GenerateRequest = parse::json(bytes)?;
-    let gateway = gateway.select(model.model.as_deref())?;
+/// The gateway of the model that is asked for, the dialog, and what is left of the body. `path`: of the endpoint, if it is to be answered.
+pub(super) fn understand(gateway: &Gateway, bytes: &[u8], path: Option<&'static str>) -> Result<(Arc<Gateway>, Dialog, Rest), ApiError> {
+    let request: GenerateRequest = parse::json(bytes)?;
+    let (model, service_tier) = (request.model.as_deref(), request.service_tier.as_deref());
+    let gateway = gateway.route(Asking { path, model, service_tier, body: bytes })?;
     let body: Body = parse::json(bytes)?;
     if body.messages.is_empty() || body.messages.len() > MESSAGES_MAX {
         return Err(ApiError::invalid("messages", format!("`messages` must hold 1 to {MESSAGES_MAX} messages")));

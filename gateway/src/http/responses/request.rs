@@ -3,7 +3,7 @@
 use super::items::{self, ITEMS_MAX, Said, Sent};
 use crate::{
     dialog::{ReasoningWish, Tool, ToolChoice},
-    gateway::Gateway,
+    gateway::{Asking, Gateway},
     http::{
         errors::ApiError,
         openai::GenerateRequest,
@@ -94,7 +94,12 @@ struct TextField {
 /// The gateway of the model that is asked for, and the request.
 pub(super) fn understand(gateway: &Gateway, arrived: Instant, bytes: &[u8]) -> Result<(Arc<Gateway>, Request), ApiError> {
     let mut request: GenerateRequest = parse::json(bytes)?;
-    let gateway = gateway.select(request.model.as_deref())?;
+    let gateway = gateway.route(Asking {
+        path: Some("/v1/responses"),
+        model: request.model.as_deref(),
+        service_tier: request.service_tier.as_deref(),
+        body: bytes,
+    })?;
     let body: Body = parse::json(bytes)?;
     if body.background.unwrap_or(false) {
         return Err(ApiError::unsupported("background"));

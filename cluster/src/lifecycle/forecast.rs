@@ -1,0 +1,64 @@
+//! What a request would wait for, that has not come.
+
+use crate::{
+    Cluster,
+    candidates::{self, Candidates},
+    class::ClassId,
+    schedule::{self, Decision, Demand, Snapshot},
+};
+use std::time::Duration;
+
+/// How a model's workers would take one more request.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Forecast {
+    /// Sequences that wait already.
+    pub waiting: usize,
+    /// Predicted time to first token. Infinite: nobody knows, and there is no room now. `None`: no worker could serve it.
+    pub ttft_ms: Option<f64>,
+}
+
+impl Cluster {
+    /// Of a prompt of so many tokens, of which nothing is cached.
+    pub fn forecast(&mut self, now: Duration, tokens: u32, class: ClassId) -> Forecast {
+        let waiting = self.requests.waiting();
+        Forecast { waiting, ttft_ms: self.ttft_forecast_ms(now, waiting, tokens, class) }
+    }
+
+    fn ttft_forecast_ms(&mut self, now: Duration, waiting: usize, tokens: u32, class: ClassId) -> Option<f64> {
+        self.context_tokens?;
+        self.reorder(now);
+        let queued_ms = |places: usize| self.pace.wait_ms(places).unwrap_or(f64::INFINITY);
+        if waiting > 0 {
+            return Some(queued_ms(waiting + 1));
+        }
+        let blocks = self.index.leading(&[]);
+        let demand = Demand {
+            tokens,
+            tokens_max: u64::from(tokens) + 1,
+            local_only: false,
+            joins: None,
+            class,
+            // It is to be told how late it would be, and not to be refused.
+            probe: true,
+            due_ms: self.settings.classes.get(class).ttft_ms,
+            seed: 0,
+        };
+        let Candidates { prefill, decode, pools } = candidates::few(&self.books(), &self.shortlist, &[], &blocks, 0, now);
+        let snapshot = Snapshot {
+            prefill,
+            decode,
+            pools,
+            blocks: &blocks,
+            block_bytes: self.membership.layout().map_or(0, |(_, bytes)| bytes),
+            cost: &self.cost,
+            classes: &self.settings.classes,
+            now,
+            context_tokens: self.context_tokens,
+        };
+        match schedule::schedule(&self.settings.policy, &snapshot, &demand) {
+            Decision::Place(placement) => Some(placement.ttft_ms),
+            Decision::Queue | Decision::Hold | Decision::Reject { .. } => Some(queued_ms(1)),
+            Decision::TooLong { .. } => None,
+        }
+    }
+}

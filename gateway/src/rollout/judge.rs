@@ -1,0 +1,237 @@
+//! Whether a rollout goes on, waits or goes back. It is judged often; each time by all that is known then.
+//!
+//! `to` is compared with `from` at the same time, so that what ails both (a full cluster, a slow network) is not held against it; where
+//! nobody is at `from` any more, with what `from` was like before. Few requests prove nothing: both need `requests_min` of them, and a
+//! share must be worse by [`CASES_MIN`] requests, too.
+
+use super::{
+    record::{Rollout, State, Summary},
+    seen::{Counts, Seen},
+};
+use std::time::Duration;
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Verdict {
+    /// For this reason.
+    Hold(String),
+    Advance,
+    RollBack(String),
+}
+
+/// One or two bad requests are chance.
+const CASES_MIN: u64 = 3;
+/// Two latencies that differ by less are the same for people, and for the clock.
+const TTFT_SLACK_MS: f64 = 50.0;
+const TPOT_SLACK_MS: f64 = 5.0;
+/// Votes on a model before they count.
+const VOTES_MIN: u64 = 20;
+/// Shadows that failed, at most.
+const SHADOWS_FAILED_MAX: f64 = 0.1;
+
+/// `now`: the time that records have.
+pub fn judge(rollout: &Rollout, seen: &Seen, now: Duration) -> Verdict {
+    if !rollout.state.is_open() {
+        return Verdict::Hold(rollout.state.name().into());
+    }
+    if let Some(breach) = breach(rollout, seen) {
+        return Verdict::RollBack(breach);
+    }
+    if rollout.state == State::Paused {
+        return Verdict::Hold("paused".into());
+    }
+    let left = Duration::from_secs(rollout.step_s).saturating_sub(rollout.step_lasted(now));
+    if !left.is_zero() {
+        return Verdict::Hold(format!("{} s of this step are left", left.as_millis().div_ceil(1000)));
+    }
+    let wanted = rollout.limits.requests_min;
+    let (what, got) = if rollout.share() > 0.0 {
+        (format!("requests of {} in this step", rollout.to), seen.step_requests)
+    } else if rollout.shadow > 0.0 {
+        ("shadows".into(), seen.shadows.ran())
+    } else {
+        return Verdict::Advance;
+    };
+    if got < wanted { Verdict::Hold(format!("{got} of {wanted} {what}")) } else { Verdict::Advance }
+}
+
+/// What is wrong with `to`, if anything is.
+fn breach(rollout: &Rollout, seen: &Seen) -> Option<String> {
+    let limits = &rollout.limits;
+    if let Some(breach) = rollout.golden.and_then(|golden| golden.breach(limits)) {
+        return Some(breach);
+    }
+    let shadows = &seen.shadows;
+    if shadows.ran() >= limits.requests_min && shadows.failed as f64 > SHADOWS_FAILED_MAX * shadows.ran() as f64 {
+        return Some(format!("{} of {} shadows failed", shadows.failed, shadows.ran()));
+    }
+    let to = seen.to.summary();
+    let from = if seen.from.requests >= limits.requests_min { Some(seen.from.summary()) } else { rollout.baseline };
+    if let Some(breach) = votes(rollout, &seen.from, &seen.to) {
+        return Some(breach);
+    }
+    // Failures come slowly where requests hang: they count before there are many.
+    let from_errors = from.map_or(0.0, |from| from.error_rate);
+    let enough = to.requests >= limits.requests_min || seen.to.failed >= CASES_MIN && to.error_rate >= 0.5;
+    if enough && worse(to.error_rate, from_errors + limits.errors_over, seen.to.failed, from_errors, to.requests) {
+        return Some(format!("{:.1} % of requests failed, against {:.1} %", to.error_rate * 100.0, from_errors * 100.0));
+    }
+    let from = from?;
+    if to.requests < limits.requests_min {
+        return None;
+    }
+    let answered = seen.to.requests - seen.to.failed;
+    let (missed, usual) = (1.0 - to.goodput, 1.0 - from.goodput);
+    if worse(missed, usual + limits.goodput_under, answered - seen.to.kept, usual, answered) {
+        return Some(format!("{:.1} % of answers kept their limits, against {:.1} %", to.goodput * 100.0, from.goodput * 100.0));
+    }
+    let slower = |of: fn(&Summary) -> Option<f64>, slack_ms: f64, what: &str| {
+        let (to, from) = (of(&to)?, of(&from)?);
+        (to > from * limits.latency_ratio && to > from + slack_ms).then(|| format!("{what} p95 {to:.0} ms against {from:.0} ms"))
+    };
+    slower(|summary| summary.ttft_p95_ms, TTFT_SLACK_MS, "TTFT").or_else(|| slower(|summary| summary.tpot_p95_ms, TPOT_SLACK_MS, "TPOT"))
+}
+
+/// A share above what is allowed, and by more than a few cases above what is usual.
+fn worse(share: f64, allowed: f64, cases: u64, usual: f64, of: u64) -> bool {
+    share > allowed + 1e-9 && cases as f64 - usual * of as f64 >= CASES_MIN as f64
+}
+
+fn votes(rollout: &Rollout, from: &Counts, to: &Counts) -> Option<String> {
+    let (to, from) = (to.summary(), from.summary());
+    let usual = if from.votes >= VOTES_MIN {
+        from.thumbs_down
+    } else {
+        rollout.baseline.filter(|baseline| baseline.votes >= VOTES_MIN)?.thumbs_down
+    };
+    let bad = to.votes >= VOTES_MIN && to.thumbs_down > usual + rollout.limits.thumbs_over;
+    bad.then(|| format!("{:.0} % thumbs down, against {:.0} %", to.thumbs_down * 100.0, usual * 100.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{
+            record::{
+                Golden, Limits,
+                tests::{at, rollout},
+            },
+            seen::{Ended, Shadows},
+        },
+        *,
+    };
+
+    /// So many requests of a model, so many of them failed or late.
+    fn counts(requests: u64, failed: u64, missed: u64, ttft_ms: u64, tpot_ms: u64) -> Counts {
+        let mut counts = Counts::default();
+        for number in 0..requests {
+            let failed = number < failed;
+            counts.add(&Ended {
+                failed,
+                kept: number >= missed,
+                ttft: (!failed).then_some(Duration::from_millis(ttft_ms)),
+                tpot: (!failed).then_some(Duration::from_millis(tpot_ms)),
+            });
+        }
+        counts
+    }
+
+    fn good() -> Counts {
+        counts(100, 0, 0, 200, 20)
+    }
+
+    fn seen(from: Counts, to: Counts) -> Seen {
+        Seen { step_requests: to.requests, from, to, shadows: Shadows::default() }
+    }
+
+    #[test]
+    fn each_breach_rolls_back_by_name_and_what_is_usual_does_not() {
+        let rollout = rollout();
+        let sick = counts(100, 40, 70, 900, 90);
+        for (from, to, words) in [
+            (good(), good(), None),
+            (good(), counts(100, 2, 0, 200, 20), None),
+            (good(), counts(100, 3, 0, 200, 20), Some("3.0 % of requests failed")),
+            (good(), counts(100, 0, 5, 200, 20), None),
+            (good(), counts(100, 0, 9, 200, 20), Some("91.0 % of answers kept")),
+            (good(), counts(100, 0, 0, 260, 20), None),
+            (good(), counts(100, 0, 0, 400, 20), Some("TTFT")),
+            (good(), counts(100, 0, 0, 200, 40), Some("TPOT")),
+            // Differences that nobody notices.
+            (counts(100, 0, 0, 10, 1), counts(100, 0, 0, 40, 4), None),
+            // What ails both is not held against one.
+            (sick.clone(), sick.clone(), None),
+            (good(), sick, Some("failed")),
+            // Few requests prove nothing,
+            (good(), counts(49, 3, 20, 900, 90), None),
+            // unless hardly any succeeds.
+            (good(), counts(4, 3, 0, 200, 20), Some("75.0 %")),
+            (good(), counts(2, 2, 0, 200, 20), None),
+            (counts(3, 0, 0, 200, 20), counts(100, 0, 50, 900, 90), None),
+            (Counts::default(), counts(60, 30, 0, 200, 20), Some("failed")),
+        ] {
+            let verdict = judge(&rollout, &seen(from.clone(), to.clone()), at(1001));
+            match (&verdict, words) {
+                (Verdict::RollBack(why), Some(words)) => assert!(why.contains(words), "{why}"),
+                (Verdict::Hold(_), None) => {}
+                _ => panic!("{verdict:?} for {:?} and {:?}", from.summary(), to.summary()),
+            }
+        }
+    }
+
+    #[test]
+    fn a_step_ends_when_its_time_is_over_and_enough_was_seen() {
+        let rollout = rollout();
+        let judged = |seen: &Seen, second| judge(&rollout, seen, at(second));
+        let hold = |verdict: &Verdict, words: &str| matches!(verdict, Verdict::Hold(why) if why.contains(words));
+        assert!(hold(&judged(&seen(good(), good()), 1059), "1 s of this step"));
+        assert_eq!(judged(&seen(good(), good()), 1060), Verdict::Advance);
+        assert!(hold(&judged(&seen(good(), counts(49, 0, 0, 200, 20)), 2000), "49 of 50 requests of b"));
+        let paused = rollout.paused(at(1030)).unwrap();
+        assert!(hold(&judge(&paused, &seen(good(), good()), at(9000)), "paused"));
+        assert!(matches!(judge(&paused, &seen(good(), counts(100, 50, 0, 1, 1)), at(9000)), Verdict::RollBack(_)), "a pause is no licence");
+        assert!(hold(&judge(&rollout.aborted(at(1)).unwrap(), &seen(good(), good()), at(9000)), "aborted"));
+    }
+
+    #[test]
+    fn at_the_last_step_the_baseline_counts() {
+        let baseline = counts(100, 0, 0, 200, 20).summary();
+        let mut all = rollout();
+        while all.share() < 1.0 {
+            all = all.advanced(at(2000), Some(baseline));
+        }
+        let judged = |to: Counts| judge(&all, &seen(Counts::default(), to), at(2060));
+        assert_eq!(judged(good()), Verdict::Advance);
+        assert!(matches!(judged(counts(100, 0, 0, 900, 20)), Verdict::RollBack(why) if why.contains("TTFT")));
+        assert!(matches!(judged(counts(100, 0, 30, 200, 20)), Verdict::RollBack(why) if why.contains("limits")));
+        assert_eq!(all.advanced(at(2060), None).state, State::Done);
+    }
+
+    #[test]
+    fn scores_votes_and_shadows_roll_back_too() {
+        let rollout = rollout();
+        let worse = rollout.scored(at(1001), Golden { from: 0.91, to: 0.85 }).unwrap();
+        assert!(matches!(judge(&worse, &seen(good(), good()), at(1002)), Verdict::RollBack(why) if why.contains("golden")));
+        let voted = |from: (u64, u64), to: (u64, u64)| {
+            let mut seen = seen(good(), good());
+            seen.from.vote(from.0, from.1);
+            seen.to.vote(to.0, to.1);
+            judge(&rollout, &seen, at(1001))
+        };
+        assert!(matches!(voted((90, 10), (60, 40)), Verdict::RollBack(why) if why.contains("40 % thumbs down, against 10 %")));
+        for (from, to) in [((90, 10), (90, 14)), ((90, 10), (0, 19)), ((0, 0), (0, 50))] {
+            assert!(matches!(voted(from, to), Verdict::Hold(_)), "{to:?}");
+        }
+        let mut dark = rollout;
+        (dark.steps, dark.shadow) = (vec![0.0, 1.0], 0.5);
+        let shadowed = |ran: u64, failed: u64| {
+            let shadows = Shadows { drawn: ran - failed, failed, ..Shadows::default() };
+            judge(&dark, &Seen { shadows, ..Seen::default() }, at(1060))
+        };
+        assert!(matches!(shadowed(49, 0), Verdict::Hold(why) if why.contains("49 of 50 shadows")));
+        assert_eq!(shadowed(50, 5), Verdict::Advance);
+        assert!(matches!(shadowed(60, 10), Verdict::RollBack(why) if why.contains("shadows failed")));
+        dark.limits = Limits { requests_min: 1, ..dark.limits };
+        dark.shadow = 0.0;
+        assert_eq!(judge(&dark, &Seen::default(), at(1060)), Verdict::Advance, "nobody is there: nothing to wait for");
+    }
+}

@@ -1,0 +1,540 @@
+//! Rollouts at this front door: who goes where, what is seen of both models, and what follows from it.
+//!
+//! Every coordinator follows the registry's records, and tells the others what it has seen, in records, too: each judges by all of it. Any of
+//! them goes back when it must, and stops sending users to the new model before the others have agreed. Only the registry's leader goes on
+//! to the next step, so that one clock counts.
+
+use super::{
+    KIND, SEEN_KIND,
+    judge::{Verdict, judge},
+    record::{Rollout, State, Summary},
+    seen::{Counts, Ended, Seen, Shadows, Side, Told, Window},
+};
+use crate::{
+    metrics,
+    registry::{ChangeError, RecordView, Registry, RegistryView},
+};
+use serde::Serialize;
+use serde_json::json;
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time,
+};
+
+/// Between two looks.
+const JUDGED_EVERY: Duration = Duration::from_millis(250);
+/// Between two times that the others are told.
+const TOLD_EVERY: Duration = Duration::from_secs(1);
+/// They need not know all of it at once.
+const TELLING_MAX: Duration = Duration::from_secs(2);
+/// What another coordinator told counts so much longer than its window.
+const TOLD_LATE: Duration = Duration::from_secs(5);
+/// After its start a coordinator has all workers within this.
+const YOUNG: Duration = Duration::from_secs(15);
+/// Shadows at a time, with the requests that they wait for.
+const SHADOWS_MAX: usize = 16;
+
+#[derive(Debug)]
+pub struct Rollouts {
+    live: RwLock<Arc<[Arc<Live>]>>,
+    began: Instant,
+    /// Permits for shadows.
+    shadows: Arc<Semaphore>,
+}
+
+/// A rollout as it is now.
+#[derive(Debug)]
+pub struct Live {
+    pub record: Rollout,
+    revision: u64,
+    book: Arc<Book>,
+}
+
+/// What this coordinator has seen of a rollout, through all of its steps.
+#[derive(Debug)]
+struct Book {
+    began: Instant,
+    noted: Mutex<Noted>,
+    /// Why nobody is sent to the new model any more, before the others have agreed.
+    brake: OnceLock<String>,
+}
+
+#[derive(Debug)]
+struct Noted {
+    from: Window,
+    to: Window,
+    step: usize,
+    step_requests: u64,
+    shadows: Shadows,
+    /// Requests without a first token.
+    waiting: HashMap<u64, Waiting>,
+    seats: u64,
+    /// By other coordinators.
+    others: Vec<Told>,
+    told: Option<(Instant, Seen)>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    side: Side,
+    since: Instant,
+    open: Arc<AtomicBool>,
+}
+
+/// One request of a rollout, until it is counted: once, by whatever is known of it first.
+#[derive(Debug)]
+pub struct Seat {
+    book: Arc<Book>,
+    side: Side,
+    number: u64,
+    open: Arc<AtomicBool>,
+}
+
+/// A rollout for operators.
+#[derive(Debug, Serialize)]
+pub struct Status {
+    #[serde(flatten)]
+    pub record: Rollout,
+    pub revision: u64,
+    /// Of users at `to`.
+    pub share: f64,
+    pub seen_from: Summary,
+    pub seen_to: Summary,
+    pub step_requests: u64,
+    pub shadows: Shadows,
+    /// What it waits for.
+    pub waits_for: String,
+}
+
+impl Default for Rollouts {
+    fn default() -> Self {
+        Self { live: RwLock::default(), began: Instant::now(), shadows: Arc::new(Semaphore::new(SHADOWS_MAX)) }
+    }
+}
+
+/// The time that records have.
+pub fn unix() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+impl Rollouts {
+    fn live(&self) -> Arc<[Arc<Live>]> {
+        Arc::clone(&self.live.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.live.read().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
+    /// The rollout that users of this model move in.
+    pub fn of(&self, model: &str) -> Option<Arc<Live>> {
+        self.live().iter().find(|live| live.record.from == model).cloned()
+    }
+
+    /// From now on these are all. `told`: what coordinators have seen; what `own` says is what this one has told.
+    pub fn set(&self, records: Vec<(Rollout, u64)>, told: &[(String, Told)], own: &str) {
+        let before = self.live();
+        let live = records.into_iter().map(|(record, revision)| {
+            let known = before.iter().find(|live| live.record.id == record.id).map(|live| Arc::clone(&live.book));
+            let book = known.unwrap_or_else(|| Arc::new(Book::new(self.began, &record)));
+            let mut noted = book.noted();
+            if noted.step != record.step {
+                (noted.step, noted.step_requests) = (record.step, 0);
+            }
+            let others = told.iter().filter(|(coordinator, told)| coordinator != own && told.id == record.id);
+            noted.others = others.map(|(_, told)| told.clone()).collect();
+            drop(noted);
+            Arc::new(Live { record, revision, book })
+        });
+        *self.live.write().unwrap_or_else(PoisonError::into_inner) = live.collect();
+    }
+
+    /// People liked a model's answers, or did not. `false`: the model is in no rollout.
+    pub fn vote(&self, model: &str, up: u64, down: u64) -> bool {
+        let mut counted = false;
+        for live in self.live().iter().filter(|live| live.record.state.is_open()) {
+            let now = self.began.elapsed();
+            let mut noted = live.book.noted();
+            for (name, side) in [(&live.record.from, Side::From), (&live.record.to, Side::To)] {
+                if name == model {
+                    noted.side(side).now(now).vote(up, down);
+                    counted = true;
+                }
+            }
+        }
+        counted
+    }
+
+    /// This process has just begun: workers that it does not know yet are no fault of a model's.
+    pub fn is_young(&self) -> bool {
+        self.began.elapsed() < YOUNG
+    }
+
+    /// For one more shadow; `None`: there are as many as there may be.
+    pub(super) fn admit_shadow(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.shadows).try_acquire_owned().ok()
+    }
+
+    pub fn status(&self) -> Vec<Status> {
+        self.live().iter().map(|live| live.status(unix())).collect()
+    }
+
+    /// Lets time pass, for ever.
+    pub async fn tend(&self, registry: &dyn Registry) {
+        let mut interval = time::interval(JUDGED_EVERY);
+        interval.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
+        let mut shown: Arc<[Arc<Live>]> = Arc::default();
+        loop {
+            interval.tick().await;
+            let live = self.live();
+            let gone = shown.iter().filter(|old| live.iter().all(|live| live.record.id != old.record.id));
+            gone.for_each(|old| metrics::hide_rollout(&old.record));
+            shown = Arc::clone(&live);
+            if live.is_empty() {
+                continue;
+            }
+            let view = registry.view();
+            for live in live.iter().filter(|live| live.record.state.is_open()) {
+                live.judge(registry, &view).await;
+                live.tell(registry, &view).await;
+            }
+            for live in live.iter() {
+                let Status { record, share, seen_from, seen_to, .. } = live.status(unix());
+                metrics::show_rollout(&record, share, &[("from", seen_from), ("to", seen_to)]);
+            }
+            if view.part == "leader" {
+                forget(registry, &live).await;
+            }
+        }
+    }
+}
+
+/// What was seen of a rollout that has ended is of no use.
+async fn forget(registry: &dyn Registry, live: &[Arc<Live>]) {
+    let is_open = |key: &str| live.iter().any(|live| live.record.state.is_open() && key.starts_with(&live.record.id));
+    let old = registry.records(Some(SEEN_KIND), None).into_iter().find(|record| !is_open(&record.key));
+    if let Some(RecordView { kind, key, revision, .. }) = old {
+        let _ = time::timeout(TELLING_MAX, registry.delete(kind, key, Some(revision))).await;
+    }
+}
+
+impl Live {
+    /// Whether users go to the new model at all here.
+    fn share(&self) -> f64 {
+        if self.record.state.is_open() && self.book.brake.get().is_some() { 0.0 } else { self.record.share() }
+    }
+
+    pub fn side(&self, user: &str) -> Side {
+        if self.share() > 0.0 && self.record.takes(user) { Side::To } else { Side::From }
+    }
+
+    /// A request goes to one of the models. `None`: nobody looks at it.
+    pub fn seat(&self, side: Side) -> Option<Seat> {
+        if !self.record.state.is_open() {
+            return None;
+        }
+        let mut noted = self.book.noted();
+        let (number, open) = (noted.seats, Arc::new(AtomicBool::new(true)));
+        noted.seats += 1;
+        noted.waiting.insert(number, Waiting { side, since: Instant::now(), open: Arc::clone(&open) });
+        drop(noted);
+        Some(Seat { book: Arc::clone(&self.book), side, number, open })
+    }
+
+    pub(super) fn note_shadow(&self, note: impl FnOnce(&mut Shadows)) {
+        note(&mut self.book.noted().shadows);
+    }
+
+    /// By all coordinators.
+    fn seen(&self, now: Duration) -> Seen {
+        let mut noted = self.book.noted();
+        let mut seen = noted.own(self.book.began.elapsed());
+        let late = Duration::from_secs(self.record.limits.window_s) + TOLD_LATE;
+        let fresh = |told: &&Told| now.saturating_sub(Duration::from_millis(told.at_ms)) <= late;
+        for told in noted.others.iter().filter(fresh) {
+            let mut theirs = told.seen.clone();
+            if told.step != self.record.step {
+                theirs.step_requests = 0;
+            }
+            seen.merge(&theirs);
+        }
+        seen
+    }
+
+    fn status(&self, now: Duration) -> Status {
+        let seen = self.seen(now);
+        let waits_for = match (self.book.brake.get(), judge(&self.record, &seen, now)) {
+            (Some(why), _) if self.record.state.is_open() => format!("the other coordinators, to roll back: {why}"),
+            (_, Verdict::Hold(why)) => why,
+            (_, Verdict::Advance) => "the next step".into(),
+            (_, Verdict::RollBack(why)) => format!("rolling back: {why}"),
+        };
+        Status {
+            record: self.record.clone(),
+            revision: self.revision,
+            share: self.share(),
+            seen_from: seen.from.summary(),
+            seen_to: seen.to.summary(),
+            step_requests: seen.step_requests,
+            shadows: seen.shadows,
+            waits_for,
+        }
+    }
+
+    async fn judge(&self, registry: &dyn Registry, view: &RegistryView) {
+        self.book.count_overdue(Duration::from_secs(self.record.limits.overdue_s));
+        let now = unix();
+        let seen = self.seen(now);
+        let next = match (self.book.brake.get(), judge(&self.record, &seen, now)) {
+            (Some(why), _) => self.record.rolled_back(now, why),
+            (None, Verdict::RollBack(why)) => {
+                let why = self.book.brake.get_or_init(|| why);
+                tracing::error!(from = self.record.from, to = self.record.to, why, "a rollout goes back");
+                metrics::count_rollback(&self.record);
+                self.record.rolled_back(now, why)
+            }
+            (None, Verdict::Advance) if view.part == "leader" => {
+                let baseline = (seen.from.requests >= self.record.limits.requests_min).then(|| seen.from.summary());
+                let next = self.record.advanced(now, baseline);
+                tracing::info!(from = self.record.from, to = self.record.to, next.why, "a rollout goes on");
+                next
+            }
+            (None, Verdict::Advance | Verdict::Hold(_)) => return,
+        };
+        let (kind, key) = (KIND.to_owned(), self.record.from.clone());
+        match registry.put(kind, key, json!(next), Some(self.revision)).await {
+            // The record has changed meanwhile: the next look is at the new one.
+            Ok(_) | Err(ChangeError::Conflict(_)) => {}
+            Err(error) => tracing::warn!(%error, rollout = self.record.from, "a rollout's record cannot be changed: tried again"),
+        }
+    }
+
+    /// Tells the other coordinators, if there are any.
+    async fn tell(&self, registry: &dyn Registry, view: &RegistryView) {
+        if view.voters.len() < 2 {
+            return;
+        }
+        let (seen, step) = {
+            let mut noted = self.book.noted();
+            let seen = noted.own(self.book.began.elapsed());
+            let again = Duration::from_secs(self.record.limits.window_s) / 2;
+            let known = noted.told.as_ref().is_some_and(|(at, told)| {
+                at.elapsed() < TOLD_EVERY || (*told == seen && (at.elapsed() < again || seen == Seen::default()))
+            });
+            if known || (noted.told.is_none() && seen == Seen::default()) {
+                return;
+            }
+            noted.told = Some((Instant::now(), seen.clone()));
+            (seen, noted.step)
+        };
+        let told = Told { id: self.record.id.clone(), step, at_ms: unix().as_millis() as u64, seen };
+        let key = format!("{}@{}", told.id, view.coordinator);
+        // If it does not come about, the next one will.
+        let _ = time::timeout(TELLING_MAX, registry.put(SEEN_KIND.to_owned(), key, json!(told), None)).await;
+    }
+}
+
+impl Book {
+    fn new(began: Instant, record: &Rollout) -> Self {
+        let window = || Window::new(Duration::from_secs(record.limits.window_s));
+        let noted = Noted {
+            from: window(),
+            to: window(),
+            step: record.step,
+            step_requests: 0,
+            shadows: Shadows::default(),
+            waiting: HashMap::new(),
+            seats: 0,
+            others: Vec::new(),
+            told: None,
+        };
+        Self { began, noted: Mutex::new(noted), brake: OnceLock::new() }
+    }
+
+    /// Nothing that holds the lock panics.
+    fn noted(&self) -> MutexGuard<'_, Noted> {
+        self.noted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn count(&self, side: Side, ended: &Ended) {
+        let now = self.began.elapsed();
+        let mut noted = self.noted();
+        noted.step_requests += u64::from(side == Side::To);
+        noted.side(side).now(now).add(ended);
+    }
+
+    /// Requests that have waited too long for their first tokens have failed, whatever becomes of them.
+    fn count_overdue(&self, limit: Duration) {
+        let mut overdue = Vec::new();
+        self.noted().waiting.retain(|_, waiting| {
+            let late = waiting.since.elapsed() > limit;
+            if late && waiting.open.swap(false, Ordering::Relaxed) {
+                overdue.push(waiting.side);
+            }
+            !late
+        });
+        for side in overdue {
+            self.count(side, &Ended { failed: true, ..Ended::default() });
+        }
+    }
+}
+
+impl Noted {
+    fn side(&mut self, side: Side) -> &mut Window {
+        match side {
+            Side::From => &mut self.from,
+            Side::To => &mut self.to,
+        }
+    }
+
+    fn own(&mut self, now: Duration) -> Seen {
+        let (from, to): (Counts, Counts) = (self.from.sum(now), self.to.sum(now));
+        Seen { from, to, step_requests: self.step_requests, shadows: self.shadows }
+    }
+}
+
+impl Seat {
+    pub fn first_token(&self) {
+        self.book.noted().waiting.remove(&self.number);
+    }
+
+    /// The first call counts.
+    pub fn ended(&self, ended: &Ended) {
+        if self.open.swap(false, Ordering::Relaxed) {
+            self.book.count(self.side, ended);
+        }
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.first_token();
+    }
+}
+
+/// The rollouts of records, as they can be read; and what coordinators have told. What cannot be read is left out, loudly.
+pub fn read<'a>(records: impl Iterator<Item = (&'a str, &'a [u8], u64)>) -> Vec<(Rollout, u64)> {
+    let read = |(key, value, revision): (&str, &[u8], u64)| match serde_json::from_slice::<Rollout>(value) {
+        Ok(record) if record.check().is_ok() && record.from == key => Some((record, revision)),
+        Ok(_) => {
+            tracing::error!(key, "the record of a rollout makes no sense: it is left out");
+            None
+        }
+        Err(error) => {
+            tracing::error!(key, %error, "the record of a rollout cannot be read: it is left out");
+            None
+        }
+    };
+    records.filter_map(read).collect()
+}
+
+/// With the coordinators that told it.
+pub fn read_told<'a>(records: impl Iterator<Item = (&'a str, &'a [u8])>) -> Vec<(String, Told)> {
+    records.filter_map(|(key, value)| Some((key.split_once('@')?.1.to_owned(), serde_json::from_slice(value).ok()?))).collect()
+}
+
+impl State {
+    /// For metrics.
+    pub(crate) fn number(self) -> u8 {
+        match self {
+            Self::Running => 1,
+            Self::Paused => 2,
+            Self::Done => 3,
+            Self::RolledBack => 4,
+            Self::Aborted => 5,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::record::tests::{at, rollout},
+        *,
+    };
+
+    fn set(rollouts: &Rollouts, record: &Rollout, told: &[(String, Told)]) {
+        rollouts.set(vec![(record.clone(), 7)], told, "me");
+    }
+
+    fn told(step: usize, at_ms: u64) -> Told {
+        let mut seen = Seen { step_requests: 30, ..Seen::default() };
+        (0..30).for_each(|_| seen.to.add(&Ended { kept: true, ..Ended::default() }));
+        Told { id: "id".into(), step, at_ms, seen }
+    }
+
+    #[test]
+    fn what_is_seen_outlives_steps_and_is_the_sum_of_all_coordinators() {
+        let (rollouts, first) = (Rollouts::default(), rollout());
+        set(&rollouts, &first, &[]);
+        let live = rollouts.of("a").unwrap();
+        let seat = live.seat(Side::To).unwrap();
+        seat.ended(&Ended { failed: true, ..Ended::default() });
+        seat.ended(&Ended::default());
+        let now = at(1100);
+        assert_eq!((live.seen(now).to.requests, live.seen(now).to.failed, live.seen(now).step_requests), (1, 1, 1), "counted once");
+        let ms = |time: Duration| time.as_millis() as u64;
+        let others = [("me".into(), told(0, ms(now))), ("other".into(), told(0, ms(now))), ("old".into(), told(0, ms(at(1000))))];
+        set(&rollouts, &first, &others);
+        let seen = rollouts.of("a").unwrap().seen(now);
+        assert_eq!((seen.to.requests, seen.step_requests), (31, 31), "one's own is known, and what is old does not count");
+        set(&rollouts, &first.advanced(now, None), &others);
+        let seen = rollouts.of("a").unwrap().seen(now);
+        assert_eq!((seen.to.requests, seen.step_requests), (31, 0), "a step begins with no requests");
+    }
+
+    #[test]
+    fn a_request_that_hangs_has_failed() {
+        let rollouts = Rollouts::default();
+        set(&rollouts, &rollout(), &[]);
+        let live = rollouts.of("a").unwrap();
+        let (hangs, answered) = (live.seat(Side::To).unwrap(), live.seat(Side::To).unwrap());
+        let left = live.seat(Side::From).unwrap();
+        answered.first_token();
+        drop(left);
+        std::thread::sleep(Duration::from_millis(2));
+        live.book.count_overdue(Duration::from_millis(1));
+        live.book.count_overdue(Duration::from_millis(1));
+        let seen = live.seen(at(1));
+        assert_eq!((seen.to.requests, seen.to.failed, seen.from.requests), (1, 1, 0));
+        hangs.ended(&Ended::default());
+        assert_eq!(live.seen(at(1)).to.requests, 1, "it was counted");
+        assert!(live.book.noted().waiting.is_empty());
+    }
+
+    #[test]
+    fn with_the_brake_on_everybody_is_back_at_once() {
+        let rollouts = Rollouts::default();
+        let mut all = rollout();
+        while all.share() < 1.0 {
+            all = all.advanced(at(2000), None);
+        }
+        set(&rollouts, &all, &[]);
+        let live = rollouts.of("a").unwrap();
+        assert_eq!(live.side("jane"), Side::To);
+        live.book.brake.set("slow".into()).unwrap();
+        assert_eq!(live.side("jane"), Side::From);
+        assert!(rollouts.status()[0].waits_for.contains("slow"));
+        set(&rollouts, &all.paused(at(2001)).unwrap(), &[]);
+        assert_eq!(rollouts.of("a").unwrap().side("jane"), Side::From, "another revision changes nothing about it");
+    }
+
+    #[test]
+    fn records_that_make_no_sense_are_left_out() {
+        let good = serde_json::to_vec(&rollout()).unwrap();
+        let mut wrong = rollout();
+        wrong.steps.clear();
+        let wrong = serde_json::to_vec(&wrong).unwrap();
+        let records = [("a", &good[..], 3), ("b", &good[..], 4), ("a", &wrong[..], 5), ("a", &b"{}"[..], 6)];
+        let revisions: Vec<_> = read(records.into_iter()).into_iter().map(|(_, revision)| revision).collect();
+        assert_eq!(revisions, [3]);
+    }
+}

@@ -1,0 +1,285 @@
+//! What was seen of a rollout's two models: counts and latencies of the last minute, in so few numbers that coordinators can tell each
+//! other.
+
+use super::record::Summary;
+use serde::{Deserialize, Serialize};
+use std::{collections::VecDeque, time::Duration};
+
+/// One of the two models.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    From,
+    To,
+}
+
+/// One request's end.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Ended {
+    pub failed: bool,
+    /// Within its class's limits.
+    pub kept: bool,
+    pub ttft: Option<Duration>,
+    pub tpot: Option<Duration>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Counts {
+    pub requests: u64,
+    pub failed: u64,
+    /// Of those that did not fail, within their class's limits.
+    pub kept: u64,
+    pub ttft: Histogram,
+    pub tpot: Histogram,
+    pub thumbs_up: u64,
+    pub thumbs_down: u64,
+}
+
+/// Latencies in buckets whose bounds grow by a tenth each: a percentile is right to 5 %.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Histogram(Vec<(u8, u32)>);
+
+/// Requests that `to` answered unseen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Shadows {
+    /// Greedy or seeded ones with the same answer,
+    pub same: u64,
+    /// and with another.
+    pub differs: u64,
+    /// Drawn ones: answers that need not be alike.
+    pub drawn: u64,
+    pub failed: u64,
+    /// Not even tried: too many at a time, or too much to do.
+    pub dropped: u64,
+    /// Characters of all answers to compare.
+    pub from_chars: u64,
+    pub to_chars: u64,
+}
+
+/// All that is known of a rollout, of both models. Sums over coordinators.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Seen {
+    pub from: Counts,
+    pub to: Counts,
+    /// Requests of `to` since the step began.
+    pub step_requests: u64,
+    /// Since the rollout began.
+    pub shadows: Shadows,
+}
+
+/// What one coordinator tells the others.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Told {
+    pub id: String,
+    pub step: usize,
+    pub at_ms: u64,
+    pub seen: Seen,
+}
+
+/// Milliseconds at the end of the first bucket.
+const FIRST_MS: f64 = 0.5;
+const GROWTH: f64 = 1.1;
+/// The last one begins after an hour.
+const BUCKETS: usize = 180;
+
+impl Histogram {
+    pub fn add(&mut self, time: Duration) {
+        let ms = time.as_secs_f64() * 1e3;
+        let bucket = if ms <= FIRST_MS { 0.0 } else { (ms / FIRST_MS).ln() / GROWTH.ln() };
+        self.put((bucket.ceil() as usize).min(BUCKETS - 1) as u8, 1);
+    }
+
+    fn put(&mut self, bucket: u8, count: u32) {
+        match self.0.binary_search_by_key(&bucket, |(bucket, _)| *bucket) {
+            Ok(place) => self.0[place].1 = self.0[place].1.saturating_add(count),
+            Err(place) => self.0.insert(place, (bucket, count)),
+        }
+    }
+
+    fn merge(&mut self, other: &Self) {
+        other.0.iter().for_each(|(bucket, count)| self.put(*bucket, *count));
+    }
+
+    /// The time that 19 of 20 kept, to the middle of a bucket.
+    pub fn p95_ms(&self) -> Option<f64> {
+        let total: u64 = self.0.iter().map(|(_, count)| u64::from(*count)).sum();
+        let wanted = (total * 95).div_ceil(100);
+        let mut seen = 0;
+        let (bucket, _) = self.0.iter().find(|(_, count)| {
+            seen += u64::from(*count);
+            seen >= wanted
+        })?;
+        Some(FIRST_MS * GROWTH.powf(f64::from(*bucket) - 0.5))
+    }
+}
+
+impl Counts {
+    pub fn add(&mut self, ended: &Ended) {
+        self.requests += 1;
+        self.failed += u64::from(ended.failed);
+        self.kept += u64::from(!ended.failed && ended.kept);
+        ended.ttft.into_iter().for_each(|time| self.ttft.add(time));
+        ended.tpot.into_iter().for_each(|time| self.tpot.add(time));
+    }
+
+    pub fn vote(&mut self, up: u64, down: u64) {
+        self.thumbs_up += up;
+        self.thumbs_down += down;
+    }
+
+    pub fn merge(&mut self, other: &Self) {
+        self.requests += other.requests;
+        self.failed += other.failed;
+        self.kept += other.kept;
+        self.ttft.merge(&other.ttft);
+        self.tpot.merge(&other.tpot);
+        self.vote(other.thumbs_up, other.thumbs_down);
+    }
+
+    pub fn summary(&self) -> Summary {
+        let share = |part: u64, of: u64, else_: f64| if of == 0 { else_ } else { part as f64 / of as f64 };
+        let votes = self.thumbs_up + self.thumbs_down;
+        Summary {
+            requests: self.requests,
+            error_rate: share(self.failed, self.requests, 0.0),
+            goodput: share(self.kept, self.requests - self.failed, 1.0),
+            ttft_p95_ms: self.ttft.p95_ms(),
+            tpot_p95_ms: self.tpot.p95_ms(),
+            thumbs_down: share(self.thumbs_down, votes, 0.0),
+            votes,
+        }
+    }
+}
+
+impl Shadows {
+    pub fn merge(&mut self, other: &Self) {
+        self.same += other.same;
+        self.differs += other.differs;
+        self.drawn += other.drawn;
+        self.failed += other.failed;
+        self.dropped += other.dropped;
+        self.from_chars += other.from_chars;
+        self.to_chars += other.to_chars;
+    }
+
+    /// Those that were tried.
+    pub fn ran(&self) -> u64 {
+        self.same + self.differs + self.drawn + self.failed
+    }
+}
+
+impl Seen {
+    pub fn merge(&mut self, other: &Self) {
+        self.from.merge(&other.from);
+        self.to.merge(&other.to);
+        self.step_requests += other.step_requests;
+        self.shadows.merge(&other.shadows);
+    }
+}
+
+/// Counts of the last so many seconds, in slots that are forgotten one by one.
+#[derive(Clone, Debug)]
+pub struct Window {
+    slot: Duration,
+    /// The newest last, each with its number.
+    slots: VecDeque<(u64, Counts)>,
+}
+
+const SLOTS: u32 = 12;
+
+impl Window {
+    pub fn new(length: Duration) -> Self {
+        Self { slot: length / SLOTS, slots: VecDeque::new() }
+    }
+
+    fn number(&self, now: Duration) -> u64 {
+        (now.as_nanos() / self.slot.as_nanos().max(1)) as u64
+    }
+
+    /// The counts of now.
+    pub fn now(&mut self, now: Duration) -> &mut Counts {
+        let number = self.number(now);
+        self.forget(number);
+        if self.slots.back().is_none_or(|(last, _)| *last < number) {
+            self.slots.push_back((number, Counts::default()));
+        }
+        &mut self.slots.back_mut().expect("there is one").1
+    }
+
+    fn forget(&mut self, number: u64) {
+        while self.slots.front().is_some_and(|(first, _)| first + u64::from(SLOTS) <= number) {
+            self.slots.pop_front();
+        }
+    }
+
+    pub fn sum(&mut self, now: Duration) -> Counts {
+        self.forget(self.number(now));
+        let mut sum = Counts::default();
+        self.slots.iter().for_each(|(_, counts)| sum.merge(counts));
+        sum
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_percentile_is_right_to_five_percent(times in prop::collection::vec(1.0_f64..1e6, 1..300)) {
+            let mut histogram = Histogram::default();
+            times.iter().for_each(|ms| histogram.add(Duration::from_secs_f64(ms / 1e3)));
+            let mut sorted = times.clone();
+            sorted.sort_by(f64::total_cmp);
+            let exact = sorted[(times.len() * 95).div_ceil(100) - 1];
+            let got = histogram.p95_ms().unwrap();
+            prop_assert!((got / exact - 1.0).abs() < 0.055, "{got} for {exact}");
+        }
+
+        #[test]
+        fn what_coordinators_add_up_is_what_one_would_have_seen(times in prop::collection::vec((0.1_f64..1e5, any::<bool>()), 0..100)) {
+            let mut parts = [Counts::default(), Counts::default()];
+            let mut whole = Counts::default();
+            for (number, (ms, failed)) in times.iter().enumerate() {
+                let ended = Ended { failed: *failed, kept: true, ttft: Some(Duration::from_secs_f64(ms / 1e3)), tpot: None };
+                parts[number % 2].add(&ended);
+                whole.add(&ended);
+            }
+            let [mut sum, other] = parts;
+            sum.merge(&other);
+            prop_assert_eq!(sum, whole);
+        }
+    }
+
+    #[test]
+    fn a_window_forgets() {
+        let mut window = Window::new(Duration::from_secs(60));
+        let at = Duration::from_secs;
+        (0..60).for_each(|second| window.now(at(second)).add(&Ended::default()));
+        assert_eq!(window.sum(at(59)).requests, 60);
+        assert_eq!(window.sum(at(60)).requests, 55, "a slot is five seconds");
+        assert_eq!(window.sum(at(200)).requests, 0);
+        assert_eq!(window.sum(at(1)).requests, 0, "a clock that goes back is no reason to fail");
+        assert!(window.slots.is_empty());
+    }
+
+    #[test]
+    fn nothing_seen_is_nothing_wrong() {
+        let summary = Counts::default().summary();
+        assert_eq!((summary.error_rate, summary.goodput, summary.ttft_p95_ms, summary.thumbs_down), (0.0, 1.0, None, 0.0));
+    }
+
+    #[test]
+    fn what_is_told_is_short() {
+        let mut counts = Counts::default();
+        for ms in 0..100_000 {
+            counts.add(&Ended { ttft: Some(Duration::from_millis(ms * 7)), tpot: Some(Duration::from_millis(ms)), ..Ended::default() });
+        }
+        let seen = Seen { from: counts.clone(), to: counts, ..Seen::default() };
+        assert!(serde_json::to_vec(&seen).unwrap().len() < 8 << 10);
+    }
+}

@@ -1,0 +1,186 @@
+//! Shadows: requests that a rollout's new model answers, too, after the old one has. Nobody sees the answer, no tenant pays for it, and it
+//! comes last: at batch class, a few at a time, and not at all while there is much to do.
+
+use super::{
+    record::Rollout,
+    running::{Live, Rollouts},
+};
+use crate::{gateway::Gateway, generation::Piece, http::routes, metrics, tenants::Caller};
+use axum::{
+    body::{Body, to_bytes},
+    http::{Request, header},
+};
+use hyper::service::Service;
+use hyper_util::service::TowerToHyperService;
+use serde_json::{Map, Value};
+use std::{sync::Arc, time::Duration};
+use tokio::{
+    sync::{OwnedSemaphorePermit, oneshot},
+    time::timeout,
+};
+
+/// Of an answer's text: a longer one is compared by its beginning.
+const TEXT_BYTES_MAX: usize = 1 << 20;
+/// More than any answer has that is not streamed.
+const ANSWER_BYTES_MAX: usize = 64 << 20;
+/// After a request's own time limit: it ends by itself.
+const OVERDUE: Duration = Duration::from_secs(60);
+
+/// A request that is to have a shadow, while its answer comes.
+#[derive(Debug)]
+pub struct Mirror {
+    path: &'static str,
+    /// As the client sent it.
+    body: Vec<u8>,
+    live: Arc<Live>,
+    _permit: OwnedSemaphorePermit,
+}
+
+/// An answer to compare.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Heard {
+    text: String,
+    chars: u64,
+    /// It would come out the same again.
+    repeatable: bool,
+}
+
+/// Listens to an answer's first choice, and says what it was once it has ended well.
+#[derive(Debug)]
+pub struct Tap {
+    heard: Heard,
+    to: oneshot::Sender<Heard>,
+}
+
+impl Tap {
+    pub fn new(repeatable: bool) -> (Self, oneshot::Receiver<Heard>) {
+        let (to, heard) = oneshot::channel();
+        (Self { heard: Heard { repeatable, ..Heard::default() }, to }, heard)
+    }
+
+    pub fn hear(&mut self, piece: &Piece) {
+        let calls = piece.calls.iter().flat_map(|call| call.name.as_deref().into_iter().chain([call.arguments.as_str()]));
+        for text in [piece.reasoning.as_str(), piece.text.as_str()].into_iter().chain(calls) {
+            self.heard.chars += text.chars().count() as u64;
+            let room = TEXT_BYTES_MAX.saturating_sub(self.heard.text.len());
+            self.heard.text.push_str(&text[..text.floor_char_boundary(room)]);
+        }
+    }
+
+    pub fn end(self) {
+        // Whoever waited may be gone.
+        let _ = self.to.send(self.heard);
+    }
+}
+
+impl Mirror {
+    /// By chance, as often as the rollout says; `None`: not this one.
+    pub fn of(rollouts: &Rollouts, live: &Arc<Live>, path: &'static str, body: &[u8]) -> Option<Self> {
+        if !live.record.state.is_open() || rand::random::<f64>() >= live.record.shadow {
+            return None;
+        }
+        let Some(permit) = rollouts.admit_shadow() else {
+            count(live, "dropped");
+            live.note_shadow(|shadows| shadows.dropped += 1);
+            return None;
+        };
+        Some(Self { path, body: body.to_vec(), live: Arc::clone(live), _permit: permit })
+    }
+
+    /// Answers the request once `heard` says what its own answer was. `gateway`: of whoever sent it.
+    pub async fn run(self, gateway: Gateway, caller: Arc<Caller>, heard: oneshot::Receiver<Heard>) {
+        let limit = gateway.request_timeout() + OVERDUE;
+        let Ok(Ok(own)) = timeout(limit, heard).await else { return };
+        let Some(body) = rewritten(&self.body, &self.live.record) else { return };
+        if gateway.has_much_to_do(&self.live.record.to) {
+            count(&self.live, "dropped");
+            self.live.note_shadow(|shadows| shadows.dropped += 1);
+            return;
+        }
+        let (tap, answer) = Tap::new(own.repeatable);
+        let caller = Arc::new(Caller::of_shadow(&caller, tap));
+        let shown = timeout(limit, ask(gateway, caller, self.path, body)).await;
+        let other = match shown {
+            Ok(Some(())) => answer.await.ok(),
+            _ => None,
+        };
+        let outcome = match &other {
+            None => "failed",
+            Some(_) if !own.repeatable => "drawn",
+            Some(other) if other.text == own.text && other.chars == own.chars => "same",
+            Some(_) => "differs",
+        };
+        count(&self.live, outcome);
+        self.live.note_shadow(|shadows| {
+            match outcome {
+                "failed" => shadows.failed += 1,
+                "drawn" => shadows.drawn += 1,
+                "same" => shadows.same += 1,
+                _ => shadows.differs += 1,
+            }
+            if let Some(other) = &other {
+                shadows.from_chars += own.chars;
+                shadows.to_chars += other.chars;
+            }
+        });
+    }
+}
+
+fn count(live: &Live, outcome: &'static str) {
+    metrics::count_shadow(&live.record.to, outcome);
+}
+
+/// Sends the request through the routes that clients' take. `None`: there is no whole answer.
+async fn ask(gateway: Gateway, caller: Arc<Caller>, path: &'static str, body: Vec<u8>) -> Option<()> {
+    let gateway = Arc::new(gateway.for_nobody());
+    let routes = TowerToHyperService::new(routes::generating(&gateway).with_state(gateway));
+    let request = Request::post(path).header(header::CONTENT_TYPE, "application/json").extension(caller).body(Body::from(body));
+    let response = match routes.call(request.expect("the path is one of ours")).await {
+        Ok(response) => response,
+        Err(never) => match never {},
+    };
+    let is_success = response.status().is_success();
+    to_bytes(response.into_body(), ANSWER_BYTES_MAX).await.ok().filter(|_| is_success).map(drop)
+}
+
+/// The request for the other model: whole, and not stored. `None`: it goes on from something stored, which this one must not touch.
+fn rewritten(body: &[u8], record: &Rollout) -> Option<Vec<u8>> {
+    let mut body: Map<String, Value> = serde_json::from_slice(body).ok()?;
+    if ["conversation", "previous_response_id"].iter().any(|name| body.get(*name).is_some_and(|value| !value.is_null())) {
+        return None;
+    }
+    for field in ["stream", "stream_options", "service_tier"] {
+        body.remove(field);
+    }
+    body.insert("model".into(), record.to.as_str().into());
+    body.insert("store".into(), false.into());
+    serde_json::to_vec(&body).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::record::tests::rollout, *};
+    use serde_json::json;
+
+    #[test]
+    fn a_shadow_is_whole_not_stored_and_of_the_other_model() {
+        let rewritten =
+            |body: Value| rewritten(body.to_string().as_bytes(), &rollout()).map(|body| serde_json::from_slice::<Value>(&body).unwrap());
+        let body =
+            json!({"model": "a", "stream": true, "stream_options": {"include_usage": true}, "store": true, "messages": [], "seed": 3});
+        assert_eq!(rewritten(body), Some(json!({"model": "b", "store": false, "messages": [], "seed": 3})));
+        assert_eq!(rewritten(json!({"conversation": "conv_1"})), None);
+        assert_eq!(rewritten(json!({"previous_response_id": "resp_1"})), None);
+        assert!(rewritten(json!({"previous_response_id": null})).is_some());
+    }
+
+    #[test]
+    fn long_answers_are_kept_in_part_and_counted_whole() {
+        let (mut tap, mut heard) = Tap::new(true);
+        (0..3).for_each(|_| tap.hear(&Piece { text: "é".repeat(TEXT_BYTES_MAX / 2 - 1), ..Piece::default() }));
+        tap.end();
+        let Heard { text, chars, repeatable } = heard.try_recv().unwrap();
+        assert!(text.len() <= TEXT_BYTES_MAX && repeatable);
+        assert_eq!(chars, 3 * (TEXT_BYTES_MAX as u64 / 2 - 1));
+    }
+}

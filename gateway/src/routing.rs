@@ -1,0 +1,294 @@
+//! Which model answers a request, where the operator has rules for it. A core: what is known of a request goes in, a model and the reason
+//! come out.
+//!
+//! In this order, the first that fits decides: the pin of the tenant, the rules from top to bottom, `auto`. Nothing fits: the request gets
+//! the model that it asked for.
+//!
+//! - [`said`]: what a request says, whatever its protocol; `language`: in which language
+//! - [`complexity`]: how hard it looks, for `auto`
+//! - [`sticky`]: a user's place among all users, which never moves
+
+pub mod complexity;
+pub mod language;
+pub mod said;
+pub mod sticky;
+
+use complexity::Scale;
+use said::Said;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::RangeInclusive,
+    sync::Arc,
+};
+use sticky::Split;
+
+/// The name of a model that is served.
+pub type Model = Arc<str>;
+
+#[derive(Clone, Debug)]
+pub struct Router {
+    /// Tenants whose requests all go to one model, whatever they ask for.
+    pub pins: BTreeMap<String, Model>,
+    pub rules: Vec<Rule>,
+    pub auto: Option<Auto>,
+    /// Where a request says its region: a header (in lower case),
+    pub region_header: Option<String>,
+    /// or a key of its `metadata`.
+    pub region_metadata: Option<String>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Rule {
+    /// For people, and what splits are hashed with.
+    pub name: String,
+    pub when: When,
+    pub to: Target,
+    pub overflow: Option<Overflow>,
+}
+
+/// A rule's conditions: all must hold. An empty set holds for everything.
+#[derive(Clone, Debug)]
+pub struct When {
+    pub asked: BTreeSet<String>,
+    pub tenants: BTreeSet<String>,
+    pub tiers: BTreeSet<String>,
+    pub regions: BTreeSet<String>,
+    /// By their codes in ISO 639-3.
+    pub languages: BTreeSet<String>,
+    /// Of text in the prompt.
+    pub bytes: RangeInclusive<u64>,
+    /// Whether tools are offered.
+    pub tools: Option<bool>,
+}
+
+#[derive(Clone, Debug)]
+pub enum Target {
+    Model(Model),
+    Split(Split),
+    Auto,
+}
+
+/// Another model, for when the first would take too long.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Overflow {
+    pub model: Model,
+    /// The longest predicted time to first token; `None`: what the request's class promises.
+    pub ttft_ms: Option<f64>,
+}
+
+/// One of two models, by how hard a request looks.
+#[derive(Clone, Debug)]
+pub struct Auto {
+    /// What clients ask for.
+    pub name: String,
+    pub small: Model,
+    pub large: Model,
+    pub scale: Scale,
+}
+
+/// Who asks for what.
+#[derive(Clone, Copy, Debug)]
+pub struct Asker<'a> {
+    /// The name in the request,
+    pub asked: Option<&'a str>,
+    /// and the model that it is, or is an alias of.
+    pub resolved: Option<&'a str>,
+    pub tenant: Option<&'a str>,
+    pub tier: Option<&'a str>,
+    pub region: Option<&'a str>,
+    /// The same for all requests of one user.
+    pub user: &'a str,
+}
+
+#[derive(Clone, Debug)]
+pub struct Choice<'a> {
+    pub model: &'a Model,
+    pub by: By,
+    /// In a few words of ASCII.
+    pub why: String,
+    pub overflow: Option<&'a Overflow>,
+}
+
+/// What chose a model.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum By {
+    Pin,
+    Rule,
+    Auto,
+}
+
+impl Default for When {
+    fn default() -> Self {
+        Self {
+            asked: BTreeSet::new(),
+            tenants: BTreeSet::new(),
+            tiers: BTreeSet::new(),
+            regions: BTreeSet::new(),
+            languages: BTreeSet::new(),
+            bytes: 0..=u64::MAX,
+            tools: None,
+        }
+    }
+}
+
+impl Router {
+    /// `None`: it is the model that the request asked for.
+    pub fn route(&self, asker: &Asker<'_>, said: &Said<'_>) -> Option<Choice<'_>> {
+        if let Some((tenant, model)) = asker.tenant.and_then(|tenant| self.pins.get_key_value(tenant)) {
+            return Some(Choice { model, by: By::Pin, why: format!("pin of {tenant}"), overflow: None });
+        }
+        if let Some(rule) = self.rules.iter().find(|rule| rule.when.holds(asker, said)) {
+            let (name, overflow) = (&rule.name, rule.overflow.as_ref());
+            return Some(match (&rule.to, &self.auto) {
+                (Target::Model(model), _) => Choice { model, by: By::Rule, why: format!("rule {name}"), overflow },
+                (Target::Split(split), _) => {
+                    Choice { model: split.pick(name, asker.user), by: By::Rule, why: format!("rule {name}, split"), overflow }
+                }
+                (Target::Auto, Some(auto)) => {
+                    let (model, why) = auto.choose(said);
+                    Choice { model, by: By::Auto, why: format!("rule {name}, {why}"), overflow }
+                }
+                (Target::Auto, None) => unreachable!("settings with a rule to `auto` have an `auto`"),
+            });
+        }
+        let auto = self.auto.as_ref().filter(|auto| asker.asked == Some(&auto.name))?;
+        let (model, why) = auto.choose(said);
+        Some(Choice { model, by: By::Auto, why, overflow: None })
+    }
+
+    /// Names that clients can ask for though no model has them, each with the models that may answer.
+    pub fn names(&self, is_model: impl Fn(&str) -> bool) -> BTreeMap<&str, BTreeSet<&Model>> {
+        let mut names: BTreeMap<&str, BTreeSet<&Model>> = BTreeMap::new();
+        for rule in &self.rules {
+            let mut models = BTreeSet::new();
+            match &rule.to {
+                Target::Model(model) => drop(models.insert(model)),
+                Target::Split(split) => models.extend(split.models()),
+                Target::Auto => models.extend(self.auto.iter().flat_map(Auto::models)),
+            }
+            models.extend(rule.overflow.iter().map(|overflow| &overflow.model));
+            for name in rule.when.asked.iter().filter(|name| !is_model(name)) {
+                names.entry(name).or_default().extend(&models);
+            }
+        }
+        if let Some(auto) = &self.auto {
+            names.entry(&auto.name).or_default().extend(auto.models());
+        }
+        names
+    }
+
+    /// Whether the same request, asked twice, always gets the same model.
+    pub fn is_repeatable(&self) -> bool {
+        self.rules.iter().all(|rule| rule.overflow.is_none() && !matches!(rule.to, Target::Split(_)))
+    }
+}
+
+impl Auto {
+    fn choose(&self, said: &Said<'_>) -> (&Model, String) {
+        let score = self.scale.score(&said.signals());
+        let threshold = self.scale.threshold;
+        let (model, sign) = if score < threshold { (&self.small, "<") } else { (&self.large, ">=") };
+        (model, format!("auto: {score:.2} {sign} {threshold:.2}"))
+    }
+
+    fn models(&self) -> [&Model; 2] {
+        [&self.small, &self.large]
+    }
+}
+
+impl When {
+    /// What is known at once is looked at first: the rest has to be read.
+    fn holds(&self, asker: &Asker<'_>, said: &Said<'_>) -> bool {
+        let has = |set: &BTreeSet<String>, value: Option<&str>| set.is_empty() || value.is_some_and(|value| set.contains(value));
+        let asked = self.asked.is_empty() || [asker.asked, asker.resolved].into_iter().flatten().any(|name| self.asked.contains(name));
+        asked
+            && has(&self.tenants, asker.tenant)
+            && has(&self.tiers, asker.tier)
+            && has(&self.regions, asker.region)
+            && self.tools.is_none_or(|tools| tools == (said.content().tools > 0))
+            && (self.bytes == (0..=u64::MAX) || self.bytes.contains(&said.content().bytes))
+            && (self.languages.is_empty() || has(&self.languages, said.language()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn names(all: &[&str]) -> BTreeSet<String> {
+        all.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    fn rule(name: &str, when: When, to: &str) -> Rule {
+        Rule { name: name.into(), when, to: Target::Model(to.into()), overflow: None }
+    }
+
+    fn router() -> Router {
+        Router {
+            pins: BTreeMap::from([("bank".into(), "old".into())]),
+            rules: vec![
+                rule("eu", When { regions: names(&["eu"]), ..When::default() }, "paris"),
+                rule("german", When { asked: names(&["chat"]), languages: names(&["deu"]), ..When::default() }, "berlin"),
+                rule("agents", When { tools: Some(true), tiers: names(&["paid"]), ..When::default() }, "agent"),
+                rule("long", When { bytes: 1000..=u64::MAX, asked: names(&["chat", "tiny"]), ..When::default() }, "wide"),
+                rule("rest", When { asked: names(&["chat"]), ..When::default() }, "tiny"),
+            ],
+            auto: Some(Auto { name: "auto".into(), small: "tiny".into(), large: "big".into(), scale: Scale::default() }),
+            region_header: None,
+            region_metadata: None,
+        }
+    }
+
+    const NOBODY: Asker<'static> = Asker { asked: None, resolved: None, tenant: None, tier: None, region: None, user: "u" };
+
+    fn routed(asker: Asker<'_>, body: &Value) -> Option<(String, String)> {
+        let (router, body) = (router(), body.to_string());
+        let choice = router.route(&asker, &Said::of(body.as_bytes()))?;
+        Some((choice.model.to_string(), choice.why))
+    }
+
+    #[test]
+    fn the_first_that_fits_decides() {
+        let asks = |asked| Asker { asked: Some(asked), ..NOBODY };
+        let hello = json!({"messages": [{"role": "user", "content": "Hello there, how are you?"}]});
+        let german = json!({"input": "Guten Tag, ich würde gerne wissen, wann der nächste Zug nach Hause fährt."});
+        let long = json!({"prompt": "word ".repeat(300)});
+        let tools = json!({"messages": [], "tools": [{"type": "function"}]});
+        for (asker, body, model) in [
+            (asks("chat"), &hello, Some("tiny")),
+            (asks("tiny"), &hello, None),
+            (Asker { region: Some("eu"), ..asks("tiny") }, &hello, Some("paris")),
+            (Asker { region: Some("eu"), tenant: Some("bank"), ..asks("chat") }, &hello, Some("old")),
+            (asks("chat"), &german, Some("berlin")),
+            (asks("other"), &german, None),
+            (asks("chat"), &tools, Some("tiny")),
+            (Asker { tier: Some("paid"), ..asks("chat") }, &tools, Some("agent")),
+            (asks("tiny"), &long, Some("wide")),
+            (Asker { asked: Some("alias"), resolved: Some("tiny"), ..NOBODY }, &long, Some("wide")),
+            (NOBODY, &long, None),
+            (asks("auto"), &hello, Some("tiny")),
+        ] {
+            let got = routed(asker, body);
+            assert_eq!(got.as_ref().map(|(model, _)| model.as_str()), model, "{asker:?} {got:?}");
+            assert!(got.is_none_or(|(_, why)| why.is_ascii()));
+        }
+    }
+
+    #[test]
+    fn a_body_that_nobody_understands_is_no_reason_to_fail() {
+        for body in ["", "[]", "{", "{\"messages\": 3, \"tools\": {}, \"metadata\": []}"] {
+            let router = router();
+            assert!(router.route(&Asker { asked: Some("chat"), ..NOBODY }, &Said::of(body.as_bytes())).is_some(), "{body}");
+        }
+    }
+
+    #[test]
+    fn names_of_rules_can_be_asked_for() {
+        let router = router();
+        let names = router.names(|name| name == "tiny");
+        assert_eq!(names.keys().copied().collect::<Vec<_>>(), ["auto", "chat"]);
+        let models: Vec<&str> = names["chat"].iter().map(|model| &***model).collect();
+        assert_eq!(models, ["berlin", "tiny", "wide"]);
+    }
+}

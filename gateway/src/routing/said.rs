@@ -1,0 +1,164 @@
+//! What a request's body says, whichever protocol it is of: read once, when first asked for, and with an open mind. What is wrong with a
+//! body, its endpoint says.
+
+use super::{complexity::Signals, language};
+use serde::{Deserialize, de::IgnoredAny};
+use serde_json::{Map, Value};
+use std::cell::OnceCell;
+
+/// Text that is looked at; more is only counted.
+const TEXT_BYTES_MAX: usize = 64 << 10;
+/// A token that comes as an id counts as this many bytes.
+const TOKEN_BYTES: u64 = 4;
+
+#[derive(Debug)]
+pub struct Said<'a> {
+    body: &'a [u8],
+    content: OnceCell<Content>,
+    language: OnceCell<Option<&'static str>>,
+}
+
+#[derive(Debug, Default, PartialEq)]
+pub struct Content {
+    /// The beginning of all that is said.
+    pub text: String,
+    /// What was said last, the beginning of it.
+    pub last: String,
+    /// Of all text.
+    pub bytes: u64,
+    pub turns: usize,
+    pub tools: usize,
+    /// Whom the client says it asks for.
+    pub user: Option<String>,
+    pub metadata: Map<String, Value>,
+}
+
+/// Chat, completions, responses and messages have these fields between them.
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Body {
+    messages: Value,
+    prompt: Value,
+    input: Value,
+    system: Value,
+    instructions: Value,
+    tools: Option<Vec<IgnoredAny>>,
+    user: Option<String>,
+    safety_identifier: Option<String>,
+    metadata: Option<Map<String, Value>>,
+}
+
+impl<'a> Said<'a> {
+    pub fn of(body: &'a [u8]) -> Self {
+        Self { body, content: OnceCell::new(), language: OnceCell::new() }
+    }
+
+    pub fn content(&self) -> &Content {
+        self.content.get_or_init(|| Content::read(self.body))
+    }
+
+    /// Of what was said last; by its code in ISO 639-3.
+    pub fn language(&self) -> Option<&'static str> {
+        *self.language.get_or_init(|| language::of(&self.content().last))
+    }
+
+    pub fn signals(&self) -> Signals {
+        let Content { text, bytes, turns, tools, .. } = self.content();
+        Signals::of(text, *bytes, *tools, *turns)
+    }
+}
+
+impl Content {
+    fn read(body: &[u8]) -> Self {
+        let body: Body = serde_json::from_slice(body).unwrap_or_default();
+        let mut content = Self { tools: body.tools.map_or(0, |tools| tools.len()), ..Self::default() };
+        for field in [body.system, body.instructions] {
+            content.hear(&field);
+        }
+        for field in [body.messages, body.prompt, body.input] {
+            match field {
+                // Token ids.
+                Value::Array(ids) if !ids.is_empty() && ids.iter().all(Value::is_u64) => {
+                    content.bytes += ids.len() as u64 * TOKEN_BYTES;
+                    content.turns += 1;
+                }
+                Value::Array(items) => items.iter().for_each(|item| content.turn(item)),
+                Value::Null => {}
+                field => content.turn(&field),
+            }
+        }
+        let metadata = body.metadata.unwrap_or_default();
+        let in_metadata = metadata.get("user_id").and_then(Value::as_str).map(str::to_owned);
+        content.user = body.user.or(body.safety_identifier).or(in_metadata).filter(|user| !user.is_empty());
+        content.metadata = metadata;
+        content
+    }
+
+    fn turn(&mut self, item: &Value) {
+        self.turns += 1;
+        self.last.clear();
+        self.hear(item);
+    }
+
+    /// All text in a message, an item, or a part of one.
+    fn hear(&mut self, value: &Value) {
+        match value {
+            Value::String(text) => self.take(text),
+            Value::Array(parts) => parts.iter().for_each(|part| self.hear(part)),
+            Value::Object(fields) => {
+                for name in ["content", "text", "output", "arguments"] {
+                    fields.get(name).into_iter().for_each(|field| self.hear(field));
+                }
+            }
+            Value::Number(_) => self.bytes += TOKEN_BYTES,
+            Value::Null | Value::Bool(_) => {}
+        }
+    }
+
+    fn take(&mut self, text: &str) {
+        self.bytes += text.len() as u64;
+        for kept in [&mut self.text, &mut self.last] {
+            let room = text.floor_char_boundary(TEXT_BYTES_MAX.saturating_sub(kept.len()));
+            kept.push_str(&text[..room]);
+            kept.push('\n');
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn every_protocol_says_the_same() {
+        let said = |body: Value| Content::read(body.to_string().as_bytes());
+        let chat = said(json!({
+            "messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": [{"type": "text", "text": "Hello"}]}],
+            "user": "jane", "tools": [{"type": "function"}],
+        }));
+        assert_eq!((chat.text.as_str(), chat.last.as_str(), chat.turns, chat.tools), ("Be kind.\nHello\n", "Hello\n", 2, 1));
+        assert_eq!((chat.bytes, chat.user.as_deref()), (13, Some("jane")));
+        let messages = said(json!({
+            "system": [{"type": "text", "text": "Be kind."}], "messages": [{"role": "user", "content": "Hello"}], "metadata": {"user_id": "jane"},
+        }));
+        assert_eq!((messages.text, messages.last, messages.turns, messages.user), (chat.text, chat.last, 1, chat.user));
+        let responses = said(json!({
+            "instructions": "Be kind.", "safety_identifier": "jane",
+            "input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello"}]},
+                {"type": "function_call_output", "output": "42"}],
+        }));
+        assert_eq!((responses.text.as_str(), responses.turns, responses.user.as_deref()), ("Be kind.\nHello\n42\n", 2, Some("jane")));
+        assert_eq!(said(json!({"prompt": "Hello"})).bytes, 5);
+        assert_eq!(said(json!({"prompt": ["Hello", "you"]})).turns, 2);
+        assert_eq!((said(json!({"prompt": [1, 2, 3]})).bytes, said(json!({"prompt": [[1, 2], [3]]})).bytes), (12, 12));
+    }
+
+    #[test]
+    fn long_text_is_counted_and_not_kept() {
+        let body = json!({"prompt": "é".repeat(TEXT_BYTES_MAX)}).to_string();
+        let content = Content::read(body.as_bytes());
+        assert_eq!(content.bytes, 2 * TEXT_BYTES_MAX as u64);
+        assert!(content.text.len() <= TEXT_BYTES_MAX + 1);
+    }
+}
