@@ -10,10 +10,10 @@ use tidemill_gateway::{
     tenants::{Caller, MeterSettings, TenantSettings, Tenants, metered::Wanted},
 };
 use tidemill_tenancy::{
+    journal,
     keeper::memory::Memory,
     key::Secret,
     limits::{Limits, Overrides, Share},
-    meter,
     records::{Change, Key, Tenant},
     tier::Tiers,
     usage::price::{Price, Prices},
@@ -48,7 +48,7 @@ async fn main() {
         shedding: None,
         meter: Some(MeterSettings {
             dir: dir.clone(),
-            log: meter::Settings { sync_every: Duration::from_millis(100), segment_bytes: 64 << 20 },
+            log: journal::Settings { sync_every: Duration::from_millis(100), segment_bytes: 64 << 20, segment_age: None },
             sink: None,
         }),
         request_timeout: Duration::from_secs(600),

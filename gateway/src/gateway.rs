@@ -68,6 +68,7 @@ use tidemill_proto::{
     sampling::{Sampling, StopRule},
     tokens::Tokens,
 };
+use tidemill_safety::category::{Category, Threshold};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// A client has this long to send a request's body.
@@ -381,9 +382,14 @@ impl Gateway {
     }
 
     /// Refuses a prompt's text that must not be answered.
-    pub fn check_input<'a>(&self, param: &str, texts: impl IntoIterator<Item = &'a str>, options: &Options) -> Result<(), ApiError> {
+    pub fn check_input<'a>(
+        &self,
+        param: &str,
+        texts: impl IntoIterator<Item = &'a str>,
+        stricter: &[(Category, Threshold)],
+    ) -> Result<(), ApiError> {
         let Some(safety) = self.safety() else { return Ok(()) };
-        safety.check_input(texts, &options.safety).map_err(|(finding, text)| {
+        safety.check_input(texts, stricter).map_err(|(finding, text)| {
             let blocked = |audit: &Audit| audit.blocked("input", self.tenant(), &self.model.name, finding, text);
             ApiError::content_filter(param, finding, self.audit().map(blocked))
         })
@@ -588,7 +594,7 @@ impl Gateway {
     /// A dialog as a prompt; `options` learn how its answer is read. `param`: the field with its messages, for errors. Takes a
     /// while: see [`compute`](Self::compute).
     pub fn prompt(&self, param: &str, dialog: &Dialog, options: &mut Options) -> Result<Vec<Token>, ApiError> {
-        self.check_input(param, dialog.said_to_the_model(), options)?;
+        self.check_input(param, dialog.said_to_the_model(), &options.safety)?;
         let hidden = self.pii().and_then(|pii| pii.hide_dialog(dialog, options));
         let DialogPrompt { text, output } = self.render(param, hidden.as_ref().unwrap_or(dialog))?;
         options.rules.output = output;

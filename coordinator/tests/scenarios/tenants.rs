@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 use tidemill_coordinator::settings::Flags;
-use tidemill_tenancy::usage::{Event, log};
+use tidemill_tenancy::{segment, usage::Event};
 
 const REPLY: [u32; 6] = [10, 11, 12, 13, 14, 15];
 
@@ -59,7 +59,7 @@ fn events(data: &Path) -> Vec<Event> {
     let mut paths: Vec<_> = std::fs::read_dir(data.join("usage")).unwrap().map(|entry| entry.unwrap().path()).collect();
     paths.retain(|path| path.extension().is_some_and(|end| end == "usage"));
     paths.sort();
-    paths.iter().flat_map(|path| log::read(&std::fs::read(path).unwrap()).unwrap().events).collect()
+    paths.iter().flat_map(|path| segment::read::<Event>(&std::fs::read(path).unwrap()).unwrap().entries).collect()
 }
 
 #[tokio::test]

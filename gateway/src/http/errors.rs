@@ -20,7 +20,7 @@ pub struct ApiError {
     param: Option<String>,
     code: Option<&'static str>,
     /// Of a block.
-    appeal_id: Option<String>,
+    appeal_id: Option<Box<str>>,
     retry_after_s: Option<u64>,
     /// The same, for clients that read the finer header.
     retry_after_ms: Option<u64>,
@@ -51,7 +51,7 @@ impl ApiError {
             "`{param}` was refused by this server's content policy: {category} (found by {}, score {score:.2} of 1). Please rephrase it.",
             stage.name()
         );
-        Self { code: Some("content_filter"), appeal_id, ..Self::invalid(param, message) }
+        Self { code: Some("content_filter"), appeal_id: appeal_id.map(Into::into), ..Self::invalid(param, message) }
     }
 
     /// The body as a whole is wrong.
@@ -295,7 +295,7 @@ impl ApiError {
         };
         let mut error = json!({"message": self.message, "type": kind, "param": self.param, "code": self.code});
         if let Some(id) = &self.appeal_id {
-            error["appeal_id"] = id.as_str().into();
+            error["appeal_id"] = (**id).into();
         }
         json!({"error": error})
     }

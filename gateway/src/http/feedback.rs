@@ -62,6 +62,10 @@ pub async fn create(Client(gateway): Client, body: Body) -> Result<Json<Value>, 
     let worker = Arc::clone(&gateway);
     let kept = gateway.compute(move || {
         let replaced = feedback(&worker)?.keep(unix_seconds(), &response_id, &answered, &opinion).map_err(failed)?;
+        // A rollout counts each user's first rating of an answer.
+        if let (Some(rating), false) = (opinion.rating, replaced) {
+            worker.rollouts().vote(&answered.model, u64::from(rating == Rating::Up), u64::from(rating == Rating::Down));
+        }
         Ok(json!({"object": "feedback", "response_id": response_id, "rating": opinion.rating, "replaced": replaced}))
     });
     kept.await.map(Json)

@@ -63,9 +63,7 @@ pub async fn create(Client(gateway): Client, body: Body) -> Answered {
         return Err(ApiError::invalid("text", message));
     }
     // It will stand in system prompts.
-    if let Some(safety) = gateway.safety() {
-        safety.check_input([text.as_str()], &[]).map_err(|finding| ApiError::content_filter("text", finding))?;
-    }
+    gateway.check_input("text", [text.as_str()], &[])?;
     let now = unix_seconds();
     let memory = Memory { id: new_id("mem"), object: "memory".into(), created_at: now, text };
     let body = serde_json::to_string(&memory).expect("it is made of strings and a number");

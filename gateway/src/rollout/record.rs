@@ -179,7 +179,7 @@ impl Limits {
             Self { requests_min: 0, .. } => wrong("requests_min", "must be at least 1"),
             Self { window_s, .. } if !(1..=3600).contains(window_s) => wrong("window_s", "must be from 1 to 3600"),
             Self { overdue_s, .. } if !(1..=3600).contains(overdue_s) => wrong("overdue_s", "must be from 1 to 3600"),
-            Self { latency_ratio, .. } if !(*latency_ratio >= 1.0) => wrong("latency_ratio", "must be at least 1"),
+            Self { latency_ratio, .. } if !(1.0..).contains(latency_ratio) => wrong("latency_ratio", "must be at least 1"),
             Self { errors_over, .. } if !share(*errors_over) => wrong("errors_over", "must be from 0 to 1"),
             Self { goodput_under, .. } if !share(*goodput_under) => wrong("goodput_under", "must be from 0 to 1"),
             Self { golden_under, .. } if !share(*golden_under) => wrong("golden_under", "must be from 0 to 1"),
