@@ -2,7 +2,7 @@
 //!
 //! `to` is compared with `from` at the same time, so that what ails both (a full cluster, a slow network) is not held against it; where
 //! nobody is at `from` any more, with what `from` was like before. Few requests prove nothing: both need `requests_min` of them, and a
-//! share must be worse by [`CASES_MIN`] requests, too.
+//! share must be worse by `CASES_MIN` requests, too.
 
 use super::{
     record::{Rollout, State, Summary},

@@ -30,7 +30,7 @@ pub struct Rollout {
     pub baseline: Option<Summary>,
     pub started_ms: u64,
     pub paused_ms: Option<u64>,
-    /// What happened, the last [`EVENTS_MAX`].
+    /// What happened, the last `EVENTS_MAX`.
     pub events: Vec<Event>,
 }
 
