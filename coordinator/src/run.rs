@@ -17,6 +17,7 @@ use tidemill_gateway::{
         server::{self, Tls, TlsError},
     },
     metrics,
+    server_tools::ServerTools,
     store::{
         Store,
         memory::Memory,
@@ -38,6 +39,7 @@ use tidemill_registry::{
 use tidemill_tenancy::{
     jwt::{JwksError, Verifier},
     keeper::{self, KeepError, Keeper},
+    web::TargetError,
 };
 use tokio::net::TcpListener;
 
@@ -55,6 +57,8 @@ pub enum RunError {
     Registry(#[from] StartError),
     #[error(transparent)]
     Tenants(#[from] TenantsError),
+    #[error("a tool cannot be reached: {0}")]
+    ServerTool(#[from] TargetError),
     #[error(transparent)]
     Keep(#[from] KeepError),
     #[error("the identity provider's keys: {0}")]
@@ -188,6 +192,7 @@ impl Coordinator {
             batches: batches.map(Arc::new),
             tenants,
             safety: settings.safety,
+            server_tools: settings.server_tools.map(ServerTools::new).transpose()?.map(Arc::new),
             pii: settings.pii,
             context: settings.context,
             summaries: settings.summaries,

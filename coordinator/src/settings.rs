@@ -4,6 +4,7 @@ pub mod audit;
 pub mod context;
 pub mod feedback;
 pub mod routing;
+pub mod server_tools;
 pub mod tenants;
 
 use audit::AuditFlags;
@@ -11,6 +12,7 @@ use context::{ContextFlags, MemoryFlags};
 use feedback::FeedbackFlags;
 use routing::{RouteFlags, RouterFlags};
 use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
+use server_tools::ServerToolsFlags;
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 use tenants::{JwtFlags, KeptIn, SheddingFlags, SinkFlags, TierFlags};
 use tidemill_cluster::{
@@ -253,6 +255,10 @@ pub struct Flags {
     #[arg(skip)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryFlags>,
+    /// Tools that run here, in the file only: a section `[server_tools]`
+    #[arg(skip)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub server_tools: Option<ServerToolsFlags>,
     /// Which model answers, in the file only: a section `[router]`
     #[arg(skip)]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -532,6 +538,8 @@ pub struct Settings {
     pub audit: Option<AuditSettings>,
     /// `None`: none is taken.
     pub feedback: Option<FeedbackSettings>,
+    /// `None`: no tools run here.
+    pub server_tools: Option<tidemill_gateway::server_tools::Settings>,
     /// `None`: the model that is asked for answers.
     pub router: Option<Router>,
     /// Of answers kept for repeated requests.
@@ -753,6 +761,7 @@ impl Flags {
             pii,
             audit,
             feedback,
+            server_tools: self.server_tools.map(ServerToolsFlags::check).transpose()?,
             replay: replay::Limits {
                 bytes: replay_bytes_max,
                 recordings: positive("replay_answers_max", self.replay_answers_max.unwrap_or(4096) as u64)? as usize,

@@ -32,6 +32,7 @@ use crate::{
     rollout::running::Rollouts,
     routing::Router,
     safety::{Blocks, Safety},
+    server_tools::ServerTools,
     store::{Owner, Store},
     summarizer::{self, Summarizer},
     tenants::{
@@ -96,6 +97,8 @@ pub struct GatewaySettings {
     /// `None`: there is no data directory.
     pub batches: Option<Arc<Batches>>,
     pub tenants: Arc<Tenants>,
+    /// `None`: no tools run here.
+    pub server_tools: Option<Arc<ServerTools>>,
     /// `None`: everything may be asked and answered.
     pub safety: Option<Safety>,
     /// `None`: nothing is done about what identifies people.
@@ -159,6 +162,7 @@ struct Shared {
     batches: Option<Arc<Batches>>,
     tenants: Arc<Tenants>,
     safety: Option<Safety>,
+    server_tools: Option<Arc<ServerTools>>,
     pii: Option<Pii>,
     context: Strategy,
     summarizer: Summarizer,
@@ -203,6 +207,7 @@ impl Gateway {
             batches: settings.batches,
             tenants: settings.tenants,
             safety: settings.safety,
+            server_tools: settings.server_tools,
             pii: settings.pii,
             context: settings.context,
             summarizer: Summarizer::new(settings.summaries),
@@ -246,6 +251,21 @@ impl Gateway {
     /// Turned to whoever sent a request.
     pub fn for_caller(&self, caller: Arc<Caller>) -> Arc<Self> {
         Arc::new(Self { caller: Some(caller), ..self.clone() })
+    }
+
+    /// Turned to the same caller, in a request that it did not make itself: one more round of an answer.
+    pub fn for_round(&self, round: u32) -> Arc<Self> {
+        let caller = self.caller.as_deref().map(|caller| Arc::new(caller.in_round(round)));
+        Arc::new(Self { caller, ..self.clone() })
+    }
+
+    /// `None`: none run here.
+    pub fn server_tools(&self) -> Option<&Arc<ServerTools>> {
+        self.shared.server_tools.as_ref()
+    }
+
+    pub fn is_shadow(&self) -> bool {
+        self.caller.as_ref().is_some_and(|caller| caller.is_shadow())
     }
 
     /// Turned to each model in turn, in the operator's order.

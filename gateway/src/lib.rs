@@ -24,6 +24,7 @@
 //! - [`tenants`]: who asks, how much, and what it came to
 //! - [`feedback`]: what users think of answers
 //! - [`audit`]: what was blocked, and who appealed
+//! - [`server_tools`]: tools that run here, for models that call them
 //! - [`safety`]: what may be asked and answered here; [`pii`]: what identifies people
 //! - [`metrics`]: the numbers behind `/metrics`; [`recent`]: the last choices that ended
 
@@ -59,6 +60,8 @@ pub mod recent;
 pub mod registry;
 #[cfg(feature = "shell")]
 pub mod safety;
+#[cfg(feature = "shell")]
+pub mod server_tools;
 #[cfg(feature = "shell")]
 pub mod store;
 #[cfg(feature = "shell")]

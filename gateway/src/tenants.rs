@@ -133,6 +133,12 @@ impl Caller {
         Self { in_background: true, shadow: Some(Mutex::new(Some(tap))), ..Self::new(of.principal.clone()) }
     }
 
+    /// For a further round of the same answer, which is on the bill by itself.
+    pub fn in_round(&self, round: u32) -> Self {
+        let own = Self::new(self.principal.clone());
+        Self { id: format!("{}-{round}", self.id), in_background: self.in_background, region: self.region.clone(), ..own }
+    }
+
     pub fn is_shadow(&self) -> bool {
         self.shadow.is_some()
     }

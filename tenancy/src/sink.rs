@@ -9,7 +9,7 @@ use crate::{
     retry,
     segment::{self, Entry},
     usage::Event,
-    web::{Target, TargetError},
+    web::{self, Target, TargetError},
 };
 use serde::{Deserialize, Serialize};
 use std::{
@@ -31,8 +31,6 @@ const EVENTS_MAX: usize = 500;
 const BYTES_MAX: u64 = 1 << 20;
 /// Between looks for new events.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// Of a file with a token.
-const TOKEN_BYTES_MAX: u64 = 16 << 10;
 const CURSOR: &str = "sink.json";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -194,9 +192,8 @@ impl Follower {
         let body = serde_json::to_vec(&Body { source: &self.settings.source, events }).expect("events are made of texts and numbers");
         let mut request = self.client.post(&self.settings.target.url).header("content-type", "application/json");
         if let Some(path) = &self.settings.token {
-            let mut token = String::new();
-            File::open(path).and_then(|file| file.take(TOKEN_BYTES_MAX).read_to_string(&mut token)).map_err(PostError::Token)?;
-            request = request.header("authorization", format!("Bearer {}", token.trim()));
+            let token = web::read_token(path).map_err(PostError::Token)?;
+            request = request.header("authorization", format!("Bearer {token}"));
         }
         request.send(&body[..])?;
         Ok(())

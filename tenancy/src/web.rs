@@ -1,16 +1,26 @@
-//! HTTP requests of our own: to an identity provider, to whoever collects usage events. They block, each with a deadline, so they are
-//! made by threads that nobody waits for.
+//! HTTP requests of our own: to an identity provider, to whoever collects usage events, to tools. They block, each with a deadline, so
+//! they are made by threads beside the event loop.
 
-use std::{net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    fs::File,
+    io::{self, Read},
+    net::IpAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 use ureq::{
     Agent,
+    config::ConfigBuilder,
     http::Uri,
     tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem},
+    typestate::AgentScope,
 };
 
 /// More than a server needs that works.
 const REQUEST_MAX: Duration = Duration::from_secs(10);
 const REDIRECTS_MAX: u32 = 3;
+const TOKEN_BYTES_MAX: u64 = 16 << 10;
 
 /// A server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,12 +37,18 @@ pub enum TargetError {
     #[error("`{0}` is not encrypted, and whoever is between could change what it says: use https (http is for this machine only)")]
     Plain(String),
     #[error("cannot read {path}: {source}")]
-    Ca { path: PathBuf, source: std::io::Error },
+    Ca { path: PathBuf, source: io::Error },
     #[error("{path} has no certificate in PEM: {reason}")]
     Pem { path: PathBuf, reason: String },
 }
 
 impl Target {
+    /// With its port, if the URL has one.
+    pub fn host(&self) -> Option<String> {
+        let uri: Uri = self.url.parse().ok()?;
+        uri.authority().map(|authority| authority.as_str().rsplit('@').next().unwrap_or_default().to_owned())
+    }
+
     pub fn check(&self) -> Result<(), TargetError> {
         let uri: Uri = self.url.parse().map_err(|_| TargetError::Url(self.url.clone()))?;
         let host = uri.host().ok_or_else(|| TargetError::Url(self.url.clone()))?;
@@ -48,6 +64,16 @@ impl Target {
 
     /// Keeps connections to the server between requests. Reads the file of authorities.
     pub fn client(&self) -> Result<Agent, TargetError> {
+        Ok(self.configured(REQUEST_MAX)?.max_redirects(REDIRECTS_MAX).build().new_agent())
+    }
+
+    /// For requests that go there and nowhere else, whatever the server says.
+    pub fn client_without_redirects(&self, timeout: Duration) -> Result<Client, TargetError> {
+        let config = self.configured(timeout)?.max_redirects(0).max_redirects_will_error(false).http_status_as_error(false);
+        Ok(Client { agent: config.build().new_agent(), url: self.url.clone() })
+    }
+
+    fn configured(&self, timeout: Duration) -> Result<ConfigBuilder<AgentScope>, TargetError> {
         self.check()?;
         // The one that all of Tidemill uses.
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
@@ -58,14 +84,41 @@ impl Target {
         }
         let config = Agent::config_builder()
             .tls_config(tls.build())
-            .timeout_global(Some(REQUEST_MAX))
-            .max_redirects(REDIRECTS_MAX)
+            .timeout_global(Some(timeout))
             .https_only(self.url.starts_with("https:"))
             // What is configured is in files and flags, not in the environment.
             .proxy(None)
             .user_agent("tidemill");
-        Ok(config.build().new_agent())
+        Ok(config)
     }
+}
+
+/// Posts to one URL.
+#[derive(Debug)]
+pub struct Client {
+    agent: Agent,
+    url: String,
+}
+
+impl Client {
+    /// Status and body of the answer, whatever the status; a body is cut after so many bytes. An error: there was no answer.
+    pub fn post_json(&self, token: Option<&str>, body: &str, bytes_max: u64) -> Result<(u16, String), String> {
+        let mut request = self.agent.post(&self.url).header("content-type", "application/json");
+        if let Some(token) = token {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
+        let mut answer = request.send(body).map_err(|error| error.to_string())?;
+        let mut bytes = Vec::new();
+        answer.body_mut().as_reader().take(bytes_max).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+        Ok((answer.status().as_u16(), String::from_utf8_lossy(&bytes).into_owned()))
+    }
+}
+
+/// A token from its file.
+pub fn read_token(path: &Path) -> io::Result<String> {
+    let mut token = String::new();
+    File::open(path)?.take(TOKEN_BYTES_MAX).read_to_string(&mut token)?;
+    Ok(token.trim().to_owned())
 }
 
 fn certificates(pem: &[u8]) -> Result<Vec<Certificate<'static>>, String> {
@@ -97,17 +150,19 @@ pub(crate) mod tests {
     #[derive(Clone, Debug)]
     pub(crate) struct Reply {
         pub(crate) status: u16,
+        /// Lines of the head, each with its end.
+        pub(crate) head: String,
         pub(crate) body: String,
         pub(crate) after: Duration,
     }
 
     impl Reply {
         pub(crate) fn ok(body: impl Into<String>) -> Self {
-            Self { status: 200, body: body.into(), after: Duration::ZERO }
+            Self { body: body.into(), ..Self::status(200) }
         }
 
         pub(crate) fn status(status: u16) -> Self {
-            Self { status, body: String::new(), after: Duration::ZERO }
+            Self { status, head: String::new(), body: String::new(), after: Duration::ZERO }
         }
     }
 
@@ -180,9 +235,9 @@ pub(crate) mod tests {
             return;
         }
         asked.lock().unwrap().push((head, String::from_utf8(body).unwrap()));
-        let Reply { status, body, after } = reply.lock().unwrap().clone();
+        let Reply { status, head, body, after } = reply.lock().unwrap().clone();
         thread::sleep(after);
-        let answer = format!("HTTP/1.1 {status} X\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}", body.len());
+        let answer = format!("HTTP/1.1 {status} X\r\n{head}content-length: {}\r\nconnection: close\r\n\r\n{body}", body.len());
         let _ = stream.write_all(answer.as_bytes()).and_then(|()| stream.flush());
     }
 
@@ -203,6 +258,19 @@ pub(crate) mod tests {
         for (wrong, words) in [("http://id.example/", "https"), ("ftp://id.example/", "URL"), ("keys.json", "URL"), ("", "URL")] {
             assert!(check(wrong).unwrap_err().contains(words), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_redirect_is_an_answer_like_any_other_and_a_long_one_is_cut() {
+        let elsewhere = Server::start(Reply::ok("secret"), None);
+        let server = Server::start(Reply::status(302), None);
+        let client = server.target().client_without_redirects(Duration::from_secs(10)).unwrap();
+        server.set(Reply { head: format!("location: http://{}/\r\n", elsewhere.address), ..Reply::status(302) });
+        assert_eq!(client.post_json(Some("t"), "{}", 100).unwrap().0, 302);
+        assert!(server.asked.lock().unwrap()[0].0.to_lowercase().contains("authorization: bearer t"));
+        assert_eq!(elsewhere.connections.load(Ordering::Relaxed), 0);
+        server.set(Reply::ok("0123456789"));
+        assert_eq!(client.post_json(None, "{}", 4).unwrap(), (200, "0123".into()));
     }
 
     #[test]

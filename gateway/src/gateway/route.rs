@@ -69,8 +69,7 @@ impl Gateway {
     /// Turned to the model that is to answer.
     pub fn route(&self, asked: Asking<'_>) -> Result<Arc<Self>, ApiError> {
         let shared = &self.shared;
-        let is_shadow = self.caller.as_ref().is_some_and(|caller| caller.is_shadow());
-        if is_shadow || (shared.router.is_none() && shared.rollouts.is_empty()) {
+        if self.is_shadow() || (shared.router.is_none() && shared.rollouts.is_empty()) {
             return self.select(asked.model);
         }
         let said = Said::of(asked.body);

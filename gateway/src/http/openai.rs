@@ -395,6 +395,21 @@ pub struct Usage {
     pub tidemill: Option<TidemillUsage>,
 }
 
+impl Usage {
+    /// What came after it.
+    pub fn add(&mut self, later: &Usage) {
+        self.prompt_tokens += later.prompt_tokens;
+        self.completion_tokens += later.completion_tokens;
+        self.total_tokens += later.total_tokens;
+        self.prompt_tokens_details.cached_tokens += later.prompt_tokens_details.cached_tokens;
+        self.completion_tokens_details.reasoning_tokens += later.completion_tokens_details.reasoning_tokens;
+        self.tidemill = match (self.tidemill.take(), later.tidemill.clone()) {
+            (Some(earlier), Some(later)) => Some(earlier.then(later)),
+            (earlier, later) => later.or(earlier),
+        };
+    }
+}
+
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct PromptTokensDetails {
     pub cached_tokens: u64,
@@ -428,6 +443,27 @@ pub struct TidemillUsage {
     /// What the model was not given, where something may be left out, and what it was given besides.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub context: Option<ContextUsage>,
+}
+
+impl TidemillUsage {
+    /// One answer after the other.
+    fn then(self, later: Self) -> Self {
+        let mut tokens = self.tokens;
+        tokens.add(&later.tokens);
+        Self {
+            tokens,
+            queue_ms: self.queue_ms + later.queue_ms,
+            fetch_ms: self.fetch_ms + later.fetch_ms,
+            prefill_ms: self.prefill_ms + later.prefill_ms,
+            transfer_ms: self.transfer_ms + later.transfer_ms,
+            tail_ms: self.tail_ms + later.tail_ms,
+            decode_ms: self.decode_ms + later.decode_ms,
+            preemptions: self.preemptions + later.preemptions,
+            rescues: self.rescues + later.rescues,
+            response_cache: self.response_cache && later.response_cache,
+            ..later
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]

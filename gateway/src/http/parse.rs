@@ -83,7 +83,7 @@ pub fn json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
 }
 
 /// A client's wishes, besides its prompt.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Options {
     /// When the request came in.
     pub arrived: Instant,

@@ -2,11 +2,12 @@
 //! answer comes as items, at once or as events; and it is stored, unless the client wants otherwise.
 //!
 //! - `request`: the body, understood; `items`: items as turns of a dialog; `output`: an answer's pieces as items and events
-//! - `run`: a response from its start to its last event; `running`: those that can be cancelled
+//! - `rounds`: the calls of an answer that run here; `run`: a response from its start to its last event; `running`: those that can be cancelled
 
 pub(crate) mod items;
 pub(crate) mod output;
 pub(super) mod request;
+mod rounds;
 mod run;
 pub mod running;
 

@@ -52,6 +52,25 @@ impl Output {
         }
     }
 
+    /// What a call returned that ran here.
+    pub(crate) fn returned(&mut self, call_id: &str, text: &str, tokens: u32) {
+        self.close("completed");
+        let (id, index) = (new_id("fco"), self.done.len());
+        let item = json!({"id": id, "type": "function_call_output", "status": "completed", "call_id": call_id, "output": text});
+        for kind in ["response.output_item.added", "response.output_item.done"] {
+            self.event(kind, json!({"output_index": index, "item": item}));
+        }
+        self.done.push(Item { id, body: item.to_string(), tokens });
+    }
+
+    /// The items of a round, from this one on, have come to an end, and took so many tokens.
+    pub(crate) fn end_round(&mut self, from: usize, usage: &Usage) -> &[Item] {
+        self.close("completed");
+        let counted = counted(&self.done[from..], usage);
+        self.done.splice(from.., counted);
+        &self.done[from..]
+    }
+
     /// Nothing follows. An answer without anything is an empty message.
     pub(crate) fn finish(&mut self, status: &'static str) {
         if self.done.is_empty() && self.open.is_none() {

@@ -29,6 +29,8 @@ pub(super) struct Request {
     pub(super) before: Before,
     pub(super) store: bool,
     pub(super) tools: Vec<Tool>,
+    /// Those of them that run here.
+    pub(super) server_tools: Vec<String>,
     pub(super) tool_choice: ToolChoice,
     pub(super) parallel: bool,
     pub(super) reasoning: ReasoningWish,
@@ -55,6 +57,7 @@ struct Body {
     background: Option<bool>,
     max_output_tokens: Option<u32>,
     tools: Option<Vec<Value>>,
+    server_tools: Option<Vec<String>>,
     tool_choice: Option<Value>,
     parallel_tool_calls: Option<bool>,
     reasoning: Option<ReasoningField>,
@@ -135,7 +138,9 @@ pub(super) fn understand(gateway: &Gateway, arrived: Instant, bytes: &[u8]) -> R
         }
     };
     let input = input(body.input, &before)?;
-    let (tools, repeated_tools) = tools(body.tools.unwrap_or_default())?;
+    let (mut tools, repeated_tools) = tools(body.tools.unwrap_or_default())?;
+    let server_tools = body.server_tools.unwrap_or_default();
+    tools.extend(offered(&gateway, &server_tools)?);
     let (tools, tool_choice) = tool_choice(tools, body.tool_choice.as_ref())?;
     let parallel = body.parallel_tool_calls.unwrap_or(true);
     let effort = body.reasoning.and_then(|reasoning| reasoning.effort);
@@ -156,7 +161,10 @@ pub(super) fn understand(gateway: &Gateway, arrived: Instant, bytes: &[u8]) -> R
         "top_p": options.sampling.top_p,
         "truncation": "disabled",
     });
-    let Value::Object(echo) = echo else { unreachable!("it is written as an object") };
+    let Value::Object(mut echo) = echo else { unreachable!("it is written as an object") };
+    if !server_tools.is_empty() {
+        echo.insert("server_tools".into(), json!(server_tools));
+    }
     let request = Request {
         options,
         instructions: body.instructions,
@@ -164,6 +172,7 @@ pub(super) fn understand(gateway: &Gateway, arrived: Instant, bytes: &[u8]) -> R
         before,
         store,
         tools,
+        server_tools,
         tool_choice,
         parallel,
         reasoning: ReasoningWish { effort, enable_thinking: None },
@@ -227,6 +236,15 @@ fn tools(tools: Vec<Value>) -> Result<(Vec<Tool>, Vec<Value>), ApiError> {
         Ok((Tool { name, description: tool["description"].as_str().map(str::to_owned), parameters, strict }, tool))
     };
     Ok(functions.map(function).collect::<Result<Vec<_>, _>>()?.into_iter().unzip())
+}
+
+/// Tools that run here, as the model sees them.
+fn offered(gateway: &Gateway, names: &[String]) -> Result<Vec<Tool>, ApiError> {
+    if names.is_empty() {
+        return Ok(Vec::new());
+    }
+    let tools = gateway.server_tools().ok_or_else(|| ApiError::invalid("server_tools", "this server runs no tools"))?;
+    tools.offered(names).map_err(|unknown| ApiError::invalid("server_tools", unknown.to_string()))
 }
 
 /// Some choices leave fewer tools.

@@ -4,6 +4,7 @@ use super::{
     items::{self, Said, Sent},
     output::{Output, counted, new_id},
     request::{Before, Request, references},
+    rounds::Rounds,
     running::Place,
 };
 use crate::{
@@ -26,6 +27,8 @@ use std::{collections::HashMap, sync::Arc};
 pub(super) struct Run {
     gateway: Arc<Gateway>,
     answer: Answer,
+    /// `None`: no tools run here for it.
+    rounds: Option<Rounds>,
     output: Output,
     record: Recording,
     /// Events so far.
@@ -77,7 +80,8 @@ impl Run {
             true => Vec::new(),
             false => gateway.store().find(&owner, &named).await.map_err(|error| ApiError::of_store("input", error))?,
         };
-        let Request { options, instructions, input, before: _, store, tools, tool_choice, parallel, reasoning, echo } = request;
+        let Request { options, instructions, input, before: _, store, tools, server_tools, tool_choice, parallel, reasoning, echo } =
+            request;
         let chained = conversation.is_none();
         let instructions = match (instructions, &conversation) {
             (None, Some(record)) => Conversation::read(record)?.instructions().map(str::to_owned),
@@ -97,6 +101,7 @@ impl Run {
             Ok((before.into_iter().map(|item| item.id).collect(), input, dialog))
         });
         let (earlier, input, dialog): (Vec<String>, _, _) = understood.await?;
+        let rounds = Rounds::new(gateway, server_tools, &dialog, &options);
         let RunningDialog { answer, .. } = gateway.start_dialog("input", dialog, options).await?;
         let id = new_id("resp");
         let mut fixed = Map::new();
@@ -108,7 +113,17 @@ impl Run {
         fixed.extend(echo);
         let record = Recording { id, owner, fixed, store, earlier, input, conversation };
         let place = gateway.running().enter(&record.owner, &record.id, record.response("in_progress", &[], None));
-        Ok(Self { gateway: Arc::clone(gateway), answer, output: Output::default(), record, sequence: 0, place, ended: None, over: false })
+        Ok(Self {
+            gateway: Arc::clone(gateway),
+            answer,
+            rounds,
+            output: Output::default(),
+            record,
+            sequence: 0,
+            place,
+            ended: None,
+            over: false,
+        })
     }
 
     /// For what its user may think of it.
@@ -123,14 +138,8 @@ impl Run {
 
     /// The response at once.
     pub(super) async fn whole(&mut self) -> Result<Value, ApiError> {
-        let ending = loop {
-            match self.answer.next_delta().await {
-                Ok(Some(delta)) => self.take(&delta.piece),
-                Ok(None) => break self.ending(),
-                Err(error) => return Err(error),
-            }
-        };
-        match self.finish(ending).await {
+        while self.step().await? {}
+        match self.finish(self.ending()).await {
             (_, _, Some(error)) => Err(error),
             (_, response, None) => Ok(response),
         }
@@ -145,16 +154,14 @@ impl Run {
             let response = self.record.response("in_progress", &[], None);
             return Some(["response.created", "response.in_progress"].map(|kind| self.event(kind, json!({"response": response}))).into());
         }
+        let cancelled = self.place.cancelled();
         let ending = tokio::select! {
-            delta = self.answer.next_delta() => match delta {
-                Ok(Some(delta)) => {
-                    self.take(&delta.piece);
-                    return Some(self.output_events());
-                }
-                Ok(None) => self.ending(),
+            more = self.step() => match more {
+                Ok(true) => return Some(self.output_events()),
+                Ok(false) => self.ending(),
                 Err(error) => Ending::Failed(error),
             },
-            () = self.place.cancelled() => Ending::Cancelled,
+            () = cancelled.notified() => Ending::Cancelled,
         };
         self.over = true;
         let (kind, response, error) = self.finish(ending).await;
@@ -164,6 +171,31 @@ impl Run {
         }
         events.push(self.event(kind, json!({"response": response})));
         Some(events)
+    }
+
+    /// A piece more, or the calls that it ended with run here. `false`: nothing follows. Once dropped before its end, it is not to be called
+    /// again.
+    async fn step(&mut self) -> Result<bool, ApiError> {
+        if let Some(rounds) = self.rounds.as_mut().filter(|rounds| rounds.has_calls()) {
+            let usage = self.answer.usage().clone();
+            let next = rounds.next(&self.gateway, &mut self.output, &usage).await?;
+            let goes_on = next.is_some();
+            self.ended = if goes_on { None } else { Some(Finish::LENGTH) };
+            if let Some(answer) = next {
+                self.answer = answer;
+            }
+            return Ok(goes_on);
+        }
+        if let Some(delta) = self.answer.next_delta().await? {
+            self.take(&delta.piece);
+            return Ok(true);
+        }
+        match &mut self.rounds {
+            Some(rounds) if self.ended.as_ref().is_some_and(|finish| finish.reason == FinishReason::ToolCalls) => {
+                rounds.take_calls(&mut self.output, self.answer.usage())
+            }
+            _ => Ok(false),
+        }
     }
 
     fn take(&mut self, piece: &Piece) {
@@ -191,8 +223,11 @@ impl Run {
             Ending::Failed(error) => ("response.failed", "failed", Some(error)),
         };
         self.output.finish(if status == "completed" { "completed" } else { "incomplete" });
-        let usage = self.answer.usage();
-        let mut response = self.record.response(status, self.output.items(), Some(usage));
+        let last = self.answer.usage();
+        let usage = self.rounds.as_ref().map_or_else(|| last.clone(), |rounds| rounds.usage(last));
+        let (earlier, last_items) = self.output.items().split_at(self.rounds.as_ref().map_or(0, Rounds::counted));
+        let items = [earlier, &counted(last_items, last)].concat();
+        let mut response = self.record.response(status, &items, Some(&usage));
         match (status, &error) {
             ("completed", _) => response["completed_at"] = unix_seconds().into(),
             ("incomplete", _) => {
@@ -204,7 +239,7 @@ impl Run {
             (_, Some(error)) => response["error"] = failure(error),
             _ => {}
         }
-        match self.record.keep(&self.gateway, &response, &counted(self.output.items(), self.answer.usage())).await {
+        match self.record.keep(&self.gateway, &response, &items).await {
             Ok(()) => (kind, response, error),
             // What cannot be gone on from has failed: the next turn would lack its context.
             Err(lost) => {

@@ -55,9 +55,9 @@ impl RunningResponses {
 }
 
 impl Place {
-    /// Returns when a client wants the response to end.
-    pub(super) async fn cancelled(&self) {
-        self.cancel.notified().await;
+    /// Notified when a client wants the response to end.
+    pub(super) fn cancelled(&self) -> Arc<Notify> {
+        Arc::clone(&self.cancel)
     }
 }
 

@@ -1,0 +1,144 @@
+//! What the file says of tools that run here: `[server_tools]`.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::{path::PathBuf, time::Duration};
+use tidemill_gateway::{
+    dialog::Tool,
+    server_tools::{CALCULATOR, CLOCK, Settings, endpoint::EndpointSettings},
+};
+use tidemill_net::config::{ConfigError, invalid};
+use tidemill_tenancy::{records::check_name, web::Target};
+
+const ROUNDS: u32 = 8;
+const ROUNDS_MAX: u32 = 64;
+const TIMEOUT_MS: u64 = 5_000;
+const TIMEOUT_MS_MAX: u64 = 120_000;
+const TOOLS_MAX: usize = 256;
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ServerToolsFlags {
+    /// Of `calculator` and `clock` [default: both]
+    pub built_in: Option<Vec<String>>,
+    /// Hosts that tools may be at, as `host` or `host:port` [default: none]
+    pub hosts: Vec<String>,
+    /// Times that the model is asked for one response [default: 8]
+    pub rounds_max: Option<u32>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tool: Vec<ToolFlags>,
+}
+
+/// An HTTP endpoint: arguments are posted to it as JSON.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ToolFlags {
+    pub name: String,
+    /// For the model
+    pub description: String,
+    pub url: String,
+    /// JSON schema of the arguments: an object
+    pub parameters: Value,
+    /// Calls are made to keep to it [default: true]
+    pub strict: Option<bool>,
+    /// [default: 5000]
+    pub timeout_ms: Option<u64>,
+    /// File with a token that is sent as `Authorization: Bearer`; read before each request
+    pub token: Option<PathBuf>,
+    /// PEM file with the authorities that the URL's certificate may come from [default: those that browsers trust]
+    pub ca: Option<PathBuf>,
+}
+
+impl ServerToolsFlags {
+    pub(super) fn check(self) -> Result<Settings, ConfigError> {
+        let built_in = self.built_in.unwrap_or_else(|| [CALCULATOR, CLOCK].map(str::to_owned).into());
+        if let Some(other) = built_in.iter().find(|name| ![CALCULATOR, CLOCK].contains(&name.as_str())) {
+            return Err(invalid("server_tools.built_in", other, format!("there are `{CALCULATOR}` and `{CLOCK}`")));
+        }
+        let rounds_max = self.rounds_max.unwrap_or(ROUNDS);
+        if !(2..=ROUNDS_MAX).contains(&rounds_max) {
+            return Err(invalid("server_tools.rounds_max", rounds_max, format!("must be from 2 to {ROUNDS_MAX}")));
+        }
+        if self.tool.len() > TOOLS_MAX {
+            return Err(invalid("server_tools.tool", self.tool.len(), format!("there may be {TOOLS_MAX} tools at most")));
+        }
+        let mut endpoints: Vec<EndpointSettings> = Vec::new();
+        for tool in self.tool {
+            if built_in.contains(&tool.name) || endpoints.iter().any(|other| other.shown.name == tool.name) {
+                return Err(invalid("server_tools.tool.name", &tool.name, "there are two tools of this name"));
+            }
+            endpoints.push(tool.check(&self.hosts)?);
+        }
+        Ok(Settings { built_in, endpoints, rounds_max })
+    }
+}
+
+impl ToolFlags {
+    fn check(self, hosts: &[String]) -> Result<EndpointSettings, ConfigError> {
+        check_name("tool", &self.name).map_err(|problem| invalid("server_tools.tool.name", &self.name, problem))?;
+        let target = Target { url: self.url, ca: self.ca };
+        target.check().map_err(|error| invalid("server_tools.tool.url", &target.url, error.to_string()))?;
+        let host = target.host().unwrap_or_default();
+        if !hosts.iter().any(|listed| *listed == host || host.rsplit_once(':').is_some_and(|(name, _)| listed == name)) {
+            return Err(invalid(
+                "server_tools.tool.url",
+                &target.url,
+                format!("no request goes to a host that is not listed: add `{host}` to server_tools.hosts"),
+            ));
+        }
+        if !self.parameters.is_object() {
+            return Err(invalid("server_tools.tool.parameters", &self.parameters, "must be a JSON schema: a table"));
+        }
+        let timeout_ms = self.timeout_ms.unwrap_or(TIMEOUT_MS);
+        if !(1..=TIMEOUT_MS_MAX).contains(&timeout_ms) {
+            return Err(invalid("server_tools.tool.timeout_ms", timeout_ms, format!("must be from 1 to {TIMEOUT_MS_MAX}")));
+        }
+        let shown = Tool {
+            name: self.name,
+            description: Some(self.description),
+            parameters: Some(self.parameters),
+            strict: self.strict.unwrap_or(true),
+        };
+        Ok(EndpointSettings { shown, target, token: self.token, timeout: Duration::from_millis(timeout_ms) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn checked(text: &str) -> Result<Settings, String> {
+        let flags: ServerToolsFlags = toml::from_str(text).map_err(|error| error.to_string())?;
+        flags.check().map_err(|error| error.to_string())
+    }
+
+    const TOOL: &str = "[[tool]]\nname = 'weather'\ndescription = 'x'\nurl = 'http://127.0.0.1:9/w'\n[tool.parameters]\ntype = 'object'\n";
+
+    #[test]
+    fn no_request_goes_to_a_host_that_is_not_listed() {
+        for hosts in ["", "hosts = ['127.0.0.2']\n", "hosts = ['127.0.0.1:8']\n"] {
+            assert!(checked(&format!("{hosts}{TOOL}")).unwrap_err().contains("not listed"), "{hosts}");
+        }
+        for hosts in ["hosts = ['127.0.0.1:9']\n", "hosts = ['127.0.0.1']\n"] {
+            let settings = checked(&format!("{hosts}{TOOL}")).unwrap();
+            assert_eq!((settings.endpoints.len(), settings.built_in.len(), settings.rounds_max), (1, 2, ROUNDS));
+            assert!(settings.endpoints[0].shown.strict);
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let hosts = "hosts = ['127.0.0.1']\n";
+        for (text, words) in [
+            ("built_in = ['shell']", "clock"),
+            ("rounds_max = 1", "from 2"),
+            (&format!("{hosts}{TOOL}{TOOL}"), "two tools"),
+            (&format!("{hosts}{}", TOOL.replace("weather", "clock")), "two tools"),
+            (&format!("{hosts}{}", TOOL.replace("127.0.0.1:9", "tools.example")), "https"),
+            (&format!("{hosts}{}", TOOL.replace("weather", "a b")), "tool"),
+        ] {
+            let error = checked(text).unwrap_err();
+            assert!(error.contains(words), "{error}");
+        }
+    }
+}
