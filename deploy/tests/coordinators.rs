@@ -9,6 +9,7 @@ use std::{
     fs,
     net::{TcpListener, UdpSocket},
     path::Path,
+    sync::atomic::{AtomicU16, Ordering},
     time::{Duration, Instant},
 };
 use support::{Cluster, crash, pause, resume};
@@ -24,10 +25,11 @@ struct Three {
     client: Client,
 }
 
-/// So many free ports in a row.
+/// So many free ports in a row, which no other test of this process gets.
 fn ports(count: u16) -> u16 {
+    static TAKEN: AtomicU16 = AtomicU16::new(0);
     let free = |port: u16| TcpListener::bind(("127.0.0.1", port)).is_ok() && UdpSocket::bind(("127.0.0.1", port)).is_ok();
-    let start = 20_000 + (std::process::id() % 20_000) as u16;
+    let start = 20_000 + (std::process::id() % 20_000) as u16 + TAKEN.fetch_add(1000, Ordering::Relaxed);
     (start..60_000).find(|first| (*first..first + count).all(free)).expect("ports are free")
 }
 
