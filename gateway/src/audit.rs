@@ -4,7 +4,7 @@
 //! Nothing waits for a block's record: where the disk fails for long, records are lost, and counted. Appeals and decisions are answered
 //! once they are synced.
 
-use crate::gateway::unix_seconds;
+use crate::stamp::unix_seconds;
 use metrics::counter;
 use std::{
     fs, io,

@@ -8,10 +8,13 @@ pub mod disk;
 mod journal;
 mod runner;
 
-use crate::batch::{
-    file::{INPUT, NoRoom, OUTPUT, Room, StoredFile},
-    input::Problem,
-    life::{Batch, Sender, Wanted},
+use crate::{
+    batch::{
+        file::{INPUT, NoRoom, OUTPUT, Room, StoredFile},
+        input::Problem,
+        life::{Batch, Sender, Wanted},
+    },
+    stamp::{new_id, unix_ms, unix_seconds},
 };
 use disk::{Disk, Kind, Upload};
 use std::{
@@ -19,7 +22,7 @@ use std::{
     io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::Duration,
 };
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
@@ -194,7 +197,7 @@ impl Batches {
     }
 
     pub fn stored_file(&self, owner: &str, id: &str) -> Result<StoredFile, BatchError> {
-        let now = unix_ms() / 1000;
+        let now = unix_seconds();
         let index = self.index();
         let file = index.files.get(id).filter(|file| file.owner == owner && now < file.expires_at);
         file.cloned().ok_or_else(|| BatchError::NotFound(id.to_owned()))
@@ -207,7 +210,7 @@ impl Batches {
 
     /// `purpose`: those with another are left out.
     pub fn files(&self, owner: &str, purpose: Option<&str>, page: &Page) -> Result<Listed<StoredFile>, BatchError> {
-        let now = unix_ms() / 1000;
+        let now = unix_seconds();
         let index = self.index();
         let shown =
             |file: &&StoredFile| file.owner == owner && now < file.expires_at && purpose.is_none_or(|purpose| purpose == file.purpose);
@@ -277,7 +280,7 @@ impl Batches {
     pub async fn cancel(&self, owner: &str, id: &str) -> Result<Batch, BatchError> {
         self.batch(owner, id)?;
         let mut in_time = false;
-        let batch = self.change(id, |batch| in_time = batch.cancel(unix_ms() / 1000)).await?;
+        let batch = self.change(id, |batch| in_time = batch.cancel(unix_seconds())).await?;
         if !in_time {
             let status = serde_json::to_value(batch.status).ok().and_then(|status| status.as_str().map(str::to_owned));
             return Err(BatchError::Over(batch.id, status.unwrap_or_default()));
@@ -326,7 +329,7 @@ impl Batches {
 
     /// Removes files that are too old, and batches that ended long ago.
     async fn expire(&self) -> io::Result<()> {
-        let now = unix_ms() / 1000;
+        let now = unix_seconds();
         let (files, batches) = {
             let mut index = self.index();
             let old = index.files.values().filter(|file| file.expires_at <= now && index.user_of(&file.id).is_none());
@@ -416,14 +419,6 @@ impl Arriving {
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
-}
-
-fn new_id(prefix: &str) -> String {
-    format!("{prefix}{:032x}", rand::random::<u128>())
-}
-
-fn unix_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
 }
 
 /// The sender of a batch may not ask any more.

@@ -33,6 +33,7 @@ use crate::{
     routing::Router,
     safety::{Blocks, Safety},
     server_tools::ServerTools,
+    stamp::unix_seconds,
     store::{Owner, Store},
     summarizer::{self, Summarizer},
     tenants::{
@@ -55,7 +56,7 @@ use std::{
         Arc, OnceLock, PoisonError, RwLock,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant, SystemTime},
 };
 use tidemill_cluster::{
     ClusterView, NewRequest, Rejection,
@@ -827,8 +828,4 @@ fn kv_used(cluster: &ClusterView) -> Option<f64> {
 
 fn unreadable() -> ApiError {
     ApiError::internal("the request could not be read: please report this as a bug")
-}
-
-pub(crate) fn unix_seconds() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

@@ -63,6 +63,8 @@ pub mod safety;
 #[cfg(feature = "shell")]
 pub mod server_tools;
 #[cfg(feature = "shell")]
+mod stamp;
+#[cfg(feature = "shell")]
 pub mod store;
 #[cfg(feature = "shell")]
 pub mod summarizer;

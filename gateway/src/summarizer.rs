@@ -9,7 +9,7 @@ use crate::{
         summing::Summing,
     },
     dialog::{Dialog, Message, ReasoningWish},
-    gateway::{Gateway, unix_seconds},
+    gateway::Gateway,
     generation::FinishReason,
     http::{
         errors::ApiError,
@@ -17,6 +17,7 @@ use crate::{
         responses::items::{Said, recall},
     },
     metrics,
+    stamp::unix_seconds,
     store::{self, Item, Owner, Part, StoreError},
 };
 use futures_util::FutureExt;

@@ -6,7 +6,7 @@
 pub mod metered;
 mod ttft;
 
-use crate::{batch::life::Sender, gateway::Routed, http::errors::ApiError, metrics, rollout::shadow::Tap};
+use crate::{batch::life::Sender, gateway::Routed, http::errors::ApiError, metrics, rollout::shadow::Tap, stamp::unix};
 use metered::{Metered, Wanted};
 use std::{
     sync::{
@@ -223,7 +223,7 @@ impl Tenants {
             prices: settings.prices,
             closed: settings.closed,
             quota: Mutex::new(quota),
-            began: (unix_time(), Instant::now()),
+            began: (unix(), Instant::now()),
             meter,
             sink,
             shedding: settings.shedding.map(|watermarks| Mutex::new(Shedding::new(watermarks))),
@@ -494,8 +494,4 @@ fn charged(event: &Event, directory: Option<&Directory>, tiers: &Tiers) -> Vec<(
         model.then(|| Scope::Model(tenant, event.model.as_str().into())),
     ];
     scopes.into_iter().flatten().map(|scope| (scope, Limits::default())).collect()
-}
-
-fn unix_time() -> Duration {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }

@@ -1,7 +1,7 @@
 //! A batch from its file to its end. Each request takes the way of one that a client sends, through the same routes: quota, safety
 //! checks, cluster and usage log see no difference but its class and its sender's patience.
 
-use super::{BatchError, Batches, disk::blocking, gone, journal::Journal, new_id, unix_ms};
+use super::{BatchError, Batches, disk::blocking, gone, journal::Journal};
 use crate::{
     batch::{
         input::{self, Check, Line, Problem},
@@ -12,6 +12,7 @@ use crate::{
     gateway::Gateway,
     http::{errors::ApiError, routes},
     metrics,
+    stamp::{new_id, unix_seconds},
 };
 use axum::{
     Router,
@@ -129,7 +130,7 @@ impl Runner {
             let (lines, file) = match checked.await? {
                 Ok(good) => good,
                 Err(problems) => {
-                    self.batches.change(&self.id, |batch| batch.refuse(unix_s(), problems)).await?;
+                    self.batches.change(&self.id, |batch| batch.refuse(unix_seconds(), problems)).await?;
                     self.batches.disk.remove_journals(&self.id).await?;
                     return Ok(());
                 }
@@ -137,11 +138,11 @@ impl Runner {
             let mut journal = Journal::open(&self.batches.disk, &self.id).await?;
             let (completed, failed) = journal.lines();
             let counts = Counts { total: lines.len() as u64, completed, failed };
-            batch = self.batches.change(&self.id, |batch| batch.accept(unix_s(), counts)).await?;
+            batch = self.batches.change(&self.id, |batch| batch.accept(unix_seconds(), counts)).await?;
             let ending = self.answer_all(&batch, &mut journal, lines, file).await?;
             let (completed, failed) = journal.lines();
             let name = |lines| (lines > 0).then(|| new_id("file-"));
-            batch = self.batches.change(&self.id, |batch| batch.finalize(unix_s(), ending, name(completed), name(failed))).await?;
+            batch = self.batches.change(&self.id, |batch| batch.finalize(unix_seconds(), ending, name(completed), name(failed))).await?;
         }
         for (good, id, what) in [(true, &batch.output_file, "output"), (false, &batch.error_file, "error")] {
             if let Some(id) = id {
@@ -149,7 +150,7 @@ impl Runner {
                 self.batches.publish(&batch, &journal, id, format!("{}_{what}.jsonl", self.id)).await?;
             }
         }
-        let batch = self.batches.change(&self.id, |batch| batch.close(unix_s())).await?;
+        let batch = self.batches.change(&self.id, |batch| batch.close(unix_seconds())).await?;
         let Counts { total, completed, failed } = batch.counts;
         tracing::info!(batch = self.id, status = ?batch.status, total, completed, failed, "a batch has ended");
         Ok(self.batches.disk.remove_journals(&self.id).await?)
@@ -169,7 +170,7 @@ impl Runner {
         let mut running = JoinSet::new();
         let cancelled = self.cancelled()?;
         let ending = loop {
-            if let Some(ending) = self.now()?.ends(unix_s()) {
+            if let Some(ending) = self.now()?.ends(unix_seconds()) {
                 break ending;
             }
             let rest = match pace.next(began.elapsed()) {
@@ -231,7 +232,7 @@ impl Runner {
             }
             Ran::Gone(reason) => {
                 pace.dropped(task);
-                self.batches.change(&self.id, |batch| batch.stop(unix_s(), gone(reason))).await?;
+                self.batches.change(&self.id, |batch| batch.stop(unix_seconds(), gone(reason))).await?;
             }
             Ran::Dropped => pace.dropped(task),
         }
@@ -241,7 +242,7 @@ impl Runner {
     /// One request, as soon as there is room for it.
     async fn one(self: Arc<Self>, file: Arc<File>, task: Task, sender: Sender, endpoint: String) -> (Task, Ran) {
         let _permit = self.batches.permits.acquire().await.expect("the semaphore is never closed");
-        if self.now().map_or(true, |batch| batch.ends(unix_s()).is_some()) {
+        if self.now().map_or(true, |batch| batch.ends(unix_seconds()).is_some()) {
             return (task, Ran::Dropped);
         }
         let line = task.line.clone();
@@ -305,10 +306,6 @@ fn failed(error: &ApiError) -> Ran {
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let number = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).and_then(|value| value.parse().ok());
     number("retry-after-ms").map(Duration::from_millis).or_else(|| number("retry-after").map(Duration::from_secs))
-}
-
-fn unix_s() -> u64 {
-    unix_ms() / 1000
 }
 
 /// All lines, or what is wrong with them.

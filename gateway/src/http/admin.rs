@@ -66,7 +66,7 @@ pub async fn create_key(State(gateway): State<Arc<Gateway>>, headers: HeaderMap,
         for (what, name) in [("tenant", Some(&wanted.tenant)), ("user", wanted.user.as_ref()), ("key", wanted.name.as_ref())] {
             name.map_or(Ok(()), |name| check_name(what, name)).map_err(|problem| ApiError::invalid(what, problem))?;
         }
-        let now = crate::gateway::unix_seconds();
+        let now = crate::stamp::unix_seconds();
         match (tenants.tenant(&wanted.tenant), wanted.tier) {
             (Some(tenant), Some(tier)) if tier != tenant.tier => {
                 let message = format!(
@@ -122,7 +122,7 @@ pub async fn revoke_key(State(gateway): State<Arc<Gateway>>, Path(id): Path<Stri
     let revoked = change(&gateway, move |tenants| {
         let missing = || ApiError::not_found("id", "there is no key with this id: `tidemill keys list` shows those that there are");
         let key = tenants.key(&id).ok_or_else(missing)?;
-        let key = Key { revoked: key.revoked.or_else(|| Some(crate::gateway::unix_seconds())), ..key };
+        let key = Key { revoked: key.revoked.or_else(|| Some(crate::stamp::unix_seconds())), ..key };
         let shown = shown(&key);
         tenants.change(Change::Key(key)).map_err(not_kept)?;
         Ok(shown)
@@ -155,7 +155,7 @@ pub async fn put_tenant(State(gateway): State<Arc<Gateway>>, Path(id): Path<Stri
         let missing = || ApiError::invalid("tier", format!("tenant `{id}` is new: say its tier, one of {}", tenants.tiers().names()));
         let tier = tier.ok_or_else(missing)?;
         check_tier(tenants, &tier)?;
-        let (limits, created) = earlier.map_or((Overrides::default(), crate::gateway::unix_seconds()), |it| (it.limits, it.created));
+        let (limits, created) = earlier.map_or((Overrides::default(), crate::stamp::unix_seconds()), |it| (it.limits, it.created));
         let limits = if wanted.reset_limits { wanted.limits } else { wanted.limits.or(limits) };
         let tenant = Tenant { id, tier, limits, created };
         let shown = json!(tenant);

@@ -16,14 +16,13 @@ use super::{
     responses::{
         PageWish,
         items::{Said, Sent},
-        listed,
-        output::new_id,
-        page_wanted, parsed, request,
+        listed, page_wanted, parsed, request,
     },
 };
 use crate::{
     context::summary::Summaries,
-    gateway::{Gateway, unix_seconds},
+    gateway::Gateway,
+    stamp::{new_id, unix_seconds},
     store::{self, Addition, Item, ItemPage, Kind, NewRecord, Part, Record, RecordPage, Rewrite, StoreError},
 };
 use axum::{Json, body::Body, extract::Path};

@@ -13,8 +13,9 @@ use super::{
     structured,
 };
 use crate::{
-    gateway::{Asking, Gateway, unix_seconds},
+    gateway::{Asking, Gateway},
     metrics,
+    stamp::unix_seconds,
     text::tokenizer::Tokenizer,
 };
 use axum::{

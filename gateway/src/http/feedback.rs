@@ -3,7 +3,8 @@
 use super::{access::Client, errors::ApiError, parse};
 use crate::{
     feedback::{Answered, Feedback, Opinion, Rating},
-    gateway::{Gateway, unix_seconds},
+    gateway::Gateway,
+    stamp::unix_seconds,
     store::{Item, Part},
 };
 use axum::{

@@ -5,10 +5,11 @@ use super::{
     access::Client,
     errors::ApiError,
     parse,
-    responses::{PageWish, output::new_id, page_wanted, parsed},
+    responses::{PageWish, page_wanted, parsed},
 };
 use crate::{
-    gateway::{Gateway, unix_seconds},
+    gateway::Gateway,
+    stamp::{new_id, unix_seconds},
     store::{Kind, NewRecord, Page, Part, Record, RecordPage, StoreError},
 };
 use axum::{Json, body::Body, extract::Path};
@@ -65,7 +66,7 @@ pub async fn create(Client(gateway): Client, body: Body) -> Answered {
     // It will stand in system prompts.
     gateway.check_input("text", [text.as_str()], &[])?;
     let now = unix_seconds();
-    let memory = Memory { id: new_id("mem"), object: "memory".into(), created_at: now, text };
+    let memory = Memory { id: new_id("mem_"), object: "memory".into(), created_at: now, text };
     let body = serde_json::to_string(&memory).expect("it is made of strings and a number");
     let record = NewRecord { id: memory.id.clone(), kind: Kind::Memory, body, ..NewRecord::default() };
     let owner = gateway.owner();

@@ -6,11 +6,12 @@
 mod blocks;
 mod request;
 
-use super::{access::Client, answer::Answer, errors::ApiError, openai::Usage, responses::output::new_id, sse::keep_alive};
+use super::{access::Client, answer::Answer, errors::ApiError, openai::Usage, sse::keep_alive};
 use crate::{
     gateway::{Gateway, RunningDialog},
     generation::{Finish, FinishReason, StopReason},
     metrics,
+    stamp::new_id,
 };
 use axum::{
     Json,
@@ -67,7 +68,7 @@ async fn start(gateway: &Arc<Gateway>, body: Body) -> Result<(Message, bool), Ap
     let streams = options.stream;
     let RunningDialog { answer, .. } = gateway.start_dialog("messages", dialog, options).await?;
     let mut message = Message {
-        id: new_id("msg"),
+        id: new_id("msg_"),
         model: gateway.model_name().to_owned(),
         answer,
         blocks: Blocks::default(),

@@ -7,8 +7,9 @@ use crate::{
     rollout::{
         KIND,
         record::{Golden, Rollout, State as Stage, Wanted, Wrong},
-        running::{Status, unix},
+        running::Status,
     },
+    stamp::unix,
 };
 use axum::{
     Json,

@@ -13,6 +13,7 @@ use super::{
 use crate::{
     metrics,
     registry::{ChangeError, RecordView, Registry, RegistryView},
+    stamp::unix,
 };
 use serde::Serialize;
 use serde_json::json;
@@ -22,7 +23,7 @@ use std::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
@@ -118,11 +119,6 @@ impl Default for Rollouts {
     fn default() -> Self {
         Self { live: RwLock::default(), began: Instant::now(), shadows: Arc::new(Semaphore::new(SHADOWS_MAX)) }
     }
-}
-
-/// The time that records have.
-pub fn unix() -> Duration {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 impl Rollouts {

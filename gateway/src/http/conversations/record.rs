@@ -4,13 +4,13 @@ use super::super::{
     errors::ApiError,
     responses::{
         items::{Said, recall},
-        output::new_id,
         parsed, request,
     },
 };
 use crate::{
     context::summary::Summary,
     gateway::Gateway,
+    stamp::new_id,
     store::{Item, Record, Totals},
 };
 use serde::{Deserialize, Deserializer, Serialize};
@@ -62,7 +62,7 @@ fn given<'de, D: Deserializer<'de>>(field: D) -> Result<Option<Option<String>>, 
 impl Conversation {
     pub(crate) fn new(now: u64) -> Self {
         Self {
-            id: new_id("conv"),
+            id: new_id("conv_"),
             object: "conversation".into(),
             created_at: now,
             metadata: BTreeMap::new(),
@@ -82,7 +82,7 @@ impl Conversation {
     /// Another one that begins alike. `at`: the last item that they have in common.
     pub(crate) fn branched(&self, at: Option<&str>, now: u64) -> Self {
         let branched_from = Some(json!({"id": self.id, "item": at}));
-        Self { id: new_id("conv"), created_at: now, branched_from, ..self.clone() }
+        Self { id: new_id("conv_"), created_at: now, branched_from, ..self.clone() }
     }
 
     pub(crate) fn id(&self) -> &str {

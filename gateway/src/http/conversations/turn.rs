@@ -11,7 +11,7 @@ use super::{
         openai::Usage,
         responses::{
             items::{self, Said, Sent, recall},
-            output::{Output, counted, new_id},
+            output::{Output, counted},
         },
     },
     no_item, place_of,
@@ -20,8 +20,9 @@ use super::{
 use crate::{
     context::summary::{Answered, Outlook, Summaries},
     dialog::{Dialog, Message},
-    gateway::{Gateway, unix_seconds},
+    gateway::Gateway,
     generation::FinishReason,
+    stamp::{new_id, unix_seconds},
     store::{Addition, Cut, Item, Kind, NewRecord, Part, Record, Rewrite, StoreError},
     text::tokenizer::Tokenizer,
 };

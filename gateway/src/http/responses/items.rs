@@ -152,10 +152,10 @@ impl Sent {
 
     pub(crate) fn prefix(&self) -> &'static str {
         match self.said {
-            Said::Message { .. } | Said::Reference(_) => "msg",
-            Said::Thought(_) => "rs",
-            Said::Call(_) => "fc",
-            Said::Returned { .. } => "fco",
+            Said::Message { .. } | Said::Reference(_) => "msg_",
+            Said::Thought(_) => "rs_",
+            Said::Call(_) => "fc_",
+            Said::Returned { .. } => "fco_",
         }
     }
 
@@ -165,7 +165,7 @@ impl Sent {
         let mut hasher = blake3::Hasher::new();
         hasher.update(before.as_bytes()).update(b"\0").update(Value::Object(self.body.clone()).to_string().as_bytes());
         let digest = u128::from_le_bytes(hasher.finalize().as_bytes()[..16].try_into().expect("a digest has 32 bytes"));
-        format!("{}_{digest:032x}", self.prefix())
+        format!("{}{digest:032x}", self.prefix())
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::{
     generation::{CallDelta, Piece},
     http::openai::Usage,
+    stamp::new_id,
     store::Item,
 };
 use serde_json::{Value, json};
@@ -55,7 +56,7 @@ impl Output {
     /// What a call returned that ran here.
     pub(crate) fn returned(&mut self, call_id: &str, text: &str, tokens: u32) {
         self.close("completed");
-        let (id, index) = (new_id("fco"), self.done.len());
+        let (id, index) = (new_id("fco_"), self.done.len());
         let item = json!({"id": id, "type": "function_call_output", "status": "completed", "call_id": call_id, "output": text});
         for kind in ["response.output_item.added", "response.output_item.done"] {
             self.event(kind, json!({"output_index": index, "item": item}));
@@ -111,9 +112,9 @@ impl Output {
     fn open(&mut self, kind: Kind) {
         self.close("completed");
         let prefix = match kind {
-            Kind::Thought => "rs",
-            Kind::Message => "msg",
-            Kind::Call { .. } => "fc",
+            Kind::Thought => "rs_",
+            Kind::Message => "msg_",
+            Kind::Call { .. } => "fc_",
         };
         let open = Open { id: new_id(prefix), kind, text: String::new() };
         let index = self.done.len();
@@ -210,11 +211,6 @@ pub(crate) fn counted(items: &[Item], usage: &Usage) -> Vec<Item> {
         last.tokens += said as u32;
     }
     items
-}
-
-/// One of its own.
-pub(crate) fn new_id(prefix: &str) -> String {
-    format!("{prefix}_{:032x}", rand::random::<u128>())
 }
 
 #[cfg(test)]

@@ -2,14 +2,14 @@
 
 use super::{
     items::{self, Said, Sent},
-    output::{Output, counted, new_id},
+    output::{Output, counted},
     request::{Before, Request, references},
     rounds::Rounds,
     running::Place,
 };
 use crate::{
     dialog::{Dialog, Message},
-    gateway::{Gateway, RunningDialog, unix_seconds},
+    gateway::{Gateway, RunningDialog},
     generation::{Finish, FinishReason, Piece, StopReason},
     http::{
         answer::Answer,
@@ -17,6 +17,7 @@ use crate::{
         errors::ApiError,
         openai::Usage,
     },
+    stamp::{new_id, unix_seconds},
     store::{Addition, Item, NewRecord, Owner, Part, Record, Rewrite, StoreError},
     text::tokenizer::Tokenizer,
 };
@@ -103,7 +104,7 @@ impl Run {
         let (earlier, input, dialog): (Vec<String>, _, _) = understood.await?;
         let rounds = Rounds::new(gateway, server_tools, &dialog, &options);
         let RunningDialog { answer, .. } = gateway.start_dialog("input", dialog, options).await?;
-        let id = new_id("resp");
+        let id = new_id("resp_");
         let mut fixed = Map::new();
         fixed.insert("id".into(), id.clone().into());
         fixed.insert("object".into(), "response".into());

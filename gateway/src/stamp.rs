@@ -1,0 +1,21 @@
+//! What records and events are stamped with: the time of day, and ids of their own.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Since 1970, UTC.
+pub fn unix() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+pub fn unix_seconds() -> u64 {
+    unix().as_secs()
+}
+
+pub fn unix_ms() -> u64 {
+    unix().as_millis() as u64
+}
+
+/// One that nobody has had and nobody can guess: the prefix, and 128 random bits.
+pub fn new_id(prefix: &str) -> String {
+    format!("{prefix}{:032x}", rand::random::<u128>())
+}
