@@ -26,11 +26,11 @@ fn main() {
     for (what, texts) in [("one sentence", &harmless[..]), ("all of them as one prompt", &all[..])] {
         let normals: Vec<_> = texts.iter().map(normal).collect();
         println!("{what}: {} of {} bytes on average", texts.len(), texts.iter().map(String::len).sum::<usize>() / texts.len());
-        show("normal form", texts, |text| drop(black_box(Normal::of(text))));
-        show("1 patterns", &normals, |normal| drop(black_box(guard.patterns.find(normal.bytes()))));
-        show("2 classifier", &normals, |normal| drop(black_box(classifier.score_windows(normal.bytes()))));
-        show("1 and 2 together", texts, |text| drop(black_box(guard.examine(text, &Thresholds::INPUT))));
-        show("which parts a model sees", texts, |text| drop(black_box(guard.doubts(text, &Thresholds::INPUT))));
+        show("normal form", texts, |text| Normal::of(text));
+        show("1 patterns", &normals, |normal| guard.patterns.find(normal.bytes()));
+        show("2 classifier", &normals, |normal| classifier.score_windows(normal.bytes()));
+        show("1 and 2 together", texts, |text| guard.examine(text, &Thresholds::INPUT));
+        show("which parts a model sees", texts, |text| guard.doubts(text, &Thresholds::INPUT));
     }
     let doubts = |text: &String| guard.doubts(text, &Thresholds::INPUT).len();
     let sent = |harmful: bool| {
@@ -44,11 +44,11 @@ fn main() {
     );
 }
 
-fn show<T>(stage: &str, inputs: &[T], act: impl Fn(&T)) {
+fn show<T, R>(stage: &str, inputs: &[T], act: impl Fn(&T) -> R) {
     let least = |input: &T| {
         let timed = (0..REPEATS).map(|_| {
             let started = Instant::now();
-            act(input);
+            black_box(act(black_box(input)));
             started.elapsed()
         });
         timed.min().unwrap_or_default()

@@ -4,7 +4,6 @@ talks nonsense. And disclaimers. Judges are real checkpoints that always say the
 import contextlib
 import json
 import os
-import pathlib
 import re
 import signal
 import subprocess
@@ -15,7 +14,7 @@ import httpx
 import openai
 import pytest
 from clusters import Cluster, tidemill, wait_until
-from conftest import MODEL, cluster_at
+from conftest import cluster_at
 from planted import planted
 
 # Made-up words, so that the classifier's opinion is the test's own.
@@ -56,9 +55,9 @@ def classifier(tmp_path_factory):
 class Judged(Cluster):
     """A cluster of `chat`, which says ` the` again and again, and of its judge `guard`."""
 
-    def __init__(self, directory, classifier, says, settings="", disclaimers="", tier=""):
+    def __init__(self, directory, classifier, says, settings="", disclaimers=""):
         models = [planted(directory / "chat", PROSE), planted(directory / "guard", says)]
-        config = f'{tier}\n[safety]\nclassifier = "{classifier}"\n[safety.judge]\nmodel = "guard"\n{settings}\n{disclaimers}'
+        config = f'[safety]\nclassifier = "{classifier}"\n[safety.judge]\nmodel = "guard"\n{settings}\n{disclaimers}'
         super().__init__(directory, config, models=models)
         self.client = openai.OpenAI(base_url=self.url, api_key="unused", max_retries=0, timeout=60)
         self.hate, self.csam = self.doubtful("hate"), self.doubtful("csam")
@@ -90,13 +89,8 @@ class Judged(Cluster):
         return sum(float(value) for value in re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", text, re.M))
 
     def judge_pid(self):
-        pids = [member["pid"] for member in cluster_at(self.admin)["members"] if member["role"] == "decode" and self.serves(member["pid"])]
-        return pids[0] if pids else None
-
-    def serves(self, pid):
-        with contextlib.suppress(OSError):
-            return str(self.data / "guard") in pathlib.Path(f"/proc/{pid}/cmdline").read_text()
-        return False
+        [pid] = [member["pid"] for member in cluster_at(self.admin)["members"] if member["model"] == "guard" and member["role"] == "decode"]
+        return pid
 
 
 @contextlib.contextmanager
@@ -164,8 +158,8 @@ def test_a_judge_lets_pass_what_it_finds_safe_and_nobody_pays_for_that(lenient):
     assert answer.choices[0].message.content
     assert lenient.metric("tidemill_safety_model_seconds_count") == asked + 1
     assert lenient.metric("tidemill_requests_total") == requests + 1
-    usage = [json.loads(line) for line in lenient.usage("--json").splitlines()]
-    assert "guard" not in json.dumps(usage)
+    events = [json.loads(line) for line in lenient.usage("--format", "events").splitlines()]
+    assert events and {event["model"] for event in events} == {"chat"}
 
 
 def test_closed_refuses_while_the_judge_hangs(lenient):
@@ -197,7 +191,6 @@ def test_closed_refuses_while_the_judge_is_away(lenient):
     pid = lenient.judge_pid()
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not passes(lenient, lenient.hate), within_s=10)
-    assert lenient.refusal(lenient.hate).code in ("safety_check_unavailable", None) or True
     wait_until(lambda: passes(lenient, lenient.hate))
 
 
@@ -233,12 +226,13 @@ def test_open_lets_pass_for_a_while_and_never_what_may_be_about_children(tmp_pat
             os.kill(pid, signal.SIGCONT)
         wait_until(lambda: passes(cluster, cluster.csam))
         shut = cluster.metric("tidemill_safety_bypasses_total")
-        os.kill(cluster.judge_pid(), signal.SIGSTOP)
+        pid = cluster.judge_pid()
+        os.kill(pid, signal.SIGSTOP)
         try:
             assert passes(cluster, cluster.hate), "the window opens again after a success"
             assert cluster.metric("tidemill_safety_bypasses_total") == shut + 1
         finally:
-            os.kill(cluster.judge_pid() or pid, signal.SIGCONT)
+            os.kill(pid, signal.SIGCONT)
 
 
 def test_a_judge_that_is_talked_into_nonsense_lets_nothing_pass(tmp_path, classifier):
@@ -278,7 +272,6 @@ def test_no_disclaimer_where_it_does_not_belong(strict):
     cut = {"structured_outputs": {"choice": ["the the the: you should kill yourself"]}}
     choice = strict.ask(HARMLESS, max_tokens=80, extra_body=cut).choices[0]
     assert choice.finish_reason == "content_filter" and "advice" not in choice.message.content
-    assert MODEL.exists()
 
 
 def test_a_judge_that_cannot_be_one_is_refused_at_start(tmp_path):
