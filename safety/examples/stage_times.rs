@@ -38,7 +38,7 @@ fn main() {
         (of.iter().filter(|(text, _)| guard.check(text, &Thresholds::INPUT).is_none() && doubts(text) > 0).count(), of.len())
     };
     println!(
-        "sent to a model (3): {:?} of the harmless, {:?} of the harmful; {DOUBTS_MAX} parts of a prompt at most",
+        "sent to a model (3): {:?} of the harmless, {:?} of the harmful; {DOUBTS_MAX} parts of a prompt at most, of 2 KiB",
         sent(false),
         sent(true)
     );

@@ -69,9 +69,18 @@ impl Faults {
     }
 
     pub fn failed(&mut self, now: Duration) {
-        let row = self.row.get_or_insert(Row { since: now, failures: 0, again: now });
+        let row = self.row_at(now);
         row.failures = row.failures.saturating_add(1);
         row.again = now + REST;
+    }
+
+    /// There was no room to ask: a failure in the row, but no reason to rest.
+    pub fn crowded(&mut self, now: Duration) {
+        self.row_at(now);
+    }
+
+    fn row_at(&mut self, now: Duration) -> &mut Row {
+        self.row.get_or_insert(Row { since: now, failures: 0, again: now })
     }
 
     /// What becomes of doubts that nobody could settle.
@@ -143,12 +152,20 @@ mod tests {
         assert!(faults.asks(at(4)) && faults.asks(at(4)));
     }
 
+    #[test]
+    fn a_crowd_is_a_failure_but_the_model_need_not_rest() {
+        let mut faults = Faults::new(WhenDown::Open(WINDOW));
+        (0..9).for_each(|_| faults.crowded(at(0)));
+        assert!(faults.asks(at(0)));
+        assert_eq!([at(0), at(300)].map(|now| faults.fate(now, &doubt(Category::Hate))), [Fate::Passes, Fate::Refused]);
+    }
+
     proptest! {
         /// Whatever happens: nothing passes after a window without a success, or under `Closed`; and one is asked every rest.
         #[test]
         fn an_open_door_is_bounded(
             open in any::<bool>(),
-            steps in prop::collection::vec((0u64..5, 0u8..4, any::<bool>()), 1..200),
+            steps in prop::collection::vec((0u64..5, 0u8..5, any::<bool>()), 1..200),
         ) {
             let window = Duration::from_secs(20);
             let mut faults = Faults::new(if open { WhenDown::Open(window) } else { WhenDown::Closed });
@@ -167,8 +184,8 @@ mod tests {
                         }
                         // Its client has left: nothing was heard.
                         1 => continue,
-                        _ => {
-                            faults.failed(now);
+                        answer => {
+                            if answer == 2 { faults.crowded(now) } else { faults.failed(now) }
                             first_failure = first_failure.or(Some(now));
                         }
                     }

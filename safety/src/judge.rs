@@ -13,8 +13,10 @@ use std::borrow::Cow;
 const PART_BYTES_MAX: usize = 2048;
 /// So much of a longer text is in a part before what raised the doubt.
 const BEFORE_BYTES: usize = 512;
-/// Of one prompt. Of more, those with the highest scores.
+/// Of one prompt, after short ones were put together. Of more, those with the highest scores.
 pub const DOUBTS_MAX: usize = 8;
+/// Between doubts that were put together.
+const BETWEEN: &str = "\n\n";
 /// Less probability on both words together is no answer.
 const ANSWERED_MIN: f32 = 0.1;
 /// Stands for the text in a prompt.
@@ -50,8 +52,27 @@ impl Doubt {
         Some(Finding { category: found.category, stage: Stage::Model, score })
     }
 
-    fn score(&self) -> f32 {
-        self.suspicions.first().map_or(0.0, |suspicion| suspicion.score)
+    /// What may be about children goes before everything else, then what is likelier.
+    fn rank(&self) -> (bool, f32) {
+        let of_children = self.categories().any(|category| category == Category::Csam);
+        (of_children, self.suspicions.first().map_or(0.0, |suspicion| suspicion.score))
+    }
+
+    /// Takes another in, if there is room.
+    fn join(&mut self, other: &Self) -> bool {
+        if self.text.len() + BETWEEN.len() + other.text.len() > PART_BYTES_MAX {
+            return false;
+        }
+        self.text += BETWEEN;
+        self.text += &other.text;
+        for theirs in &other.suspicions {
+            match self.suspicions.iter_mut().find(|ours| ours.category == theirs.category) {
+                Some(ours) => ours.score = ours.score.max(theirs.score),
+                None => self.suspicions.push(*theirs),
+            }
+        }
+        self.suspicions.sort_by(|a, b| b.score.total_cmp(&a.score));
+        true
     }
 }
 
@@ -103,11 +124,17 @@ fn suspicions(scores: &Scores, thresholds: &Thresholds) -> Vec<Suspicion> {
     found
 }
 
-/// The worst of a prompt's doubts.
-pub fn worst(mut doubts: Vec<Doubt>) -> Vec<Doubt> {
-    doubts.sort_by(|a, b| b.score().total_cmp(&a.score()));
-    doubts.truncate(DOUBTS_MAX);
-    doubts
+/// A prompt's doubts as the model is asked about them: the worst first, short ones together, so that a long conversation does not hide one
+/// among many.
+pub fn packed(mut doubts: Vec<Doubt>) -> Vec<Doubt> {
+    doubts.sort_by(|a, b| b.rank().0.cmp(&a.rank().0).then(b.rank().1.total_cmp(&a.rank().1)));
+    let mut packed: Vec<Doubt> = Vec::new();
+    for doubt in doubts {
+        if !packed.iter_mut().any(|pack| pack.join(&doubt)) && packed.len() < DOUBTS_MAX {
+            packed.push(doubt);
+        }
+    }
+    packed
 }
 
 /// What the model says first if a text is harmless, and if it is not: ids of tokens.
@@ -217,7 +244,22 @@ mod tests {
         Category::ALL.into_iter().for_each(|category| off.set(category, Threshold::Off));
         assert!(guard.doubts(sentence, &off).iter().flat_map(Doubt::categories).all(|category| category == Category::Csam));
         assert_eq!(texts("Good morning!"), [""; 0]);
-        assert_eq!(worst(vec![guard.doubts(sentence, &Thresholds::INPUT)[0].clone(); 20]).len(), DOUBTS_MAX);
         assert!(PROMPT.contains(PLACE));
+    }
+
+    #[test]
+    fn short_doubts_go_together_and_the_worst_are_not_left_out() {
+        let doubt = |text: &str, category, score| Doubt { text: text.into(), suspicions: vec![Suspicion { category, score, limit: 0.95 }] };
+        let short = [doubt("a", Category::Hate, 0.6), doubt("b", Category::Sexual, 0.7), doubt("c", Category::Csam, 0.5)];
+        let [one] = &packed(short.to_vec())[..] else { panic!("they fit together") };
+        assert_eq!(one.text, "c\n\nb\n\na");
+        let of_each: Vec<_> = one.suspicions.iter().map(|found| (found.category, found.score)).collect();
+        assert_eq!(of_each, [(Category::Sexual, 0.7), (Category::Hate, 0.6), (Category::Csam, 0.5)]);
+
+        let long = "x".repeat(PART_BYTES_MAX);
+        let mut many = vec![doubt(&long, Category::Hate, 0.9); 2 * DOUBTS_MAX];
+        many.push(doubt(&long, Category::Csam, 0.5));
+        let kept = packed(many);
+        assert_eq!((kept.len(), kept[0].suspicions[0].category), (DOUBTS_MAX, Category::Csam));
     }
 }

@@ -25,7 +25,7 @@ use tidemill_proto::{
 };
 use tidemill_safety::{
     faults::Fate,
-    judge::{Doubt, worst},
+    judge::{Doubt, packed},
     pii::redact::masked,
 };
 
@@ -41,9 +41,9 @@ impl Gateway {
     /// Refuses what the judge finds harmful; and what nobody can judge, unless the operator lets it pass for a while.
     pub async fn settle_doubts(&self, param: &str, doubts: Vec<Doubt>) -> Result<(), ApiError> {
         let Some(judge) = self.safety().and_then(|safety| safety.judge.as_ref()).filter(|_| !doubts.is_empty()) else { return Ok(()) };
-        let doubts: Arc<[Doubt]> = worst(doubts).into();
+        let doubts: Arc<[Doubt]> = packed(doubts).into();
         let started = Instant::now();
-        let unsettled = match judge.scores(self, &doubts).await {
+        let (unsettled, fate) = match judge.scores(self, &doubts).await {
             Ok(scores) => {
                 histogram!("tidemill_safety_model_seconds").record(started.elapsed());
                 let found = doubts.iter().zip(scores).find_map(|(doubt, score)| Some((doubt.settle(score)?, &doubt.text)));
@@ -57,7 +57,7 @@ impl Gateway {
         let (reason, detail) = (unsettled.name(), unsettled.to_string());
         let (tenant, model) = (self.tenant(), judge.model());
         let categories = doubts.iter().flat_map(Doubt::categories).map(|category| category.name()).collect::<Vec<_>>().join(", ");
-        match judge.fate(&unsettled, &doubts) {
+        match fate {
             Fate::Passes => {
                 tracing::warn!(tenant, model, categories, reason, detail, "a doubtful prompt passes without its last safety check");
                 counter!("tidemill_safety_bypasses_total", "reason" => reason).increment(1);

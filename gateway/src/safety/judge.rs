@@ -130,25 +130,24 @@ impl Judge {
         Ok(model.tokenizer.encode(&dialog.prompt(model, SystemTime::now())?.text, false)?)
     }
 
-    /// How likely each doubt's text is harmful, from 0 to 1. `gateway`: of whoever has sent them.
-    pub async fn scores(self: &Arc<Self>, gateway: &Gateway, doubts: &Arc<[Doubt]>) -> Result<Vec<f32>, Unsettled> {
-        if !self.faults().asks(self.began.elapsed()) {
-            return Err(Unsettled::Resting);
+    /// How likely each doubt's text is harmful, from 0 to 1; or why that is not known, and what becomes of it then. `gateway`: of whoever
+    /// has sent it.
+    pub async fn scores(self: &Arc<Self>, gateway: &Gateway, doubts: &Arc<[Doubt]>) -> Result<Vec<f32>, (Unsettled, Fate)> {
+        {
+            let (now, mut faults) = (self.began.elapsed(), self.faults());
+            if !faults.asks(now) {
+                return Err((Unsettled::Resting, faults.fate(now, doubts)));
+            }
         }
         let scores = self.asked(gateway, doubts).await;
+        let (now, mut faults) = (self.began.elapsed(), self.faults());
         match &scores {
-            Ok(_) => self.faults().succeeded(),
-            Err(Unsettled::Unclear) => {}
-            Err(_) => self.faults().failed(self.began.elapsed()),
+            Ok(_) => faults.succeeded(),
+            Err(Unsettled::Unclear) => return Err((Unsettled::Unclear, Fate::Refused)),
+            Err(Unsettled::Busy) => faults.crowded(now),
+            Err(_) => faults.failed(now),
         }
-        scores
-    }
-
-    pub fn fate(&self, unsettled: &Unsettled, doubts: &[Doubt]) -> Fate {
-        match unsettled {
-            Unsettled::Unclear => Fate::Refused,
-            _ => self.faults().fate(self.began.elapsed(), doubts),
-        }
+        scores.map_err(|unsettled| (unsettled, faults.fate(now, doubts)))
     }
 
     async fn asked(self: &Arc<Self>, gateway: &Gateway, doubts: &Arc<[Doubt]>) -> Result<Vec<f32>, Unsettled> {
