@@ -89,8 +89,9 @@ class Judged(Cluster):
         return sum(float(value) for value in re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", text, re.M))
 
     def judge_pid(self):
-        [pid] = [member["pid"] for member in cluster_at(self.admin)["members"] if member["model"] == "guard" and member["role"] == "decode"]
-        return pid
+        """`None`: it has no worker."""
+        members = cluster_at(self.admin)["members"]
+        return next((member["pid"] for member in members if (member["model"], member["role"]) == ("guard", "decode")), None)
 
 
 @contextlib.contextmanager
@@ -146,9 +147,13 @@ def test_nobody_is_asked_about_the_rest(strict):
     assert strict.metric("tidemill_safety_model_seconds_count") == asked
 
 
-def test_one_doubtful_part_of_a_long_prompt_is_enough(strict):
-    refused = strict.refusal(f"{HARMLESS}. " * 60 + strict.hate + f". {HARMLESS}" * 30)
-    assert refused.code == "content_filter"
+def test_one_doubtful_message_of_a_long_chat_is_enough(strict):
+    says = [{"role": role, "content": HARMLESS} for _ in range(20) for role in ("user", "assistant")]
+    assert strict.client.chat.completions.create(model="chat", messages=says, max_tokens=2)
+    says[10] = {"role": "user", "content": strict.hate}
+    with pytest.raises(openai.BadRequestError) as refused:
+        strict.client.chat.completions.create(model="chat", messages=says, max_tokens=2)
+    assert refused.value.code == "content_filter"
 
 
 def test_a_judge_lets_pass_what_it_finds_safe_and_nobody_pays_for_that(lenient):
@@ -187,11 +192,24 @@ def test_closed_refuses_while_the_judge_hangs(lenient):
     lenient.told("a doubtful prompt is refused: its last safety check failed")
 
 
-def test_closed_refuses_while_the_judge_is_away(lenient):
+def test_closed_refuses_while_there_is_no_worker(lenient):
     pid = lenient.judge_pid()
-    os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not passes(lenient, lenient.hate), within_s=10)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_until(lambda: lenient.judge_pid() is None, within_s=30)
+        assert "no worker serves the model" in lenient.refusal(lenient.hate).message
+        assert lenient.ask(HARMLESS).choices[0].message.content
+    finally:
+        os.kill(pid, signal.SIGCONT)
     wait_until(lambda: passes(lenient, lenient.hate))
+
+
+def test_a_judge_that_crashes_comes_back(lenient):
+    for _ in range(3):
+        os.kill(lenient.judge_pid(), signal.SIGKILL)
+        # Refused, or late: never unchecked.
+        wait_until(lambda: passes(lenient, lenient.hate))
+    assert lenient.metric("tidemill_safety_bypasses_total") == 0
 
 
 def passes(cluster, text):
@@ -244,6 +262,7 @@ def test_a_judge_that_is_talked_into_nonsense_lets_nothing_pass(tmp_path, classi
 
 def test_a_disclaimer_comes_once_at_the_end(strict):
     said = " the" * 6 + "\n\nThis is not medical advice."
+    before = strict.metric("tidemill_safety_disclaimers_total")
     assert strict.ask(HARMLESS).choices[0].message.content == said
     for choice in strict.ask(HARMLESS, n=2).choices:
         assert choice.message.content == said
@@ -256,12 +275,13 @@ def test_a_disclaimer_comes_once_at_the_end(strict):
     assert completion.choices[0].text == said and completion.usage.completion_tokens == 6
     response = strict.client.responses.create(model="chat", input=HARMLESS, max_output_tokens=16)
     assert response.output_text == " the" * 16 + "\n\nThis is not medical advice."
-    with strict.client.responses.stream(model="chat", input=HARMLESS, max_output_tokens=16) as events:
-        assert events.until_done().get_final_response().output_text == response.output_text
+    events = list(strict.client.responses.create(model="chat", input=HARMLESS, max_output_tokens=16, stream=True))
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == events[-1].response.output_text == response.output_text
     claude = anthropic.Anthropic(base_url=strict.url.removesuffix("/v1"), api_key="unused", max_retries=0)
     message = claude.messages.create(model="chat", max_tokens=6, messages=[{"role": "user", "content": HARMLESS}])
     assert message.content[0].text == said
-    assert strict.metric("tidemill_safety_disclaimers_total") == 9
+    assert strict.metric("tidemill_safety_disclaimers_total") == before + 9
 
 
 def test_no_disclaimer_where_it_does_not_belong(strict):
