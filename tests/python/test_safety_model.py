@@ -197,7 +197,8 @@ def test_closed_refuses_while_there_is_no_worker(lenient):
     os.kill(pid, signal.SIGSTOP)
     try:
         wait_until(lambda: lenient.judge_pid() is None, within_s=30)
-        assert "no worker serves the model" in lenient.refusal(lenient.hate).message
+        # It may wait for one, or not.
+        assert not passes(lenient, lenient.hate)
         assert lenient.ask(HARMLESS).choices[0].message.content
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -206,6 +207,7 @@ def test_closed_refuses_while_there_is_no_worker(lenient):
 
 def test_a_judge_that_crashes_comes_back(lenient):
     for _ in range(3):
+        wait_until(lenient.judge_pid)
         os.kill(lenient.judge_pid(), signal.SIGKILL)
         # Refused, or late: never unchecked.
         wait_until(lambda: passes(lenient, lenient.hate))
