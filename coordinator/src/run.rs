@@ -17,6 +17,7 @@ use tidemill_gateway::{
         server::{self, Tls, TlsError},
     },
     metrics,
+    safety::judge::{Judge, JudgeError},
     server_tools::ServerTools,
     store::{
         Store,
@@ -57,6 +58,8 @@ pub enum RunError {
     Registry(#[from] StartError),
     #[error(transparent)]
     Tenants(#[from] TenantsError),
+    #[error("`safety.judge` = {model}: {source}")]
+    Judge { model: String, source: JudgeError },
     #[error("a tool cannot be reached: {0}")]
     ServerTool(#[from] TargetError),
     #[error(transparent)]
@@ -180,6 +183,12 @@ impl Coordinator {
         if !settings.open && !settings.http.ip().is_loopback() && settings.admin.is_none() && no_keys {
             return Err(RunError::Open { http: settings.http });
         }
+        let mut safety = settings.safety;
+        if let (Some(safety), Some(judge)) = (&mut safety, settings.judge) {
+            let (name, text) = models.iter().find(|(name, _)| *name == judge.model).expect("the settings were checked");
+            let judge = Judge::new(judge, text).map_err(|source| RunError::Judge { model: name.clone(), source })?;
+            safety.judge = Some(Arc::new(judge));
+        }
         let served_names = models.iter().map(|(name, _)| name.clone()).collect();
         let served = driver.backends().into_iter().zip(models);
         let served = served.map(|(backend, (name, text))| ServedModel::new(name, text, backend));
@@ -191,7 +200,7 @@ impl Coordinator {
             store,
             batches: batches.map(Arc::new),
             tenants,
-            safety: settings.safety,
+            safety,
             server_tools: settings.server_tools.map(ServerTools::new).transpose()?.map(Arc::new),
             pii: settings.pii,
             context: settings.context,

@@ -4,6 +4,7 @@ pub mod audit;
 pub mod context;
 pub mod feedback;
 pub mod routing;
+pub mod safety;
 pub mod server_tools;
 pub mod tenants;
 
@@ -11,6 +12,7 @@ use audit::AuditFlags;
 use context::{ContextFlags, MemoryFlags};
 use feedback::FeedbackFlags;
 use routing::{RouteFlags, RouterFlags};
+use safety::{SafetyFlags, parse_safety};
 use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
 use server_tools::ServerToolsFlags;
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
@@ -32,7 +34,7 @@ use tidemill_gateway::{
     pii::Pii,
     replay, response_cache,
     routing::Router,
-    safety::Safety,
+    safety::{Safety, judge},
     store::{self, postgres::Address},
     summarizer,
 };
@@ -41,13 +43,7 @@ use tidemill_net::{
     uplink::HEARTBEAT_DEAD,
 };
 use tidemill_registry::command::NAME_BYTES_MAX;
-use tidemill_safety::{
-    category::{Category, Threshold, Thresholds, Unknown},
-    classifier::Classifier,
-    guard::{Guard, built_in_classifier},
-    patterns::Patterns,
-    pii::{Kind, find::Finder},
-};
+use tidemill_safety::pii::{Kind, find::Finder};
 use tidemill_tenancy::{
     journal, jwt,
     limits::Share,
@@ -316,58 +312,6 @@ impl ClassFlags {
     }
 }
 
-/// Safety checks.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct SafetyFlags {
-    /// `false`: no checks [default: true]
-    pub enabled: Option<bool>,
-    /// Files with further patterns
-    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_several")]
-    pub patterns: Vec<String>,
-    /// `built-in`, `none`, or a file that `tidemill safety train` wrote [default: built-in]
-    pub classifier: Option<String>,
-    /// Thresholds of prompts by category, such as dangerous = "BLOCK_MEDIUM_AND_ABOVE" [default: BLOCK_HIGH_AND_ABOVE]
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub input: BTreeMap<String, String>,
-    /// Thresholds of answers [default: BLOCK_MEDIUM_AND_ABOVE]
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub output: BTreeMap<String, String>,
-}
-
-fn parse_safety(text: &str) -> Result<SafetyFlags, String> {
-    match text {
-        "on" | "true" => Ok(SafetyFlags::default()),
-        "off" | "false" => Ok(SafetyFlags { enabled: Some(false), ..SafetyFlags::default() }),
-        _ => Err("must be on or off".into()),
-    }
-}
-
-impl SafetyFlags {
-    /// `None`: switched off.
-    fn check(self) -> Result<Option<Safety>, ConfigError> {
-        if self.enabled == Some(false) {
-            return Ok(None);
-        }
-        let read = |key: &'static str, path: &str| std::fs::read_to_string(path).map_err(|error| invalid(key, path, error.to_string()));
-        let lists = self.patterns.iter().map(|path| read("safety.patterns", path)).collect::<Result<Vec<_>, _>>()?;
-        let patterns = Patterns::with(&lists).map_err(|error| invalid("safety.patterns", self.patterns.join(", "), error.to_string()))?;
-        let classifier = match self.classifier.as_deref() {
-            None | Some("built-in") => Some(built_in_classifier()),
-            Some("none") => None,
-            Some(path) => {
-                let classifier = Classifier::read(&read("safety.classifier", path)?);
-                Some(classifier.map_err(|error| invalid("safety.classifier", path, error.to_string()))?)
-            }
-        };
-        Ok(Some(Safety {
-            guard: Arc::new(Guard { patterns, classifier }),
-            input: thresholds("safety.input", Thresholds::INPUT, &self.input)?,
-            output: thresholds("safety.output", Thresholds::OUTPUT, &self.output)?,
-        }))
-    }
-}
-
 /// What identifies people.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -403,18 +347,6 @@ impl PiiFlags {
         let finder = Arc::new(finder);
         Ok(((input || output).then(|| Pii { finder: Arc::clone(&finder), input, output }), finder))
     }
-}
-
-fn thresholds(key: &'static str, mut thresholds: Thresholds, given: &BTreeMap<String, String>) -> Result<Thresholds, ConfigError> {
-    for (category, threshold) in given {
-        let category: Category = category.parse().map_err(|error: Unknown| invalid(key, category, error.to_string()))?;
-        let threshold: Threshold = threshold.parse().map_err(|error: Unknown| invalid(key, threshold, error.to_string()))?;
-        if category == Category::Csam && threshold == Threshold::Off {
-            return Err(invalid(key, "csam", "cannot be switched off"));
-        }
-        thresholds.set(category, threshold);
-    }
-    Ok(thresholds)
 }
 
 /// One of the models: its directory, as a flag or a key's value; or a section of its own.
@@ -528,6 +460,8 @@ pub struct Settings {
     pub batches: batches::Limits,
     /// `None`: everything may be asked and answered.
     pub safety: Option<Safety>,
+    /// Its last stage; `None`: what the classifier is not sure of may be asked.
+    pub judge: Option<judge::Settings>,
     pub pii: Option<Pii>,
     /// Of stored conversations, where chats do not say.
     pub context: Strategy,
@@ -702,6 +636,7 @@ impl Flags {
         let peers = check_peers(self.peers.unwrap_or_default(), &name, self.data.is_some())?;
         let earlier = self.data.as_ref().map(|data| data.join("tenants.sqlite"));
         let (context, summaries) = self.context.unwrap_or_default().check(&models, &aliases)?;
+        let (safety, judge) = self.safety.map_or(Ok((None, None)), |safety| safety.check(&models))?;
         let (pii, finder) = self.pii.unwrap_or_default().check()?;
         let audit = self.audit.unwrap_or_default().check(self.data.as_deref(), &finder)?;
         let feedback = self.feedback.map_or(Ok(None), |feedback| feedback.check(self.data.as_deref(), &finder))?;
@@ -757,7 +692,8 @@ impl Flags {
                 line_bytes: body_bytes_max as usize,
             },
             router,
-            safety: self.safety.map_or(Ok(None), SafetyFlags::check)?,
+            safety,
+            judge,
             pii,
             audit,
             feedback,

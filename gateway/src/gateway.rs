@@ -1,5 +1,7 @@
-//! The state that all handlers share, and the way of a request into the cluster. `route`: which model that is.
+//! The state that all handlers share, and the way of a request into the cluster. `route`: which model that is;
+//! `doubts`: a model's opinion of what it asks.
 
+mod doubts;
 mod route;
 
 pub use route::{Asking, RouteUsage, Routed};
@@ -18,7 +20,7 @@ use crate::{
         errors::ApiError,
         memories,
         openai::GenerateRequest,
-        parse::{self, Constrained, Options},
+        parse::{self, Constrained, FORM_OF_CALLS, Options},
         replay::Replays,
         responses::running::RunningResponses,
         structured::{self, Asked},
@@ -31,7 +33,7 @@ use crate::{
     replay, response_cache,
     rollout::running::Rollouts,
     routing::Router,
-    safety::{Blocks, Safety},
+    safety::{self, Blocks, Safety},
     server_tools::ServerTools,
     stamp::unix_seconds,
     store::{Owner, Store},
@@ -70,7 +72,10 @@ use tidemill_proto::{
     sampling::{Sampling, StopRule},
     tokens::Tokens,
 };
-use tidemill_safety::category::{Category, Threshold};
+use tidemill_safety::{
+    category::{Category, Threshold},
+    judge::Doubt,
+};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// A client has this long to send a request's body.
@@ -402,14 +407,15 @@ impl Gateway {
         self.shared.pii.as_ref()
     }
 
-    /// Refuses a prompt's text that must not be answered.
+    /// Refuses a prompt's text that must not be answered. What it returns has to be [settled](Self::settle_doubts) before that.
+    #[must_use = "doubts have to be settled"]
     pub fn check_input<'a>(
         &self,
         param: &str,
         texts: impl IntoIterator<Item = &'a str>,
         stricter: &[(Category, Threshold)],
-    ) -> Result<(), ApiError> {
-        let Some(safety) = self.safety() else { return Ok(()) };
+    ) -> Result<Vec<Doubt>, ApiError> {
+        let Some(safety) = self.safety() else { return Ok(Vec::new()) };
         safety.check_input(texts, stricter).map_err(|(finding, text)| {
             let blocked = |audit: &Audit| audit.blocked("input", self.tenant(), &self.model.name, finding, text);
             ApiError::content_filter(param, finding, self.audit().map(blocked))
@@ -615,7 +621,7 @@ impl Gateway {
     /// A dialog as a prompt; `options` learn how its answer is read. `param`: the field with its messages, for errors. Takes a
     /// while: see [`compute`](Self::compute).
     pub fn prompt(&self, param: &str, dialog: &Dialog, options: &mut Options) -> Result<Vec<Token>, ApiError> {
-        self.check_input(param, dialog.said_to_the_model(), &options.safety)?;
+        options.doubts.extend(self.check_input(param, dialog.said_to_the_model(), &options.safety)?);
         let hidden = self.pii().and_then(|pii| pii.hide_dialog(dialog, options));
         let DialogPrompt { text, output } = self.render(param, hidden.as_ref().unwrap_or(dialog))?;
         options.rules.output = output;
@@ -667,7 +673,7 @@ impl Gateway {
             ApiError::invalid(&*param, format!("`{param}`: {error}"))
         })?;
         // What the client asked for is a part of it, if there is such a thing.
-        let param = options.constraint.as_ref().map_or("tools", |asked| asked.param);
+        let param = options.constraint.as_ref().map_or(FORM_OF_CALLS, |asked| asked.param);
         options.constrain(Asked { grammar: Grammar::Lark(grammar.into()), param }, self.text());
         Ok(())
     }
@@ -685,7 +691,8 @@ impl Gateway {
             options.constraint.as_ref().map_or(Ok(()), |asked| worker.compile(asked))?;
             Ok((Tokens::from(prompt), options))
         };
-        let (prompt, options) = self.compute(prepare).await?;
+        let (prompt, mut options) = self.compute(prepare).await?;
+        self.settle(param, &mut options).await?;
         let room = self.room(std::slice::from_ref(&prompt))?;
         let wanted = options.max_tokens.unwrap_or_else(|| self.answer_tokens(std::slice::from_ref(&prompt), options.choices, room));
         let max_tokens = if options.max_tokens_shrinks { wanted.min(room) } else { wanted };
@@ -716,6 +723,9 @@ impl Gateway {
         max_tokens: u32,
         prompt_logprobs: Option<u32>,
     ) -> Result<Answer, ApiError> {
+        if !options.doubts.is_empty() {
+            return Err(ApiError::internal("a doubt was not settled: please report this as a bug"));
+        }
         let hidden = max_tokens == 0;
         let generated = max_tokens.max(1);
         let min_tokens = options.rules.min_tokens;
@@ -759,6 +769,7 @@ impl Gateway {
                 model: &self.model.text,
                 guarded: self.safety().map(|safety| safety.guarded(&options.safety)),
                 personal: self.pii().map_or_else(Personal::default, |pii| pii.personal(options)),
+                disclaimed: safety::disclaimed(self.safety(), options.has_form()),
             },
             Books {
                 objectives: Arc::clone(&self.shared.objectives),

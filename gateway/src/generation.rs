@@ -7,8 +7,10 @@
 //! Stop strings count in what the model says, not in its thought or in a call's arguments: they would cut either where no
 //! client could use it.
 //!
-//! No clock, no HTTP: every endpoint, streamed or not, only serializes the same pieces. [`guarded`] and [`personal`] are inspections.
+//! No clock, no HTTP: every endpoint, streamed or not, only serializes the same pieces. [`guarded`], [`personal`] and
+//! [`disclaimed`] are inspections.
 
+pub mod disclaimed;
 pub mod guarded;
 pub mod personal;
 

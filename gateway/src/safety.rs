@@ -1,14 +1,20 @@
-//! What may be asked and answered here: `tidemill-safety`'s cascade with this server's thresholds, and its counters.
+//! What may be asked and answered here: `tidemill-safety`'s cascade with this server's thresholds, and its counters. `judge`: its last
+//! stage.
+
+pub mod judge;
 
 use crate::{
     audit::Audit,
-    generation::{Finish, StopReason, Violation, guarded::Guarded},
+    generation::{Finish, StopReason, Violation, disclaimed::Disclaimed, guarded::Guarded},
 };
+use judge::Judge;
 use metrics::{counter, histogram};
 use std::{sync::Arc, time::Instant};
 use tidemill_safety::{
     category::{Category, Finding, Threshold, Thresholds},
+    disclaimers::Disclaimer,
     guard::Guard,
+    judge::Doubt,
 };
 
 /// More is not shown to reviewers.
@@ -19,20 +25,31 @@ pub struct Safety {
     pub guard: Arc<Guard>,
     pub input: Thresholds,
     pub output: Thresholds,
+    /// `None`: what the classifier is not sure of may be asked.
+    pub judge: Option<Arc<Judge>>,
+    pub disclaimers: Arc<[Disclaimer]>,
 }
 
 impl Safety {
-    /// The first finding in a prompt's texts, with its text. A request may be stricter than the server, never less strict.
+    /// The first finding in a prompt's texts, with its text; else what is left to the judge. A request may be stricter than the server,
+    /// never less strict.
     pub fn check_input<'a>(
         &self,
         texts: impl IntoIterator<Item = &'a str>,
         stricter: &[(Category, Threshold)],
-    ) -> Result<(), (Finding, &'a str)> {
+    ) -> Result<Vec<Doubt>, (Finding, &'a str)> {
         let (started, thresholds) = (Instant::now(), tightened(self.input, stricter));
-        let found = texts.into_iter().find_map(|text| Some((self.guard.check(text, &thresholds)?, text)));
+        let mut doubts = Vec::new();
+        let found = texts.into_iter().find_map(|text| {
+            let (finding, is_doubtful) = self.guard.examine(text, &thresholds);
+            if is_doubtful && self.judge.is_some() {
+                doubts.extend(self.guard.doubts(text, &thresholds));
+            }
+            Some((finding?, text))
+        });
         histogram!("tidemill_safety_input_seconds").record(started.elapsed());
         let excerpt = |(finding, text)| (finding, self.excerpt(text, &thresholds));
-        found.inspect(|(finding, _)| count("input", finding)).map(excerpt).map_or(Ok(()), Err)
+        found.inspect(|(finding, _)| count("input", finding)).map(excerpt).map_or(Ok(doubts), Err)
     }
 
     /// What a reviewer must see of a text with a finding: it is somewhere in this part.
@@ -52,14 +69,24 @@ impl Safety {
         text
     }
 
-    /// Whether a text may be put into a prompt that its client did not write it into. Nothing is refused, and so nothing counted.
+    /// Whether a text may be put into a prompt that its client did not write it into: not one that the judge would have to see. Nothing
+    /// is refused, and so nothing counted.
     pub fn accepts(&self, text: &str, stricter: &[(Category, Threshold)]) -> bool {
-        self.guard.check(text, &tightened(self.input, stricter)).is_none()
+        let thresholds = tightened(self.input, stricter);
+        let (finding, is_doubtful) = self.guard.examine(text, &thresholds);
+        finding.is_none() && !(is_doubtful && self.judge.is_some() && !self.guard.doubts(text, &thresholds).is_empty())
     }
 
     pub fn guarded(&self, stricter: &[(Category, Threshold)]) -> Guarded {
         Guarded { guard: Arc::clone(&self.guard), thresholds: tightened(self.output, stricter) }
     }
+}
+
+/// What is said after an answer, if anything is. `None` also for one whose form was asked for: it would not have it any more.
+pub fn disclaimed(safety: Option<&Safety>, has_form: bool) -> Option<Disclaimed> {
+    let disclaimers = safety.map(|safety| &safety.disclaimers).filter(|disclaimers| !disclaimers.is_empty() && !has_form)?;
+    let count = |name: &str| counter!("tidemill_safety_disclaimers_total", "name" => name.to_owned()).increment(1);
+    Some(Disclaimed { disclaimers: Arc::clone(disclaimers), count })
 }
 
 /// Who answers for blocks.
@@ -78,7 +105,7 @@ pub fn note_cut(finish: &mut Finish, blocks: Option<&Blocks>) {
     }
 }
 
-fn count(side: &'static str, finding: &Finding) {
+pub(crate) fn count(side: &'static str, finding: &Finding) {
     counter!("tidemill_safety_blocks_total", "side" => side, "category" => finding.category.name(), "stage" => finding.stage.name())
         .increment(1);
 }

@@ -142,6 +142,8 @@ pub struct Finding {
 pub enum Stage {
     Patterns,
     Classifier,
+    /// A model of the cluster.
+    Model,
 }
 
 impl Stage {
@@ -149,6 +151,7 @@ impl Stage {
         match self {
             Self::Patterns => "patterns",
             Self::Classifier => "classifier",
+            Self::Model => "model",
         }
     }
 }

@@ -8,7 +8,7 @@
 //! `<bucket> <weight> …` for each bucket that has any weight.
 
 use crate::{category::Category, normal::Normal};
-use std::fmt::Write;
+use std::{fmt::Write, ops::Range};
 
 const BUCKETS: usize = 1 << 16;
 const CATEGORIES: usize = Category::ALL.len();
@@ -84,17 +84,19 @@ impl Classifier {
     /// Of a whole text in normal form: for each category, of the window that is worst.
     pub fn score_windows(&self, text: &[u8]) -> Scores {
         let mut worst = [0.0; CATEGORIES];
-        let mut start = 0;
-        loop {
-            let end = (start + WINDOW_BYTES).min(text.len());
-            for (worst, score) in worst.iter_mut().zip(self.score(&text[start..end])) {
-                *worst = score.max(*worst);
-            }
-            if end == text.len() {
-                return worst;
-            }
-            start += WINDOW_BYTES / 2;
-        }
+        self.windows(text).for_each(|(_, scores)| take_worse(&mut worst, &scores));
+        worst
+    }
+
+    /// Of each window of a text in normal form.
+    pub fn windows(&self, text: &[u8]) -> impl Iterator<Item = (Range<usize>, Scores)> {
+        let mut next = Some(0);
+        std::iter::from_fn(move || {
+            let start = next?;
+            let window = start..(start + WINDOW_BYTES).min(text.len());
+            next = (window.end < text.len()).then_some(start + WINDOW_BYTES / 2);
+            Some((window.clone(), self.score(&text[window])))
+        })
     }
 
     fn of_buckets(&self, x: &[usize]) -> Scores {
@@ -140,6 +142,11 @@ impl Classifier {
         }
         Ok(Self { weights, bias })
     }
+}
+
+/// Of each category, the higher score.
+pub(crate) fn take_worse(worst: &mut Scores, scores: &Scores) {
+    worst.iter_mut().zip(scores).for_each(|(worst, score)| *worst = score.max(*worst));
 }
 
 /// The buckets of a text's features, each as often as it occurs.

@@ -1,7 +1,7 @@
 //! The whole cascade over a whole text.
 
 use crate::{
-    category::{Category, Finding, Stage, Thresholds},
+    category::{Category, Finding, Stage, Threshold, Thresholds},
     classifier::{Classifier, Scores},
     corpus::{self, TRAINING},
     normal::Normal,
@@ -24,10 +24,20 @@ impl Guard {
 
     /// What is wrong with a text. Of several findings the first stage's, then the one with the highest score.
     pub fn check(&self, text: &str, thresholds: &Thresholds) -> Option<Finding> {
+        self.examine(text, thresholds).0
+    }
+
+    /// The same, and whether a text without a finding should be seen by a later stage.
+    pub fn examine(&self, text: &str, thresholds: &Thresholds) -> (Option<Finding>, bool) {
         let normal = Normal::of(text);
         let listed = self.patterns.find(normal.bytes()).filter(|category| 1.0 >= thresholds.of(*category).score());
-        let listed = listed.map(|category| Finding { category, stage: Stage::Patterns, score: 1.0 });
-        listed.or_else(|| worst(&self.classifier.as_ref()?.score_windows(normal.bytes()), thresholds))
+        if let Some(category) = listed {
+            return (Some(Finding { category, stage: Stage::Patterns, score: 1.0 }), false);
+        }
+        let Some(classifier) = &self.classifier else { return (None, false) };
+        let scores = classifier.score_windows(normal.bytes());
+        let found = worst(&scores, thresholds);
+        (found, found.is_none() && scores.iter().any(|score| *score >= Threshold::Low.score()))
     }
 
     /// The score of every category.

@@ -37,24 +37,24 @@ pub enum PatternError {
     Together(String),
 }
 
-/// Compiled patterns.
-pub struct Patterns {
+/// Compiled patterns. `L`: what each stands for.
+pub struct Patterns<L = Category> {
     automaton: DFA<Vec<u32>>,
     /// Of each pattern.
-    categories: Vec<Category>,
+    labels: Vec<L>,
 }
 
-impl fmt::Debug for Patterns {
+impl<L> fmt::Debug for Patterns<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} patterns", self.categories.len())
+        write!(f, "{} patterns", self.labels.len())
     }
 }
 
 /// What begins at a place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Begins {
+pub enum Begins<L = Category> {
     Nothing,
-    Match(Category),
+    Match(L),
     /// With more text it may be a match.
     Perhaps,
 }
@@ -80,34 +80,47 @@ impl Patterns {
                 } else if let Some(name) = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
                     category = Some(name.parse().map_err(|source| PatternError::Category { line, source })?);
                 } else {
-                    let expression = match text.strip_prefix("re:") {
-                        Some(expression) => format!(r"\b(?:{})\b", expression.trim()),
-                        None => phrase(&normal(text)),
-                    };
-                    check(&expression).map_err(|reason| PatternError::Pattern { line, reason })?;
-                    expressions.push(expression);
+                    expressions.push(expression(text).map_err(|reason| PatternError::Pattern { line, reason })?);
                     categories.push(category.ok_or(PatternError::NoCategory(line))?);
                 }
             }
         }
+        Self::compile(&expressions, categories)
+    }
+}
+
+impl Patterns<()> {
+    /// Lines of a list, of no category.
+    pub fn plain(lines: &[impl AsRef<str>]) -> Result<Self, PatternError> {
+        let of_line = |(line, text): (usize, &_)| {
+            let text = AsRef::<str>::as_ref(text).trim();
+            expression(text).map_err(|reason| PatternError::Pattern { line, reason })
+        };
+        let expressions = (1..).zip(lines).map(of_line).collect::<Result<Vec<_>, _>>()?;
+        Self::compile(&expressions, vec![(); lines.len()])
+    }
+}
+
+impl<L: Copy> Patterns<L> {
+    fn compile(expressions: &[String], labels: Vec<L>) -> Result<Self, PatternError> {
         let config = DFA::config()
             .start_kind(StartKind::Anchored)
             .match_kind(MatchKind::All)
             .dfa_size_limit(Some(AUTOMATON_BYTES_MAX))
             .determinize_size_limit(Some(AUTOMATON_BYTES_MAX));
-        let automaton = DFA::builder().configure(config).syntax(bytewise()).build_many(&expressions);
-        Ok(Self { automaton: automaton.map_err(|error| PatternError::Together(error.to_string()))?, categories })
+        let automaton = DFA::builder().configure(config).syntax(bytewise()).build_many(expressions);
+        Ok(Self { automaton: automaton.map_err(|error| PatternError::Together(error.to_string()))?, labels })
     }
 
     /// What begins at `place` of a text in normal form, which goes on if it is not `ended`. `before`: the byte before the text.
-    pub fn begins(&self, text: &[u8], place: usize, before: Option<u8>, ended: bool) -> Begins {
+    pub fn begins(&self, text: &[u8], place: usize, before: Option<u8>, ended: bool) -> Begins<L> {
         let behind = if place == 0 { before } else { Some(text[place - 1]) };
         let start = start::Config::new().anchored(Anchored::Yes).look_behind(behind);
         let mut state = self.automaton.start_state(&start).expect("the automaton is anchored, and no byte makes it give up");
         for &byte in &text[place..] {
             state = self.automaton.next_state(state, byte);
             if self.automaton.is_match_state(state) {
-                return Begins::Match(self.categories[self.automaton.match_pattern(state, 0).as_usize()]);
+                return Begins::Match(self.labels[self.automaton.match_pattern(state, 0).as_usize()]);
             }
             if self.automaton.is_dead_state(state) {
                 return Begins::Nothing;
@@ -118,15 +131,15 @@ impl Patterns {
         }
         state = self.automaton.next_eoi_state(state);
         match self.automaton.is_match_state(state) {
-            true => Begins::Match(self.categories[self.automaton.match_pattern(state, 0).as_usize()]),
+            true => Begins::Match(self.labels[self.automaton.match_pattern(state, 0).as_usize()]),
             false => Begins::Nothing,
         }
     }
 
     /// The first match in a whole text in normal form.
-    pub fn find(&self, text: &[u8]) -> Option<Category> {
+    pub fn find(&self, text: &[u8]) -> Option<L> {
         places(text, None).find_map(|place| match self.begins(text, place, None, true) {
-            Begins::Match(category) => Some(category),
+            Begins::Match(label) => Some(label),
             Begins::Nothing | Begins::Perhaps => None,
         })
     }
@@ -136,6 +149,15 @@ impl Patterns {
 pub(crate) fn places(text: &[u8], before: Option<u8>) -> impl Iterator<Item = usize> {
     let behind = move |place: usize| if place == 0 { before } else { Some(text[place - 1]) };
     (0..text.len()).filter(move |&place| text[place] >= 0xc0 || (is_word(text[place]) && !behind(place).is_some_and(is_word)))
+}
+
+/// A line of a list.
+fn expression(line: &str) -> Result<String, String> {
+    let expression = match line.strip_prefix("re:") {
+        Some(expression) => format!(r"\b(?:{})\b", expression.trim()),
+        None => phrase(&normal(line)),
+    };
+    check(&expression).map(|()| expression)
 }
 
 /// A phrase as an expression. It matches whole words where its edges are letters that words are made of.
@@ -207,7 +229,7 @@ mod tests {
     #[test]
     fn the_built_in_list_is_of_every_category() {
         let patterns = Patterns::built_in();
-        assert!(Category::ALL.iter().all(|category| patterns.categories.contains(category)));
+        assert!(Category::ALL.iter().all(|category| patterns.labels.contains(category)));
         assert_eq!(patterns.find(b"what is the weather like today?"), None);
     }
 }

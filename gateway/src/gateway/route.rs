@@ -144,7 +144,7 @@ impl Gateway {
         Some((self.served(choice.model)?, by, choice.why, choice.overflow.cloned()))
     }
 
-    fn served(&self, name: &str) -> Option<Arc<ServedModel>> {
+    pub(super) fn served(&self, name: &str) -> Option<Arc<ServedModel>> {
         self.shared.models.iter().find(|model| model.name == name).cloned()
     }
 

@@ -12,7 +12,7 @@ use crate::{
     backend::Submission,
     feedback::Feedback,
     gateway::Routed,
-    generation::{Ended, Finish, Piece, Pipeline, guarded::Guarded, personal::Personal},
+    generation::{Ended, Finish, Piece, Pipeline, disclaimed::Disclaimed, guarded::Guarded, personal::Personal},
     metrics::{self, Objectives, RequestOutcome},
     recent::{FinishedRequest, Recent},
     rollout::{running::Seat, seen::Ended as RequestEnded, shadow::Tap},
@@ -120,6 +120,8 @@ pub struct Reader<'a> {
     pub guarded: Option<Guarded>,
     /// What becomes of what it says of people.
     pub personal: Personal,
+    /// `None`: nothing is said after it.
+    pub disclaimed: Option<Disclaimed>,
 }
 
 impl Reader<'_> {
@@ -130,6 +132,10 @@ impl Reader<'_> {
         }
         if let Some(inspector) = self.personal.inspector() {
             pipeline = pipeline.inspected_by(Box::new(inspector));
+        }
+        // Last: what an operator says is nobody's to change.
+        if let Some(disclaimed) = &self.disclaimed {
+            pipeline = pipeline.inspected_by(Box::new(disclaimed.inspector()));
         }
         pipeline
     }

@@ -152,7 +152,7 @@ fn tokenize(gateway: &Gateway, prompt: Prompt, options: &mut Options) -> Result<
     };
     for text in &texts {
         gateway.check_text_length("prompt", text)?;
-        gateway.check_input("prompt", [text.as_str()], &options.safety)?;
+        options.doubts.extend(gateway.check_input("prompt", [text.as_str()], &options.safety)?);
     }
     if let Some(pii) = gateway.pii() {
         pii.hide_texts(&mut texts, options);
@@ -162,10 +162,11 @@ fn tokenize(gateway: &Gateway, prompt: Prompt, options: &mut Options) -> Result<
 }
 
 /// Prompts of token ids say something, too.
-fn checked(gateway: &Gateway, prompts: Vec<Vec<Token>>, options: &Options) -> Result<Vec<Vec<Token>>, ApiError> {
+fn checked(gateway: &Gateway, prompts: Vec<Vec<Token>>, options: &mut Options) -> Result<Vec<Vec<Token>>, ApiError> {
     if gateway.safety().is_some() {
         for prompt in &prompts {
-            gateway.check_input("prompt", [gateway.text().tokenizer.decode(prompt, true).as_str()], &options.safety)?;
+            let text = gateway.text().tokenizer.decode(prompt, true);
+            options.doubts.extend(gateway.check_input("prompt", [text.as_str()], &options.safety)?);
         }
     }
     Ok(prompts)

@@ -137,9 +137,10 @@ async fn start<E: Endpoint>(gateway: &Arc<Gateway>, headers: &HeaderMap, body: B
     let stored = if E::CONVERSES { Stored::look_up(gateway, &body).await? } else { Stored::default() };
     let worker = Arc::clone(gateway);
     let bytes = body.len() + stored.bytes();
-    let (gateway, endpoint, options, prompts) =
+    let (gateway, endpoint, mut options, prompts) =
         gateway.compute_body(bytes, move || understand::<E>(&worker, arrived, &body, stored)).await?;
     gateway.check_constraint(&options).await?;
+    gateway.settle(E::PROMPT, &mut options).await?;
     // A default shrinks to what fits; a number that the client gave must fit.
     let room = gateway.room(&prompts)?;
     let max_tokens = options.max_tokens.unwrap_or_else(|| E::max_tokens_default(gateway.answer_tokens(&prompts, options.choices, room)));

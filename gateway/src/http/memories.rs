@@ -64,7 +64,8 @@ pub async fn create(Client(gateway): Client, body: Body) -> Answered {
         return Err(ApiError::invalid("text", message));
     }
     // It will stand in system prompts.
-    gateway.check_input("text", [text.as_str()], &[])?;
+    let doubts = gateway.check_input("text", [text.as_str()], &[])?;
+    gateway.settle_doubts("text", doubts).await?;
     let now = unix_seconds();
     let memory = Memory { id: new_id("mem_"), object: "memory".into(), created_at: now, text };
     let body = serde_json::to_string(&memory).expect("it is made of strings and a number");

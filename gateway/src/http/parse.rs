@@ -23,6 +23,7 @@ use tidemill_cluster::class::{ClassId, Classes};
 use tidemill_proto::{block::Token, grammar::Constraint, sampling::Sampling};
 use tidemill_safety::{
     category::{Category, Threshold},
+    judge::Doubt,
     pii::vault::Vault,
 };
 
@@ -107,6 +108,8 @@ pub struct Options {
     pub service_tier: Option<String>,
     /// Stricter limits of the safety checks.
     pub safety: Vec<(Category, Threshold)>,
+    /// What its prompt leaves to the judge.
+    pub doubts: Vec<Doubt>,
     /// What placeholders in the prompt stand for.
     pub vault: Option<Arc<Vault>>,
     /// Without log-probabilities; the endpoints spell those differently.
@@ -195,6 +198,7 @@ impl Options {
             class,
             service_tier,
             safety: safety(request.safety_settings.unwrap_or_default())?,
+            doubts: Vec::new(),
             vault: None,
             sampling,
         })
@@ -220,7 +224,15 @@ pub struct Constrained {
     pub param: &'static str,
 }
 
+/// The `param` of a constraint that nobody asked for: tools' calls must keep to it, and what is said besides is free.
+pub const FORM_OF_CALLS: &str = "tools";
+
 impl Options {
+    /// Whether the client wants what is said in a form of its own.
+    pub fn has_form(&self) -> bool {
+        self.constraint.as_ref().is_some_and(|constrained| constrained.param != FORM_OF_CALLS)
+    }
+
     /// Makes every choice's text follow a grammar, which is compiled before the request goes on. The text ends with the model's end of
     /// sequence, which a client that ignores it then only puts off. The last call counts: it may wrap what an earlier one asked for.
     pub fn constrain(&mut self, Asked { grammar, param }: Asked, model: &TextModel) {

@@ -140,6 +140,19 @@ impl Tokenizer {
         (added.special || token.starts_with('<') && token.ends_with('>')).then_some(id)
     }
 
+    /// A text in which nothing becomes a special token, such as the end of a turn: a space breaks each.
+    pub fn without_marks(&self, text: &str) -> String {
+        let added = self.inner.get_added_vocabulary().get_added_tokens_decoder();
+        let marks = added.values().filter(|token| token.special || token.content.starts_with('<')).map(|token| token.content.as_str());
+        marks.fold(text.to_owned(), |text, mark| match text.contains(mark) {
+            true => {
+                let (first, rest) = mark.split_at(mark.chars().next().map_or(0, char::len_utf8));
+                text.replace(mark, &format!("{first} {rest}"))
+            }
+            false => text,
+        })
+    }
+
     /// A token as its vocabulary spells it.
     pub fn piece(&self, id: Token) -> String {
         self.inner.id_to_token(id).unwrap_or_default()

@@ -1,0 +1,138 @@
+//! What the classifier is not sure of goes to a model of the cluster, past everything that is for clients: routing, safety checks, quotas,
+//! usage, stores and the response cache.
+
+use super::{Gateway, ServedModel};
+use crate::{
+    audit::Audit,
+    backend::Submission,
+    http::{errors::ApiError, parse::Options},
+    safety::{
+        self,
+        judge::{Judge, Unsettled},
+    },
+};
+use metrics::{counter, histogram};
+use std::{
+    cmp::Reverse,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tidemill_cluster::{Failure, NewRequest, Outcome, Rejection, RequestEvent};
+use tidemill_proto::{
+    block::Token,
+    sampling::{Sampling, StopRule},
+    tokens::Tokens,
+};
+use tidemill_safety::{
+    faults::Fate,
+    judge::{Doubt, packed},
+    pii::redact::masked,
+};
+
+/// Likeliest tokens that the judge's words are looked for among.
+const TOP: u32 = 20;
+
+impl Gateway {
+    /// The same of what was doubted while a prompt was made. `param`: the field with the prompt, for errors.
+    pub async fn settle(&self, param: &str, options: &mut Options) -> Result<(), ApiError> {
+        self.settle_doubts(param, std::mem::take(&mut options.doubts)).await
+    }
+
+    /// Refuses what the judge finds harmful; and what nobody can judge, unless the operator lets it pass for a while.
+    pub async fn settle_doubts(&self, param: &str, doubts: Vec<Doubt>) -> Result<(), ApiError> {
+        let Some(judge) = self.safety().and_then(|safety| safety.judge.as_ref()).filter(|_| !doubts.is_empty()) else { return Ok(()) };
+        let doubts: Arc<[Doubt]> = packed(doubts).into();
+        let started = Instant::now();
+        let (unsettled, fate) = match judge.scores(self, &doubts).await {
+            Ok(scores) => {
+                histogram!("tidemill_safety_model_seconds").record(started.elapsed());
+                let found = doubts.iter().zip(scores).find_map(|(doubt, score)| Some((doubt.settle(score)?, &doubt.text)));
+                let Some((finding, text)) = found else { return Ok(()) };
+                safety::count("input", &finding);
+                let blocked = |audit: &Audit| audit.blocked("input", self.tenant(), &self.model.name, finding, text);
+                return Err(ApiError::content_filter(param, finding, self.audit().map(blocked)));
+            }
+            Err(unsettled) => unsettled,
+        };
+        let (reason, detail) = (unsettled.name(), unsettled.to_string());
+        let (tenant, model) = (self.tenant(), judge.model());
+        let categories = doubts.iter().flat_map(Doubt::categories).map(|category| category.name()).collect::<Vec<_>>().join(", ");
+        match fate {
+            Fate::Passes => {
+                tracing::warn!(tenant, model, categories, reason, detail, "a doubtful prompt passes without its last safety check");
+                counter!("tidemill_safety_bypasses_total", "reason" => reason).increment(1);
+                Ok(())
+            }
+            Fate::Refused => {
+                tracing::warn!(tenant, model, categories, reason, detail, "a doubtful prompt is refused: its last safety check failed");
+                counter!("tidemill_safety_unchecked_total", "reason" => reason).increment(1);
+                Err(ApiError::unchecked(param, &unsettled))
+            }
+        }
+    }
+
+    /// The likeliest first tokens after the judge's prompt for each doubt.
+    pub(crate) async fn ask_judge(&self, judge: &Arc<Judge>, doubts: &Arc<[Doubt]>) -> Result<Vec<Vec<(Token, f32)>>, Unsettled> {
+        let served = self.served(judge.model()).ok_or(Unsettled::NoWorker)?;
+        let finder = self.pii().filter(|pii| pii.input).map(|pii| Arc::clone(&pii.finder));
+        let (worker, judge, doubts) = (Arc::clone(&served), Arc::clone(judge), Arc::clone(doubts));
+        let limit = judge.deadline();
+        let made = self.compute(move || {
+            let prompt = |doubt: &Doubt| {
+                let hidden = finder.as_ref().map(|finder| masked(finder, &doubt.text));
+                judge.prompt(&worker.text, hidden.as_deref().unwrap_or(&doubt.text)).map(Tokens::from)
+            };
+            doubts.iter().map(prompt).collect::<Result<Vec<_>, _>>().map_err(|error| ApiError::internal(error.to_string()))
+        });
+        let prompts = made.await.map_err(|error| Unsettled::Failed(error.message().to_owned()))?;
+        self.first_tokens(&served, &prompts, limit).await
+    }
+
+    /// With the caller's salt: what it has asked must not be found in the cache by others.
+    async fn first_tokens(&self, served: &ServedModel, prompts: &[Tokens], limit: Duration) -> Result<Vec<Vec<(Token, f32)>>, Unsettled> {
+        let first = self.classes().iter().min_by_key(|(_, class)| Reverse(class.priority));
+        let class = first.map(|(id, _)| id).unwrap_or_default();
+        let request = |prompt: &Tokens| NewRequest {
+            prompt: prompt.clone(),
+            salt: self.salt(&[]),
+            class,
+            sampling: Sampling { temperature: 0.0, logprobs: Some(TOP), ..Sampling::default() },
+            stop: StopRule { max_tokens: 1, min_tokens: 0, stop_tokens: Vec::new() },
+            constraint: None,
+            choices: 1,
+            prompt_logprobs: None,
+            embeds: false,
+            timeout: limit,
+        };
+        let mut submission = Submission::new(Arc::clone(&served.backend), prompts.iter().map(request).collect())?;
+        let mut heard: Vec<Option<Vec<(Token, f32)>>> = vec![None; prompts.len()];
+        while heard.contains(&None) {
+            match submission.next().await {
+                Some((place, RequestEvent::Token { logprob: Some(logprob), .. })) => heard[place] = Some(logprob.top),
+                Some((_, RequestEvent::Finished { outcome: Outcome::Failed(failure), .. })) => return Err(failure.into()),
+                Some(_) => {}
+                None => return Err(Unsettled::Failed("it has ended without a word".into())),
+            }
+        }
+        Ok(heard.into_iter().flatten().collect())
+    }
+}
+
+impl From<Rejection> for Unsettled {
+    fn from(rejection: Rejection) -> Self {
+        match rejection {
+            Rejection::NoWorker => Self::NoWorker,
+            Rejection::Full { .. } | Rejection::Late { .. } => Self::Busy,
+            Rejection::TooManyChoices { .. } | Rejection::TooLong { .. } => Self::Failed(rejection.to_string()),
+        }
+    }
+}
+
+impl From<Failure> for Unsettled {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::QueueTimeout(_) | Failure::Timeout(_) | Failure::Late { .. } => Self::Overdue,
+            Failure::TooLong { .. } | Failure::Losses(_) | Failure::Worker(_) => Self::Failed(failure.to_string()),
+        }
+    }
+}

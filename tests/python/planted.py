@@ -1,0 +1,46 @@
+"""Checkpoints that always say the same, for tests that need a model with an opinion."""
+
+import json
+import shutil
+import struct
+
+from conftest import MODEL
+
+# What the said token's logit is above all others'.
+MARGIN = 12.0
+SILENT = ("o_proj.weight", "down_proj.weight")
+LOUD = ("embed_tokens.weight", "norm.weight", "layernorm.weight")
+
+
+def planted(directory, pieces):
+    """The tiny Llama with other weights: whatever it is told, one of `pieces` (of its vocabulary) comes next, all of them as likely.
+
+    Every token looks alike, no layer adds anything, and what is left is the same vector of ones, from which a new output matrix makes
+    the logits.
+    """
+    directory.mkdir()
+    for file in MODEL.iterdir():
+        shutil.copy(file, directory)
+    config = json.loads((MODEL / "config.json").read_text()) | {"tie_word_embeddings": False}
+    (directory / "config.json").write_text(json.dumps(config))
+    vocabulary = json.loads((MODEL / "tokenizer.json").read_text())["model"]["vocab"]
+    width, tokens = config["hidden_size"], config["vocab_size"]
+    said = {vocabulary[piece] for piece in pieces}
+    head = b"".join(bfloat16(MARGIN / width if token in said else 0.0) * width for token in range(tokens))
+
+    whole = (MODEL / "model.safetensors").read_bytes()
+    (size,) = struct.unpack("<Q", whole[:8])
+    header, data = json.loads(whole[8 : 8 + size]), bytearray(whole[8 + size :])
+    for name, tensor in header.items():
+        if name.endswith(SILENT + LOUD):
+            start, end = tensor["data_offsets"]
+            data[start:end] = bfloat16(0.0 if name.endswith(SILENT) else 1.0) * ((end - start) // 2)
+    header["lm_head.weight"] = {"dtype": "BF16", "shape": [tokens, width], "data_offsets": [len(data), len(data) + len(head)]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    (directory / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data + head)
+    return directory
+
+
+def bfloat16(number):
+    return struct.pack("<f", number)[2:]
