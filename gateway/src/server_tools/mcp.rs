@@ -347,3 +347,6 @@ fn of_transport(error: &DynamicTransportError) -> String {
         None => error.to_string(),
     }
 }
+
+#[cfg(test)]
+mod tests;
