@@ -15,7 +15,11 @@ use futures_util::future::{BoxFuture, FutureExt, join_all};
 use mcp::{BETWEEN, McpServer, McpSettings};
 use metrics::{counter, histogram};
 use serde_json::{Value, json};
-use std::{collections::BTreeMap, sync::Arc, time::Instant};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Instant,
+};
 use tidemill_tenancy::web::TargetError;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use tokio::sync::watch;
@@ -95,13 +99,9 @@ impl ServerTools {
 
     /// Those that a client names, as the model sees them; an MCP server's name is all of its tools. Each once.
     pub fn offered(&self, names: &[String]) -> Result<Vec<Tool>, NotOffered> {
-        let mut offered: Vec<Tool> = Vec::new();
-        for name in names {
-            for tool in self.named(name)? {
-                if !offered.iter().any(|other| other.name == tool.name) {
-                    offered.push(tool);
-                }
-            }
+        let (mut offered, mut asked, mut there) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
+        for name in names.iter().filter(|name| asked.insert(*name)) {
+            offered.extend(self.named(name)?.into_iter().filter(|tool| there.insert(tool.name.clone())));
         }
         Ok(offered)
     }
@@ -205,7 +205,7 @@ mod tests {
     #[test]
     fn a_client_gets_those_that_it_names() {
         let tools = built_in();
-        let offered = tools.offered(&[CLOCK.into()]).unwrap();
+        let offered = tools.offered(&[CLOCK.into(), CLOCK.into()]).unwrap();
         assert_eq!((offered.len(), offered[0].name.as_str()), (1, CLOCK));
         let error = tools.offered(&["shell".into()]).unwrap_err().to_string();
         assert_eq!(error, "this server has no tool `shell`: it has `calculator`, `clock`");

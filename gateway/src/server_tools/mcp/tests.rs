@@ -43,7 +43,9 @@ fn settings(url: String) -> McpSettings {
 /// A server of the older kind, with sessions.
 fn old(method: &str, request: &Value) -> Response {
     let result = match method {
-        "initialize" => json!({"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": {"name": "s", "version": "1"}}),
+        "initialize" => {
+            json!({"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": {"name": "s", "version": "1"}})
+        }
         "tools/list" => json!({"tools": [{"name": "weather", "description": "d", "inputSchema": {"type": "object"}}]}),
         "tools/call" => json!({"content": [{"type": "text", "text": "sunny"}]}),
         "server/discover" => return (StatusCode::BAD_REQUEST, "Missing session ID").into_response(),
