@@ -7,7 +7,8 @@ use tidemill_net::{config::Cli, process};
 async fn main() -> Result<(), process::Failed> {
     let cli = Cli::<Flags>::of_process("tidemill-coordinator", "The cluster's front door and scheduler");
     let settings = cli.resolve()?.check()?;
-    process::init_logging(&settings.log);
+    // The client of MCP servers tells at length, sessions and all, what the gateway tells in a line. `--log` may still ask for it.
+    process::init_logging(&format!("rmcp=off,{}", settings.log));
     let shutdown = process::shutdown(settings.exit_with_parent);
     Ok(run::run(settings, shutdown).await?)
 }

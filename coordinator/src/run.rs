@@ -261,6 +261,8 @@ impl Coordinator {
         let mut batching = tokio::spawn(Arc::clone(&self.gateway).run_batches());
         let mut summarizing = tokio::spawn(Arc::clone(&self.gateway).run_summaries());
         let gateway = Arc::clone(&self.gateway);
+        let mut connecting = tokio::spawn(async move { gateway.tend_server_tools().await });
+        let gateway = Arc::clone(&self.gateway);
         let mut retiring = tokio::spawn(async move { gateway.expire_audit().await });
         let gateway = Arc::clone(&self.gateway);
         let mut rolling = tokio::spawn(async move { gateway.tend_rollouts().await });
@@ -298,9 +300,17 @@ impl Coordinator {
             _ = &mut tending => Err(RunError::Broken("looks after tenants")),
             _ = &mut batching => Err(RunError::Broken("runs batches")),
             _ = &mut summarizing => Err(RunError::Broken("summarizes conversations")),
+            _ = &mut connecting => Err(RunError::Broken("keeps connections to MCP servers")),
             _ = &mut retiring => Err(RunError::Broken("lets old audit records go")),
             _ = &mut rolling => Err(RunError::Broken("looks after rollouts")),
         };
+        if let Some(tools) = self.gateway.server_tools().filter(|_| !connecting.is_finished()) {
+            // Servers are told that their sessions have ended.
+            tools.end();
+            let _ = connecting.await;
+        } else {
+            connecting.abort();
+        }
         self.endpoint.close().await;
         ticking.abort();
         accepting.abort();

@@ -270,6 +270,14 @@ impl Gateway {
         self.shared.server_tools.as_ref()
     }
 
+    /// Keeps connections to servers of tools, until [`ServerTools::end`].
+    pub async fn tend_server_tools(&self) {
+        match self.server_tools() {
+            Some(tools) => tools.tend().await,
+            None => std::future::pending().await,
+        }
+    }
+
     pub fn is_shadow(&self) -> bool {
         self.caller.as_ref().is_some_and(|caller| caller.is_shadow())
     }

@@ -1,20 +1,28 @@
-//! Tools that run here, for a model that calls them, where a client asks for it: a calculator, a clock, and an operator's HTTP endpoints.
+//! Tools that run here, for a model that calls them, where a client asks for it: a calculator, a clock, an operator's HTTP
+//! endpoints, and tools of MCP servers.
 //! What they return goes back to the model; see `http/responses/rounds.rs`.
 //!
-//! A model writes the arguments, so nothing in them chooses where a request goes: an endpoint's URL is the operator's, its host must be
-//! on the operator's list, and no redirect is followed.
+//! A model writes the arguments, so nothing in them chooses where a request goes: URLs are the operator's, their hosts must be on the
+//! operator's list, and no redirect is followed.
 
 pub mod calculator;
 pub mod endpoint;
+pub mod mcp;
 
 use crate::dialog::Tool;
 use endpoint::{Endpoint, EndpointSettings};
-use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::future::{BoxFuture, FutureExt, join_all};
+use mcp::{BETWEEN, McpServer, McpSettings};
 use metrics::{counter, histogram};
 use serde_json::{Value, json};
-use std::{collections::BTreeMap, sync::Arc, time::Instant};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Instant,
+};
 use tidemill_tenancy::web::TargetError;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use tokio::sync::watch;
 
 pub const CALCULATOR: &str = "calculator";
 pub const CLOCK: &str = "clock";
@@ -24,6 +32,8 @@ pub struct Settings {
     /// Of [`CALCULATOR`] and [`CLOCK`].
     pub built_in: Vec<String>,
     pub endpoints: Vec<EndpointSettings>,
+    /// No other tool has a name that begins like one of theirs.
+    pub mcp: Vec<McpSettings>,
     /// Times that the model is asked for one response: the last time without tools, so that it answers.
     pub rounds_max: u32,
 }
@@ -31,7 +41,11 @@ pub struct Settings {
 #[derive(Debug)]
 pub struct ServerTools {
     tools: BTreeMap<String, ServerTool>,
+    /// By name.
+    mcp: BTreeMap<String, Arc<McpServer>>,
     pub rounds_max: u32,
+    /// Connections have to end.
+    ended: watch::Sender<bool>,
 }
 
 #[derive(Debug)]
@@ -47,12 +61,13 @@ enum Runs {
     Endpoint(Arc<Endpoint>),
 }
 
-/// A tool that no client named.
+/// Why a client does not get what it names.
 #[derive(Debug, thiserror::Error)]
-#[error("this server has no tool `{name}`: it has {there}")]
-pub struct UnknownTool {
-    name: String,
-    there: String,
+pub enum NotOffered {
+    #[error("this server has no tool `{name}`: it has {there}")]
+    Unknown { name: String, there: String },
+    #[error("the tools of `{0}` are not there yet: its MCP server has not answered. Please try again later.")]
+    NotYet(String),
 }
 
 impl ServerTools {
@@ -66,27 +81,68 @@ impl ServerTools {
             let shown = endpoint.shown.clone();
             tools.insert(shown.name.clone(), ServerTool { shown, runs: Runs::Endpoint(Arc::new(Endpoint::new(endpoint)?)) });
         }
-        Ok(Self { tools, rounds_max: settings.rounds_max })
+        let mcp = settings.mcp.into_iter().map(|server| Ok((server.name.clone(), Arc::new(McpServer::new(server)?))));
+        Ok(Self { tools, mcp: mcp.collect::<Result<_, _>>()?, rounds_max: settings.rounds_max, ended: watch::Sender::new(false) })
     }
 
-    /// Those that a client names, as the model sees them.
-    pub fn offered(&self, names: &[String]) -> Result<Vec<Tool>, UnknownTool> {
-        let named = |name: &String| {
-            let there = || self.tools.keys().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-            self.tools.get(name).map(|tool| tool.shown.clone()).ok_or_else(|| UnknownTool { name: name.clone(), there: there() })
+    /// Keeps connections to MCP servers, until they have to end.
+    pub async fn tend(&self) {
+        join_all(self.mcp.values().map(|server| server.tend(self.ended.subscribe()))).await;
+        // Where there are none.
+        let _ = self.ended.subscribe().wait_for(|ended| *ended).await;
+    }
+
+    /// [`Self::tend`] ends.
+    pub fn end(&self) {
+        self.ended.send_replace(true);
+    }
+
+    /// Those that a client names, as the model sees them; an MCP server's name is all of its tools. Each once.
+    pub fn offered(&self, names: &[String]) -> Result<Vec<Tool>, NotOffered> {
+        let (mut offered, mut asked, mut there) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
+        for name in names.iter().filter(|name| asked.insert(*name)) {
+            offered.extend(self.named(name)?.into_iter().filter(|tool| there.insert(tool.name.clone())));
+        }
+        Ok(offered)
+    }
+
+    fn named(&self, name: &str) -> Result<Vec<Tool>, NotOffered> {
+        if let Some(tool) = self.tools.get(name) {
+            return Ok(vec![tool.shown.clone()]);
+        }
+        let Some((server, mcp)) = self.server(name) else {
+            let names: Vec<_> = self.tools.keys().chain(self.mcp.keys()).map(|name| format!("`{name}`")).collect();
+            return Err(NotOffered::Unknown { name: name.to_owned(), there: names.join(", ") });
         };
-        names.iter().map(named).collect()
+        let tools = mcp.tools().ok_or_else(|| NotOffered::NotYet(server.to_owned()))?;
+        if name == server {
+            return Ok(tools);
+        }
+        match tools.iter().find(|tool| tool.name == name) {
+            Some(tool) => Ok(vec![tool.clone()]),
+            None => {
+                let names: Vec<_> = tools.iter().map(|tool| format!("`{}`", tool.name)).collect();
+                Err(NotOffered::Unknown { name: name.to_owned(), there: format!("of `{server}` {}", names.join(", ")) })
+            }
+        }
+    }
+
+    /// The MCP server of a name that is its own or a tool's.
+    fn server<'a>(&self, name: &'a str) -> Option<(&'a str, &Arc<McpServer>)> {
+        let server = name.split_once(BETWEEN).map_or(name, |(server, _)| server);
+        self.mcp.get(server).map(|mcp| (server, mcp))
     }
 
     /// What a call returns, also what went wrong: the model is told. Within the tool's time.
     pub fn call(&self, name: &str, arguments: Value) -> BoxFuture<'static, String> {
-        let Some(tool) = self.tools.get(name) else { return async { "error: there is no such tool".into() }.boxed() };
-        let (name, began) = (name.to_owned(), Instant::now());
-        let returned = match &tool.runs {
-            Runs::Calculator => std::future::ready(calculated(&arguments)).boxed(),
-            Runs::Clock => std::future::ready(Ok(now(OffsetDateTime::now_utc()))).boxed(),
-            Runs::Endpoint(endpoint) => Arc::clone(endpoint).call(arguments).boxed(),
+        let returned = match (self.tools.get(name).map(|tool| &tool.runs), self.server(name)) {
+            (Some(Runs::Calculator), _) => std::future::ready(calculated(&arguments)).boxed(),
+            (Some(Runs::Clock), _) => std::future::ready(Ok(now(OffsetDateTime::now_utc()))).boxed(),
+            (Some(Runs::Endpoint(endpoint)), _) => Arc::clone(endpoint).call(arguments).boxed(),
+            (None, Some((_, server))) => Arc::clone(server).call(name.to_owned(), arguments).boxed(),
+            (None, None) => return async { "error: there is no such tool".into() }.boxed(),
         };
+        let (name, began) = (name.to_owned(), Instant::now());
         async move {
             let returned = returned.await;
             let outcome = if returned.is_ok() { "ok" } else { "failed" };
@@ -143,13 +199,13 @@ mod tests {
 
     fn built_in() -> ServerTools {
         let built_in = [CALCULATOR, CLOCK].map(str::to_owned).into();
-        ServerTools::new(Settings { built_in, endpoints: Vec::new(), rounds_max: 8 }).unwrap()
+        ServerTools::new(Settings { built_in, endpoints: Vec::new(), mcp: Vec::new(), rounds_max: 8 }).unwrap()
     }
 
     #[test]
     fn a_client_gets_those_that_it_names() {
         let tools = built_in();
-        let offered = tools.offered(&[CLOCK.into()]).unwrap();
+        let offered = tools.offered(&[CLOCK.into(), CLOCK.into()]).unwrap();
         assert_eq!((offered.len(), offered[0].name.as_str()), (1, CLOCK));
         let error = tools.offered(&["shell".into()]).unwrap_err().to_string();
         assert_eq!(error, "this server has no tool `shell`: it has `calculator`, `clock`");

@@ -10,9 +10,12 @@ use std::{
     time::Duration,
 };
 use ureq::{
-    Agent,
+    Agent, Body,
     config::ConfigBuilder,
-    http::Uri,
+    http::{
+        HeaderMap, HeaderValue, Method, Request, Response, Uri,
+        header::{AUTHORIZATION, CONTENT_TYPE},
+    },
     tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem},
     typestate::AgentScope,
 };
@@ -93,24 +96,58 @@ impl Target {
     }
 }
 
-/// Posts to one URL.
+/// Asks one URL.
 #[derive(Debug)]
 pub struct Client {
     agent: Agent,
     url: String,
 }
 
+/// A head; the body is still to be read.
+#[derive(Debug)]
+pub struct Answer(Response<Body>);
+
 impl Client {
     /// Status and body of the answer, whatever the status; a body is cut after so many bytes. An error: there was no answer.
     pub fn post_json(&self, token: Option<&str>, body: &str, bytes_max: u64) -> Result<(u16, String), String> {
-        let mut request = self.agent.post(&self.url).header("content-type", "application/json");
-        if let Some(token) = token {
-            request = request.header("authorization", format!("Bearer {token}"));
-        }
-        let mut answer = request.send(body).map_err(|error| error.to_string())?;
+        let headers = HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static("application/json"))]);
+        let answer = self.send(Method::POST, token, headers, Some(body))?;
+        let status = answer.status();
         let mut bytes = Vec::new();
-        answer.body_mut().as_reader().take(bytes_max).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
-        Ok((answer.status().as_u16(), String::from_utf8_lossy(&bytes).into_owned()))
+        answer.into_reader().take(bytes_max).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+        Ok((status, String::from_utf8_lossy(&bytes).into_owned()))
+    }
+
+    /// The answer, whatever its status; its body, too, has to come within the client's time. An error: there was no answer.
+    pub fn send(&self, method: Method, token: Option<&str>, headers: HeaderMap, body: Option<&str>) -> Result<Answer, String> {
+        let mut request = Request::builder().method(method).uri(&self.url);
+        if let Some(token) = token {
+            request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+        }
+        for (name, value) in &headers {
+            request = request.header(name, value);
+        }
+        let answer = match body {
+            Some(body) => request.body(body).map(|request| self.agent.run(request)),
+            None => request.body(()).map(|request| self.agent.run(request)),
+        };
+        answer.map_err(|error| error.to_string())?.map(Answer).map_err(|error| error.to_string())
+    }
+}
+
+impl Answer {
+    pub fn status(&self) -> u16 {
+        self.0.status().as_u16()
+    }
+
+    /// `None`: it is not there, or no text.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.0.headers().get(name).and_then(|value| value.to_str().ok())
+    }
+
+    /// Whoever reads bounds it.
+    pub fn into_reader(self) -> impl Read + Send + 'static {
+        self.0.into_body().into_reader()
     }
 }
 

@@ -5,7 +5,11 @@ use serde_json::Value;
 use std::{path::PathBuf, time::Duration};
 use tidemill_gateway::{
     dialog::Tool,
-    server_tools::{CALCULATOR, CLOCK, Settings, endpoint::EndpointSettings},
+    server_tools::{
+        CALCULATOR, CLOCK, Settings,
+        endpoint::EndpointSettings,
+        mcp::{BETWEEN, McpSettings},
+    },
 };
 use tidemill_net::config::{ConfigError, invalid};
 use tidemill_tenancy::{records::check_name, web::Target};
@@ -15,6 +19,9 @@ const ROUNDS_MAX: u32 = 64;
 const TIMEOUT_MS: u64 = 5_000;
 const TIMEOUT_MS_MAX: u64 = 120_000;
 const TOOLS_MAX: usize = 256;
+const SERVERS_MAX: usize = 32;
+/// So that there is room for a tool's.
+const SERVER_NAME_BYTES_MAX: usize = 32;
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -27,6 +34,8 @@ pub struct ServerToolsFlags {
     pub rounds_max: Option<u32>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool: Vec<ToolFlags>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub mcp: Vec<McpFlags>,
 }
 
 /// An HTTP endpoint: arguments are posted to it as JSON.
@@ -42,6 +51,25 @@ pub struct ToolFlags {
     /// Calls are made to keep to it [default: true]
     pub strict: Option<bool>,
     /// [default: 5000]
+    pub timeout_ms: Option<u64>,
+    /// File with a token that is sent as `Authorization: Bearer`; read before each request
+    pub token: Option<PathBuf>,
+    /// PEM file with the authorities that the URL's certificate may come from [default: those that browsers trust]
+    pub ca: Option<PathBuf>,
+}
+
+/// An MCP server, over streamable HTTP.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct McpFlags {
+    /// Its tools are offered as `NAME__TOOL`
+    pub name: String,
+    pub url: String,
+    /// Its tools that are offered, by the server's names [default: all]
+    pub allowed: Option<Vec<String>>,
+    /// Calls are made to keep to the tools' schemas [default: false]
+    pub strict: Option<bool>,
+    /// Of a call, and of each step of connecting [default: 5000]
     pub timeout_ms: Option<u64>,
     /// File with a token that is sent as `Authorization: Bearer`; read before each request
     pub token: Option<PathBuf>,
@@ -69,38 +97,84 @@ impl ServerToolsFlags {
             }
             endpoints.push(tool.check(&self.hosts)?);
         }
-        Ok(Settings { built_in, endpoints, rounds_max })
+        if self.mcp.len() > SERVERS_MAX {
+            return Err(invalid("server_tools.mcp", self.mcp.len(), format!("there may be {SERVERS_MAX} servers at most")));
+        }
+        let mut mcp: Vec<McpSettings> = Vec::new();
+        for server in self.mcp {
+            if mcp.iter().any(|other| other.name == server.name) {
+                return Err(invalid("server_tools.mcp.name", &server.name, "there are two servers of this name"));
+            }
+            let tools = format!("{}{BETWEEN}", server.name);
+            let mut names = built_in.iter().chain(endpoints.iter().map(|endpoint| &endpoint.shown.name));
+            if let Some(tool) = names.find(|name| **name == server.name || name.starts_with(&tools)) {
+                let problem = format!("the tool `{tool}` could be taken for it, or for one of its tools: give one of them another name");
+                return Err(invalid("server_tools.mcp.name", &server.name, problem));
+            }
+            mcp.push(server.check(&self.hosts)?);
+        }
+        Ok(Settings { built_in, endpoints, mcp, rounds_max })
     }
 }
 
 impl ToolFlags {
     fn check(self, hosts: &[String]) -> Result<EndpointSettings, ConfigError> {
         check_name("tool", &self.name).map_err(|problem| invalid("server_tools.tool.name", &self.name, problem))?;
-        let target = Target { url: self.url, ca: self.ca };
-        target.check().map_err(|error| invalid("server_tools.tool.url", &target.url, error.to_string()))?;
-        let host = target.host().unwrap_or_default();
-        if !hosts.iter().any(|listed| *listed == host || host.rsplit_once(':').is_some_and(|(name, _)| listed == name)) {
-            return Err(invalid(
-                "server_tools.tool.url",
-                &target.url,
-                format!("no request goes to a host that is not listed: add `{host}` to server_tools.hosts"),
-            ));
-        }
+        let target = target("server_tools.tool.url", self.url, self.ca, hosts)?;
         if !self.parameters.is_object() {
             return Err(invalid("server_tools.tool.parameters", &self.parameters, "must be a JSON schema: a table"));
         }
-        let timeout_ms = self.timeout_ms.unwrap_or(TIMEOUT_MS);
-        if !(1..=TIMEOUT_MS_MAX).contains(&timeout_ms) {
-            return Err(invalid("server_tools.tool.timeout_ms", timeout_ms, format!("must be from 1 to {TIMEOUT_MS_MAX}")));
-        }
+        let timeout = timeout("server_tools.tool.timeout_ms", self.timeout_ms)?;
         let shown = Tool {
             name: self.name,
             description: Some(self.description),
             parameters: Some(self.parameters),
             strict: self.strict.unwrap_or(true),
         };
-        Ok(EndpointSettings { shown, target, token: self.token, timeout: Duration::from_millis(timeout_ms) })
+        Ok(EndpointSettings { shown, target, token: self.token, timeout })
     }
+}
+
+impl McpFlags {
+    fn check(self, hosts: &[String]) -> Result<McpSettings, ConfigError> {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
+        let is_name = (1..=SERVER_NAME_BYTES_MAX).contains(&self.name.len()) && self.name.bytes().all(plain);
+        if !is_name || self.name.contains(BETWEEN) || self.name.ends_with('_') {
+            let problem = format!(
+                "must be 1 to {SERVER_NAME_BYTES_MAX} letters, digits, `-` or `_`, without `{BETWEEN}`, and not end in `_`: tools get names \
+                 such as `files{BETWEEN}read`"
+            );
+            return Err(invalid("server_tools.mcp.name", &self.name, problem));
+        }
+        Ok(McpSettings {
+            target: target("server_tools.mcp.url", self.url, self.ca, hosts)?,
+            timeout: timeout("server_tools.mcp.timeout_ms", self.timeout_ms)?,
+            name: self.name,
+            token: self.token,
+            allowed: self.allowed,
+            strict: self.strict.unwrap_or(false),
+        })
+    }
+}
+
+/// Where requests may go.
+fn target(key: &'static str, url: String, ca: Option<PathBuf>, hosts: &[String]) -> Result<Target, ConfigError> {
+    let target = Target { url, ca };
+    target.check().map_err(|error| invalid(key, &target.url, error.to_string()))?;
+    let host = target.host().unwrap_or_default();
+    if hosts.iter().any(|listed| *listed == host || host.rsplit_once(':').is_some_and(|(name, _)| listed == name)) {
+        return Ok(target);
+    }
+    let problem = format!("no request goes to a host that is not listed: add `{host}` to server_tools.hosts");
+    Err(invalid(key, &target.url, problem))
+}
+
+fn timeout(key: &'static str, ms: Option<u64>) -> Result<Duration, ConfigError> {
+    let ms = ms.unwrap_or(TIMEOUT_MS);
+    if !(1..=TIMEOUT_MS_MAX).contains(&ms) {
+        return Err(invalid(key, ms, format!("must be from 1 to {TIMEOUT_MS_MAX}")));
+    }
+    Ok(Duration::from_millis(ms))
 }
 
 #[cfg(test)]
@@ -114,13 +188,18 @@ mod tests {
 
     const TOOL: &str = "[[tool]]\nname = 'weather'\ndescription = 'x'\nurl = 'http://127.0.0.1:9/w'\n[tool.parameters]\ntype = 'object'\n";
 
+    const MCP: &str = "[[mcp]]\nname = 'files'\nurl = 'http://127.0.0.1:9/mcp'\n";
+
     #[test]
     fn no_request_goes_to_a_host_that_is_not_listed() {
         for hosts in ["", "hosts = ['127.0.0.2']\n", "hosts = ['127.0.0.1:8']\n"] {
-            assert!(checked(&format!("{hosts}{TOOL}")).unwrap_err().contains("not listed"), "{hosts}");
+            for there in [TOOL, MCP] {
+                assert!(checked(&format!("{hosts}{there}")).unwrap_err().contains("not listed"), "{hosts}");
+            }
         }
         for hosts in ["hosts = ['127.0.0.1:9']\n", "hosts = ['127.0.0.1']\n"] {
-            let settings = checked(&format!("{hosts}{TOOL}")).unwrap();
+            let settings = checked(&format!("{hosts}{TOOL}{MCP}")).unwrap();
+            assert_eq!((settings.mcp[0].name.as_str(), settings.mcp[0].strict), ("files", false));
             assert_eq!((settings.endpoints.len(), settings.built_in.len(), settings.rounds_max), (1, 2, ROUNDS));
             assert!(settings.endpoints[0].shown.strict);
         }
@@ -136,6 +215,13 @@ mod tests {
             (&format!("{hosts}{}", TOOL.replace("weather", "clock")), "two tools"),
             (&format!("{hosts}{}", TOOL.replace("127.0.0.1:9", "tools.example")), "https"),
             (&format!("{hosts}{}", TOOL.replace("weather", "a b")), "tool"),
+            (&format!("{hosts}{MCP}{MCP}"), "two servers"),
+            (&format!("{hosts}{}", MCP.replace("files", "clock")), "could be taken"),
+            (&format!("{hosts}{}{MCP}", TOOL.replace("weather", "files__read")), "could be taken"),
+            (&format!("{hosts}{}", MCP.replace("files", "my__files")), "without `__`"),
+            (&format!("{hosts}{}", MCP.replace("files", "files_")), "not end in"),
+            (&format!("{hosts}{}", MCP.replace("files", "my.files")), "letters"),
+            (&format!("{hosts}{MCP}timeout_ms = 0"), "from 1"),
         ] {
             let error = checked(text).unwrap_err();
             assert!(error.contains(words), "{error}");

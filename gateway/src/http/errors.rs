@@ -172,6 +172,12 @@ impl ApiError {
         Self { code: Some("no_majority"), retry_after_s: Some(1), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
     }
 
+    /// An MCP server has not answered since this process started.
+    pub fn no_tools_yet(message: impl Into<String>) -> Self {
+        let new = Self::new(StatusCode::SERVICE_UNAVAILABLE, message);
+        Self { param: Some("server_tools".into()), code: Some("tools_not_ready"), retry_after_s: Some(5), ..new }
+    }
+
     pub fn no_room_to_replay() -> Self {
         let message = "There is no room to keep this stream's events at the moment, so that it cannot go on after `Last-Event-ID`.";
         Self { retry_after_s: Some(5), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }

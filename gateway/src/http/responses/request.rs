@@ -10,6 +10,7 @@ use crate::{
         parse::{self, Options},
         structured,
     },
+    server_tools::NotOffered,
 };
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -139,8 +140,10 @@ pub(super) fn understand(gateway: &Gateway, arrived: Instant, bytes: &[u8]) -> R
     };
     let input = input(body.input, &before)?;
     let (mut tools, repeated_tools) = tools(body.tools.unwrap_or_default())?;
-    let server_tools = body.server_tools.unwrap_or_default();
-    tools.extend(offered(&gateway, &server_tools)?);
+    let named = body.server_tools.unwrap_or_default();
+    let here = offered(&gateway, &named)?;
+    let server_tools = here.iter().map(|tool| tool.name.clone()).collect();
+    tools.extend(here);
     let (tools, tool_choice) = tool_choice(tools, body.tool_choice.as_ref())?;
     let parallel = body.parallel_tool_calls.unwrap_or(true);
     let effort = body.reasoning.and_then(|reasoning| reasoning.effort);
@@ -162,8 +165,8 @@ pub(super) fn understand(gateway: &Gateway, arrived: Instant, bytes: &[u8]) -> R
         "truncation": "disabled",
     });
     let Value::Object(mut echo) = echo else { unreachable!("it is written as an object") };
-    if !server_tools.is_empty() {
-        echo.insert("server_tools".into(), json!(server_tools));
+    if !named.is_empty() {
+        echo.insert("server_tools".into(), json!(named));
     }
     let request = Request {
         options,
@@ -244,7 +247,10 @@ fn offered(gateway: &Gateway, names: &[String]) -> Result<Vec<Tool>, ApiError> {
         return Ok(Vec::new());
     }
     let tools = gateway.server_tools().ok_or_else(|| ApiError::invalid("server_tools", "this server runs no tools"))?;
-    tools.offered(names).map_err(|unknown| ApiError::invalid("server_tools", unknown.to_string()))
+    tools.offered(names).map_err(|reason| match reason {
+        NotOffered::Unknown { .. } => ApiError::invalid("server_tools", reason.to_string()),
+        NotOffered::NotYet(_) => ApiError::no_tools_yet(reason.to_string()),
+    })
 }
 
 /// Some choices leave fewer tools.
