@@ -8,7 +8,7 @@ use super::{
 use crate::cuda::{
     CudaError,
     compile::Arch,
-    gemm::{Operands, Output, Scales},
+    gemm::{Operands, Output, Scales, multiplies_fp8_rows},
 };
 use cudarc::driver::CudaSlice;
 use rand::Rng;
@@ -31,7 +31,7 @@ pub fn all(gpu: &mut TestGpu, checks: &mut Checks) -> Result<(), CudaError> {
     }
     for (rows, inner, columns) in [(16, 512, 512), (133, 1040, 528), (256, 4096, 1024)] {
         fp8(gpu, checks, rows, inner, columns, false)?;
-        if major >= 9 {
+        if multiplies_fp8_rows(gpu.device.properties().arch) {
             fp8(gpu, checks, rows, inner, columns, true)?;
         }
     }
