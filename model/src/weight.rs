@@ -145,19 +145,19 @@ impl Fp8Matrix {
         let row_bytes = 2 * self.cols;
         let mut numbers = vec![0; self.rows * row_bytes];
         let mut rows: Vec<(usize, &mut [u8])> = numbers.chunks_exact_mut(row_bytes).enumerate().collect();
-        cpu.for_each_mut(&mut rows, |(row, to)| {
-            for (to, number) in to.as_chunks_mut().0.iter_mut().zip(self.row_bf16s(*row)) {
-                *to = number.to_le_bytes();
-            }
-        });
+        cpu.for_each_mut(&mut rows, |(row, to)| self.write_row(*row, to.as_chunks_mut().0, u16::to_le_bytes));
         numbers
     }
 
-    /// The bits of a row's numbers in bf16.
-    pub(crate) fn row_bf16s(&self, row: usize) -> impl Iterator<Item = u16> {
+    /// Writes a row's numbers, whose bits in bf16 `store` stores.
+    pub(crate) fn write_row<T>(&self, row: usize, to: &mut [T], store: impl Fn(u16) -> T) {
         let across = self.cols.div_ceil(self.block.1);
         let scales = &self.scales[row / self.block.0 * across..][..across];
-        self.row_bytes(row).chunks(self.block.1).zip(scales).flat_map(|(bytes, &scale)| e4m3_to_bf16(bytes, scale))
+        for ((bytes, to), &scale) in self.row_bytes(row).chunks(self.block.1).zip(to.chunks_mut(self.block.1)).zip(scales) {
+            for (&byte, to) in bytes.iter().zip(to) {
+                *to = store(e4m3_to_bf16(byte, scale));
+            }
+        }
     }
 
     /// The scale of a row, where a block spans all columns.

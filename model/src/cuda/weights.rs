@@ -273,7 +273,8 @@ impl Columns {
         match weight {
             Weight::Plain(matrix) => self.write_plain(matrix, row, to),
             Weight::Fp8(matrix) => {
-                let numbers: Vec<Bf16> = matrix.row_bf16s(row).collect();
+                let mut numbers: Vec<Bf16> = vec![0; weight.cols()];
+                matrix.write_row(row, &mut numbers, |bits| bits);
                 self.write(numbers.len(), to, |range, to| to.copy_from_slice(&numbers[range]));
             }
         }
