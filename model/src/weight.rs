@@ -62,10 +62,11 @@ impl<'a> Storage<'a> {
     pub(crate) fn take(&self, checkpoint: &mut Checkpoint, module: &str, rows: usize, cols: usize) -> Result<Weight, ModelError> {
         let tensor = format!("{module}.weight");
         if !checkpoint.is_fp8(&tensor)? {
+            let matrix = checkpoint.matrix(&tensor, rows, cols)?;
             if let Some(scale) = SCALE_NAMES.map(|name| format!("{module}.{name}")).into_iter().find(|name| checkpoint.has(name)) {
                 return Err(checkpoint.problem_of(&tensor, format!("it is not stored as F8_E4M3, but has scales ({scale}): {CONVERT}")));
             }
-            return Ok(Weight::Plain(checkpoint.matrix(&tensor, rows, cols)?));
+            return Ok(Weight::Plain(matrix));
         }
         let Some(scheme) = self.scheme else {
             let problem = "it is stored as F8_E4M3, but config.json has no quantization_config that says how it is scaled: take \

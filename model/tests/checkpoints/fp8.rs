@@ -122,7 +122,7 @@ fn scales_that_are_missing_misshapen_or_not_positive_are_named() {
         (
             "fp8-channel",
             |h| h["model.layers.0.mlp.up_proj.weight"]["dtype"] = json!("F8_E5M2"),
-            &["model.layers.0.mlp.up_proj.weight", "has scales"],
+            &["model.layers.0.mlp.up_proj.weight", "F8_E5M2"],
         ),
     ];
     for (form, edit, words) in headers {
@@ -172,6 +172,13 @@ fn what_tensors_and_config_say_must_not_contradict() {
         edit_config(dir.path(), edit);
         fails(dir.path(), words);
     }
+    // A weight that was not quantized, and scales (here none) for it.
+    let dir = copy("fp8-tensor");
+    edit_header(&dir.path().join("model.safetensors"), |h| {
+        let end = h.as_object().unwrap().values().filter_map(|tensor| tensor["data_offsets"][1].as_u64()).max();
+        h["model.layers.2.mlp.down_proj.weight_scale"] = json!({"dtype": "F32", "shape": [0], "data_offsets": [end, end]});
+    });
+    fails(dir.path(), &["model.layers.2.mlp.down_proj.weight", "has scales", "contradict"]);
     let surplus: [(&str, &[&str]); 2] = [
         ("model.layers.1.self_attn.v_proj.weight_zero_point", &["v_proj.weight_zero_point", "symmetric"]),
         ("model.layers.1.self_attn.k_scale", &["model.layers.1.self_attn.k_scale", "K and V"]),
