@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 pub(crate) struct Fp8Scheme {
     /// What follows the module in the name of its scales.
     pub(crate) scale_name: &'static str,
-    pub(crate) scaled: Scaled,
+    pub(crate) scale_per: ScalePer,
     pub(crate) inputs: Inputs,
     /// Modules that are said not to be in FP8, as the file writes them.
     #[serde(skip)]
@@ -27,11 +27,11 @@ pub(crate) struct Fp8Scheme {
 
 /// What shares a scale.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
-pub(crate) enum Scaled {
-    ByTensor,
+pub(crate) enum ScalePer {
+    Tensor,
     /// A row is an output channel.
-    ByRow,
-    ByBlock {
+    Row,
+    Block {
         rows: usize,
         columns: usize,
     },
@@ -49,22 +49,22 @@ pub(crate) enum Inputs {
     Static,
 }
 
-impl Scaled {
+impl ScalePer {
     /// Rows and columns of a block of a matrix `[rows, cols]`.
     pub(crate) fn block(self, rows: usize, cols: usize) -> (usize, usize) {
         match self {
-            Self::ByTensor => (rows, cols),
-            Self::ByRow => (1, cols),
-            Self::ByBlock { rows, columns } => (rows, columns),
+            Self::Tensor => (rows, cols),
+            Self::Row => (1, cols),
+            Self::Block { rows, columns } => (rows, columns),
         }
     }
 
     /// The shapes that the scales of a matrix `[rows, cols]` may have; the first is the usual one.
     pub(crate) fn shapes(self, rows: usize, cols: usize) -> Vec<Vec<usize>> {
         match self {
-            Self::ByTensor => vec![vec![1], vec![], vec![1, 1]],
-            Self::ByRow => vec![vec![rows, 1], vec![rows]],
-            Self::ByBlock { rows: down, columns: across } => vec![vec![rows.div_ceil(down), cols.div_ceil(across)]],
+            Self::Tensor => vec![vec![1], vec![], vec![1, 1]],
+            Self::Row => vec![vec![rows, 1], vec![rows]],
+            Self::Block { rows: down, columns: across } => vec![vec![rows.div_ceil(down), cols.div_ceil(across)]],
         }
     }
 }
@@ -89,8 +89,8 @@ impl Fp8Scheme {
     }
 }
 
-const WHAT_TO_DO: &str = "use the checkpoint in FP8 (compressed-tensors' float-quantized, fbgemm_fp8, or fp8 with weight_block_size), or the \
-                          unquantized one, with --quantize int8 for 8-bit weights on a CPU";
+const WHAT_TO_DO: &str = "use the checkpoint in FP8 (compressed-tensors' float-quantized, fbgemm_fp8, or fp8 with weight_block_size), or \
+                          the unquantized one, with --quantize int8 for 8-bit weights on a CPU";
 
 fn read<T: DeserializeOwned>(config: &Value) -> Result<T, String> {
     T::deserialize(config).map_err(|error| format!("quantization_config: {error}; download config.json again"))
@@ -164,9 +164,9 @@ impl CompressedTensors {
         if weights.dynamic != Value::Null && weights.dynamic != Value::Bool(false) {
             return Err("dynamic scales of weights are not supported".into());
         }
-        let scaled = match weights.strategy.as_deref().unwrap_or("tensor") {
-            "tensor" => Scaled::ByTensor,
-            "channel" => Scaled::ByRow,
+        let scale_per = match weights.strategy.as_deref().unwrap_or("tensor") {
+            "tensor" => ScalePer::Tensor,
+            "channel" => ScalePer::Row,
             "block" => block(&weights.block_structure.unwrap_or_default())?,
             other => return Err(format!("weights with a scale per {other:?} are not supported")),
         };
@@ -176,7 +176,9 @@ impl CompressedTensors {
                 inputs.must_be_e4m3("input_activations")?;
                 match (&inputs.dynamic, inputs.strategy.as_deref()) {
                     (Value::Bool(true), None | Some("token" | "tensor")) => Inputs::Dynamic { largest_max: None },
-                    (Value::Bool(true), Some("group")) if matches!(scaled, Scaled::ByBlock { .. }) => Inputs::Dynamic { largest_max: None },
+                    (Value::Bool(true), Some("group")) if matches!(scale_per, ScalePer::Block { .. }) => {
+                        Inputs::Dynamic { largest_max: None }
+                    }
                     (Value::Null | Value::Bool(false), None | Some("tensor")) => Inputs::Static,
                     (dynamic, strategy) => {
                         let strategy = strategy.unwrap_or("tensor");
@@ -185,7 +187,7 @@ impl CompressedTensors {
                 }
             }
         };
-        Ok(Fp8Scheme { scale_name: "weight_scale", scaled, inputs, unquantized: self.ignore.unwrap_or_default() })
+        Ok(Fp8Scheme { scale_name: "weight_scale", scale_per, inputs, unquantized: self.ignore.unwrap_or_default() })
     }
 }
 
@@ -213,7 +215,7 @@ impl Fbgemm {
             return Err(format!("activation_scale_ub is {bound}, which is not a positive number"));
         }
         let unquantized = self.modules_to_not_convert.unwrap_or_default();
-        Ok(Fp8Scheme { scale_name: "weight_scale", scaled: Scaled::ByRow, inputs: Inputs::Dynamic { largest_max }, unquantized })
+        Ok(Fp8Scheme { scale_name: "weight_scale", scale_per: ScalePer::Row, inputs: Inputs::Dynamic { largest_max }, unquantized })
     }
 }
 
@@ -237,13 +239,18 @@ impl Blocks {
         }
         let size = self.weight_block_size.filter(|size| !size.is_null()).ok_or("fp8 without weight_block_size is not supported")?;
         let unquantized = [self.modules_to_not_convert, self.ignored_layers].into_iter().flatten().flatten().collect();
-        Ok(Fp8Scheme { scale_name: "weight_scale_inv", scaled: block(&size)?, inputs: Inputs::Dynamic { largest_max: None }, unquantized })
+        Ok(Fp8Scheme {
+            scale_name: "weight_scale_inv",
+            scale_per: block(&size)?,
+            inputs: Inputs::Dynamic { largest_max: None },
+            unquantized,
+        })
     }
 }
 
-fn block(size: &Value) -> Result<Scaled, String> {
+fn block(size: &Value) -> Result<ScalePer, String> {
     match <[usize; 2]>::deserialize(size) {
-        Ok([rows, columns]) if rows > 0 && columns > 0 => Ok(Scaled::ByBlock { rows, columns }),
+        Ok([rows, columns]) if rows > 0 && columns > 0 => Ok(ScalePer::Block { rows, columns }),
         _ => Err(format!("a block of {size} is not two positive numbers, such as [128, 128]")),
     }
 }
@@ -308,8 +315,8 @@ mod tests {
     fn the_three_forms_are_read() {
         let scheme = parse(dynamic()).unwrap();
         assert_eq!(
-            (scheme.scale_name, scheme.scaled, scheme.inputs),
-            ("weight_scale", Scaled::ByRow, Inputs::Dynamic { largest_max: None })
+            (scheme.scale_name, scheme.scale_per, scheme.inputs),
+            ("weight_scale", ScalePer::Row, Inputs::Dynamic { largest_max: None })
         );
         let mut config = dynamic();
         let group = &mut config["config_groups"]["group_0"];
@@ -317,23 +324,23 @@ mod tests {
         group["input_activations"]["strategy"] = json!("tensor");
         group["input_activations"]["dynamic"] = json!(false);
         let scheme = parse(config).unwrap();
-        assert_eq!((scheme.scaled, scheme.inputs), (Scaled::ByTensor, Inputs::Static));
+        assert_eq!((scheme.scale_per, scheme.inputs), (ScalePer::Tensor, Inputs::Static));
         let mut config = dynamic();
         let group = &mut config["config_groups"]["group_0"];
         group["weights"]["strategy"] = json!("block");
         group["weights"]["block_structure"] = json!([128, 128]);
         group["input_activations"]["strategy"] = json!("group");
-        assert_eq!(parse(config).unwrap().scaled, Scaled::ByBlock { rows: 128, columns: 128 });
+        assert_eq!(parse(config).unwrap().scale_per, ScalePer::Block { rows: 128, columns: 128 });
         let mut config = dynamic();
         config["config_groups"]["group_0"]["input_activations"] = json!(null);
         assert_eq!(parse(config).unwrap().inputs, Inputs::Unquantized);
 
         let scheme = parse(json!({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": null})).unwrap();
-        assert_eq!((scheme.scaled, scheme.inputs), (Scaled::ByRow, Inputs::Dynamic { largest_max: Some(1200.0) }));
+        assert_eq!((scheme.scale_per, scheme.inputs), (ScalePer::Row, Inputs::Dynamic { largest_max: Some(1200.0) }));
 
         let blocks = json!({"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]});
         let scheme = parse(blocks).unwrap();
-        assert_eq!((scheme.scale_name, scheme.scaled), ("weight_scale_inv", Scaled::ByBlock { rows: 128, columns: 128 }));
+        assert_eq!((scheme.scale_name, scheme.scale_per), ("weight_scale_inv", ScalePer::Block { rows: 128, columns: 128 }));
         assert_eq!(Fp8Scheme::parse(None).unwrap(), None);
         assert_eq!(Fp8Scheme::parse(Some(&json!(null))).unwrap(), None);
     }

@@ -3,7 +3,7 @@
 use crate::{
     checkpoint::{Checkpoint, Mapped, WeightMatrix},
     error::ModelError,
-    quantization::{Fp8Scheme, Inputs, Scaled, Unquantized},
+    quantization::{Fp8Scheme, Inputs, ScalePer, Unquantized},
 };
 use std::borrow::Cow;
 use tidemill_kernels::{
@@ -82,12 +82,12 @@ impl<'a> Storage<'a> {
             return Err(checkpoint.problem_of(&zero_point, "weights with zero points are not supported: use a symmetric scheme".into()));
         }
         let bytes = checkpoint.fp8_matrix(&tensor, rows, cols)?;
-        let scales = scales(checkpoint, &format!("{module}.{}", scheme.scale_name), &scheme.scaled.shapes(rows, cols))?;
+        let scales = scales(checkpoint, &format!("{module}.{}", scheme.scale_name), &scheme.scale_per.shapes(rows, cols))?;
         if scheme.inputs == Inputs::Static {
             // Only checked: where activations are in FP8, each row has a scale of its own, which is more precise.
-            self::scales(checkpoint, &format!("{module}.input_scale"), &Scaled::ByTensor.shapes(rows, cols))?;
+            self::scales(checkpoint, &format!("{module}.input_scale"), &ScalePer::Tensor.shapes(rows, cols))?;
         }
-        Ok(Weight::Fp8(Fp8Matrix { bytes, rows, cols, block: scheme.scaled.block(rows, cols), scales }))
+        Ok(Weight::Fp8(Fp8Matrix { bytes, rows, cols, block: scheme.scale_per.block(rows, cols), scales }))
     }
 }
 

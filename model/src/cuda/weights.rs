@@ -4,7 +4,7 @@ use super::shape::DeviceShape;
 use crate::{
     checkpoint::WeightMatrix,
     config::ModelConfig,
-    quantization::{Inputs, Scaled},
+    quantization::{Inputs, ScalePer},
     tensors::{LayerTensors, Linear, Tensors},
     weight::{Fp8Matrix, Weight},
 };
@@ -50,7 +50,7 @@ impl Fp8Products {
             Inputs::Dynamic { largest_max } => largest_max,
             Inputs::Static => None,
         };
-        let by_block = matches!(scheme.scaled, Scaled::ByBlock { .. });
+        let by_block = matches!(scheme.scale_per, ScalePer::Block { .. });
         // Other widths are padded to it.
         (!by_block && multiplies_fp8_rows(arch) && shape.hidden.is_multiple_of(16)).then_some(Self { largest_max })
     }
