@@ -30,8 +30,9 @@ __device__ inline uint2 quantize8(uint4 from, float inverse) {
     return make_uint2(words[0], words[1]);
 }
 
-// One scale per row, from its largest number. scales: f32 [rows].
-extern "C" __global__ void quantize_fp8_rows(u8* __restrict__ out, float* __restrict__ scales, const bf16* __restrict__ x, u32 width) {
+// One scale per row, from its largest number or largest_max, whichever is smaller. scales: f32 [rows].
+extern "C" __global__ void quantize_fp8_rows(u8* __restrict__ out, float* __restrict__ scales, const bf16* __restrict__ x, u32 width,
+                                             float largest_max) {
     const u64 row = blockIdx.x;
     const uint4* from = reinterpret_cast<const uint4*>(x + row * width);
     float largest = 0.0f;
@@ -41,7 +42,7 @@ extern "C" __global__ void quantize_fp8_rows(u8* __restrict__ out, float* __rest
 #pragma unroll
         for (int j = 0; j < 8; j++) largest = fmaxf(largest, fabsf(numbers[j]));
     }
-    largest = block_max(largest);
+    largest = fminf(block_max(largest), largest_max);
     // A row of zeros stays zero under any scale.
     const float scale = largest > 0.0f ? largest / LARGEST : 1.0f;
     if (threadIdx.x == 0) scales[row] = scale;

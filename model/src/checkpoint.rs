@@ -3,7 +3,10 @@
 
 use crate::{error::ModelError, json::read_json};
 use memmap2::{Mmap, UncheckedAdvice};
-use safetensors::{Dtype as FileDtype, SafeTensorError, SafeTensors, tensor::Metadata};
+use safetensors::{
+    Dtype as FileDtype, SafeTensorError, SafeTensors,
+    tensor::{Metadata, TensorInfo},
+};
 use serde::Deserialize;
 use std::{
     collections::HashMap,
@@ -12,18 +15,41 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
 };
-use tidemill_kernels::{Dtype, Matrix, dtype::decode};
+use tidemill_kernels::{
+    Dtype, Matrix,
+    dtype::{decode, is_e4m3_nan},
+};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 /// Hub checkpoints of a trillion parameters have some hundreds of files.
 const FILES_MAX: usize = 4096;
 
+/// Bytes of a mapped file.
+#[derive(Clone)]
+pub(crate) struct Mapped {
+    map: Arc<Mmap>,
+    range: Range<usize>,
+}
+
+impl Mapped {
+    pub(crate) fn get(&self) -> &[u8] {
+        &self.map[self.range.clone()]
+    }
+
+    /// Bytes in memory.
+    #[cfg(test)]
+    pub(crate) fn of(bytes: &[u8]) -> Self {
+        let mut map = memmap2::MmapMut::map_anon(bytes.len()).expect("memory");
+        map.copy_from_slice(bytes);
+        Self { map: Arc::new(map.make_read_only().expect("a map")), range: 0..bytes.len() }
+    }
+}
+
 /// A matrix in a mapped file.
 #[derive(Clone)]
 pub(crate) struct WeightMatrix {
-    map: Arc<Mmap>,
-    range: Range<usize>,
+    bytes: Mapped,
     dtype: Dtype,
     rows: usize,
     cols: usize,
@@ -35,7 +61,7 @@ impl WeightMatrix {
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
-        &self.map[self.range.clone()]
+        self.bytes.get()
     }
 }
 
@@ -60,10 +86,17 @@ struct TensorFile {
 /// A tensor that is part of the model.
 struct Taken {
     name: String,
-    map: Arc<Mmap>,
-    range: Range<usize>,
-    dtype: Dtype,
+    path: PathBuf,
+    bytes: Mapped,
+    numbers: Numbers,
     shape: Vec<usize>,
+}
+
+/// How a tensor's numbers are stored.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Numbers {
+    Float(Dtype),
+    E4m3,
 }
 
 #[derive(Deserialize)]
@@ -101,22 +134,42 @@ impl Checkpoint {
         Ok(Self { files, index: Some(index), looked_in: path, taken: Vec::new() })
     }
 
-    /// Whether every matrix in the files is stored as bf16.
-    pub(crate) fn matrices_are_bf16(&self) -> bool {
-        let tensors = self.files.iter().flat_map(|file| file.metadata.tensors().into_values());
-        tensors.into_iter().filter(|tensor| tensor.shape.len() == 2).all(|tensor| tensor.dtype == FileDtype::BF16)
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.find(name).is_ok()
+    }
+
+    pub(crate) fn is_fp8(&self, name: &str) -> Result<bool, ModelError> {
+        Ok(self.find(name)?.1.dtype == FileDtype::F8_E4M3)
     }
 
     /// Takes the matrix `name`, which must be `[rows, cols]`.
     pub(crate) fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<WeightMatrix, ModelError> {
-        let taken = self.take(name, &[rows, cols])?;
-        Ok(WeightMatrix { map: taken.map.clone(), range: taken.range.clone(), dtype: taken.dtype, rows, cols })
+        let (bytes, dtype) = self.take_floats(name, &[vec![rows, cols]])?;
+        Ok(WeightMatrix { bytes, dtype, rows, cols })
+    }
+
+    /// Takes the FP8 matrix `name`, which must be `[rows, cols]`.
+    pub(crate) fn fp8_matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Mapped, ModelError> {
+        Ok(self.take(name, &[vec![rows, cols]])?.bytes.clone())
     }
 
     /// Takes the vector `name` of `len` numbers, widened to f32.
     pub(crate) fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>, ModelError> {
-        let taken = self.take(name, &[len])?;
-        Ok(decode(taken.dtype, &taken.map[taken.range.clone()]))
+        self.scales(name, &[vec![len]])
+    }
+
+    /// Takes the tensor `name`, which must have one of these shapes, widened to f32.
+    pub(crate) fn scales(&mut self, name: &str, shapes: &[Vec<usize>]) -> Result<Vec<f32>, ModelError> {
+        let (bytes, dtype) = self.take_floats(name, shapes)?;
+        Ok(decode(dtype, bytes.get()))
+    }
+
+    /// What is wrong with a tensor that is there.
+    pub(crate) fn problem_of(&self, name: &str, problem: String) -> ModelError {
+        match self.find(name) {
+            Ok((file, _)) => ModelError::Tensor { tensor: name.to_owned(), path: file.path.clone(), problem },
+            Err(missing) => missing,
+        }
     }
 
     /// Refuses a tensor of one layer more than the configuration counts: the model would compute something, but not
@@ -128,46 +181,71 @@ impl Checkpoint {
         }
     }
 
-    fn take(&mut self, name: &str, expected: &[usize]) -> Result<&Taken, ModelError> {
+    fn take_floats(&mut self, name: &str, shapes: &[Vec<usize>]) -> Result<(Mapped, Dtype), ModelError> {
+        let taken = self.take(name, shapes)?;
+        match taken.numbers {
+            Numbers::Float(dtype) => Ok((taken.bytes.clone(), dtype)),
+            Numbers::E4m3 => {
+                let problem = "it is stored as F8_E4M3, but only weights of projections may be: convert the checkpoint again".into();
+                Err(ModelError::Tensor { tensor: name.to_owned(), path: taken.path.clone(), problem })
+            }
+        }
+    }
+
+    fn find(&self, name: &str) -> Result<(&TensorFile, &TensorInfo), ModelError> {
         let missing = |path: &Path| ModelError::MissingTensor { tensor: name.to_owned(), path: path.to_owned() };
         let file = match &self.index {
             None => &self.files[0],
             Some(index) => &self.files[*index.get(name).ok_or_else(|| missing(&self.looked_in))?],
         };
-        let info = file.metadata.info(name).ok_or_else(|| missing(&file.path))?;
-        if info.shape != expected {
+        Ok((file, file.metadata.info(name).ok_or_else(|| missing(&file.path))?))
+    }
+
+    /// Takes a tensor of one of these shapes, the first of which is told where it has none of them.
+    fn take(&mut self, name: &str, shapes: &[Vec<usize>]) -> Result<&Taken, ModelError> {
+        let (file, info) = self.find(name)?;
+        if !shapes.contains(&info.shape) {
             let (tensor, path) = (name.to_owned(), file.path.clone());
-            return Err(ModelError::Shape { tensor, path, found: info.shape.clone(), expected: expected.to_vec() });
+            return Err(ModelError::Shape { tensor, path, found: info.shape.clone(), expected: shapes[0].clone() });
         }
-        let dtype = match info.dtype {
-            FileDtype::F32 => Dtype::F32,
-            FileDtype::F16 => Dtype::F16,
-            FileDtype::BF16 => Dtype::Bf16,
+        let numbers = match info.dtype {
+            FileDtype::F32 => Numbers::Float(Dtype::F32),
+            FileDtype::F16 => Numbers::Float(Dtype::F16),
+            FileDtype::BF16 => Numbers::Float(Dtype::Bf16),
+            FileDtype::F8_E4M3 => Numbers::E4m3,
             other => return Err(ModelError::Dtype { tensor: name.to_owned(), path: file.path.clone(), found: format!("{other:?}") }),
         };
         // The header was checked: the file holds exactly these bytes.
         let range = file.data + info.data_offsets.0..file.data + info.data_offsets.1;
-        let name = name.to_owned();
-        self.taken.push(Taken { name, map: file.map.clone(), range, dtype, shape: expected.to_vec() });
+        let (path, bytes, shape) = (file.path.clone(), Mapped { map: file.map.clone(), range }, info.shape.clone());
+        self.taken.push(Taken { name: name.to_owned(), path, bytes, numbers, shape });
         Ok(self.taken.last().expect("just pushed"))
     }
 
     /// BLAKE3 over all tensors taken, in order: names, dtypes, shapes and bytes. Reads every byte once, and so brings
-    /// the files into memory; `progress` gets (bytes done, bytes in all).
-    pub(crate) fn digest(&self, progress: &mut dyn FnMut(u64, u64)) -> [u8; 32] {
-        let total = self.taken.iter().map(|taken| taken.range.len() as u64).sum();
+    /// the files into memory; `progress` gets (bytes done, bytes in all). Refuses FP8 that is not a number.
+    pub(crate) fn digest(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<[u8; 32], ModelError> {
+        let total = self.taken.iter().map(|taken| taken.bytes.range.len() as u64).sum();
         let mut done = 0;
         let mut hasher = blake3::Hasher::new_derive_key("tidemill weights v1");
         for taken in &self.taken {
-            let header = (&taken.name, format!("{:?}", taken.dtype), &taken.shape);
+            let numbers = match taken.numbers {
+                Numbers::Float(dtype) => format!("{dtype:?}"),
+                Numbers::E4m3 => "E4m3".to_owned(),
+            };
+            let header = (&taken.name, numbers, &taken.shape);
             hasher.update(&serde_json::to_vec(&header).expect("strings and numbers serialize"));
-            for piece in taken.map[taken.range.clone()].chunks(PIECE_BYTES) {
+            let whole = taken.bytes.get();
+            for piece in whole.chunks(PIECE_BYTES) {
+                if taken.numbers == Numbers::E4m3 && holds_nan(piece) {
+                    return Err(taken.not_a_number());
+                }
                 hasher.update(piece);
                 done += piece.len() as u64;
                 progress(done, total);
             }
         }
-        *hasher.finalize().as_bytes()
+        Ok(*hasher.finalize().as_bytes())
     }
 
     /// Frees the memory that holds the files: the weights have been copied, and later look-ups read again from disk.
@@ -177,6 +255,20 @@ impl Checkpoint {
             // it fails, pages stay until the system needs them.
             let _ = unsafe { file.map.unchecked_advise(UncheckedAdvice::DontNeed) };
         }
+    }
+}
+
+/// Without an early end, so that the compiler looks at many bytes at a time.
+fn holds_nan(e4m3: &[u8]) -> bool {
+    e4m3.iter().fold(false, |found, &byte| found | is_e4m3_nan(byte))
+}
+
+impl Taken {
+    fn not_a_number(&self) -> ModelError {
+        let bytes = self.bytes.get();
+        let at = bytes.iter().position(|&byte| is_e4m3_nan(byte)).unwrap_or_default();
+        let problem = format!("number {at} is not a number (byte {:#04x}): download or convert the checkpoint again", bytes[at]);
+        ModelError::Tensor { tensor: self.name.clone(), path: self.path.clone(), problem }
     }
 }
 

@@ -6,6 +6,7 @@ use crate::{
     family::{FAMILIES, Family, Flag, WindowRule},
     generation::{self, TokenIds},
     json::read_json,
+    quantization::Fp8Scheme,
     rope::RopeConfig,
 };
 use serde::{Deserialize, Serialize};
@@ -34,6 +35,9 @@ pub struct ModelConfig {
     pub(crate) output_bias: bool,
     pub(crate) mlp_bias: bool,
     pub(crate) qk_norm: bool,
+    /// How weights in FP8 are scaled, if some are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) fp8: Option<Fp8Scheme>,
     #[serde(skip)]
     pub(crate) context_tokens: usize,
     /// Tokens that end a sequence, ascending.
@@ -91,9 +95,6 @@ impl ModelConfig {
     }
 
     fn new(family: &Family, raw: RawConfig, eos: Vec<Token>) -> Result<Self, String> {
-        if raw.quantization_config.as_ref().is_some_and(|q| !q.is_null()) {
-            return Err("quantization_config: quantized checkpoints are not supported; use the unquantized one".into());
-        }
         let activation = raw.hidden_act.as_deref().unwrap_or("silu");
         if !["silu", "swish"].contains(&activation) {
             return Err(format!("hidden_act {activation:?} is not supported; supported is silu"));
@@ -139,6 +140,7 @@ impl ModelConfig {
             output_bias: flag(family.output_bias),
             mlp_bias: flag(family.mlp_bias),
             qk_norm: family.qk_norm,
+            fp8: Fp8Scheme::parse(raw.quantization_config.as_ref())?,
             context_tokens: within("max_position_embeddings", raw.max_position_embeddings, CONTEXT_MAX)?,
             eos,
         })

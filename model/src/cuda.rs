@@ -1,6 +1,7 @@
 //! The model on an NVIDIA GPU.
 //!
-//! Weights and KV are bf16 whatever the checkpoint has, sums are f32. A step has two parts: sequences that draw the
+//! Weights and KV are bf16 whatever the checkpoint has, except weights in FP8 that the device multiplies as they are;
+//! sums are f32. A step has two parts: sequences that draw the
 //! next token from one token (`decode`: a recorded graph), and all others (`prefill`). Each part waits for its results;
 //! meanwhile the host only takes in blocks, which cross the bus on streams of their own (`blocks`).
 //!
@@ -50,11 +51,13 @@ use tidemill_proto::{
     sampling::Sampling as DrawSettings,
     step::{Draw, Segment, SegmentResult, Wanted},
 };
-use weights::DeviceWeights;
+use weights::{DeviceWeights, Fp8Products};
 
 /// Part of the layout fingerprint: changes whenever the same weights and tokens would give KV bytes that differ by more
 /// than rounding in batches does anyway.
 const ARITHMETIC: u8 = 128;
+/// Where products are in FP8, which depends on the device too.
+const ARITHMETIC_FP8: u8 = 129;
 
 #[derive(Clone, Debug)]
 pub struct CudaOptions {
@@ -100,16 +103,19 @@ impl CudaExecutor {
 
         let mut checkpoint = Checkpoint::open(dir)?;
         let tensors = Tensors::take(&mut checkpoint, &config)?;
+        let fp8 = Fp8Products::of(&config, shape, device.properties().arch);
         let (digest, weights) = thread::scope(|scope| {
             let digest = scope.spawn(|| checkpoint.digest(&mut |_, _| {}));
-            let weights = DeviceWeights::load(&device, &tensors, config.tied, shape, progress);
+            let weights = DeviceWeights::load(&device, &tensors, config.tied, shape, fp8, progress);
             (digest.join().expect("hashing does not panic"), weights)
         });
         checkpoint.release();
+        let (digest, weights) = (digest?, weights?);
+        let arithmetic = if weights.has_fp8() { ARITHMETIC_FP8 } else { ARITHMETIC };
 
         let sequences_max = options.sequences_max.max(1);
         let rows_max = options.step_tokens.max(StepShape::holding(sequences_max, 1).rows);
-        let mut layers = Layers::new(&device, &config, shape, weights?, kernels, gemm, rows_max)?;
+        let mut layers = Layers::new(&device, &config, shape, weights, kernels, gemm, rows_max)?;
         let mut decode = Decode::new(&device, &layers, sequences_max, config.context_tokens)?;
         let mut sampling = Sampling::new(&device, shape, decode.rows_max())?;
         let prefill = Prefill::new(&device, options.step_tokens)?;
@@ -119,11 +125,17 @@ impl CudaExecutor {
         if options.sequences_max > 0 {
             decode.record(&mut layers, &mut kv, &mut sampling)?;
         }
-        let layout = LayoutFingerprint::new(&fingerprint(&digest, &config, ARITHMETIC), &shape.kv_shape());
+        let layout = LayoutFingerprint::new(&fingerprint(&digest, &config, arithmetic), &shape.kv_shape());
         let step_tokens = options.step_tokens;
         let mut executor = Self { config, layout, step_tokens, kv, layers, decode, prefill, sampling, copies, device };
         executor.warm_up(options.sequences_max > 0)?;
         Ok(executor)
+    }
+
+    /// Whether some products are in FP8.
+    #[cfg(any(test, feature = "checks"))]
+    pub(crate) fn multiplies_fp8(&self) -> bool {
+        self.layers.has_fp8()
     }
 
     /// KV blocks on the device.

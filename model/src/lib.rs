@@ -3,6 +3,7 @@
 //!
 //! - `config`: `config.json`, checked; `family`: the differences; `generation`: end-of-sequence ids; `json`: reading
 //!   such files
+//! - `quantization`: how FP8 weights are scaled, as `config.json` says; `weight`: a projection's weight, plain or FP8
 //! - `rope`: rotary frequencies
 //! - `checkpoint`: safetensors files, mapped and checked; their digest; `tensors`: the place of each tensor in the
 //!   model
@@ -29,11 +30,13 @@ mod generation;
 mod json;
 mod kv;
 mod penalties;
+mod quantization;
 mod rng;
 mod rope;
 pub mod sampler;
 mod step;
 mod tensors;
+mod weight;
 
 pub use config::ModelConfig;
 pub use cpu::{

@@ -5,12 +5,14 @@ use crate::{
     checkpoint::{Checkpoint, WeightMatrix},
     config::ModelConfig,
     error::ModelError,
+    weight::{Storage, Weight},
 };
+use tidemill_kernels::Dtype;
 
 /// A projection as the file has it: `[outputs, inputs]`.
 pub(crate) struct Linear {
     pub(crate) name: String,
-    pub(crate) weight: WeightMatrix,
+    pub(crate) weight: Weight,
     pub(crate) bias: Option<Vec<f32>>,
 }
 
@@ -40,28 +42,34 @@ pub(crate) struct LayerTensors {
 impl Tensors {
     /// Takes all tensors. Their order is that of the checkpoint's digest.
     pub(crate) fn take(checkpoint: &mut Checkpoint, config: &ModelConfig) -> Result<Self, ModelError> {
+        let storage = Storage::new(config.fp8.as_ref());
         let embedding = checkpoint.matrix("model.embed_tokens.weight", config.vocab, config.hidden)?;
-        let layers = (0..config.layers).map(|i| LayerTensors::take(checkpoint, config, i)).collect::<Result<_, _>>()?;
+        let layers = (0..config.layers).map(|i| LayerTensors::take(checkpoint, config, &storage, i)).collect::<Result<_, _>>()?;
         checkpoint.must_not_have(&format!("model.layers.{}.input_layernorm.weight", config.layers))?;
         let final_norm = checkpoint.vector("model.norm.weight", config.hidden)?;
         let weight = match config.tied {
-            true => embedding.clone(),
-            false => checkpoint.matrix("lm_head.weight", config.vocab, config.hidden)?,
+            true => Weight::Plain(embedding.clone()),
+            false => storage.take(checkpoint, "lm_head", config.vocab, config.hidden)?,
         };
         Ok(Self { embedding, layers, final_norm, head: Linear { name: "lm_head.weight".into(), weight, bias: None } })
+    }
+
+    /// Whether every matrix is bf16 once FP8 is dequantized.
+    pub(crate) fn matrices_are_bf16(&self) -> bool {
+        let projections = self.layers.iter().flat_map(LayerTensors::projections).chain([&self.head]);
+        self.embedding.view().dtype() == Dtype::Bf16 && projections.into_iter().all(|linear| linear.weight.dtype() == Dtype::Bf16)
     }
 }
 
 impl LayerTensors {
-    fn take(checkpoint: &mut Checkpoint, config: &ModelConfig, index: usize) -> Result<Self, ModelError> {
+    fn take(checkpoint: &mut Checkpoint, config: &ModelConfig, storage: &Storage<'_>, index: usize) -> Result<Self, ModelError> {
         let (hidden, inner, d) = (config.hidden, config.intermediate, config.head_dim);
         let (q_rows, kv_rows) = (config.heads * d, config.kv_heads * d);
         let name = |part: &str| format!("model.layers.{index}.{part}");
         let mut linear = |part: &str, rows, cols, bias| {
-            let tensor = name(&format!("{part}.weight"));
-            let weight = checkpoint.matrix(&tensor, rows, cols)?;
+            let weight = storage.take(checkpoint, &name(part), rows, cols)?;
             let bias = if bias { Some(checkpoint.vector(&name(&format!("{part}.bias")), rows)?) } else { None };
-            Ok::<_, ModelError>(Linear { name: tensor, weight, bias })
+            Ok::<_, ModelError>(Linear { name: name(&format!("{part}.weight")), weight, bias })
         };
         let q = linear("self_attn.q_proj", q_rows, hidden, config.qkv_bias)?;
         let k = linear("self_attn.k_proj", kv_rows, hidden, config.qkv_bias)?;
@@ -74,6 +82,17 @@ impl LayerTensors {
         let attention_norm = norm("input_layernorm", hidden)?;
         let mlp_norm = norm("post_attention_layernorm", hidden)?;
         let qk_norm = if config.qk_norm { Some((norm("self_attn.q_norm", d)?, norm("self_attn.k_norm", d)?)) } else { None };
+        for scale in ["k_scale", "v_scale"].map(|scale| name(&format!("self_attn.{scale}"))) {
+            if checkpoint.has(&scale) {
+                let problem = "scales for K and V in FP8 are not supported: use a checkpoint without them".into();
+                return Err(checkpoint.problem_of(&scale, problem));
+            }
+        }
         Ok(Self { attention_norm, q, k, v, output, qk_norm, mlp_norm, gate, up, down })
+    }
+
+    fn projections(&self) -> [&Linear; 7] {
+        let Self { q, k, v, output, gate, up, down, .. } = self;
+        [q, k, v, output, gate, up, down]
     }
 }

@@ -2,6 +2,8 @@
 //! another.
 
 use crate::standin::{Standin, cache, repository};
+use std::{fs, os::unix::fs::symlink};
+use tempfile::TempDir;
 use tidemill_kernels::cuda::checks::{Checks, TestGpu};
 
 #[test]
@@ -20,6 +22,32 @@ fn sampling() {
     let mut gpu = TestGpu::open(&cache(), 29).unwrap();
     let mut checks = Checks::new(gpu.seed);
     tidemill_model::cuda::checks::sampling(&mut gpu, &mut checks).unwrap();
+    println!("{}", checks.table());
+    assert!(checks.verdict().is_ok());
+}
+
+#[test]
+fn weights_in_fp8_stay_so_only_where_the_device_multiplies_them() {
+    let in_fp8 = |options: &str| {
+        let told = Standin::new(options).passes("models::checkpoints_in_fp8");
+        ["fp8-blocks", "fp8-channel", "fp8-fbgemm", "fp8-tensor"].map(|form| told.contains(&format!("{form}: products in FP8")))
+    };
+    assert_eq!(in_fp8("arch=90"), [false, true, true, true]);
+    assert_eq!(in_fp8("arch=80"), [false; 4]);
+}
+
+#[test]
+#[ignore = "runs on the stand-in, started by the tests above"]
+fn checkpoints_in_fp8() {
+    let folder = TempDir::new().unwrap();
+    let fixtures = repository().join("model/tests/fixtures").canonicalize().unwrap();
+    for entry in fs::read_dir(&fixtures).unwrap().map(|entry| entry.unwrap().file_name()) {
+        if entry.to_string_lossy().starts_with("fp8-") {
+            symlink(fixtures.join(&entry), folder.path().join(&entry)).unwrap();
+        }
+    }
+    let mut checks = Checks::new(0);
+    tidemill_model::cuda::checks::models(folder.path(), &cache(), &mut checks).unwrap();
     println!("{}", checks.table());
     assert!(checks.verdict().is_ok());
 }

@@ -134,21 +134,23 @@ impl Kernels {
         unsafe { launch(stream, &self.swiglu, shape, &[out.into(), gate_up.into(), width.into()]) }
     }
 
-    /// `x ≈ scales[row] * out`, each row's largest number at the end of e4m3's range. x and out: `[rows, width]`,
-    /// scales: `[rows]`.
+    /// `x ≈ scales[row] * out`, each row's largest number, or `largest_max` if that is smaller, at the end of e4m3's range;
+    /// larger numbers are clipped. x and out: `[rows, width]`, scales: `[rows]`.
     pub fn quantize_fp8_rows(
         &self,
         stream: &CudaStream,
         out: &mut CudaViewMut<'_, u8>,
         scales: &mut CudaViewMut<'_, f32>,
         x: &CudaView<'_, Bf16>,
+        largest_max: Option<f32>,
     ) -> Result<(), CudaError> {
         let rows = scales.len();
         let width = x.len().checked_div(rows).unwrap_or(0);
         assert!(x.len() == out.len() && x.len() == rows * width && width.is_multiple_of(8), "x and out are [rows, width]");
         let shape = Shape::new((rows, 1, 1), THREADS);
+        let args = [out.into(), scales.into(), x.into(), width.into(), largest_max.unwrap_or(f32::INFINITY).into()];
         // SAFETY: shapes asserted.
-        unsafe { launch(stream, &self.quantize_fp8_rows, shape, &[out.into(), scales.into(), x.into(), width.into()]) }
+        unsafe { launch(stream, &self.quantize_fp8_rows, shape, &args) }
     }
 
     /// `x ≈ scale * out` with one given scale. x and out: `[rows, width]`.

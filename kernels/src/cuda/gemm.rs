@@ -7,6 +7,7 @@
 
 use super::{
     CudaError,
+    compile::Arch,
     device::{Bf16, Device},
     launch::address,
 };
@@ -36,8 +37,14 @@ pub enum Operands<'a> {
 pub enum Scales<'a> {
     /// One for all of x, one for all of the weight.
     Tensor { x: &'a CudaView<'a, f32>, weight: &'a CudaView<'a, f32> },
-    /// One for each row of x, and for each row of the weight (an output channel). sm_90 and later.
+    /// One for each row of x, and for each row of the weight (an output channel), where [`multiplies_fp8_rows`].
     Rows { x: &'a CudaView<'a, f32>, weight: &'a CudaView<'a, f32> },
+}
+
+/// Whether a device multiplies FP8 with [`Scales::Rows`]: Hopper. cuBLASLt has no such products on earlier devices, nor on
+/// those of sm_100.
+pub fn multiplies_fp8_rows(arch: Arch) -> bool {
+    arch.major == 9
 }
 
 /// Where the product goes, `[rows, columns]`; columns is a multiple of 8.

@@ -1,28 +1,24 @@
 //! Uploading matrices, row by row through two pinned buffers: while one crosses the bus, the other is filled.
 
-use super::{
-    CudaError,
-    device::{Bf16, Device},
-    host::HostBuffer,
-};
-use cudarc::driver::CudaSlice;
+use super::{CudaError, device::Device, host::HostBuffer};
+use cudarc::driver::{CudaSlice, DeviceRepr, ValidAsZeroBits};
 
-pub struct Uploads<'a> {
+pub struct Uploads<'a, T> {
     device: &'a Device,
-    buffers: [HostBuffer<Bf16>; 2],
+    buffers: [HostBuffer<T>; 2],
 }
 
 /// Numbers of a buffer. Larger buffers are not faster.
 const BUFFER_NUMBERS: usize = 16 << 20;
 
-impl<'a> Uploads<'a> {
+impl<'a, T: DeviceRepr + ValidAsZeroBits> Uploads<'a, T> {
     pub fn new(device: &'a Device) -> Result<Self, CudaError> {
         Ok(Self { device, buffers: [HostBuffer::new(device, BUFFER_NUMBERS)?, HostBuffer::new(device, BUFFER_NUMBERS)?] })
     }
 
     /// Uploads a matrix `[rows, columns]`; `write(i, row)` must write every number of row `i`. The matrix is complete
     /// when the model's stream has passed this.
-    pub fn matrix(&mut self, rows: usize, columns: usize, mut write: impl FnMut(usize, &mut [Bf16])) -> Result<CudaSlice<Bf16>, CudaError> {
+    pub fn matrix(&mut self, rows: usize, columns: usize, mut write: impl FnMut(usize, &mut [T])) -> Result<CudaSlice<T>, CudaError> {
         assert!((1..=BUFFER_NUMBERS).contains(&columns), "rows of up to {BUFFER_NUMBERS} numbers");
         let mut matrix = self.device.alloc(rows * columns)?;
         let rows_at_once = BUFFER_NUMBERS / columns;

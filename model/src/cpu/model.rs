@@ -71,8 +71,9 @@ impl Model {
         }
         let cpu = Cpu::new(options.isa, options.threads)?;
         let mut checkpoint = Checkpoint::open(dir)?;
-        let arithmetic = Arithmetic::of(&checkpoint, options.quantize);
-        let Tensors { embedding, layers, final_norm, head } = Tensors::take(&mut checkpoint, &config)?;
+        let tensors = Tensors::take(&mut checkpoint, &config)?;
+        let arithmetic = Arithmetic::of(&tensors, options.quantize);
+        let Tensors { embedding, layers, final_norm, head } = tensors;
         // Both read the files from start to end, so each finds in memory what the other has read.
         let (weights, packed) = thread::scope(|scope| {
             let packed = scope.spawn(|| {
@@ -81,7 +82,7 @@ impl Model {
             });
             (checkpoint.digest(progress), packed.join().unwrap_or_else(|panic| resume_unwind(panic)))
         });
-        let (layers, head) = packed?;
+        let (weights, (layers, head)) = (weights?, packed?);
         checkpoint.release();
         let kv_shape = KvShape { layers: config.layers, kv_heads: config.kv_heads, head_dim: config.head_dim, dtype: options.kv_dtype };
         let layout =

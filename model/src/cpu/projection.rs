@@ -1,9 +1,12 @@
 //! Packed weights and activations of projections, in the arithmetic that the model was loaded with.
 
-use crate::{checkpoint::Checkpoint, error::ModelError, tensors::Linear};
-use std::borrow::Cow;
+use crate::{
+    error::ModelError,
+    tensors::{Linear, Tensors},
+    weight::Floats,
+};
 use tidemill_kernels::{
-    Cpu, Dtype, Matrix,
+    Cpu, Dtype,
     cpu::{
         elementwise,
         gemm::{
@@ -34,11 +37,11 @@ pub(crate) enum Arithmetic {
 }
 
 impl Arithmetic {
-    /// bf16 if all matrices of the checkpoint are: in a mixed checkpoint, the others would lose precision.
-    pub(crate) fn of(checkpoint: &Checkpoint, quantize: Option<Quantization>) -> Self {
+    /// bf16 if all matrices of the checkpoint are, or FP8: in a mixed checkpoint, the others would lose precision.
+    pub(crate) fn of(tensors: &Tensors, quantize: Option<Quantization>) -> Self {
         match quantize {
             Some(Quantization::Int8) => Self::Int8,
-            None if checkpoint.matrices_are_bf16() => Self::Bf16,
+            None if tensors.matrices_are_bf16() => Self::Bf16,
             None => Self::F32,
         }
     }
@@ -72,64 +75,46 @@ impl Projection {
 
 impl Linear {
     pub(crate) fn pack(&self, cpu: &Cpu, arithmetic: Arithmetic) -> Result<Projection, ModelError> {
-        match arithmetic {
-            Arithmetic::F32 => Ok(Projection::Float(FloatWeights::new(cpu, self.widened().view(), self.bias.as_deref()))),
-            Arithmetic::Bf16 => Ok(Projection::Float(FloatWeights::new(cpu, self.weight.view(), self.bias.as_deref()))),
-            Arithmetic::Int8 => {
-                self.check_inputs()?;
-                Ok(Projection::Int8(Int8Weights::new(cpu, self.weight.view(), self.bias.as_deref())))
-            }
-        }
+        let (weight, bias) = (self.numbers(cpu, arithmetic)?, self.bias.as_deref());
+        Ok(match arithmetic {
+            Arithmetic::F32 | Arithmetic::Bf16 => Projection::Float(FloatWeights::new(cpu, weight.view(), bias)),
+            Arithmetic::Int8 => Projection::Int8(Int8Weights::new(cpu, weight.view(), bias)),
+        })
     }
 
     /// Packs `self` as the gate of `up`.
     pub(crate) fn pack_gated(&self, up: &Linear, cpu: &Cpu, arithmetic: Arithmetic) -> Result<Projection, ModelError> {
-        let parts = [self, up].map(|linear| (linear.weight.view(), linear.bias.as_deref()));
-        match arithmetic {
-            Arithmetic::F32 => {
-                let (gate, up_weight) = (self.widened(), up.widened());
-                if gate.dtype != up_weight.dtype {
-                    return Err(ModelError::MixedDtypes { tensor: self.name.clone(), other: up.name.clone() });
-                }
-                Ok(Projection::Float(FloatWeights::gated(cpu, (gate.view(), parts[0].1), (up_weight.view(), parts[1].1))))
-            }
-            Arithmetic::Bf16 => Ok(Projection::Float(FloatWeights::gated(cpu, parts[0], parts[1]))),
-            Arithmetic::Int8 => {
-                self.check_inputs()?;
-                Ok(Projection::Int8(Int8Weights::gated(cpu, parts[0], parts[1])))
-            }
+        let (gate, up_weight) = (self.numbers(cpu, arithmetic)?, up.numbers(cpu, arithmetic)?);
+        if arithmetic != Arithmetic::Int8 && gate.dtype != up_weight.dtype {
+            return Err(ModelError::MixedDtypes { tensor: self.name.clone(), other: up.name.clone() });
         }
+        let (gate, up) = ((gate.view(), self.bias.as_deref()), (up_weight.view(), up.bias.as_deref()));
+        Ok(match arithmetic {
+            Arithmetic::F32 | Arithmetic::Bf16 => Projection::Float(FloatWeights::gated(cpu, gate, up)),
+            Arithmetic::Int8 => Projection::Int8(Int8Weights::gated(cpu, gate, up)),
+        })
     }
 
-    /// The weight, widened to f32 if it is bf16.
-    fn widened(&self) -> Widened<'_> {
-        let view = self.weight.view();
-        let (dtype, bytes) = match view.dtype() {
-            Dtype::Bf16 => (Dtype::F32, Cow::Owned(encode(Dtype::F32, &decode(Dtype::Bf16, self.weight.bytes())))),
-            dtype => (dtype, Cow::Borrowed(self.weight.bytes())),
-        };
-        Widened { bytes, dtype, rows: view.rows(), cols: view.cols() }
+    /// The weight as it is packed: for products in f32, bf16 is widened.
+    fn numbers(&self, cpu: &Cpu, arithmetic: Arithmetic) -> Result<Floats<'_>, ModelError> {
+        if arithmetic == Arithmetic::Int8 {
+            self.check_inputs()?;
+        }
+        let floats = self.weight.floats(cpu);
+        Ok(match (arithmetic, floats.dtype) {
+            (Arithmetic::F32, Dtype::Bf16) => {
+                let widened = encode(Dtype::F32, &decode(Dtype::Bf16, &floats.bytes));
+                floats.stored(Dtype::F32, widened)
+            }
+            _ => floats,
+        })
     }
 
     fn check_inputs(&self) -> Result<(), ModelError> {
-        match self.weight.view().cols() {
+        match self.weight.cols() {
             inputs if inputs > INPUTS_MAX => Err(ModelError::TooWideForInt8 { tensor: self.name.clone(), inputs }),
             _ => Ok(()),
         }
-    }
-}
-
-/// A matrix for products in f32.
-struct Widened<'a> {
-    bytes: Cow<'a, [u8]>,
-    dtype: Dtype,
-    rows: usize,
-    cols: usize,
-}
-
-impl Widened<'_> {
-    fn view(&self) -> Matrix<'_> {
-        Matrix::new(&self.bytes, self.dtype, self.rows, self.cols)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::{
     shape::DeviceShape,
-    weights::{DeviceLinear, DeviceWeights},
+    weights::{DeviceLinear, DeviceWeight, DeviceWeights},
 };
 use crate::{config::ModelConfig, rope::Rope};
 use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut};
@@ -11,7 +11,7 @@ use tidemill_kernels::cuda::{
     Bf16, CudaError, Device, DeviceKv, Gemm, Kernels,
     attention::{self, DecodeScratch, Queries, Tile},
     elementwise::{self, Norm, RowPlaces},
-    gemm::{Operands, Output},
+    gemm::{Operands, Output, Scales},
 };
 
 /// The weights, the kernels, and buffers for intermediate results.
@@ -38,6 +38,21 @@ struct Buffers {
     delta: CudaSlice<Bf16>,
     gate_up: CudaSlice<Bf16>,
     activated: CudaSlice<Bf16>,
+    /// If there are weights in FP8.
+    fp8: Option<Fp8Rows>,
+}
+
+/// A product's activations in FP8, `[rows_max, width]` of the widest, and the scales of its rows.
+struct Fp8Rows {
+    numbers: CudaSlice<u8>,
+    scales: CudaSlice<f32>,
+}
+
+impl Fp8Rows {
+    fn new(device: &Device, shape: DeviceShape, rows_max: usize) -> Result<Self, CudaError> {
+        let width = shape.hidden.max(shape.q()).max(shape.intermediate);
+        Ok(Self { numbers: device.alloc(rows_max * width)?, scales: device.alloc(rows_max)? })
+    }
 }
 
 /// A batch of rows and their places.
@@ -84,6 +99,7 @@ impl Layers {
             delta: device.alloc(rows_max * shape.hidden)?,
             gate_up: device.alloc(rows_max * 2 * shape.intermediate)?,
             activated: device.alloc(rows_max * shape.intermediate)?,
+            fp8: if weights.has_fp8() { Some(Fp8Rows::new(device, shape, rows_max)?) } else { None },
         };
         Ok(Self {
             stream: device.stream().clone(),
@@ -99,12 +115,19 @@ impl Layers {
         })
     }
 
+    /// Whether some weights are in FP8.
+    #[cfg(any(test, feature = "checks"))]
+    pub(super) fn has_fp8(&self) -> bool {
+        self.weights.has_fp8()
+    }
+
     /// Launches the batch through all layers. `kv_only`: only K and V are wanted, so the last layer stops there.
     pub(super) fn run(&mut self, batch: &mut Batch<'_>, kv: &mut DeviceKv, kv_only: bool) -> Result<(), CudaError> {
         let rows = batch.tokens.len();
         let Self { stream, kernels, gemm, weights, buffers: b, shape, .. } = self;
         let (hidden, inner, epsilon) = (shape.hidden, shape.intermediate, self.norm_epsilon);
         let mut residual = b.residual.slice_mut(..rows * hidden);
+        let mut products = Products { gemm, kernels, stream, fp8: &mut b.fp8 };
         kernels.embedding(stream, &mut residual, &weights.embedding.as_view(), &batch.tokens, hidden)?;
         for (index, layer) in weights.layers.iter().enumerate() {
             let mut normed = b.normed.slice_mut(..rows * hidden);
@@ -113,7 +136,7 @@ impl Layers {
             let norm = Norm { delta: before.as_ref(), weight: &layer.attention_norm.as_view(), epsilon, rows: None };
             kernels.rms_norm(stream, &mut normed, &mut residual, &norm)?;
             let mut qkv = b.qkv.slice_mut(..rows * shape.qkv());
-            multiply(gemm, stream, &mut qkv, &normed.as_view(), &layer.qkv)?;
+            products.multiply(&mut qkv, &normed.as_view(), &layer.qkv)?;
 
             let mut paged = kv.layer(index, &batch.tables, batch.table_stride);
             let places = RowPlaces { sequences: &batch.sequences, positions: &batch.positions };
@@ -137,15 +160,15 @@ impl Layers {
                 }
                 Attend::Prefill { tiles } => kernels.attention_prefill(stream, &mut attended, &queries, &paged, tiles, rows)?,
             }
-            multiply(gemm, stream, &mut delta, &attended.as_view(), &layer.output)?;
+            products.multiply(&mut delta, &attended.as_view(), &layer.output)?;
 
             let norm = Norm { delta: Some(&delta.as_view()), weight: &layer.mlp_norm.as_view(), epsilon, rows: None };
             kernels.rms_norm(stream, &mut normed, &mut residual, &norm)?;
             let mut gate_up = b.gate_up.slice_mut(..rows * 2 * inner);
-            multiply(gemm, stream, &mut gate_up, &normed.as_view(), &layer.gate_up)?;
+            products.multiply(&mut gate_up, &normed.as_view(), &layer.gate_up)?;
             let mut activated = b.activated.slice_mut(..rows * inner);
             kernels.swiglu(stream, &mut activated, &gate_up.as_view(), inner)?;
-            multiply(gemm, stream, &mut delta, &activated.as_view(), &layer.down)?;
+            products.multiply(&mut delta, &activated.as_view(), &layer.down)?;
         }
         Ok(())
     }
@@ -165,15 +188,31 @@ impl Layers {
     }
 }
 
-fn multiply(
-    gemm: &mut Gemm,
-    stream: &CudaStream,
-    y: &mut CudaViewMut<'_, Bf16>,
-    x: &CudaView<'_, Bf16>,
-    linear: &DeviceLinear,
-) -> Result<(), CudaError> {
-    let bias = linear.bias.as_ref().map(CudaSlice::as_view);
-    gemm.multiply(stream, Output::Bf16(y), Operands::Bf16 { x, weight: &linear.weight.as_view() }, bias.as_ref(), linear.inputs)
+/// What products of a batch need.
+struct Products<'a> {
+    gemm: &'a mut Gemm,
+    kernels: &'a Kernels,
+    stream: &'a CudaStream,
+    fp8: &'a mut Option<Fp8Rows>,
+}
+
+impl Products<'_> {
+    /// `y = x weightᵀ + bias`
+    fn multiply(&mut self, y: &mut CudaViewMut<'_, Bf16>, x: &CudaView<'_, Bf16>, linear: &DeviceLinear) -> Result<(), CudaError> {
+        let bias = linear.bias.as_ref().map(CudaSlice::as_view);
+        let mut multiply = |operands| self.gemm.multiply(self.stream, Output::Bf16(y), operands, bias.as_ref(), linear.inputs);
+        match &linear.weight {
+            DeviceWeight::Bf16(weight) => multiply(Operands::Bf16 { x, weight: &weight.as_view() }),
+            DeviceWeight::Fp8 { numbers, scales, products } => {
+                let rows = self.fp8.as_mut().expect("there are weights in FP8");
+                let mut on_x = rows.numbers.slice_mut(..x.len());
+                let mut x_scales = rows.scales.slice_mut(..x.len() / linear.inputs);
+                self.kernels.quantize_fp8_rows(self.stream, &mut on_x, &mut x_scales, x, products.largest_max)?;
+                let scales = Scales::Rows { x: &x_scales.as_view(), weight: &scales.as_view() };
+                multiply(Operands::Fp8 { x: &on_x.as_view(), weight: &numbers.as_view(), scales })
+            }
+        }
+    }
 }
 
 /// Cosines and sines of every position's angles, each `[positions, head_dim / 2]`; padding is not rotated.

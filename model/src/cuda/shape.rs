@@ -1,5 +1,5 @@
 //! A model's sizes, padded for the device's kernels: heads with zeros to a multiple of 16 numbers, the feed-forward
-//! layer to a multiple of 8. Neither changes the result.
+//! layer to a multiple of 16. Neither changes the result.
 
 use crate::{config::ModelConfig, error::ModelError, kv};
 use tidemill_kernels::KvLayout;
@@ -40,7 +40,7 @@ impl DeviceShape {
         Ok(Self {
             vocab: config.vocab,
             hidden: config.hidden,
-            intermediate: config.intermediate.next_multiple_of(8),
+            intermediate: config.intermediate.next_multiple_of(16),
             layers: config.layers,
             heads: config.heads,
             kv_heads: config.kv_heads,

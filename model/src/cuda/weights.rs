@@ -1,22 +1,59 @@
-//! A checkpoint's tensors on the device: bf16, with projections that share their input merged into one matrix.
+//! A checkpoint's tensors on the device: bf16 or FP8, with projections that share their input merged into one matrix.
 
 use super::shape::DeviceShape;
 use crate::{
     checkpoint::WeightMatrix,
+    config::ModelConfig,
+    quantization::{Inputs, ScalePer},
     tensors::{LayerTensors, Linear, Tensors},
+    weight::{Fp8Matrix, Weight},
 };
 use cudarc::driver::CudaSlice;
+use std::ops::Range;
 use tidemill_kernels::{
     Dtype,
-    cuda::{Bf16, CudaError, Device, upload::Uploads},
+    cuda::{Bf16, CudaError, Device, compile::Arch, gemm::multiplies_fp8_rows, upload::Uploads},
     dtype::{decode, encode},
 };
 
 /// `[outputs, inputs]`
 pub(super) struct DeviceLinear {
-    pub(super) weight: CudaSlice<Bf16>,
+    pub(super) weight: DeviceWeight,
     pub(super) inputs: usize,
     pub(super) bias: Option<CudaSlice<Bf16>>,
+}
+
+pub(super) enum DeviceWeight {
+    Bf16(CudaSlice<Bf16>),
+    Fp8 {
+        numbers: CudaSlice<u8>,
+        /// One for each output.
+        scales: CudaSlice<f32>,
+        products: Fp8Products,
+    },
+}
+
+/// Products of FP8 weights with activations that are quantized row by row.
+#[derive(Clone, Copy)]
+pub(super) struct Fp8Products {
+    /// Larger activations are clipped.
+    pub(super) largest_max: Option<f32>,
+}
+
+impl Fp8Products {
+    /// `None`: FP8 weights are dequantized to bf16, because their scales are by block, their activations are not meant to
+    /// be in FP8, or the device has no such products.
+    pub(super) fn of(config: &ModelConfig, shape: DeviceShape, arch: Arch) -> Option<Self> {
+        let scheme = config.fp8.as_ref()?;
+        let largest_max = match scheme.inputs {
+            Inputs::Unquantized => return None,
+            Inputs::Dynamic { largest_max } => largest_max,
+            Inputs::Static => None,
+        };
+        let by_block = matches!(scheme.scale_per, ScalePer::Block { .. });
+        // Other widths are padded to it.
+        (!by_block && multiplies_fp8_rows(arch) && shape.hidden.is_multiple_of(16)).then_some(Self { largest_max })
+    }
 }
 
 pub(super) struct DeviceLayer {
@@ -45,39 +82,42 @@ impl DeviceWeights {
         self.head.as_ref().unwrap_or(&self.embedding)
     }
 
+    /// Whether some weights are in FP8.
+    pub(super) fn has_fp8(&self) -> bool {
+        let linears = self.layers.iter().flat_map(|layer| [&layer.qkv, &layer.output, &layer.gate_up, &layer.down]);
+        linears.into_iter().any(|linear| matches!(linear.weight, DeviceWeight::Fp8 { .. }))
+    }
+
     /// `progress` gets (bytes on the device, bytes in all).
     pub(super) fn load(
         device: &Device,
         tensors: &Tensors,
         tied: bool,
         shape: DeviceShape,
+        fp8: Option<Fp8Products>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, CudaError> {
-        let rows_of_layer = 2 * shape.hidden * (shape.qkv() + shape.q() + 3 * shape.intermediate);
-        let rows_of_ends = 2 * shape.vocab * shape.hidden * if tied { 1 } else { 2 };
-        let total = (shape.layers * rows_of_layer + rows_of_ends) as u64;
-        let mut loader = Loader { uploads: Uploads::new(device)?, device, shape, done: 0, total, progress };
-        let embedding = loader.plain(&tensors.embedding)?;
+        let fp8 = fp8.map(|products| Ok::<_, CudaError>((products, Uploads::new(device)?))).transpose()?;
+        let mut loader = Loader { uploads: Uploads::new(device)?, fp8, device, shape, done: 0, total: 0, progress };
+        let bytes_of_ends = 2 * shape.vocab * shape.hidden * if tied { 1 } else { 2 };
+        loader.total = (bytes_of_ends + tensors.layers.iter().map(|layer| loader.layer_bytes(layer)).sum::<usize>()) as u64;
+        let embedding = loader.embedding(&tensors.embedding)?;
         let layers = tensors.layers.iter().map(|layer| loader.layer(layer)).collect::<Result<_, _>>()?;
-        let head = if tied { None } else { Some(loader.plain(&tensors.head.weight)?) };
+        let head = if tied { None } else { Some(loader.head(&tensors.head.weight)?) };
         device.synchronize()?;
         Ok(Self { embedding, layers, final_norm: device.upload(&tensors.final_norm)?, head })
     }
 }
 
 struct Loader<'a> {
-    uploads: Uploads<'a>,
+    uploads: Uploads<'a, Bf16>,
+    /// If weights may stay in FP8.
+    fp8: Option<(Fp8Products, Uploads<'a, u8>)>,
     device: &'a Device,
     shape: DeviceShape,
     done: u64,
     total: u64,
     progress: &'a mut dyn FnMut(u64, u64),
-}
-
-/// Source of one row's numbers.
-struct RowSource<'a> {
-    matrix: &'a WeightMatrix,
-    row: usize,
 }
 
 impl Loader<'_> {
@@ -88,30 +128,27 @@ impl Loader<'_> {
         Ok(DeviceLayer {
             attention_norm: self.device.upload(&layer.attention_norm)?,
             qkv: self.qkv([q, k, v])?,
-            output: DeviceLinear {
-                weight: self.matrix(
-                    shape.hidden,
-                    shape.q(),
-                    |row| Some(RowSource { matrix: &output.weight, row }),
-                    Columns::ByHead(shape),
-                )?,
-                inputs: shape.q(),
-                bias: self.bias(shape.hidden, |i| Some((output, i)))?,
-            },
+            output: self.linear(&[output], shape.hidden, shape.q(), Columns::ByHead(shape), |row| Some((output, row)))?,
             qk_norm,
             mlp_norm: self.device.upload(&layer.mlp_norm)?,
             gate_up: self.gate_up([gate, up])?,
-            down: DeviceLinear {
-                weight: self.matrix(
-                    shape.hidden,
-                    shape.intermediate,
-                    |row| Some(RowSource { matrix: &down.weight, row }),
-                    Columns::InFront,
-                )?,
-                inputs: shape.intermediate,
-                bias: self.bias(shape.hidden, |i| Some((down, i)))?,
-            },
+            down: self.linear(&[down], shape.hidden, shape.intermediate, Columns::InFront, |row| Some((down, row)))?,
         })
+    }
+
+    fn layer_bytes(&self, layer: &LayerTensors) -> usize {
+        let DeviceShape { hidden, intermediate, .. } = self.shape;
+        let LayerTensors { q, k, v, output, gate, up, down, .. } = layer;
+        let bytes = |parts: &[&Linear], numbers: usize| if self.stays_fp8(parts) { numbers } else { 2 * numbers };
+        bytes(&[q, k, v], self.shape.qkv() * hidden)
+            + bytes(&[output], self.shape.q() * hidden)
+            + bytes(&[gate, up], 2 * intermediate * hidden)
+            + bytes(&[down], intermediate * hidden)
+    }
+
+    /// Whether a matrix of these parts is in FP8 on the device: if all of them are.
+    fn stays_fp8(&self, parts: &[&Linear]) -> bool {
+        self.fp8.is_some() && parts.iter().all(|part| matches!(part.weight, Weight::Fp8(_)))
     }
 
     fn qkv(&mut self, parts: [&Linear; 3]) -> Result<DeviceLinear, CudaError> {
@@ -125,49 +162,82 @@ impl Loader<'_> {
             };
             Some((parts[part], head * shape.head_dim_used + number))
         };
-        let weight_row = |row| source(row).map(|(part, row)| RowSource { matrix: &part.weight, row });
-        Ok(DeviceLinear {
-            weight: self.matrix(shape.qkv(), shape.hidden, weight_row, Columns::InFront)?,
-            inputs: shape.hidden,
-            bias: self.bias(shape.qkv(), source)?,
-        })
+        self.linear(&parts, shape.qkv(), shape.hidden, Columns::InFront, source)
     }
 
     fn gate_up(&mut self, parts: [&Linear; 2]) -> Result<DeviceLinear, CudaError> {
         let DeviceShape { intermediate, hidden, .. } = self.shape;
         let source = |row: usize| {
             let (part, row) = (parts[row / intermediate], row % intermediate);
-            (row < part.weight.view().rows()).then_some((part, row))
+            (row < part.weight.rows()).then_some((part, row))
         };
-        let weight_row = |row| source(row).map(|(part, row)| RowSource { matrix: &part.weight, row });
-        Ok(DeviceLinear {
-            weight: self.matrix(2 * intermediate, hidden, weight_row, Columns::InFront)?,
-            inputs: hidden,
-            bias: self.bias(2 * intermediate, source)?,
-        })
+        self.linear(&parts, 2 * intermediate, hidden, Columns::InFront, source)
     }
 
-    /// As in the file.
-    fn plain(&mut self, matrix: &WeightMatrix) -> Result<CudaSlice<Bf16>, CudaError> {
+    /// Rows from `source`, of these parts; zeros where it gives none.
+    fn linear<'w>(
+        &mut self,
+        parts: &[&'w Linear],
+        rows: usize,
+        columns: usize,
+        placed: Columns,
+        source: impl Fn(usize) -> Option<(&'w Linear, usize)>,
+    ) -> Result<DeviceLinear, CudaError> {
+        let weight = if self.stays_fp8(parts) {
+            let row_source = |row| match source(row) {
+                Some((Linear { weight: Weight::Fp8(matrix), .. }, row)) => Some((matrix, row)),
+                _ => None,
+            };
+            self.fp8_matrix(rows, columns, placed, row_source)?
+        } else {
+            DeviceWeight::Bf16(self.matrix(rows, columns, |row, to| match source(row) {
+                None => to.fill(0),
+                Some((part, row)) => placed.write_weight(&part.weight, row, to),
+            })?)
+        };
+        Ok(DeviceLinear { weight, inputs: columns, bias: self.bias(rows, source)? })
+    }
+
+    fn embedding(&mut self, matrix: &WeightMatrix) -> Result<CudaSlice<Bf16>, CudaError> {
         let (rows, columns) = (matrix.view().rows(), matrix.view().cols());
-        self.matrix(rows, columns, |row| Some(RowSource { matrix, row }), Columns::InFront)
+        self.matrix(rows, columns, |row, to| Columns::InFront.write_plain(matrix, row, to))
     }
 
-    /// Rows from `source`; zeros where it gives none.
-    fn matrix<'w>(
+    fn head(&mut self, weight: &Weight) -> Result<CudaSlice<Bf16>, CudaError> {
+        self.matrix(weight.rows(), weight.cols(), |row, to| Columns::InFront.write_weight(weight, row, to))
+    }
+
+    fn matrix(&mut self, rows: usize, columns: usize, write: impl FnMut(usize, &mut [Bf16])) -> Result<CudaSlice<Bf16>, CudaError> {
+        let matrix = self.uploads.matrix(rows, columns, write)?;
+        self.progress(2 * rows * columns);
+        Ok(matrix)
+    }
+
+    fn fp8_matrix<'w>(
         &mut self,
         rows: usize,
         columns: usize,
-        source: impl Fn(usize) -> Option<RowSource<'w>>,
         placed: Columns,
-    ) -> Result<CudaSlice<Bf16>, CudaError> {
-        let matrix = self.uploads.matrix(rows, columns, |row, to| match source(row) {
+        source: impl Fn(usize) -> Option<(&'w Fp8Matrix, usize)>,
+    ) -> Result<DeviceWeight, CudaError> {
+        let (products, uploads) = self.fp8.as_mut().expect("asked for where weights may stay in FP8");
+        let products = *products;
+        let numbers = uploads.matrix(rows, columns, |row, to| match source(row) {
             None => to.fill(0),
-            Some(RowSource { matrix, row }) => placed.copy(matrix, row, to),
+            Some((matrix, row)) => {
+                let bytes = matrix.row_bytes(row);
+                placed.write(bytes.len(), to, |range, to| to.copy_from_slice(&bytes[range]));
+            }
         })?;
-        self.done += 2 * (rows * columns) as u64;
+        // Rows of zeros have any scale.
+        let scales: Vec<f32> = (0..rows).map(|row| source(row).map_or(1.0, |(matrix, row)| matrix.row_scale(row))).collect();
+        self.progress(rows * columns);
+        Ok(DeviceWeight::Fp8 { numbers, scales: self.device.upload(&scales)?, products })
+    }
+
+    fn progress(&mut self, bytes: usize) {
+        self.done += bytes as u64;
         (self.progress)(self.done, self.total);
-        Ok(matrix)
     }
 
     /// `None` if no part has a bias.
@@ -199,21 +269,37 @@ enum Columns {
 }
 
 impl Columns {
-    fn copy(self, matrix: &WeightMatrix, row: usize, to: &mut [Bf16]) {
+    fn write_weight(self, weight: &Weight, row: usize, to: &mut [Bf16]) {
+        match weight {
+            Weight::Plain(matrix) => self.write_plain(matrix, row, to),
+            Weight::Fp8(matrix) => {
+                let mut numbers: Vec<Bf16> = vec![0; weight.cols()];
+                matrix.write_row(row, &mut numbers, |bits| bits);
+                self.write(numbers.len(), to, |range, to| to.copy_from_slice(&numbers[range]));
+            }
+        }
+    }
+
+    fn write_plain(self, matrix: &WeightMatrix, row: usize, to: &mut [Bf16]) {
         let view = matrix.view();
-        let row_bytes = view.cols() * view.dtype().bytes();
-        let bytes = &matrix.bytes()[row * row_bytes..(row + 1) * row_bytes];
+        let size = view.dtype().bytes();
+        let bytes = &matrix.bytes()[row * view.cols() * size..][..view.cols() * size];
+        self.write(view.cols(), to, |range, to| write_bf16s(view.dtype(), &bytes[range.start * size..range.end * size], to));
+    }
+
+    /// `write(range, to)` writes that range of a row's `columns` numbers.
+    fn write<T: Copy + Default>(self, columns: usize, to: &mut [T], write: impl Fn(Range<usize>, &mut [T])) {
         match self {
             Self::InFront => {
-                let (front, rest) = to.split_at_mut(view.cols());
-                write_bf16s(view.dtype(), bytes, front);
-                rest.fill(0);
+                let (front, rest) = to.split_at_mut(columns);
+                write(0..columns, front);
+                rest.fill(T::default());
             }
             Self::ByHead(shape) => {
-                to.fill(0);
-                let (half, half_bytes) = (shape.head_dim_used / 2, shape.head_dim_used / 2 * view.dtype().bytes());
-                for (i, bytes) in bytes.chunks_exact(half_bytes).enumerate() {
-                    write_bf16s(view.dtype(), bytes, &mut to[i * shape.head_dim / 2..][..half]);
+                to.fill(T::default());
+                let half = shape.head_dim_used / 2;
+                for i in 0..columns / half {
+                    write(i * half..(i + 1) * half, &mut to[i * shape.head_dim / 2..][..half]);
                 }
             }
         }

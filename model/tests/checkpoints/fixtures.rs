@@ -2,6 +2,7 @@
 
 use safetensors::{Dtype as FileDtype, SafeTensors, tensor::TensorView};
 use serde::Deserialize;
+use serde_json::Value;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 use tidemill_kernels::{
@@ -12,6 +13,9 @@ use tidemill_model::{Chunk, Isa, KvMemory, LoadOptions, LogitRows, Model};
 use tidemill_proto::block::{BLOCK_TOKENS, KvDtype, Token};
 
 pub(crate) const FAMILIES: [&str; 5] = ["llama", "llama3", "mistral", "qwen2", "qwen3"];
+
+/// Checkpoints with weights in FP8, one per form.
+pub(crate) const FP8: [&str; 4] = ["fp8-channel", "fp8-tensor", "fp8-fbgemm", "fp8-blocks"];
 
 /// The output of transformers.
 #[derive(Deserialize)]
@@ -66,13 +70,15 @@ pub(crate) fn load_f32(family: &str, kv_dtype: KvDtype) -> Model {
 }
 
 pub(crate) fn is_bf16(family: &str) -> bool {
-    ["llama3", "qwen2", "qwen3"].contains(&family)
+    ["llama3", "qwen2", "qwen3"].contains(&family) || FP8.contains(&family)
 }
 
-/// A checkpoint of the same numbers; `dtype` chooses how each tensor is stored.
+/// A checkpoint of the same numbers, without FP8; `dtype` chooses how each tensor is stored.
 pub(crate) fn restored(family: &str, dtype: impl Fn(&str) -> Dtype) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
-    std::fs::copy(fixture(family).join("config.json"), dir.path().join("config.json")).unwrap();
+    let mut config: Value = serde_json::from_slice(&std::fs::read(fixture(family).join("config.json")).unwrap()).unwrap();
+    config.as_object_mut().unwrap().remove("quantization_config");
+    std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
     let mut tensors = Vec::new();
     for file in std::fs::read_dir(fixture(family)).unwrap().map(|entry| entry.unwrap().path()) {
         let name = file.file_name().unwrap().to_str().unwrap();
@@ -80,11 +86,13 @@ pub(crate) fn restored(family: &str, dtype: impl Fn(&str) -> Dtype) -> TempDir {
             continue;
         }
         let bytes = std::fs::read(&file).unwrap();
-        for (name, tensor) in SafeTensors::deserialize(&bytes).unwrap().tensors() {
-            let stored = match tensor.dtype() {
-                FileDtype::F32 => Dtype::F32,
-                FileDtype::F16 => Dtype::F16,
-                FileDtype::BF16 => Dtype::Bf16,
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        for (name, tensor) in file.tensors().into_iter().filter(|(name, _)| !name.contains("_scale")) {
+            let numbers = match tensor.dtype() {
+                FileDtype::F32 => decode(Dtype::F32, tensor.data()),
+                FileDtype::F16 => decode(Dtype::F16, tensor.data()),
+                FileDtype::BF16 => decode(Dtype::Bf16, tensor.data()),
+                FileDtype::F8_E4M3 => dequantized(&file, &name),
                 other => panic!("{name} is {other:?}"),
             };
             let (dtype, file_dtype) = match dtype(&name) {
@@ -92,12 +100,34 @@ pub(crate) fn restored(family: &str, dtype: impl Fn(&str) -> Dtype) -> TempDir {
                 Dtype::F16 => (Dtype::F16, FileDtype::F16),
                 Dtype::Bf16 => (Dtype::Bf16, FileDtype::BF16),
             };
-            tensors.push((name, file_dtype, tensor.shape().to_vec(), encode(dtype, &decode(stored, tensor.data()))));
+            tensors.push((name, file_dtype, tensor.shape().to_vec(), encode(dtype, &numbers)));
         }
     }
     let views = tensors.iter().map(|(name, dtype, shape, bytes)| (name, TensorView::new(*dtype, shape.clone(), bytes).unwrap()));
     std::fs::write(dir.path().join("model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
     dir
+}
+
+/// FP8 numbers times their scales, rounded to bf16.
+fn dequantized(file: &SafeTensors<'_>, name: &str) -> Vec<f32> {
+    let weight = file.tensor(name).unwrap();
+    let scale = |suffix: &str| file.tensor(&name.replace(".weight", suffix)).ok();
+    let scale = scale(".weight_scale").or_else(|| scale(".weight_scale_inv")).unwrap();
+    let scales = decode(if scale.dtype() == FileDtype::F32 { Dtype::F32 } else { Dtype::Bf16 }, scale.data());
+    let [rows, cols] = weight.shape() else { panic!("{name} is no matrix") };
+    let scale_at = |row: usize, col: usize| match scale.shape() {
+        [1] => scales[0],
+        [outputs, 1] if outputs == rows => scales[row],
+        [_, across] => scales[row / 128 * across + col / 128],
+        other => panic!("scales of {name} are {other:?}"),
+    };
+    let numbers = (0..rows * cols).map(|i| {
+        let byte = weight.data()[i];
+        let (exponent, mantissa) = (i32::from(byte >> 3 & 15), f64::from(byte & 7) / 8.0);
+        let magnitude = if exponent == 0 { mantissa * 2f64.powi(-6) } else { (1.0 + mantissa) * 2f64.powi(exponent - 7) };
+        (if byte < 128 { magnitude } else { -magnitude }) as f32 * scale_at(i / cols, i % cols)
+    });
+    decode(Dtype::Bf16, &encode(Dtype::Bf16, &numbers.collect::<Vec<f32>>()))
 }
 
 /// A sequence with its own blocks, taken from the top of the memory down, so that a block's id is not its index.

@@ -4,5 +4,6 @@ mod bf16;
 mod corrupt;
 mod exact;
 mod fixtures;
+mod fp8;
 mod int8;
 mod reference;

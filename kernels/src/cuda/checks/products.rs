@@ -8,7 +8,7 @@ use super::{
 use crate::cuda::{
     CudaError,
     compile::Arch,
-    gemm::{Operands, Output, Scales},
+    gemm::{Operands, Output, Scales, multiplies_fp8_rows},
 };
 use cudarc::driver::CudaSlice;
 use rand::Rng;
@@ -31,7 +31,7 @@ pub fn all(gpu: &mut TestGpu, checks: &mut Checks) -> Result<(), CudaError> {
     }
     for (rows, inner, columns) in [(16, 512, 512), (133, 1040, 528), (256, 4096, 1024)] {
         fp8(gpu, checks, rows, inner, columns, false)?;
-        if major >= 9 {
+        if multiplies_fp8_rows(gpu.device.properties().arch) {
             fp8(gpu, checks, rows, inner, columns, true)?;
         }
     }
@@ -83,9 +83,12 @@ fn fp8(gpu: &mut TestGpu, checks: &mut Checks, rows: usize, inner: usize, column
     let (x_scale, weight_scale) = (on_x_scales.as_view(), on_weight_scales.as_view());
     let scales =
         if by_row { Scales::Rows { x: &x_scale, weight: &weight_scale } } else { Scales::Tensor { x: &x_scale, weight: &weight_scale } };
-    let mut y = gpu.poisoned::<u16>(rows * columns)?;
+    let bias = gpu.bf16s(columns, 4.0);
+    let on_bias = gpu.upload(&bias)?;
+    let (mut y, mut biased) = (gpu.poisoned::<u16>(rows * columns)?, gpu.poisoned::<u16>(rows * columns)?);
     let stream = gpu.stream.clone();
     let operands = Operands::Fp8 { x: &x_view, weight: &weight_view, scales };
+    gpu.gemm.multiply(&stream, Output::Bf16(&mut biased.as_view_mut()), operands, Some(&on_bias.as_view()), inner)?;
     gpu.gemm.multiply(&stream, Output::Bf16(&mut y.as_view_mut()), operands, None, inner)?;
 
     let numbers = |bytes: &[u8]| bytes.iter().map(|&byte| e4m3(byte)).collect::<Vec<_>>();
@@ -94,6 +97,9 @@ fn fp8(gpu: &mut TestGpu, checks: &mut Checks, rows: usize, inner: usize, column
         *y *= f64::from(x_scales[i / columns % x_count]) * f64::from(weight_scales[i % columns % weight_count]);
     }
     let case = format!("{rows} × {inner} × {columns}, scales by {}", if by_row { "row" } else { "tensor" });
-    checks.near("multiply fp8", case, &widened(&gpu.download(&y)?), &reference, FP8);
+    checks.near("multiply fp8", case.clone(), &widened(&gpu.download(&y)?), &reference, FP8);
+    let bias = widened(&bias);
+    let with_bias: Vec<f64> = reference.iter().enumerate().map(|(i, y)| y + bias[i % columns]).collect();
+    checks.near("multiply fp8 with bias", case, &widened(&gpu.download(&biased)?), &with_bias, FP8);
     Ok(())
 }

@@ -114,7 +114,8 @@ fn quantize(gpu: &mut TestGpu, checks: &mut Checks, rows: usize, width: usize) -
     let x = gpu.bf16s(rows * width, 3.0);
     let kernels = gpu.kernels(128)?;
     let (on_device, mut out, mut scales) = (gpu.upload(&x)?, gpu.poisoned(rows * width)?, gpu.poisoned::<f32>(rows)?);
-    kernels.quantize_fp8_rows(&gpu.stream, &mut out.as_view_mut(), &mut scales.as_view_mut(), &on_device.as_view())?;
+    let x_view = on_device.as_view();
+    kernels.quantize_fp8_rows(&gpu.stream, &mut out.as_view_mut(), &mut scales.as_view_mut(), &x_view, None)?;
     let (x, of_rows) = (widened(&x), doubles(&gpu.download(&scales)?));
     let largest: Vec<f64> = x.chunks(width).map(|row| row.iter().fold(0.0, |max: f64, x| max.max(x.abs())) / 448.0).collect();
     checks.near("quantize_fp8 scales", format!("{rows} × {width}"), &of_rows, &largest, F32);
@@ -124,6 +125,13 @@ fn quantize(gpu: &mut TestGpu, checks: &mut Checks, rows: usize, width: usize) -
     let all_nearest = vec![true; x.len()];
     let by_row = nearest(&gpu.download(&out)?, &|row| of_rows[row]);
     checks.same("quantize_fp8", format!("{rows} × {width}, by row"), &by_row, &all_nearest, EXACT);
+
+    let (bound, mut clipped, mut bounded) = (2.0f32, gpu.poisoned(rows * width)?, gpu.poisoned::<f32>(rows)?);
+    kernels.quantize_fp8_rows(&gpu.stream, &mut clipped.as_view_mut(), &mut bounded.as_view_mut(), &x_view, Some(bound))?;
+    let (clipped, bounded) = (gpu.download(&clipped)?, doubles(&gpu.download(&bounded)?));
+    let smaller: Vec<f64> = largest.iter().map(|scale| scale.min(f64::from(bound) / 448.0)).collect();
+    checks.near("quantize_fp8 scales", format!("{rows} × {width}, bounded"), &bounded, &smaller, F32);
+    checks.same("quantize_fp8", format!("{rows} × {width}, by row, clipped"), &nearest(&clipped, &|row| bounded[row]), &all_nearest, EXACT);
 
     let scale = 0.004f32;
     let (on_device_scale, mut out) = (gpu.upload(&[scale])?, gpu.poisoned(rows * width)?);

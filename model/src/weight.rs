@@ -1,0 +1,195 @@
+//! A projection's weight: numbers as the file has them, or FP8 with scales, which is dequantized as it is used.
+
+use crate::{
+    checkpoint::{Checkpoint, Mapped, WeightMatrix},
+    error::ModelError,
+    quantization::{Fp8Scheme, Inputs, ScalePer, Unquantized},
+};
+use std::borrow::Cow;
+use tidemill_kernels::{
+    Cpu, Dtype, Matrix,
+    dtype::{E4M3_MAX, e4m3_to_bf16},
+};
+
+/// `[outputs, inputs]`, still in the mapped file.
+pub(crate) enum Weight {
+    Plain(WeightMatrix),
+    Fp8(Fp8Matrix),
+}
+
+/// e4m3 numbers, and a scale for each block of them.
+pub(crate) struct Fp8Matrix {
+    bytes: Mapped,
+    rows: usize,
+    cols: usize,
+    /// Rows and columns of a block; at the matrix's end it may be cut off.
+    block: (usize, usize),
+    /// `[blocks down, blocks across]`
+    scales: Vec<f32>,
+}
+
+/// Numbers that the CPU's products take.
+pub(crate) struct Floats<'a> {
+    pub(crate) bytes: Cow<'a, [u8]>,
+    pub(crate) dtype: Dtype,
+    rows: usize,
+    cols: usize,
+}
+
+impl<'a> Floats<'a> {
+    pub(crate) fn view(&self) -> Matrix<'_> {
+        Matrix::new(&self.bytes, self.dtype, self.rows, self.cols)
+    }
+
+    /// The same numbers in another type.
+    pub(crate) fn stored(self, dtype: Dtype, bytes: Vec<u8>) -> Self {
+        Self { bytes: Cow::Owned(bytes), dtype, ..self }
+    }
+}
+
+/// How the checkpoint says that its projections are stored.
+pub(crate) struct Storage<'a> {
+    scheme: Option<&'a Fp8Scheme>,
+    unquantized: Option<Unquantized>,
+}
+
+impl<'a> Storage<'a> {
+    pub(crate) fn new(scheme: Option<&'a Fp8Scheme>) -> Self {
+        Self { scheme, unquantized: scheme.map(Fp8Scheme::unquantized) }
+    }
+
+    /// Takes the weight of a module, with the scales that it needs.
+    pub(crate) fn take(&self, checkpoint: &mut Checkpoint, module: &str, rows: usize, cols: usize) -> Result<Weight, ModelError> {
+        let tensor = format!("{module}.weight");
+        if !checkpoint.is_fp8(&tensor)? {
+            let matrix = checkpoint.matrix(&tensor, rows, cols)?;
+            if let Some(scale) = SCALE_NAMES.map(|name| format!("{module}.{name}")).into_iter().find(|name| checkpoint.has(name)) {
+                return Err(checkpoint.problem_of(&tensor, format!("it is not stored as F8_E4M3, but has scales ({scale}): {CONVERT}")));
+            }
+            return Ok(Weight::Plain(matrix));
+        }
+        let Some(scheme) = self.scheme else {
+            let problem = "it is stored as F8_E4M3, but config.json has no quantization_config that says how it is scaled: take \
+                           config.json from where the weights are from";
+            return Err(checkpoint.problem_of(&tensor, problem.into()));
+        };
+        if self.unquantized.as_ref().is_some_and(|list| list.contains(module)) {
+            let problem = format!("it is stored as F8_E4M3, but quantization_config lists {module} as not quantized: {CONVERT}");
+            return Err(checkpoint.problem_of(&tensor, problem));
+        }
+        let zero_point = format!("{module}.weight_zero_point");
+        if checkpoint.has(&zero_point) {
+            return Err(checkpoint.problem_of(&zero_point, "weights with zero points are not supported: use a symmetric scheme".into()));
+        }
+        let bytes = checkpoint.fp8_matrix(&tensor, rows, cols)?;
+        let scales = scales(checkpoint, &format!("{module}.{}", scheme.scale_name), &scheme.scale_per.shapes(rows, cols))?;
+        if scheme.inputs == Inputs::Static {
+            // Only checked: where activations are in FP8, each row has a scale of its own, which is more precise.
+            self::scales(checkpoint, &format!("{module}.input_scale"), &ScalePer::Tensor.shapes(rows, cols))?;
+        }
+        Ok(Weight::Fp8(Fp8Matrix { bytes, rows, cols, block: scheme.scale_per.block(rows, cols), scales }))
+    }
+}
+
+const SCALE_NAMES: [&str; 2] = ["weight_scale", "weight_scale_inv"];
+const CONVERT: &str = "the two contradict each other, so convert the checkpoint again";
+
+/// Takes scales, each of which must be usable.
+fn scales(checkpoint: &mut Checkpoint, name: &str, shapes: &[Vec<usize>]) -> Result<Vec<f32>, ModelError> {
+    let scales = checkpoint.scales(name, shapes)?;
+    let is_usable = |scale: f32| scale > 0.0 && (scale * 2.0 * E4M3_MAX).is_finite();
+    match scales.iter().enumerate().find(|(_, scale)| !is_usable(**scale)) {
+        Some((i, scale)) => {
+            let problem = format!("scale {i} is {scale}, where a positive number is needed: download or convert the checkpoint again");
+            Err(checkpoint.problem_of(name, problem))
+        }
+        None => Ok(scales),
+    }
+}
+
+impl Weight {
+    pub(crate) fn rows(&self) -> usize {
+        match self {
+            Self::Plain(matrix) => matrix.view().rows(),
+            Self::Fp8(matrix) => matrix.rows,
+        }
+    }
+
+    pub(crate) fn cols(&self) -> usize {
+        match self {
+            Self::Plain(matrix) => matrix.view().cols(),
+            Self::Fp8(matrix) => matrix.cols,
+        }
+    }
+
+    /// The type of its [`floats`](Self::floats).
+    pub(crate) fn dtype(&self) -> Dtype {
+        match self {
+            Self::Plain(matrix) => matrix.view().dtype(),
+            Self::Fp8(_) => Dtype::Bf16,
+        }
+    }
+
+    /// The numbers, dequantized if they are FP8.
+    pub(crate) fn floats(&self, cpu: &Cpu) -> Floats<'_> {
+        let bytes = match self {
+            Self::Plain(matrix) => Cow::Borrowed(matrix.bytes()),
+            Self::Fp8(matrix) => Cow::Owned(matrix.to_bf16(cpu)),
+        };
+        Floats { bytes, dtype: self.dtype(), rows: self.rows(), cols: self.cols() }
+    }
+}
+
+impl Fp8Matrix {
+    /// Each number times its scale, rounded to bf16.
+    fn to_bf16(&self, cpu: &Cpu) -> Vec<u8> {
+        let row_bytes = 2 * self.cols;
+        let mut numbers = vec![0; self.rows * row_bytes];
+        let mut rows: Vec<(usize, &mut [u8])> = numbers.chunks_exact_mut(row_bytes).enumerate().collect();
+        cpu.for_each_mut(&mut rows, |(row, to)| self.write_row(*row, to.as_chunks_mut().0, u16::to_le_bytes));
+        numbers
+    }
+
+    /// Writes a row's numbers, whose bits in bf16 `store` stores.
+    pub(crate) fn write_row<T>(&self, row: usize, to: &mut [T], store: impl Fn(u16) -> T) {
+        let across = self.cols.div_ceil(self.block.1);
+        let scales = &self.scales[row / self.block.0 * across..][..across];
+        for ((bytes, to), &scale) in self.row_bytes(row).chunks(self.block.1).zip(to.chunks_mut(self.block.1)).zip(scales) {
+            for (&byte, to) in bytes.iter().zip(to) {
+                *to = store(e4m3_to_bf16(byte, scale));
+            }
+        }
+    }
+
+    /// The scale of a row, where a block spans all columns.
+    pub(crate) fn row_scale(&self, row: usize) -> f32 {
+        assert_eq!(self.block.1, self.cols, "one scale for a row");
+        self.scales[row / self.block.0]
+    }
+
+    pub(crate) fn row_bytes(&self, row: usize) -> &[u8] {
+        &self.bytes.get()[row * self.cols..][..self.cols]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A matrix `[rows, cols]` of ones in blocks of 2 × 4, each with another scale.
+    fn matrix(rows: usize, cols: usize) -> Fp8Matrix {
+        let scales = (1..=rows.div_ceil(2) * cols.div_ceil(4)).map(|i| i as f32).collect();
+        Fp8Matrix { bytes: Mapped::of(&vec![0x38; rows * cols]), rows, cols, block: (2, 4), scales }
+    }
+
+    #[test]
+    fn blocks_may_be_cut_off_at_the_end_of_a_matrix() {
+        let numbers = |rows, cols| {
+            let bytes = matrix(rows, cols).to_bf16(&Cpu::new(None, 2).unwrap());
+            tidemill_kernels::dtype::decode(Dtype::Bf16, &bytes)
+        };
+        let (a, b) = ([1.0, 1.0, 1.0, 1.0, 2.0, 2.0], [3.0, 3.0, 3.0, 3.0, 4.0, 4.0]);
+        assert_eq!(numbers(5, 6), [a, a, b, b, [5.0, 5.0, 5.0, 5.0, 6.0, 6.0]].concat());
+        assert_eq!(numbers(1, 3), [1.0; 3]);
+    }
+}
