@@ -3,19 +3,19 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Since 1970, UTC.
-pub fn unix() -> Duration {
+pub(crate) fn unix() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-pub fn unix_seconds() -> u64 {
+pub(crate) fn unix_seconds() -> u64 {
     unix().as_secs()
 }
 
-pub fn unix_ms() -> u64 {
+pub(crate) fn unix_ms() -> u64 {
     unix().as_millis() as u64
 }
 
 /// One that nobody has had and nobody can guess: the prefix, and 128 random bits.
-pub fn new_id(prefix: &str) -> String {
+pub(crate) fn new_id(prefix: &str) -> String {
     format!("{prefix}{:032x}", rand::random::<u128>())
 }

@@ -1,6 +1,6 @@
 //! An MCP server's tools, over streamable HTTP: each is offered as `SERVER__TOOL`.
 //!
-//! The protocol is the official client's, `rmcp`, which knows its versions, sessions and streams. The requests are our own ([`http`]), so
+//! The protocol is the official client's, `rmcp`, which knows its versions, sessions and streams. The requests are our own (`http.rs`), so
 //! what holds for an operator's endpoint holds here: the host is listed, no redirect is followed, time and bytes are bounded.
 //!
 //! A server is looked at when this process starts, and again and again: one that is down stops nothing, and its tools are there once it
