@@ -12,6 +12,11 @@ impl MarkerWatch {
         Self { marks: marks.into_iter().collect(), held: String::new() }
     }
 
+    /// Whether what came last may be a mark's beginning.
+    pub(super) fn is_holding(&self) -> bool {
+        !self.held.is_empty()
+    }
+
     /// Calls `pass` with every character that is certainly no part of a mark. Returns the mark that is complete with `c`.
     pub(super) fn step(&mut self, c: char, mut pass: impl FnMut(char)) -> Option<&'static str> {
         self.held.push(c);

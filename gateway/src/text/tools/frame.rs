@@ -93,7 +93,8 @@ impl Frame {
     }
 
     fn text(&mut self, c: char, events: &mut Events) {
-        if self.first && Some(c) == self.calls.format.bare {
+        // What may be a mark's beginning is the first, too.
+        if self.first && !self.watch.is_holding() && Some(c) == self.calls.format.bare {
             let raw = std::mem::take(&mut self.space);
             self.first = false;
             return self.opening(c, raw, Row { list: false, bare: true }, events);
