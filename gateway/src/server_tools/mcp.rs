@@ -325,7 +325,7 @@ fn of_service(error: &ServiceError) -> String {
     match error {
         ServiceError::McpError(error) => error.message.to_string(),
         ServiceError::TransportSend(error) => of_transport(error),
-        ServiceError::TransportClosed => "there is no connection to its server".into(),
+        ServiceError::TransportClosed => "the connection to its server is lost".into(),
         other => other.to_string(),
     }
 }
