@@ -3,6 +3,10 @@
 use tidemill_coordinator::{run, settings::Flags};
 use tidemill_net::{config::Cli, process};
 
+/// Requests are made of small pieces that one thread makes and another frees.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 #[tokio::main]
 async fn main() -> Result<(), process::Failed> {
     let cli = Cli::<Flags>::of_process("tidemill-coordinator", "The cluster's front door and scheduler");
