@@ -12,23 +12,23 @@ SILENT = ("o_proj.weight", "down_proj.weight")
 LOUD = ("embed_tokens.weight", "norm.weight", "layernorm.weight")
 
 
-def planted(directory, pieces):
-    """The tiny Llama with other weights: whatever it is told, one of `pieces` (of its vocabulary) comes next, all of them as likely.
+def planted(directory, pieces, base=MODEL):
+    """`base`, a Llama, with other weights: whatever it is told, one of `pieces` (of its vocabulary) comes next, all of them as likely.
 
     Every token looks alike, no layer adds anything, and what is left is the same vector of ones, from which a new output matrix makes
     the logits.
     """
     directory.mkdir()
-    for file in MODEL.iterdir():
+    for file in base.iterdir():
         shutil.copy(file, directory)
-    config = json.loads((MODEL / "config.json").read_text()) | {"tie_word_embeddings": False}
+    config = json.loads((base / "config.json").read_text()) | {"tie_word_embeddings": False}
     (directory / "config.json").write_text(json.dumps(config))
-    vocabulary = json.loads((MODEL / "tokenizer.json").read_text())["model"]["vocab"]
+    vocabulary = json.loads((base / "tokenizer.json").read_text())["model"]["vocab"]
     width, tokens = config["hidden_size"], config["vocab_size"]
     said = {vocabulary[piece] for piece in pieces}
     head = b"".join(bfloat16(MARGIN / width if token in said else 0.0) * width for token in range(tokens))
 
-    whole = (MODEL / "model.safetensors").read_bytes()
+    whole = (base / "model.safetensors").read_bytes()
     (size,) = struct.unpack("<Q", whole[:8])
     header, data = json.loads(whole[8 : 8 + size]), bytearray(whole[8 + size :])
     for name, tensor in header.items():
