@@ -3,6 +3,7 @@
 
 use std::{
     hint::black_box,
+    sync::Arc,
     time::{Duration, Instant},
 };
 use tidemill_safety::{
@@ -11,17 +12,20 @@ use tidemill_safety::{
     guard::Guard,
     judge::DOUBTS_MAX,
     normal::Normal,
+    pii::{Kind, find::Finder, redact, vault::Vault},
+    stream,
 };
 
 /// Each sentence is timed so often, and the least counts: what else the machine does is not the stage.
 const REPEATS: usize = 32;
 
 fn main() {
-    let guard = Guard::built_in();
+    let guard = Arc::new(Guard::built_in());
     let classifier = guard.classifier.as_ref().expect("the built-in guard has one");
     let examples = corpus::examples(HELD_OUT).expect("the built-in corpus is well-formed: a test reads it");
     let harmless: Vec<String> = examples.iter().filter(|(_, label)| label.is_none()).map(|(text, _)| text.clone()).collect();
     let all = [harmless.join(" ")];
+    let finder = Arc::new(Finder::new(&Kind::ALL));
     let normal = |text: &String| Normal::of(text);
     for (what, texts) in [("one sentence", &harmless[..]), ("all of them as one prompt", &all[..])] {
         let normals: Vec<_> = texts.iter().map(normal).collect();
@@ -31,6 +35,21 @@ fn main() {
         show("2 classifier", &normals, |normal| classifier.score_windows(normal.bytes()));
         show("1 and 2 together", texts, |text| guard.examine(text, &Thresholds::INPUT));
         show("which parts a model sees", texts, |text| guard.doubts(text, &Thresholds::INPUT));
+        show("PII in a prompt", texts, |text| {
+            let mut vault = Vault::default();
+            vault.see(text);
+            vault.redact(&finder, text)
+        });
+        show("1 and 2, word by word", texts, |text| {
+            let mut stream = stream::Stream::new(Arc::clone(&guard), Thresholds::OUTPUT);
+            words(text).for_each(|word| drop(black_box(stream.push(word))));
+            stream.finish()
+        });
+        show("PII, word by word", texts, |text| {
+            let mut stream = redact::Stream::new(Arc::clone(&finder));
+            words(text).for_each(|word| drop(black_box(stream.push(word))));
+            stream.finish()
+        });
     }
     let doubts = |text: &String| guard.doubts(text, &Thresholds::INPUT).len();
     let sent = |harmful: bool| {
@@ -42,6 +61,11 @@ fn main() {
         sent(false),
         sent(true)
     );
+}
+
+/// As an answer comes.
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split_inclusive(' ')
 }
 
 fn show<T, R>(stage: &str, inputs: &[T], act: impl Fn(&T) -> R) {
