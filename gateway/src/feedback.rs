@@ -107,7 +107,7 @@ impl Feedback {
         self.known().put(id, answered, Instant::now(), &self.settings);
     }
 
-    /// It has ended.
+    /// It has ended, or a part of it has: `answer` is all of it so far.
     pub fn complete(&self, id: &str, answer: &str) {
         self.known().complete(id, &answer[..answer.floor_char_boundary(TEXT_BYTES_MAX)]);
     }
@@ -209,9 +209,11 @@ impl Known {
         if let Some(answered) = self.answers.get_mut(id)
             && let Some((_, _, bytes)) = self.order.iter_mut().rev().find(|(_, other, _)| other == id)
         {
+            // An answer of several rounds ends with each of them.
+            let gained = answer.len().saturating_sub(answered.answer.len()) as u64;
             answered.answer = answer.to_owned();
-            *bytes += answer.len() as u64;
-            self.bytes += answer.len() as u64;
+            *bytes += gained;
+            self.bytes += gained;
         }
     }
 

@@ -42,6 +42,7 @@ pub mod records;
 pub mod replay;
 pub mod responses;
 pub mod rollouts;
+pub mod rounds;
 pub mod routes;
 pub mod server;
 pub mod sse;

@@ -6,6 +6,8 @@ import shutil
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import anthropic
+import httpx
 import openai
 import pytest
 from clusters import Cluster, client
@@ -100,6 +102,86 @@ def test_a_stream_shows_each_step_as_it_happens(cluster):
     assert done[:3] == ["function_call", "function_call_output", "message"]
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert kinds(events[-1].response) == done
+
+
+def chat(cluster, *tools, **fields):
+    choice = {"type": "function", "function": {"name": tools[0]}}
+    given = {"model": "caller", "messages": [{"role": "user", "content": "What about Kyoto?"}], "tool_choice": choice, "max_tokens": 120}
+    given |= {"temperature": 0, "parallel_tool_calls": False} | fields
+    return client(cluster, "none").chat.completions.create(**given, extra_body={"server_tools": tools})
+
+
+def messages(cluster, **fields):
+    claude = anthropic.Anthropic(base_url=cluster.url.removesuffix("/v1"), api_key="unused", max_retries=0)
+    choice = {"type": "tool", "name": "weather", "disable_parallel_tool_use": True}
+    given = {"model": "caller", "messages": [{"role": "user", "content": "What about Kyoto?"}], "tool_choice": choice, "max_tokens": 120}
+    return claude.messages.create(**(given | fields), extra_body={"server_tools": ["weather"], "temperature": 0})
+
+
+def test_a_chat_shows_each_step_whole_and_streamed(cluster, weather):
+    completion = chat(cluster, "weather")
+    [choice] = completion.choices
+    [step] = choice.message.server_tool_calls
+    assert (step["function"]["name"], step["output"]) == ("weather", "sunny, 21 degrees")
+    assert json.loads(step["function"]["arguments"]) == weather.asked[-1]
+    assert choice.message.content and not choice.message.tool_calls and choice.finish_reason in ["stop", "length"]
+    assert 0 < completion.usage.completion_tokens <= 120, "what is asked for bounds all rounds together"
+    assert completion.usage.prompt_tokens_details.cached_tokens > 0, "the second round's prompt begins with the first's"
+
+    said, steps, finishes, order, usage = "", [], [], [], None
+    for chunk in chat(cluster, "weather", stream=True, stream_options={"include_usage": True}):
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            assert not choice.delta.tool_calls, "a call that runs here is not the client's"
+            said += choice.delta.content or ""
+            ran = getattr(choice.delta, "server_tool_calls", [])
+            steps += ran
+            order += ["ran"] * len(ran) + ["said"] * bool(choice.delta.content)
+            finishes += [choice.finish_reason] if choice.finish_reason else []
+    assert [(call["function"], call["output"]) for call in steps] == [(step["function"], step["output"])]
+    assert said == completion.choices[0].message.content and finishes == [completion.choices[0].finish_reason]
+    assert order[0] == "ran" and order[-1] == "said", "the step comes before what is said of it"
+    assert usage.completion_tokens == completion.usage.completion_tokens
+
+
+def test_messages_show_each_step_and_take_them_back(cluster):
+    message = messages(cluster)
+    kinds = [block.type for block in message.content if block.type != "thinking"]
+    assert kinds[:3] == ["server_tool_use", "server_tool_result", "text"], kinds
+    used, returned = (block for block in message.content if block.type.startswith("server_tool"))
+    assert (used.name, returned.tool_use_id, returned.content) == ("weather", used.id, "sunny, 21 degrees")
+    events = list(messages(cluster, stream=True))
+    begun = [event.content_block.type for event in events if event.type == "content_block_start"]
+    assert begun == [block.type for block in message.content]
+    assert [event.type for event in events].count("message_stop") == 1
+    history = [{"role": "user", "content": "What about Kyoto?"}, {"role": "assistant", "content": [block.to_dict() for block in message.content]}]
+    next_turn = messages(cluster, messages=[*history, {"role": "user", "content": "And tomorrow?"}], tool_choice={"type": "auto"}, max_tokens=8)
+    # Its prompt begins with the second round's, which is longer than half of both.
+    both = message.usage.input_tokens + message.usage.cache_read_input_tokens
+    assert next_turn.usage.cache_read_input_tokens > both / 2
+
+
+def test_an_answer_without_room_for_another_round_runs_nothing(cluster, weather):
+    stream = chat(cluster, "weather", stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True})
+    [called] = [chunk.usage for chunk in stream if chunk.choices and hasattr(chunk.choices[0].delta, "server_tool_calls")]
+    before = len(weather.asked)
+    [choice] = chat(cluster, "weather", max_tokens=called.completion_tokens).choices
+    assert choice.finish_reason == "length" and not hasattr(choice.message, "server_tool_calls")
+    assert len(weather.asked) == before
+    [choice] = chat(cluster, "weather", max_tokens=called.completion_tokens + 1).choices
+    assert choice.finish_reason == "length" and len(choice.message.server_tool_calls) == 1
+    assert len(weather.asked) == before + 1
+
+
+@pytest.mark.parametrize("fields, param", [({"n": 2}, "n"), ({"extra": "conversation"}, "conversation")])
+def test_what_cannot_have_rounds_is_refused(cluster, fields, param):
+    body = {"model": "caller", "messages": [{"role": "user", "content": "hi"}], "server_tools": ["clock"]}
+    if param == "conversation":
+        body |= {"conversation": httpx.post(f"{cluster.url}/conversations", json={}).json()["id"]}
+    else:
+        body |= fields
+    refused = httpx.post(f"{cluster.url}/chat/completions", json=body, timeout=30)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
 
 
 def test_the_clock_tells_the_time(cluster):

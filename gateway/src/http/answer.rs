@@ -7,6 +7,7 @@ use super::{
     errors::ApiError,
     openai::{PromptTokensDetails, TidemillUsage, Usage},
     parse::Options,
+    rounds::rounded::Ran,
 };
 use crate::{
     backend::Submission,
@@ -40,6 +41,16 @@ pub struct Delta {
     pub piece: Piece,
     /// One entry per prompt token, once, before the first token.
     pub prompt_logprobs: Option<Vec<Option<TokenLogprob>>>,
+    /// Calls that ran here.
+    pub ran: Vec<Ran>,
+}
+
+impl Delta {
+    pub fn append(&mut self, next: Self) {
+        self.piece.append(next.piece);
+        self.prompt_logprobs = next.prompt_logprobs.or(self.prompt_logprobs.take());
+        self.ran.extend(next.ran);
+    }
 }
 
 /// The place of a request that waits, as last heard.
@@ -177,6 +188,12 @@ impl Answer {
         self.remembered = Some(Remembered { feedback, id: id.to_owned(), text: String::new() });
     }
 
+    /// For a client it is the rest of what `earlier` began.
+    pub fn go_on_from(&mut self, earlier: &mut Self) {
+        self.remembered = earlier.remembered.take();
+        self.waited = earlier.waited;
+    }
+
     /// Choices of all prompts together.
     pub fn choices(&self) -> usize {
         self.choices.len()
@@ -253,9 +270,7 @@ impl Answer {
     pub async fn whole(&mut self) -> Result<Vec<Delta>, ApiError> {
         let mut choices: Vec<_> = (0..self.choices.len() as u32).map(|index| Delta { index, ..Delta::default() }).collect();
         while let Some(delta) = self.next_delta().await? {
-            let choice = &mut choices[delta.index as usize];
-            choice.piece.append(delta.piece);
-            choice.prompt_logprobs = delta.prompt_logprobs.or(choice.prompt_logprobs.take());
+            choices[delta.index as usize].append(delta);
         }
         Ok(choices)
     }
@@ -352,7 +367,7 @@ impl Answer {
         if let (0, Some(tap)) = (index, &mut self.books.tap) {
             tap.hear(&piece);
         }
-        self.ready.extend(piece.parts().map(|piece| News::Delta(Delta { index: index as u32, piece, prompt_logprobs: None })));
+        self.ready.extend(piece.parts().map(|piece| News::Delta(Delta { index: index as u32, piece, ..Delta::default() })));
     }
 
     fn close(&mut self, index: usize, usage: ChoiceUsage) {

@@ -8,9 +8,11 @@ use super::{
     errors::ApiError,
     openai::{
         ArgumentsField, CallPart, ChatChoice, ChatChunk, ChatChunkChoice, ChatDelta, ChatLogprobs, ChatMessage, ChatRequest, ChatResponse,
-        ChatToken, ChatTokenLogprob, ChatTool, ChatToolCall, Content, ContentPart, FunctionPart, Message, Thought, ToolChoiceField, Usage,
+        ChatToken, ChatTokenLogprob, ChatTool, ChatToolCall, Content, ContentPart, FunctionPart, Message, ServerToolCall, Thought,
+        ToolChoiceField, Usage,
     },
     parse::{Options, TOP_LOGPROBS_MAX, in_range},
+    rounds::{self, Rounds, rounded::Ran},
     stored::Stored,
 };
 use crate::{
@@ -34,6 +36,8 @@ pub struct Chat {
     /// `None`: nothing is stored.
     turn: Option<Turn>,
     context: Option<ContextUsage>,
+    /// `None`: no tools run here for it.
+    rounds: Option<Rounds>,
 }
 
 impl Chat {
@@ -56,7 +60,7 @@ impl Endpoint for Chat {
 
     fn understand(
         gateway: &Gateway,
-        chat: ChatRequest,
+        mut chat: ChatRequest,
         Stored { before, facts }: Stored,
         options: &mut Options,
     ) -> Result<(Self, Vec<Vec<Token>>), ApiError> {
@@ -77,9 +81,24 @@ impl Endpoint for Chat {
         if (chat.memory == Some(true)) != facts.is_some() {
             return Err(ApiError::invalid("memory", "`memory` must be written without escapes"));
         }
+        let named = chat.server_tools.take().unwrap_or_default();
+        let tools = rounds::offered(gateway, &named)?;
+        for (field, excluded) in [
+            ("conversation", chat.conversation.is_some()),
+            ("n", options.choices > 1),
+            ("add_generation_prompt", chat.add_generation_prompt == Some(false)),
+        ] {
+            if excluded && !tools.is_empty() {
+                return Err(ApiError::invalid(
+                    field,
+                    format!("`{field}`: tools that run at the server are for one answer that nothing else is part of"),
+                ));
+            }
+        }
+        let names = tools.iter().map(|tool| tool.name.clone()).collect();
         let usual = if before.is_some() { gateway.context() } else { Strategy::None };
         let context = context::wanted(chat.context, usual, before.is_some())?;
-        let (dialog, mut turn, history) = match before {
+        let (mut dialog, mut turn, history) = match before {
             None => (dialog(chat)?, None, None),
             Some(_) if options.choices > 1 => return Err(ApiError::invalid("n", "a conversation goes on with one answer: `n` must be 1")),
             Some(_) if chat.add_generation_prompt == Some(false) => {
@@ -90,13 +109,19 @@ impl Endpoint for Chat {
                 (dialog, Some(turn), history)
             }
         };
+        dialog.tools.extend(tools);
         let fitted = context::fit(gateway, Self::PROMPT, dialog, history, facts.as_ref(), context, options)?;
         let Fitted { dialog, usage: context, outlook } = fitted;
         if let Some(turn) = &mut turn {
             turn.look_ahead(outlook);
         }
+        let rounds = Rounds::new(gateway, Self::PROMPT, names, &dialog, options);
         let prompt = gateway.prompt(Self::PROMPT, &dialog, options)?;
-        Ok((Self { turn, context }, vec![prompt]))
+        Ok((Self { turn, context, rounds }, vec![prompt]))
+    }
+
+    fn rounds(&mut self) -> Option<Rounds> {
+        self.rounds.take()
     }
 
     fn turn(&mut self) -> Option<&mut Turn> {
@@ -108,7 +133,7 @@ impl Endpoint for Chat {
     }
 
     fn whole(&mut self, call: &Call, choices: Vec<Delta>, usage: Usage) -> ChatResponse {
-        let choice = |Delta { index, piece, .. }: Delta| {
+        let choice = |Delta { index, piece, ran, .. }: Delta| {
             let Finish { reason, stop_reason } = piece.finish.unwrap_or(Finish::LENGTH);
             ChatChoice {
                 index,
@@ -118,6 +143,7 @@ impl Endpoint for Chat {
                     refusal: None,
                     thought: thought(piece.reasoning),
                     tool_calls: piece.calls.into_iter().map(|call| CallPart { index: None, ..call_part(call) }).collect(),
+                    server_tool_calls: ran.into_iter().map(server_call).collect(),
                 },
                 logprobs: call.options.sampling.logprobs.map(|_| logprobs(call, &piece.logprobs)),
                 finish_reason: reason,
@@ -145,14 +171,15 @@ impl Endpoint for Chat {
         Some(ChatChunk { prompt_token_ids, ..chunk(call, vec![choice], None) })
     }
 
-    fn chunk(&mut self, call: &Call, Delta { index, piece, .. }: Delta, usage: Option<Usage>) -> ChatChunk {
+    fn chunk(&mut self, call: &Call, Delta { index, piece, ran, .. }: Delta, usage: Option<Usage>) -> ChatChunk {
         let (finish_reason, stop_reason) = piece.finish.map_or((None, None), |finish| (Some(finish.reason), finish.stop_reason));
-        let silent = finish_reason.is_none() && piece.reasoning.is_empty() && piece.calls.is_empty();
+        let silent = finish_reason.is_none() && piece.reasoning.is_empty() && piece.calls.is_empty() && ran.is_empty();
         let delta = ChatDelta {
             role: None,
             content: (silent || !piece.text.is_empty()).then_some(piece.text),
             thought: thought(piece.reasoning),
             tool_calls: piece.calls.into_iter().map(call_part).collect(),
+            server_tool_calls: ran.into_iter().map(server_call).collect(),
         };
         let choice = ChatChunkChoice {
             index,
@@ -297,6 +324,10 @@ fn call_part(call: CallDelta) -> CallPart {
         id: call.id,
         function: FunctionPart { name: call.name, arguments: call.arguments },
     }
+}
+
+fn server_call(Ran { id, name, arguments, output }: Ran) -> ServerToolCall {
+    ServerToolCall { id, r#type: "function", function: FunctionPart { name: Some(name), arguments }, output }
 }
 
 fn chunk(call: &Call, choices: Vec<ChatChunkChoice>, usage: Option<Usage>) -> ChatChunk {

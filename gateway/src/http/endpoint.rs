@@ -3,11 +3,12 @@
 
 use super::{
     access::Client,
-    answer::{Answer, Delta, Waiting},
+    answer::{Delta, Waiting},
     conversations::turn::Turn,
     errors::ApiError,
     openai::{GenerateRequest, Usage},
     parse::{self, Options},
+    rounds::{Rounds, rounded::Rounded},
     sse,
     stored::Stored,
     structured,
@@ -46,6 +47,10 @@ pub trait Endpoint: Sized + Send + 'static {
 
     /// Checks the body, completes the options, and makes the prompts.
     fn understand(gateway: &Gateway, body: Self::Body, stored: Stored, options: &mut Options) -> Result<(Self, Vec<Vec<Token>>), ApiError>;
+    /// Tools that run here for it, if there are any. Asked once.
+    fn rounds(&mut self) -> Option<Rounds> {
+        None
+    }
     /// The turn of a conversation that the answer is part of.
     fn turn(&mut self) -> Option<&mut Turn> {
         None
@@ -90,22 +95,23 @@ pub async fn serve<E: Endpoint>(Client(gateway): Client, headers: HeaderMap, bod
     let started = start::<E>(&gateway, &headers, body).await.inspect_err(|error| metrics::count_request(error.outcome()));
     let (mut answer, call, mut endpoint) = started?;
     if call.options.stream {
-        answer.settle().await?;
-        let waited = answer.waited();
+        answer.running().settle().await?;
+        let waited = answer.running().waited();
         let not_stored = endpoint.turn().and_then(tell_not_stored);
         return Ok(tell(sse::respond(answer, call, endpoint), waited, not_stored));
     }
     let choices = answer.whole().await?;
+    let waited = answer.running().waited();
     let not_stored = match endpoint.turn() {
         Some(turn) => {
             for choice in &choices {
-                turn.hear(choice, answer.usage()).await;
+                turn.hear(choice, &answer.usage()).await;
             }
             tell_not_stored(turn)
         }
         None => None,
     };
-    Ok(tell(Json(endpoint.whole(&call, choices, answer.usage().clone())).into_response(), answer.waited(), not_stored))
+    Ok(tell(Json(endpoint.whole(&call, choices, answer.usage())).into_response(), waited, not_stored))
 }
 
 /// Why a turn is not stored, as a header.
@@ -129,7 +135,7 @@ fn tell(mut response: Response, waited: Option<Waiting>, not_stored: Option<Head
     response
 }
 
-async fn start<E: Endpoint>(gateway: &Arc<Gateway>, headers: &HeaderMap, body: Body) -> Result<(Answer, Call, E), ApiError> {
+async fn start<E: Endpoint>(gateway: &Arc<Gateway>, headers: &HeaderMap, body: Body) -> Result<(Rounded, Call, E), ApiError> {
     let arrived = Instant::now();
     parse::check_content_type(headers)?;
     let body = gateway.read(body).await?;
@@ -137,7 +143,7 @@ async fn start<E: Endpoint>(gateway: &Arc<Gateway>, headers: &HeaderMap, body: B
     let stored = if E::CONVERSES { Stored::look_up(gateway, &body).await? } else { Stored::default() };
     let worker = Arc::clone(gateway);
     let bytes = body.len() + stored.bytes();
-    let (gateway, endpoint, mut options, prompts) =
+    let (gateway, mut endpoint, mut options, prompts) =
         gateway.compute_body(bytes, move || understand::<E>(&worker, arrived, &body, stored)).await?;
     gateway.check_constraint(&options).await?;
     gateway.settle(E::PROMPT, &mut options).await?;
@@ -155,7 +161,7 @@ async fn start<E: Endpoint>(gateway: &Arc<Gateway>, headers: &HeaderMap, body: B
         tokenizer: Arc::clone(&gateway.text().tokenizer),
     };
     gateway.remember(&mut answer, &call.id, asked);
-    Ok((answer, call, endpoint))
+    Ok((Rounded::new(&gateway, answer, endpoint.rounds()), call, endpoint))
 }
 
 /// The gateway of the model that is asked for, and what is asked of it.

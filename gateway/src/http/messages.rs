@@ -6,7 +6,7 @@
 mod blocks;
 mod request;
 
-use super::{access::Client, answer::Answer, errors::ApiError, openai::Usage, sse::keep_alive};
+use super::{access::Client, errors::ApiError, openai::Usage, rounds::rounded::Rounded, sse::keep_alive};
 use crate::{
     gateway::{Gateway, RunningDialog},
     generation::{Finish, FinishReason, StopReason},
@@ -36,7 +36,7 @@ pub async fn create(Client(gateway): Client, body: Body) -> Result<Response, Mes
     if !streams {
         return Ok(Json(message.whole().await?).into_response());
     }
-    message.answer.settle().await?;
+    message.answer.running().settle().await?;
     let events = stream::unfold((message, VecDeque::new()), |(mut message, mut ready)| async move {
         while ready.is_empty() {
             ready.extend(message.next().await?);
@@ -64,19 +64,20 @@ async fn start(gateway: &Arc<Gateway>, body: Body) -> Result<(Message, bool), Ap
     let body = gateway.read(body).await?;
     let asked = gateway.asked(&body);
     let worker = Arc::clone(gateway);
-    let (gateway, dialog, options) = gateway.compute(move || request::to_answer(&worker, arrived, &body)).await?;
+    let (gateway, dialog, options, rounds) = gateway.compute(move || request::to_answer(&worker, arrived, &body)).await?;
     let streams = options.stream;
-    let RunningDialog { answer, .. } = gateway.start_dialog("messages", dialog, options).await?;
-    let mut message = Message {
-        id: new_id("msg_"),
+    let RunningDialog { mut answer, .. } = gateway.start_dialog("messages", dialog, options).await?;
+    let id = new_id("msg_");
+    gateway.remember(&mut answer, &id, asked);
+    let message = Message {
+        id,
         model: gateway.model_name().to_owned(),
-        answer,
+        answer: Rounded::new(&gateway, answer, rounds),
         blocks: Blocks::default(),
         finish: None,
         begun: false,
         over: false,
     };
-    gateway.remember(&mut message.answer, &message.id, asked);
     Ok((message, streams))
 }
 
@@ -85,7 +86,7 @@ async fn start(gateway: &Arc<Gateway>, body: Body) -> Result<(Message, bool), Ap
 struct Message {
     id: String,
     model: String,
-    answer: Answer,
+    answer: Rounded,
     blocks: Blocks,
     finish: Option<Finish>,
     begun: bool,
@@ -95,7 +96,7 @@ struct Message {
 impl Message {
     async fn whole(&mut self) -> Result<Value, ApiError> {
         while let Some(delta) = self.answer.next_delta().await? {
-            self.blocks.push(&delta.piece);
+            self.blocks.push(&delta);
             self.finish = delta.piece.finish.or(self.finish.take());
         }
         self.blocks.finish();
@@ -126,7 +127,7 @@ impl Message {
         }
         match delta {
             Ok(Some(delta)) => {
-                self.blocks.push(&delta.piece);
+                self.blocks.push(&delta);
                 self.finish = delta.piece.finish.or(self.finish.take());
                 events.extend(self.blocks.events());
             }
@@ -137,7 +138,7 @@ impl Message {
                 let (reason, sequence) = self.stop();
                 let mut delta = json!({"stop_reason": reason, "stop_sequence": sequence});
                 self.tell_refusal(&mut delta);
-                events.push(json!({"type": "message_delta", "delta": delta, "usage": usage(self.answer.usage())}));
+                events.push(json!({"type": "message_delta", "delta": delta, "usage": usage(&self.answer.usage())}));
                 events.push(json!({"type": "message_stop"}));
             }
             Err(error) => {
@@ -151,7 +152,7 @@ impl Message {
     fn message(&self, content: &[Value], stop_reason: Value, stop_sequence: Value) -> Value {
         json!({
             "id": self.id, "type": "message", "role": "assistant", "model": self.model, "content": content,
-            "stop_reason": stop_reason, "stop_sequence": stop_sequence, "usage": usage(self.answer.usage()),
+            "stop_reason": stop_reason, "stop_sequence": stop_sequence, "usage": usage(&self.answer.usage()),
         })
     }
 

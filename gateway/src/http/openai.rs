@@ -92,6 +92,9 @@ pub struct ChatRequest {
     pub tool_choice: Option<ToolChoiceField>,
     #[serde(default)]
     pub parallel_tool_calls: Option<bool>,
+    /// Names of tools that run here.
+    #[serde(default)]
+    pub server_tools: Option<Vec<String>>,
     #[serde(default)]
     pub functions: Option<Vec<serde_json::Value>>,
     #[serde(default)]
@@ -254,6 +257,8 @@ pub struct ChatMessage {
     pub thought: Option<Thought>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<CallPart>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub server_tool_calls: Vec<ServerToolCall>,
 }
 
 /// By both names that clients look for.
@@ -281,6 +286,15 @@ pub struct FunctionPart {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     pub arguments: String,
+}
+
+/// A call of a tool that ran here.
+#[derive(Debug, Serialize)]
+pub struct ServerToolCall {
+    pub id: String,
+    pub r#type: &'static str,
+    pub function: FunctionPart,
+    pub output: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -325,6 +339,8 @@ pub struct ChatDelta {
     pub thought: Option<Thought>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<CallPart>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub server_tool_calls: Vec<ServerToolCall>,
 }
 
 #[derive(Debug, Default, Serialize)]

@@ -1,8 +1,9 @@
 //! An answer as server-sent events: `data: {chunk}` per delta, an error event if it breaks off, `data: [DONE]` at the end.
 
 use super::{
-    answer::{Answer, News, Waiting},
+    answer::{News, Waiting},
     endpoint::{Call, Endpoint},
+    rounds::rounded::Rounded,
 };
 use axum::response::{
     IntoResponse, Response, Sse,
@@ -16,15 +17,15 @@ use std::{collections::VecDeque, convert::Infallible, time::Duration};
 pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(5);
 
 struct Streaming<E> {
-    answer: Answer,
+    answer: Rounded,
     call: Call,
     endpoint: E,
     ready: VecDeque<Event>,
     done: bool,
 }
 
-pub fn respond<E: Endpoint>(answer: Answer, call: Call, mut endpoint: E) -> Response {
-    let opening = (0..answer.choices() as u32).filter_map(|index| endpoint.opening(&call, index));
+pub fn respond<E: Endpoint>(mut answer: Rounded, call: Call, mut endpoint: E) -> Response {
+    let opening = (0..answer.running().choices() as u32).filter_map(|index| endpoint.opening(&call, index));
     let ready = opening.map(|chunk| event(&chunk)).collect();
     let state = Streaming { answer, call, endpoint, ready, done: false };
     let events = stream::unfold(state, |mut state| async move {
@@ -45,14 +46,14 @@ impl<E: Endpoint> Streaming<E> {
                 Ok(Some(News::Waiting(waiting))) => self.ready.push_back(Event::default().comment(comment(waiting))),
                 Ok(Some(News::Delta(delta))) => {
                     if let Some(turn) = self.endpoint.turn() {
-                        turn.hear(&delta, self.answer.usage()).await;
+                        turn.hear(&delta, &self.answer.usage()).await;
                     }
-                    let usage = self.call.options.continuous_usage.then(|| self.answer.usage().clone());
+                    let usage = self.call.options.continuous_usage.then(|| self.answer.usage());
                     self.ready.push_back(event(&self.endpoint.chunk(&self.call, delta, usage)));
                 }
                 Ok(None) => {
                     if self.call.options.include_usage {
-                        self.ready.push_back(event(&self.endpoint.closing(&self.call, self.answer.usage().clone())));
+                        self.ready.push_back(event(&self.endpoint.closing(&self.call, self.answer.usage())));
                     }
                     self.end();
                 }

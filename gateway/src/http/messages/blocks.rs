@@ -1,6 +1,9 @@
 //! An answer's pieces as content blocks, and the events that tell of them.
 
-use crate::generation::{CallDelta, Piece};
+use crate::{
+    generation::CallDelta,
+    http::{answer::Delta, rounds::rounded::Ran},
+};
 use serde_json::{Map, Value, json};
 
 /// Blocks in the order in which they begin; the last may still grow.
@@ -26,7 +29,7 @@ enum Kind {
 }
 
 impl Blocks {
-    pub(super) fn push(&mut self, piece: &Piece) {
+    pub(super) fn push(&mut self, Delta { piece, ran, .. }: &Delta) {
         if !piece.reasoning.is_empty() {
             self.grow(Kind::Thinking, &piece.reasoning);
         }
@@ -35,6 +38,9 @@ impl Blocks {
         }
         for call in &piece.calls {
             self.call(call);
+        }
+        if !ran.is_empty() {
+            self.ran(ran);
         }
     }
 
@@ -83,6 +89,21 @@ impl Blocks {
         }
     }
 
+    /// A round's calls that ran here, and then what they returned.
+    fn ran(&mut self, ran: &[Ran]) {
+        self.finish();
+        let called = ran.iter().map(
+            |Ran { id, name, arguments, .. }| json!({"type": "server_tool_use", "id": id, "name": name, "input": input(arguments.clone())}),
+        );
+        let returned = ran.iter().map(|Ran { id, output, .. }| json!({"type": "server_tool_result", "tool_use_id": id, "content": output}));
+        for block in called.chain(returned) {
+            let index = self.done.len();
+            self.events.push(json!({"type": "content_block_start", "index": index, "content_block": block}));
+            self.events.push(json!({"type": "content_block_stop", "index": index}));
+            self.done.push(block);
+        }
+    }
+
     fn open(&mut self, kind: Kind) {
         self.finish();
         let block = match &kind {
@@ -122,11 +143,12 @@ fn input(arguments: String) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::generation::Piece;
 
     /// One line per event: its type, the block's index, and what it carries.
     fn told(pieces: &[Piece]) -> (Vec<String>, Vec<Value>) {
         let mut blocks = Blocks::default();
-        pieces.iter().for_each(|piece| blocks.push(piece));
+        pieces.iter().for_each(|piece| blocks.push(&Delta { piece: piece.clone(), ..Delta::default() }));
         blocks.finish();
         let line = |event: Value| {
             let carried = event.get("delta").or(event.get("content_block")).map_or("-", |inner| inner["type"].as_str().unwrap());

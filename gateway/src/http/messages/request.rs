@@ -11,6 +11,7 @@ use crate::{
         errors::ApiError,
         openai::{GenerateRequest, StopField},
         parse::{self, Options},
+        rounds::{self, Rounds},
         structured,
     },
 };
@@ -34,6 +35,9 @@ struct Body {
     stop_sequences: Option<Vec<String>>,
     #[serde(default)]
     tools: Option<Vec<Value>>,
+    /// Names of tools that run here.
+    #[serde(default)]
+    server_tools: Option<Vec<String>>,
     #[serde(default)]
     tool_choice: Option<Choice>,
     #[serde(default)]
@@ -97,8 +101,11 @@ struct OutputConfig {
     format: Option<Value>,
 }
 
+/// The gateway of the model that is asked for, and what it is asked, with what runs here for it.
+type ToAnswer = (Arc<Gateway>, Dialog, Options, Option<Rounds>);
+
 /// To be answered.
-pub(super) fn to_answer(gateway: &Gateway, arrived: Instant, bytes: &[u8]) -> Result<(Arc<Gateway>, Dialog, Options), ApiError> {
+pub(super) fn to_answer(gateway: &Gateway, arrived: Instant, bytes: &[u8]) -> Result<ToAnswer, ApiError> {
     let mut request: GenerateRequest = parse::json(bytes)?;
     let (gateway, dialog, rest) = understand(gateway, bytes, Some("/v1/messages"))?;
     match rest.max_tokens {
@@ -118,7 +125,14 @@ pub(super) fn to_answer(gateway: &Gateway, arrived: Instant, bytes: &[u8]) -> Re
     }
     // Agents ask for as many tokens as their own models write.
     options.max_tokens_shrinks = true;
-    Ok((gateway, dialog, options))
+    if dialog.continues && !rest.server_tools.is_empty() {
+        return Err(ApiError::invalid(
+            "server_tools",
+            "`server_tools`: the last message must be the user's, not the beginning of the answer",
+        ));
+    }
+    let rounds = Rounds::new(&gateway, "messages", rest.server_tools, &dialog, &options);
+    Ok((gateway, dialog, options, rounds))
 }
 
 /// The gateway of the model that is asked for, the dialog, and what is left of the body. `path`: of the endpoint, if it is to be answered.
@@ -141,9 +155,11 @@ pub(super) fn understand(gateway: &Gateway, bytes: &[u8], path: Option<&'static 
         turns(place, turn, &mut names, &mut messages)?;
     }
     let output = body.output_config.unwrap_or_default();
+    let here = rounds::offered(&gateway, &body.server_tools.unwrap_or_default())?;
+    let server_tools = here.iter().map(|tool| tool.name.clone()).collect();
     let dialog = Dialog {
         messages,
-        tools: tools(body.tools.unwrap_or_default())?,
+        tools: tools(body.tools.unwrap_or_default())?.into_iter().chain(here).collect(),
         tool_choice: tool_choice(body.tool_choice)?,
         parallel,
         reasoning: ReasoningWish {
@@ -154,11 +170,12 @@ pub(super) fn understand(gateway: &Gateway, bytes: &[u8], path: Option<&'static 
         continues,
         ..Dialog::default()
     };
-    Ok((gateway, dialog, Rest { max_tokens: body.max_tokens, stop_sequences: body.stop_sequences, format: output.format }))
+    Ok((gateway, dialog, Rest { server_tools, max_tokens: body.max_tokens, stop_sequences: body.stop_sequences, format: output.format }))
 }
 
 #[derive(Debug)]
 pub(super) struct Rest {
+    server_tools: Vec<String>,
     max_tokens: Option<u32>,
     stop_sequences: Option<Vec<String>>,
     format: Option<Value>,
@@ -206,7 +223,7 @@ fn turns(place: usize, turn: Turn, names: &mut HashMap<String, String>, messages
         Content::Blocks(blocks) => blocks,
     };
     match turn.role.as_str() {
-        "assistant" => messages.push(answer(&param, blocks, names)?),
+        "assistant" => answer(&param, blocks, names, messages)?,
         "user" | "system" => {
             let mut said: Option<String> = None;
             let message = |text| Message { role: turn.role.clone(), content: Some(text), ..Message::default() };
@@ -229,31 +246,44 @@ fn turns(place: usize, turn: Turn, names: &mut HashMap<String, String>, messages
     Ok(())
 }
 
-/// Signatures are for the server that signed: they do not matter here, and neither does their absence.
-fn answer(param: &str, blocks: Vec<Block>, names: &mut HashMap<String, String>) -> Result<Message, ApiError> {
-    let mut message = Message { role: "assistant".into(), ..Message::default() };
+/// What an assistant said: several turns, if tools ran here for it. Signatures are for the server that signed: they do not matter here, and
+/// neither does their absence.
+fn answer(param: &str, blocks: Vec<Block>, names: &mut HashMap<String, String>, messages: &mut Vec<Message>) -> Result<(), ApiError> {
+    let new = || Message { role: "assistant".into(), ..Message::default() };
+    let (mut message, before) = (new(), messages.len());
+    let is_silent = |message: &Message| message.content.is_none() && message.reasoning.is_none() && message.tool_calls.is_empty();
     for block in blocks {
         match block.r#type.as_str() {
             "thinking" => *message.reasoning.get_or_insert_default() += &block.thinking.unwrap_or_default(),
             "redacted_thinking" => {}
-            "tool_use" => {
+            "tool_use" | "server_tool_use" => {
                 let (Some(id), Some(name)) = (block.id, block.name) else {
-                    return Err(ApiError::invalid(param, format!("`{param}`: a block of type `tool_use` needs `id` and `name`")));
+                    return Err(ApiError::invalid(param, format!("`{param}`: a block of type `{}` needs `id` and `name`", block.r#type)));
                 };
                 names.insert(id.clone(), name.clone());
                 let arguments = block.input.unwrap_or_else(|| Value::Object(serde_json::Map::new()));
                 message.tool_calls.push(ToolCall { id, name, arguments });
             }
+            "server_tool_result" => {
+                if !is_silent(&message) {
+                    messages.push(std::mem::replace(&mut message, new()));
+                }
+                messages.push(result(param, block, names)?);
+            }
             _ => *message.content.get_or_insert_default() += &plain(param, block)?,
         }
     }
-    Ok(message)
+    // After what a tool returned, an answer may have been cut.
+    if messages.len() == before || !is_silent(&message) {
+        messages.push(message);
+    }
+    Ok(())
 }
 
 fn result(param: &str, block: Block, names: &HashMap<String, String>) -> Result<Message, ApiError> {
     let id = block
         .tool_use_id
-        .ok_or_else(|| ApiError::invalid(param, format!("`{param}`: a block of type `tool_result` needs `tool_use_id`")))?;
+        .ok_or_else(|| ApiError::invalid(param, format!("`{param}`: a block of type `{}` needs `tool_use_id`", block.r#type)))?;
     let content = block.content.map_or(Ok(String::new()), |content| text(param, content))?;
     Ok(Message { role: "tool".into(), content: Some(content), name: names.get(&id).cloned(), tool_call_id: Some(id), ..Message::default() })
 }
@@ -370,6 +400,19 @@ mod tests {
             (Some("hm"), Some("look"), None)
         );
         assert_eq!(messages[1].tool_calls, [ToolCall { id: "t1".into(), name: "look".into(), arguments: json!({"z": 1, "a": 2}) }]);
+    }
+
+    #[test]
+    fn an_answer_that_tools_ran_for_is_the_turns_that_it_was() {
+        let called = |id: &str| json!({"type": "server_tool_use", "id": id, "name": "look", "input": {}});
+        let returned = |id: &str| json!({"type": "server_tool_result", "tool_use_id": id, "content": "sun"});
+        let content = json!([called("1"), called("2"), returned("1"), returned("2"), {"type": "text", "text": "Sunny."}]);
+        let messages = all(json!([{"role": "assistant", "content": content}])).unwrap();
+        let told: Vec<_> = messages.iter().map(|message| (message.role.as_str(), message.tool_calls.len())).collect();
+        assert_eq!(told, [("assistant", 2), ("tool", 0), ("tool", 0), ("assistant", 0)]);
+        assert_eq!(messages[1].name.as_deref(), Some("look"));
+        let cut = all(json!([{"role": "assistant", "content": [called("1"), returned("1")]}])).unwrap();
+        assert_eq!(cut.len(), 2);
     }
 
     #[test]

@@ -8,9 +8,8 @@ use crate::{
         errors::ApiError,
         openai::GenerateRequest,
         parse::{self, Options},
-        structured,
+        rounds, structured,
     },
-    server_tools::NotOffered,
 };
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -141,7 +140,7 @@ pub(super) fn understand(gateway: &Gateway, arrived: Instant, bytes: &[u8]) -> R
     let input = input(body.input, &before)?;
     let (mut tools, repeated_tools) = tools(body.tools.unwrap_or_default())?;
     let named = body.server_tools.unwrap_or_default();
-    let here = offered(&gateway, &named)?;
+    let here = rounds::offered(&gateway, &named)?;
     let server_tools = here.iter().map(|tool| tool.name.clone()).collect();
     tools.extend(here);
     let (tools, tool_choice) = tool_choice(tools, body.tool_choice.as_ref())?;
@@ -239,18 +238,6 @@ fn tools(tools: Vec<Value>) -> Result<(Vec<Tool>, Vec<Value>), ApiError> {
         Ok((Tool { name, description: tool["description"].as_str().map(str::to_owned), parameters, strict }, tool))
     };
     Ok(functions.map(function).collect::<Result<Vec<_>, _>>()?.into_iter().unzip())
-}
-
-/// Tools that run here, as the model sees them.
-fn offered(gateway: &Gateway, names: &[String]) -> Result<Vec<Tool>, ApiError> {
-    if names.is_empty() {
-        return Ok(Vec::new());
-    }
-    let tools = gateway.server_tools().ok_or_else(|| ApiError::invalid("server_tools", "this server runs no tools"))?;
-    tools.offered(names).map_err(|reason| match reason {
-        NotOffered::Unknown { .. } => ApiError::invalid("server_tools", reason.to_string()),
-        NotOffered::NotYet(_) => ApiError::no_tools_yet(reason.to_string()),
-    })
 }
 
 /// Some choices leave fewer tools.

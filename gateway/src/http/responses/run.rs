@@ -4,7 +4,7 @@ use super::{
     items::{self, Said, Sent},
     output::{Output, counted},
     request::{Before, Request, references},
-    rounds::Rounds,
+    rounds::ItemRounds,
     running::Place,
 };
 use crate::{
@@ -29,7 +29,7 @@ pub(super) struct Run {
     gateway: Arc<Gateway>,
     answer: Answer,
     /// `None`: no tools run here for it.
-    rounds: Option<Rounds>,
+    rounds: Option<ItemRounds>,
     output: Output,
     record: Recording,
     /// Events so far.
@@ -102,7 +102,7 @@ impl Run {
             Ok((before.into_iter().map(|item| item.id).collect(), input, dialog))
         });
         let (earlier, input, dialog): (Vec<String>, _, _) = understood.await?;
-        let rounds = Rounds::new(gateway, server_tools, &dialog, &options);
+        let rounds = ItemRounds::new(gateway, server_tools, &dialog, &options);
         let RunningDialog { answer, .. } = gateway.start_dialog("input", dialog, options).await?;
         let id = new_id("resp_");
         let mut fixed = Map::new();
@@ -178,13 +178,8 @@ impl Run {
     /// again.
     async fn step(&mut self) -> Result<bool, ApiError> {
         if let Some(rounds) = self.rounds.as_mut().filter(|rounds| rounds.has_calls()) {
-            let usage = self.answer.usage().clone();
-            let next = rounds.next(&self.gateway, &mut self.output, &usage).await?;
-            let goes_on = next.is_some();
+            let goes_on = rounds.next(&self.gateway, &mut self.output, &mut self.answer).await?;
             self.ended = if goes_on { None } else { Some(Finish::LENGTH) };
-            if let Some(answer) = next {
-                self.answer = answer;
-            }
             return Ok(goes_on);
         }
         if let Some(delta) = self.answer.next_delta().await? {
@@ -226,7 +221,7 @@ impl Run {
         self.output.finish(if status == "completed" { "completed" } else { "incomplete" });
         let last = self.answer.usage();
         let usage = self.rounds.as_ref().map_or_else(|| last.clone(), |rounds| rounds.usage(last));
-        let (earlier, last_items) = self.output.items().split_at(self.rounds.as_ref().map_or(0, Rounds::counted));
+        let (earlier, last_items) = self.output.items().split_at(self.rounds.as_ref().map_or(0, ItemRounds::counted));
         let items = [earlier, &counted(last_items, last)].concat();
         let mut response = self.record.response(status, &items, Some(&usage));
         match (status, &error) {
