@@ -62,6 +62,7 @@ pub struct Waiting {
 
 /// News of an answer.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "nearly all are deltas: a box for each would cost more than the room")]
 pub enum News {
     Delta(Delta),
     Waiting(Waiting),
