@@ -30,8 +30,6 @@ pub struct Kernels {
     pub(super) penalize: CudaFunction,
     pub(super) ban: CudaFunction,
     pub(super) mask_logits: CudaFunction,
-    pub(super) begin_history: CudaFunction,
-    pub(super) extend_history: CudaFunction,
     pub(super) sample: CudaFunction,
 }
 
@@ -66,8 +64,6 @@ impl Kernels {
             penalize: function(&penalties, "penalize", 0)?,
             ban: function(&penalties, "ban", 0)?,
             mask_logits: function(&penalties, "mask_logits", 0)?,
-            begin_history: function(&penalties, "begin_history", 0)?,
-            extend_history: function(&penalties, "extend_history", 0)?,
             sample: function(&module(&compile::SAMPLE)?, "sample", 0)?,
         })
     }

@@ -142,7 +142,49 @@ fn checkpoint(dir: &Path, cache: &Path, checks: &mut Checks) -> Result<(), Check
     let longest = ids.iter().max_by_key(|ids| ids.len());
     let longest = longest.ok_or_else(|| ModelError::Config { path, problem: "it has no prompts".into() })?;
     scores(&mut executor, &mut judge, &family, longest, tolerance, checks)?;
-    Ok(edited(&mut executor, &mut judge, &family, longest, tolerance, checks)?)
+    edited(&mut executor, &mut judge, &family, longest, tolerance, checks)?;
+    Ok(penalized(&mut executor, &family, longest, checks)?)
+}
+
+/// Sequences under penalties, which the device draws and then the CPU's sampler, from the device's logits: it gets them
+/// where log-probabilities are wanted. Rows change places from step to step.
+fn penalized(executor: &mut CudaExecutor, family: &str, ids: &[Token], checks: &mut Checks) -> Result<(), ExecutorError> {
+    const STEPS: usize = 12;
+    let neutral = Sampling { temperature: 0.0, seed: 7, ..Default::default() };
+    let bystander = neutral.clone();
+    let repeating = Sampling { repetition_penalty: 1.4, ..neutral.clone() };
+    let drawing = Sampling { temperature: 0.8, frequency_penalty: 0.9, presence_penalty: 0.4, ..neutral.clone() };
+    let edited = Sampling { repetition_penalty: 1.1, frequency_penalty: 0.5, logit_bias: vec![(9, 3.0), (11, -3.0)], ..neutral };
+    let samplings = [bystander, repeating, drawing, edited];
+    let prompts: Vec<&[Token]> = (0..samplings.len()).map(|i| &ids[..ids.len().min(CHUNK_TOKENS / 4 - i)]).collect();
+    let mut sequences = Sequences::new(&prompts);
+    let mut histories: Vec<History> = prompts.iter().map(|prompt| History::new(prompt)).collect();
+    let (mut by_device, mut by_cpu) = (Vec::new(), Vec::new());
+    for index in 0..STEPS {
+        let order: Vec<usize> = (0..samplings.len()).map(|i| (i + index) % samplings.len()).collect();
+        let mut draw = |logprobs| {
+            let samplings: Vec<Sampling> = samplings.iter().map(|sampling| Sampling { logprobs, ..sampling.clone() }).collect();
+            let segments = order.iter().map(|&i| {
+                let Sequence { tokens, blocks, computed, .. } = &sequences.all[i];
+                let (sampling, history, banned) = (&samplings[i], &histories[i], if i == 3 { &[5, 6][..] } else { &[] });
+                let draw = Draw { sampling, history, index: index as u64, banned, allowed: None };
+                Segment { tokens: &tokens[*computed..], start: *computed, blocks, wanted: Wanted::Token(draw) }
+            });
+            let results = executor.step(&segments.collect::<Vec<_>>())?;
+            Ok::<_, ExecutorError>(results.into_iter().map(|result| result.drawn.map(|(token, _)| token)).collect::<Vec<_>>())
+        };
+        let (device, cpu) = (draw(None)?, draw(Some(0))?);
+        for (&i, token) in order.iter().zip(cpu.iter().flatten()) {
+            let sequence = &mut sequences.all[i];
+            sequence.computed = sequence.tokens.len();
+            sequence.tokens.push(*token);
+            histories[i].push(*token);
+        }
+        by_device.extend(device);
+        by_cpu.extend(cpu);
+    }
+    checks.same("tokens under penalties, as the CPU draws them", family.to_owned(), &by_device, &by_cpu, 0.0);
+    Ok(())
 }
 
 /// Greedy tokens under a grammar's mask, bias and bans, as prefill and as decode draw them.
