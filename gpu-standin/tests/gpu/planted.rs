@@ -2,7 +2,10 @@
 //! results.
 
 use crate::standin::{Standin, cache, repository, told};
-use tidemill_kernels::cuda::checks::{self, Checks, TestGpu};
+use tidemill_kernels::cuda::{
+    checks::{self, Checks, TestGpu},
+    compile::Heads,
+};
 
 /// A bug, and how it must show.
 struct Planted {
@@ -93,8 +96,8 @@ const ALL: &[Planted] = &[
         options: "arch=80",
         edit: Some((
             PREFILL,
-            "        copies_wait<0>();\n        __syncthreads();\n        load_tile(shared.v, kv, values, block_numbers, table, base, end);",
-            "        copies_wait<0>();\n        load_tile(shared.v, kv, values, block_numbers, table, base, end);\n        __syncthreads();",
+            "        copies_wait<0>();\n        __syncthreads();\n        load_tile(shared.v, kv, values, block_bytes, table, base, end);",
+            "        copies_wait<0>();\n        load_tile(shared.v, kv, values, block_bytes, table, base, end);\n        __syncthreads();",
         )),
         test: ATTENTION,
         said: UNORDERED,
@@ -154,8 +157,8 @@ const ALL: &[Planted] = &[
         options: "",
         edit: Some((
             DECODE,
-            "load(low[i], k + g * HEAD_DIM + i * K_CHUNK + t * K_VEC);",
-            "load(low[i], k + g * HEAD_DIM + i * K_CHUNK + t * K_VEC + 2);",
+            "load_kv(low[i], k, g * HEAD_DIM + i * K_CHUNK + t * K_VEC);",
+            "load_kv(low[i], k, g * HEAD_DIM + i * K_CHUNK + t * K_VEC + 2);",
         )),
         test: ATTENTION,
         said: &[ALIGNMENT],
@@ -244,7 +247,7 @@ fn judge(run: impl FnOnce(&mut TestGpu, &mut Checks) -> Result<(), tidemill_kern
 #[test]
 #[ignore = "runs on the stand-in, started by the tests above"]
 fn attention() {
-    judge(|gpu, checks| checks::attention::both(gpu, checks, 64, 1, 3, Some(100)));
+    judge(|gpu, checks| checks::attention::both(gpu, checks, Heads::bf16(64), 1, 3, Some(100)));
 }
 
 #[test]
@@ -258,7 +261,7 @@ fn blocks() {
 fn rows() {
     judge(|gpu, checks| {
         checks::rows::rms_norm(gpu, checks, 3, 520, true, true)?;
-        checks::rows::rope_kv_write(gpu, checks, 64, 2, 7, true)
+        checks::rows::rope_kv_write(gpu, checks, Heads::bf16(64), 2, 7, true)
     });
 }
 

@@ -82,11 +82,13 @@ pub fn all(folder: &Path, cache: &Path, checks: &mut Checks) -> Result<(), Check
     if dirs.is_empty() {
         return Err(CheckError::NoCheckpoints { folder: folder.to_owned() });
     }
-    dirs.iter().try_for_each(|dir| checkpoint(dir, cache, checks))
+    dirs.iter().try_for_each(|dir| [KvDtype::Bf16, KvDtype::Int8].into_iter().try_for_each(|dtype| checkpoint(dir, dtype, cache, checks)))
 }
 
-fn checkpoint(dir: &Path, cache: &Path, checks: &mut Checks) -> Result<(), CheckError> {
-    let family = dir.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+/// Against the CPU with K and V of the same type.
+fn checkpoint(dir: &Path, kv_dtype: KvDtype, cache: &Path, checks: &mut Checks) -> Result<(), CheckError> {
+    let name = dir.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+    let family = if kv_dtype == KvDtype::Bf16 { name } else { format!("{name} with {} K and V", kv_dtype.name()) };
     let path = dir.join("reference.json");
     let reference: Reference = read_json(&path)?;
     let prompts: Vec<&Prompt> = reference.prompts.iter().filter(|prompt| !prompt.greedy.is_empty()).collect();
@@ -99,12 +101,14 @@ fn checkpoint(dir: &Path, cache: &Path, checks: &mut Checks) -> Result<(), Check
         step_tokens: CHUNK_TOKENS + prompts.len(),
         sequences_max: prompts.len(),
         kv: KvBytes::Exactly(64 << 20),
+        kv_dtype,
     };
     let load = || CudaExecutor::load(dir, &options, &mut |_, _| {});
-    let mut judge = Judge::new(dir)?;
+    let mut judge = Judge::new(dir, kv_dtype)?;
 
     let mut executor = load()?;
     let tolerance = if executor.multiplies_fp8() { FP8 } else { BF16 };
+    checks.same("layouts of K and V", family.clone(), &[executor.kv_shape().dtype], &[kv_dtype], 0.0);
     let Tolerance { gap_max, others_max, .. } = tolerance;
     let ids: Vec<&[Token]> = prompts.iter().map(|prompt| &prompt.ids[..]).collect();
     let mut together = Sequences::new(&ids);
@@ -342,9 +346,9 @@ struct Verdict {
 }
 
 impl Judge {
-    fn new(dir: &Path) -> Result<Self, ModelError> {
+    fn new(dir: &Path, kv_dtype: KvDtype) -> Result<Self, ModelError> {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let options = LoadOptions { kv_dtype: KvDtype::Bf16, quantize: None, threads, isa: None };
+        let options = LoadOptions { kv_dtype, quantize: None, threads, isa: None };
         Ok(Self { model: Model::load(dir, &options, &mut |_, _| {})? })
     }
 
