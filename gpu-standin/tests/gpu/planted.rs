@@ -2,9 +2,12 @@
 //! results.
 
 use crate::standin::{Standin, cache, repository, told};
-use tidemill_kernels::cuda::{
-    checks::{self, Checks, TestGpu},
-    compile::Heads,
+use tidemill_kernels::{
+    KvStorage,
+    cuda::{
+        checks::{self, Checks, TestGpu},
+        compile::Heads,
+    },
 };
 
 /// A bug, and how it must show.
@@ -31,6 +34,7 @@ const PREFILL: &str = "attention_prefill.cu";
 const HOPPER: &str = "attention_prefill_hopper.cu";
 const DECODE: &str = "attention_decode.cu";
 const ATTENTION: &str = "planted::attention";
+const ATTENTION_IN_8_BITS: &str = "planted::attention_in_8_bits";
 const BLOCKS: &str = "planted::blocks";
 const ROWS: &str = "planted::rows";
 const HANDED_OVER: &str = "planted::handed_over";
@@ -153,6 +157,31 @@ const ALL: &[Planted] = &[
         said: &[WRONG_RESULT],
     },
     Planted {
+        what: "the scale of a position that is not seen",
+        options: "",
+        edit: Some((DECODE, "c[n] = NEG_INFINITY, v_scales[n / 2] = 0.0f;", "c[n] = NEG_INFINITY;")),
+        test: ATTENTION_IN_8_BITS,
+        said: &[WRONG_RESULT],
+    },
+    Planted {
+        what: "the scale of another position",
+        options: "arch=80",
+        edit: Some(("common.cuh", "reinterpret_cast<const float*>(head)[position]", "reinterpret_cast<const float*>(head)[position ^ 1]")),
+        test: ATTENTION_IN_8_BITS,
+        said: &[WRONG_RESULT],
+    },
+    Planted {
+        what: "8-bit integers that are not made visible to products",
+        options: "arch=90",
+        edit: Some((
+            HOPPER,
+            "        // This tile's K and the last one's V are there; no thread reads the K and V before them any more.\n        copies_wait<0>();\n        copies_to_products();",
+            "        copies_wait<0>();",
+        )),
+        test: ATTENTION_IN_8_BITS,
+        said: UNORDERED,
+    },
+    Planted {
         what: "an unaligned vector load",
         options: "",
         edit: Some((
@@ -219,7 +248,14 @@ fn every_planted_bug_is_found() {
 /// The same tests pass without a bug.
 #[test]
 fn nothing_is_found_where_nothing_is_planted() {
-    for (test, options) in [(ATTENTION, "arch=80,seed=3"), (ATTENTION, "arch=90,seed=4"), (BLOCKS, "seed=5"), (ROWS, "seed=6")] {
+    for (test, options) in [
+        (ATTENTION, "arch=80,seed=3"),
+        (ATTENTION, "arch=90,seed=4"),
+        (ATTENTION_IN_8_BITS, "arch=80,seed=7"),
+        (ATTENTION_IN_8_BITS, "arch=90,seed=8"),
+        (BLOCKS, "seed=5"),
+        (ROWS, "seed=6"),
+    ] {
         Standin::new(options).passes(test);
     }
 }
@@ -248,6 +284,12 @@ fn judge(run: impl FnOnce(&mut TestGpu, &mut Checks) -> Result<(), tidemill_kern
 #[ignore = "runs on the stand-in, started by the tests above"]
 fn attention() {
     judge(|gpu, checks| checks::attention::both(gpu, checks, Heads::bf16(64), 1, 3, Some(100)));
+}
+
+#[test]
+#[ignore = "runs on the stand-in, started by the tests above"]
+fn attention_in_8_bits() {
+    judge(|gpu, checks| checks::attention::both(gpu, checks, Heads { dim: 64, kv: KvStorage::Int8 }, 1, 3, Some(100)));
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! The paged memory on the device, and copying its blocks to and from contiguous slots.
 //!
 //! Here a layer's blocks lie together, `[layer][block][K, V][kv head]`, so that attention reads one stretch of memory. A
-//! slot holds one block, `[layer][K, V][kv head]`, the format that all others know. A head is `[16][head_dim]` in bf16, or
-//! 8-bit integers after an f32 scale for each of the 16 positions.
+//! slot holds one block, `[layer][K, V][kv head]`, the format that all others know. A head has the parts that
+//! [`KvLayout`] gives it, scales and numbers, but its numbers are `[16 positions][head_dim]`, of K too.
 
 use super::{
     CudaError,

@@ -88,6 +88,17 @@ impl DeviceShape {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn a_type_of_k_and_v_without_kernels_is_refused_by_its_flag() {
+        let config = ModelConfig::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/llama3")).unwrap();
+        assert!([KvDtype::Bf16, KvDtype::Int8].into_iter().all(|dtype| DeviceShape::of(&config, dtype).is_ok()));
+        for dtype in [KvDtype::F16, KvDtype::F32] {
+            let error = DeviceShape::of(&config, dtype).unwrap_err().to_string();
+            assert!(error.contains(dtype.name()) && error.contains("--kv-dtype"), "{error}");
+        }
+    }
 
     #[test]
     fn each_half_of_a_head_is_filled_up_by_itself() {
