@@ -5,7 +5,7 @@
 // A block of threads computes up to TILE_ROWS rows of one query head over the sequence's K and V, TILE_POSITIONS at a
 // time, in absolute order from a multiple of TILE_POSITIONS. Hidden positions contribute exactly nothing, so a row's
 // bits do not depend on how the prompt was cut into chunks. The tile of V arrives while scores are computed, the next
-// tile of K while V is added up.
+// tile of K while V is added up. (8-bit integers do not arrive meanwhile: threads wait for them, as they make bf16 of them.)
 //
 // q: bf16, row r at q + r q_stride, [heads, HEAD_DIM]. kv: one layer, as common.cuh says.
 // tables: u32 [sequences, table_stride]. tiles: (sequence, first row in q and out, its position, rows), rows at
