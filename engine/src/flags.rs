@@ -62,7 +62,7 @@ pub struct EngineFlags {
     /// How projections compute: none (as weights are stored: bf16 in products of bf16, others in f32) or int8 (weights and activations in 8-bit integers)
     #[arg(long)]
     pub quantize: Option<String>,
-    /// How K and V are stored: bf16 (default), f16, f32, or int8 (a scale for each position and head)
+    /// How K and V are stored: bf16 (default), int8 (a scale for each position and head), or on CPUs alone f16 or f32
     #[arg(long)]
     pub kv_dtype: Option<String>,
     /// Device memory for KV blocks, such as 512MiB (default: 1GiB on a CPU, what `device_share` leaves on a GPU)

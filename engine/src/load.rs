@@ -12,10 +12,7 @@ use tidemill_net::{
     config::{ConfigError, invalid},
     process::Progress,
 };
-use tidemill_proto::{
-    block::KvDtype,
-    message::{EngineInfo, ModelIdentity},
-};
+use tidemill_proto::message::{EngineInfo, ModelIdentity};
 
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
@@ -129,12 +126,9 @@ fn load_on_cuda(settings: &EngineSettings, sequences_max: usize) -> Result<Loade
     if settings.quantize_int8 {
         return unfit("projections in 8-bit integers (--quantize int8) are the CPU's");
     }
-    if settings.kv_dtype != KvDtype::Bf16 {
-        return unfit("K and V are bf16 there (--kv-dtype)");
-    }
     let step_tokens = settings.step_tokens.unwrap_or(CUDA_STEP_TOKENS).max(sequences_max);
     let kv = settings.kv_memory_bytes.map_or(KvBytes::UpToShare(settings.device_share), KvBytes::Exactly);
-    let options = CudaOptions { kernel_cache: settings.kernel_cache.clone(), step_tokens, sequences_max, kv };
+    let options = CudaOptions { kernel_cache: settings.kernel_cache.clone(), step_tokens, sequences_max, kv, kv_dtype: settings.kv_dtype };
     let mut progress = Progress::new("loading weights:");
     let cuda = CudaExecutor::load(&settings.model, &options, &mut |done, total| progress.update(done, total))?;
     let blocks = cuda.blocks();

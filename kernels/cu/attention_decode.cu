@@ -12,7 +12,9 @@
 //     and pairs them up; again it is free which number of V is which row of the operand. The first product leaves P as
 //     positions x heads, and lanes transpose it.
 //
-// q: bf16, row r at q + r q_stride, [heads, HEAD_DIM]. kv: bf16 [block, K or V, kv_heads, 16, HEAD_DIM], one layer.
+// 8-bit integers become bf16 on the way into registers, which is exact. K's scales multiply the scores, V's the weights.
+//
+// q: bf16, row r at q + r q_stride, [heads, HEAD_DIM]. kv: one layer, as common.cuh says.
 // tables: u32 [rows, table_stride]. positions: u32 [rows], of the row itself, whose K and V are already written; a row
 // at NO_POSITION gets zeros. window: positions seen, including the row's own; 2^31 for all. scale_log2: log2(e) /
 // sqrt(HEAD_DIM).
@@ -50,6 +52,29 @@ __device__ inline void load(u32 (&to)[PAIRS], const bf16* from) {
     } else {
         to[0] = __ldcs(reinterpret_cast<const u32*>(from));
     }
+}
+
+// Loads numbers of K or V likewise, from number `at` of a head.
+template <u32 PAIRS>
+__device__ inline void load_kv(u32 (&to)[PAIRS], const u8* head, u32 at) {
+    const u8* from = head + KV_SCALES_BYTES + at * KV_NUMBER_BYTES;
+    if constexpr (!KV_INT8) {
+        load(to, reinterpret_cast<const bf16*>(from));
+    } else if constexpr (PAIRS == 4) {
+        const uint2 x = __ldcs(reinterpret_cast<const uint2*>(from)), low = integers4_to_bf16(x.x), high = integers4_to_bf16(x.y);
+        to[0] = low.x, to[1] = low.y, to[2] = high.x, to[3] = high.y;
+    } else if constexpr (PAIRS == 2) {
+        const uint2 x = integers4_to_bf16(__ldcs(reinterpret_cast<const u32*>(from)));
+        to[0] = x.x, to[1] = x.y;
+    } else {
+        to[0] = integers_to_bf16(__byte_perm(__ldcs(reinterpret_cast<const unsigned short*>(from)), 0, 0x4140));
+    }
+}
+
+// The scales of a head's positions g and g + 8.
+__device__ inline void load_scales(float (&to)[2], const u8* head, u32 g) {
+    const float* scales = reinterpret_cast<const float*>(head);
+    to[0] = __ldcs(scales + g), to[1] = __ldcs(scales + g + 8);
 }
 
 // The positions that a row sees, and its parts: the same in both kernels.
@@ -160,7 +185,7 @@ __device__ inline void share(Shared& shared, const State& state, u32 warp, u32 g
 
 extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM <= 128 ? 3 : 2)
     attention_decode(bf16* __restrict__ out, float* __restrict__ part_out, float2* __restrict__ part_state, const bf16* __restrict__ q, u32 q_stride,
-                     const bf16* __restrict__ kv, const u32* __restrict__ tables, u32 table_stride, const u32* __restrict__ positions, u32 heads,
+                     const u8* __restrict__ kv, const u32* __restrict__ tables, u32 table_stride, const u32* __restrict__ positions, u32 heads,
                      u32 kv_heads, u32 window, float scale_log2, u32 parts_max) {
     __shared__ Shared shared;
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -177,9 +202,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM <= 128 ? 3 : 2)
     }
     const Row row(positions[index], window);
     const u32* table = tables + u64(index) * table_stride;
-    const bf16* keys = kv + u64(kv_head) * BLOCK * HEAD_DIM;
-    const u64 block_numbers = 2 * u64(kv_heads) * BLOCK * HEAD_DIM;
-    const u64 values_after = u64(kv_heads) * BLOCK * HEAD_DIM;
+    const u8* keys = kv + u64(kv_head) * KV_HEAD_BYTES;
+    const u64 block_bytes = 2 * u64(kv_heads) * KV_HEAD_BYTES;
+    const u64 values_after = u64(kv_heads) * KV_HEAD_BYTES;
 
     u32 queries[K_LOADS][K_VEC / 2] = {};
     if (g < present) {
@@ -197,28 +222,35 @@ extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM <= 128 ? 3 : 2)
 
         State state = {{NEG_INFINITY, NEG_INFINITY}, {0.0f, 0.0f}, {}};
         for (u32 block = start / BLOCK + (warp + WARPS - (start / BLOCK) % WARPS) % WARPS; block < end_block; block += WARPS) {
-            const bf16* k = keys + __shfl_sync(ALL_LANES, entry, block - first_block) * block_numbers;
-            const bf16* v = k + values_after;
+            const u8* k = keys + __shfl_sync(ALL_LANES, entry, block - first_block) * block_bytes;
+            const u8* v = k + values_after;
             u32 low[K_LOADS][K_VEC / 2], high[K_LOADS][K_VEC / 2], pairs[4][V_LOADS][V_VEC / 2];
 #pragma unroll
             for (u32 i = 0; i < K_LOADS; i++) {
-                load(low[i], k + g * HEAD_DIM + i * K_CHUNK + t * K_VEC);
-                load(high[i], k + (g + 8) * HEAD_DIM + i * K_CHUNK + t * K_VEC);
+                load_kv(low[i], k, g * HEAD_DIM + i * K_CHUNK + t * K_VEC);
+                load_kv(high[i], k, (g + 8) * HEAD_DIM + i * K_CHUNK + t * K_VEC);
             }
 #pragma unroll
             for (u32 n = 0; n < 4; n++)
 #pragma unroll
-                for (u32 i = 0; i < V_LOADS; i++) load(pairs[n][i], v + (2 * t + n % 2 + n / 2 * 8) * HEAD_DIM + i * V_CHUNK + g * V_VEC);
+                for (u32 i = 0; i < V_LOADS; i++) load_kv(pairs[n][i], v, (2 * t + n % 2 + n / 2 * 8) * HEAD_DIM + i * V_CHUNK + g * V_VEC);
+            float k_scales[2] = {1.0f, 1.0f}, v_scales[2] = {1.0f, 1.0f};
+            if constexpr (KV_INT8) {
+                load_scales(k_scales, k, g);
+                load_scales(v_scales, v, g);
+            }
 
             float c[4] = {};
             scores(c, queries, low, high);
+#pragma unroll
+            for (u32 n = 0; n < 4; n++) c[n] *= k_scales[n / 2];
             const u32 base = block * BLOCK;
             if (base < start || base + BLOCK > end) {
                 // The content of an unseen position must not matter, not even NaN.
 #pragma unroll
                 for (u32 n = 0; n < 4; n++) {
                     const u32 of_score = base + g + n / 2 * 8, of_value = base + 2 * t + n % 2 + n / 2 * 8;
-                    if (of_score < start || of_score >= end) c[n] = NEG_INFINITY;
+                    if (of_score < start || of_score >= end) c[n] = NEG_INFINITY, v_scales[n / 2] = 0.0f;
                     if (of_value < start || of_value >= end) {
 #pragma unroll
                         for (u32 i = 0; i < V_LOADS; i++)
@@ -228,6 +260,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM <= 128 ? 3 : 2)
                 }
             }
             absorb(state, c, scale_log2);
+#pragma unroll
+            for (u32 n = 0; n < 4; n++) c[n] *= v_scales[n / 2];
             add_values(state, c, pairs);
         }
 

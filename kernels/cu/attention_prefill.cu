@@ -5,9 +5,9 @@
 // A block of threads computes up to TILE_ROWS rows of one query head over the sequence's K and V, TILE_POSITIONS at a
 // time, in absolute order from a multiple of TILE_POSITIONS. Hidden positions contribute exactly nothing, so a row's
 // bits do not depend on how the prompt was cut into chunks. The tile of V arrives while scores are computed, the next
-// tile of K while V is added up.
+// tile of K while V is added up. (8-bit integers do not arrive meanwhile: threads wait for them, as they make bf16 of them.)
 //
-// q: bf16, row r at q + r q_stride, [heads, HEAD_DIM]. kv: bf16 [block, K or V, kv_heads, 16, HEAD_DIM], one layer.
+// q: bf16, row r at q + r q_stride, [heads, HEAD_DIM]. kv: one layer, as common.cuh says.
 // tables: u32 [sequences, table_stride]. tiles: (sequence, first row in q and out, its position, rows), rows at
 // consecutive positions; their K and V, and those of all positions before, are already written. window: positions seen,
 // including the row's own; 2^31 for all. scale_log2: log2(e) / sqrt(HEAD_DIM). out: bf16 [rows, heads, HEAD_DIM].
@@ -55,7 +55,7 @@ __device__ inline void load_queries(Shared& shared, const bf16* q, u32 q_stride,
 
 // Starts copying a head's K or V, at `head` in a block, for positions first..first + TILE_POSITIONS; zeros from `end`
 // on.
-__device__ inline void load_tile(bf16 (&to)[TILE_POSITIONS][STRIDE], const bf16* kv, u32 head, u32 block_numbers, const u32* table, u32 first, u32 end) {
+__device__ inline void load_tile(bf16 (&to)[TILE_POSITIONS][STRIDE], const u8* kv, u32 head, u32 block_bytes, const u32* table, u32 first, u32 end) {
 #pragma unroll
     for (u32 round = 0; round < (TILE_POSITIONS * VECTORS + THREADS - 1) / THREADS; round++) {
         const u32 i = round * THREADS + threadIdx.x;
@@ -64,7 +64,7 @@ __device__ inline void load_tile(bf16 (&to)[TILE_POSITIONS][STRIDE], const bf16*
         const u32 position = first + row;
         const bool present = position < end;
         const u32 block = present ? table[position / BLOCK] : 0;
-        copy16_async(&to[row][vector * 8], kv + u64(block) * block_numbers + (head + position % BLOCK * HEAD_DIM + vector * 8), present);
+        copy8_of_kv(&to[row][vector * 8], kv + u64(block) * block_bytes + head, position % BLOCK, vector * 8, present);
     }
 }
 
@@ -157,7 +157,7 @@ __device__ inline void add_values(State& state, const float (&p)[M_TILES][SCORE_
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    attention_prefill(bf16* __restrict__ out, const bf16* __restrict__ q, u32 q_stride, const bf16* __restrict__ kv, const u32* __restrict__ tables,
+    attention_prefill(bf16* __restrict__ out, const bf16* __restrict__ q, u32 q_stride, const u8* __restrict__ kv, const u32* __restrict__ tables,
                       u32 table_stride, const Tile* __restrict__ tiles, u32 heads, u32 kv_heads, u32 window, float scale_log2) {
     extern __shared__ __align__(16) u8 dynamic[];
     Shared& shared = *reinterpret_cast<Shared*>(dynamic);
@@ -166,8 +166,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     const Tile tile = tiles[blockIdx.y];
     const u32* table = tables + u64(tile.sequence) * table_stride;
     // Where this head's K and V lie in a block.
-    const u32 block_numbers = 2 * kv_heads * BLOCK * HEAD_DIM;
-    const u32 keys = kv_head * BLOCK * HEAD_DIM, values = (kv_heads + kv_head) * BLOCK * HEAD_DIM;
+    const u32 block_bytes = 2 * kv_heads * KV_HEAD_BYTES;
+    const u32 keys = kv_head * KV_HEAD_BYTES, values = (kv_heads + kv_head) * KV_HEAD_BYTES;
 
     const u32 end = tile.position + tile.rows;
     const u32 first_seen = tile.position < window ? 0 : tile.position + 1 - window;
@@ -185,13 +185,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 
     const u32 first = first_seen / TILE_POSITIONS * TILE_POSITIONS;
     load_queries(shared, q + u64(tile.row) * q_stride + head * HEAD_DIM, q_stride, tile.rows);
-    load_tile(shared.k, kv, keys, block_numbers, table, first, end);
+    load_tile(shared.k, kv, keys, block_bytes, table, first, end);
     copies_commit();
     for (u32 base = first; base < end; base += TILE_POSITIONS) {
         // K is there, and no thread reads the last V any more.
         copies_wait<0>();
         __syncthreads();
-        load_tile(shared.v, kv, values, block_numbers, table, base, end);
+        load_tile(shared.v, kv, values, block_bytes, table, base, end);
         copies_commit();
 
         // The last rows of the tile see further than the first.
@@ -202,7 +202,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         // V is there, and no thread reads K any more.
         copies_wait<0>();
         __syncthreads();
-        if (base + TILE_POSITIONS < end) load_tile(shared.k, kv, keys, block_numbers, table, base + TILE_POSITIONS, end);
+        if (base + TILE_POSITIONS < end) load_tile(shared.k, kv, keys, block_bytes, table, base + TILE_POSITIONS, end);
         copies_commit();
 
         if (sees) {

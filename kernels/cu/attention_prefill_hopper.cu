@@ -124,14 +124,14 @@ __device__ inline void load_queries(u8* to, const bf16* q, u32 q_stride, u32 row
 }
 
 // A head's K or V, at `head` in a block, for positions first..first + TILE_POSITIONS; zeros from `end` on.
-__device__ inline void load_tile(u8* to, const bf16* kv, u32 head, u32 block_numbers, const u32* table, u32 first, u32 end) {
+__device__ inline void load_tile(u8* to, const u8* kv, u32 head, u32 block_bytes, const u32* table, u32 first, u32 end) {
 #pragma unroll
     for (u32 i = threadIdx.x; i < TILE_POSITIONS * VECTORS; i += THREADS) {
         const u32 row = i / VECTORS, vector = i % VECTORS;
         const u32 position = first + row;
         const bool present = position < end;
         const u32 block = present ? table[position / BLOCK] : 0;
-        copy16_async(to + place(row, vector), kv + u64(block) * block_numbers + (head + position % BLOCK * HEAD_DIM + vector * 8), present);
+        copy8_of_kv(to + place(row, vector), kv + u64(block) * block_bytes + head, position % BLOCK, vector * 8, present);
     }
 }
 
@@ -208,7 +208,7 @@ __device__ inline void mask(float (&scores)[SCORES], u32 row, u32 column, u32 wi
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    attention_prefill_hopper(bf16* __restrict__ out, const bf16* __restrict__ q, u32 q_stride, const bf16* __restrict__ kv,
+    attention_prefill_hopper(bf16* __restrict__ out, const bf16* __restrict__ q, u32 q_stride, const u8* __restrict__ kv,
                              const u32* __restrict__ tables, u32 table_stride, const Tile* __restrict__ tiles, u32 heads, u32 kv_heads, u32 window,
                              float scale_log2) {
     extern __shared__ u8 dynamic[];
@@ -219,8 +219,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const u32 head = blockIdx.x, kv_head = head / (heads / kv_heads);
     const Tile tile = tiles[blockIdx.y];
     const u32* table = tables + u64(tile.sequence) * table_stride;
-    const u32 block_numbers = 2 * kv_heads * BLOCK * HEAD_DIM;
-    const u32 keys = kv_head * BLOCK * HEAD_DIM, values = (kv_heads + kv_head) * BLOCK * HEAD_DIM;
+    const u32 block_bytes = 2 * kv_heads * KV_HEAD_BYTES;
+    const u32 keys = kv_head * KV_HEAD_BYTES, values = (kv_heads + kv_head) * KV_HEAD_BYTES;
 
     const u32 end = tile.position + tile.rows;
     const u32 first_seen = tile.position < window ? 0 : tile.position + 1 - window;
@@ -239,7 +239,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     for (u32 i = 0; i < OUTS; i++) state.out[i] = 0.0f;
 
     load_queries(queries, q + u64(tile.row) * q_stride + head * HEAD_DIM, q_stride, tile.rows);
-    load_tile(k_buffers, kv, keys, block_numbers, table, first, end);
+    load_tile(k_buffers, kv, keys, block_bytes, table, first, end);
     copies_commit();
     const u32 own_queries = shared_address(queries) + warp / 4 * 64 * ROW_BYTES;
     const u32 k_address = shared_address(k_buffers), v_address = shared_address(v_buffers);
@@ -248,8 +248,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     copies_wait<0>();
     copies_to_products();
     __syncthreads();
-    if (first + TILE_POSITIONS < end) load_tile(k_buffers + OPERAND_BYTES, kv, keys, block_numbers, table, first + TILE_POSITIONS, end);
-    load_tile(v_buffers, kv, values, block_numbers, table, first, end);
+    if (first + TILE_POSITIONS < end) load_tile(k_buffers + OPERAND_BYTES, kv, keys, block_bytes, table, first + TILE_POSITIONS, end);
+    load_tile(v_buffers, kv, values, block_bytes, table, first, end);
     copies_commit();
     float scores[SCORES];
     pin(scores);
@@ -269,8 +269,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         copies_to_products();
         __syncthreads();
         if (base + TILE_POSITIONS < end)
-            load_tile(k_buffers + (buffer ^ 1) * OPERAND_BYTES, kv, keys, block_numbers, table, base + TILE_POSITIONS, end);
-        load_tile(v_buffers + buffer * OPERAND_BYTES, kv, values, block_numbers, table, base, end);
+            load_tile(k_buffers + (buffer ^ 1) * OPERAND_BYTES, kv, keys, block_bytes, table, base + TILE_POSITIONS, end);
+        load_tile(v_buffers + buffer * OPERAND_BYTES, kv, values, block_bytes, table, base, end);
         copies_commit();
 
         pin(scores);

@@ -99,6 +99,53 @@ __device__ inline void copies_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
+// --- K and V in memory, where HEAD_DIM is defined: blocks of [K or V, kv_heads], and for each head
+//
+//   KV_INT8 0: bf16 [16, HEAD_DIM].
+//   KV_INT8 1: f32 [16], a scale for each position, then 8-bit integers [16, HEAD_DIM]. A number is its scale times its
+//     integer; the largest of a position has 127.
+#ifdef HEAD_DIM
+
+constexpr u32 KV_SCALES_BYTES = KV_INT8 ? BLOCK * 4 : 0;
+constexpr u32 KV_NUMBER_BYTES = KV_INT8 ? 1 : 2;
+constexpr u32 KV_HEAD_BYTES = KV_SCALES_BYTES + BLOCK * HEAD_DIM * KV_NUMBER_BYTES;
+
+// The two 8-bit integers in the low bytes of the halves, in bf16. The sum of 128 + (x & 0x7f) and -128 - (x & 0x80) is x,
+// and the bits of both are those of x beside constants.
+__device__ inline u32 integers_to_bf16(u32 integers) {
+    const u32 above = (integers & 0x007f007f) | 0x43004300, below = (integers & 0x00800080) | 0xc300c300, ones = 0x3f803f80;
+    u32 pair;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(above), "r"(ones), "r"(below));
+    return pair;
+}
+
+// Four 8-bit integers, in bf16.
+__device__ inline uint2 integers4_to_bf16(u32 integers) {
+    return make_uint2(integers_to_bf16(__byte_perm(integers, 0, 0x4140)), integers_to_bf16(__byte_perm(integers, 0, 0x4342)));
+}
+
+__device__ inline u32 times(u32 pair, float factor) { return pack(low_f32(pair) * factor, high_f32(pair) * factor); }
+
+// Copies eight numbers of a position of a head's K or V to shared memory, in bf16, from number `at` on; writes zeros, and
+// reads nothing, unless `present`. bf16 arrives asynchronously; 8-bit integers on return, rounded once they are scaled.
+__device__ inline void copy8_of_kv(void* to, const u8* head, u32 position, u32 at, bool present) {
+    const u8* from = head + KV_SCALES_BYTES + (position * HEAD_DIM + at) * KV_NUMBER_BYTES;
+    if constexpr (KV_INT8) {
+        uint2 integers = {};
+        float scale = 0.0f;
+        if (present) {
+            integers = *reinterpret_cast<const uint2*>(from);
+            scale = reinterpret_cast<const float*>(head)[position];
+        }
+        const uint2 low = integers4_to_bf16(integers.x), high = integers4_to_bf16(integers.y);
+        *reinterpret_cast<uint4*>(to) = make_uint4(times(low.x, scale), times(low.y, scale), times(high.x, scale), times(high.y, scale));
+    } else {
+        copy16_async(to, from, present);
+    }
+}
+
+#endif
+
 // --- Reductions, each in one fixed order.
 
 __device__ inline float warp_sum(float x) {

@@ -4,9 +4,6 @@
 // logits: f32 [rows, vocab].
 #include "common.cuh"
 
-// Bits of `occurred`: set for tokens of the prompt. The other bits count how often the token was generated.
-constexpr u32 IN_PROMPT = 1u << 31;
-
 struct Entry {
     u32 row, token;
     float value;
@@ -20,26 +17,23 @@ extern "C" __global__ void add_to_logits(float* __restrict__ logits, const Entry
     logits[u64(entries[i].row) * vocab + entries[i].token] += entries[i].value;
 }
 
-struct Penalties {
-    // Row of `occurred` that belongs to the sequence.
-    u32 history;
-    float repetition, frequency, presence;
+struct Penalty {
+    u32 row, token;
+    // Divides a logit above 0, and multiplies others; 1 changes nothing.
+    float repetition;
+    // Subtracted then.
+    float subtracted;
 };
 
-// Repetition penalizes every token that occurred; presence and frequency those that were generated. penalties: one per
-// row; (1, 0, 0) changes nothing. occurred: u32 [histories, vocab]. Grid (vocab over the block, rows).
-extern "C" __global__ void penalize(float* __restrict__ logits, const Penalties* __restrict__ penalties, const u32* __restrict__ occurred, u32 vocab) {
-    const u32 token = blockIdx.x * blockDim.x + threadIdx.x;
-    const Penalties p = penalties[blockIdx.y];
-    const bool neutral = p.repetition == 1.0f && p.frequency == 0.0f && p.presence == 0.0f;
-    if (neutral || token >= vocab) return;
-    const u32 seen = occurred[u64(p.history) * vocab + token];
-    if (!seen) return;
-    float* logit = logits + u64(blockIdx.y) * vocab + token;
-    float x = *logit > 0.0f ? *logit / p.repetition : *logit * p.repetition;
-    const u32 generated = seen & ~IN_PROMPT;
-    if (generated) x -= p.frequency * float(generated) + p.presence;
-    *logit = x;
+// Penalizes tokens that occurred, after the bias, to the bits that the CPU computes (model/src/penalties.rs): so nothing
+// is fused. No (row, token) may occur twice. One thread per penalty.
+extern "C" __global__ void penalize(float* __restrict__ logits, const Penalty* __restrict__ penalties, u32 count, u32 vocab) {
+    const u32 i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= count || penalties[i].token >= vocab) return;
+    const Penalty p = penalties[i];
+    float* logit = logits + u64(p.row) * vocab + p.token;
+    const float x = *logit > 0.0f ? __fdiv_rn(*logit, p.repetition) : __fmul_rn(*logit, p.repetition);
+    *logit = __fsub_rn(x, p.subtracted);
 }
 
 // Makes tokens impossible, after all other edits. One thread per entry; its value is not used.
@@ -57,21 +51,4 @@ extern "C" __global__ void mask_logits(float* __restrict__ logits, const u32* __
     if (token >= vocab) return;
     const u32 word = masks[u64(blockIdx.y) * ((vocab + 31) / 32) + token / 32];
     if (!(word >> token % 32 & 1)) logits[u64(rows[blockIdx.y]) * vocab + token] = NEG_INFINITY;
-}
-
-// Starts the history of a new sequence: clears its row and marks the prompt's tokens. One block of threads.
-extern "C" __global__ void begin_history(u32* __restrict__ occurred, u32 history, const u32* __restrict__ prompt, u32 count, u32 vocab) {
-    u32* row = occurred + u64(history) * vocab;
-    for (u32 i = threadIdx.x; i < vocab; i += blockDim.x) row[i] = 0;
-    __syncthreads();
-    for (u32 i = threadIdx.x; i < count; i += blockDim.x)
-        if (prompt[i] < vocab) row[prompt[i]] = IN_PROMPT;
-}
-
-// Counts the tokens just drawn. One thread per row; rows at NO_POSITION are skipped.
-extern "C" __global__ void extend_history(u32* __restrict__ occurred, const Penalties* __restrict__ penalties, const u32* __restrict__ tokens,
-                                          const u32* __restrict__ positions, u32 rows, u32 vocab) {
-    const u32 row = blockIdx.x * blockDim.x + threadIdx.x;
-    if (row >= rows || positions[row] == NO_POSITION) return;
-    occurred[u64(penalties[row].history) * vocab + tokens[row]] += 1;
 }

@@ -2,7 +2,7 @@
 // embedding, and writing K and V into their blocks.
 //
 // qkv: bf16 [rows, heads + 2 kv_heads, HEAD_DIM], queries first; queries are changed in place.
-// kv: bf16 [block, K or V, kv_heads, 16, HEAD_DIM], one layer of the paged memory.
+// kv: one layer of the paged memory, as common.cuh says.
 // tables: u32 [sequences, table_stride], the blocks of each sequence from position 0 on.
 // sequences, positions: u32 [rows]; nothing is done for rows at NO_POSITION.
 // cos, sin: f32 [positions, HEAD_DIM / 2], pairs (i, i + HEAD_DIM / 2) as in Hugging Face checkpoints (Su et al., 2021).
@@ -49,8 +49,43 @@ __device__ inline void norm(float (&x)[STEPS][4], const float* weight, float eps
     }
 }
 
+// Writes a position of a head as bf16.
+__device__ inline void write(bf16* to, const float (&x)[STEPS][4], u32 lane) {
+#pragma unroll
+    for (u32 step = 0; step < STEPS; step++) {
+        const u32 i = step * 64 + lane * 2;
+        if (i >= HALF) break;
+        *reinterpret_cast<u32*>(to + i) = pack(x[step][0], x[step][1]);
+        *reinterpret_cast<u32*>(to + HALF + i) = pack(x[step][2], x[step][3]);
+    }
+}
+
+__device__ inline unsigned short integers(float a, float b) { return (__float2int_rn(a) & 0xff) | (__float2int_rn(b) & 0xff) << 8; }
+
+// The same as 8-bit integers, with their scale: the integers and scale that the CPU would make of these numbers
+// (kernels/src/cpu/kv.rs).
+__device__ inline void write_int8(u8* to, float* scale, const float (&x)[STEPS][4], u32 lane) {
+    float largest = 0.0f;
+#pragma unroll
+    for (u32 step = 0; step < STEPS; step++)
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) largest = fmaxf(largest, fabsf(x[step][i]));
+    largest = warp_max(largest);
+    // Smaller ones have no inverse worth the name.
+    const bool nothing = largest < 1e-30f;
+    const float factor = nothing ? 0.0f : 127.0f / largest;
+    if (lane == 0) *scale = nothing ? 0.0f : largest / 127.0f;
+#pragma unroll
+    for (u32 step = 0; step < STEPS; step++) {
+        const u32 i = step * 64 + lane * 2;
+        if (i >= HALF) break;
+        *reinterpret_cast<unsigned short*>(to + i) = integers(x[step][0] * factor, x[step][1] * factor);
+        *reinterpret_cast<unsigned short*>(to + HALF + i) = integers(x[step][2] * factor, x[step][3] * factor);
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(256)
-    rope_kv_write(bf16* __restrict__ qkv, bf16* __restrict__ kv, const u32* __restrict__ tables, const u32* __restrict__ sequences,
+    rope_kv_write(bf16* __restrict__ qkv, u8* __restrict__ kv, const u32* __restrict__ tables, const u32* __restrict__ sequences,
                   const u32* __restrict__ positions, const float* __restrict__ cos, const float* __restrict__ sin,
                   const float* __restrict__ q_norm, const float* __restrict__ k_norm, float epsilon, u32 heads, u32 kv_heads, u32 table_stride) {
     const u32 row = blockIdx.x, lane = threadIdx.x % 32;
@@ -77,18 +112,17 @@ extern "C" __global__ void __launch_bounds__(256)
         turn(x, cos + u64(position) * HALF, sin + u64(position) * HALF, lane);
     }
 
-    bf16* to = from;
-    if (!is_query) {
-        const u64 block = tables[u64(sequences[row]) * table_stride + position / BLOCK];
-        // The block's K heads come first, then V heads.
-        const u32 kv_head = head - heads;
-        to = kv + ((block * 2 * kv_heads + kv_head) * BLOCK + position % BLOCK) * HEAD_DIM;
+    if (is_query) {
+        write(from, x, lane);
+        return;
     }
-#pragma unroll
-    for (u32 step = 0; step < STEPS; step++) {
-        const u32 i = step * 64 + lane * 2;
-        if (i >= HALF) break;
-        *reinterpret_cast<u32*>(to + i) = pack(x[step][0], x[step][1]);
-        *reinterpret_cast<u32*>(to + HALF + i) = pack(x[step][2], x[step][3]);
+    const u64 block = tables[u64(sequences[row]) * table_stride + position / BLOCK];
+    // The block's K heads come first, then V heads.
+    u8* to = kv + (block * 2 * kv_heads + head - heads) * KV_HEAD_BYTES;
+    const u32 slot = position % BLOCK;
+    if constexpr (KV_INT8) {
+        write_int8(to + KV_SCALES_BYTES + slot * HEAD_DIM, reinterpret_cast<float*>(to) + slot, x, lane);
+    } else {
+        write(reinterpret_cast<bf16*>(to) + slot * HEAD_DIM, x, lane);
     }
 }

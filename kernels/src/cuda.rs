@@ -5,13 +5,13 @@
 //! the present device and cached on disk. Calls are asynchronous unless they say otherwise; after an error that says
 //! the device failed, nothing computed since may be used.
 //!
-//! Activations and KV are bf16; the residual stream, logits and all sums are f32. Attention, norms and sampling give a
-//! row the same bits in any batch and any chunking; matrix products do not (see [`gemm`]).
+//! Activations are bf16, K and V that or 8-bit integers; the residual stream, logits and all sums are f32. Attention,
+//! norms and sampling give a row the same bits in any batch and any chunking; matrix products do not (see [`gemm`]).
 //!
 //! - [`error`]: what can go wrong, and what to do
 //! - [`compile`]: CUDA C++ to machine code; [`cache`]: keeping it on disk
 //! - [`device`]: a device, its memory and streams
-//! - [`kernels`]: all kernels, loaded for one head size; `launch`: launching one
+//! - [`kernels`]: all kernels, loaded for one kind of heads; `launch`: launching one
 //! - [`elementwise`], [`attention`], [`sampling`]: the operations; `prefill_kernel`: which prefill kernel suits a
 //!   device
 //! - [`gemm`]: matrix products in bf16 and FP8, by cuBLASLt

@@ -29,7 +29,7 @@ impl KvStorage {
     }
 }
 
-/// A block: `[layer][K, V][kv head]`, and for each head
+/// A block: `[layer][K, V][kv head]`, and for each head on a CPU (`cuda::kv` says what differs on a GPU)
 ///
 /// ```text
 ///           f32, f16                      bf16                                   int8

@@ -2,9 +2,12 @@
 //! spills registers.
 
 use std::collections::BTreeMap;
-use tidemill_kernels::cuda::{
-    CudaError,
-    compile::{self, Arch, SOURCES},
+use tidemill_kernels::{
+    KvStorage,
+    cuda::{
+        CudaError,
+        compile::{self, Arch, Heads, SOURCES},
+    },
 };
 
 const ARCHS: [Arch; 2] = [Arch::SM_80, Arch::SM_90A];
@@ -40,20 +43,21 @@ fn resources(log: &str) -> Vec<Resources> {
         .collect()
 }
 
-/// All kernels that suit a device, with the head size of those that are compiled for one.
-fn reports(arch: Arch) -> Vec<(Option<usize>, Resources)> {
+/// All kernels that suit a device, with the heads of those that are compiled for them.
+fn reports(arch: Arch) -> Vec<(Option<Heads>, Resources)> {
     let mut reports = Vec::new();
     for source in SOURCES {
-        for &head_dim in if source.by_head_dim { &HEAD_DIMS[..] } else { &HEAD_DIMS[..1] } {
-            if !source.suits(arch, head_dim) {
+        let heads = HEAD_DIMS.into_iter().flat_map(|dim| [Heads::bf16(dim), Heads { dim, kv: KvStorage::Int8 }]);
+        for heads in heads.take(if source.by_heads { usize::MAX } else { 1 }) {
+            if !source.suits(arch, heads.dim) {
                 continue;
             }
-            let compiled = compile::compile(source, arch, head_dim).unwrap_or_else(|error| panic!("{error}"));
+            let compiled = compile::compile(source, arch, heads).unwrap_or_else(|error| panic!("{error}"));
             assert!(compiled.cubin.starts_with(b"\x7fELF"), "{} for {arch} is machine code", source.file);
             for trouble in ["warning", "Performance Loss"] {
                 assert!(!compiled.log.contains(trouble), "{} for {arch}: {}", source.file, compiled.log);
             }
-            reports.extend(resources(&compiled.log).into_iter().map(|r| (source.by_head_dim.then_some(head_dim), r)));
+            reports.extend(resources(&compiled.log).into_iter().map(|r| (source.by_heads.then_some(heads), r)));
         }
     }
     reports
@@ -69,7 +73,7 @@ fn every_kernel_compiles_and_none_spills() {
         ),
         Err(error) => panic!("{error}"),
     }
-    println!("{:24}{:>9}{:>9}{:>11}{:>13}{:>13}", "kernel", "head_dim", "device", "registers", "spill bytes", "stack bytes");
+    println!("{:24}{:>10}{:>9}{:>11}{:>13}{:>13}", "kernel", "heads", "device", "registers", "spill bytes", "stack bytes");
     let mut kernels: BTreeMap<String, u32> = BTreeMap::new();
     // The compiler is slow: one thread per device.
     let reports = std::thread::scope(|scope| {
@@ -77,9 +81,10 @@ fn every_kernel_compiles_and_none_spills() {
         threads.map(|thread| thread.join().expect("every kernel compiles"))
     });
     for (arch, reports) in ARCHS.iter().zip(reports) {
-        for (head_dim, Resources { kernel, registers, spill_bytes, stack_bytes }) in reports {
-            let head_dim = head_dim.map_or(String::new(), |d| d.to_string());
-            println!("{kernel:24}{head_dim:>9}{:>9}{registers:>11}{spill_bytes:>13}{stack_bytes:>13}", arch.to_string());
+        for (heads, Resources { kernel, registers, spill_bytes, stack_bytes }) in reports {
+            let heads =
+                heads.map_or(String::new(), |heads| format!("{}{}", heads.dim, if heads.kv == KvStorage::Int8 { " int8" } else { "" }));
+            println!("{kernel:24}{heads:>10}{:>9}{registers:>11}{spill_bytes:>13}{stack_bytes:>13}", arch.to_string());
             *kernels.entry(kernel).or_default() += spill_bytes + stack_bytes;
         }
     }
@@ -92,9 +97,7 @@ fn every_kernel_compiles_and_none_spills() {
         "attention_prefill",
         "attention_prefill_hopper",
         "ban",
-        "begin_history",
         "embedding",
-        "extend_history",
         "kv_gather",
         "kv_scatter",
         "mask_logits",

@@ -1,7 +1,7 @@
 //! The model on an NVIDIA GPU.
 //!
-//! Weights and KV are bf16 whatever the checkpoint has, except weights in FP8 that the device multiplies as they are;
-//! sums are f32. A step has two parts: sequences that draw the
+//! Weights are bf16 whatever the checkpoint has, except those in FP8 that the device multiplies as they are. KV is bf16, or
+//! 8-bit integers with a scale for each position and head; sums are f32. A step has two parts: sequences that draw the
 //! next token from one token (`decode`: a recorded graph), and all others (`prefill`). Each part waits for its results;
 //! meanwhile the host only takes in blocks, which cross the bus on streams of their own (`blocks`).
 //!
@@ -47,7 +47,7 @@ use tidemill_kernels::{
     cuda::{CudaError, Device, DeviceKv, Gemm, Kernels, graph::StepShape, kv::blocks_that_fit},
 };
 use tidemill_proto::{
-    block::{BLOCK_TOKENS, KvShape, LayoutFingerprint},
+    block::{BLOCK_TOKENS, KvDtype, KvShape, LayoutFingerprint},
     sampling::Sampling as DrawSettings,
     step::{Draw, Segment, SegmentResult, Wanted},
 };
@@ -68,6 +68,8 @@ pub struct CudaOptions {
     /// Most sequences that one step draws tokens for.
     pub sequences_max: usize,
     pub kv: KvBytes,
+    /// bf16 or int8.
+    pub kv_dtype: KvDtype,
 }
 
 /// Device memory for KV blocks.
@@ -96,10 +98,10 @@ impl CudaExecutor {
     /// (bytes on the device, bytes in all).
     pub fn load(dir: &Path, options: &CudaOptions, progress: &mut dyn FnMut(u64, u64)) -> Result<Self, ModelError> {
         let config = ModelConfig::load(dir)?;
-        let shape = DeviceShape::of(&config)?;
+        let shape = DeviceShape::of(&config, options.kv_dtype)?;
         // Fails on missing libraries before it loads the weights.
         let device = Device::open(0, &options.kernel_cache)?;
-        let (kernels, gemm) = (Kernels::load(&device, shape.head_dim)?, Gemm::new(&device)?);
+        let (kernels, gemm) = (Kernels::load(&device, shape.kernel_heads())?, Gemm::new(&device)?);
 
         let mut checkpoint = Checkpoint::open(dir)?;
         let tensors = Tensors::take(&mut checkpoint, &config)?;

@@ -1,16 +1,23 @@
 //! Presence, frequency and repetition penalties, as vLLM defines them.
 
-use tidemill_proto::{sampling::Sampling, step::History};
+use tidemill_proto::{block::Token, sampling::Sampling, step::History};
 
 /// Repetition penalizes every token that occurred; presence and frequency those that were generated.
 pub(crate) fn penalize(history: &History, logits: &mut [f32], sampling: &Sampling) {
-    for (token, generated) in history.tokens() {
+    for (token, subtracted) in penalized(history, sampling) {
         let Some(logit) = logits.get_mut(token as usize) else { continue };
         *logit = if *logit > 0.0 { *logit / sampling.repetition_penalty } else { *logit * sampling.repetition_penalty };
-        if generated > 0 {
-            *logit -= sampling.frequency_penalty * generated as f32 + sampling.presence_penalty;
-        }
+        *logit -= subtracted;
     }
+}
+
+/// The tokens whose logits change, each once, and what presence and frequency subtract after repetition.
+pub(crate) fn penalized(history: &History, sampling: &Sampling) -> impl Iterator<Item = (Token, f32)> {
+    let &Sampling { repetition_penalty, frequency_penalty, presence_penalty, .. } = sampling;
+    history.tokens().filter_map(move |(token, generated)| match generated {
+        0 => (repetition_penalty != 1.0).then_some((token, 0.0)),
+        _ => Some((token, frequency_penalty * generated as f32 + presence_penalty)),
+    })
 }
 
 #[cfg(test)]

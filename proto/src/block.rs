@@ -33,8 +33,8 @@ impl KvDtype {
     }
 }
 
-/// Shape of one block: `[layer][K, V][kv head]`. Each head is `[16 positions][head_dim]` numbers (transposed in K) after the positions'
-/// scales, if there are any, on cache lines. A layer's slice is contiguous, so it can be shipped when that layer is done.
+/// Shape of one block: `[layer][K, V][kv head]`. Each head is `[16 positions][head_dim]` numbers (on a CPU transposed in K) after the
+/// positions' scales, if there are any, on cache lines. A layer's slice is contiguous, so it can be shipped when that layer is done.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct KvShape {
     pub layers: usize,

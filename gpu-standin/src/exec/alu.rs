@@ -1,6 +1,9 @@
 //! Instructions that only compute, over all lanes at once. Lanes that do not take part keep their registers.
 
-use super::{tensor::narrow, warp::Registers};
+use super::{
+    tensor::{narrow, widen},
+    warp::Registers,
+};
 use crate::ptx::program::{Instr, Op};
 
 /// Whether the instruction was one of these. `Err`: what it must not do.
@@ -201,7 +204,13 @@ pub(crate) fn compute(r: &mut Registers, lists: &[u16], instr: &Instr, mask: u32
         Op::CvtF32S32 => r32!(|x| (x as i32 as f32).to_bits()),
         // Saturates; NaN is zero.
         Op::CvtU32F32Rz => r32!(|x| f32::from_bits(x) as u32),
+        Op::CvtS32F32Rn => r32!(|x| f32::from_bits(x).round_ties_even() as i32 as u32),
         Op::CvtBf16x2 => r32!(|x, y| narrow(f32::from_bits(x)) << 16 | narrow(f32::from_bits(y))),
+        // Rounds to f32 first, which is exact for sums of a few more bits than bf16's.
+        Op::FmaBf16x2 => r32!(|x, y, z| {
+            let half = |by: u32| narrow(widen(x >> by & 0xffff).mul_add(widen(y >> by & 0xffff), widen(z >> by & 0xffff)));
+            half(16) << 16 | half(0)
+        }),
         Op::Mov64 => r64!(|x| x),
         Op::Add64 => r64!(|x, y| x.wrapping_add(y)),
         Op::Sub64 => r64!(|x, y| x.wrapping_sub(y)),

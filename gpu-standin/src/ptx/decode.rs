@@ -595,7 +595,7 @@ fn plain(name: &str) -> Option<(Op, &'static str)> {
         "abs.f32" => (AbsF32, "rr"), "neg.f32" => (NegF32, "rr"), "rcp.rn.f32" => (RcpF32, "rr"), "rsqrt.approx.f32" => (RsqrtF32, "rr"),
         "sqrt.rn.f32" => (SqrtF32, "rr"), "ex2.approx.f32" => (Ex2F32, "rr"), "ex2.approx.ftz.f32" => (Ex2FtzF32, "rr"),
         "cvt.rn.f32.u32" => (CvtF32U32, "rr"), "cvt.rn.f32.s32" => (CvtF32S32, "rr"), "cvt.rzi.u32.f32" => (CvtU32F32Rz, "rr"),
-        "cvt.rn.bf16x2.f32" => (CvtBf16x2, "rrr"),
+        "cvt.rni.s32.f32" => (CvtS32F32Rn, "rr"), "cvt.rn.bf16x2.f32" => (CvtBf16x2, "rrr"), "fma.rn.bf16x2" => (FmaBf16x2, "rrrr"),
         "add.s64" | "add.u64" => (Add64, "lll"), "sub.s64" | "sub.u64" => (Sub64, "lll"), "mul.lo.s64" | "mul.lo.u64" => (Mul64, "lll"),
         "mul.hi.u64" => (MulHi64, "lll"), "and.b64" => (And64, "lll"), "or.b64" => (Or64, "lll"), "xor.b64" => (Xor64, "lll"),
         "not.b64" => (Not64, "ll"), "shl.b64" => (Shl64, "llr"), "shr.u64" | "shr.b64" => (ShrU64, "llr"),

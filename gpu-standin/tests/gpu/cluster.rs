@@ -11,13 +11,13 @@ fn programs() -> PathBuf {
     folder
 }
 
-/// Runs `bench/gpu_cluster.py`, which compares answers token by token, and returns its report.
-fn compared(standin: &Standin, way: &str) -> serde_json::Value {
+/// Runs `bench/gpu_cluster.py`, which compares answers token by token, and returns its report. `flags` are the cluster's.
+fn compared(standin: &Standin, way: &str, flags: &[&str]) -> serde_json::Value {
     let out = standin.path().join("cluster.json");
     let mut command = Command::new("python3");
     command.arg(repository().join("bench/gpu_cluster.py")).arg("--bin").arg(programs());
     command.arg("--model").arg(repository().join("model/tests/fixtures/llama3")).args(["--way", way, "--json"]).arg(&out);
-    command.args(["--", "--kv-memory", "8MiB", "--step-tokens", "128", "--sequences-max", "8", "--threads", "1"]);
+    command.args(["--", "--kv-memory", "8MiB", "--step-tokens", "128", "--sequences-max", "8", "--threads", "1"]).args(flags);
     standin.prepare(&mut command);
     // Workers keep compiled kernels in the user's cache.
     command.env("HOME", library().with_file_name("gpu-standin-home"));
@@ -31,18 +31,23 @@ fn compared(standin: &Standin, way: &str) -> serde_json::Value {
 
 #[test]
 fn a_disaggregated_cluster_answers_as_decode_alone_does() {
-    compared(&Standin::new("memory=512"), "disaggregated");
+    compared(&Standin::new("memory=512"), "disaggregated", &[]);
+}
+
+#[test]
+fn so_does_one_with_k_and_v_in_8_bits() {
+    compared(&Standin::new("memory=512"), "disaggregated", &["--kv-dtype", "int8"]);
 }
 
 #[test]
 fn preempted_sequences_go_on_where_they_were() {
-    let report = compared(&Standin::new("memory=512"), "preempted");
+    let report = compared(&Standin::new("memory=512"), "preempted", &[]);
     assert!(report["notes"]["preempted"]["preemptions"].as_f64() > Some(0.0), "{report:#}");
 }
 
 #[test]
 fn a_crash_of_workers_does_not_show_in_the_answers() {
-    let report = compared(&Standin::new("memory=512"), "crashed");
+    let report = compared(&Standin::new("memory=512"), "crashed", &[]);
     assert!(report["notes"]["crashed"]["rescues"].as_f64() > Some(0.0), "{report:#}");
 }
 
@@ -52,7 +57,7 @@ fn a_device_that_fails_ends_its_worker_only() {
     let marker = tempfile::TempDir::new().expect("a folder");
     let file = marker.path().join("failed");
     let standin = Standin::new(&format!("memory=512,fail_launch=2500,fail_once={}", file.display()));
-    let report = compared(&standin, "failing");
+    let report = compared(&standin, "failing", &[]);
     assert!(file.exists(), "a launch failed: {report:#}");
 }
 

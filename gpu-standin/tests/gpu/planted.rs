@@ -2,7 +2,13 @@
 //! results.
 
 use crate::standin::{Standin, cache, repository, told};
-use tidemill_kernels::cuda::checks::{self, Checks, TestGpu};
+use tidemill_kernels::{
+    KvStorage,
+    cuda::{
+        checks::{self, Checks, TestGpu},
+        compile::Heads,
+    },
+};
 
 /// A bug, and how it must show.
 struct Planted {
@@ -28,6 +34,7 @@ const PREFILL: &str = "attention_prefill.cu";
 const HOPPER: &str = "attention_prefill_hopper.cu";
 const DECODE: &str = "attention_decode.cu";
 const ATTENTION: &str = "planted::attention";
+const ATTENTION_IN_8_BITS: &str = "planted::attention_in_8_bits";
 const BLOCKS: &str = "planted::blocks";
 const ROWS: &str = "planted::rows";
 const HANDED_OVER: &str = "planted::handed_over";
@@ -93,8 +100,8 @@ const ALL: &[Planted] = &[
         options: "arch=80",
         edit: Some((
             PREFILL,
-            "        copies_wait<0>();\n        __syncthreads();\n        load_tile(shared.v, kv, values, block_numbers, table, base, end);",
-            "        copies_wait<0>();\n        load_tile(shared.v, kv, values, block_numbers, table, base, end);\n        __syncthreads();",
+            "        copies_wait<0>();\n        __syncthreads();\n        load_tile(shared.v, kv, values, block_bytes, table, base, end);",
+            "        copies_wait<0>();\n        load_tile(shared.v, kv, values, block_bytes, table, base, end);\n        __syncthreads();",
         )),
         test: ATTENTION,
         said: UNORDERED,
@@ -150,12 +157,37 @@ const ALL: &[Planted] = &[
         said: &[WRONG_RESULT],
     },
     Planted {
+        what: "the scale of a position that is not seen",
+        options: "",
+        edit: Some((DECODE, "c[n] = NEG_INFINITY, v_scales[n / 2] = 0.0f;", "c[n] = NEG_INFINITY;")),
+        test: ATTENTION_IN_8_BITS,
+        said: &[WRONG_RESULT],
+    },
+    Planted {
+        what: "the scale of another position",
+        options: "arch=80",
+        edit: Some(("common.cuh", "reinterpret_cast<const float*>(head)[position]", "reinterpret_cast<const float*>(head)[position ^ 1]")),
+        test: ATTENTION_IN_8_BITS,
+        said: &[WRONG_RESULT],
+    },
+    Planted {
+        what: "8-bit integers that are not made visible to products",
+        options: "arch=90",
+        edit: Some((
+            HOPPER,
+            "        // This tile's K and the last one's V are there; no thread reads the K and V before them any more.\n        copies_wait<0>();\n        copies_to_products();",
+            "        copies_wait<0>();",
+        )),
+        test: ATTENTION_IN_8_BITS,
+        said: UNORDERED,
+    },
+    Planted {
         what: "an unaligned vector load",
         options: "",
         edit: Some((
             DECODE,
-            "load(low[i], k + g * HEAD_DIM + i * K_CHUNK + t * K_VEC);",
-            "load(low[i], k + g * HEAD_DIM + i * K_CHUNK + t * K_VEC + 2);",
+            "load_kv(low[i], k, g * HEAD_DIM + i * K_CHUNK + t * K_VEC);",
+            "load_kv(low[i], k, g * HEAD_DIM + i * K_CHUNK + t * K_VEC + 2);",
         )),
         test: ATTENTION,
         said: &[ALIGNMENT],
@@ -216,7 +248,14 @@ fn every_planted_bug_is_found() {
 /// The same tests pass without a bug.
 #[test]
 fn nothing_is_found_where_nothing_is_planted() {
-    for (test, options) in [(ATTENTION, "arch=80,seed=3"), (ATTENTION, "arch=90,seed=4"), (BLOCKS, "seed=5"), (ROWS, "seed=6")] {
+    for (test, options) in [
+        (ATTENTION, "arch=80,seed=3"),
+        (ATTENTION, "arch=90,seed=4"),
+        (ATTENTION_IN_8_BITS, "arch=80,seed=7"),
+        (ATTENTION_IN_8_BITS, "arch=90,seed=8"),
+        (BLOCKS, "seed=5"),
+        (ROWS, "seed=6"),
+    ] {
         Standin::new(options).passes(test);
     }
 }
@@ -244,7 +283,13 @@ fn judge(run: impl FnOnce(&mut TestGpu, &mut Checks) -> Result<(), tidemill_kern
 #[test]
 #[ignore = "runs on the stand-in, started by the tests above"]
 fn attention() {
-    judge(|gpu, checks| checks::attention::both(gpu, checks, 64, 1, 3, Some(100)));
+    judge(|gpu, checks| checks::attention::both(gpu, checks, Heads::bf16(64), 1, 3, Some(100)));
+}
+
+#[test]
+#[ignore = "runs on the stand-in, started by the tests above"]
+fn attention_in_8_bits() {
+    judge(|gpu, checks| checks::attention::both(gpu, checks, Heads { dim: 64, kv: KvStorage::Int8 }, 1, 3, Some(100)));
 }
 
 #[test]
@@ -258,7 +303,7 @@ fn blocks() {
 fn rows() {
     judge(|gpu, checks| {
         checks::rows::rms_norm(gpu, checks, 3, 520, true, true)?;
-        checks::rows::rope_kv_write(gpu, checks, 64, 2, 7, true)
+        checks::rows::rope_kv_write(gpu, checks, Heads::bf16(64), 2, 7, true)
     });
 }
 

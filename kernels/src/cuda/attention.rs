@@ -36,7 +36,7 @@ impl Queries<'_> {
     }
 
     fn assert_shape(&self, out: usize, rows: usize, paged: &PagedLayer<'_>) {
-        let width = self.heads * paged.head_dim;
+        let width = self.heads * paged.heads.dim;
         assert!(self.heads > 0 && self.heads.is_multiple_of(paged.kv_heads), "query heads in equal groups");
         assert!(self.stride >= width && self.stride.is_multiple_of(8), "rows of queries begin at multiples of 16 bytes");
         assert!(rows == 0 || self.q.len() >= (rows - 1) * self.stride + width, "q has {rows} rows");
@@ -136,7 +136,7 @@ impl Kernels {
         rows: usize,
     ) -> Result<(), CudaError> {
         queries.assert_shape(out.len(), rows, paged);
-        assert_eq!(paged.head_dim, self.head_dim, "kernels and memory are of one head size");
+        assert_eq!(paged.heads, self.heads, "kernels and memory have the same heads");
         let shape = Shape { shared_bytes: self.prefill.shared_bytes, ..Shape::new((queries.heads, tiles.len(), 1), self.prefill.threads) };
         let args = [
             out.into(),
@@ -172,7 +172,7 @@ impl Kernels {
     ) -> Result<(), CudaError> {
         let rows = positions.len();
         queries.assert_shape(out.len(), rows, paged);
-        assert_eq!(paged.head_dim, self.head_dim, "kernels and memory are of one head size");
+        assert_eq!(paged.heads, self.heads, "kernels and memory have the same heads");
         let at_once = parts(positions_max.min(queries.window()));
         assert!(rows <= scratch.rows_max && queries.heads == scratch.heads && at_once <= scratch.parts_max, "scratch for this batch");
         let heads_at_once = (queries.heads / paged.kv_heads).div_ceil(DECODE_HEADS) * paged.kv_heads;
@@ -205,7 +205,7 @@ impl Kernels {
         // contract. The second kernel follows the first on one stream.
         unsafe {
             launch(stream, &self.attention_decode, Shape::new((at_once, heads_at_once, rows), DECODE_THREADS), &args)?;
-            launch(stream, &self.attention_combine, Shape::new((queries.heads, rows, 1), self.head_dim), &combine)
+            launch(stream, &self.attention_combine, Shape::new((queries.heads, rows, 1), self.heads.dim), &combine)
         }
     }
 }

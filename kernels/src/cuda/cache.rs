@@ -2,7 +2,7 @@
 
 use super::{
     CudaError,
-    compile::{self, Arch, COMMON, Source},
+    compile::{self, Arch, COMMON, Heads, Source},
 };
 use std::{
     fs, io,
@@ -24,8 +24,8 @@ impl KernelCache {
     }
 
     /// Machine code of `source`: from the folder, or compiled and stored there.
-    pub fn load(&self, source: &Source, arch: Arch, head_dim: usize) -> Result<Vec<u8>, CudaError> {
-        let path = self.folder.join(name(source, arch, head_dim, compile::version()?));
+    pub fn load(&self, source: &Source, arch: Arch, heads: Heads) -> Result<Vec<u8>, CudaError> {
+        let path = self.folder.join(name(source, arch, heads, compile::version()?));
         match fs::read(&path) {
             Ok(bytes) => {
                 if let Some(cubin) = verified(&bytes) {
@@ -35,15 +35,15 @@ impl KernelCache {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(source) => return Err(CudaError::Cache { path, source }),
         }
-        let cubin = compile::compile(source, arch, head_dim)?.cubin;
+        let cubin = compile::compile(source, arch, heads)?.cubin;
         store(&path, &cubin).map_err(|source| CudaError::Cache { path, source })?;
         Ok(cubin)
     }
 }
 
-fn name(source: &Source, arch: Arch, head_dim: usize, version: (i32, i32)) -> String {
+fn name(source: &Source, arch: Arch, heads: Heads, version: (i32, i32)) -> String {
     let mut hasher = blake3::Hasher::new_derive_key("tidemill kernel cache v1");
-    for part in [source.text, COMMON, &compile::options(source, arch, head_dim).join(" "), &format!("{version:?}")] {
+    for part in [source.text, COMMON, &compile::options(source, arch, heads).join(" "), &format!("{version:?}")] {
         hasher.update(&(part.len() as u64).to_le_bytes());
         hasher.update(part.as_bytes());
     }
@@ -67,19 +67,22 @@ fn store(path: &Path, cubin: &[u8]) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kv::KvStorage;
 
     #[test]
-    fn a_name_commits_to_source_device_head_size_and_compiler() {
-        let name_of = |arch, head_dim, version| name(&compile::ATTENTION_DECODE, arch, head_dim, version);
+    fn a_name_commits_to_source_device_heads_and_compiler() {
+        let name_of = |arch, head_dim, version| name(&compile::ATTENTION_DECODE, arch, Heads::bf16(head_dim), version);
         let names = [
             name_of(Arch::SM_80, 128, (13, 0)),
             name_of(Arch::SM_90A, 128, (13, 0)),
             name_of(Arch::SM_80, 64, (13, 0)),
             name_of(Arch::SM_80, 128, (13, 1)),
-            name(&compile::ATTENTION_PREFILL, Arch::SM_80, 128, (13, 0)),
+            name(&compile::ATTENTION_DECODE, Arch::SM_80, Heads { dim: 128, kv: KvStorage::Int8 }, (13, 0)),
+            name(&compile::ATTENTION_PREFILL, Arch::SM_80, Heads::bf16(128), (13, 0)),
         ];
         assert!(names.iter().enumerate().all(|(i, name)| !names[..i].contains(name)));
-        assert_eq!(name(&compile::SAMPLE, Arch::SM_80, 64, (13, 0)), name(&compile::SAMPLE, Arch::SM_80, 128, (13, 0)));
+        let [one, other] = [64, 128].map(|dim| name(&compile::SAMPLE, Arch::SM_80, Heads::bf16(dim), (13, 0)));
+        assert_eq!(one, other);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! CUDA C++ to machine code, by NVRTC. Needs no GPU, so any machine can check that the kernels compile.
 
 use super::CudaError;
+use crate::{dtype::Dtype, kv::KvStorage};
 use cudarc::nvrtc::{result, sys};
 use std::{
     ffi::{CString, c_char},
@@ -12,8 +13,8 @@ use std::{
 pub struct Source {
     pub file: &'static str,
     pub text: &'static str,
-    /// Compiled separately for each head size.
-    pub by_head_dim: bool,
+    /// Compiled separately for each kind of [`Heads`].
+    pub by_heads: bool,
 }
 
 impl Source {
@@ -24,22 +25,22 @@ impl Source {
 }
 
 macro_rules! source {
-    ($file:literal, by_head_dim: $by_head_dim:literal) => {
-        Source { file: $file, text: include_str!(concat!("../../cu/", $file)), by_head_dim: $by_head_dim }
+    ($file:literal, by_heads: $by_heads:literal) => {
+        Source { file: $file, text: include_str!(concat!("../../cu/", $file)), by_heads: $by_heads }
     };
 }
 
-pub static ATTENTION_DECODE: Source = source!("attention_decode.cu", by_head_dim: true);
-pub static ATTENTION_PREFILL: Source = source!("attention_prefill.cu", by_head_dim: true);
-pub static ATTENTION_PREFILL_HOPPER: Source = source!("attention_prefill_hopper.cu", by_head_dim: true);
-pub static EMBEDDING: Source = source!("embedding.cu", by_head_dim: false);
-pub static KV_COPY: Source = source!("kv_copy.cu", by_head_dim: false);
-pub static PENALTIES: Source = source!("penalties.cu", by_head_dim: false);
-pub static QUANTIZE_FP8: Source = source!("quantize_fp8.cu", by_head_dim: false);
-pub static RMS_NORM: Source = source!("rms_norm.cu", by_head_dim: false);
-pub static ROPE_KV_WRITE: Source = source!("rope_kv_write.cu", by_head_dim: true);
-pub static SAMPLE: Source = source!("sample.cu", by_head_dim: false);
-pub static SWIGLU: Source = source!("swiglu.cu", by_head_dim: false);
+pub static ATTENTION_DECODE: Source = source!("attention_decode.cu", by_heads: true);
+pub static ATTENTION_PREFILL: Source = source!("attention_prefill.cu", by_heads: true);
+pub static ATTENTION_PREFILL_HOPPER: Source = source!("attention_prefill_hopper.cu", by_heads: true);
+pub static EMBEDDING: Source = source!("embedding.cu", by_heads: false);
+pub static KV_COPY: Source = source!("kv_copy.cu", by_heads: false);
+pub static PENALTIES: Source = source!("penalties.cu", by_heads: false);
+pub static QUANTIZE_FP8: Source = source!("quantize_fp8.cu", by_heads: false);
+pub static RMS_NORM: Source = source!("rms_norm.cu", by_heads: false);
+pub static ROPE_KV_WRITE: Source = source!("rope_kv_write.cu", by_heads: true);
+pub static SAMPLE: Source = source!("sample.cu", by_heads: false);
+pub static SWIGLU: Source = source!("swiglu.cu", by_heads: false);
 
 pub static SOURCES: [&Source; 11] = [
     &ATTENTION_DECODE,
@@ -57,6 +58,27 @@ pub static SOURCES: [&Source; 11] = [
 
 /// Included by all sources.
 pub(crate) const COMMON: &str = include_str!("../../cu/common.cuh");
+
+/// Heads of K and V.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Heads {
+    /// A multiple of 16, up to 256.
+    pub dim: usize,
+    /// bf16 or 8-bit integers.
+    pub kv: KvStorage,
+}
+
+impl Heads {
+    pub fn bf16(dim: usize) -> Self {
+        Self { dim, kv: KvStorage::Float(Dtype::Bf16) }
+    }
+
+    /// Panics where there are no kernels for them.
+    pub(super) fn assert_supported(self) {
+        assert!(self.dim.is_multiple_of(16) && (16..=256).contains(&self.dim), "heads of a multiple of 16 numbers, up to 256");
+        assert!(matches!(self.kv, KvStorage::Float(Dtype::Bf16) | KvStorage::Int8), "K and V on the device are bf16 or int8");
+    }
+}
 
 /// The device to compile for, by compute capability.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -99,8 +121,8 @@ fn assert_present() -> Result<(), CudaError> {
     if unsafe { sys::is_culib_present() } { Ok(()) } else { Err(CudaError::NoLibrary { name: "libnvrtc" }) }
 }
 
-/// Compiler options. `head_dim` matters only to sources that are `by_head_dim`.
-pub(crate) fn options(source: &Source, arch: Arch, head_dim: usize) -> Vec<String> {
+/// Compiler options. `heads` matter only to sources that are `by_heads`.
+pub(crate) fn options(source: &Source, arch: Arch, heads: Heads) -> Vec<String> {
     let mut options = vec![
         format!("--gpu-architecture={arch}"),
         "--std=c++17".to_owned(),
@@ -108,16 +130,17 @@ pub(crate) fn options(source: &Source, arch: Arch, head_dim: usize) -> Vec<Strin
         // Writes the assembler's report to the log.
         "--ptxas-options=-v".to_owned(),
     ];
-    if source.by_head_dim {
-        options.push(format!("-DHEAD_DIM={head_dim}"));
+    if source.by_heads {
+        options.push(format!("-DHEAD_DIM={}", heads.dim));
+        options.push(format!("-DKV_INT8={}", u8::from(heads.kv == KvStorage::Int8)));
     }
     options
 }
 
-pub fn compile(source: &Source, arch: Arch, head_dim: usize) -> Result<Compiled, CudaError> {
+pub fn compile(source: &Source, arch: Arch, heads: Heads) -> Result<Compiled, CudaError> {
     assert_present()?;
     let program = Program::new(source)?;
-    let options = options(source, arch, head_dim);
+    let options = options(source, arch, heads);
     let outcome = unsafe {
         // SAFETY: the program is alive.
         result::compile_program(program.0, &options)

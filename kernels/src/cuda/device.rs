@@ -3,7 +3,7 @@
 use super::{
     CudaError,
     cache::KernelCache,
-    compile::{Arch, Source},
+    compile::{Arch, Heads, Source},
 };
 use cudarc::{
     driver::{CudaContext, CudaFunction, CudaModule, CudaSlice, CudaStream, DeviceRepr, ValidAsZeroBits, result, sys},
@@ -130,8 +130,8 @@ impl Device {
     }
 
     /// The kernels of a source, compiled for this device.
-    pub(crate) fn module(&self, source: &Source, head_dim: usize) -> Result<Arc<CudaModule>, CudaError> {
-        let cubin = self.cache.load(source, self.properties.arch, head_dim)?;
+    pub(crate) fn module(&self, source: &Source, heads: Heads) -> Result<Arc<CudaModule>, CudaError> {
+        let cubin = self.cache.load(source, self.properties.arch, heads)?;
         Ok(self.context.load_module(Ptx::from_binary(cubin))?)
     }
 }

@@ -93,11 +93,11 @@ impl Kernels {
     ) -> Result<(), CudaError> {
         let all_heads = heads + 2 * paged.kv_heads;
         let rows = places.positions.len();
-        assert_eq!(qkv.len(), rows * all_heads * self.head_dim, "qkv is [rows, heads + 2 kv_heads, head_dim]");
+        assert_eq!(qkv.len(), rows * all_heads * self.heads.dim, "qkv is [rows, heads + 2 kv_heads, head_dim]");
         assert_eq!(places.sequences.len(), rows, "a sequence for each row");
-        assert!(rope.cos.len() == rope.sin.len() && rope.cos.len().is_multiple_of(self.head_dim / 2), "[positions, head_dim / 2]");
-        assert!(rope.norms.is_none_or(|(q, k)| q.len() == self.head_dim && k.len() == self.head_dim), "norms are [head_dim]");
-        assert_eq!(paged.head_dim, self.head_dim, "kernels and memory are of one head size");
+        assert!(rope.cos.len() == rope.sin.len() && rope.cos.len().is_multiple_of(self.heads.dim / 2), "[positions, head_dim / 2]");
+        assert!(rope.norms.is_none_or(|(q, k)| q.len() == self.heads.dim && k.len() == self.heads.dim), "norms are [head_dim]");
+        assert_eq!(paged.heads, self.heads, "kernels and memory have the same heads");
         let shape = Shape::new((rows, all_heads.div_ceil(THREADS / 32), 1), THREADS);
         let args = [
             qkv.into(),

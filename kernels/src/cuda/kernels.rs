@@ -1,18 +1,18 @@
-//! All kernels, loaded for one head size.
+//! All kernels, loaded for one kind of heads.
 
 use super::{
     CudaError,
-    compile::{self, Source},
+    compile::{self, Heads, Source},
     device::{Device, function},
     prefill_kernel::PrefillKernel,
 };
 use cudarc::driver::CudaFunction;
 
-/// Every kernel that a model of this head size needs. The operations document them:
+/// Every kernel that a model with these heads needs. The operations document them:
 /// [`elementwise`](super::elementwise), [`attention`](super::attention), [`sampling`](super::sampling),
 /// [`kv`](super::kv).
 pub struct Kernels {
-    pub(super) head_dim: usize,
+    pub(super) heads: Heads,
     pub(super) width_max: usize,
     pub(super) prefill: PrefillKernel,
     pub(super) attention_decode: CudaFunction,
@@ -30,17 +30,15 @@ pub struct Kernels {
     pub(super) penalize: CudaFunction,
     pub(super) ban: CudaFunction,
     pub(super) mask_logits: CudaFunction,
-    pub(super) begin_history: CudaFunction,
-    pub(super) extend_history: CudaFunction,
     pub(super) sample: CudaFunction,
 }
 
 impl Kernels {
-    /// `head_dim`: a multiple of 16, up to 256. Compiles the kernels that the cache does not hold.
-    pub fn load(device: &Device, head_dim: usize) -> Result<Self, CudaError> {
-        assert!(head_dim.is_multiple_of(16) && (16..=256).contains(&head_dim), "heads of a multiple of 16 numbers, up to 256");
-        let module = |source: &Source| device.module(source, head_dim);
-        let prefill = PrefillKernel::choose(device.properties().arch, head_dim);
+    /// Compiles the kernels that the cache does not hold.
+    pub fn load(device: &Device, heads: Heads) -> Result<Self, CudaError> {
+        heads.assert_supported();
+        let module = |source: &Source| device.module(source, heads);
+        let prefill = PrefillKernel::choose(device.properties().arch, heads.dim);
         let decode = module(&compile::ATTENTION_DECODE)?;
         let kv_copy = module(&compile::KV_COPY)?;
         let penalties = module(&compile::PENALTIES)?;
@@ -48,7 +46,7 @@ impl Kernels {
         // All shared memory of a block of threads, less what the kernel declares itself.
         let norm_bytes = device.properties().shared_bytes_max - (1 << 10);
         Ok(Self {
-            head_dim,
+            heads,
             width_max: norm_bytes / size_of::<f32>(),
             attention_decode: function(&decode, "attention_decode", 0)?,
             attention_combine: function(&decode, "attention_combine", 0)?,
@@ -66,13 +64,11 @@ impl Kernels {
             penalize: function(&penalties, "penalize", 0)?,
             ban: function(&penalties, "ban", 0)?,
             mask_logits: function(&penalties, "mask_logits", 0)?,
-            begin_history: function(&penalties, "begin_history", 0)?,
-            extend_history: function(&penalties, "extend_history", 0)?,
             sample: function(&module(&compile::SAMPLE)?, "sample", 0)?,
         })
     }
 
     pub fn head_dim(&self) -> usize {
-        self.head_dim
+        self.heads.dim
     }
 }

@@ -1,18 +1,17 @@
 //! The paged memory on the device, and copying its blocks to and from contiguous slots.
 //!
-//! Here a layer's blocks lie together, `[layer][block][K, V][kv head][16][head_dim]`, so that attention reads one
-//! stretch of memory. A slot holds one block, `[layer][K, V][kv head][16][head_dim]`, the format that all others know.
+//! Here a layer's blocks lie together, `[layer][block][K, V][kv head]`, so that attention reads one stretch of memory. A
+//! slot holds one block, `[layer][K, V][kv head]`, the format that all others know. A head has the parts that
+//! [`KvLayout`] gives it, scales and numbers, but its numbers are `[16 positions][head_dim]`, of K too.
 
 use super::{
     CudaError,
-    device::{Bf16, Device},
+    compile::Heads,
+    device::Device,
     kernels::Kernels,
     launch::{Arg, BATCH_BLOCKS, BlockBatch, Shape, count, launch},
 };
-use crate::{
-    dtype::Dtype,
-    kv::{BLOCK_POSITIONS, KvLayout, KvStorage},
-};
+use crate::kv::{BLOCK_POSITIONS, KvLayout};
 use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut};
 use std::ops::Range;
 
@@ -20,14 +19,14 @@ use std::ops::Range;
 pub struct DeviceKv {
     layout: KvLayout,
     blocks: usize,
-    memory: CudaSlice<Bf16>,
+    memory: CudaSlice<u8>,
 }
 
 /// One layer of it, and the sequences' block tables.
 pub struct PagedLayer<'a> {
-    pub memory: CudaViewMut<'a, Bf16>,
+    pub memory: CudaViewMut<'a, u8>,
     pub kv_heads: usize,
-    pub head_dim: usize,
+    pub heads: Heads,
     /// `[sequences, table_stride]`: each sequence's blocks from position 0 on.
     pub tables: &'a CudaView<'a, u32>,
     pub table_stride: usize,
@@ -41,10 +40,10 @@ pub fn blocks_that_fit(layout: &KvLayout, free_bytes: usize, reserve_bytes: usiz
 }
 
 impl DeviceKv {
-    /// `layout` must be of bf16.
+    /// `layout` must be of bf16 or 8-bit integers.
     pub fn new(device: &Device, layout: KvLayout, blocks: usize) -> Result<Self, CudaError> {
-        assert_eq!(layout.dtype, KvStorage::Float(Dtype::Bf16), "K and V on the device are bf16");
-        let memory = device.alloc(blocks * layout.block_bytes() / size_of::<Bf16>())?;
+        heads(&layout).assert_supported();
+        let memory = device.alloc(blocks * layout.block_bytes())?;
         Ok(Self { layout, blocks, memory })
     }
 
@@ -58,16 +57,19 @@ impl DeviceKv {
 
     pub fn layer<'a>(&'a mut self, layer: usize, tables: &'a CudaView<'a, u32>, table_stride: usize) -> PagedLayer<'a> {
         assert!(layer < self.layout.layers && table_stride > 0 && tables.len().is_multiple_of(table_stride), "tables of one length");
-        let (kv_heads, head_dim) = (self.layout.kv_heads, self.layout.head_dim);
-        let numbers = self.memory.len() / self.layout.layers;
-        let memory = self.memory.slice_mut(layer * numbers..(layer + 1) * numbers);
-        PagedLayer { memory, kv_heads, head_dim, tables, table_stride }
+        let bytes = self.memory.len() / self.layout.layers;
+        let memory = self.memory.slice_mut(layer * bytes..(layer + 1) * bytes);
+        PagedLayer { memory, kv_heads: self.layout.kv_heads, heads: heads(&self.layout), tables, table_stride }
     }
 
     /// Bytes of one layer of a block, K and V.
     fn slice_bytes(&self) -> usize {
         self.layout.block_bytes() / self.layout.layers
     }
+}
+
+fn heads(layout: &KvLayout) -> Heads {
+    Heads { dim: layout.head_dim, kv: layout.dtype }
 }
 
 /// A block, and the device's address of its slot in device memory or in pinned host memory.
@@ -149,6 +151,7 @@ const _: () = assert!(BLOCK_POSITIONS == 16, "`BLOCK` in common.cuh");
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{dtype::Dtype, kv::KvStorage};
 
     #[test]
     fn memory_is_divided_into_whole_blocks_and_a_reserve() {

@@ -20,15 +20,17 @@ pub struct SampleRequest {
     pub top_k: u32,
 }
 
-/// A row's history and its penalties. (1, 0, 0) changes nothing.
+/// What becomes of the logit of a token that occurred.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct RowPenalties {
-    /// Row of `occurred`.
-    pub history: u32,
+pub struct LogitPenalty {
+    pub row: u32,
+    /// Skipped if outside the vocabulary.
+    pub token: u32,
+    /// Divides a logit above 0, and multiplies others; 1 changes nothing.
     pub repetition: f32,
-    pub frequency: f32,
-    pub presence: f32,
+    /// Subtracted then.
+    pub subtracted: f32,
 }
 
 /// One logit.
@@ -46,7 +48,9 @@ unsafe impl DeviceRepr for SampleRequest {}
 // SAFETY: zeros are numbers.
 unsafe impl ValidAsZeroBits for SampleRequest {}
 // SAFETY: as above.
-unsafe impl DeviceRepr for RowPenalties {}
+unsafe impl DeviceRepr for LogitPenalty {}
+// SAFETY: zeros are numbers.
+unsafe impl ValidAsZeroBits for LogitPenalty {}
 // SAFETY: as above.
 unsafe impl DeviceRepr for LogitEntry {}
 // SAFETY: zeros are numbers.
@@ -102,54 +106,18 @@ impl Kernels {
         unsafe { launch(stream, &self.mask_logits, Shape::new((vocab.div_ceil(THREADS), rows.len(), 1), THREADS), &args) }
     }
 
-    /// Presence, frequency and repetition penalties. logits: `[rows, vocab]`, penalties: `[rows]`, occurred:
-    /// `[histories, vocab]`.
+    /// Penalizes single logits, `[rows, vocab]`, to the bits that the CPU computes. No (row, token) may occur twice;
+    /// penalties' rows are rows of the logits.
     pub fn penalize(
         &self,
         stream: &CudaStream,
         logits: &mut CudaViewMut<'_, f32>,
-        penalties: &CudaView<'_, RowPenalties>,
-        occurred: &CudaView<'_, u32>,
+        penalties: &CudaView<'_, LogitPenalty>,
         vocab: usize,
     ) -> Result<(), CudaError> {
-        let rows = penalties.len();
-        assert!(logits.len() == rows * vocab && occurred.len().is_multiple_of(vocab), "logits are [rows, vocab]");
-        let args = [logits.into(), penalties.into(), occurred.into(), vocab.into()];
-        // SAFETY: shapes asserted; histories are the caller's contract.
-        unsafe { launch(stream, &self.penalize, Shape::new((vocab.div_ceil(THREADS), rows, 1), THREADS), &args) }
-    }
-
-    /// Starts row `history` of `occurred`, `[histories, vocab]`, from a sequence's prompt.
-    pub fn begin_history(
-        &self,
-        stream: &CudaStream,
-        occurred: &mut CudaViewMut<'_, u32>,
-        history: usize,
-        prompt: &CudaView<'_, u32>,
-        vocab: usize,
-    ) -> Result<(), CudaError> {
-        assert!((history + 1) * vocab <= occurred.len(), "occurred is [histories, vocab]");
-        let args = [occurred.into(), history.into(), prompt.into(), prompt.len().into(), vocab.into()];
-        // SAFETY: shapes asserted; the kernel checks tokens.
-        unsafe { launch(stream, &self.begin_history, Shape::new((1, 1, 1), SAMPLE_THREADS), &args) }
-    }
-
-    /// Counts the tokens just drawn, except in rows at [`NO_POSITION`](super::NO_POSITION). All but `occurred`,
-    /// `[histories, vocab]`, are `[rows]`.
-    pub fn extend_history(
-        &self,
-        stream: &CudaStream,
-        occurred: &mut CudaViewMut<'_, u32>,
-        penalties: &CudaView<'_, RowPenalties>,
-        tokens: &CudaView<'_, u32>,
-        positions: &CudaView<'_, u32>,
-        vocab: usize,
-    ) -> Result<(), CudaError> {
-        let rows = tokens.len();
-        assert!(penalties.len() == rows && positions.len() == rows, "one of each for every row");
-        let args = [occurred.into(), penalties.into(), tokens.into(), positions.into(), rows.into(), vocab.into()];
-        // SAFETY: shapes asserted; histories, and tokens below the vocabulary, are the caller's contract.
-        unsafe { launch(stream, &self.extend_history, Shape::new((rows.div_ceil(THREADS), 1, 1), THREADS), &args) }
+        let args = [logits.into(), penalties.into(), penalties.len().into(), vocab.into()];
+        // SAFETY: the kernel checks tokens; rows are the caller's contract.
+        unsafe { launch(stream, &self.penalize, Shape::new((penalties.len().div_ceil(THREADS), 1, 1), THREADS), &args) }
     }
 
     /// Draws a token from each row. logits: `[rows, vocab]`; tokens and requests: `[rows]`.

@@ -1,14 +1,19 @@
-//! From logits on the device to tokens. Rows with a bias, bans or a grammar's mask are edited on the device and drawn once
-//! more there. The host does what the device's sampler does not (penalties, log-probabilities), for the rows that need
-//! it, with the CPU's code.
+//! From logits on the device to tokens. Rows with a bias, penalties, bans or a grammar's mask are edited on the device and
+//! drawn once more there. The host does what the device's sampler does not (log-probabilities), for the rows that need it,
+//! with the CPU's code.
+//!
+//! The device keeps nothing of a sequence: each step sends the penalties of every token that occurred. A step names no
+//! sequences, only rows: these change places, sequences are preempted and go on elsewhere, and a guess that is wrong takes
+//! its tokens back. A history on the device would have to follow all of that, to save 16 bytes per token that occurred,
+//! which the host collects while the layers run.
 
 use super::{inputs::Inputs, layers::Layers, shape::DeviceShape};
-use crate::{sampler::SamplerScratch, step::take_logits};
+use crate::{penalties::penalized, sampler::SamplerScratch, step::take_logits};
 use cudarc::driver::CudaSlice;
 use tidemill_kernels::cuda::{
     CudaError, Device,
     host::HostBuffer,
-    sampling::{LogitEdit, LogitEntry, SampleRequest},
+    sampling::{LogitEdit, LogitEntry, LogitPenalty, SampleRequest},
 };
 use tidemill_proto::{
     block::Token,
@@ -27,6 +32,7 @@ pub(super) struct Sampling {
     host_row: HostBuffer<f32>,
     scratch: SamplerScratch,
     biases: Inputs<LogitEntry>,
+    penalties: Inputs<LogitPenalty>,
     bans: Inputs<LogitEntry>,
     masks: Inputs<u32>,
     masked_rows: Inputs<u32>,
@@ -57,6 +63,7 @@ impl Sampling {
             host_row: HostBuffer::new(device, shape.vocab)?,
             scratch: SamplerScratch::new(),
             biases: Inputs::new(device, ENTRIES)?,
+            penalties: Inputs::new(device, ENTRIES)?,
             bans: Inputs::new(device, ENTRIES)?,
             masks: Inputs::new(device, rows_max * shape.vocab.div_ceil(32))?,
             masked_rows: Inputs::new(device, rows_max)?,
@@ -102,12 +109,18 @@ impl Sampling {
         rows: &[LogitRow],
     ) -> Result<(), CudaError> {
         let words = self.vocab.div_ceil(32);
-        let (mut biases, mut bans, mut masks, mut masked_rows) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut biases, mut penalties, mut bans) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut masks, mut masked_rows) = (Vec::new(), Vec::new());
         for (row, LogitRow { segment, .. }) in (0u32..).zip(rows) {
             let Some(draw) = device_draw(&segments[*segment]) else { continue };
             // Without its mask nothing is drawn: `collect` says why.
             let Ok(mask) = draw.allowed.map(Allowed::wait).transpose() else { continue };
             biases.extend(draw.sampling.logit_bias.iter().map(|&(token, value)| LogitEntry { row, token, value }));
+            if draw.sampling.penalizes() {
+                let repetition = draw.sampling.repetition_penalty;
+                let penalty = |(token, subtracted)| LogitPenalty { row, token, repetition, subtracted };
+                penalties.extend(penalized(draw.history, draw.sampling).map(penalty));
+            }
             if !bans_all(draw.banned, mask) {
                 bans.extend(draw.banned.iter().map(|&token| LogitEntry { row, token, value: 0.0 }));
             }
@@ -119,16 +132,22 @@ impl Sampling {
                 masked_rows.push(row);
             }
         }
-        if biases.is_empty() && bans.is_empty() && masked_rows.is_empty() {
+        if biases.is_empty() && penalties.is_empty() && bans.is_empty() && masked_rows.is_empty() {
             return Ok(());
         }
         let (kernels, stream, vocab) = (&layers.kernels, &layers.stream, self.vocab);
         let mut logits = self.logits.slice_mut(..rows.len() * vocab);
-        for (edit, entries, values) in [(LogitEdit::Add, &mut self.biases, biases), (LogitEdit::Ban, &mut self.bans, bans)] {
-            if !values.is_empty() {
-                entries.send(device, &values)?;
-                kernels.edit_logits(stream, edit, &mut logits, &entries.device.slice(..values.len()), vocab)?;
-            }
+        if !biases.is_empty() {
+            self.biases.send(device, &biases)?;
+            kernels.edit_logits(stream, LogitEdit::Add, &mut logits, &self.biases.device.slice(..biases.len()), vocab)?;
+        }
+        if !penalties.is_empty() {
+            self.penalties.send(device, &penalties)?;
+            kernels.penalize(stream, &mut logits, &self.penalties.device.slice(..penalties.len()), vocab)?;
+        }
+        if !bans.is_empty() {
+            self.bans.send(device, &bans)?;
+            kernels.edit_logits(stream, LogitEdit::Ban, &mut logits, &self.bans.device.slice(..bans.len()), vocab)?;
         }
         if !masked_rows.is_empty() {
             self.masks.send(device, &masks)?;
@@ -181,9 +200,7 @@ impl Sampling {
 /// The draw that the device makes for a segment.
 fn device_draw<'a>(segment: &Segment<'a>) -> Option<Draw<'a>> {
     match segment.wanted {
-        Wanted::Token(draw) if draw.sampling.logprobs.is_none() && !draw.sampling.penalizes() && is_single(&draw.sampling.logit_bias) => {
-            Some(draw)
-        }
+        Wanted::Token(draw) if draw.sampling.logprobs.is_none() && is_single(&draw.sampling.logit_bias) => Some(draw),
         _ => None,
     }
 }

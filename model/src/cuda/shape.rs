@@ -2,7 +2,7 @@
 //! layer to a multiple of 16. Neither changes the result.
 
 use crate::{config::ModelConfig, error::ModelError, kv};
-use tidemill_kernels::KvLayout;
+use tidemill_kernels::{KvLayout, cuda::compile::Heads};
 use tidemill_proto::block::{KvDtype, KvShape};
 
 #[derive(Clone, Copy, Debug)]
@@ -18,6 +18,8 @@ pub(super) struct DeviceShape {
     pub(super) head_dim: usize,
     /// Before padding.
     pub(super) head_dim_used: usize,
+    /// bf16 or int8.
+    pub(super) kv_dtype: KvDtype,
 }
 
 const HEAD_DIM_MAX: usize = 256;
@@ -25,7 +27,7 @@ const HEAD_DIM_MAX: usize = 256;
 const VOCAB_MAX: usize = 1 << 18;
 
 impl DeviceShape {
-    pub(super) fn of(config: &ModelConfig) -> Result<Self, ModelError> {
+    pub(super) fn of(config: &ModelConfig, kv_dtype: KvDtype) -> Result<Self, ModelError> {
         let head_dim = config.head_dim.next_multiple_of(16);
         let unfit = |problem: String| Err(ModelError::NotOnDevice { problem });
         if head_dim > HEAD_DIM_MAX {
@@ -37,6 +39,9 @@ impl DeviceShape {
         if !config.vocab.is_multiple_of(8) || config.vocab > VOCAB_MAX {
             return unfit(format!("vocab_size {} is not a multiple of 8 up to {VOCAB_MAX}", config.vocab));
         }
+        if !matches!(kv_dtype, KvDtype::Bf16 | KvDtype::Int8) {
+            return unfit(format!("K and V are bf16 or int8 there, not {} (--kv-dtype)", kv_dtype.name()));
+        }
         Ok(Self {
             vocab: config.vocab,
             hidden: config.hidden,
@@ -46,6 +51,7 @@ impl DeviceShape {
             kv_heads: config.kv_heads,
             head_dim,
             head_dim_used: config.head_dim,
+            kv_dtype,
         })
     }
 
@@ -66,18 +72,33 @@ impl DeviceShape {
         if i < half { i } else { self.head_dim / 2 + i - half }
     }
 
+    pub(super) fn kernel_heads(&self) -> Heads {
+        Heads { dim: self.head_dim, kv: self.kv_layout().dtype }
+    }
+
     pub(super) fn kv_layout(&self) -> KvLayout {
         kv::layout(self.kv_shape())
     }
 
     pub(super) fn kv_shape(&self) -> KvShape {
-        KvShape { layers: self.layers, kv_heads: self.kv_heads, head_dim: self.head_dim, dtype: KvDtype::Bf16 }
+        KvShape { layers: self.layers, kv_heads: self.kv_heads, head_dim: self.head_dim, dtype: self.kv_dtype }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn a_type_of_k_and_v_without_kernels_is_refused_by_its_flag() {
+        let config = ModelConfig::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/llama3")).unwrap();
+        assert!([KvDtype::Bf16, KvDtype::Int8].into_iter().all(|dtype| DeviceShape::of(&config, dtype).is_ok()));
+        for dtype in [KvDtype::F16, KvDtype::F32] {
+            let error = DeviceShape::of(&config, dtype).unwrap_err().to_string();
+            assert!(error.contains(dtype.name()) && error.contains("--kv-dtype"), "{error}");
+        }
+    }
 
     #[test]
     fn each_half_of_a_head_is_filled_up_by_itself() {
@@ -90,11 +111,14 @@ mod tests {
             kv_heads: 2,
             head_dim: head_dim_used.next_multiple_of(16),
             head_dim_used,
+            kv_dtype: KvDtype::Bf16,
         };
         let places = |shape: DeviceShape| (0..shape.head_dim_used).map(|i| shape.place(i)).collect::<Vec<_>>();
         assert_eq!(places(shape(8)), [0, 1, 2, 3, 8, 9, 10, 11]);
         assert_eq!(places(shape(16)), (0..16).collect::<Vec<_>>());
         assert_eq!((shape(24).q(), shape(24).qkv()), (6 * 32, 10 * 32));
-        assert_eq!(shape(24).kv_layout().block_bytes(), shape(24).kv_shape().block_bytes());
+        for shape in [shape(24), DeviceShape { kv_dtype: KvDtype::Int8, ..shape(24) }] {
+            assert_eq!(shape.kv_layout().block_bytes(), shape.kv_shape().block_bytes());
+        }
     }
 }

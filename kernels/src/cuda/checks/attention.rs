@@ -2,12 +2,14 @@
 
 use super::{Checks, TestGpu, rows::BF16, widened};
 use crate::{
-    Dtype, KvLayout, KvStorage,
+    KvLayout, KvStorage,
     cuda::{
         Bf16, CudaError, DeviceKv, NO_POSITION,
         attention::{DecodeScratch, Queries, Tile, prefill_tiles, scale},
+        compile::Heads,
         kv::BlockSlot,
     },
+    kv::Part,
 };
 use cudarc::driver::CudaSlice;
 use half::bf16;
@@ -18,18 +20,32 @@ const LAYERS: usize = 2;
 const LAYER: usize = 1;
 
 pub fn all(gpu: &mut TestGpu, checks: &mut Checks) -> Result<(), CudaError> {
+    let bf16 = Heads::bf16;
     for group in 1..=8 {
-        both(gpu, checks, 128, 1 + group % 3, group, None)?;
-        both(gpu, checks, 64, 1 + group % 2, group, Some(100))?;
+        both(gpu, checks, bf16(128), 1 + group % 3, group, None)?;
+        both(gpu, checks, bf16(64), 1 + group % 2, group, Some(100))?;
     }
     for head_dim in [16, 32, 80, 96, 112, 256] {
         for window in [None, Some(1), Some(700)] {
-            both(gpu, checks, head_dim, 2, 3, window)?;
+            both(gpu, checks, bf16(head_dim), 2, 3, window)?;
         }
     }
     // More heads than one operand holds.
-    both(gpu, checks, 128, 1, 16, None)?;
-    both(gpu, checks, 64, 2, 12, Some(33))
+    both(gpu, checks, bf16(128), 1, 16, None)?;
+    both(gpu, checks, bf16(64), 2, 12, Some(33))?;
+    let int8 = |dim| Heads { dim, kv: KvStorage::Int8 };
+    for (head_dim, kv_heads, group, window) in [
+        (16, 2, 3, None),
+        (64, 2, 7, Some(100)),
+        (80, 1, 2, Some(700)),
+        (96, 2, 3, None),
+        (128, 2, 4, None),
+        (128, 1, 16, Some(1)),
+        (256, 1, 3, None),
+    ] {
+        both(gpu, checks, int8(head_dim), kv_heads, group, window)?;
+    }
+    Ok(())
 }
 
 /// Makes softmax sharp: scores of a few units.
@@ -39,16 +55,28 @@ const SHARP: f32 = 3.0;
 pub fn both(
     gpu: &mut TestGpu,
     checks: &mut Checks,
-    head_dim: usize,
+    of: Heads,
     kv_heads: usize,
     group: usize,
     window: Option<usize>,
 ) -> Result<(), CudaError> {
-    decode(gpu, checks, head_dim, kv_heads, group, window)?;
-    prefill(gpu, checks, head_dim, kv_heads, group, window)
+    decode(gpu, checks, of, kv_heads, group, window)?;
+    prefill(gpu, checks, of, kv_heads, group, window)
 }
 
-/// Sequences in paged memory that is NaN everywhere else.
+/// A position's K or V of a head as it is stored: a scale, if there is one, and the numbers' bytes. And what they stand for.
+fn stored(numbers: &[Bf16], kv: KvStorage) -> (Option<f32>, Vec<u8>, Vec<f64>) {
+    let exact = widened(numbers);
+    if kv != KvStorage::Int8 {
+        return (None, numbers.iter().flat_map(|x| x.to_le_bytes()).collect(), exact);
+    }
+    let scale = exact.iter().fold(0.0f64, |largest, x| largest.max(x.abs())) as f32 / 127.0;
+    let integers: Vec<i8> = exact.iter().map(|x| (x / f64::from(scale)).round_ties_even().clamp(-127.0, 127.0) as i8).collect();
+    let stand_for = integers.iter().map(|&x| f64::from(x) * f64::from(scale)).collect();
+    (Some(scale), integers.iter().map(|x| x.cast_unsigned()).collect(), stand_for)
+}
+
+/// Sequences in paged memory that is NaN everywhere else (in 8 bits: with scales that are).
 struct Paged {
     head_dim: usize,
     kv_heads: usize,
@@ -61,41 +89,47 @@ struct Paged {
 }
 
 impl Paged {
-    fn new(gpu: &mut TestGpu, head_dim: usize, kv_heads: usize, lens: &[usize]) -> Result<Self, CudaError> {
-        let layout = KvLayout { layers: LAYERS, kv_heads, head_dim, dtype: KvStorage::Float(Dtype::Bf16) };
+    fn new(gpu: &mut TestGpu, heads: Heads, kv_heads: usize, lens: &[usize]) -> Result<Self, CudaError> {
+        let head_dim = heads.dim;
+        let layout = KvLayout { layers: LAYERS, kv_heads, head_dim, dtype: heads.kv };
         let table_stride = lens.iter().max().expect("a sequence").div_ceil(16) + 1;
         let blocks: usize = lens.iter().map(|len| len.div_ceil(16)).sum::<usize>() + 1;
         let mut ids: Vec<u32> = (0..blocks as u32).collect();
         ids.shuffle(&mut gpu.rng);
         let mut ids = ids.into_iter();
-        let block_numbers = layout.block_bytes() / 2;
-        let mut slots = vec![u16::MAX; blocks * block_numbers];
+        let mut slots = vec![0xffu8; blocks * layout.block_bytes()];
         let mut tables = vec![0u32; lens.len() * table_stride];
         let (mut all_k, mut all_v) = (Vec::new(), Vec::new());
         for (sequence, &len) in lens.iter().enumerate() {
-            let (k, v) = (gpu.bf16s(len * kv_heads * head_dim, SHARP), gpu.bf16s(len * kv_heads * head_dim, 1.0));
+            let of = [gpu.bf16s(len * kv_heads * head_dim, SHARP), gpu.bf16s(len * kv_heads * head_dim, 1.0)];
+            let mut stand_for = of.each_ref().map(|numbers| vec![0.0; numbers.len()]);
             for first in (0..len).step_by(16) {
                 let block = ids.next().expect("a block");
                 tables[sequence * table_stride + first / 16] = block;
-                let slot = &mut slots[block as usize * block_numbers..][..block_numbers];
-                for (part, numbers) in [&k, &v].into_iter().enumerate() {
-                    for position in first..len.min(first + 16) {
-                        for head in 0..kv_heads {
-                            let to = (((LAYER * 2 + part) * kv_heads + head) * 16 + position - first) * head_dim;
-                            slot[to..to + head_dim].copy_from_slice(&numbers[(position * kv_heads + head) * head_dim..][..head_dim]);
-                        }
+                let slot = &mut slots[block as usize * layout.block_bytes()..][..layout.block_bytes()];
+                for (part, position, head) in
+                    (0..2).flat_map(|part| (first..len.min(first + 16)).flat_map(move |p| (0..kv_heads).map(move |head| (part, p, head))))
+                {
+                    let at = (position * kv_heads + head) * head_dim;
+                    let (scale, bytes, numbers) = stored(&of[part][at..at + head_dim], heads.kv);
+                    stand_for[part][at..at + head_dim].copy_from_slice(&numbers);
+                    let part = [Part::K, Part::V][part];
+                    if let Some(scale) = scale {
+                        slot[layout.scales(LAYER, part, head)][(position - first) * 4..][..4].copy_from_slice(&scale.to_le_bytes());
                     }
+                    slot[layout.numbers(LAYER, part, head)][(position - first) * bytes.len()..][..bytes.len()].copy_from_slice(&bytes);
                 }
             }
-            all_k.push(widened(&k));
-            all_v.push(widened(&v));
+            let [k, v] = stand_for;
+            all_k.push(k);
+            all_v.push(v);
         }
         let mut kv = DeviceKv::new(&gpu.device, layout, blocks)?;
         let (slots, tables) = (gpu.upload(&slots)?, gpu.upload(&tables)?);
         let placed: Vec<BlockSlot> =
             (0..blocks).map(|i| BlockSlot { block: i as u32, slot: gpu.address(&slots) + (i * layout.block_bytes()) as u64 }).collect();
         // SAFETY: the slots are live memory of that many blocks, used by this stream alone until the device rests.
-        unsafe { gpu.kernels(head_dim)?.kv_scatter(&gpu.stream, &mut kv, &placed, 0..LAYERS) }?;
+        unsafe { gpu.kernels_of(heads)?.kv_scatter(&gpu.stream, &mut kv, &placed, 0..LAYERS) }?;
         gpu.device.synchronize()?;
         Ok(Self { head_dim, kv_heads, kv, tables, table_stride, k: all_k, v: all_v })
     }
@@ -137,22 +171,30 @@ impl Paged {
     }
 }
 
-fn case(head_dim: usize, kv_heads: usize, group: usize, window: Option<usize>) -> String {
+fn case(of: Heads, kv_heads: usize, group: usize, window: Option<usize>) -> String {
     let window = window.map_or(String::new(), |w| format!(", window {w}"));
-    format!("head_dim {head_dim}, {kv_heads} × {group} heads{window}")
+    let kv = if of.kv == KvStorage::Int8 { ", K and V in 8 bits" } else { "" };
+    format!("head_dim {}, {kv_heads} × {group} heads{window}{kv}", of.dim)
 }
 
-fn decode(gpu: &mut TestGpu, checks: &mut Checks, d: usize, kv_heads: usize, group: usize, window: Option<usize>) -> Result<(), CudaError> {
-    let heads = kv_heads * group;
+fn decode(
+    gpu: &mut TestGpu,
+    checks: &mut Checks,
+    of: Heads,
+    kv_heads: usize,
+    group: usize,
+    window: Option<usize>,
+) -> Result<(), CudaError> {
+    let (d, heads) = (of.dim, kv_heads * group);
     let lens: Vec<usize> = vec![1, 16, 33, 256, 257, 2048, 2049, gpu.rng.random_range(34..900)];
-    let mut paged = Paged::new(gpu, d, kv_heads, &lens)?;
+    let mut paged = Paged::new(gpu, of, kv_heads, &lens)?;
     let mut places: Vec<(usize, u32)> = lens.iter().enumerate().map(|(i, len)| (i, *len as u32 - 1)).collect();
     places.last_mut().expect("rows").1 -= 17;
     // The fourth row is padding.
     places[3].1 = NO_POSITION;
     let (rows, width, stride) = (places.len(), heads * d, (heads + 2 * kv_heads) * d);
     let q = gpu.bf16s(rows * stride, 1.0);
-    let kernels = gpu.kernels(d)?;
+    let kernels = gpu.kernels_of(of)?;
     let (on_q, positions) = (gpu.upload(&q)?, gpu.upload(&places.iter().map(|p| p.1).collect::<Vec<_>>())?);
     let mut scratch = DecodeScratch::new(&gpu.device, rows, heads, d, 4096)?;
     let mut out = gpu.poisoned(rows * width)?;
@@ -169,7 +211,7 @@ fn decode(gpu: &mut TestGpu, checks: &mut Checks, d: usize, kv_heads: usize, gro
         &mut scratch,
     )?;
     let together = gpu.download(&out)?;
-    checks.near("attention_decode", case(d, kv_heads, group, window), &widened(&together), &reference, WEIGHTED);
+    checks.near("attention_decode", case(of, kv_heads, group, window), &widened(&together), &reference, WEIGHTED);
 
     // Each row alone, and with a different number of parts at a time.
     let mut alone = Vec::new();
@@ -187,23 +229,23 @@ fn decode(gpu: &mut TestGpu, checks: &mut Checks, d: usize, kv_heads: usize, gro
         )?;
         alone.extend(gpu.download(&out)?);
     }
-    checks.same("attention_decode bits of a row alone", case(d, kv_heads, group, window), &alone, &together, 0.0);
+    checks.same("attention_decode bits of a row alone", case(of, kv_heads, group, window), &alone, &together, 0.0);
     Ok(())
 }
 
 fn prefill(
     gpu: &mut TestGpu,
     checks: &mut Checks,
-    d: usize,
+    of: Heads,
     kv_heads: usize,
     group: usize,
     window: Option<usize>,
 ) -> Result<(), CudaError> {
-    let heads = kv_heads * group;
+    let (d, heads) = (of.dim, kv_heads * group);
     // Cold, behind a cached prefix, a single row, less than a block.
     let spans = [(0, 300), (37, 200), (500, 1), (3, 9)];
     let lens: Vec<usize> = spans.iter().map(|(start, rows)| start + rows).collect();
-    let mut paged = Paged::new(gpu, d, kv_heads, &lens)?;
+    let mut paged = Paged::new(gpu, of, kv_heads, &lens)?;
     let places: Vec<(usize, u32)> =
         spans.iter().enumerate().flat_map(|(i, &(start, rows))| (start..start + rows).map(move |p| (i, p as u32))).collect();
     let (rows, width, stride) = (places.len(), heads * d, (heads + 2 * kv_heads) * d);
@@ -229,7 +271,7 @@ fn prefill(
         let tiles = gpu.upload(&prefill_tiles(d, spans))?;
         let mut out = gpu.poisoned(rows * width)?;
         let tables = paged.tables.clone();
-        gpu.kernels(d)?.attention_prefill(
+        gpu.kernels_of(of)?.attention_prefill(
             &gpu.stream,
             &mut out.as_view_mut(),
             &Queries { q: &on_q.as_view(), stride, heads, scale: scale(d), window },
@@ -240,9 +282,9 @@ fn prefill(
         gpu.download(&out)
     };
     let out = run(gpu, &mut paged, &whole)?;
-    checks.near("attention_prefill", case(d, kv_heads, group, window), &widened(&out), &reference, WEIGHTED);
+    checks.near("attention_prefill", case(of, kv_heads, group, window), &widened(&out), &reference, WEIGHTED);
     let chunked = run(gpu, &mut paged, &cut)?;
-    checks.same("attention_prefill bits in chunks", case(d, kv_heads, group, window), &chunked, &out, 0.0);
+    checks.same("attention_prefill bits in chunks", case(of, kv_heads, group, window), &chunked, &out, 0.0);
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 //! A device under test: random numbers onto it, results off it.
 
-use crate::cuda::{Bf16, CudaError, Device, Gemm, Kernels, launch::address};
+use crate::cuda::{Bf16, CudaError, Device, Gemm, Kernels, compile::Heads, launch::address};
 use cudarc::driver::{CudaSlice, CudaStream, DeviceRepr, ValidAsZeroBits};
 use half::bf16;
 use rand::{Rng, SeedableRng, rngs::SmallRng};
@@ -14,7 +14,7 @@ pub struct TestGpu {
     pub rng: SmallRng,
     /// Replays them.
     pub seed: u64,
-    by_head_dim: HashMap<usize, Rc<Kernels>>,
+    by_heads: HashMap<Heads, Rc<Kernels>>,
 }
 
 /// Fills outputs before a kernel writes them: bits that are no number.
@@ -25,7 +25,7 @@ impl TestGpu {
     pub fn open(cache: &Path, seed: u64) -> Result<Self, CudaError> {
         let device = Device::open(0, cache)?;
         let (stream, gemm) = (device.stream().clone(), Gemm::new(&device)?);
-        Ok(Self { device, stream, gemm, rng: SmallRng::seed_from_u64(seed), seed, by_head_dim: HashMap::new() })
+        Ok(Self { device, stream, gemm, rng: SmallRng::seed_from_u64(seed), seed, by_heads: HashMap::new() })
     }
 
     /// For a test: this machine's GPU, with fresh random inputs. `None`, which it prints, where there is no GPU or no CUDA
@@ -41,12 +41,17 @@ impl TestGpu {
         }
     }
 
+    /// With K and V in bf16.
     pub fn kernels(&mut self, head_dim: usize) -> Result<Rc<Kernels>, CudaError> {
-        if let Some(kernels) = self.by_head_dim.get(&head_dim) {
+        self.kernels_of(Heads::bf16(head_dim))
+    }
+
+    pub fn kernels_of(&mut self, heads: Heads) -> Result<Rc<Kernels>, CudaError> {
+        if let Some(kernels) = self.by_heads.get(&heads) {
             return Ok(kernels.clone());
         }
-        let kernels = Rc::new(Kernels::load(&self.device, head_dim)?);
-        self.by_head_dim.insert(head_dim, kernels.clone());
+        let kernels = Rc::new(Kernels::load(&self.device, heads)?);
+        self.by_heads.insert(heads, kernels.clone());
         Ok(kernels)
     }
 

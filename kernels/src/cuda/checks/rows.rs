@@ -2,17 +2,22 @@
 
 use super::{Checks, TestGpu, doubles, widened};
 use crate::{
-    Dtype, KvLayout, KvStorage,
+    KvLayout, KvStorage,
     cuda::{
         CudaError, DeviceKv, NO_POSITION,
+        compile::Heads,
         elementwise::{Norm, Rope, RowPlaces},
         kv::BlockSlot,
     },
+    kv::Part,
 };
 use rand::Rng;
+use std::ops::Range;
 
 /// The error of rounding to bf16: at most 2^-9 of each number.
 pub const BF16: f64 = 3e-3;
+/// The error of rounding to 127 steps: at most 1/254 of the largest number, and these are spread evenly up to it.
+const INT8: f64 = 8e-3;
 const EXACT: f64 = 0.0;
 const F32: f64 = 1e-6;
 
@@ -28,7 +33,9 @@ pub fn all(gpu: &mut TestGpu, checks: &mut Checks) -> Result<(), CudaError> {
     for (head_dim, kv_heads, group, norms) in
         [(16, 1, 1, false), (64, 2, 7, true), (80, 3, 1, false), (96, 2, 3, true), (128, 8, 4, false), (256, 1, 8, true)]
     {
-        rope_kv_write(gpu, checks, head_dim, kv_heads, group, norms)?;
+        for heads in [Heads::bf16(head_dim), Heads { dim: head_dim, kv: KvStorage::Int8 }] {
+            rope_kv_write(gpu, checks, heads, kv_heads, group, norms)?;
+        }
     }
     Ok(())
 }
@@ -144,11 +151,12 @@ fn quantize(gpu: &mut TestGpu, checks: &mut Checks, rows: usize, width: usize) -
 pub fn rope_kv_write(
     gpu: &mut TestGpu,
     checks: &mut Checks,
-    d: usize,
+    of: Heads,
     kv_heads: usize,
     group: usize,
     norms: bool,
 ) -> Result<(), CudaError> {
+    let d = of.dim;
     const LAYERS: usize = 3;
     const LAYER: usize = 1;
     const POSITIONS: usize = 70;
@@ -163,12 +171,11 @@ pub fn rope_kv_write(
     let (cos, sin): (Vec<f32>, Vec<f32>) = angles.iter().map(|a| (a.cos(), a.sin())).unzip();
     let weights = [gpu.f32s(d, 1.0), gpu.f32s(d, 1.0)];
 
-    let kernels = gpu.kernels(d)?;
-    let layout = KvLayout { layers: LAYERS, kv_heads, head_dim: d, dtype: KvStorage::Float(Dtype::Bf16) };
+    let kernels = gpu.kernels_of(of)?;
+    let layout = KvLayout { layers: LAYERS, kv_heads, head_dim: d, dtype: of.kv };
     let mut kv = DeviceKv::new(&gpu.device, layout, tables.len())?;
-    let block_numbers = layout.block_bytes() / 2;
-    // Every block's slot, poisoned: unwritten numbers must stay so.
-    let slots = gpu.poisoned::<u16>(tables.len() * block_numbers)?;
+    // Every block's slot, poisoned: unwritten bytes must stay so.
+    let slots = gpu.poisoned::<u8>(tables.len() * layout.block_bytes())?;
     let placed: Vec<BlockSlot> =
         (0..tables.len()).map(|i| BlockSlot { block: i as u32, slot: gpu.address(&slots) + (i * layout.block_bytes()) as u64 }).collect();
     // SAFETY: the slots are live memory of that many blocks, used by this stream alone.
@@ -191,7 +198,10 @@ pub fn rope_kv_write(
     // SAFETY: as above.
     unsafe { kernels.kv_gather(&gpu.stream, &kv, &placed, 0..LAYERS) }?;
 
-    let (mut expected_rows, mut expected_slots) = (widened(&qkv), vec![f64::NAN; tables.len() * block_numbers]);
+    let written = gpu.download(&slots)?;
+    let mut untouched = written.clone();
+    let (mut expected_rows, mut numbers, mut expected_numbers) = (widened(&qkv), Vec::new(), Vec::new());
+    let (mut scales, mut expected_scales, mut nearest) = (Vec::new(), Vec::new(), Vec::new());
     for (row, &(sequence, position)) in places.iter().enumerate() {
         if position == NO_POSITION {
             continue;
@@ -215,19 +225,41 @@ pub fn rope_kv_write(
                 expected_rows[at..at + d].copy_from_slice(&x);
             } else {
                 let block = tables[sequence as usize * TABLE + position / 16] as usize;
-                let slot = block * block_numbers + ((LAYER * 2 * kv_heads + head - heads) * 16 + position % 16) * d;
-                expected_slots[slot..slot + d].copy_from_slice(&x);
+                let (part, head) = if head < heads + kv_heads { (Part::K, head - heads) } else { (Part::V, head - heads - kv_heads) };
+                let mut take = |range: Range<usize>, each: usize| -> Vec<u8> {
+                    let at = block * layout.block_bytes() + range.start + position % 16 * each;
+                    untouched[at..at + each].fill(0xff);
+                    written[at..at + each].to_vec()
+                };
+                let of_numbers = layout.numbers(LAYER, part, head);
+                let bytes = take(of_numbers.clone(), of_numbers.len() / 16);
+                if of.kv == KvStorage::Int8 {
+                    let bits = take(layout.scales(LAYER, part, head), size_of::<f32>());
+                    let scale = f64::from(f32::from_le_bytes(bits.try_into().expect("four bytes")));
+                    let integers = bytes.iter().map(|byte| f64::from(byte.cast_signed()));
+                    // Half the distance between neighbours, and what f32 rounds before that.
+                    nearest.extend(integers.clone().zip(&x).map(|(integer, x)| (integer - x / scale).abs() < 0.501));
+                    numbers.extend(integers.map(|integer| integer * scale));
+                    scales.push(scale);
+                    expected_scales.push(x.iter().fold(0.0f64, |largest, x| largest.max(x.abs())) / 127.0);
+                } else {
+                    let bits: Vec<u16> = bytes.as_chunks().0.iter().map(|&bytes| u16::from_le_bytes(bytes)).collect();
+                    numbers.extend(widened(&bits));
+                }
+                expected_numbers.extend(x);
             }
         }
     }
-    let case = format!("{heads} heads of {d}, {kv_heads} of keys{}", if norms { ", norms" } else { "" });
+    let in_8_bits = if of.kv == KvStorage::Int8 { ", K and V in 8 bits" } else { "" };
+    let case = format!("{heads} heads of {d}, {kv_heads} of keys{}{in_8_bits}", if norms { ", norms" } else { "" });
     checks.near("rope", case.clone(), &widened(&gpu.download(&on_device)?), &expected_rows, BF16);
-    let written = widened(&gpu.download(&slots)?);
-    // Numbers are where they belong, and nowhere else.
-    let is_number = |x: &[f64]| x.iter().map(|x| x.is_finite()).collect::<Vec<_>>();
-    checks.same("kv_write places", case.clone(), &is_number(&written), &is_number(&expected_slots), EXACT);
-    let numbers = |x: &[f64]| x.iter().zip(&expected_slots).map(|(x, e)| if e.is_finite() { *x } else { 0.0 }).collect::<Vec<_>>();
-    checks.near("kv_write", case, &numbers(&written), &numbers(&expected_slots), BF16);
+    // Bytes are where they belong, and nowhere else.
+    checks.same("kv_write elsewhere", case.clone(), &untouched, &vec![0xff; written.len()], EXACT);
+    if of.kv == KvStorage::Int8 {
+        checks.near("kv_write scales", case.clone(), &scales, &expected_scales, 10.0 * F32);
+        checks.same("kv_write to the nearest", case.clone(), &nearest, &vec![true; nearest.len()], EXACT);
+    }
+    checks.near("kv_write", case, &numbers, &expected_numbers, if of.kv == KvStorage::Int8 { INT8 } else { BF16 });
     Ok(())
 }
 

@@ -22,7 +22,7 @@ use std::{
 };
 use tidemill_kernels::cuda::checks::Checks;
 use tidemill_proto::{
-    block::{BLOCK_TOKENS, KvDtype, Token},
+    block::{BLOCK_TOKENS, KvDtype, LayoutFingerprint, Token},
     sampling::Sampling,
     step::{Allowed, Draw, History, Mask, Segment, Wanted},
 };
@@ -45,6 +45,10 @@ const BF16: Tolerance = Tolerance { gap_max: 0.4, mean_max: 0.05, others_max: 0.
 /// up to 2^-4 of each, where the CPU rounds them to 7. Logits are within ±4 here. In PyTorch, such activations alone change
 /// log-probabilities by 0.02 to 0.06 on average, and by up to 0.26.
 const FP8: Tolerance = Tolerance { gap_max: 0.5, mean_max: 0.1, others_max: 0.25 };
+/// With K and V in 8 bits a number that both round differently may become another integer. Rounding to integers alone changes
+/// logits by up to 0.27 on the CPU, and by 0.024 on average (`model/tests/checkpoints/int8.rs`).
+const BF16_WITH_INT8_KV: Tolerance = Tolerance { gap_max: 0.5, mean_max: 0.07, others_max: 0.1 };
+const FP8_WITH_INT8_KV: Tolerance = Tolerance { gap_max: 0.8, mean_max: 0.13, others_max: 0.25 };
 const GENERATED: usize = 48;
 /// Small enough for prompts to take several steps, and to mix with other sequences' tokens.
 const CHUNK_TOKENS: usize = 96;
@@ -82,29 +86,43 @@ pub fn all(folder: &Path, cache: &Path, checks: &mut Checks) -> Result<(), Check
     if dirs.is_empty() {
         return Err(CheckError::NoCheckpoints { folder: folder.to_owned() });
     }
-    dirs.iter().try_for_each(|dir| checkpoint(dir, cache, checks))
+    for dir in dirs {
+        let bf16 = checkpoint(&dir, KvDtype::Bf16, cache, checks)?;
+        let int8 = checkpoint(&dir, KvDtype::Int8, cache, checks)?;
+        let layouts = bf16.zip(int8);
+        checks.same("layouts told apart", dir.display().to_string(), &[layouts.is_none_or(|(bf16, int8)| bf16 != int8)], &[true], 0.0);
+    }
+    Ok(())
 }
 
-fn checkpoint(dir: &Path, cache: &Path, checks: &mut Checks) -> Result<(), CheckError> {
-    let family = dir.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+/// Against the CPU with K and V of the same type. Returns the layout, unless there is nothing to check.
+fn checkpoint(dir: &Path, kv_dtype: KvDtype, cache: &Path, checks: &mut Checks) -> Result<Option<LayoutFingerprint>, CheckError> {
+    let name = dir.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+    let family = if kv_dtype == KvDtype::Bf16 { name } else { format!("{name} with {} K and V", kv_dtype.name()) };
     let path = dir.join("reference.json");
     let reference: Reference = read_json(&path)?;
     let prompts: Vec<&Prompt> = reference.prompts.iter().filter(|prompt| !prompt.greedy.is_empty()).collect();
     if prompts.is_empty() {
         checks.left_out.push(format!("{family}: its reference has no prompts"));
-        return Ok(());
+        return Ok(None);
     }
     let options = CudaOptions {
         kernel_cache: cache.to_owned(),
         step_tokens: CHUNK_TOKENS + prompts.len(),
         sequences_max: prompts.len(),
         kv: KvBytes::Exactly(64 << 20),
+        kv_dtype,
     };
     let load = || CudaExecutor::load(dir, &options, &mut |_, _| {});
-    let mut judge = Judge::new(dir)?;
+    let mut judge = Judge::new(dir, kv_dtype)?;
 
     let mut executor = load()?;
-    let tolerance = if executor.multiplies_fp8() { FP8 } else { BF16 };
+    let tolerance = match (executor.multiplies_fp8(), kv_dtype) {
+        (false, KvDtype::Int8) => BF16_WITH_INT8_KV,
+        (false, _) => BF16,
+        (true, KvDtype::Int8) => FP8_WITH_INT8_KV,
+        (true, _) => FP8,
+    };
     let Tolerance { gap_max, others_max, .. } = tolerance;
     let ids: Vec<&[Token]> = prompts.iter().map(|prompt| &prompt.ids[..]).collect();
     let mut together = Sequences::new(&ids);
@@ -142,7 +160,50 @@ fn checkpoint(dir: &Path, cache: &Path, checks: &mut Checks) -> Result<(), Check
     let longest = ids.iter().max_by_key(|ids| ids.len());
     let longest = longest.ok_or_else(|| ModelError::Config { path, problem: "it has no prompts".into() })?;
     scores(&mut executor, &mut judge, &family, longest, tolerance, checks)?;
-    Ok(edited(&mut executor, &mut judge, &family, longest, tolerance, checks)?)
+    edited(&mut executor, &mut judge, &family, longest, tolerance, checks)?;
+    penalized(&mut executor, &family, longest, checks)?;
+    Ok(Some(executor.layout()))
+}
+
+/// Sequences under penalties, which the device draws and then the CPU's sampler, from the device's logits: it gets them
+/// where log-probabilities are wanted. Rows change places from step to step.
+fn penalized(executor: &mut CudaExecutor, family: &str, ids: &[Token], checks: &mut Checks) -> Result<(), ExecutorError> {
+    const STEPS: usize = 12;
+    let neutral = Sampling { temperature: 0.0, seed: 7, ..Default::default() };
+    let bystander = neutral.clone();
+    let repeating = Sampling { repetition_penalty: 1.4, ..neutral.clone() };
+    let drawing = Sampling { temperature: 0.8, frequency_penalty: 0.9, presence_penalty: 0.4, ..neutral.clone() };
+    let edited = Sampling { repetition_penalty: 1.1, frequency_penalty: 0.5, logit_bias: vec![(9, 3.0), (11, -3.0)], ..neutral };
+    let samplings = [bystander, repeating, drawing, edited];
+    let prompts: Vec<&[Token]> = (0..samplings.len()).map(|i| &ids[..ids.len().min(CHUNK_TOKENS / 4 - i)]).collect();
+    let mut sequences = Sequences::new(&prompts);
+    let mut histories: Vec<History> = prompts.iter().map(|prompt| History::new(prompt)).collect();
+    let (mut by_device, mut by_cpu) = (Vec::new(), Vec::new());
+    for index in 0..STEPS {
+        let order: Vec<usize> = (0..samplings.len()).map(|i| (i + index) % samplings.len()).collect();
+        let mut draw = |logprobs| {
+            let samplings: Vec<Sampling> = samplings.iter().map(|sampling| Sampling { logprobs, ..sampling.clone() }).collect();
+            let segments = order.iter().map(|&i| {
+                let Sequence { tokens, blocks, computed, .. } = &sequences.all[i];
+                let (sampling, history, banned) = (&samplings[i], &histories[i], if i == 3 { &[5, 6][..] } else { &[] });
+                let draw = Draw { sampling, history, index: index as u64, banned, allowed: None };
+                Segment { tokens: &tokens[*computed..], start: *computed, blocks, wanted: Wanted::Token(draw) }
+            });
+            let results = executor.step(&segments.collect::<Vec<_>>())?;
+            Ok::<_, ExecutorError>(results.into_iter().map(|result| result.drawn.map(|(token, _)| token)).collect::<Vec<_>>())
+        };
+        let (device, cpu) = (draw(None)?, draw(Some(0))?);
+        for (&i, token) in order.iter().zip(cpu.iter().flatten()) {
+            let sequence = &mut sequences.all[i];
+            sequence.computed = sequence.tokens.len();
+            sequence.tokens.push(*token);
+            histories[i].push(*token);
+        }
+        by_device.extend(device);
+        by_cpu.extend(cpu);
+    }
+    checks.same("tokens under penalties, as the CPU draws them", family.to_owned(), &by_device, &by_cpu, 0.0);
+    Ok(())
 }
 
 /// Greedy tokens under a grammar's mask, bias and bans, as prefill and as decode draw them.
@@ -218,9 +279,8 @@ fn scores(
     let largest = differences.into_iter().fold(0.0, f64::max);
     checks.near_zero("log-probabilities: largest difference", family.to_owned(), largest, tolerance.gap_max);
     checks.near_zero("log-probabilities: mean difference", family.to_owned(), mean, tolerance.mean_max);
-    if executor.multiplies_fp8() {
-        checks.notes.push(format!("{family}: products in FP8, log-probabilities differ by {mean:.3} on average, {largest:.3} at most"));
-    }
+    let products = if executor.multiplies_fp8() { "FP8" } else { "bf16" };
+    checks.notes.push(format!("{family}: products in {products}, log-probabilities differ by {mean:.3} on average, {largest:.3} at most"));
     Ok(())
 }
 
@@ -300,9 +360,9 @@ struct Verdict {
 }
 
 impl Judge {
-    fn new(dir: &Path) -> Result<Self, ModelError> {
+    fn new(dir: &Path, kv_dtype: KvDtype) -> Result<Self, ModelError> {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let options = LoadOptions { kv_dtype: KvDtype::Bf16, quantize: None, threads, isa: None };
+        let options = LoadOptions { kv_dtype, quantize: None, threads, isa: None };
         Ok(Self { model: Model::load(dir, &options, &mut |_, _| {})? })
     }
 

@@ -1,14 +1,20 @@
 //! Penalties and sampling, against the CPU's sampler with the same random numbers.
 
-use crate::sampler::{SamplerScratch, sample};
+use crate::{
+    penalties::penalized,
+    sampler::{SamplerScratch, sample},
+};
 use rand::Rng;
 use tidemill_kernels::cuda::{
-    CudaError, NO_POSITION,
-    checks::{Checks, TestGpu, doubles},
-    sampling::{LogitEdit, LogitEntry, RowPenalties, SampleRequest},
+    CudaError,
+    checks::{Checks, TestGpu},
+    sampling::{LogitEdit, LogitEntry, LogitPenalty, SampleRequest},
 };
-use tidemill_proto::sampling::Sampling;
-use tidemill_proto::step::History;
+use tidemill_proto::{
+    block::Token,
+    sampling::Sampling,
+    step::{History, Mask},
+};
 
 /// Share of draws that may differ: at the border between two tokens, the last bits of exponentials decide.
 const BORDERLINE: f64 = 0.05;
@@ -17,7 +23,7 @@ pub fn all(gpu: &mut TestGpu, checks: &mut Checks) -> Result<(), CudaError> {
     for vocab in [7, 1000, 32_003, 128_256] {
         draws(gpu, checks, vocab)?;
     }
-    penalties(gpu, checks)
+    [999, 32_003].into_iter().try_for_each(|vocab| edited_draws(gpu, checks, vocab))
 }
 
 fn request(sampling: &Sampling, index: u64) -> SampleRequest {
@@ -59,52 +65,86 @@ fn draws(gpu: &mut TestGpu, checks: &mut Checks, vocab: usize) -> Result<(), Cud
     Ok(())
 }
 
-fn penalties(gpu: &mut TestGpu, checks: &mut Checks) -> Result<(), CudaError> {
-    const VOCAB: usize = 999;
-    const HISTORIES: usize = 3;
-    let logits = gpu.f32s(2 * VOCAB, 5.0);
-    let prompt: Vec<u32> = (0..200).map(|_| gpu.rng.random_range(0..VOCAB as u32 + 5)).collect();
-    // Three steps, one token for each row.
-    let drawn: [[u32; 2]; 3] = [[5, 3], [5, 3], [900, 3]];
+/// Rows with penalties; every second one with a bias and bans, every third with a mask. Edits must have the CPU's bits.
+fn edited_draws(gpu: &mut TestGpu, checks: &mut Checks, vocab: usize) -> Result<(), CudaError> {
+    const ROWS: usize = 48;
+    let neutral = Sampling::default();
     let penalties = [
-        RowPenalties { history: 2, repetition: 1.3, frequency: 0.25, presence: 0.5 },
-        RowPenalties { history: 0, repetition: 1.0, frequency: 0.0, presence: 0.0 },
+        ("repetition", Sampling { repetition_penalty: 1.3, ..neutral.clone() }),
+        ("repetition below 1", Sampling { repetition_penalty: 0.7, ..neutral.clone() }),
+        ("presence", Sampling { presence_penalty: 0.9, ..neutral.clone() }),
+        ("frequency", Sampling { frequency_penalty: -0.35, ..neutral.clone() }),
+        ("all penalties", Sampling { repetition_penalty: 1.1, presence_penalty: 0.3, frequency_penalty: 0.7, ..neutral }),
     ];
-    // The second row is padding.
-    let positions = gpu.upload(&[4, NO_POSITION])?;
-    let bias = [LogitEntry { row: 1, token: 17, value: 2.5 }, LogitEntry { row: 0, token: VOCAB as u32, value: 1.0 }];
-    let bans = [LogitEntry { row: 0, token: 44, value: 0.0 }];
-
-    let kernels = gpu.kernels(128)?;
-    let stream = &gpu.stream;
-    let (mut on_logits, mut occurred) = (gpu.upload(&logits)?, gpu.poisoned::<u32>(HISTORIES * VOCAB)?);
-    let (on_prompt, on_penalties) = (gpu.upload(&prompt)?, gpu.upload(&penalties)?);
-    let (on_bias, on_bans) = (gpu.upload(&bias)?, gpu.upload(&bans)?);
-    kernels.begin_history(stream, &mut occurred.as_view_mut(), 2, &on_prompt.as_view(), VOCAB)?;
-    for tokens in &drawn {
-        let tokens = gpu.upload(tokens)?;
-        let mut view = occurred.as_view_mut();
-        kernels.extend_history(stream, &mut view, &on_penalties.as_view(), &tokens.as_view(), &positions.as_view(), VOCAB)?;
-    }
-    kernels.edit_logits(stream, LogitEdit::Add, &mut on_logits.as_view_mut(), &on_bias.as_view(), VOCAB)?;
-    kernels.penalize(stream, &mut on_logits.as_view_mut(), &on_penalties.as_view(), &occurred.as_view(), VOCAB)?;
-    kernels.edit_logits(stream, LogitEdit::Ban, &mut on_logits.as_view_mut(), &on_bans.as_view(), VOCAB)?;
-
-    let mut expected = doubles(&logits);
-    expected[VOCAB + 17] += 2.5;
-    for token in 0..VOCAB as u32 {
-        let generated = drawn.iter().filter(|tokens| tokens[0] == token).count();
-        let logit = &mut expected[token as usize];
-        if generated > 0 || prompt.contains(&token) {
-            *logit = if *logit > 0.0 { *logit / f64::from(1.3f32) } else { *logit * f64::from(1.3f32) };
-        }
-        if generated > 0 {
-            *logit -= 0.25 * generated as f64 + 0.5;
+    for (what, sampling) in penalties {
+        for temperature in [0.0, 0.8] {
+            let logits = gpu.f32s(ROWS * vocab, 5.0);
+            let rows: Vec<Row> = (0..ROWS).map(|i| Row::random(gpu, &sampling, temperature, vocab, i)).collect();
+            let (tokens, edited) = drawn(gpu, &logits, &rows, vocab)?;
+            let mut expected = logits;
+            let mut scratch = SamplerScratch::new();
+            let drawn: Vec<Token> = expected
+                .chunks_mut(vocab)
+                .zip(&rows)
+                .map(|(logits, row)| sample(logits, &row.sampling, &row.history, 0, &row.banned, row.mask.as_ref(), &mut scratch).0)
+                .collect();
+            let bits = |logits: &[f32]| logits.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            let case = format!("{vocab} tokens, {what}, temperature {temperature}");
+            checks.same("penalized logits", case.clone(), &bits(&edited), &bits(&expected), 0.0);
+            checks.same("draws with penalties", case, &tokens, &drawn, if temperature == 0.0 { 0.0 } else { BORDERLINE });
         }
     }
-    let mut got = doubles(&gpu.download(&on_logits)?);
-    checks.same("ban", "one token".to_owned(), &[got[44]], &[f64::NEG_INFINITY], 0.0);
-    (got[44], expected[44]) = (0.0, 0.0);
-    checks.near("penalties", "two rows".to_owned(), &got, &expected, 1e-6);
     Ok(())
+}
+
+/// What is asked of a row of logits.
+struct Row {
+    sampling: Sampling,
+    history: History,
+    banned: Vec<Token>,
+    mask: Option<Mask>,
+}
+
+impl Row {
+    fn random(gpu: &mut TestGpu, sampling: &Sampling, temperature: f32, vocab: usize, i: usize) -> Self {
+        // Some tokens are none of the row's.
+        let mut tokens = |count: usize| (0..count).map(|_| gpu.rng.random_range(0..vocab as Token + 5)).collect::<Vec<_>>();
+        let mut history = History::new(&tokens(150));
+        // Few enough tokens for some to come again.
+        tokens(90).iter().for_each(|token| history.push(token % 40));
+        let biased = i.is_multiple_of(2);
+        let (logit_bias, banned) = if biased { (vec![(3, 2.5), (4, -1.0), (vocab as Token, 1.0)], tokens(3)) } else { (vec![], vec![]) };
+        let mask = i.is_multiple_of(3).then(|| {
+            let mut mask = Mask::none(vocab);
+            tokens(vocab / 3).iter().for_each(|&token| mask.allow(token));
+            mask.allow(1);
+            mask
+        });
+        let sampling = Sampling { temperature, seed: gpu.rng.random(), logit_bias, ..sampling.clone() };
+        Self { sampling, history, banned, mask }
+    }
+}
+
+/// Edits and draws on the device, in the order in which the model does it.
+fn drawn(gpu: &mut TestGpu, logits: &[f32], rows: &[Row], vocab: usize) -> Result<(Vec<Token>, Vec<f32>), CudaError> {
+    let (mut biases, mut penalties, mut bans, mut masks, mut masked) = (vec![], vec![], vec![], vec![], vec![]);
+    for (row, Row { sampling, history, banned, mask }) in (0u32..).zip(rows) {
+        let repetition = sampling.repetition_penalty;
+        biases.extend(sampling.logit_bias.iter().map(|&(token, value)| LogitEntry { row, token, value }));
+        penalties.extend(penalized(history, sampling).map(|(token, subtracted)| LogitPenalty { row, token, repetition, subtracted }));
+        bans.extend(banned.iter().map(|&token| LogitEntry { row, token, value: 0.0 }));
+        masks.extend(mask.iter().flat_map(|mask| mask.words().iter().copied()));
+        masked.extend(mask.as_ref().map(|_| row));
+    }
+    let requests: Vec<SampleRequest> = rows.iter().map(|row| request(&row.sampling, 0)).collect();
+    let kernels = gpu.kernels(128)?;
+    let (mut logits, mut tokens) = (gpu.upload(logits)?, gpu.poisoned::<Token>(rows.len())?);
+    let (biases, penalties, bans) = (gpu.upload(&biases)?, gpu.upload(&penalties)?, gpu.upload(&bans)?);
+    let (masks, masked, requests) = (gpu.upload(&masks)?, gpu.upload(&masked)?, gpu.upload(&requests)?);
+    kernels.edit_logits(&gpu.stream, LogitEdit::Add, &mut logits.as_view_mut(), &biases.as_view(), vocab)?;
+    kernels.penalize(&gpu.stream, &mut logits.as_view_mut(), &penalties.as_view(), vocab)?;
+    kernels.edit_logits(&gpu.stream, LogitEdit::Ban, &mut logits.as_view_mut(), &bans.as_view(), vocab)?;
+    kernels.mask_logits(&gpu.stream, &mut logits.as_view_mut(), &masks.as_view(), &masked.as_view(), vocab)?;
+    kernels.sample(&gpu.stream, &mut tokens.as_view_mut(), &logits.as_view(), &requests.as_view(), vocab)?;
+    Ok((gpu.download(&tokens)?, gpu.download(&logits)?))
 }
