@@ -36,6 +36,7 @@ pub mod replay;
 pub mod response_cache;
 pub mod rollout;
 pub mod routing;
+pub mod semantic;
 pub mod text;
 
 #[cfg(feature = "shell")]

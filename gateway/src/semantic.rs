@@ -1,0 +1,2 @@
+pub mod likeness;
+pub const THRESHOLD: f32 = 0.8;
