@@ -98,7 +98,8 @@ fn main() {
         return;
     }
     let embeddings: Option<BTreeMap<&str, Vec<f32>>> = value("--embeddings").map(|file| {
-        let embeddings: Vec<Vec<f32>> = serde_json::from_str(&fs::read_to_string(file).expect("a file")).expect("a list of lists of numbers");
+        let embeddings: Vec<Vec<f32>> =
+            serde_json::from_str(&fs::read_to_string(file).expect("a file")).expect("a list of lists of numbers");
         sentences().zip(embeddings).collect()
     });
     let read = |text: &str| match &embeddings {
@@ -115,7 +116,8 @@ fn main() {
         let mut line = format!("{threshold:9.2}");
         for (_, pairs) in &halves {
             let (right, wrong) = hits(pairs, threshold);
-            write!(line, "   {:9.4} {:7.3}  {right:6} /{wrong:4}          ", precision((right, wrong)), recall(pairs, threshold)).expect("a string");
+            write!(line, "   {:9.4} {:7.3}  {right:6} /{wrong:4}          ", precision((right, wrong)), recall(pairs, threshold))
+                .expect("a string");
         }
         println!("{}{}", line.trim_end(), if threshold == THRESHOLD { "   <- default" } else { "" });
     }
@@ -196,8 +198,10 @@ fn svg(halves: &[(&str, Vec<Pair>)]) -> String {
         let (_, y) = at(0.0, lowest + f64::from(step) * 0.02);
         let (bottom, right) = (top + height, left + width);
         writeln!(svg, "<path d=\"M{x:.1} {top}V{bottom}M{left} {y:.1}H{right}\" stroke=\"#ddd\"/>").expect("a string");
-        writeln!(svg, "<text x=\"{x:.1}\" y=\"{}\" text-anchor=\"middle\">{:.1}</text>", bottom + 16.0, f64::from(step) / 10.0).expect("a string");
-        writeln!(svg, "<text x=\"50\" y=\"{:.1}\" text-anchor=\"end\">{:.2}</text>", y + 4.0, lowest + f64::from(step) * 0.02).expect("a string");
+        writeln!(svg, "<text x=\"{x:.1}\" y=\"{}\" text-anchor=\"middle\">{:.1}</text>", bottom + 16.0, f64::from(step) / 10.0)
+            .expect("a string");
+        writeln!(svg, "<text x=\"50\" y=\"{:.1}\" text-anchor=\"end\">{:.2}</text>", y + 4.0, lowest + f64::from(step) * 0.02)
+            .expect("a string");
     }
     for ((name, pairs), (color, row)) in halves.iter().zip([("#1f77b4", 0.0), ("#d62728", 18.0)]) {
         let place = |threshold| at(recall(pairs, threshold), precision(hits(pairs, threshold)));

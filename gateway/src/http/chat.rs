@@ -77,6 +77,12 @@ impl Endpoint for Chat {
         if (chat.memory == Some(true)) != facts.is_some() {
             return Err(ApiError::invalid("memory", "`memory` must be written without escapes"));
         }
+        options.similar_will_do = chat.semantic_cache != Some(false)
+            && before.is_none()
+            && facts.is_none()
+            && options.repeatable
+            && options.choices == 1
+            && options.sampling.logprobs.is_none();
         let usual = if before.is_some() { gateway.context() } else { Strategy::None };
         let context = context::wanted(chat.context, usual, before.is_some())?;
         let (dialog, mut turn, history) = match before {

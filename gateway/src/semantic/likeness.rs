@@ -245,7 +245,9 @@ fn parts(text: &str) -> Parts {
             let after = || rest[at + c.len_utf8()..].chars().next();
             c.is_alphanumeric()
                 || (matches!(c, '\'' | '’') && after().is_some_and(char::is_alphabetic))
-                || (matches!(c, '.' | ',' | ':') && rest[..at].ends_with(|c: char| c.is_ascii_digit()) && after().is_some_and(|c| c.is_ascii_digit()))
+                || (matches!(c, '.' | ',' | ':')
+                    && rest[..at].ends_with(|c: char| c.is_ascii_digit())
+                    && after().is_some_and(|c| c.is_ascii_digit()))
         };
         let end = rest.char_indices().find(|(at, c)| !is_part(*at, *c)).map_or(rest.len(), |(at, _)| at);
         if first.is_alphanumeric() && end > 0 {
@@ -272,7 +274,10 @@ fn parts(text: &str) -> Parts {
             ':' | ';' => (begins, of_sentence) = (true, true),
             ',' => begins = true,
             // A sign of a number, or between numbers.
-            '-' | '−' if next.is_some_and(|c| c.is_ascii_digit()) || before.is_some_and(|c| c == ' ' || c.is_ascii_digit()) && next == Some(' ') => {
+            '-' | '−'
+                if next.is_some_and(|c| c.is_ascii_digit())
+                    || before.is_some_and(|c| c == ' ' || c.is_ascii_digit()) && next == Some(' ') =>
+            {
                 guards.push("sign -".into());
             }
             '%' => push(&mut words, "percent", false, false),
@@ -427,7 +432,8 @@ fn tense_and_owner(words: &[Word]) -> Vec<String> {
         word => word.len() > 4 && word.ends_with("ed") && !(at.saturating_sub(4)..at).any(is_now),
     };
     let suffers = |at: usize| {
-        let giver = |before: &str| ["tell", "give", "show", "help", "explain", "teach", "write", "let", "to", "for", "with"].contains(&before);
+        let giver =
+            |before: &str| ["tell", "give", "show", "help", "explain", "teach", "write", "let", "to", "for", "with"].contains(&before);
         text(at) == "me" && at > 0 && !giver(text(at - 1))
     };
     let mut found = Vec::new();
@@ -585,3 +591,90 @@ static LISTS: LazyLock<Lists> = LazyLock::new(|| {
     }
     lists
 });
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::semantic::THRESHOLD;
+
+    fn alike(a: &str, b: &str) -> bool {
+        let read = |text| Question::read(text).unwrap();
+        let (there, back) = (read(a).likeness(&read(b)), read(b).likeness(&read(a)));
+        assert_eq!(there, back, "{a} / {b}");
+        there.is_some_and(|likeness| likeness >= THRESHOLD)
+    }
+
+    #[test]
+    fn other_words_for_the_same() {
+        for (a, b) in [
+            ("How do I delete my account?", "what is the way of deleting an account"),
+            ("What is the capital of Chile?", "Which city's Chile's capital?"),
+            ("Why is the sky blue?", "What makes the sky blue?"),
+            ("It won't turn on", "it isn't turning on"),
+            ("Split 1,000 euros among four friends", "Please split 1000 euros among 4 friends."),
+            ("What does \"ubiquitous\" mean?", "What does ubiquitous mean?"),
+            ("Explain what `ls -l` does", "What does `ls -l` do?"),
+        ] {
+            assert_eq!(alike(a, b), a != "What is the capital of Chile?", "{a} / {b}");
+        }
+    }
+
+    #[test]
+    fn guards_stop_what_differs_in_a_sign_or_a_word() {
+        for (a, b) in [
+            ("Convert 5 miles to kilometers", "Convert 50 miles to kilometers"),
+            ("Compute 3 + 4", "Compute 3 * 4"),
+            ("Compute 3 - 4", "Compute 3 4"),
+            ("How hot is -5 degrees?", "How hot is 5 degrees?"),
+            ("How many grams are 3 ounces?", "How many ounces are 3 grams?"),
+            ("Is the shop open?", "Is the shop not open?"),
+            ("Tea that is hot but not sweet?", "Tea that is not hot but sweet?"),
+            ("Pancakes with eggs", "Pancakes without eggs"),
+            ("How tall is Anna?", "How tall is Hannah?"),
+            ("Flights from Oslo to Rome", "Flights from Rome to Oslo"),
+            ("Convert euros to dollars", "Convert dollars to euros"),
+            ("Is a horse faster than a cheetah?", "Is a cheetah faster than a horse?"),
+            ("Translate 'good night' into French", "Translate 'good day' into French"),
+            ("What does `ls -l` do?", "What does `ls -a` do?"),
+            ("What is new in C++?", "What is new in C#?"),
+            ("Why do cats purr?", "How do cats purr?"),
+            ("Can I return it?", "How can I return it?"),
+            ("Who is the king of Spain?", "Who was the king of Spain?"),
+            ("What is my address?", "What is your address?"),
+            ("What about [EMAIL_1]?", "What about [EMAIL_2]?"),
+        ] {
+            assert_eq!(Question::read(a).unwrap().likeness(&Question::read(b).unwrap()), None, "{a} / {b}");
+        }
+    }
+
+    #[test]
+    fn one_word_more_is_never_a_hit_however_long_the_question() {
+        let long = "I have a puppy that chews the sofa whenever the family is out at the cinema, how can I stop it";
+        for (a, b) in
+            [("What are side effects of ibuprofen?".to_owned(), "rare"), ("What is inflation?".into(), "negative"), (long.into(), "old")]
+        {
+            let words: Vec<&str> = a.split(' ').collect();
+            for place in 1..words.len() {
+                let more = [&words[..place], &[b], &words[place..]].concat().join(" ");
+                assert!(!alike(&a, &more), "{more}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_told_is_not_read() {
+        for text in ["", "What is this?", "How?", "今天天气怎么样?", "Что такое инфляция?", &"very long ".repeat(200)]
+        {
+            assert_eq!(Question::read(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_models_opinion_replaces_the_words_and_not_the_guards() {
+        let read = |text, embedding: &[f32]| Question::read(text).unwrap().embedded(embedding.to_vec());
+        let (a, b) = (read("How old is the moon?", &[3.0, 4.0]), read("What is the age of a star?", &[0.0, 2.0]));
+        assert_eq!(a.likeness(&b), None);
+        let c = read("How old is a star?", &[0.0, 2.0]);
+        assert_eq!(a.likeness(&c), Some(0.8));
+    }
+}
