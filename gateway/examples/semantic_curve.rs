@@ -167,11 +167,12 @@ fn across(groups: &[Group], read: &dyn Fn(&str) -> Option<Question>, threshold: 
 
 fn search(pairs: &dyn Fn(Weights) -> Vec<Pair>) {
     let mut found = Vec::new();
-    for common in [0.03, 0.05, 0.1, 0.15, 0.2, 0.3] {
-        for letters in [0.0, 0.1, 0.2, 0.4] {
-            for pair in [0.0, 0.1, 0.2, 0.3, 0.5] {
-                for words_max in [1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 1000.0] {
-                    let weights = Weights { common, letters, pair, words_max };
+    let each = |values: &'static [f32]| values.iter().copied();
+    for common in each(&[0.1, 0.2, 0.3, 0.4, 0.6]) {
+        for form in each(&[0.0, 0.2, 0.4, 0.6]) {
+            for (letters, pair) in each(&[0.0, 0.2, 0.4]).flat_map(|letters| each(&[0.1, 0.2, 0.3]).map(move |pair| (letters, pair))) {
+                for words_max in each(&[1.0, 1.5, 2.0, 3.0, 1000.0]) {
+                    let weights = Weights { common, form, letters, pair, words_max };
                     let pairs = pairs(weights);
                     let threshold = chosen(&pairs);
                     found.push((recall(&pairs, threshold), threshold, hits(&pairs, threshold), weights));

@@ -17,7 +17,10 @@ const BYTES_MAX: usize = 1024;
 /// How much the features of a question weigh, beside a word that is not common.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Weights {
+    /// Of a common word, where there is one that is not: the more there are of these, the less it weighs.
     pub common: f32,
+    /// Of asking how, or what.
+    pub form: f32,
     /// Of a word's letters: the rest is of the whole word.
     pub letters: f32,
     pub pair: f32,
@@ -26,7 +29,7 @@ pub struct Weights {
 }
 
 /// The best of a search over one half of the paraphrase set (`examples/semantic_curve.rs`).
-pub const WEIGHTS: Weights = Weights { common: 0.15, letters: 0.2, pair: 0.2, words_max: 1.5 };
+pub const WEIGHTS: Weights = Weights { common: 0.4, form: 0.6, letters: 0.2, pair: 0.2, words_max: 1.5 };
 
 /// A question, read.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,8 +47,14 @@ pub struct Question {
 
 #[derive(Clone, Debug, PartialEq)]
 enum Vector {
-    /// By feature; with the square of its length.
-    Words(Box<[(u64, f32)]>, f32, Weights),
+    Words {
+        features: Box<[(u64, f32)]>,
+        /// Of its length.
+        square: f32,
+        /// A bit for each rare word: who has a bit that the other lacks has a word that the other lacks.
+        rare: u64,
+        weights: Weights,
+    },
     /// A model's, of length 1.
     Dense(Box<[f32]>),
 }
@@ -73,7 +82,7 @@ impl Question {
         let Parts { mut words, mut guards } = parts(text);
         drop_phrases(&mut words);
         guards.push(format!("kind {:?}", take_kinds(&mut words)));
-        guards.extend(tense_and_owner(&words));
+        guards.extend(tense_and_person(&words));
         let mut question = Self {
             guard: 0,
             vector: Vector::Dense(Box::default()),
@@ -81,9 +90,20 @@ impl Question {
             names: words.iter().filter_map(|word| word.name).collect(),
             ways: Box::default(),
         };
-        let mut features = HashMap::new();
+        // Once or twice is the same.
+        let mut features: HashMap<u64, f32> = HashMap::new();
         let mut ways = Vec::new();
-        let (mut way, mut negation, mut before) = (None, None, None);
+        let (mut way, mut negation, mut before, mut bits) = (None, None, None, 0);
+        let rare = words.iter().filter(|word| word.kind == Kind::Quotation || word.kind == Kind::Word && !is_common(&word.text)).count();
+        let common = weights.common / rare.max(1) as f32;
+        features.extend(form(&words).map(|form| (hash(&("form", form)), weights.form)));
+        if rare < 2 {
+            // One word alone says too little: the common ones must be equal, too.
+            let mut common: Vec<_> = words.iter().map(|word| word.text.as_str()).filter(|word| is_common(word)).collect();
+            common.retain(|word| !["a", "an", "the", "please"].contains(word));
+            common.sort_unstable();
+            guards.push(common.join(" "));
+        }
         for Word { text, stem, kind, .. } in &words {
             match kind {
                 Kind::Number => {
@@ -91,7 +111,7 @@ impl Question {
                     continue;
                 }
                 Kind::Quotation => {
-                    add(&mut features, hash(&("quotation", text)), 1.0);
+                    features.insert(hash(&("quotation", text)), 1.0);
                     before = Some(text);
                     continue;
                 }
@@ -105,19 +125,20 @@ impl Question {
             if is_common(text) {
                 // What a number counts stands right behind it.
                 way = way.filter(|way| !matches!(way, Way::Number(_)));
-                add(&mut features, hash(&("common", stem)), weights.common);
+                features.insert(hash(&("common", stem)), common);
                 continue;
             }
             if let Some(kind) = negation.take() {
                 guards.push(format!("{kind} {stem}"));
             }
             ways.extend(way.take().map(|way| (way, hash(stem))));
+            bits |= 1 << (hash(stem) % 64);
             let letters: Vec<char> = format!("^{stem}$").chars().collect();
             let share = (weights.letters / (letters.len() as f32 - 2.0)).sqrt();
-            add(&mut features, hash(&("word", stem)), (1.0 - weights.letters).sqrt());
-            letters.windows(3).for_each(|three| add(&mut features, hash(&("letters", three)), share));
+            features.insert(hash(&("word", stem)), (1.0 - weights.letters).sqrt());
+            features.extend(letters.windows(3).map(|three| (hash(&("letters", three)), share)));
             if let Some(before) = before.replace(stem) {
-                add(&mut features, hash(&("pair", before, stem)), weights.pair.sqrt());
+                features.insert(hash(&("pair", before, stem)), weights.pair.sqrt());
             }
         }
         // It says nothing but `What is this?`
@@ -132,7 +153,7 @@ impl Question {
         question.words = all.into();
         question.ways = ways.into();
         question.guard = hash(&guards);
-        question.vector = Vector::Words(features, square, weights);
+        question.vector = Vector::Words { features, square, rare: bits, weights };
         Some(question)
     }
 
@@ -150,10 +171,16 @@ impl Question {
             return None;
         }
         Some(match (&self.vector, &other.vector) {
-            (Vector::Words(mine, my_square, weights), Vector::Words(theirs, their_square, _)) => {
+            (Vector::Words { rare, weights, .. }, Vector::Words { rare: others, .. })
+                if (rare ^ others).count_ones() as f32 * (1.0 - weights.letters) > 2.0 * weights.words_max =>
+            {
+                // What follows would come to the same.
+                0.0
+            }
+            (Vector::Words { features, square, weights, .. }, Vector::Words { features: others, square: other_square, .. }) => {
                 // The cosine, 1 - |a - b|² / 2|a||b|, with |a||b| bounded.
-                let apart = my_square + their_square - 2.0 * dot(mine, theirs);
-                (1.0 - apart.max(0.0) / (2.0 * (my_square * their_square).sqrt().min(weights.words_max))).max(0.0)
+                let apart = square + other_square - 2.0 * dot(features, others);
+                (1.0 - apart.max(0.0) / (2.0 * (square * other_square).sqrt().min(weights.words_max))).max(0.0)
             }
             (Vector::Dense(mine), Vector::Dense(theirs)) => mine.iter().zip(theirs).map(|(a, b)| a * b).sum::<f32>().clamp(0.0, 1.0),
             _ => 0.0,
@@ -163,7 +190,7 @@ impl Question {
     /// Bytes in memory, about.
     pub fn bytes(&self) -> u64 {
         let vector = match &self.vector {
-            Vector::Words(features, ..) => features.len() * 16,
+            Vector::Words { features, .. } => features.len() * 16,
             Vector::Dense(values) => values.len() * 4,
         };
         (size_of::<Self>() + vector + (self.words.len() + self.names.len() + 2 * self.ways.len()) * 8) as u64
@@ -270,8 +297,7 @@ fn parts(text: &str) -> Parts {
         }
         let next = rest[first.len_utf8()..].chars().next();
         match first {
-            '.' | '!' | '?' | '\n' => (begins, of_sentence) = (true, true),
-            ':' | ';' => (begins, of_sentence) = (true, true),
+            '.' | '!' | '?' | ':' | ';' | '\n' => (begins, of_sentence) = (true, true),
             ',' => begins = true,
             // A sign of a number, or between numbers.
             '-' | '−'
@@ -304,23 +330,19 @@ fn quotation(text: &str, before: Option<char>) -> Option<(&str, &str)> {
 
 /// A word, or the two that an apostrophe joins.
 fn push(words: &mut Vec<Word>, small: &str, is_name: bool, begins: bool) {
-    let (head, tail) = match small {
-        "can't" | "cannot" => ("can", "not"),
-        "won't" => ("will", "not"),
-        "let's" => ("let", "us"),
-        _ => match small.split_once('\'') {
-            Some((head, "t")) => (head.strip_suffix('n').unwrap_or(head), "not"),
-            Some((head, "s")) => (head, ""),
-            Some((head, "re")) => (head, "are"),
-            Some((head, "ve")) => (head, "have"),
-            Some((head, "m")) => (head, "am"),
-            Some((head, "ll")) => (head, "will"),
-            Some((head, "d")) => (head, "would"),
-            _ => (small, ""),
-        },
+    let (head, tail) = match (small, small.split_once('\'')) {
+        ("can't" | "cannot", _) => ("can", "not"),
+        ("won't", _) => ("will", "not"),
+        (_, Some((head, "t"))) => (head.strip_suffix('n').unwrap_or(head), "not"),
+        // What it is, or whose.
+        (_, Some((head, "s"))) => (head, if is_common(head) { "is" } else { "" }),
+        (_, Some((head, "re"))) => (head, "are"),
+        (_, Some((head, "ve"))) => (head, "have"),
+        (_, Some((head, "m"))) => (head, "am"),
+        (_, Some((head, "ll"))) => (head, "will"),
+        (_, Some((head, "d"))) => (head, "would"),
+        _ => (small, ""),
     };
-    // What's: it is.
-    let tail = if tail.is_empty() && small.ends_with("'s") && is_common(head) { "is" } else { tail };
     for (text, is_name, begins) in [(head, is_name, begins), (tail, false, false)] {
         if !text.is_empty() {
             let word = Word::new(text, Kind::Word, begins);
@@ -343,12 +365,12 @@ fn drop_phrases(words: &mut Vec<Word>) {
                 words.splice(at..at + length, [Word { stem: word.clone(), ..Word::new(word, Kind::Word, begins) }]);
                 at += 1;
             }
-            Some((length, None)) => {
+            Some((length, None)) if words[at].begins => {
                 words.drain(at..at + length);
                 // What follows begins.
                 words.iter_mut().skip(at).take(1).for_each(|word| word.begins = true);
             }
-            None => at += 1,
+            _ => at += 1,
         }
     }
 }
@@ -360,45 +382,27 @@ fn take_kinds(words: &mut Vec<Word>) -> Vec<&'static str> {
     let mut taken = HashSet::new();
     for at in 0..words.len() {
         let text = |at: usize| words.get(at).map_or("", |word: &Word| word.text.as_str());
-        let before = if at == 0 { "" } else { text(at - 1) };
-        let asks = words[at].begins || AFTER.contains(&before);
-        let kind = match (text(at), text(at + 1)) {
-            ("how", measure) if MEASURES.iter().any(|(word, _)| *word == measure) => {
-                taken.insert(at + 1);
-                MEASURES.iter().find(|(word, _)| *word == measure).map(|(_, kind)| *kind)
-            }
-            ("what" | "which", "time" | "year" | "date" | "day" | "month" | "months") => {
-                taken.insert(at + 1);
-                Some("when")
-            }
-            ("what" | "which", "person" | "people") => {
-                taken.insert(at + 1);
-                Some("who")
-            }
-            ("what" | "which", "amount") => {
-                taken.insert(at + 1);
-                Some("how much")
-            }
-            ("what" | "which", "makes") | ("reason" | "reasons", _) => {
-                taken.insert(if text(at + 1) == "makes" { at + 1 } else { at });
-                Some("why")
-            }
-            ("number", "of") => {
-                taken.insert(at);
-                Some("how many")
-            }
-            ("distance", _) => {
-                taken.insert(at);
-                Some("how far")
-            }
+        let asks = words[at].begins || AFTER.contains(&text(at.saturating_sub(1)));
+        let mut take = |at: usize, kind| {
+            taken.insert(at);
+            Some(kind)
+        };
+        kinds.extend(match (text(at), text(at + 1)) {
+            ("how", next) => measure(next).and_then(|kind| take(at + 1, kind)),
+            ("what" | "which", "time" | "year" | "date" | "day" | "month" | "months") => take(at + 1, "when"),
+            ("what" | "which", "person" | "people") => take(at + 1, "who"),
+            ("what" | "which", "amount") => take(at + 1, "much"),
+            ("what" | "which", "makes") => take(at + 1, "why"),
+            ("reason" | "reasons", _) => take(at, "why"),
+            ("number", "of") => take(at, "many"),
+            ("distance", _) => take(at, "far"),
             ("why", _) if asks => Some("why"),
             ("when", _) if asks => Some("when"),
             ("where", _) if asks => Some("where"),
             ("who" | "whom" | "whose", _) if asks => Some("who"),
             ("possible" | "allowed" | "able", _) => Some("can"),
             _ => None,
-        };
-        kinds.extend(kind);
+        });
     }
     if kinds.is_empty() && !words.iter().any(|word| matches!(word.text.as_str(), "what" | "which" | "how")) {
         kinds.extend(words.iter().filter(|word| word.begins).find_map(|word| match word.text.as_str() {
@@ -423,8 +427,8 @@ fn take_kinds(words: &mut Vec<Word>) -> Vec<&'static str> {
     kinds
 }
 
-/// Whether it is of the past, of somebody else's, and about what somebody does to whoever asks.
-fn tense_and_owner(words: &[Word]) -> Vec<String> {
+/// Whether it is of the past, of somebody else, about what somebody does to whoever asks, or no question at all.
+fn tense_and_person(words: &[Word]) -> Vec<String> {
     let text = |at: usize| words[at].text.as_str();
     let is_now = |at: usize| ["is", "are", "be", "am", "been", "being"].contains(&text(at));
     let is_past = |at: usize| match text(at) {
@@ -432,16 +436,35 @@ fn tense_and_owner(words: &[Word]) -> Vec<String> {
         word => word.len() > 4 && word.ends_with("ed") && !(at.saturating_sub(4)..at).any(is_now),
     };
     let suffers = |at: usize| {
-        let giver =
-            |before: &str| ["tell", "give", "show", "help", "explain", "teach", "write", "let", "to", "for", "with"].contains(&before);
-        text(at) == "me" && at > 0 && !giver(text(at - 1))
+        let givers = ["tell", "give", "show", "help", "explain", "teach", "write", "let", "to", "for", "with"];
+        text(at) == "me" && at > 0 && !givers.contains(&text(at - 1))
     };
     let mut found = Vec::new();
+    let states = ["i", "you", "it", "this", "that", "he", "she", "we", "they", "there"]
+        .iter()
+        .any(|word| words.first().is_some_and(|first| first.text == **word));
+    let asks = words
+        .iter()
+        .skip(1)
+        .any(|word| word.begins || ["what", "which", "how", "why", "when", "where", "who"].contains(&word.text.as_str()));
+    found.extend((states && !asks).then(|| "statement".to_owned()));
     found.extend((0..words.len()).any(is_past).then(|| "past".to_owned()));
     found.extend((0..words.len()).any(suffers).then(|| "me".to_owned()));
-    let owners = ["your", "yours", "his", "her", "their", "our"];
+    let owners = ["you", "your", "yours", "his", "her", "their", "our"];
     found.extend(owners.iter().filter(|owner| words.iter().any(|word| word.text == **owner)).map(|owner| format!("of {owner}")));
     found
+}
+
+/// Whether it asks how something is done, or what something is, if it says so.
+fn form(words: &[Word]) -> Option<&'static str> {
+    let has = |these: &[&str]| words.iter().any(|word| these.contains(&word.text.as_str()));
+    let does =
+        words.windows(2).any(|two| two[0].text == "do" && ["to", "when", "if", "so", "about", "against"].contains(&two[1].text.as_str()));
+    if has(&["how", "way", "ways", "step", "steps", "procedure", "method"]) || does {
+        Some("how")
+    } else {
+        has(&["what", "which"]).then_some("what")
+    }
 }
 
 fn negates(word: &str) -> Option<&'static str> {
@@ -464,7 +487,7 @@ fn way_of(word: &str) -> Option<Way> {
 }
 
 fn is_common(word: &str) -> bool {
-    LISTS.common.contains(word) || word.len() == 1 && "stmd".contains(word)
+    LISTS.common.contains(word)
 }
 
 /// The word that stands for it, without its ending.
@@ -512,11 +535,6 @@ fn hash(of: &impl Hash) -> u64 {
     hasher.finish()
 }
 
-fn add(features: &mut HashMap<u64, f32>, feature: u64, weight: f32) {
-    // Once or twice is the same.
-    features.insert(feature, weight);
-}
-
 fn dot(mine: &[(u64, f32)], theirs: &[(u64, f32)]) -> f32 {
     let (mut i, mut j, mut sum) = (0, 0, 0.0);
     while let (Some((a, mine)), Some((b, theirs))) = (mine.get(i), theirs.get(j)) {
@@ -532,26 +550,25 @@ fn dot(mine: &[(u64, f32)], theirs: &[(u64, f32)]) -> f32 {
 /// From two on: `one` is seldom a number.
 const NUMBERS: [&str; 11] = ["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"];
 
-/// Behind `how`.
-const MEASURES: [(&str, &str); 17] = [
-    ("many", "how many"),
-    ("much", "how much"),
-    ("long", "how long"),
-    ("often", "how often"),
-    ("frequently", "how often"),
-    ("far", "how far"),
-    ("old", "how old"),
-    ("tall", "how tall"),
-    ("high", "how tall"),
-    ("big", "how big"),
-    ("large", "how big"),
-    ("wide", "how wide"),
-    ("deep", "how deep"),
-    ("heavy", "how heavy"),
-    ("fast", "how fast"),
-    ("quickly", "how fast"),
-    ("good", "how good"),
-];
+/// What `how` may ask for.
+fn measure(word: &str) -> Option<&'static str> {
+    Some(match word {
+        "many" => "many",
+        "much" => "much",
+        "long" => "long",
+        "often" | "frequently" => "often",
+        "far" => "far",
+        "old" => "old",
+        "tall" | "high" => "tall",
+        "big" | "large" => "big",
+        "wide" => "wide",
+        "deep" => "deep",
+        "heavy" => "heavy",
+        "fast" | "quickly" => "fast",
+        "good" => "good",
+        _ => return None,
+    })
+}
 
 /// Words behind which `when` asks, and does not say when.
 const AFTER: [&str; 14] = ["explain", "me", "know", "say", "ask", "and", "or", "in", "at", "by", "for", "from", "since", "until"];
@@ -613,7 +630,7 @@ mod tests {
             ("It won't turn on", "it isn't turning on"),
             ("Split 1,000 euros among four friends", "Please split 1000 euros among 4 friends."),
             ("What does \"ubiquitous\" mean?", "What does ubiquitous mean?"),
-            ("Explain what `ls -l` does", "What does `ls -l` do?"),
+            ("Explain the output of `ls -l`", "Please explain the output of `ls -l`."),
         ] {
             assert_eq!(alike(a, b), a != "What is the capital of Chile?", "{a} / {b}");
         }
