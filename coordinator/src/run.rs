@@ -210,6 +210,7 @@ impl Coordinator {
             audit: settings.audit.map(Audit::open).transpose()?.map(Arc::new),
             replay: settings.replay,
             response_cache: settings.response_cache,
+            semantic_cache: settings.semantic_cache,
             request_timeout: settings.request_timeout,
             body_bytes_max: settings.body_bytes_max,
         };

@@ -5,6 +5,7 @@ pub mod context;
 pub mod feedback;
 pub mod routing;
 pub mod safety;
+pub mod semantic;
 pub mod server_tools;
 pub mod tenants;
 
@@ -13,6 +14,7 @@ use context::{ContextFlags, MemoryFlags};
 use feedback::FeedbackFlags;
 use routing::{RouteFlags, RouterFlags};
 use safety::{SafetyFlags, parse_safety};
+use semantic::SemanticFlags;
 use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
 use server_tools::ServerToolsFlags;
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
@@ -30,6 +32,7 @@ use tidemill_gateway::{
     batches,
     context::Strategy,
     feedback::FeedbackSettings,
+    gateway::SemanticSettings,
     http::memories,
     pii::Pii,
     replay, response_cache,
@@ -251,6 +254,10 @@ pub struct Flags {
     #[arg(skip)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryFlags>,
+    /// Answers to similar questions, in the file only: a section `[semantic_cache]`
+    #[arg(skip)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub semantic_cache: Option<SemanticFlags>,
     /// Tools that run here, in the file only: a section `[server_tools]`
     #[arg(skip)]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -479,6 +486,8 @@ pub struct Settings {
     /// Of answers kept for repeated requests.
     pub replay: replay::Limits,
     pub response_cache: Option<response_cache::Limits>,
+    /// Of answers to similar questions.
+    pub semantic_cache: Option<SemanticSettings>,
     pub cluster: ClusterSettings,
     pub request_timeout: Duration,
     pub body_bytes_max: usize,
@@ -637,6 +646,7 @@ impl Flags {
         let earlier = self.data.as_ref().map(|data| data.join("tenants.sqlite"));
         let (context, summaries) = self.context.unwrap_or_default().check(&models, &aliases)?;
         let (safety, judge) = self.safety.map_or(Ok((None, None)), |safety| safety.check(&models))?;
+        let semantic_cache = self.semantic_cache.map_or(Ok(None), |semantic| semantic.check(&models, &aliases))?;
         let (pii, finder) = self.pii.unwrap_or_default().check()?;
         let audit = self.audit.unwrap_or_default().check(self.data.as_deref(), &finder)?;
         let feedback = self.feedback.map_or(Ok(None), |feedback| feedback.check(self.data.as_deref(), &finder))?;
@@ -704,6 +714,7 @@ impl Flags {
                 keep: seconds("replay_keep_s", self.replay_keep_s, 600)?,
                 grace: Duration::from_secs(self.replay_grace_s.unwrap_or(30)),
             },
+            semantic_cache,
             response_cache: {
                 let keep = seconds("response_cache_keep_s", self.response_cache_keep_s, 3600)?;
                 (cached_bytes_max > 0).then_some(response_cache::Limits { bytes: cached_bytes_max, keep })

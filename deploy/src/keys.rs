@@ -65,6 +65,9 @@ pub enum TenantsCommand {
         /// Drop the limits that it has instead of the tier's
         #[arg(long)]
         reset_limits: bool,
+        /// Whether it has opted in to the semantic cache: answers to similar questions, where the coordinators keep them
+        #[arg(long, value_name = "BOOL")]
+        semantic_cache: Option<bool>,
         #[command(flatten)]
         limits: LimitArgs,
         #[command(flatten)]
@@ -142,15 +145,20 @@ pub async fn tenants(command: TenantsCommand) -> anyhow::Result<()> {
         TenantsCommand::List { at } => {
             let listed = at.call(reqwest::Method::GET, "/admin/tenants", None).await?;
             at.print(&listed, |listed| {
-                table(&["id", "tier", "limits"], &listed["tenants"]);
+                table(&["id", "tier", "limits", "semantic_cache"], &listed["tenants"]);
                 println!();
                 let limits = ["requests_per_minute", "tokens_per_minute", "tokens_per_day", "concurrent"];
                 table(&[&["name", "class"][..], &limits, &["shed"]].concat(), &listed["tiers"]);
             });
         }
-        TenantsCommand::Set { tenant, tier, reset_limits, limits, at } => {
+        TenantsCommand::Set { tenant, tier, reset_limits, semantic_cache, limits, at } => {
             tidemill_tenancy::records::check_name("tenant", &tenant).map_err(anyhow::Error::msg)?;
-            let body = given([("tier", json!(tier)), ("limits", limits.value()), ("reset_limits", json!(reset_limits))]);
+            let body = given([
+                ("tier", json!(tier)),
+                ("limits", limits.value()),
+                ("reset_limits", json!(reset_limits)),
+                ("semantic_cache", json!(semantic_cache)),
+            ]);
             // Of the characters that a name may have, only this one would end a path's segment in a URL.
             let path = format!("/admin/tenants/{}", tenant.replace('|', "%7C"));
             let put = at.call(reqwest::Method::PUT, &path, Some(body)).await?;

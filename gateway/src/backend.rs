@@ -2,7 +2,7 @@
 
 mod cached;
 
-pub use cached::Cache;
+pub use cached::{Cache, Caches, Similar, SimilarTo};
 
 use crate::response_cache::Events;
 use std::{fmt, sync::Arc};
@@ -54,6 +54,8 @@ enum Source {
     Cache {
         events: Events,
         read: usize,
+        /// Whose answer it is, if another question's.
+        similar: Option<SimilarTo>,
     },
 }
 
@@ -68,6 +70,14 @@ impl Submission {
         matches!(self.source, Source::Cache { .. })
     }
 
+    /// Whose answer it is, if another question's.
+    pub fn similar_to(&self) -> Option<&SimilarTo> {
+        match &self.source {
+            Source::Cache { similar, .. } => similar.as_ref(),
+            Source::Cluster { .. } => None,
+        }
+    }
+
     /// The next event, with the place of its request among those submitted. `None`: nothing more can come.
     pub async fn next(&mut self) -> Option<(usize, RequestEvent)> {
         match &mut self.source {
@@ -77,7 +87,7 @@ impl Submission {
                 self.recording.take_if(|recording| !recording.hear(&event));
                 Some((prompt, event))
             }
-            Source::Cache { events, read } => {
+            Source::Cache { events, read, .. } => {
                 // A long answer lets others have their turn.
                 coop::consume_budget().await;
                 let event = events.get(*read)?.clone();

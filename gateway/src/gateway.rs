@@ -1,14 +1,15 @@
 //! The state that all handlers share, and the way of a request into the cluster. `route`: which model that is;
-//! `doubts`: a model's opinion of what it asks.
+//! `doubts`: a model's opinion of what it asks; `questions`: whether a similar question's answer will do.
 
 mod doubts;
+mod questions;
 mod route;
 
 pub use route::{Asking, RouteUsage, Routed};
 
 use crate::{
     audit::Audit,
-    backend::{Backend, Cache, Submission},
+    backend::{Backend, Cache, Caches, Similar, Submission},
     batch::life::Sender,
     batches::Batches,
     context::Strategy,
@@ -34,6 +35,7 @@ use crate::{
     rollout::running::Rollouts,
     routing::Router,
     safety::{self, Blocks, Safety},
+    semantic,
     server_tools::ServerTools,
     stamp::unix_seconds,
     store::{Owner, Store},
@@ -122,9 +124,18 @@ pub struct GatewaySettings {
     pub replay: replay::Limits,
     /// Of answers that are kept for whoever asks the same. `None`: none are.
     pub response_cache: Option<response_cache::Limits>,
+    /// Of answers that are kept for whoever asks nearly the same. `None`: none are.
+    pub semantic_cache: Option<SemanticSettings>,
     /// No request lives longer.
     pub request_timeout: Duration,
     pub body_bytes_max: usize,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct SemanticSettings {
+    pub limits: semantic::Limits,
+    /// The model that says how alike questions are. `None`: their words do.
+    pub model: Option<String>,
 }
 
 /// A model that clients can ask for.
@@ -178,6 +189,9 @@ struct Shared {
     running: Arc<RunningResponses>,
     replays: Arc<Replays>,
     response_cache: Option<Arc<Cache>>,
+    similar: Option<Arc<Similar>>,
+    /// The model that says how alike questions are.
+    likeness_model: Option<String>,
     created: u64,
     objectives: Arc<Objectives>,
     recent: Arc<Recent>,
@@ -223,6 +237,8 @@ impl Gateway {
             running: Arc::default(),
             replays: Arc::new(Replays::new(settings.replay)),
             response_cache: settings.response_cache.map(|limits| Arc::new(Cache::new(limits))),
+            similar: settings.semantic_cache.as_ref().map(|settings| Arc::new(Similar::new(settings.limits))),
+            likeness_model: settings.semantic_cache.and_then(|settings| settings.model),
             created: unix_seconds(),
             objectives: Arc::new(Objectives::new(settings.classes)),
             recent: Arc::default(),
@@ -633,6 +649,7 @@ impl Gateway {
         let hidden = self.pii().and_then(|pii| pii.hide_dialog(dialog, options));
         let DialogPrompt { text, output } = self.render(param, hidden.as_ref().unwrap_or(dialog))?;
         options.rules.output = output;
+        options.inquiry = self.question(hidden.as_ref().unwrap_or(dialog), options);
         self.force(dialog, options)?;
         self.encode_rendered(param, &text)
     }
@@ -757,8 +774,10 @@ impl Gateway {
         let choices = prompts.len() as u64 * u64::from(options.choices);
         let mut metered = self.reserve(options.class, prompts, choices * u64::from(generated))?;
         let backend = Arc::clone(&self.model.backend);
-        let submission = match (&self.shared.response_cache, prompts) {
-            (Some(cache), [prompt]) if options.repeatable => Submission::repeatable(backend, cache, request(prompt)),
+        let caches =
+            Caches { equal: self.shared.response_cache.as_ref(), similar: self.shared.similar.as_ref().zip(options.inquiry.as_ref()) };
+        let submission = match prompts {
+            [prompt] if options.repeatable => Submission::repeatable(backend, &caches, request(prompt)),
             _ => Submission::new(backend, prompts.iter().map(request).collect()),
         };
         let submission = submission.inspect_err(|_| {

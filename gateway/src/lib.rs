@@ -8,6 +8,7 @@
 //! - [`generation`]: a choice's tokens to the parts of its answer, one pure pipeline
 //! - [`replay`]: answers that are recorded, for requests that are repeated
 //! - [`response_cache`]: answers that are kept, for whoever asks the same
+//! - [`semantic`]: answers that are kept, for whoever asks nearly the same
 //! - [`routing`]: which model answers, by the operator's rules
 //! - [`rollout`]: users that move from one model to another, step by step, and back (its shell is in the same room)
 //! - [`batch`]: files of requests, and the order and pace in which they are answered
@@ -36,6 +37,7 @@ pub mod replay;
 pub mod response_cache;
 pub mod rollout;
 pub mod routing;
+pub mod semantic;
 pub mod text;
 
 #[cfg(feature = "shell")]

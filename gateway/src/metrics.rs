@@ -90,6 +90,11 @@ fn describe() {
     describe_counter!("tidemill_response_cache_total", "Greedy and seeded requests, by whether their answer was in the response cache");
     describe_gauge!("tidemill_response_cache_bytes", "Bytes of answers in the response cache, about");
     describe_gauge!("tidemill_response_cache_answers", "Answers in the response cache");
+    describe_counter!("tidemill_semantic_cache_total", "Questions of tenants that opted in, by whether a similar one's answer was there");
+    describe_gauge!("tidemill_semantic_cache_bytes", "Bytes of questions and answers in the semantic cache, about");
+    describe_gauge!("tidemill_semantic_cache_answers", "Answers in the semantic cache");
+    describe_histogram!("tidemill_semantic_cache_seconds", "One look for a similar question");
+    describe_counter!("tidemill_semantic_cache_unread_total", "Questions that the model did not read, by why");
     describe_counter!(
         "tidemill_routed_total",
         "Requests that there was a model to choose for, by the model that answers, and by what chose it"
@@ -252,6 +257,17 @@ pub fn count_response_cache(hit: bool) {
 pub fn show_response_cache(bytes: u64, answers: usize) {
     gauge!("tidemill_response_cache_bytes").set(bytes as f64);
     gauge!("tidemill_response_cache_answers").set(answers as f64);
+}
+
+/// Of a question that a similar one's answer would do for; and how long it took to look.
+pub fn count_semantic_cache(hit: bool, time: Duration) {
+    counter!("tidemill_semantic_cache_total", "outcome" => if hit { "hit" } else { "miss" }).increment(1);
+    histogram!("tidemill_semantic_cache_seconds").record(time);
+}
+
+pub fn show_semantic_cache(bytes: u64, answers: usize) {
+    gauge!("tidemill_semantic_cache_bytes").set(bytes as f64);
+    gauge!("tidemill_semantic_cache_answers").set(answers as f64);
 }
 
 /// Of a request that ended, however it did.

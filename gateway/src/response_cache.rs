@@ -100,7 +100,7 @@ impl ResponseCache {
 const ENTRY_BYTES: u64 = 256;
 
 /// Bytes of an event in memory, about.
-fn size(event: &RequestEvent) -> u64 {
+pub(crate) fn size(event: &RequestEvent) -> u64 {
     let of_list = |entries: usize, bytes: usize| entries * bytes;
     let top =
         |logprob: &Option<tidemill_proto::sampling::TokenLogprob>| logprob.as_ref().map_or(0, |logprob| of_list(logprob.top.len(), 8));
@@ -135,7 +135,6 @@ pub fn key(layout: LayoutFingerprint, request: &NewRequest) -> Key {
 /// Collects an answer while it comes.
 #[derive(Debug)]
 pub struct Recording {
-    pub key: Key,
     events: Vec<RequestEvent>,
     /// Choices that have not ended.
     open: BTreeSet<u32>,
@@ -143,8 +142,9 @@ pub struct Recording {
 }
 
 impl Recording {
-    pub fn new(key: Key, choices: u32, limits: Limits) -> Self {
-        Self { key, events: Vec::new(), open: (0..choices).collect(), bytes_left: limits.bytes }
+    /// An answer of more bytes is not kept.
+    pub fn new(choices: u32, bytes: u64) -> Self {
+        Self { events: Vec::new(), open: (0..choices).collect(), bytes_left: bytes }
     }
 
     /// Returns whether the answer may still become one to keep.
@@ -323,7 +323,7 @@ mod tests {
             outcome,
             usage: ChoiceUsage { queue_ms: 5.0, decode_worker: "d".into(), ..ChoiceUsage::default() },
         };
-        let mut recording = Recording::new([0; 32], 2, LIMITS);
+        let mut recording = Recording::new(2, LIMITS.bytes);
         assert!(recording.hear(&RequestEvent::Waiting { choice: 0, position: 1, estimate_ms: None }));
         assert!(recording.hear(&token(4)) && recording.hear(&finished(0, Outcome::Length)));
         assert_eq!(recording.whole(), None);
@@ -333,9 +333,9 @@ mod tests {
         let RequestEvent::Finished { usage, .. } = &events[2] else { panic!("{events:?}") };
         assert_eq!((usage.queue_ms, &*usage.decode_worker), (0.0, "d"));
 
-        let mut failing = Recording::new([0; 32], 1, LIMITS);
+        let mut failing = Recording::new(1, LIMITS.bytes);
         assert!(!failing.hear(&finished(0, Outcome::Failed(Failure::Timeout(1)))));
-        let mut long = Recording::new([0; 32], 1, Limits { bytes: 3 * size(&token(0)), ..LIMITS });
+        let mut long = Recording::new(1, 3 * size(&token(0)));
         assert!((0..3).all(|n| long.hear(&token(n))) && !long.hear(&token(3)));
     }
 }

@@ -50,7 +50,13 @@ fn known() -> (Directory, [u8; 32]) {
     let random = std::array::from_fn(|at| (at as u8).wrapping_mul(37) ^ 0x5a);
     let secret = Secret::new(random);
     let mut directory = Directory::default();
-    directory.apply(Change::Tenant(Tenant { id: "acme".into(), tier: "paid".into(), limits: Overrides::default(), created: 1 }));
+    directory.apply(Change::Tenant(Tenant {
+        id: "acme".into(),
+        tier: "paid".into(),
+        limits: Overrides::default(),
+        semantic_cache: false,
+        created: 1,
+    }));
     directory.apply(Change::Key(Key {
         id: secret.prefix().into(),
         digest: secret.digest(),

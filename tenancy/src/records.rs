@@ -14,6 +14,9 @@ pub struct Tenant {
     pub tier: String,
     #[serde(default, skip_serializing_if = "Overrides::is_empty")]
     pub limits: Overrides,
+    /// It has opted in: a similar question's answer will do for its own.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub semantic_cache: bool,
     /// Unix seconds, as all times here.
     pub created: u64,
 }

@@ -1,9 +1,11 @@
-//! The response cache between the front door and a cluster: asked before a request is submitted, and told of answers as they come.
+//! The response caches between the front door and a cluster: asked before a request is submitted, and told of answers as they come. The
+//! one of equal requests is asked first; what it does not have, the one of similar questions may.
 
 use super::{Backend, Source, Submission};
 use crate::{
     metrics,
-    response_cache::{Limits, Recording, ResponseCache, key},
+    response_cache::{self, Key, Recording, ResponseCache, key},
+    semantic::{self, Bucket, Inquiry, SemanticCache},
 };
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -11,21 +13,33 @@ use std::{
 };
 use tidemill_cluster::{NewRequest, Rejection, RequestEvent};
 
-/// Shared by all models.
+/// A cache that all models share.
 #[derive(Debug)]
-pub struct Cache {
-    limits: Limits,
-    answers: Mutex<ResponseCache>,
+pub struct Shared<C> {
+    cache: Mutex<C>,
+    /// An answer with more is not kept.
+    bytes: u64,
     since: Instant,
 }
 
-impl Cache {
-    pub fn new(limits: Limits) -> Self {
-        Self { limits, answers: Mutex::new(ResponseCache::new(limits)), since: Instant::now() }
-    }
+pub type Cache = Shared<ResponseCache>;
+pub type Similar = Shared<SemanticCache>;
 
-    fn answers(&self) -> MutexGuard<'_, ResponseCache> {
-        self.answers.lock().unwrap_or_else(PoisonError::into_inner)
+impl Cache {
+    pub fn new(limits: response_cache::Limits) -> Self {
+        Self { cache: Mutex::new(ResponseCache::new(limits)), bytes: limits.bytes, since: Instant::now() }
+    }
+}
+
+impl Similar {
+    pub fn new(limits: semantic::Limits) -> Self {
+        Self { cache: Mutex::new(SemanticCache::new(limits)), bytes: limits.bytes, since: Instant::now() }
+    }
+}
+
+impl<C> Shared<C> {
+    fn cache(&self) -> MutexGuard<'_, C> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn now(&self) -> Duration {
@@ -33,28 +47,60 @@ impl Cache {
     }
 }
 
+/// Where an answer may be, and is put.
+#[derive(Debug, Default)]
+pub struct Caches<'a> {
+    pub equal: Option<&'a Arc<Cache>>,
+    /// If an answer to a similar question would do.
+    pub similar: Option<(&'a Arc<Similar>, &'a Inquiry)>,
+}
+
 impl Submission {
-    /// The same for a request whose tokens nothing but its key determines: from the cache, if its answer is there; else its answer will be.
-    pub fn repeatable(backend: Arc<dyn Backend>, cache: &Arc<Cache>, request: NewRequest) -> Result<Self, Rejection> {
-        let Some(layout) = backend.layout() else { return Self::new(backend, vec![request]) };
-        let key = key(layout, &request);
-        let kept = cache.answers().get(&key, cache.now());
-        metrics::count_response_cache(kept.is_some());
-        if let Some(events) = kept {
-            return Ok(Self { source: Source::Cache { events, read: 0 }, recording: None });
+    /// The same for a request whose tokens nothing but its key determines: from a cache, if its answer is there; else its answer will be.
+    pub fn repeatable(backend: Arc<dyn Backend>, caches: &Caches<'_>, request: NewRequest) -> Result<Self, Rejection> {
+        let layout = backend.layout().filter(|_| caches.equal.is_some() || caches.similar.is_some());
+        let Some(layout) = layout else { return Self::new(backend, vec![request]) };
+        let equal = caches.equal.map(|cache| (key(layout, &request), cache));
+        if let Some((key, cache)) = &equal {
+            let kept = cache.cache().get(key, cache.now());
+            metrics::count_response_cache(kept.is_some());
+            if let Some(events) = kept {
+                return Ok(Self { source: Source::Cache { events, read: 0, similar: None }, recording: None });
+            }
         }
-        let recording = Recording::new(key, request.choices, cache.limits);
+        let similar = caches.similar.map(|(cache, inquiry)| (inquiry.bucket(layout, &request), inquiry, cache));
+        if let Some((bucket, inquiry, cache)) = &similar {
+            let began = Instant::now();
+            let hit = cache.cache().get(bucket, &inquiry.question, request.stop.max_tokens, cache.now());
+            metrics::count_semantic_cache(hit.is_some(), began.elapsed());
+            if let Some(semantic::Hit { events, similarity, response }) = hit {
+                let similar = Some(SimilarTo { response, similarity });
+                return Ok(Self { source: Source::Cache { events, read: 0, similar }, recording: None });
+            }
+        }
+        let bytes = caches.equal.map(|cache| cache.bytes).max(caches.similar.map(|(cache, _)| cache.bytes));
+        let recording = Recording::new(request.choices, bytes.unwrap_or(0));
+        let equal = equal.map(|(key, cache)| (key, Arc::clone(cache)));
+        let similar = similar.map(|(bucket, inquiry, cache)| (bucket, inquiry.clone(), Arc::clone(cache)));
         let mut submission = Self::new(backend, vec![request])?;
-        submission.recording = Some(Recorder { recording, cache: Arc::clone(cache) });
+        submission.recording = Some(Recorder { recording, equal, similar });
         Ok(submission)
     }
 }
 
-/// Hears an answer, and puts it into the cache.
+/// Whose answer is given to another question.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SimilarTo {
+    pub response: Arc<str>,
+    pub similarity: f32,
+}
+
+/// Hears an answer, and puts it into the caches.
 #[derive(Debug)]
 pub(super) struct Recorder {
     recording: Recording,
-    cache: Arc<Cache>,
+    equal: Option<(Key, Arc<Cache>)>,
+    similar: Option<(Bucket, Inquiry, Arc<Similar>)>,
 }
 
 impl Recorder {
@@ -64,9 +110,16 @@ impl Recorder {
             return false;
         }
         let Some(events) = self.recording.whole() else { return true };
-        let mut answers = self.cache.answers();
-        answers.put(self.recording.key, events, self.cache.now());
-        metrics::show_response_cache(answers.bytes(), answers.answers());
+        if let Some((bucket, inquiry, shared)) = self.similar.take() {
+            let mut cache = shared.cache();
+            cache.put(bucket, inquiry, &events, shared.now());
+            metrics::show_semantic_cache(cache.bytes(), cache.answers());
+        }
+        if let Some((key, shared)) = &self.equal {
+            let mut cache = shared.cache();
+            cache.put(*key, events, shared.now());
+            metrics::show_response_cache(cache.bytes(), cache.answers());
+        }
         false
     }
 }

@@ -57,6 +57,9 @@ struct TenantFields {
     /// Earlier ones go.
     #[serde(default)]
     reset_limits: bool,
+    /// Whether a similar question's answer will do for its own.
+    #[serde(default)]
+    semantic_cache: Option<bool>,
 }
 
 /// `POST /admin/keys`. A tenant that is new is made, too.
@@ -78,7 +81,7 @@ pub async fn create_key(State(gateway): State<Arc<Gateway>>, headers: HeaderMap,
             (Some(_), _) => {}
             (None, Some(tier)) => {
                 check_tier(tenants, &tier)?;
-                let tenant = Tenant { id: wanted.tenant.clone(), tier, limits: Overrides::default(), created: now };
+                let tenant = Tenant { id: wanted.tenant.clone(), tier, limits: Overrides::default(), semantic_cache: false, created: now };
                 tenants.change(Change::Tenant(tenant)).map_err(not_kept)?;
             }
             (None, None) => {
@@ -155,9 +158,11 @@ pub async fn put_tenant(State(gateway): State<Arc<Gateway>>, Path(id): Path<Stri
         let missing = || ApiError::invalid("tier", format!("tenant `{id}` is new: say its tier, one of {}", tenants.tiers().names()));
         let tier = tier.ok_or_else(missing)?;
         check_tier(tenants, &tier)?;
+        let opted_in = earlier.as_ref().is_some_and(|tenant| tenant.semantic_cache);
         let (limits, created) = earlier.map_or((Overrides::default(), crate::stamp::unix_seconds()), |it| (it.limits, it.created));
         let limits = if wanted.reset_limits { wanted.limits } else { wanted.limits.or(limits) };
-        let tenant = Tenant { id, tier, limits, created };
+        let semantic_cache = wanted.semantic_cache.unwrap_or(opted_in);
+        let tenant = Tenant { id, tier, limits, semantic_cache, created };
         let shown = json!(tenant);
         tenants.change(Change::Tenant(tenant)).map_err(not_kept)?;
         Ok(shown)

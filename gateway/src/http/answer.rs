@@ -5,12 +5,12 @@
 
 use super::{
     errors::ApiError,
-    openai::{PromptTokensDetails, TidemillUsage, Usage},
+    openai::{FromCache, PromptTokensDetails, SimilarQuestion, TidemillUsage, Usage},
     parse::Options,
     rounds::rounded::Ran,
 };
 use crate::{
-    backend::Submission,
+    backend::{SimilarTo, Submission},
     feedback::Feedback,
     gateway::Routed,
     generation::{Ended, Finish, Piece, Pipeline, disclaimed::Disclaimed, guarded::Guarded, personal::Personal},
@@ -210,6 +210,11 @@ impl Answer {
         self.waited
     }
 
+    /// Whose answer it is, if another question's.
+    pub fn similar_to(&self) -> Option<&SimilarTo> {
+        self.submission.similar_to()
+    }
+
     /// The next delta of any choice; `None` after the last. Cancel safe.
     pub async fn next_delta(&mut self) -> Result<Option<Delta>, ApiError> {
         loop {
@@ -392,7 +397,14 @@ impl Answer {
             metrics::observe_e2e(self.arrived.elapsed());
         }
         let tidemill = self.usage.tidemill.get_or_insert_default();
-        tidemill.response_cache = self.submission.is_cached();
+        let similar = self.submission.similar_to();
+        tidemill.response_cache = match similar {
+            Some(_) => FromCache::Similar,
+            None if self.submission.is_cached() => FromCache::Equal,
+            None => FromCache::No,
+        };
+        tidemill.similar_to =
+            similar.map(|similar| SimilarQuestion { response: similar.response.to_string(), similarity: similar.similarity });
         tidemill.route = self.books.routed.as_ref().map(|routed| routed.told.clone());
         // Further choices of a prompt find its KV where the first one put it: only the first tells where the KV came from.
         if index.is_multiple_of(self.choices_per_prompt) {

@@ -96,6 +96,13 @@ impl Endpoint for Chat {
             }
         }
         let names = tools.iter().map(|tool| tool.name.clone()).collect();
+        options.similar_will_do = chat.semantic_cache != Some(false)
+            && before.is_none()
+            && tools.is_empty()
+            && facts.is_none()
+            && options.repeatable
+            && options.choices == 1
+            && options.sampling.logprobs.is_none();
         let usual = if before.is_some() { gateway.context() } else { Strategy::None };
         let context = context::wanted(chat.context, usual, before.is_some())?;
         let (mut dialog, mut turn, history) = match before {

@@ -108,7 +108,7 @@ fn understand(gateway: &Gateway, body: &[u8]) -> Result<Wanted, ApiError> {
 }
 
 /// One embedding per input.
-async fn collect(mut submission: Submission, inputs: usize) -> Result<Vec<Vec<f32>>, ApiError> {
+pub async fn collect(mut submission: Submission, inputs: usize) -> Result<Vec<Vec<f32>>, ApiError> {
     let mut embeddings = vec![None; inputs];
     let mut open = inputs;
     while open > 0 {

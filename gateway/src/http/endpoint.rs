@@ -14,6 +14,7 @@ use super::{
     structured,
 };
 use crate::{
+    backend::SimilarTo,
     gateway::{Asking, Gateway},
     metrics,
     stamp::unix_seconds,
@@ -98,7 +99,8 @@ pub async fn serve<E: Endpoint>(Client(gateway): Client, headers: HeaderMap, bod
         answer.running().settle().await?;
         let waited = answer.running().waited();
         let not_stored = endpoint.turn().and_then(tell_not_stored);
-        return Ok(tell(sse::respond(answer, call, endpoint), waited, not_stored));
+        let similar = answer.running().similar_to().map(tell_similar);
+        return Ok(tell(sse::respond(answer, call, endpoint), waited, not_stored, similar));
     }
     let choices = answer.whole().await?;
     let waited = answer.running().waited();
@@ -111,7 +113,8 @@ pub async fn serve<E: Endpoint>(Client(gateway): Client, headers: HeaderMap, bod
         }
         None => None,
     };
-    Ok(tell(Json(endpoint.whole(&call, choices, answer.usage())).into_response(), waited, not_stored))
+    let similar = answer.running().similar_to().map(tell_similar);
+    Ok(tell(Json(endpoint.whole(&call, choices, answer.usage())).into_response(), waited, not_stored, similar))
 }
 
 /// Why a turn is not stored, as a header.
@@ -120,9 +123,18 @@ fn tell_not_stored(turn: &mut Turn) -> Option<HeaderValue> {
     turn.not_stored().and_then(|reason| HeaderValue::from_str(&visible(reason)).ok())
 }
 
-/// Headers of an answer whose turn is not stored, and of one that had to wait: its first place in the queue, and the estimate that was
-/// made then.
-fn tell(mut response: Response, waited: Option<Waiting>, not_stored: Option<HeaderValue>) -> Response {
+/// Whose answer it is, as a header: a stream need not tell of usage.
+fn tell_similar(similar: &SimilarTo) -> HeaderValue {
+    let told = format!("semantic; similarity={:.3}; response={}", similar.similarity, similar.response);
+    HeaderValue::from_str(&told).expect("ids are plain")
+}
+
+/// Headers of an answer whose turn is not stored, of one that is another question's, and of one that had to wait: its first place in the
+/// queue, and the estimate that was made then.
+fn tell(mut response: Response, waited: Option<Waiting>, not_stored: Option<HeaderValue>, similar: Option<HeaderValue>) -> Response {
+    if let Some(similar) = similar {
+        response.headers_mut().insert("x-tidemill-response-cache", similar);
+    }
     if let Some(reason) = not_stored {
         response.headers_mut().insert("x-tidemill-not-stored", reason);
     }
@@ -151,9 +163,11 @@ async fn start<E: Endpoint>(gateway: &Arc<Gateway>, headers: &HeaderMap, body: B
     let room = gateway.room(&prompts)?;
     let max_tokens = options.max_tokens.unwrap_or_else(|| E::max_tokens_default(gateway.answer_tokens(&prompts, options.choices, room)));
     let prompt_logprobs = options.sampling.logprobs.filter(|_| endpoint.scores_prompt());
+    let id = format!("{}-{:032x}", E::ID_PREFIX, rand::random::<u128>());
+    gateway.complete_question(&mut options, &id).await;
     let mut answer = gateway.start(E::PROMPT, &prompts, &options, max_tokens, prompt_logprobs)?;
     let call = Call {
-        id: format!("{}-{:032x}", E::ID_PREFIX, rand::random::<u128>()),
+        id,
         created: unix_seconds(),
         model: gateway.model_name().to_owned(),
         options,

@@ -9,7 +9,7 @@ use crate::{
     gateway::RouteUsage,
     generation::{FinishReason, StopReason},
 };
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use std::collections::BTreeMap;
 use tidemill_proto::{block::Token, message::TokensBySource, tokens::Tokens};
 
@@ -108,6 +108,9 @@ pub struct ChatRequest {
     /// Whether it is given what is remembered of its user.
     #[serde(default)]
     pub memory: Option<bool>,
+    /// `false`: a similar question's answer will not do.
+    #[serde(default)]
+    pub semantic_cache: Option<bool>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -439,7 +442,7 @@ pub struct CompletionTokensDetails {
 /// Sources of the prompt's KV, and time by phase. Of several choices, the slowest counts per phase.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct TidemillUsage {
-    /// They add up to `prompt_tokens`.
+    /// They add up to `prompt_tokens`, unless the answer is a similar question's.
     pub tokens: TokensBySource,
     pub queue_ms: f64,
     pub fetch_ms: f64,
@@ -451,14 +454,46 @@ pub struct TidemillUsage {
     pub prefill_worker: Option<String>,
     pub preemptions: u32,
     pub rescues: u32,
-    /// The whole answer was in the response cache. `tokens` tell where the KV came from when it was computed.
-    pub response_cache: bool,
+    /// Whether the whole answer was kept. Of an equal request, `tokens` tell where the KV came from when it was computed; of a similar
+    /// question, they are all 0.
+    pub response_cache: FromCache,
+    /// Of an answer to another question.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub similar_to: Option<SimilarQuestion>,
     /// Which model answered, where there was one to choose.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub route: Option<RouteUsage>,
     /// What the model was not given, where something may be left out, and what it was given besides.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub context: Option<ContextUsage>,
+}
+
+/// `false`, `true` (an equal request's answer), or `"semantic"` (a similar question's).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FromCache {
+    #[default]
+    No,
+    Equal,
+    Similar,
+}
+
+impl Serialize for FromCache {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::No => serializer.serialize_bool(false),
+            Self::Equal => serializer.serialize_bool(true),
+            Self::Similar => serializer.serialize_str("semantic"),
+        }
+    }
+}
+
+/// The question whose answer it is.
+#[derive(Clone, Debug, Serialize)]
+pub struct SimilarQuestion {
+    /// The id of the response that was computed for it.
+    pub response: String,
+    /// From 0 to 1.
+    pub similarity: f32,
 }
 
 impl TidemillUsage {
@@ -476,7 +511,7 @@ impl TidemillUsage {
             decode_ms: self.decode_ms + later.decode_ms,
             preemptions: self.preemptions + later.preemptions,
             rescues: self.rescues + later.rescues,
-            response_cache: self.response_cache && later.response_cache,
+            response_cache: if self.response_cache == later.response_cache { later.response_cache } else { FromCache::No },
             ..later
         }
     }

@@ -7,6 +7,7 @@ use super::{
 };
 use crate::{
     generation::TextRules,
+    semantic::Inquiry,
     text::{
         TextModel,
         config::{self, SamplingDefaults},
@@ -103,6 +104,10 @@ pub struct Options {
     pub salt: Vec<u8>,
     /// Greedy, or with a seed of the client's: the same request has the same answer.
     pub repeatable: bool,
+    /// An answer to a similar question would do, if what is asked is one question.
+    pub similar_will_do: bool,
+    /// That question.
+    pub inquiry: Option<Inquiry>,
     pub class: ClassId,
     /// The class's tier, if the client asked for any.
     pub service_tier: Option<String>,
@@ -195,6 +200,8 @@ impl Options {
             return_token_ids: request.return_token_ids.unwrap_or(false),
             salt,
             repeatable: request.seed.is_some() || sampling.temperature == 0.0,
+            similar_will_do: false,
+            inquiry: None,
             class,
             service_tier,
             safety: safety(request.safety_settings.unwrap_or_default())?,

@@ -1,0 +1,108 @@
+//! What the file says of answers to similar questions.
+
+use super::ModelSettings;
+use serde::{Deserialize, Serialize};
+use std::{collections::BTreeMap, time::Duration};
+use tidemill_gateway::{
+    gateway::SemanticSettings,
+    semantic::{Limits, THRESHOLD},
+};
+use tidemill_net::config::{ConfigError, invalid, parse_bytes};
+
+const ANSWERS_MAX: usize = 1 << 20;
+
+/// Answers that are given again to whoever asks nearly the same, of tenants that opted in.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SemanticFlags {
+    /// [default: true, where there is such a section]
+    pub enabled: Option<bool>,
+    /// Least likeness of a hit, from 0.5 to 1; a model needs one of its own [default: 0.64]
+    pub threshold: Option<f32>,
+    /// Seconds that an answer is given again [default: 3600]
+    pub keep_s: Option<u64>,
+    /// Bytes of all questions and answers [default: 64MiB]
+    pub bytes_max: Option<String>,
+    /// Such answers at a time [default: 16384]
+    pub answers_max: Option<usize>,
+    /// A served model that says how alike questions are, by its embeddings [default: none, their words do]
+    pub model: Option<String>,
+}
+
+impl SemanticFlags {
+    /// `None`: there are none.
+    pub(super) fn check(
+        self,
+        models: &[ModelSettings],
+        aliases: &BTreeMap<String, String>,
+    ) -> Result<Option<SemanticSettings>, ConfigError> {
+        let threshold = match (self.threshold, &self.model) {
+            (Some(threshold @ 0.5..=1.0), _) => threshold,
+            (Some(wrong), _) => return Err(invalid("semantic_cache.threshold", wrong, "must be from 0.5 to 1")),
+            (None, None) => THRESHOLD,
+            (None, Some(model)) => {
+                let reason = "needs semantic_cache.threshold: the default one is of another measure";
+                return Err(invalid("semantic_cache.model", model, reason));
+            }
+        };
+        let served = |model: &&String| aliases.contains_key(*model) || models.iter().any(|served| served.name == **model);
+        if let Some(model) = self.model.as_ref().filter(|model| !served(model)) {
+            return Err(invalid("semantic_cache.model", model, "must name a served model"));
+        }
+        let bytes = self.bytes_max.unwrap_or_else(|| "64MiB".into());
+        let (keep_s, answers) = (self.keep_s.unwrap_or(3600), self.answers_max.unwrap_or(16_384));
+        let limits = Limits {
+            bytes: match parse_bytes(&bytes).map_err(|reason| invalid("semantic_cache.bytes_max", &bytes, reason))? {
+                0 => return Err(invalid("semantic_cache.bytes_max", &bytes, "must be at least 1: `enabled = false` switches it off")),
+                bytes => bytes,
+            },
+            answers: match answers {
+                1..=ANSWERS_MAX => answers,
+                _ => return Err(invalid("semantic_cache.answers_max", answers, format!("must be from 1 to {ANSWERS_MAX}"))),
+            },
+            keep: match keep_s {
+                0 => return Err(invalid("semantic_cache.keep_s", keep_s, "must be at least 1")),
+                _ => Duration::from_secs(keep_s),
+            },
+            threshold,
+        };
+        Ok((self.enabled != Some(false)).then_some(SemanticSettings { limits, model: self.model }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(file: &str) -> Result<Option<SemanticSettings>, String> {
+        let flags: SemanticFlags = toml::from_str(file).map_err(|error| error.to_string())?;
+        let models = [ModelSettings { name: "embed".into(), dir: "/m/embed".into() }];
+        flags.check(&models, &BTreeMap::new()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_section_switches_it_on() {
+        let limits = of("").unwrap().unwrap().limits;
+        assert_eq!((limits.threshold, limits.bytes, limits.answers, limits.keep.as_secs()), (THRESHOLD, 64 << 20, 16_384, 3600));
+        assert_eq!(of("enabled = false"), Ok(None));
+        assert_eq!(of("model = 'embed'\nthreshold = 0.9").unwrap().unwrap().model.as_deref(), Some("embed"));
+    }
+
+    #[test]
+    fn an_error_names_its_key() {
+        for (file, key) in [
+            ("threshold = 0.4", "semantic_cache.threshold"),
+            ("threshold = nan", "semantic_cache.threshold"),
+            ("model = 'embed'", "semantic_cache.threshold"),
+            ("model = 'other'\nthreshold = 0.9", "semantic_cache.model"),
+            ("bytes_max = '1KB'", "semantic_cache.bytes_max"),
+            ("bytes_max = '0'", "semantic_cache.bytes_max"),
+            ("answers_max = 0", "semantic_cache.answers_max"),
+            ("keep_s = 0", "semantic_cache.keep_s"),
+            ("ttl = 1", "ttl"),
+        ] {
+            let error = of(file).unwrap_err();
+            assert!(error.contains(key), "{error}");
+        }
+    }
+}
