@@ -46,8 +46,8 @@ impl Transfer {
     /// or the host ask.
     ///
     /// # Safety
-    /// Each slot is pinned memory of a block's size that nobody writes until the event. Nothing else on the device uses
-    /// these blocks of `kv` until then.
+    /// Each slot is pinned memory of a block's size, and stays pinned until the event. Who writes it before makes the
+    /// block meaningless, and nothing worse. Nothing else on the device uses these blocks of `kv` until then.
     pub unsafe fn fetch(&mut self, kernels: &Kernels, kv: &mut DeviceKv, placed: &[BlockSlot]) -> Result<CudaEvent, CudaError> {
         let layers = 0..kv.layout().layers;
         for round in placed.chunks(self.staging.len() / self.block_bytes) {

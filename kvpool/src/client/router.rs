@@ -131,6 +131,7 @@ impl PoolRouter {
             let mut report = Report { steps, ..latest.clone() };
             (report.counters.transfer, report.counters.misses) = pools.0.counters.snapshot();
             report.counters.rails = pools.0.counters.rails();
+            report.counters.fetched = pools.0.counters.fetched_bytes();
             report
         })
     }
@@ -147,8 +148,8 @@ impl PoolRouter {
             _ => {}
         }
         let Inner { endpoint, blocks, ways, counters, .. } = &*self.0;
-        let Ways { choice, nics } = ways.clone();
-        let ways = Ways { choice: if at.near { choice } else { choice.far() }, nics };
+        let choice = if at.near { ways.choice } else { ways.choice.far() };
+        let ways = Ways { choice, ..ways.clone() };
         let connecting = PoolClient::connect(endpoint, addr, *blocks, ways, Arc::clone(counters));
         let late = || PoolError::Unreachable { addr, reason: format!("no connection within {CONNECT_MAX:?}") };
         match timeout(CONNECT_MAX, connecting).await.unwrap_or_else(|_| Err(late())) {

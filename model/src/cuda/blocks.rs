@@ -1,17 +1,22 @@
 //! Copies KV blocks between host memory and the device, on streams of their own.
 //!
 //! ```text
+//!   copy:   pinned memory of others ──► device blocks
 //!   write:  bytes ──► one of two pinned buffers ──(when it is full, or a step begins)──► device blocks
-//! read:   device blocks ──► pinned buffers, one per block ──(`wait`)──► bytes
+//!   read:   device blocks ──► pinned buffers, one per block ──(`wait`)──► bytes
 //! ```
 
 use super::layers::Layers;
-use cudarc::driver::CudaEvent;
+use crate::executor::ExecutorError;
+use cudarc::driver::{CudaContext, CudaEvent};
 use std::{
-    collections::HashSet,
+    collections::{HashSet, VecDeque},
+    ptr::NonNull,
     sync::{Arc, Mutex, PoisonError},
+    thread,
+    time::{Duration, Instant},
 };
-use tidemill_kernels::cuda::{CudaError, Device, DeviceKv, host::HostBuffer, kv::BlockSlot, transfer::Transfer};
+use tidemill_kernels::cuda::{CudaError, Device, DeviceKv, host::HostBuffer, kv::BlockSlot, pinned::Pinned, transfer::Transfer};
 
 pub(super) struct BlockCopies {
     block_bytes: usize,
@@ -19,6 +24,8 @@ pub(super) struct BlockCopies {
     publishes: Transfer,
     /// The first one is being filled.
     arriving: [Arriving; 2],
+    /// Copies from others' memory, in the order in which they end.
+    copying: VecDeque<(u32, Arc<CudaEvent>)>,
     returned: Returned,
 }
 
@@ -53,6 +60,7 @@ impl BlockCopies {
             fetches: Transfer::new(device, kv, at_once)?,
             publishes: Transfer::new(device, kv, at_once)?,
             arriving: [arriving()?, arriving()?],
+            copying: VecDeque::new(),
             returned: Returned::default(),
         })
     }
@@ -84,7 +92,8 @@ impl BlockCopies {
     pub(super) fn settle(&mut self, layers: &Layers, kv: &mut DeviceKv, used: impl Iterator<Item = u32>) -> Result<(), CudaError> {
         self.flush(layers, kv)?;
         self.arriving.iter_mut().for_each(Arriving::forget_if_arrived);
-        if self.arriving.iter().all(|arriving| arriving.arrival.is_none()) {
+        self.forget_ended_copies();
+        if self.copying.is_empty() && self.arriving.iter().all(|arriving| arriving.arrival.is_none()) {
             return Ok(());
         }
         let used: HashSet<u32> = used.collect();
@@ -93,7 +102,31 @@ impl BlockCopies {
                 layers.stream.wait(arrival)?;
             }
         }
+        if let Some((_, last)) = self.copying.iter().rfind(|(block, _)| used.contains(block)) {
+            layers.stream.wait(last)?;
+        }
         Ok(())
+    }
+
+    /// Begins to copy a device block that no step uses yet.
+    ///
+    /// # Safety
+    /// As [`DeviceCopies::copy_block`](crate::executor::DeviceCopies::copy_block).
+    pub(super) unsafe fn copy(&mut self, layers: &Layers, kv: &mut DeviceKv, block: u32, from: u64) -> Result<DeviceCopy, CudaError> {
+        assert!((block as usize) < kv.blocks(), "block {block} is not one of {}", kv.blocks());
+        // What was written to the block for an owner that has given it up must not come after this.
+        self.flush(layers, kv)?;
+        self.forget_ended_copies();
+        // SAFETY: the slot is pinned until the event; until then no step uses the block, except after `settle`.
+        let done = Arc::new(unsafe { self.fetches.fetch(&layers.kernels, kv, &[BlockSlot { block, slot: from }]) }?);
+        self.copying.push_back((block, Arc::clone(&done)));
+        Ok(DeviceCopy { done })
+    }
+
+    fn forget_ended_copies(&mut self) {
+        while self.copying.front().is_some_and(|(_, done)| done.is_complete()) {
+            self.copying.pop_front();
+        }
     }
 
     fn flush(&mut self, layers: &Layers, kv: &mut DeviceKv) -> Result<(), CudaError> {
@@ -142,6 +175,49 @@ impl Arriving {
         if let Some(arrival) = self.arrival.take() {
             arrival.synchronize()?;
             self.placed.clear();
+        }
+        Ok(())
+    }
+}
+
+/// Pins memory of others for a device.
+#[derive(Clone, Debug)]
+pub struct Pinner(Arc<CudaContext>);
+
+impl Pinner {
+    pub(super) fn new(device: &Device) -> Self {
+        Self(Arc::clone(device.context()))
+    }
+
+    /// # Safety
+    /// As [`Pinned::register`].
+    pub unsafe fn pin(&self, start: NonNull<u8>, bytes: usize) -> Result<Pinned, ExecutorError> {
+        // SAFETY: as the caller promises.
+        Ok(unsafe { Pinned::register(&self.0, start, bytes) }?)
+    }
+}
+
+/// A block on its way into device memory.
+#[derive(Debug)]
+pub struct DeviceCopy {
+    done: Arc<CudaEvent>,
+}
+
+/// A copy takes microseconds, and waits for no more than a burst of others.
+const COPY_MAX: Duration = Duration::from_secs(10);
+/// The host asks again. Its thread could wait in the driver, but not with a deadline.
+const ASK_AGAIN: Duration = Duration::from_micros(20);
+
+impl DeviceCopy {
+    /// Blocks the thread until the device has read the last byte and written it. After an error it may still be about to.
+    pub fn wait(&self) -> Result<(), ExecutorError> {
+        let deadline = Instant::now() + COPY_MAX;
+        self.done.context().bind_to_thread().map_err(CudaError::from)?;
+        while !self.done.try_is_complete().map_err(CudaError::from)? {
+            if Instant::now() > deadline {
+                return Err(CudaError::Stuck { seconds: COPY_MAX.as_secs() }.into());
+            }
+            thread::sleep(ASK_AGAIN);
         }
         Ok(())
     }
