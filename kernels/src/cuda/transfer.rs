@@ -42,6 +42,11 @@ impl Transfer {
         Ok(Self { stream: device.new_stream()?, staging: device.alloc(blocks_at_once * block_bytes)?, block_bytes })
     }
 
+    /// Lets later copies wait for an event of another stream.
+    pub fn wait(&self, event: &CudaEvent) -> Result<(), CudaError> {
+        Ok(self.stream.wait(event)?)
+    }
+
     /// Copies blocks from pinned slots into `kv`. The returned event marks the end: the model's stream can wait for it,
     /// or the host ask.
     ///

@@ -26,6 +26,8 @@ pub(super) struct BlockCopies {
     arriving: [Arriving; 2],
     /// Copies from others' memory, in the order in which they end.
     copying: VecDeque<(u32, Arc<CudaEvent>)>,
+    /// Blocks that are read, in the order in which they may be overwritten.
+    leaving: VecDeque<(Vec<u32>, CudaEvent)>,
     returned: Returned,
 }
 
@@ -61,6 +63,7 @@ impl BlockCopies {
             publishes: Transfer::new(device, kv, at_once)?,
             arriving: [arriving()?, arriving()?],
             copying: VecDeque::new(),
+            leaving: VecDeque::new(),
             returned: Returned::default(),
         })
     }
@@ -117,10 +120,22 @@ impl BlockCopies {
         // What was written to the block for an owner that has given it up must not come after this.
         self.flush(layers, kv)?;
         self.forget_ended_copies();
+        self.let_leave(&[block])?;
         // SAFETY: the slot is pinned until the event; until then no step uses the block, except after `settle`.
         let done = Arc::new(unsafe { self.fetches.fetch(&layers.kernels, kv, &[BlockSlot { block, slot: from }]) }?);
         self.copying.push_back((block, Arc::clone(&done)));
-        Ok(DeviceCopy { done })
+        Ok(DeviceCopy { done, begun: Instant::now() })
+    }
+
+    /// Holds copies to these blocks back until what was in them is read.
+    fn let_leave(&mut self, blocks: &[u32]) -> Result<(), CudaError> {
+        while self.leaving.front().is_some_and(|(_, gathered)| gathered.is_complete()) {
+            self.leaving.pop_front();
+        }
+        match self.leaving.iter().rfind(|(leaving, _)| blocks.iter().any(|block| leaving.contains(block))) {
+            Some((_, gathered)) => self.fetches.wait(gathered),
+            None => Ok(()),
+        }
     }
 
     fn forget_ended_copies(&mut self) {
@@ -130,10 +145,13 @@ impl BlockCopies {
     }
 
     fn flush(&mut self, layers: &Layers, kv: &mut DeviceKv) -> Result<(), CudaError> {
-        let [Arriving { placed, arrival, .. }, _] = &mut self.arriving;
+        let [Arriving { placed, arrival, .. }, _] = &self.arriving;
         if placed.is_empty() || arrival.is_some() {
             return Ok(());
         }
+        let blocks: Vec<u32> = placed.iter().map(|placed| placed.block).collect();
+        self.let_leave(&blocks)?;
+        let [Arriving { placed, arrival, .. }, _] = &mut self.arriving;
         // SAFETY: the buffer is pinned, has room for every block, and is not overwritten before the event; until then
         // no step uses these blocks, except after `settle`.
         *arrival = Some(unsafe { self.fetches.fetch(&layers.kernels, kv, placed) }?);
@@ -154,10 +172,11 @@ impl BlockCopies {
         let placed: Vec<BlockSlot> =
             blocks.iter().zip(&buffers).map(|(&block, buffer)| BlockSlot { block, slot: buffer.address(0) }).collect();
         let ready = layers.stream.record_event(None)?;
-        // SAFETY: each buffer is pinned, of a block's size, and left alone until `done`; later writes to these blocks
-        // are on the model's stream, which waits until they are gathered.
+        // SAFETY: each buffer is pinned, of a block's size, and left alone until `done`; later writes to these blocks are on
+        // the model's stream, which waits until they are gathered, and by fetches, which `let_leave` holds back.
         let published = unsafe { self.publishes.publish(&layers.kernels, kv, &placed, 0..layers.shape.layers, &ready) }?;
         layers.stream.wait(&published.gathered)?;
+        self.leaving.push_back((blocks.to_vec(), published.gathered));
         Ok(PendingBlocks { buffers, done: published.done, returned: Arc::clone(&self.returned) })
     }
 }
@@ -201,6 +220,7 @@ impl Pinner {
 #[derive(Debug)]
 pub struct DeviceCopy {
     done: Arc<CudaEvent>,
+    begun: Instant,
 }
 
 /// A copy takes microseconds, and waits for no more than a burst of others.
@@ -209,9 +229,10 @@ const COPY_MAX: Duration = Duration::from_secs(10);
 const ASK_AGAIN: Duration = Duration::from_micros(20);
 
 impl DeviceCopy {
-    /// Blocks the thread until the device has read the last byte and written it. After an error it may still be about to.
+    /// Blocks the thread until the device has read the last byte and written it, up to 10 s after the beginning. After an error it may
+    /// still be about to.
     pub fn wait(&self) -> Result<(), ExecutorError> {
-        let deadline = Instant::now() + COPY_MAX;
+        let deadline = self.begun + COPY_MAX;
         self.done.context().bind_to_thread().map_err(CudaError::from)?;
         while !self.done.try_is_complete().map_err(CudaError::from)? {
             if Instant::now() > deadline {
