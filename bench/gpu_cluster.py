@@ -169,8 +169,7 @@ def main():
             disturbance.start()
             answers[name] = cluster.complete_all(prompts)
             disturbance.join()
-            if between:
-                between(cluster)
+            before = between(cluster) if between else {}
             if again:
                 # With everything cached.
                 answers[name + ", cached"] = cluster.complete_all(prompts)
@@ -181,6 +180,7 @@ def main():
                 fetched_by_host=("tidemill_kv_fetched_bytes_total", 'by="host"'),
                 corrupt=("tidemill_kv_misses_total", 'reason="corrupt"'),
             )
+            notes[name] |= before
 
     def crash(cluster):
         """Ends the first decode worker that is seen to work, then a prefill worker."""
@@ -193,8 +193,10 @@ def main():
                 time.sleep(0.05)
 
     def damage(cluster):
+        before = cluster.metrics(fetched_before=("tidemill_kv_fetched_bytes_total", 'by="device"'))
         cluster.damage()
         cluster.replace_decode()
+        return before
 
     ask("alone", 0)
     if args.way == "disaggregated":

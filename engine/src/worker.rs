@@ -87,8 +87,15 @@ async fn serve<S: RoleSettings>(Settings { worker, engine, role }: Settings<S>) 
     let (publisher, publishing) = Publisher::start(io.pools.clone(), putting_max);
     let bounds = EngineBounds { vocab: runner.config().vocab(), step_tokens, putting_max, info };
     let masks = (role.draws_max() > 0).then(|| Masks::start(engine.model.clone(), bounds.vocab, engine.threads, io.inbox.clone()));
-    let engine =
-        Engine { role: role.scheduler(&bounds), runner, io, publisher, announcer: Announcer::default(), landings, masks: masks.transpose()? };
+    let engine = Engine {
+        role: role.scheduler(&bounds),
+        runner,
+        io,
+        publisher,
+        announcer: Announcer::default(),
+        landings,
+        masks: masks.transpose()?,
+    };
     let outcome = links.drive(engine, events, shutdown).await;
     // At best effort, here too: what is not in the pool by now is computed again by whoever needs it.
     let _ = timeout(PUBLISHING_LAST, publishing).await;

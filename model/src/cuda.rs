@@ -22,7 +22,7 @@ mod sampling;
 mod shape;
 mod weights;
 
-pub use blocks::{DeviceCopy, PendingBlocks, Pinner};
+pub use blocks::{DeviceCopy, PendingBlocks, PinnedBlock, Pinner};
 pub use tidemill_kernels::cuda::pinned::Pinned;
 
 use crate::{

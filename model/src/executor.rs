@@ -6,7 +6,7 @@
 
 use crate::{
     config::ModelConfig,
-    cuda::blocks::{DeviceCopy, PendingBlocks, Pinner},
+    cuda::blocks::{DeviceCopy, PendingBlocks, PinnedBlock, Pinner},
 };
 use tidemill_kernels::cuda::CudaError;
 use tidemill_proto::{
@@ -88,10 +88,26 @@ pub enum BlockBytes {
 
 impl BlockBytes {
     /// Waits for the copy, for milliseconds at most.
-    pub fn wait(self) -> Result<Vec<Vec<u8>>, ExecutorError> {
+    pub fn wait(self) -> Result<Vec<HostBlock>, ExecutorError> {
         match self {
-            Self::Ready(blocks) => Ok(blocks),
-            Self::Pending(blocks) => Ok(blocks.wait()?),
+            Self::Ready(blocks) => Ok(blocks.into_iter().map(HostBlock::Owned).collect()),
+            Self::Pending(blocks) => Ok(blocks.wait()?.into_iter().map(HostBlock::Pinned).collect()),
+        }
+    }
+}
+
+/// A block's bytes on the host.
+pub enum HostBlock {
+    Owned(Vec<u8>),
+    /// Where a device has put them. Dropped soon, this spares the next read an allocation.
+    Pinned(PinnedBlock),
+}
+
+impl AsRef<[u8]> for HostBlock {
+    fn as_ref(&self) -> &[u8] {
+        match self {
+            Self::Owned(bytes) => bytes,
+            Self::Pinned(block) => block.as_ref(),
         }
     }
 }
@@ -99,5 +115,5 @@ impl BlockBytes {
 const _: fn() = || {
     // A loaded model moves to the engine's own thread.
     fn assert_send<T: Send>() {}
-    assert_send::<(Runner, BlockBytes, DeviceCopy)>();
+    assert_send::<(Runner, BlockBytes, HostBlock, DeviceCopy)>();
 };

@@ -141,9 +141,9 @@ const WORKER_FAMILIES: &[Family] = &[
         samples: |m| {
             let fetched = &m.report.counters.fetched;
             match m.role {
-                Role::Prefill | Role::Decode => [("device", fetched.by_device), ("host", fetched.by_host)]
-                    .map(|(by, bytes)| (vec![("by", by)], bytes as f64))
-                    .to_vec(),
+                Role::Prefill | Role::Decode => {
+                    [("device", fetched.by_device), ("host", fetched.by_host)].map(|(by, bytes)| (vec![("by", by)], bytes as f64)).to_vec()
+                }
                 Role::Kvpool => vec![],
             }
         },

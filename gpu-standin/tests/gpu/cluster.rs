@@ -54,7 +54,7 @@ fn without_pinned_memory_the_same_answers_take_the_long_way() {
 fn blocks_that_changed_in_the_pools_memory_are_not_used() {
     let report = compared(&Standin::new("memory=512"), "damaged");
     let notes = &report["notes"]["damaged"];
-    assert!(notes["fetched_by_device"].as_f64() > Some(0.0) && notes["corrupt"].as_f64() > Some(0.0), "{report:#}");
+    assert!(notes["fetched_before"].as_f64() > Some(0.0) && notes["corrupt"].as_f64() > Some(0.0), "{report:#}");
 }
 
 #[test]

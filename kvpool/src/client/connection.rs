@@ -159,7 +159,8 @@ impl PoolClient {
         let block_bytes = blocks.block_bytes as usize;
         let no_way = || PoolError::Unreachable { addr, reason: "no transport works".into() };
         let (outgoing, queue) = mpsc::channel(OUTGOING_MAX);
-        let offer = Offer { arena: &arena, nics: nics.as_ref(), device: device.as_ref(), control: outgoing.downgrade(), counters: &counters };
+        let offer =
+            Offer { arena: &arena, nics: nics.as_ref(), device: device.as_ref(), control: outgoing.downgrade(), counters: &counters };
         let path = DataPath::open(addr, &offer, |transport| choice.allows(transport)).ok_or_else(no_way)?;
         let calls = Arc::new(Calls::new(outgoing.downgrade()));
         let rails = path.rails().cloned();

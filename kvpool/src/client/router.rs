@@ -1,6 +1,7 @@
 //! A worker's way to every pool node: one connection per node, made when it is first needed and again after it broke.
 
 use super::{FetchedBlock, Miss, Part, PoolClient, PoolError, PutReport, Registration, TransferCounters, Ways};
+use bytes::Bytes;
 use futures_util::future::join_all;
 use parking_lot::Mutex;
 use std::{
@@ -108,7 +109,7 @@ impl PoolRouter {
     }
 
     /// Publishes full blocks that follow each other in one chain, at one node.
-    pub async fn put(&self, node: PoolNode, lineage: Lineage, blocks: Vec<(BlockKey, Vec<u8>)>) -> Result<PutReport, PoolError> {
+    pub async fn put(&self, node: PoolNode, lineage: Lineage, blocks: Vec<(BlockKey, impl Into<Bytes>)>) -> Result<PutReport, PoolError> {
         self.client(node).await?.put(lineage, blocks).await
     }
 

@@ -25,7 +25,9 @@ fn pin_aside(arena: Arc<Arena>, device: Arc<dyn Pin>) {
     let pin = move || {
         let started = Instant::now();
         match arena.pin(&*device) {
-            Ok(()) => tracing::info!(bytes, took_ms = started.elapsed().as_millis() as u64, "the device copies from the pool node's memory"),
+            Ok(()) => {
+                tracing::info!(bytes, took_ms = started.elapsed().as_millis() as u64, "the device copies from the pool node's memory")
+            }
             Err(reason) => tracing::warn!(bytes, reason, "the pool node's memory cannot be pinned: the host copies blocks for the device"),
         }
     };

@@ -3,7 +3,7 @@
 //! ```text
 //!   copy:   pinned memory of others ──► device blocks
 //!   write:  bytes ──► one of two pinned buffers ──(when it is full, or a step begins)──► device blocks
-//!   read:   device blocks ──► pinned buffers, one per block ──(`wait`)──► bytes
+//!   read:   device blocks ──► pinned buffers, one per block ──(`wait`)──► their reader ──(dropped)──► the next read
 //! ```
 
 use super::layers::Layers;
@@ -252,9 +252,29 @@ pub struct PendingBlocks {
 }
 
 impl PendingBlocks {
-    pub(crate) fn wait(mut self) -> Result<Vec<Vec<u8>>, CudaError> {
+    pub(crate) fn wait(mut self) -> Result<Vec<PinnedBlock>, CudaError> {
         self.done.synchronize()?;
-        self.buffers.iter_mut().map(|buffer| Ok(buffer.numbers()?.to_vec())).collect()
+        let buffers = std::mem::take(&mut self.buffers);
+        Ok(buffers.into_iter().map(|buffer| PinnedBlock { buffer: Some(buffer), returned: Arc::clone(&self.returned) }).collect())
+    }
+}
+
+/// A block in a pinned buffer, which the next read uses again when this is dropped.
+pub struct PinnedBlock {
+    /// Set until then.
+    buffer: Option<HostBuffer<u8>>,
+    returned: Returned,
+}
+
+impl AsRef<[u8]> for PinnedBlock {
+    fn as_ref(&self) -> &[u8] {
+        self.buffer.as_ref().expect("it is set until it is dropped").settled()
+    }
+}
+
+impl Drop for PinnedBlock {
+    fn drop(&mut self) {
+        self.returned.lock().unwrap_or_else(PoisonError::into_inner).extend(self.buffer.take());
     }
 }
 
