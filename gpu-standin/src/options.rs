@@ -8,7 +8,7 @@
 //! | `seed` | of every random choice: the order of warps, blocks and streams | 1 |
 //! | `fail_launch` | the number of the kernel launch that fails | none |
 //! | `fail_once` | a file: of all processes with this option, only the one that creates it fails | none |
-//! | `drop` | a driver call that does nothing: `cuStreamWaitEvent`, `cuEventSynchronize` | none |
+//! | `drop` | a driver call that does nothing: `cuStreamWaitEvent`, `cuEventSynchronize`, `cuEventQuery` | none |
 //! | `plant` | a file of edits to kernel sources, see `api/nvrtc.rs` | none |
 //! | `trace` | `1`: every launch and copy on stderr | off |
 
