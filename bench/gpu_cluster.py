@@ -3,7 +3,8 @@
     python3 bench/gpu_cluster.py --bin target/release --model model/tests/fixtures/llama3 [--device cuda] [--json FILE] [--way WAY] [-- FLAGS]
 
 Ways: `disaggregated`, also with everything cached (the default); `preempted`, with device blocks for a few sequences only; `crashed`, a
-prefill and a decode worker of two killed while they answer; `failing`, where one device is expected to fail by itself.
+prefill and a decode worker of two killed while they answer; `failing`, where one device is expected to fail by itself; `damaged`, where
+every block in the pool node's memory changes behind its back, and then a new decode worker fetches them.
 
 Answers are compared token by token. On a GPU a row's bits depend on how many rows are multiplied at once (docs/ARCHITECTURE.md, §5), and
 the two clusters cut prompts differently. So an answer may differ, but only from a token on that was as likely as the other's, within
@@ -12,6 +13,7 @@ TIE; how many are the same to the end is reported. Needs nothing but Python.
 
 import argparse
 import json
+import mmap
 import os
 import queue
 import signal
@@ -79,10 +81,36 @@ class Cluster:
     def members(self, role):
         return [member for member in json.loads(self.get("/cluster"))["members"] if member["role"] == role]
 
-    def metric(self, name):
-        """Once heartbeats have brought it."""
+    def metrics(self, **names):
+        """Sums of metrics, given as name or (name, label), once heartbeats have brought them."""
         time.sleep(2.5)
-        return sum(float(line.rsplit(" ", 1)[1]) for line in self.get("/metrics").splitlines() if line.startswith(name))
+        lines = self.get("/metrics").splitlines()
+        parts = {key: (name,) if isinstance(name, str) else name for key, name in names.items()}
+        found = {key: [line for line in lines if line.startswith(name) and all(label in line for label in labels)] for key, (name, *labels) in parts.items()}
+        return {key: sum(float(line.rsplit(" ", 1)[1]) for line in found[key]) for key in found}
+
+    def damage(self):
+        """Changes a byte of every slot of the pool node."""
+        (node,) = self.members("kvpool")
+        dram = node["report"]["blocks"]["dram"]
+        stride = -(-dram["bytes_per_block"] // 64) * 64
+        folder = f"/proc/{node['pid']}/fd"
+        fds = [os.path.join(folder, fd) for fd in os.listdir(folder)]
+        (arena,) = [fd for fd in fds if os.readlink(fd).startswith("/memfd:tidemill-kvpool")]
+        with open(arena, "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+            # Slots are the last thing in the arena, one after the other.
+            for at in range(len(memory) - dram["total"] * stride + stride // 2, len(memory), stride):
+                memory[at] ^= 0x10
+
+    def replace_decode(self):
+        """Kills the decode worker, and waits for the next one."""
+        (old,) = [member["pid"] for member in self.members("decode")]
+        os.kill(old, signal.SIGKILL)
+        for _ in range(READY_S * 10):
+            if any(member["pid"] != old for member in self.members("decode")):
+                return
+            time.sleep(0.1)
+        raise SystemExit("no decode worker came back")
 
     def complete(self, prompt):
         """Without log-probabilities first: that is what is drawn on the device."""
@@ -125,7 +153,7 @@ def main():
     parser.add_argument("--model", required=True)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--json")
-    parser.add_argument("--way", default="disaggregated", choices=["disaggregated", "preempted", "crashed", "failing"])
+    parser.add_argument("--way", default="disaggregated", choices=["disaggregated", "preempted", "crashed", "failing", "damaged"])
     parser.add_argument("--few-blocks", default="192KiB", help="with --way preempted: a worker's memory for blocks")
     parser.add_argument("up", nargs="*", help="further arguments of `tidemill up`, after --")
     args = parser.parse_args()
@@ -134,17 +162,25 @@ def main():
     prompts += [prompts[-1][:150] + [9, 8, 7], prompts[-1][:150] + [7, 8, 9]]
     answers, ready, notes = {}, {}, {}
 
-    def ask(name, prefill, flags=(), meanwhile=None, again=True):
+    def ask(name, prefill, flags=(), meanwhile=None, between=None, again=True):
         with Cluster(args, prefill, flags) as cluster:
             ready[name] = cluster.ready_s
             disturbance = threading.Thread(target=meanwhile or (lambda _: None), args=(cluster,))
             disturbance.start()
             answers[name] = cluster.complete_all(prompts)
             disturbance.join()
+            before = between(cluster) if between else {}
             if again:
                 # With everything cached.
                 answers[name + ", cached"] = cluster.complete_all(prompts)
-            notes[name] = {"preemptions": cluster.metric("tidemill_preemptions_total"), "rescues": cluster.metric("tidemill_rescues_total")}
+            notes[name] = cluster.metrics(
+                preemptions="tidemill_preemptions_total",
+                rescues="tidemill_rescues_total",
+                fetched_by_device=("tidemill_kv_fetched_bytes_total", 'by="device"'),
+                fetched_by_host=("tidemill_kv_fetched_bytes_total", 'by="host"'),
+                corrupt=("tidemill_kv_misses_total", 'reason="corrupt"'),
+            )
+            notes[name] |= before
 
     def crash(cluster):
         """Ends the first decode worker that is seen to work, then a prefill worker."""
@@ -156,6 +192,12 @@ def main():
                     break
                 time.sleep(0.05)
 
+    def damage(cluster):
+        before = cluster.metrics(fetched_before=("tidemill_kv_fetched_bytes_total", 'by="device"'))
+        cluster.damage()
+        cluster.replace_decode()
+        return before
+
     ask("alone", 0)
     if args.way == "disaggregated":
         ask("disaggregated", 1)
@@ -163,6 +205,8 @@ def main():
         ask("preempted", 1, ["--kv-memory", args.few_blocks], again=False)
     elif args.way == "crashed":
         ask("crashed", 2, ["--decode", "2"], crash)
+    elif args.way == "damaged":
+        ask("damaged", 1, ["--pool-memory", "32MiB"], between=damage)
     else:
         ask("failing", 1, ["--decode", "2"])
     report = {"model": args.model, "device": args.device, "ready_s": ready, "answers": len(prompts), "notes": notes, "comparisons": {}}

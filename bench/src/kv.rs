@@ -139,7 +139,7 @@ async fn dram(pki: &Path, args: &KvArgs, repetitions: u32, shrink: usize, progre
             progress.set_message(format!("{block_bytes} B × {batch}, {:?}, datagrams up to {}", way.choice, way.datagram_bytes_max));
             // A fresh node each time, with memory for one repetition: the first one touches all of it.
             let node = PoolNode::start(pki, blocks * block_bytes, args.prefault, None, &args.node_rdma_device).await?;
-            let ways = Ways { choice: way.choice, nics: nics.clone() };
+            let ways = Ways { choice: way.choice, nics: nics.clone(), device: None };
             let client = node.client(block_bytes, ways, way.datagram_bytes_max).await?;
             if rdma {
                 ensure!(client.transport() == Transport::Rdma, "the node cannot be reached by RDMA from {}", args.rdma_device);

@@ -9,6 +9,7 @@ use crate::{
     drive::Driven,
     io::Io,
     job::{Action, Delivery, JobId, ScheduledChunk},
+    landing::Landings,
     masks::{Constrained, Masks},
     publishing::Publisher,
     role::Role,
@@ -40,6 +41,12 @@ pub enum Event {
         index: usize,
         result: Result<FetchedBlock, Miss>,
     },
+    /// A fetched block that the device has copied. No arrival: it is a miss after all.
+    Landed {
+        fetch: FetchId,
+        index: usize,
+        outcome: Result<Option<Arrival>, ExecutorError>,
+    },
     PutDone {
         job: JobId,
         blocks: usize,
@@ -61,6 +68,8 @@ pub(crate) struct Engine<R> {
     pub(crate) io: Io,
     pub(crate) publisher: Publisher,
     pub(crate) announcer: Announcer,
+    /// `None`: the host copies all blocks.
+    pub(crate) landings: Option<Landings>,
     /// `None`: this role draws no tokens.
     pub(crate) masks: Option<Masks>,
 }
@@ -85,11 +94,15 @@ impl<R: Role> Driven for Engine<R> {
             Event::Matched { job, held } => self.role.matched(job, held),
             Event::Fetched { fetch, index, result } => {
                 let arrival = match result {
-                    Ok(block) => self.read(fetch, index, &block)?,
+                    Ok(block) => match self.take_in(fetch, index, block)? {
+                        Taken::Here(arrival) => arrival,
+                        Taken::Landing => return Ok(ControlFlow::Continue(())),
+                    },
                     Err(_) => None,
                 };
                 self.role.fetched(fetch, index, arrival, now);
             }
+            Event::Landed { fetch, index, outcome } => drop(self.role.fetched(fetch, index, outcome?, now)),
             Event::PutDone { job, blocks, outcome } => self.role.put_done(job, blocks, outcome, now),
             Event::Constrained { job, generated, outcome } => self.constrained(job, generated, outcome),
             Event::Drain => {
@@ -133,13 +146,18 @@ impl<R: Role> Driven for Engine<R> {
 }
 
 impl<R: Role> Engine<R> {
-    /// Reads a fetched block straight into the device block it is for, if anybody still wants it. `None`: it is a miss after all.
-    fn read(&mut self, fetch: FetchId, index: usize, block: &FetchedBlock) -> Result<Option<Arrival>, ExecutorError> {
-        let good = match self.role.destination(fetch, index) {
-            Some(device_block) => self.runner.write_block(device_block, &mut |memory| block.read_into(memory).is_ok())?,
-            None => true,
-        };
-        Ok(good.then(|| block.arrival()))
+    /// Reads a fetched block straight into the device block it is for, or lets the device do so. If nobody wants it any more, it is as good
+    /// as here.
+    fn take_in(&mut self, fetch: FetchId, index: usize, block: FetchedBlock) -> Result<Taken, ExecutorError> {
+        let Some(device_block) = self.role.destination(fetch, index) else { return Ok(Taken::Here(Some(block.arrival()))) };
+        if let (Some(from), Some(copies)) = (block.device_address(), self.runner.device_copies())
+            && let Some(place) = self.landings.as_ref().and_then(Landings::place)
+        {
+            place.land(copies, (fetch, index), block, (from, device_block))?;
+            return Ok(Taken::Landing);
+        }
+        let good = self.runner.write_block(device_block, &mut |memory| block.read_into(memory).is_ok())?;
+        Ok(Taken::Here(good.then(|| block.arrival())))
     }
 
     fn compute(&mut self, chunks: &[ScheduledChunk]) -> Result<Vec<SegmentResult>, ExecutorError> {
@@ -220,6 +238,14 @@ impl<R: Role> Engine<R> {
             report.counters = self.role.counters().clone();
         });
     }
+}
+
+/// What became of a fetched block.
+enum Taken {
+    /// Nothing if it is a miss after all.
+    Here(Option<Arrival>),
+    /// [`Event::Landed`] will tell.
+    Landing,
 }
 
 /// A step, for the cost model.

@@ -18,7 +18,7 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use tidemill_kvpool::client::{FetchId, Nics, Part, PoolRouter, TransportChoice, Ways, request::blocks_within};
+use tidemill_kvpool::client::{FetchId, Nics, Part, Pin, PoolRouter, TransportChoice, Ways, request::blocks_within};
 use tidemill_net::{
     link::{Endpoint, LinkError},
     uplink::{LinkEvent, Uplink},
@@ -63,15 +63,16 @@ pub(crate) struct Links {
     inbox: mpsc::Sender<Event>,
 }
 
-/// Links up with the coordinators. Returns both ends, and the engine's inbox. Must be called inside a tokio runtime.
+/// Links up with the coordinators. `device` copies blocks from shared memory by itself. Returns both ends, and the engine's inbox. Must be called inside a tokio runtime.
 pub(crate) fn start(
     worker: &WorkerSettings,
     engine: &EngineSettings,
     info: &EngineInfo,
     role: RoleInfo,
+    device: Option<Arc<dyn Pin>>,
 ) -> Result<(Io, Links, mpsc::Receiver<Event>), LinkError> {
     let endpoint = Endpoint::bind_client(worker.bind, &worker.identity)?;
-    let pools = PoolRouter::new(endpoint.clone(), BlockFormat::whole(info.layout, info.block_bytes), ways(engine));
+    let pools = PoolRouter::new(endpoint.clone(), BlockFormat::whole(info.layout, info.block_bytes), ways(engine, device));
     let report = Arc::new(Mutex::new(Report::default()));
     let (uplink, link_events) = Uplink::start(&endpoint, &worker.coordinators, worker.register(role), pools.reporter(Arc::clone(&report)));
     let uplink = Arc::new(uplink);
@@ -82,10 +83,10 @@ pub(crate) fn start(
 }
 
 /// Opens the RDMA devices, if they may be used.
-fn ways(engine: &EngineSettings) -> Ways {
+fn ways(engine: &EngineSettings, device: Option<Arc<dyn Pin>>) -> Ways {
     let choice = engine.transport;
     let may = matches!(choice, TransportChoice::Auto | TransportChoice::Rdma);
-    Ways { choice, nics: may.then(|| Nics::open(&engine.rdma_devices)) }
+    Ways { choice, nics: may.then(|| Nics::open(&engine.rdma_devices)), device }
 }
 
 impl Io {

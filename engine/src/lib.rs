@@ -17,6 +17,7 @@
 //! - [`engine`]: events in, steps computed, actions performed
 //! - `drive`: the thread that does so, and its inbox
 //! - `io`: what that thread reaches: coordinators, pool nodes, its inbox, the report
+//! - `landing`: blocks that the device copies by itself
 //! - `masks`: what constrained sequences may draw, computed beside the forward pass
 //! - `publishing`: device blocks into the pool
 //! - [`load`]: from settings to a loaded model with its device memory
@@ -41,6 +42,8 @@ pub mod engine;
 pub mod flags;
 #[cfg(feature = "shell")]
 mod io;
+#[cfg(feature = "shell")]
+mod landing;
 #[cfg(feature = "shell")]
 pub mod load;
 #[cfg(feature = "shell")]

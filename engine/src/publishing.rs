@@ -2,6 +2,7 @@
 //!
 //! Either way the engine reads a block's bytes when the scheduler says so, and the copies travel while it computes on.
 
+use bytes::Bytes;
 use std::mem;
 use tidemill_kvpool::client::PoolRouter;
 use tidemill_model::{BlockBytes, ExecutorError, Runner};
@@ -74,12 +75,13 @@ impl Publisher {
 }
 
 /// Waits for the bytes that a device copies.
-async fn copied(bytes: BlockBytes) -> Result<Vec<Vec<u8>>, String> {
+async fn copied(bytes: BlockBytes) -> Result<Vec<Bytes>, String> {
     match bytes {
-        BlockBytes::Ready(blocks) => Ok(blocks),
+        BlockBytes::Ready(blocks) => Ok(blocks.into_iter().map(Bytes::from).collect()),
         pending => {
             let waited = tokio::task::spawn_blocking(move || pending.wait()).await;
-            waited.map_err(|panic| panic.to_string())?.map_err(|error| error.to_string())
+            let blocks = waited.map_err(|panic| panic.to_string())?.map_err(|error| error.to_string())?;
+            Ok(blocks.into_iter().map(Bytes::from_owner).collect())
         }
     }
 }
@@ -101,7 +103,7 @@ struct Copied {
     node: PoolNode,
     lineage: Lineage,
     key: BlockKey,
-    bytes: Vec<u8>,
+    bytes: Bytes,
 }
 
 /// Waits for the bytes that a device copies. Skips a block that it fails to copy: the engine learns of that with its next step.
@@ -110,7 +112,7 @@ async fn all_copied(publications: Vec<Publication>) -> Vec<Copied> {
     let wait = |publications: Vec<Publication>| {
         let copied = publications.into_iter().flat_map(|Publication { node, lineage, key, bytes }| {
             let blocks = bytes.wait().unwrap_or_default();
-            blocks.into_iter().map(move |bytes| Copied { node, lineage, key, bytes })
+            blocks.into_iter().map(move |bytes| Copied { node, lineage, key, bytes: Bytes::from_owner(bytes) })
         });
         copied.collect()
     };
@@ -121,7 +123,7 @@ async fn all_copied(publications: Vec<Publication>) -> Vec<Copied> {
 }
 
 /// Consecutive blocks of one chain.
-type Run = (PoolNode, Lineage, Vec<(BlockKey, Vec<u8>)>);
+type Run = (PoolNode, Lineage, Vec<(BlockKey, Bytes)>);
 
 /// Sorts blocks into runs that can be put at once: those of several sequences come mixed.
 fn runs(blocks: Vec<Copied>) -> Vec<Run> {
@@ -150,7 +152,7 @@ mod tests {
         let key = |n: u8| BlockKey([n; 16]);
         let block = |parent: Option<u8>, n: u8| {
             let lineage = Lineage { origin: RequestId(1), tenant: Tenant(0), parent: parent.map(key), position: 0 };
-            Copied { node, lineage, key: key(n), bytes: vec![n] }
+            Copied { node, lineage, key: key(n), bytes: vec![n].into() }
         };
         let mixed = [block(None, 1), block(Some(9), 10), block(Some(1), 2), block(Some(10), 11), block(Some(3), 4)];
         let runs = runs(mixed.into());

@@ -6,18 +6,22 @@ use crate::{
     engine::Engine,
     flags::Settings,
     io,
+    landing::{DevicePin, Landings},
     load::{EngineError, LoadedEngine, load_engine},
     masks::Masks,
     publishing::Publisher,
     role::Role,
 };
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
+use tidemill_kvpool::client::Pin;
 use tidemill_net::{config::ConfigError, link::LinkError, process};
 use tidemill_proto::message::{EngineInfo, RoleInfo};
 use tokio::time::timeout;
 
 /// Blocks on their way into the pool, of each kind of put.
 const PUTTING_MAX: usize = 256;
+/// Blocks that the device is copying out of the pool.
+const LANDING_MAX: usize = 256;
 /// At the end, blocks on their way into the pool get this long.
 const PUBLISHING_LAST: Duration = Duration::from_secs(2);
 
@@ -74,14 +78,24 @@ async fn serve<S: RoleSettings>(Settings { worker, engine, role }: Settings<S>) 
     process::keep_freed_memory();
     let shutdown = worker.shutdown();
     let LoadedEngine { mut runner, info, step_tokens } = load_engine(&engine, role.draws_max(), role.work_max())?;
-    let (io, mut links, events) = io::start(&worker, &engine, &info, S::role_info(info.clone()))?;
+    let device = runner.device_copies().map(|copies| Arc::new(DevicePin(copies.pinner())) as Arc<dyn Pin>);
+    let copies = device.is_some();
+    let (io, mut links, events) = io::start(&worker, &engine, &info, S::role_info(info.clone()), device)?;
+    let landings = copies.then(|| Landings::start(&io.runtime, io::queue_blocks(&info, LANDING_MAX), &io.inbox));
     let _registered = runner.block_memory().and_then(|memory| io.pools.register(memory));
     let putting_max = io::queue_blocks(&info, PUTTING_MAX);
     let (publisher, publishing) = Publisher::start(io.pools.clone(), putting_max);
     let bounds = EngineBounds { vocab: runner.config().vocab(), step_tokens, putting_max, info };
     let masks = (role.draws_max() > 0).then(|| Masks::start(engine.model.clone(), bounds.vocab, engine.threads, io.inbox.clone()));
-    let engine =
-        Engine { role: role.scheduler(&bounds), runner, io, publisher, announcer: Announcer::default(), masks: masks.transpose()? };
+    let engine = Engine {
+        role: role.scheduler(&bounds),
+        runner,
+        io,
+        publisher,
+        announcer: Announcer::default(),
+        landings,
+        masks: masks.transpose()?,
+    };
     let outcome = links.drive(engine, events, shutdown).await;
     // At best effort, here too: what is not in the pool by now is computed again by whoever needs it.
     let _ = timeout(PUBLISHING_LAST, publishing).await;

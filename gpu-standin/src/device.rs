@@ -27,6 +27,8 @@ pub(crate) struct Device {
     launches: u64,
     /// After a fault every call fails with this.
     pub(crate) failed: Option<u32>,
+    /// Bytes of others' memory that are pinned.
+    pub(crate) registered_bytes: u64,
     /// Pinned memory of our own: start and size.
     pub(crate) host_allocations: BTreeMap<u64, std::alloc::Layout>,
 }
@@ -57,7 +59,7 @@ pub(crate) enum Work {
         shared_bytes: u32,
         params: Vec<u8>,
     },
-    /// Between addresses of the device's space. `check`: of host memory's bytes when this was queued.
+    /// Between addresses of the device's space. `check`: of this process's own bytes when this was queued.
     Copy {
         to: u64,
         from: u64,
@@ -101,6 +103,7 @@ pub(crate) fn device() -> MutexGuard<'static, Device> {
             random: Random::new(options().seed),
             launches: 0,
             failed: None,
+            registered_bytes: 0,
             host_allocations: BTreeMap::new(),
         })
     });
@@ -172,7 +175,7 @@ impl Device {
             // Both ends must be there now, whatever comes.
             self.memory.read(*from, *bytes, false, "copies from")?;
             if !captured {
-                if self.memory.is_pinned(*from, *bytes) {
+                if self.memory.is_pinned_of_ours(*from, *bytes) {
                     *check = Some(digest(self.memory.read(*from, *bytes, false, "copies from")?));
                 }
                 if self.memory.is_pinned(*to, *bytes) {

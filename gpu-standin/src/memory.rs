@@ -1,5 +1,6 @@
 //! Memory that the device can address: allocations in an address space of its own, with gaps between them that are
-//! never used, and addresses that are never used again; and pinned host memory, at the host's addresses.
+//! never used, and addresses that are never used again; and pinned host memory, at the host's addresses. What this process
+//! shares with others is theirs to change at any time.
 //!
 //! Device memory knows which of its bytes were written, and who wrote every two bytes last, so that blocks and warps
 //! that race are found out.
@@ -38,7 +39,11 @@ enum Content {
         writers: Vec<u64>,
     },
     /// Owned by the host.
-    Host(*mut u8),
+    Host {
+        start: *mut u8,
+        /// With other processes.
+        shared: bool,
+    },
     Freed,
 }
 
@@ -92,22 +97,31 @@ impl Memory {
         Ok(())
     }
 
-    pub(crate) fn pin(&mut self, start: *mut u8, len: u64) {
+    pub(crate) fn pin(&mut self, start: *mut u8, len: u64, shared: bool) {
         self.numbers += 1;
         let at = self.all.partition_point(|a| a.start < start.addr() as u64);
-        self.all.insert(at, Allocation { start: start.addr() as u64, len, number: self.numbers, content: Content::Host(start) });
+        self.all.insert(at, Allocation { start: start.addr() as u64, len, number: self.numbers, content: Content::Host { start, shared } });
         self.last = 0;
     }
 
     /// Returns the length.
     pub(crate) fn unpin(&mut self, start: u64) -> Option<u64> {
-        let at = self.all.iter().position(|a| a.start == start && matches!(a.content, Content::Host(_)))?;
+        let at = self.all.iter().position(|a| a.start == start && matches!(a.content, Content::Host { .. }))?;
         self.last = 0;
         Some(self.all.remove(at).len)
     }
 
     pub(crate) fn is_pinned(&self, address: u64, len: u64) -> bool {
-        self.all.iter().any(|a| matches!(a.content, Content::Host(_)) && a.start <= address && address + len <= a.start + a.len)
+        self.pinned(address, len).is_some()
+    }
+
+    /// Whether nobody but this process changes these bytes.
+    pub(crate) fn is_pinned_of_ours(&self, address: u64, len: u64) -> bool {
+        self.pinned(address, len).is_some_and(|a| matches!(a.content, Content::Host { shared: false, .. }))
+    }
+
+    fn pinned(&self, address: u64, len: u64) -> Option<&Allocation> {
+        self.all.iter().find(|a| matches!(a.content, Content::Host { .. }) && a.start <= address && address + len <= a.start + a.len)
     }
 
     /// The allocation that holds the bytes.
@@ -134,7 +148,7 @@ impl Memory {
 
     fn name(&self, at: usize) -> String {
         let Allocation { start, len, number, content } = &self.all[at];
-        let whose = if matches!(content, Content::Host(_)) { "pinned host memory" } else { "device memory" };
+        let whose = if matches!(content, Content::Host { .. }) { "pinned host memory" } else { "device memory" };
         format!("{whose} no. {number} ({len} bytes at {start:#x})")
     }
 
@@ -193,7 +207,7 @@ impl Memory {
                     written[i / 8] = written[i / 8] & !(1 << (i % 8)) | u8::from(bit) << (i % 8);
                 }
             }
-            (Content::Host(_), Some(bits)) if bits.contains(&false) => {
+            (Content::Host { .. }, Some(bits)) if bits.contains(&false) => {
                 let name = self.name(source);
                 return Err(Fault::new(Kind::Uninitialized, format!("copies bytes that were never written from {name} to the host")));
             }
@@ -293,7 +307,7 @@ impl Allocation {
             Content::Device { bytes, .. } => &bytes[offset..offset + len],
             // SAFETY: pinned by its owner with at least this length, and not unpinned yet; the caller of the driver may
             // not change it now.
-            Content::Host(start) => unsafe { std::slice::from_raw_parts(start.add(offset), len) },
+            Content::Host { start, .. } => unsafe { std::slice::from_raw_parts(start.add(offset), len) },
             Content::Freed => unreachable!("freed memory is not found"),
         }
     }
@@ -302,7 +316,7 @@ impl Allocation {
         match &mut self.content {
             Content::Device { bytes, .. } => &mut bytes[offset..offset + len],
             // SAFETY: as above.
-            Content::Host(start) => unsafe { std::slice::from_raw_parts_mut(start.add(offset), len) },
+            Content::Host { start, .. } => unsafe { std::slice::from_raw_parts_mut(start.add(offset), len) },
             Content::Freed => unreachable!("freed memory is not found"),
         }
     }

@@ -4,10 +4,11 @@
 //! |---|---|---|
 //! | `arch` | `80` or `90` | `90` |
 //! | `memory` | MiB of device memory | 4096 |
+//! | `pinned` | MiB of others' memory that may be pinned | no limit |
 //! | `seed` | of every random choice: the order of warps, blocks and streams | 1 |
 //! | `fail_launch` | the number of the kernel launch that fails | none |
 //! | `fail_once` | a file: of all processes with this option, only the one that creates it fails | none |
-//! | `drop` | a driver call that does nothing: `cuStreamWaitEvent`, `cuEventSynchronize` | none |
+//! | `drop` | a driver call that does nothing: `cuStreamWaitEvent`, `cuEventSynchronize`, `cuEventQuery` | none |
 //! | `plant` | a file of edits to kernel sources, see `api/nvrtc.rs` | none |
 //! | `trace` | `1`: every launch and copy on stderr | off |
 
@@ -17,6 +18,7 @@ use std::sync::OnceLock;
 pub(crate) struct Options {
     pub(crate) arch: (i32, i32),
     pub(crate) memory_bytes: u64,
+    pub(crate) pinned_bytes_max: u64,
     pub(crate) seed: u64,
     pub(crate) fail_launch: Option<u64>,
     pub(crate) fail_once: Option<String>,
@@ -37,14 +39,24 @@ pub(crate) fn options() -> &'static Options {
 }
 
 fn parse(text: &str) -> Options {
-    let mut options =
-        Options { arch: (9, 0), memory_bytes: 4 << 30, seed: 1, fail_launch: None, fail_once: None, drop: None, plant: None, trace: false };
+    let mut options = Options {
+        arch: (9, 0),
+        memory_bytes: 4 << 30,
+        pinned_bytes_max: u64::MAX,
+        seed: 1,
+        fail_launch: None,
+        fail_once: None,
+        drop: None,
+        plant: None,
+        trace: false,
+    };
     for pair in text.split(',').filter(|pair| !pair.is_empty()) {
         let (key, value) = pair.split_once('=').unwrap_or_else(|| panic!("{VARIABLE}: `{pair}` is not key=value"));
         let number = || value.parse::<u64>().unwrap_or_else(|_| panic!("{VARIABLE}: {key} is a number, not `{value}`"));
         match key {
             "arch" => options.arch = (number() as i32 / 10, number() as i32 % 10),
             "memory" => options.memory_bytes = number() << 20,
+            "pinned" => options.pinned_bytes_max = number() << 20,
             "seed" => options.seed = number(),
             "fail_launch" => options.fail_launch = Some(number()),
             "fail_once" => options.fail_once = Some(value.to_owned()),

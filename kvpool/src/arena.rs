@@ -14,21 +14,27 @@
 //! because another process may be writing it. [`validate`](crate::core::validate::validate) says whether a copy is good.
 
 pub(crate) mod hashed_copy;
+pub mod pin;
 
 use crate::core::validate::Copied;
-use hashed_copy::copy_hashed;
+use hashed_copy::{copy_hashed, hash_shared};
 use memmap2::{Advice, MmapOptions, MmapRaw};
 use nix::{
     fcntl::{FcntlArg, SealFlag, fcntl},
     sys::memfd::{MFdFlags, memfd_create},
 };
+use pin::{Pin, Pinned};
 use std::{
     fs::{self, File, OpenOptions},
     hash::Hasher,
     io,
     os::fd::AsRawFd,
     path::PathBuf,
-    sync::atomic::{AtomicU64, Ordering, fence},
+    ptr::NonNull,
+    sync::{
+        OnceLock,
+        atomic::{AtomicU64, Ordering, fence},
+    },
 };
 use tidemill_proto::pool::ArenaInfo;
 use twox_hash::XxHash3_64;
@@ -48,6 +54,8 @@ pub enum ArenaError {
 /// A mapped arena. Its creator and all that opened it see the same bytes.
 #[derive(Debug)]
 pub struct Arena {
+    /// The slots, once a device knows them. Declared before the mapping, which must outlive it.
+    pinned: OnceLock<Box<dyn Pinned>>,
     map: MmapRaw,
     layout: Layout,
     info: ArenaInfo,
@@ -125,7 +133,7 @@ impl Arena {
         };
         let (file, map) = create().map_err(|source| ArenaError::Create { bytes: layout.file_bytes as u64, source })?;
         let info = ArenaInfo { pid: std::process::id(), fd: file.as_raw_fd(), nonce, slots, block_bytes };
-        let arena = Self { map, layout, info, _file: file };
+        let arena = Self { pinned: OnceLock::new(), map, layout, info, _file: file };
         arena.copy_to(0, &proof(nonce));
         Ok(arena)
     }
@@ -158,7 +166,7 @@ impl Arena {
             return Err(not_shared(format!("it has {file_bytes} bytes, announced were {}", layout.file_bytes)));
         }
         let map = MmapOptions::new().len(layout.file_bytes).map_raw(&file).map_err(failed)?;
-        let arena = Self { map, layout, info: *info, _file: file };
+        let arena = Self { pinned: OnceLock::new(), map, layout, info: *info, _file: file };
         let mut start = [0; PROOF_BYTES];
         arena.copy_from(0, &mut start);
         if start != proof(info.nonce) {
@@ -215,6 +223,40 @@ impl Arena {
         // SAFETY: part() is inside the mapping, which does not overlap this process's own memory. Another process may write the
         // slot meanwhile; any bytes are valid bytes, and the copy is validated before use.
         unsafe { copy_hashed(from, to.as_mut_ptr(), to.len(), &mut hasher) };
+        Copied { checksum: hasher.finish(), generation_after: self.generation_after(slot) }
+    }
+
+    /// Makes the slots known to a device, for as long as they are mapped here. Without effect if one knows them. Call it on a thread of
+    /// its own: memory that the system has not provided yet is provided now, and all of it is locked.
+    pub fn pin(&self, pin: &dyn Pin) -> Result<(), String> {
+        let (at, bytes) = (self.layout.slots_at, self.layout.file_bytes - self.layout.slots_at);
+        // SAFETY: the slots are the rest of the mapping from here on.
+        let start = NonNull::new(unsafe { self.map.as_mut_ptr().add(at) }).expect("a mapping is not at 0");
+        // SAFETY: the mapping is dropped after `pinned`, and neither moves nor shrinks before.
+        let pinned = unsafe { pin.pin(start, bytes) }?;
+        let _ = self.pinned.set(pinned);
+        Ok(())
+    }
+
+    /// Where the device that pinned the slots finds this one. `None`: none has. Panics if there is no such slot.
+    pub fn device_address(&self, slot: u32) -> Option<u64> {
+        let offset = self.layout.slot_at(slot) - self.layout.slots_at;
+        Some(self.pinned.get()?.address(offset))
+    }
+
+    /// Judges a copy that a device made of the slot, and that has ended, by what the slot holds now. As good as
+    /// [`read_into`](Self::read_into), which hashes the copy itself: suppose that the device read a byte that is not the published one.
+    ///
+    /// - If its writer was told to write by the node, the node had changed the generation before that. The writer wrote before the device
+    ///   read, and the end of the device's copy was seen before the generation is loaded here: the load sees the change.
+    /// - If the generation is unchanged, the writer had no business here: late beyond its deadline and the quarantine after it, or broken.
+    ///   Nobody writes the published byte again, so the wrong one is still there, and is hashed here. (Hashed *while* the device reads,
+    ///   the byte could be still right here and wrong there.)
+    pub fn read_by_device(&self, slot: u32) -> Copied {
+        let mut hasher = XxHash3_64::new();
+        let bytes = self.layout.block_bytes;
+        // SAFETY: part() is inside the mapping. Another process may write the slot meanwhile, as in read_into().
+        unsafe { hash_shared(self.part(slot, 0, bytes), bytes, &mut hasher) };
         Copied { checksum: hasher.finish(), generation_after: self.generation_after(slot) }
     }
 

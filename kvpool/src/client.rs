@@ -17,6 +17,7 @@ pub use request::{Arrival, FetchId, Part, Source};
 
 #[cfg(feature = "shell")]
 pub use {
+    crate::arena::pin::{Pin, Pinned},
     crate::transport::rdma::{DeviceNames, Nics, client::Registration},
     connection::{Block, Fetch, FetchedBlock, Miss, PoolClient, PoolError, PutReport, ReservedSlots, TransportChoice, Ways},
     counters::TransferCounters,

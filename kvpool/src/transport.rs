@@ -11,7 +11,11 @@ pub(crate) mod quic;
 pub mod rdma;
 mod shm;
 
-use crate::{arena::ArenaError, client::TransferCounters, core::validate::Copied};
+use crate::{
+    arena::{Arena, ArenaError, pin::Pin},
+    client::TransferCounters,
+    core::validate::Copied,
+};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use rdma::{Nics, client::Rails};
@@ -32,6 +36,8 @@ type Open = fn(&Offer<'_>) -> Result<Access, ArenaError>;
 pub(crate) struct Offer<'a> {
     pub(crate) arena: &'a ArenaInfo,
     pub(crate) nics: Option<&'a Arc<Nics>>,
+    /// Copies from mapped slots by itself.
+    pub(crate) device: Option<&'a Arc<dyn Pin>>,
     /// For what a transport has to say on the control stream.
     pub(crate) control: mpsc::WeakSender<ToPool>,
     pub(crate) counters: &'a Arc<TransferCounters>,
@@ -58,6 +64,11 @@ pub(crate) trait Slots: fmt::Debug + Send + Sync {
     /// Resolves when a write is not likely to wait.
     fn room(&self) -> BoxFuture<'_, ()> {
         Box::pin(ready(()))
+    }
+
+    /// Where the slots lie in this process's memory, if they do.
+    fn mapped(&self) -> Option<&Arena> {
+        None
     }
 
     /// Fills a slot, or begins to. `bytes` are free afterwards.

@@ -22,13 +22,14 @@ mod sampling;
 mod shape;
 mod weights;
 
-pub use blocks::PendingBlocks;
+pub use blocks::{DeviceCopy, PendingBlocks, PinnedBlock, Pinner};
+pub use tidemill_kernels::cuda::pinned::Pinned;
 
 use crate::{
     checkpoint::Checkpoint,
     config::ModelConfig,
     error::ModelError,
-    executor::{BlockBytes, Executor, ExecutorError},
+    executor::{BlockBytes, DeviceCopies, Executor, ExecutorError},
     fingerprint::fingerprint,
     tensors::Tensors,
 };
@@ -215,10 +216,32 @@ impl Executor for CudaExecutor {
         Ok(self.copies.write(&self.layers, &mut self.kv, block, fill)?)
     }
 
+    fn device_copies(&mut self) -> Option<&mut dyn DeviceCopies> {
+        Some(self)
+    }
+
     fn read_blocks(&mut self, blocks: &[u32]) -> Result<BlockBytes, ExecutorError> {
         // Some may be on their way here.
         self.copies.settle(&self.layers, &mut self.kv, blocks.iter().copied())?;
         Ok(BlockBytes::Pending(self.copies.read(&self.layers, &self.kv, &self.device, blocks)?))
+    }
+}
+
+impl DeviceCopies for CudaExecutor {
+    fn pinner(&self) -> Pinner {
+        Pinner::new(&self.device)
+    }
+
+    unsafe fn copy_block(&mut self, block: u32, from: u64) -> Result<DeviceCopy, ExecutorError> {
+        // SAFETY: as the caller promises.
+        Ok(unsafe { self.copies.copy(&self.layers, &mut self.kv, block, from) }?)
+    }
+}
+
+impl Drop for CudaExecutor {
+    fn drop(&mut self) {
+        // Blocks may be on their way into memory that ends here, on streams of their own. A device that failed copies nothing.
+        let _ = self.device.synchronize();
     }
 }
 

@@ -4,7 +4,10 @@
 //! and what the bytes of a block are is their own business, so their layout fingerprints differ and their blocks never
 //! meet.
 
-use crate::{config::ModelConfig, cuda::blocks::PendingBlocks};
+use crate::{
+    config::ModelConfig,
+    cuda::blocks::{DeviceCopy, PendingBlocks, PinnedBlock, Pinner},
+};
 use tidemill_kernels::cuda::CudaError;
 use tidemill_proto::{
     block::{KvShape, LayoutFingerprint},
@@ -43,8 +46,27 @@ pub trait Executor: Send {
         None
     }
 
+    /// What copies blocks to the device by itself, from memory that it has pinned, if this backend has such a thing.
+    fn device_copies(&mut self) -> Option<&mut dyn DeviceCopies> {
+        None
+    }
+
     /// The bytes that these blocks hold now, whatever later steps do to them.
     fn read_blocks(&mut self, blocks: &[u32]) -> Result<BlockBytes, ExecutorError>;
+}
+
+/// Copies that a device makes while the host, and the device's other parts, do something else.
+pub trait DeviceCopies {
+    /// Pins memory that blocks will come from. It works on any thread, as long as it lives.
+    fn pinner(&self) -> Pinner;
+
+    /// Begins to copy a block that no step uses yet. A step that uses it waits for the copy, as does a later read or write of it: so its
+    /// owner may give it up, and another may take it, while the copy is under way.
+    ///
+    /// # Safety
+    /// `from` is the device's address of as many bytes as a block has, in memory that [`pinner`](Self::pinner) has pinned, and that stays
+    /// pinned until the copy has ended. Who writes these bytes meanwhile makes the block meaningless, and nothing worse.
+    unsafe fn copy_block(&mut self, block: u32, from: u64) -> Result<DeviceCopy, ExecutorError>;
 }
 
 /// A backend failed. The CPU's never does.
@@ -66,10 +88,26 @@ pub enum BlockBytes {
 
 impl BlockBytes {
     /// Waits for the copy, for milliseconds at most.
-    pub fn wait(self) -> Result<Vec<Vec<u8>>, ExecutorError> {
+    pub fn wait(self) -> Result<Vec<HostBlock>, ExecutorError> {
         match self {
-            Self::Ready(blocks) => Ok(blocks),
-            Self::Pending(blocks) => Ok(blocks.wait()?),
+            Self::Ready(blocks) => Ok(blocks.into_iter().map(HostBlock::Owned).collect()),
+            Self::Pending(blocks) => Ok(blocks.wait()?.into_iter().map(HostBlock::Pinned).collect()),
+        }
+    }
+}
+
+/// A block's bytes on the host.
+pub enum HostBlock {
+    Owned(Vec<u8>),
+    /// Where a device has put them. Dropped soon, this spares the next read an allocation.
+    Pinned(PinnedBlock),
+}
+
+impl AsRef<[u8]> for HostBlock {
+    fn as_ref(&self) -> &[u8] {
+        match self {
+            Self::Owned(bytes) => bytes,
+            Self::Pinned(block) => block.as_ref(),
         }
     }
 }
@@ -77,5 +115,5 @@ impl BlockBytes {
 const _: fn() = || {
     // A loaded model moves to the engine's own thread.
     fn assert_send<T: Send>() {}
-    assert_send::<(Runner, BlockBytes)>();
+    assert_send::<(Runner, BlockBytes, HostBlock, DeviceCopy)>();
 };

@@ -47,7 +47,7 @@ pub use cpu::{
 pub use cuda::CudaExecutor;
 pub use echo::EchoExecutor;
 pub use error::ModelError;
-pub use executor::{BlockBytes, Executor, ExecutorError, Runner};
+pub use executor::{BlockBytes, DeviceCopies, Executor, ExecutorError, HostBlock, Runner};
 pub use json::read_json;
 pub use sampler::{SamplerScratch, sample, token_logprob};
 pub use tidemill_kernels::{Isa, cpu::kv::KvMemory, cuda::CudaError};

@@ -465,6 +465,7 @@ pub struct Counters {
     pub misses: Misses,
     pub disk: Disk,
     pub rails: Rails,
+    pub fetched: Fetched,
 }
 
 /// Blocks moved by this process, by transport and direction.
@@ -533,6 +534,15 @@ pub struct Disk {
     pub errors: u64,
     /// Whether the disk was given up because of errors: 0 or 1.
     pub given_up: u64,
+}
+
+/// Bytes of blocks that were got and valid, by what copied them to where the engine computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fetched {
+    /// A device, straight from the pool node's memory.
+    pub by_device: u64,
+    /// The host. Where a GPU computes, it passes them on.
+    pub by_host: u64,
 }
 
 /// RDMA connections of a process. A reader or writer whose rails are all lost goes on over QUIC.

@@ -135,6 +135,20 @@ const WORKER_FAMILIES: &[Family] = &[
         samples: |m| lanes(m).into_iter().map(|(labels, moved)| (labels.to_vec(), moved.bytes as f64)).collect(),
     },
     Family {
+        name: "kv_fetched_bytes_total",
+        kind: "counter",
+        help: "Bytes of blocks got, by what copied them: a GPU itself, straight from the pool node's memory, or the host",
+        samples: |m| {
+            let fetched = &m.report.counters.fetched;
+            match m.role {
+                Role::Prefill | Role::Decode => {
+                    [("device", fetched.by_device), ("host", fetched.by_host)].map(|(by, bytes)| (vec![("by", by)], bytes as f64)).to_vec()
+                }
+                Role::Kvpool => vec![],
+            }
+        },
+    },
+    Family {
         name: "prefix_tokens_total",
         kind: "counter",
         help: "Prompt tokens by where their KV came from",

@@ -1,5 +1,5 @@
-//! A cluster whose workers run on the stand-in: disaggregated against decode alone, preemption, a crash, memory that is
-//! used up, a device that fails in the middle of a step.
+//! A cluster whose workers run on the stand-in: disaggregated against decode alone, blocks copied by devices and by the
+//! host, damaged blocks, preemption, a crash, memory that is used up, a device that fails in the middle of a step.
 
 use crate::standin::{Standin, library, repository, told};
 use std::{path::PathBuf, process::Command};
@@ -29,9 +29,32 @@ fn compared(standin: &Standin, way: &str, flags: &[&str]) -> serde_json::Value {
     report
 }
 
+/// Bytes of blocks that workers fetched: copied by their devices, and by the host.
+fn fetched(report: &serde_json::Value, way: &str) -> (f64, f64) {
+    let of = |by: &str| report["notes"][way][format!("fetched_by_{by}")].as_f64().expect("it is reported");
+    (of("device"), of("host"))
+}
+
 #[test]
 fn a_disaggregated_cluster_answers_as_decode_alone_does() {
-    compared(&Standin::new("memory=512"), "disaggregated", &[]);
+    let report = compared(&Standin::new("memory=512"), "disaggregated", &[]);
+    let (by_device, by_host) = fetched(&report, "disaggregated");
+    assert!(by_device > by_host, "devices copy from the pool's memory, once it is pinned: {report:#}");
+}
+
+/// Where memory cannot be pinned, the host copies.
+#[test]
+fn without_pinned_memory_the_same_answers_take_the_long_way() {
+    let report = compared(&Standin::new("memory=512,pinned=0"), "disaggregated", &[]);
+    let (by_device, by_host) = fetched(&report, "disaggregated");
+    assert!(by_device == 0.0 && by_host > 0.0, "{report:#}");
+}
+
+#[test]
+fn blocks_that_changed_in_the_pools_memory_are_not_used() {
+    let report = compared(&Standin::new("memory=512"), "damaged", &[]);
+    let notes = &report["notes"]["damaged"];
+    assert!(notes["fetched_before"].as_f64() > Some(0.0) && notes["corrupt"].as_f64() > Some(0.0), "{report:#}");
 }
 
 #[test]

@@ -228,6 +228,13 @@ const ALL: &[Planted] = &[
         test: HANDED_OVER,
         said: &["Nonsense {", "[in flight]"],
     },
+    Planted {
+        what: "a slot given back before the device has read it",
+        options: "drop=cuEventQuery",
+        edit: None,
+        test: "blocks::overwritten",
+        said: &["the device has copied what was there in the end"],
+    },
 ];
 
 #[test]

@@ -19,9 +19,16 @@ pub enum CudaError {
     TooOld { name: String, major: u32, minor: u32 },
     #[error("the device's memory is used up ({bytes} bytes asked for): give this worker fewer KV blocks, or a smaller batch")]
     OutOfMemory { bytes: usize },
+    #[error(
+        "{bytes} bytes of host memory cannot be pinned: {source} (do `ulimit -l`, the container (IPC_LOCK) and the machine's free memory allow as much?)"
+    )]
+    Pin { bytes: usize, source: DriverError },
     /// The device's state is unknown from here on: nothing computed since may be used.
     #[error("the CUDA device failed: {0}; drain this worker and start it again")]
     Device(DriverError),
+    /// As above.
+    #[error("the CUDA device has not ended a copy within {seconds} s; drain this worker and start it again")]
+    Stuck { seconds: u64 },
     /// As above: the results cannot be right.
     #[error("the CUDA device computed what cannot be, {what}; drain this worker and start it again")]
     Nonsense { what: String },

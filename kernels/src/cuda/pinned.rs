@@ -1,10 +1,11 @@
 //! Pinning memory that others own, so that copies run at the rate of the bus while the host does something else.
 
-use super::{CudaError, device::Device};
+use super::CudaError;
 use cudarc::driver::{CudaContext, sys};
 use std::{ffi::c_void, ptr::NonNull, sync::Arc};
 
-/// Host memory, registered with the device for as long as this lives: the pool's arena, mapped into a worker.
+/// Memory of the host that others own, registered with the device for as long as this lives: the pool's arena, mapped into a worker.
+#[derive(Debug)]
 pub struct Pinned {
     context: Arc<CudaContext>,
     start: NonNull<u8>,
@@ -19,13 +20,13 @@ impl Pinned {
     ///
     /// # Safety
     /// The memory stays mapped, for reading and writing, until this is dropped.
-    pub unsafe fn register(device: &Device, start: NonNull<u8>, bytes: usize) -> Result<Self, CudaError> {
-        let context = device.context().clone();
+    pub unsafe fn register(context: &Arc<CudaContext>, start: NonNull<u8>, bytes: usize) -> Result<Self, CudaError> {
+        let context = Arc::clone(context);
         context.bind_to_thread()?;
         let host = start.as_ptr().cast::<c_void>();
         let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
         // SAFETY: the memory is mapped, as the caller promises.
-        unsafe { sys::cuMemHostRegister_v2(host, bytes, flags) }.result().map_err(|error| CudaError::of_allocation(error, bytes))?;
+        unsafe { sys::cuMemHostRegister_v2(host, bytes, flags) }.result().map_err(|source| CudaError::Pin { bytes, source })?;
         let mut pinned = Self { context, start, bytes, address: 0 };
         // SAFETY: registered with DEVICEMAP just now.
         unsafe { sys::cuMemHostGetDevicePointer_v2(&mut pinned.address, host, 0) }.result()?;

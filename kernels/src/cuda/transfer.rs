@@ -42,12 +42,17 @@ impl Transfer {
         Ok(Self { stream: device.new_stream()?, staging: device.alloc(blocks_at_once * block_bytes)?, block_bytes })
     }
 
+    /// Lets later copies wait for an event of another stream.
+    pub fn wait(&self, event: &CudaEvent) -> Result<(), CudaError> {
+        Ok(self.stream.wait(event)?)
+    }
+
     /// Copies blocks from pinned slots into `kv`. The returned event marks the end: the model's stream can wait for it,
     /// or the host ask.
     ///
     /// # Safety
-    /// Each slot is pinned memory of a block's size that nobody writes until the event. Nothing else on the device uses
-    /// these blocks of `kv` until then.
+    /// Each slot is pinned memory of a block's size, and stays pinned until the event. Who writes it before makes the
+    /// block meaningless, and nothing worse. Nothing else on the device uses these blocks of `kv` until then.
     pub unsafe fn fetch(&mut self, kernels: &Kernels, kv: &mut DeviceKv, placed: &[BlockSlot]) -> Result<CudaEvent, CudaError> {
         let layers = 0..kv.layout().layers;
         for round in placed.chunks(self.staging.len() / self.block_bytes) {

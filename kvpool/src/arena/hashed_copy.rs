@@ -34,7 +34,25 @@ pub(crate) unsafe fn copy_hashed(from: *const u8, to: *mut u8, len: usize, hashe
     }
 }
 
-/// The same between two slices of one length.
+/// Adds `len` bytes to the checksum. Each is read once.
+///
+/// # Safety
+///
+/// `from` is valid for reading `len` bytes. Another process may be writing them: the checksum is then of some mixture.
+pub(crate) unsafe fn hash_shared(from: *const u8, len: usize, hasher: &mut XxHash3_64) {
+    let mut chunk = MaybeUninit::<Chunk>::uninit();
+    for at in (0..len).step_by(CHUNK) {
+        let hot = chunk.as_mut_ptr().cast::<u8>();
+        let count = CHUNK.min(len - at);
+        // SAFETY: at + count <= len and count <= CHUNK; the copy initializes what is hashed.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from.add(at), hot, count);
+            hasher.write(std::slice::from_raw_parts(hot, count));
+        }
+    }
+}
+
+/// [`copy_hashed`] between two slices of one length.
 pub(crate) fn copy_slice_hashed(from: &[u8], to: &mut [u8], hasher: &mut XxHash3_64) {
     assert_eq!(from.len(), to.len(), "a copy is as long as its source");
     // SAFETY: both are valid for their length, which is the same; a shared and an exclusive borrow do not overlap.
@@ -113,6 +131,10 @@ mod tests {
                 let expected = &source[from..from + len];
                 assert_eq!(&copy[to..to + len], expected, "{len} bytes, {from} to {to}");
                 assert!(copy[..to].iter().chain(&copy[to + len..]).all(|&byte| byte == 0xEE), "{len} bytes, {from} to {to}");
+                assert_eq!(hasher.finish(), XxHash3_64::oneshot(expected));
+                let mut hasher = XxHash3_64::new();
+                // SAFETY: it is long enough.
+                unsafe { hash_shared(source[from..].as_ptr(), len, &mut hasher) };
                 assert_eq!(hasher.finish(), XxHash3_64::oneshot(expected));
             }
         }

@@ -22,6 +22,7 @@ pub use fetch::{Block, Fetch, FetchedBlock, Miss};
 pub use put::{PutReport, ReservedSlots};
 
 use crate::{
+    arena::pin::Pin,
     client::TransferCounters,
     transport::{DataPath, Offer, rdma::Nics},
 };
@@ -80,17 +81,20 @@ impl TransportChoice {
     }
 }
 
-/// A choice, and the devices that RDMA takes.
+/// A choice, and the devices that take part.
 #[derive(Clone, Debug)]
 pub struct Ways {
     pub choice: TransportChoice,
+    /// What RDMA goes over.
     pub nics: Option<Arc<Nics>>,
+    /// What copies blocks from shared memory by itself.
+    pub device: Option<Arc<dyn Pin>>,
 }
 
-/// Without RDMA, whatever the choice is.
+/// Without RDMA, whatever the choice is, and with copies by the host.
 impl From<TransportChoice> for Ways {
     fn from(choice: TransportChoice) -> Self {
-        Self { choice, nics: None }
+        Self { choice, nics: None, device: None }
     }
 }
 
@@ -136,7 +140,7 @@ impl PoolClient {
         ways: impl Into<Ways>,
         counters: Arc<TransferCounters>,
     ) -> Result<Self, PoolError> {
-        let Ways { choice, nics } = ways.into();
+        let Ways { choice, nics, device } = ways.into();
         let unreachable = |error: LinkError| PoolError::Unreachable { addr, reason: error.to_string() };
         let connection = endpoint.connect(addr).await.map_err(unreachable)?;
         connection.expect(&[PeerRole::Kvpool]).map_err(unreachable)?;
@@ -155,7 +159,8 @@ impl PoolClient {
         let block_bytes = blocks.block_bytes as usize;
         let no_way = || PoolError::Unreachable { addr, reason: "no transport works".into() };
         let (outgoing, queue) = mpsc::channel(OUTGOING_MAX);
-        let offer = Offer { arena: &arena, nics: nics.as_ref(), control: outgoing.downgrade(), counters: &counters };
+        let offer =
+            Offer { arena: &arena, nics: nics.as_ref(), device: device.as_ref(), control: outgoing.downgrade(), counters: &counters };
         let path = DataPath::open(addr, &offer, |transport| choice.allows(transport)).ok_or_else(no_way)?;
         let calls = Arc::new(Calls::new(outgoing.downgrade()));
         let rails = path.rails().cloned();

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 use tidemill_proto::{
-    message::{Misses, Moved, Rails, Transfer},
+    message::{Fetched, Misses, Moved, Rails, Transfer},
     pool::{Direction, Transport},
 };
 
@@ -20,6 +20,16 @@ pub struct TransferCounters {
     unreachable: AtomicU64,
     rails_opened: AtomicU64,
     rails_lost: AtomicU64,
+    fetched_by_device: AtomicU64,
+    fetched_by_host: AtomicU64,
+}
+
+/// What took a block's bytes to where they are computed on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Copier {
+    /// A device, straight from the node's slot.
+    Device,
+    Host,
 }
 
 /// One direction of one transport, or of a disk.
@@ -67,12 +77,25 @@ impl TransferCounters {
         counter.fetch_add(blocks, Relaxed);
     }
 
+    pub(crate) fn fetched(&self, by: Copier, bytes: usize) {
+        let counter = match by {
+            Copier::Device => &self.fetched_by_device,
+            Copier::Host => &self.fetched_by_host,
+        };
+        counter.fetch_add(bytes as u64, Relaxed);
+    }
+
     pub(crate) fn rail_opened(&self) {
         self.rails_opened.fetch_add(1, Relaxed);
     }
 
     pub(crate) fn rail_lost(&self) {
         self.rails_lost.fetch_add(1, Relaxed);
+    }
+
+    /// Bytes of valid blocks so far, by what copied them.
+    pub fn fetched_bytes(&self) -> Fetched {
+        Fetched { by_device: self.fetched_by_device.load(Relaxed), by_host: self.fetched_by_host.load(Relaxed) }
     }
 
     /// RDMA rails opened and lost so far.

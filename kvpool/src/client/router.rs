@@ -1,6 +1,7 @@
 //! A worker's way to every pool node: one connection per node, made when it is first needed and again after it broke.
 
 use super::{FetchedBlock, Miss, Part, PoolClient, PoolError, PutReport, Registration, TransferCounters, Ways};
+use bytes::Bytes;
 use futures_util::future::join_all;
 use parking_lot::Mutex;
 use std::{
@@ -108,7 +109,7 @@ impl PoolRouter {
     }
 
     /// Publishes full blocks that follow each other in one chain, at one node.
-    pub async fn put(&self, node: PoolNode, lineage: Lineage, blocks: Vec<(BlockKey, Vec<u8>)>) -> Result<PutReport, PoolError> {
+    pub async fn put(&self, node: PoolNode, lineage: Lineage, blocks: Vec<(BlockKey, impl Into<Bytes>)>) -> Result<PutReport, PoolError> {
         self.client(node).await?.put(lineage, blocks).await
     }
 
@@ -131,6 +132,7 @@ impl PoolRouter {
             let mut report = Report { steps, ..latest.clone() };
             (report.counters.transfer, report.counters.misses) = pools.0.counters.snapshot();
             report.counters.rails = pools.0.counters.rails();
+            report.counters.fetched = pools.0.counters.fetched_bytes();
             report
         })
     }
@@ -147,8 +149,8 @@ impl PoolRouter {
             _ => {}
         }
         let Inner { endpoint, blocks, ways, counters, .. } = &*self.0;
-        let Ways { choice, nics } = ways.clone();
-        let ways = Ways { choice: if at.near { choice } else { choice.far() }, nics };
+        let choice = if at.near { ways.choice } else { ways.choice.far() };
+        let ways = Ways { choice, ..ways.clone() };
         let connecting = PoolClient::connect(endpoint, addr, *blocks, ways, Arc::clone(counters));
         let late = || PoolError::Unreachable { addr, reason: format!("no connection within {CONNECT_MAX:?}") };
         match timeout(CONNECT_MAX, connecting).await.unwrap_or_else(|_| Err(late())) {

@@ -1,5 +1,6 @@
 //! Pool nodes as real processes: see each module.
 
+mod device;
 mod node;
 mod nvme;
 mod support;

@@ -51,7 +51,7 @@ async fn connect(
     counters: &Arc<TransferCounters>,
 ) -> Result<PoolClient, PoolError> {
     let nics = Nics::open(&devices.parse().expect("names"));
-    let ways = Ways { choice: TransportChoice::Rdma, nics: Some(nics) };
+    let ways = Ways { choice: TransportChoice::Rdma, nics: Some(nics), device: None };
     PoolClient::connect(endpoint, addr, FORMAT, ways, Arc::clone(counters)).await
 }
 

@@ -1,17 +1,22 @@
 //! Copies KV blocks between host memory and the device, on streams of their own.
 //!
 //! ```text
+//!   copy:   pinned memory of others ──► device blocks
 //!   write:  bytes ──► one of two pinned buffers ──(when it is full, or a step begins)──► device blocks
-//! read:   device blocks ──► pinned buffers, one per block ──(`wait`)──► bytes
+//!   read:   device blocks ──► pinned buffers, one per block ──(`wait`)──► their reader ──(dropped)──► the next read
 //! ```
 
 use super::layers::Layers;
-use cudarc::driver::CudaEvent;
+use crate::executor::ExecutorError;
+use cudarc::driver::{CudaContext, CudaEvent};
 use std::{
-    collections::HashSet,
+    collections::{HashSet, VecDeque},
+    ptr::NonNull,
     sync::{Arc, Mutex, PoisonError},
+    thread,
+    time::{Duration, Instant},
 };
-use tidemill_kernels::cuda::{CudaError, Device, DeviceKv, host::HostBuffer, kv::BlockSlot, transfer::Transfer};
+use tidemill_kernels::cuda::{CudaError, Device, DeviceKv, host::HostBuffer, kv::BlockSlot, pinned::Pinned, transfer::Transfer};
 
 pub(super) struct BlockCopies {
     block_bytes: usize,
@@ -19,6 +24,10 @@ pub(super) struct BlockCopies {
     publishes: Transfer,
     /// The first one is being filled.
     arriving: [Arriving; 2],
+    /// Copies from others' memory, in the order in which they end.
+    copying: VecDeque<(u32, Arc<CudaEvent>)>,
+    /// Blocks that are read, in the order in which they may be overwritten.
+    leaving: VecDeque<(Vec<u32>, CudaEvent)>,
     returned: Returned,
 }
 
@@ -53,6 +62,8 @@ impl BlockCopies {
             fetches: Transfer::new(device, kv, at_once)?,
             publishes: Transfer::new(device, kv, at_once)?,
             arriving: [arriving()?, arriving()?],
+            copying: VecDeque::new(),
+            leaving: VecDeque::new(),
             returned: Returned::default(),
         })
     }
@@ -84,7 +95,8 @@ impl BlockCopies {
     pub(super) fn settle(&mut self, layers: &Layers, kv: &mut DeviceKv, used: impl Iterator<Item = u32>) -> Result<(), CudaError> {
         self.flush(layers, kv)?;
         self.arriving.iter_mut().for_each(Arriving::forget_if_arrived);
-        if self.arriving.iter().all(|arriving| arriving.arrival.is_none()) {
+        self.forget_ended_copies();
+        if self.copying.is_empty() && self.arriving.iter().all(|arriving| arriving.arrival.is_none()) {
             return Ok(());
         }
         let used: HashSet<u32> = used.collect();
@@ -93,14 +105,53 @@ impl BlockCopies {
                 layers.stream.wait(arrival)?;
             }
         }
+        if let Some((_, last)) = self.copying.iter().rfind(|(block, _)| used.contains(block)) {
+            layers.stream.wait(last)?;
+        }
         Ok(())
     }
 
+    /// Begins to copy a device block that no step uses yet.
+    ///
+    /// # Safety
+    /// As [`DeviceCopies::copy_block`](crate::executor::DeviceCopies::copy_block).
+    pub(super) unsafe fn copy(&mut self, layers: &Layers, kv: &mut DeviceKv, block: u32, from: u64) -> Result<DeviceCopy, CudaError> {
+        assert!((block as usize) < kv.blocks(), "block {block} is not one of {}", kv.blocks());
+        // What was written to the block for an owner that has given it up must not come after this.
+        self.flush(layers, kv)?;
+        self.forget_ended_copies();
+        self.let_leave(&[block])?;
+        // SAFETY: the slot is pinned until the event; until then no step uses the block, except after `settle`.
+        let done = Arc::new(unsafe { self.fetches.fetch(&layers.kernels, kv, &[BlockSlot { block, slot: from }]) }?);
+        self.copying.push_back((block, Arc::clone(&done)));
+        Ok(DeviceCopy { done, begun: Instant::now() })
+    }
+
+    /// Holds copies to these blocks back until what was in them is read.
+    fn let_leave(&mut self, blocks: &[u32]) -> Result<(), CudaError> {
+        while self.leaving.front().is_some_and(|(_, gathered)| gathered.is_complete()) {
+            self.leaving.pop_front();
+        }
+        match self.leaving.iter().rfind(|(leaving, _)| blocks.iter().any(|block| leaving.contains(block))) {
+            Some((_, gathered)) => self.fetches.wait(gathered),
+            None => Ok(()),
+        }
+    }
+
+    fn forget_ended_copies(&mut self) {
+        while self.copying.front().is_some_and(|(_, done)| done.is_complete()) {
+            self.copying.pop_front();
+        }
+    }
+
     fn flush(&mut self, layers: &Layers, kv: &mut DeviceKv) -> Result<(), CudaError> {
-        let [Arriving { placed, arrival, .. }, _] = &mut self.arriving;
+        let [Arriving { placed, arrival, .. }, _] = &self.arriving;
         if placed.is_empty() || arrival.is_some() {
             return Ok(());
         }
+        let blocks: Vec<u32> = placed.iter().map(|placed| placed.block).collect();
+        self.let_leave(&blocks)?;
+        let [Arriving { placed, arrival, .. }, _] = &mut self.arriving;
         // SAFETY: the buffer is pinned, has room for every block, and is not overwritten before the event; until then
         // no step uses these blocks, except after `settle`.
         *arrival = Some(unsafe { self.fetches.fetch(&layers.kernels, kv, placed) }?);
@@ -121,10 +172,11 @@ impl BlockCopies {
         let placed: Vec<BlockSlot> =
             blocks.iter().zip(&buffers).map(|(&block, buffer)| BlockSlot { block, slot: buffer.address(0) }).collect();
         let ready = layers.stream.record_event(None)?;
-        // SAFETY: each buffer is pinned, of a block's size, and left alone until `done`; later writes to these blocks
-        // are on the model's stream, which waits until they are gathered.
+        // SAFETY: each buffer is pinned, of a block's size, and left alone until `done`; later writes to these blocks are on
+        // the model's stream, which waits until they are gathered, and by fetches, which `let_leave` holds back.
         let published = unsafe { self.publishes.publish(&layers.kernels, kv, &placed, 0..layers.shape.layers, &ready) }?;
         layers.stream.wait(&published.gathered)?;
+        self.leaving.push_back((blocks.to_vec(), published.gathered));
         Ok(PendingBlocks { buffers, done: published.done, returned: Arc::clone(&self.returned) })
     }
 }
@@ -147,6 +199,51 @@ impl Arriving {
     }
 }
 
+/// Pins memory of others for a device.
+#[derive(Clone, Debug)]
+pub struct Pinner(Arc<CudaContext>);
+
+impl Pinner {
+    pub(super) fn new(device: &Device) -> Self {
+        Self(Arc::clone(device.context()))
+    }
+
+    /// # Safety
+    /// As [`Pinned::register`].
+    pub unsafe fn pin(&self, start: NonNull<u8>, bytes: usize) -> Result<Pinned, ExecutorError> {
+        // SAFETY: as the caller promises.
+        Ok(unsafe { Pinned::register(&self.0, start, bytes) }?)
+    }
+}
+
+/// A block on its way into device memory.
+#[derive(Debug)]
+pub struct DeviceCopy {
+    done: Arc<CudaEvent>,
+    begun: Instant,
+}
+
+/// A copy takes microseconds, and waits for no more than a burst of others.
+const COPY_MAX: Duration = Duration::from_secs(10);
+/// The host asks again. Its thread could wait in the driver, but not with a deadline.
+const ASK_AGAIN: Duration = Duration::from_micros(20);
+
+impl DeviceCopy {
+    /// Blocks the thread until the device has read the last byte and written it, up to 10 s after the beginning. After an error it may
+    /// still be about to.
+    pub fn wait(&self) -> Result<(), ExecutorError> {
+        let deadline = self.begun + COPY_MAX;
+        self.done.context().bind_to_thread().map_err(CudaError::from)?;
+        while !self.done.try_is_complete().map_err(CudaError::from)? {
+            if Instant::now() > deadline {
+                return Err(CudaError::Stuck { seconds: COPY_MAX.as_secs() }.into());
+            }
+            thread::sleep(ASK_AGAIN);
+        }
+        Ok(())
+    }
+}
+
 /// Blocks that the device is copying out.
 pub struct PendingBlocks {
     buffers: Vec<HostBuffer<u8>>,
@@ -155,9 +252,29 @@ pub struct PendingBlocks {
 }
 
 impl PendingBlocks {
-    pub(crate) fn wait(mut self) -> Result<Vec<Vec<u8>>, CudaError> {
+    pub(crate) fn wait(mut self) -> Result<Vec<PinnedBlock>, CudaError> {
         self.done.synchronize()?;
-        self.buffers.iter_mut().map(|buffer| Ok(buffer.numbers()?.to_vec())).collect()
+        let buffers = std::mem::take(&mut self.buffers);
+        Ok(buffers.into_iter().map(|buffer| PinnedBlock { buffer: Some(buffer), returned: Arc::clone(&self.returned) }).collect())
+    }
+}
+
+/// A block in a pinned buffer, which the next read uses again when this is dropped.
+pub struct PinnedBlock {
+    /// Set until then.
+    buffer: Option<HostBuffer<u8>>,
+    returned: Returned,
+}
+
+impl AsRef<[u8]> for PinnedBlock {
+    fn as_ref(&self) -> &[u8] {
+        self.buffer.as_ref().expect("it is set until it is dropped").settled()
+    }
+}
+
+impl Drop for PinnedBlock {
+    fn drop(&mut self) {
+        self.returned.lock().unwrap_or_else(PoisonError::into_inner).extend(self.buffer.take());
     }
 }
 

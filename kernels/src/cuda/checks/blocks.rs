@@ -28,7 +28,7 @@ impl HostMemory {
         memory.as_mut_slice().fill(0x5a);
         let start = NonNull::from_mut(memory.as_mut_slice()).cast();
         // SAFETY: the memory stays where it is until it is dropped, after `pinned`.
-        let pinned = unsafe { Pinned::register(&gpu.device, start, bytes) }?;
+        let pinned = unsafe { Pinned::register(gpu.device.context(), start, bytes) }?;
         Ok(Self { pinned, memory })
     }
 

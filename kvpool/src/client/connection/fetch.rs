@@ -2,7 +2,11 @@
 
 use super::{ANSWER_MAX, Call, Inner, calls::StreamedBlock};
 use crate::{
-    client::request::{Arrival, Source, blocks_within},
+    arena::Arena,
+    client::{
+        counters::Copier,
+        request::{Arrival, Source, blocks_within},
+    },
     core::validate::{Copied, Invalid, validate},
     transport::{Access, Broken, Slots, quic::Received},
 };
@@ -97,14 +101,40 @@ impl FetchedBlock {
     /// meaningless.
     pub fn read_into(&self, to: &mut [u8]) -> Result<(), Miss> {
         let started = Instant::now();
-        let counters = &self.inner.counters;
         let Ok(copied) = self.bytes.copy_to(self.found.at.slot, to) else {
-            counters.miss(Miss::Unreachable, 1);
+            self.inner.counters.miss(Miss::Unreachable, 1);
             return Err(Miss::Unreachable);
         };
+        self.judge(copied, Copier::Host, started)
+    }
+
+    /// Where the device that came with this client's [`Ways`](super::Ways) finds the block, and may copy it from as long as this lives.
+    /// `None`: it finds it nowhere, or not yet. What it copies must be [validated](Self::validate_device_copy).
+    pub fn device_address(&self) -> Option<u64> {
+        self.mapped()?.device_address(self.found.at.slot)
+    }
+
+    /// Validates what the device has copied from [`device_address`](Self::device_address), beginning at `started`. Call it when the copy has
+    /// ended, and use nothing of it before.
+    pub fn validate_device_copy(&self, started: Instant) -> Result<(), Miss> {
+        let arena = self.mapped().expect("a device copies what is mapped");
+        self.judge(arena.read_by_device(self.found.at.slot), Copier::Device, started)
+    }
+
+    fn mapped(&self) -> Option<&Arena> {
+        match &self.bytes {
+            UnreadBytes::Leased { slots, .. } => slots.mapped(),
+            UnreadBytes::Received(_) => None,
+        }
+    }
+
+    fn judge(&self, copied: Copied, by: Copier, started: Instant) -> Result<(), Miss> {
+        let counters = &self.inner.counters;
         match validate(copied, &self.found) {
             Ok(()) => {
-                counters.moved(self.transport(), Direction::Get, to.len(), self.took + started.elapsed());
+                let bytes = self.inner.block_bytes;
+                counters.moved(self.transport(), Direction::Get, bytes, self.took + started.elapsed());
+                counters.fetched(by, bytes);
                 Ok(())
             }
             Err(invalid) => {

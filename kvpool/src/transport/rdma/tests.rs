@@ -69,7 +69,7 @@ impl Fabric {
 
 fn rails(arena: &Arena, nics: &Arc<Nics>, control: &mpsc::Sender<ToPool>, counters: &Arc<TransferCounters>) -> Arc<Rails> {
     let info = arena.info();
-    let offer = Offer { arena: &info, nics: Some(nics), control: control.downgrade(), counters };
+    let offer = Offer { arena: &info, nics: Some(nics), device: None, control: control.downgrade(), counters };
     let Ok(Access::Slots(slots)) = rdma::client::open(&offer) else { panic!("{NEEDS_GUEST}") };
     Arc::clone(slots.rails().unwrap())
 }

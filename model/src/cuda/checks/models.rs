@@ -137,18 +137,18 @@ fn checkpoint(dir: &Path, kv_dtype: KvDtype, cache: &Path, checks: &mut Checks) 
     let mut receiver = load()?;
     let mut handed = Sequences::new(&ids);
     handed.all.iter_mut().for_each(|sequence| sequence.blocks.reverse());
-    let (mut sent, mut arrived) = (Vec::new(), Vec::new());
+    let (mut sent, mut arrived): (Vec<u8>, Vec<u8>) = (Vec::new(), Vec::new());
     for (from, to) in together.all.iter().zip(&mut handed.all) {
         let full = (from.prompt_tokens - 1) / BLOCK_TOKENS;
         let bytes = executor.read_blocks(&from.blocks[..full])?.wait()?;
         for (bytes, &block) in bytes.iter().zip(&to.blocks) {
             receiver.write_block(block, &mut |memory| {
-                memory.copy_from_slice(bytes);
+                memory.copy_from_slice(bytes.as_ref());
                 true
             })?;
         }
-        arrived.extend(receiver.read_blocks(&to.blocks[..full])?.wait()?.concat());
-        sent.extend(bytes.concat());
+        receiver.read_blocks(&to.blocks[..full])?.wait()?.iter().for_each(|bytes| arrived.extend(bytes.as_ref()));
+        bytes.iter().for_each(|bytes| sent.extend(bytes.as_ref()));
         to.computed = full * BLOCK_TOKENS;
     }
     checks.same("blocks handed over", family.clone(), &arrived, &sent, 0.0);
