@@ -87,7 +87,7 @@ test-rdma: programs
 	@ls /etc/libibverbs.d/rxe.driver >/dev/null 2>&1 || deploy/apt-install :ibverbs-providers
 	kvpool/rdma-guest/test $(PARTS)
 
-# BLAKE3's SIMD and aws-lc are C and assembly. protoc makes the types of raft's messages.
+# BLAKE3's SIMD, aws-lc and mimalloc are C and assembly. protoc makes the types of raft's messages.
 setup-build:
 	@deploy/apt-install cc:gcc cc:libc6-dev as:binutils protoc:protobuf-compiler
 
