@@ -1,8 +1,11 @@
 //! The coordinator's knobs, each stated once: flags and TOML keys are one struct, checked into [`Settings`].
 
 pub mod audit;
+pub mod classes;
 pub mod context;
 pub mod feedback;
+pub mod models;
+pub mod pii;
 pub mod routing;
 pub mod safety;
 pub mod semantic;
@@ -10,19 +13,22 @@ pub mod server_tools;
 pub mod tenants;
 
 use audit::AuditFlags;
+use classes::ClassFlags;
 use context::{ContextFlags, MemoryFlags};
 use feedback::FeedbackFlags;
+use models::{ModelFlag, ModelSettings, check_models, one_or_several, parse_aliases};
+use pii::PiiFlags;
 use routing::{RouteFlags, RouterFlags};
 use safety::{SafetyFlags, parse_safety};
 use semantic::SemanticFlags;
-use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize};
 use server_tools::ServerToolsFlags;
-use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration};
 use tenants::{JwtFlags, KeptIn, SheddingFlags, SinkFlags, TierFlags};
 use tidemill_cluster::{
     ClusterSettings,
     admission::AdmissionPolicy,
-    class::{Class, Classes, OnMiss},
+    class::Classes,
     probes::ProbeSettings,
     schedule::{Policy, PolicyName},
 };
@@ -46,7 +52,6 @@ use tidemill_net::{
     uplink::HEARTBEAT_DEAD,
 };
 use tidemill_registry::command::NAME_BYTES_MAX;
-use tidemill_safety::pii::{Kind, find::Finder};
 use tidemill_tenancy::{
     journal, jwt,
     limits::Share,
@@ -281,156 +286,6 @@ pub struct Flags {
     pub exit_with_parent: Option<bool>,
 }
 
-/// One service class.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ClassFlags {
-    pub name: String,
-    /// The `service_tier` of requests that chooses it [default: its name]
-    pub service_tier: Option<String>,
-    /// Limits in milliseconds [default: none]
-    pub ttft_ms: Option<f64>,
-    pub tpot_ms: Option<f64>,
-    /// The higher one goes first [default: 1]
-    pub priority: Option<u8>,
-    /// Worth of one request that keeps its limits [default: 1]
-    pub weight: Option<f32>,
-    /// `reject`, `queue` or `late` [default: late]
-    pub on_miss: Option<String>,
-}
-
-impl ClassFlags {
-    fn check(self) -> Result<Class, ConfigError> {
-        let on_miss = match self.on_miss.as_deref() {
-            Some("reject") => OnMiss::Reject,
-            Some("queue") => OnMiss::Queue,
-            Some("late") | None => OnMiss::Late,
-            Some(other) => return Err(invalid("class.on_miss", other, "must be reject, queue or late")),
-        };
-        Ok(Class {
-            service_tier: self.service_tier.unwrap_or_else(|| self.name.clone()),
-            name: self.name,
-            ttft_ms: self.ttft_ms,
-            tpot_ms: self.tpot_ms,
-            priority: self.priority.unwrap_or(1),
-            weight: self.weight.unwrap_or(1.0),
-            on_miss,
-        })
-    }
-}
-
-/// What identifies people.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct PiiFlags {
-    /// In prompts: `off`, or `redact` for placeholders that models see in its place [default: off]
-    pub input: Option<String>,
-    /// In answers: `off`, or `redact` [default: off]
-    pub output: Option<String>,
-    /// `email`, `phone`, `card`, `iban`, `ssn`, `ip`, `name` [default: all]
-    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_several")]
-    pub kinds: Vec<String>,
-    /// A file with people's names, one a line
-    pub names: Option<PathBuf>,
-}
-
-impl PiiFlags {
-    /// What is done about prompts and answers, and the finder, which logs use, too.
-    fn check(self) -> Result<(Option<Pii>, Arc<Finder>), ConfigError> {
-        let redacts = |key, mode: Option<&str>| match mode.unwrap_or("off") {
-            "off" => Ok(false),
-            "redact" => Ok(true),
-            other => Err(invalid(key, other, "must be off or redact")),
-        };
-        let (input, output) = (redacts("pii.input", self.input.as_deref())?, redacts("pii.output", self.output.as_deref())?);
-        let kind = |name: &String| name.parse::<Kind>().map_err(|error| invalid("pii.kinds", name, error.to_string()));
-        let kinds = self.kinds.iter().map(kind).collect::<Result<Vec<_>, _>>()?;
-        let mut finder = Finder::new(if kinds.is_empty() { &Kind::ALL } else { &kinds });
-        if let Some(path) = &self.names {
-            let wrong = |reason: String| invalid("pii.names", path.display(), reason);
-            let list = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
-            finder = finder.with_names(&list).map_err(|error| wrong(error.to_string()))?;
-        }
-        let finder = Arc::new(finder);
-        Ok(((input || output).then(|| Pii { finder: Arc::clone(&finder), input, output }), finder))
-    }
-}
-
-/// One of the models: its directory, as a flag or a key's value; or a section of its own.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ModelFlag {
-    pub dir: PathBuf,
-    /// [default: the directory's]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
-}
-
-impl<P: Into<PathBuf>> From<P> for ModelFlag {
-    fn from(dir: P) -> Self {
-        Self { dir: dir.into(), name: None }
-    }
-}
-
-/// A model that is served.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ModelSettings {
-    /// In the API, and for workers.
-    pub name: String,
-    pub dir: PathBuf,
-}
-
-/// A key with one value, or a list.
-fn one_or_several<'de, D: Deserializer<'de>, T: DeserializeOwned + From<String>>(value: D) -> Result<Vec<T>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Item<T> {
-        Text(String),
-        Whole(T),
-    }
-    #[derive(Deserialize)]
-    #[serde(untagged, expecting = "expected one value or several; a [[model]] section has `dir` and `name`, and nothing else")]
-    enum Value<T> {
-        One(Item<T>),
-        Several(Vec<Item<T>>),
-    }
-    let item = |item| match item {
-        Item::Text(text) => T::from(text),
-        Item::Whole(whole) => whole,
-    };
-    Ok(match Value::<T>::deserialize(value)? {
-        Value::One(one) => vec![item(one)],
-        Value::Several(several) => several.into_iter().map(item).collect(),
-    })
-}
-
-fn check_models(models: Vec<ModelFlag>, names: Vec<String>) -> Result<Vec<ModelSettings>, ConfigError> {
-    if models.is_empty() {
-        return required(None, "model", None);
-    }
-    if !names.is_empty() && names.len() != models.len() {
-        let reason = format!("must name each of the {} models, in the order of --model", models.len());
-        return Err(invalid("served_model_name", names.join(", "), reason));
-    }
-    let mut checked: Vec<ModelSettings> = Vec::new();
-    let mut names = names.into_iter();
-    for ModelFlag { dir, name } in models {
-        let name = match names.next().or(name) {
-            Some(name) => name,
-            None => {
-                let whole = dir.canonicalize().map_err(|error| invalid("model", dir.display(), error.to_string()))?;
-                let name = whole.file_name().and_then(|name| name.to_str()).map(str::to_owned);
-                required(None, "served_model_name", name)?
-            }
-        };
-        if checked.iter().any(|other| other.name == name) {
-            return Err(invalid("served_model_name", name, "is the name of two models: give each its own"));
-        }
-        checked.push(ModelSettings { name, dir });
-    }
-    Ok(checked)
-}
-
 /// Everything checked, defaults filled in.
 #[derive(Debug)]
 pub struct Settings {
@@ -553,15 +408,6 @@ fn check_peers(mut peers: BTreeMap<String, SocketAddr>, name: &str, stored: bool
         return Err(invalid("peers", peers.len(), "a coordinator among several must keep the registry: say where with --data"));
     }
     Ok(peers)
-}
-
-/// `a=b,c=d` as a map.
-fn parse_aliases(text: &str) -> Result<BTreeMap<String, String>, String> {
-    let pair = |pair: &str| {
-        let (name, model) = pair.split_once('=').ok_or_else(|| format!("`{pair}` is not NAME=MODEL"))?;
-        Ok((name.trim().to_owned(), model.trim().to_owned()))
-    };
-    text.split(',').map(pair).collect()
 }
 
 impl Flags {
@@ -751,7 +597,7 @@ impl Flags {
 mod tests {
     use super::*;
 
-    fn flags() -> Flags {
+    pub(super) fn flags() -> Flags {
         Flags { model: vec!["/models/tiny".into()], pki: Some("/pki".into()), served_model_name: vec!["tiny".into()], ..Flags::default() }
     }
 
@@ -760,39 +606,6 @@ mod tests {
         let settings = flags().check().unwrap();
         assert_eq!((settings.http.port(), settings.body_bytes_max), (8000, 8 << 20));
         assert_eq!(settings.cluster.id_base & 0xffff_ffff, 0);
-    }
-
-    #[test]
-    fn classes_come_from_the_file() {
-        let file = "
-            [[class]]
-            name = 'chat'
-            service_tier = 'default'
-            ttft_ms = 500
-            tpot_ms = 50
-            on_miss = 'reject'
-            [[class]]
-            name = 'night'
-            priority = 0
-            ";
-        let flags = |file: &str| Flags { class: toml::from_str::<Flags>(file).unwrap().class, ..flags() };
-        let classes = flags(file).check().unwrap().cluster.classes;
-        let class = |tier| classes.by_tier(tier).map(|id| classes.get(id));
-        assert_eq!(class(None).map(|class| (class.ttft_ms, class.on_miss)), Some((Some(500.0), OnMiss::Reject)));
-        assert_eq!(class(Some("night")).map(|class| (class.ttft_ms, class.priority)), Some((None, 0)));
-        assert_eq!(class(Some("priority")), None);
-        for (from, to, words) in [("'reject'", "'never'", "never"), ("'default'", "'gold'", "default"), ("500", "-1.0", "ttft_ms")] {
-            let error = flags(&file.replace(from, to)).check().unwrap_err().to_string();
-            assert!(error.contains("class") && error.contains(words), "{error}");
-        }
-        assert!(toml::from_str::<Flags>(&file.replace("tpot_ms", "tpot")).is_err());
-    }
-
-    #[test]
-    fn aliases_are_a_map() {
-        let aliases = parse_aliases("gpt-5=tiny, o3 = tiny").unwrap();
-        assert_eq!(aliases.into_iter().collect::<Vec<_>>(), [("gpt-5".into(), "tiny".into()), ("o3".into(), "tiny".into())]);
-        assert!(parse_aliases("gpt-5").unwrap_err().contains("NAME=MODEL"));
     }
 
     #[test]
@@ -805,28 +618,6 @@ mod tests {
         assert!(Flags { peers: Some(many), data: Some("/data".into()), ..flags() }.check().is_err());
         assert!(parse_peers("b").unwrap_err().contains("NAME=ADDR"));
         assert!(parse_peers("b=host").unwrap_err().contains("`host`"));
-    }
-
-    #[test]
-    fn one_model_is_a_key_and_several_are_sections() {
-        let of = |file: &str| {
-            let Flags { model, served_model_name, .. } = toml::from_str(file).unwrap();
-            Flags { model, served_model_name, ..flags() }.check().map(|settings| settings.models).map_err(|error| error.to_string())
-        };
-        let model = |name: &str, dir: &str| ModelSettings { name: name.into(), dir: dir.into() };
-        assert_eq!(of("model = '/m/a'\nserved_model_name = 'a'"), Ok(vec![model("a", "/m/a")]));
-        let two = "[[model]]\nname = 'a'\ndir = '/m/a'\n[[model]]\nname = 'b'\ndir = '/m/b'";
-        assert_eq!(of(two), Ok(vec![model("a", "/m/a"), model("b", "/m/b")]));
-        for (file, words) in [
-            (two.replace("'b'", "'a'"), "two models"),
-            (format!("served_model_name = 'a'\n{two}"), "each of the 2 models"),
-            (two.replace("name = 'b'", ""), "`model` = /m/b"),
-        ] {
-            let error = of(&file).unwrap_err();
-            assert!(error.contains(words), "{error}");
-        }
-        let error = toml::from_str::<Flags>(&two.replace("dir", "path")).unwrap_err().to_string();
-        assert!(error.contains("[[model]] section has `dir`"), "{error}");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What the file says of long conversations, and of what is remembered between them.
 
-use super::ModelSettings;
+use super::models::ModelSettings;
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, time::Duration};
 use tidemill_gateway::{context::Strategy, http::memories, summarizer};

@@ -1,6 +1,6 @@
 //! What the file says of which model answers: `[router]` and `[[route]]`.
 
-use super::ModelSettings;
+use super::models::ModelSettings;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use tidemill_gateway::routing::{Auto, Model, Overflow, Router, Rule, Target, When, complexity::Scale, language, sticky::Split};

@@ -1,6 +1,6 @@
 //! What the file says of safety checks: `[safety]`.
 
-use super::{ModelSettings, one_or_several};
+use super::models::{ModelSettings, one_or_several};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use tidemill_gateway::safety::{Safety, judge};

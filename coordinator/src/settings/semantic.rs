@@ -1,6 +1,6 @@
 //! What the file says of answers to similar questions.
 
-use super::ModelSettings;
+use super::models::ModelSettings;
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, time::Duration};
 use tidemill_gateway::{

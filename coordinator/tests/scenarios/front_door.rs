@@ -2,7 +2,7 @@
 
 use crate::support::{Cluster, Script, decode, engine, engine_of, fixture, pool, prefill};
 use serde_json::{Value, json};
-use tidemill_coordinator::settings::ClassFlags;
+use tidemill_coordinator::settings::classes::ClassFlags;
 use tidemill_gateway::text::TextModel;
 use tidemill_proto::{
     block::LayoutFingerprint,
