@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT / "tests" / "python"))
 def main():
     os.environ["TIDEMILL_BIN"], model, *flags = sys.argv[1:]
     from clusters import Cluster
-    from planted import planted
+    from checkpoints import planted
 
     with tempfile.TemporaryDirectory() as name:
         directory = pathlib.Path(name)

@@ -1,4 +1,4 @@
-"""Checkpoints that always say the same, for tests that need a model with an opinion."""
+"""Checkpoints of tests' own: one that always says the same, for tests that need a model with an opinion, and one that knows tools."""
 
 import json
 import shutil
@@ -6,6 +6,17 @@ import struct
 
 from conftest import MODEL
 
+# In the manner of Hermes and Qwen.
+TEMPLATE = """
+{%- if tools %}{{ '<|start_header_id|>tools<|end_header_id|>' }}{% for tool in tools %}{{ tool | tojson }}{% endfor %}{{ '<|eot_id|>' }}{% endif %}
+{%- for m in messages %}
+    {{- '<|start_header_id|>' + m.role + '<|end_header_id|>' + (m.content or '') }}
+    {%- for call in m.tool_calls or [] %}
+        {{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' + call.function.arguments | tojson + '}\\n</tool_call>' }}
+    {%- endfor %}
+    {{- '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>' }}{% endif %}"""
 # What the said token's logit is above all others'.
 MARGIN = 12.0
 SILENT = ("o_proj.weight", "down_proj.weight")
@@ -40,6 +51,13 @@ def planted(directory, pieces, base=MODEL):
     text += b" " * (-len(text) % 8)
     (directory / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data + head)
     return directory
+
+
+def caller_in(directory):
+    """The tiny Llama, named `caller`, with a template that knows tools and calls."""
+    shutil.copytree(MODEL, directory / "caller")
+    (directory / "caller/chat_template.jinja").write_text(TEMPLATE)
+    return directory / "caller"
 
 
 def bfloat16(number):

@@ -3,7 +3,6 @@
 import json
 import pathlib
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -13,9 +12,9 @@ import time
 import httpx
 import openai
 import pytest
+from checkpoints import caller_in
 from clusters import Cluster, client, tidemill, wait_until
 from conftest import MODEL
-from test_tools import TEMPLATE
 
 CONFIG = """
 [server_tools]
@@ -68,11 +67,8 @@ def servers():
 @pytest.fixture(scope="module")
 def cluster(servers, tmp_path_factory):
     data = tmp_path_factory.mktemp("mcp")
-    # A model whose template knows calls.
-    shutil.copytree(MODEL, data / "caller")
-    (data / "caller/chat_template.jinja").write_text(TEMPLATE)
     config = CONFIG + "".join(SERVER.format(name=server.name, port=server.port) for server in servers.values())
-    cluster = Cluster(data, config, models=[data / "caller"])
+    cluster = Cluster(data, config, models=[caller_in(data)])
     yield cluster
     cluster.stop()
     assert any('"DELETE /mcp HTTP/1.1" 200' in line for line in servers["old"].log), "its session was ended"

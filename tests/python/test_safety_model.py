@@ -15,7 +15,7 @@ import openai
 import pytest
 from clusters import Cluster, tidemill, wait_until
 from conftest import cluster_at
-from planted import planted
+from checkpoints import planted
 
 # Made-up words, so that the classifier's opinion is the test's own.
 CORPUS = """

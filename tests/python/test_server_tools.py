@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -10,9 +9,8 @@ import anthropic
 import httpx
 import openai
 import pytest
+from checkpoints import caller_in
 from clusters import Cluster, client
-from conftest import MODEL
-from test_tools import TEMPLATE
 
 CONFIG = """
 [server_tools]
@@ -60,10 +58,7 @@ def weather():
 @pytest.fixture(scope="module")
 def cluster(weather, tmp_path_factory):
     data = tmp_path_factory.mktemp("tools")
-    # A model whose template knows calls.
-    shutil.copytree(MODEL, data / "caller")
-    (data / "caller/chat_template.jinja").write_text(TEMPLATE)
-    cluster = Cluster(data, CONFIG.format(url=weather.url), models=[data / "caller"])
+    cluster = Cluster(data, CONFIG.format(url=weather.url), models=[caller_in(data)])
     yield cluster
     cluster.stop()
 

@@ -4,26 +4,13 @@ then calls with is its own choice."""
 import concurrent.futures
 import json
 import os
-import shutil
 import time
 
 import openai
 import pydantic
 import pytest
-
-from conftest import MODEL, running_cluster
-
-# In the manner of Hermes and Qwen.
-TEMPLATE = """
-{%- if tools %}{{ '<|start_header_id|>tools<|end_header_id|>' }}{% for tool in tools %}{{ tool | tojson }}{% endfor %}{{ '<|eot_id|>' }}{% endif %}
-{%- for m in messages %}
-    {{- '<|start_header_id|>' + m.role + '<|end_header_id|>' + (m.content or '') }}
-    {%- for call in m.tool_calls or [] %}
-        {{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' + call.function.arguments | tojson + '}\\n</tool_call>' }}
-    {%- endfor %}
-    {{- '<|eot_id|>' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>' }}{% endif %}"""
+from checkpoints import caller_in
+from conftest import running_cluster
 
 PARAMETERS = {
     "type": "object",
@@ -45,10 +32,8 @@ def caller(tmp_path_factory):
     """A client of a model whose template knows tools."""
     if os.environ.get("TIDEMILL_URL"):
         pytest.skip("needs a cluster of a model of its own")
-    directory = tmp_path_factory.mktemp("caller") / "caller"
-    shutil.copytree(MODEL, directory)
-    (directory / "chat_template.jinja").write_text(TEMPLATE)
-    with running_cluster("--local-tail-tokens", "0", model=directory) as url, openai.OpenAI(base_url=url, api_key="unused", max_retries=0, timeout=120) as client:
+    model = caller_in(tmp_path_factory.mktemp("caller"))
+    with running_cluster("--local-tail-tokens", "0", model=model) as url, openai.OpenAI(base_url=url, api_key="unused", max_retries=0, timeout=120) as client:
         yield client
 
 
