@@ -2,7 +2,7 @@
 
     rollout.py TIDEMILL MODEL SLOWER [STEP_SECONDS]
 
-Twice MODEL and once SLOWER, a decode worker each; 40 users, about 60 requests a second of 16 tokens. Prints when each share began,
+Twice MODEL and once SLOWER, a decode worker each; 1,000 users, about 60 requests a second of 16 tokens. Prints when each share began,
 how many users had it, and how long the slower one was there. Needs the Python of the tests.
 """
 
@@ -10,6 +10,7 @@ import collections
 import json
 import os
 import pathlib
+import random
 import subprocess
 import sys
 import tempfile
@@ -20,7 +21,8 @@ import urllib.request
 
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "python"))
-USERS = 40
+USERS = 1000
+AT_ONCE = 40
 STEPS = [1, 5, 25, 100]
 
 
@@ -35,7 +37,7 @@ def main():
         cluster = Cluster(pathlib.Path(name), "", *names, models=[model, model, slower])
         ask = Asking(cluster.url)
         try:
-            watch(tidemill, cluster.admin, ask, "next", ["--steps", ",".join(map(str, STEPS)), "--step-seconds", str(step_s)])
+            watch(tidemill, cluster.admin, ask, "next", ["--steps", ",".join(map(str, STEPS)), "--step-seconds", str(step_s), "--requests-min", "10"])
             rollout(tidemill, cluster.admin, "abort", "--from", "now")
             rollout(tidemill, cluster.admin, "forget", "--from", "now")
             time.sleep(5)
@@ -59,7 +61,7 @@ def watch(tidemill, admin, ask, to, flags):
         time.sleep(0.1)
     counts, lost = ask.counts(began)
     print(f"to {to}: {state['state']} after {after:.1f} s: {state['why']}")
-    print(f"  answers since it began: {dict(counts)}, {lost} failed; users of `{to}`: {len(ask.users(to, began))} of {USERS}")
+    print(f"  answers since it began: {dict(counts)}, {lost} failed; users of `{to}`: {len(ask.users(to, began))} of {len(ask.users(None, began))} who asked")
 
 
 def rollout(tidemill, admin, *arguments):
@@ -68,17 +70,18 @@ def rollout(tidemill, admin, *arguments):
 
 
 class Asking:
-    """Users who ask all the time, each a few times a second."""
+    """Users who ask all the time, so many at once."""
 
     def __init__(self, url):
         self.url, self.answers, self.going = url, [], True
-        self.threads = [threading.Thread(target=self.user, args=(number,)) for number in range(USERS)]
+        self.threads = [threading.Thread(target=self.ask) for _ in range(AT_ONCE)]
         for thread in self.threads:
             thread.start()
 
-    def user(self, number):
-        body = {"model": "now", "prompt": f"user {number} says", "max_tokens": 16, "user": f"user-{number}", "temperature": 0}
+    def ask(self):
         while self.going:
+            number = random.randrange(USERS)
+            body = {"model": "now", "prompt": f"user {number} says", "max_tokens": 16, "user": f"user-{number}", "temperature": 0}
             request = urllib.request.Request(f"{self.url}/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
             try:
                 with urllib.request.urlopen(request, timeout=30) as answer:
@@ -92,7 +95,8 @@ class Asking:
         return models, models.pop(None, 0)
 
     def users(self, of, since):
-        return {user for at, user, model in self.answers if at >= since and model == of}
+        """Of a model; `None`: of any."""
+        return {user for at, user, model in self.answers if at >= since and of in (None, model)}
 
     def stop(self):
         self.going = False
