@@ -15,6 +15,7 @@ use crate::{
     class::Classes,
     cost::CostModel,
     decisions::Decisions,
+    distrust::Distrusted,
     fairness::Fairness,
     index::{PrefixIndex, frequency::FrequencySketch},
     lifecycle::WAITING_TOLD_EVERY,
@@ -28,7 +29,7 @@ use crate::{
 };
 use std::{collections::VecDeque, time::Duration};
 use tidemill_proto::{
-    block::LayoutFingerprint,
+    block::{Era, LayoutFingerprint},
     ids::{Epoch, RequestId, SequenceId},
     message::{ModelIdentity, ToWorker},
 };
@@ -49,6 +50,13 @@ pub struct ClusterSettings {
     pub heartbeat_dead: Duration,
     /// Whether engines' answers are checked; `None`: not.
     pub probes: Option<ProbeSettings>,
+}
+
+/// Answers to the same request are the same if they come from the same origin, as far as anybody knows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize)]
+pub struct Origin {
+    pub layout: LayoutFingerprint,
+    pub era: Era,
 }
 
 /// For the shell to carry out.
@@ -80,7 +88,7 @@ pub enum Warning {
     PrefillFailed { request: RequestId, worker: Epoch, reason: String },
     #[error(
         "worker `{name}` ({worker}) is unhealthy: it answers probes otherwise than it must, so its memory or its processor is at fault. It \
-         gets no more work; end it, and look at the machine. Blocks that it computed may still be in pool nodes: restart these, too"
+         gets no more work, and no block that was computed before is read any more. End it, and look at the machine"
     )]
     Unhealthy { worker: Epoch, name: String },
     #[error(
@@ -122,6 +130,7 @@ pub struct Cluster {
     /// When waiting clients last heard of their places.
     pub(crate) waiting_told: Duration,
     pub(crate) probes: Option<Probes>,
+    pub(crate) distrusted: Distrusted,
 }
 
 impl Cluster {
@@ -148,6 +157,7 @@ impl Cluster {
             decisions: Decisions::default(),
             waiting_told: Duration::ZERO,
             probes: settings.probes.map(Probes::new),
+            distrusted: Distrusted::default(),
             settings,
         }
     }
@@ -165,6 +175,11 @@ impl Cluster {
     /// What all engines compute alike; `None` without an engine.
     pub fn layout(&self) -> Option<LayoutFingerprint> {
         self.membership.layout().map(|(layout, _)| layout)
+    }
+
+    /// What answers depend on, besides the request; `None` without an engine.
+    pub fn origin(&self) -> Option<Origin> {
+        Some(Origin { layout: self.layout()?, era: self.distrusted.era() })
     }
 
     /// Longest sequence the cluster can hold now; `None` without a decode worker. A cluster that has just lost its last one goes on

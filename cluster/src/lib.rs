@@ -8,7 +8,7 @@
 //! - [`load`]: each worker's work from this coordinator, and its last report (never replicated)
 //! - [`index`]: which pool nodes hold a block, and which blocks are read often
 //! - [`cost`]: how long things take, learnt from workers' steps
-//! - [`probes`]: whether engines still compute what they must
+//! - [`probes`]: whether engines still compute what they must; `distrust`: what happens if not
 //! - [`models`]: several models, each with a cluster of its own
 //! - `request`, `view`: the client's and the operator's side
 
@@ -18,6 +18,7 @@ pub mod class;
 mod cluster;
 pub mod cost;
 mod decisions;
+mod distrust;
 mod fairness;
 pub mod index;
 mod lifecycle;
@@ -35,7 +36,7 @@ mod tests;
 mod view;
 mod workers;
 
-pub use cluster::{Action, Cluster, ClusterSettings, Warning};
+pub use cluster::{Action, Cluster, ClusterSettings, Origin, Warning};
 pub use decisions::{ConsideredView, DecisionView};
 pub use lifecycle::Forecast;
 pub use membership::Refusal;

@@ -129,6 +129,18 @@ impl Models {
         self.workers.remove(&worker);
     }
 
+    /// A model's worker computed wrongly. What is said of a model that is not served is void.
+    pub fn distrust(&mut self, now: Duration, model: &str, worker: Epoch) {
+        if let Some(model) = self.models.iter_mut().find(|known| known.name == model) {
+            model.cluster.distrust(now, worker);
+        }
+    }
+
+    /// All workers that computed wrongly, with their models' names.
+    pub fn distrusted(&self) -> impl Iterator<Item = (&str, Epoch)> {
+        self.models.iter().flat_map(|model| model.cluster.distrusted().map(|worker| (&*model.name, worker)))
+    }
+
     pub fn tick(&mut self, now: Duration) {
         self.models.iter_mut().for_each(|model| model.cluster.tick(now));
     }

@@ -23,7 +23,7 @@ use crate::{
     view::{ProbeView, ProbesView},
 };
 use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
+    collections::{BTreeMap, VecDeque},
     time::Duration,
 };
 use tidemill_proto::{
@@ -49,8 +49,6 @@ const ANSWER_TOKENS: u32 = 8;
 const TOP: u32 = 4;
 /// Probes at a time: a large cluster is not flooded.
 const AT_ONCE: usize = 8;
-/// Unhealthy workers that are remembered.
-const KNOWN_MAX: usize = 1024;
 /// A probe that takes longer says nothing: the cluster may be full, and probes go last.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -65,8 +63,6 @@ pub(crate) struct Probes {
     /// What the reference is of.
     layout: Option<LayoutFingerprint>,
     outcomes: BTreeMap<Epoch, (Duration, ProbeOutcome)>,
-    /// Unhealthy ones, which may register again after a lost link. The last few.
-    known: BTreeSet<Epoch>,
     counts: Counts,
     last_round: Option<Duration>,
 }
@@ -181,7 +177,6 @@ impl Probes {
             reference: None,
             layout: None,
             outcomes: BTreeMap::new(),
-            known: BTreeSet::new(),
             counts: Counts::default(),
             last_round: None,
         }
@@ -239,10 +234,6 @@ impl Probes {
             ProbeOutcome::Unanswered => self.counts.unanswered += 1,
         }
         self.outcomes.insert(worker, (now, outcome));
-    }
-
-    pub(crate) fn is_unhealthy(&self, worker: Epoch) -> bool {
-        self.known.contains(&worker)
     }
 
     pub(crate) fn forget(&mut self, worker: Epoch) {
@@ -386,27 +377,6 @@ impl Cluster {
             }
         }
         self.probes = Some(probes);
-    }
-
-    /// The worker gets nothing new, and what it has goes elsewhere.
-    pub(crate) fn distrust(&mut self, now: Duration, worker: Epoch) {
-        if let Some(probes) = &mut self.probes {
-            probes.known.insert(worker);
-            if probes.known.len() > KNOWN_MAX {
-                probes.known.pop_first();
-            }
-        }
-        let Some(member) = self.membership.distrust(worker) else { return };
-        let (name, role) = (member.name.clone(), member.role());
-        self.warn(Warning::Unhealthy { worker, name });
-        self.load.touch(worker);
-        self.members_changed(now);
-        match role {
-            Role::Decode => self.leave_decode_worker(now, worker),
-            Role::Prefill => self.leave_prefill_worker(now, worker),
-            Role::Kvpool => {}
-        }
-        self.place_queued(now);
     }
 }
 

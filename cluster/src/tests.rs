@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 use tidemill_proto::{
-    block::{BLOCK_TOKENS, BlockKey, Chain, Token},
+    block::{BLOCK_TOKENS, BlockKey, Chain, Era, Token},
     ids::{Epoch, RequestId, SequenceId},
     message::{
         CacheEvent, DecodeJob, EngineInfo, Finish, PoolEvent, PrefillOutcome, Provenance, Report, RoleInfo, SequenceToken, ToWorker,
@@ -530,6 +530,7 @@ enum Step {
     Join(u8),
     Leave(u8),
     Drain(u8),
+    Distrust(u8),
     Submit {
         class: u8,
         tokens: u16,
@@ -567,6 +568,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => any::<u8>().prop_map(Step::Join),
         1 => any::<u8>().prop_map(Step::Leave),
         1 => any::<u8>().prop_map(Step::Drain),
+        1 => any::<u8>().prop_map(Step::Distrust),
         4 => (0u8..4, 1u16..200, 1u8..4).prop_map(|(class, tokens, choices)| Step::Submit { class, tokens, choices }),
         1 => (any::<u8>(), any::<Option<u8>>()).prop_map(|(request, choice)| Step::Cancel { request, choice }),
         8 => (any::<u8>(), prop::bool::weighted(0.1), prop::bool::weighted(0.05)).prop_map(|(sequence, stop, skip)| Step::Token { sequence, stop, skip }),
@@ -639,6 +641,11 @@ impl World {
             Step::Drain(n) => {
                 if let Some((epoch, _)) = pick(&self.workers, n) {
                     self.cluster.worker_event(now, epoch, WorkerEvent::Leaving);
+                }
+            }
+            Step::Distrust(n) => {
+                if let Some((epoch, _)) = pick(&self.workers, n) {
+                    self.cluster.distrust(now, epoch);
                 }
             }
             Step::Submit { class, tokens, choices } => {
@@ -737,6 +744,8 @@ impl World {
         match message {
             ToWorker::Decode(job) => {
                 assert!(self.running.iter().all(|(_, other)| other.sequence != job.sequence), "a sequence runs at one worker");
+                assert!(self.cluster.distrusted().all(|bad| bad != worker), "work for a worker that computes wrongly");
+                assert_eq!(job.salt, Era::after(self.cluster.distrusted()).salt(b""), "no block of an earlier era is read");
                 assert!(job.expected_blocks as usize * BLOCK_TOKENS < job.tokens.len(), "at least one token is left to compute");
                 let tokens_max = job.prompt_tokens + job.stop.max_tokens;
                 assert!(

@@ -22,7 +22,7 @@ impl Cluster {
         self.load.add_worker(now, epoch);
         self.index.add_node(epoch);
         self.members_changed(now);
-        if self.probes.as_ref().is_some_and(|probes| probes.is_unhealthy(epoch)) {
+        if self.distrusted.contains(epoch) {
             self.distrust(now, epoch);
         }
         self.place_queued(now);

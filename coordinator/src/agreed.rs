@@ -5,6 +5,7 @@
 //! | `alias` | a name | the name of a model | clients may ask for the model by that name; goes before `--aliases` |
 //! | `rollout` | the model that users move from | a [`Rollout`] | users move, step by step: see `tidemill rollout` |
 //! | `rollout-seen` | `ID@COORDINATOR` | what that coordinator has seen of it | the others judge by it, too |
+//! | `unhealthy` | a worker's epoch, hexadecimal | the name of its model | it computed wrongly: it gets no work, and no block computed before is read |
 //! | `denied` | a certificate's serial, hexadecimal | the reason | the certificate is revoked, at all processes |
 //! | `tenant`, `key` | its id | tenancy's record, as JSON | see [`keys`]; shown and changed by `/admin/` alone |
 //!
@@ -15,7 +16,7 @@ pub mod keys;
 use crate::driver::Driver;
 use serde_json::Value;
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -30,11 +31,12 @@ use tidemill_registry::{
     command::{Command, Outcome, Refusal},
     registry::{Failed, Registry, View},
     replica::{CannotRemove, Part},
-    state::State,
+    state::{Record, State},
 };
 
 pub const ALIAS: &str = "alias";
 pub const DENIED: &str = "denied";
+pub const UNHEALTHY: &str = "unhealthy";
 /// Not for operators' eyes: a key's record has its digest.
 const HIDDEN: [&str; 2] = [keys::TENANT, keys::KEY];
 /// An operator waits this long for a majority.
@@ -42,6 +44,8 @@ const CHANGED_MAX: Duration = Duration::from_secs(5);
 /// A worker that has no link to the registry's leader for this long is forgotten: should it come back, it is a new one.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(120);
 const FORGET_EVERY: Duration = Duration::from_secs(5);
+/// How soon the others hear of a worker that was found here.
+const ACCUSE_EVERY: Duration = Duration::from_secs(1);
 
 /// The registry as operators see it.
 #[derive(Debug)]
@@ -70,8 +74,11 @@ impl Agreed {
         let served = || self.models.iter().map(|model| format!("`{model}`")).collect::<Vec<_>>().join(", ");
         match kind {
             kind if HIDDEN.contains(&kind) => Err(hidden()),
-            ALIAS if !value.as_str().is_some_and(|model| self.models.iter().any(|served| served == model)) => {
-                Err(ChangeError::Invalid(format!("the value of an alias is the name of a model that is served here: {}", served())))
+            ALIAS | UNHEALTHY if !value.as_str().is_some_and(|model| self.models.iter().any(|served| served == model)) => {
+                Err(ChangeError::Invalid(format!("the value of `{kind}` is the name of a model that is served here: {}", served())))
+            }
+            UNHEALTHY if epoch(key).is_none() => {
+                Err(ChangeError::Invalid("the key is a worker's epoch as `/cluster` has it: 0 to 9 and a to f".into()))
             }
             DENIED if !key.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) => {
                 Err(ChangeError::Invalid("the key is a certificate's serial as `tidemill certs` prints it: 0 to 9 and a to f".into()))
@@ -126,7 +133,7 @@ impl tidemill_gateway::registry::Registry for Agreed {
         let Some(state) = self.registry.view().state else { return Vec::new() };
         let wanted = |of: &str, wanted: Option<&str>| wanted.is_none_or(|wanted| wanted == of);
         let records = state.records().filter(|(of, named, _)| !HIDDEN.contains(of) && wanted(of, kind) && wanted(named, key));
-        let view = |(kind, key, record): (&str, &str, &tidemill_registry::state::Record)| RecordView {
+        let view = |(kind, key, record): (&str, &str, &Record)| RecordView {
             kind: kind.to_owned(),
             key: key.to_owned(),
             value: serde_json::from_slice(&record.value).unwrap_or_default(),
@@ -191,6 +198,7 @@ pub async fn follow(registry: Registry, to: Followers, aliases: BTreeMap<String,
             all.extend(state.records_of(ALIAS).filter_map(|(name, record)| Some((name.to_owned(), named(&record.value)?))));
             gateway.set_aliases(all);
             set_rollouts(&gateway, &state);
+            distrust(&driver, &state);
             let now: Vec<String> = state.records_of(DENIED).map(|(serial, _)| serial.to_owned()).collect();
             if now != denied {
                 tracing::info!(certificates = now.len(), "revoked certificates");
@@ -210,6 +218,45 @@ pub fn set_rollouts(gateway: &Gateway, state: &State) {
     let rollouts = state.records_of(rollout::KIND).map(|(key, record)| (key, &*record.value, record.revision));
     let told = state.records_of(rollout::SEEN_KIND).map(|(key, record)| (key, &*record.value));
     gateway.rollouts().set(running::read(rollouts), &running::read_told(told), &gateway.registry().view().coordinator);
+}
+
+/// Takes to the driver who computed wrongly. Before the door opens, too: what was computed before still does not count.
+pub fn distrust(driver: &Driver, state: &State) {
+    let workers = unhealthy(state);
+    driver.distrust(workers.iter().map(|(model, worker)| (&**model, *worker)));
+}
+
+/// Of each worker that computed wrongly, its model and its epoch.
+fn unhealthy(state: &State) -> Vec<(String, Epoch)> {
+    let worker = |(key, record): (&str, &Record)| Some((serde_json::from_slice(&record.value).ok()?, epoch(key)?));
+    state.records_of(UNHEALTHY).filter_map(worker).collect()
+}
+
+fn epoch(key: &str) -> Option<Epoch> {
+    u64::from_str_radix(key, 16).ok().map(Epoch)
+}
+
+/// Tells the others which workers were found here, each once: what an operator deletes stays deleted.
+pub async fn accuse(registry: Registry, driver: Arc<Driver>) {
+    let mut told: BTreeSet<(String, Epoch)> = BTreeSet::new();
+    loop {
+        tokio::time::sleep(ACCUSE_EVERY).await;
+        let Some(state) = registry.view().state else { continue };
+        told.extend(unhealthy(&state));
+        for (model, worker) in driver.distrusted() {
+            if told.contains(&(model.clone(), worker)) {
+                continue;
+            }
+            let value = Value::from(&*model).to_string().into_bytes();
+            let command = Command::Put { kind: UNHEALTHY.into(), key: worker.to_string(), value, expected: None };
+            match registry.change(command, CHANGED_MAX).await {
+                Ok(_) => drop(told.insert((model, worker))),
+                Err(error) => {
+                    tracing::warn!(model, %worker, "the other coordinators do not know yet that this worker is unhealthy: {error}")
+                }
+            }
+        }
+    }
 }
 
 /// Where this coordinator leads the registry, workers that have been away for long are forgotten.

@@ -10,12 +10,11 @@ use std::{
     time::{Duration, Instant},
 };
 use tidemill_cluster::{
-    Action, ChoiceUsage, ClusterSettings, ClusterView, Forecast, ModelId, Models, NewRequest, Refusal, Rejection, RequestEvent, Warning,
-    class::ClassId,
+    Action, ChoiceUsage, ClusterSettings, ClusterView, Forecast, ModelId, Models, NewRequest, Origin, Refusal, Rejection, RequestEvent,
+    Warning, class::ClassId,
 };
 use tidemill_gateway::backend::{Accepted, Backend};
 use tidemill_proto::{
-    block::LayoutFingerprint,
     ids::{Epoch, RequestId},
     message::{ModelIdentity, Register, ToWorker, WorkerEvent},
 };
@@ -128,6 +127,16 @@ impl Driver {
         state.denied = Some(message);
     }
 
+    /// These workers computed wrongly: of each, the model's name and its epoch.
+    pub fn distrust<'a>(&self, workers: impl IntoIterator<Item = (&'a str, Epoch)>) {
+        self.with(|state, now| workers.into_iter().for_each(|(model, worker)| state.models.distrust(now, model, worker)));
+    }
+
+    /// All workers that computed wrongly, as far as this coordinator knows, with their models' names.
+    pub fn distrusted(&self) -> Vec<(String, Epoch)> {
+        self.state.lock().models.distrusted().map(|(model, worker)| (model.to_owned(), worker)).collect()
+    }
+
     /// Lets time pass in the core, forever.
     pub async fn tick(&self) {
         let mut interval = tokio::time::interval(TICK);
@@ -202,8 +211,8 @@ impl Backend for ModelBackend {
         self.driver.state.lock().models.cluster(self.model).context_tokens(now)
     }
 
-    fn layout(&self) -> Option<LayoutFingerprint> {
-        self.driver.state.lock().models.cluster(self.model).layout()
+    fn origin(&self) -> Option<Origin> {
+        self.driver.state.lock().models.cluster(self.model).origin()
     }
 
     fn forecast(&self, tokens: u32, class: ClassId) -> Forecast {

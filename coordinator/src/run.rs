@@ -247,9 +247,11 @@ impl Coordinator {
         let mut accepting = tokio::spawn(links::accept(self.endpoint.clone(), links));
         if let Some(state) = self.registry.view().state {
             agreed::set_rollouts(&self.gateway, &state);
+            agreed::distrust(&self.driver, &state);
         }
         let followers = Followers { gateway: Arc::clone(&self.gateway), driver: Arc::clone(&self.driver), endpoint: self.endpoint.clone() };
         let mut agreeing = tokio::spawn(agreed::follow(self.registry.clone(), followers, self.aliases));
+        let mut accusing = tokio::spawn(agreed::accuse(self.registry.clone(), Arc::clone(&self.driver)));
         let mut forgetting = tokio::spawn(agreed::forget(self.registry, Arc::clone(&self.driver)));
         let driver = Arc::clone(&self.driver);
         let mut ticking = tokio::spawn(async move { driver.tick().await });
@@ -296,6 +298,7 @@ impl Coordinator {
             _ = &mut ticking => Err(RunError::Broken("lets time pass")),
             _ = &mut accepting => Err(RunError::Broken("accepts workers")),
             _ = &mut agreeing => Err(RunError::Broken("follows the registry")),
+            _ = &mut accusing => Err(RunError::Broken("tells of unhealthy workers")),
             _ = &mut forgetting => Err(RunError::Broken("forgets workers that are gone")),
             _ = &mut expiring => Err(RunError::Broken("deletes old responses")),
             _ = &mut tending => Err(RunError::Broken("looks after tenants")),
@@ -316,6 +319,7 @@ impl Coordinator {
         ticking.abort();
         accepting.abort();
         agreeing.abort();
+        accusing.abort();
         forgetting.abort();
         rolling.abort();
         // They hold what the next process wants to open.

@@ -12,7 +12,7 @@ use std::{
     sync::atomic::{AtomicU16, Ordering},
     time::{Duration, Instant},
 };
-use support::{Cluster, crash, pause, resume};
+use support::{Cluster, crash, member, pause, resume};
 use tidemill_net::identity::Identity;
 
 const COORDINATORS: usize = 3;
@@ -53,10 +53,14 @@ impl Three {
         Self { cluster, http: first, admin: first + COORDINATORS as u16, data, client }
     }
 
+    async fn view(&self, n: usize) -> Value {
+        let url = format!("http://127.0.0.1:{}/cluster", self.admin + n as u16);
+        self.client.get(url).send().await.expect("it answers").json().await.expect("JSON")
+    }
+
     /// Process id of a decode worker of this model, as a coordinator sees it.
     async fn cluster_member(&self, n: usize, model: &str) -> u32 {
-        let url = format!("http://127.0.0.1:{}/cluster", self.admin + n as u16);
-        let cluster: Value = self.client.get(url).send().await.expect("it answers").json().await.expect("JSON");
+        let cluster = self.view(n).await;
         let mut members = cluster["members"].as_array().expect("members").iter();
         let member = members.find(|member| member["model"] == model && member["role"] == "decode").expect("it has a worker");
         member["pid"].as_u64().expect("a pid") as u32
@@ -118,15 +122,19 @@ impl Three {
 
     /// Waits until every coordinator has this member, or none has.
     async fn until_members(&self, name: &str, present: bool) {
+        let is_there = |cluster: &Value| cluster["members"].as_array().expect("members").iter().any(|member| member["name"] == name);
+        self.until_all(&format!("{name} present: {present}"), |cluster| is_there(cluster) == present).await;
+    }
+
+    async fn until_all(&self, what: &str, wanted: impl Fn(&Value) -> bool) {
         let deadline = Instant::now() + Duration::from_secs(30);
         for n in 0..COORDINATORS {
             loop {
-                let url = format!("http://127.0.0.1:{}/cluster", self.admin + n as u16);
-                let cluster: Value = self.client.get(url).send().await.expect("it answers").json().await.expect("JSON");
-                if cluster["members"].as_array().expect("members").iter().any(|member| member["name"] == name) == present {
+                let cluster = self.view(n).await;
+                if wanted(&cluster) {
                     break;
                 }
-                assert!(Instant::now() < deadline, "{name} present: {present} at coordinator-{n}: {cluster:#}");
+                assert!(Instant::now() < deadline, "{what}, at coordinator-{n}: {cluster:#}");
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }
@@ -251,11 +259,19 @@ async fn what_was_acknowledged_survives_leaders_a_lost_disk_and_a_restart_and_a_
         }
     }
 
+    // So does what is said of a worker that computes wrongly.
+    let epoch = member(&three.view(0).await, "prefill-0")["epoch"].as_str().expect("an epoch").to_owned();
+    assert_eq!(three.put(0, "unhealthy", "worker 0", support::MODEL_NAME).await, Some(400));
+    assert_eq!(three.put(0, "unhealthy", &epoch, support::MODEL_NAME).await, Some(200));
+    let unhealthy = |cluster: &Value| member(cluster, "prefill-0")["unhealthy"] == true;
+    three.until_all("unhealthy", unhealthy).await;
+
     let mut acknowledged = Vec::new();
     for round in 0..2 {
         acknowledged.extend(three.lose_leader(round).await.1);
         three.whole().await;
     }
+    three.until_all("still unhealthy", unhealthy).await;
     three.check_all(&acknowledged).await;
 
     // A coordinator that lost its disk comes back by a snapshot.

@@ -13,8 +13,11 @@ use std::{
     process::{Child, Command, Stdio},
     time::Instant,
 };
-use support::{Cluster, DISAGGREGATED, MODEL, assert_same, complete_all, member, mixed_cases, reference};
+use support::{Answer, Case, Cluster, DISAGGREGATED, MODEL, assert_same, complete, complete_all, member, mixed_cases, reference, reusable};
 use tempfile::TempDir;
+
+/// The token whose row of the embedding gets a wrong bit.
+const TOKEN: u32 = 2;
 
 /// One more worker of a cluster that runs, with a checkpoint of its own.
 struct Worker {
@@ -50,7 +53,6 @@ impl Worker {
 
     /// One bit of one weight: the greatest bit of the mantissa, in the embedding of a token that probes ask for.
     fn flip(&self) {
-        const TOKEN: u64 = 2;
         const ROW_BYTES: u64 = 64 * 2;
         let file = fs::File::options().read(true).write(true).open(self.model.path().join("model.safetensors")).expect("the copy");
         let mut length = [0; 8];
@@ -60,7 +62,7 @@ impl Worker {
         file.read_exact_at(&mut header, 8).expect("the header");
         let header: Value = serde_json::from_slice(&header).expect("JSON");
         let start = header["model.embed_tokens.weight"]["data_offsets"][0].as_u64().expect("an offset");
-        let at = 8 + length + start + TOKEN * ROW_BYTES;
+        let at = 8 + length + start + u64::from(TOKEN) * ROW_BYTES;
         let mut byte = [0];
         file.read_exact_at(&mut byte, at).expect("a weight");
         file.write_all_at(&[byte[0] ^ 1 << 6], at).expect("a weight");
@@ -83,16 +85,42 @@ fn rounds(cluster: &Value) -> u64 {
     cluster["models"][0]["probes"]["rounds"].as_u64().expect("rounds")
 }
 
-async fn found(cluster: &Cluster, name: &str, worker: &Worker) {
+/// Flips the worker's bit right after a round, does something `meanwhile`, and waits until the worker is found.
+async fn found<T>(cluster: &Cluster, name: &str, worker: &Worker, meanwhile: impl Future<Output = T>) -> T {
+    let earlier = rounds(&cluster.cluster().await);
+    cluster.until("the end of a round", |c| rounds(c) > earlier).await;
     let before = rounds(&cluster.cluster().await);
     let flipped = Instant::now();
     worker.flip();
+    let done = meanwhile.await;
     cluster.until("the worker being found", |c| member(c, name)["unhealthy"] == true).await;
     println!("{name}: found {:.1} s after the bit had flipped", flipped.elapsed().as_secs_f64());
     let view = cluster.cluster().await;
     assert!(rounds(&view) <= before + 2, "the round that ran, and the next one: {before}, then {}", rounds(&view));
     let unhealthy = view["members"].as_array().expect("members").iter().filter(|member| member["unhealthy"] == true);
     assert!(unhealthy.clone().all(|member| member["name"].as_str().is_some_and(|name| name.ends_with("-9"))), "nobody else: {view:#}");
+    done
+}
+
+/// Prompts that begin with the token whose row is wrong.
+fn wrong_for_a_bad_worker() -> Vec<Case> {
+    let case = |n: u32| Case {
+        prompt: (0..80).map(|place| if place == 0 { TOKEN } else { 3 + n * 97 % 400 + place }).collect(),
+        seed: None,
+        max_tokens: 16,
+    };
+    (0..40).map(case).collect()
+}
+
+/// The first of them that this prefill worker computes, and what came of it; `None`: it was found before it computed one.
+async fn computed_by<'a>(cluster: &Cluster, name: &str, cases: &'a [Case]) -> Option<(&'a Case, Answer)> {
+    for case in cases {
+        let answer = complete(cluster, case).await;
+        if answer.usage["tidemill"]["prefill_worker"] == name {
+            return Some((case, answer));
+        }
+    }
+    None
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -108,8 +136,16 @@ async fn one_flipped_bit_of_a_running_worker_is_found_within_a_period() {
     let prefill = Worker::join(&cluster, data.path(), "prefill", "prefill-0").await;
     assert_same(&expected, &complete_all(&cluster, &cases, 3).await, &cases, "before");
 
-    found(&cluster, "decode-9", &decode).await;
-    found(&cluster, "prefill-9", &prefill).await;
+    found(&cluster, "decode-9", &decode, async {}).await;
+    let wrong = wrong_for_a_bad_worker();
+    // Its blocks are in the pool, under keys that everybody asks for. From the moment that it is found nobody reads them.
+    if let Some((case, before)) = found(&cluster, "prefill-9", &prefill, computed_by(&cluster, "prefill-9", &wrong)).await {
+        let right = &reference(std::slice::from_ref(case)).await[0];
+        let [first, second] = [complete(&cluster, case).await, complete(&cluster, case).await];
+        println!("the bad worker's blocks gave {:?} instead of {:?}", before.tokens, right.tokens);
+        assert_eq!((&first.tokens, &second.tokens), (&right.tokens, &right.tokens));
+        assert_eq!((first.cached(), second.cached()), (0, reusable(case)), "new blocks, and these are read");
+    }
     let answers = complete_all(&cluster, &mixed_cases(12), 3).await;
     for answer in &answers {
         let by = |role: &str| answer.usage["tidemill"][format!("{role}_worker")].as_str().map(str::to_owned);

@@ -6,8 +6,8 @@ pub use cached::{Cache, Caches, Similar, SimilarTo};
 
 use crate::response_cache::Events;
 use std::{fmt, sync::Arc};
-use tidemill_cluster::{ChoiceUsage, ClusterView, Forecast, NewRequest, Rejection, RequestEvent, class::ClassId};
-use tidemill_proto::{block::LayoutFingerprint, ids::RequestId};
+use tidemill_cluster::{ChoiceUsage, ClusterView, Forecast, NewRequest, Origin, Rejection, RequestEvent, class::ClassId};
+use tidemill_proto::ids::RequestId;
 use tokio::{sync::mpsc, task::coop};
 
 /// Where requests are served. No call waits.
@@ -20,8 +20,8 @@ pub trait Backend: fmt::Debug + Send + Sync {
     fn cancel(&self, requests: &[RequestId]);
     /// Longest sequence that could run now; `None` if none could.
     fn context_tokens(&self) -> Option<u32>;
-    /// What all engines of the model compute alike; `None`: there are no engines.
-    fn layout(&self) -> Option<LayoutFingerprint>;
+    /// What answers depend on, besides the request; `None`: there are no engines.
+    fn origin(&self) -> Option<Origin>;
     /// How a prompt of so many tokens would be taken now.
     fn forecast(&self, tokens: u32, class: ClassId) -> Forecast;
     fn view(&self) -> ClusterView;

@@ -11,8 +11,8 @@ use std::{
     sync::Arc,
     time::Duration,
 };
-use tidemill_cluster::{ChoiceUsage, NewRequest, Outcome, RequestEvent};
-use tidemill_proto::{block::LayoutFingerprint, message::Provenance};
+use tidemill_cluster::{ChoiceUsage, NewRequest, Origin, Outcome, RequestEvent};
+use tidemill_proto::message::Provenance;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -113,16 +113,16 @@ pub(crate) fn size(event: &RequestEvent) -> u64 {
     (mem::size_of::<RequestEvent>() + more) as u64
 }
 
-/// The key of a request to a model whose engines have this layout. Everything counts that can change a token, a log-probability or who
+/// The key of a request whose answer has this origin. Everything counts that can change a token, a log-probability or who
 /// may see them; the class and the time limit do not.
-pub fn key(layout: LayoutFingerprint, request: &NewRequest) -> Key {
+pub fn key(origin: Origin, request: &NewRequest) -> Key {
     let NewRequest { prompt, salt, class: _, sampling, stop, constraint, choices, prompt_logprobs, embeds, timeout: _ } = request;
     let mut sampling = sampling.clone();
     if sampling.temperature == 0.0 {
         // It draws nothing.
         sampling.seed = 0;
     }
-    let rest = (layout, salt, sampling, stop, constraint, choices, prompt_logprobs, embeds);
+    let rest = (origin, salt, sampling, stop, constraint, choices, prompt_logprobs, embeds);
     let rest = serde_json::to_vec(&rest).expect("plain data with finite numbers");
     let mut hasher = blake3::Hasher::new();
     hasher.update(&(rest.len() as u64).to_le_bytes()).update(&rest);
@@ -186,12 +186,14 @@ mod tests {
     use proptest::prelude::*;
     use tidemill_cluster::{Failure, class::ClassId};
     use tidemill_proto::{
+        block::{Era, LayoutFingerprint},
         grammar::{Constraint, Grammar},
+        ids::Epoch,
         sampling::{Sampling, StopRule},
     };
 
     const LIMITS: Limits = Limits { bytes: 10_000, keep: Duration::from_secs(60) };
-    const LAYOUT: LayoutFingerprint = LayoutFingerprint([7; 16]);
+    const ORIGIN: Origin = Origin { layout: LayoutFingerprint([7; 16]), era: Era::FIRST };
 
     fn request() -> NewRequest {
         NewRequest {
@@ -218,8 +220,8 @@ mod tests {
 
     #[test]
     fn whatever_can_change_a_token_changes_the_key() {
-        let same = key(LAYOUT, &request());
-        assert_eq!(key(LAYOUT, &NewRequest { class: ClassId(1), timeout: Duration::from_secs(9), ..request() }), same);
+        let same = key(ORIGIN, &request());
+        assert_eq!(key(ORIGIN, &NewRequest { class: ClassId(1), timeout: Duration::from_secs(9), ..request() }), same);
         let sampling = |change: fn(&mut Sampling)| {
             let mut request = request();
             change(&mut request.sampling);
@@ -254,15 +256,17 @@ mod tests {
             stop(|stop| stop.min_tokens = 1),
             stop(|stop| stop.stop_tokens = Vec::new()),
         ];
-        let mut keys: BTreeSet<Key> = others.iter().map(|other| key(LAYOUT, other)).collect();
-        keys.extend([same, key(LayoutFingerprint([8; 16]), &request())]);
+        let mut keys: BTreeSet<Key> = others.iter().map(|other| key(ORIGIN, other)).collect();
+        let layout = Origin { layout: LayoutFingerprint([8; 16]), ..ORIGIN };
+        let era = Origin { era: Era::after([Epoch(1)]), ..ORIGIN };
+        keys.extend([same, key(layout, &request()), key(era, &request())]);
         assert_eq!(keys.len(), others.len() + 2);
     }
 
     #[test]
     fn a_greedy_request_draws_nothing_so_its_seed_does_not_count() {
         let greedy = |seed| NewRequest { sampling: Sampling { temperature: 0.0, seed, ..Sampling::default() }, ..request() };
-        assert_eq!(key(LAYOUT, &greedy(1)), key(LAYOUT, &greedy(2)));
+        assert_eq!(key(ORIGIN, &greedy(1)), key(ORIGIN, &greedy(2)));
     }
 
     proptest! {
@@ -277,9 +281,9 @@ mod tests {
                 ..request()
             };
             let mut cache = ResponseCache::new(LIMITS);
-            cache.put(key(LAYOUT, &of(&mine)), events(3), Duration::ZERO);
-            prop_assert!(cache.get(&key(LAYOUT, &of(&theirs)), Duration::ZERO).is_none());
-            prop_assert!(cache.get(&key(LAYOUT, &of(&mine)), Duration::ZERO).is_some());
+            cache.put(key(ORIGIN, &of(&mine)), events(3), Duration::ZERO);
+            prop_assert!(cache.get(&key(ORIGIN, &of(&theirs)), Duration::ZERO).is_none());
+            prop_assert!(cache.get(&key(ORIGIN, &of(&mine)), Duration::ZERO).is_some());
         }
 
         /// Bytes are those of the answers that are there, and never above the limit.

@@ -16,8 +16,8 @@ use std::{
     sync::Arc,
     time::Duration,
 };
-use tidemill_cluster::{ChoiceUsage, NewRequest, Outcome, RequestEvent};
-use tidemill_proto::{block::LayoutFingerprint, message::Provenance, sampling::StopRule};
+use tidemill_cluster::{ChoiceUsage, NewRequest, Origin, Outcome, RequestEvent};
+use tidemill_proto::{message::Provenance, sampling::StopRule};
 
 /// On the half of the paraphrase set that is for choosing, precision is 0.99 from 0.60 on (`examples/semantic_curve.rs`). A little above that
 /// one word more in a question is never a hit, however long the question is.
@@ -54,12 +54,12 @@ pub struct Inquiry {
 pub type Bucket = (Key, u64);
 
 impl Inquiry {
-    /// Where its answers are. `request`: the whole of it, to a model whose engines have this layout.
-    pub fn bucket(&self, layout: LayoutFingerprint, request: &NewRequest) -> Bucket {
+    /// Where its answers are. `request`: the whole of it; its answer has this origin.
+    pub fn bucket(&self, origin: Origin, request: &NewRequest) -> Bucket {
         // What fits behind a prompt depends on its words: where the client names no length, that is not part of its wish.
         let max_tokens = if self.is_open { 0 } else { request.stop.max_tokens };
         let stop = StopRule { max_tokens, ..request.stop.clone() };
-        let rest = response_cache::key(layout, &NewRequest { prompt: Vec::new().into(), stop, ..request.clone() });
+        let rest = response_cache::key(origin, &NewRequest { prompt: Vec::new().into(), stop, ..request.clone() });
         let mut hasher = blake3::Hasher::new();
         hasher.update(&self.setting).update(&rest);
         (hasher.finalize().into(), self.question.guard)
@@ -190,9 +190,13 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use tidemill_cluster::class::ClassId;
-    use tidemill_proto::sampling::Sampling;
+    use tidemill_proto::{
+        block::{Era, LayoutFingerprint},
+        ids::Epoch,
+        sampling::Sampling,
+    };
 
-    const LAYOUT: LayoutFingerprint = LayoutFingerprint([7; 16]);
+    const ORIGIN: Origin = Origin { layout: LayoutFingerprint([7; 16]), era: Era::FIRST };
     const LIMITS: Limits = Limits { bytes: 100_000, answers: 20, keep: Duration::from_secs(60), threshold: THRESHOLD };
 
     fn inquiry(text: &str) -> Inquiry {
@@ -228,12 +232,12 @@ mod tests {
 
     fn put(cache: &mut SemanticCache, text: &str, now: u64) {
         let inquiry = inquiry(text);
-        cache.put(inquiry.bucket(LAYOUT, &request()), inquiry, &answer(4, Outcome::Stop(2)), Duration::from_secs(now));
+        cache.put(inquiry.bucket(ORIGIN, &request()), inquiry, &answer(4, Outcome::Stop(2)), Duration::from_secs(now));
     }
 
     fn get(cache: &mut SemanticCache, text: &str, now: u64) -> Option<String> {
         let inquiry = inquiry(text);
-        let hit = cache.get(&inquiry.bucket(LAYOUT, &request()), &inquiry.question, 9, Duration::from_secs(now));
+        let hit = cache.get(&inquiry.bucket(ORIGIN, &request()), &inquiry.question, 9, Duration::from_secs(now));
         hit.map(|hit| hit.response.to_string())
     }
 
@@ -253,10 +257,10 @@ mod tests {
         let mut cache = SemanticCache::new(LIMITS);
         let (open, given) = (inquiry("What is inflation?"), Inquiry { is_open: false, ..inquiry("What is inflation?") });
         for inquiry in [&open, &given] {
-            cache.put(inquiry.bucket(LAYOUT, &request()), inquiry.clone(), &answer(9, Outcome::Length), Duration::ZERO);
+            cache.put(inquiry.bucket(ORIGIN, &request()), inquiry.clone(), &answer(9, Outcome::Length), Duration::ZERO);
         }
         let mut get =
-            |inquiry: &Inquiry, tokens| cache.get(&inquiry.bucket(LAYOUT, &request()), &inquiry.question, tokens, Duration::ZERO).is_some();
+            |inquiry: &Inquiry, tokens| cache.get(&inquiry.bucket(ORIGIN, &request()), &inquiry.question, tokens, Duration::ZERO).is_some();
         assert!(!get(&open, 9), "it was cut at a length that nobody wanted");
         assert!(get(&given, 9) && !get(&given, 8));
     }
@@ -267,7 +271,7 @@ mod tests {
         let usage = ChoiceUsage { provenance: Provenance { tokens, ..Provenance::default() }, ..ChoiceUsage::default() };
         let finished = RequestEvent::Finished { choice: 0, outcome: Outcome::Stop(2), usage };
         let (mut cache, inquiry) = (SemanticCache::new(LIMITS), inquiry("What is inflation?"));
-        let bucket = inquiry.bucket(LAYOUT, &request());
+        let bucket = inquiry.bucket(ORIGIN, &request());
         cache.put(bucket, inquiry.clone(), &[RequestEvent::Sources(tokens), finished], Duration::ZERO);
         let hit = cache.get(&bucket, &inquiry.question, 9, Duration::ZERO).unwrap();
         assert_eq!(*hit.events, answer(0, Outcome::Stop(2)));
@@ -279,12 +283,12 @@ mod tests {
         fn never_across_tenants_or_settings(salt: Vec<u8>, setting: [u8; 32], temperature in 0.0f32..2.0, seed: u64, max_tokens in 1u32..50, top_k in 0u32..9) {
             let mut cache = SemanticCache::new(LIMITS);
             let mine = Inquiry { is_open: false, ..inquiry("What is inflation?") };
-            let bucket = mine.bucket(LAYOUT, &request());
+            let bucket = mine.bucket(ORIGIN, &request());
             cache.put(bucket, mine.clone(), &answer(1, Outcome::Stop(2)), Duration::ZERO);
             let other = |change: &dyn Fn(&mut NewRequest)| {
                 let mut request = request();
                 change(&mut request);
-                mine.bucket(LAYOUT, &request)
+                mine.bucket(ORIGIN, &request)
             };
             let sampled = Sampling { temperature, seed, top_k, ..Sampling::default() };
             let buckets = [
@@ -292,9 +296,10 @@ mod tests {
                 (sampled != request().sampling && temperature > 0.0, other(&|request| request.sampling = sampled.clone())),
                 (max_tokens != 9, other(&|request| request.stop.max_tokens = max_tokens)),
                 (true, other(&|request| request.choices = 2)),
-                (setting != mine.setting, Inquiry { setting, ..mine.clone() }.bucket(LAYOUT, &request())),
-                (true, Inquiry { is_open: true, ..mine.clone() }.bucket(LAYOUT, &request())),
-                (true, mine.bucket(LayoutFingerprint([8; 16]), &request())),
+                (setting != mine.setting, Inquiry { setting, ..mine.clone() }.bucket(ORIGIN, &request())),
+                (true, Inquiry { is_open: true, ..mine.clone() }.bucket(ORIGIN, &request())),
+                (true, mine.bucket(Origin { layout: LayoutFingerprint([8; 16]), ..ORIGIN }, &request())),
+                (true, mine.bucket(Origin { era: Era::after([Epoch(1)]), ..ORIGIN }, &request())),
             ];
             for (differs, other) in buckets {
                 prop_assert_eq!(cache.get(&other, &mine.question, 99, Duration::ZERO).is_none(), differs);

@@ -1,5 +1,6 @@
 //! The unit of KV: a block of 16 token positions, named by a hash of everything that determines its bytes.
 
+use crate::ids::Epoch;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -162,6 +163,37 @@ impl Tenant {
     }
 }
 
+/// Which of the computed blocks count. A worker that computed wrongly ends an era: a block's key does not say who computed it, and who
+/// read a wrong block computed others from it, so nobody can say which ones are right.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct Era(Option<[u8; 32]>);
+
+impl Era {
+    /// Nobody was found yet.
+    pub const FIRST: Self = Self(None);
+
+    /// After these workers were found, in ascending order. Whoever knows of the same ones is in the same era.
+    pub fn after(workers: impl IntoIterator<Item = Epoch>) -> Self {
+        let mut workers = workers.into_iter().peekable();
+        if workers.peek().is_none() {
+            return Self::FIRST;
+        }
+        let mut hasher = blake3::Hasher::new_derive_key("tidemill era v1");
+        for worker in workers {
+            hasher.update(&worker.0.to_le_bytes());
+        }
+        Self(Some(*hasher.finalize().as_bytes()))
+    }
+
+    /// What a salt becomes, so that no block of an earlier era is found. It stays the tenant's.
+    pub fn salt(&self, salt: &[u8]) -> Vec<u8> {
+        let Self(Some(era)) = self else { return salt.to_vec() };
+        let mut hasher = blake3::Hasher::new_keyed(era);
+        hasher.update(salt);
+        [tenant_part(salt), hasher.finalize().as_bytes()].concat()
+    }
+}
+
 /// The keys of all full blocks of one sequence, extended as tokens arrive.
 #[derive(Clone, Debug)]
 pub struct Chain {
@@ -220,6 +252,23 @@ impl fmt::Display for LayoutFingerprint {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_era_changes_every_salt_and_no_tenant() {
+        let after = |workers: &[u64]| Era::after(workers.iter().map(|worker| Epoch(*worker)));
+        let tenants: Vec<u8> = (0..40).collect();
+        let mut salts: Vec<Vec<u8>> = Vec::new();
+        for salt in [b"".as_slice(), b"theirs", &tenants] {
+            assert_eq!(after(&[]).salt(salt), salt, "nobody was found: all blocks count");
+            for era in [after(&[]), after(&[3]), after(&[4]), after(&[3, 4])] {
+                let salted = era.salt(salt);
+                assert!(!salts.contains(&salted));
+                assert!(salt != tenants || Tenant::of_salt(&salted) == Tenant::of_salt(salt));
+                salts.push(salted);
+            }
+        }
+        assert_eq!(after(&[3, 4]), after(&[3, 4]));
+    }
 
     const SHAPE: KvShape = KvShape { layers: 2, kv_heads: 2, head_dim: 8, dtype: KvDtype::F32 };
 

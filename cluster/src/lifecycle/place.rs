@@ -118,8 +118,8 @@ impl Cluster {
     }
 
     pub(super) fn decide(&mut self, now: Duration, at: ChoiceId) -> Decision {
-        if let Some((layout, _)) = self.membership.layout() {
-            self.requests.get_mut(at.0).expect("a queued sequence has a request").hash(at.1, layout);
+        if let Some(origin) = self.origin() {
+            self.requests.get_mut(at.0).expect("a queued sequence has a request").hash(at.1, origin);
         }
         self.reorder(now);
         let (request, sequence) = self.requests.choice(at);
@@ -203,6 +203,7 @@ impl Cluster {
             home,
             read: placement.read.clone(),
             tokens: tokens.prefix(blocks * BLOCK_TOKENS),
+            salt: sequence.salt().to_vec(),
             keys: sequence.keys()[..blocks].to_vec(),
             predicted_ms: placement.prefill_ms,
             urgency,
@@ -271,7 +272,7 @@ impl Cluster {
             sequence: sequence.id,
             tokens,
             prompt_tokens: request.new.prompt.len() as u32,
-            salt: request.new.salt.clone(),
+            salt: sequence.salt().to_vec(),
             read: runs(&self.membership, &placement.read, placement.decode),
             home,
             expected_blocks: placement.expected_blocks,

@@ -28,7 +28,7 @@ impl Cluster {
             request: id,
             tokens: job.tokens.clone(),
             blocks: job.keys.len() as u32,
-            salt: request.new.salt.clone(),
+            salt: job.salt.clone(),
             read: runs(&self.membership, &job.read, job.worker),
             home,
             deadline_ms,
@@ -70,7 +70,7 @@ impl Cluster {
         }
     }
 
-    /// A prefill worker is not to be trusted any more: others take its jobs over.
+    /// A prefill worker is not to be trusted any more: nor are those blocks of its jobs that are there, so what waits for them begins anew.
     pub(crate) fn leave_prefill_worker(&mut self, now: Duration, worker: Epoch) {
         let held: Vec<RequestId> = self.load.get(worker).map_or(Vec::new(), |load| load.prefill.requests().collect());
         for id in held {
@@ -78,7 +78,9 @@ impl Cluster {
             let Some(job) = request.prefill.take() else { continue };
             request.cancelled_at.push(worker);
             self.cancel_prefill(now, id, &job);
-            self.reassign(now, id, job);
+            for choice in self.waiting_at(id, job.home) {
+                self.start_over(now, (id, choice));
+            }
         }
     }
 
@@ -132,11 +134,15 @@ impl Cluster {
 
     /// No more blocks of this request come to that pool node.
     fn stop_waiting_for(&mut self, id: RequestId, home: Epoch) {
-        let sequences = &self.requests.get(id).expect("jobs belong to requests").sequences;
-        let waiting: Vec<usize> = (0..sequences.len()).filter(|&choice| sequences[choice].waits_at(home)).collect();
-        for choice in waiting {
+        for choice in self.waiting_at(id, home) {
             self.stop_waiting((id, choice));
         }
+    }
+
+    /// The choices of a request that wait for blocks at that pool node.
+    fn waiting_at(&self, id: RequestId, home: Epoch) -> Vec<usize> {
+        let sequences = &self.requests.get(id).expect("jobs belong to requests").sequences;
+        (0..sequences.len()).filter(|&choice| sequences[choice].waits_at(home)).collect()
     }
 
     fn stop_waiting(&mut self, at: ChoiceId) {

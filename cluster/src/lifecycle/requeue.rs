@@ -16,22 +16,33 @@ const RETURN_REST_MAX: Duration = Duration::from_secs(2);
 impl Cluster {
     /// A decode worker is gone: its sequences go elsewhere.
     pub(crate) fn decode_worker_down(&mut self, now: Duration, worker: Epoch) {
-        // From the youngest: each goes to the front of the queue, so the oldest ends up first.
-        let lost: Vec<_> = self.requests.running().filter(|(_, running)| running.worker == worker).map(|(at, _)| at).collect();
-        for at in lost.into_iter().rev() {
-            self.rescues += 1;
-            self.requests.choice_mut(at).usage.rescues += 1;
-            self.rescue(now, at);
-        }
+        self.running_at(worker).into_iter().rev().for_each(|at| self.rescue_lost(now, at));
     }
 
     /// A decode worker is not to be trusted any more: its sequences go elsewhere.
     pub(crate) fn leave_decode_worker(&mut self, now: Duration, worker: Epoch) {
-        let held = self.requests.running().filter(|(_, running)| running.worker == worker);
-        for sequence in held.map(|(at, _)| self.requests.choice(at).1.id).collect::<Vec<_>>() {
-            self.send(worker, ToWorker::CancelSequence { sequence });
+        self.running_at(worker).into_iter().rev().for_each(|at| self.start_over(now, at));
+    }
+
+    /// The sequences of a worker. From the last on, each goes to the front of the queue, so the oldest ends up first.
+    fn running_at(&self, worker: Epoch) -> Vec<ChoiceId> {
+        self.requests.running().filter(|(_, running)| running.worker == worker).map(|(at, _)| at).collect()
+    }
+
+    /// A sequence goes elsewhere, though its worker still has it.
+    pub(super) fn start_over(&mut self, now: Duration, at: ChoiceId) {
+        let sequence = self.requests.choice(at).1;
+        if let Some(running) = sequence.running() {
+            let sequence = sequence.id;
+            self.send(running.worker, ToWorker::CancelSequence { sequence });
+            self.rescue_lost(now, at);
         }
-        self.decode_worker_down(now, worker);
+    }
+
+    fn rescue_lost(&mut self, now: Duration, at: ChoiceId) {
+        self.rescues += 1;
+        self.requests.choice_mut(at).usage.rescues += 1;
+        self.rescue(now, at);
     }
 
     /// The worker of a running sequence is lost, or no longer to be trusted with it.

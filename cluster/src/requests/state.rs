@@ -1,9 +1,9 @@
 //! The state of one request and of each of its choices.
 
-use crate::{ChoiceUsage, NewRequest, Outcome, class::Classes, schedule::SourceRun};
+use crate::{ChoiceUsage, NewRequest, Origin, Outcome, class::Classes, schedule::SourceRun};
 use std::time::Duration;
 use tidemill_proto::{
-    block::{BLOCK_TOKENS, BlockKey, Chain, LayoutFingerprint, Token},
+    block::{BLOCK_TOKENS, BlockKey, Chain, Token},
     ids::{Epoch, SequenceId},
     message::{PrefillOutcome, Provenance, TokensBySource},
     sampling::StopRule,
@@ -47,6 +47,8 @@ pub(crate) struct PendingPrefill {
     /// Takes the computed blocks.
     pub(crate) home: Epoch,
     pub(crate) tokens: Tokens,
+    /// What its blocks are hashed with.
+    pub(crate) salt: Vec<u8>,
     pub(crate) keys: Vec<BlockKey>,
     pub(crate) predicted_ms: f64,
     /// Workers that failed it.
@@ -60,7 +62,7 @@ pub(crate) struct Sequence {
     pub(super) place: Place,
     pub(crate) generated: Vec<Token>,
     /// Block keys of prompt and generated tokens, hashed when first needed.
-    pub(crate) chain: Option<(LayoutFingerprint, Chain)>,
+    hashed: Option<Hashed>,
     /// Workers that it was lost with.
     pub(crate) losses: u32,
     /// Times in a row that a worker sent it back before another token.
@@ -78,6 +80,14 @@ pub(crate) struct Sequence {
     /// The prompt's sources, as accounted by the first worker that admitted the sequence and then sent it back.
     pub(crate) first_sources: Option<TokensBySource>,
     pub(crate) usage: ChoiceUsage,
+}
+
+#[derive(Debug)]
+struct Hashed {
+    origin: Origin,
+    /// The request's, in that era.
+    salt: Vec<u8>,
+    chain: Chain,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -112,7 +122,7 @@ impl Sequence {
             id,
             place: Place::Queued { since: now, not_before: now },
             generated: Vec::new(),
-            chain: None,
+            hashed: None,
             losses: 0,
             returns: 0,
             waited: Duration::ZERO,
@@ -172,7 +182,12 @@ impl Sequence {
 
     /// Keys of its full blocks, as far as they are hashed.
     pub(crate) fn keys(&self) -> &[BlockKey] {
-        self.chain.as_ref().map_or(&[], |(_, chain)| chain.keys())
+        self.hashed.as_ref().map_or(&[], |hashed| hashed.chain.keys())
+    }
+
+    /// The salt that they are hashed with.
+    pub(crate) fn salt(&self) -> &[u8] {
+        self.hashed.as_ref().map_or(&[], |hashed| &hashed.salt)
     }
 }
 
@@ -197,17 +212,21 @@ impl Request {
         self.new.prompt_logprobs.filter(|_| choice == 0 && !self.sequences[choice].prompt_logprobs_seen)
     }
 
-    /// Brings a choice's block keys up to its tokens, under this layout.
-    pub(crate) fn hash(&mut self, choice: usize, layout: LayoutFingerprint) {
+    /// Brings a choice's block keys up to its tokens, under this layout and in this era.
+    pub(crate) fn hash(&mut self, choice: usize, origin: Origin) {
         let full = self.len_of(choice) as usize / BLOCK_TOKENS;
-        let known = self.sequences[choice].chain.as_ref().filter(|(known, _)| *known == layout);
-        if known.is_some_and(|(_, chain)| chain.keys().len() == full) {
+        let known = self.sequences[choice].hashed.as_ref().filter(|known| known.origin == origin);
+        if known.is_some_and(|known| known.chain.keys().len() == full) {
             return;
         }
         let tokens = self.tokens_of(choice);
-        match &mut self.sequences[choice].chain {
-            Some((known, chain)) if *known == layout => chain.extend_to(&tokens),
-            chain => *chain = Some((layout, Chain::new(&layout, &self.new.salt, &tokens))),
+        match &mut self.sequences[choice].hashed {
+            Some(known) if known.origin == origin => known.chain.extend_to(&tokens),
+            hashed => {
+                let salt = origin.era.salt(&self.new.salt);
+                let chain = Chain::new(&origin.layout, &salt, &tokens);
+                *hashed = Some(Hashed { origin, salt, chain });
+            }
         }
     }
 

@@ -58,9 +58,9 @@ pub struct Caches<'a> {
 impl Submission {
     /// The same for a request whose tokens nothing but its key determines: from a cache, if its answer is there; else its answer will be.
     pub fn repeatable(backend: Arc<dyn Backend>, caches: &Caches<'_>, request: NewRequest) -> Result<Self, Rejection> {
-        let layout = backend.layout().filter(|_| caches.equal.is_some() || caches.similar.is_some());
-        let Some(layout) = layout else { return Self::new(backend, vec![request]) };
-        let equal = caches.equal.map(|cache| (key(layout, &request), cache));
+        let origin = backend.origin().filter(|_| caches.equal.is_some() || caches.similar.is_some());
+        let Some(origin) = origin else { return Self::new(backend, vec![request]) };
+        let equal = caches.equal.map(|cache| (key(origin, &request), cache));
         if let Some((key, cache)) = &equal {
             let kept = cache.cache().get(key, cache.now());
             metrics::count_response_cache(kept.is_some());
@@ -68,7 +68,7 @@ impl Submission {
                 return Ok(Self { source: Source::Cache { events, read: 0, similar: None }, recording: None });
             }
         }
-        let similar = caches.similar.map(|(cache, inquiry)| (inquiry.bucket(layout, &request), inquiry, cache));
+        let similar = caches.similar.map(|(cache, inquiry)| (inquiry.bucket(origin, &request), inquiry, cache));
         if let Some((bucket, inquiry, cache)) = &similar {
             let began = Instant::now();
             let hit = cache.cache().get(bucket, &inquiry.question, request.stop.max_tokens, cache.now());

@@ -1,0 +1,135 @@
+//! Workers that computed wrongly, found by [`probes`](crate::probes), by another coordinator, or by an operator. They get no more work, and
+//! nothing that was computed before they were found is read by what is placed from then on: see [`Era`].
+
+use crate::{Cluster, Warning};
+use std::{collections::BTreeSet, time::Duration};
+use tidemill_proto::{block::Era, ids::Epoch, message::Role};
+
+/// Workers that are remembered: they may register again after a lost link.
+const KNOWN_MAX: usize = 1024;
+
+#[derive(Debug, Default)]
+pub(crate) struct Distrusted {
+    /// The last few.
+    workers: BTreeSet<Epoch>,
+    era: Era,
+}
+
+impl Distrusted {
+    pub(crate) fn contains(&self, worker: Epoch) -> bool {
+        self.workers.contains(&worker)
+    }
+
+    pub(crate) fn workers(&self) -> impl Iterator<Item = Epoch> {
+        self.workers.iter().copied()
+    }
+
+    pub(crate) fn era(&self) -> Era {
+        self.era
+    }
+
+    fn add(&mut self, worker: Epoch) {
+        if self.workers.insert(worker) {
+            if self.workers.len() > KNOWN_MAX {
+                self.workers.pop_first();
+            }
+            self.era = Era::after(self.workers());
+        }
+    }
+}
+
+impl Cluster {
+    /// The worker gets nothing new, and what it has goes elsewhere: also if it is no member now, and comes back. What goes elsewhere, and
+    /// all that has no place yet, begins a new era. Sequences that other workers have go on with what these have read.
+    pub fn distrust(&mut self, now: Duration, worker: Epoch) {
+        self.distrusted.add(worker);
+        let Some(member) = self.membership.distrust(worker) else { return };
+        let (name, role) = (member.name.clone(), member.role());
+        self.warn(Warning::Unhealthy { worker, name });
+        self.load.touch(worker);
+        self.members_changed(now);
+        match role {
+            Role::Decode => self.leave_decode_worker(now, worker),
+            Role::Prefill => self.leave_prefill_worker(now, worker),
+            Role::Kvpool => {}
+        }
+        self.place_queued(now);
+    }
+
+    /// All that computed wrongly, in ascending order.
+    pub fn distrusted(&self) -> impl Iterator<Item = Epoch> {
+        self.distrusted.workers()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Action,
+        membership::tests::{engine, model, register},
+        tests::{request, settings},
+    };
+    use tidemill_proto::{
+        ids::RequestId,
+        message::{DecodeJob, PrefillJob, RoleInfo, ToWorker},
+    };
+
+    const NOW: Duration = Duration::from_secs(1000);
+
+    fn sent(cluster: &mut Cluster) -> (Vec<(Epoch, PrefillJob)>, Vec<(Epoch, DecodeJob)>) {
+        cluster.check_integrity();
+        let (mut prefill, mut decode) = (Vec::new(), Vec::new());
+        while let Some(action) = cluster.poll_action() {
+            match action {
+                Action::Send { worker, message: ToWorker::Prefill(job) } => prefill.push((worker, job)),
+                Action::Send { worker, message: ToWorker::Decode(job) } => decode.push((worker, job)),
+                _ => {}
+            }
+        }
+        (prefill, decode)
+    }
+
+    /// A pool node, two prefill workers and a decode worker.
+    fn cluster() -> (Cluster, [Epoch; 2]) {
+        let mut cluster = Cluster::new(settings(), model());
+        let mut join = |name: &str, role| cluster.register(NOW, register(name, role)).unwrap();
+        join("k", RoleInfo::Kvpool { addr: ([127, 0, 0, 1], 1).into() });
+        let prefill = ["p", "q"].map(|name| join(name, RoleInfo::Prefill(engine(1))));
+        join("d", RoleInfo::Decode(engine(1)));
+        (cluster, prefill)
+    }
+
+    #[test]
+    fn what_waits_for_a_bad_workers_blocks_begins_anew_under_another_salt() {
+        let (mut cluster, prefill) = cluster();
+        let id = cluster.submit(NOW, request(40, 2)).unwrap();
+        let (jobs, sequences) = sent(&mut cluster);
+        let (bad, first) = &jobs[0];
+        assert!(first.salt.is_empty() && sequences.iter().all(|(_, job)| job.salt.is_empty()));
+        let good = prefill.into_iter().find(|worker| worker != bad).unwrap();
+
+        cluster.distrust(NOW, *bad);
+        let (jobs, sequences) = sent(&mut cluster);
+        let salt = Era::after([*bad]).salt(b"");
+        let expected: Vec<(Epoch, RequestId, &[u8])> = vec![(good, id, &salt)];
+        assert_eq!(jobs.iter().map(|(worker, job)| (*worker, job.request, &*job.salt)).collect::<Vec<_>>(), expected);
+        assert!(sequences.len() == 2 && sequences.iter().all(|(_, job)| job.salt == salt && job.expected_blocks == 2), "{sequences:?}");
+        assert_eq!(cluster.origin().map(|origin| origin.era), Some(Era::after([*bad])));
+    }
+
+    #[test]
+    fn a_worker_that_is_away_is_distrusted_all_the_same() {
+        let (mut cluster, [bad, good]) = cluster();
+        cluster.worker_down(NOW, bad);
+        cluster.distrust(NOW, bad);
+        cluster.distrust(NOW, bad);
+        assert_eq!(cluster.distrusted().collect::<Vec<_>>(), [bad]);
+        cluster.admit(NOW, bad, register("p", RoleInfo::Prefill(engine(1)))).unwrap();
+        for _ in 0..3 {
+            cluster.submit(NOW, request(40, 1)).unwrap();
+            let (jobs, _) = sent(&mut cluster);
+            assert!(jobs.iter().all(|(worker, _)| *worker == good));
+        }
+    }
+}
