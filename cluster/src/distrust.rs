@@ -77,7 +77,9 @@ mod tests {
 
     const NOW: Duration = Duration::from_secs(1000);
 
-    fn sent(cluster: &mut Cluster) -> (Vec<(Epoch, PrefillJob)>, Vec<(Epoch, DecodeJob)>) {
+    type Sent<Job> = Vec<(Epoch, Job)>;
+
+    fn sent(cluster: &mut Cluster) -> (Sent<PrefillJob>, Sent<DecodeJob>) {
         cluster.check_integrity();
         let (mut prefill, mut decode) = (Vec::new(), Vec::new());
         while let Some(action) = cluster.poll_action() {
