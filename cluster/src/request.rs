@@ -32,6 +32,22 @@ pub struct NewRequest {
 }
 
 impl NewRequest {
+    /// Asks for the embedding of a prompt, and for no token.
+    pub fn embedding(prompt: Tokens, salt: Vec<u8>, class: ClassId, timeout: Duration) -> Self {
+        Self {
+            prompt,
+            salt,
+            class,
+            sampling: Sampling::default(),
+            stop: StopRule { max_tokens: 1, ..StopRule::default() },
+            constraint: None,
+            choices: 1,
+            prompt_logprobs: None,
+            embeds: true,
+            timeout,
+        }
+    }
+
     /// The longest that a sequence of it can become.
     pub fn tokens_max(&self) -> u64 {
         self.prompt.len() as u64 + u64::from(self.stop.max_tokens)

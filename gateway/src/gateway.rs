@@ -817,18 +817,7 @@ impl Gateway {
     pub fn start_embeddings(&self, param: &str, prompts: &[Tokens]) -> Result<(Submission, Metered), ApiError> {
         self.check_prompts(param, prompts, 1)?;
         let class = self.classes().by_tier(self.service_tier(None)).unwrap_or_default();
-        let request = |prompt: &Tokens| NewRequest {
-            prompt: prompt.clone(),
-            salt: self.salt(&[]),
-            sampling: Sampling::default(),
-            stop: StopRule { max_tokens: 1, min_tokens: 0, stop_tokens: Vec::new() },
-            constraint: None,
-            choices: 1,
-            prompt_logprobs: None,
-            embeds: true,
-            class,
-            timeout: self.shared.request_timeout,
-        };
+        let request = |prompt: &Tokens| NewRequest::embedding(prompt.clone(), self.salt(&[]), class, self.shared.request_timeout);
         let mut metered = self.reserve(class, prompts, 0)?;
         let submission = Submission::new(Arc::clone(&self.model.backend), prompts.iter().map(request).collect());
         Ok((submission.inspect_err(|_| metered.cancel())?, metered))

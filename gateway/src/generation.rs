@@ -135,6 +135,11 @@ impl Finish {
 }
 
 impl Piece {
+    /// A client would learn nothing from it.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
     /// Appends the next piece. All pieces together are the whole answer: one delta per call then.
     pub fn append(&mut self, next: Self) {
         self.text += &next.text;

@@ -15,6 +15,7 @@ use crate::{
         errors::ApiError,
         openai::GenerateRequest,
         responses::items::{Said, recall},
+        rounds::rounded::Rounded,
     },
     metrics,
     stamp::unix_seconds,
@@ -238,7 +239,7 @@ fn dialog(before: Option<&str>, said: &str) -> Dialog {
 /// One prompt's answer. Greedy: the same history has the same summary.
 async fn asked(gateway: &Arc<Gateway>, before: Option<&str>, said: &str) -> Result<String, Unmade> {
     let mut rest = FIRST_RETRY;
-    let mut answer = loop {
+    let answer = loop {
         let request =
             GenerateRequest { temperature: Some(0.0), max_tokens: Some(TOKENS_MAX), min_tokens: Some(1), ..GenerateRequest::default() };
         let options = gateway.options(Instant::now(), request)?;
@@ -251,7 +252,7 @@ async fn asked(gateway: &Arc<Gateway>, before: Option<&str>, said: &str) -> Resu
             Err(error) => return Err(error.into()),
         }
     };
-    let choices = answer.whole().await?;
+    let choices = Rounded::new(gateway, answer, None).whole().await?;
     let piece = choices.into_iter().next().map(|choice| choice.piece).unwrap_or_default();
     if piece.finish.is_some_and(|finish| finish.reason == FinishReason::ContentFilter) {
         return Err(Unmade::Failed("safety checks ended it".into()));

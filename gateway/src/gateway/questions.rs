@@ -11,10 +11,7 @@ use crate::{
 use metrics::counter;
 use std::{sync::Arc, time::Duration};
 use tidemill_cluster::NewRequest;
-use tidemill_proto::{
-    sampling::{Sampling, StopRule},
-    tokens::Tokens,
-};
+use tidemill_proto::tokens::Tokens;
 
 /// A model that takes longer to read a question costs more than it saves.
 const EMBEDDED_MAX: Duration = Duration::from_secs(2);
@@ -63,18 +60,7 @@ impl Gateway {
     async fn embedded(&self, model: &str, text: &str, options: &Options) -> Result<Vec<f32>, &'static str> {
         let served = self.served(model).ok_or("no_model")?;
         let prompt = Tokens::from(served.text.tokenizer.encode(text, true).map_err(|_| "failed")?);
-        let request = NewRequest {
-            prompt,
-            salt: self.salt(&[]),
-            class: options.class,
-            sampling: Sampling::default(),
-            stop: StopRule { max_tokens: 1, min_tokens: 0, stop_tokens: Vec::new() },
-            constraint: None,
-            choices: 1,
-            prompt_logprobs: None,
-            embeds: true,
-            timeout: EMBEDDED_MAX,
-        };
+        let request = NewRequest::embedding(prompt, self.salt(&[]), options.class, EMBEDDED_MAX);
         let submission = Submission::new(Arc::clone(&served.backend), vec![request]).map_err(|_| "rejected")?;
         let mut embeddings = embeddings::collect(submission, 1).await.map_err(|_| "failed")?;
         embeddings.pop().ok_or("failed")

@@ -46,6 +46,10 @@ pub struct Delta {
 }
 
 impl Delta {
+    pub fn is_empty(&self) -> bool {
+        self.piece.is_empty() && self.prompt_logprobs.is_none() && self.ran.is_empty()
+    }
+
     pub fn append(&mut self, next: Self) {
         self.piece.append(next.piece);
         self.prompt_logprobs = next.prompt_logprobs.or(self.prompt_logprobs.take());
@@ -270,15 +274,6 @@ impl Answer {
     pub async fn settle_usage(&mut self) {
         let first = self.choices.iter().filter_map(|choice| choice.first).min();
         self.books.metered.settle(self.outcome, &self.usage, first.map(|first| first - self.arrived)).await;
-    }
-
-    /// All that each choice gains, to the end.
-    pub async fn whole(&mut self) -> Result<Vec<Delta>, ApiError> {
-        let mut choices: Vec<_> = (0..self.choices.len() as u32).map(|index| Delta { index, ..Delta::default() }).collect();
-        while let Some(delta) = self.next_delta().await? {
-            choices[delta.index as usize].append(delta);
-        }
-        Ok(choices)
     }
 
     /// Waits a moment for the first delta, so that a request that fails early fails with a status. It stays in line.

@@ -63,10 +63,16 @@ impl Rounded {
     pub async fn next(&mut self) -> Result<Option<News>, ApiError> {
         let Self { answer, steps } = self;
         let Some(steps) = steps else { return answer.next().await };
-        match answer.next().await? {
-            Some(News::Delta(delta)) => Ok(Some(News::Delta(steps.take(delta)))),
-            None if !steps.to_run.is_empty() => Ok(Some(News::Delta(steps.step(answer).await?))),
-            other => Ok(other),
+        loop {
+            let delta = match answer.next().await? {
+                Some(News::Delta(delta)) => steps.take(delta),
+                None if !steps.to_run.is_empty() => steps.step(answer).await?,
+                other => return Ok(other),
+            };
+            // A call is held back until its round has ended.
+            if !delta.is_empty() {
+                return Ok(Some(News::Delta(delta)));
+            }
         }
     }
 
