@@ -34,7 +34,7 @@ def view(city: Literal["Kyoto"]) -> list:
 
 async def forecast(city: Literal["Kyoto"]) -> str:
     """The weather of tomorrow"""
-    await asyncio.sleep(4)
+    await asyncio.sleep(10)
     return "more of the same"
 
 
