@@ -118,7 +118,8 @@ impl Passages {
             self.stopped = true;
             return Released { violation: found, ..Released::default() };
         }
-        self.windows.settle();
+        // The model knows better: what it has read counts neither for a doubt nor for a finding any more.
+        self.windows = Windows::new();
         self.opinion = Opinion::Harmless;
         (self.free, self.unsure, self.mark) = (self.read, 0, None);
         self.go_on()
@@ -233,8 +234,7 @@ impl Passages {
     }
 }
 
-/// Parts of the text as the classifier reads them, each half over the last one, the oldest first. All but the newest are long enough to be
-/// judged.
+/// Parts of the text as the classifier reads them, each half over the last one: one that is judged and one that begins, at most.
 #[derive(Debug)]
 struct Windows(Vec<Window>);
 
@@ -244,18 +244,17 @@ struct Window {
     /// It begins a text, or what comes after a passage: it counts, short as it is. What only happens to begin in the middle of a sentence
     /// does not.
     begins: bool,
-    /// Its words are in a passage that the model found harmless, or behind one: what is certain ends the text, but there is no doubt.
-    settled: bool,
 }
 
 impl Windows {
+    /// Of a text that begins, or that nothing is to be found in so far.
     fn new() -> Self {
-        Self(vec![Window { text: Growing::default(), begins: true, settled: false }])
+        Self(vec![Window { text: Growing::default(), begins: true }])
     }
 
     fn grow(&mut self, classifier: &Classifier, bytes: &[u8]) {
         if self.0.last().is_none_or(|newest| newest.text.bytes >= WINDOW_BYTES / 2) {
-            self.0.push(Window { text: Growing::default(), begins: false, settled: false });
+            self.0.push(Window { text: Growing::default(), begins: false });
         }
         self.0.retain(|window| window.text.bytes < WINDOW_BYTES);
         for window in &mut self.0 {
@@ -264,24 +263,18 @@ impl Windows {
     }
 
     fn opinion(&self, classifier: &Classifier, thresholds: &Thresholds) -> Opinion {
-        let mut unsure: Option<Scores> = None;
+        let mut worst_scores: Option<Scores> = None;
         for window in self.0.iter().filter(|window| window.begins || window.text.bytes >= WINDOW_BYTES / 2) {
-            let Some(scores) = classifier.score_so_far(&window.text) else { continue };
-            if let Some(found) = worst(&scores, thresholds) {
-                return Opinion::Sure(found);
-            }
-            if !window.settled && is_doubtful(&scores, thresholds) {
-                take_worse(unsure.get_or_insert([0.0; Category::ALL.len()]), &scores);
+            if let Some(scores) = classifier.score_so_far(&window.text) {
+                take_worse(worst_scores.get_or_insert([0.0; Category::ALL.len()]), &scores);
             }
         }
-        unsure.map_or(Opinion::Harmless, Opinion::Unsure)
-    }
-
-    /// What was read is harmless. Of windows that lie nearly on each other one stays: many short passages do not make many of them.
-    fn settle(&mut self) {
-        self.0.iter_mut().for_each(|window| window.settled = true);
-        self.0.dedup_by(|next, last| last.text.bytes - next.text.bytes < WINDOW_BYTES / 2);
-        self.0.push(Window { text: Growing::default(), begins: true, settled: false });
+        let Some(scores) = worst_scores else { return Opinion::Harmless };
+        match worst(&scores, thresholds) {
+            Some(found) => Opinion::Sure(found),
+            None if is_doubtful(&scores, thresholds) => Opinion::Unsure(scores),
+            None => Opinion::Harmless,
+        }
     }
 }
 
