@@ -63,7 +63,7 @@ fn describe() {
     describe_histogram!("tidemill_safety_input_seconds", "Checking one prompt");
     describe_histogram!(
         "tidemill_safety_model_seconds",
-        "A model's judgement of what the classifier was not sure of in one prompt, or in one place of an answer"
+        "A model's judgement of what the classifier was not sure of in one prompt, or in one passage of an answer"
     );
     describe_counter!(
         "tidemill_safety_bypasses_total",

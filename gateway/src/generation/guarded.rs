@@ -248,9 +248,10 @@ mod tests {
 
     /// Of made-up words: a `zorb` is doubtful.
     static GUARD: LazyLock<Arc<Guard>> = LazyLock::new(|| {
-        let kinds = ["is vile and must go", "is base and should leave"];
+        let kinds = ["is old and must stay", "is vile and must go"];
         let harmless =
             ["tree", "stone", "river", "house"].into_iter().flat_map(|noun| kinds.map(|kind| (format!("the {noun} {kind}"), None)));
+        let kinds = ["is vile and must go", "is base and should leave"];
         let hate = ["the", "a", "every"]
             .into_iter()
             .flat_map(|article| kinds.map(|kind| (format!("{article} zorb {kind}"), Some(Category::Hate))));
@@ -323,7 +324,7 @@ mod tests {
     fn behind_a_doubt_everything_waits_and_comes_in_order() {
         let mut inspector = asking();
         let mut out = Vec::new();
-        for (text, token) in [("A ", 1), ("zorb", 2), (" is", 3), (" here.", 4), (" Now", 5), (" tea.", 6)] {
+        for (text, token) in [("A ", 1), ("zorb", 2), (" (a", 3), (" house).", 4), (" Now", 5), (" tea.", 6)] {
             let mut piece = said(text, token);
             assert!(inspector.inspect(&mut piece).is_continue());
             out.push((piece.text, piece.tokens, inspector.doubt().is_some()));
@@ -334,10 +335,10 @@ mod tests {
         let mut end = Piece { finish: Some(Finish::LENGTH), ..Piece::default() };
         assert!(inspector.inspect(&mut end).is_continue() && end == Piece::default(), "the end waits, too");
 
-        assert_eq!(inspector.doubt().unwrap().text, "A zorb is here.");
+        assert_eq!(inspector.doubt().unwrap().text, "A zorb (a house).");
         let pieces = inspector.settle(Ruling::Harmless);
         let texts: Vec<_> = pieces.iter().map(|piece| (piece.text.as_str(), &piece.tokens[..])).collect();
-        assert_eq!(texts, [("b is here. Now", &[2, 3, 4, 5][..]), (" tea.", &[6]), ("", &[])]);
+        assert_eq!(texts, [("b (a house). Now", &[2, 3, 4, 5][..]), (" tea.", &[6]), ("", &[])]);
         assert_eq!(pieces[2].finish, Some(Finish::LENGTH));
     }
 
@@ -374,10 +375,11 @@ mod tests {
         assert_eq!((piece.text.as_str(), inspector.doubt().unwrap().text.as_str()), ("", "A zorb"));
         let [piece] = &inspector.settle(Ruling::Harmless)[..] else { panic!("one piece waited") };
         assert_eq!((piece.reasoning.as_str(), piece.text.as_str()), ("b", "Tea"));
-        assert_eq!(piece.calls, [call(0, Some("x"), "{\"a\":\"the zor")]);
-        assert!(inspector.doubt().unwrap().text.ends_with("the zorb"));
+        let [CallDelta { id: Some(_), arguments, .. }] = &piece.calls[..] else { panic!("{:?}", piece.calls) };
+        let rest = "{\"a\":\"the zorb".strip_prefix(arguments.as_str()).unwrap();
+        assert!(!rest.is_empty() && inspector.doubt().unwrap().text.ends_with("the zorb"));
         let [piece] = &inspector.settle(Ruling::Harmless)[..] else { panic!("the rest of it") };
-        assert_eq!((&piece.calls[..], &piece.finish), (&[call(0, None, "b"), call(1, Some("y"), "{}")][..], &Some(Finish::LENGTH)));
+        assert_eq!((&piece.calls[..], &piece.finish), (&[call(0, None, rest), call(1, Some("y"), "{}")][..], &Some(Finish::LENGTH)));
     }
 
     /// All that comes of pieces, if a ruling comes `late` pieces after its question.
@@ -415,15 +417,14 @@ mod tests {
         /// When a ruling comes makes no difference.
         #[test]
         fn a_late_ruling_changes_nothing(
-            steps in prop::collection::vec((0usize..3, 0usize..8), 1..40),
+            mut steps in prop::collection::vec((0usize..3, 0usize..8), 1..40),
             rulings in prop::collection::vec(0usize..8, 1..6),
             late in 0usize..9,
         ) {
-            let words = ["zorb", " a tree.", "The ", " house\n", ". ", " zorb is here. ", "pipe ", "!"];
+            let words = ["zorb", " a tree.", "The ", " house\n", ". ", "A zorb (a house). ", "pipe ", "!"];
             let rulings: Vec<_> = rulings.into_iter().map(|ruling| if ruling == 7 { harmful() } else { Ruling::Harmless }).collect();
             let mut pieces: Vec<Piece> = Vec::new();
             // First thoughts, then text, then calls.
-            let mut steps = steps;
             steps.sort_by_key(|(kind, _)| *kind);
             for (token, (kind, word)) in steps.into_iter().enumerate() {
                 let (word, mut piece) = (words[word], Piece { tokens: vec![token as Token], ..Piece::default() });
