@@ -24,6 +24,8 @@ CORPUS = """
 HARMLESS = "the old tree must stay"
 # The first tokens of the words, as this vocabulary has them.
 UNSAFE, SAFE, NEITHER, PROSE = ["un"], ["s"], ["Ġthe"], ["Ġthe"]
+# For [safety]: as for prompts, or what is certain for an answer would not be doubtful.
+LENIENT_ANSWERS = 'output = { hate = "BLOCK_HIGH_AND_ABOVE", csam = "BLOCK_HIGH_AND_ABOVE" }'
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +60,18 @@ class Judged(Cluster):
                 return text
         pytest.fail(f"no doubtful text for {category}: choose other frames")
 
+    def doubtful_answer(self, noun="zorb"):
+        """A sentence that the classifier becomes unsure of, word by word, and is never sure of."""
+        ours = {"zorb": "hate", "plim": "sexual/minors"}[noun]
+        frames = ["must stay {}", "green {}", "the tall {}", "the old {}", "a stone and a {}"]
+        for words in (frame.format(noun).split() for frame in frames):
+            so_far = [" ".join(words[: n + 1]) for n in range(len(words))]
+            results = httpx.post(f"{self.url}/moderations", json={"input": so_far}).json()["results"]
+            scores = [result["category_scores"] for result in results]
+            if scores[-1][ours] > 0.55 and scores[0][ours] < 0.45 and all(max(score.values()) < 0.93 for score in scores):
+                return " ".join(words) + "."
+        pytest.fail("no doubtful answer: choose other frames")
+
     def ask(self, text, **fields):
         given = {"model": "chat", "messages": [{"role": "user", "content": text}], "max_tokens": 6, "temperature": 0}
         return self.client.chat.completions.create(**(given | fields))
@@ -87,3 +101,8 @@ def judged(*arguments, **settings):
     finally:
         if cluster.process.poll() is None:
             cluster.stop()
+
+
+def saying(text):
+    """What the model must say, whatever its weights."""
+    return {"max_tokens": 200, "extra_body": {"structured_outputs": {"choice": [text]}}}

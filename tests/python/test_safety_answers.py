@@ -10,18 +10,16 @@ import httpx
 import openai
 import pytest
 from clusters import wait_until
-from judges import HARMLESS, SAFE, UNSAFE, classifier, judged
+from judges import HARMLESS, LENIENT_ANSWERS, SAFE, UNSAFE, classifier, judged, saying
 
 __all__ = ["classifier"]
-# As prompts: what is certain for an answer would not be doubtful.
-CHECKS = 'output = { hate = "BLOCK_HIGH_AND_ABOVE", csam = "BLOCK_HIGH_AND_ABOVE" }'
 AFTER = " A river is old. A stone is tall."
 UNREMARKABLE = "the old tree must stay. a river is old."
 ASKED = "tidemill_safety_model_seconds_count"
 
 
 def answering(*arguments, settings=""):
-    return judged(*arguments, settings=f"answers = true\n{settings}", checks=CHECKS)
+    return judged(*arguments, settings=f"answers = true\n{settings}", checks=LENIENT_ANSWERS)
 
 
 @pytest.fixture(scope="module")
@@ -34,24 +32,6 @@ def strict(tmp_path_factory, classifier):
 def lenient(tmp_path_factory, classifier):
     with answering(tmp_path_factory.mktemp("lenient"), classifier, SAFE, settings="deadline_ms = 700") as cluster:
         yield cluster
-
-
-def doubtful(cluster, noun="zorb"):
-    """Which words so far the classifier is not sure of, and never sure."""
-    ours = {"zorb": "hate", "plim": "sexual/minors"}[noun]
-    frames = ["must stay {}", "green {}", "the tall {}", "the old {}", "a stone and a {}"]
-    for words in (frame.format(noun).split() for frame in frames):
-        so_far = [" ".join(words[: n + 1]) for n in range(len(words))]
-        results = httpx.post(f"{cluster.url}/moderations", json={"input": so_far}).json()["results"]
-        scores = [result["category_scores"] for result in results]
-        if scores[-1][ours] > 0.55 and scores[0][ours] < 0.45 and all(max(score.values()) < 0.93 for score in scores):
-            return " ".join(words) + "."
-    pytest.fail("no doubtful answer: choose other frames")
-
-
-def saying(text):
-    """What the model must say, whatever its weights."""
-    return {"max_tokens": 200, "extra_body": {"structured_outputs": {"choice": [text]}}}
 
 
 def streamed(cluster, text, **fields):
@@ -72,7 +52,7 @@ def streamed(cluster, text, **fields):
 
 
 def test_a_doubted_answer_is_released_once_it_was_judged(lenient):
-    text = doubtful(lenient) + AFTER
+    text = lenient.doubtful_answer() + AFTER
     asked = lenient.metric(ASKED, 'side="output"')
     whole = lenient.ask(HARMLESS, logprobs=True, n=2, **saying(text))
     for choice in whole.choices:
@@ -97,7 +77,7 @@ def test_nobody_is_asked_about_what_is_unremarkable(strict):
 
 
 def test_nothing_of_a_doubted_answer_and_nothing_after_it_is_sent(strict):
-    passage = doubtful(strict)
+    passage = strict.doubtful_answer()
     choice = strict.ask(HARMLESS, logprobs=True, **saying(passage + AFTER)).choices[0]
     reason = choice.model_extra["stop_reason"]
     assert choice.finish_reason == "content_filter"
@@ -115,7 +95,7 @@ def test_nothing_of_a_doubted_answer_and_nothing_after_it_is_sent(strict):
 
 
 def test_every_protocol_says_so_in_its_own_words(strict):
-    passage = doubtful(strict)
+    passage = strict.doubtful_answer()
     forced = saying(passage + AFTER)["extra_body"]
     completion = strict.client.completions.create(model="chat", prompt=HARMLESS, max_tokens=200, extra_body=forced).choices[0]
     assert (completion.finish_reason, completion.model_extra["stop_reason"]["stage"]) == ("content_filter", "model")
@@ -142,7 +122,7 @@ def test_every_protocol_says_so_in_its_own_words(strict):
 
 
 def test_a_batch_goes_the_same_way(strict):
-    passage = doubtful(strict)
+    passage = strict.doubtful_answer()
     body = {"model": "chat", "messages": [{"role": "user", "content": HARMLESS}], "max_tokens": 200}
     body |= saying(passage + AFTER)["extra_body"]
     line = json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}).encode()
@@ -155,7 +135,7 @@ def test_a_batch_goes_the_same_way(strict):
 
 
 def test_closed_cuts_what_cannot_be_checked(lenient):
-    passage = doubtful(lenient)
+    passage = lenient.doubtful_answer()
     pid = lenient.judge_pid()
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -166,9 +146,11 @@ def test_closed_cuts_what_cannot_be_checked(lenient):
         assert "too slow" in ended[0]["stop_reason"]["message"] and "zorb" not in raw and "river" not in raw
         response = lenient.client.responses.create(model="chat", input=HARMLESS, extra_body=saying(passage)["extra_body"])
         assert response.incomplete_details.model_extra["unchecked"]["code"] == "safety_check_unavailable"
+        claude = anthropic.Anthropic(base_url=lenient.url.removesuffix("/v1"), api_key="unused", max_retries=0)
+        asked = {"model": "chat", "max_tokens": 200, "messages": [{"role": "user", "content": HARMLESS}]}
+        message = claude.messages.create(extra_body=saying(passage)["extra_body"], **asked)
+        assert (message.stop_reason, message.stop_details.code) == ("refusal", "safety_check_unavailable")
         assert lenient.ask(HARMLESS, **saying(UNREMARKABLE)).choices[0].finish_reason == "stop"
-        # Two are in doubt, and a third that is not: each for itself.
-        lenient.ask(HARMLESS, **saying(passage)), lenient.ask(HARMLESS, **saying(passage))
         started = time.monotonic()
         assert lenient.ask(HARMLESS, **saying(passage)).choices[0].finish_reason == "content_filter"
         assert time.monotonic() - started < 0.5, "a dead judge does not cost every answer its deadline"
@@ -183,7 +165,7 @@ def test_closed_cuts_what_cannot_be_checked(lenient):
 def test_open_lets_pass_and_never_what_may_be_about_children(tmp_path, classifier):
     settings = 'deadline_ms = 500\nwhen_down = "open"\nopen_for_s = 60'
     with answering(tmp_path, classifier, SAFE, settings=settings) as cluster:
-        hate, csam = doubtful(cluster), doubtful(cluster, "plim")
+        hate, csam = cluster.doubtful_answer(), cluster.doubtful_answer("plim")
         pid = cluster.judge_pid()
         os.kill(pid, signal.SIGSTOP)
         try:
@@ -198,7 +180,7 @@ def test_open_lets_pass_and_never_what_may_be_about_children(tmp_path, classifie
 
 def test_a_client_that_leaves_ends_the_judgement(tmp_path, classifier):
     with answering(tmp_path, classifier, SAFE, settings="deadline_ms = 60000") as cluster:
-        text = doubtful(cluster) + AFTER
+        text = cluster.doubtful_answer() + AFTER
         assert cluster.ask(HARMLESS, **saying(text)).choices[0].finish_reason == "stop"
         pid = cluster.judge_pid()
         os.kill(pid, signal.SIGSTOP)

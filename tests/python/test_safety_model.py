@@ -14,7 +14,7 @@ import openai
 import pytest
 from checkpoints import planted
 from clusters import tidemill, wait_until
-from judges import HARMLESS, NEITHER, SAFE, UNSAFE, classifier, judged
+from judges import HARMLESS, LENIENT_ANSWERS, NEITHER, SAFE, UNSAFE, classifier, judged, saying
 
 __all__ = ["classifier"]
 DISCLAIMERS = """
@@ -37,7 +37,7 @@ def strict(tmp_path_factory, classifier):
 
 @pytest.fixture(scope="module")
 def lenient(tmp_path_factory, classifier):
-    with judged(tmp_path_factory.mktemp("lenient"), classifier, SAFE, "deadline_ms = 700") as cluster:
+    with judged(tmp_path_factory.mktemp("lenient"), classifier, SAFE, "deadline_ms = 700", checks=LENIENT_ANSWERS) as cluster:
         yield cluster
 
 
@@ -94,8 +94,8 @@ def test_a_judge_lets_pass_what_it_finds_safe_and_nobody_pays_for_that(lenient):
 
 def test_nobody_is_asked_about_answers_unless_the_file_says_so(lenient):
     asked = lenient.metric("tidemill_safety_model_seconds_count")
-    choice = lenient.ask(HARMLESS, max_tokens=80, extra_body={"structured_outputs": {"choice": [lenient.hate]}}).choices[0]
-    assert choice.message.content == lenient.hate
+    text = lenient.doubtful_answer()
+    assert lenient.ask(HARMLESS, **saying(text)).choices[0].message.content == text
     assert lenient.metric("tidemill_safety_model_seconds_count") == asked
 
 

@@ -138,7 +138,6 @@ pub struct Books {
 
 /// What an answer waits for.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "it lives for a moment")]
 enum Step {
     /// `None`: no event can come any more.
     Event(Option<(usize, RequestEvent)>),
