@@ -1,5 +1,5 @@
-//! What the classifier is not sure of, in prompts and in answers, goes to a model of the cluster, past everything that is for clients: routing, safety checks, quotas,
-//! usage, stores and the response cache.
+//! What the classifier is not sure of, in prompts and in answers, goes to a model of the cluster, past everything that is for clients:
+//! routing, safety checks, quotas, usage, stores and the response cache.
 
 use super::{Gateway, ServedModel};
 use crate::{
@@ -38,7 +38,7 @@ use tokio::task::JoinSet;
 const TOP: u32 = 20;
 
 /// What was written by whom: labels of metrics.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, Debug)]
 enum Side {
     Prompt,
     Answer,

@@ -90,6 +90,10 @@ impl Inspect for Inspector {
 impl Inspector {
     /// What must be settled before anything goes on.
     pub fn doubt(&self) -> Option<&Doubt> {
+        if self.waiting.is_empty() {
+            // Also of an answer that has ended with its doubt.
+            return None;
+        }
         [&self.reasoning, &self.text, &self.arguments].into_iter().find_map(Stream::doubt)
     }
 
@@ -364,6 +368,7 @@ mod tests {
             assert!(inspector.inspect(&mut said("A zorb.", 1)).is_continue() && inspector.inspect(&mut said(" Tea", 2)).is_continue());
             assert!(inspector.inspect(&mut said(" and more.", 3)).is_continue());
             assert_eq!(inspector.settle(ruling), [Piece { finish: Some(filtered(reason)), ..Piece::default() }]);
+            assert!(inspector.doubt().is_none(), "there is nothing left to ask");
         }
     }
 
