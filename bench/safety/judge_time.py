@@ -82,7 +82,7 @@ def spent(admin):
     """How many judgements, and their seconds."""
     with urllib.request.urlopen(f"{admin}/metrics", timeout=60) as answer:
         text = answer.read().decode()
-    found = (re.search(rf"^tidemill_safety_model_seconds_{part} (\S+)$", text, re.M) for part in ("count", "sum"))
+    found = (re.search(rf"^tidemill_safety_model_seconds_{part}(?:\{{.*\}})? (\S+)$", text, re.M) for part in ("count", "sum"))
     return [float(value[1]) if value else 0.0 for value in found]
 
 

@@ -5,6 +5,7 @@ mod doubts;
 mod questions;
 mod route;
 
+pub use doubts::Judging;
 pub use route::{Asking, RouteUsage, Routed};
 
 use crate::{
@@ -787,6 +788,7 @@ impl Gateway {
         })?;
         let own = self.routed.as_ref().and_then(|routed| routed.tap(self, options.repeatable));
         let tap = own.or_else(|| self.caller.as_ref().and_then(|caller| caller.take_tap()));
+        let judging = Judging::of(self);
         Ok(Answer::new(
             submission,
             prompts,
@@ -794,7 +796,7 @@ impl Gateway {
             hidden,
             &Reader {
                 model: &self.model.text,
-                guarded: self.safety().map(|safety| safety.guarded(&options.safety)),
+                guarded: self.safety().map(|safety| safety.guarded(&options.safety, judging.is_some())),
                 personal: self.pii().map_or_else(Personal::default, |pii| pii.personal(options)),
                 disclaimed: safety::disclaimed(self.safety(), options.has_form()),
             },
@@ -810,7 +812,8 @@ impl Gateway {
                 routed: self.routed.clone(),
                 tap,
             },
-        ))
+        )
+        .judged_by(judging))
     }
 
     /// Gives all prompts to the cluster to be embedded.

@@ -2,6 +2,9 @@
 //!
 //! ```text
 //!   token ──► detokenizer ──► thought, text and calls told apart ──► stop strings in the text ──► inspection ──► Piece
+//!                                                                                          doubt │   ▲ ruling
+//!                                                                                                ▼   │
+//!                                                                                     a model, if one is asked
 //! ```
 //!
 //! Stop strings count in what the model says, not in its thought or in a call's arguments: they would cut either where no
@@ -20,6 +23,7 @@ use crate::text::{
     output::{Event, OutputRules, Splitter},
     stop::{StopMatcher, Verdict},
 };
+use guarded::Ruling;
 use serde::Serialize;
 use std::{
     fmt,
@@ -28,7 +32,7 @@ use std::{
     sync::Arc,
 };
 use tidemill_proto::{block::Token, sampling::TokenLogprob};
-use tidemill_safety::category::Finding;
+use tidemill_safety::{category::Finding, judge::Doubt};
 
 /// A client's wishes about the text of its choices.
 #[derive(Clone, Debug, Default)]
@@ -107,8 +111,24 @@ pub enum FinishReason {
 pub enum StopReason {
     Token(Token),
     Text(String),
-    /// Of a [`FinishReason::ContentFilter`].
+    /// Of a [`FinishReason::ContentFilter`], as is the next.
     Violation(Violation),
+    Unchecked(Unchecked),
+}
+
+/// A safety check of what comes next could not be made.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Unchecked {
+    pub code: &'static str,
+    pub message: String,
+}
+
+impl Unchecked {
+    pub const CODE: &'static str = "safety_check_unavailable";
+
+    pub fn new(why: &str) -> Self {
+        Self { code: Self::CODE, message: format!("The safety check of what comes next could not be made: {why}. Please try again later.") }
+    }
 }
 
 /// What must not be said.
@@ -190,6 +210,8 @@ pub struct Pipeline {
     splitter: Option<Splitter>,
     stops: StopMatcher,
     rules: TextRules,
+    /// Sees every piece first, and may keep it for a while.
+    guard: Option<guarded::Inspector>,
     inspect: Vec<Box<dyn Inspect>>,
     tokens: u32,
     /// Of generated text, whether sent or held back.
@@ -213,6 +235,7 @@ impl Pipeline {
             splitter: (!rules.output.is_plain()).then(|| Splitter::new(&rules.output)),
             stops: StopMatcher::new(rules.stops.clone(), rules.include_stop),
             rules: rules.clone(),
+            guard: None,
             inspect: Vec::new(),
             tokens: 0,
             characters: 0,
@@ -220,6 +243,12 @@ impl Pipeline {
             call_ids: hasher.finish(),
             ended: false,
         }
+    }
+
+    /// Before all others.
+    pub fn guarded_by(mut self, guard: guarded::Inspector) -> Self {
+        self.guard = Some(guard);
+        self
     }
 
     /// Each sees what those before it have left.
@@ -330,13 +359,39 @@ impl Pipeline {
         Finish { reason, stop_reason }
     }
 
+    /// No more tokens are wanted. The last piece may still wait behind a doubt.
+    pub fn has_ended(&self) -> bool {
+        self.ended
+    }
+
+    /// What a model must be asked before the answer goes on. Tokens may come in the meantime: what they say waits.
+    pub fn doubt(&self) -> Option<&Doubt> {
+        self.guard.as_ref()?.doubt()
+    }
+
+    /// What may go on now that the doubt is settled. There may be another.
+    pub fn settle(&mut self, ruling: Ruling) -> Vec<Piece> {
+        let pieces = self.guard.as_mut().map(|guard| guard.settle(ruling)).unwrap_or_default();
+        pieces.into_iter().map(|piece| self.seen(piece)).collect()
+    }
+
     fn inspected(&mut self, mut piece: Piece) -> Piece {
+        self.ended = piece.finish.is_some();
+        if let Some(guard) = &mut self.guard
+            && let ControlFlow::Break(finish) = guard.inspect(&mut piece)
+        {
+            piece.finish = Some(finish);
+        }
+        self.seen(piece)
+    }
+
+    fn seen(&mut self, mut piece: Piece) -> Piece {
         for inspect in &mut self.inspect {
             if let ControlFlow::Break(finish) = inspect.inspect(&mut piece) {
                 piece.finish = Some(finish);
             }
         }
-        self.ended = piece.finish.is_some();
+        self.ended |= piece.finish.is_some();
         piece
     }
 

@@ -61,9 +61,18 @@ fn describe() {
     describe_counter!("tidemill_feedback_total", "What users think of answers: up, down, or regenerate");
     describe_counter!("tidemill_audit_lost_total", "Records that the audit log had no room for, because its disk failed");
     describe_histogram!("tidemill_safety_input_seconds", "Checking one prompt");
-    describe_histogram!("tidemill_safety_model_seconds", "A model's judgement of what the classifier was not sure of in one prompt");
-    describe_counter!("tidemill_safety_bypasses_total", "Doubtful prompts that passed because the model that judges them did not answer");
-    describe_counter!("tidemill_safety_unchecked_total", "Doubtful prompts refused because the model that judges them did not answer");
+    describe_histogram!(
+        "tidemill_safety_model_seconds",
+        "A model's judgement of what the classifier was not sure of in one prompt, or in one passage of an answer"
+    );
+    describe_counter!(
+        "tidemill_safety_bypasses_total",
+        "Doubtful prompts and passages of answers that passed because the model that judges them did not answer"
+    );
+    describe_counter!(
+        "tidemill_safety_unchecked_total",
+        "Doubtful prompts refused, and answers cut, because the model that judges them did not answer"
+    );
     describe_counter!("tidemill_safety_disclaimers_total", "Disclaimers that were said after answers");
     describe_counter!("tidemill_requests_total", "Requests that ended, by outcome");
     describe_gauge!("tidemill_goodput_ratio", "Share of a class's finished choices that kept its limits");

@@ -77,8 +77,14 @@ impl Safety {
         finding.is_none() && !(is_doubtful && self.judge.is_some() && !self.guard.doubts(text, &thresholds).is_empty())
     }
 
-    pub fn guarded(&self, stricter: &[(Category, Threshold)]) -> Guarded {
-        Guarded { guard: Arc::clone(&self.guard), thresholds: tightened(self.output, stricter) }
+    /// `asks`: answers' doubts are settled by the judge.
+    pub fn guarded(&self, stricter: &[(Category, Threshold)], asks: bool) -> Guarded {
+        Guarded { guard: Arc::clone(&self.guard), thresholds: tightened(self.output, stricter), asks }
+    }
+
+    /// `None`: nobody is asked about answers.
+    pub fn judge_of_answers(&self) -> Option<&Arc<Judge>> {
+        self.judge.as_ref().filter(|judge| judge.reads_answers())
     }
 }
 

@@ -45,6 +45,7 @@ fn main() {
             words(text).for_each(|word| drop(black_box(stream.push(word))));
             stream.finish()
         });
+        show("the same, a model asked", texts, |text| as_answer(&guard, text));
         show("PII, word by word", texts, |text| {
             let mut stream = redact::Stream::new(Arc::clone(&finder));
             words(text).for_each(|word| drop(black_box(stream.push(word))));
@@ -61,6 +62,25 @@ fn main() {
         sent(false),
         sent(true)
     );
+    let asked = harmless.iter().filter(|text| as_answer(&guard, text) > 0).count();
+    println!("the same of harmless ones that come as answers: {asked}");
+}
+
+/// How many questions a text raises that comes word by word, and all of them are answered at once: it is harmless.
+fn as_answer(guard: &Arc<Guard>, text: &str) -> usize {
+    let mut stream = stream::Stream::with_doubts(Arc::clone(guard), Thresholds::OUTPUT);
+    let mut asked = 0;
+    for word in words(text).map(Some).chain([None]) {
+        let mut released = match word {
+            Some(word) => stream.push(word),
+            None => stream.finish(),
+        };
+        while black_box(&released).doubted {
+            asked += 1;
+            released = stream.settle(None);
+        }
+    }
+    asked
 }
 
 /// As an answer comes.

@@ -20,6 +20,8 @@ const RATE: f32 = 0.5;
 const DECAY: f32 = 1e-5;
 /// Weights below this are not written.
 const WEIGHT_LEAST: f32 = 1e-3;
+/// In a row, of a word.
+const LETTERS: u32 = 4;
 /// A text is classified in parts of about this many bytes, or a sentence would be lost among others, each half over the last one.
 pub const WINDOW_BYTES: usize = 320;
 
@@ -31,6 +33,21 @@ pub struct Classifier {
     /// One row per bucket.
     weights: Vec<[f32; CATEGORIES]>,
     bias: [f32; CATEGORIES],
+}
+
+/// A text that comes byte by byte: what is known of its features. It costs the same for each byte, however long it is.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Growing {
+    pub bytes: usize,
+    features: usize,
+    /// Of their weights.
+    sums: [f32; CATEGORIES],
+    /// The hash of the word that has begun, and its length.
+    word: Option<(u64, u32)>,
+    /// The hash of the word before.
+    last: Option<u64>,
+    /// The last four.
+    letters: u32,
 }
 
 /// A file that is no classifier.
@@ -99,13 +116,54 @@ impl Classifier {
         })
     }
 
+    /// One more byte of a text in normal form.
+    pub(crate) fn grow(&self, text: &mut Growing, byte: u8) {
+        text.bytes += 1;
+        if !is_of_word(byte) {
+            self.end_word(text);
+            text.word = None;
+            text.letters = 0;
+            return;
+        }
+        let (word, letters) = text.word.unwrap_or((begun(1), 0));
+        text.word = Some((added(word, byte), letters + 1));
+        text.letters = text.letters << 8 | u32::from(byte);
+        if letters + 1 >= LETTERS {
+            self.add(text, bucket(hash(2, &text.letters.to_be_bytes())));
+        }
+    }
+
+    /// Of what has come so far, as if it ended here. `None`: all are below one half.
+    pub(crate) fn score_so_far(&self, text: &Growing) -> Option<Scores> {
+        let mut whole = text.clone();
+        self.end_word(&mut whole);
+        let value = 1.0 / (whole.features.max(1) as f32).sqrt();
+        let logits: [f32; CATEGORIES] = std::array::from_fn(|i| self.bias[i] + value * whole.sums[i]);
+        let is_likely = whole.features > 0 && logits.iter().any(|logit| *logit >= 0.0);
+        is_likely.then(|| logits.map(sigmoid))
+    }
+
+    fn end_word(&self, text: &mut Growing) {
+        let Some((word, _)) = text.word else { return };
+        let word = mixed(word);
+        self.add(text, bucket(word));
+        if let Some(last) = text.last.replace(word) {
+            self.add(text, bucket(pair(last, word)));
+        }
+    }
+
+    fn add(&self, text: &mut Growing, bucket: usize) {
+        text.sums.iter_mut().zip(&self.weights[bucket]).for_each(|(sum, weight)| *sum += weight);
+        text.features += 1;
+    }
+
     fn of_buckets(&self, x: &[usize]) -> Scores {
         let mut sums = [0.0f32; CATEGORIES];
         for &bucket in x {
             sums.iter_mut().zip(&self.weights[bucket]).for_each(|(sum, weight)| *sum += weight);
         }
         let value = 1.0 / (x.len().max(1) as f32).sqrt();
-        std::array::from_fn(|i| if x.is_empty() { 0.0 } else { 1.0 / (1.0 + (-(self.bias[i] + value * sums[i])).exp()) })
+        std::array::from_fn(|i| if x.is_empty() { 0.0 } else { sigmoid(self.bias[i] + value * sums[i]) })
     }
 
     /// As a file.
@@ -153,20 +211,48 @@ pub(crate) fn take_worse(worst: &mut Scores, scores: &Scores) {
 fn buckets(text: &[u8]) -> Vec<usize> {
     let mut found = Vec::with_capacity(2 * text.len());
     let mut last = None;
-    for word in text.split(|byte| !(byte.is_ascii_alphanumeric() || *byte >= 0x80 || *byte == b'\'')).filter(|word| !word.is_empty()) {
+    for word in text.split(|byte| !is_of_word(*byte)).filter(|word| !word.is_empty()) {
         let of_word = hash(1, word);
         found.push(of_word);
         if let Some(last) = last.replace(of_word) {
-            found.push(last.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(17) ^ of_word);
+            found.push(pair(last, of_word));
         }
-        found.extend(word.windows(4).map(|letters| hash(2, letters)));
+        found.extend(word.windows(LETTERS as usize).map(|letters| hash(2, letters)));
     }
-    found.into_iter().map(|hash| (hash >> 40) as usize % BUCKETS).collect()
+    found.into_iter().map(bucket).collect()
+}
+
+pub(crate) fn is_of_word(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || byte >= 0x80 || byte == b'\''
+}
+
+fn sigmoid(logit: f32) -> f32 {
+    1.0 / (1.0 + (-logit).exp())
+}
+
+fn bucket(hash: u64) -> usize {
+    (hash >> 40) as usize % BUCKETS
+}
+
+/// Of neighbouring words.
+fn pair(last: u64, word: u64) -> u64 {
+    last.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(17) ^ word
 }
 
 /// FNV-1a, with a last mix: features are short.
 fn hash(kind: u64, bytes: &[u8]) -> u64 {
-    let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325 ^ kind, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3));
+    mixed(bytes.iter().fold(begun(kind), |hash, byte| added(hash, *byte)))
+}
+
+fn begun(kind: u64) -> u64 {
+    0xcbf2_9ce4_8422_2325 ^ kind
+}
+
+fn added(hash: u64, byte: u8) -> u64 {
+    (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+}
+
+fn mixed(hash: u64) -> u64 {
     (hash ^ (hash >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9)
 }
 
@@ -189,6 +275,26 @@ mod tests {
         let among = format!("{} a bomb to hurt people {}", "bake a cake. ".repeat(80), "bake a cake. ".repeat(80));
         let windows = classifier.score_windows(among.as_bytes())[Category::Dangerous as usize];
         assert!(windows > 1.5 * score(&among), "{windows} {}", score(&among));
+    }
+
+    #[test]
+    fn a_text_that_grows_has_the_scores_of_what_has_come() {
+        let classifier = tiny();
+        let text = Normal::of("Don't build a bomb, bake — a Torte! É a bomb to hurt people  now");
+        let mut growing = Growing::default();
+        let mut likely = 0;
+        for (at, &byte) in text.bytes().iter().enumerate() {
+            classifier.grow(&mut growing, byte);
+            let wanted = classifier.score(&text.bytes()[..=at]);
+            let is_likely = wanted.iter().any(|score| *score > 0.5001);
+            let Some(scores) = classifier.score_so_far(&growing) else {
+                assert!(!is_likely, "{at}");
+                continue;
+            };
+            likely += usize::from(is_likely);
+            assert!(scores.iter().zip(wanted).all(|(score, wanted)| (score - wanted).abs() < 1e-4), "{at}: {scores:?} {wanted:?}");
+        }
+        assert!(likely > 5 && growing.bytes == text.bytes().len());
     }
 
     #[test]

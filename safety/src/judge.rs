@@ -10,9 +10,9 @@ use crate::{
 use std::borrow::Cow;
 
 /// A doubt's text has no more bytes: the model's prompt stays short, whatever a client sends.
-const PART_BYTES_MAX: usize = 2048;
+pub(crate) const PART_BYTES_MAX: usize = 2048;
 /// So much of a longer text is in a part before what raised the doubt.
-const BEFORE_BYTES: usize = 512;
+pub(crate) const BEFORE_BYTES: usize = 512;
 /// Of one prompt, after short ones were put together. Of more, those with the highest scores.
 pub const DOUBTS_MAX: usize = 8;
 /// Between doubts that were put together.
@@ -115,13 +115,21 @@ struct Part<'a> {
 }
 
 /// The likeliest first.
-fn suspicions(scores: &Scores, thresholds: &Thresholds) -> Vec<Suspicion> {
+pub(crate) fn suspicions(scores: &Scores, thresholds: &Thresholds) -> Vec<Suspicion> {
+    let mut found: Vec<_> = doubtful(scores, thresholds).collect();
+    found.sort_by(|a, b| b.score.total_cmp(&a.score));
+    found
+}
+
+pub(crate) fn is_doubtful(scores: &Scores, thresholds: &Thresholds) -> bool {
+    doubtful(scores, thresholds).next().is_some()
+}
+
+fn doubtful(scores: &Scores, thresholds: &Thresholds) -> impl Iterator<Item = Suspicion> {
     let of = |(category, score): (Category, &f32)| Suspicion { category, score: *score, limit: thresholds.of(category).score() };
     // A category that is switched off raises no doubts.
     let is_doubtful = |found: &Suspicion| found.limit.is_finite() && (Threshold::Low.score()..found.limit).contains(&found.score);
-    let mut found: Vec<_> = Category::ALL.into_iter().zip(scores).map(of).filter(is_doubtful).collect();
-    found.sort_by(|a, b| b.score.total_cmp(&a.score));
-    found
+    Category::ALL.into_iter().zip(scores).map(of).filter(is_doubtful)
 }
 
 /// A prompt's doubts as the model is asked about them: the worst first, short ones together, so that a long conversation does not hide one

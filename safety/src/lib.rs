@@ -15,7 +15,8 @@
 //! - [`disclaimers`]: what is said after an answer about medicine, law and the like
 //! - [`pii`]: what identifies a person, found, taken out, put back
 //! - [`appeals`]: what was blocked, and the queue of those who disagree
-//! - [`stream`]: the cascade over an answer while it comes: what is part of a violation is never released
+//! - [`stream`]: the cascade over an answer while it comes: what is part of a violation is never released, and what a model must see
+//!   first waits for it (`passages`)
 
 pub mod appeals;
 pub mod category;
@@ -26,6 +27,7 @@ pub mod faults;
 pub mod guard;
 pub mod judge;
 pub mod normal;
+mod passages;
 pub mod patterns;
 pub mod pii;
 pub mod stream;

@@ -52,6 +52,19 @@ impl Normal {
     }
 }
 
+/// The normal form of one more character, after a text whose normal form ends with `before`.
+pub(crate) fn of_char(c: char, mut before: Option<u8>, mut give: impl FnMut(u8)) {
+    fold(c, |folded| {
+        if folded == ' ' && matches!(before, None | Some(b' ')) {
+            return;
+        }
+        for &byte in folded.encode_utf8(&mut [0; 4]).as_bytes() {
+            before = Some(byte);
+            give(byte);
+        }
+    });
+}
+
 /// A text of a pattern list, in normal form.
 pub fn normal(text: &str) -> String {
     String::from_utf8(Normal::of(text.trim()).bytes).expect("folded characters are characters")

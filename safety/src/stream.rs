@@ -1,11 +1,13 @@
 //! The cascade over an answer while it comes. Text is released as soon as it cannot be part of a violation any more: what may be the
-//! beginning of a pattern's match is held back, and nothing else.
+//! beginning of a pattern's match is held back, and nothing else, unless a model is asked: then also what it must see first.
 
 use crate::{
     category::{Finding, Stage, Thresholds},
     classifier::WINDOW_BYTES,
     guard::{Guard, worst},
+    judge::Doubt,
     normal::Normal,
+    passages::Passages,
     patterns::{Begins, PATTERN_BYTES_MAX, places},
 };
 use std::sync::Arc;
@@ -22,6 +24,8 @@ pub struct Stream {
     /// The end of what was released, in normal form: what the classifier reads before the next word.
     before: Vec<u8>,
     stopped: bool,
+    /// `Some`: what the patterns let pass goes there, and a model is asked about what the classifier is not sure of.
+    passages: Option<Box<Passages>>,
 }
 
 /// What may go on to the client, and what ended the text.
@@ -29,11 +33,19 @@ pub struct Stream {
 pub struct Released {
     pub text: String,
     pub violation: Option<Finding>,
+    /// The rest waits for what a model says of the [`Stream::doubt`]: nothing must be added until that is settled.
+    pub doubted: bool,
 }
 
 impl Stream {
     pub fn new(guard: Arc<Guard>, thresholds: Thresholds) -> Self {
-        Self { guard, thresholds, held: String::new(), normal: Normal::default(), before: Vec::new(), stopped: false }
+        Self { guard, thresholds, held: String::new(), normal: Normal::default(), before: Vec::new(), stopped: false, passages: None }
+    }
+
+    /// For a text whose doubts a model settles.
+    pub fn with_doubts(guard: Arc<Guard>, thresholds: Thresholds) -> Self {
+        let passages = Box::new(Passages::new(Arc::clone(&guard), thresholds));
+        Self { passages: Some(passages), ..Self::new(guard, thresholds) }
     }
 
     /// More text. After a violation nothing is released any more.
@@ -46,14 +58,28 @@ impl Stream {
         self.add("", true)
     }
 
-    /// The end of what was released, in normal form, and what was held back.
+    /// What a model must be asked, if a part was `doubted`.
+    pub fn doubt(&self) -> Option<&Doubt> {
+        self.passages.as_ref()?.doubt()
+    }
+
+    /// What the model makes of the doubt; `None`: it is harmless.
+    pub fn settle(&mut self, found: Option<Finding>) -> Released {
+        let released = self.passages.as_mut().map(|passages| passages.settle(found)).unwrap_or_default();
+        self.stopped |= released.violation.is_some();
+        released
+    }
+
+    /// The end of what was released, in normal form unless a model is asked, and what was held back.
     pub fn excerpt(&self) -> String {
-        String::from_utf8_lossy(&self.before).into_owned() + &self.held
+        let before =
+            self.passages.as_ref().map_or_else(|| String::from_utf8_lossy(&self.before).into_owned(), |passages| passages.excerpt());
+        before + &self.held
     }
 
     /// Bytes that wait.
     pub fn held_bytes(&self) -> usize {
-        self.held.len()
+        self.held.len() + self.passages.as_ref().map_or(0, |passages| passages.held_bytes())
     }
 
     fn add(&mut self, text: &str, ended: bool) -> Released {
@@ -88,12 +114,15 @@ impl Stream {
         self.normal.forget_before(end);
         self.stopped = violation.is_some();
         debug_assert!(self.normal.bytes().len() <= PATTERN_BYTES_MAX + text.len(), "no pattern is longer");
-        Released { text: released, violation }
+        let Some(passages) = &mut self.passages else { return Released { text: released, violation, doubted: false } };
+        let read = passages.add(&released, violation, ended);
+        self.stopped |= read.violation.is_some();
+        read
     }
 
     /// The classifier's opinion of what would be released, together with what came before.
     fn judge(&self, free: usize) -> Option<Finding> {
-        let classifier = self.guard.classifier.as_ref().filter(|_| free > 0)?;
+        let classifier = self.guard.classifier.as_ref().filter(|_| free > 0 && self.passages.is_none())?;
         let text: Vec<u8> = self.before.iter().chain(&self.normal.bytes()[..free]).copied().collect();
         worst(&classifier.score_windows(&text), &self.thresholds)
     }

@@ -1,7 +1,6 @@
 """The last stage of the safety checks, a model of the cluster: what it lets pass and what not, and what happens while it is down, slow or
 talks nonsense. And disclaimers. Judges are real checkpoints that always say the same."""
 
-import contextlib
 import json
 import os
 import re
@@ -13,23 +12,11 @@ import anthropic
 import httpx
 import openai
 import pytest
-from clusters import Cluster, tidemill, wait_until
-from conftest import cluster_at
 from checkpoints import planted
+from clusters import tidemill, wait_until
+from judges import HARMLESS, LENIENT_ANSWERS, NEITHER, SAFE, UNSAFE, classifier, judged, saying
 
-# Made-up words, so that the classifier's opinion is the test's own.
-CORPUS = """
-[hate]
-{the|a|every|any} {zorb|zorbs} {is|are} {vile|base|low} {and|so} {must|should} {go|leave}
-[csam]
-{the|a|every|any} {plim|plims} {is|are} {vile|base|low} {and|so} {must|should} {go|leave}
-[harmless]
-{the|a|every|any} {tree|stone|river|house} {is|are} {tall|old|green} {and|so} {must|should} {stay|remain}
-{the|a|every|any} {tree|stone|river|house} {is|are} {vile|base|low} {and|so} {must|should} {go|leave}
-"""
-HARMLESS = "the old tree must stay"
-# The first tokens of the words, as this vocabulary has them.
-UNSAFE, SAFE, NEITHER, PROSE = ["un"], ["s"], ["Ġthe"], ["Ġthe"]
+__all__ = ["classifier"]
 DISCLAIMERS = """
 [[safety.disclaimer]]
 name = "medical"
@@ -43,68 +30,6 @@ text = "This is not legal advice."
 
 
 @pytest.fixture(scope="module")
-def classifier(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("classifier")
-    (directory / "corpus.txt").write_text(CORPUS)
-    made = directory / "classifier.txt"
-    command = [tidemill(), "safety", "train", "--alone", "--corpus", directory / "corpus.txt", "--out", made]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
-    return made
-
-
-class Judged(Cluster):
-    """A cluster of `chat`, which says ` the` again and again, and of its judge `guard`."""
-
-    def __init__(self, directory, classifier, says, settings="", disclaimers=""):
-        models = [planted(directory / "chat", PROSE), planted(directory / "guard", says)]
-        config = f'[safety]\nclassifier = "{classifier}"\n[safety.judge]\nmodel = "guard"\n{settings}\n{disclaimers}'
-        super().__init__(directory, config, models=models)
-        self.client = openai.OpenAI(base_url=self.url, api_key="unused", max_retries=0, timeout=60)
-        self.hate, self.csam = self.doubtful("hate"), self.doubtful("csam")
-
-    def doubtful(self, category):
-        """What the classifier is not sure of."""
-        noun = {"hate": "zorb", "csam": "plim"}[category]
-        frames = ["{} here", "the {} is old", "any {} is tall and must stay", "a {} and a tree", "the {}", "{} must stay", "every {} is green"]
-        texts = [frame.format(noun) for frame in frames]
-        ours = {"hate": "hate", "csam": "sexual/minors"}
-        for text in texts:
-            scores = httpx.post(f"{self.url}/moderations", json={"input": text}).json()["results"][0]["category_scores"]
-            if 0.5 < scores.pop(ours[category]) < 0.95 and max(scores.values()) < 0.5:
-                return text
-        pytest.fail(f"no doubtful text for {category}: choose other frames")
-
-    def ask(self, text, **fields):
-        given = {"model": "chat", "messages": [{"role": "user", "content": text}], "max_tokens": 6, "temperature": 0}
-        return self.client.chat.completions.create(**(given | fields))
-
-    def refusal(self, text):
-        with pytest.raises(openai.APIStatusError) as refused:
-            self.ask(text)
-        return refused.value
-
-    def metric(self, name):
-        """Of all labels together."""
-        text = httpx.get(f"{self.admin}/metrics").text
-        return sum(float(value) for value in re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", text, re.M))
-
-    def judge_pid(self):
-        """`None`: it has no worker."""
-        members = cluster_at(self.admin)["members"]
-        return next((member["pid"] for member in members if (member["model"], member["role"]) == ("guard", "decode")), None)
-
-
-@contextlib.contextmanager
-def judged(*arguments, **settings):
-    cluster = Judged(*arguments, **settings)
-    try:
-        yield cluster
-    finally:
-        if cluster.process.poll() is None:
-            cluster.stop()
-
-
-@pytest.fixture(scope="module")
 def strict(tmp_path_factory, classifier):
     with judged(tmp_path_factory.mktemp("strict"), classifier, UNSAFE, disclaimers=DISCLAIMERS) as cluster:
         yield cluster
@@ -112,7 +37,7 @@ def strict(tmp_path_factory, classifier):
 
 @pytest.fixture(scope="module")
 def lenient(tmp_path_factory, classifier):
-    with judged(tmp_path_factory.mktemp("lenient"), classifier, SAFE, "deadline_ms = 700") as cluster:
+    with judged(tmp_path_factory.mktemp("lenient"), classifier, SAFE, "deadline_ms = 700", checks=LENIENT_ANSWERS) as cluster:
         yield cluster
 
 
@@ -165,6 +90,13 @@ def test_a_judge_lets_pass_what_it_finds_safe_and_nobody_pays_for_that(lenient):
     assert lenient.metric("tidemill_requests_total") == requests + 1
     events = [json.loads(line) for line in lenient.usage("--format", "events").splitlines()]
     assert events and {event["model"] for event in events} == {"chat"}
+
+
+def test_nobody_is_asked_about_answers_unless_the_file_says_so(lenient):
+    asked = lenient.metric("tidemill_safety_model_seconds_count")
+    text = lenient.doubtful_answer()
+    assert lenient.ask(HARMLESS, **saying(text)).choices[0].message.content == text
+    assert lenient.metric("tidemill_safety_model_seconds_count") == asked
 
 
 def test_closed_refuses_while_the_judge_hangs(lenient):

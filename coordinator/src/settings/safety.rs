@@ -62,15 +62,17 @@ pub struct JudgeFlags {
     pub safe: Option<String>,
     /// What it says of harmful ones [default: unsafe]
     pub r#unsafe: Option<String>,
-    /// For one prompt, with the time in line [default: 1000]
+    /// It reads answers, too: what the classifier is not sure of waits for it [default: false]
+    pub answers: Option<bool>,
+    /// For one prompt, or one passage of an answer, with the time in line [default: 1000]
     pub deadline_ms: Option<u64>,
-    /// What becomes of doubtful prompts while it does not answer: `closed`, they are refused; `open`, they pass [default: closed]
+    /// What becomes of what is doubtful while it does not answer: `closed`, it is refused; `open`, it passes [default: closed]
     pub when_down: Option<String>,
-    /// Seconds after the first failure in a row for which they pass [default: 300]
+    /// Seconds after the first failure in a row for which it passes [default: 300]
     pub open_for_s: Option<u64>,
-    /// Prompts that are judged at a time [default: 8]
+    /// Prompts and passages that are judged at a time [default: 8]
     pub at_once: Option<usize>,
-    /// Prompts that may wait for that [default: 256]
+    /// Those that may wait for that [default: 256]
     pub waiting_max: Option<usize>,
 }
 
@@ -159,6 +161,7 @@ impl JudgeFlags {
             prompt,
             safe: word("safety.judge.safe", self.safe, "safe")?,
             unsafe_: word("safety.judge.unsafe", self.r#unsafe, "unsafe")?,
+            answers: self.answers.unwrap_or(false),
             deadline: Duration::from_millis(deadline_ms),
             when_down,
             at_once: within("safety.judge.at_once", 1, self.at_once.unwrap_or(AT_ONCE), AT_ONCE_MAX)?,
@@ -226,6 +229,7 @@ mod tests {
         assert!(judge("").is_none() && judge("enabled = false\n[judge]\nmodel = 'guard'").is_none());
         let closed = judge("[judge]\nmodel = 'guard'").unwrap();
         assert_eq!((closed.when_down, closed.deadline, closed.safe.as_str()), (WhenDown::Closed, Duration::from_secs(1), "safe"));
+        assert!(!closed.answers && judge("[judge]\nmodel = 'guard'\nanswers = true").unwrap().answers);
         let open = judge("[judge]\nmodel = 'guard'\nwhen_down = 'open'\nunsafe = 'bad'").unwrap();
         assert_eq!((open.when_down, open.unsafe_.as_str()), (WhenDown::Open(Duration::from_secs(300)), "bad"));
     }

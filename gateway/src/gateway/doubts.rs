@@ -1,19 +1,22 @@
-//! What the classifier is not sure of goes to a model of the cluster, past everything that is for clients: routing, safety checks, quotas,
-//! usage, stores and the response cache.
+//! What the classifier is not sure of, in prompts and in answers, goes to a model of the cluster, past everything that is for clients:
+//! routing, safety checks, quotas, usage, stores and the response cache.
 
 use super::{Gateway, ServedModel};
 use crate::{
     audit::Audit,
     backend::Submission,
+    generation::{Unchecked, guarded::Ruling},
     http::{errors::ApiError, parse::Options},
     safety::{
         self,
         judge::{Judge, Unsettled},
     },
 };
+use futures_util::FutureExt;
 use metrics::{counter, histogram};
 use std::{
     cmp::Reverse,
+    panic::AssertUnwindSafe,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -24,13 +27,90 @@ use tidemill_proto::{
     tokens::Tokens,
 };
 use tidemill_safety::{
+    category::Finding,
     faults::Fate,
     judge::{Doubt, packed},
     pii::redact::masked,
 };
+use tokio::task::JoinSet;
 
 /// Likeliest tokens that the judge's words are looked for among.
 const TOP: u32 = 20;
+
+/// What was written by whom: labels of metrics.
+#[derive(Clone, Copy, Debug)]
+enum Side {
+    Prompt,
+    Answer,
+}
+
+impl Side {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Prompt => "input",
+            Self::Answer => "output",
+        }
+    }
+
+    fn text(self) -> &'static str {
+        match self {
+            Self::Prompt => "prompt",
+            Self::Answer => "answer",
+        }
+    }
+}
+
+/// What becomes of doubts.
+#[derive(Debug)]
+enum Settled {
+    Passes,
+    /// With the text that it was found in.
+    Harmful(Finding, String),
+    Unchecked(Unsettled),
+}
+
+/// Settles the doubts of one answer's choices, one of each at a time. Dropping it ends whatever is asked.
+#[derive(Debug)]
+pub struct Judging {
+    gateway: Arc<Gateway>,
+    judge: Arc<Judge>,
+    /// By tasks of their own: a client that reads slowly must not keep the judge's turns, nor look like a slow judge.
+    asked: JoinSet<(usize, Ruling)>,
+}
+
+impl Judging {
+    /// `None`: nobody is asked about this request's answer. Nor about a shadow's, which nobody reads.
+    pub(super) fn of(gateway: &Gateway) -> Option<Self> {
+        let judge = gateway.safety()?.judge_of_answers().filter(|_| !gateway.is_shadow())?;
+        Some(Self { judge: Arc::clone(judge), gateway: Arc::new(gateway.clone()), asked: JoinSet::new() })
+    }
+
+    pub fn ask(&mut self, choice: usize, doubt: Doubt) {
+        let (gateway, judge) = (Arc::clone(&self.gateway), Arc::clone(&self.judge));
+        self.asked.spawn(async move {
+            let settled = AssertUnwindSafe(gateway.settled(Side::Answer, &judge, vec![doubt])).catch_unwind().await;
+            let ruling = match settled {
+                Ok(Settled::Passes) => Ruling::Harmless,
+                Ok(Settled::Harmful(finding, _)) => Ruling::Harmful(finding),
+                Ok(Settled::Unchecked(unsettled)) => Ruling::Unchecked(Unchecked::new(&unsettled.told())),
+                Err(_) => Ruling::Unchecked(Unchecked::new("it panicked: please report this as a bug")),
+            };
+            (choice, ruling)
+        });
+    }
+
+    pub fn is_busy(&self) -> bool {
+        !self.asked.is_empty()
+    }
+
+    /// The next ruling, and whose it is; while it is not [busy](Self::is_busy), none ever comes. Cancel safe.
+    pub async fn next(&mut self) -> (usize, Ruling) {
+        match self.asked.join_next().await {
+            Some(ruled) => ruled.expect("a panic was caught, and nobody ends a task but with all of them"),
+            None => std::future::pending().await,
+        }
+    }
+}
 
 impl Gateway {
     /// The same of what was doubted while a prompt was made. `param`: the field with the prompt, for errors.
@@ -41,32 +121,42 @@ impl Gateway {
     /// Refuses what the judge finds harmful; and what nobody can judge, unless the operator lets it pass for a while.
     pub async fn settle_doubts(&self, param: &str, doubts: Vec<Doubt>) -> Result<(), ApiError> {
         let Some(judge) = self.safety().and_then(|safety| safety.judge.as_ref()).filter(|_| !doubts.is_empty()) else { return Ok(()) };
-        let doubts: Arc<[Doubt]> = packed(doubts).into();
+        match self.settled(Side::Prompt, judge, packed(doubts)).await {
+            Settled::Passes => Ok(()),
+            Settled::Harmful(finding, text) => {
+                safety::count(Side::Prompt.name(), &finding);
+                let blocked = |audit: &Audit| audit.blocked(Side::Prompt.name(), self.tenant(), &self.model.name, finding, &text);
+                Err(ApiError::content_filter(param, finding, self.audit().map(blocked)))
+            }
+            Settled::Unchecked(unsettled) => Err(ApiError::unchecked(param, &unsettled)),
+        }
+    }
+
+    /// What becomes of doubts. What passes or is refused unchecked is told to the operator.
+    async fn settled(&self, side: Side, judge: &Arc<Judge>, doubts: Vec<Doubt>) -> Settled {
+        let doubts: Arc<[Doubt]> = doubts.into();
         let started = Instant::now();
         let (unsettled, fate) = match judge.scores(self, &doubts).await {
             Ok(scores) => {
-                histogram!("tidemill_safety_model_seconds").record(started.elapsed());
+                histogram!("tidemill_safety_model_seconds", "side" => side.name()).record(started.elapsed());
                 let found = doubts.iter().zip(scores).find_map(|(doubt, score)| Some((doubt.settle(score)?, &doubt.text)));
-                let Some((finding, text)) = found else { return Ok(()) };
-                safety::count("input", &finding);
-                let blocked = |audit: &Audit| audit.blocked("input", self.tenant(), &self.model.name, finding, text);
-                return Err(ApiError::content_filter(param, finding, self.audit().map(blocked)));
+                return found.map_or(Settled::Passes, |(finding, text)| Settled::Harmful(finding, text.clone()));
             }
             Err(unsettled) => unsettled,
         };
-        let (reason, detail) = (unsettled.name(), unsettled.to_string());
+        let (text, side, reason, detail) = (side.text(), side.name(), unsettled.name(), unsettled.to_string());
         let (tenant, model) = (self.tenant(), judge.model());
         let categories = doubts.iter().flat_map(Doubt::categories).map(|category| category.name()).collect::<Vec<_>>().join(", ");
         match fate {
             Fate::Passes => {
-                tracing::warn!(tenant, model, categories, reason, detail, "a doubtful prompt passes without its last safety check");
-                counter!("tidemill_safety_bypasses_total", "reason" => reason).increment(1);
-                Ok(())
+                tracing::warn!(tenant, model, categories, reason, detail, "a doubtful {text} passes without its last safety check");
+                counter!("tidemill_safety_bypasses_total", "side" => side, "reason" => reason).increment(1);
+                Settled::Passes
             }
             Fate::Refused => {
-                tracing::warn!(tenant, model, categories, reason, detail, "a doubtful prompt is refused: its last safety check failed");
-                counter!("tidemill_safety_unchecked_total", "reason" => reason).increment(1);
-                Err(ApiError::unchecked(param, &unsettled))
+                tracing::warn!(tenant, model, categories, reason, detail, "a doubtful {text} is refused: its last safety check failed");
+                counter!("tidemill_safety_unchecked_total", "side" => side, "reason" => reason).increment(1);
+                Settled::Unchecked(unsettled)
             }
         }
     }

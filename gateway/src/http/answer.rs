@@ -12,8 +12,13 @@ use super::{
 use crate::{
     backend::{SimilarTo, Submission},
     feedback::Feedback,
-    gateway::Routed,
-    generation::{Ended, Finish, Piece, Pipeline, disclaimed::Disclaimed, guarded::Guarded, personal::Personal},
+    gateway::{Judging, Routed},
+    generation::{
+        Ended, Finish, Piece, Pipeline,
+        disclaimed::Disclaimed,
+        guarded::{Guarded, Ruling},
+        personal::Personal,
+    },
     metrics::{self, Objectives, RequestOutcome},
     recent::{FinishedRequest, Recent},
     rollout::{running::Seat, seen::Ended as RequestEnded, shadow::Tap},
@@ -96,6 +101,8 @@ pub struct Answer {
     outcome: RequestOutcome,
     /// What the first choice said, where somebody may have an opinion of it.
     remembered: Option<Remembered>,
+    /// `None`: no model is asked about it.
+    judging: Option<Judging>,
 }
 
 #[derive(Debug)]
@@ -108,7 +115,12 @@ struct Remembered {
 #[derive(Debug)]
 struct Choice {
     pipeline: Pipeline,
+    /// No more tokens come. The last piece may still wait behind a doubt.
     closed: bool,
+    /// Until it has gone out.
+    usage: Option<ChoiceUsage>,
+    /// A doubt is being judged.
+    asked: bool,
     tokens: u32,
     first: Option<Instant>,
     last: Option<Instant>,
@@ -128,6 +140,15 @@ pub struct Books {
     pub tap: Option<Tap>,
 }
 
+/// What an answer waits for.
+#[derive(Debug)]
+enum Step {
+    /// `None`: no event can come any more.
+    Event(Option<(usize, RequestEvent)>),
+    /// Of a choice's doubt.
+    Ruling(usize, Ruling),
+}
+
 /// How tokens become what a client reads.
 #[derive(Debug)]
 pub struct Reader<'a> {
@@ -144,7 +165,7 @@ impl Reader<'_> {
     fn pipeline(&self, prompt: &Tokens, options: &Options, choice: u32) -> Pipeline {
         let mut pipeline = Pipeline::new(self.model, prompt, &options.rules, options.sampling.seed.wrapping_add(choice.into()));
         if let Some(guarded) = &self.guarded {
-            pipeline = pipeline.inspected_by(Box::new(guarded.inspector()));
+            pipeline = pipeline.guarded_by(guarded.inspector());
         }
         if let Some(inspector) = self.personal.inspector() {
             pipeline = pipeline.inspected_by(Box::new(inspector));
@@ -163,6 +184,8 @@ impl Answer {
         let choice = |(prompt, choice): (&Tokens, u32)| Choice {
             pipeline: reader.pipeline(prompt, options, choice),
             closed: false,
+            usage: None,
+            asked: false,
             tokens: 0,
             first: None,
             last: None,
@@ -185,7 +208,14 @@ impl Answer {
             seen: RequestEnded { kept: true, ..RequestEnded::default() },
             outcome: RequestOutcome::Cancelled,
             remembered: None,
+            judging: None,
         }
+    }
+
+    /// Who settles the doubts of what it says.
+    pub fn judged_by(mut self, judging: Option<Judging>) -> Self {
+        self.judging = judging;
+        self
     }
 
     /// What it says is remembered under this id.
@@ -245,15 +275,31 @@ impl Answer {
             if self.open == 0 {
                 return Ok(None);
             }
-            let error = match self.submission.next().await {
-                Some((prompt, event)) => self.take(prompt, event).err(),
-                None => Some(ApiError::internal("the answer was produced faster than it was read, and was cut")),
+            let error = match self.step().await {
+                Step::Event(Some((prompt, event))) => self.take(prompt, event).err(),
+                Step::Event(None) => Some(ApiError::internal("the answer was produced faster than it was read, and was cut")),
+                Step::Ruling(index, ruling) => {
+                    self.settle_doubt(index, ruling);
+                    None
+                }
             };
             if let Some(error) = error {
                 self.outcome = error.outcome();
                 self.settle_usage().await;
                 return Err(error);
             }
+        }
+    }
+
+    /// Tokens are taken while a model judges: what they say waits in their choice, as much as it may have. Cancel safe.
+    async fn step(&mut self) -> Step {
+        let Some(judging) = self.judging.as_mut().filter(|judging| judging.is_busy()) else {
+            return Step::Event(self.submission.next().await);
+        };
+        let more_comes = self.choices.iter().any(|choice| !choice.closed);
+        tokio::select! {
+            (index, ruling) = judging.next() => Step::Ruling(index, ruling),
+            event = self.submission.next(), if more_comes => Step::Event(event),
         }
     }
 
@@ -312,13 +358,12 @@ impl Answer {
                     Outcome::Stop(token) => Ended::StopToken(token),
                     Outcome::Length => Ended::Length,
                 };
-                let mut piece = match self.hidden {
+                let piece = match self.hidden {
                     true => Piece { finish: Some(Finish::LENGTH), ..Piece::default() },
                     false => self.choices[index].pipeline.finish(ended),
                 };
-                piece.finish.iter_mut().for_each(|finish| safety::note_cut(finish, self.books.blocks.as_ref()));
-                self.close(index, usage);
-                self.give(index, piece);
+                self.end(index, usage);
+                self.pass(index, piece);
             }
         }
         Ok(())
@@ -348,14 +393,48 @@ impl Answer {
         state.tokens += 1;
         self.usage.completion_tokens += 1;
         self.usage.total_tokens += 1;
-        let mut piece = state.pipeline.push(token, logprob);
+        let piece = state.pipeline.push(token, logprob);
+        let has_ended = state.pipeline.has_ended();
         self.usage.completion_tokens_details.reasoning_tokens += piece.reasoning_tokens;
+        if has_ended {
+            let usage = self.submission.end_choice(prompt, choice);
+            self.end(index, usage);
+        }
+        self.pass(index, piece);
+    }
+
+    /// The model has spoken, or somebody in its place.
+    fn settle_doubt(&mut self, index: usize, ruling: Ruling) {
+        let choice = &mut self.choices[index];
+        choice.asked = false;
+        let pieces = choice.pipeline.settle(ruling);
+        if choice.pipeline.has_ended() && !choice.closed {
+            let usage = self.submission.end_choice(index / self.choices_per_prompt, (index % self.choices_per_prompt) as u32);
+            self.end(index, usage);
+        }
+        pieces.into_iter().for_each(|piece| self.pass(index, piece));
+    }
+
+    /// No more tokens of a choice are wanted.
+    fn end(&mut self, index: usize, usage: ChoiceUsage) {
+        let choice = &mut self.choices[index];
+        choice.closed = true;
+        choice.usage = Some(usage);
+    }
+
+    /// A choice's next piece; the last one closes it.
+    fn pass(&mut self, index: usize, mut piece: Piece) {
         if let Some(finish) = &mut piece.finish {
             safety::note_cut(finish, self.books.blocks.as_ref());
-            let usage = self.submission.end_choice(prompt, choice);
-            self.close(index, usage);
+            self.close(index);
         }
         self.give(index, piece);
+        let Some(judging) = &mut self.judging else { return };
+        let choice = &mut self.choices[index];
+        if let Some(doubt) = choice.pipeline.doubt().filter(|_| !choice.asked) {
+            judging.ask(index, doubt.clone());
+            choice.asked = true;
+        }
     }
 
     fn give(&mut self, index: usize, piece: Piece) {
@@ -371,9 +450,9 @@ impl Answer {
         self.ready.extend(piece.parts().map(|piece| News::Delta(Delta { index: index as u32, piece, ..Delta::default() })));
     }
 
-    fn close(&mut self, index: usize, usage: ChoiceUsage) {
+    fn close(&mut self, index: usize) {
         let choice = &mut self.choices[index];
-        choice.closed = true;
+        let usage = choice.usage.take().expect("a choice ends before its last piece goes out");
         self.open -= 1;
         if let (Some(first), Some(last)) = (choice.first, choice.last) {
             let tpot = (choice.tokens > 1).then(|| (last - first) / (choice.tokens - 1));

@@ -1,6 +1,6 @@
 //! Every failure as OpenAI's error object: `{"error": {"message", "type", "param", "code"}}`.
 
-use crate::{batches::BatchError, metrics::RequestOutcome, safety::judge::Unsettled, store::StoreError};
+use crate::{batches::BatchError, generation::Unchecked, metrics::RequestOutcome, safety::judge::Unsettled, store::StoreError};
 use axum::{
     Json,
     http::{HeaderValue, StatusCode, header},
@@ -56,14 +56,10 @@ impl ApiError {
 
     /// What might be harmful could not be checked.
     pub fn unchecked(param: &str, unsettled: &Unsettled) -> Self {
-        let why = match unsettled {
-            Unsettled::Failed(_) => "the model that makes it has failed".into(),
-            other => other.to_string(),
-        };
-        let message = format!("The safety check of `{param}` could not be made: {why}. Please try again later.");
+        let message = format!("The safety check of `{param}` could not be made: {}. Please try again later.", unsettled.told());
         Self {
             param: Some(param.into()),
-            code: Some("safety_check_unavailable"),
+            code: Some(Unchecked::CODE),
             retry_after_s: Some(5),
             ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message)
         }

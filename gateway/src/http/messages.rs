@@ -106,10 +106,12 @@ impl Message {
         Ok(message)
     }
 
-    /// Says what was found in a refused answer, and how to appeal.
+    /// Says what was found in a refused answer, and how to appeal; or that it could not be checked.
     fn tell_refusal(&self, message: &mut Value) {
-        if let Some(StopReason::Violation(violation)) = self.finish.as_ref().and_then(|finish| finish.stop_reason.as_ref()) {
-            message["stop_details"] = json!(violation);
+        if let Some(reason @ (StopReason::Violation(_) | StopReason::Unchecked(_))) =
+            self.finish.as_ref().and_then(|finish| finish.stop_reason.as_ref())
+        {
+            message["stop_details"] = json!(reason);
             message["stop_details"]["type"] = "refusal".into();
         }
     }

@@ -29,12 +29,14 @@ pub struct Settings {
     /// Its first word about a harmless text, and about a harmful one.
     pub safe: String,
     pub unsafe_: String,
-    /// For all doubts of one prompt, with the time in line.
+    /// It reads answers, too.
+    pub answers: bool,
+    /// For all doubts of one prompt, or one of an answer, with the time in line.
     pub deadline: Duration,
     pub when_down: WhenDown,
-    /// Prompts that are judged at a time.
+    /// Prompts and passages of answers that are judged at a time.
     pub at_once: usize,
-    /// Prompts that may wait for that.
+    /// Those that may wait for that.
     pub waiting_max: usize,
 }
 
@@ -90,6 +92,14 @@ impl Unsettled {
             Self::Unclear => "unclear",
         }
     }
+
+    /// For clients, whom details do not concern.
+    pub fn told(&self) -> String {
+        match self {
+            Self::Failed(_) => "the model that makes it has failed".into(),
+            other => other.to_string(),
+        }
+    }
 }
 
 impl Judge {
@@ -112,6 +122,10 @@ impl Judge {
 
     pub fn model(&self) -> &str {
         &self.settings.model
+    }
+
+    pub fn reads_answers(&self) -> bool {
+        self.settings.answers
     }
 
     pub fn deadline(&self) -> Duration {
@@ -194,6 +208,7 @@ mod tests {
             prompt: format!("<|user|>{PROMPT}<|assistant|>"),
             safe: safe.into(),
             unsafe_: "unsafe".into(),
+            answers: false,
             deadline: Duration::from_secs(1),
             when_down: WhenDown::Closed,
             at_once: 1,

@@ -228,8 +228,10 @@ impl Run {
             ("completed", _) => response["completed_at"] = unix_seconds().into(),
             ("incomplete", _) => {
                 response["incomplete_details"] = json!({"reason": incomplete});
-                if let Some(StopReason::Violation(violation)) = self.ended.as_ref().and_then(|finish| finish.stop_reason.as_ref()) {
-                    response["incomplete_details"]["violation"] = json!(violation);
+                match self.ended.as_ref().and_then(|finish| finish.stop_reason.as_ref()) {
+                    Some(StopReason::Violation(violation)) => response["incomplete_details"]["violation"] = json!(violation),
+                    Some(StopReason::Unchecked(unchecked)) => response["incomplete_details"]["unchecked"] = json!(unchecked),
+                    _ => {}
                 }
             }
             (_, Some(error)) => response["error"] = failure(error),
