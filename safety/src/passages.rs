@@ -1,6 +1,7 @@
-//! What the classifier makes of a text that comes piece by piece, where a model may be asked about what it is not sure of. Such a passage is
-//! held back to the end of its sentence, of the text, or of its room; then there is one question about it, and nothing goes on until that
-//! is settled. Whatever the pieces are, a text is read character by character: the same is released of it, and the same is asked.
+//! What the classifier makes of a text that comes piece by piece. A passage that looks harmful is held back to the end of its sentence, of
+//! the text, or of its room: "how to kill a" may go on with "process". If it still looks so then, it is a violation. Where a model may be
+//! asked, a passage is held back as well if the classifier is unsure; then there is one question about it, and nothing goes on until that is
+//! settled. Whatever the pieces are, a text is read character by character: the same is released of it, and the same is asked.
 //!
 //! ```text
 //!    released                             │ held back: the passage         │ comes later
@@ -36,6 +37,8 @@ const KEPT_BYTES_MAX: usize = 4 * BEFORE_BYTES;
 pub(crate) struct Passages {
     guard: Arc<Guard>,
     thresholds: Thresholds,
+    /// A model is asked about what the classifier is unsure of.
+    asks: bool,
     /// Not released yet. It was read up to `read`, and may go up to `free`.
     held: String,
     free: usize,
@@ -50,8 +53,8 @@ pub(crate) struct Passages {
     word: usize,
     windows: Windows,
     opinion: Opinion,
-    /// `Some`: what is held back is a passage, and this was the opinion of it when its last word ended.
-    passage: Option<Scores>,
+    /// Of what is held back, when its last word ended. Unless it was harmless, that is a passage.
+    passage: Opinion,
     /// What was read ends with this mark, and quotes or brackets after it.
     mark: Option<char>,
     /// The question about the passage. Until it is settled nothing is read.
@@ -72,10 +75,12 @@ enum Opinion {
 }
 
 impl Passages {
-    pub(crate) fn new(guard: Arc<Guard>, thresholds: Thresholds) -> Self {
+    /// `asks`: a model, about what the classifier is unsure of.
+    pub(crate) fn new(guard: Arc<Guard>, thresholds: Thresholds, asks: bool) -> Self {
         Self {
             guard,
             thresholds,
+            asks,
             held: String::new(),
             free: 0,
             read: 0,
@@ -85,7 +90,7 @@ impl Passages {
             word: 0,
             windows: Windows::new(),
             opinion: Opinion::Harmless,
-            passage: None,
+            passage: Opinion::Harmless,
             mark: None,
             doubt: None,
             ended: false,
@@ -161,36 +166,38 @@ impl Passages {
             next.clear();
             of_char(c, self.normal.last().copied(), |byte| next.push(byte));
             let word_ends = next.first().is_some_and(|byte| !is_of_word(*byte)) || self.word >= WORD_BYTES_MAX;
-            if word_ends && let Some(found) = self.confirm() {
-                return Some(found);
+            if word_ends {
+                self.confirm();
             }
-            if self.passage.is_some() && self.is_over(c) {
-                self.ask();
-                return None;
+            match self.passage {
+                Opinion::Sure(found) if self.is_over(c) => return Some(found),
+                Opinion::Unsure(scores) if self.is_over(c) => {
+                    self.ask(&scores);
+                    return None;
+                }
+                _ => self.take(c, &next),
             }
-            self.take(c, &next);
         }
         if !self.ended && self.violation.is_none() {
             return None;
         }
-        let found = self.confirm().or(self.violation);
-        if found.is_none() && self.passage.is_some() {
-            self.ask();
+        self.confirm();
+        match (self.passage, self.violation) {
+            (Opinion::Sure(found), _) | (_, Some(found)) => Some(found),
+            (Opinion::Unsure(scores), None) => {
+                self.ask(&scores);
+                None
+            }
+            (Opinion::Harmless, None) => None,
         }
-        found
     }
 
     /// What was read consists of whole words: the classifier's opinion counts.
-    fn confirm(&mut self) -> Option<Finding> {
-        match self.opinion {
-            Opinion::Harmless => {
-                self.passage = None;
-                (self.free, self.unsure) = (self.read, 0);
-            }
-            Opinion::Unsure(scores) => self.passage = Some(scores),
-            Opinion::Sure(found) => return Some(found),
+    fn confirm(&mut self) {
+        self.passage = self.opinion;
+        if let Opinion::Harmless = self.opinion {
+            (self.free, self.unsure) = (self.read, 0);
         }
-        None
     }
 
     /// The passage is, before `c`.
@@ -212,17 +219,17 @@ impl Passages {
             self.word = if is_of_word(*last) { self.word + normal.len() } else { 0 };
             if let Some(classifier) = &self.guard.classifier {
                 self.windows.grow(classifier, normal);
-                self.opinion = self.windows.opinion(classifier, &self.thresholds);
+                self.opinion = self.windows.opinion(classifier, &self.thresholds, self.asks);
             }
         }
-        if self.passage.is_none() && matches!(self.opinion, Opinion::Harmless) {
+        if let (Opinion::Harmless, Opinion::Harmless) = (self.passage, self.opinion) {
             (self.free, self.unsure) = (self.read, 0);
         }
     }
 
-    fn ask(&mut self) {
-        let Some(scores) = self.passage.take() else { return };
-        self.doubt = Some(Doubt { text: self.in_context(), suspicions: suspicions(&scores, &self.thresholds) });
+    fn ask(&mut self, scores: &Scores) {
+        self.doubt = Some(Doubt { text: self.in_context(), suspicions: suspicions(scores, &self.thresholds) });
+        self.passage = Opinion::Harmless;
     }
 
     /// The passage with what is before it. What hides between a thousand invisible characters is read without them.
@@ -241,7 +248,7 @@ impl Passages {
 struct Windows {
     /// One that is judged and one that begins, at most.
     open: Vec<Window>,
-    /// Of those that are full, the worst that there is doubt about: no more text makes them harmless.
+    /// Of those that are full, the worst that were not plainly harmless: no more text makes them so.
     full: Option<Scores>,
 }
 
@@ -273,7 +280,8 @@ impl Windows {
         }
     }
 
-    fn opinion(&self, classifier: &Classifier, thresholds: &Thresholds) -> Opinion {
+    /// `asks`: somebody can be, if there is doubt.
+    fn opinion(&self, classifier: &Classifier, thresholds: &Thresholds, asks: bool) -> Opinion {
         let mut worst_scores = self.full;
         for window in self.open.iter().filter(|window| window.begins || window.text.bytes >= WINDOW_BYTES / 2) {
             if let Some(scores) = classifier.score_so_far(&window.text) {
@@ -283,7 +291,7 @@ impl Windows {
         let Some(scores) = worst_scores else { return Opinion::Harmless };
         match worst(&scores, thresholds) {
             Some(found) => Opinion::Sure(found),
-            None if is_doubtful(&scores, thresholds) => Opinion::Unsure(scores),
+            None if asks && is_doubtful(&scores, thresholds) => Opinion::Unsure(scores),
             None => Opinion::Harmless,
         }
     }

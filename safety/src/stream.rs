@@ -1,16 +1,18 @@
 //! The cascade over an answer while it comes. Text is released as soon as it cannot be part of a violation any more: what may be the
-//! beginning of a pattern's match is held back, and nothing else, unless a model is asked: then also what it must see first.
+//! beginning of a pattern's match is held back, and what looks harmful to the classifier as long as its sentence may turn out otherwise.
 
 use crate::{
     category::{Finding, Stage, Thresholds},
-    classifier::WINDOW_BYTES,
-    guard::{Guard, worst},
+    guard::Guard,
     judge::Doubt,
     normal::Normal,
     passages::Passages,
     patterns::{Begins, PATTERN_BYTES_MAX, places},
 };
 use std::sync::Arc;
+
+/// So much of what was released is in an excerpt.
+const EXCERPT_BYTES: usize = 320;
 
 /// One text on its way to a client.
 #[derive(Debug)]
@@ -21,10 +23,10 @@ pub struct Stream {
     held: String,
     /// and in normal form.
     normal: Normal,
-    /// The end of what was released, in normal form: what the classifier reads before the next word.
+    /// The end of what the patterns let pass, in normal form.
     before: Vec<u8>,
     stopped: bool,
-    /// `Some`: what the patterns let pass goes there, and a model is asked about what the classifier is not sure of.
+    /// What the patterns let pass goes there, if there is a classifier.
     passages: Option<Box<Passages>>,
 }
 
@@ -39,13 +41,17 @@ pub struct Released {
 
 impl Stream {
     pub fn new(guard: Arc<Guard>, thresholds: Thresholds) -> Self {
-        Self { guard, thresholds, held: String::new(), normal: Normal::default(), before: Vec::new(), stopped: false, passages: None }
+        Self::of(guard, thresholds, false)
     }
 
     /// For a text whose doubts a model settles.
     pub fn with_doubts(guard: Arc<Guard>, thresholds: Thresholds) -> Self {
-        let passages = Box::new(Passages::new(Arc::clone(&guard), thresholds));
-        Self { passages: Some(passages), ..Self::new(guard, thresholds) }
+        Self::of(guard, thresholds, true)
+    }
+
+    fn of(guard: Arc<Guard>, thresholds: Thresholds, asks: bool) -> Self {
+        let passages = guard.classifier.is_some().then(|| Box::new(Passages::new(Arc::clone(&guard), thresholds, asks)));
+        Self { guard, thresholds, held: String::new(), normal: Normal::default(), before: Vec::new(), stopped: false, passages }
     }
 
     /// More text. After a violation nothing is released any more.
@@ -70,7 +76,7 @@ impl Stream {
         released
     }
 
-    /// The end of what was released, in normal form unless a model is asked, and what was held back.
+    /// The end of what was released, in normal form if there is no classifier, and what was held back.
     pub fn excerpt(&self) -> String {
         let before =
             self.passages.as_ref().map_or_else(|| String::from_utf8_lossy(&self.before).into_owned(), |passages| passages.excerpt());
@@ -103,28 +109,18 @@ impl Stream {
                 Begins::Match(_) | Begins::Nothing => {}
             }
         }
-        let judged = self.judge(free);
-        let violation = judged.or(listed);
-        let free = if judged.is_some() { 0 } else { free };
-        let end = if free == bytes.len() && violation.is_none() { self.held.len() } else { self.normal.origin(free, self.held.len()) };
+        let end = if free == bytes.len() && listed.is_none() { self.held.len() } else { self.normal.origin(free, self.held.len()) };
         let released = self.held[..end].to_owned();
         self.before.extend_from_slice(&bytes[..free]);
-        self.before.drain(..self.before.len().saturating_sub(WINDOW_BYTES));
+        self.before.drain(..self.before.len().saturating_sub(EXCERPT_BYTES));
         self.held.drain(..end);
         self.normal.forget_before(end);
-        self.stopped = violation.is_some();
+        self.stopped = listed.is_some();
         debug_assert!(self.normal.bytes().len() <= PATTERN_BYTES_MAX + text.len(), "no pattern is longer");
-        let Some(passages) = &mut self.passages else { return Released { text: released, violation, doubted: false } };
-        let read = passages.add(&released, violation, ended);
+        let Some(passages) = &mut self.passages else { return Released { text: released, violation: listed, doubted: false } };
+        let read = passages.add(&released, listed, ended);
         self.stopped |= read.violation.is_some();
         read
-    }
-
-    /// The classifier's opinion of what would be released, together with what came before.
-    fn judge(&self, free: usize) -> Option<Finding> {
-        let classifier = self.guard.classifier.as_ref().filter(|_| free > 0 && self.passages.is_none())?;
-        let text: Vec<u8> = self.before.iter().chain(&self.normal.bytes()[..free]).copied().collect();
-        worst(&classifier.score_windows(&text), &self.thresholds)
     }
 }
 

@@ -1,10 +1,11 @@
 //! The built-in guard over sentences that it has not seen.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 use tidemill_safety::{
     category::Thresholds,
     corpus::{self, HELD_OUT},
     guard::Guard,
+    stream::Stream,
 };
 
 #[test]
@@ -38,4 +39,25 @@ fn harm_is_found_and_harmless_prompts_pass() {
     let harmful = examples.iter().filter(|(_, label)| label.is_some()).count() as u32;
     assert!(passed.1 >= 500 && f64::from(passed.0) < 0.02 * f64::from(passed.1), "{passed:?}");
     assert!(f64::from(doubted) > 0.9 * f64::from(harmful), "{doubted} of {harmful}, {refused} refused");
+}
+
+/// As answers, which come word by word and are held to more.
+#[test]
+fn harmless_answers_pass_and_harmful_ones_are_cut() {
+    let guard = Arc::new(Guard::built_in());
+    let examples = corpus::examples(HELD_OUT).unwrap();
+    let is_cut = |text: &str| {
+        let mut stream = Stream::new(Arc::clone(&guard), Thresholds::OUTPUT);
+        text.split_inclusive(' ').any(|word| stream.push(word).violation.is_some()) || stream.finish().violation.is_some()
+    };
+    let (harmful, harmless): (Vec<_>, Vec<_>) = examples.iter().partition(|(_, label)| label.is_some());
+    for sentences in [1, 4] {
+        let answers = harmless.chunks(sentences).map(|texts| texts.iter().map(|(text, _)| &**text).collect::<Vec<_>>().join(". "));
+        let (all, cut) = (answers.len(), answers.filter(|answer| is_cut(answer)).count());
+        eprintln!("harmless answers of {sentences} sentences: {cut} of {all} cut");
+        assert!((cut as f64) < 0.02 * all as f64);
+    }
+    let cut = harmful.iter().filter(|(text, _)| is_cut(text)).count();
+    eprintln!("harmful answers: {cut} of {} cut", harmful.len());
+    assert!(cut as f64 > 0.9 * harmful.len() as f64);
 }
