@@ -260,7 +260,7 @@ mod tests {
         let layout = Origin { layout: LayoutFingerprint([8; 16]), ..ORIGIN };
         let era = Origin { era: Era::after([Epoch(1)]), ..ORIGIN };
         keys.extend([same, key(layout, &request()), key(era, &request())]);
-        assert_eq!(keys.len(), others.len() + 2);
+        assert_eq!(keys.len(), others.len() + 3);
     }
 
     #[test]
