@@ -337,8 +337,11 @@ impl Cluster {
                 self.start_worker("decode", n, args, &[&decode[..], &decode_shares[n], &own].concat())?;
             }
         }
+        // Whoever reads the first line may go to any of them.
         for door in &doors {
             self.wait_ready(door, Duration::from_secs(args.ready_s)).await?;
+        }
+        for door in &doors {
             eprintln!("tidemill: the console is at http://{}/console", door.http);
             if let Some(admin) = &door.admin {
                 eprintln!("tidemill: operators' port http://{admin}");
