@@ -87,8 +87,8 @@ pub enum Warning {
     #[error("worker {worker} failed the prefill job of request {request}: {reason}")]
     PrefillFailed { request: RequestId, worker: Epoch, reason: String },
     #[error(
-        "worker `{name}` ({worker}) is unhealthy: it answers probes otherwise than it must, so its memory or its processor is at fault. It \
-         gets no more work, and no block that was computed before is read any more. End it, and look at the machine"
+        "worker `{name}` ({worker}) is unhealthy: it computed wrongly, as probes, another coordinator or an operator say. It gets no more work, \
+         and no block that was computed before is read any more. End it, and look at its machine's memory and processor"
     )]
     Unhealthy { worker: Epoch, name: String },
     #[error(

@@ -33,7 +33,7 @@ pub struct Member {
     pub role: RoleInfo,
     /// Gets nothing new.
     pub draining: bool,
-    /// It answered probes otherwise than it must.
+    /// It computed wrongly, as probes or an operator say.
     pub unhealthy: bool,
 }
 

@@ -80,7 +80,7 @@ pub struct MemberView {
     /// Hexadecimal.
     pub epoch: String,
     pub draining: bool,
-    /// It answered probes otherwise than it must.
+    /// It computed wrongly, as probes or an operator say.
     pub unhealthy: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub probe: Option<ProbeView>,

@@ -92,8 +92,8 @@ const WORKER_FAMILIES: &[Family] = &[
     Family {
         name: "probe_unhealthy",
         kind: "gauge",
-        help: "1 for a worker that answered probes otherwise than it must, and gets no more work",
-        samples: |m| if m.probe.is_some() { vec![(vec![], f64::from(m.unhealthy))] } else { vec![] },
+        help: "1 for a worker that computed wrongly, as probes or an operator say, and gets no more work",
+        samples: |m| if m.probe.is_some() || m.unhealthy { vec![(vec![], f64::from(m.unhealthy))] } else { vec![] },
     },
     Family {
         name: "worker_waiting",
