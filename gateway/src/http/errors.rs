@@ -354,7 +354,7 @@ impl From<Failure> for ApiError {
             Failure::QueueTimeout(_) | Failure::TooLong { .. } => {
                 Self { retry_after_s: Some(5), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
             }
-            Failure::Late { retry_after_ms } => Self::overloaded(message, retry_after_ms),
+            Failure::Late { retry_after_ms } | Failure::Displaced { retry_after_ms } => Self::overloaded(message, retry_after_ms),
             Failure::Losses(_) => Self { retry_after_s: Some(1), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) },
             Failure::Timeout(_) => Self::new(StatusCode::GATEWAY_TIMEOUT, message),
             Failure::Worker(_) => Self::internal(message),
