@@ -1,6 +1,6 @@
 //! Attention over paged K and V: every head ratio, odd lengths, windows; and that a row's bits depend on the row alone.
 
-use super::{Checks, TestGpu, rows::BF16, widened};
+use super::{Checks, Extent, TestGpu, rows::BF16, widened};
 use crate::{
     KvLayout, KvStorage,
     cuda::{
@@ -19,31 +19,24 @@ use rayon::prelude::*;
 const LAYERS: usize = 2;
 const LAYER: usize = 1;
 
-pub fn all(gpu: &mut TestGpu, checks: &mut Checks) -> Result<(), CudaError> {
-    let bf16 = Heads::bf16;
-    for group in 1..=8 {
-        both(gpu, checks, bf16(128), 1 + group % 3, group, None)?;
-        both(gpu, checks, bf16(64), 1 + group % 2, group, Some(100))?;
-    }
-    for head_dim in [16, 32, 80, 96, 112, 256] {
-        for window in [None, Some(1), Some(700)] {
-            both(gpu, checks, bf16(head_dim), 2, 3, window)?;
+pub fn all(gpu: &mut TestGpu, checks: &mut Checks, extent: Extent) -> Result<(), CudaError> {
+    let (bf16, int8) = (Heads::bf16, |dim| Heads { dim, kv: KvStorage::Int8 });
+    let mut cases: Vec<(Heads, usize, usize, Option<usize>)> = vec![(bf16(128), 2, 4, None), (bf16(64), 2, 2, Some(100))];
+    cases.extend([(int8(128), 2, 4, None), (int8(64), 2, 7, Some(100)), (bf16(80), 2, 3, Some(700))]);
+    if extent == Extent::All {
+        for group in 1..=8 {
+            cases.extend([(bf16(128), 1 + group % 3, group, None), (bf16(64), 1 + group % 2, group, Some(100))]);
         }
+        for head_dim in [16, 32, 80, 96, 112, 256] {
+            cases.extend([None, Some(1), Some(700)].map(|window| (bf16(head_dim), 2, 3, window)));
+        }
+        // More heads than one operand holds.
+        cases.extend([(bf16(128), 1, 16, None), (bf16(64), 2, 12, Some(33))]);
+        cases.extend([(int8(16), 2, 3, None), (int8(80), 1, 2, Some(700)), (int8(96), 2, 3, None), (int8(128), 1, 16, Some(1))]);
+        cases.push((int8(256), 1, 3, None));
     }
-    // More heads than one operand holds.
-    both(gpu, checks, bf16(128), 1, 16, None)?;
-    both(gpu, checks, bf16(64), 2, 12, Some(33))?;
-    let int8 = |dim| Heads { dim, kv: KvStorage::Int8 };
-    for (head_dim, kv_heads, group, window) in [
-        (16, 2, 3, None),
-        (64, 2, 7, Some(100)),
-        (80, 1, 2, Some(700)),
-        (96, 2, 3, None),
-        (128, 2, 4, None),
-        (128, 1, 16, Some(1)),
-        (256, 1, 3, None),
-    ] {
-        both(gpu, checks, int8(head_dim), kv_heads, group, window)?;
+    for (of, kv_heads, group, window) in cases {
+        checks.case(gpu, "attention", case(of, kv_heads, group, window), |gpu, checks| both(gpu, checks, of, kv_heads, group, window))?;
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! Matrix products in bf16 and FP8.
 
 use super::{
-    Checks, TestGpu, doubles,
+    Checks, Extent, TestGpu, doubles,
     rows::{BF16, e4m3},
     widened,
 };
@@ -20,22 +20,28 @@ const F32: f64 = 1e-4;
 /// Hopper accumulates products of FP8 with 14 bits (DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 3.3.2).
 const FP8: f64 = 2e-2;
 
-pub fn all(gpu: &mut TestGpu, checks: &mut Checks) -> Result<(), CudaError> {
-    for (rows, inner, columns) in [(1, 8, 8), (1, 4096, 520), (7, 264, 1032), (133, 1096, 520), (256, 2048, 1024)] {
-        bf16(gpu, checks, rows, inner, columns)?;
+pub fn all(gpu: &mut TestGpu, checks: &mut Checks, extent: Extent) -> Result<(), CudaError> {
+    for &(rows, inner, columns) in extent.of(&[(7, 264, 1032), (1, 8, 8), (1, 4096, 520), (133, 1096, 520), (256, 2048, 1024)]) {
+        checks.case(gpu, "multiply bf16", case(rows, inner, columns), |gpu, checks| bf16(gpu, checks, rows, inner, columns))?;
     }
     let Arch { major, minor } = gpu.device.properties().arch;
     if (major, minor) < (8, 9) {
         checks.left_out.push("FP8 products: the device has none".to_owned());
         return Ok(());
     }
-    for (rows, inner, columns) in [(16, 512, 512), (133, 1040, 528), (256, 4096, 1024)] {
-        fp8(gpu, checks, rows, inner, columns, false)?;
-        if multiplies_fp8_rows(gpu.device.properties().arch) {
-            fp8(gpu, checks, rows, inner, columns, true)?;
+    for &(rows, inner, columns) in extent.of(&[(16, 512, 512), (133, 1040, 528), (256, 4096, 1024)]) {
+        for by_row in [false, true] {
+            if by_row && !multiplies_fp8_rows(gpu.device.properties().arch) {
+                continue;
+            }
+            checks.case(gpu, "multiply fp8", case(rows, inner, columns), |gpu, checks| fp8(gpu, checks, rows, inner, columns, by_row))?;
         }
     }
     Ok(())
+}
+
+fn case(rows: usize, inner: usize, columns: usize) -> String {
+    format!("{rows} × {inner} × {columns}")
 }
 
 /// x weightᵀ, `[rows, columns]`.
@@ -51,7 +57,7 @@ fn bf16(gpu: &mut TestGpu, checks: &mut Checks, rows: usize, inner: usize, colum
     let operands = Operands::Bf16 { x: &x_view, weight: &weight_view };
     let stream = gpu.stream.clone();
     let reference = multiplied(&widened(&x), &widened(&weight), inner);
-    let case = format!("{rows} × {inner} × {columns}");
+    let case = case(rows, inner, columns);
 
     let mut y = gpu.poisoned::<u16>(rows * columns)?;
     gpu.gemm.multiply(&stream, Output::Bf16(&mut y.as_view_mut()), operands, None, inner)?;
@@ -96,7 +102,7 @@ fn fp8(gpu: &mut TestGpu, checks: &mut Checks, rows: usize, inner: usize, column
     for (i, y) in reference.iter_mut().enumerate() {
         *y *= f64::from(x_scales[i / columns % x_count]) * f64::from(weight_scales[i % columns % weight_count]);
     }
-    let case = format!("{rows} × {inner} × {columns}, scales by {}", if by_row { "row" } else { "tensor" });
+    let case = format!("{}, scales by {}", case(rows, inner, columns), if by_row { "row" } else { "tensor" });
     checks.near("multiply fp8", case.clone(), &widened(&gpu.download(&y)?), &reference, FP8);
     let bias = widened(&bias);
     let with_bias: Vec<f64> = reference.iter().enumerate().map(|(i, y)| y + bias[i % columns]).collect();
