@@ -2,12 +2,16 @@
 // for HEAD_DIM 64 and 128. After Shah et al., "FlashAttention-3", 2024.
 //
 // A block of threads is two warpgroups of 64 rows each. K and V pass TILE_POSITIONS at a time, in absolute order; all
-// threads copy them into double buffers (KV blocks are too small for the bulk copy engine to pay off). A warpgroup
-// starts the products Q K^T of this tile and P V of the last one together; while the tensor cores work on the second,
-// it turns the first into exponentials:
+// threads copy them into double buffers. A warpgroup starts the products Q K^T of this tile and P V of the last one
+// together. While the tensor cores work on the first, it asks for the next K and V; while they work on the second, it
+// turns the first into exponentials:
 //
-//   tensor cores   | S(n) = Q K(n)^T | O += P(n-1) V(n-1) | S(n+1) = ..
-//   other units                      | S(n) to P(n)       | rescale O
+//   tensor cores   | S(n) = Q K(n)^T      | O += P(n-1) V(n-1)   |               | S(n+1) = ..
+//   other units    | copy K(n+1) and V(n) | exponentials of S(n) | scale O, P(n) | copy ..
+//
+// The assembler is free to move a wait for products up to the beginning of its basic block, and everything that should
+// overlap with them down behind it. So the wait for P V stands behind the loop's edge, not behind the exponentials;
+// kernels/tests/sass.rs looks at the machine code.
 //
 // Arguments and grid: see attention_prefill.cu. 256 threads; dynamic shared memory for Q, two tiles each of K and V,
 // and alignment: 5 OPERAND_BYTES + ALIGNMENT.
@@ -125,13 +129,22 @@ __device__ inline void load_queries(u8* to, const bf16* q, u32 q_stride, u32 row
 
 // A head's K or V, at `head` in a block, for positions first..first + TILE_POSITIONS; zeros from `end` on.
 __device__ inline void load_tile(u8* to, const u8* kv, u32 head, u32 block_bytes, const u32* table, u32 first, u32 end) {
+    // All threads together copy ROWS_AT_ONCE positions, whole blocks of them. So a thread has the same place in each of its
+    // blocks and in the swizzle, and computes it once; and it asks for all entries of the table before it needs the first.
+    constexpr u32 ROWS_AT_ONCE = THREADS / VECTORS, TIMES = TILE_POSITIONS / ROWS_AT_ONCE;
+    static_assert(ROWS_AT_ONCE % BLOCK == 0 && ROWS_AT_ONCE % 8 == 0 && TILE_POSITIONS % ROWS_AT_ONCE == 0, "a thread's rows are alike");
+    const u32 row = threadIdx.x / VECTORS, vector = threadIdx.x % VECTORS;
+    u32 blocks[TIMES];
 #pragma unroll
-    for (u32 i = threadIdx.x; i < TILE_POSITIONS * VECTORS; i += THREADS) {
-        const u32 row = i / VECTORS, vector = i % VECTORS;
-        const u32 position = first + row;
-        const bool present = position < end;
-        const u32 block = present ? table[position / BLOCK] : 0;
-        copy8_of_kv(to + place(row, vector), kv + u64(block) * block_bytes + head, position % BLOCK, vector * 8, present);
+    for (u32 i = 0; i < TIMES; i++) {
+        const u32 position = first + i * ROWS_AT_ONCE + row;
+        blocks[i] = position < end ? table[position / BLOCK] : 0;
+    }
+    u8* own = to + place(row, vector);
+#pragma unroll
+    for (u32 i = 0; i < TIMES; i++) {
+        const bool present = first + i * ROWS_AT_ONCE + row < end;
+        copy8_of_kv(own + i * ROWS_AT_ONCE * ROW_BYTES, kv + u64(blocks[i]) * block_bytes + head, row % BLOCK, vector * 8, present);
     }
 }
 
@@ -260,19 +273,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     pin(scores);
     hide(scores, first);
     absorb(state, scores, scale_log2);
-    keep_exponentials(state, scores);
 
     u32 buffer = 1;
+    // What the last exponentials make of O, once the product before them is in it.
+    float2 factors = make_float2(1.0f, 1.0f);
     for (u32 base = first + TILE_POSITIONS; base < end; base += TILE_POSITIONS, buffer ^= 1) {
-        // This tile's K and the last one's V are there; no thread reads the K and V before them any more.
+        // From the barrier on, this tile's K and the last one's V are there, and no product reads the K and V before them.
         copies_wait<0>();
         copies_to_products();
+        products_wait<0>();
+        pin(state.out);
+        pin(state.p);
         __syncthreads();
-        if (base + TILE_POSITIONS < end)
-            load_tile(k_buffers + (buffer ^ 1) * OPERAND_BYTES, kv, keys, block_bytes, table, base + TILE_POSITIONS, end);
-        load_tile(v_buffers + buffer * OPERAND_BYTES, kv, values, block_bytes, table, base, end);
-        copies_commit();
-
+        rescale(state, factors);
+        keep_exponentials(state, scores);
         pin(scores);
         pin(state.out);
         pin(state.p);
@@ -281,20 +295,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         products_commit();
         start_values(state, v_address + (buffer ^ 1) * OPERAND_BYTES);
         products_commit();
+        if (base + TILE_POSITIONS < end)
+            load_tile(k_buffers + (buffer ^ 1) * OPERAND_BYTES, kv, keys, block_bytes, table, base + TILE_POSITIONS, end);
+        load_tile(v_buffers + buffer * OPERAND_BYTES, kv, values, block_bytes, table, base, end);
+        copies_commit();
         products_wait<1>();
         pin(scores);
         hide(scores, base);
-        const float2 factors = absorb(state, scores, scale_log2);
-        products_wait<0>();
-        pin(state.out);
-        pin(state.p);
-        rescale(state, factors);
-        keep_exponentials(state, scores);
+        factors = absorb(state, scores, scale_log2);
     }
-
     copies_wait<0>();
     copies_to_products();
+    products_wait<0>();
+    pin(state.out);
+    pin(state.p);
     __syncthreads();
+    rescale(state, factors);
+    keep_exponentials(state, scores);
     pin(state.out);
     pin(state.p);
     products_begin();
@@ -308,10 +325,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         float sum = state.sum[half];
         sum += __shfl_xor_sync(ALL_LANES, sum, 1);
         sum += __shfl_xor_sync(ALL_LANES, sum, 2);
+        const float inverse = 1.0f / sum;
         const u32 row = warp * 16 + half * 8 + g;
         if (row >= tile.rows) continue;
         u32* to = reinterpret_cast<u32*>(out + (u64(tile.row + row) * heads + head) * HEAD_DIM);
 #pragma unroll
-        for (u32 n = 0; n < HEAD_DIM / 8; n++) to[n * 4 + t] = pack(state.out[4 * n + 2 * half] / sum, state.out[4 * n + 2 * half + 1] / sum);
+        for (u32 n = 0; n < HEAD_DIM / 8; n++) to[n * 4 + t] = pack(state.out[4 * n + 2 * half] * inverse, state.out[4 * n + 2 * half + 1] * inverse);
     }
 }
