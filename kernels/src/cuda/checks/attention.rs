@@ -38,7 +38,11 @@ pub fn all(gpu: &mut TestGpu, checks: &mut Checks, extent: Extent) -> Result<(),
     for (of, kv_heads, group, window) in cases {
         checks.case(gpu, "attention", case(of, kv_heads, group, window), |gpu, checks| both(gpu, checks, of, kv_heads, group, window))?;
     }
-    Ok(())
+    // More parts than blocks of threads, a few of a long row among many of short ones.
+    let mut lens: Vec<usize> = (0..70).map(|_| gpu.rng.random_range(20..280)).collect();
+    lens[40] = 5000;
+    decode(gpu, checks, bf16(64), 2, 2, None, &lens)?;
+    decode(gpu, checks, int8(128), 1, 12, Some(300), &lens)
 }
 
 /// Makes softmax sharp: scores of a few units.
@@ -53,7 +57,8 @@ pub fn both(
     group: usize,
     window: Option<usize>,
 ) -> Result<(), CudaError> {
-    decode(gpu, checks, of, kv_heads, group, window)?;
+    let lens = [1, 16, 33, 256, 257, 2048, 2049, gpu.rng.random_range(34..900)];
+    decode(gpu, checks, of, kv_heads, group, window, &lens)?;
     prefill(gpu, checks, of, kv_heads, group, window)
 }
 
@@ -177,10 +182,12 @@ fn decode(
     kv_heads: usize,
     group: usize,
     window: Option<usize>,
+    lens: &[usize],
 ) -> Result<(), CudaError> {
     let (d, heads) = (of.dim, kv_heads * group);
-    let lens: Vec<usize> = vec![1, 16, 33, 256, 257, 2048, 2049, gpu.rng.random_range(34..900)];
-    let mut paged = Paged::new(gpu, of, kv_heads, &lens)?;
+    let len_max = *lens.iter().max().expect("a row");
+    let case = format!("{}, {} rows", case(of, kv_heads, group, window), lens.len());
+    let mut paged = Paged::new(gpu, of, kv_heads, lens)?;
     let mut places: Vec<(usize, u32)> = lens.iter().enumerate().map(|(i, len)| (i, *len as u32 - 1)).collect();
     places.last_mut().expect("rows").1 -= 17;
     // The fourth row is padding.
@@ -189,7 +196,7 @@ fn decode(
     let q = gpu.bf16s(rows * stride, 1.0);
     let kernels = gpu.kernels_of(of)?;
     let (on_q, positions) = (gpu.upload(&q)?, gpu.upload(&places.iter().map(|p| p.1).collect::<Vec<_>>())?);
-    let mut scratch = DecodeScratch::new(&gpu.device, rows, heads, d, 4096)?;
+    let mut scratch = DecodeScratch::new(&gpu.device, rows, heads, d, 2 * len_max)?;
     let mut out = gpu.poisoned(rows * width)?;
     let tables = paged.tables.clone();
     let reference = paged.reference(&q, stride, heads, &places, window);
@@ -200,11 +207,11 @@ fn decode(
         &Queries { q: &q_view, stride, heads, scale: scale(d), window },
         &paged.kv.layer(LAYER, &tables.as_view(), paged.table_stride),
         &positions.as_view(),
-        2049,
+        len_max,
         &mut scratch,
     )?;
     let together = gpu.download(&out)?;
-    checks.near("attention_decode", case(of, kv_heads, group, window), &widened(&together), &reference, WEIGHTED);
+    checks.near("attention_decode", case.clone(), &widened(&together), &reference, WEIGHTED);
 
     // Each row alone, and with a different number of parts at a time.
     let mut alone = Vec::new();
@@ -217,12 +224,12 @@ fn decode(
             &Queries { q: &q_view, stride, heads, scale: scale(d), window },
             &paged.kv.layer(LAYER, &tables.slice(row * paged.table_stride..(row + 1) * paged.table_stride), paged.table_stride),
             &positions.slice(row..row + 1),
-            4096,
+            2 * len_max,
             &mut scratch,
         )?;
         alone.extend(gpu.download(&out)?);
     }
-    checks.same("attention_decode bits of a row alone", case(of, kv_heads, group, window), &alone, &together, 0.0);
+    checks.same("attention_decode bits of a row alone", case, &alone, &together, 0.0);
     Ok(())
 }
 
