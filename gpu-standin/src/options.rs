@@ -9,6 +9,9 @@
 //! | `fail_launch` | the number of the kernel launch that fails | none |
 //! | `fail_once` | a file: of all processes with this option, only the one that creates it fails | none |
 //! | `drop` | a driver call that does nothing: `cuStreamWaitEvent`, `cuEventSynchronize`, `cuEventQuery` | none |
+//! | `driver` | the version of CUDA that the driver knows, as its function tells it | 13000 |
+//! | `cublaslt` | the version of cuBLASLt, as its function tells it | 130000 |
+//! | `refuse` | products that cuBLASLt has no algorithm for: `rows` (FP8 with a scale for each row), `rows+bias` | none |
 //! | `plant` | a file of edits to kernel sources, see `api/nvrtc.rs` | none |
 //! | `trace` | `1`: every launch and copy on stderr | off |
 
@@ -23,6 +26,9 @@ pub(crate) struct Options {
     pub(crate) fail_launch: Option<u64>,
     pub(crate) fail_once: Option<String>,
     pub(crate) drop: Option<String>,
+    pub(crate) driver: i32,
+    pub(crate) cublaslt: usize,
+    pub(crate) refuse: Option<String>,
     pub(crate) plant: Option<String>,
     pub(crate) trace: bool,
 }
@@ -47,6 +53,9 @@ fn parse(text: &str) -> Options {
         fail_launch: None,
         fail_once: None,
         drop: None,
+        driver: 13_000,
+        cublaslt: 130_000,
+        refuse: None,
         plant: None,
         trace: false,
     };
@@ -61,9 +70,12 @@ fn parse(text: &str) -> Options {
             "fail_launch" => options.fail_launch = Some(number()),
             "fail_once" => options.fail_once = Some(value.to_owned()),
             "drop" => options.drop = Some(value.to_owned()),
+            "driver" => options.driver = number() as i32,
+            "cublaslt" => options.cublaslt = number() as usize,
+            "refuse" if ["rows", "rows+bias"].contains(&value) => options.refuse = Some(value.to_owned()),
             "plant" => options.plant = Some(value.to_owned()),
             "trace" => options.trace = number() != 0,
-            _ => panic!("{VARIABLE} has no key `{key}`"),
+            _ => panic!("{VARIABLE} has no `{key}={value}`"),
         }
     }
     options

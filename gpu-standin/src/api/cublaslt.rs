@@ -17,6 +17,8 @@ const INVALID_VALUE: Status = 7;
 const EXECUTION_FAILED: Status = 13;
 const NOT_SUPPORTED: Status = 15;
 
+const SCALES_BY_ROW_SINCE: usize = 120_900;
+
 /// Bytes of an algorithm: it holds the problem that it was chosen for.
 const ALGORITHM_BYTES: usize = 64;
 
@@ -44,6 +46,11 @@ fn unbox<T>(handle: *mut c_void) -> Status {
 #[unsafe(no_mangle)]
 extern "C" fn cublasLtCreate(to: *mut *mut c_void) -> Status {
     boxed(to, 0u8)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cublasLtGetVersion() -> usize {
+    options().cublaslt
 }
 
 #[unsafe(no_mangle)]
@@ -79,6 +86,8 @@ unsafe extern "C" fn cublasLtMatmulDescSetAttribute(handle: *mut c_void, attribu
         (7, Some(epilogue), _) if epilogue == 1 || epilogue == 4 => description.bias = epilogue == 4,
         (8, _, Some(at)) => description.bias_at = at,
         (17 | 18, _, Some(at)) => description.scales_at[attribute as usize - 17] = at,
+        // Earlier ones do not know a scale for each row.
+        (31 | 32, Some(3), _) if options().cublaslt < SCALES_BY_ROW_SINCE => return INVALID_VALUE,
         (31 | 32, Some(mode), _) if mode == 0 || mode == 3 => description.scale_modes[attribute as usize - 31] = mode,
         _ => {
             eprintln!("gpu-standin: the product's attribute {attribute} of {size} bytes is not implemented");
@@ -114,8 +123,8 @@ extern "C" fn cublasLtMatmulPreferenceDestroy(handle: *mut c_void) -> Status {
 
 #[unsafe(no_mangle)]
 extern "C" fn cublasLtMatmulPreferenceSetAttribute(_handle: *mut c_void, attribute: c_int, _value: *const c_void, size: usize) -> Status {
-    // Bytes of workspace.
-    if (attribute, size) == (1, 8) { OK } else { NOT_SUPPORTED }
+    // Bytes of workspace, and where partial sums may be: sums are whole here.
+    if [(1, 8), (3, 4)].contains(&(attribute, size)) { OK } else { NOT_SUPPORTED }
 }
 
 /// What an algorithm was chosen for.
@@ -123,6 +132,11 @@ fn problem(description: &Description, matrices: [&Matrix; 4]) -> Option<[u64; 8]
     let [a, b, c, d] = matrices;
     let fp8 = a.numbers == Numbers::E4m3;
     let (arch, by_row) = (options().arch, description.scale_modes[0] == 3);
+    let refused = match options().refuse.as_deref() {
+        Some("rows") => by_row,
+        Some("rows+bias") => by_row && description.bias,
+        _ => false,
+    };
     let fits = description.transposed_a
         && a.rows == b.rows
         && a.columns == d.rows
@@ -132,7 +146,11 @@ fn problem(description: &Description, matrices: [&Matrix; 4]) -> Option<[u64; 8]
         && a.numbers != Numbers::F32
         && d.numbers != Numbers::E4m3
         && (!fp8 || arch >= (8, 9))
-        && (!by_row || arch >= (9, 0))
+        && (!by_row || arch == (9, 0))
+        && !refused
+        // The library may look at them when it chooses an algorithm.
+        && (!by_row || !description.scales_at.contains(&0))
+        && (!description.bias || description.bias_at != 0)
         // As the manual demands of FP8, and for speed of others.
         && [a, b].iter().all(|m| (m.stride * m.numbers.bytes()).is_multiple_of(16))
         && (d.stride * d.numbers.bytes()).is_multiple_of(16);

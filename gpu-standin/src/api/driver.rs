@@ -64,6 +64,13 @@ extern "C" fn cuInit(_flags: c_uint) -> Status {
     if COMPILES.get() { NO_DEVICE } else { OK }
 }
 
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuDriverGetVersion(to: *mut c_int) -> Status {
+    // SAFETY: the caller's pointer.
+    unsafe { *to = options().driver };
+    OK
+}
+
 /// NVIDIA's own libraries' way to each other.
 #[unsafe(no_mangle)]
 extern "C" fn cuGetExportTable(_to: *mut *const c_void, _which: *const c_void) -> Status {

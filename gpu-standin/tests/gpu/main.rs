@@ -3,6 +3,7 @@
 
 mod blocks;
 mod cluster;
+mod libraries;
 mod models;
 mod operations;
 mod planted;

@@ -34,6 +34,9 @@ fn weights_in_fp8_stay_so_only_where_the_device_multiplies_them() {
     };
     assert_eq!(in_fp8("arch=90"), [false, true, true, true]);
     assert_eq!(in_fp8("arch=80"), [false; 4]);
+    assert_eq!(in_fp8("cublaslt=120805"), [false; 4], "a library that does not know a scale for each row");
+    assert_eq!(in_fp8("refuse=rows"), [false; 4], "one that has no algorithm for it");
+    assert_eq!(in_fp8("refuse=rows+bias"), [false, true, true, true], "one that adds no bias to it");
 }
 
 #[test]

@@ -4,6 +4,7 @@ use super::{
     CudaError,
     cache::KernelCache,
     compile::{Arch, Heads, Source},
+    libraries,
 };
 use cudarc::{
     driver::{CudaContext, CudaFunction, CudaModule, CudaSlice, CudaStream, DeviceRepr, ValidAsZeroBits, result, sys},
@@ -74,6 +75,7 @@ impl Device {
             let Arch { major, minor } = properties.arch;
             return Err(CudaError::TooOld { name: properties.name, major, minor });
         }
+        libraries::assert_that_the_driver_loads_nvrtcs_code()?;
         let stream = context.new_stream()?;
         Ok(Self { context, stream, cache, properties, allocated_bytes: AtomicUsize::new(0) })
     }

@@ -1,5 +1,6 @@
 //! What can go wrong with a device, and what to do about it.
 
+use super::libraries::Version;
 use cudarc::{
     cublaslt::result::CublasError,
     driver::{DriverError, sys::CUresult},
@@ -15,6 +16,11 @@ pub enum CudaError {
     NoDevice { ordinal: usize, found: usize },
     #[error("{name} is not found: install CUDA 13's, or name its folder in LD_LIBRARY_PATH")]
     NoLibrary { name: &'static str },
+    #[error(
+        "the CUDA driver, which knows CUDA {driver}, cannot load what NVRTC {nvrtc} compiles: install a newer driver, or put CUDA {}'s libraries \
+         before others in LD_LIBRARY_PATH", driver.major
+    )]
+    NvrtcTooNew { nvrtc: Version, driver: Version },
     #[error("device {name} is sm_{major}{minor}: sm_80 (A100) or later is needed")]
     TooOld { name: String, major: u32, minor: u32 },
     #[error("the device's memory is used up ({bytes} bytes asked for): give this worker fewer KV blocks, or a smaller batch")]

@@ -3,11 +3,16 @@
 //! `y = x weightᵀ`, with x `[rows, inner]`, weight `[columns, inner]` as checkpoints store it, and y `[rows, columns]`.
 //! cuBLASLt is column-major, so it computes `yᵀ = weight xᵀ` of an `[inner, columns]` and an `[inner, rows]` matrix:
 //! transposed times plain, the one form in which it also multiplies FP8. The algorithm depends on the number of rows,
-//! and so do the last bits of a row.
+//! and so do the last bits of a row. Partial sums stay in f32 until the last one.
+//!
+//! - `fp8`: what a device and its library make of FP8 with a scale for each row, found out by products at start
+
+mod fp8;
+
+pub use fp8::Fp8Rows;
 
 use super::{
     CudaError,
-    compile::Arch,
     device::{Bf16, Device},
     launch::address,
 };
@@ -37,14 +42,8 @@ pub enum Operands<'a> {
 pub enum Scales<'a> {
     /// One for all of x, one for all of the weight.
     Tensor { x: &'a CudaView<'a, f32>, weight: &'a CudaView<'a, f32> },
-    /// One for each row of x, and for each row of the weight (an output channel), where [`multiplies_fp8_rows`].
+    /// One for each row of x, and for each row of the weight (an output channel), as far as [`Gemm::fp8_rows`] allows.
     Rows { x: &'a CudaView<'a, f32>, weight: &'a CudaView<'a, f32> },
-}
-
-/// Whether a device multiplies FP8 with [`Scales::Rows`]: Hopper. cuBLASLt has no such products on earlier devices, nor on
-/// those of sm_100.
-pub fn multiplies_fp8_rows(arch: Arch) -> bool {
-    arch.major == 9
 }
 
 /// Where the product goes, `[rows, columns]`; columns is a multiple of 8.
@@ -76,6 +75,7 @@ pub struct Gemm {
     handle: Handle,
     workspace: CudaSlice<u8>,
     plans: HashMap<Problem, Plan>,
+    fp8_rows: Fp8Rows,
 }
 
 /// The size that cuBLAS itself takes on Hopper.
@@ -88,7 +88,15 @@ impl Gemm {
             return Err(CudaError::NoLibrary { name: "libcublasLt" });
         }
         device.context().bind_to_thread()?;
-        Ok(Self { handle: Handle(result::create_handle()?), workspace: device.alloc(WORKSPACE_BYTES)?, plans: HashMap::new() })
+        let (handle, workspace) = (Handle(result::create_handle()?), device.alloc(WORKSPACE_BYTES)?);
+        let mut gemm = Self { handle, workspace, plans: HashMap::new(), fp8_rows: Fp8Rows::Full };
+        gemm.fp8_rows = Fp8Rows::find_out(&mut gemm, device)?;
+        Ok(gemm)
+    }
+
+    /// Products of FP8 with [`Scales::Rows`] that there are.
+    pub fn fp8_rows(&self) -> &Fp8Rows {
+        &self.fp8_rows
     }
 
     /// `y = x weightᵀ + bias`. A bias, `[columns]`, needs a bf16 product.
@@ -118,30 +126,25 @@ impl Gemm {
             return Ok(());
         }
 
-        let problem = Problem { rows, inner, columns, operands: numbers, product, bias: bias.is_some() };
-        let failed = |source| CudaError::Multiply { rows, inner, columns, source };
-        if !self.plans.contains_key(&problem) {
-            let plan = Plan::new(&self.handle, &problem, WORKSPACE_BYTES).map_err(failed)?;
-            self.plans.insert(problem, plan);
-        }
-        let plan = &self.plans[&problem];
-        let (x, weight) = match operands {
-            Operands::Bf16 { x, weight } => (address(x), address(weight)),
+        let (x, weight, scales) = match operands {
+            Operands::Bf16 { x, weight } => (address(x), address(weight), None),
             Operands::Fp8 { x, weight, scales } => {
                 let (Scales::Tensor { x: x_scale, weight: weight_scale } | Scales::Rows { x: x_scale, weight: weight_scale }) = scales;
                 let expected = if numbers == Numbers::Fp8ByRow { (rows, columns) } else { (1, 1) };
                 assert_eq!((x_scale.len(), weight_scale.len()), expected, "scales of x, and of the weight");
-                use sys::cublasLtMatmulDescAttributes_t as Attribute;
-                plan.description.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &address(weight_scale)).map_err(failed)?;
-                plan.description.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &address(x_scale)).map_err(failed)?;
-                (address(x), address(weight))
+                (address(x), address(weight), Some((address(weight_scale), address(x_scale))))
             }
         };
-        if let Some(bias) = bias {
-            let attribute = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
-            plan.description.set(attribute, &address(bias)).map_err(failed)?;
-        }
+        let beside = Beside { scales, bias: bias.map(address) };
+        let problem = Problem { rows, inner, columns, operands: numbers, product, bias: bias.is_some() };
+        let failed = |source| CudaError::Multiply { rows, inner, columns, source };
         stream.context().bind_to_thread()?;
+        if !self.plans.contains_key(&problem) {
+            let plan = Plan::new(&self.handle, &problem, &beside).map_err(failed)?;
+            self.plans.insert(problem, plan);
+        }
+        let plan = &self.plans[&problem];
+        plan.description.point_to(&beside).map_err(failed)?;
         // SAFETY: the shapes, asserted above, are those of the plan; only this stream uses the workspace.
         unsafe {
             result::matmul(
@@ -170,7 +173,13 @@ impl Gemm {
 static ONE: f32 = 1.0;
 static ZERO: f32 = 0.0;
 
-/// A product's description and algorithm, without the addresses.
+/// Addresses of what a description points to: scales of the weight and of x, and the bias.
+struct Beside {
+    scales: Option<(u64, u64)>,
+    bias: Option<u64>,
+}
+
+/// A product's description and algorithm. The addresses in it are those of the last call.
 struct Plan {
     description: Description,
     weight: Layout,
@@ -180,7 +189,8 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(handle: &Handle, problem: &Problem, workspace_bytes: usize) -> Result<Self, CublasError> {
+    /// `beside`: addresses of the first call, without which the library may find no algorithm.
+    fn new(handle: &Handle, problem: &Problem, beside: &Beside) -> Result<Self, CublasError> {
         use sys::{cublasLtMatmulDescAttributes_t as Attribute, cublasLtMatmulMatrixScale_t as Scale, cudaDataType_t as Type};
         let Problem { rows, inner, columns, operands, product, bias } = *problem;
         let description =
@@ -194,11 +204,12 @@ impl Plan {
             description.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &scale)?;
             description.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &scale)?;
         }
+        description.point_to(beside)?;
         let factor = if operands == Numbers::Bf16 { Type::CUDA_R_16BF } else { Type::CUDA_R_8F_E4M3 };
         let weight = Layout::new(factor, inner, columns)?;
         let x = Layout::new(factor, inner, rows)?;
         let y = Layout::new(product, columns, rows)?;
-        let preference = Preference::new(workspace_bytes)?;
+        let preference = Preference::new()?;
         // SAFETY: all of these are alive.
         let found = unsafe { result::get_matmul_algo_heuristic(handle.0, description.0, weight.0, x.0, y.0, y.0, preference.0) }?;
         Ok(Self { description, weight, x, y, algorithm: found.algo })
@@ -218,6 +229,15 @@ impl Description {
         // SAFETY: the description is alive; the value has the attribute's type, and the call copies it.
         unsafe { result::set_matmul_desc_attribute(self.0, attribute, ptr::from_ref(value).cast(), size_of::<T>()) }
     }
+
+    fn point_to(&self, beside: &Beside) -> Result<(), CublasError> {
+        use sys::cublasLtMatmulDescAttributes_t as Attribute;
+        if let Some((weight, x)) = beside.scales {
+            self.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &weight)?;
+            self.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &x)?;
+        }
+        beside.bias.map_or(Ok(()), |bias| self.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias))
+    }
 }
 
 impl Layout {
@@ -228,12 +248,19 @@ impl Layout {
 }
 
 impl Preference {
-    fn new(workspace_bytes: usize) -> Result<Self, CublasError> {
+    /// All of the workspace, and partial sums in f32: by default they may be rounded to the product's bf16 on the way.
+    fn new() -> Result<Self, CublasError> {
+        use sys::{cublasLtMatmulPreferenceAttributes_t as Attribute, cublasLtReductionScheme_t as Scheme};
         let preference = Self(result::create_matmul_pref()?);
-        let attribute = sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
-        // SAFETY: the preference is alive; the value has the attribute's type, and the call copies it.
-        unsafe { result::set_matmul_pref_attribute(preference.0, attribute, ptr::from_ref(&workspace_bytes).cast(), size_of::<usize>()) }?;
+        preference.set(Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &WORKSPACE_BYTES)?;
+        let schemes = Scheme::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
+        preference.set(Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes)?;
         Ok(preference)
+    }
+
+    fn set<T>(&self, attribute: sys::cublasLtMatmulPreferenceAttributes_t, value: &T) -> Result<(), CublasError> {
+        // SAFETY: the preference is alive; the value has the attribute's type, and the call copies it.
+        unsafe { result::set_matmul_pref_attribute(self.0, attribute, ptr::from_ref(value).cast(), size_of::<T>()) }
     }
 }
 

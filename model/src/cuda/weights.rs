@@ -12,7 +12,7 @@ use cudarc::driver::CudaSlice;
 use std::ops::Range;
 use tidemill_kernels::{
     Dtype,
-    cuda::{Bf16, CudaError, Device, compile::Arch, gemm::multiplies_fp8_rows, upload::Uploads},
+    cuda::{Bf16, CudaError, Device, gemm::Fp8Rows, upload::Uploads},
     dtype::{decode, encode},
 };
 
@@ -38,12 +38,14 @@ pub(super) enum DeviceWeight {
 pub(super) struct Fp8Products {
     /// Larger activations are clipped.
     pub(super) largest_max: Option<f32>,
+    /// Whether a bias can be added.
+    pub(super) with_bias: bool,
 }
 
 impl Fp8Products {
     /// `None`: FP8 weights are dequantized to bf16, because their scales are by block, their activations are not meant to
     /// be in FP8, or the device has no such products.
-    pub(super) fn of(config: &ModelConfig, shape: DeviceShape, arch: Arch) -> Option<Self> {
+    pub(super) fn of(config: &ModelConfig, shape: DeviceShape, device_has: &Fp8Rows) -> Option<Self> {
         let scheme = config.fp8.as_ref()?;
         let largest_max = match scheme.inputs {
             Inputs::Unquantized => return None,
@@ -52,7 +54,8 @@ impl Fp8Products {
         };
         let by_block = matches!(scheme.scale_per, ScalePer::Block { .. });
         // Other widths are padded to it.
-        (!by_block && multiplies_fp8_rows(arch) && shape.hidden.is_multiple_of(16)).then_some(Self { largest_max })
+        let fit = !by_block && device_has.multiply(false) && shape.hidden.is_multiple_of(16);
+        fit.then_some(Self { largest_max, with_bias: device_has.multiply(true) })
     }
 }
 
@@ -146,9 +149,10 @@ impl Loader<'_> {
             + bytes(&[down], intermediate * hidden)
     }
 
-    /// Whether a matrix of these parts is in FP8 on the device: if all of them are.
+    /// Whether a matrix of these parts is in FP8 on the device: if all of them are, and the device can add their bias.
     fn stays_fp8(&self, parts: &[&Linear]) -> bool {
-        self.fp8.is_some() && parts.iter().all(|part| matches!(part.weight, Weight::Fp8(_)))
+        let Some((products, _)) = &self.fp8 else { return false };
+        parts.iter().all(|part| matches!(part.weight, Weight::Fp8(_)) && (products.with_bias || part.bias.is_none()))
     }
 
     fn qkv(&mut self, parts: [&Linear; 3]) -> Result<DeviceLinear, CudaError> {
