@@ -364,7 +364,7 @@ __device__ inline u32 argmax(Shared& shared, const float* logits, u32 vocab) {
     return best ? ~u32(best) : 0;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
     sample(u32* __restrict__ tokens, const float* __restrict__ logits, const Request* __restrict__ requests, u32 vocab) {
     __shared__ Shared shared;
     const Request request = requests[blockIdx.x];
