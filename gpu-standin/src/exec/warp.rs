@@ -251,6 +251,22 @@ impl Warp {
                             break;
                         }
                     }
+                    Op::Arrive | Op::Meet => {
+                        if active == 0 {
+                        } else if active != self.all_lanes {
+                            self.groups[at] = Group { pc, mask, waits: true };
+                            break;
+                        } else {
+                            let [id, threads] = [instr.a, instr.b].map(|slot| self.registers.r32(slot)[0]);
+                            let waits = instr.op == Op::Meet;
+                            let goes_on = block.barriers.arrive(id, threads, self.index, waits, &mut block.shared);
+                            if !goes_on.map_err(|fault| self.fault(kernel, pc, fault))? {
+                                self.groups[at].pc = pc;
+                                self.state = State::AtBarrier(pc);
+                                return Ok(());
+                            }
+                        }
+                    }
                     Op::Bar => {
                         if active == 0 {
                         } else if active != self.all_lanes {
@@ -408,6 +424,12 @@ impl Warp {
                     Op::VoteAny => self.registers.set_predicate(instr.d, if votes != 0 { u32::MAX } else { 0 }, active),
                     _ => self.registers.set_predicate(instr.d, if votes == active { u32::MAX } else { 0 }, active),
                 }
+            }
+            Op::SetRegisters => {
+                if active != self.all_lanes {
+                    return Ok(false);
+                }
+                block.registers[self.index] = Some(instr.imm as u32);
             }
             Op::SyncWarp => {
                 let members = self.members(instr.a, active)?;
@@ -595,7 +617,10 @@ impl Warp {
     #[inline(never)]
     fn check_busy(&self, kernel: &Kernel, pc: usize, active: u32) -> Result<(), Fault> {
         let instr = &kernel.code[pc];
-        let control = matches!(instr.op, Op::Bra | Op::Ret | Op::Bar | Op::Wgmma { .. } | Op::WgmmaFence | Op::WgmmaCommit | Op::WgmmaWait);
+        let control = matches!(
+            instr.op,
+            Op::Bra | Op::Ret | Op::Bar | Op::Arrive | Op::Meet | Op::Wgmma { .. } | Op::WgmmaFence | Op::WgmmaCommit | Op::WgmmaWait
+        );
         if active == 0 || control {
             return Ok(());
         }

@@ -365,6 +365,16 @@ impl Decoder {
                 self.branches.push((self.code.len(), operands.get(0)?.to_owned()));
             }
             ("ret" | "exit", _) => instr.op = Op::Ret,
+            (_, "barrier.sync.aligned" | "barrier.arrive.aligned") if operands.all.len() == 2 => {
+                instr.op = if name == "barrier.sync.aligned" { Op::Meet } else { Op::Arrive };
+                instr.a = self.operand(operands.get(0)?, Class::R32)?;
+                instr.b = self.operand(operands.get(1)?, Class::R32)?;
+            }
+            (_, "setmaxnreg.inc.sync.aligned.u32" | "setmaxnreg.dec.sync.aligned.u32") => {
+                let count = operands.get(0)?;
+                instr.op = Op::SetRegisters;
+                instr.imm = count.parse().map_err(|_| unsupported(&format!("{name} of {count}")))?;
+            }
             (_, "bar.sync" | "barrier.sync.aligned") => {
                 if operands.all != ["0"] {
                     return Err(unsupported(&operands.name));

@@ -80,7 +80,7 @@ pub(crate) enum Op {
     EqF32, NeF32, LtF32, LeF32, GtF32, GeF32, EquF32, NeuF32, LtuF32, LeuF32, GtuF32, GeuF32,
     AndP, OrP, XorP, NotP, MovP,
     // Control.
-    Bra, Ret, Bar,
+    Bra, Ret, Bar, Arrive, Meet, SetRegisters,
     // Memory.
     Load(Access), Store(Access), AtomShared { what: Atomic, wide: bool },
     CopyAsync, CopyCommit, CopyWait, FenceProxy,
