@@ -2,12 +2,16 @@
 // for HEAD_DIM 64 and 128. After Shah et al., "FlashAttention-3", 2024.
 //
 // A block of threads is two warpgroups of 64 rows each. K and V pass TILE_POSITIONS at a time, in absolute order; all
-// threads copy them into double buffers (KV blocks are too small for the bulk copy engine to pay off). A warpgroup
-// starts the products Q K^T of this tile and P V of the last one together; while the tensor cores work on the second,
-// it turns the first into exponentials:
+// threads copy them into double buffers. A warpgroup starts the products Q K^T of this tile and P V of the last one
+// together. While the tensor cores work on the first, it asks for the next K and V; while they work on the second, it
+// turns the first into exponentials:
 //
-//   tensor cores   | S(n) = Q K(n)^T | O += P(n-1) V(n-1) | S(n+1) = ..
-//   other units                      | S(n) to P(n)       | rescale O
+//   tensor cores   | S(n) = Q K(n)^T      | O += P(n-1) V(n-1)   |               | S(n+1) = ..
+//   other units    | copy K(n+1) and V(n) | exponentials of S(n) | scale O, P(n) | copy ..
+//
+// The assembler is free to move a wait for products up to the beginning of its basic block, and everything that should
+// overlap with them down behind it. So the wait for P V stands behind the loop's edge, not behind the exponentials;
+// kernels/tests/sass.rs looks at the machine code.
 //
 // Arguments and grid: see attention_prefill.cu. 256 threads; dynamic shared memory for Q, two tiles each of K and V,
 // and alignment: 5 OPERAND_BYTES + ALIGNMENT.
@@ -39,7 +43,7 @@ struct Tile {
 
 // --- Warpgroup products.
 
-// An operand's descriptor: its address, and its layout's strides in units of 16 bytes. Groups of 8 rows of K (and Q)
+// An operand's descriptor: its address, and its layout's strides, all in units of 16 bytes. Groups of 8 rows of K (and Q)
 // are 1,024 bytes apart, and so are those of V; V's panels, which are columns of the product, PANEL_BYTES.
 __device__ inline u64 operand(u32 address) {
     constexpr u64 SWIZZLE_128_BYTES = 1ull << 62;
@@ -47,6 +51,9 @@ __device__ inline u64 operand(u32 address) {
     constexpr u64 PANEL = u64(PANEL_BYTES / 16) << 16;
     return SWIZZLE_128_BYTES | EIGHT_ROWS | PANEL | ((address & 0x3ffff) >> 4);
 }
+
+// The descriptor of an operand that lies `bytes` behind another.
+__device__ inline u64 behind(u64 operand, u32 bytes) { return operand + bytes / 16; }
 
 #define NUMBERS_8(x, i) "+f"(x[i]), "+f"(x[i + 1]), "+f"(x[i + 2]), "+f"(x[i + 3]), "+f"(x[i + 4]), "+f"(x[i + 5]), "+f"(x[i + 6]), "+f"(x[i + 7])
 #define NUMBERS_32(x, i) NUMBERS_8(x, i), NUMBERS_8(x, i + 8), NUMBERS_8(x, i + 16), NUMBERS_8(x, i + 24)
@@ -123,15 +130,29 @@ __device__ inline void load_queries(u8* to, const bf16* q, u32 q_stride, u32 row
     }
 }
 
-// A head's K or V, at `head` in a block, for positions first..first + TILE_POSITIONS; zeros from `end` on.
-__device__ inline void load_tile(u8* to, const u8* kv, u32 head, u32 block_bytes, const u32* table, u32 first, u32 end) {
+// All threads together copy ROWS_AT_ONCE positions of a tile, whole blocks of them. So a thread's rows are alike: they have
+// one place in their blocks, and one in the swizzle.
+constexpr u32 ROWS_AT_ONCE = THREADS / VECTORS;
+constexpr u32 TIMES = TILE_POSITIONS / ROWS_AT_ONCE;
+static_assert(ROWS_AT_ONCE % BLOCK == 0 && ROWS_AT_ONCE % 8 == 0 && TILE_POSITIONS % ROWS_AT_ONCE == 0, "a thread's rows are alike");
+
+// The blocks of this thread's rows in the tile from position `first` on.
+__device__ inline void load_blocks(u32 (&blocks)[TIMES], const u32* table, u32 first, u32 end) {
 #pragma unroll
-    for (u32 i = threadIdx.x; i < TILE_POSITIONS * VECTORS; i += THREADS) {
-        const u32 row = i / VECTORS, vector = i % VECTORS;
-        const u32 position = first + row;
-        const bool present = position < end;
-        const u32 block = present ? table[position / BLOCK] : 0;
-        copy8_of_kv(to + place(row, vector), kv + u64(block) * block_bytes + head, position % BLOCK, vector * 8, present);
+    for (u32 i = 0; i < TIMES; i++) {
+        const u32 position = first + i * ROWS_AT_ONCE + threadIdx.x / VECTORS;
+        blocks[i] = position < end ? table[position / BLOCK] : 0;
+    }
+}
+
+// A head's K or V, at `head` in each of the blocks, for positions first..first + TILE_POSITIONS; zeros from `end` on.
+__device__ inline void load_tile(u8* to, const u8* kv, u32 head, u32 block_bytes, const u32 (&blocks)[TIMES], u32 first, u32 end) {
+    const u32 row = threadIdx.x / VECTORS, vector = threadIdx.x % VECTORS;
+    to += place(row, vector);
+#pragma unroll
+    for (u32 i = 0; i < TIMES; i++) {
+        const bool present = first + i * ROWS_AT_ONCE + row < end;
+        copy8_of_kv(to + i * ROWS_AT_ONCE * ROW_BYTES, kv + u64(blocks[i]) * block_bytes + head, row % BLOCK, vector * 8, present);
     }
 }
 
@@ -145,19 +166,19 @@ struct State {
 };
 
 // Starts S = Q K^T.
-__device__ inline void start_scores(float (&scores)[SCORES], u32 q, u32 k) {
+__device__ inline void start_scores(float (&scores)[SCORES], u64 q, u64 k) {
 #pragma unroll
     for (u32 step = 0; step < HEAD_DIM / 16; step++) {
         // 16 columns are 32 bytes of a panel.
         const u32 offset = step / 4 * PANEL_BYTES + step % 4 * 32;
-        multiply_shared(scores, operand(q + offset), operand(k + offset), step > 0);
+        multiply_shared(scores, behind(q, offset), behind(k, offset), step > 0);
     }
 }
 
 // Starts O += P V.
-__device__ inline void start_values(State& state, u32 v) {
+__device__ inline void start_values(State& state, u64 v) {
 #pragma unroll
-    for (u32 step = 0; step < TILE_POSITIONS / 16; step++) multiply_registers(state.out, state.p + 4 * step, operand(v + step * 16 * ROW_BYTES));
+    for (u32 step = 0; step < TILE_POSITIONS / 16; step++) multiply_registers(state.out, state.p + 4 * step, behind(v, step * 16 * ROW_BYTES));
 }
 
 // Scores to exponentials in units of 2^max; returns the factors for all earlier sums, which are in units of the old
@@ -216,6 +237,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     u8* k_buffers = queries + OPERAND_BYTES;
     u8* v_buffers = k_buffers + 2 * OPERAND_BYTES;
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    // All lanes have the same: the compiler must know it, so that descriptors are made once for the warp.
+    const u32 warpgroup = __shfl_sync(ALL_LANES, warp / 4, 0);
     const u32 head = blockIdx.x, kv_head = head / (heads / kv_heads);
     const Tile tile = tiles[blockIdx.y];
     const u32* table = tables + u64(tile.sequence) * table_stride;
@@ -226,7 +249,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const u32 first_seen = tile.position < window ? 0 : tile.position + 1 - window;
     const u32 first = first_seen / TILE_POSITIONS * TILE_POSITIONS;
     const u32 position = tile.position + warp * 16 + g;
-    const u32 warpgroup_position = tile.position + warp / 4 * 64;
+    const u32 warpgroup_position = tile.position + warpgroup * 64;
     const auto hide = [&](float(&scores)[SCORES], u32 base) {
         const bool all_seen = base + TILE_POSITIONS <= warpgroup_position + 1 && warpgroup_position + 63 - base < window;
         if (!all_seen) mask(scores, position, base + 2 * t, window);
@@ -239,66 +262,77 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     for (u32 i = 0; i < OUTS; i++) state.out[i] = 0.0f;
 
     load_queries(queries, q + u64(tile.row) * q_stride + head * HEAD_DIM, q_stride, tile.rows);
-    load_tile(k_buffers, kv, keys, block_bytes, table, first, end);
+    // Those of the tile whose V comes next, which its K needed before.
+    u32 blocks[TIMES];
+    load_blocks(blocks, table, first, end);
+    load_tile(k_buffers, kv, keys, block_bytes, blocks, first, end);
     copies_commit();
-    const u32 own_queries = shared_address(queries) + warp / 4 * 64 * ROW_BYTES;
-    const u32 k_address = shared_address(k_buffers), v_address = shared_address(v_buffers);
+    // Asks for V of a tile, and K of the next.
+    const auto load_next = [&](u8* v_buffer, u8* k_buffer, u32 base) {
+        load_tile(v_buffer, kv, values, block_bytes, blocks, base, end);
+        if (base + TILE_POSITIONS < end) {
+            load_blocks(blocks, table, base + TILE_POSITIONS, end);
+            load_tile(k_buffer, kv, keys, block_bytes, blocks, base + TILE_POSITIONS, end);
+        }
+        copies_commit();
+    };
+    const u64 own_queries = operand(shared_address(queries) + warpgroup * 64 * ROW_BYTES);
+    const u64 k_operand = operand(shared_address(k_buffers)), v_operand = operand(shared_address(v_buffers));
 
     // The first tile has nothing to overlap with.
     copies_wait<0>();
     copies_to_products();
     __syncthreads();
-    if (first + TILE_POSITIONS < end) load_tile(k_buffers + OPERAND_BYTES, kv, keys, block_bytes, table, first + TILE_POSITIONS, end);
-    load_tile(v_buffers, kv, values, block_bytes, table, first, end);
-    copies_commit();
+    load_next(v_buffers, k_buffers + OPERAND_BYTES, first);
     float scores[SCORES];
     pin(scores);
     products_begin();
-    start_scores(scores, own_queries, k_address);
+    start_scores(scores, own_queries, k_operand);
     products_commit();
     products_wait<0>();
     pin(scores);
     hide(scores, first);
     absorb(state, scores, scale_log2);
-    keep_exponentials(state, scores);
 
     u32 buffer = 1;
+    // What the last exponentials make of O, once the product before them is in it.
+    float2 factors = make_float2(1.0f, 1.0f);
     for (u32 base = first + TILE_POSITIONS; base < end; base += TILE_POSITIONS, buffer ^= 1) {
-        // This tile's K and the last one's V are there; no thread reads the K and V before them any more.
+        // From the barrier on, this tile's K and the last one's V are there, and no product reads the K and V before them.
         copies_wait<0>();
         copies_to_products();
+        products_wait<0>();
+        pin(state.out);
+        pin(state.p);
         __syncthreads();
-        if (base + TILE_POSITIONS < end)
-            load_tile(k_buffers + (buffer ^ 1) * OPERAND_BYTES, kv, keys, block_bytes, table, base + TILE_POSITIONS, end);
-        load_tile(v_buffers + buffer * OPERAND_BYTES, kv, values, block_bytes, table, base, end);
-        copies_commit();
-
+        rescale(state, factors);
+        keep_exponentials(state, scores);
         pin(scores);
         pin(state.out);
         pin(state.p);
         products_begin();
-        start_scores(scores, own_queries, k_address + buffer * OPERAND_BYTES);
+        start_scores(scores, own_queries, behind(k_operand, buffer * OPERAND_BYTES));
         products_commit();
-        start_values(state, v_address + (buffer ^ 1) * OPERAND_BYTES);
+        start_values(state, behind(v_operand, (buffer ^ 1) * OPERAND_BYTES));
         products_commit();
+        load_next(v_buffers + buffer * OPERAND_BYTES, k_buffers + (buffer ^ 1) * OPERAND_BYTES, base);
         products_wait<1>();
         pin(scores);
         hide(scores, base);
-        const float2 factors = absorb(state, scores, scale_log2);
-        products_wait<0>();
-        pin(state.out);
-        pin(state.p);
-        rescale(state, factors);
-        keep_exponentials(state, scores);
+        factors = absorb(state, scores, scale_log2);
     }
-
     copies_wait<0>();
     copies_to_products();
+    products_wait<0>();
+    pin(state.out);
+    pin(state.p);
     __syncthreads();
+    rescale(state, factors);
+    keep_exponentials(state, scores);
     pin(state.out);
     pin(state.p);
     products_begin();
-    start_values(state, v_address + (buffer ^ 1) * OPERAND_BYTES);
+    start_values(state, behind(v_operand, (buffer ^ 1) * OPERAND_BYTES));
     products_commit();
     products_wait<0>();
     pin(state.out);
@@ -308,10 +342,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         float sum = state.sum[half];
         sum += __shfl_xor_sync(ALL_LANES, sum, 1);
         sum += __shfl_xor_sync(ALL_LANES, sum, 2);
+        const float inverse = 1.0f / sum;
         const u32 row = warp * 16 + half * 8 + g;
         if (row >= tile.rows) continue;
         u32* to = reinterpret_cast<u32*>(out + (u64(tile.row + row) * heads + head) * HEAD_DIM);
 #pragma unroll
-        for (u32 n = 0; n < HEAD_DIM / 8; n++) to[n * 4 + t] = pack(state.out[4 * n + 2 * half] / sum, state.out[4 * n + 2 * half + 1] / sum);
+        for (u32 n = 0; n < HEAD_DIM / 8; n++) to[n * 4 + t] = pack(state.out[4 * n + 2 * half] * inverse, state.out[4 * n + 2 * half + 1] * inverse);
     }
 }

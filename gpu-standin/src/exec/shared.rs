@@ -127,9 +127,10 @@ impl Shared {
         Ok(())
     }
 
-    /// Eight bytes, changed by `change`; returns what they were. Atomic accesses do not race with each other.
-    pub(crate) fn update(&mut self, address: u64, who: Who, change: impl FnOnce(u64) -> u64) -> Result<u64, Clash> {
-        let range = self.words(address, 8, "updates")?;
+    /// A number of `len` bytes, changed by `change`, which may exceed it; returns what it was. Atomic accesses do not race
+    /// with each other.
+    pub(crate) fn update(&mut self, address: u64, len: usize, who: Who, change: impl FnOnce(u64) -> u64) -> Result<u64, Clash> {
+        let range = self.words(address, len, "updates")?;
         for word in &mut self.words[range] {
             let raced = |when: u32, by: u8| when > self.barrier && by != who.warp && by != ATOMIC;
             if word.pending != 0 || word.written == 0 || raced(word.written, word.writer) || raced(word.read, word.reader) {
@@ -140,8 +141,10 @@ impl Shared {
             (word.written, word.written_at) = (self.now, who.pc);
         }
         let at = address as usize;
-        let old = u64::from_le_bytes(self.bytes[at..at + 8].try_into().expect("eight bytes"));
-        self.bytes[at..at + 8].copy_from_slice(&change(old).to_le_bytes());
+        let mut old = [0; 8];
+        old[..len].copy_from_slice(&self.bytes[at..at + len]);
+        let old = u64::from_le_bytes(old);
+        self.bytes[at..at + len].copy_from_slice(&change(old).to_le_bytes()[..len]);
         Ok(old)
     }
 
@@ -282,7 +285,7 @@ mod tests {
         shared.pass_barrier();
         shared.tick();
         for warp in 0..3 {
-            shared.update(0x410, who(warp), |x| x + 1).unwrap();
+            shared.update(0x410, 8, who(warp), |x| x + 1).unwrap();
         }
         assert_eq!(kind(shared.read(0x410, 8, who(0)).map(<[u8]>::to_vec)), Kind::Race);
         shared.pass_barrier();

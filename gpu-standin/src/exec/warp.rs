@@ -142,6 +142,9 @@ impl Warp {
         for &(slot, value) in &kernel.constants64 {
             registers.r64[slot as usize] = [value; 32];
         }
+        for &(slot, value) in &kernel.constant_predicates {
+            registers.predicates[slot as usize] = if value { u32::MAX } else { 0 };
+        }
         let lanes = (count - 32 * index as u32).min(32);
         Self {
             index,
@@ -328,9 +331,10 @@ impl Warp {
         match instr.op {
             Op::Load(access) => self.load(block, pc, instr, list, access, active)?,
             Op::Store(access) => self.store(block, pc, instr, list, access, active)?,
-            Op::AtomShared(what) => {
+            Op::AtomShared { what, wide } => {
                 let who = self.who(pc);
-                let (addresses, values) = (*self.registers.r64(instr.a), *self.registers.r64(instr.b));
+                let addresses = *self.registers.r64(instr.a);
+                let values = if wide { *self.registers.r64(instr.b) } else { self.registers.r32(instr.b).map(u64::from) };
                 let mut old = [0; 32];
                 block.shared.tick();
                 for i in lanes(active) {
@@ -340,9 +344,14 @@ impl Warp {
                         Atomic::Min => x.min(values[i]),
                     };
                     let address = addresses[i].wrapping_add_signed(instr.imm);
-                    old[i] = block.shared.update(address, who, change).map_err(|clash| placed(block.kernel, clash, i))?;
+                    let len = if wide { 8 } else { 4 };
+                    old[i] = block.shared.update(address, len, who, change).map_err(|clash| placed(block.kernel, clash, i))?;
                 }
-                self.registers.set64(instr.d, old, active);
+                if wide {
+                    self.registers.set64(instr.d, old, active);
+                } else {
+                    self.registers.set32(instr.d, old.map(|x| x as u32), active);
+                }
             }
             Op::CopyAsync => {
                 let who = self.who(pc);

@@ -78,7 +78,7 @@ impl World {
 
     fn pin(&mut self) -> Result<(), String> {
         let device = Device(self.executor.device_copies().expect("it copies").pinner());
-        self.client.pin(&device)
+        (0..self.client.pieces()).try_for_each(|piece| self.client.pin_piece(piece, &device))
     }
 
     fn bytes(&self, n: u8) -> Vec<u8> {

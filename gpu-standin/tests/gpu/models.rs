@@ -4,7 +4,7 @@
 use crate::standin::{Standin, cache, repository};
 use std::{fs, os::unix::fs::symlink};
 use tempfile::TempDir;
-use tidemill_kernels::cuda::checks::{Checks, TestGpu};
+use tidemill_kernels::cuda::checks::{Checks, Extent, TestGpu};
 
 #[test]
 fn sampling_matches_the_cpus() {
@@ -21,7 +21,7 @@ fn every_checkpoint_matches_its_reference() {
 fn sampling() {
     let mut gpu = TestGpu::open(&cache(), 29).unwrap();
     let mut checks = Checks::new(gpu.seed);
-    tidemill_model::cuda::checks::sampling(&mut gpu, &mut checks).unwrap();
+    tidemill_model::cuda::checks::sampling(&mut gpu, &mut checks, Extent::All).unwrap();
     println!("{}", checks.table());
     assert!(checks.verdict().is_ok());
 }

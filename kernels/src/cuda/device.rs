@@ -131,6 +131,13 @@ impl Device {
         Ok(self.context.synchronize()?)
     }
 
+    /// Whether the device still works after an error. Many errors leave the context unusable until the process ends.
+    pub fn is_usable(&self) -> bool {
+        // The first call may still return what went wrong before.
+        let _ = self.synchronize();
+        self.synchronize().is_ok()
+    }
+
     /// The kernels of a source, compiled for this device.
     pub(crate) fn module(&self, source: &Source, heads: Heads) -> Result<Arc<CudaModule>, CudaError> {
         let cubin = self.cache.load(source, self.properties.arch, heads)?;

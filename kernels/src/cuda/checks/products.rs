@@ -1,7 +1,7 @@
 //! Matrix products in bf16 and FP8.
 
 use super::{
-    Checks, TestGpu, doubles,
+    Checks, Extent, TestGpu, doubles,
     rows::{BF16, e4m3},
     widened,
 };
@@ -20,9 +20,9 @@ const F32: f64 = 1e-4;
 /// Hopper accumulates products of FP8 with 14 bits (DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 3.3.2).
 const FP8: f64 = 2e-2;
 
-pub fn all(gpu: &mut TestGpu, checks: &mut Checks) -> Result<(), CudaError> {
-    for (rows, inner, columns) in [(1, 8, 8), (1, 4096, 520), (7, 264, 1032), (133, 1096, 520), (256, 2048, 1024)] {
-        bf16(gpu, checks, rows, inner, columns)?;
+pub fn all(gpu: &mut TestGpu, checks: &mut Checks, extent: Extent) -> Result<(), CudaError> {
+    for &(rows, inner, columns) in extent.of(&[(7, 264, 1032), (1, 8, 8), (1, 4096, 520), (133, 1096, 520), (256, 2048, 1024)]) {
+        checks.case(gpu, "multiply bf16", case(rows, inner, columns), |gpu, checks| bf16(gpu, checks, rows, inner, columns))?;
     }
     let Arch { major, minor } = gpu.device.properties().arch;
     if (major, minor) < (8, 9) {
@@ -33,13 +33,20 @@ pub fn all(gpu: &mut TestGpu, checks: &mut Checks) -> Result<(), CudaError> {
     if !by_row.multiply(true) {
         checks.left_out.push(by_row.to_string());
     }
-    for (rows, inner, columns) in [(16, 512, 512), (133, 1040, 528), (256, 4096, 1024)] {
-        fp8(gpu, checks, (rows, inner, columns), Per::Tensor, true)?;
-        if by_row.multiply(false) {
-            fp8(gpu, checks, (rows, inner, columns), Per::Row, by_row.multiply(true))?;
+    for &(rows, inner, columns) in extent.of(&[(16, 512, 512), (133, 1040, 528), (256, 4096, 1024)]) {
+        for (per, with_bias) in [(Per::Tensor, true), (Per::Row, by_row.multiply(true))] {
+            if per == Per::Row && !by_row.multiply(false) {
+                continue;
+            }
+            let run = |gpu: &mut TestGpu, checks: &mut Checks| fp8(gpu, checks, (rows, inner, columns), per, with_bias);
+            checks.case(gpu, "multiply fp8", case(rows, inner, columns), run)?;
         }
     }
     Ok(())
+}
+
+fn case(rows: usize, inner: usize, columns: usize) -> String {
+    format!("{rows} × {inner} × {columns}")
 }
 
 /// What a scale is for.
@@ -62,7 +69,7 @@ fn bf16(gpu: &mut TestGpu, checks: &mut Checks, rows: usize, inner: usize, colum
     let operands = Operands::Bf16 { x: &x_view, weight: &weight_view };
     let stream = gpu.stream.clone();
     let reference = multiplied(&widened(&x), &widened(&weight), inner);
-    let case = format!("{rows} × {inner} × {columns}");
+    let case = case(rows, inner, columns);
 
     let mut y = gpu.poisoned::<u16>(rows * columns)?;
     gpu.gemm.multiply(&stream, Output::Bf16(&mut y.as_view_mut()), operands, None, inner)?;
@@ -111,7 +118,7 @@ fn fp8(
     for (i, y) in reference.iter_mut().enumerate() {
         *y *= f64::from(x_scales[i / columns % x_count]) * f64::from(weight_scales[i % columns % weight_count]);
     }
-    let case = format!("{rows} × {inner} × {columns}, scales by {}", if by_row { "row" } else { "tensor" });
+    let case = format!("{}, scales by {}", case(rows, inner, columns), if by_row { "row" } else { "tensor" });
     checks.near("multiply fp8", case.clone(), &widened(&gpu.download(&y)?), &reference, FP8);
     if with_bias {
         let bias = gpu.bf16s(columns, 4.0);

@@ -7,7 +7,7 @@ use crate::{
 use rand::Rng;
 use tidemill_kernels::cuda::{
     CudaError,
-    checks::{Checks, TestGpu},
+    checks::{Checks, Extent, TestGpu},
     sampling::{LogitEdit, LogitEntry, LogitPenalty, SampleRequest},
 };
 use tidemill_proto::{
@@ -19,11 +19,15 @@ use tidemill_proto::{
 /// Share of draws that may differ: at the border between two tokens, the last bits of exponentials decide.
 const BORDERLINE: f64 = 0.05;
 
-pub fn all(gpu: &mut TestGpu, checks: &mut Checks) -> Result<(), CudaError> {
-    for vocab in [7, 1000, 32_003, 128_256] {
-        draws(gpu, checks, vocab)?;
+pub fn all(gpu: &mut TestGpu, checks: &mut Checks, extent: Extent) -> Result<(), CudaError> {
+    let case = |vocab: usize| format!("{vocab} tokens");
+    for &vocab in extent.of(&[1000, 7, 32_003, 128_256]) {
+        checks.case(gpu, "sample", case(vocab), |gpu, checks| draws(gpu, checks, vocab))?;
     }
-    [999, 32_003].into_iter().try_for_each(|vocab| edited_draws(gpu, checks, vocab))
+    extent
+        .of(&[999, 32_003])
+        .iter()
+        .try_for_each(|&vocab| checks.case(gpu, "penalties", case(vocab), |gpu, checks| edited_draws(gpu, checks, vocab)))
 }
 
 fn request(sampling: &Sampling, index: u64) -> SampleRequest {
