@@ -137,14 +137,14 @@ impl Gemm {
         };
         let beside = Beside { scales, bias: bias.map(address) };
         let problem = Problem { rows, inner, columns, operands: numbers, product, bias: bias.is_some() };
-        let failed = |source| CudaError::Multiply { rows, inner, columns, source };
+        let failed = |(step, source)| CudaError::Multiply { rows, inner, columns, step, source };
         stream.context().bind_to_thread()?;
         if !self.plans.contains_key(&problem) {
             let plan = Plan::new(&self.handle, &problem, &beside).map_err(failed)?;
             self.plans.insert(problem, plan);
         }
         let plan = &self.plans[&problem];
-        plan.description.point_to(&beside).map_err(failed)?;
+        plan.description.point_to(&beside).map_err(|source| failed(("describing it", source)))?;
         // SAFETY: the shapes, asserted above, are those of the plan; only this stream uses the workspace.
         unsafe {
             result::matmul(
@@ -166,7 +166,7 @@ impl Gemm {
                 stream.cu_stream().cast(),
             )
         }
-        .map_err(failed)
+        .map_err(|source| failed(("running it", source)))
     }
 }
 
@@ -189,31 +189,36 @@ struct Plan {
 }
 
 impl Plan {
-    /// `beside`: addresses of the first call, without which the library may find no algorithm.
-    fn new(handle: &Handle, problem: &Problem, beside: &Beside) -> Result<Self, CublasError> {
-        use sys::{cublasLtMatmulDescAttributes_t as Attribute, cublasLtMatmulMatrixScale_t as Scale, cudaDataType_t as Type};
-        let Problem { rows, inner, columns, operands, product, bias } = *problem;
-        let description =
-            Description(result::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, sys::cudaDataType_t::CUDA_R_32F)?);
-        description.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &TRANSPOSED)?;
-        if bias {
-            description.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS)?;
-        }
-        if operands == Numbers::Fp8ByRow {
-            let scale = Scale::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
-            description.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &scale)?;
-            description.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &scale)?;
-        }
-        description.point_to(beside)?;
-        let factor = if operands == Numbers::Bf16 { Type::CUDA_R_16BF } else { Type::CUDA_R_8F_E4M3 };
-        let weight = Layout::new(factor, inner, columns)?;
-        let x = Layout::new(factor, inner, rows)?;
-        let y = Layout::new(product, columns, rows)?;
-        let preference = Preference::new()?;
+    /// `beside`: addresses of the first call, without which the library may find no algorithm. An error says in which step.
+    fn new(handle: &Handle, problem: &Problem, beside: &Beside) -> Result<Self, (&'static str, CublasError)> {
+        let (description, [weight, x, y]) = describe(problem, beside).map_err(|source| ("describing it", source))?;
+        let preference = Preference::new().map_err(|source| ("stating preferences", source))?;
         // SAFETY: all of these are alive.
-        let found = unsafe { result::get_matmul_algo_heuristic(handle.0, description.0, weight.0, x.0, y.0, y.0, preference.0) }?;
-        Ok(Self { description, weight, x, y, algorithm: found.algo })
+        let found = unsafe { result::get_matmul_algo_heuristic(handle.0, description.0, weight.0, x.0, y.0, y.0, preference.0) };
+        let algorithm = found.map_err(|source| ("choosing an algorithm", source))?.algo;
+        Ok(Self { description, weight, x, y, algorithm })
     }
+}
+
+/// The product, and the layouts of weight, x and y.
+fn describe(problem: &Problem, beside: &Beside) -> Result<(Description, [Layout; 3]), CublasError> {
+    use sys::{cublasLtMatmulDescAttributes_t as Attribute, cublasLtMatmulMatrixScale_t as Scale, cudaDataType_t as Type};
+    let Problem { rows, inner, columns, operands, product, bias } = *problem;
+    let description =
+        Description(result::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, sys::cudaDataType_t::CUDA_R_32F)?);
+    description.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &TRANSPOSED)?;
+    if bias {
+        description.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS)?;
+    }
+    if operands == Numbers::Fp8ByRow {
+        let scale = Scale::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+        description.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &scale)?;
+        description.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &scale)?;
+    }
+    description.point_to(beside)?;
+    let factor = if operands == Numbers::Bf16 { Type::CUDA_R_16BF } else { Type::CUDA_R_8F_E4M3 };
+    let layouts = [Layout::new(factor, inner, columns)?, Layout::new(factor, inner, rows)?, Layout::new(product, columns, rows)?];
+    Ok((description, layouts))
 }
 
 /// `CUBLAS_OP_T`, from another header.
