@@ -34,12 +34,11 @@ pub fn all(gpu: &mut TestGpu, checks: &mut Checks, extent: Extent) -> Result<(),
         checks.left_out.push(by_row.to_string());
     }
     for &(rows, inner, columns) in extent.of(&[(16, 512, 512), (133, 1040, 528), (256, 4096, 1024)]) {
-        for (per, with_bias) in [(Per::Tensor, true), (Per::Row, by_row.multiply(true))] {
-            if per == Per::Row && !by_row.multiply(false) {
-                continue;
-            }
-            let run = |gpu: &mut TestGpu, checks: &mut Checks| fp8(gpu, checks, (rows, inner, columns), per, with_bias);
-            checks.case(gpu, "multiply fp8", case(rows, inner, columns), run)?;
+        let sizes = (rows, inner, columns);
+        checks.case(gpu, "multiply fp8", case(rows, inner, columns), |gpu, checks| fp8(gpu, checks, sizes, Per::Tensor, true))?;
+        if by_row.multiply(false) {
+            let with_bias = by_row.multiply(true);
+            checks.case(gpu, "multiply fp8", case(rows, inner, columns), |gpu, checks| fp8(gpu, checks, sizes, Per::Row, with_bias))?;
         }
     }
     Ok(())

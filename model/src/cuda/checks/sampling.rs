@@ -45,7 +45,10 @@ fn draws(gpu: &mut TestGpu, checks: &mut Checks, vocab: usize) -> Result<(), Cud
         ("top_k", Sampling { top_k: 40, ..neutral.clone() }),
         ("top_p", Sampling { top_p: 0.9, ..neutral.clone() }),
         ("min_p", Sampling { min_p: 0.05, ..neutral.clone() }),
-        ("all", Sampling { temperature: 0.8, top_k: 50, top_p: 0.95, min_p: 0.01, ..neutral }),
+        ("all", Sampling { temperature: 0.8, top_k: 50, top_p: 0.95, min_p: 0.01, ..neutral.clone() }),
+        // Few are likely.
+        ("cold top_p", Sampling { temperature: 0.04, top_p: 0.9, ..neutral.clone() }),
+        ("cold top_k", Sampling { temperature: 0.04, top_k: 300, ..neutral }),
     ];
     const DRAWS: usize = 64;
     for (way, sampling) in ways {
