@@ -5,6 +5,7 @@
 //! | `arch` | `80` or `90` | `90` |
 //! | `memory` | MiB of device memory | 4096 |
 //! | `pinned` | MiB of others' memory that may be pinned | no limit |
+//! | `register` | MiB of others' memory that one call may pin | no limit |
 //! | `seed` | of every random choice: the order of warps, blocks and streams | 1 |
 //! | `fail_launch` | the number of the kernel launch that fails | none |
 //! | `fail_once` | a file: of all processes with this option, only the one that creates it fails | none |
@@ -22,6 +23,7 @@ pub(crate) struct Options {
     pub(crate) arch: (i32, i32),
     pub(crate) memory_bytes: u64,
     pub(crate) pinned_bytes_max: u64,
+    pub(crate) registered_bytes_max: u64,
     pub(crate) seed: u64,
     pub(crate) fail_launch: Option<u64>,
     pub(crate) fail_once: Option<String>,
@@ -49,6 +51,7 @@ fn parse(text: &str) -> Options {
         arch: (9, 0),
         memory_bytes: 4 << 30,
         pinned_bytes_max: u64::MAX,
+        registered_bytes_max: u64::MAX,
         seed: 1,
         fail_launch: None,
         fail_once: None,
@@ -66,6 +69,7 @@ fn parse(text: &str) -> Options {
             "arch" => options.arch = (number() as i32 / 10, number() as i32 % 10),
             "memory" => options.memory_bytes = number() << 20,
             "pinned" => options.pinned_bytes_max = number() << 20,
+            "register" => options.registered_bytes_max = number() << 20,
             "seed" => options.seed = number(),
             "fail_launch" => options.fail_launch = Some(number()),
             "fail_once" => options.fail_once = Some(value.to_owned()),

@@ -132,6 +132,8 @@ impl CudaExecutor {
         let mut layers = Layers::new(&device, &config, shape, weights, kernels, gemm, rows_max)?;
         let mut decode = Decode::new(&device, &layers, sequences_max, config.context_tokens)?;
         let mut sampling = Sampling::new(&device, shape, decode.rows_max())?;
+        layers.warm_products(rows_max)?;
+        layers.warm_logits(&mut sampling.logits)?;
         let prefill = Prefill::new(&device, options.step_tokens)?;
         let blocks = device_blocks(&device, &shape.kv_layout(), options.kv)?;
         let mut kv = DeviceKv::new(&device, shape.kv_layout(), blocks)?;
@@ -143,6 +145,7 @@ impl CudaExecutor {
         let step_tokens = options.step_tokens;
         let mut executor = Self { config, layout, step_tokens, kv, layers, decode, prefill, sampling, copies, device, fp8_lacks };
         executor.warm_up(options.sequences_max > 0)?;
+        executor.layers.keep_choices();
         Ok(executor)
     }
 

@@ -7,4 +7,5 @@ mod libraries;
 mod models;
 mod operations;
 mod planted;
+mod rules;
 mod standin;

@@ -84,6 +84,10 @@ impl Device {
         &self.properties
     }
 
+    pub(crate) fn cache(&self) -> &KernelCache {
+        &self.cache
+    }
+
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.context
     }
@@ -93,9 +97,9 @@ impl Device {
         &self.stream
     }
 
-    /// Another stream, beside the model's.
-    pub fn new_stream(&self) -> Result<Arc<CudaStream>, CudaError> {
-        Ok(self.context.new_stream()?)
+    /// Another stream, whose kernels go before the model's where both could run.
+    pub fn new_urgent_stream(&self) -> Result<Arc<CudaStream>, CudaError> {
+        Ok(self.context.new_stream_with_priority(URGENT)?)
     }
 
     /// Zeroed memory for `len` numbers, ready for every stream. Waits for the device: for set-up, not for steps.
@@ -144,6 +148,9 @@ impl Device {
         Ok(self.context.load_module(Ptx::from_binary(cubin))?)
     }
 }
+
+/// The driver takes the nearest that the device has.
+const URGENT: i32 = -5;
 
 impl Properties {
     fn of(context: &CudaContext) -> Result<Self, CudaError> {

@@ -42,8 +42,8 @@ pub enum CudaError {
     Compile { file: &'static str, arch: String, source: NvrtcError, log: String },
     #[error("NVRTC failed: {0}")]
     Nvrtc(#[from] NvrtcError),
-    #[error("cuBLASLt cannot multiply [{rows}, {inner}] by [{columns}, {inner}]ᵀ: {source}")]
-    Multiply { rows: usize, inner: usize, columns: usize, source: CublasError },
+    #[error("cuBLASLt cannot multiply [{rows}, {inner}] by [{columns}, {inner}]ᵀ, {step}: {source}")]
+    Multiply { rows: usize, inner: usize, columns: usize, step: &'static str, source: CublasError },
     #[error("cuBLASLt failed: {0}")]
     Cublas(#[from] CublasError),
     #[error("cannot keep compiled kernels in {path}: {source}; name a folder that can be written")]

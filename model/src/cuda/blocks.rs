@@ -30,7 +30,7 @@ pub(super) struct BlockCopies {
     /// Copies from others' memory, in the order in which they end.
     copying: VecDeque<(u32, Arc<CudaEvent>)>,
     /// Blocks that are read, in the order in which they may be overwritten.
-    leaving: VecDeque<(Vec<u32>, CudaEvent)>,
+    leaving: VecDeque<(Vec<u32>, Arc<CudaEvent>)>,
     outgoing: Outgoing,
 }
 
@@ -39,7 +39,7 @@ struct Arriving {
     buffer: HostBuffer<u8>,
     placed: Vec<BlockSlot>,
     /// Set while the device copies them.
-    arrival: Option<CudaEvent>,
+    arrival: Option<Arc<CudaEvent>>,
 }
 
 /// Size of a buffer, unless a block is larger: enough to keep the bus busy.
@@ -127,7 +127,7 @@ impl BlockCopies {
         self.forget_ended_copies();
         self.let_leave(&[block])?;
         // SAFETY: the slot is pinned until the event; until then no step uses the block, except after `settle`.
-        let done = Arc::new(unsafe { self.fetches.fetch(&layers.kernels, kv, &[BlockSlot { block, slot: from }]) }?);
+        let done = unsafe { self.fetches.fetch(&layers.kernels, kv, &[BlockSlot { block, slot: from }]) }?;
         self.copying.push_back((block, Arc::clone(&done)));
         Ok(DeviceCopy { done, begun: Instant::now() })
     }
@@ -198,7 +198,7 @@ impl BlockCopies {
 
 impl Arriving {
     fn forget_if_arrived(&mut self) {
-        if self.arrival.as_ref().is_some_and(CudaEvent::is_complete) {
+        if self.arrival.as_ref().is_some_and(|arrival| arrival.is_complete()) {
             self.arrival = None;
             self.placed.clear();
         }
@@ -262,7 +262,7 @@ impl DeviceCopy {
 /// Blocks that the device is copying out.
 pub struct PendingBlocks {
     slots: Slots,
-    done: CudaEvent,
+    done: Arc<CudaEvent>,
 }
 
 impl PendingBlocks {

@@ -23,6 +23,20 @@ pub(super) struct DeviceLinear {
     pub(super) bias: Option<CudaSlice<Bf16>>,
 }
 
+impl DeviceLinear {
+    pub(super) fn outputs(&self) -> usize {
+        let numbers = match &self.weight {
+            DeviceWeight::Bf16(weight) => weight.len(),
+            DeviceWeight::Fp8 { numbers, .. } => numbers.len(),
+        };
+        numbers / self.inputs
+    }
+
+    pub(super) fn is_fp8(&self) -> bool {
+        matches!(self.weight, DeviceWeight::Fp8 { .. })
+    }
+}
+
 pub(super) enum DeviceWeight {
     Bf16(CudaSlice<Bf16>),
     Fp8 {
@@ -88,7 +102,7 @@ impl DeviceWeights {
     /// Whether some weights are in FP8.
     pub(super) fn has_fp8(&self) -> bool {
         let linears = self.layers.iter().flat_map(|layer| [&layer.qkv, &layer.output, &layer.gate_up, &layer.down]);
-        linears.into_iter().any(|linear| matches!(linear.weight, DeviceWeight::Fp8 { .. }))
+        linears.into_iter().any(DeviceLinear::is_fp8)
     }
 
     /// `progress` gets (bytes on the device, bytes in all).
