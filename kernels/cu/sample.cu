@@ -9,7 +9,8 @@
 // the same. A token less likely than 2^-40 of the likeliest one is impossible.
 //
 // One multiprocessor reads a row slowly, so a row is read as rarely as possible: for its largest logit, and for the sum of
-// all weights, when its likeliest tokens are kept, too. What filters leave is nearly always among these.
+// all weights, when its likeliest tokens are kept, too. What filters leave is nearly always among these. Where it is not, a
+// row is read for the first 8 bits of a key, and once more to keep the tokens that have them.
 //
 // logits: f32 [rows, vocab], vocab up to 2^18. requests: one per row. tokens: u32 [rows]. One block of 1,024 threads
 // per row.
@@ -27,9 +28,10 @@ constexpr float KEYS_PER_POWER = 0x1p32f / POWERS;
 constexpr float POWERS_PER_KEY = POWERS / 0x1p32f;
 constexpr u32 IMPOSSIBLE = 0xffffffffu;
 constexpr u32 NO_TOKEN = 0xffffffffu;
-// A token is kept in shared memory if its weight is at least 2^-12 of the likeliest one's, and if there is room.
+// A token is likely if its weight is at least 2^-12 of the likeliest one's.
 constexpr u32 LIKELY_KEY = u32(12.0f * KEYS_PER_POWER);
-constexpr u32 LIKELY_MAX = 4096;
+// Tokens that there is room for in shared memory.
+constexpr u32 KEPT_MAX = 4096;
 
 struct Request {
     u64 seed;
@@ -69,9 +71,9 @@ struct Shared {
     u64 inside, before;
     u64 of_warps[WARPS];
     u32 token;
-    // How many likely tokens there are: more than LIKELY_MAX if some found no room.
-    u32 likely;
-    u32 keys[LIKELY_MAX], ids[LIKELY_MAX];
+    // How many tokens are kept: more than KEPT_MAX if some found no room.
+    u32 kept;
+    u32 keys[KEPT_MAX], ids[KEPT_MAX];
 
     __device__ u64 sum(u32 bin) const { return u64(high[bin]) << 32 | low[bin]; }
 
@@ -80,6 +82,23 @@ struct Shared {
         const u32 part = u32(x), old = atomicAdd(&low[bin], part);
         const u32 above = u32(x >> 32) + (old + part < old);
         if (above) atomicAdd(&high[bin], above);
+    }
+
+    __device__ void keep_none() {
+        __syncthreads();
+        if (threadIdx.x == 0) kept = 0;
+        __syncthreads();
+    }
+
+    // Keeps a token of each lane that says so, in no order.
+    __device__ void keep(bool own, u32 key, u32 token) {
+        const u32 lanes = __ballot_sync(ALL_LANES, own);
+        if (lanes == 0) return;
+        const u32 leader = __ffs(lanes) - 1, lane = threadIdx.x % 32;
+        u32 at = 0;
+        if (lane == leader) at = atomicAdd(&kept, __popc(lanes));
+        at = __shfl_sync(ALL_LANES, at, leader) + __popc(lanes & ((1u << lane) - 1));
+        if (own && at < KEPT_MAX) keys[at] = key, ids[at] = token;
     }
 };
 
@@ -143,7 +162,7 @@ struct Row {
     // Calls `take(key, token)` for all of them, shared out among the threads, and for impossible ones beyond the vocabulary.
     // Warps stay together.
     template <typename Take>
-    __device__ void each(const Shared&, Take take) const {
+    __device__ void each(Take take) const {
 #pragma unroll 1
         for (u32 start = 0; start < vocab; start += 4 * THREADS) {
             const u32 first = start + 4 * threadIdx.x;
@@ -155,12 +174,19 @@ struct Row {
     }
 };
 
-// The likely tokens of a row, in no order.
-struct Likely {
+// The tokens of a row, or all that matter of them, which are kept.
+struct Tokens {
+    const Row& row;
+    u32 kept;
+
     template <typename Take>
     __device__ void each(const Shared& shared, Take take) const {
+        if (kept) {
 #pragma unroll 1
-        for (u32 i = threadIdx.x; i < shared.likely; i += THREADS) take(shared.keys[i], shared.ids[i]);
+            for (u32 i = threadIdx.x; i < shared.kept; i += THREADS) take(shared.keys[i], shared.ids[i]);
+        } else {
+            row.each(take);
+        }
     }
 };
 
@@ -204,31 +230,38 @@ struct Found {
     u64 before, inside;
 };
 
-// Where the running sum of `measure(key, token)` exceeds `target`, in the order of the low `bits` of `digits(key, token)`.
-template <typename Tokens, typename Digits, typename Measure>
-__device__ Found descend(Shared& shared, const Tokens& tokens, int bits, u64 target, Digits digits, Measure measure) {
-    Found found = {0, 0, 0};
-#pragma unroll 1
-    for (int shift = bits - 8; shift >= 0; shift -= 8) {
-        clear_bins(shared);
-        tokens.each(shared, [&](u32 key, u32 token) {
-            // The digits above are those found so far.
-            const bool inside = u64(digits(key, token)) >> (shift + 8) == u64(found.digits) >> (shift + 8);
-            const u64 x = inside ? measure(key, token) : 0;
-            if (x) shared.add(digits(key, token) >> shift & (BINS - 1), x);
-        });
-        find_bin(shared, target - found.before);
-        found.digits |= shared.bin << shift;
-        found.before += shared.before;
-        found.inside = shared.inside;
-    }
-    return found;
+// Finds the next 8 bits, from `shift` on, of where the running sum of `measure(key, token)` exceeds `target`, in the order
+// of `digits(key, token)`.
+template <typename Digits, typename Measure>
+__device__ void narrow(Shared& shared, const Tokens& tokens, Found& found, int shift, u64 target, Digits digits, Measure measure) {
+    clear_bins(shared);
+    tokens.each(shared, [&](u32 key, u32 token) {
+        // The digits above are those found so far.
+        const bool inside = u64(digits(key, token)) >> (shift + 8) == u64(found.digits) >> (shift + 8);
+        const u64 x = inside ? measure(key, token) : 0;
+        if (x) shared.add(digits(key, token) >> shift & (BINS - 1), x);
+    });
+    find_bin(shared, target - found.before);
+    found.digits |= shared.bin << shift;
+    found.before += shared.before;
+    found.inside = shared.inside;
 }
 
-// In the order of likelihood. `measure` is zero for impossible tokens.
-template <typename Tokens, typename Measure>
-__device__ Found descend_by_key(Shared& shared, const Tokens& tokens, u64 target, Measure measure) {
-    return descend(shared, tokens, 32, target, [](u32 key, u32) { return key; }, measure);
+// In the order of likelihood. `measure` is zero for impossible tokens. In the end `tokens` has those with the key found,
+// and it may lack others.
+template <typename Measure>
+__device__ Found descend_by_key(Shared& shared, Tokens& tokens, u64 target, Measure measure) {
+    Found found = {0, 0, 0};
+#pragma unroll 1
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        narrow(shared, tokens, found, shift, target, [](u32 key, u32) { return key; }, measure);
+        if (shift < 24 || tokens.kept) continue;
+        shared.keep_none();
+        tokens.row.each([&](u32 key, u32 token) { shared.keep(key >> 24 == found.digits >> 24 && key != IMPOSSIBLE, key, token); });
+        __syncthreads();
+        tokens.kept = shared.kept <= KEPT_MAX;
+    }
+    return found;
 }
 
 // floor(x * random / 2^53), for 53 random bits.
@@ -277,39 +310,45 @@ __device__ inline u64 enough_for(float top_p, u64 total) {
     return top_p < 1.0f ? min(max(u64(ceil(double(top_p) * double(total))), u64(1)), total) : total;
 }
 
-// The token that `random` selects among those that filters leave, by likelihood. `tokens` has all of these; the others
-// beside them have a weight of `total` together. `top_k` is 0 if it cuts nothing.
-template <typename Tokens>
+// The token that `random` selects among those that filters leave, by likelihood. `tokens` has all of these; the row's have
+// a weight of `total` together. `top_k` is 0 if it cuts nothing.
 __device__ u32 draw_by_key(Shared& shared, const Tokens& tokens, u32 top_k, float top_p, u64 total, u64 random) {
     const auto by_weight = [](u32 key, u32) { return weight(key); };
     // Filters cut the order of keys somewhere: `total` is the weight of what stays.
     if (top_k) {
-        const Found last = descend_by_key(shared, tokens, top_k - 1, [](u32 key, u32) { return u64(key != IMPOSSIBLE); });
+        Tokens near = tokens;
+        const Found last = descend_by_key(shared, near, top_k - 1, [](u32 key, u32) { return u64(key != IMPOSSIBLE); });
         u64 above = 0;
         tokens.each(shared, [&](u32 key, u32) { above += key < last.digits ? weight(key) : 0; });
         total = block_sum(shared, above) + (top_k - last.before) * weight(last.digits);
     }
     if (top_p < 1.0f) {
+        Tokens near = tokens;
         const u64 enough = enough_for(top_p, total);
-        const Found last = descend_by_key(shared, tokens, enough - 1, by_weight);
+        const Found last = descend_by_key(shared, near, enough - 1, by_weight);
         const u64 each = weight(last.digits);
         total = last.before + ((enough - 1 - last.before) / each + 1) * each;
     }
     const u64 target = fraction(total, random);
-    const Found drawn = descend_by_key(shared, tokens, target, by_weight);
+    Tokens near = tokens;
+    const Found drawn = descend_by_key(shared, near, target, by_weight);
     const u64 each = weight(drawn.digits);
     if (drawn.inside == each) {
         // No other has that key.
-        tokens.each(shared, [&](u32 key, u32 token) {
+        near.each(shared, [&](u32 key, u32 token) {
             if (key == drawn.digits) shared.token = token;
         });
         __syncthreads();
         return shared.token;
     }
-    return descend(
-               shared, tokens, 24, (target - drawn.before) / each, [](u32, u32 token) { return token; },
-               [&](u32 key, u32) { return u64(key == drawn.digits); })
-        .digits;
+    Found found = {0, 0, 0};
+#pragma unroll 1
+    for (int shift = 16; shift >= 0; shift -= 8) {
+        narrow(
+            shared, near, found, shift, (target - drawn.before) / each, [](u32, u32 token) { return token; },
+            [&](u32 key, u32) { return u64(key == drawn.digits); });
+    }
+    return found.digits;
 }
 
 // The token that the 53 bits of `random` select.
@@ -318,30 +357,23 @@ __device__ u32 draw(Shared& shared, const Row& row, const Request& request, u64 
     // Nothing needs an order of likelihood: as the CPU's, the draw goes by id. Row::key knows min_p.
     if (!by_rank && request.top_p >= 1.0f) return draw_by_id(shared, row, random);
 
-    if (threadIdx.x == 0) shared.likely = 0;
-    __syncthreads();
+    shared.keep_none();
     u64 possible = 0, total = 0, likely_total = 0;
-    row.each(shared, [&](u32 key, u32 token) {
+    row.each([&](u32 key, u32 token) {
         const u64 own = weight(key);
+        const bool likely = key <= LIKELY_KEY;
         possible += own > 0;
         total += own;
-        const bool likely = key <= LIKELY_KEY;
-        const u32 lanes = __ballot_sync(ALL_LANES, likely);
-        if (lanes == 0) return;
         likely_total += likely ? own : 0;
-        const u32 leader = __ffs(lanes) - 1, lane = threadIdx.x % 32;
-        u32 at = 0;
-        if (lane == leader) at = atomicAdd(&shared.likely, __popc(lanes));
-        at = __shfl_sync(ALL_LANES, at, leader) + __popc(lanes & ((1u << lane) - 1));
-        if (likely && at < LIKELY_MAX) shared.keys[at] = key, shared.ids[at] = token;
+        shared.keep(likely, key, token);
     });
     possible = block_sum(shared, possible);
     total = block_sum(shared, total);
     likely_total = block_sum(shared, likely_total);
     const u32 top_k = by_rank && request.top_k < possible ? request.top_k : 0;
-    const bool all_likely = top_k ? top_k <= shared.likely : enough_for(request.top_p, total) <= likely_total;
-    if (all_likely && shared.likely <= LIKELY_MAX) return draw_by_key(shared, Likely{}, top_k, request.top_p, total, random);
-    return draw_by_key(shared, row, top_k, request.top_p, total, random);
+    const bool all_likely = top_k ? top_k <= shared.kept : enough_for(request.top_p, total) <= likely_total;
+    const Tokens tokens = {row, all_likely && shared.kept <= KEPT_MAX};
+    return draw_by_key(shared, tokens, top_k, request.top_p, total, random);
 }
 
 // Index of the largest number, the first among equals; 0 if there is none.
