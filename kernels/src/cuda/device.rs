@@ -111,6 +111,18 @@ impl Device {
         Ok(memory)
     }
 
+    /// Memory for `len` numbers, for the model's stream.
+    ///
+    /// # Safety
+    /// Every number is written, on the model's stream, before anything reads it.
+    pub(crate) unsafe fn alloc_unwritten<T: DeviceRepr>(&self, len: usize) -> Result<CudaSlice<T>, CudaError> {
+        let bytes = len * size_of::<T>();
+        // SAFETY: as the caller promises.
+        let memory = unsafe { self.stream.alloc(len) }.map_err(|error| CudaError::of_allocation(error, bytes))?;
+        self.allocated_bytes.fetch_add(bytes, Ordering::Relaxed);
+        Ok(memory)
+    }
+
     /// Memory holding these numbers, ready for every stream. Waits, as [`Device::alloc`] does.
     pub fn upload<T: DeviceRepr>(&self, numbers: &[T]) -> Result<CudaSlice<T>, CudaError> {
         let memory = self.stream.clone_htod(numbers).map_err(|error| CudaError::of_allocation(error, size_of_val(numbers)))?;

@@ -199,7 +199,7 @@ impl Loader<'_> {
         rows: usize,
         columns: usize,
         placed: Columns,
-        source: impl Fn(usize) -> Option<(&'w Linear, usize)>,
+        source: impl Fn(usize) -> Option<(&'w Linear, usize)> + Sync,
     ) -> Result<DeviceLinear, CudaError> {
         let weight = if self.stays_fp8(parts) {
             let row_source = |row| match source(row) {
@@ -225,7 +225,7 @@ impl Loader<'_> {
         self.matrix(weight.rows(), weight.cols(), |row, to| Columns::InFront.write_weight(weight, row, to))
     }
 
-    fn matrix(&mut self, rows: usize, columns: usize, write: impl FnMut(usize, &mut [Bf16])) -> Result<CudaSlice<Bf16>, CudaError> {
+    fn matrix(&mut self, rows: usize, columns: usize, write: impl Fn(usize, &mut [Bf16]) + Sync) -> Result<CudaSlice<Bf16>, CudaError> {
         let matrix = self.uploads.matrix(rows, columns, write)?;
         self.progress(2 * rows * columns);
         Ok(matrix)
@@ -236,7 +236,7 @@ impl Loader<'_> {
         rows: usize,
         columns: usize,
         placed: Columns,
-        source: impl Fn(usize) -> Option<(&'w Fp8Matrix, usize)>,
+        source: impl Fn(usize) -> Option<(&'w Fp8Matrix, usize)> + Sync,
     ) -> Result<DeviceWeight, CudaError> {
         let (products, uploads) = self.fp8.as_mut().expect("asked for where weights may stay in FP8");
         let products = *products;
