@@ -132,7 +132,8 @@ impl Coordinator {
         let tls = settings.tls.map(|TlsFiles { cert, key }| Tls::load(cert, key)).transpose()?.map(Arc::new);
         let mut models = Vec::new();
         for model in settings.models {
-            models.push((model.name, TextModel::load(&model.dir)?));
+            let text = TextModel::load(&model.dir)?;
+            models.push((model.name, if settings.clients_marks { text.with_clients_marks() } else { text }));
         }
         let identity = Identity::load(&settings.pki)?;
         if !identity.name().is(PeerRole::Coordinator, Some(&settings.name)) {

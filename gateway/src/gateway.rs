@@ -415,8 +415,8 @@ impl Gateway {
     /// Remembers an answer, for what its user may think of it.
     pub fn remember(&self, answer: &mut Answer, id: &str, asked: Option<Vec<Value>>) {
         if let (Some(feedback), Some(question)) = (self.feedback(), asked) {
-            let (tenant, model) = (self.tenant().map(str::to_owned), self.model.name.clone());
-            feedback.remember(id, Answered { tenant, model, question, answer: String::new() });
+            let (owner, model) = (self.owner(), self.model.name.clone());
+            feedback.remember(id, Answered { owner, model, question, answer: String::new() });
             answer.remember(Arc::clone(feedback), id);
         }
     }
@@ -463,12 +463,9 @@ impl Gateway {
         &self.shared.replays
     }
 
-    /// Whose records a request may see: its user's, or its tenant's where its key or token names no user. Where the door is open, all
-    /// clients are one owner.
+    /// The owner of everything that a request stores, and the only one whose things it may see.
     pub fn owner(&self) -> Owner {
-        let user = self.caller.as_ref().and_then(|caller| caller.user());
-        // No tenant's name has a slash.
-        Owner(self.tenant().into_iter().chain(user).collect::<Vec<_>>().join("/"))
+        self.caller.as_ref().map_or_else(Owner::default, |caller| caller.owner())
     }
 
     /// Who asks, for what is asked in its name later.
