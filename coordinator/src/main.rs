@@ -9,6 +9,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 #[tokio::main]
 async fn main() -> Result<(), process::Failed> {
+    process::keep_files_private();
     let cli = Cli::<Flags>::of_process("tidemill-coordinator", "The cluster's front door and scheduler");
     let settings = cli.resolve()?.check()?;
     // The client of MCP servers tells at length, sessions and all, what the gateway tells in a line. `--log` may still ask for it.

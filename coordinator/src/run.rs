@@ -4,6 +4,7 @@ use crate::{
     agreed::{self, Agreed, Followers, keys::KeysAgreed},
     driver::Driver,
     links::{self, Links},
+    revoked::{self, Revoked},
     settings::{Settings, TlsFiles, tenants::KeptIn},
 };
 use std::{collections::BTreeMap, future, io, net::SocketAddr, sync::Arc, time::Duration};
@@ -51,6 +52,8 @@ pub enum RunError {
     #[error("responses cannot be stored: {0}")]
     Store(#[from] OpenError),
     #[error(transparent)]
+    Revoked(#[from] revoked::ReadError),
+    #[error(transparent)]
     Batches(#[from] batches::OpenError),
     #[error("`pki` has a certificate for {found}, and this is coordinator/{name} (--name)")]
     OtherName { found: String, name: String },
@@ -96,6 +99,7 @@ pub struct Coordinator {
     gateway: Arc<Gateway>,
     driver: Arc<Driver>,
     registry: Registry,
+    revoked: Revoked,
     peers: Arc<[String]>,
     /// The operator's, from flags or file.
     aliases: BTreeMap<String, String>,
@@ -128,7 +132,8 @@ impl Coordinator {
         let tls = settings.tls.map(|TlsFiles { cert, key }| Tls::load(cert, key)).transpose()?.map(Arc::new);
         let mut models = Vec::new();
         for model in settings.models {
-            models.push((model.name, TextModel::load(&model.dir)?));
+            let text = TextModel::load(&model.dir)?;
+            models.push((model.name, if settings.clients_marks { text.with_clients_marks() } else { text }));
         }
         let identity = Identity::load(&settings.pki)?;
         if !identity.name().is(PeerRole::Coordinator, Some(&settings.name)) {
@@ -156,6 +161,7 @@ impl Coordinator {
             group: rand::random(),
             first_epoch: settings.cluster.id_base,
         };
+        let revoked = Revoked::read(settings.data.as_deref().map(|dir| dir.join("revoked.json")))?;
         let file = settings.data.as_deref().map(|dir| dir.join("registry.sqlite"));
         let registry = Registry::start(file.as_deref(), replica, Peers::start(&endpoint, &settings.name, &settings.peers))?;
         let keeper: Arc<dyn Keeper> = match settings.tenants {
@@ -225,6 +231,7 @@ impl Coordinator {
             gateway,
             driver,
             registry,
+            revoked,
             peers,
             aliases: settings.aliases,
             listener,
@@ -249,7 +256,12 @@ impl Coordinator {
             agreed::set_rollouts(&self.gateway, &state);
             agreed::distrust(&self.driver, &state);
         }
-        let followers = Followers { gateway: Arc::clone(&self.gateway), driver: Arc::clone(&self.driver), endpoint: self.endpoint.clone() };
+        let followers = Followers {
+            gateway: Arc::clone(&self.gateway),
+            driver: Arc::clone(&self.driver),
+            endpoint: self.endpoint.clone(),
+            revoked: self.revoked,
+        };
         let mut agreeing = tokio::spawn(agreed::follow(self.registry.clone(), followers, self.aliases));
         let mut accusing = tokio::spawn(agreed::accuse(self.registry.clone(), Arc::clone(&self.driver)));
         let mut forgetting = tokio::spawn(agreed::forget(self.registry, Arc::clone(&self.driver)));

@@ -47,6 +47,7 @@ use crate::{
     },
     text::{
         TextModel,
+        marks::Sewn,
         output::OutputRules,
         tools::grammar::{AnswerRules, Forced, Refused},
     },
@@ -414,8 +415,8 @@ impl Gateway {
     /// Remembers an answer, for what its user may think of it.
     pub fn remember(&self, answer: &mut Answer, id: &str, asked: Option<Vec<Value>>) {
         if let (Some(feedback), Some(question)) = (self.feedback(), asked) {
-            let (tenant, model) = (self.tenant().map(str::to_owned), self.model.name.clone());
-            feedback.remember(id, Answered { tenant, model, question, answer: String::new() });
+            let (owner, model) = (self.owner(), self.model.name.clone());
+            feedback.remember(id, Answered { owner, model, question, answer: String::new() });
             answer.remember(Arc::clone(feedback), id);
         }
     }
@@ -462,12 +463,9 @@ impl Gateway {
         &self.shared.replays
     }
 
-    /// Whose records a request may see: its user's, or its tenant's where its key or token names no user. Where the door is open, all
-    /// clients are one owner.
+    /// The owner of everything that a request stores, and the only one whose things it may see.
     pub fn owner(&self) -> Owner {
-        let user = self.caller.as_ref().and_then(|caller| caller.user());
-        // No tenant's name has a slash.
-        Owner(self.tenant().into_iter().chain(user).collect::<Vec<_>>().join("/"))
+        self.caller.as_ref().map_or_else(Owner::default, |caller| caller.owner())
     }
 
     /// Who asks, for what is asked in its name later.
@@ -646,18 +644,21 @@ impl Gateway {
     /// A dialog as a prompt; `options` learn how its answer is read. `param`: the field with its messages, for errors. Takes a
     /// while: see [`compute`](Self::compute).
     pub fn prompt(&self, param: &str, dialog: &Dialog, options: &mut Options) -> Result<Vec<Token>, ApiError> {
-        options.doubts.extend(self.check_input(param, dialog.said_to_the_model(), &options.safety)?);
+        if self.safety().is_some() {
+            let shown = dialog.shown_to_the_model();
+            options.doubts.extend(self.check_input(param, shown.iter().map(AsRef::as_ref), &options.safety)?);
+        }
         let hidden = self.pii().and_then(|pii| pii.hide_dialog(dialog, options));
-        let DialogPrompt { text, output } = self.render(param, hidden.as_ref().unwrap_or(dialog))?;
+        let DialogPrompt { prompt, output } = self.render(param, hidden.as_ref().unwrap_or(dialog))?;
         options.rules.output = output;
         options.inquiry = self.question(hidden.as_ref().unwrap_or(dialog), options);
         self.force(dialog, options)?;
-        self.encode_rendered(param, &text)
+        self.encode_rendered(param, &prompt)
     }
 
     /// The prompt alone, of a dialog that nobody answers.
     pub fn prompt_only(&self, param: &str, dialog: &Dialog) -> Result<Vec<Token>, ApiError> {
-        self.encode_rendered(param, &self.render(param, dialog)?.text)
+        self.encode_rendered(param, &self.render(param, dialog)?.prompt)
     }
 
     fn render(&self, param: &str, dialog: &Dialog) -> Result<DialogPrompt, ApiError> {
@@ -666,14 +667,14 @@ impl Gateway {
             DialogError::ToolName(_) | DialogError::ToolTwice(_) | DialogError::Parameters(_) => {
                 ApiError::invalid("tools", error.to_string())
             }
-            DialogError::NoTemplate | DialogError::Template(_) => ApiError::invalid(param, error.to_string()),
+            DialogError::NoTemplate | DialogError::Template(_) | DialogError::NoSeam => ApiError::invalid(param, error.to_string()),
         })
     }
 
-    fn encode_rendered(&self, param: &str, text: &str) -> Result<Vec<Token>, ApiError> {
-        self.check_text_length(param, text)?;
+    fn encode_rendered(&self, param: &str, prompt: &Sewn) -> Result<Vec<Token>, ApiError> {
+        self.check_text_length(param, &prompt.text)?;
         // The template has written BOS where the model wants it.
-        self.text().tokenizer.encode(text, false).map_err(|e| ApiError::invalid(param, e.to_string()))
+        self.text().tokenizer.encode_sewn(prompt).map_err(|e| ApiError::invalid(param, e.to_string()))
     }
 
     /// A grammar, where calls must come or keep to their schemas, and where what the client asked for comes after a thought.

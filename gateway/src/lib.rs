@@ -12,6 +12,7 @@
 //! - [`routing`]: which model answers, by the operator's rules
 //! - [`rollout`]: users that move from one model to another, step by step, and back (its shell is in the same room)
 //! - [`batch`]: files of requests, and the order and pace in which they are answered
+//! - [`owner`]: whose everything is that is stored; [`shares`]: how much room a tenant has where all share it
 //!
 //! Shell (feature `shell`, on by default):
 //!
@@ -33,11 +34,13 @@ pub mod batch;
 pub mod context;
 pub mod dialog;
 pub mod generation;
+pub mod owner;
 pub mod replay;
 pub mod response_cache;
 pub mod rollout;
 pub mod routing;
 pub mod semantic;
+pub mod shares;
 pub mod text;
 
 #[cfg(feature = "shell")]

@@ -123,6 +123,7 @@ fn describe() {
     describe_counter!("tidemill_replays_total", "Requests with an Idempotency-Key, and streams asked for by id, by what became of them");
     describe_gauge!("tidemill_replay_bytes", "Bytes of answers kept for repeated requests");
     describe_gauge!("tidemill_replay_recordings", "Answers kept for repeated requests, and those that are being made");
+    describe_counter!("tidemill_evicted_total", "Stored things of clients that made room for others of their tenant, by kind");
     describe_counter!("tidemill_replay_forgotten_total", "Such answers that were forgotten, or could not be kept, by reason");
 }
 
@@ -245,6 +246,12 @@ pub fn show_rollout(rollout: &Rollout, share: f64, sides: &[(&'static str, Summa
 /// What became of a request that may be a repeat.
 pub fn count_replay(outcome: &'static str) {
     counter!("tidemill_replays_total", "outcome" => outcome).increment(1);
+}
+
+/// What was stored and has made room for new things of its tenant's, or of one that had less than its share.
+pub fn note_evicted(kind: &'static str, tenant: &str, evicted: u64) {
+    tracing::info!(kind, tenant, evicted, "the oldest of what a tenant has stored made room");
+    counter!("tidemill_evicted_total", "kind" => kind).increment(evicted);
 }
 
 pub fn show_replays(counts: &Counts) {

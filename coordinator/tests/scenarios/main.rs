@@ -7,6 +7,7 @@ mod front_door;
 mod hostile;
 mod messages;
 mod models;
+mod owners;
 mod replay;
 mod responses;
 mod rollouts;

@@ -11,7 +11,9 @@
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
     ffi::OsStr,
-    fs, io,
+    fs,
+    io::{self, Write},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
 use tokio::io::AsyncWriteExt;
@@ -21,6 +23,8 @@ const CONTENT: &str = "content";
 const OUTPUT: &str = "output";
 const ERRORS: &str = "errors";
 const UNFINISHED: &str = "tmp";
+/// Mode of files: prompts and answers are in them.
+pub(super) const PRIVATE: u32 = 0o600;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -37,11 +41,11 @@ impl Disk {
     pub fn open(root: PathBuf) -> io::Result<Self> {
         let disk = Self { root };
         for kind in [Kind::File, Kind::Batch] {
-            fs::create_dir_all(disk.folder(kind))?;
+            private_dir(&disk.folder(kind))?;
         }
         match fs::remove_dir_all(disk.uploads()) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => fs::create_dir(disk.uploads())?,
+            _ => private_dir(&disk.uploads())?,
         }
         Ok(disk)
     }
@@ -93,8 +97,9 @@ impl Disk {
         let bytes = serde_json::to_vec(record)?;
         blocking(move || {
             let beside = path.with_extension(UNFINISHED);
-            fs::write(&beside, bytes)?;
-            fs::File::open(&beside)?.sync_all()?;
+            let mut file = fs::File::options().write(true).create(true).truncate(true).mode(PRIVATE).open(&beside)?;
+            file.write_all(&bytes)?;
+            file.sync_all()?;
             fs::rename(&beside, &path)?;
             sync_folder_of(&path)
         })
@@ -103,7 +108,7 @@ impl Disk {
 
     pub async fn upload(&self, id: &str) -> io::Result<Upload> {
         let path = self.uploads().join(id);
-        let file = tokio::fs::File::create_new(&path).await?;
+        let file = tokio::fs::File::options().write(true).create_new(true).mode(PRIVATE).open(&path).await?;
         Ok(Upload { id: id.to_owned(), path, content: self.content(id), file })
     }
 
@@ -200,6 +205,10 @@ impl Drop for Upload {
 /// Work that waits for a disk.
 pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| Err(io::Error::other("this has panicked: please report it as a bug")))
+}
+
+fn private_dir(path: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
 fn remove(path: &Path) -> io::Result<()> {

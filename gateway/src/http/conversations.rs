@@ -14,9 +14,9 @@ use super::{
     errors::ApiError,
     parse,
     responses::{
-        PageWish,
+        PageWish, as_json, checked,
         items::{Said, Sent},
-        listed, page_wanted, parsed, request,
+        listed, page_wanted, request,
     },
 };
 use crate::{
@@ -25,7 +25,7 @@ use crate::{
     stamp::{new_id, unix_seconds},
     store::{self, Addition, Item, ItemPage, Kind, NewRecord, Part, Record, RecordPage, Rewrite, StoreError},
 };
-use axum::{Json, body::Body, extract::Path};
+use axum::{Json, body::Body, extract::Path, response::Response};
 use record::{Changes, Conversation};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
@@ -124,30 +124,28 @@ pub async fn branch(Client(gateway): Client, Path(id): Path<String>, body: Body)
 }
 
 /// `GET /v1/conversations/{id}/items`.
-pub async fn items(Client(gateway): Client, Path(id): Path<String>, query: PageWish) -> Answered {
+pub async fn items(Client(gateway): Client, Path(id): Path<String>, query: PageWish) -> Result<Response, ApiError> {
     check_id(&id)?;
     let page = gateway.store().page(&gateway.owner(), &id, Part::All, page_wanted(query)?).await.map_err(of_store)?;
-    listed(page).map(Json)
+    listed(&gateway, page).await
 }
 
 /// `POST /v1/conversations/{id}/items`.
-pub async fn add(Client(gateway): Client, Path(id): Path<String>, body: Body) -> Answered {
+pub async fn add(Client(gateway): Client, Path(id): Path<String>, body: Body) -> Result<Response, ApiError> {
     let Fields { items, .. } = fields(&gateway, body).await?;
     let items = new_items(&gateway, items.ok_or_else(|| ApiError::invalid("items", "`items` is missing"))?).await?;
     let record = load(&gateway, &id, Part::Nothing).await?;
     let body = retitled(&record, &items)?;
     let addition = Addition { body, ..Addition::of(items.clone()) };
     gateway.store().append(&gateway.owner(), &id, addition, unix_seconds()).await.map_err(of_store)?;
-    listed(ItemPage { items, has_more: false }).map(Json)
+    listed(&gateway, ItemPage { items, has_more: false }).await
 }
 
 /// `GET /v1/conversations/{id}/items/{item}`.
-pub async fn item(Client(gateway): Client, Path((id, item)): Path<(String, String)>) -> Answered {
+pub async fn item(Client(gateway): Client, Path((id, item)): Path<(String, String)>) -> Result<Response, ApiError> {
     let record = load(&gateway, &id, Part::All).await?;
-    match record.items.iter().find(|stored| stored.id == item) {
-        Some(Item { id, body, .. }) => parsed(id, body).map(Json),
-        None => Err(no_item("item_id", &id, &item)),
-    }
+    let stored = record.items.into_iter().find(|stored| stored.id == item).ok_or_else(|| no_item("item_id", &id, &item))?;
+    Ok(as_json(gateway.compute(move || checked(&stored).map(str::to_owned)).await?))
 }
 
 /// `DELETE /v1/conversations/{id}/items/{item}`. Answers with the conversation.

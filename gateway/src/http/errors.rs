@@ -108,6 +108,8 @@ impl ApiError {
         match error {
             StoreError::NotFound(_) => Self::not_found(param, message),
             StoreError::TooLong { .. } => Self::invalid(param, message),
+            StoreError::TooLarge { .. } => Self { code: Some("conversation_too_large"), ..Self::invalid(param, message) },
+            StoreError::Full => Self { code: Some("no_room_to_store"), ..Self::new(StatusCode::INSUFFICIENT_STORAGE, message) },
             StoreError::Changed(_) => Self::conflict(message),
             StoreError::Busy => Self { retry_after_s: Some(1), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) },
             StoreError::Failed(_) => {

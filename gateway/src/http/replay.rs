@@ -86,7 +86,8 @@ async fn repeated(gateway: &Arc<Gateway>, request: Request, next: Next) -> Resul
              computing it again would not continue it: repeat it without `Last-Event-ID`",
         ));
     }
-    let (asked, signal) = replays.ask(key, digest(&[&body]), after);
+    let tenant = digest(&[caller.as_deref().and_then(Caller::tenant).unwrap_or_default().as_bytes()]);
+    let (asked, signal) = replays.ask(tenant, key, digest(&[&body]), after);
     let mut request = Request::from_parts(parts, Body::from(body));
     let (seat, status) = match asked {
         Asked::OtherBody => {
@@ -163,10 +164,10 @@ fn key_of(headers: &HeaderMap) -> Result<String, ApiError> {
     Ok(key.to_owned())
 }
 
-/// Who may meet at a recording: a tenant's clients. Where the door is open, those with the same credentials.
+/// Only requests of one owner meet at a recording. Where the door is open, those with the same credentials.
 fn scope(caller: Option<&Caller>, headers: &HeaderMap) -> Digest {
-    if let Some(tenant) = caller.and_then(Caller::tenant) {
-        return digest(&[b"tenant", tenant.as_bytes()]);
+    if let Some(caller) = caller.filter(|caller| caller.tenant().is_some()) {
+        return digest(&[b"owner", caller.owner().0.as_bytes()]);
     }
     let credential = |name: &str| headers.get(name).map_or(&[][..], HeaderValue::as_bytes);
     digest(&[credential(AUTHORIZATION.as_str()), credential("x-api-key")])

@@ -21,11 +21,12 @@ use axum::{
     Json,
     body::Body,
     extract::{Path, Query, rejection::QueryRejection},
+    http::header,
     response::{IntoResponse, Response, Sse, sse::Event},
 };
 use futures_util::stream;
 use run::Run;
-use serde::Deserialize;
+use serde::{Deserialize, de::IgnoredAny};
 use serde_json::{Value, json};
 use std::{collections::VecDeque, convert::Infallible, sync::Arc, time::Instant};
 
@@ -96,21 +97,25 @@ pub async fn cancel(Client(gateway): Client, Path(id): Path<String>) -> Result<J
 }
 
 /// `GET /v1/responses/{id}/input_items`: all that the response was an answer to, what came before included.
-pub async fn input_items(Client(gateway): Client, Path(id): Path<String>, query: PageWish) -> Result<Json<Value>, ApiError> {
+pub async fn input_items(Client(gateway): Client, Path(id): Path<String>, query: PageWish) -> Result<Response, ApiError> {
     check_id(&id)?;
     let page = page_wanted(query)?;
     let page =
         gateway.store().page(&gateway.owner(), &id, Part::Input, page).await.map_err(|error| ApiError::of_store("response_id", error))?;
-    listed(page).map(Json)
+    listed(&gateway, page).await
 }
 
 async fn stored(gateway: &Gateway, id: &str) -> Result<Value, ApiError> {
     check_id(id)?;
     let record = gateway.store().load(&gateway.owner(), id, Part::Output).await;
-    let Record { body, items, .. } = record.map_err(|error| ApiError::of_store("response_id", error))?;
-    let mut response = parsed(id, &body)?;
-    response["output"] = items.iter().map(|item| parsed(&item.id, &item.body)).collect::<Result<_, _>>()?;
-    Ok(response)
+    let Record { id, body, items, .. } = record.map_err(|error| ApiError::of_store("response_id", error))?;
+    gateway
+        .compute(move || {
+            let mut response = parsed(&id, &body)?;
+            response["output"] = items.iter().map(|item| parsed(&item.id, &item.body)).collect::<Result<_, _>>()?;
+            Ok(response)
+        })
+        .await
 }
 
 fn check_id(id: &str) -> Result<(), ApiError> {
@@ -119,7 +124,11 @@ fn check_id(id: &str) -> Result<(), ApiError> {
 
 /// Stored JSON.
 pub(super) fn parsed(id: &str, body: &str) -> Result<Value, ApiError> {
-    serde_json::from_str(body).map_err(|error| ApiError::internal(format!("what is stored as `{id}` cannot be read: {error}")))
+    serde_json::from_str(body).map_err(|error| unreadable(id, &error))
+}
+
+fn unreadable(id: &str, error: &serde_json::Error) -> ApiError {
+    ApiError::internal(format!("what is stored as `{id}` cannot be read: {error}"))
 }
 
 /// How a list of items is asked for.
@@ -145,8 +154,37 @@ pub(super) fn page_wanted(query: PageWish) -> Result<Page, ApiError> {
     Ok(Page { after, limit, descending })
 }
 
-pub(super) fn listed(ItemPage { items, has_more }: ItemPage) -> Result<Value, ApiError> {
-    let id = |item: Option<&Item>| item.map(|item| item.id.clone());
-    let data = items.iter().map(|item| parsed(&item.id, &item.body)).collect::<Result<Vec<_>, _>>()?;
-    Ok(json!({"object": "list", "data": data, "first_id": id(items.first()), "last_id": id(items.last()), "has_more": has_more}))
+/// A page of stored items. They are passed on as they are stored: read into memory, they would take many times their bytes.
+pub(super) async fn listed(gateway: &Gateway, ItemPage { items, has_more }: ItemPage) -> Result<Response, ApiError> {
+    let list = move || -> Result<String, ApiError> {
+        let id = |item: Option<&Item>| json!(item.map(|item| &item.id));
+        let (first, last) = (id(items.first()), id(items.last()));
+        let mut list = r#"{"object":"list","data":"#.to_owned();
+        write_items(&mut list, &items)?;
+        Ok(list + &format!(r#","first_id":{first},"last_id":{last},"has_more":{has_more}}}"#))
+    };
+    Ok(as_json(gateway.compute(list).await?))
+}
+
+/// Appends stored items as a JSON list.
+pub(super) fn write_items(json: &mut String, items: &[Item]) -> Result<(), ApiError> {
+    json.reserve(items.iter().map(|item| item.body.len() + 1).sum::<usize>() + 2);
+    json.push('[');
+    for (place, item) in items.iter().enumerate() {
+        if place > 0 {
+            json.push(',');
+        }
+        json.push_str(checked(item)?);
+    }
+    json.push(']');
+    Ok(())
+}
+
+/// A stored item's JSON, as it is stored.
+pub(super) fn checked(Item { id, body, .. }: &Item) -> Result<&str, ApiError> {
+    serde_json::from_str::<IgnoredAny>(body).map(|_| body.as_str()).map_err(|error| unreadable(id, &error))
+}
+
+pub(super) fn as_json(text: String) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], text).into_response()
 }

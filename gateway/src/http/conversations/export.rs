@@ -1,9 +1,9 @@
 //! Conversations as JSON lines: one conversation each, with all its items.
 
-use super::{super::access::Client, load, of_store, parsed, shown};
+use super::{super::access::Client, load, of_store, shown};
 use crate::{
     gateway::Gateway,
-    http::errors::ApiError,
+    http::{errors::ApiError, responses::write_items},
     store::{Kind, Page, Part, Record, RecordPage},
 };
 use axum::{
@@ -13,7 +13,6 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use futures_util::stream;
-use serde_json::Value;
 use std::{collections::VecDeque, sync::Arc};
 
 /// Conversations whose ids are looked up at a time.
@@ -21,7 +20,8 @@ const PAGE: usize = 100;
 
 /// `GET /v1/conversations/{id}/export`.
 pub async fn export(Client(gateway): Client, Path(id): Path<String>) -> Result<Response, ApiError> {
-    Ok(jsonl(Body::from(line(&load(&gateway, &id, Part::All).await?)?)))
+    let record = load(&gateway, &id, Part::All).await?;
+    Ok(jsonl(Body::from(gateway.compute(move || line(&record)).await?)))
 }
 
 /// `GET /v1/conversations/export`: all that the caller has, the oldest first. What cannot be read breaks it off, so that a part never passes
@@ -59,7 +59,7 @@ impl Walk {
                 continue;
             };
             match load(&self.gateway, &id, Part::All).await {
-                Ok(record) => return line(&record).map(Some),
+                Ok(record) => return self.gateway.compute(move || line(&record)).await.map(Some),
                 // Deleted meanwhile.
                 Err(error) if error.status() == 404 => {}
                 Err(error) => return Err(error),
@@ -79,9 +79,13 @@ impl Walk {
 }
 
 fn line(record: &Record) -> Result<String, ApiError> {
-    let mut conversation = shown(record)?;
-    conversation["items"] = record.items.iter().map(|item| parsed(&item.id, &item.body)).collect::<Result<Value, _>>()?;
-    Ok(format!("{conversation}\n"))
+    // Items are its last field, and come as they are stored.
+    let mut line = shown(record)?.to_string();
+    line.truncate(line.len() - 1);
+    line.push_str(r#","items":"#);
+    write_items(&mut line, &record.items)?;
+    line.push_str("}\n");
+    Ok(line)
 }
 
 fn jsonl(body: Body) -> Response {
