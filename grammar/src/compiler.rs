@@ -23,6 +23,8 @@ use tidemill_proto::grammar::Grammar;
 
 /// Bytes of a grammar. Public schemas of more are rare, and nobody's answer needs them.
 pub const GRAMMAR_BYTES_MAX: usize = 256 << 10;
+/// Texts of which an answer may be one: each begins a row of its own in the parser, which takes 2,000.
+pub const CHOICES_MAX: usize = 1900;
 /// Compiled grammars that are kept.
 const KEPT_MAX: usize = 64;
 /// Bytes of their texts. What is compiled of a grammar is mostly in proportion to it.

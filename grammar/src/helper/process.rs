@@ -14,7 +14,7 @@ use nix::{
         signal::{SigHandler, Signal, signal},
         socket::{ControlMessageOwned, MsgFlags, recvmsg},
     },
-    unistd::{ForkResult, alarm, dup2_stderr, fork},
+    unistd::{ForkResult, alarm, close, dup2_stderr, dup2_stdin, fork},
 };
 use serde::{Deserialize, Serialize};
 use std::{
@@ -80,7 +80,7 @@ fn serve(control: &UnixStream, compilers: &[Compiler]) -> io::Result<()> {
         // SAFETY: the child goes on with this thread alone. The only other one waits for it, and holds no lock: neither the allocator's nor
         // any of ours. The child leaves by `_exit`, so that it runs nothing of this process's end.
         if let Ok(ForkResult::Child) = unsafe { fork() } {
-            let _ = catch_unwind(AssertUnwindSafe(|| answer(&session, compilers)));
+            let _ = catch_unwind(AssertUnwindSafe(|| answer(&session, control, compilers)));
             // SAFETY: it ends this process, and runs no code of it.
             unsafe { libc::_exit(0) }
         }
@@ -116,8 +116,10 @@ fn receive(control: &UnixStream) -> io::Result<Option<UnixStream>> {
 }
 
 /// The child: answers one session's questions, until its end or this process's.
-fn answer(session: &UnixStream, compilers: &[Compiler]) -> io::Result<()> {
+fn answer(session: &UnixStream, control: &UnixStream, compilers: &[Compiler]) -> io::Result<()> {
     limit_this_process()?;
+    // So that the coordinator sees the helper's end at once, and not its last child's. Nothing closes it again: this process ends by `_exit`.
+    close(control.as_raw_fd())?;
     { session }.write_all(&[READY])?;
     while let Some(question) = wire::read::<Question>(session)? {
         alarm::set(DEADLINE_S);
@@ -133,6 +135,8 @@ fn answer(session: &UnixStream, compilers: &[Compiler]) -> io::Result<()> {
 fn limit_this_process() -> io::Result<()> {
     // Where memory ends, Rust says so on stderr; that is the client's affair and not the operator's.
     dup2_stderr(File::options().write(true).open("/dev/null")?)?;
+    // The other end of the socket that sessions come by.
+    dup2_stdin(File::open("/dev/null")?)?;
     let memory = address_space()? + (MEMORY_BYTES - STACK_BYTES) as u64;
     for (resource, most) in [(Resource::RLIMIT_CORE, 0), (Resource::RLIMIT_CPU, CPU_S), (Resource::RLIMIT_AS, memory)] {
         setrlimit(resource, most, most)?;
