@@ -13,6 +13,7 @@ use tidemill_gateway::{
     batches::{self, Batches},
     feedback::{self, Feedback},
     gateway::{Gateway, GatewaySettings, ServedModel},
+    grammars::{Grammars, helper},
     http::{
         routes,
         server::{self, Tls, TlsError},
@@ -49,6 +50,8 @@ use tokio::net::TcpListener;
 pub enum RunError {
     #[error(transparent)]
     Model(#[from] ModelError),
+    #[error("the grammar helper cannot be started: {0}")]
+    Grammars(io::Error),
     #[error("responses cannot be stored: {0}")]
     Store(#[from] OpenError),
     #[error(transparent)]
@@ -130,9 +133,11 @@ impl Coordinator {
         };
         let batches = settings.data.as_ref().map(|dir| Batches::open(&dir.join("batches"), settings.batches)).transpose()?;
         let tls = settings.tls.map(|TlsFiles { cert, key }| Tls::load(cert, key)).transpose()?.map(Arc::new);
-        let mut models = Vec::new();
+        let (mut models, mut vocabularies) = (Vec::new(), Vec::new());
         for model in settings.models {
             let text = TextModel::load(&model.dir)?;
+            let width = text.config.identity.vocab_size as usize;
+            vocabularies.push(helper::Model { tokenizer: model.dir.join("tokenizer.json"), width });
             models.push((model.name, if settings.clients_marks { text.with_clients_marks() } else { text }));
         }
         let identity = Identity::load(&settings.pki)?;
@@ -197,7 +202,7 @@ impl Coordinator {
         }
         let served_names = models.iter().map(|(name, _)| name.clone()).collect();
         let served = driver.backends().into_iter().zip(models);
-        let served = served.map(|(backend, (name, text))| ServedModel::new(name, text, backend));
+        let served = served.map(|(backend, (name, text))| ServedModel { name, text, backend });
         let gateway = GatewaySettings {
             classes: settings.cluster.classes,
             aliases: settings.aliases.clone(),
@@ -205,6 +210,8 @@ impl Coordinator {
             registry: Arc::new(Agreed::new(registry.clone(), settings.name, served_names)),
             store,
             batches: batches.map(Arc::new),
+            // It reads the vocabularies while this process does the rest, so that no request waits for it.
+            grammars: Grammars::start(settings.grammar_helper, vocabularies).map_err(RunError::Grammars)?,
             tenants,
             safety,
             server_tools: settings.server_tools.map(ServerTools::new).transpose()?.map(Arc::new),
@@ -221,12 +228,6 @@ impl Coordinator {
             body_bytes_max: settings.body_bytes_max,
         };
         let gateway = Arc::new(Gateway::new(served.collect(), gateway));
-        for model in gateway.models() {
-            // So that no request waits for it.
-            tokio::task::spawn_blocking(move || {
-                model.grammars();
-            });
-        }
         Ok(Self {
             gateway,
             driver,
@@ -341,6 +342,7 @@ impl Coordinator {
             task.abort();
             let _ = task.await;
         }
+        self.gateway.stop_batches();
         reloading.inspect(|task| task.abort());
         served
     }

@@ -329,6 +329,8 @@ pub struct Settings {
     pub clients_marks: bool,
     /// Of clients' files and batches.
     pub batches: batches::Limits,
+    /// The program that judges grammars: this one.
+    pub grammar_helper: PathBuf,
     /// `None`: everything may be asked and answered.
     pub safety: Option<Safety>,
     /// Its last stage; `None`: what the classifier is not sure of may be asked.
@@ -566,6 +568,8 @@ impl Flags {
                 at_once: within(1, BATCH_CONCURRENCY_MAX, "batch_concurrency", self.batch_concurrency.unwrap_or(16) as u64)? as usize,
                 line_bytes: body_bytes_max as usize,
             },
+            // The same program, even if another has been put in its place since.
+            grammar_helper: "/proc/self/exe".into(),
             router,
             safety,
             judge,

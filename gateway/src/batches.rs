@@ -1,9 +1,10 @@
 //! Files and batches of clients: in the data directory, and run from there, each request as if its client had sent it now. All of it
 //! survives this process: a batch goes on where its files of answers end.
 //!
-//! - [`disk`]: what is where, and how it gets there; `journal`: a batch's answers so far
+//! - [`disk`]: what is where, and how it gets there; `journal`: a batch's answers so far; `begun`: what of it runs
 //! - `runner`: a batch from its file to its end
 
+mod begun;
 pub mod disk;
 mod journal;
 mod runner;
@@ -61,6 +62,10 @@ pub struct Batches {
     come: Notify,
     permits: Arc<Semaphore>,
     uploads: Arc<Semaphore>,
+    /// Names this process.
+    process: String,
+    /// Of a request that may have ended a process: no other of these runs beside it, so that the guilty one is known.
+    alone: tokio::sync::Mutex<()>,
 }
 
 /// All of it, in memory: contents of files are not.
@@ -164,7 +169,20 @@ impl Batches {
             come: Notify::new(),
             permits: Arc::new(Semaphore::new(limits.at_once)),
             uploads: Arc::new(Semaphore::new(UPLOADS_MAX)),
+            process: new_id("process_"),
+            alone: tokio::sync::Mutex::default(),
         })
+    }
+
+    /// Nothing runs any more, since this process ends in good order.
+    pub fn stop(&self) {
+        let open: Vec<_> =
+            self.index().batches.values().filter(|entry| !entry.batch.is_over()).map(|entry| entry.batch.id.clone()).collect();
+        for id in open {
+            if let Err(error) = begun::stop(&self.disk.begun(&id)) {
+                tracing::warn!(batch = id, %error, "the next process will take this one's end for a crash");
+            }
+        }
     }
 
     pub fn limits(&self) -> &Limits {

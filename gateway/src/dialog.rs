@@ -15,12 +15,14 @@ use crate::text::{
 use minijinja::Value;
 use std::{
     borrow::Cow,
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     time::SystemTime,
 };
 
 /// Of a tool's name.
 const NAME_CHARS_MAX: usize = 128;
+/// Tools of one dialog. Hosts of agents that offer everything they have come to some hundreds.
+const TOOLS_MAX: usize = 1024;
 
 #[derive(Clone, Debug, Default)]
 pub struct Dialog {
@@ -127,6 +129,8 @@ pub enum DialogError {
     Template(#[from] TemplateError),
     #[error("`{0}` is not a tool's name: it must be 1 to {NAME_CHARS_MAX} letters, digits, or any of `_-.:/`")]
     ToolName(String),
+    #[error("there are {0} tools: {TOOLS_MAX} is the most")]
+    TooManyTools(usize),
     #[error("there are two tools `{0}`")]
     ToolTwice(String),
     #[error("the parameters of tool `{0}` must be a JSON schema: an object")]
@@ -212,12 +216,16 @@ impl Dialog {
 
     /// Names become parts of calls, of grammars, and of tags.
     fn check_tools(&self) -> Result<(), DialogError> {
-        for (i, tool) in self.tools.iter().enumerate() {
+        if self.tools.len() > TOOLS_MAX {
+            return Err(DialogError::TooManyTools(self.tools.len()));
+        }
+        let mut names = HashSet::with_capacity(self.tools.len());
+        for tool in &self.tools {
             let name = &tool.name;
             if !(1..=NAME_CHARS_MAX).contains(&name.chars().count()) || !name.chars().all(|c| c.is_alphanumeric() || "_-.:/".contains(c)) {
                 return Err(DialogError::ToolName(name.clone()));
             }
-            if self.tools[..i].iter().any(|earlier| earlier.name == *name) {
+            if !names.insert(name) {
                 return Err(DialogError::ToolTwice(name.clone()));
             }
             if tool.parameters.as_ref().is_some_and(|parameters| !parameters.is_object()) {

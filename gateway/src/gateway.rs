@@ -17,6 +17,7 @@ use crate::{
     dialog::{Dialog, DialogError, DialogPrompt, ToolChoice},
     feedback::{self, Answered, Feedback},
     generation::personal::Personal,
+    grammars::{Grammars, Hearing},
     http::{
         answer::{Answer, Books, Reader},
         errors::ApiError,
@@ -25,7 +26,7 @@ use crate::{
         parse::{self, Constrained, FORM_OF_CALLS, Options},
         replay::Replays,
         responses::running::RunningResponses,
-        structured::{self, Asked},
+        structured::{Asked, unjudged},
         watch::VIEWERS_MAX,
     },
     metrics::Objectives,
@@ -57,9 +58,8 @@ use serde_json::Value;
 use std::{
     collections::BTreeMap,
     num::NonZero,
-    panic::{self, AssertUnwindSafe},
     sync::{
-        Arc, OnceLock, PoisonError, RwLock,
+        Arc, PoisonError, RwLock,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant, SystemTime},
@@ -68,7 +68,7 @@ use tidemill_cluster::{
     ClusterView, NewRequest, Rejection,
     class::{ClassId, Classes},
 };
-use tidemill_grammar::{Compiler, Vocabulary, compiler::json_schema, lark, schema::Whitespace};
+use tidemill_grammar::{GrammarError, helper::handle::AskError, lark, schema::Whitespace};
 use tidemill_proto::{
     block::Token,
     grammar::Grammar,
@@ -92,9 +92,6 @@ const TENDED_EVERY: Duration = Duration::from_millis(500);
 /// each so many of them also at what others have changed.
 const REFRESHED_EACH: u64 = 2;
 
-/// Changing threads costs more than to render and tokenize this much.
-const COMPUTED_HERE_BYTES_MAX: usize = 2048;
-
 #[derive(Debug)]
 pub struct GatewaySettings {
     pub classes: Classes,
@@ -106,6 +103,8 @@ pub struct GatewaySettings {
     pub store: Arc<dyn Store>,
     /// `None`: there is no data directory.
     pub batches: Option<Arc<Batches>>,
+    /// Of the same models in the same order.
+    pub grammars: Grammars,
     pub tenants: Arc<Tenants>,
     /// `None`: no tools run here.
     pub server_tools: Option<Arc<ServerTools>>,
@@ -147,13 +146,6 @@ pub struct ServedModel {
     pub name: String,
     pub text: TextModel,
     pub backend: Arc<dyn Backend>,
-    grammars: OnceLock<Compiler>,
-}
-
-impl ServedModel {
-    pub fn new(name: String, text: TextModel, backend: Arc<dyn Backend>) -> Self {
-        Self { name, text, backend, grammars: OnceLock::new() }
-    }
 }
 
 /// The front door, turned to one of the models, and to one request's sender: [`select`](Self::select) turns it to another model.
@@ -179,6 +171,7 @@ struct Shared {
     registry: Arc<dyn Registry>,
     store: Arc<dyn Store>,
     batches: Option<Arc<Batches>>,
+    grammars: Grammars,
     tenants: Arc<Tenants>,
     safety: Option<Safety>,
     server_tools: Option<Arc<ServerTools>>,
@@ -227,6 +220,7 @@ impl Gateway {
             registry: settings.registry,
             store: settings.store,
             batches: settings.batches,
+            grammars: settings.grammars,
             tenants: settings.tenants,
             safety: settings.safety,
             server_tools: settings.server_tools,
@@ -372,6 +366,13 @@ impl Gateway {
         match &self.shared.batches {
             Some(batches) => Arc::clone(batches).run(Arc::clone(&self)).await,
             None => std::future::pending().await,
+        }
+    }
+
+    /// Batches run no more, and what ran of them has nothing to do with this process's end.
+    pub fn stop_batches(&self) {
+        if let Some(batches) = &self.shared.batches {
+            batches.stop();
         }
     }
 
@@ -591,15 +592,12 @@ impl Gateway {
         read.unwrap_or_else(|_| Err(ApiError::too_slow(BODY_READ_MAX)))
     }
 
-    /// Reads a request whose body has this many bytes: a long one beside the event loop, which must not wait for it.
+    /// Reads a request whose body has this many bytes, beside the event loop: however short it is, a schema in it may take a second.
     pub async fn compute_body<T: Send + 'static>(
         &self,
-        body_bytes: usize,
+        _body_bytes: usize,
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        if body_bytes <= COMPUTED_HERE_BYTES_MAX {
-            return panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(unreadable()));
-        }
         self.compute(work).await
     }
 
@@ -610,26 +608,30 @@ impl Gateway {
         done.unwrap_or_else(|_| Err(unreadable()))
     }
 
-    /// Refuses a grammar that does not compile, so that it fails before the request is taken. Takes milliseconds, beside the event loop.
-    pub async fn check_constraint(&self, options: &Options) -> Result<(), ApiError> {
-        let Some(constrained) = options.constraint.clone() else { return Ok(()) };
+    /// Refuses a grammar that does not compile, or takes too much, so that it fails before the request is taken. Takes milliseconds, or a
+    /// second at worst, beside the event loop.
+    pub async fn check_constraint(&self, options: &mut Options) -> Result<(), ApiError> {
+        let Some(mut constrained) = options.constraint.take() else { return Ok(()) };
         let worker = self.clone();
-        self.compute(move || worker.compile(&constrained)).await
+        options.constraint = Some(self.compute(move || worker.judge(&mut constrained).map(|()| constrained)).await?);
+        Ok(())
     }
 
-    fn compile(&self, Constrained { constraint, param }: &Constrained) -> Result<(), ApiError> {
+    fn judge(&self, Constrained { constraint, param, has_passed }: &mut Constrained) -> Result<(), ApiError> {
         if constraint.end_tokens.is_empty() {
             let message = format!("`{param}`: this model names no end-of-sequence token, so its answer could not end");
             return Err(ApiError::invalid(*param, message));
         }
-        self.grammars().compile(&constraint.grammar).map(drop).map_err(|error| structured::refused(param, &error))
+        self.hearing().grammar(&constraint.grammar).map_err(|error| unjudged(param, &error))?;
+        *has_passed = true;
+        Ok(())
     }
 
-    /// The compiler of this model's grammars. The first call makes it, which takes up to a second for a large vocabulary.
-    pub fn grammars(&self) -> &Compiler {
-        let ServedModel { text, grammars, .. } = &*self.model;
-        let width = text.config.identity.vocab_size as usize;
-        grammars.get_or_init(|| Compiler::new(&Vocabulary::new(text.tokenizer.inner(), width)))
+    /// For one request's questions about what its answer shall follow. They block.
+    pub fn hearing(&self) -> Hearing<'_> {
+        let models = &self.shared.models;
+        let model = models.iter().position(|model| Arc::ptr_eq(model, &self.model)).expect("a gateway is turned to one of its models");
+        self.shared.grammars.hearing(self.tenant(), model)
     }
 
     /// Refuses text that cannot fit, without tokenizing it.
@@ -664,7 +666,7 @@ impl Gateway {
     fn render(&self, param: &str, dialog: &Dialog) -> Result<DialogPrompt, ApiError> {
         dialog.prompt(self.text(), SystemTime::now()).map_err(|error| match error {
             DialogError::NoTools | DialogError::NoSuchTool(_) => ApiError::invalid("tool_choice", error.to_string()),
-            DialogError::ToolName(_) | DialogError::ToolTwice(_) | DialogError::Parameters(_) => {
+            DialogError::ToolName(_) | DialogError::TooManyTools(_) | DialogError::ToolTwice(_) | DialogError::Parameters(_) => {
                 ApiError::invalid("tools", error.to_string())
             }
             DialogError::NoTemplate | DialogError::Template(_) | DialogError::NoSeam => ApiError::invalid(param, error.to_string()),
@@ -694,11 +696,26 @@ impl Gateway {
             return Ok(());
         }
         let rules = AnswerRules { tokenizer: &self.text().tokenizer, thought: thought.as_ref(), calls, answer: answer.as_deref() };
-        let prepare = |schema: &Value| json_schema(schema, Whitespace::default()).map(|grammar| grammar.text().to_owned());
-        let grammar = rules.lark(&prepare).map_err(|Refused { tool, error }| {
-            let param = format!("tools[{tool}].function.parameters{}", error.path().unwrap_or_default());
-            ApiError::invalid(&*param, format!("`{param}`: {error}"))
-        })?;
+        let mut hearing = self.hearing();
+        let mut unavailable = None;
+        let prepare = &mut |schema: &Value| {
+            if unavailable.is_some() {
+                return Err(GrammarError::Invalid("it was not checked".into()));
+            }
+            hearing.part(schema, Whitespace::default()).map_err(|error| match error {
+                AskError::Refused(error) => error,
+                // Not the schema's fault: no looser one may take its place.
+                AskError::Unavailable(error) => {
+                    unavailable = Some(ApiError::grammar_unjudged(FORM_OF_CALLS, &error.to_string()));
+                    GrammarError::Invalid("it was not checked".into())
+                }
+            })
+        };
+        let grammar = rules.lark(prepare);
+        if let Some(error) = unavailable {
+            return Err(error);
+        }
+        let grammar = grammar.map_err(|Refused { tool, error }| refused_tool(tool, &error))?;
         // What the client asked for is a part of it, if there is such a thing.
         let param = options.constraint.as_ref().map_or(FORM_OF_CALLS, |asked| asked.param);
         options.constrain(Asked { grammar: Grammar::Lark(grammar.into()), param }, self.text());
@@ -715,7 +732,7 @@ impl Gateway {
         let worker = Arc::clone(self);
         let prepare = move || {
             let prompt = worker.prompt(param, &dialog, &mut options)?;
-            options.constraint.as_ref().map_or(Ok(()), |asked| worker.compile(asked))?;
+            options.constraint.as_mut().map_or(Ok(()), |asked| worker.judge(asked))?;
             Ok((Tokens::from(prompt), options))
         };
         let (prompt, mut options) = self.compute(prepare).await?;
@@ -752,6 +769,9 @@ impl Gateway {
     ) -> Result<Answer, ApiError> {
         if !options.doubts.is_empty() {
             return Err(ApiError::internal("a doubt was not settled: please report this as a bug"));
+        }
+        if options.constraint.as_ref().is_some_and(|constrained| !constrained.has_passed) {
+            return Err(ApiError::internal("a grammar was not checked: please report this as a bug"));
         }
         let hidden = max_tokens == 0;
         let generated = max_tokens.max(1);
@@ -855,6 +875,11 @@ fn kv_used(cluster: &ClusterView) -> Option<f64> {
     let workers = cluster.members.iter().filter(|member| member.role == Role::Decode).map(|member| member.report.blocks.hbm);
     let (used, total) = workers.fold((0, 0), |(used, total), blocks| (used + blocks.used, total + blocks.total));
     (total > 0).then(|| used as f64 / total as f64)
+}
+
+fn refused_tool(tool: usize, error: &GrammarError) -> ApiError {
+    let param = format!("tools[{tool}].function.parameters{}", error.path().unwrap_or_default());
+    ApiError::invalid(&*param, format!("`{param}`: {error}"))
 }
 
 fn unreadable() -> ApiError {

@@ -27,6 +27,7 @@
 //! - [`feedback`]: what users think of answers
 //! - [`audit`]: what was blocked, and who appealed
 //! - [`server_tools`]: tools that run here, for models that call them
+//! - [`grammars`]: what answers shall follow, judged where it can do no harm
 //! - [`safety`]: what may be asked and answered here; [`pii`]: what identifies people
 //! - [`metrics`]: the numbers behind `/metrics`; [`recent`]: the last choices that ended
 
@@ -53,6 +54,8 @@ pub mod batches;
 pub mod feedback;
 #[cfg(feature = "shell")]
 pub mod gateway;
+#[cfg(feature = "shell")]
+pub mod grammars;
 #[cfg(feature = "shell")]
 pub mod http;
 #[cfg(feature = "shell")]

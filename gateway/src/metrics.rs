@@ -58,6 +58,7 @@ fn describe() {
     describe_histogram!("tidemill_step_seconds", "One step of an engine");
     describe_histogram!("tidemill_batch_size", "Sequences that decoded a token in one step");
     describe_counter!("tidemill_safety_blocks_total", "Prompts refused and answers cut by safety checks");
+    describe_counter!("tidemill_grammar_verdicts_total", "Schemas, expressions and grammars that were judged before anything follows them");
     describe_counter!("tidemill_feedback_total", "What users think of answers: up, down, or regenerate");
     describe_counter!("tidemill_audit_lost_total", "Records that the audit log had no room for, because its disk failed");
     describe_histogram!("tidemill_safety_input_seconds", "Checking one prompt");
@@ -184,6 +185,11 @@ pub fn show_usage_sink(counts: &sink::Counts) {
     counter!("tidemill_usage_sink_failures_total").absolute(counts.failed);
     gauge!("tidemill_usage_sink_failing").set(u8::from(counts.is_failing));
     gauge!("tidemill_usage_sink_behind_bytes").set(counts.behind_bytes as f64);
+}
+
+/// A client's schema, expression or grammar was judged.
+pub fn count_grammar(outcome: &'static str) {
+    counter!("tidemill_grammar_verdicts_total", "outcome" => outcome).increment(1);
 }
 
 /// An attempt of a batch's request has ended.

@@ -1,9 +1,11 @@
 //! A real coordinator over real HTTP and QUIC, with scripted workers that speak the real protocol.
 
 mod agents;
+mod batches;
 mod console;
 mod failures;
 mod front_door;
+mod grammars;
 mod hostile;
 mod messages;
 mod models;

@@ -3,6 +3,7 @@
 //! ```text
 //! files/ID.json      what a file is         files/ID.content   what is in it
 //! batches/ID.json    how far a batch is     batches/ID.output, batches/ID.errors   its answers so far
+//!                                           batches/ID.begun   which of its requests run, and which ran when a process died
 //! uploads/ID         a file that arrives; what is left there belongs to a process that ended
 //! ```
 //!
@@ -22,6 +23,7 @@ const RECORD: &str = "json";
 const CONTENT: &str = "content";
 const OUTPUT: &str = "output";
 const ERRORS: &str = "errors";
+const BEGUN: &str = "begun";
 const UNFINISHED: &str = "tmp";
 /// Mode of files: prompts and answers are in them.
 pub(super) const PRIVATE: u32 = 0o600;
@@ -72,6 +74,11 @@ impl Disk {
     /// A batch's answers so far: the good ones, or the others.
     pub fn journal(&self, id: &str, good: bool) -> PathBuf {
         self.folder(Kind::Batch).join(id).with_extension(if good { OUTPUT } else { ERRORS })
+    }
+
+    /// What a batch has begun.
+    pub fn begun(&self, id: &str) -> PathBuf {
+        self.folder(Kind::Batch).join(id).with_extension(BEGUN)
     }
 
     /// All records. Those that cannot be read are left as they are, and told of.
@@ -133,12 +140,12 @@ impl Disk {
     }
 
     pub async fn remove_batch(&self, id: &str) -> io::Result<()> {
-        let paths = [self.record(Kind::Batch, id), self.journal(id, true), self.journal(id, false)];
+        let paths = [self.record(Kind::Batch, id), self.journal(id, true), self.journal(id, false), self.begun(id)];
         blocking(move || paths.iter().try_for_each(|path| remove(path))).await
     }
 
     pub async fn remove_journals(&self, id: &str) -> io::Result<()> {
-        let paths = [self.journal(id, true), self.journal(id, false)];
+        let paths = [self.journal(id, true), self.journal(id, false), self.begun(id)];
         blocking(move || paths.iter().try_for_each(|path| remove(path))).await
     }
 
@@ -149,7 +156,7 @@ impl Disk {
 
     /// Removes answers of batches that are over, or gone.
     pub(super) fn remove_journals_unless(&self, open: impl Fn(&str) -> bool) -> io::Result<()> {
-        let is_journal = |extension: &str| extension == OUTPUT || extension == ERRORS;
+        let is_journal = |extension: &str| [OUTPUT, ERRORS, BEGUN].contains(&extension);
         self.each(Kind::Batch, |id, extension, path| if is_journal(extension) && !open(id) { remove(path) } else { Ok(()) })
     }
 

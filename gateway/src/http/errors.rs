@@ -176,6 +176,12 @@ impl ApiError {
         Self { param: Some("server_tools".into()), code: Some("tools_not_ready"), retry_after_s: Some(5), ..new }
     }
 
+    /// What the answer shall follow could not be judged now.
+    pub fn grammar_unjudged(param: &str, reason: &str) -> Self {
+        let message = format!("`{param}` could not be checked at the moment: {reason}. Please try again.");
+        Self { param: Some(param.into()), retry_after_s: Some(1), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
+    }
+
     pub fn no_room_to_replay() -> Self {
         let message = "There is no room to keep this stream's events at the moment, so that it cannot go on after `Last-Event-ID`.";
         Self { retry_after_s: Some(5), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
