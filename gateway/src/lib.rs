@@ -17,6 +17,7 @@
 //!
 //! - [`gateway`]: the state that all handlers share
 //! - [`http`]: endpoints and their server
+//! - [`computing`]: threads for what is made of clients' data
 //! - [`backend`]: the cluster as the gateway sees it
 //! - [`registry`]: what coordinators agree on, as operators see and change it
 //! - [`store`]: responses and conversations that clients may ask for again
@@ -38,6 +39,7 @@ pub mod response_cache;
 pub mod rollout;
 pub mod routing;
 pub mod semantic;
+pub mod shares;
 pub mod text;
 
 #[cfg(feature = "shell")]
@@ -46,6 +48,8 @@ pub mod audit;
 pub mod backend;
 #[cfg(feature = "shell")]
 pub mod batches;
+#[cfg(feature = "shell")]
+pub mod computing;
 #[cfg(feature = "shell")]
 pub mod feedback;
 #[cfg(feature = "shell")]
