@@ -1,6 +1,11 @@
 //! May a request come in? A pure decision, apart from where its sequences will run.
+//!
+//! A full queue is shared: a higher priority displaces the lowest, and of the same priority those tenants give way that have more waiting
+//! than the newcomer would have. So a tenant's flood displaces itself, and one that is alone has the whole queue.
 
 use crate::{Rejection, pace::Pace};
+use std::collections::HashMap;
+use tidemill_proto::ids::RequestId;
 
 /// The operator's choices.
 #[derive(Clone, Debug)]
@@ -35,14 +40,105 @@ pub fn admit(policy: &AdmissionPolicy, now: &Occupancy<'_>, tokens: u64, choices
     if ahead >= policy.queue_max { Err(Rejection::Full { retry_after_ms: retry_after_ms(now, ahead) }) } else { Ok(()) }
 }
 
+/// A request of which no sequence had a place yet.
+#[derive(Clone, Copy, Debug)]
+pub struct Waiting {
+    pub id: RequestId,
+    pub tenant: u64,
+    pub priority: u8,
+    pub sequences: usize,
+}
+
+/// A request that a full queue has no room for.
+#[derive(Clone, Copy, Debug)]
+pub struct Newcomer {
+    pub tenant: u64,
+    pub priority: u8,
+    pub choices: usize,
+}
+
+/// Picks the requests that give way to a newcomer, or `None` if not enough of them would.
+///
+/// `of_tenants` counts the waiting sequences of each tenant, those included that had a place before. `waiting` begins with the oldest.
+pub fn displaced(
+    policy: &AdmissionPolicy,
+    mut of_tenants: HashMap<u64, usize>,
+    mut waiting: Vec<Waiting>,
+    new: Newcomer,
+) -> Option<Vec<RequestId>> {
+    let total: usize = of_tenants.values().sum();
+    let mut lacking = (total + new.choices).saturating_sub(policy.queue_max);
+    let own = of_tenants.get(&new.tenant).copied().unwrap_or(0) + new.choices;
+    let mut displaced = Vec::new();
+    while lacking > 0 {
+        let gives_way = |request: &Waiting| {
+            request.priority < new.priority || (request.priority == new.priority && of_tenants.get(&request.tenant) > Some(&own))
+        };
+        // The newest of whoever has most, of the lowest priority.
+        let least = waiting
+            .iter()
+            .enumerate()
+            .filter(|(_, request)| gives_way(request))
+            .max_by_key(|(place, request)| (u8::MAX - request.priority, of_tenants.get(&request.tenant).copied(), *place));
+        let (place, _) = least?;
+        let request = waiting.remove(place);
+        displaced.push(request.id);
+        lacking = lacking.saturating_sub(request.sequences);
+        if let Some(of_tenant) = of_tenants.get_mut(&request.tenant) {
+            *of_tenant = of_tenant.saturating_sub(request.sequences);
+        }
+    }
+    Some(displaced)
+}
+
 /// When a rejected client may try again: half the queue will have gone by then.
-fn retry_after_ms(now: &Occupancy<'_>, ahead: usize) -> u64 {
+pub(crate) fn retry_after_ms(now: &Occupancy<'_>, ahead: usize) -> u64 {
     (now.pace.wait_ms(ahead / 2).unwrap_or(0.0) as u64).clamp(1_000, 30_000)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Rows of requests that wait, `tenant/priority/sequences` from the oldest, then the newcomer, and which give way. The queue has room
+    /// for six.
+    #[test]
+    fn a_full_queue_is_shared_by_priority_and_by_tenant() {
+        let table = "
+            1/1/2 1/1/2 1/1/2 | 2/1/1 | 2
+            1/1/2 1/1/2 1/1/2 | 2/1/3 | 2 1
+            1/1/2 1/1/2 1/1/2 | 2/1/4 | -
+            1/1/2 1/1/2 1/1/2 | 1/1/1 | -
+            1/1/1 1/1/1 1/1/1 2/1/1 2/1/1 2/1/1 | 3/1/1 | 5
+            1/1/1 1/1/1 1/1/1 2/1/1 2/1/1 2/1/1 | 2/1/1 | -
+            1/1/1 1/1/1 1/1/1 1/1/1 2/1/1 2/1/1 | 2/1/1 | 3
+            1/0/3 2/1/3 | 1/1/1 | 0
+            1/2/6 | 2/1/1 | -
+            1/1/6 | 1/2/1 | 0
+            1/1/4 2/0/1 3/0/1 | 4/1/1 | 2
+            1/1/5 2/0/1 | 3/1/2 | 1 0
+            1/1/3 | 2/1/1 |
+            ";
+        for row in table.lines().map(str::trim).filter(|row| !row.is_empty()) {
+            let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+            let [waiting, newcomer, expected] = cells[..] else { panic!("row `{row}`") };
+            let read = |item: &str| -> (u64, u8, usize) {
+                let numbers: Vec<&str> = item.split('/').collect();
+                (numbers[0].parse().unwrap(), numbers[1].parse().unwrap(), numbers[2].parse().unwrap())
+            };
+            let mut of_tenants = HashMap::new();
+            let waiting = waiting.split_whitespace().enumerate().map(|(id, item)| {
+                let (tenant, priority, sequences) = read(item);
+                *of_tenants.entry(tenant).or_default() += sequences;
+                Waiting { id: RequestId(id as u64), tenant, priority, sequences }
+            });
+            let waiting = waiting.collect();
+            let (tenant, priority, choices) = read(newcomer);
+            let got = displaced(&AdmissionPolicy { queue_max: 6 }, of_tenants, waiting, Newcomer { tenant, priority, choices });
+            let ids = |ids: Vec<RequestId>| ids.iter().map(|id| id.0.to_string()).collect::<Vec<_>>().join(" ");
+            assert_eq!(got.map_or("-".to_owned(), ids), expected, "{row}");
+        }
+    }
 
     /// Rows of `context | waiting | tokens | choices | decision`, with room for four in the queue.
     #[test]

@@ -101,6 +101,8 @@ pub enum Failure {
     QueueTimeout(u64),
     #[error("the request waited, and can no longer be answered within the limits of its service class; try again in {} s", retry_after_ms.div_ceil(1000))]
     Late { retry_after_ms: u64 },
+    #[error("the request waited in a full queue, and gave way to others; try again in {} s", retry_after_ms.div_ceil(1000))]
+    Displaced { retry_after_ms: u64 },
     #[error("the request was lost with {0} workers")]
     Losses(u32),
     #[error(

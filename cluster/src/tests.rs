@@ -241,6 +241,29 @@ fn the_queue_goes_by_priority_and_by_tenant_and_clients_hear_their_places() {
 }
 
 #[test]
+fn a_full_queue_displaces_the_newest_of_the_flood_and_tells_it() {
+    let (mut cluster, now) = (Cluster::new(settings(), model()), START);
+    cluster.register(now, register("d", RoleInfo::Decode(engine(1)))).unwrap();
+    let flood: Vec<_> = (0..9).map(|_| submit_as(&mut cluster, now, "default", b"flood", 40).0).collect();
+    let more = NewRequest { salt: b"flood".to_vec(), ..request(40, 1) };
+    assert!(matches!(cluster.submit(now, more).unwrap_err(), crate::Rejection::Full { .. }), "it displaces nobody, not even itself");
+    let quiet = cluster.submit(now, NewRequest { salt: b"quiet".to_vec(), ..request(40, 2) }).unwrap();
+    let actions = drain(&mut cluster);
+    let displaced = actions.iter().filter_map(|action| match action {
+        Action::Client { request, event: RequestEvent::Finished { outcome: Outcome::Failed(Failure::Displaced { .. }), .. } } => {
+            Some(*request)
+        }
+        _ => None,
+    });
+    assert_eq!(displaced.collect::<Vec<_>>(), [flood[8], flood[7]]);
+    assert!(!cluster.is_active(flood[8]) && cluster.is_active(flood[6]) && cluster.is_active(quiet));
+    let (urgent, place) = submit_as(&mut cluster, now, "priority", b"flood", 40);
+    assert_eq!(place, [1]);
+    assert!(!cluster.is_active(flood[6]) && cluster.is_active(urgent), "a higher priority displaces its own tenant's lower one, too");
+    assert_eq!(cluster.view(now).sequences_waiting, 6);
+}
+
+#[test]
 fn one_that_does_not_fit_lets_others_pass_and_not_for_ever() {
     let admission = AdmissionPolicy { queue_max: 500 };
     let (mut cluster, now) = (Cluster::new(ClusterSettings { admission, ..settings() }, model()), START);

@@ -4,6 +4,7 @@ use crate::{
     agreed::{self, Agreed, Followers, keys::KeysAgreed},
     driver::Driver,
     links::{self, Links},
+    loops::{self, LinkLoop},
     revoked::{self, Revoked},
     settings::{Settings, TlsFiles, tenants::KeptIn},
 };
@@ -16,7 +17,7 @@ use tidemill_gateway::{
     grammars::{Grammars, helper},
     http::{
         routes,
-        server::{self, Tls, TlsError},
+        server::{self, Limits, Tls, TlsError},
     },
     metrics,
     safety::judge::{Judge, JudgeError},
@@ -89,18 +90,21 @@ pub enum RunError {
     Link(#[from] LinkError),
     #[error("cannot listen for HTTP on {addr}: {source} (another process may have this port: choose one with {flag})")]
     Bind { flag: &'static str, addr: SocketAddr, source: io::Error },
+    #[error("cannot start threads for links: {0}")]
+    Threads(io::Error),
     #[error("the task that {0} has ended, and without it requests go wrong: please report this as a bug, with the log")]
     Broken(&'static str),
 }
 
 /// Connections of operators at a time, on a port of their own.
-const ADMIN_CONNECTIONS_MAX: usize = 64;
+const ADMIN_CONNECTIONS: Limits = Limits { connections: 64, per_address: Some(64) };
 
 /// Bound to its addresses, not serving yet.
 #[derive(Debug)]
 pub struct Coordinator {
     gateway: Arc<Gateway>,
     driver: Arc<Driver>,
+    link_loop: LinkLoop,
     registry: Registry,
     revoked: Revoked,
     peers: Arc<[String]>,
@@ -110,7 +114,7 @@ pub struct Coordinator {
     admin_listener: Option<TcpListener>,
     endpoint: Endpoint,
     tls: Option<Arc<Tls>>,
-    connections_max: usize,
+    connections: Limits,
     drain: Duration,
     pub http: SocketAddr,
     /// Where operators read metrics and the cluster's state, if not at `http`.
@@ -144,7 +148,11 @@ impl Coordinator {
         if !identity.name().is(PeerRole::Coordinator, Some(&settings.name)) {
             return Err(RunError::OtherName { found: identity.name().to_string(), name: settings.name });
         }
-        let endpoint = Endpoint::bind(settings.listen, &identity)?;
+        let link_loop = LinkLoop::start().map_err(RunError::Threads)?;
+        let endpoint = {
+            let _entered = link_loop.handle().enter();
+            Endpoint::bind(settings.listen, &identity)?
+        };
         let (listener, http) = listen("--http", settings.http).await?;
         let (admin_listener, admin) = match settings.admin {
             Some(addr) => listen("--admin", addr).await.map(|(listener, addr)| (Some(listener), Some(addr)))?,
@@ -168,7 +176,10 @@ impl Coordinator {
         };
         let revoked = Revoked::read(settings.data.as_deref().map(|dir| dir.join("revoked.json")))?;
         let file = settings.data.as_deref().map(|dir| dir.join("registry.sqlite"));
-        let registry = Registry::start(file.as_deref(), replica, Peers::start(&endpoint, &settings.name, &settings.peers))?;
+        let registry = {
+            let _entered = link_loop.handle().enter();
+            Registry::start(file.as_deref(), replica, Peers::start(&endpoint, &settings.name, &settings.peers))?
+        };
         let keeper: Arc<dyn Keeper> = match settings.tenants {
             KeptIn::Registry { earlier } => Arc::new(KeysAgreed::new(registry.clone(), earlier)),
             KeptIn::File(path) => Arc::new(keeper::sqlite::Sqlite::open(&path)?),
@@ -226,11 +237,15 @@ impl Coordinator {
             semantic_cache: settings.semantic_cache,
             request_timeout: settings.request_timeout,
             body_bytes_max: settings.body_bytes_max,
+            bodies_bytes_max: settings.bodies_bytes_max,
+            requests_max: settings.connections.connections,
+            hosts: settings.hosts,
         };
         let gateway = Arc::new(Gateway::new(served.collect(), gateway));
         Ok(Self {
             gateway,
             driver,
+            link_loop,
             registry,
             revoked,
             peers,
@@ -240,7 +255,7 @@ impl Coordinator {
             quic,
             endpoint,
             tls,
-            connections_max: settings.connections_max,
+            connections: settings.connections,
             drain: settings.drain,
             http,
             admin,
@@ -252,7 +267,8 @@ impl Coordinator {
     /// go unnoticed).
     pub async fn serve(self, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
         let links = Links { driver: Arc::clone(&self.driver), registry: self.registry.clone(), peers: self.peers };
-        let mut accepting = tokio::spawn(links::accept(self.endpoint.clone(), links));
+        let link_loop = self.link_loop.handle();
+        let mut accepting = link_loop.spawn(links::accept(self.endpoint.clone(), links));
         if let Some(state) = self.registry.view().state {
             agreed::set_rollouts(&self.gateway, &state);
             agreed::distrust(&self.driver, &state);
@@ -263,14 +279,15 @@ impl Coordinator {
             endpoint: self.endpoint.clone(),
             revoked: self.revoked,
         };
-        let mut agreeing = tokio::spawn(agreed::follow(self.registry.clone(), followers, self.aliases));
-        let mut accusing = tokio::spawn(agreed::accuse(self.registry.clone(), Arc::clone(&self.driver)));
-        let mut forgetting = tokio::spawn(agreed::forget(self.registry, Arc::clone(&self.driver)));
+        let mut agreeing = link_loop.spawn(agreed::follow(self.registry.clone(), followers, self.aliases));
+        let mut accusing = link_loop.spawn(agreed::accuse(self.registry.clone(), Arc::clone(&self.driver)));
+        let mut forgetting = link_loop.spawn(agreed::forget(self.registry, Arc::clone(&self.driver)));
         let driver = Arc::clone(&self.driver);
-        let mut ticking = tokio::spawn(async move { driver.tick().await });
+        let mut ticking = link_loop.spawn(async move { driver.tick().await });
 
         let gateway = Arc::clone(&self.gateway);
         let mut expiring = tokio::spawn(async move { gateway.expire_stored().await });
+        let measuring = tokio::spawn(loops::measure("front_door"));
 
         let gateway = Arc::clone(&self.gateway);
         let mut tending = tokio::spawn(async move { gateway.tend_tenants().await });
@@ -295,13 +312,13 @@ impl Coordinator {
             match self.admin_listener {
                 Some(listener) => {
                     let router = routes::admin(Arc::clone(&self.gateway));
-                    server::serve(listener, None, router, ADMIN_CONNECTIONS_MAX, future::pending(), Duration::ZERO).await
+                    server::serve(listener, None, router, ADMIN_CONNECTIONS, future::pending(), Duration::ZERO).await
                 }
                 None => future::pending().await,
             }
         };
         let served = tokio::select! {
-            whole = server::serve(self.listener, self.tls, front_door, self.connections_max, stop, self.drain) => {
+            whole = server::serve(self.listener, self.tls, front_door, self.connections, stop, self.drain) => {
                 if !whole {
                     tracing::warn!("requests still ran, or were being sent, after {:?}: they are cut", self.drain);
                 }
@@ -343,6 +360,7 @@ impl Coordinator {
             let _ = task.await;
         }
         self.gateway.stop_batches();
+        measuring.abort();
         reloading.inspect(|task| task.abort());
         served
     }

@@ -39,7 +39,7 @@ use tidemill_gateway::{
     context::Strategy,
     feedback::FeedbackSettings,
     gateway::SemanticSettings,
-    http::memories,
+    http::{memories, server::Limits as Connections},
     pii::Pii,
     replay, response_cache,
     routing::Router,
@@ -227,6 +227,15 @@ pub struct Flags {
     /// Connections of clients at a time; more wait to be accepted [default: 4096]
     #[arg(long, value_name = "N")]
     pub connections_max: Option<usize>,
+    /// Bytes of all request bodies that are on their way or being read; a client may have a quarter of them [default: 256MiB]
+    #[arg(long, value_name = "SIZE")]
+    pub bodies_bytes_max: Option<String>,
+    /// Connections of one address at a time [default: a quarter of connections_max]
+    #[arg(long, value_name = "N")]
+    pub connections_per_address_max: Option<usize>,
+    /// Names that the front door, while it is open, and --admin may be asked for by, besides addresses and `localhost`
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    pub hosts: Option<Vec<String>>,
     /// Time to first token that the class `standard` promises, in milliseconds, where no `[[class]]` is given [default: 2000]
     #[arg(long, value_name = "MS")]
     pub slo_ttft_ms: Option<u64>,
@@ -357,7 +366,9 @@ pub struct Settings {
     pub cluster: ClusterSettings,
     pub request_timeout: Duration,
     pub body_bytes_max: usize,
-    pub connections_max: usize,
+    pub bodies_bytes_max: u64,
+    pub connections: Connections,
+    pub hosts: Vec<String>,
     pub drain: Duration,
     pub log: String,
     pub exit_with_parent: bool,
@@ -428,6 +439,11 @@ impl Flags {
         let models = check_models(self.model, self.served_model_name)?;
         let body = self.body_bytes_max.unwrap_or_else(|| "8MiB".into());
         let body_bytes_max = parse_bytes(&body).map_err(|reason| invalid("body_bytes_max", &body, reason))?;
+        let bodies = self.bodies_bytes_max.unwrap_or_else(|| "256MiB".into());
+        let bodies_bytes_max = parse_bytes(&bodies).map_err(|reason| invalid("bodies_bytes_max", &bodies, reason))?;
+        if bodies_bytes_max < body_bytes_max {
+            return Err(invalid("bodies_bytes_max", &bodies, "it must be at least body_bytes_max, which is one body's"));
+        }
         let aliases = self.aliases.unwrap_or_default();
         if let Some((name, model)) =
             aliases.iter().find(|(name, model)| name.is_empty() || models.iter().all(|served| served.name != **model))
@@ -462,6 +478,11 @@ impl Flags {
         let within = |least, most, key, value| {
             if (least..=most).contains(&value) { Ok(value) } else { Err(invalid(key, value, format!("must be from {least} to {most}"))) }
         };
+        let connections_max = within(1, CONNECTIONS_MAX as u64, "connections_max", self.connections_max.unwrap_or(4096) as u64)? as usize;
+        let per_address = self.connections_per_address_max;
+        if let Some(each) = per_address.filter(|each| !(1..=connections_max).contains(each)) {
+            return Err(invalid("connections_per_address_max", each, "it must be at least 1, and at most connections_max"));
+        }
         let seconds = |key, value: Option<u64>, default| positive(key, value.unwrap_or(default)).map(Duration::from_secs);
         let policy_name = self.policy.as_deref().map_or(Ok(PolicyName::default()), str::parse);
         let policy = Policy {
@@ -608,7 +629,9 @@ impl Flags {
             },
             request_timeout: seconds("request_timeout_s", self.request_timeout_s, 600)?,
             body_bytes_max: positive("body_bytes_max", body_bytes_max)? as usize,
-            connections_max: within(1, CONNECTIONS_MAX as u64, "connections_max", self.connections_max.unwrap_or(4096) as u64)? as usize,
+            bodies_bytes_max,
+            connections: Connections { connections: connections_max, per_address },
+            hosts: self.hosts.unwrap_or_default(),
             drain: Duration::from_secs(self.drain_s.unwrap_or(30)),
             log: self.log.unwrap_or_else(|| "info".into()),
             exit_with_parent: self.exit_with_parent.unwrap_or(false),
@@ -666,6 +689,8 @@ mod tests {
             (Flags { queue_max: Some(0), ..flags() }, "queue_max"),
             (Flags { policy: Some("best".into()), ..flags() }, "`policy` = best"),
             (Flags { connections_max: Some(usize::MAX), ..flags() }, "connections_max"),
+            (Flags { connections_per_address_max: Some(0), ..flags() }, "connections_per_address_max"),
+            (Flags { bodies_bytes_max: Some("1MiB".into()), ..flags() }, "bodies_bytes_max"),
             (Flags { served_model_name: Vec::new(), ..flags() }, "`model` = /models/tiny"),
             (Flags { request_timeout_s: Some(0), ..flags() }, "request_timeout_s"),
             (Flags { aliases: parse_aliases("gpt-5=big").ok(), ..flags() }, "`aliases` = gpt-5=big"),

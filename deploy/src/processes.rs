@@ -1,6 +1,7 @@
 //! Child processes of `tidemill up`: started from this binary's directory, started again when they crash, ended by pid, never left
 //! behind.
 
+mod pulse;
 mod restarts;
 
 use anyhow::{Context, bail};
@@ -8,17 +9,24 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
+use pulse::{Pulse, SILENCE_MAX};
 use restarts::{Restarts, WINDOW};
 
 use std::{
     os::unix::process::ExitStatusExt,
     path::PathBuf,
     process::{ExitStatus, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
+use tidemill_net::supervised::BEAT;
 use tokio::{
-    io::{AsyncBufReadExt, BufReader, Lines},
+    io::{AsyncBufReadExt, BufReader},
     process::{Child, ChildStdout, Command},
+    sync::mpsc,
     time::timeout,
 };
 
@@ -30,7 +38,8 @@ pub struct Process {
     /// What it is started with, should it be started again.
     pub args: Vec<String>,
     child: Child,
-    stdout: Lines<BufReader<ChildStdout>>,
+    said: Said,
+    pulse: Pulse,
     restarts: Restarts,
     /// It crashed, and is started again then.
     due: Option<Instant>,
@@ -51,9 +60,9 @@ impl Process {
     /// Starts `program` from this binary's directory. Its own process group keeps Ctrl-C away from it, so that we decide the order of
     /// draining. Its stdin is a pipe that closes when we end, however that happens.
     pub fn start(program: &str, name: &str, args: &[String]) -> anyhow::Result<Self> {
-        let (child, stdout) = spawn(program, name, args)?;
+        let (child, said) = spawn(program, name, args)?;
         let (program, name, args) = (program.to_owned(), name.to_owned(), args.to_vec());
-        Ok(Self { name, program, args, child, stdout, restarts: Restarts::new(0), due: None, recalled: false })
+        Ok(Self { name, program, args, child, said, pulse: Pulse::default(), restarts: Restarts::new(0), due: None, recalled: false })
     }
 
     /// The same, to be started again after up to so many crashes in a row.
@@ -61,19 +70,27 @@ impl Process {
         Self { restarts: Restarts::new(max), ..self }
     }
 
-    /// Starts it again if it has crashed, after a wait that grows. An end in good order is an end.
+    /// Starts it again if it has crashed, after a wait that grows. An end in good order is an end. One whose event loop stands still is
+    /// ended, which is a crash.
     pub fn tend(&mut self, now: Instant) -> Tended {
         if let Some(due) = self.due {
             if now >= due {
                 match spawn(&self.program, &self.name, &self.args) {
-                    Ok((child, stdout)) => (self.child, self.stdout, self.due) = (child, stdout, None),
+                    Ok((child, said)) => (self.child, self.said, self.pulse, self.due) = (child, said, Pulse::default(), None),
                     Err(error) => return self.crashed(now, &format!("{error:#}")),
                 }
             }
             return Tended::Alive;
         }
         match self.status() {
-            None => Tended::Alive,
+            None => {
+                if self.pulse.is_lost(now, self.said.beats.load(Ordering::Relaxed)) {
+                    eprintln!("tidemill: the event loop of {} has stood still for {SILENCE_MAX:?}: it is killed", self.name);
+                    let _ = self.child.start_kill();
+                    self.pulse = Pulse::default();
+                }
+                Tended::Alive
+            }
             Some(_) if std::mem::take(&mut self.recalled) => {
                 self.due = Some(now);
                 Tended::Alive
@@ -103,8 +120,8 @@ impl Process {
 
     /// The next line that the process prints on stdout.
     pub async fn line(&mut self, within: Duration) -> anyhow::Result<String> {
-        let line = timeout(within, self.stdout.next_line()).await;
-        match line.with_context(|| format!("{} printed nothing within {within:?}", self.name))?? {
+        let line = timeout(within, self.said.lines.recv()).await;
+        match line.with_context(|| format!("{} printed nothing within {within:?}", self.name))? {
             Some(line) => Ok(line),
             None => bail!("{} ended before it was ready", self.name),
         }
@@ -153,14 +170,45 @@ impl Process {
     }
 }
 
-fn spawn(program: &str, name: &str, args: &[String]) -> anyhow::Result<(Child, Lines<BufReader<ChildStdout>>)> {
+/// The lines that a process prints. They are read as they come, so that no process waits for its reader.
+#[derive(Debug)]
+struct Said {
+    lines: mpsc::Receiver<String>,
+    /// The number of times that it said that its event loop turns.
+    beats: Arc<AtomicU64>,
+}
+
+impl Said {
+    fn by(stdout: ChildStdout) -> Self {
+        let (heard, lines) = mpsc::channel(LINES_MAX);
+        let beats = Arc::new(AtomicU64::new(0));
+        let counted = Arc::clone(&beats);
+        tokio::spawn(async move {
+            let mut stdout = BufReader::new(stdout).lines();
+            while let Ok(Some(line)) = stdout.next_line().await {
+                if line == BEAT {
+                    counted.fetch_add(1, Ordering::Relaxed);
+                } else {
+                    // Only the first ones are of interest.
+                    let _ = heard.try_send(line);
+                }
+            }
+        });
+        Self { lines, beats }
+    }
+}
+
+/// The most lines of a process that are kept to be read.
+const LINES_MAX: usize = 64;
+
+fn spawn(program: &str, name: &str, args: &[String]) -> anyhow::Result<(Child, Said)> {
     let path = beside_this_binary(program)?;
     let mut command = Command::new(&path);
     command.args(args).args(["--name", name, "--exit-with-parent", "true"]);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0).kill_on_drop(true);
     let mut child = command.spawn().with_context(|| format!("cannot start {}", path.display()))?;
     let stdout = child.stdout.take().expect("stdout is piped");
-    Ok((child, BufReader::new(stdout).lines()))
+    Ok((child, Said::by(stdout)))
 }
 
 fn beside_this_binary(program: &str) -> anyhow::Result<PathBuf> {

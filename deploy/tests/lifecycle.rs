@@ -4,7 +4,7 @@ mod support;
 
 use serde_json::{Value, json};
 use std::time::Duration;
-use support::{Answer, Case, Cluster, complete, crash, terminate};
+use support::{Answer, Case, Cluster, complete, crash, pause, terminate};
 use tidemill_net::cores::Cores;
 
 /// A case that runs long enough to be hit: a prompt of `prompt` tokens, different for each `salt`, and an answer of `answer` tokens.
@@ -242,4 +242,23 @@ async fn with_cores_split_each_worker_stays_on_its_own() {
     let up = up.expect("tidemill starts");
     let error = String::from_utf8_lossy(&up.stderr);
     assert!(!up.status.success() && error.contains("--cores split needs a core for each"), "{error}");
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_coordinator_whose_loop_stands_still_is_killed_and_started_again() {
+    let cluster = Cluster::start(&["--restarts", "3"]);
+    let pid = child_of(cluster.up_pid(), "tidemill-coordinator").expect("a coordinator");
+    // It has said that its loop turns.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    pause(pid);
+    let back = async {
+        let again = || child_of(cluster.up_pid(), "tidemill-coordinator").is_some_and(|other| other != pid);
+        while !again() || !reqwest::get(cluster.url.replace("/v1", "/ready")).await.is_ok_and(|answer| answer.status().is_success()) {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(120), back).await.expect("another coordinator is in its place");
+    complete(&cluster, &Case { prompt: vec![5; 100], seed: None, max_tokens: 4 }).await;
+    cluster.stop();
 }

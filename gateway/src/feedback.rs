@@ -1,9 +1,9 @@
 //! What users think of answers. Answers are remembered in memory for a while, each with what was asked, so that a thumb can be about
 //! something; a thumb is kept in SQLite with both, without what identifies people.
 //!
-//! An answer's owner has one opinion of it, whatever names of users come with it. Tenants [share](crate::shares) the room for both.
+//! An answer's owner has one opinion of it, whatever names of users come with it. Tenants [share](crate::room) the room for both.
 
-use crate::{metrics, owner::Owner, shares::Shares};
+use crate::{metrics, owner::Owner, room::Shares};
 use ::metrics::counter;
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 use serde::{Deserialize, Serialize};

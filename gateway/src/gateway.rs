@@ -13,6 +13,7 @@ use crate::{
     backend::{Backend, Cache, Caches, Similar, Submission},
     batch::life::Sender,
     batches::Batches,
+    computing::{self, Computing},
     context::Strategy,
     dialog::{Dialog, DialogError, DialogPrompt, ToolChoice},
     feedback::{self, Answered, Feedback},
@@ -20,6 +21,7 @@ use crate::{
     grammars::{Grammars, Hearing},
     http::{
         answer::{Answer, Books, Reader},
+        body::{Bodies, Whole},
         errors::ApiError,
         memories,
         openai::GenerateRequest,
@@ -39,6 +41,7 @@ use crate::{
     safety::{self, Blocks, Safety},
     semantic,
     server_tools::ServerTools,
+    shares::{Party, Pool, Share, Shares},
     stamp::unix_seconds,
     store::{Owner, Store},
     summarizer::{self, Summarizer},
@@ -54,10 +57,10 @@ use crate::{
     },
 };
 use axum::body::Body;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::{
     collections::BTreeMap,
-    num::NonZero,
     sync::{
         Arc, PoisonError, RwLock,
         atomic::{AtomicBool, Ordering},
@@ -82,10 +85,15 @@ use tidemill_safety::{
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// A client has this long to send a request's body.
-const BODY_READ_MAX: Duration = Duration::from_secs(60);
 /// Between looks for stored responses that are too old.
 const EXPIRE_EVERY: Duration = Duration::from_secs(600);
+
+/// The most bytes of stored items that are sent at a time, to all clients together.
+const ANSWERS_BYTES_MAX: u64 = 256 << 20;
+/// The most bytes of stored items that are sent to one client at a time.
+const ANSWER_BYTES_MAX: u64 = 64 << 20;
+/// The most files that are uploaded at a time.
+const UPLOADS_MAX: u64 = 16;
 
 /// Between looks at what tenants do to this cluster,
 const TENDED_EVERY: Duration = Duration::from_millis(500);
@@ -130,6 +138,12 @@ pub struct GatewaySettings {
     /// No request lives longer.
     pub request_timeout: Duration,
     pub body_bytes_max: usize,
+    /// The most bytes of request bodies that are on their way or being worked on.
+    pub bodies_bytes_max: u64,
+    /// The most requests that are read or answered at a time, streams not counted. A tenant may have half of them.
+    pub requests_max: usize,
+    /// Names that the ports are reached by, besides addresses and `localhost`, while no key protects them.
+    pub hosts: Vec<String>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -193,9 +207,15 @@ struct Shared {
     /// Permits to watch the cluster.
     viewers: Arc<Semaphore>,
     request_timeout: Duration,
-    body_bytes_max: usize,
-    /// Permits to render or tokenize: one per core.
-    computing: Semaphore,
+    bodies: Bodies,
+    /// Shares of the requests that are read or answered.
+    requests: Pool,
+    /// Shares of the bytes of stored items that are being sent.
+    answers: Pool,
+    /// Shares of the files that are being uploaded.
+    uploads: Pool,
+    hosts: Vec<String>,
+    computing: Computing,
     draining: AtomicBool,
 }
 
@@ -210,7 +230,6 @@ pub struct RunningDialog {
 impl Gateway {
     /// `models`: at least one, each with another name. Turned to the first.
     pub fn new(models: Vec<ServedModel>, settings: GatewaySettings) -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
         let models: Vec<_> = models.into_iter().map(Arc::new).collect();
         let shared = Shared {
             models,
@@ -240,8 +259,12 @@ impl Gateway {
             recent: Arc::default(),
             viewers: Arc::new(Semaphore::new(VIEWERS_MAX)),
             request_timeout: settings.request_timeout,
-            body_bytes_max: settings.body_bytes_max,
-            computing: Semaphore::new(cores),
+            bodies: Bodies::new(settings.body_bytes_max, settings.bodies_bytes_max),
+            requests: Pool::new(Shares::new(settings.requests_max as u64, (settings.requests_max as u64).div_ceil(2))),
+            answers: Pool::new(Shares::new(ANSWERS_BYTES_MAX, ANSWER_BYTES_MAX)),
+            uploads: Pool::new(Shares::quarters(UPLOADS_MAX, 0)),
+            hosts: settings.hosts,
+            computing: Computing::start(),
             draining: AtomicBool::new(false),
         };
         Self {
@@ -586,26 +609,60 @@ impl Gateway {
         self.model.backend.context_tokens().unwrap_or(self.model.text.config.context_tokens)
     }
 
-    pub async fn read(&self, body: Body) -> Result<Vec<u8>, ApiError> {
-        self.check_draining()?;
-        let read = tokio::time::timeout(BODY_READ_MAX, parse::read(body, self.shared.body_bytes_max)).await;
-        read.unwrap_or_else(|_| Err(ApiError::too_slow(BODY_READ_MAX)))
+    /// The party whose share a request counts to: its tenant, or its address while no key is needed.
+    pub fn party(&self) -> Party {
+        let of_address = || self.caller.as_ref().and_then(|caller| caller.address).map_or(Party::Server, Party::of_address);
+        self.tenant().map_or_else(of_address, |tenant| Party::Tenant(tenant.into()))
     }
 
-    /// Reads a request whose body has this many bytes, beside the event loop: however short it is, a schema in it may take a second.
+    pub async fn read(&self, body: Body) -> Result<Whole, ApiError> {
+        self.check_draining()?;
+        self.shared.bodies.read(self.party(), body).await
+    }
+
+    /// Reads a body as `T`.
+    pub async fn read_json<T: DeserializeOwned + Send + 'static>(&self, body: Body) -> Result<T, ApiError> {
+        let body = self.read(body).await?;
+        self.compute_body(body.len(), move || parse::json(&body)).await
+    }
+
+    /// Works on a request beside the event loop, which only moves bytes: however short it is, a schema in it may take a second. `bytes` is
+    /// the size of the work's input.
     pub async fn compute_body<T: Send + 'static>(
         &self,
-        _body_bytes: usize,
+        bytes: usize,
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        self.compute(work).await
+        self.shared.computing.run(self.party(), bytes, work).await
     }
 
-    /// Runs longer computations beside the event loop.
+    /// Works on a small input, or one that was counted before, beside the event loop.
     pub async fn compute<T: Send + 'static>(&self, work: impl FnOnce() -> Result<T, ApiError> + Send + 'static) -> Result<T, ApiError> {
-        let _permit = self.shared.computing.acquire().await.expect("the semaphore is never closed");
-        let done = tokio::task::spawn_blocking(work).await;
-        done.unwrap_or_else(|_| Err(unreadable()))
+        self.compute_body(0, work).await
+    }
+
+    /// Takes a place for a tenant's request. Without tenants, connections are shared by address.
+    pub fn admit_request(&self, caller: &Caller) -> Result<Option<Share>, ApiError> {
+        let Some(tenant) = caller.tenant() else { return Ok(None) };
+        let taken = self.shared.requests.take(Party::Tenant(tenant.into()), 1);
+        taken.map(Some).map_err(|refused| computing::refusal("requests", refused))
+    }
+
+    /// Takes a place for a file that is uploaded.
+    pub fn admit_upload(&self) -> Result<Share, ApiError> {
+        self.shared.uploads.take(self.party(), 1).map_err(|refused| computing::refusal("uploads", refused))
+    }
+
+    /// Takes room for stored items that are sent to a client.
+    pub fn admit_answer(&self, bytes: usize) -> Result<Share, ApiError> {
+        // One answer that is more than a share is sent all the same, by itself.
+        let amount = (bytes as u64).min(ANSWER_BYTES_MAX);
+        self.shared.answers.take(self.party(), amount).map_err(|refused| computing::refusal("answers", refused))
+    }
+
+    /// Names that the ports are reached by, besides addresses and `localhost`.
+    pub fn hosts(&self) -> &[String] {
+        &self.shared.hosts
     }
 
     /// Refuses a grammar that does not compile, or takes too much, so that it fails before the request is taken. Takes milliseconds, or a
@@ -675,6 +732,7 @@ impl Gateway {
 
     fn encode_rendered(&self, param: &str, prompt: &Sewn) -> Result<Vec<Token>, ApiError> {
         self.check_text_length(param, &prompt.text)?;
+        computing::checkpoint()?;
         // The template has written BOS where the model wants it.
         self.text().tokenizer.encode_sewn(prompt).map_err(|e| ApiError::invalid(param, e.to_string()))
     }
@@ -880,8 +938,4 @@ fn kv_used(cluster: &ClusterView) -> Option<f64> {
 fn refused_tool(tool: usize, error: &GrammarError) -> ApiError {
     let param = format!("tools[{tool}].function.parameters{}", error.path().unwrap_or_default());
     ApiError::invalid(&*param, format!("`{param}`: {error}"))
-}
-
-fn unreadable() -> ApiError {
-    ApiError::internal("the request could not be read: please report this as a bug")
 }

@@ -1,6 +1,6 @@
 //! OpenAI's API over HTTP.
 //!
-//! - [`access`]: who asks; [`admin`]: tenants and keys, for operators
+//! - [`access`]: who asks; [`doors`]: whether a web page does; [`admin`]: tenants and keys, for operators
 //! - [`routes`]: both ports' routes; [`operator`]: for operators and probes; [`models`]: `/v1/models`
 //! - [`console`]: `/console`, the web page; [`watch`]: `/cluster/events`, its live data
 //! - [`endpoint`]: the generating endpoints' common part; [`chat`], [`completions`]: their wire shapes; [`openai`]: bodies
@@ -10,10 +10,11 @@
 //! - [`files`], [`batches`]: requests in files, answered within a day
 //! - [`messages`]: Anthropic's API; [`embeddings`], [`moderations`] and [`tokenize`]: what needs no answer
 //! - [`structured`]: what an answer's text must follow
-//! - [`parse`]: bodies checked; [`errors`]: OpenAI's error object
+//! - [`body`]: bodies on their way in; [`parse`]: bodies checked; [`errors`]: OpenAI's error object
 //! - [`answer`]: a running request's events as deltas of its choices; [`sse`]: deltas as a stream
 //! - [`records`]: what coordinators agree on, for operators; [`rollouts`]: users that move to another model, for operators
 //! - [`replay`]: requests that are repeated, and streams that go on
+//! - [`written`]: answers that are written beside the event loop
 //! - [`server`]: clients' connections
 
 pub mod access;
@@ -21,11 +22,13 @@ pub mod admin;
 pub mod answer;
 pub mod appeals;
 pub mod batches;
+pub mod body;
 pub mod chat;
 pub mod completions;
 pub mod console;
 pub mod context;
 pub mod conversations;
+pub mod doors;
 pub mod embeddings;
 pub mod endpoint;
 pub mod errors;
@@ -50,3 +53,4 @@ pub mod stored;
 pub mod structured;
 pub mod tokenize;
 pub mod watch;
+pub mod written;

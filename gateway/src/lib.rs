@@ -12,12 +12,14 @@
 //! - [`routing`]: which model answers, by the operator's rules
 //! - [`rollout`]: users that move from one model to another, step by step, and back (its shell is in the same room)
 //! - [`batch`]: files of requests, and the order and pace in which they are answered
-//! - [`owner`]: whose everything is that is stored; [`shares`]: how much room a tenant has where all share it
+//! - [`owner`]: whose everything is that is stored; [`room`]: who makes room where tenants fill one together; [`shares`]: parts of what is in
+//!   flight
 //!
 //! Shell (feature `shell`, on by default):
 //!
 //! - [`gateway`]: the state that all handlers share
 //! - [`http`]: endpoints and their server
+//! - [`computing`]: threads for what is made of clients' data
 //! - [`backend`]: the cluster as the gateway sees it
 //! - [`registry`]: what coordinators agree on, as operators see and change it
 //! - [`store`]: responses and conversations that clients may ask for again
@@ -39,6 +41,7 @@ pub mod owner;
 pub mod replay;
 pub mod response_cache;
 pub mod rollout;
+pub mod room;
 pub mod routing;
 pub mod semantic;
 pub mod shares;
@@ -50,6 +53,8 @@ pub mod audit;
 pub mod backend;
 #[cfg(feature = "shell")]
 pub mod batches;
+#[cfg(feature = "shell")]
+pub mod computing;
 #[cfg(feature = "shell")]
 pub mod feedback;
 #[cfg(feature = "shell")]

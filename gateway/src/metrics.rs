@@ -7,6 +7,7 @@ use crate::{
     registry::RegistryView,
     replay::Counts,
     rollout::record::{Rollout, Summary},
+    shares::Refused,
 };
 use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
@@ -76,6 +77,14 @@ fn describe() {
     );
     describe_counter!("tidemill_safety_disclaimers_total", "Disclaimers that were said after answers");
     describe_counter!("tidemill_requests_total", "Requests that ended, by outcome");
+    describe_counter!(
+        "tidemill_share_refusals_total",
+        "What clients were refused because they held their share of it, or others held all of it, by resource"
+    );
+    describe_counter!("tidemill_connections_closed_total", "Connections closed for what their clients did not do, by reason");
+    describe_gauge!("tidemill_body_bytes", "Bytes of request bodies on their way, or being read");
+    describe_counter!("tidemill_door_refusals_total", "Requests that a web page may have made, by what gave them away");
+    describe_histogram!("tidemill_event_loop_delay_seconds", "How much later than it should a task of an event loop runs");
     describe_gauge!("tidemill_goodput_ratio", "Share of a class's finished choices that kept its limits");
     describe_counter!("tidemill_class_choices_total", "Choices by class: attained or missed its limits, or rejected");
     describe_counter!("tidemill_prompt_tokens_total", "Prompt tokens of requests that ended");
@@ -155,6 +164,30 @@ impl RequestOutcome {
 
 pub fn count_request(outcome: RequestOutcome) {
     counter!("tidemill_requests_total", "outcome" => outcome.name()).increment(1);
+}
+
+/// Counts a refused share.
+pub fn count_share_refusal(resource: &'static str, refused: Refused) {
+    counter!("tidemill_share_refusals_total", "resource" => resource, "share" => refused.name()).increment(1);
+}
+
+/// Counts a connection that was closed for what its client did not do.
+pub fn count_closed(reason: &'static str) {
+    counter!("tidemill_connections_closed_total", "reason" => reason).increment(1);
+}
+
+/// Counts a refused request that a web page may have made.
+pub fn count_wrong_door(what: &'static str) {
+    counter!("tidemill_door_refusals_total", "what" => what).increment(1);
+}
+
+pub fn show_body_bytes(bytes: u64) {
+    gauge!("tidemill_body_bytes").set(bytes as f64);
+}
+
+/// Records how late a task of this event loop has run.
+pub fn observe_loop_delay(of: &'static str, delay: Duration) {
+    histogram!("tidemill_event_loop_delay_seconds", "loop" => of).record(delay);
 }
 
 pub fn count_quota_refusal(kind: &'static str) {

@@ -2,11 +2,11 @@
 //! stream broke off, instead of computing them again.
 //!
 //! A [`Recordings`] holds what was said; who listens has a [`Seat`]. It knows no clock and no socket: time is an argument, and
-//! frames are whatever the shell sends. Bounded by [`Limits`], which tenants [share](crate::shares): the oldest recordings that have ended go
+//! frames are whatever the shell sends. Bounded by [`Limits`], which tenants [share](crate::room): the oldest recordings that have ended go
 //! first. Where even that makes no room, a recording *passes*: nobody can join it any more, it keeps only what its listeners have not read
 //! yet, and its maker waits for them.
 
-use crate::shares::Shares;
+use crate::room::Shares;
 use serde::Serialize;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque, hash_map::Entry},

@@ -3,9 +3,9 @@
 //! By the exactness contract such a hit *is* the answer: on CPU workers the cluster would send the same tokens again. So only greedy and
 //! seeded requests are kept, and what is kept are tokens, not text: stop strings, tools and safety checks are applied anew each time.
 //!
-//! A core: it knows no clock. Bounded in bytes, which tenants [share](crate::shares); what was not asked for the longest time goes first.
+//! A core: it knows no clock. Bounded in bytes, which tenants [share](crate::room); what was not asked for the longest time goes first.
 
-use crate::shares::Shares;
+use crate::room::Shares;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     mem,

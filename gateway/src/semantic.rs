@@ -4,14 +4,14 @@
 //! and every hit says so. Everything but the question's words must be *equal*: tenant, model, system prompt, sampling, form, length. Of what
 //! is left, the likeliest question that is alike enough is found by comparing with all ([`likeness`]): there is no index.
 //!
-//! A core: it knows no clock. Bounded in bytes and answers, which tenants [share](crate::shares); what was not asked for the longest time
+//! A core: it knows no clock. Bounded in bytes and answers, which tenants [share](crate::room); what was not asked for the longest time
 //! goes first. What a hit gives is not kept again, so that likeness does not drift.
 
 pub mod likeness;
 
 use crate::{
     response_cache::{self, Events, Key, Tenant},
-    shares::Shares,
+    room::Shares,
 };
 use likeness::Question;
 use std::{

@@ -1,74 +1,162 @@
-//! Fair shares of a room that tenants fill together.
-//!
-//! A tenant's share is the room divided by the tenants that have something in it. What others leave free may be used, too; but when the room
-//! is full, whoever wants more than its share makes room by itself, and whoever wants less takes it from the tenant that has most. So
-//! nobody loses anything of its share to others, and a flood drives out nothing but itself.
+//! Shares of a thing that there is a fixed amount of: bytes in flight, connections, places. A party may hold a fixed part of it, and never
+//! more than is left for everybody else. So no party takes all of it, and many parties together leave some for the next one.
 
-use std::{collections::HashMap, hash::Hash};
+use std::{
+    collections::HashMap,
+    hash::Hash,
+    net::{IpAddr, Ipv6Addr},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
-/// What each tenant holds, in whatever unit the room has.
-#[derive(Clone, Debug)]
-pub struct Shares<T> {
-    held: HashMap<T, u64>,
+/// The number of parts of which a party may hold one, by default.
+const PARTS: u64 = 4;
+
+/// The party that a share is counted for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Party {
+    Tenant(Arc<str>),
+    /// A client's address, while no key is needed or none is known yet.
+    Address(IpAddr),
+    /// This server itself and its operators.
+    Server,
+}
+
+impl Party {
+    /// The party of an address. IPv6 hands out whole networks: one of 64 bits is one party.
+    pub fn of_address(address: IpAddr) -> Self {
+        Self::Address(match address.to_canonical() {
+            IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
+            address => address,
+        })
+    }
+}
+
+/// The reason why an amount is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// The party holds its share already.
+    Own,
+    /// Others hold everything: the party itself holds nothing.
+    Total,
+}
+
+impl Refused {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Own => "own",
+            Self::Total => "total",
+        }
+    }
+}
+
+/// The books: a fixed amount, and how much of it each party holds.
+#[derive(Debug)]
+pub struct Shares<P> {
     total: u64,
+    /// The most that one party may hold. If that is all there is, there are no shares.
+    most: u64,
+    used: u64,
+    held: HashMap<P, u64>,
 }
 
-impl<T> Default for Shares<T> {
-    fn default() -> Self {
-        Self { held: HashMap::new(), total: 0 }
+impl<P: Clone + Eq + Hash> Shares<P> {
+    pub fn new(total: u64, most: u64) -> Self {
+        Self { total, most: most.min(total), used: 0, held: HashMap::new() }
     }
-}
 
-impl<T: Clone + Eq + Hash + Ord> Shares<T> {
-    pub fn add(&mut self, tenant: &T, amount: u64) {
+    /// Allows each party a quarter, or `least` if that is more.
+    pub fn quarters(total: u64, least: u64) -> Self {
+        Self::new(total, (total / PARTS).max(least))
+    }
+
+    pub fn take(&mut self, party: &P, amount: u64) -> Result<(), Refused> {
+        let (held, left) = (self.held.get(party).copied().unwrap_or(0), self.total - self.used);
+        let may_hold = if self.most == self.total { held + left } else { self.most.min(left) };
+        if held.saturating_add(amount) > may_hold {
+            return Err(if held == 0 && amount <= self.most { Refused::Total } else { Refused::Own });
+        }
         if amount > 0 {
-            *self.held.entry(tenant.clone()).or_default() += amount;
-            self.total += amount;
+            *self.held.entry(party.clone()).or_default() += amount;
+            self.used += amount;
+        }
+        Ok(())
+    }
+
+    /// Takes an amount back from a party.
+    pub fn give(&mut self, party: &P, amount: u64) {
+        let Some(held) = self.held.get_mut(party) else { return };
+        let amount = amount.min(*held);
+        *held -= amount;
+        self.used -= amount;
+        if *held == 0 {
+            self.held.remove(party);
         }
     }
 
-    /// Panics if the tenant holds less.
-    pub fn take(&mut self, tenant: &T, amount: u64) {
-        if amount > 0 {
-            let held = self.held.get_mut(tenant).expect("only what was added is taken");
-            *held -= amount;
-            self.total -= amount;
-            if *held == 0 {
-                self.held.remove(tenant);
-            }
-        }
+    pub fn used(&self) -> u64 {
+        self.used
     }
 
-    pub fn held(&self, tenant: &T) -> u64 {
-        self.held.get(tenant).copied().unwrap_or(0)
-    }
-
-    pub fn total(&self) -> u64 {
-        self.total
-    }
-
-    /// A tenant's part of a room of this size, once `newcomer` has something in it.
-    pub fn share(&self, room: u64, newcomer: &T) -> u64 {
-        let others = self.held.len() as u64 - u64::from(self.held.contains_key(newcomer));
-        room / (others + 1)
-    }
-
-    /// The tenants of which something may go so that `newcomer` gets `more`, first those of which it should: the newcomer itself where it
-    /// would have more than its share, else those that have more than theirs.
-    pub fn losers(&self, room: u64, newcomer: &T, more: u64) -> Vec<T> {
-        let share = self.share(room, newcomer);
-        if self.held(newcomer) + more > share {
-            return vec![newcomer.clone()];
-        }
-        let mut over: Vec<_> = self.held.iter().filter(|(_, held)| **held > share).collect();
-        over.sort_by(|a, b| b.1.cmp(a.1).then(a.0.cmp(b.0)));
-        over.into_iter().map(|(tenant, _)| tenant.clone()).collect()
-    }
-
+    /// Panics if the books do not balance. Tests call it after every step.
     #[cfg(test)]
-    pub(crate) fn check_integrity(&self) {
-        assert_eq!(self.total, self.held.values().sum::<u64>());
-        assert!(self.held.values().all(|held| *held > 0));
+    fn check_integrity(&self) {
+        assert_eq!(self.used, self.held.values().sum::<u64>());
+        assert!(self.used <= self.total && self.held.values().all(|&held| 0 < held && held <= self.most));
+    }
+}
+
+/// Shares that several threads take from.
+#[derive(Clone, Debug)]
+pub struct Pool(Arc<Mutex<Shares<Party>>>);
+
+impl Pool {
+    pub fn new(shares: Shares<Party>) -> Self {
+        Self(Arc::new(Mutex::new(shares)))
+    }
+
+    /// Takes an amount, until what is returned is dropped.
+    pub fn take(&self, party: Party, amount: u64) -> Result<Share, Refused> {
+        self.lock().take(&party, amount)?;
+        Ok(Share { pool: self.clone(), party, amount })
+    }
+
+    /// The amount that all parties together hold.
+    pub fn used(&self) -> u64 {
+        self.lock().used()
+    }
+
+    /// Nothing that holds the lock panics.
+    fn lock(&self) -> MutexGuard<'_, Shares<Party>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An amount that a party holds until this is dropped.
+#[derive(Debug)]
+pub struct Share {
+    pool: Pool,
+    party: Party,
+    amount: u64,
+}
+
+impl Share {
+    pub fn amount(&self) -> u64 {
+        self.amount
+    }
+
+    /// Makes the amount at least this.
+    pub fn grow_to(&mut self, amount: u64) -> Result<(), Refused> {
+        if let Some(more) = amount.checked_sub(self.amount) {
+            self.pool.lock().take(&self.party, more)?;
+            self.amount = amount;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.pool.lock().give(&self.party, self.amount);
     }
 }
 
@@ -76,57 +164,71 @@ impl<T: Clone + Eq + Hash + Ord> Shares<T> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use std::collections::VecDeque;
 
     #[test]
-    fn whoever_has_more_than_its_share_makes_room_by_itself() {
-        let mut shares = Shares::default();
-        shares.add(&"free", 90);
-        assert_eq!(shares.losers(100, &"free", 20), ["free"], "alone it may have everything, and no more");
-        shares.add(&"paid", 10);
-        assert_eq!(shares.losers(100, &"paid", 20), ["free"], "what was borrowed is given back");
-        assert_eq!(shares.losers(100, &"paid", 50), ["paid"]);
-        shares.take(&"free", 50);
-        assert_eq!(shares.losers(100, &"free", 20), ["free"]);
-        assert_eq!(shares.share(100, &"third"), 33);
-        assert_eq!(shares.losers(100, &"third", 30), ["free"]);
-        shares.take(&"paid", 10);
-        assert_eq!(shares.held(&"paid"), 0);
+    fn nobody_takes_more_than_a_part_and_nobody_takes_the_last() {
+        let mut shares = Shares::quarters(100, 0);
+        assert_eq!(shares.take(&"flood", 25), Ok(()));
+        assert_eq!(shares.take(&"flood", 1), Err(Refused::Own), "a quarter is the most");
+        assert_eq!(shares.take(&"b", 25), Ok(()));
+        assert_eq!(shares.take(&"c", 25), Ok(()));
+        assert_eq!(shares.take(&"d", 25), Ok(()), "a quarter is left, and nobody else wants it");
+        assert_eq!(shares.take(&"e", 1), Err(Refused::Total));
+        shares.give(&"flood", 20);
+        assert_eq!(shares.take(&"e", 10), Ok(()));
+        assert_eq!(shares.take(&"e", 1), Err(Refused::Own), "it holds as much as is left");
         shares.check_integrity();
     }
 
+    #[test]
+    fn an_amount_above_the_most_is_refused_to_the_party_that_asks() {
+        let mut shares = Shares::quarters(100, 40);
+        assert_eq!(shares.take(&"a", 41), Err(Refused::Own));
+        assert_eq!(shares.take(&"a", 40), Ok(()));
+    }
+
+    #[test]
+    fn a_party_that_may_hold_everything_does() {
+        let mut shares = Shares::quarters(2, 64);
+        assert_eq!((shares.take(&"proxy", 1), shares.take(&"proxy", 1)), (Ok(()), Ok(())));
+        assert_eq!((shares.take(&"proxy", 1), shares.take(&"other", 1)), (Err(Refused::Own), Err(Refused::Total)));
+    }
+
+    #[test]
+    fn a_share_ends_with_its_holder_and_grows_with_what_it_is_for() {
+        let pool = Pool::new(Shares::quarters(100, 0));
+        let mut share = pool.take(Party::Server, 5).unwrap();
+        share.grow_to(20).unwrap();
+        share.grow_to(10).unwrap();
+        assert_eq!((pool.used(), share.grow_to(26)), (20, Err(Refused::Own)));
+        drop(share);
+        assert_eq!(pool.used(), 0);
+    }
+
+    #[test]
+    fn a_network_of_ipv6_is_one_party() {
+        let party = |address: &str| Party::of_address(address.parse().unwrap());
+        assert_eq!(party("2001:db8:1:2:3::4"), party("2001:db8:1:2:ffff::1"));
+        assert_ne!(party("2001:db8:1:2::1"), party("2001:db8:1:3::1"));
+        assert_eq!(party("::ffff:10.0.0.1"), party("10.0.0.1"));
+        assert_ne!(party("10.0.0.1"), party("10.0.0.2"));
+    }
+
     proptest! {
-        /// A room that evicts by these rules: whatever others do, a tenant that stays within a share of all of them loses nothing.
         #[test]
-        fn a_tenant_within_its_share_loses_nothing(mine in prop::collection::vec(1u64..5, 0..5), theirs in prop::collection::vec((0usize..4, 1u64..60), 1..200)) {
-            const ROOM: u64 = 100;
-            let mut shares: Shares<usize> = Shares::default();
-            let mut kept: HashMap<usize, VecDeque<u64>> = HashMap::new();
-            let mut put = |tenant: usize, size: u64| {
-                'more: while shares.total() + size > ROOM {
-                    for loser in shares.losers(ROOM, &tenant, size) {
-                        if let Some(oldest) = kept.get_mut(&loser).and_then(VecDeque::pop_front) {
-                            shares.take(&loser, oldest);
-                            continue 'more;
-                        }
-                    }
-                    return shares.clone();
+        fn the_books_balance_and_a_newcomer_finds_something(steps in prop::collection::vec((0..8_u8, 1..40_u64, any::<bool>()), 1..200)) {
+            let mut shares = Shares::quarters(1000, 0);
+            for (party, amount, gives) in steps {
+                if gives {
+                    shares.give(&party, amount);
+                } else {
+                    let _ = shares.take(&party, amount);
                 }
-                shares.add(&tenant, size);
-                kept.entry(tenant).or_default().push_back(size);
                 shares.check_integrity();
-                shares.clone()
-            };
-            // Five tenants at most: a share is never less than 20, and this has less.
-            let mut has = 0;
-            for size in mine {
-                has += size;
-                prop_assert_eq!(put(9, size).held(&9), has);
-            }
-            for (tenant, size) in theirs {
-                let after = put(tenant, size);
-                prop_assert_eq!(after.held(&9), has);
-                prop_assert!(after.total() <= ROOM);
+                if shares.used() < 1000 {
+                    prop_assert_eq!(shares.take(&255, 1), Ok(()));
+                    shares.give(&255, 1);
+                }
             }
         }
     }

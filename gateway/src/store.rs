@@ -8,7 +8,7 @@
 //! - [`sqlite`]: a file in the data directory
 //! - [`postgres`]: a database that several coordinators share
 //!
-//! Every call names an [`Owner`], who sees nothing of others. Tenants [share](crate::shares) the room: one that wants more than its share
+//! Every call names an [`Owner`], who sees nothing of others. Tenants [share](crate::room) the room: one that wants more than its share
 //! loses its own oldest records, or is refused, and no other's.
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ mod ttft;
 use crate::{batch::life::Sender, gateway::Routed, http::errors::ApiError, metrics, owner::Owner, rollout::shadow::Tap, stamp::unix};
 use metered::{Metered, Wanted};
 use std::{
+    net::IpAddr,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicU8, Ordering},
@@ -22,7 +23,7 @@ use tidemill_tenancy::{
     keeper::{KeepError, Keeper},
     key::Secret,
     limits::{Limits, Overrides, Share},
-    quota::{Kind, Quota, Refusal, Scope, Standing},
+    quota::{Kind, Quota, Refusal, Reservation, Scope, Standing},
     records::{Change, Key, Tenant},
     shedding::{Load, Shedding, Step, Watermarks},
     sink::{self, Sink},
@@ -101,6 +102,8 @@ pub struct Caller {
     pub principal: Option<(Principal, Arc<Tier>)>,
     /// Nobody waits for the answer: it comes when there is room that nobody else needs.
     pub in_background: bool,
+    /// The address that the request's connection comes from.
+    pub address: Option<IpAddr>,
     /// Where it comes from, if rules ask for that and it says so.
     pub region: Option<String>,
     /// Which model it was turned to, if anything was there to choose.
@@ -117,11 +120,16 @@ impl Caller {
             id: format!("req_{:032x}", rand::random::<u128>()),
             principal,
             in_background: false,
+            address: None,
             region: None,
             routed: OnceLock::new(),
             shadow: None,
             standing: OnceLock::new(),
         }
+    }
+
+    pub fn at_address(self, address: Option<IpAddr>) -> Self {
+        Self { address, ..self }
     }
 
     pub fn from_region(self, region: Option<String>) -> Self {
@@ -130,12 +138,13 @@ impl Caller {
 
     /// For a request that another model answers, too: it takes no quota, is on no bill, and nobody waits for it.
     pub fn of_shadow(of: &Self, tap: Tap) -> Self {
-        Self { in_background: true, shadow: Some(Mutex::new(Some(tap))), ..Self::new(of.principal.clone()) }
+        let own = Self::new(of.principal.clone()).at_address(of.address);
+        Self { in_background: true, shadow: Some(Mutex::new(Some(tap))), ..own }
     }
 
     /// For a further round of the same answer, which is on the bill by itself.
     pub fn in_round(&self, round: u32) -> Self {
-        let own = Self::new(self.principal.clone());
+        let own = Self::new(self.principal.clone()).at_address(self.address);
         Self { id: format!("{}-{round}", self.id), in_background: self.in_background, region: self.region.clone(), ..own }
     }
 
@@ -363,6 +372,23 @@ impl Tenants {
         Ok(Metered::new(Arc::clone(self), caller, reservation, wanted))
     }
 
+    /// Takes the quota of a request that needs no answer of a model. It counts as one request, and as running until the result is dropped.
+    pub fn count(self: &Arc<Self>, caller: &Caller) -> Result<Counted, ApiError> {
+        let reservation = match &caller.principal {
+            Some((principal, tier)) if !caller.is_shadow() => {
+                let scopes = self.scopes(principal, tier, None);
+                let mut quota = self.quota();
+                let now = self.now();
+                let reserved = quota.reserve(now, &scopes, 0, now + self.request_timeout * 2);
+                let _ = caller.standing.set(quota.standing(now, &scopes));
+                drop(quota);
+                Some(reserved.map_err(|refusal| self.refused(caller, refusal))?)
+            }
+            _ => None,
+        };
+        Ok(Counted { tenants: Arc::clone(self), reservation })
+    }
+
     /// Tokens that an answer may have whose length the client left open: what the tier says, and no more than its limits could ever
     /// take. `room`: what fits after the prompt.
     pub fn answer_tokens(&self, caller: &Caller, model: &str, room: u32, prompt_tokens: u64, choices: u64) -> u32 {
@@ -490,6 +516,21 @@ impl Tenants {
 
     fn directory(&self) -> std::sync::RwLockReadGuard<'_, Directory> {
         self.directory.read().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A request that counts, and uses no tokens.
+#[derive(Debug)]
+pub struct Counted {
+    tenants: Arc<Tenants>,
+    reservation: Option<Reservation>,
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        if let Some(reservation) = self.reservation.take() {
+            self.tenants.quota().settle(reservation, 0);
+        }
     }
 }
 

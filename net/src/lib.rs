@@ -16,5 +16,6 @@ pub mod link;
 #[cfg(feature = "hub")]
 pub mod model_dir;
 pub mod process;
+pub mod supervised;
 pub mod uplink;
 pub mod worker;

@@ -1,16 +1,13 @@
 //! What every process has in common: logging to stderr, the end on Ctrl-C, SIGTERM or a closed pipe from the parent, plain error
 //! output, and an allocator setting for processes that move blocks.
 
-use crate::{config::ConfigError, cores::Cores};
+use crate::{config::ConfigError, cores::Cores, supervised::orphaned};
 use std::{
     error::Error,
     fmt,
-    io::{self, IsTerminal, Read},
+    io::{self, IsTerminal},
 };
-use tokio::{
-    signal::unix::{Signal, SignalKind, signal},
-    sync::oneshot,
-};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 /// The error that ends a `main`. Prints the error and its causes, never a backtrace: RUST_BACKTRACE is often set for other programs,
@@ -121,25 +118,12 @@ pub fn hangups() -> Signal {
     signal(SignalKind::hangup()).expect("SIGHUP can be handled")
 }
 
-/// Resolves when the process should end: on Ctrl-C, on SIGTERM or, with `exit_with_parent`, at the end of stdin.
+/// Resolves when the process should end: on Ctrl-C, on SIGTERM or, with `exit_with_parent`, when its supervisor has ended.
 pub async fn shutdown(exit_with_parent: bool) {
     tokio::select! {
         () = terminated() => {}
         () = orphaned(), if exit_with_parent => {}
     }
-}
-
-/// Resolves at the end of stdin. `tidemill up` holds a pipe to each child's stdin, so children notice even a killed parent and no
-/// process is left behind.
-pub async fn orphaned() {
-    let (ended, end) = oneshot::channel();
-    // Its own thread, not the runtime's: the runtime would wait for this read when the process ends for another reason.
-    std::thread::spawn(move || {
-        let mut buffer = [0; 64];
-        while std::io::stdin().read(&mut buffer).is_ok_and(|n| n > 0) {}
-        let _ = ended.send(());
-    });
-    let _ = end.await;
 }
 
 #[cfg(test)]

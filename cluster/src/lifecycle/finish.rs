@@ -85,7 +85,7 @@ impl Cluster {
         }
     }
 
-    fn fail_request(&mut self, now: Duration, id: RequestId, failure: &Failure) {
+    pub(crate) fn fail_request(&mut self, now: Duration, id: RequestId, failure: &Failure) {
         let choices = self.requests.get(id).map_or(0, |request| request.sequences.len());
         for choice in 0..choices {
             self.withdraw((id, choice));

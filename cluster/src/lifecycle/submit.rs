@@ -1,14 +1,15 @@
 //! A request comes in: admission, then the queue.
 
 use crate::{
-    Cluster, NewRequest, Rejection,
-    admission::{self, Occupancy},
+    Cluster, Failure, NewRequest, Rejection,
+    admission::{self, Newcomer, Occupancy, Waiting},
     class::OnMiss,
     requests::ChoiceId,
     requests::{Pin, Request, Sequence},
     schedule::Decision,
 };
 use std::{
+    collections::HashMap,
     hash::{DefaultHasher, Hash, Hasher},
     time::Duration,
 };
@@ -33,7 +34,13 @@ impl Cluster {
     pub(crate) fn submit_at(&mut self, now: Duration, new: NewRequest, pin: Option<Pin>) -> Result<RequestId, Rejection> {
         debug_assert!(!new.prompt.is_empty() && new.choices > 0 && new.stop.max_tokens > 0, "the gateway checks");
         let occupancy = Occupancy { context_tokens: self.context_tokens(now), waiting: self.requests.waiting(), pace: &self.pace };
-        admission::admit(&self.settings.admission, &occupancy, new.tokens_max(), new.choices as usize)?;
+        let admitted = admission::admit(&self.settings.admission, &occupancy, new.tokens_max(), new.choices as usize);
+        let retry_after_ms = admission::retry_after_ms(&occupancy, occupancy.waiting);
+        let displaced = match admitted {
+            Ok(()) => Vec::new(),
+            Err(full @ Rejection::Full { .. }) if pin.is_none() => self.displaced_by(&new).ok_or(full)?,
+            Err(rejection) => return Err(rejection),
+        };
         let id = RequestId(self.draw_id());
         let sequences = (0..new.choices).map(|_| Sequence::queued(SequenceId(self.draw_id()), now)).collect();
         let tenant = tenant(&new.salt);
@@ -56,10 +63,33 @@ impl Cluster {
             self.withdraw_new(id);
             return Err(Rejection::Late { retry_after_ms });
         }
+        for displaced in displaced {
+            self.fail_request(now, displaced, &Failure::Displaced { retry_after_ms });
+        }
         self.unsettled = true;
         self.place_queued(now);
         self.tell_waiting_of(now, id);
         Ok(id)
+    }
+
+    /// The requests that give way in a full queue. Their clients have heard of nothing but their places in it.
+    fn displaced_by(&self, new: &NewRequest) -> Option<Vec<RequestId>> {
+        let priority = |request: &NewRequest| self.settings.classes.get(request.class).priority;
+        let mut of_tenants: HashMap<u64, usize> = HashMap::new();
+        let mut waiting = Vec::new();
+        for (id, request) in self.requests.iter() {
+            let queued = request.sequences.iter().filter(|sequence| sequence.is_queued()).count();
+            if queued == 0 {
+                continue;
+            }
+            *of_tenants.entry(request.tenant).or_default() += queued;
+            let is_new = request.sequences.iter().all(|sequence| sequence.is_queued() && !sequence.is_resumed());
+            if is_new && request.pin.is_none() {
+                waiting.push(Waiting { id, tenant: request.tenant, priority: priority(&request.new), sequences: queued });
+            }
+        }
+        let newcomer = Newcomer { tenant: tenant(&new.salt), priority: priority(new), choices: new.choices as usize };
+        admission::displaced(&self.settings.admission, of_tenants, waiting, newcomer)
     }
 
     /// When to come back, for a new sequence whose class is not to be served late, and that would be.

@@ -112,7 +112,8 @@ fn any_body_gets_an_answer() {
     let mut runner = TestRunner::new(Config { cases: 600, failure_persistence: None, ..Config::default() });
     let result = runner.run(&(prop::sample::select(&PATHS[..]), bodies), |(path, body)| {
         runtime.block_on(async {
-            let send = client.post(format!("{}{path}", cluster.url)).body(body).timeout(Duration::from_secs(10)).send();
+            let request = client.post(format!("{}{path}", cluster.url)).header("content-type", "application/json").body(body);
+            let send = request.timeout(Duration::from_secs(10)).send();
             let response = send.await.map_err(|e| TestCaseError::fail(e.to_string()))?;
             let status = response.status().as_u16();
             let text = response.text().await.map_err(|e| TestCaseError::fail(e.to_string()))?;

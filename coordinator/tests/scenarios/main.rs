@@ -14,6 +14,7 @@ mod replay;
 mod responses;
 mod rollouts;
 mod routes;
+mod shares;
 mod support;
 mod tenants;
 mod tools;

@@ -118,7 +118,7 @@ async fn keys_are_managed_at_the_operators_address_only() {
     let sent = reqwest::Client::new().post(&at).body(wanted.to_string()).header("content-type", "text/plain").send().await.unwrap();
     assert_eq!(sent.status(), 415);
     let rebound = reqwest::Client::new().get(&at).header("host", "evil.example").send().await.unwrap();
-    assert_eq!(rebound.status(), 400);
+    assert_eq!(rebound.status(), 403);
     for (body, words) in [
         (json!({"tenant": "acme"}), "say its tier"),
         (json!({"tenant": "acme", "tier": "gold"}), "`free`, `paid`, `premium`"),

@@ -221,7 +221,7 @@ impl From<Rejection> for Unsettled {
 impl From<Failure> for Unsettled {
     fn from(failure: Failure) -> Self {
         match failure {
-            Failure::QueueTimeout(_) | Failure::Timeout(_) | Failure::Late { .. } => Self::Overdue,
+            Failure::QueueTimeout(_) | Failure::Timeout(_) | Failure::Late { .. } | Failure::Displaced { .. } => Self::Overdue,
             Failure::TooLong { .. } | Failure::Losses(_) | Failure::Worker(_) => Self::Failed(failure.to_string()),
         }
     }

@@ -1,7 +1,7 @@
 //! Who a request comes from, and whether it may come at all. A layer around everything that clients can ask for: no handler runs without
 //! it, since handlers get their gateway from [`Client`], which only the layer can give them.
 
-use super::{errors::ApiError, messages::MessagesError};
+use super::{errors::ApiError, messages::MessagesError, server::Peer};
 use crate::{
     gateway::{Gateway, Routed},
     metrics,
@@ -38,7 +38,10 @@ pub async fn authenticate(State(gateway): State<Arc<Gateway>>, mut request: Requ
     let credential = credential(request.headers()).map(str::to_owned);
     let identified = gateway.tenants().identify(credential.as_deref()).await;
     let caller = match identified {
-        Ok(principal) => Arc::new(Caller::new(principal).from_region(region(&gateway, request.headers()))),
+        Ok(principal) => {
+            let caller = Caller::new(principal).from_region(region(&gateway, request.headers()));
+            Arc::new(caller.at_address(request.extensions().get::<Peer>().map(|Peer(address)| *address)))
+        }
         Err(error) => {
             metrics::count_request(error.outcome());
             return refusal(error, messages);
@@ -49,6 +52,10 @@ pub async fn authenticate(State(gateway): State<Arc<Gateway>>, mut request: Requ
         request.headers_mut().remove(header::AUTHORIZATION);
         request.headers_mut().remove(API_KEY);
     }
+    let _place = match gateway.admit_request(&caller) {
+        Ok(place) => place,
+        Err(error) => return refusal(error, messages),
+    };
     request.extensions_mut().insert(Arc::clone(&caller));
     let mut response = next.run(request).await;
     tell(response.headers_mut(), &caller);
@@ -76,6 +83,18 @@ pub async fn admit(State(gateway): State<Arc<Gateway>>, request: Request, next: 
         tell_route(&mut response, routed);
     }
     response
+}
+
+/// A layer around routes that need no answer of a model: each request counts as one in its tenant's quota.
+pub async fn count(State(gateway): State<Arc<Gateway>>, request: Request, next: Next) -> Response {
+    let messages = speaks_anthropic(&request);
+    let Some(caller) = request.extensions().get::<Arc<Caller>>() else {
+        return refusal(ApiError::internal("nobody asked who sent this: please report this as a bug"), messages);
+    };
+    match gateway.tenants().count(caller) {
+        Ok(_counted) => next.run(request).await,
+        Err(error) => refusal(error, messages),
+    }
 }
 
 /// Which model answers, and why. Inside of what repeats answers: a repeat says the same.

@@ -1,6 +1,6 @@
 //! Appeals against blocks: clients file them, operators look at them and decide.
 
-use super::{access::Client, admin, errors::ApiError, parse};
+use super::{access::Client, admin, errors::ApiError};
 use crate::{
     audit::{Audit, AuditError},
     gateway::Gateway,
@@ -9,7 +9,6 @@ use axum::{
     Json,
     body::Body,
     extract::{Path, Query, State, rejection::QueryRejection},
-    http::HeaderMap,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -43,7 +42,7 @@ pub struct Wanted {
 
 /// `POST /v1/appeals`.
 pub async fn create(Client(gateway): Client, body: Body) -> Result<Json<Value>, ApiError> {
-    let Appeal { appeal_id, reason } = parse::json(&gateway.read(body).await?)?;
+    let Appeal { appeal_id, reason } = gateway.read_json(body).await?;
     check_text("reason", &reason)?;
     audit(&gateway)?.appeal(gateway.tenant(), &appeal_id, &reason).await.map_err(|error| refused("appeal_id", error))?;
     Ok(Json(json!({"id": appeal_id, "object": "appeal", "status": "open"})))
@@ -58,13 +57,8 @@ pub async fn list(State(gateway): State<Arc<Gateway>>, wanted: Result<Query<Want
 }
 
 /// `POST /admin/appeals/{id}`.
-pub async fn decide(
-    State(gateway): State<Arc<Gateway>>,
-    Path(id): Path<String>,
-    headers: HeaderMap,
-    body: Body,
-) -> Result<Json<Value>, ApiError> {
-    let Decided { decision, note } = admin::read(&headers, body).await?;
+pub async fn decide(State(gateway): State<Arc<Gateway>>, Path(id): Path<String>, body: Body) -> Result<Json<Value>, ApiError> {
+    let Decided { decision, note } = admin::read(body).await?;
     check_text("note", &note)?;
     let case = audit(&gateway)?.decide(&id, decision, &note).await.map_err(|error| refused("id", error))?;
     Ok(Json(json!(case)))

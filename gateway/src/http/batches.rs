@@ -4,7 +4,6 @@ use super::{
     access::Client,
     errors::ApiError,
     files::{ListQuery, check_age, listed, page},
-    parse,
     responses::request,
 };
 use crate::{
@@ -49,7 +48,7 @@ struct ExpiresAfter {
 /// `POST /v1/batches`.
 pub async fn create(Client(gateway): Client, body: Body) -> Answered {
     let batches = gateway.batches()?;
-    let Fields { input_file_id, endpoint, completion_window, metadata, output_expires_after } = parse::json(&gateway.read(body).await?)?;
+    let Fields { input_file_id, endpoint, completion_window, metadata, output_expires_after } = gateway.read_json(body).await?;
     if !ENDPOINTS.contains(&endpoint.as_str()) {
         let message = format!("`endpoint` is `{}`: it must be one of {}", endpoint.escape_debug(), ENDPOINTS.join(", "));
         return Err(ApiError::invalid("endpoint", message));

@@ -14,24 +14,31 @@ use super::{
     errors::ApiError,
     parse,
     responses::{
-        PageWish, as_json, checked,
+        PageWish,
         items::{Said, Sent},
-        listed, page_wanted, request,
+        page_wanted, request,
     },
+    written,
 };
 use crate::{
+    computing::checkpoint,
     context::summary::Summaries,
     gateway::Gateway,
     stamp::{new_id, unix_seconds},
     store::{self, Addition, Item, ItemPage, Kind, NewRecord, Part, Record, RecordPage, Rewrite, StoreError},
 };
-use axum::{Json, body::Body, extract::Path, response::Response};
+use axum::{
+    Json,
+    body::Body,
+    extract::Path,
+    response::{IntoResponse, Response},
+};
 use record::{Changes, Conversation};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-type Answered = Result<Json<Value>, ApiError>;
+type Answered = Result<Response, ApiError>;
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
@@ -51,12 +58,18 @@ struct BranchFields {
 
 /// `POST /v1/conversations`.
 pub async fn create(Client(gateway): Client, body: Body) -> Answered {
-    let Fields { changes, items } = fields(&gateway, body).await?;
+    let body = gateway.read(body).await?;
     let now = unix_seconds();
-    let mut conversation = Conversation::new(now);
-    conversation.change(&gateway, changes)?;
-    let items = new_items(&gateway, items.unwrap_or_default()).await?;
-    conversation.take_title(&items);
+    let worker = Arc::clone(&gateway);
+    let made = gateway.compute_body(body.len(), move || {
+        let Fields { changes, items } = fields(&body)?;
+        let mut conversation = Conversation::new(now);
+        conversation.change(&worker, changes)?;
+        let items = new_items(&worker, items.unwrap_or_default())?;
+        conversation.take_title(&items);
+        Ok((conversation, items))
+    });
+    let (conversation, items) = made.await?;
     put(&gateway, conversation, Vec::new(), items, now).await
 }
 
@@ -65,47 +78,65 @@ pub async fn list(Client(gateway): Client, query: PageWish) -> Answered {
     let page = page_wanted(query)?;
     let found = gateway.store().list(&gateway.owner(), Kind::Conversation, page).await;
     let RecordPage { records, has_more } = found.map_err(|error| ApiError::of_store("after", error))?;
-    let data = records.iter().map(shown).collect::<Result<Vec<_>, _>>()?;
-    let id = |record: Option<&Record>| record.map(|record| record.id.clone());
-    Ok(Json(json!({
-        "object": "list", "data": data, "first_id": id(records.first()), "last_id": id(records.last()), "has_more": has_more,
-    })))
+    let bytes = records.iter().map(|record| record.body.len()).sum();
+    let listed = move || {
+        let data = records.iter().map(shown).collect::<Result<Vec<_>, _>>()?;
+        let id = |record: Option<&Record>| record.map(|record| record.id.clone());
+        Ok(json!({
+            "object": "list", "data": data, "first_id": id(records.first()), "last_id": id(records.last()), "has_more": has_more,
+        }))
+    };
+    written::write(&gateway, bytes, listed).await
 }
 
 /// `GET /v1/conversations/{id}`.
 pub async fn retrieve(Client(gateway): Client, Path(id): Path<String>) -> Answered {
-    shown(&load(&gateway, &id, Part::Nothing).await?).map(Json)
+    show(&gateway, load(&gateway, &id, Part::Nothing).await?).await
 }
 
 /// `POST /v1/conversations/{id}`: another title, model, system prompt or metadata.
 pub async fn update(Client(gateway): Client, Path(id): Path<String>, body: Body) -> Answered {
-    let Fields { changes, .. } = fields(&gateway, body).await?;
+    let body = gateway.read(body).await?;
+    let Fields { changes, .. } = gateway.compute_body(body.len(), move || fields(&body)).await?;
     let record = load(&gateway, &id, Part::Nothing).await?;
-    let mut conversation = Conversation::read(&record)?;
-    conversation.change(&gateway, changes)?;
-    let now = unix_seconds();
-    gateway.store().update(&gateway.owner(), &id, conversation.body(), now).await.map_err(of_store)?;
-    Ok(Json(conversation.shown(now, record.totals, Summaries::read(record.summary.as_deref()).newest())))
+    let worker = Arc::clone(&gateway);
+    let changed = gateway.compute_body(record.body.len(), move || {
+        let mut conversation = Conversation::read(&record)?;
+        conversation.change(&worker, changes)?;
+        let body = conversation.body();
+        Ok((record, conversation, body))
+    });
+    let (record, conversation, body) = changed.await?;
+    let (now, bytes) = (unix_seconds(), body.len());
+    gateway.store().update(&gateway.owner(), &id, body, now).await.map_err(of_store)?;
+    let shown = move || Ok(conversation.shown(now, record.totals, Summaries::read(record.summary.as_deref()).newest()));
+    written::write(&gateway, bytes, shown).await
 }
 
 /// `DELETE /v1/conversations/{id}`, with its items: but other histories keep what they were made from.
 pub async fn delete(Client(gateway): Client, Path(id): Path<String>) -> Answered {
     check_id(&id)?;
     gateway.store().delete(&gateway.owner(), &id).await.map_err(of_store)?;
-    Ok(Json(json!({"id": id, "object": "conversation.deleted", "deleted": true})))
+    Ok(Json(json!({"id": id, "object": "conversation.deleted", "deleted": true})).into_response())
 }
 
 /// `POST /v1/conversations/{id}/branch`: another conversation with the same beginning, up to the item `at`, or with all of it.
 pub async fn branch(Client(gateway): Client, Path(id): Path<String>, body: Body) -> Answered {
-    let BranchFields { at, changes } = fields(&gateway, body).await?;
+    let body = gateway.read(body).await?;
+    let BranchFields { at, changes } = gateway.compute_body(body.len(), move || fields(&body)).await?;
     let record = load(&gateway, &id, Part::All).await?;
     let kept = match &at {
         None => record.items.len(),
         Some(at) => place_of(&record, at).ok_or_else(|| no_item("at", &id, at))? + 1,
     };
     let now = unix_seconds();
-    let mut branch = Conversation::read(&record)?.branched(record.items[..kept].last().map(|item| item.id.as_str()), now);
-    branch.change(&gateway, changes)?;
+    let worker = Arc::clone(&gateway);
+    let branched = gateway.compute_body(record.body.len(), move || {
+        let mut branch = Conversation::read(&record)?.branched(record.items[..kept].last().map(|item| item.id.as_str()), now);
+        branch.change(&worker, changes)?;
+        Ok((record, branch))
+    });
+    let (record, branch) = branched.await?;
     let earlier = record.items[..kept].iter().map(|item| item.id.clone()).collect();
     let id = branch.id().to_owned();
     let put = put(&gateway, branch, earlier, Vec::new(), now).await?;
@@ -115,7 +146,7 @@ pub async fn branch(Client(gateway): Client, Path(id): Path<String>, body: Body)
     // What tells of the beginning tells of the same there.
     let summary = store::Summary { body: summaries.write(), items, last: last.id.clone() };
     match gateway.store().summarize(&gateway.owner(), &id, summary).await {
-        Ok(()) => shown(&load(&gateway, &id, Part::Nothing).await?).map(Json),
+        Ok(()) => show(&gateway, load(&gateway, &id, Part::Nothing).await?).await,
         Err(error) => {
             tracing::warn!(%error, "a branch begins without a summary, which is made again");
             Ok(put)
@@ -127,62 +158,81 @@ pub async fn branch(Client(gateway): Client, Path(id): Path<String>, body: Body)
 pub async fn items(Client(gateway): Client, Path(id): Path<String>, query: PageWish) -> Result<Response, ApiError> {
     check_id(&id)?;
     let page = gateway.store().page(&gateway.owner(), &id, Part::All, page_wanted(query)?).await.map_err(of_store)?;
-    listed(&gateway, page).await
+    written::items(&gateway, page).await
 }
 
 /// `POST /v1/conversations/{id}/items`.
-pub async fn add(Client(gateway): Client, Path(id): Path<String>, body: Body) -> Result<Response, ApiError> {
-    let Fields { items, .. } = fields(&gateway, body).await?;
-    let items = new_items(&gateway, items.ok_or_else(|| ApiError::invalid("items", "`items` is missing"))?).await?;
+pub async fn add(Client(gateway): Client, Path(id): Path<String>, body: Body) -> Answered {
+    let body = gateway.read(body).await?;
+    let worker = Arc::clone(&gateway);
+    let sent = gateway.compute_body(body.len(), move || {
+        let Fields { items, .. } = fields(&body)?;
+        new_items(&worker, items.ok_or_else(|| ApiError::invalid("items", "`items` is missing"))?)
+    });
+    let items = sent.await?;
     let record = load(&gateway, &id, Part::Nothing).await?;
-    let body = retitled(&record, &items)?;
-    let addition = Addition { body, ..Addition::of(items.clone()) };
+    let bytes = items.iter().map(|item| item.body.len()).sum();
+    let titled = gateway.compute_body(bytes, move || {
+        let body = retitled(&record, &items)?;
+        Ok((Addition { body, ..Addition::of(items.clone()) }, items))
+    });
+    let (addition, items) = titled.await?;
     gateway.store().append(&gateway.owner(), &id, addition, unix_seconds()).await.map_err(of_store)?;
-    listed(&gateway, ItemPage { items, has_more: false }).await
+    written::items(&gateway, ItemPage { items, has_more: false }).await
 }
 
 /// `GET /v1/conversations/{id}/items/{item}`.
 pub async fn item(Client(gateway): Client, Path((id, item)): Path<(String, String)>) -> Result<Response, ApiError> {
     let record = load(&gateway, &id, Part::All).await?;
-    let stored = record.items.into_iter().find(|stored| stored.id == item).ok_or_else(|| no_item("item_id", &id, &item))?;
-    Ok(as_json(gateway.compute(move || checked(&stored).map(str::to_owned)).await?))
+    match record.items.into_iter().find(|stored| stored.id == item) {
+        Some(stored) => {
+            let share = gateway.admit_answer(stored.body.len())?;
+            Ok(written::json(written::held(stored.body.into(), share)))
+        }
+        None => Err(no_item("item_id", &id, &item)),
+    }
 }
 
 /// `DELETE /v1/conversations/{id}/items/{item}`. Answers with the conversation.
 pub async fn remove(Client(gateway): Client, Path((id, item)): Path<(String, String)>) -> Answered {
     check_id(&id)?;
     gateway.store().remove(&gateway.owner(), &id, &item).await.map_err(of_store)?;
-    shown(&load(&gateway, &id, Part::Nothing).await?).map(Json)
+    show(&gateway, load(&gateway, &id, Part::Nothing).await?).await
 }
 
-async fn put(gateway: &Gateway, conversation: Conversation, earlier: Vec<String>, items: Vec<Item>, now: u64) -> Answered {
+async fn put(gateway: &Arc<Gateway>, conversation: Conversation, earlier: Vec<String>, items: Vec<Item>, now: u64) -> Answered {
     let id = conversation.id().to_owned();
     let record = NewRecord { id: id.clone(), kind: Kind::Conversation, body: conversation.body(), earlier, items, ..NewRecord::default() };
     gateway.store().put(&gateway.owner(), record, now).await.map_err(of_store)?;
-    shown(&load(gateway, &id, Part::Nothing).await?).map(Json)
+    show(gateway, load(gateway, &id, Part::Nothing).await?).await
 }
 
 /// An empty body is one without fields.
-async fn fields<T: DeserializeOwned + Default>(gateway: &Gateway, body: Body) -> Result<T, ApiError> {
-    let body = gateway.read(body).await?;
-    if body.is_empty() { Ok(T::default()) } else { parse::json(&body) }
+fn fields<T: DeserializeOwned + Default>(body: &[u8]) -> Result<T, ApiError> {
+    if body.is_empty() { Ok(T::default()) } else { parse::json(body) }
 }
 
-/// Each with an id of its own: a conversation may say the same twice.
-async fn new_items(gateway: &Arc<Gateway>, items: Vec<Value>) -> Result<Vec<Item>, ApiError> {
-    let named = |sent: Sent| match &sent.said {
-        Said::Reference(_) => Err(ApiError::invalid("items", "`items` must be items themselves, not references to stored ones")),
-        _ => Ok((sent.named(new_id(sent.prefix())), sent.said)),
+/// Reads items and gives each an id of its own, since a conversation may say the same twice. Takes a while: see [`Gateway::compute`].
+fn new_items(gateway: &Gateway, items: Vec<Value>) -> Result<Vec<Item>, ApiError> {
+    let counted = |sent: Sent| {
+        if matches!(sent.said, Said::Reference(_)) {
+            return Err(ApiError::invalid("items", "`items` must be items themselves, not references to stored ones"));
+        }
+        let item = sent.named(new_id(sent.prefix()));
+        gateway.check_text_length("items", sent.said.text())?;
+        checkpoint()?;
+        Ok(Item { tokens: sent.said.tokens(&gateway.text().tokenizer), ..item })
     };
-    let items = request::sent(items, "items")?.into_iter().map(named).collect::<Result<Vec<_>, _>>()?;
-    let worker = Arc::clone(gateway);
-    let counted = move |(item, said): (Item, Said)| Item { tokens: said.tokens(&worker.text().tokenizer), ..item };
-    gateway.compute(move || Ok(items.into_iter().map(counted).collect())).await
+    request::sent(items, "items")?.into_iter().map(counted).collect()
 }
 
 async fn load(gateway: &Gateway, id: &str, part: Part) -> Result<Record, ApiError> {
     check_id(id)?;
     gateway.store().load(&gateway.owner(), id, part).await.map_err(of_store)
+}
+
+async fn show(gateway: &Arc<Gateway>, record: Record) -> Answered {
+    written::write(gateway, record.body.len(), move || shown(&record)).await
 }
 
 fn shown(record: &Record) -> Result<Value, ApiError> {

@@ -6,17 +6,21 @@ use super::{
     access::Client,
     errors::ApiError,
     openai::{Prompt, Usage},
-    parse,
+    parse, written,
 };
 use crate::{
     backend::Submission,
+    computing::checkpoint,
     gateway::Gateway,
     metrics::{self, RequestOutcome},
 };
-use axum::{Json, body::Body};
+use axum::{
+    body::{Body, Bytes},
+    response::Response,
+};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::json;
 use std::sync::Arc;
 use tidemill_cluster::{Outcome, RequestEvent};
 use tidemill_proto::tokens::Tokens;
@@ -45,16 +49,16 @@ struct Wanted {
 }
 
 /// `POST /v1/embeddings`.
-pub async fn create(Client(gateway): Client, body: Body) -> Result<Json<Value>, ApiError> {
+pub async fn create(Client(gateway): Client, body: Body) -> Result<Response, ApiError> {
     let embedded = embed(&gateway, body).await.inspect_err(|error| metrics::count_request(error.outcome()))?;
     metrics::count_request(RequestOutcome::Ok);
-    Ok(Json(embedded))
+    Ok(written::json(embedded))
 }
 
-async fn embed(gateway: &Arc<Gateway>, body: Body) -> Result<Value, ApiError> {
+async fn embed(gateway: &Arc<Gateway>, body: Body) -> Result<Bytes, ApiError> {
     let body = gateway.read(body).await?;
     let worker = Arc::clone(gateway);
-    let Wanted { gateway, inputs, base64 } = gateway.compute(move || understand(&worker, &body)).await?;
+    let Wanted { gateway, inputs, base64 } = gateway.compute_body(body.len(), move || understand(&worker, &body)).await?;
     let (submission, mut metered) = gateway.start_embeddings("input", &inputs)?;
     let tokens = inputs.iter().map(|input| input.len() as u64).sum();
     let usage = Usage { prompt_tokens: tokens, total_tokens: tokens, ..Usage::default() };
@@ -62,6 +66,11 @@ async fn embed(gateway: &Arc<Gateway>, body: Body) -> Result<Value, ApiError> {
     let outcome = collected.as_ref().map_or_else(ApiError::outcome, |_| RequestOutcome::Ok);
     metered.settle(outcome, &usage, None).await;
     let embeddings = collected?;
+    let worker = Arc::clone(&gateway);
+    gateway.compute(move || Ok(listed(&worker, &embeddings, base64, tokens))).await
+}
+
+fn listed(gateway: &Gateway, embeddings: &[Vec<f32>], base64: bool, tokens: u64) -> Bytes {
     let value = |embedding: &[f32]| match base64 {
         true => STANDARD.encode(embedding.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<_>>()).into(),
         false => json!(embedding),
@@ -70,10 +79,11 @@ async fn embed(gateway: &Arc<Gateway>, body: Body) -> Result<Value, ApiError> {
         .iter()
         .enumerate()
         .map(|(index, embedding)| json!({"object": "embedding", "index": index, "embedding": value(embedding)}));
-    Ok(json!({
+    let listed = json!({
         "object": "list", "data": data.collect::<Vec<_>>(), "model": gateway.model_name(),
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-    }))
+    });
+    listed.to_string().into()
 }
 
 fn understand(gateway: &Gateway, body: &[u8]) -> Result<Wanted, ApiError> {
@@ -93,6 +103,7 @@ fn understand(gateway: &Gateway, body: &[u8]) -> Result<Wanted, ApiError> {
     };
     let encode = |text: &String| {
         gateway.check_text_length("input", text)?;
+        checkpoint()?;
         gateway.text().tokenizer.encode(text, true).map(Tokens::from).map_err(|error| ApiError::invalid("input", error.to_string()))
     };
     let inputs: Vec<Tokens> = match fields.input {

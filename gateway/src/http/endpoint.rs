@@ -10,8 +10,8 @@ use super::{
     parse::{self, Options},
     rounds::{Rounds, rounded::Rounded},
     sse,
-    stored::Stored,
-    structured,
+    stored::{Named, Stored},
+    structured, written,
 };
 use crate::{
     backend::SimilarTo,
@@ -29,6 +29,10 @@ use axum::{
 use serde::{Serialize, de::DeserializeOwned};
 use std::{sync::Arc, time::Instant};
 use tidemill_proto::{block::Token, tokens::Tokens};
+
+/// The most entries (tokens and likely alternatives) of an answer that is written on the event loop. The answer is our own, and its size
+/// says what it costs: this many take some tens of microseconds.
+const WRITTEN_HERE_MAX: usize = 1024;
 
 /// Minus infinity in JSON, as in vLLM.
 const LOGPROB_MIN: f32 = -9999.0;
@@ -114,7 +118,20 @@ pub async fn serve<E: Endpoint>(Client(gateway): Client, headers: HeaderMap, bod
         None => None,
     };
     let similar = answer.running().similar_to().map(tell_similar);
-    Ok(tell(Json(endpoint.whole(&call, choices, answer.usage())).into_response(), waited, not_stored, similar))
+    let usage = answer.usage();
+    let entries: usize = choices.iter().map(|choice| choice.piece.tokens.len()).sum::<usize>() + prompt_tokens(&call);
+    let whole = if entries * (1 + call.options.sampling.logprobs.unwrap_or(0) as usize) <= WRITTEN_HERE_MAX {
+        Json(endpoint.whole(&call, choices, usage)).into_response()
+    } else {
+        written::write(&gateway, 0, move || Ok(endpoint.whole(&call, choices, usage))).await?
+    };
+    Ok(tell(whole, waited, not_stored, similar))
+}
+
+/// Counts the prompt tokens that the answer shows.
+fn prompt_tokens(call: &Call) -> usize {
+    let shows = call.options.return_token_ids || call.options.sampling.logprobs.is_some();
+    if shows { call.prompts.iter().map(|prompt| prompt.len()).sum() } else { 0 }
 }
 
 /// Why a turn is not stored, as a header.
@@ -151,12 +168,26 @@ async fn start<E: Endpoint>(gateway: &Arc<Gateway>, headers: &HeaderMap, body: B
     let arrived = Instant::now();
     parse::check_content_type(headers)?;
     let body = gateway.read(body).await?;
-    let asked = gateway.asked(&body);
-    let stored = if E::CONVERSES { Stored::look_up(gateway, &body).await? } else { Stored::default() };
     let worker = Arc::clone(gateway);
-    let bytes = body.len() + stored.bytes();
-    let (gateway, mut endpoint, mut options, prompts) =
-        gateway.compute_body(bytes, move || understand::<E>(&worker, arrived, &body, stored)).await?;
+    // Most bodies name nothing that is stored, and are understood at once.
+    let looked_at = gateway.compute_body(body.len(), move || {
+        let asked = worker.asked(&body);
+        let named = if E::CONVERSES { Named::of(&body)? } else { None };
+        Ok(match named {
+            Some(named) => (Err((named, body)), asked),
+            None => (Ok(understand::<E>(&worker, arrived, &body, Stored::default())?), asked),
+        })
+    });
+    let (understood, asked) = looked_at.await?;
+    let (gateway, mut endpoint, mut options, prompts) = match understood {
+        Ok(understood) => understood,
+        Err((named, body)) => {
+            let stored = Stored::look_up(gateway, named).await?;
+            let worker = Arc::clone(gateway);
+            let bytes = body.len() + stored.bytes();
+            gateway.compute_body(bytes, move || understand::<E>(&worker, arrived, &body, stored)).await?
+        }
+    };
     gateway.check_constraint(&mut options).await?;
     gateway.settle(E::PROMPT, &mut options).await?;
     // A default shrinks to what fits; a number that the client gave must fit.

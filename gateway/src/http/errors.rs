@@ -1,6 +1,9 @@
 //! Every failure as OpenAI's error object: `{"error": {"message", "type", "param", "code"}}`.
 
-use crate::{batches::BatchError, generation::Unchecked, metrics::RequestOutcome, safety::judge::Unsettled, store::StoreError};
+use crate::{
+    batches::BatchError, generation::Unchecked, metrics, metrics::RequestOutcome, safety::judge::Unsettled, shares::Refused,
+    store::StoreError,
+};
 use axum::{
     Json,
     http::{HeaderValue, StatusCode, header},
@@ -255,6 +258,38 @@ impl ApiError {
         }
     }
 
+    /// Refuses a client that has its share of a resource, or that finds nothing left of it.
+    pub fn over_share(resource: &str, refused: Refused) -> Self {
+        let what = match resource {
+            "bodies" => "bytes of request bodies on their way",
+            "answers" => "bytes of stored items being sent",
+            "uploads" => "files being sent",
+            "requests" => "requests at a time",
+            _ => "requests being read",
+        };
+        match refused {
+            Refused::Own => {
+                let message = format!("You have as many {what} as one client may have here. Please try again when some have ended.");
+                Self { code: Some("too_much_at_once"), ..Self::overloaded(message, 1000) }
+            }
+            Refused::Total => {
+                let message = format!("This server has as many {what} as it can hold. Please try again in a moment.");
+                let new = Self::new(StatusCode::SERVICE_UNAVAILABLE, message);
+                Self { retry_after_s: Some(1), retry_after_ms: Some(1000), code: Some("overloaded"), ..new }
+            }
+        }
+    }
+
+    /// Refuses an upload that is too slow to keep its place.
+    pub fn too_slow_for(bytes_per_s: u64) -> Self {
+        Self::new(StatusCode::REQUEST_TIMEOUT, format!("The file came more slowly than {bytes_per_s} bytes/s."))
+    }
+
+    /// Refuses a request that a web page may have made a browser send.
+    pub fn wrong_door(message: impl Into<String>) -> Self {
+        Self { code: Some("wrong_origin"), ..Self::new(StatusCode::FORBIDDEN, message) }
+    }
+
     /// There is too much to do for a tier.
     pub fn shed(tier: &str, wait: Duration) -> Self {
         let message = format!(
@@ -347,7 +382,10 @@ impl From<Rejection> for ApiError {
         let message = rejection.to_string();
         match rejection {
             Rejection::NoWorker => Self { retry_after_s: Some(1), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) },
-            Rejection::Full { retry_after_ms } => Self::overloaded(message, retry_after_ms),
+            Rejection::Full { retry_after_ms } => {
+                metrics::count_share_refusal("queue", Refused::Total);
+                Self::overloaded(message, retry_after_ms)
+            }
             Rejection::Late { retry_after_ms } => Self::overloaded(message, retry_after_ms),
             Rejection::TooManyChoices { .. } => Self::invalid("n", message),
             Rejection::TooLong { .. } => Self { code: Some("context_length_exceeded"), ..Self::malformed(message) },
@@ -363,6 +401,10 @@ impl From<Failure> for ApiError {
                 Self { retry_after_s: Some(5), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
             }
             Failure::Late { retry_after_ms } => Self::overloaded(message, retry_after_ms),
+            Failure::Displaced { retry_after_ms } => {
+                metrics::count_share_refusal("queue", Refused::Own);
+                Self::overloaded(message, retry_after_ms)
+            }
             Failure::Losses(_) => Self { retry_after_s: Some(1), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) },
             Failure::Timeout(_) => Self::new(StatusCode::GATEWAY_TIMEOUT, message),
             Failure::Worker(_) => Self::internal(message),

@@ -45,7 +45,7 @@ pub struct Wanted {
 
 /// `POST /v1/feedback`.
 pub async fn create(Client(gateway): Client, body: Body) -> Result<Json<Value>, ApiError> {
-    let Given { response_id, rating, regenerate, comment, user } = parse::json(&gateway.read(body).await?)?;
+    let Given { response_id, rating, regenerate, comment, user } = gateway.read_json(body).await?;
     if rating.is_none() && !regenerate && comment.is_none() {
         return Err(ApiError::invalid("rating", "say at least one of `rating` (`up` or `down`), `regenerate` and `comment`"));
     }
@@ -82,7 +82,7 @@ pub async fn list(State(gateway): State<Arc<Gateway>>, wanted: Result<Query<Want
 }
 
 /// A response that its tenant has stored is known for as long as it is stored.
-async fn stored(gateway: &Gateway, id: &str) -> Result<Answered, ApiError> {
+async fn stored(gateway: &Arc<Gateway>, id: &str) -> Result<Answered, ApiError> {
     let missing = || {
         ApiError::not_found(
             "response_id",
@@ -95,15 +95,19 @@ async fn stored(gateway: &Gateway, id: &str) -> Result<Answered, ApiError> {
     let (owner, store) = (gateway.owner(), gateway.store());
     let input = store.load(&owner, id, Part::Input).await.map_err(|_| missing())?;
     let output = store.load(&owner, id, Part::Output).await.map_err(|_| missing())?;
-    let body: Value = serde_json::from_str(&output.body).unwrap_or_default();
-    let item = |item: &Item| serde_json::from_str::<Value>(&item.body).unwrap_or_default();
-    let message = |item: Value| item["role"].is_string().then(|| json!({"role": item["role"], "content": said(&item)}));
-    Ok(Answered {
-        owner,
-        model: body["model"].as_str().unwrap_or_default().to_owned(),
-        question: input.items.iter().map(item).filter_map(message).collect(),
-        answer: output.items.iter().map(|output| said(&item(output))).collect(),
-    })
+    let bytes = input.items.iter().chain(&output.items).map(|item| item.body.len()).sum();
+    let answered = move || {
+        let body: Value = serde_json::from_str(&output.body).unwrap_or_default();
+        let item = |item: &Item| serde_json::from_str::<Value>(&item.body).unwrap_or_default();
+        let message = |item: Value| item["role"].is_string().then(|| json!({"role": item["role"], "content": said(&item)}));
+        Ok(Answered {
+            owner,
+            model: body["model"].as_str().unwrap_or_default().to_owned(),
+            question: input.items.iter().map(item).filter_map(message).collect(),
+            answer: output.items.iter().map(|output| said(&item(output))).collect(),
+        })
+    };
+    gateway.compute_body(bytes, answered).await
 }
 
 /// A stored message's text.

@@ -20,13 +20,20 @@ use axum::{
 use futures_util::stream;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 use tokio::{io::AsyncReadExt, time};
 
 /// A client that sends nothing for this long has left,
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 /// and no file takes longer.
 const UPLOAD_MAX: Duration = Duration::from_secs(3600);
+/// The least mean rate of an upload, in bytes per second. Places for uploads are few.
+const RATE_MIN: u64 = 16 << 10;
+/// The time at the beginning of an upload that does not count.
+const RATE_AFTER: Duration = Duration::from_secs(20);
 /// Of a form's field that is no file.
 const FIELD_BYTES_MAX: usize = 1024;
 const NAME_CHARS_MAX: usize = 255;
@@ -42,6 +49,7 @@ type Answered = Result<Json<Value>, ApiError>;
 pub async fn create(Client(gateway): Client, form: Result<Multipart, MultipartRejection>) -> Answered {
     gateway.check_draining()?;
     let batches = gateway.batches()?;
+    let _place = gateway.admit_upload()?;
     let form = form.map_err(|rejection| ApiError::malformed(format!("a file comes as multipart/form-data: {}", rejection.body_text())))?;
     let stored = time::timeout(UPLOAD_MAX, store(&gateway, batches, form)).await;
     Ok(Json(stored.unwrap_or_else(|_| Err(ApiError::too_slow(UPLOAD_MAX)))?.view()))
@@ -49,20 +57,22 @@ pub async fn create(Client(gateway): Client, form: Result<Multipart, MultipartRe
 
 async fn store(gateway: &Gateway, batches: &Batches, mut form: Multipart) -> Result<StoredFile, ApiError> {
     let owner = gateway.owner().0;
+    let mut pace = Pace::default();
     let (mut arrived, mut purpose, mut anchor, mut age) = (None, None, None, None);
-    while let Some(mut field) = in_time(form.next_field()).await? {
+    while let Some(mut field) = pace.in_time(form.next_field()).await? {
         match field.name().unwrap_or_default() {
             "file" => {
                 let filename: String = field.file_name().unwrap_or("requests.jsonl").chars().take(NAME_CHARS_MAX).collect();
                 let mut arriving = batches.upload(&owner).await.map_err(of_file)?;
-                while let Some(chunk) = in_time(field.chunk()).await? {
+                while let Some(chunk) = pace.in_time(field.chunk()).await? {
+                    pace.heard(chunk.len());
                     arriving.write(&chunk).await.map_err(of_file)?;
                 }
                 arrived = Some((arriving, filename));
             }
-            "purpose" => purpose = Some(text("purpose", field).await?),
-            "expires_after[anchor]" => anchor = Some(text("expires_after[anchor]", field).await?),
-            "expires_after[seconds]" => age = Some(text("expires_after[seconds]", field).await?),
+            "purpose" => purpose = Some(text("purpose", field, &pace).await?),
+            "expires_after[anchor]" => anchor = Some(text("expires_after[anchor]", field, &pace).await?),
+            "expires_after[seconds]" => age = Some(text("expires_after[seconds]", field, &pace).await?),
             other => return Err(ApiError::malformed(format!("the form has a field `{}`, which files do not have", other.escape_debug()))),
         }
     }
@@ -93,9 +103,9 @@ pub(super) fn check_age(anchor: Option<&str>, seconds: Option<u64>) -> Result<Op
     }
 }
 
-async fn text(name: &str, mut field: Field<'_>) -> Result<String, ApiError> {
+async fn text(name: &str, mut field: Field<'_>, pace: &Pace) -> Result<String, ApiError> {
     let mut text = Vec::new();
-    while let Some(chunk) = in_time(field.chunk()).await? {
+    while let Some(chunk) = pace.in_time(field.chunk()).await? {
         text.extend_from_slice(&chunk);
         if text.len() > FIELD_BYTES_MAX {
             return Err(ApiError::invalid(name, format!("`{name}` is longer than {FIELD_BYTES_MAX} bytes")));
@@ -104,9 +114,36 @@ async fn text(name: &str, mut field: Field<'_>) -> Result<String, ApiError> {
     String::from_utf8(text).map_err(|_| ApiError::invalid(name, format!("`{name}` is not UTF-8")))
 }
 
-async fn in_time<T>(read: impl Future<Output = Result<T, MultipartError>>) -> Result<T, ApiError> {
-    let read = time::timeout(SILENCE_MAX, read).await.map_err(|_| ApiError::too_slow(SILENCE_MAX))?;
-    read.map_err(|error| ApiError::malformed(format!("the form cannot be read: {}", error.body_text())))
+/// The pace of an upload.
+#[derive(Debug)]
+struct Pace {
+    began: Instant,
+    bytes: u64,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self { began: Instant::now(), bytes: 0 }
+    }
+}
+
+impl Pace {
+    fn heard(&mut self, bytes: usize) {
+        self.bytes += bytes as u64;
+    }
+
+    /// The time at which the bytes so far are too few. Each byte that comes moves it on.
+    fn due(&self) -> Instant {
+        self.began + RATE_AFTER + Duration::from_secs_f64(self.bytes as f64 / RATE_MIN as f64)
+    }
+
+    /// Waits for the next part of the form.
+    async fn in_time<T>(&self, read: impl Future<Output = Result<T, MultipartError>>) -> Result<T, ApiError> {
+        let (silent, slow) = (Instant::now() + SILENCE_MAX, self.due());
+        let read = time::timeout_at(silent.min(slow).into(), read).await;
+        let read = read.map_err(|_| if slow < silent { ApiError::too_slow_for(RATE_MIN) } else { ApiError::too_slow(SILENCE_MAX) })?;
+        read.map_err(|error| ApiError::malformed(format!("the form cannot be read: {}", error.body_text())))
+    }
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -170,4 +207,17 @@ pub async fn content(Client(gateway): Client, Path(id): Path<String>) -> Result<
 
 fn of_file(error: BatchError) -> ApiError {
     ApiError::of_batches("file_id", error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_may_come_at_the_least_rate_for_as_long_as_it_takes() {
+        let mut pace = Pace::default();
+        assert_eq!(pace.due(), pace.began + RATE_AFTER);
+        (0..600).for_each(|_| pace.heard(RATE_MIN as usize));
+        assert_eq!(pace.due(), pace.began + RATE_AFTER + Duration::from_secs(600));
+    }
 }

@@ -4,7 +4,6 @@
 use super::{
     access::Client,
     errors::ApiError,
-    parse,
     responses::{PageWish, page_wanted, parsed},
 };
 use crate::{
@@ -15,6 +14,7 @@ use crate::{
 use axum::{Json, body::Body, extract::Path};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use std::sync::Arc;
 
 /// Of one fact: longer ones are notes, and would take the room of all others.
 const TEXT_BYTES_MAX: usize = 1024;
@@ -56,15 +56,20 @@ type Answered = Result<Json<Value>, ApiError>;
 /// `POST /v1/memories`.
 pub async fn create(Client(gateway): Client, body: Body) -> Answered {
     let limits = limits(&gateway)?;
-    let body = gateway.read(body).await?;
-    let Fields { text } = parse::json(&body)?;
+    let Fields { text } = gateway.read_json(body).await?;
     let text = text.trim().to_owned();
     if !(1..=TEXT_BYTES_MAX).contains(&text.len()) {
         let message = format!("`text` must have 1 to {TEXT_BYTES_MAX} bytes, and this one has {}", text.len());
         return Err(ApiError::invalid("text", message));
     }
     // It will stand in system prompts.
-    let doubts = gateway.check_input("text", [text.as_str()], &[])?;
+    let worker = Arc::clone(&gateway);
+    let (text, doubts) = gateway
+        .compute(move || {
+            let doubts = worker.check_input("text", [text.as_str()], &[])?;
+            Ok((text, doubts))
+        })
+        .await?;
     gateway.settle_doubts("text", doubts).await?;
     let now = unix_seconds();
     let memory = Memory { id: new_id("mem_"), object: "memory".into(), created_at: now, text };

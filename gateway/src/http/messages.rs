@@ -6,7 +6,7 @@
 mod blocks;
 mod request;
 
-use super::{access::Client, errors::ApiError, openai::Usage, rounds::rounded::Rounded, sse::keep_alive};
+use super::{access::Client, errors::ApiError, openai::Usage, rounds::rounded::Rounded, sse::keep_alive, written};
 use crate::{
     gateway::{Gateway, RunningDialog},
     generation::{Finish, FinishReason, StopReason},
@@ -34,7 +34,8 @@ pub async fn create(Client(gateway): Client, body: Body) -> Result<Response, Mes
     let started = start(&gateway, body).await.inspect_err(|error| metrics::count_request(error.outcome()));
     let (mut message, streams) = started?;
     if !streams {
-        return Ok(Json(message.whole().await?).into_response());
+        let whole = message.whole().await?;
+        return Ok(written::write(&message.gateway, 0, move || Ok(whole)).await?);
     }
     message.answer.running().settle().await?;
     let events = stream::unfold((message, VecDeque::new()), |(mut message, mut ready)| async move {
@@ -52,7 +53,7 @@ pub async fn create(Client(gateway): Client, body: Body) -> Result<Response, Mes
 pub async fn count_tokens(Client(gateway): Client, body: Body) -> Result<Json<Value>, MessagesError> {
     let body = gateway.read(body).await?;
     let worker = Arc::clone(&gateway);
-    let count = gateway.compute(move || {
+    let count = gateway.compute_body(body.len(), move || {
         let (worker, dialog, _) = request::understand(&worker, &body, None)?;
         Ok(worker.prompt_only("messages", &dialog)?.len())
     });
@@ -62,14 +63,15 @@ pub async fn count_tokens(Client(gateway): Client, body: Body) -> Result<Json<Va
 async fn start(gateway: &Arc<Gateway>, body: Body) -> Result<(Message, bool), ApiError> {
     let arrived = Instant::now();
     let body = gateway.read(body).await?;
-    let asked = gateway.asked(&body);
     let worker = Arc::clone(gateway);
-    let (gateway, dialog, options, rounds) = gateway.compute(move || request::to_answer(&worker, arrived, &body)).await?;
+    let understood = gateway.compute_body(body.len(), move || Ok((request::to_answer(&worker, arrived, &body)?, worker.asked(&body))));
+    let ((gateway, dialog, options, rounds), asked) = understood.await?;
     let streams = options.stream;
     let RunningDialog { mut answer, .. } = gateway.start_dialog("messages", dialog, options).await?;
     let id = new_id("msg_");
     gateway.remember(&mut answer, &id, asked);
     let message = Message {
+        gateway: Arc::clone(&gateway),
         id,
         model: gateway.model_name().to_owned(),
         answer: Rounded::new(&gateway, answer, rounds),
@@ -84,6 +86,7 @@ async fn start(gateway: &Arc<Gateway>, body: Body) -> Result<(Message, bool), Ap
 /// An answer on its way.
 #[derive(Debug)]
 struct Message {
+    gateway: Arc<Gateway>,
     id: String,
     model: String,
     answer: Rounded,

@@ -1,7 +1,7 @@
 //! `/v1/moderations`: the safety checks' opinion of a text.
 
 use super::{access::Client, errors::ApiError, parse};
-use crate::gateway::Gateway;
+use crate::{computing::checkpoint, gateway::Gateway};
 use axum::{Json, body::Body};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -56,7 +56,7 @@ fn name(category: Category) -> &'static str {
 pub async fn create(Client(gateway): Client, body: Body) -> Result<Json<Value>, ApiError> {
     let body = gateway.read(body).await?;
     let worker = Arc::clone(&gateway);
-    gateway.compute(move || moderated(&worker, &body)).await.map(Json)
+    gateway.compute_body(body.len(), move || moderated(&worker, &body)).await.map(Json)
 }
 
 fn moderated(gateway: &Gateway, body: &[u8]) -> Result<Value, ApiError> {
@@ -76,18 +76,19 @@ fn moderated(gateway: &Gateway, body: &[u8]) -> Result<Value, ApiError> {
         Side::Output => &safety.output,
     };
     let results = texts.iter().map(|text| {
+        checkpoint()?;
         let scores = safety.guard.scores(text);
         let over = |category: Category| scores[category as usize] >= thresholds.of(category).score();
         let of_each = |value: &dyn Fn(Category) -> Value| -> Map<String, Value> {
             Category::ALL.into_iter().map(|category| (name(category).to_owned(), value(category))).collect()
         };
-        json!({
+        Ok(json!({
             "flagged": Category::ALL.into_iter().any(over),
             "categories": of_each(&|category| over(category).into()),
             "category_scores": of_each(&|category| scores[category as usize].into()),
-        })
+        }))
     });
-    let results: Vec<Value> = results.collect();
+    let results: Vec<Value> = results.collect::<Result<_, ApiError>>()?;
     Ok(json!({"id": format!("modr-{:032x}", rand::random::<u128>()), "model": "tidemill-safety", "results": results}))
 }
 

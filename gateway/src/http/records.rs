@@ -1,6 +1,6 @@
 //! `/registry`: the records that coordinators agree on. On the operators' port only: they change what all clients get.
 
-use super::{errors::ApiError, parse};
+use super::{admin, errors::ApiError};
 use crate::{
     gateway::Gateway,
     registry::{ChangeError, RecordView},
@@ -53,7 +53,7 @@ pub async fn put(
     Path((kind, key)): Path<(String, String)>,
     body: Body,
 ) -> Result<Json<Value>, ApiError> {
-    let Put { value, expected } = parse::json(&gateway.read(body).await?)?;
+    let Put { value, expected } = admin::read(body).await?;
     let revision = gateway.registry().put(kind, key, value, expected).await.map_err(refused)?;
     Ok(Json(json!({ "revision": revision })))
 }

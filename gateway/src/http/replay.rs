@@ -74,21 +74,28 @@ async fn repeated(gateway: &Arc<Gateway>, request: Request, next: Next) -> Resul
     let (parts, body) = request.into_parts();
     let scope = scope(caller.as_deref(), &parts.headers);
     let name = key_of(&parts.headers)?;
-    let body = gateway.read(body).await?;
+    let tenant = digest(&[caller.as_deref().and_then(Caller::tenant).unwrap_or_default().as_bytes()]);
+    let sender = caller.map_or_else(|| Arc::clone(gateway), |caller| gateway.for_caller(caller));
+    let body = sender.read(body).await?;
+    let goes_on = parts.headers.contains_key(LAST_EVENT_ID);
+    let looked_at = sender.compute_body(body.len(), move || {
+        let (said, same) = (digest(&[&body]), goes_on && comes_out_the_same(&body));
+        Ok((body, said, same))
+    });
+    let (body, said, comes_out_the_same) = looked_at.await?;
     let key = digest(&[&scope, parts.uri.path().as_bytes(), name.as_bytes()]);
-    let stream = Stream::of(&key, &digest(&[&body]));
+    let stream = Stream::of(&key, &said);
     let after = parts.headers.get(LAST_EVENT_ID).map(|id| stream.after(id)).transpose()?;
     let replays = gateway.replays();
     // What is not here can go on only if it comes out the same again.
-    if after.is_some() && !replays.has(&key) && !(comes_out_the_same(&body) && gateway.routes_repeatably()) {
+    if after.is_some() && !replays.has(&key) && !(comes_out_the_same && gateway.routes_repeatably()) {
         return Err(ApiError::not_resumable(
             "the events of this stream are not kept here any more, and the request is neither greedy nor seeded (with one choice), so that \
              computing it again would not continue it: repeat it without `Last-Event-ID`",
         ));
     }
-    let tenant = digest(&[caller.as_deref().and_then(Caller::tenant).unwrap_or_default().as_bytes()]);
-    let (asked, signal) = replays.ask(tenant, key, digest(&[&body]), after);
-    let mut request = Request::from_parts(parts, Body::from(body));
+    let (asked, signal) = replays.ask(tenant, key, said, after);
+    let mut request = Request::from_parts(parts, Body::from(body.into_bytes()));
     let (seat, status) = match asked {
         Asked::OtherBody => {
             return Err(ApiError::other_body(format!(

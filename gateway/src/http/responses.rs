@@ -11,22 +11,21 @@ mod rounds;
 mod run;
 pub mod running;
 
-use super::{access::Client, errors::ApiError, parse};
+use super::{access::Client, errors::ApiError, parse, written};
 use crate::{
     gateway::Gateway,
     metrics,
-    store::{Item, ItemPage, Page, Part, Record},
+    store::{Page, Part, Record},
 };
 use axum::{
     Json,
     body::Body,
     extract::{Path, Query, rejection::QueryRejection},
-    http::header,
     response::{IntoResponse, Response, Sse, sse::Event},
 };
 use futures_util::stream;
 use run::Run;
-use serde::{Deserialize, de::IgnoredAny};
+use serde::Deserialize;
 use serde_json::{Value, json};
 use std::{collections::VecDeque, convert::Infallible, sync::Arc, time::Instant};
 
@@ -40,7 +39,9 @@ pub async fn create(Client(gateway): Client, body: Body) -> Result<Response, Api
     let started = start(&gateway, body).await.inspect_err(|error| metrics::count_request(error.outcome()));
     let (mut run, streams) = started?;
     if !streams {
-        return Ok(Json(run.whole().await?).into_response());
+        let gateway = Arc::clone(run.gateway());
+        let response = run.whole().await?;
+        return written::write(&gateway, 0, move || Ok(response)).await;
     }
     run.settle().await?;
     let events = stream::unfold((run, VecDeque::new()), |(mut run, mut ready)| async move {
@@ -57,9 +58,9 @@ pub async fn create(Client(gateway): Client, body: Body) -> Result<Response, Api
 async fn start(gateway: &Arc<Gateway>, body: Body) -> Result<(Run, bool), ApiError> {
     let arrived = Instant::now();
     let body = gateway.read(body).await?;
-    let asked = gateway.asked(&body);
     let worker = Arc::clone(gateway);
-    let (gateway, request) = gateway.compute(move || request::understand(&worker, arrived, &body)).await?;
+    let understood = gateway.compute_body(body.len(), move || Ok((request::understand(&worker, arrived, &body)?, worker.asked(&body))));
+    let ((gateway, request), asked) = understood.await?;
     let streams = request.options.stream;
     let mut run = Run::start(&gateway, request).await?;
     run.remember(asked);
@@ -67,11 +68,12 @@ async fn start(gateway: &Arc<Gateway>, body: Body) -> Result<(Run, bool), ApiErr
 }
 
 /// `GET /v1/responses/{id}`.
-pub async fn retrieve(Client(gateway): Client, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+pub async fn retrieve(Client(gateway): Client, Path(id): Path<String>) -> Result<Response, ApiError> {
     if let Some(running) = gateway.running().get(&gateway.owner(), &id) {
-        return Ok(Json(running));
+        return written::write(&gateway, 0, move || Ok(running)).await;
     }
-    stored(&gateway, &id).await.map(Json)
+    let record = stored(&gateway, &id).await?;
+    written::write(&gateway, bytes(&record), move || whole(&record)).await
 }
 
 /// `DELETE /v1/responses/{id}`. Items that other histories name stay with them.
@@ -82,18 +84,22 @@ pub async fn delete(Client(gateway): Client, Path(id): Path<String>) -> Result<J
 }
 
 /// `POST /v1/responses/{id}/cancel`: ends one that is being streamed.
-pub async fn cancel(Client(gateway): Client, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+pub async fn cancel(Client(gateway): Client, Path(id): Path<String>) -> Result<Response, ApiError> {
     if let Some(cancelled) = gateway.running().cancel(&gateway.owner(), &id) {
-        return Ok(Json(cancelled));
+        return written::write(&gateway, 0, move || Ok(cancelled)).await;
     }
-    let response = stored(&gateway, &id).await?;
-    match response["status"].as_str() {
-        Some("cancelled") => Ok(Json(response)),
-        status => {
-            let message = format!("`{id}` is {}: only a response that is being generated can be cancelled", status.unwrap_or("over"));
-            Err(ApiError::invalid("response_id", message))
+    let record = stored(&gateway, &id).await?;
+    let answer = move || {
+        let response = whole(&record)?;
+        match response["status"].as_str() {
+            Some("cancelled") => Ok(response),
+            status => {
+                let message = format!("`{id}` is {}: only a response that is being generated can be cancelled", status.unwrap_or("over"));
+                Err(ApiError::invalid("response_id", message))
+            }
         }
-    }
+    };
+    written::write(&gateway, 0, answer).await
 }
 
 /// `GET /v1/responses/{id}/input_items`: all that the response was an answer to, what came before included.
@@ -102,20 +108,23 @@ pub async fn input_items(Client(gateway): Client, Path(id): Path<String>, query:
     let page = page_wanted(query)?;
     let page =
         gateway.store().page(&gateway.owner(), &id, Part::Input, page).await.map_err(|error| ApiError::of_store("response_id", error))?;
-    listed(&gateway, page).await
+    written::items(&gateway, page).await
 }
 
-async fn stored(gateway: &Gateway, id: &str) -> Result<Value, ApiError> {
+async fn stored(gateway: &Gateway, id: &str) -> Result<Record, ApiError> {
     check_id(id)?;
-    let record = gateway.store().load(&gateway.owner(), id, Part::Output).await;
-    let Record { id, body, items, .. } = record.map_err(|error| ApiError::of_store("response_id", error))?;
-    gateway
-        .compute(move || {
-            let mut response = parsed(&id, &body)?;
-            response["output"] = items.iter().map(|item| parsed(&item.id, &item.body)).collect::<Result<_, _>>()?;
-            Ok(response)
-        })
-        .await
+    gateway.store().load(&gateway.owner(), id, Part::Output).await.map_err(|error| ApiError::of_store("response_id", error))
+}
+
+fn bytes(record: &Record) -> usize {
+    record.body.len() + record.items.iter().map(|item| item.body.len()).sum::<usize>()
+}
+
+/// A stored response with its output.
+fn whole(Record { id, body, items, .. }: &Record) -> Result<Value, ApiError> {
+    let mut response = parsed(id, body)?;
+    response["output"] = items.iter().map(|item| parsed(&item.id, &item.body)).collect::<Result<_, _>>()?;
+    Ok(response)
 }
 
 fn check_id(id: &str) -> Result<(), ApiError> {
@@ -124,10 +133,10 @@ fn check_id(id: &str) -> Result<(), ApiError> {
 
 /// Stored JSON.
 pub(super) fn parsed(id: &str, body: &str) -> Result<Value, ApiError> {
-    serde_json::from_str(body).map_err(|error| unreadable(id, &error))
+    serde_json::from_str(body).map_err(|error| not_json(id, &error))
 }
 
-fn unreadable(id: &str, error: &serde_json::Error) -> ApiError {
+pub(super) fn not_json(id: &str, error: &serde_json::Error) -> ApiError {
     ApiError::internal(format!("what is stored as `{id}` cannot be read: {error}"))
 }
 
@@ -152,39 +161,4 @@ pub(super) fn page_wanted(query: PageWish) -> Result<Page, ApiError> {
     };
     let limit = parse::in_range("limit", limit.unwrap_or(PAGE_DEFAULT), 1..=PAGE_MAX)?;
     Ok(Page { after, limit, descending })
-}
-
-/// A page of stored items. They are passed on as they are stored: read into memory, they would take many times their bytes.
-pub(super) async fn listed(gateway: &Gateway, ItemPage { items, has_more }: ItemPage) -> Result<Response, ApiError> {
-    let list = move || -> Result<String, ApiError> {
-        let id = |item: Option<&Item>| json!(item.map(|item| &item.id));
-        let (first, last) = (id(items.first()), id(items.last()));
-        let mut list = r#"{"object":"list","data":"#.to_owned();
-        write_items(&mut list, &items)?;
-        Ok(list + &format!(r#","first_id":{first},"last_id":{last},"has_more":{has_more}}}"#))
-    };
-    Ok(as_json(gateway.compute(list).await?))
-}
-
-/// Appends stored items as a JSON list.
-pub(super) fn write_items(json: &mut String, items: &[Item]) -> Result<(), ApiError> {
-    json.reserve(items.iter().map(|item| item.body.len() + 1).sum::<usize>() + 2);
-    json.push('[');
-    for (place, item) in items.iter().enumerate() {
-        if place > 0 {
-            json.push(',');
-        }
-        json.push_str(checked(item)?);
-    }
-    json.push(']');
-    Ok(())
-}
-
-/// A stored item's JSON, as it is stored.
-pub(super) fn checked(Item { id, body, .. }: &Item) -> Result<&str, ApiError> {
-    serde_json::from_str::<IgnoredAny>(body).map(|_| body.as_str()).map_err(|error| unreadable(id, &error))
-}
-
-pub(super) fn as_json(text: String) -> Response {
-    ([(header::CONTENT_TYPE, "application/json")], text).into_response()
 }

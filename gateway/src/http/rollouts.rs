@@ -1,7 +1,7 @@
 //! `/rollouts`: users move from one model to another. On the operators' port only, at any coordinator: what is asked for becomes a record
 //! that all coordinators follow.
 
-use super::{errors::ApiError, parse, records::refused};
+use super::{admin, errors::ApiError, parse, records::refused};
 use crate::{
     gateway::Gateway,
     rollout::{
@@ -47,7 +47,7 @@ pub async fn list(State(gateway): State<Arc<Gateway>>) -> Json<Value> {
 
 /// `POST /rollouts`.
 pub async fn start(State(gateway): State<Arc<Gateway>>, body: Body) -> Result<Json<Value>, ApiError> {
-    let wanted: Wanted = parse::json(&gateway.read(body).await?)?;
+    let wanted: Wanted = admin::read(body).await?;
     let records = gateway.registry().records(Some(KIND), None);
     let others: Vec<(Rollout, u64)> =
         records.into_iter().filter_map(|record| Some((serde_json::from_value(record.value).ok()?, record.revision))).collect();

@@ -1,15 +1,16 @@
 //! Routes of the front door and of the operators' port.
 
 use super::{
-    access, admin, appeals, batches, chat::Chat, completions::Completions, console, conversations, embeddings, endpoint, errors::ApiError,
-    feedback, files, memories, messages, models, moderations, operator, records, replay, responses, rollouts, tokenize, watch,
+    access, admin, appeals, batches, chat::Chat, completions::Completions, console, conversations, doors, embeddings, endpoint,
+    errors::ApiError, feedback, files, memories, messages, models, moderations, operator, records, replay, responses, rollouts, tokenize,
+    watch,
 };
 use crate::gateway::Gateway;
 use axum::{
     Router,
     extract::DefaultBodyLimit,
     http::{Method, StatusCode, Uri},
-    middleware::{from_fn, from_fn_with_state},
+    middleware::from_fn_with_state,
     routing::{delete, get, post, put},
 };
 use std::sync::Arc;
@@ -23,6 +24,22 @@ pub fn front_door(gateway: Arc<Gateway>, operators_too: bool) -> Router {
         .route("/v1/messages/{id}", get(replay::by_id))
         .route("/v1/responses/{id}/input_items", get(responses::input_items))
         .route("/v1/responses/{id}/cancel", post(responses::cancel))
+        .route("/v1/batches", post(batches::create).get(batches::list))
+        .route("/v1/batches/{id}", get(batches::retrieve))
+        .route("/v1/batches/{id}/cancel", post(batches::cancel))
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{*id}", get(models::one))
+        .merge(counted(&gateway))
+        .route_layer(from_fn_with_state(Arc::clone(&gateway), access::authenticate));
+    let routes = everywhere().merge(routes);
+    let operators = || operators().route_layer(from_fn_with_state(Arc::clone(&gateway), operator::while_open));
+    let routes = if operators_too { routes.merge(operators()) } else { routes };
+    finish(routes, Arc::clone(&gateway)).layer(from_fn_with_state(gateway, doors::clients))
+}
+
+/// The routes that need no answer of a model. Their requests count in a tenant's quota all the same.
+fn counted(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
+    Router::new()
         .route("/v1/conversations", get(conversations::list).post(conversations::create))
         .route("/v1/conversations/export", get(conversations::export_all))
         .route("/v1/conversations/{id}", get(conversations::retrieve).post(conversations::update).delete(conversations::delete))
@@ -37,21 +54,12 @@ pub fn front_door(gateway: Arc<Gateway>, operators_too: bool) -> Router {
         .route("/v1/files", post(files::create).layer(DefaultBodyLimit::disable()).get(files::list))
         .route("/v1/files/{id}", get(files::retrieve).delete(files::delete))
         .route("/v1/files/{id}/content", get(files::content))
-        .route("/v1/batches", post(batches::create).get(batches::list))
-        .route("/v1/batches/{id}", get(batches::retrieve))
-        .route("/v1/batches/{id}/cancel", post(batches::cancel))
         .route("/v1/moderations", post(moderations::create))
         .route("/v1/appeals", post(appeals::create))
         .route("/v1/feedback", post(feedback::create))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
-        .route("/v1/models", get(models::list))
-        .route("/v1/models/{*id}", get(models::one))
-        .route_layer(from_fn_with_state(Arc::clone(&gateway), access::authenticate));
-    let routes = everywhere().merge(routes);
-    let operators = || operators().route_layer(from_fn_with_state(Arc::clone(&gateway), operator::while_open));
-    let routes = if operators_too { routes.merge(operators()) } else { routes };
-    finish(routes, gateway)
+        .route_layer(from_fn_with_state(Arc::clone(gateway), access::count))
 }
 
 /// What takes quota and gives an answer, from clients that are known already: batches' requests take this way, too.
@@ -80,9 +88,9 @@ pub fn admin(gateway: Arc<Gateway>) -> Router {
         .route("/registry/{kind}/{*key}", get(records::get).put(records::put).delete(records::delete))
         .route("/rollouts", get(rollouts::list).post(rollouts::start))
         .route("/rollouts/{action}", post(rollouts::act))
-        .route("/coordinators/{name}", delete(records::remove_coordinator))
-        .route_layer(from_fn(admin::host));
-    finish(everywhere().merge(operators()).merge(records), gateway)
+        .route("/coordinators/{name}", delete(records::remove_coordinator));
+    let routes = everywhere().merge(operators()).merge(records);
+    finish(routes, Arc::clone(&gateway)).layer(from_fn_with_state(gateway, doors::operators))
 }
 
 /// Probes, and the console: it shows what the port that it came from serves.

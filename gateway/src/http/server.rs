@@ -1,89 +1,276 @@
-//! Client connections: a bounded number, without Nagle's delay, none idle for ever, be it that the client sends nothing or
-//! that it reads nothing. Over TLS, if there is a certificate (`tls`).
+//! Client connections: a bounded number, and of each address a part of it; without Nagle's delay; none idle for ever, be it that the client
+//! sends nothing or that it reads nothing. Over TLS, if there is a certificate (`tls`).
+//!
+//! - `guests`: which connections there are, and what they wait for; `io`: how that is noticed
 
+mod guests;
+mod io;
 mod tls;
 
+pub use io::Peer;
 pub use tls::{Tls, TlsError};
 
+use crate::{
+    metrics,
+    shares::{Party, Refused, Shares},
+};
 use axum::Router;
-use hyper::server::conn::http1;
+use guests::{Guests, Progress, Stage};
+use hyper::{
+    rt::{Read, Write},
+    server::conn::http1,
+};
 use hyper_util::{
-    rt::{TokioIo, TokioTimer},
-    server::graceful::GracefulShutdown,
+    rt::TokioIo,
+    server::graceful::{GracefulShutdown, Watcher},
     service::TowerToHyperService,
 };
+use io::{Routes, Watch, Watched};
 use socket2::SockRef;
-use std::{sync::Arc, time::Duration};
+use std::{
+    net::IpAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
 use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
-    sync::Semaphore,
+    sync::{Notify, Semaphore},
     task::JoinSet,
     time,
 };
 
-/// The next request's head must be there within this time; so it is also how long a connection may rest between two.
-const HEAD_READ_MAX: Duration = Duration::from_secs(75);
+/// The most bytes of a request's head. It is the size of a connection's read buffer.
+const HEAD_BYTES_MAX: usize = 32 << 10;
+/// The time between two looks for clients that take too long.
+const SWEEP_EVERY: Duration = Duration::from_secs(1);
 /// A client that reads nothing for this long is cut off (by the kernel, `TCP_USER_TIMEOUT`: the connection breaks).
 const WRITE_STALL_MAX: Duration = Duration::from_secs(75);
 /// Rest after an accept that failed: for want of file descriptors, most likely.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+/// The most refused clients that are answered at a time. The others just see the connection's end.
+const TOLD_MAX: usize = 64;
+/// The time that a refused client has to read its answer.
+const TOLD_FOR: Duration = Duration::from_secs(1);
+/// The least share of an address: browsers and clients keep several connections.
+const ADDRESS_LEAST: u64 = 64;
+
+/// The most connections of a port.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    pub connections: usize,
+    /// The most connections from one address. `None` allows a quarter of all.
+    pub per_address: Option<usize>,
+}
+
+impl Limits {
+    fn shares(self) -> Shares<Party> {
+        let all = self.connections as u64;
+        match self.per_address {
+            None => Shares::quarters(all, ADDRESS_LEAST),
+            Some(each) => Shares::new(all, each as u64),
+        }
+    }
+}
 
 /// Serves until `stop`, then lets running requests finish within `drain`. `false`: some were cut.
 pub async fn serve(
     listener: TcpListener,
     tls: Option<Arc<Tls>>,
     router: Router,
-    connections_max: usize,
+    limits: Limits,
     stop: impl Future<Output = ()>,
     drain: Duration,
 ) -> bool {
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(HEAD_READ_MAX);
-    let service = TowerToHyperService::new(router);
+    // The sweep knows better what a connection waits for.
+    http.header_read_timeout(None).max_buf_size(HEAD_BYTES_MAX);
     let connections = GracefulShutdown::new();
-    let permits = Arc::new(Semaphore::new(connections_max));
+    let (door, told) = (Arc::new(Door::new(limits)), Arc::new(Semaphore::new(TOLD_MAX)));
+    let router = TowerToHyperService::new(router);
     let mut tasks = JoinSet::new();
     let accept = async {
         loop {
-            // Without a permit, clients wait in the kernel's backlog.
-            let permit = Arc::clone(&permits).acquire_owned().await.expect("the semaphore is never closed");
-            let stream = accept(&listener).await;
+            let (stream, peer) = accept(&listener).await;
             while tasks.try_join_next().is_some() {}
-            let (http, service) = (http.clone(), service.clone());
-            let Some(tls) = tls.clone() else {
-                let connection = connections.watch(http.serve_connection(TokioIo::new(stream), service));
-                tasks.spawn(async move {
-                    if let Err(error) = connection.await {
-                        tracing::debug!(%error, "client connection ended");
-                    }
-                    drop(permit);
-                });
+            let Some(guest) = door.enter(peer).await else {
+                if let (None, Ok(permit)) = (&tls, Arc::clone(&told).try_acquire_owned()) {
+                    tasks.spawn(async move {
+                        tell_full(stream).await;
+                        drop(permit);
+                    });
+                }
                 continue;
             };
-            let watcher = connections.watcher();
+            let routes = Routes { router: router.clone(), peer: Peer(peer), watch: guest.watch() };
+            let connection = Connection { http: http.clone(), tls: tls.clone(), watcher: connections.watcher(), routes };
             tasks.spawn(async move {
-                let served = match tls.accept(stream).await {
-                    Ok(stream) => {
-                        watcher.watch(http.serve_connection(TokioIo::new(stream), service)).await.map_err(|error| error.to_string())
-                    }
-                    Err(error) => Err(error.to_string()),
+                let served = tokio::select! {
+                    served = connection.serve(stream) => served,
+                    () = guest.closed() => Err("its client took too long, or others needed its place".to_owned()),
                 };
                 if let Err(error) = served {
                     tracing::debug!(error, "client connection ended");
                 }
-                drop(permit);
             });
         }
     };
     tokio::select! {
         () = accept => {}
+        () = door.sweep() => {}
         () = stop => {}
     }
     drop(listener);
-    time::timeout(drain, connections.shutdown()).await.is_ok()
+    let drained = async {
+        tokio::select! {
+            () = connections.shutdown() => {}
+            () = door.sweep() => {}
+        }
+    };
+    time::timeout(drain, drained).await.is_ok()
 }
 
-async fn accept(listener: &TcpListener) -> TcpStream {
+/// A connection that has its place.
+struct Connection {
+    http: http1::Builder,
+    tls: Option<Arc<Tls>>,
+    watcher: Watcher,
+    routes: Routes,
+}
+
+impl Connection {
+    async fn serve(self, stream: TcpStream) -> Result<(), String> {
+        match self.tls.clone() {
+            None => self.speak(TokioIo::new(stream)).await,
+            Some(tls) => {
+                let stream = tls.accept(stream).await.map_err(|error| error.to_string())?;
+                self.speak(TokioIo::new(stream)).await
+            }
+        }
+    }
+
+    async fn speak<S: Read + Write + Unpin + 'static>(self, stream: S) -> Result<(), String> {
+        let stream = Watched::new(stream, self.routes.watch.clone());
+        self.watcher.watch(self.http.serve_connection(stream, self.routes)).await.map_err(|error| error.to_string())
+    }
+}
+
+/// The places for connections of one port.
+#[derive(Debug)]
+struct Door {
+    guests: Mutex<Guests<Arc<Notify>>>,
+    /// Notified when a place becomes free.
+    free: Notify,
+    began: Instant,
+}
+
+impl Door {
+    fn new(limits: Limits) -> Self {
+        Self { guests: Mutex::new(Guests::new(limits.shares())), free: Notify::new(), began: Instant::now() }
+    }
+
+    /// Takes a place for a connection; another connection may give way for it. Returns `None` if its address has its share and all of that is
+    /// busy. While all addresses together have every place, this waits, and clients wait in the kernel's backlog.
+    async fn enter(self: &Arc<Self>, peer: IpAddr) -> Option<Guest> {
+        let party = Party::of_address(peer);
+        loop {
+            let closer = Arc::new(Notify::new());
+            let entered = self.lock().enter(self.began.elapsed(), &party, Arc::clone(&closer));
+            let refused = match entered {
+                Ok((number, progress)) => return Some(Guest { door: Arc::clone(self), number, progress, closer }),
+                Err(refused) => refused,
+            };
+            let free = self.free.notified();
+            let gives_way = self.lock().last_resort((refused == Refused::Own).then_some(&party));
+            match gives_way {
+                Some(closer) => {
+                    metrics::count_closed("displaced");
+                    closer.notify_one();
+                }
+                None if refused == Refused::Own => {
+                    metrics::count_share_refusal("connections", refused);
+                    return None;
+                }
+                None => {}
+            }
+            free.await;
+        }
+    }
+
+    /// Closes connections whose clients take too long, for ever.
+    async fn sweep(&self) {
+        loop {
+            time::sleep(SWEEP_EVERY).await;
+            let overdue = self.lock().overdue(self.began.elapsed());
+            for (stage, closer) in overdue {
+                metrics::count_closed(if stage == Stage::Head { "head" } else { "idle" });
+                closer.notify_one();
+            }
+            // A connection that was busy may give way by now.
+            self.free.notify_one();
+        }
+    }
+
+    /// Nothing that holds the lock panics.
+    fn lock(&self) -> MutexGuard<'_, Guests<Arc<Notify>>> {
+        self.guests.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A connection's place, until it is dropped.
+#[derive(Debug)]
+struct Guest {
+    door: Arc<Door>,
+    number: u64,
+    progress: Arc<Progress>,
+    closer: Arc<Notify>,
+}
+
+impl Guest {
+    fn watch(&self) -> Watch {
+        Watch { progress: Arc::clone(&self.progress), began: self.door.began }
+    }
+
+    /// Resolves when the connection must end. A request that has come in the meantime is answered first.
+    async fn closed(&self) {
+        loop {
+            self.closer.notified().await;
+            if self.progress.get().0 != Stage::Busy {
+                return;
+            }
+            self.door.free.notify_one();
+        }
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        self.door.lock().leave(self.number);
+        self.door.free.notify_one();
+    }
+}
+
+/// Tells a client that its address has as many connections as it may have.
+async fn tell_full(mut stream: TcpStream) {
+    const BODY: &str = "{\"error\":{\"message\":\"There are as many connections from your address as there may be. Please try again when one \
+                        has ended.\",\"type\":\"rate_limit_error\",\"param\":null,\"code\":\"too_many_connections\"}}";
+    let answer = format!(
+        "HTTP/1.1 429 Too Many Requests\r\ncontent-type: application/json\r\ncontent-length: {}\r\nretry-after: 1\r\nconnection: \
+         close\r\n\r\n{BODY}",
+        BODY.len()
+    );
+    let told = async {
+        stream.write_all(answer.as_bytes()).await?;
+        stream.shutdown().await?;
+        // What is not read when a connection is closed takes the answer with it.
+        let mut rest = [0; 1024];
+        while stream.read(&mut rest).await? > 0 {}
+        std::io::Result::Ok(())
+    };
+    let _ = time::timeout(TOLD_FOR, told).await;
+}
+
+async fn accept(listener: &TcpListener) -> (TcpStream, IpAddr) {
     loop {
         match listener.accept().await {
             Ok((stream, peer)) => {
@@ -93,7 +280,7 @@ async fn accept(listener: &TcpListener) -> TcpStream {
                 if let Err(error) = SockRef::from(&stream).set_tcp_user_timeout(Some(WRITE_STALL_MAX)) {
                     tracing::debug!(%peer, %error, "cannot bound how long this client may read nothing");
                 }
-                return stream;
+                return (stream, peer.ip());
             }
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a client");
@@ -111,7 +298,7 @@ mod tests {
     async fn a_client_that_reads_nothing_cannot_stay() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap());
-        let (_client, stream) = tokio::join!(client, accept(&listener));
+        let (_client, (stream, _)) = tokio::join!(client, accept(&listener));
         assert_eq!(SockRef::from(&stream).tcp_user_timeout().unwrap(), Some(WRITE_STALL_MAX));
     }
 }

@@ -13,7 +13,7 @@ use serde::Deserialize;
 /// The parts of a chat's body that are read before all else.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Peek {
+pub struct Named {
     conversation: Option<ConversationField>,
     memory: Option<bool>,
 }
@@ -26,13 +26,17 @@ pub struct Stored {
     pub facts: Option<Facts>,
 }
 
+impl Named {
+    /// Reads what a body names, or `None` if it names nothing that is stored.
+    pub fn of(body: &[u8]) -> Result<Option<Self>, ApiError> {
+        let names = |field: &str| std::str::from_utf8(body).is_ok_and(|body| body.contains(field));
+        let any = names("\"conversation\"") || names("\"memory\"");
+        any.then(|| parse::json(body)).transpose()
+    }
+}
+
 impl Stored {
-    pub async fn look_up(gateway: &Gateway, body: &[u8]) -> Result<Self, ApiError> {
-        let named = |field: &str| std::str::from_utf8(body).is_ok_and(|body| body.contains(field));
-        if !named("\"conversation\"") && !named("\"memory\"") {
-            return Ok(Self::default());
-        }
-        let Peek { conversation, memory } = parse::json(body)?;
+    pub async fn look_up(gateway: &Gateway, Named { conversation, memory }: Named) -> Result<Self, ApiError> {
         let before = match conversation {
             Some(conversation) => Some(before(gateway, conversation).await?),
             None => None,

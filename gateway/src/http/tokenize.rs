@@ -1,8 +1,8 @@
 //! `/tokenize` and `/detokenize`, as vLLM has them.
 
-use super::{access::Client, chat, errors::ApiError, openai::ChatRequest, parse};
-use crate::gateway::Gateway;
-use axum::{Json, body::Body};
+use super::{access::Client, chat, errors::ApiError, openai::ChatRequest, parse, written};
+use crate::{computing::checkpoint, gateway::Gateway};
+use axum::{body::Body, response::Response};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -35,17 +35,22 @@ struct Tokens {
 }
 
 /// `POST /tokenize`: a prompt, or a chat.
-pub async fn tokenize(Client(gateway): Client, body: Body) -> Result<Json<Tokenized>, ApiError> {
+pub async fn tokenize(Client(gateway): Client, body: Body) -> Result<Response, ApiError> {
     let body = gateway.read(body).await?;
     let worker = Arc::clone(&gateway);
-    gateway.compute(move || tokenized(&worker, &body)).await.map(Json)
+    let bytes = body.len();
+    written::write(&gateway, bytes, move || tokenized(&worker, &body)).await
 }
 
 fn tokenized(gateway: &Gateway, body: &[u8]) -> Result<Tokenized, ApiError> {
     let fields: Fields = parse::json(body)?;
     let gateway = gateway.select(fields.model.as_deref())?;
     let tokenizer = &gateway.text().tokenizer;
-    let encode = |text: &str, special| tokenizer.encode(text, special).map_err(|error| ApiError::invalid("prompt", error.to_string()));
+    let encode = |text: &str, special| {
+        gateway.check_text_length("prompt", text)?;
+        checkpoint()?;
+        tokenizer.encode(text, special).map_err(|error| ApiError::invalid("prompt", error.to_string()))
+    };
     let tokens = match (fields.prompt, fields.messages) {
         (Some(prompt), None) => encode(&prompt, fields.add_special_tokens.unwrap_or(true))?,
         (None, Some(_)) => {
@@ -68,18 +73,23 @@ fn tokenized(gateway: &Gateway, body: &[u8]) -> Result<Tokenized, ApiError> {
 }
 
 /// `POST /detokenize`.
-pub async fn detokenize(Client(gateway): Client, body: Body) -> Result<Json<Value>, ApiError> {
+pub async fn detokenize(Client(gateway): Client, body: Body) -> Result<Response, ApiError> {
     let body = gateway.read(body).await?;
     let worker = Arc::clone(&gateway);
-    let prompt = gateway.compute(move || {
+    let bytes = body.len();
+    let detokenized = move || {
         let Tokens { model, tokens } = parse::json(&body)?;
         let worker = worker.select(model.as_deref())?;
+        let context = worker.context_tokens_max();
+        if tokens.len() as u64 > u64::from(context) {
+            return Err(ApiError::context_length("tokens", context, tokens.len() as u64, 0));
+        }
         let vocab_size = worker.text().config.identity.vocab_size;
         if let Some(token) = tokens.iter().find(|&&token| token >= vocab_size) {
             let message = format!("`tokens`: {token} is not a token id of this model ({vocab_size} tokens)");
             return Err(ApiError::invalid("tokens", message));
         }
-        Ok(worker.text().tokenizer.decode(&tokens, false))
-    });
-    Ok(Json(json!({"prompt": prompt.await?})))
+        Ok(json!({"prompt": worker.text().tokenizer.decode(&tokens, false)}))
+    };
+    written::write(&gateway, bytes, detokenized).await
 }

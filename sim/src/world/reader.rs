@@ -276,7 +276,7 @@ impl World {
         let is_true = match failure {
             Failure::Timeout(_) => lived >= taken.timeout,
             Failure::QueueTimeout(s) => lived >= Duration::from_secs(*s),
-            Failure::Losses(_) => true,
+            Failure::Losses(_) | Failure::Displaced { .. } => true,
             Failure::Late { .. } | Failure::TooLong { .. } | Failure::Worker(_) => false,
         };
         if !is_true && self.io.faulty.is_some() {

@@ -1,18 +1,24 @@
 //! Conversations as JSON lines: one conversation each, with all its items.
 
-use super::{super::access::Client, load, of_store, shown};
+use super::{
+    super::{access::Client, written},
+    load, of_store, shown,
+};
 use crate::{
     gateway::Gateway,
-    http::{errors::ApiError, responses::write_items},
+    http::errors::ApiError,
+    shares::Share,
     store::{Kind, Page, Part, Record, RecordPage},
 };
 use axum::{
-    body::Body,
+    body::{Body, Bytes},
     extract::Path,
     http::header,
     response::{IntoResponse, Response},
 };
 use futures_util::stream;
+use serde::Serialize;
+use serde_json::{Value, value::RawValue};
 use std::{collections::VecDeque, sync::Arc};
 
 /// Conversations whose ids are looked up at a time.
@@ -21,19 +27,24 @@ const PAGE: usize = 100;
 /// `GET /v1/conversations/{id}/export`.
 pub async fn export(Client(gateway): Client, Path(id): Path<String>) -> Result<Response, ApiError> {
     let record = load(&gateway, &id, Part::All).await?;
-    Ok(jsonl(Body::from(gateway.compute(move || line(&record)).await?)))
+    let (line, share) = line(&gateway, record).await?;
+    Ok(jsonl(written::held(line, share)))
 }
 
 /// `GET /v1/conversations/export`: all that the caller has, the oldest first. What cannot be read breaks it off, so that a part never passes
 /// for the whole.
 pub async fn export_all(Client(gateway): Client) -> Result<Response, ApiError> {
-    let mut walk = Walk { gateway, ids: VecDeque::new(), after: None, last: false };
+    let mut walk = Walk { gateway, ids: VecDeque::new(), after: None, last: false, sent: None };
     // The first page now: a store that is down has a status.
     walk.more().await?;
     let lines = stream::unfold(Some(walk), |walk| async move {
         let mut walk = walk?;
         match walk.next().await {
-            Ok(Some(line)) => Some((Ok(line), Some(walk))),
+            // The share of one line goes when the next is made.
+            Ok(Some((line, share))) => {
+                walk.sent = Some(share);
+                Some((Ok(line), Some(walk)))
+            }
             Ok(None) => None,
             Err(error) => Some((Err(error.message().to_owned()), None)),
         }
@@ -46,10 +57,13 @@ struct Walk {
     ids: VecDeque<String>,
     after: Option<String>,
     last: bool,
+    /// The share of the line that was sent last.
+    sent: Option<Share>,
 }
 
 impl Walk {
-    async fn next(&mut self) -> Result<Option<String>, ApiError> {
+    async fn next(&mut self) -> Result<Option<(Bytes, Share)>, ApiError> {
+        self.sent = None;
         loop {
             let Some(id) = self.ids.pop_front() else {
                 if self.last {
@@ -59,7 +73,7 @@ impl Walk {
                 continue;
             };
             match load(&self.gateway, &id, Part::All).await {
-                Ok(record) => return self.gateway.compute(move || line(&record)).await.map(Some),
+                Ok(record) => return line(&self.gateway, record).await.map(Some),
                 // Deleted meanwhile.
                 Err(error) if error.status() == 404 => {}
                 Err(error) => return Err(error),
@@ -78,14 +92,22 @@ impl Walk {
     }
 }
 
-fn line(record: &Record) -> Result<String, ApiError> {
-    // Items are its last field, and come as they are stored.
-    let mut line = shown(record)?.to_string();
-    line.truncate(line.len() - 1);
-    line.push_str(r#","items":"#);
-    write_items(&mut line, &record.items)?;
-    line.push_str("}\n");
-    Ok(line)
+async fn line(gateway: &Arc<Gateway>, record: Record) -> Result<(Bytes, Share), ApiError> {
+    #[derive(Serialize)]
+    struct Line<'a> {
+        #[serde(flatten)]
+        conversation: Value,
+        items: Vec<&'a RawValue>,
+    }
+    let bytes = record.items.iter().map(|item| item.body.len()).sum();
+    let share = gateway.admit_answer(bytes)?;
+    let line = gateway.compute_body(bytes, move || {
+        let items = record.items.iter().map(written::raw).collect::<Result<_, _>>()?;
+        let mut line = serde_json::to_vec(&Line { conversation: shown(&record)?, items }).expect("its keys are strings");
+        line.push(b'\n');
+        Ok(line.into())
+    });
+    Ok((line.await?, share))
 }
 
 fn jsonl(body: Body) -> Response {

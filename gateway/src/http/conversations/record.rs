@@ -124,6 +124,9 @@ impl Conversation {
         if let Some(Some(model)) = &model {
             gateway.select(Some(model))?;
         }
+        if let Some(Some(instructions)) = &instructions {
+            gateway.check_text_length("instructions", instructions)?;
+        }
         if let Some(metadata) = metadata {
             self.metadata = request::metadata(Some(metadata))?;
         }

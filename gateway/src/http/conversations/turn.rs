@@ -127,10 +127,14 @@ pub async fn before(gateway: &Gateway, named: ConversationField) -> Result<Befor
         }
         Err(error) => return Err(ApiError::of_store("conversation", error)),
     };
-    let kept = kept(&record, &wish)?;
-    let mut conversation = Conversation::read(&record)?;
-    conversation.change(gateway, wish.changes)?;
-    Ok(Before::Stored { record, conversation, kept })
+    let worker = gateway.clone();
+    let found = gateway.compute_body(record.body.len(), move || {
+        let kept = kept(&record, &wish)?;
+        let mut conversation = Conversation::read(&record)?;
+        conversation.change(&worker, wish.changes)?;
+        Ok(Before::Stored { record, conversation, kept })
+    });
+    found.await
 }
 
 fn kept(record: &Record, wish: &Wish) -> Result<usize, ApiError> {

@@ -130,6 +130,15 @@ pub(crate) fn recall(item: &Item) -> Result<(Value, Said), ApiError> {
 }
 
 impl Said {
+    /// The text that makes up most of what a tokenizer is given.
+    pub(crate) fn text(&self) -> &str {
+        match self {
+            Self::Message { text, .. } | Self::Thought(text) | Self::Returned { text, .. } => text,
+            Self::Call(call) => &call.name,
+            Self::Reference(_) => "",
+        }
+    }
+
     /// Of the text, without what a template puts around it.
     pub(crate) fn tokens(&self, tokenizer: &Tokenizer) -> u32 {
         let tokens = |text: &str| tokenizer.encode(text, false).map_or(0, |tokens| tokens.len() as u32);

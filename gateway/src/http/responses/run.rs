@@ -84,12 +84,13 @@ impl Run {
         let Request { options, instructions, input, before: _, store, tools, server_tools, tool_choice, parallel, reasoning, echo } =
             request;
         let chained = conversation.is_none();
-        let instructions = match (instructions, &conversation) {
-            (None, Some(record)) => Conversation::read(record)?.instructions().map(str::to_owned),
-            (instructions, _) => instructions,
-        };
         let worker = Arc::clone(gateway);
-        let understood = gateway.compute(move || {
+        let bytes = before.iter().chain(&named).map(|item| item.body.len()).sum();
+        let understood = gateway.compute_body(bytes, move || {
+            let instructions = match (instructions, &conversation) {
+                (None, Some(record)) => Conversation::read(record)?.instructions().map(str::to_owned),
+                (instructions, _) => instructions,
+            };
             let recalled = before.iter().map(|item| items::recall(item).map(|(_, said)| said)).collect::<Result<Vec<_>, _>>()?;
             let mut looked_up = HashMap::new();
             for item in &named {
@@ -99,9 +100,9 @@ impl Run {
             let system = instructions.map(|text| Message { role: "system".into(), content: Some(text), ..Message::default() });
             let messages = system.into_iter().chain(items::turns(recalled.into_iter().chain(said))).collect();
             let dialog = Dialog { messages, tools, tool_choice, parallel, reasoning, ..Dialog::default() };
-            Ok((before.into_iter().map(|item| item.id).collect(), input, dialog))
+            Ok((before.into_iter().map(|item| item.id).collect(), input, dialog, conversation))
         });
-        let (earlier, input, dialog): (Vec<String>, _, _) = understood.await?;
+        let (earlier, input, dialog, conversation): (Vec<String>, _, _, _) = understood.await?;
         let rounds = ItemRounds::new(gateway, server_tools, &dialog, &options);
         let RunningDialog { answer, .. } = gateway.start_dialog("input", dialog, options).await?;
         let id = new_id("resp_");
@@ -125,6 +126,10 @@ impl Run {
             ended: None,
             over: false,
         })
+    }
+
+    pub(super) fn gateway(&self) -> &Arc<Gateway> {
+        &self.gateway
     }
 
     /// For what its user may think of it.

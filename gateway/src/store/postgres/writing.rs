@@ -10,7 +10,7 @@ use super::{
     },
     Failed, Outcome, missing, speakable,
 };
-use crate::shares::Shares;
+use crate::room::Shares;
 use std::collections::{BTreeMap, HashMap};
 use tokio_postgres::{Client, Row, Transaction};
 

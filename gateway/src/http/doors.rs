@@ -1,0 +1,138 @@
+//! Whether a web page may be behind a request. Layers around whole ports, so that no route is without them: the operators' port always, the
+//! front door while no key is needed.
+//!
+//! A browser on a machine that reaches a port sends what any page makes it send. It says the page's origin with all that changes something,
+//! and asks before it sends JSON. A page that has made its own name mean this machine's address is of the same origin; but then the browser
+//! says that name as the host.
+
+use super::{errors::ApiError, parse};
+use crate::{gateway::Gateway, metrics};
+use axum::{
+    body::HttpBody,
+    extract::{Request, State},
+    http::{HeaderMap, Method, header},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use std::{net::IpAddr, sync::Arc};
+
+/// The route that takes forms, which are not JSON. Origin and host protect it.
+const FORMS: &str = "/v1/files";
+
+/// A layer around the operators' port.
+pub async fn operators(State(gateway): State<Arc<Gateway>>, request: Request, next: Next) -> Response {
+    // What changes something says that it is JSON, be it only with no body.
+    let wants_json = matches!(*request.method(), Method::POST | Method::PUT | Method::PATCH) || has_body(&request);
+    match check(gateway.hosts(), &request, wants_json) {
+        Ok(()) => next.run(request).await,
+        Err(error) => error.into_response(),
+    }
+}
+
+/// A layer around the front door. It checks while the door is open: a web page knows no key.
+pub async fn clients(State(gateway): State<Arc<Gateway>>, request: Request, next: Next) -> Response {
+    if gateway.tenants().is_open() {
+        let wants_json = has_body(&request) && !(request.uri().path() == FORMS && *request.method() == Method::POST);
+        if let Err(error) = check(gateway.hosts(), &request, wants_json) {
+            return error.into_response();
+        }
+    }
+    next.run(request).await
+}
+
+fn has_body(request: &Request) -> bool {
+    !request.body().is_end_stream()
+}
+
+fn check(hosts: &[String], request: &Request, wants_json: bool) -> Result<(), ApiError> {
+    let headers = request.headers();
+    check_host(hosts, headers).inspect_err(|_| metrics::count_wrong_door("host"))?;
+    check_origin(hosts, headers).inspect_err(|_| metrics::count_wrong_door("origin"))?;
+    if wants_json {
+        let missing = || ApiError::not_json("");
+        let is_json = if headers.contains_key(header::CONTENT_TYPE) { parse::check_content_type(headers) } else { Err(missing()) };
+        is_json.inspect_err(|_| metrics::count_wrong_door("content_type"))?;
+    }
+    Ok(())
+}
+
+fn check_host(hosts: &[String], headers: &HeaderMap) -> Result<(), ApiError> {
+    let Some(host) = headers.get(header::HOST) else { return Ok(()) };
+    if host.to_str().is_ok_and(|host| is_here(hosts, host)) {
+        return Ok(());
+    }
+    let message = "This port is asked for by a name that it may not have: use an address, such as http://127.0.0.1:9100, or `localhost`, or \
+                   add the name to this coordinator's `hosts`.";
+    Err(ApiError::wrong_door(message))
+}
+
+/// Refuses pages of another origin. `null`, which sandboxed pages and local files send, is another origin.
+fn check_origin(hosts: &[String], headers: &HeaderMap) -> Result<(), ApiError> {
+    let Some(origin) = headers.get(header::ORIGIN) else { return Ok(()) };
+    let of = origin.to_str().ok().and_then(|origin| origin.split_once("://")).map(|(_, authority)| authority);
+    let own = headers.get(header::HOST).and_then(|host| host.to_str().ok());
+    if of.is_some_and(|of| own == Some(of) || names(hosts, name_of(of))) {
+        return Ok(());
+    }
+    Err(ApiError::wrong_door("This request comes from a web page of another origin, and such pages may not use this port."))
+}
+
+fn is_here(hosts: &[String], authority: &str) -> bool {
+    let name = name_of(authority);
+    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok() || names(hosts, name)
+}
+
+fn names(hosts: &[String], name: &str) -> bool {
+    hosts.iter().any(|host| host.eq_ignore_ascii_case(name))
+}
+
+/// The host of an authority, without its port.
+fn name_of(authority: &str) -> &str {
+    let name = authority.rsplit_once(':').filter(|(_, port)| port.bytes().all(|digit| digit.is_ascii_digit()));
+    let name = name.map_or(authority, |(name, _)| name);
+    name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::{body::Body, http::HeaderName};
+
+    fn asked(headers: &[(HeaderName, &str)]) -> Result<(), u16> {
+        let mut request = Request::builder().method(Method::POST).uri("/rollouts");
+        for (name, value) in headers {
+            request = request.header(name, *value);
+        }
+        let hosts = ["tidemill.internal".to_owned()];
+        check(&hosts, &request.body(Body::from("{}")).unwrap(), true).map_err(|error| error.status().as_u16())
+    }
+
+    #[test]
+    fn only_addresses_and_names_that_were_given_are_hosts() {
+        let json = (header::CONTENT_TYPE, "application/json");
+        for good in ["127.0.0.1:9100", "localhost", "localhost:1", "LocalHost", "[::1]:9100", "10.0.0.1", "tidemill.internal:80"] {
+            assert_eq!(asked(&[json.clone(), (header::HOST, good)]), Ok(()), "{good}");
+        }
+        for wrong in ["evil.example", "evil.example:9100", "127.0.0.1.evil.example:80", "", "tidemill.internal.evil.example"] {
+            assert_eq!(asked(&[json.clone(), (header::HOST, wrong)]), Err(403), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_page_of_another_origin_is_refused_and_its_own_page_is_not() {
+        let with =
+            |origin| asked(&[(header::CONTENT_TYPE, "application/json"), (header::HOST, "127.0.0.1:9100"), (header::ORIGIN, origin)]);
+        assert_eq!(with("http://127.0.0.1:9100"), Ok(()));
+        assert_eq!(with("https://tidemill.internal"), Ok(()));
+        for other in ["http://evil.example", "null", "http://127.0.0.1:9101", "http://127.0.0.1:9100.evil.example", ""] {
+            assert_eq!(with(other), Err(403), "{other}");
+        }
+    }
+
+    #[test]
+    fn a_body_says_that_it_is_json() {
+        assert_eq!(asked(&[]), Err(415));
+        assert_eq!(asked(&[(header::CONTENT_TYPE, "text/plain")]), Err(415));
+        assert_eq!(asked(&[(header::CONTENT_TYPE, "application/json; charset=utf-8")]), Ok(()));
+    }
+}
