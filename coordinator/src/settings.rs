@@ -703,7 +703,7 @@ mod tests {
             (Flags { store_bytes_max: Some("1MiB".into()), ..flags() }, "store_bytes_max"),
             (Flags { conversation_bytes_max: Some("1kiB".into()), ..flags() }, "conversation_bytes_max"),
             (Flags { conversation_bytes_max: Some("1023KiB".into()), ..flags() }, "conversation_bytes_max"),
-            (Flags { store: Some("postgres://me@localhost/x?sslmode=require".into()), ..flags() }, "TLS, which is not supported"),
+            (Flags { store: Some("postgres://me@localhost/x?sslmode=perhaps".into()), ..flags() }, "sslmode"),
             (Flags { admin: Some(([0, 0, 0, 0], 9100).into()), ..flags() }, "admin_public"),
             (Flags { tls_cert: Some("cert.pem".into()), ..flags() }, "tls_key"),
             (Flags { quota_share: Some("2/2".into()), ..flags() }, "quota_share"),

@@ -541,11 +541,11 @@ impl Gateway {
     }
 
     /// Takes a request's quota.
-    fn reserve(&self, class: ClassId, prompts: &[Tokens], answer_tokens: u64) -> Result<Metered, ApiError> {
+    fn reserve(&self, arrived: Instant, class: ClassId, prompts: &[Tokens], answer_tokens: u64) -> Result<Metered, ApiError> {
         let caller = self.caller.as_ref().ok_or_else(|| ApiError::internal("nobody asks for this: please report this as a bug"))?;
         let prompt_tokens = prompts.iter().map(|prompt| prompt.len() as u64).sum();
         let class = &self.classes().get(class).name;
-        self.shared.tenants.reserve(caller, Wanted { model: &self.model.name, class, prompt_tokens, answer_tokens })
+        self.shared.tenants.reserve(caller, Wanted { arrived, model: &self.model.name, class, prompt_tokens, answer_tokens })
     }
 
     /// Lets time pass for tenants: what others have changed, what was lost, and whether there is too much to do. For ever.
@@ -852,7 +852,7 @@ impl Gateway {
             timeout: self.shared.request_timeout,
         };
         let choices = prompts.len() as u64 * u64::from(options.choices);
-        let mut metered = self.reserve(options.class, prompts, choices * u64::from(generated))?;
+        let mut metered = self.reserve(options.arrived, options.class, prompts, choices * u64::from(generated))?;
         let backend = Arc::clone(&self.model.backend);
         let caches =
             Caches { equal: self.shared.response_cache.as_ref(), similar: self.shared.similar.as_ref().zip(options.inquiry.as_ref()) };
@@ -900,7 +900,7 @@ impl Gateway {
         self.check_prompts(param, prompts, 1)?;
         let class = self.classes().by_tier(self.service_tier(None)).unwrap_or_default();
         let request = |prompt: &Tokens| NewRequest::embedding(prompt.clone(), self.salt(&[]), class, self.shared.request_timeout);
-        let mut metered = self.reserve(class, prompts, 0)?;
+        let mut metered = self.reserve(Instant::now(), class, prompts, 0)?;
         let submission = Submission::new(Arc::clone(&self.model.backend), prompts.iter().map(request).collect());
         Ok((submission.inspect_err(|_| metered.cancel())?, metered))
     }

@@ -136,9 +136,12 @@ async fn posts_of_one_tenant_delete_nothing_of_another() {
         assert_eq!(status, StatusCode::OK, "{made}");
         kept.push((key, format!("/v1/conversations/{}/items", made["id"].as_str().unwrap())));
     }
-    let flood = said(&"x".repeat(4 << 20));
+    // Of 4 MiB, in items that each could be a prompt.
+    let item = json!({"type": "message", "role": "user", "content": "x".repeat(8 << 10)});
+    let flood = json!({"items": vec![item; 512]});
     for _ in 0..6 {
-        assert_eq!(door.post(&free, "/v1/conversations", &flood).await.0, StatusCode::OK);
+        let (status, made) = door.post(&free, "/v1/conversations", &flood).await;
+        assert_eq!(status, StatusCode::OK, "{made}");
     }
     for (key, path) in kept {
         let (status, items) = door.get(key, &path).await;

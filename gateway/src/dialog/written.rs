@@ -52,7 +52,9 @@ impl Dialog {
     /// one call, one tool or one set of variables is one text.
     pub fn shown_to_the_model(&self) -> Vec<Cow<'_, str>> {
         let mut texts = Vec::new();
-        let gathered = |gather: &dyn Fn(&mut dyn FnMut(&str))| {
+        /// Shows every part of something to what it is given.
+        type Parts<'a> = dyn Fn(&mut dyn FnMut(&str)) + 'a;
+        let gathered = |gather: &Parts<'_>| {
             let mut text = String::new();
             gather(&mut |part| {
                 if !text.is_empty() {

@@ -395,8 +395,8 @@ impl State {
         }
     }
 
-    fn oldest(&self, tenant: &String, but_the_newest: bool) -> Option<Key> {
-        let all = (tenant.clone(), 0, 0, Key::default())..(tenant.clone(), ALWAYS, 0, Key::default());
+    fn oldest(&self, tenant: &str, but_the_newest: bool) -> Option<Key> {
+        let all = (tenant.to_owned(), 0, 0, Key::default())..(tenant.to_owned(), ALWAYS, 0, Key::default());
         let mut oldest = self.order_of.range(all).map(|(.., key)| key);
         let key = oldest.next()?;
         (!but_the_newest || oldest.next().is_some()).then(|| key.clone())

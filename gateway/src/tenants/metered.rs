@@ -14,6 +14,8 @@ use tidemill_tenancy::{
 /// What a request is about to use.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted<'a> {
+    /// When the request arrived: its time counts from then.
+    pub arrived: Instant,
     pub model: &'a str,
     pub class: &'a str,
     pub prompt_tokens: u64,
@@ -33,7 +35,7 @@ pub struct Metered {
 
 impl Metered {
     pub(super) fn new(tenants: Arc<Tenants>, caller: &Caller, reservation: Option<Reservation>, wanted: Wanted<'_>) -> Self {
-        let Wanted { model, class, prompt_tokens, answer_tokens: _ } = wanted;
+        let Wanted { arrived, model, class, prompt_tokens, answer_tokens: _ } = wanted;
         let principal = caller.principal.as_ref().map(|(principal, _)| principal);
         let event = Event {
             id: caller.id.clone(),
@@ -45,7 +47,7 @@ impl Metered {
             class: class.to_owned(),
             ..Event::default()
         };
-        Self { tenants, reservation, began: Instant::now(), prompt_tokens, event: Some(event) }
+        Self { tenants, reservation, began: arrived, prompt_tokens, event: Some(event) }
     }
 
     /// Of what nobody pays for.
