@@ -100,6 +100,7 @@ mod tests {
             drop(held);
             assert!(goes_on.recv_timeout(LATE).unwrap());
         });
-        assert_eq!((turns.lock().all, turns.lock().tenants.len()), (0, 0));
+        let held = turns.lock();
+        assert_eq!((held.all, held.tenants.len()), (0, 0));
     }
 }
