@@ -9,6 +9,7 @@
 
 pub mod ceilings;
 pub mod cuda;
+pub mod journal;
 pub mod limits;
 pub mod ops;
 pub mod phases;
@@ -19,6 +20,7 @@ use anyhow::ensure;
 use ceilings::Reading;
 use cuda::gpu::Gpu;
 use indicatif::{ProgressBar, ProgressStyle};
+use journal::Journal;
 use limits::{Ceilings, Work};
 use report::{Report, Row};
 use std::{path::PathBuf, time::Instant};
@@ -65,6 +67,16 @@ pub struct KernelsArgs {
     /// GPU: only measure, check nothing.
     #[arg(long, conflicts_with = "checks_only")]
     pub no_checks: bool,
+    /// GPU: measure only these rows, and check nothing.
+    #[arg(long, value_enum, conflicts_with = "checks_only")]
+    pub measure_only: Option<RowKind>,
+    /// GPU: append each check and row to this file as a line of JSON when it ends, so that a crash later loses none.
+    #[arg(long)]
+    pub json_lines: Option<PathBuf>,
+    /// Compile the kernels that the checks and the rows need for this GPU architecture into `--cache`, and end. Needs NVRTC but no
+    /// GPU.
+    #[arg(long, value_enum, conflicts_with_all = ["checks_only", "no_checks"])]
+    pub compile_only: Option<cuda::compile::Target>,
     /// GPU: keep compiled kernels here.
     #[arg(long, default_value_os_t = std::env::temp_dir().join("tidemill-kernels"))]
     pub cache: PathBuf,
@@ -81,10 +93,30 @@ pub enum DeviceKind {
 /// A kind of check on a GPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 pub enum CheckKind {
-    /// Each operation against references.
+    /// One small case of every kernel.
+    Tiny,
+    /// Each operation against references: all of the next five.
     Ops,
+    /// Embedding, norms, SwiGLU, FP8 rounding, rotary embedding.
+    Rows,
+    /// Matrix products.
+    Products,
+    Attention,
+    /// Copies of KV blocks, and steps recorded as graphs.
+    Blocks,
+    /// Penalties, masks and draws.
+    Sampling,
     /// The models in `--checkpoints`.
     Models,
+}
+
+/// A kind of row on a GPU.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub enum RowKind {
+    /// Single operations at a model's shapes.
+    Ops,
+    /// Prefill and decode steps of a whole model.
+    Phases,
 }
 
 /// Exit status where `--device cuda` finds no GPU: not a failure of the kernels.
@@ -92,6 +124,9 @@ pub const NO_DEVICE: i32 = 3;
 
 /// Prints the tables, and fails if a check did.
 pub fn run(args: &KernelsArgs) -> anyhow::Result<()> {
+    if let Some(target) = args.compile_only {
+        return cuda::compile::compile(target, &args.cache);
+    }
     let report = match open_gpu(args)? {
         Some(gpu) => cuda::measure(gpu, args)?,
         None => measure_cpu(args)?,
@@ -150,6 +185,8 @@ struct Bench<Machine = Host> {
     left_out: Vec<String>,
     /// Shows what is being measured. Draws only when that changes, and nothing while something is measured.
     progress: ProgressBar,
+    /// Where rows go as they end.
+    journal: Journal,
 }
 
 impl<Machine> Bench<Machine> {
@@ -185,6 +222,7 @@ impl Bench {
             rows,
             left_out: Vec::new(),
             progress,
+            journal: Journal::silent(),
         })
     }
 

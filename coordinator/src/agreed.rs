@@ -13,7 +13,7 @@
 
 pub mod keys;
 
-use crate::driver::Driver;
+use crate::{driver::Driver, revoked::Revoked};
 use serde_json::Value;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -46,6 +46,8 @@ const FORGOTTEN_AFTER: Duration = Duration::from_secs(120);
 const FORGET_EVERY: Duration = Duration::from_secs(5);
 /// How soon the others hear of a worker that was found here.
 const ACCUSE_EVERY: Duration = Duration::from_secs(1);
+/// Between attempts to tell the others which certificates an earlier log had revoked.
+const REVOKE_EVERY: Duration = Duration::from_secs(1);
 
 /// The registry as operators see it.
 #[derive(Debug)]
@@ -183,13 +185,16 @@ pub struct Followers {
     pub gateway: Arc<Gateway>,
     pub driver: Arc<Driver>,
     pub endpoint: Endpoint,
+    pub revoked: Revoked,
 }
 
 /// Takes what is agreed to where it counts, whenever it changes, until the registry ends. `aliases`: those that no record changes.
 pub async fn follow(registry: Registry, to: Followers, aliases: BTreeMap<String, String>) {
-    let Followers { gateway, driver, endpoint } = to;
+    let Followers { gateway, driver, endpoint, mut revoked } = to;
     let mut changes = registry.watch();
-    let mut denied = Vec::new();
+    let mut denied = BTreeSet::new();
+    // The log that is being told what an earlier one knew.
+    let mut told = None;
     loop {
         let state = changes.borrow_and_update().state.clone();
         if let Some(state) = state {
@@ -199,16 +204,33 @@ pub async fn follow(registry: Registry, to: Followers, aliases: BTreeMap<String,
             gateway.set_aliases(all);
             set_rollouts(&gateway, &state);
             distrust(&driver, &state);
-            let now: Vec<String> = state.records_of(DENIED).map(|(serial, _)| serial.to_owned()).collect();
-            if now != denied {
-                tracing::info!(certificates = now.len(), "revoked certificates");
-                endpoint.deny(state.applied(), now.clone());
-                driver.deny(state.applied(), now.clone());
-                denied = now;
+            let log = state.group();
+            let known = revoked.all(log, state.records_of(DENIED).map(|(serial, _)| serial.to_owned()).collect());
+            if !known.missing.is_empty() && told.replace(log) != Some(log) {
+                tokio::spawn(revoke_again(registry.clone(), known.missing));
+            }
+            if known.serials != denied {
+                tracing::info!(certificates = known.serials.len(), "revoked certificates");
+                let serials: Vec<_> = known.serials.iter().cloned().collect();
+                endpoint.deny(log, state.applied(), serials.clone());
+                driver.deny(log, state.applied(), serials);
+                denied = known.serials;
             }
         }
         if changes.changed().await.is_err() {
             return;
+        }
+    }
+}
+
+/// Tells a new log what an earlier one knew.
+async fn revoke_again(registry: Registry, serials: BTreeSet<String>) {
+    let value = Value::from("revoked before the registry's log was made anew").to_string().into_bytes();
+    for serial in serials {
+        let put = || Command::Put { kind: DENIED.into(), key: serial.clone(), value: value.clone(), expected: None };
+        while let Err(error) = registry.change(put(), CHANGED_MAX).await {
+            tracing::warn!(serial, "the other coordinators do not know yet that this certificate is revoked: {error}");
+            tokio::time::sleep(REVOKE_EVERY).await;
         }
     }
 }

@@ -118,8 +118,8 @@ impl Driver {
     }
 
     /// Tells every worker, those that come later too, which certificates are revoked.
-    pub fn deny(&self, version: u64, serials: Vec<String>) {
-        let message = ToWorker::Denied { version, serials };
+    pub fn deny(&self, log: u64, version: u64, serials: Vec<String>) {
+        let message = ToWorker::Denied { log, version, serials };
         let mut state = self.state.lock();
         for (_, link) in state.links.values() {
             let _ = link.try_send(message.clone());

@@ -4,11 +4,13 @@
 //! - [`links`]: accepts the QUIC links of workers and of other coordinators
 //! - [`loops`]: the event loops of clients and of links
 //! - [`agreed`]: what the coordinators agree on, taken to where it counts, and changed by operators
+//! - [`revoked`]: certificates that stay revoked, whatever becomes of that
 //! - [`settings`]: flags and config file; [`run`]: all of it together
 
 pub mod agreed;
 pub mod driver;
 pub mod links;
 pub mod loops;
+pub mod revoked;
 pub mod run;
 pub mod settings;

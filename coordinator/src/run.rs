@@ -5,6 +5,7 @@ use crate::{
     driver::Driver,
     links::{self, Links},
     loops::{self, LinkLoop},
+    revoked::{self, Revoked},
     settings::{Settings, TlsFiles, tenants::KeptIn},
 };
 use std::{collections::BTreeMap, future, io, net::SocketAddr, sync::Arc, time::Duration};
@@ -13,6 +14,7 @@ use tidemill_gateway::{
     batches::{self, Batches},
     feedback::{self, Feedback},
     gateway::{Gateway, GatewaySettings, ServedModel},
+    grammars::{Grammars, helper},
     http::{
         routes,
         server::{self, Limits, Tls, TlsError},
@@ -49,8 +51,12 @@ use tokio::net::TcpListener;
 pub enum RunError {
     #[error(transparent)]
     Model(#[from] ModelError),
+    #[error("the grammar helper cannot be started: {0}")]
+    Grammars(io::Error),
     #[error("responses cannot be stored: {0}")]
     Store(#[from] OpenError),
+    #[error(transparent)]
+    Revoked(#[from] revoked::ReadError),
     #[error(transparent)]
     Batches(#[from] batches::OpenError),
     #[error("`pki` has a certificate for {found}, and this is coordinator/{name} (--name)")]
@@ -100,6 +106,7 @@ pub struct Coordinator {
     driver: Arc<Driver>,
     link_loop: LinkLoop,
     registry: Registry,
+    revoked: Revoked,
     peers: Arc<[String]>,
     /// The operator's, from flags or file.
     aliases: BTreeMap<String, String>,
@@ -130,9 +137,12 @@ impl Coordinator {
         };
         let batches = settings.data.as_ref().map(|dir| Batches::open(&dir.join("batches"), settings.batches)).transpose()?;
         let tls = settings.tls.map(|TlsFiles { cert, key }| Tls::load(cert, key)).transpose()?.map(Arc::new);
-        let mut models = Vec::new();
+        let (mut models, mut vocabularies) = (Vec::new(), Vec::new());
         for model in settings.models {
-            models.push((model.name, TextModel::load(&model.dir)?));
+            let text = TextModel::load(&model.dir)?;
+            let width = text.config.identity.vocab_size as usize;
+            vocabularies.push(helper::Model { tokenizer: model.dir.join("tokenizer.json"), width });
+            models.push((model.name, if settings.clients_marks { text.with_clients_marks() } else { text }));
         }
         let identity = Identity::load(&settings.pki)?;
         if !identity.name().is(PeerRole::Coordinator, Some(&settings.name)) {
@@ -164,6 +174,7 @@ impl Coordinator {
             group: rand::random(),
             first_epoch: settings.cluster.id_base,
         };
+        let revoked = Revoked::read(settings.data.as_deref().map(|dir| dir.join("revoked.json")))?;
         let file = settings.data.as_deref().map(|dir| dir.join("registry.sqlite"));
         let registry = {
             let _entered = link_loop.handle().enter();
@@ -202,7 +213,7 @@ impl Coordinator {
         }
         let served_names = models.iter().map(|(name, _)| name.clone()).collect();
         let served = driver.backends().into_iter().zip(models);
-        let served = served.map(|(backend, (name, text))| ServedModel::new(name, text, backend));
+        let served = served.map(|(backend, (name, text))| ServedModel { name, text, backend });
         let gateway = GatewaySettings {
             classes: settings.cluster.classes,
             aliases: settings.aliases.clone(),
@@ -210,6 +221,8 @@ impl Coordinator {
             registry: Arc::new(Agreed::new(registry.clone(), settings.name, served_names)),
             store,
             batches: batches.map(Arc::new),
+            // It reads the vocabularies while this process does the rest, so that no request waits for it.
+            grammars: Grammars::start(settings.grammar_helper, vocabularies).map_err(RunError::Grammars)?,
             tenants,
             safety,
             server_tools: settings.server_tools.map(ServerTools::new).transpose()?.map(Arc::new),
@@ -229,17 +242,12 @@ impl Coordinator {
             hosts: settings.hosts,
         };
         let gateway = Arc::new(Gateway::new(served.collect(), gateway));
-        for model in gateway.models() {
-            // So that no request waits for it.
-            tokio::task::spawn_blocking(move || {
-                model.grammars();
-            });
-        }
         Ok(Self {
             gateway,
             driver,
             link_loop,
             registry,
+            revoked,
             peers,
             aliases: settings.aliases,
             listener,
@@ -265,7 +273,12 @@ impl Coordinator {
             agreed::set_rollouts(&self.gateway, &state);
             agreed::distrust(&self.driver, &state);
         }
-        let followers = Followers { gateway: Arc::clone(&self.gateway), driver: Arc::clone(&self.driver), endpoint: self.endpoint.clone() };
+        let followers = Followers {
+            gateway: Arc::clone(&self.gateway),
+            driver: Arc::clone(&self.driver),
+            endpoint: self.endpoint.clone(),
+            revoked: self.revoked,
+        };
         let mut agreeing = link_loop.spawn(agreed::follow(self.registry.clone(), followers, self.aliases));
         let mut accusing = link_loop.spawn(agreed::accuse(self.registry.clone(), Arc::clone(&self.driver)));
         let mut forgetting = link_loop.spawn(agreed::forget(self.registry, Arc::clone(&self.driver)));
@@ -346,6 +359,7 @@ impl Coordinator {
             task.abort();
             let _ = task.await;
         }
+        self.gateway.stop_batches();
         measuring.abort();
         reloading.inspect(|task| task.abort());
         served

@@ -152,9 +152,16 @@ pub struct Flags {
     /// Days that stored responses and conversations are kept after they were last added to [default: 30]
     #[arg(long, value_name = "DAYS")]
     pub store_days: Option<u64>,
-    /// Bytes of stored responses and conversations, such as 1GiB: over this, the oldest go [default: 1GiB; 64MiB without --data]
+    /// Bytes of stored responses and conversations, such as 1GiB: over this, the oldest go, of a tenant that has more than its share
+    /// [default: 1GiB; 64MiB without --data]
     #[arg(long, value_name = "SIZE")]
     pub store_bytes_max: Option<String>,
+    /// Bytes of one conversation's items, or of all that a response answers: over this, nothing can be added [default: 32MiB]
+    #[arg(long, value_name = "SIZE")]
+    pub conversation_bytes_max: Option<String>,
+    /// What clients write in messages may become special tokens, such as the end of a turn: for clients that are trusted
+    #[arg(long, num_args = 0..=1, default_missing_value = "true")]
+    pub clients_marks: Option<bool>,
     /// Bytes of answers that are kept for requests repeated with their Idempotency-Key; 0 keeps none [default: 64MiB]
     #[arg(long, value_name = "SIZE")]
     pub replay_bytes_max: Option<String>,
@@ -327,8 +334,12 @@ pub struct Settings {
     /// Where responses and conversations are stored instead.
     pub database: Option<Address>,
     pub store: store::Limits,
+    /// What clients write may become special tokens.
+    pub clients_marks: bool,
     /// Of clients' files and batches.
     pub batches: batches::Limits,
+    /// The program that judges grammars: this one.
+    pub grammar_helper: PathBuf,
     /// `None`: everything may be asked and answered.
     pub safety: Option<Safety>,
     /// Its last stage; `None`: what the classifier is not sure of may be asked.
@@ -382,6 +393,8 @@ const REPLICATE_AFTER: u8 = 3;
 /// More than a process may have open files.
 const CONNECTIONS_MAX: usize = 1 << 20;
 
+/// Less than a long turn.
+const CONVERSATION_BYTES_MIN: u64 = 1 << 20;
 /// Less than this, and one long conversation would push all others out.
 const STORE_BYTES_MIN: u64 = 16 << 20;
 
@@ -446,6 +459,9 @@ impl Flags {
         let kept = self.data.is_some() || database.is_some();
         let store_bytes = self.store_bytes_max.unwrap_or_else(|| if kept { "1GiB" } else { "64MiB" }.into());
         let store_bytes_max = parse_bytes(&store_bytes).map_err(|reason| invalid("store_bytes_max", &store_bytes, reason))?;
+        let conversation_bytes = self.conversation_bytes_max.unwrap_or_else(|| "32MiB".into());
+        let conversation_bytes_max =
+            parse_bytes(&conversation_bytes).map_err(|reason| invalid("conversation_bytes_max", &conversation_bytes, reason))?;
         let replay_bytes = self.replay_bytes_max.unwrap_or_else(|| "64MiB".into());
         let replay_bytes_max = parse_bytes(&replay_bytes).map_err(|reason| invalid("replay_bytes_max", &replay_bytes, reason))?;
         let cached = self.response_cache_bytes_max.unwrap_or_else(|| "0".into());
@@ -556,7 +572,12 @@ impl Flags {
                     STORE_BYTES_MIN.. => store_bytes_max,
                     _ => return Err(invalid("store_bytes_max", &store_bytes, "must be at least 16MiB")),
                 },
+                history_bytes: match conversation_bytes_max {
+                    CONVERSATION_BYTES_MIN.. => conversation_bytes_max,
+                    _ => return Err(invalid("conversation_bytes_max", &conversation_bytes, "must be at least 1MiB")),
+                },
             },
+            clients_marks: self.clients_marks.unwrap_or(false),
             batches: batches::Limits {
                 file_bytes: bytes("batch_file_bytes_max", self.batch_file_bytes_max, "200MiB")?,
                 lines: positive("batch_requests_max", self.batch_requests_max.unwrap_or(50_000) as u64)? as usize,
@@ -568,6 +589,8 @@ impl Flags {
                 at_once: within(1, BATCH_CONCURRENCY_MAX, "batch_concurrency", self.batch_concurrency.unwrap_or(16) as u64)? as usize,
                 line_bytes: body_bytes_max as usize,
             },
+            // The same program, even if another has been put in its place since.
+            grammar_helper: "/proc/self/exe".into(),
             router,
             safety,
             judge,
@@ -678,7 +701,9 @@ mod tests {
             (Flags { replay_answers_max: Some(0), ..flags() }, "replay_answers_max"),
             (Flags { replay_keep_s: Some(0), ..flags() }, "replay_keep_s"),
             (Flags { store_bytes_max: Some("1MiB".into()), ..flags() }, "store_bytes_max"),
-            (Flags { store: Some("postgres://me@localhost/x?sslmode=require".into()), ..flags() }, "TLS, which is not supported"),
+            (Flags { conversation_bytes_max: Some("1kiB".into()), ..flags() }, "conversation_bytes_max"),
+            (Flags { conversation_bytes_max: Some("1023KiB".into()), ..flags() }, "conversation_bytes_max"),
+            (Flags { store: Some("postgres://me@localhost/x?sslmode=perhaps".into()), ..flags() }, "sslmode"),
             (Flags { admin: Some(([0, 0, 0, 0], 9100).into()), ..flags() }, "admin_public"),
             (Flags { tls_cert: Some("cert.pem".into()), ..flags() }, "tls_key"),
             (Flags { quota_share: Some("2/2".into()), ..flags() }, "quota_share"),

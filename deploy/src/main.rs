@@ -3,7 +3,7 @@
 
 use clap::{Parser, Subcommand};
 use tidemill_deploy::{appeals, audit, certs, chat, cluster, eval, feedback, keys, registry, rollout, safety, up, usage};
-use tidemill_net::process::Failed;
+use tidemill_net::process::{self, Failed};
 
 /// Disaggregated prefill/decode serving for large language models
 #[derive(Debug, Parser)]
@@ -55,6 +55,7 @@ enum Command {
 
 #[tokio::main]
 async fn main() -> Result<(), Failed> {
+    process::keep_files_private();
     match Cli::parse().command {
         Command::Up(args) => up::up(*args).await?,
         Command::Chat(args) => chat::chat(args).await?,

@@ -5,7 +5,7 @@ mod support;
 use serde_json::Value;
 use std::{
     fs::{self, File},
-    os::unix::fs::FileExt,
+    os::unix::fs::{FileExt, MetadataExt},
     path::{Path, PathBuf},
     process::Command,
 };
@@ -24,6 +24,17 @@ fn arena(pid: u32) -> PathBuf {
     let open = fs::read_dir(format!("/proc/{pid}/fd")).expect("the node runs").flatten().map(|entry| entry.path());
     let mut arenas = open.filter(|path| fs::read_link(path).is_ok_and(|to| to.to_string_lossy().starts_with("/memfd:tidemill-kvpool")));
     arenas.next().expect("an arena")
+}
+
+/// Whatever the processes have made in a directory is their user's alone.
+fn assert_private(dir: &Path) {
+    for entry in fs::read_dir(dir).expect("a directory").map(|entry| entry.expect("an entry")) {
+        let metadata = entry.metadata().expect("it is there");
+        assert_eq!(metadata.mode() & 0o077, 0, "{}", entry.path().display());
+        if metadata.is_dir() {
+            assert_private(&entry.path());
+        }
+    }
 }
 
 /// Flips a bit at every `step` bytes of a file, from `first` on.
@@ -180,4 +191,5 @@ async fn a_disk_serves_the_model_that_it_was_written_for_and_no_other() {
         cluster.at_rest().await;
         cluster.stop();
     }
+    assert_private(data.path());
 }

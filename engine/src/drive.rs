@@ -1,7 +1,10 @@
 //! The loop that drives an engine on its own thread, and the task that feeds its inbox.
 
 use crate::engine::Event;
-use std::ops::ControlFlow;
+use std::{
+    ops::ControlFlow,
+    time::{Duration, Instant},
+};
 use tidemill_net::uplink::LinkEvent;
 use tidemill_proto::ids::LinkId;
 use tokio::{
@@ -39,15 +42,23 @@ pub(crate) fn drive<E: Driven>(mut engine: E, inbox: mpsc::Receiver<E::Event>) -
 }
 
 fn drive_until_end<E: Driven>(engine: &mut E, mut inbox: mpsc::Receiver<E::Event>) -> Result<(), E::Error> {
+    let mut last_step = Duration::ZERO;
     loop {
-        // The bound keeps a flood of events from delaying the next step.
+        // The bounds keep a flood of events from delaying the next step.
+        let (started, time) = (Instant::now(), EVENTS_MIN.max(last_step / EVENTS_SHARE));
         for _ in 0..EVENTS_PER_STEP {
             let Ok(event) = inbox.try_recv() else { break };
             if engine.apply(event)?.is_break() {
                 return Ok(());
             }
+            if started.elapsed() >= time {
+                break;
+            }
         }
-        if !engine.step()? {
+        let started = Instant::now();
+        let computed = engine.step()?;
+        last_step = started.elapsed();
+        if !computed {
             let Some(event) = inbox.blocking_recv() else { return Ok(()) };
             if engine.apply(event)?.is_break() {
                 return Ok(());
@@ -58,6 +69,11 @@ fn drive_until_end<E: Driven>(engine: &mut E, mut inbox: mpsc::Receiver<E::Event
 
 /// Events applied between two steps.
 const EVENTS_PER_STEP: usize = 256;
+/// They take no longer than this part of the last step, so that a token is late by no more when many blocks come at once: some are copied
+/// by the engine's thread,
+const EVENTS_SHARE: u32 = 4;
+/// or than this, where steps are short.
+const EVENTS_MIN: Duration = Duration::from_millis(2);
 
 /// Forwards link events to an engine's inbox, until `shutdown`. An engine that ends before is broken, and the process must not pretend to
 /// work. The caller keeps `links` until they are closed: a link whose messages nobody takes ends at once, with all it still had to send.
@@ -115,6 +131,43 @@ mod tests {
         fn give_up(&mut self, error: &io::Error) {
             let _ = self.given_up.send(error.to_string());
         }
+    }
+
+    /// Takes a millisecond for each event, and counts those before its first step.
+    struct Slow {
+        applied: usize,
+        before_first_step: Option<usize>,
+    }
+
+    impl Driven for &mut Slow {
+        type Event = ();
+        type Error = io::Error;
+
+        fn apply(&mut self, (): ()) -> io::Result<ControlFlow<()>> {
+            std::thread::sleep(Duration::from_millis(1));
+            self.applied += 1;
+            Ok(ControlFlow::Continue(()))
+        }
+
+        fn step(&mut self) -> io::Result<bool> {
+            self.before_first_step.get_or_insert(self.applied);
+            Ok(false)
+        }
+
+        fn give_up(&mut self, _error: &io::Error) {}
+    }
+
+    #[test]
+    fn a_step_waits_for_some_slow_events_and_not_for_all() {
+        let mut engine = Slow { applied: 0, before_first_step: None };
+        let (inbox, events) = mpsc::channel(EVENTS_PER_STEP);
+        for _ in 0..EVENTS_PER_STEP {
+            inbox.try_send(()).unwrap();
+        }
+        drop(inbox);
+        drive(&mut engine, events).unwrap();
+        assert_eq!(engine.applied, EVENTS_PER_STEP, "none is lost");
+        assert!((1..=10).contains(&engine.before_first_step.unwrap()), "{:?}", engine.before_first_step);
     }
 
     #[test]

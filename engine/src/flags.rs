@@ -231,8 +231,8 @@ const ECHO_BLOCK_BYTES: usize = 4096;
 const ECHO_BLOCK_BYTES_MAX: usize = 64 << 20;
 const ECHO_MS_MAX: f64 = 10_000.0;
 
-/// Most tokens of one step.
-pub const STEP_TOKENS_MAX: usize = 65_536;
+/// Most tokens of one step: a GPU's kernels have no more blocks of threads in two of a grid's three directions.
+pub const STEP_TOKENS_MAX: usize = 65_535;
 /// The default on a CPU,
 const KV_BYTES_DEFAULT: u64 = 1 << 30;
 /// and of an echo.

@@ -25,6 +25,7 @@ use tidemill_net::{
     worker::WorkerSettings,
 };
 use tidemill_proto::{
+    block::BLOCK_TOKENS,
     ids::LinkId,
     message::{EngineInfo, Report, RoleInfo, WorkerEvent},
     pool::BlockFormat,
@@ -36,9 +37,20 @@ const INBOX_MAX: usize = 256;
 /// Bytes of the blocks in one queue of a worker.
 const QUEUE_BYTES_MAX: usize = 64 << 20;
 
+/// Bytes of the blocks that a device has on their way into the pool while it computes: pinned memory, which counts against the
+/// machine's, and more than leave a device in the time of a step.
+const DEVICE_PUTTING_BYTES_MAX: usize = 1 << 30;
+
 /// How many blocks one queue of a worker holds: at most `blocks_max`, and not too many bytes.
 pub(crate) fn queue_blocks(info: &EngineInfo, blocks_max: usize) -> usize {
     blocks_within(QUEUE_BYTES_MAX, info.block_bytes as usize, blocks_max)
+}
+
+/// How many blocks a device that computes prompts has on their way into the pool: those of one step leave while the next one's are
+/// computed. With fewer it would compute and publish in turns. At least as many as in `queue_blocks`.
+pub(crate) fn device_putting_blocks(info: &EngineInfo, step_tokens: usize, blocks_max: usize) -> usize {
+    let of_two_steps = 2 * step_tokens.div_ceil(BLOCK_TOKENS);
+    blocks_within(DEVICE_PUTTING_BYTES_MAX, info.block_bytes as usize, of_two_steps.max(blocks_max))
 }
 
 /// The engine's end.

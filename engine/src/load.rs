@@ -3,8 +3,8 @@
 use crate::flags::{DeviceChoice, EngineSettings};
 use std::{fs, io::ErrorKind, path::Path};
 use tidemill_model::{
-    CpuExecutor, CudaError, CudaExecutor, EchoExecutor, Executor, Isa, LoadOptions, Model, ModelError, Quantization, Runner,
-    cuda::{CudaOptions, KvBytes},
+    CpuExecutor, CudaError, CudaExecutor, EchoExecutor, Executor, ExecutorError, Isa, LoadOptions, Model, ModelError, Quantization, Runner,
+    cuda::{self, CudaOptions, KvBytes},
     echo::EchoOptions,
     read_json,
 };
@@ -20,6 +20,8 @@ pub enum EngineError {
     Config(#[from] ConfigError),
     #[error(transparent)]
     Model(#[from] ModelError),
+    #[error(transparent)]
+    Device(#[from] ExecutorError),
 }
 
 /// Ready to run.
@@ -126,6 +128,8 @@ fn load_on_cuda(settings: &EngineSettings, sequences_max: usize) -> Result<Loade
     if settings.quantize_int8 {
         return unfit("projections in 8-bit integers (--quantize int8) are the CPU's");
     }
+    let libraries = cuda::libraries()?;
+    tracing::info!(driver = %libraries.driver, nvrtc = %libraries.nvrtc, cublaslt = %libraries.cublaslt, "CUDA's libraries");
     let step_tokens = settings.step_tokens.unwrap_or(CUDA_STEP_TOKENS).max(sequences_max);
     let kv = settings.kv_memory_bytes.map_or(KvBytes::UpToShare(settings.device_share), KvBytes::Exactly);
     let options = CudaOptions { kernel_cache: settings.kernel_cache.clone(), step_tokens, sequences_max, kv, kv_dtype: settings.kv_dtype };
@@ -133,6 +137,9 @@ fn load_on_cuda(settings: &EngineSettings, sequences_max: usize) -> Result<Loade
     let cuda = CudaExecutor::load(&settings.model, &options, &mut |done, total| progress.update(done, total))?;
     let blocks = cuda.blocks();
     tracing::info!(device = cuda.device_name(), blocks, "the model computes on a GPU");
+    if let Some(reason) = cuda.fp8_lacks() {
+        tracing::warn!(reason, "weights in FP8 are dequantized to bf16: they take twice the memory, and products are slower");
+    }
     Ok(LoadedRunner { runner: Box::new(cuda), blocks, step_tokens })
 }
 

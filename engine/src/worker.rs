@@ -20,8 +20,9 @@ use tokio::time::timeout;
 
 /// Blocks on their way into the pool, of each kind of put.
 const PUTTING_MAX: usize = 256;
-/// Blocks that the device is copying out of the pool.
-const LANDING_MAX: usize = 256;
+/// Blocks that the device is copying out of the pool. They take no memory but their leases: with fewer, those of a long prefix would be
+/// copied by the engine's thread.
+const LANDING_MAX: usize = 1024;
 /// At the end, blocks on their way into the pool get this long.
 const PUBLISHING_LAST: Duration = Duration::from_secs(2);
 
@@ -81,9 +82,22 @@ async fn serve<S: RoleSettings>(Settings { worker, engine, role }: Settings<S>) 
     let device = runner.device_copies().map(|copies| Arc::new(DevicePin(copies.pinner())) as Arc<dyn Pin>);
     let copies = device.is_some();
     let (io, mut links, events) = io::start(&worker, &engine, &info, S::role_info(info.clone()), device)?;
-    let landings = copies.then(|| Landings::start(&io.runtime, io::queue_blocks(&info, LANDING_MAX), &io.inbox));
+    let landings = copies.then(|| Landings::start(&io.runtime, LANDING_MAX, &io.inbox));
     let _registered = runner.block_memory().and_then(|memory| io.pools.register(memory));
-    let putting_max = io::queue_blocks(&info, PUTTING_MAX);
+    let putting_max = match runner.device_copies() {
+        Some(copies) => {
+            let computes_prompts = role.draws_max() == 0;
+            let blocks = if computes_prompts {
+                io::device_putting_blocks(&info, step_tokens, PUTTING_MAX)
+            } else {
+                io::queue_blocks(&info, PUTTING_MAX)
+            };
+            copies.reserve_reads(blocks).map_err(EngineError::from)?;
+            tracing::info!(blocks, bytes = blocks as u64 * info.block_bytes, "pinned memory for blocks on their way into the pool");
+            blocks
+        }
+        None => io::queue_blocks(&info, PUTTING_MAX),
+    };
     let (publisher, publishing) = Publisher::start(io.pools.clone(), putting_max);
     let bounds = EngineBounds { vocab: runner.config().vocab(), step_tokens, putting_max, info };
     let masks = (role.draws_max() > 0).then(|| Masks::start(engine.model.clone(), bounds.vocab, engine.threads, io.inbox.clone()));

@@ -1,9 +1,10 @@
 //! Files and batches of clients: in the data directory, and run from there, each request as if its client had sent it now. All of it
 //! survives this process: a batch goes on where its files of answers end.
 //!
-//! - [`disk`]: what is where, and how it gets there; `journal`: a batch's answers so far
+//! - [`disk`]: what is where, and how it gets there; `journal`: a batch's answers so far; `begun`: what of it runs
 //! - `runner`: a batch from its file to its end
 
+mod begun;
 pub mod disk;
 mod journal;
 mod runner;
@@ -14,6 +15,7 @@ use crate::{
         input::Problem,
         life::{Batch, Sender, Wanted},
     },
+    owner::tenant_of,
     stamp::{new_id, unix_ms, unix_seconds},
 };
 use disk::{Disk, Kind, Upload};
@@ -26,9 +28,9 @@ use std::{
 };
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
-/// Batches of one owner that have not ended.
+/// Batches of one tenant that have not ended.
 const OPEN_MAX: usize = 64;
-/// Batches of one owner that are kept; over this, those that ended first go.
+/// Batches of one tenant that are kept; over this, those that ended first go.
 const KEPT_MAX: usize = 2000;
 /// Files that arrive at a time.
 const UPLOADS_MAX: usize = 16;
@@ -39,7 +41,7 @@ pub struct Limits {
     pub file_bytes: u64,
     /// Requests in it.
     pub lines: usize,
-    /// Of one owner.
+    /// Of one tenant, however many users it has.
     pub room: Room,
     /// Files, and batches that have ended, go after this.
     pub age: Duration,
@@ -60,6 +62,10 @@ pub struct Batches {
     come: Notify,
     permits: Arc<Semaphore>,
     uploads: Arc<Semaphore>,
+    /// Names this process.
+    process: String,
+    /// Of a request that may have ended a process: no other of these runs beside it, so that the guilty one is known.
+    alone: tokio::sync::Mutex<()>,
 }
 
 /// All of it, in memory: contents of files are not.
@@ -83,8 +89,12 @@ impl Entry {
         Self { batch, cancelled: Arc::default(), taken: false }
     }
 
-    fn owner(&self) -> &str {
-        self.batch.sender.tenant.as_deref().unwrap_or_default()
+    fn is_of(&self, owner: &str) -> bool {
+        self.batch.sender.owner() == owner
+    }
+
+    fn is_of_tenant(&self, tenant: &str) -> bool {
+        self.batch.sender.tenant.as_deref().unwrap_or_default() == tenant
     }
 }
 
@@ -108,7 +118,7 @@ pub enum BatchError {
     InUse { file: String, batch: String },
     #[error("`{file}` is for `{purpose}`: a batch's input is stored with `purpose` `{INPUT}`")]
     Purpose { file: String, purpose: String },
-    #[error("you have {OPEN_MAX} batches that have not ended, and may have no more")]
+    #[error("your tenant has {OPEN_MAX} batches that have not ended, and may have no more")]
     TooMany,
     #[error("`{0}` is {1}: it is too late to cancel it")]
     Over(String, String),
@@ -159,7 +169,20 @@ impl Batches {
             come: Notify::new(),
             permits: Arc::new(Semaphore::new(limits.at_once)),
             uploads: Arc::new(Semaphore::new(UPLOADS_MAX)),
+            process: new_id("process_"),
+            alone: tokio::sync::Mutex::default(),
         })
+    }
+
+    /// Nothing runs any more, since this process ends in good order.
+    pub fn stop(&self) {
+        let open: Vec<_> =
+            self.index().batches.values().filter(|entry| !entry.batch.is_over()).map(|entry| entry.batch.id.clone()).collect();
+        for id in open {
+            if let Err(error) = begun::stop(&self.disk.begun(&id)) {
+                tracing::warn!(batch = id, %error, "the next process will take this one's end for a crash");
+            }
+        }
     }
 
     pub fn limits(&self) -> &Limits {
@@ -185,8 +208,8 @@ impl Batches {
     }
 
     fn check_room(&self, owner: &str, bytes: u64) -> Result<(), NoRoom> {
-        let index = self.index();
-        self.limits.room.check(index.files.values().filter(|file| file.owner == owner).map(|file| file.bytes), bytes)
+        let (index, tenant) = (self.index(), tenant_of(owner));
+        self.limits.room.check(index.files.values().filter(|file| tenant_of(&file.owner) == tenant).map(|file| file.bytes), bytes)
     }
 
     fn file(&self, id: String, owner: &str, filename: String, purpose: &str, bytes: u64, age_s: Option<u64>) -> StoredFile {
@@ -230,7 +253,7 @@ impl Batches {
     }
 
     pub async fn create(&self, sender: Sender, wanted: Wanted) -> Result<Batch, BatchError> {
-        let owner = sender.tenant.clone().unwrap_or_default();
+        let owner = sender.owner();
         let file = self.stored_file(&owner, &wanted.input_file)?;
         if file.purpose != INPUT {
             return Err(BatchError::Purpose { file: file.id, purpose: file.purpose });
@@ -238,12 +261,12 @@ impl Batches {
         let batch = Batch::new(new_id("batch_"), sender, wanted, unix_ms());
         let forgotten = {
             let mut index = self.index();
-            let of_owner = || index.batches.values().filter(|entry| entry.owner() == owner).map(|entry| &entry.batch);
-            if of_owner().filter(|batch| !batch.is_over()).count() >= OPEN_MAX {
+            let of_tenant = || index.batches.values().filter(|entry| entry.is_of_tenant(tenant_of(&owner))).map(|entry| &entry.batch);
+            if of_tenant().filter(|batch| !batch.is_over()).count() >= OPEN_MAX {
                 return Err(BatchError::TooMany);
             }
-            let forgotten =
-                (of_owner().count() >= KEPT_MAX).then(|| of_owner().filter_map(|batch| Some((batch.ended_at()?, batch.id.clone()))).min());
+            let forgotten = (of_tenant().count() >= KEPT_MAX)
+                .then(|| of_tenant().filter_map(|batch| Some((batch.ended_at()?, batch.id.clone()))).min());
             // Whoever deletes the file now is told whose it is.
             if !index.files.contains_key(&batch.input_file) {
                 return Err(BatchError::NotFound(batch.input_file));
@@ -267,13 +290,13 @@ impl Batches {
 
     pub fn batch(&self, owner: &str, id: &str) -> Result<Batch, BatchError> {
         let index = self.index();
-        let entry = index.batches.get(id).filter(|entry| entry.owner() == owner);
+        let entry = index.batches.get(id).filter(|entry| entry.is_of(owner));
         entry.map(|entry| entry.batch.clone()).ok_or_else(|| BatchError::NotFound(id.to_owned()))
     }
 
     pub fn list(&self, owner: &str, page: &Page) -> Result<Listed<Batch>, BatchError> {
         let index = self.index();
-        let batches = index.batches.values().filter(|entry| entry.owner() == owner).map(|entry| entry.batch.clone());
+        let batches = index.batches.values().filter(|entry| entry.is_of(owner)).map(|entry| entry.batch.clone());
         page.of(batches.map(|batch| (batch.created_ms, batch.id.clone(), batch)).collect())
     }
 
@@ -320,8 +343,7 @@ impl Batches {
     /// Makes a batch's answers a file of its owner's. Done twice, it is done once.
     async fn publish(&self, batch: &Batch, journal: &Path, id: &str, filename: String) -> io::Result<()> {
         let bytes = self.disk.adopt(journal, id).await?;
-        let owner = batch.sender.tenant.as_deref().unwrap_or_default();
-        let file = self.file(id.to_owned(), owner, filename, OUTPUT, bytes, batch.output_age_s);
+        let file = self.file(id.to_owned(), &batch.sender.owner(), filename, OUTPUT, bytes, batch.output_age_s);
         self.disk.save(Kind::File, id, &file).await?;
         self.index().files.insert(id.to_owned(), file);
         Ok(())
@@ -430,6 +452,7 @@ fn gone(reason: String) -> Problem {
 mod tests {
     use super::*;
     use crate::batch::life::{Counts, Ending, Status};
+    use std::os::unix::fs::MetadataExt;
 
     fn limits() -> Limits {
         let room = Room { files: 3, bytes: 100 };
@@ -528,6 +551,56 @@ mod tests {
         let out = again.stored_file("acme", "file-out").unwrap();
         assert_eq!((out.bytes, out.purpose.as_str()), (7, OUTPUT));
         assert_eq!(again.batch("acme", &id).unwrap().status, Status::Completed);
+    }
+
+    #[tokio::test]
+    async fn a_users_batch_is_the_users_and_a_tenants_users_share_its_room() {
+        let dir = tempfile::tempdir().unwrap();
+        let batches = Batches::open(dir.path(), limits()).unwrap();
+        let of = |user: Option<&str>| Sender { user: user.map(str::to_owned), ..sender("acme") };
+        let anns = stored(&batches, "acme/ann", "hello\n").await.unwrap();
+        let tenants = stored(&batches, "acme", "hello\n").await.unwrap();
+        for (user, file) in [(None, &anns), (Some("bob"), &anns), (Some("ann"), &tenants)] {
+            assert!(matches!(batches.create(of(user), wanted(file)).await, Err(BatchError::NotFound(_))), "{user:?}");
+        }
+        let batch = batches.create(of(Some("ann")), wanted(&anns)).await.unwrap();
+        let page = Page { limit: 9, ..Page::default() };
+        for (owner, listed) in [("acme/ann", 1), ("acme/bob", 0), ("acme", 0)] {
+            assert_eq!(batches.batch(owner, &batch.id).is_ok(), listed == 1, "{owner}");
+            assert_eq!(batches.list(owner, &page).unwrap().items.len(), listed, "{owner}");
+        }
+        let journal = batches.disk.journal(&batch.id, true);
+        std::fs::write(&journal, "answer\n").unwrap();
+        batches.publish(&batch, &journal, "file-out", "out.jsonl".into()).await.unwrap();
+        assert!(batches.stored_file("acme/ann", "file-out").is_ok() && batches.stored_file("acme", "file-out").is_err());
+        let full = stored(&batches, "acme/bob", "hello\n").await;
+        assert!(matches!(full, Err(BatchError::NoRoom(NoRoom::Files(3)))), "a user more is no room more: {full:?}");
+        assert!(stored(&batches, "acme2", "hello\n").await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn files_and_answers_are_for_their_user_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let batches = Batches::open(&dir.path().join("new/batches"), limits()).unwrap();
+        let file = stored(&batches, "acme", "hello\n").await.unwrap();
+        let id = batches.create(sender("acme"), wanted(&file)).await.unwrap().id;
+        let arriving = batches.upload("acme").await.unwrap();
+        let mut answers = journal::Journal::open(&batches.disk, &id).await.unwrap();
+        answers.append(true, "a", "answer\n").await.unwrap();
+        let (mut folders, mut seen) = (vec![dir.path().join("new")], 0);
+        while let Some(folder) = folders.pop() {
+            assert_eq!(folder.metadata().unwrap().mode() & 0o777, 0o700, "{}", folder.display());
+            for entry in folder.read_dir().unwrap().map(Result::unwrap) {
+                if entry.file_type().unwrap().is_dir() {
+                    folders.push(entry.path());
+                } else {
+                    assert_eq!(entry.metadata().unwrap().mode() & 0o777, 0o600, "{}", entry.path().display());
+                    seen += 1;
+                }
+            }
+        }
+        assert_eq!(seen, 6, "two records, a content, an upload, and two kinds of answers");
+        drop(arriving);
     }
 
     #[tokio::test]

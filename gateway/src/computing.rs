@@ -260,7 +260,7 @@ mod tests {
         begins.await.unwrap();
         client.abort();
         ends.await.unwrap();
-        assert!(computing.run(party("a"), 0, || checkpoint()).await.is_ok(), "the mark is the piece's own");
+        assert!(computing.run(party("a"), 0, checkpoint).await.is_ok(), "the mark is the piece's own");
     }
 
     #[tokio::test]

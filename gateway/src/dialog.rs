@@ -1,20 +1,28 @@
 //! A conversation, whatever protocol it came by: what was said, what may be called, how to think. Endpoints translate their
-//! bodies into a [`Dialog`]; the model's chat template turns it into a prompt.
+//! bodies into a [`Dialog`]; the model's chat template turns it into a prompt. `written`: which parts clients and tools write.
 
 mod render;
+mod written;
 
 use crate::text::{
     TextModel,
+    marks::{self, Edges, Sewn},
     output::OutputRules,
     reasoning::Thought,
-    template::TemplateError,
+    template::{ChatTemplate, TemplateError},
     tools::{Calls, ToolFormat},
 };
 use minijinja::Value;
-use std::{collections::BTreeMap, time::SystemTime};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet, HashSet},
+    time::SystemTime,
+};
 
 /// Of a tool's name.
 const NAME_CHARS_MAX: usize = 128;
+/// Tools of one dialog. Hosts of agents that offer everything they have come to some hundreds.
+const TOOLS_MAX: usize = 1024;
 
 #[derive(Clone, Debug, Default)]
 pub struct Dialog {
@@ -94,11 +102,6 @@ impl Dialog {
             message.tool_calls.iter_mut().for_each(|call| each_string(&mut call.arguments, &mut act));
         }
     }
-
-    /// What anybody but the model said: what safety checks read.
-    pub fn said_to_the_model(&self) -> impl Iterator<Item = &str> {
-        self.messages.iter().filter(|message| message.role != "assistant").filter_map(|message| message.content.as_deref())
-    }
 }
 
 fn each_string(value: &mut serde_json::Value, act: &mut impl FnMut(&mut String)) {
@@ -113,7 +116,7 @@ fn each_string(value: &mut serde_json::Value, act: &mut impl FnMut(&mut String))
 /// A dialog, put to a model.
 #[derive(Debug)]
 pub struct DialogPrompt {
-    pub text: String,
+    pub prompt: Sewn,
     pub output: OutputRules,
 }
 
@@ -126,6 +129,8 @@ pub enum DialogError {
     Template(#[from] TemplateError),
     #[error("`{0}` is not a tool's name: it must be 1 to {NAME_CHARS_MAX} letters, digits, or any of `_-.:/`")]
     ToolName(String),
+    #[error("there are {0} tools: {TOOLS_MAX} is the most")]
+    TooManyTools(usize),
     #[error("there are two tools `{0}`")]
     ToolTwice(String),
     #[error("the parameters of tool `{0}` must be a JSON schema: an object")]
@@ -134,6 +139,8 @@ pub enum DialogError {
     NoTools,
     #[error("the answer must call `{0}`, but there is no such tool")]
     NoSuchTool(String),
+    #[error("these messages use every character that is for private use: leave some of them out")]
+    NoSeam,
 }
 
 impl ToolCall {
@@ -153,8 +160,9 @@ impl Dialog {
         self.check_tools()?;
         self.check_choice()?;
         let template = model.template.as_ref().ok_or(DialogError::NoTemplate)?;
-        let text = render::render(self, template, now)?;
-        let thought = Thought::after(template, &text).filter(|thought| thought.possible(&text));
+        let prompt = self.rendered(model, template, now)?;
+        let text = &prompt.text;
+        let thought = Thought::after(template, text).filter(|thought| thought.possible(text));
         let format = ToolFormat::of(template);
         let format = match self.tool_choice {
             _ if self.tools.is_empty() => None,
@@ -164,17 +172,60 @@ impl Dialog {
             ToolChoice::Required | ToolChoice::Named(_) => format.or(Some(ToolFormat::plain())),
         };
         let calls = format.map(|format| Calls { format, tools: self.tools.as_slice().into(), parallel: self.parallel });
-        Ok(DialogPrompt { text, output: OutputRules::new(model, thought, calls) })
+        Ok(DialogPrompt { output: OutputRules::new(model, thought, calls), prompt })
+    }
+
+    /// As the template has it. Where something that a client or a tool wrote could be taken for one of its marks, it cannot any more.
+    fn rendered(&self, model: &TextModel, template: &ChatTemplate, now: SystemTime) -> Result<Sewn, DialogError> {
+        let plain = || Ok(Sewn { text: render::render(self, template, now)?, cuts: Vec::new() });
+        let Some(marks) = &model.marks else { return plain() };
+        let (mut touched, mut taken) = (false, BTreeSet::new());
+        self.each_written(&mut |text| {
+            touched |= marks.touch(text);
+            marks::note_taken(text, &mut taken);
+        });
+        if !touched {
+            return plain();
+        }
+        let seam = marks::seam(&taken).ok_or(DialogError::NoSeam)?;
+        let mut guarded = self.clone();
+        guarded.take_out_thoughts(template);
+        let guard = |text: &mut String, edges: Edges| {
+            if let Cow::Owned(changed) = marks.guarded(&model.tokenizer, text, seam, edges) {
+                *text = changed;
+            }
+        };
+        guarded.change_written(&mut |text| guard(text, Edges::Guarded), &mut |name| guard(name, Edges::Left));
+        Ok(marks.sewn(&render::render(&guarded, template, now)?, seam))
+    }
+
+    /// Some clients send an assistant's thoughts back as a part of what it said, and some templates find them there by their marks. They
+    /// would not find marks that are guarded.
+    fn take_out_thoughts(&mut self, template: &ChatTemplate) {
+        let Some((begin, end)) = Thought::taken_out_by(template) else { return };
+        let spoken = self.messages.iter_mut().filter(|message| message.role == "assistant" && message.reasoning.is_none());
+        for message in spoken {
+            let Some((before, _)) = message.content.as_deref().and_then(|content| content.split_once(end)) else { continue };
+            let thought = before.trim_end_matches('\n').rsplit(begin).next().unwrap_or_default().trim_start_matches('\n').to_owned();
+            let said = message.content.as_deref().and_then(|content| content.rsplit(end).next()).unwrap_or_default();
+            let said = if template.mentions("lstrip") { said.trim_start_matches('\n') } else { said };
+            message.content = Some(said.to_owned());
+            message.reasoning = Some(thought);
+        }
     }
 
     /// Names become parts of calls, of grammars, and of tags.
     fn check_tools(&self) -> Result<(), DialogError> {
-        for (i, tool) in self.tools.iter().enumerate() {
+        if self.tools.len() > TOOLS_MAX {
+            return Err(DialogError::TooManyTools(self.tools.len()));
+        }
+        let mut names = HashSet::with_capacity(self.tools.len());
+        for tool in &self.tools {
             let name = &tool.name;
             if !(1..=NAME_CHARS_MAX).contains(&name.chars().count()) || !name.chars().all(|c| c.is_alphanumeric() || "_-.:/".contains(c)) {
                 return Err(DialogError::ToolName(name.clone()));
             }
-            if self.tools[..i].iter().any(|earlier| earlier.name == *name) {
+            if !names.insert(name) {
                 return Err(DialogError::ToolTwice(name.clone()));
             }
             if tool.parameters.as_ref().is_some_and(|parameters| !parameters.is_object()) {

@@ -18,6 +18,7 @@ use crate::{
     dialog::{Dialog, DialogError, DialogPrompt, ToolChoice},
     feedback::{self, Answered, Feedback},
     generation::personal::Personal,
+    grammars::{Grammars, Hearing},
     http::{
         answer::{Answer, Books, Reader},
         body::{Bodies, Whole},
@@ -27,7 +28,7 @@ use crate::{
         parse::{self, Constrained, FORM_OF_CALLS, Options},
         replay::Replays,
         responses::running::RunningResponses,
-        structured::{self, Asked},
+        structured::{Asked, unjudged},
         watch::VIEWERS_MAX,
     },
     metrics::Objectives,
@@ -50,6 +51,7 @@ use crate::{
     },
     text::{
         TextModel,
+        marks::Sewn,
         output::OutputRules,
         tools::grammar::{AnswerRules, Forced, Refused},
     },
@@ -60,7 +62,7 @@ use serde_json::Value;
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, OnceLock, PoisonError, RwLock,
+        Arc, PoisonError, RwLock,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant, SystemTime},
@@ -69,7 +71,7 @@ use tidemill_cluster::{
     ClusterView, NewRequest, Rejection,
     class::{ClassId, Classes},
 };
-use tidemill_grammar::{Compiler, Vocabulary, compiler::json_schema, lark, schema::Whitespace};
+use tidemill_grammar::{GrammarError, helper::handle::AskError, lark, schema::Whitespace};
 use tidemill_proto::{
     block::Token,
     grammar::Grammar,
@@ -109,6 +111,8 @@ pub struct GatewaySettings {
     pub store: Arc<dyn Store>,
     /// `None`: there is no data directory.
     pub batches: Option<Arc<Batches>>,
+    /// Of the same models in the same order.
+    pub grammars: Grammars,
     pub tenants: Arc<Tenants>,
     /// `None`: no tools run here.
     pub server_tools: Option<Arc<ServerTools>>,
@@ -156,13 +160,6 @@ pub struct ServedModel {
     pub name: String,
     pub text: TextModel,
     pub backend: Arc<dyn Backend>,
-    grammars: OnceLock<Compiler>,
-}
-
-impl ServedModel {
-    pub fn new(name: String, text: TextModel, backend: Arc<dyn Backend>) -> Self {
-        Self { name, text, backend, grammars: OnceLock::new() }
-    }
 }
 
 /// The front door, turned to one of the models, and to one request's sender: [`select`](Self::select) turns it to another model.
@@ -188,6 +185,7 @@ struct Shared {
     registry: Arc<dyn Registry>,
     store: Arc<dyn Store>,
     batches: Option<Arc<Batches>>,
+    grammars: Grammars,
     tenants: Arc<Tenants>,
     safety: Option<Safety>,
     server_tools: Option<Arc<ServerTools>>,
@@ -241,6 +239,7 @@ impl Gateway {
             registry: settings.registry,
             store: settings.store,
             batches: settings.batches,
+            grammars: settings.grammars,
             tenants: settings.tenants,
             safety: settings.safety,
             server_tools: settings.server_tools,
@@ -393,6 +392,13 @@ impl Gateway {
         }
     }
 
+    /// Batches run no more, and what ran of them has nothing to do with this process's end.
+    pub fn stop_batches(&self) {
+        if let Some(batches) = &self.shared.batches {
+            batches.stop();
+        }
+    }
+
     /// What is done about stored conversations that are too long, where a chat does not say.
     pub fn context(&self) -> Strategy {
         self.shared.context
@@ -433,8 +439,8 @@ impl Gateway {
     /// Remembers an answer, for what its user may think of it.
     pub fn remember(&self, answer: &mut Answer, id: &str, asked: Option<Vec<Value>>) {
         if let (Some(feedback), Some(question)) = (self.feedback(), asked) {
-            let (tenant, model) = (self.tenant().map(str::to_owned), self.model.name.clone());
-            feedback.remember(id, Answered { tenant, model, question, answer: String::new() });
+            let (owner, model) = (self.owner(), self.model.name.clone());
+            feedback.remember(id, Answered { owner, model, question, answer: String::new() });
             answer.remember(Arc::clone(feedback), id);
         }
     }
@@ -481,12 +487,9 @@ impl Gateway {
         &self.shared.replays
     }
 
-    /// Whose records a request may see: its user's, or its tenant's where its key or token names no user. Where the door is open, all
-    /// clients are one owner.
+    /// The owner of everything that a request stores, and the only one whose things it may see.
     pub fn owner(&self) -> Owner {
-        let user = self.caller.as_ref().and_then(|caller| caller.user());
-        // No tenant's name has a slash.
-        Owner(self.tenant().into_iter().chain(user).collect::<Vec<_>>().join("/"))
+        self.caller.as_ref().map_or_else(Owner::default, |caller| caller.owner())
     }
 
     /// Who asks, for what is asked in its name later.
@@ -623,7 +626,8 @@ impl Gateway {
         self.compute_body(body.len(), move || parse::json(&body)).await
     }
 
-    /// Works on a request beside the event loop, which only moves bytes. `bytes` is the size of the work's input.
+    /// Works on a request beside the event loop, which only moves bytes: however short it is, a schema in it may take a second. `bytes` is
+    /// the size of the work's input.
     pub async fn compute_body<T: Send + 'static>(
         &self,
         bytes: usize,
@@ -661,26 +665,30 @@ impl Gateway {
         &self.shared.hosts
     }
 
-    /// Refuses a grammar that does not compile, so that it fails before the request is taken. Takes milliseconds, beside the event loop.
-    pub async fn check_constraint(&self, options: &Options) -> Result<(), ApiError> {
-        let Some(constrained) = options.constraint.clone() else { return Ok(()) };
+    /// Refuses a grammar that does not compile, or takes too much, so that it fails before the request is taken. Takes milliseconds, or a
+    /// second at worst, beside the event loop.
+    pub async fn check_constraint(&self, options: &mut Options) -> Result<(), ApiError> {
+        let Some(mut constrained) = options.constraint.take() else { return Ok(()) };
         let worker = self.clone();
-        self.compute(move || worker.compile(&constrained)).await
+        options.constraint = Some(self.compute(move || worker.judge(&mut constrained).map(|()| constrained)).await?);
+        Ok(())
     }
 
-    fn compile(&self, Constrained { constraint, param }: &Constrained) -> Result<(), ApiError> {
+    fn judge(&self, Constrained { constraint, param, has_passed }: &mut Constrained) -> Result<(), ApiError> {
         if constraint.end_tokens.is_empty() {
             let message = format!("`{param}`: this model names no end-of-sequence token, so its answer could not end");
             return Err(ApiError::invalid(*param, message));
         }
-        self.grammars().compile(&constraint.grammar).map(drop).map_err(|error| structured::refused(param, &error))
+        self.hearing().grammar(&constraint.grammar).map_err(|error| unjudged(param, &error))?;
+        *has_passed = true;
+        Ok(())
     }
 
-    /// The compiler of this model's grammars. The first call makes it, which takes up to a second for a large vocabulary.
-    pub fn grammars(&self) -> &Compiler {
-        let ServedModel { text, grammars, .. } = &*self.model;
-        let width = text.config.identity.vocab_size as usize;
-        grammars.get_or_init(|| Compiler::new(&Vocabulary::new(text.tokenizer.inner(), width)))
+    /// For one request's questions about what its answer shall follow. They block.
+    pub fn hearing(&self) -> Hearing<'_> {
+        let models = &self.shared.models;
+        let model = models.iter().position(|model| Arc::ptr_eq(model, &self.model)).expect("a gateway is turned to one of its models");
+        self.shared.grammars.hearing(self.tenant(), model)
     }
 
     /// Refuses text that cannot fit, without tokenizing it.
@@ -695,35 +703,38 @@ impl Gateway {
     /// A dialog as a prompt; `options` learn how its answer is read. `param`: the field with its messages, for errors. Takes a
     /// while: see [`compute`](Self::compute).
     pub fn prompt(&self, param: &str, dialog: &Dialog, options: &mut Options) -> Result<Vec<Token>, ApiError> {
-        options.doubts.extend(self.check_input(param, dialog.said_to_the_model(), &options.safety)?);
+        if self.safety().is_some() {
+            let shown = dialog.shown_to_the_model();
+            options.doubts.extend(self.check_input(param, shown.iter().map(AsRef::as_ref), &options.safety)?);
+        }
         let hidden = self.pii().and_then(|pii| pii.hide_dialog(dialog, options));
-        let DialogPrompt { text, output } = self.render(param, hidden.as_ref().unwrap_or(dialog))?;
+        let DialogPrompt { prompt, output } = self.render(param, hidden.as_ref().unwrap_or(dialog))?;
         options.rules.output = output;
         options.inquiry = self.question(hidden.as_ref().unwrap_or(dialog), options);
         self.force(dialog, options)?;
-        self.encode_rendered(param, &text)
+        self.encode_rendered(param, &prompt)
     }
 
     /// The prompt alone, of a dialog that nobody answers.
     pub fn prompt_only(&self, param: &str, dialog: &Dialog) -> Result<Vec<Token>, ApiError> {
-        self.encode_rendered(param, &self.render(param, dialog)?.text)
+        self.encode_rendered(param, &self.render(param, dialog)?.prompt)
     }
 
     fn render(&self, param: &str, dialog: &Dialog) -> Result<DialogPrompt, ApiError> {
         dialog.prompt(self.text(), SystemTime::now()).map_err(|error| match error {
             DialogError::NoTools | DialogError::NoSuchTool(_) => ApiError::invalid("tool_choice", error.to_string()),
-            DialogError::ToolName(_) | DialogError::ToolTwice(_) | DialogError::Parameters(_) => {
+            DialogError::ToolName(_) | DialogError::TooManyTools(_) | DialogError::ToolTwice(_) | DialogError::Parameters(_) => {
                 ApiError::invalid("tools", error.to_string())
             }
-            DialogError::NoTemplate | DialogError::Template(_) => ApiError::invalid(param, error.to_string()),
+            DialogError::NoTemplate | DialogError::Template(_) | DialogError::NoSeam => ApiError::invalid(param, error.to_string()),
         })
     }
 
-    fn encode_rendered(&self, param: &str, text: &str) -> Result<Vec<Token>, ApiError> {
-        self.check_text_length(param, text)?;
+    fn encode_rendered(&self, param: &str, prompt: &Sewn) -> Result<Vec<Token>, ApiError> {
+        self.check_text_length(param, &prompt.text)?;
         computing::checkpoint()?;
         // The template has written BOS where the model wants it.
-        self.text().tokenizer.encode(text, false).map_err(|e| ApiError::invalid(param, e.to_string()))
+        self.text().tokenizer.encode_sewn(prompt).map_err(|e| ApiError::invalid(param, e.to_string()))
     }
 
     /// A grammar, where calls must come or keep to their schemas, and where what the client asked for comes after a thought.
@@ -743,11 +754,26 @@ impl Gateway {
             return Ok(());
         }
         let rules = AnswerRules { tokenizer: &self.text().tokenizer, thought: thought.as_ref(), calls, answer: answer.as_deref() };
-        let prepare = |schema: &Value| json_schema(schema, Whitespace::default()).map(|grammar| grammar.text().to_owned());
-        let grammar = rules.lark(&prepare).map_err(|Refused { tool, error }| {
-            let param = format!("tools[{tool}].function.parameters{}", error.path().unwrap_or_default());
-            ApiError::invalid(&*param, format!("`{param}`: {error}"))
-        })?;
+        let mut hearing = self.hearing();
+        let mut unavailable = None;
+        let prepare = &mut |schema: &Value| {
+            if unavailable.is_some() {
+                return Err(GrammarError::Invalid("it was not checked".into()));
+            }
+            hearing.part(schema, Whitespace::default()).map_err(|error| match error {
+                AskError::Refused(error) => error,
+                // Not the schema's fault: no looser one may take its place.
+                AskError::Unavailable(error) => {
+                    unavailable = Some(ApiError::grammar_unjudged(FORM_OF_CALLS, &error.to_string()));
+                    GrammarError::Invalid("it was not checked".into())
+                }
+            })
+        };
+        let grammar = rules.lark(prepare);
+        if let Some(error) = unavailable {
+            return Err(error);
+        }
+        let grammar = grammar.map_err(|Refused { tool, error }| refused_tool(tool, &error))?;
         // What the client asked for is a part of it, if there is such a thing.
         let param = options.constraint.as_ref().map_or(FORM_OF_CALLS, |asked| asked.param);
         options.constrain(Asked { grammar: Grammar::Lark(grammar.into()), param }, self.text());
@@ -764,7 +790,7 @@ impl Gateway {
         let worker = Arc::clone(self);
         let prepare = move || {
             let prompt = worker.prompt(param, &dialog, &mut options)?;
-            options.constraint.as_ref().map_or(Ok(()), |asked| worker.compile(asked))?;
+            options.constraint.as_mut().map_or(Ok(()), |asked| worker.judge(asked))?;
             Ok((Tokens::from(prompt), options))
         };
         let (prompt, mut options) = self.compute(prepare).await?;
@@ -801,6 +827,9 @@ impl Gateway {
     ) -> Result<Answer, ApiError> {
         if !options.doubts.is_empty() {
             return Err(ApiError::internal("a doubt was not settled: please report this as a bug"));
+        }
+        if options.constraint.as_ref().is_some_and(|constrained| !constrained.has_passed) {
+            return Err(ApiError::internal("a grammar was not checked: please report this as a bug"));
         }
         let hidden = max_tokens == 0;
         let generated = max_tokens.max(1);
@@ -904,4 +933,9 @@ fn kv_used(cluster: &ClusterView) -> Option<f64> {
     let workers = cluster.members.iter().filter(|member| member.role == Role::Decode).map(|member| member.report.blocks.hbm);
     let (used, total) = workers.fold((0, 0), |(used, total), blocks| (used + blocks.used, total + blocks.total));
     (total > 0).then(|| used as f64 / total as f64)
+}
+
+fn refused_tool(tool: usize, error: &GrammarError) -> ApiError {
+    let param = format!("tools[{tool}].function.parameters{}", error.path().unwrap_or_default());
+    ApiError::invalid(&*param, format!("`{param}`: {error}"))
 }

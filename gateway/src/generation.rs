@@ -418,7 +418,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn model() -> TextModel {
-        TextModel { config: ModelConfig::default(), tokenizer: Arc::new(sentencepiece()), template: None }
+        TextModel::new(ModelConfig::default(), Arc::new(sentencepiece()), None)
     }
 
     fn ids(model: &TextModel, text: &str) -> Vec<Token> {
@@ -487,7 +487,7 @@ mod tests {
         let template = ChatTemplate::new(MARKS.concat(), &ModelConfig::default()).unwrap();
         let thought = Thought::after(&template, "");
         let format = ToolFormat::of(&template).unwrap();
-        let model = TextModel { config: ModelConfig::default(), tokenizer: Arc::new(sentencepiece_with(&MARKS)), template: Some(template) };
+        let model = TextModel::new(ModelConfig::default(), Arc::new(sentencepiece_with(&MARKS)), Some(template));
         let tools = [Tool { name: "f".into(), ..Tool::default() }].into();
         let output = OutputRules::new(&model, thought, Some(Calls { format, tools, parallel }));
         (model, TextRules { skip_special: true, output, ..TextRules::default() })

@@ -12,6 +12,8 @@
 //! - [`routing`]: which model answers, by the operator's rules
 //! - [`rollout`]: users that move from one model to another, step by step, and back (its shell is in the same room)
 //! - [`batch`]: files of requests, and the order and pace in which they are answered
+//! - [`owner`]: whose everything is that is stored; [`room`]: who makes room where tenants fill one together; [`shares`]: parts of what is in
+//!   flight
 //!
 //! Shell (feature `shell`, on by default):
 //!
@@ -27,6 +29,7 @@
 //! - [`feedback`]: what users think of answers
 //! - [`audit`]: what was blocked, and who appealed
 //! - [`server_tools`]: tools that run here, for models that call them
+//! - [`grammars`]: what answers shall follow, judged where it can do no harm
 //! - [`safety`]: what may be asked and answered here; [`pii`]: what identifies people
 //! - [`metrics`]: the numbers behind `/metrics`; [`recent`]: the last choices that ended
 
@@ -34,9 +37,11 @@ pub mod batch;
 pub mod context;
 pub mod dialog;
 pub mod generation;
+pub mod owner;
 pub mod replay;
 pub mod response_cache;
 pub mod rollout;
+pub mod room;
 pub mod routing;
 pub mod semantic;
 pub mod shares;
@@ -54,6 +59,8 @@ pub mod computing;
 pub mod feedback;
 #[cfg(feature = "shell")]
 pub mod gateway;
+#[cfg(feature = "shell")]
+pub mod grammars;
 #[cfg(feature = "shell")]
 pub mod http;
 #[cfg(feature = "shell")]

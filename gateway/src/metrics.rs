@@ -59,6 +59,7 @@ fn describe() {
     describe_histogram!("tidemill_step_seconds", "One step of an engine");
     describe_histogram!("tidemill_batch_size", "Sequences that decoded a token in one step");
     describe_counter!("tidemill_safety_blocks_total", "Prompts refused and answers cut by safety checks");
+    describe_counter!("tidemill_grammar_verdicts_total", "Schemas, expressions and grammars that were judged before anything follows them");
     describe_counter!("tidemill_feedback_total", "What users think of answers: up, down, or regenerate");
     describe_counter!("tidemill_audit_lost_total", "Records that the audit log had no room for, because its disk failed");
     describe_histogram!("tidemill_safety_input_seconds", "Checking one prompt");
@@ -132,6 +133,7 @@ fn describe() {
     describe_counter!("tidemill_replays_total", "Requests with an Idempotency-Key, and streams asked for by id, by what became of them");
     describe_gauge!("tidemill_replay_bytes", "Bytes of answers kept for repeated requests");
     describe_gauge!("tidemill_replay_recordings", "Answers kept for repeated requests, and those that are being made");
+    describe_counter!("tidemill_evicted_total", "Stored things of clients that made room for others of their tenant, by kind");
     describe_counter!("tidemill_replay_forgotten_total", "Such answers that were forgotten, or could not be kept, by reason");
 }
 
@@ -218,6 +220,11 @@ pub fn show_usage_sink(counts: &sink::Counts) {
     gauge!("tidemill_usage_sink_behind_bytes").set(counts.behind_bytes as f64);
 }
 
+/// A client's schema, expression or grammar was judged.
+pub fn count_grammar(outcome: &'static str) {
+    counter!("tidemill_grammar_verdicts_total", "outcome" => outcome).increment(1);
+}
+
 /// An attempt of a batch's request has ended.
 pub fn count_batch_request(outcome: &'static str) {
     counter!("tidemill_batch_requests_total", "outcome" => outcome).increment(1);
@@ -278,6 +285,12 @@ pub fn show_rollout(rollout: &Rollout, share: f64, sides: &[(&'static str, Summa
 /// What became of a request that may be a repeat.
 pub fn count_replay(outcome: &'static str) {
     counter!("tidemill_replays_total", "outcome" => outcome).increment(1);
+}
+
+/// What was stored and has made room for new things of its tenant's, or of one that had less than its share.
+pub fn note_evicted(kind: &'static str, tenant: &str, evicted: u64) {
+    tracing::info!(kind, tenant, evicted, "the oldest of what a tenant has stored made room");
+    counter!("tidemill_evicted_total", "kind" => kind).increment(evicted);
 }
 
 pub fn show_replays(counts: &Counts) {

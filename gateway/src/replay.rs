@@ -2,10 +2,11 @@
 //! stream broke off, instead of computing them again.
 //!
 //! A [`Recordings`] holds what was said; who listens has a [`Seat`]. It knows no clock and no socket: time is an argument, and
-//! frames are whatever the shell sends. Bounded by [`Limits`]: the oldest recordings that have ended go first. Where even that
-//! makes no room, a recording *passes*: nobody can join it any more, it keeps only what its listeners have not read yet, and
-//! its maker waits for them.
+//! frames are whatever the shell sends. Bounded by [`Limits`], which tenants [share](crate::room): the oldest recordings that have ended go
+//! first. Where even that makes no room, a recording *passes*: nobody can join it any more, it keeps only what its listeners have not read
+//! yet, and its maker waits for them.
 
+use crate::room::Shares;
 use serde::Serialize;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque, hash_map::Entry},
@@ -15,7 +16,7 @@ use std::{
 #[cfg(test)]
 mod tests;
 
-/// Of a key with its scope, of a body, of an answer's name with its scope.
+/// Of a key with its scope, of a body, of an answer's name with its scope, of a tenant.
 pub type Digest = [u8; 32];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,13 +102,16 @@ pub struct Recordings<T, F> {
     ended: BTreeSet<(Duration, u64)>,
     /// Running ones without a listener, by the time when they are given up.
     abandoned: BTreeSet<(Duration, u64)>,
-    bytes: u64,
+    /// What each tenant has of them.
+    bytes: Shares<Digest>,
+    places: Shares<Digest>,
     next: u64,
     counts: Counts,
 }
 
 #[derive(Debug)]
 struct Recording<T, F> {
+    tenant: Digest,
     key: Digest,
     name: Option<Digest>,
     body: Digest,
@@ -151,14 +155,15 @@ impl<T: Clone, F: Clone> Recordings<T, F> {
             by_name: HashMap::new(),
             ended: BTreeSet::new(),
             abandoned: BTreeSet::new(),
-            bytes: 0,
+            bytes: Shares::default(),
+            places: Shares::default(),
             next: 0,
             counts: Counts::default(),
         }
     }
 
-    /// Joins the recording of a key, or begins it. `after`: the listener has all events up to this one.
-    pub fn ask(&mut self, key: Digest, body: Digest, after: Option<u64>, tag: impl FnOnce() -> T) -> Asked<T> {
+    /// Joins the recording of a key, or begins one that `tenant` has to make room for. `after`: the listener has all events up to this one.
+    pub fn ask(&mut self, tenant: Digest, key: Digest, body: Digest, after: Option<u64>, tag: impl FnOnce() -> T) -> Asked<T> {
         if let Some(&id) = self.by_key.get(&key) {
             let recording = &self.recordings[&id];
             if recording.body != body {
@@ -166,13 +171,19 @@ impl<T: Clone, F: Clone> Recordings<T, F> {
             }
             return self.sit(id, after);
         }
-        while self.recordings.len() >= self.limits.recordings || self.bytes >= self.limits.bytes {
-            if !self.evict() {
+        while self.recordings.len() >= self.limits.recordings {
+            if !self.evict(&self.places.losers(self.limits.recordings as u64, &tenant, 1)) {
+                return Asked::NoRoom;
+            }
+        }
+        while self.bytes.total() >= self.limits.bytes {
+            if !self.evict(&self.bytes.losers(self.limits.bytes, &tenant, 1)) {
                 return Asked::NoRoom;
             }
         }
         let id = self.take_number();
         let recording = Recording {
+            tenant,
             key,
             name: None,
             body,
@@ -187,6 +198,7 @@ impl<T: Clone, F: Clone> Recordings<T, F> {
             given_up_at: None,
         };
         self.recordings.insert(id, recording);
+        self.places.add(&tenant, 1);
         self.by_key.insert(key, id);
         match self.sit(id, after) {
             Asked::Joined { seat, .. } => Asked::Begun(seat),
@@ -221,8 +233,9 @@ impl<T: Clone, F: Clone> Recordings<T, F> {
 
     /// Adds a frame of so many bytes. One that is no event has no number.
     pub fn append(&mut self, id: u64, frame: F, bytes: u64, event: bool) -> Append {
-        while self.bytes + bytes > self.limits.bytes {
-            if self.evict() {
+        let Some(tenant) = self.recordings.get(&id).map(|recording| recording.tenant) else { return Append::Taken };
+        while self.bytes.total() + bytes > self.limits.bytes {
+            if self.evict(&self.bytes.losers(self.limits.bytes, &tenant, bytes)) {
                 continue;
             }
             self.unlist(id, true);
@@ -236,7 +249,7 @@ impl<T: Clone, F: Clone> Recordings<T, F> {
         recording.events += u64::from(event);
         recording.frames.push_back(Frame { frame, bytes, number: recording.events.checked_sub(1) });
         recording.bytes += bytes;
-        self.bytes += bytes;
+        self.bytes.add(&tenant, bytes);
         Append::Taken
     }
 
@@ -311,13 +324,13 @@ impl<T: Clone, F: Clone> Recordings<T, F> {
             recordings: self.recordings.len(),
             running: self.recordings.len() - self.ended.len(),
             listeners: self.recordings.values().map(|recording| recording.listeners.len()).sum(),
-            bytes: self.bytes,
+            bytes: self.bytes.total(),
             ..self.counts
         }
     }
 
     pub fn bytes(&self) -> u64 {
-        self.bytes
+        self.bytes.total()
     }
 
     fn sit(&mut self, id: u64, after: Option<u64>) -> Asked<T> {
@@ -335,10 +348,13 @@ impl<T: Clone, F: Clone> Recordings<T, F> {
         self.next
     }
 
-    /// Forgets the oldest recording that has ended and that nobody listens to. `false`: there is none.
-    fn evict(&mut self) -> bool {
-        let oldest = self.ended.iter().map(|(_, id)| *id).find(|id| self.recordings[id].listeners.is_empty());
-        let Some(id) = oldest else { return false };
+    /// Forgets the oldest recording that has ended and has no listener, of the first of these tenants that has one. `false`: none has.
+    fn evict(&mut self, losers: &[Digest]) -> bool {
+        let oldest = |loser: &Digest| {
+            let mut ended = self.ended.iter().map(|(_, id)| (*id, &self.recordings[id]));
+            ended.find(|(_, recording)| recording.tenant == *loser && recording.listeners.is_empty()).map(|(id, _)| id)
+        };
+        let Some(id) = losers.iter().find_map(oldest) else { return false };
         self.unlist(id, false);
         self.trim(id);
         self.counts.evicted += 1;
@@ -372,9 +388,10 @@ impl<T: Clone, F: Clone> Recordings<T, F> {
             let frame = recording.frames.pop_front().expect("read frames were here");
             recording.dropped += 1;
             recording.bytes -= frame.bytes;
-            self.bytes -= frame.bytes;
+            self.bytes.take(&recording.tenant, frame.bytes);
         }
         if let (Some(at), true) = (recording.ended, recording.listeners.is_empty()) {
+            self.places.take(&recording.tenant, 1);
             self.ended.remove(&(at, id));
             self.recordings.remove(&id);
         }
@@ -383,7 +400,13 @@ impl<T: Clone, F: Clone> Recordings<T, F> {
     /// For tests: panics where the parts contradict each other.
     pub fn check_integrity(&self) {
         let all = self.recordings.values();
-        assert_eq!(self.bytes, all.clone().map(|recording| recording.bytes).sum::<u64>());
+        assert_eq!(self.bytes.total(), all.clone().map(|recording| recording.bytes).sum::<u64>());
+        assert_eq!(self.places.total(), all.len() as u64);
+        for tenant in all.clone().map(|recording| &recording.tenant) {
+            let of_tenant = || all.clone().filter(|recording| recording.tenant == *tenant);
+            assert_eq!(self.places.held(tenant), of_tenant().count() as u64);
+            assert_eq!(self.bytes.held(tenant), of_tenant().map(|recording| recording.bytes).sum::<u64>());
+        }
         assert_eq!(self.by_key.len(), all.clone().filter(|recording| recording.listed).count());
         assert_eq!(self.ended.len(), all.clone().filter(|recording| recording.ended.is_some()).count());
         assert_eq!(self.abandoned.len(), all.filter(|recording| recording.given_up_at.is_some()).count());

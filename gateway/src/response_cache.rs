@@ -3,8 +3,9 @@
 //! By the exactness contract such a hit *is* the answer: on CPU workers the cluster would send the same tokens again. So only greedy and
 //! seeded requests are kept, and what is kept are tokens, not text: stop strings, tools and safety checks are applied anew each time.
 //!
-//! A core: it knows no clock. Bounded in bytes; who was not asked for the longest time goes first.
+//! A core: it knows no clock. Bounded in bytes, which tenants [share](crate::room); what was not asked for the longest time goes first.
 
+use crate::room::Shares;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     mem,
@@ -25,6 +26,14 @@ pub struct Limits {
 /// Of all that determines an answer's tokens.
 pub type Key = [u8; 32];
 
+/// Whose an answer is: the tenant's part of a salt.
+pub type Tenant = [u8; 32];
+
+/// Of an open door, all answers are one tenant's.
+pub fn tenant(request: &NewRequest) -> Tenant {
+    request.salt.first_chunk().copied().unwrap_or_default()
+}
+
 /// What the cluster sent, in order.
 pub type Events = Arc<[RequestEvent]>;
 
@@ -32,14 +41,15 @@ pub type Events = Arc<[RequestEvent]>;
 pub struct ResponseCache {
     limits: Limits,
     answers: HashMap<Key, Kept>,
-    /// By their last use.
-    order: BTreeMap<u64, Key>,
+    /// By tenant, and by their last use.
+    order: BTreeMap<(Tenant, u64), Key>,
     uses: u64,
-    bytes: u64,
+    bytes: Shares<Tenant>,
 }
 
 #[derive(Debug)]
 struct Kept {
+    tenant: Tenant,
     events: Events,
     bytes: u64,
     since: Duration,
@@ -48,7 +58,7 @@ struct Kept {
 
 impl ResponseCache {
     pub fn new(limits: Limits) -> Self {
-        Self { limits, answers: HashMap::new(), order: BTreeMap::new(), uses: 0, bytes: 0 }
+        Self { limits, answers: HashMap::new(), order: BTreeMap::new(), uses: 0, bytes: Shares::default() }
     }
 
     pub fn get(&mut self, key: &Key, now: Duration) -> Option<Events> {
@@ -57,38 +67,40 @@ impl ResponseCache {
         }
         let kept = self.answers.get_mut(key)?;
         self.uses += 1;
-        self.order.remove(&kept.used);
+        self.order.remove(&(kept.tenant, kept.used));
         kept.used = self.uses;
-        self.order.insert(self.uses, *key);
+        self.order.insert((kept.tenant, self.uses), *key);
         Some(Arc::clone(&kept.events))
     }
 
-    /// An answer that is too large by itself is not kept.
-    pub fn put(&mut self, key: Key, events: Events, now: Duration) {
+    /// An answer that is too large by itself is not kept, be it for all room or for its tenant's share.
+    pub fn put(&mut self, key: Key, tenant: Tenant, events: Events, now: Duration) {
         let bytes = ENTRY_BYTES + events.iter().map(size).sum::<u64>();
         if bytes > self.limits.bytes {
             return;
         }
         self.remove(&key);
-        while self.bytes + bytes > self.limits.bytes {
-            let (_, oldest) = self.order.first_key_value().expect("whatever takes bytes is in order");
-            self.remove(&oldest.clone());
+        while self.bytes.total() + bytes > self.limits.bytes {
+            let losers = self.bytes.losers(self.limits.bytes, &tenant, bytes);
+            let oldest = |loser: &Tenant| self.order.range((*loser, 0)..=(*loser, u64::MAX)).next().map(|(_, key)| *key);
+            let Some(oldest) = losers.iter().find_map(oldest) else { return };
+            self.remove(&oldest);
         }
         self.uses += 1;
-        self.bytes += bytes;
-        self.order.insert(self.uses, key);
-        self.answers.insert(key, Kept { events, bytes, since: now, used: self.uses });
+        self.bytes.add(&tenant, bytes);
+        self.order.insert((tenant, self.uses), key);
+        self.answers.insert(key, Kept { tenant, events, bytes, since: now, used: self.uses });
     }
 
     fn remove(&mut self, key: &Key) {
         if let Some(kept) = self.answers.remove(key) {
-            self.bytes -= kept.bytes;
-            self.order.remove(&kept.used);
+            self.bytes.take(&kept.tenant, kept.bytes);
+            self.order.remove(&(kept.tenant, kept.used));
         }
     }
 
     pub fn bytes(&self) -> u64 {
-        self.bytes
+        self.bytes.total()
     }
 
     pub fn answers(&self) -> usize {
@@ -281,7 +293,7 @@ mod tests {
                 ..request()
             };
             let mut cache = ResponseCache::new(LIMITS);
-            cache.put(key(ORIGIN, &of(&mine)), events(3), Duration::ZERO);
+            cache.put(key(ORIGIN, &of(&mine)), tenant(&of(&mine)), events(3), Duration::ZERO);
             prop_assert!(cache.get(&key(ORIGIN, &of(&theirs)), Duration::ZERO).is_none());
             prop_assert!(cache.get(&key(ORIGIN, &of(&mine)), Duration::ZERO).is_some());
         }
@@ -293,13 +305,14 @@ mod tests {
             for (now, (name, tokens, puts)) in steps.into_iter().enumerate() {
                 let (key, now) = ([name; 32], Duration::from_secs(7 * now as u64));
                 if puts {
-                    cache.put(key, events(tokens), now);
+                    cache.put(key, [name % 3; 32], events(tokens), now);
                 } else {
                     cache.get(&key, now);
                 }
                 prop_assert!(cache.bytes() <= LIMITS.bytes);
                 prop_assert_eq!(cache.bytes(), cache.answers.values().map(|kept| kept.bytes).sum::<u64>());
                 prop_assert_eq!(cache.order.len(), cache.answers());
+                cache.bytes.check_integrity();
             }
         }
     }
@@ -309,15 +322,29 @@ mod tests {
         let size = ENTRY_BYTES + 10 * size(&token(0));
         let mut cache = ResponseCache::new(Limits { bytes: 2 * size, ..LIMITS });
         let at = Duration::from_secs;
-        cache.put([1; 32], events(10), at(0));
-        cache.put([2; 32], events(10), at(1));
+        const ME: Tenant = [0; 32];
+        cache.put([1; 32], ME, events(10), at(0));
+        cache.put([2; 32], ME, events(10), at(1));
         assert!(cache.get(&[1; 32], at(2)).is_some());
-        cache.put([3; 32], events(10), at(3));
+        cache.put([3; 32], ME, events(10), at(3));
         assert!(cache.get(&[2; 32], at(3)).is_none());
         assert!(cache.get(&[1; 32], at(60)).is_some());
         assert!(cache.get(&[1; 32], at(61)).is_none(), "its minute is over, however often it was used");
-        cache.put([4; 32], events(100), at(61));
+        cache.put([4; 32], ME, events(100), at(61));
         assert_eq!(cache.answers(), 1, "larger than all room");
+    }
+
+    #[test]
+    fn a_flood_drives_out_nothing_but_itself() {
+        let size = ENTRY_BYTES + 10 * size(&token(0));
+        let mut cache = ResponseCache::new(Limits { bytes: 4 * size, ..LIMITS });
+        cache.put([1; 32], [1; 32], events(10), Duration::ZERO);
+        cache.put([2; 32], [1; 32], events(10), Duration::ZERO);
+        for n in 10..100 {
+            cache.put([n; 32], [2; 32], events(10), Duration::ZERO);
+        }
+        assert!(cache.get(&[1; 32], Duration::ZERO).is_some() && cache.get(&[2; 32], Duration::ZERO).is_some());
+        assert!(cache.get(&[99; 32], Duration::ZERO).is_some() && cache.get(&[97; 32], Duration::ZERO).is_none());
     }
 
     #[test]

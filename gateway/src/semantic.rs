@@ -4,12 +4,15 @@
 //! and every hit says so. Everything but the question's words must be *equal*: tenant, model, system prompt, sampling, form, length. Of what
 //! is left, the likeliest question that is alike enough is found by comparing with all ([`likeness`]): there is no index.
 //!
-//! A core: it knows no clock. Bounded in bytes and answers; what was not asked for the longest time goes first. What a hit gives is not
-//! kept again, so that likeness does not drift.
+//! A core: it knows no clock. Bounded in bytes and answers, which tenants [share](crate::room); what was not asked for the longest time
+//! goes first. What a hit gives is not kept again, so that likeness does not drift.
 
 pub mod likeness;
 
-use crate::response_cache::{self, Events, Key};
+use crate::{
+    response_cache::{self, Events, Key, Tenant},
+    room::Shares,
+};
 use likeness::Question;
 use std::{
     collections::{BTreeMap, HashMap},
@@ -79,14 +82,16 @@ pub struct Hit {
 pub struct SemanticCache {
     limits: Limits,
     buckets: HashMap<Bucket, Vec<Kept>>,
-    /// By their last use.
-    order: BTreeMap<u64, Bucket>,
+    /// By tenant, and by their last use.
+    order: BTreeMap<(Tenant, u64), Bucket>,
     uses: u64,
-    bytes: u64,
+    bytes: Shares<Tenant>,
+    places: Shares<Tenant>,
 }
 
 #[derive(Debug)]
 struct Kept {
+    tenant: Tenant,
     question: Question,
     events: Events,
     response: Arc<str>,
@@ -98,7 +103,7 @@ struct Kept {
 
 impl SemanticCache {
     pub fn new(limits: Limits) -> Self {
-        Self { limits, buckets: HashMap::new(), order: BTreeMap::new(), uses: 0, bytes: 0 }
+        Self { limits, buckets: HashMap::new(), order: BTreeMap::new(), uses: 0, bytes: Shares::default(), places: Shares::default() }
     }
 
     /// The answer to the likeliest question that is alike enough, if it has at most so many tokens.
@@ -110,14 +115,15 @@ impl SemanticCache {
         let (place, similarity) = found.filter_map(|(place, kept)| Some((place, alike(kept)?))).max_by(|a, b| a.1.total_cmp(&b.1))?;
         self.uses += 1;
         let kept = &mut kept[place];
-        self.order.remove(&kept.used);
-        self.order.insert(self.uses, *bucket);
+        self.order.remove(&(kept.tenant, kept.used));
+        self.order.insert((kept.tenant, self.uses), *bucket);
         kept.used = self.uses;
         Some(Hit { events: Arc::clone(&kept.events), similarity, response: Arc::clone(&kept.response) })
     }
 
-    /// An answer that is too large by itself is not kept, nor one that was cut where the client left its length open.
-    pub fn put(&mut self, bucket: Bucket, inquiry: Inquiry, events: &[RequestEvent], now: Duration) {
+    /// An answer that is too large by itself or for its tenant's share is not kept, nor one that was cut where the client left its length
+    /// open.
+    pub fn put(&mut self, bucket: Bucket, tenant: Tenant, inquiry: Inquiry, events: &[RequestEvent], now: Duration) {
         let is_cut = |event: &RequestEvent| matches!(event, RequestEvent::Finished { outcome: Outcome::Length, .. });
         if inquiry.is_open && events.iter().any(is_cut) {
             return;
@@ -131,38 +137,51 @@ impl SemanticCache {
         }
         self.expire(&bucket, now);
         if let Some(full) = self.buckets.get(&bucket).filter(|kept| kept.len() >= BUCKET_MAX) {
-            let oldest = full.iter().map(|kept| kept.used).min().expect("it is full");
+            let oldest = full.iter().map(|kept| (kept.tenant, kept.used)).min_by_key(|(_, used)| *used).expect("it is full");
             self.remove(oldest);
         }
-        while self.bytes + bytes > self.limits.bytes || self.order.len() >= self.limits.answers {
-            let (oldest, _) = self.order.first_key_value().expect("whatever takes bytes is in order");
-            self.remove(*oldest);
+        while self.bytes.total() + bytes > self.limits.bytes {
+            let losers = self.bytes.losers(self.limits.bytes, &tenant, bytes);
+            let Some(oldest) = self.oldest(&losers) else { return };
+            self.remove(oldest);
+        }
+        while self.order.len() >= self.limits.answers {
+            let losers = self.places.losers(self.limits.answers as u64, &tenant, 1);
+            let Some(oldest) = self.oldest(&losers) else { return };
+            self.remove(oldest);
         }
         self.uses += 1;
-        self.bytes += bytes;
-        self.order.insert(self.uses, bucket);
-        let kept = Kept { question, events, response: response.into(), tokens, bytes, since: now, used: self.uses };
+        self.bytes.add(&tenant, bytes);
+        self.places.add(&tenant, 1);
+        self.order.insert((tenant, self.uses), bucket);
+        let kept = Kept { tenant, question, events, response: response.into(), tokens, bytes, since: now, used: self.uses };
         self.buckets.entry(bucket).or_default().push(kept);
     }
 
     fn expire(&mut self, bucket: &Bucket, now: Duration) {
         let old = |kept: &&Kept| now.saturating_sub(kept.since) > self.limits.keep;
-        let old: Vec<u64> = self.buckets.get(bucket).into_iter().flatten().filter(old).map(|kept| kept.used).collect();
-        old.into_iter().for_each(|used| self.remove(used));
+        let old: Vec<_> = self.buckets.get(bucket).into_iter().flatten().filter(old).map(|kept| (kept.tenant, kept.used)).collect();
+        old.into_iter().for_each(|place| self.remove(place));
     }
 
-    fn remove(&mut self, used: u64) {
-        let bucket = self.order.remove(&used).expect("what is kept is in order");
+    /// What was not asked for the longest time, of the first of these tenants that has anything.
+    fn oldest(&self, losers: &[Tenant]) -> Option<(Tenant, u64)> {
+        losers.iter().find_map(|loser| self.order.range((*loser, 0)..=(*loser, u64::MAX)).next().map(|(place, _)| *place))
+    }
+
+    fn remove(&mut self, (tenant, used): (Tenant, u64)) {
+        let bucket = self.order.remove(&(tenant, used)).expect("what is kept is in order");
         let kept = self.buckets.get_mut(&bucket).expect("what is in order is kept");
         let place = kept.iter().position(|kept| kept.used == used).expect("what is in order is kept");
-        self.bytes -= kept.swap_remove(place).bytes;
+        self.bytes.take(&tenant, kept.swap_remove(place).bytes);
+        self.places.take(&tenant, 1);
         if kept.is_empty() {
             self.buckets.remove(&bucket);
         }
     }
 
     pub fn bytes(&self) -> u64 {
-        self.bytes
+        self.bytes.total()
     }
 
     pub fn answers(&self) -> usize {
@@ -230,9 +249,17 @@ mod tests {
         (0..tokens).map(token).chain([finished]).collect()
     }
 
+    const ME: Tenant = [0; 32];
+
     fn put(cache: &mut SemanticCache, text: &str, now: u64) {
+        put_for(cache, ME, text, now);
+    }
+
+    fn put_for(cache: &mut SemanticCache, tenant: Tenant, text: &str, now: u64) {
         let inquiry = inquiry(text);
-        cache.put(inquiry.bucket(ORIGIN, &request()), inquiry, &answer(4, Outcome::Stop(2)), Duration::from_secs(now));
+        let of = NewRequest { salt: tenant.to_vec(), ..request() };
+        let bucket = inquiry.bucket(ORIGIN, &if tenant == ME { request() } else { of });
+        cache.put(bucket, tenant, inquiry, &answer(4, Outcome::Stop(2)), Duration::from_secs(now));
     }
 
     fn get(cache: &mut SemanticCache, text: &str, now: u64) -> Option<String> {
@@ -253,11 +280,24 @@ mod tests {
     }
 
     #[test]
+    fn a_flood_drives_out_nothing_but_itself() {
+        for limits in [Limits { answers: 4, ..LIMITS }, Limits { bytes: 5000, ..LIMITS }] {
+            let mut cache = SemanticCache::new(limits);
+            put(&mut cache, "How do I reset my password?", 0);
+            for n in 0..100 {
+                put_for(&mut cache, [7; 32], &format!("What is the meaning of number {n}?"), 0);
+            }
+            assert!(get(&mut cache, "How do I reset my password?", 0).is_some());
+            assert!(cache.answers() > 1, "there is room for two tenants");
+        }
+    }
+
+    #[test]
     fn an_open_answer_must_have_ended_by_itself_and_fit() {
         let mut cache = SemanticCache::new(LIMITS);
         let (open, given) = (inquiry("What is inflation?"), Inquiry { is_open: false, ..inquiry("What is inflation?") });
         for inquiry in [&open, &given] {
-            cache.put(inquiry.bucket(ORIGIN, &request()), inquiry.clone(), &answer(9, Outcome::Length), Duration::ZERO);
+            cache.put(inquiry.bucket(ORIGIN, &request()), ME, inquiry.clone(), &answer(9, Outcome::Length), Duration::ZERO);
         }
         let mut get =
             |inquiry: &Inquiry, tokens| cache.get(&inquiry.bucket(ORIGIN, &request()), &inquiry.question, tokens, Duration::ZERO).is_some();
@@ -272,7 +312,7 @@ mod tests {
         let finished = RequestEvent::Finished { choice: 0, outcome: Outcome::Stop(2), usage };
         let (mut cache, inquiry) = (SemanticCache::new(LIMITS), inquiry("What is inflation?"));
         let bucket = inquiry.bucket(ORIGIN, &request());
-        cache.put(bucket, inquiry.clone(), &[RequestEvent::Sources(tokens), finished], Duration::ZERO);
+        cache.put(bucket, ME, inquiry.clone(), &[RequestEvent::Sources(tokens), finished], Duration::ZERO);
         let hit = cache.get(&bucket, &inquiry.question, 9, Duration::ZERO).unwrap();
         assert_eq!(*hit.events, answer(0, Outcome::Stop(2)));
     }
@@ -284,7 +324,7 @@ mod tests {
             let mut cache = SemanticCache::new(LIMITS);
             let mine = Inquiry { is_open: false, ..inquiry("What is inflation?") };
             let bucket = mine.bucket(ORIGIN, &request());
-            cache.put(bucket, mine.clone(), &answer(1, Outcome::Stop(2)), Duration::ZERO);
+            cache.put(bucket, ME, mine.clone(), &answer(1, Outcome::Stop(2)), Duration::ZERO);
             let other = |change: &dyn Fn(&mut NewRequest)| {
                 let mut request = request();
                 change(&mut request);
@@ -318,7 +358,7 @@ mod tests {
                 prop_assert!(cache.bytes() <= bytes && cache.answers() <= LIMITS.answers);
                 prop_assert_eq!(cache.bytes(), kept.iter().map(|(_, kept)| kept.bytes).sum::<u64>());
                 prop_assert_eq!(kept.len(), cache.answers());
-                prop_assert!(kept.iter().all(|(bucket, kept)| cache.order.get(&kept.used) == Some(bucket)));
+                prop_assert!(kept.iter().all(|(bucket, kept)| cache.order.get(&(kept.tenant, kept.used)) == Some(bucket)));
             }
         }
     }

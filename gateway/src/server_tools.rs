@@ -149,7 +149,8 @@ impl ServerTools {
             counter!("tidemill_server_tool_calls_total", "tool" => name.clone(), "outcome" => outcome).increment(1);
             histogram!("tidemill_server_tool_seconds").record(began.elapsed());
             returned.unwrap_or_else(|problem| {
-                tracing::warn!(tool = name, problem, "a tool's call failed");
+                // What it says may be a tool's or a client's words: those are no log's.
+                tracing::warn!(tool = name, said_bytes = problem.len(), "a tool's call failed; its answer is told to the model alone");
                 format!("error: {problem}")
             })
         }

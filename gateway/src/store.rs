@@ -8,7 +8,8 @@
 //! - [`sqlite`]: a file in the data directory
 //! - [`postgres`]: a database that several coordinators share
 //!
-//! Every call names an [`Owner`], who sees nothing of others.
+//! Every call names an [`Owner`], who sees nothing of others. Tenants [share](crate::room) the room: one that wants more than its share
+//! loses its own oldest records, or is refused, and no other's.
 
 #[cfg(test)]
 mod contract;
@@ -16,6 +17,8 @@ pub mod memory;
 pub mod postgres;
 pub mod sqlite;
 
+use crate::metrics;
+pub use crate::owner::{Owner, tenant_of};
 use futures_util::future::BoxFuture;
 use std::{fmt, ops::Range, time::Duration};
 
@@ -46,21 +49,26 @@ pub trait Store: fmt::Debug + Send + Sync {
 
 pub type Stored<'a, T> = BoxFuture<'a, Result<T, StoreError>>;
 
-/// Who may see a record: a tenant, or one of its users.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Owner(pub String);
-
 /// What a store holds at most.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Records that nothing was added to for this long go.
     pub age: Duration,
-    /// Over this, the records that nothing was added to for the longest time go first.
+    /// Over this, the records that nothing was added to for the longest time go first, of a tenant that has more than its share.
     pub bytes: u64,
+    /// Of the items in one history.
+    pub history_bytes: u64,
 }
 
 /// Items in one history. A context holds fewer long before.
 pub const HISTORY_ITEMS_MAX: usize = 16_384;
+
+/// Of the items on one page: one more is put on it only if it is the first.
+pub const PAGE_BYTES_MAX: u64 = 2 << 20;
+
+/// What a record takes beside its texts, about, and an item.
+const RECORD_OVERHEAD: u64 = 256;
+const ITEM_OVERHEAD: u64 = 128;
 
 /// What messages' ids begin with. Other items are parts of an answer besides what is said, and what calls returned.
 const MESSAGE: &str = "msg_";
@@ -205,12 +213,33 @@ pub enum StoreError {
     NotFound(String),
     #[error("`{id}` would have more than {HISTORY_ITEMS_MAX} items: begin a new conversation")]
     TooLong { id: String },
+    #[error("`{id}` would have more than {max} bytes: begin a new conversation")]
+    TooLarge { id: String, max: u64 },
+    #[error("there is no room for more of your tenant: delete some of what it has stored")]
+    Full,
     #[error("`{0}` was changed meanwhile: look at it again")]
     Changed(String),
     #[error("the store has too much to do: try again")]
     Busy,
     #[error("the store has failed: {0}")]
     Failed(String),
+}
+
+/// Says that records of a tenant have made room for others.
+fn note_evicted(tenant: &str, records: u64) {
+    if records > 0 {
+        metrics::note_evicted("records", tenant, records);
+    }
+}
+
+/// How many items of these sizes a page has: all that fit, and one at least.
+fn page_of(sizes: impl IntoIterator<Item = u64>) -> usize {
+    let mut sum: u64 = 0;
+    let fits = |size: &u64| {
+        sum = sum.saturating_add(*size);
+        sum <= PAGE_BYTES_MAX
+    };
+    sizes.into_iter().take_while(fits).count().max(1)
 }
 
 impl Addition {

@@ -6,7 +6,7 @@
 pub mod metered;
 mod ttft;
 
-use crate::{batch::life::Sender, gateway::Routed, http::errors::ApiError, metrics, rollout::shadow::Tap, stamp::unix};
+use crate::{batch::life::Sender, gateway::Routed, http::errors::ApiError, metrics, owner::Owner, rollout::shadow::Tap, stamp::unix};
 use metered::{Metered, Wanted};
 use std::{
     net::IpAddr,
@@ -178,6 +178,11 @@ impl Caller {
         self.principal.as_ref().and_then(|(principal, _)| principal.user.as_deref())
     }
 
+    /// The owner of everything that the request stores.
+    pub fn owner(&self) -> Owner {
+        Owner::of(self.tenant(), self.user())
+    }
+
     /// The id of the key that was used.
     pub fn key(&self) -> Option<&str> {
         self.principal.as_ref().and_then(|(principal, _)| principal.key.as_deref())
@@ -194,6 +199,7 @@ impl Caller {
             tier: Some(tier.name.clone()),
             user: principal.user.as_deref().map(str::to_owned),
             key: principal.key.as_deref().map(str::to_owned),
+            until: principal.until,
         }
     }
 }
@@ -298,6 +304,7 @@ impl Tenants {
     /// may not ask any more, and why.
     pub fn caller_of_batch(&self, sender: &Sender) -> Result<Caller, String> {
         let now = self.now().as_secs();
+        let too_late = |jwt: &Verifier| !jwt.allows_background(now, sender.until);
         let principal = match (&sender.tenant, &sender.key) {
             (None, _) if self.is_open() => None,
             (None, _) => return Err("it was made without a key, and by now keys are needed".into()),
@@ -305,6 +312,9 @@ impl Tenants {
                 Some(principal) => Some(principal),
                 None => return Err(format!("its key `{key}` was revoked, or has expired")),
             },
+            (Some(_), None) if self.jwt.as_ref().is_some_and(too_late) => {
+                return Err("its token expired too long ago".into());
+            }
             (Some(tenant), None) if self.jwt.is_some() => Some(Principal {
                 tenant: tenant.as_str().into(),
                 tier: sender.tier.as_deref().unwrap_or_default().into(),
@@ -312,6 +322,7 @@ impl Tenants {
                 key: None,
                 tenant_limits: self.limits_of(tenant),
                 key_limits: Default::default(),
+                until: sender.until,
             }),
             (Some(_), None) => return Err("it was made with an identity provider's token, and by now there is no provider".into()),
         };

@@ -5,11 +5,13 @@
 //! - [`detokenizer`]: ids to text, one at a time, never broken UTF-8
 //! - [`stop`]: stop strings in a stream of text
 //! - [`template`]: chat messages to text, as Hugging Face renders them
+//! - [`marks`]: what keeps contents from being taken for the template's own marks
 //! - [`output`]: a model's words told apart: [`reasoning`] before the answer, calls of [`tools`] in it
 
 pub mod config;
 pub mod detokenizer;
 mod marker;
+pub mod marks;
 pub mod output;
 pub mod reasoning;
 pub mod stop;
@@ -18,6 +20,7 @@ pub mod tokenizer;
 pub mod tools;
 
 use config::ModelConfig;
+use marks::Marks;
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
@@ -42,6 +45,8 @@ pub struct TextModel {
     pub tokenizer: Arc<Tokenizer>,
     /// A base model has none.
     pub template: Option<ChatTemplate>,
+    /// `None`: what clients write may become special tokens.
+    pub marks: Option<Marks>,
 }
 
 impl TextModel {
@@ -53,7 +58,17 @@ impl TextModel {
         let tokenizer = Arc::new(Tokenizer::parse(&path, &bytes)?);
         let template = config.chat_template.clone().map(|source| ChatTemplate::new(source, &config)).transpose();
         let template = template.map_err(|e| ModelError::Invalid { path: dir.join("chat_template"), reason: e.to_string() })?;
-        Ok(Self { config, tokenizer, template })
+        Ok(Self::new(config, tokenizer, template))
+    }
+
+    pub fn new(config: ModelConfig, tokenizer: Arc<Tokenizer>, template: Option<ChatTemplate>) -> Self {
+        let marks = Some(Marks::new(&tokenizer, template.as_ref()));
+        Self { config, tokenizer, template, marks }
+    }
+
+    /// For clients that are trusted: marks that they write are marks.
+    pub fn with_clients_marks(self) -> Self {
+        Self { marks: None, ..self }
     }
 
     /// Ids that end a sequence unless the client says otherwise.

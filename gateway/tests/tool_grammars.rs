@@ -120,8 +120,8 @@ impl World {
         let calls = output.calls.as_ref().unwrap();
         let rules =
             AnswerRules { tokenizer: &model.tokenizer, thought: output.thought.as_ref(), calls: Some((calls, forced)), answer: None };
-        let prepare = |schema: &Value| json_schema(schema, Whitespace::Some).map(|grammar| grammar.text().to_owned());
-        let lark = rules.lark(&prepare).unwrap();
+        let prepare = &mut |schema: &Value| json_schema(schema, Whitespace::Some).map(|grammar| grammar.text().to_owned());
+        let lark = rules.lark(prepare).unwrap();
         let constraint = Constraint { grammar: Grammar::Lark(lark.as_str().into()), end_tokens: vec![EOS], ends_late: false };
         let compiler = Compiler::new(&Vocabulary::new(&tokenizers::Tokenizer::from_bytes(tokenizer_json(marks)).unwrap(), WIDTH));
         compiler.compile(&constraint.grammar).unwrap_or_else(|error| panic!("{error}\n{lark}"));

@@ -3,12 +3,13 @@
 //!
 //! - [`warp`]: a warp's registers, its instructions, where its lanes part and meet; [`alu`]: what only computes;
 //!   [`tensor`]: products of fragments
-//! - [`shared`]: a block's shared memory
+//! - [`shared`]: a block's shared memory; [`barriers`]: where some of its warps meet
 //!
 //! Blocks run one after the other in random order, and between two barriers so do a block's warps. What hardware leaves
 //! to timing is an error here.
 
 pub(crate) mod alu;
+pub(crate) mod barriers;
 pub(crate) mod shared;
 pub(crate) mod tensor;
 pub(crate) mod warp;
@@ -19,6 +20,7 @@ use crate::{
     options::Random,
     ptx::program::{Kernel, SHARED_START, Special},
 };
+use barriers::Barriers;
 use shared::Shared;
 use warp::{State, Warp};
 
@@ -43,6 +45,27 @@ pub(crate) struct Block<'a> {
     pub(crate) index: u64,
     /// Number of barriers passed.
     pub(crate) interval: u32,
+    pub(crate) barriers: Barriers,
+    /// Registers that each warp has per lane, where it asked for another number.
+    pub(crate) registers: Vec<Option<u32>>,
+}
+
+impl Block<'_> {
+    /// Warps that ask for more registers than their block has wait forever. A block begins with as many per lane as all of them can have.
+    fn check_registers(&self) -> Result<(), Fault> {
+        const OF_A_MULTIPROCESSOR: u32 = 65536;
+        const UNIT: u32 = 8;
+        const PER_LANE_MAX: u32 = 255 / UNIT * UNIT;
+        let warps = self.registers.len() as u32;
+        let first = (OF_A_MULTIPROCESSOR / (32 * warps) / UNIT * UNIT).min(PER_LANE_MAX);
+        let wanted: u32 = self.registers.iter().map(|of_warp| of_warp.unwrap_or(first)).sum();
+        if wanted <= first * warps {
+            return Ok(());
+        }
+        let what =
+            format!("setmaxnreg asks for {} registers in all, and the block has {}: it waits forever", 32 * wanted, 32 * first * warps);
+        Err(Fault::new(Kind::Divergence, what))
+    }
 }
 
 pub(crate) fn run(launch: &Launch<'_>, memory: &mut Memory, random: &mut Random) -> Result<(), Fault> {
@@ -57,7 +80,17 @@ pub(crate) fn run(launch: &Launch<'_>, memory: &mut Memory, random: &mut Random)
     ranges.push((kernel.dynamic_at, kernel.dynamic_at + shared_bytes));
     debug_assert!(ranges.iter().all(|r| r.0 >= SHARED_START));
     let warp_count = count.div_ceil(32) as usize;
-    let mut block = Block { kernel, memory, shared: Shared::new(&ranges, warp_count), params, launch: *number, index: 0, interval: 0 };
+    let mut block = Block {
+        kernel,
+        memory,
+        shared: Shared::new(&ranges, warp_count),
+        params,
+        launch: *number,
+        index: 0,
+        interval: 0,
+        barriers: Barriers::new(),
+        registers: vec![None; warp_count],
+    };
     let mut warps: Vec<Warp> = (0..warp_count).map(|i| Warp::new(kernel, i, count, *threads, *grid)).collect();
 
     let blocks: u64 = grid.iter().map(|&n| u64::from(n)).product();
@@ -66,6 +99,8 @@ pub(crate) fn run(launch: &Launch<'_>, memory: &mut Memory, random: &mut Random)
     for (turn, index) in order.into_iter().enumerate() {
         if turn > 0 {
             block.shared.clear();
+            block.barriers.clear();
+            block.registers.fill(None);
         }
         (block.index, block.interval) = (index, 0);
         let at =
@@ -83,12 +118,21 @@ fn run_block(block: &mut Block<'_>, warps: &mut [Warp], random: &mut Random) -> 
         for &i in &order {
             warps[i].run(block)?;
         }
+        let released = block.barriers.released();
+        if !released.is_empty() {
+            released.into_iter().for_each(|i| warps[i].pass_barrier());
+            continue;
+        }
+        let pending = block.barriers.pending();
+        if !pending.is_empty() {
+            return Err(Fault::new(Kind::Divergence, pending));
+        }
         let waiting: Vec<(usize, usize)> = warps
             .iter()
             .enumerate()
             .filter_map(|(i, warp)| if let State::AtBarrier(pc) = warp.state { Some((i, pc)) } else { None })
             .collect();
-        let Some(&(first, pc)) = waiting.first() else { return Ok(()) };
+        let Some(&(first, pc)) = waiting.first() else { return block.check_registers() };
         let place = |pc: usize| block.kernel.place(pc);
         if waiting.len() < warps.len() {
             let missing = (0..warps.len()).find(|i| !waiting.iter().any(|w| w.0 == *i)).unwrap_or_default();

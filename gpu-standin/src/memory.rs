@@ -10,6 +10,7 @@ use crate::fault::{Fault, Kind};
 /// Where device memory begins; no host memory lies there.
 const START: u64 = 0x7000_0000_0000_0000;
 const GAP: u64 = 1 << 20;
+const PAGE: u64 = 4096;
 /// What the driver promises, and no more: an allocation starts at an odd multiple of it.
 const ALIGNMENT: u64 = 256;
 
@@ -113,6 +114,16 @@ impl Memory {
 
     pub(crate) fn is_pinned(&self, address: u64, len: u64) -> bool {
         self.pinned(address, len).is_some()
+    }
+
+    /// Whether a page of these bytes is pinned.
+    pub(crate) fn has_pinned_pages(&self, address: u64, len: u64) -> bool {
+        let pages = |start: u64, len: u64| (start / PAGE, (start + len).div_ceil(PAGE));
+        let (first, end) = pages(address, len);
+        self.all.iter().filter(|a| matches!(a.content, Content::Host { .. })).any(|a| {
+            let (other_first, other_end) = pages(a.start, a.len);
+            first < other_end && other_first < end
+        })
     }
 
     /// Whether nobody but this process changes these bytes.

@@ -5,10 +5,14 @@
 //! | `arch` | `80` or `90` | `90` |
 //! | `memory` | MiB of device memory | 4096 |
 //! | `pinned` | MiB of others' memory that may be pinned | no limit |
+//! | `register` | MiB of others' memory that one call may pin | no limit |
 //! | `seed` | of every random choice: the order of warps, blocks and streams | 1 |
 //! | `fail_launch` | the number of the kernel launch that fails | none |
 //! | `fail_once` | a file: of all processes with this option, only the one that creates it fails | none |
 //! | `drop` | a driver call that does nothing: `cuStreamWaitEvent`, `cuEventSynchronize`, `cuEventQuery` | none |
+//! | `driver` | the version of CUDA that the driver knows, as its function tells it | 13000 |
+//! | `cublaslt` | the version of cuBLASLt, as its function tells it | 130000 |
+//! | `refuse` | products that cuBLASLt has no algorithm for: `rows` (FP8 with a scale for each row), `rows+bias` | none |
 //! | `plant` | a file of edits to kernel sources, see `api/nvrtc.rs` | none |
 //! | `trace` | `1`: every launch and copy on stderr | off |
 
@@ -19,10 +23,14 @@ pub(crate) struct Options {
     pub(crate) arch: (i32, i32),
     pub(crate) memory_bytes: u64,
     pub(crate) pinned_bytes_max: u64,
+    pub(crate) registered_bytes_max: u64,
     pub(crate) seed: u64,
     pub(crate) fail_launch: Option<u64>,
     pub(crate) fail_once: Option<String>,
     pub(crate) drop: Option<String>,
+    pub(crate) driver: i32,
+    pub(crate) cublaslt: usize,
+    pub(crate) refuse: Option<String>,
     pub(crate) plant: Option<String>,
     pub(crate) trace: bool,
 }
@@ -43,10 +51,14 @@ fn parse(text: &str) -> Options {
         arch: (9, 0),
         memory_bytes: 4 << 30,
         pinned_bytes_max: u64::MAX,
+        registered_bytes_max: u64::MAX,
         seed: 1,
         fail_launch: None,
         fail_once: None,
         drop: None,
+        driver: 13_000,
+        cublaslt: 130_000,
+        refuse: None,
         plant: None,
         trace: false,
     };
@@ -57,13 +69,17 @@ fn parse(text: &str) -> Options {
             "arch" => options.arch = (number() as i32 / 10, number() as i32 % 10),
             "memory" => options.memory_bytes = number() << 20,
             "pinned" => options.pinned_bytes_max = number() << 20,
+            "register" => options.registered_bytes_max = number() << 20,
             "seed" => options.seed = number(),
             "fail_launch" => options.fail_launch = Some(number()),
             "fail_once" => options.fail_once = Some(value.to_owned()),
             "drop" => options.drop = Some(value.to_owned()),
+            "driver" => options.driver = number() as i32,
+            "cublaslt" => options.cublaslt = number() as usize,
+            "refuse" if ["rows", "rows+bias"].contains(&value) => options.refuse = Some(value.to_owned()),
             "plant" => options.plant = Some(value.to_owned()),
             "trace" => options.trace = number() != 0,
-            _ => panic!("{VARIABLE} has no key `{key}`"),
+            _ => panic!("{VARIABLE} has no `{key}={value}`"),
         }
     }
     options

@@ -1,22 +1,30 @@
 //! Grammars to compiled ones: bounded in size and work, and kept for the next request with the same grammar.
+//!
+//! The bounds here are those that the compiler offers. They do not hold everywhere: intersections of expressions take time and memory that
+//! none of its limits counts. So what a client has written is compiled in a [helper](crate::helper) first, and elsewhere only once that has
+//! shown what it takes.
 
 use crate::{
+    helper,
     schema::{self, Prepared, SchemaError},
     vocabulary::Vocabulary,
 };
 use llguidance::{
     GrammarBuilder, JsonCompileOptions, ParserFactory,
-    api::{ParserLimits, TopLevelGrammar},
+    api::{ParserLimits, StopReason, TopLevelGrammar},
     earley::SlicedBiasComputer,
     toktrie::InferenceCapabilities,
 };
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::{collections::VecDeque, fmt, sync::Arc, thread};
 use tidemill_proto::grammar::Grammar;
 
 /// Bytes of a grammar. Public schemas of more are rare, and nobody's answer needs them.
 pub const GRAMMAR_BYTES_MAX: usize = 256 << 10;
+/// Texts of which an answer may be one: each begins a row of its own in the parser, which takes 2,000.
+pub const CHOICES_MAX: usize = 1900;
 /// Compiled grammars that are kept.
 const KEPT_MAX: usize = 64;
 /// Bytes of their texts. What is compiled of a grammar is mostly in proportion to it.
@@ -25,8 +33,10 @@ const KEPT_BYTES_MAX: usize = 4 << 20;
 const STACK_BYTES: usize = 256 << 20;
 /// Characters of what the compiler says, in an error.
 const MESSAGE_MAX: usize = 500;
-/// Parts of a schema that are compiled by themselves to find the one at fault.
+/// Parts of a schema that are compiled by themselves to find the one at fault,
 const TRIALS_MAX: usize = 200;
+/// and the keywords and values of all of them together.
+const TRIED_MAX: usize = 1 << 18;
 
 /// What a grammar may cost. None of it depends on a clock: where a grammar is refused, it is refused everywhere.
 fn limits() -> ParserLimits {
@@ -45,7 +55,7 @@ fn limits() -> ParserLimits {
 }
 
 /// A grammar is not taken.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum GrammarError {
     #[error("it has {bytes} bytes, and {GRAMMAR_BYTES_MAX} is the most")]
     TooLarge { bytes: usize },
@@ -53,6 +63,19 @@ pub enum GrammarError {
     Schema(#[from] SchemaError),
     #[error("{0}")]
     Invalid(String),
+    /// Told by whoever asked the helper, which did not live to tell it.
+    #[error(
+        "it takes more than {} s of computing, or {} MiB of memory, to be compiled: make it smaller, with fewer expressions for one text \
+         (`pattern` in `allOf`) and fewer options",
+        helper::CPU_S,
+        helper::MEMORY_BYTES >> 20
+    )]
+    TooMuchWork,
+}
+
+/// Refuses what is too large before anybody reads it.
+pub fn check_size(bytes: usize) -> Result<(), GrammarError> {
+    if bytes > GRAMMAR_BYTES_MAX { Err(GrammarError::TooLarge { bytes }) } else { Ok(()) }
 }
 
 impl GrammarError {
@@ -60,7 +83,7 @@ impl GrammarError {
     pub fn path(&self) -> Option<&str> {
         match self {
             Self::Schema(error) => Some(&error.path),
-            Self::TooLarge { .. } | Self::Invalid(_) => None,
+            Self::TooLarge { .. } | Self::Invalid(_) | Self::TooMuchWork => None,
         }
     }
 }
@@ -107,16 +130,14 @@ impl Compiler {
         if let Some(compiled) = self.kept(grammar) {
             return Ok(compiled);
         }
-        let bytes = grammar.text().len();
-        if bytes > GRAMMAR_BYTES_MAX {
-            return Err(GrammarError::TooLarge { bytes });
-        }
+        check_size(grammar.text().len())?;
         let compiled = Arc::new(on_deep_stack(|| self.compile_anew(grammar))?);
         self.keep(grammar, &compiled);
         Ok(compiled)
     }
 
-    fn compile_anew(&self, grammar: &Grammar) -> Result<Compiled, GrammarError> {
+    /// On the caller's stack, and not kept.
+    pub(crate) fn compile_anew(&self, grammar: &Grammar) -> Result<Compiled, GrammarError> {
         let input = match grammar {
             Grammar::JsonSchema(text) => {
                 let schema = serde_json::from_str(text).map_err(|error| GrammarError::Invalid(format!("it is not JSON: {error}")))?;
@@ -131,8 +152,13 @@ impl Compiler {
         }
         // Most that would fail later fail here: a grammar without any text, or one whose first lexeme is too complex.
         let mut trial = matcher.deep_clone();
-        if trial.stop_reason() == llguidance::api::StopReason::NotStopped {
-            trial.compute_mask().map_err(|error| GrammarError::Invalid(first_mask(&error.to_string())))?;
+        match trial.stop_reason() {
+            StopReason::NotStopped => {
+                trial.compute_mask().map_err(|error| GrammarError::Invalid(first_mask(&error.to_string())))?;
+            }
+            // Nothing, or nothing but the end, may follow: an answer without text.
+            StopReason::EndOfSentence | StopReason::NoExtension | StopReason::NoExtensionBias => {}
+            failed => return Err(GrammarError::Invalid(failed.to_string())),
         }
         Ok(Compiled { prototype: Mutex::new(matcher), width: self.width })
     }
@@ -167,40 +193,52 @@ impl fmt::Debug for Compiler {
 
 /// A client's schema as a grammar. The error names the part at fault.
 pub fn json_schema(schema: &Value, layout: schema::Whitespace) -> Result<Grammar, GrammarError> {
-    on_deep_stack(|| {
-        let prepared = schema::prepare(schema, layout)?;
-        let grammar = Grammar::JsonSchema(prepared.document().to_string().into());
-        match try_schema(prepared.document()) {
-            Ok(()) => Ok(grammar),
-            Err(problem) => Err(fault(&prepared, problem).into()),
-        }
-    })
+    check_size(schema.to_string().len())?;
+    on_deep_stack(|| json_schema_here(schema, layout, None))
+}
+
+/// The same on the caller's stack, of a schema that is not too large. With a `compiler`, it compiles for that vocabulary, too.
+pub(crate) fn json_schema_here(schema: &Value, layout: schema::Whitespace, compiler: Option<&Compiler>) -> Result<Grammar, GrammarError> {
+    let prepared = schema::prepare(schema, layout)?;
+    let text = prepared.document().to_string();
+    check_size(text.len())?;
+    let grammar = Grammar::JsonSchema(text.into());
+    let compiled = compiler.map(|compiler| compiler.compile_anew(&grammar));
+    if let Some(Ok(_)) = compiled {
+        return Ok(grammar);
+    }
+    match try_schema(prepared.document().clone()) {
+        Err(problem) => Err(fault(&prepared, problem).into()),
+        Ok(()) => compiled.map_or(Ok(()), |compiled| compiled.map(drop)).map(|()| grammar),
+    }
 }
 
 /// Whether a schema compiles by itself, without a vocabulary.
-fn try_schema(schema: &Value) -> Result<(), String> {
+fn try_schema(schema: Value) -> Result<(), String> {
     let builder = GrammarBuilder::new(None, limits());
-    let outcome = JsonCompileOptions::default().json_to_llg_with_overrides(builder, schema.clone());
+    let outcome = JsonCompileOptions::default().json_to_llg_with_overrides(builder, schema);
     outcome.map(|_| ()).map_err(|error| message(&error.to_string()))
 }
 
-/// The smallest part of a schema that fails as the whole does.
+/// The smallest part of a schema that fails as the whole does, as far as some trials can tell. One part is cut out at a time.
 fn fault(prepared: &Prepared, problem: String) -> SchemaError {
     let mut found = SchemaError { path: String::new(), problem };
-    let mut trials = TRIALS_MAX;
+    let mut left = TRIED_MAX;
     let mut parts = prepared.parts("");
-    while let Some((place, path, part)) = parts.pop() {
-        if trials == 0 {
-            break;
+    for _ in 0..TRIALS_MAX {
+        let Some(place) = parts.pop() else { break };
+        let (part, size) = prepared.alone(&place);
+        let Some(rest) = left.checked_sub(size) else { break };
+        left = rest;
+        if part.is_boolean() {
+            continue;
         }
-        trials -= 1;
         // An option without a value is no fault, unless the whole has none.
         let is_empty = |problem: &str| problem.starts_with("Unsatisfiable");
-        if let Err(problem) = try_schema(&part)
-            && part != Value::Bool(false)
+        if let Err(problem) = try_schema(part)
             && is_empty(&problem) == is_empty(&found.problem)
         {
-            found = SchemaError { path, problem };
+            found = SchemaError { path: prepared.path(&place), problem };
             parts = prepared.parts(&place);
         }
     }
@@ -248,7 +286,7 @@ fn message(error: &str) -> String {
 
 fn first_mask(error: &str) -> String {
     let message = message(error);
-    if message == llguidance::api::StopReason::NoExtensionBias.to_string() { "no text follows it".to_owned() } else { message }
+    if message == StopReason::NoExtensionBias.to_string() { "no text follows it".to_owned() } else { message }
 }
 
 /// Runs `work` with room for deep recursion. The caller waits: this is a stack, not a second thread of work.

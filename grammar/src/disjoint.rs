@@ -1,116 +1,198 @@
 //! When no value can match two schemas at once. `oneOf` of such schemas is `anyOf`, which is all that a grammar can say.
+//!
+//! Schemas that refer to each other can be compared in exponentially many ways: each comparison has a budget of steps, and so have all
+//! comparisons of one document together. Where it is used up, nothing is proven.
 
 use serde_json::{Map, Value};
-use std::collections::BTreeSet;
+use std::{cell::Cell, collections::HashSet};
 
 /// References followed, one in another, before giving up.
 const DEPTH_MAX: usize = 16;
+/// Steps of one comparison. Options of public schemas take some dozens.
+const STEPS_MAX: usize = 4096;
+/// Steps of all comparisons of one document: as many as 300 options take that are each told apart by a property.
+const STEPS_OF_DOCUMENT_MAX: usize = 1 << 19;
+/// A reference takes a step for each so many bytes: looking it up reads all of it.
+const REFERENCE_BYTES_PER_STEP: usize = 64;
+
+/// The steps that are left for a document.
+#[derive(Debug)]
+pub(crate) struct Budget(Cell<usize>);
+
+impl Default for Budget {
+    fn default() -> Self {
+        Self(Cell::new(STEPS_OF_DOCUMENT_MAX))
+    }
+}
 
 /// Whether no value matches both. `false` says nothing. `resolve` finds the schema that a reference names.
-pub(crate) fn disjoint<'a>(a: &'a Value, b: &'a Value, resolve: &impl Fn(&str) -> Option<&'a Value>) -> bool {
-    disjoint_within(a, b, resolve, DEPTH_MAX)
+pub(crate) fn disjoint<'a>(a: &'a Value, b: &'a Value, resolve: &impl Fn(&str) -> Option<&'a Value>, budget: &Budget) -> bool {
+    let steps = Cell::new(STEPS_MAX.min(budget.0.get()));
+    let before = steps.get();
+    let proven = Comparison { resolve, steps: &steps }.disjoint(a, b, DEPTH_MAX);
+    budget.0.set(budget.0.get() - (before - steps.get()));
+    proven
 }
 
-fn disjoint_within<'a>(a: &'a Value, b: &'a Value, resolve: &impl Fn(&str) -> Option<&'a Value>, depth: usize) -> bool {
-    if *a == Value::Bool(false) || *b == Value::Bool(false) {
-        return true;
-    }
-    let (Some(object_a), Some(object_b)) = (a.as_object(), b.as_object()) else { return false };
-    if depth == 0 {
-        return false;
-    }
-    let again = |a, b| disjoint_within(a, b, resolve, depth - 1);
-    splits(object_a, resolve, &|part| again(part, b))
-        || splits(object_b, resolve, &|part| again(a, part))
-        || types(object_a).is_disjoint(&types(object_b))
-        || have_other_values(object_a, object_b)
-        || have_other_ranges(object_a, object_b)
-        || differ_in_a_property(object_a, object_b, &again)
+/// Two schemas that are compared.
+struct Comparison<'c, R> {
+    resolve: &'c R,
+    steps: &'c Cell<usize>,
 }
 
-/// Whether a schema made of others is disjoint because they are.
-fn splits<'a>(
-    schema: &'a Map<String, Value>,
-    resolve: &impl Fn(&str) -> Option<&'a Value>,
-    is_disjoint: &impl Fn(&'a Value) -> bool,
-) -> bool {
-    let list = |key: &str| schema.get(key).and_then(Value::as_array);
-    let target = schema.get("$ref").and_then(Value::as_str).and_then(resolve);
-    target.is_some_and(is_disjoint)
-        || list("allOf").is_some_and(|all| all.iter().any(is_disjoint))
-        || ["anyOf", "oneOf"].into_iter().filter_map(list).any(|any| any.iter().all(is_disjoint))
+impl<'a, R: Fn(&str) -> Option<&'a Value>> Comparison<'_, R> {
+    /// `false`: there are not so many steps left.
+    fn take(&self, steps: usize) -> bool {
+        let left = self.steps.get().checked_sub(steps);
+        self.steps.set(left.unwrap_or(0));
+        left.is_some()
+    }
+
+    fn disjoint(&self, a: &'a Value, b: &'a Value, depth: usize) -> bool {
+        if !self.take(1) {
+            return false;
+        }
+        if *a == Value::Bool(false) || *b == Value::Bool(false) {
+            return true;
+        }
+        let (Some(a_fields), Some(b_fields)) = (a.as_object(), b.as_object()) else { return false };
+        if depth == 0 {
+            return false;
+        }
+        let again = |a, b| self.disjoint(a, b, depth - 1);
+        self.splits(a_fields, &|part| again(part, b))
+            || self.splits(b_fields, &|part| again(a, part))
+            || self.have_other_types(a_fields, b_fields)
+            || self.have_other_values(a_fields, b_fields)
+            || have_other_ranges(a_fields, b_fields)
+            || self.differ_in_a_property(a_fields, b_fields, &again)
+    }
+
+    /// Whether a schema made of others is disjoint because they are.
+    fn splits(&self, schema: &'a Map<String, Value>, is_disjoint: &impl Fn(&'a Value) -> bool) -> bool {
+        let list = |key: &str| schema.get(key).and_then(Value::as_array);
+        let reference = schema.get("$ref").and_then(Value::as_str);
+        let target = reference.filter(|name| self.take(name.len() / REFERENCE_BYTES_PER_STEP)).and_then(self.resolve);
+        target.is_some_and(is_disjoint)
+            || list("allOf").is_some_and(|all| all.iter().any(is_disjoint))
+            || ["anyOf", "oneOf"].into_iter().filter_map(list).any(|any| any.iter().all(is_disjoint))
+    }
+
+    fn have_other_types(&self, a: &Map<String, Value>, b: &Map<String, Value>) -> bool {
+        let seen = |schema| values(schema).map_or(0, <[_]>::len);
+        self.take(seen(a) + seen(b)) && types(a) & types(b) == 0
+    }
+
+    fn have_other_values(&self, a: &Map<String, Value>, b: &Map<String, Value>) -> bool {
+        let (Some(a), Some(b)) = (values(a), values(b)) else { return false };
+        if !self.take(a.len() + b.len()) {
+            return false;
+        }
+        let a: HashSet<Scalar<'_>> = a.iter().map(Scalar::of).collect();
+        // Lists and objects may be equal to one another, whatever they look like: they are one value here.
+        b.iter().all(|value| !a.contains(&Scalar::of(value)))
+    }
+
+    /// A property that one requires and that no value can satisfy for both.
+    fn differ_in_a_property(
+        &self,
+        a: &'a Map<String, Value>,
+        b: &'a Map<String, Value>,
+        disjoint: &impl Fn(&'a Value, &'a Value) -> bool,
+    ) -> bool {
+        let is_object = |schema| types(schema) == OBJECT;
+        let names = |schema: &'a Map<String, Value>| schema.get("required").and_then(Value::as_array).into_iter().flatten();
+        let property = |schema: &'a Map<String, Value>, name: &str| match schema.get("properties").and_then(|all| all.get(name)) {
+            None if schema.get("patternProperties").is_none() => schema.get("additionalProperties"),
+            property => property,
+        };
+        is_object(a)
+            && is_object(b)
+            && names(a).chain(names(b)).take_while(|_| self.take(1)).filter_map(Value::as_str).any(|name| {
+                match (property(a, name), property(b, name)) {
+                    (Some(a), Some(b)) => disjoint(a, b),
+                    (Some(one), None) | (None, Some(one)) => *one == Value::Bool(false),
+                    (None, None) => false,
+                }
+            })
+    }
 }
+
+/// A set of types, a bit for each.
+type Types = u8;
+const OBJECT: Types = 1 << 5;
+const NUMBER: Types = 1 << 2;
 
 /// The types that a schema's values may have. An integer is a number.
-fn types(schema: &Map<String, Value>) -> BTreeSet<&str> {
-    const ALL: [&str; 6] = ["null", "boolean", "number", "string", "array", "object"];
-    let name = |name: &'static str| if name == "integer" { "number" } else { name };
-    let known = |value: &Value| value.as_str().and_then(|text| ALL.into_iter().chain(["integer"]).find(|&t| t == text)).map(name);
+fn types(schema: &Map<String, Value>) -> Types {
+    let known = |value: &Value| match value.as_str() {
+        Some("null") => 1,
+        Some("boolean") => 1 << 1,
+        Some("number" | "integer") => NUMBER,
+        Some("string") => 1 << 3,
+        Some("array") => 1 << 4,
+        Some("object") => OBJECT,
+        _ => 0,
+    };
     match (values(schema), schema.get("type")) {
-        (Some(values), _) => values.into_iter().map(type_of).collect(),
-        (None, Some(Value::Array(types))) => types.iter().filter_map(known).collect(),
-        (None, Some(one)) => known(one).into_iter().collect(),
-        (None, None) => ALL.into(),
+        (Some(values), _) => values.iter().map(type_of).fold(0, |all, one| all | one),
+        (None, Some(Value::Array(types))) => types.iter().map(known).fold(0, |all, one| all | one),
+        (None, Some(one)) => known(one),
+        (None, None) => Types::MAX,
     }
 }
 
-fn type_of(value: &Value) -> &'static str {
+fn type_of(value: &Value) -> Types {
     match value {
-        Value::Null => "null",
-        Value::Bool(_) => "boolean",
-        Value::Number(_) => "number",
-        Value::String(_) => "string",
-        Value::Array(_) => "array",
-        Value::Object(_) => "object",
+        Value::Null => 1,
+        Value::Bool(_) => 1 << 1,
+        Value::Number(_) => NUMBER,
+        Value::String(_) => 1 << 3,
+        Value::Array(_) => 1 << 4,
+        Value::Object(_) => OBJECT,
     }
 }
 
 /// The values of `const` or `enum`.
-fn values(schema: &Map<String, Value>) -> Option<Vec<&Value>> {
+fn values(schema: &Map<String, Value>) -> Option<&[Value]> {
     match (schema.get("const"), schema.get("enum")) {
-        (Some(value), _) => Some(vec![value]),
-        (None, Some(Value::Array(values))) => Some(values.iter().collect()),
+        (Some(value), _) => Some(std::slice::from_ref(value)),
+        (None, Some(Value::Array(values))) => Some(values),
         _ => None,
     }
 }
 
-fn have_other_values(a: &Map<String, Value>, b: &Map<String, Value>) -> bool {
-    let (Some(a), Some(b)) = (values(a), values(b)) else { return false };
-    // Numbers are equal whichever way they are written: compare only what is surely different.
-    let differ = |a: &Value, b: &Value| match (a, b) {
-        (Value::Number(a), Value::Number(b)) => a.as_f64() != b.as_f64(),
-        (Value::Array(_), Value::Array(_)) | (Value::Object(_), Value::Object(_)) => false,
-        _ => a != b,
-    };
-    a.iter().all(|a| b.iter().all(|b| differ(a, b)))
+/// A value as far as it is surely another one.
+#[derive(PartialEq, Eq, Hash)]
+enum Scalar<'a> {
+    Null,
+    Bool(bool),
+    /// Numbers are equal whichever way they are written.
+    Number(u64),
+    String(&'a str),
+    List,
+    Object,
+}
+
+impl<'a> Scalar<'a> {
+    fn of(value: &'a Value) -> Self {
+        match value {
+            Value::Null => Self::Null,
+            Value::Bool(value) => Self::Bool(*value),
+            // Adding zero makes the negative zero the other one.
+            Value::Number(number) => Self::Number((number.as_f64().unwrap_or(f64::NAN) + 0.0).to_bits()),
+            Value::String(text) => Self::String(text),
+            Value::Array(_) => Self::List,
+            Value::Object(_) => Self::Object,
+        }
+    }
 }
 
 fn have_other_ranges(a: &Map<String, Value>, b: &Map<String, Value>) -> bool {
-    let is_number = |schema| types(schema) == ["number"].into();
+    let is_number = |schema| types(schema) == NUMBER;
     let bound = |schema: &Map<String, Value>, key: &str| schema.get(key).and_then(Value::as_f64);
     let ends_before = |a, b| matches!((bound(a, "maximum"), bound(b, "minimum")), (Some(end), Some(start)) if end < start);
-    is_number(a) && is_number(b) && (ends_before(a, b) || ends_before(b, a))
-}
-
-/// A property that one requires and that no value can satisfy for both.
-fn differ_in_a_property<'a>(
-    a: &'a Map<String, Value>,
-    b: &'a Map<String, Value>,
-    disjoint: &impl Fn(&'a Value, &'a Value) -> bool,
-) -> bool {
-    let is_object = |schema| types(schema) == ["object"].into();
-    let names = |schema: &'a Map<String, Value>| schema.get("required").and_then(Value::as_array).into_iter().flatten();
-    let property = |schema: &'a Map<String, Value>, name: &str| match schema.get("properties").and_then(|all| all.get(name)) {
-        None if schema.get("patternProperties").is_none() => schema.get("additionalProperties"),
-        property => property,
-    };
-    is_object(a)
-        && is_object(b)
-        && names(a).chain(names(b)).filter_map(Value::as_str).any(|name| match (property(a, name), property(b, name)) {
-            (Some(a), Some(b)) => disjoint(a, b),
-            (Some(one), None) | (None, Some(one)) => *one == Value::Bool(false),
-            (None, None) => false,
-        })
+    (ends_before(a, b) || ends_before(b, a)) && is_number(a) && is_number(b)
 }
 
 #[cfg(test)]
@@ -143,8 +225,36 @@ mod tests {
             (json!(true), json!(false), true),
         ];
         for (a, b, expected) in &cases {
-            assert_eq!(disjoint(a, b, &resolve), *expected, "{a} {b}");
-            assert_eq!(disjoint(b, a, &resolve), *expected, "{b} {a}");
+            assert_eq!(disjoint(a, b, &resolve, &Budget::default()), *expected, "{a} {b}");
+            assert_eq!(disjoint(b, a, &resolve, &Budget::default()), *expected, "{b} {a}");
         }
+    }
+
+    /// Each comparison of two of these is one of everything within them: without a budget, (1 + √k)^16 of them.
+    #[test]
+    fn schemas_that_are_compared_in_endlessly_many_ways_are_given_up() {
+        for width in [1, 2, 3, 4, 20, 10_000] {
+            let same = json!({"allOf": vec![json!({"$ref": "x"}); width]});
+            let resolve = |_: &str| Some(&same);
+            let budget = Budget::default();
+            assert!(!disjoint(&same, &same, &resolve, &budget), "{width}");
+            assert!(STEPS_OF_DOCUMENT_MAX - budget.0.get() <= STEPS_MAX, "{width}");
+        }
+        let many: Vec<_> = (0..STEPS_MAX).map(Value::from).collect();
+        let (many, reference) = (json!({"enum": many}), json!({"$ref": "x".repeat(1 << 20)}));
+        for (a, b) in [(&many, &many), (&many, &reference), (&reference, &reference)] {
+            let budget = Budget::default();
+            assert!(!disjoint(a, b, &|_| None, &budget));
+            assert!(STEPS_OF_DOCUMENT_MAX - budget.0.get() <= STEPS_MAX);
+        }
+    }
+
+    #[test]
+    fn a_document_has_a_budget_of_its_own() {
+        let (a, b) = (json!({"const": "a"}), json!({"const": "b"}));
+        let budget = Budget::default();
+        let proven = (0..STEPS_OF_DOCUMENT_MAX).take_while(|_| disjoint(&a, &b, &|_| None, &budget)).count();
+        assert!((100_000..STEPS_OF_DOCUMENT_MAX).contains(&proven), "{proven}");
+        assert!(!disjoint(&a, &b, &|_| None, &budget));
     }
 }

@@ -9,10 +9,17 @@
 //! ambiguous grammar may allow less than it does elsewhere, and never more.
 
 use crate::lark;
-use std::{collections::BTreeMap, fmt::Write, iter::Peekable, str::CharIndices};
+use std::{
+    collections::{HashMap, HashSet},
+    fmt::Write,
+    iter::Peekable,
+    str::CharIndices,
+};
 
 /// Parentheses in parentheses.
 const DEPTH_MAX: usize = 200;
+/// Repetitions of one item, each of the one before. Each is written around all that is before it.
+const REPEATED_MAX: usize = 16;
 
 /// What is wrong with a grammar, and where.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -33,7 +40,7 @@ pub fn is_gbnf(grammar: &str) -> bool {
 /// The same language in Lark.
 pub fn to_lark(grammar: &str) -> Result<String, GbnfError> {
     let tokens = tokens(grammar)?;
-    let mut parser = Parser { tokens: &tokens, at: 0, names: BTreeMap::new(), defined: Vec::new(), used: Vec::new() };
+    let mut parser = Parser { tokens: &tokens, at: 0, names: HashMap::new(), defined: HashSet::new(), used: Vec::new() };
     let mut lark = String::new();
     while parser.at < tokens.len() {
         parser.rule(&mut lark)?;
@@ -41,7 +48,7 @@ pub fn to_lark(grammar: &str) -> Result<String, GbnfError> {
     if let Some((name, line)) = parser.used.iter().find(|(name, _)| !parser.defined.contains(name)) {
         return Err(GbnfError { line: *line, problem: format!("there is no rule `{name}`") });
     }
-    match parser.defined.iter().any(|name| name == "root") {
+    match parser.defined.contains("root") {
         true => Ok(lark),
         false => Err(GbnfError { line: 1, problem: "there is no rule `root`".into() }),
     }
@@ -187,8 +194,8 @@ struct Parser<'a> {
     tokens: &'a [(Token, usize)],
     at: usize,
     /// Lark's names of the rules.
-    names: BTreeMap<String, String>,
-    defined: Vec<String>,
+    names: HashMap<String, String>,
+    defined: HashSet<String>,
     used: Vec<(String, usize)>,
 }
 
@@ -212,11 +219,10 @@ impl Parser<'_> {
             return self.fail("a rule begins with its name and `::=`");
         };
         self.at += 2;
-        if self.defined.contains(&name) {
-            return self.fail(format!("there are two rules `{name}`"));
-        }
         let _ = write!(lark, "{}: ", self.name(&name));
-        self.defined.push(name);
+        if let Some(twice) = self.defined.replace(name) {
+            return self.fail(format!("there are two rules `{twice}`"));
+        }
         self.alternatives(lark, 0)?;
         lark.push('\n');
         if self.peek().is_some() && !self.begins_rule() {
@@ -263,7 +269,7 @@ impl Parser<'_> {
                 _ => break,
             };
             self.at += 1;
-            let item = self.repeated(item);
+            let item = self.repeated(item)?;
             if lark.len() > start {
                 lark.push(' ');
             }
@@ -275,8 +281,8 @@ impl Parser<'_> {
         Ok(())
     }
 
-    fn repeated(&mut self, mut item: String) -> String {
-        loop {
+    fn repeated(&mut self, mut item: String) -> Result<String, GbnfError> {
+        for _ in 0..REPEATED_MAX {
             let is_group = item.starts_with('(') && item.ends_with(')');
             let group = if is_group { item.clone() } else { format!("({item})") };
             item = match self.peek() {
@@ -284,10 +290,11 @@ impl Parser<'_> {
                 Some(Token::Times(_, Some(0))) => "\"\"".into(),
                 Some(Token::Times(least, None)) => format!("{group}{{{least},}}"),
                 Some(Token::Times(least, Some(most))) => format!("{group}{{{least},{most}}}"),
-                _ => return item,
+                _ => return Ok(item),
             };
             self.at += 1;
         }
+        self.fail(format!("more than {REPEATED_MAX} repetitions follow one item"))
     }
 
     /// Lark's rules are in lower case, and begin at `start`.
@@ -332,12 +339,22 @@ mod tests {
             ("root ::= \"a\"{3,1}", 1, "number of times"),
             ("root ::= \"a\" ) \"b\"", 1, "does not belong"),
             ("root ::= %", 1, "does not belong"),
+            ("root ::=\n\"a\"++++++++++++++++++++++++++", 2, "repetitions"),
         ] {
             let error = to_lark(gbnf).unwrap_err();
             assert!(error.line == line && error.problem.contains(word), "{gbnf}: {error}");
         }
         let deep = format!("root ::= {}\"a\"{}", "(".repeat(100_000), ")".repeat(100_000));
         assert!(to_lark(&deep).unwrap_err().problem.contains("lie in each other"));
+    }
+
+    /// What was compared with each rule before it took seconds, and what was written again for each mark, gigabytes.
+    #[test]
+    fn many_rules_are_taken_as_quickly_as_few() {
+        let rules: String = (0..16_000).map(|i| format!("r{i} ::= \"a\" r{}\n", i + 1)).collect();
+        let lark = to_lark(&format!("root ::= r0\n{rules}r16000 ::= \"b\"")).unwrap();
+        assert_eq!(lark.lines().count(), 16_002);
+        assert!(to_lark(&format!("root ::= \"a\"{}", "*".repeat(250_000))).unwrap_err().problem.contains("repetitions"));
     }
 
     #[test]

@@ -5,14 +5,16 @@
 //! - [`vocabulary`]: the bytes of each token, and their trie
 //! - [`compiler`]: grammars to compiled ones, bounded and cached
 //! - [`matcher`]: one sequence on its way through a grammar
+//! - [`helper`]: a process in which what clients have written is compiled first, with limits that hold
 //!
-//! No clock and no entropy. A mask is a function of the grammar and the tokens so far: a [`Matcher`] starts as a copy
+//! No clock and no entropy but in the helper. A mask is a function of the grammar and the tokens so far: a [`Matcher`] starts as a copy
 //! of a compiled grammar that was never used, and does the same work in the same order wherever a sequence goes on, so even where it
 //! fails, it fails everywhere. The parser is [llguidance](https://github.com/guidance-ai/llguidance).
 
 pub mod compiler;
 mod disjoint;
 pub mod gbnf;
+pub mod helper;
 pub mod lark;
 pub mod matcher;
 pub mod schema;

@@ -3,21 +3,33 @@
 //! What is a constraint and cannot be kept is refused, with its path. What constrains nothing (titles, unknown keywords, formats that no
 //! draft defines) is left out. References may be pointers, anchors or ids within the schema; what they name moves to `$defs` under plain
 //! names. `oneOf` becomes `anyOf` where its options exclude each other.
+//!
+//! A schema may refer to itself many times over, so all of this has a budget: how much is rewritten, compared, and how deep it lies.
 
-use crate::disjoint::disjoint;
+mod merged;
+
+use crate::disjoint::{Budget, disjoint};
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     fmt::Write,
 };
 
 /// Distinct references.
 const REFERENCES_MAX: usize = 2000;
+/// Anchors and ids.
+const ANCHORS_MAX: usize = 2000;
+/// Bytes of the way to a part of a schema. A schema may be in another 64 times, so at that depth its names have 20 letters.
+const PLACE_BYTES_MAX: usize = 2048;
+/// Keywords and values that are rewritten: twice as many as a schema of 256 KiB can have. What is referred to is rewritten by itself, so
+/// references to parts within parts make more of a schema than it has.
+const REWRITTEN_MAX: usize = 1 << 18;
 /// Integers beyond this are not themselves once they are read as floating-point numbers, which is what most readers of JSON do.
 const EXACT_INTEGER_MAX: f64 = 9_007_199_254_740_992.0;
 
 /// One part of a schema is at fault.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{problem}")]
 pub struct SchemaError {
     /// `.properties.tags.items`; empty for the whole.
@@ -26,7 +38,7 @@ pub struct SchemaError {
 }
 
 /// White space between the lexemes of an answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub enum Whitespace {
     /// A space, or a line break with indentation, as people write JSON. Endless white space is a known way for models to lose themselves,
     /// so there is no more of it.
@@ -51,18 +63,22 @@ impl Prepared {
         &self.document
     }
 
-    /// The parts of the schema at `place`, a pointer into the document: each with its own place, its path in the client's schema, and as
-    /// a document of its own.
-    pub(crate) fn parts(&self, place: &str) -> Vec<(String, String, Value)> {
+    /// The places of the parts of the schema at `place`, pointers into the document like it. What can never be at fault is left out.
+    pub(crate) fn parts(&self, place: &str) -> Vec<String> {
         let Some(schema) = self.document.pointer(place).and_then(Value::as_object) else { return Vec::new() };
         let mut places = Vec::new();
         for (key, value) in schema {
+            let mut part = |name: &str, value: &Value| {
+                if !is_faultless(value) {
+                    places.push(format!("{place}/{key}{}{}", if name.is_empty() { "" } else { "/" }, escaped(name)));
+                }
+            };
             match (part_of(key), value) {
                 (Part::Schema, Value::Array(list)) | (Part::Schemas, Value::Array(list)) => {
-                    places.extend((0..list.len()).map(|i| format!("{place}/{key}/{i}")));
+                    list.iter().enumerate().for_each(|(i, value)| part(&i.to_string(), value));
                 }
-                (Part::Schema, _) => places.push(format!("{place}/{key}")),
-                (Part::Named, Value::Object(named)) => places.extend(named.keys().map(|name| format!("{place}/{key}/{}", escaped(name)))),
+                (Part::Schema, _) => part("", value),
+                (Part::Named, Value::Object(named)) => named.iter().for_each(|(name, value)| part(name, value)),
                 _ => {}
             }
             if let ("$ref", Some(definition)) = (key.as_str(), value.as_str().and_then(|target| target.strip_prefix('#')))
@@ -71,26 +87,68 @@ impl Prepared {
                 places.push(definition.to_owned());
             }
         }
-        places.into_iter().map(|place| (place.clone(), self.path(&place), self.alone(&place))).collect()
+        places
     }
 
-    /// A part as a document of its own.
-    fn alone(&self, place: &str) -> Value {
+    /// A part as a document of its own, with the definitions that it needs, and the keywords and values that these are.
+    pub(crate) fn alone(&self, place: &str) -> (Value, usize) {
         let mut part = self.document.pointer(place).cloned().unwrap_or(Value::Bool(true));
-        if let (Some(part), Some(definitions)) = (part.as_object_mut(), self.document.get("$defs")) {
-            part.insert("$defs".into(), definitions.clone());
+        let mut size = size(&part);
+        let mut needed = Map::new();
+        let mut waiting = Vec::new();
+        references(&part, &mut waiting);
+        let all = self.document.get("$defs");
+        while let Some(name) = waiting.pop() {
+            if let Some(definition) = all.and_then(|all| all.get(&name)).filter(|_| !needed.contains_key(&name)) {
+                size += self::size(definition);
+                references(definition, &mut waiting);
+                needed.insert(name, definition.clone());
+            }
         }
-        part
+        if let Some(part) = part.as_object_mut().filter(|_| !needed.is_empty()) {
+            part.insert("$defs".into(), needed.into());
+        }
+        (part, size)
     }
 
     /// A place in the rewritten document as a path in the client's.
-    fn path(&self, place: &str) -> String {
+    pub(crate) fn path(&self, place: &str) -> String {
         if let Some((name, rest)) = place.strip_prefix("/$defs/").map(|rest| rest.split_once('/').unwrap_or((rest, "")))
             && let Some(origin) = self.origins.get(name)
         {
             return format!("{}{}", path_of(origin), path_of(format!("/{rest}").trim_end_matches('/')));
         }
         path_of(place)
+    }
+}
+
+/// Whether any value fits, or all of some types, so that it compiles.
+fn is_faultless(schema: &Value) -> bool {
+    schema.as_object().is_some_and(|schema| schema.keys().all(|key| key == "type")) || schema.is_boolean()
+}
+
+/// Keywords and values that a schema is made of.
+fn size(value: &Value) -> usize {
+    match value {
+        Value::Array(list) => 1 + list.iter().map(size).sum::<usize>(),
+        Value::Object(fields) => 1 + fields.values().map(size).sum::<usize>(),
+        _ => 1,
+    }
+}
+
+/// The names of the definitions that a rewritten schema refers to. What looks like a reference in its values is one too many, at worst.
+fn references(value: &Value, names: &mut Vec<String>) {
+    match value {
+        Value::Array(list) => list.iter().for_each(|value| references(value, names)),
+        Value::Object(fields) => {
+            for (key, value) in fields {
+                match (key.as_str(), value) {
+                    ("$ref", Value::String(target)) => names.extend(target.strip_prefix("#/$defs/").map(str::to_owned)),
+                    _ => references(value, names),
+                }
+            }
+        }
+        _ => {}
     }
 }
 
@@ -113,8 +171,17 @@ fn part_of(keyword: &str) -> Part {
 
 /// Rewrites a schema, or says which part of it cannot be kept.
 pub(crate) fn prepare(schema: &Value, whitespace: Whitespace) -> Result<Prepared, SchemaError> {
-    let mut preparer = Preparer { root: schema, anchors: BTreeMap::new(), names: BTreeMap::new(), taken: BTreeSet::new() };
-    preparer.collect_anchors(schema, &mut String::new());
+    let mut preparer = Preparer {
+        root: schema,
+        anchors: BTreeMap::new(),
+        names: HashMap::new(),
+        waiting: BTreeSet::new(),
+        taken: HashSet::new(),
+        numbers: HashMap::new(),
+        comparisons: Budget::default(),
+        left: REWRITTEN_MAX,
+    };
+    preparer.collect_anchors(schema, &mut String::new())?;
     let mut document = match preparer.schema(schema, "")? {
         Value::Object(object) => object,
         Value::Bool(true) => Map::new(),
@@ -125,8 +192,8 @@ pub(crate) fn prepare(schema: &Value, whitespace: Whitespace) -> Result<Prepared
     }
     let mut definitions = Map::new();
     let mut origins = BTreeMap::new();
-    while let Some((place, name)) = preparer.names.iter().find(|(_, name)| !definitions.contains_key(*name)) {
-        let (place, name) = (place.clone(), name.clone());
+    while let Some(place) = preparer.waiting.pop_first() {
+        let name = preparer.names[&place].clone();
         let target = schema.pointer(&place).expect("a reference was resolved when it was named");
         let rewritten = preparer.schema(target, &place)?;
         definitions.insert(name.clone(), rewritten);
@@ -139,8 +206,10 @@ pub(crate) fn prepare(schema: &Value, whitespace: Whitespace) -> Result<Prepared
         Whitespace::Some => json!({"whitespace_pattern": WHITESPACE}),
         Whitespace::None => json!({"whitespace_flexible": false}),
     };
-    document.insert("x-guidance".into(), layout);
-    Ok(Prepared { document: document.into(), origins })
+    let mut prepared = Prepared { document: document.into(), origins };
+    merged::check(&prepared)?;
+    prepared.document["x-guidance"] = layout;
+    Ok(prepared)
 }
 
 struct Preparer<'a> {
@@ -148,36 +217,56 @@ struct Preparer<'a> {
     /// Places that have a name of their own: `#anchor`, or an id.
     anchors: BTreeMap<String, String>,
     /// New names of the places that are referred to.
-    names: BTreeMap<String, String>,
-    taken: BTreeSet<String>,
+    names: HashMap<String, String>,
+    /// Those that have yet to be rewritten.
+    waiting: BTreeSet<String>,
+    taken: HashSet<String>,
+    /// The last number that was put behind a name which was taken.
+    numbers: HashMap<String, usize>,
+    comparisons: Budget,
+    /// Keywords and values that may still be rewritten.
+    left: usize,
 }
 
 impl<'a> Preparer<'a> {
-    fn collect_anchors(&mut self, value: &'a Value, place: &mut String) {
+    fn collect_anchors(&mut self, value: &'a Value, place: &mut String) -> Result<(), SchemaError> {
+        if place.len() > PLACE_BYTES_MAX {
+            let path: String = path_of(place).chars().take(PATH_SHOWN_MAX).collect();
+            let problem = format!("the way to this part has more than {PLACE_BYTES_MAX} bytes: use fewer levels, or shorter names");
+            return Err(SchemaError { path, problem });
+        }
         let length = place.len();
         match value {
             Value::Object(object) => {
+                let mut named = Vec::new();
                 if let Some(Value::String(anchor)) = object.get("$anchor") {
-                    self.anchors.insert(format!("#{anchor}"), place.clone());
+                    named.push(("$anchor", format!("#{anchor}")));
                 }
-                for id in ["$id", "id"].into_iter().filter_map(|key| object.get(key)?.as_str()) {
-                    self.anchors.insert(id.trim_end_matches('#').to_owned(), place.clone());
+                for key in ["$id", "id"] {
+                    named.extend(object.get(key).and_then(Value::as_str).map(|id| (key, id.trim_end_matches('#').to_owned())));
+                }
+                for (key, name) in named {
+                    self.anchors.insert(name, place.clone());
+                    if self.anchors.len() > ANCHORS_MAX {
+                        return Err(refused(place, key, format!("there are more than {ANCHORS_MAX} anchors and ids")));
+                    }
                 }
                 for (key, value) in object {
                     let _ = write!(place, "/{}", escaped(key));
-                    self.collect_anchors(value, place);
+                    self.collect_anchors(value, place)?;
                     place.truncate(length);
                 }
             }
             Value::Array(list) => {
                 for (i, value) in list.iter().enumerate() {
                     let _ = write!(place, "/{i}");
-                    self.collect_anchors(value, place);
+                    self.collect_anchors(value, place)?;
                     place.truncate(length);
                 }
             }
             _ => {}
         }
+        Ok(())
     }
 
     /// The place that a reference names.
@@ -203,13 +292,27 @@ impl<'a> Preparer<'a> {
         let is_plain = !last.is_empty() && last.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
         let wanted = if is_plain { last.to_owned() } else { format!("part{}", self.names.len()) };
         let mut name = wanted.clone();
-        let mut number = 1;
-        while !self.taken.insert(name.clone()) {
-            number += 1;
-            name = format!("{wanted}-{number}");
+        if self.taken.contains(&name) {
+            let number = self.numbers.entry(wanted.clone()).or_insert(1);
+            while self.taken.contains(&name) {
+                *number += 1;
+                name = format!("{wanted}-{number}");
+            }
         }
+        self.taken.insert(name.clone());
+        self.waiting.insert(place.clone());
         self.names.insert(place, name.clone());
         Ok(name)
+    }
+
+    /// Pays for so many keywords and values.
+    fn pay(&mut self, rewritten: usize, at: &str) -> Result<(), SchemaError> {
+        let too_many = || SchemaError {
+            path: path_of(at),
+            problem: format!("with all that it refers to, the schema has more than {REWRITTEN_MAX} keywords and values here"),
+        };
+        self.left = self.left.checked_sub(rewritten).ok_or_else(too_many)?;
+        Ok(())
     }
 
     /// The schema at `at`, rewritten.
@@ -219,6 +322,7 @@ impl<'a> Preparer<'a> {
             Value::Object(object) => object,
             _ => return Err(SchemaError { path: path_of(at), problem: "a schema is an object, `true` or `false`".into() }),
         };
+        self.pay(1 + object.len(), at)?;
         let mut new = Map::new();
         for (key, value) in object {
             self.keyword(object, key, value, at, &mut new)?;
@@ -239,6 +343,9 @@ impl<'a> Preparer<'a> {
         let unsupported = || Err(refused(at, key, format!("`{key}` is not supported")));
         let has = |key: &str| object.contains_key(key);
         let inner = format!("{at}/{}", escaped(key));
+        if let "enum" | "const" | "required" | "type" = key {
+            self.pay(size(value), &inner)?;
+        }
         let kept = match key {
             "$ref" => match value.as_str() {
                 None => return wrong("a string"),
@@ -352,7 +459,8 @@ impl<'a> Preparer<'a> {
         let root = self.root;
         let resolve = |reference: &str| self.place_of(reference).and_then(|place| root.pointer(&place));
         let pairs = || (0..options.len()).flat_map(|a| (0..a).map(move |b| (a, b)));
-        let exclude = options.len() <= OPTIONS_COMPARED_MAX && pairs().all(|(a, b)| disjoint(&options[a], &options[b], &resolve));
+        let exclude =
+            options.len() <= OPTIONS_COMPARED_MAX && pairs().all(|(a, b)| disjoint(&options[a], &options[b], &resolve, &self.comparisons));
         let key = if exclude { "anyOf" } else { "oneOf" };
         let rewritten = self.list(value, inner)?;
         match new.contains_key(key) {
@@ -362,6 +470,9 @@ impl<'a> Preparer<'a> {
         Ok(())
     }
 }
+
+/// Characters of the path to a part that lies too deep.
+const PATH_SHOWN_MAX: usize = 200;
 
 /// Options of one `oneOf` that are compared with each other.
 const OPTIONS_COMPARED_MAX: usize = 300;

@@ -2,7 +2,8 @@
 // sequences also keep the device busy (Dao et al., "Flash-Decoding", 2023). The query heads that share a KV head are
 // packed into one tensor-core operand.
 //
-// A part has 256 positions if the row sees up to 2048, else 512: it depends on the row alone, and so do the row's bits.
+// A part has 256 positions if the row sees up to 16,384, else 512: it depends on the row alone, and so do the row's bits.
+// The parts of all rows are one list, which blocks of threads share out: a long row makes it longer by its own parts only.
 // Each warp of a block takes every fourth KV block of a part, and loads its K and V straight into registers, in the
 // tensor cores' order. The trick: a product's inner dimension may be permuted freely, as long as both operands are:
 //
@@ -20,15 +21,14 @@
 // sqrt(HEAD_DIM).
 // out: bf16 [rows, heads, HEAD_DIM]. A row with several parts writes them to part_out: f32 [rows, heads, parts_max,
 // HEAD_DIM] and part_state: (maximum, sum) [rows, heads, parts_max], for attention_combine.
-// Grid (any number of parts at a time, kv_heads * ceil(group / 8), rows), 128 threads. HEAD_DIM is a multiple of 16, up
-// to 256.
+// Grid (any number of parts at a time, kv_heads * ceil(group / 8)), 128 threads. HEAD_DIM is a multiple of 16, up to 256.
 #include "common.cuh"
 
 constexpr u32 WARPS = 4;
 constexpr u32 THREADS = WARPS * 32;
 // Query heads per operand.
 constexpr u32 HEADS = 8;
-constexpr u32 SHORT_PART = 256, LONG_PART = 512, LONG_FROM = 2048;
+constexpr u32 SHORT_PART = 256, LONG_PART = 512, LONG_FROM = 16384;
 
 // Numbers that a lane loads at once, and that its group of lanes loads: 4 lanes for a row of K, 8 for V.
 constexpr u32 K_VEC = HEAD_DIM % 32 == 0 ? 8 : 4;
@@ -87,6 +87,39 @@ struct Row {
         part = end > LONG_FROM ? LONG_PART : SHORT_PART;
         part_first = first / part;
         parts = (end + part - 1) / part - part_first;
+    }
+};
+
+// Walks the list of all rows' parts. A row at NO_POSITION has one, which has no positions.
+struct List {
+    const u32* positions;
+    u32 rows, window;
+    // Parts of the rows before the 32 that the lanes are at.
+    u32 at = 0, before = 0;
+
+    // The row at `place` in the list, which is not below the last place, and which of its parts; `rows` beyond the list. All
+    // lanes get the same.
+    __device__ u32 find(u32 place, u32& part) {
+        const u32 lane = threadIdx.x % 32;
+        for (; at < rows; at += 32) {
+            const u32 own = at + lane;
+            u32 parts = 0;
+            if (own < rows) parts = positions[own] == NO_POSITION ? 1 : Row(positions[own], window).parts;
+            u32 end = parts;
+#pragma unroll
+            for (u32 step = 1; step < 32; step *= 2) {
+                const u32 lower = __shfl_up_sync(ALL_LANES, end, step);
+                if (lane >= step) end += lower;
+            }
+            const u32 beyond = __ballot_sync(ALL_LANES, place - before < end);
+            if (beyond) {
+                const u32 found = __ffs(beyond) - 1;
+                part = place - before - __shfl_sync(ALL_LANES, end - parts, found);
+                return at + found;
+            }
+            before += __shfl_sync(ALL_LANES, end, 31);
+        }
+        return rows;
     }
 };
 
@@ -185,35 +218,36 @@ __device__ inline void share(Shared& shared, const State& state, u32 warp, u32 g
 
 extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM <= 128 ? 3 : 2)
     attention_decode(bf16* __restrict__ out, float* __restrict__ part_out, float2* __restrict__ part_state, const bf16* __restrict__ q, u32 q_stride,
-                     const u8* __restrict__ kv, const u32* __restrict__ tables, u32 table_stride, const u32* __restrict__ positions, u32 heads,
+                     const u8* __restrict__ kv, const u32* __restrict__ tables, u32 table_stride, const u32* __restrict__ positions, u32 rows, u32 heads,
                      u32 kv_heads, u32 window, float scale_log2, u32 parts_max) {
     __shared__ Shared shared;
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const u32 index = blockIdx.z;
     const u32 group = heads / kv_heads, tiles = (group + HEADS - 1) / HEADS;
     const u32 kv_head = blockIdx.y / tiles;
     // `present` of these heads exist.
     const u32 first_head = kv_head * group + blockIdx.y % tiles * HEADS;
     const u32 present = min(HEADS, (kv_head + 1) * group - first_head);
-    out += (u64(index) * heads + first_head) * HEAD_DIM;
-    if (positions[index] == NO_POSITION) {
-        for (u32 i = threadIdx.x; blockIdx.x == 0 && i < present * HEAD_DIM; i += THREADS) out[i] = 0;
-        return;
-    }
-    const Row row(positions[index], window);
-    const u32* table = tables + u64(index) * table_stride;
     const u8* keys = kv + u64(kv_head) * KV_HEAD_BYTES;
     const u64 block_bytes = 2 * u64(kv_heads) * KV_HEAD_BYTES;
     const u64 values_after = u64(kv_heads) * KV_HEAD_BYTES;
 
-    u32 queries[K_LOADS][K_VEC / 2] = {};
-    if (g < present) {
-        const bf16* query = q + u64(index) * q_stride + (first_head + g) * HEAD_DIM + t * K_VEC;
+    List list = {positions, rows, window};
+    u32 index, part;
+    for (u32 place = blockIdx.x; (index = list.find(place, part)) < rows; place += gridDim.x) {
+        bf16* row_out = out + (u64(index) * heads + first_head) * HEAD_DIM;
+        if (positions[index] == NO_POSITION) {
+            for (u32 i = threadIdx.x; i < present * HEAD_DIM; i += THREADS) row_out[i] = 0;
+            continue;
+        }
+        const Row row(positions[index], window);
+        const u32* table = tables + u64(index) * table_stride;
+        u32 queries[K_LOADS][K_VEC / 2] = {};
+        if (g < present) {
+            const bf16* query = q + u64(index) * q_stride + (first_head + g) * HEAD_DIM + t * K_VEC;
 #pragma unroll
-        for (u32 i = 0; i < K_LOADS; i++) load(queries[i], query + i * K_CHUNK);
-    }
+            for (u32 i = 0; i < K_LOADS; i++) load(queries[i], query + i * K_CHUNK);
+        }
 
-    for (u32 part = blockIdx.x; part < row.parts; part += gridDim.x) {
         const u32 part_start = (row.part_first + part) * row.part;
         const u32 start = max(part_start, row.first), end = min(part_start + row.part, row.end);
         const u32 first_block = part_start / BLOCK, end_block = (end + BLOCK - 1) / BLOCK;
@@ -280,7 +314,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM <= 128 ? 3 : 2)
                 total += factor * shared.out[w][head][d];
             }
             if (row.parts == 1) {
-                out[i] = bf16(pack(total / sum, 0.0f));
+                row_out[i] = bf16(pack(total / sum, 0.0f));
             } else {
                 const u64 at = (u64(index) * heads + first_head + head) * parts_max + part;
                 part_out[at * HEAD_DIM + d] = total;
@@ -291,22 +325,52 @@ extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM <= 128 ? 3 : 2)
     }
 }
 
-// Combines the parts of each row and head, in order. Grid (heads, rows), HEAD_DIM threads.
-extern "C" __global__ void attention_combine(bf16* __restrict__ out, const float* __restrict__ part_out, const float2* __restrict__ part_state,
-                                             const u32* __restrict__ positions, u32 heads, u32 window, u32 parts_max) {
-    const u32 index = blockIdx.y, d = threadIdx.x;
+constexpr u32 COMBINE_THREADS = 128;
+// Threads that share a row's numbers out, four each; and how many such groups there are, which share its parts out.
+constexpr u32 COMBINE_LANES = HEAD_DIM / 4;
+constexpr u32 COMBINE_GROUPS = COMBINE_THREADS / COMBINE_LANES;
+
+// Combines the parts of each row and head, in one order. Grid (heads, rows), 128 threads.
+extern "C" __global__ void __launch_bounds__(COMBINE_THREADS)
+    attention_combine(bf16* __restrict__ out, const float* __restrict__ part_out, const float2* __restrict__ part_state,
+                      const u32* __restrict__ positions, u32 heads, u32 window, u32 parts_max) {
+    __shared__ float4 totals[COMBINE_GROUPS][COMBINE_LANES];
+    __shared__ float sums[COMBINE_GROUPS];
+    const u32 index = blockIdx.y;
     if (positions[index] == NO_POSITION) return;
     const u32 parts = Row(positions[index], window).parts;
     if (parts == 1) return;
     const u64 at = u64(index) * heads + blockIdx.x;
+    part_state += at * parts_max;
+    part_out += at * parts_max * HEAD_DIM;
     float max = NEG_INFINITY;
-    for (u32 part = 0; part < parts; part++) max = fmaxf(max, part_state[at * parts_max + part].x);
-    float sum = 0.0f, total = 0.0f;
-    for (u32 part = 0; part < parts; part++) {
-        const float2 state = part_state[at * parts_max + part];
-        const float factor = exp2_approx(state.x - max);
-        sum += factor * state.y;
-        total += factor * part_out[(at * parts_max + part) * HEAD_DIM + d];
+    for (u32 part = threadIdx.x; part < parts; part += COMBINE_THREADS) max = fmaxf(max, part_state[part].x);
+    max = block_max(max);
+
+    const u32 group = threadIdx.x / COMBINE_LANES, lane = threadIdx.x % COMBINE_LANES;
+    if (group < COMBINE_GROUPS) {
+        float sum = 0.0f;
+        float4 total = {};
+#pragma unroll 4
+        for (u32 part = group; part < parts; part += COMBINE_GROUPS) {
+            const float2 state = part_state[part];
+            const float4 x = reinterpret_cast<const float4*>(part_out + part * HEAD_DIM)[lane];
+            const float factor = exp2_approx(state.x - max);
+            sum += factor * state.y;
+            total.x += factor * x.x, total.y += factor * x.y, total.z += factor * x.z, total.w += factor * x.w;
+        }
+        totals[group][lane] = total;
+        if (lane == 0) sums[group] = sum;
     }
-    out[at * HEAD_DIM + d] = bf16(pack(total / sum, 0.0f));
+    __syncthreads();
+    if (group > 0) return;
+    float sum = 0.0f;
+    float4 total = {};
+#pragma unroll
+    for (u32 i = 0; i < COMBINE_GROUPS; i++) {
+        const float4 x = totals[i][lane];
+        sum += sums[i];
+        total.x += x.x, total.y += x.y, total.z += x.z, total.w += x.w;
+    }
+    reinterpret_cast<uint2*>(out + at * HEAD_DIM)[lane] = make_uint2(pack(total.x / sum, total.y / sum), pack(total.z / sum, total.w / sum));
 }

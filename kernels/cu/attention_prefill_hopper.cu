@@ -1,21 +1,35 @@
 // Prefill attention with Hopper's warpgroup products (sm_90a): attention_prefill.cu's result from the same arguments,
 // for HEAD_DIM 64 and 128. After Shah et al., "FlashAttention-3", 2024.
 //
-// A block of threads is two warpgroups of 64 rows each. K and V pass TILE_POSITIONS at a time, in absolute order; all
-// threads copy them into double buffers (KV blocks are too small for the bulk copy engine to pay off). A warpgroup
-// starts the products Q K^T of this tile and P V of the last one together; while the tensor cores work on the second,
-// it turns the first into exponentials:
+// A block of threads is three warpgroups. Two consumers multiply, for 64 rows each; a producer copies K and V for both,
+// TILE_POSITIONS at a time in absolute order, into double buffers (KV blocks are too small for the bulk copy engine to pay
+// off), and gives most of its registers to them. A consumer starts the products Q K^T of this tile and P V of the last one together, and turns
+// the first into exponentials while the tensor cores work on the second, or for the other consumer:
 //
-//   tensor cores   | S(n) = Q K(n)^T | O += P(n-1) V(n-1) | S(n+1) = ..
-//   other units                      | S(n) to P(n)       | rescale O
+//   tensor cores   | S(n) = Q K(n)^T  | O += P(n-1) V(n-1)   |                | S(n+1) = ..
+//   other units    |                  | exponentials of S(n) | scale O, P(n)  |
 //
-// Arguments and grid: see attention_prefill.cu. 256 threads; dynamic shared memory for Q, two tiles each of K and V,
+// Warpgroups meet at named barriers: a buffer is full, or empty again. The consumers never meet, so one computes while the
+// other waits. On an H100, two warpgroups that also copied, and met for each tile, took 1.5 times as long (docs/benchmarks.md).
+//
+// The assembler is free to move a wait for products up to the beginning of its basic block, and everything that should
+// overlap with them down behind it. So the wait for P V stands behind the loop's edge, not behind the exponentials;
+// kernels/tests/sass.rs looks at the machine code.
+//
+// Arguments and grid: see attention_prefill.cu. 384 threads; dynamic shared memory for Q, two tiles each of K and V,
 // and alignment: 5 OPERAND_BYTES + ALIGNMENT.
 #include "common.cuh"
 
 static_assert(HEAD_DIM == 64 || HEAD_DIM == 128, "the operand layouts below are of panels of 64 columns");
 
-constexpr u32 THREADS = 256;
+constexpr u32 GROUP_THREADS = 128;
+constexpr u32 CONSUMERS = 2;
+constexpr u32 THREADS = (CONSUMERS + 1) * GROUP_THREADS;
+// Of a thread. Together they must not exceed what the block begins with, 168 for each: else a warpgroup waits forever for more.
+#define PRODUCER_REGISTERS 56
+#define CONSUMER_REGISTERS 224
+static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= (CONSUMERS + 1) * (65536 / THREADS / 8 * 8), "registers of a block");
+constexpr u32 STAGES = 2;
 constexpr u32 TILE_ROWS = 128;
 constexpr u32 TILE_POSITIONS = 128;
 constexpr u32 VECTORS = HEAD_DIM / 8;
@@ -39,7 +53,7 @@ struct Tile {
 
 // --- Warpgroup products.
 
-// An operand's descriptor: its address, and its layout's strides in units of 16 bytes. Groups of 8 rows of K (and Q)
+// An operand's descriptor: its address, and its layout's strides, all in units of 16 bytes. Groups of 8 rows of K (and Q)
 // are 1,024 bytes apart, and so are those of V; V's panels, which are columns of the product, PANEL_BYTES.
 __device__ inline u64 operand(u32 address) {
     constexpr u64 SWIZZLE_128_BYTES = 1ull << 62;
@@ -47,6 +61,9 @@ __device__ inline u64 operand(u32 address) {
     constexpr u64 PANEL = u64(PANEL_BYTES / 16) << 16;
     return SWIZZLE_128_BYTES | EIGHT_ROWS | PANEL | ((address & 0x3ffff) >> 4);
 }
+
+// The descriptor of an operand that lies `bytes` behind another.
+__device__ inline u64 behind(u64 operand, u32 bytes) { return operand + bytes / 16; }
 
 #define NUMBERS_8(x, i) "+f"(x[i]), "+f"(x[i + 1]), "+f"(x[i + 2]), "+f"(x[i + 3]), "+f"(x[i + 4]), "+f"(x[i + 5]), "+f"(x[i + 6]), "+f"(x[i + 7])
 #define NUMBERS_32(x, i) NUMBERS_8(x, i), NUMBERS_8(x, i + 8), NUMBERS_8(x, i + 16), NUMBERS_8(x, i + 24)
@@ -114,26 +131,54 @@ __device__ inline u32 place(u32 row, u32 vector) {
     return vector / 8 * PANEL_BYTES + row * ROW_BYTES + (vector % 8 ^ row % 8) * 16;
 }
 
-__device__ inline void load_queries(u8* to, const bf16* q, u32 q_stride, u32 rows) {
+// 64 rows from row `first` on.
+__device__ inline void load_queries(u8* to, const bf16* q, u32 q_stride, u32 first, u32 rows, u32 thread) {
 #pragma unroll 4
-    for (u32 i = threadIdx.x; i < TILE_ROWS * VECTORS; i += THREADS) {
-        const u32 row = i / VECTORS, vector = i % VECTORS;
+    for (u32 i = thread; i < 64 * VECTORS; i += GROUP_THREADS) {
+        const u32 row = first + i / VECTORS, vector = i % VECTORS;
         const bool present = row < rows;
         copy16_async(to + place(row, vector), q + u64(present ? row : 0) * q_stride + vector * 8, present);
     }
 }
 
-// A head's K or V, at `head` in a block, for positions first..first + TILE_POSITIONS; zeros from `end` on.
-__device__ inline void load_tile(u8* to, const u8* kv, u32 head, u32 block_bytes, const u32* table, u32 first, u32 end) {
+// Sixteen threads copy a block: each of them one vector of every row, or of every second one. So a thread needs one entry of
+// the table for a tile's K and V, and can ask for it a tile ahead.
+constexpr u32 BLOCK_THREADS = 16;
+constexpr u32 ROW_STEP = BLOCK_THREADS / VECTORS;
+static_assert(GROUP_THREADS / BLOCK_THREADS * BLOCK == TILE_POSITIONS, "the threads copy a tile");
+
+// A head's K or V in this thread's block of a tile: positions from `first` on, zeros from `end` on.
+__device__ inline void load_block(u8* to, const u8* block, u32 thread, u32 first, u32 end) {
+    const u32 vector = thread % VECTORS, first_row = thread % BLOCK_THREADS / VECTORS, in_tile = thread / BLOCK_THREADS * BLOCK;
 #pragma unroll
-    for (u32 i = threadIdx.x; i < TILE_POSITIONS * VECTORS; i += THREADS) {
-        const u32 row = i / VECTORS, vector = i % VECTORS;
-        const u32 position = first + row;
-        const bool present = position < end;
-        const u32 block = present ? table[position / BLOCK] : 0;
-        copy8_of_kv(to + place(row, vector), kv + u64(block) * block_bytes + head, position % BLOCK, vector * 8, present);
+    for (u32 i = 0; i < BLOCK / ROW_STEP; i++) {
+        const u32 row = first_row + i * ROW_STEP;
+        copy8_of_kv(to + place(in_tile + row, vector), block, row, vector * 8, first + row < end);
     }
 }
+
+// --- Named barriers between warpgroups.
+
+__device__ inline void meet(u32 barrier, u32 threads) { asm volatile("barrier.sync.aligned %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
+
+// Comes to a barrier and goes on: for those that meet there.
+__device__ inline void tell(u32 barrier, u32 threads) { asm volatile("barrier.arrive.aligned %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
+
+constexpr u32 K = 0, V = 1;
+
+// A buffer of K or V is full: a barrier for each consumer, as they do not wait for each other.
+__device__ inline u32 full(u32 which, u32 stage, u32 group) { return 1 + (which * STAGES + stage) * CONSUMERS + group; }
+constexpr u32 FULL_THREADS = 2 * GROUP_THREADS;
+
+// All products that read a buffer are done, of both consumers.
+__device__ inline u32 empty(u32 which, u32 stage) { return 1 + 2 * STAGES * CONSUMERS + which * STAGES + stage; }
+
+// The threads of one consumer.
+__device__ inline u32 alone(u32 group) { return 1 + 2 * STAGES * (CONSUMERS + 1) + group; }
+static_assert(1 + 2 * STAGES * (CONSUMERS + 1) + CONSUMERS <= 16, "barriers of a block");
+
+__device__ inline u32 before(u32 stage) { return stage == 0 ? STAGES - 1 : stage - 1; }
+__device__ inline u32 after(u32 stage) { return stage == STAGES - 1 ? 0 : stage + 1; }
 
 // --- One warpgroup. A lane has rows g and g + 8 of its warp's 16, at columns 2t and 2t + 1 of every eight.
 
@@ -145,19 +190,19 @@ struct State {
 };
 
 // Starts S = Q K^T.
-__device__ inline void start_scores(float (&scores)[SCORES], u32 q, u32 k) {
+__device__ inline void start_scores(float (&scores)[SCORES], u64 q, u64 k) {
 #pragma unroll
     for (u32 step = 0; step < HEAD_DIM / 16; step++) {
         // 16 columns are 32 bytes of a panel.
         const u32 offset = step / 4 * PANEL_BYTES + step % 4 * 32;
-        multiply_shared(scores, operand(q + offset), operand(k + offset), step > 0);
+        multiply_shared(scores, behind(q, offset), behind(k, offset), step > 0);
     }
 }
 
 // Starts O += P V.
-__device__ inline void start_values(State& state, u32 v) {
+__device__ inline void start_values(State& state, u64 v) {
 #pragma unroll
-    for (u32 step = 0; step < TILE_POSITIONS / 16; step++) multiply_registers(state.out, state.p + 4 * step, operand(v + step * 16 * ROW_BYTES));
+    for (u32 step = 0; step < TILE_POSITIONS / 16; step++) multiply_registers(state.out, state.p + 4 * step, behind(v, step * 16 * ROW_BYTES));
 }
 
 // Scores to exponentials in units of 2^max; returns the factors for all earlier sums, which are in units of the old
@@ -207,6 +252,53 @@ __device__ inline void mask(float (&scores)[SCORES], u32 row, u32 column, u32 wi
     }
 }
 
+// Tiles of K and V that a tile of rows attends to: positions first, first + TILE_POSITIONS, .. below end.
+struct Span {
+    u32 first, end;
+};
+
+// A head's K and V in all blocks.
+struct Source {
+    const u8* kv;
+    const u32* table;
+    u32 block_bytes, keys, values;
+};
+
+// The producer: copies all tiles.
+__device__ inline void copy_tiles(u8* k_buffers, u8* v_buffers, const Source& source, Span span) {
+    const u32 thread = threadIdx.x % GROUP_THREADS, in_tile = thread / BLOCK_THREADS * BLOCK;
+    const auto fill = [&](u8* buffer, const u8* block, u32 base) {
+        load_block(buffer, block, thread, base + in_tile, span.end);
+        copies_commit();
+    };
+    const auto tell_full = [&](u32 which, u32 stage) {
+        copies_to_products();
+#pragma unroll
+        for (u32 group = 0; group < CONSUMERS; group++) tell(full(which, stage, group), FULL_THREADS);
+    };
+    const auto block_in = [&](u32 base) { return base + in_tile < span.end ? source.table[(base + in_tile) / BLOCK] : 0; };
+    u32 stage = 0, next = block_in(span.first);
+    u32 used = 0;
+    for (u32 base = span.first; base < span.end; base += TILE_POSITIONS) {
+        const u8* block = source.kv + u64(next) * source.block_bytes;
+        if (used > 0) meet(empty(K, stage), THREADS);
+        fill(k_buffers + stage * OPERAND_BYTES, block + source.keys, base);
+        next = block_in(base + TILE_POSITIONS);
+        if (base > span.first) {
+            copies_wait<1>();
+            tell_full(V, before(stage));
+        }
+        copies_wait<0>();
+        tell_full(K, stage);
+        if (used > 0) meet(empty(V, stage), THREADS);
+        fill(v_buffers + stage * OPERAND_BYTES, block + source.values, base);
+        stage = after(stage);
+        if (stage == 0) used = 1;
+    }
+    copies_wait<0>();
+    tell_full(V, before(stage));
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attention_prefill_hopper(bf16* __restrict__ out, const bf16* __restrict__ q, u32 q_stride, const u8* __restrict__ kv,
                              const u32* __restrict__ tables, u32 table_stride, const Tile* __restrict__ tiles, u32 heads, u32 kv_heads, u32 window,
@@ -214,22 +306,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     extern __shared__ u8 dynamic[];
     u8* queries = dynamic + (ALIGNMENT - shared_address(dynamic) % ALIGNMENT) % ALIGNMENT;
     u8* k_buffers = queries + OPERAND_BYTES;
-    u8* v_buffers = k_buffers + 2 * OPERAND_BYTES;
-    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    u8* v_buffers = k_buffers + STAGES * OPERAND_BYTES;
+    // All lanes have the same: the compiler must know it, so that descriptors are made once for the warp.
+    const u32 group = __shfl_sync(ALL_LANES, threadIdx.x / GROUP_THREADS, 0);
     const u32 head = blockIdx.x, kv_head = head / (heads / kv_heads);
     const Tile tile = tiles[blockIdx.y];
-    const u32* table = tables + u64(tile.sequence) * table_stride;
-    const u32 block_bytes = 2 * kv_heads * KV_HEAD_BYTES;
-    const u32 keys = kv_head * KV_HEAD_BYTES, values = (kv_heads + kv_head) * KV_HEAD_BYTES;
-
-    const u32 end = tile.position + tile.rows;
     const u32 first_seen = tile.position < window ? 0 : tile.position + 1 - window;
-    const u32 first = first_seen / TILE_POSITIONS * TILE_POSITIONS;
-    const u32 position = tile.position + warp * 16 + g;
-    const u32 warpgroup_position = tile.position + warp / 4 * 64;
+    const Span span = {first_seen / TILE_POSITIONS * TILE_POSITIONS, tile.position + tile.rows};
+
+    if (group == CONSUMERS) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
+        const Source source = {kv, tables + u64(tile.sequence) * table_stride, 2 * kv_heads * KV_HEAD_BYTES, kv_head * KV_HEAD_BYTES,
+                               (kv_heads + kv_head) * KV_HEAD_BYTES};
+        copy_tiles(k_buffers, v_buffers, source, span);
+        return;
+    }
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
+    const u32 thread = threadIdx.x % GROUP_THREADS, warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
+    const u32 group_position = tile.position + group * 64;
+    const u32 position = group_position + warp * 16 + g;
     const auto hide = [&](float(&scores)[SCORES], u32 base) {
-        const bool all_seen = base + TILE_POSITIONS <= warpgroup_position + 1 && warpgroup_position + 63 - base < window;
+        const bool all_seen = base + TILE_POSITIONS <= group_position + 1 && group_position + 63 - base < window;
         if (!all_seen) mask(scores, position, base + 2 * t, window);
+    };
+    // A buffer's last tile is told of no more.
+    const auto tell_empty = [&](u32 which, u32 stage, u32 base) {
+        if (base + STAGES * TILE_POSITIONS < span.end) tell(empty(which, stage), THREADS);
     };
 
     State state;
@@ -238,67 +340,65 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
     for (u32 i = 0; i < OUTS; i++) state.out[i] = 0.0f;
 
-    load_queries(queries, q + u64(tile.row) * q_stride + head * HEAD_DIM, q_stride, tile.rows);
-    load_tile(k_buffers, kv, keys, block_bytes, table, first, end);
+    load_queries(queries, q + u64(tile.row) * q_stride + head * HEAD_DIM, q_stride, group * 64, tile.rows, thread);
     copies_commit();
-    const u32 own_queries = shared_address(queries) + warp / 4 * 64 * ROW_BYTES;
-    const u32 k_address = shared_address(k_buffers), v_address = shared_address(v_buffers);
-
-    // The first tile has nothing to overlap with.
     copies_wait<0>();
     copies_to_products();
-    __syncthreads();
-    if (first + TILE_POSITIONS < end) load_tile(k_buffers + OPERAND_BYTES, kv, keys, block_bytes, table, first + TILE_POSITIONS, end);
-    load_tile(v_buffers, kv, values, block_bytes, table, first, end);
-    copies_commit();
+    meet(alone(group), GROUP_THREADS);
+    const u64 own_queries = operand(shared_address(queries) + group * 64 * ROW_BYTES);
+    const u64 k_operand = operand(shared_address(k_buffers)), v_operand = operand(shared_address(v_buffers));
+
+    // The first tile has nothing to overlap with.
     float scores[SCORES];
+    meet(full(K, 0, group), FULL_THREADS);
     pin(scores);
     products_begin();
-    start_scores(scores, own_queries, k_address);
+    start_scores(scores, own_queries, k_operand);
     products_commit();
     products_wait<0>();
     pin(scores);
-    hide(scores, first);
+    tell_empty(K, 0, span.first);
+    hide(scores, span.first);
     absorb(state, scores, scale_log2);
-    keep_exponentials(state, scores);
 
-    u32 buffer = 1;
-    for (u32 base = first + TILE_POSITIONS; base < end; base += TILE_POSITIONS, buffer ^= 1) {
-        // This tile's K and the last one's V are there; no thread reads the K and V before them any more.
-        copies_wait<0>();
-        copies_to_products();
-        __syncthreads();
-        if (base + TILE_POSITIONS < end)
-            load_tile(k_buffers + (buffer ^ 1) * OPERAND_BYTES, kv, keys, block_bytes, table, base + TILE_POSITIONS, end);
-        load_tile(v_buffers + buffer * OPERAND_BYTES, kv, values, block_bytes, table, base, end);
-        copies_commit();
-
+    u32 stage = 0;
+    // What the last exponentials make of O, once the product before them is in it.
+    float2 factors = make_float2(1.0f, 1.0f);
+    for (u32 base = span.first + TILE_POSITIONS; base < span.end; base += TILE_POSITIONS) {
+        const u32 last = stage;
+        stage = after(stage);
+        products_wait<0>();
+        pin(state.out);
+        pin(state.p);
+        if (base > span.first + TILE_POSITIONS) tell_empty(V, before(last), base - 2 * TILE_POSITIONS);
+        rescale(state, factors);
+        keep_exponentials(state, scores);
+        meet(full(K, stage, group), FULL_THREADS);
         pin(scores);
         pin(state.out);
         pin(state.p);
         products_begin();
-        start_scores(scores, own_queries, k_address + buffer * OPERAND_BYTES);
+        start_scores(scores, own_queries, behind(k_operand, stage * OPERAND_BYTES));
         products_commit();
-        start_values(state, v_address + (buffer ^ 1) * OPERAND_BYTES);
+        meet(full(V, last, group), FULL_THREADS);
+        start_values(state, behind(v_operand, last * OPERAND_BYTES));
         products_commit();
         products_wait<1>();
         pin(scores);
+        tell_empty(K, stage, base);
         hide(scores, base);
-        const float2 factors = absorb(state, scores, scale_log2);
-        products_wait<0>();
-        pin(state.out);
-        pin(state.p);
-        rescale(state, factors);
-        keep_exponentials(state, scores);
+        factors = absorb(state, scores, scale_log2);
     }
-
-    copies_wait<0>();
-    copies_to_products();
-    __syncthreads();
+    products_wait<0>();
+    pin(state.out);
+    pin(state.p);
+    rescale(state, factors);
+    keep_exponentials(state, scores);
+    meet(full(V, stage, group), FULL_THREADS);
     pin(state.out);
     pin(state.p);
     products_begin();
-    start_values(state, v_address + (buffer ^ 1) * OPERAND_BYTES);
+    start_values(state, behind(v_operand, stage * OPERAND_BYTES));
     products_commit();
     products_wait<0>();
     pin(state.out);
@@ -308,10 +408,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         float sum = state.sum[half];
         sum += __shfl_xor_sync(ALL_LANES, sum, 1);
         sum += __shfl_xor_sync(ALL_LANES, sum, 2);
-        const u32 row = warp * 16 + half * 8 + g;
+        const float inverse = 1.0f / sum;
+        const u32 row = group * 64 + warp * 16 + half * 8 + g;
         if (row >= tile.rows) continue;
         u32* to = reinterpret_cast<u32*>(out + (u64(tile.row + row) * heads + head) * HEAD_DIM);
 #pragma unroll
-        for (u32 n = 0; n < HEAD_DIM / 8; n++) to[n * 4 + t] = pack(state.out[4 * n + 2 * half] / sum, state.out[4 * n + 2 * half + 1] / sum);
+        for (u32 n = 0; n < HEAD_DIM / 8; n++) to[n * 4 + t] = pack(state.out[4 * n + 2 * half] * inverse, state.out[4 * n + 2 * half + 1] * inverse);
     }
 }

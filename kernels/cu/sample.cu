@@ -8,18 +8,30 @@
 // token: their sums do not depend on the order of addition, so a row's token depends on that row alone and is always
 // the same. A token less likely than 2^-40 of the likeliest one is impossible.
 //
+// One multiprocessor reads a row slowly, so a row is read as rarely as possible: for its largest logit, and for the sum of
+// all weights, when its likeliest tokens are kept, too. What filters leave is nearly always among these. Where it is not, a
+// row is read for the first 8 bits of a key, and once more to keep the tokens that have them.
+//
 // logits: f32 [rows, vocab], vocab up to 2^18. requests: one per row. tokens: u32 [rows]. One block of 1,024 threads
 // per row.
 #include "common.cuh"
 
 constexpr u32 THREADS = 1024;
+constexpr u32 WARPS = THREADS / 32;
+static_assert(WARPS == 32, "a warp reduces what the warps have");
 constexpr u32 BINS = 256;
 // Temperatures below this are greedy: the quotient would overflow long before the draw could differ.
 constexpr float TEMPERATURE_MIN = 1e-5f;
 // Powers of two between the likeliest token and an impossible one, and keys from one power to the next.
 constexpr float POWERS = 40.0f;
 constexpr float KEYS_PER_POWER = 0x1p32f / POWERS;
+constexpr float POWERS_PER_KEY = POWERS / 0x1p32f;
 constexpr u32 IMPOSSIBLE = 0xffffffffu;
+constexpr u32 NO_TOKEN = 0xffffffffu;
+// A token is likely if its weight is at least 2^-12 of the likeliest one's.
+constexpr u32 LIKELY_KEY = u32(12.0f * KEYS_PER_POWER);
+// Tokens that there is room for in shared memory.
+constexpr u32 KEPT_MAX = 4096;
 
 struct Request {
     u64 seed;
@@ -52,13 +64,84 @@ __device__ inline u64 random53(u64 seed, u64 index) {
 // --- One row.
 
 struct Shared {
-    u64 bins[BINS];
-    // The bin found, and the sum of those before it.
+    // 64-bit sums in halves, because shared memory adds 32-bit numbers at once, and 64-bit ones by trial.
+    u32 low[BINS], high[BINS];
+    // The bin found, its sum, and the sum of those before it.
     u32 bin;
-    u64 before;
-    u64 best;
+    u64 inside, before;
+    u64 of_warps[WARPS];
+    u32 token;
+    // How many tokens are kept: more than KEPT_MAX if some found no room.
+    u32 kept;
+    u32 keys[KEPT_MAX], ids[KEPT_MAX];
+
+    __device__ u64 sum(u32 bin) const { return u64(high[bin]) << 32 | low[bin]; }
+
+    // The addition of a low half that makes it wrap around carries.
+    __device__ void add(u32 bin, u64 x) {
+        const u32 part = u32(x), old = atomicAdd(&low[bin], part);
+        const u32 above = u32(x >> 32) + (old + part < old);
+        if (above) atomicAdd(&high[bin], above);
+    }
+
+    __device__ void keep_none() {
+        __syncthreads();
+        if (threadIdx.x == 0) kept = 0;
+        __syncthreads();
+    }
+
+    // Keeps a token of each lane that says so, in no order.
+    __device__ void keep(bool own, u32 key, u32 token) {
+        const u32 lanes = __ballot_sync(ALL_LANES, own);
+        if (lanes == 0) return;
+        const u32 leader = __ffs(lanes) - 1, lane = threadIdx.x % 32;
+        u32 at = 0;
+        if (lane == leader) at = atomicAdd(&kept, __popc(lanes));
+        at = __shfl_sync(ALL_LANES, at, leader) + __popc(lanes & ((1u << lane) - 1));
+        if (own && at < KEPT_MAX) keys[at] = key, ids[at] = token;
+    }
 };
 
+// Over all threads; each gets the result.
+template <typename Reduce>
+__device__ inline u64 block_reduce(Shared& shared, u64 x, Reduce reduce) {
+    for (int step = 16; step > 0; step /= 2) x = reduce(x, __shfl_xor_sync(ALL_LANES, x, step));
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) shared.of_warps[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = shared.of_warps[threadIdx.x % 32];
+    for (int step = 16; step > 0; step /= 2) x = reduce(x, __shfl_xor_sync(ALL_LANES, x, step));
+    return x;
+}
+
+__device__ inline u64 block_sum(Shared& shared, u64 x) {
+    return block_reduce(shared, x, [](u64 a, u64 b) { return a + b; });
+}
+
+__device__ inline u64 warp_sum(u64 x) {
+    for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(ALL_LANES, x, step);
+    return x;
+}
+
+// Four logits from token `first` on, a multiple of 4; NaN beyond the vocabulary. A row begins at a multiple of 16 bytes if
+// the vocabulary is a multiple of 4.
+__device__ inline void load4(float (&x)[4], const float* logits, u32 vocab, u32 first) {
+    if (vocab % 4 == 0) {
+        const float nan = __int_as_float(0x7fffffff);
+        const float4 all = first < vocab ? *reinterpret_cast<const float4*>(logits + first) : make_float4(nan, nan, nan, nan);
+        x[0] = all.x, x[1] = all.y, x[2] = all.z, x[3] = all.w;
+    } else {
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) x[i] = first + i < vocab ? logits[first + i] : __int_as_float(0x7fffffff);
+    }
+}
+
+// At least 1 unless impossible.
+__device__ inline u64 weight(u32 key) {
+    return key == IMPOSSIBLE ? 0 : __float2ull_rn(exp2f(POWERS - float(key) * POWERS_PER_KEY));
+}
+
+// All tokens of a row.
 struct Row {
     const float* logits;
     u32 vocab;
@@ -69,27 +152,47 @@ struct Row {
     u32 key_max;
 
     // Ascends as likelihood descends.
-    __device__ u32 key(u32 token) const {
-        const float powers = (max - logits[token]) * powers_per_logit;
+    __device__ u32 key(float logit) const {
+        const float powers = (max - logit) * powers_per_logit;
         if (!(powers < POWERS)) return IMPOSSIBLE;
         const u32 key = min(__float2uint_rz(powers * KEYS_PER_POWER), IMPOSSIBLE - 1);
         return key <= key_max ? key : IMPOSSIBLE;
     }
 
-    // At least 1 unless impossible.
-    __device__ static u64 weight(u32 key) {
-        return key == IMPOSSIBLE ? 0 : __float2ull_rn(exp2f(POWERS - float(key) / KEYS_PER_POWER));
+    // Calls `take(key, token)` for all of them, shared out among the threads, and for impossible ones beyond the vocabulary.
+    // Warps stay together.
+    template <typename Take>
+    __device__ void each(Take take) const {
+#pragma unroll 1
+        for (u32 start = 0; start < vocab; start += 4 * THREADS) {
+            const u32 first = start + 4 * threadIdx.x;
+            float x[4];
+            load4(x, logits, vocab, first);
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) take(key(x[i]), first + i);
+        }
     }
 };
 
-__device__ inline u64 warp_sum(u64 x) {
-    for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(ALL_LANES, x, step);
-    return x;
-}
+// The tokens of a row, or all that matter of them, which are kept.
+struct Tokens {
+    const Row& row;
+    u32 kept;
+
+    template <typename Take>
+    __device__ void each(const Shared& shared, Take take) const {
+        if (kept) {
+#pragma unroll 1
+            for (u32 i = threadIdx.x; i < shared.kept; i += THREADS) take(shared.keys[i], shared.ids[i]);
+        } else {
+            row.each(take);
+        }
+    }
+};
 
 __device__ inline void clear_bins(Shared& shared) {
     __syncthreads();
-    if (threadIdx.x < BINS) shared.bins[threadIdx.x] = 0;
+    if (threadIdx.x < BINS) shared.low[threadIdx.x] = shared.high[threadIdx.x] = 0;
     __syncthreads();
 }
 
@@ -98,9 +201,10 @@ __device__ inline void find_bin(Shared& shared, u64 target) {
     constexpr u32 PER_LANE = BINS / 32;
     __syncthreads();
     if (threadIdx.x < 32) {
-        const u64* bins = shared.bins + threadIdx.x * PER_LANE;
+        const u32 first = threadIdx.x * PER_LANE;
         u64 own = 0;
-        for (u32 i = 0; i < PER_LANE; i++) own += bins[i];
+#pragma unroll
+        for (u32 i = 0; i < PER_LANE; i++) own += shared.sum(first + i);
         u64 running = own;
         for (u32 step = 1; step < 32; step *= 2) {
             const u64 lower = __shfl_up_sync(ALL_LANES, running, step);
@@ -109,133 +213,190 @@ __device__ inline void find_bin(Shared& shared, u64 target) {
         const u32 lane = __ffs(__ballot_sync(ALL_LANES, running > target)) - 1;
         if (threadIdx.x == lane) {
             u64 before = running - own;
-            u32 bin = 0;
-            while (bin + 1 < PER_LANE && before + bins[bin] <= target) before += bins[bin++];
-            shared.bin = threadIdx.x * PER_LANE + bin;
+            u32 bin = first;
+#pragma unroll 1
+            while (bin + 1 < first + PER_LANE && before + shared.sum(bin) <= target) before += shared.sum(bin++);
+            shared.bin = bin;
+            shared.inside = shared.sum(bin);
             shared.before = before;
         }
     }
     __syncthreads();
 }
 
-template <typename Measure>
-__device__ u64 sum_by_key(Shared& shared, const Row& row, Measure measure) {
-    clear_bins(shared);
-    u64 sum = 0;
-    for (u32 token = threadIdx.x; token < row.vocab; token += THREADS) sum += measure(row.key(token));
-    sum = warp_sum(sum);
-    if (threadIdx.x % 32 == 0) atomicAdd(&shared.bins[0], sum);
-    __syncthreads();
-    return shared.bins[0];
-}
-
 struct Found {
-    u32 key;
-    // Measure of all smaller keys.
-    u64 before;
+    u32 digits;
+    // Measure of what comes before, and of what has these digits.
+    u64 before, inside;
 };
 
-// The key in which the running sum of `measure(key)` exceeds `target`, in order of keys.
+// Finds the next 8 bits, from `shift` on, of where the running sum of `measure(key, token)` exceeds `target`, in the order
+// of `digits(key, token)`.
+template <typename Digits, typename Measure>
+__device__ void narrow(Shared& shared, const Tokens& tokens, Found& found, int shift, u64 target, Digits digits, Measure measure) {
+    clear_bins(shared);
+    tokens.each(shared, [&](u32 key, u32 token) {
+        // The digits above are those found so far.
+        const bool inside = u64(digits(key, token)) >> (shift + 8) == u64(found.digits) >> (shift + 8);
+        const u64 x = inside ? measure(key, token) : 0;
+        if (x) shared.add(digits(key, token) >> shift & (BINS - 1), x);
+    });
+    find_bin(shared, target - found.before);
+    found.digits |= shared.bin << shift;
+    found.before += shared.before;
+    found.inside = shared.inside;
+}
+
+// In the order of likelihood. `measure` is zero for impossible tokens. In the end `tokens` has those with the key found,
+// and it may lack others.
 template <typename Measure>
-__device__ Found descend(Shared& shared, const Row& row, u64 target, Measure measure) {
-    Found found = {0, 0};
+__device__ Found descend_by_key(Shared& shared, Tokens& tokens, u64 target, Measure measure) {
+    Found found = {0, 0, 0};
+#pragma unroll 1
     for (int shift = 24; shift >= 0; shift -= 8) {
-        clear_bins(shared);
-        for (u32 token = threadIdx.x; token < row.vocab; token += THREADS) {
-            const u32 key = row.key(token);
-            // The digits above are those found so far.
-            const bool inside = u64(key) >> (shift + 8) == u64(found.key) >> (shift + 8);
-            if (key != IMPOSSIBLE && inside) atomicAdd(&shared.bins[key >> shift & (BINS - 1)], measure(key));
-        }
-        find_bin(shared, target - found.before);
-        found.key |= shared.bin << shift;
-        found.before += shared.before;
+        narrow(shared, tokens, found, shift, target, [](u32 key, u32) { return key; }, measure);
+        if (shift < 24 || tokens.kept) continue;
+        shared.keep_none();
+        tokens.row.each([&](u32 key, u32 token) { shared.keep(key >> 24 == found.digits >> 24 && key != IMPOSSIBLE, key, token); });
+        __syncthreads();
+        tokens.kept = shared.kept <= KEPT_MAX;
     }
     return found;
 }
 
-// The token in which the running sum of `measure(key)` exceeds `target`, in order of ids: searches runs of THREADS
-// tokens, then that run's warps, then the lanes.
-template <typename Measure>
-__device__ u32 select_by_id(Shared& shared, const Row& row, u64 target, Measure measure) {
+// floor(x * random / 2^53), for 53 random bits.
+__device__ inline u64 fraction(u64 x, u64 random) { return __umul64hi(x, random) << 11 | (x * random) >> 53; }
+
+// The token that `random` selects among all, by id.
+__device__ u32 draw_by_id(Shared& shared, const Row& row, u64 random) {
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    // Weights of runs of tokens, a warp each; then of a run's warps, then of their lanes.
+    constexpr u32 RUN = THREADS;
     clear_bins(shared);
-    for (u32 start = 0; start < row.vocab; start += THREADS) {
-        const u32 token = start + threadIdx.x;
-        const u64 sum = warp_sum(token < row.vocab ? measure(row.key(token)) : 0);
-        if (threadIdx.x % 32 == 0) atomicAdd(&shared.bins[start / THREADS], sum);
+    for (u32 run = warp; run * RUN < row.vocab; run += WARPS) {
+        u64 sum = 0;
+#pragma unroll 2
+        for (u32 first = run * RUN; first < (run + 1) * RUN; first += 4 * 32) {
+            float x[4];
+            load4(x, row.logits, row.vocab, first + 4 * lane);
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) sum += weight(row.key(x[i]));
+        }
+        sum = warp_sum(sum);
+        if (lane == 0) shared.low[run] = u32(sum), shared.high[run] = u32(sum >> 32);
     }
+    __syncthreads();
+    u64 target = fraction(block_sum(shared, threadIdx.x < BINS ? shared.sum(threadIdx.x) : 0), random);
     find_bin(shared, target);
-    const u32 start = shared.bin * THREADS, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const u32 start = shared.bin * RUN, token = start + threadIdx.x;
     target -= shared.before;
-    const u64 own = start + threadIdx.x < row.vocab ? measure(row.key(start + threadIdx.x)) : 0;
+    const u64 own = token < row.vocab ? weight(row.key(row.logits[token])) : 0;
     const u64 sum = warp_sum(own);
 
     clear_bins(shared);
-    if (lane == 0) shared.bins[warp] = sum;
+    if (lane == 0) shared.add(warp, sum);
     find_bin(shared, target);
     const u32 of_warp = shared.bin;
     target -= shared.before;
 
     clear_bins(shared);
-    if (warp == of_warp) shared.bins[lane] = own;
+    if (warp == of_warp) shared.add(lane, own);
     find_bin(shared, target);
     return start + of_warp * 32 + shared.bin;
 }
 
+// How much of `total` is enough for top_p.
+__device__ inline u64 enough_for(float top_p, u64 total) {
+    return top_p < 1.0f ? min(max(u64(ceil(double(top_p) * double(total))), u64(1)), total) : total;
+}
+
+// The token that `random` selects among those that filters leave, by likelihood. `tokens` has all of these; the row's have
+// a weight of `total` together. `top_k` is 0 if it cuts nothing.
+__device__ u32 draw_by_key(Shared& shared, const Tokens& tokens, u32 top_k, float top_p, u64 total, u64 random) {
+    const auto by_weight = [](u32 key, u32) { return weight(key); };
+    // Filters cut the order of keys somewhere: `total` is the weight of what stays.
+    if (top_k) {
+        Tokens near = tokens;
+        const Found last = descend_by_key(shared, near, top_k - 1, [](u32 key, u32) { return u64(key != IMPOSSIBLE); });
+        u64 above = 0;
+        tokens.each(shared, [&](u32 key, u32) { above += key < last.digits ? weight(key) : 0; });
+        total = block_sum(shared, above) + (top_k - last.before) * weight(last.digits);
+    }
+    if (top_p < 1.0f) {
+        Tokens near = tokens;
+        const u64 enough = enough_for(top_p, total);
+        const Found last = descend_by_key(shared, near, enough - 1, by_weight);
+        const u64 each = weight(last.digits);
+        total = last.before + ((enough - 1 - last.before) / each + 1) * each;
+    }
+    const u64 target = fraction(total, random);
+    Tokens near = tokens;
+    const Found drawn = descend_by_key(shared, near, target, by_weight);
+    const u64 each = weight(drawn.digits);
+    if (drawn.inside == each) {
+        // No other has that key.
+        near.each(shared, [&](u32 key, u32 token) {
+            if (key == drawn.digits) shared.token = token;
+        });
+        __syncthreads();
+        return shared.token;
+    }
+    Found found = {0, 0, 0};
+#pragma unroll 1
+    for (int shift = 16; shift >= 0; shift -= 8) {
+        narrow(
+            shared, near, found, shift, (target - drawn.before) / each, [](u32, u32 token) { return token; },
+            [&](u32 key, u32) { return u64(key == drawn.digits); });
+    }
+    return found.digits;
+}
+
 // The token that the 53 bits of `random` select.
 __device__ u32 draw(Shared& shared, const Row& row, const Request& request, u64 random) {
-    // floor(x * random / 2^53).
-    const auto fraction = [&](u64 x) { return __umul64hi(x, random) << 11 | (x * random) >> 53; };
     const bool by_rank = request.top_k > 0 && request.top_k < row.vocab;
     // Nothing needs an order of likelihood: as the CPU's, the draw goes by id. Row::key knows min_p.
-    if (!by_rank && request.top_p >= 1.0f) {
-        const u64 total = sum_by_key(shared, row, Row::weight);
-        return select_by_id(shared, row, fraction(total), Row::weight);
-    }
+    if (!by_rank && request.top_p >= 1.0f) return draw_by_id(shared, row, random);
 
-    // Filters cut the order of keys somewhere: `total` is the weight of what stays.
-    u64 total;
-    const u64 possible = sum_by_key(shared, row, [](u32 key) { return u64(key != IMPOSSIBLE); });
-    if (by_rank && request.top_k < possible) {
-        const Found last = descend(shared, row, request.top_k - 1, [](u32) { return u64(1); });
-        const u64 ties = request.top_k - last.before;
-        total = sum_by_key(shared, row, [&](u32 key) { return key < last.key ? Row::weight(key) : 0; }) + ties * Row::weight(last.key);
-    } else {
-        total = sum_by_key(shared, row, Row::weight);
-    }
-    if (request.top_p < 1.0f) {
-        const u64 enough = min(max(u64(ceil(double(request.top_p) * double(total))), u64(1)), total);
-        const Found last = descend(shared, row, enough - 1, Row::weight);
-        const u64 weight = Row::weight(last.key);
-        total = last.before + ((enough - 1 - last.before) / weight + 1) * weight;
-    }
-    const u64 target = fraction(total);
-    const Found drawn = descend(shared, row, target, Row::weight);
-    const u64 tie = (target - drawn.before) / Row::weight(drawn.key);
-    return select_by_id(shared, row, tie, [&](u32 key) { return u64(key == drawn.key); });
+    shared.keep_none();
+    u64 possible = 0, total = 0, likely_total = 0;
+    row.each([&](u32 key, u32 token) {
+        const u64 own = weight(key);
+        const bool likely = key <= LIKELY_KEY;
+        possible += own > 0;
+        total += own;
+        likely_total += likely ? own : 0;
+        shared.keep(likely, key, token);
+    });
+    possible = block_sum(shared, possible);
+    total = block_sum(shared, total);
+    likely_total = block_sum(shared, likely_total);
+    const u32 top_k = by_rank && request.top_k < possible ? request.top_k : 0;
+    const bool all_likely = top_k ? top_k <= shared.kept : enough_for(request.top_p, total) <= likely_total;
+    const Tokens tokens = {row, all_likely && shared.kept <= KEPT_MAX};
+    return draw_by_key(shared, tokens, top_k, request.top_p, total, random);
 }
 
 // Index of the largest number, the first among equals; 0 if there is none.
 __device__ inline u32 argmax(Shared& shared, const float* logits, u32 vocab) {
-    // Larger logit first, then smaller id, as one integer.
-    u64 best = 0;
-    for (u32 token = threadIdx.x; token < vocab; token += THREADS) {
-        const float x = logits[token];
-        if (isnan(x)) continue;
-        // Turns negative zero into zero.
-        const u32 bits = __float_as_uint(x + 0.0f);
-        const u32 ordered = bits >> 31 ? ~bits : bits | 1u << 31;
-        best = max(best, u64(ordered) << 32 | ~token);
+    float largest = NEG_INFINITY;
+    u32 own = NO_TOKEN;
+#pragma unroll 4
+    for (u32 first = 4 * threadIdx.x; first < vocab; first += 4 * THREADS) {
+        float x[4];
+        load4(x, logits, vocab, first);
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            if (x[i] > largest || own == NO_TOKEN && x[i] == NEG_INFINITY) largest = x[i], own = first + i;
+        }
     }
-    for (int step = 16; step > 0; step /= 2) best = max(best, __shfl_xor_sync(ALL_LANES, best, step));
-    if (threadIdx.x == 0) shared.best = 0;
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) atomicMax(&shared.best, best);
-    __syncthreads();
-    return shared.best ? ~u32(shared.best) : 0;
+    // Larger logit first, then smaller id, as one integer; nothing is zero. The addition makes negative zero zero.
+    const u32 bits = __float_as_uint(largest + 0.0f);
+    const u32 ordered = bits >> 31 ? ~bits : bits | 1u << 31;
+    const u64 best = block_reduce(shared, own == NO_TOKEN ? 0 : u64(ordered) << 32 | ~own, [](u64 a, u64 b) { return max(a, b); });
+    return best ? ~u32(best) : 0;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
     sample(u32* __restrict__ tokens, const float* __restrict__ logits, const Request* __restrict__ requests, u32 vocab) {
     __shared__ Shared shared;
     const Request request = requests[blockIdx.x];

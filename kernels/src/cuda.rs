@@ -10,6 +10,7 @@
 //!
 //! - [`error`]: what can go wrong, and what to do
 //! - [`compile`]: CUDA C++ to machine code; [`cache`]: keeping it on disk
+//! - [`libraries`]: CUDA's libraries, their versions and files
 //! - [`device`]: a device, its memory and streams
 //! - [`kernels`]: all kernels, loaded for one kind of heads; `launch`: launching one
 //! - [`elementwise`], [`attention`], [`sampling`]: the operations; `prefill_kernel`: which prefill kernel suits a
@@ -35,6 +36,7 @@ pub mod host;
 pub mod kernels;
 pub mod kv;
 mod launch;
+pub mod libraries;
 pub mod pinned;
 mod prefill_kernel;
 pub mod sampling;
@@ -47,6 +49,7 @@ pub use error::CudaError;
 pub use gemm::Gemm;
 pub use kernels::Kernels;
 pub use kv::DeviceKv;
+pub use libraries::{Libraries, libraries};
 
 /// The position of a padding row: nothing is read or written for it.
 pub const NO_POSITION: u32 = u32::MAX;

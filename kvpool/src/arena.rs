@@ -54,8 +54,8 @@ pub enum ArenaError {
 /// A mapped arena. Its creator and all that opened it see the same bytes.
 #[derive(Debug)]
 pub struct Arena {
-    /// The slots, once a device knows them. Declared before the mapping, which must outlive it.
-    pinned: OnceLock<Box<dyn Pinned>>,
+    /// The slots in pieces, each once a device knows it. Declared before the mapping, which must outlive them.
+    pinned: Box<[OnceLock<Box<dyn Pinned>>]>,
     map: MmapRaw,
     layout: Layout,
     info: ArenaInfo,
@@ -78,6 +78,11 @@ const MAGIC: [u8; 8] = *b"TIDEPOOL";
 const PAGE: usize = 4096;
 /// A cache line, which also suits the widest vector stores.
 const SLOT_ALIGN: usize = 64;
+/// About as much is made known to a device at a time: meanwhile its driver may hold up all that others ask of it, on the whole machine, and
+/// some drivers and kernels refuse more than 2 GiB.
+const PIECE_BYTES: usize = 1 << 30;
+/// As many slots are whole pages, however large a slot is.
+const SLOTS_OF_WHOLE_PAGES: usize = PAGE / SLOT_ALIGN;
 /// Taken from the system at a time, so that a large arena does not lock the process's memory map for long.
 const PREFAULT_BYTES: usize = 16 << 20;
 
@@ -109,11 +114,26 @@ impl Layout {
         self.slots_at + slot as usize * self.stride
     }
 
+    /// Slots of a piece; the last one may have fewer.
+    fn piece_slots(&self) -> usize {
+        let whole_pages = SLOTS_OF_WHOLE_PAGES * self.stride;
+        (PIECE_BYTES / whole_pages).max(1) * SLOTS_OF_WHOLE_PAGES
+    }
+
+    fn pieces(&self) -> usize {
+        (self.slots as usize).div_ceil(self.piece_slots())
+    }
+
     /// Where a slot's generation is. Panics if there is no such slot.
     pub(crate) fn generation_at(&self, slot: u32) -> usize {
         assert!(slot < self.slots, "slot {slot} is outside the arena");
         PAGE + slot as usize * size_of::<AtomicU64>()
     }
+}
+
+/// A place for each piece.
+fn unpinned(layout: Layout) -> Box<[OnceLock<Box<dyn Pinned>>]> {
+    (0..layout.pieces()).map(|_| OnceLock::new()).collect()
 }
 
 impl Arena {
@@ -133,7 +153,7 @@ impl Arena {
         };
         let (file, map) = create().map_err(|source| ArenaError::Create { bytes: layout.file_bytes as u64, source })?;
         let info = ArenaInfo { pid: std::process::id(), fd: file.as_raw_fd(), nonce, slots, block_bytes };
-        let arena = Self { pinned: OnceLock::new(), map, layout, info, _file: file };
+        let arena = Self { pinned: unpinned(layout), map, layout, info, _file: file };
         arena.copy_to(0, &proof(nonce));
         Ok(arena)
     }
@@ -166,7 +186,7 @@ impl Arena {
             return Err(not_shared(format!("it has {file_bytes} bytes, announced were {}", layout.file_bytes)));
         }
         let map = MmapOptions::new().len(layout.file_bytes).map_raw(&file).map_err(failed)?;
-        let arena = Self { pinned: OnceLock::new(), map, layout, info: *info, _file: file };
+        let arena = Self { pinned: unpinned(layout), map, layout, info: *info, _file: file };
         let mut start = [0; PROOF_BYTES];
         arena.copy_from(0, &mut start);
         if start != proof(info.nonce) {
@@ -226,22 +246,33 @@ impl Arena {
         Copied { checksum: hasher.finish(), generation_after: self.generation_after(slot) }
     }
 
-    /// Makes the slots known to a device, for as long as they are mapped here. Without effect if one knows them. Call it on a thread of
-    /// its own: memory that the system has not provided yet is provided now, and all of it is locked.
-    pub fn pin(&self, pin: &dyn Pin) -> Result<(), String> {
-        let (at, bytes) = (self.layout.slots_at, self.layout.file_bytes - self.layout.slots_at);
-        // SAFETY: the slots are the rest of the mapping from here on.
+    /// Pieces in which a device gets to know the slots. They end where slots and pages do, so that no slot lies in two.
+    pub fn pieces(&self) -> usize {
+        self.pinned.len()
+    }
+
+    /// Makes a piece of the slots known to a device, for as long as they are mapped here. Without effect if one knows it. Call it on a
+    /// thread of its own: memory that the system has not provided yet is provided now, and all of it is locked.
+    pub fn pin_piece(&self, piece: usize, pin: &dyn Pin) -> Result<(), String> {
+        if self.pinned[piece].get().is_some() {
+            return Ok(());
+        }
+        let bytes = self.layout.piece_slots() * self.layout.stride;
+        let at = self.layout.slots_at + piece * bytes;
+        let bytes = bytes.min(self.layout.file_bytes - at);
+        // SAFETY: a piece that there is begins inside the mapping.
         let start = NonNull::new(unsafe { self.map.as_mut_ptr().add(at) }).expect("a mapping is not at 0");
         // SAFETY: the mapping is dropped after `pinned`, and neither moves nor shrinks before.
         let pinned = unsafe { pin.pin(start, bytes) }?;
-        let _ = self.pinned.set(pinned);
+        let _ = self.pinned[piece].set(pinned);
         Ok(())
     }
 
-    /// Where the device that pinned the slots finds this one. `None`: none has. Panics if there is no such slot.
+    /// Where the device that pinned it finds this slot. `None`: none has. Panics if there is no such slot.
     pub fn device_address(&self, slot: u32) -> Option<u64> {
-        let offset = self.layout.slot_at(slot) - self.layout.slots_at;
-        Some(self.pinned.get()?.address(offset))
+        let (piece, slot_of_piece) = (slot as usize / self.layout.piece_slots(), slot as usize % self.layout.piece_slots());
+        assert!(slot < self.layout.slots, "slot {slot} is outside the arena");
+        Some(self.pinned[piece].get()?.address(slot_of_piece * self.layout.stride))
     }
 
     /// Judges a copy that a device made of the slot, and that has ended, by what the slot holds now. As good as
@@ -384,6 +415,56 @@ mod tests {
         client.write_block(3, &block(1, 1000));
         node.prefault().unwrap();
         assert_eq!(client.read_block(3).0, block(1, 1000));
+    }
+
+    /// Takes everything, and knows what it took.
+    #[derive(Debug, Default)]
+    struct Taking(std::sync::Mutex<Vec<(usize, usize)>>);
+
+    #[derive(Debug)]
+    struct Taken(usize);
+
+    impl Pin for Taking {
+        unsafe fn pin(&self, start: NonNull<u8>, bytes: usize) -> Result<Box<dyn Pinned>, String> {
+            self.0.lock().unwrap().push((start.addr().get(), bytes));
+            Ok(Box::new(Taken(start.addr().get())))
+        }
+    }
+
+    impl Pinned for Taken {
+        fn address(&self, offset: usize) -> u64 {
+            (self.0 + offset) as u64
+        }
+    }
+
+    #[test]
+    fn pieces_end_on_pages_and_no_slot_lies_in_two() {
+        // Nothing of these files is written, so the system provides no memory.
+        for (capacity, block) in [(5 << 30, 1 << 20), (3 << 30, 1_000_003), ((2 << 30) + 1, 4160), (1 << 20, 1000), (9 << 30, 100 << 20)] {
+            let arena = Arena::create(capacity, block, NONCE).unwrap();
+            let (device, start) = (Taking::default(), arena.mapping() as usize + arena.layout.slots_at);
+            assert_eq!(arena.device_address(0), None);
+            for piece in 0..arena.pieces() {
+                arena.pin_piece(piece, &device).unwrap();
+            }
+            arena.pin_piece(0, &device).unwrap();
+            let pieces = device.0.into_inner().unwrap();
+            assert_eq!(pieces.len(), arena.pieces(), "each once");
+            let mut next = start;
+            for &(at, bytes) in &pieces {
+                assert!(
+                    at == next && at % PAGE == 0 && bytes <= PIECE_BYTES.max(SLOTS_OF_WHOLE_PAGES * arena.layout.stride),
+                    "{at} {bytes}"
+                );
+                next += bytes;
+            }
+            assert_eq!(next, arena.mapping() as usize + arena.layout.file_bytes);
+            for slot in 0..arena.slots() {
+                let (at, end) = (start + slot as usize * arena.layout.stride, start + (slot as usize + 1) * arena.layout.stride);
+                assert_eq!(arena.device_address(slot), Some(at as u64));
+                assert!(pieces.iter().any(|&(piece, bytes)| piece <= at && end <= piece + bytes), "slot {slot} lies in one");
+            }
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@ use tidemill_net::{config::Cli, process};
 
 #[tokio::main]
 async fn main() -> Result<(), process::Failed> {
+    process::keep_files_private();
     let cli = Cli::<Flags>::of_process("tidemill-kvpool", "Keeps KV blocks for the workers of a cluster: one node per host");
     let settings = cli.resolve()?.check()?;
     process::init_logging(&settings.worker.log);

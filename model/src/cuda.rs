@@ -8,7 +8,7 @@
 //! - `shape`: the model's sizes, padded for the kernels; `weights`: the checkpoint on the device; `layers`: a batch
 //!   through the layers
 //! - `decode`, `prefill`: the two kinds of batches; `inputs`: what the host sends along; `sampling`: from logits to tokens
-//! - `blocks`: KV blocks to and from the device
+//! - `blocks`: KV blocks to and from the device; `outgoing`: pinned memory for those that leave
 //! - `checks` (feature `checks`): whole models and sampling against the CPU
 
 pub(crate) mod blocks;
@@ -17,13 +17,15 @@ pub mod checks;
 mod decode;
 mod inputs;
 mod layers;
+mod outgoing;
 mod prefill;
 mod sampling;
 mod shape;
 mod weights;
 
-pub use blocks::{DeviceCopy, PendingBlocks, PinnedBlock, Pinner};
-pub use tidemill_kernels::cuda::pinned::Pinned;
+pub use blocks::{DeviceCopy, PendingBlocks, Pinner};
+pub use outgoing::PinnedBlock;
+pub use tidemill_kernels::cuda::{Libraries, libraries, pinned::Pinned};
 
 use crate::{
     checkpoint::Checkpoint,
@@ -59,6 +61,8 @@ use weights::{DeviceWeights, Fp8Products};
 const ARITHMETIC: u8 = 128;
 /// Where products are in FP8, which depends on the device too.
 const ARITHMETIC_FP8: u8 = 129;
+/// Where they are only without a bias, which depends on the library too.
+const ARITHMETIC_FP8_WITHOUT_BIAS: u8 = 130;
 
 #[derive(Clone, Debug)]
 pub struct CudaOptions {
@@ -92,6 +96,8 @@ pub struct CudaExecutor {
     sampling: Sampling,
     copies: BlockCopies,
     device: Device,
+    /// Why weights are not in FP8 here, or not all of them, although the checkpoint's are.
+    fp8_lacks: Option<String>,
 }
 
 impl CudaExecutor {
@@ -106,7 +112,8 @@ impl CudaExecutor {
 
         let mut checkpoint = Checkpoint::open(dir)?;
         let tensors = Tensors::take(&mut checkpoint, &config)?;
-        let fp8 = Fp8Products::of(&config, shape, device.properties().arch);
+        let fp8 = Fp8Products::of(&config, shape, gemm.fp8_rows());
+        let fp8_lacks = (config.fp8.is_some() && !gemm.fp8_rows().multiply(true)).then(|| gemm.fp8_rows().to_string());
         let (digest, weights) = thread::scope(|scope| {
             let digest = scope.spawn(|| checkpoint.digest(&mut |_, _| {}));
             let weights = DeviceWeights::load(&device, &tensors, config.tied, shape, fp8, progress);
@@ -114,13 +121,19 @@ impl CudaExecutor {
         });
         checkpoint.release();
         let (digest, weights) = (digest?, weights?);
-        let arithmetic = if weights.has_fp8() { ARITHMETIC_FP8 } else { ARITHMETIC };
+        let arithmetic = match fp8 {
+            Some(products) if weights.has_fp8() && products.with_bias => ARITHMETIC_FP8,
+            Some(_) if weights.has_fp8() => ARITHMETIC_FP8_WITHOUT_BIAS,
+            _ => ARITHMETIC,
+        };
 
         let sequences_max = options.sequences_max.max(1);
         let rows_max = options.step_tokens.max(StepShape::holding(sequences_max, 1).rows);
         let mut layers = Layers::new(&device, &config, shape, weights, kernels, gemm, rows_max)?;
         let mut decode = Decode::new(&device, &layers, sequences_max, config.context_tokens)?;
         let mut sampling = Sampling::new(&device, shape, decode.rows_max())?;
+        layers.warm_products(rows_max)?;
+        layers.warm_logits(&mut sampling.logits)?;
         let prefill = Prefill::new(&device, options.step_tokens)?;
         let blocks = device_blocks(&device, &shape.kv_layout(), options.kv)?;
         let mut kv = DeviceKv::new(&device, shape.kv_layout(), blocks)?;
@@ -130,8 +143,9 @@ impl CudaExecutor {
         }
         let layout = LayoutFingerprint::new(&fingerprint(&digest, &config, arithmetic), &shape.kv_shape());
         let step_tokens = options.step_tokens;
-        let mut executor = Self { config, layout, step_tokens, kv, layers, decode, prefill, sampling, copies, device };
+        let mut executor = Self { config, layout, step_tokens, kv, layers, decode, prefill, sampling, copies, device, fp8_lacks };
         executor.warm_up(options.sequences_max > 0)?;
+        executor.layers.keep_choices();
         Ok(executor)
     }
 
@@ -139,6 +153,11 @@ impl CudaExecutor {
     #[cfg(any(test, feature = "checks"))]
     pub(crate) fn multiplies_fp8(&self) -> bool {
         self.layers.has_fp8()
+    }
+
+    /// Why weights were dequantized, or some of them, although the checkpoint has them in FP8: what this device and its library lack.
+    pub fn fp8_lacks(&self) -> Option<&str> {
+        self.fp8_lacks.as_deref()
     }
 
     /// KV blocks on the device.
@@ -149,6 +168,7 @@ impl CudaExecutor {
     fn compute(&mut self, segments: &[Segment<'_>]) -> Result<Vec<SegmentResult>, CudaError> {
         self.assert_contract(segments);
         self.copies.settle(&self.layers, &mut self.kv, segments.iter().flat_map(|segment| segment.blocks.iter().copied()))?;
+        self.copies.let_overwrite(&self.layers, segments.iter().flat_map(written))?;
         let mut results: Vec<SegmentResult> = segments.iter().map(|_| SegmentResult::default()).collect();
         let (decoding, others): (Vec<usize>, Vec<usize>) = (0..segments.len()).partition(|&i| is_decoding(&segments[i]));
         for batch in decoding.chunks(self.decode.rows_max()) {
@@ -228,6 +248,10 @@ impl Executor for CudaExecutor {
 }
 
 impl DeviceCopies for CudaExecutor {
+    fn reserve_reads(&mut self, blocks: usize) -> Result<(), ExecutorError> {
+        Ok(self.copies.reserve_reads(&self.device, blocks)?)
+    }
+
     fn pinner(&self) -> Pinner {
         Pinner::new(&self.device)
     }
@@ -249,6 +273,12 @@ const WARM_UP_STEPS: usize = 10;
 
 fn is_decoding(segment: &Segment<'_>) -> bool {
     segment.tokens.len() == 1 && matches!(segment.wanted, Wanted::Token(_))
+}
+
+/// The blocks that a step writes to for a segment.
+fn written(segment: &Segment<'_>) -> impl Iterator<Item = u32> {
+    let end = segment.start + segment.tokens.len();
+    segment.blocks[segment.start / BLOCK_TOKENS..end.div_ceil(BLOCK_TOKENS)].iter().copied()
 }
 
 fn device_blocks(device: &Device, layout: &KvLayout, bytes: KvBytes) -> Result<usize, ModelError> {

@@ -6,7 +6,7 @@
 
 use crate::{
     config::ModelConfig,
-    cuda::blocks::{DeviceCopy, PendingBlocks, PinnedBlock, Pinner},
+    cuda::{DeviceCopy, PendingBlocks, PinnedBlock, Pinner},
 };
 use tidemill_kernels::cuda::CudaError;
 use tidemill_proto::{
@@ -57,6 +57,9 @@ pub trait Executor: Send {
 
 /// Copies that a device makes while the host, and the device's other parts, do something else.
 pub trait DeviceCopies {
+    /// Pins memory for this many blocks that are read at once. Reads of more take memory as they come, which takes time.
+    fn reserve_reads(&mut self, blocks: usize) -> Result<(), ExecutorError>;
+
     /// Pins memory that blocks will come from. It works on any thread, as long as it lives.
     fn pinner(&self) -> Pinner;
 

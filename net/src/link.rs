@@ -59,6 +59,7 @@ pub struct Endpoint {
 /// Certificates that are revoked, as of some version of the list.
 #[derive(Debug, Default)]
 struct Denied {
+    log: u64,
     version: u64,
     serials: BTreeSet<String>,
 }
@@ -195,15 +196,18 @@ impl Endpoint {
         Ok(Self { quic: endpoint, denied: watch::Sender::default(), _current: current, liveness: None })
     }
 
-    /// Certificates with these serials (hexadecimal) are revoked: their links end, and there are no new ones. An earlier `version` than
-    /// the last says nothing new.
-    pub fn deny(&self, version: u64, serials: Vec<String>) {
+    /// Certificates with these serials (hexadecimal) are revoked: their links end, and there are no new ones. An earlier `version` of the
+    /// same `log` than the last says nothing new. A log that was made anew begins to count again, and what the last one had revoked stays
+    /// revoked.
+    pub fn deny(&self, log: u64, version: u64, serials: Vec<String>) {
         self.denied.send_if_modified(|denied| {
-            let newer = version >= denied.version;
-            if newer {
-                *denied = Denied { version, serials: serials.into_iter().collect() };
+            let is_same = denied.log == log;
+            if is_same && version < denied.version {
+                return false;
             }
-            newer
+            let earlier = if is_same { BTreeSet::new() } else { std::mem::take(&mut denied.serials) };
+            *denied = Denied { log, version, serials: serials.into_iter().chain(earlier).collect() };
+            true
         });
     }
 

@@ -220,8 +220,8 @@ impl Link {
         incoming: &mpsc::Sender<(LinkId, LinkEvent)>,
     ) -> Result<&'static str, LinkError> {
         while let Some(message) = receiver.recv().await? {
-            if let ToWorker::Denied { version, serials } = message {
-                self.endpoint.deny(version, serials);
+            if let ToWorker::Denied { log, version, serials } = message {
+                self.endpoint.deny(log, version, serials);
                 continue;
             }
             if incoming.send((self.id, LinkEvent::Message(Box::new(message)))).await.is_err() {

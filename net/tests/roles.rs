@@ -1,6 +1,6 @@
 //! Certificates with roles and names: who may act as what, renewal without an end, and revocation.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, os::unix::fs::MetadataExt, time::Duration};
 use tidemill_net::{
     identity::{Identity, PeerRole, issue},
     link::{Connection, Endpoint, LinkError},
@@ -107,9 +107,9 @@ async fn a_revoked_certificate_loses_its_links_and_gets_no_new_ones() {
     let (accepted, connected) = link(&server, &client).await;
     let (kept, of_server) = link(&server, &other).await;
     let serial = accepted.name().serial.clone();
-    server.deny(5, vec![serial.clone()]);
+    server.deny(1, 5, vec![serial.clone()]);
     // An older list says nothing new.
-    server.deny(4, Vec::new());
+    server.deny(1, 4, Vec::new());
     let reason = timeout(PATIENCE, connected.closed()).await.unwrap();
     assert!(reason.contains("revoked") && reason.contains(&serial), "{reason}");
     assert!(timeout(Duration::from_millis(50), kept.closed()).await.is_err(), "the other's link goes on");
@@ -121,9 +121,46 @@ async fn a_revoked_certificate_loses_its_links_and_gets_no_new_ones() {
     }
     assert!(!accepting.is_finished());
     accepting.abort();
-    server.deny(6, Vec::new());
+    server.deny(1, 6, Vec::new());
     link(&server, &client).await;
     // Who connects looks, too.
-    client.deny(1, vec![of_server.name().serial.clone()]);
+    client.deny(1, 1, vec![of_server.name().serial.clone()]);
     assert!(client.connect(server.local_addr()).await.is_err());
+}
+
+#[test]
+fn certificates_and_keys_are_for_their_user_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let ca = dir.path().join("new");
+    issue::create_ca(&ca).unwrap();
+    let issued = issue::issue(&ca, "kvpool/k1", 1).unwrap().0;
+    for (folder, files) in [(&ca, &["ca.pem", "ca.key"][..]), (&issued, &["ca.pem", "node.pem", "node.key"])] {
+        assert_eq!(folder.metadata().unwrap().mode() & 0o777, 0o700, "{}", folder.display());
+        for file in files {
+            assert_eq!(folder.join(file).metadata().unwrap().mode() & 0o777, 0o600, "{file}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_that_was_made_anew_revokes_at_once_and_takes_nothing_back() {
+    let authority = Authority::new();
+    let server = Endpoint::bind(ANY_PORT, &authority.identity("coordinator/c1")).unwrap();
+    let client = Endpoint::bind_client(ANY_PORT, &authority.identity("decode/d1")).unwrap();
+    let other = Endpoint::bind_client(ANY_PORT, &authority.identity("decode/d2")).unwrap();
+    let (first, first_connected) = link(&server, &client).await;
+    let (second, second_connected) = link(&server, &other).await;
+    server.deny(7, 1000, vec![first.name().serial.clone()]);
+    timeout(PATIENCE, first_connected.closed()).await.unwrap();
+    // Its places begin from the start.
+    server.deny(8, 3, vec![second.name().serial.clone()]);
+    let reason = timeout(PATIENCE, second_connected.closed()).await.unwrap();
+    assert!(reason.contains("revoked"), "{reason}");
+    let mut listener = server.listen();
+    let accepting = tokio::spawn(async move { listener.accept().await });
+    if let Ok(connection) = client.connect(server.local_addr()).await {
+        timeout(PATIENCE, connection.closed()).await.unwrap();
+    }
+    assert!(!accepting.is_finished(), "what the last log had revoked stays revoked");
+    accepting.abort();
 }

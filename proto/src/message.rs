@@ -198,8 +198,9 @@ pub enum ToWorker {
         sequence: SequenceId,
     },
     /// Certificates that are revoked, by their serials (hexadecimal): all of them, as of this place in the registry's log. An earlier
-    /// place says nothing new.
+    /// place in the same log says nothing new; another log adds to what is known.
     Denied {
+        log: u64,
         version: u64,
         serials: Vec<String>,
     },

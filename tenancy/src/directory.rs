@@ -19,6 +19,8 @@ pub struct Principal {
     pub tenant_limits: Overrides,
     /// Of the key alone.
     pub key_limits: Overrides,
+    /// When the signed token expires, in Unix seconds. Keys are looked up again instead.
+    pub until: Option<u64>,
 }
 
 #[derive(Debug, Default)]
@@ -58,6 +60,7 @@ impl Directory {
             key: Some(key.id.as_str().into()),
             tenant_limits: tenant.limits,
             key_limits: key.limits,
+            until: None,
         })
     }
 

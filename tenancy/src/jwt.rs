@@ -36,9 +36,13 @@ pub struct Settings {
     /// Names of claims.
     pub tenant_claim: String,
     pub user_claim: String,
+    /// A token without that claim is refused, and not its tenant's as a whole.
+    pub user_required: bool,
     pub tier_claim: String,
     /// Of tokens without that claim.
     pub tier: String,
+    /// What was asked for in the background goes on for so many seconds after its token has expired.
+    pub background_s: u64,
 }
 
 /// Where a provider's public keys are.
@@ -115,6 +119,9 @@ pub enum Invalid {
     Syntax,
     #[error("its algorithm is not accepted here")]
     Algorithm,
+    /// RFC 7515, 4.1.11: whoever does not understand them must refuse it.
+    #[error("its header has critical extensions (`crit`), and none is understood here")]
+    Critical,
     #[error("its key is not known here")]
     Key,
     #[error("{0}")]
@@ -142,6 +149,11 @@ impl Verifier {
         Ok(Self { settings, known, remote, written: Mutex::new(written) })
     }
 
+    /// Whether what a token has asked for may still go on in the background. `until`: when the token expires, if that is known.
+    pub fn allows_background(&self, now: u64, until: Option<u64>) -> bool {
+        until.is_none_or(|until| now < until.saturating_add(self.settings.background_s))
+    }
+
     /// Whether this can be one at all, and not a key.
     pub fn looks_like_one(sent: &str) -> bool {
         sent.len() <= TOKEN_BYTES_MAX && sent.bytes().filter(|&byte| byte == b'.').count() == 2
@@ -159,7 +171,7 @@ impl Verifier {
         if trusted.len() >= TRUSTED_MAX {
             trusted.clear();
         }
-        trusted.insert(digest, Trusted { principal: principal.clone(), until: expires.min(now + TRUSTED_S) });
+        trusted.insert(digest, Trusted { principal: principal.clone(), until: expires.min(now.saturating_add(TRUSTED_S)) });
         Ok(principal)
     }
 
@@ -193,6 +205,9 @@ impl Verifier {
         if !self.settings.algorithms.contains(&header.alg) {
             return Err(Invalid::Algorithm);
         }
+        if header.crit.is_some() {
+            return Err(Invalid::Critical);
+        }
         let mut validation = Validation::new(header.alg);
         validation.leeway = LEEWAY_S;
         validation.set_issuer(&[&self.settings.issuer]);
@@ -214,29 +229,38 @@ impl Verifier {
     }
 
     fn principal(&self, now: u64, claims: &Map<String, Value>) -> Result<(Principal, u64), Invalid> {
-        let Settings { tenant_claim, user_claim, tier_claim, tier, .. } = &self.settings;
+        let Settings { tenant_claim, user_claim, user_required, tier_claim, tier, .. } = &self.settings;
         let seconds = |name: &str| claims.get(name).and_then(Value::as_f64);
         let expires = seconds("exp").filter(|at| *at >= 0.0).ok_or_else(|| Invalid::Claims("`exp` is not a time".into()))? as u64;
         if expires.saturating_add(LEEWAY_S) <= now {
             return Err(Invalid::Claims("it has expired".into()));
         }
-        if seconds("nbf").is_some_and(|from| from > (now + LEEWAY_S) as f64) {
+        if seconds("nbf").is_some_and(|from| from > now.saturating_add(LEEWAY_S) as f64) {
             return Err(Invalid::Claims("it is not valid yet".into()));
         }
-        let named = |claim: &str, what: &str| match claims.get(claim).and_then(Value::as_str) {
-            Some(name) => check_name(what, name).map(|()| Some(name)).map_err(Invalid::Claims),
+        let named = |claim: &str, what: &str| match claims.get(claim) {
+            Some(Value::String(name)) => check_name(what, name).map(|()| Some(name.as_str())).map_err(Invalid::Claims),
+            Some(Value::Null) if claim != user_claim => Ok(None),
+            // Taken for a missing one, a number would make one owner of all users.
+            Some(_) => Err(Invalid::Claims(format!("its claim `{claim}` is not a string"))),
             None => Ok(None),
         };
-        let tenant = named(tenant_claim, "tenant")?.ok_or_else(|| Invalid::Claims(format!("it has no claim `{tenant_claim}`")))?;
+        let missing = |claim: &String| Invalid::Claims(format!("it has no claim `{claim}`"));
+        let tenant = named(tenant_claim, "tenant")?.ok_or_else(|| missing(tenant_claim))?;
+        let user = named(user_claim, "user")?;
+        if *user_required && user.is_none() {
+            return Err(missing(user_claim));
+        }
         let principal = Principal {
             tenant: tenant.into(),
             tier: named(tier_claim, "tier")?.unwrap_or(tier).into(),
-            user: named(user_claim, "user")?.map(Into::into),
+            user: user.map(Into::into),
             key: None,
             tenant_limits: Overrides::default(),
             key_limits: Overrides::default(),
+            until: Some(expires),
         };
-        Ok((principal, expires + LEEWAY_S))
+        Ok((principal, expires.saturating_add(LEEWAY_S)))
     }
 }
 
@@ -300,8 +324,10 @@ mod tests {
                 jwks,
                 tenant_claim: "org".into(),
                 user_claim: "sub".into(),
+                user_required: false,
                 tier_claim: "plan".into(),
                 tier: "free".into(),
+                background_s: 60,
             })
             .unwrap()
         }
@@ -430,6 +456,49 @@ mod tests {
         let token = provider.sign(|_| ());
         assert!(verifier.verify(1029, &token).is_ok());
         assert!(verifier.verify(1031, &token).is_err(), "trust ends with the token");
+    }
+
+    #[test]
+    fn a_user_that_is_no_text_is_not_the_whole_tenant() {
+        let provider = Provider::new();
+        let verifier = provider.verifier();
+        for user in [json!(5), json!(null), json!(true), json!(["ann"]), json!({"name": "ann"})] {
+            let error = verifier.verify(900, &provider.sign(|claims| claims["sub"] = user.clone())).unwrap_err().to_string();
+            assert!(error.contains("`sub` is not a string"), "{user}: {error}");
+        }
+        assert!(verifier.verify(900, &provider.sign(|claims| claims["plan"] = json!(7))).is_err());
+        let without = provider.sign(|claims| drop(claims.as_object_mut().unwrap().remove("sub")));
+        assert_eq!(verifier.verify(900, &without).unwrap().user, None);
+        let strict = Verifier::new(Settings { user_required: true, ..verifier.settings.clone() }).unwrap();
+        assert_eq!(strict.verify(900, &without), Err(Invalid::Claims("it has no claim `sub`".into())));
+        assert!(strict.verify(900, &provider.sign(|_| ())).is_ok());
+    }
+
+    #[test]
+    fn a_token_whose_header_demands_more_than_is_known_is_refused() {
+        let provider = Provider::new();
+        let claims = json!({"iss": "https://id.example", "aud": "tidemill", "exp": 1000, "org": "acme", "sub": "ann"});
+        let header = Header { kid: Some("one".into()), crit: Some(vec!["x".into()]), ..Header::new(Algorithm::ES256) };
+        let token = encode(&header, &claims, &EncodingKey::from_ec_der(provider.signing.serialized_der())).unwrap();
+        assert_eq!(provider.verifier().verify(900, &token), Err(Invalid::Critical));
+    }
+
+    #[test]
+    fn what_a_token_has_asked_for_ends_a_while_after_it() {
+        let provider = Provider::new();
+        let verifier = provider.verifier();
+        let until = verifier.verify(900, &provider.sign(|_| ())).unwrap().until;
+        assert_eq!(until, Some(1000));
+        assert!(verifier.allows_background(1059, until) && !verifier.allows_background(1060, until));
+        assert!(verifier.allows_background(u64::MAX - 1, Some(u64::MAX)) && verifier.allows_background(5000, None));
+    }
+
+    #[test]
+    fn a_token_for_ever_is_good_now() {
+        let provider = Provider::new();
+        let token = provider.sign(|claims| claims["exp"] = json!(u64::MAX));
+        assert!(provider.verifier().verify(900, &token).is_ok());
+        assert!(provider.verifier().verify(u64::MAX - 1, &provider.sign(|claims| claims["nbf"] = json!(1))).is_err());
     }
 
     #[test]

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use std::{
     fs::File,
     io::{self, Read, Seek, SeekFrom, Write},
+    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -202,7 +203,7 @@ impl Follower {
     fn save(&self, cursor: Cursor) -> io::Result<()> {
         let path = self.dir.join(CURSOR);
         let beside = path.with_extension("tmp");
-        let mut file = File::create(&beside)?;
+        let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
         file.write_all(&serde_json::to_vec(&cursor)?)?;
         file.sync_data()?;
         std::fs::rename(beside, path)

@@ -66,8 +66,9 @@ def test_an_opinion_of_any_answer(heard, tmp_path):
             with pytest.raises(openai.NotFoundError):
                 say(other, answer.id, rating="down")
 
+        # An answer has one opinion of its owner, whatever the names of users.
+        assert say(openai_client, chat.id, regenerate=True, user="v")["replaced"]
         assert say(openai_client, chat.id, rating="down", comment="Ask jim@example.org", user="u")["replaced"]
-        assert not say(openai_client, chat.id, regenerate=True, user="v")["replaced"]
         for wrong in [{}, {"rating": "sideways"}, {"comment": "x" * 5000}]:
             with pytest.raises(openai.BadRequestError):
                 say(openai_client, chat.id, **wrong)
@@ -79,7 +80,7 @@ def test_an_opinion_of_any_answer(heard, tmp_path):
     assert [(row["response_id"], row["comment"], row["tenant"], row["user"]) for row in listed] == [(chat.id, "Ask [EMAIL]", "acme", "u")]
     assert listed[0]["question"] == [{"role": "user", "content": "Write to [EMAIL], please."}]
     assert listed[0]["answer"] == chat.choices[0].message.content
-    assert len(json.loads(tidemill("feedback", "list", "--url", admin, "--json"))["feedback"]) == 6
+    assert len(json.loads(tidemill("feedback", "list", "--url", admin, "--json"))["feedback"]) == 5
 
     golden = tmp_path / "golden.jsonl"
     tidemill("feedback", "golden", chat.id, "--cases", golden, "--url", admin)

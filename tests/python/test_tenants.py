@@ -209,7 +209,7 @@ def test_tls_with_a_certificate_that_changes(tmp_path):
         context.check_hostname = False
         try:
             with socket.create_connection(("127.0.0.1", port)) as plain, context.wrap_socket(plain, server_hostname="tidemill") as tls:
-                tls.sendall(b"GET /health HTTP/1.1\r\nhost: tidemill\r\nconnection: close\r\n\r\n")
+                tls.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
                 return tls.recv(100).startswith(b"HTTP/1.1 200")
         except ssl.SSLCertVerificationError:
             return False

@@ -2,12 +2,15 @@
 //! shapes beside the GPU's ceilings. `bench/gpu-check` runs it on a machine with a driver and no Rust.
 
 pub mod ceilings;
+pub mod compile;
 pub mod gpu;
 pub mod ops;
 pub mod phases;
 
 use super::{
-    Bench, CheckKind, KernelsArgs, progress,
+    Bench, CheckKind, KernelsArgs, RowKind,
+    journal::Journal,
+    progress,
     report::{Report, Row},
 };
 use crate::model::shapes::{self, Shape};
@@ -16,7 +19,7 @@ use tidemill_kernels::{
     Dtype, KvLayout, KvStorage,
     cuda::{
         CudaError,
-        checks::{self, Checks},
+        checks::{self, Checks, Extent},
     },
 };
 use tidemill_model::cuda::checks as model_checks;
@@ -26,56 +29,94 @@ const MODEL: (&str, &str) = ("8b", "llama-3.1-8b");
 const QUICK_MODEL: (&str, &str) = ("1b", "llama-3.2-1b");
 
 pub(super) fn measure(mut gpu: Gpu, args: &KernelsArgs) -> anyhow::Result<Report> {
-    let checks = (!args.no_checks).then(|| checks(&mut gpu, args)).transpose()?;
+    let checks = (!args.no_checks && args.measure_only.is_none()).then(|| checks(&mut gpu, args)).transpose()?;
     let properties = gpu.device.properties();
     let device = format!("{}, {}, {} multiprocessors", properties.name, properties.arch, properties.multiprocessors);
     if args.checks_only.is_some() {
         return Ok(Report { device, rows: Vec::new(), left_out: Vec::new(), checks });
     }
     let (ceilings, bus) = ceilings::measure(&mut gpu)?;
+    let mut journal = Journal::open(args.json_lines.as_deref())?;
+    let ceiling_rows = ceilings::rows(&ceilings, &bus);
+    ceiling_rows.iter().for_each(|row| journal.row(row));
     let mut bench = Bench {
         machine: gpu,
         ceilings,
         only: args.only.clone(),
         quick: args.quick,
         seconds: args.seconds,
-        rows: ceilings::rows(&ceilings, &bus).into(),
+        rows: ceiling_rows.into(),
         left_out: Vec::new(),
         progress: progress(),
+        journal,
     };
     let (label, name) = if args.quick { QUICK_MODEL } else { MODEL };
     let mut shape = shapes::by_name(name).expect("the shapes are in the table").clone();
     if args.quick {
         shape.layers = 2;
     }
-    ops::measure(&mut bench, label, &Sizes::of(&shape), &bus)?;
-    phases::measure(&mut bench, label, &shape)?;
+    let wants = |kind| args.measure_only.is_none_or(|only| only == kind);
+    if wants(RowKind::Ops) {
+        ops::measure(&mut bench, label, &Sizes::of(&shape), &bus)?;
+    }
+    if wants(RowKind::Phases) {
+        phases::measure(&mut bench, label, &shape)?;
+    }
     Ok(Report { device, rows: bench.rows, left_out: bench.left_out, checks })
 }
 
-/// Runs the checks that `args` ask for; whole models if it names a folder of them.
+/// Runs the checks that `args` ask for; whole models if it names a folder of them. An error that leaves the device unusable ends them,
+/// and is one of the results.
 fn checks(gpu: &mut Gpu, args: &KernelsArgs) -> anyhow::Result<Checks> {
-    let wants = |kind| args.checks_only.is_none_or(|only| only == kind);
-    let mut checks = Checks::new(gpu.seed);
-    if wants(CheckKind::Ops) {
-        checks::operations(gpu, &mut checks)?;
-        model_checks::sampling(gpu, &mut checks)?;
+    let mut journal = Journal::open(args.json_lines.as_deref())?;
+    let mut checks = Checks::told_to(gpu.seed, move |check| journal.check(check));
+    if let Err(error) = operations(gpu, args.checks_only, &mut checks) {
+        eprintln!("the device cannot be used any more: {error}");
+        return Ok(checks);
     }
-    if let Some(folder) = args.checkpoints.as_ref().filter(|_| wants(CheckKind::Models)) {
+    let wants_models = matches!(args.checks_only, None | Some(CheckKind::Models));
+    if let Some(folder) = args.checkpoints.as_ref().filter(|_| wants_models) {
         model_checks::models(folder, &args.cache, &mut checks)?;
     }
     Ok(checks)
 }
 
+fn operations(gpu: &mut Gpu, only: Option<CheckKind>, checks: &mut Checks) -> Result<(), CudaError> {
+    let extent = if only == Some(CheckKind::Tiny) { Extent::First } else { Extent::All };
+    let wants = |kind| only.is_none_or(|only| only == kind || matches!(only, CheckKind::Ops | CheckKind::Tiny));
+    if wants(CheckKind::Rows) {
+        checks::rows::all(gpu, checks, extent)?;
+    }
+    if wants(CheckKind::Attention) {
+        checks::attention::all(gpu, checks, extent)?;
+    }
+    if wants(CheckKind::Products) {
+        checks::products::all(gpu, checks, extent)?;
+    }
+    if wants(CheckKind::Blocks) {
+        checks::blocks::all(gpu, checks)?;
+    }
+    if wants(CheckKind::Sampling) {
+        model_checks::sampling(gpu, checks, extent)?;
+    }
+    Ok(())
+}
+
 impl Bench<Gpu> {
-    /// Keeps a row, or notes that the device's memory is too small for it. Other errors end the run.
+    /// Keeps a row, or notes why there is none. Only an error that leaves the device unusable ends the run.
     fn keep(&mut self, name: &str, shape: &str, row: Result<Row, CudaError>) -> anyhow::Result<()> {
         match row {
-            Ok(row) => self.rows.push(row),
-            Err(error @ CudaError::OutOfMemory { .. }) => {
-                self.left_out.push(format!("{name} {shape}: {error}"));
+            Ok(row) => {
+                self.journal.row(&row);
+                self.rows.push(row);
             }
-            Err(error) => return Err(error.into()),
+            Err(error) => {
+                eprintln!("measuring {name} {shape} failed: {error}");
+                self.left_out.push(format!("{name} {shape}: {error}"));
+                if !self.machine.device.is_usable() {
+                    return Err(error.into());
+                }
+            }
         }
         Ok(())
     }

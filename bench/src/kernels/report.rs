@@ -63,9 +63,11 @@ impl Row {
         Self { name: name.into(), shape, measured, limit: Some(limit), unit, fraction: Some(measured / limit) }
     }
 
-    /// A check's error beside its limit. Where the limit is 0, there is no fraction.
-    pub fn of_check(Check { op, case, error, limit }: &Check) -> Self {
-        Self::new(&format!("check {op}"), case.clone(), *error, *limit, "relative error")
+    /// A check's error beside its limit. Where the limit is 0, there is no fraction; where the case could not be run, no error.
+    pub fn of_check(check: &Check) -> Self {
+        let Check { op, case, error, limit, failure } = check;
+        let case = failure.as_ref().map_or_else(|| case.clone(), |failure| format!("{case}: {failure}"));
+        Self::new(&format!("check {op}"), case, *error, *limit, "relative error")
     }
 
     /// `work` done in `seconds`, in the unit of the resource that bounds it.

@@ -70,10 +70,14 @@ pub struct JwtFlags {
     pub tenant_claim: Option<String>,
     /// [default: sub]
     pub user_claim: Option<String>,
+    /// Refuse tokens without that claim; else they are for their whole tenant [default: false]
+    pub user_required: Option<bool>,
     /// [default: tier]
     pub tier_claim: Option<String>,
     /// Of tokens without that claim [default: free]
     pub tier: Option<String>,
+    /// Seconds for which batches go on after the token that made them has expired [default: 86400]
+    pub background_s: Option<u64>,
 }
 
 /// An endpoint that collects usage events.
@@ -109,6 +113,8 @@ pub struct SheddingFlags {
     pub ttft_p95_ms: Option<u64>,
 }
 
+/// As long as a batch has.
+const BACKGROUND_S: u64 = 86_400;
 /// Providers that withdraw a key expect it to be forgotten within hours.
 const JWKS_MAX_AGE_S: u64 = 3600;
 
@@ -227,8 +233,10 @@ impl JwtFlags {
             jwks,
             tenant_claim: self.tenant_claim.unwrap_or_else(|| "tenant".into()),
             user_claim: self.user_claim.unwrap_or_else(|| "sub".into()),
+            user_required: self.user_required.unwrap_or(false),
             tier_claim: self.tier_claim.unwrap_or_else(|| "tier".into()),
             tier,
+            background_s: self.background_s.unwrap_or(BACKGROUND_S),
         })
     }
 }
@@ -310,6 +318,8 @@ mod tests {
             jwks_max_age_s: None,
             tenant_claim: None,
             user_claim: None,
+            user_required: None,
+            background_s: None,
             tier_claim: None,
             tier: None,
         };

@@ -1,12 +1,15 @@
 //! A real coordinator over real HTTP and QUIC, with scripted workers that speak the real protocol.
 
 mod agents;
+mod batches;
 mod console;
 mod failures;
 mod front_door;
+mod grammars;
 mod hostile;
 mod messages;
 mod models;
+mod owners;
 mod replay;
 mod responses;
 mod rollouts;

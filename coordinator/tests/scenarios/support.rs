@@ -8,9 +8,13 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use tidemill_coordinator::{run::Coordinator, settings::Flags};
+use tidemill_coordinator::{
+    run::Coordinator,
+    settings::{Flags, Settings},
+};
 use tidemill_gateway::text::TextModel;
 use tidemill_net::{
+    config::ConfigError,
     identity::{self, Identity},
     link::Endpoint,
     uplink::{LinkEvent, Uplink},
@@ -36,6 +40,11 @@ pub(crate) struct Cluster {
     served: tokio::task::JoinHandle<()>,
 }
 
+/// This process is a test, and not the program that judges grammars.
+pub(crate) fn checked(flags: Flags) -> Result<Settings, ConfigError> {
+    Ok(Settings { grammar_helper: env!("CARGO_BIN_EXE_tidemill-coordinator").into(), ..flags.check()? })
+}
+
 pub(crate) fn fixture(family: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures").join(family)
 }
@@ -56,7 +65,7 @@ impl Cluster {
             ..Flags::default()
         };
         change(&mut flags);
-        let coordinator = Coordinator::bind(flags.check().unwrap()).await.unwrap();
+        let coordinator = Coordinator::bind(checked(flags).unwrap()).await.unwrap();
         let (stop, stopped) = oneshot::channel();
         let (url, quic) = (format!("http://{}", coordinator.http), coordinator.quic);
         let admin = coordinator.admin.map(|addr| format!("http://{addr}"));
@@ -71,36 +80,12 @@ impl Cluster {
 
     /// Joins the cluster and waits until the coordinator knows.
     pub(crate) async fn join(&self, name: &str, role: RoleInfo, script: Script) -> Worker {
-        let endpoint = Endpoint::bind(([127, 0, 0, 1], 0).into(), &Identity::load(self.pki.path()).unwrap()).unwrap();
-        let register = Register { name: name.into(), host: Host("here".into()), pid: std::process::id(), model: None, role };
-        let report = Arc::new(Report::default);
-        let (uplink, mut events) = Uplink::start(&endpoint, &[self.quic], register, report);
-        let (seen, messages) = mpsc::unbounded_channel();
-        let (say, mut said) = mpsc::unbounded_channel();
-        let mut peer = Peer { uplink, script, running: HashMap::new(), seen };
-        let up = tokio::time::timeout(Duration::from_secs(10), events.recv()).await;
-        assert!(matches!(up, Ok(Some((_, LinkEvent::Up)))), "the coordinator takes {name} in: {up:?}");
-        let task = tokio::spawn(async move {
-            let mut step = tokio::time::interval(Duration::from_millis(1));
-            loop {
-                tokio::select! {
-                    event = events.recv() => match event {
-                        Some((_, LinkEvent::Message(message))) => peer.take(*message),
-                        Some(_) => {}
-                        None => return,
-                    },
-                    Some(event) = said.recv() => assert!(peer.uplink.send(LINK, event)),
-                    _ = step.tick() => peer.step(),
-                }
-            }
-        });
-        Worker { messages, say, task, endpoint }
+        Worker::join(self.pki.path(), self.quic, name, role, script).await
     }
 
     pub(crate) async fn get(&self, path: &str) -> reqwest::Response {
         reqwest::get(format!("{}{path}", self.url)).await.unwrap()
     }
-
     pub(crate) async fn post(&self, path: &str, body: serde_json::Value) -> reqwest::Response {
         reqwest::Client::new().post(format!("{}{path}", self.url)).json(&body).send().await.unwrap()
     }
@@ -155,6 +140,34 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
+    /// Joins the cluster of the coordinator at `quic`, and waits until that knows.
+    pub(crate) async fn join(pki: &Path, quic: SocketAddr, name: &str, role: RoleInfo, script: Script) -> Self {
+        let endpoint = Endpoint::bind(([127, 0, 0, 1], 0).into(), &Identity::load(pki).unwrap()).unwrap();
+        let register = Register { name: name.into(), host: Host("here".into()), pid: std::process::id(), model: None, role };
+        let report = Arc::new(Report::default);
+        let (uplink, mut events) = Uplink::start(&endpoint, &[quic], register, report);
+        let (seen, messages) = mpsc::unbounded_channel();
+        let (say, mut said) = mpsc::unbounded_channel();
+        let mut peer = Peer { uplink, script, running: HashMap::new(), seen };
+        let up = tokio::time::timeout(Duration::from_secs(10), events.recv()).await;
+        assert!(matches!(up, Ok(Some((_, LinkEvent::Up)))), "the coordinator takes {name} in: {up:?}");
+        let task = tokio::spawn(async move {
+            let mut step = tokio::time::interval(Duration::from_millis(1));
+            loop {
+                tokio::select! {
+                    event = events.recv() => match event {
+                        Some((_, LinkEvent::Message(message))) => peer.take(*message),
+                        Some(_) => {}
+                        None => return,
+                    },
+                    Some(event) = said.recv() => assert!(peer.uplink.send(LINK, event)),
+                    _ = step.tick() => peer.step(),
+                }
+            }
+        });
+        Worker { messages, say, task, endpoint }
+    }
+
     /// Dies as a killed process does: its link breaks without a word.
     pub(crate) async fn kill(self) {
         self.task.abort();

@@ -409,7 +409,10 @@ async fn a_public_address_is_closed_unless_told_otherwise() {
             ..Flags::default()
         };
         change(&mut flags);
-        tidemill_coordinator::run::Coordinator::bind(flags.check().unwrap()).await.map(drop).map_err(|error| error.to_string())
+        tidemill_coordinator::run::Coordinator::bind(crate::support::checked(flags).unwrap())
+            .await
+            .map(drop)
+            .map_err(|error| error.to_string())
     };
     let refused = bind(&|_| ()).await.unwrap_err();
     assert!(refused.contains("--open") && refused.contains("tidemill keys create"), "{refused}");

@@ -4,7 +4,7 @@
 use super::{Backend, Source, Submission};
 use crate::{
     metrics,
-    response_cache::{self, Key, Recording, ResponseCache, key},
+    response_cache::{self, Key, Recording, ResponseCache, Tenant, key, tenant},
     semantic::{self, Bucket, Inquiry, SemanticCache},
 };
 use std::{
@@ -80,10 +80,11 @@ impl Submission {
         }
         let bytes = caches.equal.map(|cache| cache.bytes).max(caches.similar.map(|(cache, _)| cache.bytes));
         let recording = Recording::new(request.choices, bytes.unwrap_or(0));
+        let tenant = tenant(&request);
         let equal = equal.map(|(key, cache)| (key, Arc::clone(cache)));
         let similar = similar.map(|(bucket, inquiry, cache)| (bucket, inquiry.clone(), Arc::clone(cache)));
         let mut submission = Self::new(backend, vec![request])?;
-        submission.recording = Some(Recorder { recording, equal, similar });
+        submission.recording = Some(Recorder { recording, tenant, equal, similar });
         Ok(submission)
     }
 }
@@ -99,6 +100,7 @@ pub struct SimilarTo {
 #[derive(Debug)]
 pub(super) struct Recorder {
     recording: Recording,
+    tenant: Tenant,
     equal: Option<(Key, Arc<Cache>)>,
     similar: Option<(Bucket, Inquiry, Arc<Similar>)>,
 }
@@ -112,12 +114,12 @@ impl Recorder {
         let Some(events) = self.recording.whole() else { return true };
         if let Some((bucket, inquiry, shared)) = self.similar.take() {
             let mut cache = shared.cache();
-            cache.put(bucket, inquiry, &events, shared.now());
+            cache.put(bucket, self.tenant, inquiry, &events, shared.now());
             metrics::show_semantic_cache(cache.bytes(), cache.answers());
         }
         if let Some((key, shared)) = &self.equal {
             let mut cache = shared.cache();
-            cache.put(*key, events, shared.now());
+            cache.put(*key, self.tenant, events, shared.now());
             metrics::show_response_cache(cache.bytes(), cache.answers());
         }
         false

@@ -10,7 +10,7 @@ pub const OUTPUT: &str = "batch_output";
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoredFile {
     pub id: String,
-    /// A tenant; nobody's, where the door is open.
+    /// The name of an [`Owner`](crate::store::Owner).
     pub owner: String,
     pub filename: String,
     pub purpose: String,
@@ -31,7 +31,7 @@ impl StoredFile {
     }
 }
 
-/// What one owner may store.
+/// What one tenant may store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
     pub files: usize,
@@ -42,14 +42,14 @@ pub struct Room {
 /// Why a file is not stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoRoom {
-    #[error("you have {0} files, and may have no more: delete some")]
+    #[error("your tenant has {0} files, and may have no more: delete some")]
     Files(usize),
-    #[error("your files would have {bytes} bytes, and may have {max}: delete some")]
+    #[error("your tenant's files would have {bytes} bytes, and may have {max}: delete some")]
     Bytes { bytes: u64, max: u64 },
 }
 
 impl Room {
-    /// Whether one more file of so many bytes fits beside `others`, of one owner.
+    /// Whether one more file of so many bytes fits beside `others`, of one tenant.
     pub fn check(&self, others: impl Iterator<Item = u64>, bytes: u64) -> Result<(), NoRoom> {
         let (files, stored) = others.fold((0, 0_u64), |(files, stored), bytes| (files + 1, stored.saturating_add(bytes)));
         let bytes = stored.saturating_add(bytes);
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_owner_has_so_many_files_and_bytes() {
+    fn a_tenant_has_so_many_files_and_bytes() {
         let room = Room { files: 2, bytes: 10 };
         assert_eq!(room.check([6].into_iter(), 4), Ok(()));
         assert_eq!(room.check([6].into_iter(), 5), Err(NoRoom::Bytes { bytes: 11, max: 10 }));

@@ -10,6 +10,7 @@
 //! Times are Unix seconds, and an argument. Which requests were answered is not kept here: the files of answers say it.
 
 use super::input::Problem;
+use crate::owner::Owner;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -50,6 +51,16 @@ pub struct Sender {
     pub tier: Option<String>,
     pub user: Option<String>,
     pub key: Option<String>,
+    /// When the signed token expires, in Unix seconds.
+    #[serde(default)]
+    pub until: Option<u64>,
+}
+
+impl Sender {
+    /// The name of the owner of what the sender stores: the same as that of its other requests.
+    pub fn owner(&self) -> String {
+        Owner::of(self.tenant.as_deref(), self.user.as_deref()).0
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -3,6 +3,7 @@
 //! ```text
 //! files/ID.json      what a file is         files/ID.content   what is in it
 //! batches/ID.json    how far a batch is     batches/ID.output, batches/ID.errors   its answers so far
+//!                                           batches/ID.begun   which of its requests run, and which ran when a process died
 //! uploads/ID         a file that arrives; what is left there belongs to a process that ended
 //! ```
 //!
@@ -11,7 +12,9 @@
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
     ffi::OsStr,
-    fs, io,
+    fs,
+    io::{self, Write},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
 use tokio::io::AsyncWriteExt;
@@ -20,7 +23,10 @@ const RECORD: &str = "json";
 const CONTENT: &str = "content";
 const OUTPUT: &str = "output";
 const ERRORS: &str = "errors";
+const BEGUN: &str = "begun";
 const UNFINISHED: &str = "tmp";
+/// Mode of files: prompts and answers are in them.
+pub(super) const PRIVATE: u32 = 0o600;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -37,11 +43,11 @@ impl Disk {
     pub fn open(root: PathBuf) -> io::Result<Self> {
         let disk = Self { root };
         for kind in [Kind::File, Kind::Batch] {
-            fs::create_dir_all(disk.folder(kind))?;
+            private_dir(&disk.folder(kind))?;
         }
         match fs::remove_dir_all(disk.uploads()) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => fs::create_dir(disk.uploads())?,
+            _ => private_dir(&disk.uploads())?,
         }
         Ok(disk)
     }
@@ -70,6 +76,11 @@ impl Disk {
         self.folder(Kind::Batch).join(id).with_extension(if good { OUTPUT } else { ERRORS })
     }
 
+    /// What a batch has begun.
+    pub fn begun(&self, id: &str) -> PathBuf {
+        self.folder(Kind::Batch).join(id).with_extension(BEGUN)
+    }
+
     /// All records. Those that cannot be read are left as they are, and told of.
     pub fn load<T: DeserializeOwned>(&self, kind: Kind) -> io::Result<Vec<T>> {
         let mut records = Vec::new();
@@ -93,8 +104,9 @@ impl Disk {
         let bytes = serde_json::to_vec(record)?;
         blocking(move || {
             let beside = path.with_extension(UNFINISHED);
-            fs::write(&beside, bytes)?;
-            fs::File::open(&beside)?.sync_all()?;
+            let mut file = fs::File::options().write(true).create(true).truncate(true).mode(PRIVATE).open(&beside)?;
+            file.write_all(&bytes)?;
+            file.sync_all()?;
             fs::rename(&beside, &path)?;
             sync_folder_of(&path)
         })
@@ -103,7 +115,7 @@ impl Disk {
 
     pub async fn upload(&self, id: &str) -> io::Result<Upload> {
         let path = self.uploads().join(id);
-        let file = tokio::fs::File::create_new(&path).await?;
+        let file = tokio::fs::File::options().write(true).create_new(true).mode(PRIVATE).open(&path).await?;
         Ok(Upload { id: id.to_owned(), path, content: self.content(id), file })
     }
 
@@ -128,12 +140,12 @@ impl Disk {
     }
 
     pub async fn remove_batch(&self, id: &str) -> io::Result<()> {
-        let paths = [self.record(Kind::Batch, id), self.journal(id, true), self.journal(id, false)];
+        let paths = [self.record(Kind::Batch, id), self.journal(id, true), self.journal(id, false), self.begun(id)];
         blocking(move || paths.iter().try_for_each(|path| remove(path))).await
     }
 
     pub async fn remove_journals(&self, id: &str) -> io::Result<()> {
-        let paths = [self.journal(id, true), self.journal(id, false)];
+        let paths = [self.journal(id, true), self.journal(id, false), self.begun(id)];
         blocking(move || paths.iter().try_for_each(|path| remove(path))).await
     }
 
@@ -144,7 +156,7 @@ impl Disk {
 
     /// Removes answers of batches that are over, or gone.
     pub(super) fn remove_journals_unless(&self, open: impl Fn(&str) -> bool) -> io::Result<()> {
-        let is_journal = |extension: &str| extension == OUTPUT || extension == ERRORS;
+        let is_journal = |extension: &str| [OUTPUT, ERRORS, BEGUN].contains(&extension);
         self.each(Kind::Batch, |id, extension, path| if is_journal(extension) && !open(id) { remove(path) } else { Ok(()) })
     }
 
@@ -200,6 +212,10 @@ impl Drop for Upload {
 /// Work that waits for a disk.
 pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| Err(io::Error::other("this has panicked: please report it as a bug")))
+}
+
+fn private_dir(path: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
 fn remove(path: &Path) -> io::Result<()> {

@@ -1,12 +1,13 @@
 //! A batch's answers so far, in the two files that its client will get: the good ones and the others. They are all that says which
 //! requests were answered, so nothing can contradict them; a line that a crash has torn was never written.
 
-use super::disk::{Disk, blocking};
+use super::disk::{Disk, PRIVATE, blocking};
 use crate::batch::record;
 use std::{
     collections::HashSet,
     fs,
     io::{self, BufRead, BufReader},
+    os::unix::fs::OpenOptionsExt,
     path::PathBuf,
 };
 use tokio::io::AsyncWriteExt;
@@ -61,7 +62,7 @@ impl Journal {
 
 /// What was written whole, at its end.
 fn recover(path: PathBuf, answered: &mut HashSet<String>) -> io::Result<(fs::File, u64)> {
-    let file = fs::File::options().read(true).append(true).create(true).open(path)?;
+    let file = fs::File::options().read(true).append(true).create(true).mode(PRIVATE).open(path)?;
     let (mut reader, mut line) = (BufReader::new(&file), Vec::new());
     let (mut whole, mut lines) = (0, 0);
     loop {

@@ -1,7 +1,13 @@
 //! A batch from its file to its end. Each request takes the way of one that a client sends, through the same routes: quota, safety
 //! checks, cluster and usage log see no difference but its class and its sender's patience.
 
-use super::{BatchError, Batches, disk::blocking, gone, journal::Journal};
+use super::{
+    BatchError, Batches,
+    begun::{Begun, DEATHS_MAX},
+    disk::blocking,
+    gone,
+    journal::Journal,
+};
 use crate::{
     batch::{
         input::{self, Check, Line, Problem},
@@ -96,6 +102,8 @@ enum Ran {
         request_id: String,
         body: Value,
     },
+    /// It could not be written that it runs, so it did not.
+    NotBegun(io::Error),
     /// Its sender may not ask any more.
     Gone(String),
     /// The batch ends.
@@ -166,6 +174,18 @@ impl Runner {
     ) -> Result<Ending, BatchError> {
         let file = Arc::new(file);
         let began = Instant::now();
+        let begun = Arc::new(Begun::open(&self.batches.disk, &self.id, &self.batches.process).await?);
+        for line in lines.iter().filter(|line| begun.deaths(line.number) >= DEATHS_MAX && !journal.has(&line.custom_id)).collect::<Vec<_>>()
+        {
+            let message = "This request is not run again: this server has died twice while it ran.";
+            self.unanswered(journal, line, "server_died", message).await?;
+            metrics::count_batch_request("failed");
+            tracing::error!(
+                batch = self.id,
+                line = line.number,
+                "a batch's request ran when a coordinator died, twice: it is not run again"
+            );
+        }
         let mut pace = Pace::new(self.batches.limits.at_once, lines.iter().filter(|line| !journal.has(&line.custom_id)).cloned());
         let mut running = JoinSet::new();
         let cancelled = self.cancelled()?;
@@ -176,14 +196,14 @@ impl Runner {
             let rest = match pace.next(began.elapsed()) {
                 Step::Run(task) => {
                     let (runner, sender, endpoint) = (Arc::clone(self), batch.sender.clone(), batch.endpoint.clone());
-                    running.spawn(runner.one(Arc::clone(&file), task, sender, endpoint));
+                    running.spawn(runner.one(Arc::clone(&file), Arc::clone(&begun), task, sender, endpoint));
                     continue;
                 }
                 Step::Rest(until) => until.saturating_sub(began.elapsed()),
                 Step::Wait => LOOK_EVERY,
             };
             tokio::select! {
-                Some(ended) = running.join_next() => self.ended(ended, &mut pace, journal, began).await?,
+                Some(ended) = running.join_next() => self.ended(ended, &mut pace, journal, &begun, began).await?,
                 () = time::sleep(rest.min(LOOK_EVERY)) => {}
                 () = cancelled.notified() => {}
             }
@@ -193,20 +213,26 @@ impl Runner {
             // What runs has been paid for.
             Ending::Cancelled => {
                 while let Some(ended) = running.join_next().await {
-                    self.ended(ended, &mut pace, journal, began).await?;
+                    self.ended(ended, &mut pace, journal, &begun, began).await?;
                 }
             }
             Ending::Expired => {
                 running.shutdown().await;
                 let message = "This request could not be executed before the completion window expired.";
                 for line in lines.iter().filter(|line| !journal.has(&line.custom_id)).collect::<Vec<_>>() {
-                    let record = record::unanswered(&record::request_id(&self.id, line.number), &line.custom_id, "batch_expired", message);
-                    journal.append(false, &line.custom_id, &record).await?;
-                    self.batches.count(&self.id, false);
+                    self.unanswered(journal, line, "batch_expired", message).await?;
                 }
             }
         }
         Ok(ending)
+    }
+
+    /// A line's place among the errors, without an answer.
+    async fn unanswered(&self, journal: &mut Journal, line: &Line, code: &str, message: &str) -> io::Result<()> {
+        let record = record::unanswered(&record::request_id(&self.id, line.number), &line.custom_id, code, message);
+        journal.append(false, &line.custom_id, &record).await?;
+        self.batches.count(&self.id, false);
+        Ok(())
     }
 
     async fn ended(
@@ -214,6 +240,7 @@ impl Runner {
         ended: Result<(Task, Ran), tokio::task::JoinError>,
         pace: &mut Pace,
         journal: &mut Journal,
+        begun: &Begun,
         began: Instant,
     ) -> Result<(), BatchError> {
         let (task, ran) = ended.map_err(io::Error::other)?;
@@ -222,7 +249,7 @@ impl Runner {
                 let line = task.line.clone();
                 if !pace.ended(began.elapsed(), task, attempt) {
                     metrics::count_batch_request("later");
-                    return Ok(());
+                    return Ok(begun.ended(line.number).await?);
                 }
                 let good = attempt.status == StatusCode::OK.as_u16();
                 metrics::count_batch_request(if good { "completed" } else { "failed" });
@@ -234,18 +261,26 @@ impl Runner {
                 pace.dropped(task);
                 self.batches.change(&self.id, |batch| batch.stop(unix_seconds(), gone(reason))).await?;
             }
+            Ran::NotBegun(error) => return Err(error.into()),
             Ran::Dropped => pace.dropped(task),
         }
         Ok(())
     }
 
     /// One request, as soon as there is room for it.
-    async fn one(self: Arc<Self>, file: Arc<File>, task: Task, sender: Sender, endpoint: String) -> (Task, Ran) {
+    async fn one(self: Arc<Self>, file: Arc<File>, begun: Arc<Begun>, task: Task, sender: Sender, endpoint: String) -> (Task, Ran) {
+        let _alone = match begun.deaths(task.line.number) {
+            0 => None,
+            _ => Some(self.batches.alone.lock().await),
+        };
         let _permit = self.batches.permits.acquire().await.expect("the semaphore is never closed");
         if self.now().map_or(true, |batch| batch.ends(unix_seconds()).is_some()) {
             return (task, Ran::Dropped);
         }
         let line = task.line.clone();
+        if let Err(error) = begun.began(line.number).await {
+            return (task, Ran::NotBegun(error));
+        }
         let asked = AssertUnwindSafe(self.ask(file, line, &sender, &endpoint)).catch_unwind().await;
         let ran = asked.unwrap_or_else(|_| failed(&ApiError::internal("this request has failed: please report this as a bug")));
         (task, ran)

@@ -199,7 +199,9 @@ mod tests {
                 let of = party(&of.to_string());
                 match step {
                     0 | 1 => entered.push((of.clone(), line.enter(&of, size * WORKED_ON_BYTES_MAX / 2, ()).unwrap())),
-                    2 if begun.len() < 3 => begun.extend(line.next().map(|(begun, ())| begun)),
+                    // A thread asks when it is free.
+                    2 if begun.len() < line.threads() => begun.extend(line.next().map(|(begun, ())| begun)),
+                    2 => {}
                     _ if begun.is_empty() => {
                         if let Some((of, id)) = entered.pop() {
                             let _ = line.withdraw(&of, id);
@@ -210,9 +212,8 @@ mod tests {
                 line.check_integrity();
             }
             loop {
-                if begun.len() < 3 {
-                    begun.extend(line.next().map(|(begun, ())| begun));
-                }
+                let next = if begun.len() < line.threads() { line.next() } else { None };
+                begun.extend(next.map(|(begun, ())| begun));
                 let Some(done) = begun.pop() else { break };
                 line.done(done);
                 line.check_integrity();

@@ -35,7 +35,7 @@ impl Gateway {
         let question = Question::read(&text)?;
         let rest = self.render("messages", &rest).ok()?;
         let mut hasher = blake3::Hasher::new();
-        hasher.update(&(self.model.name.len() as u64).to_le_bytes()).update(self.model.name.as_bytes()).update(rest.text.as_bytes());
+        hasher.update(&(self.model.name.len() as u64).to_le_bytes()).update(self.model.name.as_bytes()).update(rest.prompt.text.as_bytes());
         let setting = hasher.finalize().into();
         Some(Inquiry { question, text, setting, is_open: options.max_tokens.is_none(), response: String::new() })
     }

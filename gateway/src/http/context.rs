@@ -354,7 +354,7 @@ impl Fitting<'_> {
         let texts: Vec<_> = old.iter().map(|message| message.text.as_str()).collect();
         let ranked = bm25::best(question.unwrap_or_default(), &texts, self.wanted.retrieve);
         let ranked: Vec<_> = ranked.into_iter().map(|place| (place, (old[place].role.as_str(), old[place].text.as_str()))).collect();
-        // What a model said was never checked as a prompt is: it must not make this one be refused.
+        // Nobody sends them with this prompt: they must not make it be refused.
         let ranked: Vec<_> = ranked.into_iter().filter(|(_, (_, text))| self.gateway.accepts(text, options)).collect();
         let tokenizer = &self.gateway.text().tokenizer;
         let count = |text: &str| tokenizer.count(text);

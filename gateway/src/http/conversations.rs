@@ -155,7 +155,7 @@ pub async fn branch(Client(gateway): Client, Path(id): Path<String>, body: Body)
 }
 
 /// `GET /v1/conversations/{id}/items`.
-pub async fn items(Client(gateway): Client, Path(id): Path<String>, query: PageWish) -> Answered {
+pub async fn items(Client(gateway): Client, Path(id): Path<String>, query: PageWish) -> Result<Response, ApiError> {
     check_id(&id)?;
     let page = gateway.store().page(&gateway.owner(), &id, Part::All, page_wanted(query)?).await.map_err(of_store)?;
     written::items(&gateway, page).await
@@ -182,7 +182,7 @@ pub async fn add(Client(gateway): Client, Path(id): Path<String>, body: Body) ->
 }
 
 /// `GET /v1/conversations/{id}/items/{item}`.
-pub async fn item(Client(gateway): Client, Path((id, item)): Path<(String, String)>) -> Answered {
+pub async fn item(Client(gateway): Client, Path((id, item)): Path<(String, String)>) -> Result<Response, ApiError> {
     let record = load(&gateway, &id, Part::All).await?;
     match record.items.into_iter().find(|stored| stored.id == item) {
         Some(stored) => {

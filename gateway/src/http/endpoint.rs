@@ -188,7 +188,7 @@ async fn start<E: Endpoint>(gateway: &Arc<Gateway>, headers: &HeaderMap, body: B
             gateway.compute_body(bytes, move || understand::<E>(&worker, arrived, &body, stored)).await?
         }
     };
-    gateway.check_constraint(&options).await?;
+    gateway.check_constraint(&mut options).await?;
     gateway.settle(E::PROMPT, &mut options).await?;
     // A default shrinks to what fits; a number that the client gave must fit.
     let room = gateway.room(&prompts)?;
@@ -221,7 +221,10 @@ fn understand<E: Endpoint>(gateway: &Gateway, arrived: Instant, body: &[u8], sto
         body,
     })?;
     let body: E::Body = parse::json(body)?;
-    let asked = structured::grammar(&mut request)?;
+    let asked = {
+        let mut hearing = gateway.hearing();
+        structured::grammar(&mut request, &mut |schema, layout| hearing.schema(schema, layout))?
+    };
     let mut options = gateway.options(arrived, request)?;
     if let Some(asked) = asked {
         options.constrain(asked, gateway.text());

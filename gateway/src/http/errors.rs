@@ -111,6 +111,8 @@ impl ApiError {
         match error {
             StoreError::NotFound(_) => Self::not_found(param, message),
             StoreError::TooLong { .. } => Self::invalid(param, message),
+            StoreError::TooLarge { .. } => Self { code: Some("conversation_too_large"), ..Self::invalid(param, message) },
+            StoreError::Full => Self { code: Some("no_room_to_store"), ..Self::new(StatusCode::INSUFFICIENT_STORAGE, message) },
             StoreError::Changed(_) => Self::conflict(message),
             StoreError::Busy => Self { retry_after_s: Some(1), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) },
             StoreError::Failed(_) => {
@@ -175,6 +177,12 @@ impl ApiError {
     pub fn no_tools_yet(message: impl Into<String>) -> Self {
         let new = Self::new(StatusCode::SERVICE_UNAVAILABLE, message);
         Self { param: Some("server_tools".into()), code: Some("tools_not_ready"), retry_after_s: Some(5), ..new }
+    }
+
+    /// What the answer shall follow could not be judged now.
+    pub fn grammar_unjudged(param: &str, reason: &str) -> Self {
+        let message = format!("`{param}` could not be checked at the moment: {reason}. Please try again.");
+        Self { param: Some(param.into()), retry_after_s: Some(1), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
     }
 
     pub fn no_room_to_replay() -> Self {

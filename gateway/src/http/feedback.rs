@@ -31,7 +31,7 @@ struct Given {
     #[serde(default)]
     regenerate: bool,
     comment: Option<String>,
-    /// Whose opinion it is, where several users ask with one key.
+    /// A name to show, where several users ask with one key. Each answer has one opinion of its owner, whatever the name.
     user: Option<String>,
 }
 
@@ -55,7 +55,7 @@ pub async fn create(Client(gateway): Client, body: Body) -> Result<Json<Value>, 
     };
     too_long("comment", comment.as_ref(), COMMENT_BYTES_MAX)?;
     too_long("user", user.as_ref(), USER_BYTES_MAX)?;
-    let answered = match feedback(&gateway)?.find(gateway.tenant(), &response_id) {
+    let answered = match feedback(&gateway)?.find(&gateway.owner(), &response_id) {
         Some(answered) => answered,
         None => stored(&gateway, &response_id).await?,
     };
@@ -63,7 +63,7 @@ pub async fn create(Client(gateway): Client, body: Body) -> Result<Json<Value>, 
     let worker = Arc::clone(&gateway);
     let kept = gateway.compute(move || {
         let replaced = feedback(&worker)?.keep(unix_seconds(), &response_id, &answered, &opinion).map_err(failed)?;
-        // A rollout counts each user's first rating of an answer.
+        // A rollout counts the first rating of an answer.
         if let (Some(rating), false) = (opinion.rating, replaced) {
             worker.rollouts().vote(&answered.model, u64::from(rating == Rating::Up), u64::from(rating == Rating::Down));
         }
@@ -95,14 +95,13 @@ async fn stored(gateway: &Arc<Gateway>, id: &str) -> Result<Answered, ApiError> 
     let (owner, store) = (gateway.owner(), gateway.store());
     let input = store.load(&owner, id, Part::Input).await.map_err(|_| missing())?;
     let output = store.load(&owner, id, Part::Output).await.map_err(|_| missing())?;
-    let tenant = gateway.tenant().map(str::to_owned);
     let bytes = input.items.iter().chain(&output.items).map(|item| item.body.len()).sum();
     let answered = move || {
         let body: Value = serde_json::from_str(&output.body).unwrap_or_default();
         let item = |item: &Item| serde_json::from_str::<Value>(&item.body).unwrap_or_default();
         let message = |item: Value| item["role"].is_string().then(|| json!({"role": item["role"], "content": said(&item)}));
         Ok(Answered {
-            tenant,
+            owner,
             model: body["model"].as_str().unwrap_or_default().to_owned(),
             question: input.items.iter().map(item).filter_map(message).collect(),
             answer: output.items.iter().map(|output| said(&item(output))).collect(),

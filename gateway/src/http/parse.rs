@@ -229,6 +229,8 @@ fn safety(settings: Vec<SafetySetting>) -> Result<Vec<(Category, Threshold)>, Ap
 pub struct Constrained {
     pub constraint: Constraint,
     pub param: &'static str,
+    /// It may be given to workers. Only the [gateway](crate::gateway::Gateway::check_constraint) says so.
+    pub has_passed: bool,
 }
 
 /// The `param` of a constraint that nobody asked for: tools' calls must keep to it, and what is said besides is free.
@@ -240,7 +242,7 @@ impl Options {
         self.constraint.as_ref().is_some_and(|constrained| constrained.param != FORM_OF_CALLS)
     }
 
-    /// Makes every choice's text follow a grammar, which is compiled before the request goes on. The text ends with the model's end of
+    /// Makes every choice's text follow a grammar, which has to pass before the request goes on. The text ends with the model's end of
     /// sequence, which a client that ignores it then only puts off. The last call counts: it may wrap what an earlier one asked for.
     pub fn constrain(&mut self, Asked { grammar, param }: Asked, model: &TextModel) {
         let end_tokens = model.eos_tokens();
@@ -250,7 +252,7 @@ impl Options {
         stop_tokens.sort_unstable();
         stop_tokens.dedup();
         eos_tokens.clone_from(&end_tokens);
-        self.constraint = Some(Constrained { constraint: Constraint { grammar, end_tokens, ends_late }, param });
+        self.constraint = Some(Constrained { constraint: Constraint { grammar, end_tokens, ends_late }, param, has_passed: false });
     }
 }
 

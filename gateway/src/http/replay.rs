@@ -74,6 +74,7 @@ async fn repeated(gateway: &Arc<Gateway>, request: Request, next: Next) -> Resul
     let (parts, body) = request.into_parts();
     let scope = scope(caller.as_deref(), &parts.headers);
     let name = key_of(&parts.headers)?;
+    let tenant = digest(&[caller.as_deref().and_then(Caller::tenant).unwrap_or_default().as_bytes()]);
     let sender = caller.map_or_else(|| Arc::clone(gateway), |caller| gateway.for_caller(caller));
     let body = sender.read(body).await?;
     let goes_on = parts.headers.contains_key(LAST_EVENT_ID);
@@ -93,7 +94,7 @@ async fn repeated(gateway: &Arc<Gateway>, request: Request, next: Next) -> Resul
              computing it again would not continue it: repeat it without `Last-Event-ID`",
         ));
     }
-    let (asked, signal) = replays.ask(key, said, after);
+    let (asked, signal) = replays.ask(tenant, key, said, after);
     let mut request = Request::from_parts(parts, Body::from(body.into_bytes()));
     let (seat, status) = match asked {
         Asked::OtherBody => {
@@ -170,10 +171,10 @@ fn key_of(headers: &HeaderMap) -> Result<String, ApiError> {
     Ok(key.to_owned())
 }
 
-/// Who may meet at a recording: a tenant's clients. Where the door is open, those with the same credentials.
+/// Only requests of one owner meet at a recording. Where the door is open, those with the same credentials.
 fn scope(caller: Option<&Caller>, headers: &HeaderMap) -> Digest {
-    if let Some(tenant) = caller.and_then(Caller::tenant) {
-        return digest(&[b"tenant", tenant.as_bytes()]);
+    if let Some(caller) = caller.filter(|caller| caller.tenant().is_some()) {
+        return digest(&[b"owner", caller.owner().0.as_bytes()]);
     }
     let credential = |name: &str| headers.get(name).map_or(&[][..], HeaderValue::as_bytes);
     digest(&[credential(AUTHORIZATION.as_str()), credential("x-api-key")])

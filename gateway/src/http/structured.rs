@@ -3,8 +3,18 @@
 use super::{errors::ApiError, openai::GenerateRequest};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tidemill_grammar::{GrammarError, compiler::json_schema, gbnf, lark, schema::Whitespace};
+use tidemill_grammar::{
+    GrammarError,
+    compiler::{CHOICES_MAX, check_size},
+    gbnf,
+    helper::handle::AskError,
+    lark,
+    schema::Whitespace,
+};
 use tidemill_proto::grammar::Grammar;
+
+/// Judges a schema, and says how the compiler takes it.
+pub type JudgeSchema<'a> = &'a mut dyn FnMut(&Value, Whitespace) -> Result<Grammar, AskError>;
 
 /// vLLM's object of constraints. One of them, and how JSON is laid out.
 #[derive(Debug, Default, Deserialize)]
@@ -43,16 +53,16 @@ pub struct Asked {
     pub param: &'static str,
 }
 
-/// Takes the constraint that a request names, if it names one. The grammar has yet to be compiled.
-pub fn grammar(request: &mut GenerateRequest) -> Result<Option<Asked>, ApiError> {
-    grammar_beside(request, None)
+/// Takes the constraint that a request names, if it names one. The grammar has yet to pass as a whole.
+pub fn grammar(request: &mut GenerateRequest, judge: JudgeSchema<'_>) -> Result<Option<Asked>, ApiError> {
+    grammar_beside(request, None, judge)
 }
 
 /// The same where the protocol has a field of its own for it, which asked for `format`.
-pub fn grammar_beside(request: &mut GenerateRequest, format: Option<Asked>) -> Result<Option<Asked>, ApiError> {
+pub fn grammar_beside(request: &mut GenerateRequest, format: Option<Asked>, judge: JudgeSchema<'_>) -> Result<Option<Asked>, ApiError> {
     let mut asked: Vec<Asked> = format.into_iter().collect();
     if let Some(format) = request.response_format.take() {
-        asked.extend(response_format(format)?);
+        asked.extend(response_format(format, &mut *judge)?);
     }
     let outputs = request.structured_outputs.take().unwrap_or_default();
     let whitespace = check_layout(request, &outputs)?;
@@ -61,22 +71,32 @@ pub fn grammar_beside(request: &mut GenerateRequest, format: Option<Asked>) -> R
         [("structured_outputs.json", outputs.json, whitespace), ("guided_json", request.guided_json.take(), none)]
     {
         if let Some(schema) = schema {
-            asked.push(Asked { grammar: schema_grammar(param, &parsed(param, schema)?, whitespace)?, param });
+            asked.push(Asked { grammar: schema_grammar(param, &parsed(param, schema)?, whitespace, &mut *judge)?, param });
         }
     }
     if outputs.json_object == Some(true) {
         let param = "structured_outputs.json_object";
-        asked.push(Asked { grammar: schema_grammar(param, &any_object(), whitespace)?, param });
+        asked.push(Asked { grammar: schema_grammar(param, &any_object(), whitespace, &mut *judge)?, param });
     }
     for (param, expression) in [("structured_outputs.regex", outputs.regex), ("guided_regex", request.guided_regex.take())] {
-        asked.extend(expression.map(|expression| Asked { grammar: Grammar::Regex(expression.into()), param }));
+        if let Some(expression) = expression {
+            check_size(expression.len()).map_err(|error| refused(param, &error))?;
+            asked.push(Asked { grammar: Grammar::Regex(expression.into()), param });
+        }
     }
     for (param, choices) in [("structured_outputs.choice", outputs.choice), ("guided_choice", request.guided_choice.take())] {
         match choices {
             Some(choices) if choices.is_empty() => {
                 return Err(ApiError::invalid(param, format!("`{param}` is empty: one choice at least")));
             }
-            Some(choices) => asked.push(Asked { grammar: lark::choice(&choices), param }),
+            Some(choices) if choices.len() > CHOICES_MAX => {
+                let message = format!("`{param}` has {} choices: {CHOICES_MAX} is the most", choices.len());
+                return Err(ApiError::invalid(param, message));
+            }
+            Some(choices) => {
+                check_size(choices.iter().map(String::len).sum()).map_err(|error| refused(param, &error))?;
+                asked.push(Asked { grammar: lark::choice(&choices), param });
+            }
             None => {}
         }
     }
@@ -95,13 +115,18 @@ pub fn grammar_beside(request: &mut GenerateRequest, format: Option<Asked>) -> R
 }
 
 /// The format of an answer as Responses and Messages write it: the schema beside the type. `param` and `schema_param` name its fields.
-pub fn flat_format(param: &'static str, schema_param: &'static str, format: &Value) -> Result<Option<Asked>, ApiError> {
+pub fn flat_format(
+    param: &'static str,
+    schema_param: &'static str,
+    format: &Value,
+    judge: JudgeSchema<'_>,
+) -> Result<Option<Asked>, ApiError> {
     match format["type"].as_str() {
         Some("text") => Ok(None),
-        Some("json_object") => Ok(Some(Asked { grammar: schema_grammar(param, &any_object(), Whitespace::default())?, param })),
+        Some("json_object") => Ok(Some(Asked { grammar: schema_grammar(param, &any_object(), Whitespace::default(), judge)?, param })),
         Some("json_schema") => {
             let schema = format.get("schema").ok_or_else(|| ApiError::invalid(schema_param, format!("`{schema_param}` is missing")))?;
-            Ok(Some(Asked { grammar: schema_grammar(schema_param, schema, Whitespace::default())?, param: schema_param }))
+            Ok(Some(Asked { grammar: schema_grammar(schema_param, schema, Whitespace::default(), judge)?, param: schema_param }))
         }
         _ => {
             let message = format!("`{param}.type` is {}: it must be `text`, `json_object` or `json_schema`", format["type"]);
@@ -117,19 +142,27 @@ pub fn refused(param: &str, error: &GrammarError) -> ApiError {
     ApiError::invalid(param, message)
 }
 
-fn response_format(format: ResponseFormat) -> Result<Option<Asked>, ApiError> {
+/// A grammar has not passed: it is refused, or could not be judged.
+pub fn unjudged(param: &str, error: &AskError) -> ApiError {
+    match error {
+        AskError::Refused(error) => refused(param, error),
+        AskError::Unavailable(error) => ApiError::grammar_unjudged(param, &error.to_string()),
+    }
+}
+
+fn response_format(format: ResponseFormat, judge: JudgeSchema<'_>) -> Result<Option<Asked>, ApiError> {
     let whitespace = Whitespace::default();
     match format.r#type.as_str() {
         "text" => Ok(None),
         "json_object" => {
             let param = "response_format";
-            Ok(Some(Asked { grammar: schema_grammar(param, &any_object(), whitespace)?, param }))
+            Ok(Some(Asked { grammar: schema_grammar(param, &any_object(), whitespace, judge)?, param }))
         }
         "json_schema" => {
             let param = "response_format.json_schema.schema";
             let schema = format.json_schema.and_then(|json_schema| json_schema.schema);
             let schema = schema.ok_or_else(|| ApiError::invalid(param, format!("`{param}` is missing")))?;
-            Ok(Some(Asked { grammar: schema_grammar(param, &schema, whitespace)?, param }))
+            Ok(Some(Asked { grammar: schema_grammar(param, &schema, whitespace, judge)?, param }))
         }
         other => {
             let message = format!("`response_format.type` is `{other}`: it must be `text`, `json_object` or `json_schema`");
@@ -153,14 +186,15 @@ fn check_layout(request: &GenerateRequest, outputs: &StructuredOutputs) -> Resul
     Ok(if outputs.disable_any_whitespace == Some(true) { Whitespace::None } else { Whitespace::default() })
 }
 
-fn schema_grammar(param: &str, schema: &Value, whitespace: Whitespace) -> Result<Grammar, ApiError> {
-    json_schema(schema, whitespace).map_err(|error| refused(param, &error))
+fn schema_grammar(param: &str, schema: &Value, whitespace: Whitespace, judge: JudgeSchema<'_>) -> Result<Grammar, ApiError> {
+    judge(schema, whitespace).map_err(|error| unjudged(param, &error))
 }
 
 /// A schema may come as its text.
 fn parsed(param: &str, schema: Value) -> Result<Value, ApiError> {
     match schema {
         Value::String(text) => {
+            check_size(text.len()).map_err(|error| refused(param, &error))?;
             serde_json::from_str(&text).map_err(|error| ApiError::invalid(param, format!("`{param}` is not valid JSON: {error}")))
         }
         schema => Ok(schema),
@@ -168,6 +202,7 @@ fn parsed(param: &str, schema: Value) -> Result<Value, ApiError> {
 }
 
 fn written_grammar(param: &str, text: String) -> Result<Grammar, ApiError> {
+    check_size(text.len()).map_err(|error| refused(param, &error))?;
     let lark = match gbnf::is_gbnf(&text) {
         true => gbnf::to_lark(&text).map_err(|error| ApiError::invalid(param, format!("`{param}`: {error}")))?,
         false => text,
@@ -183,9 +218,11 @@ fn any_object() -> Value {
 mod tests {
     use super::*;
     use crate::http::parse;
+    use tidemill_grammar::compiler::{GRAMMAR_BYTES_MAX, json_schema};
 
     fn asked(body: &Value) -> Result<Option<Asked>, ApiError> {
-        grammar(&mut parse::json(body.to_string().as_bytes()).unwrap())
+        let judge = &mut |schema: &Value, layout| Ok(json_schema(schema, layout)?);
+        grammar(&mut parse::json(body.to_string().as_bytes()).unwrap(), judge)
     }
 
     #[test]
@@ -214,6 +251,36 @@ mod tests {
         let grammar = |body: Value| asked(&body).unwrap().unwrap().grammar;
         assert_eq!(grammar(json!({"guided_grammar": "root ::= \"a\""})), grammar(json!({"guided_grammar": "start: \"a\"\n"})));
         assert_eq!(grammar(json!({"guided_json": schema})), grammar(json!({"guided_json": schema.to_string()})));
+    }
+
+    #[test]
+    fn what_is_too_large_is_refused_by_name_before_anything_is_made_of_it() {
+        let large = "a".repeat(GRAMMAR_BYTES_MAX + 1);
+        let choices: Vec<_> = (0..20_000).map(|n| n.to_string()).collect();
+        for (field, value) in [
+            ("guided_regex", json!(large)),
+            ("guided_grammar", json!(large)),
+            ("guided_grammar", json!(format!("root ::= \"{large}\""))),
+            ("guided_choice", json!([large])),
+            ("guided_choice", json!(choices)),
+            ("guided_json", json!({"title": large})),
+            ("guided_json", json!(format!("{{\"title\": \"{large}\"}}"))),
+        ] {
+            let error = asked(&json!({field: value})).unwrap_err();
+            assert!(
+                error.status() == 400 && error.body()["error"]["param"] == field && error.message().contains("most"),
+                "{field}: {error:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_could_not_be_judged_may_be_asked_again() {
+        let judge = &mut |_: &Value, _| Err(std::io::Error::other("gone").into());
+        let mut request = parse::json(br#"{"guided_json": {}}"#).unwrap();
+        let error = grammar(&mut request, judge).unwrap_err();
+        assert_eq!((error.status().as_u16(), error.retry_after_s()), (503, Some(1)));
+        assert!(error.message().contains("`guided_json`"), "{error:?}");
     }
 
     #[test]

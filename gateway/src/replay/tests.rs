@@ -3,6 +3,9 @@ use proptest::prelude::*;
 
 const LIMITS: Limits = Limits { bytes: 100, recordings: 3, keep: Duration::from_secs(60), grace: Duration::from_secs(10) };
 
+const ME: Digest = [200; 32];
+const OTHER: Digest = [201; 32];
+
 fn at(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
@@ -32,25 +35,25 @@ fn all(recordings: &mut Recordings<u8, u64>, seat: Seat) -> (Vec<u64>, bool) {
 #[test]
 fn a_repeat_hears_everything_and_goes_on_live() {
     let mut recordings = Recordings::new(LIMITS);
-    let first = seat(recordings.ask(key(1), key(9), None, || 7));
+    let first = seat(recordings.ask(ME, key(1), key(9), None, || 7));
     for n in 0..3 {
         recordings.append(first.recording, n, 5, true);
     }
-    let Asked::Joined { seat: second, tag: 7, ended: false } = recordings.ask(key(1), key(9), None, || 8) else { panic!() };
+    let Asked::Joined { seat: second, tag: 7, ended: false } = recordings.ask(ME, key(1), key(9), None, || 8) else { panic!() };
     assert_eq!(all(&mut recordings, second), (vec![0, 1, 2], false));
     recordings.append(first.recording, 3, 5, true);
     recordings.end(at(1), first.recording, true);
     assert_eq!(all(&mut recordings, second), (vec![3], true));
     assert_eq!(all(&mut recordings, first), (vec![0, 1, 2, 3], true));
-    let third = seat(recordings.ask(key(1), key(9), Some(1), || 8));
+    let third = seat(recordings.ask(ME, key(1), key(9), Some(1), || 8));
     assert_eq!(all(&mut recordings, third), (vec![2, 3], true));
-    assert_eq!(recordings.ask(key(1), key(8), None, || 8), Asked::OtherBody);
+    assert_eq!(recordings.ask(ME, key(1), key(8), None, || 8), Asked::OtherBody);
 }
 
 #[test]
 fn a_listener_that_is_ahead_hears_only_what_is_new() {
     let mut recordings = Recordings::new(LIMITS);
-    let ahead = seat(recordings.ask(key(1), key(9), Some(1), || 7));
+    let ahead = seat(recordings.ask(ME, key(1), key(9), Some(1), || 7));
     // A comment comes before the first event, and one after the second: the first is not for it.
     for (frame, event) in [(100, false), (0, true), (1, true), (2, true), (101, false), (3, true)] {
         recordings.append(ahead.recording, frame, 1, event);
@@ -61,7 +64,7 @@ fn a_listener_that_is_ahead_hears_only_what_is_new() {
 #[test]
 fn names_find_what_can_be_joined() {
     let mut recordings = Recordings::new(LIMITS);
-    let first = seat(recordings.ask(key(1), key(9), None, || 7));
+    let first = seat(recordings.ask(ME, key(1), key(9), None, || 7));
     recordings.name(first.recording, key(50));
     recordings.append(first.recording, 0, 1, true);
     let found = seat(recordings.find(&key(50), None).unwrap());
@@ -70,19 +73,19 @@ fn names_find_what_can_be_joined() {
     recordings.end(at(0), first.recording, false);
     assert!(recordings.find(&key(50), None).is_none(), "a failure is not for others");
     assert_eq!(all(&mut recordings, found), (vec![], true));
-    assert!(matches!(recordings.ask(key(1), key(8), None, || 8), Asked::Begun(_)), "its key is free again");
+    assert!(matches!(recordings.ask(ME, key(1), key(8), None, || 8), Asked::Begun(_)), "its key is free again");
 }
 
 #[test]
 fn nobody_listens_for_a_while() {
     let mut recordings = Recordings::<u8, u64>::new(LIMITS);
-    let first = seat(recordings.ask(key(1), key(9), None, || 7));
-    let second = seat(recordings.ask(key(1), key(9), None, || 7));
+    let first = seat(recordings.ask(ME, key(1), key(9), None, || 7));
+    let second = seat(recordings.ask(ME, key(1), key(9), None, || 7));
     recordings.leave(at(0), first);
     assert!(recordings.expire(at(100)).is_empty(), "another listens");
     recordings.leave(at(100), second);
     assert!(recordings.expire(at(109)).is_empty());
-    let back = seat(recordings.ask(key(1), key(9), None, || 7));
+    let back = seat(recordings.ask(ME, key(1), key(9), None, || 7));
     assert!(recordings.expire(at(120)).is_empty(), "somebody came back");
     recordings.leave(at(120), back);
     assert_eq!(recordings.expire(at(130)), [7]);
@@ -92,10 +95,43 @@ fn nobody_listens_for_a_while() {
 }
 
 #[test]
+fn a_flood_drives_out_nothing_but_itself() {
+    let mut recordings = Recordings::new(Limits { recordings: 4, ..LIMITS });
+    let mut record = |tenant, n: u8, bytes| {
+        let seat = match recordings.ask(tenant, key(n), key(9), None, || n) {
+            Asked::Begun(seat) => seat,
+            _ => return false,
+        };
+        let taken = recordings.append(seat.recording, 0, bytes, true);
+        recordings.end(at(u64::from(n)), seat.recording, true);
+        recordings.leave(at(u64::from(n)), seat);
+        recordings.check_integrity();
+        taken == Append::Taken
+    };
+    assert!(record(ME, 1, 40));
+    for n in 2..50 {
+        record(OTHER, n, 45);
+    }
+    assert!(recordings.has(&key(1)) && recordings.has(&key(49)) && !recordings.has(&key(48)));
+    let record_empty = |recordings: &mut Recordings<u8, u64>, tenant, n: u8| {
+        if let Asked::Begun(seat) = recordings.ask(tenant, key(n), key(9), None, || n) {
+            recordings.end(at(u64::from(n)), seat.recording, true);
+            recordings.leave(at(u64::from(n)), seat);
+        }
+    };
+    for n in 50..100 {
+        record_empty(&mut recordings, OTHER, n);
+    }
+    assert!(recordings.has(&key(1)), "nor by their number");
+    record_empty(&mut recordings, ME, 101);
+    assert!(recordings.has(&key(1)) && recordings.has(&key(101)), "what was borrowed is given back");
+}
+
+#[test]
 fn the_oldest_ended_go_first_and_all_go_in_time() {
     let mut recordings = Recordings::new(LIMITS);
     for n in 0..3 {
-        let seat = seat(recordings.ask(key(n), key(9), None, || n));
+        let seat = seat(recordings.ask(ME, key(n), key(9), None, || n));
         recordings.append(seat.recording, 0, 10, true);
         if n > 0 {
             recordings.end(at(u64::from(10 - n)), seat.recording, true);
@@ -103,7 +139,7 @@ fn the_oldest_ended_go_first_and_all_go_in_time() {
         }
     }
     // 0 runs, 2 ended before 1.
-    let last = seat(recordings.ask(key(3), key(9), None, || 3));
+    let last = seat(recordings.ask(ME, key(3), key(9), None, || 3));
     let kept = |recordings: &Recordings<u8, u64>| (0..4).map(|n| recordings.has(&key(n))).collect::<Vec<_>>();
     assert_eq!(kept(&recordings), [true, true, false, true]);
     recordings.append(last.recording, 0, 85, true);
@@ -119,7 +155,7 @@ fn the_oldest_ended_go_first_and_all_go_in_time() {
 #[test]
 fn without_room_a_recording_passes_and_waits_for_its_listeners() {
     let mut recordings = Recordings::new(LIMITS);
-    let first = seat(recordings.ask(key(1), key(9), None, || 7));
+    let first = seat(recordings.ask(ME, key(1), key(9), None, || 7));
     assert_eq!(recordings.append(first.recording, 0, 90, true), Append::Taken);
     assert_eq!(recordings.append(first.recording, 1, 90, true), Append::Full);
     assert!(!recordings.has(&key(1)));
@@ -129,7 +165,7 @@ fn without_room_a_recording_passes_and_waits_for_its_listeners() {
     recordings.leave(at(5), first);
     assert_eq!(recordings.expire(at(5)), [7], "nobody could come back");
     assert_eq!(
-        Recordings::<u8, u64>::new(Limits { bytes: 0, ..LIMITS }).ask(key(1), key(9), None, || 7),
+        Recordings::<u8, u64>::new(Limits { bytes: 0, ..LIMITS }).ask(ME, key(1), key(9), None, || 7),
         Asked::NoRoom,
         "without bytes nothing is recorded"
     );
@@ -189,7 +225,7 @@ proptest! {
         let mut frames = 0;
         for step in steps {
             match step {
-                Step::Ask { key: n, after } => match recordings.ask(key(n), key(9), after, || made.len()) {
+                Step::Ask { key: n, after } => match recordings.ask(ME, key(n), key(9), after, || made.len()) {
                     Asked::Begun(seat) => {
                         hearing.push(Hearing { seat, recording: made.len(), after, heard: Vec::new() });
                         made.push(Made { id: seat.recording, frames: Vec::new(), running: true });

@@ -3,8 +3,8 @@
 mod server;
 
 use super::{
-    Addition, Cut, Item, ItemPage, Kind, Limits, NewRecord, Owner, Page, Part, Record, RecordPage, Rewrite, Store, StoreError, Summary,
-    Totals, memory::Memory, postgres::Postgres, sqlite::Sqlite,
+    Addition, Cut, Item, ItemPage, Kind, Limits, NewRecord, Owner, PAGE_BYTES_MAX, Page, Part, Record, RecordPage, Rewrite, Store,
+    StoreError, Summary, Totals, memory::Memory, postgres::Postgres, sqlite::Sqlite,
 };
 use server::Server;
 use std::{
@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-const LIMITS: Limits = Limits { age: Duration::from_secs(100), bytes: 1 << 30 };
+const LIMITS: Limits = Limits { age: Duration::from_secs(100), bytes: 1 << 30, history_bytes: 1 << 30 };
 
 /// Each kind of store, for one scenario, with what it stands on.
 async fn stores(limits: Limits) -> Vec<(Arc<dyn Store>, Box<dyn Any>)> {
@@ -329,6 +329,180 @@ async fn the_oldest_make_room_for_the_newest() {
     }
 }
 
+fn big(id: &str, bytes: usize) -> NewRecord {
+    NewRecord { items: vec![Item { id: format!("item_{id}"), body: "x".repeat(bytes), tokens: 0 }], ..record(id, "", "", 0) }
+}
+
+#[tokio::test]
+async fn a_flood_of_one_tenant_drives_out_nothing_of_another() {
+    let owner = |name: &str| Owner(name.into());
+    for (store, _dir) in stores(Limits { bytes: 4 << 20, ..LIMITS }).await {
+        for n in 0..5 {
+            store.put(&owner("paid/ann"), big(&format!("conv_{n}"), 50 << 10), 0).await.unwrap();
+        }
+        store.put(&owner("paid/ann"), NewRecord { kind: Kind::Memory, ..record("mem_1", "", "", 0) }, 0).await.unwrap();
+        store.put(&owner("small"), record("conv_1", "", "a", 0), 0).await.unwrap();
+        // By new records, of many users of one tenant, and by a conversation that grows.
+        store.put(&owner("free"), record("conv_1", "", "", 0), 1).await.unwrap();
+        for n in 0..40 {
+            store.put(&owner(&format!("free/user_{}", n % 3)), big(&format!("resp_{n}"), 500 << 10), 10 + n).await.unwrap();
+            let more = Item { id: format!("more_{n}"), body: "x".repeat(20 << 10), tokens: 0 };
+            let added = store.append(&owner("free"), "conv_1", Addition::of(vec![more]), 10 + n).await;
+            assert!(added.is_ok() || added == gone("conv_1"), "{added:?}");
+        }
+        for n in 0..5 {
+            assert!(store.load(&owner("paid/ann"), &format!("conv_{n}"), Part::All).await.is_ok(), "{store:?} {n}");
+        }
+        assert!(store.load(&owner("paid/ann"), "mem_1", Part::All).await.is_ok());
+        assert!(store.load(&owner("small"), "conv_1", Part::All).await.is_ok());
+        assert!(store.load(&owner("free/user_0"), "resp_39", Part::All).await.is_ok(), "its newest is there");
+        assert_eq!(store.load(&owner("free/user_0"), "resp_0", Part::All).await, gone("resp_0"), "its oldest is not");
+    }
+}
+
+#[tokio::test]
+async fn room_that_was_borrowed_is_given_back() {
+    let (free, paid) = (Owner("free".into()), Owner("paid".into()));
+    for (store, _dir) in stores(Limits { bytes: 4 << 20, ..LIMITS }).await {
+        for n in 0..20 {
+            store.put(&free, big(&format!("resp_{n}"), 300 << 10), n).await.unwrap();
+        }
+        for n in 0..4 {
+            store.put(&paid, big(&format!("resp_{n}"), 300 << 10), 100 + n).await.unwrap();
+        }
+        for n in 0..4 {
+            assert!(store.load(&paid, &format!("resp_{n}"), Part::Nothing).await.is_ok(), "{store:?} {n}: less than its share");
+        }
+        assert!(store.load(&free, "resp_19", Part::Nothing).await.is_ok());
+        assert_eq!(store.load(&free, "resp_10", Part::Nothing).await, gone("resp_10"));
+    }
+}
+
+#[tokio::test]
+async fn what_does_not_fit_into_a_share_is_refused_and_changes_nothing() {
+    let (free, paid) = (Owner("free".into()), Owner("paid".into()));
+    for (store, _dir) in stores(Limits { bytes: 2 << 20, ..LIMITS }).await {
+        for n in 0..9 {
+            store.put(&paid, big(&format!("resp_{n}"), 100 << 10), 0).await.unwrap();
+        }
+        store.put(&free, big("conv_1", 100 << 10), 1).await.unwrap();
+        store.put(&free, big("conv_2", 100 << 10), 2).await.unwrap();
+        assert_eq!(store.put(&free, big("conv_3", 3 << 20), 3).await, Err(StoreError::Full));
+        let more = Item { id: "more".into(), body: "x".repeat(3 << 20), tokens: 0 };
+        assert_eq!(store.append(&free, "conv_2", Addition::of(vec![more]), 3).await, Err(StoreError::Full));
+        assert_eq!(store.load(&free, "conv_3", Part::All).await, gone("conv_3"));
+        for (id, items) in [("conv_1", "item_conv_1"), ("conv_2", "item_conv_2")] {
+            assert_eq!(store.load(&free, id, Part::All).await.map(|record| ids(&record.items)).unwrap(), items, "{store:?}");
+        }
+        for n in 0..9 {
+            assert!(store.load(&paid, &format!("resp_{n}"), Part::All).await.is_ok());
+        }
+        store.delete(&free, "conv_1").await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn facts_that_fill_a_share_are_refused_and_drive_out_nothing() {
+    let (free, paid) = (Owner("free".into()), Owner("paid".into()));
+    let fact = |n: usize| NewRecord { kind: Kind::Memory, body: "x".repeat(100 << 10), ..record(&format!("mem_{n}"), "", "", 0) };
+    for (store, _dir) in stores(Limits { bytes: 2 << 20, ..LIMITS }).await {
+        for n in 0..5 {
+            store.put(&paid, big(&format!("resp_{n}"), 150 << 10), 0).await.unwrap();
+        }
+        let mut put = 0;
+        while store.put(&free, fact(put), 1).await.is_ok() {
+            put += 1;
+            assert!(put < 20, "{store:?}");
+        }
+        assert_eq!(store.put(&free, fact(put), 1).await, Err(StoreError::Full));
+        for n in 0..5 {
+            assert!(store.load(&paid, &format!("resp_{n}"), Part::All).await.is_ok(), "{store:?} {n}");
+        }
+        store.delete(&free, "mem_0").await.unwrap();
+        store.put(&free, fact(put), 1).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_history_has_so_many_bytes() {
+    for (store, _dir) in stores(Limits { history_bytes: 1000, ..LIMITS }).await {
+        let too_large = |id: &str| Err(StoreError::TooLarge { id: id.into(), max: 1000 });
+        store.put(&me(), big("conv_1", 600), 0).await.unwrap();
+        assert_eq!(store.put(&me(), big("conv_2", 1001), 0).await, too_large("conv_2"));
+        let more = |bytes: usize| Addition::of(vec![Item { id: format!("more_{bytes}"), body: "x".repeat(bytes), tokens: 0 }]);
+        assert_eq!(store.append(&me(), "conv_1", more(401), 1).await, too_large("conv_1"));
+        store.append(&me(), "conv_1", more(400), 1).await.unwrap();
+        let twice = NewRecord { earlier: vec!["item_conv_1".into(), "item_conv_1".into()], ..record("resp_1", "", "", 0) };
+        assert_eq!(store.put(&me(), twice, 1).await, too_large("resp_1"), "each place counts");
+        let turn = NewRecord { conversation: Some(("conv_1".into(), None)), ..record("resp_2", "", "b", 0) };
+        assert_eq!(store.put(&me(), turn, 1).await, too_large("conv_1"));
+        assert_eq!(history(&*store, "conv_1", Part::All).await.unwrap(), "item_conv_1 more_400");
+        assert_eq!(history(&*store, "resp_2", Part::All).await, gone("resp_2"));
+        store.append(&me(), "conv_1", Addition { cut: Some(Cut { keep: 1, of: 2 }), ..more(300) }, 2).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_page_has_so_many_bytes_and_one_item_at_least() {
+    for (store, _dir) in stores(LIMITS).await {
+        let sized = |id: &str, bytes: u64| Item { id: id.into(), body: "x".repeat(bytes as usize), tokens: 0 };
+        let items =
+            vec![sized("a", 10), sized("b", PAGE_BYTES_MAX), sized("c", PAGE_BYTES_MAX + 1), sized("d", 1), sized("e", PAGE_BYTES_MAX - 1)];
+        store.put(&me(), NewRecord { items, ..record("conv_1", "", "", 0) }, 0).await.unwrap();
+        for (descending, pages) in [(false, ["a", "b", "c", "d e"]), (true, ["e d", "c", "b", "a"])] {
+            let mut after = None;
+            for (place, expected) in pages.iter().enumerate() {
+                let ItemPage { items, has_more } =
+                    store.page(&me(), "conv_1", Part::All, Page { after: after.clone(), limit: 100, descending }).await.unwrap();
+                assert_eq!((ids(&items).as_str(), has_more), (*expected, place < 3), "{store:?}");
+                after = items.last().map(|item| item.id.clone());
+            }
+        }
+    }
+}
+
+/// What the counters of bytes say after everything that can happen to records.
+#[tokio::test]
+async fn what_is_held_is_counted_and_forgotten() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("store.sqlite");
+    let sqlite = Sqlite::open(&path, LIMITS).unwrap();
+    let server = Server::shared().await;
+    let address = server.database().await;
+    let postgres = Postgres::new(address.parse().unwrap(), LIMITS);
+    for store in [&sqlite as &dyn Store, &postgres] {
+        for owner in ["acme/ann", "acme/bob", "other", ""] {
+            let owner = Owner(owner.into());
+            store.put(&owner, record("conv_1", "", "a b c", 0), 0).await.unwrap();
+            store.put(&owner, record("conv_2", "a b", "d", 0), 0).await.unwrap();
+            store.update(&owner, "conv_1", "{\"another\":\"body\"}".into(), 1).await.unwrap();
+            store.summarize(&owner, "conv_1", Summary { body: "long".repeat(9), items: 3, last: "c".into() }).await.unwrap();
+            store.append(&owner, "conv_1", Addition { cut: Some(Cut { keep: 2, of: 3 }), ..Addition::of(items("e f")) }, 2).await.unwrap();
+            store.remove(&owner, "conv_1", "e").await.unwrap();
+            store.delete(&owner, "conv_2").await.unwrap();
+        }
+        for owner in ["acme/bob", "other", ""] {
+            store.delete(&Owner(owner.into()), "conv_1").await.unwrap();
+        }
+    }
+    // What is left: a record with a longer body, and the items `a`, `b` and `f`.
+    let item = |id: &str| 128 + item(id).body.len() as i64;
+    let left = 256 + "{\"another\":\"body\"}".len() as i64 + item("a") + item("b") + item("f");
+    drop(sqlite);
+    let connection = rusqlite::Connection::open(&path).unwrap();
+    let mut select = connection.prepare("SELECT tenant, bytes FROM shares WHERE bytes <> 0").unwrap();
+    let held: Vec<(String, i64)> = select.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).unwrap().map(Result::unwrap).collect();
+    let history: i64 = connection.query_row("SELECT octet_length(history) FROM records", [], |row| row.get(0)).unwrap();
+    assert_eq!(held, [("acme".to_owned(), left + history)]);
+    let (client, connection) = tokio_postgres::connect(&address, tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(connection);
+    let select = "SELECT tenant, sum(bytes)::BIGINT, (SELECT sum(bytes)::BIGINT FROM tidemill.stored) FROM tidemill.shares
+         GROUP BY tenant HAVING sum(bytes) <> 0";
+    let held: Vec<(String, i64, i64)> =
+        client.query(select, &[]).await.unwrap().iter().map(|row| (row.get(0), row.get(1), row.get(2))).collect();
+    assert_eq!(held, [("acme".to_owned(), left, left)]);
+}
+
 #[tokio::test]
 async fn a_file_of_version_1_goes_on() {
     let dir = tempfile::tempdir().unwrap();
@@ -436,6 +610,50 @@ async fn coordinators_share_a_database() {
     let left = "SELECT (SELECT count(*) FROM tidemill.items), (SELECT count(*) FROM tidemill.uses), (SELECT sum(bytes)::BIGINT FROM tidemill.stored)";
     let left = client.query_one(left, &[]).await.unwrap();
     assert_eq!((left.get::<_, i64>(0), left.get::<_, i64>(1), left.get::<_, i64>(2)), (0, 0, 0), "nothing is left, and that is known");
+}
+
+#[tokio::test]
+async fn a_server_is_reached_as_safely_as_its_address_says() {
+    let server = Server::start_over_tcp(true).await;
+    let [named, by_number] = [server.database_over_tcp("localhost").await, server.database_over_tcp("127.0.0.1").await];
+    let authority = server.authority().display().to_string();
+    let other = Server::start_over_tcp(true).await;
+    let stranger = other.authority().display().to_string();
+    let tried = async |address: String| {
+        let store = Postgres::new(address.parse().unwrap(), LIMITS);
+        let put = store.put(&Owner(address.clone()), record("resp_1", "", "a", 0), 0).await;
+        let encrypted = match &put {
+            Ok(()) => {
+                let connection = store.connection().await;
+                Some(connection.query_one("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()", &[]).await.unwrap().get::<_, bool>(0))
+            }
+            Err(StoreError::Failed(_)) => None,
+            Err(error) => panic!("{address}: {error}"),
+        };
+        assert_eq!(put.is_ok(), encrypted.is_some());
+        encrypted
+    };
+    for (address, encrypted) in [
+        (format!("{named}?sslmode=disable"), Some(false)),
+        (named.clone(), Some(true)),
+        (format!("{named}?sslmode=require"), Some(true)),
+        (format!("{named}?sslmode=verify-ca&sslrootcert={authority}"), Some(true)),
+        (format!("{named}?sslmode=verify-full&sslrootcert={authority}"), Some(true)),
+        (format!("{by_number}?sslmode=verify-ca&sslrootcert={authority}"), Some(true)),
+        (format!("{by_number}?sslmode=verify-full&sslrootcert={authority}"), None),
+        (format!("{named}?sslmode=verify-full&sslrootcert={stranger}"), None),
+        (format!("{named}?sslmode=verify-ca&sslrootcert={stranger}"), None),
+        (format!("{named}?sslmode=require&sslrootcert={stranger}"), None),
+        (format!("{named}?sslrootcert=system"), None),
+    ] {
+        assert_eq!(tried(address.clone()).await, encrypted, "{address}");
+    }
+    let plain = Server::start_over_tcp(false).await;
+    let address = plain.database_over_tcp("localhost").await;
+    assert_eq!(tried(address.clone()).await, Some(false), "here, TLS is used where there is some");
+    for mode in ["require".to_owned(), format!("verify-full&sslrootcert={authority}")] {
+        assert_eq!(tried(format!("{address}?sslmode={mode}")).await, None, "{mode}");
+    }
 }
 
 #[tokio::test]

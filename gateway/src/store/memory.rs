@@ -1,9 +1,10 @@
 //! A store that ends with its process.
 
 use super::{
-    ALWAYS, Addition, HISTORY_ITEMS_MAX, Item, ItemPage, Kind, Limits, NewRecord, Owner, Page, Part, Record, RecordPage, Rewrite, Store,
-    StoreError, Stored, Summary, Totals,
+    ALWAYS, Addition, HISTORY_ITEMS_MAX, ITEM_OVERHEAD, Item, ItemPage, Kind, Limits, NewRecord, Owner, Page, Part, RECORD_OVERHEAD,
+    Record, RecordPage, Rewrite, Store, StoreError, Stored, Summary, Totals, note_evicted, page_of,
 };
+use crate::room::Shares;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     future,
@@ -25,11 +26,16 @@ struct State {
     items: HashMap<Key, Used>,
     /// Records by age, the oldest first.
     order: BTreeSet<(u64, u64, Key)>,
+    /// The same of each tenant.
+    order_of: BTreeSet<(String, u64, u64, Key)>,
     /// Records of each owner and kind, in the order in which they were put.
     listed: BTreeMap<(Owner, Kind, u64), String>,
     /// Records put so far: decides between those of one second.
     puts: u64,
-    bytes: u64,
+    /// By tenant.
+    bytes: Shares<String>,
+    /// Of these, what does not go to make room.
+    lasting: Shares<String>,
 }
 
 #[derive(Debug)]
@@ -47,7 +53,7 @@ struct Kept {
 
 impl Kept {
     fn bytes(&self) -> u64 {
-        (self.body.len() + self.summary.as_ref().map_or(0, |(_, summary)| summary.len())) as u64
+        RECORD_OVERHEAD + (self.body.len() + self.summary.as_ref().map_or(0, |(_, summary)| summary.len())) as u64
     }
 
     /// Items from this place on go.
@@ -64,6 +70,12 @@ struct Used {
     places: usize,
 }
 
+impl Used {
+    fn bytes(&self) -> u64 {
+        ITEM_OVERHEAD + self.body.len() as u64
+    }
+}
+
 impl Memory {
     pub fn new(limits: Limits) -> Self {
         Self { limits, state: Mutex::default() }
@@ -77,12 +89,7 @@ impl Memory {
 
 impl Store for Memory {
     fn put(&self, owner: &Owner, record: NewRecord, now: u64) -> Stored<'_, ()> {
-        let mut state = self.state();
-        let put = state.put(owner, record, now);
-        if put.is_ok() {
-            state.make_room(self.limits.bytes);
-        }
-        answer(put)
+        answer(self.state().put(owner, record, now, self.limits))
     }
 
     fn load(&self, owner: &Owner, id: &str, part: Part) -> Stored<'_, Record> {
@@ -99,7 +106,11 @@ impl Store for Memory {
         answer(state.record(owner, id).and_then(|kept| {
             let ids = &kept.history[part.range(kept.history.len(), kept.outputs)];
             let places = page.places(ids.iter().map(String::as_str), ids.len());
-            let (places, has_more) = places.ok_or_else(|| StoreError::NotFound(page.after.clone().unwrap_or_default()))?;
+            let (mut places, has_more) = places.ok_or_else(|| StoreError::NotFound(page.after.clone().unwrap_or_default()))?;
+            let listed = places.len();
+            let size = |place: &usize| state.items[&(owner.clone(), ids[*place].clone())].body.len() as u64;
+            places.truncate(page_of(places.iter().map(size)));
+            let has_more = has_more || places.len() < listed;
             Ok(ItemPage { items: places.into_iter().map(|place| state.item(owner, &ids[place])).collect(), has_more })
         }))
     }
@@ -129,9 +140,9 @@ impl Store for Memory {
 
     fn append(&self, owner: &Owner, id: &str, addition: Addition, now: u64) -> Stored<'_, ()> {
         let mut state = self.state();
-        let appended = state.append(owner, id, addition, now);
+        let appended = state.append(owner, id, addition, now, self.limits);
         if appended.is_ok() {
-            state.make_room(self.limits.bytes);
+            state.make_room(owner, self.limits.bytes);
         }
         answer(appended)
     }
@@ -187,7 +198,29 @@ impl State {
         history.iter().map(|id| self.item(owner, id)).fold(Totals::default(), add)
     }
 
-    fn put(&mut self, owner: &Owner, record: NewRecord, now: u64) -> Result<(), StoreError> {
+    /// Of the items that a history names, each once, with those that are still to come. `TooLarge`: of all its places.
+    fn history_bytes(&self, owner: &Owner, id: &str, history: &[String], new: &[Item], limits: Limits) -> Result<u64, StoreError> {
+        let new: HashMap<&str, u64> = new.iter().map(|item| (item.id.as_str(), item.body.len() as u64)).collect();
+        let size = |id: &String| match self.items.get(&(owner.clone(), id.clone())) {
+            Some(used) => used.body.len() as u64,
+            None => new[id.as_str()],
+        };
+        if history.iter().map(size).sum::<u64>() > limits.history_bytes {
+            return Err(StoreError::TooLarge { id: id.to_owned(), max: limits.history_bytes });
+        }
+        Ok(history.iter().collect::<BTreeSet<_>>().into_iter().map(|id| size(id) + ITEM_OVERHEAD).sum())
+    }
+
+    /// Refuses a record of so many bytes for which there would be no room even if all else of its tenant were gone that can go.
+    fn check_room(&self, owner: &Owner, bytes: u64, limits: Limits) -> Result<(), StoreError> {
+        let tenant = owner.tenant().to_owned();
+        let others = self.bytes.total() - self.bytes.held(&tenant);
+        let least = self.lasting.held(&tenant) + bytes;
+        let is_over = others > 0 && others + least > limits.bytes && least > self.bytes.share(limits.bytes, &tenant);
+        if is_over { Err(StoreError::Full) } else { Ok(()) }
+    }
+
+    fn put(&mut self, owner: &Owner, record: NewRecord, now: u64, limits: Limits) -> Result<(), StoreError> {
         let NewRecord { id, kind, body, earlier, items, outputs, conversation } = record;
         if let Some(missing) = earlier.iter().find(|item| !self.items.contains_key(&(owner.clone(), (*item).clone()))) {
             return Err(StoreError::NotFound(missing.clone()));
@@ -199,27 +232,57 @@ impl State {
         if self.records.contains_key(&key) {
             return Err(StoreError::Failed(format!("`{}` is stored already", key.1)));
         }
-        if let Some((conversation, body)) = conversation {
-            self.append(owner, &conversation, Addition { body, ..Addition::of(items.clone()) }, now)?;
-        }
         let history: Vec<_> = earlier.into_iter().chain(items.iter().map(|item| item.id.clone())).collect();
+        let bytes = self.history_bytes(owner, &key.1, &history, &items, limits)?;
+        self.check_room(owner, RECORD_OVERHEAD + body.len() as u64 + bytes, limits)?;
+        if let Some((conversation, body)) = conversation {
+            self.append(owner, &conversation, Addition { body, ..Addition::of(items.clone()) }, now, limits)?;
+        }
         self.insert(owner, items);
         self.use_items(owner, &history);
         self.puts += 1;
-        self.bytes += body.len() as u64;
         let used = kind.used(now);
-        self.order.insert((used, self.puts, key.clone()));
+        let kept = Kept { kind, body, history, outputs, summary: None, used, put: self.puts };
+        self.hold(owner, &kept);
+        self.order(used, self.puts, &key);
         self.listed.insert((owner.clone(), kind, self.puts), key.1.clone());
-        self.records.insert(key, Kept { kind, body, history, outputs, summary: None, used, put: self.puts });
+        self.records.insert(key, kept);
+        self.make_room(owner, limits.bytes);
         Ok(())
+    }
+
+    fn hold(&mut self, owner: &Owner, kept: &Kept) {
+        let tenant = owner.tenant().to_owned();
+        self.bytes.add(&tenant, kept.bytes());
+        if kept.kind == Kind::Memory {
+            self.lasting.add(&tenant, kept.bytes());
+        }
+    }
+
+    fn let_go(&mut self, owner: &Owner, kind: Kind, bytes: u64) {
+        let tenant = owner.tenant().to_owned();
+        self.bytes.take(&tenant, bytes);
+        if kind == Kind::Memory {
+            self.lasting.take(&tenant, bytes);
+        }
+    }
+
+    fn order(&mut self, used: u64, put: u64, key: &Key) {
+        self.order.insert((used, put, key.clone()));
+        self.order_of.insert((key.0.tenant().to_owned(), used, put, key.clone()));
+    }
+
+    fn unorder(&mut self, used: u64, put: u64, key: &Key) {
+        self.order.remove(&(used, put, key.clone()));
+        self.order_of.remove(&(key.0.tenant().to_owned(), used, put, key.clone()));
     }
 
     fn insert(&mut self, owner: &Owner, items: Vec<Item>) {
         for Item { id, body, tokens } in items {
-            let bytes = body.len() as u64;
             self.items.entry((owner.clone(), id)).or_insert_with(|| {
-                self.bytes += bytes;
-                Used { body, tokens, places: 0 }
+                let used = Used { body, tokens, places: 0 };
+                self.bytes.add(&owner.tenant().to_owned(), used.bytes());
+                used
             });
         }
     }
@@ -236,25 +299,27 @@ impl State {
             let item = self.items.get_mut(&key).expect("a history names stored items");
             item.places -= 1;
             if item.places == 0 {
-                self.bytes -= item.body.len() as u64;
+                let bytes = item.bytes();
                 self.items.remove(&key);
+                self.bytes.take(&owner.tenant().to_owned(), bytes);
             }
         }
     }
 
     fn change(&mut self, owner: &Owner, id: &str, now: u64, change: impl FnOnce(&mut Kept)) -> Result<(), StoreError> {
         let key = (owner.clone(), id.to_owned());
-        let kept = self.records.get_mut(&key).ok_or_else(|| StoreError::NotFound(id.to_owned()))?;
-        self.bytes -= kept.bytes();
-        change(kept);
-        self.bytes += kept.bytes();
-        self.order.remove(&(kept.used, kept.put, key.clone()));
+        let mut kept = self.records.remove(&key).ok_or_else(|| StoreError::NotFound(id.to_owned()))?;
+        self.let_go(owner, kept.kind, kept.bytes());
+        self.unorder(kept.used, kept.put, &key);
+        change(&mut kept);
         kept.used = kept.kind.used(now);
-        self.order.insert((kept.used, kept.put, key));
+        self.hold(owner, &kept);
+        self.order(kept.used, kept.put, &key);
+        self.records.insert(key, kept);
         Ok(())
     }
 
-    fn append(&mut self, owner: &Owner, id: &str, addition: Addition, now: u64) -> Result<(), StoreError> {
+    fn append(&mut self, owner: &Owner, id: &str, addition: Addition, now: u64, limits: Limits) -> Result<(), StoreError> {
         let Addition { cut, items, body } = addition;
         let mut history = self.record(owner, id)?.history.clone();
         let gone = match cut {
@@ -265,9 +330,11 @@ impl State {
             return Err(StoreError::TooLong { id: id.to_owned() });
         }
         let ids: Vec<_> = items.iter().map(|item| item.id.clone()).collect();
+        history.extend_from_slice(&ids);
+        let bytes = self.history_bytes(owner, id, &history, &items, limits)?;
+        self.check_room(owner, self.record(owner, id)?.bytes() + bytes, limits)?;
         self.insert(owner, items);
         self.use_items(owner, &ids);
-        history.extend_from_slice(&ids);
         self.change(owner, id, now, |kept| {
             kept.cut(history.len() - ids.len());
             kept.history = history;
@@ -286,9 +353,10 @@ impl State {
         };
         let (gone, left): (Vec<_>, Vec<_>) = std::mem::take(&mut kept.history).into_iter().partition(|place| place == item);
         kept.history = left;
-        self.bytes -= kept.bytes();
+        let before = kept.bytes();
         kept.cut(first);
-        self.bytes += kept.bytes();
+        let cut = before - kept.bytes();
+        self.bytes.take(&owner.tenant().to_owned(), cut);
         self.give_up(owner, &gone);
         Ok(())
     }
@@ -296,27 +364,41 @@ impl State {
     fn summarize(&mut self, owner: &Owner, id: &str, summary: Summary) -> Result<(), StoreError> {
         let kept = self.records.get_mut(&(owner.clone(), id.to_owned())).ok_or_else(|| StoreError::NotFound(id.to_owned()))?;
         summary.check(id, |place| kept.history.get(place).map(String::as_str))?;
-        self.bytes -= kept.bytes();
+        let (tenant, before) = (owner.tenant().to_owned(), kept.bytes());
         kept.summary = Some((summary.items, summary.body));
-        self.bytes += kept.bytes();
+        let after = kept.bytes();
+        self.bytes.take(&tenant, before);
+        self.bytes.add(&tenant, after);
         Ok(())
     }
 
     fn delete(&mut self, key: &Key) -> Result<(), StoreError> {
         let kept = self.records.remove(key).ok_or_else(|| StoreError::NotFound(key.1.clone()))?;
-        self.order.remove(&(kept.used, kept.put, key.clone()));
+        self.unorder(kept.used, kept.put, key);
         self.listed.remove(&(key.0.clone(), kept.kind, kept.put));
-        self.bytes -= kept.bytes();
+        self.let_go(&key.0, kept.kind, kept.bytes());
         self.give_up(&key.0, &kept.history);
         Ok(())
     }
 
-    /// The newest record stays, whatever its size.
-    fn make_room(&mut self, bytes_max: u64) {
-        while self.bytes > bytes_max {
-            let mut oldest = self.order.iter().take_while(|(used, ..)| *used < ALWAYS);
-            let (Some((_, _, key)), Some(_)) = (oldest.next().cloned(), oldest.next()) else { return };
+    /// The newest record of `owner`'s tenant stays, whatever its size.
+    fn make_room(&mut self, owner: &Owner, bytes_max: u64) {
+        let newcomer = owner.tenant().to_owned();
+        while self.bytes.total() > bytes_max {
+            // What is new is counted already.
+            let losers = self.bytes.losers(bytes_max, &newcomer, 0);
+            let Some((tenant, key)) = losers.iter().find_map(|loser| Some((loser, self.oldest(loser, *loser == newcomer)?))) else {
+                return;
+            };
             self.delete(&key).expect("what is ordered is stored");
+            note_evicted(tenant, 1);
         }
+    }
+
+    fn oldest(&self, tenant: &str, but_the_newest: bool) -> Option<Key> {
+        let all = (tenant.to_owned(), 0, 0, Key::default())..(tenant.to_owned(), ALWAYS, 0, Key::default());
+        let mut oldest = self.order_of.range(all).map(|(.., key)| key);
+        let key = oldest.next()?;
+        (!but_the_newest || oldest.next().is_some()).then(|| key.clone())
     }
 }

@@ -4,18 +4,22 @@
 //! done, or undone, whether or not anybody still waits for it. A server that is not there fails calls within seconds, and serves them again
 //! when it is back; this process needs neither be started after it nor again.
 //!
-//! Connections are not encrypted: a socket on this machine, or a network that is trusted.
+//! - [`address`]: where the server is, and how connections to it are protected
 
+pub mod address;
 mod writing;
 
 use super::{
-    Addition, Item, ItemPage, Kind, Limits, NewRecord, Owner, Page, Part, Record, RecordPage, Store, StoreError, Stored, Summary, Totals,
+    Addition, ITEM_OVERHEAD, Item, ItemPage, Kind, Limits, NewRecord, Owner, PAGE_BYTES_MAX, Page, Part, RECORD_OVERHEAD, Record,
+    RecordPage, Store, StoreError, Stored, Summary, Totals,
 };
+pub use address::{Address, AddressError};
 use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime, Timeouts};
 use futures_util::future::BoxFuture;
-use std::{str::FromStr, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 use tokio::{sync::OnceCell, time::timeout};
-use tokio_postgres::{Client, Config, NoTls, Row, config::SslMode, error::SqlState};
+use tokio_postgres::{Client, NoTls, Row, error::SqlState};
+use tokio_postgres_rustls::MakeRustlsConnect;
 use writing::Writing;
 
 const CONNECTIONS_MAX: usize = 16;
@@ -30,10 +34,10 @@ const ATTEMPTS_MAX: u32 = 5;
 const EXPIRED_AT_A_TIME: i64 = 100;
 /// Makes those wait who begin at the same time: any number that nobody else locks.
 const SCHEMA_LOCK: i64 = 0x7469_6465_6d69_6c6c;
-const SCHEMA_VERSION: i32 = 2;
+const SCHEMA_VERSION: i32 = 3;
 
 /// As in SQLite: a history is a list of items' numbers, and `uses` counts the places that name an item, apart from the bodies. `stored` has
-/// the bytes of all bodies, in rows enough that transactions seldom wait for one another there.
+/// the bytes of all bodies, and `shares` those of each tenant, in rows enough that transactions seldom wait for one another there.
 const SCHEMA: &str = "
     CREATE SCHEMA IF NOT EXISTS tidemill;
     CREATE TABLE tidemill.version (version INTEGER NOT NULL);
@@ -56,46 +60,26 @@ const TO_VERSION_2: &str = "
     ALTER TABLE tidemill.records ADD COLUMN summary TEXT, ADD COLUMN summarized BIGINT NOT NULL DEFAULT 0;
     UPDATE tidemill.version SET version = 2;";
 
+/// From version 2, which knew nothing of tenants.
+fn to_version_3() -> String {
+    format!(
+        "CREATE TABLE tidemill.shares (tenant TEXT NOT NULL, part INTEGER NOT NULL, bytes BIGINT NOT NULL, PRIMARY KEY (tenant, part));
+         INSERT INTO tidemill.shares SELECT split_part(owner, '/', 1), 0, sum(bytes) FROM (
+             SELECT owner, {RECORD_OVERHEAD} + octet_length(body) + coalesce(octet_length(summary), 0) AS bytes FROM tidemill.records
+             UNION ALL SELECT owner, {ITEM_OVERHEAD} + octet_length(body) FROM tidemill.items) AS held GROUP BY 1;
+         DELETE FROM tidemill.stored;
+         INSERT INTO tidemill.stored SELECT 0, coalesce(sum(bytes), 0) FROM tidemill.shares;
+         CREATE INDEX records_by_tenant ON tidemill.records (split_part(owner, '/', 1), used, number);
+         UPDATE tidemill.version SET version = 3;"
+    )
+}
+
 #[derive(Clone, Debug)]
 pub struct Postgres {
     pool: Pool,
     limits: Limits,
     /// The schema is there.
     prepared: Arc<OnceCell<()>>,
-}
-
-/// What a connection string must not say, or does not.
-#[derive(Debug, thiserror::Error)]
-pub enum AddressError {
-    /// The string itself may hold a password.
-    #[error("it cannot be read: {0}")]
-    Unreadable(tokio_postgres::Error),
-    #[error(
-        "it asks for TLS, which is not supported: use a socket, as in postgres:///tidemill?host=/run/postgresql, or a network that is trusted"
-    )]
-    Tls,
-    #[error("it names no host: add `host`, as in postgres:///tidemill?host=/run/postgresql")]
-    NoHost,
-}
-
-/// Where a server is and who asks it, as in `postgres://USER:PASSWORD@HOST/DATABASE`.
-#[derive(Clone, Debug)]
-pub struct Address(Config);
-
-impl FromStr for Address {
-    type Err = AddressError;
-
-    fn from_str(address: &str) -> Result<Self, AddressError> {
-        let mut config: Config = address.parse().map_err(AddressError::Unreadable)?;
-        if config.get_ssl_mode() == SslMode::Require {
-            return Err(AddressError::Tls);
-        }
-        if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
-            return Err(AddressError::NoHost);
-        }
-        config.ssl_mode(SslMode::Disable);
-        Ok(Self(config))
-    }
 }
 
 /// Why a transaction failed, and whether it may be tried again.
@@ -110,7 +94,7 @@ type Outcome<T> = Result<T, Failed>;
 
 impl Postgres {
     /// Asks nothing of the server yet.
-    pub fn new(Address(mut config): Address, limits: Limits) -> Self {
+    pub fn new(Address { mut config, tls }: Address, limits: Limits) -> Self {
         config
             .application_name("tidemill")
             .connect_timeout(CONNECT_MAX)
@@ -118,11 +102,21 @@ impl Postgres {
             .tcp_user_timeout(ANSWER_MAX);
         let given = config.get_options().map_or(String::new(), |options| format!("{options} "));
         config.options(format!("{given}-c statement_timeout={STATEMENT_MAX_MS} -c idle_in_transaction_session_timeout={STATEMENT_MAX_MS}"));
-        let manager = Manager::from_config(config, NoTls, ManagerConfig { recycling_method: RecyclingMethod::Fast });
+        let recycling = ManagerConfig { recycling_method: RecyclingMethod::Fast };
+        let manager = match tls {
+            Some(tls) => Manager::from_config(config, MakeRustlsConnect::new((*tls).clone()), recycling),
+            None => Manager::from_config(config, NoTls, recycling),
+        };
         let wait = Some(CONNECT_MAX);
         let pool = Pool::builder(manager).max_size(CONNECTIONS_MAX).runtime(Runtime::Tokio1);
         let pool = pool.timeouts(Timeouts { wait, create: wait, recycle: wait }).build().expect("a pool with a runtime has its timeouts");
         Self { pool, limits, prepared: Arc::default() }
+    }
+
+    /// One of its connections.
+    #[cfg(test)]
+    pub(super) async fn connection(&self) -> Object {
+        self.pool.get().await.expect("it has just been used")
     }
 
     fn call<T: Send + 'static>(
@@ -177,10 +171,14 @@ async fn prepare(client: &mut Client) -> Result<(), StoreError> {
         transaction.batch_execute(SCHEMA).await?;
     }
     let found: i32 = transaction.query_one("SELECT version FROM tidemill.version", &[]).await?.get(0);
+    if !(1..=SCHEMA_VERSION).contains(&found) {
+        return Err(StoreError::Failed(format!("the database was written by another version (schema {found}, not {SCHEMA_VERSION})")));
+    }
     if found == 1 {
         transaction.batch_execute(TO_VERSION_2).await?;
-    } else if found != SCHEMA_VERSION {
-        return Err(StoreError::Failed(format!("the database was written by another version (schema {found}, not {SCHEMA_VERSION})")));
+    }
+    if found < SCHEMA_VERSION {
+        transaction.batch_execute(&to_version_3()).await?;
     }
     Ok(transaction.commit().await?)
 }
@@ -191,9 +189,9 @@ impl Store for Postgres {
         self.call(move |client, limits| {
             let (owner, record) = (owner.clone(), record.clone());
             Box::pin(async move {
-                let mut writing = Writing::begin(client).await?;
+                let mut writing = Writing::begin(client, limits).await?;
                 writing.put(&owner, record, now).await?;
-                writing.commit(limits).await
+                writing.commit_for(&owner).await
             })
         })
     }
@@ -223,7 +221,8 @@ impl Store for Postgres {
                 let places = page.places(ids.iter().map(String::as_str), numbers.len());
                 let (places, has_more) = places.ok_or_else(|| missing(page.after.as_deref().unwrap_or_default()))?;
                 let numbers: Vec<_> = places.into_iter().map(|place| numbers[place]).collect();
-                Ok(ItemPage { items: reading.items(&numbers).await?, has_more })
+                let items = reading.first_items(&numbers).await?;
+                Ok(ItemPage { has_more: has_more || items.len() < numbers.len(), items })
             })
         })
     }
@@ -255,9 +254,9 @@ impl Store for Postgres {
         self.call(move |client, limits| {
             let (owner, id, body) = (owner.clone(), id.clone(), body.clone());
             Box::pin(async move {
-                let mut writing = Writing::begin(client).await?;
+                let mut writing = Writing::begin(client, limits).await?;
                 writing.update(&owner, &id, &body, now).await?;
-                writing.commit(limits).await
+                writing.commit_for(&owner).await
             })
         })
     }
@@ -267,9 +266,9 @@ impl Store for Postgres {
         self.call(move |client, limits| {
             let (owner, id, addition) = (owner.clone(), id.clone(), addition.clone());
             Box::pin(async move {
-                let mut writing = Writing::begin(client).await?;
+                let mut writing = Writing::begin(client, limits).await?;
                 writing.append(&owner, &id, &addition, now).await?;
-                writing.commit(limits).await
+                writing.commit_for(&owner).await
             })
         })
     }
@@ -279,9 +278,9 @@ impl Store for Postgres {
         self.call(move |client, limits| {
             let (owner, id, summary) = (owner.clone(), id.clone(), summary.clone());
             Box::pin(async move {
-                let mut writing = Writing::begin(client).await?;
+                let mut writing = Writing::begin(client, limits).await?;
                 writing.summarize(&owner, &id, &summary).await?;
-                writing.commit(limits).await
+                writing.commit_for(&owner).await
             })
         })
     }
@@ -291,9 +290,9 @@ impl Store for Postgres {
         self.call(move |client, limits| {
             let (owner, id, item) = (owner.clone(), id.clone(), item.clone());
             Box::pin(async move {
-                let mut writing = Writing::begin(client).await?;
+                let mut writing = Writing::begin(client, limits).await?;
                 writing.remove(&owner, &id, &item).await?;
-                writing.commit(limits).await
+                writing.commit().await
             })
         })
     }
@@ -303,9 +302,9 @@ impl Store for Postgres {
         self.call(move |client, limits| {
             let (owner, id) = (owner.clone(), id.clone());
             Box::pin(async move {
-                let mut writing = Writing::begin(client).await?;
+                let mut writing = Writing::begin(client, limits).await?;
                 writing.delete(&owner, &id).await?;
-                writing.commit(limits).await
+                writing.commit().await
             })
         })
     }
@@ -317,9 +316,9 @@ impl Store for Postgres {
             loop {
                 let some = self.call(move |client, limits| {
                     Box::pin(async move {
-                        let mut writing = Writing::begin(client).await?;
+                        let mut writing = Writing::begin(client, limits).await?;
                         let deleted = writing.delete_older(limit, EXPIRED_AT_A_TIME).await?;
-                        writing.commit(limits).await?;
+                        writing.commit().await?;
                         Ok(deleted)
                     })
                 });
@@ -354,6 +353,15 @@ impl<'a> Reading<'a> {
              JOIN tidemill.items ON items.number = place.item ORDER BY place.place";
         let items: Vec<_> = self.0.query(select, &[&numbers]).await?.iter().map(item).collect();
         whole(numbers, items)
+    }
+
+    /// As many of them as a page holds.
+    async fn first_items(&self, numbers: &[i64]) -> Outcome<Vec<Item>> {
+        let select = "SELECT id, body, tokens FROM (
+                 SELECT items.id, items.body, items.tokens, place.place, sum(octet_length(items.body)) OVER (ORDER BY place.place) AS bytes
+                 FROM unnest($1::BIGINT[]) WITH ORDINALITY AS place (item, place) JOIN tidemill.items ON items.number = place.item) AS held
+             WHERE place = 1 OR bytes <= $2 ORDER BY place";
+        Ok(self.0.query(select, &[&numbers, &(PAGE_BYTES_MAX as i64)]).await?.iter().map(item).collect())
     }
 
     async fn ids(&self, numbers: &[i64]) -> Outcome<Vec<String>> {
@@ -437,21 +445,4 @@ impl From<PoolError> for StoreError {
 
 fn with_cause(error: &dyn std::error::Error) -> String {
     error.source().map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_address_says_where_and_never_what_the_password_is() {
-        for good in ["postgres://me@localhost/tidemill", "postgresql:///tidemill?host=/run/postgresql", "postgres://me:secret@%2Frun%2Fx/y"]
-        {
-            assert!(!format!("{:?}", good.parse::<Address>().unwrap()).contains("secret"));
-        }
-        assert!(matches!("postgres://me@localhost/x?sslmode=require".parse::<Address>(), Err(AddressError::Tls)));
-        assert!(matches!("postgres:///tidemill".parse::<Address>(), Err(AddressError::NoHost)));
-        let unreadable = "postgres://me:secret@localhost/x?port=many".parse::<Address>().unwrap_err().to_string();
-        assert!(!unreadable.contains("secret"), "{unreadable}");
-    }
 }

@@ -4,14 +4,16 @@
 //! may lose the last moments. One process at a time: it holds the file's lock from opening to end.
 
 use super::{
-    ALWAYS, Addition, HISTORY_ITEMS_MAX, Item, ItemPage, Kind, Limits, NewRecord, Owner, Page, Part, Record, RecordPage, Rewrite, Store,
-    StoreError, Stored, Summary, Totals,
+    ALWAYS, Addition, HISTORY_ITEMS_MAX, ITEM_OVERHEAD, Item, ItemPage, Kind, Limits, NewRecord, Owner, PAGE_BYTES_MAX, Page, Part,
+    RECORD_OVERHEAD, Record, RecordPage, Rewrite, Store, StoreError, Stored, Summary, Totals, note_evicted,
 };
+use crate::room::Shares;
 use rusqlite::{
     Connection, OptionalExtension, Row, ToSql, Transaction, TransactionBehavior, params,
     types::{ToSqlOutput, Value},
 };
 use std::{
+    collections::BTreeMap,
     fs::{DirBuilder, OpenOptions},
     io,
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
@@ -27,7 +29,7 @@ const QUEUE_MAX: usize = 256;
 /// A call that takes longer has failed: the disk does not answer.
 const ANSWER_MAX: Duration = Duration::from_secs(20);
 /// Of the tables below.
-const SCHEMA_VERSION: i64 = 3;
+const SCHEMA_VERSION: i64 = 4;
 
 /// `history` is a JSON list of items' numbers: SQLite joins along it (`json_each`). `uses` counts the places that name an item, apart from
 /// the bodies, so that a turn of a long conversation rewrites small rows only.
@@ -44,6 +46,49 @@ const SCHEMA: &str = "
         UNIQUE (owner, id));
     CREATE TABLE uses (item INTEGER PRIMARY KEY, places INTEGER NOT NULL);
     PRAGMA user_version = 3;";
+
+/// The tenant of an owner, as tables and indexes have it.
+macro_rules! tenant_of {
+    ($owner:literal) => {
+        concat!("substr(", $owner, ", 1, instr(", $owner, " || '/', '/') - 1)")
+    };
+}
+
+/// From version 3, which knew nothing of tenants: what each of them holds is counted by triggers, so that no way around is possible.
+fn to_version_4() -> String {
+    let record = |row: &str| {
+        format!("({RECORD_OVERHEAD} + octet_length({row}.body) + octet_length({row}.history) + coalesce(octet_length({row}.summary), 0))")
+    };
+    let item = |row: &str| format!("({ITEM_OVERHEAD} + octet_length({row}.body))");
+    let count = |name: &str, when: &str, row: &str, by: String| {
+        let tenant = format!("substr({row}.owner, 1, instr({row}.owner || '/', '/') - 1)");
+        format!(
+            "CREATE TRIGGER {name} AFTER {when} BEGIN
+                 INSERT OR IGNORE INTO shares VALUES ({tenant}, 0);
+                 UPDATE shares SET bytes = bytes + {by} WHERE tenant = {tenant};
+             END;"
+        )
+    };
+    let triggers = [
+        count("record_comes", "INSERT ON records", "new", record("new")),
+        count("record_goes", "DELETE ON records", "old", format!("-{}", record("old"))),
+        count("record_changes", "UPDATE OF body, history, summary ON records", "new", format!("{} - {}", record("new"), record("old"))),
+        count("item_comes", "INSERT ON items", "new", item("new")),
+        count("item_goes", "DELETE ON items", "old", format!("-{}", item("old"))),
+    ];
+    format!(
+        "CREATE TABLE shares (tenant TEXT PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID;
+         INSERT INTO shares SELECT {tenant}, sum(bytes) FROM (
+             SELECT owner, {record} AS bytes FROM records UNION ALL SELECT owner, {item} FROM items) AS held GROUP BY 1;
+         CREATE INDEX records_by_tenant ON records ({tenant}, used, number);
+         {triggers}
+         PRAGMA user_version = 4;",
+        tenant = tenant_of!("owner"),
+        record = record("records"),
+        item = item("items"),
+        triggers = triggers.concat(),
+    )
+}
 
 /// From version 1, which had no kinds and counted nothing: what its items say stays uncounted.
 const TO_VERSION_2: &str = "
@@ -137,7 +182,7 @@ impl Drop for Sqlite {
 impl Store for Sqlite {
     fn put(&self, owner: &Owner, record: NewRecord, now: u64) -> Stored<'_, ()> {
         let owner = owner.clone();
-        self.call(move |database| database.write(|writing| writing.put(&owner, record, now)))
+        self.call(move |database| database.write(Some(&owner), |writing| writing.put(&owner, record, now)))
     }
 
     fn load(&self, owner: &Owner, id: &str, part: Part) -> Stored<'_, Record> {
@@ -158,7 +203,8 @@ impl Store for Sqlite {
             let places = page.places(ids.iter().map(String::as_str), numbers.len());
             let (places, has_more) = places.ok_or_else(|| StoreError::NotFound(page.after.clone().unwrap_or_default()))?;
             let numbers: Vec<_> = places.into_iter().map(|place| numbers[place]).collect();
-            Ok(ItemPage { items: database.items(&numbers)?, has_more })
+            let items = database.first_items(&numbers)?;
+            Ok(ItemPage { has_more: has_more || items.len() < numbers.len(), items })
         })
     }
 
@@ -179,8 +225,8 @@ impl Store for Sqlite {
     fn update(&self, owner: &Owner, id: &str, body: String, now: u64) -> Stored<'_, ()> {
         let (owner, id) = (owner.clone(), id.to_owned());
         self.call(move |database| {
-            database.write(|writing| {
-                let changed = writing.0.execute(
+            database.write(Some(&owner), |writing| {
+                let changed = writing.transaction.execute(
                     "UPDATE records SET body = ?3, used = CASE kind WHEN ?5 THEN used ELSE ?4 END WHERE owner = ?1 AND id = ?2",
                     params![owner.0, id, body, now, Kind::Memory],
                 )?;
@@ -192,7 +238,7 @@ impl Store for Sqlite {
     fn append(&self, owner: &Owner, id: &str, addition: Addition, now: u64) -> Stored<'_, ()> {
         let (owner, id) = (owner.clone(), id.to_owned());
         self.call(move |database| {
-            database.write(|writing| {
+            database.write(Some(&owner), |writing| {
                 let numbers = writing.insert_items(&owner, &addition.items)?;
                 writing.append(&owner, &id, &numbers, &addition, now)
             })
@@ -201,20 +247,22 @@ impl Store for Sqlite {
 
     fn summarize(&self, owner: &Owner, id: &str, summary: Summary) -> Stored<'_, ()> {
         let (owner, id) = (owner.clone(), id.to_owned());
-        self.call(move |database| database.write(|writing| writing.summarize(&owner, &id, &summary)))
+        self.call(move |database| database.write(Some(&owner), |writing| writing.summarize(&owner, &id, &summary)))
     }
 
     fn remove(&self, owner: &Owner, id: &str, item: &str) -> Stored<'_, ()> {
         let (owner, id, item) = (owner.clone(), id.to_owned(), item.to_owned());
-        self.call(move |database| database.write(|writing| writing.remove(&owner, &id, &item)))
+        self.call(move |database| database.write(None, |writing| writing.remove(&owner, &id, &item)))
     }
 
     fn delete(&self, owner: &Owner, id: &str) -> Stored<'_, ()> {
         let (owner, id) = (owner.clone(), id.to_owned());
         self.call(move |database| {
-            database.write(|writing| {
+            database.write(None, |writing| {
                 let number =
-                    writing.0.query_row("SELECT number FROM records WHERE owner = ?1 AND id = ?2", params![owner.0, id], |row| row.get(0));
+                    writing
+                        .transaction
+                        .query_row("SELECT number FROM records WHERE owner = ?1 AND id = ?2", params![owner.0, id], |row| row.get(0));
                 writing.delete(number.optional()?.ok_or(StoreError::NotFound(id))?)
             })
         })
@@ -223,7 +271,7 @@ impl Store for Sqlite {
     fn expire(&self, now: u64) -> Stored<'_, u64> {
         self.call(move |database| {
             let limit = now.saturating_sub(database.limits.age.as_secs());
-            database.write(|writing| {
+            database.write(None, |writing| {
                 let mut expired = 0;
                 while let Some((number, used)) = writing.oldest()?
                     && used < limit
@@ -253,10 +301,12 @@ impl Database {
             connection.query_row("PRAGMA journal_mode = WAL", [], |_| Ok(()))?;
             connection.pragma_update(None, "synchronous", "NORMAL")?;
             let version: i64 = connection.query_row("PRAGMA user_version", [], |row| row.get(0))?;
+            let to_version_4 = to_version_4();
             let missing: &[&str] = match version {
-                0 => &[SCHEMA],
-                1 => &[TO_VERSION_2, TO_VERSION_3],
-                2 => &[TO_VERSION_3],
+                0 => &[SCHEMA, &to_version_4],
+                1 => &[TO_VERSION_2, TO_VERSION_3, &to_version_4],
+                2 => &[TO_VERSION_3, &to_version_4],
+                3 => &[&to_version_4],
                 _ => &[],
             };
             if !missing.is_empty() {
@@ -270,16 +320,15 @@ impl Database {
         }
     }
 
-    /// All of `work`, or nothing. Then the oldest records go, if there is too much.
-    fn write<T>(&mut self, work: impl FnOnce(&Writing<'_>) -> Outcome<T>) -> Outcome<T> {
-        let writing = Writing(self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?);
+    /// All of `work`, or nothing. Then the oldest records go, if there is too much: of `newcomer`'s tenant, if it has more than its share.
+    /// `None`: nothing was added.
+    fn write<T>(&mut self, newcomer: Option<&Owner>, work: impl FnOnce(&Writing<'_>) -> Outcome<T>) -> Outcome<T> {
+        let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let writing = Writing { transaction, limits: self.limits };
         let done = work(&writing)?;
-        while writing.bytes()? > self.limits.bytes
-            && let Some(oldest) = writing.oldest_but_the_newest()?
-        {
-            writing.delete(oldest)?;
-        }
-        writing.0.commit()?;
+        let evicted = newcomer.map_or(Ok(BTreeMap::new()), |newcomer| writing.make_room(newcomer))?;
+        writing.transaction.commit()?;
+        evicted.iter().for_each(|(tenant, records)| note_evicted(tenant, *records));
         Ok(done)
     }
 
@@ -324,6 +373,17 @@ impl Database {
         whole(numbers, items)
     }
 
+    /// As many of them as a page holds.
+    fn first_items(&self, numbers: &[i64]) -> Outcome<Vec<Item>> {
+        let mut select = self.connection.prepare_cached(
+            "SELECT id, body, tokens FROM (
+                 SELECT items.id, items.body, items.tokens, place.key AS place, sum(octet_length(items.body)) OVER (ORDER BY place.key) AS bytes
+                 FROM json_each(?1) AS place JOIN items ON items.number = place.value)
+             WHERE place = 0 OR bytes <= ?2 ORDER BY place",
+        )?;
+        Ok(select.query_map(params![list(numbers), PAGE_BYTES_MAX], item)?.collect::<Result<Vec<_>, _>>()?)
+    }
+
     fn ids(&self, numbers: &[i64]) -> Outcome<Vec<String>> {
         let mut select = self
             .connection
@@ -362,7 +422,10 @@ fn numbers(list: &str) -> Outcome<Vec<i64>> {
 }
 
 /// One transaction. Dropped before its commit, it has done nothing.
-struct Writing<'a>(Transaction<'a>);
+struct Writing<'a> {
+    transaction: Transaction<'a>,
+    limits: Limits,
+}
 
 impl Writing<'_> {
     fn put(&self, owner: &Owner, record: NewRecord, now: u64) -> Outcome<()> {
@@ -376,19 +439,20 @@ impl Writing<'_> {
         if let Some((conversation, body)) = conversation {
             self.append(owner, &conversation, &new, &Addition { body, ..Addition::default() }, now)?;
         }
+        self.check_bytes(&id, &history)?;
         let history = list(&history);
-        self.0.execute(
+        self.transaction.execute(
             "INSERT INTO records (owner, id, used, body, history, outputs, kind) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
             params![owner.0, id, kind.used(now), body, history, outputs, kind],
         )?;
         if kind == Kind::Conversation {
-            self.count(self.0.last_insert_rowid())?;
+            self.count(self.transaction.last_insert_rowid())?;
         }
         self.use_items(&history)
     }
 
     fn numbers_of(&self, owner: &Owner, ids: &[String]) -> Outcome<Vec<i64>> {
-        let mut select = self.0.prepare_cached("SELECT number FROM items WHERE owner = ?1 AND id = ?2")?;
+        let mut select = self.transaction.prepare_cached("SELECT number FROM items WHERE owner = ?1 AND id = ?2")?;
         let number = |id: &String| {
             let number = select.query_row(params![owner.0, id], |row| row.get(0)).optional()?;
             number.ok_or_else(|| StoreError::NotFound(id.clone()))
@@ -397,7 +461,8 @@ impl Writing<'_> {
     }
 
     fn insert_items(&self, owner: &Owner, items: &[Item]) -> Outcome<Vec<i64>> {
-        let mut insert = self.0.prepare_cached("INSERT OR IGNORE INTO items (owner, id, body, tokens) VALUES (?1, ?2, ?3, ?4)")?;
+        let mut insert =
+            self.transaction.prepare_cached("INSERT OR IGNORE INTO items (owner, id, body, tokens) VALUES (?1, ?2, ?3, ?4)")?;
         for item in items {
             insert.execute(params![owner.0, item.id, item.body, item.tokens])?;
         }
@@ -405,7 +470,7 @@ impl Writing<'_> {
     }
 
     fn use_items(&self, history: &str) -> Outcome<()> {
-        self.0.execute(
+        self.transaction.execute(
             "INSERT INTO uses (item, places) SELECT value, count(*) FROM json_each(?1) WHERE true GROUP BY value
              ON CONFLICT (item) DO UPDATE SET places = places + excluded.places",
             [history],
@@ -415,22 +480,22 @@ impl Writing<'_> {
 
     /// Items that nothing else names go.
     fn give_up(&self, history: &str) -> Outcome<()> {
-        self.0.execute(
+        self.transaction.execute(
             "UPDATE uses SET places = uses.places - given.places
              FROM (SELECT value AS item, count(*) AS places FROM json_each(?1) GROUP BY value) AS given WHERE uses.item = given.item",
             [history],
         )?;
-        self.0.execute(
+        self.transaction.execute(
             "DELETE FROM items WHERE number IN (SELECT uses.item FROM json_each(?1) AS place JOIN uses ON uses.item = place.value WHERE uses.places = 0)",
             [history],
         )?;
-        self.0.execute("DELETE FROM uses WHERE places = 0 AND item IN (SELECT value FROM json_each(?1))", [history])?;
+        self.transaction.execute("DELETE FROM uses WHERE places = 0 AND item IN (SELECT value FROM json_each(?1))", [history])?;
         Ok(())
     }
 
     /// A record's number and its items'.
     fn history(&self, owner: &Owner, id: &str) -> Outcome<(i64, Vec<i64>)> {
-        let mut select = self.0.prepare_cached("SELECT number, history FROM records WHERE owner = ?1 AND id = ?2")?;
+        let mut select = self.transaction.prepare_cached("SELECT number, history FROM records WHERE owner = ?1 AND id = ?2")?;
         let row = select.query_row(params![owner.0, id], |row| Ok((row.get(0)?, row.get::<_, String>(1)?))).optional()?;
         let (number, history) = row.ok_or_else(|| StoreError::NotFound(id.to_owned()))?;
         Ok((number, numbers(&history)?))
@@ -448,11 +513,12 @@ impl Writing<'_> {
         if history.len() > HISTORY_ITEMS_MAX {
             return Err(StoreError::TooLong { id: id.to_owned() });
         }
+        self.check_bytes(id, &history)?;
         self.use_items(&list(items))?;
-        self.0.execute("UPDATE records SET history = ?2, used = ?3 WHERE number = ?1", params![number, list(&history), now])?;
+        self.transaction.execute("UPDATE records SET history = ?2, used = ?3 WHERE number = ?1", params![number, list(&history), now])?;
         self.count(number)?;
         if let Some(Rewrite { from, to }) = &addition.body {
-            self.0.execute("UPDATE records SET body = ?3 WHERE number = ?1 AND body = ?2", params![number, from, to])?;
+            self.transaction.execute("UPDATE records SET body = ?3 WHERE number = ?1 AND body = ?2", params![number, from, to])?;
         }
         self.give_up(&list(&gone))
     }
@@ -463,7 +529,7 @@ impl Writing<'_> {
         let first = history.iter().position(|&place| place == number).ok_or_else(|| StoreError::NotFound(item.to_owned()))?;
         self.forget_summary(record, first)?;
         let (gone, left): (Vec<_>, Vec<_>) = history.into_iter().partition(|&place| place == number);
-        self.0.execute("UPDATE records SET history = ?2 WHERE number = ?1", params![record, list(&left)])?;
+        self.transaction.execute("UPDATE records SET history = ?2 WHERE number = ?1", params![record, list(&left)])?;
         self.count(record)?;
         self.give_up(&list(&gone))
     }
@@ -472,25 +538,25 @@ impl Writing<'_> {
         let (number, history) = self.history(owner, id)?;
         let last = summary.items.checked_sub(1).and_then(|last| history.get(last));
         let last: Option<String> = match last {
-            Some(last) => self.0.query_row("SELECT id FROM items WHERE number = ?1", [last], |row| row.get(0)).optional()?,
+            Some(last) => self.transaction.query_row("SELECT id FROM items WHERE number = ?1", [last], |row| row.get(0)).optional()?,
             None => None,
         };
         summary.check(id, |_| last.as_deref())?;
-        self.0
+        self.transaction
             .execute("UPDATE records SET summary = ?2, summarized = ?3 WHERE number = ?1", params![number, summary.body, summary.items])?;
         Ok(())
     }
 
     /// Items of the history from this place on go, if there are any.
     fn forget_summary(&self, record: i64, place: usize) -> Outcome<()> {
-        self.0
+        self.transaction
             .execute("UPDATE records SET summary = NULL, summarized = 0 WHERE number = ?1 AND summarized > ?2", params![record, place])?;
         Ok(())
     }
 
     /// Brings a conversation's totals up to date.
     fn count(&self, record: i64) -> Outcome<()> {
-        self.0.execute(
+        self.transaction.execute(
             "UPDATE records SET messages = counted.messages, tokens = counted.tokens FROM (
                  SELECT count(*) FILTER (WHERE items.id GLOB 'msg_*') AS messages, coalesce(sum(items.tokens), 0) AS tokens
                  FROM records AS conversation, json_each(conversation.history) AS place JOIN items ON items.number = place.value
@@ -502,26 +568,80 @@ impl Writing<'_> {
     }
 
     fn delete(&self, number: i64) -> Outcome<()> {
-        let history: String = self.0.query_row("DELETE FROM records WHERE number = ?1 RETURNING history", [number], |row| row.get(0))?;
+        let history: String =
+            self.transaction.query_row("DELETE FROM records WHERE number = ?1 RETURNING history", [number], |row| row.get(0))?;
         self.give_up(&history)
     }
 
     /// The oldest record's number and age.
     fn oldest(&self) -> Outcome<Option<(i64, u64)>> {
-        let mut select = self.0.prepare_cached("SELECT number, used FROM records ORDER BY used, number LIMIT 1")?;
+        let mut select = self.transaction.prepare_cached("SELECT number, used FROM records ORDER BY used, number LIMIT 1")?;
         Ok(select.query_row([], |row| Ok((row.get(0)?, row.get(1)?))).optional()?)
     }
 
-    /// The newest record stays, whatever its size.
-    fn oldest_but_the_newest(&self) -> Outcome<Option<i64>> {
-        let mut select = self.0.prepare_cached("SELECT number FROM records WHERE used < ?1 ORDER BY used, number LIMIT 2")?;
-        let numbers = select.query_map([ALWAYS], |row| row.get(0))?.collect::<Result<Vec<_>, _>>()?;
-        Ok(if numbers.len() == 2 { numbers.first().copied() } else { None })
+    /// Deletes the oldest records while there is too much. The newest of the newcomer's stays, whatever its size; but where there are other
+    /// tenants, it must then fit into a share. Returns whose records went, and how many.
+    fn make_room(&self, newcomer: &Owner) -> Outcome<BTreeMap<String, u64>> {
+        let (newcomer, mut evicted) = (newcomer.tenant().to_owned(), BTreeMap::new());
+        while self.bytes()? > self.limits.bytes {
+            let shares = self.shares()?;
+            // The file has more in it than what is counted.
+            let room = shares.total().min(self.limits.bytes);
+            let mut losers = shares.losers(room, &newcomer, 0);
+            if losers.is_empty() {
+                losers.push(newcomer.clone());
+            }
+            let mut oldest = None;
+            for loser in losers {
+                oldest = self.oldest_of(&loser, loser == newcomer)?.map(|number| (number, loser));
+                if oldest.is_some() {
+                    break;
+                }
+            }
+            let Some((number, loser)) = oldest else {
+                let held = shares.held(&newcomer);
+                let is_over = held < shares.total() && held > shares.share(room, &newcomer);
+                return if is_over { Err(StoreError::Full) } else { Ok(evicted) };
+            };
+            self.delete(number)?;
+            *evicted.entry(loser).or_default() += 1;
+        }
+        Ok(evicted)
+    }
+
+    /// What each tenant holds.
+    fn shares(&self) -> Outcome<Shares<String>> {
+        let mut select = self.transaction.prepare_cached("SELECT tenant, bytes FROM shares WHERE bytes > 0")?;
+        let mut shares = Shares::default();
+        let mut rows = select.query([])?;
+        while let Some(row) = rows.next()? {
+            shares.add(&row.get(0)?, row.get(1)?);
+        }
+        Ok(shares)
+    }
+
+    /// The oldest record of a tenant that has an age.
+    fn oldest_of(&self, tenant: &str, but_the_newest: bool) -> Outcome<Option<i64>> {
+        let mut select = self.transaction.prepare_cached(concat!(
+            "SELECT number FROM records WHERE ",
+            tenant_of!("owner"),
+            " = ?1 AND used < ?2 ORDER BY used, number LIMIT 2"
+        ))?;
+        let numbers = select.query_map(params![tenant, ALWAYS], |row| row.get(0))?.collect::<Result<Vec<_>, _>>()?;
+        Ok(numbers.first().copied().filter(|_| !but_the_newest || numbers.len() == 2))
+    }
+
+    fn check_bytes(&self, id: &str, history: &[i64]) -> Outcome<()> {
+        let mut select = self.transaction.prepare_cached(
+            "SELECT coalesce(sum(octet_length(items.body)), 0) FROM json_each(?1) AS place JOIN items ON items.number = place.value",
+        )?;
+        let (bytes, max): (u64, _) = (select.query_row([list(history)], |row| row.get(0))?, self.limits.history_bytes);
+        if bytes > max { Err(StoreError::TooLarge { id: id.to_owned(), max }) } else { Ok(()) }
     }
 
     /// In use: pages of deleted rows are taken again before the file grows.
     fn bytes(&self) -> Outcome<u64> {
-        let pragma = |name: &str| self.0.query_row(&format!("PRAGMA {name}"), [], |row| row.get::<_, u64>(0));
+        let pragma = |name: &str| self.transaction.query_row(&format!("PRAGMA {name}"), [], |row| row.get::<_, u64>(0));
         let pages = pragma("page_count")?.saturating_sub(pragma("freelist_count")?);
         Ok(pages * pragma("page_size")?)
     }

@@ -14,7 +14,7 @@ use tidemill_tenancy::{
 /// What a request is about to use.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted<'a> {
-    /// The time at which the request came in.
+    /// When the request arrived: its time counts from then.
     pub arrived: Instant,
     pub model: &'a str,
     pub class: &'a str,

@@ -22,6 +22,12 @@ impl Thought {
         Some(Self { begin, end, open: prompt.trim_end().ends_with(begin) })
     }
 
+    /// The marks of a template that looks for thoughts in what an assistant said.
+    pub fn taken_out_by(template: &ChatTemplate) -> Option<(&'static str, &'static str)> {
+        let splits = |end: &str| template.mentions(&format!("split('{end}')")) || template.mentions(&format!("split(\"{end}\")"));
+        MARKS.into_iter().find(|(_, end)| splits(end))
+    }
+
     /// Whether an answer to this prompt can begin with a thought: not where the prompt holds one already, as it does for
     /// models that were told not to think.
     pub fn possible(&self, prompt: &str) -> bool {

@@ -66,6 +66,10 @@ impl ChatTemplate {
         self.source.contains(text)
     }
 
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
     pub fn render(&self, input: ChatInput, now: SystemTime) -> Result<String, TemplateError> {
         let ChatInput { messages, tools, add_generation_prompt, kwargs } = input;
         let strftime_now = Value::from_function(move |format: String| strftime(now, &format));

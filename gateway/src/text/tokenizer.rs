@@ -1,10 +1,10 @@
 //! The model's own tokenizer (`tokenizer.json`, through Hugging Face's library).
 
-use super::ModelError;
-use std::path::Path;
+use super::{ModelError, marks::Sewn};
+use std::{borrow::Cow, path::Path};
 use tidemill_grammar::TokenBytes;
 use tidemill_proto::block::Token;
-use tokenizers::DecoderWrapper;
+use tokenizers::{AddedToken, DecoderWrapper, NormalizedString, Normalizer, NormalizerWrapper};
 
 /// A normalizer can shrink text by at most this factor (canonical composition of three two-byte code points into one).
 const NORMALIZER_SHRINK_MAX: usize = 4;
@@ -17,6 +17,8 @@ pub struct Tokenizer {
     decoded: Option<DecodedBytes>,
     /// Longest token, in bytes.
     token_bytes_max: usize,
+    /// Added tokens are looked for in text that the normalizer has changed.
+    normalizes_marks: bool,
 }
 
 /// What a byte-level decoder makes of every token, one after the other.
@@ -73,7 +75,9 @@ impl Tokenizer {
         let is_bytewise = matches!(inner.get_decoder(), Some(DecoderWrapper::ByteLevel(_)));
         let decoded = is_bytewise.then(|| DecodedBytes::new(&inner, &bytes));
         let token_bytes_max = inner.get_vocab(true).keys().map(String::len).max().unwrap_or(1);
-        Self { inner, bytes, decoded, token_bytes_max }
+        let changes = inner.get_normalizer().is_some_and(changes_marks);
+        let normalizes_marks = changes && inner.get_added_vocabulary().get_added_tokens_decoder().values().any(|added| added.normalized);
+        Self { inner, bytes, decoded, token_bytes_max, normalizes_marks }
     }
 
     /// The library's own.
@@ -85,6 +89,40 @@ impl Tokenizer {
     pub fn encode(&self, text: &str, special: bool) -> Result<Vec<Token>, EncodeError> {
         let encoding = self.inner.encode_fast(text, special).map_err(|e| EncodeError(e.to_string()))?;
         Ok(encoding.get_ids().to_vec())
+    }
+
+    /// A rendered chat, in which nothing but the template's own marks becomes a special token.
+    pub fn encode_sewn(&self, Sewn { text, cuts }: &Sewn) -> Result<Vec<Token>, EncodeError> {
+        let starts = [0].into_iter().chain(cuts.iter().copied());
+        let ends = cuts.iter().copied().chain([text.len()]);
+        let mut tokens = Vec::new();
+        for (start, end) in starts.zip(ends) {
+            tokens.extend(self.encode(&text[start..end], false)?);
+        }
+        Ok(tokens)
+    }
+
+    /// Tokens that are found in text before all others: special ones, and some that are not.
+    pub fn added(&self) -> impl Iterator<Item = &AddedToken> {
+        self.inner.get_added_vocabulary().get_added_tokens_decoder().values()
+    }
+
+    /// Whether added tokens are looked for in text that the normalizer has changed.
+    pub fn normalizes_marks(&self) -> bool {
+        self.normalizes_marks
+    }
+
+    /// A text as it is when added tokens are looked for in it.
+    pub fn normalized<'a>(&self, text: &'a str) -> Cow<'a, str> {
+        match self.inner.get_normalizer().filter(|_| self.normalizes_marks) {
+            Some(normalizer) => {
+                let mut normalized = NormalizedString::from(text);
+                // What cannot be normalized cannot be tokenized: that is said there.
+                let done = normalizer.normalize(&mut normalized);
+                if done.is_ok() { Cow::Owned(normalized.get().to_owned()) } else { Cow::Borrowed(text) }
+            }
+            None => Cow::Borrowed(text),
+        }
     }
 
     /// Tokens of a text. One that the tokenizer refuses has none: nothing can be made of it.
@@ -162,6 +200,15 @@ impl Tokenizer {
     /// vocabulary; with its leading space in a SentencePiece one.
     pub fn token_bytes(&self, id: Token) -> Vec<u8> {
         self.bytes.of(&self.inner, id)
+    }
+}
+
+/// Whether a normalizer can make a mark of text that is none: one that only marks spaces cannot.
+fn changes_marks(normalizer: &NormalizerWrapper) -> bool {
+    match normalizer {
+        NormalizerWrapper::Prepend(_) | NormalizerWrapper::Replace(_) => false,
+        NormalizerWrapper::Sequence(all) => all.as_ref().iter().any(changes_marks),
+        _ => true,
     }
 }
 

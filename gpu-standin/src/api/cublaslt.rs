@@ -17,8 +17,16 @@ const INVALID_VALUE: Status = 7;
 const EXECUTION_FAILED: Status = 13;
 const NOT_SUPPORTED: Status = 15;
 
+const SCALES_BY_ROW_SINCE: usize = 120_900;
+
 /// Bytes of an algorithm: it holds the problem that it was chosen for.
 const ALGORITHM_BYTES: usize = 64;
+/// Bytes of an algorithm with what is said of it.
+const RESULT_BYTES: usize = ALGORITHM_BYTES + 32;
+/// Algorithms for each product; they differ by their number only, which lies above the flags.
+const ALGORITHMS: c_int = 2;
+const NUMBER_AT: usize = 6;
+const NUMBER_SHIFT: u32 = 8;
 
 #[derive(Default, Clone, Debug)]
 struct Description {
@@ -44,6 +52,11 @@ fn unbox<T>(handle: *mut c_void) -> Status {
 #[unsafe(no_mangle)]
 extern "C" fn cublasLtCreate(to: *mut *mut c_void) -> Status {
     boxed(to, 0u8)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cublasLtGetVersion() -> usize {
+    options().cublaslt
 }
 
 #[unsafe(no_mangle)]
@@ -79,6 +92,8 @@ unsafe extern "C" fn cublasLtMatmulDescSetAttribute(handle: *mut c_void, attribu
         (7, Some(epilogue), _) if epilogue == 1 || epilogue == 4 => description.bias = epilogue == 4,
         (8, _, Some(at)) => description.bias_at = at,
         (17 | 18, _, Some(at)) => description.scales_at[attribute as usize - 17] = at,
+        // Earlier ones do not know a scale for each row.
+        (31 | 32, Some(3), _) if options().cublaslt < SCALES_BY_ROW_SINCE => return INVALID_VALUE,
         (31 | 32, Some(mode), _) if mode == 0 || mode == 3 => description.scale_modes[attribute as usize - 31] = mode,
         _ => {
             eprintln!("gpu-standin: the product's attribute {attribute} of {size} bytes is not implemented");
@@ -114,8 +129,8 @@ extern "C" fn cublasLtMatmulPreferenceDestroy(handle: *mut c_void) -> Status {
 
 #[unsafe(no_mangle)]
 extern "C" fn cublasLtMatmulPreferenceSetAttribute(_handle: *mut c_void, attribute: c_int, _value: *const c_void, size: usize) -> Status {
-    // Bytes of workspace.
-    if (attribute, size) == (1, 8) { OK } else { NOT_SUPPORTED }
+    // Bytes of workspace, and where partial sums may be: sums are whole here.
+    if [(1, 8), (3, 4)].contains(&(attribute, size)) { OK } else { NOT_SUPPORTED }
 }
 
 /// What an algorithm was chosen for.
@@ -123,6 +138,11 @@ fn problem(description: &Description, matrices: [&Matrix; 4]) -> Option<[u64; 8]
     let [a, b, c, d] = matrices;
     let fp8 = a.numbers == Numbers::E4m3;
     let (arch, by_row) = (options().arch, description.scale_modes[0] == 3);
+    let refused = match options().refuse.as_deref() {
+        Some("rows") => by_row,
+        Some("rows+bias") => by_row && description.bias,
+        _ => false,
+    };
     let fits = description.transposed_a
         && a.rows == b.rows
         && a.columns == d.rows
@@ -132,7 +152,10 @@ fn problem(description: &Description, matrices: [&Matrix; 4]) -> Option<[u64; 8]
         && a.numbers != Numbers::F32
         && d.numbers != Numbers::E4m3
         && (!fp8 || arch >= (8, 9))
-        && (!by_row || arch >= (9, 0))
+        && (!by_row || arch == (9, 0))
+        && !refused
+        // The library may look at them when it chooses an algorithm.
+        && (!description.bias || description.bias_at != 0)
         // As the manual demands of FP8, and for speed of others.
         && [a, b].iter().all(|m| (m.stride * m.numbers.bytes()).is_multiple_of(16))
         && (d.stride * d.numbers.bytes()).is_multiple_of(16);
@@ -151,24 +174,72 @@ unsafe extern "C" fn cublasLtMatmulAlgoGetHeuristic(
     c: *mut c_void,
     d: *mut c_void,
     _preference: *mut c_void,
-    _wanted: c_int,
+    wanted: c_int,
     results: *mut c_void,
     found: *mut c_int,
 ) -> Status {
-    // SAFETY: handles made by this library; the caller has room for at least one result.
+    // SAFETY: handles made by this library; the caller has room for as many results as it wants.
     unsafe {
         let description = (*description.cast::<Mutex<Description>>()).lock().expect("not poisoned");
         let matrices = [a, b, c, d].map(|m| &*m.cast::<Matrix>());
+        if description.scale_modes[0] == 3 && description.scales_at.contains(&0) {
+            // As the library does.
+            return INVALID_VALUE;
+        }
         let Some(problem) = problem(&description, matrices) else {
             eprintln!("gpu-standin: no algorithm for {description:?} of {matrices:?}");
             *found = 0;
             return NOT_SUPPORTED;
         };
-        results.cast::<u8>().write_bytes(0, ALGORITHM_BYTES + 32);
-        results.cast::<[u64; 8]>().write_unaligned(problem);
+        let count = wanted.clamp(0, ALGORITHMS);
+        for i in 0..count {
+            let mut algorithm = problem;
+            algorithm[NUMBER_AT] |= (i as u64) << NUMBER_SHIFT;
+            write_result(results.cast::<u8>().add(i as usize * RESULT_BYTES), algorithm);
+        }
+        *found = count;
+    }
+    OK
+}
+
+/// # Safety
+/// There is room for a result.
+unsafe fn write_result(to: *mut u8, algorithm: [u64; 8]) {
+    // SAFETY: the caller's memory.
+    unsafe {
+        to.write_bytes(0, RESULT_BYTES);
+        to.cast::<[u64; 8]>().write_unaligned(algorithm);
         // The workspace's size follows the algorithm.
-        results.cast::<u8>().add(ALGORITHM_BYTES).cast::<u64>().write_unaligned(4096);
-        *found = 1;
+        to.add(ALGORITHM_BYTES).cast::<u64>().write_unaligned(4096);
+    }
+}
+
+/// Whether an algorithm is one for this product.
+fn suits(chosen: [u64; 8], problem: Option<[u64; 8]>) -> bool {
+    let mut plain = chosen;
+    plain[NUMBER_AT] &= (1 << NUMBER_SHIFT) - 1;
+    problem == Some(plain) && chosen[NUMBER_AT] >> NUMBER_SHIFT < ALGORITHMS as u64
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cublasLtMatmulAlgoCheck(
+    _handle: *mut c_void,
+    description: *mut c_void,
+    a: *mut c_void,
+    b: *mut c_void,
+    c: *mut c_void,
+    d: *mut c_void,
+    algorithm: *const c_void,
+    result: *mut c_void,
+) -> Status {
+    // SAFETY: handles made by this library, an algorithm, and room for a result.
+    unsafe {
+        let description = (*description.cast::<Mutex<Description>>()).lock().expect("not poisoned");
+        let chosen = algorithm.cast::<[u64; 8]>().read_unaligned();
+        if !suits(chosen, problem(&description, [a, b, c, d].map(|m| &*m.cast::<Matrix>()))) {
+            return NOT_SUPPORTED;
+        }
+        write_result(result.cast(), chosen);
     }
     OK
 }
@@ -199,7 +270,7 @@ unsafe extern "C" fn cublasLtMatmul(
         let matrices = [a_layout, b_layout, c_layout, d_layout].map(|m| *m.cast::<Matrix>());
         (description, matrices, (*alpha, *beta), algorithm.cast::<[u64; 8]>().read_unaligned())
     };
-    if scale != (1.0, 0.0) || problem(&description, [&matrices[0], &matrices[1], &matrices[2], &matrices[3]]) != Some(chosen) {
+    if scale != (1.0, 0.0) || !suits(chosen, problem(&description, [&matrices[0], &matrices[1], &matrices[2], &matrices[3]])) {
         eprintln!("gpu-standin: a product with an algorithm for another one, or with factors: {description:?} of {matrices:?}");
         return INVALID_VALUE;
     }

@@ -19,8 +19,10 @@ const OK: Status = 0;
 const INVALID_VALUE: Status = 1;
 const OUT_OF_MEMORY: Status = 2;
 const NO_DEVICE: Status = 100;
+const INVALID_CONTEXT: Status = 201;
 const NOT_FOUND: Status = 500;
 const NOT_READY: Status = 600;
+const ALREADY_REGISTERED: Status = 712;
 const CAPTURE_UNSUPPORTED: Status = 900;
 
 /// What a module's bytes begin with; then the PTX's length (8 bytes) and text. Made by `nvrtc.rs`.
@@ -29,8 +31,12 @@ pub(super) const MODULE_MAGIC: &[u8; 16] = b"TIDEMILL-STANDIN";
 /// The one context.
 const CONTEXT: u64 = 0xc0;
 
-/// Runs a call, unless one before has failed. A fault is told on stderr and stays.
+/// Runs a call, unless one before has failed, or this thread has no context. A fault is told on stderr and stays.
 pub(super) fn call(name: &str, run: impl FnOnce(&mut Device) -> Result<Status, Fault>) -> Status {
+    if CURRENT.get() != CONTEXT {
+        eprintln!("gpu-standin: {name}: this thread has no context");
+        return INVALID_CONTEXT;
+    }
     let mut device = device();
     if let Some(code) = device.failed {
         return code;
@@ -54,6 +60,8 @@ fn dropped(name: &str) -> bool {
 }
 
 thread_local! {
+    /// The context that this thread's calls are for.
+    static CURRENT: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
     /// NVRTC is at work: it looks for a driver, and would ask this one for what only NVIDIA's has.
     pub(super) static COMPILES: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
@@ -62,6 +70,13 @@ thread_local! {
 extern "C" fn cuInit(_flags: c_uint) -> Status {
     let _ = options();
     if COMPILES.get() { NO_DEVICE } else { OK }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuDriverGetVersion(to: *mut c_int) -> Status {
+    // SAFETY: the caller's pointer.
+    unsafe { *to = options().driver };
+    OK
 }
 
 /// NVIDIA's own libraries' way to each other.
@@ -145,12 +160,16 @@ extern "C" fn cuDevicePrimaryCtxRelease_v2(_device: c_int) -> Status {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuCtxGetCurrent(to: *mut u64) -> Status {
     // SAFETY: the caller's pointer.
-    unsafe { *to = CONTEXT };
+    unsafe { *to = CURRENT.get() };
     OK
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cuCtxSetCurrent(_context: u64) -> Status {
+extern "C" fn cuCtxSetCurrent(context: u64) -> Status {
+    if ![0, CONTEXT].contains(&context) {
+        return INVALID_CONTEXT;
+    }
+    CURRENT.set(context);
     OK
 }
 
@@ -177,9 +196,11 @@ fn error_name(code: Status) -> &'static CStr {
         1 => c"invalid value",
         2 => c"out of memory",
         101 => c"invalid device",
+        201 => c"invalid context",
         500 => c"not found",
         600 => c"not ready",
         700 => c"illegal address",
+        712 => c"host memory already registered",
         716 => c"misaligned address",
         719 => c"launch failed",
         801 => c"not supported",
@@ -271,8 +292,11 @@ extern "C" fn cuMemFreeHost(start: *mut c_void) -> Status {
 #[unsafe(no_mangle)]
 extern "C" fn cuMemHostRegister_v2(start: *mut c_void, bytes: usize, _flags: c_uint) -> Status {
     call("cuMemHostRegister", |device| {
-        if device.registered_bytes + bytes as u64 > options().pinned_bytes_max {
+        if device.registered_bytes + bytes as u64 > options().pinned_bytes_max || bytes as u64 > options().registered_bytes_max {
             return Ok(OUT_OF_MEMORY);
+        }
+        if device.memory.has_pinned_pages(start.addr() as u64, bytes as u64) {
+            return Ok(ALREADY_REGISTERED);
         }
         device.registered_bytes += bytes as u64;
         device.memory.pin(start.cast(), bytes as u64, is_shared(start.addr()));
@@ -371,6 +395,22 @@ unsafe extern "C" fn cuStreamCreate(to: *mut u64, _flags: c_uint) -> Status {
         let stream = device.new_stream();
         // SAFETY: the caller's pointer.
         unsafe { *to = stream };
+        Ok(OK)
+    })
+}
+
+/// Any stream may run at any time here, whatever its priority.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuStreamCreateWithPriority(to: *mut u64, flags: c_uint, _priority: c_int) -> Status {
+    // SAFETY: the caller's pointer.
+    unsafe { cuStreamCreate(to, flags) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuStreamIsCapturing(stream: u64, to: *mut c_uint) -> Status {
+    call("cuStreamIsCapturing", |device| {
+        // SAFETY: the caller's pointer.
+        unsafe { *to = device.is_capturing(stream).into() };
         Ok(OK)
     })
 }

@@ -1,5 +1,9 @@
 //! A block's shared memory. It knows, for every four bytes, whether they were written, who wrote and who read them
 //! last, and whether a copy is on its way there: so it finds what a missing barrier, wait or fence leaves to chance.
+//!
+//! Barriers may join some of the warps only. So each warp has a clock of every other one: what that warp had done when
+//! the two last met, directly or through others (vector clocks: Mattern, "Virtual Time and Global States of Distributed
+//! Systems", 1989).
 
 use crate::{
     fault::{Fault, Kind},
@@ -9,10 +13,12 @@ use crate::{
 pub(crate) struct Shared {
     bytes: Vec<u8>,
     words: Vec<Word>,
+    /// When each warp last read each word, words by warps; zero: never.
+    reads: Vec<u32>,
     /// Advances with every access and barrier.
     now: u32,
-    /// When the last barrier of all warps was.
-    barrier: u32,
+    /// For each warp, and each warp: until when the first knows what the second did.
+    seen: Vec<Vec<u32>>,
     /// When each warp last made its writes visible to warpgroup products.
     fences: Vec<u32>,
 }
@@ -21,6 +27,7 @@ pub(crate) struct Shared {
 struct Word {
     /// Zero: never.
     written: u32,
+    /// By any warp.
     read: u32,
     /// Where in the code.
     written_at: u32,
@@ -32,8 +39,8 @@ struct Word {
     valid: bool,
 }
 
-const ATOMIC: u8 = 254;
-const SEVERAL: u8 = 255;
+/// A writer that is several warps, by atomic operations.
+const ATOMIC: u8 = 255;
 
 /// Who accesses.
 #[derive(Clone, Copy)]
@@ -53,7 +60,14 @@ impl Shared {
         for &(start, end) in ranges {
             words[start as usize / 4..(end as usize).div_ceil(4)].iter_mut().for_each(|word| word.valid = true);
         }
-        Self { bytes: vec![0; words.len() * 4], words, now: 1, barrier: 0, fences: vec![0; warps] }
+        Self {
+            bytes: vec![0; words.len() * 4],
+            reads: vec![0; words.len() * warps],
+            words,
+            now: 1,
+            seen: vec![vec![0; warps]; warps],
+            fences: vec![0; warps],
+        }
     }
 
     /// For the next block.
@@ -61,13 +75,50 @@ impl Shared {
         for word in &mut self.words {
             *word = Word { valid: word.valid, ..Word::default() };
         }
-        (self.now, self.barrier) = (1, 0);
+        self.reads.fill(0);
+        self.now = 1;
+        self.seen.iter_mut().for_each(|seen| seen.fill(0));
         self.fences.fill(0);
     }
 
+    /// All warps meet.
     pub(crate) fn pass_barrier(&mut self) {
-        self.barrier = self.now;
+        let now = self.now;
+        self.seen.iter_mut().for_each(|seen| seen.fill(now));
         self.now += 1;
+    }
+
+    /// What a warp knows now, itself included: what it brings to a barrier.
+    pub(crate) fn clock(&mut self, warp: usize) -> Vec<u32> {
+        let mut clock = self.seen[warp].clone();
+        clock[warp] = self.now;
+        self.now += 1;
+        clock
+    }
+
+    /// A warp learns what the others at a barrier brought there.
+    pub(crate) fn learn(&mut self, warp: usize, clock: &[u32]) {
+        for (seen, &then) in self.seen[warp].iter_mut().zip(clock) {
+            *seen = (*seen).max(then);
+        }
+    }
+
+    /// Whether a write by `by` is not ordered before what `who` does now.
+    fn write_races(&self, word: &Word, who: u8) -> bool {
+        let seen = &self.seen[usize::from(who)];
+        match word.writer {
+            by if by == who => false,
+            ATOMIC => seen.iter().any(|&seen| word.written > seen),
+            by => word.written > seen[usize::from(by)],
+        }
+    }
+
+    /// A warp whose read of a word is not ordered before what `who` does now.
+    fn racing_reader(&self, at: usize, who: u8) -> Option<u8> {
+        let seen = &self.seen[usize::from(who)];
+        let reads = &self.reads[at * seen.len()..][..seen.len()];
+        let racing = |warp: &usize| *warp != usize::from(who) && reads[*warp] > seen[*warp];
+        (0..reads.len()).find(racing).map(|warp| warp as u8)
     }
 
     pub(crate) fn fence(&mut self, warp: usize) {
@@ -96,14 +147,22 @@ impl Shared {
     #[inline]
     pub(crate) fn read(&mut self, address: u64, len: usize, who: Who) -> Result<&[u8], Clash> {
         let range = self.words(address, len, "reads")?;
-        for word in &mut self.words[range] {
-            if word.pending != 0 || word.written == 0 || (word.written > self.barrier && word.writer != who.warp) {
+        for at in range {
+            let word = self.words[at];
+            if word.pending != 0 || word.written == 0 || self.write_races(&word, who.warp) {
                 return Err(word.refuse(address, who, "reads"));
             }
-            word.reader = if word.read > self.barrier && word.reader != who.warp { SEVERAL } else { who.warp };
-            (word.read, word.read_at) = (self.now, who.pc);
+            self.note_read(at, who);
         }
         Ok(&self.bytes[address as usize..address as usize + len])
+    }
+
+    #[inline]
+    fn note_read(&mut self, at: usize, who: Who) {
+        let warps = self.seen.len();
+        self.reads[at * warps + usize::from(who.warp)] = self.now;
+        let word = &mut self.words[at];
+        (word.reader, word.read, word.read_at) = (who.warp, self.now, who.pc);
     }
 
     #[inline]
@@ -118,30 +177,39 @@ impl Shared {
     }
 
     fn may_write(&self, range: std::ops::Range<usize>, address: u64, who: Who) -> Result<(), Clash> {
-        for word in &self.words[range] {
-            let raced = (word.written > self.barrier && word.writer != who.warp) || (word.read > self.barrier && word.reader != who.warp);
-            if word.pending != 0 || raced {
+        for at in range {
+            let mut word = self.words[at];
+            let reader = self.racing_reader(at, who.warp);
+            if let Some(reader) = reader {
+                word.reader = reader;
+            }
+            if word.pending != 0 || reader.is_some() || self.write_races(&word, who.warp) {
                 return Err(word.refuse(address, who, "writes"));
             }
         }
         Ok(())
     }
 
-    /// Eight bytes, changed by `change`; returns what they were. Atomic accesses do not race with each other.
-    pub(crate) fn update(&mut self, address: u64, who: Who, change: impl FnOnce(u64) -> u64) -> Result<u64, Clash> {
-        let range = self.words(address, 8, "updates")?;
-        for word in &mut self.words[range] {
-            let raced = |when: u32, by: u8| when > self.barrier && by != who.warp && by != ATOMIC;
-            if word.pending != 0 || word.written == 0 || raced(word.written, word.writer) || raced(word.read, word.reader) {
+    /// A number of `len` bytes, changed by `change`, which may exceed it; returns what it was. Atomic accesses do not race
+    /// with each other.
+    pub(crate) fn update(&mut self, address: u64, len: usize, who: Who, change: impl FnOnce(u64) -> u64) -> Result<u64, Clash> {
+        let range = self.words(address, len, "updates")?;
+        for at in range {
+            let word = self.words[at];
+            let raced = word.writer != ATOMIC && self.write_races(&word, who.warp) || self.racing_reader(at, who.warp).is_some();
+            if word.pending != 0 || word.written == 0 || raced {
                 return Err(word.refuse(address, who, "updates"));
             }
             // A plain access in this interval races, even by this warp: that it was alone is not known.
+            let word = &mut self.words[at];
             word.writer = ATOMIC;
             (word.written, word.written_at) = (self.now, who.pc);
         }
         let at = address as usize;
-        let old = u64::from_le_bytes(self.bytes[at..at + 8].try_into().expect("eight bytes"));
-        self.bytes[at..at + 8].copy_from_slice(&change(old).to_le_bytes());
+        let mut old = [0; 8];
+        old[..len].copy_from_slice(&self.bytes[at..at + len]);
+        let old = u64::from_le_bytes(old);
+        self.bytes[at..at + len].copy_from_slice(&change(old).to_le_bytes()[..len]);
         Ok(old)
     }
 
@@ -172,8 +240,8 @@ impl Shared {
                 None,
             ));
         }
-        let word = &mut self.words[range.start];
-        if word.pending != 0 || word.written == 0 || (word.written > self.barrier && word.writer != who.warp) {
+        let word = self.words[range.start];
+        if word.pending != 0 || word.written == 0 || self.write_races(&word, who.warp) {
             return Err(word.refuse(address, who, "multiplies"));
         }
         if self.fences.get(usize::from(word.writer)).is_none_or(|&fence| fence < word.written) {
@@ -183,8 +251,7 @@ impl Shared {
             );
             return Err((Fault::new(Kind::Race, what), Some(word.written_at)));
         }
-        word.reader = if word.read > self.barrier && word.reader != who.warp { SEVERAL } else { who.warp };
-        (word.read, word.read_at) = (self.now, who.pc);
+        self.note_read(range.start, who);
         let at = address as usize;
         Ok(u16::from_le_bytes([self.bytes[at], self.bytes[at + 1]]))
     }
@@ -195,7 +262,6 @@ impl Word {
     fn refuse(&self, address: u64, who: Who, doing: &str) -> Clash {
         let warp = |who: u8| match who {
             ATOMIC => "several warps' atomics".to_owned(),
-            SEVERAL => "several warps".to_owned(),
             _ => format!("warp {who}"),
         };
         let own = warp(who.warp);
@@ -250,6 +316,26 @@ mod tests {
     }
 
     #[test]
+    fn who_met_is_ordered_and_who_did_not_is_not() {
+        let mut shared = Shared::new(&[(0x410, 0x420)], 3);
+        shared.write(0x410, &[1; 4], who(0)).unwrap();
+        let clock = shared.clock(0);
+        shared.write(0x414, &[1; 4], who(0)).unwrap();
+        shared.learn(1, &clock);
+        shared.read(0x410, 4, who(1)).unwrap();
+        assert_eq!(kind(shared.read(0x414, 4, who(1)).map(<[u8]>::to_vec)), Kind::Race, "written after warp 0 told");
+        assert_eq!(kind(shared.read(0x410, 4, who(2)).map(<[u8]>::to_vec)), Kind::Race, "warp 2 met no one");
+        // Through warp 1.
+        let clock = shared.clock(1);
+        shared.learn(2, &clock);
+        shared.read(0x410, 4, who(2)).unwrap();
+        assert_eq!(kind(shared.write(0x410, &[2; 4], who(0))), Kind::Race, "two have read it since");
+        let clock = shared.clock(2);
+        shared.learn(0, &clock);
+        shared.write(0x410, &[2; 4], who(0)).unwrap();
+    }
+
+    #[test]
     fn variables_have_ends_and_alignment() {
         let mut shared = Shared::new(&[(0x410, 0x420), (0x470, 0x480)], 1);
         assert_eq!(kind(shared.write(0x420, &[0; 4], who(0))), Kind::Address);
@@ -282,7 +368,7 @@ mod tests {
         shared.pass_barrier();
         shared.tick();
         for warp in 0..3 {
-            shared.update(0x410, who(warp), |x| x + 1).unwrap();
+            shared.update(0x410, 8, who(warp), |x| x + 1).unwrap();
         }
         assert_eq!(kind(shared.read(0x410, 8, who(0)).map(<[u8]>::to_vec)), Kind::Race);
         shared.pass_barrier();

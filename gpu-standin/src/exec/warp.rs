@@ -142,6 +142,9 @@ impl Warp {
         for &(slot, value) in &kernel.constants64 {
             registers.r64[slot as usize] = [value; 32];
         }
+        for &(slot, value) in &kernel.constant_predicates {
+            registers.predicates[slot as usize] = if value { u32::MAX } else { 0 };
+        }
         let lanes = (count - 32 * index as u32).min(32);
         Self {
             index,
@@ -248,6 +251,22 @@ impl Warp {
                             break;
                         }
                     }
+                    Op::Arrive | Op::Meet => {
+                        if active == 0 {
+                        } else if active != self.all_lanes {
+                            self.groups[at] = Group { pc, mask, waits: true };
+                            break;
+                        } else {
+                            let [id, threads] = [instr.a, instr.b].map(|slot| self.registers.r32(slot)[0]);
+                            let waits = instr.op == Op::Meet;
+                            let goes_on = block.barriers.arrive(id, threads, self.index, waits, &mut block.shared);
+                            if !goes_on.map_err(|fault| self.fault(kernel, pc, fault))? {
+                                self.groups[at].pc = pc;
+                                self.state = State::AtBarrier(pc);
+                                return Ok(());
+                            }
+                        }
+                    }
                     Op::Bar => {
                         if active == 0 {
                         } else if active != self.all_lanes {
@@ -328,9 +347,10 @@ impl Warp {
         match instr.op {
             Op::Load(access) => self.load(block, pc, instr, list, access, active)?,
             Op::Store(access) => self.store(block, pc, instr, list, access, active)?,
-            Op::AtomShared(what) => {
+            Op::AtomShared { what, wide } => {
                 let who = self.who(pc);
-                let (addresses, values) = (*self.registers.r64(instr.a), *self.registers.r64(instr.b));
+                let addresses = *self.registers.r64(instr.a);
+                let values = if wide { *self.registers.r64(instr.b) } else { self.registers.r32(instr.b).map(u64::from) };
                 let mut old = [0; 32];
                 block.shared.tick();
                 for i in lanes(active) {
@@ -340,9 +360,14 @@ impl Warp {
                         Atomic::Min => x.min(values[i]),
                     };
                     let address = addresses[i].wrapping_add_signed(instr.imm);
-                    old[i] = block.shared.update(address, who, change).map_err(|clash| placed(block.kernel, clash, i))?;
+                    let len = if wide { 8 } else { 4 };
+                    old[i] = block.shared.update(address, len, who, change).map_err(|clash| placed(block.kernel, clash, i))?;
                 }
-                self.registers.set64(instr.d, old, active);
+                if wide {
+                    self.registers.set64(instr.d, old, active);
+                } else {
+                    self.registers.set32(instr.d, old.map(|x| x as u32), active);
+                }
             }
             Op::CopyAsync => {
                 let who = self.who(pc);
@@ -399,6 +424,12 @@ impl Warp {
                     Op::VoteAny => self.registers.set_predicate(instr.d, if votes != 0 { u32::MAX } else { 0 }, active),
                     _ => self.registers.set_predicate(instr.d, if votes == active { u32::MAX } else { 0 }, active),
                 }
+            }
+            Op::SetRegisters => {
+                if active != self.all_lanes {
+                    return Ok(false);
+                }
+                block.registers[self.index] = Some(instr.imm as u32);
             }
             Op::SyncWarp => {
                 let members = self.members(instr.a, active)?;
@@ -586,7 +617,10 @@ impl Warp {
     #[inline(never)]
     fn check_busy(&self, kernel: &Kernel, pc: usize, active: u32) -> Result<(), Fault> {
         let instr = &kernel.code[pc];
-        let control = matches!(instr.op, Op::Bra | Op::Ret | Op::Bar | Op::Wgmma { .. } | Op::WgmmaFence | Op::WgmmaCommit | Op::WgmmaWait);
+        let control = matches!(
+            instr.op,
+            Op::Bra | Op::Ret | Op::Bar | Op::Arrive | Op::Meet | Op::Wgmma { .. } | Op::WgmmaFence | Op::WgmmaCommit | Op::WgmmaWait
+        );
         if active == 0 || control {
             return Ok(());
         }

@@ -28,6 +28,7 @@ struct Decoder {
     slots: [usize; 3],
     constants32: HashMap<u32, u16>,
     constants64: HashMap<u64, u16>,
+    constant_predicates: HashMap<bool, u16>,
     specials: HashMap<Special, u16>,
     /// Addresses of shared variables, offsets of parameters.
     symbols: HashMap<String, u64>,
@@ -85,6 +86,7 @@ impl Decoder {
             slots: [0; 3],
             constants32: HashMap::new(),
             constants64: HashMap::new(),
+            constant_predicates: HashMap::new(),
             specials: HashMap::new(),
             symbols: HashMap::new(),
             labels: HashMap::new(),
@@ -160,6 +162,7 @@ impl Decoder {
             slots: self.slots,
             constants32: self.constants32.into_iter().map(|(value, slot)| (slot, value)).collect(),
             constants64: self.constants64.into_iter().map(|(value, slot)| (slot, value)).collect(),
+            constant_predicates: self.constant_predicates.into_iter().map(|(value, slot)| (slot, value)).collect(),
             specials: self.specials.into_iter().map(|(special, slot)| (slot, special)).collect(),
             shared: self.shared,
             dynamic_at: self.dynamic_at,
@@ -221,7 +224,14 @@ impl Decoder {
                 self.constants64.insert(value, slot);
                 Ok(slot)
             }
-            Class::Predicate => Err(unsupported("a constant predicate")),
+            Class::Predicate => {
+                if let Some(slot) = self.constant_predicates.get(&(value != 0)) {
+                    return Ok(*slot);
+                }
+                let slot = self.new_slots(class, 1)?;
+                self.constant_predicates.insert(value != 0, slot);
+                Ok(slot)
+            }
         }
     }
 
@@ -355,6 +365,16 @@ impl Decoder {
                 self.branches.push((self.code.len(), operands.get(0)?.to_owned()));
             }
             ("ret" | "exit", _) => instr.op = Op::Ret,
+            (_, "barrier.sync.aligned" | "barrier.arrive.aligned") if operands.all.len() == 2 => {
+                instr.op = if name == "barrier.sync.aligned" { Op::Meet } else { Op::Arrive };
+                instr.a = self.operand(operands.get(0)?, Class::R32)?;
+                instr.b = self.operand(operands.get(1)?, Class::R32)?;
+            }
+            (_, "setmaxnreg.inc.sync.aligned.u32" | "setmaxnreg.dec.sync.aligned.u32") => {
+                let count = operands.get(0)?;
+                instr.op = Op::SetRegisters;
+                instr.imm = count.parse().map_err(|_| unsupported(&format!("{name} of {count}")))?;
+            }
             (_, "bar.sync" | "barrier.sync.aligned") => {
                 if operands.all != ["0"] {
                     return Err(unsupported(&operands.name));
@@ -383,19 +403,22 @@ impl Decoder {
                 }
             }
             ("ld" | "st", _) => self.memory(instr, &parts, operands)?,
-            ("atom", "atom.shared.add.u64" | "atom.shared.max.u64" | "atom.shared.min.u64") => {
-                instr.op = Op::AtomShared(match parts[2] {
+            ("atom", "atom.shared.add.u32" | "atom.shared.add.u64" | "atom.shared.max.u64" | "atom.shared.min.u64") => {
+                let what = match parts[2] {
                     "add" => Atomic::Add,
                     "max" => Atomic::Max,
                     _ => Atomic::Min,
-                });
-                instr.d = self.operand(operands.get(0)?, Class::R64)?;
+                };
+                let wide = parts[3] == "u64";
+                let of_value = if wide { Class::R64 } else { Class::R32 };
+                instr.op = Op::AtomShared { what, wide };
+                instr.d = self.operand(operands.get(0)?, of_value)?;
                 let (class, slot, offset) = self.address(operands.get(1)?)?;
                 if class != Class::R64 {
                     return Err(unsupported(&operands.name));
                 }
                 (instr.a, instr.imm) = (slot, offset);
-                instr.b = self.operand(operands.get(2)?, Class::R64)?;
+                instr.b = self.operand(operands.get(2)?, of_value)?;
             }
             (_, "cp.async.cg.shared.global") => {
                 instr.op = Op::CopyAsync;

@@ -80,9 +80,9 @@ pub(crate) enum Op {
     EqF32, NeF32, LtF32, LeF32, GtF32, GeF32, EquF32, NeuF32, LtuF32, LeuF32, GtuF32, GeuF32,
     AndP, OrP, XorP, NotP, MovP,
     // Control.
-    Bra, Ret, Bar,
+    Bra, Ret, Bar, Arrive, Meet, SetRegisters,
     // Memory.
-    Load(Access), Store(Access), AtomShared(Atomic),
+    Load(Access), Store(Access), AtomShared { what: Atomic, wide: bool },
     CopyAsync, CopyCommit, CopyWait, FenceProxy,
     // Warps.
     Shfl(Shuffle), Ballot, VoteAny, VoteAll, SyncWarp,
@@ -123,6 +123,7 @@ pub(crate) struct Kernel {
     pub(crate) slots: [usize; 3],
     pub(crate) constants32: Vec<(u16, u32)>,
     pub(crate) constants64: Vec<(u16, u64)>,
+    pub(crate) constant_predicates: Vec<(u16, bool)>,
     pub(crate) specials: Vec<(u16, Special)>,
     /// Statically allocated shared memory: ranges that are in use, and where the dynamic part begins.
     pub(crate) shared: Vec<(u32, u32)>,

@@ -33,6 +33,11 @@ fn a_slot_that_changes_during_the_copy_is_refused() {
 }
 
 #[test]
+fn a_large_arena_is_pinned_in_pieces_that_a_driver_takes() {
+    Standin::new("register=1024").passes("blocks::in_pieces");
+}
+
+#[test]
 fn memory_that_cannot_be_pinned_is_an_error_that_says_what_to_do() {
     Standin::new("pinned=0").passes("blocks::unpinnable");
 }
@@ -67,18 +72,23 @@ impl Pinned for Memory {
 
 impl World {
     fn new() -> Self {
+        Self::with_slots(|_| SLOTS)
+    }
+
+    /// `slots` is told the size of a block.
+    fn with_slots(slots: impl Fn(u64) -> u32) -> Self {
         let (kv, kv_dtype) = (KvBytes::Exactly(1 << 20), KvDtype::Bf16);
         let options = CudaOptions { kernel_cache: cache(), step_tokens: 64, sequences_max: 0, kv, kv_dtype };
         let executor = CudaExecutor::load(&repository().join("model/tests/fixtures/llama3"), &options, &mut |_, _| {}).unwrap();
         let block_bytes = executor.kv_shape().block_bytes() as u64;
-        let node = Arena::create(u64::from(SLOTS) * block_bytes.next_multiple_of(64), block_bytes, [3; 16]).unwrap();
+        let node = Arena::create(u64::from(slots(block_bytes)) * block_bytes.next_multiple_of(64), block_bytes, [3; 16]).unwrap();
         let client = Arena::open(&node.info()).unwrap();
         Self { executor, node, client }
     }
 
     fn pin(&mut self) -> Result<(), String> {
         let device = Device(self.executor.device_copies().expect("it copies").pinner());
-        self.client.pin(&device)
+        (0..self.client.pieces()).try_for_each(|piece| self.client.pin_piece(piece, &device))
     }
 
     fn bytes(&self, n: u8) -> Vec<u8> {
@@ -165,6 +175,25 @@ fn overwritten() {
     }
     let expected = [("left alone", Ok(())), ("used again", Err(Invalid::Stale)), ("damaged", Err(Invalid::Corrupt))];
     assert_eq!(verdicts, expected.into());
+}
+
+#[test]
+#[ignore = "runs on the stand-in, started by the tests above"]
+fn in_pieces() {
+    // Little of it is ever written, so the system provides little.
+    let mut world = World::with_slots(|block_bytes| ((5 << 29) / block_bytes.next_multiple_of(64)) as u32);
+    assert_eq!(world.client.pieces(), 3);
+    let device = Device(world.executor.device_copies().expect("it copies").pinner());
+    let last = world.client.slots() - 1;
+    world.client.pin_piece(0, &device).unwrap();
+    assert!(world.client.device_address(0).is_some() && world.client.device_address(last).is_none(), "slots as their pieces come");
+    world.pin().unwrap();
+    for slot in [0, last / 3, last / 2, last] {
+        let bytes = world.bytes(slot as u8);
+        world.node.write_block(slot, &bytes);
+        world.copy(5, slot).wait().unwrap();
+        assert!(world.read(5).unwrap() == bytes, "slot {slot}");
+    }
 }
 
 #[test]

@@ -3,7 +3,9 @@
 
 mod blocks;
 mod cluster;
+mod libraries;
 mod models;
 mod operations;
 mod planted;
+mod rules;
 mod standin;

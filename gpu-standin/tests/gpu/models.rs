@@ -4,7 +4,7 @@
 use crate::standin::{Standin, cache, repository};
 use std::{fs, os::unix::fs::symlink};
 use tempfile::TempDir;
-use tidemill_kernels::cuda::checks::{Checks, TestGpu};
+use tidemill_kernels::cuda::checks::{Checks, Extent, TestGpu};
 
 #[test]
 fn sampling_matches_the_cpus() {
@@ -21,7 +21,7 @@ fn every_checkpoint_matches_its_reference() {
 fn sampling() {
     let mut gpu = TestGpu::open(&cache(), 29).unwrap();
     let mut checks = Checks::new(gpu.seed);
-    tidemill_model::cuda::checks::sampling(&mut gpu, &mut checks).unwrap();
+    tidemill_model::cuda::checks::sampling(&mut gpu, &mut checks, Extent::All).unwrap();
     println!("{}", checks.table());
     assert!(checks.verdict().is_ok());
 }
@@ -34,6 +34,9 @@ fn weights_in_fp8_stay_so_only_where_the_device_multiplies_them() {
     };
     assert_eq!(in_fp8("arch=90"), [false, true, true, true]);
     assert_eq!(in_fp8("arch=80"), [false; 4]);
+    assert_eq!(in_fp8("cublaslt=120805"), [false; 4], "a library that does not know a scale for each row");
+    assert_eq!(in_fp8("refuse=rows"), [false; 4], "one that has no algorithm for it");
+    assert_eq!(in_fp8("refuse=rows+bias"), [false, true, true, true], "one that adds no bias to it");
 }
 
 #[test]

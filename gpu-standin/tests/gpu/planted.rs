@@ -24,6 +24,8 @@ struct Planted {
 
 /// What is not ordered is a race, a use of something in flight, or of something that has not even begun.
 const UNORDERED: &[&str] = &["[race]", "[in flight]", UNINITIALIZED];
+/// Who skips a barrier may also come to the next one twice.
+const ORDER: &[&str] = &["[race]", "[in flight]", UNINITIALIZED, DIVERGENCE];
 const ALIGNMENT: &str = "[alignment]";
 const ADDRESS: &str = "[address]";
 const DIVERGENCE: &str = "[divergence]";
@@ -34,6 +36,8 @@ const PREFILL: &str = "attention_prefill.cu";
 const HOPPER: &str = "attention_prefill_hopper.cu";
 const DECODE: &str = "attention_decode.cu";
 const ATTENTION: &str = "planted::attention";
+/// With tiles enough for buffers to be used again.
+const ATTENTION_TO_ALL: &str = "planted::attention_to_all";
 const ATTENTION_IN_8_BITS: &str = "planted::attention_in_8_bits";
 const BLOCKS: &str = "planted::blocks";
 const ROWS: &str = "planted::rows";
@@ -111,8 +115,8 @@ const ALL: &[Planted] = &[
         options: "arch=90",
         edit: Some((
             HOPPER,
-            "        products_wait<1>();\n        pin(scores);\n        hide(scores, base);",
-            "        pin(scores);\n        hide(scores, base);",
+            "        products_wait<1>();\n        pin(scores);\n        tell_empty(K, stage, base);",
+            "        pin(scores);\n        tell_empty(K, stage, base);",
         )),
         test: ATTENTION,
         said: UNORDERED,
@@ -122,11 +126,72 @@ const ALL: &[Planted] = &[
         options: "arch=90",
         edit: Some((
             HOPPER,
-            "        // This tile's K and the last one's V are there; no thread reads the K and V before them any more.\n        copies_wait<0>();\n        copies_to_products();",
-            "        copies_wait<0>();",
+            "        copies_to_products();\n#pragma unroll\n        for (u32 group",
+            "#pragma unroll\n        for (u32 group",
         )),
         test: ATTENTION,
         said: UNORDERED,
+    },
+    Planted {
+        what: "sums scaled while products add to them",
+        options: "arch=90",
+        edit: Some((
+            HOPPER,
+            "        stage = after(stage);\n        products_wait<0>();\n        pin(state.out);",
+            "        stage = after(stage);\n        pin(state.out);",
+        )),
+        test: ATTENTION_TO_ALL,
+        said: UNORDERED,
+    },
+    Planted {
+        what: "keys copied over those that products still read",
+        options: "arch=90",
+        edit: Some((HOPPER, "        if (used > 0) meet(empty(K, stage), THREADS);\n", "")),
+        test: ATTENTION_TO_ALL,
+        said: ORDER,
+    },
+    Planted {
+        what: "a buffer that is told to be empty before the product that reads it has ended",
+        options: "arch=90",
+        edit: Some((
+            HOPPER,
+            "    products_wait<0>();\n    pin(scores);\n    tell_empty(K, 0, span.first);",
+            "    tell_empty(K, 0, span.first);\n    products_wait<0>();\n    pin(scores);",
+        )),
+        test: ATTENTION_TO_ALL,
+        said: UNORDERED,
+    },
+    Planted {
+        what: "values that are told to be there while they are copied",
+        options: "arch=90",
+        edit: Some((HOPPER, "    }\n    copies_wait<0>();\n    tell_full(V, before(stage));", "    }\n    tell_full(V, before(stage));")),
+        test: ATTENTION_TO_ALL,
+        said: UNORDERED,
+    },
+    Planted {
+        what: "values that are multiplied before they are told to be there",
+        options: "arch=90",
+        edit: Some((HOPPER, "        meet(full(V, last, group), FULL_THREADS);\n", "")),
+        test: ATTENTION_TO_ALL,
+        said: ORDER,
+    },
+    Planted {
+        what: "a buffer that no one tells to be empty",
+        options: "arch=90",
+        edit: Some((HOPPER, "        tell_empty(K, stage, base);\n        hide(scores, base);", "        hide(scores, base);")),
+        test: ATTENTION_TO_ALL,
+        said: &[DIVERGENCE],
+    },
+    Planted {
+        what: "more registers than a block has",
+        options: "arch=90",
+        edit: Some((
+            HOPPER,
+            "\"setmaxnreg.inc.sync.aligned.u32 %0;\" ::\"n\"(CONSUMER_REGISTERS)",
+            "\"setmaxnreg.inc.sync.aligned.u32 %0;\" ::\"n\"(232)",
+        )),
+        test: ATTENTION,
+        said: &[DIVERGENCE],
     },
     Planted {
         what: "a wrong swizzle",
@@ -175,8 +240,8 @@ const ALL: &[Planted] = &[
         options: "arch=90",
         edit: Some((
             HOPPER,
-            "        // This tile's K and the last one's V are there; no thread reads the K and V before them any more.\n        copies_wait<0>();\n        copies_to_products();",
-            "        copies_wait<0>();",
+            "        copies_to_products();\n#pragma unroll\n        for (u32 group",
+            "#pragma unroll\n        for (u32 group",
         )),
         test: ATTENTION_IN_8_BITS,
         said: UNORDERED,
@@ -226,7 +291,7 @@ const ALL: &[Planted] = &[
         options: "drop=cuEventSynchronize",
         edit: None,
         test: HANDED_OVER,
-        said: &["Nonsense {", "[in flight]"],
+        said: &["computed what cannot be", "[in flight]"],
     },
     Planted {
         what: "a slot given back before the device has read it",
@@ -258,6 +323,7 @@ fn nothing_is_found_where_nothing_is_planted() {
     for (test, options) in [
         (ATTENTION, "arch=80,seed=3"),
         (ATTENTION, "arch=90,seed=4"),
+        (ATTENTION_TO_ALL, "arch=90,seed=9"),
         (ATTENTION_IN_8_BITS, "arch=80,seed=7"),
         (ATTENTION_IN_8_BITS, "arch=90,seed=8"),
         (BLOCKS, "seed=5"),
@@ -291,6 +357,12 @@ fn judge(run: impl FnOnce(&mut TestGpu, &mut Checks) -> Result<(), tidemill_kern
 #[ignore = "runs on the stand-in, started by the tests above"]
 fn attention() {
     judge(|gpu, checks| checks::attention::both(gpu, checks, Heads::bf16(64), 1, 3, Some(100)));
+}
+
+#[test]
+#[ignore = "runs on the stand-in, started by the tests above"]
+fn attention_to_all() {
+    judge(|gpu, checks| checks::attention::both(gpu, checks, Heads::bf16(64), 1, 3, None));
 }
 
 #[test]

@@ -96,14 +96,21 @@ pub fn prefill_tiles(head_dim: usize, spans: &[Tile]) -> Vec<Tile> {
 /// short parts.
 const SHORT_PART: usize = 256;
 const LONG_PART: usize = 512;
-const LONG_FROM: usize = 2048;
+const LONG_FROM: usize = 16_384;
 
-/// Most parts of a row that sees up to `positions` positions.
+/// Most parts of a row that sees up to `positions` positions, of which the first may be anywhere in its part.
 fn parts(positions: usize) -> usize {
     let long = if positions > LONG_FROM { positions.div_ceil(LONG_PART) } else { 0 };
-    // A shorter row may have more, and a window need not begin where a part does.
+    // A shorter row may have more.
     positions.min(LONG_FROM).div_ceil(SHORT_PART).max(long) + 1
 }
+
+/// Blocks of threads that decode attention has for each that a device runs at once, where a batch may have so many
+/// parts. More share the parts out more evenly at the end; but a batch has fewer parts than it may have, and the
+/// blocks beyond are started in vain.
+const DECODE_WAVES: usize = 8;
+/// Blocks that a multiprocessor runs at once.
+const DECODE_RESIDENT: usize = 3;
 
 /// Partial results of decode attention, until they are combined.
 pub struct DecodeScratch {
@@ -173,9 +180,10 @@ impl Kernels {
         let rows = positions.len();
         queries.assert_shape(out.len(), rows, paged);
         assert_eq!(paged.heads, self.heads, "kernels and memory have the same heads");
-        let at_once = parts(positions_max.min(queries.window()));
-        assert!(rows <= scratch.rows_max && queries.heads == scratch.heads && at_once <= scratch.parts_max, "scratch for this batch");
+        let parts_max = parts(positions_max.min(queries.window()));
+        assert!(rows <= scratch.rows_max && queries.heads == scratch.heads && parts_max <= scratch.parts_max, "scratch for this batch");
         let heads_at_once = (queries.heads / paged.kv_heads).div_ceil(DECODE_HEADS) * paged.kv_heads;
+        let places = (rows * parts_max).min((DECODE_WAVES * DECODE_RESIDENT * self.multiprocessors).div_ceil(heads_at_once));
         let args = [
             (&mut *out).into(),
             (&mut scratch.out).into(),
@@ -186,6 +194,7 @@ impl Kernels {
             paged.tables.into(),
             paged.table_stride.into(),
             positions.into(),
+            rows.into(),
             queries.heads.into(),
             paged.kv_heads.into(),
             queries.window().into(),
@@ -204,13 +213,14 @@ impl Kernels {
         // SAFETY: shapes asserted; positions are below `positions_max` and their tables cover them, by the caller's
         // contract. The second kernel follows the first on one stream.
         unsafe {
-            launch(stream, &self.attention_decode, Shape::new((at_once, heads_at_once, rows), DECODE_THREADS), &args)?;
-            launch(stream, &self.attention_combine, Shape::new((queries.heads, rows, 1), self.heads.dim), &combine)
+            launch(stream, &self.attention_decode, Shape::new((places, heads_at_once, 1), THREADS), &args)?;
+            launch(stream, &self.attention_combine, Shape::new((queries.heads, rows, 1), THREADS), &combine)
         }
     }
 }
 
-const DECODE_THREADS: usize = 128;
+/// Threads of a block in decode's kernels.
+const THREADS: usize = 128;
 /// Query heads per block of threads.
 const DECODE_HEADS: usize = 8;
 
@@ -240,10 +250,10 @@ mod tests {
             let part = if end > LONG_FROM { LONG_PART } else { SHORT_PART };
             end.div_ceil(part) - first / part
         };
-        for position in 0..10_000 {
+        for position in 0..40_000 {
             assert!(of_row(position, usize::MAX) <= parts(position + 1));
-            for window in [1, 100, 2048, 2049, 4096] {
-                assert!(of_row(position, window) <= parts(window.min(10_000)), "{position} {window}");
+            for window in [1, 100, 4096, 16_384, 16_385, 20_000] {
+                assert!(of_row(position, window) <= parts(window), "{position} {window}");
             }
         }
     }

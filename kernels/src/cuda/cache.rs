@@ -23,6 +23,11 @@ impl KernelCache {
         Ok(Self { folder: folder.to_owned() })
     }
 
+    /// For what else is made for a device, and may be made again.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     /// Machine code of `source`: from the folder, or compiled and stored there.
     pub fn load(&self, source: &Source, arch: Arch, heads: Heads) -> Result<Vec<u8>, CudaError> {
         let path = self.folder.join(name(source, arch, heads, compile::version()?));

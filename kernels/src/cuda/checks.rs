@@ -13,14 +13,32 @@ pub mod rows;
 pub use gpu::{TestGpu, doubles, widened};
 
 use super::CudaError;
-use std::fmt::Write;
+use std::fmt::{self, Write};
 
 /// Checks every operation but sampling, whose reference is a sampler that this crate does not have.
 pub fn operations(gpu: &mut TestGpu, checks: &mut Checks) -> Result<(), CudaError> {
-    rows::all(gpu, checks)?;
-    products::all(gpu, checks)?;
-    attention::all(gpu, checks)?;
+    rows::all(gpu, checks, Extent::All)?;
+    products::all(gpu, checks, Extent::All)?;
+    attention::all(gpu, checks, Extent::All)?;
     blocks::all(gpu, checks)
+}
+
+/// How many cases of an operation are checked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Extent {
+    /// The first of each list: whether a kernel works at all, in a second.
+    First,
+    All,
+}
+
+impl Extent {
+    /// The cases to check, of those there are.
+    pub fn of<T>(self, cases: &[T]) -> &[T] {
+        match self {
+            Extent::First => &cases[..1],
+            Extent::All => cases,
+        }
+    }
 }
 
 /// The outcome of all checks.
@@ -32,6 +50,8 @@ pub struct Checks {
     pub left_out: Vec<String>,
     /// Findings that are not checks.
     pub notes: Vec<String>,
+    /// Is told of each check as it ends, so that a crash later loses none.
+    told: Box<dyn FnMut(&Check)>,
 }
 
 /// One operation against its reference.
@@ -42,6 +62,8 @@ pub struct Check {
     /// of elements that differ.
     pub error: f64,
     pub limit: f64,
+    /// Why there is no result to compare; `error` is NaN then.
+    pub failure: Option<String>,
 }
 
 impl Check {
@@ -51,9 +73,49 @@ impl Check {
     }
 }
 
+impl fmt::Display for Check {
+    /// One line, which begins with `FAILED` or `ok`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verdict = if self.passes() { "ok" } else { "FAILED" };
+        match &self.failure {
+            Some(failure) => write!(f, "{verdict} {} {}: {failure}", self.op, self.case),
+            None => write!(f, "{verdict} {} {}: error {:.3e}, limit {:.1e}", self.op, self.case, self.error, self.limit),
+        }
+    }
+}
+
 impl Checks {
     pub fn new(seed: u64) -> Self {
-        Self { seed, results: Vec::new(), left_out: Vec::new(), notes: Vec::new() }
+        Self::told_to(seed, |_| {})
+    }
+
+    /// `told` gets each check as it ends.
+    pub fn told_to(seed: u64, told: impl FnMut(&Check) + 'static) -> Self {
+        Self { seed, results: Vec::new(), left_out: Vec::new(), notes: Vec::new(), told: Box::new(told) }
+    }
+
+    fn add(&mut self, op: &'static str, case: String, error: f64, limit: f64, failure: Option<String>) {
+        let check = Check { op, case, error, limit, failure };
+        (self.told)(&check);
+        self.results.push(check);
+    }
+
+    /// Runs one case. An error fails that case alone and the next one follows, unless the device is unusable from then on.
+    pub fn case(
+        &mut self,
+        gpu: &mut TestGpu,
+        op: &'static str,
+        case: String,
+        run: impl FnOnce(&mut TestGpu, &mut Self) -> Result<(), CudaError>,
+    ) -> Result<(), CudaError> {
+        let Err(error) = run(gpu, self) else { return Ok(()) };
+        self.failed(op, case, &error);
+        if gpu.device.is_usable() { Ok(()) } else { Err(error) }
+    }
+
+    /// Records a case that has no result.
+    pub fn failed(&mut self, op: &'static str, case: String, why: &dyn std::error::Error) {
+        self.add(op, case, f64::NAN, 0.0, Some(why.to_string()));
     }
 
     /// Compares a kernel's numbers with the reference.
@@ -62,19 +124,19 @@ impl Checks {
         let norm = |numbers: &mut dyn Iterator<Item = f64>| numbers.map(|x| x * x).sum::<f64>().sqrt();
         let difference = norm(&mut out.iter().zip(reference).map(|(a, b)| a - b));
         let error = difference / norm(&mut reference.iter().copied()).max(f64::MIN_POSITIVE);
-        self.results.push(Check { op, case, error, limit });
+        self.add(op, case, error, limit, None);
     }
 
     /// Compares element by element; `limit` is the share that may differ.
     pub fn same<T: PartialEq>(&mut self, op: &'static str, case: String, out: &[T], reference: &[T], limit: f64) {
         assert_eq!(out.len(), reference.len(), "{op} {case}: as many elements as the reference");
         let different = out.iter().zip(reference).filter(|(a, b)| a != b).count();
-        self.results.push(Check { op, case, error: different as f64 / out.len().max(1) as f64, limit });
+        self.add(op, case, different as f64 / out.len().max(1) as f64, limit, None);
     }
 
     /// Records an error that should be near zero.
     pub fn near_zero(&mut self, op: &'static str, case: String, error: f64, limit: f64) {
-        self.results.push(Check { op, case, error, limit });
+        self.add(op, case, error, limit, None);
     }
 
     /// For people: a row per operation, then each failed check.
@@ -93,7 +155,7 @@ impl Checks {
             let _ = writeln!(text, "| {op} | {} | {failed} | {:.1e} | {:.1e} |", of_op.len(), worst.error, worst.limit);
         }
         for check in self.results.iter().filter(|check| !check.passes()) {
-            let _ = writeln!(text, "\nFAILED {} {}: error {:.3e}, limit {:.1e}", check.op, check.case, check.error, check.limit);
+            let _ = writeln!(text, "\n{check}");
         }
         for what in &self.left_out {
             let _ = writeln!(text, "\nnot checked: {what}");

@@ -4,6 +4,7 @@ use super::{
     CudaError,
     cache::KernelCache,
     compile::{Arch, Heads, Source},
+    libraries,
 };
 use cudarc::{
     driver::{CudaContext, CudaFunction, CudaModule, CudaSlice, CudaStream, DeviceRepr, ValidAsZeroBits, result, sys},
@@ -74,12 +75,17 @@ impl Device {
             let Arch { major, minor } = properties.arch;
             return Err(CudaError::TooOld { name: properties.name, major, minor });
         }
+        libraries::assert_that_the_driver_loads_nvrtcs_code()?;
         let stream = context.new_stream()?;
         Ok(Self { context, stream, cache, properties, allocated_bytes: AtomicUsize::new(0) })
     }
 
     pub fn properties(&self) -> &Properties {
         &self.properties
+    }
+
+    pub(crate) fn cache(&self) -> &KernelCache {
+        &self.cache
     }
 
     pub fn context(&self) -> &Arc<CudaContext> {
@@ -91,9 +97,9 @@ impl Device {
         &self.stream
     }
 
-    /// Another stream, beside the model's.
-    pub fn new_stream(&self) -> Result<Arc<CudaStream>, CudaError> {
-        Ok(self.context.new_stream()?)
+    /// Another stream, whose kernels go before the model's where both could run.
+    pub fn new_urgent_stream(&self) -> Result<Arc<CudaStream>, CudaError> {
+        Ok(self.context.new_stream_with_priority(URGENT)?)
     }
 
     /// Zeroed memory for `len` numbers, ready for every stream. Waits for the device: for set-up, not for steps.
@@ -101,6 +107,18 @@ impl Device {
         let bytes = len * size_of::<T>();
         let memory = self.stream.alloc_zeros(len).map_err(|error| CudaError::of_allocation(error, bytes))?;
         self.stream.synchronize()?;
+        self.allocated_bytes.fetch_add(bytes, Ordering::Relaxed);
+        Ok(memory)
+    }
+
+    /// Memory for `len` numbers, for the model's stream.
+    ///
+    /// # Safety
+    /// Every number is written, on the model's stream, before anything reads it.
+    pub(crate) unsafe fn alloc_unwritten<T: DeviceRepr>(&self, len: usize) -> Result<CudaSlice<T>, CudaError> {
+        let bytes = len * size_of::<T>();
+        // SAFETY: as the caller promises.
+        let memory = unsafe { self.stream.alloc(len) }.map_err(|error| CudaError::of_allocation(error, bytes))?;
         self.allocated_bytes.fetch_add(bytes, Ordering::Relaxed);
         Ok(memory)
     }
@@ -129,12 +147,22 @@ impl Device {
         Ok(self.context.synchronize()?)
     }
 
+    /// Whether the device still works after an error. Many errors leave the context unusable until the process ends.
+    pub fn is_usable(&self) -> bool {
+        // The first call may still return what went wrong before.
+        let _ = self.synchronize();
+        self.synchronize().is_ok()
+    }
+
     /// The kernels of a source, compiled for this device.
     pub(crate) fn module(&self, source: &Source, heads: Heads) -> Result<Arc<CudaModule>, CudaError> {
         let cubin = self.cache.load(source, self.properties.arch, heads)?;
         Ok(self.context.load_module(Ptx::from_binary(cubin))?)
     }
 }
+
+/// The driver takes the nearest that the device has.
+const URGENT: i32 = -5;
 
 impl Properties {
     fn of(context: &CudaContext) -> Result<Self, CudaError> {

@@ -1,5 +1,6 @@
 //! What can go wrong with a device, and what to do about it.
 
+use super::libraries::Version;
 use cudarc::{
     cublaslt::result::CublasError,
     driver::{DriverError, sys::CUresult},
@@ -15,6 +16,11 @@ pub enum CudaError {
     NoDevice { ordinal: usize, found: usize },
     #[error("{name} is not found: install CUDA 13's, or name its folder in LD_LIBRARY_PATH")]
     NoLibrary { name: &'static str },
+    #[error(
+        "the CUDA driver, which knows CUDA {driver}, cannot load what NVRTC {nvrtc} compiles: install a newer driver, or put CUDA {}'s libraries \
+         before others in LD_LIBRARY_PATH", driver.major
+    )]
+    NvrtcTooNew { nvrtc: Version, driver: Version },
     #[error("device {name} is sm_{major}{minor}: sm_80 (A100) or later is needed")]
     TooOld { name: String, major: u32, minor: u32 },
     #[error("the device's memory is used up ({bytes} bytes asked for): give this worker fewer KV blocks, or a smaller batch")]
@@ -36,8 +42,8 @@ pub enum CudaError {
     Compile { file: &'static str, arch: String, source: NvrtcError, log: String },
     #[error("NVRTC failed: {0}")]
     Nvrtc(#[from] NvrtcError),
-    #[error("cuBLASLt cannot multiply [{rows}, {inner}] by [{columns}, {inner}]ᵀ: {source}")]
-    Multiply { rows: usize, inner: usize, columns: usize, source: CublasError },
+    #[error("cuBLASLt cannot multiply [{rows}, {inner}] by [{columns}, {inner}]ᵀ, {step}: {source}")]
+    Multiply { rows: usize, inner: usize, columns: usize, step: &'static str, source: CublasError },
     #[error("cuBLASLt failed: {0}")]
     Cublas(#[from] CublasError),
     #[error("cannot keep compiled kernels in {path}: {source}; name a folder that can be written")]

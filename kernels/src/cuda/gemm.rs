@@ -3,19 +3,32 @@
 //! `y = x weightᵀ`, with x `[rows, inner]`, weight `[columns, inner]` as checkpoints store it, and y `[rows, columns]`.
 //! cuBLASLt is column-major, so it computes `yᵀ = weight xᵀ` of an `[inner, columns]` and an `[inner, rows]` matrix:
 //! transposed times plain, the one form in which it also multiplies FP8. The algorithm depends on the number of rows,
-//! and so do the last bits of a row.
+//! and so do the last bits of a row. Partial sums stay in f32 until the last one.
+//!
+//! - `choice`: the fastest of the algorithms that cuBLASLt proposes
+//! - `fp8`: what a device and its library make of FP8 with a scale for each row, found out by products at start
+
+mod choice;
+mod fp8;
+
+pub use fp8::Fp8Rows;
 
 use super::{
     CudaError,
-    compile::Arch,
     device::{Bf16, Device},
     launch::address,
 };
+use choice::Choices;
 use cudarc::{
     cublaslt::{result, result::CublasError, sys},
-    driver::{CudaSlice, CudaStream, CudaView, CudaViewMut},
+    driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, sys::CUstreamCaptureStatus},
 };
-use std::{collections::HashMap, ffi::c_void, ptr};
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    ffi::c_void,
+    mem::MaybeUninit,
+    ptr,
+};
 
 /// The factors. x is `[rows, inner]`, weight `[columns, inner]`; inner is a multiple of 8, of 16 for FP8.
 #[derive(Clone, Copy)]
@@ -37,14 +50,8 @@ pub enum Operands<'a> {
 pub enum Scales<'a> {
     /// One for all of x, one for all of the weight.
     Tensor { x: &'a CudaView<'a, f32>, weight: &'a CudaView<'a, f32> },
-    /// One for each row of x, and for each row of the weight (an output channel), where [`multiplies_fp8_rows`].
+    /// One for each row of x, and for each row of the weight (an output channel), as far as [`Gemm::fp8_rows`] allows.
     Rows { x: &'a CudaView<'a, f32>, weight: &'a CudaView<'a, f32> },
-}
-
-/// Whether a device multiplies FP8 with [`Scales::Rows`]: Hopper. cuBLASLt has no such products on earlier devices, nor on
-/// those of sm_100.
-pub fn multiplies_fp8_rows(arch: Arch) -> bool {
-    arch.major == 9
 }
 
 /// Where the product goes, `[rows, columns]`; columns is a multiple of 8.
@@ -76,7 +83,24 @@ pub struct Gemm {
     handle: Handle,
     workspace: CudaSlice<u8>,
     plans: HashMap<Problem, Plan>,
+    choices: Choices,
+    fp8_rows: Fp8Rows,
 }
+
+/// The number of rows that products of so many are computed with: a few more, so that there are few numbers, for each of which the
+/// library's algorithms are chosen and loaded before the first request.
+pub fn product_rows(rows: usize) -> usize {
+    match rows {
+        0..=8 => rows.next_power_of_two(),
+        9..=64 => rows.next_multiple_of(8),
+        65..=256 => rows.next_multiple_of(32),
+        257..=1024 => rows.next_multiple_of(64),
+        _ => rows.next_multiple_of(128),
+    }
+}
+
+/// Algorithms that the library is asked for.
+const PROPOSED_MAX: usize = 8;
 
 /// The size that cuBLAS itself takes on Hopper.
 const WORKSPACE_BYTES: usize = 32 << 20;
@@ -88,10 +112,26 @@ impl Gemm {
             return Err(CudaError::NoLibrary { name: "libcublasLt" });
         }
         device.context().bind_to_thread()?;
-        Ok(Self { handle: Handle(result::create_handle()?), workspace: device.alloc(WORKSPACE_BYTES)?, plans: HashMap::new() })
+        // SAFETY: the library is loaded; the function has no requirements.
+        let choices = Choices::open(device, unsafe { sys::cublasLtGetVersion() });
+        let (handle, workspace) = (Handle(result::create_handle()?), device.alloc(WORKSPACE_BYTES)?);
+        let mut gemm = Self { handle, workspace, plans: HashMap::new(), choices, fp8_rows: Fp8Rows::Full };
+        gemm.fp8_rows = Fp8Rows::find_out(&mut gemm, device)?;
+        Ok(gemm)
     }
 
-    /// `y = x weightᵀ + bias`. A bias, `[columns]`, needs a bf16 product.
+    /// Products of FP8 with [`Scales::Rows`] that there are.
+    pub fn fp8_rows(&self) -> &Fp8Rows {
+        &self.fp8_rows
+    }
+
+    /// Writes to disk which algorithms were chosen: for the next process. Call it when what will be multiplied has been.
+    pub fn keep_choices(&mut self) {
+        self.choices.keep();
+    }
+
+    /// `y = x weightᵀ + bias`. A bias, `[columns]`, needs a bf16 product. The first product of its kind takes longer: algorithms are
+    /// measured, except while the stream is recorded.
     pub fn multiply(
         &mut self,
         stream: &CudaStream,
@@ -118,59 +158,78 @@ impl Gemm {
             return Ok(());
         }
 
-        let problem = Problem { rows, inner, columns, operands: numbers, product, bias: bias.is_some() };
-        let failed = |source| CudaError::Multiply { rows, inner, columns, source };
-        if !self.plans.contains_key(&problem) {
-            let plan = Plan::new(&self.handle, &problem, WORKSPACE_BYTES).map_err(failed)?;
-            self.plans.insert(problem, plan);
-        }
-        let plan = &self.plans[&problem];
-        let (x, weight) = match operands {
-            Operands::Bf16 { x, weight } => (address(x), address(weight)),
+        let (x, weight, scales) = match operands {
+            Operands::Bf16 { x, weight } => (address(x), address(weight), None),
             Operands::Fp8 { x, weight, scales } => {
                 let (Scales::Tensor { x: x_scale, weight: weight_scale } | Scales::Rows { x: x_scale, weight: weight_scale }) = scales;
                 let expected = if numbers == Numbers::Fp8ByRow { (rows, columns) } else { (1, 1) };
                 assert_eq!((x_scale.len(), weight_scale.len()), expected, "scales of x, and of the weight");
-                use sys::cublasLtMatmulDescAttributes_t as Attribute;
-                plan.description.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &address(weight_scale)).map_err(failed)?;
-                plan.description.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &address(x_scale)).map_err(failed)?;
-                (address(x), address(weight))
+                (address(x), address(weight), Some((address(weight_scale), address(x_scale))))
             }
         };
-        if let Some(bias) = bias {
-            let attribute = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
-            plan.description.set(attribute, &address(bias)).map_err(failed)?;
-        }
+        let beside = Beside { scales, bias: bias.map(address) };
+        let problem = Problem { rows, inner, columns, operands: numbers, product, bias: bias.is_some() };
+        let failed = |(step, source)| CudaError::Multiply { rows, inner, columns, step, source };
         stream.context().bind_to_thread()?;
-        // SAFETY: the shapes, asserted above, are those of the plan; only this stream uses the workspace.
-        unsafe {
-            result::matmul(
-                self.handle.0,
-                plan.description.0,
-                (&raw const ONE).cast(),
-                (&raw const ZERO).cast(),
-                weight as *const c_void,
-                plan.weight.0,
-                x as *const c_void,
-                plan.x.0,
-                y as *const c_void,
-                plan.y.0,
-                y as *mut c_void,
-                plan.y.0,
-                &plan.algorithm,
-                address(&self.workspace) as *mut c_void,
-                WORKSPACE_BYTES,
-                stream.cu_stream().cast(),
-            )
-        }
-        .map_err(failed)
+        let Self { handle, workspace, plans, choices, .. } = self;
+        let launch = |plan: &Plan, algorithm: &sys::cublasLtMatmulAlgo_t| {
+            // SAFETY: the shapes, asserted above, are those of the plan; only this stream uses the workspace.
+            let launched = unsafe {
+                result::matmul(
+                    handle.0,
+                    plan.description.0,
+                    (&raw const ONE).cast(),
+                    (&raw const ZERO).cast(),
+                    weight as *const c_void,
+                    plan.weight.0,
+                    x as *const c_void,
+                    plan.x.0,
+                    y as *const c_void,
+                    plan.y.0,
+                    y as *mut c_void,
+                    plan.y.0,
+                    algorithm,
+                    address(workspace) as *mut c_void,
+                    WORKSPACE_BYTES,
+                    stream.cu_stream().cast(),
+                )
+            };
+            launched.map_err(|source| failed(("running it", source)))
+        };
+        let plan = match plans.entry(problem) {
+            Entry::Occupied(plan) => plan.into_mut(),
+            Entry::Vacant(place) => {
+                let mut plan = Plan::new(&problem, &beside).map_err(failed)?;
+                let is_recorded = stream.capture_status()? != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+                match choices.known(&problem).filter(|algorithm| plan.takes(handle, algorithm)) {
+                    Some(algorithm) => plan.algorithm = algorithm,
+                    None => {
+                        let proposed = plan.propose(handle).map_err(failed)?;
+                        plan.algorithm = match &proposed[..] {
+                            [only] => *only,
+                            [first, ..] if is_recorded => *first,
+                            _ => choices.measure(stream, &problem, &proposed, |algorithm| launch(&plan, algorithm))?,
+                        };
+                    }
+                }
+                place.insert(plan)
+            }
+        };
+        plan.description.point_to(&beside).map_err(|source| failed(("describing it", source)))?;
+        launch(plan, &plan.algorithm)
     }
 }
 
 static ONE: f32 = 1.0;
 static ZERO: f32 = 0.0;
 
-/// A product's description and algorithm, without the addresses.
+/// Addresses of what a description points to: scales of the weight and of x, and the bias.
+struct Beside {
+    scales: Option<(u64, u64)>,
+    bias: Option<u64>,
+}
+
+/// A product's description and algorithm. The addresses in it are those of the last call.
 struct Plan {
     description: Description,
     weight: Layout,
@@ -180,29 +239,80 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(handle: &Handle, problem: &Problem, workspace_bytes: usize) -> Result<Self, CublasError> {
-        use sys::{cublasLtMatmulDescAttributes_t as Attribute, cublasLtMatmulMatrixScale_t as Scale, cudaDataType_t as Type};
-        let Problem { rows, inner, columns, operands, product, bias } = *problem;
-        let description =
-            Description(result::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, sys::cudaDataType_t::CUDA_R_32F)?);
-        description.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &TRANSPOSED)?;
-        if bias {
-            description.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS)?;
-        }
-        if operands == Numbers::Fp8ByRow {
-            let scale = Scale::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
-            description.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &scale)?;
-            description.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &scale)?;
-        }
-        let factor = if operands == Numbers::Bf16 { Type::CUDA_R_16BF } else { Type::CUDA_R_8F_E4M3 };
-        let weight = Layout::new(factor, inner, columns)?;
-        let x = Layout::new(factor, inner, rows)?;
-        let y = Layout::new(product, columns, rows)?;
-        let preference = Preference::new(workspace_bytes)?;
-        // SAFETY: all of these are alive.
-        let found = unsafe { result::get_matmul_algo_heuristic(handle.0, description.0, weight.0, x.0, y.0, y.0, preference.0) }?;
-        Ok(Self { description, weight, x, y, algorithm: found.algo })
+    /// `beside`: addresses of the first call, without which the library may find no algorithm. An error says in which step.
+    fn new(problem: &Problem, beside: &Beside) -> Result<Self, (&'static str, CublasError)> {
+        let (description, [weight, x, y]) = describe(problem, beside).map_err(|source| ("describing it", source))?;
+        Ok(Self { description, weight, x, y, algorithm: sys::cublasLtMatmulAlgo_t { data: [0; 8] } })
     }
+
+    /// The library's algorithms for this, by what it expects of them; at least one.
+    fn propose(&self, handle: &Handle) -> Result<Vec<sys::cublasLtMatmulAlgo_t>, (&'static str, CublasError)> {
+        let preference = Preference::new().map_err(|source| ("stating preferences", source))?;
+        let mut proposed = [const { MaybeUninit::uninit() }; PROPOSED_MAX];
+        let mut count = 0;
+        // SAFETY: all of these are alive, and there is room for as many results.
+        let outcome = unsafe {
+            let (description, [weight, x, y]) = (self.description.0, [self.weight.0, self.x.0, self.y.0]);
+            let results = proposed.as_mut_ptr().cast();
+            sys::cublasLtMatmulAlgoGetHeuristic(
+                handle.0,
+                description,
+                weight,
+                x,
+                y,
+                y,
+                preference.0,
+                PROPOSED_MAX as i32,
+                results,
+                &mut count,
+            )
+        };
+        outcome.result().map_err(|source| (CHOOSING, source))?;
+        let count = (count.max(0) as usize).min(PROPOSED_MAX);
+        // SAFETY: the library has written so many.
+        let results =
+            proposed[..count].iter().map(|result: &MaybeUninit<sys::cublasLtMatmulHeuristicResult_t>| unsafe { result.assume_init() });
+        let usable: Vec<_> = results.filter(|result| result.state.result().is_ok()).map(|result| result.algo).collect();
+        if usable.is_empty() {
+            return Err((CHOOSING, CublasError(sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED)));
+        }
+        Ok(usable)
+    }
+
+    /// Whether an algorithm that was chosen earlier can compute this, in the workspace that there is.
+    fn takes(&self, handle: &Handle, algorithm: &sys::cublasLtMatmulAlgo_t) -> bool {
+        let mut result = MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::uninit();
+        // SAFETY: all of these are alive, and there is room for the result.
+        let outcome = unsafe {
+            let (description, [weight, x, y]) = (self.description.0, [self.weight.0, self.x.0, self.y.0]);
+            sys::cublasLtMatmulAlgoCheck(handle.0, description, weight, x, y, y, algorithm, result.as_mut_ptr())
+        };
+        // SAFETY: where the check succeeds, the library has written the result.
+        outcome.result().is_ok() && unsafe { result.assume_init() }.workspaceSize <= WORKSPACE_BYTES
+    }
+}
+
+const CHOOSING: &str = "choosing an algorithm";
+
+/// The product, and the layouts of weight, x and y.
+fn describe(problem: &Problem, beside: &Beside) -> Result<(Description, [Layout; 3]), CublasError> {
+    use sys::{cublasLtMatmulDescAttributes_t as Attribute, cublasLtMatmulMatrixScale_t as Scale, cudaDataType_t as Type};
+    let Problem { rows, inner, columns, operands, product, bias } = *problem;
+    let description =
+        Description(result::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, sys::cudaDataType_t::CUDA_R_32F)?);
+    description.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &TRANSPOSED)?;
+    if bias {
+        description.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS)?;
+    }
+    if operands == Numbers::Fp8ByRow {
+        let scale = Scale::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+        description.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &scale)?;
+        description.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &scale)?;
+    }
+    description.point_to(beside)?;
+    let factor = if operands == Numbers::Bf16 { Type::CUDA_R_16BF } else { Type::CUDA_R_8F_E4M3 };
+    let layouts = [Layout::new(factor, inner, columns)?, Layout::new(factor, inner, rows)?, Layout::new(product, columns, rows)?];
+    Ok((description, layouts))
 }
 
 /// `CUBLAS_OP_T`, from another header.
@@ -218,6 +328,15 @@ impl Description {
         // SAFETY: the description is alive; the value has the attribute's type, and the call copies it.
         unsafe { result::set_matmul_desc_attribute(self.0, attribute, ptr::from_ref(value).cast(), size_of::<T>()) }
     }
+
+    fn point_to(&self, beside: &Beside) -> Result<(), CublasError> {
+        use sys::cublasLtMatmulDescAttributes_t as Attribute;
+        if let Some((weight, x)) = beside.scales {
+            self.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &weight)?;
+            self.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &x)?;
+        }
+        beside.bias.map_or(Ok(()), |bias| self.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias))
+    }
 }
 
 impl Layout {
@@ -228,12 +347,19 @@ impl Layout {
 }
 
 impl Preference {
-    fn new(workspace_bytes: usize) -> Result<Self, CublasError> {
+    /// All of the workspace, and partial sums in f32: by default they may be rounded to the product's bf16 on the way.
+    fn new() -> Result<Self, CublasError> {
+        use sys::{cublasLtMatmulPreferenceAttributes_t as Attribute, cublasLtReductionScheme_t as Scheme};
         let preference = Self(result::create_matmul_pref()?);
-        let attribute = sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
-        // SAFETY: the preference is alive; the value has the attribute's type, and the call copies it.
-        unsafe { result::set_matmul_pref_attribute(preference.0, attribute, ptr::from_ref(&workspace_bytes).cast(), size_of::<usize>()) }?;
+        preference.set(Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &WORKSPACE_BYTES)?;
+        let schemes = Scheme::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
+        preference.set(Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes)?;
         Ok(preference)
+    }
+
+    fn set<T>(&self, attribute: sys::cublasLtMatmulPreferenceAttributes_t, value: &T) -> Result<(), CublasError> {
+        // SAFETY: the preference is alive; the value has the attribute's type, and the call copies it.
+        unsafe { result::set_matmul_pref_attribute(self.0, attribute, ptr::from_ref(value).cast(), size_of::<T>()) }
     }
 }
 

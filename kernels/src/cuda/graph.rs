@@ -1,7 +1,7 @@
 //! A step's launches, recorded once as a CUDA graph and replayed with one call: at small batches the device would
 //! otherwise wait for the host.
 
-use super::CudaError;
+use super::{CudaError, gemm::product_rows};
 use cudarc::driver::{CudaGraph, CudaStream, sys};
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -21,15 +21,9 @@ pub struct StepShape {
 }
 
 impl StepShape {
-    /// The smallest shape that holds such a batch: rows are powers of two up to 8, then multiples of 8, from 64 on of
-    /// 32.
+    /// The smallest shape that holds such a batch.
     pub fn holding(rows: usize, positions: usize) -> Self {
-        let rows = match rows {
-            0..=8 => rows.next_power_of_two(),
-            9..=64 => rows.next_multiple_of(8),
-            _ => rows.next_multiple_of(32),
-        };
-        Self { rows, positions: positions.max(POSITIONS_MIN).next_power_of_two() }
+        Self { rows: product_rows(rows), positions: positions.max(POSITIONS_MIN).next_power_of_two() }
     }
 }
 

@@ -1,8 +1,8 @@
 //! Our own pinned host memory: copies from and to it go on while the host does something else.
 
 use super::{CudaError, device::Device, launch::address};
-use cudarc::driver::{CudaContext, CudaEvent, CudaStream, CudaView, CudaViewMut, DeviceRepr, ValidAsZeroBits, result};
-use std::{ptr::NonNull, sync::Arc};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, CudaView, CudaViewMut, DeviceRepr, ValidAsZeroBits, result, sys::CUresult};
+use std::{ops::Range, ptr::NonNull, sync::Arc};
 
 /// Pinned numbers. A copy from or to them may be in flight: every access waits for it first.
 pub struct HostBuffer<T> {
@@ -20,7 +20,10 @@ impl<T: DeviceRepr + ValidAsZeroBits> HostBuffer<T> {
         context.bind_to_thread()?;
         let bytes = (len * size_of::<T>()).max(1);
         // SAFETY: initialized right below.
-        let memory = unsafe { result::malloc_host(bytes, 0) }.map_err(|error| CudaError::of_allocation(error, bytes))?;
+        let memory = unsafe { result::malloc_host(bytes, 0) }.map_err(|error| match error.0 {
+            CUresult::CUDA_ERROR_OUT_OF_MEMORY => CudaError::Pin { bytes, source: error },
+            _ => error.into(),
+        })?;
         // SAFETY: just allocated, with this size.
         unsafe { memory.cast::<u8>().write_bytes(0, bytes) };
         let start = NonNull::new(memory.cast::<T>()).expect("the driver hands out memory or an error");
@@ -44,11 +47,14 @@ impl<T: DeviceRepr + ValidAsZeroBits> HostBuffer<T> {
         Ok(unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) })
     }
 
-    /// The numbers, where the owner knows that no copy is in flight.
-    pub fn settled(&self) -> &[T] {
-        assert!(self.busy.is_none(), "a copy may be in flight");
-        // SAFETY: allocated with this length, initialized, and borrowed as `self` is; no copy is in flight.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    /// Some of the numbers, where the owner knows that no copy of them is in flight.
+    ///
+    /// # Safety
+    /// Nothing writes these numbers while the slice lives.
+    pub unsafe fn part(&self, range: Range<usize>) -> &[T] {
+        assert!(range.start <= range.end && range.end <= self.len, "numbers that there are");
+        // SAFETY: inside the allocation, initialized, borrowed as `self` is, and not written, as the caller promises.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr().add(range.start), range.len()) }
     }
 
     /// Copies the first `to.len()` numbers to the device.
@@ -91,3 +97,5 @@ impl<T> Drop for HostBuffer<T> {
 
 // SAFETY: owned memory of plain numbers.
 unsafe impl<T: Send> Send for HostBuffer<T> {}
+// SAFETY: as above; nothing changes through a shared reference.
+unsafe impl<T: Sync> Sync for HostBuffer<T> {}

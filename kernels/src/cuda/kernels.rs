@@ -14,6 +14,7 @@ use cudarc::driver::CudaFunction;
 pub struct Kernels {
     pub(super) heads: Heads,
     pub(super) width_max: usize,
+    pub(super) multiprocessors: usize,
     pub(super) prefill: PrefillKernel,
     pub(super) attention_decode: CudaFunction,
     pub(super) attention_combine: CudaFunction,
@@ -48,6 +49,7 @@ impl Kernels {
         Ok(Self {
             heads,
             width_max: norm_bytes / size_of::<f32>(),
+            multiprocessors: device.properties().multiprocessors,
             attention_decode: function(&decode, "attention_decode", 0)?,
             attention_combine: function(&decode, "attention_combine", 0)?,
             attention_prefill: function(&module(prefill.source)?, prefill.name, prefill.shared_bytes)?,

@@ -15,8 +15,9 @@ pub struct Pinned {
 }
 
 impl Pinned {
-    /// Registers `bytes` from `start` on. Locks them in memory, which takes a while (some 10 ms per GiB) and counts
-    /// against the process's limits.
+    /// Registers `bytes` from `start` on. Locks them in memory, which counts against the process's limits and takes 0.1 s
+    /// per GiB, or up to 1 s where the system has yet to provide it. Other calls of the driver wait meanwhile, those of
+    /// other processes too: register little at a time.
     ///
     /// # Safety
     /// The memory stays mapped, for reading and writing, until this is dropped.

@@ -25,7 +25,7 @@ impl PrefillKernel {
         if compile::ATTENTION_PREFILL_HOPPER.suits(arch, head_dim) {
             let (operands, alignment) = (5 * 128 * row_bytes, 1024);
             let (source, name) = (&compile::ATTENTION_PREFILL_HOPPER, "attention_prefill_hopper");
-            return Self { source, name, threads: 256, shared_bytes: operands + alignment };
+            return Self { source, name, threads: 384, shared_bytes: operands + alignment };
         }
         let positions = if (81..=128).contains(&head_dim) { 32 } else { 64 };
         let shared_bytes = (tile_rows(head_dim) + 2 * positions) * (row_bytes + 16);

@@ -8,6 +8,9 @@
 //!   fetch:    slot ──copy engine──► staging ──kv_scatter──► paged memory
 //!   publish:  paged memory ──kv_gather──► staging ──copy engine──► slot
 //! ```
+//!
+//! Copies and kernels have a stream each, so that one block crosses the bus while another is scattered or gathered. Both go
+//! before the model's kernels: they are short, and the bus would wait for a layer's thousands of blocks of threads.
 
 use super::{
     CudaError,
@@ -19,32 +22,41 @@ use super::{
 use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, sys};
 use std::{ops::Range, sync::Arc};
 
-/// One direction's stream and staging buffer. A worker has two: it fetches and publishes.
+/// One direction's streams and staging buffer. A worker has two: it fetches and publishes.
 pub struct Transfer {
-    stream: Arc<CudaStream>,
+    /// Copies across the bus,
+    bus: Arc<CudaStream>,
+    /// and kernels.
+    beside: Arc<CudaStream>,
     staging: CudaSlice<u8>,
     block_bytes: usize,
+    /// Of each slot of the staging buffer: the end of its last use.
+    used: Vec<Option<Arc<CudaEvent>>>,
+    /// The slot that has not been used for longest.
+    next: usize,
 }
 
 /// Events of a publication.
 pub struct Published {
     /// The device's blocks have been read and may be overwritten.
-    pub gathered: CudaEvent,
+    pub gathered: Arc<CudaEvent>,
     /// The slots hold the bytes.
-    pub done: CudaEvent,
+    pub done: Arc<CudaEvent>,
 }
 
 impl Transfer {
-    /// Copies up to `blocks_at_once` blocks per round.
-    pub fn new(device: &Device, kv: &DeviceKv, blocks_at_once: usize) -> Result<Self, CudaError> {
+    /// With a staging buffer of `slots` blocks.
+    pub fn new(device: &Device, kv: &DeviceKv, slots: usize) -> Result<Self, CudaError> {
         let block_bytes = kv.layout().block_bytes();
-        assert!(blocks_at_once > 0 && block_bytes.is_multiple_of(16), "slots are aligned to 16 bytes");
-        Ok(Self { stream: device.new_stream()?, staging: device.alloc(blocks_at_once * block_bytes)?, block_bytes })
+        assert!(slots > 0 && block_bytes.is_multiple_of(16), "slots are aligned to 16 bytes");
+        let staging = device.alloc(slots * block_bytes)?;
+        let (bus, beside) = (device.new_urgent_stream()?, device.new_urgent_stream()?);
+        Ok(Self { bus, beside, staging, block_bytes, used: vec![None; slots], next: 0 })
     }
 
-    /// Lets later copies wait for an event of another stream.
+    /// Lets later fetches write to `kv` only after an event of another stream.
     pub fn wait(&self, event: &CudaEvent) -> Result<(), CudaError> {
-        Ok(self.stream.wait(event)?)
+        Ok(self.beside.wait(event)?)
     }
 
     /// Copies blocks from pinned slots into `kv`. The returned event marks the end: the model's stream can wait for it,
@@ -53,18 +65,23 @@ impl Transfer {
     /// # Safety
     /// Each slot is pinned memory of a block's size, and stays pinned until the event. Who writes it before makes the
     /// block meaningless, and nothing worse. Nothing else on the device uses these blocks of `kv` until then.
-    pub unsafe fn fetch(&mut self, kernels: &Kernels, kv: &mut DeviceKv, placed: &[BlockSlot]) -> Result<CudaEvent, CudaError> {
+    pub unsafe fn fetch(&mut self, kernels: &Kernels, kv: &mut DeviceKv, placed: &[BlockSlot]) -> Result<Arc<CudaEvent>, CudaError> {
         let layers = 0..kv.layout().layers;
-        for round in placed.chunks(self.staging.len() / self.block_bytes) {
-            let staged = self.staged(round);
+        let mut done = None;
+        for round in placed.chunks(self.round()) {
+            let slots = self.take(round.len());
+            self.wait_until_free(&self.bus, &slots)?;
+            let staged = self.staged(round, &slots);
             for (from, to) in round.iter().zip(&staged) {
                 self.copy(to.slot, from.slot, self.block_bytes)?;
             }
-            // SAFETY: only this stream uses the staging buffer: it runs the kernel after the copies, and the next round
+            self.beside.wait(&self.bus.record_event(None)?)?;
+            // SAFETY: only these streams use the staging buffer: the kernel runs after the copies, and later copies to its slots
             // after the kernel.
-            unsafe { kernels.kv_scatter(&self.stream, kv, &staged, layers.clone()) }?;
+            unsafe { kernels.kv_scatter(&self.beside, kv, &staged, layers.clone()) }?;
+            done = Some(self.free_after(self.beside.record_event(None)?, &slots));
         }
-        Ok(self.stream.record_event(None)?)
+        done.map_or_else(|| Ok(self.beside.record_event(None)?.into()), Ok)
     }
 
     /// Copies `layers` of blocks of `kv` to pinned slots, after `ready`: the event that the model's stream recorded
@@ -81,34 +98,77 @@ impl Transfer {
         layers: Range<usize>,
         ready: &CudaEvent,
     ) -> Result<Published, CudaError> {
-        self.stream.wait(ready)?;
-        let mut gathered = None;
+        self.beside.wait(ready)?;
+        let mut events = None;
         let slice_bytes = self.block_bytes / kv.layout().layers;
         let (skipped, bytes) = ((layers.start * slice_bytes) as u64, layers.len() * slice_bytes);
-        for round in placed.chunks(self.staging.len() / self.block_bytes) {
-            let staged = self.staged(round);
-            // SAFETY: only this stream uses the staging buffer: it runs the copies after the kernel, and the next round
-            // after them.
-            unsafe { kernels.kv_gather(&self.stream, kv, &staged, layers.clone()) }?;
-            gathered = Some(self.stream.record_event(None)?);
+        for round in placed.chunks(self.round()) {
+            let slots = self.take(round.len());
+            self.wait_until_free(&self.beside, &slots)?;
+            let staged = self.staged(round, &slots);
+            // SAFETY: only these streams use the staging buffer: the copies run after the kernel, and later kernels that write to
+            // its slots after the copies.
+            unsafe { kernels.kv_gather(&self.beside, kv, &staged, layers.clone()) }?;
+            let gathered = Arc::new(self.beside.record_event(None)?);
+            self.bus.wait(&gathered)?;
             for (to, from) in round.iter().zip(&staged) {
                 self.copy(to.slot + skipped, from.slot + skipped, bytes)?;
             }
+            let done = self.free_after(self.bus.record_event(None)?, &slots);
+            events = Some(Published { gathered, done });
         }
-        let done = self.stream.record_event(None)?;
-        Ok(Published { gathered: gathered.map_or_else(|| self.stream.record_event(None), Ok)?, done })
+        match events {
+            Some(events) => Ok(events),
+            None => {
+                let event = Arc::new(self.beside.record_event(None)?);
+                Ok(Published { gathered: Arc::clone(&event), done: event })
+            }
+        }
     }
 
-    /// The staging buffer's slots for these blocks.
-    fn staged(&self, round: &[BlockSlot]) -> Vec<BlockSlot> {
+    /// Blocks of a round: while half of the staging buffer is copied, the other half is scattered or gathered.
+    fn round(&self) -> usize {
+        self.used.len().div_ceil(2)
+    }
+
+    /// The slots that have not been used for longest.
+    fn take(&mut self, count: usize) -> Vec<usize> {
+        let all = self.used.len();
+        let slots = (self.next..self.next + count).map(|slot| slot % all).collect();
+        self.next = (self.next + count) % all;
+        slots
+    }
+
+    /// Lets the stream go on when the last use of these slots has ended.
+    fn wait_until_free(&self, stream: &CudaStream, slots: &[usize]) -> Result<(), CudaError> {
+        let mut last: Option<&Arc<CudaEvent>> = None;
+        for event in slots.iter().filter_map(|&slot| self.used[slot].as_ref()) {
+            // Slots of one round have the same.
+            if !last.is_some_and(|last| Arc::ptr_eq(last, event)) {
+                stream.wait(event)?;
+            }
+            last = Some(event);
+        }
+        Ok(())
+    }
+
+    /// Later uses of these slots wait for the event.
+    fn free_after(&mut self, event: CudaEvent, slots: &[usize]) -> Arc<CudaEvent> {
+        let event = Arc::new(event);
+        slots.iter().for_each(|&slot| self.used[slot] = Some(Arc::clone(&event)));
+        event
+    }
+
+    /// These slots of the staging buffer for these blocks.
+    fn staged(&self, round: &[BlockSlot], slots: &[usize]) -> Vec<BlockSlot> {
         let start = address(&self.staging);
-        round.iter().enumerate().map(|(i, p)| BlockSlot { block: p.block, slot: start + (i * self.block_bytes) as u64 }).collect()
+        round.iter().zip(slots).map(|(p, slot)| BlockSlot { block: p.block, slot: start + (slot * self.block_bytes) as u64 }).collect()
     }
 
     /// By the copy engine; pinned memory and device memory share one address space.
     fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<(), CudaError> {
-        self.stream.context().bind_to_thread()?;
+        self.bus.context().bind_to_thread()?;
         // SAFETY: one side is staging, the other a slot, alive by our callers' contract.
-        Ok(unsafe { sys::cuMemcpyAsync(to, from, bytes, self.stream.cu_stream()) }.result()?)
+        Ok(unsafe { sys::cuMemcpyAsync(to, from, bytes, self.bus.cu_stream()) }.result()?)
     }
 }

@@ -6,33 +6,54 @@ use crate::{
     arena::{Arena, ArenaError, pin::Pin},
     core::validate::Copied,
 };
-use std::{sync::Arc, thread, time::Instant};
+use std::{
+    sync::{Arc, Weak},
+    thread,
+    time::Instant,
+};
 use tidemill_proto::pool::Transport;
 
 /// Maps the arena, which only works on the node's host.
 pub(super) fn open(offer: &Offer<'_>) -> Result<Access, ArenaError> {
     let arena = Arc::new(Arena::open(offer.arena)?);
     if let Some(device) = offer.device {
-        pin_aside(Arc::clone(&arena), Arc::clone(device));
+        pin_aside(&arena, Arc::clone(device));
     }
     Ok(Access::Slots(arena))
 }
 
-/// Pins the slots while the host copies blocks, which it goes on to do if they cannot be pinned. On a thread that nobody waits for: locking
-/// takes long where memory is large, and the process may end meanwhile.
-fn pin_aside(arena: Arc<Arena>, device: Arc<dyn Pin>) {
-    let bytes = arena.layout().file_bytes;
-    let pin = move || {
-        let started = Instant::now();
-        match arena.pin(&*device) {
-            Ok(()) => {
-                tracing::info!(bytes, took_ms = started.elapsed().as_millis() as u64, "the device copies from the pool node's memory")
-            }
-            Err(reason) => tracing::warn!(bytes, reason, "the pool node's memory cannot be pinned: the host copies blocks for the device"),
-        }
-    };
-    if let Err(error) = thread::Builder::new().name("pin".into()).spawn(pin) {
+/// Pins the slots, piece by piece, while the host copies blocks, which it goes on to do with those that cannot be pinned. On a thread that
+/// nobody waits for: locking takes long where memory is large. The thread ends when the arena is not used any more.
+fn pin_aside(arena: &Arc<Arena>, device: Arc<dyn Pin>) {
+    let arena = Arc::downgrade(arena);
+    if let Err(error) = thread::Builder::new().name("pin".into()).spawn(move || pin_all(&arena, &*device)) {
         tracing::warn!(%error, "no thread to pin the pool node's memory: the host copies blocks for the device");
+    }
+}
+
+fn pin_all(arena: &Weak<Arena>, device: &dyn Pin) {
+    let begun = Instant::now();
+    for piece in 0.. {
+        let Some(arena) = arena.upgrade() else { return };
+        let (bytes, pieces) = (arena.layout().file_bytes, arena.pieces());
+        if piece == pieces {
+            tracing::info!(bytes, pieces, took_ms = begun.elapsed().as_millis() as u64, "the device copies from the pool node's memory");
+            return;
+        }
+        let started = Instant::now();
+        if let Err(reason) = arena.pin_piece(piece, device) {
+            tracing::warn!(
+                bytes,
+                piece,
+                pieces,
+                reason,
+                "the pool node's memory cannot be pinned from this piece on: the host copies its blocks for the device"
+            );
+            return;
+        }
+        drop(arena);
+        // Others' calls of the driver wait while it locks memory: now they have as much time.
+        thread::sleep(started.elapsed());
     }
 }
 

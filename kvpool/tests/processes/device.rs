@@ -150,7 +150,7 @@ impl Pin for Watching {
 #[test]
 fn memory_is_let_go_before_it_is_unmapped() {
     let arena = Arena::create(1 << 20, 1000, [1; 16]).unwrap();
-    arena.pin(&Watching).unwrap();
+    arena.pin_piece(0, &Watching).unwrap();
     assert_eq!((arena.device_address(0), arena.device_address(3)), (Some(0), Some(3 * 1024)));
     drop(arena);
 }

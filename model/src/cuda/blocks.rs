@@ -3,16 +3,19 @@
 //! ```text
 //!   copy:   pinned memory of others ──► device blocks
 //!   write:  bytes ──► one of two pinned buffers ──(when it is full, or a step begins)──► device blocks
-//!   read:   device blocks ──► pinned buffers, one per block ──(`wait`)──► their reader ──(dropped)──► the next read
+//!   read:   device blocks ──► pinned slots (`outgoing`) ──(`wait`)──► their reader ──(dropped)──► the next read
 //! ```
 
-use super::layers::Layers;
+use super::{
+    layers::Layers,
+    outgoing::{Outgoing, PinnedBlock, Slots},
+};
 use crate::executor::ExecutorError;
 use cudarc::driver::{CudaContext, CudaEvent};
 use std::{
     collections::{HashSet, VecDeque},
     ptr::NonNull,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
@@ -27,8 +30,8 @@ pub(super) struct BlockCopies {
     /// Copies from others' memory, in the order in which they end.
     copying: VecDeque<(u32, Arc<CudaEvent>)>,
     /// Blocks that are read, in the order in which they may be overwritten.
-    leaving: VecDeque<(Vec<u32>, CudaEvent)>,
-    returned: Returned,
+    leaving: VecDeque<(Vec<u32>, Arc<CudaEvent>)>,
+    outgoing: Outgoing,
 }
 
 /// Blocks on their way to the device.
@@ -36,11 +39,8 @@ struct Arriving {
     buffer: HostBuffer<u8>,
     placed: Vec<BlockSlot>,
     /// Set while the device copies them.
-    arrival: Option<CudaEvent>,
+    arrival: Option<Arc<CudaEvent>>,
 }
-
-/// Pinned buffers of one block each, for the next reads.
-type Returned = Arc<Mutex<Vec<HostBuffer<u8>>>>;
 
 /// Size of a buffer, unless a block is larger: enough to keep the bus busy.
 const BUFFER_BYTES: usize = 32 << 20;
@@ -64,8 +64,13 @@ impl BlockCopies {
             arriving: [arriving()?, arriving()?],
             copying: VecDeque::new(),
             leaving: VecDeque::new(),
-            returned: Returned::default(),
+            outgoing: Outgoing::new(block_bytes),
         })
+    }
+
+    /// Pins memory for this many blocks that are read at once.
+    pub(super) fn reserve_reads(&mut self, device: &Device, blocks: usize) -> Result<(), CudaError> {
+        self.outgoing.reserve(device, blocks)
     }
 
     /// Lets `fill` write the bytes of a device block that no step uses yet into pinned memory. Sends them if it says that they are good.
@@ -122,19 +127,37 @@ impl BlockCopies {
         self.forget_ended_copies();
         self.let_leave(&[block])?;
         // SAFETY: the slot is pinned until the event; until then no step uses the block, except after `settle`.
-        let done = Arc::new(unsafe { self.fetches.fetch(&layers.kernels, kv, &[BlockSlot { block, slot: from }]) }?);
+        let done = unsafe { self.fetches.fetch(&layers.kernels, kv, &[BlockSlot { block, slot: from }]) }?;
         self.copying.push_back((block, Arc::clone(&done)));
         Ok(DeviceCopy { done, begun: Instant::now() })
     }
 
     /// Holds copies to these blocks back until what was in them is read.
     fn let_leave(&mut self, blocks: &[u32]) -> Result<(), CudaError> {
-        while self.leaving.front().is_some_and(|(_, gathered)| gathered.is_complete()) {
-            self.leaving.pop_front();
-        }
+        self.forget_those_that_left();
         match self.leaving.iter().rfind(|(leaving, _)| blocks.iter().any(|block| leaving.contains(block))) {
             Some((_, gathered)) => self.fetches.wait(gathered),
             None => Ok(()),
+        }
+    }
+
+    /// Lets the model's stream overwrite these blocks only when what was in them is read. Most blocks that are read are full and stay as
+    /// they are, so a step rarely waits.
+    pub(super) fn let_overwrite(&mut self, layers: &Layers, written: impl Iterator<Item = u32>) -> Result<(), CudaError> {
+        self.forget_those_that_left();
+        if self.leaving.is_empty() {
+            return Ok(());
+        }
+        let written: HashSet<u32> = written.collect();
+        match self.leaving.iter().rfind(|(leaving, _)| leaving.iter().any(|block| written.contains(block))) {
+            Some((_, gathered)) => Ok(layers.stream.wait(gathered)?),
+            None => Ok(()),
+        }
+    }
+
+    fn forget_those_that_left(&mut self) {
+        while self.leaving.front().is_some_and(|(_, gathered)| gathered.is_complete()) {
+            self.leaving.pop_front();
         }
     }
 
@@ -159,31 +182,23 @@ impl BlockCopies {
         Ok(())
     }
 
-    /// Starts to copy the blocks' content as of now on the model's stream. Later steps may overwrite them.
+    /// Starts to copy the blocks' content as of now on the model's stream. Later steps may overwrite them after
+    /// [`let_overwrite`](Self::let_overwrite).
     pub(super) fn read(&mut self, layers: &Layers, kv: &DeviceKv, device: &Device, blocks: &[u32]) -> Result<PendingBlocks, CudaError> {
-        let mut buffers = {
-            let mut returned = self.returned.lock().unwrap_or_else(PoisonError::into_inner);
-            let kept = returned.len().saturating_sub(blocks.len());
-            returned.split_off(kept)
-        };
-        while buffers.len() < blocks.len() {
-            buffers.push(HostBuffer::new(device, self.block_bytes)?);
-        }
-        let placed: Vec<BlockSlot> =
-            blocks.iter().zip(&buffers).map(|(&block, buffer)| BlockSlot { block, slot: buffer.address(0) }).collect();
+        let slots = self.outgoing.take(device, blocks.len())?;
+        let placed: Vec<BlockSlot> = blocks.iter().zip(slots.addresses()).map(|(&block, slot)| BlockSlot { block, slot }).collect();
         let ready = layers.stream.record_event(None)?;
-        // SAFETY: each buffer is pinned, of a block's size, and left alone until `done`; later writes to these blocks are on
-        // the model's stream, which waits until they are gathered, and by fetches, which `let_leave` holds back.
+        // SAFETY: each slot is pinned, of a block's size, and left alone until `done`; later writes to these blocks wait until they
+        // are gathered: those of steps by `let_overwrite`, those of fetches by `let_leave`.
         let published = unsafe { self.publishes.publish(&layers.kernels, kv, &placed, 0..layers.shape.layers, &ready) }?;
-        layers.stream.wait(&published.gathered)?;
         self.leaving.push_back((blocks.to_vec(), published.gathered));
-        Ok(PendingBlocks { buffers, done: published.done, returned: Arc::clone(&self.returned) })
+        Ok(PendingBlocks { slots, done: published.done })
     }
 }
 
 impl Arriving {
     fn forget_if_arrived(&mut self) {
-        if self.arrival.as_ref().is_some_and(CudaEvent::is_complete) {
+        if self.arrival.as_ref().is_some_and(|arrival| arrival.is_complete()) {
             self.arrival = None;
             self.placed.clear();
         }
@@ -246,43 +261,24 @@ impl DeviceCopy {
 
 /// Blocks that the device is copying out.
 pub struct PendingBlocks {
-    buffers: Vec<HostBuffer<u8>>,
-    done: CudaEvent,
-    returned: Returned,
+    slots: Slots,
+    done: Arc<CudaEvent>,
 }
 
 impl PendingBlocks {
     pub(crate) fn wait(mut self) -> Result<Vec<PinnedBlock>, CudaError> {
         self.done.synchronize()?;
-        let buffers = std::mem::take(&mut self.buffers);
-        Ok(buffers.into_iter().map(|buffer| PinnedBlock { buffer: Some(buffer), returned: Arc::clone(&self.returned) }).collect())
-    }
-}
-
-/// A block in a pinned buffer, which the next read uses again when this is dropped.
-pub struct PinnedBlock {
-    /// Set until then.
-    buffer: Option<HostBuffer<u8>>,
-    returned: Returned,
-}
-
-impl AsRef<[u8]> for PinnedBlock {
-    fn as_ref(&self) -> &[u8] {
-        self.buffer.as_ref().expect("it is set until it is dropped").settled()
-    }
-}
-
-impl Drop for PinnedBlock {
-    fn drop(&mut self) {
-        self.returned.lock().unwrap_or_else(PoisonError::into_inner).extend(self.buffer.take());
+        // SAFETY: the copies have ended, and these slots are nobody else's until the blocks are dropped.
+        Ok(unsafe { self.slots.take_blocks() })
     }
 }
 
 impl Drop for PendingBlocks {
     fn drop(&mut self) {
-        // A buffer that the device may still write must not be reused; if that cannot be known, nothing works any more.
+        // A slot that the device may still write must not be used again; if that cannot be known, nothing works any more.
         if self.done.synchronize().is_ok() {
-            self.returned.lock().unwrap_or_else(PoisonError::into_inner).append(&mut self.buffers);
+            // SAFETY: the copies have ended.
+            unsafe { self.slots.give_back() };
         }
     }
 }

@@ -137,7 +137,6 @@ fn run(
         attend: Attend::Decode { scratch, positions_max: shape.positions },
     };
     layers.run(&mut batch, kv, false)?;
-    let vocab = layers.shape.vocab;
-    layers.logits(rows, &inputs.numbers.slice(..rows), &mut sampling.logits.slice_mut(..rows * vocab))?;
+    layers.logits(rows, &inputs.numbers.slice(..rows), &mut sampling.logits)?;
     sampling.draw(layers, rows)
 }

@@ -5,13 +5,13 @@ use super::{
     weights::{DeviceLinear, DeviceWeight, DeviceWeights},
 };
 use crate::{config::ModelConfig, rope::Rope};
-use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut};
-use std::sync::Arc;
+use cudarc::driver::{CudaSlice, CudaStream, CudaView};
+use std::{collections::HashSet, sync::Arc};
 use tidemill_kernels::cuda::{
     Bf16, CudaError, Device, DeviceKv, Gemm, Kernels,
     attention::{self, DecodeScratch, Queries, Tile},
     elementwise::{self, Norm, RowPlaces},
-    gemm::{Operands, Output, Scales},
+    gemm::{Operands, Output, Scales, product_rows},
 };
 
 /// The weights, the kernels, and buffers for intermediate results.
@@ -29,7 +29,8 @@ pub(super) struct Layers {
     buffers: Buffers,
 }
 
-/// Intermediate results, `[rows_max, width]`.
+/// Intermediate results, `[rows_max, width]`, with room for the rows that products add. What these hold is of earlier batches,
+/// and concerns no other row.
 struct Buffers {
     residual: CudaSlice<f32>,
     normed: CudaSlice<Bf16>,
@@ -91,6 +92,7 @@ impl Layers {
         rows_max: usize,
     ) -> Result<Self, CudaError> {
         let (cos, sin) = angles(config, shape);
+        let rows_max = product_rows(rows_max);
         let buffers = Buffers {
             residual: device.alloc(rows_max * shape.hidden)?,
             normed: device.alloc(rows_max * shape.hidden)?,
@@ -127,16 +129,14 @@ impl Layers {
         let Self { stream, kernels, gemm, weights, buffers: b, shape, .. } = self;
         let (hidden, inner, epsilon) = (shape.hidden, shape.intermediate, self.norm_epsilon);
         let mut residual = b.residual.slice_mut(..rows * hidden);
-        let mut products = Products { gemm, kernels, stream, fp8: &mut b.fp8 };
+        let mut products = Products { gemm, kernels, stream, fp8: &mut b.fp8, rows };
         kernels.embedding(stream, &mut residual, &weights.embedding.as_view(), &batch.tokens, hidden)?;
         for (index, layer) in weights.layers.iter().enumerate() {
-            let mut normed = b.normed.slice_mut(..rows * hidden);
-            let mut delta = b.delta.slice_mut(..rows * hidden);
-            let before = (index > 0).then_some(delta.as_view());
+            let before = (index > 0).then(|| b.delta.slice(..rows * hidden));
             let norm = Norm { delta: before.as_ref(), weight: &layer.attention_norm.as_view(), epsilon, rows: None };
-            kernels.rms_norm(stream, &mut normed, &mut residual, &norm)?;
+            kernels.rms_norm(stream, &mut b.normed.slice_mut(..rows * hidden), &mut residual, &norm)?;
+            products.multiply(&mut b.qkv, &b.normed, &layer.qkv)?;
             let mut qkv = b.qkv.slice_mut(..rows * shape.qkv());
-            products.multiply(&mut qkv, &normed.as_view(), &layer.qkv)?;
 
             let mut paged = kv.layer(index, &batch.tables, batch.table_stride);
             let places = RowPlaces { sequences: &batch.sequences, positions: &batch.positions };
@@ -160,31 +160,74 @@ impl Layers {
                 }
                 Attend::Prefill { tiles } => kernels.attention_prefill(stream, &mut attended, &queries, &paged, tiles, rows)?,
             }
-            products.multiply(&mut delta, &attended.as_view(), &layer.output)?;
+            products.multiply(&mut b.delta, &b.attended, &layer.output)?;
 
-            let norm = Norm { delta: Some(&delta.as_view()), weight: &layer.mlp_norm.as_view(), epsilon, rows: None };
-            kernels.rms_norm(stream, &mut normed, &mut residual, &norm)?;
-            let mut gate_up = b.gate_up.slice_mut(..rows * 2 * inner);
-            products.multiply(&mut gate_up, &normed.as_view(), &layer.gate_up)?;
-            let mut activated = b.activated.slice_mut(..rows * inner);
-            kernels.swiglu(stream, &mut activated, &gate_up.as_view(), inner)?;
-            products.multiply(&mut delta, &activated.as_view(), &layer.down)?;
+            let delta = b.delta.slice(..rows * hidden);
+            let norm = Norm { delta: Some(&delta), weight: &layer.mlp_norm.as_view(), epsilon, rows: None };
+            kernels.rms_norm(stream, &mut b.normed.slice_mut(..rows * hidden), &mut residual, &norm)?;
+            products.multiply(&mut b.gate_up, &b.normed, &layer.gate_up)?;
+            let gate_up = b.gate_up.slice(..rows * 2 * inner);
+            kernels.swiglu(stream, &mut b.activated.slice_mut(..rows * inner), &gate_up, inner)?;
+            products.multiply(&mut b.delta, &b.activated, &layer.down)?;
         }
         Ok(())
     }
 
-    /// Logits of the `wanted` rows of the batch that was just [`run`](Self::run), `[wanted, vocab]`. Each row may be
-    /// wanted once.
-    pub(super) fn logits(&mut self, rows: usize, wanted: &CudaView<'_, u32>, logits: &mut CudaViewMut<'_, f32>) -> Result<(), CudaError> {
+    /// Runs each kind of product of a batch once for every number of rows up to `rows_max`, so that no request waits while an algorithm is
+    /// chosen and its code loaded.
+    pub(super) fn warm_products(&mut self, rows_max: usize) -> Result<(), CudaError> {
+        let Self { stream, kernels, gemm, weights, buffers: b, .. } = self;
+        let mut seen = HashSet::new();
+        let mut warm = |linear: &DeviceLinear, y: &mut CudaSlice<Bf16>, x: &CudaSlice<Bf16>| {
+            if !seen.insert((linear.outputs(), linear.inputs, linear.is_fp8(), linear.bias.is_some())) {
+                return Ok(());
+            }
+            let mut rows = 1;
+            while rows <= product_rows(rows_max) {
+                Products { gemm, kernels, stream, fp8: &mut b.fp8, rows }.multiply(y, x, linear)?;
+                rows = product_rows(rows + 1);
+            }
+            Ok::<_, CudaError>(())
+        };
+        for layer in &weights.layers {
+            warm(&layer.qkv, &mut b.qkv, &b.normed)?;
+            warm(&layer.output, &mut b.delta, &b.attended)?;
+            warm(&layer.gate_up, &mut b.gate_up, &b.normed)?;
+            warm(&layer.down, &mut b.delta, &b.activated)?;
+        }
+        Ok(())
+    }
+
+    /// Chooses algorithms for logits of every number of rows up to as many as `logits` has.
+    pub(super) fn warm_logits(&mut self, logits: &mut CudaSlice<f32>) -> Result<(), CudaError> {
+        let Self { stream, gemm, weights, buffers: b, shape, .. } = self;
+        let (hidden, vocab) = (shape.hidden, shape.vocab);
+        let mut rows = 1;
+        while rows * vocab <= logits.len() {
+            let operands = Operands::Bf16 { x: &b.normed.slice(..rows * hidden), weight: &weights.head().as_view() };
+            gemm.multiply(stream, Output::F32(&mut logits.slice_mut(..rows * vocab)), operands, None, hidden)?;
+            rows = product_rows(rows + 1);
+        }
+        Ok(())
+    }
+
+    /// For the next process on such a device.
+    pub(super) fn keep_choices(&mut self) {
+        self.gemm.keep_choices();
+    }
+
+    /// Logits of the `wanted` rows of the batch that was just [`run`](Self::run), `[wanted, vocab]`; more rows of them are
+    /// overwritten. Each row may be wanted once.
+    pub(super) fn logits(&mut self, rows: usize, wanted: &CudaView<'_, u32>, logits: &mut CudaSlice<f32>) -> Result<(), CudaError> {
         let Self { stream, kernels, gemm, weights, buffers: b, shape, norm_epsilon, .. } = self;
-        let hidden = shape.hidden;
+        let (hidden, computed) = (shape.hidden, product_rows(wanted.len()));
         let delta = b.delta.slice(..rows * hidden);
-        let mut normed = b.normed.slice_mut(..wanted.len() * hidden);
         let weight = weights.final_norm.as_view();
         let norm = Norm { delta: Some(&delta), weight: &weight, epsilon: *norm_epsilon, rows: Some(wanted) };
+        let mut normed = b.normed.slice_mut(..wanted.len() * hidden);
         kernels.rms_norm(stream, &mut normed, &mut b.residual.slice_mut(..rows * hidden), &norm)?;
-        let operands = Operands::Bf16 { x: &normed.as_view(), weight: &weights.head().as_view() };
-        gemm.multiply(stream, Output::F32(logits), operands, None, hidden)
+        let operands = Operands::Bf16 { x: &b.normed.slice(..computed * hidden), weight: &weights.head().as_view() };
+        gemm.multiply(stream, Output::F32(&mut logits.slice_mut(..computed * shape.vocab)), operands, None, hidden)
     }
 }
 
@@ -194,20 +237,25 @@ struct Products<'a> {
     kernels: &'a Kernels,
     stream: &'a CudaStream,
     fp8: &'a mut Option<Fp8Rows>,
+    /// Of the batch.
+    rows: usize,
 }
 
 impl Products<'_> {
-    /// `y = x weightᵀ + bias`
-    fn multiply(&mut self, y: &mut CudaViewMut<'_, Bf16>, x: &CudaView<'_, Bf16>, linear: &DeviceLinear) -> Result<(), CudaError> {
+    /// `y = x weightᵀ + bias` of the first rows, and of a few more.
+    fn multiply(&mut self, y: &mut CudaSlice<Bf16>, x: &CudaSlice<Bf16>, linear: &DeviceLinear) -> Result<(), CudaError> {
+        let rows = product_rows(self.rows);
+        let x = x.slice(..rows * linear.inputs);
+        let mut y = y.slice_mut(..rows * linear.outputs());
         let bias = linear.bias.as_ref().map(CudaSlice::as_view);
-        let mut multiply = |operands| self.gemm.multiply(self.stream, Output::Bf16(y), operands, bias.as_ref(), linear.inputs);
+        let mut multiply = |operands| self.gemm.multiply(self.stream, Output::Bf16(&mut y), operands, bias.as_ref(), linear.inputs);
         match &linear.weight {
-            DeviceWeight::Bf16(weight) => multiply(Operands::Bf16 { x, weight: &weight.as_view() }),
+            DeviceWeight::Bf16(weight) => multiply(Operands::Bf16 { x: &x, weight: &weight.as_view() }),
             DeviceWeight::Fp8 { numbers, scales, products } => {
-                let rows = self.fp8.as_mut().expect("there are weights in FP8");
-                let mut on_x = rows.numbers.slice_mut(..x.len());
-                let mut x_scales = rows.scales.slice_mut(..x.len() / linear.inputs);
-                self.kernels.quantize_fp8_rows(self.stream, &mut on_x, &mut x_scales, x, products.largest_max)?;
+                let quantized = self.fp8.as_mut().expect("there are weights in FP8");
+                let mut on_x = quantized.numbers.slice_mut(..x.len());
+                let mut x_scales = quantized.scales.slice_mut(..rows);
+                self.kernels.quantize_fp8_rows(self.stream, &mut on_x, &mut x_scales, &x, products.largest_max)?;
                 let scales = Scales::Rows { x: &x_scales.as_view(), weight: &scales.as_view() };
                 multiply(Operands::Fp8 { x: &on_x.as_view(), weight: &numbers.as_view(), scales })
             }

@@ -94,11 +94,10 @@ impl Prefill {
             attend: Attend::Prefill { tiles: self.tiles.device.slice(..tiles.len()) },
         };
         layers.run(&mut batch, kv, wanted.is_empty())?;
-        let vocab = layers.shape.vocab;
         let mut first = tables.end;
         for wanted in wanted.chunks(sampling.rows_max()) {
             let count = wanted.len();
-            layers.logits(rows, &on_device.slice(first..first + count), &mut sampling.logits.slice_mut(..count * vocab))?;
+            layers.logits(rows, &on_device.slice(first..first + count), &mut sampling.logits)?;
             sampling.request(layers, segments, wanted, count)?;
             sampling.draw(layers, count)?;
             sampling.redraw(layers, device, segments, wanted)?;

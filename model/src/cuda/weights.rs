@@ -12,7 +12,7 @@ use cudarc::driver::CudaSlice;
 use std::ops::Range;
 use tidemill_kernels::{
     Dtype,
-    cuda::{Bf16, CudaError, Device, compile::Arch, gemm::multiplies_fp8_rows, upload::Uploads},
+    cuda::{Bf16, CudaError, Device, gemm::Fp8Rows, upload::Uploads},
     dtype::{decode, encode},
 };
 
@@ -21,6 +21,20 @@ pub(super) struct DeviceLinear {
     pub(super) weight: DeviceWeight,
     pub(super) inputs: usize,
     pub(super) bias: Option<CudaSlice<Bf16>>,
+}
+
+impl DeviceLinear {
+    pub(super) fn outputs(&self) -> usize {
+        let numbers = match &self.weight {
+            DeviceWeight::Bf16(weight) => weight.len(),
+            DeviceWeight::Fp8 { numbers, .. } => numbers.len(),
+        };
+        numbers / self.inputs
+    }
+
+    pub(super) fn is_fp8(&self) -> bool {
+        matches!(self.weight, DeviceWeight::Fp8 { .. })
+    }
 }
 
 pub(super) enum DeviceWeight {
@@ -38,12 +52,14 @@ pub(super) enum DeviceWeight {
 pub(super) struct Fp8Products {
     /// Larger activations are clipped.
     pub(super) largest_max: Option<f32>,
+    /// Whether a bias can be added.
+    pub(super) with_bias: bool,
 }
 
 impl Fp8Products {
     /// `None`: FP8 weights are dequantized to bf16, because their scales are by block, their activations are not meant to
     /// be in FP8, or the device has no such products.
-    pub(super) fn of(config: &ModelConfig, shape: DeviceShape, arch: Arch) -> Option<Self> {
+    pub(super) fn of(config: &ModelConfig, shape: DeviceShape, device_has: &Fp8Rows) -> Option<Self> {
         let scheme = config.fp8.as_ref()?;
         let largest_max = match scheme.inputs {
             Inputs::Unquantized => return None,
@@ -52,7 +68,8 @@ impl Fp8Products {
         };
         let by_block = matches!(scheme.scale_per, ScalePer::Block { .. });
         // Other widths are padded to it.
-        (!by_block && multiplies_fp8_rows(arch) && shape.hidden.is_multiple_of(16)).then_some(Self { largest_max })
+        let fit = !by_block && device_has.multiply(false) && shape.hidden.is_multiple_of(16);
+        fit.then_some(Self { largest_max, with_bias: device_has.multiply(true) })
     }
 }
 
@@ -85,7 +102,7 @@ impl DeviceWeights {
     /// Whether some weights are in FP8.
     pub(super) fn has_fp8(&self) -> bool {
         let linears = self.layers.iter().flat_map(|layer| [&layer.qkv, &layer.output, &layer.gate_up, &layer.down]);
-        linears.into_iter().any(|linear| matches!(linear.weight, DeviceWeight::Fp8 { .. }))
+        linears.into_iter().any(DeviceLinear::is_fp8)
     }
 
     /// `progress` gets (bytes on the device, bytes in all).
@@ -146,9 +163,10 @@ impl Loader<'_> {
             + bytes(&[down], intermediate * hidden)
     }
 
-    /// Whether a matrix of these parts is in FP8 on the device: if all of them are.
+    /// Whether a matrix of these parts is in FP8 on the device: if all of them are, and the device can add their bias.
     fn stays_fp8(&self, parts: &[&Linear]) -> bool {
-        self.fp8.is_some() && parts.iter().all(|part| matches!(part.weight, Weight::Fp8(_)))
+        let Some((products, _)) = &self.fp8 else { return false };
+        parts.iter().all(|part| matches!(part.weight, Weight::Fp8(_)) && (products.with_bias || part.bias.is_none()))
     }
 
     fn qkv(&mut self, parts: [&Linear; 3]) -> Result<DeviceLinear, CudaError> {
@@ -181,7 +199,7 @@ impl Loader<'_> {
         rows: usize,
         columns: usize,
         placed: Columns,
-        source: impl Fn(usize) -> Option<(&'w Linear, usize)>,
+        source: impl Fn(usize) -> Option<(&'w Linear, usize)> + Sync,
     ) -> Result<DeviceLinear, CudaError> {
         let weight = if self.stays_fp8(parts) {
             let row_source = |row| match source(row) {
@@ -207,7 +225,7 @@ impl Loader<'_> {
         self.matrix(weight.rows(), weight.cols(), |row, to| Columns::InFront.write_weight(weight, row, to))
     }
 
-    fn matrix(&mut self, rows: usize, columns: usize, write: impl FnMut(usize, &mut [Bf16])) -> Result<CudaSlice<Bf16>, CudaError> {
+    fn matrix(&mut self, rows: usize, columns: usize, write: impl Fn(usize, &mut [Bf16]) + Sync) -> Result<CudaSlice<Bf16>, CudaError> {
         let matrix = self.uploads.matrix(rows, columns, write)?;
         self.progress(2 * rows * columns);
         Ok(matrix)
@@ -218,7 +236,7 @@ impl Loader<'_> {
         rows: usize,
         columns: usize,
         placed: Columns,
-        source: impl Fn(usize) -> Option<(&'w Fp8Matrix, usize)>,
+        source: impl Fn(usize) -> Option<(&'w Fp8Matrix, usize)> + Sync,
     ) -> Result<DeviceWeight, CudaError> {
         let (products, uploads) = self.fp8.as_mut().expect("asked for where weights may stay in FP8");
         let products = *products;

@@ -17,6 +17,8 @@ use time::{Duration, OffsetDateTime};
 
 /// How long a certificate is good, unless said otherwise.
 pub const DAYS: u32 = 365;
+/// Mode of all files, those included that are no secret.
+const PRIVATE: u32 = 0o600;
 /// Clocks differ.
 const EARLIER: Duration = Duration::hours(1);
 
@@ -29,12 +31,16 @@ pub fn create(dir: &Path) -> Result<(), IdentityError> {
 
 /// Makes a CA. An existing one is not replaced: a new CA would cut a running cluster apart.
 pub fn create_ca(dir: &Path) -> Result<(), IdentityError> {
-    fs::create_dir_all(dir).map_err(|source| IdentityError::Create { path: dir.to_owned(), source })?;
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(dir)
+        .map_err(|source| IdentityError::Create { path: dir.to_owned(), source })?;
     let key = KeyPair::generate()?;
     let ca = ca_params()?.self_signed(&key)?;
-    for (name, pem, mode) in [("ca.key", key.serialize_pem(), 0o600), ("ca.pem", ca.pem(), 0o644)] {
+    for (name, pem) in [("ca.key", key.serialize_pem()), ("ca.pem", ca.pem())] {
         let path = dir.join(name);
-        let written = fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(&path);
+        let written = fs::OpenOptions::new().write(true).create_new(true).mode(PRIVATE).open(&path);
         let written = written.and_then(|mut file| file.write_all(pem.as_bytes()));
         written.map_err(|source| IdentityError::Create { path, source })?;
     }
@@ -48,7 +54,7 @@ pub fn issue(ca: &Path, role_and_name: &str, days: u32) -> Result<(PathBuf, Cert
     let dir = ca.join(role.to_string()).join(&name);
     fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir).map_err(|source| IdentityError::Create { path: dir.clone(), source })?;
     let pem = fs::read(ca.join("ca.pem")).map_err(|source| IdentityError::File { path: ca.join("ca.pem"), source })?;
-    replace(&dir.join("ca.pem"), &pem, 0o644)?;
+    replace(&dir.join("ca.pem"), &pem)?;
     let name = issue_into(ca, &dir, role, &name, days)?;
     Ok((dir, name))
 }
@@ -73,18 +79,18 @@ fn issue_into(ca: &Path, dir: &Path, role: PeerRole, name: &str, days: u32) -> R
     params.serial_number = Some(SerialNumber::from_slice(&serial));
     let cert = params.signed_by(&key, &issuer)?;
     // The key goes first: between the two, a process that looks finds that they do not belong together, and looks again.
-    replace(&dir.join("node.key"), key.serialize_pem().as_bytes(), 0o600)?;
-    replace(&dir.join("node.pem"), cert.pem().as_bytes(), 0o644)?;
+    replace(&dir.join("node.key"), key.serialize_pem().as_bytes())?;
+    replace(&dir.join("node.pem"), cert.pem().as_bytes())?;
     let path = dir.join("node.pem");
     CertName::of(&certificate(&path)?).map_err(|reason| IdentityError::Name { path, reason })
 }
 
 /// All at once: whoever reads it finds the old file or the new one.
-fn replace(path: &Path, bytes: &[u8], mode: u32) -> Result<(), IdentityError> {
+fn replace(path: &Path, bytes: &[u8]) -> Result<(), IdentityError> {
     let new = path.with_extension("new");
     let write = || -> io::Result<()> {
         let _ = fs::remove_file(&new);
-        let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(&new)?;
+        let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(PRIVATE).open(&new)?;
         file.write_all(bytes)?;
         file.sync_all()?;
         fs::rename(&new, path)

@@ -39,7 +39,7 @@ fn copy(gpu: &mut Gpu) -> Result<f64, CudaError> {
     let numbers = COPY_BYTES_MAX.min(gpu.device.memory()?.0 / 4) / 2;
     let from = gpu.random(numbers, 1.0)?;
     let mut to = gpu.device.alloc::<u16>(numbers)?;
-    let seconds = gpu.best_seconds(|gpu, _| Ok(gpu.stream.memcpy_dtod(&from, &mut to)?))?;
+    let seconds = gpu.eager_seconds(|gpu, _| Ok(gpu.stream.memcpy_dtod(&from, &mut to)?))?;
     Ok(2.0 * (2 * numbers) as f64 / seconds)
 }
 
@@ -49,7 +49,7 @@ const SIDE: usize = 8192;
 fn multiply(gpu: &mut Gpu) -> Result<f64, CudaError> {
     let (x, weight) = (gpu.random(SIDE * SIDE, 1.0)?, gpu.random(SIDE * SIDE, 1.0)?);
     let mut y = gpu.device.alloc::<u16>(SIDE * SIDE)?;
-    let seconds = gpu.best_seconds(|gpu, _| {
+    let seconds = gpu.eager_seconds(|gpu, _| {
         let operands = Operands::Bf16 { x: &x.as_view(), weight: &weight.as_view() };
         let stream = gpu.stream.clone();
         gpu.gemm.multiply(&stream, Output::Bf16(&mut y.as_view_mut()), operands, None, SIDE)
@@ -63,8 +63,8 @@ fn bus(gpu: &mut Gpu) -> anyhow::Result<Bus> {
     let device = gpu.device.alloc::<u8>(BYTES)?;
     let (host_address, device_address) = (host.address(0), gpu.address(&device));
     let mut rate = |to, from| -> Result<f64, CudaError> {
-        let seconds = gpu.best_seconds(|gpu, _| {
-            // SAFETY: both are live memory of this size, used by this stream alone until `best_seconds` has waited for
+        let seconds = gpu.eager_seconds(|gpu, _| {
+            // SAFETY: both are live memory of this size, used by this stream alone until `eager_seconds` has waited for
             // the device.
             Ok(unsafe { cuMemcpyAsync(to, from, BYTES, gpu.stream.cu_stream()) }.result()?)
         })?;

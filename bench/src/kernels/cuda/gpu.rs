@@ -7,19 +7,26 @@ use std::{
     ops::{Deref, DerefMut},
     path::Path,
 };
-use tidemill_kernels::cuda::{Bf16, CudaError, checks::TestGpu};
+use tidemill_kernels::cuda::{
+    Bf16, CudaError,
+    checks::TestGpu,
+    graph::{StepGraphs, StepShape},
+};
 
 /// A [`TestGpu`] with a clock.
 pub struct Gpu {
     gpu: TestGpu,
     /// How often a measurement runs.
     runs: usize,
+    /// Runs that one graph holds.
+    at_once: usize,
 }
 
 impl Gpu {
     /// The first device, with compiled kernels kept in `cache`. `quick`: each measurement runs once.
     pub fn open(cache: &Path, seed: u64, quick: bool) -> Result<Self, CudaError> {
-        Ok(Self { gpu: TestGpu::open(cache, seed)?, runs: if quick { 1 } else { RUNS } })
+        let (runs, at_once) = if quick { (1, 1) } else { (RUNS, AT_ONCE) };
+        Ok(Self { gpu: TestGpu::open(cache, seed)?, runs, at_once })
     }
 
     /// Numbers in [-scale, scale) to measure with, too many to make on the host in time: a stretch of them, repeated.
@@ -35,8 +42,23 @@ impl Gpu {
         Ok(memory)
     }
 
-    /// The fastest of several runs of `work(run)` on the model's stream, after a few warm-ups.
-    pub fn best_seconds(&mut self, mut work: impl FnMut(&mut Self, usize) -> Result<(), CudaError>) -> Result<f64, CudaError> {
+    /// The median time of `work(run)` on the model's stream. Runs are recorded as one graph and replayed, so that a launch's way through
+    /// the driver is no part of it: small kernels take less than that.
+    pub fn seconds(&mut self, mut work: impl FnMut(&mut Self, usize) -> Result<(), CudaError>) -> Result<f64, CudaError> {
+        // Before: modules are loaded, and algorithms chosen.
+        for i in 0..WARM_UPS {
+            work(self, i)?;
+        }
+        self.device.synchronize()?;
+        let (at_once, stream) = (self.at_once, self.stream.clone());
+        let shape = StepShape::holding(1, 1);
+        let mut graphs = StepGraphs::new(stream);
+        graphs.record::<CudaError>(shape, |_| (0..at_once).try_for_each(|i| work(self, WARM_UPS + i)))?;
+        Ok(self.eager_seconds(|_, _| graphs.launch(shape))? / at_once as f64)
+    }
+
+    /// The same where `work` is long, or what cannot be recorded: each run is launched by itself.
+    pub fn eager_seconds(&mut self, mut work: impl FnMut(&mut Self, usize) -> Result<(), CudaError>) -> Result<f64, CudaError> {
         for i in 0..WARM_UPS {
             work(self, i)?;
         }
@@ -48,14 +70,20 @@ impl Gpu {
             marks.push((start, mark(&self.stream)?));
         }
         self.device.synchronize()?;
-        marks.iter().try_fold(f64::INFINITY, |best, (start, end)| Ok(best.min(f64::from(start.elapsed_ms(end)?) / 1e3)))
+        let mut seconds = Vec::new();
+        for (start, end) in &marks {
+            seconds.push(f64::from(start.elapsed_ms(end)?) / 1e3);
+        }
+        seconds.sort_by(f64::total_cmp);
+        Ok(seconds[seconds.len() / 2])
     }
 }
 
 /// Numbers made on the host.
 const STRETCH: usize = 16 << 20;
 const WARM_UPS: usize = 3;
-const RUNS: usize = 20;
+const RUNS: usize = 11;
+const AT_ONCE: usize = 20;
 
 impl Deref for Gpu {
     type Target = TestGpu;

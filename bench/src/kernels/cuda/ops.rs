@@ -108,6 +108,11 @@ fn attentions(bench: &mut Bench<Gpu>, label: &str, sizes: &Sizes) -> anyhow::Res
             attention_decode(gpu, sizes, layers, batch, context)
         })?;
     }
+    let (batch, context, longest) = LONG_ROW;
+    let one_long = work((batch * context + longest) as f64, 1, batch * context + longest);
+    bench.row("attention decode bf16", format!("{label} {batch} × 1 of {context} and 1 of {longest}"), one_long, |gpu| {
+        attention_decode_beside_long_row(gpu, sizes)
+    })?;
     for (cached, rows) in [(0, ROWS), (0, 2048), (6144, 2048), (30_720, 2048)] {
         let context = cached + rows;
         let work = work((cached + 1..=context).sum::<usize>() as f64, 1, context);
@@ -125,7 +130,7 @@ fn attention_decode(gpu: &mut Gpu, sizes: &Sizes, layers: usize, batch: usize, c
     let mut scratch = DecodeScratch::new(&gpu.device, batch, sizes.heads, sizes.head_dim, context)?;
     let mut out = gpu.device.alloc(batch * sizes.q())?;
     let kernels = gpu.kernels(sizes.head_dim)?;
-    gpu.best_seconds(|gpu, i| {
+    gpu.seconds(|gpu, i| {
         kernels.attention_decode(
             &gpu.stream,
             &mut out.as_view_mut(),
@@ -138,6 +143,36 @@ fn attention_decode(gpu: &mut Gpu, sizes: &Sizes, layers: usize, batch: usize, c
     })
 }
 
+/// Rows of one context, and the context of one more.
+const LONG_ROW: (usize, usize, usize) = (63, 4096, 131_072);
+
+/// A long row's blocks are shared by the short ones; they are many times what a cache holds.
+fn attention_decode_beside_long_row(gpu: &mut Gpu, sizes: &Sizes) -> Result<f64, CudaError> {
+    let (batch, context, longest) = LONG_ROW;
+    let Sequences { mut kv, table_stride, .. } = Sequences::new(gpu, sizes, 1, 1, longest)?;
+    let short = context / BLOCK_POSITIONS;
+    let table_of = |row: usize| (0..table_stride).map(move |i| if i < short { ((row * short + i) % table_stride) as u32 } else { 0 });
+    let tables: Vec<u32> = (0..table_stride as u32).rev().chain((0..batch).flat_map(table_of)).collect();
+    let tables = gpu.upload(&tables)?;
+    let q = gpu.random((batch + 1) * sizes.qkv(), 1.0)?;
+    let positions: Vec<u32> = std::iter::once(longest as u32 - 1).chain(std::iter::repeat_n(context as u32 - 1, batch)).collect();
+    let positions = gpu.upload(&positions)?;
+    let mut scratch = DecodeScratch::new(&gpu.device, batch + 1, sizes.heads, sizes.head_dim, longest)?;
+    let mut out = gpu.device.alloc((batch + 1) * sizes.q())?;
+    let kernels = gpu.kernels(sizes.head_dim)?;
+    gpu.seconds(|gpu, _| {
+        kernels.attention_decode(
+            &gpu.stream,
+            &mut out.as_view_mut(),
+            &Queries { q: &q.as_view(), stride: sizes.qkv(), heads: sizes.heads, scale: scale(sizes.head_dim), window: None },
+            &kv.layer(0, &tables.as_view(), table_stride),
+            &positions.as_view(),
+            longest,
+            &mut scratch,
+        )
+    })
+}
+
 fn attention_prefill(gpu: &mut Gpu, sizes: &Sizes, cached: usize, rows: usize) -> Result<f64, CudaError> {
     let Sequences { mut kv, tables, table_stride } = Sequences::new(gpu, sizes, 1, 1, cached + rows)?;
     let q = gpu.random(rows * sizes.qkv(), 1.0)?;
@@ -145,7 +180,7 @@ fn attention_prefill(gpu: &mut Gpu, sizes: &Sizes, cached: usize, rows: usize) -
     let tiles = gpu.upload(&prefill_tiles(sizes.head_dim, &[tile]))?;
     let mut out = gpu.device.alloc(rows * sizes.q())?;
     let kernels = gpu.kernels(sizes.head_dim)?;
-    gpu.best_seconds(|gpu, _| {
+    gpu.seconds(|gpu, _| {
         kernels.attention_prefill(
             &gpu.stream,
             &mut out.as_view_mut(),
@@ -186,7 +221,7 @@ fn multiply(gpu: &mut Gpu, m: usize, n: usize, k: usize) -> Result<f64, CudaErro
     let copies = BYTES_TO_ROTATE.div_ceil(2 * n * k);
     let (x, weights) = (gpu.random(m * k, 1.0)?, gpu.random(copies * n * k, 1.0)?);
     let mut y = gpu.device.alloc::<u16>(m * n)?;
-    gpu.best_seconds(|gpu, i| {
+    gpu.seconds(|gpu, i| {
         let first = i % copies * n * k;
         let operands = Operands::Bf16 { x: &x.as_view(), weight: &weights.slice(first..first + n * k) };
         let stream = gpu.stream.clone();
@@ -219,7 +254,7 @@ fn rms_norm(gpu: &mut Gpu, sizes: &Sizes) -> Result<f64, CudaError> {
     let (delta, mut residual) = (gpu.random(ROWS * hidden, 1e-3)?, gpu.device.alloc::<f32>(ROWS * hidden)?);
     let mut out = gpu.device.alloc(ROWS * hidden)?;
     let kernels = gpu.kernels(sizes.head_dim)?;
-    gpu.best_seconds(|gpu, _| {
+    gpu.seconds(|gpu, _| {
         let norm = Norm { delta: Some(&delta.as_view()), weight: &weight.as_view(), epsilon: 1e-5, rows: None };
         kernels.rms_norm(&gpu.stream, &mut out.as_view_mut(), &mut residual.as_view_mut(), &norm)
     })
@@ -232,7 +267,7 @@ fn rope_kv_write(gpu: &mut Gpu, sizes: &Sizes) -> Result<f64, CudaError> {
     let (sequences, positions) = (gpu.device.alloc::<u32>(ROWS)?, gpu.upload(&(0..ROWS as u32).collect::<Vec<_>>())?);
     let mut qkv = gpu.random(ROWS * sizes.qkv(), 1.0)?;
     let kernels = gpu.kernels(sizes.head_dim)?;
-    gpu.best_seconds(|gpu, _| {
+    gpu.seconds(|gpu, _| {
         kernels.rope_kv_write(
             &gpu.stream,
             &mut qkv.as_view_mut(),
@@ -248,7 +283,7 @@ fn swiglu(gpu: &mut Gpu, sizes: &Sizes) -> Result<f64, CudaError> {
     let gate_up = gpu.random(ROWS * 2 * sizes.intermediate, 3.0)?;
     let mut out = gpu.device.alloc(ROWS * sizes.intermediate)?;
     let kernels = gpu.kernels(sizes.head_dim)?;
-    gpu.best_seconds(|gpu, _| kernels.swiglu(&gpu.stream, &mut out.as_view_mut(), &gate_up.as_view(), sizes.intermediate))
+    gpu.seconds(|gpu, _| kernels.swiglu(&gpu.stream, &mut out.as_view_mut(), &gate_up.as_view(), sizes.intermediate))
 }
 
 /// Each sequence draws with another random number.
@@ -258,7 +293,7 @@ fn sample(gpu: &mut Gpu, sizes: &Sizes, request: SampleRequest) -> Result<f64, C
     let requests: Vec<_> = (0..SAMPLED as u64).map(|index| SampleRequest { index, ..request }).collect();
     let (requests, mut tokens) = (gpu.upload(&requests)?, gpu.device.alloc(SAMPLED)?);
     let kernels = gpu.kernels(sizes.head_dim)?;
-    gpu.best_seconds(|gpu, _| kernels.sample(&gpu.stream, &mut tokens.as_view_mut(), &logits.as_view(), &requests.as_view(), sizes.vocab))
+    gpu.seconds(|gpu, _| kernels.sample(&gpu.stream, &mut tokens.as_view_mut(), &logits.as_view(), &requests.as_view(), sizes.vocab))
 }
 
 /// Blocks from and to the host's memory; the bus is the limit.
@@ -282,9 +317,9 @@ fn transfer(gpu: &mut Gpu, sizes: &Sizes, fetch: bool) -> Result<f64, CudaError>
     let placed: Vec<BlockSlot> = (0..BLOCKS).map(|i| BlockSlot { block: i as u32, slot: host.address(i * block_bytes) }).collect();
     let mut transfer = Transfer::new(&gpu.device, &kv, AT_ONCE)?;
     let kernels = gpu.kernels(sizes.head_dim)?;
-    let seconds = gpu.best_seconds(|gpu, _| {
+    let seconds = gpu.eager_seconds(|gpu, _| {
         let ready = gpu.stream.record_event(None)?;
-        // SAFETY: pinned memory of a slot per block, alive and left alone until `best_seconds` has waited for the
+        // SAFETY: pinned memory of a slot per block, alive and left alone until `eager_seconds` has waited for the
         // device.
         let done = unsafe {
             if fetch {

@@ -262,7 +262,7 @@ fn decode_seconds(gpu: &mut Gpu, weights: &Weights, rows: usize, context: usize)
     gpu.device.synchronize()?;
     let mut graphs = StepGraphs::new(stream);
     graphs.record::<CudaError>(shape, |stream| batch.run(stream, &mut gpu.gemm, weights))?;
-    gpu.best_seconds(|_, _| graphs.launch(shape))
+    gpu.eager_seconds(|_, _| graphs.launch(shape))
 }
 
 /// A whole prompt at once, without logits.
@@ -272,7 +272,7 @@ fn prefill_seconds(gpu: &mut Gpu, weights: &Weights, rows: usize) -> Result<f64,
     let tiles = gpu.upload(&prefill_tiles(sizes.head_dim, &[Tile { sequence: 0, row: 0, position: 0, rows: rows as u32 }]))?;
     let positions: Vec<u32> = (0..rows as u32).collect();
     let mut batch = Batch::new(gpu, sizes, sequences, Attend::Prefill { tiles }, &positions, &vec![0; rows])?;
-    gpu.best_seconds(|gpu, _| {
+    gpu.eager_seconds(|gpu, _| {
         let stream = gpu.stream.clone();
         batch.run(&stream, &mut gpu.gemm, weights)
     })

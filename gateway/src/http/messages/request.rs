@@ -117,8 +117,15 @@ pub(super) fn to_answer(gateway: &Gateway, arrived: Instant, bytes: &[u8]) -> Re
     request.best_of = None;
     request.max_completion_tokens = None;
     request.stop = rest.stop_sequences.map(StopField::Many);
-    let format = rest.format.as_ref().map(|format| structured::flat_format("output_config.format", "output_config.format.schema", format));
-    let asked = structured::grammar_beside(&mut request, format.transpose()?.flatten())?;
+    let asked = {
+        let mut hearing = gateway.hearing();
+        let judge = &mut |schema: &Value, layout| hearing.schema(schema, layout);
+        let format = match &rest.format {
+            Some(format) => structured::flat_format("output_config.format", "output_config.format.schema", format, judge)?,
+            None => None,
+        };
+        structured::grammar_beside(&mut request, format, judge)?
+    };
     let mut options = gateway.options(arrived, request)?;
     if let Some(asked) = asked {
         options.constrain(asked, gateway.text());

@@ -76,12 +76,18 @@ impl Replays {
         self.lock().has(key)
     }
 
-    pub(super) fn ask(self: &Arc<Self>, key: Digest, body: Digest, after: Option<u64>) -> (Asked<Arc<Signal>>, Arc<Signal>) {
+    pub(super) fn ask(
+        self: &Arc<Self>,
+        tenant: Digest,
+        key: Digest,
+        body: Digest,
+        after: Option<u64>,
+    ) -> (Asked<Arc<Signal>>, Arc<Signal>) {
         self.sweeping.call_once(|| {
             tokio::spawn(sweep(Arc::downgrade(self)));
         });
         let fresh = Arc::new(Signal { more: watch::Sender::new(()), read: Notify::new(), give_up: Notify::new(), head: OnceLock::new() });
-        let asked = self.lock().ask(key, body, after, || Arc::clone(&fresh));
+        let asked = self.lock().ask(tenant, key, body, after, || Arc::clone(&fresh));
         let signal = if let Asked::Joined { tag, .. } = &asked { Arc::clone(tag) } else { fresh };
         (asked, signal)
     }

@@ -13,7 +13,11 @@ use crate::{
 };
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use std::{collections::BTreeMap, sync::Arc, time::Instant};
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::Arc,
+    time::Instant,
+};
 
 /// OpenAI's limits on `metadata`.
 const METADATA_MAX: usize = 16;
@@ -123,8 +127,12 @@ pub(super) fn understand(gateway: &Gateway, arrived: Instant, bytes: &[u8]) -> R
     request.max_tokens = body.max_output_tokens;
     request.max_completion_tokens = None;
     let format = body.text.and_then(|text| text.format).unwrap_or_else(|| json!({"type": "text"}));
-    let asked = structured::flat_format("text.format", "text.format.schema", &format)?;
-    let asked = structured::grammar_beside(&mut request, asked)?;
+    let asked = {
+        let mut hearing = gateway.hearing();
+        let judge = &mut |schema: &Value, layout| hearing.schema(schema, layout);
+        let asked = structured::flat_format("text.format", "text.format.schema", &format, judge)?;
+        structured::grammar_beside(&mut request, asked, judge)?
+    };
     let mut options = gateway.options(arrived, request)?;
     if let Some(asked) = asked {
         options.constrain(asked, gateway.text());
@@ -258,9 +266,9 @@ fn tool_choice(tools: Vec<Tool>, choice: Option<&Value>) -> Result<(Vec<Tool>, T
         Some(object) => match object["type"].as_str() {
             Some("function") => Ok((tools, ToolChoice::Named(object["name"].as_str().ok_or_else(wrong)?.to_owned()))),
             Some("allowed_tools") => {
-                let allowed: Vec<_> =
+                let allowed: HashSet<_> =
                     object["tools"].as_array().ok_or_else(wrong)?.iter().filter_map(|tool| tool["name"].as_str()).collect();
-                let tools = tools.into_iter().filter(|tool| allowed.contains(&tool.name.as_str())).collect();
+                let tools = tools.into_iter().filter(|tool| allowed.contains(tool.name.as_str())).collect();
                 Ok((tools, mode(object["mode"].as_str().unwrap_or("auto"))?))
             }
             _ => Err(wrong()),

@@ -1,7 +1,13 @@
 //! A PostgreSQL server of the tests' own, on a socket in a temporary directory. `make setup-test` installs it.
 
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use std::{
-    os::unix::{fs::chown, process::CommandExt},
+    fs,
+    net::TcpListener,
+    os::unix::{
+        fs::{PermissionsExt, chown},
+        process::CommandExt,
+    },
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::{
@@ -19,6 +25,9 @@ const BEGINS_WITHIN: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(super) struct Server {
     dir: tempfile::TempDir,
+    /// At which it listens on this machine's own address, beside its socket.
+    port: Option<u16>,
+    has_tls: bool,
     process: Mutex<Option<Child>>,
     databases: AtomicU32,
 }
@@ -39,11 +48,24 @@ impl Server {
     }
 
     pub(super) async fn start() -> Self {
+        Self::start_at(None, false).await
+    }
+
+    /// Reached over TCP, with a certificate for `localhost` or without one.
+    pub(super) async fn start_over_tcp(has_tls: bool) -> Self {
+        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        Self::start_at(Some(free), has_tls).await
+    }
+
+    async fn start_at(port: Option<u16>, has_tls: bool) -> Self {
         let dir = tempfile::tempdir().unwrap();
         if is_root() {
             chown(dir.path(), Some(NOBODY), Some(NOBODY)).unwrap();
         }
-        let server = Self { dir, process: Mutex::default(), databases: AtomicU32::new(0) };
+        if has_tls {
+            certify(dir.path());
+        }
+        let server = Self { dir, port, has_tls, process: Mutex::default(), databases: AtomicU32::new(0) };
         let made = server.command("initdb").args(["--auth", "trust", "--username", "tide", "--no-sync", "-D"]).arg(server.data()).output();
         let made = made.unwrap_or_else(|error| panic!("initdb cannot be run ({error}): `make setup-test` installs postgresql"));
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
@@ -54,7 +76,17 @@ impl Server {
     /// Starts it, for the first time or again.
     pub(super) async fn go_on(&self) {
         let mut command = self.command("postgres");
-        command.arg("-D").arg(self.data()).arg("-k").arg(self.dir.path()).args(["-c", "listen_addresses=", "-c", "fsync=off"]);
+        command.arg("-D").arg(self.data()).arg("-k").arg(self.dir.path()).args(["-c", "fsync=off"]);
+        match self.port {
+            Some(port) => command.args(["-c", "listen_addresses=127.0.0.1", "-p", &port.to_string()]),
+            None => command.args(["-c", "listen_addresses="]),
+        };
+        if self.has_tls {
+            for (setting, file) in [("ssl_cert_file", "server.pem"), ("ssl_key_file", "server.key")] {
+                command.arg("-c").arg(format!("{setting}={}", self.dir.path().join(file).display()));
+            }
+            command.args(["-c", "ssl=on"]);
+        }
         *self.process.lock().unwrap() = Some(command.stderr(Stdio::null()).spawn().unwrap());
         let deadline = Instant::now() + BEGINS_WITHIN;
         while let Err(error) = tokio_postgres::connect(&self.address("postgres"), NoTls).await.map(drop) {
@@ -84,7 +116,20 @@ impl Server {
     }
 
     fn address(&self, database: &str) -> String {
-        format!("postgres:///{database}?host={}&user=tide", self.dir.path().display())
+        let port = self.port.map_or(String::new(), |port| format!("&port={port}"));
+        format!("postgres:///{database}?host={}&user=tide{port}", self.dir.path().display())
+    }
+
+    /// The address of a new, empty database over TCP, at this name of the machine.
+    pub(super) async fn database_over_tcp(&self, host: &str) -> String {
+        let own = self.database().await;
+        let name = own.strip_prefix("postgres:///").and_then(|rest| rest.split_once('?')).expect("it is ours").0;
+        format!("postgres://tide@{host}:{}/{name}", self.port.expect("it listens"))
+    }
+
+    /// Of the authority that its certificate comes from.
+    pub(super) fn authority(&self) -> PathBuf {
+        self.dir.path().join("ca.pem")
     }
 
     fn data(&self) -> PathBuf {
@@ -104,6 +149,23 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.stop();
+    }
+}
+
+/// An authority, and a certificate of it for `localhost`.
+fn certify(dir: &Path) {
+    let (ca_key, key) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
+    let mut ca = CertificateParams::new(Vec::new()).unwrap();
+    ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let ca_pem = ca.self_signed(&ca_key).unwrap().pem();
+    let certificate = CertificateParams::new(vec!["localhost".to_owned()]).unwrap().signed_by(&key, &Issuer::new(ca, &ca_key)).unwrap();
+    for (name, pem) in [("ca.pem", ca_pem), ("server.pem", certificate.pem()), ("server.key", key.serialize_pem())] {
+        let path = dir.join(name);
+        fs::write(&path, pem).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        if is_root() {
+            chown(&path, Some(NOBODY), Some(NOBODY)).unwrap();
+        }
     }
 }
 

@@ -4,43 +4,101 @@
 //! they do, the server ends one, which is tried again.
 
 use super::{
-    super::{ALWAYS, Addition, HISTORY_ITEMS_MAX, Item, Kind, Limits, NewRecord, Owner, Rewrite, StoreError, Summary},
+    super::{
+        ALWAYS, Addition, HISTORY_ITEMS_MAX, ITEM_OVERHEAD, Item, Kind, Limits, NewRecord, Owner, RECORD_OVERHEAD, Rewrite, StoreError,
+        Summary, note_evicted, tenant_of,
+    },
     Failed, Outcome, missing, speakable,
 };
-use std::collections::HashMap;
-use tokio_postgres::{Client, Transaction};
+use crate::room::Shares;
+use std::collections::{BTreeMap, HashMap};
+use tokio_postgres::{Client, Row, Transaction};
 
 /// Rows of `stored`.
 const PARTS: i32 = 16;
-/// Of a record that is deleted: its items' numbers, and its bytes.
-const GONE: &str = "RETURNING history, octet_length(body) + coalesce(octet_length(summary), 0)";
+/// Of a record that is deleted: its items' numbers, its bytes beside the overhead, and its owner.
+const GONE: &str = "RETURNING history, octet_length(body) + coalesce(octet_length(summary), 0), owner";
 
 pub(super) struct Writing<'a> {
     transaction: Transaction<'a>,
-    /// Of bodies that came or went.
-    bytes: i64,
+    limits: Limits,
+    /// Bytes that came or went, of each tenant.
+    bytes: BTreeMap<String, i64>,
 }
 
 impl<'a> Writing<'a> {
-    pub(super) async fn begin(client: &'a mut Client) -> Outcome<Self> {
-        Ok(Self { transaction: client.transaction().await?, bytes: 0 })
+    pub(super) async fn begin(client: &'a mut Client, limits: Limits) -> Outcome<Self> {
+        Ok(Self { transaction: client.transaction().await?, limits, bytes: BTreeMap::new() })
     }
 
-    /// Then the oldest records go, if there is too much.
-    pub(super) async fn commit(mut self, limits: Limits) -> Outcome<()> {
-        let limit = i64::try_from(limits.bytes).unwrap_or(i64::MAX);
-        while self.bytes > 0 && self.stored().await? > limit && self.delete_oldest_but_the_newest().await? {}
-        if self.bytes != 0 {
+    /// Then the oldest records go, if there is too much: of `newcomer`'s tenant, if it has more than its share.
+    pub(super) async fn commit_for(mut self, newcomer: &Owner) -> Outcome<()> {
+        let evicted = self.make_room(newcomer.tenant()).await?;
+        self.commit().await?;
+        evicted.iter().for_each(|(tenant, records)| note_evicted(tenant, *records));
+        Ok(())
+    }
+
+    /// Of what only takes away.
+    pub(super) async fn commit(self) -> Outcome<()> {
+        for (tenant, bytes) in self.bytes.iter().filter(|(_, bytes)| **bytes != 0) {
+            let add = "INSERT INTO tidemill.shares AS shares (tenant, part, bytes) VALUES ($1, pg_backend_pid() % $2, $3)
+                 ON CONFLICT (tenant, part) DO UPDATE SET bytes = shares.bytes + excluded.bytes";
+            self.transaction.execute(add, &[tenant, &PARTS, bytes]).await?;
             let add = "INSERT INTO tidemill.stored AS stored (part, bytes) VALUES (pg_backend_pid() % $1, $2)
                  ON CONFLICT (part) DO UPDATE SET bytes = stored.bytes + excluded.bytes";
-            self.transaction.execute(add, &[&PARTS, &self.bytes]).await?;
+            self.transaction.execute(add, &[&PARTS, bytes]).await?;
         }
         Ok(self.transaction.commit().await?)
     }
 
+    fn count_bytes(&mut self, owner: &str, bytes: i64) {
+        *self.bytes.entry(tenant_of(owner).to_owned()).or_default() += bytes;
+    }
+
     async fn stored(&self) -> Outcome<i64> {
         let sum = "SELECT coalesce(sum(bytes), 0)::BIGINT FROM tidemill.stored";
-        Ok(self.transaction.query_one(sum, &[]).await?.get::<_, i64>(0) + self.bytes)
+        Ok(self.transaction.query_one(sum, &[]).await?.get::<_, i64>(0) + self.bytes.values().sum::<i64>())
+    }
+
+    /// What each tenant holds, with what this does.
+    async fn shares(&self) -> Outcome<Shares<String>> {
+        let rows = self.transaction.query("SELECT tenant, sum(bytes)::BIGINT FROM tidemill.shares GROUP BY tenant", &[]).await?;
+        let mut held: BTreeMap<String, i64> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+        self.bytes.iter().for_each(|(tenant, bytes)| *held.entry(tenant.clone()).or_default() += bytes);
+        let mut shares = Shares::default();
+        held.iter().for_each(|(tenant, bytes)| shares.add(tenant, u64::try_from(*bytes).unwrap_or(0)));
+        Ok(shares)
+    }
+
+    /// Deletes the oldest records while there is too much. The newest of the newcomer's stays, whatever its size; but where there are other
+    /// tenants, it must then fit into a share. Returns whose records went, and how many.
+    async fn make_room(&mut self, newcomer: &str) -> Outcome<BTreeMap<String, u64>> {
+        let (newcomer, mut evicted) = (newcomer.to_owned(), BTreeMap::new());
+        let limit = i64::try_from(self.limits.bytes).unwrap_or(i64::MAX);
+        let grows = self.bytes.values().sum::<i64>() > 0;
+        while grows && self.stored().await? > limit {
+            let shares = self.shares().await?;
+            let room = shares.total().min(self.limits.bytes);
+            let mut losers = shares.losers(room, &newcomer, 0);
+            if losers.is_empty() {
+                losers.push(newcomer.clone());
+            }
+            let mut gone = None;
+            for loser in losers {
+                if self.delete_oldest(&loser, loser == newcomer).await? {
+                    gone = Some(loser);
+                    break;
+                }
+            }
+            let Some(loser) = gone else {
+                let held = shares.held(&newcomer);
+                let is_over = held < shares.total() && held > shares.share(room, &newcomer);
+                return if is_over { Err(StoreError::Full.into()) } else { Ok(evicted) };
+            };
+            *evicted.entry(loser).or_default() += 1;
+        }
+        Ok(evicted)
     }
 
     pub(super) async fn put(&mut self, owner: &Owner, record: NewRecord, now: u64) -> Outcome<()> {
@@ -55,8 +113,9 @@ impl<'a> Writing<'a> {
         if history.len() > HISTORY_ITEMS_MAX {
             return Err(StoreError::TooLong { id }.into());
         }
+        self.check_bytes(&id, &history).await?;
         if let Some((locked, body, conversation)) = conversation {
-            self.extend(conversation, locked, &new, &Addition { body: body.clone(), ..Addition::default() }, now).await?;
+            self.extend(owner, conversation, locked, &new, &Addition { body: body.clone(), ..Addition::default() }, now).await?;
         }
         let insert = "INSERT INTO tidemill.records (owner, id, used, body, history, outputs, kind) VALUES ($1, $2, $3, $4, $5, $6, $7)
              ON CONFLICT (owner, id) DO NOTHING RETURNING number";
@@ -65,7 +124,7 @@ impl<'a> Writing<'a> {
         let Some(row) = row else {
             return Err(StoreError::Failed(format!("`{id}` is stored already")).into());
         };
-        self.bytes += body.len() as i64;
+        self.count_bytes(&owner.0, RECORD_OVERHEAD as i64 + body.len() as i64);
         if kind == Kind::Conversation {
             self.count(row.get(0)).await?;
         }
@@ -76,35 +135,36 @@ impl<'a> Writing<'a> {
         let Locked { number, body: before, .. } = self.lock(owner, id).await?;
         let update = "UPDATE tidemill.records SET body = $2, used = CASE kind WHEN $4 THEN used ELSE $3 END WHERE number = $1";
         self.transaction.execute(update, &[&number, &body, &(now as i64), &(Kind::Memory as i16)]).await?;
-        self.bytes += body.len() as i64 - before.len() as i64;
+        self.count_bytes(&owner.0, body.len() as i64 - before.len() as i64);
         Ok(())
     }
 
     pub(super) async fn append(&mut self, owner: &Owner, id: &str, addition: &Addition, now: u64) -> Outcome<()> {
         let locked = self.lock(owner, id).await?;
         let numbers = self.insert_items(owner, &addition.items).await?;
-        self.extend(id, locked, &numbers, addition, now).await
+        self.extend(owner, id, locked, &numbers, addition, now).await
     }
 
     /// `items`: the numbers of the addition's items.
-    async fn extend(&mut self, id: &str, mut locked: Locked, items: &[i64], addition: &Addition, now: u64) -> Outcome<()> {
+    async fn extend(&mut self, owner: &Owner, id: &str, mut locked: Locked, items: &[i64], addition: &Addition, now: u64) -> Outcome<()> {
         let gone = match addition.cut {
             Some(cut) => cut.take(&mut locked.history).ok_or_else(|| StoreError::Changed(id.to_owned()))?,
             None => Vec::new(),
         };
-        self.forget_summary(&locked, locked.history.len()).await?;
+        self.forget_summary(owner, &locked, locked.history.len()).await?;
         let Locked { number, body, mut history, .. } = locked;
         history.extend(items);
         if history.len() > HISTORY_ITEMS_MAX {
             return Err(StoreError::TooLong { id: id.to_owned() }.into());
         }
+        self.check_bytes(id, &history).await?;
         self.use_items(items).await?;
         let update = "UPDATE tidemill.records SET history = $2, used = $3 WHERE number = $1";
         self.transaction.execute(update, &[&number, &history, &(now as i64)]).await?;
         self.count(number).await?;
         if let Some(Rewrite { to, .. }) = addition.body.as_ref().filter(|rewrite| rewrite.from == body) {
             self.transaction.execute("UPDATE tidemill.records SET body = $2 WHERE number = $1", &[&number, &to]).await?;
-            self.bytes += to.len() as i64 - body.len() as i64;
+            self.count_bytes(&owner.0, to.len() as i64 - body.len() as i64);
         }
         self.give_up(&gone).await
     }
@@ -113,7 +173,7 @@ impl<'a> Writing<'a> {
         let locked = self.lock(owner, id).await?;
         let place = self.numbers_of(owner, &[item.to_owned()]).await?[0];
         let first = locked.history.iter().position(|&number| number == place).ok_or_else(|| missing(item))?;
-        self.forget_summary(&locked, first).await?;
+        self.forget_summary(owner, &locked, first).await?;
         let Locked { number, history, .. } = locked;
         let (gone, left): (Vec<_>, Vec<_>) = history.into_iter().partition(|&number| number == place);
         self.transaction.execute("UPDATE tidemill.records SET history = $2 WHERE number = $1", &[&number, &left]).await?;
@@ -124,8 +184,12 @@ impl<'a> Writing<'a> {
     pub(super) async fn delete(&mut self, owner: &Owner, id: &str) -> Outcome<()> {
         let delete = format!("DELETE FROM tidemill.records WHERE owner = $1 AND id = $2 {GONE}");
         let row = self.transaction.query_opt(&delete, &[&owner.0, &speakable(id)?]).await?.ok_or_else(|| missing(id))?;
-        self.bytes -= i64::from(row.get::<_, i32>(1));
+        self.record_gone(&row);
         self.give_up(&row.get::<_, Vec<i64>>(0)).await
+    }
+
+    fn record_gone(&mut self, row: &Row) {
+        self.count_bytes(row.get(2), -(RECORD_OVERHEAD as i64) - i64::from(row.get::<_, i32>(1)));
     }
 
     /// Deletes some records that nothing was added to since `limit`. Returns how many.
@@ -135,21 +199,21 @@ impl<'a> Writing<'a> {
                  SELECT number FROM tidemill.records WHERE used < $1 ORDER BY used, number LIMIT $2 FOR UPDATE SKIP LOCKED) {GONE}"
         );
         let rows = self.transaction.query(&delete, &[&(limit as i64), &some]).await?;
-        self.bytes -= rows.iter().map(|row| i64::from(row.get::<_, i32>(1))).sum::<i64>();
+        rows.iter().for_each(|row| self.record_gone(row));
         self.give_up(&rows.iter().flat_map(|row| row.get::<_, Vec<i64>>(0)).collect::<Vec<_>>()).await?;
         Ok(rows.len() as u64)
     }
 
-    /// The newest record stays, whatever its size. Whether one was deleted.
-    async fn delete_oldest_but_the_newest(&mut self) -> Outcome<bool> {
+    /// Deletes a tenant's oldest record that has an age. Returns whether there was one.
+    async fn delete_oldest(&mut self, tenant: &str, but_the_newest: bool) -> Outcome<bool> {
         let delete = format!(
             "DELETE FROM tidemill.records WHERE number = (
-                 SELECT number FROM tidemill.records WHERE used < $1 AND number <> (
-                     SELECT number FROM tidemill.records WHERE used < $1 ORDER BY used DESC, number DESC LIMIT 1)
+                 SELECT number FROM tidemill.records WHERE split_part(owner, '/', 1) = $2 AND used < $1 AND (NOT $3 OR number <> (
+                     SELECT number FROM tidemill.records WHERE split_part(owner, '/', 1) = $2 AND used < $1 ORDER BY used DESC, number DESC LIMIT 1))
                  ORDER BY used, number LIMIT 1 FOR UPDATE SKIP LOCKED) {GONE}"
         );
-        let Some(row) = self.transaction.query_opt(&delete, &[&(ALWAYS as i64)]).await? else { return Ok(false) };
-        self.bytes -= i64::from(row.get::<_, i32>(1));
+        let Some(row) = self.transaction.query_opt(&delete, &[&(ALWAYS as i64), &tenant, &but_the_newest]).await? else { return Ok(false) };
+        self.record_gone(&row);
         self.give_up(&row.get::<_, Vec<i64>>(0)).await?;
         Ok(true)
     }
@@ -172,16 +236,16 @@ impl<'a> Writing<'a> {
         summary.check(id, |_| last.as_deref())?;
         let update = "UPDATE tidemill.records SET summary = $2, summarized = $3 WHERE number = $1";
         self.transaction.execute(update, &[&number, &summary.body, &(summary.items as i64)]).await?;
-        self.bytes += summary.body.len() as i64 - i64::from(summary_bytes);
+        self.count_bytes(&owner.0, summary.body.len() as i64 - i64::from(summary_bytes));
         Ok(())
     }
 
     /// Items of the history from this place on go, if there are any.
-    async fn forget_summary(&mut self, locked: &Locked, place: usize) -> Outcome<()> {
+    async fn forget_summary(&mut self, owner: &Owner, locked: &Locked, place: usize) -> Outcome<()> {
         if locked.summarized > place as i64 {
             let update = "UPDATE tidemill.records SET summary = NULL, summarized = 0 WHERE number = $1";
             self.transaction.execute(update, &[&locked.number]).await?;
-            self.bytes -= i64::from(locked.summary_bytes);
+            self.count_bytes(&owner.0, -i64::from(locked.summary_bytes));
         }
         Ok(())
     }
@@ -211,8 +275,10 @@ impl<'a> Writing<'a> {
                  SELECT $1, given.id, given.body, given.tokens FROM unnest($2::TEXT[], $3::TEXT[], $4::BIGINT[]) AS given (id, body, tokens)
                  ON CONFLICT (owner, id) DO NOTHING RETURNING number, octet_length(body) AS bytes),
              counted AS (INSERT INTO tidemill.uses (item, places) SELECT number, 0 FROM new)
-             SELECT coalesce(sum(bytes), 0)::BIGINT FROM new";
-        self.bytes += self.transaction.query_one(insert, &[&owner.0, &ids, &bodies, &tokens]).await?.get::<_, i64>(0);
+             SELECT coalesce(sum(bytes + $5::BIGINT), 0)::BIGINT FROM new";
+        let overhead = ITEM_OVERHEAD as i64;
+        let row = self.transaction.query_one(insert, &[&owner.0, &ids, &bodies, &tokens, &overhead]).await?;
+        self.count_bytes(&owner.0, row.get(0));
         let ids: Vec<_> = items.iter().map(|item| item.id.clone()).collect();
         self.numbers_of(owner, &ids).await.map_err(|error| match error {
             // One was there, and its last history went before this could name it.
@@ -239,10 +305,21 @@ impl<'a> Writing<'a> {
              FROM (SELECT item, count(*) AS places FROM unnest($1::BIGINT[]) AS item GROUP BY item) AS given WHERE uses.item = given.item";
         self.transaction.execute(update, &[&history]).await?;
         let delete = "WITH gone AS (DELETE FROM tidemill.uses WHERE item = ANY($1) AND places = 0 RETURNING item),
-             deleted AS (DELETE FROM tidemill.items USING gone WHERE items.number = gone.item RETURNING octet_length(items.body) AS bytes)
-             SELECT coalesce(sum(bytes), 0)::BIGINT FROM deleted";
-        self.bytes -= self.transaction.query_one(delete, &[&history]).await?.get::<_, i64>(0);
+             deleted AS (
+                 DELETE FROM tidemill.items USING gone WHERE items.number = gone.item RETURNING items.owner, octet_length(items.body) AS bytes)
+             SELECT owner, sum(bytes + $2::BIGINT)::BIGINT FROM deleted GROUP BY owner";
+        for row in self.transaction.query(delete, &[&history, &(ITEM_OVERHEAD as i64)]).await? {
+            self.count_bytes(row.get(0), -row.get::<_, i64>(1));
+        }
         Ok(())
+    }
+
+    async fn check_bytes(&self, id: &str, history: &[i64]) -> Outcome<()> {
+        let sum = "SELECT coalesce(sum(octet_length(items.body)), 0)::BIGINT
+             FROM unnest($1::BIGINT[]) AS item JOIN tidemill.items ON items.number = item";
+        let bytes: i64 = self.transaction.query_one(sum, &[&history]).await?.get(0);
+        let max = self.limits.history_bytes;
+        if bytes.unsigned_abs() > max { Err(StoreError::TooLarge { id: id.to_owned(), max }.into()) } else { Ok(()) }
     }
 
     /// Brings a conversation's totals up to date.

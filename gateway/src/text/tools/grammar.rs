@@ -16,7 +16,8 @@ use crate::{
     text::{reasoning::Thought, tokenizer::Tokenizer},
 };
 use serde_json::{Map, Value, json};
-use std::fmt::Write;
+use std::{collections::HashSet, fmt::Write};
+use tidemill_grammar::{GrammarError, compiler::check_size};
 
 /// White space between a thought and what follows.
 const GAP: &str = r"/\n{0,2}/";
@@ -44,18 +45,18 @@ pub enum Forced<'a> {
 }
 
 /// Checks a schema, and writes it as the compiler takes it.
-pub type PrepareSchema<'a, E> = &'a dyn Fn(&Value) -> Result<String, E>;
+pub type PrepareSchema<'a> = &'a mut dyn FnMut(&Value) -> Result<String, GrammarError>;
 
 /// The tool whose schema is refused.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Refused<E> {
+pub struct Refused {
     pub tool: usize,
-    pub error: E,
+    pub error: GrammarError,
 }
 
 impl AnswerRules<'_> {
     /// The grammar as text. A schema that cannot be kept is refused where a tool is strict; elsewhere any object will do.
-    pub fn lark<E>(&self, prepare: PrepareSchema<E>) -> Result<String, Refused<E>> {
+    pub fn lark(&self, prepare: PrepareSchema<'_>) -> Result<String, Refused> {
         let mut lark = String::new();
         let thought = self.thought.map(|thought| self.thought(thought, &mut lark)).unwrap_or_default();
         let answer = self.answer.map(|answer| {
@@ -72,7 +73,9 @@ impl AnswerRules<'_> {
                     if matches!(forced, Forced::Named(name) if name != tool.name) {
                         continue;
                     }
-                    self.call(script, spelled, i, tool, prepare, &mut lark).map_err(|error| Refused { tool: i, error })?;
+                    let called = self.call(script, spelled, i, tool, prepare, &mut lark);
+                    // What is too large as a whole need not be written to its end.
+                    called.and_then(|()| check_size(lark.len())).map_err(|error| Refused { tool: i, error })?;
                     names.push(format!("call_{i}"));
                 }
                 let _ = writeln!(lark, "call: {}", names.join(" | "));
@@ -134,15 +137,15 @@ impl AnswerRules<'_> {
     }
 
     /// `spelled`: this mark has come already.
-    fn call<E>(
+    fn call(
         &self,
         script: &Script,
         spelled: Option<&str>,
         i: usize,
         tool: &Tool,
-        prepare: PrepareSchema<E>,
+        prepare: PrepareSchema<'_>,
         lark: &mut String,
-    ) -> Result<(), E> {
+    ) -> Result<(), GrammarError> {
         let anything = json!({"type": "object"});
         let schema = tool.parameters.clone().unwrap_or_else(|| json!({"type": "object", "properties": {}, "additionalProperties": false}));
         // Checked as a whole, so that what is refused does not depend on the notation.
@@ -172,19 +175,22 @@ impl AnswerRules<'_> {
     }
 
     /// Rules for an object's properties in their order, those that are not required perhaps left out. Returns the first.
-    fn properties<E>(
+    fn properties(
         &self,
         i: usize,
         schema: &Value,
-        prepare: PrepareSchema<E>,
+        prepare: PrepareSchema<'_>,
         lark: &mut String,
         written: &dyn Fn(&str, &str) -> String,
         join: &str,
-    ) -> Result<String, E> {
+    ) -> Result<String, GrammarError> {
         let none = Map::new();
         let properties = schema.get("properties").and_then(Value::as_object).unwrap_or(&none);
-        let required = |key: &str| schema.get("required").and_then(Value::as_array).is_some_and(|keys| keys.iter().any(|k| k == key));
+        let required: HashSet<_> =
+            schema.get("required").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).collect();
         let tags = join.is_empty();
+        // Each property comes with all definitions.
+        check_size(properties.len().saturating_mul(definitions_bytes(schema)) / DEFINITIONS_AGAIN)?;
         for (n, (key, property)) in properties.iter().enumerate() {
             let value = format!("value_{i}_{n}");
             if tags {
@@ -192,12 +198,13 @@ impl AnswerRules<'_> {
             } else {
                 let _ = writeln!(lark, "{value}: %json {}", prepare(&within(property, schema))?);
             }
+            check_size(lark.len())?;
             let one = written(key, &value);
             let next = n + 1;
             // `first`: nothing stands before it in this call.
             for (kind, before) in [("first", String::new()), ("next", if tags { String::new() } else { quoted(join) })] {
                 let _ = write!(lark, "{kind}_{i}_{n}: {before} {one} next_{i}_{next}");
-                let _ = if required(key) { writeln!(lark) } else { writeln!(lark, " | {kind}_{i}_{next}") };
+                let _ = if required.contains(key.as_str()) { writeln!(lark) } else { writeln!(lark, " | {kind}_{i}_{next}") };
             }
         }
         let end = properties.len();
@@ -206,7 +213,14 @@ impl AnswerRules<'_> {
     }
 
     /// A value between tags. Free text cannot keep to a string's pattern or length; to an enumeration it can.
-    fn tag_value<E>(&self, rule: &str, property: &Value, schema: &Value, prepare: PrepareSchema<E>, lark: &mut String) -> Result<(), E> {
+    fn tag_value(
+        &self,
+        rule: &str,
+        property: &Value,
+        schema: &Value,
+        prepare: PrepareSchema<'_>,
+        lark: &mut String,
+    ) -> Result<(), GrammarError> {
         let end = "\n</parameter>\n";
         let choices: Option<Vec<_>> = match (property.get("enum"), property.get("const")) {
             (Some(Value::Array(choices)), _) => choices.iter().map(Value::as_str).collect(),
@@ -256,11 +270,20 @@ impl AnswerRules<'_> {
     }
 }
 
+/// Where definitions are.
+const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
+/// What all properties' copies of the definitions come to, as often as the largest grammar. They are judged one by one.
+const DEFINITIONS_AGAIN: usize = 8;
+
+fn definitions_bytes(schema: &Value) -> usize {
+    DEFINITIONS.into_iter().filter_map(|key| schema.get(key)).map(|definitions| definitions.to_string().len()).sum()
+}
+
 /// A property as a schema of its own: references go to the whole's definitions.
 fn within(property: &Value, whole: &Value) -> Value {
     let mut property = property.clone();
     if let Some(fields) = property.as_object_mut() {
-        for key in ["$defs", "definitions"] {
+        for key in DEFINITIONS {
             if let Some(definitions) = whole.get(key) {
                 fields.entry(key).or_insert_with(|| definitions.clone());
             }
@@ -293,8 +316,12 @@ mod tests {
     };
     use crate::text::tokenizer::tests::{sentencepiece, sentencepiece_with};
 
-    fn prepare(schema: &Value) -> Result<String, String> {
-        if schema.to_string().contains("forbidden") { Err("no".into()) } else { Ok(schema.to_string()) }
+    fn no() -> GrammarError {
+        GrammarError::Invalid("no".into())
+    }
+
+    fn prepare(schema: &Value) -> Result<String, GrammarError> {
+        if schema.to_string().contains("forbidden") { Err(no()) } else { Ok(schema.to_string()) }
     }
 
     fn calls(format: &'static ToolFormat, parallel: bool) -> Calls {
@@ -305,7 +332,7 @@ mod tests {
     }
 
     fn lark(tokenizer: &Tokenizer, thought: Option<&Thought>, calls: &Calls, forced: Forced) -> String {
-        AnswerRules { tokenizer, thought, calls: Some((calls, forced)), answer: None }.lark(&prepare).unwrap()
+        AnswerRules { tokenizer, thought, calls: Some((calls, forced)), answer: None }.lark(&mut prepare).unwrap()
     }
 
     #[test]
@@ -390,12 +417,12 @@ row: "" call ("\n" call)* ""
         let thought = Thought { begin: "<think>", end: "</think>", open: true };
         let rules = AnswerRules { tokenizer: &sentencepiece(), thought: Some(&thought), calls: None, answer: Some("%json {}") };
         assert_eq!(
-            rules.lark(&prepare).unwrap(),
+            rules.lark(&mut prepare).unwrap(),
             "start: thought_end /\\n{0,2}/ answer\nthought_end[suffix=\"</think>\"]: /(.|\\n)*/\nanswer: %json {}\n"
         );
         let calls = calls(&hermes::FORMAT, true);
         let rules = AnswerRules { calls: Some((&calls, Forced::Nothing)), thought: None, ..rules };
-        assert!(rules.lark(&prepare).unwrap().starts_with("start: (row | answer)\nanswer: %json {}\n"));
+        assert!(rules.lark(&mut prepare).unwrap().starts_with("start: (row | answer)\nanswer: %json {}\n"));
     }
 
     #[test]
@@ -403,9 +430,30 @@ row: "" call ("\n" call)* ""
         let forbidden = Tool { name: "f".into(), parameters: Some(json!({"forbidden": 1})), ..Tool::default() };
         let lark = |tool| {
             let calls = Calls { format: &hermes::FORMAT, tools: [tool].into(), parallel: true };
-            AnswerRules { tokenizer: &sentencepiece(), thought: None, calls: Some((&calls, Forced::Any)), answer: None }.lark(&prepare)
+            AnswerRules { tokenizer: &sentencepiece(), thought: None, calls: Some((&calls, Forced::Any)), answer: None }.lark(&mut prepare)
         };
-        assert_eq!(lark(Tool { strict: true, ..forbidden.clone() }), Err(Refused { tool: 0, error: "no".into() }));
+        assert_eq!(lark(Tool { strict: true, ..forbidden.clone() }), Err(Refused { tool: 0, error: no() }));
         assert!(lark(forbidden).unwrap().contains(r#"arguments_0: %json {"type":"object"}"#));
+    }
+
+    /// Each property is judged with all of its tool's definitions.
+    #[test]
+    fn many_properties_beside_many_definitions_are_refused_before_they_are_written() {
+        let properties: Map<_, _> = (0..5000).map(|i| (format!("p{i}"), json!({"type": "integer"}))).collect();
+        let definitions: Map<_, _> = (0..5000).map(|i| (format!("d{i}"), json!({"type": "null"}))).collect();
+        let tool = Tool {
+            name: "f".into(),
+            parameters: Some(json!({"type": "object", "properties": properties, "$defs": definitions})),
+            ..Tool::default()
+        };
+        let calls = Calls { tools: [tool].as_slice().into(), ..calls(&qwen_coder::FORMAT, false) };
+        let rules = AnswerRules { tokenizer: &sentencepiece(), thought: None, calls: Some((&calls, Forced::Any)), answer: None };
+        let mut judged = 0;
+        let refused = rules.lark(&mut |schema| {
+            judged += 1;
+            prepare(schema)
+        });
+        assert!(matches!(refused, Err(Refused { tool: 0, error: GrammarError::TooLarge { .. } })), "{refused:?}");
+        assert_eq!(judged, 1);
     }
 }

@@ -1,6 +1,6 @@
 //! Attention over paged K and V: every head ratio, odd lengths, windows; and that a row's bits depend on the row alone.
 
-use super::{Checks, TestGpu, rows::BF16, widened};
+use super::{Checks, Extent, TestGpu, rows::BF16, widened};
 use crate::{
     KvLayout, KvStorage,
     cuda::{
@@ -19,33 +19,30 @@ use rayon::prelude::*;
 const LAYERS: usize = 2;
 const LAYER: usize = 1;
 
-pub fn all(gpu: &mut TestGpu, checks: &mut Checks) -> Result<(), CudaError> {
-    let bf16 = Heads::bf16;
-    for group in 1..=8 {
-        both(gpu, checks, bf16(128), 1 + group % 3, group, None)?;
-        both(gpu, checks, bf16(64), 1 + group % 2, group, Some(100))?;
-    }
-    for head_dim in [16, 32, 80, 96, 112, 256] {
-        for window in [None, Some(1), Some(700)] {
-            both(gpu, checks, bf16(head_dim), 2, 3, window)?;
+pub fn all(gpu: &mut TestGpu, checks: &mut Checks, extent: Extent) -> Result<(), CudaError> {
+    let (bf16, int8) = (Heads::bf16, |dim| Heads { dim, kv: KvStorage::Int8 });
+    let mut cases: Vec<(Heads, usize, usize, Option<usize>)> = vec![(bf16(128), 2, 4, None), (bf16(64), 2, 2, Some(100))];
+    cases.extend([(int8(128), 2, 4, None), (int8(64), 2, 7, Some(100)), (bf16(80), 2, 3, Some(700))]);
+    if extent == Extent::All {
+        for group in 1..=8 {
+            cases.extend([(bf16(128), 1 + group % 3, group, None), (bf16(64), 1 + group % 2, group, Some(100))]);
         }
+        for head_dim in [16, 32, 80, 96, 112, 256] {
+            cases.extend([None, Some(1), Some(700)].map(|window| (bf16(head_dim), 2, 3, window)));
+        }
+        // More heads than one operand holds.
+        cases.extend([(bf16(128), 1, 16, None), (bf16(64), 2, 12, Some(33))]);
+        cases.extend([(int8(16), 2, 3, None), (int8(80), 1, 2, Some(700)), (int8(96), 2, 3, None), (int8(128), 1, 16, Some(1))]);
+        cases.push((int8(256), 1, 3, None));
     }
-    // More heads than one operand holds.
-    both(gpu, checks, bf16(128), 1, 16, None)?;
-    both(gpu, checks, bf16(64), 2, 12, Some(33))?;
-    let int8 = |dim| Heads { dim, kv: KvStorage::Int8 };
-    for (head_dim, kv_heads, group, window) in [
-        (16, 2, 3, None),
-        (64, 2, 7, Some(100)),
-        (80, 1, 2, Some(700)),
-        (96, 2, 3, None),
-        (128, 2, 4, None),
-        (128, 1, 16, Some(1)),
-        (256, 1, 3, None),
-    ] {
-        both(gpu, checks, int8(head_dim), kv_heads, group, window)?;
+    for (of, kv_heads, group, window) in cases {
+        checks.case(gpu, "attention", case(of, kv_heads, group, window), |gpu, checks| both(gpu, checks, of, kv_heads, group, window))?;
     }
-    Ok(())
+    // More parts than blocks of threads, a few of a long row among many of short ones.
+    let mut lens: Vec<usize> = (0..70).map(|_| gpu.rng.random_range(20..280)).collect();
+    lens[40] = 5000;
+    decode(gpu, checks, bf16(64), 2, 2, None, &lens)?;
+    decode(gpu, checks, int8(128), 1, 12, Some(300), &lens)
 }
 
 /// Makes softmax sharp: scores of a few units.
@@ -60,7 +57,8 @@ pub fn both(
     group: usize,
     window: Option<usize>,
 ) -> Result<(), CudaError> {
-    decode(gpu, checks, of, kv_heads, group, window)?;
+    let lens = [1, 16, 33, 256, 257, 2048, 2049, gpu.rng.random_range(34..900)];
+    decode(gpu, checks, of, kv_heads, group, window, &lens)?;
     prefill(gpu, checks, of, kv_heads, group, window)
 }
 
@@ -184,10 +182,12 @@ fn decode(
     kv_heads: usize,
     group: usize,
     window: Option<usize>,
+    lens: &[usize],
 ) -> Result<(), CudaError> {
     let (d, heads) = (of.dim, kv_heads * group);
-    let lens: Vec<usize> = vec![1, 16, 33, 256, 257, 2048, 2049, gpu.rng.random_range(34..900)];
-    let mut paged = Paged::new(gpu, of, kv_heads, &lens)?;
+    let len_max = *lens.iter().max().expect("a row");
+    let case = format!("{}, {} rows", case(of, kv_heads, group, window), lens.len());
+    let mut paged = Paged::new(gpu, of, kv_heads, lens)?;
     let mut places: Vec<(usize, u32)> = lens.iter().enumerate().map(|(i, len)| (i, *len as u32 - 1)).collect();
     places.last_mut().expect("rows").1 -= 17;
     // The fourth row is padding.
@@ -196,7 +196,7 @@ fn decode(
     let q = gpu.bf16s(rows * stride, 1.0);
     let kernels = gpu.kernels_of(of)?;
     let (on_q, positions) = (gpu.upload(&q)?, gpu.upload(&places.iter().map(|p| p.1).collect::<Vec<_>>())?);
-    let mut scratch = DecodeScratch::new(&gpu.device, rows, heads, d, 4096)?;
+    let mut scratch = DecodeScratch::new(&gpu.device, rows, heads, d, 2 * len_max)?;
     let mut out = gpu.poisoned(rows * width)?;
     let tables = paged.tables.clone();
     let reference = paged.reference(&q, stride, heads, &places, window);
@@ -207,11 +207,11 @@ fn decode(
         &Queries { q: &q_view, stride, heads, scale: scale(d), window },
         &paged.kv.layer(LAYER, &tables.as_view(), paged.table_stride),
         &positions.as_view(),
-        2049,
+        len_max,
         &mut scratch,
     )?;
     let together = gpu.download(&out)?;
-    checks.near("attention_decode", case(of, kv_heads, group, window), &widened(&together), &reference, WEIGHTED);
+    checks.near("attention_decode", case.clone(), &widened(&together), &reference, WEIGHTED);
 
     // Each row alone, and with a different number of parts at a time.
     let mut alone = Vec::new();
@@ -224,12 +224,12 @@ fn decode(
             &Queries { q: &q_view, stride, heads, scale: scale(d), window },
             &paged.kv.layer(LAYER, &tables.slice(row * paged.table_stride..(row + 1) * paged.table_stride), paged.table_stride),
             &positions.slice(row..row + 1),
-            4096,
+            2 * len_max,
             &mut scratch,
         )?;
         alone.extend(gpu.download(&out)?);
     }
-    checks.same("attention_decode bits of a row alone", case(of, kv_heads, group, window), &alone, &together, 0.0);
+    checks.same("attention_decode bits of a row alone", case, &alone, &together, 0.0);
     Ok(())
 }
 

@@ -43,8 +43,8 @@ impl HostMemory {
 }
 
 pub fn all(gpu: &mut TestGpu, checks: &mut Checks) -> Result<(), CudaError> {
-    across_the_bus(gpu, checks)?;
-    replayed(gpu, checks)
+    checks.case(gpu, "blocks", "across the bus".into(), across_the_bus)?;
+    checks.case(gpu, "graph", "swiglu".into(), replayed)
 }
 
 /// Random blocks to the device and back, by fetch and publish, in more than one round; then layer by layer.

@@ -1,14 +1,14 @@
 //! Matrix products in bf16 and FP8.
 
 use super::{
-    Checks, TestGpu, doubles,
+    Checks, Extent, TestGpu, doubles,
     rows::{BF16, e4m3},
     widened,
 };
 use crate::cuda::{
     CudaError,
     compile::Arch,
-    gemm::{Operands, Output, Scales, multiplies_fp8_rows},
+    gemm::{Operands, Output, Scales},
 };
 use cudarc::driver::CudaSlice;
 use rand::Rng;
@@ -20,22 +20,39 @@ const F32: f64 = 1e-4;
 /// Hopper accumulates products of FP8 with 14 bits (DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 3.3.2).
 const FP8: f64 = 2e-2;
 
-pub fn all(gpu: &mut TestGpu, checks: &mut Checks) -> Result<(), CudaError> {
-    for (rows, inner, columns) in [(1, 8, 8), (1, 4096, 520), (7, 264, 1032), (133, 1096, 520), (256, 2048, 1024)] {
-        bf16(gpu, checks, rows, inner, columns)?;
+pub fn all(gpu: &mut TestGpu, checks: &mut Checks, extent: Extent) -> Result<(), CudaError> {
+    for &(rows, inner, columns) in extent.of(&[(7, 264, 1032), (1, 8, 8), (1, 4096, 520), (133, 1096, 520), (256, 2048, 1024)]) {
+        checks.case(gpu, "multiply bf16", case(rows, inner, columns), |gpu, checks| bf16(gpu, checks, rows, inner, columns))?;
     }
     let Arch { major, minor } = gpu.device.properties().arch;
     if (major, minor) < (8, 9) {
         checks.left_out.push("FP8 products: the device has none".to_owned());
         return Ok(());
     }
-    for (rows, inner, columns) in [(16, 512, 512), (133, 1040, 528), (256, 4096, 1024)] {
-        fp8(gpu, checks, rows, inner, columns, false)?;
-        if multiplies_fp8_rows(gpu.device.properties().arch) {
-            fp8(gpu, checks, rows, inner, columns, true)?;
+    let by_row = gpu.gemm.fp8_rows().clone();
+    if !by_row.multiply(true) {
+        checks.left_out.push(by_row.to_string());
+    }
+    for &(rows, inner, columns) in extent.of(&[(16, 512, 512), (133, 1040, 528), (256, 4096, 1024)]) {
+        let sizes = (rows, inner, columns);
+        checks.case(gpu, "multiply fp8", case(rows, inner, columns), |gpu, checks| fp8(gpu, checks, sizes, Per::Tensor, true))?;
+        if by_row.multiply(false) {
+            let with_bias = by_row.multiply(true);
+            checks.case(gpu, "multiply fp8", case(rows, inner, columns), |gpu, checks| fp8(gpu, checks, sizes, Per::Row, with_bias))?;
         }
     }
     Ok(())
+}
+
+fn case(rows: usize, inner: usize, columns: usize) -> String {
+    format!("{rows} × {inner} × {columns}")
+}
+
+/// What a scale is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Per {
+    Tensor,
+    Row,
 }
 
 /// x weightᵀ, `[rows, columns]`.
@@ -51,7 +68,7 @@ fn bf16(gpu: &mut TestGpu, checks: &mut Checks, rows: usize, inner: usize, colum
     let operands = Operands::Bf16 { x: &x_view, weight: &weight_view };
     let stream = gpu.stream.clone();
     let reference = multiplied(&widened(&x), &widened(&weight), inner);
-    let case = format!("{rows} × {inner} × {columns}");
+    let case = case(rows, inner, columns);
 
     let mut y = gpu.poisoned::<u16>(rows * columns)?;
     gpu.gemm.multiply(&stream, Output::Bf16(&mut y.as_view_mut()), operands, None, inner)?;
@@ -69,7 +86,14 @@ fn bf16(gpu: &mut TestGpu, checks: &mut Checks, rows: usize, inner: usize, colum
     Ok(())
 }
 
-fn fp8(gpu: &mut TestGpu, checks: &mut Checks, rows: usize, inner: usize, columns: usize, by_row: bool) -> Result<(), CudaError> {
+fn fp8(
+    gpu: &mut TestGpu,
+    checks: &mut Checks,
+    (rows, inner, columns): (usize, usize, usize),
+    per: Per,
+    with_bias: bool,
+) -> Result<(), CudaError> {
+    let by_row = per == Per::Row;
     // Any bytes except the two NaNs.
     let mut bytes =
         |count: usize| -> Vec<u8> { (0..count).map(|_| gpu.rng.random_range(0..=0x76u8) | (gpu.rng.random::<u8>() & 0x80)).collect() };
@@ -83,12 +107,9 @@ fn fp8(gpu: &mut TestGpu, checks: &mut Checks, rows: usize, inner: usize, column
     let (x_scale, weight_scale) = (on_x_scales.as_view(), on_weight_scales.as_view());
     let scales =
         if by_row { Scales::Rows { x: &x_scale, weight: &weight_scale } } else { Scales::Tensor { x: &x_scale, weight: &weight_scale } };
-    let bias = gpu.bf16s(columns, 4.0);
-    let on_bias = gpu.upload(&bias)?;
-    let (mut y, mut biased) = (gpu.poisoned::<u16>(rows * columns)?, gpu.poisoned::<u16>(rows * columns)?);
+    let mut y = gpu.poisoned::<u16>(rows * columns)?;
     let stream = gpu.stream.clone();
     let operands = Operands::Fp8 { x: &x_view, weight: &weight_view, scales };
-    gpu.gemm.multiply(&stream, Output::Bf16(&mut biased.as_view_mut()), operands, Some(&on_bias.as_view()), inner)?;
     gpu.gemm.multiply(&stream, Output::Bf16(&mut y.as_view_mut()), operands, None, inner)?;
 
     let numbers = |bytes: &[u8]| bytes.iter().map(|&byte| e4m3(byte)).collect::<Vec<_>>();
@@ -96,10 +117,15 @@ fn fp8(gpu: &mut TestGpu, checks: &mut Checks, rows: usize, inner: usize, column
     for (i, y) in reference.iter_mut().enumerate() {
         *y *= f64::from(x_scales[i / columns % x_count]) * f64::from(weight_scales[i % columns % weight_count]);
     }
-    let case = format!("{rows} × {inner} × {columns}, scales by {}", if by_row { "row" } else { "tensor" });
+    let case = format!("{}, scales by {}", case(rows, inner, columns), if by_row { "row" } else { "tensor" });
     checks.near("multiply fp8", case.clone(), &widened(&gpu.download(&y)?), &reference, FP8);
-    let bias = widened(&bias);
-    let with_bias: Vec<f64> = reference.iter().enumerate().map(|(i, y)| y + bias[i % columns]).collect();
-    checks.near("multiply fp8 with bias", case, &widened(&gpu.download(&biased)?), &with_bias, FP8);
+    if with_bias {
+        let bias = gpu.bf16s(columns, 4.0);
+        let (on_bias, mut y) = (gpu.upload(&bias)?, gpu.poisoned::<u16>(rows * columns)?);
+        gpu.gemm.multiply(&stream, Output::Bf16(&mut y.as_view_mut()), operands, Some(&on_bias.as_view()), inner)?;
+        let bias = widened(&bias);
+        let with_bias: Vec<f64> = reference.iter().enumerate().map(|(i, y)| y + bias[i % columns]).collect();
+        checks.near("multiply fp8 with bias", case, &widened(&gpu.download(&y)?), &with_bias, FP8);
+    }
     Ok(())
 }

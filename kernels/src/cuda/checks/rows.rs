@@ -1,6 +1,6 @@
 //! Operations on rows: embedding, norm, SwiGLU, FP8; and rotary embedding with the KV write.
 
-use super::{Checks, TestGpu, doubles, widened};
+use super::{Checks, Extent, TestGpu, doubles, widened};
 use crate::{
     KvLayout, KvStorage,
     cuda::{
@@ -21,20 +21,23 @@ const INT8: f64 = 8e-3;
 const EXACT: f64 = 0.0;
 const F32: f64 = 1e-6;
 
-pub fn all(gpu: &mut TestGpu, checks: &mut Checks) -> Result<(), CudaError> {
-    for (rows, width) in [(1, 8), (3, 520), (67, 2056), (33, 4096), (5, 16384)] {
-        embedding(gpu, checks, rows, width)?;
+pub fn all(gpu: &mut TestGpu, checks: &mut Checks, extent: Extent) -> Result<(), CudaError> {
+    for &(rows, width) in extent.of(&[(3, 520), (1, 8), (67, 2056), (33, 4096), (5, 16384)]) {
+        let case = || format!("{rows} × {width}");
+        checks.case(gpu, "embedding", case(), |gpu, checks| embedding(gpu, checks, rows, width))?;
         for (delta, chosen) in [(false, false), (true, false), (true, true)] {
-            rms_norm(gpu, checks, rows, width, delta, chosen)?;
+            checks.case(gpu, "rms_norm", case(), |gpu, checks| rms_norm(gpu, checks, rows, width, delta, chosen))?;
         }
-        swiglu(gpu, checks, rows, width)?;
-        quantize(gpu, checks, rows, width)?;
+        checks.case(gpu, "swiglu", case(), |gpu, checks| swiglu(gpu, checks, rows, width))?;
+        checks.case(gpu, "quantize", case(), |gpu, checks| quantize(gpu, checks, rows, width))?;
     }
-    for (head_dim, kv_heads, group, norms) in
-        [(16, 1, 1, false), (64, 2, 7, true), (80, 3, 1, false), (96, 2, 3, true), (128, 8, 4, false), (256, 1, 8, true)]
+    for &(head_dim, kv_heads, group, norms) in
+        extent.of(&[(128, 8, 4, false), (16, 1, 1, false), (64, 2, 7, true), (80, 3, 1, false), (96, 2, 3, true), (256, 1, 8, true)])
     {
         for heads in [Heads::bf16(head_dim), Heads { dim: head_dim, kv: KvStorage::Int8 }] {
-            rope_kv_write(gpu, checks, heads, kv_heads, group, norms)?;
+            checks.case(gpu, "rope_kv_write", format!("head_dim {head_dim}"), |gpu, checks| {
+                rope_kv_write(gpu, checks, heads, kv_heads, group, norms)
+            })?;
         }
     }
     Ok(())

@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use std::{
     fs::{self, File, OpenOptions},
     io,
-    os::unix::fs::{FileExt, OpenOptionsExt},
+    os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
 use tidemill_proto::{
@@ -105,7 +105,8 @@ impl Slab {
             let path = path.to_owned();
             move |source| SlabError::File { path, source }
         };
-        fs::create_dir_all(dir).map_err(failed(dir))?;
+        // Blocks are made of clients' prompts.
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(failed(dir))?;
         let (records_path, slab_path) = (dir.join("records"), dir.join("slab"));
         let records = Records::open(&records_path).map_err(failed(&records_path))?;
         let slab = open_direct(&slab_path).map_err(failed(&slab_path))?;
@@ -185,13 +186,14 @@ pub fn buffer(bytes: usize) -> io::Result<MmapMut> {
 /// Past the page cache if the file system can do that: blocks would only push other things out of it.
 fn open_direct(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
-    options.read(true).write(true).create(true).truncate(false);
+    options.read(true).write(true).create(true).truncate(false).mode(0o600);
     options.clone().custom_flags(OFlag::O_DIRECT.bits()).open(path).or_else(|_| options.open(path))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::MetadataExt;
     use tidemill_proto::{block::Tenant, ids::RequestId};
 
     const LAYOUT: LayoutFingerprint = LayoutFingerprint([3; 16]);
@@ -226,6 +228,17 @@ mod tests {
         disk.read(geometry.offset(44), &mut page).unwrap();
         assert!(page.iter().all(|&byte| byte == 7));
         assert_eq!(fs::metadata(dir.path().join("slab")).unwrap().len(), 1 << 20, "reserved, and no more");
+    }
+
+    #[test]
+    fn what_is_made_of_prompts_is_for_its_user_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let new = dir.path().join("new/node");
+        let _disk = prepared(&new, 5000, LAYOUT);
+        for (path, mode) in [(dir.path().join("new"), 0o700), (new.clone(), 0o700), (new.join("slab"), 0o600), (new.join("records"), 0o600)]
+        {
+            assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, mode, "{}", path.display());
+        }
     }
 
     #[test]

@@ -77,7 +77,7 @@ pub enum CheckError {
     Executor(#[from] ExecutorError),
 }
 
-/// Checks every checkpoint of `folder`.
+/// Checks every checkpoint of `folder`. One that cannot be checked is a failed check.
 pub fn all(folder: &Path, cache: &Path, checks: &mut Checks) -> Result<(), CheckError> {
     let entries = fs::read_dir(folder).map_err(|source| ModelError::Io { path: folder.to_owned(), source })?;
     let mut dirs: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
@@ -87,10 +87,16 @@ pub fn all(folder: &Path, cache: &Path, checks: &mut Checks) -> Result<(), Check
         return Err(CheckError::NoCheckpoints { folder: folder.to_owned() });
     }
     for dir in dirs {
-        let bf16 = checkpoint(&dir, KvDtype::Bf16, cache, checks)?;
-        let int8 = checkpoint(&dir, KvDtype::Int8, cache, checks)?;
-        let layouts = bf16.zip(int8);
-        checks.same("layouts told apart", dir.display().to_string(), &[layouts.is_none_or(|(bf16, int8)| bf16 != int8)], &[true], 0.0);
+        let name = dir.display().to_string();
+        let mut layout = |kv_dtype| match checkpoint(&dir, kv_dtype, cache, checks) {
+            Ok(layout) => layout,
+            Err(error) => {
+                checks.failed("checkpoint", format!("{name} with {} K and V", kv_dtype.name()), &error);
+                None
+            }
+        };
+        let layouts = layout(KvDtype::Bf16).zip(layout(KvDtype::Int8));
+        checks.same("layouts told apart", name, &[layouts.is_none_or(|(bf16, int8)| bf16 != int8)], &[true], 0.0);
     }
     Ok(())
 }

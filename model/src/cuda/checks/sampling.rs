@@ -7,7 +7,7 @@ use crate::{
 use rand::Rng;
 use tidemill_kernels::cuda::{
     CudaError,
-    checks::{Checks, TestGpu},
+    checks::{Checks, Extent, TestGpu},
     sampling::{LogitEdit, LogitEntry, LogitPenalty, SampleRequest},
 };
 use tidemill_proto::{
@@ -19,11 +19,15 @@ use tidemill_proto::{
 /// Share of draws that may differ: at the border between two tokens, the last bits of exponentials decide.
 const BORDERLINE: f64 = 0.05;
 
-pub fn all(gpu: &mut TestGpu, checks: &mut Checks) -> Result<(), CudaError> {
-    for vocab in [7, 1000, 32_003, 128_256] {
-        draws(gpu, checks, vocab)?;
+pub fn all(gpu: &mut TestGpu, checks: &mut Checks, extent: Extent) -> Result<(), CudaError> {
+    let case = |vocab: usize| format!("{vocab} tokens");
+    for &vocab in extent.of(&[1000, 7, 32_003, 128_256]) {
+        checks.case(gpu, "sample", case(vocab), |gpu, checks| draws(gpu, checks, vocab))?;
     }
-    [999, 32_003].into_iter().try_for_each(|vocab| edited_draws(gpu, checks, vocab))
+    extent
+        .of(&[999, 32_003])
+        .iter()
+        .try_for_each(|&vocab| checks.case(gpu, "penalties", case(vocab), |gpu, checks| edited_draws(gpu, checks, vocab)))
 }
 
 fn request(sampling: &Sampling, index: u64) -> SampleRequest {
@@ -41,7 +45,10 @@ fn draws(gpu: &mut TestGpu, checks: &mut Checks, vocab: usize) -> Result<(), Cud
         ("top_k", Sampling { top_k: 40, ..neutral.clone() }),
         ("top_p", Sampling { top_p: 0.9, ..neutral.clone() }),
         ("min_p", Sampling { min_p: 0.05, ..neutral.clone() }),
-        ("all", Sampling { temperature: 0.8, top_k: 50, top_p: 0.95, min_p: 0.01, ..neutral }),
+        ("all", Sampling { temperature: 0.8, top_k: 50, top_p: 0.95, min_p: 0.01, ..neutral.clone() }),
+        // Few are likely.
+        ("cold top_p", Sampling { temperature: 0.04, top_p: 0.9, ..neutral.clone() }),
+        ("cold top_k", Sampling { temperature: 0.04, top_k: 300, ..neutral }),
     ];
     const DRAWS: usize = 64;
     for (way, sampling) in ways {

@@ -15,7 +15,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use std::{
     fs::{File, OpenOptions, TryLockError},
     io,
-    os::unix::fs::FileExt,
+    os::unix::fs::{FileExt, OpenOptionsExt},
     path::Path,
 };
 use tidemill_proto::frame;
@@ -36,7 +36,7 @@ pub(super) struct Records(File);
 impl Records {
     /// Opens the file, or begins an empty one. `WouldBlock`: another process has it open.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
         match file.try_lock() {
             Ok(()) => Ok(Self(file)),
             Err(TryLockError::WouldBlock) => Err(io::Error::new(io::ErrorKind::WouldBlock, "another process uses it")),

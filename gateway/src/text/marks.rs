@@ -1,0 +1,219 @@
+//! Text stays text: what a client or a tool wrote becomes no special token, and begins no turn.
+//!
+//! A chat template puts contents between marks, such as `<|im_end|>`, and most marks are tokens of their own. A content that spells
+//! such a mark out must not get its token. Templates look at contents while they render (they trim them, split them, ask what they begin
+//! with), so a content cannot be rendered apart. Instead a *seam*, a character that occurs nowhere else, is put inside of every mark that a
+//! content spells out, before the template is rendered. Afterwards the seams are taken out again, and the text is tokenized in pieces
+//! that are cut there: no piece has a whole mark in it but the template's own.
+//!
+//! A content may also end with the first part of a mark whose rest the template writes, or the other way round. So there are seams at the
+//! edges of such contents, too. They become cuts only where a mark has in fact come to lie across them, so that other prompts keep their
+//! tokens.
+//!
+//! A template that makes marks of words that clients choose (`'<|' ~ name ~ '|>'`) makes them itself: such a word is no part of a mark that
+//! is spelled out, and templates compare words with others.
+//!
+//! Some templates delimit turns with marks that their tokenizer has no tokens for. The same letters are the same tokens there, whoever
+//! wrote them: a space breaks these. Words without brackets (`USER:`) are left alone.
+
+use super::{template::ChatTemplate, tokenizer::Tokenizer};
+use aho_corasick::{AhoCorasick, MatchKind};
+use std::{
+    borrow::Cow,
+    collections::{BTreeSet, HashSet},
+    ops::RangeInclusive,
+};
+
+/// Characters that stand for nothing anywhere: plane 15, for private use.
+const SEAMS: RangeInclusive<char> = '\u{F0000}'..='\u{FFFFD}';
+/// In which templates speak.
+const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
+/// First byte of their UTF-8.
+const SEAM_LEAD: u8 = 0xF3;
+
+/// The marks of a model.
+#[derive(Debug)]
+pub struct Marks {
+    /// Finds all of them, those that overlap included. `None`: there are none.
+    find: Option<AhoCorasick>,
+    /// Whether the tokenizer has each as a token. As `find` numbers them.
+    is_token: Vec<bool>,
+    /// Proper beginnings and ends of tokens.
+    beginnings: HashSet<Box<str>>,
+    ends: HashSet<Box<str>>,
+    /// Bytes of the longest of these.
+    edge_bytes_max: usize,
+    /// The tokenizer looks for marks in text that it has changed.
+    normalizes: bool,
+}
+
+/// What becomes of a content's edges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Edges {
+    Guarded,
+    /// Its first character decides the order in which it comes.
+    Left,
+}
+
+/// A rendered prompt, with the places where it must be cut before it is tokenized.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sewn {
+    pub text: String,
+    pub cuts: Vec<usize>,
+}
+
+impl Marks {
+    pub fn new(tokenizer: &Tokenizer, template: Option<&ChatTemplate>) -> Self {
+        let source = template.map_or("", ChatTemplate::source);
+        let tokens: BTreeSet<String> =
+            tokenizer.added().filter(|added| added.special || is_mark(&added.content, source)).fold(BTreeSet::new(), |mut marks, added| {
+                marks.insert(tokenizer.normalized(&added.content).into_owned());
+                marks.insert(added.content.clone());
+                marks
+            });
+        // A mark of one character cannot be cut.
+        let tokens: Vec<String> = tokens.into_iter().filter(|mark| mark.chars().nth(1).is_some()).collect();
+        let turns: BTreeSet<String> =
+            delimiters(source).map(str::to_owned).chain(of_roles(source)).filter(|mark| tokenizer.id_of(mark).is_none()).collect();
+        let is_token = tokens.iter().map(|_| true).chain(turns.iter().map(|_| false)).collect();
+        let all: Vec<&str> = tokens.iter().chain(&turns).map(String::as_str).collect();
+        let find = AhoCorasick::builder().match_kind(MatchKind::Standard).build(&all);
+        let parts = |mark: &str, of: fn(&str, usize) -> &str| {
+            let places: Vec<_> = mark.char_indices().map(|(place, _)| place).skip(1).collect();
+            places.into_iter().map(|place| of(mark, place).into()).collect::<Vec<Box<str>>>()
+        };
+        let beginnings: HashSet<_> = tokens.iter().flat_map(|mark| parts(mark, |mark, place| &mark[..place])).collect();
+        let ends: HashSet<_> = tokens.iter().flat_map(|mark| parts(mark, |mark, place| &mark[place..])).collect();
+        Self {
+            find: find.ok().filter(|_| !all.is_empty()),
+            is_token,
+            edge_bytes_max: beginnings.iter().chain(&ends).map(|part| part.len()).max().unwrap_or(0),
+            beginnings,
+            ends,
+            normalizes: tokenizer.normalizes_marks(),
+        }
+    }
+
+    /// Whether [`guarded`](Self::guarded) would change this.
+    pub fn touch(&self, text: &str) -> bool {
+        let Some(find) = &self.find else { return false };
+        find.is_match(text)
+            || self.begins_inside(text.trim_start())
+            || self.ends_inside(text.trim_end())
+            || self.normalizes && !text.is_ascii()
+    }
+
+    /// A content that may be put into the template: with seams where it could be taken for a mark.
+    pub fn guarded<'a>(&self, tokenizer: &Tokenizer, text: &'a str, seam: char, edges: Edges) -> Cow<'a, str> {
+        let Some(find) = &self.find else { return Cow::Borrowed(text) };
+        let normal = if self.normalizes { tokenizer.normalized(text) } else { Cow::Borrowed(text) };
+        // What only looks like a mark becomes one as soon as the tokenizer has changed it: then it is changed now.
+        let text = if normal != text && find.is_match(&*normal) { normal } else { Cow::Borrowed(text) };
+        // Where to put what: behind the first character of each mark, and at the edges.
+        let mut places = BTreeSet::new();
+        for found in find.find_overlapping_iter(&*text) {
+            let first = text[found.range()].chars().next().map_or(0, char::len_utf8);
+            let broken = if self.is_token[found.pattern().as_usize()] { seam } else { ' ' };
+            places.insert((found.start() + first, broken));
+        }
+        let inner = text.trim();
+        let start = text.len() - text.trim_start().len();
+        if edges == Edges::Guarded {
+            places.extend(self.begins_inside(inner).then_some((start, seam)));
+            places.extend(self.ends_inside(inner).then_some((start + inner.len(), seam)));
+        }
+        if places.is_empty() {
+            return text;
+        }
+        let mut guarded = String::with_capacity(text.len() + places.len() * seam.len_utf8());
+        let mut from = 0;
+        for (place, broken) in places {
+            guarded.push_str(&text[from..place]);
+            guarded.push(broken);
+            from = place;
+        }
+        Cow::Owned(guarded + &text[from..])
+    }
+
+    /// Takes the seams out of what a template has made of guarded contents.
+    pub fn sewn(&self, rendered: &str, seam: char) -> Sewn {
+        let mut text = String::with_capacity(rendered.len());
+        let mut seams = Vec::new();
+        for part in rendered.split(seam) {
+            text.push_str(part);
+            seams.push(text.len());
+        }
+        // The last is the end.
+        seams.pop();
+        let mut cuts = BTreeSet::new();
+        if let Some(find) = &self.find {
+            for found in find.find_overlapping_iter(&text) {
+                let inside = seams.partition_point(|&seam| seam <= found.start());
+                cuts.extend(seams[inside..].iter().take_while(|&&seam| seam < found.end()));
+            }
+        }
+        Sewn { text, cuts: cuts.into_iter().collect() }
+    }
+
+    /// Whether a text begins with the rest of a mark.
+    fn begins_inside(&self, text: &str) -> bool {
+        let most = text.len().min(self.edge_bytes_max);
+        (1..=most).any(|end| text.is_char_boundary(end) && self.ends.contains(&text[..end]))
+    }
+
+    /// Whether a text ends with the first part of a mark.
+    fn ends_inside(&self, text: &str) -> bool {
+        let least = text.len().saturating_sub(self.edge_bytes_max);
+        (least..text.len()).any(|start| text.is_char_boundary(start) && self.beginnings.contains(&text[start..]))
+    }
+}
+
+/// Notes which seams a text makes impossible.
+pub fn note_taken(text: &str, taken: &mut BTreeSet<char>) {
+    if text.as_bytes().contains(&SEAM_LEAD) {
+        taken.extend(text.chars().filter(|c| SEAMS.contains(c)));
+    }
+}
+
+/// A seam that occurs nowhere. `None`: all do.
+pub fn seam(taken: &BTreeSet<char>) -> Option<char> {
+    SEAMS.into_iter().find(|seam| !taken.contains(seam))
+}
+
+/// Whether an added token that is not special says something about a dialog's form, and does not stand for ordinary text, such as the
+/// HTML tags and runs of spaces in some vocabularies.
+fn is_mark(content: &str, template: &str) -> bool {
+    let is_spoken = content.chars().any(|c| !c.is_whitespace() && c != '▁');
+    is_spoken && (template.contains(content) || is_delimiter(content))
+}
+
+/// What the template writes in brackets to delimit turns.
+fn delimiters(template: &str) -> impl Iterator<Item = &str> {
+    let begins = template.char_indices().filter(|(_, c)| matches!(c, '<' | '['));
+    begins.filter_map(|(start, c)| {
+        let rest = &template[start..];
+        let close = if c == '<' { '>' } else { ']' };
+        let inner = rest.find(|c: char| c.is_whitespace() || c == close)?;
+        let end = if rest.starts_with("<<") && rest[inner..].starts_with(">>") { inner + 2 } else { inner + 1 };
+        rest.get(..end).filter(|mark| is_delimiter(mark))
+    })
+}
+
+/// The marks of a template that makes them of roles: `'<|' + message.role + '|>'`.
+fn of_roles(template: &str) -> impl Iterator<Item = String> {
+    let makes = template.contains("'<|'") || template.contains("\"<|\"");
+    ROLES.iter().filter(move |_| makes).map(|role| format!("<|{role}|>"))
+}
+
+/// `<|…|>` (with bars of any width), `[NAME]`, `[/NAME]`, `<<…>>`, `<start_of_…>`, `<end_of_…>`.
+fn is_delimiter(mark: &str) -> bool {
+    let within =
+        |open: &str, close: &str| mark.strip_prefix(open).and_then(|rest| rest.strip_suffix(close)).filter(|name| !name.is_empty());
+    let is_name = |name: &str| name.chars().all(|c| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_');
+    let wide = within("<|", "|>").or_else(|| within("<｜", "｜>")).or_else(|| within("<<", ">>"));
+    let named = within("[", "]").map(|name| name.strip_prefix('/').unwrap_or(name));
+    let is_turn = |name: &str| name.starts_with("start_of_") || name.starts_with("end_of_");
+    wide.is_some()
+        || named.is_some_and(|name| is_name(name) && name.starts_with(|c: char| c.is_ascii_uppercase()))
+        || within("<", ">").is_some_and(is_turn)
+}

@@ -1,0 +1,158 @@
+//! The helper and its children. The helper has the vocabularies, waits for sessions, and makes a child of itself for each. It runs nothing
+//! that a client has written, so that it does not fail.
+
+use super::{CPU_S, MEMORY_BYTES, Model, Question, wire};
+use crate::{
+    compiler::{Compiler, GrammarError},
+    vocabulary::{Vocabulary, VocabularyError},
+};
+use nix::{
+    errno::Errno,
+    libc,
+    sys::{
+        resource::{Resource, UsageWho, getrusage, setrlimit},
+        signal::{SigHandler, Signal, signal},
+        socket::{ControlMessageOwned, MsgFlags, recvmsg},
+    },
+    unistd::{ForkResult, alarm, close, dup2_stderr, dup2_stdin, fork},
+};
+use serde::{Deserialize, Serialize};
+use std::{
+    fs::{self, File},
+    io::{self, IoSliceMut, Write},
+    os::{
+        fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd},
+        unix::net::UnixStream,
+    },
+    panic::{AssertUnwindSafe, catch_unwind},
+    thread,
+    time::Duration,
+};
+
+/// The compiler recurses. What recurses deeper ends its child, as what needs more heap does.
+const STACK_BYTES: usize = 64 << 20;
+/// Wall time of one question, on a machine with more to do than it can.
+pub(super) const DEADLINE_S: u32 = 10;
+/// Says that a session's child is there: what ends the session from then on is the child's own end.
+pub(super) const READY: u8 = 1;
+
+/// The helper cannot do its work.
+#[derive(Debug, thiserror::Error)]
+pub enum HelperError {
+    #[error("the grammar helper is started by a coordinator, with a socket as its standard input: {0}")]
+    Control(io::Error),
+    #[error("the grammar helper cannot read a vocabulary: {0}")]
+    Vocabulary(#[from] VocabularyError),
+}
+
+/// An answer, and what it took.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Reply {
+    pub(super) answer: Result<String, GrammarError>,
+    /// CPU time of the session so far.
+    pub(super) cpu: Duration,
+}
+
+/// Is the helper, until the coordinator closes the socket that is this process's standard input.
+pub fn run() -> Result<(), HelperError> {
+    let control = io::stdin().as_fd().try_clone_to_owned().map_err(HelperError::Control)?;
+    let control = UnixStream::from(control);
+    leave_signals_to_the_coordinator();
+    let Some(models) = wire::read::<Vec<Model>>(&control).map_err(HelperError::Control)? else { return Ok(()) };
+    let compilers = models.iter().map(|model| Vocabulary::load(&model.tokenizer, model.width).map(|words| Compiler::new(&words)));
+    let compilers = compilers.collect::<Result<Vec<_>, _>>()?;
+    // A child goes on on the stack of the thread that forks.
+    let thread = thread::Builder::new().name("helper".into()).stack_size(STACK_BYTES).spawn(move || serve(&control, &compilers));
+    thread.and_then(|thread| thread.join().unwrap_or_else(|_| Err(io::Error::other("it has panicked")))).map_err(HelperError::Control)
+}
+
+/// Whoever stops a process group stops the coordinator, which then closes the socket. Children that have ended leave nothing to wait for.
+fn leave_signals_to_the_coordinator() {
+    for ignored in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGCHLD] {
+        // SAFETY: ignoring a signal installs no handler that could run at a bad moment. These four can be ignored, so it cannot fail.
+        let _ = unsafe { signal(ignored, SigHandler::SigIgn) };
+    }
+}
+
+/// A child for each socket that comes.
+fn serve(control: &UnixStream, compilers: &[Compiler]) -> io::Result<()> {
+    while let Some(session) = receive(control)? {
+        // SAFETY: the child goes on with this thread alone. The only other one waits for it, and holds no lock: neither the allocator's nor
+        // any of ours. The child leaves by `_exit`, so that it runs nothing of this process's end.
+        if let Ok(ForkResult::Child) = unsafe { fork() } {
+            let _ = catch_unwind(AssertUnwindSafe(|| answer(&session, control, compilers)));
+            // SAFETY: it ends this process, and runs no code of it.
+            unsafe { libc::_exit(0) }
+        }
+        // Where there can be no child, the session ends without a word, and the coordinator says that it cannot be done now.
+    }
+    Ok(())
+}
+
+/// The next session's socket. `None`: the coordinator has ended.
+fn receive(control: &UnixStream) -> io::Result<Option<UnixStream>> {
+    let mut byte = [0];
+    let mut space = nix::cmsg_space!([RawFd; 1]);
+    loop {
+        let mut parts = [IoSliceMut::new(&mut byte)];
+        let message = match recvmsg::<()>(control.as_raw_fd(), &mut parts, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC) {
+            Ok(message) => message,
+            Err(Errno::EINTR) => continue,
+            Err(error) => return Err(error.into()),
+        };
+        if message.bytes == 0 {
+            return Ok(None);
+        }
+        for part in message.cmsgs()? {
+            if let ControlMessageOwned::ScmRights(sockets) = part
+                && let [socket] = sockets[..]
+            {
+                // SAFETY: the kernel has just made this descriptor for us, and nothing else knows it.
+                return Ok(Some(UnixStream::from(unsafe { OwnedFd::from_raw_fd(socket) })));
+            }
+        }
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "a session came without its socket"));
+    }
+}
+
+/// The child: answers one session's questions, until its end or this process's.
+fn answer(session: &UnixStream, control: &UnixStream, compilers: &[Compiler]) -> io::Result<()> {
+    limit_this_process()?;
+    // So that the coordinator sees the helper's end at once, and not its last child's. Nothing closes it again: this process ends by `_exit`.
+    close(control.as_raw_fd())?;
+    { session }.write_all(&[READY])?;
+    while let Some(question) = wire::read::<Question>(session)? {
+        alarm::set(DEADLINE_S);
+        let answer = catch_unwind(AssertUnwindSafe(|| question.answer(compilers)));
+        let answer = answer.unwrap_or_else(|_| Err(GrammarError::Invalid("it broke the compiler: please report this as a bug".into())));
+        alarm::cancel();
+        wire::write(session, &Reply { answer, cpu: cpu()? })?;
+    }
+    Ok(())
+}
+
+/// From here on, and for good. What this process shares with the helper does not count.
+fn limit_this_process() -> io::Result<()> {
+    // Where memory ends, Rust says so on stderr; that is the client's affair and not the operator's.
+    dup2_stderr(File::options().write(true).open("/dev/null")?)?;
+    // The other end of the socket that sessions come by.
+    dup2_stdin(File::open("/dev/null")?)?;
+    let memory = address_space()? + (MEMORY_BYTES - STACK_BYTES) as u64;
+    for (resource, most) in [(Resource::RLIMIT_CORE, 0), (Resource::RLIMIT_CPU, CPU_S), (Resource::RLIMIT_AS, memory)] {
+        setrlimit(resource, most, most)?;
+    }
+    Ok(())
+}
+
+/// Bytes of this process's address space.
+fn address_space() -> io::Result<u64> {
+    let status = fs::read_to_string("/proc/self/status")?;
+    let size = status.lines().find_map(|line| line.strip_prefix("VmSize:")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    size.map(|kib| kib << 10).ok_or_else(|| io::Error::other("/proc/self/status has no VmSize"))
+}
+
+fn cpu() -> io::Result<Duration> {
+    let usage = getrusage(UsageWho::RUSAGE_SELF)?;
+    let time = |time: nix::sys::time::TimeVal| Duration::from_secs(time.tv_sec() as u64) + Duration::from_micros(time.tv_usec() as u64);
+    Ok(time(usage.user_time()) + time(usage.system_time()))
+}
