@@ -64,7 +64,7 @@ async fn what_took_a_coordinator_minutes_or_gigabytes_is_refused_and_the_next_re
         (response.status().as_u16(), response.json::<Value>().await.unwrap())
     };
     let messages = json!([{"role": "user", "content": "hi"}]);
-    let schemas = [1, 2, 3, 4, 20].map(compared_endlessly).into_iter().chain([12, 14, 16, 20, 100].map(intersected)).chain([faulty(4000)]);
+    let schemas = [1, 2, 3, 4, 20].map(compared_endlessly).into_iter().chain([12, 14, 16, 20, 100].map(intersected)).chain([faulty(1000)]);
     for schema in schemas {
         let format = json!({"type": "json_schema", "json_schema": {"name": "s", "schema": schema}});
         let flat = json!({"type": "json_schema", "name": "s", "schema": schema});
@@ -84,7 +84,7 @@ async fn what_took_a_coordinator_minutes_or_gigabytes_is_refused_and_the_next_re
         }
         assert_eq!(reqwest::get(format!("{}/health", cluster.url)).await.unwrap().status(), 200);
     }
-    let (_, answer) = ask("/v1/completions", json!({"prompt": "hi", "guided_json": faulty(4000)})).await;
+    let (_, answer) = ask("/v1/completions", json!({"prompt": "hi", "guided_json": faulty(1000)})).await;
     assert_eq!(answer["error"]["param"], "guided_json.properties.bad", "{answer}");
     let rules: String = (0..20_000).map(|n| format!("\nr{n} ::= \"a\"")).collect();
     let tools: Vec<_> = (0..40_000).map(|n| json!({"type": "function", "function": {"name": format!("f{n}")}})).collect();
