@@ -1,7 +1,7 @@
 //! Grammars to compiled ones: bounded in size and work, and kept for the next request with the same grammar.
 //!
 //! The bounds here are those that the compiler offers. They do not hold everywhere: intersections of expressions take time and memory that
-//! none of its limits counts. So what a client has written is compiled in a [helper](crate::helper) first, and elsewhere only once that has
+//! none of its limits counts. So what a client has written is compiled in a helper ([`crate::helper`]) first, and elsewhere only once that has
 //! shown what it takes.
 
 use crate::{

@@ -10,7 +10,7 @@
 //!
 //! - [`error`]: what can go wrong, and what to do
 //! - [`compile`]: CUDA C++ to machine code; [`cache`]: keeping it on disk
-//! - [`libraries`]: CUDA's libraries, their versions and files
+//! - [`mod@libraries`]: CUDA's libraries, their versions and files
 //! - [`device`]: a device, its memory and streams
 //! - [`kernels`]: all kernels, loaded for one kind of heads; `launch`: launching one
 //! - [`elementwise`], [`attention`], [`sampling`]: the operations; `prefill_kernel`: which prefill kernel suits a
