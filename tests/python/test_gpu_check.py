@@ -15,9 +15,12 @@ RELEASE = pathlib.Path(os.environ["TIDEMILL_BIN"]).parent
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory):
     """The stand-in under the names of the driver's and CUDA's libraries."""
+    # Where Cargo puts it depends on whether it builds or tests.
+    places = [RELEASE / folder / "libtidemill_gpu_standin.so" for folder in [".", "deps"]]
+    library = max((place for place in places if place.exists()), key=lambda place: place.stat().st_mtime)
     folder = tmp_path_factory.mktemp("libraries")
     for name in ["libcuda.so.1", "libcublasLt.so.13", "libnvrtc.so.13"]:
-        (folder / name).symlink_to(RELEASE / "libtidemill_gpu_standin.so")
+        (folder / name).symlink_to(library.resolve())
     return folder
 
 
