@@ -74,7 +74,7 @@ pub fn displaced(
         let gives_way = |request: &Waiting| {
             request.priority < new.priority || (request.priority == new.priority && of_tenants.get(&request.tenant) > Some(&own))
         };
-        // The newest of whoever has most, of the lowest priority.
+        // The newest sequence of the lowest priority, of the tenant that has most.
         let least = waiting
             .iter()
             .enumerate()

@@ -24,7 +24,7 @@ struct Kept {
     serials: BTreeSet<String>,
 }
 
-/// What a log's records come to.
+/// The sum of a log's records.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Known {
     pub serials: BTreeSet<String>,
@@ -84,7 +84,7 @@ fn read(path: &Path) -> io::Result<Kept> {
     }
 }
 
-/// All at once: whoever reads it finds the old one or the new one.
+/// Replaces the file at once: a reader finds the old one or the new one.
 fn write(path: &Path, kept: &Kept) -> io::Result<()> {
     let new = path.with_extension("new");
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;

@@ -334,7 +334,7 @@ pub struct Settings {
     /// Where responses and conversations are stored instead.
     pub database: Option<Address>,
     pub store: store::Limits,
-    /// What clients write may become special tokens.
+    /// Lets texts of clients become special tokens.
     pub clients_marks: bool,
     /// Of clients' files and batches.
     pub batches: batches::Limits,

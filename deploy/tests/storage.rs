@@ -26,7 +26,7 @@ fn arena(pid: u32) -> PathBuf {
     arenas.next().expect("an arena")
 }
 
-/// Whatever the processes have made in a directory is their user's alone.
+/// Checks that all files and directories below a directory are their user's alone.
 fn assert_private(dir: &Path) {
     for entry in fs::read_dir(dir).expect("a directory").map(|entry| entry.expect("an entry")) {
         let metadata = entry.metadata().expect("it is there");

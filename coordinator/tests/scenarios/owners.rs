@@ -1,4 +1,4 @@
-//! What belongs to whom, how much of it there may be, and that text is text, as clients of a real front door find it.
+//! Owners of stored things, their shares, and text that stays text, as clients of a real front door find them.
 
 use super::support::{self, Cluster, Script};
 use reqwest::{Method, StatusCode};

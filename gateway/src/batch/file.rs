@@ -31,7 +31,7 @@ impl StoredFile {
     }
 }
 
-/// What one tenant may store.
+/// The room that one tenant may fill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
     pub files: usize,
