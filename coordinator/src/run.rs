@@ -16,6 +16,7 @@ use tidemill_gateway::{
     gateway::{Gateway, GatewaySettings, ServedModel},
     grammars::{Grammars, helper},
     http::{
+        cors::Origins,
         routes,
         server::{self, Limits, Tls, TlsError},
     },
@@ -115,6 +116,7 @@ pub struct Coordinator {
     endpoint: Endpoint,
     tls: Option<Arc<Tls>>,
     connections: Limits,
+    drain_announce: Duration,
     drain: Duration,
     pub http: SocketAddr,
     /// Where operators read metrics and the cluster's state, if not at `http`.
@@ -161,6 +163,9 @@ impl Coordinator {
         let quic = endpoint.local_addr();
         let names: Vec<&str> = models.iter().map(|(name, _)| name.as_str()).collect();
         tracing::info!(name = settings.name, models = names.join(", "), %http, ?admin, %quic, "coordinator is up");
+        if settings.cors == Origins::All {
+            tracing::warn!("cors_origins is `*`: any web page that a client opens may use this front door");
+        }
         let identities = models.iter().map(|(name, text)| (name.clone(), text.config.identity.clone()));
         let driver = Driver::new(&settings.cluster, identities.collect());
         let peers: Arc<[String]> = settings.peers.keys().cloned().collect();
@@ -239,7 +244,9 @@ impl Coordinator {
             body_bytes_max: settings.body_bytes_max,
             bodies_bytes_max: settings.bodies_bytes_max,
             requests_max: settings.connections.connections,
+            max_tokens_must_fit: settings.max_tokens_must_fit,
             hosts: settings.hosts,
+            cors: settings.cors,
         };
         let gateway = Arc::new(Gateway::new(served.collect(), gateway));
         Ok(Self {
@@ -256,6 +263,7 @@ impl Coordinator {
             endpoint,
             tls,
             connections: settings.connections,
+            drain_announce: settings.drain_announce,
             drain: settings.drain,
             http,
             admin,
@@ -304,6 +312,8 @@ impl Coordinator {
         let gateway = Arc::clone(&self.gateway);
         let stop = async move {
             shutdown.await;
+            gateway.announce_end();
+            tokio::time::sleep(self.drain_announce).await;
             gateway.drain();
         };
         let front_door = routes::front_door(Arc::clone(&self.gateway), self.admin_listener.is_none());

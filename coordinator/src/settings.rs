@@ -39,7 +39,7 @@ use tidemill_gateway::{
     context::Strategy,
     feedback::FeedbackSettings,
     gateway::SemanticSettings,
-    http::{memories, server::Limits as Connections},
+    http::{cors::Origins, memories, server::Limits as Connections},
     pii::Pii,
     replay, response_cache,
     routing::Router,
@@ -162,6 +162,9 @@ pub struct Flags {
     /// What clients write in messages may become special tokens, such as the end of a turn: for clients that are trusted
     #[arg(long, num_args = 0..=1, default_missing_value = "true")]
     pub clients_marks: Option<bool>,
+    /// Refuse a `max_tokens` that does not fit after the prompt, instead of taking it for what fits [default: false]
+    #[arg(long, num_args = 0..=1, default_missing_value = "true")]
+    pub max_tokens_must_fit: Option<bool>,
     /// Bytes of answers that are kept for requests repeated with their Idempotency-Key; 0 keeps none [default: 64MiB]
     #[arg(long, value_name = "SIZE")]
     pub replay_bytes_max: Option<String>,
@@ -221,7 +224,7 @@ pub struct Flags {
     /// Longest life of a request, in seconds [default: 600]
     #[arg(long, value_name = "S")]
     pub request_timeout_s: Option<u64>,
-    /// Largest request body, such as 8MiB [default: 8MiB]
+    /// Largest request body, such as 8MiB [default: 32MiB]
     #[arg(long, value_name = "SIZE")]
     pub body_bytes_max: Option<String>,
     /// Connections of clients at a time; more wait to be accepted [default: 4096]
@@ -236,6 +239,9 @@ pub struct Flags {
     /// Names that the front door, while it is open, and --admin may be asked for by, besides addresses and `localhost`
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     pub hosts: Option<Vec<String>>,
+    /// Origins of web pages that may use the front door, such as https://chat.example, or `*` [default: none but its own]
+    #[arg(long, value_name = "ORIGIN,…", value_delimiter = ',')]
+    pub cors_origins: Option<Vec<String>>,
     /// Time to first token that the class `standard` promises, in milliseconds, where no `[[class]]` is given [default: 2000]
     #[arg(long, value_name = "MS")]
     pub slo_ttft_ms: Option<u64>,
@@ -291,7 +297,10 @@ pub struct Flags {
     #[arg(skip)]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub route: Vec<RouteFlags>,
-    /// At the end, running requests get this many seconds to finish [default: 30]
+    /// At the end, requests are still taken for this many seconds while `/ready` says no, so that balancers notice in time [default: 0]
+    #[arg(long, value_name = "S")]
+    pub drain_announce_s: Option<u64>,
+    /// Then running requests get this many seconds to finish [default: 30]
     #[arg(long, value_name = "S")]
     pub drain_s: Option<u64>,
     /// Log filter such as info or tidemill_coordinator=debug [default: info]
@@ -336,6 +345,7 @@ pub struct Settings {
     pub store: store::Limits,
     /// Lets texts of clients become special tokens.
     pub clients_marks: bool,
+    pub max_tokens_must_fit: bool,
     /// Of clients' files and batches.
     pub batches: batches::Limits,
     /// The program that judges grammars: this one.
@@ -369,6 +379,9 @@ pub struct Settings {
     pub bodies_bytes_max: u64,
     pub connections: Connections,
     pub hosts: Vec<String>,
+    pub cors: Origins,
+    /// The time at the end in which requests are still taken, although `/ready` says no.
+    pub drain_announce: Duration,
     pub drain: Duration,
     pub log: String,
     pub exit_with_parent: bool,
@@ -437,7 +450,7 @@ fn check_peers(mut peers: BTreeMap<String, SocketAddr>, name: &str, stored: bool
 impl Flags {
     pub fn check(self) -> Result<Settings, ConfigError> {
         let models = check_models(self.model, self.served_model_name)?;
-        let body = self.body_bytes_max.unwrap_or_else(|| "8MiB".into());
+        let body = self.body_bytes_max.unwrap_or_else(|| "32MiB".into());
         let body_bytes_max = parse_bytes(&body).map_err(|reason| invalid("body_bytes_max", &body, reason))?;
         let bodies = self.bodies_bytes_max.unwrap_or_else(|| "256MiB".into());
         let bodies_bytes_max = parse_bytes(&bodies).map_err(|reason| invalid("bodies_bytes_max", &bodies, reason))?;
@@ -578,6 +591,7 @@ impl Flags {
                 },
             },
             clients_marks: self.clients_marks.unwrap_or(false),
+            max_tokens_must_fit: self.max_tokens_must_fit.unwrap_or(false),
             batches: batches::Limits {
                 file_bytes: bytes("batch_file_bytes_max", self.batch_file_bytes_max, "200MiB")?,
                 lines: positive("batch_requests_max", self.batch_requests_max.unwrap_or(50_000) as u64)? as usize,
@@ -632,6 +646,11 @@ impl Flags {
             bodies_bytes_max,
             connections: Connections { connections: connections_max, per_address },
             hosts: self.hosts.unwrap_or_default(),
+            cors: {
+                let origins = self.cors_origins.unwrap_or_default();
+                Origins::parse(&origins).map_err(|problem| invalid("cors_origins", origins.join(","), problem))?
+            },
+            drain_announce: Duration::from_secs(self.drain_announce_s.unwrap_or(0)),
             drain: Duration::from_secs(self.drain_s.unwrap_or(30)),
             log: self.log.unwrap_or_else(|| "info".into()),
             exit_with_parent: self.exit_with_parent.unwrap_or(false),
@@ -650,7 +669,7 @@ mod tests {
     #[test]
     fn defaults_are_filled_in() {
         let settings = flags().check().unwrap();
-        assert_eq!((settings.http.port(), settings.body_bytes_max), (8000, 8 << 20));
+        assert_eq!((settings.http.port(), settings.body_bytes_max), (8000, 32 << 20));
         assert_eq!(settings.cluster.id_base & 0xffff_ffff, 0);
     }
 

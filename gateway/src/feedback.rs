@@ -3,7 +3,7 @@
 //!
 //! An answer's owner has one opinion of it, whatever names of users come with it. Tenants [share](crate::room) the room for both.
 
-use crate::{metrics, owner::Owner, room::Shares};
+use crate::{json, metrics, owner::Owner, room::Shares};
 use ::metrics::counter;
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 use serde::{Deserialize, Serialize};
@@ -309,7 +309,7 @@ impl Known {
 /// What is asked in a request's body of any of the generating endpoints, as messages of a chat. Empty: nothing that could be said so, or
 /// too much.
 pub fn asked(body: &[u8]) -> Vec<Value> {
-    let Ok(body) = serde_json::from_slice::<Value>(body) else { return Vec::new() };
+    let Ok(body) = json::from_slice::<Value>(body) else { return Vec::new() };
     let user = |content: &Value| json!({"role": "user", "content": content});
     let system = ["system", "instructions"].iter().map(|name| &body[*name]).find(|value| !value.is_null());
     let said = [&body["messages"], &body["input"], &body["prompt"]].into_iter().find(|value| !value.is_null());

@@ -19,9 +19,11 @@ use crate::{
     feedback::{self, Answered, Feedback},
     generation::personal::Personal,
     grammars::{Grammars, Hearing},
+    json,
     http::{
         answer::{Answer, Books, Reader},
         body::{Bodies, Whole},
+        cors::Origins,
         errors::ApiError,
         memories,
         openai::GenerateRequest,
@@ -142,8 +144,12 @@ pub struct GatewaySettings {
     pub bodies_bytes_max: u64,
     /// The most requests that are read or answered at a time, streams not counted. A tenant may have half of them.
     pub requests_max: usize,
+    /// Whether a `max_tokens` that does not fit after the prompt is refused. Otherwise it becomes what fits.
+    pub max_tokens_must_fit: bool,
     /// Names that the ports are reached by, besides addresses and `localhost`, while no key protects them.
     pub hosts: Vec<String>,
+    /// The origins whose pages may use the front door.
+    pub cors: Origins,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -214,8 +220,12 @@ struct Shared {
     answers: Pool,
     /// Shares of the files that are being uploaded.
     uploads: Pool,
+    max_tokens_must_fit: bool,
     hosts: Vec<String>,
+    cors: Origins,
     computing: Computing,
+    /// Whether this process says that it will end soon, although it still takes requests.
+    leaving: AtomicBool,
     draining: AtomicBool,
 }
 
@@ -263,8 +273,11 @@ impl Gateway {
             requests: Pool::new(Shares::new(settings.requests_max as u64, (settings.requests_max as u64).div_ceil(2))),
             answers: Pool::new(Shares::new(ANSWERS_BYTES_MAX, ANSWER_BYTES_MAX)),
             uploads: Pool::new(Shares::quarters(UPLOADS_MAX, 0)),
+            max_tokens_must_fit: settings.max_tokens_must_fit,
             hosts: settings.hosts,
+            cors: settings.cors,
             computing: Computing::start(),
+            leaving: AtomicBool::new(false),
             draining: AtomicBool::new(false),
         };
         Self {
@@ -322,6 +335,11 @@ impl Gateway {
         self.shared.models.iter().map(|model| Self { model: Arc::clone(model), ..self.clone() })
     }
 
+    /// Says from now on that it is not ready, and still takes requests: balancers send some until they have noticed.
+    pub fn announce_end(&self) {
+        self.shared.leaving.store(true, Ordering::Relaxed);
+    }
+
     /// From now on nothing new is taken.
     pub fn drain(&self) {
         self.shared.draining.store(true, Ordering::Relaxed);
@@ -330,6 +348,9 @@ impl Gateway {
     /// Ready when a request would succeed, of one model at least: those of a model without workers say so themselves.
     pub fn check_ready(&self) -> Result<(), ApiError> {
         self.check_draining()?;
+        if self.shared.leaving.load(Ordering::Relaxed) {
+            return Err(ApiError::draining());
+        }
         self.tenants().check_known()?;
         if self.models().any(|model| model.context_tokens().is_ok()) { Ok(()) } else { Err(Rejection::NoWorker.into()) }
     }
@@ -521,6 +542,7 @@ impl Gateway {
         }
         let mut options = Options::check(arrived, request, self.text(), self.classes())?;
         options.salt = self.salt(&options.salt);
+        options.max_tokens_shrinks = !self.shared.max_tokens_must_fit;
         Ok(options)
     }
 
@@ -611,13 +633,18 @@ impl Gateway {
 
     /// The party whose share a request counts to: its tenant, or its address while no key is needed.
     pub fn party(&self) -> Party {
-        let of_address = || self.caller.as_ref().and_then(|caller| caller.address).map_or(Party::Server, Party::of_address);
-        self.tenant().map_or_else(of_address, |tenant| Party::Tenant(tenant.into()))
+        self.caller.as_ref().map_or(Party::Server, |caller| caller.party())
     }
 
     pub async fn read(&self, body: Body) -> Result<Whole, ApiError> {
         self.check_draining()?;
-        self.shared.bodies.read(self.party(), body).await
+        let whole = self.shared.bodies.read(self.party(), body).await?;
+        // A shorter body cannot hold that many.
+        if whole.len() <= json::VALUES_MAX {
+            return Ok(whole);
+        }
+        let count = move || if json::has_too_many_values(&whole) { Err(ApiError::too_many_values(json::VALUES_MAX)) } else { Ok(whole) };
+        self.compute_body(0, count).await
     }
 
     /// Reads a body as `T`.
@@ -641,11 +668,9 @@ impl Gateway {
         self.compute_body(0, work).await
     }
 
-    /// Takes a place for a tenant's request. Without tenants, connections are shared by address.
-    pub fn admit_request(&self, caller: &Caller) -> Result<Option<Share>, ApiError> {
-        let Some(tenant) = caller.tenant() else { return Ok(None) };
-        let taken = self.shared.requests.take(Party::Tenant(tenant.into()), 1);
-        taken.map(Some).map_err(|refused| computing::refusal("requests", refused))
+    /// Takes a place for a request from its tenant's share, or its address's while no key is needed.
+    pub fn admit_request(&self, caller: &Caller) -> Result<Share, ApiError> {
+        self.shared.requests.take(caller.party(), 1).map_err(|refused| computing::refusal("requests", refused))
     }
 
     /// Takes a place for a file that is uploaded.
@@ -663,6 +688,11 @@ impl Gateway {
     /// Names that the ports are reached by, besides addresses and `localhost`.
     pub fn hosts(&self) -> &[String] {
         &self.shared.hosts
+    }
+
+    /// The origins whose pages may use the front door.
+    pub fn cors(&self) -> &Origins {
+        &self.shared.cors
     }
 
     /// Refuses a grammar that does not compile, or takes too much, so that it fails before the request is taken. Takes milliseconds, or a
@@ -796,8 +826,7 @@ impl Gateway {
         let (prompt, mut options) = self.compute(prepare).await?;
         self.settle(param, &mut options).await?;
         let room = self.room(std::slice::from_ref(&prompt))?;
-        let wanted = options.max_tokens.unwrap_or_else(|| self.answer_tokens(std::slice::from_ref(&prompt), options.choices, room));
-        let max_tokens = if options.max_tokens_shrinks { wanted.min(room) } else { wanted };
+        let max_tokens = options.max_tokens.unwrap_or_else(|| self.answer_tokens(std::slice::from_ref(&prompt), options.choices, room));
         let answer = self.start(param, std::slice::from_ref(&prompt), &options, max_tokens, None)?;
         Ok(RunningDialog { answer, prompt, options })
     }
@@ -816,7 +845,8 @@ impl Gateway {
         self.shared.tenants.answer_tokens(caller, &self.model.name, room, prompt_tokens, choices)
     }
 
-    /// Gives all prompts to the cluster. With `max_tokens` 0 (scoring only) one token is generated that nobody sees.
+    /// Gives all prompts to the cluster. With `max_tokens` 0 (scoring only) one hidden token is generated. A `max_tokens` that
+    /// [shrinks](Options::max_tokens_shrinks) becomes, for each prompt, what fits after it.
     pub fn start(
         &self,
         param: &str,
@@ -832,11 +862,15 @@ impl Gateway {
             return Err(ApiError::internal("a grammar was not checked: please report this as a bug"));
         }
         let hidden = max_tokens == 0;
-        let generated = max_tokens.max(1);
         let min_tokens = options.rules.min_tokens;
-        self.check_prompts(param, prompts, generated)?;
-        if min_tokens > generated {
-            let message = format!("`min_tokens` is {min_tokens}: it must be at most `max_tokens`, which is {max_tokens}");
+        self.check_prompts(param, prompts, if options.max_tokens_shrinks { 1 } else { max_tokens.max(1) })?;
+        let context = self.context_tokens()?;
+        let generated = |prompt: &Tokens| match options.max_tokens_shrinks {
+            true => max_tokens.min(context.saturating_sub(prompt.len() as u32)).max(1),
+            false => max_tokens.max(1),
+        };
+        if let Some(most) = prompts.iter().map(generated).find(|&most| min_tokens > most) {
+            let message = format!("`min_tokens` is {min_tokens}: the answer can have at most {most} tokens, by `max_tokens` and what fits");
             return Err(ApiError::invalid("min_tokens", message));
         }
         let request = |prompt: &Tokens| NewRequest {
@@ -844,7 +878,7 @@ impl Gateway {
             salt: options.salt.clone(),
             class: options.class,
             sampling: Sampling { logprobs: options.sampling.logprobs.filter(|_| !hidden), ..options.sampling.clone() },
-            stop: StopRule { max_tokens: generated, min_tokens, stop_tokens: options.rules.stop_tokens.clone() },
+            stop: StopRule { max_tokens: generated(prompt), min_tokens, stop_tokens: options.rules.stop_tokens.clone() },
             constraint: options.constraint.as_ref().map(|constrained| constrained.constraint.clone()),
             choices: options.choices,
             prompt_logprobs,
@@ -852,7 +886,8 @@ impl Gateway {
             timeout: self.shared.request_timeout,
         };
         let choices = prompts.len() as u64 * u64::from(options.choices);
-        let mut metered = self.reserve(options.arrived, options.class, prompts, choices * u64::from(generated))?;
+        let answer_tokens = u64::from(options.choices) * prompts.iter().map(|prompt| u64::from(generated(prompt))).sum::<u64>();
+        let mut metered = self.reserve(options.arrived, options.class, prompts, answer_tokens)?;
         let backend = Arc::clone(&self.model.backend);
         let caches =
             Caches { equal: self.shared.response_cache.as_ref(), similar: self.shared.similar.as_ref().zip(options.inquiry.as_ref()) };
@@ -912,7 +947,13 @@ impl Gateway {
         }
         let too_long = prompts.iter().find(|prompt| prompt.len() as u64 + u64::from(generated) > context.into());
         if let Some(prompt) = too_long {
-            return Err(ApiError::context_length(param, context, prompt.len() as u64, generated.into()));
+            let prompt_fits = prompt.len() < context as usize;
+            return Err(ApiError::context_length(
+                if prompt_fits { "max_tokens" } else { param },
+                context,
+                prompt.len() as u64,
+                generated.into(),
+            ));
         }
         // Ids that a client sent, and tokenizers' own: some have tokens without an embedding in the model.
         let vocab_size = self.model.text.config.identity.vocab_size;

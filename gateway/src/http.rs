@@ -1,7 +1,7 @@
 //! OpenAI's API over HTTP.
 //!
-//! - [`access`]: who asks; [`doors`]: whether a web page does; [`admin`]: tenants and keys, for operators
-//! - [`routes`]: both ports' routes; [`operator`]: for operators and probes; [`models`]: `/v1/models`
+//! - [`access`]: who asks; [`doors`]: whether a web page does; [`cors`]: pages that may; [`admin`]: tenants and keys, for operators
+//! - [`routes`]: both ports' routes; `paths`: which route a path means; [`operator`]: for operators and probes; [`models`]: `/v1/models`
 //! - [`console`]: `/console`, the web page; [`watch`]: `/cluster/events`, its live data
 //! - [`endpoint`]: the generating endpoints' common part; [`chat`], [`completions`]: their wire shapes; [`openai`]: bodies
 //! - [`responses`], [`conversations`]: what is stored, and goes on by its id
@@ -28,6 +28,7 @@ pub mod completions;
 pub mod console;
 pub mod context;
 pub mod conversations;
+pub mod cors;
 pub mod doors;
 pub mod embeddings;
 pub mod endpoint;
@@ -41,6 +42,7 @@ pub mod moderations;
 pub mod openai;
 pub mod operator;
 pub mod parse;
+mod paths;
 pub mod records;
 pub mod replay;
 pub mod responses;

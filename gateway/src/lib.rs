@@ -12,6 +12,7 @@
 //! - [`routing`]: which model answers, by the operator's rules
 //! - [`rollout`]: users that move from one model to another, step by step, and back (its shell is in the same room)
 //! - [`batch`]: files of requests, and the order and pace in which they are answered
+//! - [`json`]: what clients write, where that is more than a library reads
 //! - [`owner`]: whose everything is that is stored; [`room`]: who makes room where tenants fill one together; [`shares`]: parts of what is in
 //!   flight
 //!
@@ -37,6 +38,7 @@ pub mod batch;
 pub mod context;
 pub mod dialog;
 pub mod generation;
+pub mod json;
 pub mod owner;
 pub mod replay;
 pub mod response_cache;

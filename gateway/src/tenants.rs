@@ -6,7 +6,9 @@
 pub mod metered;
 mod ttft;
 
-use crate::{batch::life::Sender, gateway::Routed, http::errors::ApiError, metrics, owner::Owner, rollout::shadow::Tap, stamp::unix};
+use crate::{
+    batch::life::Sender, gateway::Routed, http::errors::ApiError, metrics, owner::Owner, rollout::shadow::Tap, shares::Party, stamp::unix,
+};
 use metered::{Metered, Wanted};
 use std::{
     net::IpAddr,
@@ -171,6 +173,12 @@ impl Caller {
     /// `None`: the door is open.
     pub fn tenant(&self) -> Option<&str> {
         self.principal.as_ref().map(|(principal, _)| &*principal.tenant)
+    }
+
+    /// The party whose share its requests count to: the tenant, or the address while no key is needed.
+    pub fn party(&self) -> Party {
+        let of_address = || self.address.map_or(Party::Server, Party::of_address);
+        self.tenant().map_or_else(of_address, |tenant| Party::Tenant(tenant.into()))
     }
 
     /// `None`: the key or token is for a whole tenant.

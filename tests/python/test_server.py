@@ -1,6 +1,9 @@
 """What operators ask: is it live, is it ready, what does it serve, how does it fare."""
 
+import concurrent.futures
+
 import httpx
+import openai
 import pytest
 
 
@@ -13,6 +16,30 @@ def test_models_are_listed(client, model):
     (listed,) = client.models.list().data
     assert (listed.id, listed.object) == (model, "model")
     assert isinstance(listed.created, int)
+
+
+def test_http2_without_tls_by_the_official_client(url, model):
+    """Many requests over one connection, streamed and not, and a client that leaves in the middle of one."""
+    question = [{"role": "user", "content": "What rises and falls?"}]
+    with httpx.Client(http1=False, http2=True, limits=httpx.Limits(max_connections=1)) as http:
+        client = openai.OpenAI(base_url=url, api_key="none", http_client=http, max_retries=0)
+
+        def ask(stream):
+            answer = client.chat.completions.create(model=model, messages=question, max_tokens=8, temperature=0, stream=stream)
+            if stream:
+                return "".join(chunk.choices[0].delta.content or "" for chunk in answer if chunk.choices)
+            return answer.choices[0].message.content
+
+        with concurrent.futures.ThreadPoolExecutor(16) as threads:
+            answers = set(threads.map(ask, [number % 2 == 0 for number in range(32)]))
+        assert len(answers) == 1
+        with client.chat.completions.create(model=model, messages=question, max_tokens=200, stream=True) as left:
+            next(left)
+        assert ask(False) in answers, "the connection goes on"
+        response = http.get(f"{url}/models")
+        assert response.http_version == "HTTP/2"
+        evil = http.get(f"{url}/models", headers={"host": "evil.example"})
+        assert evil.status_code == 403, "the name stands in the request's pseudo-header"
 
 
 def test_every_role_is_a_member_of_its_own_process(cluster):

@@ -156,6 +156,59 @@ async fn chat_logprobs_say_bytes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn max_tokens_is_an_upper_bound() {
+    let cluster = Cluster::start(|_| ()).await;
+    let mut worker = cluster.join("decode-0", decode(), Script::reply(&[40])).await;
+    let (chat, hi) = ("/v1/chat/completions", user("x"));
+    for (path, body) in [
+        (chat, json!({"messages": hi, "max_tokens": 65_535})),
+        (chat, json!({"messages": hi, "max_completion_tokens": 2048})),
+        ("/v1/completions", json!({"prompt": "x", "max_tokens": 2048})),
+        ("/v1/completions", json!({"prompt": ["x", "a longer prompt"], "max_tokens": u32::MAX})),
+        ("/v1/responses", json!({"input": "x", "max_output_tokens": 65_535})),
+        ("/v1/messages", json!({"model": "tiny", "messages": hi, "max_tokens": 65_535})),
+    ] {
+        for stream in [false, true] {
+            let mut body = body.clone();
+            body["stream"] = json!(stream);
+            let response = cluster.post(path, body.clone()).await;
+            assert_eq!(response.status(), 200, "{path} {body}");
+            let answer = response.text().await.unwrap();
+            for _ in 0..body["prompt"].as_array().map_or(1, Vec::len) {
+                let job = worker.decode_job().await;
+                assert_eq!(job.prompt_tokens + job.stop.max_tokens, 2048, "{path} {body}: all that fits");
+            }
+            assert!(["length", "max_tokens", "max_output_tokens"].iter().any(|reason| answer.contains(reason)), "{path}: {answer}");
+        }
+    }
+    for (max_tokens, max_completion_tokens) in [(9, 7), (7, 9)] {
+        let body = json!({"messages": hi, "max_tokens": max_tokens, "max_completion_tokens": max_completion_tokens});
+        assert_eq!(cluster.ask(chat, body).await.0, 200);
+        assert_eq!(worker.decode_job().await.stop.max_tokens, 7, "both are upper bounds");
+    }
+    let (status, answer) = cluster.ask(chat, json!({"messages": hi, "max_tokens": 5000, "min_tokens": 5000})).await;
+    assert_eq!((status, &answer["error"]["param"]), (400, &json!("min_tokens")), "{answer}");
+    cluster.stop().await;
+
+    let cluster = Cluster::start(|flags| flags.max_tokens_must_fit = Some(true)).await;
+    let _worker = cluster.join("decode-0", decode(), Script::reply(&[40])).await;
+    for (path, body) in [
+        (chat, json!({"messages": hi, "max_tokens": 5000})),
+        (chat, json!({"messages": hi, "max_completion_tokens": 5000})),
+        ("/v1/completions", json!({"prompt": [40, 41], "max_tokens": 2047})),
+        ("/v1/responses", json!({"input": "x", "max_output_tokens": 5000})),
+    ] {
+        let (status, answer) = cluster.ask(path, body.clone()).await;
+        let error = &answer["error"];
+        assert_eq!((status, &error["param"], &error["code"]), (400, &json!("max_tokens"), &json!("context_length_exceeded")), "{path}");
+        assert!(error["message"].as_str().unwrap().contains("may have at most"), "{error}");
+    }
+    let (status, _) = cluster.ask("/v1/completions", json!({"prompt": [40, 41], "max_tokens": 2046})).await;
+    assert_eq!(status, 200, "it just fits");
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn every_failure_is_openais_error_object() {
     let cluster = Cluster::start(|flags| flags.body_bytes_max = Some("64KiB".into())).await;
     let (chat, completions) = ("/v1/chat/completions", "/v1/completions");
@@ -175,7 +228,6 @@ async fn every_failure_is_openais_error_object() {
         (chat, json!({"messages": hi, "n": 0}), 400, json!("n"), Value::Null),
         (chat, json!({"messages": hi, "logit_bias": {"99999": 1}}), 400, json!("logit_bias"), Value::Null),
         (chat, json!({"messages": hi, "top_logprobs": 21, "logprobs": true}), 400, json!("top_logprobs"), Value::Null),
-        (chat, json!({"messages": hi, "max_tokens": 5000}), 400, json!("messages"), json!("context_length_exceeded")),
         (
             chat,
             json!({"messages": hi, "guided_json": {"items": {"uniqueItems": true}}}),

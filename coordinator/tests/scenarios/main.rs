@@ -2,6 +2,7 @@
 
 mod agents;
 mod batches;
+mod clients;
 mod console;
 mod failures;
 mod front_door;

@@ -1,6 +1,7 @@
 //! A file of requests: one JSON object per line, with `custom_id`, `method`, `url` and `body`. All of it is checked before any of it
 //! runs, and all that is wrong is told with its line, in OpenAI's codes.
 
+use crate::json;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::HashSet;
@@ -50,7 +51,7 @@ pub struct Request {
 
 /// `endpoint`: the batch's.
 pub fn parse(endpoint: &str, line: &[u8]) -> Result<Request, Problem> {
-    let Ok(Value::Object(mut line)) = serde_json::from_slice(line) else {
+    let Ok(Value::Object(mut line)) = json::from_slice(line) else {
         return Err(Problem::new("invalid_json_line", "This line is not parseable as a JSON object."));
     };
     let custom_id = text(&line, "custom_id")?;

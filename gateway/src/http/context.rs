@@ -17,6 +17,8 @@ use crate::{
 };
 use serde::{Deserialize, Serialize};
 
+/// A client's `max_tokens` keeps no more than one of so many parts of the window free.
+const ANSWER_PARTS: u64 = 4;
 /// The share of the window that a prompt may have before turns are left out.
 const WINDOW_SHARE: f64 = 0.75;
 /// Tokens that a template puts around a message, where it cannot be asked.
@@ -243,7 +245,10 @@ struct Fitting<'a> {
 
 impl Fitting<'_> {
     fn fit(self, param: &str, mut dialog: Dialog, usage: ContextUsage, options: &Options) -> Result<Fitted, ApiError> {
-        let (window, answer) = (u64::from(self.gateway.context_tokens()?), u64::from(options.max_tokens.unwrap_or(1)));
+        let window = u64::from(self.gateway.context_tokens()?);
+        let asked = u64::from(options.max_tokens.unwrap_or(1));
+        // An upper bound is no wish: turns are not left out for more than a part of the window.
+        let answer = if options.max_tokens_shrinks { asked.min(window / ANSWER_PARTS) } else { asked };
         let summarizes = self.wanted.strategy == Strategy::Summary;
         let beside = self.beside();
         let own = self.own(param, &dialog);

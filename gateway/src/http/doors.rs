@@ -5,7 +5,7 @@
 //! and asks before it sends JSON. A page that has made its own name mean this machine's address is of the same origin; but then the browser
 //! says that name as the host.
 
-use super::{errors::ApiError, parse};
+use super::{cors::Origins, errors::ApiError, parse};
 use crate::{gateway::Gateway, metrics};
 use axum::{
     body::HttpBody,
@@ -23,7 +23,7 @@ const FORMS: &str = "/v1/files";
 pub async fn operators(State(gateway): State<Arc<Gateway>>, request: Request, next: Next) -> Response {
     // What changes something says that it is JSON, be it only with no body.
     let wants_json = matches!(*request.method(), Method::POST | Method::PUT | Method::PATCH) || has_body(&request);
-    match check(gateway.hosts(), &request, wants_json) {
+    match check(gateway.hosts(), &Origins::None, &request, wants_json) {
         Ok(()) => next.run(request).await,
         Err(error) => error.into_response(),
     }
@@ -33,7 +33,7 @@ pub async fn operators(State(gateway): State<Arc<Gateway>>, request: Request, ne
 pub async fn clients(State(gateway): State<Arc<Gateway>>, request: Request, next: Next) -> Response {
     if gateway.tenants().is_open() {
         let wants_json = has_body(&request) && !(request.uri().path() == FORMS && *request.method() == Method::POST);
-        if let Err(error) = check(gateway.hosts(), &request, wants_json) {
+        if let Err(error) = check(gateway.hosts(), gateway.cors(), &request, wants_json) {
             return error.into_response();
         }
     }
@@ -44,10 +44,10 @@ fn has_body(request: &Request) -> bool {
     !request.body().is_end_stream()
 }
 
-fn check(hosts: &[String], request: &Request, wants_json: bool) -> Result<(), ApiError> {
+fn check(hosts: &[String], cors: &Origins, request: &Request, wants_json: bool) -> Result<(), ApiError> {
     let headers = request.headers();
     check_host(hosts, headers).inspect_err(|_| metrics::count_wrong_door("host"))?;
-    check_origin(hosts, headers).inspect_err(|_| metrics::count_wrong_door("origin"))?;
+    check_origin(hosts, cors, headers).inspect_err(|_| metrics::count_wrong_door("origin"))?;
     if wants_json {
         let missing = || ApiError::not_json("");
         let is_json = if headers.contains_key(header::CONTENT_TYPE) { parse::check_content_type(headers) } else { Err(missing()) };
@@ -66,12 +66,12 @@ fn check_host(hosts: &[String], headers: &HeaderMap) -> Result<(), ApiError> {
     Err(ApiError::wrong_door(message))
 }
 
-/// Refuses pages of another origin. `null`, which sandboxed pages and local files send, is another origin.
-fn check_origin(hosts: &[String], headers: &HeaderMap) -> Result<(), ApiError> {
+/// Refuses pages of another origin, unless an operator has named it. `null`, which sandboxed pages and local files send, is another origin.
+fn check_origin(hosts: &[String], cors: &Origins, headers: &HeaderMap) -> Result<(), ApiError> {
     let Some(origin) = headers.get(header::ORIGIN) else { return Ok(()) };
     let of = origin.to_str().ok().and_then(|origin| origin.split_once("://")).map(|(_, authority)| authority);
     let own = headers.get(header::HOST).and_then(|host| host.to_str().ok());
-    if of.is_some_and(|of| own == Some(of) || names(hosts, name_of(of))) {
+    if of.is_some_and(|of| own == Some(of) || names(hosts, name_of(of))) || cors.allow(origin) {
         return Ok(());
     }
     Err(ApiError::wrong_door("This request comes from a web page of another origin, and such pages may not use this port."))
@@ -104,7 +104,7 @@ mod tests {
             request = request.header(name, *value);
         }
         let hosts = ["tidemill.internal".to_owned()];
-        check(&hosts, &request.body(Body::from("{}")).unwrap(), true).map_err(|error| error.status().as_u16())
+        check(&hosts, &Origins::None, &request.body(Body::from("{}")).unwrap(), true).map_err(|error| error.status().as_u16())
     }
 
     #[test]

@@ -190,7 +190,6 @@ async fn start<E: Endpoint>(gateway: &Arc<Gateway>, headers: &HeaderMap, body: B
     };
     gateway.check_constraint(&mut options).await?;
     gateway.settle(E::PROMPT, &mut options).await?;
-    // A default shrinks to what fits; a number that the client gave must fit.
     let room = gateway.room(&prompts)?;
     let max_tokens = options.max_tokens.unwrap_or_else(|| E::max_tokens_default(gateway.answer_tokens(&prompts, options.choices, room)));
     let prompt_logprobs = options.sampling.logprobs.filter(|_| endpoint.scores_prompt());

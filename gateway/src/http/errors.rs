@@ -1,5 +1,6 @@
 //! Every failure as OpenAI's error object: `{"error": {"message", "type", "param", "code"}}`.
 
+use super::paths;
 use crate::{
     batches::BatchError, generation::Unchecked, metrics, metrics::RequestOutcome, safety::judge::Unsettled, shares::Refused,
     store::StoreError,
@@ -79,9 +80,14 @@ impl ApiError {
     }
 
     pub fn context_length(param: &str, context: u32, prompt: u64, completion: u64) -> Self {
+        let room = u64::from(context).saturating_sub(prompt);
+        let advice = match room {
+            0 => "Please reduce the length of the prompt.".to_owned(),
+            room => format!("After this prompt, a completion may have at most {room} tokens."),
+        };
         let message = format!(
             "This model's maximum context length is {context} tokens. However, you requested {} tokens ({prompt} in the prompt, \
-             {completion} in the completion). Please reduce the length of the prompt or of the completion.",
+             {completion} in the completion). {advice}",
             prompt.saturating_add(completion)
         );
         Self { code: Some("context_length_exceeded"), ..Self::invalid(param, message) }
@@ -89,6 +95,10 @@ impl ApiError {
 
     pub fn too_large(limit: usize) -> Self {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, format!("The request body is larger than the limit of {limit} bytes."))
+    }
+
+    pub fn too_many_values(limit: usize) -> Self {
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, format!("The request body holds more than the limit of {limit} JSON values."))
     }
 
     pub fn too_slow(limit: Duration) -> Self {
@@ -191,7 +201,9 @@ impl ApiError {
     }
 
     pub fn no_route(method: &str, path: &str) -> Self {
-        Self::new(StatusCode::NOT_FOUND, format!("Unknown request URL: {method} {path}."))
+        let advice = paths::suggestion(path)
+            .map_or_else(String::new, |meant| format!(" Did you mean {meant}? The base URL for clients ends in `/v1`."));
+        Self::new(StatusCode::NOT_FOUND, format!("Unknown request URL: {method} {path}.{advice}"))
     }
 
     pub fn method_not_allowed(method: &str, path: &str) -> Self {

@@ -4,6 +4,7 @@ use super::{access::Client, errors::ApiError, parse};
 use crate::{
     feedback::{Answered, Feedback, Opinion, Rating},
     gateway::Gateway,
+    json,
     stamp::unix_seconds,
     store::{Item, Part},
 };
@@ -97,8 +98,8 @@ async fn stored(gateway: &Arc<Gateway>, id: &str) -> Result<Answered, ApiError> 
     let output = store.load(&owner, id, Part::Output).await.map_err(|_| missing())?;
     let bytes = input.items.iter().chain(&output.items).map(|item| item.body.len()).sum();
     let answered = move || {
-        let body: Value = serde_json::from_str(&output.body).unwrap_or_default();
-        let item = |item: &Item| serde_json::from_str::<Value>(&item.body).unwrap_or_default();
+        let body: Value = json::from_slice(output.body.as_bytes()).unwrap_or_default();
+        let item = |item: &Item| json::from_slice::<Value>(item.body.as_bytes()).unwrap_or_default();
         let message = |item: Value| item["role"].is_string().then(|| json!({"role": item["role"], "content": said(&item)}));
         Ok(Answered {
             owner,

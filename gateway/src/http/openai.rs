@@ -9,8 +9,8 @@ use crate::{
     gateway::RouteUsage,
     generation::{FinishReason, StopReason},
 };
-use serde::{Deserialize, Serialize, Serializer};
-use std::collections::BTreeMap;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Visitor};
+use std::{collections::BTreeMap, fmt};
 use tidemill_proto::{block::Token, message::TokensBySource, tokens::Tokens};
 
 /// The fields that all generating endpoints have. `None` is "not given" or `null`.
@@ -34,7 +34,7 @@ pub struct GenerateRequest {
     pub top_p: Option<f32>,
     pub top_k: Option<i64>,
     pub min_p: Option<f32>,
-    pub seed: Option<i64>,
+    pub seed: Option<Seed>,
     pub presence_penalty: Option<f32>,
     pub frequency_penalty: Option<f32>,
     pub repetition_penalty: Option<f32>,
@@ -53,6 +53,34 @@ pub struct GenerateRequest {
     pub service_tier: Option<String>,
     /// Stricter thresholds of safety checks, as in Gemini's API.
     pub safety_settings: Option<Vec<SafetySetting>>,
+}
+
+/// The 64 bits of a seed, which clients write with a sign or without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seed(pub u64);
+
+impl<'de> Deserialize<'de> for Seed {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Reader;
+
+        impl Visitor<'_> for Reader {
+            type Value = Seed;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an integer of 64 bits")
+            }
+
+            fn visit_u64<E>(self, seed: u64) -> Result<Seed, E> {
+                Ok(Seed(seed))
+            }
+
+            fn visit_i64<E>(self, seed: i64) -> Result<Seed, E> {
+                Ok(Seed(seed as u64))
+            }
+        }
+
+        deserializer.deserialize_any(Reader)
+    }
 }
 
 #[derive(Debug, Deserialize)]

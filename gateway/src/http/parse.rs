@@ -2,11 +2,12 @@
 
 use super::{
     errors::ApiError,
-    openai::{GenerateRequest, SafetySetting, StopField},
+    openai::{GenerateRequest, SafetySetting, Seed, StopField},
     structured::Asked,
 };
 use crate::{
     generation::TextRules,
+    json,
     semantic::Inquiry,
     text::{
         TextModel,
@@ -19,6 +20,7 @@ use axum::{
     http::{HeaderMap, header},
 };
 use serde::de::DeserializeOwned;
+use serde_json::de::SliceRead;
 use std::{error::Error, fmt::Display, ops::RangeBounds, sync::Arc, time::Instant};
 use tidemill_cluster::class::{ClassId, Classes};
 use tidemill_proto::{block::Token, grammar::Constraint, sampling::Sampling};
@@ -64,16 +66,30 @@ pub fn json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     // Fields that are ignored count, too.
     std::str::from_utf8(bytes)
         .map_err(|error| ApiError::malformed(format!("the request body is not valid JSON: it is not UTF-8: {error}")))?;
+    let bytes = json::unmarked(bytes);
     // Serde would also read a struct from a list of its fields.
     if bytes.trim_ascii_start().first() == Some(&b'[') {
         return Err(ApiError::malformed("the request body must be a JSON object"));
     }
-    let mut json = serde_json::Deserializer::from_slice(bytes);
+    let refused = match whole(serde_json::Deserializer::from_slice(bytes)) {
+        Ok(value) => return Ok(value),
+        Err(error) => error,
+    };
+    match json::mended(bytes) {
+        Some(mended) => whole(json::deep(&mended)),
+        None => Err(refused),
+    }
+}
+
+fn whole<'a, T: DeserializeOwned>(mut json: serde_json::Deserializer<SliceRead<'a>>) -> Result<T, ApiError> {
     let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let path = error.path().to_string();
         let inner = error.into_inner();
         let missing = inner.to_string().strip_prefix("missing field `").and_then(|rest| Some(rest.split_once('`')?.0.to_owned()));
         match missing {
+            _ if inner.to_string().starts_with("recursion limit") => {
+                ApiError::malformed(format!("the request body is nested deeper than {} levels", json::DEPTH_MAX))
+            }
             _ if inner.is_syntax() || inner.is_eof() => ApiError::malformed(format!("the request body is not valid JSON: {inner}")),
             Some(field) if path == "." => ApiError::invalid(field, inner.to_string()),
             _ if path == "." => ApiError::malformed(inner.to_string()),
@@ -93,9 +109,9 @@ pub struct Options {
     pub stream: bool,
     pub include_usage: bool,
     pub continuous_usage: bool,
-    /// As asked for; the endpoint has its own default.
+    /// The length that the client allows; the endpoint has its own default.
     pub max_tokens: Option<u32>,
-    /// A `max_tokens` that does not fit after the prompt becomes what fits, where the protocol expects so.
+    /// Whether a `max_tokens` that does not fit after the prompt becomes what fits, or is refused.
     pub max_tokens_shrinks: bool,
     pub rules: TextRules,
     /// What every choice's text must follow.
@@ -128,9 +144,6 @@ impl Options {
         let choices = in_range("n", request.n.unwrap_or(1), 1..=CHOICES_MAX)?;
         if request.best_of.is_some_and(|best_of| best_of > choices) {
             return Err(ApiError::unsupported("best_of"));
-        }
-        if request.max_tokens.is_some() && request.max_completion_tokens.is_some_and(|max| Some(max) != request.max_tokens) {
-            return Err(ApiError::invalid("max_tokens", "`max_tokens` and `max_completion_tokens` differ: give one of them"));
         }
         let stops = match request.stop {
             None => Vec::new(),
@@ -168,7 +181,7 @@ impl Options {
             top_p: in_range("top_p", request.top_p.or(top_p).unwrap_or(1.0), config::TOP_P)?,
             top_k: in_range("top_k", top_k, config::TOP_K)?.max(0) as u32,
             min_p: in_range("min_p", request.min_p.or(min_p).unwrap_or(0.0), config::MIN_P)?,
-            seed: request.seed.map_or_else(rand::random, |seed| seed as u64),
+            seed: request.seed.map_or_else(rand::random, |Seed(seed)| seed),
             presence_penalty: in_range("presence_penalty", request.presence_penalty.unwrap_or(0.0), -2.0..=2.0)?,
             frequency_penalty: in_range("frequency_penalty", request.frequency_penalty.unwrap_or(0.0), -2.0..=2.0)?,
             repetition_penalty: in_range(
@@ -185,8 +198,9 @@ impl Options {
             stream: request.stream.unwrap_or(false),
             include_usage: stream_options.include_usage.unwrap_or(false),
             continuous_usage: stream_options.continuous_usage_stats.unwrap_or(false),
-            max_tokens: request.max_completion_tokens.or(request.max_tokens),
-            max_tokens_shrinks: false,
+            // Each is an upper bound, so both hold.
+            max_tokens: [request.max_tokens, request.max_completion_tokens].into_iter().flatten().min(),
+            max_tokens_shrinks: true,
             rules: TextRules {
                 stops,
                 include_stop: request.include_stop_str_in_output.unwrap_or(false),

@@ -11,7 +11,7 @@ pub use recorder::Replays;
 use super::{errors::ApiError, messages::MessagesError};
 use crate::{
     gateway::Gateway,
-    metrics,
+    json, metrics,
     replay::{Asked, Digest},
     tenants::Caller,
 };
@@ -216,11 +216,11 @@ fn number_of(id: &HeaderValue) -> Result<u64, ApiError> {
 
 /// Whether a request is deterministic, its events' numbers included: of several choices the order may differ.
 fn comes_out_the_same(body: &[u8]) -> bool {
-    let Ok(body) = serde_json::from_slice::<Value>(body) else { return false };
+    let Ok(body) = json::from_slice::<Value>(body) else { return false };
     let greedy = body["temperature"].as_f64() == Some(0.0);
     let one_choice = body["n"].as_u64().is_none_or(|n| n == 1);
     let one_prompt = body["prompt"].as_array().is_none_or(|prompts| prompts.len() == 1 || prompts.iter().all(Value::is_u64));
-    (greedy || body["seed"].is_i64()) && one_choice && one_prompt
+    (greedy || (body["seed"].is_i64() || body["seed"].is_u64())) && one_choice && one_prompt
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ pub mod running;
 use super::{access::Client, errors::ApiError, parse, written};
 use crate::{
     gateway::Gateway,
-    metrics,
+    json, metrics,
     store::{Page, Part, Record},
 };
 use axum::{
@@ -133,7 +133,7 @@ fn check_id(id: &str) -> Result<(), ApiError> {
 
 /// Stored JSON.
 pub(super) fn parsed(id: &str, body: &str) -> Result<Value, ApiError> {
-    serde_json::from_str(body).map_err(|error| not_json(id, &error))
+    json::from_slice(body.as_bytes()).map_err(|error| not_json(id, &error))
 }
 
 pub(super) fn not_json(id: &str, error: &serde_json::Error) -> ApiError {

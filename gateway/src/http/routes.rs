@@ -34,7 +34,13 @@ pub fn front_door(gateway: Arc<Gateway>, operators_too: bool) -> Router {
     let routes = everywhere().merge(routes);
     let operators = || operators().route_layer(from_fn_with_state(Arc::clone(&gateway), operator::while_open));
     let routes = if operators_too { routes.merge(operators()) } else { routes };
-    finish(routes, Arc::clone(&gateway)).layer(from_fn_with_state(gateway, doors::clients))
+    let cors = gateway.cors().layer();
+    let routes = finish(routes, Arc::clone(&gateway)).layer(from_fn_with_state(gateway, doors::clients));
+    // Around everything: pages read errors, too, and browsers ask without a key.
+    match cors {
+        Some(cors) => routes.layer(cors),
+        None => routes,
+    }
 }
 
 /// The routes that need no answer of a model. Their requests count in a tenant's quota all the same.
@@ -96,6 +102,8 @@ pub fn admin(gateway: Arc<Gateway>) -> Router {
 /// Probes, and the console: it shows what the port that it came from serves.
 fn everywhere() -> Router<Arc<Gateway>> {
     Router::new()
+        // Some clients look whether their base URL is there.
+        .route("/", get(|| async { "Tidemill" }))
         .route("/health", get(|| async { StatusCode::OK }))
         .route("/ready", get(operator::ready))
         .route("/console", get(console::page))

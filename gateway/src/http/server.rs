@@ -1,5 +1,5 @@
 //! Client connections: a bounded number, and of each address a part of it; without Nagle's delay; none idle for ever, be it that the client
-//! sends nothing or that it reads nothing. Over TLS, if there is a certificate (`tls`).
+//! sends nothing or that it reads nothing. HTTP/1.1 or HTTP/2; over TLS, if there is a certificate (`tls`).
 //!
 //! - `guests`: which connections there are, and what they wait for; `io`: how that is noticed
 
@@ -16,13 +16,13 @@ use crate::{
 };
 use axum::Router;
 use guests::{Guests, Progress, Stage};
-use hyper::{
-    rt::{Read, Write},
-    server::conn::http1,
-};
+use hyper::rt::{Read, Write};
 use hyper_util::{
-    rt::TokioIo,
-    server::graceful::{GracefulShutdown, Watcher},
+    rt::{TokioExecutor, TokioIo},
+    server::{
+        conn::auto,
+        graceful::{GracefulShutdown, Watcher},
+    },
     service::TowerToHyperService,
 };
 use io::{Routes, Watch, Watched};
@@ -42,6 +42,12 @@ use tokio::{
 
 /// The most bytes of a request's head. It is the size of a connection's read buffer.
 const HEAD_BYTES_MAX: usize = 32 << 10;
+/// The most requests of one HTTP/2 connection at a time.
+const STREAMS_MAX: u32 = 100;
+/// The bytes of one request that a client of HTTP/2 may send before they are read, and of one answer that wait to be sent,
+const STREAM_WINDOW_BYTES: u32 = 64 << 10;
+/// and of all requests of a connection together. Each connection may hold so many bytes here.
+const CONNECTION_WINDOW_BYTES: u32 = 256 << 10;
 /// The time between two looks for clients that take too long.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
 /// A client that reads nothing for this long is cut off (by the kernel, `TCP_USER_TIMEOUT`: the connection breaks).
@@ -82,9 +88,7 @@ pub async fn serve(
     stop: impl Future<Output = ()>,
     drain: Duration,
 ) -> bool {
-    let mut http = http1::Builder::new();
-    // The sweep knows better what a connection waits for.
-    http.header_read_timeout(None).max_buf_size(HEAD_BYTES_MAX);
+    let http = protocols();
     let connections = GracefulShutdown::new();
     let (door, told) = (Arc::new(Door::new(limits)), Arc::new(Semaphore::new(TOLD_MAX)));
     let router = TowerToHyperService::new(router);
@@ -130,9 +134,23 @@ pub async fn serve(
     time::timeout(drain, drained).await.is_ok()
 }
 
+/// HTTP/1.1 and HTTP/2, told apart by how a connection begins.
+fn protocols() -> auto::Builder<TokioExecutor> {
+    let mut http = auto::Builder::new(TokioExecutor::new());
+    // The sweep knows better what a connection waits for.
+    http.http1().header_read_timeout(None).max_buf_size(HEAD_BYTES_MAX);
+    http.http2()
+        .max_concurrent_streams(STREAMS_MAX)
+        .max_header_list_size(HEAD_BYTES_MAX as u32)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .max_send_buf_size(STREAM_WINDOW_BYTES as usize);
+    http
+}
+
 /// A connection that has its place.
 struct Connection {
-    http: http1::Builder,
+    http: auto::Builder<TokioExecutor>,
     tls: Option<Arc<Tls>>,
     watcher: Watcher,
     routes: Routes,
@@ -151,7 +169,9 @@ impl Connection {
 
     async fn speak<S: Read + Write + Unpin + 'static>(self, stream: S) -> Result<(), String> {
         let stream = Watched::new(stream, self.routes.watch.clone());
-        self.watcher.watch(self.http.serve_connection(stream, self.routes)).await.map_err(|error| error.to_string())
+        // The builder has to outlive its connection.
+        let served = self.http.serve_connection(stream, self.routes).into_owned();
+        self.watcher.watch(served).await.map_err(|error| error.to_string())
     }
 }
 
@@ -228,7 +248,7 @@ struct Guest {
 
 impl Guest {
     fn watch(&self) -> Watch {
-        Watch { progress: Arc::clone(&self.progress), began: self.door.began }
+        Watch::new(Arc::clone(&self.progress), self.door.began)
     }
 
     /// Resolves when the connection must end. A request that has come in the meantime is answered first.

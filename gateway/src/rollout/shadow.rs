@@ -5,7 +5,7 @@ use super::{
     record::Rollout,
     running::{Live, Rollouts},
 };
-use crate::{gateway::Gateway, generation::Piece, http::routes, metrics, tenants::Caller};
+use crate::{gateway::Gateway, generation::Piece, http::routes, json, metrics, tenants::Caller};
 use axum::{
     body::{Body, to_bytes},
     http::{Request, header},
@@ -145,7 +145,7 @@ async fn ask(gateway: Gateway, caller: Arc<Caller>, path: &'static str, body: Ve
 
 /// The request for the other model: whole, and not stored. `None`: it goes on from something stored, which this one must not touch.
 fn rewritten(body: &[u8], record: &Rollout) -> Option<Vec<u8>> {
-    let mut body: Map<String, Value> = serde_json::from_slice(body).ok()?;
+    let mut body: Map<String, Value> = json::from_slice(body).ok()?;
     if ["conversation", "previous_response_id"].iter().any(|name| body.get(*name).is_some_and(|value| !value.is_null())) {
         return None;
     }

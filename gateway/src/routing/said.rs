@@ -2,6 +2,7 @@
 //! body, its endpoint says.
 
 use super::{complexity::Signals, language};
+use crate::json;
 use serde::{Deserialize, de::IgnoredAny};
 use serde_json::{Map, Value};
 use std::cell::OnceCell;
@@ -70,7 +71,7 @@ impl<'a> Said<'a> {
 
 impl Content {
     fn read(body: &[u8]) -> Self {
-        let body: Body = serde_json::from_slice(body).unwrap_or_default();
+        let body: Body = json::from_slice(body).unwrap_or_default();
         let mut content = Self { tools: body.tools.map_or(0, |tools| tools.len()), ..Self::default() };
         for field in [body.system, body.instructions] {
             content.hear(&field);

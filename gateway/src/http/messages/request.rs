@@ -130,7 +130,7 @@ pub(super) fn to_answer(gateway: &Gateway, arrived: Instant, bytes: &[u8]) -> Re
     if let Some(asked) = asked {
         options.constrain(asked, gateway.text());
     }
-    // Agents ask for as many tokens as their own models write.
+    // Here it always does: agents ask for as many tokens as their own models write.
     options.max_tokens_shrinks = true;
     if dialog.continues && !rest.server_tools.is_empty() {
         return Err(ApiError::invalid(

@@ -3,6 +3,7 @@
 use crate::{
     dialog::{Message, ToolCall},
     http::errors::ApiError,
+    json,
     store::Item,
     text::tokenizer::Tokenizer,
 };
@@ -124,7 +125,7 @@ pub(crate) fn understand(param: &str, item: Value) -> Result<Sent, ApiError> {
 /// A stored item, read again.
 pub(crate) fn recall(item: &Item) -> Result<(Value, Said), ApiError> {
     let broken = |reason: String| ApiError::internal(format!("the stored item `{}` cannot be read: {reason}", item.id));
-    let value: Value = serde_json::from_str(&item.body).map_err(|error| broken(error.to_string()))?;
+    let value: Value = json::from_slice(item.body.as_bytes()).map_err(|error| broken(error.to_string()))?;
     let sent = understand("item", value.clone()).map_err(|error| broken(error.message().to_owned()))?;
     Ok((value, sent.said))
 }

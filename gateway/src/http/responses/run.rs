@@ -17,6 +17,7 @@ use crate::{
         errors::ApiError,
         openai::Usage,
     },
+    json,
     stamp::{new_id, unix_seconds},
     store::{Addition, Item, NewRecord, Owner, Part, Record, Rewrite, StoreError},
     text::tokenizer::Tokenizer,
@@ -274,7 +275,7 @@ impl Recording {
         response.insert("status".into(), status.into());
         response.insert("error".into(), Value::Null);
         response.insert("incomplete_details".into(), Value::Null);
-        response.insert("output".into(), output.iter().map(|item| serde_json::from_str(&item.body).unwrap_or(Value::Null)).collect());
+        response.insert("output".into(), output.iter().map(|item| json::from_slice(item.body.as_bytes()).unwrap_or(Value::Null)).collect());
         response.insert("usage".into(), usage.map_or(Value::Null, usage_value));
         Value::Object(response)
     }

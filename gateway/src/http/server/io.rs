@@ -1,11 +1,14 @@
 //! A connection's bytes and requests, watched for what it waits for.
 
-use super::guests::{Progress, Stage};
+use super::{
+    super::paths,
+    guests::{Progress, Stage},
+};
 use axum::{
     Router,
     body::{Body, Bytes, HttpBody},
     extract::Request,
-    http::Response,
+    http::{HeaderValue, Response, Version, header},
 };
 use hyper::{
     body::{Frame, Incoming, SizeHint},
@@ -18,7 +21,10 @@ use std::{
     io,
     net::IpAddr,
     pin::Pin,
-    sync::Arc,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll},
     time::Instant,
 };
@@ -29,15 +35,62 @@ pub struct Peer(pub IpAddr);
 
 /// A connection's progress with the clock that it is measured by.
 #[derive(Clone, Debug)]
-pub(super) struct Watch {
-    pub(super) progress: Arc<Progress>,
+pub(super) struct Watch(Arc<Connection>);
+
+#[derive(Debug)]
+struct Connection {
+    progress: Arc<Progress>,
     /// The beginning of the server's time.
-    pub(super) began: Instant,
+    began: Instant,
+    /// The requests that are worked on. HTTP/2 has several at a time.
+    running: Mutex<usize>,
+    /// Whether it speaks HTTP/2, where bytes that come in need not be the beginning of a request.
+    is_http2: AtomicBool,
 }
 
 impl Watch {
+    pub(super) fn new(progress: Arc<Progress>, began: Instant) -> Self {
+        Self(Arc::new(Connection { progress, began, running: Mutex::new(0), is_http2: AtomicBool::new(false) }))
+    }
+
     fn set(&self, stage: Stage) {
-        self.progress.set(stage, self.began.elapsed());
+        self.0.progress.set(stage, self.0.began.elapsed());
+    }
+
+    /// Notes bytes of its client.
+    fn hear(&self) {
+        if self.0.progress.get().0 == Stage::Idle && !self.0.is_http2.load(Ordering::Relaxed) {
+            self.set(Stage::Head);
+        }
+    }
+
+    /// Notes a request, which runs until what is returned is dropped.
+    fn begin(&self, version: Version) -> Running {
+        self.0.is_http2.store(version == Version::HTTP_2, Ordering::Relaxed);
+        let mut running = self.running();
+        *running += 1;
+        self.set(Stage::Busy);
+        Running(self.clone())
+    }
+
+    /// Nothing that holds the lock panics.
+    fn running(&self) -> MutexGuard<'_, usize> {
+        self.0.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A request that is worked on.
+#[derive(Debug)]
+struct Running(Watch);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Under the lock: another request may begin at this moment.
+        let mut running = self.0.running();
+        *running -= 1;
+        if *running == 0 {
+            self.0.set(Stage::Idle);
+        }
     }
 }
 
@@ -57,8 +110,8 @@ impl<S> Watched<S> {
 impl<S: Read + Unpin> Read for Watched<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: ReadBufCursor<'_>) -> Poll<io::Result<()>> {
         let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
-        if read.is_ready() && self.watch.progress.get().0 == Stage::Idle {
-            self.watch.set(Stage::Head);
+        if read.is_ready() {
+            self.watch.hear();
         }
         read
     }
@@ -100,10 +153,22 @@ impl Service<Request<Incoming>> for Routes {
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
 
     fn call(&self, mut request: Request<Incoming>) -> Self::Future {
-        self.watch.set(Stage::Busy);
+        let running = self.watch.begin(request.version());
         request.extensions_mut().insert(self.peer);
-        let (response, watch) = (self.router.call(request), self.watch.clone());
-        Box::pin(async move { Ok(response.await?.map(|body| Answer { body, watch })) })
+        name_host(&mut request);
+        paths::straighten(request.uri_mut());
+        let response = self.router.call(request);
+        Box::pin(async move { Ok(response.await?.map(|body| Answer { body, _running: running })) })
+    }
+}
+
+/// HTTP/2 names the host beside the path, HTTP/1.1 in a header, which is where handlers look.
+fn name_host<B>(request: &mut Request<B>) {
+    if request.version() == Version::HTTP_2
+        && let Some(authority) = request.uri().authority()
+        && let Ok(host) = HeaderValue::from_str(authority.as_str())
+    {
+        request.headers_mut().insert(header::HOST, host);
     }
 }
 
@@ -111,7 +176,7 @@ impl Service<Request<Incoming>> for Routes {
 #[derive(Debug)]
 pub(super) struct Answer {
     body: Body,
-    watch: Watch,
+    _running: Running,
 }
 
 impl HttpBody for Answer {
@@ -128,11 +193,5 @@ impl HttpBody for Answer {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
-    }
-}
-
-impl Drop for Answer {
-    fn drop(&mut self) {
-        self.watch.set(Stage::Idle);
     }
 }
