@@ -19,7 +19,6 @@ use crate::{
     feedback::{self, Answered, Feedback},
     generation::personal::Personal,
     grammars::{Grammars, Hearing},
-    json,
     http::{
         answer::{Answer, Books, Reader},
         body::{Bodies, Whole},
@@ -33,6 +32,7 @@ use crate::{
         structured::{Asked, unjudged},
         watch::VIEWERS_MAX,
     },
+    json,
     metrics::Objectives,
     pii::Pii,
     recent::Recent,

@@ -84,21 +84,18 @@ async fn bodies_are_read_as_clients_write_them() {
     let cluster = Cluster::start(|_| ()).await;
     let mut worker = cluster.join("decode-0", decode(), Script::reply(&[40])).await;
     let nested = |depth: usize| format!("{}{}", "[".repeat(depth), "]".repeat(depth));
-    let with = |field: &str| format!(r#"{{"model": "tiny", "input": "hi", "prompt": "hi", "max_tokens": 2, {field}}}"#);
     let hi = r#""messages": [{"role": "user", "content": "hi"}]"#;
-    for path in ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/completions"] {
-        for (field, status) in [
-            (hi.to_owned(), 200),
-            (r#""messages": [{"role": "user", "content": "cut: \ud83d"}]"#.to_owned(), 200),
-            (format!(r#"{hi}, "unknown": {}"#, nested(190)), 200),
-            (format!(r#"{hi}, "messages_": {}"#, nested(5000)), 400),
-        ] {
+    for (path, around) in [
+        ("/v1/chat/completions", [r#"{"messages": [{"role": "user", "content": "#, "}]}"]),
+        ("/v1/messages", [r#"{"max_tokens": 2, "messages": [{"role": "user", "content": "#, "}]}"]),
+        ("/v1/responses", [r#"{"input": "#, "}"]),
+        ("/v1/completions", [r#"{"prompt": "#, "}"]),
+    ] {
+        for text in [r#""hi""#, r#""cut: \ud83d""#, r#""\ude00 and \ud83d\ude00""#] {
             for mark in ["", "\u{feff}"] {
-                // A field that is passed over may be as deep as it likes.
-                let is_read = path != "/v1/chat/completions" || !field.contains("unknown");
-                let answer = send(&cluster, Method::POST, path, &[JSON], format!("{mark}{}", with(&field))).await;
-                let (got, text) = (answer.status().as_u16(), answer.text().await.unwrap());
-                assert!(got == status || (status == 400 && got == 200 && is_read), "{path} {status} {got}: {text}");
+                let body = format!("{mark}{}{text}{}", around[0], around[1]);
+                let answer = send(&cluster, Method::POST, path, &[JSON], body.clone()).await;
+                assert_eq!(answer.status(), 200, "{path} {body}");
             }
         }
     }
@@ -109,12 +106,12 @@ async fn bodies_are_read_as_clients_write_them() {
     }
     while worker.messages.try_recv().is_ok() {}
     for (seed, bits) in [("18446744073709551615", u64::MAX), ("-1", u64::MAX), ("9223372036854775808", 1 << 63), ("7", 7)] {
-        let body = with(&format!(r#"{hi}, "seed": {seed}"#));
+        let body = format!(r#"{{{hi}, "seed": {seed}}}"#);
         assert_eq!(send(&cluster, Method::POST, "/v1/chat/completions", &[JSON], body).await.status(), 200, "{seed}");
         assert_eq!(worker.decode_job().await.sampling.seed, bits);
     }
     for wrong in ["1.5", "\"7\"", "18446744073709551616"] {
-        let body = with(&format!(r#"{hi}, "seed": {wrong}"#));
+        let body = format!(r#"{{{hi}, "seed": {wrong}}}"#);
         assert_eq!(send(&cluster, Method::POST, "/v1/chat/completions", &[JSON], body).await.status(), 400, "{wrong}");
     }
     // 20 MiB of one text are too long for this model, and of short values too many; neither is too large.
@@ -134,7 +131,9 @@ async fn a_coordinator_that_leaves_says_so_and_still_answers() {
     assert_eq!(cluster.get("/ready").await.status(), 200);
     let stopping = tokio::spawn(cluster.stop());
     let began = Instant::now();
-    let ready = || async { reqwest::get(format!("{url}/ready")).await.map(|answer| (answer.status().as_u16(), answer.headers().contains_key("retry-after"))) };
+    let ready = || async {
+        reqwest::get(format!("{url}/ready")).await.map(|answer| (answer.status().as_u16(), answer.headers().contains_key("retry-after")))
+    };
     while ready().await.unwrap() != (503, true) {
         assert!(began.elapsed() < Duration::from_secs(2), "it says so before it goes");
         tokio::time::sleep(Duration::from_millis(10)).await;

@@ -218,7 +218,8 @@ async fn stalled(cluster: &Cluster, key: &str, bytes: usize) -> TcpStream {
 #[tokio::test(flavor = "multi_thread")]
 async fn bodies_on_their_way_are_shared_from_their_heads_on() {
     let data = tempfile::tempdir().unwrap();
-    let (cluster, _worker) = start(data.path(), |flags| flags.bodies_bytes_max = Some("32MiB".into())).await;
+    let change = |flags: &mut Flags| (flags.body_bytes_max, flags.bodies_bytes_max) = (Some("8MiB".into()), Some("32MiB".into()));
+    let (cluster, _worker) = start(data.path(), change).await;
     let [free, premium] = keys(&cluster).await;
     let _first = stalled(&cluster, &free, 7 << 20).await;
     // Its head may not have been read yet.
