@@ -1,11 +1,12 @@
 //! Client connections: a bounded number, and of each address a part of it; without Nagle's delay; none idle for ever, be it that the client
 //! sends nothing or that it reads nothing. HTTP/1.1 or HTTP/2; over TLS, if there is a certificate (`tls`).
 //!
-//! - `guests`: which connections there are, and what they wait for; `io`: how that is noticed
+//! - `guests`: which connections there are, and what they wait for; `io`: how that is noticed; `unread`: streams that are not read
 
 mod guests;
 mod io;
 mod tls;
+mod unread;
 
 pub use io::Peer;
 pub use tls::{Tls, TlsError};
@@ -18,7 +19,7 @@ use axum::Router;
 use guests::{Guests, Progress, Stage};
 use hyper::rt::{Read, Write};
 use hyper_util::{
-    rt::{TokioExecutor, TokioIo},
+    rt::TokioIo,
     server::{
         conn::auto,
         graceful::{GracefulShutdown, Watcher},
@@ -39,6 +40,7 @@ use tokio::{
     task::JoinSet,
     time,
 };
+use unread::Streams;
 
 /// The most bytes of a request's head. It is the size of a connection's read buffer.
 const HEAD_BYTES_MAX: usize = 32 << 10;
@@ -50,7 +52,8 @@ const STREAM_WINDOW_BYTES: u32 = 64 << 10;
 const CONNECTION_WINDOW_BYTES: u32 = 256 << 10;
 /// The time between two looks for clients that take too long.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
-/// A client that reads nothing for this long is cut off (by the kernel, `TCP_USER_TIMEOUT`: the connection breaks).
+/// A client that reads nothing for this long is cut off: by the kernel (`TCP_USER_TIMEOUT`: the connection breaks), or by us, where it is one
+/// stream of several.
 const WRITE_STALL_MAX: Duration = Duration::from_secs(75);
 /// Rest after an accept that failed: for want of file descriptors, most likely.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
@@ -135,8 +138,8 @@ pub async fn serve(
 }
 
 /// HTTP/1.1 and HTTP/2, told apart by how a connection begins.
-fn protocols() -> auto::Builder<TokioExecutor> {
-    let mut http = auto::Builder::new(TokioExecutor::new());
+fn protocols() -> auto::Builder<Streams> {
+    let mut http = auto::Builder::new(Streams { unread_max: WRITE_STALL_MAX });
     // The sweep knows better what a connection waits for.
     http.http1().header_read_timeout(None).max_buf_size(HEAD_BYTES_MAX);
     http.http2()
@@ -150,7 +153,7 @@ fn protocols() -> auto::Builder<TokioExecutor> {
 
 /// A connection that has its place.
 struct Connection {
-    http: auto::Builder<TokioExecutor>,
+    http: auto::Builder<Streams>,
     tls: Option<Arc<Tls>>,
     watcher: Watcher,
     routes: Routes,

@@ -3,6 +3,7 @@
 use super::{
     super::paths,
     guests::{Progress, Stage},
+    unread,
 };
 use axum::{
     Router,
@@ -184,7 +185,12 @@ impl HttpBody for Answer {
     type Error = axum::Error;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
+        unread::asked();
+        let frame = Pin::new(&mut self.body).poll_frame(cx);
+        if matches!(frame, Poll::Ready(Some(_))) {
+            unread::given();
+        }
+        frame
     }
 
     fn is_end_stream(&self) -> bool {
