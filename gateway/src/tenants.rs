@@ -177,8 +177,10 @@ impl Caller {
 
     /// The party whose share its requests count to: the tenant, or the address while no key is needed.
     pub fn party(&self) -> Party {
-        let of_address = || self.address.map_or(Party::Server, Party::of_address);
-        self.tenant().map_or_else(of_address, |tenant| Party::Tenant(tenant.into()))
+        match &self.principal {
+            Some((principal, _)) => Party::Tenant(Arc::clone(&principal.tenant)),
+            None => self.address.map_or(Party::Server, Party::of_address),
+        }
     }
 
     /// `None`: the key or token is for a whole tenant.
