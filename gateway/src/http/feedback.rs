@@ -4,6 +4,7 @@ use super::{access::Client, errors::ApiError, parse};
 use crate::{
     feedback::{Answered, Feedback, Opinion, Rating},
     gateway::Gateway,
+    rollout::votes::Voter,
     stamp::unix_seconds,
     store::{Item, Part},
 };
@@ -65,7 +66,8 @@ pub async fn create(Client(gateway): Client, body: Body) -> Result<Json<Value>, 
         let replaced = feedback(&worker)?.keep(unix_seconds(), &response_id, &answered, &opinion).map_err(failed)?;
         // A rollout counts the first rating of an answer.
         if let (Some(rating), false) = (opinion.rating, replaced) {
-            worker.rollouts().vote(&answered.model, u64::from(rating == Rating::Up), u64::from(rating == Rating::Down));
+            let (up, down) = (u64::from(rating == Rating::Up), u64::from(rating == Rating::Down));
+            worker.rollouts().vote(&answered.model, Voter::Tenant(worker.tenant()), up, down);
         }
         Ok(json!({"object": "feedback", "response_id": response_id, "rating": opinion.rating, "replaced": replaced}))
     });
