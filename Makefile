@@ -5,6 +5,7 @@
 #   make test    every test: Rust, then the official OpenAI client and a browser against real clusters
 #   make sim-faults    a simulated cluster under faults, by seeds   (make sim-faults SEEDS=10000)
 #   make fuzz    kernels at random shapes: the same bits on every instruction set, in any cut   (make fuzz CASES=100000)
+#   make fuzz-inputs   everything that comes from outside, made odd: no panic, no hang, no memory without bound   (make fuzz-inputs MINUTES=60)
 #
 #   make test-aarch64    the CPU backend's tests for aarch64, in qemu
 #   make test-rdma       RDMA on real verbs, in a QEMU guest with the kernel's software devices   (make test-rdma PARTS="rails pool")
@@ -12,7 +13,7 @@
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 VENV   ?= .venv
 
-.PHONY: up programs build test test-aarch64 test-rdma check check-cores check-aarch64 fuzz setup-build setup-test
+.PHONY: up programs build test test-aarch64 test-rdma check check-cores check-aarch64 check-dependencies fuzz fuzz-inputs setup-build setup-check setup-test
 
 up: programs
 	$(TARGET)/release/tidemill up $(ARGS)
@@ -38,6 +39,13 @@ CASES ?= 5000
 fuzz:
 	PROPTEST_CASES=$(CASES) cargo test --release --locked -p tidemill-kernels --lib shapes
 
+# What `make test` does for a few hundred cases of each target, on all cores for as long as one has the time for. What is found is printed
+# with the arguments that replay it: `make fuzz-inputs ARGS="--target frames --seed 5"`, which also prints the inputs.
+MINUTES ?= 10
+fuzz-inputs: setup-build
+	cargo build --release --locked -p tidemill-fuzz
+	$(TARGET)/release/tidemill-fuzz --minutes $(MINUTES) $(ARGS)
+
 # What `make test` does for a few hundred seeds, for as many as one has the time for: 10,000 take about five minutes of one core. A seed
 # that breaks a rule prints the command that replays it with a trace.
 SEEDS ?= 10000
@@ -50,7 +58,7 @@ sim-mutations:
 	cargo run --release --locked -p tidemill-sim --example faults -- --mutations
 
 # Format, lints and documentation, without warnings.
-check: setup-build check-cores check-aarch64
+check: setup-build check-cores check-aarch64 check-dependencies
 	cargo fmt --all --check
 	cargo clippy --release --locked --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --release --locked --workspace --no-deps --quiet
@@ -64,6 +72,11 @@ check-cores:
 			echo "the core of $$core must not depend on that"; exit 1; \
 		fi; \
 	done
+
+# What is linked, and from where, as `deny.toml` allows it. It reads the packages that the build has fetched, and nothing else.
+DENY = $(TARGET)/tools/bin/cargo-deny
+check-dependencies: setup-check
+	$(DENY) --locked --offline --log-level error check licenses sources bans
 
 # Where `make test-aarch64` has installed what that takes.
 check-aarch64:
@@ -90,6 +103,12 @@ test-rdma: programs
 # BLAKE3's SIMD, aws-lc and mimalloc are C and assembly. protoc makes the types of raft's messages.
 setup-build:
 	@deploy/apt-install cc:gcc cc:libc6-dev as:binutils protoc:protobuf-compiler
+
+# Beside what is built here, so that it stays until that goes.
+DENY_VERSION = 0.20.2
+setup-check:
+	@$(DENY) --version 2>/dev/null | grep -qF ' $(DENY_VERSION)' || \
+		cargo install --quiet --locked cargo-deny --version $(DENY_VERSION) --no-default-features --root $(TARGET)/tools --target-dir $(TARGET)/tools/build
 
 setup-test:
 	@deploy/apt-install python3:python3 chromium:chromium node:nodejs npm:npm pg_createcluster:postgresql

@@ -97,7 +97,7 @@ impl Scheduler {
             None => {
                 if let Some(constraint) = job.constraint.clone() {
                     let generated = job.tokens[job.prompt_tokens as usize..].to_vec();
-                    self.residency.act(Action::Constrain { job: id, constraint, generated });
+                    self.residency.act(Action::Constrain { job: id, group: job.urgency.group, constraint, generated });
                 }
                 self.shares.enter(&job.urgency);
                 self.sequences.insert(id, Sequence::new(link, job, self.sequences_seen, &self.layout, now));

@@ -212,8 +212,9 @@ impl<R: Role> Engine<R> {
                     let (count, put) = (blocks.len(), self.publisher.put(&mut self.runner, node, lineage, &blocks)?);
                     self.io.answer(async move { Event::PutDone { job, blocks: count, outcome: put.await } });
                 }
-                Action::Constrain { job, constraint, generated } => {
-                    self.masks.as_ref().expect("only roles that draw tokens follow grammars").compile(job, constraint, generated);
+                Action::Constrain { job, group, constraint, generated } => {
+                    let masks = self.masks.as_ref().expect("only roles that draw tokens follow grammars");
+                    masks.compile(group, job, constraint, generated);
                 }
                 Action::Send { link, event } => self.io.send(link, event),
             }

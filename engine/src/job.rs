@@ -35,7 +35,7 @@ pub enum Action {
     Put { node: PoolNode, lineage: Lineage, blocks: Vec<(BlockKey, u32)>, delivery: Delivery },
     /// Compile a job's grammar, and go through the tokens generated before. Answered by [`Role::constrained`](crate::role::Role::constrained).
     /// From then on the engine tells every draw of the job what is allowed.
-    Constrain { job: JobId, constraint: Constraint, generated: Vec<Token> },
+    Constrain { job: JobId, group: u64, constraint: Constraint, generated: Vec<Token> },
     /// Tell a coordinator.
     Send { link: LinkId, event: WorkerEvent },
 }

@@ -18,7 +18,7 @@
 //! - `drive`: the thread that does so, and its inbox
 //! - `io`: what that thread reaches: coordinators, pool nodes, its inbox, the report
 //! - `landing`: blocks that the device copies by itself
-//! - `masks`: what constrained sequences may draw, computed beside the forward pass
+//! - `masks`: what constrained sequences may draw, computed beside the forward pass; `turns`: whose grammar is compiled next
 //! - `publishing`: device blocks into the pool
 //! - [`load`]: from settings to a loaded model with its device memory
 //! - [`flags`]: section `[engine]` of a worker's settings
@@ -50,5 +50,7 @@ pub mod load;
 mod masks;
 #[cfg(feature = "shell")]
 mod publishing;
+#[cfg(feature = "shell")]
+mod turns;
 #[cfg(feature = "shell")]
 pub mod worker;

@@ -8,9 +8,10 @@
 //! ```
 //!
 //! A matcher has at most one token under way, so the queues hold no more than there are sequences. Compiling may take long, and so does
-//! going through the tokens of a sequence that comes from another worker: both have a thread of their own, and hold up nobody's masks.
+//! going through the tokens of a sequence that comes from another worker: both have a thread of their own, and hold up nobody's masks. There,
+//! groups of requests take [turns](crate::turns), so that a group with many grammars waits for its own.
 
-use crate::{engine::Event, job::JobId};
+use crate::{engine::Event, job::JobId, turns::Turns};
 use parking_lot::{Condvar, Mutex};
 use std::{
     collections::HashMap,
@@ -35,7 +36,7 @@ const MASKERS_MAX: usize = 4;
 
 /// The engine's end.
 pub(crate) struct Masks {
-    compiler: mpsc::Sender<Start>,
+    starts: Arc<Turns<Start>>,
     maskers: mpsc::Sender<Advance>,
     sequences: HashMap<JobId, Constrained>,
 }
@@ -66,21 +67,21 @@ pub(crate) type Inbox = tokio::sync::mpsc::Sender<Event>;
 impl Masks {
     /// For the model in `dir`, whose rows of logits have `width` entries. Its tokenizer is read at once, in the background.
     pub(crate) fn start(dir: PathBuf, width: usize, threads: usize, inbox: Inbox) -> std::io::Result<Self> {
-        let (compiler, starts) = mpsc::channel();
-        thread::Builder::new().name("grammars".into()).spawn(move || compile(&dir, width, &starts, &inbox))?;
+        let starts = Arc::new(Turns::new());
+        let taken = Arc::clone(&starts);
+        thread::Builder::new().name("grammars".into()).spawn(move || compile(&dir, width, &taken, &inbox))?;
         let (maskers, tokens) = mpsc::channel();
         let tokens = Arc::new(Mutex::new(tokens));
         for i in 0..threads.clamp(1, MASKERS_MAX) {
             let tokens = Arc::clone(&tokens);
             thread::Builder::new().name(format!("masks-{i}")).spawn(move || advance(&tokens))?;
         }
-        Ok(Self { compiler, maskers, sequences: HashMap::new() })
+        Ok(Self { starts, maskers, sequences: HashMap::new() })
     }
 
-    /// Compiles a job's grammar. Answered by [`Event::Constrained`].
-    pub(crate) fn compile(&self, job: JobId, constraint: Constraint, generated: Vec<Token>) {
-        // The thread lives as long as this.
-        let _ = self.compiler.send(Start { job, constraint, generated });
+    /// Compiles a job's grammar, at its group's turn. Answered by [`Event::Constrained`].
+    pub(crate) fn compile(&self, group: u64, job: JobId, constraint: Constraint, generated: Vec<Token>) {
+        self.starts.put(group, Start { job, constraint, generated });
     }
 
     /// From now on the job's tokens are drawn under its grammar.
@@ -104,6 +105,13 @@ impl Masks {
     /// Forgets the jobs that ended.
     pub(crate) fn retain(&mut self, lives: impl Fn(JobId) -> bool) {
         self.sequences.retain(|&job, _| lives(job));
+    }
+}
+
+impl Drop for Masks {
+    /// The compiler's thread ends when it has no more to do.
+    fn drop(&mut self) {
+        self.starts.close();
     }
 }
 
@@ -145,13 +153,13 @@ impl fmt::Debug for Cell {
 }
 
 /// The compiler's thread.
-fn compile(dir: &std::path::Path, width: usize, starts: &mpsc::Receiver<Start>, inbox: &Inbox) {
+fn compile(dir: &std::path::Path, width: usize, starts: &Turns<Start>, inbox: &Inbox) {
     let path = dir.join("tokenizer.json");
     let compiler = Vocabulary::load(&path, width).map(|vocabulary| Compiler::new(&vocabulary));
     if let Err(error) = &compiler {
         tracing::warn!(%error, "this worker fails every request with a grammar: it needs the model's tokenizer.json");
     }
-    for Start { job, constraint, generated } in starts {
+    while let Some(Start { job, constraint, generated }) = starts.take() {
         let outcome = match &compiler {
             Ok(compiler) => unwinding(|| begin(compiler, &constraint, &generated)),
             Err(error) => Err(format!("this worker cannot follow a grammar without the model's tokenizer.json ({error})")),
@@ -214,7 +222,7 @@ mod tests {
     #[test]
     fn each_token_brings_the_next_mask() {
         let (mut masks, mut events) = masks("llama3");
-        masks.compile(JOB, constraint("a{3}"), Vec::new());
+        masks.compile(0, JOB, constraint("a{3}"), Vec::new());
         masks.insert(JOB, outcome(&mut events).unwrap());
         assert!(masks.next(JobId(4)).is_none());
         for _ in 0..3 {
@@ -234,16 +242,16 @@ mod tests {
     #[test]
     fn what_goes_wrong_is_said() {
         let (mut masks, mut events) = self::masks("llama3");
-        masks.compile(JOB, constraint("("), Vec::new());
+        masks.compile(0, JOB, constraint("("), Vec::new());
         assert!(outcome(&mut events).unwrap_err().contains("does not compile"));
-        masks.compile(JOB, constraint("a*"), vec![5]);
+        masks.compile(0, JOB, constraint("a*"), vec![5]);
         assert!(outcome(&mut events).unwrap_err().contains("does not follow the grammar"));
-        masks.compile(JOB, constraint("a*"), Vec::new());
+        masks.compile(0, JOB, constraint("a*"), Vec::new());
         masks.insert(JOB, outcome(&mut events).unwrap());
         masks.advance(JOB, 5);
         assert!(masks.next(JOB).unwrap().wait().unwrap_err().contains("does not follow the grammar"));
         let (masks, mut events) = self::masks("no-such-model");
-        masks.compile(JOB, constraint("a"), Vec::new());
+        masks.compile(0, JOB, constraint("a"), Vec::new());
         assert!(outcome(&mut events).unwrap_err().contains("tokenizer.json"));
     }
 }

@@ -718,7 +718,8 @@ impl Gateway {
     pub fn hearing(&self) -> Hearing<'_> {
         let models = &self.shared.models;
         let model = models.iter().position(|model| Arc::ptr_eq(model, &self.model)).expect("a gateway is turned to one of its models");
-        self.shared.grammars.hearing(self.tenant(), model)
+        let spent = self.caller.as_ref().map(|caller| &*caller.grammars_spent);
+        self.shared.grammars.hearing(self.tenant(), model, spent)
     }
 
     /// Refuses text that cannot fit, without tokenizing it.

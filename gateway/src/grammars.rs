@@ -17,7 +17,14 @@ use helper::{
     handle::{AskError, Handle, Session},
 };
 use serde_json::Value;
-use std::{io, num::NonZero, path::PathBuf, thread, time::Duration};
+use std::{
+    io,
+    num::NonZero,
+    path::PathBuf,
+    sync::{Mutex, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
 use tidemill_grammar::{GrammarError, schema::Whitespace};
 use tidemill_proto::grammar::Grammar;
 use turns::{Turn, Turns};
@@ -41,15 +48,32 @@ impl Grammars {
         Ok(Self { helper: Handle::start(program, models)?, turns: Turns::new(cores + 1), verdicts: Verdicts::default() })
     }
 
-    /// For one request's questions about a model's grammars.
-    pub fn hearing(&self, tenant: Option<&str>, model: usize) -> Hearing<'_> {
-        Hearing { grammars: self, tenant: tenant.unwrap_or_default().to_owned(), model, open: None }
+    /// For one request's questions about a model's grammars. `spent`: what others of its questions have taken.
+    pub fn hearing<'a>(&'a self, tenant: Option<&str>, model: usize, spent: Option<&'a Spent>) -> Hearing<'a> {
+        Hearing { grammars: self, tenant: tenant.unwrap_or_default().to_owned(), model, spent, open: None }
     }
 
     pub fn helper(&self) -> &Handle {
         &self.helper
     }
 }
+
+/// CPU time that the grammars of one request have taken, wherever they were asked about: [`helper::CPU_MAX`] is all that they get.
+#[derive(Debug, Default)]
+pub struct Spent(Mutex<Duration>);
+
+impl Spent {
+    fn left(&self) -> Duration {
+        helper::CPU_MAX.saturating_sub(*self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn add(&self, cpu: Duration) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) += cpu;
+    }
+}
+
+/// A grammar that was ended with less than this has not shown that it takes too much by itself.
+const CPU_TELLING: Duration = Duration::from_millis(750);
 
 /// One request's questions. They share the limits of one child of the helper's, which is there from the first question that nobody has
 /// asked before.
@@ -58,6 +82,8 @@ pub struct Hearing<'a> {
     grammars: &'a Grammars,
     tenant: String,
     model: usize,
+    /// `None`: nothing else of the request asks.
+    spent: Option<&'a Spent>,
     open: Option<(Session, Turn<'a>)>,
 }
 
@@ -90,7 +116,8 @@ impl Hearing<'_> {
             metrics::count_grammar("known");
             return Ok(verdict?);
         }
-        let answer = self.ask_helper(&question);
+        let left = self.spent.map_or(helper::CPU_MAX, Spent::left);
+        let answer = self.ask_helper(&question, left);
         metrics::count_grammar(match &answer {
             Ok(_) => "passed",
             Err(AskError::Refused(GrammarError::TooMuchWork)) => "too_much_work",
@@ -106,23 +133,34 @@ impl Hearing<'_> {
                 Ok(text)
             }
             Err(AskError::Refused(error)) => {
-                self.grammars.verdicts.keep(&self.tenant, key, Err(error.clone()));
+                if error != GrammarError::TooMuchWork || left >= CPU_TELLING {
+                    self.grammars.verdicts.keep(&self.tenant, key, Err(error.clone()));
+                }
                 Err(error.into())
             }
             Err(unavailable) => Err(unavailable),
         }
     }
 
-    fn ask_helper(&mut self, question: &Question) -> Result<String, AskError> {
+    fn ask_helper(&mut self, question: &Question, left: Duration) -> Result<String, AskError> {
+        if left.is_zero() {
+            return Err(GrammarError::TooMuchWork.into());
+        }
         let (session, _) = match &mut self.open {
             Some(open) => open,
             closed => {
                 let turn = self.grammars.turns.take(&self.tenant, TURN_MAX);
                 let turn = turn.ok_or_else(|| io::Error::new(io::ErrorKind::TimedOut, "there are too many others before it"))?;
-                closed.insert((self.grammars.helper.session()?, turn))
+                closed.insert((self.grammars.helper.session_within(left)?, turn))
             }
         };
+        let (asked, before) = (Instant::now(), session.cpu());
         let answer = session.ask(question);
+        if let Some(spent) = self.spent {
+            // A child that was ended does not say what it took: no more than the time that has passed.
+            let ended = matches!(answer, Err(AskError::Refused(GrammarError::TooMuchWork)));
+            spent.add(if ended { asked.elapsed().min(left) } else { session.cpu() - before });
+        }
         if !matches!(
             answer,
             Ok(_) | Err(AskError::Refused(GrammarError::Schema(_) | GrammarError::Invalid(_) | GrammarError::TooLarge { .. }))

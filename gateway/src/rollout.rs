@@ -3,7 +3,7 @@
 //! Core:
 //!
 //! - [`record`]: a rollout, as the coordinators agree on it; what operators and time do to it
-//! - [`seen`]: what was seen of both models, of which coordinators tell each other
+//! - [`seen`]: what was seen of both models, of which coordinators tell each other; [`votes`]: and how much one tenant's votes count
 //! - [`judge`]: go on, wait, or go back
 //!
 //! Shell: [`running`]: rollouts at this front door; [`shadow`]: requests that the new model answers, too, and nobody sees.
@@ -11,6 +11,7 @@
 pub mod judge;
 pub mod record;
 pub mod seen;
+pub mod votes;
 
 #[cfg(feature = "shell")]
 pub mod running;

@@ -7,7 +7,8 @@ pub mod metered;
 mod ttft;
 
 use crate::{
-    batch::life::Sender, gateway::Routed, http::errors::ApiError, metrics, owner::Owner, rollout::shadow::Tap, shares::Party, stamp::unix,
+    batch::life::Sender, gateway::Routed, grammars::Spent, http::errors::ApiError, metrics, owner::Owner, rollout::shadow::Tap,
+    shares::Party, stamp::unix,
 };
 use metered::{Metered, Wanted};
 use std::{
@@ -114,6 +115,8 @@ pub struct Caller {
     shadow: Option<Mutex<Option<Tap>>>,
     /// Once the request has its quota, or was refused one.
     standing: OnceLock<Standing>,
+    /// By the grammars of all rounds of the answer.
+    pub(crate) grammars_spent: Arc<Spent>,
 }
 
 impl Caller {
@@ -127,6 +130,7 @@ impl Caller {
             routed: OnceLock::new(),
             shadow: None,
             standing: OnceLock::new(),
+            grammars_spent: Arc::default(),
         }
     }
 
@@ -147,7 +151,8 @@ impl Caller {
     /// For a further round of the same answer, which is on the bill by itself.
     pub fn in_round(&self, round: u32) -> Self {
         let own = Self::new(self.principal.clone()).at_address(self.address);
-        Self { id: format!("{}-{round}", self.id), in_background: self.in_background, region: self.region.clone(), ..own }
+        let grammars_spent = Arc::clone(&self.grammars_spent);
+        Self { id: format!("{}-{round}", self.id), in_background: self.in_background, region: self.region.clone(), grammars_spent, ..own }
     }
 
     pub fn is_shadow(&self) -> bool {

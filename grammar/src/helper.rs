@@ -24,11 +24,12 @@ use crate::{
     schema::Whitespace,
 };
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 use tidemill_proto::grammar::Grammar;
 
-/// CPU time of a session.
+/// CPU time of a session, and of all sessions of one request.
 pub const CPU_S: u64 = 1;
+pub const CPU_MAX: Duration = Duration::from_secs(CPU_S);
 /// Memory of a session, beyond the vocabularies: a heap and a stack.
 pub const MEMORY_BYTES: usize = 256 << 20;
 /// The first argument of a program that shall be the helper.
@@ -49,6 +50,13 @@ pub enum Question {
     Schema { schema: String, layout: Whitespace, model: Option<usize> },
     /// Whether this grammar compiles.
     Grammar { grammar: Grammar, model: usize },
+}
+
+/// A question, and the CPU time that its answer may take.
+#[derive(Debug, Serialize, Deserialize)]
+struct Asked<Q> {
+    question: Q,
+    cpu_left: Duration,
 }
 
 impl Question {

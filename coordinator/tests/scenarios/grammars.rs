@@ -12,9 +12,12 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use tidemill_gateway::grammars::helper::{
-    CPU_S, Model, Question,
-    handle::{AskError, Handle},
+use tidemill_gateway::grammars::{
+    Grammars, Spent,
+    helper::{
+        CPU_S, Model, Question,
+        handle::{AskError, Handle},
+    },
 };
 use tidemill_proto::grammar::Grammar;
 
@@ -128,6 +131,42 @@ fn what_the_compiler_does_not_bound_ends_at_the_limits_of_its_process() {
     assert!(session.ask(&schema(&json!({"type": "string", "maxLength": 9}))).unwrap().contains("maxLength"));
     assert!(session.cpu() < CPU_MAX);
     assert_eq!(helper.id(), before, "it is still the same helper");
+}
+
+#[test]
+fn a_request_has_one_second_for_all_that_it_asks() {
+    let models = vec![Model { tokenizer: fixture("llama3").join("tokenizer.json"), width: 512 }];
+    let grammars = Grammars::start(env!("CARGO_BIN_EXE_tidemill-coordinator").into(), models).unwrap();
+    let endless = Grammar::JsonSchema(intersected(20).to_string().into());
+    let plain = |n: usize| Grammar::Regex(format!("a{{{n}}}").into());
+    let spent = Spent::default();
+    let hearing = || grammars.hearing(Some("acme"), 0, Some(&spent));
+    hearing().grammar(&plain(1)).unwrap();
+    assert!(hearing().grammar(&endless).is_err());
+    let started = Instant::now();
+    let error = hearing().grammar(&plain(2)).unwrap_err().to_string();
+    assert!(error.contains("1 s of computing"), "{error}");
+    assert!(started.elapsed() < Duration::from_millis(500), "there is no process for it");
+    hearing().grammar(&plain(1)).unwrap();
+    let other = Spent::default();
+    let mut other = grammars.hearing(Some("acme"), 0, Some(&other));
+    other.grammar(&plain(2)).unwrap();
+    assert!(other.grammar(&endless).is_err(), "known to take too much");
+    other.grammar(&plain(3)).unwrap();
+}
+
+#[test]
+fn a_session_ends_with_what_is_left_of_its_request() {
+    let helper = helper();
+    let long = grammar(Grammar::JsonSchema(intersected(12).to_string().into()));
+    let takes = {
+        let mut session = helper.session().unwrap();
+        session.ask(&long).unwrap();
+        session.cpu()
+    };
+    let mut session = helper.session_within(takes / 4).unwrap();
+    assert!(matches!(session.ask(&long), Err(AskError::Refused(error)) if error.to_string().contains("1 s of computing")));
+    assert!(helper.session_within(Duration::ZERO).unwrap().ask(&long).is_err());
 }
 
 #[test]

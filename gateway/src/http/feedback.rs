@@ -5,6 +5,7 @@ use crate::{
     feedback::{Answered, Feedback, Opinion, Rating},
     gateway::Gateway,
     json,
+    rollout::votes::Voter,
     stamp::unix_seconds,
     store::{Item, Part},
 };
@@ -66,7 +67,8 @@ pub async fn create(Client(gateway): Client, body: Body) -> Result<Json<Value>, 
         let replaced = feedback(&worker)?.keep(unix_seconds(), &response_id, &answered, &opinion).map_err(failed)?;
         // A rollout counts the first rating of an answer.
         if let (Some(rating), false) = (opinion.rating, replaced) {
-            worker.rollouts().vote(&answered.model, u64::from(rating == Rating::Up), u64::from(rating == Rating::Down));
+            let (up, down) = (u64::from(rating == Rating::Up), u64::from(rating == Rating::Down));
+            worker.rollouts().vote(&answered.model, Voter::Tenant(worker.tenant()), up, down);
         }
         Ok(json!({"object": "feedback", "response_id": response_id, "rating": opinion.rating, "replaced": replaced}))
     });

@@ -8,6 +8,7 @@ use crate::{
         KIND,
         record::{Golden, Rollout, State as Stage, Wanted, Wrong},
         running::Status,
+        votes::Voter,
     },
     stamp::unix,
 };
@@ -79,8 +80,8 @@ pub async fn act(State(gateway): State<Arc<Gateway>>, Path(action): Path<String>
     let body = gateway.read(body).await?;
     if action == "votes" {
         let Votes { model, up, down } = parse::json(&body)?;
-        return match gateway.rollouts().vote(&model, up, down) {
-            true => Ok(Json(json!({"counted": up + down}))),
+        return match gateway.rollouts().vote(&model, Voter::Operator, up, down) {
+            true => Ok(Json(json!({"counted": up.saturating_add(down)}))),
             false => Err(ApiError::not_found("model", format!("`{model}` is in no rollout that runs"))),
         };
     }

@@ -19,13 +19,8 @@ use std::sync::Arc;
 pub fn front_door(gateway: Arc<Gateway>, operators_too: bool) -> Router {
     let routes = generating(&gateway)
         .route_layer(from_fn_with_state(Arc::clone(&gateway), replay::layer))
-        .route("/v1/chat/completions/{id}", get(replay::by_id))
-        .route("/v1/completions/{id}", get(replay::by_id))
-        .route("/v1/messages/{id}", get(replay::by_id))
-        .route("/v1/responses/{id}/input_items", get(responses::input_items))
+        // Whoever has used its quota up may still end what it has begun, and ask what there is.
         .route("/v1/responses/{id}/cancel", post(responses::cancel))
-        .route("/v1/batches", post(batches::create).get(batches::list))
-        .route("/v1/batches/{id}", get(batches::retrieve))
         .route("/v1/batches/{id}/cancel", post(batches::cancel))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::one))
@@ -46,6 +41,15 @@ pub fn front_door(gateway: Arc<Gateway>, operators_too: bool) -> Router {
 /// The routes that need no answer of a model. Their requests count in a tenant's quota all the same.
 fn counted(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
     Router::new()
+        .route("/v1/responses/{id}", get(responses::retrieve).delete(responses::delete))
+        // A stream that goes on.
+        .route_layer(from_fn_with_state(Arc::clone(gateway), replay::layer))
+        .route("/v1/responses/{id}/input_items", get(responses::input_items))
+        .route("/v1/chat/completions/{id}", get(replay::by_id))
+        .route("/v1/completions/{id}", get(replay::by_id))
+        .route("/v1/messages/{id}", get(replay::by_id))
+        .route("/v1/batches", post(batches::create).get(batches::list))
+        .route("/v1/batches/{id}", get(batches::retrieve))
         .route("/v1/conversations", get(conversations::list).post(conversations::create))
         .route("/v1/conversations/export", get(conversations::export_all))
         .route("/v1/conversations/{id}", get(conversations::retrieve).post(conversations::update).delete(conversations::delete))
@@ -74,7 +78,6 @@ pub(crate) fn generating(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
         .route("/v1/chat/completions", post(endpoint::serve::<Chat>))
         .route("/v1/completions", post(endpoint::serve::<Completions>))
         .route("/v1/responses", post(responses::create))
-        .route("/v1/responses/{id}", get(responses::retrieve).delete(responses::delete))
         .route("/v1/messages", post(messages::create))
         .route("/v1/embeddings", post(embeddings::create))
         .route_layer(from_fn_with_state(Arc::clone(gateway), access::admit))

@@ -6,7 +6,7 @@
 
 use super::{
     record::{Rollout, State, Summary},
-    seen::{Counts, Seen},
+    seen::Seen,
 };
 use std::time::Duration;
 
@@ -64,11 +64,11 @@ fn breach(rollout: &Rollout, seen: &Seen) -> Option<String> {
     if shadows.ran() >= limits.requests_min && shadows.failed as f64 > SHADOWS_FAILED_MAX * shadows.ran() as f64 {
         return Some(format!("{} of {} shadows failed", shadows.failed, shadows.ran()));
     }
-    let to = seen.to.summary();
-    let from = if seen.from.requests >= limits.requests_min { Some(seen.from.summary()) } else { rollout.baseline };
-    if let Some(breach) = votes(rollout, &seen.from, &seen.to) {
+    let (from, to) = seen.summaries();
+    if let Some(breach) = votes(rollout, &from, &to) {
         return Some(breach);
     }
+    let from = if seen.from.requests >= limits.requests_min { Some(from) } else { rollout.baseline };
     // Failures come slowly where requests hang: they count before there are many.
     let from_errors = from.map_or(0.0, |from| from.error_rate);
     let enough = to.requests >= limits.requests_min || seen.to.failed >= CASES_MIN && to.error_rate >= 0.5;
@@ -96,8 +96,7 @@ fn worse(share: f64, allowed: f64, cases: u64, usual: f64, of: u64) -> bool {
     share > allowed + 1e-9 && cases as f64 - usual * of as f64 >= CASES_MIN as f64
 }
 
-fn votes(rollout: &Rollout, from: &Counts, to: &Counts) -> Option<String> {
-    let (to, from) = (to.summary(), from.summary());
+fn votes(rollout: &Rollout, from: &Summary, to: &Summary) -> Option<String> {
     let usual = if from.votes >= VOTES_MIN {
         from.thumbs_down
     } else {
@@ -115,7 +114,8 @@ mod tests {
                 Golden, Limits,
                 tests::{at, rollout},
             },
-            seen::{Ended, Shadows},
+            seen::{Counts, Ended, Shadows},
+            votes::Voter,
         },
         *,
     };
@@ -173,7 +173,7 @@ mod tests {
             match (&verdict, words) {
                 (Verdict::RollBack(why), Some(words)) => assert!(why.contains(words), "{why}"),
                 (Verdict::Hold(_), None) => {}
-                _ => panic!("{verdict:?} for {:?} and {:?}", from.summary(), to.summary()),
+                _ => panic!("{verdict:?} for {from:?} and {to:?}"),
             }
         }
     }
@@ -194,7 +194,7 @@ mod tests {
 
     #[test]
     fn at_the_last_step_the_baseline_counts() {
-        let baseline = counts(100, 0, 0, 200, 20).summary();
+        let baseline = seen(counts(100, 0, 0, 200, 20), Counts::default()).summaries().0;
         let mut all = rollout();
         while all.share() < 1.0 {
             all = all.advanced(at(2000), Some(baseline));
@@ -213,14 +213,22 @@ mod tests {
         assert!(matches!(judge(&worse, &seen(good(), good()), at(1002)), Verdict::RollBack(why) if why.contains("golden")));
         let voted = |from: (u64, u64), to: (u64, u64)| {
             let mut seen = seen(good(), good());
-            seen.from.vote(from.0, from.1);
-            seen.to.vote(to.0, to.1);
+            seen.from.votes.add(Voter::Operator, from.0, from.1);
+            seen.to.votes.add(Voter::Operator, to.0, to.1);
             judge(&rollout, &seen, at(1001))
         };
         assert!(matches!(voted((90, 10), (60, 40)), Verdict::RollBack(why) if why.contains("40 % thumbs down, against 10 %")));
         for (from, to) in [((90, 10), (90, 14)), ((90, 10), (0, 19)), ((0, 0), (0, 50))] {
             assert!(matches!(voted(from, to), Verdict::Hold(_)), "{to:?}");
         }
+        let mut flooded = seen(good(), good());
+        for (tenant, from, to) in [("a", 300, 300), ("b", 30, 0), ("c", 5, 5)] {
+            flooded.from.votes.add(Voter::Tenant(Some(tenant)), from, 0);
+            flooded.to.votes.add(Voter::Tenant(Some(tenant)), 0, to);
+        }
+        assert!(matches!(judge(&rollout, &flooded, at(1001)), Verdict::Hold(_)), "one tenant votes down, and another a little");
+        flooded.to.votes.add(Voter::Tenant(Some("b")), 0, 10);
+        assert!(matches!(judge(&rollout, &flooded, at(1001)), Verdict::RollBack(why) if why.contains("thumbs down")));
         let mut dark = rollout;
         (dark.steps, dark.shadow) = (vec![0.0, 1.0], 0.5);
         let shadowed = |ran: u64, failed: u64| {

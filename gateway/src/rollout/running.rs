@@ -9,6 +9,7 @@ use super::{
     judge::{Verdict, judge},
     record::{Rollout, State, Summary},
     seen::{Counts, Ended, Seen, Shadows, Side, Told, Window},
+    votes::Voter,
 };
 use crate::{
     metrics,
@@ -154,14 +155,14 @@ impl Rollouts {
     }
 
     /// People liked a model's answers, or did not. `false`: the model is in no rollout.
-    pub fn vote(&self, model: &str, up: u64, down: u64) -> bool {
+    pub fn vote(&self, model: &str, voter: Voter<'_>, up: u64, down: u64) -> bool {
         let mut counted = false;
         for live in self.live().iter().filter(|live| live.record.state.is_open()) {
             let now = self.began.elapsed();
             let mut noted = live.book.noted();
             for (name, side) in [(&live.record.from, Side::From), (&live.record.to, Side::To)] {
                 if name == model {
-                    noted.side(side).now(now).vote(up, down);
+                    noted.side(side).now(now).votes.add(voter, up, down);
                     counted = true;
                 }
             }
@@ -267,6 +268,7 @@ impl Live {
 
     fn status(&self, now: Duration) -> Status {
         let seen = self.seen(now);
+        let (seen_from, seen_to) = seen.summaries();
         let waits_for = match (self.book.brake.get(), judge(&self.record, &seen, now)) {
             (Some(why), _) if self.record.state.is_open() => format!("the other coordinators, to roll back: {why}"),
             (_, Verdict::Hold(why)) => why,
@@ -277,8 +279,8 @@ impl Live {
             record: self.record.clone(),
             revision: self.revision,
             share: self.share(),
-            seen_from: seen.from.summary(),
-            seen_to: seen.to.summary(),
+            seen_from,
+            seen_to,
             step_requests: seen.step_requests,
             shadows: seen.shadows,
             waits_for,
@@ -298,7 +300,7 @@ impl Live {
                 self.record.rolled_back(now, why)
             }
             (None, Verdict::Advance) if view.part == "leader" => {
-                let baseline = (seen.from.requests >= self.record.limits.requests_min).then(|| seen.from.summary());
+                let baseline = (seen.from.requests >= self.record.limits.requests_min).then(|| seen.summaries().0);
                 let next = self.record.advanced(now, baseline);
                 tracing::info!(from = self.record.from, to = self.record.to, next.why, "a rollout goes on");
                 next

@@ -1,7 +1,7 @@
 //! What was seen of a rollout's two models: counts and latencies of the last minute, in so few numbers that coordinators can tell each
 //! other.
 
-use super::record::Summary;
+use super::{record::Summary, votes::Votes};
 use serde::{Deserialize, Serialize};
 use std::{collections::VecDeque, time::Duration};
 
@@ -31,8 +31,7 @@ pub struct Counts {
     pub kept: u64,
     pub ttft: Histogram,
     pub tpot: Histogram,
-    pub thumbs_up: u64,
-    pub thumbs_down: u64,
+    pub votes: Votes,
 }
 
 /// Latencies in buckets whose bounds grow by a tenth each: a percentile is right to 5 %.
@@ -125,30 +124,27 @@ impl Counts {
         ended.tpot.into_iter().for_each(|time| self.tpot.add(time));
     }
 
-    pub fn vote(&mut self, up: u64, down: u64) {
-        self.thumbs_up += up;
-        self.thumbs_down += down;
-    }
-
     pub fn merge(&mut self, other: &Self) {
         self.requests += other.requests;
         self.failed += other.failed;
         self.kept += other.kept;
         self.ttft.merge(&other.ttft);
         self.tpot.merge(&other.tpot);
-        self.vote(other.thumbs_up, other.thumbs_down);
+        self.votes.merge(&other.votes);
     }
 
-    pub fn summary(&self) -> Summary {
+    /// Beside those of the rollout's other model.
+    fn summary(&self, other: &Self) -> Summary {
         let share = |part: u64, of: u64, else_: f64| if of == 0 { else_ } else { part as f64 / of as f64 };
-        let votes = self.thumbs_up + self.thumbs_down;
+        let (up, down) = self.votes.counted(&other.votes);
+        let votes = up + down;
         Summary {
             requests: self.requests,
             error_rate: share(self.failed, self.requests, 0.0),
             goodput: share(self.kept, self.requests - self.failed, 1.0),
             ttft_p95_ms: self.ttft.p95_ms(),
             tpot_p95_ms: self.tpot.p95_ms(),
-            thumbs_down: share(self.thumbs_down, votes, 0.0),
+            thumbs_down: share(down, votes, 0.0),
             votes,
         }
     }
@@ -172,6 +168,11 @@ impl Shadows {
 }
 
 impl Seen {
+    /// Both models in numbers: `from`, and `to`.
+    pub fn summaries(&self) -> (Summary, Summary) {
+        (self.from.summary(&self.to), self.to.summary(&self.from))
+    }
+
     pub fn merge(&mut self, other: &Self) {
         self.from.merge(&other.from);
         self.to.merge(&other.to);
@@ -225,7 +226,7 @@ impl Window {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::votes::Voter, *};
     use proptest::prelude::*;
 
     proptest! {
@@ -269,7 +270,7 @@ mod tests {
 
     #[test]
     fn nothing_seen_is_nothing_wrong() {
-        let summary = Counts::default().summary();
+        let (summary, _) = Seen::default().summaries();
         assert_eq!((summary.error_rate, summary.goodput, summary.ttft_p95_ms, summary.thumbs_down), (0.0, 1.0, None, 0.0));
     }
 
@@ -278,6 +279,9 @@ mod tests {
         let mut counts = Counts::default();
         for ms in 0..100_000 {
             counts.add(&Ended { ttft: Some(Duration::from_millis(ms * 7)), tpot: Some(Duration::from_millis(ms)), ..Ended::default() });
+        }
+        for tenant in 0..1000 {
+            counts.votes.add(Voter::Tenant(Some(&tenant.to_string())), 100_000, 100_000);
         }
         let seen = Seen { from: counts.clone(), to: counts, ..Seen::default() };
         assert!(serde_json::to_vec(&seen).unwrap().len() < 8 << 10);

@@ -9,7 +9,12 @@ use minijinja::{
 };
 use serde::Serialize;
 use serde_json::ser::{Formatter, PrettyFormatter};
-use std::{collections::BTreeMap, io, time::SystemTime};
+use std::{
+    collections::BTreeMap,
+    io,
+    panic::{AssertUnwindSafe, catch_unwind},
+    time::SystemTime,
+};
 use time::{OffsetDateTime, format_description::parse_strftime_borrowed};
 
 /// Instructions that one rendering may execute: some hundred per message of the longest chat that fits a request.
@@ -81,7 +86,10 @@ impl ChatTemplate {
         };
         let all = context! { ..Value::from(kwargs), ..base };
         let template = self.env.get_template("chat").map_err(|e| TemplateError(describe(&e)))?;
-        template.render(all).map_err(|e| TemplateError(describe(&e)))
+        // The library panics at some slices. Nothing of ours is changed meanwhile, and its environment is only read.
+        let rendered = catch_unwind(AssertUnwindSafe(|| template.render(all)));
+        let rendered = rendered.map_err(|_| TemplateError("it broke the template engine: please report this as a bug".into()))?;
+        rendered.map_err(|e| TemplateError(describe(&e)))
     }
 }
 
@@ -152,7 +160,7 @@ fn without_generation_tags(source: &str) -> String {
     while let Some(at) = rest.find("{%") {
         out.push_str(&rest[..at]);
         rest = &rest[at..];
-        let Some(end) = rest.find("%}") else { break };
+        let Some(end) = rest[2..].find("%}").map(|end| end + 2) else { break };
         let inner = rest[2..end].trim_matches(['-', '+']);
         let replacement = match inner.trim() {
             "generation" => "if true",
@@ -192,6 +200,13 @@ mod tests {
     fn blocks_are_trimmed_as_hugging_face_does() {
         let source = "{% for m in messages %}\n    {% if m.role == 'user' %}\nU:{{ m.content.strip() }}\n    {% endif %}\n{% endfor %}\n";
         assert_eq!(render(source, serde_json::json!({"role": "user", "content": " x "})).unwrap(), "U:x\n");
+    }
+
+    #[test]
+    fn a_template_that_breaks_the_engine_is_an_error() {
+        let error = render("{{ ({}.items())[::-1] }}", serde_json::json!({})).unwrap_err().to_string();
+        assert!(error.contains("broke the template engine"), "{error}");
+        assert!(render("{%}", serde_json::json!({})).is_err(), "a tag of three bytes");
     }
 
     #[test]

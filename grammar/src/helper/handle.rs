@@ -1,7 +1,7 @@
 //! The coordinator's end of the helper: starts it, starts it again where it has ended, and opens sessions. All of it blocks.
 
 use super::{
-    ARGUMENT, Model, Question,
+    ARGUMENT, Asked, CPU_MAX, Model, Question,
     process::{READY, Reply},
     wire,
 };
@@ -60,6 +60,11 @@ impl Handle {
 
     /// A child of the helper's, for the questions of one request.
     pub fn session(&self) -> io::Result<Session> {
+        self.session_within(CPU_MAX)
+    }
+
+    /// The same, of a request of whose CPU time so much is left.
+    pub fn session_within(&self, cpu_left: Duration) -> io::Result<Session> {
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_read_timeout(Some(ANSWER_MAX))?;
         ours.set_write_timeout(Some(ANSWER_MAX))?;
@@ -71,7 +76,7 @@ impl Handle {
             *running = Running::start(&self.program, &self.models)?;
             running.hand_over(&theirs)?;
         }
-        Ok(Session { stream: ours, is_ready: false, cpu: Duration::ZERO })
+        Ok(Session { stream: ours, is_ready: false, cpu_max: cpu_left.min(CPU_MAX), cpu: Duration::ZERO })
     }
 
     /// The helper's process, as tests want to see it.
@@ -119,6 +124,8 @@ impl Drop for Running {
 pub struct Session {
     stream: UnixStream,
     is_ready: bool,
+    /// Of all its questions.
+    cpu_max: Duration,
     cpu: Duration,
 }
 
@@ -126,6 +133,10 @@ impl Session {
     /// After an error that is not about the question, the session is over.
     pub fn ask(&mut self, question: &Question) -> Result<String, AskError> {
         question.check_size()?;
+        let cpu_left = self.cpu_max.saturating_sub(self.cpu);
+        if cpu_left.is_zero() {
+            return Err(GrammarError::TooMuchWork.into());
+        }
         if !self.is_ready {
             // Where the helper could make no child, this is the end of it.
             let mut byte = [0];
@@ -134,7 +145,7 @@ impl Session {
             self.is_ready = true;
         }
         let asked = Instant::now();
-        let reply = wire::write(&self.stream, question).and_then(|()| wire::read::<Reply>(&self.stream));
+        let reply = wire::write(&self.stream, &Asked { question, cpu_left }).and_then(|()| wire::read::<Reply>(&self.stream));
         match reply {
             Ok(Some(Reply { answer, cpu })) => {
                 self.cpu = cpu;

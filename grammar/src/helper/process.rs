@@ -1,7 +1,7 @@
 //! The helper and its children. The helper has the vocabularies, waits for sessions, and makes a child of itself for each. It runs nothing
 //! that a client has written, so that it does not fail.
 
-use super::{CPU_S, MEMORY_BYTES, Model, Question, wire};
+use super::{Asked, CPU_S, MEMORY_BYTES, Model, Question, wire};
 use crate::{
     compiler::{Compiler, GrammarError},
     vocabulary::{Vocabulary, VocabularyError},
@@ -11,9 +11,11 @@ use nix::{
     libc,
     sys::{
         resource::{Resource, UsageWho, getrusage, setrlimit},
-        signal::{SigHandler, Signal, signal},
+        signal::{SigEvent, SigHandler, SigevNotify, Signal, signal},
         socket::{ControlMessageOwned, MsgFlags, recvmsg},
+        timer::{Expiration, Timer, TimerSetTimeFlags},
     },
+    time::ClockId,
     unistd::{ForkResult, alarm, close, dup2_stderr, dup2_stdin, fork},
 };
 use serde::{Deserialize, Serialize};
@@ -121,7 +123,12 @@ fn answer(session: &UnixStream, control: &UnixStream, compilers: &[Compiler]) ->
     // So that the coordinator sees the helper's end at once, and not its last child's. Nothing closes it again: this process ends by `_exit`.
     close(control.as_raw_fd())?;
     { session }.write_all(&[READY])?;
-    while let Some(question) = wire::read::<Question>(session)? {
+    // Its signal ends this process: RLIMIT_CPU counts whole seconds, and a request may have taken a part of its own elsewhere.
+    let signal = SigevNotify::SigevSignal { signal: Signal::SIGPROF, si_value: 0 };
+    let mut cpu_is_up = Timer::new(ClockId::CLOCK_PROCESS_CPUTIME_ID, SigEvent::new(signal))?;
+    let mut end_after = |cpu: Duration| cpu_is_up.set(Expiration::OneShot(cpu.into()), TimerSetTimeFlags::empty());
+    while let Some(Asked { question, cpu_left }) = wire::read::<Asked<Question>>(session)? {
+        end_after(cpu_left)?;
         alarm::set(DEADLINE_S);
         let answer = catch_unwind(AssertUnwindSafe(|| question.answer(compilers)));
         let answer = answer.unwrap_or_else(|_| Err(GrammarError::Invalid("it broke the compiler: please report this as a bug".into())));

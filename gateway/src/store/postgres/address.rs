@@ -250,49 +250,66 @@ struct Options {
 
 impl Options {
     /// `false`: it is not one of them.
-    fn take(&mut self, name: &str, value: impl FnOnce() -> String) -> bool {
-        match name {
-            "sslmode" => self.mode = Some(value()),
-            "sslrootcert" => self.root = Some(value()),
+    fn take(&mut self, setting: &Setting<'_>) -> bool {
+        match setting.name {
+            "sslmode" => self.mode = Some(setting.value.clone()),
+            "sslrootcert" => self.root = Some(setting.value.clone()),
             _ => return false,
         }
         true
     }
 }
 
+/// One setting of an address.
+struct Setting<'a> {
+    written: &'a str,
+    name: &'a str,
+    value: String,
+}
+
 /// An address without what `tokio-postgres` does not know, or knows less of than libpq.
 fn without_tls_options(address: &str) -> (String, Options) {
-    let mut options = Options::default();
     let is_url = address.starts_with("postgres://") || address.starts_with("postgresql://");
-    let rest = match (is_url, address.split_once('?')) {
-        (true, Some((base, query))) => {
-            let others = query.split('&').filter(|pair| {
-                let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-                !options.take(name, || percent_decoded(value))
-            });
-            let others = others.collect::<Vec<_>>().join("&");
-            if others.is_empty() { base.to_owned() } else { format!("{base}?{others}") }
-        }
-        (true, None) => address.to_owned(),
-        (false, _) => {
-            let mut others = Vec::new();
-            let mut rest = address.trim_start();
-            while let Some((setting, after)) = setting(rest) {
-                let (name, value) = setting.split_once('=').unwrap_or((setting, ""));
-                if !options.take(name.trim_end(), || unquoted(value.trim_start())) {
-                    others.push(setting);
-                }
-                rest = after.trim_start();
-            }
-            others.push(rest);
-            others.join(" ").trim_end().to_owned()
-        }
+    let (base, settings, between) = if is_url {
+        let (base, query) = address.split_once('?').unwrap_or((address, ""));
+        (base, in_query(query), "&")
+    } else {
+        ("", in_words(address), " ")
     };
-    (rest, options)
+    let mut options = Options::default();
+    let others = settings.iter().filter(|setting| !options.take(setting)).map(|setting| setting.written).collect::<Vec<_>>().join(between);
+    let query_begins = if base.is_empty() || others.is_empty() { "" } else { "?" };
+    (format!("{base}{query_begins}{others}"), options)
+}
+
+/// `NAME=VALUE&…`
+fn in_query(query: &str) -> Vec<Setting<'_>> {
+    let pairs = query.split('&').filter(|pair| !pair.is_empty());
+    pairs
+        .map(|written| {
+            let (name, value) = written.split_once('=').unwrap_or((written, ""));
+            Setting { written, name, value: percent_decoded(value) }
+        })
+        .collect()
+}
+
+/// `NAME = VALUE …`, and what is no setting at the end, for the library to refuse.
+fn in_words(address: &str) -> Vec<Setting<'_>> {
+    let mut settings = Vec::new();
+    let mut rest = address.trim();
+    while let Some((written, after)) = first_setting(rest) {
+        let (name, value) = written.split_once('=').unwrap_or((written, ""));
+        settings.push(Setting { written, name: name.trim_end(), value: unquoted(value.trim_start()) });
+        rest = after.trim_start();
+    }
+    if !rest.is_empty() {
+        settings.push(Setting { written: rest, name: "", value: String::new() });
+    }
+    settings
 }
 
 /// The first `NAME = VALUE`, whose value may be quoted, and what follows.
-fn setting(text: &str) -> Option<(&str, &str)> {
+fn first_setting(text: &str) -> Option<(&str, &str)> {
     let equals = text.find('=')?;
     let value = equals + 1 + text[equals + 1..].chars().take_while(|c| c.is_whitespace()).map(char::len_utf8).sum::<usize>();
     let (is_quoted, mut escaped) = (text[value..].starts_with('\''), false);
