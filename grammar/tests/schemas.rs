@@ -101,7 +101,12 @@ fn a_pattern_wins_over_a_format_that_it_contradicts() {
 #[test]
 fn errors_show_no_expression_of_the_compilers() {
     for (schema, path, word) in [
-        (json!({"properties": {"a": {"type": "string", "pattern": "^a$", "minLength": 3}}, "required": ["a"]}), "", "'a'"),
+        (
+            json!({"type": "object", "properties": {"a": {"type": "string", "pattern": "^a$", "minLength": 3}}, "required": ["a"]}),
+            ".properties.a",
+            "exclude each other",
+        ),
+        (json!({"type": "object", "properties": {"a": false}, "required": ["a"]}), "", "'a'"),
         (json!({"type": "string", "pattern": "^a$", "minLength": 3}), "", "exclude each other"),
         (
             json!({"items": {"type": "string", "format": "date", "maxLength": 3}, "minItems": 1, "type": "array"}),
@@ -341,7 +346,7 @@ fn options_that_overlap_are_kept_apart_or_become_any_of_them() {
     let length = json!({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]});
     world.check(STRICT, &length, &values!["abcd"], &values!["abc", ""]);
     let required = json!({"type": "object", "oneOf": [{"required": ["a"]}, {"required": ["b"]}]});
-    world.check(STRICT, &required, &values![{"a": 1}, {"b": 1}, {"c": 1, "a": 1}], &values![{}, {"a": 1, "b": 1}]);
+    world.check(STRICT, &required, &values![{"a": 1}, {"b": 1}, {"a": 1, "c": 1}], &values![{}, {"a": 1, "b": 1}]);
     let values = json!({"oneOf": [{"enum": ["a", "b"]}, {"enum": ["b", "c"]}]});
     world.check(STRICT, &values, &values!["a", "c"], &values!["b"]);
     let steps = json!({"oneOf": [{"type": "integer", "multipleOf": 2}, {"type": "integer", "multipleOf": 3}]});

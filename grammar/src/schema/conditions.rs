@@ -62,8 +62,9 @@ impl<'a> Preparer<'a> {
         conditionals: &[Conditional<'a>],
         new: &mut Map<String, Value>,
     ) -> Result<(), SchemaError> {
+        let members: HashSet<usize> = conditionals.iter().filter_map(|conditional| conditional.member).collect();
         for (i, part) in value.as_array().into_iter().flatten().enumerate() {
-            if !conditionals.iter().any(|conditional| conditional.member == Some(i)) {
+            if !members.contains(&i) {
                 let part = self.schema(part, &format!("{inner}/{i}"))?;
                 let number = push_all_of(new, part);
                 self.moved.insert(format!("{inner}/{number}"), format!("{inner}/{i}"));

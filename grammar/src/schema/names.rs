@@ -78,8 +78,8 @@ impl<'a> Preparer<'a> {
         let length = |key: &str| object.get(key).and_then(count);
         match (length("minLength").unwrap_or(0), length("maxLength")) {
             (0, None) => {}
-            (least, None) => patterns.push(format!("^(?s:.{{{least},}})$")),
-            (least, Some(most)) => patterns.push(format!("^(?s:.{{{least},{most}}})$")),
+            (least, None) => patterns.push(format!(r"^[\x{{0}}-\x{{10FFFF}}]{{{least},}}$")),
+            (least, Some(most)) => patterns.push(format!(r"^[\x{{0}}-\x{{10FFFF}}]{{{least},{most}}}$")),
         }
         Some(())
     }

@@ -24,7 +24,7 @@ impl<'a> Preparer<'a> {
         let is_alone = keys.all(|key| key == "type");
         let values = match first {
             Some("const") if is_alone => vec![object["const"].clone()],
-            Some("enum") if is_alone => object["enum"].as_array()?.clone(),
+            Some("enum") if is_alone => object["enum"].as_array().filter(|values| values.len() <= VALUES_MAX)?.clone(),
             Some(key @ ("anyOf" | "oneOf")) if is_alone && depth > 0 => {
                 let mut all = Vec::new();
                 for option in object[key].as_array()? {
@@ -45,6 +45,7 @@ impl<'a> Preparer<'a> {
         if values.len() > VALUES_MAX || values.iter().any(|value| value.is_array() || value.is_object()) {
             return None;
         }
+        self.left = self.left.checked_sub(values.len())?;
         let mut known = HashSet::new();
         let has_type = |value: &Value| match object.get("type") {
             None => true,
