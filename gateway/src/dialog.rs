@@ -178,7 +178,7 @@ impl Dialog {
         let template = model.template.as_ref().ok_or(DialogError::NoTemplate)?;
         let prompt = self.rendered(model, template, now)?;
         let text = &prompt.text;
-        let thought = Thought::after(template, text).filter(|thought| thought.possible(text));
+        let thought = Thought::after(template, text);
         let format = ToolFormat::of(template);
         let format = match self.tool_choice {
             _ if self.tools.is_empty() => None,
@@ -187,7 +187,12 @@ impl Dialog {
             ToolChoice::Auto => format,
             ToolChoice::Required | ToolChoice::Named(_) => format.or(Some(ToolFormat::plain())),
         };
-        let calls = format.map(|format| Calls { format, tools: self.tools.as_slice().into(), parallel: self.parallel });
+        let forced_most = match self.tool_choice {
+            ToolChoice::None | ToolChoice::Auto => None,
+            ToolChoice::Required | ToolChoice::Named(_) if self.parallel => Some(model.forced_calls_max),
+            ToolChoice::Required | ToolChoice::Named(_) => Some(1),
+        };
+        let calls = format.map(|format| Calls { format, tools: self.tools.as_slice().into(), parallel: self.parallel, forced_most });
         Ok(DialogPrompt { output: OutputRules::new(model, thought, calls), prompt })
     }
 
