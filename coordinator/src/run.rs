@@ -141,7 +141,7 @@ impl Coordinator {
         let tls = settings.tls.map(|TlsFiles { cert, key }| Tls::load(cert, key)).transpose()?.map(Arc::new);
         let (mut models, mut vocabularies) = (Vec::new(), Vec::new());
         for model in settings.models {
-            let text = TextModel::load(&model.dir)?;
+            let text = TextModel::load(&model.dir)?.with_forced_calls_max(settings.forced_calls_max);
             let width = text.config.identity.vocab_size as usize;
             vocabularies.push(helper::Model { tokenizer: model.dir.join("tokenizer.json"), width });
             models.push((model.name, if settings.clients_marks { text.with_clients_marks() } else { text }));

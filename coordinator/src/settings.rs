@@ -165,6 +165,9 @@ pub struct Flags {
     /// Refuse a `max_tokens` that does not fit after the prompt, instead of taking it for what fits [default: false]
     #[arg(long, num_args = 0..=1, default_missing_value = "true")]
     pub max_tokens_must_fit: Option<bool>,
+    /// Calls of one answer that must call tools (`tool_choice: "required"`), at most [default: 8]
+    #[arg(long, value_name = "N")]
+    pub forced_calls_max: Option<u32>,
     /// Bytes of answers that are kept for requests repeated with their Idempotency-Key; 0 keeps none [default: 64MiB]
     #[arg(long, value_name = "SIZE")]
     pub replay_bytes_max: Option<String>,
@@ -346,6 +349,8 @@ pub struct Settings {
     /// Lets texts of clients become special tokens.
     pub clients_marks: bool,
     pub max_tokens_must_fit: bool,
+    /// Most calls of an answer that must call tools.
+    pub forced_calls_max: u32,
     /// Of clients' files and batches.
     pub batches: batches::Limits,
     /// The program that judges grammars: this one.
@@ -413,6 +418,8 @@ const STORE_BYTES_MIN: u64 = 16 << 20;
 
 /// More would fill the queue that live requests wait in.
 const BATCH_CONCURRENCY_MAX: u64 = 1024;
+/// Of one answer.
+const FORCED_CALLS_MAX: u64 = 1024;
 
 /// A hundred years.
 const STORE_DAYS_MAX: u64 = 36_500;
@@ -592,6 +599,12 @@ impl Flags {
             },
             clients_marks: self.clients_marks.unwrap_or(false),
             max_tokens_must_fit: self.max_tokens_must_fit.unwrap_or(false),
+            forced_calls_max: within(
+                1,
+                FORCED_CALLS_MAX,
+                "forced_calls_max",
+                self.forced_calls_max.unwrap_or(tidemill_gateway::text::FORCED_CALLS_MAX).into(),
+            )? as u32,
             batches: batches::Limits {
                 file_bytes: bytes("batch_file_bytes_max", self.batch_file_bytes_max, "200MiB")?,
                 lines: positive("batch_requests_max", self.batch_requests_max.unwrap_or(50_000) as u64)? as usize,

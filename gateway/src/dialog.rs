@@ -1,7 +1,9 @@
 //! A conversation, whatever protocol it came by: what was said, what may be called, how to think. Endpoints translate their
-//! bodies into a [`Dialog`]; the model's chat template turns it into a prompt. `written`: which parts clients and tools write.
+//! bodies into a [`Dialog`]; the model's chat template turns it into a prompt. `written`: which parts clients and tools write;
+//! `mended`: what becomes of an order of turns that the template refuses.
 
-mod render;
+mod mended;
+pub(crate) mod render;
 mod written;
 
 use crate::text::{
@@ -39,7 +41,7 @@ pub struct Dialog {
 }
 
 /// One turn of any role.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Message {
     /// `system`, `developer`, `user`, `assistant`, or `tool`.
     pub role: String,
@@ -59,7 +61,7 @@ pub struct Message {
 pub struct ToolCall {
     pub id: String,
     pub name: String,
-    /// An object; a string where the model wrote no JSON.
+    /// An object; where the model or the client wrote something else, that: a string for what is no JSON.
     pub arguments: serde_json::Value,
 }
 
@@ -146,11 +148,25 @@ pub enum DialogError {
 impl ToolCall {
     /// `arguments` as clients send them: JSON as text, nothing for no arguments.
     pub fn new(id: impl Into<String>, name: impl Into<String>, arguments: &str) -> Self {
-        let arguments = match arguments.trim() {
-            "" => serde_json::Value::Object(serde_json::Map::new()),
-            text => serde_json::from_str(text).unwrap_or_else(|_| arguments.into()),
-        };
-        Self { id: id.into(), name: name.into(), arguments }
+        Self { id: id.into(), name: name.into(), arguments: understood(arguments) }
+    }
+}
+
+/// Some clients encode an object twice, and some send `null` for no arguments.
+fn understood(arguments: &str) -> serde_json::Value {
+    use serde_json::Value;
+    let none = || Value::Object(serde_json::Map::new());
+    if arguments.trim().is_empty() {
+        return none();
+    }
+    match serde_json::from_str(arguments) {
+        Err(_) => arguments.into(),
+        Ok(Value::Null) => none(),
+        Ok(Value::String(text)) => match serde_json::from_str(&text) {
+            Ok(inner @ Value::Object(_)) => inner,
+            _ => text.into(),
+        },
+        Ok(value) => value,
     }
 }
 
@@ -162,7 +178,7 @@ impl Dialog {
         let template = model.template.as_ref().ok_or(DialogError::NoTemplate)?;
         let prompt = self.rendered(model, template, now)?;
         let text = &prompt.text;
-        let thought = Thought::after(template, text).filter(|thought| thought.possible(text));
+        let thought = Thought::after(template, text);
         let format = ToolFormat::of(template);
         let format = match self.tool_choice {
             _ if self.tools.is_empty() => None,
@@ -171,7 +187,12 @@ impl Dialog {
             ToolChoice::Auto => format,
             ToolChoice::Required | ToolChoice::Named(_) => format.or(Some(ToolFormat::plain())),
         };
-        let calls = format.map(|format| Calls { format, tools: self.tools.as_slice().into(), parallel: self.parallel });
+        let forced_most = match self.tool_choice {
+            ToolChoice::None | ToolChoice::Auto => None,
+            ToolChoice::Required | ToolChoice::Named(_) if self.parallel => Some(model.forced_calls_max),
+            ToolChoice::Required | ToolChoice::Named(_) => Some(1),
+        };
+        let calls = format.map(|format| Calls { format, tools: self.tools.as_slice().into(), parallel: self.parallel, forced_most });
         Ok(DialogPrompt { output: OutputRules::new(model, thought, calls), prompt })
     }
 

@@ -771,6 +771,7 @@ impl Gateway {
     /// A grammar, where calls must come or keep to their schemas, and where what the client asked for comes after a thought.
     fn force(&self, dialog: &Dialog, options: &mut Options) -> Result<(), ApiError> {
         let OutputRules { thought, calls, .. } = &options.rules.output;
+        let thought = thought.as_ref().filter(|thought| thought.wanted);
         let answer = options.constraint.as_ref().map(|asked| lark::part(&asked.constraint.grammar));
         let calls = calls.as_ref().and_then(|calls| {
             let forced = match &dialog.tool_choice {
@@ -784,7 +785,7 @@ impl Gateway {
         if calls.is_none() && (thought.is_none() || answer.is_none()) {
             return Ok(());
         }
-        let rules = AnswerRules { tokenizer: &self.text().tokenizer, thought: thought.as_ref(), calls, answer: answer.as_deref() };
+        let rules = AnswerRules { tokenizer: &self.text().tokenizer, thought, calls, answer: answer.as_deref() };
         let mut hearing = self.hearing();
         let mut unavailable = None;
         let prepare = &mut |schema: &Value, strict| {

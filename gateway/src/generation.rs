@@ -202,6 +202,14 @@ pub trait Inspect: fmt::Debug + Send {
     fn inspect(&mut self, piece: &mut Piece) -> ControlFlow<Finish>;
 }
 
+/// A call as far as it came.
+#[derive(Debug)]
+struct Called {
+    name: String,
+    /// Where calls are forced.
+    arguments: String,
+}
+
 /// One choice on its way from tokens to text.
 #[derive(Debug)]
 pub struct Pipeline {
@@ -218,6 +226,11 @@ pub struct Pipeline {
     characters: usize,
     /// That have begun.
     calls: u32,
+    /// The last of them.
+    called: Option<Called>,
+    /// The arguments so far of a call that is the last one's like up to here: where calls are forced, one that is so to its end ends
+    /// the answer.
+    again: Option<String>,
     /// What the ids of this choice's calls have in common.
     call_ids: u64,
     ended: bool,
@@ -240,6 +253,8 @@ impl Pipeline {
             tokens: 0,
             characters: 0,
             calls: 0,
+            called: None,
+            again: None,
             call_ids: hasher.finish(),
             ended: false,
         }
@@ -282,11 +297,14 @@ impl Pipeline {
     pub fn finish(&mut self, ended: Ended) -> Piece {
         let rest = self.detokenizer.finish();
         let events = match &mut self.splitter {
-            Some(splitter) => [splitter.push(&rest), splitter.finish()].concat(),
+            Some(splitter) => [splitter.push(&rest), splitter.finish(ended == Ended::Length)].concat(),
             None => vec![Event::Text(rest)],
         };
         let mut piece = Piece::default();
         self.take(events, &mut piece);
+        if ended != Ended::Length {
+            self.release(&mut piece);
+        }
         if piece.finish.is_none() {
             piece.text += &self.stops.finish();
             piece.finish = Some(match ended {
@@ -334,17 +352,61 @@ impl Pipeline {
                 },
                 Event::Thought(thought) => piece.reasoning += &thought,
                 Event::Call(name) => {
-                    self.calls += 1;
-                    let index = self.calls - 1;
-                    let id = format!("call_{:016x}{index:08x}", self.call_ids);
-                    self.call(CallDelta { index, id: Some(id), name: Some(name), arguments: String::new() }, piece);
+                    self.release(piece);
+                    let most = self.rules.output.calls.as_ref().and_then(|calls| calls.forced_most);
+                    if most.is_some_and(|most| self.calls >= most) {
+                        piece.finish = Some(self.stopped(None));
+                        return;
+                    }
+                    if most.is_some() && self.called.as_ref().is_some_and(|called| called.name == name) {
+                        self.again = Some(String::new());
+                    } else {
+                        self.begin_call(name, piece);
+                    }
                 }
-                Event::Arguments(arguments) => {
-                    let index = self.calls.saturating_sub(1);
-                    self.call(CallDelta { index, arguments, ..CallDelta::default() }, piece);
-                }
+                Event::Arguments(arguments) => match (&mut self.again, &self.called) {
+                    (Some(again), Some(called)) => {
+                        *again += &arguments;
+                        if *again == called.arguments {
+                            // It would go on so.
+                            self.again = None;
+                            piece.finish = Some(self.stopped(None));
+                            return;
+                        }
+                        if !called.arguments.starts_with(again.as_str()) {
+                            self.release(piece);
+                        }
+                    }
+                    _ => self.more_arguments(arguments, piece),
+                },
             }
         }
+    }
+
+    /// The call that began like the one before is another.
+    fn release(&mut self, piece: &mut Piece) {
+        let (Some(arguments), Some(called)) = (self.again.take(), &self.called) else { return };
+        self.begin_call(called.name.clone(), piece);
+        self.more_arguments(arguments, piece);
+    }
+
+    fn begin_call(&mut self, name: String, piece: &mut Piece) {
+        let index = self.calls;
+        self.calls += 1;
+        let id = format!("call_{:016x}{index:08x}", self.call_ids);
+        self.called = Some(Called { name: name.clone(), arguments: String::new() });
+        self.call(CallDelta { index, id: Some(id), name: Some(name), arguments: String::new() }, piece);
+    }
+
+    fn more_arguments(&mut self, arguments: String, piece: &mut Piece) {
+        if arguments.is_empty() {
+            return;
+        }
+        if self.rules.output.calls.as_ref().is_some_and(|calls| calls.forced_most.is_some()) {
+            self.called.iter_mut().for_each(|called| called.arguments += &arguments);
+        }
+        let index = self.calls.saturating_sub(1);
+        self.call(CallDelta { index, arguments, ..CallDelta::default() }, piece);
     }
 
     fn call(&self, delta: CallDelta, piece: &mut Piece) {
@@ -489,7 +551,7 @@ mod tests {
         let format = ToolFormat::of(&template).unwrap();
         let model = TextModel::new(ModelConfig::default(), Arc::new(sentencepiece_with(&MARKS)), Some(template));
         let tools = [Tool { name: "f".into(), ..Tool::default() }].into();
-        let output = OutputRules::new(&model, thought, Some(Calls { format, tools, parallel }));
+        let output = OutputRules::new(&model, thought, Some(Calls { format, tools, parallel, forced_most: None }));
         (model, TextRules { skip_special: true, output, ..TextRules::default() })
     }
 
@@ -547,6 +609,40 @@ mod tests {
         assert!(parts[1..].iter().all(|part| part.id.is_none() && part.name.is_none() && part.arguments.len() <= 2), "{parts:?}");
         assert_eq!(parts.iter().map(|part| part.arguments.as_str()).collect::<String>(), "{\"a\": 1}");
         assert_eq!(pipeline.finish(Ended::Length).finish, Some(Finish::LENGTH), "the client must know that the answer was cut");
+    }
+
+    /// Where calls are forced, to the end or cut.
+    fn forced(text: &str, most: u32, ended: Ended) -> Piece {
+        let (model, mut rules) = caller(true);
+        rules.output.calls.iter_mut().for_each(|calls| calls.forced_most = Some(most));
+        run(&mut Pipeline::new(&model, &[], &rules, 1), &spelled(&model, text, &[]), ended)
+    }
+
+    #[test]
+    fn forced_calls_end_where_they_repeat_themselves_or_are_too_many() {
+        let call = |n: u32| format!("[TOOL_CALLS]f[ARGS]{{\"a\": {n}}}");
+        let end = Ended::StopToken(0);
+        let arguments = |piece: &Piece| piece.calls.iter().map(|call| call.arguments.clone()).collect::<Vec<_>>();
+        let tool_calls = Some(Finish { reason: FinishReason::ToolCalls, stop_reason: None });
+        let piece = forced(&[call(1), call(2), call(2), call(3)].concat(), 8, end);
+        assert_eq!((arguments(&piece), &piece.finish), (vec![r#"{"a": 1}"#.into(), r#"{"a": 2}"#.into()], &tool_calls));
+        let piece = forced(&[call(1), call(2), call(1)].concat(), 8, Ended::Length);
+        assert_eq!((piece.calls.len(), piece.finish), (3, Some(Finish::LENGTH)), "only calls in a row are the same again");
+        let piece = forced(&(0..9).map(call).collect::<String>(), 4, end);
+        assert_eq!((piece.calls.len(), &piece.finish), (4, &tool_calls));
+        let piece = forced(&[call(1), call(12)].concat(), 8, end);
+        assert_eq!(arguments(&piece), [r#"{"a": 1}"#, r#"{"a": 12}"#]);
+        assert!(piece.calls.iter().enumerate().all(|(place, call)| call.index as usize == place && call.id.is_some()));
+    }
+
+    #[test]
+    fn a_forced_call_that_was_cut_is_as_far_as_it_came_or_nothing() {
+        let begun = "[TOOL_CALLS]f[ARGS]{\"a\": 1}";
+        for (cut, calls) in [("[TOOL_CALLS]", 1), ("[TOOL_CALLS]g", 1), ("[TOOL_CALLS]g[ARGS]{\"b\": ", 2), ("[TOOL_CALLS]f[ARGS]{\"a", 1)]
+        {
+            let piece = forced(&format!("{begun}{cut}"), 8, Ended::Length);
+            assert_eq!((piece.text.as_str(), piece.calls.len(), &piece.finish), ("", calls, &Some(Finish::LENGTH)), "{cut}");
+        }
     }
 
     #[test]

@@ -38,6 +38,9 @@ pub enum ModelError {
     Invalid { path: PathBuf, reason: String },
 }
 
+/// Calls of one answer that must be calls, unless an operator says otherwise.
+pub const FORCED_CALLS_MAX: u32 = 8;
+
 /// A model as far as text goes.
 #[derive(Debug)]
 pub struct TextModel {
@@ -47,6 +50,8 @@ pub struct TextModel {
     pub template: Option<ChatTemplate>,
     /// `None`: what clients write may become special tokens.
     pub marks: Option<Marks>,
+    /// Most calls of one answer that must be calls: a weak model makes one after another.
+    pub forced_calls_max: u32,
 }
 
 impl TextModel {
@@ -63,7 +68,11 @@ impl TextModel {
 
     pub fn new(config: ModelConfig, tokenizer: Arc<Tokenizer>, template: Option<ChatTemplate>) -> Self {
         let marks = Some(Marks::new(&tokenizer, template.as_ref()));
-        Self { config, tokenizer, template, marks }
+        Self { config, tokenizer, template, marks, forced_calls_max: FORCED_CALLS_MAX }
+    }
+
+    pub fn with_forced_calls_max(self, forced_calls_max: u32) -> Self {
+        Self { forced_calls_max, ..self }
     }
 
     /// For clients that are trusted: marks that they write are marks.

@@ -162,7 +162,12 @@ impl World {
         };
         let mut pipeline = Pipeline::new(&self.model, &[30, 31], &rules, 1);
         let mut whole = Piece::default();
-        tokens.iter().for_each(|&token| whole.append(pipeline.push(token, None)));
+        for &token in tokens {
+            whole.append(pipeline.push(token, None));
+            if pipeline.has_ended() {
+                return whole;
+            }
+        }
         whole.append(pipeline.finish(Ended::StopToken(EOS)));
         whole
     }

@@ -1,7 +1,8 @@
-//! A dialog in the shape that chat templates expect: OpenAI's messages, but arguments as objects.
+//! A dialog in the shape that its chat template expects: OpenAI's messages, with an empty text where there is no content, and calls'
+//! arguments as objects, or as text where the template adds them to text.
 
-use super::{Dialog, Message, Tool, ToolCall, ToolChoice};
-use crate::text::template::{ChatInput, ChatTemplate, TemplateError};
+use super::{Dialog, Message, Tool, ToolCall, ToolChoice, mended::mended};
+use crate::text::template::{ChatInput, ChatTemplate, TemplateError, json, takes::Takes};
 use minijinja::{Value, value::Serde};
 use std::{
     collections::BTreeMap,
@@ -11,13 +12,34 @@ use std::{
 
 /// An effort at which a model that can do without thinking does without.
 const NO_EFFORT: &str = "none";
+/// Holds arguments that are no object, where an object is needed. Clients of `/v1/messages` get them under the same name.
+pub(crate) const OTHER_ARGUMENTS: &str = "arguments";
 /// Templates that show one of these refuse ids of calls that are not nine letters and digits (Mistral's).
 const SHORT_ID_SIGNS: [&str; 2] = ["length != 9", "length == 9"];
 
 pub(super) fn render(dialog: &Dialog, template: &ChatTemplate, now: SystemTime) -> Result<String, TemplateError> {
+    let takes = template.takes();
+    match mended(&dialog.messages, takes, dialog.continues) {
+        Some(mended) => rendered(dialog, &mended, takes, template, now),
+        None => rendered(dialog, &dialog.messages, takes, template, now).or_else(|refused| {
+            // What the template takes was tried with short dialogs: this one may be of another kind.
+            let least = takes.least();
+            let mended = mended(&dialog.messages, &least, dialog.continues);
+            rendered(dialog, mended.as_ref().unwrap_or(&dialog.messages), &least, template, now).map_err(|_| refused)
+        }),
+    }
+}
+
+fn rendered(
+    dialog: &Dialog,
+    messages: &[Message],
+    takes: &Takes,
+    template: &ChatTemplate,
+    now: SystemTime,
+) -> Result<String, TemplateError> {
     let knows_developers = template.mentions("developer");
     let id = if SHORT_ID_SIGNS.iter().any(|sign| template.mentions(sign)) { short_id } else { str::to_owned };
-    let messages = dialog.messages.iter().map(|message| message_value(message, knows_developers, id));
+    let messages = messages.iter().map(|message| message_value(message, knows_developers, takes, id));
     let tools = match dialog.tool_choice {
         ToolChoice::None => None,
         _ => Some(dialog.tools.iter().map(tool_value).collect()).filter(|tools: &Vec<_>| !tools.is_empty()),
@@ -38,26 +60,39 @@ fn short_id(id: &str) -> String {
     (0..9).map(|place| char::from(ALPHABET[(hash / 36u64.pow(place) % 36) as usize])).collect()
 }
 
-fn message_value(message: &Message, knows_developers: bool, id: fn(&str) -> String) -> Value {
+fn message_value(message: &Message, knows_developers: bool, takes: &Takes, id: fn(&str) -> String) -> Value {
     let role = match message.role.as_str() {
         "developer" if !knows_developers => "system",
         role => role,
     };
-    let mut fields = vec![("role", Value::from(role)), ("content", Value::from(message.content.clone()))];
+    let content = message.content.as_deref().unwrap_or_default();
+    let is_none = content.is_empty() && !message.tool_calls.is_empty() && takes.none_beside_calls;
+    let mut fields = vec![("role", Value::from(role)), ("content", if is_none { Value::from(()) } else { Value::from(content) })];
     if let Some(reasoning) = &message.reasoning {
-        // Templates know it by either name.
-        fields.extend([("reasoning_content", Value::from(reasoning.as_str())), ("reasoning", Value::from(reasoning.as_str()))]);
+        // Templates know it by one of these names.
+        fields.extend(["reasoning_content", "reasoning", "thinking"].map(|name| (name, Value::from(reasoning.as_str()))));
     }
     if !message.tool_calls.is_empty() {
-        fields.push(("tool_calls", message.tool_calls.iter().map(|call| call_value(call, id)).collect()));
+        fields.push(("tool_calls", message.tool_calls.iter().map(|call| call_value(call, takes, id)).collect()));
     }
     fields.extend(message.tool_call_id.as_deref().map(|call| ("tool_call_id", Value::from(id(call)))));
     fields.extend(message.name.as_deref().map(|name| ("name", Value::from(name))));
     Value::from_pairs(fields.into_iter().chain(message.others.iter().map(|(name, value)| (name.as_str(), value.clone()))))
 }
 
-fn call_value(call: &ToolCall, id: fn(&str) -> String) -> Value {
-    let function = [("name", Value::from(call.name.as_str())), ("arguments", Value::from(Serde(&call.arguments)))];
+fn call_value(call: &ToolCall, takes: &Takes, id: fn(&str) -> String) -> Value {
+    let taken = |arguments: &serde_json::Value| match arguments {
+        serde_json::Value::Object(_) => true,
+        serde_json::Value::String(_) => takes.text_arguments,
+        _ => takes.other_arguments,
+    };
+    let arguments = match &call.arguments {
+        serde_json::Value::String(text) if takes.arguments_as_text => Value::from(text.as_str()),
+        arguments if takes.arguments_as_text => Value::from(json::dumps(arguments)),
+        arguments if taken(arguments) => Value::from(Serde(arguments)),
+        other => Value::from_pairs([(OTHER_ARGUMENTS, Value::from(Serde(other)))]),
+    };
+    let function = [("name", Value::from(call.name.as_str())), ("arguments", arguments)];
     Value::from_pairs([("id", Value::from(id(&call.id))), ("type", Value::from("function")), ("function", Value::from_pairs(function))])
 }
 
@@ -109,7 +144,7 @@ mod tests {
         assert_eq!(
             given["messages"].to_string(),
             json!([
-                {"role": "assistant", "content": null, "reasoning_content": "hm", "reasoning": "hm", "tool_calls": [
+                {"role": "assistant", "content": "", "reasoning_content": "hm", "reasoning": "hm", "thinking": "hm", "tool_calls": [
                     {"id": "call_1", "type": "function", "function": {
                         "name": "look", "arguments": {"z": 1.0, "a": {"y": [], "b": null}}}}]},
                 {"role": "tool", "content": "2", "tool_call_id": "call_1"},

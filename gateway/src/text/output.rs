@@ -113,14 +113,14 @@ impl Splitter {
         events.0
     }
 
-    /// No more text comes.
-    pub fn finish(&mut self) -> Vec<Event> {
+    /// No more text comes: it was `cut` by its length, perhaps within a mark or the beginning of a call, or it came to an end.
+    pub fn finish(&mut self, cut: bool) -> Vec<Event> {
         let mut events = Events::default();
         if let Some(thought) = &mut self.thought {
-            thought.finish(&mut events, &mut answer(&mut self.calls));
+            thought.finish(cut, &mut events, &mut answer(&mut self.calls));
         }
         if let Some(frame) = &mut self.calls {
-            frame.finish(&mut events);
+            frame.finish(cut, &mut events);
         }
         events.0
     }

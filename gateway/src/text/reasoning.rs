@@ -13,25 +13,23 @@ pub struct Thought {
     pub end: &'static str,
     /// The prompt has begun the thought.
     pub open: bool,
+    /// The answer may begin with one: not where the prompt holds one already, as it does for models that were told not to think. Some
+    /// think all the same.
+    pub wanted: bool,
 }
 
 impl Thought {
     /// For answers to this prompt. `None`: this model has no marks for thoughts.
     pub fn after(template: &ChatTemplate, prompt: &str) -> Option<Self> {
         let &(begin, end) = MARKS.iter().find(|(begin, end)| template.mentions(begin) && template.mentions(end))?;
-        Some(Self { begin, end, open: prompt.trim_end().ends_with(begin) })
+        let prompt = prompt.trim_end();
+        Some(Self { begin, end, open: prompt.ends_with(begin), wanted: !prompt.ends_with(end) })
     }
 
     /// The marks of a template that looks for thoughts in what an assistant said.
     pub fn taken_out_by(template: &ChatTemplate) -> Option<(&'static str, &'static str)> {
         let splits = |end: &str| template.mentions(&format!("split('{end}')")) || template.mentions(&format!("split(\"{end}\")"));
         MARKS.into_iter().find(|(_, end)| splits(end))
-    }
-
-    /// Whether an answer to this prompt can begin with a thought: not where the prompt holds one already, as it does for
-    /// models that were told not to think.
-    pub fn possible(&self, prompt: &str) -> bool {
-        self.open || !prompt.trim_end().ends_with(self.end)
     }
 
     pub(super) fn marks(&self) -> impl Iterator<Item = &'static str> {
@@ -43,6 +41,7 @@ impl Thought {
 #[derive(Debug)]
 pub(super) struct ThoughtSplitter {
     begin: &'static str,
+    end_mark: &'static str,
     end: MarkerWatch,
     state: State,
     /// White space that may turn out to stand before a mark.
@@ -51,7 +50,7 @@ pub(super) struct ThoughtSplitter {
 
 #[derive(Debug)]
 enum State {
-    /// Nothing but white space and this much of the begin mark.
+    /// Nothing but white space and this much of a mark.
     Before(String),
     /// `true`: something was thought.
     Thinking(bool),
@@ -63,7 +62,7 @@ enum State {
 impl ThoughtSplitter {
     pub(super) fn new(thought: Thought) -> Self {
         let state = if thought.open { State::Thinking(false) } else { State::Before(String::new()) };
-        Self { begin: thought.begin, end: MarkerWatch::new([thought.end]), state, space: String::new() }
+        Self { begin: thought.begin, end_mark: thought.end, end: MarkerWatch::new([thought.end]), state, space: String::new() }
     }
 
     pub(super) fn thinks(&self) -> bool {
@@ -85,7 +84,11 @@ impl ThoughtSplitter {
                 if mark == self.begin {
                     self.space.clear();
                     self.state = State::Thinking(false);
-                } else if !self.begin.starts_with(mark.as_str()) {
+                } else if mark == self.end_mark {
+                    // Of a thought that the prompt has ended already.
+                    self.space.clear();
+                    self.state = State::Between;
+                } else if !self.begin.starts_with(mark.as_str()) && !self.end_mark.starts_with(mark.as_str()) {
                     self.give_up(events, answer);
                 }
             }
@@ -112,8 +115,10 @@ impl ThoughtSplitter {
         }
     }
 
-    pub(super) fn finish(&mut self, events: &mut Events, answer: &mut impl FnMut(char, &mut Events)) {
+    /// No more text comes: it was `cut`, perhaps within a mark.
+    pub(super) fn finish(&mut self, cut: bool, events: &mut Events, answer: &mut impl FnMut(char, &mut Events)) {
         match &self.state {
+            State::Before(mark) if cut && is_begun(mark) => {}
             State::Before(_) => self.give_up(events, answer),
             State::Thinking(_) => events.thought(&(std::mem::take(&mut self.space) + &self.end.finish())),
             State::Between | State::Answer => {}
@@ -128,6 +133,11 @@ impl ThoughtSplitter {
     }
 }
 
+/// Whether text that was cut ends within a mark: one character may be anything.
+pub(super) fn is_begun(mark: &str) -> bool {
+    mark.chars().nth(1).is_some()
+}
+
 #[cfg(test)]
 mod tests {
     use super::{
@@ -139,11 +149,15 @@ mod tests {
     };
 
     fn split(open: bool, text: &str) -> Vec<Event> {
-        let thought = Thought { begin: "<think>", end: "</think>", open };
+        split_cut(open, text, false)
+    }
+
+    fn split_cut(open: bool, text: &str, cut: bool) -> Vec<Event> {
+        let thought = Thought { begin: "<think>", end: "</think>", open, wanted: true };
         let rules = OutputRules { thought: Some(thought), ..OutputRules::default() };
         let mut splitter = Splitter::new(&rules);
         let mut events = splitter.push(text);
-        events.extend(splitter.finish());
+        events.extend(splitter.finish(cut));
         events
     }
 
@@ -171,6 +185,18 @@ mod tests {
     }
 
     #[test]
+    fn a_mark_that_was_cut_is_no_text() {
+        assert_eq!(split_cut(false, "\n<thi", true), []);
+        assert_eq!(split_cut(false, "<", true), [text("<")], "that may be anything");
+    }
+
+    #[test]
+    fn a_mark_that_ends_a_thought_of_the_prompt_again_is_nothing() {
+        assert_eq!(split(false, "\n</think>\n\nx"), [text("x")]);
+        assert_eq!(split(false, "</thin>"), [text("</thin>")]);
+    }
+
+    #[test]
     fn a_thought_that_was_cut_is_all_thought() {
         assert_eq!(split(true, "a b \n</thi").into_iter().reduce(join), Some(thought("a b \n</thi")));
     }
@@ -190,7 +216,7 @@ mod tests {
         assert_eq!((open.begin, open.end, open.open), ("<think>", "</think>", true));
         let told_not_to = "assistant:\n<think>\n\n</think>\n\n";
         let closed = Thought::after(&qwen, told_not_to).unwrap();
-        assert!(!closed.open && !closed.possible(told_not_to) && closed.possible("assistant:\n"));
+        assert!(!closed.open && !closed.wanted && Thought::after(&qwen, "assistant:\n").unwrap().wanted);
         assert_eq!(Thought::after(&template("[THINK]{{ x }}[/THINK]"), "").unwrap().end, "[/THINK]");
         assert_eq!(Thought::after(&template("<think>"), ""), None, "a begin without an end is no block");
     }

@@ -1,30 +1,37 @@
 //! Chat messages to text, as `apply_chat_template` of Hugging Face's transformers renders them (`chat_template_utils.py`
 //! there): the same Jinja settings, the same extra functions, Python's way to print values.
+//!
+//! - `source`: what Jinja2 has and MiniJinja has not, written otherwise
+//! - `python`: printing, tests and methods of values; [`json`]: `tojson`
+//! - [`takes`]: what a template makes of messages that not every template takes
+
+pub(crate) mod json;
+mod python;
+mod source;
+pub(crate) mod takes;
 
 use super::config::ModelConfig;
-use minijinja::{
-    Environment, Error, ErrorKind, Output, State, Value, context,
-    syntax::SyntaxConfig,
-    value::{Kwargs, ValueKind},
-};
-use serde::Serialize;
-use serde_json::ser::{Formatter, PrettyFormatter};
+use minijinja::{Environment, Error, ErrorKind, Value, context, syntax::SyntaxConfig};
 use std::{
     collections::BTreeMap,
-    io,
     panic::{AssertUnwindSafe, catch_unwind},
     time::SystemTime,
 };
+use takes::Takes;
 use time::{OffsetDateTime, format_description::parse_strftime_borrowed};
 
 /// Instructions that one rendering may execute: some hundred per message of the longest chat that fits a request.
 const FUEL: u64 = 20_000_000;
+
+/// Of a dialog of a few words, which tries what the template takes.
+const FUEL_TO_TRY: u64 = 200_000;
 
 #[derive(Debug)]
 pub struct ChatTemplate {
     env: Environment<'static>,
     source: String,
     specials: Vec<(&'static str, String)>,
+    takes: Takes,
 }
 
 /// What a template is given.
@@ -48,14 +55,13 @@ impl ChatTemplate {
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         env.set_syntax(syntax.map_err(|e| TemplateError(e.to_string()))?);
         env.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-        env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        env.set_formatter(print_as_python);
+        python::install(&mut env);
         env.set_fuel(Some(FUEL));
-        env.add_filter("tojson", to_json);
+        env.add_filter("tojson", json::to_json);
         env.add_function("raise_exception", |message: String| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, message))
         });
-        env.add_template_owned("chat", without_generation_tags(&source)).map_err(|e| TemplateError(describe(&e)))?;
+        env.add_template_owned("chat", source::adapted(&source)).map_err(|e| TemplateError(describe(&e)))?;
         let specials = [
             ("bos_token", &config.bos_token),
             ("eos_token", &config.eos_token),
@@ -63,7 +69,16 @@ impl ChatTemplate {
             ("pad_token", &config.pad_token),
         ];
         let specials = specials.into_iter().filter_map(|(name, token)| Some((name, token.clone()?))).collect();
-        Ok(Self { env, source, specials })
+        let mut template = Self { env, source, specials, takes: Takes::default() };
+        template.env.set_fuel(Some(FUEL_TO_TRY));
+        template.takes = Takes::found(&template);
+        template.env.set_fuel(Some(FUEL));
+        Ok(template)
+    }
+
+    /// What it makes of messages that not every template takes.
+    pub(crate) fn takes(&self) -> &Takes {
+        &self.takes
     }
 
     /// Whether the template's own text contains this.
@@ -101,76 +116,11 @@ fn describe(error: &Error) -> String {
     }
 }
 
-/// Jinja2 prints Python's names of the constants.
-fn print_as_python(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Error> {
-    match value.kind() {
-        ValueKind::Bool => Ok(out.write_str(if value.is_true() { "True" } else { "False" })?),
-        ValueKind::None => Ok(out.write_str("None")?),
-        _ => minijinja::escape_formatter(out, state, value),
-    }
-}
-
-/// `json.dumps(value, ensure_ascii=False, indent=…)`: unlike Jinja's own filter, nothing is escaped for HTML.
-fn to_json(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
-    let indent: Option<usize> = kwargs.get("indent")?;
-    // Accepted because transformers accepts it; its effect is Python's default anyway.
-    let _ensure_ascii: Option<bool> = kwargs.get("ensure_ascii")?;
-    kwargs.assert_all_used()?;
-    let mut json = Vec::new();
-    let written = match indent {
-        Some(width) => {
-            let indent = " ".repeat(width.min(16));
-            value.serialize(&mut serde_json::Serializer::with_formatter(&mut json, PrettyFormatter::with_indent(indent.as_bytes())))
-        }
-        None => value.serialize(&mut serde_json::Serializer::with_formatter(&mut json, PythonFormatter)),
-    };
-    written.map_err(|e| Error::new(ErrorKind::InvalidOperation, e.to_string()))?;
-    Ok(Value::from(String::from_utf8(json).expect("JSON is UTF-8")))
-}
-
-/// Python puts a space after each comma and colon.
-struct PythonFormatter;
-
-impl Formatter for PythonFormatter {
-    fn begin_array_value<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
-        if first { Ok(()) } else { writer.write_all(b", ") }
-    }
-
-    fn begin_object_key<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
-        if first { Ok(()) } else { writer.write_all(b", ") }
-    }
-
-    fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        writer.write_all(b": ")
-    }
-}
-
 /// Dates in UTC.
 fn strftime(now: SystemTime, format: &str) -> Result<String, Error> {
     let invalid = |reason: String| Error::new(ErrorKind::InvalidOperation, format!("strftime_now({format:?}): {reason}"));
     let description = parse_strftime_borrowed(format).map_err(|e| invalid(e.to_string()))?;
     OffsetDateTime::from(now).format(&description).map_err(|e| invalid(e.to_string()))
-}
-
-/// `{% generation %}` marks the assistant's part for training. It prints nothing, so a condition that always holds
-/// takes its place, white-space marks and all.
-fn without_generation_tags(source: &str) -> String {
-    let mut out = String::with_capacity(source.len());
-    let mut rest = source;
-    while let Some(at) = rest.find("{%") {
-        out.push_str(&rest[..at]);
-        rest = &rest[at..];
-        let Some(end) = rest[2..].find("%}").map(|end| end + 2) else { break };
-        let inner = rest[2..end].trim_matches(['-', '+']);
-        let replacement = match inner.trim() {
-            "generation" => "if true",
-            "endgeneration" => "endif",
-            _ => inner.trim(),
-        };
-        out.push_str(&rest[..end + 2].replacen(inner.trim(), replacement, 1));
-        rest = &rest[end + 2..];
-    }
-    out + rest
 }
 
 #[cfg(test)]

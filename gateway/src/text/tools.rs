@@ -97,6 +97,8 @@ pub struct Calls {
     pub tools: Arc<[Tool]>,
     /// More than one call counts.
     pub parallel: bool,
+    /// The answer is nothing but calls, and so many at most; `None`: it may be text, and as many as the model likes.
+    pub forced_most: Option<u32>,
 }
 
 impl Calls {

@@ -21,6 +21,8 @@ use std::{collections::HashMap, sync::Arc, time::Instant};
 
 /// A first system block that begins so differs in every request.
 const BILLING_HEADER: &str = "x-anthropic-billing-header:";
+/// How results of failed calls begin.
+const ERROR: &str = "Error";
 /// Messages of one request.
 const MESSAGES_MAX: usize = 100_000;
 
@@ -77,6 +79,8 @@ struct Block {
     tool_use_id: Option<String>,
     #[serde(default)]
     content: Option<Content>,
+    #[serde(default)]
+    is_error: Option<bool>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -292,7 +296,17 @@ fn result(param: &str, block: Block, names: &HashMap<String, String>) -> Result<
         .tool_use_id
         .ok_or_else(|| ApiError::invalid(param, format!("`{param}`: a block of type `{}` needs `tool_use_id`", block.r#type)))?;
     let content = block.content.map_or(Ok(String::new()), |content| text(param, content))?;
+    let content = if block.is_error == Some(true) { failed(content) } else { content };
     Ok(Message { role: "tool".into(), content: Some(content), name: names.get(&id).cloned(), tool_call_id: Some(id), ..Message::default() })
+}
+
+/// What a tool returned that failed: the model learns of it in words, unless they say so already.
+fn failed(content: String) -> String {
+    match content.trim_start().get(..ERROR.len()) {
+        Some(begin) if begin.eq_ignore_ascii_case(ERROR) => content,
+        _ if content.trim().is_empty() => ERROR.to_owned(),
+        _ => format!("{ERROR}: {content}"),
+    }
 }
 
 /// Tools that Anthropic would run itself are skipped: they have a type, and no schema.
@@ -341,6 +355,7 @@ impl Block {
             input: None,
             tool_use_id: None,
             content: None,
+            is_error: None,
         }
     }
 }
@@ -396,7 +411,7 @@ mod tests {
             ("user", "a\nb"),
             ("assistant", "Look."),
             ("tool", "sun"),
-            ("tool", "rain"),
+            ("tool", "Error: rain"),
             ("user", "So?"),
             ("system", "Be brief."),
             ("user", "Go"),
@@ -407,6 +422,13 @@ mod tests {
             (Some("hm"), Some("look"), None)
         );
         assert_eq!(messages[1].tool_calls, [ToolCall { id: "t1".into(), name: "look".into(), arguments: json!({"z": 1, "a": 2}) }]);
+    }
+
+    #[test]
+    fn a_failed_call_says_so_once() {
+        for (content, told) in [("rain", "Error: rain"), ("error: rain", "error: rain"), (" ", "Error"), ("é", "Error: é")] {
+            assert_eq!(failed(content.into()), told);
+        }
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Calls in an answer. A call that turns out to be none is text, to the last character; white space beside calls is nothing.
+//! Calls in an answer. A call that turns out to be none is text, to the last character; white space beside calls is nothing. What may
+//! have become a call in an answer that was cut is nothing, either.
 //!
 //! ```text
 //!            mark                    first character              last character
@@ -8,7 +9,7 @@
 //! ```
 
 use super::{
-    super::{marker::MarkerWatch, output::Events},
+    super::{marker::MarkerWatch, output::Events, reasoning::is_begun},
     Calls, Names, Reader, Step,
 };
 use std::sync::Arc;
@@ -75,18 +76,29 @@ impl Frame {
         }
     }
 
-    pub(in super::super) fn finish(&mut self, events: &mut Events) {
+    pub(in super::super) fn finish(&mut self, cut: bool, events: &mut Events) {
+        // Where calls are all that may come, what is left belongs to none.
+        let forced = self.calls.forced_most.is_some();
         match std::mem::replace(&mut self.state, State::Text) {
             State::Text => {
                 let held = self.watch.finish();
+                if forced || cut && is_begun(&held) {
+                    return;
+                }
                 if !(self.called && held.is_empty()) {
                     events.text(&std::mem::take(&mut self.space));
                 }
                 events.text(&held);
             }
-            State::Opening { raw, .. } => events.text(&raw),
             State::Reading { mut reader, .. } if reader.said() => reader.finish(events),
-            State::Reading { raw, .. } => events.text(&raw),
+            State::Opening { raw, row } | State::Reading { raw, row, .. } => {
+                // Without a mark, JSON may be meant for the client.
+                let begun = !row.bare || raw.contains("\"name\"");
+                if !(forced || cut && begun) {
+                    events.text(&raw);
+                }
+            }
+            State::After { .. } if forced || cut => {}
             State::After { held, .. } if held.trim().is_empty() => {}
             State::After { held, .. } => events.text(&held),
         }

@@ -61,7 +61,8 @@ impl AnswerRules<'_> {
     /// The grammar as text. A schema that cannot be kept is refused where a tool is strict; elsewhere any object will do.
     pub fn lark(&self, prepare: PrepareSchema<'_>) -> Result<String, Refused> {
         let mut lark = String::new();
-        let thought = self.thought.map(|thought| self.thought(thought, &mut lark)).unwrap_or_default();
+        let thought = self.thought.filter(|thought| thought.wanted);
+        let thought = thought.map(|thought| self.thought(thought, &mut lark)).unwrap_or_default();
         let answer = self.answer.map(|answer| {
             let _ = writeln!(lark, "answer: {answer}");
         });
@@ -85,7 +86,11 @@ impl AnswerRules<'_> {
                 let begin = without(script.begin, spelled);
                 // Where each call has a mark of its own, and that ends the text before it, a call is a row.
                 let one = !calls.parallel || spelled.is_some() && begin == script.begin;
-                let more = if one { String::new() } else { format!("({} call)*", self.literal(script.join)) };
+                let more = match calls.forced_most {
+                    _ if one => String::new(),
+                    Some(most) => format!("({} call){{0,{}}}", self.literal(script.join), most.saturating_sub(1)),
+                    None => format!("({} call)*", self.literal(script.join)),
+                };
                 let _ = writeln!(lark, "row: {} call {more} {}", self.literal(begin), self.literal(script.end));
                 match (forced, answer) {
                     (Forced::Any | Forced::Named(_), _) => "row".to_owned(),
@@ -332,7 +337,7 @@ mod tests {
         let parameters = json!({"properties": {"a": {"type": "integer"}, "b": {"type": "string"}}, "required": ["a"]});
         let tools =
             [Tool { name: "f".into(), parameters: Some(parameters), ..Tool::default() }, Tool { name: "g".into(), ..Tool::default() }];
-        Calls { format, tools: tools.into(), parallel }
+        Calls { format, tools: tools.into(), parallel, forced_most: None }
     }
 
     fn lark(tokenizer: &Tokenizer, thought: Option<&Thought>, calls: &Calls, forced: Forced) -> String {
@@ -355,10 +360,17 @@ row: "" call ("\n" call)* ""
     }
 
     #[test]
+    fn so_many_calls_are_forced_at_most() {
+        let calls = Calls { forced_most: Some(8), ..calls(&hermes::FORMAT, true) };
+        let lark = lark(&sentencepiece(), None, &calls, Forced::Any);
+        assert!(lark.ends_with("row: \"\" call (\"\\n\" call){0,7} \"\"\n"), "{lark}");
+    }
+
+    #[test]
     fn marks_that_are_tokens_go_by_their_ids_and_a_named_tool_is_alone() {
         let tokenizer = sentencepiece_with(&["[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]"]);
         let id = |mark| tokenizer.id_of(mark).unwrap();
-        let thought = Thought { begin: "[THINK]", end: "[/THINK]", open: false };
+        let thought = Thought { begin: "[THINK]", end: "[/THINK]", open: false, wanted: true };
         assert_eq!(
             lark(&tokenizer, Some(&thought), &calls(&mistral::NAMED, false), Forced::Named("g")),
             format!(
@@ -418,7 +430,7 @@ row: "" call ("\n" call)* ""
 
     #[test]
     fn an_answer_may_follow_a_thought() {
-        let thought = Thought { begin: "<think>", end: "</think>", open: true };
+        let thought = Thought { begin: "<think>", end: "</think>", open: true, wanted: true };
         let rules = AnswerRules { tokenizer: &sentencepiece(), thought: Some(&thought), calls: None, answer: Some("%json {}") };
         assert_eq!(
             rules.lark(&mut prepare).unwrap(),
@@ -433,7 +445,7 @@ row: "" call ("\n" call)* ""
     fn a_schema_that_cannot_be_kept_is_refused_where_it_must_be() {
         let forbidden = Tool { name: "f".into(), parameters: Some(json!({"forbidden": 1})), ..Tool::default() };
         let lark = |tool| {
-            let calls = Calls { format: &hermes::FORMAT, tools: [tool].into(), parallel: true };
+            let calls = Calls { format: &hermes::FORMAT, tools: [tool].into(), parallel: true, forced_most: None };
             AnswerRules { tokenizer: &sentencepiece(), thought: None, calls: Some((&calls, Forced::Any)), answer: None }.lark(&mut prepare)
         };
         assert_eq!(lark(Tool { strict: true, ..forbidden.clone() }), Err(Refused { tool: 0, error: no() }));

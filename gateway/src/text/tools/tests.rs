@@ -27,11 +27,16 @@ fn tools() -> Arc<[Tool]> {
 }
 
 fn rules(format: &'static ToolFormat) -> OutputRules {
-    OutputRules { calls: Some(Calls { format, tools: tools(), parallel: true }), ..OutputRules::default() }
+    OutputRules { calls: Some(Calls { format, tools: tools(), parallel: true, forced_most: None }), ..OutputRules::default() }
 }
 
 fn read_pieces<'a>(format: &'static ToolFormat, pieces: impl IntoIterator<Item = &'a str>) -> Read {
-    let mut splitter = Splitter::new(&rules(format));
+    read_to(&rules(format), false, pieces)
+}
+
+/// To an end, or to where it was cut.
+fn read_to<'a>(rules: &OutputRules, cut: bool, pieces: impl IntoIterator<Item = &'a str>) -> Read {
+    let mut splitter = Splitter::new(rules);
     let mut read = Read::default();
     let mut take = |events: Vec<Event>| {
         for event in events {
@@ -44,7 +49,7 @@ fn read_pieces<'a>(format: &'static ToolFormat, pieces: impl IntoIterator<Item =
         }
     };
     pieces.into_iter().for_each(|piece| take(splitter.push(piece)));
-    take(splitter.finish());
+    take(splitter.finish(cut));
     read
 }
 
@@ -126,6 +131,37 @@ fn a_call_that_was_cut_or_not_closed_is_as_far_as_it_came() {
     assert_eq!(read("<tool_call>{\"name\": \"f\", \"arguments\": {\"o\": {}\n</tool_call>x"), reads("x", &[("f", "{\"o\": {}\n")]));
     assert_eq!(read("<tool_call>{\"name\": \"f\", \"arguments\": {}} oops"), reads(" oops", &[("f", "{}")]));
     assert_eq!(read("<tool_call> no <tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>"), reads("<tool_call> no", &[("f", "{}")]));
+}
+
+#[test]
+fn no_byte_of_a_mark_or_of_a_calls_beginning_is_text_where_an_answer_was_cut() {
+    let call = "<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>";
+    let whole = format!("Look:\n{call}\n{call}");
+    let forced =
+        |format| OutputRules { calls: rules(format).calls.map(|calls| Calls { forced_most: Some(8), ..calls }), ..OutputRules::default() };
+    for end in (0..=whole.len()).filter(|end| whole.is_char_boundary(*end)) {
+        let Read { text, calls } = read_to(&rules(&hermes::FORMAT), true, [&whole[..end]]);
+        let said = "Look:\n".split_at(end.min(6)).0;
+        // A single character may be anything.
+        assert!(text == said || text == said.trim_end() || text == "Look:\n<", "{text:?} of {:?}", &whole[..end]);
+        assert_eq!(calls.iter().filter(|(name, _)| name == "f").count(), calls.len(), "{calls:?}");
+        let begun = format!("{call}\n{call}");
+        assert_eq!(read_to(&forced(&hermes::FORMAT), true, [&begun[..end.min(begun.len())]]).text, "");
+    }
+    for (format, cut) in [
+        (&llama_json::FORMAT, "{\"name\": \"get_w"),
+        (&llama_json::FORMAT, "<|python_tag|>{\"na"),
+        (&mistral::NAMED, "[TOOL_CALLS]get_w"),
+        (&mistral::LIST, "[TOOL_CALLS] [{\"name"),
+        (&qwen_coder::FORMAT, "<tool_call>\n<function=get_w"),
+        (&qwen_coder::FORMAT, "<functio"),
+        (&pythonic::FORMAT, "<|python_start|>[get_w"),
+    ] {
+        assert_eq!(read_to(&rules(format), true, [cut]), Read::default(), "{cut}");
+        assert_eq!(read_to(&forced(format), true, [cut]), Read::default(), "{cut}");
+    }
+    assert_eq!(read_to(&rules(&llama_json::FORMAT), true, ["{\"place\": \"Os"]).text, "{\"place\": \"Os", "an answer in JSON");
+    assert_eq!(read_to(&rules(&hermes::FORMAT), true, ["2 <"]).text, "2 <");
 }
 
 #[test]
