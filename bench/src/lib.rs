@@ -1,5 +1,10 @@
 //! Measurements of Tidemill, and the workloads and models that they need.
 //!
+//! - [`abuse`]: `tidemill-bench abuse`, what others notice of a client that attacks
+//!   - [`abuse::attacks`]: the table of attacks
+//!   - [`abuse::attacker`]: the client that attacks
+//!   - [`abuse::cluster`], [`abuse::premium`], [`abuse::keepsakes`]: the cluster, a tenant that chats, and what others have stored
+//!   - [`abuse::outcome`]: what came of it
 //! - [`chaos`]: `tidemill-bench chaos`, faults of live processes
 //! - [`goodput`]: `tidemill-bench goodput`, the highest rate at which servers keep their limits
 //!   - [`goodput::search`]: bisection, and intervals of what it finds
@@ -61,6 +66,7 @@
 //!   - [`sim::report`], [`sim::html`], [`sim::plot`]: figures as text, JSON and a page with plots
 //! - [`stub`]: `tidemill-bench stub`, a server with known delays, which shows how true the client is
 
+pub mod abuse;
 pub mod chaos;
 pub mod goodput;
 pub mod grammar;

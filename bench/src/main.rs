@@ -2,6 +2,7 @@
 
 use clap::Parser;
 use tidemill_bench::{
+    abuse::{self, AbuseArgs},
     chaos::{self, ChaosArgs},
     goodput::{self, GoodputArgs},
     grammar::{self, GrammarArgs},
@@ -22,6 +23,7 @@ use tidemill_net::process::Failed;
 #[derive(Parser)]
 #[command(version)]
 enum Command {
+    Abuse(AbuseArgs),
     Chaos(ChaosArgs),
     Goodput(GoodputArgs),
     Grammar(GrammarArgs),
@@ -39,6 +41,7 @@ enum Command {
 
 fn main() -> Result<(), Failed> {
     let outcome = match Command::parse() {
+        Command::Abuse(args) => tokio::runtime::Runtime::new()?.block_on(abuse::run(args)),
         Command::Chaos(args) => tokio::runtime::Runtime::new()?.block_on(chaos::run(args)),
         Command::Goodput(args) => load::runtime(args.settings.threads).and_then(|runtime| runtime.block_on(goodput::run(args))),
         Command::Grammar(args) => grammar::run(&args),
