@@ -284,24 +284,33 @@ impl Watch {
         })
     }
 
-    pub async fn end(self, cluster: &Cluster) -> anyhow::Result<Watched> {
+    pub async fn end(self, cluster: &Cluster) -> Watched {
         let _ = self.over.send(());
         let processes = cluster.processes();
         let gone = self.processes.iter().filter(|(pid, _)| !processes.contains_key(pid));
-        let processes_ended: Vec<String> = gone.map(|(pid, program)| format!("{program} {pid}")).collect();
-        let mut watched = Watched { processes_ended, helpers_mib: self.helpers.await?, ..Watched::default() };
+        let mut watched = Watched {
+            processes_ended: gone.map(|(pid, program)| format!("{program} {pid}")).collect(),
+            helpers_mib: self.helpers.await.unwrap_or_default(),
+            ..Watched::default()
+        };
         if let Ok(peak) = resident_mib(self.coordinator, "VmHWM") {
             (watched.peak_mib, watched.extra_mib) = (peak, peak - self.mib);
         }
-        watched.alarms = lock(&cluster.log).alarms.iter().skip(self.alarms).cloned().collect();
-        let links = cluster.links().await?;
-        watched.links_lost = self.links.difference(&links).cloned().collect();
-        let metrics = cluster.metrics().await?;
-        for name in ["front_door", "links"] {
-            watched.delay_s.insert(name.to_owned(), metrics.longest_delay_since(&self.metrics, name));
+        let mut alarms: Vec<_> = lock(&cluster.log).alarms.iter().skip(self.alarms).cloned().collect();
+        match cluster.links().await {
+            Ok(links) => watched.links_lost = self.links.difference(&links).cloned().collect(),
+            Err(error) => alarms.push(format!("`/cluster` does not answer: {error:#}")),
         }
-        watched.refusals = metrics.refusals_since(&self.metrics);
-        Ok(watched)
+        match cluster.metrics().await {
+            Ok(metrics) => {
+                for name in ["front_door", "links"] {
+                    watched.delay_s.insert(name.to_owned(), metrics.longest_delay_since(&self.metrics, name));
+                }
+                watched.refusals = metrics.refusals_since(&self.metrics);
+            }
+            Err(error) => alarms.push(format!("`/metrics` does not answer: {error:#}")),
+        }
+        Watched { alarms, ..watched }
     }
 }
 

@@ -94,6 +94,8 @@ pub struct Report<'a> {
     pub settings: &'a AbuseArgs,
     /// The premium tenant beside no attack.
     pub alone: Option<&'a Percentiles>,
+    /// Its chats that failed then.
+    pub alone_failed: BTreeMap<String, (u64, String)>,
     /// The coordinator's memory in the whole run, and how much more that is than at its beginning.
     pub peak_mib: f64,
     pub extra_mib: f64,
@@ -101,13 +103,14 @@ pub struct Report<'a> {
 }
 
 impl Report<'_> {
-    /// A line for each attack that missed a target.
+    /// A line for each attack that missed a target, and for chats that failed without one.
     pub fn failures(&self, limits: &Limits) -> Vec<String> {
         let of = |outcome: &Outcome| {
             let failures = outcome.failures(limits);
             (!failures.is_empty()).then(|| format!("{}: {}", outcome.attack, failures.join(", ")))
         };
-        self.attacks.iter().filter_map(of).collect()
+        let alone = self.alone_failed.iter().map(|(kind, (count, text))| format!("between attacks: {count} chats failed: {kind}: {text}"));
+        alone.chain(self.attacks.iter().filter_map(of)).collect()
     }
 }
 
