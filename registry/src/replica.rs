@@ -170,7 +170,7 @@ impl Replica {
         let log = Log::read(found).map_err(OpenError::Broken)?;
         let meta = log.snapshot.get_metadata();
         let (applied, of_group) = (meta.index, meta.index > 0);
-        let state = if of_group { Some(State::decode(&log.snapshot.data)?) } else { None };
+        let state = if of_group { Some(State::of_snapshot(&log.snapshot.data, applied)?) } else { None };
         let alone = *log.conf.voters == [found.id.0];
         let mut replica = Self {
             raw: node(found.id, applied, log)?,
@@ -313,7 +313,7 @@ impl Replica {
         }
         if !ready.snapshot().is_empty() {
             let snapshot = ready.snapshot().clone();
-            let state = State::decode(&snapshot.data).expect("it was read when it arrived");
+            let state = State::of_snapshot(&snapshot.data, snapshot.get_metadata().index).expect("it was read when it arrived");
             log.restore(snapshot);
             self.state = Some(state);
             self.actions.push_back(Action::Changed);

@@ -167,6 +167,16 @@ impl State {
         self.sessions.remove(&id);
     }
 
+    /// What a snapshot of the log up to `index` holds.
+    pub(crate) fn of_snapshot(data: &[u8], index: u64) -> Result<Self, Unreadable> {
+        let mut state = Self::decode(data)?;
+        if state.applied > index {
+            return Err(Unreadable::Malformed(format!("it is a snapshot of entry {index}, with the state of entry {}", state.applied)));
+        }
+        state.advance(index);
+        Ok(state)
+    }
+
     pub(crate) fn advance(&mut self, index: u64) {
         self.applied = self.applied.max(index);
     }

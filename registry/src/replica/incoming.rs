@@ -10,6 +10,9 @@ use prost::Message as _;
 use raft::eraftpb::{EntryType, Message, MessageType};
 use tidemill_proto::frame::{self, FrameError, HEADER_BYTES};
 
+/// A term, or a place in a log. What follows one is a number, too.
+const NUMBER_MAX: u64 = 1 << 62;
+
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadMessage {
     #[error("it is no message of a registry: {0}")]
@@ -64,6 +67,20 @@ impl Replica {
         if self.state.as_ref().is_some_and(|state| group != 0 && state.group() != group) {
             return Err(BadMessage::OtherGroup);
         }
+        let meta = message.get_snapshot().get_metadata();
+        let numbers = [
+            message.term,
+            message.log_term,
+            message.index,
+            message.commit,
+            message.commit_term,
+            meta.index,
+            meta.term,
+            message.reject_hint,
+        ];
+        if numbers.iter().any(|number| *number > NUMBER_MAX) {
+            return Err(BadMessage::Raft("it has a number that no log comes to".into()));
+        }
         let kind = MessageType::from_i32(message.msg_type).ok_or_else(|| BadMessage::Raft("of no kind".into()))?;
         let log = &self.raw.raft.raft_log;
         let contradiction = |what| Err(BadMessage::Contradiction(what));
@@ -78,6 +95,10 @@ impl Replica {
             MessageType::MsgAppend => {
                 let in_order = (message.index.wrapping_add(1)..).zip(&message.entries).all(|(index, entry)| entry.index == index);
                 let kinds = message.entries.iter().all(|entry| EntryType::from_i32(entry.entry_type).is_some());
+                // Raft would take it for the beginning of the log, and append its entries wherever they are.
+                if message.log_term == 0 && message.index != 0 {
+                    return Err(BadMessage::Raft("its entries follow one without a term".into()));
+                }
                 if !in_order || !kinds || message.entries.iter().any(|entry| entry.term == 0 || entry.term > message.term) {
                     return Err(BadMessage::Raft("its entries are out of order".into()));
                 }
@@ -94,8 +115,9 @@ impl Replica {
                 }
             }
             MessageType::MsgSnapshot => {
-                State::decode(&message.get_snapshot().data)?;
-                let conf = message.get_snapshot().get_metadata().get_conf_state();
+                let meta = message.get_snapshot().get_metadata();
+                State::of_snapshot(&message.get_snapshot().data, meta.index)?;
+                let conf = meta.get_conf_state();
                 let joint = !conf.voters_outgoing.is_empty() || !conf.learners_next.is_empty() || conf.auto_leave;
                 let twice = conf.learners.iter().any(|id| conf.voters.contains(id) || *id == 0);
                 let mut ids: Vec<_> = conf.voters.iter().chain(&conf.learners).collect();
@@ -118,5 +140,82 @@ impl Replica {
             _ => return Err(BadMessage::Raft("of a kind that stays inside a process".into())),
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{Action, Settings},
+        *,
+    };
+    use crate::disk::Found;
+    use raft::eraftpb::{Entry, Snapshot};
+
+    /// One that has founded its own group.
+    fn alone() -> Replica {
+        let found = Found { id: ReplicaId(5), boot: 1, hard_state: None, snapshot: None, entries: Vec::new() };
+        let settings = Settings { name: "a".into(), peers: Vec::new(), seed: 1, group: 7, first_epoch: 1 };
+        let mut replica = Replica::open(settings, &found).unwrap();
+        settle(&mut replica);
+        replica
+    }
+
+    fn settle(replica: &mut Replica) {
+        while let Some(action) = replica.poll() {
+            if let Action::Write(_) = action {
+                replica.written();
+            }
+        }
+        replica.check_integrity();
+    }
+
+    /// As a peer of a later term, which it must listen to.
+    fn hear(replica: &mut Replica, kind: MessageType, message: Message) -> Result<(), BadMessage> {
+        let term = if message.term == 0 { replica.raw.raft.term + 1 } else { message.term };
+        let message = Message { msg_type: kind as i32, to: 5, from: 99, term, ..message };
+        let outcome = replica.message("b", &frame::encode(&Wire::Raft { group: 7, bytes: message.encode_to_vec() }).unwrap());
+        settle(replica);
+        outcome
+    }
+
+    #[test]
+    fn entries_that_follow_nothing_are_refused() {
+        let mut replica = alone();
+        let last = replica.raw.raft.raft_log.last_index();
+        let entry = |index: u64| Entry { index, term: 1, ..Entry::default() };
+        for index in [last + 1, last + 5] {
+            let beyond = Message { index, log_term: 0, entries: vec![entry(index + 1)], ..Message::default() };
+            assert!(matches!(hear(&mut replica, MessageType::MsgAppend, beyond), Err(BadMessage::Raft(_))));
+        }
+        assert_eq!(replica.raw.raft.raft_log.last_index(), last);
+    }
+
+    #[test]
+    fn a_snapshot_with_the_state_of_another_place_is_refused() {
+        let mut replica = alone();
+        let mut state = replica.state.clone().unwrap();
+        state.advance(100);
+        let mut snapshot = Snapshot { data: state.encode().unwrap(), ..Snapshot::default() };
+        let meta = snapshot.mut_metadata();
+        (meta.index, meta.term) = (50, 1);
+        meta.mut_conf_state().voters = vec![5, 99];
+        let message = |snapshot: &Snapshot| Message { snapshot: Some(snapshot.clone()), ..Message::default() };
+        assert!(matches!(hear(&mut replica, MessageType::MsgSnapshot, message(&snapshot)), Err(BadMessage::Snapshot(_))));
+        snapshot.mut_metadata().index = 200;
+        hear(&mut replica, MessageType::MsgSnapshot, message(&snapshot)).unwrap();
+        assert_eq!(replica.status().applied, 200);
+    }
+
+    #[test]
+    fn numbers_that_no_log_comes_to_are_refused() {
+        let mut replica = alone();
+        for wrong in [
+            Message { term: u64::MAX, ..Message::default() },
+            Message { index: u64::MAX, log_term: 1, ..Message::default() },
+            Message { commit: u64::MAX, ..Message::default() },
+        ] {
+            assert!(matches!(hear(&mut replica, MessageType::MsgAppend, wrong), Err(BadMessage::Raft(_))));
+        }
     }
 }
