@@ -225,7 +225,7 @@ fn line(said: Said) -> Option<String> {
         Said::Message { text, .. } => Some(format!("Rule: {text}\n")),
         Said::Call(call) => Some(format!("Assistant calls {} with {}\n", call.name, call.arguments)),
         Said::Returned { text, .. } => Some(format!("It returns: {text}\n")),
-        Said::Thought(_) | Said::Reference(_) => None,
+        Said::Thought(_) | Said::Reference(_) | Said::Nothing => None,
     }
 }
 

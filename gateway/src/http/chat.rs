@@ -4,26 +4,28 @@ use super::{
     answer::Delta,
     context::{self, ContextUsage, Fitted},
     conversations::turn::Turn,
+    custom::{self, InputReader},
     endpoint::{Call, Endpoint, json_logprob},
     errors::ApiError,
     openai::{
-        ArgumentsField, CallPart, ChatChoice, ChatChunk, ChatChunkChoice, ChatDelta, ChatLogprobs, ChatMessage, ChatRequest, ChatResponse,
-        ChatToken, ChatTokenLogprob, ChatTool, ChatToolCall, Content, ContentPart, FunctionPart, Message, ServerToolCall, Thought,
-        ToolChoiceField, Usage,
+        CallPart, ChatChoice, ChatChunk, ChatChunkChoice, ChatDelta, ChatFinish, ChatFunctionCall, ChatLogprobs, ChatMessage, ChatRequest,
+        ChatResponse, ChatToken, ChatTokenLogprob, ChatTool, ChatToolCall, Content, ContentPart, CustomPart, FunctionDefinition,
+        FunctionPart, Message, ServerToolCall, Thought, TypedPart, Usage,
     },
     parse::{Options, TOP_LOGPROBS_MAX, in_range},
     rounds::{self, Rounds, rounded::Ran},
     stored::Stored,
+    tool_choice,
 };
 use crate::{
     context::Strategy,
-    dialog::{self, Dialog, ReasoningWish, Tool, ToolCall, ToolChoice},
+    dialog::{self, Dialog, ReasoningWish, Tool, ToolCall},
     gateway::Gateway,
-    generation::{CallDelta, Finish, Logprob},
+    generation::{CallDelta, Finish, FinishReason, Logprob},
     text::tokenizer::printable,
 };
 use minijinja::{Value, value::ValueKind};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use tidemill_proto::block::Token;
 
 /// Of messages. `function` is OpenAI's older name of `tool`.
@@ -38,6 +40,59 @@ pub struct Chat {
     context: Option<ContextUsage>,
     /// `None`: no tools run here for it.
     rounds: Option<Rounds>,
+    calls: Calls,
+}
+
+/// How the client wants to learn of calls.
+#[derive(Debug, Default)]
+struct Calls {
+    /// By the older fields: one call, without an id.
+    older: bool,
+    /// Names of custom tools.
+    custom: HashSet<String>,
+    /// The calls of such that a stream has begun: of which choice, and which of its calls.
+    reading: HashMap<(u32, u32), InputReader>,
+}
+
+impl Calls {
+    fn of(chat: &ChatRequest) -> Self {
+        let custom = chat.tools.iter().flatten().filter_map(|tool| tool.custom.as_ref()?["name"].as_str().map(str::to_owned));
+        let given = |count: Option<usize>| count.is_some_and(|count| count > 0);
+        let older = given(chat.functions.as_ref().map(Vec::len)) && !given(chat.tools.as_ref().map(Vec::len));
+        Self { older, custom: custom.collect(), reading: HashMap::new() }
+    }
+
+    /// As a stream's part. Custom tools' calls have text for arguments.
+    fn part(&mut self, choice: u32, call: CallDelta) -> CallPart {
+        let CallDelta { index, id, name, arguments } = call;
+        if name.as_ref().is_some_and(|name| self.custom.contains(name)) {
+            self.reading.insert((choice, index), InputReader::default());
+        }
+        let r#type = id.is_some().then_some(if self.reading.contains_key(&(choice, index)) { "custom" } else { "function" });
+        match self.reading.get_mut(&(choice, index)) {
+            Some(reader) => {
+                let custom = Some(CustomPart { name, input: reader.push(&arguments) });
+                CallPart { index: Some(index), id, r#type, function: None, custom }
+            }
+            None => CallPart { index: Some(index), id, r#type, function: Some(FunctionPart { name, arguments }), custom: None },
+        }
+    }
+
+    /// In the fields that the client knows.
+    fn told(&mut self, choice: u32, calls: Vec<CallDelta>) -> (Vec<CallPart>, Option<FunctionPart>) {
+        let mut parts: Vec<_> = calls.into_iter().map(|call| self.part(choice, call)).collect();
+        match self.older {
+            true => (Vec::new(), parts.drain(..).next().and_then(|part| part.function)),
+            false => (parts, None),
+        }
+    }
+
+    fn finish(&self, reason: FinishReason) -> ChatFinish {
+        match reason {
+            FinishReason::ToolCalls if self.older => ChatFinish::Older("function_call"),
+            reason => ChatFinish::Usual(reason),
+        }
+    }
 }
 
 impl Chat {
@@ -64,9 +119,7 @@ impl Endpoint for Chat {
         Stored { before, facts }: Stored,
         options: &mut Options,
     ) -> Result<(Self, Vec<Vec<Token>>), ApiError> {
-        if chat.functions.as_ref().is_some_and(|functions| !functions.is_empty()) {
-            return Err(ApiError::unsupported("functions"));
-        }
+        let calls = Calls::of(&chat);
         if options.max_tokens == Some(0) {
             return Err(ApiError::invalid("max_tokens", "`max_tokens` is 0: an answer has at least one token"));
         }
@@ -124,7 +177,7 @@ impl Endpoint for Chat {
         }
         let rounds = Rounds::new(gateway, Self::PROMPT, names, &dialog, options);
         let prompt = gateway.prompt(Self::PROMPT, &dialog, options)?;
-        Ok((Self { turn, context, rounds }, vec![prompt]))
+        Ok((Self { turn, context, rounds, calls }, vec![prompt]))
     }
 
     fn rounds(&mut self) -> Option<Rounds> {
@@ -140,30 +193,36 @@ impl Endpoint for Chat {
     }
 
     fn whole(&mut self, call: &Call, choices: Vec<Delta>, usage: Usage) -> ChatResponse {
+        let calls = &mut self.calls;
         let choice = |Delta { index, piece, ran, .. }: Delta| {
+            let is_silent = piece.text.is_empty() && !piece.calls.is_empty();
+            let (mut tool_calls, function_call) = calls.told(index, piece.calls);
+            tool_calls.iter_mut().for_each(|part| part.index = None);
             let Finish { reason, stop_reason } = piece.finish.unwrap_or(Finish::LENGTH);
             ChatChoice {
                 index,
                 message: ChatMessage {
                     role: "assistant",
-                    content: (!piece.text.is_empty() || piece.calls.is_empty()).then_some(piece.text),
+                    content: (!is_silent).then_some(piece.text),
                     refusal: None,
                     thought: thought(piece.reasoning),
-                    tool_calls: piece.calls.into_iter().map(|call| CallPart { index: None, ..call_part(call) }).collect(),
+                    tool_calls,
+                    function_call,
                     server_tool_calls: ran.into_iter().map(server_call).collect(),
                 },
                 logprobs: call.options.sampling.logprobs.map(|_| logprobs(call, &piece.logprobs)),
-                finish_reason: reason,
+                finish_reason: calls.finish(reason),
                 stop_reason,
                 token_ids: call.options.return_token_ids.then_some(piece.tokens),
             }
         };
+        let choices = choices.into_iter().map(choice).collect();
         ChatResponse {
             id: call.id.clone(),
             object: "chat.completion",
             created: call.created,
             model: call.model.clone(),
-            choices: choices.into_iter().map(choice).collect(),
+            choices,
             usage: self.usage(usage),
             service_tier: call.options.service_tier.clone(),
             prompt_token_ids: call.options.return_token_ids.then(|| call.prompt(0).clone()),
@@ -179,13 +238,16 @@ impl Endpoint for Chat {
     }
 
     fn chunk(&mut self, call: &Call, Delta { index, piece, ran, .. }: Delta, usage: Option<Usage>) -> ChatChunk {
-        let (finish_reason, stop_reason) = piece.finish.map_or((None, None), |finish| (Some(finish.reason), finish.stop_reason));
+        let (finish_reason, stop_reason) =
+            piece.finish.map_or((None, None), |finish| (Some(self.calls.finish(finish.reason)), finish.stop_reason));
         let silent = finish_reason.is_none() && piece.reasoning.is_empty() && piece.calls.is_empty() && ran.is_empty();
+        let (tool_calls, function_call) = self.calls.told(index, piece.calls);
         let delta = ChatDelta {
             role: None,
             content: (silent || !piece.text.is_empty()).then_some(piece.text),
             thought: thought(piece.reasoning),
-            tool_calls: piece.calls.into_iter().map(call_part).collect(),
+            tool_calls,
+            function_call,
             server_tool_calls: ran.into_iter().map(server_call).collect(),
         };
         let choice = ChatChunkChoice {
@@ -217,18 +279,28 @@ pub(super) fn dialog(chat: ChatRequest) -> Result<Dialog, ApiError> {
         let message = format!("`reasoning_effort` is `{effort}`: it must be one of `{}`", EFFORTS.join("`, `"));
         return Err(ApiError::invalid("reasoning_effort", message));
     }
+    let older = Calls::of(&chat).older;
+    let tools = match older {
+        true => chat.functions.unwrap_or_default().into_iter().map(function).collect(),
+        false => chat.tools.unwrap_or_default().into_iter().enumerate().map(|(i, sent)| tool(i, sent)).collect::<Result<_, _>>()?,
+    };
+    let choice = if older { chat.function_call.or(chat.tool_choice) } else { chat.tool_choice };
+    let (tools, tool_choice) = tool_choice::understand(tools, choice.as_ref())?;
+    let mut older_calls = HashMap::new();
+    let messages = chat.messages.into_iter().enumerate().map(|(i, sent)| message(i, sent, &mut older_calls));
     Ok(Dialog {
-        messages: chat.messages.into_iter().enumerate().map(|(i, sent)| message(i, sent)).collect::<Result<_, _>>()?,
-        tools: chat.tools.unwrap_or_default().into_iter().enumerate().map(|(i, sent)| tool(i, sent)).collect::<Result<_, _>>()?,
-        tool_choice: tool_choice(chat.tool_choice)?,
-        parallel: chat.parallel_tool_calls.unwrap_or(true),
+        messages: messages.collect::<Result<_, _>>()?,
+        tools,
+        tool_choice,
+        parallel: chat.parallel_tool_calls.unwrap_or(true) && !older,
         reasoning: ReasoningWish { effort: chat.reasoning_effort, enable_thinking: None },
         template_kwargs: chat.chat_template_kwargs.map(template_kwargs).unwrap_or_default(),
         continues: !chat.add_generation_prompt.unwrap_or(true),
     })
 }
 
-fn message(index: usize, sent: Message) -> Result<dialog::Message, ApiError> {
+/// `older_calls`: ids of the last calls in the older field, which has none, by the functions' names.
+fn message(index: usize, sent: Message, older_calls: &mut HashMap<String, String>) -> Result<dialog::Message, ApiError> {
     let param = || format!("messages[{index}].content");
     if !ROLES.contains(&sent.role.as_str()) {
         let message = format!("`{}` is not a role: it must be one of `{}`", sent.role, ROLES.join("`, `"));
@@ -239,18 +311,34 @@ fn message(index: usize, sent: Message) -> Result<dialog::Message, ApiError> {
         return Err(ApiError::invalid(format!("messages[{index}].tool_call_id"), message));
     }
     let content = match sent.content {
-        // Only an assistant's turn may be empty.
-        None if sent.role == "assistant" => None,
+        None if sent.role == "assistant" => sent.refusal,
+        // What tools return may be nothing; what others say is not.
+        None if matches!(sent.role.as_str(), "tool" | "function") => Some(String::new()),
         None => return Err(ApiError::invalid(param(), format!("a message of role `{}` needs `content`", sent.role))),
         Some(Content::Text(text)) => Some(text),
         Some(Content::Parts(parts)) => Some(joined(parts, &param())?),
+        Some(Content::Part(part)) => Some(joined(vec![ContentPart::Typed(part)], &param())?),
+    };
+    let calls = sent.tool_calls.unwrap_or_default().into_iter();
+    let mut tool_calls = calls.map(|call| past_call(index, call)).collect::<Result<Vec<_>, _>>()?;
+    if let (true, Some(call)) = (tool_calls.is_empty(), sent.function_call) {
+        let id = format!("call_{index}_{}", call.name);
+        older_calls.insert(call.name.clone(), id.clone());
+        tool_calls.push(past_function(id, call));
+    }
+    let (role, tool_call_id) = match sent.role.as_str() {
+        "function" => {
+            let answered = sent.name.as_ref().and_then(|name| older_calls.get(name).cloned());
+            ("tool".to_owned(), sent.tool_call_id.or(answered).or(sent.name.clone()))
+        }
+        _ => (sent.role, sent.tool_call_id),
     };
     Ok(dialog::Message {
-        role: sent.role,
+        role,
         content,
         reasoning: sent.reasoning.or(sent.reasoning_content),
-        tool_calls: sent.tool_calls.unwrap_or_default().into_iter().map(past_call).collect(),
-        tool_call_id: sent.tool_call_id,
+        tool_calls,
+        tool_call_id,
         name: sent.name,
         others: sent.others,
     })
@@ -258,60 +346,58 @@ fn message(index: usize, sent: Message) -> Result<dialog::Message, ApiError> {
 
 /// Templates expect text: parts are joined by line breaks, as vLLM does.
 fn joined(parts: Vec<ContentPart>, param: &str) -> Result<String, ApiError> {
-    let text = |part: ContentPart| match (part.r#type.as_str(), part.text) {
-        ("text", Some(text)) => Ok(text),
-        ("text", None) => Err(ApiError::invalid(param, "a content part of type `text` needs `text`")),
+    let typed = |TypedPart { r#type, text, refusal }| match (r#type.as_str(), text.or(refusal)) {
+        // The others are names of Responses.
+        ("text" | "input_text" | "output_text" | "refusal", Some(text)) => Ok(text),
+        (known @ ("text" | "input_text" | "output_text" | "refusal"), None) => {
+            Err(ApiError::invalid(param, format!("a content part of type `{known}` needs its text")))
+        }
         ("image_url" | "input_image" | "image", _) => Err(ApiError::no_images(param)),
         (other, _) => Err(ApiError::invalid(param, format!("content parts of type `{other}` are not supported: this model reads text"))),
+    };
+    let text = |part| match part {
+        ContentPart::Text(text) => Ok(text),
+        ContentPart::Typed(part) => typed(part),
     };
     Ok(parts.into_iter().map(text).collect::<Result<Vec<_>, _>>()?.join("\n"))
 }
 
-fn past_call(call: ChatToolCall) -> ToolCall {
-    let (id, name) = (call.id.unwrap_or_default(), call.function.name);
-    match call.function.arguments {
-        Some(ArgumentsField::Object(arguments)) => ToolCall { id, name, arguments: arguments.into() },
-        Some(ArgumentsField::Text(text)) => ToolCall::new(id, name, &text),
-        None => ToolCall::new(id, name, ""),
+fn past_call(index: usize, call: ChatToolCall) -> Result<ToolCall, ApiError> {
+    let id = call.id.unwrap_or_default();
+    match (call.function, call.custom) {
+        (Some(function), _) => Ok(past_function(id, function)),
+        (None, Some(custom)) => Ok(ToolCall { id, name: custom.name, arguments: custom::arguments(custom.input) }),
+        (None, None) => {
+            let param = format!("messages[{index}].tool_calls");
+            Err(ApiError::invalid(param.clone(), format!("`{param}`: a call needs `function` (or `custom`)")))
+        }
+    }
+}
+
+fn past_function(id: String, ChatFunctionCall { name, arguments }: ChatFunctionCall) -> ToolCall {
+    match arguments {
+        None | Some(serde_json::Value::Null) => ToolCall::new(id, name, ""),
+        Some(serde_json::Value::String(text)) => ToolCall::new(id, name, &text),
+        Some(arguments) => ToolCall { id, name, arguments },
     }
 }
 
 fn tool(index: usize, sent: ChatTool) -> Result<Tool, ApiError> {
-    let function = match (sent.r#type.as_str(), sent.function) {
-        ("function", Some(function)) => function,
-        ("function", None) => {
-            return Err(ApiError::invalid(format!("tools[{index}].function"), "a tool of type `function` needs `function`"));
-        }
-        (other, _) => {
-            return Err(ApiError::invalid(
-                format!("tools[{index}].type"),
-                format!("`{other}` is not supported: tools are of type `function`"),
-            ));
-        }
-    };
-    Ok(Tool {
-        name: function.name,
-        description: function.description,
-        parameters: function.parameters,
-        strict: function.strict.unwrap_or(false),
-    })
+    match (sent.r#type.as_str(), sent.function, sent.custom) {
+        ("function", Some(sent), _) => Ok(function(sent)),
+        ("function", None, _) => Err(ApiError::invalid(format!("tools[{index}].function"), "a tool of type `function` needs `function`")),
+        ("custom", _, Some(sent)) => custom::tool(&format!("tools[{index}].custom"), &sent),
+        ("custom", _, None) => Err(ApiError::invalid(format!("tools[{index}].custom"), "a tool of type `custom` needs `custom`")),
+        (other, ..) => Err(ApiError::invalid(
+            format!("tools[{index}].type"),
+            format!("`{other}` is not supported: tools are of type `function` or `custom`"),
+        )),
+    }
 }
 
-fn tool_choice(sent: Option<ToolChoiceField>) -> Result<ToolChoice, ApiError> {
-    match sent {
-        None => Ok(ToolChoice::Auto),
-        Some(ToolChoiceField::Named { function }) => Ok(ToolChoice::Named(function.name)),
-        Some(ToolChoiceField::Mode(mode)) => match mode.as_str() {
-            "none" => Ok(ToolChoice::None),
-            "auto" => Ok(ToolChoice::Auto),
-            "required" => Ok(ToolChoice::Required),
-            other => {
-                let message =
-                    format!("`tool_choice` is `{other}`: it must be `none`, `auto`, `required`, or an object that names a function");
-                Err(ApiError::invalid("tool_choice", message))
-            }
-        },
-    }
+fn function(sent: FunctionDefinition) -> Tool {
+    let FunctionDefinition { name, description, parameters, strict } = sent;
+    Tool { name, description, parameters, strict: strict.unwrap_or(false) }
 }
 
 fn template_kwargs(kwargs: Value) -> BTreeMap<String, Value> {
@@ -321,16 +407,6 @@ fn template_kwargs(kwargs: Value) -> BTreeMap<String, Value> {
 
 fn thought(reasoning: String) -> Option<Thought> {
     (!reasoning.is_empty()).then(|| Thought { reasoning: reasoning.clone(), reasoning_content: reasoning })
-}
-
-/// As a stream's part.
-fn call_part(call: CallDelta) -> CallPart {
-    CallPart {
-        index: Some(call.index),
-        r#type: call.id.is_some().then_some("function"),
-        id: call.id,
-        function: FunctionPart { name: call.name, arguments: call.arguments },
-    }
 }
 
 fn server_call(Ran { id, name, arguments, output }: Ran) -> ServerToolCall {

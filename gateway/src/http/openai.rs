@@ -117,14 +117,18 @@ pub struct ChatRequest {
     #[serde(default)]
     pub tools: Option<Vec<ChatTool>>,
     #[serde(default)]
-    pub tool_choice: Option<ToolChoiceField>,
+    pub tool_choice: Option<serde_json::Value>,
     #[serde(default)]
     pub parallel_tool_calls: Option<bool>,
     /// Names of tools that run here.
     #[serde(default)]
     pub server_tools: Option<Vec<String>>,
+    /// The older field of `tools`.
     #[serde(default)]
-    pub functions: Option<Vec<serde_json::Value>>,
+    pub functions: Option<Vec<FunctionDefinition>>,
+    /// The older field of `tool_choice`.
+    #[serde(default)]
+    pub function_call: Option<serde_json::Value>,
     #[serde(default)]
     pub reasoning_effort: Option<String>,
     /// A stored one that the messages go on from, and that gets them and the answer.
@@ -146,6 +150,8 @@ pub struct ChatTool {
     pub r#type: String,
     #[serde(default)]
     pub function: Option<FunctionDefinition>,
+    #[serde(default)]
+    pub custom: Option<serde_json::Value>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -157,18 +163,6 @@ pub struct FunctionDefinition {
     pub parameters: Option<serde_json::Value>,
     #[serde(default)]
     pub strict: Option<bool>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "expected `none`, `auto`, `required`, or an object that names a function")]
-pub enum ToolChoiceField {
-    Mode(String),
-    Named { function: FunctionName },
-}
-
-#[derive(Debug, Deserialize)]
-pub struct FunctionName {
-    pub name: String,
 }
 
 /// Fields that only the template knows are kept as they came.
@@ -184,6 +178,11 @@ pub struct Message {
     pub reasoning_content: Option<String>,
     #[serde(default)]
     pub tool_calls: Option<Vec<ChatToolCall>>,
+    /// The older field of `tool_calls`.
+    #[serde(default)]
+    pub function_call: Option<ChatFunctionCall>,
+    #[serde(default)]
+    pub refusal: Option<String>,
     #[serde(default)]
     pub tool_call_id: Option<String>,
     #[serde(default)]
@@ -197,22 +196,25 @@ pub struct Message {
 pub struct ChatToolCall {
     #[serde(default)]
     pub id: Option<String>,
-    pub function: ChatFunctionCall,
+    #[serde(default)]
+    pub function: Option<ChatFunctionCall>,
+    #[serde(default)]
+    pub custom: Option<ChatCustomCall>,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct ChatCustomCall {
+    pub name: String,
+    #[serde(default)]
+    pub input: String,
 }
 
 #[derive(Debug, Deserialize)]
 pub struct ChatFunctionCall {
     pub name: String,
+    /// JSON as text, as OpenAI has it; some clients send the JSON itself.
     #[serde(default)]
-    pub arguments: Option<ArgumentsField>,
-}
-
-/// JSON as text, as OpenAI has it; some clients send the object itself.
-#[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "expected JSON as a string, or an object")]
-pub enum ArgumentsField {
-    Text(String),
-    Object(serde_json::Map<String, serde_json::Value>),
+    pub arguments: Option<serde_json::Value>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -220,13 +222,24 @@ pub enum ArgumentsField {
 pub enum Content {
     Text(String),
     Parts(Vec<ContentPart>),
+    /// Some clients leave out the list.
+    Part(TypedPart),
 }
 
 #[derive(Debug, Deserialize)]
-pub struct ContentPart {
+#[serde(untagged, expecting = "expected a content part")]
+pub enum ContentPart {
+    Text(String),
+    Typed(TypedPart),
+}
+
+#[derive(Debug, Deserialize)]
+pub struct TypedPart {
     pub r#type: String,
     #[serde(default)]
     pub text: Option<String>,
+    #[serde(default)]
+    pub refusal: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -272,10 +285,19 @@ pub struct ChatChoice {
     pub index: u32,
     pub message: ChatMessage,
     pub logprobs: Option<ChatLogprobs>,
-    pub finish_reason: FinishReason,
+    pub finish_reason: ChatFinish,
     pub stop_reason: Option<StopReason>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_ids: Option<Vec<Token>>,
+}
+
+/// How a chat's choice ended.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[serde(untagged)]
+pub enum ChatFinish {
+    Usual(FinishReason),
+    /// A word of the older fields.
+    Older(&'static str),
 }
 
 #[derive(Debug, Serialize)]
@@ -288,6 +310,9 @@ pub struct ChatMessage {
     pub thought: Option<Thought>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<CallPart>,
+    /// Where the client asked with the older field.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub function_call: Option<FunctionPart>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub server_tool_calls: Vec<ServerToolCall>,
 }
@@ -309,7 +334,18 @@ pub struct CallPart {
     pub id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub r#type: Option<&'static str>,
-    pub function: FunctionPart,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub function: Option<FunctionPart>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub custom: Option<CustomPart>,
+}
+
+/// Of a call of a custom tool.
+#[derive(Debug, Serialize)]
+pub struct CustomPart {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    pub input: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -353,7 +389,7 @@ pub struct ChatChunkChoice {
     pub index: u32,
     pub delta: ChatDelta,
     pub logprobs: Option<ChatLogprobs>,
-    pub finish_reason: Option<FinishReason>,
+    pub finish_reason: Option<ChatFinish>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stop_reason: Option<StopReason>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -370,6 +406,8 @@ pub struct ChatDelta {
     pub thought: Option<Thought>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<CallPart>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub function_call: Option<FunctionPart>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub server_tool_calls: Vec<ServerToolCall>,
 }

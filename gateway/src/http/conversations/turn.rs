@@ -148,7 +148,7 @@ fn kept(record: &Record, wish: &Wish) -> Result<usize, ApiError> {
                 recall(item).is_ok_and(|(_, said)| match said {
                     Said::Message { role, .. } => role == "assistant",
                     Said::Thought(_) | Said::Call(_) => true,
-                    Said::Returned { .. } | Said::Reference(_) => false,
+                    Said::Returned { .. } | Said::Reference(_) | Said::Nothing => false,
                 })
             };
             let kept = record.items.iter().rposition(|item| !answers(item)).map_or(0, |last| last + 1);
@@ -314,7 +314,7 @@ fn turns<'a>(items: impl Iterator<Item = (&'a Item, &'a Said)>, tokenizer: &Toke
         let turn = costs.len() - 1;
         let cost = &mut costs[turn];
         cost.items += 1;
-        if !matches!(said, Said::Thought(_)) {
+        if !matches!(said, Said::Thought(_) | Said::Nothing) {
             // Nobody counted what an earlier version stored.
             let tokens = if item.tokens > 0 { item.tokens } else { said.tokens(tokenizer) };
             cost.tokens += u64::from(tokens);

@@ -2,7 +2,7 @@
 
 use crate::{
     dialog::{Message, ToolCall},
-    http::errors::ApiError,
+    http::{custom, errors::ApiError},
     json,
     store::Item,
     text::tokenizer::Tokenizer,
@@ -11,6 +11,8 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 
+/// The name of the tool that `local_shell_call` calls.
+const LOCAL_SHELL: &str = "local_shell";
 /// Items of one request.
 pub(crate) const ITEMS_MAX: usize = 4096;
 
@@ -29,6 +31,8 @@ pub(crate) enum Said {
     },
     /// A stored item, by its id.
     Reference(String),
+    /// Nothing that the model is told: of a tool that ran elsewhere.
+    Nothing,
 }
 
 /// An item as a client sent it, understood.
@@ -49,7 +53,9 @@ struct Fields {
     summary: Option<Vec<Part>>,
     call_id: Option<String>,
     name: Option<String>,
-    arguments: Option<String>,
+    arguments: Option<Value>,
+    input: Option<String>,
+    action: Option<Value>,
     output: Option<Content>,
 }
 
@@ -104,11 +110,27 @@ pub(crate) fn understand(param: &str, item: Value) -> Result<Sent, ApiError> {
         }
         "function_call" => {
             let (call_id, name) = (needed("call_id", fields.call_id)?, needed("name", fields.name)?);
-            Said::Call(ToolCall::new(call_id, name, &fields.arguments.unwrap_or_default()))
+            Said::Call(match fields.arguments {
+                None | Some(Value::Null) => ToolCall::new(call_id, name, ""),
+                Some(Value::String(text)) => ToolCall::new(call_id, name, &text),
+                Some(arguments) => ToolCall { id: call_id, name, arguments },
+            })
         }
-        "function_call_output" => {
+        "custom_tool_call" => {
+            let (id, name) = (needed("call_id", fields.call_id)?, needed("name", fields.name)?);
+            Said::Call(ToolCall { id, name, arguments: custom::arguments(fields.input.unwrap_or_default()) })
+        }
+        "local_shell_call" => {
+            let id = needed("call_id", fields.call_id.or(fields.id))?;
+            Said::Call(ToolCall { id, name: LOCAL_SHELL.into(), arguments: fields.action.unwrap_or_else(|| json!({})) })
+        }
+        "function_call_output" | "custom_tool_call_output" | "local_shell_call_output" => {
             let output = fields.output.ok_or_else(|| ApiError::invalid(format!("{param}.output"), format!("`{param}` needs `output`")))?;
-            Said::Returned { call_id: needed("call_id", fields.call_id)?, text: text(&format!("{param}.output"), output)? }
+            Said::Returned { call_id: needed("call_id", fields.call_id.or(fields.id))?, text: text(&format!("{param}.output"), output)? }
+        }
+        // What came of them is in the answer that followed.
+        "web_search_call" | "file_search_call" | "code_interpreter_call" | "image_generation_call" | "mcp_call" | "mcp_list_tools" => {
+            Said::Nothing
         }
         "item_reference" => Said::Reference(needed("id", fields.id)?),
         other => {
@@ -136,7 +158,7 @@ impl Said {
         match self {
             Self::Message { text, .. } | Self::Thought(text) | Self::Returned { text, .. } => text,
             Self::Call(call) => &call.name,
-            Self::Reference(_) => "",
+            Self::Reference(_) | Self::Nothing => "",
         }
     }
 
@@ -146,7 +168,7 @@ impl Said {
         match self {
             Self::Message { text, .. } | Self::Thought(text) | Self::Returned { text, .. } => tokens(text),
             Self::Call(call) => tokens(&call.name) + tokens(&call.arguments.to_string()),
-            Self::Reference(_) => 0,
+            Self::Reference(_) | Self::Nothing => 0,
         }
     }
 }
@@ -166,6 +188,7 @@ impl Sent {
             Said::Thought(_) => "rs_",
             Said::Call(_) => "fc_",
             Said::Returned { .. } => "fco_",
+            Said::Nothing => "ht_",
         }
     }
 
@@ -235,6 +258,7 @@ pub(crate) fn turns(said: impl IntoIterator<Item = Said>) -> Vec<Message> {
                 tool_call_id: Some(call_id),
                 ..Message::default()
             }),
+            Said::Nothing => {}
             Said::Reference(_) => debug_assert!(false, "references were looked up"),
         }
     }
@@ -286,12 +310,40 @@ mod tests {
     }
 
     #[test]
+    fn calls_of_tools_that_are_no_functions_are_calls_or_nothing() {
+        let items = [
+            json!({"role": "user", "content": "fix it"}),
+            json!({"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "x"}}),
+            json!({"type": "custom_tool_call", "call_id": "c1", "name": "apply_patch", "input": "*** Begin"}),
+            json!({"type": "custom_tool_call_output", "call_id": "c1", "output": "done"}),
+            json!({"type": "local_shell_call", "id": "lsh_1", "call_id": "c2", "action": {"type": "exec", "command": ["ls"]}}),
+            json!({"type": "local_shell_call_output", "id": "c2", "output": "a b"}),
+        ];
+        let turns = turns(items.map(|item| sent(item).said));
+        let told: Vec<_> = turns.iter().map(|turn| (turn.role.as_str(), turn.content.as_deref(), turn.name.as_deref())).collect();
+        assert_eq!(
+            told,
+            [
+                ("user", Some("fix it"), None),
+                ("assistant", None, None),
+                ("tool", Some("done"), Some("apply_patch")),
+                ("assistant", None, None),
+                ("tool", Some("a b"), Some("local_shell")),
+            ]
+        );
+        assert_eq!(turns[1].tool_calls[0].arguments, json!({"input": "*** Begin"}));
+        assert_eq!(turns[3].tool_calls[0].arguments, json!({"type": "exec", "command": ["ls"]}));
+    }
+
+    #[test]
     fn an_item_stored_says_the_same_again() {
         for item in [
             json!({"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]}),
             json!({"role": "developer", "content": "terse"}),
             json!({"type": "function_call", "id": "theirs", "call_id": "c", "name": "f", "arguments": "{}"}),
             json!({"type": "function_call_output", "call_id": "c", "output": "x"}),
+            json!({"type": "custom_tool_call", "call_id": "c", "name": "f", "input": "x"}),
+            json!({"type": "web_search_call", "action": {}}),
             json!({"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}]}),
         ] {
             let sent = sent(item);
@@ -321,7 +373,7 @@ mod tests {
             (json!({"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}), "input[3].content", "image input is not"),
             (json!({"role": "user", "content": [{"type": "input_text"}]}), "input[3].content", "needs its text"),
             (json!({"type": "function_call", "name": "f"}), "input[3].call_id", "call_id"),
-            (json!({"type": "web_search_call"}), "input[3].type", "web_search_call"),
+            (json!({"type": "computer_call"}), "input[3].type", "computer_call"),
         ] {
             let (at, message) = error(item);
             assert_eq!(at, param, "{message}");

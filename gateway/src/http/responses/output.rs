@@ -1,12 +1,15 @@
 //! An answer's pieces as output items, and the events that tell of them as they grow.
 
 use crate::{
-    generation::{CallDelta, Piece},
-    http::openai::Usage,
+    generation::{CallDelta, Logprob, Piece},
+    http::{custom::InputReader, endpoint::json_logprob, openai::Usage},
     stamp::new_id,
     store::Item,
+    text::tokenizer::{Tokenizer, printable},
 };
 use serde_json::{Value, json};
+use std::{collections::HashSet, sync::Arc};
+use tidemill_proto::block::Token;
 
 /// Items in the order in which they begin; the last may still grow.
 #[derive(Debug, Default)]
@@ -14,6 +17,12 @@ pub(crate) struct Output {
     done: Vec<Item>,
     open: Option<Open>,
     events: Vec<Event>,
+    /// Names of tools that are called with text.
+    custom: HashSet<String>,
+    /// For log-probabilities, if they are wanted.
+    tokenizer: Option<Arc<Tokenizer>>,
+    /// Of tokens whose text has not come yet.
+    logprobs: Vec<Value>,
 }
 
 /// An event of a stream, without its place in the sequence.
@@ -31,17 +40,36 @@ struct Open {
     kind: Kind,
     /// So far: a thought, what is said, or a call's arguments.
     text: String,
+    /// Of what is said.
+    logprobs: Vec<Value>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 enum Kind {
     Thought,
     Message,
-    Call { index: u32, call_id: String, name: String },
+    /// `custom`: of a tool that is called with text.
+    Call {
+        index: u32,
+        call_id: String,
+        name: String,
+        custom: Option<InputReader>,
+    },
 }
 
 impl Output {
+    pub(crate) fn new(custom: HashSet<String>, tokenizer: Option<Arc<Tokenizer>>) -> Self {
+        Self { custom, tokenizer, ..Self::default() }
+    }
+
     pub(crate) fn push(&mut self, piece: &Piece) {
+        if let Some(tokenizer) = &self.tokenizer {
+            self.logprobs.extend(piece.logprobs.iter().map(|logprob| logprob_value(tokenizer, logprob)));
+        }
+        if !piece.reasoning.is_empty() || !piece.calls.is_empty() && piece.text.is_empty() {
+            // Only those of what is said are told.
+            self.logprobs.clear();
+        }
         if !piece.reasoning.is_empty() {
             self.grow(Kind::Thought, &piece.reasoning);
         }
@@ -102,10 +130,15 @@ impl Output {
         let goes_on = |open: &Open| matches!(open.kind, Kind::Call { index, .. } if index == delta.index);
         if !self.open.as_ref().is_some_and(goes_on) {
             let (call_id, name) = (delta.id.clone().unwrap_or_default(), delta.name.clone().unwrap_or_default());
-            self.open(Kind::Call { index: delta.index, call_id, name });
+            let custom = self.custom.contains(&name).then(InputReader::default);
+            self.open(Kind::Call { index: delta.index, call_id, name, custom });
         }
-        if !delta.arguments.is_empty() {
-            self.append(&delta.arguments);
+        let text = match self.open.as_mut().map(|open| &mut open.kind) {
+            Some(Kind::Call { custom: Some(reader), .. }) => reader.push(&delta.arguments),
+            _ => delta.arguments.clone(),
+        };
+        if !text.is_empty() {
+            self.append(&text);
         }
     }
 
@@ -114,9 +147,10 @@ impl Output {
         let prefix = match kind {
             Kind::Thought => "rs_",
             Kind::Message => "msg_",
-            Kind::Call { .. } => "fc_",
+            Kind::Call { custom: None, .. } => "fc_",
+            Kind::Call { custom: Some(_), .. } => "ctc_",
         };
-        let open = Open { id: new_id(prefix), kind, text: String::new() };
+        let open = Open { id: new_id(prefix), kind, text: String::new(), logprobs: Vec::new() };
         let index = self.done.len();
         self.event("response.output_item.added", json!({"output_index": index, "item": open.item("in_progress")}));
         if let Some(part) = open.part() {
@@ -132,9 +166,12 @@ impl Output {
         let kind = match open.kind {
             Kind::Thought => "response.reasoning_text.delta",
             Kind::Message => "response.output_text.delta",
-            Kind::Call { .. } => "response.function_call_arguments.delta",
+            Kind::Call { custom: None, .. } => "response.function_call_arguments.delta",
+            Kind::Call { custom: Some(_), .. } => "response.custom_tool_call_input.delta",
         };
-        open.complete(&mut fields);
+        let logprobs = if open.kind == Kind::Message { std::mem::take(&mut self.logprobs) } else { Vec::new() };
+        open.complete(&mut fields, &logprobs);
+        open.logprobs.extend(logprobs);
         self.event(kind, fields);
     }
 
@@ -144,11 +181,12 @@ impl Output {
         let (kind, name) = match &open.kind {
             Kind::Thought => ("response.reasoning_text.done", "text"),
             Kind::Message => ("response.output_text.done", "text"),
-            Kind::Call { .. } => ("response.function_call_arguments.done", "arguments"),
+            Kind::Call { custom: None, .. } => ("response.function_call_arguments.done", "arguments"),
+            Kind::Call { custom: Some(_), .. } => ("response.custom_tool_call_input.done", "input"),
         };
         let mut fields = json!({"item_id": open.id, "output_index": index, name: open.text});
-        open.complete(&mut fields);
-        if let Kind::Call { name, .. } = &open.kind {
+        open.complete(&mut fields, &open.logprobs);
+        if let Kind::Call { name, custom: None, .. } = &open.kind {
             fields["name"] = json!(name);
         }
         self.event(kind, fields);
@@ -170,7 +208,7 @@ impl Open {
     fn part(&self) -> Option<Value> {
         match self.kind {
             Kind::Thought => Some(json!({"type": "reasoning_text", "text": self.text})),
-            Kind::Message => Some(json!({"type": "output_text", "text": self.text, "annotations": [], "logprobs": []})),
+            Kind::Message => Some(json!({"type": "output_text", "text": self.text, "annotations": [], "logprobs": self.logprobs})),
             Kind::Call { .. } => None,
         }
     }
@@ -180,23 +218,36 @@ impl Open {
         match &self.kind {
             Kind::Thought => json!({"id": self.id, "type": "reasoning", "status": status, "summary": [], "content": content}),
             Kind::Message => json!({"id": self.id, "type": "message", "status": status, "role": "assistant", "content": content}),
-            Kind::Call { call_id, name, .. } => json!({
+            Kind::Call { call_id, name, custom: Some(_), .. } => json!({
+                "id": self.id, "type": "custom_tool_call", "status": status, "call_id": call_id, "name": name, "input": self.text,
+            }),
+            Kind::Call { call_id, name, custom: None, .. } => json!({
                 "id": self.id, "type": "function_call", "status": status, "call_id": call_id, "name": name, "arguments": self.text,
             }),
         }
     }
 
     /// What events of this kind of item have besides.
-    fn complete(&self, fields: &mut Value) {
+    fn complete(&self, fields: &mut Value, logprobs: &[Value]) {
         match self.kind {
             Kind::Thought => fields["content_index"] = json!(0),
             Kind::Message => {
                 fields["content_index"] = json!(0);
-                fields["logprobs"] = json!([]);
+                fields["logprobs"] = json!(logprobs);
             }
             Kind::Call { .. } => {}
         }
     }
+}
+
+fn logprob_value(tokenizer: &Tokenizer, Logprob { token, logprob, .. }: &Logprob) -> Value {
+    let one = |token: Token, logprob: f32| {
+        let bytes = tokenizer.token_bytes(token);
+        json!({"token": printable(&bytes), "logprob": json_logprob(logprob), "bytes": bytes})
+    };
+    let mut value = one(*token, logprob.logprob);
+    value["top_logprobs"] = logprob.top.iter().map(|(token, logprob)| one(*token, *logprob)).collect();
+    value
 }
 
 /// An answer's items, with the tokens that they took: the first its thoughts', the last all others.
@@ -290,6 +341,20 @@ mod tests {
         for (item, prefix) in items.iter().zip(["rs_", "msg_", "fc_", "fc_"]) {
             assert!(item["id"].as_str().unwrap().starts_with(prefix));
         }
+    }
+
+    #[test]
+    fn a_custom_tool_is_called_with_text() {
+        let mut output = Output::new(["f".to_owned()].into(), None);
+        for piece in [call(0, Some("f"), ""), call(0, None, "{\"input\": \"a"), call(0, None, "\\nb\"}"), call(1, Some("g"), "{}")] {
+            output.push(&piece);
+        }
+        output.finish("completed");
+        let deltas = output.events().into_iter().filter(|event| event.kind == "response.custom_tool_call_input.delta");
+        assert_eq!(deltas.map(|event| event.fields["delta"].as_str().unwrap().to_owned()).collect::<String>(), "a\nb");
+        let items: Vec<Value> = output.items().iter().map(|item| serde_json::from_str(&item.body).unwrap()).collect();
+        assert_eq!((&items[0]["type"], &items[0]["input"]), (&json!("custom_tool_call"), &json!("a\nb")));
+        assert_eq!((&items[1]["type"], &items[1]["arguments"]), (&json!("function_call"), &json!("{}")));
     }
 
     #[test]

@@ -5,10 +5,11 @@ use crate::{
     dialog::{ReasoningWish, Tool, ToolChoice},
     gateway::{Asking, Gateway},
     http::{
+        custom,
         errors::ApiError,
         openai::GenerateRequest,
-        parse::{self, Options},
-        rounds, structured,
+        parse::{self, Options, TOP_LOGPROBS_MAX, in_range},
+        rounds, structured, tool_choice,
     },
 };
 use serde::Deserialize;
@@ -19,6 +20,8 @@ use std::{
     time::Instant,
 };
 
+/// Of `include`.
+const LOGPROBS: &str = "message.output_text.logprobs";
 /// OpenAI's limits on `metadata`.
 const METADATA_MAX: usize = 16;
 const METADATA_KEY_MAX: usize = 64;
@@ -33,6 +36,8 @@ pub(super) struct Request {
     pub(super) before: Before,
     pub(super) store: bool,
     pub(super) tools: Vec<Tool>,
+    /// Names of those that are called with text.
+    pub(super) custom: HashSet<String>,
     /// Those of them that run here.
     pub(super) server_tools: Vec<String>,
     pub(super) tool_choice: ToolChoice,
@@ -114,12 +119,8 @@ pub(super) fn understand(gateway: &Gateway, arrived: Instant, bytes: &[u8]) -> R
     if body.prompt.is_some() {
         return Err(ApiError::unsupported("prompt"));
     }
-    if body.top_logprobs.is_some_and(|n| n > 0) {
-        return Err(ApiError::unsupported("top_logprobs"));
-    }
-    if body.include.iter().flatten().any(|name| name == "message.output_text.logprobs") {
-        return Err(ApiError::unsupported("include"));
-    }
+    let top_logprobs = in_range("top_logprobs", body.top_logprobs.unwrap_or(0), 0..=TOP_LOGPROBS_MAX)?;
+    let wants_logprobs = top_logprobs > 0 || body.include.iter().flatten().any(|name| name == LOGPROBS);
     let metadata = metadata(body.metadata)?;
     // A response is one answer; its length has a name of its own.
     request.n = None;
@@ -134,6 +135,7 @@ pub(super) fn understand(gateway: &Gateway, arrived: Instant, bytes: &[u8]) -> R
         structured::grammar_beside(&mut request, asked, judge)?
     };
     let mut options = gateway.options(arrived, request)?;
+    options.sampling.logprobs = wants_logprobs.then_some(top_logprobs);
     if let Some(asked) = asked {
         options.constrain(asked, gateway.text());
     }
@@ -147,11 +149,13 @@ pub(super) fn understand(gateway: &Gateway, arrived: Instant, bytes: &[u8]) -> R
     };
     let input = input(body.input, &before)?;
     let (mut tools, repeated_tools) = tools(body.tools.unwrap_or_default())?;
+    let is_custom = |tool: &&Value| tool["type"] == "custom";
+    let custom = repeated_tools.iter().filter(is_custom).filter_map(|tool| tool["name"].as_str().map(str::to_owned)).collect();
     let named = body.server_tools.unwrap_or_default();
     let here = rounds::offered(&gateway, &named)?;
     let server_tools = here.iter().map(|tool| tool.name.clone()).collect();
     tools.extend(here);
-    let (tools, tool_choice) = tool_choice(tools, body.tool_choice.as_ref())?;
+    let (tools, tool_choice) = tool_choice::understand(tools, body.tool_choice.as_ref())?;
     let parallel = body.parallel_tool_calls.unwrap_or(true);
     let effort = body.reasoning.and_then(|reasoning| reasoning.effort);
     let store = body.store.unwrap_or(true);
@@ -168,6 +172,7 @@ pub(super) fn understand(gateway: &Gateway, arrived: Instant, bytes: &[u8]) -> R
         "text": {"format": format},
         "tool_choice": body.tool_choice.unwrap_or_else(|| "auto".into()),
         "tools": repeated_tools,
+        "top_logprobs": top_logprobs,
         "top_p": options.sampling.top_p,
         "truncation": "disabled",
     });
@@ -182,6 +187,7 @@ pub(super) fn understand(gateway: &Gateway, arrived: Instant, bytes: &[u8]) -> R
         before,
         store,
         tools,
+        custom,
         server_tools,
         tool_choice,
         parallel,
@@ -229,11 +235,15 @@ pub(crate) fn metadata(metadata: Option<BTreeMap<String, String>>) -> Result<BTr
     Ok(metadata)
 }
 
-/// The functions among `tools`, understood and as sent. Tools that a host would have to run are skipped: agents offer them to every server.
+/// The functions and custom tools among `tools`, understood and as sent. Tools that a host would have to run are skipped: agents offer them
+/// to every server.
 fn tools(tools: Vec<Value>) -> Result<(Vec<Tool>, Vec<Value>), ApiError> {
-    let functions = tools.into_iter().enumerate().filter(|(_, tool)| tool["type"] == "function");
+    let functions = tools.into_iter().enumerate().filter(|(_, tool)| tool["type"] == "function" || tool["type"] == "custom");
     let function = |(place, mut tool): (usize, Value)| {
         let param = format!("tools[{place}]");
+        if tool["type"] == "custom" {
+            return Ok((custom::tool(&param, &tool)?, tool));
+        }
         let name = tool["name"].as_str().map(str::to_owned);
         let name = name.ok_or_else(|| ApiError::invalid(format!("{param}.name"), format!("`{param}` needs `name`")))?;
         let parameters = match tool.get("parameters") {
@@ -248,34 +258,6 @@ fn tools(tools: Vec<Value>) -> Result<(Vec<Tool>, Vec<Value>), ApiError> {
     Ok(functions.map(function).collect::<Result<Vec<_>, _>>()?.into_iter().unzip())
 }
 
-/// Some choices leave fewer tools.
-fn tool_choice(tools: Vec<Tool>, choice: Option<&Value>) -> Result<(Vec<Tool>, ToolChoice), ApiError> {
-    let wrong = || {
-        let message = "`tool_choice` must be `none`, `auto`, `required`, or an object that names a function or allowed functions";
-        ApiError::invalid("tool_choice", message)
-    };
-    let mode = |mode: &str| match mode {
-        "none" => Ok(ToolChoice::None),
-        "auto" => Ok(ToolChoice::Auto),
-        "required" => Ok(ToolChoice::Required),
-        _ => Err(wrong()),
-    };
-    match choice {
-        None | Some(Value::Null) => Ok((tools, ToolChoice::Auto)),
-        Some(Value::String(name)) => Ok((tools, mode(name)?)),
-        Some(object) => match object["type"].as_str() {
-            Some("function") => Ok((tools, ToolChoice::Named(object["name"].as_str().ok_or_else(wrong)?.to_owned()))),
-            Some("allowed_tools") => {
-                let allowed: HashSet<_> =
-                    object["tools"].as_array().ok_or_else(wrong)?.iter().filter_map(|tool| tool["name"].as_str()).collect();
-                let tools = tools.into_iter().filter(|tool| allowed.contains(tool.name.as_str())).collect();
-                Ok((tools, mode(object["mode"].as_str().unwrap_or("auto"))?))
-            }
-            _ => Err(wrong()),
-        },
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -288,23 +270,11 @@ mod tests {
     fn functions_are_taken_and_other_tools_skipped() {
         let (understood, repeated) =
             tools(vec![json!({"type": "web_search"}), named("f"), json!({"type": "custom", "name": "c"})]).unwrap();
-        assert_eq!((understood.len(), understood[0].name.as_str(), understood[0].strict), (1, "f", false));
-        assert_eq!(repeated, [json!({"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": false})]);
+        let names: Vec<_> = understood.iter().map(|tool| (tool.name.as_str(), tool.strict)).collect();
+        assert_eq!(names, [("f", false), ("c", false)]);
+        assert_eq!(repeated[0], json!({"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": false}));
         for wrong in [json!({"type": "function"}), json!({"type": "function", "name": "f", "parameters": "none"})] {
             assert!(tools(vec![wrong]).unwrap_err().message().contains("tools[0]"));
-        }
-    }
-
-    #[test]
-    fn choices_name_a_mode_a_function_or_some() {
-        let all = || tools(vec![named("f"), named("g")]).unwrap().0;
-        let choice = |value: Value| tool_choice(all(), Some(&value)).map(|(tools, choice)| (tools.len(), choice));
-        assert_eq!(choice(json!("required")).unwrap(), (2, ToolChoice::Required));
-        assert_eq!(choice(json!({"type": "function", "name": "g"})).unwrap(), (2, ToolChoice::Named("g".into())));
-        let some = json!({"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "g"}]});
-        assert_eq!(choice(some).unwrap(), (1, ToolChoice::Required));
-        for wrong in [json!("often"), json!(3), json!({"type": "web_search"}), json!({"type": "function"})] {
-            assert!(choice(wrong).is_err());
         }
     }
 }

@@ -82,7 +82,7 @@ impl Run {
             true => Vec::new(),
             false => gateway.store().find(&owner, &named).await.map_err(|error| ApiError::of_store("input", error))?,
         };
-        let Request { options, instructions, input, before: _, store, tools, server_tools, tool_choice, parallel, reasoning, echo } =
+        let Request { options, instructions, input, before: _, store, tools, custom, server_tools, tool_choice, parallel, reasoning, echo } =
             request;
         let chained = conversation.is_none();
         let worker = Arc::clone(gateway);
@@ -105,6 +105,7 @@ impl Run {
         });
         let (earlier, input, dialog, conversation): (Vec<String>, _, _, _) = understood.await?;
         let rounds = ItemRounds::new(gateway, server_tools, &dialog, &options);
+        let tokenizer = options.sampling.logprobs.map(|_| Arc::clone(&gateway.text().tokenizer));
         let RunningDialog { answer, .. } = gateway.start_dialog("input", dialog, options).await?;
         let id = new_id("resp_");
         let mut fixed = Map::new();
@@ -120,7 +121,7 @@ impl Run {
             gateway: Arc::clone(gateway),
             answer,
             rounds,
-            output: Output::default(),
+            output: Output::new(custom, tokenizer),
             record,
             sequence: 0,
             place,
