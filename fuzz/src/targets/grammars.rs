@@ -16,14 +16,14 @@ use tidemill_grammar::{
         CPU_S, MEMORY_BYTES, Model, Question,
         handle::{AskError, Handle},
     },
-    schema::Whitespace,
+    schema::{Terms, Whitespace},
 };
 use tidemill_proto::grammar::{Constraint, Grammar};
 
 pub(crate) const SCHEMAS: Target = Target {
     name: "schemas",
     about: "JSON schemas of clients, through the helper that judges them, and what has passed in a worker",
-    open: || open(|dice| Question::Schema { schema: schema_text(dice), layout: layout(dice), model: Some(0) }),
+    open: || open(|dice| Question::Schema { schema: schema_text(dice), terms: terms(dice), model: Some(0) }),
     cpu_max: CPU_MAX,
     bytes_max: BYTES_MAX,
     short: 150,
@@ -102,8 +102,8 @@ fn follow(compiler: &Compiler, grammar: Grammar, dice: &mut Dice) -> Result<(), 
     Ok(())
 }
 
-fn layout(dice: &mut Dice) -> Whitespace {
-    *dice.pick(&[Whitespace::Some, Whitespace::None])
+fn terms(dice: &mut Dice) -> Terms {
+    Terms { whitespace: *dice.pick(&[Whitespace::Some, Whitespace::None]), strict: dice.one_in(2) }
 }
 
 fn schema_text(dice: &mut Dice) -> String {
