@@ -151,7 +151,7 @@ pub(super) fn understand(gateway: &Gateway, arrived: Instant, bytes: &[u8]) -> R
     let here = rounds::offered(&gateway, &named)?;
     let server_tools = here.iter().map(|tool| tool.name.clone()).collect();
     tools.extend(here);
-    let (tools, tool_choice) = tool_choice(tools, body.tool_choice.as_ref())?;
+    let Chosen { tools, choice: tool_choice, repeated: chosen } = tool_choice(tools, body.tool_choice.as_ref())?;
     let parallel = body.parallel_tool_calls.unwrap_or(true);
     let effort = body.reasoning.and_then(|reasoning| reasoning.effort);
     let store = body.store.unwrap_or(true);
@@ -166,7 +166,7 @@ pub(super) fn understand(gateway: &Gateway, arrived: Instant, bytes: &[u8]) -> R
         "store": store,
         "temperature": options.sampling.temperature,
         "text": {"format": format},
-        "tool_choice": body.tool_choice.unwrap_or_else(|| "auto".into()),
+        "tool_choice": chosen,
         "tools": repeated_tools,
         "top_p": options.sampling.top_p,
         "truncation": "disabled",
@@ -248,8 +248,16 @@ fn tools(tools: Vec<Value>) -> Result<(Vec<Tool>, Vec<Value>), ApiError> {
     Ok(functions.map(function).collect::<Result<Vec<_>, _>>()?.into_iter().unzip())
 }
 
-/// Some choices leave fewer tools.
-fn tool_choice(tools: Vec<Tool>, choice: Option<&Value>) -> Result<(Vec<Tool>, ToolChoice), ApiError> {
+/// What a client chose among its tools.
+struct Chosen {
+    /// Some choices leave fewer.
+    tools: Vec<Tool>,
+    choice: ToolChoice,
+    /// The choice as the response repeats it: no more of it than was understood, since it is written into each event that shows the response.
+    repeated: Value,
+}
+
+fn tool_choice(tools: Vec<Tool>, choice: Option<&Value>) -> Result<Chosen, ApiError> {
     let wrong = || {
         let message = "`tool_choice` must be `none`, `auto`, `required`, or an object that names a function or allowed functions";
         ApiError::invalid("tool_choice", message)
@@ -261,15 +269,22 @@ fn tool_choice(tools: Vec<Tool>, choice: Option<&Value>) -> Result<(Vec<Tool>, T
         _ => Err(wrong()),
     };
     match choice {
-        None | Some(Value::Null) => Ok((tools, ToolChoice::Auto)),
-        Some(Value::String(name)) => Ok((tools, mode(name)?)),
+        None | Some(Value::Null) => Ok(Chosen { tools, choice: ToolChoice::Auto, repeated: "auto".into() }),
+        Some(Value::String(name)) => Ok(Chosen { tools, choice: mode(name)?, repeated: name.as_str().into() }),
         Some(object) => match object["type"].as_str() {
-            Some("function") => Ok((tools, ToolChoice::Named(object["name"].as_str().ok_or_else(wrong)?.to_owned()))),
+            Some("function") => {
+                let name = object["name"].as_str().ok_or_else(wrong)?.to_owned();
+                let repeated = json!({"type": "function", "name": name});
+                Ok(Chosen { tools, choice: ToolChoice::Named(name), repeated })
+            }
             Some("allowed_tools") => {
                 let allowed: HashSet<_> =
                     object["tools"].as_array().ok_or_else(wrong)?.iter().filter_map(|tool| tool["name"].as_str()).collect();
-                let tools = tools.into_iter().filter(|tool| allowed.contains(tool.name.as_str())).collect();
-                Ok((tools, mode(object["mode"].as_str().unwrap_or("auto"))?))
+                let name = object["mode"].as_str().unwrap_or("auto");
+                let choice = mode(name)?;
+                let tools: Vec<Tool> = tools.into_iter().filter(|tool| allowed.contains(tool.name.as_str())).collect();
+                let left: Vec<_> = tools.iter().map(|tool| json!({"type": "function", "name": tool.name})).collect();
+                Ok(Chosen { tools, choice, repeated: json!({"type": "allowed_tools", "mode": name, "tools": left}) })
             }
             _ => Err(wrong()),
         },
@@ -298,11 +313,16 @@ mod tests {
     #[test]
     fn choices_name_a_mode_a_function_or_some() {
         let all = || tools(vec![named("f"), named("g")]).unwrap().0;
-        let choice = |value: Value| tool_choice(all(), Some(&value)).map(|(tools, choice)| (tools.len(), choice));
+        let chosen = |value: Value| tool_choice(all(), Some(&value));
+        let choice = |value: Value| chosen(value).map(|Chosen { tools, choice, .. }| (tools.len(), choice));
         assert_eq!(choice(json!("required")).unwrap(), (2, ToolChoice::Required));
         assert_eq!(choice(json!({"type": "function", "name": "g"})).unwrap(), (2, ToolChoice::Named("g".into())));
         let some = json!({"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "g"}]});
-        assert_eq!(choice(some).unwrap(), (1, ToolChoice::Required));
+        assert_eq!(choice(some.clone()).unwrap(), (1, ToolChoice::Required));
+        let mut with_more = some.clone();
+        with_more["tools"].as_array_mut().unwrap().push(named("unknown"));
+        with_more["note"] = json!("x".repeat(1000));
+        assert_eq!(chosen(with_more).unwrap().repeated, some, "no more is repeated than was understood");
         for wrong in [json!("often"), json!(3), json!({"type": "web_search"}), json!({"type": "function"})] {
             assert!(choice(wrong).is_err());
         }
