@@ -89,7 +89,7 @@ const REST_MAX: Duration = Duration::from_secs(20);
 const SETTLE: Duration = Duration::from_secs(2);
 /// An attack of `--short`, and its grace.
 const SHORT: Duration = Duration::from_secs(1);
-const SHORT_GRACE: Duration = Duration::from_secs(3);
+const SHORT_GRACE: Duration = Duration::from_secs(5);
 
 pub async fn run(args: AbuseArgs) -> anyhow::Result<()> {
     let chosen: Vec<&Attack> = ALL.iter().filter(|attack| is_chosen(attack, &args.only)).collect();

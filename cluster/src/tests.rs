@@ -241,6 +241,30 @@ fn the_queue_goes_by_priority_and_by_tenant_and_clients_hear_their_places() {
 }
 
 #[test]
+fn requests_that_come_together_are_placed_told_and_given_up_together() {
+    let (mut cluster, now) = (Cluster::new(ClusterSettings { admission: AdmissionPolicy { queue_max: 20 }, ..settings() }, model()), START);
+    cluster.register(now, register("d", RoleInfo::Decode(engine(1)))).unwrap();
+    let flood = |tokens| NewRequest { salt: b"flood".to_vec(), ..request(tokens, 1) };
+    let too_long = vec![flood(300), flood(1_000_000)];
+    assert!(cluster.submit_all(now, too_long).is_err());
+    assert!(drain(&mut cluster).is_empty() && cluster.view(now).requests == 0, "all or none");
+    let all = cluster.submit_all(now, vec![flood(300); 6]).unwrap();
+    let actions = drain(&mut cluster);
+    let placed: Vec<_> = decode_jobs(&actions).into_iter().map(|(_, job)| job.request).collect();
+    assert!(!placed.is_empty() && placed.len() < all.len() && placed[..] == all[..placed.len()], "in the order of their arrival");
+    let told = actions.iter().filter_map(|action| match action {
+        Action::Client { request, event: RequestEvent::Waiting { position, .. } } => Some((*request, *position)),
+        _ => None,
+    });
+    let waiting = all[placed.len()..].iter().copied();
+    assert_eq!(told.collect::<Vec<_>>(), waiting.zip(1..).collect::<Vec<_>>());
+    let (quiet, _) = submit_as(&mut cluster, now, "default", b"quiet", 300);
+    cluster.cancel_all(now, &all);
+    let next: Vec<_> = decode_jobs(&drain(&mut cluster)).into_iter().map(|(_, job)| job.request).collect();
+    assert_eq!(next, [quiet], "nothing of what is given up gets a place on the way");
+}
+
+#[test]
 fn a_full_queue_displaces_the_newest_of_the_flood_and_tells_it() {
     let (mut cluster, now) = (Cluster::new(settings(), model()), START);
     cluster.register(now, register("d", RoleInfo::Decode(engine(1)))).unwrap();

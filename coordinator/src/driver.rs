@@ -173,19 +173,8 @@ impl Backend for ModelBackend {
         let (sender, events) = mpsc::channel((choices * CHOICE_QUEUE_MAX).max(CLIENT_QUEUE_MAX));
         self.driver.with(|state, now| {
             state.models.cluster(self.model).check_choices(choices)?;
-            let mut taken = Vec::with_capacity(requests.len());
-            for request in requests {
-                match state.models.cluster_mut(self.model).submit(now, request) {
-                    Ok(id) => {
-                        state.clients.insert(id, sender.clone());
-                        taken.push(id);
-                    }
-                    Err(rejection) => {
-                        state.cancel(now, &taken);
-                        return Err(rejection);
-                    }
-                }
-            }
+            let taken = state.models.cluster_mut(self.model).submit_all(now, requests)?;
+            state.clients.extend(taken.iter().map(|id| (*id, sender.clone())));
             Ok(Accepted { requests: taken, events })
         })
     }
@@ -231,8 +220,13 @@ impl State {
     }
 
     fn cancel(&mut self, now: Duration, requests: &[RequestId]) {
-        for &request in requests {
-            self.give_up(now, request);
+        for request in requests {
+            self.clients.remove(request);
+        }
+        // They came together, for one model.
+        let Some(first) = requests.first() else { return };
+        if let Some(cluster) = self.models.of_request(*first) {
+            cluster.cancel_all(now, requests);
         }
     }
 

@@ -33,7 +33,9 @@ use tokio::{
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Of an answer's text, for a finding.
 const EXCERPT_BYTES: usize = 200;
-const FINDINGS_MAX: usize = 20;
+const FINDINGS_MAX: usize = 10;
+/// Findings that begin alike are one.
+const LIKE_CHARS: usize = 40;
 /// The statuses that any request may get: the attacker's quota or share is used up, or the cluster is busy.
 const ALWAYS: [u16; 2] = [429, 503];
 
@@ -159,7 +161,7 @@ impl Attacker {
             Ok(body) => {
                 if !self.may_see(status) {
                     let text = String::from_utf8_lossy(&body[..body.len().min(EXCERPT_BYTES)]).into_owned();
-                    self.find(format!("{path}: {status} {text}"));
+                    self.find(&format!("{status} at {path}: {text}"));
                 }
                 Some(Answer { status, headers, body })
             }
@@ -179,7 +181,10 @@ impl Attacker {
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        match request.send().await {
+        let unanswered = Unanswered(self);
+        let sent = request.send().await;
+        std::mem::forget(unanswered);
+        match sent {
             Ok(response) => {
                 self.count(response.status().as_str());
                 Some(response)
@@ -235,7 +240,7 @@ impl Attacker {
             Some(status) => {
                 self.count(&status.to_string());
                 if !self.may_see(status) {
-                    self.find(text.chars().take(EXCERPT_BYTES).collect());
+                    self.find(&text.chars().take(EXCERPT_BYTES).collect::<String>());
                 }
             }
             None => self.count("not HTTP"),
@@ -253,10 +258,13 @@ impl Attacker {
         *self.lock().answers.entry(what.to_owned()).or_default() += 1;
     }
 
-    /// Something that the attacker should not have got.
-    pub fn find(&self, what: String) {
+    /// Something that the attacker should not have got. It is kept in one line, and of some that begin alike the first.
+    pub fn find(&self, what: &str) {
+        let what = what.split_whitespace().collect::<Vec<_>>().join(" ");
+        let beginning = |finding: &str| finding.chars().take(LIKE_CHARS).collect::<String>();
         let mut seen = self.lock();
-        if seen.findings.len() < FINDINGS_MAX {
+        let is_known = seen.findings.iter().any(|known| beginning(known) == beginning(&what));
+        if !is_known && seen.findings.len() < FINDINGS_MAX {
             seen.findings.push(what);
         }
     }
@@ -267,6 +275,15 @@ impl Attacker {
 
     fn lock(&self) -> MutexGuard<'_, Seen> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A request that has no answer yet. The attack's end drops it.
+struct Unanswered<'a>(&'a Attacker);
+
+impl Drop for Unanswered<'_> {
+    fn drop(&mut self) {
+        self.0.count("left at the end");
     }
 }
 

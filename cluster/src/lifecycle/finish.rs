@@ -16,6 +16,18 @@ const TPOT_TOKENS_MIN: u32 = 8;
 impl Cluster {
     /// Ends one choice, or all, without another word to the client.
     pub fn cancel(&mut self, now: Duration, request: RequestId, choice: Option<u32>) {
+        self.give_up(now, request, choice);
+        self.place_queued(now);
+    }
+
+    /// Ends all of a client's requests, without another word to it. Others get the places once all are free: the client's own that wait
+    /// would get them first, and end next.
+    pub fn cancel_all(&mut self, now: Duration, requests: &[RequestId]) {
+        requests.iter().for_each(|&request| self.give_up(now, request, None));
+        self.place_queued(now);
+    }
+
+    fn give_up(&mut self, now: Duration, request: RequestId, choice: Option<u32>) {
         let Some(state) = self.requests.get(request) else { return };
         let choices = match choice {
             Some(choice) => choice as usize..(choice as usize + 1).min(state.sequences.len()),
@@ -26,7 +38,6 @@ impl Cluster {
             self.leave((request, choice));
         }
         self.forget_if_done(now, request);
-        self.place_queued(now);
     }
 
     /// Whether some choice of the request has not ended.

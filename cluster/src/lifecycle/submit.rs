@@ -30,8 +30,38 @@ impl Cluster {
         self.submit_at(now, new, None)
     }
 
+    /// Takes all of a client's requests, or none. The queue is gone through once for all of them: there may be as many as it has places.
+    pub fn submit_all(&mut self, now: Duration, all: Vec<NewRequest>) -> Result<Vec<RequestId>, Rejection> {
+        let mut taken = Vec::with_capacity(all.len());
+        for new in all {
+            match self.enter(now, new, None) {
+                Ok(id) => taken.push(id),
+                Err(rejection) => {
+                    taken.into_iter().for_each(|id| self.withdraw_new(id));
+                    return Err(rejection);
+                }
+            }
+        }
+        self.settle(now, &taken);
+        Ok(taken)
+    }
+
     /// The same; with a pin, of a probe.
     pub(crate) fn submit_at(&mut self, now: Duration, new: NewRequest, pin: Option<Pin>) -> Result<RequestId, Rejection> {
+        let id = self.enter(now, new, pin)?;
+        self.settle(now, &[id]);
+        Ok(id)
+    }
+
+    /// Gives the new requests their places, and tells their clients of those that wait.
+    fn settle(&mut self, now: Duration, new: &[RequestId]) {
+        self.unsettled = true;
+        self.place_queued(now);
+        self.tell_waiting_of(now, new);
+    }
+
+    /// Lets a request into the queue. Nobody has heard of it yet.
+    fn enter(&mut self, now: Duration, new: NewRequest, pin: Option<Pin>) -> Result<RequestId, Rejection> {
         debug_assert!(!new.prompt.is_empty() && new.choices > 0 && new.stop.max_tokens > 0, "the gateway checks");
         let occupancy = Occupancy { context_tokens: self.context_tokens(now), waiting: self.requests.waiting(), pace: &self.pace };
         let admitted = admission::admit(&self.settings.admission, &occupancy, new.tokens_max(), new.choices as usize);
@@ -66,9 +96,6 @@ impl Cluster {
         for displaced in displaced {
             self.fail_request(now, displaced, &Failure::Displaced { retry_after_ms });
         }
-        self.unsettled = true;
-        self.place_queued(now);
-        self.tell_waiting_of(now, id);
         Ok(id)
     }
 

@@ -2,7 +2,7 @@
 
 use crate::{
     Cluster, RequestEvent,
-    requests::{ChoiceId, order::Turn},
+    requests::{ChoiceId, Sequence, order::Turn},
 };
 use std::time::Duration;
 use tidemill_proto::ids::RequestId;
@@ -13,22 +13,32 @@ pub(crate) const WAITING_TOLD_EVERY: Duration = Duration::from_secs(1);
 impl Cluster {
     /// Tells every client that waits.
     pub(crate) fn tell_waiting(&mut self, now: Duration) {
-        let mut turns: Vec<(ChoiceId, Turn)> = self.turns(now).collect();
-        turns.sort_unstable_by(|(_, a), (_, b)| a.compare(b, false));
-        for (ahead, (at, _)) in turns.into_iter().enumerate() {
+        for (ahead, at) in self.in_order(now).into_iter().enumerate() {
             self.tell_place(at, ahead);
         }
     }
 
-    /// Tells the client of a request that has just come in, of those choices that wait.
-    pub(super) fn tell_waiting_of(&mut self, now: Duration, id: RequestId) {
-        let choices = self.requests.get(id).map_or(0, |request| request.sequences.len());
-        for at in (0..choices).map(|choice| (id, choice)) {
-            if self.requests.get(id).is_some_and(|request| request.sequences[at.1].is_queued()) {
-                let ahead = self.ahead_of(now, at);
-                self.tell_place(at, ahead);
-            }
+    /// Tells the client of requests that have just come in, the oldest first, of those choices that wait. There may be as many as the
+    /// queue has places: it is put in order once for all of them.
+    pub(super) fn tell_waiting_of(&mut self, now: Duration, new: &[RequestId]) {
+        let waits = |id: &RequestId| self.requests.get(*id).is_some_and(|request| request.sequences.iter().any(Sequence::is_queued));
+        if !new.iter().any(waits) {
+            return;
         }
+        let order = self.in_order(now).into_iter().enumerate();
+        let mut places: Vec<(ChoiceId, usize)> =
+            order.filter(|(_, (id, _))| new.binary_search(id).is_ok()).map(|(ahead, at)| (at, ahead)).collect();
+        places.sort_unstable();
+        for (at, ahead) in places {
+            self.tell_place(at, ahead);
+        }
+    }
+
+    /// The waiting sequences, the next one first.
+    fn in_order(&self, now: Duration) -> Vec<ChoiceId> {
+        let mut turns: Vec<(ChoiceId, Turn)> = self.turns(now).collect();
+        turns.sort_unstable_by(|(_, a), (_, b)| a.compare(b, false));
+        turns.into_iter().map(|(at, _)| at).collect()
     }
 
     /// Waiting sequences whose turn comes before this one's.

@@ -2,7 +2,7 @@
 
 use super::errors::ApiError;
 use crate::dialog::{Tool, ToolChoice};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::HashSet;
 
 /// Some choices leave fewer tools. Chat has names in an object of their own, Responses beside the type; either is understood in both.
@@ -21,6 +21,23 @@ pub(crate) fn understand(tools: Vec<Tool>, choice: Option<&Value>) -> Result<(Ve
             }
             Some(name) => Ok((tools, mode(name)?)),
         },
+    }
+}
+
+/// An understood choice as a response repeats it: no more of it than was understood, since each event that shows the response has it.
+/// `tools` are those that are left.
+pub(crate) fn repeated(tools: &[Tool], choice: Option<&Value>) -> Value {
+    let Some(object) = choice.filter(|choice| choice.is_object()) else {
+        return choice.and_then(Value::as_str).unwrap_or("auto").into();
+    };
+    match object["type"].as_str() {
+        Some("allowed_tools") => {
+            let some = if object["allowed_tools"].is_object() { &object["allowed_tools"] } else { object };
+            let left: Vec<_> = tools.iter().map(|tool| json!({"type": "function", "name": tool.name})).collect();
+            json!({"type": "allowed_tools", "mode": some["mode"].as_str().unwrap_or("auto"), "tools": left})
+        }
+        kind @ (Some("function" | "custom") | None) => json!({"type": kind.unwrap_or("function"), "name": name(object)}),
+        Some(mode) => mode.into(),
     }
 }
 
@@ -46,7 +63,6 @@ fn wrong() -> ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     #[test]
     fn choices_name_a_mode_a_function_or_some() {
@@ -69,6 +85,15 @@ mod tests {
         for some in [flat, nested] {
             assert_eq!(choice(some).unwrap(), (1, ToolChoice::Required));
         }
+        let more = json!({"type": "allowed_tools", "tools": [{"name": "g", "note": "x".repeat(1000)}, {"name": "unknown"}], "note": 1});
+        let (left, _) = understand(all(), Some(&more)).unwrap();
+        let understood = json!({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "g"}]});
+        assert_eq!(repeated(&left, Some(&more)), understood, "no more is repeated than was understood");
+        assert_eq!(
+            repeated(&left, Some(&json!({"type": "function", "function": {"name": "g"}}))),
+            json!({"type": "function", "name": "g"})
+        );
+        assert_eq!((repeated(&left, None), repeated(&left, Some(&json!("any")))), (json!("auto"), json!("any")));
         for wrong in
             [json!("often"), json!(3), json!({"type": "web_search"}), json!({"type": "function"}), json!({"type": "allowed_tools"})]
         {

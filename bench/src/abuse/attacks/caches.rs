@@ -35,7 +35,7 @@ pub async fn others_replay(attacker: Attacker) {
                 && answer.status == 200
                 && (n % 2 == 0 || answer.body == attacker.kept.answer)
             {
-                attacker.find(format!("another's answer was given again: {:?}", answer.headers.get("x-idempotency")));
+                attacker.find(&format!("another's answer was given again: {:?}", answer.headers.get("x-idempotency")));
             }
         })
         .await;
@@ -69,7 +69,7 @@ pub async fn votes(attacker: Attacker) {
                 && answer.status == 200
                 && *id == attacker.others.chat
             {
-                attacker.find("a vote on another's answer was taken".into());
+                attacker.find("a vote on another's answer was taken");
             }
         })
         .await;

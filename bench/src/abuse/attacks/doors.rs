@@ -16,7 +16,7 @@ pub async fn others(attacker: Attacker) {
         if let Some(answer) = attacker.get(path).await {
             let listed = String::from_utf8_lossy(&answer.body).into_owned();
             if [&ids.conversation, &ids.response, &ids.chat, &ids.file].iter().any(|id| listed.contains(id.as_str())) {
-                attacker.find(format!("{path} lists what is another's"));
+                attacker.find(&format!("{path} lists what is another's"));
             }
         }
     }
@@ -25,7 +25,7 @@ pub async fn others(attacker: Attacker) {
     let batch = json!({"input_file_id": ids.file, "endpoint": "/v1/completions", "completion_window": "24h"});
     for (path, body) in [("/v1/responses", gone_on), ("/v1/chat/completions", joined), ("/v1/batches", batch)] {
         if attacker.post_json(path, &body).await.is_some_and(|answer| answer.status == 200) {
-            attacker.find(format!("{path} went on from what is another's"));
+            attacker.find(&format!("{path} went on from what is another's"));
         }
     }
     let conversation = format!("/v1/conversations/{}", ids.conversation);
@@ -62,7 +62,6 @@ pub async fn odd_paths(attacker: Attacker) {
         "/v1/conversations/%2e%2e",
         "/%",
         "*",
-        "http://127.0.0.1:1/v1/models",
         "/v1/files/a%0d%0ax:y/content",
         "/\u{7f}",
         "/v1/batches/'%20or%201=1--",

@@ -184,7 +184,7 @@ pub async fn try_all(attacker: &Attacker, methods: &[Method], paths: &[String]) 
             if let Some(answer) = attacker.ask(method.clone(), path, body, &[]).await
                 && answer.status == 200
             {
-                attacker.find(format!("{method} {path} was answered"));
+                attacker.find(&format!("{method} {path} was answered"));
             }
         })
         .await;

@@ -144,7 +144,7 @@ pub async fn control_tokens(attacker: Attacker) {
             {
                 let count = |tokens: &[u64]| tokens.iter().filter(|token| **token == id).count();
                 if count(&honest) != count(&forged) {
-                    attacker.find(format!("`{mark}` in a message became a special token"));
+                    attacker.find(&format!("`{mark}` in a message became a special token"));
                 }
             }
         })

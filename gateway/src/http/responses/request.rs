@@ -156,6 +156,7 @@ pub(super) fn understand(gateway: &Gateway, arrived: Instant, bytes: &[u8]) -> R
     let server_tools = here.iter().map(|tool| tool.name.clone()).collect();
     tools.extend(here);
     let (tools, tool_choice) = tool_choice::understand(tools, body.tool_choice.as_ref())?;
+    let chosen = tool_choice::repeated(&tools, body.tool_choice.as_ref());
     let parallel = body.parallel_tool_calls.unwrap_or(true);
     let effort = body.reasoning.and_then(|reasoning| reasoning.effort);
     let store = body.store.unwrap_or(true);
@@ -170,7 +171,7 @@ pub(super) fn understand(gateway: &Gateway, arrived: Instant, bytes: &[u8]) -> R
         "store": store,
         "temperature": options.sampling.temperature,
         "text": {"format": format},
-        "tool_choice": body.tool_choice.unwrap_or_else(|| "auto".into()),
+        "tool_choice": chosen,
         "tools": repeated_tools,
         "top_logprobs": top_logprobs,
         "top_p": options.sampling.top_p,
