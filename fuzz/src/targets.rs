@@ -14,6 +14,7 @@ mod disk;
 mod endpoints;
 mod frames;
 mod grammars;
+mod members;
 mod registry;
 mod settings;
 mod templates;
@@ -25,6 +26,7 @@ use crate::target::Target;
 pub(crate) const ALL: &[&Target] = &[
     &frames::FRAMES,
     &registry::REGISTRY,
+    &members::MEMBERS,
     &endpoints::ENDPOINTS,
     &endpoints::OPERATORS,
     &grammars::SCHEMAS,

@@ -220,7 +220,7 @@ fn make_responses(dir: &Path) -> anyhow::Result<()> {
         items: (0..5).map(item).collect(),
         ..NewRecord::default()
     };
-    tokio::runtime::Builder::new_current_thread().build()?.block_on(store.put(&owner, record, 5))?;
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(store.put(&owner, record, 5))?;
     Ok(())
 }
 

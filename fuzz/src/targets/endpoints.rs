@@ -2,7 +2,7 @@
 //!
 //! A case is a short session: what one request has made, the next ones ask for.
 
-mod cluster;
+pub(super) mod cluster;
 mod requests;
 
 use crate::{

@@ -132,6 +132,7 @@ impl Group {
                         }
                     }
                 }
+                dice.show(&format!("{number} comes back to"), format!("{:?}", self.disks[number].found).as_bytes());
                 self.replicas[number] = self.opened(number);
                 self.act(number);
             }

@@ -1,7 +1,7 @@
-//! A coordinator and a decode worker, both real, in this process.
+//! A coordinator, and a decode worker if wanted, both real, in this process.
 
 use super::super::tree;
-use std::{net::SocketAddr, thread, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, thread, time::Duration};
 use tempfile::TempDir;
 use tidemill_coordinator::{
     run::Coordinator,
@@ -10,14 +10,18 @@ use tidemill_coordinator::{
 use tidemill_engine::{flags::EngineFlags, worker};
 use tidemill_net::{identity, worker::WorkerFlags};
 
-pub(super) struct Cluster {
-    pub(super) url: String,
+pub(in crate::targets) struct Cluster {
+    pub(in crate::targets) url: String,
     /// Of operators.
-    pub(super) admin: String,
+    pub(in crate::targets) admin: String,
+    /// Where workers link up,
+    pub(in crate::targets) quic: SocketAddr,
+    /// with this certificate.
+    pub(in crate::targets) pki: PathBuf,
     _data: TempDir,
 }
 
-const MODEL: &str = "deploy/demo-model";
+pub(in crate::targets) const MODEL: &str = "deploy/demo-model";
 /// With as much as can be on.
 const SETTINGS: &str = r#"
 response_cache_bytes_max = "4MiB"
@@ -35,7 +39,7 @@ strategy = "steps"
 "#;
 
 impl Cluster {
-    pub(super) async fn start() -> anyhow::Result<Self> {
+    pub(in crate::targets) async fn without_workers() -> anyhow::Result<Self> {
         let data = tempfile::tempdir()?;
         let pki = data.path().join("pki");
         identity::create(&pki)?;
@@ -57,6 +61,12 @@ impl Cluster {
         let admin = coordinator.admin.map(|addr| format!("http://{addr}")).unwrap_or_else(|| url.clone());
         let quic = coordinator.quic;
         tokio::spawn(coordinator.serve(std::future::pending()));
+        Ok(Self { url, admin, quic, pki, _data: data })
+    }
+
+    pub(super) async fn start() -> anyhow::Result<Self> {
+        let cluster = Self::without_workers().await?;
+        let (quic, pki) = (cluster.quic, cluster.pki.clone());
         let flags = tidemill_decode::settings::Flags {
             worker: WorkerFlags { coordinators: Some(vec![quic]), pki: Some(pki), log: Some("off".into()), ..WorkerFlags::default() },
             engine: EngineFlags {
@@ -74,12 +84,11 @@ impl Cluster {
             eprintln!("finding: the worker has ended: {end:?}");
             std::process::abort();
         })?;
-        let cluster = Self { url, admin, _data: data };
         cluster.is_ready().await?;
         Ok(cluster)
     }
 
-    async fn is_ready(&self) -> anyhow::Result<()> {
+    pub(in crate::targets) async fn is_ready(&self) -> anyhow::Result<()> {
         for _ in 0..600 {
             if reqwest::get(format!("{}/ready", self.url)).await.is_ok_and(|answer| answer.status() == 200) {
                 return Ok(());
