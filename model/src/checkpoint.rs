@@ -223,7 +223,7 @@ impl Checkpoint {
     }
 
     /// BLAKE3 over all tensors taken, in order: names, dtypes, shapes and bytes. Reads every byte once, and so brings
-    /// the files into memory; `progress` gets (bytes done, bytes in all). Refuses FP8 that is not a number.
+    /// the files into memory; `progress` gets (bytes done, bytes in all). Refuses numbers that are infinite or none.
     pub(crate) fn digest(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<[u8; 32], ModelError> {
         let total = self.taken.iter().map(|taken| taken.bytes.range.len() as u64).sum();
         let mut done = 0;
@@ -237,8 +237,8 @@ impl Checkpoint {
             hasher.update(&serde_json::to_vec(&header).expect("strings and numbers serialize"));
             let whole = taken.bytes.get();
             for piece in whole.chunks(PIECE_BYTES) {
-                if taken.numbers == Numbers::E4m3 && holds_nan(piece) {
-                    return Err(taken.not_a_number());
+                if taken.numbers.any_faulty(piece) {
+                    return Err(taken.faulty());
                 }
                 hasher.update(piece);
                 done += piece.len() as u64;
@@ -258,16 +258,55 @@ impl Checkpoint {
     }
 }
 
-/// Without an early end, so that the compiler looks at many bytes at a time.
-fn holds_nan(e4m3: &[u8]) -> bool {
-    e4m3.iter().fold(false, |found, &byte| found | is_e4m3_nan(byte))
+impl Numbers {
+    /// Whether there is an infinity or something that is no number among them. Without an early end, so that the compiler looks at many at
+    /// a time.
+    fn any_faulty(self, bytes: &[u8]) -> bool {
+        match self {
+            Self::E4m3 => bytes.iter().fold(false, |found, &byte| found | is_e4m3_nan(byte)),
+            Self::Float(Dtype::F32) => bytes.as_chunks().0.iter().fold(false, |found, &b| found | is_faulty(u32::from_le_bytes(b), F32)),
+            Self::Float(Dtype::F16) => {
+                bytes.as_chunks().0.iter().fold(false, |found, &b| found | is_faulty(u16::from_le_bytes(b).into(), F16))
+            }
+            Self::Float(Dtype::Bf16) => {
+                bytes.as_chunks().0.iter().fold(false, |found, &b| found | is_faulty(u16::from_le_bytes(b).into(), BF16))
+            }
+        }
+    }
+
+    fn bytes(self) -> usize {
+        match self {
+            Self::E4m3 => 1,
+            Self::Float(Dtype::F16 | Dtype::Bf16) => 2,
+            Self::Float(Dtype::F32) => 4,
+        }
+    }
+}
+
+/// Bits of the exponents: all of them are set in infinities and in what is no number.
+const F32: u32 = 0x7f80_0000;
+const F16: u32 = 0x7c00;
+const BF16: u32 = 0x7f80;
+
+#[inline(always)]
+fn is_faulty(bits: u32, exponent: u32) -> bool {
+    bits & exponent == exponent
 }
 
 impl Taken {
-    fn not_a_number(&self) -> ModelError {
+    /// The first number that is infinite or none.
+    fn faulty(&self) -> ModelError {
         let bytes = self.bytes.get();
-        let at = bytes.iter().position(|&byte| is_e4m3_nan(byte)).unwrap_or_default();
-        let problem = format!("number {at} is not a number (byte {:#04x}): download or convert the checkpoint again", bytes[at]);
+        let mut each = bytes.chunks_exact(self.numbers.bytes());
+        let at = each.position(|number| self.numbers.any_faulty(number)).unwrap_or_default();
+        let number = &bytes[at * self.numbers.bytes()..][..self.numbers.bytes()];
+        let is_infinite = match self.numbers {
+            Numbers::E4m3 => false,
+            Numbers::Float(dtype) => decode(dtype, number)[0].is_infinite(),
+        };
+        let fault = if is_infinite { "infinite" } else { "not a number" };
+        let digits: String = number.iter().rev().map(|byte| format!("{byte:02x}")).collect();
+        let problem = format!("number {at} is {fault} (0x{digits}): download or convert the checkpoint again");
         ModelError::Tensor { tensor: self.name.clone(), path: self.path.clone(), problem }
     }
 }
@@ -307,5 +346,40 @@ fn problem(file: &[u8], error: SafeTensorError) -> String {
     match error {
         SafeTensorError::MetadataIncompleteBuffer => cut().unwrap_or_else(|| "it has bytes after its last tensor".into()),
         error => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn taken(numbers: Numbers, bytes: &[u8]) -> Taken {
+        Taken { name: "w".into(), path: "m".into(), bytes: Mapped::of(bytes), numbers, shape: vec![bytes.len() / numbers.bytes()] }
+    }
+
+    #[test]
+    fn an_infinity_among_the_weights_is_named() {
+        let f32s = |all: &[f32]| all.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<u8>>();
+        let halves = |all: &[u16]| all.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<u8>>();
+        let largest = [
+            (Dtype::F32, f32s(&[f32::MAX, f32::MIN_POSITIVE])),
+            (Dtype::F16, halves(&[0x7bff, 0xfbff])),
+            (Dtype::Bf16, halves(&[0x7f7f, 0xff7f])),
+        ];
+        for (dtype, finite) in largest {
+            assert!(!Numbers::Float(dtype).any_faulty(&finite), "{dtype:?}");
+        }
+        for (dtype, bytes, told) in [
+            (Dtype::F32, f32s(&[1.0, f32::NEG_INFINITY]), "number 1 is infinite (0xff800000)"),
+            (Dtype::F32, f32s(&[f32::NAN]), "number 0 is not a number (0x7fc00000)"),
+            (Dtype::F16, halves(&[0, 1, 0x7c00]), "number 2 is infinite (0x7c00)"),
+            (Dtype::Bf16, halves(&[0x3f80, 0xff80]), "number 1 is infinite (0xff80)"),
+            (Dtype::Bf16, halves(&[0x7fc0]), "number 0 is not a number (0x7fc0)"),
+        ] {
+            let numbers = Numbers::Float(dtype);
+            assert!(numbers.any_faulty(&bytes));
+            let error = taken(numbers, &bytes).faulty().to_string();
+            assert!(error.contains(told), "{error}");
+        }
     }
 }

@@ -135,7 +135,7 @@ impl ModelConfig {
             norm_epsilon,
             rope: RopeConfig::parse(raw.rope_parameters.as_ref().or(raw.rope_scaling.as_ref()), raw.rope_theta)?,
             windows: windows(family.window, &raw, layers)?,
-            tied: raw.tie_word_embeddings.unwrap_or(false),
+            tied: raw.tie_word_embeddings.unwrap_or(family.tied),
             qkv_bias: flag(family.qkv_bias),
             output_bias: flag(family.output_bias),
             mlp_bias: flag(family.mlp_bias),
@@ -224,6 +224,17 @@ mod tests {
         assert_eq!((qwen2.qkv_bias, qwen2.output_bias, qwen2.mlp_bias, qwen2.qk_norm), (true, false, false, false));
         let qwen3 = parse(|c| c["architectures"] = json!(["Qwen3ForCausalLM"])).unwrap();
         assert_eq!((qwen3.head_dim, qwen3.qkv_bias, qwen3.qk_norm), (128, false, true));
+    }
+
+    #[test]
+    fn a_tie_is_the_files_or_else_the_familys() {
+        for family in &FAMILIES {
+            let tied = |tie: Value| {
+                let config = parse(|c| (c["architectures"], c["tie_word_embeddings"]) = (json!([family.architecture]), tie));
+                config.unwrap().tied
+            };
+            assert_eq!((tied(json!(null)), tied(json!(true)), tied(json!(false))), (family.tied, true, false), "{}", family.architecture);
+        }
     }
 
     #[test]

@@ -33,6 +33,8 @@ pub(crate) struct Family {
     /// RMSNorm over each query and key head before the rotation.
     pub(crate) qk_norm: bool,
     pub(crate) window: WindowRule,
+    /// Whether the head shares the embedding's weights where `tie_word_embeddings` is absent, as in transformers' configuration classes.
+    pub(crate) tied: bool,
     /// Default size of a head; `None`: `hidden_size / num_attention_heads`.
     pub(crate) head_dim: Option<usize>,
 }
@@ -45,6 +47,7 @@ pub(crate) const FAMILIES: [Family; 4] = [
         mlp_bias: Flag::MlpBias,
         qk_norm: false,
         window: WindowRule::Never,
+        tied: false,
         head_dim: None,
     },
     Family {
@@ -54,6 +57,7 @@ pub(crate) const FAMILIES: [Family; 4] = [
         mlp_bias: Flag::Never,
         qk_norm: false,
         window: WindowRule::Everywhere,
+        tied: false,
         head_dim: None,
     },
     Family {
@@ -63,6 +67,7 @@ pub(crate) const FAMILIES: [Family; 4] = [
         mlp_bias: Flag::Never,
         qk_norm: false,
         window: WindowRule::ByLayer,
+        tied: false,
         head_dim: None,
     },
     Family {
@@ -72,6 +77,7 @@ pub(crate) const FAMILIES: [Family; 4] = [
         mlp_bias: Flag::Never,
         qk_norm: true,
         window: WindowRule::ByLayer,
+        tied: false,
         head_dim: Some(128),
     },
 ];

@@ -226,3 +226,146 @@ async fn tokens_are_counted() {
     assert!(after[0] >= before[0] + 4.0 && after[1] >= before[1] + 3.0, "{before:?} {after:?}");
     cluster.stop().await;
 }
+
+/// A request as each protocol has it, and what its answer said, thought and called.
+async fn in_every_protocol(cluster: &Cluster, max_tokens: u32, forced: bool) -> Vec<(&'static str, String, String, Vec<String>)> {
+    let (question, parameters) = ("Weather?", json!({"type": "object", "properties": {"place": {"type": "string"}}}));
+    let names = ["get_weather", "get_time"];
+    let join = |items: &Value, kind: &str, field: &str| {
+        let of_kind = items.as_array().unwrap().iter().filter(|item| item["type"] == kind);
+        of_kind.map(|item| item[field].as_str().unwrap_or_default()).collect::<String>()
+    };
+    let called = |items: &Value, kind: &str| {
+        let calls = items.as_array().into_iter().flatten().filter(|item| kind.is_empty() || item["type"] == kind);
+        calls.map(|call| call["name"].as_str().or(call["function"]["name"].as_str()).unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let choice = if forced { "required" } else { "auto" };
+
+    let functions = names.map(|name| json!({"type": "function", "function": {"name": name, "parameters": parameters}}));
+    let body = json!({"messages": [{"role": "user", "content": question}], "tools": functions, "tool_choice": choice, "max_tokens": max_tokens,
+        "chat_template_kwargs": {"enable_thinking": false}});
+    let (status, chat) = cluster.ask(CHAT, body).await;
+    assert_eq!(status, 200, "{chat}");
+    let message = &chat["choices"][0]["message"];
+    let text = |field: &str| message[field].as_str().unwrap_or_default().to_owned();
+    let of_chat = ("chat", text("content"), text("reasoning"), called(&message["tool_calls"], ""));
+
+    let functions = names.map(|name| json!({"type": "function", "name": name, "parameters": parameters}));
+    let body = json!({"input": question, "tools": functions, "tool_choice": choice, "max_output_tokens": max_tokens, "reasoning": {"effort": "none"}});
+    let (status, response) = cluster.ask("/v1/responses", body).await;
+    assert_eq!(status, 200, "{response}");
+    let output = &response["output"];
+    let said: Vec<Value> =
+        output.as_array().unwrap().iter().flat_map(|item| item["content"].as_array().cloned().unwrap_or_default()).collect();
+    let said = Value::from(said);
+    let (text, thought) = (join(&said, "output_text", "text"), join(&said, "reasoning_text", "text"));
+    let of_responses = ("responses", text, thought, called(output, "function_call"));
+
+    let functions = names.map(|name| json!({"name": name, "input_schema": parameters}));
+    let choice = if forced { "any" } else { "auto" };
+    let body = json!({"messages": [{"role": "user", "content": question}], "tools": functions, "tool_choice": {"type": choice}, "max_tokens": max_tokens});
+    let (status, message) = cluster.ask("/v1/messages", body).await;
+    assert_eq!(status, 200, "{message}");
+    let content = &message["content"];
+    let of_messages = ("messages", join(content, "text", "text"), join(content, "thinking", "thinking"), called(content, "tool_use"));
+    vec![of_chat, of_responses, of_messages]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_forced_call_that_was_cut_is_no_text_in_any_protocol() {
+    let model = model(TEMPLATE);
+    let whole = "<tool_call>\n{\"name\": \"get_time\", \"arguments\": {}}\n</tool_call>";
+    let begun = format!("{whole}\n<tool_call>\n{{\"name\": \"get_wea");
+    let (cluster, _worker) = cluster(model.path(), &format!("{begun}ther\", \"arguments\": {{}}}}\n</tool_call>")).await;
+    let most = text_model().tokenizer.encode(&begun, false).unwrap().len() as u32;
+    let least = text_model().tokenizer.encode(&format!("{whole}\n"), false).unwrap().len() as u32;
+    for max_tokens in [least, (least + most) / 2, most] {
+        for (protocol, text, _, calls) in in_every_protocol(&cluster, max_tokens, true).await {
+            assert_eq!((text.as_str(), &calls[..]), ("", &["get_time".to_owned()][..]), "{protocol}, {max_tokens} tokens");
+        }
+    }
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_again_and_again_ends_the_turn() {
+    let model = model(TEMPLATE);
+    let call = "<tool_call>\n{\"name\": \"get_time\", \"arguments\": {}}\n</tool_call>\n";
+    let (cluster, _worker) = cluster(model.path(), &call.repeat(3)).await;
+    let tokens = 1 + text_model().tokenizer.encode(&call.repeat(3), false).unwrap().len() as u32;
+    for (protocol, text, _, calls) in in_every_protocol(&cluster, tokens, true).await {
+        assert_eq!((text.as_str(), calls.len()), ("", 1), "{protocol}");
+    }
+    for (protocol, _, _, calls) in in_every_protocol(&cluster, tokens, false).await {
+        assert_eq!(calls.len(), 3, "{protocol}: what the model likes to call is its own affair");
+    }
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_that_thinks_all_the_same_has_thought() {
+    let model = model(TEMPLATE);
+    let (cluster, mut worker) = cluster(model.path(), "<think>\nhm\n</think>\n\nYes.").await;
+    for (protocol, text, thought, _) in in_every_protocol(&cluster, 60, false).await {
+        assert_eq!((text.as_str(), thought.as_str()), ("Yes.", "hm"), "{protocol}");
+        let prompt = text_model().tokenizer.decode(&worker.decode_job().await.tokens, false);
+        assert!(prompt.ends_with("<think>\n\n</think>\n\n"), "{prompt}");
+    }
+    cluster.stop().await;
+}
+
+/// Functions and their calls in the fields that OpenAI had first.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_older_fields_of_functions_are_answered_in_kind() {
+    let model = model(TEMPLATE);
+    let (cluster, mut worker) =
+        cluster(model.path(), "</think><tool_call>\n{\"name\": \"get_time\", \"arguments\": {\"zone\": 9}}\n</tool_call>").await;
+    let functions = json!([{"name": "get_time", "parameters": {"type": "object", "properties": {}}}]);
+    let hi = json!({"role": "user", "content": ["Time?", {"type": "input_text", "text": "Please."}]});
+    let (status, answer) = cluster.ask(CHAT, json!({"messages": [hi], "functions": functions, "function_call": "auto"})).await;
+    let choice = &answer["choices"][0];
+    let call = json!({"name": "get_time", "arguments": "{\"zone\": 9}"});
+    assert_eq!((status, &choice["finish_reason"], &choice["message"]["function_call"]), (200, &json!("function_call"), &call), "{answer}");
+    worker.decode_job().await;
+    let history = [hi, choice["message"].clone(), json!({"role": "function", "name": "get_time", "content": "noon"})];
+    let (status, answer) = cluster.ask(CHAT, json!({"messages": history, "functions": functions})).await;
+    assert_eq!(status, 200, "{answer}");
+    let prompt = text_model().tokenizer.decode(&worker.decode_job().await.tokens, false);
+    assert!(
+        prompt.contains("Time?\nPlease.")
+            && prompt.contains("\"arguments\": {\"zone\": 9}}")
+            && prompt.contains("tool<|end_header_id|>noon"),
+        "{prompt}"
+    );
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_custom_tool_is_called_with_text() {
+    let model = model(TEMPLATE);
+    let reply = "</think><tool_call>\n{\"name\": \"patch\", \"arguments\": {\"input\": \"a\\n\\\"b\\\"\"}}\n</tool_call>";
+    let (cluster, mut worker) = cluster(model.path(), reply).await;
+    let hi = json!([{"role": "user", "content": "x"}]);
+    let tool = json!([{"type": "custom", "custom": {"name": "patch", "description": "Patches."}}]);
+    let (status, answer) = cluster.ask(CHAT, json!({"messages": hi, "tools": tool, "tool_choice": "any"})).await;
+    let call = &answer["choices"][0]["message"]["tool_calls"][0];
+    assert_eq!(
+        (status, &call["type"], &call["custom"]),
+        (200, &json!("custom"), &json!({"name": "patch", "input": "a\n\"b\""})),
+        "{answer}"
+    );
+    worker.decode_job().await;
+    let tool = json!([{"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}}]);
+    let (status, response) = cluster.ask("/v1/responses", json!({"input": "x", "tools": tool})).await;
+    let item =
+        &response["output"].as_array().unwrap().iter().find(|item| item["type"] == "custom_tool_call").unwrap_or(&Value::Null).clone();
+    assert_eq!((status, &item["name"], &item["input"]), (200, &json!("patch"), &json!("a\n\"b\"")), "{response}");
+    worker.decode_job().await;
+    let input =
+        json!([{"role": "user", "content": "x"}, item, {"type": "custom_tool_call_output", "call_id": item["call_id"], "output": "done"}]);
+    let (status, response) = cluster.ask("/v1/responses", json!({"input": input, "tools": tool})).await;
+    assert_eq!(status, 200, "{response}");
+    let prompt = text_model().tokenizer.decode(&worker.decode_job().await.tokens, false);
+    assert!(prompt.contains(r#""arguments": {"input": "a\n\"b\""}}"#) && prompt.contains("start: /.+/"), "{prompt}");
+    cluster.stop().await;
+}

@@ -18,16 +18,16 @@ pub(crate) const OTHER_ARGUMENTS: &str = "arguments";
 const SHORT_ID_SIGNS: [&str; 2] = ["length != 9", "length == 9"];
 
 pub(super) fn render(dialog: &Dialog, template: &ChatTemplate, now: SystemTime) -> Result<String, TemplateError> {
+    let with = |takes: &Takes| {
+        let mended = mended(&dialog.messages, takes, dialog.continues);
+        rendered(dialog, mended.as_ref().unwrap_or(&dialog.messages), takes, template, now)
+    };
     let takes = template.takes();
-    match mended(&dialog.messages, takes, dialog.continues) {
-        Some(mended) => rendered(dialog, &mended, takes, template, now),
-        None => rendered(dialog, &dialog.messages, takes, template, now).or_else(|refused| {
-            // What the template takes was tried with short dialogs: this one may be of another kind.
-            let least = takes.least();
-            let mended = mended(&dialog.messages, &least, dialog.continues);
-            rendered(dialog, mended.as_ref().unwrap_or(&dialog.messages), &least, template, now).map_err(|_| refused)
-        }),
-    }
+    with(takes).or_else(|refused| match refused.is_too_long() {
+        true => Err(refused),
+        // What the template takes was tried with short dialogs: this one may be of another kind.
+        false => with(&takes.least()).map_err(|_| refused),
+    })
 }
 
 fn rendered(

@@ -49,6 +49,15 @@ pub struct ChatInput {
 #[error("chat template: {0}")]
 pub struct TemplateError(String);
 
+const TOO_LONG: &str = "rendering these messages takes too long";
+
+impl TemplateError {
+    /// Not the messages' form is at fault, but how many there are.
+    pub(crate) fn is_too_long(&self) -> bool {
+        self.0 == TOO_LONG
+    }
+}
+
 impl ChatTemplate {
     pub fn new(source: String, config: &ModelConfig) -> Result<Self, TemplateError> {
         let mut env = Environment::new();
@@ -110,7 +119,7 @@ impl ChatTemplate {
 
 fn describe(error: &Error) -> String {
     match (error.kind(), error.detail()) {
-        (ErrorKind::OutOfFuel, _) => "rendering these messages takes too long".into(),
+        (ErrorKind::OutOfFuel, _) => TOO_LONG.into(),
         (ErrorKind::InvalidOperation, Some(detail)) => detail.to_owned(),
         _ => error.to_string(),
     }

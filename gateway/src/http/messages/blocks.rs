@@ -1,6 +1,7 @@
 //! An answer's pieces as content blocks, and the events that tell of them.
 
 use crate::{
+    dialog::render::OTHER_ARGUMENTS,
     generation::CallDelta,
     http::{answer::Delta, rounds::rounded::Ran},
 };
@@ -136,7 +137,7 @@ fn input(arguments: String) -> Value {
     match serde_json::from_str(&arguments) {
         Ok(object @ Value::Object(_)) => object,
         Err(_) if arguments.trim().is_empty() => Value::Object(Map::new()),
-        _ => json!({"arguments": arguments}),
+        _ => json!({OTHER_ARGUMENTS: arguments}),
     }
 }
 

@@ -51,7 +51,8 @@ struct Body {
 #[derive(Debug, Deserialize)]
 struct Turn {
     role: String,
-    content: Content,
+    #[serde(default)]
+    content: Option<Content>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -230,8 +231,10 @@ fn plain(param: &str, block: Block) -> Result<String, ApiError> {
 fn turns(place: usize, turn: Turn, names: &mut HashMap<String, String>, messages: &mut Vec<Message>) -> Result<(), ApiError> {
     let param = format!("messages[{place}].content");
     let blocks = match turn.content {
-        Content::Text(text) => vec![Block::text(text)],
-        Content::Blocks(blocks) => blocks,
+        Some(Content::Text(text)) => vec![Block::text(text)],
+        Some(Content::Blocks(blocks)) => blocks,
+        None if turn.role == "assistant" => Vec::new(),
+        None => return Err(ApiError::invalid(param.clone(), format!("`{param}` is missing: only an assistant may say nothing"))),
     };
     match turn.role.as_str() {
         "assistant" => answer(&param, blocks, names, messages)?,
@@ -425,6 +428,16 @@ mod tests {
     }
 
     #[test]
+    fn an_assistant_may_say_nothing() {
+        for nothing in
+            [json!({"role": "assistant"}), json!({"role": "assistant", "content": null}), json!({"role": "assistant", "content": []})]
+        {
+            let messages = all(json!([nothing])).unwrap();
+            assert_eq!((messages.len(), messages[0].content.as_deref().unwrap_or_default()), (1, ""));
+        }
+    }
+
+    #[test]
     fn a_failed_call_says_so_once() {
         for (content, told) in [("rain", "Error: rain"), ("error: rain", "error: rain"), (" ", "Error"), ("é", "Error: é")] {
             assert_eq!(failed(content.into()), told);
@@ -450,6 +463,7 @@ mod tests {
             (json!({"role": "robot", "content": "x"}), "messages[0].role", "robot"),
             (json!({"role": "user", "content": [{"type": "image", "source": {}}]}), "messages[0].content", "image input is not supported"),
             (json!({"role": "user", "content": [{"type": "document"}]}), "messages[0].content", "document"),
+            (json!({"role": "user", "content": null}), "messages[0].content", "missing"),
             (json!({"role": "user", "content": [{"type": "tool_result"}]}), "messages[0].content", "tool_use_id"),
             (json!({"role": "assistant", "content": [{"type": "tool_use", "id": "x"}]}), "messages[0].content", "name"),
         ] {

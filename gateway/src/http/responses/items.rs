@@ -94,8 +94,14 @@ pub(crate) fn understand(param: &str, item: Value) -> Result<Sent, ApiError> {
                 let message = format!("`{param}.role` is `{role}`: it must be `user`, `assistant`, `system` or `developer`");
                 return Err(ApiError::invalid(format!("{param}.role"), message));
             }
-            let content =
-                fields.content.ok_or_else(|| ApiError::invalid(format!("{param}.content"), format!("`{param}` needs `content`")))?;
+            let content = match fields.content {
+                // Only an assistant may say nothing.
+                None if role == "assistant" => {
+                    body.insert("content".into(), "".into());
+                    Content::Text(String::new())
+                }
+                content => content.ok_or_else(|| ApiError::invalid(format!("{param}.content"), format!("`{param}` needs `content`")))?,
+            };
             let text = text(&format!("{param}.content"), content)?;
             complete_content(&mut body, &role);
             Said::Message { role, text }
@@ -125,7 +131,7 @@ pub(crate) fn understand(param: &str, item: Value) -> Result<Sent, ApiError> {
             Said::Call(ToolCall { id, name: LOCAL_SHELL.into(), arguments: fields.action.unwrap_or_else(|| json!({})) })
         }
         "function_call_output" | "custom_tool_call_output" | "local_shell_call_output" => {
-            let output = fields.output.ok_or_else(|| ApiError::invalid(format!("{param}.output"), format!("`{param}` needs `output`")))?;
+            let output = fields.output.unwrap_or_else(|| Content::Text(String::new()));
             Said::Returned { call_id: needed("call_id", fields.call_id.or(fields.id))?, text: text(&format!("{param}.output"), output)? }
         }
         // What came of them is in the answer that followed.
@@ -340,6 +346,7 @@ mod tests {
         for item in [
             json!({"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]}),
             json!({"role": "developer", "content": "terse"}),
+            json!({"role": "assistant", "content": null}),
             json!({"type": "function_call", "id": "theirs", "call_id": "c", "name": "f", "arguments": "{}"}),
             json!({"type": "function_call_output", "call_id": "c", "output": "x"}),
             json!({"type": "custom_tool_call", "call_id": "c", "name": "f", "input": "x"}),
